@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use memory::{Journal, Survivor, in_child, kill_after, start_child};
+use memory::{Journal, Survivor, in_child, kill_after, resume, start_child, wait_for_stop};
 use uzram::codec::{Algorithm, Kind};
 use uzram::designs::PoolDesign;
 use uzram::random::Random;
@@ -35,10 +35,8 @@ const PART: std::ops::Range<usize> = 100..300;
 const PATCHED: u64 = 1 << 40;
 /// Of which all was made zeros.
 const ZEROS: u64 = 1 << 41;
-/// As many stores of an operation are tried, of those that have more, at random.
-const TRIED_STORES: u64 = 30;
-/// The same in a long run, but for the first design, whose stores are all tried.
-const TRIED_STORES_AT_LENGTH: u64 = 1000;
+/// As many stores of an operation are tried in a short run, of those that have more, at random.
+const TRIED_STORES: u64 = 60;
 
 /// Processes are forked while no other test of this program runs.
 fn alone() -> MutexGuard<'static, ()> {
@@ -133,6 +131,7 @@ fn check(survivor: &Survivor, before: &Model, after: &Model, what: &str) {
     };
     assert_eq!(of(&first), of(&second), "{what}: a second attach finds something else");
     assert!(first.charged_pages >= first.pool_pages + first.slab_pages, "{what}: {first:?}");
+    assert_eq!(second.charged_pages, copy.arena_pages(), "{what}: {second:?}");
     for page in 0..PAGES {
         let found = read(&store, page).unwrap_or_else(|error| panic!("{what}: page {page}: {error}"));
         let is_one = holds(before, page, &found) || holds(after, page, &found);
@@ -146,6 +145,12 @@ fn check(survivor: &Survivor, before: &Model, after: &Model, what: &str) {
         "{what}: {empty:?}"
     );
     assert_eq!(store.backing_stats().pages, 0, "{what}");
+    // A thread of the store gives free memory back.
+    let until = Instant::now() + Duration::from_secs(10);
+    while store.stats().charged_pages != copy.arena_pages() {
+        assert!(Instant::now() < until, "{what}: {:?}, {} pages", store.stats(), copy.arena_pages());
+        std::thread::sleep(Duration::from_millis(1));
+    }
 }
 
 /// A store of which nobody has anything but the memory: pages of all kinds, with gaps, some on the backing device.
@@ -205,6 +210,7 @@ fn recompressing(name: &str) -> StoreBuilder {
 fn death_at_every_store_leaves_old_contents_or_new_ones() {
     let _alone = alone();
     let mut random = seeded();
+    let (started, mut checked) = (Instant::now(), 0);
     // One design whole, and the others in turn.
     for (number, design) in PoolDesign::ALL.into_iter().enumerate() {
         let (survivor, before) = base(recompressing("steps").pool_design(design), true);
@@ -212,40 +218,62 @@ fn death_at_every_store_leaves_old_contents_or_new_ones() {
             |at: usize| number == 0 || rounds() > 1 || at % (PoolDesign::ALL.len() - 1) == number - 1;
         let operations = OPERATIONS.iter().enumerate().filter(|(at, _)| is_wanted(*at));
         for (_, (name, operation)) in operations {
-            let run = |survivor: &Survivor, number, model: &Model| {
-                in_child(|| {
-                    let (store, _) = attach(survivor);
-                    stepping::die_at_store(number, 0);
-                    operation(&store, &mut model.clone());
-                    memory::report(stepping::stores());
-                })
-            };
+            let what = format!("{design}, {name}");
             // Whole, in a process of its own, as all are.
             let whole = survivor.copy();
-            let (status, stores) = run(&whole, u64::MAX, &before);
-            assert_eq!(status, 0, "{design}, {name}");
+            let (status, stores) = in_child(|| {
+                let (store, _) = attach(&whole);
+                stepping::count();
+                operation(&store, &mut before.clone());
+                memory::report(stepping::stores());
+            });
+            assert_eq!(status, 0, "{what}");
             let mut after = before.clone();
             operation(&attach(&survivor.copy()).0, &mut after);
-            check(&whole, &after, &after, &format!("{design}, {name}, whole"));
-            let most = match (rounds(), number) {
-                (1, _) => TRIED_STORES,
-                (_, 0) => u64::MAX,
-                _ => TRIED_STORES_AT_LENGTH,
-            };
-            let tried: Vec<u64> = if stores <= most {
-                (1..=stores).collect()
+            check(&whole, &after, &after, &format!("{what}, whole"));
+            let stops = if rounds() > 1 || stores <= TRIED_STORES {
+                stepping::Stops::All
             } else {
-                (0..most).map(|_| 1 + random.below(stores as usize) as u64).collect()
+                let mut numbers: Vec<u64> =
+                    (0..TRIED_STORES).map(|_| 1 + random.below(stores as usize) as u64).collect();
+                numbers.sort_unstable();
+                stepping::Stops::Some(numbers)
             };
-            println!("{design}, {name}: {stores} stores, {} tried", tried.len());
-            for number in tried {
-                let dead = survivor.copy();
-                let (status, _) = run(&dead, number, &before);
-                // Other threads store as well, so that the last ones may not come.
-                assert!([0, stepping::DIED].contains(&status), "{design}, {name}, store {number}: {status}");
-                check(&dead, &before, &after, &format!("{design}, {name}, store {number}"));
-            }
+            let stopped = check_before_stores(&survivor, operation, stops, &before, &after, &what);
+            println!("{what}: {stores} stores, death before {stopped}");
+            checked += stopped;
         }
+    }
+    println!("{checked} deaths, in {:.1} s", started.elapsed().as_secs_f64());
+}
+
+/// Runs an operation once, in a process that stops before stores, and checks each time what a death there would leave, and
+/// in the end what the whole operation left. Returns how often it stopped.
+fn check_before_stores(
+    survivor: &Survivor,
+    operation: &fn(&Store, &mut Model),
+    stops: stepping::Stops,
+    before: &Model,
+    after: &Model,
+    what: &str,
+) -> u64 {
+    let stepped = survivor.copy();
+    let child = start_child(|| {
+        let (store, _) = attach(&stepped);
+        stepping::stop_before(stops);
+        operation(&store, &mut before.clone());
+    });
+    let mut stopped = 0;
+    loop {
+        let (ended, store) = wait_for_stop(child);
+        if let Some(status) = ended {
+            assert_eq!(status, 0, "{what}");
+            check(&stepped, after, after, &format!("{what}, after its last store"));
+            return stopped;
+        }
+        stopped += 1;
+        check(&stepped, before, after, &format!("{what}, store {store}"));
+        resume(child);
     }
 }
 

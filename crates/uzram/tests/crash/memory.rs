@@ -10,12 +10,15 @@ use std::time::Duration;
 use rustix::fs::{MemfdFlags, SealFlags, SeekFrom};
 use rustix::mm::{MapFlags, ProtFlags};
 use uzram::Error;
-use uzram::backing::{Backing, Direction, Transfer};
+use uzram::backing::{Backing, Buffer, Direction, Transfer};
 use uzram::store::{BackingOptions, Store, StoreBuilder, WritebackLayout};
 
 use super::Model;
 
 const BACKING_BYTES: u64 = 2 << 20;
+/// The words of the superblock with the lengths of the regions before the arena, which are aligned.
+const LENGTHS_BEFORE_ARENA: std::ops::Range<u64> = 5..9;
+const REGION_ALIGN_BYTES: u64 = 2 << 20;
 /// The exit status after [`exit_after`].
 pub const LATE: i32 = 43;
 
@@ -63,6 +66,20 @@ impl Survivor {
             ranges.push(start..at);
         }
         ranges
+    }
+
+    /// The number of pages of the arena that have memory. It is the last region (`store/survive/layout.rs`).
+    pub fn arena_pages(&self) -> u64 {
+        let word = |at: u64| {
+            let mut word = [0; 8];
+            assert_eq!(rustix::io::pread(&self.memory, &mut word, at * 8).unwrap(), 8);
+            u64::from_le_bytes(word)
+        };
+        let before: u64 = LENGTHS_BEFORE_ARENA.map(|at| word(at).next_multiple_of(REGION_ALIGN_BYTES)).sum();
+        let (start, page_bytes) = (super::SLOTS_AT + before, super::PAGE_SIZE as u64);
+        let pages =
+            |range: std::ops::Range<u64>| range.end.saturating_sub(range.start.max(start)) / page_bytes;
+        self.data().into_iter().map(pages).sum()
     }
 
     pub fn byte(&self, at: u64) -> u8 {
@@ -117,20 +134,36 @@ impl Backing for MemoryBacking {
         let fd = self.0.try_clone().unwrap();
         std::thread::spawn(move || {
             let Transfer { direction, offset, len_bytes, mut buffer, token, completion } = transfer;
-            let part = &mut buffer[..len_bytes];
-            let done = match direction {
-                Direction::Read => rustix::io::pread(&fd, part, offset),
-                Direction::Write => rustix::io::pwrite(&fd, part, offset),
-            };
-            let result = match done {
-                Ok(len) if len == len_bytes => Ok(()),
-                other => Err(Error::new(uzram::ErrorKind::Io, format!("{other:?}"))),
-            };
+            let result = copy_part(&fd, direction, offset, &mut buffer[..len_bytes]);
             completion.done(token, buffer, result);
         });
     }
 
+    /// Without another thread.
+    fn carry_out(
+        &self,
+        direction: Direction,
+        offset: u64,
+        len_bytes: usize,
+        mut buffer: Buffer,
+    ) -> (Buffer, uzram::Result<()>) {
+        let result = copy_part(&self.0, direction, offset, &mut buffer[..len_bytes]);
+        (buffer, result)
+    }
+
     fn discard(&self, _: u64, _: u64) {}
+}
+
+fn copy_part(fd: &OwnedFd, direction: Direction, offset: u64, part: &mut [u8]) -> uzram::Result<()> {
+    let len_bytes = part.len();
+    let done = match direction {
+        Direction::Read => rustix::io::pread(fd, part, offset),
+        Direction::Write => rustix::io::pwrite(fd, part, offset),
+    };
+    match done {
+        Ok(len) if len == len_bytes => Ok(()),
+        other => Err(Error::new(uzram::ErrorKind::Io, format!("{other:?}"))),
+    }
 }
 
 /// What each page holds, and what it is to hold while that is being changed, by numbers; in memory that children share.
@@ -239,6 +272,20 @@ pub fn start_child(child: impl FnOnce()) -> i32 {
     unsafe { libc::_exit(if done.is_ok() { 0 } else { 1 }) }
 }
 
+/// Waits until a child has stopped itself, and returns `None`, or has ended, and returns its status as [`in_child`] does;
+/// with what it reported last.
+pub fn wait_for_stop(pid: i32) -> (Option<i32>, u64) {
+    let status = wait_for(pid, libc::WUNTRACED);
+    let ended = if libc::WIFSTOPPED(status) { None } else { Some(exit_status(status)) };
+    (ended, told().load(SeqCst))
+}
+
+/// Has a child that stopped itself go on.
+pub fn resume(pid: i32) {
+    // SAFETY: numbers only; the child was not waited for yet.
+    assert_eq!(unsafe { libc::kill(pid, libc::SIGCONT) }, 0);
+}
+
 /// Runs `child` in a process of its own; returns its exit status, or less than 0 for a signal, and what it reported.
 pub fn in_child(child: impl FnOnce()) -> (i32, u64) {
     let pid = start_child(child);
@@ -254,8 +301,17 @@ pub fn kill_after(pid: i32, time: Duration) -> i32 {
 }
 
 fn wait(pid: i32) -> i32 {
+    exit_status(wait_for(pid, 0))
+}
+
+/// As `waitpid`, which it calls.
+fn wait_for(pid: i32, options: i32) -> i32 {
     let mut status = 0;
     // SAFETY: the process is this one's child, and `status` is valid.
-    assert_eq!(unsafe { libc::waitpid(pid, &mut status, 0) }, pid);
+    assert_eq!(unsafe { libc::waitpid(pid, &mut status, options) }, pid);
+    status
+}
+
+fn exit_status(status: i32) -> i32 {
     if libc::WIFEXITED(status) { libc::WEXITSTATUS(status) } else { -libc::WTERMSIG(status) }
 }

@@ -1,23 +1,36 @@
-//! Death at a chosen store: all memory that outlives the process is made read-only, so that each store to it faults;
-//! the fault's handler counts it, and lets it happen alone by single-stepping. What is checked is the code that
-//! ships, every instruction of it.
+//! The stores of a process, one after another: all memory that outlives the process is made read-only, so that each
+//! store to it faults; the fault's handler counts it, and lets it happen alone by single-stepping. What is checked is
+//! the code that ships, every instruction of it. Before a store that was chosen the process stops, so that its parent
+//! can look at what a death there would leave, and goes on; or it dies.
 //!
-//! A copy by `rep movs` counts as one store. Memory that an operation makes usable is not watched.
+//! A copy by `rep movsb` counts as a store for each half of what is left, down to [`COPIED_AT_ONCE`] bytes; the handler
+//! makes it, as the CPU's trap flag would stop it at each byte. One by other string instructions is one store. Memory
+//! that an operation makes usable is not watched.
 
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicI32, AtomicU64, AtomicUsize, Ordering::SeqCst};
+
+use super::memory;
 
 const MAX_RANGES: usize = 64;
 const PAGE: usize = 4096;
 /// The CPU's trap flag.
 const TRAP_FLAG: i64 = 0x100;
+/// The CPU's direction flag.
+const DIRECTION_FLAG: i64 = 0x400;
+const REP_MOVSB: [u8; 2] = [0xf3, 0xa4];
+/// Bytes of which a copy counts as one store.
+const COPIED_AT_ONCE: usize = 1024;
 /// The exit status of a process that died at the store that was chosen.
 pub const DIED: i32 = 42;
 
 static RANGES: [(AtomicUsize, AtomicUsize); MAX_RANGES] =
     [const { (AtomicUsize::new(0), AtomicUsize::new(0)) }; MAX_RANGES];
+/// Before which stores the process stops; it is not set if before none.
+static STOPS: OnceLock<Stops> = OnceLock::new();
 /// Stores so far, and the one not to be carried out.
 static COUNT: AtomicU64 = AtomicU64::new(0);
-static STOP_AT: AtomicU64 = AtomicU64::new(0);
+static DIE_AT: AtomicU64 = AtomicU64::new(u64::MAX);
 /// Stores that others carry out after that, until the process ends. At 0 it ends at once.
 static OTHERS: AtomicU64 = AtomicU64::new(0);
 /// The thread that is stepping, 0 for none; its instruction, and what is writable for it.
@@ -25,10 +38,36 @@ static STEPPER: AtomicI32 = AtomicI32::new(0);
 static INSTRUCTION: AtomicUsize = AtomicUsize::new(0);
 static WRITABLE: (AtomicUsize, AtomicUsize) = (AtomicUsize::new(0), AtomicUsize::new(0));
 
+/// Before which stores the process stops.
+pub enum Stops {
+    /// Before all.
+    All,
+    /// Before those of these numbers, in order, from 1 on.
+    Some(Vec<u64>),
+}
+
+/// Stops this process before stores, each time after the number of the store was [reported](memory::report), until its
+/// parent has it [go on](memory::resume). A process that dies there leaves what the parent finds meanwhile.
+pub fn stop_before(stops: Stops) {
+    assert!(STOPS.set(stops).is_ok(), "once a process");
+    watch();
+}
+
+/// Counts the stores.
+pub fn count() {
+    watch();
+}
+
 /// Has the thread that comes to the store of that number, from 1 on, stop for ever instead of carrying it out, and the
 /// process exit with [`DIED`] when others have carried out `others` more.
 pub fn die_at_store(number: u64, others: u64) {
     OTHERS.store(others, SeqCst);
+    DIE_AT.store(number, SeqCst);
+    watch();
+}
+
+/// Has each store fault from now on.
+fn watch() {
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
     let shared = maps.lines().filter(|line| line.contains("/memfd:uzram-") && line.contains(" rw-s "));
     let ranges: Vec<(usize, usize)> = shared
@@ -38,7 +77,6 @@ pub fn die_at_store(number: u64, others: u64) {
         })
         .collect();
     assert!(!ranges.is_empty() && ranges.len() <= MAX_RANGES);
-    STOP_AT.store(number, SeqCst);
     for (signal, handler) in [(libc::SIGSEGV, on_fault as *const ()), (libc::SIGTRAP, on_step as *const ())] {
         // SAFETY: zeros are a valid `sigaction`, and the handlers only do what is safe in one.
         unsafe {
@@ -82,7 +120,8 @@ extern "C" fn on_fault(_: i32, info: *mut libc::siginfo_t, context: *mut libc::c
         unsafe { libc::signal(libc::SIGSEGV, libc::SIG_DFL) };
         return;
     };
-    let (first, last) = (address & !(PAGE - 1), end.load(SeqCst).min((address & !(PAGE - 1)) + 2 * PAGE));
+    let (first, end) = (address & !(PAGE - 1), end.load(SeqCst));
+    let last = end.min(first + 2 * PAGE);
     if STEPPER.load(SeqCst) == this_thread() {
         // A copy goes on in another page.
         protect(first, last, libc::PROT_READ | libc::PROT_WRITE);
@@ -90,13 +129,23 @@ extern "C" fn on_fault(_: i32, info: *mut libc::siginfo_t, context: *mut libc::c
         WRITABLE.1.fetch_max(last, SeqCst);
         return;
     }
-    let (count, stop_at, others) =
-        (COUNT.fetch_add(1, SeqCst) + 1, STOP_AT.load(SeqCst), OTHERS.load(SeqCst));
-    if count == stop_at + others {
+    let count = COUNT.fetch_add(1, SeqCst) + 1;
+    let is_stop = STOPS.get().is_some_and(|stops| match stops {
+        Stops::All => true,
+        Stops::Some(numbers) => numbers.binary_search(&count).is_ok(),
+    });
+    if is_stop {
+        memory::report(count);
+        // To this thread, so that it is the one that stops at once.
+        // SAFETY: numbers only.
+        unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), this_thread(), libc::SIGSTOP) };
+    }
+    let (die_at, others) = (DIE_AT.load(SeqCst), OTHERS.load(SeqCst));
+    if count == die_at.saturating_add(others) {
         // SAFETY: it ends the process at once.
         unsafe { libc::_exit(DIED) };
     }
-    if count == stop_at {
+    if count == die_at {
         loop {
             // SAFETY: it has no arguments.
             unsafe { libc::pause() };
@@ -105,11 +154,35 @@ extern "C" fn on_fault(_: i32, info: *mut libc::siginfo_t, context: *mut libc::c
     while STEPPER.compare_exchange(0, this_thread(), SeqCst, SeqCst).is_err() {
         std::hint::spin_loop();
     }
+    // SAFETY: the thread was running these instructions.
+    let instruction = unsafe { (registers[libc::REG_RIP as usize] as *const [u8; 2]).read() };
+    if instruction == REP_MOVSB && registers[libc::REG_EFL as usize] & DIRECTION_FLAG == 0 {
+        copy(registers, first, end);
+        STEPPER.store(0, SeqCst);
+        return;
+    }
     protect(first, last, libc::PROT_READ | libc::PROT_WRITE);
     WRITABLE.0.store(first, SeqCst);
     WRITABLE.1.store(last, SeqCst);
     INSTRUCTION.store(registers[libc::REG_RIP as usize] as usize, SeqCst);
     registers[libc::REG_EFL as usize] |= TRAP_FLAG;
+}
+
+/// Does a part of what `rep movsb` has left to do, in memory from `first` to `end`.
+fn copy(registers: &mut [i64], first: usize, end: usize) {
+    let [to, from, left] = [libc::REG_RDI, libc::REG_RSI, libc::REG_RCX].map(|at| at as usize);
+    let (start, bytes) = (registers[to] as usize, registers[left] as usize);
+    let most = if bytes > COPIED_AT_ONCE { bytes / 2 } else { bytes };
+    let bytes = most.min(end - start);
+    let last = (start + bytes).next_multiple_of(PAGE);
+    protect(first, last, libc::PROT_READ | libc::PROT_WRITE);
+    // SAFETY: the instruction copies these bytes, and the destination was just made writable. The trap is as the kernel's
+    // at this instruction: nobody else relies on anything here.
+    unsafe { std::ptr::copy(registers[from] as *const u8, start as *mut u8, bytes) };
+    protect(first, last, libc::PROT_READ);
+    registers[to] += bytes as i64;
+    registers[from] += bytes as i64;
+    registers[left] -= bytes as i64;
 }
 
 extern "C" fn on_step(_: i32, _: *mut libc::siginfo_t, context: *mut libc::c_void) {
