@@ -417,6 +417,14 @@ impl LruLocks for Batched {
         revived
     }
 
+    #[cfg(not(loom))]
+    fn batch_bits(&self, nth: usize, is_last: bool) -> u32 {
+        let max_pages = self.batching.max_pages as usize;
+        let (batch, at) = (nth / max_pages, nth % max_pages);
+        let tag = (batch % self.batch_locks.len()) as u8;
+        State::batch_bits(tag, at == 0 || at + 1 == max_pages || is_last)
+    }
+
     fn lock_all<'a>(&'a self, lists: &'a Lists) -> AllLocked<'a> {
         let batches = self.lock_batches(lists, (0..self.batch_locks.len()).map(|tag| tag as u8));
         AllLocked { design: self, lists, fronts: self.lock_lru(lists), _batches: batches }

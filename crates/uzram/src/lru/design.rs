@@ -39,6 +39,13 @@ pub trait LruLocks: Sized + Send + Sync + 'static {
     /// must be added again, to the front of `pages`; returns how many.
     fn remove(&self, lists: &Lists, pages: &mut [u32]) -> usize;
 
+    /// Returns the bits of a page's state for its place in a list that is linked from its cold end on, whose nth page it is,
+    /// from 0 on.
+    #[cfg(not(loom))]
+    fn batch_bits(&self, _nth: usize, _is_last: bool) -> u32 {
+        0
+    }
+
     /// Takes all locks, for scans.
     fn lock_all<'a>(&'a self, lists: &'a Lists) -> Self::LockedLists<'a>;
 }

@@ -331,18 +331,27 @@ impl<D: LruLocks> Lru<D> {
         }
     }
 
-    /// Adds pages that another process wrote, coldest first. The LRU is empty, and no other thread uses it yet.
+    /// Adds pages that another process wrote, coldest first, each once. The LRU is empty, and no other thread uses it yet: so
+    /// the pages are linked in one pass, without locks.
     #[cfg(not(loom))]
     pub fn adopt(&self, pages: impl Iterator<Item = u32>) {
-        let mut pagevec = Pagevec::EMPTY;
-        for page in pages.filter(|page| self.lists.nodes.has(*page)) {
-            self.lists.nodes.change(page, |_| Some(State::only(Place::Pending)));
-            pagevec.push(page);
-            if pagevec.len() == MAX_PAGEVEC_PAGES {
-                self.drain(&std::mem::replace(&mut pagevec, Pagevec::EMPTY));
-            }
+        let Lists { nodes, counts } = &self.lists;
+        debug_assert!(self.is_empty());
+        let head = nodes.head(List::Inactive);
+        let mut pages = pages.filter(|page| nodes.has(*page)).peekable();
+        let Some(coldest) = pages.peek().copied() else { return };
+        let (mut colder, mut added) = (head, 0);
+        while let Some(page) = pages.next() {
+            let hotter = pages.peek().copied();
+            let bits = self.design.batch_bits(added, hotter.is_none());
+            let state = State::only(Place::On(List::Inactive)).with(bits);
+            nodes.adopt(page, hotter.unwrap_or(head), colder, state);
+            (colder, added) = (page, added + 1);
         }
-        self.drain(&pagevec);
+        nodes.link(head, colder);
+        nodes.link(coldest, head);
+        counts.came(List::Inactive, added);
+        counts.local().added.add(added as u64);
     }
 
     /// Returns the number of pages of a list, an estimate while other threads change it.

@@ -216,6 +216,15 @@ impl Nodes {
         self.node(next).prev.store(prev, Ordering::Relaxed);
     }
 
+    /// Sets the links and the state of a page of an LRU that no other thread uses yet.
+    #[cfg(not(loom))]
+    pub(super) fn adopt(&self, page: u32, prev: u32, next: u32, state: State) {
+        let node = self.node(page);
+        node.prev.store(prev, Ordering::Relaxed);
+        node.next.store(next, Ordering::Relaxed);
+        node.state.store(state.0, Ordering::Relaxed);
+    }
+
     /// Puts a chain of linked nodes at the front of a list.
     pub(super) fn link_at_front(&self, list: List, first: u32, last: u32) {
         let head = self.head(list);

@@ -48,6 +48,7 @@ for_every_design!(
     bulk_removal,
     pagevecs,
     keeps_what_an_exact_lru_keeps,
+    adopts_pages_in_their_order,
 );
 
 fn lru<D: LruLocks>(pages: u64, pagevec_pages: usize, batching: Batching) -> Lru<D> {
@@ -422,5 +423,32 @@ fn keeps_what_an_exact_lru_keeps<D: LruLocks>(batching: Batching) {
             println!("{name}, {kept} kept: {hits} hits, of an exact LRU {exact}: {points:.2} points");
             assert!(points >= least_points, "{name}, {kept} kept: {points:.2} points");
         }
+    }
+}
+
+/// Adopted pages are in the order of a list to which they were added, and may leave from any place of it.
+fn adopts_pages_in_their_order<D: LruLocks>(batching: Batching) {
+    let mut random = Random::new(9);
+    for count in [0, 1, 2, 13, 14, 15, 28, 500] {
+        let lru = lru::<D>(600, 8, batching);
+        let mut pages: Vec<u32> = (0..600).collect();
+        (0..pages.len()).rev().for_each(|at| pages.swap(at, random.below(at + 1)));
+        pages.truncate(count);
+        // Of a page beyond the last it takes no notice.
+        lru.adopt(pages.iter().copied().chain([600]));
+        check(&lru);
+        let hottest_first: Vec<u32> = pages.iter().rev().copied().collect();
+        assert_eq!(lru.lists.nodes.pages_of(List::Inactive), hottest_first);
+        assert_eq!((lru.stats().added, lru.stats().inactive), (count as u64, count as u64));
+        let (gone, kept): (Vec<u32>, Vec<u32>) = pages.iter().partition(|page| **page % 3 == 0);
+        gone.iter().for_each(|page| lru.remove(*page));
+        check(&lru);
+        let mut isolated = Vec::new();
+        lru.isolate(count, &mut isolated);
+        assert_eq!(isolated, kept);
+        lru.put_back(&isolated);
+        lru.drain_all();
+        check(&lru);
+        assert_eq!(lru.len(List::Inactive), kept.len() as u64);
     }
 }
