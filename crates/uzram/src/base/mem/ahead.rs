@@ -22,6 +22,7 @@ use rustix::mm::{UserfaultfdFlags, userfaultfd};
 
 use super::file::{MemoryFile, Region};
 use super::map::{Access, Mapped};
+use super::whole::Whole;
 use crate::base::error::{Error, ErrorKind, Result};
 use crate::base::sync::Arc;
 
@@ -155,10 +156,10 @@ impl MappedAhead {
 
     /// Has mappings of the file's regions be parts of this one from now on; returns the file.
     pub fn into_file(self) -> Arc<MemoryFile> {
-        let MappedAhead { file, whole, faults, .. } = self;
+        let MappedAhead { file, whole, faults, page_table, .. } = self;
         // The mapping is a usual one as soon as the descriptor is closed.
         drop(faults);
-        file.set_whole(whole);
+        file.set_whole(Whole::new(whole, page_table));
         file
     }
 }
@@ -173,4 +174,36 @@ unsafe fn request<const REQUEST: Opcode, T>(
 ) -> std::result::Result<(), Errno> {
     // SAFETY: the caller's promise.
     unsafe { rustix::ioctl::ioctl(faults, Updater::<REQUEST, T>::new(argument)) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn mapped_pages_are_told_from_others() {
+        let file = MemoryFile::create("test", 1 << 30).expect("a memfd");
+        let page_bytes = rustix::param::page_size() as u64;
+        let write = |page: u64| _ = rustix::io::pwrite(&file, b"x", page * page_bytes).expect("written");
+        [0, 1, 2, 3, 5].into_iter().for_each(write);
+        let ahead = match MappedAhead::new(Arc::clone(&file)) {
+            Err(error) if error.kind() == ErrorKind::Unsupported => return println!("skipped: {error}"),
+            ahead => ahead.expect("mapped"),
+        };
+        assert_eq!(ahead.catch_up(), Ok(5 * page_bytes));
+        // These are not mapped any more, or not yet.
+        let region = file.region(0, 1 << 30).expect("inside");
+        assert!(region.punch(2 * page_bytes, page_bytes));
+        write(6);
+        let whole = Whole::new(ahead.whole, ahead.page_table);
+        let has_all =
+            |pages: Range<u64>| whole.has_all_mapped(pages.start * page_bytes..pages.end * page_bytes);
+        if !has_all(0..2) {
+            return println!("skipped: PAGEMAP_SCAN is not available");
+        }
+        assert!(has_all(3..4) && has_all(5..6));
+        for none_or_some in [0..0, 0..3, 2..3, 1..4, 3..6, 4..5, 5..7, 6..7] {
+            assert!(!has_all(none_or_some.clone()), "{none_or_some:?}");
+        }
+    }
 }

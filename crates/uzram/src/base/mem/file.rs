@@ -14,8 +14,8 @@ use rustix::fs::{FallocateFlags, FileType, MemfdFlags, Mode, SealFlags, SeekFrom
 use crate::base::error::{Error, ErrorKind, Result};
 use crate::base::sync::Arc;
 
-use super::map::Mapped;
 use super::noswap;
+use super::whole::Whole;
 
 /// An anonymous file of a fixed length, whose memory outlives the process.
 #[derive(Debug)]
@@ -23,7 +23,7 @@ pub struct MemoryFile {
     fd: OwnedFd,
     len_bytes: u64,
     /// A mapping of all of it, once it has been mapped ahead.
-    whole: OnceLock<Mapped>,
+    whole: OnceLock<Whole>,
 }
 
 /// A part of a file, to be mapped. It begins on a page of the host.
@@ -120,7 +120,7 @@ impl MemoryFile {
     }
 
     /// Has mappings of regions be parts of this mapping of the whole file, from now on.
-    pub(super) fn set_whole(&self, whole: Mapped) {
+    pub(super) fn set_whole(&self, whole: Whole) {
         // A second mapping is not needed.
         let _ = self.whole.set(whole);
     }
@@ -223,8 +223,13 @@ impl Region {
     ///
     /// # Errors
     /// As [`Region::for_each_data`].
-    pub fn for_each_data_in(&self, part: Range<u64>, f: impl FnMut(Range<u64>)) -> Result<()> {
-        let pages = self.count_pages(self.offset + part.start..self.offset + part.end);
+    pub fn for_each_data_in(&self, part: Range<u64>, mut f: impl FnMut(Range<u64>)) -> Result<()> {
+        let bytes = self.offset + part.start..self.offset + part.end;
+        if self.file.whole.get().is_some_and(|whole| whole.has_all_mapped(bytes.clone())) {
+            f(part);
+            return Ok(());
+        }
+        let pages = self.count_pages(bytes);
         self.walk_data(part, pages.map(|(in_memory, in_swap)| in_memory + in_swap), f)
     }
 

@@ -46,6 +46,7 @@ mod run_cache;
 mod runs;
 mod table;
 mod tree;
+mod whole;
 
 #[cfg(all(test, loom))]
 mod reserve_loom_tests;

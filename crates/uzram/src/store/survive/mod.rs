@@ -20,6 +20,7 @@ pub(super) use settings::LiveSettings;
 use std::os::fd::OwnedFd;
 
 use crate::backing::Backing;
+use crate::base::cpu::Restartable;
 use crate::base::error::{Error, ErrorKind, Result};
 use crate::base::mem::{MappedAhead, MemoryFile};
 use crate::base::sync::{Arc, stores_16_bytes};
@@ -169,7 +170,10 @@ impl StandBy {
     /// available, or on a machine that can't publish 16 bytes at once; `NoMemory` when there is no address space.
     pub fn new(memory: OwnedFd) -> Result<StandBy> {
         check_machine()?;
-        Ok(StandBy(MappedAhead::new(MemoryFile::from_fd(memory)?)?))
+        let mapped = MappedAhead::new(MemoryFile::from_fd(memory)?)?;
+        // To register the process for these takes some ten ms, once: the attach finds that done.
+        Restartable::get();
+        Ok(StandBy(mapped))
     }
 
     /// Maps the pages that the memory has got since the last call, but for those in swap. It changes neither contents nor which pages are in
