@@ -160,6 +160,12 @@ impl AnyPool {
         each!(AnyPool::self, pool => pool.find(handle))
     }
 
+    /// As [`RawPool::prefetch_handle`].
+    #[cfg(not(loom))]
+    pub fn prefetch_handle(&self, handle: u32) {
+        each!(AnyPool::self, pool => pool.prefetch_handle(handle));
+    }
+
     /// As [`RawPool::prefetch_found`].
     #[cfg(not(loom))]
     pub fn prefetch_found(&self, object: Location) {

@@ -108,6 +108,13 @@ impl<D: PoolLocks> RawPool<D> {
         (usize::from(object.class) < self.classes.iter().len()).then_some(object)
     }
 
+    /// Prefetches what [`RawPool::find`] reads.
+    pub fn prefetch_handle(&self, handle: u32) {
+        if let Some(cell) = self.handles.find(handle) {
+            crate::base::cpu::prefetch(cell);
+        }
+    }
+
     /// Prefetches the first cache line of an object that [`RawPool::find`] returned.
     pub fn prefetch_found(&self, object: Location) {
         if (object.page as usize) < self.arena.reserved_pages() {
@@ -144,15 +151,7 @@ impl<D: PoolLocks> RawPool<D> {
             return false;
         }
         let at = object.page as usize * PAGE_OBJECTS + usize::from(object.index);
-        if !Attach::set_bit(&attach.handles, handle as usize) || !Attach::set_bit(&attach.objects, at) {
-            return false;
-        }
-        if let Some(cell) = self.handles.find(handle) {
-            // SAFETY: the cell lies in a page in memory, is aligned, and is this handle's. Pins of the process that
-            // ended are void.
-            unsafe { &*cell }.renew();
-        }
-        true
+        Attach::set_bit(&attach.handles, handle as usize) && Attach::set_bit(&attach.objects, at)
     }
 
     /// Returns whether the zspage of an object can be a run of the arena, and all bytes of the object are in memory.
@@ -227,7 +226,7 @@ impl<D: PoolLocks> RawPool<D> {
     /// # Errors
     /// Those of the arena and of `grow`.
     pub fn rebuild(&self, attach: &Attach, settled: &Settled, grow: &dyn Fn() -> Result<()>) -> Result<()> {
-        self.handles.cache().adopt(&settled.slabs, |handle| attach.has_handle(handle));
+        self.handles.cache().adopt(&settled.slabs, |handle| attach.has_handle(handle) && self.renew(handle));
         for found in &settled.zspages {
             let descriptor = || Descriptor::new(found.page, found.class);
             let id = match self.zspages.alloc(descriptor(), Gfp::MayWait) {
@@ -240,6 +239,15 @@ impl<D: PoolLocks> RawPool<D> {
             self.fill(attach, found, id);
         }
         Ok(())
+    }
+
+    /// Clears the pins of a claimed handle, which are void, as the process that set them has ended. Returns true.
+    fn renew(&self, handle: u32) -> bool {
+        if let Some(cell) = self.handles.find(handle) {
+            // SAFETY: the cell lies in a page in memory, is aligned, and is this handle's.
+            unsafe { &*cell }.renew();
+        }
+        true
     }
 
     /// Sets the descriptor of a zspage from its claimed objects, and adds it to the lists of its class.

@@ -6,12 +6,14 @@
 //!
 //! 1. The arena asks the file which pages are in memory.
 //! 2. Many threads go through the slots that are in memory. They free each slot's lock and reset its write to the
-//!    backing device. The pool finds each object by its handle and checks that it belongs to the page; the extents
-//!    account for each object on the backing device. A page whose object is not there is *lost*.
+//!    backing device. The pool finds each object by its handle; the extents account for each object on the backing
+//!    device. Then, by ranges of addresses, the pool checks that each object belongs to the page. A page whose object
+//!    is not there is *lost*.
 //! 3. The pool takes the memory of the zspages and handles that were found, and the arena gives all other memory back.
 //! 4. One thread rebuilds the zspage descriptors, lists and slabs, and another the LRU, by the pages' last use.
 //! 5. Counters are set, and free extents are queued.
 
+use std::collections::HashSet;
 use std::ops::Range;
 use std::thread::Builder;
 
@@ -27,10 +29,14 @@ use super::super::MAX_RECOMPRESSION;
 use super::super::slot::{Backed, Contents, Slots};
 use super::super::stats::Share;
 use super::super::writeback::Log;
+use super::objects::{ByAddress, Named, RANGES};
 
-/// Pages of the slot table that a thread takes at a time: a MiB of slots.
-const PAGES_AT_ONCE: usize = 256;
-/// Slots whose objects are prefetched together, so that their cache misses overlap.
+/// Pages of the slot table that a thread takes at a time.
+const UNIT_PAGES: usize = 32;
+/// Such units that are gone through together: 2^19 slots on a host with pages of 4 KiB. Their objects take
+/// 10 MiB while they are sorted.
+const UNITS_AT_ONCE: usize = 64;
+/// Handles, and objects, that are prefetched together, so that their cache misses overlap.
 const AHEAD: usize = 16;
 
 /// What [`Store::attach`](super::super::Store::attach) found in memory.
@@ -76,7 +82,12 @@ struct Found {
     uses: Vec<u64>,
     /// Handles of huge objects.
     huge: Vec<u32>,
+    /// Pages whose objects were found in no memory of theirs.
+    lost: Vec<u32>,
 }
+
+/// Returns whether an object belongs to its handle and page, and has its length.
+type Keeps<'a> = dyn Fn(Location, u32, u32, usize) -> bool + Sync + 'a;
 
 /// Restores the state of these parts, which are otherwise unused, from their memory. Returns counts for the store's
 /// counters.
@@ -132,21 +143,17 @@ fn rebuild(parts: &Parts<'_>, claims: &Attach, settled: &Settled, found: &[Found
     Ok(())
 }
 
-/// Adopts all slots in these ranges of pages of the slot table, with a thread per CPU. `keeps` returns whether an
-/// object belongs to its handle and page, and has its length.
-fn go_through(
-    parts: &Parts<'_>,
-    ranges: &[Range<usize>],
-    keeps: &(dyn Fn(Location, u32, u32, usize) -> bool + Sync),
-) -> Result<Vec<Found>> {
+/// Adopts all slots in these ranges of pages of the slot table, with a thread per CPU: each time some slots, then the objects
+/// that they name, by ranges of addresses.
+fn go_through(parts: &Parts<'_>, ranges: &[Range<usize>], keeps: &Keeps<'_>) -> Result<Vec<Found>> {
     if let Some(log) = parts.log {
         log.begin_adoption()?;
     }
     let units: Vec<Range<usize>> = ranges
         .iter()
         .flat_map(|range| {
-            let starts = range.clone().step_by(PAGES_AT_ONCE);
-            starts.map(|start| start..range.end.min(start + PAGES_AT_ONCE))
+            let starts = range.clone().step_by(UNIT_PAGES);
+            starts.map(|start| start..range.end.min(start + UNIT_PAGES))
         })
         .collect();
     let slots_of = |table_page| {
@@ -154,30 +161,42 @@ fn go_through(
         slots.end - slots.start
     };
     let of_slots = units.iter().flat_map(Clone::clone).map(slots_of).sum();
-    let done = Counter::new(0);
-    Ok(share_out(units.len(), |next| {
-        let mut found = Found::default();
-        for unit in next {
-            units[unit].clone().for_each(|table_page| look_at(parts, table_page, keeps, &mut found));
-            let slots: u64 = units[unit].clone().map(slots_of).sum();
-            (parts.progress)(AttachProgress { slots: done.add(slots), of_slots });
+    let (done, end) = (Counter::new(0), parts.arena.used_end());
+    let mut all = Vec::new();
+    for units in units.chunks(UNITS_AT_ONCE) {
+        let looked_at = share_out(units.len(), |next| {
+            let (mut found, mut named) = (Found::default(), ByAddress::new(end));
+            for unit in next {
+                units[unit].clone().for_each(|page| look_at(parts, page, &mut found, &mut named));
+                let slots: u64 = units[unit].clone().map(slots_of).sum();
+                (parts.progress)(AttachProgress { slots: done.add(slots), of_slots });
+            }
+            found.uses.sort_unstable();
+            (found, named)
+        });
+        let (mut found, named): (Vec<_>, Vec<_>) = looked_at.into_iter().unzip();
+        let claimed = share_out(RANGES, |next| {
+            let mut found = Found::default();
+            for range in next {
+                named.iter().for_each(|named| claim(parts, named.of(range), keeps, &mut found));
+            }
+            found
+        });
+        let lost: HashSet<u32> = claimed.iter().flat_map(|found| &found.lost).copied().collect();
+        if !lost.is_empty() {
+            found.iter_mut().for_each(|found| found.uses.retain(|used| !lost.contains(&(*used as u32))));
         }
-        found.uses.sort_unstable();
-        found
-    }))
+        all.extend(found);
+        all.extend(claimed);
+    }
+    Ok(all)
 }
 
-/// Adopts the slots of a page of the slot table.
-fn look_at(
-    parts: &Parts<'_>,
-    table_page: usize,
-    keeps: &(dyn Fn(Location, u32, u32, usize) -> bool + Sync),
-    found: &mut Found,
-) {
+/// Adopts the slots of a page of the slot table. Collects the objects that they name.
+fn look_at(parts: &Parts<'_>, table_page: usize, found: &mut Found, named: &mut ByAddress) {
     let slots = parts.slots.of_table_page(table_page);
     let mut holds_something = false;
-    let mut group: [(PageNo, Contents, Option<Location>); AHEAD] =
-        [(PageNo(0), Contents::Empty, None); AHEAD];
+    let mut group: [(PageNo, Contents); AHEAD] = [(PageNo(0), Contents::Empty); AHEAD];
     let mut pages = slots.map(PageNo::from_number).filter_map(|page| {
         let contents = parts.slots.adopt(page);
         (contents != Contents::Empty).then_some((page, contents))
@@ -185,23 +204,13 @@ fn look_at(
     loop {
         let mut len = 0;
         for (place, (page, contents)) in group.iter_mut().zip(pages.by_ref()) {
-            let object = match contents {
-                Contents::Stored { handle, .. } => parts.pool.find(handle),
-                _ => None,
-            };
-            object.into_iter().for_each(|object| parts.pool.prefetch_found(object));
-            *place = (page, contents, object);
+            if let Contents::Stored { handle, .. } = contents {
+                parts.pool.prefetch_handle(handle);
+            }
+            *place = (page, contents);
             len += 1;
         }
-        for (page, contents, object) in &group[..len] {
-            let contents = if is_there(parts, *page, contents, *object, keeps) {
-                *contents
-            } else {
-                parts.slots.lose(*page);
-                Contents::Lost
-            };
-            note(parts, *page, &contents, found);
-        }
+        group[..len].iter().for_each(|(page, contents)| note(parts, *page, contents, found, named));
         holds_something |= len > 0;
         if len < AHEAD {
             break;
@@ -210,38 +219,60 @@ fn look_at(
     parts.slots.end_adoption_of(table_page, holds_something);
 }
 
-/// Returns whether the contents that a slot names exist.
-fn is_there(
-    parts: &Parts<'_>,
-    page: PageNo,
-    contents: &Contents,
-    object: Option<Location>,
-    keeps: &(dyn Fn(Location, u32, u32, usize) -> bool + Sync),
-) -> bool {
-    let has_algorithm =
-        |priority: u8| priority == 0 || parts.priorities.get(usize::from(priority) - 1) == Some(&true);
-    match *contents {
+/// Counts the contents of a slot, or collects the object that it names.
+fn note(parts: &Parts<'_>, page: PageNo, contents: &Contents, found: &mut Found, named: &mut ByAddress) {
+    let is_there = match *contents {
         Contents::Empty | Contents::Same(_) | Contents::Lost => true,
         Contents::Stored { handle, len, priority, .. } => {
-            has_algorithm(priority)
-                && object.is_some_and(|object| keeps(object, handle, page.0, usize::from(len)))
+            let object = parts.pool.find(handle).filter(|_| has_algorithm(parts, priority));
+            if let Some(object) = object {
+                named.push(Named { object, handle, owner: page, len });
+                if parts.lru.is_some() {
+                    found.uses.push(u64::from(parts.slots.used_s(page)) << u32::BITS | u64::from(page.0));
+                }
+                return;
+            }
+            false
         }
         Contents::Backed(Backed { place, len, priority }) => {
-            has_algorithm(priority) && parts.log.is_some_and(|log| log.adopt(place, usize::from(len)))
+            has_algorithm(parts, priority) && parts.log.is_some_and(|log| log.adopt(place, usize::from(len)))
+        }
+    };
+    if is_there {
+        found.counts.replaced(&Contents::Empty, contents);
+    } else {
+        lose(parts, page, found);
+    }
+}
+
+/// Claims the objects of a range of addresses. `keeps` returns whether an object belongs to its handle and page, and has its
+/// length; the contents of pages whose object does not are lost.
+fn claim(parts: &Parts<'_>, objects: &[Named], keeps: &Keeps<'_>, found: &mut Found) {
+    for objects in objects.chunks(AHEAD) {
+        objects.iter().for_each(|named| parts.pool.prefetch_found(named.object));
+        for &Named { object, handle, owner, len } in objects {
+            if !keeps(object, handle, owner.0, usize::from(len)) {
+                lose(parts, owner, found);
+                found.lost.push(owner.0);
+                continue;
+            }
+            let contents = Contents::Stored { handle, len, checksum: 0, priority: 0 };
+            found.counts.replaced(&Contents::Empty, &contents);
+            if usize::from(len) == PAGE_SIZE {
+                found.huge.push(handle);
+            }
         }
     }
 }
 
-fn note(parts: &Parts<'_>, page: PageNo, contents: &Contents, found: &mut Found) {
-    found.counts.replaced(&Contents::Empty, contents);
-    if let Contents::Stored { handle, len, .. } = contents {
-        if usize::from(*len) == PAGE_SIZE {
-            found.huge.push(*handle);
-        }
-        if parts.lru.is_some() {
-            found.uses.push(u64::from(parts.slots.used_s(page)) << u32::BITS | u64::from(page.0));
-        }
-    }
+fn lose(parts: &Parts<'_>, page: PageNo, found: &Found) {
+    parts.slots.lose(page);
+    found.counts.replaced(&Contents::Empty, &Contents::Lost);
+}
+
+/// Returns whether the store has an algorithm of that priority.
+fn has_algorithm(parts: &Parts<'_>, priority: u8) -> bool {
+    priority == 0 || parts.priorities.get(usize::from(priority) - 1) == Some(&true)
 }
 
 /// Returns the pages of sorted lists, the least recently used first.

@@ -2,10 +2,11 @@
 //!
 //! - `layout.rs`: the regions of the file, and the superblock that describes them
 //! - `settings.rs`: the fixed settings of a store as bytes, and the settings that change while it is used
-//! - `attach.rs`: restores all other state from the slots
+//! - `attach.rs`: restores all other state from the slots; `objects.rs`: the objects that they name, by address
 
 mod attach;
 mod layout;
+mod objects;
 mod settings;
 
 #[cfg(test)]
