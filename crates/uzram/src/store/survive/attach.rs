@@ -37,7 +37,7 @@ const UNIT_PAGES: usize = 32;
 /// 10 MiB while they are sorted.
 const UNITS_AT_ONCE: usize = 64;
 /// Handles, and objects, that are prefetched together, so that their cache misses overlap.
-const AHEAD: usize = 16;
+const AHEAD: usize = 48;
 
 /// What [`Store::attach`](super::super::Store::attach) found in memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
