@@ -46,7 +46,7 @@ asan: ## Test codecs (C included) and slab caches under AddressSanitizer (minute
 tsan: ## Run multi-threaded tests of slab caches, pools, LRUs and stores under ThreadSanitizer (minutes)
 	@tools/bounded 1800 tools/tsan
 
-crash: ## Kill processes 10,000 times, and at every store to memory that outlives them; damage that memory (two hours)
+crash: ## Kill processes 10,000 times, and at every store to memory that outlives them; damage that memory (an hour)
 	@UZRAM_CRASH_ROUNDS=50 tools/bounded 10800 cargo test -p uzram --test crash -- --nocapture
 
 hog: ## Run a program that swaps in a quarter of the memory it needs, for ten minutes, as root

@@ -5,7 +5,7 @@
 //! 2. [`RawPool::settle`] takes the memory of the handles' slabs and of the zspages that were found. Zspages that
 //!    overlap are dropped: the objects claimed in them are lost ([`RawPool::is_lost`]).
 //! 3. [`RawPool::rebuild`] rebuilds the state that follows from these objects: zspage descriptors, lists by fullness,
-//!    lists of free objects.
+//!    lists of free objects. It clears the pins of the process that ended.
 //!
 //! No step writes to memory that an earlier one reads, except that pins are cleared, and slabs without an object in use
 //! are removed from the slab table. So if the process dies during an attach, the memory can be attached again.

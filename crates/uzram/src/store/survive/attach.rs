@@ -32,10 +32,10 @@ use super::super::writeback::Log;
 use super::objects::{ByAddress, Named, RANGES};
 
 /// Pages of the slot table that a thread takes at a time.
-const UNIT_PAGES: usize = 32;
+const UNIT_PAGES: usize = if cfg!(test) { 1 } else { 32 };
 /// Such units that are gone through together: 2^19 slots on a host with pages of 4 KiB. Their objects take
 /// 10 MiB while they are sorted.
-const UNITS_AT_ONCE: usize = 64;
+const UNITS_AT_ONCE: usize = if cfg!(test) { 2 } else { 64 };
 /// Handles, and objects, that are prefetched together, so that their cache misses overlap.
 const AHEAD: usize = 48;
 
