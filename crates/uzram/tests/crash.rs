@@ -237,7 +237,7 @@ fn death_at_every_store_leaves_old_contents_or_new_ones() {
                 let mut numbers: Vec<u64> =
                     (0..TRIED_STORES).map(|_| 1 + random.below(stores as usize) as u64).collect();
                 numbers.sort_unstable();
-                stepping::Stops::Some(numbers)
+                stepping::Stops::These(numbers)
             };
             let stopped = check_before_stores(&survivor, operation, stops, &before, &after, &what);
             println!("{what}: {stores} stores, death before {stopped}");

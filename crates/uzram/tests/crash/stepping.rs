@@ -43,7 +43,7 @@ pub enum Stops {
     /// Before all.
     All,
     /// Before those of these numbers, in order, from 1 on.
-    Some(Vec<u64>),
+    These(Vec<u64>),
 }
 
 /// Stops this process before stores, each time after the number of the store was [reported](memory::report), until its
@@ -132,7 +132,7 @@ extern "C" fn on_fault(_: i32, info: *mut libc::siginfo_t, context: *mut libc::c
     let count = COUNT.fetch_add(1, SeqCst) + 1;
     let is_stop = STOPS.get().is_some_and(|stops| match stops {
         Stops::All => true,
-        Stops::Some(numbers) => numbers.binary_search(&count).is_ok(),
+        Stops::These(numbers) => numbers.binary_search(&count).is_ok(),
     });
     if is_stop {
         memory::report(count);

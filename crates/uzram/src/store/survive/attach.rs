@@ -82,7 +82,7 @@ struct Found {
     uses: Vec<u64>,
     /// Handles of huge objects.
     huge: Vec<u32>,
-    /// Pages whose objects were found in no memory of theirs.
+    /// Pages that name an object which is not there.
     lost: Vec<u32>,
 }
 
