@@ -8,7 +8,7 @@
 
 use std::ffi::{OsStr, OsString};
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, StatxFlags};
@@ -77,6 +77,16 @@ impl MountPoint {
             Mode::empty(),
         )?;
         Ok(MountPoint { parent, name: name.to_owned() })
+    }
+
+    /// Returns the mount point `name` in an open directory.
+    pub(crate) fn from_parent(parent: OwnedFd, name: &OsStr) -> MountPoint {
+        MountPoint { parent, name: name.to_owned() }
+    }
+
+    /// Returns the open parent directory.
+    pub(crate) fn parent(&self) -> BorrowedFd<'_> {
+        self.parent.as_fd()
     }
 
     /// Opens the topmost mount's root, or the directory itself if nothing is mounted there.

@@ -2,30 +2,32 @@
 
 use std::sync::Arc;
 
-use fuser::{Errno, ReplyWrite};
+use rustix::io::Errno;
 use uzram::device::{Attribute, Device};
 
+use super::channel::{Channel, Reply};
 use super::disk::errno;
+use super::proto::fuse_write_out;
 use crate::device_pool::DevicePool;
 
 /// The longest text accepted.
 const MAX_TEXT_BYTES: usize = 64 << 10;
 
 /// Sets an attribute to the data written to its file.
-pub(super) fn write(
+pub(super) fn write<C: Channel>(
     device: Arc<Device>,
     attribute: &'static Attribute,
     pool: &DevicePool,
     offset: u64,
     data: &[u8],
-    reply: ReplyWrite,
+    reply: Reply<C>,
 ) {
     let text = str::from_utf8(data).ok().filter(|_| offset == 0 && data.len() <= MAX_TEXT_BYTES);
-    let Some(value) = text.map(str::to_owned) else { return reply.error(Errno::EINVAL) };
+    let Some(value) = text.map(str::to_owned) else { return reply.error(Errno::INVAL) };
     let len = data.len() as u32;
     let permit = pool.try_acquire(value.len());
     let set = move || match set(&device, attribute, &value) {
-        Ok(()) => reply.written(len),
+        Ok(()) => reply.message(&fuse_write_out { size: len, padding: 0 }),
         Err(errno) => reply.error(errno),
     };
     match permit {

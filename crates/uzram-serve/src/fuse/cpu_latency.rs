@@ -20,8 +20,10 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use serde::{Deserialize, Serialize};
+
 /// The device of the kernel's interface.
-pub(super) const DEVICE: &str = "/dev/cpu_dma_latency";
+const DEVICE: &str = "/dev/cpu_dma_latency";
 /// The value for no limit: `PM_QOS_CPU_LATENCY_DEFAULT_VALUE`.
 const NO_LIMIT_US: i32 = 2_000_000_000;
 const MAX_LIMIT_US: i32 = 1_000_000;
@@ -31,7 +33,7 @@ const CLOSE: Duration = Duration::from_millis(1);
 const PERIOD: Duration = Duration::from_millis(5);
 
 /// The limit on the wake-up latency of CPUs in microseconds, while requests follow each other closely; or no limit.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CpuLatencyLimit(Option<i32>);
 
 impl CpuLatencyLimit {
@@ -69,6 +71,18 @@ impl fmt::Display for CpuLatencyLimit {
     }
 }
 
+/// Returns a limit as text; `none` with the reason, if the kernel would refuse it.
+pub(super) fn describe(limit: CpuLatencyLimit) -> String {
+    match limit.0.map(|_| open(Path::new(DEVICE))) {
+        Some(Err(error)) => format!("{}: {DEVICE}: {error}", CpuLatencyLimit::NONE),
+        _ => limit.to_string(),
+    }
+}
+
+fn open(device: &Path) -> io::Result<File> {
+    OpenOptions::new().write(true).open(device)
+}
+
 /// A thread that requests the limit from the kernel. Dropping this drops the limit and ends the thread.
 pub(super) struct CpuLatency {
     shared: Arc<Shared>,
@@ -101,7 +115,7 @@ impl CpuLatency {
     }
 
     fn at(path: &Path, limit_us: i32) -> io::Result<Self> {
-        let device = OpenOptions::new().write(true).open(path)?;
+        let device = open(path)?;
         let shared = Arc::new(Shared {
             seen: AtomicBool::new(false),
             state: Mutex::new(State { held: false, last: None, ends: false }),

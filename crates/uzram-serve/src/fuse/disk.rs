@@ -6,11 +6,13 @@
 
 use std::sync::Arc;
 
-use fuser::{Errno, ReplyData, ReplyEmpty, ReplyWrite};
+use rustix::io::Errno;
 use uzram::Error;
 use uzram::device::{PageState, Wait};
 use uzram::units::PAGE_SIZE;
 
+use super::channel::{Channel, Reply};
+use super::proto::fuse_write_out;
 use super::thread_buffer::{allocate, reply_from_buffer};
 use crate::OpenFile;
 use crate::device_pool::DevicePool;
@@ -26,7 +28,7 @@ pub(super) struct Disk {
 }
 
 impl Disk {
-    pub fn read(&self, offset: u64, len: usize, reply: ReplyData) {
+    pub fn read<C: Channel>(&self, offset: u64, len: usize, reply: Reply<C>) {
         let device = &self.file.device;
         let len = self.clamp(offset, len);
         if len == 0 {
@@ -54,7 +56,7 @@ impl Disk {
         });
     }
 
-    pub fn write(&self, offset: u64, data: &[u8], reply: ReplyWrite) {
+    pub fn write<C: Channel>(&self, offset: u64, data: &[u8], reply: Reply<C>) {
         let device = &self.file.device;
         let len = data.len();
         let done = match device.write_some(offset, data, Wait::No) {
@@ -77,10 +79,10 @@ impl Disk {
 
     /// Zeroes a range, as a hole unless it must stay `allocated`. Fails without zeroing anything if the range goes past
     /// the end of the disk.
-    pub fn zero(&self, offset: u64, len: u64, allocated: bool, reply: ReplyEmpty) {
+    pub fn zero<C: Channel>(&self, offset: u64, len: u64, allocated: bool, reply: Reply<C>) {
         let device = &self.file.device;
         if offset.checked_add(len).is_none_or(|end| end > device.size_bytes()) {
-            return reply.error(Errno::EINVAL);
+            return reply.error(Errno::INVAL);
         }
         // Do not split a page: neither part would free it.
         let at_once = len.min(ZERO_AT_ONCE_BYTES - offset % PAGE_SIZE as u64);
@@ -106,7 +108,7 @@ impl Disk {
         let device = &self.file.device;
         let (mut at, end) = (offset, device.size_bytes());
         if at >= end {
-            return Err(Errno::ENXIO);
+            return Err(Errno::NXIO);
         }
         while at < end {
             let extent = device.extent(at, end - at).map_err(|error| errno(&error))?;
@@ -116,7 +118,7 @@ impl Disk {
             at += extent.len_bytes;
         }
         // Every file has an implicit hole at its end.
-        if for_data { Err(Errno::ENXIO) } else { Ok(end) }
+        if for_data { Err(Errno::NXIO) } else { Ok(end) }
     }
 
     /// Returns the length of the part of a request before the end of the disk.
@@ -126,22 +128,22 @@ impl Disk {
     }
 }
 
-fn reply_data(reply: ReplyData, read: uzram::Result<usize>, bytes: &[u8]) {
+fn reply_data<C: Channel>(reply: Reply<C>, read: uzram::Result<usize>, bytes: &[u8]) {
     match read {
         Ok(_) => reply.data(bytes),
         Err(error) => reply.error(errno(&error)),
     }
 }
 
-fn reply_written(reply: ReplyWrite, written: uzram::Result<()>, len: usize) {
+fn reply_written<C: Channel>(reply: Reply<C>, written: uzram::Result<()>, len: usize) {
     match written {
         // The protocol's lengths have 32 bits, and so have those of requests.
-        Ok(()) => reply.written(len as u32),
+        Ok(()) => reply.message(&fuse_write_out { size: len as u32, padding: 0 }),
         Err(error) => reply.error(errno(&error)),
     }
 }
 
-fn reply_zeroed(reply: ReplyEmpty, zeroed: uzram::Result<u64>) {
+fn reply_zeroed<C: Channel>(reply: Reply<C>, zeroed: uzram::Result<u64>) {
     match zeroed {
         Ok(_) => reply.ok(),
         Err(error) => reply.error(errno(&error)),
@@ -150,5 +152,5 @@ fn reply_zeroed(reply: ReplyEmpty, zeroed: uzram::Result<u64>) {
 
 /// Returns the errno that a program gets for an error.
 pub(super) fn errno(error: &Error) -> Errno {
-    Errno::from_i32(error.errno())
+    Errno::from_raw_os_error(error.errno())
 }

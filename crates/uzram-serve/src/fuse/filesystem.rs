@@ -1,38 +1,42 @@
 //! Dispatch of the kernel's requests by file.
 //!
 //! Requests for names, sizes and permissions are answered here; `disk` and `attribute` read and write devices.
+//!
+//! A request may come a second time, after a process that carried it out died before its reply was written. Most may
+//! simply be carried out again; opening finds the handle that was opened, and closing a handle twice is nothing.
 
-use std::ffi::OsStr;
-use std::io;
-use std::sync::{Mutex, PoisonError};
-use std::time::{Duration, SystemTime};
+use std::sync::{Arc, Mutex, PoisonError};
 
-use fuser::{
-    BsdFileFlags, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation, INodeNo,
-    InitFlags, KernelConfig, LockOwner, OpenAccMode, OpenFlags, ReplyAttr, ReplyCreate, ReplyData,
-    ReplyDirectory, ReplyEmpty, ReplyEntry, ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr,
-    Request, TimeOrNow, WriteFlags,
-};
+use rustix::io::Errno;
 use uzram::device::Device;
 use uzram::units::PAGE_SIZE;
 
+use super::attribute;
+use super::channel::{Channel, Reply};
+use super::connection::MountOptions;
 use super::cpu_latency::CpuLatency;
 use super::disk::{Disk, errno};
 use super::handles::{Handles, Open};
-use super::thread_buffer::{self, keep_secret, reply_from_buffer};
+use super::ledger::{Ledger, OpenFileRecord};
+use super::proto::opcode::*;
+use super::proto::{
+    Entries, FATTR_FH, FATTR_GID, FATTR_MODE, FATTR_SIZE, FATTR_UID, FOPEN_DIRECT_IO,
+    FOPEN_PARALLEL_DIRECT_WRITES, FUSE_UNIQUE_RESEND, Message, Request, fuse_attr, fuse_attr_out,
+    fuse_entry_out, fuse_fallocate_in, fuse_lseek_in, fuse_lseek_out, fuse_open_in, fuse_open_out,
+    fuse_read_in, fuse_release_in, fuse_setattr_in, fuse_statfs_out, fuse_write_in, fuse_write_out,
+};
+use super::thread_buffer::{self, reply_from_buffer};
 use super::tree::{Node, Tree};
 use super::warm_up::WarmUp;
-use super::{MAX_BACKGROUND, MountOptions, attribute};
 use crate::Exports;
 use crate::device_pool::DevicePools;
 
-/// How long the kernel may cache names and file attributes: not at all. A device's size changes when it is reset, and a
-/// loop device would take the cached size.
-const TTL: Duration = Duration::ZERO;
 /// The size that an attribute's file shows, as in sysfs: its text is generated when it is opened.
 const ATTRIBUTE_BYTES: u64 = PAGE_SIZE as u64;
 /// The unit of `st_blocks`, stat(2).
 const STAT_BLOCK_BYTES: u64 = 512;
+/// The longest name, statfs(2).
+const MAX_NAME_BYTES: u32 = 255;
 
 /// The files of a daemon's devices.
 pub(super) struct Files {
@@ -46,21 +50,66 @@ pub(super) struct Files {
 }
 
 impl Files {
-    /// Creates the files of `exports`.
-    pub fn new(exports: Exports, options: &MountOptions, cpu_latency: Option<CpuLatency>) -> Self {
+    /// Creates the files of `exports`, with the numbers and open handles that they have in the ledger.
+    pub fn new(
+        exports: Exports,
+        options: &MountOptions,
+        cpu_latency: Option<CpuLatency>,
+        ledger: &Arc<Ledger>,
+    ) -> Self {
         let owner = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
-        Files {
-            tree: Tree::new(exports),
-            handles: Handles::new(),
-            pools: DevicePools::default(),
-            warm_up: WarmUp::new(options.threads),
-            max_io_bytes: options.max_io_bytes,
-            cpu_latency,
-            owner,
+        let (tree, pools) = (Tree::new(exports, Arc::clone(ledger)), DevicePools::default());
+        let handles = Handles::restore(Arc::clone(ledger), |file| {
+            open_node(&tree, &pools, tree.node(file.ino)?, file.mode).ok()
+        });
+        let warm_up = WarmUp::new(options.threads);
+        Files { tree, handles, pools, warm_up, max_io_bytes: options.max_io_bytes, cpu_latency, owner }
+    }
+
+    /// Carries out a request, and replies to it if it is of a kind that waits for a reply. Ignores bytes that are no
+    /// request.
+    #[inline]
+    pub fn carry_out<C: Channel>(&self, bytes: &[u8], channel: &Arc<C>) {
+        let Some(request) = Request::parse(bytes) else { return };
+        let opcode = request.header.opcode;
+        // Nothing waits for a reply to these.
+        if matches!(opcode, FUSE_FORGET | FUSE_BATCH_FORGET | FUSE_INTERRUPT) {
+            return;
+        }
+        let reply = Reply::new(channel, request.header.unique);
+        match opcode {
+            FUSE_READ => with(&request, reply, |read, reply| self.read(read, reply)),
+            FUSE_WRITE => match request.write() {
+                Some((write, data)) => self.write(request.header.nodeid, &write, data, reply),
+                None => reply.error(Errno::INVAL),
+            },
+            FUSE_FALLOCATE => with(&request, reply, |zero, reply| self.fallocate(zero, reply)),
+            FUSE_LSEEK => with(&request, reply, |seek, reply| self.lseek(seek, reply)),
+            FUSE_LOOKUP => self.lookup(&request, reply),
+            FUSE_GETATTR => self.getattr(request.header.nodeid, reply),
+            FUSE_SETATTR => with(&request, reply, |set, reply| self.setattr(&request, set, reply)),
+            FUSE_OPEN => with(&request, reply, |open, reply| self.open(&request, open, reply)),
+            FUSE_RELEASE => with(&request, reply, |release: fuse_release_in, reply| {
+                self.handles.close(release.fh);
+                reply.ok();
+            }),
+            FUSE_OPENDIR => reply.message(&fuse_open_out::default()),
+            FUSE_READDIR => with(&request, reply, |read, reply| self.readdir(&request, read, reply)),
+            FUSE_RELEASEDIR | FUSE_DESTROY => reply.ok(),
+            FUSE_STATFS => self.statfs(reply),
+            // Files are created and removed only with devices.
+            FUSE_CREATE | FUSE_MKDIR | FUSE_UNLINK | FUSE_RMDIR => reply.error(Errno::ACCESS),
+            FUSE_SYMLINK | FUSE_LINK => reply.error(Errno::PERM),
+            // Of a connection's first request there is no second.
+            FUSE_INIT => reply.error(Errno::IO),
+            // After this error the kernel does not send most of these again: it answers programs itself. A write is
+            // stored and visible to every reader before its reply, so there is nothing to flush, and nothing becomes
+            // durable: contents are memory. There are no extended attributes.
+            _ => reply.error(Errno::NOSYS),
         }
     }
 
-    fn attr(&self, ino: u64, node: &Node) -> FileAttr {
+    fn attr(&self, ino: u64, node: &Node) -> fuse_attr {
         let (size, allocated_bytes, mode) = match node {
             Node::Root | Node::Directory => (0, 0, 0o500),
             Node::Disk(device) => {
@@ -74,47 +123,16 @@ impl Files {
             Node::WarmUp => (self.max_io_bytes.into(), 0, 0o200),
         };
         let is_directory = matches!(node, Node::Root | Node::Directory);
-        FileAttr {
-            ino: INodeNo(ino),
+        fuse_attr {
+            ino,
             size,
             blocks: allocated_bytes / STAT_BLOCK_BYTES,
-            atime: SystemTime::UNIX_EPOCH,
-            mtime: SystemTime::UNIX_EPOCH,
-            ctime: SystemTime::UNIX_EPOCH,
-            crtime: SystemTime::UNIX_EPOCH,
-            kind: if is_directory { FileType::Directory } else { FileType::RegularFile },
-            perm: mode,
+            mode: mode | if is_directory { libc::S_IFDIR } else { libc::S_IFREG },
             nlink: if is_directory { 2 } else { 1 },
             uid: self.owner.0,
             gid: self.owner.1,
-            rdev: 0,
             blksize: PAGE_SIZE as u32,
-            flags: 0,
-        }
-    }
-
-    fn open_node(&self, node: Node, mode: OpenAccMode) -> Result<Open, Errno> {
-        match node {
-            Node::Disk(device) => {
-                let file = self.tree.exports().open_file(&device, mode != OpenAccMode::O_RDONLY);
-                let file = file.map_err(|error| errno(&error))?;
-                Ok(Open::Disk(Disk { file, pool: self.pools.pool(&device) }))
-            }
-            // As in sysfs, the attribute's permissions also apply to root.
-            Node::Attribute(_, attribute)
-                if mode != OpenAccMode::O_WRONLY && !attribute.readable()
-                    || mode != OpenAccMode::O_RDONLY && !attribute.writable() =>
-            {
-                Err(Errno::EACCES)
-            }
-            Node::Attribute(device, attribute) => {
-                let is_read = mode != OpenAccMode::O_WRONLY;
-                let text = is_read.then(|| device.text(attribute.name)).transpose();
-                let text = text.map_err(|error| errno(&error))?.map(Mutex::new);
-                Ok(Open::Attribute(text, self.pools.pool(&device)))
-            }
-            Node::WarmUp => Ok(Open::WarmUp),
-            Node::Root | Node::Directory => Err(Errno::EISDIR),
+            ..fuse_attr::default()
         }
     }
 
@@ -124,267 +142,217 @@ impl Files {
             cpu_latency.request();
         }
     }
-}
 
-impl Filesystem for Files {
-    fn init(&mut self, _: &Request, config: &mut KernelConfig) -> io::Result<()> {
-        // If a value is out of the kernel's range, its nearest limit applies.
-        let _ = config.set_max_write(self.max_io_bytes);
-        let _ = config.set_max_background(MAX_BACKGROUND);
-        let _ = config.set_congestion_threshold(MAX_BACKGROUND);
-        for capability in [
-            InitFlags::FUSE_ASYNC_DIO,
-            InitFlags::FUSE_PARALLEL_DIROPS,
-            // Allows shared mappings of a file. They use the page cache, which the kernel keeps coherent with direct
-            // reads and writes (Linux 6.6; before that such a mapping is refused).
-            InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP,
-        ] {
-            let _ = config.add_capabilities(capability);
-        }
-        Ok(())
-    }
-
-    fn lookup(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
-        match self.tree.lookup(parent.0, name) {
-            Some((ino, node)) => reply.entry(&TTL, &self.attr(ino, &node), Generation(0)),
-            None => reply.error(Errno::ENOENT),
+    /// The kernel may cache names and file attributes for no time at all: a device's size changes when it is reset, and
+    /// a loop device would take the cached size.
+    fn lookup<C: Channel>(&self, request: &Request<'_>, reply: Reply<C>) {
+        let Some(name) = request.name() else { return reply.error(Errno::INVAL) };
+        match self.tree.lookup(request.header.nodeid, name) {
+            Some((nodeid, node)) => {
+                let attr = self.attr(nodeid, &node);
+                reply.message(&fuse_entry_out { nodeid, attr, ..fuse_entry_out::default() });
+            }
+            None => reply.error(Errno::NOENT),
         }
     }
 
-    fn getattr(&self, _: &Request, ino: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
-        match self.tree.node(ino.0) {
-            Some(node) => reply.attr(&TTL, &self.attr(ino.0, &node)),
-            None => reply.error(Errno::ESTALE),
+    fn getattr<C: Channel>(&self, ino: u64, reply: Reply<C>) {
+        match self.tree.node(ino) {
+            Some(node) => {
+                reply.message(&fuse_attr_out { attr: self.attr(ino, &node), ..fuse_attr_out::default() });
+            }
+            None => reply.error(Errno::STALE),
         }
     }
 
     /// Refuses to change anything: a disk's size is its device's. `O_TRUNC` is ignored, as for block devices and in
     /// sysfs.
-    fn setattr(
-        &self,
-        _: &Request,
-        ino: INodeNo,
-        mode: Option<u32>,
-        uid: Option<u32>,
-        gid: Option<u32>,
-        size: Option<u64>,
-        _atime: Option<TimeOrNow>,
-        _mtime: Option<TimeOrNow>,
-        _ctime: Option<SystemTime>,
-        fh: Option<FileHandle>,
-        _crtime: Option<SystemTime>,
-        _chgtime: Option<SystemTime>,
-        _bkuptime: Option<SystemTime>,
-        _flags: Option<BsdFileFlags>,
-        reply: ReplyAttr,
-    ) {
-        let Some(node) = self.tree.node(ino.0) else { return reply.error(Errno::ESTALE) };
-        if mode.is_some() || uid.is_some() || gid.is_some() {
-            return reply.error(Errno::EPERM);
+    fn setattr<C: Channel>(&self, request: &Request<'_>, set: fuse_setattr_in, reply: Reply<C>) {
+        let ino = request.header.nodeid;
+        let Some(node) = self.tree.node(ino) else { return reply.error(Errno::STALE) };
+        if set.valid & (FATTR_MODE | FATTR_UID | FATTR_GID) != 0 {
+            return reply.error(Errno::PERM);
         }
-        let attr = self.attr(ino.0, &node);
+        let attr = self.attr(ino, &node);
+        let size = (set.valid & FATTR_SIZE != 0).then_some(set.size);
         // ftruncate(2) passes the handle, `O_TRUNC` of open(2) does not.
-        let opens = size == Some(0) && fh.is_none();
+        let opens = size == Some(0) && set.valid & FATTR_FH == 0;
         match size {
             Some(size) if size != attr.size && !opens && matches!(node, Node::Disk(_)) => {
-                reply.error(Errno::EINVAL);
+                reply.error(Errno::INVAL);
             }
-            _ => reply.attr(&TTL, &attr),
+            _ => reply.message(&fuse_attr_out { attr, ..fuse_attr_out::default() }),
         }
     }
 
-    fn open(&self, _: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
-        let Some(node) = self.tree.node(ino.0) else { return reply.error(Errno::ESTALE) };
-        let opened = self.open_node(node, flags.acc_mode());
-        match opened.and_then(|open| self.handles.open(open).ok_or(Errno::ENFILE)) {
-            // Bypass the page cache, which would hold a second copy, and need memory when there is none.
-            Ok(handle) => reply.opened(
-                FileHandle(handle),
-                FopenFlags::FOPEN_DIRECT_IO | FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES,
-            ),
+    fn open<C: Channel>(&self, request: &Request<'_>, open: fuse_open_in, reply: Reply<C>) {
+        let (ino, unique) = (request.header.nodeid, request.header.unique);
+        let opened = match self.opened_before(unique) {
+            Some(handle) => Ok(handle),
+            None => self.open_new(ino, open.flags as i32 & libc::O_ACCMODE, unique),
+        };
+        match opened {
+            Ok(fh) => {
+                // Bypass the page cache, which would hold a second copy, and need memory when there is none.
+                let open_flags = FOPEN_DIRECT_IO | FOPEN_PARALLEL_DIRECT_WRITES;
+                if !reply.message_taken(&fuse_open_out { fh, open_flags, backing_id: 0 }) {
+                    // Nobody will close it.
+                    self.handles.close(fh);
+                }
+            }
             Err(errno) => reply.error(errno),
         }
     }
 
-    fn release(
-        &self,
-        _: &Request,
-        _: INodeNo,
-        fh: FileHandle,
-        _: OpenFlags,
-        _: Option<LockOwner>,
-        _: bool,
-        reply: ReplyEmpty,
-    ) {
-        self.handles.close(fh.0);
-        reply.ok();
+    /// Returns the handle that the request opened in an earlier life, if it did and it was opened again in this one.
+    fn opened_before(&self, unique: u64) -> Option<u64> {
+        if unique & FUSE_UNIQUE_RESEND == 0 {
+            return None;
+        }
+        let handle = self.handles.opened_by(unique)?;
+        if matches!(self.handles.get(handle)?.open(), Some(Open::Lost)) {
+            self.handles.close(handle);
+            return None;
+        }
+        Some(handle)
     }
 
-    fn read(
-        &self,
-        _: &Request,
-        _: INodeNo,
-        fh: FileHandle,
-        offset: u64,
-        size: u32,
-        _: OpenFlags,
-        _: Option<LockOwner>,
-        reply: ReplyData,
-    ) {
+    fn open_new(&self, ino: u64, mode: i32, unique: u64) -> Result<u64, Errno> {
+        let node = self.tree.node(ino).ok_or(Errno::STALE)?;
+        let open = open_node(&self.tree, &self.pools, node, mode)?;
+        self.handles.open(open, OpenFileRecord { ino, mode, unique }).ok_or(Errno::NFILE)
+    }
+
+    fn read<C: Channel>(&self, read: fuse_read_in, reply: Reply<C>) {
         self.request_came();
-        match self.handles.get(fh.0).as_deref() {
-            Some(Some(Open::Disk(disk))) => disk.read(offset, size as usize, reply),
-            Some(Some(Open::Attribute(Some(text), _))) => {
-                reply_from_buffer(size as usize, reply, |out, reply| {
-                    let len = text.lock().unwrap_or_else(PoisonError::into_inner).read_at(offset, out);
-                    reply.data(&out[..len]);
-                })
-            }
-            _ => reply.error(Errno::EBADF),
+        // The kernel asks for no more.
+        let len = read.size.min(self.max_io_bytes) as usize;
+        match self.handles.get(read.fh).as_ref().and_then(|handle| handle.open()) {
+            Some(Open::Disk(disk)) => disk.read(read.offset, len, reply),
+            Some(Open::Attribute(Some(text), _)) => reply_from_buffer(len, reply, |out, reply| {
+                let len = text.lock().unwrap_or_else(PoisonError::into_inner).read_at(read.offset, out);
+                reply.data(&out[..len]);
+            }),
+            _ => reply.error(Errno::BADF),
         }
     }
 
-    fn write(
-        &self,
-        _: &Request,
-        ino: INodeNo,
-        fh: FileHandle,
-        offset: u64,
-        data: &[u8],
-        _: WriteFlags,
-        _: OpenFlags,
-        _: Option<LockOwner>,
-        reply: ReplyWrite,
-    ) {
+    fn write<C: Channel>(&self, ino: u64, write: &fuse_write_in, data: &[u8], reply: Reply<C>) {
         self.request_came();
-        keep_secret(data);
-        match self.handles.get(fh.0).as_deref() {
-            Some(Some(Open::Disk(disk))) => disk.write(offset, data, reply),
-            Some(Some(Open::Attribute(_, pool))) => match self.tree.node(ino.0) {
+        match self.handles.get(write.fh).as_ref().and_then(|handle| handle.open()) {
+            Some(Open::Disk(disk)) => disk.write(write.offset, data, reply),
+            Some(Open::Attribute(_, pool)) => match self.tree.node(ino) {
                 Some(Node::Attribute(device, attribute)) => {
-                    attribute::write(device, attribute, pool, offset, data, reply)
+                    attribute::write(device, attribute, pool, write.offset, data, reply)
                 }
-                _ => reply.error(Errno::ESTALE),
+                _ => reply.error(Errno::STALE),
             },
-            Some(Some(Open::WarmUp)) => {
+            Some(Open::WarmUp) => {
                 let touched = thread_buffer::touch(data.len());
                 // Arrive even if this thread got no buffer: the other threads wait for it.
                 match (self.warm_up.arrive(), touched) {
-                    (true, Ok(())) => reply.written(data.len() as u32),
+                    (true, Ok(())) => reply.message(&fuse_write_out { size: write.size, padding: 0 }),
                     (true, Err(errno)) => reply.error(errno),
-                    (false, _) => reply.error(Errno::ETIMEDOUT),
+                    (false, _) => reply.error(Errno::TIMEDOUT),
                 }
             }
-            _ => reply.error(Errno::EBADF),
+            _ => reply.error(Errno::BADF),
         }
     }
 
-    /// A write is stored and visible to every reader before its reply, so there is nothing to flush. After `ENOSYS` the
-    /// kernel does not send this request again. Nothing becomes durable: contents are memory.
-    fn flush(&self, _: &Request, _: INodeNo, _: FileHandle, _: LockOwner, reply: ReplyEmpty) {
-        reply.error(Errno::ENOSYS);
-    }
-
-    /// As `flush`.
-    fn fsync(&self, _: &Request, _: INodeNo, _: FileHandle, _: bool, reply: ReplyEmpty) {
-        reply.error(Errno::ENOSYS);
-    }
-
-    fn fallocate(
-        &self,
-        _: &Request,
-        _: INodeNo,
-        fh: FileHandle,
-        offset: u64,
-        length: u64,
-        mode: i32,
-        reply: ReplyEmpty,
-    ) {
-        let allocated = match mode & !libc::FALLOC_FL_KEEP_SIZE {
+    fn fallocate<C: Channel>(&self, zero: fuse_fallocate_in, reply: Reply<C>) {
+        let allocated = match zero.mode as i32 & !libc::FALLOC_FL_KEEP_SIZE {
             libc::FALLOC_FL_PUNCH_HOLE => false,
             libc::FALLOC_FL_ZERO_RANGE => true,
             // Space cannot be preallocated: it depends on the contents.
-            _ => return reply.error(Errno::EOPNOTSUPP),
+            _ => return reply.error(Errno::OPNOTSUPP),
         };
-        match self.handles.get(fh.0).as_deref() {
-            Some(Some(Open::Disk(disk))) => disk.zero(offset, length, allocated, reply),
-            _ => reply.error(Errno::EBADF),
+        match self.handles.get(zero.fh).as_ref().and_then(|handle| handle.open()) {
+            Some(Open::Disk(disk)) => disk.zero(zero.offset, zero.length, allocated, reply),
+            _ => reply.error(Errno::BADF),
         }
     }
 
-    fn lseek(&self, _: &Request, _: INodeNo, fh: FileHandle, offset: i64, whence: i32, reply: ReplyLseek) {
-        let for_data = match whence {
+    fn lseek<C: Channel>(&self, seek: fuse_lseek_in, reply: Reply<C>) {
+        let for_data = match seek.whence as i32 {
             libc::SEEK_DATA => true,
             libc::SEEK_HOLE => false,
-            _ => return reply.error(Errno::EINVAL),
+            _ => return reply.error(Errno::INVAL),
         };
-        let Ok(offset) = u64::try_from(offset) else { return reply.error(Errno::ENXIO) };
-        let found = match self.handles.get(fh.0).as_deref() {
-            Some(Some(Open::Disk(disk))) => disk.seek(offset, for_data),
-            _ => Err(Errno::EBADF),
+        let found = match self.handles.get(seek.fh).as_ref().and_then(|handle| handle.open()) {
+            Some(Open::Disk(disk)) => disk.seek(seek.offset, for_data),
+            _ => Err(Errno::BADF),
         };
         match found {
-            // It fits: a disk has at most 16 TiB.
-            Ok(at) => reply.offset(at as i64),
+            Ok(offset) => reply.message(&fuse_lseek_out { offset }),
             Err(errno) => reply.error(errno),
         }
     }
 
-    fn readdir(&self, _: &Request, ino: INodeNo, _: FileHandle, offset: u64, mut reply: ReplyDirectory) {
-        let entries = self.tree.entries(ino.0);
-        let from = usize::try_from(offset).unwrap_or(usize::MAX);
+    fn readdir<C: Channel>(&self, request: &Request<'_>, read: fuse_read_in, reply: Reply<C>) {
+        let entries = self.tree.entries(request.header.nodeid);
+        let from = usize::try_from(read.offset).unwrap_or(usize::MAX);
+        let mut listed = Entries::new(read.size.min(self.max_io_bytes) as usize);
         for (at, entry) in entries.iter().enumerate().skip(from) {
-            let kind = if entry.is_directory { FileType::Directory } else { FileType::RegularFile };
-            if reply.add(INodeNo(entry.ino), at as u64 + 1, kind, &entry.name) {
+            let kind = if entry.is_directory { libc::DT_DIR } else { libc::DT_REG };
+            if !listed.add(entry.ino, at as u64 + 1, kind, &entry.name) {
                 break;
             }
         }
-        reply.ok();
+        reply.data(listed.as_bytes());
     }
 
-    fn statfs(&self, _: &Request, _: INodeNo, reply: ReplyStatfs) {
+    fn statfs<C: Channel>(&self, reply: Reply<C>) {
         let devices = self.tree.exports().devices();
         let pages = |bytes: fn(&Device) -> u64| {
             devices.iter().map(|device| bytes(device)).sum::<u64>() / PAGE_SIZE as u64
         };
-        let all = pages(|device| device.size_bytes());
-        let free = all.saturating_sub(pages(|device| device.counts().orig_data_bytes));
-        let page = PAGE_SIZE as u32;
-        reply.statfs(all, free, free, devices.len() as u64, 0, page, 255, page);
+        let blocks = pages(|device| device.size_bytes());
+        let free = blocks.saturating_sub(pages(|device| device.counts().orig_data_bytes));
+        reply.message(&fuse_statfs_out {
+            blocks,
+            bfree: free,
+            bavail: free,
+            files: devices.len() as u64,
+            bsize: PAGE_SIZE as u32,
+            namelen: MAX_NAME_BYTES,
+            frsize: PAGE_SIZE as u32,
+            ..fuse_statfs_out::default()
+        });
     }
+}
 
-    /// Files are created and removed only with devices.
-    fn create(
-        &self,
-        _: &Request,
-        _: INodeNo,
-        _: &OsStr,
-        _mode: u32,
-        _umask: u32,
-        _: i32,
-        reply: ReplyCreate,
-    ) {
-        reply.error(Errno::EACCES);
+/// Carries out a request by its message, or refuses one that is too short.
+#[inline]
+fn with<T: Message, C: Channel>(request: &Request<'_>, reply: Reply<C>, carry_out: impl FnOnce(T, Reply<C>)) {
+    match request.message() {
+        Some(message) => carry_out(message, reply),
+        None => reply.error(Errno::INVAL),
     }
+}
 
-    fn mkdir(&self, _: &Request, _: INodeNo, _: &OsStr, _mode: u32, _umask: u32, reply: ReplyEntry) {
-        reply.error(Errno::EACCES);
-    }
-
-    fn unlink(&self, _: &Request, _: INodeNo, _: &OsStr, reply: ReplyEmpty) {
-        reply.error(Errno::EACCES);
-    }
-
-    fn rmdir(&self, _: &Request, _: INodeNo, _: &OsStr, reply: ReplyEmpty) {
-        reply.error(Errno::EACCES);
-    }
-
-    /// There are no extended attributes; after `ENOSYS` the kernel does not send this request again.
-    fn getxattr(&self, _: &Request, _: INodeNo, _: &OsStr, _: u32, reply: ReplyXattr) {
-        reply.error(Errno::ENOSYS);
-    }
-
-    fn listxattr(&self, _: &Request, _: INodeNo, _: u32, reply: ReplyXattr) {
-        reply.error(Errno::ENOSYS);
+/// Opens a file; `mode` is `O_RDONLY`, `O_WRONLY` or `O_RDWR`.
+fn open_node(tree: &Tree, pools: &DevicePools, node: Node, mode: i32) -> Result<Open, Errno> {
+    let (is_read, is_written) = (mode != libc::O_WRONLY, mode != libc::O_RDONLY);
+    match node {
+        // O_ACCMODE itself is a mode of Linux, for ioctl(2) only.
+        _ if mode == libc::O_ACCMODE => Err(Errno::INVAL),
+        Node::Disk(device) => {
+            let file = tree.exports().open_file(&device, is_written).map_err(|error| errno(&error))?;
+            Ok(Open::Disk(Disk { file, pool: pools.pool(&device) }))
+        }
+        // As in sysfs, the attribute's permissions also apply to root.
+        Node::Attribute(_, attribute)
+            if is_read && !attribute.readable() || is_written && !attribute.writable() =>
+        {
+            Err(Errno::ACCESS)
+        }
+        Node::Attribute(device, attribute) => {
+            let text = is_read.then(|| device.text(attribute.name)).transpose();
+            let text = text.map_err(|error| errno(&error))?.map(Mutex::new);
+            Ok(Open::Attribute(text, pools.pool(&device)))
+        }
+        Node::WarmUp => Ok(Open::WarmUp),
+        Node::Root | Node::Directory => Err(Errno::ISDIR),
     }
 }

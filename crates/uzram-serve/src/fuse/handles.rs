@@ -1,6 +1,9 @@
 //! Open files by their handles.
 //!
-//! Locks: each handle's own, held for reading while a request is executed, and for writing while a file is opened or
+//! A handle is the index of its entry, in the low bits, and the entry's generation, so that it is never used again. Each
+//! open file is in the ledger from before the reply to its opening until before the reply to its closing.
+//!
+//! Locks: each entry's own, held for reading while a request is executed, and for writing while a file is opened or
 //! closed. The kernel closes a file after the reply to its last request, so neither waits. Below it the lock of an
 //! attribute's text, held while a piece of the text is generated.
 
@@ -9,10 +12,12 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard};
 use uzram::device::AttributeText;
 
 use super::disk::Disk;
+use super::ledger::{Ledger, MAX_OPEN, OpenFileRecord};
 use crate::device_pool::DevicePool;
 
-/// The most files open at a time; a loop device has one of them.
-const MAX_OPEN: usize = 1024;
+/// The low bits of a handle, which are its entry's index.
+const INDEX_BITS: u32 = 16;
+const _: () = assert!(MAX_OPEN <= 1 << INDEX_BITS);
 
 /// An open file.
 pub(super) enum Open {
@@ -24,48 +29,103 @@ pub(super) enum Open {
     Attribute(Option<Mutex<AttributeText>>, Arc<DevicePool>),
     /// A file whose writes warm up a thread.
     WarmUp,
+    /// A file that was opened in an earlier life, and cannot be in this one.
+    Lost,
 }
 
 /// See the [module's documentation](self).
-pub(super) struct Handles(Box<[RwLock<Option<Open>>]>);
+pub(super) struct Handles {
+    entries: Box<[RwLock<Entry>]>,
+    ledger: Arc<Ledger>,
+}
+
+/// An open file, or the place for the next.
+struct Entry {
+    generation: u32,
+    open: Option<Open>,
+}
+
+/// Holds a file open.
+pub(super) struct HandleGuard<'a>(RwLockReadGuard<'a, Entry>);
+
+impl HandleGuard<'_> {
+    /// Returns the file.
+    pub fn open(&self) -> Option<&Open> {
+        self.0.open.as_ref()
+    }
+}
+
+fn handle(index: usize, generation: u32) -> u64 {
+    u64::from(generation) << INDEX_BITS | index as u64
+}
 
 impl Handles {
-    pub fn new() -> Self {
-        Handles((0..MAX_OPEN).map(|_| RwLock::new(None)).collect())
+    /// Opens the files of the ledger again by `open`; those that it does not open are lost.
+    pub fn restore(ledger: Arc<Ledger>, open: impl Fn(&OpenFileRecord) -> Option<Open>) -> Self {
+        let entry = |index| {
+            let (generation, file) = ledger.open_file(index);
+            let open = file.map(|file| {
+                open(&file).unwrap_or_else(|| {
+                    tracing::warn!(ino = file.ino, "a file that was open cannot be opened again");
+                    Open::Lost
+                })
+            });
+            RwLock::new(Entry { generation, open })
+        };
+        Handles { entries: (0..MAX_OPEN).map(entry).collect(), ledger }
     }
 
-    /// Returns a handle for a file; `None` when too many are open.
-    pub fn open(&self, file: Open) -> Option<u64> {
-        let free = |handle: &RwLock<Option<Open>>| Some(handle.try_write().ok()?.is_none());
-        for (number, handle) in self.0.iter().enumerate() {
-            if free(handle) != Some(true) {
+    /// Returns a handle for a file, which `record` describes; `None` when too many are open.
+    pub fn open(&self, file: Open, record: OpenFileRecord) -> Option<u64> {
+        let free = |entry: &RwLock<Entry>| Some(entry.try_write().ok()?.open.is_none());
+        for (index, entry) in self.entries.iter().enumerate() {
+            if free(entry) != Some(true) {
                 continue;
             }
-            let mut place = handle.write().unwrap_or_else(PoisonError::into_inner);
+            let mut entry = entry.write().unwrap_or_else(PoisonError::into_inner);
             // Another thread may have taken it in between.
-            if place.is_none() {
-                *place = Some(file);
-                return Some(number as u64);
+            if entry.open.is_none() {
+                self.ledger.enter_file(index, entry.generation, record);
+                entry.open = Some(file);
+                return Some(handle(index, entry.generation));
             }
         }
         None
     }
 
-    /// Returns the file of a handle, if it has one. It stays open while the guard lives.
-    pub fn get(&self, handle: u64) -> Option<RwLockReadGuard<'_, Option<Open>>> {
-        let place = self.0.get(usize::try_from(handle).ok()?)?;
-        Some(place.read().unwrap_or_else(PoisonError::into_inner))
+    /// Returns the handle that a request opened in an earlier life.
+    pub fn opened_by(&self, unique: u64) -> Option<u64> {
+        self.ledger.opened_by(unique).map(|(index, generation)| handle(index, generation))
     }
 
-    /// Closes a file.
-    pub fn close(&self, handle: u64) {
-        let place = usize::try_from(handle).ok().and_then(|handle| self.0.get(handle));
-        if let Some(place) = place {
-            let closed = place.write().unwrap_or_else(PoisonError::into_inner).take();
-            // Dropped without the lock, as this may wait for the pool's tasks.
-            drop(closed);
-        }
+    /// Returns the file of a handle, if it has one. It stays open while the guard lives.
+    pub fn get(&self, handle: u64) -> Option<HandleGuard<'_>> {
+        let (index, generation) = split(handle)?;
+        let entry = self.entries.get(index)?.read().unwrap_or_else(PoisonError::into_inner);
+        (entry.generation == generation && entry.open.is_some()).then_some(HandleGuard(entry))
     }
+
+    /// Closes a file, unless it was closed already.
+    pub fn close(&self, handle: u64) {
+        let Some((index, generation)) = split(handle) else { return };
+        let Some(entry) = self.entries.get(index) else { return };
+        let mut entry = entry.write().unwrap_or_else(PoisonError::into_inner);
+        if entry.generation != generation || entry.open.is_none() {
+            return;
+        }
+        entry.generation = generation.wrapping_add(1);
+        self.ledger.clear_file(index, entry.generation);
+        let closed = entry.open.take();
+        drop(entry);
+        // Dropped without the lock, as this may wait for the pool's tasks.
+        drop(closed);
+    }
+}
+
+/// Returns the index and the generation of a handle.
+fn split(handle: u64) -> Option<(usize, u32)> {
+    let generation = u32::try_from(handle >> INDEX_BITS).ok()?;
+    Some(((handle & ((1 << INDEX_BITS) - 1)) as usize, generation))
 }
 
 #[cfg(test)]
@@ -74,19 +134,47 @@ mod tests {
 
     use super::*;
 
+    fn record(unique: u64) -> OpenFileRecord {
+        OpenFileRecord { ino: 2, mode: libc::O_WRONLY, unique }
+    }
+
     #[test]
-    fn handles_are_used_again_and_run_out() {
-        let handles = Handles::new();
-        let open = || handles.open(Open::WarmUp);
-        for number in 0..MAX_OPEN as u64 {
-            assert_eq!(open(), Some(number));
+    fn entries_are_used_again_handles_are_not() {
+        let handles = Handles::restore(Arc::new(Ledger::new().unwrap()), |_| None);
+        let open = || handles.open(Open::WarmUp, record(1));
+        for index in 0..MAX_OPEN as u64 {
+            assert_eq!(open(), Some(index));
         }
         assert_eq!(open(), None);
         handles.close(7);
-        assert!(handles.get(7).unwrap().is_none() && handles.get(8).unwrap().is_some());
-        assert_eq!(open(), Some(7));
+        assert!(handles.get(7).is_none() && handles.get(8).is_some());
+        assert_eq!(open(), Some(1 << INDEX_BITS | 7));
+        // Closed a second time.
+        handles.close(7);
+        assert!(handles.get(7).is_none() && handles.get(1 << INDEX_BITS | 7).is_some());
         // Invalid handles are ignored.
         handles.close(u64::MAX);
         assert!(handles.get(MAX_OPEN as u64).is_none());
+    }
+
+    #[test]
+    fn files_stay_open_in_the_next_life() {
+        let ledger = Arc::new(Ledger::new().unwrap());
+        let handles = Handles::restore(Arc::clone(&ledger), |_| None);
+        let [kept, closed, lost] =
+            [2, 4, 6].map(|unique| handles.open(Open::WarmUp, record(unique)).unwrap());
+        handles.close(closed);
+        drop(handles);
+        let handles = Handles::restore(ledger, |file| (file.unique != 6).then_some(Open::WarmUp));
+        let is_open = |handle| {
+            matches!(handles.get(handle).as_ref().map(|guard| guard.open()), Some(Some(Open::WarmUp)))
+        };
+        assert!(is_open(kept) && !is_open(closed) && !is_open(lost));
+        assert!(matches!(handles.get(lost).unwrap().open(), Some(Open::Lost)));
+        assert_eq!([2, 4, 6].map(|unique| handles.opened_by(unique)), [Some(kept), None, Some(lost)]);
+        let again = handles.open(Open::WarmUp, record(8)).unwrap();
+        assert!(again != closed && handles.get(closed).is_none());
+        handles.close(lost);
+        assert!(handles.get(lost).is_none() && handles.opened_by(6).is_none());
     }
 }

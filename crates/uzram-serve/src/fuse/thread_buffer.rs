@@ -1,21 +1,69 @@
-//! The memory of a thread that serves the kernel: one buffer for reads, which the thread keeps, and the pages in which
-//! requests arrive. Reads and writes allocate nothing.
+//! The memory of a thread that serves the kernel: one buffer in which requests arrive, and one for the data of replies,
+//! which the thread keeps. Reads and writes allocate nothing.
 
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 
-use fuser::{Errno, ReplyData};
-use uzram::mem::{ZeroedPages, leave_out_of_cores};
+use rustix::io::Errno;
+use uzram::mem::ZeroedPages;
+
+use super::channel::{Channel, Reply};
+use super::proto::{FUSE_MIN_READ_BUFFER, WRITE_HEADERS_BYTES};
+use super::resident;
 
 thread_local! {
     /// The buffer for this thread's reads.
     static BUFFER: RefCell<Option<ZeroedPages>> = const { RefCell::new(None) };
-    /// Start and end of the pages in which this thread's requests have their data.
-    static RECEIVED: Cell<(usize, usize)> = const { Cell::new((0, 0)) };
+}
+
+/// The buffers of a thread, resident before it has its first request. They are left out of core files.
+pub(super) struct ThreadBuffers {
+    requests: ZeroedPages,
+    /// Where requests begin in the buffer, so that the data of a write begin a page.
+    start: usize,
+    reads: ZeroedPages,
+}
+
+impl ThreadBuffers {
+    /// Allocates buffers for requests of `max_io_bytes`.
+    pub fn new(max_io_bytes: usize) -> Result<Self, Errno> {
+        let page = rustix::param::page_size();
+        let start = page - WRITE_HEADERS_BYTES;
+        let len = page + max_io_bytes.next_multiple_of(page).max(FUSE_MIN_READ_BUFFER);
+        let requests = resident::allocate(len)?;
+        Ok(ThreadBuffers { requests, start, reads: resident::allocate(room_bytes(max_io_bytes))? })
+    }
+
+    /// Makes the buffer for reads this thread's own; returns the one for requests.
+    pub fn enter(self) -> RequestBuffer {
+        BUFFER.set(Some(self.reads));
+        RequestBuffer { pages: self.requests, start: self.start }
+    }
+}
+
+/// The buffer in which requests arrive.
+pub(super) struct RequestBuffer {
+    pages: ZeroedPages,
+    start: usize,
+}
+
+impl RequestBuffer {
+    /// Returns the room for a request.
+    pub fn room(&mut self) -> &mut [u8] {
+        &mut self.pages[self.start..]
+    }
+}
+
+fn room_bytes(len: usize) -> usize {
+    len.next_power_of_two()
 }
 
 /// Lends `len` bytes of this thread's buffer to `reply_with`, which replies to a read from them. Replies with an error
 /// when there is no memory for them.
-pub(super) fn reply_from_buffer(len: usize, reply: ReplyData, reply_with: impl FnOnce(&mut [u8], ReplyData)) {
+pub(super) fn reply_from_buffer<C: Channel>(
+    len: usize,
+    reply: Reply<C>,
+    reply_with: impl FnOnce(&mut [u8], Reply<C>),
+) {
     BUFFER.with_borrow_mut(|buffer| match room_in(buffer, len) {
         Ok(room) => reply_with(room, reply),
         Err(errno) => reply.error(errno),
@@ -27,25 +75,16 @@ pub(super) fn touch(len: usize) -> Result<(), Errno> {
     BUFFER.with_borrow_mut(|buffer| room_in(buffer, len).map(|room| room.fill(0)))
 }
 
-/// Returns the first `len` bytes of a thread's buffer, which is allocated if it is missing or too small.
+/// Returns the first `len` bytes of a thread's buffer, which is allocated if it is missing or too small, as that of a
+/// thread of a pool may be.
 fn room_in(buffer: &mut Option<ZeroedPages>, len: usize) -> Result<&mut [u8], Errno> {
     if buffer.as_ref().is_none_or(|kept| kept.len() < len) {
-        *buffer = Some(allocate(len.next_power_of_two())?);
+        *buffer = Some(resident::allocate(room_bytes(len))?);
     }
     Ok(buffer.as_mut().map_or(&mut [][..], |kept| &mut kept[..len]))
 }
 
 /// Allocates `len` zeroed bytes.
 pub(super) fn allocate(len: usize) -> Result<ZeroedPages, Errno> {
-    ZeroedPages::new(len).map_err(|_| Errno::ENOMEM)
-}
-
-/// Keeps this thread's received data out of core files. The FUSE library receives all of it into one buffer.
-pub(super) fn keep_secret(data: &[u8]) {
-    let (start, end) = (data.as_ptr().addr(), data.as_ptr().addr() + data.len());
-    let (known_start, known_end) = RECEIVED.get();
-    if start < known_start || known_end < end {
-        leave_out_of_cores(data);
-        RECEIVED.set((start, end));
-    }
+    ZeroedPages::new(len).map_err(|_| Errno::NOMEM)
 }

@@ -2,7 +2,7 @@
 //!
 //! An inode number consists of the device's number and the file's place in the device's directory. A device gets its
 //! number on the first lookup, and numbers are never reused, so that files of a removed device stay stale even
-//! if a new device has its name.
+//! if a new device has its name. The ledger keeps the numbers for the process's next life.
 //!
 //! Lock: `Tree::numbers`, then the exports' list.
 
@@ -12,6 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use uzram::device::{Attribute, Device};
 
+use super::ledger::Ledger;
 use crate::Exports;
 
 /// The name of the disk's file in its device's directory.
@@ -29,6 +30,8 @@ const FIRST_DEVICE: u64 = 1 << PLACE_BITS;
 
 /// The low bits of an inode number, which are the file's place.
 const PLACE_BITS: u32 = 16;
+/// The end of the devices' numbers.
+const NUMBERS_END: u64 = 1 << (u64::BITS - PLACE_BITS);
 /// The place of a device's directory.
 const DIRECTORY: u64 = 0;
 /// The place of its disk.
@@ -64,21 +67,44 @@ pub(super) struct Tree {
     numbers: Mutex<Numbers>,
 }
 
-#[derive(Default)]
 struct Numbers {
     devices: BTreeMap<u64, Weak<Device>>,
     last: u64,
+    ledger: Arc<Ledger>,
 }
 
 impl Numbers {
+    /// Gives the devices of `exports` the numbers that they have in the ledger.
+    fn restore(exports: &Exports, ledger: Arc<Ledger>) -> Self {
+        let device = |(number, name): (u64, Vec<u8>)| {
+            let device = exports.named(str::from_utf8(&name).ok()?).ok()?;
+            (1..NUMBERS_END).contains(&number).then(|| (number, Arc::downgrade(&device)))
+        };
+        let devices: BTreeMap<_, _> = ledger.device_numbers().into_iter().filter_map(device).collect();
+        ledger.retain_devices(|number| devices.contains_key(&number));
+        let highest = devices.last_key_value().map_or(0, |(number, _)| *number);
+        let last = Some(ledger.last_number()).filter(|last| *last < NUMBERS_END).unwrap_or(0).max(highest);
+        Numbers { devices, last, ledger }
+    }
+
     /// Returns the number of a device; assigns one if it has none.
     fn of(&mut self, device: &Arc<Device>) -> u64 {
         let is_it = |other: &Weak<Device>| std::ptr::eq(other.as_ptr(), Arc::as_ptr(device));
         if let Some((number, _)) = self.devices.iter().find(|(_, other)| is_it(other)) {
             return *number;
         }
+        // Another device of that name was removed, even if something still holds it.
+        let is_kept =
+            |other: &Weak<Device>| other.upgrade().is_some_and(|other| other.name() != device.name());
+        self.ledger.retain_devices(|number| self.devices.get(&number).is_some_and(is_kept));
         self.devices.retain(|_, device| device.strong_count() > 0);
         self.last += 1;
+        if !self.ledger.enter_device(self.last, device.name()) {
+            tracing::warn!(
+                device = device.name(),
+                "too many devices: its open files would not survive this process"
+            );
+        }
         self.devices.insert(self.last, Arc::downgrade(device));
         self.last
     }
@@ -89,8 +115,10 @@ fn ino(number: u64, place: u64) -> u64 {
 }
 
 impl Tree {
-    pub fn new(exports: Exports) -> Self {
-        Tree { exports, numbers: Mutex::default() }
+    /// Names the files of `exports`, with the numbers that they have in the ledger.
+    pub fn new(exports: Exports, ledger: Arc<Ledger>) -> Self {
+        let numbers = Mutex::new(Numbers::restore(&exports, ledger));
+        Tree { exports, numbers }
     }
 
     /// A panic cannot leave the map half changed, so poisoning is ignored.
@@ -111,7 +139,7 @@ impl Tree {
             DIRECTORY => Some(Node::Directory),
             DISK_PLACE => Some(Node::Disk(device)),
             _ => {
-                let attribute = Device::attributes().get((place - FIRST_ATTRIBUTE) as usize)?;
+                let attribute = Device::attributes().get(usize::try_from(place - FIRST_ATTRIBUTE).ok()?)?;
                 Some(Node::Attribute(device, attribute))
             }
         }
@@ -180,10 +208,14 @@ mod tests {
 
     use super::*;
 
+    fn new_tree(exports: Exports) -> Tree {
+        Tree::new(exports, Arc::new(Ledger::new().unwrap()))
+    }
+
     #[test]
     fn every_entry_is_found_by_its_name() {
         let exports = Exports::new(["a", "b"].map(|name| Device::new(name).unwrap()));
-        let tree = Tree::new(exports);
+        let tree = new_tree(exports);
         let names = |ino: u64| -> Vec<String> {
             tree.entries(ino).into_iter().skip(2).map(|entry| entry.name).collect()
         };
@@ -211,7 +243,7 @@ mod tests {
     #[test]
     fn a_device_that_comes_again_is_another() {
         let exports = Exports::new([Device::new("a").unwrap()]);
-        let tree = Tree::new(exports.clone());
+        let tree = new_tree(exports.clone());
         let look = || tree.lookup(ROOT, OsStr::new("a")).unwrap().0;
         let first = look();
         assert_eq!(look(), first);
@@ -223,8 +255,32 @@ mod tests {
     }
 
     #[test]
+    fn numbers_stay_in_the_next_life() {
+        let devices = |names: &[&str]| Exports::new(names.iter().map(|name| Device::new(name).unwrap()));
+        let ledger = Arc::new(Ledger::new().unwrap());
+        let (exports, look) =
+            (devices(&["a", "b", "c"]), |tree: &Tree, name| Some(tree.lookup(ROOT, OsStr::new(name))?.0));
+        let tree = Tree::new(exports.clone(), Arc::clone(&ledger));
+        let numbers = ["b", "c", "a"].map(|name| look(&tree, name));
+        // A removed device, and a new one of its name that was looked up.
+        exports.remove("b").unwrap();
+        exports.add(Device::new("b").unwrap(), crate::ExportPolicy::default()).unwrap();
+        let new = look(&tree, "b");
+        assert_ne!(new, numbers[0]);
+        drop(tree);
+        let tree = Tree::new(devices(&["d", "a", "b"]), Arc::clone(&ledger));
+        assert_eq!([look(&tree, "b"), look(&tree, "a"), look(&tree, "c")], [new, numbers[2], None]);
+        assert!(tree.node(numbers[0].unwrap()).is_none() && tree.node(numbers[1].unwrap()).is_none());
+        assert_eq!(look(&tree, "d"), Some(ino(5, DIRECTORY)));
+        // The last one's number is not given again.
+        let tree = Tree::new(devices(&["e"]), Arc::clone(&ledger));
+        assert_eq!(look(&tree, "e"), Some(ino(6, DIRECTORY)));
+        assert_eq!(ledger.device_numbers(), [(6, b"e".to_vec())]);
+    }
+
+    #[test]
     fn there_are_files_for_many_threads() {
-        let tree = Tree::new(Exports::new([Device::new("a").unwrap()]));
+        let tree = new_tree(Exports::new([Device::new("a").unwrap()]));
         let look = |name: &str| {
             tree.lookup(ROOT, OsStr::new(name)).map(|(ino, node)| (ino, matches!(node, Node::WarmUp)))
         };

@@ -1,0 +1,365 @@
+//! A FUSE connection: mounted, initialised, and with a channel for each thread.
+//!
+//! The kernel keeps a connection while any process has its descriptors. So a process that was handed them
+//! ([`Connection::parts`]) can go on where one that was killed stopped: the kernel sends all unanswered requests again.
+//! All channels must be handed on, as closing one fails the requests that were read from it.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::thread;
+
+use rustix::fs::Stat;
+use rustix::io::Errno;
+use rustix::mount::UnmountFlags;
+use serde::{Deserialize, Serialize};
+use uzram::trusted_path::{Place, Refused};
+use uzram::{Error, ErrorKind, Result};
+
+use super::cpu_latency::{self, CpuLatencyLimit};
+use super::proto::FUSE_HAS_RESEND;
+use super::tree::DISK;
+use super::{handshake, open_device};
+use crate::mounts::{self, MountIdentity, MountPoint};
+
+/// The longest read or write that the kernel may send at once: its limit, unless `fs.fuse.max_pages_limit` is changed.
+pub const MAX_IO_BYTES: usize = 1 << 20;
+/// The most threads that serve a connection.
+const MAX_THREADS: usize = 1024;
+/// The prefix of our mounts' source in the kernel's list. Only informative: any user can mount something with that
+/// source.
+const SOURCE: &str = "uzram:";
+/// Where the kernel lists connections by their file systems' minor device numbers, fusectl.
+const CONNECTIONS: &str = "/sys/fs/fuse/connections";
+/// The remedy for mounts whose daemon is dead.
+pub(super) const CLEARS_THEM: &str =
+    "`uzram detach --force` as root, or `fusermount3 -u` as another user, clears them";
+
+/// How files are mounted and served.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MountOptions {
+    /// Threads that serve the kernel.
+    pub threads: usize,
+    /// The longest read or write that the kernel sends at once, at most [`MAX_IO_BYTES`]. Each thread has two buffers
+    /// of this size, resident and, as far as the system allows, locked in memory; long sequential requests are faster
+    /// in one piece.
+    pub max_io_bytes: u32,
+    /// The limit on CPU wake-up latency while requests follow each other closely.
+    pub cpu_latency: CpuLatencyLimit,
+}
+
+impl Default for MountOptions {
+    /// A thread for each CPU, and at least two, so that one waiting thread does not delay all requests.
+    fn default() -> Self {
+        let threads = thread::available_parallelism().map_or(2, |cpus| cpus.get().max(2));
+        MountOptions { threads, max_io_bytes: MAX_IO_BYTES as u32, cpu_latency: CpuLatencyLimit::default() }
+    }
+}
+
+impl MountOptions {
+    /// Returns the options with each number in its range.
+    fn clamped(self) -> Self {
+        MountOptions {
+            threads: self.threads.clamp(1, MAX_THREADS),
+            max_io_bytes: self.max_io_bytes.clamp(rustix::param::page_size() as u32, MAX_IO_BYTES as u32),
+            ..self
+        }
+    }
+}
+
+/// A mounted and initialised connection. Dropping it closes its descriptors, but does not unmount.
+#[derive(Debug)]
+pub struct Connection {
+    facts: ConnectionRecord,
+    /// The directory was created for this mount, and was not removed yet.
+    is_made: AtomicBool,
+    point: MountPoint,
+    /// What notifications are written to. Nobody reads it.
+    device: OwnedFd,
+    channels: Vec<OwnedFd>,
+}
+
+/// The description of a connection, for the process that is handed its descriptors.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ConnectionRecord {
+    dir: PathBuf,
+    identity: MountIdentity,
+    is_made: bool,
+    options: MountOptions,
+    cpu_latency: String,
+    /// What was negotiated with the kernel, `FUSE_INIT`.
+    flags: u64,
+}
+
+impl Connection {
+    /// Mounts on the directory `dir`, which is created if it is missing, and initialises the connection. `owner` is
+    /// shown in the kernel's list of mounts.
+    ///
+    /// # Errors
+    /// `Unsupported` without `/dev/fuse`, or with a kernel before Linux 5.4; `Invalid` for a path that is not UTF-8;
+    /// `Busy` when something is mounted there; `Permission`; `Io`.
+    pub fn mount(dir: &Path, owner: &Path, options: MountOptions) -> Result<Connection> {
+        let failed = |kind, why: &str| cannot_mount(dir, kind, why);
+        if !Path::new(open_device::DEVICE).exists() {
+            let why =
+                "there is no /dev/fuse: the kernel has no FUSE, or this container was not given the device";
+            return Err(failed(ErrorKind::Unsupported, why));
+        }
+        if let Some(mount) = mounts::at(dir).map_err(|error| failed(ErrorKind::Io, &error.to_string()))? {
+            let why = format!(
+                "something is mounted there ('{}'; if it is of a uzram that died, {CLEARS_THEM})",
+                mount.source.display()
+            );
+            return Err(failed(ErrorKind::Busy, &why));
+        }
+        if let Some(parent) = dir.parent().filter(|parent| parent.exists()) {
+            // Create nothing behind another user's symbolic link.
+            resolve(parent)?;
+        }
+        let is_made = !dir.exists();
+        std::fs::create_dir_all(dir).map_err(|error| failed(ErrorKind::Io, &error.to_string()))?;
+        let mounted = Connection::on(dir, owner, options.clamped(), is_made);
+        if mounted.is_err() && is_made {
+            // Fails if another process has created a file in it meanwhile.
+            let _ = std::fs::remove_dir(dir);
+        }
+        mounted
+    }
+
+    /// Does [`Connection::mount`] on an existing directory.
+    fn on(dir: &Path, owner: &Path, options: MountOptions, is_made: bool) -> Result<Connection> {
+        let failed_io = |error: io::Error| {
+            let kind = match error.kind() {
+                io::ErrorKind::PermissionDenied => ErrorKind::Permission,
+                io::ErrorKind::Unsupported => ErrorKind::Unsupported,
+                _ => ErrorKind::Io,
+            };
+            cannot_mount(dir, kind, &error.to_string())
+        };
+        let place = resolve(dir)?;
+        // The path that the kernel's lists will show.
+        let dir = dir.canonicalize().map_err(failed_io)?;
+        // The control API reports it in JSON.
+        if dir.to_str().is_none() {
+            let why = "its path is not UTF-8; choose another directory";
+            return Err(cannot_mount(&dir, ErrorKind::Invalid, why));
+        }
+        let point = MountPoint::new(&dir).map_err(failed_io)?;
+        if place.status().ok().map(file_number)
+            != point.open().and_then(|open| Ok(rustix::fs::fstat(&open)?)).ok().map(file_number)
+        {
+            return Err(cannot_mount(&dir, ErrorKind::Busy, "the directory was replaced just now"));
+        }
+        let source = format!("{SOURCE}{}", owner.display());
+        let device = open_device::mounted(&dir, &point, &source).map_err(failed_io)?;
+        let uid = rustix::process::geteuid().as_raw();
+        let identity = match point.mount() {
+            Ok((mount, identity)) if mount.is_fuse_of(uid) => identity,
+            found => {
+                let why = found
+                    .err()
+                    .map_or_else(|| "something else is on top of it".to_owned(), |error| error.to_string());
+                return Err(cannot_mount(&dir, ErrorKind::Busy, &why));
+            }
+        };
+        let initialised = handshake::answer_init(device.as_fd(), options.max_io_bytes).and_then(|flags| {
+            let channels = (0..options.threads).map(|_| open_device::cloned(device.as_fd()));
+            Ok((flags, channels.collect::<io::Result<Vec<_>>>()?))
+        });
+        match initialised {
+            Ok((flags, channels)) => {
+                let cpu_latency = cpu_latency::describe(options.cpu_latency);
+                let facts = ConnectionRecord { dir, identity, is_made, options, cpu_latency, flags };
+                Ok(Connection { facts, is_made: is_made.into(), point, device, channels })
+            }
+            Err(error) => {
+                // The mount is ours, and nobody serves it.
+                let _ = unmount(&dir, &point, &identity, UnmountFlags::DETACH);
+                Err(failed_io(error))
+            }
+        }
+    }
+
+    /// Returns the description and the descriptors with which another process can go on ([`Connection::from_parts`]).
+    ///
+    /// # Errors
+    /// None at present.
+    pub fn parts(&self) -> Result<(ConnectionRecord, Vec<BorrowedFd<'_>>)> {
+        let record = ConnectionRecord { is_made: self.is_made.load(Relaxed), ..self.facts.clone() };
+        let channels = self.channels.iter().map(OwnedFd::as_fd);
+        let fds = [self.device.as_fd()].into_iter().chain(channels).chain([self.point.parent()]);
+        Ok((record, fds.collect()))
+    }
+
+    /// Takes over a connection from what [`Connection::parts`] returned.
+    ///
+    /// # Errors
+    /// `Invalid` when the descriptors are not those of the record.
+    pub fn from_parts(record: ConnectionRecord, fds: Vec<OwnedFd>) -> Result<Connection> {
+        let invalid = |why: &str| Error::invalid(format!("not the parts of a FUSE connection: {why}"));
+        let Some(name) = record.dir.file_name() else { return Err(invalid("the mount point is the root")) };
+        if record.options != record.options.clamped() {
+            return Err(invalid("the options are out of range"));
+        }
+        if fds.len() != record.options.threads + 2 {
+            return Err(invalid(&format!(
+                "{} descriptors for {} threads",
+                fds.len(),
+                record.options.threads
+            )));
+        }
+        let mut fds = fds.into_iter();
+        let (Some(device), Some(parent)) = (fds.next(), fds.next_back()) else {
+            return Err(invalid("too few descriptors"));
+        };
+        let channels = fds.collect::<Vec<_>>();
+        if ![&device].into_iter().chain(&channels).all(|fd| open_device::is_fuse(fd.as_fd())) {
+            return Err(invalid("a descriptor is not of /dev/fuse"));
+        }
+        let point = MountPoint::from_parent(parent, name);
+        Ok(Connection { is_made: record.is_made.into(), facts: record, point, device, channels })
+    }
+
+    /// Returns whether the kernel can send unanswered requests again (Linux 6.9).
+    pub fn can_resend(&self) -> bool {
+        self.facts.flags & FUSE_HAS_RESEND != 0
+    }
+
+    /// Has the kernel send all requests again that were read and not answered. No process may read any channel
+    /// meanwhile, except to end.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub(super) fn resend(&self) -> io::Result<()> {
+        handshake::notify_resend(self.device.as_fd())
+    }
+
+    /// Fails all requests, now and later. Does nothing if the file system is not mounted any more, or the kernel's list
+    /// of connections is not: closing all descriptors then does the same.
+    ///
+    /// # Errors
+    /// The kernel's lists of mounts cannot be read.
+    pub fn abort(&self) -> Result<()> {
+        // The minor number of a file system that is gone may be another's by now.
+        if self.is_mounted().map_err(|error| self.cannot("abort", &error))? {
+            let path = Path::new(CONNECTIONS).join(self.facts.identity.device.1.to_string()).join("abort");
+            if let Err(error) = std::fs::write(&path, "1") {
+                tracing::debug!(path = %path.display(), %error, "connection not aborted");
+            }
+        }
+        Ok(())
+    }
+
+    /// Unmounts the files, unless they were unmounted already.
+    ///
+    /// # Errors
+    /// `Busy` while a file is open, by a loop device for example. It stays mounted then.
+    pub fn unmount(&self) -> Result<()> {
+        let failed = |error: io::Error| self.cannot("unmount", &error);
+        if self.is_mounted().map_err(failed)? {
+            unmount(self.dir(), &self.point, &self.facts.identity, UnmountFlags::empty()).map_err(failed)?;
+        }
+        if self.is_made.swap(false, Relaxed)
+            && let Err(error) = std::fs::remove_dir(self.dir())
+        {
+            // Another process may have created a file in it; and root's daemon may not remove anything from another
+            // user's directory.
+            tracing::warn!("'{}', which was made for the files, stays: {error}", self.dir().display());
+        }
+        Ok(())
+    }
+
+    /// Returns the mount point.
+    pub fn dir(&self) -> &Path {
+        &self.facts.dir
+    }
+
+    /// Returns the identity of the mount.
+    pub fn identity(&self) -> MountIdentity {
+        self.facts.identity
+    }
+
+    /// Returns the path of a device's disk.
+    pub fn disk(&self, device: &str) -> PathBuf {
+        self.dir().join(device).join(DISK)
+    }
+
+    /// Returns the number of threads that serve it.
+    pub fn threads(&self) -> usize {
+        self.facts.options.threads
+    }
+
+    /// Returns the limit on CPU wake-up latency as text; `none` with the reason, if the kernel refused one.
+    pub fn cpu_latency(&self) -> &str {
+        &self.facts.cpu_latency
+    }
+
+    /// Returns the options, each in its range.
+    pub fn options(&self) -> &MountOptions {
+        &self.facts.options
+    }
+
+    /// Returns the channel of a thread.
+    ///
+    /// # Panics
+    /// There are fewer threads.
+    pub(super) fn channel(&self, thread: usize) -> BorrowedFd<'_> {
+        self.channels[thread].as_fd()
+    }
+
+    fn is_mounted(&self) -> io::Result<bool> {
+        let uid = rustix::process::geteuid().as_raw();
+        Ok(self.facts.identity.find(uid)?.is_some())
+    }
+
+    fn cannot(&self, what: &str, error: &io::Error) -> Error {
+        let kind = if error.raw_os_error() == Some(libc::EBUSY) { ErrorKind::Busy } else { ErrorKind::Io };
+        Error::new(kind, format!("cannot {what} '{}': {error}", self.dir().display()))
+    }
+}
+
+fn unmount(dir: &Path, point: &MountPoint, identity: &MountIdentity, flags: UnmountFlags) -> io::Result<()> {
+    point.unmount(identity, flags).or_else(|error| {
+        // Without root, fusermount3 unmounts it, or fails because it is in use.
+        if Errno::from_io_error(&error) == Some(Errno::PERM) {
+            unmount_as_user(dir, flags)
+        } else {
+            Err(error)
+        }
+    })
+}
+
+fn unmount_as_user(dir: &Path, flags: UnmountFlags) -> io::Result<()> {
+    let mut unmount = Command::new(open_device::FUSERMOUNT);
+    unmount.args(["-u", "-q"]);
+    if flags.contains(UnmountFlags::DETACH) {
+        unmount.arg("-z");
+    }
+    unmount.arg("--").arg(dir).stdin(Stdio::null()).stderr(Stdio::null());
+    match unmount.status()? {
+        status if status.success() => Ok(()),
+        _ => Err(Errno::BUSY.into()),
+    }
+}
+
+/// Resolves a directory by a path that no other user can redirect.
+fn resolve(dir: &Path) -> Result<Place> {
+    Place::resolve(dir).map_err(|refused| {
+        let kind = match refused {
+            Refused::Link { .. } => ErrorKind::Permission,
+            Refused::System(_) => ErrorKind::Io,
+        };
+        cannot_mount(dir, kind, &refused.to_string())
+    })
+}
+
+/// Returns the device and inode number, which identify a file.
+fn file_number(stat: Stat) -> (u64, u64) {
+    (stat.st_dev, stat.st_ino)
+}
+
+fn cannot_mount(dir: &Path, kind: ErrorKind, why: &str) -> Error {
+    Error::new(kind, format!("cannot mount '{}': {why}", dir.display()))
+}

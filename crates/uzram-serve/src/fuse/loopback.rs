@@ -1,0 +1,29 @@
+//! Requests from memory instead of a kernel, for tests and fuzzers.
+
+use std::sync::Arc;
+
+use super::channel::Replies;
+use super::connection::MountOptions;
+use super::filesystem::Files;
+use super::ledger::Ledger;
+use crate::Exports;
+
+/// The files of devices, without a mount.
+#[doc(hidden)]
+pub struct Loopback {
+    files: Files,
+    replies: Arc<Replies>,
+}
+
+impl Loopback {
+    /// Serves the files of `exports` as [`super::Mount::serve`] does.
+    pub fn new(exports: Exports, options: &MountOptions, ledger: &Arc<Ledger>) -> Self {
+        Loopback { files: Files::new(exports, options, None, ledger), replies: Arc::default() }
+    }
+
+    /// Carries out a request; returns the replies that were sent since the last one.
+    pub fn carry_out(&self, request: &[u8]) -> Vec<Vec<u8>> {
+        self.files.carry_out(request, &self.replies);
+        self.replies.take()
+    }
+}
