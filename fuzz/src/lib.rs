@@ -19,6 +19,7 @@ pub mod codec_decode;
 pub mod codec_round_trip;
 pub mod control_http;
 pub mod device_ops;
+pub mod fuse_requests;
 mod input;
 pub mod lru_ops;
 mod model;
@@ -48,6 +49,7 @@ pub static TARGETS: &[Target] = &[
     Target { name: "nbd_handshake", run: nbd_handshake::run, seeds: nbd_handshake::seeds },
     Target { name: "nbd_tls", run: nbd_tls::run, seeds: nbd_tls::seeds },
     Target { name: "nbd_transmission", run: nbd_transmission::run, seeds: nbd_transmission::seeds },
+    Target { name: "fuse_requests", run: fuse_requests::run, seeds: fuse_requests::seeds },
     Target { name: "control_http", run: control_http::run, seeds: control_http::seeds },
     Target { name: "codec_decode", run: codec_decode::run, seeds: codec_decode::seeds },
     Target { name: "codec_round_trip", run: codec_round_trip::run, seeds: codec_round_trip::seeds },

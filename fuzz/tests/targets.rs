@@ -82,6 +82,11 @@ fn nbd_transmission() {
 }
 
 #[test]
+fn fuse_requests() {
+    run_mutations("fuse_requests", 3000);
+}
+
+#[test]
 fn control_http() {
     run_mutations("control_http", 6000);
 }

@@ -5,7 +5,7 @@
 
 use std::io::{self, IoSlice};
 use std::os::fd::BorrowedFd;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use rustix::io::Errno;
 
@@ -62,26 +62,46 @@ impl Channel for KernelChannel {
 
 /// Collects replies.
 #[derive(Default)]
-pub(super) struct Replies(Mutex<Vec<Vec<u8>>>);
+pub(super) struct Replies {
+    state: Mutex<RepliesState>,
+    all_ended: Condvar,
+}
+
+/// Protected by the lock, a leaf.
+#[derive(Default)]
+struct RepliesState {
+    under_way: usize,
+    replies: Vec<Vec<u8>>,
+}
 
 impl Replies {
-    /// Takes all replies so far.
+    /// Waits until no request is under way; takes all replies so far.
     pub fn take(&self) -> Vec<Vec<u8>> {
-        std::mem::take(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+        let is_busy = |state: &mut RepliesState| state.under_way > 0;
+        let state = self.all_ended.wait_while(self.lock(), is_busy);
+        std::mem::take(&mut state.unwrap_or_else(PoisonError::into_inner).replies)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, RepliesState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Channel for Replies {
     fn send(&self, reply: &[IoSlice<'_>; 2]) -> io::Result<()> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).push([&*reply[0], &*reply[1]].concat());
+        self.lock().replies.push([&*reply[0], &*reply[1]].concat());
         Ok(())
     }
 
     fn begin(&self, _: u64) -> UnderWay {
+        self.lock().under_way += 1;
         UnderWay::default()
     }
 
-    fn end(&self, _: UnderWay) {}
+    fn end(&self, _: UnderWay) {
+        self.lock().under_way -= 1;
+        self.all_ended.notify_all();
+    }
 }
 
 /// The reply that a request waits for.

@@ -21,7 +21,7 @@ impl Loopback {
         Loopback { files: Files::new(exports, options, None, ledger), replies: Arc::default() }
     }
 
-    /// Carries out a request; returns the replies that were sent since the last one.
+    /// Carries out a request; returns its replies.
     pub fn carry_out(&self, request: &[u8]) -> Vec<Vec<u8>> {
         self.files.carry_out(request, &self.replies);
         self.replies.take()
