@@ -248,8 +248,8 @@ fn damaged_contents_never_panic() {
         };
         for _ in 0..20 {
             open(
-                1 + random.below_u64(5) << 16 | random.below_u64(4),
-                2 * random.below_u64(8) | FUSE_UNIQUE_RESEND,
+                (1 + random.below_u64(5)) << 16 | random.below_u64(4),
+                (2 * random.below_u64(8)) | FUSE_UNIQUE_RESEND,
             );
         }
     }
