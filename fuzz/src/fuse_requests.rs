@@ -259,7 +259,7 @@ impl Kernel {
     fn release(&mut self, input: &mut Input<'_>) {
         let Some(opened) = self.any_opened(input) else { return };
         self.release_one(opened);
-        if input.byte() % 4 == 0 {
+        if input.byte().is_multiple_of(4) {
             // It comes again, and closes no other file.
             assert_eq!(self.ask(RELEASE, opened.ino, &words(&[opened.handle, 0, 0])).0, 0);
         }
