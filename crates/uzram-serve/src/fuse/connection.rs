@@ -363,3 +363,36 @@ fn file_number(stat: Stat) -> (u64, u64) {
 fn cannot_mount(dir: &Path, kind: ErrorKind, why: &str) -> Error {
     Error::new(kind, format!("cannot mount '{}': {why}", dir.display()))
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    #[test]
+    fn only_the_parts_of_a_connection_are_taken_over() {
+        let record = ConnectionRecord {
+            dir: "/mnt/files".into(),
+            identity: MountIdentity { id: 1, device: (0, 1), unique_id: None },
+            is_made: false,
+            options: MountOptions { threads: 2, ..MountOptions::default() },
+            cpu_latency: "none".to_owned(),
+            flags: FUSE_HAS_RESEND,
+        };
+        let text = serde_json::to_string(&record).unwrap();
+        assert_eq!(serde_json::from_str::<ConnectionRecord>(&text).unwrap(), record);
+        let fds = |path: &str, count| (0..count).map(|_| std::fs::File::open(path).unwrap().into()).collect();
+        let refused = |record: &ConnectionRecord, fds| {
+            Connection::from_parts(record.clone(), fds).unwrap_err().to_string()
+        };
+        assert!(refused(&record, fds("/dev/null", 4)).contains("not of /dev/fuse"));
+        for count in [0, 1, 3, 5] {
+            assert!(refused(&record, fds("/dev/null", count)).contains("descriptors"), "{count}");
+        }
+        let root = ConnectionRecord { dir: "/".into(), ..record.clone() };
+        assert!(refused(&root, fds("/dev/null", 4)).contains("root"));
+        let options = MountOptions { threads: usize::MAX, ..record.options };
+        assert!(refused(&ConnectionRecord { options, ..record }, fds("/dev/null", 4)).contains("range"));
+    }
+}
