@@ -236,6 +236,7 @@ pub fn serve(plan: DaemonPlan) -> Result<u8> {
         files: files.mount.as_ref().map(FilesJson::from),
         ends_with_swap: plan.ends_with_swap,
         protection,
+        survival: None,
     };
     let on_shutdown = sender.clone();
     let _control = control::Server::start(

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::fuse;
 
 /// The description of a daemon.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct About {
     /// Its process ID.
     pub pid: u32,
@@ -18,6 +18,28 @@ pub struct About {
     /// The measures that keep a swap daemon from waiting for memory that only it can free, and the privileges that it
     /// gave up; none of the latter if it runs a command.
     pub protection: Vec<MeasureJson>,
+    /// Its processes; `None` if it does not outlive the one that serves.
+    #[serde(default)]
+    pub survival: Option<SurvivalJson>,
+}
+
+/// The processes of a daemon that outlives the one that serves.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct SurvivalJson {
+    /// The process that holds the descriptors and starts the others.
+    pub holder_pid: u32,
+    /// The process that serves.
+    pub worker_pid: u32,
+    /// The process that takes over when the worker dies; `None` while there is none.
+    pub standby_pid: Option<u32>,
+    /// Whether the stand-by has mapped the memory of all devices, so that it can take over at once.
+    pub standby_ready: bool,
+    /// How often a stand-by has taken over.
+    pub take_overs: u64,
+    /// How long nobody served at the last take-over, in milliseconds.
+    pub last_outage_ms: Option<f64>,
+    /// Why no process serves any longer, if the holder has stopped replacing workers.
+    pub gave_up: Option<String>,
 }
 
 /// The mount of the devices' files.

@@ -18,7 +18,7 @@
 //! | `GET /v1/devices/NAME/clients` | the NBD clients of one device, as below |
 //! | `GET /v1/clients` | `{"clients": [{"id", "listener", "peer", "pid", "uid", "export": TEXT or null, "since", "requests", "read_bytes", "written_bytes"}…]}` |
 //! | `DELETE /v1/clients/ID` | 204 once the connection has ended; 202 if it ends only when the device has finished a request |
-//! | `GET /v1/daemon` | `{"pid", "files": {"dir", "device": [MAJOR, MINOR], "threads", "cpu_latency": TEXT} or null, "ends_with_swap", "protection": [{"what", "refused": TEXT or null}…]}` |
+//! | `GET /v1/daemon` | `{"pid", "files": {"dir", "device": [MAJOR, MINOR], "threads", "cpu_latency": TEXT} or null, "ends_with_swap", "protection": [{"what", "refused": TEXT or null}…], "survival": {"holder_pid", "worker_pid", "standby_pid": N or null, "standby_ready", "take_overs", "last_outage_ms": N or null, "gave_up": TEXT or null} or null}` |
 //! | `GET /v1/slabinfo` | `{"caches": [{"name", "policy", "active_objs", …, "stats": {COUNTER: {"total", "cpus": {CPU: N…}}…}}…]}` |
 //! | `POST /v1/reload` | 204 when the TLS files have been reloaded; 409 without TLS |
 //! | `POST /v1/shutdown` with nothing or `{"force": BOOL}` | 202, and the daemon ends; 409 while a device is in use |
@@ -49,7 +49,7 @@ pub mod stats;
 
 use std::io::{self, Read, Write};
 
-pub use about::{About, FilesJson, MeasureJson};
+pub use about::{About, FilesJson, MeasureJson, SurvivalJson};
 pub use api::{Admission, Api, Uris};
 pub use clients::ClientJson;
 pub use http::Ending;
