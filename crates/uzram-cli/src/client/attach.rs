@@ -118,7 +118,12 @@ pub fn attach(args: &AttachArgs) -> Result<()> {
 /// Has the daemon record the attached device.
 fn record(daemon: &Daemon, name: &str, attachment: LoopAttachment) -> Result<()> {
     let path = format!("{}/attachment", device_path(name));
-    daemon.ask("PUT", &path, Some(&json!(attachment))).map(drop)
+    let Err(failure) = daemon.ask("PUT", &path, Some(&json!(attachment))) else { return Ok(()) };
+    // Asked again, the daemon refuses what it recorded before its worker died.
+    match attached(daemon) {
+        Ok(devices) if devices.contains(&AttachedDevice { name: name.to_owned(), attachment }) => Ok(()),
+        _ => Err(failure),
+    }
 }
 
 /// Makes a block device a swap area, and activates it.

@@ -297,9 +297,20 @@ pub fn down(args: &DownArgs) -> Result<()> {
 /// Asks a daemon to end, and waits until it has.
 ///
 /// # Errors
-/// No daemon is running; its devices are in use, unless `force`; it has not ended in time.
+/// No daemon is running; its devices are in use, unless `force`; it has not ended in time; it died, and left something,
+/// unless `force`.
 pub fn end(daemon: &Daemon, force: bool) -> Result<()> {
-    daemon.ask("POST", "/v1/shutdown", Some(&json!({ "force": force })))?;
+    let has_answered = daemon.ask_to_end(force)?;
+    // The directory may be another user's, whose record cannot be trusted.
+    if !has_answered
+        && !force
+        && let Ok(Some(left)) = left_by_dead(&daemon.dir)
+    {
+        return Err(Failure::Line(format!(
+            "the daemon ended before it had answered: {} is left (`uzram detach` clears it)",
+            left.describe()
+        )));
+    }
     if runtime_dir::wait_until_free(&daemon.dir, END_TIMEOUT)? {
         Ok(())
     } else {

@@ -2,23 +2,27 @@
 //!
 //! Only a daemon of this user or of root is trusted: only they can write to its directory ([`check_trusted`]), and
 //! the process at the other end runs as one of them (unix(7), `SO_PEERCRED`).
+//!
+//! The process that serves can die, and another one of the same daemon take over. A request whose connection ended
+//! without a whole response is therefore sent again, as long as the daemon's lock is held, for [`PATIENCE`].
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use rustix::net::sockopt::{self, Timeout};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
-use serde_json::Value;
+use serde_json::{Value, json};
 use uzram_serve::control::About;
 use uzram_serve::control::percent::encode_segment;
 
 use crate::failure::{Context, Failure, Result};
 use crate::system::interrupts::Interrupts;
-use crate::system::runtime_dir::{CONTROL_SOCKET, RuntimeArgs, check_trusted, socket_path};
+use crate::system::runtime_dir::{CONTROL_SOCKET, RuntimeArgs, check_trusted, socket_path, wait_until_free};
 use crate::terminal::live::StatusLine;
 
 /// Time-out for each read of a response.
@@ -28,6 +32,18 @@ pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
 const WORK_TIMEOUT: Duration = Duration::from_hours(6);
 /// The longest response accepted: enough for the slab counters of a hundred devices on a hundred CPUs.
 const MAX_ANSWER_BYTES: u64 = 64 << 20;
+
+/// How long a request is sent again, since the first connection that ended without a whole response.
+const PATIENCE: Duration = Duration::from_secs(15);
+/// How long a request waits for a listener that a daemon's lock announces: the daemon starts, or ends.
+const LISTENER_PATIENCE: Duration = Duration::from_secs(1);
+/// Pauses between two tries: the first; each is twice as long as the one before.
+const FIRST_PAUSE: Duration = Duration::from_millis(10);
+/// The longest pause.
+const MAX_PAUSE: Duration = Duration::from_millis(200);
+/// What a failure says if the request may have been carried out before.
+const REPEATED: &str =
+    " (asked again after the daemon's worker died: the first time may have been carried out)";
 
 /// Deserializes a response.
 ///
@@ -44,6 +60,70 @@ pub struct Daemon {
     socket: PathBuf,
     /// Time-out for each read of a response.
     pub answer_timeout: Duration,
+    patience: Duration,
+}
+
+/// A request to the control API.
+struct Request<'a> {
+    method: &'a str,
+    path: &'a str,
+    body: Option<&'a Value>,
+}
+
+/// What is done while a long operation goes on.
+struct Work<'a> {
+    interrupts: &'a Interrupts,
+    meanwhile: &'a mut dyn FnMut(),
+}
+
+/// The outcome of connecting.
+enum Connected {
+    To(UnixStream),
+    /// No process listens on the socket.
+    Refused,
+    /// There is no socket.
+    Absent,
+}
+
+/// The outcome of sending a request once.
+enum Attempt {
+    /// A response, or a failure that another try would not change.
+    Final(Result<Value>),
+    /// The connection ended before a whole response had come. The request may have been carried out.
+    Cut,
+    /// As [`Connected::Refused`].
+    Refused,
+    /// As [`Connected::Absent`].
+    Absent,
+}
+
+/// Why a request has no response.
+enum Unanswered {
+    /// No daemon is running.
+    Absent,
+    /// The daemon ended after it had received the request.
+    Ended,
+    /// Another failure, or a response that is one.
+    Failed(Failure),
+}
+
+impl Request<'_> {
+    /// Returns whether carrying it out twice is the same as once, the response included.
+    fn is_idempotent(&self) -> bool {
+        self.method == "GET" || self.path == "/v1/reload"
+    }
+
+    /// Sends it. Ignores write errors: a daemon that refuses early may close before it has read everything, and its
+    /// response says why.
+    fn send(&self, stream: &mut UnixStream) {
+        let Request { method, path, body } = self;
+        let body = body.map(Value::to_string).unwrap_or_default();
+        let request = format!(
+            "{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{body}",
+            body.len()
+        );
+        let _ = stream.write_all(request.as_bytes());
+    }
 }
 
 impl Daemon {
@@ -60,7 +140,8 @@ impl Daemon {
     /// # Errors
     /// The directory's path is too long.
     pub fn in_dir(dir: PathBuf) -> Result<Daemon> {
-        Ok(Daemon { socket: socket_path(&dir, CONTROL_SOCKET)?, dir, answer_timeout: ANSWER_TIMEOUT })
+        let socket = socket_path(&dir, CONTROL_SOCKET)?;
+        Ok(Daemon { dir, socket, answer_timeout: ANSWER_TIMEOUT, patience: PATIENCE })
     }
 
     /// Returns the daemon's description.
@@ -76,12 +157,10 @@ impl Daemon {
     /// # Errors
     /// The daemon does not respond in time, or responds with an error.
     pub fn about_if_running(&self) -> Result<Option<About>> {
-        match self.connect()? {
-            Some(mut stream) => {
-                send(&mut stream, "GET", "/v1/daemon", None);
-                understand(self.answer(stream)?)
-            }
-            None => Ok(None),
+        match self.request(&Request { method: "GET", path: "/v1/daemon", body: None }, None) {
+            Ok(answer) => understand(answer),
+            Err(Unanswered::Absent) => Ok(None),
+            Err(other) => Err(self.failure(other)),
         }
     }
 
@@ -99,21 +178,7 @@ impl Daemon {
     /// # Errors
     /// No daemon is running, or it does not respond in time, or responds with an error.
     pub fn ask(&self, method: &str, path: &str, body: Option<&Value>) -> Result<Value> {
-        let mut stream = self.connect()?.ok_or_else(|| self.absent())?;
-        send(&mut stream, method, path, body);
-        self.answer(stream)
-    }
-
-    fn answer(&self, stream: UnixStream) -> Result<Value> {
-        let mut bytes = Vec::new();
-        match stream.take(MAX_ANSWER_BYTES).read_to_end(&mut bytes) {
-            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
-                return Err(self.silent());
-            }
-            // A truncated response does not parse.
-            _ => {}
-        }
-        outcome(&bytes)
+        self.request(&Request { method, path, body }, None).map_err(|why| self.failure(why))
     }
 
     /// Like [`Daemon::ask`], but for a long operation: calls `meanwhile` every [`StatusLine::PERIOD`]. On SIGINT it
@@ -127,25 +192,118 @@ impl Daemon {
         interrupts: &Interrupts,
         mut meanwhile: impl FnMut(),
     ) -> Result<Value> {
-        let mut stream = self.connect()?.ok_or_else(|| self.absent())?;
-        send(&mut stream, method, path, Some(body));
+        let mut work = Work { interrupts, meanwhile: &mut meanwhile };
+        self.request(&Request { method, path, body: Some(body) }, Some(&mut work))
+            .map_err(|why| self.failure(why))
+    }
+
+    /// Asks the daemon to end, with `force` even if its devices are in use. Returns whether it said that it will; if
+    /// not, it ended before it could.
+    ///
+    /// # Errors
+    /// As [`Daemon::ask`].
+    pub fn ask_to_end(&self, force: bool) -> Result<bool> {
+        let body = json!({ "force": force });
+        match self.request(&Request { method: "POST", path: "/v1/shutdown", body: Some(&body) }, None) {
+            Ok(_) => Ok(true),
+            Err(Unanswered::Ended) => Ok(false),
+            Err(other) => Err(self.failure(other)),
+        }
+    }
+
+    /// Sends a request, again if the connection ends without a whole response, and returns the response.
+    fn request(
+        &self,
+        request: &Request<'_>,
+        mut work: Option<&mut Work<'_>>,
+    ) -> std::result::Result<Value, Unanswered> {
+        let (mut cuts, mut pause, mut first_failure) = (0, FIRST_PAUSE, None);
+        let noted = |failure: Failure, cuts: u32| match cuts {
+            0 => failure,
+            _ if request.is_idempotent() => failure,
+            _ => failure.map_line(|line| line + REPEATED),
+        };
+        loop {
+            let attempt = self.attempt(request, work.as_deref_mut());
+            let is_absent = matches!(attempt, Attempt::Absent);
+            match attempt {
+                Attempt::Final(answer) => {
+                    return answer.map_err(|failure| Unanswered::Failed(noted(failure, cuts)));
+                }
+                Attempt::Cut => cuts += 1,
+                Attempt::Refused | Attempt::Absent => {}
+            }
+            let waited = first_failure.get_or_insert_with(Instant::now).elapsed();
+            if cuts == 0 {
+                if is_absent || waited >= LISTENER_PATIENCE || !self.is_held() {
+                    return Err(Unanswered::Absent);
+                }
+            } else if !self.is_held() {
+                return Err(Unanswered::Ended);
+            } else if work.as_ref().is_some_and(|work| work.interrupts.came()) {
+                return Err(Unanswered::Failed(Failure::line("interrupted")));
+            } else if waited >= self.patience {
+                return Err(Unanswered::Failed(noted(self.died_again(cuts, waited), cuts)));
+            }
+            thread::sleep(pause);
+            pause = (pause * 2).min(MAX_PAUSE);
+        }
+    }
+
+    /// Sends a request once.
+    fn attempt(&self, request: &Request<'_>, work: Option<&mut Work<'_>>) -> Attempt {
+        let mut stream = match self.connect() {
+            Ok(Connected::To(stream)) => stream,
+            Ok(Connected::Refused) => return Attempt::Refused,
+            Ok(Connected::Absent) => return Attempt::Absent,
+            Err(failure) => return Attempt::Final(Err(failure)),
+        };
+        request.send(&mut stream);
+        let read = match work {
+            None => self.read_answer(stream),
+            Some(work) => self.read_answer_of_work(stream, work),
+        };
+        match read.map(|bytes| outcome(&bytes)) {
+            Ok(Some(answer)) => Attempt::Final(answer),
+            Ok(None) => Attempt::Cut,
+            Err(failure) => Attempt::Final(Err(failure)),
+        }
+    }
+
+    /// Reads until the connection ends, in whatever way.
+    fn read_answer(&self, stream: UnixStream) -> Result<Vec<u8>> {
+        let mut bytes = Vec::new();
+        match stream.take(MAX_ANSWER_BYTES).read_to_end(&mut bytes) {
+            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
+                Err(self.silent())
+            }
+            // The bytes say more than another error would.
+            _ => self.bounded(bytes),
+        }
+    }
+
+    /// As [`Daemon::read_answer`], for a long operation.
+    fn read_answer_of_work(&self, mut stream: UnixStream, work: &mut Work<'_>) -> Result<Vec<u8>> {
         let failed = || "cannot wait for the daemon".to_owned();
         stream.set_read_timeout(Some(StatusLine::PERIOD)).context(failed)?;
         let (begun, mut is_told) = (Instant::now(), false);
         let (mut bytes, mut piece) = (Vec::new(), [0; 4096]);
         loop {
             match stream.read(&mut piece) {
-                Ok(0) => return outcome(&bytes),
+                Ok(0) => return self.bounded(bytes),
                 Ok(count) => bytes.extend_from_slice(&piece[..count]),
                 Err(error) if is_to_be_tried_again(&error) => {}
                 // The bytes received so far give a better message.
-                Err(_) => return outcome(&bytes),
+                Err(_) => return self.bounded(bytes),
             }
-            if bytes.len() as u64 > MAX_ANSWER_BYTES || begun.elapsed() > WORK_TIMEOUT {
+            if bytes.len() as u64 >= MAX_ANSWER_BYTES {
+                return self.bounded(bytes);
+            }
+            if begun.elapsed() > WORK_TIMEOUT {
                 return Err(Failure::Line(format!("the daemon in '{}' does not answer", self.dir.display())));
             }
-            if !interrupts.came() {
-                meanwhile();
+            if !work.interrupts.came() {
+                (work.meanwhile)();
             } else if !is_told {
                 is_told = true;
                 // Fails if the daemon has responded and closed the connection; the response is then read.
@@ -154,15 +312,28 @@ impl Daemon {
         }
     }
 
+    /// Fails if a response is longer than any of a daemon.
+    fn bounded(&self, bytes: Vec<u8>) -> Result<Vec<u8>> {
+        if (bytes.len() as u64) < MAX_ANSWER_BYTES {
+            return Ok(bytes);
+        }
+        Err(Failure::Line(format!("the answer of the daemon in '{}' is too long", self.dir.display())))
+    }
+
+    /// Returns whether a daemon holds the directory, listening or not.
+    fn is_held(&self) -> bool {
+        // A lock that cannot be examined promises nothing.
+        matches!(wait_until_free(&self.dir, Duration::ZERO), Ok(false))
+    }
+
     /// Returns whether a process listens on the socket, possibly a stopped one. An ending process no longer listens,
     /// though it may still hold its memory and files.
     pub fn is_there(&self) -> bool {
-        matches!(self.connect(), Ok(Some(_)))
+        matches!(self.connect(), Ok(Connected::To(_)))
     }
 
     /// Connects with time-outs, as the standard library's connect would wait forever for a stopped daemon.
-    /// Returns `None` if no process listens.
-    fn connect(&self) -> Result<Option<UnixStream>> {
+    fn connect(&self) -> Result<Connected> {
         check_trusted(&self.dir)?;
         let connected = SocketAddrUnix::new(&self.socket).and_then(|address| {
             let socket = rustix::net::socket_with(
@@ -178,14 +349,23 @@ impl Daemon {
         });
         let stream = match connected {
             Ok(stream) => stream,
-            Err(Errno::NOENT | Errno::CONNREFUSED) => return Ok(None),
+            Err(Errno::NOENT) => return Ok(Connected::Absent),
+            Err(Errno::CONNREFUSED) => return Ok(Connected::Refused),
             Err(Errno::AGAIN) => return Err(self.silent()),
             Err(error) => {
                 return Err(Failure::Line(format!("cannot connect to '{}': {error}", self.socket.display())));
             }
         };
         self.check_peer(&stream)?;
-        Ok(Some(stream))
+        Ok(Connected::To(stream))
+    }
+
+    fn failure(&self, why: Unanswered) -> Failure {
+        match why {
+            Unanswered::Absent => self.absent(),
+            Unanswered::Ended => Failure::line("the daemon ended before it had answered"),
+            Unanswered::Failed(failure) => failure,
+        }
     }
 
     fn absent(&self) -> Failure {
@@ -204,6 +384,14 @@ impl Daemon {
             "the listener at '{shown}' is not trusted: it is a process of user {}; choose another --runtime-dir",
             peer.uid.as_raw()
         )))
+    }
+
+    fn died_again(&self, cuts: u32, waited: Duration) -> Failure {
+        Failure::Line(format!(
+            "the daemon in '{}' ended the connection before it had answered, {cuts} times in {} s",
+            self.dir.display(),
+            waited.as_secs()
+        ))
     }
 
     fn silent(&self) -> Failure {
@@ -225,41 +413,30 @@ pub fn attribute_path(name: &str, attribute: &str) -> String {
     format!("{}/attributes/{}", device_path(name), encode_segment(attribute))
 }
 
-/// Sends a request. Ignores write errors: a daemon that refuses early may close before it has read everything, and its
-/// response says why.
-fn send(stream: &mut UnixStream, method: &str, path: &str, body: Option<&Value>) {
-    let body = body.map(Value::to_string).unwrap_or_default();
-    let request = format!(
-        "{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{body}",
-        body.len()
-    );
-    let _ = stream.write_all(request.as_bytes());
-}
-
 fn is_to_be_tried_again(error: &io::Error) -> bool {
     matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut | ErrorKind::Interrupted)
 }
 
-/// Returns the body of a complete HTTP response, or the error that it reports.
-fn outcome(bytes: &[u8]) -> Result<Value> {
-    let (status, body) = parse_answer(bytes)?;
-    if status < 300 {
-        return Ok(body);
-    }
-    match body["error"].as_str() {
-        Some(error) => Err(Failure::line(error)),
-        None => Err(Failure::Line(format!("the daemon answers with status {status}"))),
-    }
+/// Returns the body of an HTTP response, or the error that it reports; `None` if the response is not complete.
+fn outcome(bytes: &[u8]) -> Option<Result<Value>> {
+    let (status, body) = match parse_answer(bytes) {
+        Ok(answer) => answer?,
+        Err(failure) => return Some(Err(failure)),
+    };
+    Some(match (status, body["error"].as_str()) {
+        (..300, _) => Ok(body),
+        (_, Some(error)) => Err(Failure::line(error)),
+        (_, None) => Err(Failure::Line(format!("the daemon answers with status {status}"))),
+    })
 }
 
-/// Parses the status and JSON body of a complete HTTP response.
-fn parse_answer(bytes: &[u8]) -> Result<(u16, Value)> {
-    let ended_early = || Failure::line("the daemon ended before it had answered");
+/// Parses the status and JSON body of an HTTP response; `None` if it is not complete.
+fn parse_answer(bytes: &[u8]) -> Result<Option<(u16, Value)>> {
     let mut headers = [httparse::EMPTY_HEADER; 32];
     let mut response = httparse::Response::new(&mut headers);
     let head_bytes = match response.parse(bytes) {
         Ok(httparse::Status::Complete(head_bytes)) => head_bytes,
-        Ok(httparse::Status::Partial) => return Err(ended_early()),
+        Ok(httparse::Status::Partial) => return Ok(None),
         Err(error) => return Err(Failure::Line(format!("the daemon does not speak HTTP: {error}"))),
     };
     let announced = response
@@ -269,33 +446,15 @@ fn parse_answer(bytes: &[u8]) -> Result<(u16, Value)> {
         .and_then(|header| str::from_utf8(header.value).ok()?.parse::<usize>().ok());
     // A long body has no Content-Length and ends with the connection.
     let body = &bytes[head_bytes..];
-    let body = announced.map_or(Some(body), |len| body.get(..len)).ok_or_else(ended_early)?;
+    let Some(body) = announced.map_or(Some(body), |len| body.get(..len)) else { return Ok(None) };
     let value = match serde_json::from_slice(body) {
         Ok(value) => value,
         Err(_) if body.is_empty() && (announced.is_some() || response.code == Some(204)) => Value::Null,
-        Err(error) if error.is_eof() => return Err(ended_early()),
+        Err(error) if error.is_eof() && announced.is_none() => return Ok(None),
         Err(error) => return Err(Failure::Line(format!("the daemon's answer is not JSON: {error}"))),
     };
-    Ok((response.code.unwrap_or(0), value))
+    Ok(Some((response.code.unwrap_or(0), value)))
 }
 
 #[cfg(test)]
-mod tests {
-    #![allow(clippy::unwrap_used)]
-    use serde_json::json;
-
-    use super::*;
-
-    #[test]
-    fn an_answer_cut_anywhere_is_an_error() {
-        for length in ["Content-Length: 7\r\n", ""] {
-            let answer = format!("HTTP/1.1 200 OK\r\n{length}\r\n{{\"a\":1}}");
-            assert_eq!(parse_answer(answer.as_bytes()).unwrap(), (200, json!({ "a": 1 })));
-            for len in 0..answer.len() {
-                assert!(parse_answer(&answer.as_bytes()[..len]).is_err(), "{len}");
-            }
-        }
-        assert_eq!(parse_answer(b"HTTP/1.1 204 No Content\r\n\r\n").unwrap(), (204, Value::Null));
-        assert!(parse_answer(b"SSH-2.0-OpenSSH\r\n").is_err());
-    }
-}
+mod tests;

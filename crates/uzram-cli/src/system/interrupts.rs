@@ -30,6 +30,12 @@ impl Interrupts {
         Ok(interrupts)
     }
 
+    /// Returns one that handles no signal, for tests.
+    #[cfg(test)]
+    pub fn pretend(came: bool) -> Interrupts {
+        Interrupts(Arc::new(AtomicBool::new(came)))
+    }
+
     /// Returns whether a SIGINT was received.
     pub fn came(&self) -> bool {
         self.0.load(Ordering::Relaxed)
