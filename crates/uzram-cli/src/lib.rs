@@ -41,6 +41,8 @@ use client::clients;
 use client::control::{
     self, AddArgs, DownArgs, ListArgs, ReloadArgs, RemoveArgs, ResetArgs, SetArgs, SlabinfoArgs, StatArgs,
 };
+use client::status::{self, StatusArgs};
+use client::survival::{self, RecoverArgs, UpgradeArgs};
 use commands::{check, sibling, swap as swap_commands, train};
 use daemon::{attendant, up};
 use failure::Failure;
@@ -75,7 +77,10 @@ enum Command {
     Attendant(attendant::AttendantArgs),
     Detach(DetachArgs),
     Swap(swap_commands::SwapArgs),
+    Status(StatusArgs),
     Reload(ReloadArgs),
+    Upgrade(UpgradeArgs),
+    Recover(RecoverArgs),
     Down(DownArgs),
     /// Benchmark a device against other devices and programs
     ///
@@ -110,7 +115,10 @@ pub fn main() -> ExitCode {
         Command::Attendant(args) => attendant::run(&args).map(|()| 0),
         Command::Detach(args) => attach::detach(&args).map(|()| 0),
         Command::Swap(args) => swap_commands::run(&args),
+        Command::Status(args) => status::status(&args).map(|()| 0),
         Command::Reload(args) => control::reload(&args).map(|()| 0),
+        Command::Upgrade(args) => survival::upgrade(&args).map(|()| 0),
+        Command::Recover(args) => survival::recover(&args).map(|()| 0),
         Command::Down(args) => control::down(&args).map(|()| 0),
         Command::Bench(args) => sibling::run("uzram-bench", &args).map(|never| match never {}),
         Command::Check(args) => check::run(&args).map(|()| 0),

@@ -9,9 +9,9 @@ use std::process::Stdio;
 use common::{Place, bare_command, collect, finish};
 use serde_json::Value;
 
-const COMMANDS: [&str; 13] = [
+const COMMANDS: [&str; 16] = [
     "up", "add", "remove", "list", "stat", "set", "reset", "slabinfo", "down", "bench", "check", "lab",
-    "train",
+    "train", "status", "upgrade", "recover",
 ];
 
 #[test]
@@ -65,6 +65,9 @@ fn a_command_line_that_makes_no_sense_is_one_line_and_status_2() {
         (&["reset"], "<NAME>"),
         (&["slabinfo", "zram0"], "zram0"),
         (&["down", "zram0"], "zram0"),
+        (&["status", "zram0"], "zram0"),
+        (&["upgrade", "/bin/true"], "/bin/true"),
+        (&["recover", "--program", "/bin/true"], "--program"),
         (&["check", "--xml"], "--xml"),
     ] {
         let ended = finish(bare_command(args));
@@ -124,7 +127,7 @@ fn exit_statuses_have_one_meaning() {
 #[test]
 fn without_a_daemon_every_client_says_how_to_start_one() {
     let place = Place::new();
-    let clients: [&[&str]; 10] = [
+    let clients: [&[&str]; 16] = [
         &["add", "zram1"],
         &["remove", "zram1"],
         &["list"],
@@ -135,6 +138,12 @@ fn without_a_daemon_every_client_says_how_to_start_one() {
         &["slabinfo", "--stats"],
         &["slabinfo", "--json"],
         &["down"],
+        &["status"],
+        &["status", "--json"],
+        &["upgrade"],
+        &["upgrade", "--program", "/bin/true"],
+        &["recover"],
+        &["recover", "zram0"],
     ];
     // First without the directory, then with the directory of a crashed daemon.
     for _ in 0..2 {
@@ -185,6 +194,23 @@ fn without_swap_the_commands_of_swap_say_so() {
         assert_eq!(line, format!("{wanted} (`uzram down` ends it)"));
     } else {
         println!("skipped: swap is switched off by root");
+    }
+}
+
+#[test]
+fn status_says_which_process_serves() {
+    let place = Place::new();
+    let _daemon = place.up(&[]);
+    let json: Value = serde_json::from_str(&place.run(&["status", "--json"]).ok()).unwrap();
+    let worker_pid = json["worker_pid"].as_u64().unwrap();
+    assert_eq!((&json["take_overs"], &json["last_outage_ms"]), (&0.into(), &Value::Null));
+    for key in ["holder_pid", "standby_pid", "standby_ready", "gave_up", "pid", "files", "protection"] {
+        assert!(json.get(key).is_some(), "{key}: {json}");
+    }
+    let text = place.run(&["status"]).ok();
+    let rows: Vec<Vec<&str>> = text.lines().map(|line| line.split_whitespace().collect()).collect();
+    for row in [["worker", &worker_pid.to_string()], ["take-overs", "0"], ["files", "none"]] {
+        assert!(rows.iter().any(|found| found == &row), "{row:?}: {text}");
     }
 }
 

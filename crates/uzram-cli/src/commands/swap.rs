@@ -30,7 +30,7 @@ use crate::system::descriptors::leave_caller;
 use crate::system::interrupts::Interrupts;
 use crate::system::runtime_dir::{RuntimeArgs, RuntimeDir};
 use crate::terminal::live::{self, LogLevel};
-use crate::terminal::show::ratio;
+use crate::terminal::show::{protection_rows, ratio, rows_text};
 
 /// The log file of a background daemon, in its runtime directory.
 const LOG_FILE: &str = "uzram.log";
@@ -315,14 +315,9 @@ fn status_text(status: &StatusJson) -> String {
     if status.areas.is_empty() {
         return "no active swap area\n".to_owned();
     }
-    let done = |measure: &MeasureJson| match &measure.refused {
-        None => "yes".to_owned(),
-        Some(why) => format!("no: {why}"),
-    };
-    let protection = status.protection.iter().map(|measure| (measure.what.as_str(), done(measure)));
     let cpu_latency = status.cpu_latency.iter().map(|text| ("CPU latency", text.clone()));
     let areas: String = status.areas.iter().map(area_text).collect();
-    areas + &rows_text(cpu_latency.chain(protection))
+    areas + &rows_text(cpu_latency.chain(protection_rows(&status.protection)))
 }
 
 fn area_text(area: &AreaJson) -> String {
@@ -353,8 +348,4 @@ fn area_text(area: &AreaJson) -> String {
         ("failed writes, reads", format!("{}, {}", stats.failed_writes, stats.failed_reads)),
     ];
     rows_text(rows.into_iter())
-}
-
-fn rows_text<'a>(rows: impl Iterator<Item = (&'a str, String)>) -> String {
-    rows.map(|(what, value)| format!("{what:<24} {value}\n")).collect()
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde::Deserialize;
 use uzram::units::{format_size, pages_to_bytes};
-use uzram_serve::control::StatsJson;
+use uzram_serve::control::{MeasureJson, StatsJson};
 
 /// A device as the control API lists it.
 #[derive(Deserialize)]
@@ -25,6 +25,20 @@ pub fn ratio(stored_bytes: u64, memory_bytes: u64) -> String {
     } else {
         format!("{:.2}", stored_bytes as f64 / memory_bytes as f64)
     }
+}
+
+/// Formats facts about a daemon, a line each.
+pub fn rows_text<'a>(rows: impl Iterator<Item = (&'a str, String)>) -> String {
+    rows.map(|(what, value)| format!("{what:<24} {value}\n")).collect()
+}
+
+/// Returns the rows of protection measures for [`rows_text`].
+pub fn protection_rows(protection: &[MeasureJson]) -> impl Iterator<Item = (&str, String)> {
+    let done = |measure: &MeasureJson| match &measure.refused {
+        None => "yes".to_owned(),
+        Some(why) => format!("no: {why}"),
+    };
+    protection.iter().map(move |measure| (measure.what.as_str(), done(measure)))
 }
 
 /// Returns `count` per second; 0 if no time has passed.
