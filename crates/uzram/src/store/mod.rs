@@ -105,7 +105,7 @@ pub use stats::StoreStats;
 use stream::Codec;
 pub use stream_alloc::StreamAlloc;
 #[cfg(not(loom))]
-pub use survive::{AttachProgress, Attached, KeptMemory, StandBy};
+pub use survive::{AttachProgress, Attached, KeptMemory, LAYOUT_VERSION, StandBy};
 use writeback::BackingDevice;
 pub use writeback::{
     BackingOptions, BackingStats, MAX_WRITEBACK_BATCH, Writeback, WritebackLayout, WritebackLimit,

@@ -115,7 +115,8 @@ fn prepare(fd: OwnedFd, options: &FileOptions, opened: &mut Opened) -> Result<Ta
     })
 }
 
-/// Goes on with the open file of a backing of `len_bytes`, whose flags and lock the descriptor has.
+/// Goes on with the open file of a backing of `len_bytes`, whose flags and lock the descriptor has. Reads nothing of it: a
+/// device that is slow now must not hold up everything else.
 pub(super) fn reopen(fd: OwnedFd, name: &Path, len_bytes: u64) -> Result<(Target, Opened)> {
     let failed = |errno| from_errno(name, errno);
     let stat = rustix::fs::fstat(&fd).map_err(failed)?;
@@ -131,12 +132,11 @@ pub(super) fn reopen(fd: OwnedFd, name: &Path, len_bytes: u64) -> Result<(Target
         );
         return Err(failure(name, ErrorKind::Invalid, &what));
     }
-    if !has_mark(&fd, start_bytes as usize).map_err(failed)? {
-        return Err(failure(name, ErrorKind::Invalid, "does not have uzram's mark"));
-    }
     // If the lock is held, which it should be, this has no effect.
     claim_alone(&fd, name, is_block_device)?;
-    let is_reserved = is_block_device || reserve(&fd, name, there_bytes, start_bytes + len_bytes)?;
+    // In units of 512 bytes, stat(2).
+    let allocated_bytes = (stat.st_blocks as u64).saturating_mul(512);
+    let is_reserved = is_block_device || allocated_bytes >= start_bytes + len_bytes;
     let target = Target {
         fd,
         start_bytes,
@@ -147,15 +147,6 @@ pub(super) fn reopen(fd: OwnedFd, name: &Path, len_bytes: u64) -> Result<(Target
         panic_point: Default::default(),
     };
     Ok((target, Opened { is_block_device, is_direct, is_reserved, made: None }))
-}
-
-/// Returns whether the header begins with a mark.
-fn has_mark(fd: &OwnedFd, header_bytes: usize) -> Result<bool, Errno> {
-    // Aligned for O_DIRECT.
-    let buffers = Buffers::new(1, header_bytes.next_multiple_of(PAGE_SIZE)).map_err(|_| Errno::NOMEM)?;
-    let mut buffer = buffers.take_waiting();
-    let read = rustix::io::retry_on_intr(|| rustix::io::pread(fd, &mut buffer[..header_bytes], 0))?;
-    Ok(Mark::parse(&buffer[..read]).is_some())
 }
 
 /// Locks the file against other backings, and returns its size. A block device needs no lock: it was opened

@@ -27,8 +27,9 @@ use super::settings;
 
 /// The first bytes of a complete file.
 const MAGIC: u64 = u64::from_le_bytes(*b"uzram\0M\x01");
-/// The version of the layout of the whole file. A store attaches only memory of its own version.
-const VERSION: u64 = 2;
+/// The version of the layout of the memory of a store that outlives the process. A store attaches only memory of its own
+/// version.
+pub const LAYOUT_VERSION: u64 = 2;
 /// The number of words of the superblock, the checksum of the others included.
 const WORDS: usize = 12;
 /// Which of them is the checksum.
@@ -90,7 +91,7 @@ impl Memory {
         let file = MemoryFile::create(&format!("uzram-{}", builder.name), lengths.end())?;
         file.write_at(SETTINGS_AT, &settings)?;
         let mut superblock = [0; WORDS];
-        superblock[..2].copy_from_slice(&[MAGIC, VERSION]);
+        superblock[..2].copy_from_slice(&[MAGIC, LAYOUT_VERSION]);
         superblock[3] = settings.len() as u64;
         superblock[4] = u64::from(crc32fast::hash(&settings));
         superblock[5..10].copy_from_slice(&lengths.0);
@@ -136,9 +137,10 @@ impl Memory {
         if superblock[0] != MAGIC {
             return Err(Error::invalid("the memory holds no complete store"));
         }
-        if superblock[1] != VERSION {
+        if superblock[1] != LAYOUT_VERSION {
             let found = superblock[1];
-            let what = format!("the memory is laid out by version {found}, and this program reads {VERSION}");
+            let what =
+                format!("the memory is laid out by version {found}, and this program reads {LAYOUT_VERSION}");
             return Err(Error::invalid(what));
         }
         let damaged = |what| Error::new(ErrorKind::Corrupt, format!("the store's {what} is damaged"));

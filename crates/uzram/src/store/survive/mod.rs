@@ -15,6 +15,7 @@ mod tests;
 use attach::Progress;
 pub use attach::{AttachProgress, Attached};
 pub(super) use attach::{Parts, attach};
+pub use layout::LAYOUT_VERSION;
 pub(super) use layout::Memory;
 pub(super) use settings::LiveSettings;
 
@@ -177,8 +178,8 @@ impl StandBy {
         Ok(StandBy(mapped))
     }
 
-    /// Maps the pages that the memory has got since the last call, but for those in swap. It changes neither contents nor which pages are in
-    /// memory, so the other process goes on meanwhile. Returns the number of bytes mapped.
+    /// Maps the pages that the memory has got since the last call, but for those in swap. It changes neither contents nor
+    /// which pages are in memory, so the other process goes on meanwhile. Returns the number of bytes mapped.
     ///
     /// # Errors
     /// `Io` if the system does not report which pages are in memory, or which are mapped.
