@@ -141,6 +141,18 @@ impl Recorder {
         Ok(Recorder { dir, shown: shown.to_owned(), record })
     }
 
+    /// Goes on with the record of a daemon that has locked its open runtime directory `dir`, in another of its processes
+    /// than the one that started it. `shown` is the directory's path for messages.
+    ///
+    /// # Errors
+    /// `Io`, `Invalid`, `Permission`.
+    pub fn resume(dir: OwnedFd, shown: &Path) -> Result<Recorder> {
+        let mut record = Record::read(&dir, shown)?;
+        let failed = |error: io::Error| failure(ErrorKind::Io, "go on with", shown, &error.to_string());
+        record.boot_id = boot_id().map_err(failed)?;
+        Ok(Recorder { dir, shown: shown.to_owned(), record: Mutex::new(record) })
+    }
+
     /// Nothing panics while the lock is held, so poisoning is ignored.
     fn lock(&self) -> MutexGuard<'_, Record> {
         self.record.lock().unwrap_or_else(PoisonError::into_inner)

@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 use uzram::device::{Attribute, Device};
 use uzram::{Error, ErrorKind, slab};
 
-use super::about::About;
+use super::about::{About, SurvivalJson};
 use super::clients::ClientJson;
 use super::http::{Body, Ending, Request, Response, refusal};
 use super::percent;
@@ -27,6 +27,49 @@ pub type Uris = Box<dyn Fn(&str) -> Vec<String> + Send + Sync>;
 /// Checks whether the last of these devices, which is new, may be added; the error says why not.
 pub type Admission = Box<dyn Fn(&[Arc<Device>]) -> uzram::Result<()> + Send + Sync>;
 
+/// What else of a daemon hears of control clients' requests: the process that holds what outlives this one.
+pub trait Registrar: Send + Sync {
+    /// Called for a device that a client adds, before it has contents.
+    ///
+    /// # Errors
+    /// Why it cannot be added.
+    fn added(&self, device: &Arc<Device>, policy: ExportPolicy) -> uzram::Result<()>;
+
+    /// Called when a device was removed.
+    fn removed(&self, name: &str);
+
+    /// Called before a client is told that the daemon ends.
+    fn will_end(&self, ending: Ending);
+
+    /// Ends the daemon, and leaves everything to the service manager for its next start.
+    ///
+    /// # Errors
+    /// `Unsupported` if no service manager keeps it.
+    fn leave(&self) -> uzram::Result<()>;
+
+    /// Has another program serve: the one at this path, or that of the running one.
+    ///
+    /// # Errors
+    /// Why it does not.
+    fn upgrade(&self, program: Option<&str>) -> uzram::Result<()>;
+
+    /// Shows the devices as new files, after those before failed. This process ends then, and the next one, when it is
+    /// asked, has done that.
+    ///
+    /// # Errors
+    /// Why not.
+    fn recover(&self) -> uzram::Result<()>;
+
+    /// Describes the daemon's processes.
+    fn survival(&self) -> SurvivalJson;
+}
+
+/// A program to serve.
+#[derive(Default, Deserialize)]
+struct NewProgram {
+    program: Option<String>,
+}
+
 /// The devices of a daemon, as seen by control clients.
 pub struct Api {
     exports: Exports,
@@ -36,6 +79,7 @@ pub struct Api {
     tls: Option<Tls>,
     admission: Admission,
     clients: Clients,
+    registrar: Option<Arc<dyn Registrar>>,
 }
 
 #[derive(Default, Deserialize)]
@@ -80,6 +124,7 @@ impl Api {
             tls: None,
             admission: Box::new(|_| Ok(())),
             clients: Clients::default(),
+            registrar: None,
         }
     }
 
@@ -108,6 +153,12 @@ impl Api {
     #[must_use]
     pub fn with_clients(self, clients: Clients) -> Self {
         Api { clients, ..self }
+    }
+
+    /// Sets what else hears of requests.
+    #[must_use]
+    pub fn with_registrar(self, registrar: Arc<dyn Registrar>) -> Self {
+        Api { registrar: Some(registrar), ..self }
     }
 
     /// Returns the devices.
@@ -160,10 +211,30 @@ impl Api {
             (["v1", "clients"], _) => Err(not_allowed("GET")),
             (["v1", "clients", id], "DELETE") => self.kick(id),
             (["v1", "clients", _], _) => Err(not_allowed("DELETE")),
-            (["v1", "daemon"], "GET") => Ok(Response::json(200, &json!(self.about))),
+            (["v1", "daemon"], "GET") => {
+                let survival = self.registrar.as_ref().map(|registrar| registrar.survival());
+                Ok(Response::json(200, &json!(About { survival, ..self.about.clone() })))
+            }
             (["v1", "daemon"], _) => Err(not_allowed("GET")),
             (["v1", "slabinfo"], "GET") => Ok(slabinfo()),
             (["v1", "slabinfo"], _) => Err(not_allowed("GET")),
+            (["v1", "upgrade"], "POST") => {
+                let NewProgram { program } = body(&request.body, r#"{"program": PATH or null}"#)?;
+                self.registrar()?.upgrade(program.as_deref()).map_err(|error| failure(&error))?;
+                Ok(Response::empty(202))
+            }
+            (["v1", "upgrade"], _) => Err(not_allowed("POST")),
+            (["v1", "leave"], "POST") => {
+                self.registrar()?.leave().map_err(|error| failure(&error))?;
+                Ok(Response::empty(202))
+            }
+            (["v1", "leave"], _) => Err(not_allowed("POST")),
+            (["v1", "recover"], "POST") => {
+                self.registrar()?.recover().map_err(|error| failure(&error))?;
+                let files = self.about.files.as_ref().map(|files| &files.dir);
+                Ok(Response::json(200, &json!({ "files": files })))
+            }
+            (["v1", "recover"], _) => Err(not_allowed("POST")),
             (["v1", "reload"], "POST") => match reload_tls(self.tls.as_ref()) {
                 Ok(()) => Ok(Response::empty(204)),
                 Err(error) => Err(failure(&error)),
@@ -173,6 +244,11 @@ impl Api {
             (["v1", "shutdown"], _) => Err(not_allowed("POST")),
             _ => Err(refusal(404, "no such path; the control API begins at /v1/devices")),
         }
+    }
+
+    fn registrar(&self) -> Result<&Arc<dyn Registrar>, Response> {
+        let none = || refusal(409, "this daemon has one process, and ends with it (--no-survive)");
+        self.registrar.as_ref().ok_or_else(none)
     }
 
     /// Returns the attached devices.
@@ -198,8 +274,9 @@ impl Api {
         if !force && let Some(why) = self.in_use() {
             return Err(refusal(409, &why));
         }
-        let shutdown = Some(if force { Ending::Forced } else { Ending::WhenFree });
-        Ok(Response { shutdown, ..Response::empty(202) })
+        let ending = if force { Ending::Forced } else { Ending::WhenFree };
+        self.registrar.iter().for_each(|registrar| registrar.will_end(ending));
+        Ok(Response { shutdown: Some(ending), ..Response::empty(202) })
     }
 
     /// Returns which device is in use and by what, if any is. An attached block device that is not in use does not
@@ -260,13 +337,19 @@ impl Api {
             request,
             r#"{"name": TEXT, "attributes": {NAME: TEXT…}, "export": BOOL or null, "read_only": BOOL}"#,
         )?;
-        let device = make(&new, &self.exports, &self.admission).map_err(|error| failure(&error))?;
+        let device = make(&new, self).map_err(|error| failure(&error))?;
         tracing::info!(device = new.name, "device added");
         Ok(self.describe(201, &device))
     }
 
+    fn remove_device(&self, name: &str) -> uzram::Result<()> {
+        self.exports.remove(name)?;
+        self.registrar.iter().for_each(|registrar| registrar.removed(name));
+        Ok(())
+    }
+
     fn remove(&self, name: &str) -> Result<Response, Response> {
-        self.exports.remove(name).map_err(|error| failure(&error))?;
+        self.remove_device(name).map_err(|error| failure(&error))?;
         tracing::info!(device = name, "device removed");
         Ok(Response::empty(204))
     }
@@ -312,15 +395,18 @@ impl Api {
 
 /// Creates a device and adds it. It is added before it is initialised, so that no memory is allocated
 /// for a name that is taken; clients that find it in between find it uninitialised.
-fn make(new: &NewDevice, exports: &Exports, admission: &Admission) -> uzram::Result<Arc<Device>> {
+fn make(new: &NewDevice, api: &Api) -> uzram::Result<Arc<Device>> {
     let device = Device::new(&new.name)?;
-    exports.add(Arc::clone(&device), new.export_policy())?;
+    let policy = new.export_policy();
+    api.exports.add(Arc::clone(&device), policy)?;
+    let registered = api.registrar.as_ref().map_or(Ok(()), |registrar| registrar.added(&device, policy));
     let mut attributes: Vec<_> = new.attributes.iter().collect();
     attributes.sort_by_key(|(name, _)| Attribute::turn(name));
-    let set = attributes.into_iter().try_for_each(|(name, value)| device.set(name, value));
-    if let Err(error) = set.and_then(|()| admission(&exports.devices())) {
+    let set = || attributes.into_iter().try_for_each(|(name, value)| device.set(name, value));
+    if let Err(error) = registered.and_then(|()| set()).and_then(|()| (api.admission)(&api.exports.devices()))
+    {
         // Fails only if another client has removed it already.
-        let _ = exports.remove(&new.name);
+        let _ = api.remove_device(&new.name);
         return Err(error);
     }
     Ok(device)

@@ -50,7 +50,7 @@ pub mod stats;
 use std::io::{self, Read, Write};
 
 pub use about::{About, FilesJson, MeasureJson, SurvivalJson};
-pub use api::{Admission, Api, Uris};
+pub use api::{Admission, Api, Registrar, Uris};
 pub use clients::ClientJson;
 pub use http::Ending;
 pub use server::{Limits, Server};

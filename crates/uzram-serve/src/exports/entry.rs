@@ -4,11 +4,12 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use serde::{Deserialize, Serialize};
 use uzram::device::{Device, OpenDevice};
 use uzram::{Error, ErrorKind, Result};
 
 /// When NBD clients may open a device.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Export {
     /// While its file is not open for writing.
     #[default]
@@ -31,7 +32,7 @@ impl From<Option<bool>> for Export {
 }
 
 /// How a device is exported.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ExportPolicy {
     /// When it is exported.
     pub export: Export,

@@ -8,7 +8,6 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread;
 
 use rustix::fs::Stat;
@@ -69,16 +68,16 @@ impl MountOptions {
     }
 }
 
-/// A mounted and initialised connection. Dropping it closes its descriptors, but does not unmount.
+/// A mounted and initialised connection. Dropping it closes its descriptors, but does not unmount; if it was unmounted,
+/// the directory that was made for it is removed.
 #[derive(Debug)]
 pub struct Connection {
     facts: ConnectionRecord,
-    /// The directory was created for this mount, and was not removed yet.
-    is_made: AtomicBool,
     point: MountPoint,
     /// What notifications are written to. Nobody reads it.
     device: OwnedFd,
     channels: Vec<OwnedFd>,
+    is_aborted: bool,
 }
 
 /// The description of a connection, for the process that is handed its descriptors.
@@ -86,6 +85,7 @@ pub struct Connection {
 pub struct ConnectionRecord {
     dir: PathBuf,
     identity: MountIdentity,
+    /// The directory was created for this mount.
     is_made: bool,
     options: MountOptions,
     cpu_latency: String,
@@ -172,7 +172,7 @@ impl Connection {
             Ok((flags, channels)) => {
                 let cpu_latency = cpu_latency::describe(options.cpu_latency);
                 let facts = ConnectionRecord { dir, identity, is_made, options, cpu_latency, flags };
-                Ok(Connection { facts, is_made: is_made.into(), point, device, channels })
+                Ok(Connection { facts, point, device, channels, is_aborted: false })
             }
             Err(error) => {
                 // The mount is ours, and nobody serves it.
@@ -187,7 +187,7 @@ impl Connection {
     /// # Errors
     /// None at present.
     pub fn parts(&self) -> Result<(ConnectionRecord, Vec<BorrowedFd<'_>>)> {
-        let record = ConnectionRecord { is_made: self.is_made.load(Relaxed), ..self.facts.clone() };
+        let record = self.facts.clone();
         let channels = self.channels.iter().map(OwnedFd::as_fd);
         let fds = [self.device.as_fd()].into_iter().chain(channels).chain([self.point.parent()]);
         Ok((record, fds.collect()))
@@ -219,7 +219,7 @@ impl Connection {
             return Err(invalid("a descriptor is not of /dev/fuse"));
         }
         let point = MountPoint::from_parent(parent, name);
-        Ok(Connection { is_made: record.is_made.into(), facts: record, point, device, channels })
+        Ok(Connection { facts: record, point, device, channels, is_aborted: false })
     }
 
     /// Returns whether the kernel can send unanswered requests again (Linux 6.9).
@@ -236,20 +236,35 @@ impl Connection {
         handshake::notify_resend(self.device.as_fd())
     }
 
-    /// Fails all requests, now and later. Does nothing if the file system is not mounted any more, or the kernel's list
-    /// of connections is not: closing all descriptors then does the same.
+    /// Fails all requests, now and later, once every process that has the connection has called this or ended: it closes
+    /// the connection's descriptors here. Where the kernel's list of connections is mounted, they fail at once.
     ///
     /// # Errors
-    /// The kernel's lists of mounts cannot be read.
-    pub fn abort(&self) -> Result<()> {
+    /// The kernel's list of mounts cannot be read, or the system refuses a descriptor.
+    pub fn abort(&mut self) -> Result<()> {
+        let failed = |connection: &Connection, error: io::Error| connection.cannot("abort", &error);
         // The minor number of a file system that is gone may be another's by now.
-        if self.is_mounted().map_err(|error| self.cannot("abort", &error))? {
+        if self.is_mounted().map_err(|error| failed(self, error))? {
             let path = Path::new(CONNECTIONS).join(self.facts.identity.device.1.to_string()).join("abort");
             if let Err(error) = std::fs::write(&path, "1") {
                 tracing::debug!(path = %path.display(), %error, "connection not aborted");
             }
         }
+        let null = std::fs::File::open("/dev/null").map_err(|error| failed(self, error))?;
+        for fd in self.channels.iter_mut().chain([&mut self.device]) {
+            let closed = rustix::io::dup3(&null, fd, rustix::io::DupFlags::CLOEXEC);
+            closed.map_err(|errno| {
+                let what = format!("cannot abort '{}': {errno}", self.facts.dir.display());
+                Error::new(ErrorKind::Io, what)
+            })?;
+        }
+        self.is_aborted = true;
         Ok(())
+    }
+
+    /// Returns whether it was aborted.
+    pub fn is_aborted(&self) -> bool {
+        self.is_aborted
     }
 
     /// Unmounts the files, unless they were unmounted already.
@@ -260,13 +275,6 @@ impl Connection {
         let failed = |error: io::Error| self.cannot("unmount", &error);
         if self.is_mounted().map_err(failed)? {
             unmount(self.dir(), &self.point, &self.facts.identity, UnmountFlags::empty()).map_err(failed)?;
-        }
-        if self.is_made.swap(false, Relaxed)
-            && let Err(error) = std::fs::remove_dir(self.dir())
-        {
-            // Another process may have created a file in it; and root's daemon may not remove anything from another
-            // user's directory.
-            tracing::warn!("'{}', which was made for the files, stays: {error}", self.dir().display());
         }
         Ok(())
     }
@@ -317,6 +325,22 @@ impl Connection {
     fn cannot(&self, what: &str, error: &io::Error) -> Error {
         let kind = if error.raw_os_error() == Some(libc::EBUSY) { ErrorKind::Busy } else { ErrorKind::Io };
         Error::new(kind, format!("cannot {what} '{}': {error}", self.dir().display()))
+    }
+}
+
+impl Drop for Connection {
+    /// Removes the directory that was made for it, if nothing is mounted there.
+    fn drop(&mut self) {
+        if !self.facts.is_made || self.is_mounted().unwrap_or(true) {
+            return;
+        }
+        if let Err(error) = std::fs::remove_dir(self.dir())
+            && error.kind() != io::ErrorKind::NotFound
+        {
+            // Another process may have created a file in it; and root's daemon may not remove anything from another
+            // user's directory.
+            tracing::warn!("'{}', which was made for the files, stays: {error}", self.dir().display());
+        }
     }
 }
 

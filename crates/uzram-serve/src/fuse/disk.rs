@@ -29,6 +29,8 @@ pub(super) struct Disk {
 
 impl Disk {
     pub fn read<C: Channel>(&self, offset: u64, len: usize, reply: Reply<C>) {
+        #[cfg(debug_assertions)]
+        die_if_told(offset);
         let device = &self.file.device;
         let len = self.clamp(offset, len);
         if len == 0 {
@@ -125,6 +127,17 @@ impl Disk {
     fn clamp(&self, offset: u64, len: usize) -> usize {
         let left = self.file.device.size_bytes().saturating_sub(offset);
         usize::try_from(left).map_or(len, |left| left.min(len))
+    }
+}
+
+/// Ends the process if the variable `UZRAM_DIE_AT` has this offset: for tests of requests that kill whoever carries them
+/// out. Only in debug builds.
+#[cfg(debug_assertions)]
+fn die_if_told(offset: u64) {
+    static AT: std::sync::OnceLock<Option<u64>> = std::sync::OnceLock::new();
+    let at = || std::env::var("UZRAM_DIE_AT").ok()?.parse().ok();
+    if *AT.get_or_init(at) == Some(offset) {
+        std::process::abort();
     }
 }
 

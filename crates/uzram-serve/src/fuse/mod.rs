@@ -208,6 +208,7 @@ impl Drop for Mount {
 
 /// Serves requests of a channel until the connection ends.
 fn run(files: &Files, channel: &Arc<KernelChannel>, mut buffer: RequestBuffer) {
+    warm_up::touch_stack();
     let end = loop {
         let room = buffer.room();
         match handshake::read_request(channel.fd(), room) {

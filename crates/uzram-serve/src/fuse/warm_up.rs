@@ -47,8 +47,9 @@ impl WarmUp {
     }
 }
 
+/// Touches the stack that this thread may use.
 #[inline(never)]
-fn touch_stack() {
+pub(super) fn touch_stack() {
     let mut stack = [0u8; STACK_BYTES];
     black_box(&mut stack);
 }

@@ -35,7 +35,70 @@ const KEEPALIVE_PROBES: u32 = 6;
 /// Probes are not sent while data is unacknowledged, so that has a time limit, too: the same two minutes.
 const UNACKNOWLEDGED_TIMEOUT_MS: u32 = 120_000;
 
-/// A listening socket.
+/// The listening sockets of a server. They may outlive it: clients that connect meanwhile wait for the next server on
+/// them.
+pub struct Sockets(Vec<Bound>);
+
+impl Sockets {
+    /// Listens at all these addresses. Clients can connect from now on.
+    ///
+    /// # Errors
+    /// `Busy` when another server has a path or port; `Invalid` when a path cannot be
+    /// a socket's; `Io` for the rest.
+    pub fn bind(addresses: &[Listen]) -> Result<Sockets> {
+        let bind = |listen: &Listen| match &listen.address {
+            ListenAddress::Unix(path) => bind_unix(path, listen.access),
+            ListenAddress::Tcp(address) => bind_tcp(*address),
+        };
+        Ok(Sockets(addresses.iter().map(bind).collect::<Result<_>>()?))
+    }
+
+    /// Takes sockets that another process bound for these addresses, in their order.
+    ///
+    /// # Errors
+    /// `Invalid` unless there is a socket for each address; `Io` when the address of one cannot be read.
+    pub fn adopt(addresses: &[Listen], sockets: Vec<OwnedFd>) -> Result<Sockets> {
+        if sockets.len() != addresses.len() {
+            let what = format!("{} listening sockets for {} addresses", sockets.len(), addresses.len());
+            return Err(Error::invalid(what).with_setting("listen"));
+        }
+        let take = |(fd, listen): (OwnedFd, &Listen)| match &listen.address {
+            ListenAddress::Unix(path) => {
+                let file = SocketFile::at(path)?;
+                Ok(Bound { fd, address: listen.address.clone(), _file: Some(file) })
+            }
+            ListenAddress::Tcp(_) => {
+                let address = getsockname(&fd).and_then(SocketAddr::try_from);
+                let address = address.map_err(|errno| failure("use", &listen.address, errno))?;
+                Ok(Bound { fd, address: ListenAddress::Tcp(address), _file: None })
+            }
+        };
+        Ok(Sockets(sockets.into_iter().zip(addresses).map(take).collect::<Result<_>>()?))
+    }
+
+    /// Returns the sockets, in the order of the addresses.
+    pub fn descriptors(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        self.0.iter().map(|bound| bound.fd.as_fd())
+    }
+
+    /// Returns the sockets, bound for `addresses`, as listeners of a server with these exports.
+    ///
+    /// # Errors
+    /// `Io` when the system refuses a descriptor.
+    pub(super) fn listeners(&self, addresses: &[Listen], exports: &Exports) -> Result<Vec<Listener>> {
+        let listener = |(bound, listen): (&Bound, &Listen)| {
+            let fd = bound.fd.try_clone();
+            let fd = fd.map_err(|error| Error::new(ErrorKind::Io, format!("{}: {error}", bound.address)))?;
+            let only = listen.devices.as_ref();
+            let exports = only.map_or_else(|| exports.clone(), |only| exports.only(Arc::clone(only)));
+            let devices = listen.devices.clone();
+            Ok(Listener { fd, address: bound.address.clone(), devices, exports })
+        };
+        self.0.iter().zip(addresses).map(listener).collect()
+    }
+}
+
+/// A listening socket of a server.
 pub(super) struct Listener {
     fd: OwnedFd,
     address: ListenAddress,
@@ -43,26 +106,9 @@ pub(super) struct Listener {
     devices: Option<Arc<[String]>>,
     /// The exports that its clients see.
     exports: Exports,
-    /// The file of a Unix socket, removed on drop.
-    _file: Option<SocketFile>,
 }
 
 impl Listener {
-    /// Listens at `address`: on a new socket file, replacing one that a dead server left, or on a TCP port.
-    ///
-    /// # Errors
-    /// `Busy` when another server has the address; `Invalid` when a file that is not a socket has the path, or
-    /// the path is longer than a socket address can hold; `Io` for the rest.
-    pub fn bind(listen: &Listen, exports: &Exports) -> Result<Listener> {
-        let Listen { address, devices, access } = listen;
-        let (fd, address, file) = match address {
-            ListenAddress::Unix(path) => bind_unix(path, *access)?,
-            ListenAddress::Tcp(address) => bind_tcp(*address)?,
-        };
-        let exports = devices.as_ref().map_or_else(|| exports.clone(), |only| exports.only(Arc::clone(only)));
-        Ok(Listener { fd, address, devices: devices.clone(), exports, _file: file })
-    }
-
     /// Accepts the next waiting connection; `WouldBlock` when there is none.
     pub fn accept(&self) -> io::Result<Socket> {
         let fd = accept_with(&self.fd, SocketFlags::CLOEXEC)?;
@@ -98,8 +144,14 @@ fn failure(what: &str, address: &ListenAddress, errno: Errno) -> Error {
     Error::new(ErrorKind::Io, format!("cannot {what} {address}: {errno}")).with_setting("listen")
 }
 
-/// A bound socket, its actual address, and its file if it has one.
-type Bound = (OwnedFd, ListenAddress, Option<SocketFile>);
+/// A bound socket.
+struct Bound {
+    fd: OwnedFd,
+    /// Its actual address.
+    address: ListenAddress,
+    /// The file of a Unix socket, removed on drop.
+    _file: Option<SocketFile>,
+}
 
 /// Listens on a new socket file. On Linux the file gets the mode of the unbound socket, less the umask, so the mode is
 /// set before `bind`, and other users cannot connect at any moment. For other access, the mode is 0 until owner and
@@ -116,14 +168,12 @@ fn bind_unix(path: &Path, access: SocketAccess) -> Result<Bound> {
     let first_mode = if is_default { SOCKET_MODE } else { Mode::empty() };
     rustix::fs::fchmod(&fd, first_mode).map_err(|errno| failure("set the mode of", &address, errno))?;
     bind(&fd, &name).map_err(|errno| failure("bind", &address, errno))?;
-    let metadata = fs::symlink_metadata(path)
-        .map_err(|error| Error::new(ErrorKind::Io, format!("{} vanished: {error}", path.display())))?;
-    let file = SocketFile { path: path.to_owned(), id: (metadata.dev(), metadata.ino()) };
+    let file = SocketFile::at(path)?;
     if !is_default {
         set_access(path, access)?;
     }
     listen(&fd, BACKLOG).map_err(|errno| failure("listen on", &address, errno))?;
-    Ok((fd, address, Some(file)))
+    Ok(Bound { fd, address, _file: Some(file) })
 }
 
 /// Sets owner, group and mode of the file of a socket that was just bound, which has mode 0.
@@ -194,7 +244,7 @@ fn bind_tcp(wanted: SocketAddr) -> Result<Bound> {
         }
         errno => failure("listen on", &address, errno),
     })?;
-    Ok((fd, ListenAddress::Tcp(real), None))
+    Ok(Bound { fd, address: ListenAddress::Tcp(real), _file: None })
 }
 
 /// Makes the kernel send small replies at once and notice hosts that vanish, without waking this process for an idle
@@ -228,6 +278,14 @@ struct SocketFile {
     path: PathBuf,
     /// Device and inode number, so that another server's file is not removed.
     id: (u64, u64),
+}
+
+impl SocketFile {
+    fn at(path: &Path) -> Result<SocketFile> {
+        let metadata = fs::symlink_metadata(path)
+            .map_err(|error| Error::new(ErrorKind::Io, format!("{} vanished: {error}", path.display())))?;
+        Ok(SocketFile { path: path.to_owned(), id: (metadata.dev(), metadata.ino()) })
+    }
 }
 
 impl Drop for SocketFile {

@@ -21,7 +21,7 @@ use super::Buffers;
 use super::address::{Endpoint, Listen, ListenAddress};
 use super::buffer::SHARED_BYTES;
 use super::clients::Clients;
-use super::listener::{Listener, is_local};
+use super::listener::{Listener, Sockets, is_local};
 use super::registry::{self, Accept, Registration, Registry};
 use super::session::{self, ChosenExport, SessionConfig};
 use super::socket::{Socket, timespec};
@@ -126,6 +126,8 @@ fn open_to_all(address: &ListenAddress, has_certificate: bool) -> String {
 /// A server that has its sockets and is ready to run.
 pub struct Server {
     listeners: Vec<Listener>,
+    /// Has the socket files, which go with its last user.
+    _sockets: Arc<Sockets>,
     budget: Arc<Budget>,
     pools: DevicePools,
     registry: Arc<Registry>,
@@ -169,8 +171,16 @@ impl Server {
     /// a socket's; `Io` or `NoMemory` when the system refuses.
     pub fn bind(config: ServerConfig, exports: Exports) -> Result<Server> {
         config.check()?;
-        let bind = |listen| Listener::bind(listen, &exports);
-        let listeners = config.listen.iter().map(bind).collect::<Result<Vec<_>>>()?;
+        let sockets = Arc::new(Sockets::bind(&config.listen)?);
+        Server::on(sockets, config, exports)
+    }
+
+    /// Creates a server on the sockets that were bound for the addresses of `config`, which was checked.
+    ///
+    /// # Errors
+    /// `Io` or `NoMemory` when the system refuses.
+    pub fn on(sockets: Arc<Sockets>, config: ServerConfig, exports: Exports) -> Result<Server> {
+        let listeners = sockets.listeners(&config.listen, &exports)?;
         let no_eventfd = |error| Error::new(ErrorKind::Io, format!("cannot create an eventfd: {error}"));
         let stop = StopHandle::new().map_err(|errno| no_eventfd(errno.into()))?;
         let addresses = listeners.iter().map(|listener| listener.address().clone());
@@ -179,7 +189,7 @@ impl Server {
         let registry = Registry::new(config.max_connections, cpus, addresses).map_err(no_eventfd)?;
         let budget = Budget::new(config.shared_bytes);
         let pools = DevicePools::new(Arc::clone(&budget));
-        Ok(Server { listeners, budget, pools, registry: Arc::new(registry), config, stop })
+        Ok(Server { listeners, _sockets: sockets, budget, pools, registry: Arc::new(registry), config, stop })
     }
 
     /// Returns the server's connections; can be kept after the server has stopped.

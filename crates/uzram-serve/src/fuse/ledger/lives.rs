@@ -35,8 +35,8 @@ pub struct Strikes {
     /// The number of this life, from 1.
     pub life: u32,
     /// Lives in a row, up to the last one, that died without having answered any request, all at the same ones: those
-    /// under way in one and in the next have one in common, or there were none. The first of a row counts in any case,
-    /// so that this is 0 in the first life only.
+    /// under way in one and in the next have one in common. The first of a row counts in any case, so that this is 0 in
+    /// the first life only.
     pub strikes: u32,
 }
 
@@ -85,8 +85,7 @@ impl Ledger {
             let uniques = set_of(life).map(|at| self.load(at) & !FUSE_UNIQUE_RESEND);
             uniques.filter(|unique| *unique != 0).collect::<BTreeSet<_>>()
         });
-        let are_none = under_way.is_empty() && before.is_empty();
-        if are_none || !under_way.is_disjoint(&before) { last.strikes.saturating_add(1) } else { 1 }
+        if under_way.is_disjoint(&before) { 1 } else { last.strikes.saturating_add(1) }
     }
 
     /// Returns the number of answered requests, of all lives.

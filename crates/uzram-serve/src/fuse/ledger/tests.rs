@@ -65,11 +65,10 @@ struct Model {
 impl Model {
     fn next(&self) -> Strikes {
         let under_way: BTreeSet<_> = self.under_way.keys().copied().collect();
-        let are_none = under_way.is_empty() && self.before.is_empty();
         let strikes = match self.last {
             Strikes { life: 0, .. } => 0,
             _ if self.has_answered => 1,
-            last if are_none || !under_way.is_disjoint(&self.before) => last.strikes + 1,
+            last if !under_way.is_disjoint(&self.before) => last.strikes + 1,
             _ => 1,
         };
         Strikes { life: self.last.life + 1, strikes }
