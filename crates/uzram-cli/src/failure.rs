@@ -24,6 +24,14 @@ pub enum Failure {
 pub type Result<T> = std::result::Result<T, Failure>;
 
 impl Failure {
+    /// Returns the line that would be printed.
+    pub fn into_line(self) -> String {
+        match self {
+            Failure::Line(line) | Failure::Usage(line) => line,
+            Failure::ReaderLeft => String::new(),
+        }
+    }
+
     /// Creates a failure with the message `line`.
     pub fn line(line: impl Into<String>) -> Self {
         Failure::Line(line.into())

@@ -44,7 +44,8 @@ use client::control::{
 use client::status::{self, StatusArgs};
 use client::survival::{self, RecoverArgs, UpgradeArgs};
 use commands::{check, sibling, swap as swap_commands, train};
-use daemon::{attendant, up};
+use daemon::survive::handover::{self, State};
+use daemon::{attendant, holder, up};
 use failure::Failure;
 use terminal::live;
 
@@ -75,6 +76,8 @@ enum Command {
     Attach(AttachArgs),
     #[command(hide = true)]
     Attendant(attendant::AttendantArgs),
+    #[command(hide = true)]
+    Successor(SuccessorArgs),
     Detach(DetachArgs),
     Swap(swap_commands::SwapArgs),
     Status(StatusArgs),
@@ -92,6 +95,57 @@ enum Command {
     /// Runs the program uzram-lab: `uzram lab --help` lists its commands.
     Lab(sibling::SiblingArgs),
     Train(train::TrainArgs),
+}
+
+/// Go on in the place of a daemon's program, in its process. Started by the daemon.
+#[derive(clap::Args)]
+struct SuccessorArgs {
+    /// Only say whether this program can
+    #[arg(long, requires_all = ["state_version", "layout_version"])]
+    check: bool,
+    #[arg(long, value_name = "N")]
+    state_version: Option<u32>,
+    #[arg(long, value_name = "N")]
+    layout_version: Option<u64>,
+    /// The descriptor of what the program before left
+    #[arg(long, value_name = "FD", conflicts_with = "check")]
+    state: Option<i32>,
+    /// The daemon's command line
+    #[arg(last = true)]
+    words: Vec<std::ffi::OsString>,
+}
+
+fn succeed(args: &SuccessorArgs) -> failure::Result<u8> {
+    if args.check {
+        let is_read = args.state_version == Some(handover::VERSION)
+            && args.layout_version == Some(uzram::store::LAYOUT_VERSION);
+        if !is_read {
+            return Err(Failure::line("it is of a version that does not read the daemon's memory"));
+        }
+        daemon_plan(&args.words)?.0.check()?;
+        return failure::print(&format!("{}\n", holder::CAN_SUCCEED)).map(|()| 0);
+    }
+    let Some(number) = args.state else { return Err(Failure::line("only a daemon starts this command")) };
+    let read = |error: std::io::Error| {
+        Failure::Line(format!("what the program before left cannot be read: {error}"))
+    };
+    // SAFETY: a daemon starts this program in its place, and leaves it this descriptor and those named there; this
+    // program has opened none of its own. Any other caller harms only itself.
+    let state = unsafe { State::read(number) }.map_err(read)?;
+    let (plan, log) = daemon_plan(&state.words)?;
+    live::start_log(log)?;
+    // SAFETY: as above.
+    unsafe { holder::succeed(state, plan) }
+}
+
+/// Returns the plan of the daemon with this command line, and how much it logs.
+fn daemon_plan(words: &[std::ffi::OsString]) -> failure::Result<(config::plan::DaemonPlan, live::LogLevel)> {
+    let cli = Cli::try_parse_from(words).map_err(|error| Failure::Usage(failure::usage_line(&error)))?;
+    match cli.command {
+        Command::Up(args) => Ok((args.plan()?, args.log())),
+        Command::Swap(args) => Ok((args.plan()?, live::LogLevel::Info)),
+        _ => Err(Failure::line("this command line starts no daemon")),
+    }
 }
 
 /// Runs the command given on this process's command line.
@@ -112,6 +166,7 @@ pub fn main() -> ExitCode {
         Command::Clients(args) => clients::clients(&args).map(|()| 0),
         Command::Kick(args) => clients::kick(&args).map(|()| 0),
         Command::Attach(args) => attach::attach(&args).map(|()| 0),
+        Command::Successor(args) => succeed(&args),
         Command::Attendant(args) => attendant::run(&args).map(|()| 0),
         Command::Detach(args) => attach::detach(&args).map(|()| 0),
         Command::Swap(args) => swap_commands::run(&args),

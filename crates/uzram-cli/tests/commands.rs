@@ -219,9 +219,17 @@ fn check_says_for_each_thing_how_it_knows() {
     let json: Value = serde_json::from_str(&finish(bare_command(&["check", "--json"])).ok()).unwrap();
     let checks = json["checks"].as_array().unwrap();
     let text = finish(bare_command(&["check"])).ok();
-    for name in
-        ["FUSE", "loop", "userfaultfd", "io_uring", "rseq", "locked memory", "capabilities", "kernel zram"]
-    {
+    for name in [
+        "FUSE",
+        "loop",
+        "userfaultfd",
+        "io_uring",
+        "rseq",
+        "locked memory",
+        "capabilities",
+        "survival",
+        "kernel zram",
+    ] {
         let check = checks.iter().find(|check| check["name"] == name).unwrap();
         assert!(["yes", "partly", "no"].contains(&check["works"].as_str().unwrap()), "{check}");
         for field in ["checked_by", "follows"] {

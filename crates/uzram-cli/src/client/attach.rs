@@ -254,8 +254,8 @@ pub fn left_by_dead(dir: &Path) -> Result<Option<Record>> {
 /// user is not trusted.
 fn record_of_dead(dir: &Path) -> Result<Option<Record>> {
     let Some(open) = runtime_dir::open_own(dir)? else { return Ok(Some(Record::default())) };
-    // If no process listens, the daemon may be ending: wait for it.
-    let is_there = Daemon::in_dir(dir.to_owned())?.is_there();
+    // If no process listens, or only those of a daemon whose holder was killed, it is ending: wait for it.
+    let is_there = Daemon::in_dir(dir.to_owned())?.is_there() && !runtime_dir::is_owner_dead(dir);
     let patience = if is_there { Duration::ZERO } else { DEATH_TIMEOUT };
     if runtime_dir::wait_until_free(dir, patience)? { Ok(Some(Record::read(&open, dir)?)) } else { Ok(None) }
 }

@@ -141,6 +141,9 @@ pub struct DownArgs {
     /// lost
     #[arg(long)]
     force: bool,
+    /// Leave contents, block devices and swap areas to the service manager, which started the daemon, for its next start
+    #[arg(long, conflicts_with = "force")]
+    keep: bool,
     #[command(flatten)]
     runtime: RuntimeArgs,
 }
@@ -287,6 +290,9 @@ pub fn reload(args: &ReloadArgs) -> Result<()> {
 /// `uzram down`
 pub fn down(args: &DownArgs) -> Result<()> {
     let daemon = Daemon::at(&args.runtime)?;
+    if args.keep {
+        return daemon.ask("POST", "/v1/leave", None).map(drop);
+    }
     end(&daemon, args.force)?;
     if args.force && left_by_dead(&daemon.dir)?.is_some() {
         return print(&clear(&daemon.dir)?.concat());

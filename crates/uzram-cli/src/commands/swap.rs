@@ -21,9 +21,10 @@ use crate::client::attach::{attached, clear, left_by_dead, refuse_unrecorded, re
 use crate::client::control::{end, print_json};
 use crate::client::daemon_client::{Daemon, device_path, understand};
 use crate::config::device_options::DeviceOptions;
-use crate::config::plan::{Attached, DaemonPlan, DevicePlan, FilesArgs, SwapPlan};
+use crate::config::plan::{Attached, DaemonPlan, DevicePlan, FilesArgs, SurviveArgs, SwapPlan};
 use crate::config::settings::parse_name;
-use crate::daemon::up::{self, READY};
+use crate::daemon::up;
+use crate::daemon::worker::READY;
 use crate::failure::{Context, Failure, Result, print};
 use crate::swap::switch_off::switch_off;
 use crate::system::descriptors::leave_caller;
@@ -72,9 +73,35 @@ struct OnArgs {
     #[command(flatten)]
     files: FilesArgs,
     #[command(flatten)]
+    survive: SurviveArgs,
+    #[command(flatten)]
     device: DeviceOptions,
     #[command(flatten)]
     runtime: RuntimeArgs,
+}
+
+impl OnArgs {
+    fn plan(&self, dir: PathBuf) -> Result<DaemonPlan> {
+        let swap = SwapPlan { priority: Some(self.priority), discard: !self.no_discard };
+        let device = DevicePlan::new(&self.name, self.device.settings()?);
+        let device = DevicePlan { attached: Attached::Swap(swap), ..device };
+        let files = self.files.options(None);
+        let plan = DaemonPlan { ends_with_swap: true, files, ..DaemonPlan::new(dir, vec![device])? };
+        Ok(self.survive.applied_to(plan))
+    }
+}
+
+impl SwapArgs {
+    /// Returns the plan of the daemon that `swap on` starts.
+    ///
+    /// # Errors
+    /// It is another command, or its options are invalid.
+    pub fn plan(&self) -> Result<DaemonPlan> {
+        match &self.command {
+            SwapCommand::On(args) => args.plan(args.runtime.path()?),
+            _ => Err(Failure::line("this command starts no daemon")),
+        }
+    }
 }
 
 /// Switch the swap area off: swapped-out pages come back to memory, and the daemon ends.
@@ -126,11 +153,7 @@ fn on(args: &OnArgs) -> Result<u8> {
     if serves {
         live::start_log(LogLevel::Info)?;
     }
-    let swap = SwapPlan { priority: Some(args.priority), discard: !args.no_discard };
-    let device = DevicePlan::new(&args.name, args.device.settings()?);
-    let device = DevicePlan { attached: Attached::Swap(swap), ..device };
-    let files = args.files.options(None);
-    let plan = DaemonPlan { ends_with_swap: true, files, ..DaemonPlan::new(dir.clone(), vec![device])? };
+    let plan = args.plan(dir.clone())?;
     if args.detached {
         // All paths are absolute. Do not keep the caller's directory busy.
         std::env::set_current_dir("/").context(|| "cannot go to '/'".to_owned())?;

@@ -2,9 +2,10 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use uzram::device::{Attribute, Device};
+use uzram::device::{Attribute, Device, Keeper};
 use uzram_serve::fuse::CpuLatencyLimit;
 use uzram_serve::{Export, ExportPolicy, fuse, nbd};
 
@@ -25,6 +26,9 @@ const MOUNT_DIR: &str = "mnt";
 /// The block layer splits larger merged requests; buffers for them would be locked in memory.
 const SWAP_IO_BYTES: u32 = 128 << 10;
 
+/// The default of [`DaemonPlan::give_up_after`].
+const GIVE_UP_AFTER: Duration = Duration::from_secs(10);
+
 /// How devices are served as files.
 #[derive(clap::Args)]
 pub struct FilesArgs {
@@ -40,6 +44,28 @@ impl FilesArgs {
     pub fn options(&self, otherwise: Option<CpuLatencyLimit>) -> fuse::MountOptions {
         let cpu_latency = self.cpu_latency_us.or(otherwise).unwrap_or_default();
         fuse::MountOptions { cpu_latency, ..fuse::MountOptions::default() }
+    }
+}
+
+/// Whether a daemon outlives the process that serves.
+#[derive(clap::Args)]
+pub struct SurviveArgs {
+    /// Serve from one process, with no other to take over when it dies: contents are lost then, and programs that
+    /// swap to them die, too
+    #[arg(long)]
+    no_survive: bool,
+    /// How long requests for files and block devices wait before they fail, if the processes that serve die of them
+    /// again and again
+    #[arg(long, value_name = "SECONDS", default_value_t = GIVE_UP_AFTER.as_secs(), conflicts_with = "no_survive")]
+    give_up_after: u64,
+}
+
+impl SurviveArgs {
+    /// Returns a plan with these settings.
+    #[must_use]
+    pub fn applied_to(&self, plan: DaemonPlan) -> DaemonPlan {
+        let give_up_after = Duration::from_secs(self.give_up_after);
+        DaemonPlan { survives: !self.no_survive, give_up_after, ..plan }
     }
 }
 
@@ -63,6 +89,10 @@ pub struct DaemonPlan {
     pub ends_with_swap: bool,
     /// Whether SIGHUP reloads the TLS files instead of ending the daemon.
     pub reloads_on_hang_up: bool,
+    /// Whether contents and service outlive the process that serves.
+    pub survives: bool,
+    /// How long requests for files wait before they fail, when all that serve them die.
+    pub give_up_after: Duration,
     /// Whether to measure hold times of `list_lock`s.
     pub slab_timing: bool,
 }
@@ -129,6 +159,8 @@ impl DaemonPlan {
             exec: None,
             ends_with_swap: false,
             reloads_on_hang_up: false,
+            survives: true,
+            give_up_after: GIVE_UP_AFTER,
             slab_timing: false,
         })
     }
@@ -156,6 +188,14 @@ impl DaemonPlan {
     pub fn check(&self) -> Result<()> {
         self.nbd.check().map_err(|error| Failure::Usage(format!("cannot serve NBD: {error}")))?;
         self.devices.iter().try_for_each(DevicePlan::check)
+    }
+
+    /// Returns why a device cannot outlive the process that serves, if one cannot.
+    pub fn mortal(&self) -> Option<String> {
+        self.devices.iter().find_map(|device| {
+            let why = device.checked_device().ok()?.can_survive().err()?;
+            Some(format!("{}: {why}", device.name))
+        })
     }
 
     /// Returns whether one of the devices is used as swap.
@@ -186,13 +226,7 @@ impl DevicePlan {
     /// # Errors
     /// A setting is invalid, or a dictionary cannot be read.
     pub fn check(&self) -> Result<()> {
-        let device = self.device()?;
-        // Setting `backing_dev`, and attributes with a later turn, has side effects.
-        let first_maker = Attribute::turn("backing_dev");
-        let early = self.settings.iter().filter(|setting| Attribute::turn(setting.attribute) < first_maker);
-        for Setting { origin, attribute, value } in early {
-            device.set(attribute, value).map_err(|error| Failure::of(origin, &error))?;
-        }
+        let device = self.checked_device()?;
         let Some(disksize) = self.settings.get("disksize") else { return Ok(()) };
         let backing = self.settings.get("backing_dev").map(|setting| setting.value.as_str());
         device
@@ -200,12 +234,25 @@ impl DevicePlan {
             .map_err(|error| Failure::of(self.blame(&error, disksize), &error))
     }
 
-    /// Creates the device.
+    /// Creates a device with those settings that have no side effects, and no size.
+    fn checked_device(&self) -> Result<Arc<Device>> {
+        let device = self.device()?;
+        // Setting `backing_dev`, and attributes with a later turn, has side effects.
+        let first_maker = Attribute::turn("backing_dev");
+        let early = self.settings.iter().filter(|setting| Attribute::turn(setting.attribute) < first_maker);
+        for Setting { origin, attribute, value } in early {
+            device.set(attribute, value).map_err(|error| Failure::of(origin, &error))?;
+        }
+        Ok(device)
+    }
+
+    /// Creates the device. With a keeper, its contents outlive this process.
     ///
     /// # Errors
     /// A setting is invalid, or cannot be applied on this machine now.
-    pub fn make(&self) -> Result<Arc<Device>> {
+    pub fn make(&self, keeper: Option<Arc<dyn Keeper>>) -> Result<Arc<Device>> {
         let device = self.device()?;
+        keeper.map(|keeper| device.set_keeper(keeper)).transpose()?;
         for setting in self.settings.iter() {
             let Setting { origin, attribute, value } = setting;
             if *attribute == "backing_dev" {

@@ -40,13 +40,22 @@ impl Attachments {
         Attachments { exports, recorder, attendant, swapped_to: BTreeSet::new() }
     }
 
-    /// Attaches a device if its plan says so.
+    /// Takes what the process before had attached for these plans; if it had attached all, also what it had switched
+    /// on and was detached since.
+    pub fn adopt(&mut self, plans: &[DevicePlan], has_all: bool) {
+        let attached: Vec<_> = self.recorder.attached().into_iter().map(|device| device.name).collect();
+        let swaps = plans.iter().filter(|plan| plan.is_swap() && (has_all || attached.contains(&plan.name)));
+        self.swapped_to.extend(swaps.map(|plan| plan.name.clone()));
+    }
+
+    /// Attaches a device if its plan says so, and it is not attached already.
     ///
     /// # Errors
     /// The failure of `uzram attach`.
     pub fn attach(&mut self, plan: &DevicePlan) -> Result<()> {
         let swap = match plan.attached {
             Attached::No => return Ok(()),
+            _ if self.device(&plan.name).is_some() => return Ok(()),
             Attached::Block => None,
             Attached::Swap(swap) => {
                 // The area may be active even if the process fails.

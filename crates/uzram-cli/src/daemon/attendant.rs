@@ -14,6 +14,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use rustix::net::sockopt::socket_peercred;
+use rustix::process::Pid;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use uzram_serve::loop_device::LoopAttachment;
@@ -22,6 +23,7 @@ use crate::client::attach::attachment_text;
 use crate::config::plan::SwapPlan;
 use crate::failure::{Context, Failure, Result};
 use crate::system::descriptors::leave_caller;
+use crate::system::interrupts::unblock_signals_of;
 use crate::system::runtime_dir::RuntimeArgs;
 
 /// The hidden command.
@@ -102,6 +104,7 @@ type Answer = std::result::Result<String, String>;
 /// The daemon's handle of the process, which ends when this is dropped.
 pub struct Attendant {
     stream: UnixStream,
+    pid: Pid,
 }
 
 impl Attendant {
@@ -114,13 +117,18 @@ impl Attendant {
         let mut command = same_program();
         command.arg(COMMAND).arg("--runtime-dir").arg(runtime_dir).env_clear();
         command.stdin(OwnedFd::from(its)).stdout(Stdio::null()).stderr(Stdio::null());
-        command.spawn()?;
+        let pid = Pid::from_child(&unblock_signals_of(&mut command).spawn()?);
         // `command` holds the attendant's end of the socket, which must not stay open here.
         drop(command);
         match receive::<Answer>(&mut stream)? {
-            Ok(_) => Ok(Attendant { stream }),
+            Ok(_) => Ok(Attendant { stream, pid }),
             Err(why) => Err(io::Error::other(why)),
         }
+    }
+
+    /// Returns its process ID.
+    pub fn pid(&self) -> Pid {
+        self.pid
     }
 
     /// Has the process carry out a request, and returns the command's output.

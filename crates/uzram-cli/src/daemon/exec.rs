@@ -7,22 +7,25 @@
 use std::io::{self, IsTerminal};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::PathBuf;
-use std::process::{Child, Command, ExitStatus};
+use std::process::{Command, ExitStatus};
 use std::sync::mpsc::{Receiver, Sender};
 use std::thread;
 
 use rustix::io::Errno;
-use rustix::process::{Pid, Signal, WaitId, WaitIdOptions};
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, WaitOptions, waitpid};
+use serde::{Deserialize, Serialize};
 use uzram::device::Device;
 use uzram_serve::control::StatsJson;
 
 use crate::daemon::events::Event;
 use crate::failure::{Context, Result};
+use crate::system::interrupts::unblock_signals_of;
 use crate::system::runtime_dir::RUNTIME_DIR_VARIABLE;
 use crate::terminal::live;
 use crate::terminal::show;
 
 /// How the command reaches the first device.
+#[derive(Debug, Serialize, Deserialize)]
 pub struct Address {
     /// The device's name.
     pub name: String,
@@ -38,7 +41,6 @@ pub struct Address {
 
 /// A running command.
 pub struct Running {
-    child: Child,
     target: Target,
 }
 
@@ -47,6 +49,22 @@ pub struct Running {
 /// # Errors
 /// The command cannot be started.
 pub fn start(command: &str, address: &Address, sender: &Sender<Event>) -> Result<Running> {
+    let running = spawn(command, address)?;
+    if let Err(error) = announce_end(running.target.pid, sender.clone()) {
+        running.target.send(Signal::KILL);
+        // The command is killed, so this does not take long; the first failure is the one to report.
+        let _ = waitpid(Some(running.target.pid), WaitOptions::empty());
+        return Err(error).context(|| "cannot wait for the --exec command".to_owned());
+    }
+    Ok(running)
+}
+
+/// Starts `command` with `address` in its environment. The caller hears of its end by SIGCHLD, and asks
+/// [`Running::ended`].
+///
+/// # Errors
+/// The command cannot be started.
+pub fn spawn(command: &str, address: &Address) -> Result<Running> {
     let own_group = !io::stdin().is_terminal();
     let mut shell = Command::new("sh");
     shell.arg("-c").arg(command);
@@ -62,15 +80,11 @@ pub fn start(command: &str, address: &Address, sender: &Sender<Event>) -> Result
     if own_group {
         shell.process_group(0);
     }
-    let mut child = shell.spawn().context(|| "cannot run the --exec command with sh".to_owned())?;
-    let target = Target { pid: Pid::from_child(&child), own_group };
-    if let Err(error) = announce_end(target.pid, sender.clone()) {
-        target.send(Signal::KILL);
-        // The command is killed, so this does not take long; the first failure is the one to report.
-        let _ = child.wait();
-        return Err(error).context(|| "cannot wait for the --exec command".to_owned());
-    }
-    Ok(Running { child, target })
+    let child = unblock_signals_of(&mut shell)
+        .spawn()
+        .context(|| "cannot run the --exec command with sh".to_owned())?;
+    let target = Target { pid: Pid::from_child(&child), own_group, asked: false };
+    Ok(Running { target })
 }
 
 impl Running {
@@ -80,16 +94,45 @@ impl Running {
     /// # Errors
     /// The command's status cannot be read.
     pub fn wait(mut self, name: &str, device: &Device, events: &Receiver<Event>) -> Result<u8> {
-        pass_signals(&self.target, events);
-        let status = self.child.wait().context(|| "cannot wait for the --exec command".to_owned())?;
-        live::note(&show::stats_table(name, &StatsJson::from(device.stats())));
-        Ok(exit_code(status))
+        pass_signals(&mut self.target, events);
+        let ended = waitpid(Some(self.target.pid), WaitOptions::empty());
+        let ended = ended.context(|| "cannot wait for the --exec command".to_owned())?;
+        live::note(&summary(name, device));
+        Ok(ended.map_or(1, |(_, status)| exit_code(ExitStatus::from_raw(status.as_raw()))))
+    }
+
+    /// Returns the command's status, as [`Running::wait`] does, if it has ended.
+    pub fn ended(&mut self) -> Option<u8> {
+        match waitpid(Some(self.target.pid), WaitOptions::NOHANG) {
+            Ok(None) | Err(Errno::INTR) => None,
+            Ok(Some((_, status))) => Some(exit_code(ExitStatus::from_raw(status.as_raw()))),
+            // Nobody else reaps it; its status is lost.
+            Err(_) => Some(1),
+        }
+    }
+
+    /// Returns what [`Running::from_parts`] takes: the process, whether it has a process group of its own, and whether it
+    /// was told to end.
+    pub fn parts(&self) -> (i32, bool, bool) {
+        (self.target.pid.as_raw_pid(), self.target.own_group, self.target.asked)
+    }
+
+    /// Takes a command that another program started in this process; `None` for an invalid process ID.
+    pub fn from_parts((pid, own_group, asked): (i32, bool, bool)) -> Option<Running> {
+        Some(Running { target: Target { pid: Pid::from_raw(pid)?, own_group, asked } })
+    }
+
+    /// Passes a signal on that asks for the end. The second one kills the command.
+    pub fn end(&mut self, signal: Signal, from_terminal: bool) {
+        // A command in the terminal's foreground group got the terminal's signal already.
+        if self.target.own_group || !from_terminal {
+            self.target.end(signal);
+        }
     }
 }
 
 /// Forwards requests to end to the command until it has ended. The second request kills it.
-fn pass_signals(target: &Target, events: &Receiver<Event>) {
-    let mut asked = false;
+fn pass_signals(target: &mut Target, events: &Receiver<Event>) {
     while let Ok(event) = events.recv() {
         let signal = match event {
             Event::CommandEnded => return,
@@ -98,9 +141,7 @@ fn pass_signals(target: &Target, events: &Receiver<Event>) {
             Event::Signal { signal, .. } => signal,
             Event::Shutdown(_) => Signal::TERM,
         };
-        tracing::info!(?signal, "passing the signal on to the command");
-        target.send(if asked { Signal::KILL } else { signal });
-        asked = true;
+        target.end(signal);
     }
 }
 
@@ -108,9 +149,17 @@ fn pass_signals(target: &Target, events: &Receiver<Event>) {
 struct Target {
     pid: Pid,
     own_group: bool,
+    /// It was asked to end.
+    asked: bool,
 }
 
 impl Target {
+    fn end(&mut self, signal: Signal) {
+        tracing::info!(?signal, "passing the signal on to the command");
+        self.send(if self.asked { Signal::KILL } else { signal });
+        self.asked = true;
+    }
+
     fn send(&self, signal: Signal) {
         let sent = if self.own_group {
             rustix::process::kill_process_group(self.pid, signal)
@@ -121,6 +170,11 @@ impl Target {
             tracing::warn!(%error, ?signal, "cannot signal the command");
         }
     }
+}
+
+/// Returns the statistics that are printed when the command has ended.
+pub fn summary(name: &str, device: &Device) -> String {
+    show::stats_table(name, &StatsJson::from(device.stats()))
 }
 
 /// Sends [`Event::CommandEnded`] when `pid` has ended, without reaping it.

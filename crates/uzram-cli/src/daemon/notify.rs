@@ -1,13 +1,21 @@
 //! Notifications to the service manager, if there is one: sd_notify(3).
 
 use std::ffi::OsStr;
-use std::io;
+use std::io::{self, IoSlice};
+use std::mem::MaybeUninit;
+use std::os::fd::BorrowedFd;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
+use std::time::Duration;
+
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, sendmsg_addr};
 
 /// The environment variable with the manager's socket.
 const SOCKET: &str = "NOTIFY_SOCKET";
+
+/// How long the manager may take to read a descriptor.
+const STORE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Reports that the devices are served; `status` is a line for people.
 pub fn ready(status: &str) {
@@ -22,6 +30,40 @@ pub fn status(status: &str) {
 /// Reports that the daemon has begun to end.
 pub fn stopping(status: &str) {
     notify(&["STOPPING=1", &format!("STATUS={status}")]);
+}
+
+/// Has the manager keep a duplicate of a descriptor, by this name, until the next start of the service.
+///
+/// # Errors
+/// There is no manager, or it cannot be told.
+pub fn store(name: &str, fd: BorrowedFd<'_>) -> io::Result<()> {
+    let fds = [fd];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut ancillary = SendAncillaryBuffer::new(&mut space);
+    ancillary.push(SendAncillaryMessage::ScmRights(&fds));
+    send_all(&format!("FDSTORE=1\nFDNAME={name}\nFDPOLL=0"), &mut ancillary)
+}
+
+/// Has the manager close what it keeps by this name.
+///
+/// # Errors
+/// As [`store`].
+pub fn forget(name: &str) -> io::Result<()> {
+    send_all(&format!("FDSTOREREMOVE=1\nFDNAME={name}"), &mut SendAncillaryBuffer::default())
+}
+
+/// Sends a message that must arrive: waits for the manager to read, for a while.
+fn send_all(message: &str, ancillary: &mut SendAncillaryBuffer<'_, '_, '_>) -> io::Result<()> {
+    let socket = std::env::var_os(SOCKET).ok_or(io::ErrorKind::NotFound)?;
+    let address = match socket.as_bytes() {
+        [b'@', name @ ..] => SocketAddrUnix::new_abstract_name(name)?,
+        path => SocketAddrUnix::new(path)?,
+    };
+    let sender = UnixDatagram::unbound()?;
+    sender.set_write_timeout(Some(STORE_TIMEOUT))?;
+    let message = [IoSlice::new(message.as_bytes())];
+    sendmsg_addr(&sender, &address, &message, ancillary, SendFlags::NOSIGNAL)?;
+    Ok(())
 }
 
 /// Sends assignments to the manager, if there is one. A failure is only logged.

@@ -1,9 +1,13 @@
 //! ^C during an operation that needs an orderly end.
 
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::unix::process::CommandExt;
+use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use signal_hook::consts::SIGINT;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 use signal_hook::flag;
 
 use crate::failure::{Context, Result};
@@ -45,6 +49,89 @@ impl Interrupts {
 impl Drop for Interrupts {
     fn drop(&mut self) {
         self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// The signals that ask a process to end.
+pub const ENDING_SIGNALS: [i32; 4] = [SIGINT, SIGTERM, SIGQUIT, SIGHUP];
+
+/// Blocks these signals for this thread, and those that it starts; returns them.
+fn block(signals: impl Iterator<Item = i32>) -> io::Result<libc::sigset_t> {
+    // SAFETY: sigemptyset initialises the set, and a set of zeros is valid, too.
+    let mut set: libc::sigset_t = unsafe { std::mem::zeroed() };
+    // SAFETY: the set is valid, and so are the numbers of signals.
+    unsafe { libc::sigemptyset(&raw mut set) };
+    signals.for_each(|signal| {
+        // SAFETY: as above.
+        unsafe { libc::sigaddset(&raw mut set, signal) };
+    });
+    // SAFETY: the set is valid, and the old one is not asked for.
+    match unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, std::ptr::null_mut()) } {
+        0 => Ok(set),
+        error => Err(io::Error::from_raw_os_error(error)),
+    }
+}
+
+/// Has a program start with no signal blocked: it would inherit those that this process reads from a descriptor.
+pub fn unblock_signals_of(command: &mut Command) -> &mut Command {
+    let unblock = || {
+        // SAFETY: a set of zeros is valid, and sigemptyset initialises it.
+        let mut none: libc::sigset_t = unsafe { std::mem::zeroed() };
+        // SAFETY: the set is valid; both calls are async-signal-safe, and the old mask is not asked for.
+        unsafe {
+            libc::sigemptyset(&raw mut none);
+            libc::sigprocmask(libc::SIG_SETMASK, &raw const none, std::ptr::null_mut());
+        }
+        Ok(())
+    };
+    // SAFETY: between fork and exec it makes only async-signal-safe calls.
+    unsafe { command.pre_exec(unblock) }
+}
+
+/// Signals that a process reads from a descriptor.
+pub struct SignalFd(OwnedFd);
+
+/// A signal that was read.
+pub struct Caught {
+    /// Its number.
+    pub signal: i32,
+    /// Whether the kernel sent it, that is, the terminal to its whole foreground group.
+    pub from_kernel: bool,
+}
+
+impl SignalFd {
+    /// Blocks signals for this thread, and those that it starts, and the processes that it forks, and makes a descriptor
+    /// to read them from.
+    ///
+    /// # Errors
+    /// The system refuses a descriptor.
+    pub fn new(signals: impl Iterator<Item = i32>) -> io::Result<SignalFd> {
+        let set = block(signals)?;
+        // SAFETY: the set is valid.
+        let fd = unsafe { libc::signalfd(-1, &raw const set, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK) };
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: a new descriptor, which nothing else has.
+        Ok(SignalFd(unsafe { OwnedFd::from_raw_fd(fd) }))
+    }
+
+    /// Returns the next signal, if one came.
+    pub fn next(&self) -> Option<Caught> {
+        // SAFETY: all fields are integers: zeros are valid.
+        let mut info: libc::signalfd_siginfo = unsafe { std::mem::zeroed() };
+        let len = size_of::<libc::signalfd_siginfo>();
+        // SAFETY: the kernel writes at most `len` bytes to the struct, which is as long.
+        let read = unsafe { libc::read(self.0.as_raw_fd(), (&raw mut info).cast(), len) };
+        let signal = i32::try_from(info.ssi_signo).unwrap_or(0);
+        // Positive codes are the kernel's own, sigaction(2); processes send 0 or less.
+        (read == len as isize).then_some(Caught { signal, from_kernel: info.ssi_code > 0 })
+    }
+}
+
+impl AsFd for SignalFd {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
     }
 }
 

@@ -22,6 +22,12 @@ const HEAP_BYTES: usize = 512 << 10;
 const MAPPED_BYTES: i32 = 4 << 20;
 /// Larger file mappings are not populated; none of the program's own is.
 const MAX_TEXT_BYTES: usize = 64 << 20;
+/// A process's own OOM score.
+const OOM_SCORE: &str = "/proc/self/oom_score_adj";
+
+/// The score by which the OOM killer ends a process first.
+const ENDED_FIRST: &str = "1000";
+
 /// The score that exempts a process from the OOM killer, proc_pid_oom_score_adj(5).
 const NEVER_KILLED: &str = "-1000";
 
@@ -31,12 +37,13 @@ const PR_SET_IO_FLUSHER: i32 = 57;
 /// Applies all measures, and returns the outcome of each.
 pub fn protect() -> Vec<MeasureJson> {
     let io_flusher = set_io_flusher(true);
-    // Locks pages when they are touched; does not populate mappings.
+    // First all that is mapped, so that pages come back that are swapped out now: of a process that was just forked, say.
+    // Then pages when they are touched; that does not populate mappings.
     let flags = MlockAllFlags::CURRENT | MlockAllFlags::FUTURE | MlockAllFlags::ONFAULT;
-    let locked = rustix::mm::mlockall(flags);
+    let locked = rustix::mm::mlockall(MlockAllFlags::CURRENT).and_then(|()| rustix::mm::mlockall(flags));
     touch_program();
     keep_heap();
-    let spared = fs::write("/proc/self/oom_score_adj", NEVER_KILLED);
+    let spared = fs::write(OOM_SCORE, NEVER_KILLED);
     [
         ("memory locked", locked.err().map(|error| explain(error, "CAP_IPC_LOCK"))),
         ("marked as I/O flusher", io_flusher.err().map(|error| explain(error, "CAP_SYS_RESOURCE"))),
@@ -57,7 +64,33 @@ pub fn protect() -> Vec<MeasureJson> {
 pub fn unprotect() {
     // If this fails, the process only gets memory less easily.
     let _ = set_io_flusher(false);
-    let _ = fs::write("/proc/self/oom_score_adj", "0");
+    let _ = fs::write(OOM_SCORE, "0");
+}
+
+/// While this exists, the OOM killer ends this process before all others.
+pub struct Expendable(Option<String>);
+
+impl Expendable {
+    /// Makes this process expendable, if the system allows that.
+    #[must_use]
+    pub fn new() -> Self {
+        let before = fs::read_to_string(OOM_SCORE).ok();
+        Expendable(before.filter(|_| fs::write(OOM_SCORE, ENDED_FIRST).is_ok()))
+    }
+
+    /// Makes it what it was before.
+    pub fn end(self) {
+        drop(self);
+    }
+}
+
+impl Drop for Expendable {
+    fn drop(&mut self) {
+        // Fails without CAP_SYS_RESOURCE if the score was below the one that this process began with.
+        if let Some(before) = &self.0 {
+            let _ = fs::write(OOM_SCORE, before.trim()).or_else(|_| fs::write(OOM_SCORE, "0"));
+        }
+    }
 }
 
 fn explain(error: Errno, capability: &str) -> String {

@@ -13,8 +13,8 @@
 //! directory's descriptor: a directory that replaces it in the path is not touched.
 
 use std::fs::File;
-use std::io::{ErrorKind, Read, Write};
-use std::os::fd::OwnedFd;
+use std::io::{ErrorKind, Read, Seek, Write};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
@@ -34,6 +34,9 @@ pub const CONTROL_SOCKET: &str = "control.sock";
 /// The environment variable that names the runtime directory if `--runtime-dir` does not.
 pub const RUNTIME_DIR_VARIABLE: &str = "UZRAM_RUNTIME_DIR";
 const LOCK_FILE: &str = "uzram.lock";
+
+/// How long the processes of a killed daemon may take to end.
+const DEATH_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The default runtime directory of root.
 const OF_ROOT: &str = "/run/uzram";
@@ -136,17 +139,46 @@ impl RuntimeDir {
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let lock = rustix::fs::openat(&dir, LOCK_FILE, flags, Mode::RUSR | Mode::WUSR);
         let mut lock = File::from(lock.context(|| format!("cannot open '{}'", lock_path.display()))?);
-        match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => {}
-            Err(Errno::WOULDBLOCK) => return Err(in_use(&path, &mut lock)),
-            Err(error) => {
-                return Err(Failure::Line(format!("cannot lock '{}': {error}", lock_path.display())));
+        let deadline = Instant::now() + DEATH_TIMEOUT;
+        loop {
+            match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+                Ok(()) => break,
+                // Its other processes die after it.
+                Err(Errno::WOULDBLOCK) if Instant::now() < deadline && is_owner_dead(&path) => {
+                    thread::sleep(Duration::from_millis(10));
+                }
+                Err(Errno::WOULDBLOCK) => return Err(in_use(&path, &mut lock)),
+                Err(error) => {
+                    return Err(Failure::Line(format!("cannot lock '{}': {error}", lock_path.display())));
+                }
             }
         }
-        lock.set_len(0)
-            .and_then(|()| writeln!(lock, "{}", std::process::id()))
-            .context(|| format!("cannot write '{}'", lock_path.display()))?;
-        Ok(RuntimeDir { path, dir, lock, sockets: Vec::new() })
+        let claimed = RuntimeDir { path, dir, lock, sockets: Vec::new() };
+        claimed.sign().context(|| format!("cannot write '{}'", lock_path.display()))?;
+        Ok(claimed)
+    }
+
+    /// Writes this process's ID to the lock.
+    ///
+    /// # Errors
+    /// It cannot be written.
+    pub fn sign(&self) -> std::io::Result<()> {
+        self.lock.set_len(0)?;
+        let mut lock = &self.lock;
+        lock.rewind()?;
+        writeln!(lock, "{}", std::process::id())
+    }
+
+    /// Takes a directory that another program of this process claimed: its descriptor and its lock's, and the sockets
+    /// that were bound in it.
+    pub fn adopt(path: PathBuf, dir: OwnedFd, lock: OwnedFd, sockets: &[&str]) -> RuntimeDir {
+        let sockets = sockets.iter().map(|name| (*name).to_owned()).collect();
+        RuntimeDir { path, dir, lock: File::from(lock), sockets }
+    }
+
+    /// Returns the descriptors of the directory and its lock.
+    pub fn descriptors(&self) -> [BorrowedFd<'_>; 2] {
+        [self.dir.as_fd(), self.lock.as_fd()]
     }
 
     /// Returns a descriptor of the directory.
@@ -326,6 +358,18 @@ pub fn wait_until_free(dir: &Path, timeout: Duration) -> Result<bool> {
         thread::sleep(Duration::from_millis(10));
     }
     Ok(true)
+}
+
+/// Returns whether the process that claimed a directory is dead, as far as this PID namespace shows it. Its lock is free
+/// only when the processes that it started are dead, too.
+pub fn is_owner_dead(dir: &Path) -> bool {
+    let Ok(text) = std::fs::read_to_string(dir.join(LOCK_FILE)) else { return false };
+    let Ok(pid) = text.trim().parse::<u32>() else { return false };
+    match std::fs::read_to_string(format!("/proc/{pid}/stat")) {
+        // The state follows the name, in parentheses; Z is that of a process that its parent has not reaped.
+        Ok(stat) => stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('Z')),
+        Err(error) => error.kind() == ErrorKind::NotFound,
+    }
 }
 
 fn in_use(path: &Path, lock: &mut File) -> Failure {

@@ -8,6 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use clap::ValueEnum;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tracing_subscriber::filter::LevelFilter;
 use uzram::units::format_size;
 use uzram_serve::control::StatsJson;
@@ -52,7 +53,7 @@ pub fn start_log(level: LogLevel) -> Result<()> {
         .with_max_level(level)
         .with_target(false)
         .with_ansi(io::stderr().is_terminal())
-        .with_writer(|| AboveLiveLine)
+        .with_writer(|| LogWriter)
         // Otherwise it would report a failed write to standard error on standard error, and panic.
         .log_internal_errors(false)
         .try_init()
@@ -87,6 +88,25 @@ impl Write for AboveLiveLine {
 
     fn flush(&mut self) -> io::Result<()> {
         io::stderr().flush()
+    }
+}
+
+/// Writer of a log's lines. It drops those that nobody takes: a daemon must not wait for who reads its log.
+struct LogWriter;
+
+impl Write for LogWriter {
+    fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
+        let stderr = io::stderr();
+        let mut fds = [PollFd::new(&stderr, PollFlags::OUT)];
+        // A failure says nothing about the reader.
+        match poll(&mut fds, Some(&Timespec::default())) {
+            Ok(0) => Ok(buf.len()),
+            _ => AboveLiveLine.write(buf),
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        AboveLiveLine.flush()
     }
 }
 

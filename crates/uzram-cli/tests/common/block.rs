@@ -171,6 +171,28 @@ impl Cgroup {
         fs::write(self.dir.join("memory.limit_in_bytes"), bytes.to_string()).unwrap();
     }
 
+    /// Sets the limit to the memory that it has, or as near to that as the kernel allows.
+    pub fn fill(&self) {
+        let used = fs::read_to_string(self.dir.join("memory.usage_in_bytes")).unwrap();
+        let used: u64 = used.trim().parse().unwrap();
+        let limit = self.dir.join("memory.limit_in_bytes");
+        let set = (0..64).find(|mib| fs::write(&limit, (used + (mib << 20)).to_string()).is_ok());
+        assert!(set.is_some());
+    }
+
+    /// Has the kernel reclaim all of its memory that can be.
+    pub fn empty(&self) {
+        // Fails if some stays.
+        let _ = fs::write(self.dir.join("memory.force_empty"), "0");
+    }
+
+    /// Returns how much of its memory is swapped out.
+    pub fn swapped_bytes(&self) -> u64 {
+        let stat = fs::read_to_string(self.dir.join("memory.stat")).unwrap();
+        let line = stat.lines().find_map(|line| line.strip_prefix("swap ")).unwrap();
+        line.parse().unwrap()
+    }
+
     /// Returns a command that runs a program in it.
     pub fn command(&self, program: &Path) -> Command {
         let mut command = Command::new("sh");
@@ -196,11 +218,13 @@ impl Drop for Cgroup {
 pub const HOG_TEST: &str = "hog";
 const HOG_VARIABLE: &str = "UZRAM_TEST_HOG";
 
-/// The body of a hog's process: fills its memory, then checks and changes pages at random, and finally checks all of
-/// them. Panics if a page has wrong contents.
+/// The body of a hog's process: fills its memory, then checks and changes pages at random for a time or until SIGTERM,
+/// and finally checks all of them. Panics if a page has wrong contents.
 pub fn be_a_hog() {
     let Ok(text) = std::env::var(HOG_VARIABLE) else { return };
     let (mib, seconds) = text.split_once(' ').unwrap();
+    let asked = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
+    signal_hook::flag::register(signal_hook::consts::SIGTERM, asked.clone()).unwrap();
     let pages: usize = mib.parse::<usize>().unwrap() << 8;
     let end = Instant::now() + Duration::from_secs(seconds.parse().unwrap());
     let mut memory = vec![[0u64; 512]; pages];
@@ -209,7 +233,7 @@ pub fn be_a_hog() {
         *page = contents(number, 0);
     }
     let mut random = Random::new(1);
-    while Instant::now() < end {
+    while Instant::now() < end && !asked.load(std::sync::atomic::Ordering::Relaxed) {
         let number = random.below(pages);
         assert!(memory[number] == contents(number, generations[number]), "page {number} has changed");
         if random.next() >> 63 == 1 {

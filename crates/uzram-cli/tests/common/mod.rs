@@ -62,6 +62,17 @@ impl Place {
         daemon_in(&self.dir())
     }
 
+    /// Returns the process that serves of a daemon here.
+    pub fn worker_id(&self) -> Pid {
+        self.process("worker_pid").unwrap()
+    }
+
+    /// Returns a process of a daemon here, by its name in `uzram status`.
+    pub fn process(&self, name: &str) -> Option<Pid> {
+        let status: serde_json::Value = serde_json::from_str(&self.run(&["status", "--json"]).ok()).unwrap();
+        Pid::from_raw(status[name].as_i64()? as i32)
+    }
+
     /// Returns the URI of the device of a daemon here.
     pub fn uri(&self) -> String {
         format!("nbd+unix:///zram0?socket={}", self.socket("nbd.sock").display())

@@ -23,6 +23,8 @@ pub struct Needs {
     pub has_backing: bool,
     /// It reloads certificates, which may belong to another user.
     pub reads_certificates: bool,
+    /// Its devices' memory outlives it.
+    pub survives: bool,
     /// It runs a command, to which it forwards signals.
     pub has_command: bool,
     /// It runs other programs at the end, to unmount its files.
@@ -278,6 +280,16 @@ const TABLE: &[Group] = &[
         when: |needs| needs.unmounts,
         calls: &[Any(libc::SYS_umount2), OneOf(libc::SYS_ioctl, 1, &[FUSE_DEV_IOC_CLONE])],
     },
+    // Memory that outlives the process: making it, and mapping that of another process ahead.
+    Group {
+        when: |needs| needs.survives,
+        calls: &[
+            Any(libc::SYS_memfd_create),
+            Any(libc::SYS_userfaultfd),
+            Any(CACHESTAT),
+            OneOf(libc::SYS_ioctl, 1, &[UFFDIO_API, UFFDIO_REGISTER, UFFDIO_CONTINUE, PAGEMAP_SCAN]),
+        ],
+    },
     // Forwarding signals to the command of --exec.
     Group {
         when: |needs| needs.has_command,
@@ -288,6 +300,17 @@ const TABLE: &[Group] = &[
 /// `<linux/fs.h>`
 const BLKGETSIZE64: u64 = 0x8008_1272;
 const BLKGETDISKSEQ: u64 = 0x8008_1280;
+/// The number of cachestat(2), the same on all architectures.
+const CACHESTAT: i64 = 451;
+
+/// `<linux/userfaultfd.h>`
+const UFFDIO_API: u64 = 0xc018_aa3f;
+const UFFDIO_REGISTER: u64 = 0xc020_aa00;
+const UFFDIO_CONTINUE: u64 = 0xc020_aa07;
+
+/// `<linux/fs.h>`
+const PAGEMAP_SCAN: u64 = 0xc060_6610;
+
 /// `<linux/fuse.h>`
 const FUSE_DEV_IOC_CLONE: u64 = 0x8004_e500;
 
@@ -382,7 +405,13 @@ mod tests {
     #[test]
     fn no_call_stands_with_arguments_and_without() {
         // The unconditional rule would be lost: a list of rules that is not empty restricts the call.
-        let all = Needs { unmounts: true, has_backing: true, has_command: true, ..Needs::default() };
+        let all = Needs {
+            unmounts: true,
+            has_backing: true,
+            has_command: true,
+            survives: true,
+            ..Needs::default()
+        };
         let any = TABLE.iter().flat_map(|group| group.calls).filter_map(|call| match call {
             Any(number) => Some(*number),
             _ => None,

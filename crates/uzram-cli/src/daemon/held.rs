@@ -1,0 +1,198 @@
+//! What a daemon holds as long as it exists, whichever of its processes serves: locks, sockets, the connection of its
+//! files.
+
+use std::os::unix::net::UnixListener;
+use std::path::Path;
+use std::sync::Arc;
+
+use uzram::mem::keep_memory_out_of_swap;
+use uzram_serve::control::MeasureJson;
+use uzram_serve::record::{MountRecord, Recorder};
+use uzram_serve::{fuse, nbd};
+
+use crate::client::attach::require_root;
+use crate::config::plan::{Attached, DaemonPlan};
+use crate::daemon::attendant::Attendant;
+use crate::daemon::confine::hide;
+use crate::daemon::survive::handover::{Number, State};
+use crate::daemon::survive::lives::Lives;
+use crate::failure::{Context, Failure, Result};
+use crate::system::descriptors;
+use crate::system::protect::protect;
+use crate::system::runtime_dir::{CONTROL_SOCKET, RuntimeDir};
+
+/// See the [module's documentation](self). Dropping it unmounts, removes the sockets and gives the directory free.
+pub struct Held {
+    /// The plan.
+    pub plan: DaemonPlan,
+    /// The measures that protect this process and those that it forks; a fork has to repeat some ([`Held::protect`]).
+    pub protection: Vec<MeasureJson>,
+    /// The connection of the files; `None` without files.
+    pub connection: Option<Arc<fuse::Connection>>,
+    /// Connections that failed, of files that other programs may still have open.
+    pub failed: Vec<Arc<fuse::Connection>>,
+    /// What the daemon's processes share.
+    pub lives: Arc<Lives>,
+    /// What outlives the process that serves the files.
+    pub ledger: Arc<fuse::Ledger>,
+    /// The NBD sockets.
+    pub nbd: Arc<nbd::Sockets>,
+    /// The socket of the control API.
+    pub control: UnixListener,
+    /// The runtime directory, locked.
+    pub dir: RuntimeDir,
+}
+
+impl Held {
+    /// Takes everything that a plan needs: nothing of it can fail later.
+    ///
+    /// # Errors
+    /// The plan is invalid, or the system refuses.
+    pub fn claim(plan: DaemonPlan) -> Result<Held> {
+        plan.check()?;
+        let mut protection = Held::protect(&plan);
+        if plan.swaps() && plan.survives {
+            protection.push(stay_out_of_swap());
+        }
+        plan.left_out.iter().for_each(|line| tracing::info!("{line}"));
+        if plan.devices.iter().any(|device| device.attached != Attached::No) {
+            require_root()?;
+        }
+        let mut dir = RuntimeDir::claim(plan.runtime_dir.clone())?;
+        let recorder = Recorder::start(dir.descriptor()?, &plan.runtime_dir)?;
+        descriptors::allow(plan.nbd.descriptors());
+        let nbd = nbd::Sockets::bind(&plan.nbd.listen).context(|| "cannot serve NBD".to_owned())?;
+        let ledger = fuse::Ledger::new()?;
+        let lives = Lives::new().context(|| "cannot share memory".to_owned())?;
+        let lives = Arc::new(lives);
+        let connection = match plan.mount_dir() {
+            Some(mount_dir) => {
+                let connection =
+                    fuse::Connection::mount(&mount_dir, &plan.runtime_dir, plan.mount_options())?;
+                recorder.set_mount(MountRecord {
+                    dir: connection.dir().to_owned(),
+                    identity: connection.identity(),
+                })?;
+                Some(Arc::new(connection))
+            }
+            None => None,
+        };
+        let control = dir.bind(CONTROL_SOCKET)?;
+        let (ledger, nbd) = (Arc::new(ledger), Arc::new(nbd));
+        Ok(Held { plan, protection, connection, failed: Vec::new(), lives, ledger, nbd, control, dir })
+    }
+
+    /// Takes what another program of this process left.
+    ///
+    /// # Errors
+    /// Something is missing, or of another version.
+    ///
+    /// # Safety
+    /// As [`Number::take`].
+    pub unsafe fn adopt(plan: DaemonPlan, state: &State) -> Result<Held> {
+        let what = || "cannot take over from the program before".to_owned();
+        if plan.swaps() {
+            stay_out_of_swap();
+        }
+        // SAFETY: the caller's promise.
+        let take = |number: &Number| unsafe { number.take() }.context(what);
+        let [dir, lock] = state.dir.each_ref().map(take);
+        let nbd = state.nbd.iter().map(take).collect::<Result<Vec<_>>>()?;
+        let [lives, ledger] = state.shared.each_ref().map(take);
+        let connection = match &state.connection {
+            Some((record, numbers)) => {
+                let fds = numbers.iter().map(take).collect::<Result<Vec<_>>>()?;
+                Some(Arc::new(fuse::Connection::from_parts(record.clone(), fds)?))
+            }
+            None => None,
+        };
+        Ok(Held {
+            connection,
+            failed: Vec::new(),
+            lives: Arc::new(Lives::from_fd(lives?).context(what)?),
+            ledger: Arc::new(fuse::Ledger::from_fd(ledger?)?),
+            nbd: Arc::new(nbd::Sockets::adopt(&plan.nbd.listen, nbd)?),
+            control: take(&state.control)?.into(),
+            dir: RuntimeDir::adopt(plan.runtime_dir.clone(), dir?, lock?, &[CONTROL_SOCKET]),
+            protection: state.protection.clone(),
+            plan,
+        })
+    }
+
+    /// Fails all requests for files, now and later, as far as this process can.
+    ///
+    /// # Errors
+    /// The system refuses.
+    pub fn fail_files(&mut self) -> Result<()> {
+        match self.connection.as_mut().and_then(Arc::get_mut) {
+            Some(connection) => Ok(connection.abort()?),
+            None => Ok(()),
+        }
+    }
+
+    /// Returns the connection of the files, if they can be served.
+    pub fn served(&self) -> Option<&Arc<fuse::Connection>> {
+        self.connection.as_ref().filter(|connection| !connection.is_aborted())
+    }
+
+    /// Makes a new connection for files, on another directory, in the place of one that failed.
+    ///
+    /// # Errors
+    /// There are no files, or the system refuses.
+    pub fn recover(&mut self) -> Result<()> {
+        let Some(failed) = &self.connection else { return Err(Failure::line("this daemon shows no files")) };
+        let mut dir = failed.dir().as_os_str().to_owned();
+        dir.push(".recovered");
+        let options = self.plan.mount_options();
+        let connection = fuse::Connection::mount(Path::new(&dir), &self.plan.runtime_dir, options)?;
+        let recorder = Recorder::resume(self.dir.descriptor()?, &self.plan.runtime_dir)?;
+        let (dir, identity) = (connection.dir().to_owned(), connection.identity());
+        recorder.set_mount(MountRecord { dir, identity })?;
+        self.failed.extend(self.connection.replace(Arc::new(connection)));
+        self.ledger = Arc::new(fuse::Ledger::new()?);
+        Ok(())
+    }
+
+    /// Starts a process that attaches and detaches, if the daemon is root's and shows files.
+    ///
+    /// # Errors
+    /// It cannot be started.
+    pub fn attendant(&self) -> Result<Option<Attendant>> {
+        let is_needed = self.connection.is_some() && rustix::process::geteuid().is_root();
+        let attendant = is_needed.then(|| Attendant::start(&self.plan.runtime_dir)).transpose();
+        attendant.context(|| "cannot start the process that attaches and detaches".to_owned())
+    }
+
+    /// Protects this process for a plan, before it starts threads: they inherit it. Returns the outcome of each measure.
+    pub fn protect(plan: &DaemonPlan) -> Vec<MeasureJson> {
+        let mut protection = if plan.swaps() { protect() } else { Vec::new() };
+        if plan.swaps() || plan.nbd.tls.is_some() {
+            protection.push(hide());
+        }
+        protection
+    }
+}
+
+/// Has the memory that outlives processes never be swapped out: it would come back only through a swap area that is in it.
+fn stay_out_of_swap() -> MeasureJson {
+    let refused = keep_memory_out_of_swap().err().map(|error| error.to_string());
+    MeasureJson { what: "contents kept out of swap".to_owned(), refused }
+}
+
+impl Drop for Held {
+    /// Unmounts what no process serves any more.
+    fn drop(&mut self) {
+        if self.connection.is_none() {
+            return;
+        }
+        for connection in self.failed.iter().chain(&self.connection) {
+            if let Err(error) = connection.unmount() {
+                tracing::warn!("{error}");
+            }
+        }
+        // Removes the record of the mount, if that is gone.
+        if let Ok(dir) = self.dir.descriptor() {
+            drop(Recorder::resume(dir, &self.plan.runtime_dir));
+        }
+    }
+}

@@ -1,0 +1,472 @@
+//! The process that a user starts: it holds what a daemon needs, starts the processes that serve, and does nothing else.
+//!
+//! It has one thread, reads no byte of a client, and takes no memory while it runs. It forks all workers, so that each has
+//! what it holds:
+//!
+//! - the first worker, which makes the devices; it sends the memory of each to the holder before it is used;
+//! - a stand-by, which has the devices' memory mapped and waits for the death of the worker
+//!   ([`standby`](crate::daemon::standby));
+//! - when the stand-by has taken over, the next stand-by.
+//!
+//! A dead worker is reaped only after the stand-by serves: until then it looks at the dead one's threads.
+//!
+//! Each worker has two sockets ([`link`](crate::daemon::survive::link)): the holder waits for its requests, for signals,
+//! and for nothing else.
+
+mod processes;
+mod replace;
+
+use std::ffi::OsString;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, Signal};
+
+use crate::config::plan::DaemonPlan;
+use crate::daemon::exec;
+use crate::daemon::held::Held;
+use crate::daemon::notify;
+use crate::daemon::survive::fd_store::{self, FdStore};
+use crate::daemon::survive::kept::{Kept, put};
+use crate::daemon::survive::link::{Answer, End, KeptDevice, Link, Order, Refusal, Request, Served};
+use crate::daemon::survive::lives::Number as Shared;
+use crate::failure::{Context, Failure, Result};
+use crate::system::interrupts::{ENDING_SIGNALS, SignalFd, is_ignored};
+use crate::system::protect::touch_heap;
+
+pub use replace::{CAN_SUCCEED, succeed};
+
+/// How long a process has to live for the next one to be started at once when it dies; else that waits as long.
+const LIVES_AT_LEAST: Duration = Duration::from_secs(1);
+
+/// How often an upgraded holder looks whether its stand-by is ready.
+const LOOK_EVERY: Duration = Duration::from_millis(5);
+
+/// How often the first worker may die before it serves.
+const MAX_STARTS: u32 = 3;
+
+/// Runs a daemon until it is told to end; returns the exit status. Where the kernel cannot send requests for files again,
+/// nothing could take over from a process that serves them: `alone` serves then.
+///
+/// # Errors
+/// The daemon cannot start.
+pub fn run(plan: DaemonPlan, alone: fn(Held) -> Result<u8>) -> Result<u8> {
+    // SAFETY: nothing in this process uses descriptors that it was started with, but for the standard ones.
+    let left =
+        unsafe { fd_store::take() }.context(|| "what the service manager keeps cannot be used".to_owned())?;
+    if let Some((state, store)) = left {
+        return replace::resume(state, store, plan);
+    }
+    let held = Held::claim(plan)?;
+    if held.connection.as_ref().is_some_and(|connection| !connection.can_resend()) {
+        tracing::warn!(
+            "contents are lost if this process dies: this kernel does not send requests for files again (Linux 6.9 does)"
+        );
+        return alone(held);
+    }
+    let signals = catch_signals(&held.plan)?;
+    if held.plan.swaps() {
+        touch_heap();
+    }
+    held.lives.set(Shared::Holder, u64::from(std::process::id()));
+    let mut holder = Holder::new(held, signals);
+    holder.announces = true;
+    holder.start_first()?;
+    holder.hold()
+}
+
+fn catch_signals(plan: &DaemonPlan) -> Result<SignalFd> {
+    let hang_up =
+        |signal: &i32| *signal != libc::SIGHUP || plan.reloads_on_hang_up || !is_ignored(libc::SIGHUP);
+    let signals = ENDING_SIGNALS.into_iter().filter(hang_up).chain([libc::SIGCHLD]);
+    SignalFd::new(signals).context(|| "cannot handle signals".to_owned())
+}
+
+/// A process that serves or waits to serve.
+struct Process {
+    pid: Pid,
+    requests: Link,
+    orders: Link,
+    attendant: Option<Pid>,
+    since: Instant,
+    /// It waits until no earlier attendant runs.
+    settles: bool,
+    /// It has closed its sockets: it is dead.
+    is_closed: bool,
+}
+
+/// See the [module's documentation](self).
+struct Holder {
+    /// `None` in a fork that took it.
+    held: Option<Held>,
+    signals: SignalFd,
+    worker: Option<Process>,
+    standby: Option<Process>,
+    /// Processes to reap, and attendants of such.
+    dead: Vec<Pid>,
+    devices: Vec<Kept>,
+    command: Option<exec::Running>,
+    /// The status of the command, which has ended.
+    command_status: Option<u8>,
+    /// Who told the daemon to end.
+    ending: Option<End>,
+    starts: u32,
+    /// When the next stand-by is to be started.
+    standby_after: Option<Instant>,
+    /// The daemon's command line.
+    words: Vec<OsString>,
+    /// The program that is to take this one's place.
+    next_program: Option<PathBuf>,
+    /// This program has taken the place of another, of which a process still serves.
+    replaces_worker: bool,
+    /// The service manager's store, if it has one.
+    store: Option<FdStore>,
+    /// What is to be stored has changed.
+    is_changed: bool,
+    /// The service manager waits to hear that this daemon serves.
+    announces: bool,
+}
+
+/// What a fork does.
+enum Role {
+    First,
+    StandBy,
+}
+
+/// What the holder does after a request.
+enum Then {
+    Answer(Answer),
+    /// The answer comes later.
+    Wait,
+    /// All processes end, and the service manager keeps what they have.
+    Leave,
+    End(Result<u8>),
+}
+
+impl Holder {
+    /// Creates a holder without devices and processes.
+    fn new(held: Held, signals: SignalFd) -> Holder {
+        Holder {
+            held: Some(held),
+            signals,
+            worker: None,
+            standby: None,
+            dead: Vec::new(),
+            devices: Vec::new(),
+            command: None,
+            command_status: None,
+            ending: None,
+            starts: 0,
+            standby_after: None,
+            words: std::env::args_os().collect(),
+            next_program: None,
+            replaces_worker: false,
+            store: FdStore::from_env(),
+            is_changed: false,
+            announces: false,
+        }
+    }
+
+    fn held(&self) -> Result<&Held> {
+        self.held.as_ref().ok_or_else(|| Failure::line("this process holds nothing"))
+    }
+
+    /// Holds until the daemon ends; returns the exit status.
+    fn hold(mut self) -> Result<u8> {
+        loop {
+            if let Some(status) = self.wait()? {
+                return Ok(status);
+            }
+            if std::mem::take(&mut self.is_changed) {
+                self.put_into_store();
+            }
+            if let Some(program) = self.next_program.take() {
+                // Comes back only if it fails.
+                let error = self.become_program(&program);
+                tracing::error!("cannot run {}: {error}; this program goes on", program.display());
+            }
+        }
+    }
+
+    /// Waits for a request or a signal, and handles it. Returns the exit status when the daemon has ended.
+    fn wait(&mut self) -> Result<Option<u8>> {
+        let both = [&self.worker, &self.standby].into_iter().flatten();
+        let open: Vec<_> = both.filter(|process| !process.is_closed).collect();
+        let pids: Vec<_> = open.iter().map(|process| process.pid).collect();
+        let mut fds = vec![PollFd::new(&self.signals, PollFlags::IN)];
+        fds.extend(open.iter().map(|process| PollFd::new(&process.requests, PollFlags::IN)));
+        let left = self.standby_after.map(|at| at.saturating_duration_since(Instant::now()));
+        let left = left.or(self.replaces_worker.then_some(LOOK_EVERY));
+        let left = left.and_then(|left| Timespec::try_from(left).ok());
+        match poll(&mut fds, left.as_ref()) {
+            Err(rustix::io::Errno::INTR) => return Ok(None),
+            polled => polled.context(|| "cannot wait".to_owned())?,
+        };
+        let is_ready: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
+        if self.replaces_worker {
+            self.replace_worker();
+        }
+        if self.standby_after.is_some_and(|at| at <= Instant::now()) {
+            self.start_standby();
+        }
+        for (pid, _) in pids.into_iter().zip(&is_ready[1..]).filter(|(_, is_ready)| **is_ready) {
+            if let Some(status) = self.handle(pid)? {
+                return Ok(Some(status));
+            }
+        }
+        // After the requests: the last one of a process says how it ended.
+        while let Some(caught) = self.signals.next() {
+            match caught.signal {
+                libc::SIGCHLD => {
+                    if let Some(status) = self.reap()? {
+                        return Ok(Some(status));
+                    }
+                }
+                libc::SIGHUP if self.held()?.plan.reloads_on_hang_up => self.order(&Order::Reload),
+                signal => {
+                    let signal = if signal == libc::SIGINT { Signal::INT } else { Signal::TERM };
+                    self.end(signal, caught.from_kernel);
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    /// Passes a request to end on: to the command, or to the worker.
+    fn end(&mut self, signal: Signal, from_terminal: bool) {
+        if let Some(command) = &mut self.command {
+            command.end(signal, from_terminal);
+            return;
+        }
+        let end = End::Signal(signal.as_raw());
+        self.ending = Some(end);
+        self.order(&Order::End(end));
+    }
+
+    /// Gives the worker an order. If it is dead, the next one gets it when it serves.
+    fn order(&self, order: &Order) {
+        if let Some(worker) = &self.worker {
+            let _ = worker.orders.try_send(order, &[]);
+        }
+    }
+
+    /// Receives a request of a process and answers it.
+    fn handle(&mut self, pid: Pid) -> Result<Option<u8>> {
+        let is_worker = self.worker.as_ref().is_some_and(|worker| worker.pid == pid);
+        let process = if is_worker { &mut self.worker } else { &mut self.standby };
+        let Some(process) = process.as_mut().filter(|process| process.pid == pid) else { return Ok(None) };
+        let (request, descriptors) = match process.requests.receive::<Request>() {
+            Ok(Some(received)) => received,
+            // SIGCHLD tells of its death.
+            Ok(None) => {
+                process.is_closed = true;
+                return Ok(None);
+            }
+            Err(error) => {
+                tracing::error!(%error, "a request of the process that serves cannot be read");
+                return Ok(None);
+            }
+        };
+        let then = self.carry_out(request, descriptors, is_worker);
+        let answer = match then {
+            Then::Answer(answer) => answer,
+            Then::Wait => return Ok(None),
+            Then::End(outcome) => {
+                self.finish(pid);
+                return outcome.map(Some);
+            }
+            Then::Leave => {
+                self.answer(pid, &Ok(()));
+                self.leave();
+                return Ok(Some(0));
+            }
+        };
+        self.answer(pid, &answer);
+        Ok(None)
+    }
+
+    fn answer(&self, pid: Pid, answer: &Answer) {
+        let mut both = [&self.worker, &self.standby].into_iter().flatten();
+        if let Some(process) = both.find(|process| process.pid == pid) {
+            // If it cannot be told, it is dead.
+            let _ = process.requests.send(answer, &[]);
+        }
+    }
+
+    fn carry_out(&mut self, request: Request, descriptors: Vec<OwnedFd>, is_worker: bool) -> Then {
+        match request {
+            Request::Added { name, policy } => {
+                let device = KeptDevice { name, policy, has_memory: false, backing: None };
+                self.keep(Kept { device, memory: None, backing: None });
+                Then::Answer(Ok(()))
+            }
+            Request::Removed { name } => {
+                self.devices.retain(|kept| kept.device.name != name);
+                self.is_changed = true;
+                self.tell_standby(&Order::Forget { name }, &[]);
+                Then::Answer(Ok(()))
+            }
+            Request::Keep { name, backing } => {
+                let Some(policy) = self.policy(&name) else {
+                    return Then::Answer(Err(format!("'{name}' is no device")));
+                };
+                let device = KeptDevice { name, policy, has_memory: true, backing };
+                match Kept::received(device, descriptors) {
+                    Ok(kept) => {
+                        self.keep(kept);
+                        Then::Answer(Ok(()))
+                    }
+                    Err(error) => Then::Answer(Err(error.to_string())),
+                }
+            }
+            Request::GiveUp { name } => {
+                if let Some(policy) = self.policy(&name) {
+                    let device = KeptDevice { name, policy, has_memory: false, backing: None };
+                    self.keep(Kept { device, memory: None, backing: None });
+                }
+                Then::Answer(Ok(()))
+            }
+            Request::Serving(served) => Then::Answer(self.serving(served, is_worker)),
+            Request::Status(status) => {
+                notify::status(&status);
+                Then::Answer(Ok(()))
+            }
+            Request::Leave => match &self.store {
+                Some(_) => Then::Leave,
+                None => Then::Answer(Err("no service manager keeps what this daemon has".to_owned())),
+            },
+            Request::WillEnd(end) => {
+                // The command ends the daemon, if there is one.
+                if self.command.is_none() {
+                    self.ending = Some(end);
+                }
+                Then::Answer(Ok(()))
+            }
+            Request::Settle => self.settle(is_worker),
+            Request::EndCommand => {
+                if let Some(command) = &mut self.command {
+                    command.end(Signal::TERM, false);
+                }
+                Then::Answer(Ok(()))
+            }
+            Request::FailFiles => {
+                let failed = self.held.as_mut().map_or(Ok(()), Held::fail_files);
+                Then::Answer(failed.map_err(Failure::into_line))
+            }
+            Request::Recover => match self.recover() {
+                // The process that asks is dead now. Its client asks the next one.
+                Ok(true) => Then::Wait,
+                Ok(false) => Then::Answer(Ok(())),
+                Err(why) => Then::Answer(Err(why)),
+            },
+            Request::Upgrade(program) => match self.check_program(program) {
+                Ok(program) => {
+                    self.next_program = Some(program);
+                    Then::Answer(Ok(()))
+                }
+                Err(why) => Then::Answer(Err(why)),
+            },
+            Request::Ended(Ok(status)) => Then::End(Ok(self.command_status.unwrap_or(status))),
+            Request::Ended(Err(refusal)) => Then::End(Err(match refusal {
+                Refusal::Line(line) => Failure::Line(line),
+                Refusal::Usage(line) => Failure::Usage(line),
+            })),
+        }
+    }
+
+    fn policy(&self, name: &str) -> Option<uzram_serve::ExportPolicy> {
+        self.devices.iter().find(|kept| kept.device.name == name).map(|kept| kept.device.policy)
+    }
+
+    /// Keeps a device, and tells the stand-by before the worker goes on.
+    fn keep(&mut self, kept: Kept) {
+        let (order, descriptors) = kept.order();
+        self.tell_standby(&order, &descriptors);
+        put(&mut self.devices, kept);
+        // Before the worker uses it.
+        self.put_into_store();
+    }
+
+    /// Gives the stand-by an order. If it cannot be told, it is ended: the next one knows.
+    fn tell_standby(&self, order: &Order, descriptors: &[BorrowedFd<'_>]) {
+        if let Some(standby) = &self.standby
+            && let Err(error) = standby.orders.try_send(order, descriptors)
+        {
+            tracing::warn!(%error, "the stand-by does not listen; starting another");
+            let _ = rustix::process::kill_process(standby.pid, Signal::KILL);
+        }
+    }
+
+    /// A process serves: the first one, or one that has taken over.
+    fn serving(&mut self, Served { status, address }: Served, is_worker: bool) -> Answer {
+        if !is_worker && let Some(standby) = self.standby.take() {
+            let before = self.worker.replace(standby);
+            before.into_iter().for_each(|before| self.bury(before));
+            self.reap_dead();
+        }
+        let held = self.held().map_err(|_| "this process holds nothing".to_owned())?;
+        let is_first = held.lives.get(Shared::Started) == 0;
+        held.lives.set(Shared::Started, 1);
+        let command = held.plan.exec.clone().filter(|_| is_first);
+        if std::mem::take(&mut self.announces) {
+            notify::ready(&status);
+            self.is_changed = true;
+        }
+        if let Some(command) = command {
+            match exec::spawn(&command, &address) {
+                Ok(running) => self.command = Some(running),
+                Err(Failure::Line(line) | Failure::Usage(line)) => {
+                    tracing::error!("{line}");
+                    self.command_status = Some(1);
+                }
+                Err(Failure::ReaderLeft) => {}
+            }
+        }
+        // What the process before was told, it may not have done.
+        if self.command_status.is_some() {
+            self.order(&Order::CommandEnded);
+        } else if let Some(end) = self.ending {
+            self.order(&Order::End(end));
+        }
+        self.standby_after.get_or_insert_with(Instant::now);
+        Ok(())
+    }
+
+    /// Answers when no earlier attendant runs.
+    fn settle(&mut self, is_worker: bool) -> Then {
+        self.reap_dead();
+        if self.dead.is_empty() {
+            return Then::Answer(Ok(()));
+        }
+        let process = if is_worker { &mut self.worker } else { &mut self.standby };
+        process.iter_mut().for_each(|process| process.settles = true);
+        Then::Wait
+    }
+
+    /// Makes new files in the place of those that failed, and has another process serve them, if that was not done before.
+    fn recover(&mut self) -> std::result::Result<bool, String> {
+        let Some(held) = self.held.as_mut() else { return Err("this process holds nothing".to_owned()) };
+        if held.lives.get(Shared::GaveUp) == 0 {
+            // The process that was asked first ended before it could tell its client.
+            let is_done = held.lives.get(Shared::Recovered) != 0;
+            let why = "the files have not failed: there is nothing to recover";
+            return if is_done { Ok(false) } else { Err(why.to_owned()) };
+        }
+        held.recover().map_err(Failure::into_line)?;
+        held.lives.set(Shared::GaveUp, 0);
+        held.lives.set(Shared::Recovered, 1);
+        held.lives.set(Shared::Worker, 0);
+        // Both have the connection that failed.
+        for process in [self.standby.take(), self.worker.take()].into_iter().flatten() {
+            let _ = rustix::process::kill_process(process.pid, Signal::KILL);
+            self.bury(process);
+        }
+        while self.dead_processes_run() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        self.worker = Some(self.fork(Role::StandBy).map_err(|_| "no process can be started".to_owned())?);
+        Ok(true)
+    }
+}

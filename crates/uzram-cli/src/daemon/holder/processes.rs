@@ -1,0 +1,267 @@
+//! Starting the processes that serve and wait to, and noticing their ends.
+
+use std::io;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, WaitOptions};
+
+use super::{Holder, LIVES_AT_LEAST, MAX_STARTS, Process, Role};
+use crate::daemon::attendant::Attendant;
+use crate::daemon::exec;
+use crate::daemon::held::Held;
+use crate::daemon::standby;
+use crate::daemon::survive::home::Home;
+use crate::daemon::survive::link::{Answer, Link, Order, Refusal, Request};
+use crate::daemon::survive::lives::Number as Shared;
+use crate::daemon::worker::{self, Start};
+use crate::failure::{Context, Failure, Result};
+
+/// How long a control client may take to read that a daemon leaves.
+const LEAVE_AFTER: Duration = Duration::from_millis(50);
+
+impl Holder {
+    pub(super) fn start_first(&mut self) -> Result<()> {
+        self.starts += 1;
+        let role = if self.starts == 1 { Role::First } else { Role::StandBy };
+        self.worker = Some(self.fork(role)?);
+        Ok(())
+    }
+
+    /// Starts a stand-by, unless there is one or the daemon ends.
+    pub(super) fn start_standby(&mut self) {
+        self.standby_after = None;
+        if self.standby.is_some() {
+            return;
+        }
+        match self.fork(Role::StandBy) {
+            Ok(process) => {
+                if let Ok(held) = self.held() {
+                    held.lives.set(Shared::StandBy, process.pid.as_raw_pid() as u64);
+                }
+                self.standby = Some(process);
+            }
+            Err(Failure::Line(error) | Failure::Usage(error)) => {
+                tracing::error!("no stand-by: {error}");
+                self.standby_after = Some(Instant::now() + LIVES_AT_LEAST);
+            }
+            Err(Failure::ReaderLeft) => {}
+        }
+    }
+
+    /// Forks a process, which never returns from here.
+    pub(super) fn fork(&mut self, role: Role) -> Result<Process> {
+        let cannot = || "cannot start a process".to_owned();
+        let (requests, its_requests) = Link::pair().context(cannot)?;
+        let (orders, its_orders) = Link::pair().context(cannot)?;
+        let attendant = self.held()?.attendant()?;
+        let attendant_pid = attendant.as_ref().map(Attendant::pid);
+        // SAFETY: this process has one thread, so that no lock is held by another that the fork does not have.
+        match unsafe { libc::fork() } {
+            -1 => {
+                let error = io::Error::last_os_error();
+                drop(attendant);
+                self.dead.extend(attendant_pid);
+                Err(Failure::Line(format!("{}: {error}", cannot())))
+            }
+            0 => {
+                // The holder's ends: the other process would not see them close with the holder.
+                drop((requests, orders, self.worker.take(), self.standby.take()));
+                let outcome = self.work(role, its_requests, its_orders, attendant);
+                std::process::exit(i32::from(outcome))
+            }
+            pid => {
+                let pid = Pid::from_raw(pid).ok_or_else(|| Failure::Line(cannot()))?;
+                Ok(Process {
+                    pid,
+                    requests,
+                    orders,
+                    attendant: attendant_pid,
+                    since: Instant::now(),
+                    settles: false,
+                    is_closed: false,
+                })
+            }
+        }
+    }
+
+    /// Does a fork's work; returns its exit status.
+    pub(super) fn work(
+        &mut self,
+        role: Role,
+        requests: Link,
+        orders: Link,
+        attendant: Option<Attendant>,
+    ) -> u8 {
+        let Some(mut held) = self.held.take() else { return 1 };
+        end_with_parent(held.lives.get(Shared::Holder));
+        die_of_panics();
+        let orders = Arc::new(orders);
+        let home = Arc::new(Home::new(requests, Arc::clone(&orders), Arc::clone(&held.lives)));
+        let outcome = match role {
+            Role::First => first(&held, &home, attendant),
+            Role::StandBy => {
+                standby::run(&mut held, &home, &orders, attendant, std::mem::take(&mut self.devices))
+            }
+        };
+        let ended = match outcome {
+            Ok(status) => Ok(status),
+            Err(Failure::Line(line)) => Err(Refusal::Line(line)),
+            Err(Failure::Usage(line)) => Err(Refusal::Usage(line)),
+            Err(Failure::ReaderLeft) => Ok(0),
+        };
+        let status = ended.as_ref().map_or(1, |status| *status);
+        let _ = home.ask(&Request::Ended(ended), &[]);
+        // The holder's: sockets, mount and lock end with it.
+        std::mem::forget(held);
+        status
+    }
+
+    /// Notes that a process is dead, and so is its attendant when that is done.
+    pub(super) fn bury(&mut self, process: Process) {
+        self.dead.push(process.pid);
+        self.dead.extend(process.attendant);
+    }
+
+    pub(super) fn dead_processes_run(&mut self) -> bool {
+        self.reap_dead();
+        !self.dead.is_empty()
+    }
+
+    /// Reaps dead processes.
+    pub(super) fn reap_dead(&mut self) {
+        self.dead.retain(|pid| matches!(rustix::process::waitpid(Some(*pid), WaitOptions::NOHANG), Ok(None)));
+        if !self.dead.is_empty() {
+            return;
+        }
+        for process in [&mut self.worker, &mut self.standby].into_iter().flatten() {
+            if std::mem::take(&mut process.settles) {
+                let answer: Answer = Ok(());
+                let _ = process.requests.send(&answer, &[]);
+            }
+        }
+    }
+
+    /// Handles the end of processes. Returns the exit status when the daemon can no longer serve.
+    pub(super) fn reap(&mut self) -> Result<Option<u8>> {
+        self.reap_dead();
+        if let Some(status) = self.command.as_mut().and_then(exec::Running::ended) {
+            self.command = None;
+            self.command_status = Some(status);
+            self.order(&Order::CommandEnded);
+        }
+        if let Some(standby) = self.standby.take_if(|standby| is_dead(standby.pid)) {
+            let lived = standby.since.elapsed();
+            tracing::warn!(process = standby.pid.as_raw_pid(), "the stand-by has died; starting another");
+            self.held()?.lives.set(Shared::StandBy, 0);
+            self.bury(standby);
+            self.reap_dead();
+            let wait = LIVES_AT_LEAST.saturating_sub(lived);
+            self.standby_after = Some(Instant::now() + wait);
+        }
+        let Some(worker) = self.worker.as_ref().filter(|worker| is_dead(worker.pid)) else { return Ok(None) };
+        if self.standby.is_some() {
+            // It takes over by itself, and looks at the dead one until then.
+            return Ok(None);
+        }
+        if self.held()?.lives.get(Shared::Started) == 0 && self.starts >= MAX_STARTS {
+            let pid = worker.pid;
+            self.finish(pid);
+            return Err(Failure::Line(format!(
+                "the process that serves died {MAX_STARTS} times at the start"
+            )));
+        }
+        if self.standby_after.is_some() {
+            // The next one is to be started soon.
+            return Ok(None);
+        }
+        let lived = worker.since.elapsed();
+        if let Some(worker) = self.worker.take() {
+            self.bury(worker);
+        }
+        self.reap_dead();
+        self.held()?.lives.set(Shared::Worker, 0);
+        if lived < LIVES_AT_LEAST {
+            std::thread::sleep(LIVES_AT_LEAST - lived);
+        }
+        self.starts += 1;
+        self.worker = Some(self.fork(Role::StandBy)?);
+        Ok(None)
+    }
+
+    /// Ends all processes where they are. The service manager has all that they need to go on.
+    pub(super) fn leave(&mut self) {
+        self.put_into_store();
+        // Its client reads the answer meanwhile.
+        std::thread::sleep(LEAVE_AFTER);
+        for process in [self.standby.take(), self.worker.take()].into_iter().flatten() {
+            let _ = rustix::process::kill_process(process.pid, Signal::KILL);
+            let _ = rustix::process::waitpid(Some(process.pid), WaitOptions::empty());
+        }
+        std::mem::forget((self.held.take(), self.store.take()));
+    }
+
+    /// Ends all processes: first those that would serve in the place of the one that is ending by itself.
+    pub(super) fn finish(&mut self, ending: Pid) {
+        let all = [self.standby.take(), self.worker.take()].into_iter().flatten();
+        let (last, others): (Vec<_>, Vec<_>) = all.partition(|process| process.pid == ending);
+        for process in others {
+            let _ = rustix::process::kill_process(process.pid, Signal::KILL);
+            let _ = rustix::process::waitpid(Some(process.pid), WaitOptions::empty());
+        }
+        for process in last {
+            let done: Answer = Ok(());
+            let _ = process.requests.send(&done, &[]);
+            let _ = rustix::process::waitpid(Some(process.pid), WaitOptions::empty());
+        }
+    }
+}
+
+/// Returns whether a child has ended, without reaping it.
+fn is_dead(pid: Pid) -> bool {
+    let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+    matches!(rustix::process::waitid(WaitId::Pid(pid), options), Ok(Some(_)))
+}
+
+/// Has the kernel kill this process when the holder dies: nothing would take over from it, and it could not give free
+/// what the holder has.
+fn end_with_parent(holder: u64) {
+    // Fails only for an invalid signal.
+    let _ = rustix::process::set_parent_process_death_signal(Some(Signal::KILL));
+    // It may have died before.
+    if rustix::process::getppid().is_none_or(|parent| parent.as_raw_pid() as u64 != holder) {
+        std::process::exit(1);
+    }
+}
+
+/// Has a panic of this thread end the process at once, so that another one takes over. To unwind would let go of what it
+/// serves: unmount, and detach.
+fn die_of_panics() {
+    let own = std::thread::current().id();
+    let tell = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        tell(panic);
+        if std::thread::current().id() == own {
+            std::process::abort();
+        }
+    }));
+}
+
+/// Serves as the first process.
+fn first(held: &Held, home: &Arc<Home>, attendant: Option<Attendant>) -> Result<u8> {
+    // Locks are not inherited.
+    Held::protect(&held.plan);
+    held.lives.take_seat().context(|| "cannot begin to serve".to_owned())?;
+    held.lives.set(Shared::Worker, u64::from(std::process::id()));
+    held.ledger.begin_life();
+    let start = Start {
+        home: Some(Arc::clone(home)),
+        attendant,
+        devices: Vec::new(),
+        has_started: false,
+        protection: held.protection.clone(),
+        is_confined: false,
+        on_files_served: Box::new(|| ()),
+    };
+    worker::serve(held, start)
+}

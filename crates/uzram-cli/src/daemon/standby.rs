@@ -1,0 +1,294 @@
+//! The process that waits for the death of the one that serves, and serves then.
+//!
+//! 1. It maps the memory of all devices ahead, and follows it as it grows ([`Mirror`]).
+//! 2. Its main thread waits for the seat ([`Lives::take_seat`]). It gets it as soon as the main thread of the process
+//!    that serves is dying.
+//! 3. It waits until no other thread of that process can run any more, and restores the devices from their memory.
+//! 4. It serves like any worker ([`worker::serve`]); the kernel sends it the requests for files that were not answered.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use uzram::device::{Device, Keeper, NamedBacking};
+use uzram::store::{KeptMemory, StandBy};
+
+use crate::daemon::attendant::Attendant;
+use crate::daemon::confine::confine;
+use crate::daemon::held::Held;
+use crate::daemon::survive::home::Home;
+use crate::daemon::survive::kept::Kept;
+use crate::daemon::survive::link::{Link, Order, Request};
+use crate::daemon::survive::lives::{Lives, Number, wait_until_all_exit};
+use crate::daemon::worker::{self, Exported, Start};
+use crate::failure::{Context, Failure, Result};
+use crate::system::protect::Expendable;
+
+/// How often a stand-by looks for new memory, after it found some…
+const FOLLOW_SOON: Duration = Duration::from_millis(50);
+
+/// …and after it found none.
+const FOLLOW_LATER: Duration = Duration::from_millis(500);
+
+/// Deaths running in the same request, no other answered in between, after which the files fail instead.
+const MAX_STRIKES: u32 = 3;
+
+/// Waits for the death of the process that serves, then serves until told to end; returns the exit status.
+///
+/// # Errors
+/// The process cannot wait or serve.
+pub fn run(
+    held: &mut Held,
+    home: &Arc<Home>,
+    orders: &Arc<Link>,
+    attendant: Option<Attendant>,
+    kept: Vec<Kept>,
+) -> Result<u8> {
+    let lives = Arc::clone(&held.lives);
+    // The holder's measures; locks are not inherited.
+    Held::protect(&held.plan);
+    let mut protection = held.protection.clone();
+    // If memory is short, the kernel ends this process rather than another: the holder starts the next.
+    let expendable = Expendable::new();
+    let mirror = Mirror::start(kept, Arc::clone(orders), Arc::clone(&lives))
+        .context(|| "cannot start a thread".to_owned())?;
+    protection.extend(confine(&worker::needs(held, mirror.has_backing)));
+    lives.take_seat().context(|| "cannot wait for the process that serves".to_owned())?;
+    let died = Instant::now();
+    expendable.end();
+    let dead = u32::try_from(lives.get(Number::Worker)).unwrap_or(0);
+    lives.set(Number::StandBy, 0);
+    let mut kept = mirror.stop();
+    if dead != 0 {
+        wait_until_all_exit(dead, || {
+            tracing::warn!(process = dead, "a thread of the process that died still waits for a device");
+        });
+    }
+    // Not before: if this process dies, the next one looks at the threads of that one.
+    lives.set(Number::Worker, u64::from(std::process::id()));
+    let gone = died.elapsed();
+    // What the holder sent before the process died.
+    take_orders(&mut kept, orders);
+    let devices = kept.into_iter().map(|mapped| mapped.attach(home)).collect();
+    let attached = died.elapsed();
+    let strikes = held.ledger.begin_life();
+    if strikes.strikes >= MAX_STRIKES {
+        give_up(held, home);
+    }
+    let start = Start {
+        home: Some(Arc::clone(home)),
+        attendant,
+        devices,
+        has_started: lives.get(Number::Started) != 0,
+        protection,
+        is_confined: true,
+        on_files_served: Box::new(move || {
+            let ns = |time: Duration| time.as_nanos() as u64;
+            lives.set(Number::GoneNs, ns(gone));
+            lives.set(Number::AttachNs, ns(attached - gone));
+            lives.set(Number::OutageNs, ns(died.elapsed()));
+            lives.set(Number::TakeOvers, lives.get(Number::TakeOvers) + 1);
+            let ms = |time: Duration| (time.as_secs_f64() * 1e4).round() / 10.0;
+            tracing::warn!(
+                died = dead,
+                outage_ms = ms(died.elapsed()),
+                gone_ms = ms(gone),
+                attach_ms = ms(attached - gone),
+                "the process that served has died; this one serves on"
+            );
+        }),
+    };
+    worker::serve(held, start)
+}
+
+/// Fails all requests for files: the process that served died of the same one again and again. The contents stay, for
+/// NBD clients and `uzram recover`.
+fn give_up(held: &mut Held, home: &Home) {
+    let wait = held.plan.give_up_after;
+    tracing::error!(
+        "{MAX_STRIKES} processes died of the same request for a file: files fail in {} s, and their contents stay \
+         until `uzram down`; `uzram recover` shows them as new files",
+        wait.as_secs()
+    );
+    thread::sleep(wait);
+    held.lives.set(Number::GaveUp, 1);
+    // Here first: the kernel fails them when the last process has closed the connection.
+    let failed = held.fail_files();
+    if let Err(Failure::Line(error)) = failed {
+        tracing::error!("{error}");
+    }
+    if let Err(error) = home.ask(&Request::FailFiles, &[]) {
+        tracing::error!(%error, "cannot fail the requests for files");
+    }
+}
+
+/// A device whose memory is mapped ahead, where the system allows that.
+struct Mapped {
+    kept: Kept,
+    ahead: Option<StandBy>,
+}
+
+impl Mapped {
+    fn new(kept: Kept) -> Mapped {
+        let memory = kept.memory.as_ref().and_then(|memory| memory.try_clone().ok());
+        let ahead = memory.map(StandBy::new).transpose();
+        let ahead = ahead.unwrap_or_else(|error| {
+            tracing::warn!(
+                device = kept.device.name,
+                "memory is not mapped ahead, outages will be longer: {error}"
+            );
+            None
+        });
+        Mapped { kept, ahead }
+    }
+
+    /// Maps what is new; returns whether there was any.
+    fn follow(&self) -> bool {
+        match self.ahead.as_ref().map(StandBy::catch_up) {
+            Some(Ok(bytes)) => bytes > 0,
+            Some(Err(error)) => {
+                tracing::warn!(device = self.kept.device.name, %error, "memory cannot be mapped ahead");
+                false
+            }
+            None => false,
+        }
+    }
+
+    /// Restores the device. If its memory is damaged beyond pages, it is there without contents, and requests for it
+    /// fail; others go on.
+    fn attach(self, home: &Arc<Home>) -> Exported {
+        let Kept { device: kept, memory, backing } = self.kept;
+        let keeper = Arc::clone(home) as Arc<dyn Keeper>;
+        let attach = || {
+            let backing = match (&kept.backing, backing) {
+                (Some(kept), Some(fd)) => {
+                    Some(NamedBacking::from_descriptor(kept.name.as_str(), fd, kept.len_bytes)?)
+                }
+                _ => None,
+            };
+            let memory = match (self.ahead, memory) {
+                (Some(ahead), _) => KeptMemory::from(ahead),
+                (None, Some(memory)) => KeptMemory::from(memory),
+                (None, None) => return Ok(None),
+            };
+            // SAFETY: no other process uses the memory: all threads of the one that did have ended, and this process has
+            // the seat, so that no other becomes the next.
+            unsafe { Device::attach(&kept.name, memory, backing, Arc::clone(&keeper), |_| ()) }.map(Some)
+        };
+        let device = match attach() {
+            Ok(Some((device, found))) => {
+                if found.pages_lost > 0 {
+                    tracing::error!(device = kept.name, pages = found.pages_lost, "pages are damaged");
+                }
+                device
+            }
+            Ok(None) => empty(&kept.name, keeper),
+            Err(error) => {
+                tracing::error!(device = kept.name, "its contents cannot be used any more: {error}");
+                empty(&kept.name, keeper)
+            }
+        };
+        (device, kept.policy)
+    }
+}
+
+/// Makes a device without contents, whose next ones are kept again.
+fn empty(name: &str, keeper: Arc<dyn Keeper>) -> Arc<Device> {
+    let device = Device::new(name).unwrap_or_else(|error| {
+        // The name was a device's in the process before.
+        tracing::error!("{error}");
+        std::process::exit(1)
+    });
+    if let Err(error) = device.set_keeper(keeper) {
+        tracing::error!(device = name, %error, "its contents will not survive");
+    }
+    device
+}
+
+/// The thread that maps memory ahead.
+struct Mirror {
+    thread: JoinHandle<Vec<Mapped>>,
+    stop: Arc<OwnedFd>,
+    /// Whether a device has a backing device.
+    has_backing: bool,
+}
+
+impl Mirror {
+    fn start(kept: Vec<Kept>, orders: Arc<Link>, lives: Arc<Lives>) -> io::Result<Mirror> {
+        let stop = Arc::new(eventfd(0, EventfdFlags::CLOEXEC)?);
+        let has_backing = kept.iter().any(|kept| kept.backing.is_some());
+        let thread = {
+            let stop = Arc::clone(&stop);
+            thread::Builder::new().name("mirror".to_owned()).spawn(move || {
+                let mut mapped: Vec<_> = kept.into_iter().map(Mapped::new).collect();
+                while !follow(&mut mapped, &orders, &stop, &lives) {}
+                mapped
+            })?
+        };
+        Ok(Mirror { thread, stop, has_backing })
+    }
+
+    /// Ends the thread; returns the devices.
+    fn stop(self) -> Vec<Mapped> {
+        // An eventfd takes a number of 8 bytes.
+        let _ = rustix::io::write(&*self.stop, &1u64.to_ne_bytes());
+        self.thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    }
+}
+
+/// Maps what is new, and waits for a while, or for an order. Returns whether the thread is to end.
+fn follow(mapped: &mut Vec<Mapped>, orders: &Link, stop: &OwnedFd, lives: &Lives) -> bool {
+    let found = mapped.iter().filter(|mapped| mapped.follow()).count() > 0;
+    lives.set(Number::StandByReady, u64::from(std::process::id()));
+    let wait = if found { FOLLOW_SOON } else { FOLLOW_LATER };
+    let mut fds = [PollFd::new(stop, PollFlags::IN), PollFd::new(orders, PollFlags::IN)];
+    let wait = Timespec { tv_sec: 0, tv_nsec: wait.as_nanos() as i64 };
+    // Interrupted, it looks once more.
+    let _ = poll(&mut fds, Some(&wait));
+    let (is_over, has_order) = (!fds[0].revents().is_empty(), !fds[1].revents().is_empty());
+    if has_order && !is_over {
+        match orders.receive() {
+            Ok(Some((order, descriptors))) => carry_out(mapped, order, descriptors),
+            // Nobody holds anything any more: the process that serves goes on alone.
+            Ok(None) => std::process::exit(0),
+            Err(error) => tracing::error!(%error, "an order of the holder cannot be read"),
+        }
+    }
+    is_over
+}
+
+/// Carries out the orders that are there.
+fn take_orders(mapped: &mut Vec<Mapped>, orders: &Link) {
+    loop {
+        let mut fds = [PollFd::new(orders, PollFlags::IN)];
+        match poll(&mut fds, Some(&Timespec::default())) {
+            Ok(1..) if fds[0].revents().contains(PollFlags::IN) => {}
+            _ => return,
+        }
+        match orders.receive() {
+            Ok(Some((order, descriptors))) => carry_out(mapped, order, descriptors),
+            _ => return,
+        }
+    }
+}
+
+fn carry_out(mapped: &mut Vec<Mapped>, order: Order, descriptors: Vec<OwnedFd>) {
+    match order {
+        Order::Device(device) => match Kept::received(device, descriptors) {
+            Ok(kept) => {
+                let new = Mapped::new(kept);
+                match mapped.iter_mut().find(|other| other.kept.device.name == new.kept.device.name) {
+                    Some(place) => *place = new,
+                    None => mapped.push(new),
+                }
+            }
+            Err(error) => tracing::error!(%error, "a device is not mapped ahead"),
+        },
+        Order::Forget { name } => mapped.retain(|other| other.kept.device.name != name),
+        // The holder repeats what concerns the process that serves.
+        Order::End(_) | Order::CommandEnded | Order::Reload => {}
+    }
+}

@@ -1,0 +1,190 @@
+//! What a holder leaves to another program that takes its place, in the same process: numbers of descriptors, which stay
+//! open, and everything else as JSON.
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::io::{self, Read, Seek, Write};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+
+use rustix::fs::MemfdFlags;
+use rustix::io::{FdFlags, fcntl_getfd, fcntl_setfd};
+use serde::{Deserialize, Serialize};
+use uzram::store::LAYOUT_VERSION;
+use uzram_serve::control::MeasureJson;
+use uzram_serve::fuse::ConnectionRecord;
+
+use super::link::{End, KeptDevice};
+
+/// The version of [`State`], and of everything in shared memory but the stores, which have a version of their own.
+pub const VERSION: u32 = 1;
+
+/// The longest state accepted.
+const MAX_BYTES: u64 = 16 << 20;
+
+/// The number of a descriptor that the next program gets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Number(RawFd);
+
+impl Number {
+    /// Returns a number.
+    pub fn new(number: RawFd) -> Number {
+        Number(number)
+    }
+
+    /// Returns the number of a descriptor.
+    pub fn of(fd: BorrowedFd<'_>) -> Number {
+        Number(fd.as_raw_fd())
+    }
+
+    /// Returns it as the system has it.
+    pub fn raw(self) -> RawFd {
+        self.0
+    }
+
+    /// Returns the descriptor.
+    ///
+    /// # Safety
+    /// It is open as long as the result is used.
+    pub unsafe fn borrow<'fd>(self) -> BorrowedFd<'fd> {
+        // SAFETY: the caller's promise.
+        unsafe { BorrowedFd::borrow_raw(self.0) }
+    }
+
+    /// Takes the descriptor.
+    ///
+    /// # Errors
+    /// No descriptor has this number.
+    ///
+    /// # Safety
+    /// The program before left this number to this program, and nothing else takes it.
+    pub unsafe fn take(self) -> io::Result<OwnedFd> {
+        // SAFETY: the call fails for a number that no descriptor has.
+        let fd = unsafe { BorrowedFd::borrow_raw(self.0) };
+        fcntl_setfd(fd, FdFlags::CLOEXEC)?;
+        // SAFETY: the caller's promise.
+        Ok(unsafe { OwnedFd::from_raw_fd(self.0) })
+    }
+}
+
+/// The versions of a state and of the stores' memory.
+#[derive(Deserialize)]
+struct Versions {
+    version: u32,
+    layout: u64,
+}
+
+/// Everything that a holder has.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct State {
+    /// [`VERSION`].
+    pub version: u32,
+    /// The version of the stores' memory.
+    pub layout: u64,
+    /// The daemon's command line.
+    pub words: Vec<OsString>,
+    /// The runtime directory, and its lock.
+    pub dir: [Number; 2],
+    /// The NBD sockets.
+    pub nbd: Vec<Number>,
+    /// The socket of the control API.
+    pub control: Number,
+    /// What the processes share, and what outlives the one that serves files.
+    pub shared: [Number; 2],
+    /// The connection of the files.
+    pub connection: Option<(ConnectionRecord, Vec<Number>)>,
+    /// The measures that protect the process.
+    pub protection: Vec<MeasureJson>,
+    /// The process that serves, and the stand-by.
+    pub processes: [Option<ProcessState>; 2],
+    /// Processes to reap.
+    pub dead: Vec<i32>,
+    /// The devices, each with its memory and its backing device.
+    pub devices: Vec<(KeptDevice, Option<Number>, Option<Number>)>,
+    /// The command of `--exec`: its process, whether it has a process group of its own, and whether it was told to end.
+    pub command: Option<(i32, bool, bool)>,
+    /// The status of the command, if it has ended.
+    pub command_status: Option<u8>,
+    /// Who told the daemon to end.
+    pub ending: Option<End>,
+}
+
+/// A process that serves or waits to.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct ProcessState {
+    /// Its process ID.
+    pub pid: i32,
+    /// The holder's ends of its sockets.
+    pub links: [Number; 2],
+    /// Its attendant.
+    pub attendant: Option<i32>,
+}
+
+impl State {
+    /// Returns the numbers of all descriptors.
+    pub fn numbers(&self) -> Vec<Number> {
+        let connection = self.connection.iter().flat_map(|(_, numbers)| numbers);
+        let links = self.processes.iter().flatten().flat_map(|process| &process.links);
+        let memory = self.devices.iter().flat_map(|(_, memory, backing)| [memory, backing]).flatten();
+        let single = self.dir.iter().chain([&self.control]).chain(&self.shared);
+        single.chain(&self.nbd).chain(connection).chain(links).chain(memory).copied().collect()
+    }
+
+    /// Returns the same numbers to change them.
+    pub fn numbers_mut(&mut self) -> impl Iterator<Item = &mut Number> {
+        let connection = self.connection.iter_mut().flat_map(|(_, numbers)| numbers);
+        let links = self.processes.iter_mut().flatten().flat_map(|process| &mut process.links);
+        let memory = self.devices.iter_mut().flat_map(|(_, memory, backing)| [memory, backing]).flatten();
+        let single = self.dir.iter_mut().chain([&mut self.control]).chain(&mut self.shared);
+        single.chain(&mut self.nbd).chain(connection).chain(links).chain(memory)
+    }
+
+    /// Keeps all descriptors open across execve(2).
+    ///
+    /// # Errors
+    /// The system refuses.
+    pub fn leave_open(&self) -> io::Result<()> {
+        self.numbers().into_iter().try_for_each(|number| {
+            // SAFETY: the call fails for a number that no descriptor has.
+            let fd = unsafe { number.borrow() };
+            Ok(fcntl_setfd(fd, fcntl_getfd(fd)? - FdFlags::CLOEXEC)?)
+        })
+    }
+
+    /// Writes the state to memory; returns the number of its descriptor.
+    ///
+    /// # Errors
+    /// The system refuses memory.
+    pub fn write(&self) -> io::Result<(File, RawFd)> {
+        let mut file = File::from(rustix::fs::memfd_create("uzram-holder", MemfdFlags::empty())?);
+        file.write_all(&serde_json::to_vec(self)?)?;
+        let number = file.as_fd().as_raw_fd();
+        Ok((file, number))
+    }
+
+    /// Reads the state that the program before wrote.
+    ///
+    /// # Errors
+    /// It is none.
+    ///
+    /// # Safety
+    /// As [`Number::take`].
+    pub unsafe fn read(number: RawFd) -> io::Result<State> {
+        // SAFETY: the caller's promise.
+        State::read_from(File::from(unsafe { Number(number).take() }?))
+    }
+
+    /// Reads a state from the file that it was written to.
+    ///
+    /// # Errors
+    /// It is none, or of another version.
+    pub fn read_from(mut file: File) -> io::Result<State> {
+        file.rewind()?;
+        let mut bytes = Vec::new();
+        file.take(MAX_BYTES).read_to_end(&mut bytes)?;
+        let Versions { version, layout } = serde_json::from_slice(&bytes)?;
+        if (version, layout) != (VERSION, LAYOUT_VERSION) {
+            return Err(io::Error::other("it is of a version that this program does not read"));
+        }
+        Ok(serde_json::from_slice(&bytes)?)
+    }
+}

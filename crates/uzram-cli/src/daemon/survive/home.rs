@@ -1,0 +1,180 @@
+//! A worker's side of its ties to the holder.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::mpsc::Sender;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+
+use rustix::process::Signal;
+use uzram::device::{Device, Keeper, NamedBacking};
+use uzram::{Error, ErrorKind, Result};
+use uzram_serve::control::{Ending, Registrar, SurvivalJson};
+use uzram_serve::{ExportPolicy, nbd};
+
+use super::link::{End, KeptBacking, Link, Order, Request};
+use super::lives::{Lives, Number};
+use crate::daemon::events::{Event, start_reloads};
+
+/// What control clients read when the files were given up.
+const GAVE_UP: &str = "the processes that served died of the same request for a file; `uzram recover` shows the contents as new files";
+
+/// The ties of a worker to its holder.
+pub struct Home {
+    /// Held from a request until its answer.
+    requests: Mutex<Link>,
+    orders: Arc<Link>,
+    lives: Arc<Lives>,
+}
+
+impl Home {
+    /// Creates the ties from the worker's ends of the sockets.
+    pub fn new(requests: Link, orders: Arc<Link>, lives: Arc<Lives>) -> Home {
+        Home { requests: Mutex::new(requests), orders, lives }
+    }
+
+    /// Asks the holder; waits for its answer.
+    ///
+    /// # Errors
+    /// The holder's refusal; or it is dead, and this process will be in a moment.
+    pub fn ask(&self, request: &Request, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
+        self.requests.lock().unwrap_or_else(PoisonError::into_inner).ask(request, descriptors)
+    }
+
+    /// Starts the thread that turns the holder's orders into events.
+    ///
+    /// # Errors
+    /// The system refuses a thread.
+    pub fn listen(self: &Arc<Self>, events: Sender<Event>, tls: Option<nbd::Tls>) -> io::Result<()> {
+        let reloads = start_reloads(tls)?;
+        let home = Arc::clone(self);
+        thread::Builder::new().name("orders".to_owned()).spawn(move || {
+            loop {
+                let event = match home.orders.receive::<Order>() {
+                    Ok(Some((Order::End(End::Client { force }), _))) => {
+                        Event::Shutdown(if force { Ending::Forced } else { Ending::WhenFree })
+                    }
+                    Ok(Some((Order::End(End::Signal(signal)), _))) => {
+                        let signal = if signal == libc::SIGINT { Signal::INT } else { Signal::TERM };
+                        Event::Signal { signal, from_terminal: false }
+                    }
+                    Ok(Some((Order::CommandEnded, _))) => Event::CommandEnded,
+                    Ok(Some((Order::Reload, _))) => {
+                        // If the channel is full, the pending reload serves this request, too.
+                        let _ = reloads.try_send(());
+                        continue;
+                    }
+                    // For a stand-by, and late.
+                    Ok(Some((Order::Device(_) | Order::Forget { .. }, _))) => continue,
+                    Err(error) => {
+                        tracing::error!(%error, "an order of the holder cannot be read");
+                        continue;
+                    }
+                    // The holder is dead, and this process will be in a moment.
+                    Ok(None) => return,
+                };
+                if events.send(event).is_err() {
+                    return;
+                }
+            }
+        })?;
+        Ok(())
+    }
+
+    /// Returns the description of the processes for control clients.
+    pub fn survival(&self) -> SurvivalJson {
+        let pid = |number| u32::try_from(self.lives.get(number)).unwrap_or(0);
+        let (take_overs, outage_ns) = (self.lives.get(Number::TakeOvers), self.lives.get(Number::OutageNs));
+        let standby_pid = Some(pid(Number::StandBy)).filter(|pid| *pid != 0);
+        SurvivalJson {
+            holder_pid: pid(Number::Holder),
+            worker_pid: std::process::id(),
+            standby_pid,
+            standby_ready: standby_pid == Some(pid(Number::StandByReady)),
+            take_overs,
+            last_outage_ms: (take_overs > 0).then_some(outage_ns as f64 / 1e6),
+            gave_up: (self.lives.get(Number::GaveUp) != 0).then(|| GAVE_UP.to_owned()),
+        }
+    }
+}
+
+fn refused(what: &str, error: &io::Error) -> Error {
+    Error::new(ErrorKind::Io, format!("{what}: {error}"))
+}
+
+impl Keeper for Home {
+    fn keep(&self, device: &str, memory: BorrowedFd<'_>, backing: Option<&NamedBacking>) -> Result<()> {
+        let request = Request::Keep {
+            name: device.to_owned(),
+            backing: backing.map(|backing| KeptBacking {
+                name: backing.name().to_owned(),
+                len_bytes: backing.backing().len_bytes(),
+            }),
+        };
+        let backing = backing.map(|backing| {
+            let refused = "its backing device is none that another process can take over";
+            backing.descriptor().ok_or_else(|| Error::new(ErrorKind::Unsupported, refused))
+        });
+        let descriptors = [Some(memory), backing.transpose()?];
+        let descriptors: Vec<_> = descriptors.into_iter().flatten().collect();
+        self.ask(&request, &descriptors)
+            .map_err(|error| refused("the holder cannot keep the device's memory", &error))
+    }
+
+    fn give_up(&self, device: &str) {
+        if let Err(error) = self.ask(&Request::GiveUp { name: device.to_owned() }, &[]) {
+            tracing::error!(device, %error, "the holder still keeps the device's memory");
+        }
+    }
+}
+
+/// Tells the holder of devices that control clients add and remove.
+pub struct Registry(pub Arc<Home>);
+
+impl Registrar for Registry {
+    fn added(&self, device: &Arc<Device>, policy: ExportPolicy) -> Result<()> {
+        let name = device.name().to_owned();
+        let told = self.0.ask(&Request::Added { name, policy }, &[]);
+        told.map_err(|error| refused("the holder refuses the device", &error))?;
+        device.set_keeper(Arc::clone(&self.0) as Arc<dyn Keeper>)
+    }
+
+    fn removed(&self, name: &str) {
+        if let Err(error) = self.0.ask(&Request::Removed { name: name.to_owned() }, &[]) {
+            tracing::error!(device = name, %error, "the holder does not forget the device");
+        }
+    }
+
+    fn will_end(&self, ending: Ending) {
+        let end = End::Client { force: ending == Ending::Forced };
+        if let Err(error) = self.0.ask(&Request::WillEnd(end), &[]) {
+            tracing::warn!(%error, "the holder does not know that the daemon ends");
+        }
+    }
+
+    fn leave(&self) -> Result<()> {
+        let asked = self.0.ask(&Request::Leave, &[]);
+        asked.map_err(|error| Error::new(ErrorKind::Unsupported, error.to_string()))
+    }
+
+    fn upgrade(&self, program: Option<&str>) -> Result<()> {
+        let asked = self.0.ask(&Request::Upgrade(program.map(Into::into)), &[]);
+        asked.map_err(|error| Error::new(ErrorKind::Invalid, error.to_string()).with_setting("program"))
+    }
+
+    fn recover(&self) -> Result<()> {
+        let asked = self.0.ask(&Request::Recover, &[]);
+        asked.map_err(|error| Error::new(ErrorKind::Busy, error.to_string()))
+    }
+
+    fn survival(&self) -> SurvivalJson {
+        self.0.survival()
+    }
+}
+
+/// Returns the orders' socket for waiting.
+impl AsFd for Home {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.orders.as_fd()
+    }
+}

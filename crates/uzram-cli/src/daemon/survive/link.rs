@@ -1,0 +1,283 @@
+//! Messages between the holder and a worker, with descriptors.
+//!
+//! Two sockets for each worker: on one it sends requests, each of which the holder answers; on the other the holder sends
+//! orders. A message is one datagram of JSON, with its descriptors in the order that the message says.
+
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::PathBuf;
+
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recvmsg, sendmsg, socketpair,
+};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use uzram_serve::ExportPolicy;
+
+/// The longest message. A datagram of this length fits into a socket's default buffer.
+const MAX_MESSAGE_BYTES: usize = 64 << 10;
+
+/// The most descriptors of a message.
+const MAX_DESCRIPTORS: usize = 4;
+
+/// What a worker asks of the holder, which answers with [`Answer`].
+#[derive(Debug, Serialize, Deserialize)]
+pub enum Request {
+    /// A device was added to the list.
+    Added {
+        /// Its name.
+        name: String,
+        /// Who may open it over NBD.
+        policy: ExportPolicy,
+    },
+    /// A device was removed from the list.
+    Removed {
+        /// Its name.
+        name: String,
+    },
+    /// A device has got its store. Comes with its memory and, if it has a backing device, the descriptor of that.
+    Keep {
+        /// The device.
+        name: String,
+        /// The backing device.
+        backing: Option<KeptBacking>,
+    },
+    /// A device has given its store up.
+    GiveUp {
+        /// The device.
+        name: String,
+    },
+    /// The process serves; for the first time, or after a take-over.
+    Serving(Served),
+    /// A line for the service manager.
+    Status(String),
+    /// A control client asks the daemon to end: if this process dies before, the next one ends it.
+    WillEnd(End),
+    /// Answered when what workers before began to attach or detach is done.
+    Settle,
+    /// All requests for files are to fail, now and later.
+    FailFiles,
+    /// A control client asks the daemon to end, and to leave everything to the service manager for its next start.
+    Leave,
+    /// A control client asks for new files in the place of those that failed.
+    Recover,
+    /// The command of `--exec` is to end, at once if it was told before.
+    EndCommand,
+    /// A control client asks for another program: the one at this path, or at that of the running one.
+    Upgrade(Option<PathBuf>),
+    /// The process has let go of everything and ends, with this exit status, or could not start.
+    Ended(std::result::Result<u8, Refusal>),
+}
+
+/// What the process that serves tells the holder.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Served {
+    /// A line for the service manager.
+    pub status: String,
+    /// The environment of the command of `--exec`.
+    pub address: crate::daemon::exec::Address,
+}
+
+/// Why a daemon did not start.
+#[derive(Debug, Serialize, Deserialize)]
+pub enum Refusal {
+    /// A failure.
+    Line(String),
+    /// An invalid command line or configuration.
+    Usage(String),
+}
+
+/// The holder's answer to a request: done, or why not.
+pub type Answer = std::result::Result<(), String>;
+
+/// What the holder tells a worker.
+#[derive(Debug, Serialize, Deserialize)]
+pub enum Order {
+    /// To a stand-by: another device. Comes with the memory and the backing device's descriptor, if it has them.
+    Device(KeptDevice),
+    /// To a stand-by: a device is gone.
+    Forget {
+        /// Its name.
+        name: String,
+    },
+    /// The daemon is asked to end.
+    End(End),
+    /// The command of `--exec` has ended.
+    CommandEnded,
+    /// Read the TLS files again.
+    Reload,
+}
+
+/// Who asked a daemon to end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum End {
+    /// This signal.
+    Signal(i32),
+    /// A control client.
+    Client {
+        /// Even if devices are in use, except by swap.
+        force: bool,
+    },
+}
+
+/// A device that the holder keeps.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct KeptDevice {
+    /// Its name.
+    pub name: String,
+    /// Who may open it over NBD.
+    pub policy: ExportPolicy,
+    /// Whether it has a store, whose memory is the first descriptor.
+    pub has_memory: bool,
+    /// Its backing device, whose descriptor is the second.
+    pub backing: Option<KeptBacking>,
+}
+
+/// The backing device of a device that the holder keeps.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KeptBacking {
+    /// Its path.
+    pub name: String,
+    /// Its length.
+    pub len_bytes: u64,
+}
+
+/// One end of a socket.
+#[derive(Debug)]
+pub struct Link(OwnedFd);
+
+/// A message and its descriptors.
+pub type Received<T> = (T, Vec<OwnedFd>);
+
+impl Link {
+    /// Makes a socket.
+    ///
+    /// # Errors
+    /// The system refuses it.
+    pub fn pair() -> io::Result<(Link, Link)> {
+        let flags = SocketFlags::CLOEXEC;
+        let (one, other) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+        Ok((Link(one), Link(other)))
+    }
+
+    /// Takes the end of a socket that another program made.
+    pub fn from_fd(fd: OwnedFd) -> Link {
+        Link(fd)
+    }
+
+    /// Sends a message. Waits for the other side to read if it has much to read.
+    ///
+    /// # Errors
+    /// The other side is gone; `InvalidInput` if the message is too long.
+    pub fn send(&self, message: &impl Serialize, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
+        self.send_with(message, descriptors, SendFlags::NOSIGNAL)
+    }
+
+    /// As [`Link::send`], but fails with `WouldBlock` rather than waiting.
+    ///
+    /// # Errors
+    /// As [`Link::send`].
+    pub fn try_send(&self, message: &impl Serialize, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
+        self.send_with(message, descriptors, SendFlags::NOSIGNAL | SendFlags::DONTWAIT)
+    }
+
+    fn send_with(
+        &self,
+        message: &impl Serialize,
+        descriptors: &[BorrowedFd<'_>],
+        flags: SendFlags,
+    ) -> io::Result<()> {
+        let bytes = serde_json::to_vec(message)?;
+        if bytes.len() > MAX_MESSAGE_BYTES || descriptors.len() > MAX_DESCRIPTORS {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
+        let mut ancillary = SendAncillaryBuffer::new(&mut space);
+        if !descriptors.is_empty() {
+            ancillary.push(SendAncillaryMessage::ScmRights(descriptors));
+        }
+        loop {
+            match sendmsg(&self.0, &[IoSlice::new(&bytes)], &mut ancillary, flags) {
+                Err(rustix::io::Errno::INTR) => {}
+                sent => return sent.map(|_| ()).map_err(io::Error::from),
+            }
+        }
+    }
+
+    /// Receives the next message; `None` when the other side is gone.
+    ///
+    /// # Errors
+    /// What came is no such message.
+    pub fn receive<T: DeserializeOwned>(&self) -> io::Result<Option<Received<T>>> {
+        let mut bytes = vec![0; MAX_MESSAGE_BYTES];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
+        let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+        let received = loop {
+            let mut parts = [IoSliceMut::new(&mut bytes)];
+            match recvmsg(&self.0, &mut parts, &mut ancillary, RecvFlags::CMSG_CLOEXEC) {
+                Err(rustix::io::Errno::INTR) => {}
+                // Its messages may be unread by us.
+                Err(rustix::io::Errno::CONNRESET) => return Ok(None),
+                received => break received?,
+            }
+        };
+        let mut descriptors = Vec::new();
+        for message in ancillary.drain() {
+            if let RecvAncillaryMessage::ScmRights(rights) = message {
+                descriptors.extend(rights);
+            }
+        }
+        match received.bytes {
+            0 => Ok(None),
+            len => Ok(Some((serde_json::from_slice(&bytes[..len])?, descriptors))),
+        }
+    }
+
+    /// Sends a request and waits for its answer.
+    ///
+    /// # Errors
+    /// The other side is gone, or its answer is an error.
+    pub fn ask(&self, request: &Request, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
+        self.send(request, descriptors)?;
+        let (answer, _) = self.receive::<Answer>()?.ok_or(io::ErrorKind::UnexpectedEof)?;
+        answer.map_err(io::Error::other)
+    }
+}
+
+impl AsFd for Link {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn messages_arrive_with_their_descriptors() {
+        let (here, there) = Link::pair().unwrap();
+        let null = std::fs::File::open("/dev/null").unwrap();
+        let keep = Request::Keep {
+            name: "a".to_owned(),
+            backing: Some(KeptBacking { name: "/b".to_owned(), len_bytes: 7 }),
+        };
+        here.send(&keep, &[null.as_fd(), null.as_fd()]).unwrap();
+        here.send(&Request::Status("x".to_owned()), &[]).unwrap();
+        let (got, descriptors) = there.receive::<Request>().unwrap().unwrap();
+        assert!(matches!(got, Request::Keep { name, .. } if name == "a") && descriptors.len() == 2);
+        assert!(
+            matches!(there.receive::<Request>().unwrap().unwrap(), (Request::Status(_), none) if none.is_empty())
+        );
+        let long = Request::Status("x".repeat(MAX_MESSAGE_BYTES));
+        assert!(here.send(&long, &[]).is_err());
+        // No such message, and then none any more.
+        here.send(&7, &[]).unwrap();
+        assert!(there.receive::<Request>().is_err());
+        drop(here);
+        assert!(there.receive::<Request>().unwrap().is_none() && there.send(&7, &[]).is_err());
+    }
+}

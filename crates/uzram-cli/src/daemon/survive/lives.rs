@@ -1,0 +1,254 @@
+//! Memory that a daemon's processes share: which of them serves, and what the others have to know when it dies.
+//!
+//! The process that serves holds the *seat*, a robust mutex in this memory. The stand-by waits for it: the kernel hands
+//! it over as soon as the thread that holds it is dying, long before the memory of that process is freed and its parent
+//! hears of its end. The other threads of a dying process may still run then, for the kernel kills each on its own: the
+//! next process waits until all of them are past their last instruction ([`wait_until_all_exit`]).
+
+use std::cell::UnsafeCell;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::fs::MemfdFlags;
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+
+/// The first word of the memory, with its version.
+const MAGIC: u64 = u64::from_le_bytes(*b"uzlives\x01");
+
+/// The size of the memory: one page.
+const BYTES: usize = 4096;
+
+/// The flag of a thread that has begun to exit, and never returns to its program: `PF_EXITING`, in field 9 of
+/// proc_pid_stat(5).
+const EXITING: u64 = 0x4;
+
+/// How often threads that exit are looked at.
+const LOOK_EVERY: Duration = Duration::from_micros(50);
+
+/// What is shared. All but the seat are plain numbers, each written by one process.
+#[repr(C)]
+struct Shared {
+    magic: AtomicU64,
+    seat: UnsafeCell<libc::pthread_mutex_t>,
+    numbers: [AtomicU64; Number::Count as usize],
+}
+
+const _: () = assert!(size_of::<Shared>() <= BYTES);
+
+/// The shared numbers.
+#[derive(Clone, Copy, Debug)]
+#[repr(usize)]
+pub enum Number {
+    /// The process that holds everything; 0 without one.
+    Holder,
+    /// The process that serves.
+    Worker,
+    /// The stand-by; 0 without one.
+    StandBy,
+    /// The process that has mapped the memory of all devices, as a stand-by.
+    StandByReady,
+    /// Whether all devices of the plan were made once.
+    Started,
+    /// Whether the files were given up.
+    GaveUp,
+    /// Whether there are new files in their place.
+    Recovered,
+    /// Take-overs so far.
+    TakeOvers,
+    /// The last outage: from the death of a process until the next one served.
+    OutageNs,
+    /// Its first part: until all threads of the dead process had ended.
+    GoneNs,
+    /// Its second part: until the contents of all devices were found again.
+    AttachNs,
+    /// The number of numbers.
+    Count,
+}
+
+/// See the [module's documentation](self).
+pub struct Lives {
+    memory: OwnedFd,
+    shared: *mut Shared,
+}
+
+// SAFETY: the memory stays mapped as long as this exists; it has atomics, and a mutex that only system calls of any
+// thread change.
+unsafe impl Send for Lives {}
+// SAFETY: as above.
+unsafe impl Sync for Lives {}
+
+impl Lives {
+    /// Makes the memory, with a free seat.
+    ///
+    /// # Errors
+    /// The system refuses memory, or shared robust mutexes.
+    pub fn new() -> io::Result<Lives> {
+        let memory = rustix::fs::memfd_create("uzram-lives", MemfdFlags::CLOEXEC)?;
+        rustix::fs::ftruncate(&memory, BYTES as u64)?;
+        let lives = Lives::map(memory)?;
+        // SAFETY: the memory is new: nobody uses the mutex yet. The attributes are initialised before they are used.
+        let made = unsafe {
+            let mut attributes = std::mem::zeroed();
+            let seat = (*lives.shared).seat.get();
+            let steps = [
+                libc::pthread_mutexattr_init(&raw mut attributes),
+                libc::pthread_mutexattr_setpshared(&raw mut attributes, libc::PTHREAD_PROCESS_SHARED),
+                libc::pthread_mutexattr_setrobust(&raw mut attributes, libc::PTHREAD_MUTEX_ROBUST),
+                libc::pthread_mutex_init(seat, &raw const attributes),
+            ];
+            libc::pthread_mutexattr_destroy(&raw mut attributes);
+            steps
+        };
+        if let Some(error) = made.into_iter().find(|code| *code != 0) {
+            return Err(io::Error::from_raw_os_error(error));
+        }
+        lives.shared().magic.store(MAGIC, Ordering::Relaxed);
+        Ok(lives)
+    }
+
+    /// Takes the memory that another program made.
+    ///
+    /// # Errors
+    /// It is not such memory, or of another version.
+    pub fn from_fd(memory: OwnedFd) -> io::Result<Lives> {
+        if rustix::fs::fstat(&memory)?.st_size != BYTES as i64 {
+            return Err(io::Error::other("the memory shared by a daemon's processes has another size"));
+        }
+        let lives = Lives::map(memory)?;
+        if lives.shared().magic.load(Ordering::Relaxed) != MAGIC {
+            return Err(io::Error::other("the memory shared by a daemon's processes is of another version"));
+        }
+        Ok(lives)
+    }
+
+    fn map(memory: OwnedFd) -> io::Result<Lives> {
+        let access = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a new mapping, at an address that the kernel chooses.
+        let shared = unsafe { mmap(std::ptr::null_mut(), BYTES, access, MapFlags::SHARED, &memory, 0) }?;
+        Ok(Lives { memory, shared: shared.cast() })
+    }
+
+    fn shared(&self) -> &Shared {
+        // SAFETY: the mapping is of this size, aligned to a page, and exists as long as this does; any bytes are valid
+        // for its types.
+        unsafe { &*self.shared }
+    }
+
+    /// Returns a number.
+    pub fn get(&self, number: Number) -> u64 {
+        self.shared().numbers[number as usize].load(Ordering::Acquire)
+    }
+
+    /// Sets a number.
+    pub fn set(&self, number: Number, value: u64) {
+        self.shared().numbers[number as usize].store(value, Ordering::Release);
+    }
+
+    /// Waits for the seat, and takes it for this thread until it ends; returns whether a thread had it that died.
+    ///
+    /// # Errors
+    /// The mutex is damaged.
+    pub fn take_seat(&self) -> io::Result<bool> {
+        let seat = self.shared().seat.get();
+        // SAFETY: the mutex was initialised by `new`, in memory that is mapped as long as this exists.
+        let taken = unsafe { libc::pthread_mutex_lock(seat) };
+        match taken {
+            0 => Ok(false),
+            libc::EOWNERDEAD => {
+                // SAFETY: as above, and this thread has the mutex.
+                match unsafe { libc::pthread_mutex_consistent(seat) } {
+                    0 => Ok(true),
+                    error => Err(io::Error::from_raw_os_error(error)),
+                }
+            }
+            error => Err(io::Error::from_raw_os_error(error)),
+        }
+    }
+}
+
+impl AsFd for Lives {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.memory.as_fd()
+    }
+}
+
+impl Drop for Lives {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is this value's own, and nothing borrows from it any more.
+        let _ = unsafe { munmap(self.shared.cast(), BYTES) };
+    }
+}
+
+/// Waits until no thread of a process can run any of its program again: all have begun to exit, or are gone. The process
+/// is dying, and is not reaped meanwhile. Calls `slow` once if that takes long: a thread may wait for a device.
+pub fn wait_until_all_exit(pid: u32, slow: impl FnOnce()) {
+    let tasks = PathBuf::from(format!("/proc/{pid}/task"));
+    let began = Instant::now();
+    let mut slow = Some(slow);
+    while !all_exit(&tasks) {
+        if began.elapsed() > Duration::from_secs(1)
+            && let Some(slow) = slow.take()
+        {
+            slow();
+        }
+        thread::sleep(LOOK_EVERY);
+    }
+}
+
+fn all_exit(tasks: &Path) -> bool {
+    // A process that is gone has no threads.
+    let Ok(entries) = std::fs::read_dir(tasks) else { return true };
+    entries.flatten().all(|entry| match std::fs::read_to_string(entry.path().join("stat")) {
+        Ok(stat) => flags(&stat).is_some_and(|flags| flags & EXITING != 0),
+        Err(_) => true,
+    })
+}
+
+/// Returns a thread's flags, field 9. The second field, a name in parentheses, may hold anything.
+fn flags(stat: &str) -> Option<u64> {
+    stat.rsplit_once(')')?.1.split_ascii_whitespace().nth(6)?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use std::sync::Arc;
+
+    use super::*;
+
+    #[test]
+    fn the_seat_passes_on_when_its_thread_ends() {
+        let lives = Arc::new(Lives::new().unwrap());
+        let first = {
+            let lives = Arc::clone(&lives);
+            thread::spawn(move || {
+                assert!(!lives.take_seat().unwrap());
+                lives.set(Number::Worker, 7);
+                thread::sleep(Duration::from_millis(50));
+            })
+        };
+        while lives.get(Number::Worker) != 7 {
+            thread::yield_now();
+        }
+        assert!(lives.take_seat().unwrap(), "the thread ended with it");
+        first.join().unwrap();
+        let again = Lives::from_fd(lives.memory.try_clone().unwrap()).unwrap();
+        assert_eq!(again.get(Number::Worker), 7);
+        assert!(Lives::from_fd(std::fs::File::open("/dev/null").unwrap().into()).is_err());
+    }
+
+    #[test]
+    fn threads_that_run_are_not_gone() {
+        assert!(!all_exit(Path::new("/proc/self/task")));
+        assert!(all_exit(Path::new("/proc/0/task")));
+        assert_eq!(flags("12 (a) b) S 1 2 3 4 5 4194308 0"), Some(4_194_308));
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        child.kill().unwrap();
+        wait_until_all_exit(child.id(), || ());
+        child.wait().unwrap();
+    }
+}

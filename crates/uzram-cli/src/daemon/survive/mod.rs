@@ -1,0 +1,8 @@
+//! How the processes of a daemon that outlives its worker know of each other.
+
+pub mod lives;
+pub mod link;
+pub mod kept;
+pub mod home;
+pub mod handover;
+pub mod fd_store;

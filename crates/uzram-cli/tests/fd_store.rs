@@ -1,0 +1,170 @@
+//! A service manager that keeps a daemon's descriptors, as systemd does (`FileDescriptorStoreMax=`): a stand-in that
+//! speaks its protocol. For root, with FUSE and loop devices.
+
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::collections::BTreeMap;
+use std::fs::{self, OpenOptions};
+use std::io::IoSliceMut;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+use std::os::unix::net::UnixDatagram;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex};
+use std::thread;
+
+use common::block::{BlockPlace, unable};
+use common::{Place, wait_until};
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+
+/// The stand-in: what it keeps, in the order of arrival, and what it was told of the service.
+struct Manager(Arc<Mutex<Kept>>);
+
+#[derive(Default)]
+struct Kept {
+    fds: Vec<(String, OwnedFd)>,
+    is_ready: bool,
+}
+
+impl Manager {
+    fn new(path: &Path) -> Manager {
+        let socket = UnixDatagram::bind(path).unwrap();
+        let kept = Arc::<Mutex<Kept>>::default();
+        let shared = Arc::clone(&kept);
+        // Ends with the test's process.
+        thread::spawn(move || Manager::listen(&socket, &shared));
+        Manager(kept)
+    }
+
+    fn listen(socket: &UnixDatagram, shared: &Mutex<Kept>) {
+        let mut bytes = vec![0; 64 << 10];
+        loop {
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(16))];
+            let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+            let mut parts = [IoSliceMut::new(&mut bytes)];
+            let received = recvmsg(socket, &mut parts, &mut ancillary, RecvFlags::CMSG_CLOEXEC).unwrap();
+            let fds: Vec<OwnedFd> = ancillary
+                .drain()
+                .flat_map(|message| match message {
+                    RecvAncillaryMessage::ScmRights(fds) => fds.collect(),
+                    _ => Vec::new(),
+                })
+                .collect();
+            let text = str::from_utf8(&bytes[..received.bytes]).unwrap();
+            let said: BTreeMap<&str, &str> = text.lines().filter_map(|line| line.split_once('=')).collect();
+            let name = said.get("FDNAME").copied().unwrap_or("stored").to_owned();
+            assert!(name.len() < 256 && !name.contains(':'), "{name}");
+            let mut kept = shared.lock().unwrap();
+            if said.get("FDSTORE") == Some(&"1") {
+                assert_eq!((fds.len(), said.get("FDPOLL")), (1, Some(&"0")));
+                kept.fds.extend(fds.into_iter().map(|fd| (name.clone(), fd)));
+            }
+            if said.contains_key("FDSTOREREMOVE") {
+                kept.fds.retain(|(other, _)| *other != name);
+            }
+            kept.is_ready |= said.get("READY") == Some(&"1");
+        }
+    }
+
+    /// Starts the service with what is kept, and waits until it is ready.
+    fn start(&self, place: &Place, args: &[&str]) -> Child {
+        let mut kept = self.0.lock().unwrap();
+        let names: Vec<&str> = kept.fds.iter().map(|(name, _)| name.as_str()).collect();
+        let mut command = Command::new("sh");
+        // The process ID is known only there.
+        command.args(["-c", "LISTEN_PID=$$ exec \"$0\" \"$@\"", env!("CARGO_BIN_EXE_uzram")]).args(args);
+        command.env("UZRAM_RUNTIME_DIR", place.dir());
+        command.env("NOTIFY_SOCKET", place.root().join("notify")).env("FDSTORE", "512");
+        command.env("LISTEN_FDS", names.len().to_string()).env("LISTEN_FDNAMES", names.join(":"));
+        let numbers: Vec<i32> = kept.fds.iter().map(|(_, fd)| fd.as_raw_fd()).collect();
+        let hand_over = move || {
+            // Above all of them first, so that none is overwritten before it is duplicated.
+            for (at, number) in numbers.iter().enumerate() {
+                // SAFETY: dup2 is async-signal-safe, and the numbers are open.
+                unsafe { libc::dup2(*number, 700 + at as i32) };
+            }
+            for at in 0..numbers.len() as i32 {
+                // SAFETY: as above.
+                unsafe {
+                    libc::dup2(700 + at, 3 + at);
+                    libc::close(700 + at);
+                }
+            }
+            Ok(())
+        };
+        // SAFETY: only async-signal-safe calls.
+        unsafe { command.pre_exec(hand_over) };
+        kept.is_ready = false;
+        drop(kept);
+        let log = fs::File::options().create(true).append(true).open(place.root().join("log")).unwrap();
+        let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log).spawn().unwrap();
+        wait_until("the service is ready", || self.0.lock().unwrap().is_ready);
+        child
+    }
+}
+
+fn status(place: &Place) -> Value {
+    serde_json::from_str(&place.run(&["status", "--json"]).ok()).unwrap()
+}
+
+#[test]
+fn a_service_goes_on_after_a_restart_and_after_a_kill_of_all_its_processes() {
+    if unable() {
+        return;
+    }
+    let place = BlockPlace::new();
+    let root = place.place.root();
+    let manager = Manager::new(&root.join("notify"));
+    let cold = format!("{}:32M", root.join("cold").display());
+    let args = ["up", "--size", "32M", "--attach", "--backing", &cold];
+    let mut service = manager.start(&place.place, &args);
+    place.place.run(&["add", "second", "--size", "8M"]).ok();
+    place.place.run(&["add", "third", "--size", "8M"]).ok();
+    place.place.run(&["remove", "third"]).ok();
+    let device = place.loops().pop().unwrap();
+    let disk = OpenOptions::new().read(true).write(true).open(&device).unwrap();
+    let mut expected = Vec::new();
+    for round in 0..4u8 {
+        let at = u64::from(round) << 16;
+        disk.write_all_at(&[round + 1; 4096], at).unwrap();
+        rustix::fs::fdatasync(&disk).unwrap();
+        expected.push((at, round + 1));
+        if round % 2 == 0 {
+            // Restarted: it leaves all to the manager.
+            place.place.run(&["down", "--keep"]).ok();
+            assert!(service.wait().unwrap().success());
+        } else {
+            kill_process(Pid::from_child(&service), Signal::KILL).unwrap();
+            service.wait().unwrap();
+        }
+        service = manager.start(&place.place, &args);
+        assert_eq!(status(&place.place)["holder_pid"], service.id());
+        assert_eq!(place.loops(), [device.as_str()]);
+        let direct = OpenOptions::new().read(true).open(&device).unwrap();
+        for (at, byte) in &expected {
+            let mut read = [0; 4096];
+            direct.read_exact_at(&mut read, *at).unwrap();
+            assert_eq!(read, [*byte; 4096], "round {round}");
+        }
+        let list = place.place.run(&["list"]).ok();
+        assert!(list.contains("second") && !list.contains("third"), "{list}");
+    }
+    drop(disk);
+    place.place.run(&["down"]).ok();
+    assert!(service.wait().unwrap().success());
+    place.assert_clean();
+    wait_until("nothing is kept", || manager.0.lock().unwrap().fds.is_empty());
+    // Nobody who is no service's process takes anything, and without a manager nothing can be left.
+    let daemon = place.place.up(&[]);
+    let keep = place.place.run(&["down", "--keep"]);
+    assert!(keep.complaint(1).contains("no service manager"), "{}", keep.stderr);
+    place.place.down();
+    assert!(daemon.ended().0.success());
+}
