@@ -1,5 +1,5 @@
 //! Benchmarks of uzram against alternatives: the in-process benchmark, NBD, block devices and swap,
-//! hit ratios, and the project's targets.
+//! hit ratios, daemons that outlive the process that serves, and the project's targets.
 //!
 //! It uses the engine's public API; the engine does not depend on it. Two things that are compared are
 //! measured alternately in one run, because machines change their speed from minute to minute.
@@ -8,4 +8,5 @@ pub mod block;
 pub mod engine;
 pub mod harness;
 pub mod nbd;
+pub mod take_over;
 pub mod targets;

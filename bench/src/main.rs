@@ -1,24 +1,29 @@
 //! The program `uzram-bench`, which `uzram bench` runs: its command line.
 
+use std::fmt;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::str::FromStr;
 
 use clap::{Parser, Subcommand};
-use uzram::Result;
+use serde::Serialize;
 use uzram::codec::Algorithm;
 use uzram::stream::StreamDesign;
 use uzram::units::parse_size;
-use uzram_bench::block::{Programs, SwapUser};
-use uzram_bench::engine::{self, Against, Pattern, backing, survive};
+use uzram::{Error, Result};
+use uzram_bench::block::{self, Programs, SwapUser};
+use uzram_bench::engine::survive::{self, SurviveReport};
+use uzram_bench::engine::{self, Against, Pattern, backing};
 use uzram_bench::harness::report::text;
 use uzram_bench::harness::{Source, command, to_json};
+use uzram_bench::take_over::{self, Amounts, Part, TakeOverOptions, TakeOverReport};
 use uzram_bench::targets;
 
 /// Measure a device against the bare codec, the kernel's zram and a device without an LRU, in this process.
 ///
 /// Fills a device with the corpus's pages and runs fio's patterns on pages of 4 KiB. The rounds of
-/// all targets are interleaved, so that a noisy machine disturbs each of them alike. `survive` measures memory that
-/// outlives the process.
+/// all targets are interleaved, so that a noisy machine disturbs each of them alike. `survive` measures memory and
+/// daemons that outlive the process.
 #[derive(Parser)]
 #[command(
     name = "uzram-bench",
@@ -62,7 +67,8 @@ struct Args {
     /// With --targets, the folder for temporary backing files of some hundred MiB
     #[arg(long, value_name = "DIR", default_value = backing::DEFAULT_DIR)]
     backing_dir: PathBuf,
-    /// With --targets, measure what takes more memory too, if the machine has it: attaching 16 GiB, some 9 GiB
+    /// With --targets, measure what takes more memory too, if the machine has it: attaching 16 GiB, some 9 GiB, and
+    /// outages with 16 GiB of pool, some 17 GiB
     #[arg(long, requires = "targets")]
     full: bool,
     /// Print JSON
@@ -111,19 +117,37 @@ enum Command {
     SwapUser(SwapUserArgs),
 }
 
-/// Measure memory that outlives the process: attaching a store, and its speed beside private memory.
+/// Measure memory and daemons that outlive the process: attaching a store, its speed beside private memory, and outages.
 ///
 /// Fills a store, drops it while its memory is held, and attaches it, again and again. Reads and writes random pages of
 /// a store of the corpus's size in such memory and of one in private memory, in turn, in more rounds of 20 ms.
+///
+/// Then runs `uzram up`: kills the process that serves, and upgrades the daemon, while a client uses its block device;
+/// reads the memory of its processes; measures NBD and swap beside a daemon with --no-survive. Block devices and swap
+/// need root; NBD needs fio and nbdcopy.
 #[derive(clap::Args)]
 struct SurviveArgs {
+    /// What to measure: store, the attach of a store and its speed; outages, kills, upgrades and memory of a daemon; nbd
+    /// and swap, beside a daemon with --no-survive
+    #[arg(long, value_delimiter = ',', value_name = "PART,…", default_value = "store,outages,nbd,swap")]
+    only: Vec<SurvivePart>,
     /// A file whose pages are stored [default: a mix of this machine's files and of a live heap]
     #[arg(long, value_name = "FILE")]
     corpus: Option<PathBuf>,
     /// The size of the store that is attached; a shorter corpus is repeated
     #[arg(long, value_name = "SIZE", default_value = "1G", value_parser = parse_size)]
     size: u64,
-    /// Attach a store of 16 GiB too, if the machine has the memory, some 9 GiB
+    /// The pool of the daemon whose processes are killed
+    #[arg(long, value_name = "SIZE", default_value = "1G", value_parser = parse_size)]
+    pool: u64,
+    /// How often to kill the process that serves
+    #[arg(long, value_name = "N", default_value_t = 40)]
+    kills: usize,
+    /// How often to upgrade the daemon
+    #[arg(long, value_name = "N", default_value_t = 20)]
+    upgrades: usize,
+    /// Attach a store of 16 GiB too, if the machine has the memory, some 9 GiB, and kill processes with 16 GiB of pool,
+    /// some 17 GiB
     #[arg(long)]
     full: bool,
     #[command(flatten)]
@@ -131,6 +155,28 @@ struct SurviveArgs {
     /// Print JSON
     #[arg(long)]
     json: bool,
+}
+
+/// A part of `uzram bench survive`.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum SurvivePart {
+    Store,
+    Daemon(Part),
+}
+
+impl FromStr for SurvivePart {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        match text {
+            "store" => Ok(SurvivePart::Store),
+            "outages" => Ok(SurvivePart::Daemon(Part::Outages)),
+            "nbd" => Ok(SurvivePart::Daemon(Part::Nbd)),
+            "swap" => Ok(SurvivePart::Daemon(Part::Swap)),
+            _ => Err(Error::invalid(format!("unknown part '{text}': write store, outages, nbd or swap"))
+                .with_setting("--only")),
+        }
+    }
 }
 
 /// Be the program whose memory a benchmark of swap has moved out: the benchmark starts it.
@@ -173,12 +219,12 @@ fn run_bench(args: &Args) -> Result<String> {
 }
 
 fn run_targets(args: &Args) -> Result<String> {
-    let bench = command::this_program()?;
     let options = targets::TargetsOptions {
-        programs: command::uzram_program().map(|uzram| Programs { uzram, bench }),
+        programs: programs()?,
         duration: command::seconds(args.rounds.seconds)?,
         repeat: args.rounds.repeat,
         survive: survive::SurviveOptions { full: args.full, ..survive::SurviveOptions::default() },
+        take_over: Amounts { full: args.full, ..Amounts::default() },
         backing: backing::BackingOptions {
             dir: args.backing_dir.clone(),
             ..backing::BackingOptions::default()
@@ -190,14 +236,62 @@ fn run_targets(args: &Args) -> Result<String> {
     Ok(if args.markdown { report.to_markdown(&options) } else { text(&report, args.json) })
 }
 
+/// What `uzram bench survive` measures.
+#[derive(Serialize)]
+struct Survival {
+    #[serde(flatten)]
+    store: Option<SurviveReport>,
+    /// `None` without a `uzram` program.
+    daemon: Option<TakeOverReport>,
+}
+
+impl fmt::Display for Survival {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(store) = &self.store {
+            writeln!(f, "{store}")?;
+        }
+        match &self.daemon {
+            Some(daemon) => write!(f, "{daemon}"),
+            None => writeln!(f, "no daemon measured: no uzram program was found"),
+        }
+    }
+}
+
 fn measure_survival(args: &SurviveArgs) -> Result<String> {
-    let report = survive::run(&survive::SurviveOptions {
-        common: args.rounds.options(args.corpus.as_ref())?,
-        size_bytes: args.size,
-        full: args.full,
-        ..survive::SurviveOptions::default()
-    })?;
-    Ok(text(&report, args.json))
+    let common = args.rounds.options(args.corpus.as_ref())?;
+    let programs = programs()?;
+    let store = args.only.contains(&SurvivePart::Store).then(|| {
+        survive::run(&survive::SurviveOptions {
+            common: common.clone(),
+            size_bytes: args.size,
+            full: args.full,
+            ..survive::SurviveOptions::default()
+        })
+    });
+    let store = store.transpose()?;
+    let parts = Part::ALL.into_iter().filter(|part| args.only.contains(&SurvivePart::Daemon(*part)));
+    let daemon = programs.map(|programs| {
+        take_over::run(&TakeOverOptions {
+            common,
+            programs,
+            parts: parts.collect(),
+            amounts: Amounts {
+                pool_bytes: args.pool,
+                full: args.full,
+                kills: args.kills,
+                upgrades: args.upgrades,
+                ..Amounts::default()
+            },
+            swap: block::Amounts::default(),
+        })
+    });
+    Ok(text(&Survival { store, daemon: daemon.transpose()? }, args.json))
+}
+
+/// Returns the programs that are measured, if there is a `uzram`.
+fn programs() -> Result<Option<Programs>> {
+    let bench = command::this_program()?;
+    Ok(command::uzram_program().map(|uzram| Programs { uzram, bench }))
 }
 
 /// Is the program that is swapped out, and prints its times.

@@ -25,6 +25,7 @@ fn what_makes_no_sense_is_one_line() {
         (&["--repeat", "0"], "--repeat"),
         (&["--full"], "--targets"),
         (&["survive", "--size", "0"], "--size"),
+        (&["survive", "--only", "all"], "--only"),
         (&["--aginst", "codec"], "did you mean `--against`?"),
     ] {
         let ended = bench(args);
@@ -67,7 +68,8 @@ fn a_short_run_prints_a_table_or_json() {
 #[test]
 fn a_short_run_attaches_a_store() {
     let (_dir, corpus) = corpus();
-    let args = ["survive", "--seconds", "0.01", "--repeat", "1", "--size", "1M", "--corpus", &corpus];
+    let args = ["survive", "--seconds", "0.01", "--repeat", "1", "--size", "1M", "--only", "store"];
+    let args = [&args[..], &["--corpus", &corpus]].concat();
     let text = bench(&args).ok();
     assert!(text.contains("in random order") && text.contains("--full"), "{text}");
     let json = bench(&[&args[..], &["--json"]].concat()).ok();

@@ -11,7 +11,7 @@ use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use tempfile::TempDir;
 use uzram::Result;
 
-use super::{ALGORITHM, PATIENCE, io_error};
+use super::{PATIENCE, io_error};
 use crate::harness::process::{POLL, Process, find, run_to_end, runtime_dir};
 
 const START_TIMEOUT: Duration = Duration::from_secs(20);
@@ -19,7 +19,7 @@ const START_TIMEOUT: Duration = Duration::from_secs(20);
 const TRIES: usize = 50;
 
 /// The disk of a daemon, which ends when this is dropped.
-pub(super) struct Attached {
+pub(crate) struct Attached {
     device: PathBuf,
     program: PathBuf,
     process: Option<Process>,
@@ -27,11 +27,11 @@ pub(super) struct Attached {
 }
 
 impl Attached {
-    /// Starts `PROGRAM up --attach` and waits until it names its device.
-    pub(super) fn new(program: &Path, size_bytes: u64) -> Result<Attached> {
+    /// Starts `PROGRAM up --attach` with an algorithm and waits until it names its device.
+    pub(crate) fn new(program: &Path, algorithm: &str, size_bytes: u64) -> Result<Attached> {
         let dir = runtime_dir()?;
         let mut command = Command::new(program);
-        command.arg("up").arg("--runtime-dir").arg(dir.path()).args(["--algorithm", ALGORITHM]);
+        command.arg("up").arg("--runtime-dir").arg(dir.path()).args(["--algorithm", algorithm]);
         command.arg("--size").arg(size_bytes.to_string()).arg("--attach");
         let mut attached = Attached {
             device: PathBuf::new(),
@@ -60,8 +60,20 @@ impl Attached {
         Err(io_error(&self.program, Errno::SRCH))
     }
 
+    /// Returns one of the program's commands, for this daemon.
+    pub(crate) fn command(&self, args: &[&str]) -> Command {
+        let mut command = Command::new(&self.program);
+        command.args(args).arg("--runtime-dir").arg(self.dir.path());
+        command
+    }
+
+    /// Returns what the daemon has logged so far.
+    pub(crate) fn said(&self) -> String {
+        self.process.as_ref().map(Process::said).unwrap_or_default()
+    }
+
     /// Returns the path of the block device.
-    pub(super) fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         &self.device
     }
 
@@ -79,9 +91,7 @@ impl Drop for Attached {
     fn drop(&mut self) {
         // Ends the daemon, cleanly if possible.
         self.process = None;
-        let mut clear = Command::new(&self.program);
-        clear.args(["detach", "--force", "--runtime-dir"]).arg(self.dir.path());
-        let mut outcome = run_to_end(&mut clear, PATIENCE).map(drop);
+        let mut outcome = run_to_end(&mut self.command(&["detach", "--force"]), PATIENCE).map(drop);
         if self.is_attached() {
             // A daemon that was asked to end twice has removed its mount, by which its devices are
             // recognised.
@@ -167,7 +177,7 @@ mod tests {
 
     #[test]
     fn a_program_that_names_no_device_is_an_error() {
-        let error = Attached::new(Path::new("/bin/false"), 1 << 20).err().unwrap().to_string();
+        let error = Attached::new(Path::new("/bin/false"), "lz4", 1 << 20).err().unwrap().to_string();
         assert!(error.contains("ended before it named its device"), "{error}");
     }
 }

@@ -21,7 +21,7 @@ use uzram::{Error, ErrorKind, Result};
 
 use super::disk::{Attached, Mounted};
 use super::report::Compared;
-use super::{BlockOptions, PATIENCE, io_error, kernel_zram};
+use super::{ALGORITHM, BlockOptions, PATIENCE, io_error, kernel_zram};
 use crate::harness::process::{find, run_to_end, runtime_dir};
 use crate::harness::rounds::in_turn;
 use crate::harness::{go_on, read_back};
@@ -92,7 +92,7 @@ impl FileSystem {
         size_bytes: u64,
         contents: &[u8],
     ) -> Result<FileSystem> {
-        let uzram = Attached::new(&options.programs.uzram, size_bytes)?;
+        let uzram = Attached::new(&options.programs.uzram, ALGORITHM, size_bytes)?;
         let kernel = kernel_zram(size_bytes)?;
         let devices = [uzram.path(), &kernel.path()];
         let repeat = if name == "ext4" { options.repeat } else { options.repeat.min(FEW_ROUNDS) };

@@ -1,4 +1,5 @@
-//! The CPU time and resident memory of daemons whose swap areas are not in use.
+//! The CPU time and resident memory of daemons whose swap areas are not in use: of all their processes. Memory that
+//! several processes map counts once.
 //!
 //! Their slot tables are counted separately: 16 bytes for each page of the disk, resident as far as they were
 //! touched.
@@ -13,7 +14,7 @@ use uzram::units::bytes_to_pages;
 use uzram::{Error, ErrorKind, Result};
 
 use super::swap_area::SwapDaemon;
-use super::{BlockOptions, io_error};
+use super::{ALGORITHM, BlockOptions, io_error};
 use crate::harness::go_on;
 
 /// The slot table's bytes for a page.
@@ -24,9 +25,9 @@ const SLOT_BYTES: u64 = 16;
 pub struct Idle {
     /// The size of its swap area.
     pub size_bytes: u64,
-    /// CPU time, in percent of one CPU.
+    /// CPU time of its processes, in percent of one CPU.
     pub cpu_percent: f64,
-    /// Its resident memory, without the slot table's.
+    /// The resident memory of its processes, without the slot table's.
     pub resident_bytes: u64,
     /// The slot table's resident memory.
     pub slot_table_bytes: u64,
@@ -38,24 +39,35 @@ pub(super) fn measure(options: &BlockOptions) -> Result<Vec<Idle>> {
     let mut daemons = Vec::new();
     for size_bytes in sizes {
         go_on(&options.stop)?;
-        daemons.push(SwapDaemon::on(&options.programs.uzram, *size_bytes)?);
+        daemons.push(SwapDaemon::on(&options.programs.uzram, *size_bytes, &["--algorithm", ALGORITHM])?);
     }
     thread::sleep(options.amounts.rest);
     go_on(&options.stop)?;
-    let pids = daemons.iter().map(SwapDaemon::pid).collect::<Result<Vec<_>>>()?;
-    let before = pids.iter().map(|pid| Clock::read(*pid)).collect::<Result<Vec<_>>>()?;
+    let pids = daemons.iter().map(|daemon| daemon.pid().and_then(family)).collect::<Result<Vec<_>>>()?;
+    let before = pids.iter().map(|pids| Clock::read(pids)).collect::<Result<Vec<_>>>()?;
     thread::sleep(options.amounts.idle);
     let mut found = Vec::new();
-    for ((pid, size_bytes), before) in pids.iter().zip(sizes).zip(before) {
-        let cpu_percent = Clock::read(*pid)?.percent_since(&before);
-        let (resident_bytes, slot_table_bytes) = resident(*pid, bytes_to_pages(*size_bytes) * SLOT_BYTES)?;
+    for ((pids, size_bytes), before) in pids.iter().zip(sizes).zip(before) {
+        let cpu_percent = Clock::read(pids)?.percent_since(&before);
+        let (resident_bytes, slot_table_bytes) = resident(pids, bytes_to_pages(*size_bytes) * SLOT_BYTES)?;
         found.push(Idle { size_bytes: *size_bytes, cpu_percent, resident_bytes, slot_table_bytes });
     }
     daemons.into_iter().try_for_each(SwapDaemon::off)?;
     Ok(found)
 }
 
-/// A process's CPU time at some moment. The kernel's clock of the process counts nanoseconds; `utime` and
+/// Returns a process and all that descend from it.
+fn family(pid: i32) -> Result<Vec<i32>> {
+    let path = PathBuf::from(format!("/proc/{pid}/task/{pid}/children"));
+    let text = fs::read_to_string(&path).map_err(|error| io_error(&path, error))?;
+    let mut family = vec![pid];
+    for child in text.split_ascii_whitespace().filter_map(|word| word.parse().ok()) {
+        family.extend(self::family(child)?);
+    }
+    Ok(family)
+}
+
+/// The CPU time of processes at some moment. The kernel's clock of a process counts nanoseconds; `utime` and
 /// `stime` of `/proc/PID/stat` count ticks of 10 ms, too coarse to tell idle from nearly idle in a few
 /// seconds.
 struct Clock {
@@ -64,7 +76,13 @@ struct Clock {
 }
 
 impl Clock {
-    fn read(pid: i32) -> Result<Clock> {
+    fn read(pids: &[i32]) -> Result<Clock> {
+        let at = Instant::now();
+        let cpu = pids.iter().map(|pid| Clock::cpu_of(*pid)).sum::<Result<Duration>>()?;
+        Ok(Clock { at, cpu })
+    }
+
+    fn cpu_of(pid: i32) -> Result<Duration> {
         let failed = |error: std::io::Error| {
             Error::new(ErrorKind::Io, format!("cannot read the CPU clock of process {pid}: {error}"))
         };
@@ -79,7 +97,7 @@ impl Clock {
         if unsafe { libc::clock_gettime(clock, &raw mut time) } != 0 {
             return Err(failed(std::io::Error::last_os_error()));
         }
-        Ok(Clock { at: Instant::now(), cpu: Duration::new(time.tv_sec as u64, time.tv_nsec as u32) })
+        Ok(Duration::new(time.tv_sec as u64, time.tv_nsec as u32))
     }
 
     fn percent_since(&self, before: &Clock) -> f64 {
@@ -88,26 +106,32 @@ impl Clock {
     }
 }
 
-/// Returns a process's resident memory without its slot table, and the slot table's.
-fn resident(pid: i32, slot_table_bytes: u64) -> Result<(u64, u64)> {
-    let path = PathBuf::from(format!("/proc/{pid}/smaps"));
-    let text = fs::read_to_string(&path).map_err(|error| io_error(&path, error))?;
-    let mappings = mappings(&text);
-    let all_bytes = mappings.iter().map(|mapping| mapping.resident_bytes).sum::<u64>();
-    // The slot table is a separate mapping, unless the kernel has merged it with a neighbour.
-    let table =
-        mappings.iter().filter(|mapping| mapping.is_anonymous && mapping.size_bytes >= slot_table_bytes);
-    let table = table.min_by_key(|mapping| mapping.size_bytes);
-    let table_bytes = table.map_or(0, |mapping| mapping.resident_bytes.min(slot_table_bytes));
-    Ok((all_bytes - table_bytes, table_bytes))
+/// Returns the resident memory of processes without the slot table that they share, and the slot table's.
+fn resident(pids: &[i32], slot_table_bytes: u64) -> Result<(u64, u64)> {
+    let (mut all_bytes, mut table_bytes) = (0, 0);
+    for pid in pids {
+        let path = PathBuf::from(format!("/proc/{pid}/smaps"));
+        let text = fs::read_to_string(&path).map_err(|error| io_error(&path, error))?;
+        let mappings = mappings(&text);
+        all_bytes += mappings.iter().map(|mapping| mapping.share_bytes).sum::<u64>();
+        // The slot table is a separate mapping, unless the kernel has merged it with a neighbour.
+        let table =
+            mappings.iter().filter(|mapping| mapping.is_memory && mapping.size_bytes >= slot_table_bytes);
+        let table = table.min_by_key(|mapping| mapping.size_bytes);
+        let resident_bytes = table.map_or(0, |mapping| mapping.resident_bytes.min(slot_table_bytes));
+        table_bytes = resident_bytes.max(table_bytes);
+    }
+    Ok((all_bytes.saturating_sub(table_bytes), table_bytes))
 }
 
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Mapping {
-    /// Whether it has neither a file nor a name.
-    is_anonymous: bool,
+    /// Whether it is memory without a name, or a file without one.
+    is_memory: bool,
     size_bytes: u64,
     resident_bytes: u64,
+    /// `resident_bytes`, but that each page is divided by the number of processes that have mapped it.
+    share_bytes: u64,
 }
 
 /// Parses proc_pid_smaps(5): for each mapping a line with its addresses, access, offset, device, inode, and
@@ -119,10 +143,12 @@ fn mappings(smaps: &str) -> Vec<Mapping> {
         let kib = words.get(1).and_then(|word| word.parse::<u64>().ok());
         match (words.first(), kib, mappings.last_mut()) {
             (Some(first), _, _) if first.contains('-') => {
-                mappings.push(Mapping { is_anonymous: words.len() == 5, ..Mapping::default() });
+                let is_memory = words.len() == 5 || words.last() == Some(&"(deleted)");
+                mappings.push(Mapping { is_memory, ..Mapping::default() });
             }
             (Some(&"Size:"), Some(kib), Some(mapping)) => mapping.size_bytes = kib << 10,
             (Some(&"Rss:"), Some(kib), Some(mapping)) => mapping.resident_bytes = kib << 10,
+            (Some(&"Pss:"), Some(kib), Some(mapping)) => mapping.share_bytes = kib << 10,
             _ => {}
         }
     }
@@ -141,33 +167,50 @@ mod tests {
         // Larger than the heap of 64 MiB that glibc reserves for each of the other tests' threads.
         const TABLE_BYTES: usize = 80 << 20;
         let slots = vec![1u8; TABLE_BYTES];
-        let (rest_bytes, table_bytes) = resident(own, TABLE_BYTES as u64).unwrap();
+        let (rest_bytes, table_bytes) = resident(&[own], TABLE_BYTES as u64).unwrap();
         assert_eq!(table_bytes, TABLE_BYTES as u64);
         assert!(rest_bytes > 0);
-        assert_eq!(resident(own, 1 << 50).unwrap().1, 0);
+        assert_eq!(resident(&[own], 1 << 50).unwrap().1, 0);
         drop(slots);
+    }
+
+    #[test]
+    fn processes_of_processes_are_found() {
+        let mut child = std::process::Command::new("sh").args(["-c", "sleep 60 & wait"]).spawn().unwrap();
+        let own = child.id() as i32;
+        while family(own).unwrap().len() < 2 {
+            thread::sleep(Duration::from_millis(1));
+        }
+        let [parent, grandchild] = family(own).unwrap()[..] else { panic!("more than two") };
+        assert_eq!(parent, own);
+        let grandchild = rustix::process::Pid::from_raw(grandchild).unwrap();
+        rustix::process::kill_process(grandchild, rustix::process::Signal::KILL).unwrap();
+        child.wait().unwrap();
     }
 
     #[test]
     fn mappings_are_read() {
         let smaps = "7f00-7f10 rw-p 00000000 00:00 0 \nSize:   64 kB\nKernelPageSize: 4 kB\nRss:   12 kB\nPss: 3 kB\n\
-                     7f20-7f30 r--p 00000000 00:00 0  [vdso]\nSize:    8 kB\nRss:    4 kB\n";
-        let mapping = |is_anonymous, size: u64, resident: u64| Mapping {
-            is_anonymous,
+                     7f20-7f30 r--p 00000000 00:00 0  [vdso]\nSize:    8 kB\nRss:    4 kB\n\
+                     7f40-7f50 rw-s 01000000 00:29 3  /#3 (deleted)\nSize:    8 kB\nRss:    8 kB\nPss:   4 kB\n";
+        let mapping = |is_memory, [size, resident, share]: [u64; 3]| Mapping {
+            is_memory,
             size_bytes: size << 10,
             resident_bytes: resident << 10,
+            share_bytes: share << 10,
         };
-        assert_eq!(mappings(smaps), [mapping(true, 64, 12), mapping(false, 8, 4)]);
+        let wanted = [mapping(true, [64, 12, 3]), mapping(false, [8, 4, 0]), mapping(true, [8, 8, 4])];
+        assert_eq!(mappings(smaps), wanted);
     }
 
     #[test]
     fn a_busy_process_is_not_idle() {
         let own = std::process::id() as i32;
-        let before = Clock::read(own).unwrap();
+        let before = Clock::read(&[own]).unwrap();
         let end = Instant::now() + Duration::from_millis(50);
         while Instant::now() < end {}
-        assert!(Clock::read(own).unwrap().percent_since(&before) > 1.0);
+        assert!(Clock::read(&[own]).unwrap().percent_since(&before) > 1.0);
         // No process has this ID, which is above PID_MAX_LIMIT.
-        assert!(Clock::read((1 << 22) + 1).is_err());
+        assert!(Clock::read(&[(1 << 22) + 1]).is_err());
     }
 }

@@ -10,11 +10,11 @@
 //! when their handles are dropped (`disk`, `swap_area`, `cgroup`).
 
 mod cgroup;
-mod disk;
+pub(crate) mod disk;
 mod file_system;
 mod idle;
 mod report;
-mod swap;
+pub(crate) mod swap;
 mod swap_area;
 mod swap_user;
 
@@ -41,7 +41,7 @@ const ALGORITHM: &str = "lz4";
 /// The size of disks made to find out whether there can be any.
 const TRIED_BYTES: u64 = 4 << 20;
 /// The time after which a program counts as hung.
-const PATIENCE: Duration = Duration::from_secs(120);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
 
 /// The programs that are measured.
 #[derive(Clone, Debug)]
@@ -132,7 +132,7 @@ pub fn run(options: &BlockOptions) -> Result<BlockReport> {
 }
 
 /// Returns why there can be no block devices of uzram, if so.
-fn disk_obstacle(program: &Path) -> Result<Option<String>> {
+pub(crate) fn disk_obstacle(program: &Path) -> Result<Option<String>> {
     if !rustix::process::geteuid().is_root() {
         return Ok(Some("block devices are root's".into()));
     }
@@ -159,7 +159,7 @@ fn kernel_zram(size_bytes: u64) -> Result<KernelZram> {
 }
 
 /// Returns an error about a file or a device.
-fn io_error(path: &Path, error: impl Into<std::io::Error>) -> Error {
+pub(crate) fn io_error(path: &Path, error: impl Into<std::io::Error>) -> Error {
     let error = error.into();
     Error::new(uzram::ErrorKind::Io, format!("{}: {error}", path.display()))
 }

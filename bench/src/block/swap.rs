@@ -14,7 +14,7 @@ use super::cgroup::Cgroup;
 use super::report::Compared;
 use super::swap_area::{self, KernelSwap, SwapDaemon};
 use super::swap_user::SwapTimes;
-use super::{BlockOptions, PATIENCE};
+use super::{ALGORITHM, BlockOptions, PATIENCE};
 use crate::harness::process::run_to_end;
 use crate::harness::rounds::in_turn;
 
@@ -44,7 +44,7 @@ struct Round {
 }
 
 /// Returns why nothing can be measured, if so.
-pub(super) fn obstacle() -> Option<String> {
+pub(crate) fn obstacle() -> Option<String> {
     swap_area::obstacle().or_else(Cgroup::obstacle)
 }
 
@@ -53,7 +53,7 @@ pub(super) fn measure(options: &BlockOptions) -> Result<Swap> {
     let area_bytes = options.amounts.swap_area_bytes;
     let rounds = in_turn(options.repeat, &options.stop, |_, which| {
         if which == 0 {
-            let area = SwapDaemon::on(&options.programs.uzram, area_bytes)?;
+            let area = SwapDaemon::on(&options.programs.uzram, area_bytes, &["--algorithm", ALGORITHM])?;
             let round = round(options, || area.left_bytes())?;
             area.off().map(|()| round)
         } else {
@@ -75,6 +75,17 @@ pub(super) fn measure(options: &BlockOptions) -> Result<Swap> {
         swapped_bytes: compared(|round| round.times.swapped_bytes as f64),
         cached_bytes: compared(|round| round.times.cached_bytes as f64),
         left_bytes: compared(|round| round.left_bytes as f64),
+    })
+}
+
+/// Measures swap areas of daemons with these options, in turn; returns the times of each.
+pub(crate) fn in_turn_with(options: &BlockOptions, daemons: [&[&str]; 2]) -> Result<[Vec<SwapTimes>; 2]> {
+    in_turn(options.repeat, &options.stop, |_, which| {
+        let area = SwapDaemon::on(&options.programs.uzram, options.amounts.swap_area_bytes, daemons[which])?;
+        let cgroup = Cgroup::new()?;
+        let times = run_user(options, cgroup.dir())?;
+        drop(cgroup);
+        area.off().map(|()| times)
     })
 }
 

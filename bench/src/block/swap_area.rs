@@ -10,7 +10,7 @@ use uzram::{Error, ErrorKind, Result};
 use uzram_serve::swap_area::active;
 
 use super::disk::named_device;
-use super::{ALGORITHM, PATIENCE, io_error, kernel_zram};
+use super::{PATIENCE, io_error, kernel_zram};
 use crate::engine::KernelZram;
 use crate::harness::process::{find, run_to_end, runtime_dir};
 
@@ -37,14 +37,12 @@ pub(super) struct SwapDaemon {
 }
 
 impl SwapDaemon {
-    /// Runs `PROGRAM swap on`.
-    pub(super) fn on(program: &Path, size_bytes: u64) -> Result<SwapDaemon> {
+    /// Runs `PROGRAM swap on` with these options.
+    pub(super) fn on(program: &Path, size_bytes: u64, options: &[&str]) -> Result<SwapDaemon> {
         let mut daemon =
             SwapDaemon { program: program.to_owned(), dir: runtime_dir()?, device: None, is_over: false };
         let mut command = daemon.command(&["swap", "on"]);
-        command
-            .args(["--algorithm", ALGORITHM, "--priority", PRIORITY, "--size"])
-            .arg(size_bytes.to_string());
+        command.args(options).args(["--priority", PRIORITY, "--size"]).arg(size_bytes.to_string());
         let printed = run_to_end(&mut command, PATIENCE)?;
         daemon.device = named_device(&printed, "swap");
         Ok(daemon)
@@ -95,6 +93,8 @@ impl Drop for SwapDaemon {
         let outcome = self.try_off();
         if let (Err(error), Some(device)) = (outcome, &self.device) {
             eprintln!("swap on {} may stay on: {error}", device.display());
+            // So that the daemon can still be asked to end.
+            self.dir.disable_cleanup(true);
         }
     }
 }

@@ -108,7 +108,7 @@ impl Common {
         Common { duration: self.duration.min(SLICE), repeat: repeat.min(MAX_REPEAT), ..self }
     }
 
-    fn check(&self) -> Result<()> {
+    pub(crate) fn check(&self) -> Result<()> {
         let bad = |what: String, setting| Err(Error::invalid(what).with_setting(setting));
         if !(1..=MAX_REPEAT).contains(&self.repeat) {
             return bad(format!("{} rounds: it must be 1 to {MAX_REPEAT}", self.repeat), "--repeat");

@@ -100,6 +100,16 @@ impl Process {
         text_from(&self.printed, 0)
     }
 
+    /// Returns its error output so far.
+    pub fn said(&self) -> String {
+        text_from(&self.said, 0)
+    }
+
+    /// Returns its process ID.
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
     /// Returns an error with the end of the program's error output.
     pub fn failure(&self, what: &str) -> Error {
         let len = self.said.metadata().map_or(0, |metadata| metadata.len());

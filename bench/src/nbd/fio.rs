@@ -19,16 +19,16 @@ const IO_DEPTH: usize = 16;
 const REFRESH: Duration = Duration::from_millis(1);
 
 /// The parameters of fio.
-pub(super) struct Fio {
-    pub(super) rw: &'static str,
-    pub(super) jobs: usize,
-    pub(super) duration: Duration,
-    pub(super) seed: u64,
+pub(crate) struct Fio {
+    pub(crate) rw: &'static str,
+    pub(crate) jobs: usize,
+    pub(crate) duration: Duration,
+    pub(crate) seed: u64,
 }
 
 impl Fio {
     /// Runs it on a server's disk, which is as large as the corpus; returns 10^6 bytes a second.
-    pub(super) fn run(&self, uri: &str, corpus: &Corpus) -> Result<f64> {
+    pub(crate) fn run(&self, uri: &str, corpus: &Corpus) -> Result<f64> {
         let buffers = Buffers::new()?;
         let mut command = fio::command();
         command.args(["--ioengine=nbd", "--bs=4k", "--time_based", "--norandommap", "--scramble_buffers=0"]);

@@ -29,9 +29,9 @@ use uzram::{Error, ErrorKind, Result};
 use crate::harness::corpus::{self, Corpus};
 use crate::harness::process::{is_missing, run_to_end};
 use crate::harness::rounds::in_turn;
-use fio::Fio;
+pub(crate) use fio::Fio;
 pub use report::{NbdReport, Row};
-use server::Server;
+pub(crate) use server::Server;
 
 /// What to measure.
 #[derive(Clone, Debug)]
@@ -72,7 +72,12 @@ pub(crate) const COMPARISONS: [Comparison; 3] = [
 
 /// Returns the first missing program of those this needs besides uzram.
 pub fn missing_program() -> Option<&'static str> {
-    ["nbdkit", "fio", "nbdcopy"].into_iter().find(|name| is_missing(name))
+    ["nbdkit"].into_iter().find(|name| is_missing(name)).or_else(missing_client)
+}
+
+/// Returns the first missing program of those that use a server.
+pub(crate) fn missing_client() -> Option<&'static str> {
+    ["fio", "nbdcopy"].into_iter().find(|name| is_missing(name))
 }
 
 /// The shortest duration that fio can measure.
@@ -89,7 +94,7 @@ pub fn run(options: &NbdOptions) -> Result<NbdReport> {
     let size_bytes = pages_to_bytes(corpus.page_count() as u64);
     let mut rows = Vec::new();
     for comparison in &COMPARISONS {
-        let uzram = Server::uzram(&options.program, comparison.algorithm, size_bytes)?;
+        let uzram = Server::uzram(&options.program, comparison.algorithm, size_bytes, &[])?;
         let nbdkit = Server::nbdkit(comparison.allocator, size_bytes)?;
         for server in [&uzram, &nbdkit] {
             fill(server, &options.corpus)?;
@@ -116,7 +121,8 @@ fn check(options: &NbdOptions) -> Result<()> {
     }
 }
 
-fn fill(server: &Server, corpus: &Path) -> Result<()> {
+/// Copies the corpus to a server's disk.
+pub(crate) fn fill(server: &Server, corpus: &Path) -> Result<()> {
     run_to_end(Command::new("nbdcopy").arg(corpus).arg(server.uri()), Duration::from_secs(120)).map(drop)
 }
 

@@ -17,7 +17,7 @@ use crate::harness::process::{POLL, Process, runtime_dir};
 const START_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// A server on a Unix socket in its own folder. Dropping it ends the process.
-pub(super) struct Server {
+pub(crate) struct Server {
     uri: String,
     _process: Process,
     /// After the process: it may still use its socket while it ends.
@@ -25,12 +25,17 @@ pub(super) struct Server {
 }
 
 impl Server {
-    /// Starts a uzram server.
-    pub(super) fn uzram(program: &Path, algorithm: &str, size_bytes: u64) -> Result<Server> {
+    /// Starts a uzram server with more options.
+    pub(crate) fn uzram(
+        program: &Path,
+        algorithm: &str,
+        size_bytes: u64,
+        options: &[&str],
+    ) -> Result<Server> {
         let dir = runtime_dir()?;
         let mut command = Command::new(program);
         command.arg("up").arg("--runtime-dir").arg(dir.path()).args(["--algorithm", algorithm]);
-        command.arg("--size").arg(size_bytes.to_string());
+        command.arg("--size").arg(size_bytes.to_string()).args(options);
         Server::start(&mut command, dir)
     }
 
@@ -61,7 +66,7 @@ impl Server {
     }
 
     /// Returns the URI that a client connects to.
-    pub(super) fn uri(&self) -> &str {
+    pub(crate) fn uri(&self) -> &str {
         &self.uri
     }
 }
@@ -95,7 +100,7 @@ mod tests {
 
     #[test]
     fn a_server_that_does_not_start_says_why() {
-        let error = Server::uzram(Path::new("/bin/false"), "lz4", 1 << 20).err().unwrap().to_string();
+        let error = Server::uzram(Path::new("/bin/false"), "lz4", 1 << 20, &[]).err().unwrap().to_string();
         assert!(error.contains("/bin/false ended before it listened"), "{error}");
     }
 }

@@ -25,11 +25,11 @@ use crate::engine::survive;
 use crate::engine::{self, Against, Common, Pattern};
 use crate::harness::corpus::{self, Kind};
 use crate::harness::{DEFAULT_CORPUS_PAGES, Source};
-use crate::nbd;
+use crate::{nbd, take_over};
 pub use target::{Target, Targets};
 use wanted::{
     backing_targets, block_targets, compaction_targets, hit_ratio_targets, lru_cost_targets, memory_target,
-    nbd_targets, recompression_targets, speed_targets, survive_targets,
+    nbd_targets, recompression_targets, speed_targets, survive_targets, take_over_targets,
 };
 
 /// How to measure.
@@ -51,6 +51,8 @@ pub struct TargetsOptions {
     pub recompressed_size_bytes: u64,
     /// The sizes of the stores that are attached, and whether the large one is; the rest of it is set by the other options.
     pub survive: survive::SurviveOptions,
+    /// The amounts for daemons that outlive the process that serves.
+    pub take_over: take_over::Amounts,
     /// Where files of cold pages are put and how large they are; the rest of it is set by the other options.
     pub backing: backing::BackingOptions,
     /// The amounts for block devices and swap.
@@ -75,6 +77,7 @@ impl Default for TargetsOptions {
             compacted_size_bytes: 256 << 20,
             recompressed_size_bytes: 1 << 30,
             survive: survive::SurviveOptions::default(),
+            take_over: take_over::Amounts::default(),
             backing: backing::BackingOptions::default(),
             block: block::Amounts::default(),
             trace_pages: traces.pages,
@@ -103,6 +106,8 @@ pub struct TargetsReport {
     pub recompression: recompression::RecompressionReport,
     /// What memory that outlives the process costs, when there can be any.
     pub survive: Option<survive::SurviveReport>,
+    /// What it gives and costs that a daemon outlives the process that serves, if it was measured.
+    pub take_over: Option<take_over::TakeOverReport>,
     /// What a backing file brings and costs, when there could be one.
     pub backing: Option<backing::BackingReport>,
     /// The throughputs over NBD, if they were measured.
@@ -176,8 +181,10 @@ pub fn run(options: &TargetsOptions) -> Result<TargetsReport> {
     targets.extend(backing_targets(backing.as_ref()));
     let nbd = nbd_report(options, path.clone(), &mut notes)?;
     targets.extend(nbd_targets(nbd.as_ref()));
-    let block = block_report(options, path, &mut notes)?;
+    let block = block_report(options, path.clone(), &mut notes)?;
     targets.extend(block_targets(&options.block, block.as_ref()));
+    let take_over = take_over_report(options, path, &mut notes)?;
+    targets.extend(take_over_targets(&options.take_over, take_over.as_ref(), &mut notes));
     Ok(TargetsReport {
         targets,
         notes,
@@ -190,6 +197,7 @@ pub fn run(options: &TargetsOptions) -> Result<TargetsReport> {
         backing,
         nbd,
         block,
+        take_over,
     })
 }
 
@@ -301,6 +309,34 @@ fn block_report(
     .map(Some)
 }
 
+/// Runs the benchmark of daemons that outlive the process that serves, or adds a note that says why not. Its own notes
+/// say what it had to leave out.
+fn take_over_report(
+    options: &TargetsOptions,
+    corpus: PathBuf,
+    notes: &mut Vec<String>,
+) -> Result<Option<take_over::TakeOverReport>> {
+    let Some(programs) = options.programs.clone() else {
+        notes.push("daemons that outlive their process not measured: no uzram program was found".into());
+        return Ok(None);
+    };
+    let common = Common {
+        corpus: Source::File(corpus),
+        duration: options.duration,
+        repeat: options.repeat,
+        stop: Arc::clone(&options.stop),
+        ..Common::default()
+    };
+    take_over::run(&take_over::TakeOverOptions {
+        common,
+        programs,
+        parts: take_over::Part::ALL.into(),
+        amounts: options.take_over.clone(),
+        swap: options.block.clone(),
+    })
+    .map(Some)
+}
+
 impl fmt::Display for TargetsReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", Targets(&self.targets))?;
@@ -317,8 +353,11 @@ impl fmt::Display for TargetsReport {
         if let Some(nbd) = &self.nbd {
             write!(f, "\n{nbd}")?;
         }
-        match &self.block {
-            Some(block) => write!(f, "\n{block}"),
+        if let Some(block) = &self.block {
+            write!(f, "\n{block}")?;
+        }
+        match &self.take_over {
+            Some(take_over) => write!(f, "\n{take_over}"),
             None => Ok(()),
         }
     }
@@ -359,7 +398,7 @@ mod tests {
             ..TargetsOptions::default()
         };
         let report = run(&options).unwrap();
-        assert_eq!(report.targets.len(), 2 + 2 + 4 + 4 + 6 + 2 + 7 + 2 + 6 + 5 + 6 + 7);
+        assert_eq!(report.targets.len(), 2 + 2 + 4 + 4 + 6 + 2 + 7 + 2 + 6 + 5 + 6 + 7 + 10);
         let measured =
             |name: &str| report.targets.iter().find(|target| target.name == name).unwrap().measured;
         assert!(measured("randwrite, 1 job / the bare encode loop").unwrap() > 0.0);
@@ -372,6 +411,8 @@ mod tests {
         assert!((-100.0..100.0).contains(&points), "{points}");
         assert_eq!(measured("NBD randread, 2 jobs, lz4 / nbdkit memory malloc"), None);
         assert_eq!(measured("its fault-in: time / kernel zram"), None);
+        assert_eq!(measured("longest wait at a client, process killed, 16 GiB of pool: p99 ms"), None);
+        assert_eq!(measured("NBD randread, 2 jobs, default / --no-survive: speed"), None);
         let text = report.to_string();
         assert!(text.contains("not measured") && text.contains("no uzram program"), "{text}");
         assert!(text.contains("backing not measured") && text.contains("/nonexistent"), "{text}");

@@ -9,6 +9,7 @@ use crate::engine::hit_ratio::{self, Trace};
 use crate::engine::survive::{self, MappedWhen, WriteOrder};
 use crate::engine::{self, Pattern, backing, recompression};
 use crate::harness::stats::median;
+use crate::take_over::{self, Cause};
 use crate::{block, nbd};
 
 /// Returns the targets of the in-process benchmark.
@@ -246,6 +247,55 @@ pub(super) fn block_targets(amounts: &block::Amounts, report: Option<&block::Blo
             idle.map(|idle| idle.resident_bytes as f64 / f64::from(1 << 20)),
         ),
     ]
+}
+
+/// Returns the targets of daemons that outlive the process that serves; how long the daemon itself says that each outage
+/// was is a note.
+pub(super) fn take_over_targets(
+    amounts: &take_over::Amounts,
+    report: Option<&take_over::TakeOverReport>,
+    notes: &mut Vec<String>,
+) -> Vec<Target> {
+    let small = format_size(amounts.pool_bytes);
+    let large = format_size(amounts.large_pool_bytes);
+    for row in report.into_iter().flat_map(|report| &report.outages) {
+        let (cause, pool, times) = (row.cause.name(), format_size(row.pool_bytes), row.gaps_ms.len());
+        notes.push(format!(
+            "longest wait at a client with {pool} of pool, {cause}, {times} times: median {:.1} ms, longest {:.1} ms",
+            row.median_ms, row.max_ms
+        ));
+    }
+    let p99_ms =
+        |pool_bytes, cause| report.and_then(|report| report.outage(pool_bytes, cause)).map(|row| row.p99_ms);
+    let mut targets = vec![
+        Target::at_most(
+            format!("longest wait at a client, process killed, {small} of pool: p99 ms"),
+            50.0,
+            p99_ms(amounts.pool_bytes, Cause::Kill),
+        ),
+        Target::at_most(
+            format!("longest wait at a client, process killed, {large} of pool: p99 ms"),
+            1000.0,
+            p99_ms(amounts.large_pool_bytes, Cause::Kill),
+        ),
+        Target::at_most(
+            format!("longest wait at a client, upgrade, {small} of pool: p99 ms"),
+            20.0,
+            p99_ms(amounts.pool_bytes, Cause::Upgrade),
+        ),
+        Target::at_most(
+            format!("private memory of the holder, {small} of pool: MiB"),
+            1.0,
+            report
+                .and_then(|report| report.holder_bytes(amounts.pool_bytes))
+                .map(|bytes| bytes as f64 / f64::from(1 << 20)),
+        ),
+    ];
+    targets.extend(take_over::price_names().map(|what| {
+        let ratio = report.and_then(|report| report.price(&what)).map(|row| row.speed_ratio);
+        Target::at_least(format!("{what}, default / --no-survive: speed"), 0.97, ratio)
+    }));
+    targets
 }
 
 fn jobs_text(jobs: usize) -> &'static str {

@@ -18,6 +18,14 @@ pub fn median(values: &[f64]) -> f64 {
     }
 }
 
+/// Returns the smallest of the values that `fraction` of them do not exceed; NaN for no values.
+pub fn quantile(values: &[f64], fraction: f64) -> f64 {
+    let mut sorted = values.to_vec();
+    sorted.sort_unstable_by(f64::total_cmp);
+    let rank = (fraction * sorted.len() as f64).ceil().max(1.0) as usize;
+    sorted.get(rank.min(sorted.len()).wrapping_sub(1)).copied().unwrap_or(f64::NAN)
+}
+
 /// Returns the median of `a[i] / b[i]`. Measurements of one round see the machine in the same state, so that
 /// their ratio is steadier than the ratio of two medians.
 pub fn median_ratio(a: &[f64], b: &[f64]) -> f64 {
@@ -104,6 +112,15 @@ mod tests {
         assert_eq!(median(&[9.0, 1.0, 5.0]), 5.0);
         assert_eq!(median(&[1.0, 2.0, 4.0, 100.0]), 3.0);
         assert_eq!(median_ratio(&[2.0, 30.0, 4.0], &[1.0, 10.0, 4.0]), 2.0);
+    }
+
+    #[test]
+    fn quantiles_of_few_values() {
+        assert!(quantile(&[], 0.99).is_nan());
+        for (fraction, wanted) in [(0.0, 1.0), (0.25, 1.0), (0.5, 2.0), (0.51, 5.0), (0.99, 9.0), (1.0, 9.0)]
+        {
+            assert_eq!(quantile(&[9.0, 1.0, 5.0, 2.0], fraction), wanted, "{fraction}");
+        }
     }
 
     #[test]
