@@ -168,10 +168,10 @@ fn a_memfd_is_swapped_out_and_a_file_that_is_kept_out_is_not() {
             Ok(ahead) => ahead,
             Err(error) => return println!("skipped: {error}"),
         };
-        let mapped_bytes = ahead.catch_up().unwrap();
+        let mapped_bytes = ahead.catch_up(&|| true).unwrap();
         assert_eq!(mapped_bytes, in_memory * PAGE_SIZE as u64);
         assert_eq!(count(file.as_fd()), (in_memory, in_swap), "pages in swap stay there");
-        assert_eq!(ahead.catch_up().unwrap(), 0);
+        assert_eq!(ahead.catch_up(&|| true).unwrap(), 0);
         let (mut noise, mut read) = (vec![0; FILE_BYTES], vec![0; FILE_BYTES]);
         Random::new(1).fill(&mut noise);
         drop(ahead);

@@ -9,6 +9,7 @@
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -32,6 +33,9 @@ const FOLLOW_SOON: Duration = Duration::from_millis(50);
 
 /// …and after it found none.
 const FOLLOW_LATER: Duration = Duration::from_millis(500);
+
+/// The share of its time that it looks, one in so many.
+const FOLLOW_SHARE: u32 = 20;
 
 /// Deaths running in the same request, no other answered in between, after which the files fail instead.
 const MAX_STRIKES: u32 = 3;
@@ -145,9 +149,10 @@ impl Mapped {
         Mapped { kept, ahead }
     }
 
-    /// Maps what is new; returns whether there was any.
-    fn follow(&self) -> bool {
-        match self.ahead.as_ref().map(StandBy::catch_up) {
+    /// Maps what is new until `stops` is set; returns whether there was any.
+    fn follow(&self, stops: &AtomicBool) -> bool {
+        let goes_on = || !stops.load(Ordering::Relaxed);
+        match self.ahead.as_ref().map(|ahead| ahead.catch_up_while(&goes_on)) {
             Some(Ok(bytes)) => bytes > 0,
             Some(Err(error)) => {
                 tracing::warn!(device = self.kept.device.name, %error, "memory cannot be mapped ahead");
@@ -208,17 +213,25 @@ fn empty(name: &str, keeper: Arc<dyn Keeper>) -> Arc<Device> {
     device
 }
 
+/// Tells the mirror's thread to end.
+struct Stop {
+    is_set: AtomicBool,
+    /// Readable then, which ends a wait.
+    event: OwnedFd,
+}
+
 /// The thread that maps memory ahead.
 struct Mirror {
     thread: JoinHandle<Vec<Mapped>>,
-    stop: Arc<OwnedFd>,
+    stop: Arc<Stop>,
     /// Whether a device has a backing device.
     has_backing: bool,
 }
 
 impl Mirror {
     fn start(kept: Vec<Kept>, orders: Arc<Link>, lives: Arc<Lives>) -> io::Result<Mirror> {
-        let stop = Arc::new(eventfd(0, EventfdFlags::CLOEXEC)?);
+        let stop =
+            Arc::new(Stop { is_set: AtomicBool::new(false), event: eventfd(0, EventfdFlags::CLOEXEC)? });
         let has_backing = kept.iter().any(|kept| kept.backing.is_some());
         let thread = {
             let stop = Arc::clone(&stop);
@@ -233,21 +246,24 @@ impl Mirror {
 
     /// Ends the thread; returns the devices.
     fn stop(self) -> Vec<Mapped> {
+        self.stop.is_set.store(true, Ordering::Relaxed);
         // An eventfd takes a number of 8 bytes.
-        let _ = rustix::io::write(&*self.stop, &1u64.to_ne_bytes());
+        let _ = rustix::io::write(&self.stop.event, &1u64.to_ne_bytes());
         self.thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     }
 }
 
 /// Maps what is new, and waits for a while, or for an order. Returns whether the thread is to end.
-fn follow(mapped: &mut Vec<Mapped>, orders: &Link, stop: &OwnedFd, lives: &Lives) -> bool {
-    let found = mapped.iter().filter(|mapped| mapped.follow()).count() > 0;
+fn follow(mapped: &mut Vec<Mapped>, orders: &Link, stop: &Stop, lives: &Lives) -> bool {
+    let began = Instant::now();
+    let found = mapped.iter().filter(|mapped| mapped.follow(&stop.is_set)).count() > 0;
     lives.set(Number::StandByReady, u64::from(std::process::id()));
     let wait = if found { FOLLOW_SOON } else { FOLLOW_LATER };
-    let mut fds = [PollFd::new(stop, PollFlags::IN), PollFd::new(orders, PollFlags::IN)];
-    let wait = Timespec { tv_sec: 0, tv_nsec: wait.as_nanos() as i64 };
-    // Interrupted, it looks once more.
-    let _ = poll(&mut fds, Some(&wait));
+    // Most of the time this process leaves the CPU to others.
+    let wait = wait.max(began.elapsed() * FOLLOW_SHARE);
+    let mut fds = [PollFd::new(&stop.event, PollFlags::IN), PollFd::new(orders, PollFlags::IN)];
+    // Interrupted, or without a time that fits, it looks once more.
+    let _ = Timespec::try_from(wait).map(|wait| poll(&mut fds, Some(&wait)));
     let (is_over, has_order) = (!fds[0].revents().is_empty(), !fds[1].revents().is_empty());
     if has_order && !is_over {
         match orders.receive() {

@@ -36,9 +36,8 @@ const PAGES_AT_ONCE: usize = 512;
 /// A file that is mapped ahead.
 pub struct MappedAhead {
     file: Arc<MemoryFile>,
-    whole: Mapped,
+    whole: Whole,
     faults: OwnedFd,
-    page_table: File,
     page_bytes: usize,
 }
 
@@ -77,23 +76,40 @@ impl MappedAhead {
             .map_err(|error| unsupported("userfaultfd of shared memory", &error))?;
         let page_table =
             File::open("/proc/self/pagemap").map_err(|error| unsupported("/proc/self/pagemap", &error))?;
-        Ok(MappedAhead { file, whole, faults, page_table, page_bytes })
+        Ok(MappedAhead { file, whole: Whole::new(whole, page_table), faults, page_bytes })
     }
 
-    /// Maps the pages that the file has in memory now and that are not mapped yet. Returns how many it mapped, in bytes.
+    /// Maps the pages that the file has in memory now and that are not mapped yet, as long as `goes_on` returns true.
+    /// Returns how many it mapped, in bytes.
     ///
     /// # Errors
     /// `Io` if the system does not report which pages the file has, or which are mapped.
-    pub fn catch_up(&self) -> Result<u64> {
+    pub fn catch_up(&self, goes_on: &dyn Fn() -> bool) -> Result<u64> {
         let all = self.file.region(0, self.file.len_bytes())?;
         let (mut mapped_pages, mut failure) = (0, None);
         all.for_each_data(|data| {
-            let pages = data.start as usize / self.page_bytes..(data.end as usize).div_ceil(self.page_bytes);
-            for start in pages.clone().step_by(PAGES_AT_ONCE) {
-                match self.map_missing(&all, start..pages.end.min(start + PAGES_AT_ONCE)) {
+            let page_bytes = self.page_bytes as u64;
+            let (mut at, end) = (data.start / page_bytes * page_bytes, data.end.next_multiple_of(page_bytes));
+            while at < end && goes_on() {
+                // Of those that are mapped, any number at a time; of the others, a few.
+                let mapped = self.whole.first_mapped(at..end);
+                if let Some(mapped) = mapped.as_ref().filter(|mapped| mapped.start == at) {
+                    at = mapped.end;
+                    continue;
+                }
+                let few = (at + (PAGES_AT_ONCE as u64) * page_bytes).min(end);
+                let next = mapped.as_ref().map_or(few, |mapped| mapped.start.min(few));
+                let pages = (at / page_bytes) as usize..(next / page_bytes) as usize;
+                let done = match mapped {
+                    Some(_) => Ok(self.map(&all, pages)),
+                    // Before Linux 6.7.
+                    None => self.map_missing(&all, pages),
+                };
+                match done {
                     Ok(pages) => mapped_pages += pages,
                     Err(error) => failure = Some(error),
                 }
+                at = next;
             }
         })?;
         failure.map_or(Ok((mapped_pages * self.page_bytes) as u64), Err)
@@ -105,7 +121,8 @@ impl MappedAhead {
         let mut entries = [[0; ENTRY_BYTES]; PAGES_AT_ONCE];
         let entries = &mut entries[..pages.len()];
         let first = self.whole.start().addr().get() / self.page_bytes + pages.start;
-        self.page_table
+        self.whole
+            .page_table()
             .read_exact_at(entries.as_flattened_mut(), (first * ENTRY_BYTES) as u64)
             .map_err(|error| Error::new(ErrorKind::Io, format!("cannot read /proc/self/pagemap: {error}")))?;
         let is_mapped = |entry: &[u8; ENTRY_BYTES]| u64::from_ne_bytes(*entry) & PRESENT != 0;
@@ -156,10 +173,10 @@ impl MappedAhead {
 
     /// Has mappings of the file's regions be parts of this one from now on; returns the file.
     pub fn into_file(self) -> Arc<MemoryFile> {
-        let MappedAhead { file, whole, faults, page_table, .. } = self;
+        let MappedAhead { file, whole, faults, .. } = self;
         // The mapping is a usual one as soon as the descriptor is closed.
         drop(faults);
-        file.set_whole(Whole::new(whole, page_table));
+        file.set_whole(whole);
         file
     }
 }
@@ -190,12 +207,12 @@ mod tests {
             Err(error) if error.kind() == ErrorKind::Unsupported => return println!("skipped: {error}"),
             ahead => ahead.expect("mapped"),
         };
-        assert_eq!(ahead.catch_up(), Ok(5 * page_bytes));
+        assert_eq!(ahead.catch_up(&|| true), Ok(5 * page_bytes));
         // These are not mapped any more, or not yet.
         let region = file.region(0, 1 << 30).expect("inside");
         assert!(region.punch(2 * page_bytes, page_bytes));
         write(6);
-        let whole = Whole::new(ahead.whole, ahead.page_table);
+        let whole = ahead.whole;
         let has_all =
             |pages: Range<u64>| whole.has_all_mapped(pages.start * page_bytes..pages.end * page_bytes);
         if !has_all(0..2) {

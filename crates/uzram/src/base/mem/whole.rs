@@ -36,12 +36,23 @@ impl Whole {
         self.mapped.start()
     }
 
+    /// Returns this process's `/proc/self/pagemap`.
+    pub(super) fn page_table(&self) -> &File {
+        &self.page_table
+    }
+
     /// Returns whether all pages of a range of bytes of the file are known to be mapped. The range consists of whole pages
     /// of the host.
     pub(super) fn has_all_mapped(&self, bytes: Range<u64>) -> bool {
+        self.first_mapped(bytes.clone()) == Some(bytes)
+    }
+
+    /// Returns the first range of mapped pages in a range of bytes of the file, which consists of whole pages of the host;
+    /// an empty one at its end if none is. `None` if the system does not tell, or the range is empty.
+    pub(super) fn first_mapped(&self, bytes: Range<u64>) -> Option<Range<u64>> {
         // A child of that process has page tables of its own.
         if bytes.is_empty() || self.process != std::process::id() {
-            return false;
+            return None;
         }
         let base = self.start().addr().get() as u64;
         let (start, end) = (base + bytes.start, base + bytes.end);
@@ -63,6 +74,10 @@ impl Whole {
         // SAFETY: the structs are those of this request, and live on. It changes no mapping.
         let done =
             unsafe { rustix::ioctl::ioctl(&self.page_table, Updater::<PAGEMAP_SCAN, _>::new(&mut scan)) };
-        done.is_ok() && (found.start, found.end) == (start, end)
+        match done {
+            Err(_) => None,
+            Ok(()) if found.end == 0 => Some(bytes.end..bytes.end),
+            Ok(()) => Some(found.start - base..found.end - base),
+        }
     }
 }

@@ -184,7 +184,15 @@ impl StandBy {
     /// # Errors
     /// `Io` if the system does not report which pages are in memory, or which are mapped.
     pub fn catch_up(&self) -> Result<u64> {
-        self.0.catch_up()
+        self.catch_up_while(&|| true)
+    }
+
+    /// As [`StandBy::catch_up`], but ends early when `goes_on`, called repeatedly, returns false.
+    ///
+    /// # Errors
+    /// As [`StandBy::catch_up`].
+    pub fn catch_up_while(&self, goes_on: &dyn Fn() -> bool) -> Result<u64> {
+        self.0.catch_up(goes_on)
     }
 
     /// As [`Store::attach`].
