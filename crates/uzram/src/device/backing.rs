@@ -40,7 +40,9 @@ impl NamedBacking {
     /// # Errors
     /// As [`NamedBacking::open`].
     pub fn open_to_keep(text: &str, force: bool) -> Result<Self> {
-        Self::open_with(text, force, Engine::Threads)
+        let opened = Self::open_with(text, force, Engine::Threads)?;
+        opened.file.iter().for_each(|file| file.keep_lock());
+        Ok(opened)
     }
 
     fn open_with(text: &str, force: bool, engine: Engine) -> Result<Self> {

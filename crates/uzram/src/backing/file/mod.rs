@@ -129,9 +129,16 @@ impl FileBacking {
         self.target.fd.as_fd()
     }
 
-    /// Has the lock given up when this backing is dropped and its transfers have ended, whoever else has its descriptor.
+    /// Has the lock given up when this backing is dropped and its transfers have ended, whoever else has its descriptor; as
+    /// for one that was just opened.
     pub fn unlock_when_dropped(&self) {
         self.target.unlocks.set(1);
+    }
+
+    /// Has the lock stay as long as a duplicate of the descriptor is open, though this backing is dropped; as for one that
+    /// was made from a descriptor.
+    pub fn keep_lock(&self) {
+        self.target.unlocks.set(0);
     }
 
     fn start((target, opened): (Target, Opened), engine: Engine, queue_depth: usize) -> Result<Self> {

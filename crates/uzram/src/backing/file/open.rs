@@ -104,12 +104,15 @@ fn prepare(fd: OwnedFd, options: &FileOptions, opened: &mut Opened) -> Result<Ta
             }
         })?;
     }
+    let unlocks = Stamp::default();
+    // A process that was forked meanwhile may have the descriptor for a moment.
+    unlocks.set(1);
     Ok(Target {
         fd,
         start_bytes,
         len_bytes,
         block_bytes,
-        unlocks: Stamp::default(),
+        unlocks,
         #[cfg(test)]
         panic_point: Default::default(),
     })
