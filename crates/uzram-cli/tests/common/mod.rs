@@ -168,9 +168,14 @@ pub fn daemon_in(dir: &Path) -> Pid {
 }
 
 /// Returns a field of the status of a process or thread, proc_pid_status(5).
+pub fn status_field_if_any(status: &str, name: &str) -> Option<String> {
+    let line = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
+    Some(line.trim().to_owned())
+}
+
+/// As [`status_field_if_any`]; the status has it.
 pub fn status_field(status: &str, name: &str) -> String {
-    let line = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
-    line.unwrap_or_else(|| panic!("no {name} in {status}")).trim().to_owned()
+    status_field_if_any(status, name).unwrap_or_else(|| panic!("no {name} in {status}"))
 }
 
 /// Returns the command `uzram args` with no runtime directory in its environment.
@@ -246,9 +251,17 @@ impl Daemon {
         self.memory_bytes("RssAnon")
     }
 
+    /// Of the process that serves; of the only one, if it starts no others.
     fn memory_bytes(&self, field: &str) -> u64 {
-        let status = std::fs::read_to_string(format!("/proc/{}/status", self.id())).unwrap();
-        status_field(&status, field).strip_suffix(" kB").unwrap().parse::<u64>().unwrap() << 10
+        let children = std::fs::read_to_string(format!("/proc/{0}/task/{0}/children", self.id())).unwrap();
+        let ids = children.split_whitespace().map(str::to_owned).chain([self.id().to_string()]);
+        let bytes = ids.filter_map(|id| {
+            // A process may have ended meanwhile.
+            let status = std::fs::read_to_string(format!("/proc/{id}/status")).ok()?;
+            let kib = status_field_if_any(&status, field)?;
+            Some(kib.strip_suffix(" kB").unwrap().parse::<u64>().unwrap() << 10)
+        });
+        bytes.max().unwrap()
     }
 
     pub fn signal(&self, signal: Signal) {
