@@ -143,13 +143,14 @@ impl Held {
         let Some(failed) = &self.connection else { return Err(Failure::line("this daemon shows no files")) };
         let mut dir = failed.dir().as_os_str().to_owned();
         dir.push(".recovered");
+        let ledger = fuse::Ledger::new()?;
         let options = self.plan.mount_options();
         let connection = fuse::Connection::mount(Path::new(&dir), &self.plan.runtime_dir, options)?;
         let recorder = Recorder::resume(self.dir.descriptor()?, &self.plan.runtime_dir)?;
         let (dir, identity) = (connection.dir().to_owned(), connection.identity());
         recorder.set_mount(MountRecord { dir, identity })?;
         self.failed.extend(self.connection.replace(Arc::new(connection)));
-        self.ledger = Arc::new(fuse::Ledger::new()?);
+        self.ledger = Arc::new(ledger);
         Ok(())
     }
 

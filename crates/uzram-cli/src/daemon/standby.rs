@@ -25,7 +25,7 @@ use crate::daemon::survive::kept::Kept;
 use crate::daemon::survive::link::{Link, Order, Request};
 use crate::daemon::survive::lives::{Lives, Number, wait_until_all_exit};
 use crate::daemon::worker::{self, Exported, Start};
-use crate::failure::{Context, Failure, Result};
+use crate::failure::{Context, Result};
 use crate::system::protect::Expendable;
 
 /// How often a stand-by looks for new memory, after it found some…
@@ -90,10 +90,7 @@ pub fn run(
         protection,
         is_confined: true,
         on_files_served: Box::new(move || {
-            let ns = |time: Duration| time.as_nanos() as u64;
-            lives.set(Number::GoneNs, ns(gone));
-            lives.set(Number::AttachNs, ns(attached - gone));
-            lives.set(Number::OutageNs, ns(died.elapsed()));
+            lives.set(Number::OutageNs, died.elapsed().as_nanos() as u64);
             lives.set(Number::TakeOvers, lives.get(Number::TakeOvers) + 1);
             let ms = |time: Duration| (time.as_secs_f64() * 1e4).round() / 10.0;
             tracing::warn!(
@@ -120,9 +117,8 @@ fn give_up(held: &mut Held, home: &Home) {
     thread::sleep(wait);
     held.lives.set(Number::GaveUp, 1);
     // Here first: the kernel fails them when the last process has closed the connection.
-    let failed = held.fail_files();
-    if let Err(Failure::Line(error)) = failed {
-        tracing::error!("{error}");
+    if let Err(failure) = held.fail_files() {
+        tracing::error!("{}", failure.into_line());
     }
     if let Err(error) = home.ask(&Request::FailFiles, &[]) {
         tracing::error!(%error, "cannot fail the requests for files");

@@ -1,7 +1,7 @@
 //! A worker's side of its ties to the holder.
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::BorrowedFd;
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
@@ -169,12 +169,5 @@ impl Registrar for Registry {
 
     fn survival(&self) -> SurvivalJson {
         self.0.survival()
-    }
-}
-
-/// Returns the orders' socket for waiting.
-impl AsFd for Home {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.orders.as_fd()
     }
 }

@@ -61,10 +61,6 @@ pub enum Number {
     TakeOvers,
     /// The last outage: from the death of a process until the next one served.
     OutageNs,
-    /// Its first part: until all threads of the dead process had ended.
-    GoneNs,
-    /// Its second part: until the contents of all devices were found again.
-    AttachNs,
     /// The number of numbers.
     Count,
 }
