@@ -97,6 +97,8 @@ struct Kernel {
     /// The numbers that names were found to have.
     numbers: BTreeMap<(u64, &'static str), u64>,
     unique: u64,
+    /// The last request that was answered, and the error.
+    answered: Option<(Vec<u8>, i32)>,
 }
 
 fn options() -> MountOptions {
@@ -136,6 +138,7 @@ impl Kernel {
             opened: Vec::new(),
             numbers: BTreeMap::new(),
             unique: 0,
+            answered: None,
         };
         kernel.begin_life();
         kernel
@@ -147,14 +150,34 @@ impl Kernel {
         self.files = Some(Loopback::new(self.exports.clone(), &options(), &self.ledger));
     }
 
+    /// The last request is found where it was received, with its outcome: it is answered as before, and changes nothing.
+    fn finish_answered(&mut self) {
+        let Some((request, error)) = self.answered.take() else { return };
+        let again = self.replied(&request, |files| files.finish(&request, Some(error))).expect("a reply");
+        match (u64_at(&request, 0) >> 32) as u32 {
+            WRITE | FALLOCATE => assert_eq!(again.0, error),
+            OPEN if again.0 == 0 => {
+                let handle = u64_at(&again.1, 0);
+                assert!(self.opened.iter().any(|opened| opened.handle == handle), "a file is open");
+            }
+            _ => {}
+        }
+    }
+
     fn next_unique(&mut self) -> u64 {
         self.unique += 2;
         self.unique
     }
 
     /// Sends a request; returns the error and the data of its reply, if it waits for one.
-    fn send(&self, bytes: &[u8]) -> Option<(i32, Vec<u8>)> {
-        let replies = self.files.as_ref().map(|files| files.carry_out(bytes)).unwrap_or_default();
+    fn send(&mut self, bytes: &[u8]) -> Option<(i32, Vec<u8>)> {
+        let reply = self.replied(bytes, |files| files.carry_out(bytes))?;
+        self.answered = Some((bytes.to_vec(), reply.0));
+        Some(reply)
+    }
+
+    fn replied(&self, bytes: &[u8], carry_out: impl Fn(&Loopback) -> Vec<Vec<u8>>) -> Option<(i32, Vec<u8>)> {
+        let replies = self.files.as_ref().map(carry_out).unwrap_or_default();
         assert!(replies.len() <= 1, "a request gets one reply");
         let reply = replies.first()?;
         let (head, data) = reply.split_at(REPLY_HEADER_BYTES);
@@ -175,6 +198,7 @@ impl Kernel {
         match input.byte() % 16 {
             0 => {
                 self.begin_life();
+                self.finish_answered();
             }
             1 => {
                 let (parent, name) = input.one_of(&[(ROOT, NAME), (ROOT, "none"), (ROOT, ".warm-up-0")]);

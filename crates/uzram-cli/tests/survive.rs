@@ -147,21 +147,48 @@ fn hog() {
     be_a_hog();
 }
 
-/// With a limit, writeback, recompression and compaction under way.
+/// What the kernel does with the requests that a dead process had received.
+#[derive(Clone, Copy, PartialEq)]
+enum Kernel {
+    /// It sends them again, if it can.
+    ThisOne,
+    /// It does not, as before Linux 6.9.
+    Older,
+}
+
+impl Kernel {
+    fn command(self, place: &Place, args: &[&str]) -> std::process::Command {
+        let mut command = place.command(args);
+        if self == Kernel::Older {
+            command.env("UZRAM_NO_RESEND", "1");
+        }
+        command
+    }
+}
+
 #[test]
 fn a_disk_outlives_the_processes_that_serve_it() {
+    a_disk_outlives(Kernel::ThisOne, DISK_KILLS);
+}
+
+#[test]
+fn a_disk_outlives_them_on_an_older_kernel() {
+    a_disk_outlives(Kernel::Older, DISK_KILLS / 2);
+}
+
+/// With a limit, writeback, recompression and compaction under way.
+fn a_disk_outlives(kernel: Kernel, kills: u64) {
     if unable() {
         return;
     }
     let place = BlockPlace::new();
     let cold = place.place.root().join("cold");
     let backing = format!("{}:64M", cold.display());
-    let daemon = place.place.up_sized(
-        "96M",
-        &["--attach", "--mem-limit", "32M", "--backing", &backing, "--recompress", "zstd:1:1s"],
-    );
+    let limit = ["--mem-limit", "32M", "--backing", &backing, "--recompress", "zstd:1:1s"];
+    let args = [&["up", "--size", "96M", "--attach"][..], &limit].concat();
+    let daemon = Daemon::start(kernel.command(&place.place, &args));
     let device = place.loops().pop().unwrap();
-    let kills = DISK_KILLS * rounds();
+    let kills = kills * rounds();
     let (mut random, mut outages) = (Random::new(7), Vec::new());
     let count = exercise_during(Path::new(&device), 96 * MIB / PAGE as u64, || {
         for kill in 0..kills {
@@ -524,15 +551,25 @@ fn nothing_of_a_swap_area_is_swapped_out() {
     place.assert_clean();
 }
 
-/// A request that kills each process that carries it out.
 #[test]
 fn a_request_of_which_all_die_fails_and_the_contents_are_recovered() {
+    all_die_of_a_request(Kernel::ThisOne);
+}
+
+#[test]
+fn a_request_of_which_all_die_fails_on_an_older_kernel() {
+    all_die_of_a_request(Kernel::Older);
+}
+
+/// A request that kills each process that carries it out.
+fn all_die_of_a_request(kernel: Kernel) {
     if unable() {
         return;
     }
     const DEADLY: u64 = 12 * MIB;
     let place = BlockPlace::new();
-    let mut command = place.place.command(&["up", "--size", "16M", "--attach", "--give-up-after", "1"]);
+    let args = ["up", "--size", "16M", "--attach", "--give-up-after", "1"];
+    let mut command = kernel.command(&place.place, &args);
     command.env("UZRAM_DIE_AT", DEADLY.to_string());
     let daemon = Daemon::start(command);
     let device = place.loops().pop().unwrap();

@@ -89,7 +89,16 @@ impl Default for DevicePools {
 impl DevicePools {
     /// Creates pools whose tasks take their memory from `bytes`.
     pub fn new(bytes: Arc<Budget>) -> Self {
-        DevicePools { pools: Mutex::default(), bounds: Bounds { tasks: Budget::new(MAX_TASKS), bytes } }
+        DevicePools::bounded(Budget::new(MAX_TASKS), bytes)
+    }
+
+    /// Creates pools that take no tasks: every caller does its work itself.
+    pub fn without_tasks() -> Self {
+        DevicePools::bounded(Budget::new(0), Budget::new(0))
+    }
+
+    fn bounded(tasks: Arc<Budget>, bytes: Arc<Budget>) -> Self {
+        DevicePools { pools: Mutex::default(), bounds: Bounds { tasks, bytes } }
     }
 
     /// Returns the pool of a device. It lives as long as a caller holds it.
@@ -110,15 +119,13 @@ impl DevicePool {
     /// Takes a permit for a task that needs `len_bytes`, and ensures that there is a thread to run it; `None` when
     /// there are too many tasks, or the system refuses a thread.
     pub fn try_acquire(&self, len_bytes: usize) -> Option<TaskPermit> {
+        let permit =
+            TaskPermit { _task: self.bounds.tasks.take(1)?, _bytes: self.bounds.bytes.take(len_bytes)? };
         let mut state = lock(&self.shared.state);
         if state.threads.is_empty() {
             self.shared.start_thread(&mut state);
         }
-        if state.threads.is_empty() {
-            return None;
-        }
-        drop(state);
-        Some(TaskPermit { _task: self.bounds.tasks.take(1)?, _bytes: self.bounds.bytes.take(len_bytes)? })
+        (!state.threads.is_empty()).then_some(permit)
     }
 
     /// Runs a task, for which the caller holds a permit, in one of the threads as soon as one is free.
@@ -297,6 +304,8 @@ mod tests {
         assert_eq!(rooms.len(), MAX_TASKS);
         drop(rooms);
         assert!(pool.try_acquire(TASK_BYTES).is_some());
+        let none = DevicePools::without_tasks().pool(&Device::new("d").unwrap());
+        assert!(none.try_acquire(0).is_none() && lock(&none.shared.state).threads.is_empty());
     }
 
     #[test]

@@ -138,29 +138,14 @@ fn fuse(capabilities: &Capabilities) -> Finding {
     Finding { name: "FUSE", works, checked_by, follows }
 }
 
-/// The release is what tells: the kernel says whether it sends requests again only to a server that is mounted.
 fn survival() -> Finding {
-    let release = rustix::system::uname();
-    let release = release.release().to_string_lossy();
-    let checked_by =
-        format!("Linux {release}, cmpxchg16b {}", if stores_16_bytes() { "is there" } else { "is missing" });
-    let (works, follows) = match (stores_16_bytes(), is_at_least(&release, (6, 9))) {
-        (true, true) => (Works::Yes, "kill -9 of the process that serves costs no byte and no request"),
-        (true, false) => (
-            Works::Partly,
-            "contents that only NBD clients use outlive the process that serves; for files, block devices and swap, Linux 6.9 \
-             is needed",
-        ),
-        (false, _) => (Works::No, "contents are lost with the process that serves them"),
+    let (works, follows) = if stores_16_bytes() {
+        (Works::Yes, "kill -9 of the process that serves costs no byte and no request")
+    } else {
+        (Works::No, "contents are lost with the process that serves them")
     };
+    let checked_by = format!("cmpxchg16b {}", if stores_16_bytes() { "is there" } else { "is missing" });
     Finding { name: "survival", works, checked_by, follows }
-}
-
-/// Returns whether a kernel's release, as in `6.18.4-generic`, is this one or a later one.
-fn is_at_least(release: &str, wanted: (u32, u32)) -> bool {
-    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(str::parse);
-    let (Some(Ok(major)), Some(Ok(minor))) = (numbers.next(), numbers.next()) else { return false };
-    (major, minor) >= wanted
 }
 
 fn loop_devices() -> Finding {
@@ -356,20 +341,6 @@ fn effective_bits(status: &str) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn releases_are_compared_by_their_numbers() {
-        for (release, is_later) in [
-            ("6.9.0", true),
-            ("6.18.44-fc", true),
-            ("7.0", true),
-            ("6.8.12", false),
-            ("5.15", false),
-            ("", false),
-        ] {
-            assert_eq!(is_at_least(release, (6, 9)), is_later, "{release}");
-        }
-    }
 
     #[test]
     fn capabilities_are_read_from_their_line() {

@@ -43,8 +43,14 @@ impl FilesArgs {
     /// Returns the mount options; `otherwise` applies if the option was not given.
     pub fn options(&self, otherwise: Option<CpuLatencyLimit>) -> fuse::MountOptions {
         let cpu_latency = self.cpu_latency_us.or(otherwise).unwrap_or_default();
-        fuse::MountOptions { cpu_latency, ..fuse::MountOptions::default() }
+        fuse::MountOptions { cpu_latency, resend: may_resend(), ..fuse::MountOptions::default() }
     }
+}
+
+/// Returns whether the kernel may be asked to send requests again: in tests of what is done on older kernels, which set the
+/// variable `UZRAM_NO_RESEND`, it may not. Only in debug builds.
+fn may_resend() -> bool {
+    !cfg!(debug_assertions) || std::env::var_os("UZRAM_NO_RESEND").is_none()
 }
 
 /// Whether a daemon outlives the process that serves.

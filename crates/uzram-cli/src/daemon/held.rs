@@ -67,8 +67,7 @@ impl Held {
         let lives = Arc::new(lives);
         let connection = match plan.mount_dir() {
             Some(mount_dir) => {
-                let connection =
-                    fuse::Connection::mount(&mount_dir, &plan.runtime_dir, plan.mount_options())?;
+                let connection = mount(&mount_dir, &plan)?;
                 recorder.set_mount(MountRecord {
                     dir: connection.dir().to_owned(),
                     identity: connection.identity(),
@@ -144,8 +143,7 @@ impl Held {
         let mut dir = failed.dir().as_os_str().to_owned();
         dir.push(".recovered");
         let ledger = fuse::Ledger::new()?;
-        let options = self.plan.mount_options();
-        let connection = fuse::Connection::mount(Path::new(&dir), &self.plan.runtime_dir, options)?;
+        let connection = mount(Path::new(&dir), &self.plan)?;
         let recorder = Recorder::resume(self.dir.descriptor()?, &self.plan.runtime_dir)?;
         let (dir, identity) = (connection.dir().to_owned(), connection.identity());
         recorder.set_mount(MountRecord { dir, identity })?;
@@ -172,6 +170,12 @@ impl Held {
         }
         protection
     }
+}
+
+/// Mounts the files on `dir`.
+fn mount(dir: &Path, plan: &DaemonPlan) -> Result<fuse::Connection> {
+    let connection = fuse::Connection::mount(dir, &plan.runtime_dir, plan.mount_options())?;
+    Ok(if plan.survives { connection.outlives()? } else { connection })
 }
 
 /// Has the memory that outlives processes never be swapped out: it would come back only through a swap area that is in it.

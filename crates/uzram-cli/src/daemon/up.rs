@@ -158,7 +158,7 @@ pub fn run(args: &UpArgs) -> Result<u8> {
 /// The daemon cannot start.
 pub fn serve(plan: DaemonPlan) -> Result<u8> {
     match plan.mortal().filter(|_| plan.survives) {
-        None if plan.survives => return holder::run(plan, alone),
+        None if plan.survives => return holder::run(plan),
         None => {}
         Some(why) => tracing::warn!("contents are lost if this process dies: {why}"),
     }

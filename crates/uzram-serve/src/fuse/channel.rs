@@ -12,6 +12,7 @@ use rustix::io::Errno;
 use super::connection::Connection;
 use super::ledger::{Ledger, UnderWay};
 use super::proto::{Message, bytes_of, fuse_out_header};
+use super::received::Outcomes;
 
 /// Where replies go.
 pub(super) trait Channel: Send + Sync + 'static {
@@ -24,6 +25,9 @@ pub(super) trait Channel: Send + Sync + 'static {
     /// Notes that a request is under way.
     fn begin(&self, unique: u64) -> UnderWay;
 
+    /// Notes the errno of the reply that is about to be sent; 0 for success.
+    fn decide(&self, errno: i32);
+
     /// Notes that a request was answered.
     fn end(&self, request: UnderWay);
 }
@@ -32,6 +36,8 @@ pub(super) trait Channel: Send + Sync + 'static {
 pub(super) struct KernelChannel {
     pub connection: Arc<Connection>,
     pub ledger: Arc<Ledger>,
+    /// Where outcomes are noted, if requests outlive this process.
+    pub outcomes: Option<Arc<Outcomes>>,
     /// The number of the channel and of the thread that reads it.
     pub thread: usize,
 }
@@ -53,6 +59,12 @@ impl Channel for KernelChannel {
 
     fn begin(&self, unique: u64) -> UnderWay {
         self.ledger.begin_request(self.thread, unique)
+    }
+
+    fn decide(&self, errno: i32) {
+        if let Some(outcomes) = &self.outcomes {
+            outcomes.decide(self.thread, errno);
+        }
     }
 
     fn end(&self, request: UnderWay) {
@@ -98,6 +110,8 @@ impl Channel for Replies {
         UnderWay::default()
     }
 
+    fn decide(&self, _: i32) {}
+
     fn end(&self, _: UnderWay) {
         self.lock().under_way -= 1;
         self.all_ended.notify_all();
@@ -141,6 +155,11 @@ impl<C: Channel> Reply<C> {
         self.send(errno.raw_os_error(), &[]);
     }
 
+    /// Replies as `data` if `errno` is 0, else as `error`.
+    pub fn outcome(self, errno: i32, bytes: &[u8]) {
+        self.send(errno, if errno == 0 { bytes } else { &[] });
+    }
+
     fn send(mut self, errno: i32, bytes: &[u8]) {
         match self.write(errno, bytes) {
             // `ENOENT`: the request was aborted; the others: so was the connection.
@@ -156,6 +175,7 @@ impl<C: Channel> Reply<C> {
 
     fn write(&mut self, errno: i32, bytes: &[u8]) -> io::Result<()> {
         self.is_sent = true;
+        self.channel.decide(errno);
         // A reply is at most as long as the longest request.
         let len = (size_of::<fuse_out_header>() + bytes.len()) as u32;
         let header = fuse_out_header { len, error: -errno, unique: self.unique };

@@ -1,8 +1,8 @@
 //! A FUSE connection: mounted, initialised, and with a channel for each thread.
 //!
 //! The kernel keeps a connection while any process has its descriptors. So a process that was handed them
-//! ([`Connection::parts`]) can go on where one that was killed stopped: the kernel sends all unanswered requests again.
-//! All channels must be handed on, as closing one fails the requests that were read from it.
+//! ([`Connection::parts`]) can go on where one that was killed stopped: the kernel sends all unanswered requests again, or
+//! they are found where they were received. All channels must be handed on, as closing one fails the requests that were read from it.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -19,6 +19,7 @@ use uzram::{Error, ErrorKind, Result};
 
 use super::cpu_latency::{self, CpuLatencyLimit};
 use super::proto::FUSE_HAS_RESEND;
+use super::received::Received;
 use super::tree::DISK;
 use super::{handshake, open_device};
 use crate::mounts::{self, MountIdentity, MountPoint};
@@ -47,13 +48,21 @@ pub struct MountOptions {
     pub max_io_bytes: u32,
     /// The limit on CPU wake-up latency while requests follow each other closely.
     pub cpu_latency: CpuLatencyLimit,
+    /// Whether the kernel is asked to send unanswered requests again when another process goes on, if it can (Linux 6.9).
+    /// Tests of what is done on older kernels have it not asked.
+    pub resend: bool,
 }
 
 impl Default for MountOptions {
     /// A thread for each CPU, and at least two, so that one waiting thread does not delay all requests.
     fn default() -> Self {
         let threads = thread::available_parallelism().map_or(2, |cpus| cpus.get().max(2));
-        MountOptions { threads, max_io_bytes: MAX_IO_BYTES as u32, cpu_latency: CpuLatencyLimit::default() }
+        MountOptions {
+            threads,
+            max_io_bytes: MAX_IO_BYTES as u32,
+            cpu_latency: CpuLatencyLimit::default(),
+            resend: true,
+        }
     }
 }
 
@@ -77,6 +86,8 @@ pub struct Connection {
     /// What notifications are written to. Nobody reads it.
     device: OwnedFd,
     channels: Vec<OwnedFd>,
+    /// Where requests arrive, if they are to outlive the process and the kernel cannot send them again.
+    received: Option<Received>,
     is_aborted: bool,
 }
 
@@ -91,6 +102,8 @@ pub struct ConnectionRecord {
     cpu_latency: String,
     /// What was negotiated with the kernel, `FUSE_INIT`.
     flags: u64,
+    /// There is a descriptor of where requests arrive.
+    keeps_requests: bool,
 }
 
 impl Connection {
@@ -164,15 +177,18 @@ impl Connection {
                 return Err(cannot_mount(&dir, ErrorKind::Busy, &why));
             }
         };
-        let initialised = handshake::answer_init(device.as_fd(), options.max_io_bytes).and_then(|flags| {
+        let answered = handshake::answer_init(device.as_fd(), options.max_io_bytes, options.resend);
+        let initialised = answered.and_then(|flags| {
             let channels = (0..options.threads).map(|_| open_device::cloned(device.as_fd()));
             Ok((flags, channels.collect::<io::Result<Vec<_>>>()?))
         });
         match initialised {
             Ok((flags, channels)) => {
                 let cpu_latency = cpu_latency::describe(options.cpu_latency);
-                let facts = ConnectionRecord { dir, identity, is_made, options, cpu_latency, flags };
-                Ok(Connection { facts, point, device, channels, is_aborted: false })
+                let keeps_requests = false;
+                let facts =
+                    ConnectionRecord { dir, identity, is_made, options, cpu_latency, flags, keeps_requests };
+                Ok(Connection { facts, point, device, channels, received: None, is_aborted: false })
             }
             Err(error) => {
                 // The mount is ours, and nobody serves it.
@@ -189,8 +205,9 @@ impl Connection {
     pub fn parts(&self) -> Result<(ConnectionRecord, Vec<BorrowedFd<'_>>)> {
         let record = self.facts.clone();
         let channels = self.channels.iter().map(OwnedFd::as_fd);
-        let fds = [self.device.as_fd()].into_iter().chain(channels).chain([self.point.parent()]);
-        Ok((record, fds.collect()))
+        let received = self.received.as_ref().map(Received::as_fd);
+        let fds = [self.device.as_fd()].into_iter().chain(channels).chain(received);
+        Ok((record, fds.chain([self.point.parent()]).collect()))
     }
 
     /// Takes over a connection from what [`Connection::parts`] returned.
@@ -203,27 +220,47 @@ impl Connection {
         if record.options != record.options.clamped() {
             return Err(invalid("the options are out of range"));
         }
-        if fds.len() != record.options.threads + 2 {
-            return Err(invalid(&format!(
-                "{} descriptors for {} threads",
-                fds.len(),
-                record.options.threads
-            )));
+        let (threads, keeps_requests) = (record.options.threads, record.keeps_requests);
+        if fds.len() != threads + 2 + usize::from(keeps_requests) {
+            return Err(invalid(&format!("{} descriptors for {threads} threads", fds.len(),)));
         }
         let mut fds = fds.into_iter();
         let (Some(device), Some(parent)) = (fds.next(), fds.next_back()) else {
             return Err(invalid("too few descriptors"));
         };
+        let received = if keeps_requests { fds.next_back() } else { None };
+        let received =
+            received.map(|fd| Received::from_fd(fd, threads, record.options.max_io_bytes as usize));
+        let received = received.transpose()?;
         let channels = fds.collect::<Vec<_>>();
         if ![&device].into_iter().chain(&channels).all(|fd| open_device::is_fuse(fd.as_fd())) {
             return Err(invalid("a descriptor is not of /dev/fuse"));
         }
         let point = MountPoint::from_parent(parent, name);
-        Ok(Connection { facts: record, point, device, channels, is_aborted: false })
+        Ok(Connection { facts: record, point, device, channels, received, is_aborted: false })
+    }
+
+    /// Lets unanswered requests outlive the process, where the kernel cannot send them again: they are received in memory
+    /// that another process can open, and none is handed to another thread. Call it before the connection is served.
+    ///
+    /// # Errors
+    /// `NoMemory` or `Io`: the system refuses the memory.
+    pub fn outlives(mut self) -> Result<Connection> {
+        if !self.can_resend() {
+            let MountOptions { threads, max_io_bytes, .. } = self.facts.options;
+            self.received = Some(Received::new(threads, max_io_bytes as usize)?);
+            self.facts.keeps_requests = true;
+        }
+        Ok(self)
+    }
+
+    /// Returns where requests are received, if they outlive the process there.
+    pub(super) fn received(&self) -> Option<&Received> {
+        self.received.as_ref()
     }
 
     /// Returns whether the kernel can send unanswered requests again (Linux 6.9).
-    pub fn can_resend(&self) -> bool {
+    pub(super) fn can_resend(&self) -> bool {
         self.facts.flags & FUSE_HAS_RESEND != 0
     }
 
@@ -403,6 +440,7 @@ mod tests {
             options: MountOptions { threads: 2, ..MountOptions::default() },
             cpu_latency: "none".to_owned(),
             flags: FUSE_HAS_RESEND,
+            keeps_requests: false,
         };
         let text = serde_json::to_string(&record).unwrap();
         assert_eq!(serde_json::from_str::<ConnectionRecord>(&text).unwrap(), record);
@@ -414,6 +452,9 @@ mod tests {
         for count in [0, 1, 3, 5] {
             assert!(refused(&record, fds("/dev/null", count)).contains("descriptors"), "{count}");
         }
+        let keeps = ConnectionRecord { keeps_requests: true, ..record.clone() };
+        assert!(refused(&keeps, fds("/dev/null", 4)).contains("descriptors"));
+        assert!(refused(&keeps, fds("/dev/null", 5)).contains("memory file"));
         let root = ConnectionRecord { dir: "/".into(), ..record.clone() };
         assert!(refused(&root, fds("/dev/null", 4)).contains("root"));
         let options = MountOptions { threads: usize::MAX, ..record.options };

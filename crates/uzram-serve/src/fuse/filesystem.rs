@@ -21,9 +21,9 @@ use super::ledger::{Ledger, OpenFileRecord};
 use super::proto::opcode::*;
 use super::proto::{
     Entries, FATTR_FH, FATTR_GID, FATTR_MODE, FATTR_SIZE, FATTR_UID, FOPEN_DIRECT_IO,
-    FOPEN_PARALLEL_DIRECT_WRITES, FUSE_UNIQUE_RESEND, Message, Request, fuse_attr, fuse_attr_out,
-    fuse_entry_out, fuse_fallocate_in, fuse_lseek_in, fuse_lseek_out, fuse_open_in, fuse_open_out,
-    fuse_read_in, fuse_release_in, fuse_setattr_in, fuse_statfs_out, fuse_write_in, fuse_write_out,
+    FOPEN_PARALLEL_DIRECT_WRITES, Message, Request, bytes_of, fuse_attr, fuse_attr_out, fuse_entry_out,
+    fuse_fallocate_in, fuse_lseek_in, fuse_lseek_out, fuse_open_in, fuse_open_out, fuse_read_in,
+    fuse_release_in, fuse_setattr_in, fuse_statfs_out, fuse_write_in, fuse_write_out,
 };
 use super::thread_buffer::{self, reply_from_buffer};
 use super::tree::{Node, Tree};
@@ -56,14 +56,41 @@ impl Files {
         options: &MountOptions,
         cpu_latency: Option<CpuLatency>,
         ledger: &Arc<Ledger>,
+        pools: DevicePools,
     ) -> Self {
         let owner = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
-        let (tree, pools) = (Tree::new(exports, Arc::clone(ledger)), DevicePools::default());
+        let tree = Tree::new(exports, Arc::clone(ledger));
         let handles = Handles::restore(Arc::clone(ledger), |file| {
             open_node(&tree, &pools, tree.node(file.ino)?, file.mode).ok()
         });
         let warm_up = WarmUp::new(options.threads);
         Files { tree, handles, pools, warm_up, max_io_bytes: options.max_io_bytes, cpu_latency, owner }
+    }
+
+    /// Finishes a request that a dead process received; `outcome` is the errno of its reply if that may have been sent.
+    /// What changed something is only answered then, as that may have been changed again since; the rest may be carried out
+    /// again.
+    pub fn finish<C: Channel>(&self, bytes: &[u8], outcome: Option<i32>, channel: &Arc<C>) {
+        let Some(request) = Request::parse(bytes) else { return };
+        let (opcode, unique) = (request.header.opcode, request.header.unique);
+        let Some(errno) = outcome.filter(|_| matches!(opcode, FUSE_WRITE | FUSE_FALLOCATE | FUSE_OPEN))
+        else {
+            return self.carry_out(bytes, channel);
+        };
+        let reply = Reply::new(channel, unique);
+        match opcode {
+            FUSE_WRITE => {
+                let size = request.write().map_or(0, |(write, _)| write.size);
+                reply.outcome(errno, bytes_of(&fuse_write_out { size, padding: 0 }));
+            }
+            FUSE_OPEN => match self.opened_before(unique) {
+                // If the kernel refuses the reply, it had one, and the file is in use.
+                Some(fh) => reply.message(&opened(fh)),
+                // Opening failed, or the file was closed since: then nobody waits.
+                None => reply.error(Errno::from_raw_os_error(errno.max(libc::EPERM))),
+            },
+            _ => reply.outcome(errno, &[]),
+        }
     }
 
     /// Carries out a request, and replies to it if it is of a kind that waits for a reply. Ignores bytes that are no
@@ -187,15 +214,13 @@ impl Files {
 
     fn open<C: Channel>(&self, request: &Request<'_>, open: fuse_open_in, reply: Reply<C>) {
         let (ino, unique) = (request.header.nodeid, request.header.unique);
-        let opened = match self.opened_before(unique) {
+        let handle = match self.opened_before(unique) {
             Some(handle) => Ok(handle),
             None => self.open_new(ino, open.flags as i32 & libc::O_ACCMODE, unique),
         };
-        match opened {
+        match handle {
             Ok(fh) => {
-                // Bypass the page cache, which would hold a second copy, and need memory when there is none.
-                let open_flags = FOPEN_DIRECT_IO | FOPEN_PARALLEL_DIRECT_WRITES;
-                if !reply.message_taken(&fuse_open_out { fh, open_flags, backing_id: 0 }) {
+                if !reply.message_taken(&opened(fh)) {
                     // Nobody will close it.
                     self.handles.close(fh);
                 }
@@ -206,9 +231,6 @@ impl Files {
 
     /// Returns the handle that the request opened in an earlier life, if it did and it was opened again in this one.
     fn opened_before(&self, unique: u64) -> Option<u64> {
-        if unique & FUSE_UNIQUE_RESEND == 0 {
-            return None;
-        }
         let handle = self.handles.opened_by(unique)?;
         if matches!(self.handles.get(handle)?.open(), Some(Open::Lost)) {
             self.handles.close(handle);
@@ -329,6 +351,12 @@ fn with<T: Message, C: Channel>(request: &Request<'_>, reply: Reply<C>, carry_ou
         Some(message) => carry_out(message, reply),
         None => reply.error(Errno::INVAL),
     }
+}
+
+/// Returns the reply to opening a file, which has the handle `fh`.
+fn opened(fh: u64) -> fuse_open_out {
+    // Bypass the page cache, which would hold a second copy, and need memory when there is none.
+    fuse_open_out { fh, open_flags: FOPEN_DIRECT_IO | FOPEN_PARALLEL_DIRECT_WRITES, backing_id: 0 }
 }
 
 /// Opens a file; `mode` is `O_RDONLY`, `O_WRONLY` or `O_RDWR`.

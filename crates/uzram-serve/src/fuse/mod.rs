@@ -8,10 +8,11 @@
 //!
 //! A mount can outlive the process that serves it: another process that has the connection's descriptors and the
 //! [`Ledger`], with the devices' contents, goes on with the same open files, and has the kernel send all unanswered
-//! requests again (Linux 6.9). So no program sees an error, only a delay.
+//! requests again. A kernel that cannot (before Linux 6.9) copies requests to memory that outlives the process, where
+//! they are found again (`received`). So no program sees an error, only a delay.
 //!
 //! Code map: `connection` mounts, by `open_device` and `handshake`; `proto` has the protocol's messages, `channel` the
-//! way of replies; `ledger` has what outlives the process. `tree` names and numbers the files, `handles` has the open
+//! way of replies; `ledger` and `received` have what outlives the process. `tree` names and numbers the files, `handles` has the open
 //! ones, `filesystem` carries out requests, by `disk` for disks and by `attribute` for setting attributes;
 //! `thread_buffer` has the memory of the threads, `cpu_latency` makes CPUs wake fast for requests, `warm_up` prepares
 //! the threads for swap.
@@ -19,6 +20,7 @@
 mod proto;
 mod resident;
 mod ledger;
+mod received;
 mod cpu_latency;
 mod tree;
 mod open_device;
@@ -43,11 +45,13 @@ use std::time::{Duration, Instant};
 use uzram::{Error, ErrorKind, Result};
 
 use crate::Exports;
+use crate::device_pool::DevicePools;
 use crate::mounts::MountIdentity;
 use channel::KernelChannel;
 use connection::CLEARS_THEM;
 use cpu_latency::CpuLatency;
 use filesystem::Files;
+use received::Received;
 use thread_buffer::{RequestBuffer, ThreadBuffers};
 
 pub use connection::{Connection, ConnectionRecord, MAX_IO_BYTES, MountOptions};
@@ -86,8 +90,9 @@ impl Mount {
     }
 
     /// Serves the files of `exports` by a connection. Files that were open in an earlier life of the ledger are open
-    /// again, if their devices are there, and have the same numbers; unanswered requests come again, if the kernel can
-    /// send them. The caller has begun a life in the ledger, and the process of the one before is dead.
+    /// again, if their devices are there, and have the same numbers; unanswered requests come again, from the kernel or
+    /// from where they were received ([`Connection::outlives`]). The caller has begun a life in the ledger, and the process
+    /// of the one before is dead.
     ///
     /// # Errors
     /// `NoMemory`; `Io` when the system refuses a thread, or the kernel to send requests again.
@@ -97,26 +102,37 @@ impl Mount {
             Error::new(ErrorKind::Io, what)
         };
         let options = *connection.options();
-        let buffers = (0..options.threads).map(|_| ThreadBuffers::new(options.max_io_bytes as usize));
+        let max_io_bytes = options.max_io_bytes as usize;
+        let outcomes = connection.received().map(Received::outcomes).transpose()?.map(Arc::new);
+        let buffers = (0..options.threads).map(|thread| match connection.received().zip(outcomes.clone()) {
+            // SAFETY: no other process serves the connection (the caller's promise), and this one serves it once.
+            Some((received, outcomes)) => unsafe {
+                ThreadBuffers::kept(received, outcomes, thread, max_io_bytes)
+            },
+            None => ThreadBuffers::new(max_io_bytes),
+        });
         let buffers = buffers.collect::<std::result::Result<Vec<_>, _>>();
         let buffers =
             buffers.map_err(|_| Error::new(ErrorKind::NoMemory, "no memory for threads' buffers"))?;
         // The connection's text says why there is none.
         let cpu_latency = CpuLatency::new(options.cpu_latency).ok().flatten();
-        let files = Arc::new(Files::new(exports, &options, cpu_latency, &ledger));
+        // A request that outlives the process stays in the buffer of the thread that received it.
+        let pools = if outcomes.is_some() { DevicePools::without_tasks() } else { DevicePools::default() };
+        let files = Arc::new(Files::new(exports, &options, cpu_latency, &ledger, pools));
         if ledger.life().life > 1 && connection.can_resend() {
             connection.resend().map_err(|error| failed(&error))?;
         }
         let mut mount = Mount { connection, threads: Vec::with_capacity(options.threads) };
         for (thread, buffers) in buffers.into_iter().enumerate() {
             let (connection, ledger) = (Arc::clone(&mount.connection), Arc::clone(&ledger));
-            let channel = Arc::new(KernelChannel { connection, ledger, thread });
+            let channel = KernelChannel { connection, ledger, outcomes: outcomes.clone(), thread };
+            let channel = Arc::new(channel);
             let files = Arc::clone(&files);
             let run = move || run(&files, &channel, buffers.enter());
             match thread::Builder::new().name(format!("fuse-{thread}")).spawn(run) {
                 Ok(handle) => mount.threads.push(handle),
-                // Requests go to any channel, so the others can serve them.
-                Err(error) if thread > 0 => {
+                // Requests go to any channel, so the others can serve them, but for one that is in this thread's buffer.
+                Err(error) if thread > 0 && outcomes.is_none() => {
                     tracing::warn!(%error, "only {thread} of {} threads serve the files", options.threads);
                     break;
                 }
@@ -209,16 +225,19 @@ impl Drop for Mount {
 /// Serves requests of a channel until the connection ends.
 fn run(files: &Files, channel: &Arc<KernelChannel>, mut buffer: RequestBuffer) {
     warm_up::touch_stack();
+    // A panic ends the request with an error, and nothing else: locks are taken even if poisoned.
+    let caught = |request: &dyn Fn()| {
+        if catch_unwind(AssertUnwindSafe(request)).is_err() {
+            tracing::error!("a panic ended a request for a file; please report it");
+        }
+    };
+    if let Some((request, outcome)) = buffer.left() {
+        caught(&|| files.finish(request, outcome, channel));
+    }
     let end = loop {
         let room = buffer.room();
         match handshake::read_request(channel.fd(), room) {
-            Ok(Some(len)) => {
-                // A panic ends the request with an error, and nothing else: locks are taken even if poisoned.
-                let carry_out = || files.carry_out(&room[..len], channel);
-                if catch_unwind(AssertUnwindSafe(carry_out)).is_err() {
-                    tracing::error!("a panic ended a request for a file; please report it");
-                }
-            }
+            Ok(Some(len)) => caught(&|| files.carry_out(&room[..len], channel)),
             Ok(None) => break Ok::<(), io::Error>(()),
             Err(error) => break Err(error),
         }

@@ -2,12 +2,13 @@
 //! which the thread keeps. Reads and writes allocate nothing.
 
 use std::cell::RefCell;
+use std::sync::Arc;
 
 use rustix::io::Errno;
 use uzram::mem::ZeroedPages;
 
 use super::channel::{Channel, Reply};
-use super::proto::{FUSE_MIN_READ_BUFFER, WRITE_HEADERS_BYTES};
+use super::received::{self, Outcomes, Received};
 use super::resident;
 
 thread_local! {
@@ -17,39 +18,65 @@ thread_local! {
 
 /// The buffers of a thread, resident before it has its first request. They are left out of core files.
 pub(super) struct ThreadBuffers {
-    requests: ZeroedPages,
-    /// Where requests begin in the buffer, so that the data of a write begin a page.
-    start: usize,
+    requests: RequestBuffer,
     reads: ZeroedPages,
 }
 
 impl ThreadBuffers {
     /// Allocates buffers for requests of `max_io_bytes`.
     pub fn new(max_io_bytes: usize) -> Result<Self, Errno> {
-        let page = rustix::param::page_size();
-        let start = page - WRITE_HEADERS_BYTES;
-        let len = page + max_io_bytes.next_multiple_of(page).max(FUSE_MIN_READ_BUFFER);
-        let requests = resident::allocate(len)?;
-        Ok(ThreadBuffers { requests, start, reads: resident::allocate(room_bytes(max_io_bytes))? })
+        let pages = resident::allocate(received::buffer_bytes(max_io_bytes))?;
+        ThreadBuffers::of(RequestBuffer { pages, kept: None }, max_io_bytes)
+    }
+
+    /// As [`ThreadBuffers::new`], with the buffer for requests that outlives the process.
+    ///
+    /// # Safety
+    /// As [`Received::buffer`].
+    pub unsafe fn kept(
+        received: &Received,
+        outcomes: Arc<Outcomes>,
+        thread: usize,
+        max_io_bytes: usize,
+    ) -> Result<Self, Errno> {
+        // SAFETY: the caller's promise.
+        let pages = unsafe { received.buffer(thread) }.map_err(|_| Errno::NOMEM)?;
+        ThreadBuffers::of(RequestBuffer { pages, kept: Some((outcomes, thread)) }, max_io_bytes)
+    }
+
+    fn of(requests: RequestBuffer, max_io_bytes: usize) -> Result<Self, Errno> {
+        Ok(ThreadBuffers { requests, reads: resident::allocate(room_bytes(max_io_bytes))? })
     }
 
     /// Makes the buffer for reads this thread's own; returns the one for requests.
     pub fn enter(self) -> RequestBuffer {
         BUFFER.set(Some(self.reads));
-        RequestBuffer { pages: self.requests, start: self.start }
+        self.requests
     }
 }
 
 /// The buffer in which requests arrive.
 pub(super) struct RequestBuffer {
     pages: ZeroedPages,
-    start: usize,
+    /// Where the outcome of the request is noted, and for which thread, if both outlive the process.
+    kept: Option<(Arc<Outcomes>, usize)>,
 }
 
 impl RequestBuffer {
-    /// Returns the room for a request.
+    /// Returns the request that a dead process left here, and its errno if it may have been answered.
+    pub fn left(&self) -> Option<(&[u8], Option<i32>)> {
+        let (outcomes, thread) = self.kept.as_ref()?;
+        let room = &self.pages[received::request_start()..];
+        Some((&room[..received::request_len(room)?], outcomes.decided(*thread)))
+    }
+
+    /// Returns the room for the next request.
     pub fn room(&mut self) -> &mut [u8] {
-        &mut self.pages[self.start..]
+        let room = &mut self.pages[received::request_start()..];
+        if let Some((outcomes, thread)) = &self.kept {
+            outcomes.clear(*thread, room);
+        }
+        room
     }
 }
 

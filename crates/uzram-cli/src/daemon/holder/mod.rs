@@ -47,12 +47,11 @@ const LOOK_EVERY: Duration = Duration::from_millis(5);
 /// How often the first worker may die before it serves.
 const MAX_STARTS: u32 = 3;
 
-/// Runs a daemon until it is told to end; returns the exit status. Where the kernel cannot send requests for files again,
-/// nothing could take over from a process that serves them: `alone` serves then.
+/// Runs a daemon until it is told to end; returns the exit status.
 ///
 /// # Errors
 /// The daemon cannot start.
-pub fn run(plan: DaemonPlan, alone: fn(Held) -> Result<u8>) -> Result<u8> {
+pub fn run(plan: DaemonPlan) -> Result<u8> {
     // SAFETY: nothing in this process uses descriptors that it was started with, but for the standard ones.
     let left =
         unsafe { fd_store::take() }.context(|| "what the service manager keeps cannot be used".to_owned())?;
@@ -60,12 +59,6 @@ pub fn run(plan: DaemonPlan, alone: fn(Held) -> Result<u8>) -> Result<u8> {
         return replace::resume(state, store, plan);
     }
     let held = Held::claim(plan)?;
-    if held.connection.as_ref().is_some_and(|connection| !connection.can_resend()) {
-        tracing::warn!(
-            "contents are lost if this process dies: this kernel does not send requests for files again (Linux 6.9 does)"
-        );
-        return alone(held);
-    }
     let signals = catch_signals(&held.plan)?;
     if held.plan.swaps() {
         touch_heap();
