@@ -1,5 +1,6 @@
-//! The `uzram` program as a library, so that tests and fuzzers can reach its start-up code ([`start`]). It parses the
-//! command line and runs one command. A failure prints one line on standard error and sets the exit status.
+//! The `uzram` program as a library, so that tests and fuzzers can reach its start-up code ([`start`]), and benchmarks the
+//! memory of programs ([`process_pages`]). It parses the command line and runs one command. A failure prints one line on
+//! standard error and sets the exit status.
 //!
 //! The modules are declared bottom up: each imports only from those before it, in its folder's `mod.rs` as here
 //! (`tests/layers.rs` checks it).
@@ -7,13 +8,13 @@
 //! | module | what it is |
 //! |---|---|
 //! | `failure` | how a command fails, and the status |
-//! | `system` | this process and this machine: runtime directory, descriptors, signals, users, locked memory |
+//! | `system` | this process and this machine: runtime directory, descriptors, signals, users, locked memory, processes |
 //! | `terminal` | terminal output: tables, the live line, the log |
 //! | `config` | a daemon's configuration: the settings of a device, and the files and options they come from |
 //! | `swap` | what a swap area needs besides its device: memory checks, cgroups, swapoff |
 //! | `client` | the commands that talk to a daemon; `attach` and `detach` |
 //! | `daemon` | `up` |
-//! | `commands` | `check`, `train`, `swap` (a client that also starts a daemon), and the programs `bench` and `lab` |
+//! | `commands` | `check`, `corpus`, `train`, `swap` (a client that also starts a daemon), and the programs `bench` and `lab` |
 //!
 //! Exit statuses: 0 on success; 1 on failure, or if a daemon refused the request; 2 if the command line or a
 //! configuration file is invalid and nothing was tried (`Failure::Usage`). `up --exec` returns its command's status,
@@ -31,6 +32,7 @@ mod commands;
 pub use config::size_expr;
 pub use daemon::start;
 pub use failure::{USAGE_STATUS, parse_command_line};
+pub use system::{process_pages, program};
 
 use std::process::ExitCode;
 
@@ -43,7 +45,7 @@ use client::control::{
 };
 use client::status::{self, StatusArgs};
 use client::survival::{self, RecoverArgs, UpgradeArgs};
-use commands::{check, sibling, swap as swap_commands, train};
+use commands::{check, corpus, sibling, swap as swap_commands, train};
 use daemon::survive::handover::{self, State};
 use daemon::{attendant, holder, up};
 use failure::Failure;
@@ -90,6 +92,7 @@ enum Command {
     /// Runs the program uzram-bench: `uzram bench --help` lists its options.
     Bench(sibling::SiblingArgs),
     Check(check::CheckArgs),
+    Corpus(corpus::CorpusArgs),
     /// Reproduce kernel patch series: measure each one's before against its after
     ///
     /// Runs the program uzram-lab: `uzram lab --help` lists its commands.
@@ -177,6 +180,7 @@ pub fn main() -> ExitCode {
         Command::Down(args) => control::down(&args).map(|()| 0),
         Command::Bench(args) => sibling::run("uzram-bench", &args).map(|never| match never {}),
         Command::Check(args) => check::run(&args).map(|()| 0),
+        Command::Corpus(args) => corpus::run(&args).map(|()| 0),
         Command::Lab(args) => sibling::run("uzram-lab", &args).map(|never| match never {}),
         Command::Train(args) => train::run(&args).map(|()| 0),
     };

@@ -1,6 +1,7 @@
 //! The commands that need no daemon, or start one.
 
 pub mod check;
+pub mod corpus;
 pub mod sibling;
 pub mod swap;
 pub mod train;

@@ -5,6 +5,8 @@ pub mod accounts;
 pub mod descriptors;
 pub mod find_program;
 pub mod interrupts;
+pub mod process_pages;
+pub mod program;
 pub mod protect;
 pub mod runtime_dir;
 pub mod state_dir;
