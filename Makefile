@@ -2,6 +2,8 @@
 
 UZRAM = cargo run --quiet --release -p uzram-cli --
 PROGRAMS = nbdcopy fio nbdkit fs_mark mkfs.ext4 mkfs.btrfs mkswap swapon swapoff
+# Those whose memory the corpus `processes` is made of.
+CORPUS_PROGRAMS = python3 g++ node redis-server java
 
 .DEFAULT_GOAL := help
 .PHONY: help run demo dist test lint bench lab fuzz loom asan tsan hog crash
@@ -26,10 +28,12 @@ test: ## Run every test, with a summary
 lint: ## Check format, clippy, documentation
 	@tools/lint
 
-bench: ## Measure every performance target (minutes)
+bench: ## Measure every performance target, and codecs on pages of files and of programs (minutes)
 	@cargo build --release
 	@tools/install-programs $(PROGRAMS)
+	@tools/install-programs $(CORPUS_PROGRAMS)
 	@tools/bounded 3600 $(UZRAM) bench --targets
+	@tools/bounded 1200 $(UZRAM) bench --codecs
 	@bench/allocators/run
 
 lab: ## Run every table of the lab in full, instruction counts included (minutes)

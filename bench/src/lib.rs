@@ -1,10 +1,11 @@
-//! Benchmarks of uzram against alternatives: the in-process benchmark, NBD, block devices and swap,
+//! Benchmarks of uzram against alternatives: the in-process benchmark, codecs, NBD, block devices and swap,
 //! hit ratios, daemons that outlive the process that serves, and the project's targets.
 //!
 //! It uses the engine's public API; the engine does not depend on it. Two things that are compared are
 //! measured alternately in one run, because machines change their speed from minute to minute.
 
 pub mod block;
+pub mod codecs;
 pub mod engine;
 pub mod harness;
 pub mod nbd;

@@ -12,6 +12,7 @@ use uzram::stream::StreamDesign;
 use uzram::units::parse_size;
 use uzram::{Error, Result};
 use uzram_bench::block::{self, Programs, SwapUser};
+use uzram_bench::codecs::{self, CodecsOptions};
 use uzram_bench::engine::survive::{self, SurviveReport};
 use uzram_bench::engine::{self, Against, Pattern, backing};
 use uzram_bench::harness::report::text;
@@ -24,18 +25,22 @@ use uzram_bench::targets;
 /// Fills a device with the corpus's pages and runs fio's patterns on pages of 4 KiB. The rounds of
 /// all targets are interleaved, so that a noisy machine disturbs each of them alike. `survive` measures memory and
 /// daemons that outlive the process.
+///
+/// A corpus is a file of pages, as `uzram corpus` writes it, or is made here: `text`, `binary`, and `heap`, of this machine's
+/// files and of a heap; `mixed`, these three in turn; `processes`, the memory of programs that are started for it.
 #[derive(Parser)]
 #[command(
     name = "uzram-bench",
     bin_name = "uzram bench",
     version,
     args_conflicts_with_subcommands = true,
+    group = clap::ArgGroup::new("tables").args(["targets", "codecs"]),
     after_help = "Example: uzram bench --rw randread,randwrite --jobs 1,2 --against codec --json"
 )]
 struct Args {
-    /// A file whose pages are stored [default: a mix of this machine's files and of a live heap]
-    #[arg(long, value_name = "FILE")]
-    corpus: Option<PathBuf>,
+    /// The pages that are stored [default: mixed]; with --codecs there may be several [default: mixed and processes]
+    #[arg(long, value_name = "FILE|NAME")]
+    corpus: Vec<Source>,
     /// The size of the device [default: the corpus's]; a shorter corpus is repeated
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     size: Option<u64>,
@@ -64,6 +69,11 @@ struct Args {
     /// --repeat, --backing-dir, --full, --json and --markdown count
     #[arg(long)]
     targets: bool,
+    /// Measure codecs instead: ratio, room in a pool's size classes and speed of each, with pages of 4 and 16 KiB, on each
+    /// corpus, and on each program's part of `processes`; of the other options only --corpus, --seconds (for a round of one
+    /// corpus), --repeat, --json and --markdown count
+    #[arg(long, conflicts_with = "targets")]
+    codecs: bool,
     /// With --targets, the folder for temporary backing files of some hundred MiB
     #[arg(long, value_name = "DIR", default_value = backing::DEFAULT_DIR)]
     backing_dir: PathBuf,
@@ -74,8 +84,8 @@ struct Args {
     /// Print JSON
     #[arg(long)]
     json: bool,
-    /// With --targets, print the release's page of their figures, in Markdown
-    #[arg(long, requires = "targets", conflicts_with = "json")]
+    /// Print Markdown: with --targets the release's page of their figures, with --codecs the tables
+    #[arg(long, requires = "tables", conflicts_with = "json")]
     markdown: bool,
     #[command(subcommand)]
     command: Option<Command>,
@@ -97,10 +107,10 @@ struct Rounds {
 
 impl Rounds {
     /// Returns the options of a benchmark of these rounds over a corpus.
-    fn options(&self, corpus: Option<&PathBuf>) -> Result<engine::Common> {
+    fn options(&self, corpus: Option<&Source>) -> Result<engine::Common> {
         let defaults = engine::Common::default();
         Ok(engine::Common {
-            corpus: corpus.cloned().map_or(defaults.corpus.clone(), Source::File),
+            corpus: corpus.unwrap_or(&defaults.corpus).clone(),
             duration: command::seconds(self.seconds)?,
             repeat: self.repeat,
             algorithm: self.algorithm.clone(),
@@ -131,9 +141,9 @@ struct SurviveArgs {
     /// and swap, beside a daemon with --no-survive
     #[arg(long, value_delimiter = ',', value_name = "PART,…", default_value = "store,outages,nbd,swap")]
     only: Vec<SurvivePart>,
-    /// A file whose pages are stored [default: a mix of this machine's files and of a live heap]
-    #[arg(long, value_name = "FILE")]
-    corpus: Option<PathBuf>,
+    /// The pages that are stored [default: mixed]
+    #[arg(long, value_name = "FILE|NAME")]
+    corpus: Option<Source>,
     /// The size of the store that is attached; a shorter corpus is repeated
     #[arg(long, value_name = "SIZE", default_value = "1G", value_parser = parse_size)]
     size: u64,
@@ -201,14 +211,33 @@ fn main() -> ExitCode {
     })
 }
 
-/// Runs the benchmark, or all targets; returns the text to print.
+/// Runs what was asked for; returns the text to print.
 fn measure(args: &Args) -> Result<String> {
-    if args.targets { run_targets(args) } else { run_bench(args) }
+    match (args.targets, args.codecs) {
+        (true, _) => run_targets(args),
+        (_, true) => run_codecs(args),
+        _ => run_bench(args),
+    }
+}
+
+fn run_codecs(args: &Args) -> Result<String> {
+    let defaults = CodecsOptions::default();
+    let report = codecs::run(&CodecsOptions {
+        corpora: if args.corpus.is_empty() { defaults.corpora.clone() } else { args.corpus.clone() },
+        duration: command::seconds(args.rounds.seconds)?,
+        repeat: args.rounds.repeat,
+        stop: command::stop_flag()?,
+        ..defaults
+    })?;
+    Ok(if args.markdown { report.to_markdown() } else { text(&report, args.json) })
 }
 
 fn run_bench(args: &Args) -> Result<String> {
+    if args.corpus.len() > 1 {
+        return Err(Error::invalid("several corpora are for --codecs: write one").with_setting("--corpus"));
+    }
     let report = engine::run(engine::BenchOptions {
-        common: args.rounds.options(args.corpus.as_ref())?,
+        common: args.rounds.options(args.corpus.first())?,
         size_bytes: args.size,
         patterns: args.rw.clone(),
         jobs: args.jobs.iter().copied().map(usize::from).collect(),

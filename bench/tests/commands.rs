@@ -24,6 +24,10 @@ fn what_makes_no_sense_is_one_line() {
         (&["--seconds", "0"], "--seconds"),
         (&["--repeat", "0"], "--repeat"),
         (&["--full"], "--targets"),
+        (&["--markdown"], "--targets|--codecs"),
+        (&["--codecs", "--targets"], "--targets"),
+        (&["--codecs", "--repeat", "0"], "--repeat"),
+        (&["--corpus", "heap", "--corpus", "text"], "--corpus"),
         (&["survive", "--size", "0"], "--size"),
         (&["survive", "--only", "all"], "--only"),
         (&["--aginst", "codec"], "did you mean `--against`?"),
@@ -62,7 +66,27 @@ fn a_short_run_prints_a_table_or_json() {
     assert!(bench(&args).ok().contains("randwrite"));
     let json = bench(&[&args[..], &["--json"]].concat()).ok();
     let json: serde_json::Value = serde_json::from_str(&json).unwrap();
-    assert_eq!(json["rows"][0]["target"], "uzram");
+    assert_eq!((&json["rows"][0]["target"], &json["corpus"]), (&"uzram".into(), &"pages".into()));
+}
+
+#[test]
+fn a_short_run_compares_codecs() {
+    let (_dir, corpus) = corpus();
+    let args = ["--codecs", "--seconds", "0.01", "--repeat", "1", "--corpus", &corpus, "--corpus", "heap"];
+    let text = bench(&args).ok();
+    for part in ["corpus pages, 256 KiB\n", "corpus heap, 16 MiB\n", "zstd:3"] {
+        assert!(text.contains(part), "{text}");
+    }
+    let twice = bench(&["--codecs", "--corpus", &corpus, "--corpus", &corpus]);
+    assert!(twice.complaint("uzram-bench", 2).contains("two corpora are called 'pages'"), "{}", twice.stderr);
+    assert!(bench(&[&args[..], &["--markdown"]].concat()).ok().contains("| zstd:3 | 16 KiB | "));
+    let json = bench(&[&args[..], &["--json"]].concat()).ok();
+    let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+    let row = &json["rows"][0];
+    assert_eq!(
+        (&row["codec"], &row["corpus"], &row["page_bytes"]),
+        (&"lz4".into(), &"pages".into(), &4096.into())
+    );
 }
 
 #[test]

@@ -189,7 +189,7 @@ impl BenchOptions {
     }
 
     fn load_corpus(&self) -> Result<Corpus> {
-        let corpus = self.common.corpus.load()?;
+        let corpus = self.common.corpus.load_until(&self.common.stop)?;
         match self.against.contains(&Against::Codec) {
             true => corpus.without_same_filled(),
             false => Ok(corpus),
@@ -286,7 +286,8 @@ pub fn run(options: BenchOptions) -> Result<BenchReport> {
         Memory::new(&device.stats(), kernel.as_ref().map(|kernel| kernel.zram.memory()).transpose()?);
     let rows = measure_all(&options, &targets, &corpus, page_count)?;
     report::describe(&options, &targets, &mut notes);
-    Ok(BenchReport { corpus_pages: corpus.page_count(), size_bytes, rows, memory, notes })
+    let (name, corpus_pages) = (options.common.corpus.name(), corpus.page_count());
+    Ok(BenchReport { corpus: name, corpus_pages, size_bytes, rows, memory, notes })
 }
 
 /// Reads some pages of a target that was filled with a corpus.

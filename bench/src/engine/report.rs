@@ -126,6 +126,8 @@ impl Memory {
 /// All results of a run. `Display` prints the tables; the JSON has the fields as keys.
 #[derive(Clone, Debug, Serialize)]
 pub struct BenchReport {
+    /// The corpus's name.
+    pub corpus: String,
     /// Pages of the corpus used.
     pub corpus_pages: usize,
     /// The device's size.
@@ -188,7 +190,8 @@ pub(super) fn speed_table(rows: &[Row]) -> Table {
 impl fmt::Display for BenchReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let corpus_bytes = uzram::units::pages_to_bytes(self.corpus_pages as u64);
-        writeln!(f, "device {}, corpus {}", format_size(self.size_bytes), format_size(corpus_bytes))?;
+        let [device, size] = [self.size_bytes, corpus_bytes].map(format_size);
+        writeln!(f, "device {device}, corpus {}, {size}", self.corpus)?;
         let table = speed_table(&self.rows);
         if !table.is_empty() {
             write!(f, "\n{table}")?;

@@ -112,15 +112,19 @@ impl Process {
 
     /// Returns an error with the end of the program's error output.
     pub fn failure(&self, what: &str) -> Error {
-        let len = self.said.metadata().map_or(0, |metadata| metadata.len());
-        let words = text_from(&self.said, len.saturating_sub(LAST_WORDS_BYTES));
-        Error::new(ErrorKind::Io, format!("{} {what}: {}", self.name, words.trim()))
+        Error::new(ErrorKind::Io, format!("{} {what}: {}", self.name, last_words(&self.said).trim()))
     }
+}
+
+/// Returns the end of a program's error output, from the file that it goes to.
+pub(crate) fn last_words(said: &File) -> String {
+    let len = said.metadata().map_or(0, |metadata| metadata.len());
+    text_from(said, len.saturating_sub(LAST_WORDS_BYTES))
 }
 
 /// Reads a file that another process may be writing to, which shares our file offset. If that fails, an empty
 /// text is enough: it is part of another error.
-fn text_from(file: &File, offset: u64) -> String {
+pub(crate) fn text_from(file: &File, offset: u64) -> String {
     let len = file.metadata().map_or(0, |metadata| metadata.len());
     let mut bytes = vec![0; len.saturating_sub(offset) as usize];
     match file.read_exact_at(&mut bytes, offset) {

@@ -81,7 +81,7 @@ pub fn in_turn_by_jobs<T>(
 
 /// Returns the order of a round's variants. Within 2 · `variants` rounds each comes first twice, and is
 /// before each other as often as after it.
-fn order(round: usize, variants: usize) -> Vec<usize> {
+pub(crate) fn order(round: usize, variants: usize) -> Vec<usize> {
     let mut order: Vec<usize> = (0..variants).map(|turn| (turn + round / 2) % variants).collect();
     if round % 2 == 1 {
         order.reverse();

@@ -108,7 +108,7 @@ impl TakeOverOptions {
 /// a stop.
 pub fn run(options: &TakeOverOptions) -> Result<TakeOverReport> {
     options.check()?;
-    let corpus = options.common.corpus.load()?.without_same_filled()?;
+    let corpus = options.common.corpus.load_until(&options.common.stop)?.without_same_filled()?;
     // Before anything is measured, so that an impossible size is an error at once.
     let size_bytes = device_bytes(&options.common, &corpus, options.amounts.pool_bytes)?;
     let dir = tempfile::tempdir()
@@ -116,6 +116,9 @@ pub fn run(options: &TakeOverOptions) -> Result<TakeOverReport> {
     let path = dir.path().join("pages");
     corpus.save(&path)?;
     let mut report = TakeOverReport::default();
+    if !options.parts.is_empty() {
+        report.notes.push(format!("pages are of the corpus {}", options.common.corpus.name()));
+    }
     if options.parts.contains(&Part::Nbd) {
         price::measure_nbd(options, &corpus, &path, &mut report)?;
     }
@@ -227,7 +230,7 @@ mod tests {
     #[test]
     fn a_device_is_as_large_as_its_pool_is_to_be() {
         let common = tiny(Amounts::default()).common;
-        let corpus = common.corpus.load().unwrap().without_same_filled().unwrap();
+        let corpus = common.corpus.load_until(&common.stop).unwrap().without_same_filled().unwrap();
         let size_bytes = device_bytes(&common, &corpus, 1 << 30).unwrap();
         assert!(size_bytes > 1 << 30 && size_bytes < 8 << 30, "{size_bytes}");
         assert_eq!(size_bytes % PAGE_SIZE as u64, 0);

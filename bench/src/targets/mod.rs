@@ -121,7 +121,8 @@ pub struct TargetsReport {
 /// # Errors
 /// As [`engine::run`]. A comparison that is not possible here is a note, not an error.
 pub fn run(options: &TargetsOptions) -> Result<TargetsReport> {
-    let mut notes: Vec<String> = options.programs.as_ref().and_then(other_uzram).into_iter().collect();
+    let mut notes = vec!["pages are of the corpus mixed".to_owned()];
+    notes.extend(options.programs.as_ref().and_then(other_uzram));
     let dir = tempfile::tempdir()
         .map_err(|error| Error::new(ErrorKind::Io, format!("cannot make a temporary folder: {error}")))?;
     let path = dir.path().join("mixed.bin");

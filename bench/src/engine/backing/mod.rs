@@ -89,7 +89,7 @@ impl BackingOptions {
     }
 
     fn load_corpus(&self) -> Result<Corpus> {
-        self.common.corpus.load()?.without_same_filled()
+        self.common.corpus.load_until(&self.common.stop)?.without_same_filled()
     }
 }
 

@@ -50,7 +50,7 @@ pub struct CompactionReport {
 /// # Errors
 /// A device that cannot be made, a page that does not read back, a stop.
 pub fn run(options: &CompactionOptions) -> Result<CompactionReport> {
-    let corpus = options.common.corpus.load()?;
+    let corpus = options.common.corpus.load_until(&options.common.stop)?;
     let halves = Halves::new(&corpus, &options.common.algorithm)?;
     let page_count = page_of(options.size_bytes) as usize;
     let mut notes = Vec::new();

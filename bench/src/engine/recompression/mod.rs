@@ -67,7 +67,7 @@ pub struct RecompressionReport {
 /// # Errors
 /// A device that cannot be made, a page that does not read back, a stop.
 pub fn run(options: &RecompressionOptions) -> Result<RecompressionReport> {
-    let corpus = options.common.corpus.load()?;
+    let corpus = options.common.corpus.load_until(&options.common.stop)?;
     let device = SteppedDevice::new(options, &corpus)?;
     let before = device.stats();
     let start = Instant::now();
@@ -243,7 +243,7 @@ mod tests {
     #[test]
     fn all_pages_are_tried_and_a_refill_begins_again() {
         let options = tiny();
-        let corpus = options.common.corpus.load().unwrap();
+        let corpus = options.common.corpus.load_until(&options.common.stop).unwrap();
         let device = SteppedDevice::new(&options, &corpus).unwrap();
         let mut steps = 0;
         while device.step().unwrap() {

@@ -53,7 +53,7 @@ impl SurviveOptions {
     }
 
     fn load_corpus(&self) -> Result<Corpus> {
-        self.common.corpus.load()?.without_same_filled()
+        self.common.corpus.load_until(&self.common.stop)?.without_same_filled()
     }
 }
 
@@ -105,6 +105,7 @@ pub fn run(options: &SurviveOptions) -> Result<SurviveReport> {
         }
     }
     notes.dedup();
+    notes.push(format!("pages are of the corpus {}", options.common.corpus.name()));
     Ok(SurviveReport { attach, speed_pages: corpus.page_count(), speed, notes })
 }
 

@@ -4,7 +4,8 @@
 //! * binary: shared objects and programs;
 //! * heap: the live heap of this process while it holds parsed JSON, strings, maps, floats and a
 //!   sorted table;
-//! * mixed: the three, page by page in turn (text, binary, heap, text, …).
+//! * mixed: the three, page by page in turn (text, binary, heap, text, …);
+//! * processes: the memory of other programs that are started for it ([`processes`]).
 //!
 //! Files are taken in the order of their paths, so a machine gives the same text and binary pages each time.
 //! Heap pages contain addresses, which differ from run to run; all else about them is seeded. Contents differ
@@ -15,12 +16,15 @@
 mod files;
 mod generated;
 mod heap;
+pub mod processes;
 
+use std::convert::Infallible;
 use std::fmt;
 use std::fs::File;
 use std::io::{BufWriter, Read, Write};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
+use std::sync::atomic::AtomicBool;
 
 use uzram::units::{PAGE_SIZE, Page, same_word};
 use uzram::{Error, ErrorKind, Result};
@@ -38,18 +42,51 @@ pub enum Source {
     File(PathBuf),
     /// Built from this machine's files and heap, with this many pages.
     Built(Kind, usize),
+    /// Built from the memory of programs, with up to this many pages.
+    Processes(usize),
 }
 
 impl Source {
     /// Loads or builds the pages.
     ///
     /// # Errors
-    /// As [`load`] and [`build`].
+    /// As [`load`], [`build`] and [`processes::build`].
     pub fn load(&self) -> Result<Corpus> {
+        self.load_until(&AtomicBool::new(false))
+    }
+
+    /// The same, ended early by setting `stop`: starting programs takes a while.
+    ///
+    /// # Errors
+    /// As [`Source::load`].
+    pub fn load_until(&self, stop: &AtomicBool) -> Result<Corpus> {
         match self {
             Source::File(path) => load(path),
             Source::Built(kind, pages) => build(*kind, *pages),
+            Source::Processes(pages) => processes::build(*pages, stop)?.whole(),
         }
+    }
+
+    /// Returns the name by which reports call it: of a file, its own without folders and suffix.
+    pub fn name(&self) -> String {
+        match self {
+            Source::File(path) => path.file_stem().unwrap_or_default().to_string_lossy().into_owned(),
+            Source::Built(kind, _) => kind.name().to_owned(),
+            Source::Processes(_) => "processes".to_owned(),
+        }
+    }
+}
+
+impl FromStr for Source {
+    type Err = Infallible;
+
+    /// The name of a corpus that is built, with [`DEFAULT_CORPUS_PAGES`], or else the path of a file.
+    fn from_str(text: &str) -> std::result::Result<Self, Infallible> {
+        Ok(match text.parse() {
+            Ok(kind) => Source::Built(kind, DEFAULT_CORPUS_PAGES),
+            Err(_) if text == "processes" => Source::Processes(DEFAULT_CORPUS_PAGES),
+            Err(_) => Source::File(text.into()),
+        })
     }
 }
 
