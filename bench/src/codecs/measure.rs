@@ -2,21 +2,27 @@
 //!
 //! In a round, all codecs, at all sizes of pages, code the same pages, slice by slice. A slice is long enough that a codec
 //! meets it as new: where a second codec codes a page right after the first, the processor predicts the branches that the
-//! page makes it take, and it runs up to 1.2 times as fast. The order of codecs changes with each slice. Pages and
-//! compressed bytes are in the CPU's caches.
+//! page makes it take, and it runs up to 1.2 times as fast. The order of codecs changes with each slice and from round to
+//! round. Pages and compressed bytes are in the CPU's caches.
+//!
+//! A codec's time is the sum over the slices of the median over the rounds. It is the thread's CPU time: a slice takes the
+//! slowest codecs longer than a busy machine leaves a thread alone, and the fastest ones not.
 
 use std::hint::black_box;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
+use rustix::time::{ClockId, clock_gettime};
 use uzram::codec::{Algorithm, ROOM_BYTES};
 use uzram::units::PAGE_SIZE;
 use uzram::zsmalloc::{SizeClass, huge_threshold};
 use uzram::{Pool, Result};
+use uzram_cli::process_pages::spread;
 
 use super::coder::Coder;
 use super::pages::Pages;
 use crate::harness::rounds::order;
+use crate::harness::stats::median;
 use crate::harness::{go_on, read_back};
 
 /// The bytes of a slice: 64 pages of 4 KiB.
@@ -63,18 +69,24 @@ pub(super) struct Variant {
     encoded: Vec<u8>,
     lens: Vec<Option<usize>>,
     page: Vec<u8>,
-    now: Spent,
-    /// The speeds of each round, in 10^6 bytes of pages a second; of decompression `None` if nothing was compressed.
-    pub(super) rounds: Vec<(f64, Option<f64>)>,
+    /// Of each slice.
+    slices: Vec<Spent>,
 }
 
-/// The work of a round and its time.
+/// The work on a slice, and its times in seconds, each with an entry a round.
 #[derive(Default)]
 struct Spent {
     encoded_bytes: usize,
-    encoding: Duration,
+    encoding: Vec<f64>,
     decoded_bytes: usize,
-    decoding: Duration,
+    decoding: Vec<f64>,
+}
+
+/// Speeds in 10^6 bytes of pages a second.
+pub(super) struct Speeds {
+    pub(super) encoding: f64,
+    /// `None` if nothing was compressed.
+    pub(super) decoding: Option<f64>,
 }
 
 /// What pages take when they are compressed.
@@ -98,8 +110,7 @@ impl Variant {
             encoded: vec![0; SLICE_BYTES + SLICE_BYTES / ROOM_SHARE],
             lens: Vec::new(),
             page: vec![0; page_bytes],
-            now: Spent::default(),
-            rounds: Vec::new(),
+            slices: Vec::new(),
         }))
     }
 
@@ -126,37 +137,60 @@ impl Variant {
     }
 
     /// Compresses a slice and decompresses it.
-    fn code(&mut self, slice: &[u8]) -> Result<()> {
+    fn code(&mut self, which: usize, slice: &[u8]) -> Result<()> {
         self.lens.clear();
-        let (mut at, start) = (0, Instant::now());
+        let (mut at, start) = (0, cpu_seconds());
         for page in slice.chunks_exact(self.page_bytes) {
             let len = self.coder.encode(page, &mut self.encoded[at..]);
             at += len.unwrap_or(0);
             self.lens.push(len);
         }
-        self.now.encoding += start.elapsed();
-        self.now.encoded_bytes += slice.len();
+        let encoding = cpu_seconds() - start;
 
-        let (mut at, start) = (0, Instant::now());
+        let (mut at, start) = (0, cpu_seconds());
         for len in self.lens.iter().flatten() {
             self.coder.decode(&self.encoded[at..at + len], &mut self.page)?;
             black_box(&self.page);
             at += len;
         }
-        self.now.decoding += start.elapsed();
-        self.now.decoded_bytes += self.lens.iter().flatten().count() * self.page_bytes;
+        let decoding = cpu_seconds() - start;
+
+        if self.slices.len() <= which {
+            self.slices.resize_with(which + 1, Spent::default);
+        }
+        let spent = &mut self.slices[which];
+        // The same in each round.
+        spent.encoded_bytes = slice.len();
+        spent.decoded_bytes = self.lens.iter().flatten().count() * self.page_bytes;
+        spent.encoding.push(encoding);
+        spent.decoding.push(decoding);
         Ok(())
     }
 
-    fn end_round(&mut self) {
-        let spent = std::mem::take(&mut self.now);
-        let mb_per_s = |bytes: usize, time: Duration| bytes as f64 / 1e6 / time.as_secs_f64();
-        let decoding = (spent.decoded_bytes > 0).then(|| mb_per_s(spent.decoded_bytes, spent.decoding));
-        self.rounds.push((mb_per_s(spent.encoded_bytes, spent.encoding), decoding));
+    /// Returns how fast it was.
+    pub(super) fn speeds(&self) -> Speeds {
+        let speed = |bytes: fn(&Spent) -> usize, times: fn(&Spent) -> &[f64]| {
+            // Where nothing was done, the time is that of reading the clock.
+            let worked = || self.slices.iter().filter(|spent| bytes(spent) > 0);
+            let seconds: f64 = worked().map(|spent| median(times(spent))).sum();
+            worked().map(bytes).sum::<usize>() as f64 / 1e6 / seconds
+        };
+        let is_decoded = self.slices.iter().any(|spent| spent.decoded_bytes > 0);
+        Speeds {
+            encoding: speed(|spent| spent.encoded_bytes, |spent| &spent.encoding),
+            decoding: is_decoded.then(|| speed(|spent| spent.decoded_bytes, |spent| &spent.decoding)),
+        }
     }
 }
 
-/// Measures rounds of about `duration` each, at least one slice; goes on through the pages from round to round.
+/// Returns the CPU time of this thread so far.
+fn cpu_seconds() -> f64 {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
+}
+
+/// Measures rounds over slices that are evenly spread over the pages: as many as a round of about `duration` has time for,
+/// at least one.
 ///
 /// # Errors
 /// `Corrupt`: a codec does not decode. `Busy`: interrupted.
@@ -167,21 +201,22 @@ pub(super) fn measure(
     duration: Duration,
     stop: &AtomicBool,
 ) -> Result<()> {
-    let mut slices = pages.bytes().chunks(SLICE_BYTES).cycle();
-    let mut turn = 0;
-    for _ in 0..rounds {
+    let slices: Vec<&[u8]> = pages.bytes().chunks(SLICE_BYTES).collect();
+    let mut chosen: Vec<&[u8]> = spread(slices.len()).map(|at| slices[at]).collect();
+    for round in 0..rounds {
         let start = Instant::now();
-        while start.elapsed() < duration || variants.iter().any(|variant| variant.now.encoded_bytes == 0) {
-            let slice = slices.next().unwrap_or_default();
+        for (which, slice) in chosen.iter().enumerate() {
+            if round == 0 && which > 0 && start.elapsed() >= duration {
+                chosen.truncate(which);
+                break;
+            }
             // Into the caches for all, not by the first codec alone.
             black_box(slice.iter().step_by(64).fold(0, |sum: u8, byte| sum.wrapping_add(*byte)));
-            for which in order(turn, variants.len()) {
+            for variant in order(round + which, variants.len()) {
                 go_on(stop)?;
-                variants[which].code(slice)?;
+                variants[variant].code(which, slice)?;
             }
-            turn += 1;
         }
-        variants.iter_mut().for_each(Variant::end_round);
     }
     Ok(())
 }

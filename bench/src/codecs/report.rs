@@ -10,9 +10,8 @@ use super::CodecsOptions;
 use super::measure::{Stored, Variant};
 use super::pages::Pages;
 use crate::harness::report::{Table, figure_cell};
-use crate::harness::stats::{median, median_ratio};
 
-/// One codec on pages of one size of one corpus. Speeds are medians over the rounds, in 10^6 bytes of pages a second.
+/// One codec on pages of one size of one corpus. Speeds are in 10^6 bytes of pages a second of CPU time.
 #[derive(Clone, Debug, Serialize)]
 pub struct CodecRow {
     /// The algorithm as `--algorithm` takes it.
@@ -34,7 +33,7 @@ pub struct CodecRow {
     pub state_bytes: Option<usize>,
     /// The speed of compression.
     pub compress_mb_per_s: f64,
-    /// That divided by lz4's with pages of 4 KiB, the median of the rounds' ratios.
+    /// That divided by lz4's with pages of 4 KiB.
     pub compress_per_lz4: f64,
     /// The speed of decompression of the pages that were compressed; `None` if none was.
     pub decompress_mb_per_s: Option<f64>,
@@ -54,18 +53,12 @@ pub struct CodecsReport {
 impl CodecsReport {
     /// Adds the rows of a corpus.
     pub(super) fn add(&mut self, pages: &Pages, variants: &[Variant], stored: &[Stored]) {
-        let encoding = |variant: &Variant| variant.rounds.iter().map(|round| round.0).collect::<Vec<_>>();
-        // A round in which nothing was compressed leaves none.
-        let decoding =
-            |variant: &Variant| variant.rounds.iter().map(|round| round.1).collect::<Option<Vec<_>>>();
         let is_lz4 = |variant: &&Variant| {
             variant.page_bytes == PAGE_SIZE && variant.algorithm == Algorithm::from(Kind::Lz4)
         };
-        let Some(lz4) = variants.iter().find(is_lz4) else { return };
-        let (lz4_encoding, lz4_decoding) = (encoding(lz4), decoding(lz4));
+        let Some(lz4) = variants.iter().find(is_lz4).map(Variant::speeds) else { return };
         for (variant, stored) in variants.iter().zip(stored) {
-            let (encoding, decoding) = (encoding(variant), decoding(variant));
-            let bytes = pages.bytes().len();
+            let (speeds, bytes) = (variant.speeds(), pages.bytes().len());
             self.rows.push(CodecRow {
                 codec: variant.algorithm.to_string(),
                 corpus: pages.name.clone(),
@@ -75,12 +68,10 @@ impl CodecsReport {
                 class_bytes: stored.class_bytes,
                 ratio: bytes as f64 / stored.bytes as f64,
                 state_bytes: variant.coder.state_bytes(),
-                compress_mb_per_s: median(&encoding),
-                compress_per_lz4: median_ratio(&encoding, &lz4_encoding),
-                decompress_mb_per_s: decoding.as_deref().map(median),
-                decompress_per_lz4: decoding
-                    .zip(lz4_decoding.as_ref())
-                    .map(|(decoding, lz4)| median_ratio(&decoding, lz4)),
+                compress_mb_per_s: speeds.encoding,
+                compress_per_lz4: speeds.encoding / lz4.encoding,
+                decompress_mb_per_s: speeds.decoding,
+                decompress_per_lz4: speeds.decoding.zip(lz4.decoding).map(|(codec, lz4)| codec / lz4),
             });
         }
     }
@@ -98,13 +89,13 @@ impl CodecsReport {
     /// Adds the notes that every report has.
     pub(super) fn describe(&mut self, options: &CodecsOptions) {
         self.notes.push(format!(
-            "medians of {} rounds of {:.2} s for each corpus, in which all codecs code the same pages, 64 at a time, in turn",
+            "{} rounds of {:.2} s for each corpus, in which all codecs code the same pages, 64 at a time, in turn; speeds are by the sums of the medians of CPU time for these 64",
             options.repeat,
             options.duration.as_secs_f64()
         ));
         self.notes.extend(
             [
-                "× lz4: by lz4 with pages of 4 KiB on the same corpus, the median of the rounds' ratios",
+                "× lz4: divided by the speed of lz4 with pages of 4 KiB of the same corpus",
                 "same-filled pages are left out; pages that do not get smaller count as they are, and are not decompressed",
                 "in classes: pages of 4 KiB to the bytes that their objects take in a pool, each rounded up to its size class",
                 "16 KiB: four pages that follow each other in the corpus, coded at once by the engine's libraries; its pool does not store them",

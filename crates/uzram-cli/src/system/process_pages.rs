@@ -114,7 +114,7 @@ fn cut(region: Range<u64>) -> impl Iterator<Item = Range<u64>> {
 
 /// Returns the numbers below `count`, each once, in an order of which each beginning is evenly spread: those of as many bits,
 /// reversed (van der Corput's sequence).
-fn spread(count: usize) -> impl Iterator<Item = usize> {
+pub fn spread(count: usize) -> impl Iterator<Item = usize> {
     let bits = usize::BITS - count.saturating_sub(1).leading_zeros();
     let reversed = move |n: usize| n.reverse_bits().checked_shr(usize::BITS - bits).unwrap_or(0);
     (0..1 << bits).map(reversed).filter(move |at| *at < count)
