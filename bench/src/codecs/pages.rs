@@ -2,8 +2,8 @@
 
 use std::sync::atomic::AtomicBool;
 
-use uzram::Result;
 use uzram::units::PAGE_SIZE;
+use uzram::{Error, ErrorKind, Result};
 
 use super::LARGEST_PAGE_BYTES;
 use crate::harness::corpus::{Corpus, Kind, Source, processes};
@@ -40,7 +40,7 @@ impl Pages {
         let len = (bytes.len() - start) / LARGEST_PAGE_BYTES * LARGEST_PAGE_BYTES;
         if len == 0 {
             let what = format!("the corpus {name} has fewer than 4 pages that are not same-filled");
-            return Err(uzram::Error::invalid(what).with_setting("--corpus"));
+            return Err(Error::invalid(what).with_setting("--corpus"));
         }
         bytes.truncate(start + len);
         Ok(Pages { name, bytes, start })
@@ -55,7 +55,7 @@ impl Pages {
 /// Loads corpora, the `processes` one with each program's part; adds what is missing to `notes`.
 ///
 /// # Errors
-/// A corpus cannot be loaded, or has the name of another; for `processes`, none of the programs runs here.
+/// A corpus cannot be loaded, or has the name of another; if `processes` is the only one, none of its programs runs here.
 pub(super) fn load(
     sources: &[Source],
     most: usize,
@@ -67,11 +67,18 @@ pub(super) fn load(
         let name = source.name();
         if sources[..at].iter().any(|other| other.name() == name) {
             let what = format!("two corpora are called '{name}': give the files different names");
-            return Err(uzram::Error::invalid(what).with_setting("--corpus"));
+            return Err(Error::invalid(what).with_setting("--corpus"));
         }
         match source {
             Source::Processes(pages) => {
-                let processes = processes::build(*pages, stop)?;
+                let processes = match processes::build(*pages, stop) {
+                    // The others can be measured all the same.
+                    Err(error) if error.kind() == ErrorKind::Unsupported && sources.len() > 1 => {
+                        notes.push(error.to_string());
+                        continue;
+                    }
+                    processes => processes?,
+                };
                 all.push(Pages::new(name.clone(), &processes.whole()?, most)?);
                 for (program, part) in &processes.parts {
                     all.push(Pages::new(format!("{name}: {program}"), part, most)?);

@@ -2,7 +2,7 @@
 //!
 //! * [`rounds`]: variants measured in interleaved rounds; `Experiment`, whose work is calibrated.
 //! * [`threads`] starts jobs together; [`usage`] reads a thread's resource usage.
-//! * [`corpus`]: pages taken from this machine.
+//! * [`corpus`]: pages of this machine's files and programs.
 //! * [`stats`]: medians, quantiles, and confidence intervals of ratios of paired measurements.
 //! * [`bound`]: bounds of figures.
 //! * [`process`] runs other programs; [`fio`] runs fio and reads its report.

@@ -1,7 +1,7 @@
 //! The `processes` corpus: memory of programs that run, as swap would get it. This starts them, waits until each has built
 //! its data, takes some of its pages, and ends it.
 //!
-//! [`workloads`] says what each program does; their data are seeded, or made of files of this machine. Programs that are not
+//! `workloads.rs` says what each program does; their data are seeded, or made of files of this machine. Programs that are not
 //! installed, or fail, are left out, and the corpus says so. Pages are chosen as `uzram corpus` chooses them.
 
 mod workloads;
