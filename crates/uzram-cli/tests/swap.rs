@@ -13,7 +13,7 @@ use std::time::Duration;
 use common::block::{BlockPlace, Cgroup, Hog, be_a_hog, swapped_bytes, unable};
 use common::clients::{arg, missing, succeed};
 use common::{Ended, finish, wait_until};
-use rustix::process::{Signal, kill_process};
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
 const MIB: u64 = 1 << 20;
@@ -91,6 +91,35 @@ fn a_program_runs_in_a_quarter_of_the_memory_it_needs() {
     place.assert_clean();
     let off = place.place.run(&["swap", "off"]);
     assert!(off.complaint(1).starts_with("there is no swap to switch off: no daemon"), "{}", off.stderr);
+}
+
+/// A program that is stopped leaves its pages unused.
+#[test]
+fn what_a_parked_program_left_is_compressed_again() {
+    if unable() {
+        return;
+    }
+    let place = BlockPlace::new();
+    let Some(cgroup) = Cgroup::new("parked", LIMIT_BYTES) else { return };
+    let shown = |name: &str| place.place.run(&["stat", "zram0", name]).ok().trim().to_owned();
+    let device = swap_on(&place, &[]);
+    assert!(shown("recomp_algorithm").contains("[zstd"), "{}", shown("recomp_algorithm"));
+    assert_eq!([shown("recompress_after"), shown("recompress_cpu")], ["600", "2"]);
+    place.place.run(&["set", "zram0", "recompress_after=1s", "recompress_cpu=50"]).ok();
+    let mut hog = start_hog(&cgroup, 3600, &device);
+    let tell = |signal| kill_process(Pid::from_raw(hog.id() as i32).unwrap(), signal).unwrap();
+    tell(Signal::STOP);
+    wait_until("pages are compressed again", || place.place.statistic("pages_recompressed") > 1000);
+    tell(Signal::CONT);
+    assert!(hog.is_running());
+    let tell = |signal| kill_process(Pid::from_raw(hog.id() as i32).unwrap(), signal).unwrap();
+    tell(Signal::TERM);
+    assert_verified(&hog.ended(PATIENCE));
+    place.place.run(&["swap", "off"]).ok();
+    swap_on(&place, &["--recompress", "none"]);
+    assert_eq!(shown("recomp_algorithm"), "");
+    place.place.run(&["swap", "off"]).ok();
+    place.assert_clean();
 }
 
 #[test]

@@ -157,7 +157,7 @@ fn parse_setting(text: &str) -> std::result::Result<(String, String), String> {
 
 /// `uzram add`; prints the new device's URIs.
 pub fn add(args: &AddArgs) -> Result<()> {
-    let settings = args.device.settings()?;
+    let settings = args.device.settings(false)?;
     let backing = settings.get("backing_dev");
     backing.map_or(Ok(()), |backing| state_dir::make_for(&backing.value))?;
     let attributes: BTreeMap<_, _> =

@@ -83,7 +83,7 @@ struct OnArgs {
 impl OnArgs {
     fn plan(&self, dir: PathBuf) -> Result<DaemonPlan> {
         let swap = SwapPlan { priority: Some(self.priority), discard: !self.no_discard };
-        let device = DevicePlan::new(&self.name, self.device.settings()?);
+        let device = DevicePlan::new(&self.name, self.device.settings(true)?);
         let device = DevicePlan { attached: Attached::Swap(swap), ..device };
         let files = self.files.options(None);
         let plan = DaemonPlan { ends_with_swap: true, files, ..DaemonPlan::new(dir, vec![device])? };

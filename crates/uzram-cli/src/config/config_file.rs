@@ -245,7 +245,7 @@ fn device(entry: Entry<'_>, memory: &Memory, config: &mut ConfigFile) -> Result<
         (None, Some((true, _))) => Attached::Block,
         (None, _) => Attached::No,
     };
-    let settings = settings.complete(policy, "")?;
+    let settings = settings.complete(policy, "", matches!(attached, Attached::Swap(_)))?;
     match most_ram {
         Some((most_bytes, most)) if memory.ram_bytes > most_bytes => {
             let has = format_size(memory.ram_bytes);

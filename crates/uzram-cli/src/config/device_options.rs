@@ -38,11 +38,11 @@ pub struct DeviceOptions {
 }
 
 impl DeviceOptions {
-    /// Returns the settings, checked as far as possible without a device.
+    /// Returns the settings, checked as far as possible without a device. `swaps` tells whether it is used as swap.
     ///
     /// # Errors
     /// A value is invalid, a setting is given twice or has no effect, or the file of `--policy` is invalid.
-    pub fn settings(&self) -> Result<DeviceSettings> {
+    pub fn settings(&self, swaps: bool) -> Result<DeviceSettings> {
         let mut settings = DeviceSettings::default();
         for (Name { row, name, long }, text) in &self.given {
             let (text, origin) = match row.form {
@@ -56,7 +56,7 @@ impl DeviceOptions {
             settings.add_size(DEFAULT_SIZE, &format!("--{SIZE_WORD} {DEFAULT_SIZE}"))?;
         }
         let read = |path: &PathBuf| policy_file::read("--policy", path);
-        settings.complete(self.policy.as_ref().map(read).transpose()?.unwrap_or_default(), "--")
+        settings.complete(self.policy.as_ref().map(read).transpose()?.unwrap_or_default(), "--", swaps)
     }
 }
 

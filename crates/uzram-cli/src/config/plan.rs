@@ -9,13 +9,16 @@ use uzram::device::{Attribute, Device, Keeper};
 use uzram_serve::fuse::CpuLatencyLimit;
 use uzram_serve::{Export, ExportPolicy, fuse, nbd};
 
-use crate::config::settings::{DeviceSettings, Setting};
+use crate::config::settings::{DeviceSettings, NO_ALGORITHM, Setting};
 use crate::failure::{Context, Failure, Result};
 use crate::system::runtime_dir::{NBD_SOCKET, socket_path};
 use crate::system::state_dir;
 
 /// The default `reserve` of a device used for swap.
 const SWAP_RESERVE: &str = "8M";
+/// How pages are recompressed, and when, of a device used for swap: those of programs that are parked.
+const SWAP_RECOMPRESSION: [(&str, &str); 2] =
+    [("recomp_algorithm", "algo=zstd:3"), ("recompress_after", "10m")];
 /// Settings that need an LRU.
 const NEEDS_LRU: [&str; 3] = ["backing_dev", "recomp_algorithm", "recompress_after"];
 
@@ -299,11 +302,15 @@ impl DevicePlan {
     pub fn defaults(&self) -> impl Iterator<Item = (&'static str, &'static str)> {
         let is_set = |attribute: &str| self.settings.get(attribute).is_some();
         let swaps = self.is_swap();
+        let recompresses =
+            self.settings.get("recomp_algorithm").is_none_or(|setting| setting.value != NO_ALGORITHM);
+        let recompression =
+            SWAP_RECOMPRESSION.into_iter().filter(move |(name, _)| swaps && recompresses && !is_set(name));
         let reserve = (swaps && !is_set("reserve")).then_some(("reserve", SWAP_RESERVE));
         // An LRU that nothing uses would only take memory.
         let is_idle = !is_set("lru_design") && !NEEDS_LRU.into_iter().any(is_set);
         let lru = (swaps && is_idle).then_some(("lru_design", "none"));
-        reserve.into_iter().chain(lru)
+        reserve.into_iter().chain(lru).chain(recompression)
     }
 }
 
@@ -325,9 +332,10 @@ mod tests {
             plan.defaults().map(|(attribute, _)| attribute).collect::<Vec<_>>()
         };
         let swap = Attached::Swap(SwapPlan { priority: None, discard: true });
-        assert_eq!(defaults(swap, &[]), ["reserve", "lru_design"]);
-        assert_eq!(defaults(swap, &["reserve", "lru_design"]), [""; 0]);
-        assert_eq!(defaults(swap, &["backing_dev"]), ["reserve"]);
+        let recompression = ["recomp_algorithm", "recompress_after"];
+        assert_eq!(defaults(swap, &[]), [&["reserve", "lru_design"], &recompression[..]].concat());
+        assert_eq!(defaults(swap, &["reserve", "lru_design"]), recompression);
+        assert_eq!(defaults(swap, &["backing_dev"]), [&["reserve"], &recompression[..]].concat());
         assert_eq!(defaults(Attached::Block, &[]), [""; 0]);
     }
 

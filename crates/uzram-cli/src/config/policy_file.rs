@@ -22,6 +22,7 @@ key is optional:
     [recompress]
     algorithm = \"zstd:3\"                # recomp_algorithm
     after = \"10m\"                       # recompress_after
+    cpu = 2                             # recompress_cpu, in percent of one CPU
 
     [writeback]
     after = \"1h\"                        # writeback_after
@@ -83,6 +84,7 @@ mod tests {
             ("reclaim", "pages"),
             ("recomp_algorithm", "algo=zstd:3"),
             ("recompress_after", "10m"),
+            ("recompress_cpu", "2"),
             ("writeback_after", "1h"),
             ("writeback_budget", "10G/day"),
             ("writeback_layout", "packed"),

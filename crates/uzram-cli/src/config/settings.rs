@@ -71,6 +71,9 @@ const DISKSIZE: SettingRow = SettingRow {
 /// Settings of the backing device; policies may set them.
 const BACKED: SettingRow = SettingRow { is_policy: true, needs: Some("backing_dev"), ..TEXT };
 
+/// The value of `recomp_algorithm` for no recompression.
+pub const NO_ALGORITHM: &str = "algo=none";
+
 /// The settings of a new device, in the order in which they are set.
 pub static SETTINGS: &[SettingRow] = &[
     SettingRow {
@@ -86,7 +89,8 @@ pub static SETTINGS: &[SettingRow] = &[
         value_name: "algo=NAME",
         help: "The algorithm that recompresses pages, on request or before the limit is reached; priority=1 to 3 may \
                follow. --recompress NAME[:AFTER] is short for --recomp-algorithm algo=NAME --recompress-after AFTER; \
-               AFTER needs a unit, as in 10m or 1h (the text after the last ':' is AFTER if it parses as one)",
+               AFTER needs a unit, as in 10m or 1h (the text after the last ':' is AFTER if it parses as one). \
+               --recompress none is for none [default: zstd:3:10m for swap, else none]",
         is_policy: true,
         ..TEXT
     },
@@ -99,7 +103,15 @@ pub static SETTINGS: &[SettingRow] = &[
     SettingRow {
         attribute: "recompress_after",
         value_name: "DURATION",
-        help: "Recompress pages that were idle for this long, as in 90s, 10m or 1h [default: never]",
+        help: "Recompress pages that were idle for this long, as in 90s, 10m or 1h [default: 10m for swap, else never]",
+        is_policy: true,
+        needs: Some("recomp_algorithm"),
+        ..TEXT
+    },
+    SettingRow {
+        attribute: "recompress_cpu",
+        value_name: "PERCENT",
+        help: "The most CPU time that recompression of idle pages takes, in percent of one CPU; 0 for no bound [default: 2]",
         is_policy: true,
         needs: Some("recomp_algorithm"),
         ..TEXT
@@ -350,22 +362,26 @@ impl DeviceSettings {
     }
 
     /// Adds the settings of a policy that are not set yet, and sorts all into the order in which they are applied.
-    /// Messages put `prefix` before a setting's name.
+    /// Messages put `prefix` before a setting's name. `swaps` tells whether the device is used as swap, and so has a
+    /// recompression algorithm by default.
     ///
     /// # Errors
     /// A setting has no effect without another one.
-    pub fn complete(mut self, mut policy: DeviceSettings, prefix: &str) -> Result<Self> {
+    pub fn complete(mut self, mut policy: DeviceSettings, prefix: &str, swaps: bool) -> Result<Self> {
         policy.0.retain(|setting| self.get(setting.attribute).is_none());
         self.0.append(&mut policy.0);
         let place = |name: &str| SETTINGS.iter().position(|row| row.attribute == name);
         self.0.sort_by_key(|setting| (Attribute::turn(setting.attribute), place(setting.attribute)));
-        self.refuse_idle(prefix)?;
+        self.refuse_idle(prefix, swaps)?;
         Ok(self)
     }
 
     /// Fails if a setting has no effect without another one.
-    fn refuse_idle(&self, prefix: &str) -> Result<()> {
-        let is_missing = |needed: &&str| self.get(needed).is_none_or(|setting| setting.value == "none");
+    fn refuse_idle(&self, prefix: &str, swaps: bool) -> Result<()> {
+        let is_missing = |needed: &&str| match self.get(needed) {
+            Some(setting) => ["none", NO_ALGORITHM].contains(&&*setting.value),
+            None => !swaps || *needed != "recomp_algorithm",
+        };
         for Setting { origin, attribute, value } in &self.0 {
             let row = SettingRow::find(attribute).map(|(row, _)| row);
             // `backing_force=0` needs no backing device.
@@ -373,7 +389,7 @@ impl DeviceSettings {
             let Some(row) = row else { continue };
             let Some(needed) = row.needs.filter(is_missing) else { continue };
             let what = match row.attribute {
-                "recompress_after" => "compress pages again with",
+                "recompress_after" | "recompress_cpu" => "compress pages again with",
                 "backing_force" => "take",
                 _ => "write pages to",
             };

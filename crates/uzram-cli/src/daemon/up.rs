@@ -136,7 +136,7 @@ impl UpArgs {
         let attached = if self.attach { Attached::Block } else { Attached::No };
         Ok(DevicePlan {
             name: self.name.clone(),
-            settings: self.device.settings()?,
+            settings: self.device.settings(false)?,
             attached,
             export: self.export,
         })

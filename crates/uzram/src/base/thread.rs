@@ -38,6 +38,24 @@ pub(crate) fn spawn_relied_on<S: Send + 'static>(
     })
 }
 
+/// Has the calling thread run only when a CPU would be idle otherwise (`SCHED_IDLE`, sched(7)), if the system allows it. A
+/// user without privileges cannot take that back, so it is for threads that do nothing else, and hold no lock that others
+/// wait for.
+pub(crate) fn run_when_idle() {
+    let attr = libc::sched_attr {
+        size: size_of::<libc::sched_attr>() as u32,
+        sched_policy: libc::SCHED_IDLE.cast_unsigned(),
+        sched_flags: 0,
+        sched_nice: 0,
+        sched_priority: 0,
+        sched_runtime: 0,
+        sched_deadline: 0,
+        sched_period: 0,
+    };
+    // SAFETY: the call reads the struct, whose length is in it. 0 is the calling thread.
+    let _ = unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &raw const attr, 0) };
+}
+
 /// Calls `work` on as many threads as CPUs are available, this one included, with an iterator over the units that the
 /// thread is to work on: each below `units` comes once. Returns what the calls returned. Where no other thread can be
 /// started this one works alone.

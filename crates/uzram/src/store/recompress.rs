@@ -80,6 +80,17 @@ impl Recompression {
     }
 }
 
+/// What became of a page that was recompressed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Recompressed {
+    /// There was no algorithm to try.
+    Untried,
+    /// No algorithm made an object of a smaller size class.
+    NotSmaller,
+    /// The length of the smaller object in bytes, and its algorithm.
+    Smaller { len: usize, priority: u8 },
+}
+
 /// A position among the candidates, which are ordered by bucket, largest first, and then by page.
 #[derive(Clone, Copy)]
 pub(super) struct Cursor {
@@ -189,46 +200,82 @@ impl Store {
     /// slot if the page did not become smaller.
     pub(super) fn recompress_locked<'a>(
         &self,
-        mut slot: SlotGuard<'a>,
+        slot: SlotGuard<'a>,
         page: PageNo,
         what: &Recompression,
     ) -> Result<(bool, Option<SlotGuard<'a>>)> {
-        let Contents::Stored { checksum, .. } = slot.contents() else { return Ok((false, Some(slot))) };
         if !what.may_win(slot.peek()) {
             return Ok((false, Some(slot)));
         }
         let mut contents = [0; PAGE_SIZE];
         self.read_locked(&slot, page, &mut contents)?;
-        slot.set_idle(false);
-        let old_class_bytes = self.pool.class_bytes(slot.peek().len_bytes());
-        let first = (*what.priorities.start()).max(slot.peek().priority() + 1);
-        let is_wanted = |len: usize| {
-            self.pool.class_bytes(len) < old_class_bytes
-                && (what.threshold_bytes == 0 || len < what.threshold_bytes)
-        };
-        let mut tried = false;
-        for priority in first..=*what.priorities.end() {
-            let Some(codec) = self.codec_of(priority) else { continue };
-            tried = true;
-            let mut stream = codec.streams.lend();
-            let Stream { encoder, compressed, .. } = &mut *stream;
-            let len = encoder.encode(&contents, compressed);
-            if let Some(len) = len.filter(|len| *len < self.pool.huge_threshold() && is_wanted(*len)) {
-                let handle = self.pool.store(&compressed[..len], page.0, Gfp::MayWait)?;
-                drop(stream);
-                let new = Contents::Stored { handle, len: len as u16, checksum, priority };
-                self.replace_smaller(slot, new);
-                return Ok((true, None));
-            }
-        }
-        let has_tried_all = *what.priorities.end() >= self.last_priority();
-        if tried && has_tried_all && what.threshold_bytes == 0 {
-            slot.set_incompressible();
-        }
-        Ok((tried, Some(slot)))
+        let mut lent = None;
+        let tried = self.first_smaller(slot.peek(), what, |priority| {
+            let codec = self.codec_of(priority)?;
+            // Not two at a time.
+            lent = None;
+            let Stream { encoder, compressed, .. } = &mut **lent.insert(codec.streams.lend());
+            Some(encoder.encode(&contents, compressed))
+        });
+        let object = |len: usize| lent.as_ref().map_or(&[][..], |stream| &stream.compressed[..len]);
+        let slot = self.finish_recompression(slot, page, tried, object, what)?;
+        Ok((tried != Recompressed::Untried, slot))
     }
 
-    /// Publishes a smaller object of the same page. This does not count as a use of the page: the LRU is not updated.
+    /// Tries algorithms of higher priority than that of the page `old`, one after another, until one makes an object of a
+    /// smaller size class. `encode` compresses the page with the algorithm of a priority, if there is one.
+    pub(super) fn first_smaller(
+        &self,
+        old: Peek,
+        what: &Recompression,
+        mut encode: impl FnMut(u8) -> Option<Option<usize>>,
+    ) -> Recompressed {
+        let old_class_bytes = self.pool.class_bytes(old.len_bytes());
+        let is_wanted = |len: usize| {
+            len < self.pool.huge_threshold()
+                && self.pool.class_bytes(len) < old_class_bytes
+                && (what.threshold_bytes == 0 || len < what.threshold_bytes)
+        };
+        let mut outcome = Recompressed::Untried;
+        for priority in (*what.priorities.start()).max(old.priority() + 1)..=*what.priorities.end() {
+            let Some(len) = encode(priority) else { continue };
+            if let Some(len) = len.filter(|len| is_wanted(*len)) {
+                return Recompressed::Smaller { len, priority };
+            }
+            outcome = Recompressed::NotSmaller;
+        }
+        outcome
+    }
+
+    /// Publishes the smaller object that a page has become, or marks the page. This does not count as a use of the page: the
+    /// LRU is not updated. `object` returns the bytes of an object of a length. Returns the slot if the page did not become
+    /// smaller.
+    ///
+    /// # Errors
+    /// As [`Store::recompress`].
+    pub(super) fn finish_recompression<'a, 'o>(
+        &self,
+        mut slot: SlotGuard<'a>,
+        page: PageNo,
+        outcome: Recompressed,
+        object: impl FnOnce(usize) -> &'o [u8],
+        what: &Recompression,
+    ) -> Result<Option<SlotGuard<'a>>> {
+        slot.set_idle(false);
+        let Contents::Stored { checksum, .. } = slot.contents() else { return Ok(Some(slot)) };
+        if let Recompressed::Smaller { len, priority } = outcome {
+            let handle = self.pool.store(object(len), page.0, Gfp::MayWait)?;
+            let new = Contents::Stored { handle, len: len as u16, checksum, priority };
+            self.replace_smaller(slot, new);
+            return Ok(None);
+        }
+        let has_tried_all = *what.priorities.end() >= self.last_priority();
+        if outcome == Recompressed::NotSmaller && has_tried_all && what.threshold_bytes == 0 {
+            slot.set_incompressible();
+        }
+        Ok(Some(slot))
+    }
+
     fn replace_smaller(&self, mut slot: SlotGuard<'_>, new: Contents) {
         let old = self.publish(&mut slot, new);
         self.counters.local().pages_recompressed.add(1);

@@ -58,6 +58,7 @@ const WARM_UP_PAGES: usize = 32;
 /// An algorithm and its streams.
 pub(super) struct Codec {
     pub(super) streams: AnyStreams<Stream>,
+    algorithm: Algorithm,
     /// Set if the algorithm decodes without state; then reads take no stream.
     stateless_decoder: Option<StatelessDecoder>,
 }
@@ -87,7 +88,17 @@ impl Codec {
                 Error::new(ErrorKind::NoMemory, "no memory for spare streams").with_setting("reserve")
             );
         }
-        Ok(Codec { streams, stateless_decoder: algorithm.stateless_decoder() })
+        let (algorithm, stateless_decoder) = (algorithm.clone(), algorithm.stateless_decoder());
+        Ok(Codec { streams, algorithm, stateless_decoder })
+    }
+
+    /// Makes an encoder for a thread that lends no stream.
+    ///
+    /// # Errors
+    /// `NoMemory`.
+    #[cfg(not(loom))]
+    pub(super) fn encoder(&self) -> Result<Encoder> {
+        Encoder::new(&self.algorithm)
     }
 
     /// As [`Decoder::decode`].

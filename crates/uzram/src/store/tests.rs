@@ -1,3 +1,4 @@
+use super::policy::one_batch;
 use super::slot::Contents;
 use super::*;
 use crate::base::error::ErrorKind;
@@ -127,6 +128,9 @@ fn agrees_with_a_naive_model() {
                 // A failure leaves the page unchanged.
                 let _ = store.recompress(&a_recompression(&mut random));
                 store.mark_idle((random.below(2) == 0).then_some(random.below(2) as u32));
+            } else if random.below(30) == 0 {
+                let mut pages = (random.below_u64(PAGES)..PAGES).map(PageNo::from_number);
+                one_batch(&store, &mut pages, || ());
             }
             let number = random.below(PAGES as usize);
             let (at, len) = (random.below(PAGE_SIZE), 1 + random.below(PAGE_SIZE));

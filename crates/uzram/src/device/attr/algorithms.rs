@@ -26,15 +26,16 @@ pub(super) fn recomp_algorithm(device: &Device) -> String {
     algorithms.iter().enumerate().filter_map(line).collect::<Vec<_>>().join("\n")
 }
 
-/// Parses an algorithm, by `parse`, and its priority.
+/// Parses an algorithm, by `parse`, or `none`, and its priority.
 pub(super) fn parse_recomp_algorithm<T>(
     value: &str,
     parse: impl Fn(&str) -> Result<T>,
-) -> Result<(T, usize)> {
+) -> Result<(Option<T>, usize)> {
     let (mut algorithm, mut priority) = (None, 1);
     for (name, value) in words(value) {
         match name {
-            "algo" if !value.is_empty() => algorithm = Some(parse(value)?),
+            "algo" if value == "none" => algorithm = Some(None),
+            "algo" if !value.is_empty() => algorithm = Some(Some(parse(value)?)),
             "priority" => priority = parse_priority(value, 1)?,
             _ => {
                 let what = format!("'{name}' is not algo=ALGORITHM or priority=N");

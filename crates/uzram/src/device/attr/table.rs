@@ -106,11 +106,11 @@ pub(in super::super) static TABLE: &[Attribute] = &[
     Attribute {
         name: "recomp_algorithm",
         help: "algo=ALGORITHM priority=1..3 (default 1) sets a recompression algorithm, in the syntax of \
-               comp_algorithm; before initialisation",
+               comp_algorithm, or none; before initialisation",
         get: Some(recomp_algorithm),
         set: before!(
             |text| parse_recomp_algorithm(text, str::parse::<Algorithm>),
-            |params, (algorithm, priority)| params.store.recompression[priority - 1] = Some(algorithm),
+            |params, (algorithm, priority)| params.store.recompression[priority - 1] = algorithm,
             |text| parse_recomp_algorithm(text, Algorithm::check).map(drop)
         ),
     },
@@ -247,6 +247,15 @@ pub(in super::super) static TABLE: &[Attribute] = &[
             device,
             |policy| policy.recompress_after_s = after_s
         )),
+    },
+    Attribute {
+        name: "recompress_cpu",
+        help: "most CPU time that recompression of unused pages takes, in percent of one CPU, 1 to 100; 0 for no bound; \
+               at any time (uzram only)",
+        get: Some(|device| device.state.lock().params.store.policy.recompress_cpu_percent.to_string()),
+        set: at_any_time!(|text| number_within("recompress_cpu", text, 0..=100), |device, percent| {
+            change_policy(device, |policy| policy.recompress_cpu_percent = percent)
+        }),
     },
     Attribute {
         name: "writeback_after",

@@ -16,10 +16,13 @@
 //! - `watermarks.rs`: the watermarks, waking the thread, and waiting for it
 //! - `room.rs`: what a write does at the limit
 //! - `reclaim.rs`: which pages are reclaimed
+//! - `parked.rs`: recompression of pages that were not used for long
 //! - `thread.rs`: when
 //!
 //! Lock order: `policy` is a leaf; the thread holds no lock between its steps.
 
+#[cfg(not(loom))]
+mod parked;
 mod reclaim;
 mod room;
 #[cfg(not(loom))]
@@ -32,6 +35,8 @@ use crate::base::sync::Counter;
 use crate::zsmalloc::AnyPool;
 
 use super::Store;
+#[cfg(all(test, not(loom)))]
+pub(super) use parked::one_batch;
 #[cfg(all(test, not(loom)))]
 pub(super) use reclaim::Reclaimed;
 #[cfg(not(loom))]
@@ -73,6 +78,8 @@ pub struct ReclaimPolicy {
     pub low_percent: u64,
     /// Pages not used for this many seconds are recompressed; 0 for never.
     pub recompress_after_s: u32,
+    /// The most CPU time that this recompression takes, in percent of one CPU, 1 to 100; 0 for no bound.
+    pub recompress_cpu_percent: u64,
     /// Pages not used for this many seconds are written back; 0 for never.
     pub writeback_after_s: u32,
     /// The maximum bytes written to the backing device in a day; 0 for no budget.
@@ -87,6 +94,7 @@ impl Default for ReclaimPolicy {
             high_percent: 95,
             low_percent: 90,
             recompress_after_s: 0,
+            recompress_cpu_percent: 2,
             writeback_after_s: 0,
             writeback_budget_bytes: 0,
             order: ReclaimOrder::default(),
@@ -142,6 +150,7 @@ impl Store {
             ("packed_pages", decisions.packed_pages.get()),
             ("looks", decisions.looks.get()),
             ("old_recompressed", decisions.old_recompressed.get()),
+            ("recompress_cpu_ms", decisions.recompress_cpu_us.get() / 1000),
             ("old_written_back", decisions.old_written_back.get()),
             ("writers_waited", decisions.writers_waited.get()),
             ("writers_waited_ms", decisions.writers_waited_ms.get()),

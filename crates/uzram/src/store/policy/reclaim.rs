@@ -10,7 +10,7 @@ use crate::store::writeback::Pass;
 use crate::store::{Recompression, Store};
 use crate::zsmalloc::{Budget, Effort};
 
-use super::{ReclaimOrder, ReclaimPolicy, needed_pages, used_pages};
+use super::{ReclaimOrder, needed_pages, used_pages};
 
 /// Pages isolated from the cold end of the LRU at a time.
 const PAGES_AT_ONCE: usize = 64;
@@ -82,19 +82,10 @@ impl Store {
         freed
     }
 
-    /// Recompresses or writes back pages that were not used for the time that the policy sets. Returns whether it
-    /// finished before more urgent work came up.
-    pub(super) fn look_for_old(&self, policy: &ReclaimPolicy) -> bool {
-        self.watermarks.decisions.looks.add(1);
-        self.recompress_old(policy.recompress_after_s) && self.write_back_old(policy.writeback_after_s)
-    }
-
     /// Returns the pages that hold an object and were not used for `age_s`; none if that is 0. The iterator ends early
     /// when more urgent work comes up.
-    fn old_pages(&self, age_s: u32) -> impl Iterator<Item = PageNo> {
-        let is_old = move |page: PageNo| {
-            self.slots.peek(page).is_stored() && uptime_s().saturating_sub(self.slots.used_s(page)) >= age_s
-        };
+    pub(super) fn old_pages(&self, age_s: u32) -> impl Iterator<Item = PageNo> {
+        let is_old = move |page: PageNo| self.slots.peek(page).is_stored() && self.is_unused(page, age_s);
         let mut looks = 0u64;
         let is_undisturbed = move |_: &PageNo| {
             looks += 1;
@@ -104,25 +95,14 @@ impl Store {
         self.slots.touched(pages).take_while(is_undisturbed).filter(move |page| is_old(*page))
     }
 
-    fn recompress_old(&self, age_s: u32) -> bool {
-        let what = self.within_algorithms(&Recompression::default());
-        let decisions = &self.watermarks.decisions;
-        if !self.can_recompress() {
-            return true;
-        }
-        for page in self.old_pages(age_s).filter(|page| what.may_win(self.slots.peek(*page))) {
-            match self.recompress_page(page, &what) {
-                Ok((_, smaller)) => decisions.old_recompressed.add(u64::from(smaller)),
-                Err(_) => decisions.failures.add(1),
-            };
-            if self.watermarks.is_urgent(&self.arena) {
-                return false;
-            }
-        }
-        !self.watermarks.is_urgent(&self.arena)
+    /// Returns whether a page was not used for `age_s` seconds.
+    pub(super) fn is_unused(&self, page: PageNo, age_s: u32) -> bool {
+        uptime_s().saturating_sub(self.slots.used_s(page)) >= age_s
     }
 
-    fn write_back_old(&self, age_s: u32) -> bool {
+    /// Writes back pages that were not used for `age_s` seconds. Returns whether it finished before more urgent work came
+    /// up.
+    pub(super) fn write_back_old(&self, age_s: u32) -> bool {
         let Some(backing) = &self.backing else { return true };
         let (mut pass, decisions) = (None, &self.watermarks.decisions);
         for page in self.old_pages(age_s) {

@@ -7,6 +7,8 @@ use crate::base::sync::Arc;
 use crate::base::thread::{join, spawn_relied_on, touch_stack};
 use crate::store::Store;
 
+use super::ReclaimPolicy;
+use super::parked::Compressor;
 use super::reclaim::Reclaimed;
 
 /// The shortest and the longest interval of scans for old pages, in seconds.
@@ -59,13 +61,15 @@ impl Drop for PolicyThread {
 
 impl Store {
     /// The thread's loop.
-    fn reclaim_until_told_to_end(&self) {
+    fn reclaim_until_told_to_end(self: &Arc<Self>) {
         if self.arena.has_reserve() {
             // Writers may wait for a lock that this thread holds: it must not take page faults.
             touch_stack();
         }
         let watermarks = &self.watermarks;
         let (mut last_look, mut failing) = (Instant::now(), None);
+        // Now, and not when memory is short.
+        let mut compressor = self.compressor(&watermarks.policy());
         while !watermarks.ends() {
             let policy = watermarks.policy();
             let first = [policy.recompress_after_s, policy.writeback_after_s];
@@ -80,7 +84,7 @@ impl Store {
                 watermarks.decisions.wakeups.add(1);
                 self.reclaim_or_rest(&mut failing);
             } else if is_due {
-                if self.look_for_old(&policy) {
+                if self.look_for_old(&policy, &mut compressor) {
                     last_look = Instant::now();
                 }
             } else {
@@ -93,6 +97,28 @@ impl Store {
                 }
             }
         }
+    }
+
+    /// Starts the thread that recompresses old pages, if the policy has that done.
+    fn compressor(self: &Arc<Self>, policy: &ReclaimPolicy) -> Option<Compressor> {
+        if policy.recompress_after_s == 0 || !self.can_recompress() {
+            return None;
+        }
+        let started = Compressor::start(self);
+        self.watermarks.decisions.failures.add(u64::from(started.is_err()));
+        started.ok()
+    }
+
+    /// Recompresses or writes back pages that were not used for the time that the policy sets. Returns whether it
+    /// finished before more urgent work came up.
+    fn look_for_old(self: &Arc<Self>, policy: &ReclaimPolicy, compressor: &mut Option<Compressor>) -> bool {
+        self.watermarks.decisions.looks.add(1);
+        if compressor.is_none() {
+            *compressor = self.compressor(policy);
+        }
+        let (after_s, percent) = (policy.recompress_after_s, policy.recompress_cpu_percent);
+        compressor.as_mut().is_none_or(|compressor| self.recompress_parked(after_s, percent, compressor))
+            && self.write_back_old(policy.writeback_after_s)
     }
 
     /// Reclaims pages, or rests if none can be reclaimed. `failing` is the time since which the backing device fails.

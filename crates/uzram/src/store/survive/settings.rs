@@ -165,7 +165,7 @@ impl<'a> Input<'a> {
 }
 
 /// The number of settings that change.
-const LIVE: usize = 13;
+const LIVE: usize = 14;
 /// The number of words of a copy: a count of the changes, the settings, and a checksum of both.
 const COPY: usize = LIVE + 2;
 /// Which of them is the checksum.
@@ -236,6 +236,7 @@ fn numbers(builder: &StoreBuilder) -> [u64; LIVE] {
         policy.high_percent,
         policy.low_percent,
         u64::from(policy.recompress_after_s),
+        policy.recompress_cpu_percent,
         u64::from(policy.writeback_after_s),
         policy.writeback_budget_bytes,
         u64::from(builder.writeback_limit.enabled),
@@ -246,7 +247,7 @@ fn numbers(builder: &StoreBuilder) -> [u64; LIVE] {
 
 fn set_numbers(builder: &mut StoreBuilder, numbers: [u64; LIVE]) {
     let [limit, run_cache, pagevec, threshold, rate, rest @ ..] = numbers;
-    let [high, low, recompress, writeback, budget, is_limited, left, batch] = rest;
+    let [high, low, recompress, recompress_cpu, writeback, budget, is_limited, left, batch] = rest;
     builder.limit_pages = limit;
     builder.run_cache_batch_pages = run_cache as usize;
     builder.lru_pagevec_pages = pagevec as usize;
@@ -256,6 +257,7 @@ fn set_numbers(builder: &mut StoreBuilder, numbers: [u64; LIVE]) {
         high_percent: high,
         low_percent: low,
         recompress_after_s: recompress as u32,
+        recompress_cpu_percent: recompress_cpu,
         writeback_after_s: writeback as u32,
         writeback_budget_bytes: budget,
         order: builder.policy.order,

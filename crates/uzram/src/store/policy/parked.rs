@@ -1,0 +1,393 @@
+//! Recompression of pages that nobody has used for long, without anybody waiting for it.
+//!
+//! The policy's thread copies a batch of such pages, each while its slot is locked. A second thread, of idle priority,
+//! compresses the copies. It takes no lock that others wait for, so it does no harm if it does not run for long. Then
+//! the policy's thread locks each slot again, and publishes the smaller object if the page still has the contents that
+//! were compressed.
+//!
+//! The CPU time of both is kept below a share of one CPU: after a batch, the next one waits.
+
+use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, sync_channel};
+use std::thread::{JoinHandle, Thread};
+use std::time::{Duration, Instant};
+
+use crate::base::clock::thread_cpu_time;
+use crate::base::error::{Error, ErrorKind, Result};
+use crate::base::mem::ZeroedPages;
+use crate::base::sync::Arc;
+use crate::base::thread::{join, run_when_idle, spawn};
+use crate::base::units::{PAGE_SIZE, Page, PageNo};
+use crate::codec::{Encoder, ROOM_BYTES};
+use crate::store::recompress::Recompressed;
+use crate::store::slot::Peek;
+use crate::store::stream::Codec;
+use crate::store::{MAX_RECOMPRESSION, Recompression, Store};
+
+/// The encoders of the recompression algorithms, by priority.
+type Encoders = [Option<Encoder>; MAX_RECOMPRESSION];
+
+/// Pages of a batch.
+const BATCH: usize = 16;
+
+/// The thread of idle priority, and its batch.
+pub(super) struct Compressor {
+    to: Option<SyncSender<Batch>>,
+    from: Receiver<Batch>,
+    /// `None` while the thread has it.
+    batch: Option<Batch>,
+    /// When the next batch may begin.
+    not_before: Instant,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// Copies of pages, and the smaller objects that they become.
+struct Batch {
+    pages: Vec<Copied>,
+    contents: ZeroedPages,
+    objects: ZeroedPages,
+    began: Instant,
+    /// The CPU time that it took so far.
+    cpu_time: Duration,
+}
+
+/// A page that was copied, and what became of it.
+struct Copied {
+    page: PageNo,
+    old: Peek,
+    outcome: Recompressed,
+}
+
+impl Batch {
+    fn new() -> Result<Batch> {
+        let touched = |len| {
+            let mut pages = ZeroedPages::new(len)?;
+            pages.fill(0);
+            Ok::<_, Error>(pages)
+        };
+        Ok(Batch {
+            pages: Vec::with_capacity(BATCH),
+            contents: touched(BATCH * PAGE_SIZE)?,
+            objects: touched(BATCH * ROOM_BYTES)?,
+            began: Instant::now(),
+            cpu_time: Duration::ZERO,
+        })
+    }
+
+    fn page_mut(&mut self, at: usize) -> &mut Page {
+        &mut self.contents.as_chunks_mut().0[at]
+    }
+
+    /// Compresses the pages, and adds the CPU time that it took.
+    fn compress(&mut self, store: &Store, encoders: &mut Encoders, what: &Recompression) {
+        let began = thread_cpu_time();
+        let (copies, rooms) = (self.contents.as_chunks().0, self.objects.chunks_exact_mut(ROOM_BYTES));
+        for ((copied, page), room) in self.pages.iter_mut().zip(copies).zip(rooms) {
+            copied.outcome = store.first_smaller(copied.old, what, |priority| {
+                let encoder = encoders.get_mut(usize::from(priority).checked_sub(1)?)?.as_mut()?;
+                Some(encoder.encode(page, room))
+            });
+        }
+        self.cpu_time += thread_cpu_time().saturating_sub(began);
+    }
+
+    fn object(&self, at: usize, len: usize) -> &[u8] {
+        &self.objects[at * ROOM_BYTES..][..len]
+    }
+}
+
+impl Compressor {
+    /// Starts the thread.
+    ///
+    /// # Errors
+    /// `NoMemory` when the system gives no thread, or no memory.
+    pub(super) fn start(store: &Arc<Store>) -> Result<Self> {
+        let encoders = encoders(store)?;
+        let batch = Batch::new()?;
+        let ((to, jobs), (done, from)) = (sync_channel::<Batch>(1), sync_channel(1));
+        let (store, waker) = (Arc::clone(store), std::thread::current());
+        let run = move || compress(&store, encoders, &jobs, &done, &waker);
+        let thread = spawn("uzram-recompress", run)?;
+        let (to, thread) = (Some(to), Some(thread));
+        Ok(Compressor { to, from, batch: Some(batch), not_before: Instant::now(), thread })
+    }
+
+    /// Waits until there is a batch and it may begin; `None` if more urgent work came up.
+    fn wait(&mut self, is_urgent: impl Fn() -> bool) -> Result<Option<&mut Batch>> {
+        while !is_urgent() {
+            match self.batch {
+                None => match self.from.try_recv() {
+                    Ok(batch) => self.batch = Some(batch),
+                    Err(TryRecvError::Empty) => std::thread::park(),
+                    Err(TryRecvError::Disconnected) => {
+                        return Err(Error::new(ErrorKind::Io, "the thread that recompresses has died"));
+                    }
+                },
+                // What was compressed is published at once.
+                Some(ref batch) if batch.pages.is_empty() && self.not_before > Instant::now() => {
+                    std::thread::park_timeout(self.not_before - Instant::now());
+                }
+                Some(_) => return Ok(self.batch.as_mut()),
+            }
+        }
+        Ok(None)
+    }
+
+    /// Has the next batch wait so long that CPU time stays below `percent` percent of one CPU, if that is not 0. Returns
+    /// the CPU time that was taken.
+    fn rest(&mut self, percent: u64) -> Duration {
+        let Some(batch) = &mut self.batch else { return Duration::ZERO };
+        let cpu_time = std::mem::take(&mut batch.cpu_time);
+        self.not_before = batch.began + cpu_time * 100u32.checked_div(percent as u32).unwrap_or(0);
+        cpu_time
+    }
+
+    /// Hands the batch to the thread.
+    fn send(&mut self) {
+        if let (Some(to), Some(batch)) = (&self.to, self.batch.take()) {
+            // If the thread has died, nothing comes back.
+            let _ = to.send(batch);
+        }
+    }
+}
+
+impl Drop for Compressor {
+    fn drop(&mut self) {
+        self.to = None;
+        self.thread.take().into_iter().for_each(join);
+    }
+}
+
+/// Makes encoders of their own for a store's recompression algorithms.
+fn encoders(store: &Store) -> Result<Encoders> {
+    let mut encoders = [const { None }; MAX_RECOMPRESSION];
+    for (place, codec) in encoders.iter_mut().zip(&store.recompression) {
+        *place = codec.as_ref().map(Codec::encoder).transpose()?;
+    }
+    Ok(encoders)
+}
+
+/// Compresses batches until no more come. `waker` is unparked after each.
+fn compress(
+    store: &Store,
+    mut encoders: Encoders,
+    jobs: &Receiver<Batch>,
+    done: &SyncSender<Batch>,
+    waker: &Thread,
+) {
+    // Where the system refuses it, the share of CPU time still holds.
+    run_when_idle();
+    let what = store.within_algorithms(&Recompression::default());
+    while let Ok(mut batch) = jobs.recv() {
+        batch.compress(store, &mut encoders, &what);
+        if done.send(batch).is_err() {
+            return;
+        }
+        waker.unpark();
+    }
+}
+
+impl Store {
+    /// Recompresses pages that were not used for `age_s` seconds, within `percent` percent of one CPU's time, or as fast as
+    /// possible if that is 0. Returns whether it finished before more urgent work came up.
+    pub(super) fn recompress_parked(&self, age_s: u32, percent: u64, compressor: &mut Compressor) -> bool {
+        let what = self.within_algorithms(&Recompression::default());
+        let mut pages = self.old_pages(age_s).filter(|page| what.may_win(self.slots.peek(*page)));
+        loop {
+            let batch = match compressor.wait(|| self.watermarks.is_urgent(&self.arena)) {
+                Ok(Some(batch)) => batch,
+                Ok(None) => return false,
+                Err(_) => {
+                    self.watermarks.decisions.failures.add(1);
+                    return true;
+                }
+            };
+            let began = thread_cpu_time();
+            let is_done = !batch.pages.is_empty();
+            if is_done {
+                self.publish_parked(batch, age_s, &what);
+            } else {
+                batch.began = Instant::now();
+                self.copy_parked(&mut pages, batch, &what);
+            }
+            batch.cpu_time += thread_cpu_time().saturating_sub(began);
+            let is_empty = batch.pages.is_empty();
+            if is_empty {
+                let cpu_time = compressor.rest(percent);
+                self.watermarks.decisions.recompress_cpu_us.add(cpu_time.as_micros() as u64);
+            } else {
+                compressor.send();
+            }
+            if is_empty && !is_done {
+                return true;
+            }
+        }
+    }
+
+    fn copy_parked(&self, pages: &mut impl Iterator<Item = PageNo>, batch: &mut Batch, what: &Recompression) {
+        while batch.pages.len() < BATCH
+            && let Some(page) = pages.next()
+        {
+            let Some(slot) = self.slots.try_lock(page).locked().filter(|slot| what.may_win(slot.peek()))
+            else {
+                continue;
+            };
+            let old = slot.peek();
+            match self.read_locked(&slot, page, batch.page_mut(batch.pages.len())) {
+                Ok(()) => batch.pages.push(Copied { page, old, outcome: Recompressed::Untried }),
+                Err(_) => drop(self.watermarks.decisions.failures.add(1)),
+            }
+        }
+    }
+
+    /// Publishes the objects of pages that did not change and were not used meanwhile. Empties the batch.
+    fn publish_parked(&self, batch: &mut Batch, age_s: u32, what: &Recompression) {
+        let decisions = &self.watermarks.decisions;
+        let copies = std::mem::take(&mut batch.pages);
+        for (at, Copied { page, old, outcome }) in copies.iter().enumerate() {
+            if self.arena.lacks_reserve() {
+                // A new object takes memory before the old one gives it back. Writers come first.
+                break;
+            }
+            let is_same = |now: Peek| (now.len_bytes(), now.priority()) == (old.len_bytes(), old.priority());
+            let slot = self.slots.try_lock(*page).locked();
+            let slot = slot.filter(|slot| what.may_win(slot.peek()) && is_same(slot.peek()));
+            let Some(slot) = slot.filter(|_| self.is_unused(*page, age_s)) else { continue };
+            let mut contents = [0; PAGE_SIZE];
+            if self.read_locked(&slot, *page, &mut contents).is_err() || contents != *batch.page_mut(at) {
+                continue;
+            }
+            match self.finish_recompression(slot, *page, *outcome, |len| batch.object(at, len), what) {
+                Ok(slot) => decisions.old_recompressed.add(u64::from(slot.is_none())),
+                Err(_) => decisions.failures.add(1),
+            };
+        }
+        batch.pages = copies;
+        batch.pages.clear();
+    }
+}
+
+/// Copies, compresses and publishes one batch of `pages`, however recently they were used; calls `between` before it is
+/// published. Returns the number of pages copied.
+#[cfg(test)]
+pub(in crate::store) fn one_batch(
+    store: &Store,
+    pages: &mut impl Iterator<Item = PageNo>,
+    between: impl FnOnce(),
+) -> usize {
+    let what = store.within_algorithms(&Recompression::default());
+    let mut batch = Batch::new().expect("memory");
+    store.copy_parked(pages, &mut batch, &what);
+    let copied = batch.pages.len();
+    batch.compress(store, &mut encoders(store).expect("memory"), &what);
+    between();
+    store.publish_parked(&mut batch, 0, &what);
+    copied
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    use super::*;
+    use crate::base::random::Random;
+    use crate::store::StoreBuilder;
+    use crate::store::tests::{config, recompression};
+
+    const PAGES: u64 = 200;
+
+    fn store() -> Arc<Store> {
+        let builder = StoreBuilder { recompression: recompression(["zstd:3", "", ""]), ..config(PAGES) };
+        Arc::new(Store::new(&builder).expect("memory"))
+    }
+
+    /// Returns a page that depends on a seed, and that zstd makes smaller than lz4 does.
+    fn contents(seed: u64) -> Page {
+        let mut random = Random::new(seed);
+        std::array::from_fn(|_| b"etaoin shrdlu"[random.below(13)])
+    }
+
+    fn write(store: &Store, page: u64, seed: u64) {
+        store.write(PageNo::from_number(page), &contents(seed)).expect("written");
+    }
+
+    fn is(store: &Store, page: u64, seed: u64) -> bool {
+        let mut read = [0; PAGE_SIZE];
+        store.read(PageNo::from_number(page), &mut read).expect("read");
+        read == contents(seed)
+    }
+
+    fn all() -> impl Iterator<Item = PageNo> {
+        (0..PAGES).map(PageNo::from_number)
+    }
+
+    #[test]
+    fn what_changed_meanwhile_keeps_its_contents() {
+        let store = store();
+        (0..PAGES).for_each(|page| write(&store, page, page));
+        let before = store.stats().compr_data_bytes;
+        let copied = one_batch(&store, &mut all(), || {
+            write(&store, 1, 1001);
+            store.discard(PageNo(2));
+            // The same contents again: whoever wrote them, they are what was compressed.
+            write(&store, 3, 3);
+        });
+        assert_eq!(copied, BATCH);
+        assert!(store.stats().compr_data_bytes < before);
+        assert_eq!(store.watermarks.decisions.old_recompressed.get(), BATCH as u64 - 2);
+        assert!(is(&store, 1, 1001) && is(&store, 3, 3) && is(&store, 0, 0) && is(&store, 15, 15));
+        // They are not tried again.
+        assert_eq!(one_batch(&store, &mut (3..16).map(PageNo), || ()), 0);
+    }
+
+    #[test]
+    fn pages_are_what_was_written_last() {
+        let (store, writers) = (store(), 2);
+        let ended = AtomicU64::new(0);
+        std::thread::scope(|scope| {
+            for thread in 0..writers {
+                let (store, ended) = (&store, &ended);
+                scope.spawn(move || {
+                    let (mut random, mut written) = (Random::new(thread), [None; PAGES as usize]);
+                    for _ in 0..20_000 {
+                        let page = writers * random.below_u64(PAGES / writers) + thread;
+                        let last = &mut written[page as usize];
+                        match random.below(20) {
+                            0 => {
+                                store.discard(PageNo::from_number(page));
+                                *last = None;
+                            }
+                            1..8 => {
+                                // Few different contents, so that the same ones come again.
+                                let seed = random.below_u64(3);
+                                write(store, page, seed);
+                                *last = Some(seed);
+                            }
+                            _ => assert!(last.is_none_or(|seed| is(store, page, seed)), "page {page}"),
+                        }
+                    }
+                    ended.fetch_add(1, Ordering::Relaxed);
+                });
+            }
+            while ended.load(Ordering::Relaxed) < writers {
+                let mut pages = all();
+                while one_batch(&store, &mut pages, || ()) > 0 {}
+            }
+        });
+        assert!(store.watermarks.decisions.old_recompressed.get() > 0);
+    }
+
+    #[test]
+    fn a_batch_waits_for_its_share_of_time() {
+        let mut compressor = Compressor::start(&store()).expect("a thread");
+        for (percent, wanted_ms) in [(0, 0), (1, 1000), (2, 500), (100, 10)] {
+            let batch = compressor.batch.as_mut().expect("it is here");
+            batch.cpu_time = Duration::from_millis(10);
+            let began = batch.began;
+            assert_eq!(compressor.rest(percent), Duration::from_millis(10));
+            assert_eq!(compressor.not_before - began, Duration::from_millis(wanted_ms));
+        }
+        // What is more urgent does not wait.
+        compressor.not_before = Instant::now() + Duration::from_secs(3600);
+        assert!(matches!(compressor.wait(|| true), Ok(None)));
+    }
+}
