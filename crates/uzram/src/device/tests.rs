@@ -405,7 +405,8 @@ fn pages_are_compressed_again_on_request() {
     disk.read(0, &mut read).expect("sound");
     assert_eq!(read, text);
     for (value, hint) in [
-        ("type=cold", "write idle, huge or huge_idle"),
+        ("type=cold", "write idle, huge, huge_idle or hot"),
+        ("type=hot", "no recompression algorithm decodes fast"),
         ("threshold=4096", "take a page"),
         ("threshold=-1", "cannot be"),
         ("max_pages=many", "cannot be"),
@@ -419,6 +420,10 @@ fn pages_are_compressed_again_on_request() {
         assert_eq!(error.kind(), ErrorKind::Invalid, "{value}");
         assert!(error.to_string().contains(hint), "{value}: {error}");
     }
+    let settings = [("recomp_algorithm", "algo=lz4hc"), ("disksize", "1M")];
+    self::device(&settings).set("recompress", "type=hot").expect("there is an LRU");
+    let without = self::device(&[&[("lru_design", "none")][..], &settings].concat());
+    assert_eq!(without.set("recompress", "type=hot").expect_err("none").setting(), Some("lru_design"));
     let without = self::device(&[("disksize", "1M")]);
     assert_eq!(without.get("recomp_algorithm"), Ok(String::new()));
     let error = without.set("recompress", "").expect_err("there is no algorithm");

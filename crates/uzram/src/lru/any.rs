@@ -76,6 +76,11 @@ impl AnyLru {
         each!(self, lru => lru.mark(page));
     }
 
+    /// As [`Lru::is_active`].
+    pub fn is_active(&self, page: u32) -> bool {
+        each!(self, lru => lru.is_active(page))
+    }
+
     /// As [`Lru::prefetch`].
     #[inline]
     pub fn prefetch(&self, page: u32) {

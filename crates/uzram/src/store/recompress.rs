@@ -42,6 +42,8 @@ pub struct Candidates {
 pub struct Recompression {
     /// Which pages.
     pub candidates: Candidates,
+    /// Only pages that were used again since they came: those of the LRU's active list.
+    pub hot: bool,
     /// Objects smaller than this are skipped, and recompressed objects must be smaller than this; 0 for no threshold.
     pub threshold_bytes: usize,
     /// The maximum number of pages tried.
@@ -55,6 +57,7 @@ impl Default for Recompression {
     fn default() -> Self {
         Recompression {
             candidates: Candidates::default(),
+            hot: false,
             threshold_bytes: 0,
             max_pages: u64::MAX,
             priorities: 1..=MAX_RECOMPRESSION as u8,
@@ -139,6 +142,9 @@ impl Store {
             for page in candidates {
                 if left == 0 {
                     break;
+                }
+                if what.hot && !self.is_hot(page) {
+                    continue;
                 }
                 let (tried, smaller) = self.recompress_page(page, what)?;
                 left -= u64::from(tried);
@@ -288,6 +294,15 @@ impl Store {
     pub(super) fn within_algorithms(&self, what: &Recompression) -> Recompression {
         let last = (*what.priorities.end()).min(self.last_priority());
         Recompression { priorities: *what.priorities.start()..=last, ..what.clone() }
+    }
+
+    fn is_hot(&self, page: PageNo) -> bool {
+        self.lru.as_ref().is_some_and(|lru| lru.is_active(page.0))
+    }
+
+    /// Returns whether the store has an LRU, and so knows hot pages.
+    pub fn has_lru(&self) -> bool {
+        self.lru.is_some()
     }
 
     /// Returns whether the store has a recompression algorithm.

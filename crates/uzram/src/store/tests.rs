@@ -99,6 +99,7 @@ fn a_recompression(random: &mut Random) -> Recompression {
             huge: random.below(3) == 0,
             incompressible: false,
         },
+        hot: random.below(4) == 0,
         threshold_bytes: [0, 0, 100, 1500][random.below(4)],
         max_pages: [u64::MAX, 7][random.below(2)],
         priorities: first..=first + random.below(MAX_RECOMPRESSION + 1 - usize::from(first)) as u8,

@@ -116,7 +116,7 @@ pub(in super::super) static TABLE: &[Attribute] = &[
     },
     Attribute {
         name: "recompress",
-        help: "type=idle, huge or huge_idle, threshold=BYTES, max_pages=N, algo=NAME or priority=N, all optional: \
+        help: "type=idle, huge, huge_idle or hot (uzram only), threshold=BYTES, max_pages=N, algo=NAME or priority=N, all optional: \
                recompresses pages, the largest first",
         get: None,
         set: task!(Unit::Pages, RecompressRequest::parse, recompress),
