@@ -28,7 +28,7 @@ fn a_disk_takes_less_memory_after_it() {
     let place = Place::new();
     let _daemon = place.up_sized("4M", &["--recompress", "zstd:3"]);
     let algorithms = place.run(&["stat", "zram0", "recomp_algorithm"]).ok();
-    assert_eq!(algorithms.trim(), "#1: lz4 lz4hc [zstd:3] deflate");
+    assert_eq!(algorithms.trim(), "#1: lz4 lz4hc [zstd:3] deflate memory");
     let text = text_file(&place, 4 << 20);
     succeed(&place, "nbdcopy", &[arg(&text), &place.uri()]);
     let before = ["compr_data_bytes", "mem_used_bytes"].map(|name| place.statistic(name));

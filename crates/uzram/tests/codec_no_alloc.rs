@@ -34,10 +34,20 @@ fn coding_pages_allocates_nothing() {
         let dictionary = Dictionary::new("/dictionary", dictionary.clone()).unwrap();
         Algorithm::new(kind, None, Some(dictionary)).unwrap()
     };
-    let names =
-        ["lz4", "lz4hc:2", "lz4hc", "zstd", "zstd:3", "zstd:19", "deflate:1", "deflate", "deflate:12"];
+    let names = [
+        "lz4",
+        "lz4hc:2",
+        "lz4hc",
+        "zstd",
+        "zstd:3",
+        "zstd:19",
+        "deflate:1",
+        "deflate",
+        "deflate:12",
+        "memory",
+    ];
     let plain = names.map(|name| name.parse().unwrap());
-    let with_dictionary = [Kind::Lz4, Kind::Lz4hc, Kind::Zstd].map(with_dictionary);
+    let with_dictionary = [Kind::Lz4, Kind::Lz4hc, Kind::Zstd, Kind::Memory].map(with_dictionary);
     for algorithm in plain.into_iter().chain(with_dictionary) {
         let before = allocations::count();
         let mut encoder = Encoder::new(&algorithm).unwrap();

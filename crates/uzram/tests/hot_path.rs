@@ -171,6 +171,7 @@ fn a_warm_device_allocates_nothing_and_makes_no_system_call() {
         (&[("comp_algorithm", "zstd:1")], 20_000),
         (&[("comp_algorithm", "lz4hc:2")], 20_000),
         (&[("comp_algorithm", "deflate:1")], 20_000),
+        (&[("comp_algorithm", "memory")], 20_000),
         (&[("comp_algorithm", "zstd"), ("chain_size", "4")], 20_000),
         (&[("mem_limit", "64M"), ("run_cache_batch", "0")], 20_000),
         (&[("streams", "2")], 20_000),

@@ -79,8 +79,8 @@ pub static SETTINGS: &[SettingRow] = &[
     SettingRow {
         attribute: "comp_algorithm",
         words: &["algorithm"],
-        help: "lz4[:ACCELERATION], lz4hc[:LEVEL], zstd[:LEVEL] or deflate[:LEVEL]; all but deflate take ,dict=PATH, a \
-               dictionary made by `uzram train` [default: the device's]",
+        help: "lz4[:ACCELERATION], lz4hc[:LEVEL], zstd[:LEVEL], deflate[:LEVEL] or memory; all but deflate take \
+               ,dict=PATH, a dictionary made by `uzram train` [default: the device's]",
         ..TEXT
     },
     SettingRow {

@@ -1,9 +1,9 @@
 //! Types whose values have names in settings, and hints for unknown names.
 
 /// Implements `Display` and `FromStr` by the `name()` of each of a type's `ALL`. `$refusal` is the message for an
-/// unknown name; it takes that name and the list of valid ones.
+/// unknown name; it takes that name and the list of valid ones. `$alias` is another name, which is only parsed.
 macro_rules! named {
-    ($type:ident, $refusal:literal) => {
+    ($type:ident, $refusal:literal $(, $alias:literal = $value:expr)*) => {
         impl std::fmt::Display for $type {
             fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
                 f.write_str(self.name())
@@ -14,6 +14,11 @@ macro_rules! named {
             type Err = $crate::base::error::Error;
 
             fn from_str(name: &str) -> $crate::base::error::Result<Self> {
+                $(
+                    if name == $alias {
+                        return Ok($value);
+                    }
+                )*
                 $type::ALL.into_iter().find(|one| one.name() == name).ok_or_else(|| {
                     let names = $type::ALL.map($type::name).join(", ");
                     $crate::base::error::Error::invalid(format!($refusal, name, names))

@@ -4,7 +4,7 @@ use std::fmt;
 use std::ops::RangeInclusive;
 use std::str::FromStr;
 
-use super::{Dictionary, StatelessDecoder, deflate, lz4, lz4hc, zstd};
+use super::{Dictionary, StatelessDecoder, deflate, lz4, lz4hc, memory, w64, zstd};
 use crate::base::error::{Error, Result};
 use crate::base::named::named;
 use crate::base::sync::Arc;
@@ -20,11 +20,13 @@ pub enum Kind {
     Zstd,
     /// Raw deflate.
     Deflate,
+    /// w64 for pages of words, LZ4's block format for others: for the memory of programs.
+    Memory,
 }
 
 impl Kind {
     /// All algorithms, the default first.
-    pub const ALL: [Kind; 4] = [Kind::Lz4, Kind::Lz4hc, Kind::Zstd, Kind::Deflate];
+    pub const ALL: [Kind; 5] = [Kind::Lz4, Kind::Lz4hc, Kind::Zstd, Kind::Deflate, Kind::Memory];
 
     /// Returns the name.
     pub const fn name(self) -> &'static str {
@@ -33,6 +35,7 @@ impl Kind {
             Kind::Lz4hc => "lz4hc",
             Kind::Zstd => "zstd",
             Kind::Deflate => "deflate",
+            Kind::Memory => "memory",
         }
     }
 
@@ -42,6 +45,7 @@ impl Kind {
             Kind::Lz4hc => lz4hc::DEFAULT_LEVEL,
             Kind::Zstd => zstd::DEFAULT_LEVEL,
             Kind::Deflate => deflate::DEFAULT_LEVEL,
+            Kind::Memory => memory::LEVEL,
         }
     }
 
@@ -52,6 +56,7 @@ impl Kind {
             Kind::Lz4hc => lz4hc::MIN_LEVEL..=lz4hc::MAX_LEVEL,
             Kind::Zstd => zstd::levels(),
             Kind::Deflate => deflate::MIN_LEVEL..=deflate::MAX_LEVEL,
+            Kind::Memory => memory::LEVEL..=memory::LEVEL,
         }
     }
 
@@ -63,6 +68,7 @@ impl Kind {
             Kind::Lz4hc => format!("lz4hc's levels are {min} to {max}"),
             Kind::Zstd => format!("zstd's levels are 1 to {max}, and {min} to -1 for more speed"),
             Kind::Deflate => format!("deflate's levels are {min} to {max}"),
+            Kind::Memory => format!("memory has no levels but {min}"),
         }
     }
 
@@ -85,13 +91,13 @@ impl Kind {
     }
 }
 
-named!(Kind, "no compression algorithm '{}'; there are: {}");
+named!(Kind, "no compression algorithm '{}'; there are: {}", "w64+lz4" = Kind::Memory);
 
 /// A compression algorithm with its parameters, for any number of coders, which share its dictionary.
 ///
-/// Parses from and prints as `lz4[:ACCELERATION]`, `lz4hc[:LEVEL]`, `zstd[:LEVEL]` or `deflate[:LEVEL]`,
-/// the first three optionally followed by `,dict=PATH`; a default level is omitted. Parsing reads the
-/// dictionary's file.
+/// Parses from and prints as `lz4[:ACCELERATION]`, `lz4hc[:LEVEL]`, `zstd[:LEVEL]`, `deflate[:LEVEL]` or
+/// `memory`, all but deflate optionally followed by `,dict=PATH`; a default level is omitted. `w64+lz4` is
+/// another name of `memory`. Parsing reads the dictionary's file.
 #[derive(Clone)]
 pub struct Algorithm {
     level: i32,
@@ -105,6 +111,8 @@ pub(super) enum Method {
     Lz4hc(Option<Arc<lz4hc::Digest>>),
     Zstd(Option<Arc<zstd::Digest>>),
     Deflate,
+    /// The digest is lz4's: w64 uses no dictionary.
+    Memory(w64::Kernel, Option<Arc<lz4::Digest>>),
 }
 
 impl Algorithm {
@@ -121,6 +129,10 @@ impl Algorithm {
         let source = dictionary.map(Arc::new);
         let method = match kind {
             Kind::Lz4 => Method::Lz4(source.map(lz4::Digest::new).transpose()?.map(Arc::new)),
+            Kind::Memory => {
+                let digest = source.map(lz4::Digest::new).transpose()?;
+                Method::Memory(w64::Kernel::fastest(), digest.map(Arc::new))
+            }
             Kind::Lz4hc => {
                 let digest = source.map(|source| lz4hc::Digest::new(level, source)).transpose()?;
                 Method::Lz4hc(digest.map(Arc::new))
@@ -142,6 +154,7 @@ impl Algorithm {
             Method::Lz4hc(_) => Kind::Lz4hc,
             Method::Zstd(_) => Kind::Zstd,
             Method::Deflate => Kind::Deflate,
+            Method::Memory(..) => Kind::Memory,
         }
     }
 
@@ -157,7 +170,7 @@ impl Algorithm {
 
     fn source(&self) -> Option<&Arc<Dictionary>> {
         match &self.method {
-            Method::Lz4(digest) => digest.as_ref().map(|digest| &digest.source),
+            Method::Lz4(digest) | Method::Memory(_, digest) => digest.as_ref().map(|digest| &digest.source),
             Method::Lz4hc(digest) => digest.as_ref().map(|digest| &digest.source),
             Method::Zstd(digest) => digest.as_ref().map(|digest| &digest.source),
             Method::Deflate => None,
@@ -167,18 +180,33 @@ impl Algorithm {
     /// Returns the bytes of memory that all coders share: the dictionary and its tables.
     pub fn shared_bytes(&self) -> usize {
         match &self.method {
-            Method::Lz4(digest) => digest.as_ref().map_or(0, |digest| digest.bytes()),
+            Method::Lz4(digest) | Method::Memory(_, digest) => {
+                digest.as_ref().map_or(0, |digest| digest.bytes())
+            }
             Method::Lz4hc(digest) => digest.as_ref().map_or(0, |digest| digest.bytes()),
             Method::Zstd(digest) => digest.as_ref().map_or(0, |digest| digest.bytes()),
             Method::Deflate => 0,
         }
     }
 
+    /// Returns this algorithm, which is `memory`, once for each kernel of w64 that the CPU has.
+    #[cfg(test)]
+    pub(crate) fn with_each_kernel(&self) -> Vec<Algorithm> {
+        let digest = match &self.method {
+            Method::Memory(_, digest) => digest,
+            _ => panic!("{self} has no kernels"),
+        };
+        let method = |kernel| Method::Memory(kernel, digest.clone());
+        w64::Kernel::all().map(|kernel| Algorithm { level: self.level, method: method(kernel) }).collect()
+    }
+
     /// Returns a decoder without state, if the algorithm has one: reads then need no stream.
     pub fn stateless_decoder(&self) -> Option<StatelessDecoder> {
-        match self.kind() {
-            Kind::Lz4 | Kind::Lz4hc => Some(StatelessDecoder { dictionary: self.source().cloned() }),
-            Kind::Zstd | Kind::Deflate => None,
+        let dictionary = self.source().cloned();
+        match self.method {
+            Method::Lz4(_) | Method::Lz4hc(_) => Some(StatelessDecoder { kernel: None, dictionary }),
+            Method::Memory(kernel, _) => Some(StatelessDecoder { kernel: Some(kernel), dictionary }),
+            Method::Zstd(_) | Method::Deflate => None,
         }
     }
 }
@@ -198,6 +226,7 @@ impl From<Kind> for Algorithm {
             Kind::Lz4hc => Method::Lz4hc(None),
             Kind::Zstd => Method::Zstd(None),
             Kind::Deflate => Method::Deflate,
+            Kind::Memory => Method::Memory(w64::Kernel::fastest(), None),
         };
         Algorithm { level: kind.default_level(), method }
     }
@@ -248,7 +277,7 @@ impl Algorithm {
 
 /// Returns the error of a dictionary for deflate, which supports none.
 fn no_dictionary() -> Error {
-    Error::invalid("deflate takes no dictionary; lz4, lz4hc and zstd do")
+    Error::invalid("deflate takes no dictionary; lz4, lz4hc, zstd and memory do")
 }
 
 impl FromStr for Algorithm {

@@ -18,9 +18,11 @@ mod deflate;
 mod dictionary;
 mod lz4;
 mod lz4hc;
+mod memory;
 #[cfg(test)]
 mod tests;
 mod train;
+mod w64;
 mod zstd;
 
 pub use algorithm::{Algorithm, Kind};
@@ -45,6 +47,7 @@ enum EncoderState {
     Lz4hc(lz4hc::Encoder),
     Zstd(zstd::Encoder),
     Deflate(deflate::Encoder),
+    Memory(memory::Encoder),
 }
 
 impl Encoder {
@@ -59,12 +62,16 @@ impl Encoder {
             Method::Lz4hc(digest) => EncoderState::Lz4hc(lz4hc::Encoder::new(level, digest.clone())?),
             Method::Zstd(digest) => EncoderState::Zstd(zstd::Encoder::new(level, digest.clone())?),
             Method::Deflate => EncoderState::Deflate(deflate::Encoder::new(level)?),
+            Method::Memory(kernel, digest) => {
+                EncoderState::Memory(memory::Encoder::new(*kernel, digest.clone())?)
+            }
         }))
     }
 
     /// Compresses `page` into the start of `out`. Returns the compressed length in bytes, or `None` if
     /// it does not fit: `out` may then be partly overwritten. zstd and deflate write whole words, and may
-    /// return `None` already if fewer than 16 bytes would be left.
+    /// return `None` already if fewer than 16 bytes would be left. `memory` returns `None` for a page that
+    /// looks random, whatever the room.
     #[inline]
     pub fn encode(&mut self, page: &Page, out: &mut [u8]) -> Option<usize> {
         match &mut self.0 {
@@ -72,6 +79,7 @@ impl Encoder {
             EncoderState::Lz4hc(encoder) => encoder.encode(page, out),
             EncoderState::Zstd(encoder) => encoder.encode(page, out),
             EncoderState::Deflate(encoder) => encoder.encode(page, out),
+            EncoderState::Memory(encoder) => encoder.encode(page, out),
         }
     }
 
@@ -82,6 +90,7 @@ impl Encoder {
             EncoderState::Lz4hc(encoder) => encoder.state_bytes(),
             EncoderState::Zstd(encoder) => encoder.state_bytes(),
             EncoderState::Deflate(encoder) => encoder.state_bytes(),
+            EncoderState::Memory(encoder) => encoder.state_bytes(),
         }
     }
 }
@@ -89,6 +98,8 @@ impl Encoder {
 /// A decoder that threads can share.
 #[derive(Clone)]
 pub struct StatelessDecoder {
+    /// What decodes w64, if the algorithm is `memory`; lz4 and lz4hc have none.
+    kernel: Option<w64::Kernel>,
     dictionary: Option<Arc<Dictionary>>,
 }
 
@@ -99,7 +110,11 @@ impl StatelessDecoder {
     /// As [`Decoder::decode`].
     #[inline]
     pub fn decode(&self, bytes: &[u8], page: &mut Page) -> Result<()> {
-        lz4::decode(bytes, page, self.dictionary.as_deref())
+        let dictionary = self.dictionary.as_deref();
+        match self.kernel {
+            None => lz4::decode(bytes, page, dictionary),
+            Some(kernel) => memory::decode(kernel, bytes, page, dictionary),
+        }
     }
 }
 

@@ -18,7 +18,8 @@ fn agrees_with_a_naive_model() {
     const BYTES: usize = 40 * PAGE_SIZE;
     for seed in 0..6 {
         let mut random = Random::new(seed);
-        let settings = ("comp_algorithm", ["lz4", "zstd", "lz4hc:2", "deflate:1"][seed as usize % 4]);
+        let settings =
+            ("comp_algorithm", ["lz4", "zstd", "lz4hc:2", "deflate:1", "memory"][seed as usize % 5]);
         let device = device(&[settings, ("disksize", &BYTES.to_string())]);
         let (disk, mut model) = (device.open().expect("initialised"), vec![0u8; BYTES]);
         for step in 0..2000 {
@@ -240,7 +241,7 @@ fn the_life_cycle_is_the_kernels() {
     device.set("reset", "1\n").expect("nobody uses it");
     assert_eq!((device.size_bytes(), device.get("mem_limit")), (0, Ok("0".into())));
     device.set("comp_algorithm", "zstd:3").expect("uninitialised again");
-    assert_eq!(device.get("comp_algorithm"), Ok("lz4 lz4hc [zstd:3] deflate".into()));
+    assert_eq!(device.get("comp_algorithm"), Ok("lz4 lz4hc [zstd:3] deflate memory".into()));
     device.set("disksize", "8192").expect("a size");
     let mut read = [1; 4096];
     device.open().expect("initialised").read(0, &mut read).expect("sound");
@@ -367,13 +368,13 @@ fn pages_are_compressed_again_on_request() {
         device(&[("recomp_algorithm", "algo=zstd:9"), ("recomp_algorithm", "priority=3 algo=deflate")]);
     assert_eq!(
         device.get("recomp_algorithm"),
-        Ok("#1: lz4 lz4hc [zstd:9] deflate\n#3: lz4 lz4hc zstd [deflate]".into())
+        Ok("#1: lz4 lz4hc [zstd:9] deflate memory\n#3: lz4 lz4hc zstd [deflate] memory".into())
     );
     device.set("algorithm_params", "algo=deflate level=9").expect("there is one");
     device.set("algorithm_params", "priority=1 level=4").expect("there is one");
     assert_eq!(
         device.get("recomp_algorithm"),
-        Ok("#1: lz4 lz4hc [zstd:4] deflate\n#3: lz4 lz4hc zstd [deflate:9]".into())
+        Ok("#1: lz4 lz4hc [zstd:4] deflate memory\n#3: lz4 lz4hc zstd [deflate:9] memory".into())
     );
     for (name, value) in [("recompress", "type=idle"), ("idle", "all")] {
         let error = device.set(name, value).expect_err("no size yet");

@@ -7,7 +7,8 @@ fn algorithms_read_as_they_print() {
     let file = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(&file, trained()).unwrap();
     let path = file.path().display();
-    let lines = ["lz4", "lz4:2", "lz4:65537", "lz4hc", "lz4hc:2", "zstd", "zstd:3", "zstd:-5", "zstd:22"];
+    let lines =
+        ["memory", "lz4", "lz4:2", "lz4:65537", "lz4hc", "lz4hc:2", "zstd", "zstd:3", "zstd:-5", "zstd:22"];
     let with_dictionary = lines.map(|text| format!("{text},dict={path}"));
     let without = [&lines[..], &["deflate", "deflate:1", "deflate:12"]].concat();
     for text in without.into_iter().map(str::to_owned).chain(with_dictionary) {
@@ -17,9 +18,14 @@ fn algorithms_read_as_they_print() {
         assert!(text.starts_with(read.kind().name()));
         assert_eq!(read.dictionary().map(Dictionary::bytes), text.contains("dict").then(trained));
     }
-    for (text, shown) in
-        [("lz4:1", "lz4"), ("lz4hc:9", "lz4hc"), (" zstd:1\n", "zstd"), ("deflate:+6", "deflate")]
-    {
+    for (text, shown) in [
+        ("lz4:1", "lz4"),
+        ("lz4hc:9", "lz4hc"),
+        (" zstd:1\n", "zstd"),
+        ("deflate:+6", "deflate"),
+        ("memory:1", "memory"),
+        ("w64+lz4", "memory"),
+    ] {
         assert_eq!(algorithm(text).to_string(), shown);
     }
     assert_eq!((algorithm("zstd:-7").level(), algorithm("deflate").level()), (-7, 6));
@@ -28,14 +34,14 @@ fn algorithms_read_as_they_print() {
         algorithm("lz4") != algorithm(&format!("lz4,dict={path}"))
             && with("lz4", raw()) != with("lz4", trained())
     );
-    assert_eq!(Kind::ALL.map(Kind::name), ["lz4", "lz4hc", "zstd", "deflate"]);
+    assert_eq!(Kind::ALL.map(Kind::name), ["lz4", "lz4hc", "zstd", "deflate", "memory"]);
 }
 
 #[test]
 fn a_bad_algorithm_says_what_to_write() {
     for (text, hint) in [
-        ("", "there are: lz4, lz4hc, zstd, deflate"),
-        ("LZ4", "there are: lz4, lz4hc, zstd, deflate"),
+        ("", "there are: lz4, lz4hc, zstd, deflate, memory"),
+        ("LZ4", "there are: lz4, lz4hc, zstd, deflate, memory"),
         ("lzo:3", "no compression algorithm 'lzo'"),
         ("lz4:0", "1 to 65537"),
         ("lz4:65538", "the higher the faster"),
@@ -49,6 +55,9 @@ fn a_bad_algorithm_says_what_to_write() {
         ("zstd:0", "'0' is no level"),
         ("deflate:0", "1 to 12"),
         ("deflate:13", "1 to 12"),
+        ("memory:0", "no levels but 1"),
+        ("memory:2", "no levels but 1"),
+        ("w64", "no compression algorithm 'w64'"),
         ("zstd,", "dict=PATH"),
         ("zstd,level=3", "dict=PATH"),
         ("zstd,dict=", "beginning with '/'"),

@@ -87,8 +87,8 @@ pub(in super::super) static TABLE: &[Attribute] = &[
     },
     Attribute {
         name: "comp_algorithm",
-        help: "lz4[:ACCELERATION], lz4hc[:LEVEL], zstd[:LEVEL] or deflate[:LEVEL], all but deflate optionally \
-               followed by ,dict=PATH; shows the one in use in brackets; before initialisation",
+        help: "lz4[:ACCELERATION], lz4hc[:LEVEL], zstd[:LEVEL], deflate[:LEVEL] or memory, all but deflate \
+               optionally followed by ,dict=PATH; shows the one in use in brackets; before initialisation",
         get: Some(comp_algorithm),
         set: before!(
             str::parse::<Algorithm>,

@@ -82,6 +82,29 @@ fn builders() -> Vec<StoreBuilder> {
     ]
 }
 
+/// What one kernel of w64 wrote, another reads: the store that attaches has the fastest of this CPU.
+#[test]
+fn pages_of_words_are_read_on_another_cpu() {
+    for (kernel, algorithm) in Algorithm::from(Kind::Memory).with_each_kernel().into_iter().enumerate() {
+        let page_of = |page: u64| {
+            let mut random = Random::new(page);
+            let word = |_| (0x7f00_0000_0000 + random.below_u64(1 << (page % 20)) * 8).to_le_bytes();
+            let words: [[u8; 8]; PAGE_SIZE / 8] = std::array::from_fn(word);
+            let mut contents = [0; PAGE_SIZE];
+            contents.as_chunks_mut().0.copy_from_slice(&words);
+            contents
+        };
+        let store =
+            Store::create_in(&StoreBuilder::new("kernels", 200).algorithm(algorithm)).expect("a store");
+        (0..200).for_each(|page| store.write(PageNo::from_number(page), &page_of(page)).expect("memory"));
+        let (store, attached) = attach(end(store));
+        assert_eq!((attached.pages, attached.pages_lost), (200, 0), "kernel {kernel}");
+        for (page, read) in (0..).zip(read_all(&store)) {
+            assert!(*read.expect("sound") == page_of(page), "kernel {kernel}, page {page}");
+        }
+    }
+}
+
 /// Writes, overwrites and discards at random, and attaches the store anew now and then.
 #[test]
 fn what_was_written_is_found_again() {
