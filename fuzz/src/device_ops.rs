@@ -60,7 +60,9 @@ impl<'a> Machine<'a> {
         for (name, value) in [
             (
                 "comp_algorithm",
-                input.one_of(&["lz4", "zstd", "lz4hc:3", "zstd:-3", "deflate:1", "lz4:9"]).to_owned(),
+                input
+                    .one_of(&["lz4", "zstd", "lz4hc:3", "zstd:-3", "deflate:1", "lz4:9", "memory"])
+                    .to_owned(),
             ),
             ("checksum", input.one_of(&["0", "1"]).to_owned()),
             ("chain_size", (4 + input.byte() % 13).to_string()),

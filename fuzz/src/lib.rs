@@ -22,6 +22,7 @@ pub mod device_ops;
 pub mod fuse_requests;
 mod input;
 pub mod lru_ops;
+pub mod memory_codec;
 mod model;
 pub mod nbd_handshake;
 pub mod nbd_tls;
@@ -53,6 +54,7 @@ pub static TARGETS: &[Target] = &[
     Target { name: "control_http", run: control_http::run, seeds: control_http::seeds },
     Target { name: "codec_decode", run: codec_decode::run, seeds: codec_decode::seeds },
     Target { name: "codec_round_trip", run: codec_round_trip::run, seeds: codec_round_trip::seeds },
+    Target { name: "memory_codec", run: memory_codec::run, seeds: memory_codec::seeds },
     Target { name: "device_ops", run: device_ops::run, seeds: device_ops::seeds },
     Target { name: "pool_ops", run: pool_ops::run, seeds: pool_ops::seeds },
     Target { name: "lru_ops", run: lru_ops::run, seeds: lru_ops::seeds },

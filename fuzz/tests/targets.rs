@@ -102,6 +102,11 @@ fn codec_round_trip() {
 }
 
 #[test]
+fn memory_codec() {
+    run_mutations("memory_codec", 1500);
+}
+
+#[test]
 fn device_ops() {
     run_mutations("device_ops", 1500);
 }

@@ -189,15 +189,16 @@ impl Algorithm {
         }
     }
 
-    /// Returns this algorithm, which is `memory`, once for each kernel of w64 that the CPU has.
-    #[cfg(test)]
-    pub(crate) fn with_each_kernel(&self) -> Vec<Algorithm> {
-        let digest = match &self.method {
-            Method::Memory(_, digest) => digest,
-            _ => panic!("{self} has no kernels"),
-        };
-        let method = |kernel| Method::Memory(kernel, digest.clone());
-        w64::Kernel::all().map(|kernel| Algorithm { level: self.level, method: method(kernel) }).collect()
+    /// Returns this algorithm once for each kernel of w64 that the CPU has, the portable one first. All of them write and
+    /// read the same. An algorithm without w64 is returned as it is.
+    #[doc(hidden)]
+    pub fn with_each_kernel(&self) -> Vec<Algorithm> {
+        match &self.method {
+            Method::Memory(_, digest) => w64::Kernel::all()
+                .map(|kernel| Algorithm { level: self.level, method: Method::Memory(kernel, digest.clone()) })
+                .collect(),
+            _ => vec![self.clone()],
+        }
     }
 
     /// Returns a decoder without state, if the algorithm has one: reads then need no stream.
