@@ -25,7 +25,7 @@ const LEAST_BYTES: u64 = 1 << 10;
 /// One page in this many is held out.
 const HELD_OUT_ONE_OF: usize = 8;
 
-/// Make a dictionary for lz4, lz4hc and zstd from files of sample pages.
+/// Make a dictionary for lz4, lz4hc, zstd and memory from files of sample pages.
 ///
 /// Samples should resemble the device's future contents: disk images, or memory, in pages of 4 KiB. One page in
 /// eight is held out, to measure the dictionary on pages that it was not made from.

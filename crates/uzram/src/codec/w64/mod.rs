@@ -28,7 +28,7 @@
 //! | first | second | class |
 //! |---|---|---|
 //! | 0 | 0 | *other*: the next two halves, lower half first |
-//! | 1 | 0 | an earlier word, at the last distance that was read |
+//! | 1 | 0 | an earlier word, at the last distance that was read (at first 0) |
 //! | 0 | 1 | an earlier word, at the next distance |
 //! | 1 | 1 | an earlier word, at the next distance, its low 16 bits xored with the next of `L` |
 //!
@@ -60,7 +60,8 @@ use crate::base::units::Page;
 const _: () =
     assert!(cfg!(target_endian = "little"), "w64's streams are the memory of little-endian numbers");
 
-/// The first byte of a compressed page: the version of the format.
+/// The first byte of a compressed page: the version of the format. It is also where the decoder finds the last distance
+/// before the first, and so must be 0.
 pub(super) const FORMAT: [u8; 1] = [0];
 /// Groups of eight words, and of eight halves, in a page.
 const WORD_GROUPS: usize = 64;
