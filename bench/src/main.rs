@@ -61,7 +61,7 @@ struct Args {
     #[arg(long, value_name = "percpu|N", default_value = "percpu")]
     streams: StreamDesign,
     /// Targets to compare with: codec, the compressor alone; kernel, a zram device of this kernel (as root);
-    /// no-lru, a device that does not track its cold pages
+    /// no-lru, a device that does not track its cold pages; lz4, a device with that algorithm
     #[arg(long, value_delimiter = ',', value_name = "TARGET,…")]
     against: Vec<Against>,
     /// Measure what the project promises, over NBD too where fio and nbdkit are installed, as root of block

@@ -37,6 +37,11 @@ const PAGE_SIZES: [usize; 2] = [PAGE_SIZE, LARGEST_PAGE_BYTES];
 pub struct CodecsOptions {
     /// The corpora, in the order of the report.
     pub corpora: Vec<Source>,
+    /// The codecs; `None` for every kind of the engine, and more levels of it. All are compared with lz4: without it there are
+    /// no rows.
+    pub algorithms: Option<Vec<Algorithm>>,
+    /// The sizes of pages in bytes: 4 KiB, and as the case may be 16 KiB.
+    pub page_sizes: Vec<usize>,
     /// The most pages of 4 KiB of each corpus that are measured.
     pub pages: usize,
     /// How long a round of one corpus takes.
@@ -55,6 +60,8 @@ impl Default for CodecsOptions {
                 Source::Built(crate::harness::corpus::Kind::Mixed, DEFAULT_CORPUS_PAGES),
                 Source::Processes(DEFAULT_CORPUS_PAGES),
             ],
+            algorithms: None,
+            page_sizes: PAGE_SIZES.to_vec(),
             // All codecs take some seconds for them.
             pages: 4096,
             duration,
@@ -64,7 +71,7 @@ impl Default for CodecsOptions {
     }
 }
 
-/// Returns the codecs that are measured: each kind of the engine, and further levels of it.
+/// Returns the codecs that are measured by default: each kind of the engine, and further levels of it.
 fn algorithms() -> Result<Vec<Algorithm>> {
     let levels = LEVELS.iter().map(|text| text.parse()).collect::<Result<Vec<Algorithm>>>()?;
     let of_kind = |kind: Kind| {
@@ -82,11 +89,12 @@ fn algorithms() -> Result<Vec<Algorithm>> {
 pub fn run(options: &CodecsOptions) -> Result<CodecsReport> {
     let (duration, repeat, stop) = (options.duration, options.repeat, &options.stop);
     Common { duration, repeat, ..Common::default() }.check()?;
-    let (algorithms, classes) = (algorithms()?, Classes::new()?);
+    let algorithms = options.algorithms.clone().map_or_else(algorithms, Ok)?;
+    let classes = Classes::new()?;
     let mut report = CodecsReport::default();
     for pages in pages::load(&options.corpora, options.pages, stop, &mut report.notes)? {
         let mut variants = Vec::new();
-        for page_bytes in PAGE_SIZES {
+        for &page_bytes in &options.page_sizes {
             for algorithm in &algorithms {
                 match Variant::new(algorithm, page_bytes)? {
                     Some(variant) => variants.push(variant),

@@ -6,9 +6,9 @@ use serde::Serialize;
 use uzram::codec::{Algorithm, Kind};
 use uzram::units::{PAGE_SIZE, format_size};
 
-use super::CodecsOptions;
 use super::measure::{Stored, Variant};
 use super::pages::Pages;
+use super::{CodecsOptions, LARGEST_PAGE_BYTES};
 use crate::harness::report::{Table, figure_cell};
 
 /// One codec on pages of one size of one corpus. Speeds are in 10^6 bytes of pages a second of CPU time.
@@ -51,6 +51,13 @@ pub struct CodecsReport {
 }
 
 impl CodecsReport {
+    /// Returns the row of a codec with pages of 4 KiB of a corpus, if it was measured.
+    pub fn row(&self, codec: &str, corpus: &str) -> Option<&CodecRow> {
+        let is_wanted =
+            |row: &&CodecRow| row.codec == codec && row.corpus == corpus && row.page_bytes == PAGE_SIZE;
+        self.rows.iter().find(is_wanted)
+    }
+
     /// Adds the rows of a corpus.
     pub(super) fn add(&mut self, pages: &Pages, variants: &[Variant], stored: &[Stored]) {
         let is_lz4 = |variant: &&Variant| {
@@ -98,10 +105,14 @@ impl CodecsReport {
                 "× lz4: divided by the speed of lz4 with pages of 4 KiB of the same corpus",
                 "same-filled pages are left out; pages that do not get smaller count as they are, and are not decompressed",
                 "in classes: pages of 4 KiB to the bytes that their objects take in a pool, each rounded up to its size class",
-                "16 KiB: four pages that follow each other in the corpus, coded at once by the engine's libraries; its pool does not store them",
             ]
             .map(str::to_owned),
         );
+        if options.page_sizes.contains(&LARGEST_PAGE_BYTES) {
+            self.notes.push(
+                "16 KiB: four pages that follow each other in the corpus, coded at once by the engine's libraries; its pool does not store them".into(),
+            );
+        }
     }
 
     /// Returns the tables, each with the name of its corpus and its size.

@@ -53,6 +53,16 @@ fn a_short_run_has_a_row_for_each() {
 }
 
 #[test]
+fn only_the_wanted_codecs_and_sizes_are_measured() {
+    let algorithms = Some(vec![Kind::Lz4.into(), Kind::Zstd.into()]);
+    let report = run(&CodecsOptions { algorithms, page_sizes: vec![PAGE_SIZE], ..tiny() }).unwrap();
+    assert_eq!(report.rows.len(), 2);
+    assert!(report.row("zstd", "mixed").unwrap().ratio > report.row("lz4", "mixed").unwrap().ratio);
+    assert!(report.row("lz4hc", "mixed").is_none() && report.row("zstd", "text").is_none());
+    assert!(!report.to_string().contains("16 KiB"), "{report}");
+}
+
+#[test]
 fn the_coders_for_larger_pages_are_the_engines() {
     let pages = corpus::build(CorpusKind::Mixed, 60).unwrap();
     let mut out = vec![0; 2 * PAGE_SIZE];

@@ -7,12 +7,15 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Duration;
 
-use uzram::codec::Algorithm;
+use uzram::codec::{Algorithm, Kind};
 use uzram::{Error, ErrorKind, Result};
 
 use super::report::{KernelMemory, quotient};
 
 const CONTROL: &str = "/sys/class/zram-control";
+
+/// uzram's algorithm for pages of programs. Kernels do not have it.
+pub const MEMORY_ALGORITHM: &str = "memory";
 
 /// A device that this program added; dropping it removes it, which fails if another process has it open.
 pub struct KernelZram {
@@ -20,7 +23,7 @@ pub struct KernelZram {
 }
 
 impl KernelZram {
-    /// Adds a device of `size_bytes`.
+    /// Adds a device of `size_bytes`, with lz4 in place of [`MEMORY_ALGORITHM`].
     pub fn add(algorithm: &Algorithm, size_bytes: u64) -> Result<KernelZram> {
         let control = Path::new(CONTROL);
         if !control.exists() {
@@ -35,7 +38,10 @@ impl KernelZram {
                 .parse()
                 .map_err(|_| Error::new(ErrorKind::Io, format!("hot_add answered '{id}', not a number")))?,
         };
-        added.set_algorithm(algorithm)?;
+        match algorithm.kind().name() {
+            MEMORY_ALGORITHM => added.set_algorithm(&Kind::Lz4.into())?,
+            _ => added.set_algorithm(algorithm)?,
+        }
         added.write("disksize", &size_bytes.to_string())?;
         Ok(added)
     }

@@ -1,5 +1,5 @@
 //! `uzram bench`: fio's six patterns on 4 KiB pages, in process, on a device filled with a
-//! corpus, beside the bare codec, the kernel's zram and a device without an LRU.
+//! corpus, beside the bare codec, the kernel's zram, and a device without an LRU or with another algorithm.
 //!
 //! How it measures:
 //! * Page p of the device is filled with corpus page p (modulo the corpus's size). Before a pattern that
@@ -44,7 +44,7 @@ use uzram::{Error, Result};
 use crate::harness::corpus::{self, Corpus, Kind};
 use crate::harness::rounds::in_turn_by_jobs;
 use crate::harness::{DEFAULT_CORPUS_PAGES, Source, go_on, read_back};
-pub use kernel_zram::KernelZram;
+pub use kernel_zram::{KernelZram, MEMORY_ALGORITHM};
 pub use measure::{Measurement, Plan, Until, mb_per_s, measure};
 pub use packed::Packed;
 pub use pattern::Pattern;
@@ -60,6 +60,8 @@ pub enum Against {
     Kernel,
     /// A uzram device without an LRU.
     NoLru,
+    /// A uzram device with lz4, whatever the algorithm of the first one is.
+    Lz4,
 }
 
 impl std::str::FromStr for Against {
@@ -70,7 +72,8 @@ impl std::str::FromStr for Against {
             "codec" => Ok(Against::Codec),
             "kernel" => Ok(Against::Kernel),
             "no-lru" => Ok(Against::NoLru),
-            _ => Err(Error::invalid(format!("unknown target '{text}': write codec, kernel or no-lru"))
+            "lz4" => Ok(Against::Lz4),
+            _ => Err(Error::invalid(format!("unknown target '{text}': write codec, kernel, no-lru or lz4"))
                 .with_setting("--against")),
         }
     }
@@ -85,7 +88,7 @@ pub struct Common {
     pub duration: Duration,
     /// How many rounds.
     pub repeat: usize,
-    /// The algorithm, in uzram and the targets it is compared with.
+    /// The algorithm, in uzram and, unless they say otherwise, in the targets it is compared with.
     pub algorithm: Algorithm,
     /// The seed for choosing pages.
     pub seed: u64,
@@ -256,6 +259,10 @@ pub fn run(options: BenchOptions) -> Result<BenchReport> {
         true => Some(UzramDevice::without_lru(&options.common.algorithm, options.streams, size_bytes)?),
         false => None,
     };
+    let with_lz4 = match options.against.contains(&Against::Lz4) {
+        true => Some(UzramDevice::with_lz4(options.streams, size_bytes)?),
+        false => None,
+    };
     let codec = match options.against.contains(&Against::Codec) {
         true => Some(codec_loop::CodecLoop::new(
             options.common.algorithm.clone(),
@@ -273,8 +280,8 @@ pub fn run(options: BenchOptions) -> Result<BenchReport> {
     };
 
     let mut targets: Vec<&dyn Target> = vec![&device];
-    // Next to the device that it differs least from.
-    targets.extend(without_lru.as_ref().map(|device| device as &dyn Target));
+    // Next to the device that they differ least from.
+    targets.extend([&without_lru, &with_lz4].into_iter().flatten().map(|device| device as &dyn Target));
     targets.extend(codec.as_ref().map(|codec| codec as &dyn Target));
     targets.extend(kernel.as_ref().map(|kernel| kernel as &dyn Target));
     for target in &targets {

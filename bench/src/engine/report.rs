@@ -18,7 +18,7 @@ pub struct Row {
     pub rw: &'static str,
     /// Threads.
     pub jobs: usize,
-    /// `uzram`, `no-lru`, `codec` or `kernel`; of stores, `memfd` or `private`.
+    /// `uzram`, `no-lru`, `lz4`, `codec` or `kernel`; of stores, `memfd` or `private`; of hot pages, `hot` or `as-written`.
     pub target: &'static str,
     /// 10^6 bytes a second, all jobs together.
     pub mb_per_s: f64,
@@ -29,7 +29,7 @@ pub struct Row {
     /// 999 of 1000 pages took at most this long.
     pub p999_us: f64,
     /// The first target's throughput divided by this one's, the median of the rounds' ratios; none for
-    /// the first itself: uzram, or of stores the one in a memfd.
+    /// the first itself: uzram, or of stores the one in a memfd, or of hot pages the device that recompressed them.
     pub ratio: Option<f64>,
     /// `mb_per_s` of each round.
     pub rounds_mb_per_s: Vec<f64>,
@@ -163,7 +163,8 @@ pub(super) fn describe(options: &BenchOptions, targets: &[&dyn Target], notes: &
                 "codec: the bare loop on the same pages in the same order; same-filled pages left out of every target; pages that reach the huge threshold are copied".into(),
             ),
             "no-lru" => notes.push("no-lru: a uzram device with lru_design=none".into()),
-            "kernel" => notes.push("kernel: in process against a block device (O_DIRECT, a system call a page)".into()),
+            "lz4" => notes.push("lz4: a uzram device with lz4".into()),
+            "kernel" => notes.push("kernel: in process against a block device (O_DIRECT, a system call a page), with lz4 beside memory".into()),
             _ => {}
         }
     }

@@ -78,6 +78,16 @@ fn a_device_without_an_lru_is_one_but_for_its_nodes() {
 }
 
 #[test]
+fn another_algorithm_is_compared_with_lz4() {
+    let common = Common { algorithm: codec::Kind::Zstd.into(), ..common() };
+    let report = run(BenchOptions { against: vec![Against::Lz4], ..with(common) }).unwrap();
+    let row = report.row(Pattern::RandRead, 1, "lz4").unwrap();
+    assert!(row.mb_per_s > 0.0 && row.ratio.is_some(), "{row:?}");
+    assert!(report.notes.iter().any(|note| note.contains("uzram device with lz4")));
+    assert_eq!("lz4".parse::<Against>().unwrap(), Against::Lz4);
+}
+
+#[test]
 fn the_json_has_rows_and_memory() {
     let json: serde_json::Value = serde_json::from_str(&to_json(&run(tiny()).unwrap())).unwrap();
     let row = &json["rows"][0];

@@ -1,10 +1,10 @@
-//! The measured target: a uzram device, one page an operation; and one without an LRU, to see the cost of
-//! tracking cold pages.
+//! The measured target: a uzram device, one page an operation; one without an LRU, to see the cost of tracking cold
+//! pages; and one with lz4, to compare algorithms.
 
 use std::sync::Arc;
 
 use uzram::Result;
-use uzram::codec::Algorithm;
+use uzram::codec::{Algorithm, Kind};
 use uzram::device::{Device, DeviceStats, OpenDevice};
 use uzram::lru::LruDesign;
 use uzram::stream::StreamDesign;
@@ -38,7 +38,15 @@ impl UzramDevice {
     pub fn without_lru(algorithm: &Algorithm, streams: StreamDesign, size_bytes: u64) -> Result<UzramDevice> {
         let [algorithm, streams] = compressing(algorithm, streams);
         let attributes = [algorithm, streams, ("lru_design", LruDesign::None.to_string())];
-        Ok(UzramDevice { name: "no-lru", ..Self::with_attributes(&attributes, size_bytes)? })
+        Ok(Self::with_attributes(&attributes, size_bytes)?.named("no-lru"))
+    }
+
+    /// Makes the same device with lz4.
+    ///
+    /// # Errors
+    /// A setting that the engine rejects.
+    pub fn with_lz4(streams: StreamDesign, size_bytes: u64) -> Result<UzramDevice> {
+        Ok(Self::new(&Kind::Lz4.into(), streams, size_bytes)?.named("lz4"))
     }
 
     /// Makes a device with these attributes.
@@ -51,6 +59,12 @@ impl UzramDevice {
         device.set("disksize", &size_bytes.to_string())?;
         let page_count = uzram::units::page_of(size_bytes) as usize;
         Ok(UzramDevice { name: "uzram", open: device.open()?, device, page_count })
+    }
+
+    /// Names the device in the report, where it is not the first.
+    #[must_use]
+    pub(super) fn named(self, name: &'static str) -> UzramDevice {
+        UzramDevice { name, ..self }
     }
 
     /// Returns the open device.
@@ -66,6 +80,14 @@ impl UzramDevice {
     /// Returns the statistics of its pool's size classes.
     pub fn class_stats(&self) -> Vec<ClassStat> {
         self.device.class_stats()
+    }
+
+    /// Returns an attribute's text.
+    ///
+    /// # Errors
+    /// `NotFound`, `Permission`.
+    pub fn get(&self, attribute: &str) -> Result<String> {
+        self.device.get(attribute)
     }
 
     /// Sets an attribute.
