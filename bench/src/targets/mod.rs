@@ -4,11 +4,12 @@
 //! otherwise; hit ratios are compared by their difference, and measure no time. If a target cannot be
 //! measured on a machine, a note says why.
 
+mod programs;
 mod target;
 mod wanted;
 
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
@@ -26,10 +27,12 @@ use crate::engine::{self, Against, Common, Pattern};
 use crate::harness::corpus::{self, Kind};
 use crate::harness::{DEFAULT_CORPUS_PAGES, Source};
 use crate::{nbd, take_over};
+use programs::ProgramsOptions;
+pub use programs::{ProgramsReport, SwapOut};
 pub use target::{Target, Targets};
 use wanted::{
     backing_targets, block_targets, compaction_targets, hit_ratio_targets, lru_cost_targets, memory_target,
-    nbd_targets, recompression_targets, speed_targets, survive_targets, take_over_targets,
+    nbd_targets, programs_targets, recompression_targets, speed_targets, survive_targets, take_over_targets,
 };
 
 /// How to measure.
@@ -49,6 +52,8 @@ pub struct TargetsOptions {
     pub compacted_size_bytes: u64,
     /// The size of the device that is recompressed.
     pub recompressed_size_bytes: u64,
+    /// The most pages of the corpus `processes`; 0 to start none of its programs.
+    pub process_pages: usize,
     /// The sizes of the stores that are attached, and whether the large one is; the rest of it is set by the other options.
     pub survive: survive::SurviveOptions,
     /// The amounts for daemons that outlive the process that serves.
@@ -65,6 +70,10 @@ pub struct TargetsOptions {
     pub stop: Arc<AtomicBool>,
 }
 
+/// Pages of the corpus `processes`: with more, each program would no longer have about as many as the others. Its part for
+/// Python is large beside what the pool's size classes take in part.
+const PROCESS_PAGES: usize = 2 * DEFAULT_CORPUS_PAGES;
+
 impl Default for TargetsOptions {
     fn default() -> Self {
         let traces = hit_ratio::HitRatioOptions::default();
@@ -76,6 +85,7 @@ impl Default for TargetsOptions {
             large_size_bytes: 1 << 30,
             compacted_size_bytes: 256 << 20,
             recompressed_size_bytes: 1 << 30,
+            process_pages: PROCESS_PAGES,
             survive: survive::SurviveOptions::default(),
             take_over: take_over::Amounts::default(),
             backing: backing::BackingOptions::default(),
@@ -104,6 +114,8 @@ pub struct TargetsReport {
     pub compaction: compaction::CompactionReport,
     /// The gains and costs of recompression.
     pub recompression: recompression::RecompressionReport,
+    /// What is measured on the memory of programs.
+    pub programs: ProgramsReport,
     /// What memory that outlives the process costs, when there can be any.
     pub survive: Option<survive::SurviveReport>,
     /// What it gives and costs that a daemon outlives the process that serves, if it was measured.
@@ -175,6 +187,8 @@ pub fn run(options: &TargetsOptions) -> Result<TargetsReport> {
     targets.push(memory_target(&large, 1.02, &mut notes));
     targets.extend(compaction_targets(&compaction));
     targets.extend(recompression_targets(&recompression, &mut notes));
+    let programs = programs_report(options, &common, dir.path(), &mut notes)?;
+    targets.extend(programs_targets(&programs, &mut notes));
     let survive_options = survive::SurviveOptions { common: common.clone(), ..options.survive.clone() };
     let survive = survive_report(&survive_options, &mut notes)?;
     targets.extend(survive_targets(&survive_options, survive.as_ref(), &mut notes));
@@ -194,6 +208,7 @@ pub fn run(options: &TargetsOptions) -> Result<TargetsReport> {
         hit_ratios,
         compaction,
         recompression,
+        programs,
         survive,
         backing,
         nbd,
@@ -233,6 +248,24 @@ fn other_uzram(programs: &block::Programs) -> Option<String> {
         let (uzram, bench) = (uzram.display(), bench.display());
         format!("NBD, block devices and swap are measured with {uzram}: there is no uzram beside {bench}")
     })
+}
+
+/// Runs the benchmarks of the memory of programs, as far as they are possible here.
+fn programs_report(
+    options: &TargetsOptions,
+    common: &Common,
+    dir: &Path,
+    notes: &mut Vec<String>,
+) -> Result<ProgramsReport> {
+    let options = ProgramsOptions {
+        common,
+        pages: options.process_pages,
+        algorithm: programs::memory_algorithm(),
+        programs: options.programs.as_ref(),
+        amounts: &options.block,
+        dir,
+    };
+    programs::run(&options, notes)
 }
 
 /// The benchmark of memory that outlives the process, or a note that says why there is none.
@@ -344,7 +377,7 @@ impl fmt::Display for TargetsReport {
         writeln!(f)?;
         self.notes.iter().try_for_each(|note| writeln!(f, "{note}"))?;
         write!(f, "\n{}\n{}\n{}\n{}", self.bench, self.lru_cost, self.hit_ratios, self.compaction)?;
-        write!(f, "\n{}", self.recompression)?;
+        write!(f, "\n{}\n{}", self.recompression, self.programs)?;
         if let Some(survive) = &self.survive {
             write!(f, "\n{survive}")?;
         }
@@ -388,6 +421,8 @@ mod tests {
             large_size_bytes: 1 << 20,
             compacted_size_bytes: 1 << 20,
             recompressed_size_bytes: 1 << 20,
+            // Measured by its own tests.
+            process_pages: 0,
             survive: survive::SurviveOptions { size_bytes: 1 << 20, ..survive::SurviveOptions::default() },
             // Measured by its own tests.
             backing: backing::BackingOptions {
@@ -399,7 +434,7 @@ mod tests {
             ..TargetsOptions::default()
         };
         let report = run(&options).unwrap();
-        assert_eq!(report.targets.len(), 2 + 2 + 4 + 4 + 6 + 2 + 7 + 2 + 6 + 5 + 6 + 7 + 10);
+        assert_eq!(report.targets.len(), 2 + 2 + 4 + 4 + 6 + 2 + 7 + 2 + 12 + 6 + 5 + 6 + 7 + 10);
         let measured =
             |name: &str| report.targets.iter().find(|target| target.name == name).unwrap().measured;
         assert!(measured("randwrite, 1 job / the bare encode loop").unwrap() > 0.0);

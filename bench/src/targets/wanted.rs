@@ -4,8 +4,11 @@ use uzram::lru::LruDesign;
 use uzram::units::format_size;
 
 use super::Target;
+use super::programs::ProgramsReport;
 use crate::engine::compaction::{self, Compactor};
 use crate::engine::hit_ratio::{self, Trace};
+use crate::engine::recompression::hot::HotReport;
+use crate::engine::recompression::parked::ParkedReport;
 use crate::engine::survive::{self, MappedWhen, WriteOrder};
 use crate::engine::{self, Pattern, backing, recompression};
 use crate::harness::stats::median;
@@ -116,6 +119,73 @@ pub(super) fn recompression_targets(
         Target::at_least(name, 0.85, report.reads(jobs).map(|row| row.speed_ratio))
     };
     [1, 2].map(target).into()
+}
+
+/// Returns the targets on the memory of programs. What else was measured there goes into notes.
+pub(super) fn programs_targets(report: &ProgramsReport, notes: &mut Vec<String>) -> Vec<Target> {
+    let (all, mixed) = (report.per_lz4("processes"), report.per_lz4("mixed"));
+    let writes = |beside| report.writes.as_ref()?.row(Pattern::RandWrite, 1, beside)?.ratio;
+    let (has_vbmi2, wanted_speed) = if has_vbmi2() { ("with", 1.6) } else { ("without", 1.4) };
+    if let Some(parked) = &report.parked {
+        let ([before, after], cpu_ms) = (parked.ratios(), parked.cpu_ms_per_mib());
+        let (size, from, to) = (format_size(parked.stored_bytes), &parked.algorithm, parked.again);
+        let [before, after] = [before, after].map(|ratio| ratio.unwrap_or(f64::NAN));
+        notes.push(format!("a parked Python of {size}, {from} to {to}: ratio {before:.2}, then {after:.2}, {cpu_ms:.1} ms of CPU time per MiB"));
+    }
+    if let Some((hot, ratio)) = report.hot.as_ref().and_then(|hot| Some((hot, hot.used_ratio()?))) {
+        let (size, from, to) = (format_size(hot.size_bytes), &hot.algorithm, hot.again);
+        notes.push(format!("hot pages, {size}, {from} to {to}: pool memory {ratio:.3} of what it was"));
+    }
+    vec![
+        Target::at_least(
+            format!("pages of programs, memory / lz4: compression speed ({has_vbmi2} AVX-512 VBMI2)"),
+            wanted_speed,
+            all.as_ref().map(|all| all.compression),
+        ),
+        Target::at_least("the same: ratio", 1.08, all.as_ref().map(|all| all.ratio)),
+        Target::at_least("the same: decompression speed", 1.0, all.and_then(|all| all.decompression)),
+        Target::at_least(
+            "any one program's pages, memory / lz4: lowest compression speed",
+            0.98,
+            report.lowest_of_programs(|program| program.compression),
+        ),
+        Target::at_least("the same: lowest ratio", 1.0, report.lowest_of_programs(|program| program.ratio)),
+        Target::at_least(
+            "mixed pages, memory / lz4: compression speed",
+            0.98,
+            mixed.as_ref().map(|mixed| mixed.compression),
+        ),
+        Target::at_least("mixed pages, memory / lz4: ratio", 1.0, mixed.map(|mixed| mixed.ratio)),
+        Target::at_least("randwrite of programs' pages, 1 job, memory / lz4", 1.3, writes("lz4")),
+        Target::at_least(
+            "randwrite of programs' pages, 1 job, memory / kernel zram with lz4",
+            1.7,
+            writes("kernel"),
+        ),
+        Target::at_least(
+            "swap-out of a Python heap, memory / lz4: speed",
+            1.2,
+            report.swap_out.map(|swap_out| swap_out.out_speed_ratio),
+        ),
+        Target::at_least(
+            "a parked Python, recompressed with zstd:3: ratio after / before",
+            1.6,
+            report.parked.as_ref().and_then(ParkedReport::gain),
+        ),
+        Target::at_least(
+            "randread of programs' pages, hot ones as lz4hc / as lz4: speed",
+            1.1,
+            report.hot.as_ref().and_then(HotReport::speed_ratio),
+        ),
+    ]
+}
+
+/// Returns whether the CPU has AVX-512 VBMI2, with which `memory` is to compress faster.
+fn has_vbmi2() -> bool {
+    #[cfg(target_arch = "x86_64")]
+    return std::arch::is_x86_feature_detected!("avx512vbmi2");
+    #[cfg(not(target_arch = "x86_64"))]
+    false
 }
 
 /// Of memory that outlives the process; what attaching takes in other cases is a note.
