@@ -16,7 +16,9 @@ use crate::system::state_dir;
 
 /// The default `reserve` of a device used for swap.
 const SWAP_RESERVE: &str = "8M";
-/// How pages are recompressed, and when, of a device used for swap: those of programs that are parked.
+/// How pages of a device used for swap are compressed: they are programs' memory.
+const SWAP_ALGORITHM: &str = "memory";
+/// How they are recompressed, and when: those of programs that are parked.
 const SWAP_RECOMPRESSION: [(&str, &str); 2] =
     [("recomp_algorithm", "algo=zstd:3"), ("recompress_after", "10m")];
 /// Settings that need an LRU.
@@ -310,7 +312,8 @@ impl DevicePlan {
         // An LRU that nothing uses would only take memory.
         let is_idle = !is_set("lru_design") && !NEEDS_LRU.into_iter().any(is_set);
         let lru = (swaps && is_idle).then_some(("lru_design", "none"));
-        reserve.into_iter().chain(lru).chain(recompression)
+        let algorithm = (swaps && !is_set("comp_algorithm")).then_some(("comp_algorithm", SWAP_ALGORITHM));
+        algorithm.into_iter().chain(reserve).chain(lru).chain(recompression)
     }
 }
 
@@ -333,9 +336,10 @@ mod tests {
         };
         let swap = Attached::Swap(SwapPlan { priority: None, discard: true });
         let recompression = ["recomp_algorithm", "recompress_after"];
-        assert_eq!(defaults(swap, &[]), [&["reserve", "lru_design"], &recompression[..]].concat());
-        assert_eq!(defaults(swap, &["reserve", "lru_design"]), recompression);
-        assert_eq!(defaults(swap, &["backing_dev"]), [&["reserve"], &recompression[..]].concat());
+        let and = |defaults: &[&'static str]| [defaults, &recompression].concat();
+        assert_eq!(defaults(swap, &[]), and(&["comp_algorithm", "reserve", "lru_design"]));
+        assert_eq!(defaults(swap, &["reserve", "lru_design"]), and(&["comp_algorithm"]));
+        assert_eq!(defaults(swap, &["backing_dev"]), and(&["comp_algorithm", "reserve"]));
         assert_eq!(defaults(Attached::Block, &[]), [""; 0]);
     }
 
