@@ -14,16 +14,13 @@ use super::report::{KernelMemory, quotient};
 
 const CONTROL: &str = "/sys/class/zram-control";
 
-/// uzram's algorithm for pages of programs. Kernels do not have it.
-pub const MEMORY_ALGORITHM: &str = "memory";
-
 /// A device that this program added; dropping it removes it, which fails if another process has it open.
 pub struct KernelZram {
     id: u32,
 }
 
 impl KernelZram {
-    /// Adds a device of `size_bytes`, with lz4 in place of [`MEMORY_ALGORITHM`].
+    /// Adds a device of `size_bytes`, with lz4 in place of `memory`, which kernels do not have.
     pub fn add(algorithm: &Algorithm, size_bytes: u64) -> Result<KernelZram> {
         let control = Path::new(CONTROL);
         if !control.exists() {
@@ -38,8 +35,8 @@ impl KernelZram {
                 .parse()
                 .map_err(|_| Error::new(ErrorKind::Io, format!("hot_add answered '{id}', not a number")))?,
         };
-        match algorithm.kind().name() {
-            MEMORY_ALGORITHM => added.set_algorithm(&Kind::Lz4.into())?,
+        match algorithm.kind() {
+            Kind::Memory => added.set_algorithm(&Kind::Lz4.into())?,
             _ => added.set_algorithm(algorithm)?,
         }
         added.write("disksize", &size_bytes.to_string())?;

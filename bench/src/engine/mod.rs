@@ -44,7 +44,7 @@ use uzram::{Error, Result};
 use crate::harness::corpus::{self, Corpus, Kind};
 use crate::harness::rounds::in_turn_by_jobs;
 use crate::harness::{DEFAULT_CORPUS_PAGES, Source, go_on, read_back};
-pub use kernel_zram::{KernelZram, MEMORY_ALGORITHM};
+pub use kernel_zram::KernelZram;
 pub use measure::{Measurement, Plan, Until, mb_per_s, measure};
 pub use packed::Packed;
 pub use pattern::Pattern;

@@ -15,7 +15,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use serde::Serialize;
-use uzram::{Error, ErrorKind, Result};
+use uzram::{Error, ErrorKind, Result, codec};
 
 use crate::block;
 use crate::engine::backing;
@@ -260,7 +260,7 @@ fn programs_report(
     let options = ProgramsOptions {
         common,
         pages: options.process_pages,
-        algorithm: programs::memory_algorithm(),
+        algorithm: codec::Kind::Memory.into(),
         programs: options.programs.as_ref(),
         amounts: &options.block,
         dir,

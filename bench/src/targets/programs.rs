@@ -16,7 +16,7 @@ use crate::block::{self, BlockOptions, SwapTimes, disk_obstacle, swap};
 use crate::codecs::{self, CodecRow, CodecsOptions, CodecsReport};
 use crate::engine::recompression::hot::{self, HotReport};
 use crate::engine::recompression::parked::{self, ParkedReport};
-use crate::engine::{self, Against, Common, MEMORY_ALGORITHM, Pattern};
+use crate::engine::{self, Against, Common, Pattern};
 use crate::harness::Source;
 use crate::harness::corpus::Corpus;
 use crate::harness::corpus::processes::{self, Processes};
@@ -33,8 +33,8 @@ pub(super) struct ProgramsOptions<'a> {
     pub(super) common: &'a Common,
     /// The most pages of all programs together; 0 to start none.
     pub(super) pages: usize,
-    /// The algorithm that is compared with lz4, if the engine has it.
-    pub(super) algorithm: Option<Algorithm>,
+    /// The algorithm that is compared with lz4.
+    pub(super) algorithm: Algorithm,
     /// The programs for swap, if there are any.
     pub(super) programs: Option<&'a block::Programs>,
     /// The amounts for swap.
@@ -85,11 +85,6 @@ impl Saved {
     }
 }
 
-/// Returns the algorithm `memory`, if the engine has it.
-pub(super) fn memory_algorithm() -> Option<Algorithm> {
-    MEMORY_ALGORITHM.parse().ok()
-}
-
 /// Runs all measurements that are possible here.
 ///
 /// # Errors
@@ -137,22 +132,14 @@ fn measure(
     notes: &mut Vec<String>,
 ) -> Result<ProgramsReport> {
     let mut report = ProgramsReport::default();
-    let lz4 = Algorithm::from(Kind::Lz4);
-    match &options.algorithm {
-        Some(algorithm) => {
-            report.codecs = Some(compare_codecs(options, algorithm, saved)?);
-            if let Some(saved) = saved {
-                report.writes = Some(compare_writes(options.common, algorithm, &saved.whole)?);
-                report.swap_out = swap_out(options, algorithm, saved, notes)?;
-            }
-        }
-        None => notes.push(format!("{MEMORY_ALGORITHM} not measured: the engine has no such algorithm")),
-    }
+    let (algorithm, lz4) = (&options.algorithm, Algorithm::from(Kind::Lz4));
+    report.codecs = Some(compare_codecs(options, algorithm, saved)?);
     let Some(saved) = saved else { return Ok(report) };
+    report.writes = Some(compare_writes(options.common, algorithm, &saved.whole)?);
+    report.swap_out = swap_out(options, algorithm, saved, notes)?;
     match saved.part(PYTHON) {
         Some(path) => {
-            let algorithm = options.algorithm.as_ref().unwrap_or(&lz4).clone();
-            report.parked = parked::run(&Common { algorithm, ..on(options.common, path) })?;
+            report.parked = parked::run(&Common { algorithm: lz4.clone(), ..on(options.common, path) })?;
             if report.parked.is_none() {
                 notes.push(
                     "a parked program not measured: its thread of idle priority got too little CPU time"
@@ -327,7 +314,7 @@ mod tests {
     use crate::targets::wanted::programs_targets;
 
     /// Runs all of it but swap on made-up programs, or without any.
-    fn short(algorithm: Option<&str>, parts: &[(&'static str, CorpusKind)]) -> (ProgramsReport, Vec<String>) {
+    fn short(algorithm: &str, parts: &[(&'static str, CorpusKind)]) -> (ProgramsReport, Vec<String>) {
         let dir = tempfile::tempdir().unwrap();
         let mixed = dir.path().join("mixed.bin");
         corpus::build(CorpusKind::Mixed, 96).unwrap().save(&mixed).unwrap();
@@ -336,7 +323,7 @@ mod tests {
         let options = ProgramsOptions {
             common: &common,
             pages: 0,
-            algorithm: algorithm.map(|name| name.parse().unwrap()),
+            algorithm: algorithm.parse().unwrap(),
             programs: None,
             amounts: &block::Amounts::default(),
             dir: dir.path(),
@@ -354,7 +341,7 @@ mod tests {
     #[test]
     fn every_figure_but_swap_is_there() {
         let parts = [(PYTHON, CorpusKind::Heap), ("other", CorpusKind::Text)];
-        let (report, mut notes) = short(Some("lz4hc"), &parts);
+        let (report, mut notes) = short("lz4hc", &parts);
         assert!(notes.iter().any(|note| note.contains("swap with lz4hc not measured")), "{notes:?}");
         let all = report.per_lz4("processes").unwrap();
         let lowest = report.lowest_of_programs(|program| program.ratio).unwrap();
@@ -380,11 +367,11 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_need_the_algorithm_is_measured_without_it() {
-        let (report, notes) = short(None, &[("other", CorpusKind::Text)]);
-        assert!(report.codecs.is_none() && report.writes.is_none() && report.hot.is_some(), "{notes:?}");
-        assert!(notes[0].contains("memory not measured") && notes[1].contains("python was left out"));
-        let (report, notes) = short(Some("lz4:8"), &[]);
+    fn what_is_not_there_is_left_out() {
+        let (report, notes) = short("memory", &[("other", CorpusKind::Text)]);
+        assert!(report.writes.is_some() && report.hot.is_some() && report.parked.is_none());
+        assert!(notes.iter().any(|note| note.contains("python was left out")), "{notes:?}");
+        let (report, notes) = short("lz4:8", &[]);
         assert!(report.per_lz4("mixed").unwrap().ratio <= 1.0 && report.per_lz4("processes").is_none());
         assert!(report.lowest_of_programs(|program| program.ratio).is_none() && report.hot.is_none());
         assert!(notes[0].contains("no pages of it are wanted"), "{notes:?}");

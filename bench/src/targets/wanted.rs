@@ -168,7 +168,7 @@ pub(super) fn programs_targets(report: &ProgramsReport, notes: &mut Vec<String>)
             report.swap_out.map(|swap_out| swap_out.out_speed_ratio),
         ),
         Target::at_least(
-            "a parked Python, recompressed with zstd:3: ratio after / before",
+            "a parked Python, recompressed from lz4 with zstd:3: ratio after / before",
             1.6,
             report.parked.as_ref().and_then(ParkedReport::gain),
         ),
