@@ -4,7 +4,7 @@
 //! libraries that were written to. Pages that were never touched, are swapped out, or are shared are not. Nothing is
 //! stopped: the processes run on, change pages while they are read, and may end.
 //!
-//! If there are more pages than wanted, runs of up to [`RUN_PAGES`] pages that follow each other are taken, evenly spread
+//! If there are more pages than wanted, runs of up to 16 pages that follow each other are taken, evenly spread
 //! over all of them: the same runs each time for the same memory. Pages come out in the order of processes and addresses,
 //! so that most neighbours in memory are neighbours there.
 
