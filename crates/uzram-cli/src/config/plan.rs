@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use uzram::codec::Kind;
 use uzram::device::{Attribute, Device, Keeper};
 use uzram_serve::fuse::CpuLatencyLimit;
 use uzram_serve::{Export, ExportPolicy, fuse, nbd};
@@ -16,9 +17,7 @@ use crate::system::state_dir;
 
 /// The default `reserve` of a device used for swap.
 const SWAP_RESERVE: &str = "8M";
-/// How pages of a device used for swap are compressed: they are programs' memory.
-const SWAP_ALGORITHM: &str = "memory";
-/// How they are recompressed, and when: those of programs that are parked.
+/// How pages of a device used for swap are recompressed, and when: those of programs that are parked.
 const SWAP_RECOMPRESSION: [(&str, &str); 2] =
     [("recomp_algorithm", "algo=zstd:3"), ("recompress_after", "10m")];
 /// Settings that need an LRU.
@@ -312,7 +311,9 @@ impl DevicePlan {
         // An LRU that nothing uses would only take memory.
         let is_idle = !is_set("lru_design") && !NEEDS_LRU.into_iter().any(is_set);
         let lru = (swaps && is_idle).then_some(("lru_design", "none"));
-        let algorithm = (swaps && !is_set("comp_algorithm")).then_some(("comp_algorithm", SWAP_ALGORITHM));
+        // What is swapped out is programs' memory.
+        let algorithm = || ("comp_algorithm", Kind::for_memory().name());
+        let algorithm = (swaps && !is_set("comp_algorithm")).then(algorithm);
         algorithm.into_iter().chain(reserve).chain(lru).chain(recompression)
     }
 }

@@ -80,7 +80,7 @@ pub static SETTINGS: &[SettingRow] = &[
         attribute: "comp_algorithm",
         words: &["algorithm"],
         help: "lz4[:ACCELERATION], lz4hc[:LEVEL], zstd[:LEVEL], deflate[:LEVEL] or memory; all but deflate take \
-               ,dict=PATH, a dictionary made by `uzram train` [default: memory for swap, else the device's]",
+               ,dict=PATH, a dictionary made by `uzram train` [default: memory for swap, where the CPU has AVX2; else the device's]",
         ..TEXT
     },
     SettingRow {

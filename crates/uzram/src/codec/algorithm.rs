@@ -39,6 +39,12 @@ impl Kind {
         }
     }
 
+    /// Returns the algorithm for the memory of programs on this machine: `memory` where its codec for words has the CPU's
+    /// vectors, else lz4, which is faster then.
+    pub fn for_memory() -> Kind {
+        if w64::Kernel::fastest().is_portable() { Kind::Lz4 } else { Kind::Memory }
+    }
+
     const fn default_level(self) -> i32 {
         match self {
             Kind::Lz4 => lz4::DEFAULT_ACCELERATION,

@@ -95,6 +95,11 @@ impl Kernel {
         all.into_iter().flatten()
     }
 
+    /// Returns whether the kernel uses no instructions of its own: it is slower than lz4 then.
+    pub(super) fn is_portable(self) -> bool {
+        matches!(self, Kernel::Portable)
+    }
+
     /// Returns the fastest kernel.
     pub(super) fn fastest() -> Kernel {
         Kernel::all().last().unwrap_or(Kernel::Portable)
