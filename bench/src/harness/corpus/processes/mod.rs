@@ -24,7 +24,7 @@ use crate::harness::process::{POLL, find, last_words, text_from};
 use workloads::{Ready, Workload};
 
 /// The time that a program has to build its data. On an idle machine each takes some seconds.
-const READY_TIMEOUT: Duration = Duration::from_secs(30);
+const READY_TIMEOUT: Duration = Duration::from_secs(120);
 /// Pages that follow each other in a program's memory stay together in the whole corpus in groups of so many.
 const GROUP_PAGES: usize = 16;
 
