@@ -21,7 +21,7 @@ const SWAP_RESERVE: &str = "8M";
 const SWAP_RECOMPRESSION: [(&str, &str); 2] =
     [("recomp_algorithm", "algo=zstd:3"), ("recompress_after", "10m")];
 /// Settings that need an LRU.
-const NEEDS_LRU: [&str; 3] = ["backing_dev", "recomp_algorithm", "recompress_after"];
+const NEEDS_LRU: [&str; 2] = ["backing_dev", "recomp_algorithm"];
 
 /// The default mount point of the devices' files, in the runtime directory.
 const MOUNT_DIR: &str = "mnt";
@@ -301,16 +301,20 @@ impl DevicePlan {
 
     /// Returns attributes whose defaults differ because of the device's use, unless they are set.
     pub fn defaults(&self) -> impl Iterator<Item = (&'static str, &'static str)> {
-        let is_set = |attribute: &str| self.settings.get(attribute).is_some();
+        let value = |attribute: &str| self.settings.get(attribute).map(|setting| setting.value.as_str());
+        let is_set = move |attribute: &str| value(attribute).is_some();
         let swaps = self.is_swap();
-        let recompresses =
-            self.settings.get("recomp_algorithm").is_none_or(|setting| setting.value != NO_ALGORITHM);
-        let recompression =
-            SWAP_RECOMPRESSION.into_iter().filter(move |(name, _)| swaps && recompresses && !is_set(name));
         let reserve = (swaps && !is_set("reserve")).then_some(("reserve", SWAP_RESERVE));
         // An LRU that nothing uses would only take memory.
         let is_idle = !is_set("lru_design") && !NEEDS_LRU.into_iter().any(is_set);
         let lru = (swaps && is_idle).then_some(("lru_design", "none"));
+        // With an LRU, pages would be recompressed before any leaves at the limit, which is too slow for writers.
+        let recompresses = match value("recomp_algorithm") {
+            Some(chosen) => chosen != NO_ALGORITHM,
+            None => is_idle || value("lru_design") == Some("none"),
+        };
+        let recompression =
+            SWAP_RECOMPRESSION.into_iter().filter(move |(name, _)| swaps && recompresses && !is_set(name));
         // What is swapped out is programs' memory.
         let algorithm = || ("comp_algorithm", Kind::for_memory().name());
         let algorithm = (swaps && !is_set("comp_algorithm")).then(algorithm);
@@ -340,7 +344,7 @@ mod tests {
         let and = |defaults: &[&'static str]| [defaults, &recompression].concat();
         assert_eq!(defaults(swap, &[]), and(&["comp_algorithm", "reserve", "lru_design"]));
         assert_eq!(defaults(swap, &["reserve", "lru_design"]), and(&["comp_algorithm"]));
-        assert_eq!(defaults(swap, &["backing_dev"]), and(&["comp_algorithm", "reserve"]));
+        assert_eq!(defaults(swap, &["backing_dev"]), ["comp_algorithm", "reserve"]);
         assert_eq!(defaults(Attached::Block, &[]), [""; 0]);
     }
 

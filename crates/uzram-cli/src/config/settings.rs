@@ -90,7 +90,7 @@ pub static SETTINGS: &[SettingRow] = &[
         help: "The algorithm that recompresses pages, on request or before the limit is reached; priority=1 to 3 may \
                follow. --recompress NAME[:AFTER] is short for --recomp-algorithm algo=NAME --recompress-after AFTER; \
                AFTER needs a unit, as in 10m or 1h (the text after the last ':' is AFTER if it parses as one). \
-               --recompress none is for none [default: zstd:3:10m for swap, else none]",
+               --recompress none is for none [default: zstd:3:10m for swap without a backing device, else none]",
         is_policy: true,
         ..TEXT
     },
@@ -380,7 +380,7 @@ impl DeviceSettings {
     fn refuse_idle(&self, prefix: &str, swaps: bool) -> Result<()> {
         let is_missing = |needed: &&str| match self.get(needed) {
             Some(setting) => ["none", NO_ALGORITHM].contains(&&*setting.value),
-            None => !swaps || *needed != "recomp_algorithm",
+            None => !swaps || *needed != "recomp_algorithm" || self.get("backing_dev").is_some(),
         };
         for Setting { origin, attribute, value } in &self.0 {
             let row = SettingRow::find(attribute).map(|(row, _)| row);
