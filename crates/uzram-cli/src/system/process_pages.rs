@@ -11,13 +11,12 @@
 use std::fs::File;
 use std::io::{ErrorKind as IoKind, Read};
 use std::ops::Range;
-use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use linux_raw_sys::general::{PAGE_IS_FILE, PAGE_IS_PRESENT, page_region, pm_scan_arg};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
+use uzram::mem::{FoundPages, Wanted, scan_page_table};
 use uzram::units::{PAGE_SIZE, Page, same_word};
 use uzram::{Error, ErrorKind, Result};
 
@@ -27,9 +26,6 @@ use crate::system::process_status::status_field;
 const RUN_PAGES: u64 = 16;
 const RUN_BYTES: u64 = RUN_PAGES * PAGE_SIZE as u64;
 
-/// `PAGEMAP_SCAN` of linux/fs.h: `_IOWR('f', 16, struct pm_scan_arg)`. It skips what is not mapped, however large.
-const PAGEMAP_SCAN: libc::Ioctl = 0xc060_6610_u32 as libc::Ioctl;
-const _: () = assert!(size_of::<pm_scan_arg>() == 0x60);
 /// The regions that one call of `PAGEMAP_SCAN` may return.
 const SCANNED_REGIONS: usize = 1024;
 
@@ -257,34 +253,14 @@ fn private_ranges(maps: &str) -> Vec<Range<u64>> {
 /// # Errors
 /// `ENOTTY`: the kernel does not have it. Others of the system.
 fn scan(pagemap: &File, range: Range<u64>, out: &mut Vec<Range<u64>>) -> Result<(), Errno> {
-    let mut regions = [page_region { start: 0, end: 0, categories: 0 }; SCANNED_REGIONS];
+    let mut regions = [FoundPages { start: 0, end: 0, categories: 0 }; SCANNED_REGIONS];
     let mut start = range.start;
     while start < range.end {
-        let mut arg = pm_scan_arg {
-            size: size_of::<pm_scan_arg>() as u64,
-            flags: 0,
-            start,
-            end: range.end,
-            walk_end: 0,
-            vec: regions.as_mut_ptr().addr() as u64,
-            vec_len: SCANNED_REGIONS as u64,
-            max_pages: 0,
-            category_inverted: u64::from(PAGE_IS_FILE),
-            category_mask: u64::from(PAGE_IS_FILE | PAGE_IS_PRESENT),
-            category_anyof_mask: 0,
-            return_mask: u64::from(PAGE_IS_PRESENT),
-        };
-        // SAFETY: the argument is of the structure and the size that the call takes; it writes there, and at most `vec_len`
-        // regions to `vec`, which is an array of as many that this function owns.
-        let count = unsafe { libc::ioctl(pagemap.as_raw_fd(), PAGEMAP_SCAN, &raw mut arg) };
-        let Ok(count) = usize::try_from(count) else {
-            return Err(Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO));
-        };
-        let found = &regions[..count.min(SCANNED_REGIONS)];
+        let count = scan_page_table(pagemap, start..range.end, Wanted::PresentOfNoFile, &mut regions)?;
+        let found = &regions[..count];
         out.extend(found.iter().map(|region| region.start..region.end));
-        // `walk_end` is no help: Linux 6.18 leaves it behind regions that it returned, if there are many.
         match found.last() {
-            Some(last) if found.len() == SCANNED_REGIONS => start = last.end,
+            Some(last) if count == SCANNED_REGIONS => start = last.end,
             _ => return Ok(()),
         }
     }

@@ -8,13 +8,8 @@ use std::fs::File;
 use std::ops::Range;
 use std::ptr::NonNull;
 
-use linux_raw_sys::general::{PAGE_IS_PRESENT, page_region, pm_scan_arg};
-use rustix::ioctl::{Opcode, Updater, opcode};
-
 use super::map::Mapped;
-
-/// The request that returns ranges of pages by their entries in the page tables (Linux 6.7).
-const PAGEMAP_SCAN: Opcode = opcode::read_write::<pm_scan_arg>(b'f', 16);
+use super::page_table::{FoundPages, Wanted, scan_page_table};
 
 /// A mapping of a whole file.
 #[derive(Debug)]
@@ -55,29 +50,12 @@ impl Whole {
             return None;
         }
         let base = self.start().addr().get() as u64;
-        let (start, end) = (base + bytes.start, base + bytes.end);
-        let mut found = page_region { start: 0, end: 0, categories: 0 };
-        let mut scan = pm_scan_arg {
-            size: size_of::<pm_scan_arg>() as u64,
-            flags: 0,
-            start,
-            end,
-            walk_end: 0,
-            vec: (&raw mut found).expose_provenance() as u64,
-            vec_len: 1,
-            max_pages: 0,
-            category_inverted: 0,
-            category_mask: PAGE_IS_PRESENT.into(),
-            category_anyof_mask: 0,
-            return_mask: PAGE_IS_PRESENT.into(),
-        };
-        // SAFETY: the structs are those of this request, and live on. It changes no mapping.
-        let done =
-            unsafe { rustix::ioctl::ioctl(&self.page_table, Updater::<PAGEMAP_SCAN, _>::new(&mut scan)) };
-        match done {
+        let mut found = [FoundPages { start: 0, end: 0, categories: 0 }];
+        let addresses = base + bytes.start..base + bytes.end;
+        match scan_page_table(&self.page_table, addresses, Wanted::Present, &mut found) {
             Err(_) => None,
-            Ok(()) if found.end == 0 => Some(bytes.end..bytes.end),
-            Ok(()) => Some(found.start - base..found.end - base),
+            Ok(0) => Some(bytes.end..bytes.end),
+            Ok(_) => Some(found[0].start - base..found[0].end - base),
         }
     }
 }
