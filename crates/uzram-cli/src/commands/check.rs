@@ -139,13 +139,13 @@ fn fuse(capabilities: &Capabilities) -> Finding {
 }
 
 fn survival() -> Finding {
-    let (works, follows) = if stores_16_bytes() {
-        (Works::Yes, "kill -9 of the process that serves costs no byte and no request")
+    let (works, checked_by, follows) = if stores_16_bytes() {
+        let follows = "kill -9 of the process that serves costs no byte and no request";
+        (Works::Yes, "cmpxchg16b is there", follows)
     } else {
-        (Works::No, "contents are lost with the process that serves them")
+        (Works::No, "cmpxchg16b is missing", "contents are lost with the process that serves them")
     };
-    let checked_by = format!("cmpxchg16b {}", if stores_16_bytes() { "is there" } else { "is missing" });
-    Finding { name: "survival", works, checked_by, follows }
+    Finding { name: "survival", works, checked_by: checked_by.to_owned(), follows }
 }
 
 fn loop_devices() -> Finding {

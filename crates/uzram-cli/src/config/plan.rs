@@ -10,7 +10,7 @@ use uzram::device::{Attribute, Device, Keeper};
 use uzram_serve::fuse::CpuLatencyLimit;
 use uzram_serve::{Export, ExportPolicy, fuse, nbd};
 
-use crate::config::settings::{DeviceSettings, NO_ALGORITHM, Setting};
+use crate::config::settings::{DeviceSettings, Setting};
 use crate::failure::{Context, Failure, Result};
 use crate::system::runtime_dir::{NBD_SOCKET, socket_path};
 use crate::system::state_dir;
@@ -301,20 +301,15 @@ impl DevicePlan {
 
     /// Returns attributes whose defaults differ because of the device's use, unless they are set.
     pub fn defaults(&self) -> impl Iterator<Item = (&'static str, &'static str)> {
-        let value = |attribute: &str| self.settings.get(attribute).map(|setting| setting.value.as_str());
-        let is_set = move |attribute: &str| value(attribute).is_some();
+        let is_set = |attribute: &str| self.settings.get(attribute).is_some();
         let swaps = self.is_swap();
         let reserve = (swaps && !is_set("reserve")).then_some(("reserve", SWAP_RESERVE));
         // An LRU that nothing uses would only take memory.
         let is_idle = !is_set("lru_design") && !NEEDS_LRU.into_iter().any(is_set);
         let lru = (swaps && is_idle).then_some(("lru_design", "none"));
-        // With an LRU, pages would be recompressed before any leaves at the limit, which is too slow for writers.
-        let recompresses = match value("recomp_algorithm") {
-            Some(chosen) => chosen != NO_ALGORITHM,
-            None => is_idle || value("lru_design") == Some("none"),
-        };
+        let recompresses = swaps && self.settings.recompresses_swap();
         let recompression =
-            SWAP_RECOMPRESSION.into_iter().filter(move |(name, _)| swaps && recompresses && !is_set(name));
+            SWAP_RECOMPRESSION.into_iter().filter(move |(name, _)| recompresses && !is_set(name));
         // What is swapped out is programs' memory.
         let algorithm = || ("comp_algorithm", Kind::for_memory().name());
         let algorithm = (swaps && !is_set("comp_algorithm")).then(algorithm);

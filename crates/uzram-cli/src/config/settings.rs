@@ -376,11 +376,21 @@ impl DeviceSettings {
         Ok(self)
     }
 
+    /// Returns whether pages are recompressed if the device is used as swap: unless the settings say otherwise they are, but
+    /// for a device with a backing device, where each would be recompressed before any is written back at the limit, which
+    /// is too slow for writers.
+    pub fn recompresses_swap(&self) -> bool {
+        match self.get("recomp_algorithm") {
+            Some(setting) => setting.value != NO_ALGORITHM,
+            None => self.get("backing_dev").is_none(),
+        }
+    }
+
     /// Fails if a setting has no effect without another one.
     fn refuse_idle(&self, prefix: &str, swaps: bool) -> Result<()> {
         let is_missing = |needed: &&str| match self.get(needed) {
             Some(setting) => ["none", NO_ALGORITHM].contains(&&*setting.value),
-            None => !swaps || *needed != "recomp_algorithm" || self.get("backing_dev").is_some(),
+            None => !(swaps && *needed == "recomp_algorithm" && self.recompresses_swap()),
         };
         for Setting { origin, attribute, value } in &self.0 {
             let row = SettingRow::find(attribute).map(|(row, _)| row);
