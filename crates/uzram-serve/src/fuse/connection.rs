@@ -1,8 +1,9 @@
 //! A FUSE connection: mounted, initialised, and with a channel for each thread.
 //!
 //! The kernel keeps a connection while any process has its descriptors. So a process that was handed them
-//! ([`Connection::parts`]) can go on where one that was killed stopped: the kernel sends all unanswered requests again, or
-//! they are found where they were received. All channels must be handed on, as closing one fails the requests that were read from it.
+//! ([`Connection::parts`]) can go on where one that was killed stopped: the kernel sends all unanswered requests again,
+//! or they are found where they were received. All channels must be handed on, as closing one fails the requests that
+//! were read from it.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

@@ -12,10 +12,10 @@
 //! they are found again (`received`). So no program sees an error, only a delay.
 //!
 //! Code map: `connection` mounts, by `open_device` and `handshake`; `proto` has the protocol's messages, `channel` the
-//! way of replies; `ledger` and `received` have what outlives the process. `tree` names and numbers the files, `handles` has the open
-//! ones, `filesystem` carries out requests, by `disk` for disks and by `attribute` for setting attributes;
-//! `thread_buffer` has the memory of the threads, `cpu_latency` makes CPUs wake fast for requests, `warm_up` prepares
-//! the threads for swap.
+//! way of replies; `ledger` and `received` have what outlives the process. `tree` names and numbers the files,
+//! `handles` has the open ones, `filesystem` carries out requests, by `disk` for disks and by `attribute` for setting
+//! attributes; `thread_buffer` has the memory of the threads, `cpu_latency` makes CPUs wake fast for requests,
+//! `warm_up` prepares the threads for swap.
 
 mod proto;
 mod resident;
