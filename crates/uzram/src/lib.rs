@@ -76,7 +76,7 @@ pub use base::units;
 pub use base::{cpu, mem, named, random, sync, trusted_path, work};
 #[doc(hidden)]
 #[cfg(not(loom))]
-pub use base::{machine_memory, mountinfo};
+pub use base::{machine_memory, mountinfo, thread};
 
 /// Public types are `Send` and `Sync`.
 #[cfg(not(loom))]

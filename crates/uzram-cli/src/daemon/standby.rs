@@ -23,7 +23,7 @@ use crate::daemon::held::Held;
 use crate::daemon::survive::home::Home;
 use crate::daemon::survive::kept::Kept;
 use crate::daemon::survive::link::{Link, Order, Request};
-use crate::daemon::survive::lives::{Lives, Number, wait_until_all_exit};
+use crate::daemon::survive::lives::{Lives, Number, can_take_cpus, leave_cpus, wait_until_all_exit};
 use crate::daemon::worker::{self, Exported, Start};
 use crate::failure::{Context, Result};
 use crate::system::protect::Expendable;
@@ -59,6 +59,8 @@ pub fn run(
     let expendable = Expendable::new();
     let mirror = Mirror::start(kept, Arc::clone(orders), Arc::clone(&lives))
         .context(|| "cannot start a thread".to_owned())?;
+    // The holder has the privileges that this process has until the next step.
+    let leaves_cpus = can_take_cpus();
     protection.extend(confine(&worker::needs(held, mirror.has_backing)));
     lives.take_seat().context(|| "cannot wait for the process that serves".to_owned())?;
     let died = Instant::now();
@@ -70,6 +72,10 @@ pub fn run(
         wait_until_all_exit(dead, || {
             tracing::warn!(process = dead, "a thread of the process that died still waits for a device");
         });
+        // Until this one serves: the holder takes it back then.
+        if leaves_cpus {
+            leave_cpus(dead);
+        }
     }
     // Not before: if this process dies, the next one looks at the threads of that one.
     lives.set(Number::Worker, u64::from(std::process::id()));

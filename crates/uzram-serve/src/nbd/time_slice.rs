@@ -11,9 +11,8 @@
 
 use std::io;
 
-use libc::sched_attr;
-use rustix::io::Errno;
 use rustix::thread::Pid;
+use uzram::thread::{scheduling, set_scheduling};
 
 /// The shortest slice that the kernel accepts (`sched_setattr(2)`).
 const SLICE_NS: u64 = 100_000;
@@ -24,32 +23,23 @@ const SLICE_NS: u64 = 100_000;
 /// # Errors
 /// The system's, for example when a sandbox forbids the call.
 pub(super) fn shorten(thread: Pid) -> io::Result<()> {
-    let mut attr = attributes(thread)?;
+    let id = id(thread);
+    let mut attr = scheduling(id)?;
     if ![libc::SCHED_OTHER, libc::SCHED_BATCH].contains(&attr.sched_policy.cast_signed()) {
         return Ok(());
     }
     attr.sched_runtime = SLICE_NS;
-    let id = thread.as_raw_nonzero().get();
-    // SAFETY: the attributes are valid for reads, of the size that they say.
-    let result = unsafe { libc::syscall(libc::SYS_sched_setattr, id, &raw const attr, 0) };
-    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    set_scheduling(id, &attr)
 }
 
 /// Returns a thread's time slice in nanoseconds; 0 if the kernel has one slice for all.
 #[cfg(test)]
 pub(super) fn slice_ns(thread: Pid) -> io::Result<u64> {
-    attributes(thread).map(|attr| attr.sched_runtime)
+    scheduling(id(thread)).map(|attr| attr.sched_runtime)
 }
 
-fn attributes(thread: Pid) -> io::Result<sched_attr> {
-    let size = size_of::<sched_attr>();
-    let wanted = u32::try_from(size).map_err(|_| Errno::OVERFLOW)?;
-    // SAFETY: all fields of the structure are integers: zeros are valid.
-    let mut attr: sched_attr = unsafe { std::mem::zeroed() };
-    let id = thread.as_raw_nonzero().get();
-    // SAFETY: the attributes are valid for writes of `wanted` bytes.
-    let result = unsafe { libc::syscall(libc::SYS_sched_getattr, id, &raw mut attr, wanted, 0) };
-    if result == 0 { Ok(attr) } else { Err(io::Error::last_os_error()) }
+fn id(thread: Pid) -> u32 {
+    thread.as_raw_nonzero().get().unsigned_abs()
 }
 
 #[cfg(test)]
@@ -64,9 +54,9 @@ mod tests {
     fn a_thread_gets_the_slice_and_keeps_policy_and_niceness() {
         thread::spawn(|| {
             let thread = rustix::thread::gettid();
-            let before = attributes(thread).unwrap();
+            let before = scheduling(id(thread)).unwrap();
             shorten(thread).unwrap();
-            let after = attributes(thread).unwrap();
+            let after = scheduling(id(thread)).unwrap();
             assert_eq!((after.sched_policy, after.sched_nice), (before.sched_policy, before.sched_nice));
             // A kernel that supports slices reports the new one.
             if ![0, before.sched_runtime].contains(&after.sched_runtime) {

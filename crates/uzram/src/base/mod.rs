@@ -13,7 +13,7 @@ pub mod named;
 pub mod random;
 pub mod sync;
 #[cfg(not(loom))]
-pub(crate) mod thread;
+pub mod thread;
 pub mod trusted_path;
 pub mod units;
 pub mod work;

@@ -1,7 +1,11 @@
 //! The engine's own threads. Loom models start none.
 
+use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::thread::{Builder, JoinHandle, ScopedJoinHandle};
+
+use libc::sched_attr;
+use rustix::thread::{CpuSet, sched_getaffinity, sched_getcpu, sched_setaffinity};
 
 use super::error::{Error, ErrorKind, Result};
 use super::sync::{AtomicU64, Ordering};
@@ -38,22 +42,68 @@ pub(crate) fn spawn_relied_on<S: Send + 'static>(
     })
 }
 
-/// Has the calling thread run only when a CPU would be idle otherwise (`SCHED_IDLE`, sched(7)), if the system allows it. A
-/// user without privileges cannot take that back, so it is for threads that do nothing else, and hold no lock that others
-/// wait for.
-pub(crate) fn run_when_idle() {
-    let attr = libc::sched_attr {
-        size: size_of::<libc::sched_attr>() as u32,
-        sched_policy: libc::SCHED_IDLE.cast_unsigned(),
-        sched_flags: 0,
-        sched_nice: 0,
-        sched_priority: 0,
-        sched_runtime: 0,
-        sched_deadline: 0,
-        sched_period: 0,
-    };
-    // SAFETY: the call reads the struct, whose length is in it. 0 is the calling thread.
-    let _ = unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &raw const attr, 0) };
+/// Returns how a thread, 0 for the calling one, is scheduled.
+///
+/// # Errors
+/// The system's, for example when a sandbox forbids the call, or there is no such thread.
+pub fn scheduling(thread: u32) -> io::Result<sched_attr> {
+    let size = size_of::<sched_attr>() as u32;
+    // SAFETY: all fields of the structure are integers: zeros are valid.
+    let mut attr: sched_attr = unsafe { std::mem::zeroed() };
+    // SAFETY: the attributes are valid for writes of `size` bytes.
+    let result = unsafe { libc::syscall(libc::SYS_sched_getattr, thread, &raw mut attr, size, 0) };
+    if result == 0 { Ok(attr) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Sets how a thread, 0 for the calling one, is scheduled.
+///
+/// # Errors
+/// As [`scheduling`], or when the user lacks the privilege.
+pub fn set_scheduling(thread: u32, attr: &sched_attr) -> io::Result<()> {
+    // SAFETY: the call reads the struct, whose length is in it.
+    let result = unsafe { libc::syscall(libc::SYS_sched_setattr, thread, &raw const *attr, 0) };
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Has a thread, 0 for the calling one, run only when a CPU would be idle otherwise (`SCHED_IDLE`, sched(7)), if the system
+/// allows it. A user without privileges cannot take that back, so it is for threads that do nothing else, and hold no lock
+/// that others wait for.
+pub fn run_when_idle(thread: u32) {
+    let _ = scheduling(thread).and_then(|mut attr| {
+        (attr.sched_policy, attr.sched_nice, attr.sched_runtime) = (libc::SCHED_IDLE.cast_unsigned(), 0, 0);
+        set_scheduling(thread, &attr)
+    });
+}
+
+/// Other CPUs than a thread's, for the threads that it starts.
+///
+/// The kernel starts a thread where its parent is if no CPU is idle, and leaves it there for as long as such threads live:
+/// also if a CPU runs nothing but a thread that is to leave it to others ([`run_when_idle`]).
+pub(crate) struct OtherCpus {
+    allowed: CpuSet,
+    here: usize,
+}
+
+impl OtherCpus {
+    /// Returns the CPUs other than the calling thread's; `None` if the system does not tell.
+    pub(crate) fn new() -> Option<OtherCpus> {
+        let allowed = sched_getaffinity(None).ok()?;
+        Some(OtherCpus { allowed, here: sched_getcpu() })
+    }
+
+    /// Moves the calling thread to the `n`th of these CPUs, or another if there are fewer. From there the kernel may move it
+    /// to any that it may use.
+    pub(crate) fn move_to(&self, n: usize) {
+        let others = (0..CpuSet::MAX_CPU).filter(|cpu| *cpu != self.here && self.allowed.is_set(*cpu));
+        let count = others.clone().count();
+        let Some(other) = n.checked_rem(count).and_then(|n| others.clone().nth(n)) else { return };
+        let mut only = CpuSet::new();
+        only.set(other);
+        // Where it is refused, the thread stays where it is.
+        if sched_setaffinity(None, &only).is_ok() {
+            let _ = sched_setaffinity(None, &self.allowed);
+        }
+    }
 }
 
 /// Calls `work` on as many threads as CPUs are available, this one included, with an iterator over the units that the
@@ -67,9 +117,16 @@ pub(crate) fn share_out<T: Send>(
     let next = AtomicU64::new(0);
     let take = || Some(next.fetch_add(1, Ordering::Relaxed) as usize).filter(|unit| *unit < units);
     let work = || work(&mut std::iter::from_fn(take));
+    let cpus = &OtherCpus::new();
     std::thread::scope(|scope| {
+        let other = |nth| {
+            move || {
+                cpus.iter().for_each(|cpus| cpus.move_to(nth));
+                work()
+            }
+        };
         let others: Vec<_> =
-            (1..threads).filter_map(|_| Builder::new().spawn_scoped(scope, work).ok()).collect();
+            (0..threads - 1).filter_map(|nth| Builder::new().spawn_scoped(scope, other(nth)).ok()).collect();
         let mut done = vec![work()];
         let join = |thread: ScopedJoinHandle<'_, T>| {
             thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
@@ -97,6 +154,28 @@ pub(crate) fn join(thread: JoinHandle<()>) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_thread_moves_to_another_cpu_and_may_leave_it() {
+        let Some(cpus) = OtherCpus::new() else {
+            return println!("skipped: the system does not tell the CPUs");
+        };
+        let others =
+            (0..CpuSet::MAX_CPU).filter(|cpu| *cpu != cpus.here && cpus.allowed.is_set(*cpu)).count();
+        for nth in 0..3 {
+            let cpus = &cpus;
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    let moved = (0..100).any(|_| {
+                        cpus.move_to(nth);
+                        sched_getcpu() != cpus.here
+                    });
+                    assert!(moved || others == 0);
+                    assert_eq!(sched_getaffinity(None).expect("as before"), cpus.allowed);
+                });
+            });
+        }
+    }
 
     #[test]
     fn each_unit_comes_once() {

@@ -163,6 +163,8 @@ const TABLE: &[Group] = &[
             Any(libc::SYS_rt_sigreturn),
             Any(libc::SYS_gettid),
             Any(libc::SYS_sched_getaffinity),
+            // Threads that find contents again move to a CPU each. 0 is the calling thread.
+            OneOf(libc::SYS_sched_setaffinity, 0, &[0]),
             Any(libc::SYS_sched_yield),
             // Short time slices for connection threads that share CPUs.
             Any(libc::SYS_sched_getattr),

@@ -13,7 +13,7 @@ use crate::daemon::held::Held;
 use crate::daemon::standby;
 use crate::daemon::survive::home::Home;
 use crate::daemon::survive::link::{Answer, Link, Order, Refusal, Request};
-use crate::daemon::survive::lives::Number as Shared;
+use crate::daemon::survive::lives::{Number as Shared, take_cpus};
 use crate::daemon::worker::{self, Start};
 use crate::failure::{Context, Failure, Result};
 
@@ -119,6 +119,7 @@ impl Holder {
 
     /// Notes that a process is dead, and so is its attendant when that is done.
     pub(super) fn bury(&mut self, process: Process) {
+        take_cpus(process.pid.as_raw_nonzero().get().unsigned_abs());
         self.dead.push(process.pid);
         self.dead.extend(process.attendant);
     }

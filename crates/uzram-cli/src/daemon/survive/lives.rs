@@ -15,6 +15,8 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::MemfdFlags;
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+use rustix::thread::CapabilitySet;
+use uzram::thread::{run_when_idle, scheduling, set_scheduling};
 
 /// The first word of the memory, with its version.
 const MAGIC: u64 = u64::from_le_bytes(*b"uzlives\x01");
@@ -182,7 +184,7 @@ impl Drop for Lives {
 /// Waits until no thread of a process can run any of its program again: all have begun to exit, or are gone. The process
 /// is dying, and is not reaped meanwhile. Calls `slow` once if that takes long: a thread may wait for a device.
 pub fn wait_until_all_exit(pid: u32, slow: impl FnOnce()) {
-    let tasks = PathBuf::from(format!("/proc/{pid}/task"));
+    let tasks = tasks(pid);
     let began = Instant::now();
     let mut slow = Some(slow);
     while !all_exit(&tasks) {
@@ -193,6 +195,35 @@ pub fn wait_until_all_exit(pid: u32, slow: impl FnOnce()) {
         }
         thread::sleep(LOOK_EVERY);
     }
+}
+
+/// Returns whether this process may take [`leave_cpus`] back, which needs a privilege.
+pub fn can_take_cpus() -> bool {
+    rustix::thread::capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::SYS_NICE))
+}
+
+/// Has a dying process leave the CPUs to others. The last of its threads frees its memory, which takes as long as another
+/// process needs to find everything again.
+pub fn leave_cpus(pid: u32) {
+    threads(pid).for_each(run_when_idle);
+}
+
+/// Has a dying process run like this one: to its end it may have sockets, whose clients wait.
+pub fn take_cpus(pid: u32) {
+    if let Ok(own) = scheduling(0) {
+        // Those that are gone need no CPU.
+        threads(pid).for_each(|thread| drop(set_scheduling(thread, &own)));
+    }
+}
+
+/// Returns the threads of a process; none if it is gone.
+fn threads(pid: u32) -> impl Iterator<Item = u32> {
+    let threads = std::fs::read_dir(tasks(pid)).into_iter().flatten().flatten();
+    threads.filter_map(|thread| thread.file_name().to_str()?.parse().ok())
+}
+
+fn tasks(pid: u32) -> PathBuf {
+    PathBuf::from(format!("/proc/{pid}/task"))
 }
 
 fn all_exit(tasks: &Path) -> bool {
@@ -235,6 +266,22 @@ mod tests {
         let again = Lives::from_fd(lives.memory.try_clone().unwrap()).unwrap();
         assert_eq!(again.get(Number::Worker), 7);
         assert!(Lives::from_fd(std::fs::File::open("/dev/null").unwrap().into()).is_err());
+    }
+
+    #[test]
+    fn a_process_leaves_the_cpus_and_takes_them_again() {
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let policy = || scheduling(child.id()).unwrap().sched_policy.cast_signed();
+        let before = policy();
+        leave_cpus(child.id());
+        assert_eq!(policy(), libc::SCHED_IDLE);
+        take_cpus(child.id());
+        assert_eq!(policy(), if can_take_cpus() { before } else { libc::SCHED_IDLE });
+        child.kill().unwrap();
+        child.wait().unwrap();
+        // It is gone.
+        leave_cpus(child.id());
+        take_cpus(child.id());
     }
 
     #[test]

@@ -195,6 +195,7 @@ unsafe fn request<const REQUEST: Opcode, T>(
 
 #[cfg(test)]
 mod tests {
+    use super::super::whole::NO_PAGES;
     use super::*;
 
     #[test]
@@ -212,15 +213,33 @@ mod tests {
         let region = file.region(0, 1 << 30).expect("inside");
         assert!(region.punch(2 * page_bytes, page_bytes));
         write(6);
-        let whole = ahead.whole;
-        let has_all =
-            |pages: Range<u64>| whole.has_all_mapped(pages.start * page_bytes..pages.end * page_bytes);
-        if !has_all(0..2) {
+        let file = ahead.into_file();
+        let mut found = [NO_PAGES; 8];
+        let whole = file.whole().expect("it is mapped");
+        let Some(count) = whole.find_mapped(0..8 * page_bytes, &mut found) else {
             return println!("skipped: PAGEMAP_SCAN is not available");
-        }
-        assert!(has_all(3..4) && has_all(5..6));
-        for none_or_some in [0..0, 0..3, 2..3, 1..4, 3..6, 4..5, 5..7, 6..7] {
-            assert!(!has_all(none_or_some.clone()), "{none_or_some:?}");
+        };
+        let in_pages = |bytes: Range<u64>| bytes.start / page_bytes..bytes.end / page_bytes;
+        let mapped: Vec<_> = found[..count].iter().map(|pages| in_pages(pages.start..pages.end)).collect();
+        assert_eq!(mapped, [0..2, 3..4, 5..6]);
+        assert_eq!(whole.first_mapped(2 * page_bytes..8 * page_bytes).map(in_pages), Some(3..4));
+        assert_eq!(whole.first_mapped(6 * page_bytes..8 * page_bytes).map(in_pages), Some(8..8));
+        assert_eq!(whole.first_mapped(0..0), None);
+        // What the file has, be it mapped or not.
+        #[allow(clippy::single_range_in_vec_init)]
+        for (part, wanted) in [
+            (0..2, vec![0..2]),
+            (1..6, vec![1..2, 3..4, 5..6]),
+            (0..8, vec![0..2, 3..4, 5..7]),
+            (2..3, vec![]),
+            (6..7, vec![6..7]),
+            (7..8, vec![]),
+            (3..3, vec![]),
+        ] {
+            let mut data = Vec::new();
+            let part = part.start * page_bytes..part.end * page_bytes;
+            region.for_each_data_in(part.clone(), |bytes| data.push(in_pages(bytes))).expect("data");
+            assert_eq!(data, wanted, "in {part:?}");
         }
     }
 }

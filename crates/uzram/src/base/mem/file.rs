@@ -15,7 +15,7 @@ use crate::base::error::{Error, ErrorKind, Result};
 use crate::base::sync::Arc;
 
 use super::noswap;
-use super::whole::Whole;
+use super::whole::{NO_PAGES, Whole};
 
 /// An anonymous file of a fixed length, whose memory outlives the process.
 #[derive(Debug)]
@@ -33,6 +33,10 @@ pub struct Region {
     offset: u64,
     len_bytes: u64,
 }
+
+/// The most ranges of mapped pages that are taken of a part: as many as a chunk of the arena can have, for every second page
+/// may be missing. With more, the file is asked.
+const MAPPED_AT_ONCE: usize = 257;
 
 /// The length is fixed, and so are the seals.
 const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
@@ -119,6 +123,11 @@ impl MemoryFile {
         Ok(Region { file: Arc::clone(self), offset, len_bytes })
     }
 
+    /// Returns the mapping of the whole file, if it was mapped ahead.
+    pub(super) fn whole(&self) -> Option<&Whole> {
+        self.whole.get()
+    }
+
     /// Has mappings of regions be parts of this mapping of the whole file, from now on.
     pub(super) fn set_whole(&self, whole: Whole) {
         // A second mapping is not needed.
@@ -149,7 +158,7 @@ impl Region {
     ///
     /// [`MappedAhead`]: super::MappedAhead
     pub(super) fn mapped_ahead(&self) -> Option<NonNull<u8>> {
-        let whole = self.file.whole.get()?;
+        let whole = self.file.whole()?;
         // SAFETY: the region lies inside the file, all of which is mapped.
         Some(unsafe { whole.start().add(self.offset as usize) })
     }
@@ -219,18 +228,27 @@ impl Region {
         self.walk_data(0..self.len_bytes, None, f)
     }
 
-    /// As [`Region::for_each_data`], in a small part of the region that consists of whole pages.
+    /// As [`Region::for_each_data`], in a small part of the region that consists of whole pages of the host.
     ///
     /// # Errors
     /// As [`Region::for_each_data`].
     pub fn for_each_data_in(&self, part: Range<u64>, mut f: impl FnMut(Range<u64>)) -> Result<()> {
         let bytes = self.offset + part.start..self.offset + part.end;
-        if self.file.whole.get().is_some_and(|whole| whole.has_all_mapped(bytes.clone())) {
-            f(part);
+        // A page that is mapped is in memory. If as many are mapped as the file has there, these are all.
+        let mut mapped = [NO_PAGES; MAPPED_AT_ONCE];
+        let whole = self.file.whole();
+        let count = whole.and_then(|whole| whole.find_mapped(bytes.clone(), &mut mapped)).unwrap_or(0);
+        let mapped = &mapped[..count];
+        let mapped_bytes: u64 = mapped.iter().map(|pages| pages.end - pages.start).sum();
+        let has_all_mapped = mapped_bytes == bytes.end - bytes.start;
+        let pages = if has_all_mapped { None } else { self.count_pages(bytes) };
+        let pages = pages.map(|(in_memory, in_swap)| in_memory + in_swap);
+        let mapped_pages = mapped_bytes / rustix::param::page_size() as u64;
+        if has_all_mapped || pages == Some(mapped_pages) {
+            mapped.iter().for_each(|pages| f(pages.start - self.offset..pages.end - self.offset));
             return Ok(());
         }
-        let pages = self.count_pages(bytes);
-        self.walk_data(part, pages.map(|(in_memory, in_swap)| in_memory + in_swap), f)
+        self.walk_data(part, pages, f)
     }
 
     /// As [`Region::for_each_data_in`], with the number of pages that have memory, if it is known: to seek the end of

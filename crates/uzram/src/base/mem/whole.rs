@@ -11,6 +11,9 @@ use std::ptr::NonNull;
 use super::map::Mapped;
 use super::page_table::{FoundPages, Wanted, scan_page_table};
 
+/// A place for pages to be found.
+pub(super) const NO_PAGES: FoundPages = FoundPages { start: 0, end: 0, categories: 0 };
+
 /// A mapping of a whole file.
 #[derive(Debug)]
 pub(super) struct Whole {
@@ -36,26 +39,31 @@ impl Whole {
         &self.page_table
     }
 
-    /// Returns whether all pages of a range of bytes of the file are known to be mapped. The range consists of whole pages
-    /// of the host.
-    pub(super) fn has_all_mapped(&self, bytes: Range<u64>) -> bool {
-        self.first_mapped(bytes.clone()) == Some(bytes)
-    }
-
-    /// Returns the first range of mapped pages in a range of bytes of the file, which consists of whole pages of the host;
-    /// an empty one at its end if none is. `None` if the system does not tell, or the range is empty.
-    pub(super) fn first_mapped(&self, bytes: Range<u64>) -> Option<Range<u64>> {
+    /// Finds mapped pages in a range of bytes of the file, which consists of whole pages of the host. Fills `found` with the
+    /// first ranges of bytes that are mapped, in order, and returns how many these are; if that is all of `found`, there may
+    /// be more. `None` if the system does not tell, or the range is empty.
+    pub(super) fn find_mapped(&self, bytes: Range<u64>, found: &mut [FoundPages]) -> Option<usize> {
         // A child of that process has page tables of its own.
         if bytes.is_empty() || self.process != std::process::id() {
             return None;
         }
         let base = self.start().addr().get() as u64;
-        let mut found = [FoundPages { start: 0, end: 0, categories: 0 }];
         let addresses = base + bytes.start..base + bytes.end;
-        match scan_page_table(&self.page_table, addresses, Wanted::Present, &mut found) {
-            Err(_) => None,
-            Ok(0) => Some(bytes.end..bytes.end),
-            Ok(_) => Some(found[0].start - base..found[0].end - base),
+        let count = scan_page_table(&self.page_table, addresses, Wanted::Present, found).ok()?;
+        for pages in &mut found[..count] {
+            (pages.start, pages.end) = (pages.start - base, pages.end - base);
         }
+        Some(count)
+    }
+
+    /// Returns the first range of mapped pages in a range of bytes of the file, which consists of whole pages of the host;
+    /// an empty one at its end if none is. `None` if the system does not tell, or the range is empty.
+    pub(super) fn first_mapped(&self, bytes: Range<u64>) -> Option<Range<u64>> {
+        let mut found = [NO_PAGES];
+        let none = bytes.end..bytes.end;
+        self.find_mapped(bytes, &mut found).map(|count| match count {
+            0 => none,
+            _ => found[0].start..found[0].end,
+        })
     }
 }

@@ -175,7 +175,7 @@ fn compress(
     waker: &Thread,
 ) {
     // Where the system refuses it, the share of CPU time still holds.
-    run_when_idle();
+    run_when_idle(0);
     let what = store.within_algorithms(&Recompression::default());
     while let Ok(mut batch) = jobs.recv() {
         batch.compress(store, &mut encoders, &what);

@@ -20,7 +20,7 @@ use std::thread::Builder;
 use crate::base::error::{Error, ErrorKind, Result};
 use crate::base::mem::Arena;
 use crate::base::sync::Counter;
-use crate::base::thread::share_out;
+use crate::base::thread::{OtherCpus, share_out};
 use crate::base::units::{PAGE_SIZE, PageNo};
 use crate::lru::AnyLru;
 use crate::zsmalloc::{AnyPool, Attach, Location, Settled};
@@ -108,9 +108,13 @@ pub(in crate::store) fn attach(parts: &Parts<'_>) -> Result<Share> {
     parts.arena.end_adoption();
     grow(parts)?;
     let uses: Vec<_> = found.iter_mut().map(|found| std::mem::take(&mut found.uses)).collect();
+    let cpus = OtherCpus::new();
     std::thread::scope(|scope| {
         let lru = parts.lru.map(|lru| {
-            let adopt = move || lru.adopt(by_last_use(uses));
+            let adopt = move || {
+                cpus.iter().for_each(|cpus| cpus.move_to(0));
+                lru.adopt(by_last_use(uses));
+            };
             Builder::new().spawn_scoped(scope, adopt).map_err(|error| {
                 Error::new(ErrorKind::NoMemory, format!("cannot start a thread to attach a store: {error}"))
             })
