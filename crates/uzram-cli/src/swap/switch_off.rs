@@ -1,5 +1,8 @@
 //! Switching a swap area off: swapped-out pages come back to memory, so there must be room for them first.
 
+use std::thread;
+use std::time::Duration;
+
 use rustix::io::Errno;
 use uzram::units::format_size;
 use uzram_serve::loop_device::LoopAttachment;
@@ -8,6 +11,12 @@ use uzram_serve::swap_area;
 use crate::failure::{Context, Failure, Result};
 use crate::swap::cgroups::{Tight, find_tight};
 use crate::terminal::live;
+
+/// How often the kernel may lack memory in a row, without a page that came back, until it is believed…
+const TRIES: u32 = 10;
+
+/// …and how long to wait before it is asked again.
+const TRY_AGAIN: Duration = Duration::from_millis(10);
 
 /// Switches a swap area off unless there is too little memory; the daemon keeps `kept_bytes` of its contents in memory.
 ///
@@ -49,15 +58,28 @@ pub fn switch_off(attachment: LoopAttachment, kept_bytes: u64) -> Result<()> {
         let area = attachment.swap_area().ok()??;
         Some(format!("swap on {shown}: {} still out", format_size(area.used_bytes)))
     };
-    live::while_showing(still_out, || held.switch_swap_off()).map_err(|error| {
-        match Errno::from_io_error(&error) {
-            Some(Errno::NOMEM) => Failure::Line(format!(
-                "swap on {shown} stays on: the kernel found no memory for all of it: end something first"
-            )),
-            Some(Errno::INTR) => {
-                Failure::Line(format!("swap on {shown} stays on: switching it off was interrupted"))
+    let still_used = || attachment.swap_area().ok().flatten().map_or(0, |area| area.used_bytes);
+    // The kernel may report a lack of memory, too, when a program uses a page just as it comes back (seen with Linux 6.18).
+    let switch_off = || {
+        let (mut used_bytes, mut tries) = (area.used_bytes, TRIES);
+        loop {
+            match held.switch_swap_off() {
+                Err(error) if Errno::from_io_error(&error) == Some(Errno::NOMEM) && tries > 1 => {}
+                done => return done,
             }
-            _ => Failure::Line(format!("cannot switch swap on {shown} off: {error}")),
+            let left_bytes = still_used();
+            tries = if left_bytes < used_bytes { TRIES } else { tries - 1 };
+            used_bytes = left_bytes;
+            thread::sleep(TRY_AGAIN);
         }
+    };
+    live::while_showing(still_out, switch_off).map_err(|error| match Errno::from_io_error(&error) {
+        Some(Errno::NOMEM) => Failure::Line(format!(
+            "swap on {shown} stays on: the kernel found no memory for all of it: end something first"
+        )),
+        Some(Errno::INTR) => {
+            Failure::Line(format!("swap on {shown} stays on: switching it off was interrupted"))
+        }
+        _ => Failure::Line(format!("cannot switch swap on {shown} off: {error}")),
     })
 }
