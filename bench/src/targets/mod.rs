@@ -15,6 +15,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use serde::Serialize;
+use uzram::units::PAGE_SIZE;
 use uzram::{Error, ErrorKind, Result, codec};
 
 use crate::block;
@@ -54,6 +55,8 @@ pub struct TargetsOptions {
     pub recompressed_size_bytes: u64,
     /// The most pages of the corpus `processes`; 0 to start none of its programs.
     pub process_pages: usize,
+    /// The pages of a parked Python.
+    pub parked_pages: usize,
     /// The sizes of the stores that are attached, and whether the large one is; the rest of it is set by the other options.
     pub survive: survive::SurviveOptions,
     /// The amounts for daemons that outlive the process that serves.
@@ -73,6 +76,8 @@ pub struct TargetsOptions {
 /// Pages of the corpus `processes`: with more, each program would no longer have about as many as the others. Its part for
 /// Python is large beside what the pool's size classes take in part.
 const PROCESS_PAGES: usize = 2 * DEFAULT_CORPUS_PAGES;
+/// Pages of a parked Python: 1 GiB.
+const PARKED_PAGES: usize = (1 << 30) / PAGE_SIZE;
 
 impl Default for TargetsOptions {
     fn default() -> Self {
@@ -86,6 +91,7 @@ impl Default for TargetsOptions {
             compacted_size_bytes: 256 << 20,
             recompressed_size_bytes: 1 << 30,
             process_pages: PROCESS_PAGES,
+            parked_pages: PARKED_PAGES,
             survive: survive::SurviveOptions::default(),
             take_over: take_over::Amounts::default(),
             backing: backing::BackingOptions::default(),
@@ -260,6 +266,7 @@ fn programs_report(
     let options = ProgramsOptions {
         common,
         pages: options.process_pages,
+        parked_pages: options.parked_pages,
         algorithm: codec::Kind::Memory.into(),
         programs: options.programs.as_ref(),
         amounts: &options.block,
@@ -423,6 +430,7 @@ mod tests {
             recompressed_size_bytes: 1 << 20,
             // Measured by its own tests.
             process_pages: 0,
+            parked_pages: 0,
             survive: survive::SurviveOptions { size_bytes: 1 << 20, ..survive::SurviveOptions::default() },
             // Measured by its own tests.
             backing: backing::BackingOptions {

@@ -9,18 +9,18 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 use uzram::codec::{Algorithm, Kind};
-use uzram::units::{PAGE_SIZE, format_size};
-use uzram::{ErrorKind, Result};
+use uzram::units::{PAGE_SIZE, format_size, pages_to_bytes};
+use uzram::{ErrorKind, Result, machine_memory};
 
 use crate::block::{self, BlockOptions, SwapTimes, disk_obstacle, swap};
 use crate::codecs::{self, CodecRow, CodecsOptions, CodecsReport};
 use crate::engine::recompression::hot::{self, HotReport};
 use crate::engine::recompression::parked::{self, ParkedReport};
 use crate::engine::{self, Against, Common, Pattern};
-use crate::harness::Source;
 use crate::harness::corpus::Corpus;
 use crate::harness::corpus::processes::{self, Processes};
 use crate::harness::stats::{median, median_ratio};
+use crate::harness::{Source, go_on};
 
 /// The program that is parked, and whose heap is swapped out.
 const PYTHON: &str = "python";
@@ -33,6 +33,8 @@ pub(super) struct ProgramsOptions<'a> {
     pub(super) common: &'a Common,
     /// The most pages of all programs together; 0 to start none.
     pub(super) pages: usize,
+    /// The pages of a parked Python that has more of them than the others; 0 to take the same.
+    pub(super) parked_pages: usize,
     /// The algorithm that is compared with lz4.
     pub(super) algorithm: Algorithm,
     /// The programs for swap, if there are any.
@@ -77,6 +79,8 @@ pub struct SwapOut {
 struct Saved {
     whole: PathBuf,
     parts: Vec<(&'static str, PathBuf)>,
+    /// Of the parked Python, if it has others than the part.
+    parked: Option<PathBuf>,
 }
 
 impl Saved {
@@ -90,8 +94,41 @@ impl Saved {
 /// # Errors
 /// A program that fails, a page that does not read back, a file that cannot be written, a stop.
 pub(super) fn run(options: &ProgramsOptions<'_>, notes: &mut Vec<String>) -> Result<ProgramsReport> {
-    let saved = processes_of(options, notes)?.map(|processes| save(&processes, options.dir)).transpose()?;
+    let mut saved =
+        processes_of(options, notes)?.map(|processes| save(&processes, options.dir)).transpose()?;
+    if let Some(saved) = &mut saved {
+        saved.parked = parked_of(options, notes)?;
+    }
     measure(options, saved.as_ref(), notes)
+}
+
+/// Starts a large Python and saves its pages, or adds a note that says why not.
+fn parked_of(options: &ProgramsOptions<'_>, notes: &mut Vec<String>) -> Result<Option<PathBuf>> {
+    let pages = options.parked_pages;
+    if pages == 0 {
+        return Ok(None);
+    }
+    let wanted = format!("a parked Python of {}", format_size(pages_to_bytes(pages as u64)));
+    // The program, its pages, and the device.
+    let needed_bytes = 3 * pages_to_bytes(pages as u64);
+    if machine_memory::available_bytes()?.min(machine_memory::read()?.limit_bytes) < needed_bytes {
+        notes.push(format!(
+            "{wanted} not measured, but a smaller one: it takes {}",
+            format_size(needed_bytes)
+        ));
+        return Ok(None);
+    }
+    match processes::large_python(pages, &options.common.stop) {
+        Ok(corpus) => {
+            let path = options.dir.join("parked.bin");
+            corpus.save(&path).map(|()| Some(path))
+        }
+        Err(error) => {
+            go_on(&options.common.stop)?;
+            notes.push(format!("{wanted} not measured, but a smaller one: {error}"));
+            Ok(None)
+        }
+    }
 }
 
 /// Starts the programs and takes their memory, or adds a note that says why not.
@@ -123,7 +160,7 @@ fn save(processes: &Processes, dir: &Path) -> Result<Saved> {
         corpus.save(&path).map(|()| (*name, path))
     };
     let parts = processes.parts.iter().map(part).collect::<Result<_>>()?;
-    Ok(Saved { whole, parts })
+    Ok(Saved { whole, parts, parked: None })
 }
 
 fn measure(
@@ -137,7 +174,7 @@ fn measure(
     let Some(saved) = saved else { return Ok(report) };
     report.writes = Some(compare_writes(options.common, algorithm, &saved.whole)?);
     report.swap_out = swap_out(options, algorithm, saved, notes)?;
-    match saved.part(PYTHON) {
+    match saved.parked.as_deref().or_else(|| saved.part(PYTHON)) {
         Some(path) => {
             report.parked = parked::run(&Common { algorithm: lz4.clone(), ..on(options.common, path) })?;
             if report.parked.is_none() {
@@ -323,6 +360,7 @@ mod tests {
         let options = ProgramsOptions {
             common: &common,
             pages: 0,
+            parked_pages: 0,
             algorithm: algorithm.parse().unwrap(),
             programs: None,
             amounts: &block::Amounts::default(),

@@ -60,6 +60,14 @@ pub fn build(pages: usize, stop: &AtomicBool) -> Result<Processes> {
     Ok(processes)
 }
 
+/// Returns up to `pages` pages of a Python of more than 1 GiB.
+///
+/// # Errors
+/// There is none, or it cannot be run; `Busy`: interrupted.
+pub fn large_python(pages: usize, stop: &AtomicBool) -> Result<Corpus> {
+    memory_of(&workloads::LARGE_PYTHON, pages, stop)
+}
+
 impl Processes {
     /// Returns the pages of all programs, in groups of neighbours, from each program in turn.
     ///
