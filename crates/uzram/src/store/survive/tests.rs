@@ -7,7 +7,7 @@ use super::super::*;
 use super::*;
 use crate::base::random::Random;
 use crate::base::units::PAGE_SIZE;
-use crate::codec::Kind;
+use crate::codec::{Kind, on_kernel};
 use crate::lru::LruDesign;
 use crate::zsmalloc::PoolDesign;
 
@@ -82,25 +82,35 @@ fn builders() -> Vec<StoreBuilder> {
     ]
 }
 
-/// What one kernel of w64 wrote, another reads: the store that attaches has the fastest of this CPU.
+/// What one kernel of w64 wrote, each reads.
 #[test]
 fn pages_of_words_are_read_on_another_cpu() {
-    for (kernel, algorithm) in Algorithm::from(Kind::Memory).with_each_kernel().into_iter().enumerate() {
-        let page_of = |page: u64| {
-            let mut random = Random::new(page);
-            let word = |_| (0x7f00_0000_0000 + random.below_u64(1 << (page % 20)) * 8).to_le_bytes();
-            let words: [[u8; 8]; PAGE_SIZE / 8] = std::array::from_fn(word);
-            let mut contents = [0; PAGE_SIZE];
-            contents.as_chunks_mut().0.copy_from_slice(&words);
-            contents
-        };
+    let page_of = |page: u64| {
+        let mut random = Random::new(page);
+        let word = |_| (0x7f00_0000_0000 + random.below_u64(1 << (page % 20)) * 8).to_le_bytes();
+        let words: [[u8; 8]; PAGE_SIZE / 8] = std::array::from_fn(word);
+        let mut contents = [0; PAGE_SIZE];
+        contents.as_chunks_mut().0.copy_from_slice(&words);
+        contents
+    };
+    let algorithms = Algorithm::from(Kind::Memory).with_each_kernel();
+    let kernels = algorithms.len();
+    for (writer, algorithm) in algorithms.into_iter().enumerate() {
         let store =
             Store::create_in(&StoreBuilder::new("kernels", 200).algorithm(algorithm)).expect("a store");
         (0..200).for_each(|page| store.write(PageNo::from_number(page), &page_of(page)).expect("memory"));
-        let (store, attached) = attach(end(store));
-        assert_eq!((attached.pages, attached.pages_lost), (200, 0), "kernel {kernel}");
-        for (page, read) in (0..).zip(read_all(&store)) {
-            assert!(*read.expect("sound") == page_of(page), "kernel {kernel}, page {page}");
+        let mut memory = end(store);
+        for reader in 0..kernels {
+            let (store, attached) = on_kernel(reader, || attach(memory));
+            assert_eq!((attached.pages, attached.pages_lost), (200, 0), "from {writer} to {reader}");
+            for (page, read) in (0..).zip(read_all(&store)) {
+                assert!(*read.expect("sound") == page_of(page), "from {writer} to {reader}, page {page}");
+            }
+            // It goes on with pages of its own.
+            (0..200).step_by(3).for_each(|page| {
+                store.write(PageNo::from_number(page), &page_of(page)).expect("memory");
+            });
+            memory = end(store);
         }
     }
 }
