@@ -17,7 +17,7 @@ use crate::base::work::{Unit, Work};
 use crate::stream::Streams;
 
 use super::slot::{Contents, Peek, SlotGuard};
-use super::stream::Stream;
+use super::stream::{Codec, Stream};
 use super::{MAX_RECOMPRESSION, Store};
 
 /// The width of a bucket of candidates.
@@ -296,7 +296,13 @@ impl Store {
         Recompression { priorities: *what.priorities.start()..=last, ..what.clone() }
     }
 
-    fn is_hot(&self, page: PageNo) -> bool {
+    /// Returns the priority of the first recompression algorithm that decodes without state, as those do which decode fast.
+    pub fn fast_priority(&self) -> Option<u8> {
+        let is_fast = |codec: &Option<Codec>| codec.as_ref().is_some_and(Codec::decodes_without_state);
+        self.recompression.iter().position(is_fast).map(|at| at as u8 + 1)
+    }
+
+    pub(super) fn is_hot(&self, page: PageNo) -> bool {
         self.lru.as_ref().is_some_and(|lru| lru.is_active(page.0))
     }
 

@@ -4,7 +4,7 @@ use crate::base::random::Random;
 use crate::base::units::{PAGE_SIZE, Page, PageNo};
 
 /// Returns a page that lz4 makes smaller, and zstd smaller still.
-fn words(seed: u64) -> Page {
+pub(super) fn words(seed: u64) -> Page {
     const WORDS: [&str; 16] = [
         "slab ",
         "class ",

@@ -115,8 +115,7 @@ impl Codec {
         self.streams.sleeps()
     }
 
-    /// Returns whether reads take no stream.
-    #[cfg(all(test, not(loom)))]
+    /// Returns whether the algorithm decodes without state, as those do which decode fast. Reads then take no stream.
     pub(super) fn decodes_without_state(&self) -> bool {
         self.stateless_decoder.is_some()
     }

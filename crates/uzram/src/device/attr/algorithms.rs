@@ -79,18 +79,6 @@ pub(super) fn find(
     })
 }
 
-/// Returns the priority of the first recompression algorithm that decodes without state, as those do which decode fast.
-pub(super) fn find_fast(params: &Params) -> Result<usize> {
-    let is_fast = |algorithm: &Option<Algorithm>| {
-        algorithm.as_ref().is_some_and(|algorithm| algorithm.stateless_decoder().is_some())
-    };
-    let found = params.store.recompression.iter().position(is_fast);
-    found.map(|at| at + 1).ok_or_else(|| {
-        let what = "type=hot: no recompression algorithm decodes fast: set lz4hc";
-        Error::invalid(what).with_setting("recomp_algorithm")
-    })
-}
-
 /// Parameters of one of a device's algorithms.
 #[derive(Default)]
 pub(super) struct AlgorithmParams {

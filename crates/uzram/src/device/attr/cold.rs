@@ -6,7 +6,7 @@ use crate::store::{Candidates, Recompression};
 
 use super::super::Device;
 use super::super::task::Task;
-use super::algorithms::{find, find_fast, parse_priority};
+use super::algorithms::{find, parse_priority};
 use super::text::BlockStates;
 use super::words;
 
@@ -93,7 +93,10 @@ pub(super) fn recompress(task: &Task<'_>, request: RecompressRequest) -> Result<
     if kind.is_some() || priority.is_some() || what.hot {
         let params = &task.device().state.lock().params;
         let at = match (kind, priority) {
-            (None, None) => find_fast(params)?,
+            (None, None) => task.fast_priority().map(usize::from).ok_or_else(|| {
+                let what = "type=hot: no recompression algorithm decodes fast: set lz4hc";
+                Error::invalid(what).with_setting("recomp_algorithm")
+            })?,
             _ => find(params, priority, kind)?.0,
         };
         if at == 0 {

@@ -240,8 +240,8 @@ pub(in super::super) static TABLE: &[Attribute] = &[
     },
     Attribute {
         name: "recompress_after",
-        help: "age at which unused pages are recompressed, in seconds or with suffix s, m, h or d; 0 for never; at \
-               any time (uzram only)",
+        help: "age at which unused pages are recompressed, in seconds or with suffix s, m, h or d; hot pages are, too, if \
+               an algorithm decodes fast; 0 for never; at any time (uzram only)",
         get: Some(|device| device.state.lock().params.store.policy.recompress_after_s.to_string()),
         set: at_any_time!(|text| parse_age_s("recompress_after", text), |device, after_s| change_policy(
             device,
@@ -250,7 +250,7 @@ pub(in super::super) static TABLE: &[Attribute] = &[
     },
     Attribute {
         name: "recompress_cpu",
-        help: "most CPU time that recompression of unused pages takes, in percent of one CPU, 1 to 100; 0 for no bound; \
+        help: "most CPU time that this recompression takes, in percent of one CPU, 1 to 100; 0 for no bound; \
                at any time (uzram only)",
         get: Some(|device| device.state.lock().params.store.policy.recompress_cpu_percent.to_string()),
         set: at_any_time!(|text| number_within("recompress_cpu", text, 0..=100), |device, percent| {

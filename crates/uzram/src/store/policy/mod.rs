@@ -16,7 +16,7 @@
 //! - `watermarks.rs`: the watermarks, waking the thread, and waiting for it
 //! - `room.rs`: what a write does at the limit
 //! - `reclaim.rs`: which pages are reclaimed
-//! - `parked.rs`: recompression of pages that were not used for long
+//! - `parked.rs`: recompression of pages that were not used for long, and of hot ones
 //! - `thread.rs`: when
 //!
 //! Lock order: `policy` is a leaf; the thread holds no lock between its steps.
@@ -76,7 +76,7 @@ pub struct ReclaimPolicy {
     pub high_percent: u64,
     /// The low watermark: reclaim ends below this percentage, 0 to `high_percent`.
     pub low_percent: u64,
-    /// Pages not used for this many seconds are recompressed; 0 for never.
+    /// Pages not used for this many seconds are recompressed, and hot ones if an algorithm decodes fast; 0 for never.
     pub recompress_after_s: u32,
     /// The most CPU time that this recompression takes, in percent of one CPU, 1 to 100; 0 for no bound.
     pub recompress_cpu_percent: u64,
@@ -150,6 +150,7 @@ impl Store {
             ("packed_pages", decisions.packed_pages.get()),
             ("looks", decisions.looks.get()),
             ("old_recompressed", decisions.old_recompressed.get()),
+            ("hot_recompressed", decisions.hot_recompressed.get()),
             ("recompress_cpu_ms", decisions.recompress_cpu_us.get() / 1000),
             ("old_written_back", decisions.old_written_back.get()),
             ("writers_waited", decisions.writers_waited.get()),

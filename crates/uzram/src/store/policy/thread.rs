@@ -117,8 +117,12 @@ impl Store {
             *compressor = self.compressor(policy);
         }
         let (after_s, percent) = (policy.recompress_after_s, policy.recompress_cpu_percent);
-        compressor.as_mut().is_none_or(|compressor| self.recompress_parked(after_s, percent, compressor))
-            && self.write_back_old(policy.writeback_after_s)
+        let recompress = |compressor: &mut Compressor| {
+            after_s == 0
+                || self.recompress_parked(after_s, percent, compressor)
+                    && self.recompress_hot(percent, compressor)
+        };
+        compressor.as_mut().is_none_or(recompress) && self.write_back_old(policy.writeback_after_s)
     }
 
     /// Reclaims pages, or rests if none can be reclaimed. `failing` is the time since which the backing device fails.

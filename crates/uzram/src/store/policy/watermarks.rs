@@ -59,6 +59,7 @@ pub(super) struct Decisions {
     pub(super) packed_pages: Counter,
     pub(super) looks: Counter,
     pub(super) old_recompressed: Counter,
+    pub(super) hot_recompressed: Counter,
     pub(super) recompress_cpu_us: Counter,
     pub(super) old_written_back: Counter,
     pub(super) writers_waited: Counter,
