@@ -102,7 +102,7 @@ impl Kernel {
 
     /// Returns the fastest kernel.
     pub(super) fn fastest() -> Kernel {
-        #[cfg(test)]
+        #[cfg(all(test, not(loom)))]
         if let Some(kernel) = ONLY.get().and_then(|nth| Kernel::all().nth(nth)) {
             return kernel;
         }
@@ -110,14 +110,14 @@ impl Kernel {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 thread_local! {
     /// Which of all kernels this thread takes for the fastest.
     static ONLY: std::cell::Cell<Option<usize>> = const { std::cell::Cell::new(None) };
 }
 
 /// Calls `f` as on a CPU whose fastest kernel is the `nth`.
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 pub(crate) fn on_kernel<T>(nth: usize, f: impl FnOnce() -> T) -> T {
     ONLY.set(Some(nth));
     let result = f();
