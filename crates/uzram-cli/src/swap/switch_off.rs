@@ -59,7 +59,8 @@ pub fn switch_off(attachment: LoopAttachment, kept_bytes: u64) -> Result<()> {
         Some(format!("swap on {shown}: {} still out", format_size(area.used_bytes)))
     };
     let still_used = || attachment.swap_area().ok().flatten().map_or(0, |area| area.used_bytes);
-    // The kernel may report a lack of memory, too, when a program uses a page just as it comes back (seen with Linux 6.18).
+    // The kernel sometimes reports a lack of memory although there is some, while a program uses the area (seen with Linux
+    // 6.18; why is not known).
     let switch_off = || {
         let (mut used_bytes, mut tries) = (area.used_bytes, TRIES);
         loop {
