@@ -5,6 +5,7 @@
 //! * [`corpus`]: pages of this machine's files and programs.
 //! * [`stats`]: medians, quantiles, and confidence intervals of ratios of paired measurements.
 //! * [`bound`]: bounds of figures.
+//! * [`memory`]: whether there is enough of it.
 //! * [`process`] runs other programs; [`fio`] runs fio and reads its report.
 //! * [`report`]: columns of figures, JSON, lines of a paragraph.
 //! * [`command`]: shared by the programs `uzram-bench` and `uzram-lab`.
@@ -13,6 +14,7 @@ pub mod bound;
 pub mod command;
 pub mod corpus;
 pub mod fio;
+pub mod memory;
 pub mod process;
 pub mod report;
 pub mod rounds;
@@ -21,6 +23,7 @@ pub mod threads;
 pub mod usage;
 
 pub use corpus::{DEFAULT_CORPUS_PAGES, Source, read_back};
+pub use memory::lack_of_memory;
 pub use report::to_json;
 pub use rounds::go_on;
 pub use threads::{Gate, Span, joined, run_together};

@@ -16,11 +16,12 @@ mod price;
 mod report;
 
 use uzram::units::{PAGE_SIZE, bytes_to_pages, format_size, pages_to_bytes};
-use uzram::{Error, ErrorKind, Result, machine_memory};
+use uzram::{Error, ErrorKind, Result};
 
 use crate::block::{self, Programs, disk_obstacle};
 use crate::engine::{Common, Packed};
 use crate::harness::corpus::Corpus;
+use crate::harness::lack_of_memory;
 pub use memory::{MemoryRow, ProcessMemory};
 pub use outage::{Cause, OutageRow, Phases};
 pub use price::PriceRow;
@@ -176,11 +177,7 @@ fn reason_to_leave_out(options: &TakeOverOptions, size_bytes: u64) -> Result<Opt
     let needed_bytes = options.amounts.large_pool_bytes / 100 * 102
         + bytes_to_pages(size_bytes) * PAGE_OVERHEAD_BYTES
         + REST_BYTES;
-    let available_bytes = machine_memory::available_bytes()?.min(machine_memory::read()?.limit_bytes);
-    Ok((needed_bytes > available_bytes).then(|| {
-        let (needed, available) = (format_size(needed_bytes), format_size(available_bytes));
-        format!("it takes {needed} of memory, and {available} is available")
-    }))
+    lack_of_memory(needed_bytes)
 }
 
 #[cfg(test)]

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use serde::Serialize;
 use uzram::codec::{Algorithm, Kind};
 use uzram::units::{PAGE_SIZE, format_size, pages_to_bytes};
-use uzram::{ErrorKind, Result, machine_memory};
+use uzram::{ErrorKind, Result};
 
 use crate::block::{self, BlockOptions, SwapTimes, disk_obstacle, swap};
 use crate::codecs::{self, CodecRow, CodecsOptions, CodecsReport};
@@ -20,7 +20,7 @@ use crate::engine::{self, Against, Common, Pattern};
 use crate::harness::corpus::Corpus;
 use crate::harness::corpus::processes::{self, Processes};
 use crate::harness::stats::{median, median_ratio};
-use crate::harness::{Source, go_on};
+use crate::harness::{Source, go_on, lack_of_memory};
 
 /// The program that is parked, and whose heap is swapped out.
 const PYTHON: &str = "python";
@@ -111,11 +111,8 @@ fn parked_of(options: &ProgramsOptions<'_>, notes: &mut Vec<String>) -> Result<O
     let wanted = format!("a parked Python of {}", format_size(pages_to_bytes(pages as u64)));
     // The program, its pages, and the device.
     let needed_bytes = 3 * pages_to_bytes(pages as u64);
-    if machine_memory::available_bytes()?.min(machine_memory::read()?.limit_bytes) < needed_bytes {
-        notes.push(format!(
-            "{wanted} not measured, but a smaller one: it takes {}",
-            format_size(needed_bytes)
-        ));
+    if let Some(obstacle) = lack_of_memory(needed_bytes)? {
+        notes.push(format!("{wanted} not measured, but a smaller one: {obstacle}"));
         return Ok(None);
     }
     match processes::large_python(pages, &options.common.stop) {

@@ -11,14 +11,14 @@
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
-use uzram::units::{PAGE_SIZE, format_size, pages_to_bytes};
-use uzram::{Result, machine_memory};
+use uzram::Result;
+use uzram::units::{PAGE_SIZE, pages_to_bytes};
 
 use super::super::{Common, Packed, Target, checked_page_count, verify};
 use super::stores::MeasuredStore;
 use crate::harness::corpus::Corpus;
-use crate::harness::go_on;
 use crate::harness::stats::median;
+use crate::harness::{go_on, lack_of_memory};
 
 /// The most attaches of a row, unless there are more rounds.
 const MAX_ATTACHES: usize = 32;
@@ -187,9 +187,5 @@ pub(super) fn missing_memory(common: &Common, corpus: &Corpus, size_bytes: u64) 
     let object_bytes = Packed::new(&common.algorithm, PAGE_SIZE, corpus)?.mean_bytes();
     let page_bytes = object_bytes * SCATTERED + PAGE_OVERHEAD_BYTES;
     let needed_bytes = (checked_page_count(size_bytes)? as f64 * page_bytes) as u64;
-    let available_bytes = machine_memory::available_bytes()?.min(machine_memory::read()?.limit_bytes);
-    Ok((needed_bytes > available_bytes).then(|| {
-        let (needed, available) = (format_size(needed_bytes), format_size(available_bytes));
-        format!("it takes {needed} of memory, and {available} is available")
-    }))
+    lack_of_memory(needed_bytes)
 }
