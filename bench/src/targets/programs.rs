@@ -1,5 +1,5 @@
 //! What is measured on the memory of programs, the corpus `processes`: the algorithm `memory` beside lz4, parked programs,
-//! and hot pages.
+//! and hot pages; and what `memory` makes of pages that do not get smaller.
 //!
 //! The programs run once. Their pages are saved in files, all of them in one and each program's in another, which the
 //! measurements share. What cannot be measured is left out, and a note says why.
@@ -8,8 +8,8 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
-use uzram::codec::{Algorithm, Kind};
-use uzram::units::{PAGE_SIZE, format_size, pages_to_bytes};
+use uzram::codec::{Algorithm, Encoder, Kind, ROOM_BYTES};
+use uzram::units::{PAGE_SIZE, Page, format_size, pages_to_bytes};
 use uzram::{ErrorKind, Result};
 
 use crate::block::{self, BlockOptions, SwapTimes, disk_obstacle, swap};
@@ -26,6 +26,14 @@ use crate::harness::{Source, go_on, lack_of_memory};
 const PYTHON: &str = "python";
 /// Rounds of codecs for each one of the others: two codecs take a small part of a round's time.
 const CODEC_ROUNDS: usize = 5;
+/// Corpora besides those of the programs: all of them together, those of their pages that the algorithm does not leave to
+/// lz4, and pages of random bytes, as encrypted and compressed data are.
+const ALL: &str = "processes";
+const WORDS: &str = "words";
+const RANDOM: &str = "random";
+const RANDOM_PAGES: usize = 1024;
+/// Fewer of [`WORDS`] are not measured.
+const LEAST_WORDS: usize = 64;
 
 /// How to measure.
 pub(super) struct ProgramsOptions<'a> {
@@ -50,6 +58,8 @@ pub(super) struct ProgramsOptions<'a> {
 pub struct ProgramsReport {
     /// The algorithm beside lz4.
     pub codecs: Option<CodecsReport>,
+    /// The share of the pages that lz4 makes smaller, of programs and mixed, that the algorithm stores as they are.
+    pub misjudged: Option<f64>,
     /// Devices with either algorithm, and kernel zram.
     pub writes: Option<engine::BenchReport>,
     /// A heap of Python on swap areas with either algorithm.
@@ -78,6 +88,8 @@ pub struct SwapOut {
 /// Files of pages.
 struct Saved {
     whole: PathBuf,
+    /// Of the pages that the algorithm does not leave to lz4, if there are enough.
+    words: Option<PathBuf>,
     parts: Vec<(&'static str, PathBuf)>,
     /// Of the parked Python, if it has others than the part.
     parked: Option<PathBuf>,
@@ -94,8 +106,7 @@ impl Saved {
 /// # Errors
 /// A program that fails, a page that does not read back, a file that cannot be written, a stop.
 pub(super) fn run(options: &ProgramsOptions<'_>, notes: &mut Vec<String>) -> Result<ProgramsReport> {
-    let mut saved =
-        processes_of(options, notes)?.map(|processes| save(&processes, options.dir)).transpose()?;
+    let mut saved = processes_of(options, notes)?.map(|processes| save(&processes, options)).transpose()?;
     if let Some(saved) = &mut saved {
         saved.parked = parked_of(options, notes)?;
     }
@@ -147,17 +158,68 @@ fn processes_of(options: &ProgramsOptions<'_>, notes: &mut Vec<String>) -> Resul
     }
 }
 
-/// Saves the pages of all programs, and those of each.
-fn save(processes: &Processes, dir: &Path) -> Result<Saved> {
-    // The file's name is the corpus's in reports.
-    let whole = dir.join("processes.bin");
-    processes.whole()?.save(&whole)?;
+/// Saves the pages of all programs, those of each, and those that the algorithm does not leave to lz4.
+fn save(processes: &Processes, options: &ProgramsOptions<'_>) -> Result<Saved> {
     let part = |(name, corpus): &(&'static str, Corpus)| {
-        let path = dir.join(format!("{name}.bin"));
+        let path = path_of(options, name);
         corpus.save(&path).map(|()| (*name, path))
     };
     let parts = processes.parts.iter().map(part).collect::<Result<_>>()?;
-    Ok(Saved { whole, parts, parked: None })
+    let (whole, path) = (processes.whole()?, path_of(options, ALL));
+    whole.save(&path)?;
+    let words = words(&whole, &options.algorithm)?;
+    let save_words = |words: Corpus| {
+        let path = path_of(options, WORDS);
+        words.save(&path).map(|()| path)
+    };
+    Ok(Saved { whole: path, words: words.map(save_words).transpose()?, parts, parked: None })
+}
+
+/// Returns the path of a corpus: the file's name is the corpus's in reports.
+fn path_of(options: &ProgramsOptions<'_>, corpus: &str) -> PathBuf {
+    options.dir.join(format!("{corpus}.bin"))
+}
+
+/// Returns the pages that the algorithm compresses otherwise than lz4; `None` if they are few.
+fn words(corpus: &Corpus, algorithm: &Algorithm) -> Result<Option<Corpus>> {
+    let mut coders = [Encoder::new(algorithm)?, Encoder::new(&Kind::Lz4.into())?];
+    let mut bytes = [[0; ROOM_BYTES]; 2];
+    let mut words: Vec<u8> = Vec::new();
+    for page in corpus.pages() {
+        let [ours, of_lz4] = encode(&mut coders, page, &mut bytes);
+        if ours.is_some_and(|len| of_lz4 != Some(len) || bytes[0][..len] != bytes[1][..len]) {
+            words.extend(page);
+        }
+    }
+    if words.len() < LEAST_WORDS * PAGE_SIZE { Ok(None) } else { Corpus::from_bytes(&words).map(Some) }
+}
+
+/// Returns the share of the pages that lz4 makes smaller which the algorithm does not.
+fn misjudged(corpora: &[Corpus], algorithm: &Algorithm) -> Result<f64> {
+    let mut coders = [Encoder::new(algorithm)?, Encoder::new(&Kind::Lz4.into())?];
+    let mut bytes = [[0; ROOM_BYTES]; 2];
+    let (mut smaller, mut misjudged) = (0, 0);
+    for page in corpora.iter().flat_map(Corpus::pages) {
+        let [ours, of_lz4] =
+            encode(&mut coders, page, &mut bytes).map(|len| len.is_some_and(|len| len < PAGE_SIZE));
+        smaller += usize::from(of_lz4);
+        misjudged += usize::from(of_lz4 && !ours);
+    }
+    Ok(misjudged as f64 / smaller as f64)
+}
+
+/// Compresses a page with both.
+fn encode(coders: &mut [Encoder; 2], page: &Page, bytes: &mut [[u8; ROOM_BYTES]; 2]) -> [Option<usize>; 2] {
+    let [ours, of_lz4] = coders;
+    [ours.encode(page, &mut bytes[0]), of_lz4.encode(page, &mut bytes[1])]
+}
+
+/// Saves pages of random bytes.
+fn save_random(options: &ProgramsOptions<'_>) -> Result<PathBuf> {
+    let (mut rng, path) = (fastrand::Rng::with_seed(11), path_of(options, RANDOM));
+    let bytes: Vec<u8> = std::iter::repeat_with(|| rng.u8(..)).take(RANDOM_PAGES * PAGE_SIZE).collect();
+    Corpus::from_bytes(&bytes)?.save(&path)?;
+    Ok(path)
 }
 
 fn measure(
@@ -169,6 +231,9 @@ fn measure(
     let (algorithm, lz4) = (&options.algorithm, Algorithm::from(Kind::Lz4));
     report.codecs = Some(compare_codecs(options, algorithm, saved)?);
     let Some(saved) = saved else { return Ok(report) };
+    let corpora = [&options.common.corpus, &Source::File(saved.whole.clone())];
+    let corpora = corpora.map(|corpus| corpus.load_until(&options.common.stop));
+    report.misjudged = Some(misjudged(&corpora.into_iter().collect::<Result<Vec<_>>>()?, algorithm)?);
     report.writes = Some(compare_writes(options.common, algorithm, &saved.whole)?);
     report.swap_out = swap_out(options, algorithm, saved, notes)?;
     match saved.parked.as_deref().or_else(|| saved.part(PYTHON)) {
@@ -192,7 +257,8 @@ fn on(common: &Common, path: &Path) -> Common {
     Common { corpus: Source::File(path.to_owned()), ..common.clone() }
 }
 
-/// Measures the algorithm and lz4 on the mixed corpus, on all programs' pages, and on those of each program.
+/// Measures the algorithm and lz4 on the mixed corpus, on random bytes, on all programs' pages, on those of each program, and
+/// on those that the algorithm does not leave to lz4.
 fn compare_codecs(
     options: &ProgramsOptions<'_>,
     algorithm: &Algorithm,
@@ -200,9 +266,10 @@ fn compare_codecs(
 ) -> Result<CodecsReport> {
     let Common { corpus: mixed, duration, repeat, stop, .. } = options.common.clone();
     let parts = saved.iter().flat_map(|saved| saved.parts.iter().map(|(_, path)| path));
-    let programs = saved.iter().map(|saved| &saved.whole).chain(parts);
+    let programs = saved.iter().flat_map(|saved| [&saved.whole].into_iter().chain(&saved.words)).chain(parts);
+    let random = Source::File(save_random(options)?);
     codecs::run(&CodecsOptions {
-        corpora: [mixed].into_iter().chain(programs.cloned().map(Source::File)).collect(),
+        corpora: [mixed, random].into_iter().chain(programs.cloned().map(Source::File)).collect(),
         algorithms: Some(vec![Kind::Lz4.into(), algorithm.clone()]),
         page_sizes: vec![PAGE_SIZE],
         duration,
@@ -292,7 +359,7 @@ impl ProgramsReport {
 
     /// Returns the lowest figure of any program's own pages.
     pub(super) fn lowest_of_programs(&self, figure: fn(&PerLz4) -> f64) -> Option<f64> {
-        let is_program = |row: &CodecRow| !["mixed", "processes"].contains(&row.corpus.as_str());
+        let is_program = |row: &CodecRow| !["mixed", RANDOM, ALL, WORDS].contains(&row.corpus.as_str());
         let figures =
             self.all_per_lz4().filter(|(row, _)| is_program(row)).map(|(_, per_lz4)| figure(&per_lz4));
         figures.reduce(f64::min)
@@ -369,7 +436,7 @@ mod tests {
         }
         let part = |(name, kind): &(&'static str, CorpusKind)| (*name, corpus::build(*kind, 400).unwrap());
         let processes = Processes { parts: parts.iter().map(part).collect(), left_out: Vec::new() };
-        let saved = save(&processes, dir.path()).unwrap();
+        let saved = save(&processes, &options).unwrap();
         (measure(&options, Some(&saved), &mut notes).unwrap(), notes)
     }
 
@@ -388,7 +455,10 @@ mod tests {
             let left_out = ["swap-out", "a parked", "/ kernel zram"];
             assert!(left_out.iter().any(|part| target.name.contains(part)), "{target:?}");
         }
-        assert!(targets.iter().all(|target| target.measured.is_none_or(|measured| measured > 0.0)));
+        let [none_misjudged, others]: [Vec<_>; 2] = [true, false]
+            .map(|is| targets.iter().filter(|target| target.name.ends_with("per cent") == is).collect());
+        assert!(none_misjudged.iter().all(|target| target.measured == Some(0.0)), "{none_misjudged:?}");
+        assert!(others.iter().all(|target| target.measured.is_none_or(|measured| measured > 0.0)));
         assert!(notes.iter().any(|note| note.starts_with("hot pages, ")), "{notes:?}");
         let text = report.to_string();
         for said in ["corpus other, ", "uzram device with lz4\n", "hot pages, ", "as-written"] {

@@ -151,6 +151,21 @@ pub(super) fn programs_targets(report: &ProgramsReport, notes: &mut Vec<String>)
         ),
         Target::at_least("the same: lowest ratio", 1.0, report.lowest_of_programs(|program| program.ratio)),
         Target::at_least(
+            "pages of programs that memory does not leave to lz4: compression speed / lz4's",
+            2.0,
+            report.per_lz4("words").map(|words| words.compression),
+        ),
+        Target::at_most(
+            "pages of random bytes: time that memory takes to find out / lz4's",
+            0.2,
+            report.per_lz4("random").map(|random| 1.0 / random.compression),
+        ),
+        Target::at_most(
+            "pages of programs and mixed that lz4 makes smaller, and memory stores as they are: per cent",
+            0.5,
+            report.misjudged.map(|share| 100.0 * share),
+        ),
+        Target::at_least(
             "mixed pages, memory / lz4: compression speed",
             0.98,
             mixed.as_ref().map(|mixed| mixed.compression),

@@ -100,6 +100,22 @@ impl Kernel {
         matches!(self, Kernel::Portable)
     }
 
+    /// Calls `f`, for which the compiler may use the kernel's instructions as far as it is inlined.
+    #[inline(always)]
+    pub(super) fn call<T>(self, f: impl FnOnce() -> T) -> T {
+        #[cfg(target_arch = "x86_64")]
+        #[target_feature(enable = "avx2,bmi1,bmi2,popcnt")]
+        fn on_avx2<T>(f: impl FnOnce() -> T) -> T {
+            f()
+        }
+        match self {
+            Kernel::Portable => f(),
+            // SAFETY: the kernel proves that the CPU has these instructions.
+            #[cfg(target_arch = "x86_64")]
+            Kernel::Avx2(_) | Kernel::Avx512(_) => unsafe { on_avx2(f) },
+        }
+    }
+
     /// Returns the fastest kernel.
     pub(super) fn fastest() -> Kernel {
         #[cfg(all(test, not(loom)))]
@@ -185,6 +201,10 @@ impl Encoder {
         let work = &mut *self.work;
         with_lanes!(self.kernel, l => work.encode(l, page, out),
             (work: &mut encode::Work, page: &Page, out: &mut [u8]) -> Option<usize>)
+    }
+
+    pub(super) fn kernel(&self) -> Kernel {
+        self.kernel
     }
 
     pub(super) fn state_bytes(&self) -> usize {
