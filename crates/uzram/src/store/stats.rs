@@ -96,6 +96,11 @@ impl Store {
         }
     }
 
+    /// Returns [`StoreStats::charged_pages`] alone, at next to no cost.
+    pub fn charged_pages(&self) -> u64 {
+        self.arena.charged_pages()
+    }
+
     /// Returns the statistics of each size class.
     pub fn class_stats(&self) -> Vec<ClassStat> {
         self.pool.class_stats()

@@ -28,7 +28,7 @@ use std::hint::spin_loop;
 #[cfg(not(loom))]
 pub use std::sync::Condvar;
 #[cfg(not(loom))]
-pub use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+pub use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
 pub use std::sync::{Arc, Weak};
 
 #[cfg(loom)]
@@ -36,7 +36,7 @@ use loom::hint::spin_loop;
 #[cfg(loom)]
 pub use loom::sync::Condvar;
 #[cfg(loom)]
-pub use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+pub use loom::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
 
 /// How long a thread sleeps before it checks its wait condition again.
 #[cfg(tsan)]

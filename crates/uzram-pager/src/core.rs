@@ -1,0 +1,596 @@
+//! Loading and evicting: the same for both ways to trap a touch.
+//!
+//! Memory is managed in *units*: one page, or as many as the trap handles together. A unit's [`State`] says where its
+//! contents are, and which thread may move them.
+//!
+//! **A fault** ([`Core::fault`]):
+//!
+//! 1. The state says what to do: the thread that makes it `Loading` loads the unit, others wait for that.
+//! 2. If memory is above the limit, the thread waits until the evictor has made room.
+//! 3. The neighbours that are to come along are claimed in the same way.
+//! 4. Their contents are read from the store into the bench's buffer, and placed all at once. The threads that wait for them run.
+//! 5. The store's copies are freed, or kept if the touch was a read.
+//! 6. The units enter the LRU, and their states become `In`.
+//!
+//! **An eviction** ([`Core::evict`]), of units next to each other:
+//!
+//! 1. Each becomes `Leaving`, unless it is pinned.
+//! 2. The trap takes the pages: nobody can change them any more.
+//! 3. A page whose copy in the store is the same is done. Any other is written to the store.
+//! 4. The pages' memory goes back to the system; pages that the store had no room for are given back to the program.
+//! 5. The states become `Out`: the commit point. A unit that was touched meanwhile is loaded again.
+//!
+//! Whether a page was changed since it was loaded is found out in step 3, by comparison. Trapping the first write would cost a
+//! fault, more than decompressing the copy does; and the comparison needs no trap.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use uzram::Result;
+use uzram::cpu::PerCpu;
+use uzram::lru::{Batched, Lru, LruConfig};
+use uzram::mem::Table;
+use uzram::store::{PageNo, Store};
+use uzram::sync::{Arc, Counter};
+use uzram::units::{PAGE_SIZE, Page};
+
+use crate::bench::Benches;
+use crate::room::Room;
+use crate::state::{Place, State, Touched};
+use crate::stats::{PagerStats, Share, sum};
+use crate::trap::{MOST_PAGES, Run, Trap};
+use crate::waits::Waits;
+use crate::window::Windows;
+
+/// Units that the evictor takes from the LRU at once.
+const EVICTED_AT_ONCE: usize = 64;
+/// How often, and how long, a fault waits for memory that the system does not give, before the page counts as lost.
+const PLACE_RETRIES: usize = 2000;
+const PLACE_RETRY: Duration = Duration::from_millis(1);
+
+/// What happens to the contents of units that leave.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Leave {
+    Store,
+    Discard,
+}
+
+/// See the [module's documentation](self).
+pub(crate) struct Core<T: Trap> {
+    pub(crate) trap: T,
+    pub(crate) store: Arc<Store>,
+    unit_pages: usize,
+    states: Table<State>,
+    lru: Lru<Batched>,
+    windows: Windows,
+    waits: Waits,
+    benches: Benches<T::Bench>,
+    pub(crate) room: Room,
+    shares: PerCpu<Share>,
+    /// Units whose copy in the store is kept while they are in memory.
+    copied_units: Counter,
+    /// No thread waits any more: the pager is being dropped.
+    pub(crate) ends: AtomicBool,
+}
+
+impl<T: Trap> Core<T> {
+    /// Makes the core of a pager, for as many pages as the store has.
+    ///
+    /// # Errors
+    /// `NoMemory`.
+    pub(crate) fn new(trap: T, unit_pages: usize, store: Arc<Store>, limit_pages: u64) -> Result<Self> {
+        let units = store.pages().div_ceil(unit_pages as u64);
+        let benches = 2 * std::thread::available_parallelism().map_or(1, usize::from) + 2;
+        Ok(Core {
+            benches: Benches::new(benches, || trap.bench())?,
+            trap,
+            unit_pages,
+            states: Table::new(units as usize)?,
+            lru: Lru::new(&LruConfig::new(units))?,
+            windows: Windows::default(),
+            waits: Waits::new(),
+            room: Room::new(limit_pages),
+            shares: PerCpu::new(|_| Share::default()),
+            copied_units: Counter::new(0),
+            ends: AtomicBool::new(false),
+            store,
+        })
+    }
+
+    pub(crate) fn unit_pages(&self) -> usize {
+        self.unit_pages
+    }
+
+    fn state(&self, unit: u64) -> &State {
+        &self.states[unit as usize]
+    }
+
+    fn unit_of(&self, page: u64) -> u64 {
+        page / self.unit_pages as u64
+    }
+
+    fn run(&self, first_unit: u64, units: usize) -> Run {
+        Run { first: first_unit * self.unit_pages as u64, pages: units * self.unit_pages }
+    }
+
+    /// Returns the page numbers of a run of units.
+    fn pages(run: Run) -> std::ops::Range<u64> {
+        run.first..run.first + run.pages as u64
+    }
+
+    pub(crate) fn stats(&self) -> PagerStats {
+        PagerStats {
+            limit_pages: self.room.limit_pages(),
+            resident_pages: self.room.resident_pages(),
+            compressed_pages: self.store.charged_pages(),
+            ..sum(&self.shares)
+        }
+    }
+
+    /// Brings the page that was touched. `waits`: the caller is the thread that touched it, and returns only when the page is
+    /// there. Returns false if there is nothing to bring.
+    pub(crate) fn fault(&self, page: u64, writes: bool, waits: bool) -> bool {
+        let unit = self.unit_of(page);
+        loop {
+            match self.state(unit).touch() {
+                Touched::Load { stored } => {
+                    self.shares.local().faults.add(1);
+                    return self.load(unit, stored, writes);
+                }
+                Touched::In if waits => return true,
+                Touched::In => {
+                    self.look(unit);
+                    return true;
+                }
+                Touched::Busy if waits => self.wait_for(unit),
+                Touched::Busy => return true,
+                Touched::Lost => return false,
+            }
+        }
+    }
+
+    /// Waits as long as another thread moves the unit.
+    fn wait_for(&self, unit: u64) {
+        let is_over = || !matches!(self.state(unit).get().place(), Place::Loading | Place::Leaving);
+        self.waits.wait(unit, is_over);
+    }
+
+    /// Waits as long as a unit is in a place that has an owner.
+    fn wait_while(&self, unit: u64, place: Place) {
+        while self.state(unit).want(place) {
+            self.waits.wait(unit, || self.state(unit).get().place() != place);
+        }
+    }
+
+    /// Loads a unit that the caller owns, and the neighbours that are to come along. Returns false if it cannot be read.
+    fn load(&self, unit: u64, stored: bool, writes: bool) -> bool {
+        self.room.wait_for(self.unit_pages, &self.store, || {
+            self.shares.local().waits_for_room.add(1);
+        });
+        let window = self.windows.next(unit * self.unit_pages as u64) / self.unit_pages;
+        let mut units = [false; MOST_PAGES];
+        units[0] = stored;
+        let mut count = 1;
+        while count < window && self.room.has(count * self.unit_pages, &self.store) {
+            if unit as usize + count == self.states.len() {
+                break;
+            }
+            match self.state(unit + count as u64).start_load() {
+                Some(stored) => units[count] = stored,
+                None => break,
+            }
+            count += 1;
+        }
+        self.bring(unit, &units[..count], writes) > 0
+    }
+
+    /// Brings units next to each other that the caller owns, of which `stored` says whether the store has contents. Returns
+    /// how many came.
+    fn bring(&self, first: u64, stored: &[bool], writes: bool) -> usize {
+        let mut bench = self.benches.take();
+        let buffer = self.trap.buffer(&mut bench);
+        let mut good = 0;
+        let mut broken = false;
+        'units: for (nth, stored) in stored.iter().enumerate() {
+            let run = self.run(first + nth as u64, 1);
+            let room = &mut buffer[nth * self.unit_pages..][..self.unit_pages];
+            for (page, out) in Self::pages(run).zip(room) {
+                if !stored {
+                    out.fill(0);
+                } else if self.store.read(PageNo::from_number(page), out).is_err() {
+                    broken = true;
+                    break 'units;
+                }
+            }
+            good += 1;
+        }
+        if good > 0 && !self.place(&mut bench, self.run(first, good)) {
+            (good, broken) = (0, true);
+        }
+        drop(bench);
+        let share = self.shares.local();
+        for (nth, stored) in stored.iter().enumerate() {
+            let (unit, pages) = (first + nth as u64, self.unit_pages as u64);
+            if nth < good {
+                // The units that came along were not touched, so not written to either.
+                let keeps = *stored && (!writes || nth > 0) && self.may_copy();
+                if *stored && !keeps {
+                    self.store.discard_pages(Self::pages(self.run(unit, 1)));
+                }
+                if *stored { &share.pages_in } else { &share.pages_new }.add(pages);
+                self.copied_units.add(u64::from(keeps));
+                self.room.came(self.unit_pages, !stored);
+                self.lru.add(unit as u32);
+                self.end(unit, Place::In, keeps);
+            } else if nth == good && broken && nth == 0 {
+                self.trap.lose(self.run(unit, 1));
+                share.pages_lost.add(pages);
+                self.end(unit, Place::Bad, false);
+            } else {
+                self.end(unit, if *stored { Place::Out } else { Place::New }, false);
+            }
+        }
+        good
+    }
+
+    /// Places pages of the buffer; returns false if the system gives no memory for long.
+    fn place(&self, bench: &mut T::Bench, run: Run) -> bool {
+        for _ in 0..PLACE_RETRIES {
+            if self.trap.place(bench, 0, run).is_ok() {
+                return true;
+            }
+            std::thread::sleep(PLACE_RETRY);
+        }
+        false
+    }
+
+    /// Returns whether another unit in memory may keep its copy in the store: those of a quarter may.
+    fn may_copy(&self) -> bool {
+        4 * self.copied_units.get() * self.unit_pages as u64 <= self.room.resident_pages()
+    }
+
+    /// Ends a state that the caller owns, and has threads that wait for the unit go on.
+    fn end(&self, unit: u64, place: Place, copied: bool) {
+        if self.state(unit).end(place, copied) {
+            self.waits.wake(unit);
+            match place {
+                Place::In => self.trap.retry(unit * self.unit_pages as u64),
+                Place::Out | Place::New => {
+                    if let Touched::Load { stored } = self.state(unit).touch() {
+                        self.load(unit, stored, false);
+                    }
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// Brings a unit that is said to be in memory, as zeros, if it is not: the program has given its memory back to the system.
+    fn look(&self, unit: u64) {
+        let Some(copied) = self.state(unit).start_look() else { return };
+        let mut bench = self.benches.take();
+        let run = self.run(unit, 1);
+        self.trap.buffer(&mut bench)[..run.pages].as_flattened_mut().fill(0);
+        self.place(&mut bench, run);
+        drop(bench);
+        self.end(unit, Place::In, copied);
+        self.trap.retry(run.first);
+    }
+
+    /// Evicts units, some of which are next to each other. Returns how many left.
+    pub(crate) fn evict_cold(&self, units: &mut Vec<u32>) -> usize {
+        units.clear();
+        self.lru.isolate(EVICTED_AT_ONCE, units);
+        units.sort_unstable();
+        let most = MOST_PAGES / self.unit_pages;
+        let mut left = 0;
+        for chunk in units.chunk_by(|a, b| a + 1 == *b) {
+            for chunk in chunk.chunks(most) {
+                left += self.evict(u64::from(chunk[0]), chunk.len(), Leave::Store);
+            }
+        }
+        // Those that stayed.
+        units.retain(|unit| self.lru.is_isolated(*unit));
+        self.lru.put_back(units);
+        left
+    }
+
+    /// Has units next to each other leave, up to [`MOST_PAGES`] pages, as far as they are in memory and may leave. Returns how many
+    /// left.
+    fn evict(&self, first: u64, units: usize, leave: Leave) -> usize {
+        let (mut left, mut at) = (0, 0);
+        while at < units {
+            let mut copied = [false; MOST_PAGES];
+            let mut count = 0;
+            while at + count < units {
+                match self.state(first + (at + count) as u64).start_leave() {
+                    Some(is_copied) => copied[count] = is_copied,
+                    None => break,
+                }
+                count += 1;
+            }
+            if count > 0 {
+                left += self.evict_claimed(first + at as u64, &copied[..count], leave);
+            }
+            at += count + 1;
+        }
+        left
+    }
+
+    /// The same for units that the caller owns, of which `copied` says whether the store has a copy.
+    fn evict_claimed(&self, first: u64, copied: &[bool], leave: Leave) -> usize {
+        let (mut left, mut at) = (0, 0);
+        while at < copied.len() {
+            let mut bench = self.benches.take();
+            let unit = first + at as u64;
+            let run = self.run(unit, copied.len() - at);
+            let taken_pages = self.trap.take(&mut bench, run);
+            let taken = taken_pages / self.unit_pages;
+            let rest = Run {
+                first: run.first + (taken * self.unit_pages) as u64,
+                pages: taken_pages % self.unit_pages,
+            };
+            if rest.pages > 0 {
+                self.trap.give_back(&mut bench, taken_pages - rest.pages, rest);
+            }
+            let mut stored = [true; MOST_PAGES];
+            for (nth, (stored, copied)) in stored.iter_mut().zip(&copied[at..at + taken]).enumerate() {
+                let run = self.run(unit + nth as u64, 1);
+                let pages = Self::pages(run).zip(nth * self.unit_pages..);
+                match leave {
+                    Leave::Discard => self.store.discard_pages(Self::pages(run)),
+                    Leave::Store => {
+                        *stored =
+                            self.write(pages.map(|(page, at)| (page, self.trap.taken(&bench, at))), *copied);
+                    }
+                }
+            }
+            for run_of_same in stored[..taken].chunk_by(|a, b| a == b).scan(0, |from, same| {
+                let start = *from;
+                *from += same.len();
+                Some((start, same.len(), same[0]))
+            }) {
+                let (nth, count, stored) = run_of_same;
+                let run = self.run(unit + nth as u64, count);
+                if stored {
+                    self.trap.release(&mut bench, nth * self.unit_pages, run);
+                } else {
+                    self.trap.give_back(&mut bench, nth * self.unit_pages, run);
+                }
+            }
+            drop(bench);
+            left += self.left(unit, &copied[at..at + taken], &stored[..taken], leave);
+            if taken + at < copied.len() {
+                // The one behind those that were taken stays.
+                self.shares.local().busy.add(1);
+                self.end(unit + taken as u64, Place::In, copied[at + taken]);
+            }
+            at += taken + 1;
+        }
+        left
+    }
+
+    /// Ends the states of units that left, or were to leave but were not `stored`. Returns how many left.
+    fn left(&self, first: u64, copied: &[bool], stored: &[bool], leave: Leave) -> usize {
+        let share = self.shares.local();
+        let pages = self.unit_pages as u64;
+        let (mut left, mut dead) = (0, [0; MOST_PAGES]);
+        let mut dead_count = 0;
+        for (nth, (copied, stored)) in copied.iter().zip(stored).enumerate() {
+            let unit = first + nth as u64;
+            self.copied_units.sub(u64::from(*copied));
+            if !stored {
+                share.no_room.add(1);
+                self.end(unit, Place::In, false);
+                continue;
+            }
+            share.pages_out.add(pages);
+            self.room.left(self.unit_pages, leave == Leave::Discard);
+            if self.lru.leave(unit as u32) {
+                dead[dead_count] = unit as u32;
+                dead_count += 1;
+            }
+            self.end(unit, if leave == Leave::Store { Place::Out } else { Place::New }, false);
+            left += 1;
+        }
+        self.lru.remove_dead(&mut dead[..dead_count]);
+        left
+    }
+
+    /// Writes the pages of a unit to the store. Returns false if it has no room for one: then it has none of them.
+    fn write<'a>(&self, pages: impl Iterator<Item = (u64, &'a Page)> + Clone, copied: bool) -> bool {
+        for (page, contents) in pages.clone() {
+            let number = PageNo::from_number(page);
+            if copied && self.is_same(number, contents) {
+                self.shares.local().pages_unchanged.add(1);
+                continue;
+            }
+            if self.store.write(number, contents).is_err() {
+                pages.for_each(|(page, _)| self.store.discard(PageNo::from_number(page)));
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Returns whether the store has these contents for a page.
+    fn is_same(&self, page: PageNo, contents: &Page) -> bool {
+        let mut copy = [0; PAGE_SIZE];
+        self.store.read(page, &mut copy).is_ok() && copy == *contents
+    }
+
+    /// Makes room until memory is below the low watermark. Returns false if nothing can leave.
+    pub(crate) fn make_room(&self, units: &mut Vec<u32>) -> bool {
+        while self.room.is_above_low(&self.store) && !self.ends.load(Ordering::Relaxed) {
+            let left = self.evict_cold(units);
+            self.room.made(left > 0);
+            if left == 0 {
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Evicts the units of a run of pages, as far as they may leave.
+    pub(crate) fn page_out(&self, run: Run) {
+        self.by_windows(run, |first, units| {
+            // The program may be here as soon as a page is open, before the thread that brought it has ended its state.
+            (first..first + units as u64).for_each(|unit| self.wait_while(unit, Place::Loading));
+            self.evict(first, units, Leave::Store);
+        });
+    }
+
+    /// Loads the units of a run of pages, for as long as there is room for them.
+    pub(crate) fn prefetch(&self, run: Run) {
+        self.by_windows(run, |first, units| {
+            let mut at = 0;
+            while at < units && self.room.has(MOST_PAGES, &self.store) {
+                let mut stored = [false; MOST_PAGES];
+                let mut count = 0;
+                while at + count < units {
+                    match self.state(first + (at + count) as u64).start_load() {
+                        Some(is_stored) => stored[count] = is_stored,
+                        None => break,
+                    }
+                    count += 1;
+                }
+                if count > 0 {
+                    self.bring(first + at as u64, &stored[..count], false);
+                }
+                at += count + 1;
+            }
+        });
+    }
+
+    /// Loads a unit, and waits until it is there. Returns false if it cannot be read.
+    fn load_and_wait(&self, unit: u64) -> bool {
+        self.fault(unit * self.unit_pages as u64, true, true)
+    }
+
+    /// Pins units, so that they are in memory and stay there. Returns false if one of them cannot be read: then it is pinned,
+    /// but not in memory.
+    pub(crate) fn pin(&self, run: Run) -> bool {
+        let units = self.units_of(run);
+        units.clone().for_each(|unit| self.state(unit).pin(true));
+        units.fold(true, |all, unit| {
+            // An eviction that had begun ends, and then the unit is loaded again.
+            while !matches!(self.state(unit).get().place(), Place::In | Place::Bad | Place::Gone) {
+                self.load_and_wait(unit);
+            }
+            all && self.state(unit).get().place() == Place::In
+        })
+    }
+
+    /// Ends [`Core::pin`] for the units of a run for which `is_pinned` returns false.
+    pub(crate) fn unpin(&self, run: Run, is_pinned: impl Fn(Run) -> bool) {
+        for unit in self.units_of(run) {
+            if !is_pinned(self.run(unit, 1)) {
+                self.state(unit).pin(false);
+            }
+        }
+    }
+
+    /// Empties units: they read as zeros.
+    pub(crate) fn discard(&self, run: Run) {
+        self.by_windows(run, |first, units| {
+            for unit in first..first + units as u64 {
+                loop {
+                    let seen = self.state(unit).get();
+                    match seen.place() {
+                        Place::New | Place::Gone => break,
+                        Place::In if self.evict(unit, 1, Leave::Discard) > 0 => break,
+                        // The kernel transfers data to it, or a thread is at it.
+                        Place::In => {
+                            self.zero(self.run(unit, 1));
+                            break;
+                        }
+                        Place::Out | Place::Bad => {
+                            if self.state(unit).start_discard() {
+                                if seen.place() == Place::Bad {
+                                    self.trap.find(self.run(unit, 1));
+                                }
+                                self.store.discard_pages(Self::pages(self.run(unit, 1)));
+                                self.room.forgotten(self.unit_pages);
+                                self.end(unit, Place::New, false);
+                            }
+                        }
+                        place @ (Place::Loading | Place::Leaving) => self.wait_while(unit, place),
+                    }
+                }
+            }
+        });
+    }
+
+    /// Writes zeros to units that are in memory.
+    fn zero(&self, run: Run) {
+        // SAFETY: the pages are mapped and writable; the program lets them be emptied, and expects other threads' accesses to
+        // see either contents.
+        unsafe { self.trap.space().address(run.first).write_bytes(0, run.bytes()) };
+    }
+
+    /// Takes units away for good, with their contents, and unmaps them. The program does not use them any more.
+    pub(crate) fn close(&self, run: Run) {
+        for unit in self.units_of(run) {
+            let was = loop {
+                if let Some(was) = self.state(unit).close() {
+                    break was;
+                }
+                self.wait_while(unit, Place::Loading);
+                self.wait_while(unit, Place::Leaving);
+            };
+            let pages = self.unit_pages;
+            match was.place() {
+                Place::In => {
+                    self.room.left(pages, true);
+                    self.copied_units.sub(u64::from(was.is_copied()));
+                }
+                Place::Out | Place::Bad => self.room.forgotten(pages),
+                _ => {}
+            }
+        }
+        self.trap.unmap(run);
+        self.by_windows(run, |first, units| {
+            let mut dead = [0; MOST_PAGES];
+            let mut count = 0;
+            for unit in first as u32..first as u32 + units as u32 {
+                if self.lru.mark_dead(unit) {
+                    dead[count] = unit;
+                    count += 1;
+                }
+            }
+            self.lru.remove_dead(&mut dead[..count]);
+        });
+        self.store.discard_pages(Self::pages(run));
+    }
+
+    /// Maps units, all new.
+    ///
+    /// # Errors
+    /// `NoMemory`.
+    pub(crate) fn open(&self, run: Run) -> Result<()> {
+        self.trap.map(run)?;
+        self.units_of(run).for_each(|unit| self.state(unit).reopen());
+        Ok(())
+    }
+
+    /// Marks units as not mapped.
+    pub(crate) fn mark_unmapped(&self, run: Run) {
+        for unit in self.units_of(run) {
+            self.state(unit).close();
+        }
+    }
+
+    /// Returns the units of a run of pages, all of which are whole.
+    fn units_of(&self, run: Run) -> std::ops::Range<u64> {
+        self.unit_of(run.first)..self.unit_of(run.first + run.pages as u64)
+    }
+
+    /// Calls `f` with the first unit and the number of units of each part of a run, which has up to [`MOST_PAGES`] pages.
+    fn by_windows(&self, run: Run, f: impl Fn(u64, usize)) {
+        let units = self.units_of(run);
+        let most = MOST_PAGES / self.unit_pages;
+        for first in units.clone().step_by(most) {
+            f(first, most.min((units.end - first) as usize));
+        }
+    }
+}

@@ -1,0 +1,34 @@
+//! Faults injected into system calls, for tests.
+
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use rustix::io::Errno;
+
+/// One call of so many fails; 0 for none.
+static ONE_OF: AtomicU32 = AtomicU32::new(0);
+static CALLS: AtomicU64 = AtomicU64::new(1);
+
+/// Has one of so many calls fail, 0 for none, until the result is dropped.
+pub(crate) fn inject(one_of: u32) -> Injected {
+    ONE_OF.store(one_of, Ordering::Relaxed);
+    Injected
+}
+
+pub(crate) struct Injected;
+
+impl Drop for Injected {
+    fn drop(&mut self) {
+        ONE_OF.store(0, Ordering::Relaxed);
+    }
+}
+
+/// Returns the error that the next call is to fail with, before it does anything.
+pub(crate) fn of_ioctl(may_refuse: bool) -> Option<Errno> {
+    let one_of = u64::from(ONE_OF.load(Ordering::Relaxed));
+    if one_of == 0 {
+        return None;
+    }
+    let mixed = CALLS.fetch_add(1, Ordering::Relaxed).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 20;
+    let errors = if may_refuse { [Errno::AGAIN, Errno::BUSY, Errno::NOENT] } else { [Errno::AGAIN; 3] };
+    (mixed % one_of == 0).then(|| errors[(mixed / one_of % 3) as usize])
+}

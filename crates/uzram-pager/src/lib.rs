@@ -1,0 +1,57 @@
+//! Memory of a program that compresses itself when it is cold.
+//!
+//! A [`Pager`] has a limit, and [`Region`]s of any size, which are plain memory. Pages that were not used for long are
+//! compressed, in the same engine that stores uzram's disks, and come back when they are touched; what does not fit in
+//! memory compressed goes to a spill file.
+//!
+//! # How touches are trapped
+//!
+//! | [`TrapKind`] | needs | system calls on memory that is not there |
+//! |---|---|---|
+//! | `Uffd` | root, CAP_SYS_PTRACE, /dev/userfaultfd, or `vm.unprivileged_userfaultfd=1`; Linux 6.8 | work |
+//! | `Guard` | nothing; Linux 6.15 | fail with EFAULT |
+//! | `Protect` | nothing | fail with EFAULT |
+//!
+//! # What a program must know
+//!
+//! - A child (fork(2)) has none of this memory: a touch is a SIGSEGV there.
+//! - With `Guard` and `Protect`, [pin](Region::pin) memory that you pass to system calls. A call fails with EFAULT otherwise
+//!   if a page is not in memory; and **a transfer that goes on by itself** (io_uring, libaio, vmsplice) **loses what it
+//!   writes to a page** that leaves meanwhile.
+//! - With these two, SIGSEGV belongs to the pager: what is not its own goes to the handler that was there before. A
+//!   handler that is installed later must call the one before. A thread that blocks the signal must not touch the
+//!   memory: the kernel ends the process.
+//! - Memory in regions must not be the allocator's of the program itself.
+
+#![cfg_attr(loom, allow(dead_code))]
+
+#[cfg(not(loom))]
+mod bench;
+#[cfg(not(loom))]
+mod core;
+#[cfg(all(test, not(loom)))]
+mod faults;
+#[cfg(not(loom))]
+mod pager;
+#[cfg(not(loom))]
+mod room;
+#[cfg(not(loom))]
+mod spaces;
+mod state;
+#[cfg(not(loom))]
+mod stats;
+#[cfg(all(test, loom))]
+mod loom_tests;
+#[cfg(all(test, not(loom)))]
+mod tests;
+#[cfg(not(loom))]
+mod trap;
+#[cfg(not(loom))]
+mod waits;
+#[cfg(not(loom))]
+mod window;
+
+#[cfg(not(loom))]
+pub use pager::{DEFAULT_CAPACITY_BYTES, LEAST_LIMIT_BYTES, Pager, PagerBuilder, Pin, Region, TrapKind};
+#[cfg(not(loom))]
+pub use stats::PagerStats;

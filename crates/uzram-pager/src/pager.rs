@@ -1,0 +1,599 @@
+//! A pager and its regions, as programs use them.
+
+use std::ops::{Deref, DerefMut, Range, RangeBounds};
+use std::path::PathBuf;
+use std::sync::atomic::Ordering;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use uzram::backing::{Backing, FileBacking};
+use uzram::codec::Algorithm;
+use uzram::store::{BackingOptions, PolicyThread, StoreBuilder, WritebackLayout};
+use uzram::sync::Arc;
+use uzram::units::{PAGE_SHIFT, PAGE_SIZE, bytes_to_pages, pages_to_bytes};
+use uzram::{Error, ErrorKind, Result};
+
+use crate::core::Core;
+use crate::spaces::Spaces;
+use crate::stats::PagerStats;
+use crate::trap::guard::{Fence, Guard};
+use crate::trap::sigsegv::{self, Handler, Registered};
+use crate::trap::uffd::Uffd;
+use crate::trap::{Run, Trap};
+
+/// The default of [`PagerBuilder::capacity`].
+pub const DEFAULT_CAPACITY_BYTES: u64 = 256 << 30;
+/// The smallest limit: buffers, and the working set of a small loop.
+pub const LEAST_LIMIT_BYTES: u64 = 4 << 20;
+/// The share of the limit that compressed memory leaves to pages as they are, without a spill file and with one.
+const LEAST_RESIDENT_SHARE: [u64; 2] = [8, 2];
+/// How long the evictor rests when nothing can leave.
+const REST: Duration = Duration::from_millis(50);
+
+/// How a touch of memory that is not there is trapped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TrapKind {
+    /// userfaultfd(2).
+    Uffd,
+    /// Guard pages and SIGSEGV.
+    Guard,
+    /// Memory protection and SIGSEGV, 64 KiB at a time: what `Guard` does where the kernel has no guard pages.
+    Protect,
+}
+
+impl TrapKind {
+    /// All ways, the best first.
+    pub const ALL: [TrapKind; 3] = [TrapKind::Uffd, TrapKind::Guard, TrapKind::Protect];
+
+    /// Returns the name used in settings and messages.
+    pub const fn name(self) -> &'static str {
+        match self {
+            TrapKind::Uffd => "uffd",
+            TrapKind::Guard => "guard",
+            TrapKind::Protect => "protect",
+        }
+    }
+
+    /// Returns whether this process can use it on this machine.
+    ///
+    /// # Errors
+    /// Why not, and what would allow it.
+    pub fn check(self) -> Result<()> {
+        match self {
+            TrapKind::Uffd => Uffd::new(1).map(drop),
+            TrapKind::Guard if Fence::of_this_system()? == Fence::Protect => {
+                let what = "this kernel has no guard pages for files, which takes Linux 6.15";
+                Err(Error::new(ErrorKind::Unsupported, what).with_setting("trap"))
+            }
+            TrapKind::Guard | TrapKind::Protect => Ok(()),
+        }
+    }
+}
+
+/// The settings of a [`Pager`].
+#[derive(Clone, Debug)]
+pub struct PagerBuilder {
+    limit_bytes: u64,
+    capacity_bytes: u64,
+    algorithm: Algorithm,
+    spill: Option<(PathBuf, u64)>,
+    trap: Option<TrapKind>,
+}
+
+impl PagerBuilder {
+    /// Sets the most memory that all regions take together, compressed memory included; at least
+    /// [`LEAST_LIMIT_BYTES`]. There is no default.
+    #[must_use]
+    pub fn limit(self, bytes: u64) -> Self {
+        PagerBuilder { limit_bytes: bytes, ..self }
+    }
+
+    /// Sets the address space for all regions together, of which none takes memory before it is touched.
+    #[must_use]
+    pub fn capacity(self, bytes: u64) -> Self {
+        PagerBuilder { capacity_bytes: bytes, ..self }
+    }
+
+    /// Sets the algorithm that compresses pages.
+    #[must_use]
+    pub fn algorithm(self, algorithm: Algorithm) -> Self {
+        PagerBuilder { algorithm, ..self }
+    }
+
+    /// Has pages for which there is no room in memory, compressed, go to a file of up to `bytes` bytes in the folder `path`. The
+    /// file has no name, and ends with the process.
+    #[must_use]
+    pub fn spill(self, path: impl Into<PathBuf>, bytes: u64) -> Self {
+        PagerBuilder { spill: Some((path.into(), bytes)), ..self }
+    }
+
+    /// Sets how touches are trapped. By default the best way that this process can use.
+    #[must_use]
+    pub fn trap(self, trap: TrapKind) -> Self {
+        PagerBuilder { trap: Some(trap), ..self }
+    }
+
+    /// Makes the pager.
+    ///
+    /// # Errors
+    /// `Invalid` for a limit or capacity out of range; `Permission` or `Unsupported` for a way to trap touches that this process
+    /// cannot use; `NoMemory`; for the spill file, those of opening it.
+    pub fn build(self) -> Result<Pager> {
+        if self.limit_bytes < LEAST_LIMIT_BYTES {
+            return Err(Error::invalid("a pager needs a limit of at least 4 MiB").with_setting("limit"));
+        }
+        let trap = match self.trap {
+            Some(trap) => trap,
+            None => TrapKind::ALL.into_iter().find(|trap| trap.check().is_ok()).unwrap_or(TrapKind::Protect),
+        };
+        // The traps move up to 64 KiB together.
+        let pages = bytes_to_pages(self.capacity_bytes).next_multiple_of(16);
+        let any = match trap {
+            TrapKind::Uffd => AnyPager::Uffd(OfUffd::new(&self, pages)?),
+            TrapKind::Guard => {
+                trap.check()?;
+                AnyPager::Guard(OfGuard::new(&self, pages, Fence::Guard)?)
+            }
+            TrapKind::Protect => AnyPager::Guard(OfGuard::new(&self, pages, Fence::Protect)?),
+        };
+        let unit_pages = any.unit_pages();
+        let spaces = Mutex::new(Spaces::new(pages, unit_pages as u64));
+        Ok(Pager(Arc::new(Inner { any, spaces, trap, process: std::process::id() })))
+    }
+
+    /// Builds the core, whose store keeps what leaves memory.
+    fn core<T: Trap>(&self, trap: T, unit_pages: usize, pages: u64) -> Result<(Arc<Core<T>>, PolicyThread)> {
+        let limit_pages = self.limit_bytes >> PAGE_SHIFT;
+        let least_resident = limit_pages / LEAST_RESIDENT_SHARE[usize::from(self.spill.is_some())];
+        let mut store = StoreBuilder::new("pager", pages)
+            .algorithm(self.algorithm.clone())
+            .limit_pages(limit_pages - least_resident);
+        if let Some((dir, bytes)) = &self.spill {
+            let backing = spill_file(dir, *bytes)?;
+            let layout = WritebackLayout::Packed;
+            store = store.backing(BackingOptions { backing, layout, compressed: true });
+        }
+        let store = Arc::new(store.build().map_err(|error| rename(error))?);
+        let policy = PolicyThread::start("pager", &store)?;
+        Ok((Arc::new(Core::new(trap, unit_pages, store, limit_pages)?), policy))
+    }
+}
+
+/// Returns an error of the store with the pager's own settings.
+fn rename(error: Error) -> Error {
+    match error.setting() {
+        Some("mem_limit") => Error::new(error.kind(), error.to_string()).with_setting("limit"),
+        Some("disksize") => Error::new(error.kind(), error.to_string()).with_setting("capacity"),
+        _ => error,
+    }
+}
+
+/// Makes a file without a name.
+fn spill_file(dir: &std::path::Path, bytes: u64) -> Result<Arc<dyn Backing>> {
+    use rustix::fs::{Mode, OFlags};
+    let failed = |error: rustix::io::Errno| {
+        let what = format!("no spill file in {}: {error}", dir.display());
+        Error::new(ErrorKind::Io, what).with_setting("spill")
+    };
+    let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
+    let file = rustix::fs::open(dir, flags, Mode::RUSR | Mode::WUSR).map_err(failed)?;
+    let bytes = bytes.next_multiple_of(PAGE_SIZE as u64);
+    // A page for the mark that backings have at their start.
+    rustix::fs::ftruncate(&file, bytes.saturating_add(PAGE_SIZE as u64)).map_err(failed)?;
+    Ok(Arc::new(FileBacking::from_descriptor("spill", file, bytes)?))
+}
+
+/// Memory of this process that is compressed when it is cold.
+///
+/// ```
+/// use uzram_pager::Pager;
+///
+/// let pager = Pager::builder().limit(64 << 20).build()?;
+/// let mut region = pager.map(256 << 20)?;
+/// region[5000] = 7;
+/// region.pageout(..)?;
+/// assert_eq!(region[5000], 7);
+/// # Ok::<(), uzram::Error>(())
+/// ```
+#[derive(Clone)]
+pub struct Pager(Arc<Inner>);
+
+struct Inner {
+    any: AnyPager,
+    /// Which pages are mapped.
+    spaces: Mutex<Spaces>,
+    trap: TrapKind,
+    /// The process that made it. A child has none of its memory.
+    process: u32,
+}
+
+/// A pager by the way it traps touches.
+enum AnyPager {
+    Uffd(OfUffd),
+    Guard(OfGuard),
+}
+
+/// Calls a method of the core, whichever it is.
+macro_rules! with_core {
+    ($any:expr, $core:ident => $call:expr) => {
+        match $any {
+            AnyPager::Uffd(OfUffd { core: $core, .. }) => $call,
+            AnyPager::Guard(OfGuard { core: $core, .. }) => $call,
+        }
+    };
+}
+
+impl AnyPager {
+    fn unit_pages(&self) -> usize {
+        with_core!(self, core => core.unit_pages())
+    }
+}
+
+/// The thread that evicts.
+struct Evictor<T: Trap> {
+    core: Arc<Core<T>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl<T: Trap> Evictor<T> {
+    fn start(core: &Arc<Core<T>>) -> Result<Self> {
+        let theirs = Arc::clone(core);
+        let thread = spawn("uzram-pager-evict", move || {
+            let mut units = Vec::new();
+            while !theirs.ends.load(Ordering::Relaxed) {
+                if theirs.make_room(&mut units) {
+                    std::thread::park();
+                } else {
+                    std::thread::park_timeout(REST);
+                }
+            }
+        })?;
+        core.room.set_evictor(thread.thread().clone());
+        Ok(Evictor { core: Arc::clone(core), thread: Some(thread) })
+    }
+}
+
+impl<T: Trap> Drop for Evictor<T> {
+    fn drop(&mut self) {
+        self.core.ends.store(true, Ordering::Relaxed);
+        self.core.room.wake_evictor();
+        self.thread.take().into_iter().for_each(|thread| drop(thread.join()));
+    }
+}
+
+fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>> {
+    std::thread::Builder::new().name(name.into()).spawn(run).map_err(|error| {
+        Error::new(ErrorKind::NoMemory, format!("cannot start the thread '{name}': {error}"))
+    })
+}
+
+/// With userfaultfd: threads that wait for touches.
+struct OfUffd {
+    // Dropped in this order.
+    _evictor: Evictor<Uffd>,
+    _policy: PolicyThread,
+    core: Arc<Core<Uffd>>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl OfUffd {
+    fn new(builder: &PagerBuilder, pages: u64) -> Result<Self> {
+        let (core, policy) = builder.core(Uffd::new(pages)?, 1, pages)?;
+        let mut pager =
+            OfUffd { _evictor: Evictor::start(&core)?, _policy: policy, core, threads: Vec::new() };
+        for nth in 0..std::thread::available_parallelism().map_or(1, usize::from) {
+            let core = Arc::clone(&pager.core);
+            pager.threads.push(spawn(&format!("uzram-pager-{nth}"), move || serve(&core))?);
+        }
+        Ok(pager)
+    }
+}
+
+/// Brings pages that were touched, until a message tells to end.
+fn serve(core: &Core<Uffd>) {
+    let mut ends = false;
+    while !ends {
+        let served = core.trap.wait(|touch| {
+            if core.trap.take_message(&touch) {
+                ends = true;
+            } else if let Some(page) = core.trap.space().page_at(touch.address) {
+                core.fault(page, touch.writes, false);
+            }
+        });
+        // The descriptor is open for as long as this thread is.
+        debug_assert!(served.is_ok(), "{served:?}");
+    }
+}
+
+impl Drop for OfUffd {
+    fn drop(&mut self) {
+        self.threads.iter().for_each(|_| self.core.trap.send_message());
+        self.threads.drain(..).for_each(|thread| drop(thread.join()));
+    }
+}
+
+/// With SIGSEGV.
+struct OfGuard {
+    // Dropped in this order.
+    _registered: Registered,
+    _evictor: Evictor<Guard>,
+    _policy: PolicyThread,
+    core: Arc<Core<Guard>>,
+}
+
+impl OfGuard {
+    fn new(builder: &PagerBuilder, pages: u64, fence: Fence) -> Result<Self> {
+        let (core, policy) = builder.core(Guard::new(pages, fence)?, fence.unit_pages(), pages)?;
+        let (start, len_bytes) = (core.trap.space().start(), core.trap.space().len_bytes());
+        let handler = Box::new(Touches(Arc::clone(&core)));
+        Ok(OfGuard {
+            _registered: sigsegv::register(start, len_bytes, handler)?,
+            _evictor: Evictor::start(&core)?,
+            _policy: policy,
+            core,
+        })
+    }
+}
+
+/// What the handler calls.
+struct Touches(Arc<Core<Guard>>);
+
+impl Handler for Touches {
+    fn touched(&self, address: usize, writes: bool) -> bool {
+        let Touches(core) = self;
+        core.trap.space().page_at(address).is_some_and(|page| core.fault(page, writes, true))
+    }
+}
+
+/// Locks what is valid even if a thread that held the lock has panicked.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Pager {
+    /// Returns a builder.
+    pub fn builder() -> PagerBuilder {
+        PagerBuilder {
+            limit_bytes: 0,
+            capacity_bytes: DEFAULT_CAPACITY_BYTES,
+            algorithm: Algorithm::default(),
+            spill: None,
+            trap: None,
+        }
+    }
+
+    /// Returns how touches are trapped.
+    pub fn trap(&self) -> TrapKind {
+        self.0.trap
+    }
+
+    /// Returns what the pager holds, and what it has done.
+    pub fn stats(&self) -> PagerStats {
+        let mapped_pages = lock(&self.0.spaces).mapped_pages();
+        PagerStats { mapped_pages, ..with_core!(&self.0.any, core => core.stats()) }
+    }
+
+    /// Maps memory of `len` bytes, all zeros.
+    ///
+    /// # Errors
+    /// `Invalid` for no bytes; `NoSpace` beyond the capacity; `NoMemory`; `Busy` in a child of the process that made the pager.
+    pub fn map(&self, len: usize) -> Result<Region> {
+        if len == 0 {
+            return Err(Error::invalid("a region has at least one byte"));
+        }
+        self.0.check_process()?;
+        let run = lock(&self.0.spaces).take(len)?;
+        let opened = with_core!(&self.0.any, core => {
+            // The unit behind the region stays unmapped: no window reaches beyond.
+            core.mark_unmapped(Run { first: run.first + run.pages as u64, pages: core.unit_pages() });
+            core.open(run)
+        });
+        if let Err(error) = opened {
+            lock(&self.0.spaces).give_back(run);
+            return Err(error);
+        }
+        Ok(Region {
+            start: with_core!(&self.0.any, core => core.trap.space().address(run.first)),
+            len,
+            run,
+            pins: Mutex::default(),
+            pager: self.clone(),
+        })
+    }
+}
+
+impl Inner {
+    /// # Errors
+    /// `Busy` in a child of the process that made the pager.
+    fn check_process(&self) -> Result<()> {
+        if self.process == std::process::id() {
+            return Ok(());
+        }
+        Err(Error::new(ErrorKind::Busy, "a child of the process that made the pager has none of its memory"))
+    }
+}
+
+/// Memory of a [`Pager`]: plain bytes, of which those that are not used are compressed. Unmapped when it is dropped.
+pub struct Region {
+    start: *mut u8,
+    len: usize,
+    run: Run,
+    /// Pinned pages; a page may be pinned several times.
+    pins: Mutex<Vec<Run>>,
+    pager: Pager,
+}
+
+// SAFETY: the memory belongs to no thread, and is accessed by the rules of references to the region.
+unsafe impl Send for Region {}
+// SAFETY: as above.
+unsafe impl Sync for Region {}
+
+impl Region {
+    /// Compresses the pages that lie in a range of bytes as a whole, and gives their memory back. Those that are in use by
+    /// the kernel, pinned, or for which there is no room, stay.
+    ///
+    /// # Errors
+    /// `OutOfRange`; `Busy` in a child process.
+    pub fn pageout(&self, bytes: impl RangeBounds<usize>) -> Result<()> {
+        let run = self.inner_pages(bytes)?;
+        with_core!(&self.pager.0.any, core => core.page_out(run));
+        Ok(())
+    }
+
+    /// Brings the pages in which a range of bytes lies, as long as there is room below the limit.
+    ///
+    /// # Errors
+    /// As [`Region::pageout`].
+    pub fn prefetch(&self, bytes: impl RangeBounds<usize>) -> Result<()> {
+        let run = self.outer_pages(bytes)?;
+        with_core!(&self.pager.0.any, core => core.prefetch(run));
+        Ok(())
+    }
+
+    /// Fills a range of bytes with zeros; whole pages of it take no memory then.
+    ///
+    /// # Errors
+    /// As [`Region::pageout`].
+    pub fn discard(&mut self, bytes: impl RangeBounds<usize>) -> Result<()> {
+        let range = self.range(bytes)?;
+        let run = self.inner_pages(range.clone())?;
+        let first = (run.first - self.run.first) as usize * PAGE_SIZE;
+        if run.pages == 0 {
+            self[range].fill(0);
+            return Ok(());
+        }
+        let end = (first + run.bytes()).min(self.len);
+        self[range.start..first].fill(0);
+        self[end..range.end.max(end)].fill(0);
+        with_core!(&self.pager.0.any, core => core.discard(run));
+        Ok(())
+    }
+
+    /// Keeps the pages in which a range of bytes lies in memory until the result is dropped: for memory that system calls access,
+    /// where touches are trapped by SIGSEGV, and for asynchronous transfers. They count against the limit.
+    ///
+    /// # Errors
+    /// As [`Region::pageout`]; `Corrupt` if a page cannot be read.
+    pub fn pin(&self, bytes: impl RangeBounds<usize>) -> Result<Pin<'_>> {
+        let run = self.outer_pages(bytes)?;
+        lock(&self.pins).push(run);
+        let pin = Pin { region: self, run };
+        if with_core!(&self.pager.0.any, core => core.pin(run)) {
+            return Ok(pin);
+        }
+        Err(Error::new(ErrorKind::Corrupt, "a page cannot be read"))
+    }
+
+    /// Returns the address of the first byte. Other threads may access the memory through it, by Rust's rules for raw
+    /// pointers, until the region is dropped.
+    pub fn as_mut_ptr(&self) -> *mut u8 {
+        self.start
+    }
+
+    /// Checks a range of bytes.
+    fn range(&self, bytes: impl RangeBounds<usize>) -> Result<Range<usize>> {
+        use std::ops::Bound;
+        self.pager.0.check_process()?;
+        let start = match bytes.start_bound() {
+            Bound::Included(start) => Some(*start),
+            Bound::Excluded(start) => start.checked_add(1),
+            Bound::Unbounded => Some(0),
+        };
+        let end = match bytes.end_bound() {
+            Bound::Included(end) => end.checked_add(1),
+            Bound::Excluded(end) => Some(*end),
+            Bound::Unbounded => Some(self.len),
+        };
+        match (start, end) {
+            (Some(start), Some(end)) if start <= end && end <= self.len => Ok(start..end),
+            _ => Err(Error::new(ErrorKind::OutOfRange, "a range beyond the end of the region")),
+        }
+    }
+
+    fn unit_bytes(&self) -> usize {
+        self.pager.0.any.unit_pages() * PAGE_SIZE
+    }
+
+    /// Returns the units that lie in a range as a whole; what is behind the last byte of the region counts as in it.
+    fn inner_pages(&self, bytes: impl RangeBounds<usize>) -> Result<Run> {
+        let (range, unit) = (self.range(bytes)?, self.unit_bytes());
+        let first = range.start.next_multiple_of(unit);
+        let end = if range.end == self.len { self.run.bytes() } else { range.end / unit * unit };
+        Ok(self.run_of(first.min(end)..end))
+    }
+
+    /// Returns the units in which a range lies.
+    fn outer_pages(&self, bytes: impl RangeBounds<usize>) -> Result<Run> {
+        let (range, unit) = (self.range(bytes)?, self.unit_bytes());
+        if range.is_empty() {
+            return Ok(self.run_of(0..0));
+        }
+        Ok(self.run_of(range.start / unit * unit..range.end.next_multiple_of(unit)))
+    }
+
+    fn run_of(&self, bytes: Range<usize>) -> Run {
+        Run { first: self.run.first + (bytes.start >> PAGE_SHIFT) as u64, pages: bytes.len() >> PAGE_SHIFT }
+    }
+}
+
+impl Deref for Region {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        // SAFETY: the region has these bytes for as long as it lives. They come when they are touched.
+        unsafe { std::slice::from_raw_parts(self.start, self.len) }
+    }
+}
+
+impl DerefMut for Region {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as above, and this is the only reference.
+        unsafe { std::slice::from_raw_parts_mut(self.start, self.len) }
+    }
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        if self.pager.0.check_process().is_err() {
+            return;
+        }
+        with_core!(&self.pager.0.any, core => core.close(self.run));
+        lock(&self.pager.0.spaces).give_back(self.run);
+    }
+}
+
+/// Memory that stays until this is dropped: see [`Region::pin`].
+pub struct Pin<'a> {
+    region: &'a Region,
+    run: Run,
+}
+
+impl Drop for Pin<'_> {
+    fn drop(&mut self) {
+        if self.region.pager.0.check_process().is_err() {
+            return;
+        }
+        let mut pins = lock(&self.region.pins);
+        if let Some(at) = pins.iter().position(|run| *run == self.run) {
+            pins.swap_remove(at);
+        }
+        let is_pinned = |unit: Run| {
+            pins.iter().any(|run| run.first <= unit.first && unit.first < run.first + run.pages as u64)
+        };
+        with_core!(&self.region.pager.0.any, core => core.unpin(self.run, is_pinned));
+    }
+}
+
+impl std::fmt::Debug for Region {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Region({} bytes)", self.len)
+    }
+}
+
+impl std::fmt::Debug for Pager {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let stats = self.stats();
+        write!(f, "Pager({}, {} bytes)", self.0.trap.name(), pages_to_bytes(stats.limit_pages))
+    }
+}

@@ -1,0 +1,196 @@
+//! The state of each unit of memory, one atomic byte.
+//!
+//! ```text
+//!   7..6     5        4        3        2..0
+//! [ unused | wanted | pinned | copied | place ]
+//! ```
+//!
+//! The place says where the contents are, and who may change that:
+//!
+//! ```text
+//!            load                    evict
+//!  New ─┐                                        ┌─> Out
+//!       ├─> Loading ──> In ──> Leaving ──────────┤
+//!  Out ─┘       │       ^          │             └─> New (discarded)
+//!   ^           │       └──────────┘
+//!   │           └─> Bad (cannot be read)     In, Out, New, Bad ──> Gone ──> New (unmapped)
+//!   └── a load that failed and may be tried again
+//! ```
+//!
+//! `Loading` and `Leaving` belong to the thread that made them; all others wait for it. A thread that is trapped meanwhile
+//! sets *wanted*. The owner sees the bit when it ends the state, by an exchange: it wakes the threads that wait, and
+//! if the unit has left, it loads it again at once.
+//!
+//! - *copied*: the store still has the contents that the unit was loaded with. The program may have changed them since.
+//! - *pinned*: the unit is not evicted. Set and cleared under the lock of the pins.
+
+use uzram::sync::{AtomicU8, Ordering};
+
+/// Where a unit's contents are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum Place {
+    /// Nowhere: it reads as zeros. Not in memory.
+    New = 0,
+    /// In memory.
+    In = 1,
+    /// In the store.
+    Out = 2,
+    /// On the way into memory.
+    Loading = 3,
+    /// On the way out of memory: the program cannot touch it any more.
+    Leaving = 4,
+    /// In the store, which cannot read them.
+    Bad = 5,
+    /// Nowhere: the memory is being unmapped.
+    Gone = 6,
+}
+
+const PLACE: u8 = 7;
+const COPIED: u8 = 1 << 3;
+const PINNED: u8 = 1 << 4;
+const WANTED: u8 = 1 << 5;
+
+/// A value of a state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Seen(u8);
+
+impl Seen {
+    pub(crate) fn place(self) -> Place {
+        match self.0 & PLACE {
+            0 => Place::New,
+            1 => Place::In,
+            2 => Place::Out,
+            3 => Place::Loading,
+            4 => Place::Leaving,
+            5 => Place::Bad,
+            _ => Place::Gone,
+        }
+    }
+
+    pub(crate) fn is_copied(self) -> bool {
+        self.0 & COPIED != 0
+    }
+
+    pub(crate) fn is_pinned(self) -> bool {
+        self.0 & PINNED != 0
+    }
+}
+
+/// What a trapped touch finds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Touched {
+    /// The caller is to load the unit: it owns the state `Loading` now. Says whether the store has contents.
+    Load { stored: bool },
+    /// It is in memory already.
+    In,
+    /// Another thread owns the state and was told that the unit is wanted.
+    Busy,
+    /// There is nothing to load.
+    Lost,
+}
+
+/// The state of one unit.
+#[derive(Default)]
+pub(crate) struct State(AtomicU8);
+
+// SAFETY: a zeroed atomic integer is its default, the place `New`; dropping one does nothing.
+unsafe impl uzram::mem::Entry for State {}
+
+impl State {
+    pub(crate) fn get(&self) -> Seen {
+        Seen(self.0.load(Ordering::Acquire))
+    }
+
+    /// Changes the state by `change` until that gives `None`; returns the old value of a change that was made.
+    fn update(&self, mut change: impl FnMut(Seen) -> Option<u8>) -> Option<Seen> {
+        let mut seen = self.get();
+        loop {
+            let new = change(seen)?;
+            match self.0.compare_exchange_weak(seen.0, new, Ordering::AcqRel, Ordering::Acquire) {
+                Ok(_) => return Some(seen),
+                Err(now) => seen = Seen(now),
+            }
+        }
+    }
+
+    /// Notes that the unit was touched while it was not in memory.
+    pub(crate) fn touch(&self) -> Touched {
+        let mut touched = Touched::Lost;
+        self.update(|seen| {
+            let (new, what) = match seen.place() {
+                Place::New => (Some(Place::Loading as u8 | seen.0 & PINNED), Touched::Load { stored: false }),
+                Place::Out => (Some(Place::Loading as u8 | seen.0 & PINNED), Touched::Load { stored: true }),
+                Place::In => (None, Touched::In),
+                Place::Loading | Place::Leaving if seen.0 & WANTED != 0 => (None, Touched::Busy),
+                Place::Loading | Place::Leaving => (Some(seen.0 | WANTED), Touched::Busy),
+                Place::Bad | Place::Gone => (None, Touched::Lost),
+            };
+            touched = what;
+            new
+        });
+        touched
+    }
+
+    /// Starts to load the unit, if it is not in memory and no other thread is at it; returns whether the store has
+    /// contents.
+    pub(crate) fn start_load(&self) -> Option<bool> {
+        let from = |place| matches!(place, Place::New | Place::Out);
+        let load = |seen: Seen| from(seen.place()).then_some(Place::Loading as u8 | seen.0 & PINNED);
+        self.update(load).map(|old| old.place() == Place::Out)
+    }
+
+    /// Starts to look whether a unit in memory is there; returns whether the store has a copy. The caller ends the state.
+    pub(crate) fn start_look(&self) -> Option<bool> {
+        let look = |seen: Seen| {
+            (seen.place() == Place::In).then_some(Place::Loading as u8 | seen.0 & (PINNED | COPIED))
+        };
+        self.update(look).map(Seen::is_copied)
+    }
+
+    /// Starts to take the unit out of memory, if it is there and not pinned; returns whether the store has a copy.
+    pub(crate) fn start_leave(&self) -> Option<bool> {
+        let leave = |seen: Seen| {
+            let may_leave = seen.place() == Place::In && !seen.is_pinned();
+            may_leave.then_some(Place::Leaving as u8 | seen.0 & COPIED)
+        };
+        self.update(leave).map(Seen::is_copied)
+    }
+
+    /// Starts to empty a unit that is in the store; returns false if it is not there, or a thread is at it.
+    pub(crate) fn start_discard(&self) -> bool {
+        let from = |place| matches!(place, Place::Out | Place::Bad);
+        let discard = |seen: Seen| from(seen.place()).then_some(Place::Loading as u8 | seen.0 & PINNED);
+        self.update(discard).is_some()
+    }
+
+    /// Has the owner of a unit in this place wake this thread; returns false if it is not there.
+    pub(crate) fn want(&self, place: Place) -> bool {
+        self.update(|seen| (seen.place() == place).then_some(seen.0 | WANTED)).is_some()
+    }
+
+    /// Ends the state `Loading` or `Leaving`, which the caller owns. Returns whether the unit was wanted meanwhile.
+    pub(crate) fn end(&self, place: Place, copied: bool) -> bool {
+        let new = |seen: Seen| Some(place as u8 | seen.0 & PINNED | if copied { COPIED } else { 0 });
+        self.update(new).is_some_and(|old| old.0 & WANTED != 0)
+    }
+
+    /// Sets whether the unit is pinned.
+    pub(crate) fn pin(&self, pinned: bool) {
+        self.update(|seen| Some(if pinned { seen.0 | PINNED } else { seen.0 & !PINNED }));
+    }
+
+    /// Takes the unit away for good, unless a thread owns it; returns its state of before.
+    pub(crate) fn close(&self) -> Option<Seen> {
+        let close = |seen: Seen| {
+            let is_owned = matches!(seen.place(), Place::Loading | Place::Leaving);
+            (!is_owned).then_some(Place::Gone as u8)
+        };
+        self.update(close)
+    }
+
+    /// Makes a closed unit new.
+    pub(crate) fn reopen(&self) {
+        self.0.store(Place::New as u8, Ordering::Release);
+    }
+}

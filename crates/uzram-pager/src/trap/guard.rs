@@ -1,0 +1,251 @@
+//! Touches trapped by guard pages, for processes that may do nothing special.
+//!
+//! The program's memory is a file in memory (memfd), mapped shared. `MADV_GUARD_INSTALL` (Linux 6.13) takes pages out of the
+//! mapping atomically, and a touch is then a SIGSEGV (`sigsegv.rs`). The pages' contents stay in the file, are read from
+//! there, and their memory is given back by punching a hole. To come back, contents are written to the file, and then
+//! `MADV_GUARD_REMOVE` opens the pages. File and mapping never disagree: both are the page cache.
+//!
+//! The kernel can only refuse the whole: it does not say that data is being transferred to a page. What arrives after the
+//! page was taken is lost, if the page is not pinned.
+//!
+//! An older kernel protects the memory instead (mprotect(2)), in units of [`PROTECTED_PAGES`]: each change of
+//! protection may split a mapping, of which a process has 65530.
+
+use std::os::fd::OwnedFd;
+
+use rustix::fs::{FallocateFlags, MemfdFlags, fallocate, ftruncate, memfd_create};
+use rustix::io::Errno;
+use rustix::mm::{MapFlags, MprotectFlags, ProtFlags};
+use uzram::units::{PAGE_SHIFT, PAGE_SIZE, Page, pages_to_bytes};
+use uzram::{Error, ErrorKind, Result};
+
+use super::{MOST_PAGES, Run, Space, Trap};
+
+/// `MADV_GUARD_INSTALL` and `MADV_GUARD_REMOVE` of <asm-generic/mman-common.h>, Linux 6.13; for files, Linux 6.15.
+const GUARD_INSTALL: i32 = 102;
+const GUARD_REMOVE: i32 = 103;
+
+/// Pages that are trapped together where there are no guard pages: 64 KiB.
+pub(crate) const PROTECTED_PAGES: usize = 16;
+
+/// What takes pages away from the program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fence {
+    /// Guard pages.
+    Guard,
+    /// Memory protection.
+    Protect,
+}
+
+impl Fence {
+    /// Returns the better one that this system has.
+    ///
+    /// # Errors
+    /// `NoMemory`.
+    pub(crate) fn of_this_system() -> Result<Fence> {
+        let probe = Guard::new(1, Fence::Guard)?;
+        let run = Run { first: 0, pages: 1 };
+        Ok(if probe.map(run).is_ok() { Fence::Guard } else { Fence::Protect })
+    }
+
+    /// Returns the pages that are trapped together.
+    pub(crate) fn unit_pages(self) -> usize {
+        match self {
+            Fence::Guard => 1,
+            Fence::Protect => PROTECTED_PAGES,
+        }
+    }
+}
+
+/// See the [module's documentation](self).
+pub(crate) struct Guard {
+    file: OwnedFd,
+    space: Space,
+    fence: Fence,
+}
+
+impl Guard {
+    /// Returns the trap; reserves address space for `pages`.
+    ///
+    /// # Errors
+    /// `NoMemory`.
+    pub(crate) fn new(pages: u64, fence: Fence) -> Result<Guard> {
+        let refused = |error: Errno| {
+            let what = format!("the system refused a file in memory of {pages} pages: {error}");
+            Error::new(ErrorKind::NoMemory, what).with_setting("capacity")
+        };
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::NOEXEC_SEAL;
+        let file = match memfd_create("uzram-pager", flags) {
+            // Before Linux 6.3.
+            Err(Errno::INVAL) => memfd_create("uzram-pager", MemfdFlags::CLOEXEC),
+            file => file,
+        };
+        let file = file.map_err(refused)?;
+        ftruncate(&file, pages_to_bytes(pages)).map_err(refused)?;
+        Ok(Guard { file, space: Space::new(pages)?, fence })
+    }
+
+    /// Traps pages.
+    fn close(&self, run: Run) -> rustix::io::Result<()> {
+        let (start, len_bytes) = (self.space.address(run.first), run.bytes());
+        match self.fence {
+            Fence::Guard => advise(start, len_bytes, GUARD_INSTALL),
+            // SAFETY: the pages are the program's, which waits for them in the handler.
+            Fence::Protect => unsafe {
+                rustix::mm::mprotect(start.cast(), len_bytes, MprotectFlags::empty())
+            },
+        }
+    }
+
+    /// Opens pages.
+    fn open(&self, run: Run) -> rustix::io::Result<()> {
+        let (start, len_bytes) = (self.space.address(run.first), run.bytes());
+        match self.fence {
+            Fence::Guard => advise(start, len_bytes, GUARD_REMOVE),
+            // SAFETY: the pages are mapped, and the program's.
+            Fence::Protect => unsafe {
+                rustix::mm::mprotect(start.cast(), len_bytes, MprotectFlags::READ | MprotectFlags::WRITE)
+            },
+        }
+    }
+
+    /// Gives the memory of trapped pages back.
+    fn punch(&self, run: Run) {
+        let (offset, len_bytes) = (pages_to_bytes(run.first), run.bytes() as u64);
+        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        // It fails only if a signal arrives, which the handler blocks.
+        while fallocate(&self.file, flags, offset, len_bytes) == Err(Errno::INTR) {}
+    }
+}
+
+/// Calls madvise(2), which repeats itself for as long as a signal interrupts it.
+fn advise(start: *mut u8, len_bytes: usize, advice: i32) -> rustix::io::Result<()> {
+    loop {
+        // rustix has no names for these.
+        // SAFETY: the range is a mapping of this module's. A guard changes no contents.
+        let result = unsafe { libc::madvise(start.cast(), len_bytes, advice) };
+        if result == 0 {
+            return Ok(());
+        }
+        match Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO) {
+            Errno::INTR | Errno::AGAIN => {}
+            error => return Err(error),
+        }
+    }
+}
+
+impl Trap for Guard {
+    type Bench = Bench;
+
+    fn bench(&self) -> Result<Bench> {
+        Ok(Bench { buffer: super::zeroed_buffer() })
+    }
+
+    fn buffer<'a>(&self, bench: &'a mut Bench) -> &'a mut [Page; MOST_PAGES] {
+        &mut bench.buffer
+    }
+
+    fn map(&self, run: Run) -> Result<()> {
+        let address = self.space.address(run.first);
+        let flags = MapFlags::SHARED | MapFlags::NORESERVE | MapFlags::FIXED;
+        let protection = match self.fence {
+            Fence::Guard => ProtFlags::READ | ProtFlags::WRITE,
+            Fence::Protect => ProtFlags::empty(),
+        };
+        // SAFETY: the pages are inside the reservation, and not in use.
+        let mapped = unsafe {
+            rustix::mm::mmap(
+                address.cast(),
+                run.bytes(),
+                protection,
+                flags,
+                &self.file,
+                pages_to_bytes(run.first),
+            )
+        };
+        mapped.map_err(|error| Error::new(ErrorKind::NoMemory, format!("mmap of a region: {error}")))?;
+        self.space.advise(run)?;
+        self.close(run).map_err(|error| {
+            let what = format!("this system has no guard pages: {error}");
+            Error::new(ErrorKind::Unsupported, what).with_setting("trap")
+        })
+    }
+
+    fn unmap(&self, run: Run) {
+        self.space.reserve_again(run);
+        self.punch(run);
+    }
+
+    fn place(&self, bench: &mut Bench, from: usize, run: Run) -> Result<()> {
+        let bytes = bench.buffer[from..from + run.pages].as_flattened();
+        let (offset, mut done) = (pages_to_bytes(run.first), 0);
+        while done < bytes.len() {
+            match rustix::io::pwrite(&self.file, &bytes[done..], offset + done as u64) {
+                Ok(written) => done += written,
+                Err(Errno::INTR) => {}
+                Err(error) => {
+                    return Err(Error::new(ErrorKind::NoMemory, format!("no memory for a page: {error}")));
+                }
+            }
+        }
+        self.open(run)
+            .map_err(|error| Error::new(ErrorKind::NoMemory, format!("a page stays trapped: {error}")))
+    }
+
+    fn take(&self, bench: &mut Bench, run: Run) -> usize {
+        #[cfg(test)]
+        if crate::faults::of_ioctl(true).is_some() {
+            return 0;
+        }
+        if self.close(run).is_err() {
+            // Some pages may be trapped; none holds other contents than before.
+            let _ = self.open(run);
+            return 0;
+        }
+        let bytes = bench.buffer[..run.pages].as_flattened_mut();
+        let (offset, mut done) = (pages_to_bytes(run.first), 0);
+        while done < bytes.len() {
+            match rustix::io::pread(&self.file, &mut bytes[done..], offset + done as u64) {
+                Ok(read) if read > 0 => done += read,
+                Err(Errno::INTR) => {}
+                _ => {
+                    let _ = self.open(run);
+                    return 0;
+                }
+            }
+        }
+        run.pages
+    }
+
+    fn taken<'a>(&self, bench: &'a Bench, nth: usize) -> &'a Page {
+        &bench.buffer[nth]
+    }
+
+    fn give_back(&self, _: &mut Bench, _: usize, run: Run) -> bool {
+        // Memory for page tables may be scarce for a moment.
+        (0..100).any(|_| self.open(run).is_ok())
+    }
+
+    fn release(&self, _: &mut Bench, _: usize, run: Run) {
+        self.punch(run);
+    }
+
+    fn lose(&self, _: Run) {
+        // The handler passes such touches on.
+    }
+
+    fn find(&self, _: Run) {}
+
+    fn space(&self) -> &Space {
+        &self.space
+    }
+
+    fn retry(&self, _: u64) {}
+}
+
+/// What a thread moves pages with.
+pub(crate) struct Bench {
+    buffer: Box<[Page; MOST_PAGES]>,
+}
+
+const _: () = assert!(PAGE_SIZE == 1 << PAGE_SHIFT && MOST_PAGES.is_multiple_of(PROTECTED_PAGES));

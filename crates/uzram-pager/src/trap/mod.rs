@@ -1,0 +1,189 @@
+//! How a touch of memory that is not there reaches the pager, and how pages come and go beneath a running program.
+//!
+//! There are two ways, a type each. Both move up to [`MOST_PAGES`] neighbours at once.
+//!
+//! - `uffd.rs`: userfaultfd. System calls may touch memory that is not there. Needs a privilege.
+//! - `guard.rs`: a file in memory, guard pages, and a handler of SIGSEGV (`sigsegv.rs`). Needs nothing; system calls fail
+//!   with EFAULT.
+//!
+//! All addresses of a pager lie in one range of address space, so that a page's number is its place in that range.
+
+pub(crate) mod guard;
+pub(crate) mod sigsegv;
+pub(crate) mod uffd;
+
+use std::ptr::NonNull;
+
+use rustix::mm::{Advice, MapFlags, ProtFlags};
+use uzram::units::{PAGE_SHIFT, PAGE_SIZE, Page};
+use uzram::{Error, ErrorKind, Result};
+
+/// The most pages that are moved at once.
+pub(crate) const MOST_PAGES: usize = 64;
+
+/// Pages by their numbers, neighbours.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Run {
+    pub(crate) first: u64,
+    pub(crate) pages: usize,
+}
+
+impl Run {
+    pub(crate) fn bytes(self) -> usize {
+        self.pages << PAGE_SHIFT
+    }
+}
+
+/// A way to trap touches.
+///
+/// Pages are *trapped* or *open*. A touch of a trapped page waits until the page is open, or fails.
+pub(crate) trait Trap: Send + Sync + Sized + 'static {
+    /// What a thread moves pages with. Its buffer has room for [`MOST_PAGES`].
+    type Bench: Send;
+
+    /// Makes a bench.
+    ///
+    /// # Errors
+    /// `NoMemory`.
+    fn bench(&self) -> Result<Self::Bench>;
+
+    /// Returns the buffer.
+    fn buffer<'a>(&self, bench: &'a mut Self::Bench) -> &'a mut [Page; MOST_PAGES];
+
+    /// Makes pages usable, all trapped.
+    ///
+    /// # Errors
+    /// `NoMemory`.
+    fn map(&self, run: Run) -> Result<()>;
+
+    /// Takes mapped pages away from the program, whatever is in them. Threads that wait for one fail.
+    fn unmap(&self, run: Run);
+
+    /// Opens trapped pages, which get the contents that the buffer has from its page `from` on.
+    ///
+    /// # Errors
+    /// `NoMemory`. The pages may be trapped still, or some of them open.
+    fn place(&self, bench: &mut Self::Bench, from: usize, run: Run) -> Result<()>;
+
+    /// Traps open pages, and makes their contents readable. Returns how many, from the first: fewer if the next one cannot be
+    /// taken, for example because the kernel transfers data to it.
+    fn take(&self, bench: &mut Self::Bench, run: Run) -> usize;
+
+    /// Returns the `nth` page that was taken last.
+    fn taken<'a>(&self, bench: &'a Self::Bench, nth: usize) -> &'a Page;
+
+    /// Opens pages again that were taken, from the `nth` on, with their contents. Returns false if the system refused, and
+    /// the pages are trapped still.
+    fn give_back(&self, bench: &mut Self::Bench, nth: usize, run: Run) -> bool;
+
+    /// Gives the memory of pages that were taken back to the system, from the `nth` on.
+    fn release(&self, bench: &mut Self::Bench, nth: usize, run: Run);
+
+    /// Has touches of trapped pages fail, as their contents are lost.
+    fn lose(&self, run: Run);
+
+    /// Ends [`Trap::lose`]: the pages are trapped as others are.
+    fn find(&self, run: Run);
+
+    /// Returns the addresses of all pages.
+    fn space(&self) -> &Space;
+
+    /// Has threads touch a page again that found it trapped.
+    fn retry(&self, page: u64);
+}
+
+/// Returns a buffer on the heap.
+fn zeroed_buffer() -> Box<[Page; MOST_PAGES]> {
+    let Ok(buffer) = vec![[0; PAGE_SIZE]; MOST_PAGES].try_into() else { unreachable!("it has this length") };
+    buffer
+}
+
+/// A range of address space, reserved and without access, for all pages of a pager.
+pub(crate) struct Space {
+    start: NonNull<u8>,
+    len_bytes: usize,
+}
+
+// SAFETY: an address range belongs to no thread.
+unsafe impl Send for Space {}
+// SAFETY: as for `Send`.
+unsafe impl Sync for Space {}
+
+impl Space {
+    /// Reserves room for `pages`.
+    ///
+    /// # Errors
+    /// `NoMemory`.
+    pub(crate) fn new(pages: u64) -> Result<Space> {
+        let refused = |why: &dyn std::fmt::Display| {
+            let what = format!("the system refused {pages} pages of address space: {why}");
+            Error::new(ErrorKind::NoMemory, what).with_setting("capacity")
+        };
+        let len_bytes = usize::try_from(pages).ok().and_then(|pages| pages.checked_mul(PAGE_SIZE));
+        let len_bytes = len_bytes.ok_or_else(|| refused(&"more than there is"))?;
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+        // SAFETY: a new mapping at an address that the kernel chooses affects no existing memory.
+        let start =
+            unsafe { rustix::mm::mmap_anonymous(std::ptr::null_mut(), len_bytes, ProtFlags::empty(), flags) };
+        let start = start.map_err(|error| refused(&error))?;
+        let start = NonNull::new(start.cast()).ok_or_else(|| refused(&"mapped at 0"))?;
+        Ok(Space { start, len_bytes })
+    }
+
+    pub(crate) fn start(&self) -> usize {
+        self.start.as_ptr().addr()
+    }
+
+    pub(crate) fn len_bytes(&self) -> usize {
+        self.len_bytes
+    }
+
+    /// Returns the address of a page.
+    pub(crate) fn address(&self, page: u64) -> *mut u8 {
+        let offset = (page as usize) << PAGE_SHIFT;
+        assert!(offset <= self.len_bytes, "inside the space");
+        // SAFETY: inside the reservation, or at its end.
+        unsafe { self.start.as_ptr().add(offset) }
+    }
+
+    /// Returns the number of the page at an address; `None` outside.
+    pub(crate) fn page_at(&self, address: usize) -> Option<u64> {
+        let offset = address.checked_sub(self.start())?;
+        (offset < self.len_bytes).then_some((offset >> PAGE_SHIFT) as u64)
+    }
+
+    /// Puts memory that is not used any more back into the reservation.
+    pub(crate) fn reserve_again(&self, run: Run) {
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED;
+        // SAFETY: the pages are inside the reservation, which this value owns; the caller unmaps them.
+        let reserved = unsafe {
+            rustix::mm::mmap_anonymous(self.address(run.first).cast(), run.bytes(), ProtFlags::empty(), flags)
+        };
+        debug_assert!(reserved.is_ok(), "{reserved:?}");
+    }
+
+    /// Sets what the kernel does with a mapped run: no huge pages, which would not be trapped page by page, and nothing of it
+    /// in a child, which has no pager.
+    pub(crate) fn advise(&self, run: Run) -> Result<()> {
+        for advice in [Advice::LinuxNoHugepage, Advice::LinuxDontFork] {
+            // SAFETY: the range is mapped, and the advice changes no contents.
+            let advised = unsafe { rustix::mm::madvise(self.address(run.first).cast(), run.bytes(), advice) };
+            match advised {
+                // A kernel without huge pages.
+                Err(rustix::io::Errno::INVAL) if matches!(advice, Advice::LinuxNoHugepage) => {}
+                advised => advised.map_err(|error| {
+                    Error::new(ErrorKind::NoMemory, format!("madvise of a region: {error}"))
+                })?,
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Space {
+    fn drop(&mut self) {
+        // SAFETY: this value owns the range; the pager that hands out its parts has unmapped them.
+        let unmapped = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), self.len_bytes) };
+        debug_assert!(unmapped.is_ok(), "{unmapped:?}");
+    }
+}

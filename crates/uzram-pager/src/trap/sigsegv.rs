@@ -1,0 +1,380 @@
+//! The handler of SIGSEGV, one for all pagers of a process.
+//!
+//! A touch of a trapped page is a SIGSEGV in the thread that touched it. The handler finds the pager by the address, has it
+//! bring the page, and returns: the thread touches the page again. Any other SIGSEGV goes to whoever had the signal
+//! before.
+//!
+//! The thread may have been interrupted anywhere in the program, also in its allocator: the handler allocates nothing, and
+//! takes no lock but the engine's, which no thread holds when it touches a program's memory.
+//!
+//! Alternate signal stacks, if a thread has one, are small (8 KiB are usual). The handler therefore does its work on
+//! a stack of its own, one of a fixed number, which are mapped with the first pager.
+
+use std::mem::MaybeUninit;
+use std::ptr::NonNull;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicUsize, Ordering};
+
+use rustix::mm::{MapFlags, MprotectFlags, ProtFlags};
+use uzram::{Error, ErrorKind, Result};
+
+/// The most pagers of a process that trap touches in this way.
+const MOST_PAGERS: usize = 64;
+/// Stacks: threads that are in the handler at once. More wait.
+const STACKS: usize = 64;
+const STACK_BYTES: usize = 128 << 10;
+/// At the low end of a stack, without access.
+const STACK_GUARD_BYTES: usize = 4096;
+
+/// Who brings pages of one range of addresses.
+pub(crate) trait Handler: Send + Sync {
+    /// Brings the page at an address. Returns false if there is none, and the signal is somebody else's.
+    fn touched(&self, address: usize, writes: bool) -> bool;
+}
+
+/// One registered pager.
+struct Entry {
+    start: AtomicUsize,
+    end: AtomicUsize,
+    /// A `*const &dyn Handler`; null if the entry is free.
+    handler: AtomicPtr<Box<dyn Handler>>,
+    /// Threads that use `handler`, in the handler.
+    users: AtomicU32,
+}
+
+static ENTRIES: [Entry; MOST_PAGERS] = [const {
+    Entry {
+        start: AtomicUsize::new(0),
+        end: AtomicUsize::new(0),
+        handler: AtomicPtr::new(std::ptr::null_mut()),
+        users: AtomicU32::new(0),
+    }
+}; MOST_PAGERS];
+
+/// What had the signal before.
+static BEFORE: OnceLock<libc::sigaction> = OnceLock::new();
+/// The process that registered: a child has none of its mappings.
+static PROCESS: AtomicU32 = AtomicU32::new(0);
+
+/// A registration, which ends when this is dropped.
+pub(crate) struct Registered(&'static Entry);
+
+/// Has `handler` bring the pages of a range of addresses.
+///
+/// # Errors
+/// `NoMemory`; `Busy`: there are too many pagers.
+pub(crate) fn register(start: usize, len_bytes: usize, handler: Box<dyn Handler>) -> Result<Registered> {
+    install()?;
+    let handler = Box::into_raw(Box::new(handler));
+    for entry in &ENTRIES {
+        let taken = entry.handler.compare_exchange(
+            std::ptr::null_mut(),
+            handler,
+            Ordering::AcqRel,
+            Ordering::Relaxed,
+        );
+        if taken.is_ok() {
+            entry.start.store(start, Ordering::Release);
+            entry.end.store(start + len_bytes, Ordering::Release);
+            return Ok(Registered(entry));
+        }
+    }
+    // SAFETY: made above, and not published.
+    drop(unsafe { Box::from_raw(handler) });
+    let what = format!("a process has at most {MOST_PAGERS} pagers that use guard pages");
+    Err(Error::new(ErrorKind::Busy, what).with_setting("trap"))
+}
+
+impl Drop for Registered {
+    fn drop(&mut self) {
+        let Registered(entry) = self;
+        entry.start.store(0, Ordering::Release);
+        entry.end.store(0, Ordering::SeqCst);
+        // A thread counts itself as a user before it looks at the range again.
+        while entry.users.load(Ordering::SeqCst) > 0 {
+            std::thread::yield_now();
+        }
+        let handler = entry.handler.swap(std::ptr::null_mut(), Ordering::AcqRel);
+        // SAFETY: made by `register`, and no thread uses it or can find it.
+        drop(unsafe { Box::from_raw(handler) });
+    }
+}
+
+impl Entry {
+    fn has(&self, address: usize) -> bool {
+        self.start.load(Ordering::SeqCst) <= address && address < self.end.load(Ordering::SeqCst)
+    }
+
+    /// Brings a page, if the address is this pager's.
+    fn touched(&self, address: usize, writes: bool) -> bool {
+        if !self.has(address) {
+            return false;
+        }
+        self.users.fetch_add(1, Ordering::SeqCst);
+        let handled = self.has(address) && {
+            // SAFETY: while the range is there and a user is counted, the handler is.
+            let handler = unsafe { &*self.handler.load(Ordering::Acquire) };
+            handler.touched(address, writes)
+        };
+        self.users.fetch_sub(1, Ordering::SeqCst);
+        handled
+    }
+}
+
+/// Installs the handler, once.
+fn install() -> Result<()> {
+    static INSTALLED: OnceLock<Result<()>> = OnceLock::new();
+    INSTALLED
+        .get_or_init(|| {
+            stacks()?;
+            PROCESS.store(std::process::id(), Ordering::Relaxed);
+            // SAFETY: all fields are integers, or an optional function.
+            let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
+            action.sa_sigaction = on_signal as extern "C" fn(_, _, _) as usize;
+            action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK | libc::SA_RESTART;
+            // SAFETY: the set is the action's.
+            unsafe { libc::sigfillset(&raw mut action.sa_mask) };
+            let mut before = MaybeUninit::uninit();
+            // SAFETY: both actions are valid, and the handler is safe to run anywhere in the program.
+            let installed = unsafe { libc::sigaction(libc::SIGSEGV, &raw const action, before.as_mut_ptr()) };
+            if installed != 0 {
+                let error = std::io::Error::last_os_error();
+                return Err(Error::new(ErrorKind::Unsupported, format!("sigaction: {error}")));
+            }
+            // SAFETY: the call succeeded.
+            let _ = BEFORE.set(unsafe { before.assume_init() });
+            Ok(())
+        })
+        .clone()
+}
+
+extern "C" fn on_signal(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
+    // SAFETY: the location is this thread's.
+    let errno = unsafe { libc::__errno_location() };
+    // SAFETY: as above.
+    let kept = unsafe { *errno };
+    // SAFETY: the kernel passes the signal's information.
+    let (code, address) = unsafe { ((*info).si_code, (*info).si_addr().addr()) };
+    // A signal that was sent has a code of at most 0, and no address.
+    let is_touch = code > 0 && PROCESS.load(Ordering::Relaxed) == std::process::id();
+    let mut touch = Touch { address, writes: is_write(context), handled: false };
+    if is_touch && ENTRIES.iter().any(|entry| entry.has(address)) {
+        Stack::take().call(&mut touch);
+    }
+    if !touch.handled {
+        pass_on(signal, info, context);
+    }
+    // SAFETY: as above.
+    unsafe { *errno = kept };
+}
+
+struct Touch {
+    address: usize,
+    writes: bool,
+    handled: bool,
+}
+
+/// Brings a page, on a stack of its own.
+extern "C" fn bring(touch: *mut Touch) {
+    // SAFETY: the caller's, which waits.
+    let touch = unsafe { &mut *touch };
+    touch.handled = ENTRIES.iter().any(|entry| entry.touched(touch.address, touch.writes));
+}
+
+/// Returns whether the touch was a write; true if that is not known.
+fn is_write(context: *mut libc::c_void) -> bool {
+    // The error code of a page fault: bit 1 is set for a write (Intel SDM, volume 3, 4.7).
+    #[cfg(target_arch = "x86_64")]
+    {
+        // SAFETY: the kernel passes a context of this type.
+        let context = unsafe { &*context.cast::<libc::ucontext_t>() };
+        context.uc_mcontext.gregs[libc::REG_ERR as usize] & 2 != 0
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    {
+        let _ = context;
+        true
+    }
+}
+
+/// Has whoever had the signal before handle it.
+fn pass_on(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
+    let Some(before) = BEFORE.get() else { return end_by(signal) };
+    match before.sa_sigaction {
+        libc::SIG_DFL => end_by(signal),
+        // The kernel ignores a signal that was sent, and ends the process for a touch.
+        // SAFETY: the information is the kernel's.
+        libc::SIG_IGN if unsafe { (*info).si_code } <= 0 => {}
+        libc::SIG_IGN => end_by(signal),
+        handler => {
+            // SAFETY: the kernel passes a context of this type. It has the thread's mask of before.
+            let mut mask = unsafe { (*context.cast::<libc::ucontext_t>()).uc_sigmask };
+            let mut ours = MaybeUninit::uninit();
+            // SAFETY: the sets are valid, and the handler is what the program installed.
+            unsafe {
+                for other in 1..=libc::SIGRTMAX() {
+                    if libc::sigismember(&raw const before.sa_mask, other) == 1 {
+                        libc::sigaddset(&raw mut mask, other);
+                    }
+                }
+                if before.sa_flags & libc::SA_NODEFER == 0 {
+                    libc::sigaddset(&raw mut mask, signal);
+                }
+                libc::pthread_sigmask(libc::SIG_SETMASK, &raw const mask, ours.as_mut_ptr());
+                if before.sa_flags & libc::SA_SIGINFO != 0 {
+                    let handler: extern "C" fn(libc::c_int, *mut libc::siginfo_t, *mut libc::c_void) =
+                        std::mem::transmute(handler);
+                    handler(signal, info, context);
+                } else {
+                    let handler: extern "C" fn(libc::c_int) = std::mem::transmute(handler);
+                    handler(signal);
+                }
+                libc::pthread_sigmask(libc::SIG_SETMASK, ours.as_ptr(), std::ptr::null_mut());
+            }
+        }
+    }
+}
+
+/// Restores the default: the thread makes the same touch again, and the process ends as it would have without a pager.
+fn end_by(signal: libc::c_int) {
+    // SAFETY: resets the signal, and sends it again if it was sent: it arrives when the handler returns.
+    unsafe {
+        libc::signal(signal, libc::SIG_DFL);
+        libc::raise(signal);
+    }
+}
+
+/// Stacks for the handler.
+struct Stacks {
+    start: NonNull<u8>,
+    taken: [AtomicBool; STACKS],
+}
+
+// SAFETY: an address range belongs to no thread.
+unsafe impl Send for Stacks {}
+// SAFETY: as for `Send`; `taken` says which thread has which stack.
+unsafe impl Sync for Stacks {}
+
+static STACKS_OF_HANDLER: OnceLock<Stacks> = OnceLock::new();
+
+/// Maps the stacks, once. They stay for as long as the process lives, as the handler does.
+fn stacks() -> Result<()> {
+    if STACKS_OF_HANDLER.get().is_some() {
+        return Ok(());
+    }
+    let refused = |error| {
+        Error::new(ErrorKind::NoMemory, format!("no memory for the stacks of a signal handler: {error}"))
+    };
+    let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+    // SAFETY: a new mapping at an address that the kernel chooses affects no existing memory.
+    let start = unsafe {
+        rustix::mm::mmap_anonymous(
+            std::ptr::null_mut(),
+            STACKS * STACK_BYTES,
+            ProtFlags::READ | ProtFlags::WRITE,
+            flags,
+        )
+    };
+    let start: NonNull<u8> =
+        NonNull::new(start.map_err(refused)?.cast()).ok_or_else(|| refused(rustix::io::Errno::NOMEM))?;
+    for nth in 0..STACKS {
+        // SAFETY: inside the new mapping.
+        unsafe {
+            let low = start.as_ptr().add(nth * STACK_BYTES);
+            rustix::mm::mprotect(low.cast(), STACK_GUARD_BYTES, MprotectFlags::empty()).map_err(refused)?;
+        }
+    }
+    let _ = STACKS_OF_HANDLER.set(Stacks { start, taken: [const { AtomicBool::new(false) }; STACKS] });
+    Ok(())
+}
+
+/// A stack that belongs to this thread.
+struct Stack {
+    stacks: &'static Stacks,
+    nth: usize,
+}
+
+impl Stack {
+    /// Takes a free stack; waits until there is one.
+    fn take() -> Stack {
+        let Some(stacks) = STACKS_OF_HANDLER.get() else {
+            unreachable!("mapped before the handler was installed")
+        };
+        loop {
+            for (nth, taken) in stacks.taken.iter().enumerate() {
+                if !taken.load(Ordering::Relaxed) && !taken.swap(true, Ordering::Acquire) {
+                    return Stack { stacks, nth };
+                }
+            }
+            std::thread::yield_now();
+        }
+    }
+
+    /// Brings a page on this stack.
+    fn call(self, touch: &mut Touch) {
+        // SAFETY: the end of one of the stacks, which is aligned to pages.
+        let top = unsafe { self.stacks.start.as_ptr().add((self.nth + 1) * STACK_BYTES) };
+        // SAFETY: the stack is this thread's until it is given back.
+        unsafe { call_on(top, touch) };
+    }
+}
+
+impl Drop for Stack {
+    fn drop(&mut self) {
+        self.stacks.taken[self.nth].store(false, Ordering::Release);
+    }
+}
+
+/// Calls [`bring`] on another stack.
+///
+/// # Safety
+/// `top` is the upper end of a stack that nobody uses, aligned to 16 bytes.
+#[cfg(target_arch = "x86_64")]
+unsafe fn call_on(top: *mut u8, touch: *mut Touch) {
+    // SAFETY: the stack pointer is kept in a register that calls preserve, and restored; the call clobbers what any call
+    // of the C ABI does.
+    unsafe {
+        std::arch::asm!(
+            "mov r12, rsp",
+            "mov rsp, {top}",
+            "call {bring}",
+            "mov rsp, r12",
+            top = in(reg) top,
+            out("r12") _,
+            bring = sym bring,
+            inout("rdi") touch => _,
+            clobber_abi("C"),
+        );
+    }
+}
+
+/// As above.
+///
+/// # Safety
+/// As above.
+#[cfg(target_arch = "aarch64")]
+unsafe fn call_on(top: *mut u8, touch: *mut Touch) {
+    // SAFETY: as above.
+    unsafe {
+        std::arch::asm!(
+            "mov x20, sp",
+            "mov sp, {top}",
+            "bl {bring}",
+            "mov sp, x20",
+            top = in(reg) top,
+            out("x20") _,
+            bring = sym bring,
+            inout("x0") touch => _,
+            clobber_abi("C"),
+        );
+    }
+}
+
+/// On other CPUs, on the stack of the signal.
+///
+/// # Safety
+/// None.
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+unsafe fn call_on(_: *mut u8, touch: *mut Touch) {
+    bring(touch);
+}

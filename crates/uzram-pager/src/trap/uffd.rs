@@ -1,0 +1,384 @@
+//! Touches trapped by userfaultfd(2).
+//!
+//! The program's memory is private and anonymous. A touch of a page that is not there sends a message, which one of the
+//! pager's threads reads; it copies the page in (`UFFDIO_COPY`), which wakes the thread that touched it.
+//!
+//! Pages are taken by `UFFDIO_MOVE` (Linux 6.8) into memory that the program does not know: from then on nobody can
+//! change them. The kernel refuses pages that it transfers data to, and those that a child has too (`EBUSY`).
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::ptr::NonNull;
+
+use linux_raw_sys::general::{
+    UFFD_API, UFFD_EVENT_PAGEFAULT, UFFD_FEATURE_MOVE, UFFD_FEATURE_POISON, UFFD_PAGEFAULT_FLAG_WRITE,
+    UFFDIO_REGISTER_MODE_MISSING, uffd_msg, uffdio_api, uffdio_copy, uffdio_move, uffdio_poison,
+    uffdio_range, uffdio_register,
+};
+use rustix::io::Errno;
+use rustix::ioctl::{Opcode, Updater, opcode};
+use rustix::mm::{Advice, MapFlags, ProtFlags, UserfaultfdFlags, userfaultfd};
+use uzram::units::{PAGE_SHIFT, PAGE_SIZE, Page};
+use uzram::{Error, ErrorKind, Result};
+
+use super::{MOST_PAGES, Run, Space, Trap};
+
+/// The ioctls of <linux/userfaultfd.h>.
+const GROUP: u8 = 0xaa;
+const API: Opcode = opcode::read_write::<uffdio_api>(GROUP, 0x3f);
+const REGISTER: Opcode = opcode::read_write::<uffdio_register>(GROUP, 0x00);
+const UNREGISTER: Opcode = opcode::read::<uffdio_range>(GROUP, 0x01);
+const WAKE: Opcode = opcode::read::<uffdio_range>(GROUP, 0x02);
+const COPY: Opcode = opcode::read_write::<uffdio_copy>(GROUP, 0x03);
+const MOVE: Opcode = opcode::read_write::<uffdio_move>(GROUP, 0x05);
+const POISON: Opcode = opcode::read_write::<uffdio_poison>(GROUP, 0x08);
+
+/// How often a call is repeated that fails with EAGAIN without having done a part: the process's memory map is changing.
+const MOST_RETRIES: usize = 10_000;
+/// Messages that a thread reads at once.
+const MESSAGES: usize = 16;
+
+/// See the [module's documentation](self).
+pub(crate) struct Uffd {
+    fd: OwnedFd,
+    space: Space,
+    /// A page that is never there, for [`Uffd::send_message`].
+    signal: Staging,
+}
+
+/// A trapped touch.
+pub(crate) struct Touch {
+    pub(crate) address: usize,
+    pub(crate) writes: bool,
+}
+
+impl Uffd {
+    /// Returns the trap; reserves address space for `pages`.
+    ///
+    /// # Errors
+    /// `Permission` or `Unsupported`: the system has no userfaultfd for this process, or an old one. `NoMemory`.
+    pub(crate) fn new(pages: u64) -> Result<Uffd> {
+        let fd = open()?;
+        let signal = Staging::new(&fd)?;
+        Ok(Uffd { fd, space: Space::new(pages)?, signal })
+    }
+
+    /// Waits for touches, and hands them to `touched`.
+    ///
+    /// # Errors
+    /// `Io`: the descriptor cannot be read.
+    pub(crate) fn wait(&self, mut touched: impl FnMut(Touch)) -> Result<()> {
+        let mut messages = [[0u8; size_of::<uffd_msg>()]; MESSAGES];
+        let read = loop {
+            match rustix::io::read(&self.fd, messages.as_flattened_mut()) {
+                Err(Errno::INTR | Errno::AGAIN) => {}
+                read => break read,
+            }
+        };
+        let read = read.map_err(|error| Error::new(ErrorKind::Io, format!("userfaultfd: {error}")))?;
+        for message in &messages[..read / size_of::<uffd_msg>()] {
+            // SAFETY: the kernel wrote a message, whose fields are integers.
+            let message: uffd_msg = unsafe { std::ptr::read_unaligned(message.as_ptr().cast()) };
+            if u32::from(message.event) == UFFD_EVENT_PAGEFAULT {
+                // SAFETY: the event says that this is the message's kind.
+                let fault = unsafe { message.arg.pagefault };
+                let writes = fault.flags & u64::from(UFFD_PAGEFAULT_FLAG_WRITE) != 0;
+                touched(Touch { address: fault.address as usize, writes });
+            }
+        }
+        Ok(())
+    }
+
+    /// Sends a message to one thread in [`Uffd::wait`], and waits until it calls [`Uffd::take_message`].
+    pub(crate) fn send_message(&self) {
+        let page = self.signal.start.as_ptr();
+        // SAFETY: the page is mapped, and readable as soon as it is placed.
+        unsafe { page.read_volatile() };
+        self.signal.release(0, MOST_PAGES);
+    }
+
+    /// Returns whether a touch was that of [`Uffd::send_message`], and lets it return.
+    pub(crate) fn take_message(&self, touch: &Touch) -> bool {
+        let start = self.signal.start.as_ptr().addr();
+        let is_message = (start..start + PAGE_SIZE).contains(&touch.address);
+        if is_message {
+            let _ = self.copy(start, &[[0; PAGE_SIZE]]);
+        }
+        is_message
+    }
+
+    fn ioctl<const CODE: Opcode, T>(&self, argument: &mut T) -> rustix::io::Result<()> {
+        #[cfg(test)]
+        if let Some(error) = crate::faults::of_ioctl(CODE == MOVE) {
+            return Err(error);
+        }
+        ioctl::<CODE, T>(&self.fd, argument)
+    }
+
+    /// Copies pages to an address. Pages that are there already stay as they are.
+    fn copy(&self, to: usize, pages: &[Page]) -> Result<()> {
+        let (mut done, mut retries) = (0, 0);
+        while done < pages.len() {
+            let rest = &pages[done..];
+            let mut copy = uffdio_copy {
+                dst: (to + (done << PAGE_SHIFT)) as u64,
+                src: rest.as_ptr().addr() as u64,
+                len: (rest.len() << PAGE_SHIFT) as u64,
+                mode: 0,
+                copy: 0,
+            };
+            match self.ioctl::<COPY, _>(&mut copy) {
+                Ok(()) => return Ok(()),
+                Err(Errno::AGAIN) if copy.copy > 0 => done += copy.copy as usize >> PAGE_SHIFT,
+                Err(Errno::AGAIN) if retries < MOST_RETRIES => {
+                    retries += 1;
+                    std::thread::yield_now();
+                }
+                Err(Errno::EXIST) => {
+                    self.wake(copy.dst as usize, 1);
+                    done += 1;
+                }
+                // Unmapped meanwhile: nobody waits any more.
+                Err(Errno::NOENT | Errno::SRCH) => return Ok(()),
+                Err(error) => {
+                    return Err(Error::new(ErrorKind::NoMemory, format!("UFFDIO_COPY: {error}")));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Moves pages; returns how many were moved, from the first.
+    fn move_pages(&self, from: usize, to: usize, pages: usize) -> usize {
+        let (mut done, mut retries) = (0, 0);
+        while done < pages {
+            let mut move_ = uffdio_move {
+                dst: (to + (done << PAGE_SHIFT)) as u64,
+                src: (from + (done << PAGE_SHIFT)) as u64,
+                len: ((pages - done) << PAGE_SHIFT) as u64,
+                mode: 0,
+                move_: 0,
+            };
+            match self.ioctl::<MOVE, _>(&mut move_) {
+                Ok(()) => return pages,
+                Err(Errno::AGAIN) if move_.move_ > 0 => done += move_.move_ as usize >> PAGE_SHIFT,
+                Err(Errno::AGAIN) if retries < MOST_RETRIES => {
+                    retries += 1;
+                    std::thread::yield_now();
+                }
+                // Busy, or not there.
+                Err(_) => return done,
+            }
+        }
+        done
+    }
+
+    fn wake(&self, address: usize, pages: usize) {
+        let mut range = uffdio_range { start: address as u64, len: (pages << PAGE_SHIFT) as u64 };
+        let _ = ioctl::<WAKE, _>(&self.fd, &mut range);
+    }
+}
+
+impl Trap for Uffd {
+    type Bench = Bench;
+
+    fn bench(&self) -> Result<Bench> {
+        Ok(Bench { staging: Staging::new(&self.fd)?, buffer: super::zeroed_buffer() })
+    }
+
+    fn buffer<'a>(&self, bench: &'a mut Bench) -> &'a mut [Page; MOST_PAGES] {
+        &mut bench.buffer
+    }
+
+    fn map(&self, run: Run) -> Result<()> {
+        let address = self.space.address(run.first);
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED;
+        // SAFETY: the pages are inside the reservation, and not in use.
+        let mapped = unsafe {
+            rustix::mm::mmap_anonymous(address.cast(), run.bytes(), ProtFlags::READ | ProtFlags::WRITE, flags)
+        };
+        mapped.map_err(|error| Error::new(ErrorKind::NoMemory, format!("mmap of a region: {error}")))?;
+        self.space.advise(run)?;
+        register(&self.fd, address.addr(), run.bytes())
+    }
+
+    fn unmap(&self, run: Run) {
+        let address = self.space.address(run.first).addr();
+        // Wakes those that wait.
+        let mut range = uffdio_range { start: address as u64, len: run.bytes() as u64 };
+        let _ = ioctl::<UNREGISTER, _>(&self.fd, &mut range);
+        self.space.reserve_again(run);
+    }
+
+    fn place(&self, bench: &mut Bench, from: usize, run: Run) -> Result<()> {
+        self.copy(self.space.address(run.first).addr(), &bench.buffer[from..from + run.pages])
+    }
+
+    fn take(&self, bench: &mut Bench, run: Run) -> usize {
+        self.move_pages(self.space.address(run.first).addr(), bench.staging.start.as_ptr().addr(), run.pages)
+    }
+
+    fn taken<'a>(&self, bench: &'a Bench, nth: usize) -> &'a Page {
+        bench.staging.page(nth)
+    }
+
+    fn give_back(&self, bench: &mut Bench, nth: usize, run: Run) -> bool {
+        let (from, to) = (bench.staging.page(nth).as_ptr().addr(), self.space.address(run.first).addr());
+        let mut done = 0;
+        // It is not shared, not pinned and there: only a changing map can delay it, or memory for page tables.
+        while done < run.pages {
+            let offset = done << PAGE_SHIFT;
+            match self.move_pages(from + offset, to + offset, run.pages - done) {
+                0 => {
+                    // SAFETY: the pages were taken into the staging memory, from the `nth` on.
+                    let rest: &[Page] = unsafe {
+                        std::slice::from_raw_parts(bench.staging.page(nth + done), run.pages - done)
+                    };
+                    let copied = self.copy(to + offset, rest).is_ok();
+                    bench.staging.release(nth + done, run.pages - done);
+                    return copied;
+                }
+                moved => done += moved,
+            }
+        }
+        self.wake(to, run.pages);
+        true
+    }
+
+    fn release(&self, bench: &mut Bench, nth: usize, run: Run) {
+        bench.staging.release(nth, run.pages);
+    }
+
+    fn lose(&self, run: Run) {
+        let range =
+            uffdio_range { start: self.space.address(run.first).addr() as u64, len: run.bytes() as u64 };
+        let mut poison = uffdio_poison { range, mode: 0, updated: 0 };
+        let _ = ioctl::<POISON, _>(&self.fd, &mut poison);
+    }
+
+    fn find(&self, run: Run) {
+        // SAFETY: the range is mapped; its pages hold nothing but the marks of the poison.
+        let _ = unsafe {
+            rustix::mm::madvise(self.space.address(run.first).cast(), run.bytes(), Advice::LinuxDontNeed)
+        };
+    }
+
+    fn space(&self) -> &Space {
+        &self.space
+    }
+
+    fn retry(&self, page: u64) {
+        self.wake(self.space.address(page).addr(), 1);
+    }
+}
+
+/// What a thread moves pages with.
+pub(crate) struct Bench {
+    /// Where taken pages go.
+    staging: Staging,
+    buffer: Box<[Page; MOST_PAGES]>,
+}
+
+/// Memory for [`MOST_PAGES`] pages, registered, which pages are moved to.
+struct Staging {
+    start: NonNull<u8>,
+}
+
+// SAFETY: an address range belongs to no thread.
+unsafe impl Send for Staging {}
+// SAFETY: as for `Send`.
+unsafe impl Sync for Staging {}
+
+impl Staging {
+    const BYTES: usize = MOST_PAGES << PAGE_SHIFT;
+
+    fn new(fd: &OwnedFd) -> Result<Staging> {
+        let refused =
+            |error: Errno| Error::new(ErrorKind::NoMemory, format!("no memory to move pages to: {error}"));
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a new mapping at an address that the kernel chooses affects no existing memory.
+        let start =
+            unsafe { rustix::mm::mmap_anonymous(std::ptr::null_mut(), Staging::BYTES, protection, flags) };
+        let start = NonNull::new(start.map_err(refused)?.cast()).ok_or_else(|| refused(Errno::NOMEM))?;
+        let staging = Staging { start };
+        for advice in [Advice::LinuxNoHugepage, Advice::LinuxDontFork] {
+            // SAFETY: the range is this mapping, and the advice changes no contents.
+            let _ = unsafe { rustix::mm::madvise(start.as_ptr().cast(), Staging::BYTES, advice) };
+        }
+        register(fd, start.as_ptr().addr(), Staging::BYTES)?;
+        Ok(staging)
+    }
+
+    fn page(&self, nth: usize) -> &Page {
+        assert!(nth < MOST_PAGES);
+        // SAFETY: inside the mapping. Callers read pages that were moved here.
+        unsafe { &*self.start.as_ptr().cast::<Page>().add(nth) }
+    }
+
+    fn release(&self, nth: usize, pages: usize) {
+        assert!(nth + pages <= MOST_PAGES);
+        // SAFETY: inside the mapping, whose pages were moved here and are not needed any more.
+        let _ = unsafe {
+            let start = self.start.as_ptr().add(nth << PAGE_SHIFT);
+            rustix::mm::madvise(start.cast(), pages << PAGE_SHIFT, Advice::LinuxDontNeed)
+        };
+    }
+}
+
+impl Drop for Staging {
+    fn drop(&mut self) {
+        // SAFETY: this value owns the mapping.
+        let _ = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), Staging::BYTES) };
+    }
+}
+
+/// Opens a descriptor that traps the touches of system calls too.
+fn open() -> Result<OwnedFd> {
+    // SAFETY: the descriptor affects only memory that is registered with it.
+    let fd = unsafe { userfaultfd(UserfaultfdFlags::CLOEXEC) };
+    let fd = match fd {
+        Err(Errno::PERM | Errno::ACCESS | Errno::NOSYS) => open_device().ok_or_else(|| {
+            let what = "this process may not use userfaultfd for system calls: it needs root, CAP_SYS_PTRACE, \
+                        access to /dev/userfaultfd, or the sysctl vm.unprivileged_userfaultfd=1";
+            Error::new(ErrorKind::Permission, what).with_setting("trap")
+        })?,
+        fd => fd.map_err(|error| Error::new(ErrorKind::Unsupported, format!("userfaultfd: {error}")))?,
+    };
+    let features = u64::from(UFFD_FEATURE_MOVE | UFFD_FEATURE_POISON);
+    let mut api = uffdio_api { api: UFFD_API.into(), features, ioctls: 0 };
+    ioctl::<API, _>(&fd, &mut api).map_err(|error| {
+        let what = format!("this kernel's userfaultfd cannot move pages, which takes Linux 6.8: {error}");
+        Error::new(ErrorKind::Unsupported, what).with_setting("trap")
+    })?;
+    Ok(fd)
+}
+
+/// Opens a descriptor through /dev/userfaultfd (Linux 6.1), whose permissions say who may.
+fn open_device() -> Option<OwnedFd> {
+    use std::os::fd::FromRawFd;
+    let device = std::fs::OpenOptions::new().read(true).write(true).open("/dev/userfaultfd").ok()?;
+    // USERFAULTFD_IOC_NEW
+    // SAFETY: the call takes flags, and returns a new descriptor.
+    let fd = unsafe {
+        libc::ioctl(
+            std::os::fd::AsRawFd::as_raw_fd(&device),
+            opcode::none(GROUP, 0x00).into(),
+            libc::O_CLOEXEC,
+        )
+    };
+    // SAFETY: a new descriptor, which nobody else has.
+    (fd >= 0).then(|| unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+fn register(fd: &OwnedFd, address: usize, len_bytes: usize) -> Result<()> {
+    let range = uffdio_range { start: address as u64, len: len_bytes as u64 };
+    let mut register = uffdio_register { range, mode: UFFDIO_REGISTER_MODE_MISSING.into(), ioctls: 0 };
+    ioctl::<REGISTER, _>(fd, &mut register)
+        .map_err(|error| Error::new(ErrorKind::NoMemory, format!("UFFDIO_REGISTER: {error}")))
+}
+
+fn ioctl<const CODE: Opcode, T>(fd: &OwnedFd, argument: &mut T) -> rustix::io::Result<()> {
+    // SAFETY: each code goes with the struct that its size is of; the kernel reads and writes that, and memory that was
+    // registered, or mapped by this module for it.
+    unsafe { rustix::ioctl::ioctl(fd.as_fd(), Updater::<CODE, T>::new(argument)) }
+}
