@@ -23,8 +23,9 @@
 //! Whether a page was changed since it was loaded is found out in step 3, by comparison. Trapping the first write would cost a
 //! fault, more than decompressing the copy does; and the comparison needs no trap.
 
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use uzram::Result;
 use uzram::cpu::PerCpu;
@@ -36,7 +37,8 @@ use uzram::units::{PAGE_SIZE, Page};
 
 use crate::bench::Benches;
 use crate::room::Room;
-use crate::state::{Place, State, Touched};
+use crate::spaces::Spaces;
+use crate::state::{Access, Place, State, Touched};
 use crate::stats::{PagerStats, Share, sum};
 use crate::trap::{MOST_PAGES, Run, Trap};
 use crate::waits::Waits;
@@ -44,6 +46,10 @@ use crate::window::Windows;
 
 /// Units that the evictor takes from the LRU at once.
 const EVICTED_AT_ONCE: usize = 64;
+/// Pages that one thread evicts alone: it takes about as long as starting some threads, several times over.
+const MOST_ALONE: usize = 1024;
+/// The most threads that help to evict.
+const MOST_HELPERS: usize = 3;
 /// How often, and how long, a fault waits for memory that the system does not give, before the page counts as lost.
 const PLACE_RETRIES: usize = 2000;
 const PLACE_RETRY: Duration = Duration::from_millis(1);
@@ -69,6 +75,14 @@ pub(crate) struct Core<T: Trap> {
     shares: PerCpu<Share>,
     /// Units whose copy in the store is kept while they are in memory.
     copied_units: Counter,
+    /// Which pages are mapped.
+    spaces: Mutex<Spaces>,
+    /// What was unmapped, and has contents in the store still.
+    closed: Mutex<Vec<Run>>,
+    /// Held while such contents are freed.
+    cleaning: Mutex<()>,
+    /// Pages of all regions.
+    mapped_pages: Counter,
     /// No thread waits any more: the pager is being dropped.
     pub(crate) ends: AtomicBool,
 }
@@ -92,6 +106,10 @@ impl<T: Trap> Core<T> {
             room: Room::new(limit_pages),
             shares: PerCpu::new(|_| Share::default()),
             copied_units: Counter::new(0),
+            spaces: Mutex::new(Spaces::new(store.pages(), unit_pages as u64)),
+            closed: Mutex::default(),
+            cleaning: Mutex::default(),
+            mapped_pages: Counter::new(0),
             ends: AtomicBool::new(false),
             store,
         })
@@ -123,6 +141,7 @@ impl<T: Trap> Core<T> {
             limit_pages: self.room.limit_pages(),
             resident_pages: self.room.resident_pages(),
             compressed_pages: self.store.charged_pages(),
+            mapped_pages: self.mapped_pages.get(),
             ..sum(&self.shares)
         }
     }
@@ -134,8 +153,13 @@ impl<T: Trap> Core<T> {
         loop {
             match self.state(unit).touch() {
                 Touched::Load { stored } => {
-                    self.shares.local().faults.add(1);
-                    return self.load(unit, stored, writes);
+                    let start = Instant::now();
+                    self.wait_for_room();
+                    let loaded = self.load(unit, stored, writes);
+                    let share = self.shares.local();
+                    share.faults.add(1);
+                    share.fault_us.add(start.elapsed().as_micros() as u64);
+                    return loaded;
                 }
                 Touched::In if waits => return true,
                 Touched::In => {
@@ -147,6 +171,13 @@ impl<T: Trap> Core<T> {
                 Touched::Lost => return false,
             }
         }
+    }
+
+    /// Waits until a unit can come without exceeding the limit.
+    fn wait_for_room(&self) {
+        self.room.wait_for(self.unit_pages, &self.store, || {
+            self.shares.local().waits_for_room.add(1);
+        });
     }
 
     /// Waits as long as another thread moves the unit.
@@ -164,10 +195,11 @@ impl<T: Trap> Core<T> {
 
     /// Loads a unit that the caller owns, and the neighbours that are to come along. Returns false if it cannot be read.
     fn load(&self, unit: u64, stored: bool, writes: bool) -> bool {
-        self.room.wait_for(self.unit_pages, &self.store, || {
-            self.shares.local().waits_for_room.add(1);
-        });
-        let window = self.windows.next(unit * self.unit_pages as u64) / self.unit_pages;
+        let window = match self.state(unit).get().access() {
+            Access::Normal => self.windows.next(unit * self.unit_pages as u64) / self.unit_pages,
+            Access::Random => 1,
+            Access::Sequential => MOST_PAGES / self.unit_pages,
+        };
         let mut units = [false; MOST_PAGES];
         units[0] = stored;
         let mut count = 1;
@@ -431,12 +463,33 @@ impl<T: Trap> Core<T> {
         true
     }
 
-    /// Evicts the units of a run of pages, as far as they may leave.
+    /// Evicts the units of a run of pages, as far as they may leave; a long run on several CPUs.
     pub(crate) fn page_out(&self, run: Run) {
-        self.by_windows(run, |first, units| {
-            // The program may be here as soon as a page is open, before the thread that brought it has ended its state.
-            (first..first + units as u64).for_each(|unit| self.wait_while(unit, Place::Loading));
-            self.evict(first, units, Leave::Store);
+        let most = MOST_PAGES / self.unit_pages;
+        let units = self.units_of(run);
+        let next = AtomicU64::new(units.start);
+        let work = || {
+            loop {
+                let first = next.fetch_add(most as u64, Ordering::Relaxed);
+                if first >= units.end {
+                    return;
+                }
+                let count = most.min((units.end - first) as usize);
+                // The program may be here as soon as a page is open, before the thread that brought it has ended its state.
+                (first..first + count as u64).for_each(|unit| self.wait_while(unit, Place::Loading));
+                self.evict(first, count, Leave::Store);
+            }
+        };
+        let helpers = match run.pages {
+            ..MOST_ALONE => 0,
+            _ => std::thread::available_parallelism().map_or(0, |cpus| (cpus.get() - 1).min(MOST_HELPERS)),
+        };
+        std::thread::scope(|scope| {
+            for _ in 0..helpers {
+                // Without it, this thread does more.
+                let _ = std::thread::Builder::new().name("uzram-pager-out".into()).spawn_scoped(scope, work);
+            }
+            work();
         });
     }
 
@@ -490,6 +543,11 @@ impl<T: Trap> Core<T> {
         }
     }
 
+    /// Says how units are going to be touched.
+    pub(crate) fn advise(&self, run: Run, access: Access) {
+        self.units_of(run).for_each(|unit| self.state(unit).set_access(access));
+    }
+
     /// Empties units: they read as zeros.
     pub(crate) fn discard(&self, run: Run) {
         self.by_windows(run, |first, units| {
@@ -528,8 +586,31 @@ impl<T: Trap> Core<T> {
         unsafe { self.trap.space().address(run.first).write_bytes(0, run.bytes()) };
     }
 
-    /// Takes units away for good, with their contents, and unmaps them. The program does not use them any more.
-    pub(crate) fn close(&self, run: Run) {
+    /// Maps memory of `len` bytes, all new units.
+    ///
+    /// # Errors
+    /// `NoSpace`, `NoMemory`.
+    pub(crate) fn map(&self, len: usize) -> Result<Run> {
+        let taken = lock(&self.spaces).take(len);
+        let run = taken.or_else(|_| {
+            self.clean();
+            lock(&self.spaces).take(len)
+        })?;
+        // The unit behind the region stays unmapped: no window reaches beyond.
+        self.state(self.unit_of(run.first + run.pages as u64)).close();
+        if let Err(error) = self.trap.map(run) {
+            self.trap.unmap(run);
+            lock(&self.spaces).give_back(run);
+            return Err(error);
+        }
+        self.units_of(run).for_each(|unit| self.state(unit).reopen());
+        self.mapped_pages.add(run.pages as u64);
+        Ok(run)
+    }
+
+    /// Unmaps units, which the program does not use any more. Their contents are freed by [`Core::clean`].
+    pub(crate) fn unmap(&self, run: Run) {
+        let (mut resident, mut gone, mut copied) = (0, 0, 0);
         for unit in self.units_of(run) {
             let was = loop {
                 if let Some(was) = self.state(unit).close() {
@@ -538,45 +619,43 @@ impl<T: Trap> Core<T> {
                 self.wait_while(unit, Place::Loading);
                 self.wait_while(unit, Place::Leaving);
             };
-            let pages = self.unit_pages;
             match was.place() {
                 Place::In => {
-                    self.room.left(pages, true);
-                    self.copied_units.sub(u64::from(was.is_copied()));
+                    resident += self.unit_pages;
+                    copied += u64::from(was.is_copied());
                 }
-                Place::Out | Place::Bad => self.room.forgotten(pages),
+                Place::Out | Place::Bad => gone += self.unit_pages,
                 _ => {}
             }
         }
         self.trap.unmap(run);
-        self.by_windows(run, |first, units| {
-            let mut dead = [0; MOST_PAGES];
-            let mut count = 0;
-            for unit in first as u32..first as u32 + units as u32 {
-                if self.lru.mark_dead(unit) {
-                    dead[count] = unit;
-                    count += 1;
+        self.room.left(resident, true);
+        self.room.forgotten(gone);
+        self.copied_units.sub(copied);
+        self.mapped_pages.sub(run.pages as u64);
+        lock(&self.closed).push(run);
+        self.room.wake_evictor();
+    }
+
+    /// Frees the contents of what was unmapped.
+    pub(crate) fn clean(&self) {
+        let _cleaning = lock(&self.cleaning);
+        loop {
+            let run = lock(&self.closed).pop();
+            let Some(run) = run else { return };
+            self.by_windows(run, |first, units| {
+                let mut dead = [0; MOST_PAGES];
+                let mut count = 0;
+                for unit in first as u32..first as u32 + units as u32 {
+                    if self.lru.mark_dead(unit) {
+                        dead[count] = unit;
+                        count += 1;
+                    }
                 }
-            }
-            self.lru.remove_dead(&mut dead[..count]);
-        });
-        self.store.discard_pages(Self::pages(run));
-    }
-
-    /// Maps units, all new.
-    ///
-    /// # Errors
-    /// `NoMemory`.
-    pub(crate) fn open(&self, run: Run) -> Result<()> {
-        self.trap.map(run)?;
-        self.units_of(run).for_each(|unit| self.state(unit).reopen());
-        Ok(())
-    }
-
-    /// Marks units as not mapped.
-    pub(crate) fn mark_unmapped(&self, run: Run) {
-        for unit in self.units_of(run) {
-            self.state(unit).close();
+                self.lru.remove_dead(&mut dead[..count]);
+            });
+            self.store.discard_pages(Self::pages(run));
+            lock(&self.spaces).give_back(run);
         }
     }
 
@@ -593,4 +672,9 @@ impl<T: Trap> Core<T> {
             f(first, most.min((units.end - first) as usize));
         }
     }
+}
+
+/// Locks what is valid even if a thread that held the lock has panicked.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

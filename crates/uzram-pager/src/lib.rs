@@ -34,6 +34,8 @@ mod faults;
 #[cfg(not(loom))]
 mod pager;
 #[cfg(not(loom))]
+mod pressure;
+#[cfg(not(loom))]
 mod room;
 #[cfg(not(loom))]
 mod spaces;
@@ -53,5 +55,6 @@ mod window;
 
 #[cfg(not(loom))]
 pub use pager::{DEFAULT_CAPACITY_BYTES, LEAST_LIMIT_BYTES, Pager, PagerBuilder, Pin, Region, TrapKind};
+pub use state::Access;
 #[cfg(not(loom))]
 pub use stats::PagerStats;

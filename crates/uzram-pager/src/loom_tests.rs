@@ -1,8 +1,174 @@
-//! The protocol of a unit's state: a program that touches it, evictors, and a thread that discards it.
+//! The protocol of a unit's state: programs that touch it, evictors, and a thread that empties it.
 //!
-//! The contents are modelled by two numbers: what the program sees, if the page is open, and what the store has.
+//! The contents are two numbers: what a program sees, 0 if the page is trapped, and what the store has. Moving them is not
+//! atomic with the state, as it is not in the pager.
 
-use loom::sync::Mutex;
-use uzram::sync::Arc;
+use loom::sync::Arc;
+use loom::sync::atomic::{AtomicU64, Ordering};
+use loom::thread;
 
 use crate::state::{Place, State, Touched};
+
+/// One unit. Contents are counted from 1, so that 0 stands for a trapped page.
+#[derive(Default)]
+struct Unit {
+    state: State,
+    memory: AtomicU64,
+    store: AtomicU64,
+}
+
+impl Unit {
+    /// Has the page there, as `Core::fault` of a thread that waits.
+    fn fault(&self) {
+        loop {
+            match self.state.touch() {
+                Touched::Load { stored } => return self.load(stored),
+                Touched::In => return,
+                Touched::Busy => thread::yield_now(),
+                Touched::Lost => panic!("nothing is lost here"),
+            }
+        }
+    }
+
+    fn load(&self, stored: bool) {
+        let contents = if stored { self.store.swap(0, Ordering::Relaxed) } else { 1 };
+        assert_ne!(contents, 0, "the store has nothing");
+        assert_eq!(self.memory.swap(contents, Ordering::AcqRel), 0, "the page was open");
+        self.state.end(Place::In, false);
+    }
+
+    /// As `Core::evict`.
+    fn evict(&self, place: Place) {
+        if self.state.start_leave().is_none() {
+            return;
+        }
+        let contents = self.memory.swap(0, Ordering::AcqRel);
+        assert_ne!(contents, 0, "the page was not there");
+        if place == Place::Out {
+            assert_eq!(self.store.swap(contents, Ordering::Relaxed), 0, "the store has it already");
+        }
+        let was_wanted = self.state.end(place, false);
+        if let Some(Touched::Load { stored }) = was_wanted.then(|| self.state.touch()) {
+            self.load(stored);
+        }
+    }
+
+    /// Adds one to the contents, as a program does: it touches the page until that is there.
+    fn add_one(&self) {
+        loop {
+            match self.memory.load(Ordering::Acquire) {
+                0 => self.fault(),
+                seen => {
+                    let added =
+                        self.memory.compare_exchange(seen, seen + 1, Ordering::AcqRel, Ordering::Relaxed);
+                    if added.is_ok() {
+                        return;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Returns the contents when nobody moves the unit.
+    fn contents(&self) -> u64 {
+        match self.state.get().place() {
+            Place::In => self.memory.load(Ordering::Relaxed),
+            Place::Out => self.store.load(Ordering::Relaxed),
+            Place::New => 1,
+            place => panic!("nobody ends {place:?}"),
+        }
+    }
+}
+
+fn run(threads: &[fn(&Unit)]) -> Arc<Unit> {
+    let unit = Arc::new(Unit::default());
+    let spawned: Vec<_> = threads[1..]
+        .iter()
+        .map(|thread| {
+            let (unit, thread) = (Arc::clone(&unit), *thread);
+            thread::spawn(move || thread(&unit))
+        })
+        .collect();
+    threads[0](&unit);
+    spawned.into_iter().for_each(|thread| thread.join().expect("no panic"));
+    unit
+}
+
+fn check(threads: [fn(&Unit); 3], least: u64, most: u64) {
+    let mut model = loom::model::Builder::new();
+    model.preemption_bound = Some(2);
+    model.check(move || {
+        let contents = run(&threads).contents();
+        assert!((least..=most).contains(&contents), "{contents}");
+    });
+}
+
+#[test]
+fn loom_a_touch_and_an_eviction_lose_nothing() {
+    check([|unit| unit.add_one(), |unit| unit.add_one(), |unit| unit.evict(Place::Out)], 3, 3);
+}
+
+#[test]
+fn loom_evictors_do_not_meet() {
+    let evict_twice: fn(&Unit) = |unit| {
+        unit.evict(Place::Out);
+        unit.evict(Place::Out);
+    };
+    check([|unit| unit.add_one(), evict_twice, |unit| unit.evict(Place::Out)], 2, 2);
+}
+
+/// What was written before the page is emptied may be gone, and nothing else.
+#[test]
+fn loom_a_page_that_is_emptied_is_zeros_or_what_came_after() {
+    let empty: fn(&Unit) = |unit| {
+        unit.evict(Place::New);
+        if unit.state.start_discard() {
+            unit.store.store(0, Ordering::Relaxed);
+            if let Some(Touched::Load { stored }) =
+                unit.state.end(Place::New, false).then(|| unit.state.touch())
+            {
+                unit.load(stored);
+            }
+        }
+    };
+    check([|unit| unit.add_one(), empty, |unit| unit.evict(Place::Out)], 1, 2);
+}
+
+/// A pinned page is in memory as soon as its pinner has seen it there.
+#[test]
+fn loom_a_pinned_page_stays() {
+    let pin: fn(&Unit) = |unit| {
+        unit.state.pin(true);
+        while unit.state.get().place() != Place::In {
+            unit.fault();
+        }
+        for _ in 0..2 {
+            assert_ne!(unit.memory.load(Ordering::Acquire), 0, "it left");
+        }
+        unit.state.pin(false);
+    };
+    check([pin, |unit| unit.evict(Place::Out), |unit| unit.add_one()], 2, 2);
+}
+
+/// A unit is closed by one thread, when no other moves it.
+#[test]
+fn loom_a_closed_unit_is_gone() {
+    loom::model(|| {
+        let unit = Arc::new(Unit::default());
+        unit.fault();
+        let evictor = {
+            let unit = Arc::clone(&unit);
+            thread::spawn(move || unit.evict(Place::Out))
+        };
+        let was = loop {
+            match unit.state.close() {
+                Some(was) => break was.place(),
+                None => thread::yield_now(),
+            }
+        };
+        evictor.join().expect("no panic");
+        assert!(matches!(was, Place::In | Place::Out), "{was:?}");
+        assert_eq!(unit.state.touch(), Touched::Lost);
+        assert!(unit.state.start_leave().is_none() && unit.state.start_load().is_none());
+    });
+}

@@ -1,12 +1,14 @@
 //! A pager and its regions, as programs use them.
 
 use std::ops::{Deref, DerefMut, Range, RangeBounds};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
+use std::sync::Mutex;
 use std::sync::atomic::Ordering;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use uzram::backing::{Backing, FileBacking};
 use uzram::codec::Algorithm;
 use uzram::store::{BackingOptions, PolicyThread, StoreBuilder, WritebackLayout};
@@ -14,8 +16,9 @@ use uzram::sync::Arc;
 use uzram::units::{PAGE_SHIFT, PAGE_SIZE, bytes_to_pages, pages_to_bytes};
 use uzram::{Error, ErrorKind, Result};
 
-use crate::core::Core;
-use crate::spaces::Spaces;
+use crate::core::{Core, lock};
+use crate::pressure::{self, Governor};
+use crate::state::Access;
 use crate::stats::PagerStats;
 use crate::trap::guard::{Fence, Guard};
 use crate::trap::sigsegv::{self, Handler, Registered};
@@ -28,6 +31,9 @@ pub const DEFAULT_CAPACITY_BYTES: u64 = 256 << 30;
 pub const LEAST_LIMIT_BYTES: u64 = 4 << 20;
 /// The share of the limit that compressed memory leaves to pages as they are, without a spill file and with one.
 const LEAST_RESIDENT_SHARE: [u64; 2] = [8, 2];
+/// The most threads that wait for touches. The kernel wakes all of them for each touch. The one on the CPU of the thread that
+/// touched is there first: it needs no interrupt of another CPU, and the CPU has nothing else to do.
+const MOST_WAITERS: usize = 4;
 /// How long the evictor rests when nothing can leave.
 const REST: Duration = Duration::from_millis(50);
 
@@ -75,6 +81,7 @@ impl TrapKind {
 #[derive(Clone, Debug)]
 pub struct PagerBuilder {
     limit_bytes: u64,
+    goal_percent: Option<f64>,
     capacity_bytes: u64,
     algorithm: Algorithm,
     spill: Option<(PathBuf, u64)>,
@@ -87,6 +94,13 @@ impl PagerBuilder {
     #[must_use]
     pub fn limit(self, bytes: u64) -> Self {
         PagerBuilder { limit_bytes: bytes, ..self }
+    }
+
+    /// Has the pager find a lower limit: the least with which threads wait for memory for less than this share of the time, in
+    /// percent of one thread's; 0.1 is a good start. The kernel's own pressure counts too.
+    #[must_use]
+    pub fn pressure(self, goal_percent: f64) -> Self {
+        PagerBuilder { goal_percent: Some(goal_percent), ..self }
     }
 
     /// Sets the address space for all regions together, of which none takes memory before it is touched.
@@ -123,6 +137,10 @@ impl PagerBuilder {
         if self.limit_bytes < LEAST_LIMIT_BYTES {
             return Err(Error::invalid("a pager needs a limit of at least 4 MiB").with_setting("limit"));
         }
+        if self.goal_percent.is_some_and(|goal| !(goal > 0.0 && goal <= 100.0)) {
+            let what = "a goal for pressure is a percentage above 0, up to 100";
+            return Err(Error::invalid(what).with_setting("pressure"));
+        }
         let trap = match self.trap {
             Some(trap) => trap,
             None => TrapKind::ALL.into_iter().find(|trap| trap.check().is_ok()).unwrap_or(TrapKind::Protect),
@@ -137,9 +155,7 @@ impl PagerBuilder {
             }
             TrapKind::Protect => AnyPager::Guard(OfGuard::new(&self, pages, Fence::Protect)?),
         };
-        let unit_pages = any.unit_pages();
-        let spaces = Mutex::new(Spaces::new(pages, unit_pages as u64));
-        Ok(Pager(Arc::new(Inner { any, spaces, trap, process: std::process::id() })))
+        Ok(Pager(Arc::new(Inner { any, trap, process: std::process::id() })))
     }
 
     /// Builds the core, whose store keeps what leaves memory.
@@ -154,7 +170,7 @@ impl PagerBuilder {
             let layout = WritebackLayout::Packed;
             store = store.backing(BackingOptions { backing, layout, compressed: true });
         }
-        let store = Arc::new(store.build().map_err(|error| rename(error))?);
+        let store = Arc::new(store.build().map_err(rename)?);
         let policy = PolicyThread::start("pager", &store)?;
         Ok((Arc::new(Core::new(trap, unit_pages, store, limit_pages)?), policy))
     }
@@ -201,8 +217,6 @@ pub struct Pager(Arc<Inner>);
 
 struct Inner {
     any: AnyPager,
-    /// Which pages are mapped.
-    spaces: Mutex<Spaces>,
     trap: TrapKind,
     /// The process that made it. A child has none of its memory.
     process: u32,
@@ -230,22 +244,28 @@ impl AnyPager {
     }
 }
 
-/// The thread that evicts.
+/// The thread that evicts, and frees what was unmapped.
 struct Evictor<T: Trap> {
     core: Arc<Core<T>>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl<T: Trap> Evictor<T> {
-    fn start(core: &Arc<Core<T>>) -> Result<Self> {
+    fn start(core: &Arc<Core<T>>, goal_percent: Option<f64>) -> Result<Self> {
         let theirs = Arc::clone(core);
+        let (most, least) = (core.room.limit_pages(), LEAST_LIMIT_BYTES >> PAGE_SHIFT);
+        let mut governor = goal_percent.map(|goal_percent| Governor::new(goal_percent, most, least));
         let thread = spawn("uzram-pager-evict", move || {
             let mut units = Vec::new();
             while !theirs.ends.load(Ordering::Relaxed) {
-                if theirs.make_room(&mut units) {
-                    std::thread::park();
-                } else {
-                    std::thread::park_timeout(REST);
+                theirs.clean();
+                if let Some(governor) = &mut governor {
+                    governor.look(&theirs.room, &theirs.store, theirs.stats().fault_us);
+                }
+                match (theirs.make_room(&mut units), &governor) {
+                    (false, _) => std::thread::park_timeout(REST),
+                    (true, Some(_)) => std::thread::park_timeout(pressure::INTERVAL),
+                    (true, None) => std::thread::park(),
                 }
             }
         })?;
@@ -262,7 +282,14 @@ impl<T: Trap> Drop for Evictor<T> {
     }
 }
 
+/// Starts a thread that brings or evicts pages. If it panics, which is a defect, the process ends: its memory would be out of
+/// reach, and threads would wait for ever.
 fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>> {
+    let run = || {
+        if catch_unwind(AssertUnwindSafe(run)).is_err() {
+            std::process::abort();
+        }
+    };
     std::thread::Builder::new().name(name.into()).spawn(run).map_err(|error| {
         Error::new(ErrorKind::NoMemory, format!("cannot start the thread '{name}': {error}"))
     })
@@ -280,13 +307,37 @@ struct OfUffd {
 impl OfUffd {
     fn new(builder: &PagerBuilder, pages: u64) -> Result<Self> {
         let (core, policy) = builder.core(Uffd::new(pages)?, 1, pages)?;
-        let mut pager =
-            OfUffd { _evictor: Evictor::start(&core)?, _policy: policy, core, threads: Vec::new() };
-        for nth in 0..std::thread::available_parallelism().map_or(1, usize::from) {
+        let mut pager = OfUffd {
+            _evictor: Evictor::start(&core, builder.goal_percent)?,
+            _policy: policy,
+            core,
+            threads: Vec::new(),
+        };
+        for (nth, cpu) in cpus().into_iter().enumerate() {
             let core = Arc::clone(&pager.core);
-            pager.threads.push(spawn(&format!("uzram-pager-{nth}"), move || serve(&core))?);
+            let run = move || {
+                stay_on(cpu);
+                serve(&core);
+            };
+            pager.threads.push(spawn(&format!("uzram-pager-{nth}"), run)?);
         }
         Ok(pager)
+    }
+}
+
+/// Returns the CPUs of the threads that wait for touches, at least one entry; `None` for any CPU.
+fn cpus() -> Vec<Option<usize>> {
+    let Ok(allowed) = sched_getaffinity(None) else { return vec![None] };
+    let cpus = (0..CpuSet::MAX_CPU).filter(|cpu| allowed.is_set(*cpu)).map(Some);
+    cpus.take(MOST_WAITERS).collect()
+}
+
+/// Keeps the calling thread on a CPU. Where that is refused, it runs anywhere.
+fn stay_on(cpu: Option<usize>) {
+    if let Some(cpu) = cpu {
+        let mut only = CpuSet::new();
+        only.set(cpu);
+        let _ = sched_setaffinity(None, &only);
     }
 }
 
@@ -329,7 +380,7 @@ impl OfGuard {
         let handler = Box::new(Touches(Arc::clone(&core)));
         Ok(OfGuard {
             _registered: sigsegv::register(start, len_bytes, handler)?,
-            _evictor: Evictor::start(&core)?,
+            _evictor: Evictor::start(&core, builder.goal_percent)?,
             _policy: policy,
             core,
         })
@@ -346,16 +397,12 @@ impl Handler for Touches {
     }
 }
 
-/// Locks what is valid even if a thread that held the lock has panicked.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl Pager {
     /// Returns a builder.
     pub fn builder() -> PagerBuilder {
         PagerBuilder {
             limit_bytes: 0,
+            goal_percent: None,
             capacity_bytes: DEFAULT_CAPACITY_BYTES,
             algorithm: Algorithm::default(),
             spill: None,
@@ -370,8 +417,7 @@ impl Pager {
 
     /// Returns what the pager holds, and what it has done.
     pub fn stats(&self) -> PagerStats {
-        let mapped_pages = lock(&self.0.spaces).mapped_pages();
-        PagerStats { mapped_pages, ..with_core!(&self.0.any, core => core.stats()) }
+        with_core!(&self.0.any, core => core.stats())
     }
 
     /// Maps memory of `len` bytes, all zeros.
@@ -383,16 +429,7 @@ impl Pager {
             return Err(Error::invalid("a region has at least one byte"));
         }
         self.0.check_process()?;
-        let run = lock(&self.0.spaces).take(len)?;
-        let opened = with_core!(&self.0.any, core => {
-            // The unit behind the region stays unmapped: no window reaches beyond.
-            core.mark_unmapped(Run { first: run.first + run.pages as u64, pages: core.unit_pages() });
-            core.open(run)
-        });
-        if let Err(error) = opened {
-            lock(&self.0.spaces).give_back(run);
-            return Err(error);
-        }
+        let run = with_core!(&self.0.any, core => core.map(len))?;
         Ok(Region {
             start: with_core!(&self.0.any, core => core.trap.space().address(run.first)),
             len,
@@ -448,6 +485,16 @@ impl Region {
     pub fn prefetch(&self, bytes: impl RangeBounds<usize>) -> Result<()> {
         let run = self.outer_pages(bytes)?;
         with_core!(&self.pager.0.any, core => core.prefetch(run));
+        Ok(())
+    }
+
+    /// Says in what order the pages in which a range of bytes lies are going to be touched.
+    ///
+    /// # Errors
+    /// As [`Region::pageout`].
+    pub fn advise(&self, bytes: impl RangeBounds<usize>, access: Access) -> Result<()> {
+        let run = self.outer_pages(bytes)?;
+        with_core!(&self.pager.0.any, core => core.advise(run, access));
         Ok(())
     }
 
@@ -558,8 +605,7 @@ impl Drop for Region {
         if self.pager.0.check_process().is_err() {
             return;
         }
-        with_core!(&self.pager.0.any, core => core.close(self.run));
-        lock(&self.pager.0.spaces).give_back(self.run);
+        with_core!(&self.pager.0.any, core => core.unmap(self.run));
     }
 }
 

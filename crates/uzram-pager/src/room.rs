@@ -58,12 +58,20 @@ impl Room {
         self.resident_pages.get()
     }
 
+    pub(crate) fn set_limit_pages(&self, pages: u64) {
+        self.limit_pages.set(pages);
+        if self.resident_pages() > pages {
+            self.wake_evictor();
+        }
+    }
+
     /// Says which thread is to be woken to evict.
     pub(crate) fn set_evictor(&self, thread: Thread) {
         let _ = self.evictor.set(thread);
     }
 
-    fn used_pages(&self, store: &Store) -> u64 {
+    /// Returns the pages that count against the limit.
+    pub(crate) fn used_pages(&self, store: &Store) -> u64 {
         let tables = self.touched_pages.get() * TABLE_BYTES / PAGE_SIZE as u64;
         self.resident_pages.get() + store.charged_pages() + tables
     }

@@ -19,10 +19,6 @@ impl Spaces {
         Spaces { runs: Vec::new(), pages, unit_pages }
     }
 
-    pub(crate) fn mapped_pages(&self) -> u64 {
-        self.runs.iter().map(|run| run.pages as u64).sum()
-    }
-
     /// Takes a run of whole units for so many bytes.
     ///
     /// # Errors
@@ -66,7 +62,6 @@ mod tests {
         let mut spaces = Spaces::new(100, 1);
         let runs: Vec<Run> = [10, 20, 30].map(|pages| spaces.take(pages * PAGE_SIZE).unwrap()).into();
         assert_eq!(runs.iter().map(|run| run.first).collect::<Vec<_>>(), [0, 11, 32]);
-        assert_eq!(spaces.mapped_pages(), 60);
         spaces.give_back(runs[1]);
         assert!(spaces.take(37 * PAGE_SIZE).is_err(), "36 are left at the end");
         assert_eq!(spaces.take(19 * PAGE_SIZE + 1).unwrap(), Run { first: 11, pages: 20 });

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   7..6     5        4        3        2..0
-//! [ unused | wanted | pinned | copied | place ]
+//! [ access | wanted | pinned | copied | place ]
 //! ```
 //!
 //! The place says where the contents are, and who may change that:
@@ -23,7 +23,11 @@
 //!
 //! - *copied*: the store still has the contents that the unit was loaded with. The program may have changed them since.
 //! - *pinned*: the unit is not evicted. Set and cleared under the lock of the pins.
+//! - *access*: how the program says that it will touch the unit ([`Access`]).
 
+#[cfg(loom)]
+use loom::sync::atomic::{AtomicU8, Ordering};
+#[cfg(not(loom))]
 use uzram::sync::{AtomicU8, Ordering};
 
 /// Where a unit's contents are.
@@ -50,6 +54,23 @@ const PLACE: u8 = 7;
 const COPIED: u8 = 1 << 3;
 const PINNED: u8 = 1 << 4;
 const WANTED: u8 = 1 << 5;
+const ACCESS_SHIFT: u32 = 6;
+const ACCESS: u8 = 3 << ACCESS_SHIFT;
+/// What a unit keeps wherever it goes.
+const KEPT: u8 = PINNED | ACCESS;
+
+/// In what order a program is going to touch memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Access {
+    /// Not known: neighbours come along as far as faults come in order.
+    #[default]
+    Normal = 0,
+    /// In no order: no neighbours come along.
+    Random = 1,
+    /// In order: as many neighbours as possible come along.
+    Sequential = 2,
+}
 
 /// A value of a state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,6 +91,14 @@ impl Seen {
 
     pub(crate) fn is_copied(self) -> bool {
         self.0 & COPIED != 0
+    }
+
+    pub(crate) fn access(self) -> Access {
+        match self.0 >> ACCESS_SHIFT {
+            1 => Access::Random,
+            2 => Access::Sequential,
+            _ => Access::Normal,
+        }
     }
 
     pub(crate) fn is_pinned(self) -> bool {
@@ -95,6 +124,7 @@ pub(crate) enum Touched {
 pub(crate) struct State(AtomicU8);
 
 // SAFETY: a zeroed atomic integer is its default, the place `New`; dropping one does nothing.
+#[cfg(not(loom))]
 unsafe impl uzram::mem::Entry for State {}
 
 impl State {
@@ -119,8 +149,8 @@ impl State {
         let mut touched = Touched::Lost;
         self.update(|seen| {
             let (new, what) = match seen.place() {
-                Place::New => (Some(Place::Loading as u8 | seen.0 & PINNED), Touched::Load { stored: false }),
-                Place::Out => (Some(Place::Loading as u8 | seen.0 & PINNED), Touched::Load { stored: true }),
+                Place::New => (Some(Place::Loading as u8 | seen.0 & KEPT), Touched::Load { stored: false }),
+                Place::Out => (Some(Place::Loading as u8 | seen.0 & KEPT), Touched::Load { stored: true }),
                 Place::In => (None, Touched::In),
                 Place::Loading | Place::Leaving if seen.0 & WANTED != 0 => (None, Touched::Busy),
                 Place::Loading | Place::Leaving => (Some(seen.0 | WANTED), Touched::Busy),
@@ -136,14 +166,14 @@ impl State {
     /// contents.
     pub(crate) fn start_load(&self) -> Option<bool> {
         let from = |place| matches!(place, Place::New | Place::Out);
-        let load = |seen: Seen| from(seen.place()).then_some(Place::Loading as u8 | seen.0 & PINNED);
+        let load = |seen: Seen| from(seen.place()).then_some(Place::Loading as u8 | seen.0 & KEPT);
         self.update(load).map(|old| old.place() == Place::Out)
     }
 
     /// Starts to look whether a unit in memory is there; returns whether the store has a copy. The caller ends the state.
     pub(crate) fn start_look(&self) -> Option<bool> {
         let look = |seen: Seen| {
-            (seen.place() == Place::In).then_some(Place::Loading as u8 | seen.0 & (PINNED | COPIED))
+            (seen.place() == Place::In).then_some(Place::Loading as u8 | seen.0 & (KEPT | COPIED))
         };
         self.update(look).map(Seen::is_copied)
     }
@@ -152,7 +182,7 @@ impl State {
     pub(crate) fn start_leave(&self) -> Option<bool> {
         let leave = |seen: Seen| {
             let may_leave = seen.place() == Place::In && !seen.is_pinned();
-            may_leave.then_some(Place::Leaving as u8 | seen.0 & COPIED)
+            may_leave.then_some(Place::Leaving as u8 | seen.0 & (ACCESS | COPIED))
         };
         self.update(leave).map(Seen::is_copied)
     }
@@ -160,7 +190,7 @@ impl State {
     /// Starts to empty a unit that is in the store; returns false if it is not there, or a thread is at it.
     pub(crate) fn start_discard(&self) -> bool {
         let from = |place| matches!(place, Place::Out | Place::Bad);
-        let discard = |seen: Seen| from(seen.place()).then_some(Place::Loading as u8 | seen.0 & PINNED);
+        let discard = |seen: Seen| from(seen.place()).then_some(Place::Loading as u8 | seen.0 & KEPT);
         self.update(discard).is_some()
     }
 
@@ -171,8 +201,13 @@ impl State {
 
     /// Ends the state `Loading` or `Leaving`, which the caller owns. Returns whether the unit was wanted meanwhile.
     pub(crate) fn end(&self, place: Place, copied: bool) -> bool {
-        let new = |seen: Seen| Some(place as u8 | seen.0 & PINNED | if copied { COPIED } else { 0 });
+        let new = |seen: Seen| Some(place as u8 | seen.0 & KEPT | if copied { COPIED } else { 0 });
         self.update(new).is_some_and(|old| old.0 & WANTED != 0)
+    }
+
+    /// Sets how the unit is going to be touched.
+    pub(crate) fn set_access(&self, access: Access) {
+        self.update(|seen| Some(seen.0 & !ACCESS | (access as u8) << ACCESS_SHIFT));
     }
 
     /// Sets whether the unit is pinned.

@@ -40,6 +40,8 @@ macro_rules! counts {
 counts! {
     /// Touches of memory that was not there.
     faults,
+    /// Microseconds that these took, from the moment that the pager knew of them.
+    fault_us,
     /// Pages that came back from the store, with those that came along.
     pages_in,
     /// Pages that were touched for the first time, with those that came along.

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use uzram::random::Random;
 use uzram::units::PAGE_SIZE;
 
-use crate::{Pager, Region, TrapKind, faults};
+use crate::{Access, Pager, Region, TrapKind, faults};
 
 const MIB: usize = 1 << 20;
 
@@ -188,7 +188,7 @@ fn pinned_pages_stay() {
         region.pageout(..).unwrap();
         assert_eq!(pager.stats().resident_pages, 0, "{trap:?} {:?}", pager.stats());
         assert!(region.iter().all(|byte| *byte == 7));
-        assert!(region.pin(..4 * MIB + 1).is_err() && region.pageout(5..4).is_err());
+        assert!(region.pin(..4 * MIB + 1).is_err() && region.pageout(4 * MIB + 1..).is_err());
     });
 }
 
@@ -320,4 +320,49 @@ fn calls_that_fail_lose_nothing() {
 #[test]
 fn many_threads_fault_at_once() {
     each(|trap| stress(trap, 64, 13, Duration::from_secs(2), 0));
+}
+
+#[test]
+fn hints_change_how_many_pages_come_along() {
+    each(|trap| {
+        let pager = pager(trap, 64 * MIB);
+        let mut region = pager.map(2 * MIB).unwrap();
+        region.fill(7);
+        let unit = if trap == TrapKind::Protect { 16 } else { 1 };
+        for (access, pages) in [(Access::Random, unit), (Access::Sequential, 64), (Access::Normal, unit)] {
+            region.pageout(..).unwrap();
+            region.advise(MIB.., access).unwrap();
+            let before = pager.stats().pages_in;
+            assert_eq!(region[MIB + 100 * PAGE_SIZE], 7);
+            // The touch may return before the pager has counted.
+            region.pageout(..MIB).unwrap();
+            region.pageout(MIB..).unwrap();
+            assert_eq!(pager.stats().pages_in - before, pages, "{trap:?} {access:?}");
+        }
+    });
+}
+
+/// A program that touches a part of its memory again and again keeps that part, and the rest leaves.
+#[test]
+fn a_goal_for_pressure_finds_what_is_in_use() {
+    each(|trap| {
+        let builder = Pager::builder().limit(64 << 20).capacity(1 << 30).trap(trap);
+        let pager = builder.pressure(20.0).build().unwrap();
+        let mut region = pager.map(32 * MIB).unwrap();
+        for (number, page) in region.chunks_mut(PAGE_SIZE).enumerate() {
+            fill(page, number, 1);
+        }
+        let (end, mut sum) = (Instant::now() + Duration::from_secs(20), 0u64);
+        while pager.stats().resident_pages > 7500 && Instant::now() < end {
+            for at in (0..4 * MIB).step_by(PAGE_SIZE) {
+                sum += u64::from(region[at]);
+            }
+        }
+        let stats = pager.stats();
+        assert!(stats.resident_pages <= 7500 && stats.limit_pages < 16384, "{trap:?} {stats:?} {sum}");
+        for (number, page) in region.chunks(PAGE_SIZE).enumerate() {
+            expect(page, number, 1);
+        }
+        assert!(Pager::builder().limit(64 << 20).pressure(0.0).build().is_err());
+    });
 }
