@@ -6,7 +6,7 @@ PROGRAMS = nbdcopy fio nbdkit fs_mark mkfs.ext4 mkfs.btrfs mkswap swapon swapoff
 CORPUS_PROGRAMS = python3 g++ node redis-server java
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo dist test lint bench lab fuzz loom asan tsan hog crash
+.PHONY: help run demo dist test lint bench lab fuzz loom asan tsan hog crash pager
 
 help: ## List these targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-6s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -58,6 +58,9 @@ crash: ## Kill processes 10,000 times, and at every store to memory that outlive
 hog: ## Run a program that swaps in a quarter of the memory it needs, for ten minutes, as root
 	@UZRAM_HOG_SECONDS=600 tools/bounded 1200 \
 		cargo test -p uzram-cli --test swap -- --nocapture a_program_runs
+
+pager: ## Evict, load and check the memory of threads, with every way to trap touches, for ten minutes
+	@tools/bounded 1200 cargo test -p uzram-pager --lib -- --nocapture --ignored for_long
 
 loom: ## Run the loom models with long bounds (minutes)
 	@LOOM_MAX_PREEMPTIONS=3 tools/bounded 1800 \

@@ -222,7 +222,8 @@ fn check_says_for_each_thing_how_it_knows() {
     for name in [
         "FUSE",
         "loop",
-        "userfaultfd",
+        "pager: uffd",
+        "pager: guard",
         "io_uring",
         "rseq",
         "locked memory",

@@ -58,3 +58,8 @@ pub use pager::{DEFAULT_CAPACITY_BYTES, LEAST_LIMIT_BYTES, Pager, PagerBuilder, 
 pub use state::Access;
 #[cfg(not(loom))]
 pub use stats::PagerStats;
+
+// Doctests of the examples in the documentation.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/pager.md")]
+struct Documents;

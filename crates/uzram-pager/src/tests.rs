@@ -26,7 +26,7 @@ fn each(test: impl Fn(TrapKind)) {
     for trap in TrapKind::ALL {
         match trap.check() {
             Ok(()) => test(trap),
-            Err(error) => println!("skipped with {}: {error}", trap.name()),
+            Err(error) => println!("skipped: {}: {error}", trap.name()),
         }
     }
 }
@@ -314,6 +314,19 @@ fn threads_find_what_they_wrote() {
 fn calls_that_fail_lose_nothing() {
     each(|trap| {
         stress(trap, 4, 12, Duration::from_secs(3), 20);
+    });
+}
+
+/// Ten minutes: `make pager`.
+#[test]
+#[ignore = "takes ten minutes: make pager"]
+fn threads_find_what_they_wrote_for_long() {
+    let seed = std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap().as_secs();
+    println!("seed {seed}");
+    each(|trap| {
+        stress(trap, 4, seed, Duration::from_secs(70), 0);
+        stress(trap, 4, seed + 100, Duration::from_secs(70), 50);
+        stress(trap, 24, seed + 200, Duration::from_secs(60), 200);
     });
 }
 

@@ -11,12 +11,12 @@ use std::path::{Path, PathBuf};
 
 use rustix::io::Errno;
 use rustix::io_uring::{io_uring_params, io_uring_setup};
-use rustix::mm::{UserfaultfdFlags, userfaultfd};
 use rustix::process::{Resource, getrlimit};
 use serde::Serialize;
 use uzram::cpu::Restartable;
 use uzram::sync::stores_16_bytes;
 use uzram::units::{format_size, parse_size};
+use uzram_pager::TrapKind;
 
 use crate::config::plan::{Attached, DaemonPlan};
 use crate::daemon::start;
@@ -71,7 +71,8 @@ pub fn run(args: &CheckArgs) -> Result<()> {
     let findings = [
         fuse(&capabilities),
         loop_devices(),
-        page_faults(),
+        pager(TrapKind::Uffd),
+        pager(TrapKind::Guard),
         io_uring(),
         restartable_sequences(),
         locked_memory(&capabilities),
@@ -159,41 +160,33 @@ fn loop_devices() -> Finding {
     Finding { name: "loop", works, checked_by, follows }
 }
 
-fn page_faults() -> Finding {
-    /// `UFFD_USER_MODE_ONLY` of linux/userfaultfd.h: only faults that user code makes.
-    const USER_MODE_ONLY: UserfaultfdFlags = UserfaultfdFlags::from_bits_retain(1);
-    let name = "userfaultfd";
-    let attempt = |flags: UserfaultfdFlags| {
-        // SAFETY: no range is registered on the new descriptor, which is closed at once, so no page
-        // fault of this process is ever delivered to it.
-        unsafe { userfaultfd(flags | UserfaultfdFlags::CLOEXEC) }
+/// Whether a process's own memory can be paged, and how touches are trapped.
+fn pager(trap: TrapKind) -> Finding {
+    let name = match trap {
+        TrapKind::Uffd => "pager: uffd",
+        TrapKind::Guard => "pager: guard",
+        TrapKind::Protect => "pager: protect",
     };
-    let full = match attempt(UserfaultfdFlags::empty()) {
-        Ok(_) => {
-            return Finding {
-                name,
-                works: Works::Yes,
-                checked_by: "userfaultfd(2) succeeds".to_owned(),
-                follows: "a process's own memory can be paged, system calls included",
-            };
+    let (works, checked_by, follows) = match (trap.check(), trap) {
+        (Ok(()), TrapKind::Uffd) => (
+            Works::Yes,
+            "userfaultfd(2) succeeds, and moves pages".to_owned(),
+            "a process's own memory can be compressed, and system calls may touch it",
+        ),
+        (Ok(()), TrapKind::Guard) => (
+            Works::Partly,
+            "madvise(2) installs a guard page".to_owned(),
+            "the same without privileges, but memory that system calls touch must be pinned",
+        ),
+        (Ok(()), TrapKind::Protect) => {
+            (Works::Partly, "mprotect(2) is always there".to_owned(), "the same, 64 KiB at a time: slower")
         }
-        Err(errno) => errno,
+        (Err(error), TrapKind::Uffd) => {
+            (Works::No, error.to_string(), "a pager traps touches by SIGSEGV: pin what system calls touch")
+        }
+        (Err(error), _) => (Works::No, error.to_string(), "a pager protects 64 KiB at a time instead"),
     };
-    match attempt(USER_MODE_ONLY) {
-        Ok(_) => Finding {
-            name,
-            works: Works::Partly,
-            checked_by: format!("userfaultfd(2): {full}; with UFFD_USER_MODE_ONLY it succeeds"),
-            follows: "memory can be paged unless a system call touches it; CAP_SYS_PTRACE or sysctl \
-                      vm.unprivileged_userfaultfd=1 lifts that",
-        },
-        Err(errno) => Finding {
-            name,
-            works: Works::No,
-            checked_by: format!("userfaultfd(2): {errno}"),
-            follows: "a process's own memory cannot be paged",
-        },
-    }
+    Finding { name, works, checked_by, follows }
 }
 
 fn restartable_sequences() -> Finding {
