@@ -1,5 +1,6 @@
 //! A pager and its regions, as programs use them.
 
+use std::mem::ManuallyDrop;
 use std::ops::{Deref, DerefMut, Range, RangeBounds};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
@@ -155,7 +156,7 @@ impl PagerBuilder {
             }
             TrapKind::Protect => AnyPager::Guard(OfGuard::new(&self, pages, Fence::Protect)?),
         };
-        Ok(Pager(Arc::new(Inner { any, trap, process: std::process::id() })))
+        Ok(Pager(Arc::new(Inner { any: ManuallyDrop::new(any), trap, process: std::process::id() })))
     }
 
     /// Builds the core, whose store keeps what leaves memory.
@@ -216,7 +217,7 @@ fn spill_file(dir: &std::path::Path, bytes: u64) -> Result<Arc<dyn Backing>> {
 pub struct Pager(Arc<Inner>);
 
 struct Inner {
-    any: AnyPager,
+    any: ManuallyDrop<AnyPager>,
     trap: TrapKind,
     /// The process that made it. A child has none of its memory.
     process: u32,
@@ -231,7 +232,7 @@ enum AnyPager {
 /// Calls a method of the core, whichever it is.
 macro_rules! with_core {
     ($any:expr, $core:ident => $call:expr) => {
-        match $any {
+        match &*$any {
             AnyPager::Uffd(OfUffd { core: $core, .. }) => $call,
             AnyPager::Guard(OfGuard { core: $core, .. }) => $call,
         }
@@ -417,7 +418,7 @@ impl Pager {
 
     /// Returns what the pager holds, and what it has done.
     pub fn stats(&self) -> PagerStats {
-        with_core!(&self.0.any, core => core.stats())
+        with_core!(self.0.any, core => core.stats())
     }
 
     /// Maps memory of `len` bytes, all zeros.
@@ -429,14 +430,24 @@ impl Pager {
             return Err(Error::invalid("a region has at least one byte"));
         }
         self.0.check_process()?;
-        let run = with_core!(&self.0.any, core => core.map(len))?;
+        let run = with_core!(self.0.any, core => core.map(len))?;
         Ok(Region {
-            start: with_core!(&self.0.any, core => core.trap.space().address(run.first)),
+            start: with_core!(self.0.any, core => core.trap.space().address(run.first)),
             len,
             run,
             pins: Mutex::default(),
             pager: self.clone(),
         })
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        // A child has neither the threads nor the memory.
+        if self.check_process().is_ok() {
+            // SAFETY: not used any more, as this is being dropped.
+            unsafe { ManuallyDrop::drop(&mut self.any) };
+        }
     }
 }
 
@@ -474,7 +485,7 @@ impl Region {
     /// `OutOfRange`; `Busy` in a child process.
     pub fn pageout(&self, bytes: impl RangeBounds<usize>) -> Result<()> {
         let run = self.inner_pages(bytes)?;
-        with_core!(&self.pager.0.any, core => core.page_out(run));
+        with_core!(self.pager.0.any, core => core.page_out(run));
         Ok(())
     }
 
@@ -484,7 +495,7 @@ impl Region {
     /// As [`Region::pageout`].
     pub fn prefetch(&self, bytes: impl RangeBounds<usize>) -> Result<()> {
         let run = self.outer_pages(bytes)?;
-        with_core!(&self.pager.0.any, core => core.prefetch(run));
+        with_core!(self.pager.0.any, core => core.prefetch(run));
         Ok(())
     }
 
@@ -494,7 +505,7 @@ impl Region {
     /// As [`Region::pageout`].
     pub fn advise(&self, bytes: impl RangeBounds<usize>, access: Access) -> Result<()> {
         let run = self.outer_pages(bytes)?;
-        with_core!(&self.pager.0.any, core => core.advise(run, access));
+        with_core!(self.pager.0.any, core => core.advise(run, access));
         Ok(())
     }
 
@@ -513,7 +524,7 @@ impl Region {
         let end = (first + run.bytes()).min(self.len);
         self[range.start..first].fill(0);
         self[end..range.end.max(end)].fill(0);
-        with_core!(&self.pager.0.any, core => core.discard(run));
+        with_core!(self.pager.0.any, core => core.discard(run));
         Ok(())
     }
 
@@ -526,7 +537,7 @@ impl Region {
         let run = self.outer_pages(bytes)?;
         lock(&self.pins).push(run);
         let pin = Pin { region: self, run };
-        if with_core!(&self.pager.0.any, core => core.pin(run)) {
+        if with_core!(self.pager.0.any, core => core.pin(run)) {
             return Ok(pin);
         }
         Err(Error::new(ErrorKind::Corrupt, "a page cannot be read"))
@@ -605,7 +616,7 @@ impl Drop for Region {
         if self.pager.0.check_process().is_err() {
             return;
         }
-        with_core!(&self.pager.0.any, core => core.unmap(self.run));
+        with_core!(self.pager.0.any, core => core.unmap(self.run));
     }
 }
 
@@ -627,7 +638,7 @@ impl Drop for Pin<'_> {
         let is_pinned = |unit: Run| {
             pins.iter().any(|run| run.first <= unit.first && unit.first < run.first + run.pages as u64)
         };
-        with_core!(&self.region.pager.0.any, core => core.unpin(self.run, is_pinned));
+        with_core!(self.region.pager.0.any, core => core.unpin(self.run, is_pinned));
     }
 }
 
