@@ -1,5 +1,6 @@
 //! A pager and its regions, as programs use them.
 
+use std::mem::ManuallyDrop;
 use std::ops::{Deref, DerefMut, Range, RangeBounds};
 use std::path::PathBuf;
 use std::sync::atomic::Ordering;
@@ -139,6 +140,7 @@ impl PagerBuilder {
         };
         let unit_pages = any.unit_pages();
         let spaces = Mutex::new(Spaces::new(pages, unit_pages as u64));
+        let any = ManuallyDrop::new(any);
         Ok(Pager(Arc::new(Inner { any, spaces, trap, process: std::process::id() })))
     }
 
@@ -200,7 +202,8 @@ fn spill_file(dir: &std::path::Path, bytes: u64) -> Result<Arc<dyn Backing>> {
 pub struct Pager(Arc<Inner>);
 
 struct Inner {
-    any: AnyPager,
+    /// Dropped by the process that made it alone: a child has neither its threads nor its memory.
+    any: ManuallyDrop<AnyPager>,
     /// Which pages are mapped.
     spaces: Mutex<Spaces>,
     trap: TrapKind,
@@ -371,7 +374,7 @@ impl Pager {
     /// Returns what the pager holds, and what it has done.
     pub fn stats(&self) -> PagerStats {
         let mapped_pages = lock(&self.0.spaces).mapped_pages();
-        PagerStats { mapped_pages, ..with_core!(&self.0.any, core => core.stats()) }
+        PagerStats { mapped_pages, ..with_core!(&*self.0.any, core => core.stats()) }
     }
 
     /// Maps memory of `len` bytes, all zeros.
@@ -384,7 +387,7 @@ impl Pager {
         }
         self.0.check_process()?;
         let run = lock(&self.0.spaces).take(len)?;
-        let opened = with_core!(&self.0.any, core => {
+        let opened = with_core!(&*self.0.any, core => {
             // The unit behind the region stays unmapped: no window reaches beyond.
             core.mark_unmapped(Run { first: run.first + run.pages as u64, pages: core.unit_pages() });
             core.open(run)
@@ -394,7 +397,7 @@ impl Pager {
             return Err(error);
         }
         Ok(Region {
-            start: with_core!(&self.0.any, core => core.trap.space().address(run.first)),
+            start: with_core!(&*self.0.any, core => core.trap.space().address(run.first)),
             len,
             run,
             pins: Mutex::default(),
@@ -411,6 +414,15 @@ impl Inner {
             return Ok(());
         }
         Err(Error::new(ErrorKind::Busy, "a child of the process that made the pager has none of its memory"))
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        if self.check_process().is_ok() {
+            // SAFETY: nobody uses it any more, and it is dropped once.
+            unsafe { ManuallyDrop::drop(&mut self.any) };
+        }
     }
 }
 
@@ -437,7 +449,7 @@ impl Region {
     /// `OutOfRange`; `Busy` in a child process.
     pub fn pageout(&self, bytes: impl RangeBounds<usize>) -> Result<()> {
         let run = self.inner_pages(bytes)?;
-        with_core!(&self.pager.0.any, core => core.page_out(run));
+        with_core!(&*self.pager.0.any, core => core.page_out(run));
         Ok(())
     }
 
@@ -447,7 +459,7 @@ impl Region {
     /// As [`Region::pageout`].
     pub fn prefetch(&self, bytes: impl RangeBounds<usize>) -> Result<()> {
         let run = self.outer_pages(bytes)?;
-        with_core!(&self.pager.0.any, core => core.prefetch(run));
+        with_core!(&*self.pager.0.any, core => core.prefetch(run));
         Ok(())
     }
 
@@ -466,7 +478,7 @@ impl Region {
         let end = (first + run.bytes()).min(self.len);
         self[range.start..first].fill(0);
         self[end..range.end.max(end)].fill(0);
-        with_core!(&self.pager.0.any, core => core.discard(run));
+        with_core!(&*self.pager.0.any, core => core.discard(run));
         Ok(())
     }
 
@@ -479,7 +491,7 @@ impl Region {
         let run = self.outer_pages(bytes)?;
         lock(&self.pins).push(run);
         let pin = Pin { region: self, run };
-        if with_core!(&self.pager.0.any, core => core.pin(run)) {
+        if with_core!(&*self.pager.0.any, core => core.pin(run)) {
             return Ok(pin);
         }
         Err(Error::new(ErrorKind::Corrupt, "a page cannot be read"))
@@ -558,7 +570,7 @@ impl Drop for Region {
         if self.pager.0.check_process().is_err() {
             return;
         }
-        with_core!(&self.pager.0.any, core => core.close(self.run));
+        with_core!(&*self.pager.0.any, core => core.close(self.run));
         lock(&self.pager.0.spaces).give_back(self.run);
     }
 }
@@ -581,7 +593,7 @@ impl Drop for Pin<'_> {
         let is_pinned = |unit: Run| {
             pins.iter().any(|run| run.first <= unit.first && unit.first < run.first + run.pages as u64)
         };
-        with_core!(&self.region.pager.0.any, core => core.unpin(self.run, is_pinned));
+        with_core!(&*self.region.pager.0.any, core => core.unpin(self.run, is_pinned));
     }
 }
 
