@@ -36,6 +36,8 @@ mod pager;
 #[cfg(not(loom))]
 mod room;
 #[cfg(not(loom))]
+mod signals;
+#[cfg(not(loom))]
 mod spaces;
 mod state;
 #[cfg(not(loom))]

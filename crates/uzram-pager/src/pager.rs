@@ -16,6 +16,7 @@ use uzram::units::{PAGE_SHIFT, PAGE_SIZE, bytes_to_pages, pages_to_bytes};
 use uzram::{Error, ErrorKind, Result};
 
 use crate::core::Core;
+use crate::signals::Blocked;
 use crate::spaces::Spaces;
 use crate::stats::PagerStats;
 use crate::trap::guard::{Fence, Guard};
@@ -128,6 +129,8 @@ impl PagerBuilder {
             Some(trap) => trap,
             None => TrapKind::ALL.into_iter().find(|trap| trap.check().is_ok()).unwrap_or(TrapKind::Protect),
         };
+        // All threads are started below.
+        let _blocked = Blocked::new();
         // The traps move up to 64 KiB together.
         let pages = bytes_to_pages(self.capacity_bytes).next_multiple_of(16);
         let any = match trap {
