@@ -452,6 +452,7 @@ impl Region {
     /// `OutOfRange`; `Busy` in a child process.
     pub fn pageout(&self, bytes: impl RangeBounds<usize>) -> Result<()> {
         let run = self.inner_pages(bytes)?;
+        let _blocked = Blocked::new();
         with_core!(&*self.pager.0.any, core => core.page_out(run));
         Ok(())
     }
@@ -462,6 +463,7 @@ impl Region {
     /// As [`Region::pageout`].
     pub fn prefetch(&self, bytes: impl RangeBounds<usize>) -> Result<()> {
         let run = self.outer_pages(bytes)?;
+        let _blocked = Blocked::new();
         with_core!(&*self.pager.0.any, core => core.prefetch(run));
         Ok(())
     }
@@ -481,6 +483,7 @@ impl Region {
         let end = (first + run.bytes()).min(self.len);
         self[range.start..first].fill(0);
         self[end..range.end.max(end)].fill(0);
+        let _blocked = Blocked::new();
         with_core!(&*self.pager.0.any, core => core.discard(run));
         Ok(())
     }
@@ -494,6 +497,7 @@ impl Region {
         let run = self.outer_pages(bytes)?;
         lock(&self.pins).push(run);
         let pin = Pin { region: self, run };
+        let _blocked = Blocked::new();
         if with_core!(&*self.pager.0.any, core => core.pin(run)) {
             return Ok(pin);
         }
@@ -573,6 +577,7 @@ impl Drop for Region {
         if self.pager.0.check_process().is_err() {
             return;
         }
+        let _blocked = Blocked::new();
         with_core!(&*self.pager.0.any, core => core.close(self.run));
         lock(&self.pager.0.spaces).give_back(self.run);
     }

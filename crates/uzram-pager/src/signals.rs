@@ -1,7 +1,8 @@
-//! The program's signals, which the pager's threads do not take.
+//! The program's signals, which a thread does not take while it moves pages.
 //!
-//! A signal that is sent to a process, such as a timer's, goes to any thread that does not block it. The program's handler
-//! may touch memory that is not there; a thread of the pager would then wait for what it does itself. A thread inherits
+//! The program's handler may touch memory that is not there; a thread that was interrupted in the pager would then wait for
+//! what it does itself. So the program's threads block signals while they are in the pager, and the pager's own threads
+//! always: a signal that is sent to a process, such as a timer's, goes to any thread that does not block it. A thread inherits
 //! what the one that starts it blocks.
 
 use std::mem::MaybeUninit;

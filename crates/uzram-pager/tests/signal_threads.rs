@@ -28,16 +28,19 @@ fn filled(trap: TrapKind) -> (Pager, Region) {
     (pager, region)
 }
 
-/// The region that handlers read; how often they did; and where they found something else.
+/// The region that handlers read, 0 if there is none; how many are at it; how often they were; and where they found something
+/// else.
 static START: AtomicUsize = AtomicUsize::new(0);
+static RUNNING: AtomicUsize = AtomicUsize::new(0);
 static READS: AtomicUsize = AtomicUsize::new(0);
 static WRONG: AtomicUsize = AtomicUsize::new(usize::MAX);
 
 /// Reads some pages of the region.
 extern "C" fn on_signal(_: c_int) {
-    let start = START.load(Ordering::Relaxed);
+    RUNNING.fetch_add(1, Ordering::SeqCst);
+    let start = START.load(Ordering::SeqCst);
     let mut random = Random::new(READS.fetch_add(1, Ordering::Relaxed) as u64);
-    for _ in 0..4 {
+    for _ in 0..if start == 0 { 0 } else { 4 } {
         let page = random.below(PAGES);
         // SAFETY: a word inside the region, which stays until the signals have ended, and is not written to.
         let word = unsafe { ((start + page * PAGE_SIZE + 8) as *const u64).read_volatile() };
@@ -45,6 +48,7 @@ extern "C" fn on_signal(_: c_int) {
             WRONG.store(page, Ordering::Relaxed);
         }
     }
+    RUNNING.fetch_sub(1, Ordering::SeqCst);
 }
 
 fn handle(signal: c_int) {
@@ -57,17 +61,27 @@ fn handle(signal: c_int) {
     }
 }
 
-/// Reads the region at random for a while, with a memory system call now and then.
+/// Reads the region at random for a while, and calls the pager now and then.
 fn read_at_random(region: &Region, duration: Duration, seed: u64) {
     let mut random = Random::new(seed);
     let end = Instant::now() + duration;
     while Instant::now() < end {
         let page = random.below(PAGES);
         expect_pages(&region[page * PAGE_SIZE..][..PAGE_SIZE], page, 1);
+        let range = page * PAGE_SIZE..(page + 64).min(PAGES) * PAGE_SIZE;
+        match random.below(32) {
+            0 => region.pageout(range).unwrap(),
+            1 => region.prefetch(range).unwrap(),
+            2 => drop(region.pin(range).unwrap()),
+            _ => {}
+        }
     }
 }
 
+/// Waits until no handler is at the region, and checks what they did.
 fn check_handlers(pager: &Pager, least_reads: usize) {
+    START.store(0, Ordering::SeqCst);
+    common::wait_until("no handler runs", || RUNNING.load(Ordering::SeqCst) == 0);
     let (reads, wrong) = (READS.load(Ordering::Relaxed), WRONG.load(Ordering::Relaxed));
     assert!(reads >= least_reads, "{reads} reads");
     assert_eq!(wrong, usize::MAX, "a handler read something else");
@@ -80,7 +94,7 @@ fn handlers_of_a_timer_may_read_evicted_memory() {
     const TEST: &str = "handlers_of_a_timer_may_read_evicted_memory";
     let body = |trap| {
         let (pager, region) = filled(trap);
-        START.store(region.as_mut_ptr().addr(), Ordering::Relaxed);
+        START.store(region.as_mut_ptr().addr(), Ordering::SeqCst);
         handle(libc::SIGALRM);
         let every = |micros| {
             let interval = libc::timeval { tv_sec: 0, tv_usec: micros };
@@ -106,7 +120,7 @@ fn handlers_of_signals_that_are_sent_to_threads_may_read_evicted_memory() {
     const TEST: &str = "handlers_of_signals_that_are_sent_to_threads_may_read_evicted_memory";
     let body = |trap| {
         let (pager, region) = filled(trap);
-        START.store(region.as_mut_ptr().addr(), Ordering::Relaxed);
+        START.store(region.as_mut_ptr().addr(), Ordering::SeqCst);
         handle(libc::SIGUSR1);
         let (ids, threads) = std::sync::mpsc::channel();
         std::thread::scope(|scope| {
