@@ -159,7 +159,7 @@ impl PagerBuilder {
             let layout = WritebackLayout::Packed;
             store = store.backing(BackingOptions { backing, layout, compressed: true });
         }
-        let store = Arc::new(store.build().map_err(|error| rename(error))?);
+        let store = Arc::new(store.build().map_err(rename)?);
         let policy = PolicyThread::start("pager", &store)?;
         Ok((Arc::new(Core::new(trap, unit_pages, store, limit_pages)?), policy))
     }
