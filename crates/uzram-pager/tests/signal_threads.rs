@@ -5,9 +5,10 @@
 
 mod common;
 
+use std::os::unix::thread::JoinHandleExt;
 use std::ptr::null_mut;
-use std::sync::Barrier;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
 use libc::c_int;
@@ -27,6 +28,9 @@ fn filled(trap: TrapKind) -> (Pager, Region) {
     fill_pages(&mut region, 0, 1);
     (pager, region)
 }
+
+/// How often handlers are called at least.
+const LEAST_READS: usize = 200;
 
 /// The region that handlers read, 0 if there is none; how many are at it; how often they were; and where they found something
 /// else.
@@ -61,11 +65,17 @@ fn handle(signal: c_int) {
     }
 }
 
-/// Reads the region at random for a while, and calls the pager now and then.
-fn read_at_random(region: &Region, duration: Duration, seed: u64) {
+/// Returns whether handlers are to go on: until they were called often, but not for ever.
+fn goes_on(start: Instant) -> bool {
+    let most = if READS.load(Ordering::Relaxed) < LEAST_READS { 20_000 } else { 500 };
+    start.elapsed() < Duration::from_millis(most)
+}
+
+/// Reads the region at random for as long as handlers go on, and calls the pager now and then.
+fn read_at_random(region: &Region, seed: u64) {
     let mut random = Random::new(seed);
-    let end = Instant::now() + duration;
-    while Instant::now() < end {
+    let start = Instant::now();
+    while goes_on(start) {
         let page = random.below(PAGES);
         expect_pages(&region[page * PAGE_SIZE..][..PAGE_SIZE], page, 1);
         let range = page * PAGE_SIZE..(page + 64).min(PAGES) * PAGE_SIZE;
@@ -79,11 +89,11 @@ fn read_at_random(region: &Region, duration: Duration, seed: u64) {
 }
 
 /// Waits until no handler is at the region, and checks what they did.
-fn check_handlers(pager: &Pager, least_reads: usize) {
+fn check_handlers(pager: &Pager) {
     START.store(0, Ordering::SeqCst);
     common::wait_until("no handler runs", || RUNNING.load(Ordering::SeqCst) == 0);
     let (reads, wrong) = (READS.load(Ordering::Relaxed), WRONG.load(Ordering::Relaxed));
-    assert!(reads >= least_reads, "{reads} reads");
+    assert!(reads >= LEAST_READS, "{reads} reads, {:?}", pager.stats());
     assert_eq!(wrong, usize::MAX, "a handler read something else");
     assert!(pager.stats().pages_lost == 0 && pager.stats().pages_in > 100, "{:?}", pager.stats());
 }
@@ -106,11 +116,11 @@ fn handlers_of_a_timer_may_read_evicted_memory() {
         std::thread::scope(|scope| {
             for seed in 0..2 {
                 let region = &region;
-                scope.spawn(move || read_at_random(region, Duration::from_millis(1000), seed));
+                scope.spawn(move || read_at_random(region, seed));
             }
         });
         every(0);
-        check_handlers(&pager, 100);
+        check_handlers(&pager);
     };
     each_in_child(TEST, "timer", &TrapKind::ALL, body, |_, ended| ended.assert_success());
 }
@@ -120,29 +130,26 @@ fn handlers_of_signals_that_are_sent_to_threads_may_read_evicted_memory() {
     const TEST: &str = "handlers_of_signals_that_are_sent_to_threads_may_read_evicted_memory";
     let body = |trap| {
         let (pager, region) = filled(trap);
+        let region = Arc::new(region);
         START.store(region.as_mut_ptr().addr(), Ordering::SeqCst);
         handle(libc::SIGUSR1);
-        let (ids, threads) = std::sync::mpsc::channel();
-        std::thread::scope(|scope| {
-            for seed in 0..2 {
-                let (region, ids) = (&region, ids.clone());
-                scope.spawn(move || {
-                    // SAFETY: returns a number.
-                    ids.send(unsafe { libc::pthread_self() }).unwrap();
-                    read_at_random(region, Duration::from_millis(1000), seed);
-                });
+        let readers: Vec<_> = (0..2)
+            .map(|seed| {
+                let region = Arc::clone(&region);
+                std::thread::spawn(move || read_at_random(&region, seed))
+            })
+            .collect();
+        let start = Instant::now();
+        while goes_on(start) {
+            for reader in &readers {
+                // It may have ended.
+                // SAFETY: the thread has not been joined.
+                unsafe { libc::pthread_kill(reader.as_pthread_t(), libc::SIGUSR1) };
             }
-            let threads: Vec<_> = threads.iter().take(2).collect();
-            let end = Instant::now() + Duration::from_millis(800);
-            while Instant::now() < end {
-                for thread in &threads {
-                    // SAFETY: the thread runs for longer, and has not been joined.
-                    assert_eq!(unsafe { libc::pthread_kill(*thread, libc::SIGUSR1) }, 0);
-                }
-                std::thread::sleep(Duration::from_micros(300));
-            }
-        });
-        check_handlers(&pager, 100);
+            std::thread::sleep(Duration::from_micros(300));
+        }
+        readers.into_iter().for_each(|reader| reader.join().unwrap());
+        check_handlers(&pager);
     };
     each_in_child(TEST, "sent", &TrapKind::ALL, body, |_, ended| ended.assert_success());
 }
@@ -257,4 +264,29 @@ fn many_threads_fault_at_once() {
         assert_eq!(pager.stats().pages_lost, 0);
         expect_pages(&region, 0, 1);
     });
+}
+
+/// One page that threads touch and evict, again and again: each of them waits for others that move it, and none for ever.
+#[test]
+fn threads_that_fight_for_a_page_all_go_on() {
+    const TEST: &str = "threads_that_fight_for_a_page_all_go_on";
+    let body = |trap| {
+        let (_pager, region) = filled(trap);
+        let start = Instant::now();
+        std::thread::scope(|scope| {
+            for thread in 0..6 {
+                let region = &region;
+                scope.spawn(move || {
+                    while start.elapsed() < Duration::from_millis(1000) {
+                        match thread {
+                            0..2 => region.pageout(..16 * PAGE_SIZE).unwrap(),
+                            2 => drop(region.pin(..PAGE_SIZE).unwrap()),
+                            _ => expect_pages(&region[..PAGE_SIZE], 0, 1),
+                        }
+                    }
+                });
+            }
+        });
+    };
+    each_in_child(TEST, "fight", &TrapKind::ALL, body, |_, ended| ended.assert_success());
 }
