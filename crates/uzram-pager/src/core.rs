@@ -151,6 +151,7 @@ impl<T: Trap> Core<T> {
     pub(crate) fn fault(&self, page: u64, writes: bool, waits: bool) -> bool {
         let unit = self.unit_of(page);
         loop {
+            let number = self.waits.number(unit);
             match self.state(unit).touch() {
                 Touched::Load { stored } => {
                     let start = Instant::now();
@@ -166,7 +167,7 @@ impl<T: Trap> Core<T> {
                     self.look(unit);
                     return true;
                 }
-                Touched::Busy if waits => self.wait_for(unit),
+                Touched::Busy if waits => self.waits.wait(unit, number),
                 Touched::Busy => return true,
                 Touched::Lost => return false,
             }
@@ -180,16 +181,14 @@ impl<T: Trap> Core<T> {
         });
     }
 
-    /// Waits as long as another thread moves the unit.
-    fn wait_for(&self, unit: u64) {
-        let is_over = || !matches!(self.state(unit).get().place(), Place::Loading | Place::Leaving);
-        self.waits.wait(unit, is_over);
-    }
-
     /// Waits as long as a unit is in a place that has an owner.
     fn wait_while(&self, unit: u64, place: Place) {
-        while self.state(unit).want(place) {
-            self.waits.wait(unit, || self.state(unit).get().place() != place);
+        loop {
+            let number = self.waits.number(unit);
+            if !self.state(unit).want(place) {
+                return;
+            }
+            self.waits.wait(unit, number);
         }
     }
 

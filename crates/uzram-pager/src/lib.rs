@@ -38,6 +38,8 @@ mod pressure;
 #[cfg(not(loom))]
 mod room;
 #[cfg(not(loom))]
+mod signals;
+#[cfg(not(loom))]
 mod spaces;
 mod state;
 #[cfg(not(loom))]

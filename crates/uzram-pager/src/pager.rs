@@ -19,6 +19,7 @@ use uzram::{Error, ErrorKind, Result};
 
 use crate::core::{Core, lock};
 use crate::pressure::{self, Governor};
+use crate::signals::Blocked;
 use crate::state::Access;
 use crate::stats::PagerStats;
 use crate::trap::guard::{Fence, Guard};
@@ -146,6 +147,8 @@ impl PagerBuilder {
             Some(trap) => trap,
             None => TrapKind::ALL.into_iter().find(|trap| trap.check().is_ok()).unwrap_or(TrapKind::Protect),
         };
+        // All threads are started below.
+        let _blocked = Blocked::new();
         // The traps move up to 64 KiB together.
         let pages = bytes_to_pages(self.capacity_bytes).next_multiple_of(16);
         let any = match trap {
@@ -217,6 +220,7 @@ fn spill_file(dir: &std::path::Path, bytes: u64) -> Result<Arc<dyn Backing>> {
 pub struct Pager(Arc<Inner>);
 
 struct Inner {
+    /// Dropped by the process that made it alone: a child has neither its threads nor its memory.
     any: ManuallyDrop<AnyPager>,
     trap: TrapKind,
     /// The process that made it. A child has none of its memory.
@@ -443,7 +447,6 @@ impl Pager {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        // A child has neither the threads nor the memory.
         if self.check_process().is_ok() {
             // SAFETY: not used any more, as this is being dropped.
             unsafe { ManuallyDrop::drop(&mut self.any) };
@@ -485,6 +488,7 @@ impl Region {
     /// `OutOfRange`; `Busy` in a child process.
     pub fn pageout(&self, bytes: impl RangeBounds<usize>) -> Result<()> {
         let run = self.inner_pages(bytes)?;
+        let _blocked = Blocked::new();
         with_core!(self.pager.0.any, core => core.page_out(run));
         Ok(())
     }
@@ -495,6 +499,7 @@ impl Region {
     /// As [`Region::pageout`].
     pub fn prefetch(&self, bytes: impl RangeBounds<usize>) -> Result<()> {
         let run = self.outer_pages(bytes)?;
+        let _blocked = Blocked::new();
         with_core!(self.pager.0.any, core => core.prefetch(run));
         Ok(())
     }
@@ -524,6 +529,7 @@ impl Region {
         let end = (first + run.bytes()).min(self.len);
         self[range.start..first].fill(0);
         self[end..range.end.max(end)].fill(0);
+        let _blocked = Blocked::new();
         with_core!(self.pager.0.any, core => core.discard(run));
         Ok(())
     }
@@ -537,6 +543,7 @@ impl Region {
         let run = self.outer_pages(bytes)?;
         lock(&self.pins).push(run);
         let pin = Pin { region: self, run };
+        let _blocked = Blocked::new();
         if with_core!(self.pager.0.any, core => core.pin(run)) {
             return Ok(pin);
         }
@@ -616,6 +623,7 @@ impl Drop for Region {
         if self.pager.0.check_process().is_err() {
             return;
         }
+        let _blocked = Blocked::new();
         with_core!(self.pager.0.any, core => core.unmap(self.run));
     }
 }

@@ -1,7 +1,8 @@
 //! Threads that wait for a unit that another thread is loading or evicting.
 //!
-//! A futex for each of some groups of units. A waiter reads the group's number, looks at the unit again, and sleeps for as
-//! long as the number stays; a waker changes it.
+//! A futex for each of some groups of units. A waiter reads the group's number, then tells the unit's owner that it waits, and
+//! sleeps for as long as the number stays; the owner changes it. The number comes first: between the other two, the owner may
+//! have ended, and the next one, who was not told, begun.
 
 use rustix::thread::futex;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -19,14 +20,16 @@ impl Waits {
         &self.0[unit as usize % GROUPS]
     }
 
-    /// Sleeps until [`Waits::wake`] is called for the unit, or another one of its group, unless `is_over` by now.
-    pub(crate) fn wait(&self, unit: u64, is_over: impl Fn() -> bool) {
-        let group = self.group(unit);
-        let number = group.load(Ordering::SeqCst);
-        if !is_over() {
-            // Interrupted, or changed already: the caller looks again.
-            let _ = futex::wait(group, futex::Flags::PRIVATE, number, None);
-        }
+    /// Returns the number of the unit's group, for [`Waits::wait`].
+    pub(crate) fn number(&self, unit: u64) -> u32 {
+        self.group(unit).load(Ordering::SeqCst)
+    }
+
+    /// Sleeps until [`Waits::wake`] is called for the unit, or another one of its group, unless it was since the group had
+    /// this number.
+    pub(crate) fn wait(&self, unit: u64, number: u32) {
+        // Interrupted, or changed already: the caller looks again.
+        let _ = futex::wait(self.group(unit), futex::Flags::PRIVATE, number, None);
     }
 
     /// Wakes the threads that wait for the unit, after its state has changed.

@@ -1,0 +1,231 @@
+//! Pagers in tests, pages that tell which they are, and processes of this program for tests that end or change theirs.
+
+#![allow(dead_code)]
+
+use std::io::Read;
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use uzram::random::Random;
+use uzram::units::PAGE_SIZE;
+use uzram_pager::{Pager, PagerBuilder, TrapKind};
+
+pub const MIB: usize = 1 << 20;
+/// The traps that use SIGSEGV.
+pub const OF_SIGNALS: [TrapKind; 2] = [TrapKind::Guard, TrapKind::Protect];
+/// The user and group without rights.
+pub const NOBODY: u32 = 65534;
+/// Says which case a process of this program is to run.
+const CASE: &str = "UZRAM_PAGER_TEST_CASE";
+/// How long such a process may take.
+const TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Runs a test with each of some traps that works here.
+pub fn each(traps: &[TrapKind], test: impl Fn(TrapKind)) {
+    for trap in traps {
+        match trap.check() {
+            Ok(()) => test(*trap),
+            Err(error) => println!("skipped: {}: {error}", trap.name()),
+        }
+    }
+}
+
+pub fn builder(trap: TrapKind, limit: usize) -> PagerBuilder {
+    Pager::builder().limit(limit as u64).capacity(1 << 30).trap(trap)
+}
+
+pub fn pager(trap: TrapKind, limit: usize) -> Pager {
+    builder(trap, limit).build().unwrap()
+}
+
+/// Fills a page with words that compress well, and that tell which page and version it is.
+pub fn fill(page: &mut [u8], number: usize, version: u64) {
+    let mut random = Random::new(number as u64 ^ version << 32);
+    for (at, word) in page.as_chunks_mut::<8>().0.iter_mut().enumerate() {
+        let value = if at % 16 == 0 { random.next() } else { (number as u64) << 20 | version };
+        *word = value.to_le_bytes();
+    }
+}
+
+/// Returns whether a page is as [`fill`] made it.
+pub fn is_filled(page: &[u8], number: usize, version: u64) -> bool {
+    let mut wanted = [0; PAGE_SIZE];
+    fill(&mut wanted[..page.len()], number, version);
+    *page == wanted[..page.len()]
+}
+
+/// Fills pages with numbers from `first` on.
+pub fn fill_pages(pages: &mut [u8], first: usize, version: u64) {
+    for (nth, page) in pages.chunks_mut(PAGE_SIZE).enumerate() {
+        fill(page, first + nth, version);
+    }
+}
+
+/// Checks what [`fill_pages`] filled.
+#[track_caller]
+pub fn expect_pages(pages: &[u8], first: usize, version: u64) {
+    for (nth, page) in pages.chunks(PAGE_SIZE).enumerate() {
+        let number = first + nth;
+        let found = u64::from_le_bytes(page[8..16].try_into().unwrap());
+        let (at, of) = (found >> 20, found & 0xfffff);
+        assert!(is_filled(page, number, version), "page {number} has not version {version}, but {at}'s {of}");
+    }
+}
+
+/// Returns a slice of a region that may be used by system calls and other threads.
+///
+/// # Safety
+/// The range is inside the region that begins at `start`, which lives longer than the result; nothing else uses it.
+pub unsafe fn part<'a>(start: usize, first_page: usize, pages: usize) -> &'a mut [u8] {
+    // SAFETY: as the caller says.
+    unsafe { std::slice::from_raw_parts_mut((start + first_page * PAGE_SIZE) as *mut u8, pages * PAGE_SIZE) }
+}
+
+/// Waits until something holds, but not for ever.
+#[track_caller]
+pub fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
+    let end = Instant::now() + TIMEOUT / 2;
+    while !holds() {
+        assert!(Instant::now() < end, "not within {:?}: {what}", TIMEOUT / 2);
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// How a process of this program ended.
+pub struct Ended {
+    pub status: ExitStatus,
+    /// Both outputs.
+    pub text: String,
+}
+
+impl Ended {
+    #[track_caller]
+    pub fn assert_success(&self) {
+        assert!(self.status.success(), "{}: {}", self.status, self.text);
+    }
+
+    #[track_caller]
+    pub fn assert_signal(&self, signal: i32) {
+        assert_eq!(self.status.signal(), Some(signal), "{}: {}", self.status, self.text);
+    }
+}
+
+/// Runs `body` in a process of its own, which runs this program's test `test`; `None` in that process if it is for another
+/// case. A test may have any number of cases, each with a name of its own. The process ends after `body`.
+#[track_caller]
+pub fn in_child(test: &str, case: &str, body: impl FnOnce()) -> Option<Ended> {
+    if let Ok(wanted) = std::env::var(CASE) {
+        if wanted == case {
+            prepare_child();
+            body();
+            std::process::exit(0);
+        }
+        return None;
+    }
+    let mut child = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", test, "--nocapture"])
+        .env(CASE, case)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let (mut out, mut errors) = (child.stdout.take().unwrap(), child.stderr.take().unwrap());
+    let reader = std::thread::spawn(move || {
+        let mut text = String::new();
+        out.read_to_string(&mut text).unwrap();
+        errors.read_to_string(&mut text).unwrap();
+        text
+    });
+    let end = Instant::now() + TIMEOUT;
+    let status = loop {
+        match child.try_wait().unwrap() {
+            Some(status) => break status,
+            None if Instant::now() > end => {
+                child.kill().unwrap();
+                child.wait().unwrap();
+                panic!("{test}, {case}: takes more than {TIMEOUT:?}: {}", reader.join().unwrap());
+            }
+            None => std::thread::sleep(Duration::from_millis(5)),
+        }
+    };
+    let text = reader.join().unwrap();
+    assert!(!text.contains("running 0 tests"), "there is no test '{test}'");
+    Some(Ended { status, text })
+}
+
+/// Runs `body` with each of some traps that works here, each in a process of its own, and hands how that ended to `check`.
+#[track_caller]
+pub fn each_in_child(
+    test: &str,
+    case: &str,
+    traps: &[TrapKind],
+    body: impl Fn(TrapKind),
+    check: impl Fn(TrapKind, Ended),
+) {
+    each(traps, |trap| {
+        let case = format!("{case} {}", trap.name());
+        if let Some(ended) = in_child(test, &case, || body(trap)) {
+            check(trap, ended);
+        }
+    });
+}
+
+/// Has this process end with the one that started it, and without a core file.
+fn prepare_child() {
+    // SAFETY: sets attributes of this process.
+    unsafe {
+        libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+        let none = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+        assert_eq!(libc::setrlimit(libc::RLIMIT_CORE, &raw const none), 0);
+    }
+}
+
+/// Threads, each with pages of its own, write and read memory that is `share` times the limit, at random places, and check what
+/// they read.
+pub fn work(pager: &Pager, threads: usize, share: usize, rounds: usize) {
+    let limit_pages = pager.stats().limit_pages as usize;
+    let pages = share * limit_pages / threads;
+    let region = pager.map(threads * pages * PAGE_SIZE).unwrap();
+    let start = region.as_mut_ptr().addr();
+    std::thread::scope(|scope| {
+        for thread in 0..threads {
+            scope.spawn(move || {
+                // SAFETY: the pages are this thread's, and the region outlives the scope.
+                let mine = unsafe { part(start, thread * pages, pages) };
+                fill_pages(mine, thread * pages, 1);
+                let mut versions = vec![1; pages];
+                let mut random = Random::new(thread as u64);
+                for version in 2..2 + rounds as u64 {
+                    let (first, few) = (random.below(pages), 1 + random.below(32));
+                    let last = pages.min(first + few);
+                    let range = first * PAGE_SIZE..last * PAGE_SIZE;
+                    for (page, version) in (first..last).zip(&versions[first..last]) {
+                        expect_pages(&mine[page * PAGE_SIZE..][..PAGE_SIZE], thread * pages + page, *version);
+                    }
+                    if random.below(2) == 0 {
+                        fill_pages(&mut mine[range], thread * pages + first, version);
+                        versions[first..last].fill(version);
+                    }
+                }
+                for (page, version) in versions.iter().enumerate() {
+                    expect_pages(&mine[page * PAGE_SIZE..][..PAGE_SIZE], thread * pages + page, *version);
+                }
+            });
+        }
+    });
+}
+
+/// Gives up root's rights, if this process has them.
+pub fn drop_privileges() {
+    if !rustix::process::geteuid().is_root() {
+        return;
+    }
+    // SAFETY: changes the users of this process, in all threads.
+    unsafe {
+        assert_eq!(libc::setgroups(0, std::ptr::null()), 0);
+        assert_eq!(libc::setresgid(NOBODY, NOBODY, NOBODY), 0);
+        assert_eq!(libc::setresuid(NOBODY, NOBODY, NOBODY), 0);
+    }
+}

@@ -1,0 +1,180 @@
+//! A child of a process with a pager: it has none of the memory, and can do it no harm.
+
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use uzram::ErrorKind;
+use uzram::units::PAGE_SIZE;
+use uzram_pager::{Pager, Region, TrapKind};
+
+use common::{MIB, builder, each_in_child, expect_pages, fill_pages};
+
+/// A child process.
+struct Fork(libc::pid_t);
+
+/// How one ended.
+#[derive(Debug, PartialEq, Eq)]
+enum Ended {
+    Exit(i32),
+    Signal(i32),
+}
+
+impl Fork {
+    /// Starts a child that runs `body` and ends; with 0 if that does not panic.
+    fn start(body: impl FnOnce()) -> Fork {
+        // SAFETY: the child uses nothing of threads that it does not have: it allocates, which glibc allows, and ends.
+        match unsafe { libc::fork() } {
+            0 => {
+                let result = catch_unwind(AssertUnwindSafe(body));
+                // SAFETY: ends the process, without what other threads have registered for its end.
+                unsafe { libc::_exit(if result.is_ok() { 0 } else { 101 }) }
+            }
+            child => {
+                assert!(child > 0);
+                Fork(child)
+            }
+        }
+    }
+
+    /// Returns how it ended, if it has.
+    fn ended(&self) -> Option<Ended> {
+        let mut status = 0;
+        // SAFETY: waits for this process's child.
+        match unsafe { libc::waitpid(self.0, &raw mut status, libc::WNOHANG) } {
+            0 => None,
+            child => {
+                assert_eq!(child, self.0);
+                let signalled = libc::WIFSIGNALED(status);
+                Some(if signalled {
+                    Ended::Signal(libc::WTERMSIG(status))
+                } else {
+                    Ended::Exit(libc::WEXITSTATUS(status))
+                })
+            }
+        }
+    }
+
+    /// Waits until it has ended.
+    fn wait(&self) -> Ended {
+        let mut ended = None;
+        common::wait_until("the child has ended", || {
+            ended = self.ended();
+            ended.is_some()
+        });
+        ended.unwrap()
+    }
+}
+
+const PAGES: usize = 4096;
+
+/// Returns a pager and a region of twice its limit, filled.
+fn filled(trap: TrapKind) -> (Pager, Region) {
+    let pager = builder(trap, 8 * MIB).build().unwrap();
+    let mut region = pager.map(PAGES * PAGE_SIZE).unwrap();
+    fill_pages(&mut region, 0, 1);
+    (pager, region)
+}
+
+/// Runs a test in a process of its own with each trap.
+fn each_forks(test: &str, body: impl Fn(TrapKind)) {
+    each_in_child(test, "forks", &TrapKind::ALL, body, |_, ended| ended.assert_success());
+}
+
+#[test]
+fn a_touch_in_a_child_is_a_sigsegv() {
+    each_forks("a_touch_in_a_child_is_a_sigsegv", |trap| {
+        let (_pager, mut region) = filled(trap);
+        region.pageout(..PAGES / 2 * PAGE_SIZE).unwrap();
+        for page in [0, PAGES / 2 - 1, PAGES - 1] {
+            let child = Fork::start(|| assert_eq!(std::hint::black_box(region[page * PAGE_SIZE]), 0));
+            assert_eq!(child.wait(), Ended::Signal(libc::SIGSEGV), "{trap:?}, page {page}");
+        }
+        let child = Fork::start(|| region[7] = 1);
+        assert_eq!(child.wait(), Ended::Signal(libc::SIGSEGV), "{trap:?}");
+        expect_pages(&region, 0, 1);
+    });
+}
+
+#[test]
+fn a_child_gets_errors() {
+    each_forks("a_child_gets_errors", |trap| {
+        let (pager, mut region) = filled(trap);
+        let child = Fork::start(|| {
+            assert_eq!(pager.map(PAGE_SIZE).err().map(|error| error.kind()), Some(ErrorKind::Busy));
+            let busy = |result: uzram::Result<()>| result.is_err_and(|error| error.kind() == ErrorKind::Busy);
+            assert!(busy(region.pageout(..)) && busy(region.prefetch(..)) && busy(region.discard(..)));
+            assert!(busy(region.pin(..).map(drop)));
+            assert_eq!(pager.trap(), trap);
+            assert!(pager.stats().mapped_pages >= PAGES as u64);
+        });
+        assert_eq!(child.wait(), Ended::Exit(0), "{trap:?}");
+        expect_pages(&region, 0, 1);
+    });
+}
+
+#[test]
+fn a_child_that_drops_all_does_no_harm() {
+    each_forks("a_child_that_drops_all_does_no_harm", |trap| {
+        let (pager, region) = filled(trap);
+        let (pager, region) = (Some(pager), Some(region));
+        // The parent keeps them: what a child drops is a copy.
+        let child = Fork::start(|| {
+            // SAFETY: each is read once in this process, which ends without dropping it again.
+            unsafe {
+                drop(std::ptr::read(&raw const region));
+                drop(std::ptr::read(&raw const pager));
+            }
+        });
+        assert_eq!(child.wait(), Ended::Exit(0), "{trap:?}");
+        let (mut region, pager) = (region.unwrap(), pager.unwrap());
+        expect_pages(&region, 0, 1);
+        fill_pages(&mut region, 0, 2);
+        region.pageout(..).unwrap();
+        expect_pages(&region, 0, 2);
+        let mut other = pager.map(MIB).unwrap();
+        other.fill(3);
+        assert_eq!(other[MIB - 1], 3);
+    });
+}
+
+#[test]
+fn a_child_that_unwinds_to_its_end_exits() {
+    each_forks("a_child_that_unwinds_to_its_end_exits", |trap| {
+        let (pager, region) = filled(trap);
+        let pin = region.pin(..MIB).unwrap();
+        let child = Fork::start(|| {
+            // SAFETY: as above.
+            drop(unsafe { std::ptr::read(&raw const pin) });
+            drop(pager.clone());
+        });
+        assert_eq!(child.wait(), Ended::Exit(0), "{trap:?}");
+        region.pageout(..).unwrap();
+        assert_eq!(pager.stats().resident_pages as usize, MIB / PAGE_SIZE, "still pinned");
+        drop(pin);
+        expect_pages(&region, 0, 1);
+    });
+}
+
+#[test]
+fn the_parent_goes_on_while_children_live_and_end() {
+    each_forks("the_parent_goes_on_while_children_live_and_end", |trap| {
+        let (pager, mut region) = filled(trap);
+        for version in 2..12 {
+            let child = Fork::start(|| std::thread::sleep(std::time::Duration::from_millis(30)));
+            let touching = Fork::start(|| region[(version * 100 + 5) * PAGE_SIZE] = 77);
+            while child.ended().is_none() {
+                fill_pages(&mut region, 0, version as u64);
+                expect_pages(&region, 0, version as u64);
+            }
+            assert_eq!(touching.wait(), Ended::Signal(libc::SIGSEGV), "{trap:?}");
+        }
+        assert!(
+            pager.stats().pages_out > PAGES as u64 && pager.stats().pages_lost == 0,
+            "{:?}",
+            pager.stats()
+        );
+    });
+}

@@ -1,0 +1,110 @@
+//! A process without rights: as another user, with no way to get more, and a seccomp filter such as container runtimes set.
+
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::collections::BTreeMap;
+use std::os::unix::fs::chown;
+
+use rustix::process::geteuid;
+use seccompiler::{BpfProgram, SeccompAction, SeccompFilter};
+use uzram::ErrorKind;
+use uzram_pager::{Pager, TrapKind};
+
+use common::{MIB, NOBODY, drop_privileges, in_child, work};
+
+/// Has system calls fail with EPERM that containers seldom have.
+fn filter_calls() {
+    let calls = [
+        libc::SYS_userfaultfd,
+        libc::SYS_io_uring_setup,
+        libc::SYS_io_uring_enter,
+        libc::SYS_io_uring_register,
+        libc::SYS_ptrace,
+    ];
+    let rules: BTreeMap<_, _> = calls.into_iter().map(|call| (call, Vec::new())).collect();
+    let (allowed, refused) = (SeccompAction::Allow, SeccompAction::Errno(libc::EPERM as u32));
+    let arch = std::env::consts::ARCH.try_into().unwrap();
+    let filter = SeccompFilter::new(rules, allowed, refused, arch).unwrap();
+    let program: BpfProgram = filter.try_into().unwrap();
+    // Sets no_new_privs first.
+    seccompiler::apply_filter_all_threads(&program).unwrap();
+    // SAFETY: the call is refused.
+    assert_eq!(unsafe { libc::syscall(libc::SYS_userfaultfd, 0) }, -1);
+}
+
+#[test]
+fn the_default_trap_works_without_rights_and_with_a_filter() {
+    const TEST: &str = "the_default_trap_works_without_rights_and_with_a_filter";
+    for with_spill in [false, true] {
+        let ended = in_child(TEST, if with_spill { "with a spill file" } else { "in memory" }, || {
+            let dir = tempfile::tempdir().unwrap();
+            if geteuid().is_root() {
+                chown(dir.path(), Some(NOBODY), Some(NOBODY)).unwrap();
+            }
+            drop_privileges();
+            filter_calls();
+            let mut builder = Pager::builder().limit(8 << 20).capacity(1 << 30);
+            if with_spill {
+                builder = builder.spill(dir.path(), 64 << 20);
+            }
+            let pager = builder.build().unwrap();
+            assert!(matches!(pager.trap(), TrapKind::Guard | TrapKind::Protect), "{:?}", pager.trap());
+            work(&pager, 4, 4, 2000);
+            let stats = pager.stats();
+            assert!(stats.pages_out > 8192 && stats.pages_lost == 0, "{stats:?}");
+            println!("trap {}", pager.trap().name());
+        });
+        if let Some(ended) = ended {
+            ended.assert_success();
+        }
+    }
+}
+
+#[test]
+fn every_trap_that_is_left_works_without_rights_and_with_a_filter() {
+    const TEST: &str = "every_trap_that_is_left_works_without_rights_and_with_a_filter";
+    for trap in [TrapKind::Guard, TrapKind::Protect] {
+        let ended = in_child(TEST, trap.name(), || {
+            drop_privileges();
+            filter_calls();
+            if let Err(error) = trap.check() {
+                return println!("skipped: {}: {error}", trap.name());
+            }
+            let builder = Pager::builder().limit(8 << 20).capacity(1 << 30).trap(trap);
+            let pager = builder.build().unwrap();
+            assert_eq!(pager.trap(), trap);
+            work(&pager, 4, 4, 500);
+        });
+        if let Some(ended) = ended {
+            ended.assert_success();
+        }
+    }
+}
+
+#[test]
+fn without_rights_uffd_is_refused_and_says_what_it_needs() {
+    const TEST: &str = "without_rights_uffd_is_refused_and_says_what_it_needs";
+    let ended = in_child(TEST, "check", || {
+        drop_privileges();
+        let sysctl = std::fs::read_to_string("/proc/sys/vm/unprivileged_userfaultfd").unwrap_or_default();
+        let device = std::fs::File::options().read(true).write(true).open("/dev/userfaultfd");
+        if sysctl.trim() == "1" || device.is_ok() {
+            return println!("skipped: this system allows userfaultfd to all");
+        }
+        let Err(error) = TrapKind::Uffd.check() else { panic!("userfaultfd is allowed") };
+        let text = error.to_string();
+        assert_eq!(error.kind(), ErrorKind::Permission, "{text}");
+        for way in ["root", "CAP_SYS_PTRACE", "/dev/userfaultfd", "vm.unprivileged_userfaultfd=1"] {
+            assert!(text.contains(way), "{text}");
+        }
+        assert_eq!(error.setting(), Some("trap"));
+        let builder = Pager::builder().limit((8 * MIB) as u64).trap(TrapKind::Uffd);
+        assert_eq!(builder.build().err().map(|error| error.kind()), Some(ErrorKind::Permission));
+    });
+    if let Some(ended) = ended {
+        print!("{}", ended.text);
+        ended.assert_success();
+    }
+}
