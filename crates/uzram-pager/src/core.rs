@@ -50,8 +50,7 @@ const EVICTED_AT_ONCE: usize = 64;
 const MOST_ALONE: usize = 1024;
 /// The most threads that help to evict.
 const MOST_HELPERS: usize = 3;
-/// How often, and how long, a fault waits for memory that the system does not give, before the page counts as lost.
-const PLACE_RETRIES: usize = 2000;
+/// How long a fault waits before it asks again for memory that the system did not give.
 const PLACE_RETRY: Duration = Duration::from_millis(1);
 
 /// What happens to the contents of units that leave.
@@ -235,8 +234,8 @@ impl<T: Trap> Core<T> {
             }
             good += 1;
         }
-        if good > 0 && !self.place(&mut bench, self.run(first, good)) {
-            (good, broken) = (0, true);
+        if good > 0 {
+            self.place(&mut bench, self.run(first, good));
         }
         drop(bench);
         let share = self.shares.local();
@@ -253,7 +252,7 @@ impl<T: Trap> Core<T> {
                 self.room.came(self.unit_pages, !stored);
                 self.lru.add(unit as u32);
                 self.end(unit, Place::In, keeps);
-            } else if nth == good && broken && nth == 0 {
+            } else if broken && nth == 0 {
                 self.trap.lose(self.run(unit, 1));
                 share.pages_lost.add(pages);
                 self.end(unit, Place::Bad, false);
@@ -264,15 +263,12 @@ impl<T: Trap> Core<T> {
         good
     }
 
-    /// Places pages of the buffer; returns false if the system gives no memory for long.
-    fn place(&self, bench: &mut T::Bench, run: Run) -> bool {
-        for _ in 0..PLACE_RETRIES {
-            if self.trap.place(bench, 0, run).is_ok() {
-                return true;
-            }
+    /// Places pages of the buffer. Waits for as long as the system gives no memory: nothing else can be done with contents that
+    /// a program needs.
+    fn place(&self, bench: &mut T::Bench, run: Run) {
+        while self.trap.place(bench, run).is_err() {
             std::thread::sleep(PLACE_RETRY);
         }
-        false
     }
 
     /// Returns whether another unit in memory may keep its copy in the store: those of a quarter may.

@@ -25,7 +25,7 @@ use crate::stats::PagerStats;
 use crate::trap::guard::{Fence, Guard};
 use crate::trap::sigsegv::{self, Handler, Registered};
 use crate::trap::uffd::Uffd;
-use crate::trap::{Run, Trap};
+use crate::trap::{MOST_PAGES, Run, Trap};
 
 /// The default of [`PagerBuilder::capacity`].
 pub const DEFAULT_CAPACITY_BYTES: u64 = 256 << 30;
@@ -70,7 +70,7 @@ impl TrapKind {
     pub fn check(self) -> Result<()> {
         match self {
             TrapKind::Uffd => Uffd::new(1).map(drop),
-            TrapKind::Guard if Fence::of_this_system()? == Fence::Protect => {
+            TrapKind::Guard if Fence::of_this_system()? != Fence::Guard => {
                 let what = "this kernel has no guard pages for files, which takes Linux 6.15";
                 Err(Error::new(ErrorKind::Unsupported, what).with_setting("trap"))
             }
@@ -149,15 +149,18 @@ impl PagerBuilder {
         };
         // All threads are started below.
         let _blocked = Blocked::new();
-        // The traps move up to 64 KiB together.
-        let pages = bytes_to_pages(self.capacity_bytes).next_multiple_of(16);
+        // Pages that are trapped together divide these.
+        let pages = bytes_to_pages(self.capacity_bytes).next_multiple_of(MOST_PAGES as u64);
         let any = match trap {
             TrapKind::Uffd => AnyPager::Uffd(OfUffd::new(&self, pages)?),
             TrapKind::Guard => {
                 trap.check()?;
                 AnyPager::Guard(OfGuard::new(&self, pages, Fence::Guard)?)
             }
-            TrapKind::Protect => AnyPager::Guard(OfGuard::new(&self, pages, Fence::Protect)?),
+            TrapKind::Protect => {
+                let fence = Fence::protect(bytes_to_pages(self.limit_bytes))?;
+                AnyPager::Guard(OfGuard::new(&self, pages, fence)?)
+            }
         };
         Ok(Pager(Arc::new(Inner { any: ManuallyDrop::new(any), trap, process: std::process::id() })))
     }

@@ -8,33 +8,36 @@
 //! The kernel can only refuse the whole: it does not say that data is being transferred to a page. What arrives after the
 //! page was taken is lost, if the page is not pinned.
 //!
-//! An older kernel protects the memory instead (mprotect(2)), in units of [`PROTECTED_PAGES`]: each change of
-//! protection may split a mapping, of which a process has 65530.
+//! An older kernel protects the memory instead (mprotect(2)), in units of 64 KiB or more: around each unit that is open a
+//! mapping is split, and a process has 65530 of them. The units are so large that those in memory take half of these at
+//! most: then a unit can always be opened.
 
 use std::os::fd::OwnedFd;
 
 use rustix::fs::{FallocateFlags, MemfdFlags, fallocate, ftruncate, memfd_create};
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, MprotectFlags, ProtFlags};
-use uzram::units::{PAGE_SHIFT, PAGE_SIZE, Page, pages_to_bytes};
+use uzram::units::{Page, format_size, pages_to_bytes};
 use uzram::{Error, ErrorKind, Result};
 
-use super::{MOST_PAGES, Run, Space, Trap};
+use super::{MOST_PAGES, RETRY, Run, Space, Trap};
 
 /// `MADV_GUARD_INSTALL` and `MADV_GUARD_REMOVE` of <asm-generic/mman-common.h>, Linux 6.13; for files, Linux 6.15.
 const GUARD_INSTALL: i32 = 102;
 const GUARD_REMOVE: i32 = 103;
 
-/// Pages that are trapped together where there are no guard pages: 64 KiB.
-pub(crate) const PROTECTED_PAGES: usize = 16;
+/// The least pages that are trapped together where there are no guard pages: 64 KiB.
+const LEAST_PROTECTED_PAGES: usize = 16;
+/// The most units that are open: each splits a mapping into three. `vm.max_map_count` is 65530 by default.
+const MOST_OPEN_UNITS: u64 = 16 << 10;
 
 /// What takes pages away from the program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fence {
     /// Guard pages.
     Guard,
-    /// Memory protection.
-    Protect,
+    /// Memory protection, of so many pages together.
+    Protect(usize),
 }
 
 impl Fence {
@@ -45,14 +48,31 @@ impl Fence {
     pub(crate) fn of_this_system() -> Result<Fence> {
         let probe = Guard::new(1, Fence::Guard)?;
         let run = Run { first: 0, pages: 1 };
-        Ok(if probe.map(run).is_ok() { Fence::Guard } else { Fence::Protect })
+        Ok(if probe.map(run).is_ok() { Fence::Guard } else { Fence::Protect(LEAST_PROTECTED_PAGES) })
+    }
+
+    /// Returns memory protection for so many pages in memory.
+    ///
+    /// # Errors
+    /// `Unsupported`: these are too many.
+    pub(crate) fn protect(resident_pages: u64) -> Result<Fence> {
+        let unit_pages =
+            resident_pages.div_ceil(MOST_OPEN_UNITS).next_power_of_two().max(LEAST_PROTECTED_PAGES as u64);
+        if unit_pages > MOST_PAGES as u64 {
+            let what = format!(
+                "without guard pages (Linux 6.15) or userfaultfd a pager's limit is at most {}",
+                format_size(pages_to_bytes(MOST_OPEN_UNITS * MOST_PAGES as u64))
+            );
+            return Err(Error::new(ErrorKind::Unsupported, what).with_setting("limit"));
+        }
+        Ok(Fence::Protect(unit_pages as usize))
     }
 
     /// Returns the pages that are trapped together.
     pub(crate) fn unit_pages(self) -> usize {
         match self {
             Fence::Guard => 1,
-            Fence::Protect => PROTECTED_PAGES,
+            Fence::Protect(unit_pages) => unit_pages,
         }
     }
 }
@@ -91,7 +111,7 @@ impl Guard {
         match self.fence {
             Fence::Guard => advise(start, len_bytes, GUARD_INSTALL),
             // SAFETY: the pages are the program's, which waits for them in the handler.
-            Fence::Protect => unsafe {
+            Fence::Protect(_) => unsafe {
                 rustix::mm::mprotect(start.cast(), len_bytes, MprotectFlags::empty())
             },
         }
@@ -103,9 +123,16 @@ impl Guard {
         match self.fence {
             Fence::Guard => advise(start, len_bytes, GUARD_REMOVE),
             // SAFETY: the pages are mapped, and the program's.
-            Fence::Protect => unsafe {
+            Fence::Protect(_) => unsafe {
                 rustix::mm::mprotect(start.cast(), len_bytes, MprotectFlags::READ | MprotectFlags::WRITE)
             },
+        }
+    }
+
+    /// Opens pages; waits for as long as the system has no memory for that.
+    fn open_all(&self, run: Run) {
+        while self.open(run).is_err() {
+            std::thread::sleep(RETRY);
         }
     }
 
@@ -150,7 +177,7 @@ impl Trap for Guard {
         let flags = MapFlags::SHARED | MapFlags::NORESERVE | MapFlags::FIXED;
         let protection = match self.fence {
             Fence::Guard => ProtFlags::READ | ProtFlags::WRITE,
-            Fence::Protect => ProtFlags::empty(),
+            Fence::Protect(_) => ProtFlags::empty(),
         };
         // SAFETY: the pages are inside the reservation, and not in use.
         let mapped = unsafe {
@@ -176,8 +203,8 @@ impl Trap for Guard {
         self.punch(run);
     }
 
-    fn place(&self, bench: &mut Bench, from: usize, run: Run) -> Result<()> {
-        let bytes = bench.buffer[from..from + run.pages].as_flattened();
+    fn place(&self, bench: &mut Bench, run: Run) -> Result<()> {
+        let bytes = bench.buffer[..run.pages].as_flattened();
         let (offset, mut done) = (pages_to_bytes(run.first), 0);
         while done < bytes.len() {
             match rustix::io::pwrite(&self.file, &bytes[done..], offset + done as u64) {
@@ -188,8 +215,9 @@ impl Trap for Guard {
                 }
             }
         }
-        self.open(run)
-            .map_err(|error| Error::new(ErrorKind::NoMemory, format!("a page stays trapped: {error}")))
+        // Some may be open after a failure: their contents must not be written again.
+        self.open_all(run);
+        Ok(())
     }
 
     fn take(&self, bench: &mut Bench, run: Run) -> usize {
@@ -199,7 +227,7 @@ impl Trap for Guard {
         }
         if self.close(run).is_err() {
             // Some pages may be trapped; none holds other contents than before.
-            let _ = self.open(run);
+            self.open_all(run);
             return 0;
         }
         let bytes = bench.buffer[..run.pages].as_flattened_mut();
@@ -209,7 +237,7 @@ impl Trap for Guard {
                 Ok(read) if read > 0 => done += read,
                 Err(Errno::INTR) => {}
                 _ => {
-                    let _ = self.open(run);
+                    self.open_all(run);
                     return 0;
                 }
             }
@@ -221,9 +249,8 @@ impl Trap for Guard {
         &bench.buffer[nth]
     }
 
-    fn give_back(&self, _: &mut Bench, _: usize, run: Run) -> bool {
-        // Memory for page tables may be scarce for a moment.
-        (0..100).any(|_| self.open(run).is_ok())
+    fn give_back(&self, _: &mut Bench, _: usize, run: Run) {
+        self.open_all(run);
     }
 
     fn release(&self, _: &mut Bench, _: usize, run: Run) {
@@ -247,5 +274,3 @@ impl Trap for Guard {
 pub(crate) struct Bench {
     buffer: Box<[Page; MOST_PAGES]>,
 }
-
-const _: () = assert!(PAGE_SIZE == 1 << PAGE_SHIFT && MOST_PAGES.is_multiple_of(PROTECTED_PAGES));

@@ -18,6 +18,9 @@ use rustix::mm::{Advice, MapFlags, ProtFlags};
 use uzram::units::{PAGE_SHIFT, PAGE_SIZE, Page};
 use uzram::{Error, ErrorKind, Result};
 
+/// How long a thread waits before it asks the system again for what it must have.
+const RETRY: std::time::Duration = std::time::Duration::from_millis(1);
+
 /// The most pages that are moved at once.
 pub(crate) const MOST_PAGES: usize = 64;
 
@@ -59,11 +62,12 @@ pub(crate) trait Trap: Send + Sync + Sized + 'static {
     /// Takes mapped pages away from the program, whatever is in them. Threads that wait for one fail.
     fn unmap(&self, run: Run);
 
-    /// Opens trapped pages, which get the contents that the buffer has from its page `from` on.
+    /// Opens trapped pages, which get the contents of the buffer.
     ///
     /// # Errors
-    /// `NoMemory`. The pages may be trapped still, or some of them open.
-    fn place(&self, bench: &mut Self::Bench, from: usize, run: Run) -> Result<()>;
+    /// `NoMemory`. The caller repeats the call with the same buffer: pages that are open by then stay as the program has
+    /// changed them.
+    fn place(&self, bench: &mut Self::Bench, run: Run) -> Result<()>;
 
     /// Traps open pages, and makes their contents readable. Returns how many, from the first: fewer if the next one cannot be
     /// taken, for example because the kernel transfers data to it.
@@ -72,9 +76,9 @@ pub(crate) trait Trap: Send + Sync + Sized + 'static {
     /// Returns the `nth` page that was taken last.
     fn taken<'a>(&self, bench: &'a Self::Bench, nth: usize) -> &'a Page;
 
-    /// Opens pages again that were taken, from the `nth` on, with their contents. Returns false if the system refused, and
-    /// the pages are trapped still.
-    fn give_back(&self, bench: &mut Self::Bench, nth: usize, run: Run) -> bool;
+    /// Opens pages again that were taken, from the `nth` on, with their contents. Waits for as long as the system has no memory
+    /// for that.
+    fn give_back(&self, bench: &mut Self::Bench, nth: usize, run: Run);
 
     /// Gives the memory of pages that were taken back to the system, from the `nth` on.
     fn release(&self, bench: &mut Self::Bench, nth: usize, run: Run);

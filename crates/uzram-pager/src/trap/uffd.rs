@@ -20,7 +20,7 @@ use rustix::mm::{Advice, MapFlags, ProtFlags, UserfaultfdFlags, userfaultfd};
 use uzram::units::{PAGE_SHIFT, PAGE_SIZE, Page};
 use uzram::{Error, ErrorKind, Result};
 
-use super::{MOST_PAGES, Run, Space, Trap};
+use super::{MOST_PAGES, RETRY, Run, Space, Trap};
 
 /// The ioctls of <linux/userfaultfd.h>.
 const GROUP: u8 = 0xaa;
@@ -209,8 +209,8 @@ impl Trap for Uffd {
         self.space.reserve_again(run);
     }
 
-    fn place(&self, bench: &mut Bench, from: usize, run: Run) -> Result<()> {
-        self.copy(self.space.address(run.first).addr(), &bench.buffer[from..from + run.pages])
+    fn place(&self, bench: &mut Bench, run: Run) -> Result<()> {
+        self.copy(self.space.address(run.first).addr(), &bench.buffer[..run.pages])
     }
 
     fn take(&self, bench: &mut Bench, run: Run) -> usize {
@@ -221,27 +221,27 @@ impl Trap for Uffd {
         bench.staging.page(nth)
     }
 
-    fn give_back(&self, bench: &mut Bench, nth: usize, run: Run) -> bool {
+    fn give_back(&self, bench: &mut Bench, nth: usize, run: Run) {
         let (from, to) = (bench.staging.page(nth).as_ptr().addr(), self.space.address(run.first).addr());
         let mut done = 0;
-        // It is not shared, not pinned and there: only a changing map can delay it, or memory for page tables.
         while done < run.pages {
             let offset = done << PAGE_SHIFT;
-            match self.move_pages(from + offset, to + offset, run.pages - done) {
+            done += match self.move_pages(from + offset, to + offset, run.pages - done) {
                 0 => {
-                    // SAFETY: the pages were taken into the staging memory, from the `nth` on.
-                    let rest: &[Page] = unsafe {
-                        std::slice::from_raw_parts(bench.staging.page(nth + done), run.pages - done)
-                    };
-                    let copied = self.copy(to + offset, rest).is_ok();
-                    bench.staging.release(nth + done, run.pages - done);
-                    return copied;
+                    // They can be copied even if they cannot be moved.
+                    while self
+                        .copy(to + offset, std::slice::from_ref(bench.staging.page(nth + done)))
+                        .is_err()
+                    {
+                        std::thread::sleep(RETRY);
+                    }
+                    bench.staging.release(nth + done, 1);
+                    1
                 }
-                moved => done += moved,
-            }
+                moved => moved,
+            };
         }
         self.wake(to, run.pages);
-        true
     }
 
     fn release(&self, bench: &mut Bench, nth: usize, run: Run) {
