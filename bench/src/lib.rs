@@ -9,5 +9,6 @@ pub mod codecs;
 pub mod engine;
 pub mod harness;
 pub mod nbd;
+pub mod pager;
 pub mod take_over;
 pub mod targets;

@@ -30,5 +30,5 @@ pub(crate) fn of_ioctl(may_refuse: bool) -> Option<Errno> {
     }
     let mixed = CALLS.fetch_add(1, Ordering::Relaxed).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 20;
     let errors = if may_refuse { [Errno::AGAIN, Errno::BUSY, Errno::NOENT] } else { [Errno::AGAIN; 3] };
-    (mixed % one_of == 0).then(|| errors[(mixed / one_of % 3) as usize])
+    mixed.is_multiple_of(one_of).then(|| errors[(mixed / one_of % 3) as usize])
 }
