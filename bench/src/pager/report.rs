@@ -121,19 +121,21 @@ impl fmt::Display for PagerReport {
         if let Some(zipf) = &self.zipf {
             let what = format!("<Zipf access to {}", format_size(zipf.size_bytes));
             let mut table =
-                Table::new([what.as_str(), "limit MiB", "accesses/s", "/ kernel zram", "peak MiB"]);
+                Table::new([what.as_str(), "limit MiB", "accesses/s", "/ kernel zram", "misses", "peak MiB"]);
             let mib = |bytes: u64| figure_cell(Some(bytes as f64 / f64::from(1 << 20)), 1);
             if let Some(per_s) = zipf.kernel_per_s {
                 let pool =
                     zipf.pool_bytes.map_or_else(String::new, |bytes| format!(", pool {} MiB", mib(bytes)));
-                let cells = [mib(zipf.limit_bytes), figure_cell(Some(per_s), 0)];
+                let misses = figure_cell(zipf.kernel_misses_per_access, 3);
+                let cells = [mib(zipf.limit_bytes), figure_cell(Some(per_s), 0), "-".to_owned(), misses];
                 table.row([format!("kernel{pool}")].into_iter().chain(cells));
             }
             for row in &zipf.pagers {
                 let name =
                     if row.spills { format!("{}, with a spill file", row.trap) } else { row.trap.into() };
                 let (per_s, ratio) = (figure_cell(Some(row.per_s), 0), figure_cell(row.speed_ratio, 3));
-                table.row([name, mib(row.limit_bytes), per_s, ratio, mib(row.peak_bytes)]);
+                let misses = figure_cell(Some(row.misses_per_access), 3);
+                table.row([name, mib(row.limit_bytes), per_s, ratio, misses, mib(row.peak_bytes)]);
             }
             writeln!(f, "{table}")?;
         }

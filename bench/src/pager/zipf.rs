@@ -54,6 +54,8 @@ pub struct ZipfAccess {
     pub pool_bytes: Option<u64>,
     /// The kernel's accesses a second.
     pub kernel_per_s: Option<f64>,
+    /// Its major faults, for each access.
+    pub kernel_misses_per_access: Option<f64>,
     /// The pagers.
     pub pagers: Vec<PagerAccess>,
 }
@@ -67,6 +69,8 @@ pub struct PagerAccess {
     pub spills: bool,
     /// Its limit.
     pub limit_bytes: u64,
+    /// Touches that found no page, for each access.
+    pub misses_per_access: f64,
     /// Accesses a second.
     pub per_s: f64,
     /// The speed divided by the kernel's.
@@ -135,6 +139,7 @@ pub(super) fn measure(options: &PagerOptions, traps: &[TrapKind], kernel: bool) 
             trap: trap.name(),
             spills: settings.spill.is_some(),
             limit_bytes: settings.limit_bytes,
+            misses_per_access: misses(&slices[0][usize::from(kernel) + nth]),
             per_s: median(speeds),
             speed_ratio: of_kernel.map(|kernel| median_ratio(speeds, kernel)),
             peak_bytes,
@@ -144,7 +149,21 @@ pub(super) fn measure(options: &PagerOptions, traps: &[TrapKind], kernel: bool) 
     drop(cgroup);
     area.map_or(Ok(()), KernelSwap::off)?;
     let kernel_per_s = of_kernel.map(|speeds| median(speeds));
-    Ok(ZipfAccess { size_bytes, limit_bytes, pool_bytes, kernel_per_s, pagers: rows })
+    let kernel_misses_per_access = kernel.then(|| misses(&slices[0][0]));
+    Ok(ZipfAccess {
+        size_bytes,
+        limit_bytes,
+        pool_bytes,
+        kernel_per_s,
+        kernel_misses_per_access,
+        pagers: rows,
+    })
+}
+
+/// Returns the misses for each access, the median of the rounds.
+fn misses(rounds: &[Slice]) -> f64 {
+    let misses = rounds.iter().map(|slice| slice.misses as f64 / slice.accesses.max(1) as f64);
+    median(&misses.collect::<Vec<_>>())
 }
 
 /// Writes the accesses to a file, which all processes map.
@@ -174,6 +193,7 @@ pub(super) struct Job {
 struct Slice {
     accesses: usize,
     elapsed_ns: u64,
+    misses: u64,
 }
 
 impl Slice {
@@ -228,6 +248,8 @@ impl Job {
                 steps.answer(&peak_bytes())?;
                 continue;
             }
+            let missed = || pager.as_ref().map_or_else(major_faults, |pager| pager.stats().faults);
+            let before = missed();
             let start = Instant::now();
             let accesses = match step.split_once(' ') {
                 None => {
@@ -239,7 +261,8 @@ impl Job {
                     accessed.go(Duration::from_millis(number(ms)?), number(least)? as usize)?
                 }
             };
-            steps.answer(&Slice { accesses, elapsed_ns: start.elapsed().as_nanos() as u64 })?;
+            let elapsed_ns = start.elapsed().as_nanos() as u64;
+            steps.answer(&Slice { accesses, elapsed_ns, misses: missed() - before })?;
         }
         Ok(())
     }
@@ -282,6 +305,17 @@ impl Accessed<'_> {
 }
 
 const _: () = assert!(PAGE_SIZE.is_multiple_of(4));
+
+/// Returns how many faults of this process read a swap area so far.
+fn major_faults() -> u64 {
+    let mut usage = std::mem::MaybeUninit::<libc::rusage>::zeroed();
+    // SAFETY: the pointer is to memory for one `rusage`, which the call fills; one of zeros is valid as well.
+    let usage = unsafe {
+        libc::getrusage(libc::RUSAGE_SELF, usage.as_mut_ptr());
+        usage.assume_init()
+    };
+    usage.ru_majflt.unsigned_abs()
+}
 
 /// Returns the private and shared memory of this process.
 fn own_bytes() -> u64 {
