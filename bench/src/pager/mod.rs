@@ -5,6 +5,7 @@
 
 mod fault;
 mod fitting;
+mod limited;
 mod memory;
 mod report;
 pub mod unmap;

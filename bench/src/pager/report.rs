@@ -138,6 +138,12 @@ impl fmt::Display for PagerReport {
                 table.row([name, mib(row.limit_bytes), per_s, ratio, misses, mib(row.peak_bytes)]);
             }
             writeln!(f, "{table}")?;
+            if let Some(raised) = zipf.raised.filter(|raised| *raised > 0) {
+                writeln!(
+                    f,
+                    "the cgroup's limit was raised for a moment, as the kernel found nothing to reclaim: {raised} times"
+                )?;
+            }
         }
         self.notes.iter().try_for_each(|note| writeln!(f, "{note}"))
     }

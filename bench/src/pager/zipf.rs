@@ -18,9 +18,9 @@ use uzram::{Error, Result};
 use uzram_pager::TrapKind;
 
 use super::PagerOptions;
+use super::limited::LimitedCgroup;
 use super::memory::{Mapping, Memory, changed, corpus_page};
 use super::user::{self, PagerSettings, Steps, User};
-use crate::block::cgroup::Cgroup;
 use crate::block::io_error;
 use crate::block::swap_area::KernelSwap;
 use crate::engine::hit_ratio::Zipf;
@@ -54,6 +54,8 @@ pub struct ZipfAccess {
     pub pool_bytes: Option<u64>,
     /// The kernel's accesses a second.
     pub kernel_per_s: Option<f64>,
+    /// How often the limit had to be raised for a moment, as the kernel found nothing to reclaim.
+    pub raised: Option<usize>,
     /// Its major faults, for each access.
     pub kernel_misses_per_access: Option<f64>,
     /// The pagers.
@@ -103,9 +105,7 @@ pub(super) fn measure(options: &PagerOptions, traps: &[TrapKind], kernel: bool) 
     let mut users = Vec::new();
     if kernel {
         area = Some(KernelSwap::on_named("lz4", size_bytes + size_bytes / 4)?);
-        let cgroup = cgroup.insert(Cgroup::new()?);
-        let path = cgroup.dir().join("memory.limit_in_bytes");
-        fs::write(&path, limit_bytes.to_string()).map_err(|error| io_error(&path, error))?;
+        let cgroup = cgroup.insert(LimitedCgroup::new(limit_bytes)?);
         users.push(start(job(None, Some(cgroup.dir().to_owned())))?);
     }
     let pool_bytes = area.as_ref().map(KernelSwap::pool_bytes).transpose()?;
@@ -146,6 +146,7 @@ pub(super) fn measure(options: &PagerOptions, traps: &[TrapKind], kernel: bool) 
         });
     }
     drop(users);
+    let raised = cgroup.as_ref().map(LimitedCgroup::raised);
     drop(cgroup);
     area.map_or(Ok(()), KernelSwap::off)?;
     let kernel_per_s = of_kernel.map(|speeds| median(speeds));
@@ -155,6 +156,7 @@ pub(super) fn measure(options: &PagerOptions, traps: &[TrapKind], kernel: bool) 
         limit_bytes,
         pool_bytes,
         kernel_per_s,
+        raised,
         kernel_misses_per_access,
         pagers: rows,
     })

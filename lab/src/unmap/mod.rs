@@ -15,12 +15,13 @@ mod findings;
 mod tests;
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use uzram::Result;
 use uzram::codec::Kind;
 use uzram::designs::PoolDesign;
 use uzram_bench::harness::corpus::{Corpus, Saved};
-use uzram_bench::harness::{Source, command};
+use uzram_bench::harness::{Source, command, go_on};
 use uzram_bench::pager::unmap::{Owner, Phase, UnmapOptions, kernel_obstacle, measure};
 use uzram_pager::TrapKind;
 
@@ -178,6 +179,10 @@ impl Experiment for Sides {
     }
 
     fn measure(&mut self, plan: &Plan<'_>) -> Result<Sample> {
+        if go_on(plan.stop).is_err() {
+            // It does not count.
+            return Ok(Sample { elapsed: Duration::ZERO, values: Vec::new() });
+        }
         let (owner, phases) = &self.owners[plan.design];
         let times = measure(
             owner,
