@@ -154,7 +154,9 @@ fn run(options: &UnmapOptions<'_>, jobs: impl Iterator<Item = Job>) -> Result<Ve
                 let left = all(&Step::CountResident)?.resident_pages;
                 // The kernel keeps some in the lists of each CPU.
                 if left > 256 + options.jobs * options.pages / 10 {
-                    let what = format!("{left} pages are in memory after they were paged out");
+                    let what = format!(
+                        "{left} pages are in memory after they were paged out: was another swap area switched off meanwhile?"
+                    );
                     return Err(Error::new(ErrorKind::Unsupported, what));
                 }
             }
