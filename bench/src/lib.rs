@@ -1,4 +1,4 @@
-//! Benchmarks of uzram against alternatives: the in-process benchmark, codecs, NBD, block devices and swap,
+//! Benchmarks of uzram against alternatives: the in-process benchmark, codecs, NBD, block devices and swap, the pager,
 //! hit ratios, daemons that outlive the process that serves, and the project's targets.
 //!
 //! It uses the engine's public API; the engine does not depend on it. Two things that are compared are
@@ -9,5 +9,6 @@ pub mod codecs;
 pub mod engine;
 pub mod harness;
 pub mod nbd;
+pub mod pager;
 pub mod take_over;
 pub mod targets;

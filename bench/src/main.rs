@@ -16,7 +16,8 @@ use uzram_bench::codecs::{self, CodecsOptions};
 use uzram_bench::engine::survive::{self, SurviveReport};
 use uzram_bench::engine::{self, Against, Pattern, backing};
 use uzram_bench::harness::report::text;
-use uzram_bench::harness::{Source, command, to_json};
+use uzram_bench::harness::{Source, command, corpus, to_json};
+use uzram_bench::pager::{self, PagerOptions};
 use uzram_bench::take_over::{self, Amounts, Part, TakeOverOptions, TakeOverReport};
 use uzram_bench::targets;
 
@@ -123,8 +124,14 @@ impl Rounds {
 #[derive(Subcommand)]
 enum Command {
     Survive(SurviveArgs),
+    Pager(PagerArgs),
     #[command(hide = true)]
     SwapUser(SwapUserArgs),
+    /// Be the program whose memory is measured: the benchmark starts it
+    #[command(hide = true, name = pager::user::SUBCOMMAND)]
+    MemoryUser {
+        job: String,
+    },
 }
 
 /// Measure memory and daemons that outlive the process: attaching a store, its speed beside private memory, and outages.
@@ -162,6 +169,31 @@ struct SurviveArgs {
     full: bool,
     #[command(flatten)]
     rounds: Rounds,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// Measure the pager: memory that is paged out and unmapped, one fault, a loop over memory that fits, Zipf access.
+///
+/// Beside the kernel's swap on zram, as root. Pagers trap touches by userfaultfd and by guard pages, as far as this system
+/// has them.
+#[derive(clap::Args)]
+struct PagerArgs {
+    /// What to measure: unmap, faults, fitting, zipf
+    #[arg(long, value_delimiter = ',', value_name = "PART,…", default_value = "unmap,faults,fitting,zipf")]
+    only: Vec<pager::Part>,
+    /// The pages that are stored [default: mixed]
+    #[arg(long, value_name = "FILE|NAME")]
+    corpus: Option<Source>,
+    /// The folder for spill files
+    #[arg(long, value_name = "DIR", default_value = backing::DEFAULT_DIR)]
+    spill_dir: PathBuf,
+    #[command(flatten)]
+    rounds: Rounds,
+    /// Use a sixteenth of the memory
+    #[arg(long)]
+    small: bool,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -206,7 +238,9 @@ struct SwapUserArgs {
 fn main() -> ExitCode {
     command::main("uzram-bench", |args: &Args| match &args.command {
         Some(Command::Survive(args)) => command::print(&measure_survival(args)?),
+        Some(Command::Pager(args)) => command::print(&measure_pager(args)?),
         Some(Command::SwapUser(args)) => swap_user(args),
+        Some(Command::MemoryUser { job }) => pager::user::run(job),
         None => command::print(&measure(args)?),
     })
 }
@@ -315,6 +349,23 @@ fn measure_survival(args: &SurviveArgs) -> Result<String> {
         })
     });
     Ok(text(&Survival { store, daemon: daemon.transpose()? }, args.json))
+}
+
+fn measure_pager(args: &PagerArgs) -> Result<String> {
+    let common = args.rounds.options(args.corpus.as_ref())?;
+    let dir = corpus::Saved::of(&common.corpus, &common.stop)?;
+    let amounts = pager::Amounts::default();
+    let report = pager::run(&PagerOptions {
+        program: command::this_program()?,
+        corpus: dir.path().to_owned(),
+        dir: args.spill_dir.clone(),
+        parts: args.only.clone(),
+        duration: common.duration,
+        repeat: common.repeat,
+        amounts: if args.small { amounts.small() } else { amounts },
+        stop: common.stop,
+    })?;
+    Ok(text(&report, args.json))
 }
 
 /// Returns the programs that are measured, if there is a `uzram`.

@@ -6,5 +6,6 @@ pub mod experiment;
 pub mod lru_batch;
 pub mod slab_freeze;
 pub mod streams;
+pub mod unmap;
 pub mod zs_free;
 pub mod zs_lock;

@@ -9,7 +9,8 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 use uzram::{Error, ErrorKind, Result};
 use uzram_bench::harness::rounds::RoundOptions;
-use uzram_bench::harness::{command, to_json};
+use uzram_bench::harness::{Source, command, to_json};
+use uzram_bench::pager::user;
 use uzram_lab::experiment::callgrind::{self, Program};
 use uzram_lab::experiment::{self, Designs, LabOptions, Series, TABLES};
 
@@ -38,6 +39,9 @@ enum Command {
     /// Run the work for callgrind
     #[command(hide = true)]
     Work { table: String, case: String, design: String, corpus: PathBuf },
+    /// Be the program whose memory is measured: a table starts it
+    #[command(hide = true, name = user::SUBCOMMAND)]
+    MemoryUser { job: String },
 }
 
 #[derive(clap::Args)]
@@ -58,6 +62,9 @@ struct RunArgs {
     /// Cases [default: all]
     #[arg(long, value_delimiter = ',', value_name = "CASE,…")]
     case: Vec<String>,
+    /// The pages that are stored, of tables that store some [default: mixed]
+    #[arg(long, value_name = "FILE|NAME")]
+    corpus: Option<Source>,
     /// Also count instructions, branches and mispredictions, with valgrind: takes minutes more
     #[arg(long)]
     callgrind: bool,
@@ -70,6 +77,7 @@ fn main() -> ExitCode {
     command::main("uzram-lab", |args: &Args| match &args.command {
         Command::List => command::print(&list()?),
         Command::Run(args) => run_tables(args),
+        Command::MemoryUser { job } => user::run(job),
         Command::Work { table, case, design, corpus } => callgrind::work(table, case, design, corpus),
     })
 }
@@ -91,7 +99,7 @@ fn list() -> Result<String> {
                     // Filling devices and starting threads takes a tenth more.
                     (estimate.as_secs_f64() * 1.1 / 60.0).ceil(),
                     options.rounds.rounds,
-                    options.rounds.duration.as_secs_f64()
+                    table.measurement_s.unwrap_or(options.rounds.duration.as_secs_f64())
                 ),
             ),
         ];
@@ -130,8 +138,8 @@ fn run_tables(args: &RunArgs) -> Result<()> {
         cases: args.case.clone(),
         jobs: args.jobs.clone(),
         rounds: RoundOptions { rounds: args.rounds, duration, stop: command::stop_flag()?, progress },
+        corpus: args.corpus.clone().unwrap_or(LabOptions::default().corpus),
         callgrind: args.callgrind.then(this_program).transpose()?,
-        ..LabOptions::default()
     };
     // Report invalid options before minutes of measuring.
     tables.iter().try_for_each(|table| options.estimate(table).map(drop))?;

@@ -40,6 +40,7 @@ fn the_list_says_what_each_table_is() {
         "consolidated against split; class-indexed, pinned against consolidated",
         "zs-free",
         "lru-batch",
+        "a pager against the kernel's swap on zram",
         "reduce lock contention in zs_free()",
         "class-indexed against split, class-in-word, no-pool-lock, pages-after-lock; pinned against class-indexed",
     ] {
@@ -50,7 +51,11 @@ fn the_list_says_what_each_table_is() {
 #[test]
 fn what_cannot_be_run_is_one_line() {
     for (args, status, mentions) in [
-        (&["slabs"][..], 2, "no table 'slabs', only: streams, slab-freeze, zs-lock, zs-free, lru-batch"),
+        (
+            &["slabs"][..],
+            2,
+            "no table 'slabs', only: streams, slab-freeze, zs-lock, zs-free, lru-batch, unmap",
+        ),
         (&["slab-freeze", "--case", "randread"], 2, "messaging, rawpkt"),
         (&["zs-free", "--case", "randread"], 2, "run-cache, no-run-cache"),
         (&["streams", "--case", "trim"], 2, "--case"),
@@ -124,6 +129,29 @@ fn a_short_run_prints_the_table_and_replaces_the_file() {
             assert!(measured(&values["elapsed_s"], 2).iter().all(|seconds| *seconds > 0.0));
         }
         assert!(row["published"]["ratio"].is_f64());
+    }
+}
+
+#[test]
+fn memory_is_paged_out_and_unmapped() {
+    let dir = tempfile::tempdir().unwrap();
+    let (corpus, file) = (dir.path().join("pages"), dir.path().join("unmap.json"));
+    let pages: Vec<u8> = (0..256 << 12).map(|at| (at / 7) as u8).collect();
+    fs::write(&corpus, pages).unwrap();
+    let mut command = lab(&["run", "unmap", "--rounds", "2", "--jobs", "1,2", "--json"]);
+    let text = collect_within(start(command.arg(&file).arg("--corpus").arg(&corpus)), 2 * PATIENCE).ok();
+    for said in ["paged-out", "class-indexed", "split", "random", "24.1 ms"] {
+        assert!(text.contains(said), "{said}: {text}");
+    }
+    let has_kernel = text.contains("kernel-lz4, 1 job, time: fill");
+    assert!(has_kernel || text.contains("the kernel's swap on zram left out: "), "{text}");
+    let json: Value = serde_json::from_str(&fs::read_to_string(&file).unwrap()).unwrap();
+    for row in json["rows"].as_array().unwrap() {
+        for side in ["before", "after"] {
+            for phase in ["fill_s", "page_out_s", "unmap_s"] {
+                measured(&row[side]["values"][phase], 2);
+            }
+        }
     }
 }
 

@@ -12,13 +12,13 @@ use super::io_error;
 const CONTROLLER: &str = "/sys/fs/cgroup/memory";
 
 /// A cgroup of this process's own, removed when dropped.
-pub(super) struct Cgroup {
+pub(crate) struct Cgroup {
     dir: PathBuf,
 }
 
 impl Cgroup {
     /// Returns why there can be none, if so.
-    pub(super) fn obstacle() -> Option<String> {
+    pub(crate) fn obstacle() -> Option<String> {
         let controller = Path::new(CONTROLLER);
         if !controller.join("memory.limit_in_bytes").exists() {
             return Some("there is no memory controller of cgroups, version 1".into());
@@ -30,13 +30,13 @@ impl Cgroup {
         }
     }
 
-    pub(super) fn new() -> Result<Cgroup> {
+    pub(crate) fn new() -> Result<Cgroup> {
         let dir = Path::new(CONTROLLER).join(format!("uzram-bench-{}", std::process::id()));
         fs::create_dir(&dir).map_err(|error| io_error(&dir, error))?;
         Ok(Cgroup { dir })
     }
 
-    pub(super) fn dir(&self) -> &Path {
+    pub(crate) fn dir(&self) -> &Path {
         &self.dir
     }
 }

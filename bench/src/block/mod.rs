@@ -9,13 +9,13 @@
 //! says why. However it ends, mounts, swap areas, loop devices, daemons, cgroups and zram devices are removed
 //! when their handles are dropped (`disk`, `swap_area`, `cgroup`).
 
-mod cgroup;
+pub(crate) mod cgroup;
 pub(crate) mod disk;
 mod file_system;
 mod idle;
 mod report;
 pub(crate) mod swap;
-mod swap_area;
+pub(crate) mod swap_area;
 mod swap_user;
 
 use std::path::{Path, PathBuf};

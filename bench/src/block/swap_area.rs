@@ -21,7 +21,7 @@ const PRIORITY: &str = "32767";
 const PROGRAMS: [&str; 3] = ["mkswap", "swapon", "swapoff"];
 
 /// Returns why there can be no swap area of the kernel's, if so.
-pub(super) fn obstacle() -> Option<String> {
+pub(crate) fn obstacle() -> Option<String> {
     let missing = PROGRAMS.into_iter().find(|name| find(name).is_none());
     missing.map(|name| format!("the program {name} is missing"))
 }
@@ -100,14 +100,23 @@ impl Drop for SwapDaemon {
 }
 
 /// A swap area on a kernel zram device.
-pub(super) struct KernelSwap {
+pub(crate) struct KernelSwap {
     zram: KernelZram,
     is_on: bool,
 }
 
 impl KernelSwap {
     pub(super) fn on(size_bytes: u64) -> Result<KernelSwap> {
-        let mut swap = KernelSwap { zram: kernel_zram(size_bytes)?, is_on: false };
+        KernelSwap::on_device(kernel_zram(size_bytes)?)
+    }
+
+    /// The same with an algorithm by the kernel's name.
+    pub(crate) fn on_named(algorithm: &str, size_bytes: u64) -> Result<KernelSwap> {
+        KernelSwap::on_device(KernelZram::add_named(algorithm, size_bytes)?)
+    }
+
+    fn on_device(zram: KernelZram) -> Result<KernelSwap> {
+        let mut swap = KernelSwap { zram, is_on: false };
         run_to_end(&mut swap.command("mkswap", &[]), PATIENCE)?;
         // With discard, as uzram's.
         run_to_end(&mut swap.command("swapon", &["--discard", "--priority", PRIORITY]), PATIENCE)?;
@@ -115,8 +124,13 @@ impl KernelSwap {
         Ok(swap)
     }
 
-    pub(super) fn off(mut self) -> Result<()> {
+    pub(crate) fn off(mut self) -> Result<()> {
         self.try_off()
+    }
+
+    /// Returns the bytes of memory that its pool has.
+    pub(crate) fn pool_bytes(&self) -> Result<u64> {
+        Ok(self.zram.memory()?.used_bytes)
     }
 
     fn try_off(&mut self) -> Result<()> {

@@ -22,6 +22,25 @@ pub struct KernelZram {
 impl KernelZram {
     /// Adds a device of `size_bytes`, with lz4 in place of `memory`, which kernels do not have.
     pub fn add(algorithm: &Algorithm, size_bytes: u64) -> Result<KernelZram> {
+        let added = KernelZram::hot_add()?;
+        match algorithm.kind() {
+            Kind::Memory => added.set_algorithm(&Kind::Lz4.into())?,
+            _ => added.set_algorithm(algorithm)?,
+        }
+        added.write("disksize", &size_bytes.to_string())?;
+        Ok(added)
+    }
+
+    /// Adds a device with an algorithm by the kernel's name, which uzram need not have.
+    pub(crate) fn add_named(algorithm: &str, size_bytes: u64) -> Result<KernelZram> {
+        let added = KernelZram::hot_add()?;
+        added.choose(algorithm)?;
+        added.write("disksize", &size_bytes.to_string())?;
+        Ok(added)
+    }
+
+    /// Adds a device without a size.
+    fn hot_add() -> Result<KernelZram> {
         let control = Path::new(CONTROL);
         if !control.exists() {
             return Err(Error::new(
@@ -30,17 +49,11 @@ impl KernelZram {
             ));
         }
         let id = read(&control.join("hot_add"))?;
-        let added = KernelZram {
+        Ok(KernelZram {
             id: id
                 .parse()
                 .map_err(|_| Error::new(ErrorKind::Io, format!("hot_add answered '{id}', not a number")))?,
-        };
-        match algorithm.kind() {
-            Kind::Memory => added.set_algorithm(&Kind::Lz4.into())?,
-            _ => added.set_algorithm(algorithm)?,
-        }
-        added.write("disksize", &size_bytes.to_string())?;
-        Ok(added)
+        })
     }
 
     /// Returns the path of the block device.
@@ -82,14 +95,18 @@ impl KernelZram {
         fs::write(&path, value).map_err(|error| io_error(&path, error))
     }
 
-    fn set_algorithm(&self, algorithm: &Algorithm) -> Result<()> {
-        let name = algorithm.kind().name();
+    fn choose(&self, name: &str) -> Result<()> {
         let known = read(&self.attribute("comp_algorithm"))?;
         if !known.split_ascii_whitespace().any(|known| known.trim_matches(['[', ']']) == name) {
             let what = format!("this kernel's zram has no {name}, only: {known}");
             return Err(Error::new(ErrorKind::Unsupported, what).with_setting("--algorithm"));
         }
-        self.write("comp_algorithm", name)?;
+        self.write("comp_algorithm", name)
+    }
+
+    fn set_algorithm(&self, algorithm: &Algorithm) -> Result<()> {
+        let name = algorithm.kind().name();
+        self.choose(name)?;
         // Kernels before 6.12 have no parameters; except for lz4, our defaults are not theirs.
         if *algorithm == Algorithm::default() {
             return Ok(());

@@ -96,6 +96,11 @@ pub trait Experiment {
         1.0
     }
 
+    /// Returns the work of a measurement with so many jobs, if it is always the same.
+    fn fixed_work(&self, _jobs: usize) -> Option<u64> {
+        None
+    }
+
     /// Prepares for a case; every design is then in the same state.
     ///
     /// # Errors
@@ -180,7 +185,8 @@ pub fn measure_case(
 ) -> Result<Vec<Vec<Values>>> {
     let mut work = BTreeMap::new();
     for &jobs in jobs {
-        work.insert(jobs, calibrate(experiment, calibrated, jobs, options)?);
+        let fixed = experiment.fixed_work(jobs);
+        work.insert(jobs, fixed.map_or_else(|| calibrate(experiment, calibrated, jobs, options), Ok)?);
     }
     // Round 0 warms up.
     let samples = in_turn_by_jobs(options.rounds + 1, jobs, designs, &options.stop, |turn| {

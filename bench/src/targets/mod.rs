@@ -4,6 +4,7 @@
 //! otherwise; hit ratios are compared by their difference, and measure no time. If a target cannot be
 //! measured on a machine, a note says why.
 
+mod pager;
 mod programs;
 mod target;
 mod wanted;
@@ -27,7 +28,9 @@ use crate::engine::survive;
 use crate::engine::{self, Against, Common, Pattern};
 use crate::harness::corpus::{self, Kind};
 use crate::harness::{DEFAULT_CORPUS_PAGES, Source};
+use crate::pager::PagerOptions;
 use crate::{nbd, take_over};
+use pager::pager_targets;
 use programs::ProgramsOptions;
 pub use programs::{ProgramsReport, SwapOut};
 pub use target::{Target, Targets};
@@ -65,6 +68,8 @@ pub struct TargetsOptions {
     pub backing: backing::BackingOptions,
     /// The amounts for block devices and swap.
     pub block: block::Amounts,
+    /// The amounts for the pager.
+    pub pager: crate::pager::Amounts,
     /// Pages in the traces for the LRU.
     pub trace_pages: u32,
     /// Uses of each trace.
@@ -96,6 +101,7 @@ impl Default for TargetsOptions {
             take_over: take_over::Amounts::default(),
             backing: backing::BackingOptions::default(),
             block: block::Amounts::default(),
+            pager: crate::pager::Amounts::default(),
             trace_pages: traces.pages,
             trace_uses: traces.uses,
             stop: Arc::default(),
@@ -132,6 +138,8 @@ pub struct TargetsReport {
     pub nbd: Option<nbd::NbdReport>,
     /// Block devices and swap, as far as they were measured.
     pub block: Option<block::BlockReport>,
+    /// The pager, if it was measured.
+    pub pager: Option<crate::pager::PagerReport>,
 }
 
 /// Measures every target.
@@ -204,6 +212,8 @@ pub fn run(options: &TargetsOptions) -> Result<TargetsReport> {
     targets.extend(nbd_targets(nbd.as_ref()));
     let block = block_report(options, path.clone(), &mut notes)?;
     targets.extend(block_targets(&options.block, block.as_ref()));
+    let pager = pager_report(options, path.clone(), &mut notes)?;
+    targets.extend(pager_targets(&options.pager, pager.as_ref()));
     let take_over = take_over_report(options, path, &mut notes)?;
     targets.extend(take_over_targets(&options.take_over, take_over.as_ref(), &mut notes));
     Ok(TargetsReport {
@@ -219,6 +229,7 @@ pub fn run(options: &TargetsOptions) -> Result<TargetsReport> {
         backing,
         nbd,
         block,
+        pager,
         take_over,
     })
 }
@@ -350,6 +361,32 @@ fn block_report(
     .map(Some)
 }
 
+/// The most rounds of the pager: paging out 256 MiB takes seconds.
+const PAGER_ROUNDS: usize = 3;
+
+/// Runs the benchmark of the pager, or adds a note that says why not. Its own notes say what it had to leave out.
+fn pager_report(
+    options: &TargetsOptions,
+    corpus: PathBuf,
+    notes: &mut Vec<String>,
+) -> Result<Option<crate::pager::PagerReport>> {
+    let Some(programs) = &options.programs else {
+        notes.push("the pager not measured: no uzram program was found".into());
+        return Ok(None);
+    };
+    crate::pager::run(&PagerOptions {
+        program: programs.bench.clone(),
+        corpus,
+        dir: options.backing.dir.clone(),
+        parts: crate::pager::Part::ALL.into(),
+        duration: options.duration,
+        repeat: options.repeat.min(PAGER_ROUNDS),
+        amounts: options.pager.clone(),
+        stop: Arc::clone(&options.stop),
+    })
+    .map(Some)
+}
+
 /// Runs the benchmark of daemons that outlive the process that serves, or adds a note that says why not. Its own notes
 /// say what it had to leave out.
 fn take_over_report(
@@ -397,6 +434,9 @@ impl fmt::Display for TargetsReport {
         if let Some(block) = &self.block {
             write!(f, "\n{block}")?;
         }
+        if let Some(pager) = &self.pager {
+            write!(f, "\n{pager}")?;
+        }
         match &self.take_over {
             Some(take_over) => write!(f, "\n{take_over}"),
             None => Ok(()),
@@ -442,7 +482,7 @@ mod tests {
             ..TargetsOptions::default()
         };
         let report = run(&options).unwrap();
-        assert_eq!(report.targets.len(), 2 + 2 + 4 + 4 + 6 + 2 + 7 + 2 + 12 + 6 + 5 + 6 + 7 + 10);
+        assert_eq!(report.targets.len(), 2 + 2 + 4 + 4 + 6 + 2 + 7 + 2 + 15 + 6 + 5 + 6 + 7 + 28 + 10);
         let measured =
             |name: &str| report.targets.iter().find(|target| target.name == name).unwrap().measured;
         assert!(measured("randwrite, 1 job / the bare encode loop").unwrap() > 0.0);
@@ -455,6 +495,8 @@ mod tests {
         assert!((-100.0..100.0).contains(&points), "{points}");
         assert_eq!(measured("NBD randread, 2 jobs, lz4 / nbdkit memory malloc"), None);
         assert_eq!(measured("its fault-in: time / kernel zram"), None);
+        assert_eq!(measured("pager, uffd, unmap: time / kernel zram"), None);
+        assert_eq!(measured("pager, guard, one fault, 64 threads, beyond decoding: p50 µs"), None);
         assert_eq!(measured("longest wait at a client, process killed, 16 GiB of pool: p99 ms"), None);
         assert_eq!(measured("NBD randread, 2 jobs, default / --no-survive: speed"), None);
         let text = report.to_string();

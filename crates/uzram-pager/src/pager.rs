@@ -12,6 +12,7 @@ use std::time::Duration;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use uzram::backing::{Backing, FileBacking};
 use uzram::codec::Algorithm;
+use uzram::designs::PoolDesign;
 use uzram::store::{BackingOptions, PolicyThread, StoreBuilder, WritebackLayout};
 use uzram::sync::Arc;
 use uzram::units::{PAGE_SHIFT, PAGE_SIZE, bytes_to_pages, pages_to_bytes};
@@ -88,6 +89,7 @@ pub struct PagerBuilder {
     algorithm: Algorithm,
     spill: Option<(PathBuf, u64)>,
     trap: Option<TrapKind>,
+    pool_design: PoolDesign,
 }
 
 impl PagerBuilder {
@@ -128,6 +130,13 @@ impl PagerBuilder {
     #[must_use]
     pub fn trap(self, trap: TrapKind) -> Self {
         PagerBuilder { trap: Some(trap), ..self }
+    }
+
+    /// Sets the lock design of the pool that stores compressed pages: for measurements.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn pool_design(self, pool_design: PoolDesign) -> Self {
+        PagerBuilder { pool_design, ..self }
     }
 
     /// Makes the pager.
@@ -171,6 +180,7 @@ impl PagerBuilder {
         let least_resident = limit_pages / LEAST_RESIDENT_SHARE[usize::from(self.spill.is_some())];
         let mut store = StoreBuilder::new("pager", pages)
             .algorithm(self.algorithm.clone())
+            .pool_design(self.pool_design)
             .limit_pages(limit_pages - least_resident);
         if let Some((dir, bytes)) = &self.spill {
             let backing = spill_file(dir, *bytes)?;
@@ -415,6 +425,7 @@ impl Pager {
             algorithm: Algorithm::default(),
             spill: None,
             trap: None,
+            pool_design: PoolDesign::default(),
         }
     }
 

@@ -30,7 +30,7 @@ use std::time::Duration;
 
 use uzram::{Error, Result};
 
-use crate::{lru_batch, slab_freeze, streams, zs_free, zs_lock};
+use crate::{lru_batch, slab_freeze, streams, unmap, zs_free, zs_lock};
 
 pub use expect::{Expect, Figure, Jobs, jobs_text, side};
 pub(crate) use expect::{busiest, median_of};
@@ -44,8 +44,14 @@ use uzram_bench::harness::stats::MAX_PAIRS;
 use uzram_bench::harness::{DEFAULT_CORPUS_PAGES, Source};
 
 /// Every table, in the order they are listed.
-pub static TABLES: [&Series; 5] =
-    [&streams::SERIES, &slab_freeze::SERIES, &zs_lock::SERIES, &zs_free::SERIES, &lru_batch::SERIES];
+pub static TABLES: [&Series; 6] = [
+    &streams::SERIES,
+    &slab_freeze::SERIES,
+    &zs_lock::SERIES,
+    &zs_free::SERIES,
+    &lru_batch::SERIES,
+    &unmap::SERIES,
+];
 
 /// Returns the table with that name.
 ///
@@ -185,6 +191,9 @@ pub struct Series {
     /// The function that callgrind counts, by its path: it does the measured work and nothing else. Counting
     /// is turned on when it is entered and off when it returns, so it must not call itself.
     pub counted_function: &'static str,
+    /// About how many seconds a measurement of one job takes, if its work is always the same; `None` if it is calibrated to
+    /// take as long as wanted. Such a table cannot be counted by callgrind.
+    pub measurement_s: Option<f64>,
     /// Prepares to measure these designs.
     pub open: Open,
     /// The author's figures for a case (or the total) and a number of jobs, of the design before at an index
@@ -276,7 +285,8 @@ impl LabOptions {
         if let Some(jobs) = jobs().find(|jobs| !(1..=MAX_JOBS).contains(*jobs)) {
             return bad(format!("{jobs} jobs: it must be 1 to {MAX_JOBS}"), "--jobs");
         }
-        if self.callgrind.is_some() && !jobs().any(|jobs| *jobs == 1) {
+        let counts = self.callgrind.is_some() && table.measurement_s.is_none();
+        if counts && !jobs().any(|jobs| *jobs == 1) {
             return bad("callgrind counts one job: 1 must be among the jobs".into(), "--jobs");
         }
         let RoundOptions { rounds, duration, .. } = self.rounds;
@@ -294,8 +304,20 @@ impl LabOptions {
     /// # Errors
     /// `Invalid` names the option that does not fit this table.
     pub fn estimate(&self, table: &Series) -> Result<Duration> {
-        let turns: usize = self.resolve(table)?.iter().map(|(_, jobs)| jobs.len()).sum();
-        let measurements = turns * (table.designs)().all().len() * (self.rounds.rounds + 1);
-        Ok(self.rounds.duration * u32::try_from(measurements).unwrap_or(u32::MAX))
+        let cases = self.resolve(table)?;
+        let designs_and_rounds = (table.designs)().all().len() * (self.rounds.rounds + 1);
+        let times = |measurements| u32::try_from(measurements).unwrap_or(u32::MAX);
+        Ok(match table.measurement_s {
+            None => {
+                let turns: usize = cases.iter().map(|(_, jobs)| jobs.len()).sum();
+                self.rounds.duration * times(turns * designs_and_rounds)
+            }
+            // More jobs than CPUs take turns.
+            Some(seconds) => {
+                let turns: usize =
+                    cases.iter().flat_map(|(_, jobs)| jobs).map(|jobs| jobs.div_ceil(cpus())).sum();
+                Duration::from_secs_f64(seconds) * times(turns * designs_and_rounds)
+            }
+        })
     }
 }

@@ -141,7 +141,7 @@ impl LabReport {
         left_out: Vec<String>,
     ) -> LabReport {
         let series = table.reference();
-        let mut notes = vec![how(options)];
+        let mut notes = vec![how(table, options)];
         notes.extend((table.legend)());
         let after = (table.designs)().after;
         notes.push(format!(
@@ -156,11 +156,14 @@ impl LabReport {
 }
 
 /// Describes how the figures were measured.
-fn how(options: &LabOptions) -> String {
+fn how(table: &Series, options: &LabOptions) -> String {
+    let length = match table.measurement_s {
+        None => format!(" of {:.2} s a measurement", options.rounds.duration.as_secs_f64()),
+        Some(_) => String::new(),
+    };
     format!(
-        "{} rounds of {:.2} s a measurement, medians; gain: elapsed before / after, the rounds' median, its {:.0}% interval, p of the signed-rank test",
+        "{} rounds{length}, medians; gain: elapsed before / after, the rounds' median, its {:.0}% interval, p of the signed-rank test",
         options.rounds.rounds,
-        options.rounds.duration.as_secs_f64(),
         100.0 * coverage(options.rounds.rounds)
     )
 }

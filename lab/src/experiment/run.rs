@@ -38,7 +38,7 @@ pub fn run(table: &Series, options: &LabOptions) -> Result<LabReport> {
             let totals = totals.entry(*jobs).or_insert_with(|| vec![Values::new(); cells.len()]);
             totals.iter_mut().zip(cells).for_each(|(total, cell)| add_up(total, cell));
         }
-        if let Some(program) = &options.callgrind {
+        if let Some(program) = options.callgrind.as_ref().filter(|_| table.measurement_s.is_none()) {
             (options.rounds.progress)(&format!("{}: {case} under callgrind", table.name));
             count(table, case, program, jobs, &mut cells, &mut notes)?;
             go_on(&options.rounds.stop)?;

@@ -30,6 +30,7 @@ const CLOCKWORK: Series = Series {
     legend: || vec!["elapsed: milliseconds".to_owned()],
     total: Some("both"),
     counted_function: "",
+    measurement_s: None,
     open: |_, designs| {
         assert_eq!(designs, (CLOCKWORK.designs)().all());
         Ok(Box::new(Measuring { case: String::new() }))

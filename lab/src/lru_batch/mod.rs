@@ -110,6 +110,7 @@ pub static SERIES: Series = Series {
     legend,
     total: None,
     counted_function: CLOCKED,
+    measurement_s: None,
     open,
     published: |_, jobs, before| published::figures(jobs, before),
     expectations: &[Expect {

@@ -103,6 +103,7 @@ pub static SERIES: Series = Series {
     legend,
     total: None,
     counted_function: CLOCKED,
+    measurement_s: None,
     open,
     published,
     expectations: &[

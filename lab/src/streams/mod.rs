@@ -62,6 +62,7 @@ pub static SERIES: Series = Series {
     legend,
     total: Some(ALL_SIX),
     counted_function: "uzram_bench::engine::measure::run_job",
+    measurement_s: None,
     open,
     published,
     expectations: &[

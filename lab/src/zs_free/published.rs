@@ -33,7 +33,7 @@ impl Machine {
 }
 
 /// Returns the published figures.
-pub(super) fn figures(jobs: usize) -> Option<Published> {
+pub(crate) fn figures(jobs: usize) -> Option<Published> {
     let at = JOBS.iter().position(|published| *published == jobs)?;
     let side = |design, of: fn(&Machine) -> &[f64; JOBS.len()]| {
         let ms = |machine| of(machine)[at];
@@ -49,7 +49,7 @@ pub(super) fn figures(jobs: usize) -> Option<Published> {
 }
 
 /// Returns the text about the source of the figures.
-pub(super) fn legend() -> String {
+pub(crate) fn legend() -> String {
     let of = |machine: &Machine| {
         let ms = |at| {
             let (base, patched): (f64, f64) = (machine.base_ms[at], machine.patched_ms[at]);

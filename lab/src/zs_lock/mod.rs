@@ -59,6 +59,7 @@ pub static SERIES: Series = Series {
     legend,
     total: None,
     counted_function: CLOCKED,
+    measurement_s: None,
     open,
     published: |_, jobs, _| published::figures(jobs),
     expectations: &[Expect {

@@ -205,6 +205,45 @@ impl Corpus {
     }
 }
 
+/// A corpus in a file: that of its source, or a temporary one.
+pub struct Saved {
+    path: PathBuf,
+    _dir: Option<tempfile::TempDir>,
+}
+
+impl Saved {
+    /// Saves a corpus that is not in a file already.
+    ///
+    /// # Errors
+    /// As [`Source::load`] and [`Corpus::save`].
+    pub fn of(source: &Source, stop: &AtomicBool) -> Result<Saved> {
+        match source {
+            Source::File(path) => Ok(Saved { path: path.clone(), _dir: None }),
+            _ => Saved::new(source, &source.load_until(stop)?),
+        }
+    }
+
+    /// The same for a corpus that was loaded.
+    ///
+    /// # Errors
+    /// As [`Corpus::save`].
+    pub fn new(source: &Source, corpus: &Corpus) -> Result<Saved> {
+        if let Source::File(path) = source {
+            return Ok(Saved { path: path.clone(), _dir: None });
+        }
+        let dir = tempfile::tempdir()
+            .map_err(|error| Error::new(ErrorKind::Io, format!("cannot make a temporary folder: {error}")))?;
+        let path = dir.path().join("pages.bin");
+        corpus.save(&path)?;
+        Ok(Saved { path, _dir: Some(dir) })
+    }
+
+    /// Returns the path of the file.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
 /// Fails unless the bytes read are those written: figures of a target that returns wrong bytes mean nothing.
 /// `what` names the target.
 ///

@@ -1,0 +1,330 @@
+//! Zipf access to four times the memory that there is: a pager's region, beside plain memory in a cgroup of the memory
+//! controller with the same limit, which swaps to the kernel's zram.
+//!
+//! The limit of a pager counts compressed memory, and that of a cgroup does not: zram's pool is the kernel's. So a pager is
+//! measured twice: with the cgroup's limit and a spill file, and with the memory that cgroup and pool have together.
+//!
+//! All of them are processes, which fill their memory, serve a number of accesses, and then take turns.
+
+use std::fs;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+use uzram::units::{PAGE_SIZE, Page, page_of, pages_to_bytes};
+use uzram::{Error, Result};
+use uzram_pager::TrapKind;
+
+use super::PagerOptions;
+use super::limited::LimitedCgroup;
+use super::memory::{Mapping, Memory, changed, corpus_page};
+use super::user::{self, PagerSettings, Steps, User};
+use crate::block::io_error;
+use crate::block::swap_area::KernelSwap;
+use crate::engine::hit_ratio::Zipf;
+use crate::harness::rounds::in_turn_by_jobs;
+use crate::harness::stats::{median, median_ratio};
+
+/// Pages, for each of the limit.
+const PAGES_PER_LIMIT: u64 = 4;
+const EXPONENT: f64 = 0.99;
+/// The share of writes.
+const WRITES_ONE_OF: u32 = 10;
+/// Marks an access that writes.
+const WRITES: u32 = 1 << 31;
+/// Accesses generated in advance for each page; then they repeat.
+const ACCESSES_PER_PAGE: usize = 16;
+/// Accesses for each page before it is measured.
+const WARM_UP_PER_PAGE: usize = 2;
+/// Accesses between two looks at the clock.
+const LOOK_EVERY: usize = 64;
+/// How often memory is looked at.
+const SAMPLE_EVERY: Duration = Duration::from_millis(10);
+
+/// The results; medians over the rounds.
+#[derive(Clone, Debug, Serialize)]
+pub struct ZipfAccess {
+    /// The data set.
+    pub size_bytes: u64,
+    /// The limit of the cgroup, and of pagers with a spill file.
+    pub limit_bytes: u64,
+    /// The memory of the kernel's pool; `None` if the kernel was not measured.
+    pub pool_bytes: Option<u64>,
+    /// The kernel's accesses a second.
+    pub kernel_per_s: Option<f64>,
+    /// How often the limit had to be raised for a moment, as the kernel found nothing to reclaim.
+    pub raised: Option<usize>,
+    /// Its major faults, for each access.
+    pub kernel_misses_per_access: Option<f64>,
+    /// The pagers.
+    pub pagers: Vec<PagerAccess>,
+}
+
+/// One pager's.
+#[derive(Clone, Debug, Serialize)]
+pub struct PagerAccess {
+    /// How it traps touches.
+    pub trap: &'static str,
+    /// Whether it has a spill file and the cgroup's limit, or the memory of cgroup and pool together.
+    pub spills: bool,
+    /// Its limit.
+    pub limit_bytes: u64,
+    /// Touches that found no page, for each access.
+    pub misses_per_access: f64,
+    /// Accesses a second.
+    pub per_s: f64,
+    /// The speed divided by the kernel's.
+    pub speed_ratio: Option<f64>,
+    /// The most private and shared memory of the process, less what it had before it made the pager.
+    pub peak_bytes: u64,
+}
+
+/// Runs the measurement.
+pub(super) fn measure(options: &PagerOptions, traps: &[TrapKind], kernel: bool) -> Result<ZipfAccess> {
+    let limit_bytes = options.amounts.limit_bytes;
+    let pages = (PAGES_PER_LIMIT * page_of(limit_bytes)) as usize;
+    let size_bytes = pages_to_bytes(pages as u64);
+    let accesses = tempfile::NamedTempFile::new().map_err(|error| io_error(Path::new("accesses"), error))?;
+    write_accesses(accesses.path(), pages)?;
+    let job = |pager, cgroup| {
+        let (corpus, accesses) = (options.corpus.clone(), accesses.path().to_owned());
+        user::Job::Zipf(Job { pager, cgroup, corpus, accesses, pages })
+    };
+    let start = |job| -> Result<User> {
+        let mut user = User::start(&options.program, &job)?;
+        user.ask::<Slice>("fill", &options.stop)?;
+        user.ask::<Slice>(&format!("0 {}", WARM_UP_PER_PAGE * pages), &options.stop)?;
+        Ok(user)
+    };
+
+    // Dropped after the processes that use them.
+    let mut area = None;
+    let mut cgroup = None;
+    let mut users = Vec::new();
+    if kernel {
+        area = Some(KernelSwap::on_named("lz4", size_bytes + size_bytes / 4)?);
+        let cgroup = cgroup.insert(LimitedCgroup::new(limit_bytes)?);
+        users.push(start(job(None, Some(cgroup.dir().to_owned())))?);
+    }
+    let pool_bytes = area.as_ref().map(KernelSwap::pool_bytes).transpose()?;
+    let mut pagers = Vec::new();
+    for trap in traps {
+        let spilling = PagerSettings {
+            spill: Some((options.dir.clone(), size_bytes)),
+            ..PagerSettings::new(*trap, limit_bytes)
+        };
+        pagers.push((*trap, spilling));
+        // Without a kernel to compare with, what mixed pages take.
+        let pool_bytes = pool_bytes.unwrap_or(size_bytes / 2);
+        pagers.push((*trap, PagerSettings::new(*trap, limit_bytes + pool_bytes)));
+    }
+    for (_, settings) in &pagers {
+        users.push(start(job(Some(settings.clone()), None))?);
+    }
+
+    let step = format!("{} 0", options.duration.as_millis());
+    let slices = in_turn_by_jobs(options.repeat, &[1], users.len(), &options.stop, |turn| {
+        users[turn.variant].ask::<Slice>(&step, &options.stop)
+    })?;
+    let speeds: Vec<Vec<f64>> =
+        slices[0].iter().map(|rounds| rounds.iter().map(Slice::per_s).collect()).collect();
+    let (of_kernel, of_pagers) = speeds.split_at(usize::from(kernel));
+    let of_kernel = of_kernel.first();
+    let mut rows = Vec::new();
+    for (nth, ((trap, settings), speeds)) in pagers.iter().zip(of_pagers).enumerate() {
+        let peak_bytes = users[usize::from(kernel) + nth].ask::<u64>("memory", &options.stop)?;
+        rows.push(PagerAccess {
+            trap: trap.name(),
+            spills: settings.spill.is_some(),
+            limit_bytes: settings.limit_bytes,
+            misses_per_access: misses(&slices[0][usize::from(kernel) + nth]),
+            per_s: median(speeds),
+            speed_ratio: of_kernel.map(|kernel| median_ratio(speeds, kernel)),
+            peak_bytes,
+        });
+    }
+    drop(users);
+    let raised = cgroup.as_ref().map(LimitedCgroup::raised);
+    drop(cgroup);
+    area.map_or(Ok(()), KernelSwap::off)?;
+    let kernel_per_s = of_kernel.map(|speeds| median(speeds));
+    let kernel_misses_per_access = kernel.then(|| misses(&slices[0][0]));
+    Ok(ZipfAccess {
+        size_bytes,
+        limit_bytes,
+        pool_bytes,
+        kernel_per_s,
+        raised,
+        kernel_misses_per_access,
+        pagers: rows,
+    })
+}
+
+/// Returns the misses for each access, the median of the rounds.
+fn misses(rounds: &[Slice]) -> f64 {
+    let misses = rounds.iter().map(|slice| slice.misses as f64 / slice.accesses.max(1) as f64);
+    median(&misses.collect::<Vec<_>>())
+}
+
+/// Writes the accesses to a file, which all processes map.
+fn write_accesses(path: &Path, pages: usize) -> Result<()> {
+    let mut random = fastrand::Rng::with_seed(5);
+    let accesses = Zipf::new(pages as u32, EXPONENT, 4).take(ACCESSES_PER_PAGE * pages);
+    let word = |page: u32| page | if random.u32(..WRITES_ONE_OF) == 0 { WRITES } else { 0 };
+    let bytes: Vec<u8> = accesses.map(word).flat_map(u32::to_ne_bytes).collect();
+    let write = || fs::File::create(path)?.write_all(&bytes);
+    write().map_err(|error| io_error(path, error))
+}
+
+/// A process.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Job {
+    /// `None`: plain memory.
+    pager: Option<PagerSettings>,
+    /// The cgroup that it enters.
+    cgroup: Option<PathBuf>,
+    corpus: PathBuf,
+    accesses: PathBuf,
+    pages: usize,
+}
+
+/// Accesses that were served.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+struct Slice {
+    accesses: usize,
+    elapsed_ns: u64,
+    misses: u64,
+}
+
+impl Slice {
+    fn per_s(&self) -> f64 {
+        self.accesses as f64 / (self.elapsed_ns.max(1) as f64 / 1e9)
+    }
+}
+
+impl Job {
+    /// Is the process. The steps: `fill`; `MS COUNT`, accesses for so long, at least so many; `memory`, the peak.
+    pub(super) fn run(&self, steps: &mut Steps) -> Result<()> {
+        let (corpus, accesses) = (Mapping::file(&self.corpus)?, Mapping::file(&self.accesses)?);
+        // In memory before the cgroup is entered, so that they are not counted there.
+        corpus.pages().iter().chain(accesses.pages()).for_each(super::memory::touch);
+        if let Some(cgroup) = &self.cgroup {
+            let path = cgroup.join("cgroup.procs");
+            fs::write(&path, std::process::id().to_string()).map_err(|error| io_error(&path, error))?;
+        }
+        let before_bytes = own_bytes();
+        let (peak_bytes, ends) = (AtomicU64::new(0), AtomicBool::new(false));
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while self.pager.is_some() && !ends.load(Ordering::Relaxed) {
+                    peak_bytes.fetch_max(own_bytes(), Ordering::Relaxed);
+                    std::thread::sleep(SAMPLE_EVERY);
+                }
+            });
+            let peak = || peak_bytes.load(Ordering::Relaxed).saturating_sub(before_bytes);
+            let outcome = self.serve(steps, corpus.pages(), accesses.pages(), peak);
+            ends.store(true, Ordering::Relaxed);
+            outcome
+        })
+    }
+
+    fn serve(
+        &self,
+        steps: &mut Steps,
+        corpus: &[Page],
+        accesses: &[Page],
+        peak_bytes: impl Fn() -> u64,
+    ) -> Result<()> {
+        let pager = self.pager.as_ref().map(PagerSettings::build).transpose()?;
+        let mut accessed = Accessed {
+            memory: Memory::map(pager.as_ref(), self.pages)?,
+            corpus,
+            holds: (0..self.pages as u32).collect(),
+            accesses: accesses.as_flattened().as_chunks::<4>().0,
+            done: 0,
+        };
+        while let Some(step) = steps.next() {
+            if step == "memory" {
+                steps.answer(&peak_bytes())?;
+                continue;
+            }
+            let missed = || pager.as_ref().map_or_else(major_faults, |pager| pager.stats().faults);
+            let before = missed();
+            let start = Instant::now();
+            let accesses = match step.split_once(' ') {
+                None => {
+                    accessed.memory.fill(corpus, 0);
+                    self.pages
+                }
+                Some((ms, least)) => {
+                    let number = |text: &str| text.parse().map_err(|_| Error::invalid(text.to_owned()));
+                    accessed.go(Duration::from_millis(number(ms)?), number(least)? as usize)?
+                }
+            };
+            let elapsed_ns = start.elapsed().as_nanos() as u64;
+            steps.answer(&Slice { accesses, elapsed_ns, misses: missed() - before })?;
+        }
+        Ok(())
+    }
+}
+
+struct Accessed<'a> {
+    memory: Memory,
+    corpus: &'a [Page],
+    /// The corpus's page that each page holds.
+    holds: Vec<u32>,
+    accesses: &'a [[u8; 4]],
+    done: usize,
+}
+
+impl Accessed<'_> {
+    /// Serves accesses for so long, and at least `least`.
+    fn go(&mut self, duration: Duration, least: usize) -> Result<usize> {
+        let start = Instant::now();
+        let first = self.done;
+        while self.done - first < least || start.elapsed() < duration {
+            for _ in 0..LOOK_EVERY {
+                self.next()?;
+            }
+        }
+        Ok(self.done - first)
+    }
+
+    fn next(&mut self) -> Result<()> {
+        let access = u32::from_ne_bytes(self.accesses[self.done % self.accesses.len()]);
+        self.done += 1;
+        let page = (access & !WRITES) as usize;
+        if access & WRITES != 0 {
+            self.holds[page] = self.done as u32;
+            self.memory.pages_mut()[page] = *corpus_page(self.corpus, self.done);
+        } else if self.memory.pages()[page] != *corpus_page(self.corpus, self.holds[page] as usize) {
+            return Err(changed(page));
+        }
+        Ok(())
+    }
+}
+
+const _: () = assert!(PAGE_SIZE.is_multiple_of(4));
+
+/// Returns how many faults of this process read a swap area so far.
+fn major_faults() -> u64 {
+    let mut usage = std::mem::MaybeUninit::<libc::rusage>::zeroed();
+    // SAFETY: the pointer is to memory for one `rusage`, which the call fills; one of zeros is valid as well.
+    let usage = unsafe {
+        libc::getrusage(libc::RUSAGE_SELF, usage.as_mut_ptr());
+        usage.assume_init()
+    };
+    usage.ru_majflt.unsigned_abs()
+}
+
+/// Returns the private and shared memory of this process.
+fn own_bytes() -> u64 {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let kib = |name: &str| -> u64 {
+        let line = status.lines().find_map(|line| line.strip_prefix(name));
+        line.and_then(|rest| rest.trim().trim_end_matches(" kB").parse().ok()).unwrap_or_default()
+    };
+    (kib("RssAnon:") + kib("RssShmem:")) << 10
+}
