@@ -44,8 +44,6 @@ use crate::trap::{MOST_PAGES, Run, Trap};
 use crate::waits::Waits;
 use crate::window::Windows;
 
-/// Units that the evictor takes from the LRU at once.
-const EVICTED_AT_ONCE: usize = 64;
 /// Pages that one thread evicts alone: it takes about as long as starting some threads, several times over.
 const MOST_ALONE: usize = 1024;
 /// The most threads that help to evict.
@@ -58,6 +56,16 @@ const PLACE_RETRY: Duration = Duration::from_millis(1);
 enum Leave {
     Store,
     Discard,
+}
+
+/// A unit that was taken from the program.
+#[derive(Clone, Copy, Default)]
+struct Taken {
+    unit: u64,
+    /// Whether the store has a copy.
+    copied: bool,
+    /// Whether its contents are in the store by now, or to be discarded; if not, it is given back.
+    stored: bool,
 }
 
 /// See the [module's documentation](self).
@@ -304,120 +312,102 @@ impl<T: Trap> Core<T> {
         self.trap.retry(run.first);
     }
 
-    /// Evicts units, some of which are next to each other. Returns how many left.
+    /// Evicts the coldest units. Returns how many left. Uses `units` for their numbers.
     pub(crate) fn evict_cold(&self, units: &mut Vec<u32>) -> usize {
         units.clear();
-        self.lru.isolate(EVICTED_AT_ONCE, units);
+        self.lru.isolate(MOST_PAGES / self.unit_pages, units);
         units.sort_unstable();
-        let most = MOST_PAGES / self.unit_pages;
-        let mut left = 0;
-        for chunk in units.chunk_by(|a, b| a + 1 == *b) {
-            for chunk in chunk.chunks(most) {
-                left += self.evict(u64::from(chunk[0]), chunk.len(), Leave::Store);
-            }
-        }
+        let left = self.evict(units.iter().map(|unit| u64::from(*unit)), Leave::Store);
         // Those that stayed.
         units.retain(|unit| self.lru.is_isolated(*unit));
         self.lru.put_back(units);
         left
     }
 
-    /// Has units next to each other leave, up to [`MOST_PAGES`] pages, as far as they are in memory and may leave. Returns how many
-    /// left.
-    fn evict(&self, first: u64, units: usize, leave: Leave) -> usize {
-        let (mut left, mut at) = (0, 0);
-        while at < units {
-            let mut copied = [false; MOST_PAGES];
-            let mut count = 0;
-            while at + count < units {
-                match self.state(first + (at + count) as u64).start_leave() {
-                    Some(is_copied) => copied[count] = is_copied,
-                    None => break,
-                }
+    /// Has units leave that are in memory and may leave: up to [`MOST_PAGES`] pages, in ascending order. Returns how many left.
+    fn evict(&self, units: impl Iterator<Item = u64>, leave: Leave) -> usize {
+        let mut bench = self.benches.take();
+        let (mut taken, mut len) = ([Taken::default(); MOST_PAGES], 0);
+        let mut units = units.peekable();
+        while let Some(first) = units.next() {
+            let Some(copied) = self.state(first).start_leave() else { continue };
+            taken[len] = Taken { unit: first, copied, stored: true };
+            let mut count = 1;
+            // Neighbours are taken together.
+            while let Some(next) = units.next_if_eq(&(first + count as u64)) {
+                let Some(copied) = self.state(next).start_leave() else { break };
+                taken[len + count] = Taken { unit: next, copied, stored: true };
                 count += 1;
             }
-            if count > 0 {
-                left += self.evict_claimed(first + at as u64, &copied[..count], leave);
-            }
-            at += count + 1;
+            len = self.take(&mut bench, &mut taken, len, count);
         }
-        left
+        let taken = &mut taken[..len];
+        for (nth, one) in taken.iter_mut().enumerate() {
+            let pages = Self::pages(self.run(one.unit, 1));
+            match leave {
+                Leave::Discard => self.store.discard_pages(pages),
+                Leave::Store => {
+                    let contents = (nth * self.unit_pages..).map(|at| self.trap.taken(&bench, at));
+                    one.stored = self.write(pages.zip(contents), one.copied);
+                }
+            }
+        }
+        let (all_pages, mut at) = (len * self.unit_pages, 0);
+        for same in taken.chunk_by(|a, b| a.stored == b.stored && a.unit + 1 == b.unit) {
+            if !same[0].stored {
+                self.trap.give_back(&mut bench, at * self.unit_pages, self.run(same[0].unit, same.len()));
+            }
+            at += same.len();
+        }
+        let stored = taken.chunk_by(|a, b| a.stored == b.stored && a.unit + 1 == b.unit);
+        let stored = stored.filter(|same| same[0].stored).map(|same| self.run(same[0].unit, same.len()));
+        self.trap.release(&mut bench, all_pages, stored);
+        drop(bench);
+        self.left(taken, leave)
     }
 
-    /// The same for units that the caller owns, of which `copied` says whether the store has a copy.
-    fn evict_claimed(&self, first: u64, copied: &[bool], leave: Leave) -> usize {
-        let (mut left, mut at) = (0, 0);
-        while at < copied.len() {
-            let mut bench = self.benches.take();
-            let unit = first + at as u64;
-            let run = self.run(unit, copied.len() - at);
-            let taken_pages = self.trap.take(&mut bench, run);
-            let taken = taken_pages / self.unit_pages;
-            let rest = Run {
-                first: run.first + (taken * self.unit_pages) as u64,
-                pages: taken_pages % self.unit_pages,
-            };
-            if rest.pages > 0 {
-                self.trap.give_back(&mut bench, taken_pages - rest.pages, rest);
+    /// Takes `count` neighbours, behind `len` units that were taken before. Returns the units that are taken by now: those that
+    /// could not be taken are in memory again.
+    fn take(&self, bench: &mut T::Bench, taken: &mut [Taken], mut len: usize, count: usize) -> usize {
+        let (mut from, end) = (len, len + count);
+        while from < end {
+            let run = self.run(taken[from].unit, end - from);
+            let pages = self.trap.take(bench, len * self.unit_pages, run);
+            let (units, rest) = (pages / self.unit_pages, pages % self.unit_pages);
+            if rest > 0 {
+                let part = Run { first: run.first + (pages - rest) as u64, pages: rest };
+                self.trap.give_back(bench, len * self.unit_pages + pages - rest, part);
             }
-            let mut stored = [true; MOST_PAGES];
-            for (nth, (stored, copied)) in stored.iter_mut().zip(&copied[at..at + taken]).enumerate() {
-                let run = self.run(unit + nth as u64, 1);
-                let pages = Self::pages(run).zip(nth * self.unit_pages..);
-                match leave {
-                    Leave::Discard => self.store.discard_pages(Self::pages(run)),
-                    Leave::Store => {
-                        *stored =
-                            self.write(pages.map(|(page, at)| (page, self.trap.taken(&bench, at))), *copied);
-                    }
-                }
-            }
-            for run_of_same in stored[..taken].chunk_by(|a, b| a == b).scan(0, |from, same| {
-                let start = *from;
-                *from += same.len();
-                Some((start, same.len(), same[0]))
-            }) {
-                let (nth, count, stored) = run_of_same;
-                let run = self.run(unit + nth as u64, count);
-                if stored {
-                    self.trap.release(&mut bench, nth * self.unit_pages, run);
-                } else {
-                    self.trap.give_back(&mut bench, nth * self.unit_pages, run);
-                }
-            }
-            drop(bench);
-            left += self.left(unit, &copied[at..at + taken], &stored[..taken], leave);
-            if taken + at < copied.len() {
-                // The one behind those that were taken stays.
+            taken.copy_within(from..from + units, len);
+            (from, len) = (from + units, len + units);
+            if from < end {
+                let Taken { unit, copied, .. } = taken[from];
                 self.shares.local().busy.add(1);
-                self.end(unit + taken as u64, Place::In, copied[at + taken]);
+                self.end(unit, Place::In, copied);
+                from += 1;
             }
-            at += taken + 1;
         }
-        left
+        len
     }
 
-    /// Ends the states of units that left, or were to leave but were not `stored`. Returns how many left.
-    fn left(&self, first: u64, copied: &[bool], stored: &[bool], leave: Leave) -> usize {
+    /// Ends the states of units that were taken. Returns how many left.
+    fn left(&self, taken: &[Taken], leave: Leave) -> usize {
         let share = self.shares.local();
-        let pages = self.unit_pages as u64;
-        let (mut left, mut dead) = (0, [0; MOST_PAGES]);
-        let mut dead_count = 0;
-        for (nth, (copied, stored)) in copied.iter().zip(stored).enumerate() {
-            let unit = first + nth as u64;
+        let (mut dead, mut dead_count, mut left) = ([0; MOST_PAGES], 0, 0);
+        for Taken { unit, copied, stored } in taken {
             self.copied_units.sub(u64::from(*copied));
             if !stored {
                 share.no_room.add(1);
-                self.end(unit, Place::In, false);
+                self.end(*unit, Place::In, false);
                 continue;
             }
-            share.pages_out.add(pages);
+            share.pages_out.add(self.unit_pages as u64);
             self.room.left(self.unit_pages, leave == Leave::Discard);
-            if self.lru.leave(unit as u32) {
-                dead[dead_count] = unit as u32;
+            if self.lru.leave(*unit as u32) {
+                dead[dead_count] = *unit as u32;
                 dead_count += 1;
             }
-            self.end(unit, if leave == Leave::Store { Place::Out } else { Place::New }, false);
+            self.end(*unit, if leave == Leave::Store { Place::Out } else { Place::New }, false);
             left += 1;
         }
         self.lru.remove_dead(&mut dead[..dead_count]);
@@ -472,7 +462,7 @@ impl<T: Trap> Core<T> {
                 let count = most.min((units.end - first) as usize);
                 // The program may be here as soon as a page is open, before the thread that brought it has ended its state.
                 (first..first + count as u64).for_each(|unit| self.wait_while(unit, Place::Loading));
-                self.evict(first, count, Leave::Store);
+                self.evict(first..first + count as u64, Leave::Store);
             }
         };
         let helpers = match run.pages {
@@ -551,7 +541,7 @@ impl<T: Trap> Core<T> {
                     let seen = self.state(unit).get();
                     match seen.place() {
                         Place::New | Place::Gone => break,
-                        Place::In if self.evict(unit, 1, Leave::Discard) > 0 => break,
+                        Place::In if self.evict(unit..=unit, Leave::Discard) > 0 => break,
                         // The kernel transfers data to it, or a thread is at it.
                         Place::In => {
                             self.zero(self.run(unit, 1));

@@ -220,7 +220,7 @@ impl Trap for Guard {
         Ok(())
     }
 
-    fn take(&self, bench: &mut Bench, run: Run) -> usize {
+    fn take(&self, bench: &mut Bench, nth: usize, run: Run) -> usize {
         #[cfg(test)]
         if crate::faults::of_ioctl(true).is_some() {
             return 0;
@@ -230,7 +230,7 @@ impl Trap for Guard {
             self.open_all(run);
             return 0;
         }
-        let bytes = bench.buffer[..run.pages].as_flattened_mut();
+        let bytes = bench.buffer[nth..nth + run.pages].as_flattened_mut();
         let (offset, mut done) = (pages_to_bytes(run.first), 0);
         while done < bytes.len() {
             match rustix::io::pread(&self.file, &mut bytes[done..], offset + done as u64) {
@@ -253,8 +253,8 @@ impl Trap for Guard {
         self.open_all(run);
     }
 
-    fn release(&self, _: &mut Bench, _: usize, run: Run) {
-        self.punch(run);
+    fn release(&self, _: &mut Bench, _: usize, runs: impl Iterator<Item = Run>) {
+        runs.for_each(|run| self.punch(run));
     }
 
     fn lose(&self, _: Run) {

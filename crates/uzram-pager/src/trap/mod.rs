@@ -69,19 +69,19 @@ pub(crate) trait Trap: Send + Sync + Sized + 'static {
     /// changed them.
     fn place(&self, bench: &mut Self::Bench, run: Run) -> Result<()>;
 
-    /// Traps open pages, and makes their contents readable. Returns how many, from the first: fewer if the next one cannot be
-    /// taken, for example because the kernel transfers data to it.
-    fn take(&self, bench: &mut Self::Bench, run: Run) -> usize;
+    /// Traps open pages, and makes their contents readable as the bench's pages from the `nth` on. Returns how many, from the first:
+    /// fewer if the next one cannot be taken, for example because the kernel transfers data to it.
+    fn take(&self, bench: &mut Self::Bench, nth: usize, run: Run) -> usize;
 
-    /// Returns the `nth` page that was taken last.
+    /// Returns the bench's `nth` page.
     fn taken<'a>(&self, bench: &'a Self::Bench, nth: usize) -> &'a Page;
 
     /// Opens pages again that were taken, from the `nth` on, with their contents. Waits for as long as the system has no memory
     /// for that.
     fn give_back(&self, bench: &mut Self::Bench, nth: usize, run: Run);
 
-    /// Gives the memory of pages that were taken back to the system, from the `nth` on.
-    fn release(&self, bench: &mut Self::Bench, nth: usize, run: Run);
+    /// Gives the memory of pages that were taken, and not given back, to the system: `runs`, among the bench's first `pages`.
+    fn release(&self, bench: &mut Self::Bench, pages: usize, runs: impl Iterator<Item = Run>);
 
     /// Has touches of trapped pages fail, as their contents are lost.
     fn lose(&self, run: Run);

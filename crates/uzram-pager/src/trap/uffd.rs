@@ -213,8 +213,9 @@ impl Trap for Uffd {
         self.copy(self.space.address(run.first).addr(), &bench.buffer[..run.pages])
     }
 
-    fn take(&self, bench: &mut Bench, run: Run) -> usize {
-        self.move_pages(self.space.address(run.first).addr(), bench.staging.start.as_ptr().addr(), run.pages)
+    fn take(&self, bench: &mut Bench, nth: usize, run: Run) -> usize {
+        let to = bench.staging.page(nth).as_ptr().addr();
+        self.move_pages(self.space.address(run.first).addr(), to, run.pages)
     }
 
     fn taken<'a>(&self, bench: &'a Bench, nth: usize) -> &'a Page {
@@ -244,8 +245,8 @@ impl Trap for Uffd {
         self.wake(to, run.pages);
     }
 
-    fn release(&self, bench: &mut Bench, nth: usize, run: Run) {
-        bench.staging.release(nth, run.pages);
+    fn release(&self, bench: &mut Bench, pages: usize, _: impl Iterator<Item = Run>) {
+        bench.staging.release(0, pages);
     }
 
     fn lose(&self, run: Run) {
