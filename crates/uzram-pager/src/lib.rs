@@ -51,6 +51,8 @@ mod tests;
 #[cfg(not(loom))]
 mod trap;
 #[cfg(not(loom))]
+mod waiters;
+#[cfg(not(loom))]
 mod waits;
 #[cfg(not(loom))]
 mod window;

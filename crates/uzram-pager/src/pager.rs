@@ -9,7 +9,6 @@ use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use uzram::backing::{Backing, FileBacking};
 use uzram::codec::Algorithm;
 use uzram::designs::PoolDesign;
@@ -27,6 +26,7 @@ use crate::trap::guard::{Fence, Guard};
 use crate::trap::sigsegv::{self, Handler, Registered};
 use crate::trap::uffd::Uffd;
 use crate::trap::{MOST_PAGES, Run, Trap};
+use crate::waiters::Waiters;
 
 /// The default of [`PagerBuilder::capacity`].
 pub const DEFAULT_CAPACITY_BYTES: u64 = 256 << 30;
@@ -34,9 +34,6 @@ pub const DEFAULT_CAPACITY_BYTES: u64 = 256 << 30;
 pub const LEAST_LIMIT_BYTES: u64 = 4 << 20;
 /// The share of the limit that compressed memory leaves to pages as they are, without a spill file and with one.
 const LEAST_RESIDENT_SHARE: [u64; 2] = [8, 2];
-/// The most threads that wait for touches. The kernel wakes all of them for each touch. The one on the CPU of the thread that
-/// touched is there first: it needs no interrupt of another CPU, and the CPU has nothing else to do.
-const MOST_WAITERS: usize = 4;
 /// How long the evictor rests when nothing can leave.
 const REST: Duration = Duration::from_millis(50);
 
@@ -302,7 +299,7 @@ impl<T: Trap> Drop for Evictor<T> {
 
 /// Starts a thread that brings or evicts pages. If it panics, which is a defect, the process ends: its memory would be out of
 /// reach, and threads would wait for ever.
-fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>> {
+pub(crate) fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>> {
     let run = || {
         if catch_unwind(AssertUnwindSafe(run)).is_err() {
             std::process::abort();
@@ -315,70 +312,24 @@ fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> Result<JoinHandle<(
 
 /// With userfaultfd: threads that wait for touches.
 struct OfUffd {
-    // Dropped in this order.
+    // Dropped in this order, after the threads.
     _evictor: Evictor<Uffd>,
     _policy: PolicyThread,
     core: Arc<Core<Uffd>>,
-    threads: Vec<JoinHandle<()>>,
+    waiters: Arc<Waiters>,
 }
 
 impl OfUffd {
     fn new(builder: &PagerBuilder, pages: u64) -> Result<Self> {
         let (core, policy) = builder.core(Uffd::new(pages)?, 1, pages)?;
-        let mut pager = OfUffd {
-            _evictor: Evictor::start(&core, builder.goal_percent)?,
-            _policy: policy,
-            core,
-            threads: Vec::new(),
-        };
-        for (nth, cpu) in cpus().into_iter().enumerate() {
-            let core = Arc::clone(&pager.core);
-            let run = move || {
-                stay_on(cpu);
-                serve(&core);
-            };
-            pager.threads.push(spawn(&format!("uzram-pager-{nth}"), run)?);
-        }
-        Ok(pager)
-    }
-}
-
-/// Returns the CPUs of the threads that wait for touches, at least one entry; `None` for any CPU.
-fn cpus() -> Vec<Option<usize>> {
-    let Ok(allowed) = sched_getaffinity(None) else { return vec![None] };
-    let cpus = (0..CpuSet::MAX_CPU).filter(|cpu| allowed.is_set(*cpu)).map(Some);
-    cpus.take(MOST_WAITERS).collect()
-}
-
-/// Keeps the calling thread on a CPU. Where that is refused, it runs anywhere.
-fn stay_on(cpu: Option<usize>) {
-    if let Some(cpu) = cpu {
-        let mut only = CpuSet::new();
-        only.set(cpu);
-        let _ = sched_setaffinity(None, &only);
-    }
-}
-
-/// Brings pages that were touched, until a message tells to end.
-fn serve(core: &Core<Uffd>) {
-    let mut ends = false;
-    while !ends {
-        let served = core.trap.wait(|touch| {
-            if core.trap.take_message(&touch) {
-                ends = true;
-            } else if let Some(page) = core.trap.space().page_at(touch.address) {
-                core.fault(page, touch.writes, false);
-            }
-        });
-        // The descriptor is open for as long as this thread is.
-        debug_assert!(served.is_ok(), "{served:?}");
+        let waiters = Waiters::start(&core)?;
+        Ok(OfUffd { _evictor: Evictor::start(&core, builder.goal_percent)?, _policy: policy, core, waiters })
     }
 }
 
 impl Drop for OfUffd {
     fn drop(&mut self) {
-        self.threads.iter().for_each(|_| self.core.trap.send_message());
-        self.threads.drain(..).for_each(|thread| drop(thread.join()));
+        self.waiters.end();
     }
 }
 

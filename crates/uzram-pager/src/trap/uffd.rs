@@ -10,9 +10,9 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::ptr::NonNull;
 
 use linux_raw_sys::general::{
-    UFFD_API, UFFD_EVENT_PAGEFAULT, UFFD_FEATURE_MOVE, UFFD_FEATURE_POISON, UFFD_PAGEFAULT_FLAG_WRITE,
-    UFFDIO_REGISTER_MODE_MISSING, uffd_msg, uffdio_api, uffdio_copy, uffdio_move, uffdio_poison,
-    uffdio_range, uffdio_register,
+    UFFD_API, UFFD_EVENT_PAGEFAULT, UFFD_FEATURE_MOVE, UFFD_FEATURE_POISON, UFFD_FEATURE_THREAD_ID,
+    UFFD_PAGEFAULT_FLAG_WRITE, UFFDIO_REGISTER_MODE_MISSING, uffd_msg, uffdio_api, uffdio_copy, uffdio_move,
+    uffdio_poison, uffdio_range, uffdio_register,
 };
 use rustix::io::Errno;
 use rustix::ioctl::{Opcode, Updater, opcode};
@@ -49,6 +49,8 @@ pub(crate) struct Uffd {
 pub(crate) struct Touch {
     pub(crate) address: usize,
     pub(crate) writes: bool,
+    /// The thread that touched.
+    pub(crate) thread: u32,
 }
 
 impl Uffd {
@@ -82,7 +84,9 @@ impl Uffd {
                 // SAFETY: the event says that this is the message's kind.
                 let fault = unsafe { message.arg.pagefault };
                 let writes = fault.flags & u64::from(UFFD_PAGEFAULT_FLAG_WRITE) != 0;
-                touched(Touch { address: fault.address as usize, writes });
+                // SAFETY: the kernel fills it in, as it was asked to; otherwise it is 0.
+                let thread = unsafe { fault.feat.ptid };
+                touched(Touch { address: fault.address as usize, writes, thread });
             }
         }
         Ok(())
@@ -345,7 +349,7 @@ fn open() -> Result<OwnedFd> {
         })?,
         fd => fd.map_err(|error| Error::new(ErrorKind::Unsupported, format!("userfaultfd: {error}")))?,
     };
-    let features = u64::from(UFFD_FEATURE_MOVE | UFFD_FEATURE_POISON);
+    let features = u64::from(UFFD_FEATURE_MOVE | UFFD_FEATURE_POISON | UFFD_FEATURE_THREAD_ID);
     let mut api = uffdio_api { api: UFFD_API.into(), features, ioctls: 0 };
     ioctl::<API, _>(&fd, &mut api).map_err(|error| {
         let what = format!("this kernel's userfaultfd cannot move pages, which takes Linux 6.8: {error}");
