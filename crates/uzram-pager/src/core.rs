@@ -136,6 +136,9 @@ impl<T: Trap> Core<T> {
             match self.state(unit).touch() {
                 Touched::Load { stored } => {
                     self.shares.local().faults.add(1);
+                    self.room.wait_for(self.unit_pages, &self.store, || {
+                        self.shares.local().waits_for_room.add(1);
+                    });
                     return self.load(unit, stored, writes);
                 }
                 Touched::In if waits => return true,
@@ -161,11 +164,9 @@ impl<T: Trap> Core<T> {
         }
     }
 
-    /// Loads a unit that the caller owns, and the neighbours that are to come along. Returns false if it cannot be read.
+    /// Loads a unit that the caller owns, and the neighbours that are to come along. Returns false if it cannot be read. Does not
+    /// wait for room: the caller may be the evictor, which makes it.
     fn load(&self, unit: u64, stored: bool, writes: bool) -> bool {
-        self.room.wait_for(self.unit_pages, &self.store, || {
-            self.shares.local().waits_for_room.add(1);
-        });
         let window = self.windows.next(unit * self.unit_pages as u64) / self.unit_pages;
         let mut units = [false; MOST_PAGES];
         units[0] = stored;
