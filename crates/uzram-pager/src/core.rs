@@ -199,7 +199,8 @@ impl<T: Trap> Core<T> {
         }
     }
 
-    /// Loads a unit that the caller owns, and the neighbours that are to come along. Returns false if it cannot be read.
+    /// Loads a unit that the caller owns, and the neighbours that are to come along. Returns false if it cannot be read. Does not
+    /// wait for room: the caller may be the evictor, which makes it.
     fn load(&self, unit: u64, stored: bool, writes: bool) -> bool {
         let window = match self.state(unit).get().access() {
             Access::Normal => self.windows.next(unit * self.unit_pages as u64) / self.unit_pages,

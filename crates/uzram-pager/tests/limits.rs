@@ -148,18 +148,8 @@ fn a_capacity_that_is_used_up_is_named() {
 #[test]
 fn a_spill_folder_that_cannot_be_used_is_named() {
     const TEST: &str = "a_spill_folder_that_cannot_be_used_is_named";
-    let dir = tempfile::tempdir().unwrap();
-    let file = dir.path().join("file");
-    std::fs::write(&file, "not a folder").unwrap();
     let spill = |trap, path: &std::path::Path| builder(trap, 8 * MIB).spill(path, 1 << 20).build();
-    each(&TrapKind::ALL, |trap| {
-        for path in [dir.path().join("missing"), file.clone()] {
-            let result = spill(trap, &path);
-            assert!(result.as_ref().is_err_and(|error| error.to_string().contains(path.to_str().unwrap())));
-            assert_eq!(kind_and_setting(result), (ErrorKind::Io, Some("spill")));
-        }
-    });
-    // In a process of its own, without root's rights.
+    // In a process of its own, without root's rights. It ends here.
     let ended = in_child(TEST, "not writable", || {
         drop_privileges();
         each(&TrapKind::ALL, |trap| {
@@ -171,6 +161,16 @@ fn a_spill_folder_that_cannot_be_used_is_named() {
     if let Some(ended) = ended {
         ended.assert_success();
     }
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("file");
+    std::fs::write(&file, "not a folder").unwrap();
+    each(&TrapKind::ALL, |trap| {
+        for path in [dir.path().join("missing"), file.clone()] {
+            let result = spill(trap, &path);
+            assert!(result.as_ref().is_err_and(|error| error.to_string().contains(path.to_str().unwrap())));
+            assert_eq!(kind_and_setting(result), (ErrorKind::Io, Some("spill")));
+        }
+    });
 }
 
 #[test]
