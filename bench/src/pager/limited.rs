@@ -70,15 +70,17 @@ impl Shared {
 
     /// Raises the limit while the program waits for memory.
     fn watch(&self) {
-        let mut is_raised = false;
+        let mut raised_bytes = 0;
         while !self.ends.load(Ordering::Relaxed) {
             let control = fs::read_to_string(&self.control_path).unwrap_or_default();
             if control.contains("under_oom 1") {
                 self.raised.fetch_add(1, Ordering::Relaxed);
-                is_raised = self.limit(self.limit_bytes + RAISED_BYTES).is_ok();
-            } else if is_raised {
+                // More each time: the program may have used up at once what the last time gave.
+                raised_bytes += RAISED_BYTES;
+                let _ = self.limit(self.limit_bytes + raised_bytes);
+            } else if raised_bytes > 0 && self.limit(self.limit_bytes).is_ok() {
                 // The kernel refuses a limit that it cannot reach at once.
-                is_raised = self.limit(self.limit_bytes).is_err();
+                raised_bytes = 0;
             }
             std::thread::sleep(LOOK_EVERY);
         }

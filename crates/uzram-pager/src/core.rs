@@ -32,18 +32,22 @@ use uzram::cpu::PerCpu;
 use uzram::lru::{Batched, Lru, LruConfig};
 use uzram::mem::Table;
 use uzram::store::{PageNo, Store};
-use uzram::sync::{Arc, Counter};
+use uzram::sync::{Arc, AtomicU32, Counter};
 use uzram::units::{PAGE_SIZE, Page};
 
-use crate::bench::Benches;
+use crate::bench::{Bench, Benches};
 use crate::room::Room;
 use crate::spaces::Spaces;
 use crate::state::{Access, Place, State, Touched};
 use crate::stats::{PagerStats, Share, sum};
 use crate::trap::{MOST_PAGES, Run, Trap};
+use crate::waiting::Waiting;
 use crate::waits::Waits;
 use crate::window::Windows;
 
+/// The share of the limit that units take which wait to leave, and the most batches of them.
+const WAITING_SHARE: u64 = 16;
+const MOST_SHELVES: usize = 1024;
 /// Pages that one thread evicts alone: it takes about as long as starting some threads, several times over.
 const MOST_ALONE: usize = 1024;
 /// The most threads that help to evict.
@@ -62,10 +66,17 @@ enum Leave {
 #[derive(Clone, Copy, Default)]
 struct Taken {
     unit: u64,
+    /// Its place on the bench, in units.
+    nth: usize,
     /// Whether the store has a copy.
     copied: bool,
     /// Whether its contents are in the store by now, or to be discarded; if not, it is given back.
     stored: bool,
+}
+
+/// Returns the number of a place, in units, on one of the shelves of units that wait; it is not 0.
+fn slot(shelf: usize, nth: usize) -> u32 {
+    (shelf * MOST_PAGES + nth) as u32 + 1
 }
 
 /// See the [module's documentation](self).
@@ -77,7 +88,12 @@ pub(crate) struct Core<T: Trap> {
     lru: Lru<Batched>,
     windows: Windows,
     waits: Waits,
-    benches: Benches<T::Bench>,
+    benches: Benches<Bench<T::Shelf>>,
+    /// Units that are to leave, and the shelves for them. Protected by the lock: which batch is on which shelf.
+    waiting: Mutex<Waiting>,
+    shelves: Box<[T::Shelf]>,
+    /// Where each unit that waits lies, or is being opened from; 0 for others. Written by the owner of the unit's state.
+    slots: Table<AtomicU32>,
     pub(crate) room: Room,
     shares: PerCpu<Share>,
     /// Units whose copy in the store is kept while they are in memory.
@@ -101,9 +117,14 @@ impl<T: Trap> Core<T> {
     /// `NoMemory`.
     pub(crate) fn new(trap: T, unit_pages: usize, store: Arc<Store>, limit_pages: u64) -> Result<Self> {
         let units = store.pages().div_ceil(unit_pages as u64);
+        let shelves = (limit_pages / WAITING_SHARE) as usize / MOST_PAGES;
+        let shelves = shelves.clamp(1, MOST_SHELVES);
         let benches = 2 * std::thread::available_parallelism().map_or(1, usize::from) + 2;
         Ok(Core {
-            benches: Benches::new(benches, || trap.bench())?,
+            benches: Benches::new(benches, || trap.shelf().map(Bench::new))?,
+            waiting: Mutex::new(Waiting::new(shelves)),
+            shelves: (0..shelves).map(|_| trap.shelf()).collect::<Result<_>>()?,
+            slots: Table::new(units as usize)?,
             trap,
             unit_pages,
             states: Table::new(units as usize)?,
@@ -169,6 +190,10 @@ impl<T: Trap> Core<T> {
                     share.fault_us.add(start.elapsed().as_micros() as u64);
                     return loaded;
                 }
+                Touched::Open { copied } => {
+                    self.reopen(unit, copied);
+                    return true;
+                }
                 Touched::In if waits => return true,
                 Touched::In => {
                     self.look(unit);
@@ -227,7 +252,7 @@ impl<T: Trap> Core<T> {
     /// how many came.
     fn bring(&self, first: u64, stored: &[bool], writes: bool) -> usize {
         let mut bench = self.benches.take();
-        let buffer = self.trap.buffer(&mut bench);
+        let buffer = &mut bench.buffer;
         let mut good = 0;
         let mut broken = false;
         'units: for (nth, stored) in stored.iter().enumerate() {
@@ -244,7 +269,7 @@ impl<T: Trap> Core<T> {
             good += 1;
         }
         if good > 0 {
-            self.place(&mut bench, self.run(first, good));
+            self.place(&buffer[..good * self.unit_pages], self.run(first, good));
         }
         drop(bench);
         let share = self.shares.local();
@@ -272,10 +297,10 @@ impl<T: Trap> Core<T> {
         good
     }
 
-    /// Places pages of the buffer. Waits for as long as the system gives no memory: nothing else can be done with contents that
+    /// Places pages. Waits for as long as the system gives no memory: nothing else can be done with contents that
     /// a program needs.
-    fn place(&self, bench: &mut T::Bench, run: Run) {
-        while self.trap.place(bench, run).is_err() {
+    fn place(&self, contents: &[Page], run: Run) {
+        while self.trap.place(contents, run).is_err() {
             std::thread::sleep(PLACE_RETRY);
         }
     }
@@ -291,11 +316,11 @@ impl<T: Trap> Core<T> {
             self.waits.wake(unit);
             match place {
                 Place::In => self.trap.retry(unit * self.unit_pages as u64),
-                Place::Out | Place::New => {
-                    if let Touched::Load { stored } = self.state(unit).touch() {
-                        self.load(unit, stored, false);
-                    }
-                }
+                Place::Out | Place::New | Place::Waiting => match self.state(unit).touch() {
+                    Touched::Load { stored } => drop(self.load(unit, stored, false)),
+                    Touched::Open { copied } => self.reopen(unit, copied),
+                    _ => {}
+                },
                 _ => {}
             }
         }
@@ -306,78 +331,147 @@ impl<T: Trap> Core<T> {
         let Some(copied) = self.state(unit).start_look() else { return };
         let mut bench = self.benches.take();
         let run = self.run(unit, 1);
-        self.trap.buffer(&mut bench)[..run.pages].as_flattened_mut().fill(0);
-        self.place(&mut bench, run);
+        let zeros = &mut bench.buffer[..run.pages];
+        zeros.as_flattened_mut().fill(0);
+        self.place(zeros, run);
         drop(bench);
         self.end(unit, Place::In, copied);
         self.trap.retry(run.first);
     }
 
-    /// Evicts the coldest units. Returns how many left. Uses `units` for their numbers.
-    pub(crate) fn evict_cold(&self, units: &mut Vec<u32>) -> usize {
+    /// Takes the coldest units from the program, and evicts those that were taken a while ago and not touched since. Returns false
+    /// if none can be taken, or if there is no room for those. Uses `units` for their numbers.
+    fn evict_cold(&self, units: &mut Vec<u32>) -> bool {
+        let mut waiting = lock(&self.waiting);
+        let mut has_room = true;
+        let shelf = loop {
+            match waiting.free_shelf() {
+                Some(shelf) => break shelf,
+                None => has_room = self.evict_oldest(&mut waiting),
+            }
+        };
         units.clear();
         self.lru.isolate(MOST_PAGES / self.unit_pages, units);
         units.sort_unstable();
-        let left = self.evict(units.iter().map(|unit| u64::from(*unit)), Leave::Store);
+        let mut taken = [Taken::default(); MOST_PAGES];
+        let all = units.iter().map(|unit| u64::from(*unit));
+        let count = self.take_all(&self.shelves[shelf], all, &mut taken);
+        let taken = &taken[..count];
+        for Taken { unit, nth, .. } in taken {
+            self.slots[*unit as usize].store(slot(shelf, *nth), Ordering::Release);
+        }
+        waiting.add(taken.iter().map(|taken| taken.unit as u32).collect());
+        // Before another thread evicts the batch: it takes those that do not wait for touched ones.
+        taken.iter().for_each(|taken| self.end(taken.unit, Place::Waiting, taken.copied));
+        drop(waiting);
         // Those that stayed.
-        units.retain(|unit| self.lru.is_isolated(*unit));
+        units.retain(|unit| taken.iter().all(|taken| taken.unit != u64::from(*unit)));
         self.lru.put_back(units);
-        left
+        count > 0 && has_room
+    }
+
+    /// Evicts the units of the oldest batch that wait still. Returns false if there was no room for any of them.
+    fn evict_oldest(&self, waiting: &mut Waiting) -> bool {
+        let Some((shelf, units)) = waiting.oldest() else { return true };
+        let (mut taken, mut count) = ([Taken::default(); MOST_PAGES], 0);
+        for (nth, unit) in units.iter().enumerate() {
+            let is_here = || self.slots[*unit as usize].load(Ordering::Acquire) == slot(shelf, nth);
+            let Some(copied) = self.state(u64::from(*unit)).start_last() else {
+                // A thread that opens it has not done so yet: the shelf must stay as it is.
+                while is_here() && self.state(u64::from(*unit)).get().place() == Place::Loading {
+                    std::thread::yield_now();
+                }
+                continue;
+            };
+            if is_here() {
+                taken[count] = Taken { unit: u64::from(*unit), nth, copied, stored: true };
+                count += 1;
+            } else {
+                // It was touched, and waits in a later batch.
+                self.end(u64::from(*unit), Place::Waiting, copied);
+            }
+        }
+        let taken = &mut taken[..count];
+        let buffer = &mut *self.benches.take().buffer;
+        self.finish(&self.shelves[shelf], buffer, units.len() * self.unit_pages, taken, Leave::Store);
+        waiting.remove_oldest();
+        self.left(taken, Leave::Store) > 0 || taken.is_empty()
+    }
+
+    /// Evicts all units that wait for it.
+    fn evict_waiting(&self) {
+        let mut waiting = lock(&self.waiting);
+        while waiting.oldest().is_some() {
+            self.evict_oldest(&mut waiting);
+        }
+    }
+
+    /// Opens a unit that was to leave, and that the caller owns.
+    fn reopen(&self, unit: u64, copied: bool) {
+        // The shelf is not released before the slot is 0.
+        let slot = &self.slots[unit as usize];
+        let at = slot.load(Ordering::Acquire) as usize - 1;
+        let (shelf, nth) = (&self.shelves[at / MOST_PAGES], at % MOST_PAGES);
+        self.trap.give_back(shelf, nth * self.unit_pages, self.run(unit, 1));
+        slot.store(0, Ordering::Release);
+        // It is in use.
+        self.lru.mark(unit as u32);
+        self.lru.put_back(&[unit as u32]);
+        self.shares.local().pages_kept.add(self.unit_pages as u64);
+        self.end(unit, Place::In, copied);
     }
 
     /// Has units leave that are in memory and may leave: up to [`MOST_PAGES`] pages, in ascending order. Returns how many left.
     fn evict(&self, units: impl Iterator<Item = u64>, leave: Leave) -> usize {
         let mut bench = self.benches.take();
-        let (mut taken, mut len) = ([Taken::default(); MOST_PAGES], 0);
-        let mut units = units.peekable();
-        while let Some(first) = units.next() {
-            let Some(copied) = self.state(first).start_leave() else { continue };
-            taken[len] = Taken { unit: first, copied, stored: true };
-            let mut count = 1;
-            // Neighbours are taken together.
-            while let Some(next) = units.next_if_eq(&(first + count as u64)) {
-                let Some(copied) = self.state(next).start_leave() else { break };
-                taken[len + count] = Taken { unit: next, copied, stored: true };
-                count += 1;
-            }
-            len = self.take(&mut bench, &mut taken, len, count);
-        }
-        let taken = &mut taken[..len];
-        for (nth, one) in taken.iter_mut().enumerate() {
-            let pages = Self::pages(self.run(one.unit, 1));
-            match leave {
-                Leave::Discard => self.store.discard_pages(pages),
-                Leave::Store => {
-                    let contents = (nth * self.unit_pages..).map(|at| self.trap.taken(&bench, at));
-                    one.stored = self.write(pages.zip(contents), one.copied);
-                }
-            }
-        }
-        let (all_pages, mut at) = (len * self.unit_pages, 0);
-        for same in taken.chunk_by(|a, b| a.stored == b.stored && a.unit + 1 == b.unit) {
-            if !same[0].stored {
-                self.trap.give_back(&mut bench, at * self.unit_pages, self.run(same[0].unit, same.len()));
-            }
-            at += same.len();
-        }
-        let stored = taken.chunk_by(|a, b| a.stored == b.stored && a.unit + 1 == b.unit);
-        let stored = stored.filter(|same| same[0].stored).map(|same| self.run(same[0].unit, same.len()));
-        self.trap.release(&mut bench, all_pages, stored);
+        let mut taken = [Taken::default(); MOST_PAGES];
+        let count = self.take_all(&bench.shelf, units, &mut taken);
+        let taken = &mut taken[..count];
+        let Bench { shelf, buffer } = &mut *bench;
+        self.finish(shelf, &mut **buffer, count * self.unit_pages, taken, leave);
         drop(bench);
         self.left(taken, leave)
     }
 
+    /// Takes units, in ascending order, as far as they are in memory and may leave. Returns how many.
+    fn take_all(
+        &self,
+        shelf: &T::Shelf,
+        units: impl Iterator<Item = u64>,
+        taken: &mut [Taken; MOST_PAGES],
+    ) -> usize {
+        let (mut len, mut units) = (0, units.peekable());
+        while let Some(first) = units.next() {
+            let claim = |unit| {
+                let copied = self.state(unit).start_leave()?;
+                Some(Taken { unit, nth: 0, copied, stored: true })
+            };
+            let Some(claimed) = claim(first) else { continue };
+            taken[len] = claimed;
+            let mut count = 1;
+            // Neighbours are taken together.
+            while let Some(next) = units.next_if_eq(&(first + count as u64)) {
+                let Some(claimed) = claim(next) else { break };
+                taken[len + count] = claimed;
+                count += 1;
+            }
+            len = self.take(shelf, taken, len, count);
+        }
+        taken[..len].iter_mut().enumerate().for_each(|(nth, taken)| taken.nth = nth);
+        len
+    }
+
     /// Takes `count` neighbours, behind `len` units that were taken before. Returns the units that are taken by now: those that
     /// could not be taken are in memory again.
-    fn take(&self, bench: &mut T::Bench, taken: &mut [Taken], mut len: usize, count: usize) -> usize {
+    fn take(&self, shelf: &T::Shelf, taken: &mut [Taken], mut len: usize, count: usize) -> usize {
         let (mut from, end) = (len, len + count);
         while from < end {
             let run = self.run(taken[from].unit, end - from);
-            let pages = self.trap.take(bench, len * self.unit_pages, run);
+            let pages = self.trap.take(shelf, len * self.unit_pages, run);
             let (units, rest) = (pages / self.unit_pages, pages % self.unit_pages);
             if rest > 0 {
                 let part = Run { first: run.first + (pages - rest) as u64, pages: rest };
-                self.trap.give_back(bench, len * self.unit_pages + pages - rest, part);
+                self.trap.give_back(shelf, len * self.unit_pages + pages - rest, part);
             }
             taken.copy_within(from..from + units, len);
             (from, len) = (from + units, len + units);
@@ -391,14 +485,50 @@ impl<T: Trap> Core<T> {
         len
     }
 
+    /// Stores the contents of units that were taken, among the shelf's first `all_pages`, or discards them, and gives their
+    /// memory back. Those for which there is no room are given back to the program.
+    fn finish(
+        &self,
+        shelf: &T::Shelf,
+        buffer: &mut [Page],
+        all_pages: usize,
+        taken: &mut [Taken],
+        leave: Leave,
+    ) {
+        let is_next = |a: &Taken, b: &Taken| a.unit + 1 == b.unit && a.nth + 1 == b.nth;
+        for chunk in taken.chunk_by_mut(is_next) {
+            let run = self.run(chunk[0].unit, chunk.len());
+            if leave == Leave::Discard {
+                self.store.discard_pages(Self::pages(run));
+                continue;
+            }
+            let contents = self.trap.read(shelf, chunk[0].nth * self.unit_pages, run, buffer);
+            for (at, taken) in chunk.iter_mut().enumerate() {
+                taken.stored = contents.is_some_and(|contents| {
+                    let contents = &contents[at * self.unit_pages..][..self.unit_pages];
+                    self.write(Self::pages(self.run(taken.unit, 1)).zip(contents), taken.copied)
+                });
+            }
+        }
+        let runs = || {
+            let same = |a: &Taken, b: &Taken| a.stored == b.stored && is_next(a, b);
+            taken.chunk_by(same).map(|chunk| (chunk[0], self.run(chunk[0].unit, chunk.len())))
+        };
+        for (first, run) in runs().filter(|(first, _)| !first.stored) {
+            self.trap.give_back(shelf, first.nth * self.unit_pages, run);
+        }
+        self.trap.release(shelf, all_pages, runs().filter(|(first, _)| first.stored).map(|(_, run)| run));
+    }
+
     /// Ends the states of units that were taken. Returns how many left.
     fn left(&self, taken: &[Taken], leave: Leave) -> usize {
         let share = self.shares.local();
         let (mut dead, mut dead_count, mut left) = ([0; MOST_PAGES], 0, 0);
-        for Taken { unit, copied, stored } in taken {
+        for Taken { unit, copied, stored, .. } in taken {
             self.copied_units.sub(u64::from(*copied));
             if !stored {
                 share.no_room.add(1);
+                self.lru.put_back(&[*unit as u32]);
                 self.end(*unit, Place::In, false);
                 continue;
             }
@@ -440,9 +570,9 @@ impl<T: Trap> Core<T> {
     /// Makes room until memory is below the low watermark. Returns false if nothing can leave.
     pub(crate) fn make_room(&self, units: &mut Vec<u32>) -> bool {
         while self.room.is_above_low(&self.store) && !self.ends.load(Ordering::Relaxed) {
-            let left = self.evict_cold(units);
-            self.room.made(left > 0);
-            if left == 0 {
+            let has_evicted = self.evict_cold(units);
+            self.room.made(has_evicted);
+            if !has_evicted {
                 return false;
             }
         }
@@ -477,6 +607,9 @@ impl<T: Trap> Core<T> {
             }
             work();
         });
+        if self.units_of(run).any(|unit| self.state(unit).get().place() == Place::Waiting) {
+            self.evict_waiting();
+        }
     }
 
     /// Loads the units of a run of pages, for as long as there is room for them.
@@ -548,13 +681,9 @@ impl<T: Trap> Core<T> {
                             self.zero(self.run(unit, 1));
                             break;
                         }
-                        Place::Out | Place::Bad => {
-                            if self.state(unit).start_discard() {
-                                if seen.place() == Place::Bad {
-                                    self.trap.find(self.run(unit, 1));
-                                }
-                                self.store.discard_pages(Self::pages(self.run(unit, 1)));
-                                self.room.forgotten(self.unit_pages);
+                        place @ (Place::Out | Place::Bad | Place::Waiting) => {
+                            if self.state(unit).start_discard(place) {
+                                self.empty(unit, place, seen.is_copied());
                                 self.end(unit, Place::New, false);
                             }
                         }
@@ -563,6 +692,26 @@ impl<T: Trap> Core<T> {
                 }
             }
         });
+    }
+
+    /// Frees the contents of a unit that the caller owns, and that was at this place.
+    fn empty(&self, unit: u64, was: Place, copied: bool) {
+        let run = self.run(unit, 1);
+        match was {
+            Place::Bad => self.trap.find(run),
+            Place::Waiting => {
+                self.slots[unit as usize].store(0, Ordering::Release);
+                self.trap.forget(run);
+                self.lru.remove(unit as u32);
+                self.copied_units.sub(u64::from(copied));
+            }
+            _ => {}
+        }
+        self.store.discard_pages(Self::pages(run));
+        match was {
+            Place::Waiting => self.room.left(self.unit_pages, true),
+            _ => self.room.forgotten(self.unit_pages),
+        }
     }
 
     /// Writes zeros to units that are in memory.
@@ -605,8 +754,9 @@ impl<T: Trap> Core<T> {
                 self.wait_while(unit, Place::Loading);
                 self.wait_while(unit, Place::Leaving);
             };
+            self.slots[unit as usize].store(0, Ordering::Release);
             match was.place() {
-                Place::In => {
+                Place::In | Place::Waiting => {
                     resident += self.unit_pages;
                     copied += u64::from(was.is_copied());
                 }

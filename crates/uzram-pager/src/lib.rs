@@ -53,6 +53,8 @@ mod trap;
 #[cfg(not(loom))]
 mod waiters;
 #[cfg(not(loom))]
+mod waiting;
+#[cfg(not(loom))]
 mod waits;
 #[cfg(not(loom))]
 mod window;

@@ -15,6 +15,9 @@ struct Unit {
     state: State,
     memory: AtomicU64,
     store: AtomicU64,
+    /// What waits to leave, and whether the unit is there, or being opened from there.
+    shelf: AtomicU64,
+    slot: AtomicU64,
 }
 
 impl Unit {
@@ -23,11 +26,21 @@ impl Unit {
         loop {
             match self.state.touch() {
                 Touched::Load { stored } => return self.load(stored),
+                Touched::Open { .. } => return self.reopen(),
                 Touched::In => return,
                 Touched::Busy => thread::yield_now(),
                 Touched::Lost => panic!("nothing is lost here"),
             }
         }
+    }
+
+    /// As `Core::reopen`.
+    fn reopen(&self) {
+        let contents = self.shelf.swap(0, Ordering::Relaxed);
+        assert_ne!(contents, 0, "nothing is on the shelf");
+        assert_eq!(self.memory.swap(contents, Ordering::AcqRel), 0, "the page was open");
+        self.slot.store(0, Ordering::Release);
+        self.state.end(Place::In, false);
     }
 
     fn load(&self, stored: bool) {
@@ -47,9 +60,40 @@ impl Unit {
         if place == Place::Out {
             assert_eq!(self.store.swap(contents, Ordering::Relaxed), 0, "the store has it already");
         }
-        let was_wanted = self.state.end(place, false);
-        if let Some(Touched::Load { stored }) = was_wanted.then(|| self.state.touch()) {
-            self.load(stored);
+        self.end(place);
+    }
+
+    /// As `Core::end`.
+    fn end(&self, place: Place) {
+        if self.state.end(place, false) {
+            match self.state.touch() {
+                Touched::Load { stored } => self.load(stored),
+                Touched::Open { .. } => self.reopen(),
+                _ => {}
+            }
+        }
+    }
+
+    /// As `Core::evict_cold` and, for the unit that waits, `Core::evict_oldest`.
+    fn evict_later(&self) {
+        if self.state.start_leave().is_some() {
+            let contents = self.memory.swap(0, Ordering::AcqRel);
+            assert_ne!(contents, 0, "the page was not there");
+            assert_eq!(self.shelf.swap(contents, Ordering::Relaxed), 0, "another is on the shelf");
+            self.slot.store(1, Ordering::Release);
+            self.end(Place::Waiting);
+        }
+        if self.state.start_last().is_none() {
+            while self.slot.load(Ordering::Acquire) == 1 && self.state.get().place() == Place::Loading {
+                thread::yield_now();
+            }
+            // The shelf is released.
+            self.shelf.store(0, Ordering::Relaxed);
+        } else {
+            let contents = self.shelf.swap(0, Ordering::Relaxed);
+            assert_ne!(contents, 0, "nothing is on the shelf");
+            assert_eq!(self.store.swap(contents, Ordering::Relaxed), 0, "the store has it already");
+            self.end(Place::Out);
         }
     }
 
@@ -74,6 +118,7 @@ impl Unit {
         match self.state.get().place() {
             Place::In => self.memory.load(Ordering::Relaxed),
             Place::Out => self.store.load(Ordering::Relaxed),
+            Place::Waiting => self.shelf.load(Ordering::Relaxed),
             Place::New => 1,
             place => panic!("nobody ends {place:?}"),
         }
@@ -117,21 +162,29 @@ fn loom_evictors_do_not_meet() {
     check([|unit| unit.add_one(), evict_twice, |unit| unit.evict(Place::Out)], 2, 2);
 }
 
+#[test]
+fn loom_a_page_that_waits_leaves_or_is_opened() {
+    check([|unit| unit.add_one(), |unit| unit.add_one(), Unit::evict_later], 3, 3);
+    check([|unit| unit.add_one(), |unit| unit.evict(Place::Out), Unit::evict_later], 2, 2);
+}
+
 /// What was written before the page is emptied may be gone, and nothing else.
 #[test]
 fn loom_a_page_that_is_emptied_is_zeros_or_what_came_after() {
     let empty: fn(&Unit) = |unit| {
         unit.evict(Place::New);
-        if unit.state.start_discard() {
+        if unit.state.start_discard(Place::Out) {
             unit.store.store(0, Ordering::Relaxed);
-            if let Some(Touched::Load { stored }) =
-                unit.state.end(Place::New, false).then(|| unit.state.touch())
-            {
-                unit.load(stored);
-            }
+            unit.end(Place::New);
+        }
+        if unit.state.start_discard(Place::Waiting) {
+            unit.slot.store(0, Ordering::Release);
+            unit.shelf.store(0, Ordering::Relaxed);
+            unit.end(Place::New);
         }
     };
     check([|unit| unit.add_one(), empty, |unit| unit.evict(Place::Out)], 1, 2);
+    check([|unit| unit.add_one(), empty, Unit::evict_later], 1, 2);
 }
 
 /// A pinned page is in memory as soon as its pinner has seen it there.

@@ -11,9 +11,11 @@
 //!            load                    evict
 //!  New ─┐                                        ┌─> Out
 //!       ├─> Loading ──> In ──> Leaving ──────────┤
-//!  Out ─┘       │       ^          │             └─> New (discarded)
-//!   ^           │       └──────────┘
-//!   │           └─> Bad (cannot be read)     In, Out, New, Bad ──> Gone ──> New (unmapped)
+//!  Out ─┘       │       ^       ^  │             └─> New (discarded)
+//!   ^           │       └───────┼──┤
+//!   │           │               │  └─> Waiting ──> Loading (touched: opened again)
+//!   │           │               └──────── │ (not touched for a while)
+//!   │           └─> Bad (cannot be read)     all but Loading, Leaving ──> Gone ──> New (unmapped)
 //!   └── a load that failed and may be tried again
 //! ```
 //!
@@ -48,6 +50,8 @@ pub(crate) enum Place {
     Bad = 5,
     /// Nowhere: the memory is being unmapped.
     Gone = 6,
+    /// In memory, and trapped: it is to leave unless it is touched.
+    Waiting = 7,
 }
 
 const PLACE: u8 = 7;
@@ -85,7 +89,8 @@ impl Seen {
             3 => Place::Loading,
             4 => Place::Leaving,
             5 => Place::Bad,
-            _ => Place::Gone,
+            6 => Place::Gone,
+            _ => Place::Waiting,
         }
     }
 
@@ -111,6 +116,8 @@ impl Seen {
 pub(crate) enum Touched {
     /// The caller is to load the unit: it owns the state `Loading` now. Says whether the store has contents.
     Load { stored: bool },
+    /// The caller is to open the unit, which is in memory: it owns the state `Loading` now. Says whether the store has a copy.
+    Open { copied: bool },
     /// It is in memory already.
     In,
     /// Another thread owns the state and was told that the unit is wanted.
@@ -151,6 +158,9 @@ impl State {
             let (new, what) = match seen.place() {
                 Place::New => (Some(Place::Loading as u8 | seen.0 & KEPT), Touched::Load { stored: false }),
                 Place::Out => (Some(Place::Loading as u8 | seen.0 & KEPT), Touched::Load { stored: true }),
+                Place::Waiting => {
+                    (Some(Place::Loading as u8 | seen.0 & KEPT), Touched::Open { copied: seen.is_copied() })
+                }
                 Place::In => (None, Touched::In),
                 Place::Loading | Place::Leaving if seen.0 & WANTED != 0 => (None, Touched::Busy),
                 Place::Loading | Place::Leaving => (Some(seen.0 | WANTED), Touched::Busy),
@@ -187,10 +197,17 @@ impl State {
         self.update(leave).map(Seen::is_copied)
     }
 
-    /// Starts to empty a unit that is in the store; returns false if it is not there, or a thread is at it.
-    pub(crate) fn start_discard(&self) -> bool {
-        let from = |place| matches!(place, Place::Out | Place::Bad);
-        let discard = |seen: Seen| from(seen.place()).then_some(Place::Loading as u8 | seen.0 & KEPT);
+    /// Starts to have a unit leave that waits for that; returns whether the store has a copy.
+    pub(crate) fn start_last(&self) -> Option<bool> {
+        let leave = |seen: Seen| {
+            (seen.place() == Place::Waiting).then_some(Place::Leaving as u8 | seen.0 & (KEPT | COPIED))
+        };
+        self.update(leave).map(Seen::is_copied)
+    }
+
+    /// Starts to empty a unit that is in this place; returns false if it is not there. It belongs to the caller then.
+    pub(crate) fn start_discard(&self, place: Place) -> bool {
+        let discard = |seen: Seen| (seen.place() == place).then_some(Place::Loading as u8 | seen.0 & KEPT);
         self.update(discard).is_some()
     }
 

@@ -50,6 +50,8 @@ counts! {
     pages_out,
     /// Those of them whose contents the store still had.
     pages_unchanged,
+    /// Pages that were to leave, and were touched before they did.
+    pages_kept,
     /// Times a page could not leave, because the kernel transferred data to it, or a child shares it.
     busy,
     /// Times a page stayed because the store had no room for it.

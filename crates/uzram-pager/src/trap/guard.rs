@@ -162,14 +162,11 @@ fn advise(start: *mut u8, len_bytes: usize, advice: i32) -> rustix::io::Result<(
 }
 
 impl Trap for Guard {
-    type Bench = Bench;
+    /// Contents stay in the file.
+    type Shelf = ();
 
-    fn bench(&self) -> Result<Bench> {
-        Ok(Bench { buffer: super::zeroed_buffer() })
-    }
-
-    fn buffer<'a>(&self, bench: &'a mut Bench) -> &'a mut [Page; MOST_PAGES] {
-        &mut bench.buffer
+    fn shelf(&self) -> Result<()> {
+        Ok(())
     }
 
     fn map(&self, run: Run) -> Result<()> {
@@ -203,8 +200,8 @@ impl Trap for Guard {
         self.punch(run);
     }
 
-    fn place(&self, bench: &mut Bench, run: Run) -> Result<()> {
-        let bytes = bench.buffer[..run.pages].as_flattened();
+    fn place(&self, contents: &[Page], run: Run) -> Result<()> {
+        let bytes = contents.as_flattened();
         let (offset, mut done) = (pages_to_bytes(run.first), 0);
         while done < bytes.len() {
             match rustix::io::pwrite(&self.file, &bytes[done..], offset + done as u64) {
@@ -220,7 +217,7 @@ impl Trap for Guard {
         Ok(())
     }
 
-    fn take(&self, bench: &mut Bench, nth: usize, run: Run) -> usize {
+    fn take(&self, (): &(), _: usize, run: Run) -> usize {
         #[cfg(test)]
         if crate::faults::of_ioctl(true).is_some() {
             return 0;
@@ -230,35 +227,37 @@ impl Trap for Guard {
             self.open_all(run);
             return 0;
         }
-        let bytes = bench.buffer[nth..nth + run.pages].as_flattened_mut();
+        run.pages
+    }
+
+    fn read<'a>(&self, (): &'a (), _: usize, run: Run, buffer: &'a mut [Page]) -> Option<&'a [Page]> {
+        let buffer = &mut buffer[..run.pages];
+        let bytes = buffer.as_flattened_mut();
         let (offset, mut done) = (pages_to_bytes(run.first), 0);
         while done < bytes.len() {
             match rustix::io::pread(&self.file, &mut bytes[done..], offset + done as u64) {
                 Ok(read) if read > 0 => done += read,
                 Err(Errno::INTR) => {}
-                _ => {
-                    self.open_all(run);
-                    return 0;
-                }
+                _ => return None,
             }
         }
-        run.pages
+        Some(buffer)
     }
 
-    fn taken<'a>(&self, bench: &'a Bench, nth: usize) -> &'a Page {
-        &bench.buffer[nth]
-    }
-
-    fn give_back(&self, _: &mut Bench, _: usize, run: Run) {
+    fn give_back(&self, (): &(), _: usize, run: Run) {
         self.open_all(run);
     }
 
-    fn release(&self, _: &mut Bench, _: usize, runs: impl Iterator<Item = Run>) {
+    fn release(&self, (): &(), _: usize, runs: impl Iterator<Item = Run>) {
         runs.for_each(|run| self.punch(run));
     }
 
     fn lose(&self, _: Run) {
         // The handler passes such touches on.
+    }
+
+    fn forget(&self, run: Run) {
+        self.punch(run);
     }
 
     fn find(&self, _: Run) {}
@@ -268,9 +267,4 @@ impl Trap for Guard {
     }
 
     fn retry(&self, _: u64) {}
-}
-
-/// What a thread moves pages with.
-pub(crate) struct Bench {
-    buffer: Box<[Page; MOST_PAGES]>,
 }

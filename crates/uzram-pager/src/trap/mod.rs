@@ -41,17 +41,14 @@ impl Run {
 ///
 /// Pages are *trapped* or *open*. A touch of a trapped page waits until the page is open, or fails.
 pub(crate) trait Trap: Send + Sync + Sized + 'static {
-    /// What a thread moves pages with. Its buffer has room for [`MOST_PAGES`].
-    type Bench: Send;
+    /// Where pages lie that were taken from the program: up to [`MOST_PAGES`], each at its place.
+    type Shelf: Send + Sync;
 
-    /// Makes a bench.
+    /// Makes a shelf.
     ///
     /// # Errors
     /// `NoMemory`.
-    fn bench(&self) -> Result<Self::Bench>;
-
-    /// Returns the buffer.
-    fn buffer<'a>(&self, bench: &'a mut Self::Bench) -> &'a mut [Page; MOST_PAGES];
+    fn shelf(&self) -> Result<Self::Shelf>;
 
     /// Makes pages usable, all trapped.
     ///
@@ -62,29 +59,40 @@ pub(crate) trait Trap: Send + Sync + Sized + 'static {
     /// Takes mapped pages away from the program, whatever is in them. Threads that wait for one fail.
     fn unmap(&self, run: Run);
 
-    /// Opens trapped pages, which get the contents of the buffer.
+    /// Opens trapped pages, which get these contents.
     ///
     /// # Errors
-    /// `NoMemory`. The caller repeats the call with the same buffer: pages that are open by then stay as the program has
+    /// `NoMemory`. The caller repeats the call with the same contents: pages that are open by then stay as the program has
     /// changed them.
-    fn place(&self, bench: &mut Self::Bench, run: Run) -> Result<()>;
+    fn place(&self, contents: &[Page], run: Run) -> Result<()>;
 
-    /// Traps open pages, and makes their contents readable as the bench's pages from the `nth` on. Returns how many, from the first:
+    /// Traps open pages, whose contents stay in memory: on the shelf, from its `nth` place on. Returns how many, from the first:
     /// fewer if the next one cannot be taken, for example because the kernel transfers data to it.
-    fn take(&self, bench: &mut Self::Bench, nth: usize, run: Run) -> usize;
+    fn take(&self, shelf: &Self::Shelf, nth: usize, run: Run) -> usize;
 
-    /// Returns the bench's `nth` page.
-    fn taken<'a>(&self, bench: &'a Self::Bench, nth: usize) -> &'a Page;
+    /// Returns the contents of pages that were taken, from the shelf's `nth` place on, as they are or copied to the buffer, which
+    /// has room for them. `None` if the system refuses.
+    fn read<'a>(
+        &self,
+        shelf: &'a Self::Shelf,
+        nth: usize,
+        run: Run,
+        buffer: &'a mut [Page],
+    ) -> Option<&'a [Page]>;
 
-    /// Opens pages again that were taken, from the `nth` on, with their contents. Waits for as long as the system has no memory
-    /// for that.
-    fn give_back(&self, bench: &mut Self::Bench, nth: usize, run: Run);
+    /// Opens pages again that were taken, from the shelf's `nth` place on, with their contents. Waits for as long as the system
+    /// has no memory for that.
+    fn give_back(&self, shelf: &Self::Shelf, nth: usize, run: Run);
 
-    /// Gives the memory of pages that were taken, and not given back, to the system: `runs`, among the bench's first `pages`.
-    fn release(&self, bench: &mut Self::Bench, pages: usize, runs: impl Iterator<Item = Run>);
+    /// Gives the memory of pages that were taken, and not given back, to the system: `runs`, among the shelf's first `pages`
+    /// places, which are free then.
+    fn release(&self, shelf: &Self::Shelf, pages: usize, runs: impl Iterator<Item = Run>);
 
     /// Has touches of trapped pages fail, as their contents are lost.
     fn lose(&self, run: Run);
+
+    /// Gives the memory of a page back whose contents are not needed any more, though it was taken and not released.
+    fn forget(&self, run: Run);
 
     /// Ends [`Trap::lose`]: the pages are trapped as others are.
     fn find(&self, run: Run);
@@ -94,12 +102,6 @@ pub(crate) trait Trap: Send + Sync + Sized + 'static {
 
     /// Has threads touch a page again that found it trapped.
     fn retry(&self, page: u64);
-}
-
-/// Returns a buffer on the heap.
-fn zeroed_buffer() -> Box<[Page; MOST_PAGES]> {
-    let Ok(buffer) = vec![[0; PAGE_SIZE]; MOST_PAGES].try_into() else { unreachable!("it has this length") };
-    buffer
 }
 
 /// A range of address space, reserved and without access, for all pages of a pager.

@@ -183,14 +183,10 @@ impl Uffd {
 }
 
 impl Trap for Uffd {
-    type Bench = Bench;
+    type Shelf = Staging;
 
-    fn bench(&self) -> Result<Bench> {
-        Ok(Bench { staging: Staging::new(&self.fd)?, buffer: super::zeroed_buffer() })
-    }
-
-    fn buffer<'a>(&self, bench: &'a mut Bench) -> &'a mut [Page; MOST_PAGES] {
-        &mut bench.buffer
+    fn shelf(&self) -> Result<Staging> {
+        Staging::new(&self.fd)
     }
 
     fn map(&self, run: Run) -> Result<()> {
@@ -213,34 +209,31 @@ impl Trap for Uffd {
         self.space.reserve_again(run);
     }
 
-    fn place(&self, bench: &mut Bench, run: Run) -> Result<()> {
-        self.copy(self.space.address(run.first).addr(), &bench.buffer[..run.pages])
+    fn place(&self, contents: &[Page], run: Run) -> Result<()> {
+        self.copy(self.space.address(run.first).addr(), contents)
     }
 
-    fn take(&self, bench: &mut Bench, nth: usize, run: Run) -> usize {
-        let to = bench.staging.page(nth).as_ptr().addr();
+    fn take(&self, shelf: &Staging, nth: usize, run: Run) -> usize {
+        let to = shelf.pages(nth, run.pages).as_ptr().addr();
         self.move_pages(self.space.address(run.first).addr(), to, run.pages)
     }
 
-    fn taken<'a>(&self, bench: &'a Bench, nth: usize) -> &'a Page {
-        bench.staging.page(nth)
+    fn read<'a>(&self, shelf: &'a Staging, nth: usize, run: Run, _: &'a mut [Page]) -> Option<&'a [Page]> {
+        Some(shelf.pages(nth, run.pages))
     }
 
-    fn give_back(&self, bench: &mut Bench, nth: usize, run: Run) {
-        let (from, to) = (bench.staging.page(nth).as_ptr().addr(), self.space.address(run.first).addr());
+    fn give_back(&self, shelf: &Staging, nth: usize, run: Run) {
+        let pages = shelf.pages(nth, run.pages);
+        let (from, to) = (pages.as_ptr().addr(), self.space.address(run.first).addr());
         let mut done = 0;
         while done < run.pages {
             let offset = done << PAGE_SHIFT;
             done += match self.move_pages(from + offset, to + offset, run.pages - done) {
                 0 => {
-                    // They can be copied even if they cannot be moved.
-                    while self
-                        .copy(to + offset, std::slice::from_ref(bench.staging.page(nth + done)))
-                        .is_err()
-                    {
+                    // It can be copied even if it cannot be moved. The copy stays until the shelf is released.
+                    while self.copy(to + offset, &pages[done..=done]).is_err() {
                         std::thread::sleep(RETRY);
                     }
-                    bench.staging.release(nth + done, 1);
                     1
                 }
                 moved => moved,
@@ -249,8 +242,8 @@ impl Trap for Uffd {
         self.wake(to, run.pages);
     }
 
-    fn release(&self, bench: &mut Bench, pages: usize, _: impl Iterator<Item = Run>) {
-        bench.staging.release(0, pages);
+    fn release(&self, shelf: &Staging, pages: usize, _: impl Iterator<Item = Run>) {
+        shelf.release(0, pages);
     }
 
     fn lose(&self, run: Run) {
@@ -258,6 +251,10 @@ impl Trap for Uffd {
             uffdio_range { start: self.space.address(run.first).addr() as u64, len: run.bytes() as u64 };
         let mut poison = uffdio_poison { range, mode: 0, updated: 0 };
         let _ = ioctl::<POISON, _>(&self.fd, &mut poison);
+    }
+
+    fn forget(&self, _: Run) {
+        // It stays on the shelf until that is released.
     }
 
     fn find(&self, run: Run) {
@@ -276,15 +273,8 @@ impl Trap for Uffd {
     }
 }
 
-/// What a thread moves pages with.
-pub(crate) struct Bench {
-    /// Where taken pages go.
-    staging: Staging,
-    buffer: Box<[Page; MOST_PAGES]>,
-}
-
 /// Memory for [`MOST_PAGES`] pages, registered, which pages are moved to.
-struct Staging {
+pub(crate) struct Staging {
     start: NonNull<u8>,
 }
 
@@ -314,10 +304,11 @@ impl Staging {
         Ok(staging)
     }
 
-    fn page(&self, nth: usize) -> &Page {
-        assert!(nth < MOST_PAGES);
-        // SAFETY: inside the mapping. Callers read pages that were moved here.
-        unsafe { &*self.start.as_ptr().cast::<Page>().add(nth) }
+    /// Returns pages. Callers read those that were moved here alone: others are not there.
+    fn pages(&self, nth: usize, pages: usize) -> &[Page] {
+        assert!(nth + pages <= MOST_PAGES);
+        // SAFETY: inside the mapping.
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr().cast::<Page>().add(nth), pages) }
     }
 
     fn release(&self, nth: usize, pages: usize) {

@@ -46,7 +46,7 @@ impl Sample {
     /// Returns whether bytes are as frequent as if they were random.
     ///
     /// 256 of them are looked at. Of random ones, 128 have their highest bit set, give or take 8 (a standard deviation),
-    /// and 256 * (1 - (255 / 256)^256) = 162 are different, give or take 5. Five deviations are let pass, or four where
+    /// and 256 * (1 - (255 / 256)^256) = 162 are different, give or take 5. Five deviations are let pass, or three where
     /// few are different, as in data that is only partly compressed.
     #[inline(always)]
     fn looks_random(&self) -> bool {
@@ -62,7 +62,7 @@ impl Sample {
             seen[usize::from(*byte)] = 1;
         }
         let distinct: u32 = seen.into_iter().map(u32::from).sum();
-        (141..=187).contains(&distinct)
+        (147..=187).contains(&distinct)
     }
 }
 
