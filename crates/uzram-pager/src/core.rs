@@ -392,8 +392,10 @@ impl<T: Trap> Core<T> {
             }
         }
         let taken = &mut taken[..count];
-        let buffer = &mut *self.benches.take().buffer;
-        self.finish(&self.shelves[shelf], buffer, units.len() * self.unit_pages, taken, Leave::Store);
+        let mut bench = self.benches.take();
+        let all_pages = units.len() * self.unit_pages;
+        self.finish(&self.shelves[shelf], &mut *bench.buffer, all_pages, taken, Leave::Store);
+        drop(bench);
         waiting.remove_oldest();
         self.left(taken, Leave::Store) > 0 || taken.is_empty()
     }
