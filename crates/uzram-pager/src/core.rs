@@ -12,18 +12,11 @@
 //! 5. The store's copies are freed, or kept if the touch was a read.
 //! 6. The units enter the LRU, and their states become `In`.
 //!
-//! **An eviction** ([`Core::evict`]), of units next to each other:
-//!
-//! 1. Each becomes `Leaving`, unless it is pinned.
-//! 2. The trap takes the pages: nobody can change them any more.
-//! 3. A page whose copy in the store is the same is done. Any other is written to the store.
-//! 4. The pages' memory goes back to the system; pages that the store had no room for are given back to the program.
-//! 5. The states become `Out`: the commit point. A unit that was touched meanwhile is loaded again.
-//!
-//! Whether a page was changed since it was loaded is found out in step 3, by comparison. Trapping the first write would cost a
-//! fault, more than decompressing the copy does; and the comparison needs no trap.
+//! `evict.rs` has the other direction.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+mod evict;
+
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -33,8 +26,9 @@ use uzram::lru::{Batched, Lru, LruConfig};
 use uzram::mem::Table;
 use uzram::store::{PageNo, Store};
 use uzram::sync::{Arc, AtomicU32, Counter};
-use uzram::units::{PAGE_SIZE, Page};
+use uzram::units::Page;
 
+use self::evict::Leave;
 use crate::bench::{Bench, Benches};
 use crate::room::Room;
 use crate::spaces::Spaces;
@@ -48,36 +42,8 @@ use crate::window::Windows;
 /// The share of the limit that units take which wait to leave, and the most batches of them.
 const WAITING_SHARE: u64 = 16;
 const MOST_SHELVES: usize = 1024;
-/// Pages that one thread evicts alone: it takes about as long as starting some threads, several times over.
-const MOST_ALONE: usize = 1024;
-/// The most threads that help to evict.
-const MOST_HELPERS: usize = 3;
 /// How long a fault waits before it asks again for memory that the system did not give.
 const PLACE_RETRY: Duration = Duration::from_millis(1);
-
-/// What happens to the contents of units that leave.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Leave {
-    Store,
-    Discard,
-}
-
-/// A unit that was taken from the program.
-#[derive(Clone, Copy, Default)]
-struct Taken {
-    unit: u64,
-    /// Its place on the bench, in units.
-    nth: usize,
-    /// Whether the store has a copy.
-    copied: bool,
-    /// Whether its contents are in the store by now, or to be discarded; if not, it is given back.
-    stored: bool,
-}
-
-/// Returns the number of a place, in units, on one of the shelves of units that wait; it is not 0.
-fn slot(shelf: usize, nth: usize) -> u32 {
-    (shelf * MOST_PAGES + nth) as u32 + 1
-}
 
 /// See the [module's documentation](self).
 pub(crate) struct Core<T: Trap> {
@@ -337,281 +303,6 @@ impl<T: Trap> Core<T> {
         drop(bench);
         self.end(unit, Place::In, copied);
         self.trap.retry(run.first);
-    }
-
-    /// Takes the coldest units from the program, and evicts those that were taken a while ago and not touched since. Returns false
-    /// if none can be taken, or if there is no room for those. Uses `units` for their numbers.
-    fn evict_cold(&self, units: &mut Vec<u32>) -> bool {
-        let mut waiting = lock(&self.waiting);
-        let mut has_room = true;
-        let shelf = loop {
-            match waiting.free_shelf() {
-                Some(shelf) => break shelf,
-                None => has_room = self.evict_oldest(&mut waiting),
-            }
-        };
-        units.clear();
-        self.lru.isolate(MOST_PAGES / self.unit_pages, units);
-        units.sort_unstable();
-        let mut taken = [Taken::default(); MOST_PAGES];
-        let all = units.iter().map(|unit| u64::from(*unit));
-        let count = self.take_all(&self.shelves[shelf], all, &mut taken);
-        let taken = &taken[..count];
-        for Taken { unit, nth, .. } in taken {
-            self.slots[*unit as usize].store(slot(shelf, *nth), Ordering::Release);
-        }
-        waiting.add(taken.iter().map(|taken| taken.unit as u32).collect());
-        // Before another thread evicts the batch: it takes those that do not wait for touched ones.
-        taken.iter().for_each(|taken| self.end(taken.unit, Place::Waiting, taken.copied));
-        drop(waiting);
-        // Those that stayed.
-        units.retain(|unit| taken.iter().all(|taken| taken.unit != u64::from(*unit)));
-        self.lru.put_back(units);
-        count > 0 && has_room
-    }
-
-    /// Evicts the units of the oldest batch that wait still. Returns false if there was no room for any of them.
-    fn evict_oldest(&self, waiting: &mut Waiting) -> bool {
-        let Some((shelf, units)) = waiting.oldest() else { return true };
-        let (mut taken, mut count) = ([Taken::default(); MOST_PAGES], 0);
-        for (nth, unit) in units.iter().enumerate() {
-            let is_here = || self.slots[*unit as usize].load(Ordering::Acquire) == slot(shelf, nth);
-            let Some(copied) = self.state(u64::from(*unit)).start_last() else {
-                // A thread that opens it has not done so yet: the shelf must stay as it is.
-                while is_here() && self.state(u64::from(*unit)).get().place() == Place::Loading {
-                    std::thread::yield_now();
-                }
-                continue;
-            };
-            if is_here() {
-                taken[count] = Taken { unit: u64::from(*unit), nth, copied, stored: true };
-                count += 1;
-            } else {
-                // It was touched, and waits in a later batch.
-                self.end(u64::from(*unit), Place::Waiting, copied);
-            }
-        }
-        let taken = &mut taken[..count];
-        let mut bench = self.benches.take();
-        let all_pages = units.len() * self.unit_pages;
-        self.finish(&self.shelves[shelf], &mut *bench.buffer, all_pages, taken, Leave::Store);
-        drop(bench);
-        waiting.remove_oldest();
-        self.left(taken, Leave::Store) > 0 || taken.is_empty()
-    }
-
-    /// Evicts all units that wait for it.
-    fn evict_waiting(&self) {
-        let mut waiting = lock(&self.waiting);
-        while waiting.oldest().is_some() {
-            self.evict_oldest(&mut waiting);
-        }
-    }
-
-    /// Opens a unit that was to leave, and that the caller owns.
-    fn reopen(&self, unit: u64, copied: bool) {
-        // The shelf is not released before the slot is 0.
-        let slot = &self.slots[unit as usize];
-        let at = slot.load(Ordering::Acquire) as usize - 1;
-        let (shelf, nth) = (&self.shelves[at / MOST_PAGES], at % MOST_PAGES);
-        self.trap.give_back(shelf, nth * self.unit_pages, self.run(unit, 1));
-        slot.store(0, Ordering::Release);
-        // It is in use.
-        self.lru.mark(unit as u32);
-        self.lru.put_back(&[unit as u32]);
-        self.shares.local().pages_kept.add(self.unit_pages as u64);
-        self.end(unit, Place::In, copied);
-    }
-
-    /// Has units leave that are in memory and may leave: up to [`MOST_PAGES`] pages, in ascending order. Returns how many left.
-    fn evict(&self, units: impl Iterator<Item = u64>, leave: Leave) -> usize {
-        let mut bench = self.benches.take();
-        let mut taken = [Taken::default(); MOST_PAGES];
-        let count = self.take_all(&bench.shelf, units, &mut taken);
-        let taken = &mut taken[..count];
-        let Bench { shelf, buffer } = &mut *bench;
-        self.finish(shelf, &mut **buffer, count * self.unit_pages, taken, leave);
-        drop(bench);
-        self.left(taken, leave)
-    }
-
-    /// Takes units, in ascending order, as far as they are in memory and may leave. Returns how many.
-    fn take_all(
-        &self,
-        shelf: &T::Shelf,
-        units: impl Iterator<Item = u64>,
-        taken: &mut [Taken; MOST_PAGES],
-    ) -> usize {
-        let (mut len, mut units) = (0, units.peekable());
-        while let Some(first) = units.next() {
-            let claim = |unit| {
-                let copied = self.state(unit).start_leave()?;
-                Some(Taken { unit, nth: 0, copied, stored: true })
-            };
-            let Some(claimed) = claim(first) else { continue };
-            taken[len] = claimed;
-            let mut count = 1;
-            // Neighbours are taken together.
-            while let Some(next) = units.next_if_eq(&(first + count as u64)) {
-                let Some(claimed) = claim(next) else { break };
-                taken[len + count] = claimed;
-                count += 1;
-            }
-            len = self.take(shelf, taken, len, count);
-        }
-        taken[..len].iter_mut().enumerate().for_each(|(nth, taken)| taken.nth = nth);
-        len
-    }
-
-    /// Takes `count` neighbours, behind `len` units that were taken before. Returns the units that are taken by now: those that
-    /// could not be taken are in memory again.
-    fn take(&self, shelf: &T::Shelf, taken: &mut [Taken], mut len: usize, count: usize) -> usize {
-        let (mut from, end) = (len, len + count);
-        while from < end {
-            let run = self.run(taken[from].unit, end - from);
-            let pages = self.trap.take(shelf, len * self.unit_pages, run);
-            let (units, rest) = (pages / self.unit_pages, pages % self.unit_pages);
-            if rest > 0 {
-                let part = Run { first: run.first + (pages - rest) as u64, pages: rest };
-                self.trap.give_back(shelf, len * self.unit_pages + pages - rest, part);
-            }
-            taken.copy_within(from..from + units, len);
-            (from, len) = (from + units, len + units);
-            if from < end {
-                let Taken { unit, copied, .. } = taken[from];
-                self.shares.local().busy.add(1);
-                self.end(unit, Place::In, copied);
-                from += 1;
-            }
-        }
-        len
-    }
-
-    /// Stores the contents of units that were taken, among the shelf's first `all_pages`, or discards them, and gives their
-    /// memory back. Those for which there is no room are given back to the program.
-    fn finish(
-        &self,
-        shelf: &T::Shelf,
-        buffer: &mut [Page],
-        all_pages: usize,
-        taken: &mut [Taken],
-        leave: Leave,
-    ) {
-        let is_next = |a: &Taken, b: &Taken| a.unit + 1 == b.unit && a.nth + 1 == b.nth;
-        for chunk in taken.chunk_by_mut(is_next) {
-            let run = self.run(chunk[0].unit, chunk.len());
-            if leave == Leave::Discard {
-                self.store.discard_pages(Self::pages(run));
-                continue;
-            }
-            let contents = self.trap.read(shelf, chunk[0].nth * self.unit_pages, run, buffer);
-            for (at, taken) in chunk.iter_mut().enumerate() {
-                taken.stored = contents.is_some_and(|contents| {
-                    let contents = &contents[at * self.unit_pages..][..self.unit_pages];
-                    self.write(Self::pages(self.run(taken.unit, 1)).zip(contents), taken.copied)
-                });
-            }
-        }
-        let runs = || {
-            let same = |a: &Taken, b: &Taken| a.stored == b.stored && is_next(a, b);
-            taken.chunk_by(same).map(|chunk| (chunk[0], self.run(chunk[0].unit, chunk.len())))
-        };
-        for (first, run) in runs().filter(|(first, _)| !first.stored) {
-            self.trap.give_back(shelf, first.nth * self.unit_pages, run);
-        }
-        self.trap.release(shelf, all_pages, runs().filter(|(first, _)| first.stored).map(|(_, run)| run));
-    }
-
-    /// Ends the states of units that were taken. Returns how many left.
-    fn left(&self, taken: &[Taken], leave: Leave) -> usize {
-        let share = self.shares.local();
-        let (mut dead, mut dead_count, mut left) = ([0; MOST_PAGES], 0, 0);
-        for Taken { unit, copied, stored, .. } in taken {
-            self.copied_units.sub(u64::from(*copied));
-            if !stored {
-                share.no_room.add(1);
-                self.lru.put_back(&[*unit as u32]);
-                self.end(*unit, Place::In, false);
-                continue;
-            }
-            share.pages_out.add(self.unit_pages as u64);
-            self.room.left(self.unit_pages, leave == Leave::Discard);
-            if self.lru.leave(*unit as u32) {
-                dead[dead_count] = *unit as u32;
-                dead_count += 1;
-            }
-            self.end(*unit, if leave == Leave::Store { Place::Out } else { Place::New }, false);
-            left += 1;
-        }
-        self.lru.remove_dead(&mut dead[..dead_count]);
-        left
-    }
-
-    /// Writes the pages of a unit to the store. Returns false if it has no room for one: then it has none of them.
-    fn write<'a>(&self, pages: impl Iterator<Item = (u64, &'a Page)> + Clone, copied: bool) -> bool {
-        for (page, contents) in pages.clone() {
-            let number = PageNo::from_number(page);
-            if copied && self.is_same(number, contents) {
-                self.shares.local().pages_unchanged.add(1);
-                continue;
-            }
-            if self.store.write(number, contents).is_err() {
-                pages.for_each(|(page, _)| self.store.discard(PageNo::from_number(page)));
-                return false;
-            }
-        }
-        true
-    }
-
-    /// Returns whether the store has these contents for a page.
-    fn is_same(&self, page: PageNo, contents: &Page) -> bool {
-        let mut copy = [0; PAGE_SIZE];
-        self.store.read(page, &mut copy).is_ok() && copy == *contents
-    }
-
-    /// Makes room until memory is below the low watermark. Returns false if nothing can leave.
-    pub(crate) fn make_room(&self, units: &mut Vec<u32>) -> bool {
-        while self.room.is_above_low(&self.store) && !self.ends.load(Ordering::Relaxed) {
-            let has_evicted = self.evict_cold(units);
-            self.room.made(has_evicted);
-            if !has_evicted {
-                return false;
-            }
-        }
-        true
-    }
-
-    /// Evicts the units of a run of pages, as far as they may leave; a long run on several CPUs.
-    pub(crate) fn page_out(&self, run: Run) {
-        let most = MOST_PAGES / self.unit_pages;
-        let units = self.units_of(run);
-        let next = AtomicU64::new(units.start);
-        let work = || {
-            loop {
-                let first = next.fetch_add(most as u64, Ordering::Relaxed);
-                if first >= units.end {
-                    return;
-                }
-                let count = most.min((units.end - first) as usize);
-                // The program may be here as soon as a page is open, before the thread that brought it has ended its state.
-                (first..first + count as u64).for_each(|unit| self.wait_while(unit, Place::Loading));
-                self.evict(first..first + count as u64, Leave::Store);
-            }
-        };
-        let helpers = match run.pages {
-            ..MOST_ALONE => 0,
-            _ => std::thread::available_parallelism().map_or(0, |cpus| (cpus.get() - 1).min(MOST_HELPERS)),
-        };
-        std::thread::scope(|scope| {
-            for _ in 0..helpers {
-                // Without it, this thread does more.
-                let _ = std::thread::Builder::new().name("uzram-pager-out".into()).spawn_scoped(scope, work);
-            }
-            work();
-        });
-        if self.units_of(run).any(|unit| self.state(unit).get().place() == Place::Waiting) {
-            self.evict_waiting();
-        }
     }
 
     /// Loads the units of a run of pages, for as long as there is room for them.
