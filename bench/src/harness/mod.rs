@@ -23,7 +23,7 @@ pub mod threads;
 pub mod usage;
 
 pub use corpus::{DEFAULT_CORPUS_PAGES, Source, read_back};
-pub use memory::lack_of_memory;
+pub use memory::{lack_of_memory, status_bytes};
 pub use report::to_json;
 pub use rounds::go_on;
 pub use threads::{Gate, Span, joined, run_together};

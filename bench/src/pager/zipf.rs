@@ -26,6 +26,7 @@ use crate::block::swap_area::KernelSwap;
 use crate::engine::hit_ratio::Zipf;
 use crate::harness::rounds::in_turn_by_jobs;
 use crate::harness::stats::{median, median_ratio};
+use crate::harness::status_bytes;
 
 /// Pages, for each of the limit.
 const PAGES_PER_LIMIT: u64 = 4;
@@ -321,10 +322,5 @@ fn major_faults() -> u64 {
 
 /// Returns the private and shared memory of this process.
 fn own_bytes() -> u64 {
-    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let kib = |name: &str| -> u64 {
-        let line = status.lines().find_map(|line| line.strip_prefix(name));
-        line.and_then(|rest| rest.trim().trim_end_matches(" kB").parse().ok()).unwrap_or_default()
-    };
-    (kib("RssAnon:") + kib("RssShmem:")) << 10
+    status_bytes("self", &["RssAnon", "RssShmem"]).unwrap_or(0)
 }

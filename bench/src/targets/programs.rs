@@ -180,14 +180,30 @@ fn path_of(options: &ProgramsOptions<'_>, corpus: &str) -> PathBuf {
     options.dir.join(format!("{corpus}.bin"))
 }
 
+/// The algorithm and lz4, each with its buffer.
+struct Both([(Encoder, [u8; ROOM_BYTES]); 2]);
+
+impl Both {
+    fn new(algorithm: &Algorithm) -> Result<Both> {
+        let coder = |algorithm| Encoder::new(algorithm).map(|encoder| (encoder, [0; ROOM_BYTES]));
+        Ok(Both([coder(algorithm)?, coder(&Kind::Lz4.into())?]))
+    }
+
+    /// Compresses a page with both; `None` for one that does not get smaller.
+    fn encode(&mut self, page: &Page) -> [Option<&[u8]>; 2] {
+        self.0.each_mut().map(|(encoder, room)| {
+            let len = encoder.encode(page, room).filter(|len| *len < PAGE_SIZE)?;
+            Some(&room[..len])
+        })
+    }
+}
+
 /// Returns the pages that the algorithm compresses otherwise than lz4; `None` if they are few.
 fn words(corpus: &Corpus, algorithm: &Algorithm) -> Result<Option<Corpus>> {
-    let mut coders = [Encoder::new(algorithm)?, Encoder::new(&Kind::Lz4.into())?];
-    let mut bytes = [[0; ROOM_BYTES]; 2];
-    let mut words: Vec<u8> = Vec::new();
+    let (mut both, mut words) = (Both::new(algorithm)?, Vec::new());
     for page in corpus.pages() {
-        let [ours, of_lz4] = encode(&mut coders, page, &mut bytes);
-        if ours.is_some_and(|len| of_lz4 != Some(len) || bytes[0][..len] != bytes[1][..len]) {
+        let [ours, of_lz4] = both.encode(page);
+        if ours.is_some() && ours != of_lz4 {
             words.extend(page);
         }
     }
@@ -196,22 +212,14 @@ fn words(corpus: &Corpus, algorithm: &Algorithm) -> Result<Option<Corpus>> {
 
 /// Returns the share of the pages that lz4 makes smaller which the algorithm does not.
 fn misjudged(corpora: &[Corpus], algorithm: &Algorithm) -> Result<f64> {
-    let mut coders = [Encoder::new(algorithm)?, Encoder::new(&Kind::Lz4.into())?];
-    let mut bytes = [[0; ROOM_BYTES]; 2];
+    let mut both = Both::new(algorithm)?;
     let (mut smaller, mut misjudged) = (0, 0);
     for page in corpora.iter().flat_map(Corpus::pages) {
-        let [ours, of_lz4] =
-            encode(&mut coders, page, &mut bytes).map(|len| len.is_some_and(|len| len < PAGE_SIZE));
+        let [ours, of_lz4] = both.encode(page).map(|bytes| bytes.is_some());
         smaller += usize::from(of_lz4);
         misjudged += usize::from(of_lz4 && !ours);
     }
     Ok(misjudged as f64 / smaller as f64)
-}
-
-/// Compresses a page with both.
-fn encode(coders: &mut [Encoder; 2], page: &Page, bytes: &mut [[u8; ROOM_BYTES]; 2]) -> [Option<usize>; 2] {
-    let [ours, of_lz4] = coders;
-    [ours.encode(page, &mut bytes[0]), of_lz4.encode(page, &mut bytes[1])]
 }
 
 /// Saves pages of random bytes.

@@ -32,7 +32,7 @@ mod commands;
 pub use config::size_expr;
 pub use daemon::start;
 pub use failure::{USAGE_STATUS, parse_command_line};
-pub use system::{process_pages, program};
+pub use system::{process_pages, process_status, program};
 
 use std::process::ExitCode;
 

@@ -19,8 +19,8 @@ use uzram_cli::process_pages;
 use uzram_cli::program::Program;
 
 use super::{AlignedPage, Corpus};
-use crate::harness::go_on;
 use crate::harness::process::{POLL, find, last_words, text_from};
+use crate::harness::{go_on, status_bytes};
 use workloads::{Ready, Workload};
 
 /// The time that a program has to build its data. On an idle machine each takes some seconds.
@@ -128,18 +128,12 @@ fn is_ready(workload: &Workload, program: &Program, dir: &Path, printed: &Path) 
     match workload.ready {
         Ready::Says => Ok(File::open(printed).is_ok_and(|file| text_from(&file, 0).contains("ready"))),
         Ready::Holds(wanted_bytes) => {
+            let anonymous_bytes = |pid: u32| status_bytes(&pid.to_string(), &["RssAnon"]);
             let held = program.pids().into_iter().filter_map(anonymous_bytes).max();
             Ok(held.is_some_and(|bytes| bytes >= wanted_bytes))
         }
         Ready::Filled(fill) => fill(dir),
     }
-}
-
-/// Returns the resident anonymous memory of a process, proc_pid_status(5).
-fn anonymous_bytes(pid: u32) -> Option<u64> {
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
-    let kib = status.lines().find_map(|line| line.strip_prefix("RssAnon:")?.strip_suffix("kB"));
-    Some(kib?.trim().parse::<u64>().ok()? << 10)
 }
 
 #[cfg(test)]
