@@ -71,8 +71,8 @@ pub fn run(args: &CheckArgs) -> Result<()> {
     let findings = [
         fuse(&capabilities),
         loop_devices(),
-        pager(TrapKind::Uffd),
-        pager(TrapKind::Guard),
+        pager_with_userfaultfd(),
+        pager_with_guard_pages(),
         io_uring(),
         restartable_sequences(),
         locked_memory(&capabilities),
@@ -160,33 +160,38 @@ fn loop_devices() -> Finding {
     Finding { name: "loop", works, checked_by, follows }
 }
 
-/// Whether a process's own memory can be paged, and how touches are trapped.
-fn pager(trap: TrapKind) -> Finding {
-    let name = match trap {
-        TrapKind::Uffd => "pager: uffd",
-        TrapKind::Guard => "pager: guard",
-        TrapKind::Protect => "pager: protect",
-    };
-    let (works, checked_by, follows) = match (trap.check(), trap) {
-        (Ok(()), TrapKind::Uffd) => (
-            Works::Yes,
-            "userfaultfd(2) succeeds, and moves pages".to_owned(),
-            "a process's own memory can be compressed, and system calls may touch it",
-        ),
-        (Ok(()), TrapKind::Guard) => (
-            Works::Partly,
-            "madvise(2) installs a guard page".to_owned(),
-            "the same without privileges, but memory that system calls touch must be pinned",
-        ),
-        (Ok(()), TrapKind::Protect) => {
-            (Works::Partly, "mprotect(2) is always there".to_owned(), "the same, 64 KiB at a time: slower")
-        }
-        (Err(error), TrapKind::Uffd) => {
-            (Works::No, error.to_string(), "a pager traps touches by SIGSEGV: pin what system calls touch")
-        }
-        (Err(error), _) => (Works::No, error.to_string(), "a pager protects 64 KiB at a time instead"),
+/// Whether touches of a process's own memory can be trapped in a way. `works`: how well, how that was checked, and what
+/// follows; `otherwise`: what follows if not.
+fn pager(
+    trap: TrapKind,
+    name: &'static str,
+    works: (Works, &str, &'static str),
+    otherwise: &'static str,
+) -> Finding {
+    let (works, checked_by, follows) = match trap.check() {
+        Ok(()) => (works.0, works.1.to_owned(), works.2),
+        Err(error) => (Works::No, error.to_string(), otherwise),
     };
     Finding { name, works, checked_by, follows }
+}
+
+fn pager_with_userfaultfd() -> Finding {
+    let works = (
+        Works::Yes,
+        "userfaultfd(2) succeeds, and moves pages",
+        "a process's own memory can be compressed, and system calls may touch it",
+    );
+    let otherwise = "a pager traps touches by SIGSEGV: pin what system calls touch";
+    pager(TrapKind::Uffd, "pager: uffd", works, otherwise)
+}
+
+fn pager_with_guard_pages() -> Finding {
+    let works = (
+        Works::Partly,
+        "madvise(2) installs a guard page",
+        "the same without privileges, but memory that system calls touch must be pinned",
+    );
+    pager(TrapKind::Guard, "pager: guard", works, "a pager protects 64 KiB at a time instead")
 }
 
 fn restartable_sequences() -> Finding {
