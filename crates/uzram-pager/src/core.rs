@@ -18,7 +18,7 @@ mod evict;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use uzram::Result;
 use uzram::cpu::PerCpu;
@@ -29,12 +29,13 @@ use uzram::sync::{Arc, AtomicU32, Counter};
 use uzram::units::Page;
 
 use self::evict::Leave;
-use crate::bench::{Bench, Benches};
+use crate::bench::Bench;
 use crate::room::Room;
 use crate::spaces::Spaces;
 use crate::state::{Access, Place, State, Touched};
 use crate::stats::{PagerStats, Share, sum};
-use crate::trap::{MOST_PAGES, Run, Trap};
+use crate::stock::Stock;
+use crate::trap::{MOST_PAGES, RETRY, Run, Trap};
 use crate::waiting::Waiting;
 use crate::waits::Waits;
 use crate::window::Windows;
@@ -42,8 +43,6 @@ use crate::window::Windows;
 /// The share of the limit that units take which wait to leave, and the most batches of them.
 const WAITING_SHARE: u64 = 16;
 const MOST_SHELVES: usize = 1024;
-/// How long a fault waits before it asks again for memory that the system did not give.
-const PLACE_RETRY: Duration = Duration::from_millis(1);
 
 /// See the [module's documentation](self).
 pub(crate) struct Core<T: Trap> {
@@ -54,7 +53,7 @@ pub(crate) struct Core<T: Trap> {
     lru: Lru<Batched>,
     windows: Windows,
     waits: Waits,
-    benches: Benches<Bench<T::Shelf>>,
+    benches: Stock<Bench<T::Shelf>>,
     /// Units that are to leave, and the shelves for them. Protected by the lock: which batch is on which shelf.
     waiting: Mutex<Waiting>,
     shelves: Box<[T::Shelf]>,
@@ -87,7 +86,7 @@ impl<T: Trap> Core<T> {
         let shelves = shelves.clamp(1, MOST_SHELVES);
         let benches = 2 * std::thread::available_parallelism().map_or(1, usize::from) + 2;
         Ok(Core {
-            benches: Benches::new(benches, || trap.shelf().map(Bench::new))?,
+            benches: Stock::new(benches, |_| trap.shelf().map(Bench::new))?,
             waiting: Mutex::new(Waiting::new(shelves)),
             shelves: (0..shelves).map(|_| trap.shelf()).collect::<Result<_>>()?,
             slots: Table::new(units as usize)?,
@@ -122,7 +121,11 @@ impl<T: Trap> Core<T> {
     }
 
     fn run(&self, first_unit: u64, units: usize) -> Run {
-        Run { first: first_unit * self.unit_pages as u64, pages: units * self.unit_pages }
+        Run { first: self.first_page(first_unit), pages: units * self.unit_pages }
+    }
+
+    fn first_page(&self, unit: u64) -> u64 {
+        unit * self.unit_pages as u64
     }
 
     /// Returns the page numbers of a run of units.
@@ -194,24 +197,27 @@ impl<T: Trap> Core<T> {
     /// wait for room: the caller may be the evictor, which makes it.
     fn load(&self, unit: u64, stored: bool, writes: bool) -> bool {
         let window = match self.state(unit).get().access() {
-            Access::Normal => self.windows.next(unit * self.unit_pages as u64) / self.unit_pages,
+            Access::Normal => self.windows.next(self.first_page(unit)) / self.unit_pages,
             Access::Random => 1,
             Access::Sequential => MOST_PAGES / self.unit_pages,
         };
-        let mut units = [false; MOST_PAGES];
-        units[0] = stored;
-        let mut count = 1;
-        while count < window && self.room.has(count * self.unit_pages, &self.store) {
-            if unit as usize + count == self.states.len() {
-                break;
+        let mut units = [stored; MOST_PAGES];
+        let has_room = |more: usize| self.room.has((1 + more) * self.unit_pages, &self.store);
+        let more = self.claim(unit + 1, &mut units[1..window.max(1)], has_room);
+        self.bring(unit, &units[..=more], writes) > 0
+    }
+
+    /// Claims units next to each other to load them, as long as none is in memory, or another thread's, and `may` allows one more
+    /// than it is given. Notes whether the store has contents of each; returns how many they are. Behind a region there is
+    /// a unit that is never claimed.
+    fn claim(&self, first: u64, stored: &mut [bool], may: impl Fn(usize) -> bool) -> usize {
+        for (nth, stored) in stored.iter_mut().enumerate() {
+            match may(nth).then(|| self.state(first + nth as u64).start_load()).flatten() {
+                Some(is_stored) => *stored = is_stored,
+                None => return nth,
             }
-            match self.state(unit + count as u64).start_load() {
-                Some(stored) => units[count] = stored,
-                None => break,
-            }
-            count += 1;
         }
-        self.bring(unit, &units[..count], writes) > 0
+        stored.len()
     }
 
     /// Brings units next to each other that the caller owns, of which `stored` says whether the store has contents. Returns
@@ -220,7 +226,6 @@ impl<T: Trap> Core<T> {
         let mut bench = self.benches.take();
         let buffer = &mut bench.buffer;
         let mut good = 0;
-        let mut broken = false;
         'units: for (nth, stored) in stored.iter().enumerate() {
             let run = self.run(first + nth as u64, 1);
             let room = &mut buffer[nth * self.unit_pages..][..self.unit_pages];
@@ -228,7 +233,6 @@ impl<T: Trap> Core<T> {
                 if !stored {
                     out.fill(0);
                 } else if self.store.read(PageNo::from_number(page), out).is_err() {
-                    broken = true;
                     break 'units;
                 }
             }
@@ -238,21 +242,22 @@ impl<T: Trap> Core<T> {
             self.place(&buffer[..good * self.unit_pages], self.run(first, good));
         }
         drop(bench);
+        // The units that came along were not touched, so not written to either.
+        let mut keeps = [false; MOST_PAGES];
+        for (nth, (keeps, stored)) in keeps.iter_mut().zip(&stored[..good]).enumerate() {
+            *keeps = *stored && (!writes || nth > 0) && self.may_copy();
+            self.copied_units.add(u64::from(*keeps));
+        }
+        self.free_copies(first, &stored[..good], &keeps);
         let share = self.shares.local();
         for (nth, stored) in stored.iter().enumerate() {
             let (unit, pages) = (first + nth as u64, self.unit_pages as u64);
             if nth < good {
-                // The units that came along were not touched, so not written to either.
-                let keeps = *stored && (!writes || nth > 0) && self.may_copy();
-                if *stored && !keeps {
-                    self.store.discard_pages(Self::pages(self.run(unit, 1)));
-                }
                 if *stored { &share.pages_in } else { &share.pages_new }.add(pages);
-                self.copied_units.add(u64::from(keeps));
                 self.room.came(self.unit_pages, !stored);
                 self.lru.add(unit as u32);
-                self.end(unit, Place::In, keeps);
-            } else if broken && nth == 0 {
+                self.end(unit, Place::In, keeps[nth]);
+            } else if nth == 0 {
                 self.trap.lose(self.run(unit, 1));
                 share.pages_lost.add(pages);
                 self.end(unit, Place::Bad, false);
@@ -263,11 +268,24 @@ impl<T: Trap> Core<T> {
         good
     }
 
+    /// Frees the store's copies of units next to each other that are in memory, and do not keep them.
+    fn free_copies(&self, first: u64, stored: &[bool], keeps: &[bool]) {
+        let mut nth = 0;
+        let goes = |nth: usize| stored[nth] && !keeps[nth];
+        while nth < stored.len() {
+            let count = (nth..stored.len()).take_while(|nth| goes(*nth)).count();
+            if count > 0 {
+                self.store.discard_pages(Self::pages(self.run(first + nth as u64, count)));
+            }
+            nth += count + 1;
+        }
+    }
+
     /// Places pages. Waits for as long as the system gives no memory: nothing else can be done with contents that
     /// a program needs.
     fn place(&self, contents: &[Page], run: Run) {
         while self.trap.place(contents, run).is_err() {
-            std::thread::sleep(PLACE_RETRY);
+            std::thread::sleep(RETRY);
         }
     }
 
@@ -281,7 +299,7 @@ impl<T: Trap> Core<T> {
         if self.state(unit).end(place, copied) {
             self.waits.wake(unit);
             match place {
-                Place::In => self.trap.retry(unit * self.unit_pages as u64),
+                Place::In => self.trap.retry(self.first_page(unit)),
                 Place::Out | Place::New | Place::Waiting => match self.state(unit).touch() {
                     Touched::Load { stored } => drop(self.load(unit, stored, false)),
                     Touched::Open { copied } => self.reopen(unit, copied),
@@ -311,25 +329,13 @@ impl<T: Trap> Core<T> {
             let mut at = 0;
             while at < units && self.room.has(MOST_PAGES, &self.store) {
                 let mut stored = [false; MOST_PAGES];
-                let mut count = 0;
-                while at + count < units {
-                    match self.state(first + (at + count) as u64).start_load() {
-                        Some(is_stored) => stored[count] = is_stored,
-                        None => break,
-                    }
-                    count += 1;
-                }
+                let count = self.claim(first + at as u64, &mut stored[..units - at], |_| true);
                 if count > 0 {
                     self.bring(first + at as u64, &stored[..count], false);
                 }
                 at += count + 1;
             }
         });
-    }
-
-    /// Loads a unit, and waits until it is there. Returns false if it cannot be read.
-    fn load_and_wait(&self, unit: u64) -> bool {
-        self.fault(unit * self.unit_pages as u64, true, true)
     }
 
     /// Pins units, so that they are in memory and stay there. Returns false if one of them cannot be read: then it is pinned,
@@ -340,7 +346,7 @@ impl<T: Trap> Core<T> {
         units.fold(true, |all, unit| {
             // An eviction that had begun ends, and then the unit is loaded again.
             while !matches!(self.state(unit).get().place(), Place::In | Place::Bad | Place::Gone) {
-                self.load_and_wait(unit);
+                self.fault(self.first_page(unit), true, true);
             }
             all && self.state(unit).get().place() == Place::In
         })
@@ -365,8 +371,7 @@ impl<T: Trap> Core<T> {
         self.by_windows(run, |first, units| {
             for unit in first..first + units as u64 {
                 loop {
-                    let seen = self.state(unit).get();
-                    match seen.place() {
+                    match self.state(unit).get().place() {
                         Place::New | Place::Gone => break,
                         Place::In if self.evict(unit..=unit, Leave::Discard) > 0 => break,
                         // The kernel transfers data to it, or a thread is at it.
@@ -375,8 +380,8 @@ impl<T: Trap> Core<T> {
                             break;
                         }
                         place @ (Place::Out | Place::Bad | Place::Waiting) => {
-                            if self.state(unit).start_discard(place) {
-                                self.empty(unit, place, seen.is_copied());
+                            if let Some(copied) = self.state(unit).start_discard(place) {
+                                self.empty(unit, place, copied);
                                 self.end(unit, Place::New, false);
                             }
                         }

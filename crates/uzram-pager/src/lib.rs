@@ -44,6 +44,8 @@ mod spaces;
 mod state;
 #[cfg(not(loom))]
 mod stats;
+#[cfg(not(loom))]
+mod stock;
 #[cfg(all(test, loom))]
 mod loom_tests;
 #[cfg(all(test, not(loom)))]

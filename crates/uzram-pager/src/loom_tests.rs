@@ -173,11 +173,11 @@ fn loom_a_page_that_waits_leaves_or_is_opened() {
 fn loom_a_page_that_is_emptied_is_zeros_or_what_came_after() {
     let empty: fn(&Unit) = |unit| {
         unit.evict(Place::New);
-        if unit.state.start_discard(Place::Out) {
+        if unit.state.start_discard(Place::Out).is_some() {
             unit.store.store(0, Ordering::Relaxed);
             unit.end(Place::New);
         }
-        if unit.state.start_discard(Place::Waiting) {
+        if unit.state.start_discard(Place::Waiting).is_some() {
             unit.slot.store(0, Ordering::Release);
             unit.shelf.store(0, Ordering::Relaxed);
             unit.end(Place::New);

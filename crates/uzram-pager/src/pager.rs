@@ -44,7 +44,8 @@ pub enum TrapKind {
     Uffd,
     /// Guard pages and SIGSEGV.
     Guard,
-    /// Memory protection and SIGSEGV, 64 KiB at a time: what `Guard` does where the kernel has no guard pages.
+    /// Memory protection and SIGSEGV, 64 KiB or more at a time: what `Guard` does where the kernel has no guard pages. The limit
+    /// is at most 4 GiB.
     Protect,
 }
 
@@ -322,8 +323,10 @@ struct OfUffd {
 impl OfUffd {
     fn new(builder: &PagerBuilder, pages: u64) -> Result<Self> {
         let (core, policy) = builder.core(Uffd::new(pages)?, 1, pages)?;
+        let evictor = Evictor::start(&core, builder.goal_percent)?;
+        // Nothing that can fail comes after: a message ends its threads.
         let waiters = Waiters::start(&core)?;
-        Ok(OfUffd { _evictor: Evictor::start(&core, builder.goal_percent)?, _policy: policy, core, waiters })
+        Ok(OfUffd { _evictor: evictor, _policy: policy, core, waiters })
     }
 }
 

@@ -11,12 +11,13 @@ use std::thread::Thread;
 use std::time::Duration;
 
 use rustix::thread::futex;
+use uzram::lru::NODE_BYTES;
 use uzram::store::Store;
 use uzram::sync::Counter;
 use uzram::units::PAGE_SIZE;
 
-/// Bytes of tables for a page: its slot, a node in each LRU, its state.
-const TABLE_BYTES: u64 = 16 + 2 * 12 + 1;
+/// Bytes of tables for a page: its slot in the store, a node in each LRU, its state, and where it waits.
+const TABLE_BYTES: u64 = 16 + 2 * NODE_BYTES as u64 + 1 + 4;
 /// The shares of the limit that are free at the high and at the low watermark.
 const HIGH_SHARE: u64 = 64;
 const LOW_SHARE: u64 = 32;

@@ -24,7 +24,7 @@
 //! if the unit has left, it loads it again at once.
 //!
 //! - *copied*: the store still has the contents that the unit was loaded with. The program may have changed them since.
-//! - *pinned*: the unit is not evicted. Set and cleared under the lock of the pins.
+//! - *pinned*: the unit is not evicted. Set when the pin is in the region's list, and cleared under the lock of that.
 //! - *access*: how the program says that it will touch the unit ([`Access`]).
 
 #[cfg(loom)]
@@ -94,6 +94,11 @@ impl Seen {
         }
     }
 
+    /// Returns the value of a unit whose owner takes it to another place. Whether the store has a copy is said when it is there.
+    fn going(self, to: Place) -> u8 {
+        to as u8 | self.0 & KEPT
+    }
+
     pub(crate) fn is_copied(self) -> bool {
         self.0 & COPIED != 0
     }
@@ -156,10 +161,10 @@ impl State {
         let mut touched = Touched::Lost;
         self.update(|seen| {
             let (new, what) = match seen.place() {
-                Place::New => (Some(Place::Loading as u8 | seen.0 & KEPT), Touched::Load { stored: false }),
-                Place::Out => (Some(Place::Loading as u8 | seen.0 & KEPT), Touched::Load { stored: true }),
+                Place::New => (Some(seen.going(Place::Loading)), Touched::Load { stored: false }),
+                Place::Out => (Some(seen.going(Place::Loading)), Touched::Load { stored: true }),
                 Place::Waiting => {
-                    (Some(Place::Loading as u8 | seen.0 & KEPT), Touched::Open { copied: seen.is_copied() })
+                    (Some(seen.going(Place::Loading)), Touched::Open { copied: seen.is_copied() })
                 }
                 Place::In => (None, Touched::In),
                 Place::Loading | Place::Leaving if seen.0 & WANTED != 0 => (None, Touched::Busy),
@@ -172,43 +177,37 @@ impl State {
         touched
     }
 
+    /// Makes the caller the owner of a unit that `may` go there, to `Loading` or `Leaving`; returns its state of before.
+    fn start(&self, to: Place, may: impl Fn(Seen) -> bool) -> Option<Seen> {
+        self.update(|seen| may(seen).then(|| seen.going(to)))
+    }
+
     /// Starts to load the unit, if it is not in memory and no other thread is at it; returns whether the store has
     /// contents.
     pub(crate) fn start_load(&self) -> Option<bool> {
-        let from = |place| matches!(place, Place::New | Place::Out);
-        let load = |seen: Seen| from(seen.place()).then_some(Place::Loading as u8 | seen.0 & KEPT);
-        self.update(load).map(|old| old.place() == Place::Out)
+        let old = self.start(Place::Loading, |seen| matches!(seen.place(), Place::New | Place::Out));
+        old.map(|old| old.place() == Place::Out)
     }
 
     /// Starts to look whether a unit in memory is there; returns whether the store has a copy. The caller ends the state.
     pub(crate) fn start_look(&self) -> Option<bool> {
-        let look = |seen: Seen| {
-            (seen.place() == Place::In).then_some(Place::Loading as u8 | seen.0 & (KEPT | COPIED))
-        };
-        self.update(look).map(Seen::is_copied)
+        self.start(Place::Loading, |seen| seen.place() == Place::In).map(Seen::is_copied)
     }
 
     /// Starts to take the unit out of memory, if it is there and not pinned; returns whether the store has a copy.
     pub(crate) fn start_leave(&self) -> Option<bool> {
-        let leave = |seen: Seen| {
-            let may_leave = seen.place() == Place::In && !seen.is_pinned();
-            may_leave.then_some(Place::Leaving as u8 | seen.0 & (ACCESS | COPIED))
-        };
-        self.update(leave).map(Seen::is_copied)
+        let may_leave = |seen: Seen| seen.place() == Place::In && !seen.is_pinned();
+        self.start(Place::Leaving, may_leave).map(Seen::is_copied)
     }
 
     /// Starts to have a unit leave that waits for that; returns whether the store has a copy.
     pub(crate) fn start_last(&self) -> Option<bool> {
-        let leave = |seen: Seen| {
-            (seen.place() == Place::Waiting).then_some(Place::Leaving as u8 | seen.0 & (KEPT | COPIED))
-        };
-        self.update(leave).map(Seen::is_copied)
+        self.start(Place::Leaving, |seen| seen.place() == Place::Waiting).map(Seen::is_copied)
     }
 
-    /// Starts to empty a unit that is in this place; returns false if it is not there. It belongs to the caller then.
-    pub(crate) fn start_discard(&self, place: Place) -> bool {
-        let discard = |seen: Seen| (seen.place() == place).then_some(Place::Loading as u8 | seen.0 & KEPT);
-        self.update(discard).is_some()
+    /// Starts to empty a unit, if it is in this place; returns whether the store has a copy. It belongs to the caller then.
+    pub(crate) fn start_discard(&self, place: Place) -> Option<bool> {
+        self.start(Place::Loading, |seen| seen.place() == place).map(Seen::is_copied)
     }
 
     /// Has the owner of a unit in this place wake this thread; returns false if it is not there.
@@ -218,7 +217,7 @@ impl State {
 
     /// Ends the state `Loading` or `Leaving`, which the caller owns. Returns whether the unit was wanted meanwhile.
     pub(crate) fn end(&self, place: Place, copied: bool) -> bool {
-        let new = |seen: Seen| Some(place as u8 | seen.0 & KEPT | if copied { COPIED } else { 0 });
+        let new = |seen: Seen| Some(seen.going(place) | if copied { COPIED } else { 0 });
         self.update(new).is_some_and(|old| old.0 & WANTED != 0)
     }
 

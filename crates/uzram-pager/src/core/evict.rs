@@ -78,7 +78,7 @@ impl<T: Trap> Core<T> {
         taken.iter().for_each(|taken| self.end(taken.unit, Place::Waiting, taken.copied));
         drop(waiting);
         // Those that stayed.
-        units.retain(|unit| taken.iter().all(|taken| taken.unit != u64::from(*unit)));
+        units.retain(|unit| taken.binary_search_by_key(&u64::from(*unit), |taken| taken.unit).is_err());
         self.lru.put_back(units);
         count > 0 && has_room
     }

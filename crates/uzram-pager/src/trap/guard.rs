@@ -12,7 +12,8 @@
 //! mapping is split, and a process has 65530 of them. The units are so large that those in memory take half of these at
 //! most: then a unit can always be opened.
 
-use std::os::fd::OwnedFd;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
 
 use rustix::fs::{FallocateFlags, MemfdFlags, fallocate, ftruncate, memfd_create};
 use rustix::io::Errno;
@@ -79,7 +80,7 @@ impl Fence {
 
 /// See the [module's documentation](self).
 pub(crate) struct Guard {
-    file: OwnedFd,
+    file: File,
     space: Space,
     fence: Fence,
 }
@@ -100,7 +101,7 @@ impl Guard {
             Err(Errno::INVAL) => memfd_create("uzram-pager", MemfdFlags::CLOEXEC),
             file => file,
         };
-        let file = file.map_err(refused)?;
+        let file = File::from(file.map_err(refused)?);
         ftruncate(&file, pages_to_bytes(pages)).map_err(refused)?;
         Ok(Guard { file, space: Space::new(pages)?, fence })
     }
@@ -188,7 +189,7 @@ impl Trap for Guard {
             )
         };
         mapped.map_err(|error| Error::new(ErrorKind::NoMemory, format!("mmap of a region: {error}")))?;
-        self.space.advise(run)?;
+        super::advise(address, run.bytes())?;
         self.close(run).map_err(|error| {
             let what = format!("this system has no guard pages: {error}");
             Error::new(ErrorKind::Unsupported, what).with_setting("trap")
@@ -201,17 +202,8 @@ impl Trap for Guard {
     }
 
     fn place(&self, contents: &[Page], run: Run) -> Result<()> {
-        let bytes = contents.as_flattened();
-        let (offset, mut done) = (pages_to_bytes(run.first), 0);
-        while done < bytes.len() {
-            match rustix::io::pwrite(&self.file, &bytes[done..], offset + done as u64) {
-                Ok(written) => done += written,
-                Err(Errno::INTR) => {}
-                Err(error) => {
-                    return Err(Error::new(ErrorKind::NoMemory, format!("no memory for a page: {error}")));
-                }
-            }
-        }
+        let written = self.file.write_all_at(contents.as_flattened(), pages_to_bytes(run.first));
+        written.map_err(|_| Error::new(ErrorKind::NoMemory, "no memory for a page"))?;
         // Some may be open after a failure: their contents must not be written again.
         self.open_all(run);
         Ok(())
@@ -232,16 +224,8 @@ impl Trap for Guard {
 
     fn read<'a>(&self, (): &'a (), _: usize, run: Run, buffer: &'a mut [Page]) -> Option<&'a [Page]> {
         let buffer = &mut buffer[..run.pages];
-        let bytes = buffer.as_flattened_mut();
-        let (offset, mut done) = (pages_to_bytes(run.first), 0);
-        while done < bytes.len() {
-            match rustix::io::pread(&self.file, &mut bytes[done..], offset + done as u64) {
-                Ok(read) if read > 0 => done += read,
-                Err(Errno::INTR) => {}
-                _ => return None,
-            }
-        }
-        Some(buffer)
+        let read = self.file.read_exact_at(buffer.as_flattened_mut(), pages_to_bytes(run.first));
+        read.is_ok().then_some(buffer)
     }
 
     fn give_back(&self, (): &(), _: usize, run: Run) {

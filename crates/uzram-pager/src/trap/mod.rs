@@ -19,7 +19,7 @@ use uzram::units::{PAGE_SHIFT, PAGE_SIZE, Page};
 use uzram::{Error, ErrorKind, Result};
 
 /// How long a thread waits before it asks the system again for what it must have.
-const RETRY: std::time::Duration = std::time::Duration::from_millis(1);
+pub(crate) const RETRY: std::time::Duration = std::time::Duration::from_millis(1);
 
 /// The most pages that are moved at once.
 pub(crate) const MOST_PAGES: usize = 64;
@@ -167,23 +167,26 @@ impl Space {
         };
         debug_assert!(reserved.is_ok(), "{reserved:?}");
     }
+}
 
-    /// Sets what the kernel does with a mapped run: no huge pages, which would not be trapped page by page, and nothing of it
-    /// in a child, which has no pager.
-    pub(crate) fn advise(&self, run: Run) -> Result<()> {
-        for advice in [Advice::LinuxNoHugepage, Advice::LinuxDontFork] {
-            // SAFETY: the range is mapped, and the advice changes no contents.
-            let advised = unsafe { rustix::mm::madvise(self.address(run.first).cast(), run.bytes(), advice) };
-            match advised {
-                // A kernel without huge pages.
-                Err(rustix::io::Errno::INVAL) if matches!(advice, Advice::LinuxNoHugepage) => {}
-                advised => advised.map_err(|error| {
-                    Error::new(ErrorKind::NoMemory, format!("madvise of a region: {error}"))
-                })?,
+/// Sets what the kernel does with mapped memory: no huge pages, which would not be trapped page by page, and nothing of it in a
+/// child, which has no pager.
+///
+/// # Errors
+/// `NoMemory`.
+fn advise(start: *mut u8, len_bytes: usize) -> Result<()> {
+    for advice in [Advice::LinuxNoHugepage, Advice::LinuxDontFork] {
+        // SAFETY: the range is mapped, and the advice changes no contents.
+        match unsafe { rustix::mm::madvise(start.cast(), len_bytes, advice) } {
+            Ok(()) => {}
+            // A kernel without huge pages.
+            Err(rustix::io::Errno::INVAL) if matches!(advice, Advice::LinuxNoHugepage) => {}
+            Err(error) => {
+                return Err(Error::new(ErrorKind::NoMemory, format!("madvise of a region: {error}")));
             }
         }
-        Ok(())
     }
+    Ok(())
 }
 
 impl Drop for Space {

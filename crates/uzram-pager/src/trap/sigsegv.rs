@@ -13,15 +13,17 @@
 use std::mem::MaybeUninit;
 use std::ptr::NonNull;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering};
 
 use rustix::mm::{MapFlags, MprotectFlags, ProtFlags};
 use uzram::{Error, ErrorKind, Result};
 
+use crate::stock::Stock;
+
 /// The most pagers of a process that trap touches in this way.
 const MOST_PAGERS: usize = 64;
 /// Stacks: threads that are in the handler at once. More wait.
-const STACKS: usize = 64;
+const COUNT: usize = 64;
 const STACK_BYTES: usize = 128 << 10;
 /// At the low end of a stack, without access.
 const STACK_GUARD_BYTES: usize = 4096;
@@ -126,7 +128,8 @@ fn install() -> Result<()> {
     static INSTALLED: OnceLock<Result<()>> = OnceLock::new();
     INSTALLED
         .get_or_init(|| {
-            stacks()?;
+            let stacks = stacks()?;
+            STACKS.get_or_init(|| stacks);
             PROCESS.store(std::process::id(), Ordering::Relaxed);
             // SAFETY: all fields are integers, or an optional function.
             let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
@@ -159,7 +162,10 @@ extern "C" fn on_signal(signal: libc::c_int, info: *mut libc::siginfo_t, context
     let is_touch = code > 0 && PROCESS.load(Ordering::Relaxed) == std::process::id();
     let mut touch = Touch { address, writes: is_write(context), handled: false };
     if is_touch && ENTRIES.iter().any(|entry| entry.has(address)) {
-        Stack::take().call(&mut touch);
+        let Some(stacks) = STACKS.get() else { unreachable!("mapped before the handler was installed") };
+        let stack = stacks.take();
+        // SAFETY: the stack is this thread's until it is given back.
+        unsafe { call_on(stack.0.as_ptr(), &raw mut touch) };
     }
     if !touch.handled {
         pass_on(signal, info, context);
@@ -244,85 +250,35 @@ fn end_by(signal: libc::c_int) {
     }
 }
 
-/// Stacks for the handler.
-struct Stacks {
-    start: NonNull<u8>,
-    taken: [AtomicBool; STACKS],
-}
+/// A stack for the handler: its upper end, aligned to pages.
+struct Stack(NonNull<u8>);
 
 // SAFETY: an address range belongs to no thread.
-unsafe impl Send for Stacks {}
-// SAFETY: as for `Send`; `taken` says which thread has which stack.
-unsafe impl Sync for Stacks {}
+unsafe impl Send for Stack {}
 
-static STACKS_OF_HANDLER: OnceLock<Stacks> = OnceLock::new();
+/// Mapped once, before the handler is installed. They stay for as long as the process lives, as the handler does.
+static STACKS: OnceLock<Stock<Stack>> = OnceLock::new();
 
-/// Maps the stacks, once. They stay for as long as the process lives, as the handler does.
-fn stacks() -> Result<()> {
-    if STACKS_OF_HANDLER.get().is_some() {
-        return Ok(());
-    }
+/// Maps the stacks.
+fn stacks() -> Result<Stock<Stack>> {
     let refused = |error| {
         Error::new(ErrorKind::NoMemory, format!("no memory for the stacks of a signal handler: {error}"))
     };
-    let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+    let (flags, protection) = (MapFlags::PRIVATE | MapFlags::NORESERVE, ProtFlags::READ | ProtFlags::WRITE);
     // SAFETY: a new mapping at an address that the kernel chooses affects no existing memory.
-    let start = unsafe {
-        rustix::mm::mmap_anonymous(
-            std::ptr::null_mut(),
-            STACKS * STACK_BYTES,
-            ProtFlags::READ | ProtFlags::WRITE,
-            flags,
-        )
-    };
+    let start =
+        unsafe { rustix::mm::mmap_anonymous(std::ptr::null_mut(), COUNT * STACK_BYTES, protection, flags) };
     let start: NonNull<u8> =
         NonNull::new(start.map_err(refused)?.cast()).ok_or_else(|| refused(rustix::io::Errno::NOMEM))?;
-    for nth in 0..STACKS {
-        // SAFETY: inside the new mapping.
+    Stock::new(COUNT, |nth| {
+        // SAFETY: inside the new mapping, and at its end.
         unsafe {
-            let low = start.as_ptr().add(nth * STACK_BYTES);
-            rustix::mm::mprotect(low.cast(), STACK_GUARD_BYTES, MprotectFlags::empty()).map_err(refused)?;
+            let low = start.add(nth * STACK_BYTES);
+            rustix::mm::mprotect(low.as_ptr().cast(), STACK_GUARD_BYTES, MprotectFlags::empty())
+                .map_err(refused)?;
+            Ok(Stack(low.add(STACK_BYTES)))
         }
-    }
-    let _ = STACKS_OF_HANDLER.set(Stacks { start, taken: [const { AtomicBool::new(false) }; STACKS] });
-    Ok(())
-}
-
-/// A stack that belongs to this thread.
-struct Stack {
-    stacks: &'static Stacks,
-    nth: usize,
-}
-
-impl Stack {
-    /// Takes a free stack; waits until there is one.
-    fn take() -> Stack {
-        let Some(stacks) = STACKS_OF_HANDLER.get() else {
-            unreachable!("mapped before the handler was installed")
-        };
-        loop {
-            for (nth, taken) in stacks.taken.iter().enumerate() {
-                if !taken.load(Ordering::Relaxed) && !taken.swap(true, Ordering::Acquire) {
-                    return Stack { stacks, nth };
-                }
-            }
-            std::thread::yield_now();
-        }
-    }
-
-    /// Brings a page on this stack.
-    fn call(self, touch: &mut Touch) {
-        // SAFETY: the end of one of the stacks, which is aligned to pages.
-        let top = unsafe { self.stacks.start.as_ptr().add((self.nth + 1) * STACK_BYTES) };
-        // SAFETY: the stack is this thread's until it is given back.
-        unsafe { call_on(top, touch) };
-    }
-}
-
-impl Drop for Stack {
-    fn drop(&mut self) {
-        self.stacks.taken[self.nth].store(false, Ordering::Release);
-    }
+    })
 }
 
 /// Calls [`bring`] on another stack.

@@ -6,7 +6,7 @@
 //! Pages are taken by `UFFDIO_MOVE` (Linux 6.8) into memory that the program does not know: from then on nobody can
 //! change them. The kernel refuses pages that it transfers data to, and those that a child has too (`EBUSY`).
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::ptr::NonNull;
 
 use linux_raw_sys::general::{
@@ -14,21 +14,22 @@ use linux_raw_sys::general::{
     UFFD_PAGEFAULT_FLAG_WRITE, UFFDIO_REGISTER_MODE_MISSING, uffd_msg, uffdio_api, uffdio_copy, uffdio_move,
     uffdio_poison, uffdio_range, uffdio_register,
 };
+use linux_raw_sys::ioctl::{UFFDIO_API, UFFDIO_COPY, UFFDIO_REGISTER, UFFDIO_UNREGISTER, UFFDIO_WAKE};
 use rustix::io::Errno;
 use rustix::ioctl::{Opcode, Updater, opcode};
 use rustix::mm::{Advice, MapFlags, ProtFlags, UserfaultfdFlags, userfaultfd};
 use uzram::units::{PAGE_SHIFT, PAGE_SIZE, Page};
 use uzram::{Error, ErrorKind, Result};
 
-use super::{MOST_PAGES, RETRY, Run, Space, Trap};
+use super::{MOST_PAGES, RETRY, Run, Space, Trap, advise};
 
-/// The ioctls of <linux/userfaultfd.h>.
+/// The ioctls of <linux/userfaultfd.h>. linux-raw-sys does not know the last two.
+const API: Opcode = UFFDIO_API as Opcode;
+const REGISTER: Opcode = UFFDIO_REGISTER as Opcode;
+const UNREGISTER: Opcode = UFFDIO_UNREGISTER as Opcode;
+const WAKE: Opcode = UFFDIO_WAKE as Opcode;
+const COPY: Opcode = UFFDIO_COPY as Opcode;
 const GROUP: u8 = 0xaa;
-const API: Opcode = opcode::read_write::<uffdio_api>(GROUP, 0x3f);
-const REGISTER: Opcode = opcode::read_write::<uffdio_register>(GROUP, 0x00);
-const UNREGISTER: Opcode = opcode::read::<uffdio_range>(GROUP, 0x01);
-const WAKE: Opcode = opcode::read::<uffdio_range>(GROUP, 0x02);
-const COPY: Opcode = opcode::read_write::<uffdio_copy>(GROUP, 0x03);
 const MOVE: Opcode = opcode::read_write::<uffdio_move>(GROUP, 0x05);
 const POISON: Opcode = opcode::read_write::<uffdio_poison>(GROUP, 0x08);
 
@@ -197,7 +198,7 @@ impl Trap for Uffd {
             rustix::mm::mmap_anonymous(address.cast(), run.bytes(), ProtFlags::READ | ProtFlags::WRITE, flags)
         };
         mapped.map_err(|error| Error::new(ErrorKind::NoMemory, format!("mmap of a region: {error}")))?;
-        self.space.advise(run)?;
+        advise(address, run.bytes())?;
         register(&self.fd, address.addr(), run.bytes())
     }
 
@@ -296,10 +297,7 @@ impl Staging {
             unsafe { rustix::mm::mmap_anonymous(std::ptr::null_mut(), Staging::BYTES, protection, flags) };
         let start = NonNull::new(start.map_err(refused)?.cast()).ok_or_else(|| refused(Errno::NOMEM))?;
         let staging = Staging { start };
-        for advice in [Advice::LinuxNoHugepage, Advice::LinuxDontFork] {
-            // SAFETY: the range is this mapping, and the advice changes no contents.
-            let _ = unsafe { rustix::mm::madvise(start.as_ptr().cast(), Staging::BYTES, advice) };
-        }
+        advise(start.as_ptr(), Staging::BYTES)?;
         register(fd, start.as_ptr().addr(), Staging::BYTES)?;
         Ok(staging)
     }
@@ -351,17 +349,10 @@ fn open() -> Result<OwnedFd> {
 
 /// Opens a descriptor through /dev/userfaultfd (Linux 6.1), whose permissions say who may.
 fn open_device() -> Option<OwnedFd> {
-    use std::os::fd::FromRawFd;
     let device = std::fs::OpenOptions::new().read(true).write(true).open("/dev/userfaultfd").ok()?;
     // USERFAULTFD_IOC_NEW
     // SAFETY: the call takes flags, and returns a new descriptor.
-    let fd = unsafe {
-        libc::ioctl(
-            std::os::fd::AsRawFd::as_raw_fd(&device),
-            opcode::none(GROUP, 0x00).into(),
-            libc::O_CLOEXEC,
-        )
-    };
+    let fd = unsafe { libc::ioctl(device.as_raw_fd(), opcode::none(GROUP, 0x00).into(), libc::O_CLOEXEC) };
     // SAFETY: a new descriptor, which nobody else has.
     (fd >= 0).then(|| unsafe { OwnedFd::from_raw_fd(fd) })
 }
