@@ -14,7 +14,7 @@ use linux_raw_sys::general::{
     UFFD_PAGEFAULT_FLAG_WRITE, UFFDIO_REGISTER_MODE_MISSING, uffd_msg, uffdio_api, uffdio_copy, uffdio_move,
     uffdio_poison, uffdio_range, uffdio_register,
 };
-use linux_raw_sys::ioctl::{UFFDIO_API, UFFDIO_COPY, UFFDIO_REGISTER, UFFDIO_UNREGISTER, UFFDIO_WAKE};
+use linux_raw_sys::ioctl::{UFFDIO_API, UFFDIO_COPY, UFFDIO_REGISTER, UFFDIO_WAKE};
 use rustix::io::Errno;
 use rustix::ioctl::{Opcode, Updater, opcode};
 use rustix::mm::{Advice, MapFlags, ProtFlags, UserfaultfdFlags, userfaultfd};
@@ -26,7 +26,6 @@ use super::{MOST_PAGES, RETRY, Run, Space, Trap, advise};
 /// The ioctls of <linux/userfaultfd.h>. linux-raw-sys does not know the last two.
 const API: Opcode = UFFDIO_API as Opcode;
 const REGISTER: Opcode = UFFDIO_REGISTER as Opcode;
-const UNREGISTER: Opcode = UFFDIO_UNREGISTER as Opcode;
 const WAKE: Opcode = UFFDIO_WAKE as Opcode;
 const COPY: Opcode = UFFDIO_COPY as Opcode;
 const GROUP: u8 = 0xaa;
@@ -203,11 +202,10 @@ impl Trap for Uffd {
     }
 
     fn unmap(&self, run: Run) {
-        let address = self.space.address(run.first).addr();
-        // Wakes those that wait.
-        let mut range = uffdio_range { start: address as u64, len: run.bytes() as u64 };
-        let _ = ioctl::<UNREGISTER, _>(&self.fd, &mut range);
         self.space.reserve_again(run);
+        // Those that wait touch it again, and fail. UFFDIO_UNREGISTER would wake them before it takes the mapping's lock: a
+        // touch between the two waits for ever.
+        self.wake(self.space.address(run.first).addr(), run.pages);
     }
 
     fn place(&self, contents: &[Page], run: Run) -> Result<()> {
