@@ -92,15 +92,36 @@ struct Args {
     command: Option<Command>,
 }
 
-/// How long to measure, and with which compression.
+/// How long to measure.
 #[derive(clap::Args)]
-struct Rounds {
+struct Pace {
     /// Seconds that each pattern runs in each round
     #[arg(long, value_name = "S", default_value_t = 1.0)]
     seconds: f64,
     /// Rounds; the tables show medians
     #[arg(long, value_name = "R", default_value_t = 5)]
     repeat: usize,
+}
+
+impl Pace {
+    /// Returns the options of a benchmark of this pace over a corpus.
+    fn options(&self, corpus: Option<&Source>) -> Result<engine::Common> {
+        let defaults = engine::Common::default();
+        Ok(engine::Common {
+            corpus: corpus.unwrap_or(&defaults.corpus).clone(),
+            duration: command::seconds(self.seconds)?,
+            repeat: self.repeat,
+            stop: command::stop_flag()?,
+            ..defaults
+        })
+    }
+}
+
+/// How long to measure, and with which compression.
+#[derive(clap::Args)]
+struct Rounds {
+    #[command(flatten)]
+    pace: Pace,
     /// Compression, as `uzram up` takes it
     #[arg(long, value_name = "NAME", default_value = "lz4")]
     algorithm: Algorithm,
@@ -109,15 +130,7 @@ struct Rounds {
 impl Rounds {
     /// Returns the options of a benchmark of these rounds over a corpus.
     fn options(&self, corpus: Option<&Source>) -> Result<engine::Common> {
-        let defaults = engine::Common::default();
-        Ok(engine::Common {
-            corpus: corpus.unwrap_or(&defaults.corpus).clone(),
-            duration: command::seconds(self.seconds)?,
-            repeat: self.repeat,
-            algorithm: self.algorithm.clone(),
-            stop: command::stop_flag()?,
-            ..defaults
-        })
+        Ok(engine::Common { algorithm: self.algorithm.clone(), ..self.pace.options(corpus)? })
     }
 }
 
@@ -190,7 +203,7 @@ struct PagerArgs {
     #[arg(long, value_name = "DIR", default_value = backing::DEFAULT_DIR)]
     spill_dir: PathBuf,
     #[command(flatten)]
-    rounds: Rounds,
+    pace: Pace,
     /// Use a sixteenth of the memory
     #[arg(long)]
     small: bool,
@@ -258,8 +271,8 @@ fn run_codecs(args: &Args) -> Result<String> {
     let defaults = CodecsOptions::default();
     let report = codecs::run(&CodecsOptions {
         corpora: if args.corpus.is_empty() { defaults.corpora.clone() } else { args.corpus.clone() },
-        duration: command::seconds(args.rounds.seconds)?,
-        repeat: args.rounds.repeat,
+        duration: command::seconds(args.rounds.pace.seconds)?,
+        repeat: args.rounds.pace.repeat,
         stop: command::stop_flag()?,
         ..defaults
     })?;
@@ -284,8 +297,8 @@ fn run_bench(args: &Args) -> Result<String> {
 fn run_targets(args: &Args) -> Result<String> {
     let options = targets::TargetsOptions {
         programs: programs()?,
-        duration: command::seconds(args.rounds.seconds)?,
-        repeat: args.rounds.repeat,
+        duration: command::seconds(args.rounds.pace.seconds)?,
+        repeat: args.rounds.pace.repeat,
         survive: survive::SurviveOptions { full: args.full, ..survive::SurviveOptions::default() },
         take_over: Amounts { full: args.full, ..Amounts::default() },
         backing: backing::BackingOptions {
@@ -352,7 +365,7 @@ fn measure_survival(args: &SurviveArgs) -> Result<String> {
 }
 
 fn measure_pager(args: &PagerArgs) -> Result<String> {
-    let common = args.rounds.options(args.corpus.as_ref())?;
+    let common = args.pace.options(args.corpus.as_ref())?;
     let dir = corpus::Saved::of(&common.corpus, &common.stop)?;
     let amounts = pager::Amounts::default();
     let report = pager::run(&PagerOptions {

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 use uzram::Result;
-use uzram::codec::{Algorithm, Decoder, Encoder, ROOM_BYTES};
+use uzram::codec::{Algorithm, Decoder, Encoder, Kind, ROOM_BYTES};
 use uzram::units::{PAGE_SIZE, Page, pages_to_bytes};
 
 use super::memory::{Mapping, Memory, changed, corpus_page, touch};
@@ -81,7 +81,7 @@ const DECODED: usize = 4096;
 
 /// Returns the median time to decode a page, of some of the corpus in random order.
 fn decode_us(corpus: &[Page], order: &[u32]) -> Result<f64> {
-    let algorithm = Algorithm::default();
+    let algorithm = Algorithm::from(Kind::for_memory());
     let (mut encoder, mut decoder) = (Encoder::new(&algorithm)?, Decoder::new(&algorithm)?);
     let mut room = [0; ROOM_BYTES];
     let mut page = [0; PAGE_SIZE];

@@ -31,7 +31,7 @@ pub use zipf::{PagerAccess, ZipfAccess};
 
 /// The ways to trap touches that are measured.
 pub const TRAPS: [TrapKind; 2] = [TrapKind::Uffd, TrapKind::Guard];
-/// The algorithm of the kernel's swap area, and that of pagers.
+/// The algorithm of the kernel's swap area. Pagers have their own default.
 const ALGORITHM: &str = "lz4";
 
 /// What can be measured.

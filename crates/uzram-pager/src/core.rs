@@ -29,6 +29,7 @@ use uzram::sync::{Arc, AtomicU32, Counter};
 use uzram::units::Page;
 
 use self::evict::Leave;
+pub(crate) use self::evict::Next;
 use crate::bench::Bench;
 use crate::room::Room;
 use crate::spaces::Spaces;
@@ -41,8 +42,11 @@ use crate::waits::Waits;
 use crate::window::Windows;
 
 /// The share of the limit that units take which wait to leave, and the most batches of them.
-const WAITING_SHARE: u64 = 16;
+const WAITING_SHARE: u64 = 32;
 const MOST_SHELVES: usize = 1024;
+/// The share of units in memory whose copies are kept. With more, the memory that copies take costs more touches than they save
+/// compressing.
+const COPIED_SHARE: u64 = 16;
 
 /// See the [module's documentation](self).
 pub(crate) struct Core<T: Trap> {
@@ -76,11 +80,17 @@ pub(crate) struct Core<T: Trap> {
 }
 
 impl<T: Trap> Core<T> {
-    /// Makes the core of a pager, for as many pages as the store has.
+    /// Makes the core of a pager, for as many pages as the store has, which says itself which are cold if it `spills`.
     ///
     /// # Errors
     /// `NoMemory`.
-    pub(crate) fn new(trap: T, unit_pages: usize, store: Arc<Store>, limit_pages: u64) -> Result<Self> {
+    pub(crate) fn new(
+        trap: T,
+        unit_pages: usize,
+        store: Arc<Store>,
+        limit_pages: u64,
+        spills: bool,
+    ) -> Result<Self> {
         let units = store.pages().div_ceil(unit_pages as u64);
         let shelves = (limit_pages / WAITING_SHARE) as usize / MOST_PAGES;
         let shelves = shelves.clamp(1, MOST_SHELVES);
@@ -96,7 +106,7 @@ impl<T: Trap> Core<T> {
             lru: Lru::new(&LruConfig::new(units))?,
             windows: Windows::default(),
             waits: Waits::new(),
-            room: Room::new(limit_pages),
+            room: Room::new(limit_pages, if spills { 2 } else { 1 }),
             shares: PerCpu::new(|_| Share::default()),
             copied_units: Counter::new(0),
             spaces: Mutex::new(Spaces::new(store.pages(), unit_pages as u64)),
@@ -152,7 +162,7 @@ impl<T: Trap> Core<T> {
             match self.state(unit).touch() {
                 Touched::Load { stored } => {
                     let start = Instant::now();
-                    self.wait_for_room();
+                    self.make_way();
                     let loaded = self.load(unit, stored, writes);
                     let share = self.shares.local();
                     share.faults.add(1);
@@ -175,8 +185,14 @@ impl<T: Trap> Core<T> {
         }
     }
 
-    /// Waits until a unit can come without exceeding the limit.
-    fn wait_for_room(&self) {
+    /// Has room made for a unit, above the high watermark, and waits for it if the unit would exceed the limit.
+    fn make_way(&self) {
+        if self.room.has(self.unit_pages, &self.store) {
+            return;
+        }
+        if self.help() {
+            self.room.wake_evictor();
+        }
         self.room.wait_for(self.unit_pages, &self.store, || {
             self.shares.local().waits_for_room.add(1);
         });
@@ -232,7 +248,7 @@ impl<T: Trap> Core<T> {
             for (page, out) in Self::pages(run).zip(room) {
                 if !stored {
                     out.fill(0);
-                } else if self.store.read(PageNo::from_number(page), out).is_err() {
+                } else if self.store.read_once(PageNo::from_number(page), out).is_err() {
                     break 'units;
                 }
             }
@@ -289,9 +305,11 @@ impl<T: Trap> Core<T> {
         }
     }
 
-    /// Returns whether another unit in memory may keep its copy in the store: those of a quarter may.
+    /// Returns whether another unit in memory may keep its copy in the store: those of a share may, and all as long as there is
+    /// memory in plenty.
     fn may_copy(&self) -> bool {
-        4 * self.copied_units.get() * self.unit_pages as u64 <= self.room.resident_pages()
+        COPIED_SHARE * self.copied_units.get() * self.unit_pages as u64 <= self.room.resident_pages()
+            || self.room.is_half_free(&self.store)
     }
 
     /// Ends a state that the caller owns, and has threads that wait for the unit go on.

@@ -74,7 +74,7 @@ impl Unit {
         }
     }
 
-    /// As `Core::evict_cold` and, for the unit that waits, `Core::evict_oldest`.
+    /// As `Core::take_cold` and, for the unit that waits, `Core::evict_oldest`.
     fn evict_later(&self) {
         if self.state.start_leave().is_some() {
             let contents = self.memory.swap(0, Ordering::AcqRel);

@@ -10,14 +10,14 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use uzram::backing::{Backing, FileBacking};
-use uzram::codec::Algorithm;
-use uzram::designs::PoolDesign;
+use uzram::codec::{Algorithm, Kind};
+use uzram::designs::{LruDesign, PoolDesign};
 use uzram::store::{BackingOptions, PolicyThread, StoreBuilder, WritebackLayout};
 use uzram::sync::Arc;
 use uzram::units::{PAGE_SHIFT, PAGE_SIZE, bytes_to_pages, pages_to_bytes};
 use uzram::{Error, ErrorKind, Result};
 
-use crate::core::{Core, lock};
+use crate::core::{Core, Next, lock};
 use crate::pressure::{self, Governor};
 use crate::signals::Blocked;
 use crate::state::Access;
@@ -32,10 +32,13 @@ use crate::waiters::Waiters;
 pub const DEFAULT_CAPACITY_BYTES: u64 = 256 << 30;
 /// The smallest limit: buffers, and the working set of a small loop.
 pub const LEAST_LIMIT_BYTES: u64 = 4 << 20;
-/// The share of the limit that compressed memory leaves to pages as they are, without a spill file and with one.
-const LEAST_RESIDENT_SHARE: [u64; 2] = [8, 2];
+/// The most of the limit that compressed memory takes, in eighths, without a spill file and with one. For comparison: zswap takes
+/// a fifth of memory by default.
+const MOST_COMPRESSED_EIGHTHS: [u64; 2] = [7, 2];
 /// How long the evictor rests when nothing can leave.
 const REST: Duration = Duration::from_millis(50);
+/// How long it leaves taking pages from the program to threads that fault.
+const LATER: Duration = Duration::from_millis(5);
 
 /// How a touch of memory that is not there is trapped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -111,7 +114,7 @@ impl PagerBuilder {
         PagerBuilder { capacity_bytes: bytes, ..self }
     }
 
-    /// Sets the algorithm that compresses pages.
+    /// Sets the algorithm that compresses pages. By default `memory`, or lz4 where the CPU lacks the vectors for that.
     #[must_use]
     pub fn algorithm(self, algorithm: Algorithm) -> Self {
         PagerBuilder { algorithm, ..self }
@@ -175,11 +178,15 @@ impl PagerBuilder {
     /// Builds the core, whose store keeps what leaves memory.
     fn core<T: Trap>(&self, trap: T, unit_pages: usize, pages: u64) -> Result<(Arc<Core<T>>, PolicyThread)> {
         let limit_pages = self.limit_bytes >> PAGE_SHIFT;
-        let least_resident = limit_pages / LEAST_RESIDENT_SHARE[usize::from(self.spill.is_some())];
+        let eighths = MOST_COMPRESSED_EIGHTHS[usize::from(self.spill.is_some())];
         let mut store = StoreBuilder::new("pager", pages)
             .algorithm(self.algorithm.clone())
             .pool_design(self.pool_design)
-            .limit_pages(limit_pages - least_resident);
+            .limit_pages(limit_pages * eighths / 8);
+        if self.spill.is_none() {
+            // It says which pages go to the file.
+            store = store.lru_design(LruDesign::None);
+        }
         if let Some((dir, bytes)) = &self.spill {
             let backing = spill_file(dir, *bytes)?;
             let layout = WritebackLayout::Packed;
@@ -187,7 +194,7 @@ impl PagerBuilder {
         }
         let store = Arc::new(store.build().map_err(rename)?);
         let policy = PolicyThread::start("pager", &store)?;
-        Ok((Arc::new(Core::new(trap, unit_pages, store, limit_pages)?), policy))
+        Ok((Arc::new(Core::new(trap, unit_pages, store, limit_pages, self.spill.is_some())?), policy))
     }
 }
 
@@ -272,16 +279,19 @@ impl<T: Trap> Evictor<T> {
         let (most, least) = (core.room.limit_pages(), LEAST_LIMIT_BYTES >> PAGE_SHIFT);
         let mut governor = goal_percent.map(|goal_percent| Governor::new(goal_percent, most, least));
         let thread = spawn("uzram-pager-evict", move || {
-            let mut units = Vec::new();
+            let mut has_rested = false;
             while !theirs.ends.load(Ordering::Relaxed) {
                 theirs.clean();
                 if let Some(governor) = &mut governor {
                     governor.look(&theirs.room, &theirs.store, theirs.stats().fault_us);
                 }
-                match (theirs.make_room(&mut units), &governor) {
-                    (false, _) => std::thread::park_timeout(REST),
-                    (true, Some(_)) => std::thread::park_timeout(pressure::INTERVAL),
-                    (true, None) => std::thread::park(),
+                let next = theirs.make_room(has_rested);
+                has_rested = next == Next::Later;
+                match (next, &governor) {
+                    (Next::Later, _) => std::thread::park_timeout(LATER),
+                    (Next::Stuck, _) => std::thread::park_timeout(REST),
+                    (Next::Enough, Some(_)) => std::thread::park_timeout(pressure::INTERVAL),
+                    (Next::Enough, None) => std::thread::park(),
                 }
             }
         })?;
@@ -376,7 +386,7 @@ impl Pager {
             limit_bytes: 0,
             goal_percent: None,
             capacity_bytes: DEFAULT_CAPACITY_BYTES,
-            algorithm: Algorithm::default(),
+            algorithm: Kind::for_memory().into(),
             spill: None,
             trap: None,
             pool_design: PoolDesign::default(),

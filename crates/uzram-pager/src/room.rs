@@ -1,14 +1,14 @@
 //! How much memory a pager uses, and who waits for more.
 //!
 //! Used are the pages in memory as they are, compressed memory, and what the tables take for each page that was ever touched.
-//! Above the high watermark the evictor is woken, and evicts until memory is below the low one. A fault that would exceed the
-//! limit waits for the evictor, unless that found nothing that can leave: then memory grows beyond the limit, as nothing may
+//! Above the high watermark threads that fault take cold pages from the program, and wake the evictor, which stores others, and
+//! goes on by itself until memory is below the low one. A fault that would exceed the limit waits for the evictor, unless that found nothing that can leave: then memory grows beyond the limit, as nothing may
 //! be lost.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread::Thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::thread::futex;
 use uzram::lru::NODE_BYTES;
@@ -16,17 +16,19 @@ use uzram::store::Store;
 use uzram::sync::Counter;
 use uzram::units::PAGE_SIZE;
 
-/// Bytes of tables for a page: its slot in the store, a node in each LRU, its state, and where it waits.
-const TABLE_BYTES: u64 = 16 + 2 * NODE_BYTES as u64 + 1 + 4;
-/// The shares of the limit that are free at the high and at the low watermark.
-const HIGH_SHARE: u64 = 64;
-const LOW_SHARE: u64 = 32;
+/// Bytes of tables for a page: its slot in the store, its state, and where it waits.
+const TABLE_BYTES: u64 = 16 + 1 + 4;
+/// The share of the limit that is free at the high watermark, and the most pages. At the low one it is twice as much.
+const FREE_SHARE: u64 = 64;
+const MOST_FREE_PAGES: u64 = 256;
 /// How long a fault waits for room, in parts: then it goes on.
-const WAITS: usize = 100;
+const MOST_WAIT: Duration = Duration::from_secs(2);
 const WAIT: Duration = Duration::from_millis(20);
 
 pub(crate) struct Room {
     limit_pages: Counter,
+    /// Bytes of all tables for a page.
+    table_bytes: u64,
     resident_pages: Counter,
     /// Pages that hold anything, in memory or not.
     touched_pages: Counter,
@@ -39,9 +41,11 @@ pub(crate) struct Room {
 }
 
 impl Room {
-    pub(crate) fn new(limit_pages: u64) -> Room {
+    /// Returns the room of a pager that has so many LRUs, which have a node for each page.
+    pub(crate) fn new(limit_pages: u64, lrus: u64) -> Room {
         Room {
             limit_pages: Counter::new(limit_pages),
+            table_bytes: TABLE_BYTES + lrus * NODE_BYTES as u64,
             resident_pages: Counter::new(0),
             touched_pages: Counter::new(0),
             is_stuck: AtomicBool::new(false),
@@ -73,27 +77,33 @@ impl Room {
 
     /// Returns the pages that count against the limit.
     pub(crate) fn used_pages(&self, store: &Store) -> u64 {
-        let tables = self.touched_pages.get() * TABLE_BYTES / PAGE_SIZE as u64;
+        let tables = self.touched_pages.get() * self.table_bytes / PAGE_SIZE as u64;
         self.resident_pages.get() + store.charged_pages() + tables
+    }
+
+    /// Returns the limit, and the pages that are free at the high watermark.
+    fn limit_and_free(&self) -> (u64, u64) {
+        let limit = self.limit_pages.get();
+        (limit, (limit / FREE_SHARE).min(MOST_FREE_PAGES))
     }
 
     /// Returns whether there is room for so many pages below the high watermark.
     pub(crate) fn has(&self, pages: usize, store: &Store) -> bool {
-        let limit = self.limit_pages.get();
-        self.used_pages(store) + pages as u64 <= limit - limit / HIGH_SHARE
+        let (limit, free) = self.limit_and_free();
+        self.used_pages(store) + pages as u64 <= limit - free
+    }
+
+    pub(crate) fn is_half_free(&self, store: &Store) -> bool {
+        2 * self.used_pages(store) <= self.limit_pages.get()
     }
 
     pub(crate) fn is_above_low(&self, store: &Store) -> bool {
-        let limit = self.limit_pages.get();
-        self.used_pages(store) > limit - limit / LOW_SHARE
+        let (limit, free) = self.limit_and_free();
+        self.used_pages(store) > limit - 2 * free
     }
 
     /// Waits until there is room for so many pages below the limit, or none can be made.
     pub(crate) fn wait_for(&self, pages: usize, store: &Store, on_wait: impl FnOnce()) {
-        if self.has(pages, store) {
-            return;
-        }
-        self.wake_evictor();
         let is_over = || {
             self.used_pages(store) + pages as u64 <= self.limit_pages.get()
                 || self.is_stuck.load(Ordering::Relaxed)
@@ -103,14 +113,15 @@ impl Room {
         }
         on_wait();
         self.waiters.fetch_add(1, Ordering::SeqCst);
-        for _ in 0..WAITS {
+        let end = Instant::now() + MOST_WAIT;
+        while Instant::now() < end {
             let freed = self.freed.load(Ordering::SeqCst);
             if is_over() {
                 break;
             }
+            self.wake_evictor();
             let timeout = futex::Timespec { tv_sec: 0, tv_nsec: WAIT.as_nanos() as _ };
             let _ = futex::wait(&self.freed, futex::Flags::PRIVATE, freed, Some(&timeout));
-            self.wake_evictor();
         }
         self.waiters.fetch_sub(1, Ordering::SeqCst);
     }
@@ -140,7 +151,7 @@ impl Room {
         self.touched_pages.sub(pages as u64);
     }
 
-    /// Notes whether units could be evicted, and wakes those that wait.
+    /// Notes whether units could be taken or evicted, and wakes those that wait.
     pub(crate) fn made(&self, any: bool) {
         self.is_stuck.store(!any, Ordering::Relaxed);
         self.freed.fetch_add(1, Ordering::SeqCst);

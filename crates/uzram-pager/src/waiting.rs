@@ -8,22 +8,42 @@
 
 use std::collections::VecDeque;
 
-/// The units of a batch, each at its place on the shelf; some were touched since.
-struct Batch {
-    shelf: usize,
-    units: Vec<u32>,
-}
+use crate::trap::MOST_PAGES;
 
 pub(crate) struct Waiting {
-    batches: VecDeque<Batch>,
+    /// The shelves of the batches.
+    batches: VecDeque<usize>,
     /// Numbers of shelves that no batch has.
     free: Vec<usize>,
+    /// The units on each shelf, each at its place; some were touched since. All memory is there beforehand: a signal handler
+    /// adds batches.
+    units: Box<[Units]>,
+    /// Room for the numbers of as many units.
+    pub(crate) cold: Vec<u32>,
+}
+
+/// The units of a batch.
+#[derive(Clone)]
+struct Units {
+    units: [u32; MOST_PAGES],
+    len: usize,
 }
 
 impl Waiting {
     /// Makes an empty queue for so many shelves, at least one.
     pub(crate) fn new(shelves: usize) -> Waiting {
-        Waiting { batches: VecDeque::with_capacity(shelves), free: (0..shelves).collect() }
+        let empty = Units { units: [0; MOST_PAGES], len: 0 };
+        Waiting {
+            batches: VecDeque::with_capacity(shelves),
+            free: (0..shelves).collect(),
+            units: vec![empty; shelves].into(),
+            cold: Vec::with_capacity(MOST_PAGES),
+        }
+    }
+
+    /// Returns how many shelves are free.
+    pub(crate) fn free_shelves(&self) -> usize {
+        self.free.len()
     }
 
     /// Returns a free shelf for a batch; `None` if all are in use.
@@ -31,23 +51,31 @@ impl Waiting {
         self.free.last().copied()
     }
 
-    /// Adds a batch on the shelf that [`Waiting::free_shelf`] returned.
-    pub(crate) fn add(&mut self, units: Vec<u32>) {
-        if units.is_empty() {
-            return;
+    /// Adds a batch of up to [`MOST_PAGES`] units on the shelf that [`Waiting::free_shelf`] returned.
+    pub(crate) fn add(&mut self, units: impl Iterator<Item = u32>) {
+        let Some(shelf) = self.free_shelf() else { unreachable!("a free shelf was asked for") };
+        let batch = &mut self.units[shelf];
+        batch.len = 0;
+        for (place, unit) in batch.units.iter_mut().zip(units) {
+            *place = unit;
+            batch.len += 1;
         }
-        let shelf = self.free.pop().expect("a free shelf was asked for");
-        self.batches.push_back(Batch { shelf, units });
+        if batch.len > 0 {
+            self.free.pop();
+            self.batches.push_back(shelf);
+        }
     }
 
     /// Returns the oldest batch: its shelf and its units.
     pub(crate) fn oldest(&self) -> Option<(usize, &[u32])> {
-        self.batches.front().map(|batch| (batch.shelf, &*batch.units))
+        let shelf = *self.batches.front()?;
+        let batch = &self.units[shelf];
+        Some((shelf, &batch.units[..batch.len]))
     }
 
     /// Removes the oldest batch, whose shelf is free then.
     pub(crate) fn remove_oldest(&mut self) {
-        self.free.extend(self.batches.pop_front().map(|batch| batch.shelf));
+        self.free.extend(self.batches.pop_front());
     }
 }
 
@@ -61,8 +89,8 @@ mod tests {
         assert!(waiting.oldest().is_none());
         for first in [10, 20] {
             assert!(waiting.free_shelf().is_some());
-            waiting.add(Vec::new());
-            waiting.add(vec![first, first + 1]);
+            waiting.add([].into_iter());
+            waiting.add([first, first + 1].into_iter());
         }
         assert!(waiting.free_shelf().is_none());
         let (shelf, units) = waiting.oldest().expect("two wait");

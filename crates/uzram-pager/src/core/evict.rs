@@ -11,9 +11,10 @@
 //! Whether a page was changed since it was loaded is found out in step 3, by comparison. Trapping the first write would cost a
 //! fault, more than decompressing the copy does; and the comparison needs no trap.
 
+use std::sync::TryLockError;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use uzram::store::PageNo;
+use uzram::store::{PageNo, Wait};
 use uzram::units::{PAGE_SIZE, Page};
 
 use super::{Core, lock};
@@ -34,6 +35,17 @@ pub(super) enum Leave {
     Discard,
 }
 
+/// What the evictor does next.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Next {
+    /// Nothing: there is room.
+    Enough,
+    /// It takes units itself, if no thread that faults has done so by then.
+    Later,
+    /// It tries again: nothing can leave.
+    Stuck,
+}
+
 /// A unit that was taken from the program.
 #[derive(Clone, Copy, Default)]
 struct Taken {
@@ -52,19 +64,29 @@ fn slot(shelf: usize, nth: usize) -> u32 {
 }
 
 impl<T: Trap> Core<T> {
-    /// Takes the coldest units from the program, and evicts those that were taken a while ago and not touched since. Returns false
-    /// if none can be taken, or if there is no room for those. Uses `units` for their numbers.
-    fn evict_cold(&self, units: &mut Vec<u32>) -> bool {
-        let mut waiting = lock(&self.waiting);
-        let mut has_room = true;
-        let shelf = loop {
-            match waiting.free_shelf() {
-                Some(shelf) => break shelf,
-                None => has_room = self.evict_oldest(&mut waiting),
-            }
+    /// Takes the coldest units from the program, unless another thread is at that. Returns whether the evictor is to be woken.
+    ///
+    /// For threads that fault, while the evictor rests: the system interrupts each CPU on which a thread of this process runs for
+    /// each page that it traps, and that takes longer than everything else. Here the evictor, which runs alone most of the
+    /// time, is not one of them.
+    pub(super) fn help(&self) -> bool {
+        let mut waiting = match self.waiting.try_lock() {
+            Ok(waiting) => waiting,
+            Err(TryLockError::Poisoned(waiting)) => waiting.into_inner(),
+            Err(TryLockError::WouldBlock) => return false,
         };
+        if waiting.free_shelves() > 0 {
+            self.take_cold(&mut waiting);
+        }
+        true
+    }
+
+    /// Takes the coldest units from the program, which wait on a free shelf from now on. Returns how many.
+    fn take_cold(&self, waiting: &mut Waiting) -> usize {
+        let Some(shelf) = waiting.free_shelf() else { return 0 };
+        let mut units = std::mem::take(&mut waiting.cold);
         units.clear();
-        self.lru.isolate(MOST_PAGES / self.unit_pages, units);
+        self.lru.isolate(MOST_PAGES / self.unit_pages, &mut units);
         units.sort_unstable();
         let mut taken = [Taken::default(); MOST_PAGES];
         let all = units.iter().map(|unit| u64::from(*unit));
@@ -73,19 +95,19 @@ impl<T: Trap> Core<T> {
         for Taken { unit, nth, .. } in taken {
             self.slots[*unit as usize].store(slot(shelf, *nth), Ordering::Release);
         }
-        waiting.add(taken.iter().map(|taken| taken.unit as u32).collect());
-        // Before another thread evicts the batch: it takes those that do not wait for touched ones.
+        waiting.add(taken.iter().map(|taken| taken.unit as u32));
+        // Under the lock: who evicts the batch takes those that do not wait for touched ones.
         taken.iter().for_each(|taken| self.end(taken.unit, Place::Waiting, taken.copied));
-        drop(waiting);
         // Those that stayed.
         units.retain(|unit| taken.binary_search_by_key(&u64::from(*unit), |taken| taken.unit).is_err());
-        self.lru.put_back(units);
-        count > 0 && has_room
+        self.lru.put_back(&units);
+        waiting.cold = units;
+        count
     }
 
-    /// Evicts the units of the oldest batch that wait still. Returns false if there was no room for any of them.
+    /// Evicts the units of the oldest batch that wait still. Returns false if there is no batch, or no room for any of its units.
     fn evict_oldest(&self, waiting: &mut Waiting) -> bool {
-        let Some((shelf, units)) = waiting.oldest() else { return true };
+        let Some((shelf, units)) = waiting.oldest() else { return false };
         let (mut taken, mut count) = ([Taken::default(); MOST_PAGES], 0);
         for (nth, unit) in units.iter().enumerate() {
             let is_here = || self.slots[*unit as usize].load(Ordering::Acquire) == slot(shelf, nth);
@@ -129,11 +151,13 @@ impl<T: Trap> Core<T> {
         let (shelf, nth) = (&self.shelves[at / MOST_PAGES], at % MOST_PAGES);
         self.trap.give_back(shelf, nth * self.unit_pages, self.run(unit, 1));
         slot.store(0, Ordering::Release);
-        // It is in use.
+        // It is in use, and stays for a while: others have more of a copy.
+        self.free_copies(unit, &[copied], &[false]);
+        self.copied_units.sub(u64::from(copied));
         self.lru.mark(unit as u32);
         self.lru.put_back(&[unit as u32]);
         self.shares.local().pages_kept.add(self.unit_pages as u64);
-        self.end(unit, Place::In, copied);
+        self.end(unit, Place::In, false);
     }
 
     /// Has units leave that are in memory and may leave: up to [`MOST_PAGES`] pages, in ascending order. Returns how many left.
@@ -276,22 +300,33 @@ impl<T: Trap> Core<T> {
         true
     }
 
-    /// Returns whether the store has these contents for a page.
+    /// Returns whether the store has these contents for a page in memory: to read them from the spill file would take longer than
+    /// to compress the page.
     fn is_same(&self, page: PageNo, contents: &Page) -> bool {
         let mut copy = [0; PAGE_SIZE];
-        self.store.read(page, &mut copy).is_ok() && copy == *contents
+        self.store.read_wait(page, &mut copy, Wait::No).is_ok() && copy == *contents
     }
 
-    /// Makes room until memory is below the low watermark. Returns false if nothing can leave.
-    pub(crate) fn make_room(&self, units: &mut Vec<u32>) -> bool {
+    /// Makes room until memory is below the low watermark. `has_rested`: the last call has returned [`Next::Later`].
+    pub(crate) fn make_room(&self, mut has_rested: bool) -> Next {
         while self.room.is_above_low(&self.store) && !self.ends.load(Ordering::Relaxed) {
-            let has_evicted = self.evict_cold(units);
-            self.room.made(has_evicted);
-            if !has_evicted {
-                return false;
+            let mut waiting = lock(&self.waiting);
+            let goes_on = match waiting.free_shelves() {
+                0 => {
+                    has_rested = false;
+                    self.evict_oldest(&mut waiting)
+                }
+                // Left to threads that fault.
+                1 if !has_rested => return Next::Later,
+                _ => self.take_cold(&mut waiting) > 0 || self.evict_oldest(&mut waiting),
+            };
+            drop(waiting);
+            self.room.made(goes_on);
+            if !goes_on {
+                return Next::Stuck;
             }
         }
-        true
+        Next::Enough
     }
 
     /// Evicts the units of a run of pages, as far as they may leave; a long run on several CPUs.

@@ -53,6 +53,8 @@ pub const MAX_PAGEVEC_PAGES: usize = 128;
 pub const DEFAULT_PAGEVEC_PAGES: usize = 14;
 /// Pages that are scanned per acquisition of all locks.
 const SCAN_PAGES: usize = 32;
+// A scan, and the balancing before it, find so many dead pages at most.
+const _: () = assert!(2 * SCAN_PAGES <= MAX_PAGEVEC_PAGES);
 
 /// The settings of an LRU.
 #[derive(Clone, Copy, Debug)]
@@ -257,13 +259,13 @@ impl<D: LruLocks> Lru<D> {
         let mut scans = self.len(List::Inactive) + 2 * self.len(List::Active) + 1;
         while out.len() < wanted && scans > 0 {
             let scan_pages = SCAN_PAGES.min(usize::try_from(scans).unwrap_or(SCAN_PAGES));
-            let mut dead = Vec::new();
+            let mut dead = Pagevec::EMPTY;
             let mut all = self.design.lock_all(&self.lists);
             self.balance(&mut all, &mut dead);
             let before = out.len();
             let scanned = self.scan(&mut all, scan_pages, wanted, out, &mut dead);
             drop(all);
-            self.remove_dead(&mut dead);
+            self.remove_dead(dead.pages_mut());
             let share = self.lists.counts.local();
             share.scanned.add(scanned as u64);
             share.isolated.add((out.len() - before) as u64);
@@ -424,7 +426,7 @@ impl<D: LruLocks> Lru<D> {
 
     /// Moves pages from the cold end of the active list to the inactive one as long as that is shorter; pages
     /// that were used go to the front of the active list.
-    fn balance(&self, all: &mut D::LockedLists<'_>, dead: &mut Vec<u32>) {
+    fn balance(&self, all: &mut D::LockedLists<'_>, dead: &mut Pagevec) {
         let lists = &self.lists;
         let mut short = self.len(List::Active).saturating_sub(self.len(List::Inactive)).div_ceil(2);
         for _ in 0..SCAN_PAGES {
@@ -447,7 +449,7 @@ impl<D: LruLocks> Lru<D> {
         most: usize,
         wanted: usize,
         out: &mut Vec<u32>,
-        dead: &mut Vec<u32>,
+        dead: &mut Pagevec,
     ) -> usize {
         let lists = &self.lists;
         for scanned in 0..most {
@@ -475,12 +477,14 @@ impl<D: LruLocks> Lru<D> {
     }
 
     /// Moves a page to the front of a list, and clears its referenced mark.
-    fn shift(&self, all: &mut D::LockedLists<'_>, page: u32, list: List, dead: &mut Vec<u32>) {
+    fn shift(&self, all: &mut D::LockedLists<'_>, page: u32, list: List, dead: &mut Pagevec) {
         let flags = OPEN | SENTINEL | REFERENCED | PROMOTED;
         all.unlink(page);
         self.lists.nodes.change(page, |state| Some(state.at(Place::Linking).without(flags)));
         all.put_front(list, page);
         self.lists.counts.came(list, 1);
-        dead.extend(self.lists.linked(page, list).then_some(page));
+        if self.lists.linked(page, list) {
+            dead.push(page);
+        }
     }
 }

@@ -13,6 +13,15 @@ use super::slot::{Contents, SlotGuard};
 use super::stream::Codec;
 use super::{Store, Wait};
 
+/// What happens to a page that was read from the backing device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Then {
+    /// It returns to memory, if it is used often or there is room.
+    Return,
+    /// It stays there.
+    Stay,
+}
+
 impl Store {
     /// Reads a page; waits for the backing device if the page is there.
     ///
@@ -36,6 +45,20 @@ impl Store {
     /// `out` is undefined after each of these.
     #[inline]
     pub fn read_wait(&self, page: PageNo, out: &mut Page, wait: Wait) -> Result<()> {
+        self.read_then(page, out, wait, Then::Return)
+    }
+
+    /// Reads a page that the caller is going to discard or to replace: from the backing device it does not return to memory.
+    ///
+    /// # Errors
+    /// As [`Store::read_wait`].
+    #[inline]
+    pub fn read_once(&self, page: PageNo, out: &mut Page) -> Result<()> {
+        self.read_then(page, out, Wait::Yes, Then::Stay)
+    }
+
+    #[inline]
+    fn read_then(&self, page: PageNo, out: &mut Page, wait: Wait, then: Then) -> Result<()> {
         let read = if self.slots.is_empty(page) {
             out.fill(0);
             Ok(())
@@ -49,7 +72,7 @@ impl Store {
             let read = match &self.backing {
                 Some(backing) if wait == Wait::Yes && slot.peek().is_backed() => {
                     drop(slot);
-                    self.read_from_backing(backing, page, out)
+                    self.read_from_backing(backing, page, out, then)
                 }
                 _ => self.read_locked(slot, page, out),
             };

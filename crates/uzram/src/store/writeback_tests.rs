@@ -578,6 +578,28 @@ fn cold_pages_leave_and_busy_ones_stay() {
     assert_eq!(none.store.reclaim(), Reclaimed::None, "there are no lists");
 }
 
+/// A page that is read for the last time stays on the device, though there is room for it in memory.
+#[test]
+fn a_page_that_is_about_to_be_discarded_does_not_return() {
+    let place =
+        place(8 << 20, WritebackLayout::Packed, true, StoreBuilder { limit_pages: 256, ..config(300) });
+    let store = &place.store;
+    (0..300).for_each(|page| store.write(PageNo::from_number(page), &half_random(page)).expect("memory"));
+    assert_eq!(store.reclaim(), Reclaimed::Some);
+    let backed = || (0..300).filter(|page| state(store, *page) == PageState::Backed).collect::<Vec<_>>();
+    let left = backed();
+    assert!(!left.is_empty());
+    (100..300).filter(|page| !left.contains(page)).for_each(|page| store.discard(PageNo::from_number(page)));
+    let mut out = [0; PAGE_SIZE];
+    for page in &left {
+        store.read_once(PageNo::from_number(*page), &mut out).expect("sound");
+        assert_eq!(out, half_random(*page));
+    }
+    assert_eq!((backed(), store.backing_stats().pages_returned), (left.clone(), 0));
+    left.iter().for_each(|page| expect(store, *page, &half_random(*page)));
+    assert_ne!(backed(), left, "a page that is read otherwise returns");
+}
+
 /// A write at the limit is refused only when no page can leave, or no more may be written.
 #[test]
 fn a_write_is_refused_when_nothing_can_leave() {

@@ -9,7 +9,7 @@
 //! longer useful, and verified like those that come from the device.
 //!
 //! A page returns to memory if the LRU says that it was used soon after it left (a refault), or if there is room below
-//! the policy's low watermark. Other pages stay on the device and are read from it again the next time.
+//! the policy's low watermark, unless the reader says that it is about to discard it. Other pages stay on the device and are read from it again the next time.
 //!
 //! Locks: a slot's, briefly; `backing extents`, a leaf, to take and put a read-ahead window.
 
@@ -22,6 +22,7 @@ use crate::base::units::{PAGE_SIZE, Page, PageNo};
 use super::BackingDevice;
 use super::log::{BLOCK_BYTES, Log, READ_AHEAD_BYTES};
 use crate::store::Store;
+use crate::store::read::Then;
 use crate::store::slot::{Backed, Contents, SlotGuard};
 
 /// Sequential readers tracked at a time.
@@ -108,13 +109,14 @@ impl Store {
         backing: &BackingDevice,
         page: PageNo,
         out: &mut Page,
+        then: Then,
     ) -> Result<()> {
         loop {
             let slot = self.slots.lock(page);
             let Contents::Backed(backed) = slot.contents() else { return self.read_locked(slot, page, out) };
             let generation = backing.log.generation_at(backed.place);
             drop(slot);
-            if let Found::Page = self.read_object(backing, page, backed, generation, out)? {
+            if let Found::Page = self.read_object(backing, page, backed, generation, out, then)? {
                 return Ok(());
             }
         }
@@ -135,7 +137,7 @@ impl Store {
             };
             let generation = backing.log.generation_at(backed.place);
             drop(slot);
-            if let Found::Page = self.read_object(backing, page, backed, generation, out)? {
+            if let Found::Page = self.read_object(backing, page, backed, generation, out, Then::Return)? {
                 let slot = self.slots.lock(page);
                 if is_there(&slot, backed, generation, &backing.log) {
                     return Ok(slot);
@@ -152,6 +154,7 @@ impl Store {
         backed: Backed,
         generation: u32,
         out: &mut Page,
+        then: Then,
     ) -> Result<Found> {
         let log = &backing.log;
         let stream = backing.streams.find(page, backed.place);
@@ -176,7 +179,7 @@ impl Store {
         };
         self.decode(backed.priority, bytes, out)?;
         self.verify(checksum, out)?;
-        if self.should_return(page) {
+        if then == Then::Return && self.should_return(page) {
             // Without room the page stays on the device.
             let _ = self.return_to_memory(log, page, backed, generation, bytes, checksum);
         }
