@@ -1,9 +1,10 @@
 //! How much memory a pager uses, and who waits for more.
 //!
 //! Used are the pages in memory as they are, compressed memory, and what the tables take for each page that was ever touched.
-//! Above the high watermark threads that fault take cold pages from the program, and wake the evictor, which stores others, and
-//! goes on by itself until memory is below the low one. A fault that would exceed the limit waits for the evictor, unless that found nothing that can leave: then memory grows beyond the limit, as nothing may
-//! be lost.
+//! Above the high watermark threads that fault take cold pages from the program, and wake the evictor, which stores those
+//! that were taken before. If no thread faults, it takes pages itself, until memory is below the low watermark. A fault that
+//! would exceed the limit waits for the evictor, unless that found nothing that can leave: then memory grows beyond the
+//! limit, as nothing may be lost.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};

@@ -5,7 +5,7 @@
 //! before.
 //!
 //! The thread may have been interrupted anywhere in the program, also in its allocator: the handler allocates nothing, and
-//! takes no lock but the engine's, which no thread holds when it touches a program's memory.
+//! takes no lock but the engine's, which no thread holds when it touches a program's memory. Others it only tries.
 //!
 //! Alternate signal stacks, if a thread has one, are small (8 KiB are usual). The handler therefore does its work on
 //! a stack of its own, one of a fixed number, which are mapped with the first pager.
