@@ -19,9 +19,10 @@ use uzram::units::PAGE_SIZE;
 
 /// Bytes of tables for a page: its slot in the store, its state, and where it waits.
 const TABLE_BYTES: u64 = 16 + 1 + 4;
-/// The share of the limit that is free at the high watermark, and the most pages. At the low one it is twice as much.
+/// The share of the limit that is free at the high watermark, and the most pages: a thread brings about as many while the evictor
+/// waits for a busy CPU. At the low watermark it is twice as much.
 const FREE_SHARE: u64 = 64;
-const MOST_FREE_PAGES: u64 = 256;
+const MOST_FREE_PAGES: u64 = 1024;
 /// How long a fault waits for room, in parts: then it goes on.
 const MOST_WAIT: Duration = Duration::from_secs(2);
 const WAIT: Duration = Duration::from_millis(20);
@@ -101,6 +102,12 @@ impl Room {
     pub(crate) fn is_above_low(&self, store: &Store) -> bool {
         let (limit, free) = self.limit_and_free();
         self.used_pages(store) > limit - 2 * free
+    }
+
+    /// Returns whether the limit is nearer than the high watermark.
+    pub(crate) fn is_urgent(&self, store: &Store) -> bool {
+        let (limit, free) = self.limit_and_free();
+        self.used_pages(store) > limit - free / 2
     }
 
     /// Waits until there is room for so many pages below the limit, or none can be made.

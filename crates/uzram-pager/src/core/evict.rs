@@ -316,8 +316,8 @@ impl<T: Trap> Core<T> {
                     has_rested = false;
                     self.evict_oldest(&mut waiting)
                 }
-                // Left to threads that fault.
-                1 if !has_rested => return Next::Later,
+                // Left to threads that fault, unless they come faster than pages leave.
+                1 if !has_rested && !self.room.is_urgent(&self.store) => return Next::Later,
                 _ => self.take_cold(&mut waiting) > 0 || self.evict_oldest(&mut waiting),
             };
             drop(waiting);
