@@ -1,6 +1,6 @@
 //! The figures that others published: the file `lab/published.toml`, which is part of the program.
 //!
-//! Each table's `published` module reads its part of the file, once, into its own types ([`part`]); what the
+//! Each table's `published` module reads its part of the file, once, into its own types; what the
 //! parts have in common, where the figures come from, is a [`Source`]. A file that cannot be read is a mistake
 //! in the source tree, which a test finds.
 

@@ -1,18 +1,19 @@
 //! Results of tables as files: `DIR/tables/NAME.json` is written as soon as a table is measured.
 //!
-//! A file has the rows' measurements and a key: the program's version, the machine, and everything that the
-//! measurements depend on. A later run reads the file if it has the same key; ratios, published figures and the
+//! A file has the rows' measurements and a key: the program, the machine, and everything that the measurements
+//! depend on. A later run reads the file if it has the same key; ratios, published figures and the
 //! verdict are computed anew. Any other file is measured again and replaced.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
 use serde::Deserialize;
 use serde_json::{Value, json};
-use uzram::Result;
-use uzram_bench::harness::Source;
+use uzram::{Error, ErrorKind, Result};
+use uzram_bench::harness::{Source, command};
 
 use super::machine::Machine;
 use super::plan::Planned;
@@ -23,6 +24,8 @@ use crate::experiment::{LabReport, Row, Series, Side};
 pub(super) struct Kept<'a> {
     dir: PathBuf,
     machine: &'a Machine,
+    /// Identifies this build of the program: who changes a design wants it measured again.
+    program: Value,
 }
 
 #[derive(Deserialize)]
@@ -63,7 +66,7 @@ impl<'a> Kept<'a> {
     pub(super) fn new(dir: &Path, machine: &'a Machine) -> Result<Kept<'a>> {
         let dir = dir.join("tables");
         fs::create_dir_all(&dir).map_err(|error| failed(&dir, &error))?;
-        Ok(Kept { dir, machine })
+        Ok(Kept { dir, machine, program: this_build()? })
     }
 
     /// Writes a result.
@@ -109,7 +112,7 @@ impl<'a> Kept<'a> {
             Source::Processes(pages) => json!(["processes", pages]),
         };
         json!({
-            "version": env!("CARGO_PKG_VERSION"),
+            "program": self.program,
             "machine": self.machine,
             "designs": (table.designs)().all(),
             "cases": table.cases,
@@ -119,6 +122,15 @@ impl<'a> Kept<'a> {
             "corpus": corpus,
         })
     }
+}
+
+/// Returns what distinguishes this build of the program from others.
+fn this_build() -> Result<Value> {
+    let path = command::this_program()?;
+    let file = path.metadata().map_err(|error| {
+        Error::new(ErrorKind::Io, format!("cannot examine '{}': {error}", path.display()))
+    })?;
+    Ok(json!([env!("CARGO_PKG_VERSION"), file.size(), file.mtime(), file.mtime_nsec()]))
 }
 
 impl KeptRow {

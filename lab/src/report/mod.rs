@@ -1,6 +1,6 @@
 //! The report: every table measured, and one page about all of them.
 //!
-//! [`run`] measures the tables that are not yet measured with the same options ([`kept`]), and writes into a
+//! [`run`] measures the tables that are not yet measured with the same options, and writes into a
 //! folder `report.html`, `report.md` and `report.json`. The page needs no network and no script. All figures
 //! in it are those of the rows, or published.
 //!

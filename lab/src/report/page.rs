@@ -95,7 +95,7 @@ fn header(report: &Report) -> String {
 fn summary(report: &Report) -> String {
     let mut html = String::from("<section id=\"summary\">\n<h2>Wins and losses</h2>\n");
     html += &paragraph(
-        "Times as fast as the design that it is compared with: of each case with as many jobs as there are CPUs, then its largest gain and its largest loss. A thin line is the interval; a bar is grey if that contains 1, the noise.",
+        "Times as fast as the design that it is compared with: of each case with as many jobs as there are CPUs, then its largest gain and its largest loss. A thin line is the interval; a bar is grey if its interval contains 1.",
     );
     html += "<ul class=\"legend\"><li class=\"faster\"><span class=\"chip\"></span>faster</li><li class=\"slower\"><span class=\"chip\"></span>slower</li><li class=\"even\"><span class=\"chip\"></span>within the noise</li><li class=\"unknown\"><span class=\"chip\"></span>too few rounds to tell</li></ul>\n";
     for section in &report.sections {
