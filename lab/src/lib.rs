@@ -1,9 +1,12 @@
 //! The lab: kernel patch series reproduced, their *before* measured against their *after*.
 //!
-//! [`experiment`] is shared by all of them; every series has its own module.
+//! [`experiment`] is shared by all of them; every series has its own module. [`published`] has the figures of others that
+//! stand beside ours, and [`report`] makes one page of all tables.
 
 pub mod experiment;
 pub mod lru_batch;
+pub mod published;
+pub mod report;
 pub mod slab_freeze;
 pub mod streams;
 pub mod unmap;

@@ -13,6 +13,7 @@ use uzram_bench::harness::{Source, command, to_json};
 use uzram_bench::pager::user;
 use uzram_lab::experiment::callgrind::{self, Program};
 use uzram_lab::experiment::{self, Designs, LabOptions, Series, TABLES};
+use uzram_lab::report::{self, ReportOptions};
 
 /// Reproduce kernel patch series: measure their before against their after, in this process.
 ///
@@ -36,6 +37,8 @@ enum Command {
     List,
     /// Run tables and print them
     Run(RunArgs),
+    /// Measure every table and write a page about them, as HTML, Markdown and JSON
+    Report(ReportArgs),
     /// Run the work for callgrind
     #[command(hide = true)]
     Work { table: String, case: String, design: String, corpus: PathBuf },
@@ -73,10 +76,38 @@ struct RunArgs {
     json: Option<PathBuf>,
 }
 
+#[derive(clap::Args)]
+#[command(
+    after_help = "Each table's result is kept in DIR/tables as soon as it is measured: after an interruption the same command goes on where it was.\n\nExample: uzram lab report out --quick"
+)]
+struct ReportArgs {
+    /// The folder that the report is written into
+    dir: PathBuf,
+    /// Take less than five minutes, instead of less than an hour
+    #[arg(long)]
+    quick: bool,
+    /// Tables, as `uzram lab list` shows them [default: all]
+    #[arg(long, value_delimiter = ',', value_name = "TABLE,…")]
+    tables: Vec<String>,
+    /// Rounds [default: as many as the time allows]
+    #[arg(long, value_name = "N")]
+    rounds: Option<usize>,
+    /// About how many seconds one measurement takes [default: as the time allows]
+    #[arg(long, value_name = "S")]
+    seconds: Option<f64>,
+    /// Numbers of jobs [default: each table's]
+    #[arg(long, value_delimiter = ',', value_name = "N,…")]
+    jobs: Vec<usize>,
+    /// The pages that are stored, of tables that store some [default: mixed]
+    #[arg(long, value_name = "FILE|NAME")]
+    corpus: Option<Source>,
+}
+
 fn main() -> ExitCode {
     command::main("uzram-lab", |args: &Args| match &args.command {
         Command::List => command::print(&list()?),
         Command::Run(args) => run_tables(args),
+        Command::Report(args) => write_report(args),
         Command::MemoryUser { job } => user::run(job),
         Command::Work { table, case, design, corpus } => callgrind::work(table, case, design, corpus),
     })
@@ -157,6 +188,22 @@ fn run_tables(args: &RunArgs) -> Result<()> {
     }
     json.map_or(Ok(()), |json| json.write(&lines))?;
     printed
+}
+
+fn write_report(args: &ReportArgs) -> Result<()> {
+    let named = args.tables.iter().map(|name| experiment::table(name)).collect::<Result<Vec<_>>>()?;
+    let is_wanted = |table: &&Series| named.is_empty() || named.iter().any(|named| named.name == table.name);
+    let text = report::run(&ReportOptions {
+        dir: args.dir.clone(),
+        quick: args.quick,
+        tables: TABLES.into_iter().filter(is_wanted).collect(),
+        rounds: args.rounds,
+        duration: args.seconds.map(command::seconds).transpose()?,
+        jobs: args.jobs.clone(),
+        corpus: args.corpus.clone(),
+        stop: command::stop_flag()?,
+    })?;
+    command::print(&text)
 }
 
 /// Returns the error of a run: it names the table, and blames no option of the command line.

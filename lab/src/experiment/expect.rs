@@ -13,6 +13,9 @@ use super::{Designs, Row, Series, Side};
 const MOST_NAMED: usize = 6;
 /// An expectation counts as missed only if chance explains its missing rows with less than this probability.
 const CHANCE: f64 = 0.05;
+/// How the text about an expectation begins that was not measured, and that was not judged.
+const NOT_MEASURED: &str = "not measured";
+const NOT_JUDGED: &str = "not judged";
 
 /// A figure that the design after should reach.
 #[derive(Clone, Copy, Debug)]
@@ -102,6 +105,31 @@ pub(crate) fn verdict(series: &Series, rows: &[Row], cpus: usize) -> Vec<String>
     judged.chain(beyond).chain((series.findings)(rows, cpus)).collect()
 }
 
+/// What became of an expectation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// It is met.
+    Met,
+    /// It is not.
+    Missed,
+    /// It was not measured, or in too few rounds.
+    NotJudged,
+}
+
+impl Outcome {
+    /// Returns the outcome that a paragraph of [`verdict`] about an expectation tells.
+    pub(crate) fn told_by(paragraph: &str) -> Outcome {
+        let (name, said) = paragraph.split_once(": ").unwrap_or_default();
+        if name.ends_with(missed(false)) {
+            Outcome::Missed
+        } else if [NOT_MEASURED, NOT_JUDGED].iter().any(|begin| said.starts_with(begin)) {
+            Outcome::NotJudged
+        } else {
+            Outcome::Met
+        }
+    }
+}
+
 impl Expect {
     fn judge(&self, series: &Series, designs: &Designs, rows: &[Row], cpus: usize) -> String {
         let is_case = |case: &str| match self.case {
@@ -120,12 +148,14 @@ impl Expect {
             .collect();
         let name = self.name();
         let Some(first) = rows.first() else {
-            return format!("{name}: not measured with {}, so not judged.", self.jobs.words());
+            return format!("{name}: {NOT_MEASURED} with {}, so not judged.", self.jobs.words());
         };
         match self.figure {
             Figure::Maximum(quantity) => self.judge_quantity(quantity, &designs.after, &rows),
             Figure::Speed if !can_judge(rounds(first)) => {
-                format!("{name}: not judged; it takes 5 rounds or more to tell a difference from the noise.")
+                format!(
+                    "{name}: {NOT_JUDGED}; it takes 5 rounds or more to tell a difference from the noise."
+                )
             }
             Figure::Speed => self.judge_speed(&designs.after, &rows),
         }

@@ -32,7 +32,7 @@ use uzram::{Error, Result};
 
 use crate::{lru_batch, slab_freeze, streams, unmap, zs_free, zs_lock};
 
-pub use expect::{Expect, Figure, Jobs, jobs_text, side};
+pub use expect::{Expect, Figure, Jobs, Outcome, jobs_text, side};
 pub(crate) use expect::{busiest, median_of};
 pub(crate) use kept_arena::kept_arena;
 pub use report::{LabReport, Published, PublishedSide, Row, Side};

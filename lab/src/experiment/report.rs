@@ -127,6 +127,9 @@ pub struct LabReport {
     /// The verdict on the rows, in words.
     #[serde(skip)]
     pub verdict: Vec<String>,
+    /// What was left out, and why; also among the notes.
+    #[serde(skip)]
+    pub(crate) left_out: Vec<String>,
     #[serde(skip)]
     columns: &'static [Column],
     #[serde(skip)]
@@ -134,7 +137,7 @@ pub struct LabReport {
 }
 
 impl LabReport {
-    pub(super) fn new(
+    pub(crate) fn new(
         table: &Series,
         options: &LabOptions,
         rows: Vec<Row>,
@@ -148,10 +151,10 @@ impl LabReport {
             "gain: of {after} over the line's design; in lines below {after}, of the line's design over {after}"
         ));
         notes.push(format!("published: {series}"));
-        notes.extend(left_out);
+        notes.extend(left_out.iter().cloned());
         let verdict = expect::verdict(table, &rows, cpus());
         let (columns, unit) = (table.columns, table.unit);
-        LabReport { table: table.name, series, rows, notes, verdict, columns, unit }
+        LabReport { table: table.name, series, rows, notes, verdict, left_out, columns, unit }
     }
 }
 
@@ -185,9 +188,15 @@ impl fmt::Display for LabReport {
 impl LabReport {
     fn fmt_case(&self, f: &mut fmt::Formatter<'_>, rows: &[Row]) -> fmt::Result {
         let case = rows.first().map_or("", |row| &row.case);
+        write!(f, "\n{case}\n{}", self.case_table(rows).0)
+    }
+
+    /// Returns the table of one case's rows, and for each line the row whose gain it shows, if it shows one.
+    pub(crate) fn case_table<'a>(&self, rows: &'a [Row]) -> (Table, Vec<Option<&'a Row>>) {
         let columns = self.columns.iter().map(|column| column.heading);
         let headings = ["jobs", "<design"].into_iter().chain(columns);
         let mut table = Table::new(headings.chain(["<gain", "p", "published", "gain"]));
+        let mut shown = Vec::new();
         for group in rows.chunk_by(|a, b| a.jobs == b.jobs) {
             let published_after = group.first().and_then(|row| row.published.as_ref());
             for (i, (side, row)) in lines(group).into_iter().enumerate() {
@@ -205,9 +214,10 @@ impl LabReport {
                     (None, None) => {}
                 }
                 table.row(cells);
+                shown.push(row);
             }
         }
-        write!(f, "\n{case}\n{table}")
+        (table, shown)
     }
 
     fn side_cells(&self, jobs: String, side: &Side) -> Vec<String> {

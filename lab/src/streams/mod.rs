@@ -92,9 +92,13 @@ fn designs() -> Designs {
 fn legend() -> Vec<String> {
     vec![
         format!(
-            "designs: a list of {0} idle streams (the CPUs here), one of {1}, one stream for each CPU; published: 4 streams, 8 streams, per-cpu on 4 CPUs, in the kernel, lzo",
+            "designs: a list of {0} idle streams (the CPUs here), one of {1}, one stream for each CPU; published: {2}, {3}, {4}, in the kernel, on {5}",
             cpus(),
-            2 * cpus()
+            2 * cpus(),
+            published::design_name(0),
+            published::design_name(1),
+            published::design_name(2),
+            published::machine()
         ),
         "elapsed, user, system: seconds; switches: context switches for 1000 pages; sleeps: waits for a stream for 1000 writes".to_owned(),
         "read and randread take no stream here, because lz4 decodes without one: their rows show the noise".to_owned(),
