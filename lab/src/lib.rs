@@ -1,6 +1,7 @@
 //! The lab: kernel patch series reproduced, their *before* measured against their *after*.
 //!
-//! [`experiment`] is shared by all of them; every series has its own module.
+//! [`experiment`] is shared by all of them; every series has its own module. [`scale`] predicts their designs' speeds with
+//! more cores than the machine has.
 
 pub mod experiment;
 pub mod lru_batch;
@@ -9,3 +10,5 @@ pub mod streams;
 pub mod unmap;
 pub mod zs_free;
 pub mod zs_lock;
+
+pub mod scale;
