@@ -7,6 +7,8 @@
 //! * The clock, and the hundred pauses for which the standard library's mutex spins before it sleeps.
 //! * The list of idle streams: taking a stream and returning it are two holds of its lock. Compressing a page: the
 //!   table's corpus, compressed once.
+//!
+//! Each figure is the median of many short batches: a thread that loses its CPU spoils a batch, not the figure.
 
 use std::convert::Infallible;
 use std::hint::{black_box, spin_loop};
@@ -23,6 +25,7 @@ use uzram::units::PAGE_SIZE;
 use uzram::{Error, ErrorKind, Result};
 
 use uzram_bench::harness::corpus::Corpus;
+use uzram_bench::harness::stats::median;
 use uzram_bench::harness::{Gate, go_on, joined, run_together};
 
 /// The lines that are moved at once: a stream's are about as many.
@@ -102,20 +105,43 @@ fn pin(cpu: usize) -> Result<()> {
         .map_err(|error| Error::new(ErrorKind::Unsupported, format!("cannot stay on CPU {cpu}: {error}")))
 }
 
-/// Returns the nanoseconds of one call, on average over about `duration`.
+/// Returns the nanoseconds of one call: the median of batches that take about `duration` together.
 fn per_call<T>(duration: Duration, mut call: impl FnMut() -> T) -> f64 {
     const CALLS: u32 = 64;
-    let start = Instant::now();
-    let mut calls = 0;
-    loop {
+    let mut batches = Batches::start(CALLS);
+    while batches.last.duration_since(batches.start) < duration {
         for _ in 0..CALLS {
             black_box(call());
         }
-        calls += CALLS;
-        let elapsed = start.elapsed();
-        if elapsed >= duration {
-            return elapsed.as_nanos() as f64 / f64::from(calls);
-        }
+        batches.end_one();
+    }
+    batches.median_ns()
+}
+
+/// The times of batches, one after the other.
+struct Batches {
+    start: Instant,
+    last: Instant,
+    calls: u32,
+    ns: Vec<f64>,
+}
+
+impl Batches {
+    /// Starts the first batch, of so many calls as all have.
+    fn start(calls: u32) -> Batches {
+        let now = Instant::now();
+        Batches { start: now, last: now, calls, ns: Vec::new() }
+    }
+
+    fn end_one(&mut self) {
+        let now = Instant::now();
+        self.ns.push((now - self.last).as_nanos() as f64 / f64::from(self.calls));
+        self.last = now;
+    }
+
+    /// Returns the nanoseconds of a call.
+    fn median_ns(&self) -> f64 {
+        median(&self.ns)
     }
 }
 
@@ -145,13 +171,15 @@ fn write_alone(count: usize, duration: Duration) -> f64 {
 fn pass_lines(cpus: [usize; 2], count: usize, duration: Duration) -> Result<f64> {
     /// The turn after which both end.
     const END: u64 = u64::MAX;
+    /// Turns of a thread in a batch.
+    const PASSES: u32 = 256;
     let (lines, turn) = (&lines(count), &Padded::<AtomicU64>::default());
     let spans = run_together((0..2).map(move |thread: usize| {
         move |gate: &Gate| {
             // A thread that cannot stay on its CPU still plays its part: the other would wait for ever.
             let pinned = pin(cpus[thread]);
             gate.pass();
-            let (start, mut passed) = (Instant::now(), 0_u64);
+            let (mut passed, mut batches) = (0_u64, Batches::start(2 * PASSES));
             loop {
                 let now = turn.load(Ordering::Acquire);
                 if now == END {
@@ -163,12 +191,13 @@ fn pass_lines(cpus: [usize; 2], count: usize, duration: Duration) -> Result<f64>
                 }
                 write_lines(lines);
                 passed += 1;
-                // The clock is read seldom, by one of them.
-                let is_over = thread == 0 && passed.is_multiple_of(256) && start.elapsed() >= duration;
+                if passed.is_multiple_of(u64::from(PASSES)) {
+                    batches.end_one();
+                }
+                let is_over = thread == 0 && batches.last - batches.start >= duration;
                 turn.store(if is_over { END } else { now + 1 }, Ordering::Release);
             }
-            let elapsed = start.elapsed();
-            pinned.map(|()| elapsed.as_nanos() as f64 / (2 * passed).max(1) as f64)
+            pinned.map(|()| batches.median_ns())
         }
     }))?;
     Ok(spans[0])
@@ -198,23 +227,21 @@ fn wake_from_here(other: usize, duration: Duration) -> Result<(f64, f64)> {
             }
             pinned
         });
-        let (start, mut trips, mut calls) = (Instant::now(), 0_u32, Duration::ZERO);
-        while start.elapsed() < duration {
+        let (mut trips, mut calls) = (Batches::start(2), Vec::new());
+        while trips.last - trips.start < duration {
             turn.fetch_add(1, Ordering::AcqRel);
             let before = Instant::now();
             echo.thread().unpark();
-            calls += before.elapsed();
+            calls.push(before.elapsed().as_nanos() as f64);
             while is_theirs() {
                 thread::park();
             }
-            trips += 1;
+            trips.end_one();
         }
-        let elapsed = start.elapsed();
         ended.store(true, Ordering::Release);
         echo.thread().unpark();
         joined(echo)?;
-        let per_trip = |time: Duration| time.as_nanos() as f64 / f64::from(trips.max(1));
-        Ok((per_trip(elapsed) / 2.0, per_trip(calls)))
+        Ok((trips.median_ns(), median(&calls)))
     })
 }
 
@@ -228,11 +255,13 @@ fn stream_list(duration: Duration) -> Result<f64> {
 fn compress(corpus: &Corpus) -> Result<f64> {
     let mut encoder = Encoder::new(&Algorithm::default())?;
     let mut out = vec![0; 2 * PAGE_SIZE];
-    let start = Instant::now();
+    let mut batches = Batches::start(1);
     for page in corpus.pages() {
         black_box(encoder.encode(page, &mut out));
+        batches.end_one();
     }
-    Ok(start.elapsed().as_nanos() as f64 / corpus.page_count().max(1) as f64)
+    // Pages differ: the mean, not the median.
+    Ok(batches.ns.iter().sum::<f64>() / batches.ns.len().max(1) as f64)
 }
 
 #[cfg(test)]

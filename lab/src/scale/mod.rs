@@ -34,6 +34,8 @@ pub mod simulate;
 #[cfg(test)]
 mod tests;
 
+use std::time::Duration;
+
 use uzram::units::PAGE_SIZE;
 use uzram::{Error, Result};
 
@@ -55,6 +57,8 @@ const MAX_CORES: usize = 1024;
 const MAX_OPERATIONS: usize = 10_000_000;
 /// The measurements of a machine's cost are that much shorter than a table's.
 const COST_SHARE: u32 = 8;
+/// But no shorter than this: long enough for a batch.
+const SHORTEST: Duration = Duration::from_micros(50);
 
 /// What to predict.
 #[derive(Clone)]
@@ -136,7 +140,8 @@ pub fn predict(table: &Series, options: &ScaleOptions) -> Result<ScaleReport> {
     let rounds = &options.lab.rounds;
     (rounds.progress)(&format!("{}: cache lines", table.name));
     let corpus = options.lab.corpus.load()?;
-    let costs = Costs::measure(&corpus, rounds.rounds, rounds.duration / COST_SHARE, &rounds.stop)?;
+    let duration = (rounds.duration / COST_SHARE).max(SHORTEST);
+    let costs = Costs::measure(&corpus, rounds.rounds, duration, &rounds.stop)?;
     drop(corpus);
     let measured = experiment::run(table, &options.measuring(&cases))?;
     let mut report = ScaleReport::new(table, parameters.clone(), costs, rounds.rounds);

@@ -19,7 +19,7 @@ pub(super) fn paragraphs(case: &PublishedCase, published: &PublishedParameters) 
     let mut paragraphs = Vec::new();
     paragraphs.extend(superlinear(&case.figures, case.cores));
     if !figures.is_empty() || !gains.is_empty() {
-        paragraphs.extend(too_fast(&figures, case.cores));
+        paragraphs.extend(too_fast(&figures, case));
         paragraphs.extend(too_slow(&figures, case.cores));
         paragraphs.extend(of_gains(&gains, !case.figures.is_empty()));
         let crowded = figures.iter().any(|point| point.tasks > case.cores);
@@ -76,13 +76,13 @@ fn is_too_fast(point: &FigurePoint) -> bool {
     point.predicted_speedup > point.published_speedup
 }
 
-fn too_fast(points: &[&FigurePoint], cores: usize) -> Option<String> {
+fn too_fast(points: &[&FigurePoint], case: &PublishedCase) -> Option<String> {
     let found: Vec<&FigurePoint> = points.iter().copied().filter(|point| is_too_fast(point)).collect();
     let worst = found.iter().max_by(|a, b| {
         let over = |point: &FigurePoint| point.predicted_speedup / point.published_speedup;
         over(a).total_cmp(&over(b))
     })?;
-    let lost = 100.0 * (1.0 - worst.published_speedup / worst.tasks.min(cores) as f64);
+    let lost = 100.0 * (1.0 - worst.published_speedup / worst.tasks.min(case.cores) as f64);
     let mut text = format!(
         "Predicted too fast with {} tasks. The most: {}, {} tasks, which did the work of one {:.2} times, so that {lost:.0} % of what as many cores can do was lost; the model has {:.2} times, and its tasks wait for {:.0} % of their time.",
         tasks(found.iter().copied()),
@@ -93,7 +93,16 @@ fn too_fast(points: &[&FigurePoint], cores: usize) -> Option<String> {
         100.0 * worst.waiting_share
     );
     if worst.published_speedup < 1.0 {
-        text += " Together they did less than one of them alone: more than waiting in turn for one lock can cost, which would leave 1.00.";
+        text += " Together they did less than one of them alone. Waiting in turn for one lock would leave 1.00: the work itself took longer, as it does when lines move.";
+    }
+    let beside = case.figures.iter().filter(|point| point.tasks == worst.tasks);
+    let all_alike = beside.clone().all(|point| exceeds(point.error_percent) && is_too_fast(point));
+    if all_alike && beside.clone().count() > 1 {
+        let errors = beside.map(|point| format!("{} {:+.0} %", point.design, point.error_percent));
+        text += &format!(
+            " Every design errs that way ({}), the one after the series included: what is missing is not in what the series changes.",
+            errors.collect::<Vec<_>>().join(", ")
+        );
     }
     Some(text)
 }
