@@ -8,7 +8,7 @@
 //! * The list of idle streams: taking a stream and returning it are two holds of its lock. Compressing a page: the
 //!   table's corpus, compressed once.
 //!
-//! Each figure is the median of many short batches: a thread that loses its CPU spoils a batch, not the figure.
+//! Each figure is the lower quartile of many short batches: a thread that loses its CPU spoils a batch, not the figure.
 
 use std::convert::Infallible;
 use std::hint::{black_box, spin_loop};
@@ -25,13 +25,17 @@ use uzram::units::PAGE_SIZE;
 use uzram::{Error, ErrorKind, Result};
 
 use uzram_bench::harness::corpus::Corpus;
-use uzram_bench::harness::stats::median;
+use uzram_bench::harness::stats::quantile;
 use uzram_bench::harness::{Gate, go_on, joined, run_together};
 
 /// The lines that are moved at once: a stream's are about as many.
 const BULK_LINES: usize = 256;
 /// The pauses of the standard library's mutex before a waiter sleeps (`std::sys::sync::mutex::futex`).
 const PAUSES: usize = 100;
+
+/// The batches of a figure, at least, unless they take [`PATIENCE`] times as long as they may.
+const LEAST_BATCHES: usize = 64;
+const PATIENCE: u32 = 20;
 
 /// The costs, each with an entry a round, in nanoseconds.
 #[derive(Clone, Debug, Default, Serialize)]
@@ -105,17 +109,22 @@ fn pin(cpu: usize) -> Result<()> {
         .map_err(|error| Error::new(ErrorKind::Unsupported, format!("cannot stay on CPU {cpu}: {error}")))
 }
 
-/// Returns the nanoseconds of one call: the median of batches that take about `duration` together.
+/// Returns the nanoseconds of one call, from batches that take about `duration` together.
 fn per_call<T>(duration: Duration, mut call: impl FnMut() -> T) -> f64 {
     const CALLS: u32 = 64;
     let mut batches = Batches::start(CALLS);
-    while batches.last.duration_since(batches.start) < duration {
+    while !batches.are_done(duration) {
         for _ in 0..CALLS {
             black_box(call());
         }
         batches.end_one();
     }
-    batches.median_ns()
+    batches.call_ns()
+}
+
+/// Returns the lower quartile: other threads only ever make a batch longer.
+fn undisturbed(ns: &[f64]) -> f64 {
+    quantile(ns, 0.25)
 }
 
 /// The times of batches, one after the other.
@@ -139,9 +148,15 @@ impl Batches {
         self.last = now;
     }
 
+    /// Returns whether there are enough of them and they took so long, or they took many times as long.
+    fn are_done(&self, duration: Duration) -> bool {
+        let elapsed = self.last - self.start;
+        (self.ns.len() >= LEAST_BATCHES && elapsed >= duration) || elapsed >= PATIENCE * duration
+    }
+
     /// Returns the nanoseconds of a call.
-    fn median_ns(&self) -> f64 {
-        median(&self.ns)
+    fn call_ns(&self) -> f64 {
+        undisturbed(&self.ns)
     }
 }
 
@@ -172,7 +187,7 @@ fn pass_lines(cpus: [usize; 2], count: usize, duration: Duration) -> Result<f64>
     /// The turn after which both end.
     const END: u64 = u64::MAX;
     /// Turns of a thread in a batch.
-    const PASSES: u32 = 256;
+    const PASSES: u32 = 32;
     let (lines, turn) = (&lines(count), &Padded::<AtomicU64>::default());
     let spans = run_together((0..2).map(move |thread: usize| {
         move |gate: &Gate| {
@@ -194,10 +209,10 @@ fn pass_lines(cpus: [usize; 2], count: usize, duration: Duration) -> Result<f64>
                 if passed.is_multiple_of(u64::from(PASSES)) {
                     batches.end_one();
                 }
-                let is_over = thread == 0 && batches.last - batches.start >= duration;
+                let is_over = thread == 0 && batches.are_done(duration);
                 turn.store(if is_over { END } else { now + 1 }, Ordering::Release);
             }
-            pinned.map(|()| batches.median_ns())
+            pinned.map(|()| batches.call_ns())
         }
     }))?;
     Ok(spans[0])
@@ -228,7 +243,7 @@ fn wake_from_here(other: usize, duration: Duration) -> Result<(f64, f64)> {
             pinned
         });
         let (mut trips, mut calls) = (Batches::start(2), Vec::new());
-        while trips.last - trips.start < duration {
+        while !trips.are_done(duration) {
             turn.fetch_add(1, Ordering::AcqRel);
             let before = Instant::now();
             echo.thread().unpark();
@@ -241,7 +256,7 @@ fn wake_from_here(other: usize, duration: Duration) -> Result<(f64, f64)> {
         ended.store(true, Ordering::Release);
         echo.thread().unpark();
         joined(echo)?;
-        Ok((trips.median_ns(), median(&calls)))
+        Ok((trips.call_ns(), undisturbed(&calls)))
     })
 }
 
