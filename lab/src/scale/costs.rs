@@ -35,7 +35,7 @@ const PAUSES: usize = 100;
 
 /// The batches of a figure, at least, unless they take [`PATIENCE`] times as long as they may.
 const LEAST_BATCHES: usize = 64;
-const PATIENCE: u32 = 20;
+const PATIENCE: u32 = 100;
 
 /// The costs, each with an entry a round, in nanoseconds.
 #[derive(Clone, Debug, Default, Serialize)]
@@ -187,7 +187,7 @@ fn pass_lines(cpus: [usize; 2], count: usize, duration: Duration) -> Result<f64>
     /// The turn after which both end.
     const END: u64 = u64::MAX;
     /// Turns of a thread in a batch.
-    const PASSES: u32 = 32;
+    const PASSES: u32 = 8;
     let (lines, turn) = (&lines(count), &Padded::<AtomicU64>::default());
     let spans = run_together((0..2).map(move |thread: usize| {
         move |gate: &Gate| {
