@@ -1,7 +1,8 @@
 //! The lab: kernel patch series reproduced, their *before* measured against their *after*.
 //!
 //! [`experiment`] is shared by all of them; every series has its own module. [`published`] has the figures of others that
-//! stand beside ours, and [`report`] makes one page of all tables.
+//! stand beside ours, [`report`] makes one page of all tables, and [`scale`] predicts their designs' speeds with more cores
+//! than the machine has.
 
 pub mod experiment;
 pub mod lru_batch;
@@ -12,3 +13,5 @@ pub mod streams;
 pub mod unmap;
 pub mod zs_free;
 pub mod zs_lock;
+
+pub mod scale;

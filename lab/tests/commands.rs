@@ -74,6 +74,20 @@ fn what_cannot_be_run_is_one_line() {
 }
 
 #[test]
+fn what_cannot_be_predicted_is_one_line() {
+    for (args, mentions) in [
+        (&["unmap"][..], "no model of the table 'unmap', only of: zs-free, streams"),
+        (&["zs-free", "--cores", "0..4"], "--cores"),
+        (&["zs-free", "--operations", "0"], "--operations"),
+        (&["streams", "--case", "trim"], "--case"),
+    ] {
+        let ended = finish(lab(&[&["scale"], args].concat()));
+        let line = ended.complaint("uzram-lab", 2);
+        assert!(line.contains(mentions), "{args:?}: {line}");
+    }
+}
+
+#[test]
 fn help_speaks_of_the_word_that_users_type() {
     let text = finish(lab(&["--help"])).ok();
     assert!(text.contains("Usage: uzram lab ") && text.contains("Example: uzram lab "), "{text}");
@@ -129,6 +143,58 @@ fn a_short_run_prints_the_table_and_replaces_the_file() {
             assert!(measured(&values["elapsed_s"], 2).iter().all(|seconds| *seconds > 0.0));
         }
         assert!(row["published"]["ratio"].is_f64());
+    }
+}
+
+/// Every table with a model, in smoke size.
+#[test]
+fn speeds_of_more_cores_are_predicted() {
+    let dir = tempfile::tempdir().unwrap();
+    let [corpus, file, printed] = ["pages", "scale.json", "printed"].map(|name| dir.path().join(name));
+    let pages: Vec<u8> = (0..64 << 12).map(|at| (at / 7) as u8).collect();
+    fs::write(&corpus, pages).unwrap();
+    let mut command = lab(&["scale", "zs-free", "streams", "slab-freeze", "lru-batch", "--cores", "1..4"]);
+    command.args(["--seconds", "0.001", "--rounds", "1", "--operations", "300", "--corpus"]);
+    command.arg(&corpus).arg("--json").arg(&file);
+    // More than fits into a pipe.
+    command.stdout(fs::File::create(&printed).unwrap()).stderr(Stdio::piped());
+    let ended = collect_within(command.spawn().unwrap(), 2 * PATIENCE);
+    if ended.stderr.contains("two CPUs") {
+        println!("skipped: predictions: the cost of a cache line takes two CPUs to measure");
+        return;
+    }
+    ended.ok();
+    let text = fs::read_to_string(&printed).unwrap();
+    for said in [
+        "run-cache, predicted here, millions of objects a second",
+        "published on Intel i7-12700",
+        "published on 2 sockets with 44 cores",
+        "No figure of one task was published",
+        "Superlinear with 2",
+        "this machine, ns: a line from another core",
+    ] {
+        assert!(text.contains(said), "{said}: {text}");
+    }
+    assert!(!text.contains("NaN"), "{text}");
+    for line in fs::read_to_string(&file).unwrap().lines() {
+        let json: Value = serde_json::from_str(line).unwrap();
+        for curve in json["curves"].as_array().unwrap() {
+            let points = curve["points"].as_array().unwrap();
+            let cores: Vec<_> = points.iter().map(|point| point["cores"].as_u64().unwrap()).collect();
+            assert_eq!(cores, [1, 2, 4]);
+            for point in points {
+                let [low, middle, high] =
+                    ["low", "middle", "high"].map(|at| point["units_per_s"][at].as_f64().unwrap());
+                assert!(0.0 < low && low <= middle && middle <= high, "{point}");
+            }
+        }
+        let checks = json["checks"].as_array().unwrap();
+        assert!(!checks.is_empty() && checks.iter().all(|check| check["error_percent"].is_f64()));
+        for case in json["published"].as_array().unwrap() {
+            let points = ["figures", "gains"].map(|name| case[name].as_array().unwrap());
+            assert!(points.iter().any(|points| !points.is_empty()), "{case}");
+            assert!(points.iter().copied().flatten().all(|point| point["error_percent"].is_f64()));
+        }
     }
 }
 

@@ -35,6 +35,7 @@ use crate::{lru_batch, slab_freeze, streams, unmap, zs_free, zs_lock};
 pub use expect::{Expect, Figure, Jobs, Outcome, jobs_text, side};
 pub(crate) use expect::{busiest, median_of};
 pub(crate) use kept_arena::kept_arena;
+pub(crate) use report::wrap;
 pub use report::{LabReport, Published, PublishedSide, Row, Side};
 pub use run::run;
 pub use uzram_bench::harness::bound::Bound;

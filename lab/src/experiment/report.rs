@@ -282,7 +282,7 @@ fn gain_cells(row: &Row) -> Vec<String> {
 }
 
 /// Prints a paragraph in lines of at most 100 columns, the second and later ones indented.
-fn wrap(f: &mut fmt::Formatter<'_>, text: &str) -> fmt::Result {
+pub(crate) fn wrap(f: &mut fmt::Formatter<'_>, text: &str) -> fmt::Result {
     const COLUMNS: usize = 100;
     let mut column = 0;
     for word in text.split(' ') {
