@@ -13,6 +13,7 @@ use uzram_bench::harness::{Source, command, to_json};
 use uzram_bench::pager::user;
 use uzram_lab::experiment::callgrind::{self, Program};
 use uzram_lab::experiment::{self, Designs, LabOptions, Series, TABLES};
+use uzram_lab::locks::{self, LocksArgs};
 
 /// Reproduce kernel patch series: measure their before against their after, in this process.
 ///
@@ -36,6 +37,8 @@ enum Command {
     List,
     /// Run tables and print them
     Run(RunArgs),
+    /// Record the locks of a table's case, and print them in the columns of /proc/lock_stat
+    Locks(LocksArgs),
     /// Run the work for callgrind
     #[command(hide = true)]
     Work { table: String, case: String, design: String, corpus: PathBuf },
@@ -77,6 +80,7 @@ fn main() -> ExitCode {
     command::main("uzram-lab", |args: &Args| match &args.command {
         Command::List => command::print(&list()?),
         Command::Run(args) => run_tables(args),
+        Command::Locks(args) => locks::run(args),
         Command::MemoryUser { job } => user::run(job),
         Command::Work { table, case, design, corpus } => callgrind::work(table, case, design, corpus),
     })
