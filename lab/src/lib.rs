@@ -1,11 +1,15 @@
 //! The lab: kernel patch series reproduced, their *before* measured against their *after*.
 //!
-//! [`experiment`] is shared by all of them; every series has its own module.
+//! [`experiment`] is shared by all of them; every series has its own module. [`locks`] shows the locks that a table takes.
 
 pub mod experiment;
+pub mod locks;
 pub mod lru_batch;
 pub mod slab_freeze;
 pub mod streams;
 pub mod unmap;
 pub mod zs_free;
 pub mod zs_lock;
+
+#[cfg(test)]
+mod worked_example;
