@@ -31,7 +31,7 @@ pub struct MutexGuard<'a, T> {
 impl<T> Mutex<T> {
     /// Makes a free lock of `class` around `value`.
     pub fn new(class: &'static LockClass, value: T) -> Self {
-        Mutex { class, last: LastCpu::default(), waiters: Counter::new(0), inner: imp::Mutex::new(value) }
+        Mutex { class, last: LastCpu::new(), waiters: Counter::new(0), inner: imp::Mutex::new(value) }
     }
 
     /// Waits for the lock.

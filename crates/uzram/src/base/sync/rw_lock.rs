@@ -35,7 +35,7 @@ pub struct WriteGuard<'a> {
 impl RwLock {
     /// Makes a free lock of `class`.
     pub fn new(class: &'static LockClass) -> Self {
-        RwLock { class, last: LastCpu::default(), waiters: Counter::new(0), inner: imp::RwLock::new(()) }
+        RwLock { class, last: LastCpu::new(), waiters: Counter::new(0), inner: imp::RwLock::new(()) }
     }
 
     /// Waits until no writer holds the lock.

@@ -28,7 +28,6 @@ mod recording {
     use super::LockMode;
     use crate::base::sync::LockClass;
 
-    #[derive(Debug, Default)]
     pub(in crate::base::sync) struct LastCpu;
 
     pub(in crate::base::sync) struct LastCpus;
@@ -37,6 +36,12 @@ mod recording {
 
     const _: () =
         assert!(size_of::<LastCpu>() == 0 && size_of::<LastCpus>() == 0 && size_of::<Recorded>() == 0);
+
+    impl LastCpu {
+        pub(in crate::base::sync) const fn new() -> Self {
+            LastCpu
+        }
+    }
 
     impl LastCpus {
         pub(in crate::base::sync) fn new() -> Self {
@@ -154,12 +159,15 @@ mod recording {
 
     /// The CPU that last took a lock, plus 1; 0 if none has. Written by holders only, but readers share a lock: then it
     /// is the CPU of one of them.
-    #[derive(Debug, Default)]
     pub(in crate::base::sync) struct LastCpu(AtomicU16);
 
     const _: () = assert!(cpu::MAX_CPUS < u16::MAX as usize);
 
     impl LastCpu {
+        pub(in crate::base::sync) const fn new() -> Self {
+            LastCpu(AtomicU16::new(0))
+        }
+
         fn is_another(&self) -> bool {
             let last = self.0.load(Ordering::Relaxed);
             last != 0 && last != this_cpu()
@@ -190,7 +198,7 @@ mod recording {
         const COUNT: usize = 1 << 16;
 
         pub(in crate::base::sync) fn new() -> Self {
-            LastCpus((0..Self::COUNT).map(|_| LastCpu::default()).collect())
+            LastCpus((0..Self::COUNT).map(|_| LastCpu::new()).collect())
         }
 
         #[inline]
