@@ -15,7 +15,8 @@ use uzram::sync::{
 };
 
 /// Waits for its turn, and begins with statistics of 0. The first one sees that locks are recorded from the start.
-fn turn() -> (MutexGuard<'static, ()>, LockRecording) {
+/// The recording ends before the turn.
+fn turn() -> (LockRecording, MutexGuard<'static, ()>) {
     static TURN: std::sync::Mutex<()> = std::sync::Mutex::new(());
     static FIRST: Once = Once::new();
     let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
@@ -25,7 +26,7 @@ fn turn() -> (MutexGuard<'static, ()>, LockRecording) {
         record_locks_on_demand();
     });
     reset_lock_stats();
-    (turn, LockRecording::start())
+    (LockRecording::start(), turn)
 }
 
 fn stat(class: &str, mode: LockMode) -> LockStat {
@@ -191,7 +192,7 @@ fn waiting_for_a_condition_is_not_holding() {
 
 #[test]
 fn on_demand_only_what_happens_meanwhile_is_recorded() {
-    let (_turn, recording) = turn();
+    let (recording, _turn) = turn();
     drop(recording);
     let lock = Mutex::new(&classes::DEVICE, ());
     let take = |times| (0..times).for_each(|_| drop(lock.lock()));
