@@ -1,10 +1,11 @@
 //! The lab: kernel patch series reproduced, their *before* measured against their *after*.
 //!
 //! [`experiment`] is shared by all of them; every series has its own module. [`published`] has the figures of others that
-//! stand beside ours, [`report`] makes one page of all tables, and [`scale`] predicts their designs' speeds with more cores
-//! than the machine has.
+//! stand beside ours, [`report`] makes one page of all tables, [`locks`] shows the locks that a table takes, and [`scale`]
+//! predicts their designs' speeds with more cores than the machine has.
 
 pub mod experiment;
+pub mod locks;
 pub mod lru_batch;
 pub mod published;
 pub mod report;
@@ -15,3 +16,5 @@ pub mod zs_free;
 pub mod zs_lock;
 
 pub mod scale;
+#[cfg(test)]
+mod worked_example;

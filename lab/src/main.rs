@@ -17,6 +17,7 @@ use uzram_lab::experiment::callgrind::{self, Program};
 use uzram_lab::experiment::{self, Designs, LabOptions, Series, TABLES};
 use uzram_lab::report::{self, ReportOptions};
 use uzram_lab::scale::{self, ScaleOptions};
+use uzram_lab::locks::{self, LocksArgs};
 
 /// Reproduce kernel patch series: measure their before against their after, in this process.
 ///
@@ -44,6 +45,8 @@ enum Command {
     Report(ReportArgs),
     /// Predict the speed of a table's designs with more cores, and published figures from that of one task
     Scale(ScaleArgs),
+    /// Record the locks of a table's case, and print them in the columns of /proc/lock_stat
+    Locks(LocksArgs),
     /// Run the work for callgrind
     #[command(hide = true)]
     Work { table: String, case: String, design: String, corpus: PathBuf },
@@ -143,6 +146,7 @@ fn main() -> ExitCode {
         Command::Run(args) => run_tables(args),
         Command::Report(args) => write_report(args),
         Command::Scale(args) => scale_tables(args),
+        Command::Locks(args) => locks::run(args),
         Command::MemoryUser { job } => user::run(job),
         Command::Work { table, case, design, corpus } => callgrind::work(table, case, design, corpus),
     })
