@@ -4,6 +4,7 @@
 
 pub mod experiment;
 pub mod lru_batch;
+pub mod slab_across;
 pub mod slab_freeze;
 pub mod streams;
 pub mod unmap;
