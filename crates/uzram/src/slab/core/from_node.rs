@@ -79,9 +79,9 @@ impl<F: Freeze> Core<F> {
     }
 
     /// Removes slabs with `wanted` free objects, or all, from the node partial list; returns the first of a list
-    /// of them.
+    /// of them in the same order.
     fn take_slabs(&self, wanted: usize) -> u32 {
-        let (mut first, mut free) = (NO_SLAB, 0);
+        let (mut first, mut last, mut free) = (NO_SLAB, NO_SLAB, 0);
         if self.node.nr_partial() == 0 {
             return first;
         }
@@ -93,8 +93,12 @@ impl<F: Freeze> Core<F> {
             self.counters.count(Stat::AllocFromPartial);
             let state = self.slabs.get(slab).word.load();
             free += usize::from(state.objects - state.inuse);
-            self.set_following(slab, first);
-            first = slab;
+            self.set_following(slab, NO_SLAB);
+            match last {
+                NO_SLAB => first = slab,
+                before => self.set_following(before, slab),
+            }
+            last = slab;
         }
         first
     }
