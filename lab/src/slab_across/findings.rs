@@ -13,20 +13,21 @@ const KEPT: f64 = 0.95;
 
 /// The goals of [`ElasticSheaves`].
 const GOALS: [Expect; 5] = [
-    goal(Case::SameCpu, Sheaves::NAME, KEPT),
-    goal(Case::Across, DelayedFreeze::NAME, 1.0 - LOSS),
-    goal(Case::AcrossNowait, DelayedFreeze::NAME, 1.0 - LOSS),
-    goal(Case::Bursts, DelayedFreeze::NAME, 1.0 - LOSS),
-    goal(Case::BurstsNowait, DelayedFreeze::NAME, 1.0 - LOSS),
+    // Both have the same fast path.
+    goal(Case::SameCpu, Sheaves::NAME, Bound::NotBelow(KEPT)),
+    goal(Case::Across, DelayedFreeze::NAME, Bound::AtLeast(1.0 - LOSS)),
+    goal(Case::AcrossNowait, DelayedFreeze::NAME, Bound::AtLeast(1.0 - LOSS)),
+    goal(Case::Bursts, DelayedFreeze::NAME, Bound::AtLeast(1.0 - LOSS)),
+    goal(Case::BurstsNowait, DelayedFreeze::NAME, Bound::AtLeast(1.0 - LOSS)),
 ];
 
-const fn goal(case: Case, before: &'static str, least: f64) -> Expect {
+const fn goal(case: Case, before: &'static str, bound: Bound) -> Expect {
     Expect {
         case: Some(case.name()),
         jobs: Jobs::AtLeast(1),
         before: Some(before),
         figure: Figure::Speed,
-        bound: Bound::AtLeast(least),
+        bound,
     }
 }
 
@@ -174,7 +175,7 @@ mod tests {
             "Across CPUs sheaves does not collapse here: in 0 of 2 rows",
             "Why, for 1000 objects of bursts-nowait with 4 jobs: delayed took 250 objects from slabs and list_lock 500.0 times (10.00 times it was not free); bare-sheaves took",
             "half filled 2.00 sheaves from slabs, half emptied 3.00 into them and exchanged 20.00 with the barn",
-            "Speed, same-cpu: elastic-sheaves should be at least 0.95 times as fast as sheaves",
+            "Speed, same-cpu: elastic-sheaves should be at least 0.95, within the noise, times as fast as sheaves",
             "Speed, across: elastic-sheaves should be at least 0.90 times as fast as delayed with any number of jobs, and is in 1 of 1 rows; reached with 1 job: 2.000",
             "Speed, bursts: not measured with any number of jobs",
         ] {

@@ -28,7 +28,7 @@ fn counters(case: &str, jobs: usize, names: &[&str]) -> Vec<Vec<f64>> {
     let stop = AtomicBool::new(false);
     let mut caches = open_case(&SERIES, &Source::Built(Kind::Mixed, 1), case);
     let counts = |design| {
-        let sample = caches.measure(&plan(design, jobs, 400_000, &stop)).unwrap();
+        let sample = caches.measure(&plan(design, jobs, 100_000, &stop)).unwrap();
         names.iter().map(|name| value(&sample, &format!("{name}_per_object"))).collect()
     };
     (0..DESIGNS.len()).map(counts).collect()
