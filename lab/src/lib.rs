@@ -9,12 +9,12 @@ pub mod locks;
 pub mod lru_batch;
 pub mod published;
 pub mod report;
+pub mod scale;
+pub mod slab_across;
 pub mod slab_freeze;
 pub mod streams;
 pub mod unmap;
 pub mod zs_free;
 pub mod zs_lock;
-
-pub mod scale;
 #[cfg(test)]
 mod worked_example;

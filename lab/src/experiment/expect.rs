@@ -131,7 +131,8 @@ impl Outcome {
 }
 
 impl Expect {
-    fn judge(&self, series: &Series, designs: &Designs, rows: &[Row], cpus: usize) -> String {
+    /// Judges the rows whose design after is that of `designs`; returns a paragraph.
+    pub(crate) fn judge(&self, series: &Series, designs: &Designs, rows: &[Row], cpus: usize) -> String {
         let is_case = |case: &str| match self.case {
             Some(wanted) => wanted == case,
             None => series.cases.iter().any(|(name, _)| *name == case),
