@@ -7,5 +7,6 @@ pub mod lru_batch;
 pub mod slab_freeze;
 pub mod streams;
 pub mod unmap;
+pub mod zs_defer;
 pub mod zs_free;
 pub mod zs_lock;
