@@ -60,14 +60,19 @@ impl<D: PoolLocks> RawPool<D> {
         // SAFETY: as in `defer`.
         let free = |handles: &[u32]| unsafe { self.free_batch(handles) };
         deferred.set_freer(Some(thread::current()));
+        let mut nothing_waits = false;
+        // Each turn parks once at most, so that an unpark for `still_wanted` is never taken for another.
         while still_wanted() {
             if deferred.free_queued(free) {
                 continue;
             }
-            deferred.rest(LINGER);
-            // After a quiet time, what the lists hold; after another one, nothing.
-            if !deferred.free_queued(free) && !deferred.flush(free) {
+            if nothing_waits {
                 deferred.sleep();
+                nothing_waits = false;
+            } else {
+                deferred.rest(LINGER);
+                // After a quiet time, what the lists hold.
+                nothing_waits = !deferred.free_queued(free) && !deferred.flush(free);
             }
         }
         deferred.set_freer(None);

