@@ -14,6 +14,7 @@ pub mod slab_across;
 pub mod slab_freeze;
 pub mod streams;
 pub mod unmap;
+pub mod zs_defer;
 pub mod zs_free;
 pub mod zs_lock;
 #[cfg(test)]

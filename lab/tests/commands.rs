@@ -46,6 +46,8 @@ fn the_list_says_what_each_table_is() {
         "a pager against the kernel's swap on zram",
         "reduce lock contention in zs_free()",
         "class-indexed against split, class-in-word, no-pool-lock, pages-after-lock; pinned against class-indexed",
+        "zs-defer",
+        "pinned-deferred against split, pinned; split-deferred against pinned-deferred",
     ] {
         assert!(text.contains(said), "{said}: {text}");
     }
@@ -57,7 +59,7 @@ fn what_cannot_be_run_is_one_line() {
         (
             &["slabs"][..],
             2,
-            "no table 'slabs', only: streams, slab-freeze, slab-across, zs-lock, zs-free, lru-batch, unmap",
+            "no table 'slabs', only: streams, slab-freeze, slab-across, zs-lock, zs-free, zs-defer, lru-batch, unmap",
         ),
         (&["slab-freeze", "--case", "randread"], 2, "messaging, rawpkt"),
         (&["slab-across", "--case", "randread"], 2, "same-cpu, across, across-nowait, bursts, bursts-nowait"),

@@ -30,7 +30,7 @@ use std::time::Duration;
 
 use uzram::{Error, Result};
 
-use crate::{lru_batch, slab_across, slab_freeze, streams, unmap, zs_free, zs_lock};
+use crate::{lru_batch, slab_across, slab_freeze, streams, unmap, zs_defer, zs_free, zs_lock};
 
 pub use expect::{Expect, Figure, Jobs, Outcome, jobs_text, side};
 pub(crate) use expect::{busiest, median_of};
@@ -45,12 +45,13 @@ use uzram_bench::harness::stats::MAX_PAIRS;
 use uzram_bench::harness::{DEFAULT_CORPUS_PAGES, Source};
 
 /// Every table, in the order they are listed.
-pub static TABLES: [&Series; 7] = [
+pub static TABLES: [&Series; 8] = [
     &streams::SERIES,
     &slab_freeze::SERIES,
     &slab_across::SERIES,
     &zs_lock::SERIES,
     &zs_free::SERIES,
+    &zs_defer::SERIES,
     &lru_batch::SERIES,
     &unmap::SERIES,
 ];

@@ -39,6 +39,12 @@ impl Side {
         self.values.get(quantity).filter(|rounds| !rounds.is_empty()).map(|rounds| median(rounds))
     }
 
+    /// Returns the seconds of CPU time, in user space and in the kernel.
+    pub fn processor_s(&self) -> Option<Vec<f64>> {
+        let (user, system) = (self.values.get("user_s")?, self.values.get("system_s")?);
+        Some(user.iter().zip(system).map(|(user, system)| user + system).collect())
+    }
+
     /// Returns the mean of a quantity, by which counts of rare events are judged.
     pub fn mean(&self, quantity: &str) -> Option<f64> {
         let rounds = self.values.get(quantity).filter(|rounds| !rounds.is_empty())?;
@@ -104,11 +110,12 @@ impl Row {
     /// Returns the ratio of the designs' CPU time. It leaves out waiting, and other programs on the machine
     /// disturb it less than elapsed time.
     pub fn processor_time(&self) -> Option<PairedRatio> {
-        let seconds = |side: &Side| -> Option<Vec<f64>> {
-            let (user, system) = (side.values.get("user_s")?, side.values.get("system_s")?);
-            Some(user.iter().zip(system).map(|(user, system)| user + system).collect())
-        };
-        PairedRatio::new(&seconds(&self.before)?, &seconds(&self.after)?)
+        PairedRatio::new(&self.before.processor_s()?, &self.after.processor_s()?)
+    }
+
+    /// Returns the CPU time of the design after, divided by that of the one before.
+    pub fn processor_share(&self) -> Option<PairedRatio> {
+        PairedRatio::new(&self.after.processor_s()?, &self.before.processor_s()?)
     }
 }
 

@@ -88,9 +88,13 @@ pub mod classes {
     pub static WAIT_TABLE: LockClass = LockClass::new(26, "wait_table");
     /// Settings of a store that outlives the process.
     pub static LIVE_SETTINGS: LockClass = LockClass::new(27, "live_settings");
+    /// A CPU's list of handles whose frees are deferred.
+    pub static ZS_DEFERRED: LockClass = LockClass::new(28, "zs_deferred");
+    /// The batches of such handles that no list holds.
+    pub static ZS_DEFERRED_QUEUE: LockClass = LockClass::new(29, "zs_deferred_queue");
 
     /// All classes.
-    pub static ALL: [&LockClass; 28] = [
+    pub static ALL: [&LockClass; 30] = [
         &DEVICE,
         &WRITEBACK,
         &SLOT,
@@ -119,6 +123,8 @@ pub mod classes {
         &SLOT_TABLE,
         &WAIT_TABLE,
         &LIVE_SETTINGS,
+        &ZS_DEFERRED,
+        &ZS_DEFERRED_QUEUE,
     ];
 }
 
