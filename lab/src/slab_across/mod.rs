@@ -102,9 +102,9 @@ const MOST_PAIRS: usize = 4;
 pub static SERIES: Series = Series {
     name: "slab-across",
     about: "slab caches: objects allocated on one CPU and freed on another, with CPU slabs against with sheaves alone",
-    title: published::TITLE,
-    author: published::AUTHOR,
-    date: published::DATE,
+    title: "mm:slab/sheaves: severe performance regression in cross-CPU slab allocation",
+    author: "Ming Lei",
+    date: "24 February 2026",
     cases: &[
         (Case::SameCpu.name(), &JOBS),
         (Case::Across.name(), &JOBS),

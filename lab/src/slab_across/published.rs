@@ -1,52 +1,62 @@
-//! The published figures.
-//!
-//! Ming Lei, "[Regression] mm:slab/sheaves: severe performance regression in cross-CPU slab allocation", 24 February
-//! 2026: IOPS of a ublk null device with 16 queues, read by 16 jobs of fio's t/io_uring, on a NUMA machine with 32 CPUs
-//! or more.
-//!
-//! Aishwarya Rambhadran, "[REGRESSION] slab: replace cpu (partial) slabs with sheaves", 26 March 2026: perf bench
-//! syscall fork and execve, on AWS Graviton3 and Sapphire Rapids.
+//! The published figures, from the file of those: I/O operations a second of a ublk null device.
 
 use std::collections::BTreeMap;
+use std::sync::LazyLock;
 
-use super::{Case, MOST_PAIRS};
+use serde::Deserialize;
+
+use super::{Case, MOST_PAIRS, SERIES};
 use crate::experiment::{Published, PublishedSide};
+use crate::published::part;
 
-pub(super) const TITLE: &str =
-    "[Regression] mm:slab/sheaves: severe performance regression in cross-CPU slab allocation";
-pub(super) const AUTHOR: &str = "Ming Lei";
-pub(super) const DATE: &str = "24 February 2026";
+static REPORT: LazyLock<Report> = LazyLock::new(|| part(SERIES.name));
 
-/// Millions of I/O operations a second, with Linux 6.19 and with 7.0-rc.
-const BEFORE_MIOPS: f64 = 36.0;
-const AFTER_MIOPS: f64 = 13.0;
-/// By how many percent fork and execve were slower with Linux 7.0-rc1 to rc5 than with 6.19, at least and at most.
-const FORK_PERCENT: [u32; 2] = [6, 11];
+#[derive(Deserialize)]
+struct Report {
+    /// The names of the sides before and after.
+    designs: [String; 2],
+    /// Millions of I/O operations a second.
+    before_miops: f64,
+    after_miops: f64,
+    fork: Fork,
+}
+
+/// Another report of the same sheaves.
+#[derive(Deserialize)]
+struct Fork {
+    /// By how many percent fork and execve were slower, at least and at most.
+    slower_percent: [u32; 2],
+    title: String,
+    author: String,
+    date: String,
+}
 
 /// Returns the figures: beside the case that comes closest, with the most pairs.
 pub(super) fn figures(case: &str, jobs: usize) -> Option<Published> {
     if case != Case::BurstsNowait.name() || jobs != MOST_PAIRS {
         return None;
     }
-    let side = |design, miops: f64| PublishedSide {
-        design,
+    let Report { designs, before_miops, after_miops, .. } = &*REPORT;
+    let side = |design: usize, miops: f64| PublishedSide {
+        design: &designs[design],
         figure: format!("{miops:.0} MIOPS"),
         values: BTreeMap::from([("iops", miops * 1e6)]),
     };
-    let (before, after) = (side("v6.19", BEFORE_MIOPS), side("v7.0-rc", AFTER_MIOPS));
-    Some(Published { before, after, ratio: AFTER_MIOPS / BEFORE_MIOPS })
+    let (before, after) = (side(0, *before_miops), side(1, *after_miops));
+    Some(Published { before, after, ratio: after_miops / before_miops })
 }
 
 /// Returns the loss that was published, in percent.
 pub(super) fn loss_percent() -> f64 {
-    100.0 * (1.0 - AFTER_MIOPS / BEFORE_MIOPS)
+    100.0 * (1.0 - REPORT.after_miops / REPORT.before_miops)
 }
 
 /// Returns the text about the source of the figures.
 pub(super) fn legend() -> String {
-    let [least, most] = FORK_PERCENT;
+    let Report { before_miops, after_miops, fork, .. } = &*REPORT;
+    let Fork { slower_percent: [least, most], title, author, date } = fork;
     format!(
-        "published figures: a ublk null device with 16 queues, read by 16 jobs on 32 CPUs, about {BEFORE_MIOPS:.0} million IOPS with Linux 6.19 and {AFTER_MIOPS:.0} million with 7.0-rc; also, not in the table: fork and execve {least} to {most} % slower (\"[REGRESSION] slab: replace cpu (partial) slabs with sheaves\", Aishwarya Rambhadran, 26 March 2026)"
+        "published figures: a ublk null device with 16 queues, read by 16 jobs on 32 CPUs, about {before_miops:.0} million IOPS with Linux 6.19 and {after_miops:.0} million with 7.0-rc; also, not in the table: fork and execve {least} to {most} % slower (\"{title}\", {author}, {date})"
     )
 }
 

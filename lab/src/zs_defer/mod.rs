@@ -51,7 +51,7 @@ const DEFERRED_LIMIT: u64 = 1 << 18;
 pub static SERIES: Series = Series {
     name: "zs-defer",
     about: "freeing in a zsmalloc pool: by a thread, from per-CPU lists, against at once",
-    title: "Re: [RFC PATCH v2 0/4] mm/zsmalloc: reduce zs_free() latency on swap release path",
+    title: "mm/zsmalloc: reduce zs_free() latency on swap release path",
     author: "Wenchao Hao",
     date: "30 April 2026",
     cases: &[(zs_free::RUN_CACHE, &JOBS)],

@@ -1,33 +1,44 @@
-//! The author's figures.
-//!
-//! Wenchao Hao, "Re: [RFC PATCH v2 0/4] mm/zsmalloc: reduce zs_free() latency on swap release path", 30 April 2026:
-//! processes on a Raspberry Pi 4B that unmap 256 MB each, swapped out to zram, at the same time. His "Base" has no patch of
-//! the series; "Deferred" also has the class's index in the object word.
+//! The author's figures, from the file of published figures: times to unmap memory that is swapped out to zram.
 
 use std::collections::BTreeMap;
+use std::sync::LazyLock;
 
-use super::JOBS;
+use serde::Deserialize;
+
+use super::{JOBS, SERIES};
 use crate::experiment::{Published, PublishedSide};
+use crate::published::part;
 
-/// Milliseconds, by the number of processes in [`JOBS`].
-const BASE_MS: [f64; JOBS.len()] = [56.2, 153.2];
-const DEFERRED_MS: [f64; JOBS.len()] = [17.2, 51.5];
+/// The author's table.
+static LETTER: LazyLock<Letter> = LazyLock::new(|| part(SERIES.name));
+
+/// Milliseconds, by number of processes.
+#[derive(Deserialize)]
+struct Letter {
+    /// The names of the sides before and after.
+    designs: [String; 2],
+    processes: [usize; JOBS.len()],
+    base_ms: [f64; JOBS.len()],
+    deferred_ms: [f64; JOBS.len()],
+}
 
 /// Returns the published figures.
 pub(super) fn figures(jobs: usize) -> Option<Published> {
-    let at = JOBS.iter().position(|published| *published == jobs)?;
-    let side = |design, ms: f64| PublishedSide {
-        design,
+    let Letter { designs, processes, base_ms, deferred_ms } = &*LETTER;
+    let at = processes.iter().position(|published| *published == jobs)?;
+    let side = |design: usize, ms: f64| PublishedSide {
+        design: &designs[design],
         figure: format!("{ms:.1} ms"),
         values: BTreeMap::from([("elapsed_s", ms / 1000.0)]),
     };
-    let (before, after) = (side("Base", BASE_MS[at]), side("Deferred", DEFERRED_MS[at]));
-    Some(Published { before, after, ratio: BASE_MS[at] / DEFERRED_MS[at] })
+    let (before, after) = (side(0, base_ms[at]), side(1, deferred_ms[at]));
+    Some(Published { before, after, ratio: base_ms[at] / deferred_ms[at] })
 }
 
 /// Returns the text about the source of the figures.
 pub(super) fn legend() -> String {
-    let text = |at: usize| format!("{:.1} -> {:.1} ms", BASE_MS[at], DEFERRED_MS[at]);
+    let Letter { base_ms, deferred_ms, .. } = &*LETTER;
+    let text = |at: usize| format!("{:.1} -> {:.1} ms", base_ms[at], deferred_ms[at]);
     format!(
         "published: 1 and 3 processes unmap 256 MB each, in the kernel, on a Raspberry Pi 4B: {}, {}; no figures of CPU time, nor of when the memory is back",
         text(0),
