@@ -156,15 +156,16 @@ fn pages_that_were_only_read_are_not_compressed_again() {
             fill(page, number, 1);
         }
         region.pageout(..).unwrap();
+        // No others come along.
+        region.advise(.., Access::Random).unwrap();
         for (number, page) in region[..MIB].chunks(PAGE_SIZE).enumerate() {
             expect(page, number, 1);
         }
         // One of them is changed after it was read.
         fill(&mut region[5 * PAGE_SIZE..6 * PAGE_SIZE], 5, 2);
         region.pageout(..).unwrap();
-        // Those that came along have not changed either.
-        let (unchanged, came) = (pager.stats().pages_unchanged, pager.stats().pages_in);
-        assert!((16..came).contains(&unchanged) && came <= 256 + 64, "{trap:?} {unchanged} {came}");
+        let unchanged = pager.stats().pages_unchanged;
+        assert!((16..256).contains(&unchanged), "{trap:?} {unchanged}");
         for (number, page) in region.chunks(PAGE_SIZE).enumerate() {
             expect(page, number, if number == 5 { 2 } else { 1 });
         }

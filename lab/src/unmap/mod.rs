@@ -118,8 +118,8 @@ fn designs() -> Designs {
 fn legend() -> Vec<String> {
     let mut legend = vec![
         format!(
-            "kernel-…: processes on a swap area of the kernel's zram with that algorithm; the others: threads with a region each of one pager ({}), lz4, with the pool's locks as before the series ({}), as after it ({}), and as they are now, by each way to trap touches",
-            Kind::Lz4.name(),
+            "kernel-…: processes on a swap area of the kernel's zram with that algorithm; the others: threads with a region each of one pager, compressed with {}, with the pool's locks as before the series ({}), as after it ({}), and as they are now, by each way to trap touches",
+            Kind::for_memory().name(),
             pool(PoolDesign::Split),
             pool(PoolDesign::ClassIndexed)
         ),

@@ -75,13 +75,11 @@ impl<T: Trap> Core<T> {
             Err(TryLockError::Poisoned(waiting)) => waiting.into_inner(),
             Err(TryLockError::WouldBlock) => return false,
         };
-        if waiting.free_shelves() > 0 {
-            self.take_cold(&mut waiting);
-        }
+        self.take_cold(&mut waiting);
         true
     }
 
-    /// Takes the coldest units from the program, which wait on a free shelf from now on. Returns how many.
+    /// Takes the coldest units from the program, which wait on a shelf from now on. Returns how many: none without a free one.
     fn take_cold(&self, waiting: &mut Waiting) -> usize {
         let Some(shelf) = waiting.free_shelf() else { return 0 };
         let mut units = std::mem::take(&mut waiting.cold);
@@ -151,9 +149,11 @@ impl<T: Trap> Core<T> {
         let (shelf, nth) = (&self.shelves[at / MOST_PAGES], at % MOST_PAGES);
         self.trap.give_back(shelf, nth * self.unit_pages, self.run(unit, 1));
         slot.store(0, Ordering::Release);
-        // It is in use, and stays for a while: others have more of a copy.
-        self.free_copies(unit, &[copied], &[false]);
-        self.copied_units.sub(u64::from(copied));
+        if copied {
+            // It is in use, and stays for a while: others have more of a copy.
+            self.store.discard_pages(Self::pages(self.run(unit, 1)));
+            self.copied_units.sub(1);
+        }
         self.lru.mark(unit as u32);
         self.lru.put_back(&[unit as u32]);
         self.shares.local().pages_kept.add(self.unit_pages as u64);

@@ -9,7 +9,8 @@
 //! longer useful, and verified like those that come from the device.
 //!
 //! A page returns to memory if the LRU says that it was used soon after it left (a refault), or if there is room below
-//! the policy's low watermark, unless the reader says that it is about to discard it. Other pages stay on the device and are read from it again the next time.
+//! the policy's low watermark, unless the reader says that it is about to discard it. Other pages stay on the device and
+//! are read from it again the next time.
 //!
 //! Locks: a slot's, briefly; `backing extents`, a leaf, to take and put a read-ahead window.
 
