@@ -14,10 +14,10 @@ use uzram_bench::harness::rounds::RoundOptions;
 use uzram_bench::harness::{Source, command, to_json};
 use uzram_bench::pager::user;
 use uzram_lab::experiment::callgrind::{self, Program};
-use uzram_lab::experiment::{self, Designs, LabOptions, Series, TABLES};
+use uzram_lab::experiment::{self, Designs, LabOptions, Length, Series, TABLES};
+use uzram_lab::locks::{self, LocksArgs};
 use uzram_lab::report::{self, ReportOptions};
 use uzram_lab::scale::{self, ScaleOptions};
-use uzram_lab::locks::{self, LocksArgs};
 
 /// Reproduce kernel patch series: measure their before against their after, in this process.
 ///
@@ -165,16 +165,21 @@ fn list() -> Result<String> {
             (
                 "takes",
                 format!(
-                    "about {} min: {} rounds of {} s a measurement, and one to warm up",
+                    "about {} min: {} rounds{}, and one to warm up",
                     // Filling devices and starting threads takes a tenth more.
                     (estimate.as_secs_f64() * 1.1 / 60.0).ceil(),
                     options.rounds.rounds,
-                    table.measurement_s.unwrap_or(options.rounds.duration.as_secs_f64())
+                    match table.length {
+                        Length::Calibrated => {
+                            format!(" of {} s a measurement", options.rounds.duration.as_secs_f64())
+                        }
+                        Length::Fixed { .. } => String::new(),
+                    }
                 ),
             ),
         ];
-        text += &format!("{:<10} {}\n", table.name, table.about);
-        facts.iter().for_each(|(name, fact)| text += &format!("{:<10} {name:<8} {fact}\n", ""));
+        text += &format!("{:<12} {}\n", table.name, table.about);
+        facts.iter().for_each(|(name, fact)| text += &format!("{:<12} {name:<8} {fact}\n", ""));
     }
     Ok(text)
 }

@@ -32,6 +32,9 @@ fn the_list_says_what_each_table_is() {
         "2016",
         "randrw",
         "min:",
+        "streams-nbd",
+        "zs-lock-disk",
+        "ext4: 32; btrfs: 32; build: 2; build-linux: 2",
         "slab-freeze",
         "Delay freezing of CPU partial slabs",
         "delayed against eager, on-partial, unfreeze-first; sheaves against delayed",
@@ -59,7 +62,7 @@ fn what_cannot_be_run_is_one_line() {
         (
             &["slabs"][..],
             2,
-            "no table 'slabs', only: streams, slab-freeze, slab-across, zs-lock, zs-free, zs-defer, lru-batch, unmap",
+            "no table 'slabs', only: streams, streams-nbd, slab-freeze, slab-across, zs-lock, zs-lock-disk, zs-free, zs-defer, lru-batch, unmap",
         ),
         (&["slab-freeze", "--case", "randread"], 2, "messaging, rawpkt"),
         (&["slab-across", "--case", "randread"], 2, "same-cpu, across, across-nowait, bursts, bursts-nowait"),
@@ -223,6 +226,65 @@ fn memory_is_paged_out_and_unmapped() {
             for phase in ["fill_s", "page_out_s", "unmap_s"] {
                 measured(&row[side]["values"][phase], 2);
             }
+        }
+    }
+}
+
+/// Prints why cases or designs could not be measured here.
+fn print_what_was_left_out(text: &str) {
+    let left_out = text.lines().filter(|line| line.contains(" left out: "));
+    left_out.for_each(|line| println!("skipped: {line}"));
+}
+
+/// Runs a table that takes other programs and root; returns its text and its rows, unless it cannot be measured here.
+fn run_with_programs(args: &[&str], rounds: usize) -> Option<(String, Vec<Value>)> {
+    let dir = tempfile::tempdir().unwrap();
+    let (corpus, file) = (dir.path().join("pages"), dir.path().join("rows.json"));
+    let pages: Vec<u8> = (0..256 << 12).map(|at| (at / 7) as u8).collect();
+    fs::write(&corpus, pages).unwrap();
+    let mut command = lab(&[&["run"], args].concat());
+    command.args(["--rounds", &rounds.to_string(), "--json"]).arg(&file).arg("--corpus").arg(&corpus);
+    let ended = collect_within(start(&mut command), 4 * PATIENCE);
+    let lacks = ["root's", "there is no /dev", "is missing"];
+    if ended.status.code() == Some(1) && lacks.iter().any(|lack| ended.stderr.contains(lack)) {
+        println!("skipped: {}", ended.stderr.trim());
+        return None;
+    }
+    let text = ended.ok();
+    print_what_was_left_out(&text);
+    let json: Value = serde_json::from_str(&fs::read_to_string(&file).unwrap()).unwrap();
+    let rows = json["rows"].as_array().unwrap().clone();
+    for row in &rows {
+        for side in ["before", "after"] {
+            let elapsed = measured(&row[side]["values"]["elapsed_s"], rounds);
+            assert!(elapsed.iter().all(|seconds| *seconds > 0.0), "{row}");
+        }
+    }
+    Some((text, rows))
+}
+
+#[test]
+fn files_and_a_build_are_measured_on_disks() {
+    let args = ["zs-lock-disk", "--case", "ext4,btrfs,build", "--jobs", "2"];
+    let Some((text, rows)) = run_with_programs(&args, 1) else { return };
+    for case in ["ext4", "btrfs", "build"] {
+        let of_case: Vec<_> = rows.iter().filter(|row| row["case"] == case).collect();
+        assert!(!of_case.is_empty() || text.contains(&format!("{case} left out: ")), "{case}: {text}");
+        for row in of_case {
+            assert!(measured(&row["before"]["values"]["files_per_s"], 1)[0] > 1.0, "{row}");
+        }
+    }
+}
+
+#[test]
+fn servers_are_measured_by_a_client_with_much_and_with_little_memory() {
+    let args = ["streams-nbd", "--case", "randread,randrw,low-memory", "--jobs", "2"];
+    let Some((text, rows)) = run_with_programs(&args, 1) else { return };
+    for case in ["randread", "randrw", "low-memory"] {
+        let of_case: Vec<_> = rows.iter().filter(|row| row["case"] == case).collect();
+        assert!(!of_case.is_empty() || text.contains(&format!("{case} left out: ")), "{case}: {text}");
+        for row in of_case {
+            assert!(measured(&row["after"]["values"]["mb_per_s"], 1)[0] > 0.0, "{row}");
         }
     }
 }

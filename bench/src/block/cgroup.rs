@@ -2,6 +2,8 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::Duration;
 
@@ -12,13 +14,13 @@ use super::io_error;
 const CONTROLLER: &str = "/sys/fs/cgroup/memory";
 
 /// A cgroup of this process's own, removed when dropped.
-pub(crate) struct Cgroup {
+pub struct Cgroup {
     dir: PathBuf,
 }
 
 impl Cgroup {
     /// Returns why there can be none, if so.
-    pub(crate) fn obstacle() -> Option<String> {
+    pub fn obstacle() -> Option<String> {
         let controller = Path::new(CONTROLLER);
         if !controller.join("memory.limit_in_bytes").exists() {
             return Some("there is no memory controller of cgroups, version 1".into());
@@ -30,14 +32,60 @@ impl Cgroup {
         }
     }
 
-    pub(crate) fn new() -> Result<Cgroup> {
-        let dir = Path::new(CONTROLLER).join(format!("uzram-bench-{}", std::process::id()));
+    /// Makes one.
+    ///
+    /// # Errors
+    /// That of mkdir(2).
+    pub fn new() -> Result<Cgroup> {
+        static MADE: AtomicU64 = AtomicU64::new(0);
+        let number = MADE.fetch_add(1, Ordering::Relaxed);
+        let dir = Path::new(CONTROLLER).join(format!("uzram-bench-{}-{number}", std::process::id()));
         fs::create_dir(&dir).map_err(|error| io_error(&dir, error))?;
         Ok(Cgroup { dir })
     }
 
-    pub(crate) fn dir(&self) -> &Path {
+    /// Returns its folder.
+    pub fn dir(&self) -> &Path {
         &self.dir
+    }
+}
+
+impl Cgroup {
+    /// Returns a command that runs `command`'s program with its arguments in this cgroup.
+    pub fn enter(&self, command: &Command) -> Command {
+        let mut shell = Command::new("sh");
+        shell.args(["-c", "echo $$ > \"$0/cgroup.procs\" && exec \"$@\""]).arg(&self.dir);
+        shell.arg(command.get_program()).args(command.get_args());
+        shell
+    }
+
+    /// Returns the bytes of memory that are charged to it.
+    ///
+    /// # Errors
+    /// `Io`.
+    pub fn used_bytes(&self) -> Result<u64> {
+        let path = self.dir.join("memory.usage_in_bytes");
+        let text = fs::read_to_string(&path).map_err(|error| io_error(&path, error))?;
+        let number = text.trim().parse();
+        number.map_err(|_| io_error(&path, std::io::Error::other(format!("'{}'", text.trim()))))
+    }
+
+    /// Limits its memory: what is beyond is swapped out, if it can be.
+    ///
+    /// # Errors
+    /// `Io`: it cannot be swapped out.
+    pub fn limit(&self, bytes: u64) -> Result<()> {
+        let path = self.dir.join("memory.limit_in_bytes");
+        fs::write(&path, bytes.to_string()).map_err(|error| io_error(&path, error))
+    }
+
+    /// Removes the limit.
+    ///
+    /// # Errors
+    /// `Io`.
+    pub fn unlimit(&self) -> Result<()> {
+        let path = self.dir.join("memory.limit_in_bytes");
+        fs::write(&path, "-1").map_err(|error| io_error(&path, error))
     }
 }
 

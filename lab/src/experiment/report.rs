@@ -19,7 +19,7 @@ use std::fmt;
 
 use serde::Serialize;
 
-use super::{Column, LabOptions, Series, Unit, cpus, expect};
+use super::{Column, LabOptions, Length, Series, Unit, cpus, expect};
 use uzram_bench::harness::report::{Table, figure_cell};
 use uzram_bench::harness::rounds::Values;
 use uzram_bench::harness::stats::{PairedRatio, coverage, median};
@@ -167,9 +167,9 @@ impl LabReport {
 
 /// Describes how the figures were measured.
 fn how(table: &Series, options: &LabOptions) -> String {
-    let length = match table.measurement_s {
-        None => format!(" of {:.2} s a measurement", options.rounds.duration.as_secs_f64()),
-        Some(_) => String::new(),
+    let length = match table.length {
+        Length::Calibrated => format!(" of {:.2} s a measurement", options.rounds.duration.as_secs_f64()),
+        Length::Fixed { .. } => String::new(),
     };
     format!(
         "{} rounds{length}, medians; gain: elapsed before / after, the rounds' median, its {:.0}% interval, p of the signed-rank test",

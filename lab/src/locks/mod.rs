@@ -113,7 +113,7 @@ fn table_and_case(workload: &str) -> Result<(&'static Series, &'static str)> {
         None => (workload, None),
     };
     let table = experiment::table(name)?;
-    if table.measurement_s.is_some() {
+    if table.length.is_fixed() {
         return Err(Error::invalid(format!("{name} runs other programs, whose locks are not recorded")));
     }
     let cases = table.case_names();

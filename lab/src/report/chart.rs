@@ -55,8 +55,14 @@ pub(super) struct Point {
 }
 
 impl Chart {
-    /// Returns the picture, without its title and legend.
-    pub(super) fn to_svg(&self) -> String {
+    /// Returns the picture with its title and legend.
+    pub(super) fn to_figure(&self) -> String {
+        let (title, picture, legend) = (escape(&self.title), self.to_svg(), self.legend());
+        format!("<figure>\n<figcaption>{title}</figcaption>\n{picture}{legend}</figure>\n")
+    }
+
+    /// Returns the picture.
+    fn to_svg(&self) -> String {
         let scale = Scale::of(self);
         let mut svg = format!(
             "<svg class=\"chart\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" role=\"img\" aria-label=\"{}\">\n",
@@ -72,7 +78,7 @@ impl Chart {
     }
 
     /// Returns what the marks of the lines are, as a list.
-    pub(super) fn legend(&self) -> String {
+    fn legend(&self) -> String {
         let item = |line: &Line| {
             let (colour, mark) = (line.colour, line.mark(8.0, 7.0));
             let dashes = line.dashes();
@@ -140,7 +146,7 @@ impl Line {
 
 /// Where things are.
 struct Scale {
-    /// The numbers of jobs, side by side at the same distance.
+    /// What the horizontal axis counts, side by side at the same distance.
     across: Vec<usize>,
     /// The logarithms of the lowest and the highest ratio.
     low: f64,

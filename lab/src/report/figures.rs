@@ -6,7 +6,7 @@ use super::summary::{Comparison, published};
 use crate::experiment::{LabReport, Series};
 
 /// Colours of the page.
-const COLOURS: usize = 6;
+pub(super) const COLOURS: usize = 6;
 
 /// Returns the charts of a table.
 pub(super) fn charts(table: &Series, report: &LabReport) -> Vec<Chart> {

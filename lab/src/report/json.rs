@@ -1,5 +1,5 @@
 //! The report for programs: the machine, and of each table the source of the published figures, the verdict, and
-//! the rows in the form of `uzram lab run --json`.
+//! the rows in the form of `uzram lab run --json`, and predictions in that of `uzram lab scale --json`.
 
 use serde_json::json;
 
@@ -21,7 +21,7 @@ pub(super) fn json(report: &Report) -> String {
 }
 
 fn table(section: &Section) -> serde_json::Value {
-    let Section { table, outcome } = section;
+    let Section { table, outcome, predicted } = section;
     let measured = match outcome {
         Err(why) => return json!({ "table": table.name, "failed": why }),
         Ok(measured) => measured,
@@ -36,6 +36,11 @@ fn table(section: &Section) -> serde_json::Value {
             "rows": counts.into_iter().collect::<std::collections::BTreeMap<_, _>>(),
         })
     });
+    let predicted = match predicted {
+        None => json!(null),
+        Some(Ok(predicted)) => json!(predicted),
+        Some(Err(why)) => json!({ "failed": why }),
+    };
     json!({
         "table": table.name,
         "about": table.about,
@@ -49,5 +54,6 @@ fn table(section: &Section) -> serde_json::Value {
         "verdict": report.verdict,
         "notes": report.notes,
         "rows": report.rows,
+        "more_cores": predicted,
     })
 }

@@ -1,4 +1,5 @@
-//! Results of tables as files: `DIR/tables/NAME.json` is written as soon as a table is measured.
+//! Results of tables as files: `DIR/tables/NAME.json` is written as soon as a table is measured, and
+//! `DIR/tables/cache-lines.json` when that is known for predictions.
 //!
 //! A file has the rows' measurements and a key: the program, the machine, and everything that the measurements
 //! depend on. A later run reads the file if it has the same key; ratios, published figures and the
@@ -18,7 +19,11 @@ use uzram_bench::harness::{Source, command};
 use super::machine::Machine;
 use super::plan::Planned;
 use super::{Measured, failed, write_file};
-use crate::experiment::{LabReport, Row, Series, Side};
+use crate::experiment::{LabOptions, LabReport, Row, Series, Side};
+use crate::scale::costs::Costs;
+
+/// The file of the costs of cache lines: no table is called that.
+const COSTS: &str = "cache-lines.json";
 
 /// The folder of a report's results.
 pub(super) struct Kept<'a> {
@@ -99,13 +104,45 @@ impl<'a> Kept<'a> {
         Some(Measured { report, unix_s: file.unix_s, took_s: file.took_s, rounds })
     }
 
+    /// Writes what cache lines cost here.
+    ///
+    /// # Errors
+    /// `Io`.
+    pub(super) fn store_costs(&self, options: &LabOptions, costs: &Costs) -> Result<()> {
+        let file = json!({ "key": self.common_key(options), "costs": costs });
+        write_file(&self.dir.join(COSTS), &format!("{file}\n"))
+    }
+
+    /// Reads what cache lines cost here, if that was measured in the same way.
+    pub(super) fn load_costs(&self, options: &LabOptions) -> Option<Costs> {
+        #[derive(Deserialize)]
+        struct File {
+            key: Value,
+            costs: Costs,
+        }
+        let text = fs::read_to_string(self.dir.join(COSTS)).ok()?;
+        let file: File = serde_json::from_str(&text).ok()?;
+        (file.key == self.common_key(options)).then_some(file.costs)
+    }
+
     fn path(&self, table: &Series) -> PathBuf {
         self.dir.join(format!("{}.json", table.name))
     }
 
-    /// Returns everything that the measurements depend on.
+    /// Returns everything that a table's measurements depend on.
     fn key(&self, planned: &Planned) -> Value {
         let Planned { table, options, .. } = planned;
+        json!({
+            "common": self.common_key(options),
+            "designs": (table.designs)().all(),
+            "cases": table.cases,
+            "chosen_cases": options.cases,
+            "jobs": options.jobs,
+        })
+    }
+
+    /// Returns what all measurements depend on.
+    fn common_key(&self, options: &LabOptions) -> Value {
         let corpus = match &options.corpus {
             Source::File(path) => json!(path.to_string_lossy()),
             Source::Built(kind, pages) => json!([kind.name(), pages]),
@@ -114,9 +151,6 @@ impl<'a> Kept<'a> {
         json!({
             "program": self.program,
             "machine": self.machine,
-            "designs": (table.designs)().all(),
-            "cases": table.cases,
-            "jobs": options.jobs,
             "rounds": options.rounds.rounds,
             "measurement_us": options.rounds.duration.as_micros() as u64,
             "corpus": corpus,

@@ -7,7 +7,7 @@ use uzram_bench::harness::report::Table;
 use super::machine::date;
 use super::page::{designs, how, published_table};
 use super::summary::{Comparison, Effect, sentences, telling};
-use super::{Measured, Report};
+use super::{Measured, Report, Section, more_cores};
 use crate::experiment::Series;
 use crate::published::{Source, source};
 
@@ -21,7 +21,12 @@ pub(super) fn markdown(report: &Report) -> String {
     for (table, why) in report.failed() {
         let _ = writeln!(text, "- {table}: not measured: {}", plain(why));
     }
-    report.measured().for_each(|(table, measured)| section(&mut text, table, measured));
+    for Section { table, outcome, predicted } in &report.sections {
+        let Ok(measured) = outcome else { continue };
+        section(&mut text, table, measured);
+        text +=
+            &predicted.as_ref().map(|predicted| more_cores::markdown(predicted, plain)).unwrap_or_default();
+    }
     text.trim_end().to_owned() + "\n"
 }
 

@@ -9,6 +9,7 @@
 //! * `progress`: the bar, and the time left.
 //! * `machine`: what it was measured on.
 //! * `summary`: wins and losses, and the verdict on a series in two sentences.
+//! * `more_cores`: predictions of the measured tables.
 //! * `chart`, `bars`: pictures, as SVG; `figures` says what is in a series' pictures.
 //! * `html`: text and tables; `page`, `markdown`, `json`: the three forms.
 
@@ -20,6 +21,7 @@ mod json;
 mod kept;
 mod machine;
 mod markdown;
+mod more_cores;
 mod page;
 mod plan;
 mod progress;
@@ -40,6 +42,7 @@ use uzram_bench::harness::{Source, go_on};
 use crate::experiment::{self, LabReport, Series};
 use kept::Kept;
 use machine::{Machine, now_unix_s};
+use more_cores::Predicted;
 use plan::Planned;
 use progress::Progress;
 use summary::sentences;
@@ -77,6 +80,8 @@ struct Section {
     table: &'static Series,
     /// What was measured, or why it could not be.
     outcome: Outcome,
+    /// Its designs' speeds with more cores, if it was measured and has a model.
+    predicted: Option<Predicted>,
 }
 
 type Outcome = std::result::Result<Measured, String>;
@@ -101,7 +106,7 @@ impl Report {
     /// Returns the tables that could not be measured, and why.
     fn failed(&self) -> Vec<(&'static str, &str)> {
         let failed = |section| {
-            let Section { table, outcome }: &Section = section;
+            let Section { table, outcome, .. }: &Section = section;
             Some((table.name, outcome.as_ref().err()?.as_str()))
         };
         self.sections.iter().filter_map(failed).collect()
@@ -119,7 +124,10 @@ pub fn run(options: &ReportOptions) -> Result<String> {
     let kept = Kept::new(&options.dir, &machine)?;
     let found: Vec<Option<Measured>> = planned.iter().map(|planned| kept.load(planned)).collect();
     let missing = planned.iter().zip(&found).filter(|(_, found)| found.is_none());
-    let mut progress = Progress::new(missing.map(|(planned, _)| (planned.table.name, planned.estimate)));
+    let missing = missing.map(|(planned, _)| (planned.table.name, planned.estimate));
+    let more_cores =
+        more_cores::estimate(&planned, options.quick).map(|estimate| (more_cores::NAME, estimate));
+    let mut progress = Progress::new(missing.chain(more_cores));
     let mut sections = Vec::new();
     for (planned, found) in planned.iter().zip(found) {
         let outcome = match found {
@@ -129,8 +137,9 @@ pub fn run(options: &ReportOptions) -> Result<String> {
             }
             None => measure(planned, &kept, &mut progress)?,
         };
-        sections.push(Section { table: planned.table, outcome });
+        sections.push(Section { table: planned.table, outcome, predicted: None });
     }
+    more_cores::predict(options, &planned, &kept, &mut progress, &mut sections)?;
     let report = Report { machine, quick: options.quick, sections };
     write(&options.dir, &report)
 }
@@ -155,8 +164,14 @@ fn measure(planned: &Planned, kept: &Kept, progress: &mut Progress) -> Result<Ou
 /// Writes the three forms.
 fn write(dir: &Path, report: &Report) -> Result<String> {
     let mut text = String::new();
-    for (table, measured) in report.measured() {
+    for Section { table, outcome, predicted } in &report.sections {
+        let Ok(measured) = outcome else { continue };
         text += &format!("{}: {}\n", table.name, sentences(table, &measured.report).join(" "));
+        text += &match predicted {
+            None => String::new(),
+            Some(Ok(predicted)) => format!("{}: {}\n", table.name, predicted.sentences().join(" ")),
+            Some(Err(why)) => format!("{}: not predicted: {why}\n", table.name),
+        };
     }
     let forms = [
         ("report.html", page::page(report)),

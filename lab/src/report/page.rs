@@ -10,7 +10,7 @@ use super::html::{details, escape, paragraph, table as html_table};
 use super::machine::date;
 use super::progress::words;
 use super::summary::{Comparison, Tally, published_only, sentences, telling};
-use super::{Measured, Report, Section, bars};
+use super::{Measured, Report, Section, bars, more_cores};
 use crate::experiment::{Row, Series, jobs_text};
 use crate::published::source;
 
@@ -156,6 +156,7 @@ fn section(section: &Section) -> String {
         Err(why) => html += &paragraph(&format!("Not measured: {why}")),
         Ok(measured) => html += &results(table, measured),
     }
+    html += &section.predicted.as_ref().map(more_cores::html).unwrap_or_default();
     html += "</section>\n";
     html
 }
@@ -178,13 +179,7 @@ fn results(table: &Series, measured: &Measured) -> String {
     let report = &measured.report;
     let mut html = String::from("<div class=\"charts\">\n");
     for chart in charts(table, report) {
-        let _ = write!(
-            html,
-            "<figure>\n<figcaption>{}</figcaption>\n{}{}</figure>\n",
-            escape(&chart.title),
-            chart.to_svg(),
-            chart.legend()
-        );
+        html += &chart.to_figure();
     }
     html += "</div>\n<p class=\"small\">Times as fast, by number of jobs, with the interval of the rounds' median; dashed: published.</p>\n";
     for rows in report.rows.chunk_by(|a, b| a.case == b.case) {

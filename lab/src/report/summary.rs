@@ -3,7 +3,7 @@
 
 use uzram_bench::harness::stats::{can_judge, median};
 
-use crate::experiment::{self, Designs, LabReport, Row, Series, busiest, cpus};
+use crate::experiment::{self, Designs, LabReport, Row, Series, busiest, cpus, spoken};
 
 /// What a row's interval says of the design after.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,14 +75,6 @@ impl Comparison {
 
     pub(super) fn name(&self) -> String {
         format!("{} against {}", spoken(&self.after), spoken(&self.before))
-    }
-}
-
-/// Returns a design's name in a sentence. The table `streams` calls a list of idle streams by their number.
-fn spoken(design: &str) -> String {
-    match design.bytes().all(|byte| byte.is_ascii_digit()) {
-        true => format!("a list of {design}"),
-        false => design.to_owned(),
     }
 }
 

@@ -17,7 +17,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use uzram::codec::{Algorithm, Encoder};
 use uzram::cpu::Padded;
 use uzram::stream::{IdleList, StreamCount, Streams};
@@ -38,7 +38,7 @@ const LEAST_BATCHES: usize = 64;
 const PATIENCE: u32 = 100;
 
 /// The costs, each with an entry a round, in nanoseconds.
-#[derive(Clone, Debug, Default, Serialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Costs {
     /// A line that another core has written.
     pub line_ns: Vec<f64>,

@@ -128,6 +128,11 @@ pub fn parse_cores(text: &str) -> Result<Vec<usize>> {
     Ok(cores)
 }
 
+/// Returns whether a table's designs can be predicted.
+pub fn has_model(table: &Series) -> bool {
+    Parameters::built_in().is_ok_and(|parameters| parameters.of_table(table.name).is_ok())
+}
+
 /// Measures a table with 1 and 2 jobs, predicts its designs' speeds, and compares the predictions with what two jobs
 /// did here and with published figures.
 ///
@@ -137,23 +142,45 @@ pub fn parse_cores(text: &str) -> Result<Vec<usize>> {
 pub fn predict(table: &Series, options: &ScaleOptions) -> Result<ScaleReport> {
     let parameters = options.parameters()?;
     let cases = cases(&parameters, table, &options.lab)?;
-    let rounds = &options.lab.rounds;
-    (rounds.progress)(&format!("{}: cache lines", table.name));
-    let corpus = options.lab.corpus.load()?;
-    let duration = (rounds.duration / COST_SHARE).max(SHORTEST);
-    let costs = Costs::measure(&corpus, rounds.rounds, duration, &rounds.stop)?;
-    drop(corpus);
+    (options.lab.rounds.progress)(&format!("{}: cache lines", table.name));
+    let costs = measure_costs(&options.lab)?;
     let measured = experiment::run(table, &options.measuring(&cases))?;
+    predict_from(table, options, costs, &measured)
+}
+
+/// Measures what cache lines, the clock and sleeping cost here, in as many rounds as a table has.
+///
+/// # Errors
+/// Those of [`Costs::measure`], and of the corpus.
+pub fn measure_costs(options: &LabOptions) -> Result<Costs> {
+    let rounds = &options.rounds;
+    let duration = (rounds.duration / COST_SHARE).max(SHORTEST);
+    Costs::measure(&options.corpus.load()?, rounds.rounds, duration, &rounds.stop)
+}
+
+/// Predicts like [`predict`], from rows that have been measured: each case's with 1 job, and with 2 to check predictions.
+///
+/// # Errors
+/// `Invalid` names an option that does not fit the table, or the row that is missing; `Busy` once it is to stop.
+pub fn predict_from(
+    table: &Series,
+    options: &ScaleOptions,
+    costs: Costs,
+    measured: &LabReport,
+) -> Result<ScaleReport> {
+    let parameters = options.parameters()?;
+    let cases = cases(&parameters, table, &options.lab)?;
+    let rounds = &options.lab.rounds;
     let mut report = ScaleReport::new(table, parameters.clone(), costs, rounds.rounds);
     for (case, workload) in cases {
         (rounds.progress)(&format!("{}: simulating {case}", table.name));
         go_on(&rounds.stop)?;
-        let designs = Design::all(table, &measured, case, workload, &report.costs)?;
+        let designs = Design::all(table, measured, case, workload, &report.costs)?;
         for design in &designs {
             go_on(&rounds.stop)?;
             let variants = Variants::here(&parameters, workload, design.sections, design.measured)?;
             report.curves.push(curve(case, design, &variants, &options.cores)?);
-            report.checks.extend(check(table, &measured, case, workload, design, &variants)?);
+            report.checks.extend(check(table, measured, case, workload, design, &variants)?);
         }
         report.published.extend(published::predict(
             table,
@@ -206,17 +233,18 @@ impl<'a> Design<'a> {
         let mut designs = Vec::new();
         for name in (table.designs)().all() {
             let Some(sections) = workload.sections(&name) else { continue };
-            let side = side_of(report, case, 1, &name)?;
+            let side = side_of(report, case, 1, &name).ok_or_else(|| {
+                Error::invalid(format!("{case}, 1 job: '{name}' was not measured")).with_setting("--jobs")
+            })?;
             designs.push(Design { name, sections, measured: Measured { values: &side.values, costs } });
         }
         Ok(designs)
     }
 }
 
-fn side_of<'a>(report: &'a LabReport, case: &str, jobs: usize, design: &str) -> Result<&'a Side> {
+fn side_of<'a>(report: &'a LabReport, case: &str, jobs: usize, design: &str) -> Option<&'a Side> {
     let rows = report.rows.iter().filter(|row| row.case == case);
     experiment::side(rows, jobs, design)
-        .ok_or_else(|| Error::invalid(format!("{case}, {jobs} jobs: '{design}' was not measured")))
 }
 
 fn curve(case: &str, design: &Design<'_>, variants: &Variants, cores: &[usize]) -> Result<Curve> {
@@ -234,7 +262,7 @@ fn curve(case: &str, design: &Design<'_>, variants: &Variants, cores: &[usize]) 
     Ok(Curve { case: case.to_owned(), design: design.name.clone(), model: model.into(), points })
 }
 
-/// Compares a prediction with the speed of two jobs, or of one that keeps all CPUs busy.
+/// Compares a prediction with the speed of two jobs, or of one that keeps all CPUs busy, if that was measured.
 fn check(
     table: &Series,
     report: &LabReport,
@@ -245,7 +273,7 @@ fn check(
 ) -> Result<Option<Check>> {
     let jobs = if workload.threads_per_job > 1 { 1 } else { 2 };
     let cores = cpus().min(jobs * workload.threads_per_job);
-    let values = &side_of(report, case, jobs, &design.name)?.values;
+    let Some(Side { values, .. }) = side_of(report, case, jobs, &design.name) else { return Ok(None) };
     let median_of =
         |name: &str| values.get(name).filter(|rounds| !rounds.is_empty()).map(|rounds| median(rounds));
     let by_rate = median_of("mb_per_s").map(|mb_per_s| mb_per_s * 1e6 / PAGE_SIZE as f64);

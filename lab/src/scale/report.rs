@@ -14,7 +14,7 @@ use super::model::{Model, Spread};
 use super::parameters::Parameters;
 use super::predict::Band;
 use super::published::{PublishedCase, TOLERATED_PERCENT};
-use crate::experiment::{Series, Unit, wrap};
+use crate::experiment::{Series, Unit, spoken, wrap};
 use uzram_bench::harness::report::Table;
 use uzram_bench::harness::stats::{median, quantile};
 
@@ -158,32 +158,34 @@ impl ScaleReport {
         }
     }
 
-    fn fmt_curves(&self, f: &mut fmt::Formatter<'_>, curves: &[Curve]) -> fmt::Result {
-        let Some(first) = curves.first() else { return Ok(()) };
+    /// Returns the curves of a case, and what they count.
+    pub(crate) fn curves_table(&self, curves: &[Curve]) -> (String, Table) {
         let headings = curves
             .iter()
             .flat_map(|curve| [format!("<{}", curve.design), "no lines".to_owned(), "wait%".to_owned()]);
         let mut table = Table::new(["cores".to_owned()].into_iter().chain(headings));
-        for (at, point) in first.points.iter().enumerate() {
+        let numbers = curves.first().map_or(0, |curve| curve.points.len());
+        for at in 0..numbers {
             let cells = curves.iter().flat_map(|curve| {
                 let Point {
                     units_per_s: Band { low, middle, high }, without_lines_per_s, waiting_share, ..
                 } = curve.points[at];
-                let millions = |per_s: f64| per_s / 1e6;
+                let millions = |per_s: f64| short(per_s / 1e6);
                 [
-                    format!(
-                        "{} [{}, {}]",
-                        short(millions(middle)),
-                        short(millions(low)),
-                        short(millions(high))
-                    ),
-                    short(millions(without_lines_per_s)),
+                    format!("{} [{}, {}]", millions(middle), millions(low), millions(high)),
+                    millions(without_lines_per_s),
                     format!("{:.0}", 100.0 * waiting_share),
                 ]
             });
-            table.row([point.cores.to_string()].into_iter().chain(cells));
+            table.row([curves[0].points[at].cores.to_string()].into_iter().chain(cells));
         }
-        write!(f, "\n{}, predicted here, millions of {}s a second\n{table}", first.case, self.unit.name())
+        let case = curves.first().map_or("", |curve| &curve.case);
+        (format!("{case}, predicted here, millions of {}s a second", self.unit.name()), table)
+    }
+
+    fn fmt_curves(&self, f: &mut fmt::Formatter<'_>, curves: &[Curve]) -> fmt::Result {
+        let (heading, table) = self.curves_table(curves);
+        write!(f, "\n{heading}\n{table}")
     }
 
     fn fmt_models(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -207,7 +209,8 @@ impl ScaleReport {
         write!(f, "\nthe models, of one operation\n{table}")
     }
 
-    fn fmt_checks(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    /// Returns the predictions beside what was measured here.
+    pub(crate) fn checks_table(&self) -> Table {
         let mut table = Table::new(["<case", "<design", "jobs", "cores", "measured", "predicted", "error%"]);
         for check in &self.checks {
             let Band { low, middle, high } = check.predicted_per_s;
@@ -219,10 +222,66 @@ impl ScaleReport {
                 check.cores.to_string(),
                 millions(check.measured_per_s),
                 format!("{} [{}, {}]", millions(middle), millions(low), millions(high)),
-                format!("{:+.1}", check.error_percent),
+                error(check.error_percent),
             ]);
         }
-        write!(f, "\npredicted and measured here, millions of {}s a second\n{table}", self.unit.name())
+        table
+    }
+
+    fn fmt_checks(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let unit = self.unit.name();
+        write!(f, "\npredicted and measured here, millions of {unit}s a second\n{}", self.checks_table())
+    }
+
+    /// Returns the predictions in two or three sentences: the gains with the most cores, how far they were off here, and
+    /// how far off published figures.
+    pub(crate) fn sentences(&self) -> Vec<String> {
+        let mut sentences = Vec::new();
+        sentences.extend(self.with_most_cores());
+        let off = |what: &str, errors: &[f64]| {
+            let errors: Vec<f64> = errors.iter().map(|error| error.abs()).collect();
+            let most = errors.iter().copied().fold(0.0, f64::max);
+            let beyond = errors.iter().filter(|error| **error > TOLERATED_PERCENT).count();
+            (!errors.is_empty()).then(|| {
+                format!(
+                    "Of {} {what} {beyond} are off by more than {TOLERATED_PERCENT} %, the median by {:.1} % and the worst by {most:.1} %.",
+                    errors.len(),
+                    median(&errors)
+                )
+            })
+        };
+        let here: Vec<f64> = self.checks.iter().map(|check| check.error_percent).collect();
+        sentences.extend(off("speeds that were measured here with both CPUs", &here));
+        let figures = self.published.iter().flat_map(|case| &case.figures).filter(|point| point.tasks > 1);
+        let figures: Vec<f64> = figures.map(|point| point.error_percent).collect();
+        sentences.extend(off("published figures", &figures));
+        let gains: Vec<f64> =
+            self.published.iter().flat_map(|case| &case.gains).map(|gain| gain.error_percent).collect();
+        sentences.extend(off("published gains", &gains));
+        sentences
+    }
+
+    /// Returns what the table's last designs gain over the first with the most cores, by case.
+    fn with_most_cores(&self) -> Option<String> {
+        let cores = self.curves.first()?.points.last()?.cores;
+        let gains = self.curves.chunk_by(|a, b| a.case == b.case).filter_map(|curves| {
+            let speed = |curve: &Curve| Some(curve.points.last()?.units_per_s.middle);
+            let (first, others) = curves.split_first()?;
+            let first_speed = speed(first)?;
+            let gain = |curve: &Curve| {
+                let design = spoken(&curve.design);
+                Some(format!(
+                    "{design} {} times as fast as {}",
+                    short(speed(curve)? / first_speed),
+                    spoken(&first.design)
+                ))
+            };
+            let gains: Vec<String> = others.iter().filter_map(gain).collect();
+            (!gains.is_empty()).then(|| format!("{}: {}", first.case, gains.join(", ")))
+        });
+        let gains: Vec<String> = gains.collect();
+        let tasks = if cores == 1 { "core" } else { "cores" };
+        (!gains.is_empty()).then(|| format!("With {cores} {tasks}, predicted: {}.", gains.join("; ")))
     }
 
     fn fmt_costs(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -307,44 +366,52 @@ fn short(number: f64) -> String {
 
 fn fmt_published(f: &mut fmt::Formatter<'_>, case: &PublishedCase) -> fmt::Result {
     writeln!(f, "\n{}, published on {}, {}", case.case, case.machine, case.figure)?;
-    if !case.figures.is_empty() {
-        let mut table =
-            Table::new(["<design", "tasks", "published", "predicted", "error%", "x", "predicted x"]);
-        for point in &case.figures {
-            let Band { low, middle, high } = point.predicted;
-            let is_fitted = point.tasks == 1;
-            table.row([
-                point.design.clone(),
-                point.tasks.to_string(),
-                short(point.published),
-                if is_fitted {
-                    "fitted".to_owned()
-                } else {
-                    format!("{} [{}, {}]", short(middle), short(low), short(high))
-                },
-                if is_fitted { String::new() } else { error(point.error_percent) },
-                format!("{:.2}", point.published_speedup),
-                format!("{:.2}", point.predicted_speedup),
-            ]);
+    for table in [figures_table(case), gains_table(case)] {
+        if !table.is_empty() {
+            write!(f, "{table}")?;
         }
-        write!(f, "{table}")?;
-    }
-    if !case.gains.is_empty() {
-        let mut table = Table::new(["<after", "<over", "tasks", "gain", "predicted", "error%"]);
-        for gain in &case.gains {
-            table.row([
-                gain.after.clone(),
-                gain.before.clone(),
-                gain.tasks.to_string(),
-                format!("{:.2}", gain.published),
-                format!("{:.2}", gain.predicted.middle)
-                    + &format!(" [{:.2}, {:.2}]", gain.predicted.low, gain.predicted.high),
-                error(gain.error_percent),
-            ]);
-        }
-        write!(f, "{table}")?;
     }
     case.reasons.iter().try_for_each(|reason| wrap(f, reason))
+}
+
+/// Returns the published figures of a case beside their predictions.
+pub(crate) fn figures_table(case: &PublishedCase) -> Table {
+    let mut table = Table::new(["<design", "tasks", "published", "predicted", "error%", "x", "predicted x"]);
+    for point in &case.figures {
+        let Band { low, middle, high } = point.predicted;
+        let is_fitted = point.tasks == 1;
+        table.row([
+            point.design.clone(),
+            point.tasks.to_string(),
+            short(point.published),
+            if is_fitted {
+                "fitted".to_owned()
+            } else {
+                format!("{} [{}, {}]", short(middle), short(low), short(high))
+            },
+            if is_fitted { String::new() } else { error(point.error_percent) },
+            format!("{:.2}", point.published_speedup),
+            format!("{:.2}", point.predicted_speedup),
+        ]);
+    }
+    table
+}
+
+/// Returns the published gains of a case beside their predictions.
+pub(crate) fn gains_table(case: &PublishedCase) -> Table {
+    let mut table = Table::new(["<after", "<over", "tasks", "gain", "predicted", "error%"]);
+    for gain in &case.gains {
+        let Band { low, middle, high } = gain.predicted;
+        table.row([
+            gain.after.clone(),
+            gain.before.clone(),
+            gain.tasks.to_string(),
+            format!("{:.2}", gain.published),
+            format!("{middle:.2} [{low:.2}, {high:.2}]"),
+            error(gain.error_percent),
+        ]);
+    }
+    table
 }
 
 /// Formats an error; one that is explained has a mark.

@@ -37,7 +37,7 @@ use uzram::mem::{Arena, Gfp};
 use uzram::slab::{BareSheaves, DelayedFreeze, ElasticSheaves, Policy, Sheaves};
 
 use crate::experiment::clock::{CLOCKED, Total, clocked, unclocked};
-use crate::experiment::{Column, Designs, Experiment, Plan, Sample, Series, Unit, by_name};
+use crate::experiment::{Column, Designs, Experiment, Length, Plan, Sample, Series, Unit, by_name};
 use crate::slab_freeze::check_received;
 use crate::slab_freeze::counters::counted;
 use uzram_bench::harness::Source;
@@ -112,6 +112,7 @@ pub static SERIES: Series = Series {
         (Case::Bursts.name(), &JOBS),
         (Case::BurstsNowait.name(), &JOBS),
     ],
+    slow_cases: &[],
     unit: Unit::Object,
     designs: || Designs::of(&DESIGNS, AFTER_AT),
     columns: &[
@@ -127,7 +128,7 @@ pub static SERIES: Series = Series {
     legend,
     total: None,
     counted_function: CLOCKED,
-    measurement_s: None,
+    length: Length::Calibrated,
     open,
     published: |case, jobs, _| published::figures(case, jobs),
     expectations: &[],

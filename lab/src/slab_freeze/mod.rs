@@ -32,7 +32,8 @@ use uzram::{Error, ErrorKind, Result};
 
 use crate::experiment::clock::{CLOCKED, Done, RunWork, Total, clocked, unclocked};
 use crate::experiment::{
-    Bound, Column, Designs, Expect, Experiment, Figure, Jobs, Plan, Published, Sample, Series, Unit, by_name,
+    Bound, Column, Designs, Expect, Experiment, Figure, Jobs, Length, Plan, Published, Sample, Series, Unit,
+    by_name,
 };
 use counters::counted;
 use objects::Objects;
@@ -89,6 +90,7 @@ pub static SERIES: Series = Series {
     author: "Chengming Zhou",
     date: "2023",
     cases: &[(Case::Messaging.name(), &MESSAGING_JOBS), (Case::Rawpkt.name(), &RAWPKT_JOBS)],
+    slow_cases: &[],
     unit: Unit::Object,
     designs: || Designs::of(&DESIGNS, AFTER_AT),
     columns: &[
@@ -103,7 +105,7 @@ pub static SERIES: Series = Series {
     legend,
     total: None,
     counted_function: CLOCKED,
-    measurement_s: None,
+    length: Length::Calibrated,
     open,
     published,
     expectations: &[

@@ -7,8 +7,9 @@
 //! are threads of this process on a [device](uzram::device) for each design, filled with the same
 //! pages: the benchmark's own patterns and measuring code, with lz4.
 
-mod published;
 mod findings;
+pub mod nbd;
+mod published;
 
 #[cfg(test)]
 mod tests;
@@ -19,7 +20,8 @@ use uzram::stream::StreamDesign;
 use uzram::units::pages_to_bytes;
 
 use crate::experiment::{
-    Bound, Column, Designs, Expect, Experiment, Figure, Jobs, Plan, Published, Sample, Series, Unit, cpus,
+    Bound, Column, Designs, Expect, Experiment, Figure, Jobs, Length, Plan, Published, Sample, Series, Unit,
+    cpus,
 };
 use uzram_bench::engine::{Measurement, Plan as BenchPlan};
 use uzram_bench::engine::{Pattern, Target, Until, UzramDevice, mb_per_s, measure, verify};
@@ -49,6 +51,7 @@ pub static SERIES: Series = Series {
     author: "Sergey Senozhatsky",
     date: "May 2016",
     cases: CASES,
+    slow_cases: &[],
     unit: Unit::Page,
     designs,
     columns: &[
@@ -62,7 +65,7 @@ pub static SERIES: Series = Series {
     legend,
     total: Some(ALL_SIX),
     counted_function: "uzram_bench::engine::measure::run_job",
-    measurement_s: None,
+    length: Length::Calibrated,
     open,
     published,
     expectations: &[

@@ -19,7 +19,8 @@ use uzram_bench::harness::{Gate, Source, run_together};
 
 use crate::experiment::clock::{CLOCKED, Total, clocked};
 use crate::experiment::{
-    Bound, Column, Designs, Expect, Experiment, Figure, Jobs, Plan, Sample, Series, Unit, by_name, kept_arena,
+    Bound, Column, Designs, Expect, Experiment, Figure, Jobs, Length, Plan, Sample, Series, Unit, by_name,
+    kept_arena,
 };
 
 type PoolLockKept = ClassLocks<{ CLASS_IN_WORD | PAGES_AFTER_LOCK }>;
@@ -43,6 +44,7 @@ pub static SERIES: Series = Series {
     author: "Wenchao Hao",
     date: "2026",
     cases: &[("store-free", &[1, 2, 4])],
+    slow_cases: &[],
     unit: Unit::Object,
     designs: || Designs::of(&DESIGNS, 1),
     columns: &[
@@ -54,7 +56,7 @@ pub static SERIES: Series = Series {
     },
     total: None,
     counted_function: CLOCKED,
-    measurement_s: None,
+    length: Length::Calibrated,
     open: |corpus, designs| Ok(Box::new(Pools::new(corpus, designs)?)),
     // The author published no figures of this step.
     published: |_, _, _| None,

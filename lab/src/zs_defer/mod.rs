@@ -20,7 +20,7 @@ use uzram::zsmalloc::design::{Pinned, PoolLocks, Split};
 
 use crate::experiment::clock::CLOCKED;
 use crate::experiment::{
-    Bound, Column, Designs, Expect, Experiment, Figure, Jobs, Plan, Sample, Series, Unit,
+    Bound, Column, Designs, Expect, Experiment, Figure, Jobs, Length, Plan, Sample, Series, Unit,
 };
 use crate::zs_free;
 use crate::zs_free::passes::Memory;
@@ -55,6 +55,7 @@ pub static SERIES: Series = Series {
     author: "Wenchao Hao",
     date: "30 April 2026",
     cases: &[(zs_free::RUN_CACHE, &JOBS)],
+    slow_cases: &[],
     unit: Unit::Object,
     designs: || Designs::of(&DESIGNS, AFTER_AT),
     columns: &[
@@ -69,7 +70,7 @@ pub static SERIES: Series = Series {
     legend,
     total: None,
     counted_function: CLOCKED,
-    measurement_s: None,
+    length: Length::Calibrated,
     open,
     published: |_, jobs, before| if before == 0 { published::figures(jobs) } else { None },
     expectations: &[

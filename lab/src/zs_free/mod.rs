@@ -31,7 +31,8 @@ use uzram::zsmalloc::{LockCounts, huge_threshold};
 
 use crate::experiment::clock::{CLOCKED, COUNTED_SHARE, Total, clocked, unclocked};
 use crate::experiment::{
-    Bound, Column, Designs, Expect, Experiment, Figure, Jobs, Plan, Published, Sample, Series, Unit, by_name,
+    Bound, Column, Designs, Expect, Experiment, Figure, Jobs, Length, Plan, Published, Sample, Series, Unit,
+    by_name,
 };
 use passes::{How, Memory, Passes};
 use uzram_bench::engine::Packed;
@@ -76,6 +77,7 @@ pub static SERIES: Series = Series {
     author: "Wenchao Hao and Xueyuan Chen",
     date: "2026",
     cases: &[(RUN_CACHE, &JOBS), (NO_RUN_CACHE, &JOBS)],
+    slow_cases: &[],
     unit: Unit::Object,
     designs: || Designs::of(&DESIGNS, AFTER_AT),
     columns: &[
@@ -91,7 +93,7 @@ pub static SERIES: Series = Series {
     legend,
     total: None,
     counted_function: CLOCKED,
-    measurement_s: None,
+    length: Length::Calibrated,
     open,
     published,
     expectations: &[

@@ -9,6 +9,8 @@ use super::SERIES;
 use crate::experiment::{Published, PublishedSide};
 use crate::published::{Source, part};
 
+/// The file system whose figures stand beside the table without file systems.
+pub(super) const SHOWN: &str = "btrfs";
 /// Threads of fs_mark.
 pub(super) const THREADS: usize = 32;
 
@@ -51,18 +53,23 @@ impl FileSystem {
     }
 }
 
-/// Returns the published figures.
-pub(super) fn figures(jobs: usize) -> Option<Published> {
+/// Returns the published figures on a file system, with so many threads.
+pub(super) fn on_file_system(name: &str, jobs: usize) -> Option<Published> {
     let Message { designs, threads, btrfs, ext4, .. } = &*MESSAGE;
+    let shown = match name {
+        "btrfs" => btrfs,
+        "ext4" => ext4,
+        _ => return None,
+    };
     if jobs != *threads {
         return None;
     }
     let side = |design: usize, of: fn(&FileSystem) -> &Rate| {
         let values =
             BTreeMap::from([("btrfs_files_per_s", of(btrfs).median), ("ext4_files_per_s", of(ext4).median)]);
-        PublishedSide { design: &designs[design], figure: format!("{:.0} /s", of(btrfs).median), values }
+        PublishedSide { design: &designs[design], figure: format!("{:.0} /s", of(shown).median), values }
     };
-    Some(Published { before: side(0, |fs| &fs.without), after: side(1, |fs| &fs.with), ratio: btrfs.gain() })
+    Some(Published { before: side(0, |fs| &fs.without), after: side(1, |fs| &fs.with), ratio: shown.gain() })
 }
 
 /// Returns the text about the source of the figures.
@@ -75,7 +82,7 @@ pub(super) fn legend() -> String {
         format!("{name}: {} -> {}, {change:+.1} %", rate(&fs.without), rate(&fs.with))
     };
     format!(
-        "published: files/s of fs_mark with {} threads on {}, medians; {}; {}; in the table btrfs",
+        "published: files/s of fs_mark with {} threads on {}, medians; {}; {}",
         MESSAGE.threads,
         MESSAGE.source.machine,
         of("btrfs", &MESSAGE.btrfs),
@@ -93,9 +100,10 @@ mod tests {
     fn the_changes_are_those_of_the_message() {
         let file_systems = [&MESSAGE.btrfs, &MESSAGE.ext4];
         assert_eq!(file_systems.map(|fs| (10.0 * fs.change_percent()).round() / 10.0), [-0.3, -0.9]);
-        let published = figures(THREADS).unwrap();
+        let published = on_file_system(SHOWN, THREADS).unwrap();
         assert_eq!(published.before.values["ext4_files_per_s"], 16986.0);
-        assert_eq!((published.after.figure.as_str(), figures(8).is_none()), ("13531 /s", true));
+        assert_eq!((published.after.figure.as_str(), on_file_system(SHOWN, 8).is_none()), ("13531 /s", true));
+        assert_eq!(on_file_system("ext4", THREADS).unwrap().after.figure, "16839 /s");
         assert!(legend().contains("ext4: 16986.0 (average 16958.0"), "{}", legend());
     }
 }
