@@ -129,7 +129,10 @@ fn notes(args: &Args) -> Vec<String> {
             100.0 * coverage(args.rounds.into())
         ),
         format!("memory: {} objects, 90 % of them freed at random, memory given back", args.objects),
-        format!("compressed pages: {} of the corpus mixed, with lz4, each a blob of its length; half of them freed at random, memory given back, which compacts uzram's pool", args.pages),
+        format!(
+            "compressed pages: {} of the corpus mixed, with lz4, each a blob of its length; half of them freed at random, memory given back, which compacts uzram's pool",
+            args.pages
+        ),
     ];
     notes.extend(peers::LEFT_OUT.iter().map(|name| format!("{name} is left out: it was not built")));
     notes

@@ -70,7 +70,12 @@ pub struct AllocatorsReport {
 
 impl AllocatorsReport {
     /// Compares the measurements with the targets.
-    pub fn new(times: Vec<Time>, memory: Vec<Memory>, blobs: Vec<Blobs>, notes: Vec<String>) -> AllocatorsReport {
+    pub fn new(
+        times: Vec<Time>,
+        memory: Vec<Memory>,
+        blobs: Vec<Blobs>,
+        notes: Vec<String>,
+    ) -> AllocatorsReport {
         let mut targets = Vec::new();
         for (case, allocator, wanted) in [
             (Case::SameThread, PLAIN, 1.0),

@@ -11,7 +11,8 @@ fn run(arguments: &[&str]) -> Output {
 
 #[test]
 fn every_target_is_measured() {
-    let output = run(&["--rounds", "2", "--seconds", "0.001", "--objects", "20000", "--pages", "4096", "--json"]);
+    let output =
+        run(&["--rounds", "2", "--seconds", "0.001", "--objects", "20000", "--pages", "4096", "--json"]);
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     let targets = report["targets"].as_array().unwrap();

@@ -1,7 +1,7 @@
 //! What this machine's caches, clock and sleeping threads cost, measured with two threads pinned on two CPUs.
 //!
 //! * A line: two threads pass a word to and fro; half of a round trip.
-//! * Many lines: they pass [`BULK_LINES`] lines to and fro, which each writes; per line, less what they take a thread
+//! * Many lines: they pass `BULK_LINES` lines to and fro, which each writes; per line, less what they take a thread
 //!   alone, and less the word that passes the turn.
 //! * Sleeping: two threads that park and unpark each other.
 //! * The clock, and the hundred pauses for which the standard library's mutex spins before it sleeps.

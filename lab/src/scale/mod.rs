@@ -16,7 +16,7 @@
 //! * [`mva`]: mean value analysis, which is exact where moving lines costs nothing.
 //! * [`costs`]: measures this machine.
 //! * [`parameters`]: the structure of each table's workload, and the other machines: `parameters.json`.
-//! * [`measured`]: makes models of measurements. [`predict`]: simulates them, with bands.
+//! * [`measured`]: makes models of measurements. [`mod@predict`]: simulates them, with bands.
 //! * [`published`]: predicts the rows of the tables' authors from their row of one task, and prints every error.
 //! * [`report`]: the report, as text and as JSON.
 
@@ -158,7 +158,7 @@ pub fn measure_costs(options: &LabOptions) -> Result<Costs> {
     Costs::measure(&options.corpus.load()?, rounds.rounds, duration, &rounds.stop)
 }
 
-/// Predicts like [`predict`], from rows that have been measured: each case's with 1 job, and with 2 to check predictions.
+/// Predicts like [`predict()`], from rows that have been measured: each case's with 1 job, and with 2 to check predictions.
 ///
 /// # Errors
 /// `Invalid` names an option that does not fit the table, or the row that is missing; `Busy` once it is to stop.

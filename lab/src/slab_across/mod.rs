@@ -1,7 +1,7 @@
 //! The table `slab-across`: objects that are allocated on one CPU and freed on another, for ever.
 //!
 //! Linux 7.0 replaced the CPUs' slabs by sheaves. Ming Lei measured a null block device then, whose requests are
-//! allocated by one thread and freed by another: it lost 64 % of its IOPS ("[Regression] mm:slab/sheaves: severe
+//! allocated by one thread and freed by another: it lost 64 % of its IOPS ("\[Regression\] mm:slab/sheaves: severe
 //! performance regression in cross-CPU slab allocation", 24 February 2026). Two causes came together there. Where
 //! a CPU found no filled sheaf, the node partial list was all that was left, with its lock. And requests come from
 //! a mempool, which asks without permission to wait first; such an allocation filled no sheaf then, but took a

@@ -215,7 +215,9 @@ fn loom_zsmalloc_deferred_frees_against_compaction<D: PoolLocks>() {
         // They fill a list, whose batch is queued.
         pool.free(two);
         pool.free(four);
-        let freer = beside(&pool, |pool| drop(pool.0.flush_frees()));
+        let freer = beside(&pool, |pool| {
+            pool.0.flush_frees();
+        });
         pool.free(three);
         pool.compact();
         freer.join().expect("no panic");
