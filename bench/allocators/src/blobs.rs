@@ -60,7 +60,10 @@ pub fn measure_all(pages: usize) -> Result<Vec<Blobs>> {
 /// # Errors
 /// An error of the allocator, or of reading /proc.
 pub fn measure(allocator: &str, pages: usize) -> Result<[f64; 2]> {
-    let blobs = compressed(pages)?;
+    // In a thread, to which the C library gives memory of its own: blobs in what compressing has freed would not grow the process.
+    let compressing = std::thread::spawn(move || compressed(pages));
+    let blobs =
+        compressing.join().map_err(|_| Error::new(ErrorKind::Io, "compressing the pages failed"))??;
     match allocator {
         PLAIN => measure_of(&UzramPool::new(&blobs)?, &blobs),
         SYSTEM => measure_of(&System, &blobs),
@@ -130,6 +133,7 @@ fn measure_of(allocator: &impl Allocator, blobs: &Contents) -> Result<[f64; 2]> 
     let mut order: Vec<usize> = (0..blobs.len()).collect();
     fastrand::Rng::with_seed(SEED).shuffle(&mut order);
     anonymous_bytes()?;
+    peers::give_back_system()?;
     let before_bytes = anonymous_bytes()?;
     let resident = |stored_bytes: usize| -> Result<f64> {
         Ok(anonymous_bytes()?.saturating_sub(before_bytes) as f64 / stored_bytes as f64)
