@@ -11,6 +11,10 @@ use uzram::Result;
 
 use super::io_error;
 
+/// How often a limit is tried, and how long to wait in between; then by how much more than is used it is set.
+const LIMIT_TRIES: usize = 100;
+const LIMIT_PAUSE: Duration = Duration::from_millis(5);
+const LIMIT_SLACK_BYTES: u64 = 1 << 20;
 const CONTROLLER: &str = "/sys/fs/cgroup/memory";
 
 /// A cgroup of this process's own, removed when dropped.
@@ -70,13 +74,31 @@ impl Cgroup {
         number.map_err(|_| io_error(&path, std::io::Error::other(format!("'{}'", text.trim()))))
     }
 
-    /// Limits its memory: what is beyond is swapped out, if it can be.
+    /// Limits its memory: what is beyond is swapped out, as far as the kernel finds it; what it does not find may stay.
+    /// Returns the limit.
     ///
     /// # Errors
-    /// `Io`: it cannot be swapped out.
-    pub fn limit(&self, bytes: u64) -> Result<()> {
+    /// `Io`.
+    pub fn limit(&self, mut bytes: u64) -> Result<u64> {
         let path = self.dir.join("memory.limit_in_bytes");
-        fs::write(&path, bytes.to_string()).map_err(|error| io_error(&path, error))
+        let set = |bytes: u64| fs::write(&path, bytes.to_string());
+        let is_busy = |outcome: &std::io::Result<()>| {
+            outcome.as_ref().is_err_and(|error| error.raw_os_error() == Some(libc::EBUSY))
+        };
+        let mut outcome = set(bytes);
+        // The kernel gives up when it found nothing to swap out for a moment.
+        for _ in 0..LIMIT_TRIES {
+            if !is_busy(&outcome) {
+                break;
+            }
+            thread::sleep(LIMIT_PAUSE);
+            outcome = set(bytes);
+        }
+        while is_busy(&outcome) {
+            bytes = self.used_bytes()? + LIMIT_SLACK_BYTES;
+            outcome = set(bytes);
+        }
+        outcome.map(|()| bytes).map_err(|error| io_error(&path, error))
     }
 
     /// Removes the limit.

@@ -121,7 +121,8 @@ fn round(options: &BlockOptions, name: &str, device: &Path, contents: &[u8]) -> 
 
     make(name, device)?;
     let mounted = Mounted::new(device, name, &mount_point)?;
-    let small_files = FsMark { threads: THREADS, files_per_thread: options.amounts.files_per_thread };
+    let small_files =
+        FsMark { threads: THREADS, folders: THREADS, files_per_thread: options.amounts.files_per_thread };
     let files_per_s = small_files.run(&mount_point, dir.path())?;
     mounted.unmount()?;
     go_on(&options.stop)?;
@@ -158,8 +159,10 @@ pub fn make(name: &str, device: &Path) -> Result<()> {
 /// A run of `fs_mark`, which makes files, syncs each and keeps them.
 #[derive(Clone, Copy, Debug)]
 pub struct FsMark {
-    /// Threads, each of which has its own folder.
+    /// Threads.
     pub threads: u32,
+    /// Folders, each of which is as many threads'. Its command line has room for few.
+    pub folders: u32,
     /// Files that each of them makes.
     pub files_per_thread: u32,
 }
@@ -170,13 +173,13 @@ impl FsMark {
     /// # Errors
     /// `Io`, with the end of its error output.
     pub fn run(self, mount_point: &Path, log_dir: &Path) -> Result<f64> {
-        let FsMark { threads, files_per_thread } = self;
+        let FsMark { threads, folders, files_per_thread } = self;
         let mut command = command("fs_mark");
         command.current_dir(log_dir).arg("-l").arg(log_dir.join("fs_mark.log"));
         command.args(["-k", "-s", &SMALL_FILE_BYTES.to_string(), "-n", &files_per_thread.to_string()]);
         command.args(["-t", &threads.to_string()]);
-        for thread in 0..threads {
-            let dir = mount_point.join(format!("d{thread}"));
+        for folder in 0..folders {
+            let dir = mount_point.join(format!("d{folder}"));
             fs::create_dir(&dir).map_err(|error| io_error(&dir, error))?;
             command.arg("-d").arg(dir);
         }

@@ -97,7 +97,7 @@ fn legend() -> Vec<String> {
             super::SERIES.name
         ),
         format!(
-            "MB/s: 10^6 bytes a second, read and written together; memory: MiB that the server's cgroup has; {LOW_MEMORY}: {LOW_MEMORY_PATTERN} while the server may keep {:.0} % of its contents' memory, and the kernel swaps the rest out to its zram",
+            "MB/s: 10^6 bytes a second, read and written together; memory: MiB that the server's cgroup has; {LOW_MEMORY}: {LOW_MEMORY_PATTERN} while the server may keep about {:.0} % of its contents' memory, and the kernel swaps the rest out to its zram",
             100.0 * KEPT_MEMORY
         ),
     ];
@@ -148,11 +148,11 @@ struct Limited {
 }
 
 impl Limited {
-    /// Limits its memory to what it takes now, when it has had clients, less a part of its contents.
-    fn limit(&self) -> Result<()> {
-        let Some(cgroup) = &self.cgroup else { return Ok(()) };
+    /// Returns the limit of its memory: what it takes now, when it has had clients, less a part of its contents.
+    fn limit_bytes(&self) -> Result<u64> {
+        let used_bytes = self.cgroup.as_ref().map_or(Ok(0), Cgroup::used_bytes)?;
         let swapped_bytes = ((1.0 - KEPT_MEMORY) * self.contents_bytes as f64) as u64;
-        cgroup.limit((cgroup.used_bytes()? + SLACK_BYTES).saturating_sub(swapped_bytes))
+        Ok((used_bytes + SLACK_BYTES).saturating_sub(swapped_bytes))
     }
 }
 
@@ -186,6 +186,23 @@ impl Servers {
 }
 
 impl Servers {
+    /// Limits the memory of all servers; that of uzram's, which are compared, to as much.
+    fn limit(&self) -> Result<()> {
+        let mut most_bytes = 0;
+        let is_uzrams = |at: usize| !NBDKIT.iter().any(|(name, _)| *name == self.designs[at]);
+        let cgroups = || self.servers.iter().map(|server| server.cgroup.as_ref()).enumerate();
+        for (at, cgroup) in cgroups() {
+            self.use_by(MOST_JOBS, &self.servers[at], 0)?;
+            let wanted_bytes = self.servers[at].limit_bytes()?;
+            let limit_bytes = cgroup.map_or(Ok(0), |cgroup| cgroup.limit(wanted_bytes))?;
+            most_bytes = most_bytes.max(if is_uzrams(at) { limit_bytes } else { 0 });
+        }
+        for (_, cgroup) in cgroups().filter(|(at, _)| is_uzrams(*at)) {
+            cgroup.map_or(Ok(0), |cgroup| cgroup.limit(most_bytes))?;
+        }
+        Ok(())
+    }
+
     /// Runs fio; returns 10^6 bytes a second.
     fn use_by(&self, jobs: usize, server: &Limited, seed: u64) -> Result<f64> {
         let fio = Fio { rw: self.pattern, jobs, duration: RUNTIME, seed };
@@ -211,10 +228,7 @@ impl Experiment for Servers {
         self.swap = None;
         if is_limited {
             self.swap = Some(KernelSwap::on_named(SWAP_ALGORITHM, SWAP_BYTES)?);
-            for server in &self.servers {
-                self.use_by(MOST_JOBS, server, 0)?;
-                server.limit()?;
-            }
+            self.limit()?;
         }
         Ok(())
     }

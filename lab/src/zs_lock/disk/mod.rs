@@ -251,7 +251,7 @@ impl Disks {
         threads: u32,
     ) -> Result<(Duration, u64)> {
         let mounted = self.mount(design, file_system)?;
-        let fs_mark = FsMark { threads, files_per_thread: files.div_ceil(threads) };
+        let fs_mark = FsMark { threads, folders: 1, files_per_thread: files.div_ceil(threads) };
         let files_per_s = fs_mark.run(mounted.dir(), self.dir.path())?;
         mounted.unmount()?;
         let made = u64::from(threads) * u64::from(fs_mark.files_per_thread);
