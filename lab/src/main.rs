@@ -1,5 +1,6 @@
 //! The program `uzram-lab`, which `uzram lab` runs: its command line.
 
+use std::fmt::Display;
 use std::fs::{self, Permissions};
 use std::io::{self, Write};
 use std::os::unix::fs::PermissionsExt;
@@ -7,12 +8,16 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+use serde::Serialize;
 use uzram::{Error, ErrorKind, Result};
 use uzram_bench::harness::rounds::RoundOptions;
 use uzram_bench::harness::{Source, command, to_json};
 use uzram_bench::pager::user;
 use uzram_lab::experiment::callgrind::{self, Program};
-use uzram_lab::experiment::{self, Designs, LabOptions, Series, TABLES};
+use uzram_lab::experiment::{self, Designs, LabOptions, Length, Series, TABLES};
+use uzram_lab::locks::{self, LocksArgs};
+use uzram_lab::report::{self, ReportOptions};
+use uzram_lab::scale::{self, ScaleOptions};
 
 /// Reproduce kernel patch series: measure their before against their after, in this process.
 ///
@@ -36,6 +41,12 @@ enum Command {
     List,
     /// Run tables and print them
     Run(RunArgs),
+    /// Measure every table and write a page about them, as HTML, Markdown and JSON
+    Report(ReportArgs),
+    /// Predict the speed of a table's designs with more cores, and published figures from that of one task
+    Scale(ScaleArgs),
+    /// Record the locks of a table's case, and print them in the columns of /proc/lock_stat
+    Locks(LocksArgs),
     /// Run the work for callgrind
     #[command(hide = true)]
     Work { table: String, case: String, design: String, corpus: PathBuf },
@@ -73,10 +84,69 @@ struct RunArgs {
     json: Option<PathBuf>,
 }
 
+#[derive(clap::Args)]
+#[command(
+    after_help = "Each table's result is kept in DIR/tables as soon as it is measured: after an interruption the same command goes on where it was.\n\nExample: uzram lab report out --quick"
+)]
+struct ReportArgs {
+    /// The folder that the report is written into
+    dir: PathBuf,
+    /// Take less than five minutes, instead of less than an hour
+    #[arg(long)]
+    quick: bool,
+    /// Tables, as `uzram lab list` shows them [default: all]
+    #[arg(long, value_delimiter = ',', value_name = "TABLE,…")]
+    tables: Vec<String>,
+    /// Rounds [default: as many as the time allows]
+    #[arg(long, value_name = "N")]
+    rounds: Option<usize>,
+    /// About how many seconds one measurement takes [default: as the time allows]
+    #[arg(long, value_name = "S")]
+    seconds: Option<f64>,
+    /// Numbers of jobs [default: each table's]
+    #[arg(long, value_delimiter = ',', value_name = "N,…")]
+    jobs: Vec<usize>,
+    /// The pages that are stored, of tables that store some [default: mixed]
+    #[arg(long, value_name = "FILE|NAME")]
+    corpus: Option<Source>,
+}
+
+#[derive(clap::Args)]
+#[command(after_help = "Example: uzram lab scale lru-batch --cores 1..128 --json lru-batch.json")]
+struct ScaleArgs {
+    /// Names of tables: zs-free, streams, slab-freeze, lru-batch
+    #[arg(required = true, value_name = "TABLE")]
+    tables: Vec<String>,
+    /// Numbers of cores: 1,2,4, or 1..128, which doubles
+    #[arg(long, value_name = "N,…|A..B", default_value = "1..128")]
+    cores: String,
+    /// About how many seconds one measurement takes
+    #[arg(long, value_name = "S", default_value_t = RoundOptions::default().duration.as_secs_f64())]
+    seconds: f64,
+    /// Rounds; in each, every design is measured with 1 job and with 2
+    #[arg(long, value_name = "N", default_value_t = RoundOptions::default().rounds)]
+    rounds: usize,
+    /// Operations of each simulation [default: 20000]
+    #[arg(long, value_name = "N")]
+    operations: Option<usize>,
+    /// Cases [default: all that have a model]
+    #[arg(long, value_delimiter = ',', value_name = "CASE,…")]
+    case: Vec<String>,
+    /// The pages that are stored, of tables that store some [default: mixed]
+    #[arg(long, value_name = "FILE|NAME")]
+    corpus: Option<Source>,
+    /// Also write the predictions to a file: a line of JSON for each table
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+}
+
 fn main() -> ExitCode {
     command::main("uzram-lab", |args: &Args| match &args.command {
         Command::List => command::print(&list()?),
         Command::Run(args) => run_tables(args),
+        Command::Report(args) => write_report(args),
+        Command::Scale(args) => scale_tables(args),
+        Command::Locks(args) => locks::run(args),
         Command::MemoryUser { job } => user::run(job),
         Command::Work { table, case, design, corpus } => callgrind::work(table, case, design, corpus),
     })
@@ -95,16 +165,21 @@ fn list() -> Result<String> {
             (
                 "takes",
                 format!(
-                    "about {} min: {} rounds of {} s a measurement, and one to warm up",
+                    "about {} min: {} rounds{}, and one to warm up",
                     // Filling devices and starting threads takes a tenth more.
                     (estimate.as_secs_f64() * 1.1 / 60.0).ceil(),
                     options.rounds.rounds,
-                    table.measurement_s.unwrap_or(options.rounds.duration.as_secs_f64())
+                    match table.length {
+                        Length::Calibrated => {
+                            format!(" of {} s a measurement", options.rounds.duration.as_secs_f64())
+                        }
+                        Length::Fixed { .. } => String::new(),
+                    }
                 ),
             ),
         ];
-        text += &format!("{:<10} {}\n", table.name, table.about);
-        facts.iter().for_each(|(name, fact)| text += &format!("{:<10} {name:<8} {fact}\n", ""));
+        text += &format!("{:<12} {}\n", table.name, table.about);
+        facts.iter().for_each(|(name, fact)| text += &format!("{:<12} {name:<8} {fact}\n", ""));
     }
     Ok(text)
 }
@@ -133,23 +208,50 @@ fn jobs(table: &Series) -> String {
 fn run_tables(args: &RunArgs) -> Result<()> {
     let tables: Vec<&Series> =
         args.tables.iter().map(|name| experiment::table(name)).collect::<Result<_>>()?;
-    let (duration, progress) = (command::seconds(args.seconds)?, command::show_progress);
     let options = LabOptions {
         cases: args.case.clone(),
         jobs: args.jobs.clone(),
-        rounds: RoundOptions { rounds: args.rounds, duration, stop: command::stop_flag()?, progress },
+        rounds: round_options(args.rounds, args.seconds)?,
         corpus: args.corpus.clone().unwrap_or(LabOptions::default().corpus),
         callgrind: args.callgrind.then(this_program).transpose()?,
     };
     // Report invalid options before minutes of measuring.
     tables.iter().try_for_each(|table| options.estimate(table).map(drop))?;
-    let json = args.json.as_deref().map(JsonFile::create).transpose()?;
+    report_on(&tables, args.json.as_deref(), |table| experiment::run(table, &options))
+}
+
+fn scale_tables(args: &ScaleArgs) -> Result<()> {
+    let tables: Vec<&Series> =
+        args.tables.iter().map(|name| experiment::table(name)).collect::<Result<_>>()?;
+    let lab = LabOptions {
+        cases: args.case.clone(),
+        rounds: round_options(args.rounds, args.seconds)?,
+        corpus: args.corpus.clone().unwrap_or(LabOptions::default().corpus),
+        ..LabOptions::default()
+    };
+    let options = ScaleOptions { lab, cores: scale::parse_cores(&args.cores)?, operations: args.operations };
+    tables.iter().try_for_each(|table| options.check(table))?;
+    report_on(&tables, args.json.as_deref(), |table| scale::predict(table, &options))
+}
+
+fn round_options(rounds: usize, seconds: f64) -> Result<RoundOptions> {
+    let (duration, progress) = (command::seconds(seconds)?, command::show_progress);
+    Ok(RoundOptions { rounds, duration, stop: command::stop_flag()?, progress })
+}
+
+/// Prints the report on each table, and writes them to the file.
+fn report_on<R: Display + Serialize>(
+    tables: &[&Series],
+    json: Option<&Path>,
+    report: impl Fn(&Series) -> Result<R>,
+) -> Result<()> {
+    let json = json.map(JsonFile::create).transpose()?;
     let mut lines = String::new();
     // The file is written even if standard output is closed.
     let mut printed = Ok(());
     for (i, table) in tables.iter().enumerate() {
-        let outcome = experiment::run(table, &options);
-        progress("");
+        let outcome = report(table);
+        command::show_progress("");
         let report = outcome.map_err(|error| of_run(table.name, &error))?;
         printed =
             printed.and_then(|()| command::print(&format!("{}{report}", if i > 0 { "\n" } else { "" })));
@@ -157,6 +259,22 @@ fn run_tables(args: &RunArgs) -> Result<()> {
     }
     json.map_or(Ok(()), |json| json.write(&lines))?;
     printed
+}
+
+fn write_report(args: &ReportArgs) -> Result<()> {
+    let named = args.tables.iter().map(|name| experiment::table(name)).collect::<Result<Vec<_>>>()?;
+    let is_wanted = |table: &&Series| named.is_empty() || named.iter().any(|named| named.name == table.name);
+    let text = report::run(&ReportOptions {
+        dir: args.dir.clone(),
+        quick: args.quick,
+        tables: TABLES.into_iter().filter(is_wanted).collect(),
+        rounds: args.rounds,
+        duration: args.seconds.map(command::seconds).transpose()?,
+        jobs: args.jobs.clone(),
+        corpus: args.corpus.clone(),
+        stop: command::stop_flag()?,
+    })?;
+    command::print(&text)
 }
 
 /// Returns the error of a run: it names the table, and blames no option of the command line.

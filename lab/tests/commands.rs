@@ -32,10 +32,16 @@ fn the_list_says_what_each_table_is() {
         "2016",
         "randrw",
         "min:",
+        "streams-nbd",
+        "zs-lock-disk",
+        "ext4: 32; btrfs: 32; build: 2; build-linux: 2",
         "slab-freeze",
         "Delay freezing of CPU partial slabs",
         "delayed against eager, on-partial, unfreeze-first; sheaves against delayed",
         "messaging: 1 2 5; rawpkt: 1 2 4 8",
+        "slab-across",
+        "severe performance regression in cross-CPU slab allocation",
+        "bare-sheaves against delayed; sheaves, elastic-sheaves against bare-sheaves",
         "zs-lock",
         "consolidated against split; class-indexed, pinned against consolidated",
         "zs-free",
@@ -43,6 +49,8 @@ fn the_list_says_what_each_table_is() {
         "a pager against the kernel's swap on zram",
         "reduce lock contention in zs_free()",
         "class-indexed against split, class-in-word, no-pool-lock, pages-after-lock; pinned against class-indexed",
+        "zs-defer",
+        "pinned-deferred against split, pinned; split-deferred against pinned-deferred",
     ] {
         assert!(text.contains(said), "{said}: {text}");
     }
@@ -54,9 +62,10 @@ fn what_cannot_be_run_is_one_line() {
         (
             &["slabs"][..],
             2,
-            "no table 'slabs', only: streams, slab-freeze, zs-lock, zs-free, lru-batch, unmap",
+            "no table 'slabs', only: streams, streams-nbd, slab-freeze, slab-across, zs-lock, zs-lock-disk, zs-free, zs-defer, lru-batch, unmap",
         ),
         (&["slab-freeze", "--case", "randread"], 2, "messaging, rawpkt"),
+        (&["slab-across", "--case", "randread"], 2, "same-cpu, across, across-nowait, bursts, bursts-nowait"),
         (&["zs-free", "--case", "randread"], 2, "run-cache, no-run-cache"),
         (&["streams", "--case", "trim"], 2, "--case"),
         (&["streams", "--jobs", "0"], 2, "--jobs"),
@@ -69,6 +78,20 @@ fn what_cannot_be_run_is_one_line() {
     ] {
         let ended = finish(lab(&[&["run"], args].concat()));
         let line = ended.complaint("uzram-lab", status);
+        assert!(line.contains(mentions), "{args:?}: {line}");
+    }
+}
+
+#[test]
+fn what_cannot_be_predicted_is_one_line() {
+    for (args, mentions) in [
+        (&["unmap"][..], "no model of the table 'unmap', only of: zs-free, streams"),
+        (&["zs-free", "--cores", "0..4"], "--cores"),
+        (&["zs-free", "--operations", "0"], "--operations"),
+        (&["streams", "--case", "trim"], "--case"),
+    ] {
+        let ended = finish(lab(&[&["scale"], args].concat()));
+        let line = ended.complaint("uzram-lab", 2);
         assert!(line.contains(mentions), "{args:?}: {line}");
     }
 }
@@ -132,6 +155,58 @@ fn a_short_run_prints_the_table_and_replaces_the_file() {
     }
 }
 
+/// Every table with a model, in smoke size.
+#[test]
+fn speeds_of_more_cores_are_predicted() {
+    let dir = tempfile::tempdir().unwrap();
+    let [corpus, file, printed] = ["pages", "scale.json", "printed"].map(|name| dir.path().join(name));
+    let pages: Vec<u8> = (0..64 << 12).map(|at| (at / 7) as u8).collect();
+    fs::write(&corpus, pages).unwrap();
+    let mut command = lab(&["scale", "zs-free", "streams", "slab-freeze", "lru-batch", "--cores", "1..4"]);
+    command.args(["--seconds", "0.001", "--rounds", "1", "--operations", "300", "--corpus"]);
+    command.arg(&corpus).arg("--json").arg(&file);
+    // More than fits into a pipe.
+    command.stdout(fs::File::create(&printed).unwrap()).stderr(Stdio::piped());
+    let ended = collect_within(command.spawn().unwrap(), 2 * PATIENCE);
+    if ended.stderr.contains("two CPUs") {
+        println!("skipped: predictions: the cost of a cache line takes two CPUs to measure");
+        return;
+    }
+    ended.ok();
+    let text = fs::read_to_string(&printed).unwrap();
+    for said in [
+        "run-cache, predicted here, millions of objects a second",
+        "published on Intel i7-12700",
+        "published on 2 sockets with 44 cores",
+        "No figure of one task was published",
+        "Superlinear with 2",
+        "this machine, ns: a line from another core",
+    ] {
+        assert!(text.contains(said), "{said}: {text}");
+    }
+    assert!(!text.contains("NaN"), "{text}");
+    for line in fs::read_to_string(&file).unwrap().lines() {
+        let json: Value = serde_json::from_str(line).unwrap();
+        for curve in json["curves"].as_array().unwrap() {
+            let points = curve["points"].as_array().unwrap();
+            let cores: Vec<_> = points.iter().map(|point| point["cores"].as_u64().unwrap()).collect();
+            assert_eq!(cores, [1, 2, 4]);
+            for point in points {
+                let [low, middle, high] =
+                    ["low", "middle", "high"].map(|at| point["units_per_s"][at].as_f64().unwrap());
+                assert!(0.0 < low && low <= middle && middle <= high, "{point}");
+            }
+        }
+        let checks = json["checks"].as_array().unwrap();
+        assert!(!checks.is_empty() && checks.iter().all(|check| check["error_percent"].is_f64()));
+        for case in json["published"].as_array().unwrap() {
+            let points = ["figures", "gains"].map(|name| case[name].as_array().unwrap());
+            assert!(points.iter().any(|points| !points.is_empty()), "{case}");
+            assert!(points.iter().copied().flatten().all(|point| point["error_percent"].is_f64()));
+        }
+    }
+}
+
 #[test]
 fn memory_is_paged_out_and_unmapped() {
     let dir = tempfile::tempdir().unwrap();
@@ -151,6 +226,65 @@ fn memory_is_paged_out_and_unmapped() {
             for phase in ["fill_s", "page_out_s", "unmap_s"] {
                 measured(&row[side]["values"][phase], 2);
             }
+        }
+    }
+}
+
+/// Prints why cases or designs could not be measured here.
+fn print_what_was_left_out(text: &str) {
+    let left_out = text.lines().filter(|line| line.contains(" left out: "));
+    left_out.for_each(|line| println!("skipped: {line}"));
+}
+
+/// Runs a table that takes other programs and root; returns its text and its rows, unless it cannot be measured here.
+fn run_with_programs(args: &[&str], rounds: usize) -> Option<(String, Vec<Value>)> {
+    let dir = tempfile::tempdir().unwrap();
+    let (corpus, file) = (dir.path().join("pages"), dir.path().join("rows.json"));
+    let pages: Vec<u8> = (0..256 << 12).map(|at| (at / 7) as u8).collect();
+    fs::write(&corpus, pages).unwrap();
+    let mut command = lab(&[&["run"], args].concat());
+    command.args(["--rounds", &rounds.to_string(), "--json"]).arg(&file).arg("--corpus").arg(&corpus);
+    let ended = collect_within(start(&mut command), 4 * PATIENCE);
+    let lacks = ["root's", "there is no /dev", "is missing"];
+    if ended.status.code() == Some(1) && lacks.iter().any(|lack| ended.stderr.contains(lack)) {
+        println!("skipped: {}", ended.stderr.trim());
+        return None;
+    }
+    let text = ended.ok();
+    print_what_was_left_out(&text);
+    let json: Value = serde_json::from_str(&fs::read_to_string(&file).unwrap()).unwrap();
+    let rows = json["rows"].as_array().unwrap().clone();
+    for row in &rows {
+        for side in ["before", "after"] {
+            let elapsed = measured(&row[side]["values"]["elapsed_s"], rounds);
+            assert!(elapsed.iter().all(|seconds| *seconds > 0.0), "{row}");
+        }
+    }
+    Some((text, rows))
+}
+
+#[test]
+fn files_and_a_build_are_measured_on_disks() {
+    let args = ["zs-lock-disk", "--case", "ext4,btrfs,build", "--jobs", "2"];
+    let Some((text, rows)) = run_with_programs(&args, 1) else { return };
+    for case in ["ext4", "btrfs", "build"] {
+        let of_case: Vec<_> = rows.iter().filter(|row| row["case"] == case).collect();
+        assert!(!of_case.is_empty() || text.contains(&format!("{case} left out: ")), "{case}: {text}");
+        for row in of_case {
+            assert!(measured(&row["before"]["values"]["files_per_s"], 1)[0] > 1.0, "{row}");
+        }
+    }
+}
+
+#[test]
+fn servers_are_measured_by_a_client_with_much_and_with_little_memory() {
+    let args = ["streams-nbd", "--case", "randread,randrw,low-memory", "--jobs", "2"];
+    let Some((text, rows)) = run_with_programs(&args, 1) else { return };
+    for case in ["randread", "randrw", "low-memory"] {
+        let of_case: Vec<_> = rows.iter().filter(|row| row["case"] == case).collect();
+        assert!(!of_case.is_empty() || text.contains(&format!("{case} left out: ")), "{case}: {text}");
+        for row in of_case {
+            assert!(measured(&row["after"]["values"]["mb_per_s"], 1)[0] > 0.0, "{row}");
         }
     }
 }

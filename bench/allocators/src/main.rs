@@ -4,10 +4,11 @@
 //! * Times: the harness's rounds. Every allocator handles the same fixed number of objects, calibrated on
 //!   mimalloc, in an order that changes from round to round; a ratio is the median of the rounds' ratios.
 //!   Threads are not pinned, as in a user's program.
-//! * Memory: [`memory`].
+//! * Memory: [`memory`], and [`blobs`] for compressed pages.
 //!
 //! The allocators are called by their own functions; the process's global allocator stays the system's.
 
+mod blobs;
 mod heap;
 mod measured;
 mod memory;
@@ -41,12 +42,18 @@ struct Args {
     /// Objects of which 90 % are freed, to measure the memory that is kept
     #[arg(long, value_name = "N", default_value_t = 1_000_000, value_parser = clap::value_parser!(u32).range(1000..=10_000_000))]
     objects: u32,
+    /// Pages that are compressed and stored, to measure the memory that they take
+    #[arg(long, value_name = "N", default_value_t = 65536, value_parser = clap::value_parser!(u32).range(64..=1_000_000))]
+    pages: u32,
     /// Print JSON
     #[arg(long)]
     json: bool,
     /// Only print the bytes that this allocator keeps in memory
     #[arg(long, value_name = "ALLOCATOR", hide = true, requires = "size")]
     resident_of: Option<String>,
+    /// Only print the bytes in memory for each byte that this allocator stores
+    #[arg(long, value_name = "ALLOCATOR", hide = true)]
+    blobs_of: Option<String>,
     /// The size of its objects
     #[arg(long, value_name = "BYTES", hide = true)]
     size: Option<usize>,
@@ -58,6 +65,9 @@ fn main() -> ExitCode {
 
 /// Measures everything, or the memory of one allocator; returns the text to print.
 fn measure(args: &Args) -> Result<String> {
+    if let Some(allocator) = &args.blobs_of {
+        return blobs::measure(allocator, args.pages as usize).map(|[all, half]| format!("{all} {half}\n"));
+    }
     match (&args.resident_of, args.size) {
         (Some(allocator), Some(size_bytes)) => {
             memory::measure(allocator, size_bytes, args.objects as usize).map(|bytes| format!("{bytes}\n"))
@@ -85,8 +95,11 @@ fn run(args: &Args) -> Result<AllocatorsReport> {
         go_on(&options.stop)?;
         memory.extend(memory::measure_all(size_bytes, args.objects as usize)?);
     }
+    progress("compressed pages");
+    go_on(&options.stop)?;
+    let blobs = blobs::measure_all(args.pages as usize)?;
     progress("");
-    Ok(AllocatorsReport::new(times, memory, notes(args)))
+    Ok(AllocatorsReport::new(times, memory, blobs, notes(args)))
 }
 
 /// Measures all rounds of a case, a row for each allocator.
@@ -116,6 +129,10 @@ fn notes(args: &Args) -> Vec<String> {
             100.0 * coverage(args.rounds.into())
         ),
         format!("memory: {} objects, 90 % of them freed at random, memory given back", args.objects),
+        format!(
+            "compressed pages: {} of the corpus mixed, with lz4, each a blob of its length; half of them freed at random, memory given back, which compacts uzram's pool",
+            args.pages
+        ),
     ];
     notes.extend(peers::LEFT_OUT.iter().map(|name| format!("{name} is left out: it was not built")));
     notes

@@ -45,24 +45,21 @@ pub const CHILD_OPTION: &str = "--resident-of";
 pub fn measure_all(size_bytes: usize, objects: usize) -> Result<Vec<Memory>> {
     let live_bytes = (objects / KEPT_ONE_IN * size_bytes) as f64;
     let of = |allocator| {
-        let resident_bytes = in_child(allocator, size_bytes, objects)? as f64;
+        let (size, objects) = (size_bytes.to_string(), objects.to_string());
+        let printed = in_child(&[CHILD_OPTION, allocator, "--size", &size, "--objects", &objects])?;
+        let resident_bytes: u64 = printed.trim().parse().map_err(|_| {
+            let what = format!("the memory of {allocator}: the child printed '{}'", printed.trim());
+            Error::new(ErrorKind::Io, what)
+        })?;
+        let resident_bytes = resident_bytes as f64;
         Ok(Memory { allocator, size_bytes, resident_per_live: resident_bytes / live_bytes })
     };
     names().into_iter().map(of).collect()
 }
 
-/// Runs this program again to measure one allocator.
-fn in_child(allocator: &str, size_bytes: usize, objects: usize) -> Result<u64> {
-    let (size, objects) = (size_bytes.to_string(), objects.to_string());
-    let mut child = Command::new(command::this_program()?);
-    child.args([CHILD_OPTION, allocator, "--size", &size, "--objects", &objects]);
-    let printed = run_to_end(&mut child, PATIENCE)?;
-    printed.trim().parse().map_err(|_| {
-        Error::new(
-            ErrorKind::Io,
-            format!("the memory of {allocator}: the child printed '{}'", printed.trim()),
-        )
-    })
+/// Runs this program again to measure one allocator; returns what it prints.
+pub fn in_child(args: &[&str]) -> Result<String> {
+    run_to_end(Command::new(command::this_program()?).args(args), PATIENCE)
 }
 
 /// Run by a child: returns the bytes that an allocator keeps in memory.
@@ -83,7 +80,7 @@ pub fn measure(allocator: &str, size_bytes: usize, objects: usize) -> Result<u64
 }
 
 /// Returns this process's anonymous memory, without pages that the kernel may reclaim at any time.
-fn anonymous_bytes() -> Result<u64> {
+pub fn anonymous_bytes() -> Result<u64> {
     let path = "/proc/self/smaps_rollup";
     let text = std::fs::read_to_string(path)
         .map_err(|error| Error::new(ErrorKind::Unsupported, format!("{path}: {error}")))?;

@@ -20,11 +20,14 @@ use crate::heap::ALIGN_BYTES;
 use crate::heap::{Heap, SIZES_BYTES, YARDSTICK};
 use crate::measured::Measured;
 
-const SYSTEM: &str = "system";
+/// The C library's.
+pub const SYSTEM: &str = "system";
+/// mimalloc.
+pub const MIMALLOC: &str = YARDSTICK;
 #[cfg(feature = "jemalloc")]
-const JEMALLOC: &str = "jemalloc";
+pub const JEMALLOC: &str = "jemalloc";
 #[cfg(feature = "snmalloc")]
-const SNMALLOC: &str = "snmalloc";
+pub const SNMALLOC: &str = "snmalloc";
 
 /// The allocators of this build; the yardstick is the last.
 pub const NAMES: &[&str] = &[
@@ -69,7 +72,7 @@ fn of_size<const SIZE: usize>(name: &str) -> Option<Box<dyn Measured>> {
 
 /// Returns the address that an allocator returned, as a word.
 #[inline]
-fn word(address: *mut c_void) -> Result<u64> {
+pub fn word(address: *mut c_void) -> Result<u64> {
     if address.is_null() { Err(none()) } else { Ok(address.expose_provenance() as u64) }
 }
 
@@ -102,13 +105,18 @@ impl<const SIZE: usize> Heap for System<SIZE> {
     }
 
     fn give_back(&self) -> Result<()> {
-        #[cfg(target_env = "gnu")]
-        // SAFETY: it may be called at any time.
-        unsafe {
-            libc::malloc_trim(0);
-        }
-        Ok(())
+        give_back_system()
     }
+}
+
+/// Has the C library return memory to the system.
+pub fn give_back_system() -> Result<()> {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: it may be called at any time.
+    unsafe {
+        libc::malloc_trim(0);
+    }
+    Ok(())
 }
 
 /// mimalloc.
@@ -129,10 +137,15 @@ impl<const SIZE: usize> Heap for Mimalloc<SIZE> {
     }
 
     fn give_back(&self) -> Result<()> {
-        // SAFETY: it may be called at any time.
-        unsafe { mimalloc::mi_collect(true) };
-        Ok(())
+        give_back_mimalloc()
     }
+}
+
+/// Has mimalloc return memory to the system.
+pub fn give_back_mimalloc() -> Result<()> {
+    // SAFETY: it may be called at any time.
+    unsafe { mimalloc::mi_collect(true) };
+    Ok(())
 }
 
 /// jemalloc.
@@ -155,14 +168,20 @@ impl<const SIZE: usize> Heap for Jemalloc<SIZE> {
     }
 
     fn give_back(&self) -> Result<()> {
-        // Flush this thread's cache; then purge all arenas (MALLCTL_ARENAS_ALL is their number).
-        for name in [c"thread.tcache.flush", c"arena.4096.purge"] {
-            let none = std::ptr::null_mut::<c_void>();
-            // SAFETY: the name ends with a zero; these two neither read nor write a value.
-            unsafe { tikv_jemalloc_sys::mallctl(name.as_ptr(), none, none.cast(), none, 0) };
-        }
-        Ok(())
+        give_back_jemalloc()
     }
+}
+
+/// Has jemalloc return memory to the system.
+#[cfg(feature = "jemalloc")]
+pub fn give_back_jemalloc() -> Result<()> {
+    // Flush this thread's cache; then purge all arenas (MALLCTL_ARENAS_ALL is their number).
+    for name in [c"thread.tcache.flush", c"arena.4096.purge"] {
+        let none = std::ptr::null_mut::<c_void>();
+        // SAFETY: the name ends with a zero; these two neither read nor write a value.
+        unsafe { tikv_jemalloc_sys::mallctl(name.as_ptr(), none, none.cast(), none, 0) };
+    }
+    Ok(())
 }
 
 /// snmalloc.

@@ -3,7 +3,8 @@
 //! The JSON is one object: `targets` as `uzram bench --targets` has them; `times`, a row for each case,
 //! size and allocator with `ns_per_object`, a number a round, and `ratio`, the median of the rounds'
 //! ratios to mimalloc of the same round, its interval and the rank test's p; `memory`, with
-//! `resident_per_live` for each size and allocator; `notes`.
+//! `resident_per_live` for each size and allocator; `blobs`, with `resident_per_stored` when all are stored, and when half
+//! are freed; `notes`.
 
 use std::fmt;
 
@@ -12,6 +13,7 @@ use uzram_bench::harness::report::Table;
 use uzram_bench::harness::stats::{PairedRatio, median};
 use uzram_bench::targets::{Target, Targets};
 
+use crate::blobs::{Blobs, STATES};
 use crate::heap::{HARDENED, PLAIN, SIZES_BYTES, YARDSTICK};
 use crate::measured::{BATCH_OBJECTS, Case};
 use crate::memory::Memory;
@@ -60,13 +62,20 @@ pub struct AllocatorsReport {
     pub times: Vec<Time>,
     /// The memory behind them.
     pub memory: Vec<Memory>,
+    /// The memory of compressed pages.
+    pub blobs: Vec<Blobs>,
     /// How it was measured, and what was left out and why.
     pub notes: Vec<String>,
 }
 
 impl AllocatorsReport {
     /// Compares the measurements with the targets.
-    pub fn new(times: Vec<Time>, memory: Vec<Memory>, notes: Vec<String>) -> AllocatorsReport {
+    pub fn new(
+        times: Vec<Time>,
+        memory: Vec<Memory>,
+        blobs: Vec<Blobs>,
+        notes: Vec<String>,
+    ) -> AllocatorsReport {
         let mut targets = Vec::new();
         for (case, allocator, wanted) in [
             (Case::SameThread, PLAIN, 1.0),
@@ -79,7 +88,8 @@ impl AllocatorsReport {
             }
         }
         targets.extend(SIZES_BYTES.map(|size_bytes| memory_target(&memory, size_bytes)));
-        AllocatorsReport { targets, times, memory, notes }
+        targets.extend((0..STATES.len()).map(|state| blobs_target(&blobs, state)));
+        AllocatorsReport { targets, times, memory, blobs, notes }
     }
 }
 
@@ -110,6 +120,17 @@ fn memory_target(memory: &[Memory], size_bytes: usize) -> Target {
     Target::at_most(format!("memory, 90 % freed, {size_bytes} bytes / the best other"), 1.0, ratio)
 }
 
+fn blobs_target(blobs: &[Blobs], state: usize) -> Target {
+    let of = |is_ours: bool| {
+        let of_these = blobs.iter().filter(move |row| (row.allocator == PLAIN) == is_ours);
+        of_these.map(move |row| row.resident_per_stored[state]).min_by(f64::total_cmp)
+    };
+    let ratio = of(true).zip(of(false)).map(|(ours, least)| ours / least);
+    // A pool's headers and classes may cost a little until something is freed.
+    let wanted = [1.05, 1.0][state];
+    Target::at_most(format!("memory, compressed pages, {} / the best other", STATES[state]), wanted, ratio)
+}
+
 impl fmt::Display for AllocatorsReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "{}", Targets(&self.targets))?;
@@ -138,6 +159,13 @@ impl fmt::Display for AllocatorsReport {
             let ratios = rows.map(|row| format!("{:.3}", row.resident_per_live));
             table.row([format!("  {name}")].into_iter().chain(ratios));
         }
+        write!(f, "\n{table}")?;
+        let headings = ["<compressed pages: bytes in memory / stored"].into_iter().chain(STATES);
+        let mut table = Table::new(headings);
+        for Blobs { allocator, resident_per_stored } in &self.blobs {
+            let figures = resident_per_stored.map(|ratio| format!("{ratio:.3}"));
+            table.row([format!("  {allocator}")].into_iter().chain(figures));
+        }
         write!(f, "\n{table}")
     }
 }
@@ -161,9 +189,11 @@ mod tests {
                 times.push(Time::new(case, 64, allocator, &[ns, ns], &[10.0, 10.0]).unwrap());
             }
         }
+        let blobs = [("uzram", [1.1, 1.2]), ("system", [1.2, 1.9]), ("mimalloc", [1.0, 2.4])]
+            .map(|(allocator, resident_per_stored)| Blobs { allocator, resident_per_stored });
         let rows = [("uzram", 9.0), ("uzram eager", 1.0), ("system", 10.0), ("jemalloc", 8.0)];
         let memory = rows.map(|(allocator, kept)| memory(allocator, 256, kept)).to_vec();
-        let report = AllocatorsReport::new(times, memory, vec!["a note".into()]);
+        let report = AllocatorsReport::new(times, memory, blobs.to_vec(), vec!["a note".into()]);
         let judged = |name: &str| {
             let target = report.targets.iter().find(|target| target.name.starts_with(name)).unwrap();
             (target.measured, target.is_met())
@@ -175,6 +205,8 @@ mod tests {
         assert_eq!(judged("producer/consumer rate, 256"), (None, None));
         assert_eq!(judged("memory, 90 % freed, 256"), (Some(9.0 / 8.0), Some(false)));
         assert_eq!(judged("memory, 90 % freed, 64"), (None, None));
+        assert_eq!(judged("memory, compressed pages, all stored"), (Some(1.1), Some(false)));
+        assert_eq!(judged("memory, compressed pages, half freed"), (Some(1.2 / 1.9), Some(true)));
         let text = report.to_string();
         assert!(
             text.contains("MISSED") && text.contains("not measured") && text.contains("a note"),

@@ -11,11 +11,12 @@ fn run(arguments: &[&str]) -> Output {
 
 #[test]
 fn every_target_is_measured() {
-    let output = run(&["--rounds", "2", "--seconds", "0.001", "--objects", "20000", "--json"]);
+    let output =
+        run(&["--rounds", "2", "--seconds", "0.001", "--objects", "20000", "--pages", "4096", "--json"]);
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     let targets = report["targets"].as_array().unwrap();
-    assert_eq!(targets.len(), 10);
+    assert_eq!(targets.len(), 12);
     for target in targets {
         assert!(target["measured"].as_f64().unwrap() > 0.0, "{target}");
     }
@@ -25,6 +26,14 @@ fn every_target_is_measured() {
         };
         assert_eq!((of_it("times"), of_it("memory")), (6, 2), "{allocator}");
     }
+    // What is stored is in memory, and an allocator that takes several times as much has lost some.
+    let blobs = report["blobs"].as_array().unwrap();
+    for row in blobs {
+        let [all, half] = [0, 1].map(|state| row["resident_per_stored"][state].as_f64().unwrap());
+        assert!((1.0..2.0).contains(&all) && (1.0..4.0).contains(&half), "{row}");
+    }
+    let of_blobs: Vec<_> = blobs.iter().map(|row| row["allocator"].as_str().unwrap()).collect();
+    assert!(["uzram", "system", "mimalloc"].iter().all(|name| of_blobs.contains(name)), "{of_blobs:?}");
     // A tenth is in use: less cannot be kept, and much more than all would be a leak.
     for row in report["memory"].as_array().unwrap() {
         let kept = row["resident_per_live"].as_f64().unwrap();
@@ -50,6 +59,7 @@ fn memory_is_what_the_kernel_counts() {
 fn what_cannot_be_measured_is_said() {
     for (arguments, says) in [
         (["--resident-of", "nobody", "--size", "64"].as_slice(), "no allocator 'nobody'"),
+        (&["--blobs-of", "nobody"], "no allocator 'nobody'"),
         (&["--resident-of", "mimalloc", "--size", "65"], "objects of 65 bytes"),
         (&["--seconds=-1"], "--seconds"),
         (&["--rounds", "101"], "--rounds"),

@@ -2,6 +2,8 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::Duration;
 
@@ -9,16 +11,20 @@ use uzram::Result;
 
 use super::io_error;
 
+/// How often a limit is tried, and how long to wait in between; then by how much more than is used it is set.
+const LIMIT_TRIES: usize = 100;
+const LIMIT_PAUSE: Duration = Duration::from_millis(5);
+const LIMIT_SLACK_BYTES: u64 = 1 << 20;
 const CONTROLLER: &str = "/sys/fs/cgroup/memory";
 
 /// A cgroup of this process's own, removed when dropped.
-pub(crate) struct Cgroup {
+pub struct Cgroup {
     dir: PathBuf,
 }
 
 impl Cgroup {
     /// Returns why there can be none, if so.
-    pub(crate) fn obstacle() -> Option<String> {
+    pub fn obstacle() -> Option<String> {
         let controller = Path::new(CONTROLLER);
         if !controller.join("memory.limit_in_bytes").exists() {
             return Some("there is no memory controller of cgroups, version 1".into());
@@ -30,14 +36,78 @@ impl Cgroup {
         }
     }
 
-    pub(crate) fn new() -> Result<Cgroup> {
-        let dir = Path::new(CONTROLLER).join(format!("uzram-bench-{}", std::process::id()));
+    /// Makes one.
+    ///
+    /// # Errors
+    /// That of mkdir(2).
+    pub fn new() -> Result<Cgroup> {
+        static MADE: AtomicU64 = AtomicU64::new(0);
+        let number = MADE.fetch_add(1, Ordering::Relaxed);
+        let dir = Path::new(CONTROLLER).join(format!("uzram-bench-{}-{number}", std::process::id()));
         fs::create_dir(&dir).map_err(|error| io_error(&dir, error))?;
         Ok(Cgroup { dir })
     }
 
-    pub(crate) fn dir(&self) -> &Path {
+    /// Returns its folder.
+    pub fn dir(&self) -> &Path {
         &self.dir
+    }
+}
+
+impl Cgroup {
+    /// Returns a command that runs `command`'s program with its arguments in this cgroup.
+    pub fn enter(&self, command: &Command) -> Command {
+        let mut shell = Command::new("sh");
+        shell.args(["-c", "echo $$ > \"$0/cgroup.procs\" && exec \"$@\""]).arg(&self.dir);
+        shell.arg(command.get_program()).args(command.get_args());
+        shell
+    }
+
+    /// Returns the bytes of memory that are charged to it.
+    ///
+    /// # Errors
+    /// `Io`.
+    pub fn used_bytes(&self) -> Result<u64> {
+        let path = self.dir.join("memory.usage_in_bytes");
+        let text = fs::read_to_string(&path).map_err(|error| io_error(&path, error))?;
+        let number = text.trim().parse();
+        number.map_err(|_| io_error(&path, std::io::Error::other(format!("'{}'", text.trim()))))
+    }
+
+    /// Limits its memory: what is beyond is swapped out, as far as the kernel finds it; what it does not find may stay.
+    /// Returns the limit.
+    ///
+    /// # Errors
+    /// `Io`.
+    pub fn limit(&self, mut bytes: u64) -> Result<u64> {
+        let path = self.dir.join("memory.limit_in_bytes");
+        let set = |bytes: u64| fs::write(&path, bytes.to_string());
+        let is_busy = |outcome: &std::io::Result<()>| {
+            outcome.as_ref().is_err_and(|error| error.raw_os_error() == Some(libc::EBUSY))
+        };
+        let mut outcome = set(bytes);
+        // The kernel gives up when it found nothing to swap out for a moment.
+        for _ in 0..LIMIT_TRIES {
+            if !is_busy(&outcome) {
+                break;
+            }
+            thread::sleep(LIMIT_PAUSE);
+            outcome = set(bytes);
+        }
+        while is_busy(&outcome) {
+            bytes = self.used_bytes()? + LIMIT_SLACK_BYTES;
+            outcome = set(bytes);
+        }
+        outcome.map(|()| bytes).map_err(|error| io_error(&path, error))
+    }
+
+    /// Removes the limit.
+    ///
+    /// # Errors
+    /// `Io`.
+    pub fn unlimit(&self) -> Result<()> {
+        let path = self.dir.join("memory.limit_in_bytes");
+        fs::write(&path, "-1").map_err(|error| io_error(&path, error))
     }
 }
 

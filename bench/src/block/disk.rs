@@ -19,7 +19,7 @@ const START_TIMEOUT: Duration = Duration::from_secs(20);
 const TRIES: usize = 50;
 
 /// The disk of a daemon, which ends when this is dropped.
-pub(crate) struct Attached {
+pub struct Attached {
     device: PathBuf,
     program: PathBuf,
     process: Option<Process>,
@@ -27,12 +27,15 @@ pub(crate) struct Attached {
 }
 
 impl Attached {
-    /// Starts `PROGRAM up --attach` with an algorithm and waits until it names its device.
-    pub(crate) fn new(program: &Path, algorithm: &str, size_bytes: u64) -> Result<Attached> {
+    /// Starts `PROGRAM up --attach` with an algorithm and more options, and waits until it names its device.
+    ///
+    /// # Errors
+    /// `Io`, with the end of the program's error output.
+    pub fn new(program: &Path, algorithm: &str, size_bytes: u64, options: &[&str]) -> Result<Attached> {
         let dir = runtime_dir()?;
         let mut command = Command::new(program);
         command.arg("up").arg("--runtime-dir").arg(dir.path()).args(["--algorithm", algorithm]);
-        command.arg("--size").arg(size_bytes.to_string()).arg("--attach");
+        command.arg("--size").arg(size_bytes.to_string()).arg("--attach").args(options);
         let mut attached = Attached {
             device: PathBuf::new(),
             program: program.to_owned(),
@@ -73,7 +76,7 @@ impl Attached {
     }
 
     /// Returns the path of the block device.
-    pub(crate) fn path(&self) -> &Path {
+    pub fn path(&self) -> &Path {
         &self.device
     }
 
@@ -114,27 +117,39 @@ pub(super) fn named_device(printed: &str, word: &str) -> Option<PathBuf> {
 }
 
 /// A file system, mounted with its default options.
-pub(super) struct Mounted<'a> {
-    dir: &'a Path,
+pub struct Mounted {
+    dir: PathBuf,
     mounted: bool,
 }
 
-impl<'a> Mounted<'a> {
-    pub(super) fn new(device: &Path, file_system: &str, dir: &'a Path) -> Result<Mounted<'a>> {
+impl Mounted {
+    /// Mounts a device at a directory.
+    ///
+    /// # Errors
+    /// That of mount(2).
+    pub fn new(device: &Path, file_system: &str, dir: &Path) -> Result<Mounted> {
         mount(device, dir, file_system, MountFlags::empty(), None)
             .map_err(|error| io_error(device, error))?;
-        Ok(Mounted { dir, mounted: true })
+        Ok(Mounted { dir: dir.to_owned(), mounted: true })
+    }
+
+    /// Returns where it is mounted.
+    pub fn dir(&self) -> &Path {
+        &self.dir
     }
 
     /// Writes back dirty data, and closes the device.
-    pub(super) fn unmount(mut self) -> Result<()> {
+    ///
+    /// # Errors
+    /// That of umount(2), if something uses the file system for longer than a second.
+    pub fn unmount(mut self) -> Result<()> {
         self.try_unmount()
     }
 
     fn try_unmount(&mut self) -> Result<()> {
         let mut outcome = Ok(());
         for _ in 0..TRIES {
-            outcome = unmount(self.dir, UnmountFlags::empty());
+            outcome = unmount(&self.dir, UnmountFlags::empty());
             match outcome {
                 Ok(()) => {
                     self.mounted = false;
@@ -144,17 +159,17 @@ impl<'a> Mounted<'a> {
                 Err(_) => break,
             }
         }
-        outcome.map_err(|error| io_error(self.dir, error))
+        outcome.map_err(|error| io_error(&self.dir, error))
     }
 }
 
-impl Drop for Mounted<'_> {
+impl Drop for Mounted {
     fn drop(&mut self) {
         if !self.mounted || self.try_unmount().is_ok() {
             return;
         }
         // At least detach it from the directory.
-        if let Err(error) = unmount(self.dir, UnmountFlags::DETACH) {
+        if let Err(error) = unmount(&self.dir, UnmountFlags::DETACH) {
             eprintln!("{} stays mounted: {error}", self.dir.display());
         }
     }
@@ -177,7 +192,7 @@ mod tests {
 
     #[test]
     fn a_program_that_names_no_device_is_an_error() {
-        let error = Attached::new(Path::new("/bin/false"), "lz4", 1 << 20).err().unwrap().to_string();
+        let error = Attached::new(Path::new("/bin/false"), "lz4", 1 << 20, &[]).err().unwrap().to_string();
         assert!(error.contains("ended before it named its device"), "{error}");
     }
 }

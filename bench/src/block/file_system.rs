@@ -27,8 +27,9 @@ use crate::harness::rounds::in_turn;
 use crate::harness::{go_on, read_back};
 
 /// The threads of `fs_mark`.
-const THREADS: usize = 8;
-const SMALL_FILE_BYTES: u32 = 100_000;
+const THREADS: u32 = 8;
+/// The size of `fs_mark`'s files.
+pub const SMALL_FILE_BYTES: u32 = 100_000;
 const PIECE_BYTES: usize = 1 << 20;
 /// The most rounds with a file system that has no target.
 const FEW_ROUNDS: usize = 3;
@@ -55,7 +56,7 @@ struct Round {
 }
 
 /// Returns why nothing can be measured, if so.
-pub(super) fn obstacle() -> Option<String> {
+pub fn obstacle() -> Option<String> {
     find("fs_mark").is_none().then(|| "the program fs_mark is missing".into())
 }
 
@@ -92,7 +93,7 @@ impl FileSystem {
         size_bytes: u64,
         contents: &[u8],
     ) -> Result<FileSystem> {
-        let uzram = Attached::new(&options.programs.uzram, ALGORITHM, size_bytes)?;
+        let uzram = Attached::new(&options.programs.uzram, ALGORITHM, size_bytes, &[])?;
         let kernel = kernel_zram(size_bytes)?;
         let devices = [uzram.path(), &kernel.path()];
         let repeat = if name == "ext4" { options.repeat } else { options.repeat.min(FEW_ROUNDS) };
@@ -120,7 +121,9 @@ fn round(options: &BlockOptions, name: &str, device: &Path, contents: &[u8]) -> 
 
     make(name, device)?;
     let mounted = Mounted::new(device, name, &mount_point)?;
-    let files_per_s = small_files(options.amounts.files_per_thread, &mount_point, dir.path())?;
+    let small_files =
+        FsMark { threads: THREADS, folders: THREADS, files_per_thread: options.amounts.files_per_thread };
+    let files_per_s = small_files.run(&mount_point, dir.path())?;
     mounted.unmount()?;
     go_on(&options.stop)?;
 
@@ -142,28 +145,49 @@ fn command(name: &str) -> Command {
     Command::new(find(name).unwrap_or_else(|| name.into()))
 }
 
-fn make(name: &str, device: &Path) -> Result<()> {
+/// Makes a file system of that name; what the device held is lost.
+///
+/// # Errors
+/// `Io`, with the end of the error output of `mkfs`.
+pub fn make(name: &str, device: &Path) -> Result<()> {
     let mut command = command(&format!("mkfs.{name}"));
     // mkfs.btrfs asks before it overwrites another file system.
     command.args(if name == "btrfs" { &["-q", "-f"][..] } else { &["-q"] });
     run_to_end(command.arg(device), PATIENCE).map(drop)
 }
 
-/// Returns the files a second of `fs_mark`, whose log goes to `log_dir`.
-fn small_files(files_per_thread: u32, mount_point: &Path, log_dir: &Path) -> Result<f64> {
-    let mut command = command("fs_mark");
-    command.current_dir(log_dir).arg("-l").arg(log_dir.join("fs_mark.log"));
-    command.args(["-k", "-s", &SMALL_FILE_BYTES.to_string(), "-n", &files_per_thread.to_string()]);
-    command.args(["-t", &THREADS.to_string()]);
-    for thread in 0..THREADS {
-        let dir = mount_point.join(format!("d{thread}"));
-        fs::create_dir(&dir).map_err(|error| io_error(&dir, error))?;
-        command.arg("-d").arg(dir);
+/// A run of `fs_mark`, which makes files, syncs each and keeps them.
+#[derive(Clone, Copy, Debug)]
+pub struct FsMark {
+    /// Threads.
+    pub threads: u32,
+    /// Folders, each of which is as many threads'. Its command line has room for few.
+    pub folders: u32,
+    /// Files that each of them makes.
+    pub files_per_thread: u32,
+}
+
+impl FsMark {
+    /// Runs it on a new file system; its log goes to another folder. Returns files a second.
+    ///
+    /// # Errors
+    /// `Io`, with the end of its error output.
+    pub fn run(self, mount_point: &Path, log_dir: &Path) -> Result<f64> {
+        let FsMark { threads, folders, files_per_thread } = self;
+        let mut command = command("fs_mark");
+        command.current_dir(log_dir).arg("-l").arg(log_dir.join("fs_mark.log"));
+        command.args(["-k", "-s", &SMALL_FILE_BYTES.to_string(), "-n", &files_per_thread.to_string()]);
+        command.args(["-t", &threads.to_string()]);
+        for folder in 0..folders {
+            let dir = mount_point.join(format!("d{folder}"));
+            fs::create_dir(&dir).map_err(|error| io_error(&dir, error))?;
+            command.arg("-d").arg(dir);
+        }
+        let printed = run_to_end(&mut command, PATIENCE)?;
+        files_per_s(&printed, u64::from(threads) * u64::from(files_per_thread)).ok_or_else(|| {
+            Error::new(ErrorKind::Io, format!("fs_mark's table has an unknown form: {}", printed.trim()))
+        })
     }
-    let printed = run_to_end(&mut command, PATIENCE)?;
-    files_per_s(&printed, THREADS as u64 * u64::from(files_per_thread)).ok_or_else(|| {
-        Error::new(ErrorKind::Io, format!("fs_mark's table has an unknown form: {}", printed.trim()))
-    })
 }
 
 /// Returns the rate in the row of `fs_mark`'s table, if the row says that so many files were made.

@@ -9,13 +9,13 @@
 //! says why. However it ends, mounts, swap areas, loop devices, daemons, cgroups and zram devices are removed
 //! when their handles are dropped (`disk`, `swap_area`, `cgroup`).
 
-pub(crate) mod cgroup;
-pub(crate) mod disk;
-mod file_system;
+pub mod cgroup;
+pub mod disk;
+pub mod file_system;
 mod idle;
 mod report;
 pub(crate) mod swap;
-pub(crate) mod swap_area;
+pub mod swap_area;
 mod swap_user;
 
 use std::path::{Path, PathBuf};
@@ -41,7 +41,7 @@ const ALGORITHM: &str = "lz4";
 /// The size of disks made to find out whether there can be any.
 const TRIED_BYTES: u64 = 4 << 20;
 /// The time after which a program counts as hung.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
+pub const PATIENCE: Duration = Duration::from_secs(120);
 
 /// The programs that are measured.
 #[derive(Clone, Debug)]
@@ -132,7 +132,10 @@ pub fn run(options: &BlockOptions) -> Result<BlockReport> {
 }
 
 /// Returns why there can be no block devices of uzram, if so.
-pub(crate) fn disk_obstacle(program: &Path) -> Result<Option<String>> {
+///
+/// # Errors
+/// No temporary folder can be made.
+pub fn disk_obstacle(program: &Path) -> Result<Option<String>> {
     if !rustix::process::geteuid().is_root() {
         return Ok(Some("block devices are root's".into()));
     }

@@ -21,7 +21,7 @@ const PRIORITY: &str = "32767";
 const PROGRAMS: [&str; 3] = ["mkswap", "swapon", "swapoff"];
 
 /// Returns why there can be no swap area of the kernel's, if so.
-pub(crate) fn obstacle() -> Option<String> {
+pub fn obstacle() -> Option<String> {
     let missing = PROGRAMS.into_iter().find(|name| find(name).is_none());
     missing.map(|name| format!("the program {name} is missing"))
 }
@@ -100,7 +100,7 @@ impl Drop for SwapDaemon {
 }
 
 /// A swap area on a kernel zram device.
-pub(crate) struct KernelSwap {
+pub struct KernelSwap {
     zram: KernelZram,
     is_on: bool,
 }
@@ -110,8 +110,11 @@ impl KernelSwap {
         KernelSwap::on_device(kernel_zram(size_bytes)?)
     }
 
-    /// The same with an algorithm by the kernel's name.
-    pub(crate) fn on_named(algorithm: &str, size_bytes: u64) -> Result<KernelSwap> {
+    /// Adds a kernel zram device with an algorithm by the kernel's name, and swaps to it before all other areas.
+    ///
+    /// # Errors
+    /// Those of the kernel, and of `mkswap` and `swapon`.
+    pub fn on_named(algorithm: &str, size_bytes: u64) -> Result<KernelSwap> {
         KernelSwap::on_device(KernelZram::add_named(algorithm, size_bytes)?)
     }
 

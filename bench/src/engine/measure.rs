@@ -100,6 +100,8 @@ struct Job {
 /// Runs one job. callgrind looks for its name, so it must stay a function.
 #[inline(never)]
 fn run_job(worker: &mut dyn Worker, plan: &Plan<'_>, job: usize) -> Result<Job> {
+    #[cfg(feature = "lock-stats")]
+    let _recording = uzram::sync::LockRecording::start();
     let corpus = plan.corpus;
     let mut source = Ops::new(plan.pattern, plan.seed, job, plan.jobs, plan.page_count, corpus.page_count());
     let mut pages_written = 0;

@@ -28,10 +28,22 @@ impl Table {
             let cells: Vec<String> = cells.map(|cell| cell.replace('|', "/")).collect();
             format!("| {} |\n", cells.join(" | "))
         };
-        let names = self.headings.iter().map(|heading| heading.strip_prefix('<').unwrap_or(heading));
-        let sides = self.headings.iter().map(|heading| if heading.starts_with('<') { "---" } else { "---:" });
+        let columns = self.columns();
+        let names = columns.iter().map(|(name, _)| *name);
+        let sides = columns.iter().map(|(_, is_left)| if *is_left { "---" } else { "---:" });
         let rows = self.rows.iter().map(|row| line(&mut row.iter().map(String::as_str)));
         [line(&mut names.into_iter()), line(&mut sides.into_iter())].into_iter().chain(rows).collect()
+    }
+
+    /// Returns the headings, each with whether its column is aligned left.
+    pub fn columns(&self) -> Vec<(&str, bool)> {
+        let column = |heading| str::strip_prefix(heading, "<").map_or((heading, false), |name| (name, true));
+        self.headings.iter().map(|heading| column(heading.as_str())).collect()
+    }
+
+    /// Returns the rows, each with its cells.
+    pub fn rows(&self) -> &[Vec<String>] {
+        &self.rows
     }
 
     /// Returns whether the table has no rows.
@@ -42,11 +54,7 @@ impl Table {
 
 impl fmt::Display for Table {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let columns: Vec<(&str, bool)> = self
-            .headings
-            .iter()
-            .map(|heading| heading.strip_prefix('<').map_or((heading.as_str(), false), |name| (name, true)))
-            .collect();
+        let columns = self.columns();
         let chars = |text: &str| text.chars().count();
         let width = |(at, (heading, _)): (usize, &(&str, bool))| {
             let cells = self.rows.iter().filter_map(|row| row.get(at)).map(|cell| chars(cell));

@@ -104,7 +104,7 @@ pub trait Experiment {
     /// Prepares for a case; every design is then in the same state.
     ///
     /// # Errors
-    /// An error that prevents measuring.
+    /// `Unsupported` says what the system lacks for this case; any other error prevents measuring.
     fn begin(&mut self, case: &str) -> Result<()>;
 
     /// Measures one design in the case begun last.

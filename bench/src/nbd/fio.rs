@@ -18,17 +18,25 @@ const IO_DEPTH: usize = 16;
 /// The interval at which the buffers get new contents.
 const REFRESH: Duration = Duration::from_millis(1);
 
-/// The parameters of fio.
-pub(crate) struct Fio {
-    pub(crate) rw: &'static str,
-    pub(crate) jobs: usize,
-    pub(crate) duration: Duration,
-    pub(crate) seed: u64,
+/// A run of fio with its NBD engine: pages of 4 KiB, 16 requests in flight for each job.
+pub struct Fio {
+    /// Its pattern: read, randread, write, randwrite, rw or randrw.
+    pub rw: &'static str,
+    /// Its jobs, each with its own connection.
+    pub jobs: usize,
+    /// How long it runs.
+    pub duration: Duration,
+    /// The seed of its random numbers.
+    pub seed: u64,
 }
 
 impl Fio {
-    /// Runs it on a server's disk, which is as large as the corpus; returns 10^6 bytes a second.
-    pub(crate) fn run(&self, uri: &str, corpus: &Corpus) -> Result<f64> {
+    /// Runs it on a server's disk, which is as large as the corpus; returns 10^6 bytes a second, read and written
+    /// together.
+    ///
+    /// # Errors
+    /// `Io`, with the end of fio's output.
+    pub fn run(&self, uri: &str, corpus: &Corpus) -> Result<f64> {
         let buffers = Buffers::new()?;
         let mut command = fio::command();
         command.args(["--ioengine=nbd", "--bs=4k", "--time_based", "--norandommap", "--scramble_buffers=0"]);
@@ -38,19 +46,23 @@ impl Fio {
         command
             .arg(format!("--runtime={}ms", self.duration.as_millis()))
             .arg(format!("--randseed={}", self.seed));
-        let writes = self.rw.contains("write");
+        let directions: &[&str] = match self.rw {
+            "read" | "randread" => &["read"],
+            "write" | "randwrite" => &["write"],
+            _ => &["read", "write"],
+        };
+        let writes = directions.contains(&"write");
         if writes {
             command.arg(format!("--mem=mmapshared:{}", buffers.path()));
         }
         let ended = AtomicBool::new(false);
-        let direction = if writes { "write" } else { "read" };
         thread::scope(|scope| {
             if writes {
                 thread::Builder::new()
                     .spawn_scoped(scope, || buffers.keep_fresh(corpus, self.seed, &ended))
                     .map_err(io_error)?;
             }
-            let speed = fio::speed(command, direction, self.duration);
+            let speed = fio::speed(command, directions, self.duration);
             ended.store(true, Ordering::Relaxed);
             speed
         })

@@ -29,9 +29,9 @@ use uzram::{Error, ErrorKind, Result};
 use crate::harness::corpus::{self, Corpus};
 use crate::harness::process::{is_missing, run_to_end};
 use crate::harness::rounds::in_turn;
-pub(crate) use fio::Fio;
+pub use fio::Fio;
 pub use report::{NbdReport, Row};
-pub(crate) use server::Server;
+pub use server::Server;
 
 /// What to measure.
 #[derive(Clone, Debug)]
@@ -76,7 +76,7 @@ pub fn missing_program() -> Option<&'static str> {
 }
 
 /// Returns the first missing program of those that use a server.
-pub(crate) fn missing_client() -> Option<&'static str> {
+pub fn missing_client() -> Option<&'static str> {
     ["fio", "nbdcopy"].into_iter().find(|name| is_missing(name))
 }
 
@@ -94,8 +94,8 @@ pub fn run(options: &NbdOptions) -> Result<NbdReport> {
     let size_bytes = pages_to_bytes(corpus.page_count() as u64);
     let mut rows = Vec::new();
     for comparison in &COMPARISONS {
-        let uzram = Server::uzram(&options.program, comparison.algorithm, size_bytes, &[])?;
-        let nbdkit = Server::nbdkit(comparison.allocator, size_bytes)?;
+        let uzram = Server::uzram(&options.program, comparison.algorithm, size_bytes, &[], None)?;
+        let nbdkit = Server::nbdkit(comparison.allocator, size_bytes, None)?;
         for server in [&uzram, &nbdkit] {
             fill(server, &options.corpus)?;
         }
@@ -122,7 +122,10 @@ fn check(options: &NbdOptions) -> Result<()> {
 }
 
 /// Copies the corpus to a server's disk.
-pub(crate) fn fill(server: &Server, corpus: &Path) -> Result<()> {
+///
+/// # Errors
+/// `Io`, with the end of the error output of `nbdcopy`.
+pub fn fill(server: &Server, corpus: &Path) -> Result<()> {
     run_to_end(Command::new("nbdcopy").arg(corpus).arg(server.uri()), Duration::from_secs(120)).map(drop)
 }
 

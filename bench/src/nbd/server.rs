@@ -12,12 +12,13 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 use uzram::Result;
 
+use crate::block::cgroup::Cgroup;
 use crate::harness::process::{POLL, Process, runtime_dir};
 
 const START_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// A server on a Unix socket in its own folder. Dropping it ends the process.
-pub(crate) struct Server {
+pub struct Server {
     uri: String,
     _process: Process,
     /// After the process: it may still use its socket while it ends.
@@ -25,32 +26,43 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    /// Starts a uzram server with more options.
-    pub(crate) fn uzram(
+    /// Starts a uzram server with more options, in a cgroup if one is given.
+    ///
+    /// # Errors
+    /// `Io`, with the end of the program's error output.
+    pub fn uzram(
         program: &Path,
         algorithm: &str,
         size_bytes: u64,
         options: &[&str],
+        cgroup: Option<&Cgroup>,
     ) -> Result<Server> {
         let dir = runtime_dir()?;
         let mut command = Command::new(program);
         command.arg("up").arg("--runtime-dir").arg(dir.path()).args(["--algorithm", algorithm]);
         command.arg("--size").arg(size_bytes.to_string()).args(options);
-        Server::start(&mut command, dir)
+        Server::start(command, dir, cgroup)
     }
 
-    /// Starts nbdkit's memory plugin with one of its allocators.
-    pub(super) fn nbdkit(allocator: &str, size_bytes: u64) -> Result<Server> {
+    /// Starts nbdkit's memory plugin with one of its allocators, in a cgroup if one is given.
+    ///
+    /// # Errors
+    /// `Io`, with the end of the program's error output.
+    pub fn nbdkit(allocator: &str, size_bytes: u64, cgroup: Option<&Cgroup>) -> Result<Server> {
         let dir = runtime_dir()?;
         let mut command = Command::new("nbdkit");
         command.args(["--foreground", "--exit-with-parent", "--unix"]).arg(dir.path().join("nbd.sock"));
         command.args(["memory", &size_bytes.to_string(), &format!("allocator={allocator}")]);
-        Server::start(&mut command, dir)
+        Server::start(command, dir, cgroup)
     }
 
-    fn start(command: &mut Command, dir: TempDir) -> Result<Server> {
+    fn start(command: Command, dir: TempDir, cgroup: Option<&Cgroup>) -> Result<Server> {
+        let mut command = match cgroup {
+            Some(cgroup) => cgroup.enter(&command),
+            None => command,
+        };
         let socket = dir.path().join("nbd.sock");
-        let mut process = Process::start(command)?;
+        let mut process = Process::start(&mut command)?;
         let deadline = Instant::now() + START_TIMEOUT;
         while UnixStream::connect(&socket).is_err() {
             if process.has_ended()? {
@@ -66,7 +78,7 @@ impl Server {
     }
 
     /// Returns the URI that a client connects to.
-    pub(crate) fn uri(&self) -> &str {
+    pub fn uri(&self) -> &str {
         &self.uri
     }
 }
@@ -100,7 +112,8 @@ mod tests {
 
     #[test]
     fn a_server_that_does_not_start_says_why() {
-        let error = Server::uzram(Path::new("/bin/false"), "lz4", 1 << 20, &[]).err().unwrap().to_string();
+        let error =
+            Server::uzram(Path::new("/bin/false"), "lz4", 1 << 20, &[], None).err().unwrap().to_string();
         assert!(error.contains("/bin/false ended before it listened"), "{error}");
     }
 }

@@ -19,7 +19,7 @@ fn fio_writes_pages_of_the_corpus() {
     }
     let corpus = build(Kind::Mixed, 512).unwrap();
     let size_bytes = pages_to_bytes(512);
-    let server = Server::nbdkit("malloc", size_bytes).unwrap();
+    let server = Server::nbdkit("malloc", size_bytes, None).unwrap();
     let dir = tempfile::tempdir().unwrap();
     let copy = dir.path().join("disk.bin");
     let known: HashSet<_> = corpus.pages().collect();

@@ -5,6 +5,7 @@
 //! that map 256 MiB each, write them, page them out by `MADV_PAGEOUT`, and unmap them at the same time. What they share is
 //! the kernel's zram. What the users of a pager share is the pager: its jobs are threads of one process with a region each.
 
+use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::atomic::AtomicBool;
@@ -41,6 +42,19 @@ pub enum Phase {
 }
 
 impl Phase {
+    /// Returns what is done in it.
+    const fn what(self) -> &'static str {
+        match self {
+            Phase::Fill => "filling",
+            Phase::PageOut => "paging out",
+            Phase::Sequential => "touching in order",
+            Phase::PageOutAgain => "paging out again",
+            Phase::Random => "touching at random",
+            Phase::PageOutLast => "paging out the last time",
+            Phase::Unmap => "unmapping",
+        }
+    }
+
     /// All of them.
     pub const ALL: [Phase; 7] = [
         Phase::Fill,
@@ -75,6 +89,16 @@ pub enum Owner {
     Kernel(&'static str),
     /// A pager's; the design of the pool's locks, if not the default.
     Pager(TrapKind, Option<&'static str>),
+}
+
+impl fmt::Display for Owner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Owner::Kernel(algorithm) => write!(f, "the kernel's zram with {algorithm}"),
+            Owner::Pager(trap, None) => write!(f, "a pager with {}", trap.name()),
+            Owner::Pager(trap, Some(design)) => write!(f, "a pager with {} and {design}", trap.name()),
+        }
+    }
 }
 
 /// Returns why the kernel's side cannot be measured, as far as that can be told without a trial.
@@ -115,31 +139,36 @@ pub fn measure(owner: &Owner, options: &UnmapOptions<'_>) -> Result<Vec<(Phase, 
         Owner::Kernel(algorithm) => {
             let area = KernelSwap::on_named(algorithm, total_bytes + total_bytes / 4 + (16 << 20))?;
             let jobs = (0..options.jobs).map(|nth| Job::new(options, None, nth, 1));
-            let times = run(options, jobs)?;
+            let times = run(owner, options, jobs)?;
             area.off().map(|()| times)
         }
         Owner::Pager(trap, design) => {
             // So much that it evicts nothing by itself.
             let mut pager = PagerSettings::new(*trap, 2 * total_bytes + (64 << 20));
             pager.pool_design = design.map(str::to_owned);
-            run(options, std::iter::once(Job::new(options, Some(pager), 0, options.jobs)))
+            run(owner, options, std::iter::once(Job::new(options, Some(pager), 0, options.jobs)))
         }
     }
 }
 
 /// Runs the processes, all of them at the same time.
-fn run(options: &UnmapOptions<'_>, jobs: impl Iterator<Item = Job>) -> Result<Vec<(Phase, Duration)>> {
+fn run(
+    owner: &Owner,
+    options: &UnmapOptions<'_>,
+    jobs: impl Iterator<Item = Job>,
+) -> Result<Vec<(Phase, Duration)>> {
     let start = |job| User::start(options.program, &user::Job::Unmap(job));
     let mut users = jobs.map(start).collect::<Result<Vec<User>>>()?;
     let mut all = |step: &Step| -> Result<Ran> {
         let step = serde_json::to_string(step).unwrap_or_default();
         users.iter_mut().try_for_each(|user| user.tell(&step))?;
-        let mut together = Ran { start_ns: u64::MAX, end_ns: 0, resident_pages: 0 };
+        let mut together = Ran { start_ns: u64::MAX, end_ns: 0, resident_pages: 0, stayed: [0; 2] };
         for user in &mut users {
             let ran: Ran = user.hear(options.stop)?;
             together.start_ns = together.start_ns.min(ran.start_ns);
             together.end_ns = together.end_ns.max(ran.end_ns);
             together.resident_pages += ran.resident_pages;
+            together.stayed = ran.stayed;
         }
         Ok(together)
     };
@@ -151,12 +180,16 @@ fn run(options: &UnmapOptions<'_>, jobs: impl Iterator<Item = Job>) -> Result<Ve
         match phase {
             Phase::Sequential | Phase::Random => drop(all(&Step::Check)?),
             Phase::PageOut | Phase::PageOutAgain | Phase::PageOutLast => {
-                let left = all(&Step::CountResident)?.resident_pages;
+                let Ran { resident_pages: left, stayed: [busy, no_room], .. } = all(&Step::CountResident)?;
                 // The kernel keeps some in the lists of each CPU.
                 if left > 256 + options.jobs * options.pages / 10 {
-                    let what = format!(
-                        "{left} pages are in memory after they were paged out: was another swap area switched off meanwhile?"
-                    );
+                    let of = options.jobs * options.pages;
+                    let phase = phase.what();
+                    let why = match owner {
+                        Owner::Kernel(_) => "was another swap area switched off meanwhile?".to_owned(),
+                        Owner::Pager(..) => format!("{busy} were busy, and there was no room for {no_room}"),
+                    };
+                    let what = format!("{owner}, {phase}: {left} of {of} pages stay in memory: {why}");
                     return Err(Error::new(ErrorKind::Unsupported, what));
                 }
             }
@@ -191,6 +224,8 @@ struct Ran {
     start_ns: u64,
     end_ns: u64,
     resident_pages: usize,
+    /// Pages that a pager left in memory because the kernel used them, or because it had no room.
+    stayed: [u64; 2],
 }
 
 impl Job {
@@ -225,6 +260,10 @@ impl Job {
                 start_ns: ran.iter().map(|ran| ran.start_ns).min().unwrap_or_default(),
                 end_ns: ran.iter().map(|ran| ran.end_ns).max().unwrap_or_default(),
                 resident_pages: ran.iter().map(|ran| ran.resident_pages).sum(),
+                stayed: pager.as_ref().map_or([0; 2], |pager| {
+                    let stats = pager.stats();
+                    [stats.busy, stats.no_room]
+                }),
             })?;
         }
         Ok(())
@@ -257,7 +296,7 @@ fn carry_out(
         (Step::Check, Some(memory)) => memory.check(corpus, first)?,
         (Step::CountResident, Some(memory)) => resident_pages = memory.resident_pages()?,
     }
-    Ok(Ran { start_ns, end_ns: now_ns(), resident_pages })
+    Ok(Ran { start_ns, end_ns: now_ns(), resident_pages, stayed: [0; 2] })
 }
 
 /// Returns the time of a clock that all processes have in common.

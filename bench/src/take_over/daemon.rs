@@ -55,7 +55,7 @@ impl Daemon<'_> {
         size_bytes: u64,
         stop: &'a AtomicBool,
     ) -> Result<Daemon<'a>> {
-        Ok(Daemon { disk: Attached::new(program, algorithm, size_bytes)?, stop })
+        Ok(Daemon { disk: Attached::new(program, algorithm, size_bytes, &[])?, stop })
     }
 
     /// Returns the path of its block device.

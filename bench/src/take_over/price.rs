@@ -64,7 +64,7 @@ pub(super) fn measure_nbd(
     }
     let (algorithm, size_bytes) = (common.algorithm.to_string(), pages_to_bytes(corpus.page_count() as u64));
     let start = |more: &[&str]| {
-        let server = Server::uzram(&options.programs.uzram, &algorithm, size_bytes, more)?;
+        let server = Server::uzram(&options.programs.uzram, &algorithm, size_bytes, more, None)?;
         nbd::fill(&server, path).map(|()| server)
     };
     let servers = [start(&[])?, start(&[NO_SURVIVE])?];

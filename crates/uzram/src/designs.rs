@@ -8,11 +8,13 @@
 //! |---|---|---|
 //! | [`Pool`](crate::Pool) | [`PoolLocks`] | [`Pinned`], [`ClassIndexed`], [`Consolidated`], [`Split`] |
 //! | [`Lru`](crate::Lru) | [`LruLocks`] | [`Batched`], [`SingleLock`] |
-//! | [`Cache`](crate::Cache) | [`Policy`] | [`Sheaves`], [`DelayedFreeze`], [`UnfreezeFirst`], [`OnPartial`], [`EagerFreeze`] |
+//! | [`Cache`](crate::Cache) | [`Policy`] | [`Sheaves`], [`ElasticSheaves`], [`BareSheaves`], [`DelayedFreeze`], [`UnfreezeFirst`], [`OnPartial`], [`EagerFreeze`] |
 //! | compression streams | [`Streams`] | [`PerCpu`], [`IdleList`] |
 
 pub use crate::lru::{Batched, Batching, LruDesign, LruLocks, SingleLock};
-pub use crate::slab::{DelayedFreeze, EagerFreeze, OnPartial, Plain, Policy, Sheaves, UnfreezeFirst};
+pub use crate::slab::{
+    BareSheaves, DelayedFreeze, EagerFreeze, ElasticSheaves, OnPartial, Plain, Policy, Sheaves, UnfreezeFirst,
+};
 pub use crate::stream::{IdleList, PerCpu, StreamCount, StreamDesign, Streams};
 pub use crate::zsmalloc::PoolDesign;
 pub use crate::zsmalloc::design::{

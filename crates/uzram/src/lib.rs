@@ -33,8 +33,8 @@
 //! None is enabled by default; all are additive.
 //!
 //! - `serde`: the statistics implement `serde::Serialize`.
-//! - `lock-stats`: records acquisitions, contention, wait and hold times of every lock, by lock class, at some cost
-//!   in speed.
+//! - `lock-stats`: records acquisitions, waits, holds and bounces between CPUs of every lock, by lock class, at some
+//!   cost in speed.
 //!
 //! # Layers
 //!

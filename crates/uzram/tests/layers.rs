@@ -16,10 +16,10 @@ const BASE: [&str; 14] = [
     "trusted_path",
     "mountinfo",
     "machine_memory",
+    "cpu",
     "sync",
     "thread",
     "counters",
-    "cpu",
     "mem",
     "work",
 ];

@@ -30,6 +30,8 @@ pub(crate) const COUNTED_SHARE: u64 = 4;
 /// inlined.
 #[inline(never)]
 pub(crate) fn clocked(work: ThreadWork<'_>) -> Result<Done> {
+    #[cfg(feature = "lock-stats")]
+    let _recording = uzram::sync::LockRecording::start();
     let usage = Usage::of_this_thread()?;
     let start = Instant::now();
     let units = work()?;

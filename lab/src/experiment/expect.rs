@@ -5,7 +5,7 @@
 //! published figures.
 
 use uzram_bench::harness::bound::Bound;
-use uzram_bench::harness::stats::{at_least, can_judge, coverage, median};
+use uzram_bench::harness::stats::{PairedRatio, at_least, can_judge, coverage, median};
 
 use super::{Designs, Row, Series, Side};
 
@@ -13,6 +13,9 @@ use super::{Designs, Row, Series, Side};
 const MOST_NAMED: usize = 6;
 /// An expectation counts as missed only if chance explains its missing rows with less than this probability.
 const CHANCE: f64 = 0.05;
+/// How the text about an expectation begins that was not measured, and that was not judged.
+const NOT_MEASURED: &str = "not measured";
+const NOT_JUDGED: &str = "not judged";
 
 /// A figure that the design after should reach.
 #[derive(Clone, Copy, Debug)]
@@ -45,6 +48,8 @@ pub enum Jobs {
 pub enum Figure {
     /// The speedup of the design after over the one before.
     Speed,
+    /// The CPU time of the design after, divided by that of the one before.
+    ProcessorTime,
     /// A quantity of the design after: the most of all rounds.
     Maximum(&'static str),
 }
@@ -102,8 +107,34 @@ pub(crate) fn verdict(series: &Series, rows: &[Row], cpus: usize) -> Vec<String>
     judged.chain(beyond).chain((series.findings)(rows, cpus)).collect()
 }
 
+/// What became of an expectation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// It is met.
+    Met,
+    /// It is not.
+    Missed,
+    /// It was not measured, or in too few rounds.
+    NotJudged,
+}
+
+impl Outcome {
+    /// Returns the outcome that a paragraph of [`verdict`] about an expectation tells.
+    pub(crate) fn told_by(paragraph: &str) -> Outcome {
+        let (name, said) = paragraph.split_once(": ").unwrap_or_default();
+        if name.ends_with(missed(false)) {
+            Outcome::Missed
+        } else if [NOT_MEASURED, NOT_JUDGED].iter().any(|begin| said.starts_with(begin)) {
+            Outcome::NotJudged
+        } else {
+            Outcome::Met
+        }
+    }
+}
+
 impl Expect {
-    fn judge(&self, series: &Series, designs: &Designs, rows: &[Row], cpus: usize) -> String {
+    /// Judges the rows whose design after is that of `designs`; returns a paragraph.
+    pub(crate) fn judge(&self, series: &Series, designs: &Designs, rows: &[Row], cpus: usize) -> String {
         let is_case = |case: &str| match self.case {
             Some(wanted) => wanted == case,
             None => series.cases.iter().any(|(name, _)| *name == case),
@@ -111,6 +142,7 @@ impl Expect {
         let is_before = |before: &str| self.before.is_none_or(|wanted| wanted == before);
         let has_figure = |row: &Row| match self.figure {
             Figure::Speed => true,
+            Figure::ProcessorTime => row.processor_share().is_some(),
             Figure::Maximum(quantity) => row.after.values.contains_key(quantity),
         };
         let rows: Vec<&Row> = rows
@@ -120,20 +152,23 @@ impl Expect {
             .collect();
         let name = self.name();
         let Some(first) = rows.first() else {
-            return format!("{name}: not measured with {}, so not judged.", self.jobs.words());
+            return format!("{name}: {NOT_MEASURED} with {}, so not judged.", self.jobs.words());
         };
         match self.figure {
             Figure::Maximum(quantity) => self.judge_quantity(quantity, &designs.after, &rows),
-            Figure::Speed if !can_judge(rounds(first)) => {
-                format!("{name}: not judged; it takes 5 rounds or more to tell a difference from the noise.")
+            _ if !can_judge(rounds(first)) => {
+                format!(
+                    "{name}: {NOT_JUDGED}; it takes 5 rounds or more to tell a difference from the noise."
+                )
             }
-            Figure::Speed => self.judge_speed(&designs.after, &rows),
+            Figure::Speed | Figure::ProcessorTime => self.judge_ratio(&designs.after, &rows),
         }
     }
 
     fn name(&self) -> String {
         let figure = match self.figure {
             Figure::Speed => "Speed",
+            Figure::ProcessorTime => "Processor time",
             Figure::Maximum(quantity) => quantity,
         };
         self.case.map_or_else(|| figure.to_owned(), |case| format!("{figure}, {case}"))
@@ -157,23 +192,36 @@ impl Expect {
         )
     }
 
-    fn judge_speed(&self, after: &str, rows: &[&Row]) -> String {
-        let (reached, missing): (Vec<&Row>, Vec<&Row>) =
-            rows.iter().partition(|row| self.bound.holds_for(&row.gain));
+    /// Returns the ratio of a row that is judged.
+    fn ratio(&self, row: &Row) -> Option<PairedRatio> {
+        match self.figure {
+            Figure::ProcessorTime => row.processor_share(),
+            _ => Some(row.gain),
+        }
+    }
+
+    fn judge_ratio(&self, after: &str, rows: &[&Row]) -> String {
+        let holds = |row: &Row| self.ratio(row).is_some_and(|ratio| self.bound.holds_for(&ratio));
+        let (reached, missing): (Vec<&Row>, Vec<&Row>) = rows.iter().partition(|row| holds(row));
         let mut chance = String::new();
         let mut is_met = missing.is_empty();
         if let Bound::NotBelow(wanted) = self.bound {
             let outside = (1.0 - coverage(rows.first().map_or(0, |row| rounds(row)))) / 2.0;
             is_met = is_met || at_least(missing.len(), rows.len(), outside) > CHANCE;
-            let above = rows.iter().filter(|row| row.gain.low > wanted).count();
+            let is_above = |row: &&&Row| self.ratio(row).is_some_and(|ratio| ratio.low > wanted);
+            let above = rows.iter().filter(is_above).count();
             chance = format!(
                 "; chance alone puts {:.1} of {} intervals below {wanted}, and as many above, where {above} lie",
                 rows.len() as f64 * outside,
                 rows.len()
             );
         }
+        let (verb, times, does) = match self.figure {
+            Figure::ProcessorTime => ("take", "times the processor time of", "does"),
+            _ => ("be", "times as fast as", "is"),
+        };
         let mut text = format!(
-            "{}{}: {after} should be {} times as fast as {} with {}, and is in {} of {} rows",
+            "{}{}: {after} should {verb} {} {times} {} with {}, and {does} in {} of {} rows",
             self.name(),
             missed(is_met),
             self.bound,
@@ -183,7 +231,7 @@ impl Expect {
             rows.len()
         );
         for (what, rows) in [("reached", &reached), ("missed", &missing)] {
-            let mut gains = self.by_row(rows, |row| Some(row.gain.to_string()));
+            let mut gains = self.by_row(rows, |row| Some(self.ratio(row)?.to_string()));
             if gains.len() > MOST_NAMED {
                 gains.truncate(MOST_NAMED);
                 gains.push(format!("{} more", rows.len() - MOST_NAMED));
@@ -194,6 +242,9 @@ impl Expect {
         }
         text += &chance;
         text += ".";
+        if self.figure == Figure::ProcessorTime {
+            return text;
+        }
         let processor_time = self.by_row(rows, |row| Some(row.processor_time()?.to_string()));
         let published = self.by_row(rows, |row| Some(format!("{:.3}", row.published.as_ref()?.ratio)));
         for (what, ratios) in [("By processor time", processor_time), ("Published", published)] {

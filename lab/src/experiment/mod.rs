@@ -30,11 +30,12 @@ use std::time::Duration;
 
 use uzram::{Error, Result};
 
-use crate::{lru_batch, slab_freeze, streams, unmap, zs_free, zs_lock};
+use crate::{lru_batch, slab_across, slab_freeze, streams, unmap, zs_defer, zs_free, zs_lock};
 
-pub use expect::{Expect, Figure, Jobs, jobs_text, side};
+pub use expect::{Expect, Figure, Jobs, Outcome, jobs_text, side};
 pub(crate) use expect::{busiest, median_of};
 pub(crate) use kept_arena::kept_arena;
+pub(crate) use report::wrap;
 pub use report::{LabReport, Published, PublishedSide, Row, Side};
 pub use run::run;
 pub use uzram_bench::harness::bound::Bound;
@@ -44,11 +45,15 @@ use uzram_bench::harness::stats::MAX_PAIRS;
 use uzram_bench::harness::{DEFAULT_CORPUS_PAGES, Source};
 
 /// Every table, in the order they are listed.
-pub static TABLES: [&Series; 6] = [
+pub static TABLES: [&Series; 10] = [
     &streams::SERIES,
+    &streams::nbd::SERIES,
     &slab_freeze::SERIES,
+    &slab_across::SERIES,
     &zs_lock::SERIES,
+    &zs_lock::disk::SERIES,
     &zs_free::SERIES,
+    &zs_defer::SERIES,
     &lru_batch::SERIES,
     &unmap::SERIES,
 ];
@@ -158,6 +163,28 @@ impl Unit {
     }
 }
 
+/// How long a measurement is.
+#[derive(Clone, Copy)]
+pub enum Length {
+    /// About as long as wanted.
+    Calibrated,
+    /// As long as its work takes, which is always the same. Such a table runs other programs, so that callgrind cannot
+    /// count it.
+    Fixed {
+        /// About how many seconds a measurement of a case takes with so many jobs, with the default corpus.
+        seconds: fn(&str, usize) -> f64,
+        /// Whether it takes that much less with a smaller corpus.
+        is_of_corpus: bool,
+    },
+}
+
+impl Length {
+    /// Returns whether the work is always the same.
+    pub const fn is_fixed(&self) -> bool {
+        matches!(self, Length::Fixed { .. })
+    }
+}
+
 /// Prepares the designs of these names for measuring, on pages of this source.
 pub type Open = fn(&Source, &[String]) -> Result<Box<dyn Experiment>>;
 
@@ -177,6 +204,8 @@ pub struct Series {
     /// The cases in the order they are run, each with its default numbers of jobs. A job is a thread, or what
     /// the legend says.
     pub cases: &'static [(&'static str, &'static [usize])],
+    /// Those of the cases that take minutes: a quick report leaves them out.
+    pub slow_cases: &'static [&'static str],
     /// The unit of work.
     pub unit: Unit,
     /// The designs that are compared.
@@ -191,9 +220,8 @@ pub struct Series {
     /// The function that callgrind counts, by its path: it does the measured work and nothing else. Counting
     /// is turned on when it is entered and off when it returns, so it must not call itself.
     pub counted_function: &'static str,
-    /// About how many seconds a measurement of one job takes, if its work is always the same; `None` if it is calibrated to
-    /// take as long as wanted. Such a table cannot be counted by callgrind.
-    pub measurement_s: Option<f64>,
+    /// How long a measurement is.
+    pub length: Length,
     /// Prepares to measure these designs.
     pub open: Open,
     /// The author's figures for a case (or the total) and a number of jobs, of the design before at an index
@@ -214,6 +242,14 @@ impl Series {
     /// Returns the names of its cases.
     pub fn case_names(&self) -> Vec<&'static str> {
         self.cases.iter().map(|(name, _)| *name).collect()
+    }
+}
+
+/// Returns a design's name in a sentence. The table `streams` calls a list of idle streams by their number.
+pub(crate) fn spoken(design: &str) -> String {
+    match design.bytes().all(|byte| byte.is_ascii_digit()) {
+        true => format!("a list of {design}"),
+        false => design.to_owned(),
     }
 }
 
@@ -285,7 +321,7 @@ impl LabOptions {
         if let Some(jobs) = jobs().find(|jobs| !(1..=MAX_JOBS).contains(*jobs)) {
             return bad(format!("{jobs} jobs: it must be 1 to {MAX_JOBS}"), "--jobs");
         }
-        let counts = self.callgrind.is_some() && table.measurement_s.is_none();
+        let counts = self.callgrind.is_some() && !table.length.is_fixed();
         if counts && !jobs().any(|jobs| *jobs == 1) {
             return bad("callgrind counts one job: 1 must be among the jobs".into(), "--jobs");
         }
@@ -304,20 +340,16 @@ impl LabOptions {
     /// # Errors
     /// `Invalid` names the option that does not fit this table.
     pub fn estimate(&self, table: &Series) -> Result<Duration> {
-        let cases = self.resolve(table)?;
         let designs_and_rounds = (table.designs)().all().len() * (self.rounds.rounds + 1);
-        let times = |measurements| u32::try_from(measurements).unwrap_or(u32::MAX);
-        Ok(match table.measurement_s {
-            None => {
-                let turns: usize = cases.iter().map(|(_, jobs)| jobs.len()).sum();
-                self.rounds.duration * times(turns * designs_and_rounds)
-            }
-            // More jobs than CPUs take turns.
-            Some(seconds) => {
-                let turns: usize =
-                    cases.iter().flat_map(|(_, jobs)| jobs).map(|jobs| jobs.div_ceil(cpus())).sum();
-                Duration::from_secs_f64(seconds) * times(turns * designs_and_rounds)
-            }
-        })
+        let mut seconds = 0.0;
+        for (case, jobs) in self.resolve(table)? {
+            let measurement_s = |jobs| match table.length {
+                Length::Calibrated => self.rounds.duration.as_secs_f64(),
+                Length::Fixed { seconds, .. } => seconds(case, jobs),
+            };
+            seconds += jobs.into_iter().map(measurement_s).sum::<f64>();
+        }
+        let all_s = seconds * designs_and_rounds as f64;
+        Ok(Duration::try_from_secs_f64(all_s).unwrap_or(Duration::MAX))
     }
 }

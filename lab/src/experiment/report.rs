@@ -19,7 +19,7 @@ use std::fmt;
 
 use serde::Serialize;
 
-use super::{Column, LabOptions, Series, Unit, cpus, expect};
+use super::{Column, LabOptions, Length, Series, Unit, cpus, expect};
 use uzram_bench::harness::report::{Table, figure_cell};
 use uzram_bench::harness::rounds::Values;
 use uzram_bench::harness::stats::{PairedRatio, coverage, median};
@@ -37,6 +37,12 @@ impl Side {
     /// Returns the median of a quantity.
     pub fn median(&self, quantity: &str) -> Option<f64> {
         self.values.get(quantity).filter(|rounds| !rounds.is_empty()).map(|rounds| median(rounds))
+    }
+
+    /// Returns the seconds of CPU time, in user space and in the kernel.
+    pub fn processor_s(&self) -> Option<Vec<f64>> {
+        let (user, system) = (self.values.get("user_s")?, self.values.get("system_s")?);
+        Some(user.iter().zip(system).map(|(user, system)| user + system).collect())
     }
 
     /// Returns the mean of a quantity, by which counts of rare events are judged.
@@ -104,11 +110,12 @@ impl Row {
     /// Returns the ratio of the designs' CPU time. It leaves out waiting, and other programs on the machine
     /// disturb it less than elapsed time.
     pub fn processor_time(&self) -> Option<PairedRatio> {
-        let seconds = |side: &Side| -> Option<Vec<f64>> {
-            let (user, system) = (side.values.get("user_s")?, side.values.get("system_s")?);
-            Some(user.iter().zip(system).map(|(user, system)| user + system).collect())
-        };
-        PairedRatio::new(&seconds(&self.before)?, &seconds(&self.after)?)
+        PairedRatio::new(&self.before.processor_s()?, &self.after.processor_s()?)
+    }
+
+    /// Returns the CPU time of the design after, divided by that of the one before.
+    pub fn processor_share(&self) -> Option<PairedRatio> {
+        PairedRatio::new(&self.after.processor_s()?, &self.before.processor_s()?)
     }
 }
 
@@ -127,6 +134,9 @@ pub struct LabReport {
     /// The verdict on the rows, in words.
     #[serde(skip)]
     pub verdict: Vec<String>,
+    /// What was left out, and why; also among the notes.
+    #[serde(skip)]
+    pub(crate) left_out: Vec<String>,
     #[serde(skip)]
     columns: &'static [Column],
     #[serde(skip)]
@@ -134,7 +144,7 @@ pub struct LabReport {
 }
 
 impl LabReport {
-    pub(super) fn new(
+    pub(crate) fn new(
         table: &Series,
         options: &LabOptions,
         rows: Vec<Row>,
@@ -148,18 +158,18 @@ impl LabReport {
             "gain: of {after} over the line's design; in lines below {after}, of the line's design over {after}"
         ));
         notes.push(format!("published: {series}"));
-        notes.extend(left_out);
+        notes.extend(left_out.iter().cloned());
         let verdict = expect::verdict(table, &rows, cpus());
         let (columns, unit) = (table.columns, table.unit);
-        LabReport { table: table.name, series, rows, notes, verdict, columns, unit }
+        LabReport { table: table.name, series, rows, notes, verdict, left_out, columns, unit }
     }
 }
 
 /// Describes how the figures were measured.
 fn how(table: &Series, options: &LabOptions) -> String {
-    let length = match table.measurement_s {
-        None => format!(" of {:.2} s a measurement", options.rounds.duration.as_secs_f64()),
-        Some(_) => String::new(),
+    let length = match table.length {
+        Length::Calibrated => format!(" of {:.2} s a measurement", options.rounds.duration.as_secs_f64()),
+        Length::Fixed { .. } => String::new(),
     };
     format!(
         "{} rounds{length}, medians; gain: elapsed before / after, the rounds' median, its {:.0}% interval, p of the signed-rank test",
@@ -185,9 +195,15 @@ impl fmt::Display for LabReport {
 impl LabReport {
     fn fmt_case(&self, f: &mut fmt::Formatter<'_>, rows: &[Row]) -> fmt::Result {
         let case = rows.first().map_or("", |row| &row.case);
+        write!(f, "\n{case}\n{}", self.case_table(rows).0)
+    }
+
+    /// Returns the table of one case's rows, and for each line the row whose gain it shows, if it shows one.
+    pub(crate) fn case_table<'a>(&self, rows: &'a [Row]) -> (Table, Vec<Option<&'a Row>>) {
         let columns = self.columns.iter().map(|column| column.heading);
         let headings = ["jobs", "<design"].into_iter().chain(columns);
         let mut table = Table::new(headings.chain(["<gain", "p", "published", "gain"]));
+        let mut shown = Vec::new();
         for group in rows.chunk_by(|a, b| a.jobs == b.jobs) {
             let published_after = group.first().and_then(|row| row.published.as_ref());
             for (i, (side, row)) in lines(group).into_iter().enumerate() {
@@ -205,9 +221,10 @@ impl LabReport {
                     (None, None) => {}
                 }
                 table.row(cells);
+                shown.push(row);
             }
         }
-        write!(f, "\n{case}\n{table}")
+        (table, shown)
     }
 
     fn side_cells(&self, jobs: String, side: &Side) -> Vec<String> {
@@ -272,7 +289,7 @@ fn gain_cells(row: &Row) -> Vec<String> {
 }
 
 /// Prints a paragraph in lines of at most 100 columns, the second and later ones indented.
-fn wrap(f: &mut fmt::Formatter<'_>, text: &str) -> fmt::Result {
+pub(crate) fn wrap(f: &mut fmt::Formatter<'_>, text: &str) -> fmt::Result {
     const COLUMNS: usize = 100;
     let mut column = 0;
     for word in text.split(' ') {

@@ -16,8 +16,8 @@ const ADDED_UP: [&str; 3] = ["elapsed_s", "user_s", "system_s"];
 /// Runs a table.
 ///
 /// # Errors
-/// `Invalid` names the option that does not fit the table; any other error is of a design that could not be
-/// measured.
+/// `Invalid` names the option that does not fit the table; `Unsupported` says what the system lacks for every case; any
+/// other error is of a design that could not be measured.
 pub fn run(table: &Series, options: &LabOptions) -> Result<LabReport> {
     let cases = options.resolve(table)?;
     let designs = (table.designs)();
@@ -29,7 +29,15 @@ pub fn run(table: &Series, options: &LabOptions) -> Result<LabReport> {
     let mut notes = Vec::new();
     for (case, jobs) in &cases {
         (options.rounds.progress)(&format!("{}: {case}", table.name));
-        experiment.begin(case)?;
+        match experiment.begin(case) {
+            Ok(()) => {}
+            // What the system lacks for one case need not keep the others from being measured.
+            Err(error) if error.kind() == ErrorKind::Unsupported => {
+                notes.push(format!("{case} left out: {error}"));
+                continue;
+            }
+            Err(error) => return Err(error),
+        }
         let what = format!("{}: {case}", table.name);
         let all = designs.all().len();
         let calibrated = designs.before.len();
@@ -38,7 +46,7 @@ pub fn run(table: &Series, options: &LabOptions) -> Result<LabReport> {
             let totals = totals.entry(*jobs).or_insert_with(|| vec![Values::new(); cells.len()]);
             totals.iter_mut().zip(cells).for_each(|(total, cell)| add_up(total, cell));
         }
-        if let Some(program) = options.callgrind.as_ref().filter(|_| table.measurement_s.is_none()) {
+        if let Some(program) = options.callgrind.as_ref().filter(|_| !table.length.is_fixed()) {
             (options.rounds.progress)(&format!("{}: {case} under callgrind", table.name));
             count(table, case, program, jobs, &mut cells, &mut notes)?;
             go_on(&options.rounds.stop)?;
@@ -52,7 +60,10 @@ pub fn run(table: &Series, options: &LabOptions) -> Result<LabReport> {
             rows.extend(rows_of(table, total, *jobs, totals)?);
         }
     }
-    Ok(LabReport::new(table, options, rows, notes))
+    match rows.is_empty() {
+        true => Err(Error::new(ErrorKind::Unsupported, notes.join("; "))),
+        false => Ok(LabReport::new(table, options, rows, notes)),
+    }
 }
 
 /// Adds a case to the total, round by round.

@@ -24,7 +24,8 @@ use uzram::mem::Arena;
 
 use crate::experiment::clock::{CLOCKED, COUNTED_SHARE, Total, clocked, unclocked};
 use crate::experiment::{
-    Bound, Column, Designs, Expect, Experiment, Figure, Jobs, Plan, Sample, Series, Unit, by_name, kept_arena,
+    Bound, Column, Designs, Expect, Experiment, Figure, Jobs, Length, Plan, Sample, Series, Unit, by_name,
+    kept_arena,
 };
 use tasks::Faults;
 use uzram_bench::harness::Source;
@@ -95,6 +96,7 @@ pub static SERIES: Series = Series {
     author: "Daniel Jordan and Steve Sistare",
     date: "January 2018",
     cases: &[(CASE, &JOBS)],
+    slow_cases: &[],
     unit: Unit::Page,
     designs: || Designs::of(&DESIGNS, AFTER_AT),
     columns: &[
@@ -110,7 +112,7 @@ pub static SERIES: Series = Series {
     legend,
     total: None,
     counted_function: CLOCKED,
-    measurement_s: None,
+    length: Length::Calibrated,
     open,
     published: |_, jobs, before| published::figures(jobs, before),
     expectations: &[Expect {

@@ -1,77 +1,91 @@
-//! The authors' figures.
-//!
-//! Daniel Jordan and Steve Sistare, "lru_lock scalability", RFC of 31 January 2018: will-it-scale's `page_fault1`
-//! as processes, pages a second, on two sockets with 44 cores in all; Linux 4.15-rc2, with the per-CPU page lists'
-//! batch at 310, with batch locks besides, and with splicing besides.
+//! The authors' figures, from the file of published figures: pages a second of will-it-scale's `page_fault1`.
 
 use std::collections::BTreeMap;
+use std::sync::LazyLock;
 
-use super::{AFTER_AT, DESIGNS, TWO_PASSES, ZONE_BATCH};
+use serde::Deserialize;
+
+use super::{AFTER_AT, DESIGNS, SERIES, TWO_PASSES, ZONE_BATCH};
 use crate::experiment::{Published, PublishedSide};
+use crate::published::{Source, part};
 
-/// Page faults a second of so many tasks in all.
-struct Tasks {
-    tasks: usize,
-    base: f64,
-    zone_batch: f64,
-    lru_batch: f64,
-    splice: f64,
+/// The kernel, and the steps of the series: the index of each in the authors' columns.
+const BASE: usize = 0;
+const SPLICE: usize = 3;
+const COLUMNS: usize = 4;
+
+/// The authors' table.
+static LETTER: LazyLock<Letter> = LazyLock::new(|| part(SERIES.name));
+
+#[derive(Deserialize)]
+struct Letter {
+    designs: [String; COLUMNS],
+    /// The setting of the per-CPU page lists' batch, from the second column on.
+    zone_batch_pages: usize,
+    rows: Vec<Tasks>,
+    longer: Longer,
+    source: Source,
 }
 
-/// For 4 tasks the letter gives the second and the third figure in percent only.
-const MEASURED: [Tasks; 5] = [
-    Tasks { tasks: 1, base: 705_533.0, zone_batch: 722_912.0, lru_batch: 724_215.0, splice: 721_746.0 },
-    Tasks {
-        tasks: 4,
-        base: 2_525_487.0,
-        zone_batch: 2_525_487.0 * 1.026,
-        lru_batch: 2_525_487.0 * 1.023,
-        splice: 2_643_251.0,
-    },
-    Tasks {
-        tasks: 16,
-        base: 6_444_656.0,
-        zone_batch: 6_566_846.0,
-        lru_batch: 7_624_749.0,
-        splice: 8_264_125.0,
-    },
-    Tasks {
-        tasks: 32,
-        base: 11_564_988.0,
-        zone_batch: 11_777_119.0,
-        lru_batch: 13_426_746.0,
-        splice: 14_593_745.0,
-    },
-    Tasks {
-        tasks: 64,
-        base: 12_080_629.0,
-        zone_batch: 12_551_136.0,
-        lru_batch: 13_892_933.0,
-        splice: 14_728_765.0,
-    },
-];
+/// Page faults a second of so many tasks in all.
+#[derive(Deserialize)]
+struct Tasks {
+    tasks: usize,
+    faults_per_s: [Faults; COLUMNS],
+}
 
-/// Returns the figure for one of our designs, if there is one, and its name there.
-fn side(tasks: &Tasks, design: &str) -> Option<(&'static str, f64)> {
+/// A figure of the letter.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Faults {
+    PerSecond(f64),
+    /// The gain over the kernel, as `2.6 %`.
+    Gain(String),
+}
+
+/// What the letter says of longer batches.
+#[derive(Deserialize)]
+struct Longer {
+    batch_pages: usize,
+    tasks: usize,
+    slower_percent: f64,
+}
+
+impl Tasks {
+    /// Returns a column's faults a second; `None` if the file has neither a number nor a gain there.
+    fn per_second(&self, column: usize) -> Option<f64> {
+        match &self.faults_per_s[column] {
+            Faults::PerSecond(faults) => Some(*faults),
+            Faults::Gain(_) if column == BASE => None,
+            Faults::Gain(percent) => {
+                let percent: f64 = percent.strip_suffix(" %")?.parse().ok()?;
+                Some(self.per_second(BASE)? * (1.0 + percent / 100.0))
+            }
+        }
+    }
+}
+
+/// Returns the authors' column of one of our designs, if there is one.
+fn column(design: &str) -> Option<usize> {
     match design {
-        super::SINGLE_LOCK => Some(("4.15-rc2", tasks.base)),
-        ZONE_BATCH => Some(("zone batch", tasks.zone_batch)),
-        TWO_PASSES => Some(("lru batch", tasks.lru_batch)),
-        super::AFTER => Some(("splice", tasks.splice)),
+        super::SINGLE_LOCK => Some(BASE),
+        ZONE_BATCH => Some(1),
+        TWO_PASSES => Some(2),
+        super::AFTER => Some(SPLICE),
         _ => None,
     }
 }
 
 /// Returns the published figures for the design at `before`.
 pub(super) fn figures(jobs: usize, before: usize) -> Option<Published> {
-    let tasks = MEASURED.iter().find(|measured| measured.tasks == jobs)?;
+    let tasks = LETTER.rows.iter().find(|row| row.tasks == jobs)?;
     let side = |at: usize| {
-        let (design, faults_per_s) = side(tasks, DESIGNS.get(at)?.0)?;
+        let column = column(DESIGNS.get(at)?.0)?;
+        let faults_per_s = tasks.per_second(column)?;
+        let design = LETTER.designs[column].as_str();
         let figure = format!("{:.0} k/s", faults_per_s / 1000.0);
-        Some((
-            faults_per_s,
-            PublishedSide { design, figure, values: BTreeMap::from([("faults_per_s", faults_per_s)]) },
-        ))
+        let values = BTreeMap::from([("faults_per_s", faults_per_s)]);
+        Some((faults_per_s, PublishedSide { design, figure, values }))
     };
     let ((base, before), (splice, after)) = (side(before)?, side(AFTER_AT)?);
     Some(Published { before, after, ratio: splice / base })
@@ -84,20 +98,20 @@ pub(super) fn gain(tasks: usize) -> Option<f64> {
 
 /// Returns the text about all figures.
 pub(super) fn legend() -> String {
-    let line = |measured: &Tasks| {
-        let thousands = |faults_per_s: f64| faults_per_s / 1000.0;
-        format!(
-            "{}: {:.0} / {:.0} / {:.0} / {:.0}",
-            measured.tasks,
-            thousands(measured.base),
-            thousands(measured.zone_batch),
-            thousands(measured.lru_batch),
-            thousands(measured.splice)
-        )
+    let Letter { zone_batch_pages, rows, longer, source, .. } = &*LETTER;
+    let line = |row: &Tasks| {
+        let thousands = |column| row.per_second(column).map(|faults| format!("{:.0}", faults / 1000.0));
+        let thousands: Option<Vec<String>> = (BASE..COLUMNS).map(thousands).collect();
+        Some(format!("{}: {}", row.tasks, thousands?.join(" / ")))
     };
     format!(
-        "published: thousands of page faults a second by so many processes, on 44 cores of Xeon E5-2699 v4, of Linux 4.15-rc2 / with {ZONE_BATCH} / with batch locks / with splicing: {}; batches of 56: the same, with 64 processes about 10 % slower",
-        MEASURED.iter().map(line).collect::<Vec<_>>().join("; ")
+        "published: thousands of page faults a second by so many processes, on {}, of Linux {} / with {ZONE_BATCH} ({zone_batch_pages} pages) / with batch locks / with splicing: {}; batches of {}: the same, with {} processes about {} % slower",
+        source.machine,
+        LETTER.designs[BASE],
+        rows.iter().filter_map(line).collect::<Vec<_>>().join("; "),
+        longer.batch_pages,
+        longer.tasks,
+        longer.slower_percent
     )
 }
 
@@ -105,7 +119,12 @@ pub(super) fn legend() -> String {
 mod tests {
     #![allow(clippy::unwrap_used)]
 
+    use uzram::lru::DEFAULT_PAGEVEC_PAGES;
+
+    use super::super::{LONGER, ZONE_BATCH_PAGES};
     use super::*;
+
+    const LONG_BATCH_PAGES: usize = DEFAULT_PAGEVEC_PAGES * LONGER;
 
     #[test]
     fn the_gains_are_those_of_the_letter() {
@@ -115,6 +134,10 @@ mod tests {
         assert_eq!((sixteen.before.figure.as_str(), sixteen.after.figure.as_str()), ("7625 k/s", "8264 k/s"));
         assert!(figures(16, 2).is_none(), "one pass was not measured by itself");
         assert!(figures(2, 0).is_none() && gain(8).is_none());
+        assert_eq!(
+            (LETTER.zone_batch_pages, LETTER.longer.batch_pages),
+            (ZONE_BATCH_PAGES, LONG_BATCH_PAGES)
+        );
         assert!(legend().contains("1: 706 / 723 / 724 / 722; 4: 2525 / 2591 / 2584 / 2643;"), "{}", legend());
     }
 }

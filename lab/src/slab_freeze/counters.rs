@@ -2,12 +2,15 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use uzram::Result;
 use uzram::slab::{self, Policy, Stat};
 
 use super::objects::Objects;
+use crate::experiment::Plan;
+use crate::experiment::clock::{COUNTED_SHARE, Total};
 
 /// The counters, and their names for one object.
-pub(super) const COUNTERS: [(Stat, &str); 33] = [
+pub(crate) const COUNTERS: [(Stat, &str); 33] = [
     (Stat::CmpxchgDouble, "cmpxchg_double_per_object"),
     (Stat::CmpxchgDoubleFail, "cmpxchg_double_fail_per_object"),
     (Stat::ListLockAcquired, "list_lock_acquired_per_object"),
@@ -47,12 +50,12 @@ pub(super) const COUNTERS: [(Stat, &str); 33] = [
 static SWITCHES: Mutex<()> = Mutex::new(());
 
 /// While it lives, the caches of this process count operations and measure how long they hold `list_lock`.
-pub(super) struct Counting {
+struct Counting {
     _switches: MutexGuard<'static, ()>,
 }
 
 impl Counting {
-    pub(super) fn start() -> Self {
+    fn start() -> Self {
         let switches = SWITCHES.lock().unwrap_or_else(PoisonError::into_inner);
         slab::set_counting(true);
         slab::set_timing(true);
@@ -67,8 +70,23 @@ impl Drop for Counting {
     }
 }
 
+/// Runs a part of a plan's work while the caches count; returns the counters for one object of that work.
+pub(crate) fn counted<P: Policy>(
+    caches: &[Objects<P>],
+    plan: &Plan<'_>,
+    run: impl FnOnce(&Plan<'_>) -> Result<Total>,
+) -> Result<Vec<(&'static str, f64)>> {
+    let before = counts(caches);
+    let total = {
+        let _counting = Counting::start();
+        run(&Plan { work: plan.work.div_ceil(COUNTED_SHARE), ..*plan })?
+    };
+    let counts = counts(caches).into_iter().zip(before).map(|(now, then)| now - then);
+    Ok(COUNTERS.iter().zip(counts).map(|((_, name), count)| (*name, total.per_unit(count as f64))).collect())
+}
+
 /// Returns the counters of all caches and CPUs, in the order of [`COUNTERS`].
-pub(super) fn counts<P: Policy>(caches: &[Objects<P>]) -> Vec<u64> {
+fn counts<P: Policy>(caches: &[Objects<P>]) -> Vec<u64> {
     let stats: Vec<_> = caches.iter().flat_map(|cache| cache.info().stats).collect();
     let sum = |(stat, _): &(Stat, _)| stats.iter().map(|stats| stats[*stat as usize]).sum();
     COUNTERS.iter().map(sum).collect()

@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use uzram::slab::{DelayedFreeze, EagerFreeze, OnPartial, Policy, Sheaves, UnfreezeFirst};
 
-use super::published::CPUS_PER_NODE;
+use super::published::cpus_per_node;
 use super::{Case, rawpkt};
 use crate::experiment::{Row, Side, busiest, jobs_text, median_of};
 
@@ -53,6 +53,7 @@ fn many_cpus(row: &Row, cpus: usize) -> Option<String> {
         |side: &Side, held_ns: f64| Some(rawpkt::CACHES as f64 * side.median("cpu_ns_per_object")? / held_ns);
     let (before_cpus, after_cpus) = (full(&row.before, before_ns)?, full(&row.after, after_ns)?);
     let (before, after) = (EagerFreeze::NAME, DelayedFreeze::NAME);
+    let cpus_per_node = cpus_per_node();
     let mut text = String::from("What more CPUs change.");
     let waits = row
         .before
@@ -68,20 +69,20 @@ fn many_cpus(row: &Row, cpus: usize) -> Option<String> {
     }
     let _ = write!(
         text,
-        " {CPUS_PER_NODE} of the author's CPUs share a node's list_lock. For each object of rawpkt with {}, the locks of the two caches were held for {before_ns:.2} ns with {before} and {after_ns:.2} ns with {after}: {before_cpus:.0} CPUs that do nothing else would have them held all the time with {before}, {after_cpus:.0} with {after}",
+        " {cpus_per_node} of the author's CPUs share a node's list_lock. For each object of rawpkt with {}, the locks of the two caches were held for {before_ns:.2} ns with {before} and {after_ns:.2} ns with {after}: {before_cpus:.0} CPUs that do nothing else would have them held all the time with {before}, {after_cpus:.0} with {after}",
         jobs_text(row.jobs)
     );
-    let node = CPUS_PER_NODE as f64;
+    let node = cpus_per_node as f64;
     let _ = if before_cpus < node {
         write!(
             text,
-            ". So {CPUS_PER_NODE} would wait for the lock with {before}, and what counts for them is how long it is held: {:.2} times as long with {before} as with {after}, before counting that a lock in demand takes longer to hand over.",
+            ". So {cpus_per_node} would wait for the lock with {before}, and what counts for them is how long it is held: {:.2} times as long with {before} as with {after}, before counting that a lock in demand takes longer to hand over.",
             before_ns / after_ns
         )
     } else {
         write!(
             text,
-            ". So {CPUS_PER_NODE} would leave it free for {:.0} % of the time with {before} and {:.0} % with {after}, before counting that a lock in demand takes longer to hand over.",
+            ". So {cpus_per_node} would leave it free for {:.0} % of the time with {before} and {:.0} % with {after}, before counting that a lock in demand takes longer to hand over.",
             100.0 * (1.0 - node / before_cpus),
             100.0 * (1.0 - node / after_cpus)
         )

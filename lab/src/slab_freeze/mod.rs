@@ -12,9 +12,9 @@
 //! Every measurement has fresh caches. It runs twice: the first run is timed; in the second, a quarter as
 //! long, the caches count their operations and measure how long they hold `list_lock`, which costs time.
 
-mod counters;
+pub(crate) mod counters;
 mod messaging;
-mod objects;
+pub(crate) mod objects;
 mod published;
 mod queue;
 mod rawpkt;
@@ -30,11 +30,12 @@ use uzram::mem::Arena;
 use uzram::slab::{DelayedFreeze, EagerFreeze, OnPartial, Policy, Sheaves, UnfreezeFirst};
 use uzram::{Error, ErrorKind, Result};
 
-use crate::experiment::clock::{CLOCKED, COUNTED_SHARE, Done, RunWork, Total, clocked, unclocked};
+use crate::experiment::clock::{CLOCKED, Done, RunWork, Total, clocked, unclocked};
 use crate::experiment::{
-    Bound, Column, Designs, Expect, Experiment, Figure, Jobs, Plan, Published, Sample, Series, Unit, by_name,
+    Bound, Column, Designs, Expect, Experiment, Figure, Jobs, Length, Plan, Published, Sample, Series, Unit,
+    by_name,
 };
-use counters::{COUNTERS, Counting, counts};
+use counters::counted;
 use objects::Objects;
 use uzram_bench::harness::Source;
 
@@ -89,6 +90,7 @@ pub static SERIES: Series = Series {
     author: "Chengming Zhou",
     date: "2023",
     cases: &[(Case::Messaging.name(), &MESSAGING_JOBS), (Case::Rawpkt.name(), &RAWPKT_JOBS)],
+    slow_cases: &[],
     unit: Unit::Object,
     designs: || Designs::of(&DESIGNS, AFTER_AT),
     columns: &[
@@ -103,7 +105,7 @@ pub static SERIES: Series = Series {
     legend,
     total: None,
     counted_function: CLOCKED,
-    measurement_s: None,
+    length: Length::Calibrated,
     open,
     published,
     expectations: &[
@@ -179,20 +181,11 @@ fn measure<P: Policy>(arena: &Arc<Arena>, case: Case, plan: &Plan<'_>) -> Result
     };
     let total = Total::of(&run(case, &caches, plan, clocked)?);
     check_received(total.units, plan)?;
-
-    let before = counts(&caches);
-    let counted = {
-        let _counting = Counting::start();
-        let plan = Plan { work: plan.work.div_ceil(COUNTED_SHARE), ..*plan };
-        let counted = Total::of(&run(case, &caches, &plan, unclocked)?);
-        check_received(counted.units, &plan)?;
-        counted
-    };
-    let counts = counts(&caches).into_iter().zip(before).map(|(now, then)| now - then);
-    let counts =
-        COUNTERS.iter().zip(counts).map(|((_, name), count)| (*name, counted.per_unit(count as f64)));
     let mut values = total.values(Unit::Object);
-    values.extend(counts);
+    values.extend(counted(&caches, plan, |plan| {
+        let total = Total::of(&run(case, &caches, plan, unclocked)?);
+        check_received(total.units, plan).map(|()| total)
+    })?);
     Ok(Sample { elapsed: total.elapsed, values })
 }
 
@@ -210,7 +203,7 @@ fn run<P: Policy>(
 }
 
 /// Fails if fewer objects were received than should have been sent, unless the run was stopped.
-fn check_received(received: u64, plan: &Plan<'_>) -> Result<()> {
+pub(crate) fn check_received(received: u64, plan: &Plan<'_>) -> Result<()> {
     if received < plan.work && !plan.stop.load(Ordering::Relaxed) {
         let what = format!("{} objects were sent and {received} received", plan.work);
         return Err(Error::new(ErrorKind::Corrupt, what));

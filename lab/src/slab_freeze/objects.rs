@@ -11,14 +11,14 @@ use uzram::{Error, ErrorKind, Result};
 const SLACK_OBJECTS: u64 = 1 << 16;
 
 /// A cache of such objects.
-pub(super) struct Objects<P: Policy> {
+pub(crate) struct Objects<P: Policy> {
     cache: Cache<P>,
     size_bytes: usize,
 }
 
 impl<P: Policy> Objects<P> {
     /// Makes a cache for `in_flight` objects at a time, and as many again for slabs that are not full.
-    pub(super) fn new(
+    pub(crate) fn new(
         arena: &Arc<Arena>,
         name: &str,
         size_bytes: usize,
@@ -34,9 +34,15 @@ impl<P: Policy> Objects<P> {
 
     /// Allocates an object and writes to it.
     #[inline]
-    pub(super) fn take(&self, content: &[u8]) -> Result<u32> {
+    pub(crate) fn take(&self, content: &[u8]) -> Result<u32> {
+        self.take_by(Gfp::MayWait, content)
+    }
+
+    /// As [`Objects::take`], but goes only as far as `gfp` allows.
+    #[inline]
+    pub(crate) fn take_by(&self, gfp: Gfp, content: &[u8]) -> Result<u32> {
         debug_assert!(content.len() <= self.size_bytes);
-        let object = self.cache.alloc(Gfp::MayWait)?;
+        let object = self.cache.alloc(gfp)?;
         let len_bytes = content.len().min(self.size_bytes);
         // SAFETY: the object has `size_bytes` bytes and is in use by its taker alone, this thread,
         // until that hands its number on.
@@ -52,7 +58,7 @@ impl<P: Policy> Objects<P> {
     /// # Errors
     /// `Corrupt` if its content is wrong.
     #[inline]
-    pub(super) unsafe fn give_back(&self, object: u32, content: &[u8]) -> Result<()> {
+    pub(crate) unsafe fn give_back(&self, object: u32, content: &[u8]) -> Result<()> {
         let len_bytes = content.len().min(self.size_bytes);
         // SAFETY: an object in use has `size_bytes` bytes, the thread that took it wrote the bytes that are
         // read, and by the caller's promise no thread writes to it now.
@@ -65,25 +71,25 @@ impl<P: Policy> Objects<P> {
     }
 
     /// Returns the state and the counters.
-    pub(super) fn info(&self) -> CacheInfo {
+    pub(crate) fn info(&self) -> CacheInfo {
         self.cache.info()
     }
 }
 
 /// The content of a message or packet: N bytes that identify its sender; the first eight hold its number
 /// among those of this sender.
-pub(super) struct Content<const N: usize>([u8; N]);
+pub(crate) struct Content<const N: usize>([u8; N]);
 
 impl<const N: usize> Content<N> {
     /// Returns the content of this sender.
-    pub(super) fn of(sender: usize) -> Self {
+    pub(crate) fn of(sender: usize) -> Self {
         // Never zero, as fresh memory is.
         Content([sender as u8 | 0x80; N])
     }
 
     /// Sets the number; returns the bytes.
     #[inline]
-    pub(super) fn numbered(&mut self, number: u64) -> &[u8] {
+    pub(crate) fn numbered(&mut self, number: u64) -> &[u8] {
         const { assert!(N >= size_of::<u64>()) };
         self.0[..size_of::<u64>()].copy_from_slice(&number.to_le_bytes());
         &self.0

@@ -3,6 +3,7 @@
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
+use super::counters::COUNTERS;
 use super::*;
 use crate::experiment::LabOptions;
 use crate::experiment::testing::{assert_complete, open_case, plan, rounds, run_short, value};

@@ -7,8 +7,9 @@
 //! are threads of this process on a [device](uzram::device) for each design, filled with the same
 //! pages: the benchmark's own patterns and measuring code, with lz4.
 
-mod published;
 mod findings;
+pub mod nbd;
+mod published;
 
 #[cfg(test)]
 mod tests;
@@ -19,7 +20,8 @@ use uzram::stream::StreamDesign;
 use uzram::units::pages_to_bytes;
 
 use crate::experiment::{
-    Bound, Column, Designs, Expect, Experiment, Figure, Jobs, Plan, Published, Sample, Series, Unit, cpus,
+    Bound, Column, Designs, Expect, Experiment, Figure, Jobs, Length, Plan, Published, Sample, Series, Unit,
+    cpus,
 };
 use uzram_bench::engine::{Measurement, Plan as BenchPlan};
 use uzram_bench::engine::{Pattern, Target, Until, UzramDevice, mb_per_s, measure, verify};
@@ -49,6 +51,7 @@ pub static SERIES: Series = Series {
     author: "Sergey Senozhatsky",
     date: "May 2016",
     cases: CASES,
+    slow_cases: &[],
     unit: Unit::Page,
     designs,
     columns: &[
@@ -62,7 +65,7 @@ pub static SERIES: Series = Series {
     legend,
     total: Some(ALL_SIX),
     counted_function: "uzram_bench::engine::measure::run_job",
-    measurement_s: None,
+    length: Length::Calibrated,
     open,
     published,
     expectations: &[
@@ -92,9 +95,13 @@ fn designs() -> Designs {
 fn legend() -> Vec<String> {
     vec![
         format!(
-            "designs: a list of {0} idle streams (the CPUs here), one of {1}, one stream for each CPU; published: 4 streams, 8 streams, per-cpu on 4 CPUs, in the kernel, lzo",
+            "designs: a list of {0} idle streams (the CPUs here), one of {1}, one stream for each CPU; published: {2}, {3}, {4}, in the kernel, on {5}",
             cpus(),
-            2 * cpus()
+            2 * cpus(),
+            published::design_name(0),
+            published::design_name(1),
+            published::design_name(2),
+            published::machine()
         ),
         "elapsed, user, system: seconds; switches: context switches for 1000 pages; sleeps: waits for a stream for 1000 writes".to_owned(),
         "read and randread take no stream here, because lz4 decodes without one: their rows show the noise".to_owned(),

@@ -26,7 +26,7 @@ use uzram_bench::pager::unmap::{Owner, Phase, UnmapOptions, kernel_obstacle, mea
 use uzram_pager::TrapKind;
 
 use crate::experiment::{
-    Bound, Column, Designs, Expect, Experiment, Figure, Jobs, Plan, Sample, Series, Unit,
+    Bound, Column, Designs, Expect, Experiment, Figure, Jobs, Length, Plan, Sample, Series, Unit, cpus,
 };
 use crate::zs_free;
 
@@ -48,6 +48,7 @@ pub static SERIES: Series = Series {
     author: "Wenchao Hao and Xueyuan Chen",
     date: "2026",
     cases: &[(CASE, &JOBS)],
+    slow_cases: &[],
     unit: Unit::Page,
     designs,
     columns: &[
@@ -62,8 +63,11 @@ pub static SERIES: Series = Series {
     legend,
     total: None,
     counted_function: "",
-    // Of the slowest side, with one job.
-    measurement_s: Some(4.0),
+    length: Length::Fixed {
+        // Of the slowest side. More jobs than CPUs take turns.
+        seconds: |_, jobs| 4.0 * jobs.div_ceil(cpus()) as f64,
+        is_of_corpus: true,
+    },
     open,
     published: |_, jobs, before| {
         (before_names()[before] == pool(PoolDesign::Split)).then(|| zs_free::published::figures(jobs))?

@@ -13,7 +13,7 @@
 //! in the second, a quarter as long, the pool counts lock acquisitions and measures how long its lists are
 //! locked, which costs time.
 
-mod passes;
+pub(crate) mod passes;
 pub(crate) mod published;
 mod findings;
 
@@ -31,9 +31,10 @@ use uzram::zsmalloc::{LockCounts, huge_threshold};
 
 use crate::experiment::clock::{CLOCKED, COUNTED_SHARE, Total, clocked, unclocked};
 use crate::experiment::{
-    Bound, Column, Designs, Expect, Experiment, Figure, Jobs, Plan, Published, Sample, Series, Unit, by_name,
+    Bound, Column, Designs, Expect, Experiment, Figure, Jobs, Length, Plan, Published, Sample, Series, Unit,
+    by_name,
 };
-use passes::{Memory, Passes};
+use passes::{How, Memory, Passes};
 use uzram_bench::engine::Packed;
 use uzram_bench::harness::Source;
 
@@ -57,13 +58,13 @@ const AFTER_AT: usize = 4;
 const BEFORE: &str = <Split>::NAME;
 const AFTER: &str = <ClassIndexed>::NAME;
 
-type Measure = fn(&Memory, &Packed, &Plan<'_>) -> Result<Sample>;
+pub(crate) type Measure = fn(&Memory, &Packed, &Plan<'_>) -> Result<Sample>;
 
 /// Numbers of jobs that the author measured.
 const JOBS: [usize; 3] = [1, 2, 4];
 
 /// With the arena's cache of free runs, and without.
-const RUN_CACHE: &str = "run-cache";
+pub(crate) const RUN_CACHE: &str = "run-cache";
 const NO_RUN_CACHE: &str = "no-run-cache";
 /// The cases, and the number of pages by which CPUs refill their run caches.
 const CASES: [(&str, usize); 2] = [(RUN_CACHE, DEFAULT_RUN_CACHE_BATCH_PAGES), (NO_RUN_CACHE, 0)];
@@ -76,6 +77,7 @@ pub static SERIES: Series = Series {
     author: "Wenchao Hao and Xueyuan Chen",
     date: "2026",
     cases: &[(RUN_CACHE, &JOBS), (NO_RUN_CACHE, &JOBS)],
+    slow_cases: &[],
     unit: Unit::Object,
     designs: || Designs::of(&DESIGNS, AFTER_AT),
     columns: &[
@@ -91,7 +93,7 @@ pub static SERIES: Series = Series {
     legend,
     total: None,
     counted_function: CLOCKED,
-    measurement_s: None,
+    length: Length::Calibrated,
     open,
     published,
     expectations: &[
@@ -148,11 +150,23 @@ fn legend() -> Vec<String> {
 }
 
 fn open(corpus: &Source, designs: &[String]) -> Result<Box<dyn Experiment>> {
-    let designs = designs.iter().map(|design| by_name(&DESIGNS, design)).collect::<Result<_>>()?;
+    // Storing takes longer than freeing.
+    open_pools(corpus, designs, &DESIGNS, 0.2)
+}
+
+/// Prepares to measure some of `all` designs, of whose measurements about `clocked_share` is freeing.
+pub(crate) fn open_pools(
+    corpus: &Source,
+    designs: &[String],
+    all: &[(&'static str, Measure)],
+    clocked_share: f64,
+) -> Result<Box<dyn Experiment>> {
+    let designs = designs.iter().map(|design| by_name(all, design)).collect::<Result<_>>()?;
     // Same-filled pages never reach a pool.
     let corpus = corpus.load()?.without_same_filled()?;
     let pages = Packed::new(&Algorithm::default(), huge_threshold(DEFAULT_CHAIN_SIZE), &corpus)?;
-    Ok(Box::new(Pools { pages, designs, run_cache_batch_pages: DEFAULT_RUN_CACHE_BATCH_PAGES, memory: None }))
+    let run_cache_batch_pages = DEFAULT_RUN_CACHE_BATCH_PAGES;
+    Ok(Box::new(Pools { pages, designs, clocked_share, run_cache_batch_pages, memory: None }))
 }
 
 fn published(_: &str, jobs: usize, before: usize) -> Option<Published> {
@@ -164,6 +178,7 @@ fn published(_: &str, jobs: usize, before: usize) -> Option<Published> {
 struct Pools {
     pages: Packed,
     designs: Vec<Measure>,
+    clocked_share: f64,
     run_cache_batch_pages: usize,
     memory: Option<Memory>,
 }
@@ -175,8 +190,7 @@ impl Experiment for Pools {
     }
 
     fn clocked_share(&self) -> f64 {
-        // Storing takes longer than freeing.
-        0.2
+        self.clocked_share
     }
 
     fn measure(&mut self, plan: &Plan<'_>) -> Result<Sample> {
@@ -194,21 +208,36 @@ impl Experiment for Pools {
 
 /// Measures one design with a fresh pool.
 fn measure<D: PoolLocks>(memory: &Memory, pages: &Packed, plan: &Plan<'_>) -> Result<Sample> {
-    let freed = passes::run::<D>(memory, pages, plan, false, clocked)?;
+    measure_frees::<D>(memory, pages, plan, None)
+}
+
+/// Measures one design with a fresh pool, which frees at once or, if so many frees may wait, defers frees.
+pub(crate) fn measure_frees<D: PoolLocks>(
+    memory: &Memory,
+    pages: &Packed,
+    plan: &Plan<'_>,
+    deferred: Option<u64>,
+) -> Result<Sample> {
+    let timed = How { count_locks: false, run_work: clocked, deferred };
+    let freed = passes::run::<D>(memory, pages, plan, &timed)?;
     // The counts need only one pass.
     let work = plan.work.div_ceil(COUNTED_SHARE).min(passes::most_objects(plan.jobs) * plan.jobs as u64);
-    let counted = passes::run::<D>(memory, pages, &Plan { work, ..*plan }, true, unclocked)?;
+    let counting = How { count_locks: true, run_work: unclocked, deferred };
+    let counted = passes::run::<D>(memory, pages, &Plan { work, ..*plan }, &counting)?;
     Ok(sample(plan.jobs, &freed, &counted.counts))
 }
 
 fn sample(jobs: usize, freed: &Passes, counts: &LockCounts) -> Sample {
     let mut total = Total::default();
     freed.ended.iter().for_each(|ended| total += Total::of(ended));
+    freed.freers.iter().for_each(|freer| total.usage += freer.span.usage);
     let full_size_objects = (jobs as u64 * passes::FULL_SIZE_PAGES) as f64;
     let counted = |count: u64, of: u64| count as f64 / of.max(1) as f64;
     let mut values = total.values(Unit::Object);
     values.extend([
         ("full_size_ms", total.per_unit(total.elapsed.as_secs_f64() * 1e3) * full_size_objects),
+        ("back_s", freed.back.as_secs_f64()),
+        ("full_size_back_ms", total.per_unit(freed.back.as_secs_f64() * 1e3) * full_size_objects),
         ("pool_locks_per_object", counted(counts.pool_locks, counts.frees)),
         ("class_locks_per_object", counted(counts.class_locks, counts.frees)),
         ("lists_hold_ns_per_object", counted(counts.lists_hold_ns, counts.frees)),

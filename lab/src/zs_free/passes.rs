@@ -1,7 +1,9 @@
-//! Fills a pool and empties it again, as often as the work requires.
+//! Fills a pool and empties it again, as often as the work requires; for the tables `zs-free` and `zs-defer`.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use uzram::mem::Arena;
 use uzram::units::PAGE_SIZE;
@@ -11,36 +13,53 @@ use uzram::{Error, ErrorKind, Result};
 use crate::experiment::clock::{Done, RunWork};
 use crate::experiment::{Plan, kept_arena};
 use uzram_bench::engine::Packed;
-use uzram_bench::harness::{Gate, run_together};
+use uzram_bench::harness::{Gate, joined, run_together};
 
 /// The most pages that a thread stores before it frees: 256 MiB, as the authors' processes had.
-pub(super) const FULL_SIZE_PAGES: u64 = 256 << 8;
+pub(crate) const FULL_SIZE_PAGES: u64 = 256 << 8;
 /// The most pages that all threads store, which bounds the memory.
 const MOST_PAGES: u64 = 8 * FULL_SIZE_PAGES;
 /// One object in this many is read back.
 const CHECKED: usize = 61;
+/// How often the end of deferred frees is looked for.
+const LOOK_EVERY: Duration = Duration::from_micros(100);
+
+/// How objects are freed, and what is measured.
+#[derive(Clone, Copy)]
+pub(crate) struct How {
+    /// Whether the pool counts lock operations.
+    pub(crate) count_locks: bool,
+    /// Runs the frees of a thread.
+    pub(crate) run_work: RunWork,
+    /// If frees are deferred: how many may wait. A thread beside the jobs frees them then.
+    pub(crate) deferred: Option<u64>,
+}
 
 /// The result of a run.
-pub(super) struct Passes {
+pub(crate) struct Passes {
     /// The frees of each thread, pass by pass.
-    pub(super) ended: Vec<Vec<Done>>,
+    pub(crate) ended: Vec<Vec<Done>>,
+    /// The thread that frees what is deferred, pass by pass.
+    pub(crate) freers: Vec<Done>,
+    /// From the first free of a pass until all its memory was back in the arena, of all passes together.
+    pub(crate) back: Duration,
     /// The pool's lock counters while objects were freed.
-    pub(super) counts: LockCounts,
+    pub(crate) counts: LockCounts,
     /// The number of equally full classes in which two objects would meet as often as in the actual classes.
-    pub(super) equal_classes: f64,
+    pub(crate) equal_classes: f64,
 }
 
 /// Memory for the pools of a case, one pool at a time.
-pub(super) struct Memory {
-    pub(super) arena: Arc<Arena>,
-    pub(super) run_cache_batch_pages: usize,
+pub(crate) struct Memory {
+    pub(crate) arena: Arc<Arena>,
+    pub(crate) run_cache_batch_pages: usize,
     /// The most objects at a time.
-    pub(super) objects: u64,
+    pub(crate) objects: u64,
 }
 
 impl Memory {
     /// Allocates memory for `objects` objects of `mean_bytes` on average. Freed memory stays in the arena.
-    pub(super) fn new(run_cache_batch_pages: usize, objects: u64, mean_bytes: f64) -> Result<Self> {
+    pub(crate) fn new(run_cache_batch_pages: usize, objects: u64, mean_bytes: f64) -> Result<Self> {
         const SPARE_PAGES: u64 = 1 << 14;
         let pool_pages = (1.25 * objects as f64 * mean_bytes) as u64 / PAGE_SIZE as u64 + SPARE_PAGES;
         let arena = kept_arena(pool_pages)?;
@@ -50,22 +69,20 @@ impl Memory {
 }
 
 /// Returns the most objects that each of `jobs` threads stores before it frees them.
-pub(super) fn most_objects(jobs: usize) -> u64 {
+pub(crate) fn most_objects(jobs: usize) -> u64 {
     FULL_SIZE_PAGES.min(MOST_PAGES / jobs as u64)
 }
 
-/// Stores and frees `plan.work` objects or a few more, the same number by each thread. `run_work` runs the
-/// frees.
+/// Stores and frees `plan.work` objects or a few more, the same number by each thread.
 ///
 /// # Errors
 /// `NoMemory` if there is too little, `Corrupt` if the pool does not contain what was stored, or objects are
 /// left in it.
-pub(super) fn run<D: PoolLocks>(
+pub(crate) fn run<D: PoolLocks>(
     memory: &Memory,
     pages: &Packed,
     plan: &Plan<'_>,
-    count_locks: bool,
-    run_work: RunWork,
+    how: &How,
 ) -> Result<Passes> {
     let objects_each = plan.work.div_ceil(plan.jobs as u64);
     let passes = objects_each.div_ceil(most_objects(plan.jobs)).max(1);
@@ -73,9 +90,19 @@ pub(super) fn run<D: PoolLocks>(
     // Handles that CPUs cache count, too.
     const SPARE_OBJECTS: u64 = 1 << 16;
     let objects = objects_each * plan.jobs as u64 + SPARE_OBJECTS;
-    let builder = PoolBuilder::new("zs-free").max_objects(objects).count_locks(count_locks);
+    let builder = PoolBuilder::new("zs-free").max_objects(objects).count_locks(how.count_locks);
+    let builder = match how.deferred {
+        Some(limit) => builder.defer_frees(limit),
+        None => builder,
+    };
     let pool: Pool<D> = builder.build_in(Arc::clone(&memory.arena))?;
-    let mut done = Passes { ended: Vec::new(), counts: LockCounts::default(), equal_classes: 0.0 };
+    let mut done = Passes {
+        ended: Vec::new(),
+        freers: Vec::new(),
+        back: Duration::ZERO,
+        counts: LockCounts::default(),
+        equal_classes: 0.0,
+    };
     for pass in 0..passes {
         if plan.stop.load(Ordering::Relaxed) {
             break;
@@ -84,7 +111,13 @@ pub(super) fn run<D: PoolLocks>(
         let handles = fill(&pool, pages, plan.jobs, objects_each as usize, shift)?;
         done.equal_classes = equal_classes(&pool);
         let before = pool.lock_counts();
-        done.ended.push(empty(&pool, handles, run_work)?);
+        let emptied = match how.deferred {
+            None => empty(&pool, handles, how.run_work)?,
+            Some(_) => empty_deferred(&pool, handles, how.run_work)?,
+        };
+        done.ended.push(emptied.jobs);
+        done.freers.extend(emptied.freer);
+        done.back += emptied.back;
         done.counts += pool.lock_counts().since(&before);
         if pool.pages_used() > 0 {
             let what = format!("{} pages are left in an empty pool of '{}'", pool.pages_used(), D::NAME);
@@ -129,8 +162,59 @@ fn equal_classes<D: PoolLocks>(pool: &Pool<D>) -> f64 {
     if all > 0.0 { all * all / squares } else { 0.0 }
 }
 
+/// The frees of a pass.
+struct Emptied {
+    jobs: Vec<Done>,
+    freer: Option<Done>,
+    back: Duration,
+}
+
+impl Emptied {
+    fn new(jobs: Vec<Done>, freer: Option<Done>, back: Instant) -> Emptied {
+        let start = jobs.iter().map(|done| done.span.start).min();
+        Emptied {
+            back: start.map_or(Duration::ZERO, |start| back.saturating_duration_since(start)),
+            jobs,
+            freer,
+        }
+    }
+}
+
+/// Empties a pool that frees at once: memory is back when the last thread has freed its last object.
+fn empty<D: PoolLocks>(pool: &Pool<D>, handles: Vec<Vec<Handle>>, run_work: RunWork) -> Result<Emptied> {
+    let jobs = free_all(pool, handles, run_work)?;
+    let back = jobs.iter().map(|done| done.span.end).max();
+    Ok(Emptied::new(jobs, None, back.unwrap_or_else(Instant::now)))
+}
+
+/// Empties a pool that defers frees, with a thread that frees.
+fn empty_deferred<D: PoolLocks>(
+    pool: &Pool<D>,
+    handles: Vec<Vec<Handle>>,
+    run_work: RunWork,
+) -> Result<Emptied> {
+    let is_done = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let freer = scope.spawn(|| {
+            run_work(&mut || {
+                pool.run_freer(|| !is_done.load(Ordering::Relaxed));
+                Ok(0)
+            })
+        });
+        let jobs = free_all(pool, handles, run_work);
+        while jobs.is_ok() && !freer.is_finished() && pool.waiting_frees() > 0 {
+            thread::sleep(LOOK_EVERY);
+        }
+        let back = Instant::now();
+        is_done.store(true, Ordering::Relaxed);
+        freer.thread().unpark();
+        let freer = joined(freer)?;
+        Ok(Emptied::new(jobs?, Some(freer), back))
+    })
+}
+
 /// Frees each thread's objects on that thread, all at the same time.
-fn empty<D: PoolLocks>(pool: &Pool<D>, handles: Vec<Vec<Handle>>, run_work: RunWork) -> Result<Vec<Done>> {
+fn free_all<D: PoolLocks>(pool: &Pool<D>, handles: Vec<Vec<Handle>>, run_work: RunWork) -> Result<Vec<Done>> {
     run_together(handles.into_iter().map(|mut handles| {
         move |gate: &Gate| {
             gate.pass();

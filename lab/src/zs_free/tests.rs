@@ -81,7 +81,8 @@ fn much_work_is_done_in_passes() {
     let objects = 2 * passes::FULL_SIZE_PAGES;
     let memory = Memory::new(DEFAULT_RUN_CACHE_BATCH_PAGES, objects, pages.mean_bytes()).unwrap();
     let plan = plan(0, 2, objects + 2, &stop);
-    let free = || passes::run::<Pinned>(&memory, &pages, &plan, true, unclocked).unwrap();
+    let how = How { count_locks: true, run_work: unclocked, deferred: None };
+    let free = || passes::run::<Pinned>(&memory, &pages, &plan, &how).unwrap();
     let freed = free();
     let half = objects / 4 + 1;
     let units = |pass: &Vec<Done>| pass.iter().map(|done| done.units).collect();

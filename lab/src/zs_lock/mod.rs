@@ -8,9 +8,10 @@
 //! file written, one is read and one deleted. Pages are compressed with lz4, so the pool's share of the work
 //! is realistic. A job is a thread; work is counted in pages written.
 
+pub mod disk;
 mod files;
-mod published;
 mod findings;
+mod published;
 
 #[cfg(test)]
 mod tests;
@@ -20,7 +21,7 @@ use uzram::zsmalloc::PoolDesign;
 
 use crate::experiment::clock::{CLOCKED, Total};
 use crate::experiment::{
-    Bound, Column, Designs, Expect, Experiment, Figure, Jobs, Plan, Sample, Series, Unit,
+    Bound, Column, Designs, Expect, Experiment, Figure, Jobs, Length, Plan, Sample, Series, Unit,
 };
 use files::{FILE_PAGES, Files};
 use uzram_bench::engine::UzramDevice;
@@ -46,6 +47,7 @@ pub static SERIES: Series = Series {
     author: "Nhat Pham",
     date: "November 2022",
     cases: &[(CASE, &JOBS)],
+    slow_cases: &[],
     unit: Unit::Page,
     designs,
     columns: &[
@@ -59,9 +61,9 @@ pub static SERIES: Series = Series {
     legend,
     total: None,
     counted_function: CLOCKED,
-    measurement_s: None,
+    length: Length::Calibrated,
     open,
-    published: |_, jobs, _| published::figures(jobs),
+    published: |_, jobs, _| published::on_file_system(published::SHOWN, jobs),
     expectations: &[Expect {
         case: Some(CASE),
         jobs: Jobs::Exactly(published::THREADS),
@@ -89,7 +91,7 @@ fn legend() -> Vec<String> {
         format!(
             "files/s: files of {FILE_PAGES} pages, each written while another is read and a third deleted; elapsed, user, system: seconds; for 1000 pages written: sleeps, times a thread waited for a lock or the system, preempt, times it was preempted"
         ),
-        published::legend(),
+        format!("{}; in the table those of {}", published::legend(), published::SHOWN),
     ]
 }
 

@@ -178,6 +178,6 @@ impl<'a> FioTarget<'a> {
             command.arg(format!("--size={part_bytes}")).arg(format!("--offset_increment={part_bytes}"));
             command.arg("--thread").arg(format!("--numjobs={WRITES_IN_FLIGHT}"));
         }
-        fio::speed(command, "write", Duration::from_secs(self.size_bytes / SLOWEST_BYTES_PER_S))
+        fio::speed(command, &["write"], Duration::from_secs(self.size_bytes / SLOWEST_BYTES_PER_S))
     }
 }

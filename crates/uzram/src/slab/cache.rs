@@ -192,6 +192,12 @@ impl<P: Policy> Cache<P> {
         result
     }
 
+    /// Frees objects directly to their slabs, past every CPU's list and sheaves.
+    #[cfg(all(test, loom))]
+    pub(super) fn free_to_slabs(&self, objects: &mut [u32]) -> Result<()> {
+        self.0.core.free_many(objects)
+    }
+
     /// Takes all free objects back from the CPUs, and gives every empty slab back to the arena; returns the
     /// number of pages that went back meanwhile. Other threads may allocate and free concurrently.
     ///

@@ -15,6 +15,8 @@
 //! Locks: each CPU's slow lock protects its active slab and its partial list; under it only
 //! `list_lock` is taken. Slabs are made and discarded with neither held.
 
+mod from_node;
+
 use std::marker::PhantomData;
 
 use crate::base::cpu::{self, PerCpu, Restartable};
@@ -23,10 +25,10 @@ use crate::base::mem::{Arena, Gfp};
 use crate::base::sync::{Arc, Counter, Mutex, classes};
 
 use super::CacheConfig;
+use super::barn::BARN_SHEAVES;
 use super::cpu_list::{CpuLists, FreeList, Word};
 use super::cpu_word::{Opening, lock_local};
 use super::node::{ListLock, Node};
-use super::sheaves::BARN_SHEAVES;
 use super::slabs::{Chain, Layout, NO_SLAB, Slabs};
 use super::stats::{Counters, Stat};
 use super::word::{NONE, State};
@@ -42,6 +44,9 @@ pub trait Freeze: Send + Sync + Sized + 'static {
     const UNFREEZE_FIRST: bool;
     /// Whether slabs on a CPU partial list are not frozen (patches 4 and 5).
     const DELAYED: bool;
+    /// Whether CPUs have slabs: an active one and a partial list. Linux 7.0 has none, and allocates from the node
+    /// partial list.
+    const CPU_SLABS: bool = true;
 }
 
 /// The counters of the fast paths.
@@ -93,7 +98,7 @@ impl<F: Freeze> Core<F> {
             counters: Counters::new(),
             corrupted: Counter::default(),
             lost: Counter::default(),
-            cpu_partial_slabs: cpu_partial_slabs(&options, layout),
+            cpu_partial_slabs: if F::CPU_SLABS { cpu_partial_slabs(&options, layout) } else { 0 },
             rseq,
             slabs,
             options,
@@ -134,7 +139,11 @@ impl<F: Freeze> Core<F> {
     pub(super) fn alloc_slow(&self, objects: &mut [u32], gfp: Gfp) -> Result<usize> {
         let mut made = NO_SLAB;
         let taken = loop {
-            match self.take_some(objects, &mut made) {
+            let taken = match F::CPU_SLABS {
+                true => self.take_some(objects, &mut made),
+                false => self.take_from_node(objects, &mut made),
+            };
+            match taken {
                 Ok(0) => {}
                 done => break done,
             }
@@ -187,6 +196,15 @@ impl<F: Freeze> Core<F> {
     /// fewer objects in use or its free list starts with the same object: then one of them is free already.
     #[cold]
     fn free_slow(&self, slab: u32, chain: Chain) -> bool {
+        let done = self.put_back(slab, chain);
+        if done {
+            self.counters.add(Stat::FreeSlowpath, u64::from(chain.len));
+        }
+        done
+    }
+
+    /// As [`Core::free_slow`], for objects that no user had.
+    fn put_back(&self, slab: u32, chain: Chain) -> bool {
         let word = &self.slabs.get(slab).word;
         let (old, new, list_lock) = loop {
             let old = word.load();
@@ -208,7 +226,6 @@ impl<F: Freeze> Core<F> {
                 break (old, new, list_lock);
             }
         };
-        self.counters.add(Stat::FreeSlowpath, u64::from(chain.len));
         match list_lock {
             Some(list_lock) => self.freed_under_list_lock(slab, old, new, list_lock),
             None if old.frozen => self.counters.count(Stat::FreeFrozen),

@@ -18,7 +18,9 @@ macro_rules! for_every_policy {
         }
     )+ };
     (@tests $test:ident) => {
-        use crate::slab::{DelayedFreeze, EagerFreeze, OnPartial, Sheaves, UnfreezeFirst};
+        use crate::slab::{
+            BareSheaves, DelayedFreeze, EagerFreeze, ElasticSheaves, OnPartial, Sheaves, UnfreezeFirst,
+        };
 
         #[test]
         fn eager_freeze() {
@@ -39,6 +41,14 @@ macro_rules! for_every_policy {
         #[test]
         fn sheaves() {
             $test::<Of<Sheaves>>();
+        }
+        #[test]
+        fn elastic_sheaves() {
+            $test::<Of<ElasticSheaves>>();
+        }
+        #[test]
+        fn bare_sheaves() {
+            $test::<Of<BareSheaves>>();
         }
     };
 }

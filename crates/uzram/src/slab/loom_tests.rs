@@ -1,5 +1,5 @@
 //! The caches under loom: two CPUs, slabs of two objects, CPU partial lists of one slab, sheaves of
-//! one object. loom cannot model restartable sequences: these tests use the compare-exchanges.
+//! one object (three in the last model). loom cannot model restartable sequences: these tests use the compare-exchanges.
 
 use super::*;
 use crate::base::mem::{Arena, Gfp};
@@ -18,11 +18,15 @@ const PER_SLAB: usize = 2;
 impl<P: Policy> Model<P> {
     /// Makes a cache of up to `slabs` slabs.
     fn new(slabs: usize) -> Arc<Self> {
+        Model::with_sheaves(slabs, 1)
+    }
+
+    fn with_sheaves(slabs: usize, sheaf_objects: usize) -> Arc<Self> {
         let arena = Arc::new(Arena::new(1 << 19).expect("arena"));
         let options = CacheConfig {
             min_partial: 0,
             cpu_partial_objects: 1,
-            sheaf_objects: 1,
+            sheaf_objects,
             free_objects_on_drop: true,
             ..CacheConfig::new("model", 8, 8, (slabs * PER_SLAB) as u64)
         };
@@ -195,6 +199,32 @@ fn three_threads<P: Policy>() {
         for other in others {
             other.join().expect("no panic");
         }
+        model.end();
+    });
+}
+
+/// A CPU without slabs of its own fills a sheaf from two slabs that it takes off the node partial list, while
+/// another CPU frees an object of each.
+#[test]
+fn bare_refill_against_remote_frees() {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = builder.preemption_bound.or(Some(3));
+    builder.check(|| {
+        // Half a sheaf is two objects.
+        let model = Model::<BareSheaves>::with_sheaves(4, 3);
+        let [first, second, third, fourth] = model.alloc_many();
+        [first, third].into_iter().for_each(|object| model.free(object));
+        model.cache.shrink().expect("no damage");
+        let other = {
+            let model = Arc::clone(&model);
+            thread::spawn(move || {
+                [second, fourth].into_iter().for_each(|object| model.touch(object));
+                model.cache.free_to_slabs(&mut [second, fourth]).expect("in use");
+            })
+        };
+        let object = model.alloc();
+        model.free(object);
+        other.join().expect("no panic");
         model.end();
     });
 }

@@ -3,7 +3,8 @@
 //! A [`Cache`] names its objects by number (u32), so that a reference takes four bytes and the memory
 //! could be mapped at another address; [`TypedCache`] stores values of one type. A [`Policy`] type
 //! decides how slabs move between CPUs: SLUB before and after "slub: Delay freezing of CPU partial
-//! slabs" (Chengming Zhou, 2023), in its steps, and [`Sheaves`] in front of that, the default.
+//! slabs" (Chengming Zhou, 2023), in its steps; [`Sheaves`] in front of that, the default; and two relatives
+//! of those.
 //!
 //! A hardened cache (all but [`Plain`]) encodes the links between free objects with a secret and treats
 //! any other value as corruption. At each free it checks whether such an object ever existed, and whether
@@ -17,7 +18,8 @@
 //! | `cache`, `typed`, `config` | the public interface |
 //! | `policy` | the policies |
 //! | `sheaves`, `sheaf_cells` | per-CPU arrays of free objects, and their fast paths |
-//! | `core` | SLUB: active slabs, CPU partial lists, the slow paths |
+//! | `barn` | the arrays that no CPU has |
+//! | `core` | SLUB: active slabs, CPU partial lists, the slow paths; `core/from_node`: allocation without them |
 //! | `cpu_list`, `cpu_word` | a CPU's free list, and the word that fast paths change |
 //! | `node` | the node partial list and `list_lock` |
 //! | `slabs`, `word` | slabs, links between free objects, the slab word |
@@ -27,6 +29,7 @@
 #[macro_use]
 mod every_policy;
 
+mod barn;
 mod cache;
 #[cfg(all(debug_assertions, not(loom)))]
 mod checked;
@@ -52,7 +55,9 @@ mod word;
 
 pub use cache::Cache;
 pub use config::CacheConfig;
-pub use policy::{DelayedFreeze, EagerFreeze, OnPartial, Plain, Policy, Sheaves, UnfreezeFirst};
+pub use policy::{
+    BareSheaves, DelayedFreeze, EagerFreeze, ElasticSheaves, OnPartial, Plain, Policy, Sheaves, UnfreezeFirst,
+};
 #[cfg(not(loom))]
 pub use registry::caches;
 pub use stats::{Stat, set_counting, set_timing};

@@ -7,6 +7,8 @@
 //! | [`UnfreezeFirst`] | and patch 3: a slab is unfrozen before the node's lock is taken |
 //! | [`DelayedFreeze`] | and patches 4 and 5: only the slab that a CPU allocates from is frozen |
 //! | [`Sheaves`] | per-CPU arrays of free objects, filled and emptied through `DelayedFreeze` |
+//! | [`ElasticSheaves`] | those, and a barn that grows while CPUs need it |
+//! | [`BareSheaves`] | those of Linux 7.0: CPUs have no slabs, and an allocation that may not wait fills no sheaf |
 //! | [`Plain`] | one of these without hardening |
 //!
 //! The series is "slub: Delay freezing of CPU partial slabs" (Chengming Zhou, 2023).
@@ -17,7 +19,7 @@ use crate::base::error::Result;
 use crate::base::mem::Gfp;
 
 use super::core::{Core, Freeze};
-use super::sheaves::Sheaved;
+use super::sheaves::{SheafRules, Sheaved};
 use super::stats::Stat;
 
 /// The choices that differ between caches.
@@ -145,6 +147,17 @@ pub struct DelayedFreeze;
 /// Per-CPU arrays of free objects.
 #[derive(Debug)]
 pub struct Sheaves;
+/// [`Sheaves`] whose barn holds more of them while CPUs fill sheaves from slabs shortly after others emptied
+/// sheaves into slabs.
+#[derive(Debug)]
+pub struct ElasticSheaves;
+/// Per-CPU arrays of free objects directly above the node partial list, as in Linux 7.0-rc1. An allocation that may
+/// not wait (`NoWait`) and finds no filled sheaf takes a single object, under the node's lock.
+#[derive(Debug)]
+pub struct BareSheaves;
+/// The slabs of [`BareSheaves`]: no CPU has one of its own.
+#[derive(Debug)]
+pub struct NodeSlabs;
 /// A policy without hardening.
 #[derive(Debug)]
 pub struct Plain<P>(PhantomData<fn() -> P>);
@@ -173,6 +186,26 @@ impl Freeze for DelayedFreeze {
     const UNFREEZE_FIRST: bool = true;
     const DELAYED: bool = true;
 }
+impl Freeze for NodeSlabs {
+    const NAME: &'static str = "node-slabs";
+    const ON_PARTIAL: bool = true;
+    const UNFREEZE_FIRST: bool = true;
+    const DELAYED: bool = true;
+    const CPU_SLABS: bool = false;
+}
+
+impl SheafRules for Sheaves {
+    const ELASTIC: bool = false;
+    const NOWAIT_REFILLS: bool = true;
+}
+impl SheafRules for ElasticSheaves {
+    const ELASTIC: bool = true;
+    const NOWAIT_REFILLS: bool = true;
+}
+impl SheafRules for BareSheaves {
+    const ELASTIC: bool = false;
+    const NOWAIT_REFILLS: bool = false;
+}
 
 impl<F: Freeze> Policy for F {
     type Freeze = F;
@@ -182,8 +215,20 @@ impl<F: Freeze> Policy for F {
 
 impl Policy for Sheaves {
     type Freeze = DelayedFreeze;
-    type FastPath = Sheaved;
+    type FastPath = Sheaved<Sheaves>;
     const NAME: &'static str = "sheaves";
+}
+
+impl Policy for ElasticSheaves {
+    type Freeze = DelayedFreeze;
+    type FastPath = Sheaved<ElasticSheaves>;
+    const NAME: &'static str = "elastic-sheaves";
+}
+
+impl Policy for BareSheaves {
+    type Freeze = NodeSlabs;
+    type FastPath = Sheaved<BareSheaves>;
+    const NAME: &'static str = "bare-sheaves";
 }
 
 impl<P: Policy> Policy for Plain<P> {

@@ -10,11 +10,14 @@
 //!
 //! Locks: each CPU's sheaf lock, then the barn's. Neither is held during calls to the slabs.
 
+use std::marker::PhantomData;
+
 use crate::base::cpu::{self, PerCpu};
 use crate::base::error::{Error, Result};
 use crate::base::mem::Gfp;
 use crate::base::sync::{Mutex, MutexGuard, classes};
 
+use super::barn::{BARN_SHEAVES, Barn, most_sheaves};
 use super::core::{Core, Freeze};
 use super::cpu_word::{Opening, lock_local};
 use super::policy::FastPath;
@@ -23,8 +26,15 @@ use super::stats::Stat;
 
 /// The most objects of a sheaf.
 pub(super) const MAX_SHEAF_OBJECTS: usize = 256;
-/// Sheaves of the barn: the kernel keeps up to ten full and ten empty ones.
-pub(super) const BARN_SHEAVES: usize = if cfg!(loom) { 1 } else { 10 };
+
+/// What differs between the policies with sheaves.
+pub trait SheafRules: Send + Sync + 'static {
+    /// Whether the barn grows while CPUs need it.
+    const ELASTIC: bool;
+    /// Whether an allocation that may not wait fills a sheaf from slabs, if the barn has no filled one, or takes a
+    /// single object.
+    const NOWAIT_REFILLS: bool;
+}
 
 /// Protected by the CPU's sheaf lock, as is the main sheaf while the word is closed.
 struct Pair {
@@ -33,40 +43,35 @@ struct Pair {
     opening: Opening,
 }
 
-/// Sheaves that no CPU holds.
-struct Barn {
-    /// Each with its number of objects.
-    filled: Vec<(usize, u32)>,
-    empty: Vec<usize>,
-}
-
 /// See the [module's documentation](self).
-pub struct Sheaved {
+pub struct Sheaved<R> {
     cells: Cells,
     pairs: PerCpu<Mutex<Pair>>,
-    barn: Mutex<Barn>,
+    barn: Barn,
+    rules: PhantomData<fn() -> R>,
 }
 
 /// The counters of the fast paths.
 const FAST_PATHS: [Stat; 2] = [Stat::AllocPcs, Stat::FreePcs];
 
-impl<F: Freeze> FastPath<F> for Sheaved {
+impl<F: Freeze, R: SheafRules> FastPath<F> for Sheaved<R> {
     fn new(core: &Core<F>) -> Result<Self> {
         let capacity = core.options.sheaf_objects;
         if !(1..=MAX_SHEAF_OBJECTS).contains(&capacity) {
             return Err(Error::invalid(format!("a sheaf has 1 to {MAX_SHEAF_OBJECTS} objects")));
         }
         let cpus = cpu::possible();
-        let cells = Cells::new(2 * cpus + BARN_SHEAVES, capacity as u32, core.rseq)?;
+        let sheaves = 2 * cpus + if R::ELASTIC { most_sheaves(cpus) } else { BARN_SHEAVES };
+        let cells = Cells::new(sheaves, capacity as u32, core.rseq)?;
         let pair = |cpu| {
             let pair = Pair { spare: cpus + cpu, spare_len: 0, opening: Opening::default() };
             Mutex::new(&classes::SLAB_SHEAF, pair)
         };
-        let empty = (2 * cpus..2 * cpus + BARN_SHEAVES).collect();
         Ok(Sheaved {
             pairs: PerCpu::new(pair),
-            barn: Mutex::new(&classes::SLAB_BARN, Barn { filled: Vec::with_capacity(BARN_SHEAVES), empty }),
+            barn: Barn::new(2 * cpus..sheaves),
             cells,
+            rules: PhantomData,
         })
     }
 
@@ -88,6 +93,11 @@ impl<F: Freeze> FastPath<F> for Sheaved {
     fn alloc_slow(&self, core: &Core<F>, gfp: Gfp) -> Result<u32> {
         if let Some(object) = self.cells.pop_after_all().or_else(|| self.take_from_spare(core)) {
             return Ok(object);
+        }
+        if gfp == Gfp::NoWait && !R::NOWAIT_REFILLS {
+            let mut object = [0];
+            core.alloc_slow(&mut object, gfp)?;
+            return Ok(object[0]);
         }
         let mut objects = [0; MAX_SHEAF_OBJECTS];
         let wanted = self.half() as usize;
@@ -117,11 +127,7 @@ impl<F: Freeze> FastPath<F> for Sheaved {
             all.extend(self.objects(pair.spare, 0..std::mem::take(&mut pair.spare_len)));
             self.open(cpu, &mut pair, 0);
         }
-        let mut barn = self.barn.lock();
-        while let Some((sheaf, len)) = barn.filled.pop() {
-            all.extend(self.objects(sheaf, 0..len));
-            barn.empty.push(sheaf);
-        }
+        self.barn.drain(|sheaf, len| all.extend(self.objects(sheaf, 0..len)));
         all
     }
 
@@ -135,7 +141,7 @@ impl<F: Freeze> FastPath<F> for Sheaved {
             let lacking = pair.opening.since(word.len, word.operations);
             core.counters.read_with(cpu, FAST_PATHS, lacking, stats);
         }
-        objects + self.barn.lock().filled.iter().map(|(_, len)| u64::from(*len)).sum::<u64>()
+        objects + self.barn.objects()
     }
 
     fn capacity(&self) -> u32 {
@@ -143,16 +149,14 @@ impl<F: Freeze> FastPath<F> for Sheaved {
     }
 }
 
-impl Sheaved {
+impl<R: SheafRules> Sheaved<R> {
     /// Takes an object of the main sheaf. If that is empty, fills half of it from the spare first; if the
     /// spare is empty too, exchanges it for a filled sheaf of the barn.
     fn take_from_spare<F: Freeze>(&self, core: &Core<F>) -> Option<u32> {
         let (cpu, mut pair, mut len) = self.close_local(core);
         if len == 0 && pair.spare_len == 0 {
-            let mut barn = self.barn.lock();
-            if let Some((sheaf, len)) = barn.filled.pop() {
-                barn.empty.push(std::mem::replace(&mut pair.spare, sheaf));
-                pair.spare_len = len;
+            if let Some(filled) = self.barn.get(pair.spare) {
+                (pair.spare, pair.spare_len) = filled;
                 core.counters.count(Stat::BarnGet);
             } else {
                 core.counters.count(Stat::BarnGetFail);
@@ -201,10 +205,8 @@ impl Sheaved {
         let mut flush = 0;
         if len == capacity {
             if pair.spare_len + half > capacity {
-                let mut barn = self.barn.lock();
-                if let Some(empty) = barn.empty.pop() {
-                    barn.filled.push((std::mem::replace(&mut pair.spare, empty), pair.spare_len));
-                    pair.spare_len = 0;
+                if let Some(empty) = self.barn.put(pair.spare, pair.spare_len) {
+                    (pair.spare, pair.spare_len) = (empty, 0);
                     core.counters.count(Stat::BarnPut);
                 } else {
                     core.counters.count(Stat::BarnPutFail);

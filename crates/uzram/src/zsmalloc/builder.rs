@@ -29,6 +29,7 @@ pub struct PoolBuilder {
     pub(super) max_objects_setting: &'static str,
     pub(super) count_locks: bool,
     pub(super) reclaim: bool,
+    pub(super) deferred_limit: Option<u64>,
     pub(super) regions: Option<PoolRegions>,
     limit_bytes: u64,
 }
@@ -53,6 +54,7 @@ impl PoolBuilder {
             max_objects_setting: "max_objects",
             count_locks: false,
             reclaim: false,
+            deferred_limit: None,
             regions: None,
             limit_bytes: DEFAULT_LIMIT_BYTES,
         }
@@ -82,6 +84,14 @@ impl PoolBuilder {
     /// that is stored, and 12 bytes per page.
     pub fn reclaim(mut self, on: bool) -> Self {
         self.reclaim = on;
+        self
+    }
+
+    /// Defers frees: they put the object on a list of their CPU, and a thread that calls [`Pool::run_freer`] frees it
+    /// later. At most `limit` objects wait for that (which takes four bytes each); if as many do, or a store finds no
+    /// room, threads free them themselves. For research: see `docs/lab/zs-defer.md`.
+    pub fn defer_frees(mut self, limit: u64) -> Self {
+        self.deferred_limit = Some(limit);
         self
     }
 
@@ -118,7 +128,8 @@ impl PoolBuilder {
     /// Makes an empty pool of the default lock design.
     ///
     /// # Errors
-    /// `Invalid` for a limit below a page, or a chain size out of range; `NoMemory` when there is no address space.
+    /// `Invalid` for a limit below a page, a chain size out of range, or a limit of deferred frees that is not above the
+    /// number of CPUs; `NoMemory` when there is no address space.
     pub fn build(self) -> Result<Pool> {
         let limit_pages = self.limit_bytes / PAGE_SIZE as u64;
         if limit_pages == 0 {

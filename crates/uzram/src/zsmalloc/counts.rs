@@ -41,8 +41,14 @@ impl Counts {
     /// Adds one to a counter.
     #[inline]
     pub(super) fn count(&self, which: impl FnOnce(&Share) -> &Counter) {
+        self.add(which, 1);
+    }
+
+    /// Adds `n` to a counter.
+    #[inline]
+    pub(super) fn add(&self, which: impl FnOnce(&Share) -> &Counter, n: u64) {
         if let Some(shares) = &self.0 {
-            which(shares.local()).add(1);
+            which(shares.local()).add(n);
         }
     }
 

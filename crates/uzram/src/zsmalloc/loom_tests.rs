@@ -17,6 +17,8 @@ for_every_design!(
     loom_zsmalloc_stores_against_the_last_free,
     loom_zsmalloc_compaction_against_compaction,
     loom_zsmalloc_eviction_against_stores_and_frees,
+    loom_zsmalloc_deferred_frees_against_compaction,
+    loom_zsmalloc_deferred_frees_that_empty_a_zspage,
 );
 
 /// Bytes of an object; two of them fill a zspage of one page.
@@ -33,14 +35,19 @@ struct Model<D: PoolLocks>(RawPool<D>);
 
 impl<D: PoolLocks> Model<D> {
     fn new() -> Arc<Self> {
-        Self::with(false)
+        Self::with(|builder| builder)
     }
 
-    fn with(reclaim: bool) -> Arc<Self> {
+    fn with(settings: fn(PoolBuilder) -> PoolBuilder) -> Arc<Self> {
         let arena = Arc::new(Arena::new(1 << 19).expect("arena"));
         // The fewest classes: loom makes all their locks again for each interleaving.
-        let builder = PoolBuilder::new("model").max_objects(8).chain_size(1).reclaim(reclaim);
+        let builder = settings(PoolBuilder::new("model").max_objects(8).chain_size(1));
         Arc::new(Model(RawPool::new(arena, &builder).expect("pool")))
+    }
+
+    /// Makes a pool that defers frees: lists and batches of two.
+    fn deferring() -> Arc<Self> {
+        Self::with(|builder| builder.defer_frees(6))
     }
 
     fn store(&self, owner: u32) -> Stored {
@@ -79,6 +86,7 @@ impl<D: PoolLocks> Model<D> {
         assert_eq!(stats.iter().map(|stat| stat.pages_used).sum::<u64>(), self.0.pages_used());
         assert_eq!((self.0.pages_used(), self.0.corrupted()), (pages, 0));
         left.iter().for_each(|object| self.free(*object));
+        self.0.flush_frees();
         assert_eq!(self.0.pages_used(), 0);
     }
 }
@@ -177,7 +185,7 @@ fn loom_zsmalloc_compaction_against_compaction<D: PoolLocks>() {
 /// Evicts a zspage while another thread frees one of its objects and stores a new one.
 fn loom_zsmalloc_eviction_against_stores_and_frees<D: PoolLocks>() {
     check(|| {
-        let pool = Model::<D>::with(true);
+        let pool = Model::<D>::with(|builder| builder.reclaim(true));
         let (one, two) = (pool.store(1), pool.store(2));
         let other = {
             let pool = Arc::clone(&pool);
@@ -196,5 +204,40 @@ fn loom_zsmalloc_eviction_against_stores_and_frees<D: PoolLocks>() {
         let three = other.join().expect("no panic");
         let left = if two_is_left { vec![two, three] } else { vec![three] };
         pool.end(&left, 1);
+    });
+}
+
+/// A batch is freed while another thread defers a free and compacts.
+fn loom_zsmalloc_deferred_frees_against_compaction<D: PoolLocks>() {
+    check(|| {
+        let pool = Model::<D>::deferring();
+        let [one, two, three, four] = [1, 2, 3, 4].map(|owner| pool.store(owner));
+        // They fill a list, whose batch is queued.
+        pool.free(two);
+        pool.free(four);
+        let freer = beside(&pool, |pool| {
+            pool.0.flush_frees();
+        });
+        pool.free(three);
+        pool.compact();
+        freer.join().expect("no panic");
+        pool.0.flush_frees();
+        pool.end(&[one], 1);
+    });
+}
+
+/// Two threads free the objects of a zspage in batches, with a free by one of them in between.
+fn loom_zsmalloc_deferred_frees_that_empty_a_zspage<D: PoolLocks>() {
+    check(|| {
+        let pool = Model::<D>::deferring();
+        let (one, two) = (pool.store(1), pool.store(2));
+        let other = beside(&pool, move |pool| {
+            pool.free(one);
+            pool.0.flush_frees();
+        });
+        pool.free(two);
+        pool.0.flush_frees();
+        other.join().expect("no panic");
+        pool.end(&[], 0);
     });
 }

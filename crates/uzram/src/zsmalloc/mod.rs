@@ -20,6 +20,8 @@
 //! chunks of the arena (`compact`). [`PoolLocks`] defines which locks each operation takes; the table is
 //! at [`design`].
 //!
+//! A pool can defer its frees (`deferred`): a thread frees objects in batches.
+//!
 //! Lock order: compaction, pool, size class, LRU of zspages, then the arena's `commit` only. Zspages, runs
 //! and descriptors are allocated with no pool lock held; most designs also free them without one.
 
@@ -32,6 +34,7 @@ mod builder;
 mod class;
 mod compact;
 mod counts;
+mod deferred;
 pub mod design;
 mod evacuate;
 #[cfg(test)]

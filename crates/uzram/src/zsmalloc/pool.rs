@@ -115,13 +115,44 @@ impl<D: PoolLocks> Pool<D> {
         unsafe { self.raw.read(handle.handle, handle.owner, usize::from(handle.len)) }.map(ObjectRead)
     }
 
-    /// Frees the bytes of a handle.
+    /// Frees the bytes of a handle; later if the pool defers frees ([`PoolBuilder::defer_frees`]).
     ///
     /// # Errors
     /// `Invalid` for a handle of another pool; its bytes stay there.
     #[inline]
     pub fn free(&self, handle: Handle) -> Result<()> {
         self.object(handle).map(drop)
+    }
+
+    /// In a pool that defers frees, frees objects on this thread as their frees come, as long as `still_wanted`; then
+    /// those that wait. To end it, unpark the thread when `still_wanted` has changed. One thread at a time does this.
+    ///
+    /// ```
+    /// # use std::sync::atomic::{AtomicBool, Ordering};
+    /// let pool = uzram::Pool::builder("names").defer_frees(1 << 16).build()?;
+    /// let ends = AtomicBool::new(false);
+    /// std::thread::scope(|scope| {
+    ///     let freer = scope.spawn(|| pool.run_freer(|| !ends.load(Ordering::Relaxed)));
+    ///     drop(pool.store(b"some bytes")); // waits to be freed
+    ///     ends.store(true, Ordering::Relaxed);
+    ///     freer.thread().unpark();
+    /// });
+    /// assert_eq!((pool.waiting_frees(), pool.pages_used()), (0, 0));
+    /// # Ok::<_, uzram::Error>(())
+    /// ```
+    pub fn run_freer(&self, still_wanted: impl Fn() -> bool) {
+        self.raw.run_freer(still_wanted);
+    }
+
+    /// Frees all objects whose frees wait, and waits for other threads that are freeing some. Objects that are freed
+    /// meanwhile may be left.
+    pub fn flush_frees(&self) {
+        self.raw.flush_frees();
+    }
+
+    /// Returns the number of objects whose frees wait. They count as used until they are freed.
+    pub fn waiting_frees(&self) -> u64 {
+        self.raw.waiting_frees()
     }
 
     /// Compacts the pool as far as that frees pages, while other threads store, read and free; returns the number

@@ -1,5 +1,5 @@
 //! The pool itself: its parts, and how they refer to each other. Handles are plain numbers here; callers guarantee
-//! their validity. Each operation has a file: `store`, `read`, `free`, `compact`, `evacuate`, `reclaim`, `stats`.
+//! their validity. Each operation has a file: `store`, `read`, `free` (`deferred`), `compact`, `evacuate`, `reclaim`, `stats`.
 
 use std::ops::Range;
 
@@ -12,6 +12,7 @@ use super::access::ObjectAccess;
 use super::builder::PoolBuilder;
 use super::class::{CHAIN_SIZES, ClassTable, HEADER_BYTES};
 use super::counts::Counts;
+use super::deferred::DeferredLists;
 use super::design::PoolLocks;
 use super::lru::Lru;
 use super::word::Location;
@@ -39,6 +40,8 @@ pub struct RawPool<D: PoolLocks> {
     pub(super) pages_compacted: Counter,
     /// `None` unless the pool is built with `reclaim`.
     pub(super) lru: Option<Lru>,
+    /// The frees that wait. `None` unless the pool is built with `defer_frees`.
+    pub(super) deferred: Option<DeferredLists>,
     contents: ObjectAccess,
 }
 
@@ -46,8 +49,8 @@ impl<D: PoolLocks> RawPool<D> {
     /// Makes a pool in the memory of `arena`.
     ///
     /// # Errors
-    /// `Invalid` for a chain size outside [`CHAIN_SIZES`]; `NoMemory` when there is no address space for the
-    /// tables.
+    /// `Invalid` for a chain size outside [`CHAIN_SIZES`], or too small a limit of deferred frees; `NoMemory` when
+    /// there is no address space for the tables.
     pub fn new(arena: Arc<Arena>, builder: &PoolBuilder) -> Result<Self> {
         let (name, max_objects) = (&builder.name, builder.max_objects_in(arena.reserved_pages()));
         if !CHAIN_SIZES.contains(&builder.chain_size) && !cfg!(loom) {
@@ -73,6 +76,7 @@ impl<D: PoolLocks> RawPool<D> {
             compaction: Mutex::new(&classes::COMPACTION, ()),
             pages_compacted: Counter::new(0),
             lru: builder.reclaim.then(|| Lru::new(arena.reserved_pages())).transpose()?,
+            deferred: builder.deferred_limit.map(DeferredLists::new).transpose()?,
             contents: ObjectAccess::new(arena.reserved_pages()),
             classes,
             arena,

@@ -46,20 +46,34 @@ impl<D: PoolLocks> RawPool<D> {
         }
     }
 
-    /// Runs `f`; if it lacks memory and `gfp` allows waiting, gives free memory back and runs it again.
+    /// Runs `f`; if it lacks memory and `gfp` allows waiting, frees what waits for that, or gives free memory back, and
+    /// runs it again.
     #[inline]
     fn with_memory<R>(&self, gfp: Gfp, f: impl Fn() -> Result<R>) -> Result<R> {
         match f() {
-            Err(error) if gfp == Gfp::MayWait && self.may_help(&error) => {
-                self.arena.release_free();
-                f()
-            }
+            Err(error) if gfp == Gfp::MayWait => self.with_room_made(error, f),
             done => done,
         }
     }
 
-    /// Returns whether giving free memory back may help against `error`: not if used memory alone reaches the limit.
     #[cold]
+    fn with_room_made<R>(&self, mut error: Error, f: impl Fn() -> Result<R>) -> Result<R> {
+        let lacks_room = |error: &Error| matches!(error.kind(), ErrorKind::NoMemory | ErrorKind::NoSpace);
+        // More frees may have come to wait meanwhile.
+        while lacks_room(&error) && self.flush_frees() {
+            match f() {
+                Err(again) => error = again,
+                done => return done,
+            }
+        }
+        if !self.may_help(&error) {
+            return Err(error);
+        }
+        self.arena.release_free();
+        f()
+    }
+
+    /// Returns whether giving free memory back may help against `error`: not if used memory alone reaches the limit.
     fn may_help(&self, error: &Error) -> bool {
         match error.kind() {
             ErrorKind::NoMemory => true,

@@ -11,6 +11,7 @@
 //! share (the parking-lot scheme: WebKit's ParkingLot, Pizlo 2015).
 
 use super::class::{Hold, classes};
+use super::stats::{LastCpus, LockMode};
 use super::{AtomicU32, Condvar, Mutex, Ordering, spin_loop};
 
 const LOCKED: u32 = 1 << 31;
@@ -27,6 +28,7 @@ pub struct BitLock(AtomicU32);
 /// The buckets in which threads sleep that wait for a [`BitLock`].
 pub struct WaitTable {
     buckets: Box<[Bucket]>,
+    last_cpus: LastCpus,
 }
 
 struct Bucket {
@@ -50,7 +52,7 @@ impl WaitTable {
     /// waiters.
     pub fn new(buckets: usize) -> Self {
         let bucket = |_| Bucket { lock: Mutex::new(&classes::WAIT_TABLE, 0), freed: Condvar::new() };
-        WaitTable { buckets: (0..buckets.max(1)).map(bucket).collect() }
+        WaitTable { buckets: (0..buckets.max(1)).map(bucket).collect(), last_cpus: LastCpus::new() }
     }
 
     /// Wakes all sleeping threads to check their locks again: some locks were released without a [`BitGuard`],
@@ -85,7 +87,9 @@ impl BitLock {
     pub fn lock<'a>(&'a self, table: &'a WaitTable, key: usize) -> BitGuard<'a> {
         let bucket = table.bucket(key);
         let wait = || self.try_take().unwrap_or_else(|| self.lock_slow(bucket));
-        let (value, hold) = Hold::take(&classes::SLOT, || self.try_take(), wait);
+        let last = table.last_cpus.of(key);
+        let mode = LockMode::Exclusive;
+        let (value, hold) = Hold::take(&classes::SLOT, last, mode, || self.try_take(), wait);
         BitGuard { word: &self.0, bucket, value, is_released: false, _hold: hold }
     }
 
@@ -93,7 +97,8 @@ impl BitLock {
     pub fn try_lock<'a>(&'a self, table: &'a WaitTable, key: usize) -> Option<BitGuard<'a>> {
         let bucket = table.bucket(key);
         let value = self.try_take()?;
-        Some(BitGuard { word: &self.0, bucket, value, is_released: false, _hold: Hold::new(&classes::SLOT) })
+        let hold = Hold::new(&classes::SLOT, table.last_cpus.of(key), LockMode::Exclusive);
+        Some(BitGuard { word: &self.0, bucket, value, is_released: false, _hold: hold })
     }
 
     #[inline]

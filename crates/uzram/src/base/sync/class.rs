@@ -1,30 +1,30 @@
-//! Lock classes: the lock order of the engine, its check in debug builds, and lock statistics.
+//! Lock classes: the lock order of the engine, and its check in debug builds.
+
+use super::stats::{LastCpu, LockMode, Recorded};
 
 /// A class of locks: its name and its place in the lock order.
 #[derive(Debug)]
 pub struct LockClass {
     /// The name in statistics and in lock order messages.
     pub name: &'static str,
-    // Used only by the check in debug builds.
+    // Used only by the check in debug builds, and by statistics.
     #[cfg_attr(not(debug_assertions), allow(dead_code))]
     rank: u32,
     /// Whether a thread may wait for a lock of the class while it holds others of it: all threads take them
     /// in one order.
     #[cfg_attr(not(debug_assertions), allow(dead_code))]
     several: bool,
-    #[cfg(feature = "lock-stats")]
-    stats: stats::Counters,
 }
 
 impl LockClass {
     const fn new(rank: u32, name: &'static str) -> Self {
-        LockClass {
-            name,
-            rank,
-            several: false,
-            #[cfg(feature = "lock-stats")]
-            stats: stats::Counters::new(),
-        }
+        LockClass { name, rank, several: false }
+    }
+
+    /// Returns its index in [`classes::ALL`].
+    #[cfg(feature = "lock-stats")]
+    pub(super) fn rank(&self) -> usize {
+        self.rank as usize
     }
 }
 
@@ -88,9 +88,13 @@ pub mod classes {
     pub static WAIT_TABLE: LockClass = LockClass::new(26, "wait_table");
     /// Settings of a store that outlives the process.
     pub static LIVE_SETTINGS: LockClass = LockClass::new(27, "live_settings");
+    /// A CPU's list of handles whose frees are deferred.
+    pub static ZS_DEFERRED: LockClass = LockClass::new(28, "zs_deferred");
+    /// The batches of such handles that no list holds.
+    pub static ZS_DEFERRED_QUEUE: LockClass = LockClass::new(29, "zs_deferred_queue");
 
     /// All classes.
-    pub static ALL: [&LockClass; 28] = [
+    pub static ALL: [&LockClass; 30] = [
         &DEVICE,
         &WRITEBACK,
         &SLOT,
@@ -119,17 +123,21 @@ pub mod classes {
         &SLOT_TABLE,
         &WAIT_TABLE,
         &LIVE_SETTINGS,
+        &ZS_DEFERRED,
+        &ZS_DEFERRED_QUEUE,
     ];
 }
 
-/// Exists while a lock of its class is held: checks the lock order (debug builds) and measures
+/// Exists while a lock of its class is held: checks the lock order (debug builds) and records the hold
 /// (feature `lock-stats`); otherwise empty.
 pub(super) struct Hold {
     #[cfg(any(debug_assertions, feature = "lock-stats"))]
     class: &'static LockClass,
-    #[cfg(feature = "lock-stats")]
-    since: std::time::Instant,
+    recorded: Recorded,
 }
+
+#[cfg(not(any(debug_assertions, feature = "lock-stats")))]
+const _: () = assert!(size_of::<Hold>() == 0);
 
 impl Hold {
     /// Panics in debug builds if the thread may not wait for a lock of `class` now.
@@ -142,43 +150,45 @@ impl Hold {
     /// after all classes that the thread holds already.
     pub(super) fn take<G>(
         class: &'static LockClass,
+        last: &LastCpu,
+        mode: LockMode,
         try_take: impl FnOnce() -> Option<G>,
         wait: impl FnOnce() -> G,
     ) -> (G, Hold) {
         order::check(class);
         #[cfg(feature = "lock-stats")]
-        {
-            let guard = match try_take() {
-                Some(guard) => guard,
-                None => {
-                    let start = std::time::Instant::now();
-                    let guard = wait();
-                    class.stats.contended(start.elapsed());
-                    guard
-                }
-            };
-            (guard, Hold::new(class))
-        }
+        let guard = try_take().unwrap_or_else(|| super::stats::wait_for(class, last, mode, wait));
         #[cfg(not(feature = "lock-stats"))]
-        {
+        let guard = {
             let _ = try_take;
-            (wait(), Hold::new(class))
-        }
+            wait()
+        };
+        (guard, Hold::new(class, last, mode))
     }
 
     /// For a lock that was taken without waiting: the lock order does not apply.
-    pub(super) fn new(class: &'static LockClass) -> Self {
+    pub(super) fn new(class: &'static LockClass, last: &LastCpu, mode: LockMode) -> Self {
         order::push(class);
-        #[cfg(feature = "lock-stats")]
-        class.stats.acquired();
         #[cfg(not(any(debug_assertions, feature = "lock-stats")))]
         let _ = class;
         Hold {
             #[cfg(any(debug_assertions, feature = "lock-stats"))]
             class,
-            #[cfg(feature = "lock-stats")]
-            since: std::time::Instant::now(),
+            recorded: Recorded::start(last, mode),
         }
+    }
+
+    /// For a lock that is released while its holder waits for a condition.
+    #[inline]
+    pub(super) fn pause(&mut self) {
+        #[cfg(feature = "lock-stats")]
+        self.recorded.end(self.class);
+    }
+
+    /// For a lock that its holder has taken again after [`Hold::pause`].
+    #[inline]
+    pub(super) fn resume(&mut self, last: &LastCpu) {
+        self.recorded.restart(last);
     }
 }
 
@@ -186,8 +196,7 @@ impl Hold {
 impl Drop for Hold {
     fn drop(&mut self) {
         order::pop(self.class);
-        #[cfg(feature = "lock-stats")]
-        self.class.stats.held(self.since.elapsed());
+        self.recorded.end(self.class);
     }
 }
 
@@ -237,78 +246,6 @@ mod order {
     pub(super) fn push(_: &LockClass) {}
     #[cfg(any(debug_assertions, feature = "lock-stats"))]
     pub(super) fn pop(_: &LockClass) {}
-}
-
-#[cfg(feature = "lock-stats")]
-pub use stats::{LockStat, lock_stats};
-
-#[cfg(feature = "lock-stats")]
-mod stats {
-    use crate::base::sync::Counter;
-    use std::time::Duration;
-
-    #[derive(Debug)]
-    pub(super) struct Counters {
-        acquisitions: Counter,
-        contended: Counter,
-        wait_ns: Counter,
-        hold_ns: Counter,
-    }
-
-    impl Counters {
-        pub(super) const fn new() -> Self {
-            Counters {
-                acquisitions: Counter::new(0),
-                contended: Counter::new(0),
-                wait_ns: Counter::new(0),
-                hold_ns: Counter::new(0),
-            }
-        }
-
-        pub(super) fn acquired(&self) {
-            self.acquisitions.add(1);
-        }
-
-        pub(super) fn contended(&self, waited: Duration) {
-            self.contended.add(1);
-            self.wait_ns.add(waited.as_nanos() as u64);
-        }
-
-        pub(super) fn held(&self, held: Duration) {
-            self.hold_ns.add(held.as_nanos() as u64);
-        }
-    }
-
-    /// The statistics of one class of locks since the program started.
-    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-    #[cfg_attr(feature = "serde", derive(serde::Serialize))]
-    #[non_exhaustive]
-    pub struct LockStat {
-        /// The class's name.
-        pub class: &'static str,
-        /// Times a lock of the class was taken.
-        pub acquisitions: u64,
-        /// Times a lock was not free at once.
-        pub contended: u64,
-        /// Time spent waiting for locks.
-        pub wait_ns: u64,
-        /// Time locks were held.
-        pub hold_ns: u64,
-    }
-
-    /// Returns the statistics of every class, in lock order.
-    pub fn lock_stats() -> Vec<LockStat> {
-        super::classes::ALL
-            .iter()
-            .map(|class| LockStat {
-                class: class.name,
-                acquisitions: class.stats.acquisitions.get(),
-                contended: class.stats.contended.get(),
-                wait_ns: class.stats.wait_ns.get(),
-                hold_ns: class.stats.hold_ns.get(),
-            })
-            .collect()
-    }
 }
 
 #[cfg(test)]

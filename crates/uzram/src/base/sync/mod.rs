@@ -2,24 +2,27 @@
 //! with `--cfg loom`, so that loom checks the code that ships.
 //!
 //! Every lock of the engine belongs to a [`LockClass`] declared here, in lock order. Debug builds
-//! check that order at each acquisition; the feature `lock-stats` counts acquisitions, contended
-//! acquisitions, and time waited and held per class. Without both a class costs nothing.
+//! check that order at each acquisition; the feature `lock-stats` records acquisitions, waits and holds per class.
+//! Without both a class costs nothing.
 
 mod bit_lock;
 mod class;
 mod guarded;
 mod mutex;
 mod rw_lock;
+mod stats;
 mod timed;
 mod wide_lock;
 
 pub use bit_lock::{BitGuard, BitLock, WaitTable};
 pub use class::{LockClass, classes};
-#[cfg(feature = "lock-stats")]
-pub use class::{LockStat, lock_stats};
 pub use guarded::{Access, Guarded};
 pub use mutex::{Mutex, MutexGuard};
 pub use rw_lock::{ReadGuard, RwLock, WriteGuard};
+#[cfg(feature = "lock-stats")]
+pub use stats::{
+    LockMode, LockRecording, LockStat, LockTimes, lock_stats, record_locks_on_demand, reset_lock_stats,
+};
 pub use timed::Timed;
 pub use wide_lock::{WideGuard, WideLock, stores_16_bytes};
 

@@ -4,6 +4,7 @@ use std::sync::{TryLockError, TryLockResult};
 
 use super::Counter;
 use super::class::{Hold, LockClass};
+use super::stats::{LastCpu, LockMode};
 
 #[cfg(loom)]
 use loom::sync as imp;
@@ -13,6 +14,7 @@ use std::sync as imp;
 /// A lock that any number of readers or one writer holds. It does not contain the data it protects.
 pub struct RwLock {
     class: &'static LockClass,
+    last: LastCpu,
     waiters: Counter,
     inner: imp::RwLock<()>,
 }
@@ -33,7 +35,7 @@ pub struct WriteGuard<'a> {
 impl RwLock {
     /// Makes a free lock of `class`.
     pub fn new(class: &'static LockClass) -> Self {
-        RwLock { class, waiters: Counter::new(0), inner: imp::RwLock::new(()) }
+        RwLock { class, last: LastCpu::new(), waiters: Counter::new(0), inner: imp::RwLock::new(()) }
     }
 
     /// Waits until no writer holds the lock.
@@ -44,7 +46,8 @@ impl RwLock {
         let wait = || self.inner.read().unwrap_or_else(|poisoned| poisoned.into_inner());
         #[cfg(tsan)]
         let wait = || super::wait_visibly(try_take);
-        let (guard, hold) = Hold::take(self.class, try_take, || self.waiters.while_waiting(try_take, wait));
+        let wait = || self.waiters.while_waiting(try_take, wait);
+        let (guard, hold) = Hold::take(self.class, &self.last, LockMode::Shared, try_take, wait);
         ReadGuard { _guard: guard, _hold: hold }
     }
 
@@ -55,7 +58,8 @@ impl RwLock {
         let wait = || self.inner.write().unwrap_or_else(|poisoned| poisoned.into_inner());
         #[cfg(tsan)]
         let wait = || super::wait_visibly(try_take);
-        let (guard, hold) = Hold::take(self.class, try_take, || self.waiters.while_waiting(try_take, wait));
+        let wait = || self.waiters.while_waiting(try_take, wait);
+        let (guard, hold) = Hold::take(self.class, &self.last, LockMode::Exclusive, try_take, wait);
         WriteGuard { _guard: guard, waiters: &self.waiters, _hold: hold }
     }
 }

@@ -33,7 +33,23 @@ pub type Split = ClassLocks<0>;
 /// "mm/zsmalloc: reduce lock contention in zs_free()" (W. Hao, 2026).
 pub type ClassIndexed = ClassLocks<{ CLASS_IN_WORD | FREE_WITHOUT_POOL_LOCK | PAGES_AFTER_LOCK }>;
 
+/// Handles whose classes are looked up while the pool's lock is held.
+const LOOK_UPS: usize = 64;
+
 impl<const STEPS: u8> ClassLocks<STEPS> {
+    const FREES_WITHOUT_POOL_LOCK: bool = STEPS & CLASS_IN_WORD != 0 && STEPS & FREE_WITHOUT_POOL_LOCK != 0;
+
+    /// Returns the class of an object that was found in a word: it is in the word, or in the zspage.
+    ///
+    /// # Safety
+    /// Unless it is in the word, the object is in use and cannot be moved.
+    #[inline]
+    unsafe fn class_of(pool: &RawPool<Self>, object: Location) -> u8 {
+        // SAFETY: the object is in use and stays in place, so its zspage is in use (the caller's promise).
+        let of_zspage = || unsafe { pool.zspage_at(object.page) }.class;
+        if STEPS & CLASS_IN_WORD != 0 { object.class } else { of_zspage() }
+    }
+
     fn look_up(&self, counts: &Counts) -> ReadGuard<'_> {
         counts.count(|share| &share.pool_locks);
         self.pool.read()
@@ -110,19 +126,30 @@ impl<const STEPS: u8> PoolLocks for ClassLocks<STEPS> {
         unsafe { design::find_and_hold(pool, handle) }
     }
 
+    unsafe fn begin_free(pool: &RawPool<Self>, handles: &[u32], mut found: impl FnMut(usize, Location)) {
+        for (at, some) in handles.chunks(LOOK_UPS).enumerate() {
+            let _look_up = (!Self::FREES_WITHOUT_POOL_LOCK).then(|| pool.locks.look_up(&pool.counts));
+            for (i, handle) in some.iter().enumerate() {
+                // SAFETY: the handle is in use (the caller's promise).
+                let object = unsafe { pool.handles.get(*handle) }.object();
+                // SAFETY: the object is in use, and the pool's lock keeps it in place, if it is needed.
+                let class = unsafe { Self::class_of(pool, object) };
+                found(at * LOOK_UPS + i, Location { class, ..object });
+            }
+        }
+    }
+
     #[inline]
     unsafe fn free(pool: &RawPool<Self>, handle: u32) -> Option<Released<'_, Self>> {
         // SAFETY: the handle is in use (the caller's promise).
         let cell = unsafe { pool.handles.get(handle) };
-        let lists = if STEPS & CLASS_IN_WORD != 0 && STEPS & FREE_WITHOUT_POOL_LOCK != 0 {
+        let lists = if Self::FREES_WITHOUT_POOL_LOCK {
             // A moved object stays in its class.
             pool.lists(cell.object().class)
         } else {
             let _look_up = pool.locks.look_up(&pool.counts);
-            let object = cell.object();
-            // SAFETY: the object is in use, and the pool's lock keeps it in place, so its zspage is in use.
-            let of_zspage = || unsafe { pool.zspage_at(object.page) }.class;
-            pool.lists(if STEPS & CLASS_IN_WORD != 0 { object.class } else { of_zspage() })
+            // SAFETY: the object is in use, and the pool's lock keeps it in place.
+            pool.lists(unsafe { Self::class_of(pool, cell.object()) })
         };
         // Read the word again: the object may have moved before the class's lock was taken.
         let object = cell.object();

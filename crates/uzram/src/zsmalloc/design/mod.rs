@@ -78,6 +78,19 @@ pub trait PoolLocks: Sized + Send + Sync + 'static {
         None
     }
 
+    /// Begins to free objects: calls `found` for each that the caller must release, with the place of its handle in
+    /// `handles` and its location. Until the lists of its class are locked, the object may be moved within that class;
+    /// then its word has its location. Readers release the other objects.
+    ///
+    /// # Safety
+    /// The handles are in use, and only this call frees them.
+    unsafe fn begin_free(pool: &RawPool<Self>, handles: &[u32], mut found: impl FnMut(usize, Location)) {
+        for (at, handle) in handles.iter().enumerate() {
+            // SAFETY: the handle is in use (the caller's promise).
+            found(at, unsafe { pool.handles.get(*handle) }.object());
+        }
+    }
+
     /// Finds a handle's object to free it: returns the object to release with the lists of its class,
     /// unless a reader will release it.
     ///

@@ -14,6 +14,7 @@ use check::zspages;
 
 mod check;
 mod compaction;
+mod deferred;
 mod library;
 mod model;
 

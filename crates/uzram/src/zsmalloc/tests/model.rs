@@ -42,6 +42,7 @@ fn evict<D: PoolLocks>(
     handles: &mut Vec<u32>,
     random: &mut Random,
 ) {
+    pool.flush_frees();
     let before = pool.pages_used();
     let by_owner: HashMap<u32, u32> = live.iter().map(|(handle, live)| (live.owner, *handle)).collect();
     let mut asked = HashSet::new();
@@ -57,105 +58,112 @@ fn evict<D: PoolLocks>(
     handles.retain(|handle| live.contains_key(handle));
 }
 
-/// One thread's operations, with injected failures of the arena; checks everything after each series of failures.
 fn agrees_with_a_naive_model<D: PoolLocks>() {
     for seed in 0..4 {
-        let mut random = Random::new(seed);
-        let pool = pool::<D>(4 + 4 * seed as usize);
-        let mut live: HashMap<u32, Live> = HashMap::new();
-        let (mut handles, mut refused) = (Vec::new(), 0);
-        for step in 0..6000u32 {
-            if step % 1000 == 500 {
-                pool.arena.inject_faults(seed, 3);
-            } else if step % 1000 == 999 {
-                pool.arena.inject_faults(0, 0);
-                check(&pool, &live);
-            }
-            match random.below(600) {
-                0 | 1 => compact(&pool, &mut random),
-                2 => evict(&pool, &mut live, &mut handles, &mut random),
-                _ => {}
-            }
-            // Grow for 2000 steps, then shrink.
-            if random.below(100) < if step / 2000 % 2 == 0 { 70 } else { 40 } {
-                let bytes = contents(&mut random, u64::from(step));
-                let Some(handle) = store(&pool, &bytes, step, &mut random) else {
-                    refused += 1;
-                    continue;
-                };
-                let new = live.insert(handle, Live { owner: step, bytes });
-                assert_eq!(new, None, "seed {seed}: a handle in use");
-                handles.push(handle);
-            } else if !handles.is_empty() {
-                let handle = handles.swap_remove(random.below(handles.len()));
-                let Live { owner, bytes } = live.remove(&handle).expect("live");
-                assert_eq!(*read(&pool, handle, owner, bytes.len()).expect("sound"), *bytes, "seed {seed}");
-                free(&pool, handle);
-            }
-        }
-        check(&pool, &live);
-        live.into_keys().for_each(|handle| free(&pool, handle));
-        check(&pool, &HashMap::new());
-        assert_eq!(pool.corrupted(), 0);
-        assert!((10..2000).contains(&refused), "seed {seed}: {refused} refused");
+        agree(&pool::<D>(4 + 4 * seed as usize), seed);
     }
 }
 
-/// Eight threads store, read and free their own and shared objects while another compacts and allocations
-/// fail; everything is checked at the end.
+/// One thread's operations, with injected failures of the arena; checks everything after each series of failures.
+pub(super) fn agree<D: PoolLocks>(pool: &RawPool<D>, seed: u64) {
+    let mut random = Random::new(seed);
+    let mut live: HashMap<u32, Live> = HashMap::new();
+    let (mut handles, mut refused) = (Vec::new(), 0);
+    for step in 0..6000u32 {
+        if step % 1000 == 500 {
+            pool.arena.inject_faults(seed, 3);
+        } else if step % 1000 == 999 {
+            pool.arena.inject_faults(0, 0);
+            check(pool, &live);
+        }
+        match random.below(600) {
+            0 | 1 => compact(pool, &mut random),
+            2 => evict(pool, &mut live, &mut handles, &mut random),
+            _ => {}
+        }
+        // Grow for 2000 steps, then shrink.
+        if random.below(100) < if step / 2000 % 2 == 0 { 70 } else { 40 } {
+            let bytes = contents(&mut random, u64::from(step));
+            let Some(handle) = store(pool, &bytes, step, &mut random) else {
+                refused += 1;
+                continue;
+            };
+            let new = live.insert(handle, Live { owner: step, bytes });
+            assert_eq!(new, None, "seed {seed}: a handle in use");
+            handles.push(handle);
+        } else if !handles.is_empty() {
+            let handle = handles.swap_remove(random.below(handles.len()));
+            let Live { owner, bytes } = live.remove(&handle).expect("live");
+            assert_eq!(*read(pool, handle, owner, bytes.len()).expect("sound"), *bytes, "seed {seed}");
+            free(pool, handle);
+        }
+    }
+    check(pool, &live);
+    live.into_keys().for_each(|handle| free(pool, handle));
+    check(pool, &HashMap::new());
+    assert_eq!(pool.corrupted(), 0);
+    assert!((10..2000).contains(&refused), "seed {seed}: {refused} refused");
+}
+
 fn threads_agree_with_naive_models<D: PoolLocks>() {
-    const THREADS: u64 = 8;
-    // ThreadSanitizer makes a step many times slower.
-    const STEPS: u64 = if cfg!(tsan) { 200 } else { 2000 };
-    type Shared = Mutex<Option<(u32, Live)>>;
     for seed in 0..2 {
         let pool = pool::<D>(if seed == 0 { 16 } else { 5 });
         if seed == 1 {
             pool.arena.set_run_cache_batch_pages(0).expect("in range");
         }
-        let shared: Vec<Shared> = (0..64).map(|_| Mutex::new(&classes::SLOT, None)).collect();
-        let (done, working) = (AtomicBool::new(false), AtomicU64::new(THREADS));
-        let own: Vec<HashMap<u32, Live>> = std::thread::scope(|scope| {
-            scope.spawn(|| {
-                let mut random = Random::new(seed);
-                while !done.load(Ordering::Relaxed) {
-                    compact(&pool, &mut random);
-                    std::thread::yield_now();
-                }
-            });
-            let worker = |thread: u64| {
-                let (pool, shared, working, done) = (&pool, &shared, &working, &done);
-                scope.spawn(move || {
-                    // Also when it panics.
-                    let _end = End { working, done };
-                    let mut random = Random::new(seed << 32 | thread);
-                    let mut live: HashMap<u32, Live> = HashMap::new();
-                    for step in 0..STEPS {
-                        if thread == 0 && step % 500 == 250 {
-                            pool.arena.inject_faults(seed, 5);
-                        } else if thread == 0 && step % 500 == 499 {
-                            pool.arena.inject_faults(0, 0);
-                        }
-                        let number = thread << 32 | step;
-                        step_of_a_thread(pool, shared, &mut live, &mut random, number);
-                    }
-                    live
-                })
-            };
-            let workers: Vec<_> = (0..THREADS).map(worker).collect();
-            workers.into_iter().map(|worker| worker.join().expect("no panic")).collect()
-        });
-        pool.arena.inject_faults(0, 0);
-        let shared = shared.into_iter().filter_map(|slot| slot.lock().take());
-        let live: HashMap<u32, Live> = shared.chain(own.into_iter().flatten()).collect();
-        check(&pool, &live);
-        let mut budget = Budget::unlimited();
-        pool.compact(Effort::Tight, &mut budget);
-        check(&pool, &live);
-        live.into_keys().for_each(|handle| free(&pool, handle));
-        check(&pool, &HashMap::new());
-        assert_eq!(pool.corrupted(), 0);
+        threads_agree(&pool, seed);
     }
+}
+
+/// Eight threads store, read and free their own and shared objects while another compacts and allocations
+/// fail; everything is checked at the end.
+pub(super) fn threads_agree<D: PoolLocks>(pool: &RawPool<D>, seed: u64) {
+    const THREADS: u64 = 8;
+    // ThreadSanitizer makes a step many times slower.
+    const STEPS: u64 = if cfg!(tsan) { 200 } else { 2000 };
+    type Shared = Mutex<Option<(u32, Live)>>;
+    let shared: Vec<Shared> = (0..64).map(|_| Mutex::new(&classes::SLOT, None)).collect();
+    let (done, working) = (AtomicBool::new(false), AtomicU64::new(THREADS));
+    let own: Vec<HashMap<u32, Live>> = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut random = Random::new(seed);
+            while !done.load(Ordering::Relaxed) {
+                compact(pool, &mut random);
+                std::thread::yield_now();
+            }
+        });
+        let worker = |thread: u64| {
+            let (shared, working, done) = (&shared, &working, &done);
+            scope.spawn(move || {
+                // Also when it panics.
+                let _end = End { working, done };
+                let mut random = Random::new(seed << 32 | thread);
+                let mut live: HashMap<u32, Live> = HashMap::new();
+                for step in 0..STEPS {
+                    if thread == 0 && step % 500 == 250 {
+                        pool.arena.inject_faults(seed, 5);
+                    } else if thread == 0 && step % 500 == 499 {
+                        pool.arena.inject_faults(0, 0);
+                    }
+                    let number = thread << 32 | step;
+                    step_of_a_thread(pool, shared, &mut live, &mut random, number);
+                }
+                live
+            })
+        };
+        let workers: Vec<_> = (0..THREADS).map(worker).collect();
+        workers.into_iter().map(|worker| worker.join().expect("no panic")).collect()
+    });
+    pool.arena.inject_faults(0, 0);
+    let shared = shared.into_iter().filter_map(|slot| slot.lock().take());
+    let live: HashMap<u32, Live> = shared.chain(own.into_iter().flatten()).collect();
+    check(pool, &live);
+    let mut budget = Budget::unlimited();
+    pool.compact(Effort::Tight, &mut budget);
+    check(pool, &live);
+    live.into_keys().for_each(|handle| free(pool, handle));
+    check(pool, &HashMap::new());
+    assert_eq!(pool.corrupted(), 0);
 }
 
 struct End<'a> {

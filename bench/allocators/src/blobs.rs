@@ -1,0 +1,285 @@
+//! Compressed pages as blobs of their exact length: the memory that an allocator takes for each byte stored, when all
+//! are stored, and after a random half was freed and the allocator was asked to return memory.
+//!
+//! The pages are those of the corpus `mixed`, compressed with lz4; one that does not become smaller is stored as it is.
+//! uzram's pool checks its objects and keeps 8 bytes with each of them; the others keep a pointer and a length in an array of
+//! the program, which does not count. Each allocator is measured in its own child process ([`crate::memory`]).
+
+use std::cell::RefCell;
+
+use libmimalloc_sys as mimalloc;
+use serde::Serialize;
+use uzram::codec::{Algorithm, Encoder};
+use uzram::mem::Arena;
+use uzram::sync::Arc;
+use uzram::units::PAGE_SIZE;
+use uzram::zsmalloc::{Handle, Pinned, Pool, PoolBuilder};
+use uzram::{Error, ErrorKind, Result};
+use uzram_bench::harness::corpus::{self, Kind};
+
+use crate::heap::PLAIN;
+use crate::memory::{anonymous_bytes, in_child};
+use crate::peers::{self, MIMALLOC, SYSTEM, pointer, word};
+
+/// The option that selects the allocator in a child.
+pub const CHILD_OPTION: &str = "--blobs-of";
+/// The seed for choosing the blobs to free.
+const SEED: u64 = 1;
+/// What is stored: the states in which memory is measured.
+pub const STATES: [&str; 2] = ["all stored", "half freed"];
+
+/// The memory that one allocator takes for blobs.
+#[derive(Clone, Debug, Serialize)]
+pub struct Blobs {
+    /// The allocator.
+    pub allocator: &'static str,
+    /// Resident bytes for each byte stored, in each of [`STATES`].
+    pub resident_per_stored: [f64; 2],
+}
+
+/// Measures uzram's pool and every other allocator of this build, each in a child process.
+///
+/// # Errors
+/// The error of a child.
+pub fn measure_all(pages: usize) -> Result<Vec<Blobs>> {
+    let names = [PLAIN].into_iter().chain(peers::NAMES.iter().copied());
+    let of = |allocator| {
+        let printed = in_child(&[CHILD_OPTION, allocator, "--pages", &pages.to_string()])?;
+        let numbers: Vec<f64> = printed.split_whitespace().filter_map(|word| word.parse().ok()).collect();
+        let [all, half] = numbers[..] else {
+            let what = format!("blobs of {allocator}: the child printed '{}'", printed.trim());
+            return Err(Error::new(ErrorKind::Io, what));
+        };
+        Ok(Blobs { allocator, resident_per_stored: [all, half] })
+    };
+    names.map(of).collect()
+}
+
+/// Run by a child: returns the resident bytes for each byte stored, in each of [`STATES`].
+///
+/// # Errors
+/// An error of the allocator, or of reading /proc.
+pub fn measure(allocator: &str, pages: usize) -> Result<[f64; 2]> {
+    // In a thread, to which the C library gives memory of its own: blobs in what compressing has freed would not grow the process.
+    let compressing = std::thread::spawn(move || compressed(pages));
+    let blobs =
+        compressing.join().map_err(|_| Error::new(ErrorKind::Io, "compressing the pages failed"))??;
+    match allocator {
+        PLAIN => measure_of(&UzramPool::new(&blobs)?, &blobs),
+        SYSTEM => measure_of(&System, &blobs),
+        MIMALLOC => measure_of(&Mimalloc, &blobs),
+        #[cfg(feature = "jemalloc")]
+        peers::JEMALLOC => measure_of(&Jemalloc, &blobs),
+        #[cfg(feature = "snmalloc")]
+        peers::SNMALLOC => measure_of(&Snmalloc, &blobs),
+        _ => {
+            let what = format!("there is no allocator '{allocator}'");
+            Err(Error::invalid(what).with_setting(CHILD_OPTION))
+        }
+    }
+}
+
+/// The contents of all blobs, one after the other.
+struct Contents {
+    bytes: Vec<u8>,
+    ends: Vec<usize>,
+}
+
+impl Contents {
+    fn len(&self) -> usize {
+        self.ends.len()
+    }
+
+    fn blob(&self, at: usize) -> &[u8] {
+        let start = if at == 0 { 0 } else { self.ends[at - 1] };
+        &self.bytes[start..self.ends[at]]
+    }
+}
+
+/// Compresses pages.
+fn compressed(pages: usize) -> Result<Contents> {
+    let mut encoder = Encoder::new(&Algorithm::default())?;
+    let mut out = vec![0; 2 * PAGE_SIZE];
+    let mut contents = Contents { bytes: Vec::new(), ends: Vec::new() };
+    for page in corpus::build(Kind::Mixed, pages)?.pages() {
+        let blob = match encoder.encode(page, &mut out) {
+            Some(len) if len < PAGE_SIZE => &out[..len],
+            _ => &page[..],
+        };
+        contents.bytes.extend_from_slice(blob);
+        contents.ends.push(contents.bytes.len());
+    }
+    Ok(contents)
+}
+
+/// An allocator of blobs; each is named by a word.
+trait Allocator {
+    /// Stores a copy of a blob.
+    fn store(&self, blob: &[u8]) -> Result<u64>;
+
+    /// Frees a blob of that length.
+    ///
+    /// # Safety
+    /// `store` returned that name for that length, and it was not freed since.
+    unsafe fn free(&self, name: u64, len: usize) -> Result<()>;
+
+    /// Returns as much memory to the system as it can.
+    fn give_back(&self) -> Result<()>;
+}
+
+fn measure_of(allocator: &impl Allocator, blobs: &Contents) -> Result<[f64; 2]> {
+    // Touched before the first measurement, as is the memory that reading /proc needs.
+    let mut names = vec![1u64; blobs.len()];
+    let mut order: Vec<usize> = (0..blobs.len()).collect();
+    fastrand::Rng::with_seed(SEED).shuffle(&mut order);
+    anonymous_bytes()?;
+    peers::give_back_system()?;
+    let before_bytes = anonymous_bytes()?;
+    let resident = |stored_bytes: usize| -> Result<f64> {
+        Ok(anonymous_bytes()?.saturating_sub(before_bytes) as f64 / stored_bytes as f64)
+    };
+    for (at, name) in names.iter_mut().enumerate() {
+        *name = allocator.store(blobs.blob(at))?;
+    }
+    let all = resident(blobs.bytes.len())?;
+    let (freed, kept) = order.split_at(blobs.len() / 2);
+    for &at in freed {
+        // SAFETY: each index is in `order` once, so each blob is freed once, with its length.
+        unsafe { allocator.free(names[at], blobs.blob(at).len()) }?;
+    }
+    allocator.give_back()?;
+    let half = resident(kept.iter().map(|at| blobs.blob(*at).len()).sum())?;
+    Ok([all, half])
+}
+
+/// Copies a blob to the memory that an allocator returned for it.
+fn filled(address: *mut std::ffi::c_void, blob: &[u8]) -> Result<u64> {
+    let name = word(address)?;
+    // SAFETY: the allocator returned memory of the blob's length, which nothing else uses.
+    unsafe { std::ptr::copy_nonoverlapping(blob.as_ptr(), address.cast(), blob.len()) };
+    Ok(name)
+}
+
+/// uzram's pool.
+struct UzramPool {
+    pool: Pool<Pinned>,
+    arena: Arc<Arena>,
+    /// The handles, by name; one that was freed is `None`.
+    handles: RefCell<Vec<Option<Handle>>>,
+}
+
+impl UzramPool {
+    fn new(blobs: &Contents) -> Result<UzramPool> {
+        // Room for objects that were freed and not yet compacted.
+        let arena = Arc::new(Arena::new(4 * blobs.bytes.len() as u64 + (64 << 20))?);
+        let pool = PoolBuilder::new("bench").build_in(Arc::clone(&arena))?;
+        Ok(UzramPool { pool, arena, handles: RefCell::new(Vec::with_capacity(blobs.len())) })
+    }
+}
+
+impl Allocator for UzramPool {
+    fn store(&self, blob: &[u8]) -> Result<u64> {
+        let handle = self.pool.store(blob)?.into_handle();
+        let mut handles = self.handles.borrow_mut();
+        handles.push(Some(handle));
+        Ok(handles.len() as u64 - 1)
+    }
+
+    unsafe fn free(&self, name: u64, _: usize) -> Result<()> {
+        match self.handles.borrow_mut()[name as usize].take() {
+            Some(handle) => self.pool.free(handle),
+            None => Err(Error::invalid("the blob was freed before")),
+        }
+    }
+
+    fn give_back(&self) -> Result<()> {
+        self.pool.compact();
+        self.arena.release_free();
+        Ok(())
+    }
+}
+
+/// The C library's allocator.
+struct System;
+
+impl Allocator for System {
+    fn store(&self, blob: &[u8]) -> Result<u64> {
+        // SAFETY: malloc may be called with any size.
+        filled(unsafe { libc::malloc(blob.len()) }, blob)
+    }
+
+    unsafe fn free(&self, name: u64, _: usize) -> Result<()> {
+        // SAFETY: the caller's blob came from `store` and is in use.
+        unsafe { libc::free(pointer(name)) };
+        Ok(())
+    }
+
+    fn give_back(&self) -> Result<()> {
+        peers::give_back_system()
+    }
+}
+
+/// mimalloc.
+struct Mimalloc;
+
+impl Allocator for Mimalloc {
+    fn store(&self, blob: &[u8]) -> Result<u64> {
+        // SAFETY: mi_malloc may be called with any size.
+        filled(unsafe { mimalloc::mi_malloc(blob.len()) }, blob)
+    }
+
+    unsafe fn free(&self, name: u64, _: usize) -> Result<()> {
+        // SAFETY: the caller's blob came from `store` and is in use.
+        unsafe { mimalloc::mi_free(pointer(name)) };
+        Ok(())
+    }
+
+    fn give_back(&self) -> Result<()> {
+        peers::give_back_mimalloc()
+    }
+}
+
+/// jemalloc.
+#[cfg(feature = "jemalloc")]
+struct Jemalloc;
+
+#[cfg(feature = "jemalloc")]
+impl Allocator for Jemalloc {
+    fn store(&self, blob: &[u8]) -> Result<u64> {
+        // SAFETY: malloc may be called with any size.
+        filled(unsafe { tikv_jemalloc_sys::malloc(blob.len()) }, blob)
+    }
+
+    unsafe fn free(&self, name: u64, len: usize) -> Result<()> {
+        // SAFETY: the caller's blob came from `store`, with this length, and is in use.
+        unsafe { tikv_jemalloc_sys::sdallocx(pointer(name), len, 0) };
+        Ok(())
+    }
+
+    fn give_back(&self) -> Result<()> {
+        peers::give_back_jemalloc()
+    }
+}
+
+/// snmalloc.
+#[cfg(feature = "snmalloc")]
+struct Snmalloc;
+
+#[cfg(feature = "snmalloc")]
+impl Allocator for Snmalloc {
+    fn store(&self, blob: &[u8]) -> Result<u64> {
+        // SAFETY: the alignment is a power of two.
+        filled(unsafe { snmalloc_sys::sn_rust_alloc(1, blob.len()) }, blob)
+    }
+
+    unsafe fn free(&self, name: u64, len: usize) -> Result<()> {
+        // SAFETY: the caller's blob came from `store`, with this length and alignment, and is in use.
+        unsafe { snmalloc_sys::sn_rust_dealloc(pointer(name), 1, len) };
+        Ok(())
+    }
+
+    /// Does nothing: the crate has no call for it.
+    fn give_back(&self) -> Result<()> {
+        Ok(())
+    }
+}

@@ -1,0 +1,364 @@
+//! Lock statistics, with the meaning of the kernel's `/proc/lock_stat` (Documentation/locking/lockstat.rst): the
+//! feature `lock-stats`. Without it everything in this file is empty, and costs nothing.
+//!
+//! A lock is recorded under its class, and under its mode ([`LockMode`]) if it has readers. An acquisition, or a wait,
+//! *bounces* if the lock was last taken on another CPU: then its cache line, and what it protects, have to come from
+//! there. The lock itself knows only that CPU ([`LastCpu`]). All counters belong to a class and are per CPU, so that
+//! counting moves no cache line between CPUs. An acquisition is counted when the lock is released, which keeps the
+//! counting out of the critical section; a hold includes the release, and reading the clock once.
+
+pub(super) use recording::{LastCpu, LastCpus, Recorded};
+#[cfg(feature = "lock-stats")]
+pub use recording::{
+    LockRecording, LockStat, LockTimes, lock_stats, record_locks_on_demand, reset_lock_stats,
+};
+
+/// How a lock is held.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+pub enum LockMode {
+    /// By one thread: the kernel's `-W`.
+    Exclusive,
+    /// By any number of readers: the kernel's `-R`.
+    Shared,
+}
+
+#[cfg(not(feature = "lock-stats"))]
+mod recording {
+    use super::LockMode;
+    use crate::base::sync::LockClass;
+
+    pub(in crate::base::sync) struct LastCpu;
+
+    pub(in crate::base::sync) struct LastCpus;
+
+    pub(in crate::base::sync) struct Recorded;
+
+    const _: () =
+        assert!(size_of::<LastCpu>() == 0 && size_of::<LastCpus>() == 0 && size_of::<Recorded>() == 0);
+
+    impl LastCpu {
+        pub(in crate::base::sync) const fn new() -> Self {
+            LastCpu
+        }
+    }
+
+    impl LastCpus {
+        pub(in crate::base::sync) fn new() -> Self {
+            LastCpus
+        }
+
+        #[inline]
+        pub(in crate::base::sync) fn of(&self, _key: usize) -> &LastCpu {
+            &LastCpu
+        }
+    }
+
+    impl Recorded {
+        #[inline]
+        pub(in crate::base::sync) fn start(_: &LastCpu, _: LockMode) -> Self {
+            Recorded
+        }
+
+        #[inline]
+        pub(in crate::base::sync) fn restart(&mut self, _: &LastCpu) {}
+
+        // Release builds have no drop of a hold that calls it.
+        #[cfg_attr(not(debug_assertions), allow(dead_code))]
+        #[inline]
+        pub(in crate::base::sync) fn end(&mut self, _: &'static LockClass) {}
+    }
+}
+
+#[cfg(feature = "lock-stats")]
+mod recording {
+    use std::sync::atomic::{AtomicU16, AtomicU32, Ordering};
+    use std::time::{Duration, Instant};
+
+    use super::LockMode;
+    use crate::base::cpu::{self, Padded};
+    use crate::base::sync::{Counter, LockClass, classes};
+
+    /// CPUs with counters of their own; others share theirs with one of these.
+    const SHARES: usize = 64;
+    const CLASSES: usize = classes::ALL.len();
+
+    /// The counters of each class, each CPU, and both modes. All zeros, so that unused ones take no memory.
+    static COUNTERS: [[Padded<[Counters; 2]>; SHARES]; CLASSES] =
+        [const { [const { Padded([const { Counters::new() }; 2]) }; SHARES] }; CLASSES];
+
+    /// Locks are recorded while this is not 0: the number of [`LockRecording`]s, and [`ALWAYS`].
+    static RECORDING: Padded<AtomicU32> = Padded(AtomicU32::new(ALWAYS));
+    const ALWAYS: u32 = 1 << 31;
+
+    #[inline]
+    fn is_recording() -> bool {
+        RECORDING.load(Ordering::Relaxed) != 0
+    }
+
+    #[derive(Debug)]
+    struct Counters {
+        contention_bounces: Counter,
+        wait: Times,
+        acquisition_bounces: Counter,
+        hold: Times,
+    }
+
+    #[derive(Debug)]
+    struct Times {
+        count: Counter,
+        total_ns: Counter,
+        max_ns: Counter,
+        /// `u64::MAX` minus the shortest time that is not 0, or 0 if there is none.
+        shortest: Counter,
+    }
+
+    impl Counters {
+        const fn new() -> Self {
+            Counters {
+                contention_bounces: Counter::new(0),
+                wait: Times::new(),
+                acquisition_bounces: Counter::new(0),
+                hold: Times::new(),
+            }
+        }
+
+        /// Returns this CPU's counters for a class.
+        #[inline]
+        fn local(class: &LockClass, mode: LockMode) -> &'static Counters {
+            &COUNTERS[class.rank()][cpu::current() % SHARES][mode as usize]
+        }
+    }
+
+    impl Times {
+        const fn new() -> Self {
+            Times {
+                count: Counter::new(0),
+                total_ns: Counter::new(0),
+                max_ns: Counter::new(0),
+                shortest: Counter::new(0),
+            }
+        }
+
+        fn add(&self, time: Duration) {
+            let ns = time.as_nanos() as u64;
+            self.count.add(1);
+            self.total_ns.add(ns);
+            self.max_ns.raise(ns);
+            if ns > 0 {
+                self.shortest.raise(u64::MAX - ns);
+            }
+        }
+
+        fn reset(&self) {
+            for counter in [&self.count, &self.total_ns, &self.max_ns, &self.shortest] {
+                counter.set(0);
+            }
+        }
+    }
+
+    /// The CPU that last took a lock, plus 1; 0 if none has. Written by holders only, but readers share a lock: then it
+    /// is the CPU of one of them.
+    pub(in crate::base::sync) struct LastCpu(AtomicU16);
+
+    const _: () = assert!(cpu::MAX_CPUS < u16::MAX as usize);
+
+    impl LastCpu {
+        pub(in crate::base::sync) const fn new() -> Self {
+            LastCpu(AtomicU16::new(0))
+        }
+
+        fn is_another(&self) -> bool {
+            let last = self.0.load(Ordering::Relaxed);
+            last != 0 && last != this_cpu()
+        }
+
+        /// Writes down this CPU; returns whether the last one was another.
+        #[inline]
+        fn replace(&self) -> bool {
+            let (last, this) = (self.0.load(Ordering::Relaxed), this_cpu());
+            if last == this {
+                return false;
+            }
+            self.0.store(this, Ordering::Relaxed);
+            last != 0
+        }
+    }
+
+    #[inline]
+    fn this_cpu() -> u16 {
+        cpu::current() as u16 + 1
+    }
+
+    /// The [`LastCpu`]s of locks that are bits of a word, which has no room for one. Keys that are a multiple of
+    /// [`LastCpus::COUNT`] apart share one: in a store, pages that are 256 MiB apart.
+    pub(in crate::base::sync) struct LastCpus(Box<[LastCpu]>);
+
+    impl LastCpus {
+        const COUNT: usize = 1 << 16;
+
+        pub(in crate::base::sync) fn new() -> Self {
+            LastCpus((0..Self::COUNT).map(|_| LastCpu::new()).collect())
+        }
+
+        #[inline]
+        pub(in crate::base::sync) fn of(&self, key: usize) -> &LastCpu {
+            &self.0[key % Self::COUNT]
+        }
+    }
+
+    /// A hold that is being recorded.
+    pub(in crate::base::sync) struct Recorded {
+        mode: LockMode,
+        bounced: bool,
+        /// `None` if it is not recorded.
+        since: Option<Instant>,
+    }
+
+    impl Recorded {
+        /// For a lock that was just taken.
+        #[inline]
+        pub(in crate::base::sync) fn start(last: &LastCpu, mode: LockMode) -> Self {
+            let bounced = last.replace();
+            Recorded { mode, bounced, since: is_recording().then(Instant::now) }
+        }
+
+        /// For a lock that was released, and taken again.
+        pub(in crate::base::sync) fn restart(&mut self, last: &LastCpu) {
+            *self = Recorded::start(last, self.mode);
+        }
+
+        /// For a lock that was just released.
+        #[inline]
+        pub(in crate::base::sync) fn end(&mut self, class: &'static LockClass) {
+            let Some(since) = self.since.take() else { return };
+            let held = since.elapsed();
+            let counters = Counters::local(class, self.mode);
+            counters.hold.add(held);
+            if self.bounced {
+                counters.acquisition_bounces.add(1);
+            }
+        }
+    }
+
+    /// Records waiting for a lock that was not free at once.
+    pub(in crate::base::sync) fn wait_for<G>(
+        class: &'static LockClass,
+        last: &LastCpu,
+        mode: LockMode,
+        wait: impl FnOnce() -> G,
+    ) -> G {
+        let (bounced, start) = (last.is_another(), is_recording().then(Instant::now));
+        let guard = wait();
+        if let Some(start) = start {
+            let counters = Counters::local(class, mode);
+            counters.wait.add(start.elapsed());
+            if bounced {
+                counters.contention_bounces.add(1);
+            }
+        }
+        guard
+    }
+
+    /// How often something took time, and how much.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+    #[cfg_attr(feature = "serde", derive(serde::Serialize))]
+    #[non_exhaustive]
+    pub struct LockTimes {
+        /// How often.
+        pub count: u64,
+        /// The shortest time that was not 0; 0 if there is none.
+        pub min_ns: u64,
+        /// The longest time.
+        pub max_ns: u64,
+        /// All of it.
+        pub total_ns: u64,
+    }
+
+    /// The statistics of one class of locks, in one mode.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    #[cfg_attr(feature = "serde", derive(serde::Serialize))]
+    #[non_exhaustive]
+    pub struct LockStat {
+        /// The class's name.
+        pub class: &'static str,
+        /// The mode.
+        pub mode: LockMode,
+        /// Waits for locks that another CPU had last taken.
+        pub contention_bounces: u64,
+        /// Waits for locks that were not free at once.
+        pub wait: LockTimes,
+        /// Acquisitions of locks that another CPU had last taken.
+        pub acquisition_bounces: u64,
+        /// Acquisitions, from when the lock was taken to when it was free again.
+        pub hold: LockTimes,
+    }
+
+    /// Returns the statistics of every class, in lock order: exclusive holds, and shared ones if there were any.
+    pub fn lock_stats() -> Vec<LockStat> {
+        let of_class = |class: &&'static LockClass| {
+            let exclusive = sum(class, LockMode::Exclusive);
+            let shared = sum(class, LockMode::Shared);
+            let has_readers = shared.hold.count > 0 || shared.wait.count > 0;
+            [Some(exclusive), has_readers.then_some(shared)]
+        };
+        classes::ALL.iter().flat_map(of_class).flatten().collect()
+    }
+
+    fn sum(class: &'static LockClass, mode: LockMode) -> LockStat {
+        let all = || COUNTERS[class.rank()].iter().map(|share| &share[mode as usize]);
+        let times = |of: fn(&Counters) -> &Times| LockTimes {
+            count: all().map(|counters| of(counters).count.get()).sum(),
+            min_ns: match all().map(|counters| of(counters).shortest.get()).max() {
+                None | Some(0) => 0,
+                Some(shortest) => u64::MAX - shortest,
+            },
+            max_ns: all().map(|counters| of(counters).max_ns.get()).max().unwrap_or_default(),
+            total_ns: all().map(|counters| of(counters).total_ns.get()).sum(),
+        };
+        LockStat {
+            class: class.name,
+            mode,
+            contention_bounces: all().map(|counters| counters.contention_bounces.get()).sum(),
+            wait: times(|counters| &counters.wait),
+            acquisition_bounces: all().map(|counters| counters.acquisition_bounces.get()).sum(),
+            hold: times(|counters| &counters.hold),
+        }
+    }
+
+    /// Sets all statistics to 0. Threads that take locks meanwhile may be recorded in part.
+    pub fn reset_lock_stats() {
+        for counters in COUNTERS.iter().flatten().flat_map(|share| &share.0) {
+            counters.contention_bounces.set(0);
+            counters.acquisition_bounces.set(0);
+            counters.wait.reset();
+            counters.hold.reset();
+        }
+    }
+
+    /// From now on locks are recorded only while a [`LockRecording`] exists, instead of always.
+    pub fn record_locks_on_demand() {
+        RECORDING.fetch_and(!ALWAYS, Ordering::Relaxed);
+    }
+
+    /// While one exists, the locks of all threads are recorded.
+    #[must_use]
+    pub struct LockRecording(());
+
+    impl LockRecording {
+        /// Starts to record.
+        pub fn start() -> Self {
+            RECORDING.fetch_add(1, Ordering::Relaxed);
+            LockRecording(())
+        }
+    }
+
+    impl Drop for LockRecording {
+        fn drop(&mut self) {
+            RECORDING.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+}
+
+#[cfg(feature = "lock-stats")]
+pub(super) use recording::wait_for;

@@ -1,0 +1,59 @@
+//! The report for programs: the machine, and of each table the source of the published figures, the verdict, and
+//! the rows in the form of `uzram lab run --json`, and predictions in that of `uzram lab scale --json`.
+
+use serde_json::json;
+
+use super::machine::date;
+use super::summary::{Comparison, Tally, sentences};
+use super::{Report, Section};
+use crate::published::source;
+
+/// Returns the report as one line of JSON; figures that do not exist are `null`.
+pub(super) fn json(report: &Report) -> String {
+    let tables: Vec<_> = report.sections.iter().map(table).collect();
+    let json = json!({
+        "version": env!("CARGO_PKG_VERSION"),
+        "quick": report.quick,
+        "machine": report.machine,
+        "tables": tables,
+    });
+    format!("{json}\n")
+}
+
+fn table(section: &Section) -> serde_json::Value {
+    let Section { table, outcome, predicted } = section;
+    let measured = match outcome {
+        Err(why) => return json!({ "table": table.name, "failed": why }),
+        Ok(measured) => measured,
+    };
+    let report = &measured.report;
+    let effects = Comparison::all(&(table.designs)()).into_iter().map(|comparison| {
+        let tally = Tally::of(comparison.rows(&report.rows));
+        let counts = tally.parts().map(|(effect, rows)| (effect.name(), rows));
+        json!({
+            "before": comparison.before,
+            "after": comparison.after,
+            "rows": counts.into_iter().collect::<std::collections::BTreeMap<_, _>>(),
+        })
+    });
+    let predicted = match predicted {
+        None => json!(null),
+        Some(Ok(predicted)) => json!(predicted),
+        Some(Err(why)) => json!({ "failed": why }),
+    };
+    json!({
+        "table": table.name,
+        "about": table.about,
+        "series": report.series,
+        "published_source": source(table),
+        "date": date(measured.unix_s),
+        "rounds": measured.rounds,
+        "took_s": measured.took_s,
+        "sentences": sentences(table, report),
+        "effects": effects.collect::<Vec<_>>(),
+        "verdict": report.verdict,
+        "notes": report.notes,
+        "rows": report.rows,
+        "more_cores": predicted,
+    })
+}

@@ -1,0 +1,225 @@
+//! Wins and losses: which rows are faster, slower, or within the noise, and the verdict on a series in two
+//! sentences.
+
+use uzram_bench::harness::stats::{can_judge, median};
+
+use crate::experiment::{self, Designs, LabReport, Row, Series, busiest, cpus, spoken};
+
+/// What a row's interval says of the design after.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Effect {
+    Faster,
+    Slower,
+    /// The interval contains 1.
+    Even,
+    /// Too few rounds to tell.
+    Unknown,
+}
+
+impl Effect {
+    pub(super) fn of(row: &Row) -> Effect {
+        let rounds = row.after.values.get("elapsed_s").map_or(0, Vec::len);
+        match row.gain {
+            _ if !can_judge(rounds) => Effect::Unknown,
+            gain if gain.low > 1.0 => Effect::Faster,
+            gain if gain.high < 1.0 => Effect::Slower,
+            _ => Effect::Even,
+        }
+    }
+
+    /// Returns its name, which is also that of its colour.
+    pub(super) const fn name(self) -> &'static str {
+        match self {
+            Effect::Faster => "faster",
+            Effect::Slower => "slower",
+            Effect::Even => "even",
+            Effect::Unknown => "unknown",
+        }
+    }
+}
+
+/// Two designs that are compared.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Comparison {
+    pub(super) before: String,
+    pub(super) after: String,
+    /// The index of `before` in [`Designs::before`], if `after` is the series' own.
+    pub(super) before_at: Option<usize>,
+}
+
+impl Comparison {
+    /// Returns all comparisons of a table: each design before with the one after, and that with each beyond.
+    pub(super) fn all(designs: &Designs) -> Vec<Comparison> {
+        let comparison = |before: &String, after: &String, before_at| Comparison {
+            before: before.clone(),
+            after: after.clone(),
+            before_at,
+        };
+        let before = designs.before.iter().enumerate();
+        let before = before.map(|(i, before)| comparison(before, &designs.after, Some(i)));
+        let beyond = designs.beyond.iter().map(|beyond| comparison(&designs.after, beyond, None));
+        before.chain(beyond).collect()
+    }
+
+    /// Returns those that the summary shows: the whole series (the first design before), and what came later.
+    pub(super) fn main(designs: &Designs) -> Vec<Comparison> {
+        let mut all = Comparison::all(designs);
+        all.retain(|comparison| matches!(comparison.before_at, None | Some(0)));
+        all
+    }
+
+    pub(super) fn rows<'a>(&self, rows: &'a [Row]) -> Vec<&'a Row> {
+        let is_this = |row: &&Row| row.before.design == self.before && row.after.design == self.after;
+        rows.iter().filter(is_this).collect()
+    }
+
+    pub(super) fn name(&self) -> String {
+        format!("{} against {}", spoken(&self.after), spoken(&self.before))
+    }
+}
+
+/// Numbers of rows with each effect.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Tally {
+    pub(super) faster: usize,
+    pub(super) slower: usize,
+    pub(super) even: usize,
+    pub(super) unknown: usize,
+}
+
+impl Tally {
+    pub(super) fn of<'a>(rows: impl IntoIterator<Item = &'a Row>) -> Tally {
+        let mut tally = Tally::default();
+        for row in rows {
+            *match Effect::of(row) {
+                Effect::Faster => &mut tally.faster,
+                Effect::Slower => &mut tally.slower,
+                Effect::Even => &mut tally.even,
+                Effect::Unknown => &mut tally.unknown,
+            } += 1;
+        }
+        tally
+    }
+
+    pub(super) fn parts(&self) -> [(Effect, usize); 4] {
+        [
+            (Effect::Faster, self.faster),
+            (Effect::Slower, self.slower),
+            (Effect::Even, self.even),
+            (Effect::Unknown, self.unknown),
+        ]
+    }
+}
+
+/// Returns the rows of a comparison that the summary shows: of each case the one with the most jobs that have
+/// a CPU each, then the largest gain and the largest loss, if they are another one.
+pub(super) fn telling<'a>(comparison: &Comparison, rows: &'a [Row]) -> Vec<&'a Row> {
+    let rows = comparison.rows(rows);
+    let mut shown = Vec::new();
+    for case in rows.chunk_by(|a, b| a.case == b.case) {
+        let usual = busiest(case.iter().copied(), cpus()).or(case.first().copied());
+        let with = |effect| case.iter().copied().filter(move |row| Effect::of(row) == effect);
+        let by_ratio = |a: &&Row, b: &&Row| a.gain.ratio.total_cmp(&b.gain.ratio);
+        let best = with(Effect::Faster).max_by(by_ratio);
+        let worst = with(Effect::Slower).min_by(by_ratio);
+        let mut chosen: Vec<&Row> = Vec::new();
+        for row in [usual, best, worst].into_iter().flatten() {
+            if !chosen.iter().any(|chosen| chosen.jobs == row.jobs) {
+                chosen.push(row);
+            }
+        }
+        chosen.sort_by_key(|row| row.jobs);
+        shown.extend(chosen);
+    }
+    shown
+}
+
+/// Returns the verdict on a series in two sentences: what it gains here, and how that compares with what was
+/// published and expected.
+pub(super) fn sentences(table: &Series, report: &LabReport) -> [String; 2] {
+    let designs = (table.designs)();
+    let here = Comparison::main(&designs).first().map(|whole| gained(whole, &report.rows));
+    [here.unwrap_or_default(), compared(table, report)]
+}
+
+fn gained(whole: &Comparison, rows: &[Row]) -> String {
+    let rows = whole.rows(rows);
+    let name = whole.name();
+    let ratios: Vec<f64> = rows.iter().map(|row| row.gain.ratio).collect();
+    let least = ratios.iter().copied().fold(f64::INFINITY, f64::min);
+    let most = ratios.iter().copied().fold(0.0, f64::max);
+    let gain = format!("a median gain of {:.2} ({least:.2} to {most:.2})", median(&ratios));
+    let tally = Tally::of(rows.iter().copied());
+    match rows.len() {
+        0 => format!("{name} was not measured."),
+        all if tally.unknown == all => {
+            format!("{name} has {gain} in {all} rows, of too few rounds to tell it from the noise.")
+        }
+        all => format!(
+            "{name} is faster in {} of {all} rows, slower in {} and within the noise in {}, with {gain}.",
+            tally.faster, tally.slower, tally.even
+        ),
+    }
+}
+
+fn compared(table: &Series, report: &LabReport) -> String {
+    let published =
+        report.rows.iter().filter_map(|row| Some((row.published.as_ref()?.ratio, row.gain.ratio)));
+    let (theirs, ours): (Vec<f64>, Vec<f64>) = published.unzip();
+    let beside = match theirs.len() {
+        0 => "No row has published figures".to_owned(),
+        1 => format!("Published is a gain of {:.2} for a row that has {:.2} here", theirs[0], ours[0]),
+        rows => format!(
+            "Published is a median gain of {:.2} for {rows} rows, which have {:.2} here",
+            median(&theirs),
+            median(&ours)
+        ),
+    };
+    let outcomes = report.verdict.iter().take(table.expectations.len());
+    let outcomes: Vec<_> = outcomes.map(|paragraph| experiment::Outcome::told_by(paragraph)).collect();
+    let count = |wanted| outcomes.iter().filter(|outcome| **outcome == wanted).count();
+    let expectations = match outcomes.len() {
+        0 => "nothing was expected in figures".to_owned(),
+        1 => match outcomes[0] {
+            experiment::Outcome::Met => "the expectation is met".to_owned(),
+            experiment::Outcome::Missed => "the expectation is missed".to_owned(),
+            experiment::Outcome::NotJudged => "the expectation is not judged".to_owned(),
+        },
+        all => format!(
+            "of {all} expectations {} are met, {} missed and {} not judged",
+            count(experiment::Outcome::Met),
+            count(experiment::Outcome::Missed),
+            count(experiment::Outcome::NotJudged)
+        ),
+    };
+    format!("{beside}; {expectations}.")
+}
+
+/// Returns the published figures that no row stands beside: the number of jobs was not measured, or cannot be.
+pub(super) fn published_only(table: &Series, rows: &[Row]) -> Vec<(String, usize, experiment::Published)> {
+    let cases = table.case_names().into_iter().chain(table.total);
+    let mut found = Vec::new();
+    for case in cases {
+        for comparison in Comparison::all(&(table.designs)()) {
+            let Some(before_at) = comparison.before_at else { continue };
+            let measured = comparison.rows(rows);
+            for (jobs, published) in published(table, case, before_at) {
+                if !measured.iter().any(|row| row.case == case && row.jobs == jobs) {
+                    found.push((case.to_owned(), jobs, published));
+                }
+            }
+        }
+    }
+    found
+}
+
+/// Returns all published figures of a case and a design before, by number of jobs.
+pub(super) fn published(
+    table: &Series,
+    case: &str,
+    before_at: usize,
+) -> impl Iterator<Item = (usize, experiment::Published)> {
+    const MOST_JOBS: usize = 256;
+    let of = move |jobs| Some((jobs, (table.published)(case, jobs, before_at)?));
+    (1..=MOST_JOBS).filter_map(of)
+}

@@ -1,0 +1,307 @@
+//! The table `streams-nbd`: the same change as in `streams`, seen by a client: fio reads and writes an NBD server's disk.
+//!
+//! Each design is a `uzram up` of its own; where nbdkit is installed its memory plugin is measured beside them, without
+//! compression and with zstd. Every disk is filled with the corpus. A job is a job of fio, with its own connection; fio
+//! runs for a fixed time, and the designs are compared by the time that as many bytes as the disk has would take.
+//!
+//! The case [`LOW_MEMORY`] writes while each server's memory is limited, so that the kernel swaps about half of its contents
+//! out, to its own zram: whoever compresses a page may have to wait for memory, and keeps a stream for so long. The author's test under low memory is linked from his message, and not part of it.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use uzram::units::{PAGE_SIZE, pages_to_bytes};
+use uzram::{Error, ErrorKind, Result};
+
+use super::published;
+use crate::experiment::{
+    Bound, Column, Designs, Expect, Experiment, Figure, Jobs, Length, Plan, Row, Sample, Series, Unit, spoken,
+};
+use uzram_bench::block::cgroup::Cgroup;
+use uzram_bench::block::swap_area::KernelSwap;
+use uzram_bench::harness::Source;
+use uzram_bench::harness::command::uzram_program;
+use uzram_bench::harness::corpus::{Corpus, Saved};
+use uzram_bench::harness::process::is_missing;
+use uzram_bench::nbd::{Fio, Server, fill, missing_client};
+use uzram_bench::pager::unmap::kernel_obstacle;
+
+/// Numbers of fio jobs.
+const JOBS: [usize; 2] = [2, MOST_JOBS];
+const MOST_JOBS: usize = published::JOBS;
+/// The case in which servers have less memory than their contents take.
+pub const LOW_MEMORY: &str = "low-memory";
+/// What fio does in it.
+const LOW_MEMORY_PATTERN: &str = "randwrite";
+/// The share of its contents' memory that a server keeps there, and what it may take besides: without any, the kernel may
+/// find nothing to swap out, and ends the server.
+const KEPT_MEMORY: f64 = 0.5;
+const SLACK_BYTES: u64 = 4 << 20;
+/// The kernel's algorithm for what is swapped out, and the size of its swap area.
+const SWAP_ALGORITHM: &str = "lz4";
+const SWAP_BYTES: u64 = 1 << 30;
+/// How long fio runs, and how long it takes to start and end.
+const RUNTIME: Duration = Duration::from_millis(300);
+const FIO_S: f64 = 0.25;
+/// nbdkit's sides, each with its allocator.
+const NBDKIT: [(&str, &str); 2] = [("nbdkit-malloc", "malloc"), ("nbdkit-zstd", "zstd")];
+/// uzram's algorithm.
+const ALGORITHM: &str = "lz4";
+
+/// See the [module's documentation](self).
+pub static SERIES: Series = Series {
+    name: "streams-nbd",
+    about: "the same as streams, through an NBD server and fio, and with little memory",
+    title: super::SERIES.title,
+    author: super::SERIES.author,
+    date: super::SERIES.date,
+    cases: &[
+        ("read", &JOBS),
+        ("randread", &JOBS),
+        ("write", &JOBS),
+        ("randwrite", &JOBS),
+        ("rw", &JOBS),
+        ("randrw", &JOBS),
+        (LOW_MEMORY, &JOBS),
+    ],
+    slow_cases: &["read", "randread", "write", "rw", "randrw"],
+    unit: Unit::Page,
+    designs,
+    columns: &[Column::new("mb_per_s", "MB/s", 1.0, 0), Column::new("memory_mib", "memory", 1.0, 0)],
+    legend,
+    total: None,
+    counted_function: "",
+    length: Length::Fixed { seconds: |_, _| RUNTIME.as_secs_f64() + FIO_S, is_of_corpus: false },
+    open,
+    published: |case, jobs, before| published::of_pattern(case.parse().ok()?, jobs, before),
+    expectations: &[Expect {
+        case: None,
+        jobs: Jobs::AtLeast(1),
+        before: None,
+        figure: Figure::Speed,
+        bound: Bound::NotBelow(1.0),
+    }],
+    findings,
+};
+
+/// The designs of the table `streams`, and nbdkit where it is installed.
+fn designs() -> Designs {
+    let nbdkit = if is_missing("nbdkit") { &[][..] } else { &NBDKIT[..] };
+    Designs { beyond: nbdkit.iter().map(|(name, _)| (*name).to_owned()).collect(), ..super::designs() }
+}
+
+fn legend() -> Vec<String> {
+    let mut legend = vec![
+        format!(
+            "designs: servers `uzram up` with --streams as in the table {}, with {ALGORITHM}; nbdkit-…: nbdkit's memory plugin with that allocator, of which malloc compresses nothing",
+            super::SERIES.name
+        ),
+        format!(
+            "MB/s: 10^6 bytes a second, read and written together; memory: MiB that the server's cgroup has; {LOW_MEMORY}: {LOW_MEMORY_PATTERN} while the server may keep about {:.0} % of its contents' memory, and the kernel swaps the rest out to its zram",
+            100.0 * KEPT_MEMORY
+        ),
+    ];
+    if is_missing("nbdkit") {
+        legend.push("nbdkit left out: the program is missing".to_owned());
+    }
+    legend
+}
+
+fn open(source: &Source, designs: &[String]) -> Result<Box<dyn Experiment>> {
+    let missing = |what: String| Error::new(ErrorKind::Unsupported, what);
+    if let Some(program) = missing_client() {
+        return Err(missing(format!("the program {program} is missing: install it")));
+    }
+    let program = uzram_program().ok_or_else(|| missing("the program uzram is missing".to_owned()))?;
+    let corpus = source.load()?;
+    let saved = Saved::new(source, &corpus)?;
+    let designs = designs.to_vec();
+    Ok(Box::new(Servers {
+        program,
+        corpus,
+        saved,
+        designs,
+        pattern: "read",
+        servers: Vec::new(),
+        swap: None,
+    }))
+}
+
+/// A server for each design.
+struct Servers {
+    program: PathBuf,
+    corpus: Corpus,
+    saved: Saved,
+    designs: Vec<String>,
+    pattern: &'static str,
+    servers: Vec<Limited>,
+    /// What the servers' memory is swapped out to; after them, because it must be in use no more when it ends.
+    swap: Option<KernelSwap>,
+}
+
+/// A server in a cgroup, where there are some.
+struct Limited {
+    server: Server,
+    cgroup: Option<Cgroup>,
+    /// The memory that its contents took.
+    contents_bytes: u64,
+}
+
+impl Limited {
+    /// Returns the limit of its memory: what it takes now, when it has had clients, less a part of its contents.
+    fn limit_bytes(&self) -> Result<u64> {
+        let used_bytes = self.cgroup.as_ref().map_or(Ok(0), Cgroup::used_bytes)?;
+        let swapped_bytes = ((1.0 - KEPT_MEMORY) * self.contents_bytes as f64) as u64;
+        Ok((used_bytes + SLACK_BYTES).saturating_sub(swapped_bytes))
+    }
+}
+
+impl Drop for Limited {
+    fn drop(&mut self) {
+        // What is swapped out comes back when the swap area is switched off, into the same cgroup, if the server's processes
+        // still end then.
+        if let Some(Err(error)) = self.cgroup.as_ref().map(Cgroup::unlimit) {
+            eprintln!("the limit of a cgroup stays: {error}");
+        }
+    }
+}
+
+impl Servers {
+    fn start(&self, design: &str, cgroup: Option<Cgroup>) -> Result<Limited> {
+        let size_bytes = pages_to_bytes(self.corpus.page_count() as u64);
+        let nbdkit = NBDKIT.into_iter().find(|(name, _)| *name == design);
+        let server = match nbdkit {
+            Some((_, allocator)) => Server::nbdkit(allocator, size_bytes, cgroup.as_ref())?,
+            None => {
+                let options = ["--streams", design];
+                Server::uzram(&self.program, ALGORITHM, size_bytes, &options, cgroup.as_ref())?
+            }
+        };
+        let used_bytes = || cgroup.as_ref().map_or(Ok(0), Cgroup::used_bytes);
+        let empty_bytes = used_bytes()?;
+        fill(&server, self.saved.path())?;
+        let contents_bytes = used_bytes()?.saturating_sub(empty_bytes);
+        Ok(Limited { server, cgroup, contents_bytes })
+    }
+}
+
+impl Servers {
+    /// Limits the memory of all servers; that of uzram's, which are compared, to as much.
+    fn limit(&self) -> Result<()> {
+        let mut most_bytes = 0;
+        let is_uzrams = |at: usize| !NBDKIT.iter().any(|(name, _)| *name == self.designs[at]);
+        let cgroups = || self.servers.iter().map(|server| server.cgroup.as_ref()).enumerate();
+        for (at, cgroup) in cgroups() {
+            self.use_by(MOST_JOBS, &self.servers[at], 0)?;
+            let wanted_bytes = self.servers[at].limit_bytes()?;
+            let limit_bytes = cgroup.map_or(Ok(0), |cgroup| cgroup.limit(wanted_bytes))?;
+            most_bytes = most_bytes.max(if is_uzrams(at) { limit_bytes } else { 0 });
+        }
+        for (_, cgroup) in cgroups().filter(|(at, _)| is_uzrams(*at)) {
+            cgroup.map_or(Ok(0), |cgroup| cgroup.limit(most_bytes))?;
+        }
+        Ok(())
+    }
+
+    /// Runs fio; returns 10^6 bytes a second.
+    fn use_by(&self, jobs: usize, server: &Limited, seed: u64) -> Result<f64> {
+        let fio = Fio { rw: self.pattern, jobs, duration: RUNTIME, seed };
+        fio.run(server.server.uri(), &self.corpus)
+    }
+}
+
+impl Experiment for Servers {
+    fn begin(&mut self, case: &str) -> Result<()> {
+        let is_limited = case == LOW_MEMORY;
+        let pattern = if is_limited { LOW_MEMORY_PATTERN } else { case };
+        let known = SERIES.cases.iter().map(|(case, _)| *case).find(|case| *case == pattern);
+        self.pattern = known.ok_or_else(|| Error::invalid(format!("there is no case '{case}'")))?;
+        let no_cgroup = Cgroup::obstacle();
+        if let Some(obstacle) = no_cgroup.clone().or_else(kernel_obstacle).filter(|_| is_limited) {
+            return Err(Error::new(ErrorKind::Unsupported, obstacle));
+        }
+        self.servers.clear();
+        for design in &self.designs {
+            let cgroup = if no_cgroup.is_some() { None } else { Some(Cgroup::new()?) };
+            self.servers.push(self.start(design, cgroup)?);
+        }
+        self.swap = None;
+        if is_limited {
+            self.swap = Some(KernelSwap::on_named(SWAP_ALGORITHM, SWAP_BYTES)?);
+            self.limit()?;
+        }
+        Ok(())
+    }
+
+    fn fixed_work(&self, _: usize) -> Option<u64> {
+        Some(self.corpus.page_count() as u64)
+    }
+
+    fn measure(&mut self, plan: &Plan<'_>) -> Result<Sample> {
+        let server = &self.servers[plan.design];
+        let mb_per_s = self.use_by(plan.jobs, server, plan.seed + 1)?;
+        let work_bytes = plan.work as f64 * PAGE_SIZE as f64;
+        let mut values = vec![("mb_per_s", mb_per_s)];
+        if let Some(cgroup) = &server.cgroup {
+            values.push(("memory_mib", cgroup.used_bytes()? as f64 / f64::from(1 << 20)));
+        }
+        Ok(Sample { elapsed: Duration::from_secs_f64(work_bytes / (mb_per_s * 1e6)), values })
+    }
+}
+
+/// Returns what little memory costs each design.
+fn findings(rows: &[Row], _: usize) -> Vec<String> {
+    let speed = |case: &str, jobs: usize, design: &str| {
+        let rows = rows.iter().filter(|row| row.case == case);
+        crate::experiment::side(rows, jobs, design)?.median("mb_per_s")
+    };
+    let mut jobs: Vec<usize> = rows.iter().filter(|row| row.case == LOW_MEMORY).map(|row| row.jobs).collect();
+    jobs.dedup();
+    let of_jobs = |jobs: usize| {
+        let kept = designs().all().into_iter().filter_map(|design| {
+            let share = speed(LOW_MEMORY, jobs, &design)? / speed(LOW_MEMORY_PATTERN, jobs, &design)?;
+            Some(format!("{} {:.0} %", spoken(&design), 100.0 * share))
+        });
+        let kept: Vec<String> = kept.collect();
+        (!kept.is_empty()).then(|| {
+            format!(
+                "With {jobs} jobs and {:.0} % of their contents' memory, servers keep of their speed: {}.",
+                100.0 * KEPT_MEMORY,
+                kept.join(", ")
+            )
+        })
+    };
+    jobs.into_iter().filter_map(of_jobs).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+    use crate::experiment::testing::{row, side};
+
+    #[test]
+    fn what_little_memory_costs_is_told_by_design() {
+        let designs = designs();
+        let at = |case, before: f64, after: f64| {
+            let of = |design: &str, speed: f64| side(design, &[("elapsed_s", 1.0), ("mb_per_s", speed)]);
+            row(&SERIES, case, 2, of(&designs.before[0], before), of(&designs.after, after))
+        };
+        let said = findings(&[at("randwrite", 100.0, 200.0), at(LOW_MEMORY, 25.0, 100.0)], 2);
+        let all = format!("a list of {} 25 %, percpu 50 %.", designs.before[0]);
+        assert_eq!(said.len(), 1);
+        assert!(
+            said[0].starts_with("With 2 jobs and 50 % of their contents'") && said[0].ends_with(&all),
+            "{said:?}"
+        );
+        assert_eq!(findings(&[at("randwrite", 100.0, 200.0)], 2), Vec::<String>::new());
+    }
+
+    #[test]
+    fn published_rates_stand_beside_the_same_patterns() {
+        let published = |case| (SERIES.published)(case, 10, 0);
+        assert!(published("randwrite").is_some() && published(LOW_MEMORY).is_none());
+        assert_eq!((published("rw").unwrap().ratio * 100.0).round(), 110.0);
+    }
+}

@@ -1,0 +1,111 @@
+//! The table `zs-defer`: pools whose frees go to per-CPU lists and are done by a thread, against pools that free at once.
+//!
+//! The idea is Wenchao Hao's, in the thread of a series about zs_free(): 30 April 2026. Its reviewers asked what it costs in
+//! CPU time altogether, and when the memory is really back. So three times are measured: until the threads that free have
+//! finished, by which designs are compared; the CPU time of these threads and the one that does the work for them; and
+//! until all memory is back in the arena.
+//!
+//! The measurement is that of [`zs_free`]: threads store 256 MiB of compressed pages each in one pool, then each frees its
+//! objects. A job is a thread; the thread that frees what is deferred comes on top. The arena keeps free runs on each CPU,
+//! as a device's does.
+
+mod findings;
+mod published;
+
+#[cfg(test)]
+mod tests;
+
+use uzram::Result;
+use uzram::zsmalloc::design::{Pinned, PoolLocks, Split};
+
+use crate::experiment::clock::CLOCKED;
+use crate::experiment::{
+    Bound, Column, Designs, Expect, Experiment, Figure, Jobs, Length, Plan, Sample, Series, Unit,
+};
+use crate::zs_free;
+use crate::zs_free::passes::Memory;
+use uzram_bench::engine::Packed;
+use uzram_bench::harness::Source;
+
+/// The designs: those that free at once, then with today's locks and deferred, and with the author's locks and deferred.
+const DESIGNS: [(&str, zs_free::Measure); 4] = [
+    (SPLIT, at_once::<Split>),
+    (PINNED, at_once::<Pinned>),
+    (PINNED_DEFERRED, deferred::<Pinned>),
+    (SPLIT_DEFERRED, deferred::<Split>),
+];
+/// The index of the one after.
+const AFTER_AT: usize = 2;
+const SPLIT: &str = <Split>::NAME;
+const PINNED: &str = Pinned::NAME;
+const PINNED_DEFERRED: &str = "pinned-deferred";
+const SPLIT_DEFERRED: &str = "split-deferred";
+
+/// Numbers of jobs that the author measured.
+const JOBS: [usize; 2] = [1, 3];
+
+/// Objects whose frees may wait: all those of three jobs, as far as the author's figures do not fall with larger sizes.
+const DEFERRED_LIMIT: u64 = 1 << 18;
+
+/// See the [module's documentation](self).
+pub static SERIES: Series = Series {
+    name: "zs-defer",
+    about: "freeing in a zsmalloc pool: by a thread, from per-CPU lists, against at once",
+    title: "mm/zsmalloc: reduce zs_free() latency on swap release path",
+    author: "Wenchao Hao",
+    date: "30 April 2026",
+    cases: &[(zs_free::RUN_CACHE, &JOBS)],
+    slow_cases: &[],
+    unit: Unit::Object,
+    designs: || Designs::of(&DESIGNS, AFTER_AT),
+    columns: &[
+        Column::new("full_size_ms", "ms", 1.0, 2),
+        Column::new("full_size_back_ms", "back", 1.0, 1),
+        Column::new("cpu_ns_per_object", "cpu/obj", 1.0, 1),
+        Column::new("pool_locks_per_object", "pool", 1.0, 3),
+        Column::new("class_locks_per_object", "class", 1.0, 3),
+        Column::new("lists_hold_ns_per_object", "held", 1.0, 1),
+        Column::new("voluntary_switches_per_object", "sleeps", 1000.0, 2),
+    ],
+    legend,
+    total: None,
+    counted_function: CLOCKED,
+    length: Length::Calibrated,
+    open,
+    published: |_, jobs, before| if before == 0 { published::figures(jobs) } else { None },
+    expectations: &[
+        expect(1, Figure::Speed, Bound::AtLeast(3.0)),
+        expect(3, Figure::Speed, Bound::AtLeast(2.9)),
+        expect(1, Figure::ProcessorTime, Bound::AtMost(1.0)),
+        expect(3, Figure::ProcessorTime, Bound::AtMost(1.0)),
+    ],
+    findings: findings::paragraphs,
+};
+
+/// Returns an expectation about deferred frees with today's locks against each design that frees at once.
+const fn expect(jobs: usize, figure: Figure, bound: Bound) -> Expect {
+    Expect { case: None, jobs: Jobs::Exactly(jobs), before: None, figure, bound }
+}
+
+fn legend() -> Vec<String> {
+    vec![
+        format!(
+            "{SPLIT}: before the author's series, of which the base of his figures has nothing; {PINNED}: today's locks; both free at once; {PINNED_DEFERRED}, {SPLIT_DEFERRED}: with the same locks, frees wait on lists, {DEFERRED_LIMIT} at most, and a thread beside the jobs frees them in batches"
+        ),
+        "ms: until the jobs have freed 256 MiB of pages each; back: until all their memory is back in the arena; for each object: cpu/obj, ns of CPU time, that of the thread that frees included; pool and class, acquisitions of that lock, held, ns for which its class's lists were locked, reading the clock included; for 1000 objects: sleeps, times a thread waited for a lock, for work, or the system".to_owned(),
+        published::legend(),
+    ]
+}
+
+fn open(corpus: &Source, designs: &[String]) -> Result<Box<dyn Experiment>> {
+    // Deferring takes a small part of the time of storing and freeing.
+    zs_free::open_pools(corpus, designs, &DESIGNS, 0.02)
+}
+
+fn at_once<D: PoolLocks>(memory: &Memory, pages: &Packed, plan: &Plan<'_>) -> Result<Sample> {
+    zs_free::measure_frees::<D>(memory, pages, plan, None)
+}
+
+fn deferred<D: PoolLocks>(memory: &Memory, pages: &Packed, plan: &Plan<'_>) -> Result<Sample> {
+    zs_free::measure_frees::<D>(memory, pages, plan, Some(DEFERRED_LIMIT))
+}
