@@ -1,4 +1,4 @@
-//! A cgroup with a memory limit for a program that swaps.
+//! Memory limits of cgroups, for programs that swap.
 //!
 //! On a busy machine the kernel now and then finds nothing to reclaim in it although nearly all of it could be swapped out, and
 //! would kill the program. Instead the program waits, and the limit is raised for a moment.
@@ -19,11 +19,16 @@ use crate::block::io_error;
 const LOOK_EVERY: Duration = Duration::from_millis(2);
 const RAISED_BYTES: u64 = 4 << 20;
 
-/// The cgroup, removed when it is dropped.
+/// A cgroup with a limit, removed when it is dropped.
 pub(super) struct LimitedCgroup {
+    watch: LimitWatch,
+    cgroup: Cgroup,
+}
+
+/// Raises the limit of a cgroup while its programs wait for memory, until it is dropped.
+pub struct LimitWatch {
     watcher: Option<JoinHandle<()>>,
     shared: Arc<Shared>,
-    cgroup: Cgroup,
 }
 
 struct Shared {
@@ -37,6 +42,25 @@ struct Shared {
 impl LimitedCgroup {
     pub(super) fn new(limit_bytes: u64) -> Result<LimitedCgroup> {
         let cgroup = Cgroup::new()?;
+        Ok(LimitedCgroup { watch: LimitWatch::start(&cgroup, limit_bytes)?, cgroup })
+    }
+
+    pub(super) fn dir(&self) -> &Path {
+        self.cgroup.dir()
+    }
+
+    /// Returns how often the limit was raised.
+    pub(super) fn raised(&self) -> usize {
+        self.watch.shared.raised.load(Ordering::Relaxed)
+    }
+}
+
+impl LimitWatch {
+    /// Sets the limit, and has programs wait instead of being killed.
+    ///
+    /// # Errors
+    /// `Io`: the kernel cannot reach the limit, among others.
+    pub fn start(cgroup: &Cgroup, limit_bytes: u64) -> Result<LimitWatch> {
         let path = |name: &str| cgroup.dir().join(name);
         let shared = Arc::new(Shared {
             limit_path: path("memory.limit_in_bytes"),
@@ -50,16 +74,7 @@ impl LimitedCgroup {
         let theirs = Arc::clone(&shared);
         let watcher = std::thread::Builder::new().name("bench-limit".into()).spawn(move || theirs.watch());
         let watcher = watcher.map_err(|error| Error::new(ErrorKind::NoMemory, error.to_string()))?;
-        Ok(LimitedCgroup { watcher: Some(watcher), shared, cgroup })
-    }
-
-    pub(super) fn dir(&self) -> &Path {
-        self.cgroup.dir()
-    }
-
-    /// Returns how often the limit was raised.
-    pub(super) fn raised(&self) -> usize {
-        self.shared.raised.load(Ordering::Relaxed)
+        Ok(LimitWatch { watcher: Some(watcher), shared })
     }
 }
 
@@ -87,7 +102,7 @@ impl Shared {
     }
 }
 
-impl Drop for LimitedCgroup {
+impl Drop for LimitWatch {
     fn drop(&mut self) {
         self.shared.ends.store(true, Ordering::Relaxed);
         self.watcher.take().into_iter().for_each(|watcher| drop(watcher.join()));

@@ -5,7 +5,7 @@
 
 mod fault;
 mod fitting;
-mod limited;
+pub mod limited;
 mod memory;
 mod report;
 pub mod unmap;

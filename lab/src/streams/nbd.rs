@@ -24,6 +24,7 @@ use uzram_bench::harness::command::uzram_program;
 use uzram_bench::harness::corpus::{Corpus, Saved};
 use uzram_bench::harness::process::is_missing;
 use uzram_bench::nbd::{Fio, Server, fill, missing_client};
+use uzram_bench::pager::limited::LimitWatch;
 use uzram_bench::pager::unmap::kernel_obstacle;
 
 /// Numbers of fio jobs.
@@ -143,6 +144,8 @@ struct Servers {
 struct Limited {
     server: Server,
     cgroup: Option<Cgroup>,
+    /// Has the server wait where it would be killed for its limit.
+    watch: Option<LimitWatch>,
     /// The memory that its contents took.
     contents_bytes: u64,
 }
@@ -158,6 +161,7 @@ impl Limited {
 
 impl Drop for Limited {
     fn drop(&mut self) {
+        self.watch = None;
         // What is swapped out comes back when the swap area is switched off, into the same cgroup, if the server's processes
         // still end then.
         if let Some(Err(error)) = self.cgroup.as_ref().map(Cgroup::unlimit) {
@@ -181,24 +185,26 @@ impl Servers {
         let empty_bytes = used_bytes()?;
         fill(&server, self.saved.path())?;
         let contents_bytes = used_bytes()?.saturating_sub(empty_bytes);
-        Ok(Limited { server, cgroup, contents_bytes })
+        Ok(Limited { server, cgroup, watch: None, contents_bytes })
     }
 }
 
 impl Servers {
     /// Limits the memory of all servers; that of uzram's, which are compared, to as much.
-    fn limit(&self) -> Result<()> {
-        let mut most_bytes = 0;
-        let is_uzrams = |at: usize| !NBDKIT.iter().any(|(name, _)| *name == self.designs[at]);
-        let cgroups = || self.servers.iter().map(|server| server.cgroup.as_ref()).enumerate();
-        for (at, cgroup) in cgroups() {
-            self.use_by(MOST_JOBS, &self.servers[at], 0)?;
-            let wanted_bytes = self.servers[at].limit_bytes()?;
-            let limit_bytes = cgroup.map_or(Ok(0), |cgroup| cgroup.limit(wanted_bytes))?;
-            most_bytes = most_bytes.max(if is_uzrams(at) { limit_bytes } else { 0 });
+    fn limit(&mut self) -> Result<()> {
+        let is_nbdkits = |design: &String| NBDKIT.iter().any(|(name, _)| name == design);
+        let mut limits_bytes = Vec::new();
+        for server in &self.servers {
+            self.use_by(MOST_JOBS, server, 0)?;
+            let wanted_bytes = server.limit_bytes()?;
+            limits_bytes.push(server.cgroup.as_ref().map_or(Ok(0), |cgroup| cgroup.limit(wanted_bytes))?);
         }
-        for (_, cgroup) in cgroups().filter(|(at, _)| is_uzrams(*at)) {
-            cgroup.map_or(Ok(0), |cgroup| cgroup.limit(most_bytes))?;
+        let of_uzram = self.designs.iter().zip(&limits_bytes).filter(|(design, _)| !is_nbdkits(design));
+        let most_bytes = of_uzram.map(|(_, bytes)| *bytes).max();
+        for ((design, server), bytes) in self.designs.iter().zip(&mut self.servers).zip(limits_bytes) {
+            let Some(cgroup) = &server.cgroup else { continue };
+            let bytes = most_bytes.filter(|_| !is_nbdkits(design)).unwrap_or(bytes);
+            server.watch = Some(LimitWatch::start(cgroup, bytes)?);
         }
         Ok(())
     }
