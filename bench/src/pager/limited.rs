@@ -1,12 +1,14 @@
 //! Memory limits of cgroups, for programs that swap.
 //!
-//! On a busy machine the kernel now and then finds nothing to reclaim in it although nearly all of it could be swapped out, and
-//! would kill the program. Instead the program waits, and the limit is raised for a moment.
+//! The kernel (6.18, measured) chooses what to reclaim by statistics that are up to 2 s old. When a program that swaps fast has
+//! changed all of its memory since, it may find nothing, kills the program, or has its system calls fail, although nearly all of
+//! the memory could be swapped out. Reading a cgroup's `memory.stat` brings its statistics up to date. Where that does not
+//! suffice the program waits, and the limit is raised for a moment.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -17,6 +19,8 @@ use crate::block::io_error;
 
 /// How often it is looked whether the program waits, and by how much the limit is raised then.
 const LOOK_EVERY: Duration = Duration::from_millis(2);
+/// The statistics are read at each of so many looks: that takes some 40 us.
+const LOOKS_PER_COUNT: u32 = 5;
 const RAISED_BYTES: u64 = 4 << 20;
 
 /// A cgroup with a limit, removed when it is dropped.
@@ -34,7 +38,8 @@ pub struct LimitWatch {
 struct Shared {
     limit_path: PathBuf,
     control_path: PathBuf,
-    limit_bytes: u64,
+    stat_path: PathBuf,
+    limit_bytes: AtomicU64,
     ends: AtomicBool,
     raised: AtomicUsize,
 }
@@ -56,44 +61,66 @@ impl LimitedCgroup {
 }
 
 impl LimitWatch {
-    /// Sets the limit, and has programs wait instead of being killed.
+    /// Sets the limit as [`Cgroup::limit`] does, and has programs wait instead of being killed.
     ///
     /// # Errors
-    /// `Io`: the kernel cannot reach the limit, among others.
+    /// `Io`.
     pub fn start(cgroup: &Cgroup, limit_bytes: u64) -> Result<LimitWatch> {
         let path = |name: &str| cgroup.dir().join(name);
         let shared = Arc::new(Shared {
             limit_path: path("memory.limit_in_bytes"),
             control_path: path("memory.oom_control"),
-            limit_bytes,
+            stat_path: path("memory.stat"),
+            limit_bytes: AtomicU64::new(u64::MAX),
             ends: AtomicBool::new(false),
             raised: AtomicUsize::new(0),
         });
-        shared.limit(limit_bytes)?;
         fs::write(&shared.control_path, "1").map_err(|error| io_error(&shared.control_path, error))?;
+        shared.limit_bytes.store(cgroup.limit(limit_bytes)?, Ordering::Relaxed);
         let theirs = Arc::clone(&shared);
         let watcher = std::thread::Builder::new().name("bench-limit".into()).spawn(move || theirs.watch());
         let watcher = watcher.map_err(|error| Error::new(ErrorKind::NoMemory, error.to_string()))?;
         Ok(LimitWatch { watcher: Some(watcher), shared })
     }
+
+    /// Returns the limit.
+    pub fn limit_bytes(&self) -> u64 {
+        self.shared.limit_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Sets a higher limit.
+    ///
+    /// # Errors
+    /// `Io`.
+    pub fn raise(&self, limit_bytes: u64) -> Result<()> {
+        self.shared.limit_bytes.store(limit_bytes, Ordering::Relaxed);
+        self.shared.limit(limit_bytes).map_err(|error| io_error(&self.shared.limit_path, error))
+    }
 }
 
 impl Shared {
-    fn limit(&self, bytes: u64) -> Result<()> {
-        fs::write(&self.limit_path, bytes.to_string()).map_err(|error| io_error(&self.limit_path, error))
+    fn limit(&self, bytes: u64) -> std::io::Result<()> {
+        fs::write(&self.limit_path, bytes.to_string())
     }
 
-    /// Raises the limit while the program waits for memory.
+    /// Keeps the statistics up to date, and raises the limit while the program waits for memory.
     fn watch(&self) {
         let mut raised_bytes = 0;
-        while !self.ends.load(Ordering::Relaxed) {
+        for look in (0..LOOKS_PER_COUNT).cycle() {
+            if self.ends.load(Ordering::Relaxed) {
+                return;
+            }
+            if look == 0 {
+                let _ = fs::read(&self.stat_path);
+            }
+            let limit_bytes = self.limit_bytes.load(Ordering::Relaxed);
             let control = fs::read_to_string(&self.control_path).unwrap_or_default();
             if control.contains("under_oom 1") {
                 self.raised.fetch_add(1, Ordering::Relaxed);
                 // More each time: the program may have used up at once what the last time gave.
                 raised_bytes += RAISED_BYTES;
-                let _ = self.limit(self.limit_bytes + raised_bytes);
-            } else if raised_bytes > 0 && self.limit(self.limit_bytes).is_ok() {
+                let _ = self.limit(limit_bytes + raised_bytes);
+            } else if raised_bytes > 0 && self.limit(limit_bytes).is_ok() {
                 // The kernel refuses a limit that it cannot reach at once.
                 raised_bytes = 0;
             }

@@ -192,21 +192,21 @@ impl Servers {
 impl Servers {
     /// Limits the memory of all servers; that of uzram's, which are compared, to as much.
     fn limit(&mut self) -> Result<()> {
-        let is_nbdkits = |design: &String| NBDKIT.iter().any(|(name, _)| name == design);
-        let mut limits_bytes = Vec::new();
-        for server in &self.servers {
-            self.use_by(MOST_JOBS, server, 0)?;
-            let wanted_bytes = server.limit_bytes()?;
-            limits_bytes.push(server.cgroup.as_ref().map_or(Ok(0), |cgroup| cgroup.limit(wanted_bytes))?);
+        let is_uzrams = |design: &String| NBDKIT.iter().all(|(name, _)| name != design);
+        for nth in 0..self.servers.len() {
+            self.use_by(MOST_JOBS, &self.servers[nth], 0)?;
+            let server = &mut self.servers[nth];
+            let limit_bytes = server.limit_bytes()?;
+            server.watch = match &server.cgroup {
+                Some(cgroup) => Some(LimitWatch::start(cgroup, limit_bytes)?),
+                None => None,
+            };
         }
-        let of_uzram = self.designs.iter().zip(&limits_bytes).filter(|(design, _)| !is_nbdkits(design));
-        let most_bytes = of_uzram.map(|(_, bytes)| *bytes).max();
-        for ((design, server), bytes) in self.designs.iter().zip(&mut self.servers).zip(limits_bytes) {
-            let Some(cgroup) = &server.cgroup else { continue };
-            let bytes = most_bytes.filter(|_| !is_nbdkits(design)).unwrap_or(bytes);
-            server.watch = Some(LimitWatch::start(cgroup, bytes)?);
-        }
-        Ok(())
+        let servers = self.designs.iter().zip(&self.servers);
+        let of_uzram =
+            servers.filter(|(design, _)| is_uzrams(design)).filter_map(|(_, server)| server.watch.as_ref());
+        let most_bytes = of_uzram.clone().map(LimitWatch::limit_bytes).max().unwrap_or_default();
+        of_uzram.map(|watch| watch.raise(most_bytes)).collect()
     }
 
     /// Runs fio; returns 10^6 bytes a second.
