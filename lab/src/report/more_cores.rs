@@ -18,7 +18,7 @@ use super::progress::Progress;
 use super::{Outcome, ReportOptions, Section};
 use crate::experiment::{LabReport, spoken};
 use crate::scale::costs::Costs;
-use crate::scale::published::PublishedCase;
+use crate::scale::published::{PublishedCase, TOLERATED_PERCENT};
 use crate::scale::report::{Curve, figures_table, gains_table};
 use crate::scale::{self, ScaleOptions, ScaleReport};
 
@@ -202,7 +202,7 @@ pub(super) fn html(predicted: &Predicted) -> String {
     charts(report).iter().for_each(|chart| html += &chart.to_figure());
     html += "</div>\n<p class=\"small\">Simulated from times measured here inside and outside of each lock, and from the cost of a cache line; a thin line is the band of all rounds and of what a line may cost; dashed: published.</p>\n";
     let reasons: String = reasons(report).iter().map(|reason| paragraph(reason)).collect();
-    html += &details("Why predictions are off by more than 15 %", &reasons);
+    html += &details(&format!("Why predictions are off by more than {TOLERATED_PERCENT} %"), &reasons);
     let tables: String = tables(report)
         .iter()
         .map(|(heading, table)| format!("<h4>{}</h4>\n{}", escape(heading), html_table(table, &[])))

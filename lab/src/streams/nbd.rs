@@ -206,7 +206,7 @@ impl Servers {
         let of_uzram =
             servers.filter(|(design, _)| is_uzrams(design)).filter_map(|(_, server)| server.watch.as_ref());
         let most_bytes = of_uzram.clone().map(LimitWatch::limit_bytes).max().unwrap_or_default();
-        of_uzram.map(|watch| watch.raise(most_bytes)).collect()
+        of_uzram.try_for_each(|watch| watch.raise(most_bytes))
     }
 
     /// Runs fio; returns 10^6 bytes a second.
