@@ -3,6 +3,7 @@
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use rustix::io::Errno;
+use uzram::units::PAGE_SHIFT;
 
 /// One call of so many fails; 0 for none.
 static ONE_OF: AtomicU32 = AtomicU32::new(0);
@@ -22,13 +23,31 @@ impl Drop for Injected {
     }
 }
 
-/// Returns the error that the next call is to fail with, before it does anything.
-pub(crate) fn of_ioctl(may_refuse: bool) -> Option<Errno> {
+/// Returns whether the next call is to fail, and a number that chooses how.
+fn next() -> Option<u64> {
     let one_of = u64::from(ONE_OF.load(Ordering::Relaxed));
     if one_of == 0 {
         return None;
     }
     let mixed = CALLS.fetch_add(1, Ordering::Relaxed).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 20;
+    mixed.is_multiple_of(one_of).then_some(mixed / one_of)
+}
+
+/// Returns the error that the next call is to fail with, before it does anything.
+pub(crate) fn of_ioctl(may_refuse: bool) -> Option<Errno> {
     let errors = if may_refuse { [Errno::AGAIN, Errno::BUSY, Errno::NOENT] } else { [Errno::AGAIN; 3] };
-    mixed.is_multiple_of(one_of).then(|| errors[(mixed / one_of % 3) as usize])
+    next().map(|which| errors[(which % 3) as usize])
+}
+
+/// Has a move that succeeded look as if not all of its pages, or none, had been moved, as Linux 6.18 does.
+pub(crate) fn miscount(moved: Result<(), Errno>, pages: usize, counted_bytes: &mut i64) -> Result<(), Errno> {
+    moved?;
+    let Some(which) = next() else { return Ok(()) };
+    match which as usize % pages {
+        0 => Err(Errno::EXIST),
+        counted => {
+            *counted_bytes = (counted << PAGE_SHIFT) as i64;
+            Err(Errno::AGAIN)
+        }
+    }
 }

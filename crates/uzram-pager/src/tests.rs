@@ -319,6 +319,27 @@ fn calls_that_fail_lose_nothing() {
     });
 }
 
+/// Compaction moves pages, too, and Linux 6.18 then moves some with `UFFDIO_MOVE` that it does not count. Needs root.
+#[test]
+fn pages_that_the_kernel_moves_meanwhile_are_not_lost() {
+    const COMPACT: &str = "/proc/sys/vm/compact_memory";
+    const DURATION: Duration = Duration::from_secs(3);
+    each(|trap| {
+        std::thread::scope(|scope| {
+            let end = Instant::now() + DURATION;
+            scope.spawn(move || {
+                while Instant::now() < end {
+                    if let Err(error) = std::fs::write(COMPACT, "1") {
+                        println!("skipped: {COMPACT}: {error}");
+                        return;
+                    }
+                }
+            });
+            stress(trap, 4, 14, DURATION, 0);
+        });
+    });
+}
+
 /// Ten minutes: `make pager`.
 #[test]
 #[ignore = "takes ten minutes: make pager"]

@@ -126,8 +126,7 @@ impl<T: Trap> Core<T> {
         }
         let taken = &mut taken[..count];
         let mut bench = self.benches.take();
-        let all_pages = units.len() * self.unit_pages;
-        self.finish(&self.shelves[shelf], &mut *bench.buffer, all_pages, taken, Leave::Store);
+        self.finish(&self.shelves[shelf], &mut *bench.buffer, taken, Leave::Store);
         drop(bench);
         waiting.remove_oldest();
         self.left(taken, Leave::Store) > 0 || taken.is_empty()
@@ -167,7 +166,7 @@ impl<T: Trap> Core<T> {
         let count = self.take_all(&bench.shelf, units, &mut taken);
         let taken = &mut taken[..count];
         let Bench { shelf, buffer } = &mut *bench;
-        self.finish(shelf, &mut **buffer, count * self.unit_pages, taken, leave);
+        self.finish(shelf, &mut **buffer, taken, leave);
         drop(bench);
         self.left(taken, leave)
     }
@@ -224,16 +223,9 @@ impl<T: Trap> Core<T> {
         len
     }
 
-    /// Stores the contents of units that were taken, among the shelf's first `all_pages`, or discards them, and gives their
-    /// memory back. Those for which there is no room are given back to the program.
-    fn finish(
-        &self,
-        shelf: &T::Shelf,
-        buffer: &mut [Page],
-        all_pages: usize,
-        taken: &mut [Taken],
-        leave: Leave,
-    ) {
+    /// Stores the contents of units that were taken, or discards them, and gives their memory back. Those for which there is no
+    /// room are given back to the program. All that was on the shelf has been given back then, or is released.
+    fn finish(&self, shelf: &T::Shelf, buffer: &mut [Page], taken: &mut [Taken], leave: Leave) {
         let is_next = |a: &Taken, b: &Taken| a.unit + 1 == b.unit && a.nth + 1 == b.nth;
         for chunk in taken.chunk_by_mut(is_next) {
             let run = self.run(chunk[0].unit, chunk.len());
@@ -256,7 +248,7 @@ impl<T: Trap> Core<T> {
         for (first, run) in runs().filter(|(first, _)| !first.stored) {
             self.trap.give_back(shelf, first.nth * self.unit_pages, run);
         }
-        self.trap.release(shelf, all_pages, runs().filter(|(first, _)| first.stored).map(|(_, run)| run));
+        self.trap.release(shelf, runs().filter(|(first, _)| first.stored).map(|(_, run)| run));
     }
 
     /// Ends the states of units that were taken. Returns how many left.

@@ -232,7 +232,7 @@ impl Trap for Guard {
         self.open_all(run);
     }
 
-    fn release(&self, (): &(), _: usize, runs: impl Iterator<Item = Run>) {
+    fn release(&self, (): &(), runs: impl Iterator<Item = Run>) {
         runs.for_each(|run| self.punch(run));
     }
 

@@ -84,9 +84,8 @@ pub(crate) trait Trap: Send + Sync + Sized + 'static {
     /// has no memory for that.
     fn give_back(&self, shelf: &Self::Shelf, nth: usize, run: Run);
 
-    /// Gives the memory of pages that were taken, and not given back, to the system: `runs`, among the shelf's first `pages`
-    /// places, which are free then.
-    fn release(&self, shelf: &Self::Shelf, pages: usize, runs: impl Iterator<Item = Run>);
+    /// Gives the memory of pages that were taken, and not given back, to the system: `runs`. All places of the shelf are free then.
+    fn release(&self, shelf: &Self::Shelf, runs: impl Iterator<Item = Run>);
 
     /// Has touches of trapped pages fail, as their contents are lost.
     fn lose(&self, run: Run);
