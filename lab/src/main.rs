@@ -114,8 +114,11 @@ struct ReportArgs {
 #[derive(clap::Args)]
 #[command(after_help = "Example: uzram lab scale lru-batch --cores 1..128 --json lru-batch.json")]
 struct ScaleArgs {
-    /// Names of tables: zs-free, streams, slab-freeze, lru-batch
-    #[arg(required = true, value_name = "TABLE")]
+    #[arg(
+        required = true,
+        value_name = "TABLE",
+        help = format!("Names of tables: {}", scale::tables().join(", "))
+    )]
     tables: Vec<String>,
     /// Numbers of cores: 1,2,4, or 1..128, which doubles
     #[arg(long, value_name = "N,…|A..B", default_value = "1..128")]
@@ -126,9 +129,9 @@ struct ScaleArgs {
     /// Rounds; in each, every design is measured with 1 job and with 2
     #[arg(long, value_name = "N", default_value_t = RoundOptions::default().rounds)]
     rounds: usize,
-    /// Operations of each simulation [default: 20000]
-    #[arg(long, value_name = "N")]
-    operations: Option<usize>,
+    /// Operations of each simulation
+    #[arg(long, value_name = "N", default_value_t = scale::default_operations())]
+    operations: usize,
     /// Cases [default: all that have a model]
     #[arg(long, value_delimiter = ',', value_name = "CASE,…")]
     case: Vec<String>,
@@ -229,7 +232,8 @@ fn scale_tables(args: &ScaleArgs) -> Result<()> {
         corpus: args.corpus.clone().unwrap_or(LabOptions::default().corpus),
         ..LabOptions::default()
     };
-    let options = ScaleOptions { lab, cores: scale::parse_cores(&args.cores)?, operations: args.operations };
+    let options =
+        ScaleOptions { lab, cores: scale::parse_cores(&args.cores)?, operations: Some(args.operations) };
     tables.iter().try_for_each(|table| options.check(table))?;
     report_on(&tables, args.json.as_deref(), |table| scale::predict(table, &options))
 }
@@ -264,7 +268,7 @@ fn report_on<R: Display + Serialize>(
 fn write_report(args: &ReportArgs) -> Result<()> {
     let named = args.tables.iter().map(|name| experiment::table(name)).collect::<Result<Vec<_>>>()?;
     let is_wanted = |table: &&Series| named.is_empty() || named.iter().any(|named| named.name == table.name);
-    let text = report::run(&ReportOptions {
+    let written = report::run(&ReportOptions {
         dir: args.dir.clone(),
         quick: args.quick,
         tables: TABLES.into_iter().filter(is_wanted).collect(),
@@ -274,7 +278,8 @@ fn write_report(args: &ReportArgs) -> Result<()> {
         corpus: args.corpus.clone(),
         stop: command::stop_flag()?,
     })?;
-    command::print(&text)
+    command::print(&written.text)?;
+    written.outcome
 }
 
 /// Returns the error of a run: it names the table, and blames no option of the command line.

@@ -14,7 +14,7 @@ use crate::experiment::Series;
 /// The file.
 const TEXT: &str = include_str!("../published.toml");
 
-static FILE: LazyLock<toml::Table> = LazyLock::new(|| match TEXT.parse() {
+pub(crate) static FILE: LazyLock<toml::Table> = LazyLock::new(|| match TEXT.parse() {
     Ok(file) => file,
     Err(error) => panic!("lab/published.toml: {error}"),
 });

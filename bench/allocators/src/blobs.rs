@@ -2,10 +2,10 @@
 //! are stored, and after a random half was freed and the allocator was asked to return memory.
 //!
 //! The pages are those of the corpus `mixed`, compressed with lz4; one that does not become smaller is stored as it is.
-//! uzram's pool checks its objects and keeps 8 bytes with each of them; the others keep a pointer and a length in an array of
-//! the program, which does not count. Each allocator is measured in its own child process ([`crate::memory`]).
+//! uzram's pool checks its objects and keeps 8 bytes with each of them. The program's names of blobs, pointers and lengths or
+//! handles, are in arrays that do not count. Each allocator is measured in its own child process ([`crate::memory`]).
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 
 use libmimalloc_sys as mimalloc;
 use serde::Serialize;
@@ -164,8 +164,9 @@ fn filled(address: *mut std::ffi::c_void, blob: &[u8]) -> Result<u64> {
 struct UzramPool {
     pool: Pool<Pinned>,
     arena: Arc<Arena>,
-    /// The handles, by name; one that was freed is `None`.
+    /// The handles, by name; one that was freed is `None`. In memory from the start, as the other allocators' names are.
     handles: RefCell<Vec<Option<Handle>>>,
+    stored: Cell<usize>,
 }
 
 impl UzramPool {
@@ -173,16 +174,17 @@ impl UzramPool {
         // Room for objects that were freed and not yet compacted.
         let arena = Arc::new(Arena::new(4 * blobs.bytes.len() as u64 + (64 << 20))?);
         let pool = PoolBuilder::new("bench").build_in(Arc::clone(&arena))?;
-        Ok(UzramPool { pool, arena, handles: RefCell::new(Vec::with_capacity(blobs.len())) })
+        let handles = RefCell::new((0..blobs.len()).map(|_| None).collect());
+        Ok(UzramPool { pool, arena, handles, stored: Cell::new(0) })
     }
 }
 
 impl Allocator for UzramPool {
     fn store(&self, blob: &[u8]) -> Result<u64> {
         let handle = self.pool.store(blob)?.into_handle();
-        let mut handles = self.handles.borrow_mut();
-        handles.push(Some(handle));
-        Ok(handles.len() as u64 - 1)
+        let name = self.stored.replace(self.stored.get() + 1);
+        self.handles.borrow_mut()[name] = Some(handle);
+        Ok(name as u64)
     }
 
     unsafe fn free(&self, name: u64, _: usize) -> Result<()> {

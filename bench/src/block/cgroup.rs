@@ -52,9 +52,7 @@ impl Cgroup {
     pub fn dir(&self) -> &Path {
         &self.dir
     }
-}
 
-impl Cgroup {
     /// Returns a command that runs `command`'s program with its arguments in this cgroup.
     pub fn enter(&self, command: &Command) -> Command {
         let mut shell = Command::new("sh");

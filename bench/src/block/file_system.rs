@@ -22,7 +22,7 @@ use uzram::{Error, ErrorKind, Result};
 use super::disk::{Attached, Mounted};
 use super::report::Compared;
 use super::{ALGORITHM, BlockOptions, PATIENCE, io_error, kernel_zram};
-use crate::harness::process::{find, run_to_end, runtime_dir};
+use crate::harness::process::{find, run_to_end, run_unless_stopped, runtime_dir};
 use crate::harness::rounds::in_turn;
 use crate::harness::{go_on, read_back};
 
@@ -183,7 +183,7 @@ impl FsMark {
             fs::create_dir(&dir).map_err(|error| io_error(&dir, error))?;
             command.arg("-d").arg(dir);
         }
-        let printed = run_to_end(&mut command, PATIENCE)?;
+        let printed = run_unless_stopped(&mut command, PATIENCE)?;
         files_per_s(&printed, u64::from(threads) * u64::from(files_per_thread)).ok_or_else(|| {
             Error::new(ErrorKind::Io, format!("fs_mark's table has an unknown form: {}", printed.trim()))
         })

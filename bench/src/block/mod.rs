@@ -152,7 +152,7 @@ pub fn disk_obstacle(program: &Path) -> Result<Option<String>> {
 }
 
 /// Returns why there can be no kernel zram device, if so.
-fn kernel_obstacle() -> Option<String> {
+pub fn kernel_obstacle() -> Option<String> {
     kernel_zram(TRIED_BYTES).err().map(|error| error.to_string())
 }
 

@@ -9,9 +9,11 @@ use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 use tempfile::TempDir;
 use uzram::{Error, ErrorKind, Result};
+
+use super::command::is_stopped;
 
 const END_TIMEOUT: Duration = Duration::from_secs(10);
 /// The interval at which conditions are polled.
@@ -40,13 +42,32 @@ pub fn find(name: &str) -> Option<PathBuf> {
 /// # Errors
 /// `Io`, with the end of its error output.
 pub fn run_to_end(command: &mut Command, timeout: Duration) -> Result<String> {
+    run(command, timeout, || false)
+}
+
+/// As [`run_to_end`], but a signal that ends this program ends that one, too, and all that it has started.
+///
+/// # Errors
+/// As [`run_to_end`]; `Busy` after a signal.
+pub fn run_unless_stopped(command: &mut Command, timeout: Duration) -> Result<String> {
+    run(command, timeout, is_stopped)
+}
+
+fn run(command: &mut Command, timeout: Duration, stops: impl Fn() -> bool) -> Result<String> {
     let mut process = Process::start(command)?;
     let deadline = Instant::now() + timeout;
     while !process.has_ended()? {
-        if Instant::now() > deadline {
-            return Err(process.failure("did not end in time"));
-        }
-        thread::sleep(POLL);
+        let error = match (stops(), Instant::now() > deadline) {
+            (true, _) => Error::new(ErrorKind::Busy, "interrupted"),
+            (_, true) => process.failure("did not end in time"),
+            _ => {
+                thread::sleep(POLL);
+                continue;
+            }
+        };
+        // What it has started is in its group. It was not waited for, so the group is its own.
+        let _ = kill_process_group(Pid::from_child(&process.child), Signal::TERM);
+        return Err(error);
     }
     match process.child.wait() {
         Ok(status) if status.success() => Ok(process.printed()),
@@ -186,6 +207,26 @@ mod tests {
         let start = Instant::now();
         let error = run_to_end(Command::new("sleep").arg("60"), Duration::from_millis(30)).unwrap_err();
         assert!(error.to_string().contains("in time") && start.elapsed() < Duration::from_secs(20));
+    }
+
+    #[test]
+    fn what_a_program_has_started_ends_with_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let alive = dir.path().join("alive");
+        let mut shell = Command::new("sh");
+        shell.args(["-c", "while :; do echo >> \"$0\"; sleep 0.02; done & wait"]).arg(&alive);
+        run(&mut shell, TIMEOUT, || alive.exists()).unwrap_err();
+        let len = || std::fs::metadata(&alive).unwrap().len();
+        let mut last = len();
+        let end = Instant::now() + TIMEOUT;
+        loop {
+            thread::sleep(Duration::from_millis(200));
+            match len() {
+                now if now == last => break,
+                now => last = now,
+            }
+            assert!(Instant::now() < end, "the background process goes on");
+        }
     }
 
     #[test]

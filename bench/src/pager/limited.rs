@@ -7,8 +7,8 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -39,9 +39,16 @@ struct Shared {
     limit_path: PathBuf,
     control_path: PathBuf,
     stat_path: PathBuf,
-    limit_bytes: AtomicU64,
+    /// The limit, and what it is raised by now. Held while the kernel's is set.
+    limit: Mutex<Limit>,
     ends: AtomicBool,
     raised: AtomicUsize,
+}
+
+#[derive(Clone, Copy)]
+struct Limit {
+    bytes: u64,
+    raised_bytes: u64,
 }
 
 impl LimitedCgroup {
@@ -56,7 +63,7 @@ impl LimitedCgroup {
 
     /// Returns how often the limit was raised.
     pub(super) fn raised(&self) -> usize {
-        self.watch.shared.raised.load(Ordering::Relaxed)
+        self.watch.raised()
     }
 }
 
@@ -67,16 +74,16 @@ impl LimitWatch {
     /// `Io`.
     pub fn start(cgroup: &Cgroup, limit_bytes: u64) -> Result<LimitWatch> {
         let path = |name: &str| cgroup.dir().join(name);
+        let control_path = path("memory.oom_control");
+        fs::write(&control_path, "1").map_err(|error| io_error(&control_path, error))?;
         let shared = Arc::new(Shared {
             limit_path: path("memory.limit_in_bytes"),
-            control_path: path("memory.oom_control"),
+            control_path,
             stat_path: path("memory.stat"),
-            limit_bytes: AtomicU64::new(u64::MAX),
+            limit: Mutex::new(Limit { bytes: cgroup.limit(limit_bytes)?, raised_bytes: 0 }),
             ends: AtomicBool::new(false),
             raised: AtomicUsize::new(0),
         });
-        fs::write(&shared.control_path, "1").map_err(|error| io_error(&shared.control_path, error))?;
-        shared.limit_bytes.store(cgroup.limit(limit_bytes)?, Ordering::Relaxed);
         let theirs = Arc::clone(&shared);
         let watcher = std::thread::Builder::new().name("bench-limit".into()).spawn(move || theirs.watch());
         let watcher = watcher.map_err(|error| Error::new(ErrorKind::NoMemory, error.to_string()))?;
@@ -85,7 +92,12 @@ impl LimitWatch {
 
     /// Returns the limit.
     pub fn limit_bytes(&self) -> u64 {
-        self.shared.limit_bytes.load(Ordering::Relaxed)
+        self.shared.lock().bytes
+    }
+
+    /// Returns how often it was raised because a program waited.
+    pub fn raised(&self) -> usize {
+        self.shared.raised.load(Ordering::Relaxed)
     }
 
     /// Sets a higher limit.
@@ -93,19 +105,23 @@ impl LimitWatch {
     /// # Errors
     /// `Io`.
     pub fn raise(&self, limit_bytes: u64) -> Result<()> {
-        self.shared.limit_bytes.store(limit_bytes, Ordering::Relaxed);
-        self.shared.limit(limit_bytes).map_err(|error| io_error(&self.shared.limit_path, error))
+        let mut limit = self.shared.lock();
+        limit.bytes = limit_bytes;
+        self.shared.set(*limit).map_err(|error| io_error(&self.shared.limit_path, error))
     }
 }
 
 impl Shared {
-    fn limit(&self, bytes: u64) -> std::io::Result<()> {
-        fs::write(&self.limit_path, bytes.to_string())
+    fn lock(&self) -> std::sync::MutexGuard<'_, Limit> {
+        self.limit.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn set(&self, limit: Limit) -> std::io::Result<()> {
+        fs::write(&self.limit_path, (limit.bytes + limit.raised_bytes).to_string())
     }
 
     /// Keeps the statistics up to date, and raises the limit while the program waits for memory.
     fn watch(&self) {
-        let mut raised_bytes = 0;
         for look in (0..LOOKS_PER_COUNT).cycle() {
             if self.ends.load(Ordering::Relaxed) {
                 return;
@@ -113,17 +129,18 @@ impl Shared {
             if look == 0 {
                 let _ = fs::read(&self.stat_path);
             }
-            let limit_bytes = self.limit_bytes.load(Ordering::Relaxed);
             let control = fs::read_to_string(&self.control_path).unwrap_or_default();
+            let mut limit = self.lock();
             if control.contains("under_oom 1") {
                 self.raised.fetch_add(1, Ordering::Relaxed);
                 // More each time: the program may have used up at once what the last time gave.
-                raised_bytes += RAISED_BYTES;
-                let _ = self.limit(limit_bytes + raised_bytes);
-            } else if raised_bytes > 0 && self.limit(limit_bytes).is_ok() {
+                limit.raised_bytes += RAISED_BYTES;
+                let _ = self.set(*limit);
+            } else if limit.raised_bytes > 0 && self.set(Limit { raised_bytes: 0, ..*limit }).is_ok() {
                 // The kernel refuses a limit that it cannot reach at once.
-                raised_bytes = 0;
+                limit.raised_bytes = 0;
             }
+            drop(limit);
             std::thread::sleep(LOOK_EVERY);
         }
     }

@@ -162,7 +162,7 @@ fn run(
     let mut all = |step: &Step| -> Result<Ran> {
         let step = serde_json::to_string(step).unwrap_or_default();
         users.iter_mut().try_for_each(|user| user.tell(&step))?;
-        let mut together = Ran { start_ns: u64::MAX, end_ns: 0, resident_pages: 0, stayed: [0; 2] };
+        let mut together = Ran { start_ns: u64::MAX, end_ns: 0, resident_pages: 0, stayed: [0; 3] };
         for user in &mut users {
             let ran: Ran = user.hear(options.stop)?;
             together.start_ns = together.start_ns.min(ran.start_ns);
@@ -180,14 +180,17 @@ fn run(
         match phase {
             Phase::Sequential | Phase::Random => drop(all(&Step::Check)?),
             Phase::PageOut | Phase::PageOutAgain | Phase::PageOutLast => {
-                let Ran { resident_pages: left, stayed: [busy, no_room], .. } = all(&Step::CountResident)?;
+                let Ran { resident_pages: left, stayed: [counted, busy, no_room], .. } =
+                    all(&Step::CountResident)?;
                 // The kernel keeps some in the lists of each CPU.
                 if left > 256 + options.jobs * options.pages / 10 {
                     let of = options.jobs * options.pages;
                     let phase = phase.what();
                     let why = match owner {
                         Owner::Kernel(_) => "was another swap area switched off meanwhile?".to_owned(),
-                        Owner::Pager(..) => format!("{busy} were busy, and there was no room for {no_room}"),
+                        Owner::Pager(..) => format!(
+                            "the pager counts {counted}; since it was made {busy} were busy, and {no_room} found no room"
+                        ),
                     };
                     let what = format!("{owner}, {phase}: {left} of {of} pages stay in memory: {why}");
                     return Err(Error::new(ErrorKind::Unsupported, what));
@@ -224,8 +227,9 @@ struct Ran {
     start_ns: u64,
     end_ns: u64,
     resident_pages: usize,
-    /// Pages that a pager left in memory because the kernel used them, or because it had no room.
-    stayed: [u64; 2],
+    /// The pages that a pager counts as in memory, and those that it left there since it was made because the kernel used them,
+    /// or because it had no room.
+    stayed: [u64; 3],
 }
 
 impl Job {
@@ -260,9 +264,9 @@ impl Job {
                 start_ns: ran.iter().map(|ran| ran.start_ns).min().unwrap_or_default(),
                 end_ns: ran.iter().map(|ran| ran.end_ns).max().unwrap_or_default(),
                 resident_pages: ran.iter().map(|ran| ran.resident_pages).sum(),
-                stayed: pager.as_ref().map_or([0; 2], |pager| {
+                stayed: pager.as_ref().map_or([0; 3], |pager| {
                     let stats = pager.stats();
-                    [stats.busy, stats.no_room]
+                    [stats.resident_pages, stats.busy, stats.no_room]
                 }),
             })?;
         }
@@ -296,7 +300,7 @@ fn carry_out(
         (Step::Check, Some(memory)) => memory.check(corpus, first)?,
         (Step::CountResident, Some(memory)) => resident_pages = memory.resident_pages()?,
     }
-    Ok(Ran { start_ns, end_ns: now_ns(), resident_pages, stayed: [0; 2] })
+    Ok(Ran { start_ns, end_ns: now_ns(), resident_pages, stayed: [0; 3] })
 }
 
 /// Returns the time of a clock that all processes have in common.

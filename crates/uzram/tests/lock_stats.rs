@@ -144,6 +144,7 @@ fn a_bounce_is_an_acquisition_after_another_cpus() {
 fn a_wait_is_recorded_and_bounces_between_cpus() {
     let _turn = turn();
     const HELD: Duration = Duration::from_millis(20);
+    const PATIENCE: Duration = Duration::from_secs(20);
     let cpus = two_cpus();
     let (lock, taken) = (Mutex::new(&classes::DEVICE, ()), Barrier::new(2));
     std::thread::scope(|scope| {
@@ -153,6 +154,10 @@ fn a_wait_is_recorded_and_bounces_between_cpus() {
             }
             let held = lock.lock();
             taken.wait();
+            let start = Instant::now();
+            while !held.is_contended() && start.elapsed() < PATIENCE {
+                std::thread::yield_now();
+            }
             std::thread::sleep(HELD);
             drop(held);
         });

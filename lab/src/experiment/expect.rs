@@ -13,9 +13,6 @@ use super::{Designs, Row, Series, Side};
 const MOST_NAMED: usize = 6;
 /// An expectation counts as missed only if chance explains its missing rows with less than this probability.
 const CHANCE: f64 = 0.05;
-/// How the text about an expectation begins that was not measured, and that was not judged.
-const NOT_MEASURED: &str = "not measured";
-const NOT_JUDGED: &str = "not judged";
 
 /// A figure that the design after should reach.
 #[derive(Clone, Copy, Debug)]
@@ -98,13 +95,17 @@ pub(crate) fn busiest<'a>(rows: impl Iterator<Item = &'a Row>, cpus: usize) -> O
     rows.filter(|row| row.jobs <= cpus).max_by_key(|row| row.jobs)
 }
 
-/// Returns the verdict on the rows, in paragraphs: whether each expectation is met, the gains of designs
-/// beyond the series, and the series' own findings. `cpus` is the number of the machine's CPUs.
-pub(crate) fn verdict(series: &Series, rows: &[Row], cpus: usize) -> Vec<String> {
+/// Returns the outcome of each expectation, and the verdict on the rows, in paragraphs: whether each expectation
+/// is met, the gains of designs beyond the series, and the series' own findings. `cpus` is the number of the
+/// machine's CPUs.
+pub(crate) fn verdict(series: &Series, rows: &[Row], cpus: usize) -> (Vec<Outcome>, Vec<String>) {
     let designs = (series.designs)();
     let judged = series.expectations.iter().map(|expect| expect.judge(series, &designs, rows, cpus));
-    let beyond = designs.beyond.iter().filter_map(|design| beyond(series, rows, design, &designs.after));
-    judged.chain(beyond).chain((series.findings)(rows, cpus)).collect()
+    let (outcomes, mut paragraphs): (Vec<_>, Vec<_>) = judged.unzip();
+    paragraphs
+        .extend(designs.beyond.iter().filter_map(|design| beyond(series, rows, design, &designs.after)));
+    paragraphs.extend((series.findings)(rows, cpus));
+    (outcomes, paragraphs)
 }
 
 /// What became of an expectation.
@@ -119,22 +120,28 @@ pub enum Outcome {
 }
 
 impl Outcome {
-    /// Returns the outcome that a paragraph of [`verdict`] about an expectation tells.
-    pub(crate) fn told_by(paragraph: &str) -> Outcome {
-        let (name, said) = paragraph.split_once(": ").unwrap_or_default();
-        if name.ends_with(missed(false)) {
-            Outcome::Missed
-        } else if [NOT_MEASURED, NOT_JUDGED].iter().any(|begin| said.starts_with(begin)) {
-            Outcome::NotJudged
-        } else {
-            Outcome::Met
+    const fn of(is_met: bool) -> Outcome {
+        if is_met { Outcome::Met } else { Outcome::Missed }
+    }
+
+    /// Returns what follows the name of an expectation.
+    const fn mark(self) -> &'static str {
+        match self {
+            Outcome::Missed => ", MISSED",
+            Outcome::Met | Outcome::NotJudged => "",
         }
     }
 }
 
 impl Expect {
-    /// Judges the rows whose design after is that of `designs`; returns a paragraph.
-    pub(crate) fn judge(&self, series: &Series, designs: &Designs, rows: &[Row], cpus: usize) -> String {
+    /// Judges the rows whose design after is that of `designs`; returns the outcome, and a paragraph.
+    pub(crate) fn judge(
+        &self,
+        series: &Series,
+        designs: &Designs,
+        rows: &[Row],
+        cpus: usize,
+    ) -> (Outcome, String) {
         let is_case = |case: &str| match self.case {
             Some(wanted) => wanted == case,
             None => series.cases.iter().any(|(name, _)| *name == case),
@@ -152,14 +159,16 @@ impl Expect {
             .collect();
         let name = self.name();
         let Some(first) = rows.first() else {
-            return format!("{name}: {NOT_MEASURED} with {}, so not judged.", self.jobs.words());
+            let said = format!("{name}: not measured with {}, so not judged.", self.jobs.words());
+            return (Outcome::NotJudged, said);
         };
         match self.figure {
             Figure::Maximum(quantity) => self.judge_quantity(quantity, &designs.after, &rows),
             _ if !can_judge(rounds(first)) => {
-                format!(
-                    "{name}: {NOT_JUDGED}; it takes 5 rounds or more to tell a difference from the noise."
-                )
+                let said = format!(
+                    "{name}: not judged; it takes 5 rounds or more to tell a difference from the noise."
+                );
+                (Outcome::NotJudged, said)
             }
             Figure::Speed | Figure::ProcessorTime => self.judge_ratio(&designs.after, &rows),
         }
@@ -174,22 +183,23 @@ impl Expect {
         self.case.map_or_else(|| figure.to_owned(), |case| format!("{figure}, {case}"))
     }
 
-    fn judge_quantity(&self, quantity: &str, after: &str, rows: &[&Row]) -> String {
+    fn judge_quantity(&self, quantity: &str, after: &str, rows: &[&Row]) -> (Outcome, String) {
         let most = |side: fn(&Row) -> &Side| {
             let rounds = rows.iter().filter_map(|row| side(row).values.get(quantity)).flatten();
             rounds.copied().fold(0.0, f64::max)
         };
         let (before, measured) = (most(|row| &row.before), most(|row| &row.after));
-        let is_met = self.bound.holds(measured);
-        format!(
+        let outcome = Outcome::of(self.bound.holds(measured));
+        let said = format!(
             "{}{}: {after} should have {} with {}, and has {measured:.2} at most in {} rows; {} has {before:.2}.",
             self.name(),
-            missed(is_met),
+            outcome.mark(),
             self.bound,
             self.jobs.words(),
             rows.len(),
             self.before.unwrap_or("what it is compared with")
-        )
+        );
+        (outcome, said)
     }
 
     /// Returns the ratio of a row that is judged.
@@ -200,7 +210,7 @@ impl Expect {
         }
     }
 
-    fn judge_ratio(&self, after: &str, rows: &[&Row]) -> String {
+    fn judge_ratio(&self, after: &str, rows: &[&Row]) -> (Outcome, String) {
         let holds = |row: &Row| self.ratio(row).is_some_and(|ratio| self.bound.holds_for(&ratio));
         let (reached, missing): (Vec<&Row>, Vec<&Row>) = rows.iter().partition(|row| holds(row));
         let mut chance = String::new();
@@ -220,10 +230,11 @@ impl Expect {
             Figure::ProcessorTime => ("take", "times the processor time of", "does"),
             _ => ("be", "times as fast as", "is"),
         };
+        let outcome = Outcome::of(is_met);
         let mut text = format!(
             "{}{}: {after} should {verb} {} {times} {} with {}, and {does} in {} of {} rows",
             self.name(),
-            missed(is_met),
+            outcome.mark(),
             self.bound,
             self.before.unwrap_or("each design before"),
             self.jobs.words(),
@@ -243,7 +254,7 @@ impl Expect {
         text += &chance;
         text += ".";
         if self.figure == Figure::ProcessorTime {
-            return text;
+            return (outcome, text);
         }
         let processor_time = self.by_row(rows, |row| Some(row.processor_time()?.to_string()));
         let published = self.by_row(rows, |row| Some(format!("{:.3}", row.published.as_ref()?.ratio)));
@@ -252,7 +263,7 @@ impl Expect {
                 text += &format!(" {what} with {}.", ratios.join(", "));
             }
         }
-        text
+        (outcome, text)
     }
 
     /// Describes rows, each with the number of jobs and whatever else distinguishes it.
@@ -265,10 +276,6 @@ impl Expect {
         };
         rows.iter().filter_map(text).collect()
     }
-}
-
-fn missed(is_met: bool) -> &'static str {
-    if is_met { "" } else { ", MISSED" }
 }
 
 /// Returns the number of measured rounds.

@@ -28,6 +28,7 @@ mod tests;
 use std::thread;
 use std::time::Duration;
 
+use uzram::units::PAGE_SIZE;
 use uzram::{Error, Result};
 
 use crate::{lru_batch, slab_across, slab_freeze, streams, unmap, zs_defer, zs_free, zs_lock};
@@ -268,6 +269,15 @@ pub(crate) fn by_name<T: Copy>(all: &[(&'static str, T)], name: &str) -> Result<
 /// Returns the number of CPUs that jobs can run on.
 pub(crate) fn cpus() -> usize {
     thread::available_parallelism().map_or(1, usize::from)
+}
+
+/// Returns the number of a corpus's pages, as far as it is known before they are loaded.
+pub(crate) fn pages_of(corpus: &Source) -> usize {
+    match corpus {
+        Source::Built(_, pages) | Source::Processes(pages) => *pages,
+        // Loading complains about a file that does not exist.
+        Source::File(path) => path.metadata().map_or(0, |metadata| metadata.len() as usize / PAGE_SIZE),
+    }
 }
 
 /// How to run a table.

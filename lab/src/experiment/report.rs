@@ -19,7 +19,8 @@ use std::fmt;
 
 use serde::Serialize;
 
-use super::{Column, LabOptions, Length, Series, Unit, cpus, expect};
+use super::{Column, LabOptions, Length, Outcome, Series, Unit, cpus, expect, pages_of};
+use uzram_bench::harness::Source;
 use uzram_bench::harness::report::{Table, figure_cell};
 use uzram_bench::harness::rounds::Values;
 use uzram_bench::harness::stats::{PairedRatio, coverage, median};
@@ -134,6 +135,9 @@ pub struct LabReport {
     /// The verdict on the rows, in words.
     #[serde(skip)]
     pub verdict: Vec<String>,
+    /// What became of each of the table's expectations, in their order.
+    #[serde(skip)]
+    pub(crate) outcomes: Vec<Outcome>,
     /// What was left out, and why; also among the notes.
     #[serde(skip)]
     pub(crate) left_out: Vec<String>,
@@ -151,7 +155,7 @@ impl LabReport {
         left_out: Vec<String>,
     ) -> LabReport {
         let series = table.reference();
-        let mut notes = vec![how(table, options)];
+        let mut notes = vec![how(table, options), corpus(&options.corpus)];
         notes.extend((table.legend)());
         let after = (table.designs)().after;
         notes.push(format!(
@@ -159,9 +163,9 @@ impl LabReport {
         ));
         notes.push(format!("published: {series}"));
         notes.extend(left_out.iter().cloned());
-        let verdict = expect::verdict(table, &rows, cpus());
+        let (outcomes, verdict) = expect::verdict(table, &rows, cpus());
         let (columns, unit) = (table.columns, table.unit);
-        LabReport { table: table.name, series, rows, notes, verdict, left_out, columns, unit }
+        LabReport { table: table.name, series, rows, notes, verdict, outcomes, left_out, columns, unit }
     }
 }
 
@@ -176,6 +180,12 @@ fn how(table: &Series, options: &LabOptions) -> String {
         options.rounds.rounds,
         100.0 * coverage(options.rounds.rounds)
     )
+}
+
+/// Describes the corpus, which not every table uses.
+fn corpus(source: &Source) -> String {
+    let at_most = if matches!(source, Source::Processes(_)) { "at most " } else { "" };
+    format!("corpus, for tables that store pages: {}, {at_most}{} pages", source.name(), pages_of(source))
 }
 
 impl fmt::Display for LabReport {

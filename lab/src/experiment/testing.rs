@@ -81,7 +81,7 @@ pub(crate) fn row(table: &Series, case: &str, jobs: usize, before: Side, after: 
 
 /// Returns the verdict on rows, on a machine with two CPUs.
 pub(crate) fn verdict_text(table: &Series, rows: &[Row]) -> String {
-    let said = verdict(table, rows, 2).join("\n");
+    let said = verdict(table, rows, 2).1.join("\n");
     assert!(!said.contains("NaN"), "{said}");
     said
 }

@@ -18,6 +18,7 @@ const COLUMNS: usize = 4;
 static LETTER: LazyLock<Letter> = LazyLock::new(|| part(SERIES.name));
 
 #[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
 struct Letter {
     designs: [String; COLUMNS],
     /// The setting of the per-CPU page lists' batch, from the second column on.
@@ -29,6 +30,7 @@ struct Letter {
 
 /// Page faults a second of so many tasks in all.
 #[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
 struct Tasks {
     tasks: usize,
     faults_per_s: [Faults; COLUMNS],
@@ -45,6 +47,7 @@ enum Faults {
 
 /// What the letter says of longer batches.
 #[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
 struct Longer {
     batch_pages: usize,
     tasks: usize,

@@ -1,11 +1,12 @@
 //! The report for programs: the machine, and of each table the source of the published figures, the verdict, and
-//! the rows in the form of `uzram lab run --json`, and predictions in that of `uzram lab scale --json`.
+//! the rows in the form of `uzram lab run --json`, and predictions in that of `uzram lab scale --json`; or, as `failed` or
+//! `left_out`, why it was not measured.
 
 use serde_json::json;
 
 use super::machine::date;
 use super::summary::{Comparison, Tally, sentences};
-use super::{Report, Section};
+use super::{Report, Section, is_left_out};
 use crate::published::source;
 
 /// Returns the report as one line of JSON; figures that do not exist are `null`.
@@ -23,7 +24,10 @@ pub(super) fn json(report: &Report) -> String {
 fn table(section: &Section) -> serde_json::Value {
     let Section { table, outcome, predicted } = section;
     let measured = match outcome {
-        Err(why) => return json!({ "table": table.name, "failed": why }),
+        Err(error) => {
+            let key = if is_left_out(error) { "left_out" } else { "failed" };
+            return json!({ "table": table.name, key: error.to_string() });
+        }
         Ok(measured) => measured,
     };
     let report = &measured.report;

@@ -2,8 +2,8 @@
 //! `DIR/tables/cache-lines.json` when that is known for predictions.
 //!
 //! A file has the rows' measurements and a key: the program, the machine, and everything that the measurements
-//! depend on. A later run reads the file if it has the same key; ratios, published figures and the
-//! verdict are computed anew. Any other file is measured again and replaced.
+//! depend on. A later run reads the file if it has the same key and nothing was left out; ratios, published figures
+//! and the verdict are computed anew. Any other file is measured again and replaced.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -31,6 +31,8 @@ pub(super) struct Kept<'a> {
     machine: &'a Machine,
     /// Identifies this build of the program: who changes a design wants it measured again.
     program: Value,
+    /// Identifies the program `uzram`, which tables start that run programs; `null` without one.
+    uzram: Value,
 }
 
 #[derive(Deserialize)]
@@ -71,7 +73,8 @@ impl<'a> Kept<'a> {
     pub(super) fn new(dir: &Path, machine: &'a Machine) -> Result<Kept<'a>> {
         let dir = dir.join("tables");
         fs::create_dir_all(&dir).map_err(|error| failed(&dir, &error))?;
-        Ok(Kept { dir, machine, program: this_build()? })
+        let uzram = command::uzram_program().and_then(|path| version_of(&path).ok());
+        Ok(Kept { dir, machine, program: this_build()?, uzram: json!(uzram) })
     }
 
     /// Writes a result.
@@ -94,12 +97,13 @@ impl<'a> Kept<'a> {
     pub(super) fn load(&self, planned: &Planned) -> Option<Measured> {
         let text = fs::read_to_string(self.path(planned.table)).ok()?;
         let file: File = serde_json::from_str(&text).ok()?;
-        if file.key != self.key(planned) {
+        // What was missing may be there now.
+        if file.key != self.key(planned) || !file.left_out.is_empty() {
             return None;
         }
         let rows = file.report.rows.into_iter().map(|row| row.read(planned.table));
         let rows = rows.collect::<Option<_>>()?;
-        let report = LabReport::new(planned.table, &planned.options, rows, file.left_out);
+        let report = LabReport::new(planned.table, &planned.options, rows, Vec::new());
         let rounds = planned.options.rounds.rounds;
         Some(Measured { report, unix_s: file.unix_s, took_s: file.took_s, rounds })
     }
@@ -134,6 +138,7 @@ impl<'a> Kept<'a> {
         let Planned { table, options, .. } = planned;
         json!({
             "common": self.common_key(options),
+            "uzram": table.length.is_fixed().then_some(&self.uzram),
             "designs": (table.designs)().all(),
             "cases": table.cases,
             "chosen_cases": options.cases,
@@ -144,7 +149,10 @@ impl<'a> Kept<'a> {
     /// Returns what all measurements depend on.
     fn common_key(&self, options: &LabOptions) -> Value {
         let corpus = match &options.corpus {
-            Source::File(path) => json!(path.to_string_lossy()),
+            Source::File(path) => {
+                let whole = path.canonicalize().unwrap_or_else(|_| path.clone());
+                json!([whole.to_string_lossy(), version_of(path).ok()])
+            }
             Source::Built(kind, pages) => json!([kind.name(), pages]),
             Source::Processes(pages) => json!(["processes", pages]),
         };
@@ -161,10 +169,16 @@ impl<'a> Kept<'a> {
 /// Returns what distinguishes this build of the program from others.
 fn this_build() -> Result<Value> {
     let path = command::this_program()?;
-    let file = path.metadata().map_err(|error| {
+    let version = version_of(&path).map_err(|error| {
         Error::new(ErrorKind::Io, format!("cannot examine '{}': {error}", path.display()))
     })?;
-    Ok(json!([env!("CARGO_PKG_VERSION"), file.size(), file.mtime(), file.mtime_nsec()]))
+    Ok(json!([env!("CARGO_PKG_VERSION"), version]))
+}
+
+/// Returns what changes when a file is written or replaced.
+fn version_of(path: &Path) -> std::io::Result<Value> {
+    let file = path.metadata()?;
+    Ok(json!([file.size(), file.mtime(), file.mtime_nsec()]))
 }
 
 impl KeptRow {

@@ -1,13 +1,15 @@
-//! The report in Markdown: the same as the page, without its pictures.
+//! The report in Markdown: the page's texts and tables, without its pictures, the counts of wins and losses, and the
+//! models of predictions.
 
 use std::fmt::Write;
 
 use uzram_bench::harness::report::Table;
 
 use super::machine::date;
-use super::page::{designs, how, published_table};
+use super::page::{designs, how};
+use super::plan::skipped;
 use super::summary::{Comparison, Effect, sentences, telling};
-use super::{Measured, Report, Section, more_cores};
+use super::{Measured, Report, Section, is_left_out, more_cores, published};
 use crate::experiment::Series;
 use crate::published::{Source, source};
 
@@ -18,12 +20,13 @@ pub(super) fn markdown(report: &Report) -> String {
         let _ = writeln!(text, "- {name}: {value}");
     }
     let _ = write!(text, "\n## Wins and losses\n\n{}\n", summary(report).to_markdown());
-    for (table, why) in report.failed() {
-        let _ = writeln!(text, "- {table}: not measured: {}", plain(why));
+    for (table, error) in report.missing() {
+        let what = if is_left_out(error) { "left out" } else { "not measured" };
+        let _ = writeln!(text, "- {table}: {what}: {}", plain(&error.to_string()));
     }
     for Section { table, outcome, predicted } in &report.sections {
         let Ok(measured) = outcome else { continue };
-        section(&mut text, table, measured);
+        section(&mut text, table, measured, report.quick);
         text +=
             &predicted.as_ref().map(|predicted| more_cores::markdown(predicted, plain)).unwrap_or_default();
     }
@@ -39,7 +42,7 @@ pub(super) fn plain(text: &str) -> String {
 fn summary(report: &Report) -> Table {
     let mut table = Table::new(["<table", "<case", "jobs", "<designs", "<gain", "<effect"]);
     for (series, measured) in report.measured() {
-        for comparison in Comparison::main(&(series.designs)()) {
+        for comparison in Comparison::all(&(series.designs)()) {
             for row in telling(&comparison, &measured.report.rows) {
                 table.row([
                     series.name.to_owned(),
@@ -55,7 +58,7 @@ fn summary(report: &Report) -> Table {
     table
 }
 
-fn section(text: &mut String, table: &Series, measured: &Measured) {
+fn section(text: &mut String, table: &Series, measured: &Measured, quick: bool) {
     let report = &measured.report;
     let _ = writeln!(text, "\n## {}: {}\n", table.name, plain(table.title));
     let _ = writeln!(text, "{}\n", plain(&sentences(table, report).join(" ")));
@@ -75,9 +78,11 @@ fn section(text: &mut String, table: &Series, measured: &Measured) {
         let name = case.first().map_or("", |row| &row.case);
         let _ = write!(text, "\n### {name}\n\n{}", report.case_table(case).0.to_markdown());
     }
-    let published = published_table(table, &report.rows);
-    if !published.is_empty() {
-        let _ = write!(text, "\n### Published for other numbers of jobs\n\n{}", published.to_markdown());
+    if let Some(skipped) = skipped(table, quick) {
+        let _ = writeln!(text, "\n{}", plain(&skipped));
+    }
+    for (heading, table) in published::tables(table, &report.rows) {
+        let _ = write!(text, "\n### {}\n\n{}", plain(&heading), table.to_markdown());
     }
     for (heading, paragraphs) in [("Verdict", &report.verdict), ("How to read it", &report.notes)] {
         let _ = writeln!(text, "\n### {heading}\n");

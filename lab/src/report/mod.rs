@@ -1,14 +1,15 @@
 //! The report: every table measured, and one page about all of them.
 //!
 //! [`run`] measures the tables that are not yet measured with the same options, and writes into a
-//! folder `report.html`, `report.md` and `report.json`. The page needs no network and no script. All figures
-//! in it are those of the rows, or published.
+//! folder `report.html`, `report.md` and `report.json`. The page needs no network and no script. Figures in it are
+//! those of the rows, published, predicted from the rows, or expected.
 //!
 //! * `plan`: how each table is measured so that all of them fit into the time.
 //! * `kept`: results of tables as files, so that an interrupted report goes on where it was.
 //! * `progress`: the bar, and the time left.
 //! * `machine`: what it was measured on.
-//! * `summary`: wins and losses, and the verdict on a series in two sentences.
+//! * `summary`: wins and losses, and the verdict on a series in a few sentences.
+//! * `published`: published figures that no row stands beside.
 //! * `more_cores`: predictions of the measured tables.
 //! * `chart`, `bars`: pictures, as SVG; `figures` says what is in a series' pictures.
 //! * `html`: text and tables; `page`, `markdown`, `json`: the three forms.
@@ -25,6 +26,7 @@ mod more_cores;
 mod page;
 mod plan;
 mod progress;
+mod published;
 mod summary;
 
 #[cfg(test)]
@@ -39,7 +41,7 @@ use std::time::{Duration, Instant};
 use uzram::{Error, ErrorKind, Result};
 use uzram_bench::harness::{Source, go_on};
 
-use crate::experiment::{self, LabReport, Series};
+use crate::experiment::{self, LabReport, Series, TABLES};
 use kept::Kept;
 use machine::{Machine, now_unix_s};
 use more_cores::Predicted;
@@ -68,9 +70,20 @@ pub struct ReportOptions {
     pub stop: Arc<AtomicBool>,
 }
 
+/// A report that was written.
+#[derive(Debug)]
+pub struct Written {
+    /// The verdicts, what was left out, and the paths of the forms.
+    pub text: String,
+    /// `Io` names the tables that could not be measured, of which the report says why.
+    pub outcome: Result<()>,
+}
+
 /// All results.
 struct Report {
     machine: Machine,
+    /// The command that makes such a report.
+    command: String,
     quick: bool,
     sections: Vec<Section>,
 }
@@ -78,13 +91,13 @@ struct Report {
 /// The result of one table.
 struct Section {
     table: &'static Series,
-    /// What was measured, or why it could not be.
+    /// What was measured, or why it could not be; `Unsupported` says what the system lacks.
     outcome: Outcome,
     /// Its designs' speeds with more cores, if it was measured and has a model.
     predicted: Option<Predicted>,
 }
 
-type Outcome = std::result::Result<Measured, String>;
+type Outcome = Result<Measured>;
 
 /// A measured table.
 struct Measured {
@@ -103,22 +116,23 @@ impl Report {
         self.sections.iter().filter_map(|section| Some((section.table, section.outcome.as_ref().ok()?)))
     }
 
-    /// Returns the tables that could not be measured, and why.
-    fn failed(&self) -> Vec<(&'static str, &str)> {
-        let failed = |section| {
-            let Section { table, outcome, .. }: &Section = section;
-            Some((table.name, outcome.as_ref().err()?.as_str()))
-        };
-        self.sections.iter().filter_map(failed).collect()
+    /// Returns the tables that were not measured, and why.
+    fn missing(&self) -> impl Iterator<Item = (&'static str, &Error)> {
+        self.sections.iter().filter_map(|section| Some((section.table.name, section.outcome.as_ref().err()?)))
     }
 }
 
-/// Measures what is missing and writes the report; returns a text about it.
+/// Returns whether a table is missing because the system lacks something that it takes, which is no failure.
+fn is_left_out(error: &Error) -> bool {
+    error.kind() == ErrorKind::Unsupported
+}
+
+/// Measures what is missing and writes the report.
 ///
 /// # Errors
 /// `Invalid` names the option that fits no table; `Busy`: interrupted, what is measured is kept; `Io`: the
-/// folder cannot be written, or a table could not be measured, of which the report, which is written, says why.
-pub fn run(options: &ReportOptions) -> Result<String> {
+/// folder cannot be written.
+pub fn run(options: &ReportOptions) -> Result<Written> {
     let planned = plan::plan(options)?;
     let machine = Machine::of_this_system();
     let kept = Kept::new(&options.dir, &machine)?;
@@ -140,7 +154,7 @@ pub fn run(options: &ReportOptions) -> Result<String> {
         sections.push(Section { table: planned.table, outcome, predicted: None });
     }
     more_cores::predict(options, &planned, &kept, &mut progress, &mut sections)?;
-    let report = Report { machine, quick: options.quick, sections };
+    let report = Report { machine, command: command(options), quick: options.quick, sections };
     write(&options.dir, &report)
 }
 
@@ -150,22 +164,58 @@ fn measure(planned: &Planned, kept: &Kept, progress: &mut Progress) -> Result<Ou
     progress.begin(planned.table.name);
     let outcome = experiment::run(planned.table, &planned.options);
     progress.end(planned.table.name);
-    go_on(&planned.options.rounds.stop)?;
-    let report = match outcome {
-        Ok(report) => report,
-        Err(error) => return Ok(Err(error.to_string())),
-    };
     let took_s = start.elapsed().as_secs_f64();
-    let measured = Measured { report, unix_s: now_unix_s(), took_s, rounds: planned.options.rounds.rounds };
-    kept.store(planned, &measured)?;
-    Ok(Ok(measured))
+    let rounds = planned.options.rounds.rounds;
+    let outcome = outcome.map(|report| Measured { report, unix_s: now_unix_s(), took_s, rounds });
+    // What is complete is kept, even if the run is interrupted now.
+    if let Ok(measured) = &outcome {
+        kept.store(planned, measured)?;
+    }
+    go_on(&planned.options.rounds.stop)?;
+    Ok(outcome)
+}
+
+/// Returns the command that makes such a report, in a folder called `DIR`.
+fn command(options: &ReportOptions) -> String {
+    let mut command = "uzram lab report DIR".to_owned();
+    if options.quick {
+        command += " --quick";
+    }
+    if options.tables.len() < TABLES.len() {
+        let names: Vec<_> = options.tables.iter().map(|table| table.name).collect();
+        command += &format!(" --tables {}", names.join(","));
+    }
+    if let Some(rounds) = options.rounds {
+        command += &format!(" --rounds {rounds}");
+    }
+    if let Some(duration) = options.duration {
+        command += &format!(" --seconds {}", duration.as_secs_f64());
+    }
+    if !options.jobs.is_empty() {
+        let jobs: Vec<_> = options.jobs.iter().map(usize::to_string).collect();
+        command += &format!(" --jobs {}", jobs.join(","));
+    }
+    match &options.corpus {
+        None => {}
+        Some(Source::File(path)) => command += &format!(" --corpus {}", path.display()),
+        Some(corpus) => command += &format!(" --corpus {}", corpus.name()),
+    }
+    command
 }
 
 /// Writes the three forms.
-fn write(dir: &Path, report: &Report) -> Result<String> {
+fn write(dir: &Path, report: &Report) -> Result<Written> {
     let mut text = String::new();
     for Section { table, outcome, predicted } in &report.sections {
-        let Ok(measured) = outcome else { continue };
+        let measured = match outcome {
+            Ok(measured) => measured,
+            Err(error) => {
+                if is_left_out(error) {
+                    text += &format!("{}: left out: {error}\n", table.name);
+                }
+                continue;
+            }
+        };
         text += &format!("{}: {}\n", table.name, sentences(table, &measured.report).join(" "));
         text += &match predicted {
             None => String::new(),
@@ -183,14 +233,17 @@ fn write(dir: &Path, report: &Report) -> Result<String> {
         write_file(&path, &form)?;
         text += &format!("{}\n", path.display());
     }
-    let failed = report.failed();
-    if failed.is_empty() {
-        return Ok(text);
-    }
-    let failed: Vec<String> = failed.iter().map(|(table, why)| format!("{table}: {why}")).collect();
-    let what =
-        format!("not measured, as {} says, too: {}", dir.join("report.html").display(), failed.join("; "));
-    Err(Error::new(ErrorKind::Io, what))
+    let failed = report.missing().filter(|(_, error)| !is_left_out(error));
+    let failed: Vec<String> = failed.map(|(table, error)| format!("{table}: {error}")).collect();
+    let page = dir.join("report.html");
+    let outcome = match failed.is_empty() {
+        true => Ok(()),
+        false => {
+            let what = format!("not measured, as {} says, too: {}", page.display(), failed.join("; "));
+            Err(Error::new(ErrorKind::Io, what))
+        }
+    };
+    Ok(Written { text, outcome })
 }
 
 /// Replaces a file atomically: a reader finds the old text or all of the new one.

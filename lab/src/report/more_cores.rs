@@ -16,10 +16,10 @@ use super::kept::Kept;
 use super::plan::Planned;
 use super::progress::Progress;
 use super::{Outcome, ReportOptions, Section};
-use crate::experiment::{LabReport, spoken};
+use crate::experiment::LabReport;
 use crate::scale::costs::Costs;
 use crate::scale::published::{PublishedCase, TOLERATED_PERCENT};
-use crate::scale::report::{Curve, figures_table, gains_table};
+use crate::scale::report::{Curve, figures_table, gains_table, legend};
 use crate::scale::{self, ScaleOptions, ScaleReport};
 
 /// Its name in the progress.
@@ -58,7 +58,13 @@ pub(super) fn predict(
     progress.begin(NAME);
     let costs = match kept.load_costs(&first.options) {
         Some(costs) => Ok(costs),
-        None => told(measure(first, kept))?,
+        None => {
+            let costs = told(scale::measure_costs(&first.options))?;
+            if let Ok(costs) = &costs {
+                kept.store_costs(&first.options, costs)?;
+            }
+            costs
+        }
     };
     for (planned, section) in planned.iter().zip(sections).filter(|(planned, _)| has_model(planned)) {
         let Outcome::Ok(measured) = &section.outcome else { continue };
@@ -72,19 +78,13 @@ pub(super) fn predict(
     Ok(())
 }
 
-/// Returns why something was not predicted; an interruption, or a folder that cannot be written, ends the report.
+/// Returns why something was not predicted; only an interruption ends the report.
 fn told<T>(outcome: Result<T>) -> Result<std::result::Result<T, String>> {
     match outcome {
         Ok(done) => Ok(Ok(done)),
-        Err(error) if matches!(error.kind(), ErrorKind::Busy | ErrorKind::Io) => Err(error),
+        Err(error) if error.kind() == ErrorKind::Busy => Err(error),
         Err(error) => Ok(Err(error.to_string())),
     }
-}
-
-fn measure(planned: &Planned, kept: &Kept<'_>) -> Result<Costs> {
-    let costs = scale::measure_costs(&planned.options)?;
-    kept.store_costs(&planned.options, &costs)?;
-    Ok(costs)
 }
 
 fn predict_table(
@@ -113,7 +113,7 @@ fn speeds(curves: &[Curve]) -> Chart {
     let one = curves.first().and_then(|curve| curve.points.first());
     let one = one.map_or(f64::NAN, |point| point.units_per_s.middle);
     let line = |(at, curve): (usize, &Curve)| Line {
-        name: spoken(&curve.design),
+        name: curve.design.clone(),
         colour: at % COLOURS,
         is_published: false,
         points: curve
@@ -137,12 +137,15 @@ fn speeds(curves: &[Curve]) -> Chart {
 /// Returns the published gains, and the predicted ones.
 fn gains(case: &PublishedCase) -> Chart {
     let mut names: Vec<(&str, &str)> =
-        case.gains.iter().map(|gain| (gain.after.as_str(), gain.before.as_str())).collect();
+        case.gains.iter().map(|gain| (gain.published_after, gain.published_before)).collect();
     names.sort_unstable();
     names.dedup();
     let lines = names.into_iter().enumerate().flat_map(|(at, (after, before))| {
         let points = |is_published: bool| {
-            let of_these = case.gains.iter().filter(|gain| gain.after == after && gain.before == before);
+            let is_of_these = |gain: &&scale::published::GainPoint| {
+                gain.published_after == after && gain.published_before == before
+            };
+            let of_these = case.gains.iter().filter(is_of_these);
             let point = |gain: &scale::published::GainPoint| Point {
                 at: gain.tasks,
                 ratio: if is_published { gain.published } else { gain.predicted.middle },
@@ -150,7 +153,7 @@ fn gains(case: &PublishedCase) -> Chart {
             };
             of_these.map(point).collect()
         };
-        let name = format!("{} against {}", spoken(after), spoken(before));
+        let name = format!("{after} against {before}");
         [true, false].map(|is_published| Line {
             name: if is_published { format!("published: {name}") } else { name.clone() },
             colour: at % COLOURS,
@@ -171,15 +174,15 @@ fn tables(report: &ScaleReport) -> Vec<(String, Table)> {
     let mut tables: Vec<_> = curves.map(|curves| report.curves_table(curves)).collect();
     tables.push(("predicted and measured here, millions a second".to_owned(), report.checks_table()));
     for case in &report.published {
-        let PublishedCase { case: name, machine, figure, .. } = case;
-        tables.push((format!("{name}, published on {machine}: {figure}"), figures_table(case)));
+        let PublishedCase { case: name, machine, heading, .. } = case;
+        tables.push((format!("{name}, published on {machine}: {heading}"), figures_table(case)));
         tables.push((format!("{name}, published on {machine}: gains"), gains_table(case)));
     }
     tables.retain(|(_, table)| !table.is_empty());
     tables
 }
 
-/// Returns why errors are large, each reason with the figures that it is about.
+/// Returns what published figures show, and why errors are large, each with the figures that it is about.
 fn reasons(report: &ScaleReport) -> Vec<String> {
     let of_case = |case: &PublishedCase| {
         let name = format!("{}, {}", case.case, case.machine);
@@ -189,6 +192,11 @@ fn reasons(report: &ScaleReport) -> Vec<String> {
 }
 
 const HEADING: &str = "With more cores, predicted";
+
+/// Returns the heading of the reasons.
+fn reasons_heading() -> String {
+    format!("What published figures show, and why predictions are off by more than {TOLERATED_PERCENT} %")
+}
 
 /// Returns the part of the page.
 pub(super) fn html(predicted: &Predicted) -> String {
@@ -202,12 +210,14 @@ pub(super) fn html(predicted: &Predicted) -> String {
     charts(report).iter().for_each(|chart| html += &chart.to_figure());
     html += "</div>\n<p class=\"small\">Simulated from times measured here inside and outside of each lock, and from the cost of a cache line; a thin line is the band of all rounds and of what a line may cost; dashed: published.</p>\n";
     let reasons: String = reasons(report).iter().map(|reason| paragraph(reason)).collect();
-    html += &details(&format!("Why predictions are off by more than {TOLERATED_PERCENT} %"), &reasons);
+    if !reasons.is_empty() {
+        html += &details(&reasons_heading(), &reasons);
+    }
     let tables: String = tables(report)
         .iter()
         .map(|(heading, table)| format!("<h4>{}</h4>\n{}", escape(heading), html_table(table, &[])))
         .collect();
-    html += &details("Every prediction and its error", &tables);
+    html += &details("Every prediction and its error", &(paragraph(&legend()) + &tables));
     let full = format!("<pre class=\"scroll\" tabindex=\"0\">{}</pre>\n", escape(&report.to_string()));
     html + &details("The models, and all parameters", &full)
 }
@@ -223,7 +233,11 @@ pub(super) fn markdown(predicted: &Predicted, plain: impl Fn(&str) -> String) ->
     for (heading, table) in tables(report) {
         text += &format!("\n#### {}\n\n{}", plain(&heading), table.to_markdown());
     }
-    text += "\n";
-    reasons(report).iter().for_each(|reason| text += &format!("- {}\n", plain(reason)));
+    text += &format!("\n{}\n", plain(&legend()));
+    let reasons = reasons(report);
+    if !reasons.is_empty() {
+        text += &format!("\n#### {}\n\n", reasons_heading());
+        reasons.iter().for_each(|reason| text += &format!("- {}\n", plain(reason)));
+    }
     text
 }

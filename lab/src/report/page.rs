@@ -3,14 +3,15 @@
 
 use std::fmt::Write;
 
-use uzram_bench::harness::report::Table;
+use uzram::Error;
 
 use super::figures::charts;
 use super::html::{details, escape, paragraph, table as html_table};
 use super::machine::date;
+use super::plan::skipped;
 use super::progress::words;
-use super::summary::{Comparison, Tally, published_only, sentences, telling};
-use super::{Measured, Report, Section, bars, more_cores};
+use super::summary::{Comparison, Tally, sentences, telling};
+use super::{Measured, Report, Section, bars, is_left_out, more_cores, published};
 use crate::experiment::{Row, Series, jobs_text};
 use crate::published::source;
 
@@ -18,7 +19,7 @@ const STYLE: &str = include_str!("style.css");
 
 /// Returns the page.
 pub(super) fn page(report: &Report) -> String {
-    let sections: String = report.sections.iter().map(section).collect();
+    let sections: String = report.sections.iter().map(|one| section(one, report.quick)).collect();
     format!(
         "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\"/>\n<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\"/>\n<meta name=\"color-scheme\" content=\"light dark\"/>\n<title>Kernel patch series, measured here</title>\n<style>\n{STYLE}</style>\n</head>\n<body>\n{}<main>\n{}{sections}</main>\n{}</body>\n</html>\n",
         header(report),
@@ -38,7 +39,7 @@ pub(super) fn how(report: &Report) -> String {
         None => "no rounds".to_owned(),
     };
     format!(
-        "{} patch series of the Linux kernel, rebuilt in user space: each one's design before is measured against its design after, in turn, in one process, in {rounds}. {rows} rows compare two designs, in {} all together{}.",
+        "{} tables, each about a change of the Linux kernel whose designs are rebuilt in user space: the designs before it are measured against the one after it, by turns, in {rounds}. {rows} rows compare two designs, in {} all together{}.",
         measured.len(),
         words(measured.iter().map(|measured| measured.took_s).sum()),
         if report.quick { ", a quick run with short measurements: intervals are wide" } else { "" }
@@ -49,23 +50,6 @@ pub(super) fn how(report: &Report) -> String {
 pub(super) fn designs(table: &Series) -> String {
     let comparisons = Comparison::all(&(table.designs)());
     comparisons.iter().map(Comparison::name).collect::<Vec<_>>().join(", ")
-}
-
-/// Returns the published figures that no row stands beside.
-pub(super) fn published_table(table: &Series, rows: &[Row]) -> Table {
-    let mut text = Table::new(["<case", "jobs", "<before", "figure", "<after", "figure", "gain"]);
-    for (case, jobs, published) in published_only(table, rows) {
-        text.row([
-            case,
-            jobs.to_string(),
-            published.before.design.to_owned(),
-            published.before.figure,
-            published.after.design.to_owned(),
-            published.after.figure,
-            format!("{:.2}", published.ratio),
-        ]);
-    }
-    text
 }
 
 fn header(report: &Report) -> String {
@@ -95,14 +79,14 @@ fn header(report: &Report) -> String {
 fn summary(report: &Report) -> String {
     let mut html = String::from("<section id=\"summary\">\n<h2>Wins and losses</h2>\n");
     html += &paragraph(
-        "Times as fast as the design that it is compared with: of each case with as many jobs as there are CPUs, then its largest gain and its largest loss. A thin line is the interval; a bar is grey if its interval contains 1.",
+        "Times as fast as the design that it is compared with: of each case with the most jobs that have a CPU each, else with the fewest jobs, then its largest gain and its largest loss. A thin line is the interval; a bar is grey if its interval contains 1.",
     );
     html += "<ul class=\"legend\"><li class=\"faster\"><span class=\"chip\"></span>faster</li><li class=\"slower\"><span class=\"chip\"></span>slower</li><li class=\"even\"><span class=\"chip\"></span>within the noise</li><li class=\"unknown\"><span class=\"chip\"></span>too few rounds to tell</li></ul>\n";
     for section in &report.sections {
         let name = escape(section.table.name);
         let _ = writeln!(html, "<h3><a href=\"#{name}\">{name}</a></h3>");
         html += &match &section.outcome {
-            Err(why) => paragraph(&format!("Not measured: {why}")),
+            Err(error) => missing(error),
             Ok(measured) => {
                 paragraph(&sentences(section.table, &measured.report).join(" "))
                     + &wins_and_losses(section.table, &measured.report.rows)
@@ -116,7 +100,7 @@ fn summary(report: &Report) -> String {
 fn wins_and_losses(table: &Series, rows: &[Row]) -> String {
     let mut html = String::from("<div class=\"bars\">\n");
     html += &bars::axis();
-    for comparison in Comparison::main(&(table.designs)()) {
+    for comparison in Comparison::all(&(table.designs)()) {
         let all = comparison.rows(rows);
         if all.is_empty() {
             continue;
@@ -141,7 +125,13 @@ fn wins_and_losses(table: &Series, rows: &[Row]) -> String {
     html
 }
 
-fn section(section: &Section) -> String {
+/// Returns why a table was not measured.
+fn missing(error: &Error) -> String {
+    let what = if is_left_out(error) { "Left out" } else { "Not measured" };
+    paragraph(&format!("{what}: {error}"))
+}
+
+fn section(section: &Section, quick: bool) -> String {
     let table = section.table;
     let cited =
         source(table).map(|source| format!("\"{}\", {}, {}", source.title, source.author, source.date));
@@ -153,8 +143,8 @@ fn section(section: &Section) -> String {
     );
     html += &facts(table);
     match &section.outcome {
-        Err(why) => html += &paragraph(&format!("Not measured: {why}")),
-        Ok(measured) => html += &results(table, measured),
+        Err(error) => html += &missing(error),
+        Ok(measured) => html += &results(table, measured, quick),
     }
     html += &section.predicted.as_ref().map(more_cores::html).unwrap_or_default();
     html += "</section>\n";
@@ -175,7 +165,7 @@ fn facts(table: &Series) -> String {
 }
 
 /// Returns the pictures, the tables behind them, and the verdict.
-fn results(table: &Series, measured: &Measured) -> String {
+fn results(table: &Series, measured: &Measured, quick: bool) -> String {
     let report = &measured.report;
     let mut html = String::from("<div class=\"charts\">\n");
     for chart in charts(table, report) {
@@ -187,10 +177,10 @@ fn results(table: &Series, measured: &Measured) -> String {
         let _ = writeln!(html, "<h3>{}</h3>", escape(rows.first().map_or("", |row| &row.case)));
         html += &html_table(&text, &shown);
     }
-    let published = published_table(table, &report.rows);
-    if !published.is_empty() {
-        html += "<h3>Published for other numbers of jobs</h3>\n";
-        html += &html_table(&published, &[]);
+    html += &skipped(table, quick).map(|skipped| paragraph(&skipped)).unwrap_or_default();
+    for (heading, table) in published::tables(table, &report.rows) {
+        let _ = writeln!(html, "<h3>{}</h3>", escape(&heading));
+        html += &html_table(&table, &[]);
     }
     let _ = write!(
         html,
@@ -209,9 +199,9 @@ fn results(table: &Series, measured: &Measured) -> String {
 }
 
 fn footer(report: &Report) -> String {
-    let command = if report.quick { "uzram lab report DIR --quick" } else { "uzram lab report DIR" };
     format!(
-        "<footer>\n<p>Written by <code>{command}</code>, uzram {}. All figures are measured, but for those named as published. Every round's figures are in <code>report.json</code>.</p>\n</footer>\n",
+        "<footer>\n<p>Written by <code>{}</code>, uzram {}. Figures are measured, unless they are named as published, predicted, assumed or expected. Every round's figures are in <code>report.json</code>.</p>\n</footer>\n",
+        escape(&report.command),
         env!("CARGO_PKG_VERSION")
     )
 }

@@ -6,13 +6,12 @@
 use std::time::Duration;
 
 use uzram::Result;
-use uzram::units::PAGE_SIZE;
 use uzram_bench::harness::corpus::Kind;
 use uzram_bench::harness::rounds::RoundOptions;
 use uzram_bench::harness::{DEFAULT_CORPUS_PAGES, Source};
 
 use super::{ReportOptions, progress};
-use crate::experiment::{LabOptions, Length, Series, TABLES};
+use crate::experiment::{LabOptions, Length, Series, TABLES, pages_of};
 
 /// The time that measuring takes, divided by its estimate: calibrating, filling devices and starting threads; of a table
 /// whose work is fixed, preparing.
@@ -87,7 +86,7 @@ fn planned(table: &'static Series, options: &ReportOptions, plan: &Plan) -> Resu
     let estimate = lab_options.estimate(table)?.as_secs_f64() * overhead;
     let share = match table.length {
         Length::Fixed { is_of_corpus: true, .. } => {
-            pages_of(&lab_options.corpus) / DEFAULT_CORPUS_PAGES as f64
+            pages_of(&lab_options.corpus) as f64 / DEFAULT_CORPUS_PAGES as f64
         }
         _ => 1.0,
     };
@@ -109,15 +108,11 @@ fn cases(table: &Series, quick: bool) -> Vec<String> {
     quick.map(str::to_owned).collect()
 }
 
-/// Returns the pages of a corpus, as far as that is known before it is loaded.
-fn pages_of(corpus: &Source) -> f64 {
-    match corpus {
-        Source::Built(_, pages) | Source::Processes(pages) => *pages as f64,
-        Source::File(path) => {
-            // Opening the table complains about a file that does not exist.
-            path.metadata().map_or(0.0, |metadata| metadata.len() as f64 / PAGE_SIZE as f64)
-        }
-    }
+/// Returns which of a table's cases a quick report leaves out, in words.
+pub(super) fn skipped(table: &Series, quick: bool) -> Option<String> {
+    let skipped = table.slow_cases.join(", ");
+    (quick && !skipped.is_empty())
+        .then(|| format!("A quick report leaves out cases that take long: {skipped}."))
 }
 
 /// Chooses rounds and lengths: the most rounds with which everything fits into the time, else the least work.

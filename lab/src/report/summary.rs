@@ -1,4 +1,4 @@
-//! Wins and losses: which rows are faster, slower, or within the noise, and the verdict on a series in two
+//! Wins and losses: which rows are faster, slower, or within the noise, and the verdict on a series in a few
 //! sentences.
 
 use uzram_bench::harness::stats::{can_judge, median};
@@ -59,13 +59,6 @@ impl Comparison {
         let before = before.map(|(i, before)| comparison(before, &designs.after, Some(i)));
         let beyond = designs.beyond.iter().map(|beyond| comparison(&designs.after, beyond, None));
         before.chain(beyond).collect()
-    }
-
-    /// Returns those that the summary shows: the whole series (the first design before), and what came later.
-    pub(super) fn main(designs: &Designs) -> Vec<Comparison> {
-        let mut all = Comparison::all(designs);
-        all.retain(|comparison| matches!(comparison.before_at, None | Some(0)));
-        all
     }
 
     pub(super) fn rows<'a>(&self, rows: &'a [Row]) -> Vec<&'a Row> {
@@ -134,17 +127,22 @@ pub(super) fn telling<'a>(comparison: &Comparison, rows: &'a [Row]) -> Vec<&'a R
     shown
 }
 
-/// Returns the verdict on a series in two sentences: what it gains here, and how that compares with what was
+/// Returns the verdict on a series: what it gains here over each design before, and how that compares with what was
 /// published and expected.
 pub(super) fn sentences(table: &Series, report: &LabReport) -> [String; 2] {
-    let designs = (table.designs)();
-    let here = Comparison::main(&designs).first().map(|whole| gained(whole, &report.rows));
-    [here.unwrap_or_default(), compared(table, report)]
+    let mut here = Vec::new();
+    for comparison in Comparison::all(&(table.designs)()) {
+        let rows = comparison.rows(&report.rows);
+        match comparison.before_at {
+            Some(0) => here.push(gained(&comparison.name(), &rows)),
+            Some(_) => here.push(gained(&format!("Against {} it", spoken(&comparison.before)), &rows)),
+            None => {}
+        }
+    }
+    [here.join(" "), compared(report)]
 }
 
-fn gained(whole: &Comparison, rows: &[Row]) -> String {
-    let rows = whole.rows(rows);
-    let name = whole.name();
+fn gained(name: &str, rows: &[&Row]) -> String {
     let ratios: Vec<f64> = rows.iter().map(|row| row.gain.ratio).collect();
     let least = ratios.iter().copied().fold(f64::INFINITY, f64::min);
     let most = ratios.iter().copied().fold(0.0, f64::max);
@@ -162,7 +160,7 @@ fn gained(whole: &Comparison, rows: &[Row]) -> String {
     }
 }
 
-fn compared(table: &Series, report: &LabReport) -> String {
+fn compared(report: &LabReport) -> String {
     let published =
         report.rows.iter().filter_map(|row| Some((row.published.as_ref()?.ratio, row.gain.ratio)));
     let (theirs, ours): (Vec<f64>, Vec<f64>) = published.unzip();
@@ -175,8 +173,7 @@ fn compared(table: &Series, report: &LabReport) -> String {
             median(&ours)
         ),
     };
-    let outcomes = report.verdict.iter().take(table.expectations.len());
-    let outcomes: Vec<_> = outcomes.map(|paragraph| experiment::Outcome::told_by(paragraph)).collect();
+    let outcomes = &report.outcomes;
     let count = |wanted| outcomes.iter().filter(|outcome| **outcome == wanted).count();
     let expectations = match outcomes.len() {
         0 => "nothing was expected in figures".to_owned(),
@@ -195,7 +192,8 @@ fn compared(table: &Series, report: &LabReport) -> String {
     format!("{beside}; {expectations}.")
 }
 
-/// Returns the published figures that no row stands beside: the number of jobs was not measured, or cannot be.
+/// Returns the published figures that no row stands beside: the case or the number of jobs was not measured, or
+/// cannot be.
 pub(super) fn published_only(table: &Series, rows: &[Row]) -> Vec<(String, usize, experiment::Published)> {
     let cases = table.case_names().into_iter().chain(table.total);
     let mut found = Vec::new();

@@ -62,7 +62,8 @@ fn measured(table: &Series) -> Measured {
 fn report() -> Report {
     let section = |table: &'static Series| Section { table, outcome: Ok(measured(table)), predicted: None };
     let sections = TABLES.into_iter().map(section).collect();
-    Report { machine: Machine::of_this_system(), quick: true, sections }
+    let command = command(&options());
+    Report { machine: Machine::of_this_system(), command, quick: true, sections }
 }
 
 fn parse(page: &str) -> roxmltree::Document<'_> {
@@ -152,7 +153,7 @@ fn every_row_of_every_table_is_on_the_page_and_in_the_markdown() {
 #[test]
 fn a_table_that_could_not_be_measured_says_why() {
     let mut report = report();
-    report.sections[1].outcome = Err("no <disk> & no \"luck\"".to_owned());
+    report.sections[1].outcome = Err(Error::new(ErrorKind::Io, "no <disk> & no \"luck\""));
     let (page, markdown) = (page::page(&report), markdown::markdown(&report));
     assert!(text_of(parse(&page).root()).contains("Not measured: no <disk> & no \"luck\""));
     assert!(markdown.contains("not measured: no &lt;disk> &amp; no"), "{markdown}");
@@ -160,6 +161,142 @@ fn a_table_that_could_not_be_measured_says_why() {
     assert_eq!(json["tables"].as_array().unwrap().len(), TABLES.len());
     let failed = json["tables"].as_array().unwrap().iter().filter(|table| table["failed"].is_string());
     assert_eq!(failed.count(), 1);
+}
+
+#[test]
+fn what_was_measured_is_told_though_other_tables_are_missing() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut report = report();
+    let [left_out, failed] = [1, 2].map(|at| report.sections[at].table.name);
+    report.sections[1].outcome = Err(Error::new(ErrorKind::Unsupported, "no disk"));
+    let written = write(dir.path(), &report).unwrap();
+    assert!(written.text.contains(&format!("{left_out}: left out: no disk\n")), "{}", written.text);
+    assert_eq!(written.outcome, Ok(()), "what the system lacks is no failure");
+    report.sections[2].outcome = Err(Error::new(ErrorKind::Io, "no luck"));
+    let Written { text, outcome } = write(dir.path(), &report).unwrap();
+    assert!(text.contains("splice against single-lock") && text.contains("report.md"), "{text}");
+    let error = outcome.unwrap_err().to_string();
+    assert!(error.contains(&format!("{failed}: no luck")) && !error.contains("no disk"), "{error}");
+    let page = fs::read_to_string(dir.path().join("report.html")).unwrap();
+    assert!(page.contains("Left out: no disk") && page.contains("Not measured: no luck"));
+    assert!(markdown::markdown(&report).contains(&format!("- {left_out}: left out: no disk\n")));
+    let json: serde_json::Value = serde_json::from_str(&json::json(&report)).unwrap();
+    assert_eq!(
+        (&json["tables"][1]["left_out"], &json["tables"][2]["failed"]),
+        (&"no disk".into(), &"no luck".into())
+    );
+}
+
+#[test]
+fn the_page_names_its_command_and_the_cases_that_a_quick_report_skips() {
+    let mut report = report();
+    let skipped = "A quick report leaves out cases that take long: btrfs, build-linux.";
+    for form in [page::page(&report), markdown::markdown(&report)] {
+        assert!(form.contains(skipped), "{form}");
+    }
+    report.quick = false;
+    for form in [page::page(&report), markdown::markdown(&report)] {
+        assert!(!form.contains(skipped), "{form}");
+    }
+    let asked = ReportOptions {
+        tables: vec![experiment::table("streams").unwrap(), experiment::table("unmap").unwrap()],
+        rounds: Some(7),
+        duration: Some(Duration::from_millis(50)),
+        jobs: vec![1, 2],
+        corpus: Some("a&b".parse().unwrap()),
+        ..options()
+    };
+    report.command = command(&asked);
+    assert_eq!(
+        report.command,
+        "uzram lab report DIR --quick --tables streams,unmap --rounds 7 --seconds 0.05 --jobs 1,2 --corpus a&b"
+    );
+    assert!(page::page(&report).contains("--jobs 1,2 --corpus a&amp;b</code>"));
+}
+
+/// Returns the texts and the numbers of a part of the file of published figures: a rate in 10^6 bytes a second, a gain
+/// over the first number of its array as the number that it makes.
+fn values_of(
+    value: &toml::Value,
+    path: &str,
+    texts: &mut Vec<(String, String)>,
+    numbers: &mut Vec<(String, f64)>,
+) {
+    let of = |value: &toml::Value| value.as_float().or(value.as_integer().map(|integer| integer as f64));
+    match value {
+        toml::Value::Table(table) => {
+            table.iter().for_each(|(key, value)| values_of(value, &format!("{path}.{key}"), texts, numbers));
+        }
+        toml::Value::Array(values) => {
+            let first = values.first().and_then(of);
+            for value in values {
+                let gain = value.as_str().and_then(|text| text.strip_suffix(" %")?.parse::<f64>().ok());
+                match gain.zip(first) {
+                    Some((gain, first)) => numbers.push((path.to_owned(), first * (1.0 + gain / 100.0))),
+                    None => values_of(value, path, texts, numbers),
+                }
+            }
+        }
+        toml::Value::String(text) => {
+            let rate =
+                |unit: &str, bytes: f64| Some(text.strip_suffix(unit)?.parse::<f64>().ok()? * bytes / 1e6);
+            match rate("MB/s", 1_048_576.0).or(rate("KB/s", 1024.0)) {
+                Some(rate) => numbers.push((path.to_owned(), rate)),
+                None => texts.push((path.to_owned(), text.clone())),
+            }
+        }
+        other => numbers.push((path.to_owned(), of(other).unwrap())),
+    }
+}
+
+/// Every value of the file is in the section of its table: as it is, rounded to three digits or more, or as a part of a
+/// row's figure.
+#[test]
+fn every_published_value_is_shown() {
+    let page = page::page(&report());
+    let document = parse(&page);
+    let mut parts = 0;
+    for (part, values) in crate::published::FILE.iter() {
+        // Other parts are no tables'.
+        let Ok(table) = experiment::table(part) else { continue };
+        parts += 1;
+        let section = document.descendants().find(|node| node.attribute("id") == Some(part)).unwrap();
+        let shown = section.descendants().filter_map(|node| node.text().filter(|_| node.is_text()));
+        let shown = shown.collect::<Vec<_>>().join(" ");
+        let shown_numbers: BTreeSet<&str> = shown
+            .split(|char: char| !char.is_ascii_digit() && char != '.')
+            .map(|number| number.trim_matches('.'))
+            .collect();
+        let mut in_rows = Vec::new();
+        for case in table.case_names() {
+            for before in 0..(table.designs)().before.len() {
+                for (_, published) in summary::published(table, case, before) {
+                    let sides = [published.before.values, published.after.values];
+                    let values = sides.into_iter().flatten();
+                    let is_of_figure =
+                        |name: &str| ["read_mb_per_s", "write_mb_per_s", "faults_per_s"].contains(&name);
+                    in_rows.extend(values.filter(|(name, _)| is_of_figure(name)).map(|(_, value)| value));
+                }
+            }
+        }
+        let is_shown = |number: f64| {
+            let rounded = (0..3).map(|decimals| format!("{number:.decimals$}"));
+            let mut rounded = rounded.filter(|text| text.bytes().filter(u8::is_ascii_digit).count() >= 3);
+            shown_numbers.contains(number.to_string().as_str())
+                || rounded.any(|text| shown_numbers.contains(text.as_str()))
+                || in_rows.iter().any(|value| (value / number - 1.0).abs() < 1e-9)
+        };
+        assert!(!is_shown(98_765.4), "{part}");
+        let (mut texts, mut numbers) = (Vec::new(), Vec::new());
+        values_of(values, part, &mut texts, &mut numbers);
+        for (path, text) in texts {
+            assert!(shown.contains(&text), "{path}: {text}");
+        }
+        for (path, number) in numbers {
+            assert!(is_shown(number), "{path}: {number}");
+        }
+    }
+    assert!(parts >= 7, "{parts}");
 }
 
 #[test]
@@ -171,7 +308,7 @@ fn text_is_escaped_for_markup_and_attributes() {
 fn losses_are_counted_and_shown_like_wins() {
     let table = experiment::table("zs-lock").unwrap();
     let designs = (table.designs)();
-    let whole = &Comparison::main(&designs)[0];
+    let whole = &Comparison::all(&designs)[0];
     let at = |jobs: usize, ratio: f64| {
         let of = |design: &str, elapsed_s| side(design, &[("elapsed_s", elapsed_s)]);
         row(table, "files", jobs, of(&whole.before, ratio), of(&whole.after, 1.0))
@@ -190,6 +327,28 @@ fn losses_are_counted_and_shown_like_wins() {
     let mut short = at(2, 1.5);
     short.after.values.insert("elapsed_s", vec![1.0; 4]);
     assert_eq!(Effect::of(&short), Effect::Unknown);
+}
+
+#[test]
+fn losses_against_every_design_before_are_told() {
+    let table = experiment::table("zs-defer").unwrap();
+    let of = |design: &str, elapsed_s| side(design, &[("elapsed_s", elapsed_s)]);
+    let at = |before: &str, ratio| row(table, "run-cache", 1, of(before, ratio), of("pinned-deferred", 1.0));
+    let rows = vec![at("split", 2.0), at("pinned", 0.8)];
+    let report = LabReport::new(table, &LabOptions::default(), rows, Vec::new());
+    let [here, _] = sentences(table, &report);
+    assert_eq!(
+        here,
+        "pinned-deferred against split is faster in 1 of 1 rows, slower in 0 and within the noise in 0, with a median gain of 2.00 (2.00 to 2.00). Against pinned it is faster in 0 of 1 rows, slower in 1 and within the noise in 0, with a median gain of 0.80 (0.80 to 0.80)."
+    );
+    let section = Measured { report, unix_s: 0, took_s: 0.0, rounds: 9 };
+    let mut report = self::report();
+    report.sections = vec![Section { table, outcome: Ok(section), predicted: None }];
+    assert!(page::page(&report).contains("<span class=\"count slower\">1 slower</span>"));
+    assert!(
+        markdown::markdown(&report)
+            .contains("| pinned-deferred against pinned | 0.80 [0.80, 0.80] | slower |")
+    );
 }
 
 /// The order of sentences' parts, for tables with published figures and several expectations.
@@ -224,14 +383,14 @@ fn a_report_goes_on_where_it_was() {
         corpus: Some(corpus),
         ..options()
     };
-    let text = run(&options).unwrap();
+    let text = run(&options).unwrap().text;
     // It has the medians of all quantities.
     let figures = || fs::read_to_string(options.dir.join("report.md")).unwrap();
     let (page, first) = (fs::read_to_string(options.dir.join("report.html")).unwrap(), figures());
     parse(&page);
     assert!(text.contains("class-indexed against split") && text.contains("report.md"), "{text}");
     // Nothing is measured again: the figures would be others.
-    assert_eq!(run(&options).unwrap(), text);
+    assert_eq!(run(&options).unwrap().text, text);
     assert_eq!(figures(), first);
     // With other options everything is.
     let more = ReportOptions { rounds: Some(3), ..options.clone() };
@@ -241,6 +400,26 @@ fn a_report_goes_on_where_it_was() {
     fs::write(options.dir.join("tables/zs-free.json"), "{\"key\":1}").unwrap();
     let before = figures();
     run(&more).unwrap();
+    assert_ne!(figures(), before);
+    // What was left out may be possible now.
+    let kept = options.dir.join("tables/zs-free.json");
+    let complete = fs::read_to_string(&kept).unwrap();
+    fs::write(&kept, complete.replace("\"left_out\":[]", "\"left_out\":[\"a case left out: no disk\"]"))
+        .unwrap();
+    let before = figures();
+    run(&more).unwrap();
+    assert_ne!(figures(), before);
+    // The same name, another file.
+    let file = dir.path().join("pages");
+    let pages = |count: usize| -> Vec<u8> { (0..count << 12).map(|at| (at / 7) as u8).collect() };
+    fs::write(&file, pages(64)).unwrap();
+    let of_file = ReportOptions { corpus: Some(Source::File(file.clone())), ..more.clone() };
+    run(&of_file).unwrap();
+    let before = figures();
+    run(&of_file).unwrap();
+    assert_eq!(figures(), before);
+    fs::write(&file, pages(65)).unwrap();
+    run(&of_file).unwrap();
     assert_ne!(figures(), before);
     // What is interrupted leaves no report.
     let stopped = ReportOptions { dir: dir.path().join("stopped"), stop: Arc::new(true.into()), ..options };

@@ -42,7 +42,7 @@ use uzram::{Error, Result};
 use crate::experiment::{self, LabOptions, LabReport, Series, Side, cpus};
 use costs::Costs;
 use measured::Measured;
-use parameters::{CaseParameters, Parameters, SectionParameters};
+use parameters::{CaseParameters, Parameters, SectionParameters, modelled_as};
 use predict::{Band, Variants};
 pub use report::ScaleReport;
 use report::{Check, Curve, Point};
@@ -128,9 +128,19 @@ pub fn parse_cores(text: &str) -> Result<Vec<usize>> {
     Ok(cores)
 }
 
+/// Returns the names of the tables with a model.
+pub fn tables() -> Vec<String> {
+    Parameters::built_in().map_or(Vec::new(), |parameters| parameters.table_names())
+}
+
+/// Returns the operations of a simulation, unless [`ScaleOptions`] has others.
+pub fn default_operations() -> usize {
+    Parameters::built_in().map_or(0, |parameters| parameters.operations)
+}
+
 /// Returns whether a table's designs can be predicted.
 pub fn has_model(table: &Series) -> bool {
-    Parameters::built_in().is_ok_and(|parameters| parameters.of_table(table.name).is_ok())
+    tables().iter().any(|name| name == table.name)
 }
 
 /// Measures a table with 1 and 2 jobs, predicts its designs' speeds, and compares the predictions with what two jobs
@@ -217,7 +227,10 @@ fn cases<'a>(
 
 /// A design that is modelled, with its measurements.
 pub(crate) struct Design<'a> {
+    /// Its name in the table.
     pub(crate) name: String,
+    /// Its name in predictions.
+    pub(crate) modelled_as: String,
     pub(crate) sections: &'a [SectionParameters],
     pub(crate) measured: Measured<'a>,
 }
@@ -232,11 +245,13 @@ impl<'a> Design<'a> {
     ) -> Result<Vec<Design<'a>>> {
         let mut designs = Vec::new();
         for name in (table.designs)().all() {
-            let Some(sections) = workload.sections(&name) else { continue };
+            let modelled_as = modelled_as(&name, cpus());
+            let Some(sections) = workload.sections(&modelled_as) else { continue };
             let side = side_of(report, case, 1, &name).ok_or_else(|| {
                 Error::invalid(format!("{case}, 1 job: '{name}' was not measured")).with_setting("--jobs")
             })?;
-            designs.push(Design { name, sections, measured: Measured { values: &side.values, costs } });
+            let measured = Measured { values: &side.values, costs };
+            designs.push(Design { name, modelled_as, sections, measured });
         }
         Ok(designs)
     }
@@ -259,7 +274,7 @@ fn curve(case: &str, design: &Design<'_>, variants: &Variants, cores: &[usize]) 
         });
     }
     let (model, _) = variants.middle();
-    Ok(Curve { case: case.to_owned(), design: design.name.clone(), model: model.into(), points })
+    Ok(Curve { case: case.to_owned(), design: design.modelled_as.clone(), model: model.into(), points })
 }
 
 /// Compares a prediction with the speed of two jobs, or of one that keeps all CPUs busy, if that was measured.
@@ -282,7 +297,7 @@ fn check(
     let predicted = Band::of(&variants.speeds(cores)?.units_per_s);
     Ok(Some(Check {
         case: case.to_owned(),
-        design: design.name.clone(),
+        design: design.modelled_as.clone(),
         jobs,
         cores,
         measured_per_s,

@@ -30,8 +30,8 @@ pub enum Spread {
     Random(usize),
     /// That of the core's node.
     PerNode,
-    /// No lock but a stack of things, one for each core: whoever needs one takes that which was returned last. Nobody
-    /// waits, but the thing may come from another core.
+    /// No lock but a stack of things, one for each core or more: whoever needs one takes that which was returned last,
+    /// so that no more of them are used than there are cores. Nobody waits, but the thing may come from another core.
     Stack,
 }
 

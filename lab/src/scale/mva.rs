@@ -48,7 +48,7 @@ fn of_network(model: &Model, cores: usize, nodes: usize) -> f64 {
             Spread::One => 1,
             Spread::Random(count) => count.max(1),
             Spread::PerNode => nodes,
-            // There is one for each core: nobody waits.
+            // There is one for each core, at least: nobody waits.
             Spread::Stack => {
                 delay_ns += demand_ns;
                 continue;

@@ -1,11 +1,11 @@
 //! The structures of the tables' workloads, and the machines whose figures were published: `parameters.json`.
 //!
-//! Everything that a prediction takes is in that file or measured: no figure here was fitted to a published row but the
-//! time of one task. For each table's cases it has
+//! Everything that a prediction takes is in that file, with its reason, or measured: no figure here was fitted to a
+//! published row but the time of one task. For each table's cases it has
 //!
 //! * `time`: the quantity of a measurement with one job from which an operation's time comes;
 //! * `locks`, and which of a kind a core takes;
-//! * `designs`: for designs of these names the sections of an operation. An amount is a number, a
+//! * `designs`: for designs of these names ([`modelled_as`]) the sections of an operation. An amount is a number, a
 //!   quantity of the measurement (for each page or object), or a cost of this machine; `rest` is what is left of `time`;
 //! * `published`: the machine, the quantity, the numbers of jobs, and what the model leaves out.
 
@@ -27,6 +27,8 @@ pub struct Parameters {
     /// Lines by which each spinning waiter delays a hand-over here: the least, a guess, the most. The kernel's waiters
     /// spin on a line each.
     pub spin_lines_per_waiter: [f64; 3],
+    /// The reasons for these.
+    pub why: String,
     /// The machines of published figures.
     pub machines: Vec<MachineParameters>,
     /// The workloads.
@@ -43,6 +45,8 @@ pub struct MachineParameters {
     pub cores: usize,
     /// Nodes, each with the same number of cores.
     pub nodes: usize,
+    /// The reasons for these numbers.
+    pub why: String,
     /// The least and the most that moving a line may take, in nanoseconds.
     pub line_ns: [f64; 2],
     /// Where that range is from.
@@ -106,7 +110,7 @@ pub enum SpreadName {
 #[derive(Clone, Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct DesignParameters {
-    /// Their names; `*` for all that no other entry names.
+    /// Their names in predictions.
     pub names: Vec<String>,
     /// The sections of one operation.
     pub sections: Vec<SectionParameters>,
@@ -163,10 +167,14 @@ pub struct PublishedParameters {
     pub machine: String,
     /// The quantity.
     pub figure: String,
+    /// What a report calls it.
+    pub heading: String,
     /// Whether it is the time of a fixed amount of work for each task; else it is a rate of all.
     pub is_time: bool,
     /// Pages or objects of a task in that time, or a second's for a rate of 1.
     pub units: f64,
+    /// The reasons for these units, and for the numbers below.
+    pub why: String,
     /// Numbers of jobs of the table's rows.
     pub jobs: Vec<usize>,
     /// The numbers of tasks that these rows stand for, if they are others.
@@ -180,9 +188,6 @@ pub struct PublishedParameters {
 
 /// The rest of an operation's time.
 pub const REST: &str = "rest";
-
-/// The name for all designs that no entry names.
-const ANY: &str = "*";
 
 impl Default for Amount {
     fn default() -> Self {
@@ -226,10 +231,10 @@ impl LockParameters {
 }
 
 impl CaseParameters {
-    /// Returns the sections of a design; `None` if it is not modelled.
+    /// Returns the sections of a design, by its name in predictions; `None` if it is not modelled.
     pub fn sections(&self, design: &str) -> Option<&[SectionParameters]> {
-        let named = |name: &str| self.designs.iter().find(|entry| entry.names.iter().any(|of| of == name));
-        named(design).or_else(|| named(ANY)).map(|entry| entry.sections.as_slice())
+        let entry = self.designs.iter().find(|entry| entry.names.iter().any(|name| name == design));
+        entry.map(|entry| entry.sections.as_slice())
     }
 }
 
@@ -282,12 +287,29 @@ impl Parameters {
     pub fn of_table(&self, table: &str) -> Result<Vec<&CaseParameters>> {
         let found: Vec<_> = self.tables.iter().filter(|case| case.table == table).collect();
         if found.is_empty() {
-            let mut known: Vec<&str> = self.tables.iter().map(|case| case.table.as_str()).collect();
-            known.dedup();
-            let what = format!("there is no model of the table '{table}', only of: {}", known.join(", "));
-            return Err(Error::invalid(what));
+            let known = self.table_names().join(", ");
+            return Err(Error::invalid(format!(
+                "there is no model of the table '{table}', only of: {known}"
+            )));
         }
         Ok(found)
+    }
+
+    /// Returns the names of the tables that have workloads.
+    pub fn table_names(&self) -> Vec<String> {
+        let mut names: Vec<String> = self.tables.iter().map(|case| case.table.clone()).collect();
+        names.dedup();
+        names
+    }
+}
+
+/// Returns the name of a design in predictions. A table calls a list of streams by their number, which goes with the
+/// number of CPUs; with any number of cores it is modelled with as many for each of them as it has here for each CPU.
+pub fn modelled_as(design: &str, cpus: usize) -> String {
+    match design.parse::<usize>().map(|streams| streams / cpus) {
+        Ok(1) => "list of 1 stream per core".to_owned(),
+        Ok(per_core) => format!("list of {per_core} streams per core"),
+        Err(_) => design.to_owned(),
     }
 }
 

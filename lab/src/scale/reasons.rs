@@ -11,7 +11,8 @@ use super::published::{FigurePoint, GainPoint, PublishedCase, TOLERATED_PERCENT}
 /// A speed-up that exceeds the number of cores by more is called superlinear.
 const NOISE: f64 = 1.02;
 
-/// Returns the paragraphs on one machine's figures: none if no error exceeds [`TOLERATED_PERCENT`].
+/// Returns the paragraphs on one machine's figures: those that no model of locks can reach, and why errors exceed
+/// [`TOLERATED_PERCENT`].
 pub(super) fn paragraphs(case: &PublishedCase, published: &PublishedParameters) -> Vec<String> {
     let figures: Vec<&FigurePoint> =
         case.figures.iter().filter(|point| exceeds(point.error_percent)).collect();
@@ -21,7 +22,10 @@ pub(super) fn paragraphs(case: &PublishedCase, published: &PublishedParameters) 
     if !figures.is_empty() || !gains.is_empty() {
         paragraphs.extend(too_fast(&figures, case));
         paragraphs.extend(too_slow(&figures, case.cores));
-        paragraphs.extend(of_gains(&gains, !case.figures.is_empty()));
+        let (high, low): (Vec<_>, Vec<_>) = gains.into_iter().partition(|point| point.error_percent > 0.0);
+        for (how, gains) in [("high", high), ("low", low)] {
+            paragraphs.extend(of_gains(how, &gains, !case.figures.is_empty()));
+        }
         let crowded = figures.iter().any(|point| point.tasks > case.cores);
         paragraphs.extend(crowded.then(|| {
             format!("More than {} tasks share as many cores here: what a core's second thread adds is not modelled.", case.cores)
@@ -86,7 +90,7 @@ fn too_fast(points: &[&FigurePoint], case: &PublishedCase) -> Option<String> {
     let mut text = format!(
         "Predicted too fast with {} tasks. The most: {}, {} tasks, which did the work of one {:.2} times, so that {lost:.0} % of what as many cores can do was lost; the model has {:.2} times, and its tasks wait for {:.0} % of their time.",
         tasks(found.iter().copied()),
-        worst.design,
+        worst.published_design,
         worst.tasks,
         worst.published_speedup,
         worst.predicted_speedup,
@@ -98,7 +102,7 @@ fn too_fast(points: &[&FigurePoint], case: &PublishedCase) -> Option<String> {
     let beside = case.figures.iter().filter(|point| point.tasks == worst.tasks);
     let all_alike = beside.clone().all(|point| exceeds(point.error_percent) && is_too_fast(point));
     if all_alike && beside.clone().count() > 1 {
-        let errors = beside.map(|point| format!("{} {:+.0} %", point.design, point.error_percent));
+        let errors = beside.map(|point| format!("{} {:+.0} %", point.published_design, point.error_percent));
         text += &format!(
             " Every design errs that way ({}), the one after the series included: what is missing is not in what the series changes.",
             errors.collect::<Vec<_>>().join(", ")
@@ -118,7 +122,7 @@ fn too_slow(points: &[&FigurePoint], cores: usize) -> Option<String> {
     Some(format!(
         "Predicted too slow with {} tasks, though no more than linear. The most: {}, {} tasks, {:.2} times the work of one, predicted {:.2}, with {:.0} % of the time waiting: less of an operation must be inside of locks there than here.",
         tasks(found.iter().copied()),
-        worst.design,
+        worst.published_design,
         worst.tasks,
         worst.published_speedup,
         worst.predicted_speedup,
@@ -126,7 +130,8 @@ fn too_slow(points: &[&FigurePoint], cores: usize) -> Option<String> {
     ))
 }
 
-fn of_gains(points: &[&GainPoint], is_fitted: bool) -> Option<String> {
+/// Returns why gains are predicted too high, or too low.
+fn of_gains(how: &str, points: &[&GainPoint], is_fitted: bool) -> Option<String> {
     let worst = points.iter().max_by(|a, b| a.error_percent.abs().total_cmp(&b.error_percent.abs()))?;
     let Band { low, middle, high } = worst.predicted;
     let within = if worst.predicted.contains(worst.published) {
@@ -138,8 +143,8 @@ fn of_gains(points: &[&GainPoint], is_fitted: bool) -> Option<String> {
     };
     let fitted = if is_fitted { "" } else { ", with the times of this machine" };
     Some(format!(
-        "Gains: {} over {} with {} tasks is {:.2} as published and {middle:.2} [{low:.2}, {high:.2}] predicted{fitted}: {within}.",
-        worst.after, worst.before, worst.tasks, worst.published
+        "Gains predicted too {how}. The most: {} over {} with {} tasks is {:.2} as published and {middle:.2} [{low:.2}, {high:.2}] predicted{fitted}: {within}.",
+        worst.published_after, worst.published_before, worst.tasks, worst.published
     ))
 }
 
@@ -151,8 +156,10 @@ mod tests {
         PublishedParameters {
             machine: "a machine".to_owned(),
             figure: "elapsed_s".to_owned(),
+            heading: "seconds".to_owned(),
             is_time: true,
             units: 1.0,
+            why: String::new(),
             jobs: vec![1, 2, 4],
             tasks: Vec::new(),
             fits_one_task,
@@ -162,6 +169,7 @@ mod tests {
 
     fn point(tasks: usize, published_speedup: f64, predicted_speedup: f64) -> FigurePoint {
         FigurePoint {
+            published_design: "Base",
             design: "split".to_owned(),
             tasks,
             published: 1.0,
@@ -179,6 +187,7 @@ mod tests {
             machine: "a machine".to_owned(),
             cores: 4,
             figure: "elapsed_s".to_owned(),
+            heading: "seconds".to_owned(),
             figures,
             gains,
             reasons: Vec::new(),
@@ -196,7 +205,7 @@ mod tests {
         let text = said(vec![point(2, 3.2, 2.0), point(4, 3.9, 4.0)], Vec::new(), true);
         assert!(text.contains("Superlinear with 2 tasks: 2 tasks did the work of one 3.20 times."), "{text}");
         let text = said(vec![point(2, 1.8, 2.0), point(4, 0.8, 3.9)], Vec::new(), true);
-        assert!(text.contains("too fast with 4 tasks. The most: split, 4 tasks, which did the work of one 0.80 times, so that 80 %"), "{text}");
+        assert!(text.contains("too fast with 4 tasks. The most: Base, 4 tasks, which did the work of one 0.80 times, so that 80 %"), "{text}");
         assert!(
             text.contains("3.90 times, and its tasks wait for 25 %") && text.contains("would leave 1.00"),
             "{text}"
@@ -206,18 +215,36 @@ mod tests {
         assert!(text.contains("too slow with 8 tasks") && text.contains("More than 4 tasks share"), "{text}");
     }
 
-    #[test]
-    fn gains_are_told_with_their_bands() {
-        let gain = GainPoint {
+    fn gain(published: f64, predicted: [f64; 3]) -> GainPoint {
+        GainPoint {
+            published_before: "baseline",
+            published_after: "RFC",
             before: "eager".to_owned(),
             after: "delayed".to_owned(),
             tasks: 128,
-            published: 1.13,
-            predicted: Band::of(&[1.5, 1.1, 1.6]),
-            error_percent: 32.7,
-        };
-        let text = said(Vec::new(), vec![gain], false);
-        assert!(text.contains("delayed over eager with 128 tasks is 1.13 as published and 1.50 [1.10, 1.60] predicted, with the times of this machine: the published one lies in its band"), "{text}");
+            published,
+            predicted: Band::of(&predicted),
+            error_percent: 100.0 * (predicted[0] / published - 1.0),
+        }
+    }
+
+    #[test]
+    fn gains_are_told_with_their_bands() {
+        let text = said(Vec::new(), vec![gain(1.13, [1.5, 1.1, 1.6])], false);
+        assert!(text.contains("RFC over baseline with 128 tasks is 1.13 as published and 1.50 [1.10, 1.60] predicted, with the times of this machine: the published one lies in its band"), "{text}");
         assert!(text.contains("No figure of one task was published"), "{text}");
+    }
+
+    #[test]
+    fn gains_too_high_and_too_low_have_a_sentence_each() {
+        let gains = vec![gain(1.0, [1.2; 3]), gain(1.0, [1.5; 3]), gain(2.0, [1.4; 3]), gain(1.0, [1.1; 3])];
+        let text = said(vec![point(1, 1.0, 1.0)], gains, true);
+        assert_eq!(text.matches("Gains predicted").count(), 2, "{text}");
+        for said in [
+            "Gains predicted too high. The most: RFC over baseline with 128 tasks is 1.00 as published and 1.50 [1.50, 1.50] predicted: what the series removes costs less there",
+            "Gains predicted too low. The most: RFC over baseline with 128 tasks is 2.00 as published and 1.40 [1.40, 1.40] predicted: what the series removes costs more there",
+        ] {
+            assert!(text.contains(said), "{text}");
+        }
     }
 }

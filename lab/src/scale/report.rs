@@ -11,10 +11,10 @@ use serde::Serialize;
 
 use super::costs::Costs;
 use super::model::{Model, Spread};
-use super::parameters::Parameters;
+use super::parameters::{Parameters, PublishedParameters};
 use super::predict::Band;
 use super::published::{PublishedCase, TOLERATED_PERCENT};
-use crate::experiment::{Series, Unit, spoken, wrap};
+use crate::experiment::{Series, Unit, wrap};
 use uzram_bench::harness::report::Table;
 use uzram_bench::harness::stats::{median, quantile};
 
@@ -251,7 +251,7 @@ impl ScaleReport {
             })
         };
         let here: Vec<f64> = self.checks.iter().map(|check| check.error_percent).collect();
-        sentences.extend(off("speeds that were measured here with both CPUs", &here));
+        sentences.extend(off("speeds that were measured here", &here));
         let figures = self.published.iter().flat_map(|case| &case.figures).filter(|point| point.tasks > 1);
         let figures: Vec<f64> = figures.map(|point| point.error_percent).collect();
         sentences.extend(off("published figures", &figures));
@@ -269,15 +269,11 @@ impl ScaleReport {
             let (first, others) = curves.split_first()?;
             let first_speed = speed(first)?;
             let gain = |curve: &Curve| {
-                let design = spoken(&curve.design);
-                Some(format!(
-                    "{design} {} times as fast as {}",
-                    short(speed(curve)? / first_speed),
-                    spoken(&first.design)
-                ))
+                Some(format!("{} {} times", curve.design, short(speed(curve)? / first_speed)))
             };
             let gains: Vec<String> = others.iter().filter_map(gain).collect();
-            (!gains.is_empty()).then(|| format!("{}: {}", first.case, gains.join(", ")))
+            (!gains.is_empty())
+                .then(|| format!("{}: {} as fast as {}", first.case, gains.join(", "), first.design))
         });
         let gains: Vec<String> = gains.collect();
         let tasks = if cores == 1 { "core" } else { "cores" };
@@ -317,14 +313,13 @@ impl ScaleReport {
         wrap(
             f,
             &format!(
-                "{} rounds with 1 job and with 2; a prediction is the simulation of {operations} operations with the medians, in brackets the least and the most of simulations with each round's times, and with the least and the most that a line costs; times are distributed exponentially",
+                "the times are those of {} rounds with 1 job; a prediction is the simulation of {operations} operations with the medians, in brackets the least and the most of simulations with each round's times, and with the least and the most that a line costs; times are distributed exponentially",
                 self.rounds
             ),
         )?;
-        wrap(
-            f,
-            "no lines: mean value analysis, which is exact if moving lines costs nothing and nobody sleeps; wait%: of the cores' time, waiting for locks; bulk: lines that are fetched side by side",
-        )?;
+        wrap(f, &legend())?;
+        wrap(f, "bulk: lines that are fetched side by side")?;
+        wrap(f, &self.parameters.why)?;
         wrap(
             f,
             &format!(
@@ -332,7 +327,11 @@ impl ScaleReport {
             ),
         )?;
         for case in &self.parameters.tables {
-            wrap(f, &format!("{}: {}", case.cases.join(", "), case.why))?;
+            let cases = case.cases.join(", ");
+            wrap(f, &format!("{cases}: {}", case.why))?;
+            for PublishedParameters { machine, units, why, .. } in &case.published {
+                wrap(f, &format!("{cases}, units on {machine}: {units}. {why}"))?;
+            }
         }
         for machine in &self.parameters.machines {
             let [low, high] = machine.line_ns;
@@ -340,9 +339,10 @@ impl ScaleReport {
             wrap(
                 f,
                 &format!(
-                    "{}: {cores} cores, {nodes} node{}, a line {low} to {high} ns ({})",
+                    "{}: {cores} cores, {nodes} node{} ({}), a line {low} to {high} ns ({})",
                     machine.name,
                     if nodes == 1 { "" } else { "s" },
+                    machine.why.trim_end_matches('.'),
                     machine.line_source
                 ),
             )?;
@@ -365,7 +365,7 @@ fn short(number: f64) -> String {
 }
 
 fn fmt_published(f: &mut fmt::Formatter<'_>, case: &PublishedCase) -> fmt::Result {
-    writeln!(f, "\n{}, published on {}, {}", case.case, case.machine, case.figure)?;
+    writeln!(f, "\n{}, published on {}, {}", case.case, case.machine, case.heading)?;
     for table in [figures_table(case), gains_table(case)] {
         if !table.is_empty() {
             write!(f, "{table}")?;
@@ -376,11 +376,22 @@ fn fmt_published(f: &mut fmt::Formatter<'_>, case: &PublishedCase) -> fmt::Resul
 
 /// Returns the published figures of a case beside their predictions.
 pub(crate) fn figures_table(case: &PublishedCase) -> Table {
-    let mut table = Table::new(["<design", "tasks", "published", "predicted", "error%", "x", "predicted x"]);
+    let headings = [
+        "<design",
+        "<modelled as",
+        "tasks",
+        "published",
+        "predicted",
+        "error%",
+        "speedup",
+        "predicted speedup",
+    ];
+    let mut table = Table::new(headings);
     for point in &case.figures {
         let Band { low, middle, high } = point.predicted;
         let is_fitted = point.tasks == 1;
         table.row([
+            point.published_design.to_owned(),
             point.design.clone(),
             point.tasks.to_string(),
             short(point.published),
@@ -403,8 +414,8 @@ pub(crate) fn gains_table(case: &PublishedCase) -> Table {
     for gain in &case.gains {
         let Band { low, middle, high } = gain.predicted;
         table.row([
-            gain.after.clone(),
-            gain.before.clone(),
+            gain.published_after.to_owned(),
+            gain.published_before.to_owned(),
             gain.tasks.to_string(),
             format!("{:.2}", gain.published),
             format!("{middle:.2} [{low:.2}, {high:.2}]"),
@@ -414,7 +425,14 @@ pub(crate) fn gains_table(case: &PublishedCase) -> Table {
     table
 }
 
-/// Formats an error; one that is explained has a mark.
+/// Explains the columns of the tables.
+pub(crate) fn legend() -> String {
+    format!(
+        "in brackets: the least and the most of all simulations; no lines: mean value analysis, which is exact if moving lines costs nothing and nobody sleeps; wait%: of the cores' time, waiting for locks; error%: by how much a prediction exceeds what was measured or published, with ! if by more than {TOLERATED_PERCENT} % above or below; published figures have their authors' names of designs; modelled as: the design here whose times, scaled, predict the figures; fitted: the figure to which they are scaled; speedup: how many times the work of one task all tasks did together; gain: how many times as fast the design is as the one that it is over"
+    )
+}
+
+/// Formats an error; one of more than [`TOLERATED_PERCENT`] has a mark.
 fn error(percent: f64) -> String {
     let mark = if percent.abs() > TOLERATED_PERCENT { "!" } else { " " };
     format!("{percent:+.1}{mark}")

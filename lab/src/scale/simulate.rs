@@ -61,7 +61,8 @@ pub fn simulate(
     let done = run.done;
     run.until(done + operations as u64);
     let ns = (run.now - started).max(1) as f64 / PS_PER_NS;
-    let waited_ns: f64 = run.waits.iter().map(|waits| waits.ns).sum();
+    // Not a sum, which is -0 without locks.
+    let waited_ns = run.waits.iter().fold(0.0, |ns, waits| ns + waits.ns);
     let per_s = (run.done - done) as f64 * 1e9 / ns;
     // Some waits began before the time that is counted.
     let waiting_share = (waited_ns / (ns * cores as f64)).min(1.0);
@@ -70,7 +71,7 @@ pub fn simulate(
 
 /// A lock of a kind, or the stack of things.
 struct Resource {
-    /// Free tokens; a lock has one, a stack one for each core.
+    /// Free tokens; a lock has one, a stack one for each core: it would never hand out more.
     free: Vec<usize>,
     /// The core that had each token last.
     last: Vec<Option<usize>>,

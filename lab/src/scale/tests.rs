@@ -9,7 +9,8 @@ use super::mva::{bounds, throughput};
 use super::parameters::Amount;
 use super::simulate::{Outcome, simulate};
 use super::*;
-use crate::experiment::{TABLES, Values};
+use crate::experiment::testing::{row, side};
+use crate::experiment::{Designs, TABLES, Values};
 
 const OPERATIONS: usize = 8000;
 
@@ -269,11 +270,14 @@ fn the_parameters_fit_the_tables() {
     for workload in &parameters.tables {
         let table = TABLES.into_iter().find(|table| table.name == workload.table).unwrap();
         let designs = (table.designs)();
+        let modelled = |names: &[String]| -> Vec<String> {
+            names.iter().map(|name| modelled_as(name, cpus())).collect()
+        };
         for name in workload.designs.iter().flat_map(|design| &design.names) {
-            let is_any = name == "*" || name == "percpu";
-            assert!(is_any || designs.all().contains(name), "{}: {name}", table.name);
+            assert!(modelled(&designs.all()).contains(name), "{}: {name}", table.name);
         }
-        assert!(designs.before.iter().chain([&designs.after]).all(|name| workload.sections(name).is_some()));
+        let compared = [designs.before.as_slice(), &[designs.after]].concat();
+        assert!(modelled(&compared).iter().all(|name| workload.sections(name).is_some()));
         assert!(workload.cases.iter().all(|case| table.case_names().contains(&case.as_str())));
         for published in &workload.published {
             parameters.machine(&published.machine).unwrap();
@@ -294,6 +298,89 @@ fn the_parameters_fit_the_tables() {
         }
     }
     assert!(parameters.of_table("unmap").err().unwrap().to_string().contains("zs-free, streams"));
+}
+
+/// No number stands in the parameters without a reason.
+#[test]
+fn the_parameters_have_their_reasons() {
+    let parameters = Parameters::built_in().unwrap();
+    let machines = parameters.machines.iter().flat_map(|machine| [&machine.why, &machine.line_source]);
+    let published = parameters.tables.iter().flat_map(|workload| &workload.published);
+    let published = published.flat_map(|figures| [&figures.why, &figures.not_modelled, &figures.heading]);
+    let workloads = parameters.tables.iter().map(|workload| &workload.why);
+    for why in [&parameters.why].into_iter().chain(machines).chain(published).chain(workloads) {
+        assert!(!why.trim().is_empty());
+    }
+}
+
+#[test]
+fn lists_of_streams_are_called_by_those_of_a_core() {
+    let names = |cpus: usize| [cpus, 2 * cpus].map(|streams| modelled_as(&streams.to_string(), cpus));
+    for cpus in [1, 2, 4, 96] {
+        assert_eq!(names(cpus), ["list of 1 stream per core", "list of 2 streams per core"]);
+    }
+    assert_eq!(modelled_as("percpu", 4), "percpu");
+}
+
+/// Returns predictions for a case of `streams` from made-up rows with these numbers of jobs.
+fn predicted_streams(jobs: &[usize]) -> ScaleReport {
+    const CASE: &str = "write";
+    let table = experiment::table("streams").unwrap();
+    let Designs { before, after, .. } = (table.designs)();
+    let mut rows = Vec::new();
+    for jobs in jobs {
+        let of = |design: &str| side(design, &[("elapsed_s", 0.1), ("mb_per_s", 400.0 * *jobs as f64)]);
+        rows.extend(before.iter().map(|before| row(table, CASE, *jobs, of(before), of(&after))));
+    }
+    let lab = LabOptions { cases: vec![CASE.to_owned()], ..LabOptions::default() };
+    let measured = LabReport::new(table, &lab, rows, Vec::new());
+    let options = ScaleOptions { lab, cores: vec![1, 8], operations: Some(300) };
+    predict_from(table, &options, costs(), &measured).unwrap()
+}
+
+/// What is predicted for other numbers of cores is not called by the size that it has here, and what was published is
+/// called as its author did.
+#[test]
+fn predictions_and_published_figures_have_their_own_names() {
+    let report = predicted_streams(&[1, 2]);
+    let models = ["list of 1 stream per core", "list of 2 streams per core", "percpu"];
+    let curves: Vec<&str> = report.curves.iter().map(|curve| curve.design.as_str()).collect();
+    let checks: Vec<&str> = report.checks.iter().map(|check| check.design.as_str()).collect();
+    assert_eq!((curves.as_slice(), checks.as_slice()), (&models[..], &models[..]));
+    let [case] = report.published.as_slice() else { panic!("{:?}", report.published) };
+    let mut named: Vec<_> =
+        case.figures.iter().map(|point| (point.published_design, point.design.as_str())).collect();
+    named.dedup();
+    assert_eq!(named, [("4 streams", models[0]), ("8 streams", models[1]), ("per-cpu", models[2])]);
+    for [name, design] in report::figures_table(case).rows().iter().map(|cells| [&cells[0], &cells[1]]) {
+        assert!(named.contains(&(name.as_str(), design.as_str())), "{name}: {design}");
+    }
+    for cells in report::gains_table(case).rows() {
+        assert!(
+            cells[0] == "per-cpu" && ["4 streams", "8 streams"].contains(&cells[1].as_str()),
+            "{cells:?}"
+        );
+    }
+    let first = &report.sentences()[0];
+    assert!(first.starts_with("With 8 cores, predicted: write: list of 2 streams per core "), "{first}");
+    assert!(first.ends_with(" times as fast as list of 1 stream per core."), "{first}");
+}
+
+/// What is said of the rounds is true with one number of jobs, and with two.
+#[test]
+fn a_report_says_what_was_measured() {
+    for (jobs, checks) in [(&[1][..], 0), (&[1, 2], 3)] {
+        let report = predicted_streams(jobs);
+        assert_eq!(report.checks.len(), checks);
+        let said = report.sentences().iter().any(|said| said.contains("speeds that were measured here "));
+        assert_eq!(said, checks > 0);
+        let words = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
+        let text = words(&report.to_string());
+        for said in ["rounds with 1 job;".to_owned(), words(&report::legend()), words(&report.parameters.why)]
+        {
+            assert!(text.contains(&said), "{said}: {text}");
+        }
+    }
 }
 
 #[test]

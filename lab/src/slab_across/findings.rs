@@ -126,7 +126,7 @@ fn goals(rows: &[Row], cpus: usize) -> Vec<String> {
         after: ElasticSheaves::NAME.to_owned(),
         beyond: Vec::new(),
     };
-    GOALS.iter().map(|goal| goal.judge(&SERIES, &designs, &rows, cpus)).collect()
+    GOALS.iter().map(|goal| goal.judge(&SERIES, &designs, &rows, cpus).1).collect()
 }
 
 #[cfg(test)]

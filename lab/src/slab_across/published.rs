@@ -7,22 +7,27 @@ use serde::Deserialize;
 
 use super::{Case, MOST_PAIRS, SERIES};
 use crate::experiment::{Published, PublishedSide};
-use crate::published::part;
+use crate::published::{Source, part};
 
 static REPORT: LazyLock<Report> = LazyLock::new(|| part(SERIES.name));
 
 #[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
 struct Report {
     /// The names of the sides before and after.
     designs: [String; 2],
+    /// Jobs that read, beside which stand the most pairs here.
+    jobs: usize,
     /// Millions of I/O operations a second.
     before_miops: f64,
     after_miops: f64,
     fork: Fork,
+    source: Source,
 }
 
 /// Another report of the same sheaves.
 #[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
 struct Fork {
     /// By how many percent fork and execve were slower, at least and at most.
     slower_percent: [u32; 2],
@@ -53,10 +58,11 @@ pub(super) fn loss_percent() -> f64 {
 
 /// Returns the text about the source of the figures.
 pub(super) fn legend() -> String {
-    let Report { before_miops, after_miops, fork, .. } = &*REPORT;
+    let Report { designs: [before, after], jobs, before_miops, after_miops, fork, source } = &*REPORT;
     let Fork { slower_percent: [least, most], title, author, date } = fork;
     format!(
-        "published figures: a ublk null device with 16 queues, read by 16 jobs on 32 CPUs, about {before_miops:.0} million IOPS with Linux 6.19 and {after_miops:.0} million with 7.0-rc; also, not in the table: fork and execve {least} to {most} % slower (\"{title}\", {author}, {date})"
+        "published figures: a ublk null device, read by {jobs} jobs on {} ({}), about {before_miops:.0} million IOPS with {before} and {after_miops:.0} million with {after}; also, not in the table: fork and execve {least} to {most} % slower (\"{title}\", {author}, {date})",
+        source.machine, source.command
     )
 }
 

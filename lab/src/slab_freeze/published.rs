@@ -19,6 +19,7 @@ pub(super) const MESSAGING_GROUPS: usize = 5;
 static LETTER: LazyLock<Letter> = LazyLock::new(|| part(SERIES.name));
 
 #[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
 struct Letter {
     /// The names of the sides before and after.
     designs: [String; 2],
@@ -30,6 +31,7 @@ struct Letter {
 
 /// Seconds of three runs each.
 #[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
 struct Runs {
     command: String,
     /// Groups or threads.
@@ -75,15 +77,19 @@ pub(super) fn figures(case: Case, jobs: usize) -> Option<Published> {
 pub(super) fn legend() -> String {
     let of = |case: Case| {
         let Runs { command, before_s, after_s, merged_s, .. } = runs(case);
+        let said = |seconds: &[f64]| {
+            let all: Vec<_> = seconds.iter().map(f64::to_string).collect();
+            format!("{:.3} s ({})", median(seconds), all.join(", "))
+        };
         format!(
-            "{command}: {:.3} s before, {:.3} s after, {:.3} s with the version that was merged",
-            median(before_s),
-            median(after_s),
-            median(merged_s)
+            "{command}: {} before, {} after, {} with the version that was merged",
+            said(before_s),
+            said(after_s),
+            said(merged_s)
         )
     };
     format!(
-        "published figures are medians of three runs on {}: {}; {} (so {} threads, not {MOST_THREADS})",
+        "published figures are medians of three runs, which are in brackets, on {}: {}; {} (so {} threads, not {MOST_THREADS})",
         LETTER.source.machine,
         of(Case::Messaging),
         of(Case::Rawpkt),

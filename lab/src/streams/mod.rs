@@ -9,7 +9,7 @@
 
 mod findings;
 pub mod nbd;
-mod published;
+pub(crate) mod published;
 
 #[cfg(test)]
 mod tests;

@@ -34,10 +34,11 @@ const MOST_JOBS: usize = published::JOBS;
 pub const LOW_MEMORY: &str = "low-memory";
 /// What fio does in it.
 const LOW_MEMORY_PATTERN: &str = "randwrite";
-/// The share of its contents' memory that a server keeps there, and what it may take besides: without any, the kernel may
-/// find nothing to swap out, and ends the server.
-const KEPT_MEMORY: f64 = 0.5;
+/// The share of its contents' memory that a server loses there, and what it gets back: without any, the kernel may find
+/// nothing to swap out, and the server waits. If it keeps more than [`MOST_KEPT`], the kernel did not find enough.
+const LOST_MEMORY: f64 = 0.5;
 const SLACK_BYTES: u64 = 4 << 20;
+const MOST_KEPT: f64 = 0.85;
 /// The kernel's algorithm for what is swapped out, and the size of its swap area.
 const SWAP_ALGORITHM: &str = "lz4";
 const SWAP_BYTES: u64 = 1 << 30;
@@ -46,6 +47,8 @@ const RUNTIME: Duration = Duration::from_millis(300);
 const FIO_S: f64 = 0.25;
 /// nbdkit's sides, each with its allocator.
 const NBDKIT: [(&str, &str); 2] = [("nbdkit-malloc", "malloc"), ("nbdkit-zstd", "zstd")];
+/// The column of the share of its contents' memory that a server keeps.
+const KEPT: &str = "kept_share";
 /// uzram's algorithm.
 const ALGORITHM: &str = "lz4";
 
@@ -68,7 +71,12 @@ pub static SERIES: Series = Series {
     slow_cases: &["read", "randread", "write", "rw", "randrw"],
     unit: Unit::Page,
     designs,
-    columns: &[Column::new("mb_per_s", "MB/s", 1.0, 0), Column::new("memory_mib", "memory", 1.0, 0)],
+    columns: &[
+        Column::new("mb_per_s", "MB/s", 1.0, 0),
+        Column::new("memory_mib", "memory", 1.0, 0),
+        Column::new(KEPT, "kept", 100.0, 0),
+        Column::new("limit_raised", "raised", 1.0, 0),
+    ],
     legend,
     total: None,
     counted_function: "",
@@ -98,8 +106,9 @@ fn legend() -> Vec<String> {
             super::SERIES.name
         ),
         format!(
-            "MB/s: 10^6 bytes a second, read and written together; memory: MiB that the server's cgroup has; {LOW_MEMORY}: {LOW_MEMORY_PATTERN} while the server may keep about {:.0} % of its contents' memory, and the kernel swaps the rest out to its zram",
-            100.0 * KEPT_MEMORY
+            "MB/s: 10^6 bytes a second, read and written together; memory: MiB that the server's cgroup has; {LOW_MEMORY}: {LOW_MEMORY_PATTERN} while the server's memory is limited to what it took, less {:.0} % of its contents, and {} MiB, and the kernel swaps the rest out to its zram; kept: the share of the contents that may stay, in %; raised: how often the limit was raised for a moment, as the kernel found nothing to swap out",
+            100.0 * LOST_MEMORY,
+            SLACK_BYTES >> 20
         ),
     ];
     if is_missing("nbdkit") {
@@ -146,16 +155,31 @@ struct Limited {
     cgroup: Option<Cgroup>,
     /// Has the server wait where it would be killed for its limit.
     watch: Option<LimitWatch>,
-    /// The memory that its contents took.
+    /// The memory that its contents took, and all that it took before it was limited, when it had had clients.
     contents_bytes: u64,
+    used_bytes: u64,
 }
 
 impl Limited {
-    /// Returns the limit of its memory: what it takes now, when it has had clients, less a part of its contents.
-    fn limit_bytes(&self) -> Result<u64> {
-        let used_bytes = self.cgroup.as_ref().map_or(Ok(0), Cgroup::used_bytes)?;
-        let swapped_bytes = ((1.0 - KEPT_MEMORY) * self.contents_bytes as f64) as u64;
-        Ok((used_bytes + SLACK_BYTES).saturating_sub(swapped_bytes))
+    /// Limits its memory.
+    fn limit(&mut self) -> Result<()> {
+        let Some(cgroup) = &self.cgroup else { return Ok(()) };
+        self.used_bytes = cgroup.used_bytes()?;
+        let lost_bytes = (LOST_MEMORY * self.contents_bytes as f64) as u64;
+        let limit_bytes = (self.used_bytes + SLACK_BYTES).saturating_sub(lost_bytes);
+        self.watch = Some(LimitWatch::start(cgroup, limit_bytes)?);
+        Ok(())
+    }
+
+    /// Returns the share of its contents' memory that it keeps under its limit, if it has one.
+    fn kept(&self) -> Option<f64> {
+        let lost_bytes = self.used_bytes as f64 - self.watch.as_ref()?.limit_bytes() as f64;
+        Some(1.0 - lost_bytes / self.contents_bytes as f64)
+    }
+
+    /// Returns how often its limit was raised.
+    fn raised(&self) -> usize {
+        self.watch.as_ref().map_or(0, LimitWatch::raised)
     }
 }
 
@@ -185,28 +209,28 @@ impl Servers {
         let empty_bytes = used_bytes()?;
         fill(&server, self.saved.path())?;
         let contents_bytes = used_bytes()?.saturating_sub(empty_bytes);
-        Ok(Limited { server, cgroup, watch: None, contents_bytes })
+        Ok(Limited { server, cgroup, watch: None, contents_bytes, used_bytes: 0 })
     }
-}
 
-impl Servers {
     /// Limits the memory of all servers; that of uzram's, which are compared, to as much.
     fn limit(&mut self) -> Result<()> {
         let is_uzrams = |design: &String| NBDKIT.iter().all(|(name, _)| name != design);
         for nth in 0..self.servers.len() {
             self.use_by(MOST_JOBS, &self.servers[nth], 0)?;
-            let server = &mut self.servers[nth];
-            let limit_bytes = server.limit_bytes()?;
-            server.watch = match &server.cgroup {
-                Some(cgroup) => Some(LimitWatch::start(cgroup, limit_bytes)?),
-                None => None,
-            };
+            self.servers[nth].limit()?;
         }
         let servers = self.designs.iter().zip(&self.servers);
-        let of_uzram =
+        let mut of_uzram =
             servers.filter(|(design, _)| is_uzrams(design)).filter_map(|(_, server)| server.watch.as_ref());
         let most_bytes = of_uzram.clone().map(LimitWatch::limit_bytes).max().unwrap_or_default();
-        of_uzram.try_for_each(|watch| watch.raise(most_bytes))
+        of_uzram.try_for_each(|watch| watch.raise(most_bytes))?;
+        match self.servers.iter().filter_map(Limited::kept).find(|kept| *kept > MOST_KEPT) {
+            None => Ok(()),
+            Some(kept) => {
+                let what = format!("the kernel left {:.0} % of a server's contents in memory", 100.0 * kept);
+                Err(Error::new(ErrorKind::Unsupported, what))
+            }
+        }
     }
 
     /// Runs fio; returns 10^6 bytes a second.
@@ -245,11 +269,16 @@ impl Experiment for Servers {
 
     fn measure(&mut self, plan: &Plan<'_>) -> Result<Sample> {
         let server = &self.servers[plan.design];
+        let raised_before = server.raised();
         let mb_per_s = self.use_by(plan.jobs, server, plan.seed + 1)?;
         let work_bytes = plan.work as f64 * PAGE_SIZE as f64;
         let mut values = vec![("mb_per_s", mb_per_s)];
         if let Some(cgroup) = &server.cgroup {
             values.push(("memory_mib", cgroup.used_bytes()? as f64 / f64::from(1 << 20)));
+        }
+        if let Some(kept) = server.kept() {
+            values.push((KEPT, kept));
+            values.push(("limit_raised", (server.raised() - raised_before) as f64));
         }
         Ok(Sample { elapsed: Duration::from_secs_f64(work_bytes / (mb_per_s * 1e6)), values })
     }
@@ -257,25 +286,25 @@ impl Experiment for Servers {
 
 /// Returns what little memory costs each design.
 fn findings(rows: &[Row], _: usize) -> Vec<String> {
-    let speed = |case: &str, jobs: usize, design: &str| {
+    let median = |case: &str, jobs: usize, design: &str, figure: &str| {
         let rows = rows.iter().filter(|row| row.case == case);
-        crate::experiment::side(rows, jobs, design)?.median("mb_per_s")
+        crate::experiment::side(rows, jobs, design)?.median(figure)
     };
     let mut jobs: Vec<usize> = rows.iter().filter(|row| row.case == LOW_MEMORY).map(|row| row.jobs).collect();
     jobs.dedup();
     let of_jobs = |jobs: usize| {
         let kept = designs().all().into_iter().filter_map(|design| {
-            let share = speed(LOW_MEMORY, jobs, &design)? / speed(LOW_MEMORY_PATTERN, jobs, &design)?;
-            Some(format!("{} {:.0} %", spoken(&design), 100.0 * share))
+            let speed = |case: &str| median(case, jobs, &design, "mb_per_s");
+            let speed = speed(LOW_MEMORY)? / speed(LOW_MEMORY_PATTERN)?;
+            let memory = median(LOW_MEMORY, jobs, &design, KEPT)?;
+            Some(format!("{} {:.0} and {:.0} %", spoken(&design), 100.0 * speed, 100.0 * memory))
         });
         let kept: Vec<String> = kept.collect();
-        (!kept.is_empty()).then(|| {
-            format!(
-                "With {jobs} jobs and {:.0} % of their contents' memory, servers keep of their speed: {}.",
-                100.0 * KEPT_MEMORY,
-                kept.join(", ")
-            )
-        })
+        let of_all = format!(
+            "With {jobs} jobs and little memory, servers keep of their speed, and of their contents' memory: {}.",
+            kept.join(", ")
+        );
+        (!kept.is_empty()).then_some(of_all)
     };
     jobs.into_iter().filter_map(of_jobs).collect()
 }
@@ -291,16 +320,14 @@ mod tests {
     fn what_little_memory_costs_is_told_by_design() {
         let designs = designs();
         let at = |case, before: f64, after: f64| {
-            let of = |design: &str, speed: f64| side(design, &[("elapsed_s", 1.0), ("mb_per_s", speed)]);
+            let values = |speed: f64| [("elapsed_s", 1.0), ("mb_per_s", speed), (KEPT, 0.6)];
+            let of = |design: &str, speed: f64| side(design, &values(speed));
             row(&SERIES, case, 2, of(&designs.before[0], before), of(&designs.after, after))
         };
         let said = findings(&[at("randwrite", 100.0, 200.0), at(LOW_MEMORY, 25.0, 100.0)], 2);
-        let all = format!("a list of {} 25 %, percpu 50 %.", designs.before[0]);
+        let all = format!("a list of {} 25 and 60 %, percpu 50 and 60 %.", designs.before[0]);
         assert_eq!(said.len(), 1);
-        assert!(
-            said[0].starts_with("With 2 jobs and 50 % of their contents'") && said[0].ends_with(&all),
-            "{said:?}"
-        );
+        assert!(said[0].starts_with("With 2 jobs and little memory") && said[0].ends_with(&all), "{said:?}");
         assert_eq!(findings(&[at("randwrite", 100.0, 200.0)], 2), Vec::<String>::new());
     }
 

@@ -12,6 +12,7 @@ use super::SERIES;
 use crate::experiment::{Published, PublishedSide};
 use crate::published::{Source, part};
 use uzram_bench::engine::Pattern;
+use uzram_bench::harness::report::Table;
 
 /// Numbers of jobs, from 1 on.
 pub(super) const JOBS: usize = 10;
@@ -23,6 +24,7 @@ const PER_CPU: usize = 2;
 static MESSAGE: LazyLock<Message> = LazyLock::new(|| part(SERIES.name));
 
 #[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
 struct Message {
     /// The names of the columns: 4 streams, 8 streams, per-cpu.
     designs: [String; DESIGNS],
@@ -32,6 +34,7 @@ struct Message {
 
 /// The lines of one number of jobs, each with an entry for each design.
 #[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
 struct Lines {
     jobs: usize,
     read: [Rate; DESIGNS],
@@ -112,24 +115,43 @@ pub(super) fn of_pattern(pattern: Pattern, jobs: usize, before: usize) -> Option
     Some(Published { before, after, ratio })
 }
 
+impl Lines {
+    /// Returns perf's counts by their names.
+    const fn counts(&self) -> [(&'static str, [f64; DESIGNS]); 5] {
+        [
+            ("stalled_cycles_frontend", self.stalled_cycles_frontend),
+            ("stalled_cycles_backend", self.stalled_cycles_backend),
+            ("instructions", self.instructions),
+            ("branches", self.branches),
+            ("branch_misses", self.branch_misses),
+        ]
+    }
+}
+
 /// Returns the same for all six patterns together: seconds, and perf's counts.
 pub(super) fn of_all(jobs: usize, before: usize) -> Option<Published> {
     let lines = lines(jobs)?;
     let side = |design: usize| {
-        let figures = [
-            ("stalled_cycles_frontend", lines.stalled_cycles_frontend),
-            ("stalled_cycles_backend", lines.stalled_cycles_backend),
-            ("instructions", lines.instructions),
-            ("branches", lines.branches),
-            ("branch_misses", lines.branch_misses),
-            ("elapsed_s", lines.elapsed_s),
-        ];
-        let values = figures.into_iter().map(|(name, designs)| (name, designs[design])).collect();
+        let figures = lines.counts().into_iter().chain([("elapsed_s", lines.elapsed_s)]);
+        let values = figures.map(|(name, designs)| (name, designs[design])).collect();
         let figure = format!("{:.1} s", lines.elapsed_s[design]);
         PublishedSide { design: design_name(design), figure, values }
     };
     let ratio = lines.elapsed_s[before] / lines.elapsed_s[PER_CPU];
     Some(Published { before: side(before), after: side(PER_CPU), ratio })
+}
+
+/// Returns perf's counts of all six patterns together, by number of jobs.
+pub(crate) fn counts() -> (String, Table) {
+    let headings = ["jobs", "<count"].into_iter().chain(MESSAGE.designs.iter().map(String::as_str));
+    let mut table = Table::new(headings);
+    for lines in &MESSAGE.jobs {
+        for (name, designs) in lines.counts() {
+            let counts = designs.iter().map(|count| format!("{count:.0}"));
+            table.row([lines.jobs.to_string(), name.replace('_', " ")].into_iter().chain(counts));
+        }
+    }
+    ("Published counts of perf stat, all six patterns together".to_owned(), table)
 }
 
 #[cfg(test)]

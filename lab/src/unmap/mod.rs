@@ -2,7 +2,7 @@
 //! of zram.
 //!
 //! It is the test of Wenchao Hao's series "mm/zsmalloc: reduce lock contention in zs_free()" of 2026 itself, whose changes
-//! `zs-free` measures alone. A job maps as much memory as four times the corpus, 256 MiB unless another one is chosen; the
+//! `zs-free` measures alone. A job maps as much memory as four times the corpus, 256 MiB with the default one; the
 //! time by which designs are compared is that to unmap it while it is paged out. The other phases are columns, and the
 //! findings compare them.
 //!
@@ -20,6 +20,7 @@ use std::time::Duration;
 use uzram::Result;
 use uzram::codec::Kind;
 use uzram::designs::PoolDesign;
+use uzram::units::pages_to_bytes;
 use uzram_bench::harness::corpus::{Corpus, Saved};
 use uzram_bench::harness::{Source, command, go_on};
 use uzram_bench::pager::unmap::{Owner, Phase, UnmapOptions, kernel_obstacle, measure};
@@ -35,6 +36,9 @@ const JOBS: [usize; 3] = [1, 2, 4];
 const CASE: &str = "paged-out";
 /// Each job's memory, in times of the corpus.
 const CORPORA: usize = 4;
+
+/// The column of each job's memory.
+const JOB_MIB: &str = "job_mib";
 
 /// The kernel's sides.
 const KERNEL_LZ4: &str = "kernel-lz4";
@@ -52,6 +56,7 @@ pub static SERIES: Series = Series {
     unit: Unit::Page,
     designs,
     columns: &[
+        Column::new(JOB_MIB, "MiB", 1.0, 0),
         Column::new(phase_name(Phase::Fill), "fill", 1000.0, 0),
         Column::new(phase_name(Phase::PageOut), "out", 1000.0, 0),
         Column::new(phase_name(Phase::Sequential), "seq", 1000.0, 0),
@@ -127,6 +132,7 @@ fn legend() -> Vec<String> {
             pool(PoolDesign::Split),
             pool(PoolDesign::ClassIndexed)
         ),
+        format!("MiB: each job's memory, {CORPORA} times the corpus"),
         "ms of each phase, from the start of the first job to the end of the last one: fill, every page is written; out, all of it is paged out (kernel: MADV_PAGEOUT); seq, every page is touched in order; again, it is paged out after it was read; random, every page is touched in random order; last, as again; unmap, it is unmapped while it is paged out. The gain is that of unmap".to_owned(),
         zs_free::published::legend(),
     ];
@@ -200,7 +206,9 @@ impl Experiment for Sides {
             },
         )?;
         let unmap = times.iter().find(|(phase, _)| *phase == Phase::Unmap).map(|(_, time)| *time);
-        let values = times.iter().map(|(phase, time)| (phase_name(*phase), time.as_secs_f64())).collect();
+        let mut values: Vec<_> =
+            times.iter().map(|(phase, time)| (phase_name(*phase), time.as_secs_f64())).collect();
+        values.push((JOB_MIB, pages_to_bytes(self.pages as u64) as f64 / f64::from(1 << 20)));
         Ok(Sample { elapsed: unmap.unwrap_or_default(), values })
     }
 }

@@ -10,7 +10,7 @@
 //! as a device's does.
 
 mod findings;
-mod published;
+pub(crate) mod published;
 
 #[cfg(test)]
 mod tests;

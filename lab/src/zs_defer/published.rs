@@ -6,25 +6,42 @@ use std::sync::LazyLock;
 use serde::Deserialize;
 
 use super::{JOBS, SERIES};
-use crate::experiment::{Published, PublishedSide};
-use crate::published::part;
+use crate::experiment::{Published, PublishedSide, Row, Side};
+use crate::published::{Source, part};
+use crate::zs_free::passes::FULL_SIZE_PAGES;
+use uzram::units::pages_to_bytes;
+use uzram_bench::harness::report::{Table, figure_cell};
 
 /// The author's table.
 static LETTER: LazyLock<Letter> = LazyLock::new(|| part(SERIES.name));
 
 /// Milliseconds, by number of processes.
 #[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
 struct Letter {
     /// The names of the sides before and after.
     designs: [String; 2],
     processes: [usize; JOBS.len()],
     base_ms: [f64; JOBS.len()],
     deferred_ms: [f64; JOBS.len()],
+    sizes: Sizes,
+    source: Source,
 }
+
+/// Milliseconds of one process, by the size of its memory.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Sizes {
+    mb: [u64; SIZES],
+    base_ms: [f64; SIZES],
+    deferred_ms: [f64; SIZES],
+}
+
+const SIZES: usize = 5;
 
 /// Returns the published figures.
 pub(super) fn figures(jobs: usize) -> Option<Published> {
-    let Letter { designs, processes, base_ms, deferred_ms } = &*LETTER;
+    let Letter { designs, processes, base_ms, deferred_ms, .. } = &*LETTER;
     let at = processes.iter().position(|published| *published == jobs)?;
     let side = |design: usize, ms: f64| PublishedSide {
         design: &designs[design],
@@ -37,13 +54,44 @@ pub(super) fn figures(jobs: usize) -> Option<Published> {
 
 /// Returns the text about the source of the figures.
 pub(super) fn legend() -> String {
-    let Letter { base_ms, deferred_ms, .. } = &*LETTER;
+    let Letter { processes: [one, most], base_ms, deferred_ms, source, .. } = &*LETTER;
     let text = |at: usize| format!("{:.1} -> {:.1} ms", base_ms[at], deferred_ms[at]);
     format!(
-        "published: 1 and 3 processes unmap 256 MB each, in the kernel, on a Raspberry Pi 4B: {}, {}; no figures of CPU time, nor of when the memory is back",
+        "published: in the kernel, on {}: {}; with {one} process and with {most}: {}, {}; no figures of CPU time, nor of when the memory is back",
+        source.machine,
+        source.command,
         text(0),
         text(1)
     )
+}
+
+/// Returns the times of one process by the size of its memory, beside ours of the size that is measured here.
+pub(crate) fn sizes(rows: &[Row]) -> (String, Table) {
+    let Letter { designs: [before, after], sizes: Sizes { mb, base_ms, deferred_ms }, .. } = &*LETTER;
+    let headings = [
+        "MB".to_owned(),
+        format!("{before}, ms"),
+        format!("{after}, ms"),
+        "gain".to_owned(),
+        "<here, 1 job, ms".to_owned(),
+    ];
+    let mut table = Table::new(headings);
+    for (at, mb) in mb.iter().enumerate() {
+        let is_of_size = *mb == pages_to_bytes(FULL_SIZE_PAGES) >> 20;
+        let ours = rows.iter().find(|row| is_of_size && row.jobs == 1 && row.published.is_some());
+        let ours = ours.map_or_else(String::new, |row| {
+            let ms = |side: &Side| format!("{} {}", side.design, figure_cell(side.median("full_size_ms"), 2));
+            format!("{}, {}, gain {:.2}", ms(&row.before), ms(&row.after), row.gain)
+        });
+        table.row([
+            mb.to_string(),
+            format!("{:.1}", base_ms[at]),
+            format!("{:.1}", deferred_ms[at]),
+            format!("{:.2}", base_ms[at] / deferred_ms[at]),
+            ours,
+        ]);
+    }
+    ("Published for one process, by the size of its memory".to_owned(), table)
 }
 
 #[cfg(test)]

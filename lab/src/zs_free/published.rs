@@ -6,14 +6,15 @@ use std::sync::LazyLock;
 use serde::Deserialize;
 
 use super::{JOBS, SERIES};
-use crate::experiment::{Published, PublishedSide};
-use crate::published::part;
+use crate::experiment::{Published, PublishedSide, Row};
+use crate::published::{Source, part};
+use uzram_bench::harness::report::Table;
 
 /// The authors' tables.
 static LETTER: LazyLock<Letter> = LazyLock::new(|| part(SERIES.name));
 
 #[derive(Deserialize)]
-#[serde(rename_all = "kebab-case")]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
 struct Letter {
     /// The names of the sides before and after.
     designs: [String; 2],
@@ -22,10 +23,12 @@ struct Letter {
     /// The machine whose figures are in the table.
     i7: Machine,
     raspberry_pi: Machine,
+    source: Source,
 }
 
 /// Milliseconds, by number of processes.
 #[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
 struct Machine {
     name: String,
     base_ms: [f64; JOBS.len()],
@@ -40,7 +43,7 @@ impl Machine {
 
 /// Returns the published figures.
 pub(crate) fn figures(jobs: usize) -> Option<Published> {
-    let Letter { designs, processes, i7, raspberry_pi } = &*LETTER;
+    let Letter { designs, processes, i7, raspberry_pi, .. } = &*LETTER;
     let at = processes.iter().position(|published| *published == jobs)?;
     let side = |design: usize, of: fn(&Machine) -> &[f64; JOBS.len()]| {
         let ms = |machine| of(machine)[at];
@@ -65,10 +68,37 @@ pub(crate) fn legend() -> String {
     };
     let [one, two, most] = LETTER.processes;
     format!(
-        "published: {one}, {two} and {most} processes unmap 256 MiB each, in the kernel, lzo-rle; {}; {}; in the table the i7's",
+        "published: {}; with {one}, {two} and {most} processes; {}; {}; in the table the i7's",
+        LETTER.source.command,
         of(&LETTER.i7),
         of(&LETTER.raspberry_pi)
     )
+}
+
+/// Returns the times of the machine that is not in the table, beside the gains of the rows with published figures.
+pub(crate) fn other_machine(rows: &[Row]) -> (String, Table) {
+    let Letter { designs: [before, after], processes, raspberry_pi, .. } = &*LETTER;
+    let Machine { name, base_ms, patched_ms } = raspberry_pi;
+    let headings = [
+        "jobs".to_owned(),
+        format!("{before}, ms"),
+        format!("{after}, ms"),
+        "gain".to_owned(),
+        "<gain here".to_owned(),
+    ];
+    let mut table = Table::new(headings);
+    for (at, jobs) in processes.iter().enumerate() {
+        let here = rows.iter().filter(|row| row.jobs == *jobs && row.published.is_some());
+        let here: Vec<_> = here.map(|row| format!("{}: {:.2}", row.case, row.gain)).collect();
+        table.row([
+            jobs.to_string(),
+            format!("{:.1}", base_ms[at]),
+            format!("{:.1}", patched_ms[at]),
+            format!("{:.2}", raspberry_pi.gain(at)),
+            here.join("; "),
+        ]);
+    }
+    (format!("Published on {name}"), table)
 }
 
 #[cfg(test)]

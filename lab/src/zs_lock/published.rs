@@ -18,6 +18,7 @@ pub(super) const THREADS: usize = 32;
 static MESSAGE: LazyLock<Message> = LazyLock::new(|| part(SERIES.name));
 
 #[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
 struct Message {
     /// The names of the sides before and after.
     designs: [String; 2],
@@ -30,6 +31,7 @@ struct Message {
 
 /// Files a second.
 #[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
 struct Rate {
     average: f64,
     median: f64,
@@ -37,6 +39,7 @@ struct Rate {
 }
 
 #[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
 struct FileSystem {
     without: Rate,
     with: Rate,

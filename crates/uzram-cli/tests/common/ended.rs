@@ -5,8 +5,12 @@ use std::io::Read;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
+use rustix::process::{Pid, Signal, kill_process};
+
 /// A time limit that no step reaches, even on a busy machine.
 pub const PATIENCE: Duration = Duration::from_secs(60);
+/// How long a program that is asked to end may clean up.
+const TO_END: Duration = Duration::from_secs(30);
 
 /// The status and output of a finished program.
 pub struct Ended {
@@ -43,17 +47,25 @@ pub fn collect_within(mut child: Child, patience: Duration) -> Ended {
     ended
 }
 
-/// Waits for the end of a program, for at most `patience`.
+/// Waits for the end of a program, for at most `patience`. One that runs still is asked to end, so that it leaves nothing
+/// behind, and killed if it does not.
 pub fn wait(child: &mut Child, patience: Duration) -> ExitStatus {
-    let deadline = Instant::now() + patience;
+    if let Some(status) = ended_by(child, Instant::now() + patience) {
+        return status;
+    }
+    kill_process(Pid::from_child(child), Signal::TERM).unwrap();
+    if ended_by(child, Instant::now() + TO_END).is_none() {
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+    panic!("still running after {patience:?}");
+}
+
+fn ended_by(child: &mut Child, deadline: Instant) -> Option<ExitStatus> {
     loop {
-        if let Some(status) = child.try_wait().unwrap() {
+        let status = child.try_wait().unwrap();
+        if status.is_some() || Instant::now() > deadline {
             return status;
-        }
-        if Instant::now() > deadline {
-            child.kill().unwrap();
-            child.wait().unwrap();
-            panic!("still running after {patience:?}");
         }
         std::thread::sleep(Duration::from_millis(5));
     }

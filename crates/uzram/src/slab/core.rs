@@ -12,6 +12,9 @@
 //! a free that empties a slab takes `list_lock`, and discards the slab if it is on the node partial
 //! list and that is long enough. All other frees take no lock.
 //!
+//! Without CPU slabs ([`Freeze::CPU_SLABS`]) there are no active and no CPU partial ones: the first free of a full slab moves it to
+//! the node partial list.
+//!
 //! Locks: each CPU's slow lock protects its active slab and its partial list; under it only
 //! `list_lock` is taken. Slabs are made and discarded with neither held.
 

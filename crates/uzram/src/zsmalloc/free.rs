@@ -196,10 +196,13 @@ impl<D: PoolLocks> RawPool<D> {
 
     /// Gives the memory of zspages back to the arena, in one call.
     pub(super) fn give_back_all(&self, emptied: &EmptiedList) {
-        let runs: Vec<_> = emptied.iter().map(|emptied| self.give_descriptor_back(*emptied)).collect();
-        if !runs.is_empty() {
+        let mut runs = [(Run { page: 0, pages: 0 }, 0); EmptiedList::MOST];
+        for (run, emptied) in runs.iter_mut().zip(emptied.iter()) {
+            *run = self.give_descriptor_back(*emptied);
+        }
+        if !emptied.is_empty() {
             self.counts.count(|share| &share.runs_freed);
-            self.arena.free_runs(Account::Pool, &runs);
+            self.arena.free_runs(Account::Pool, &runs[..emptied.len]);
         }
     }
 

@@ -23,7 +23,8 @@
 //! A pool can defer its frees (`deferred`): a thread frees objects in batches.
 //!
 //! Lock order: compaction, pool, size class, LRU of zspages, then the arena's `commit` only. Zspages, runs
-//! and descriptors are allocated with no pool lock held; most designs also free them without one.
+//! and descriptors are allocated with no pool lock held; most designs also free them without one. The locks of deferred
+//! frees are taken with none of these held.
 
 mod access;
 mod alloc;

@@ -76,7 +76,11 @@ impl<D: PoolLocks> RawPool<D> {
             compaction: Mutex::new(&classes::COMPACTION, ()),
             pages_compacted: Counter::new(0),
             lru: builder.reclaim.then(|| Lru::new(arena.reserved_pages())).transpose()?,
-            deferred: builder.deferred_limit.map(DeferredLists::new).transpose()?,
+            // More objects than there are never wait.
+            deferred: builder
+                .deferred_limit
+                .map(|limit| DeferredLists::new(limit.min(max_objects)))
+                .transpose()?,
             contents: ObjectAccess::new(arena.reserved_pages()),
             classes,
             arena,

@@ -11,6 +11,9 @@ use super::design::PoolLocks;
 use super::raw::{LINE_BYTES, RawPool};
 use super::word::{Cell, Location};
 
+/// How often a store that finds no room frees what waits.
+const MOST_FLUSHES: usize = 4;
+
 impl<D: PoolLocks> RawPool<D> {
     /// Stores a copy of `bytes` (1..=4096) for `owner`, and returns its handle.
     ///
@@ -59,8 +62,11 @@ impl<D: PoolLocks> RawPool<D> {
     #[cold]
     fn with_room_made<R>(&self, mut error: Error, f: impl Fn() -> Result<R>) -> Result<R> {
         let lacks_room = |error: &Error| matches!(error.kind(), ErrorKind::NoMemory | ErrorKind::NoSpace);
-        // More frees may have come to wait meanwhile.
-        while lacks_room(&error) && self.flush_frees() {
+        // More frees may have come to wait meanwhile. Other threads' may come for ever.
+        for _ in 0..MOST_FLUSHES {
+            if !lacks_room(&error) || !self.flush_frees() {
+                break;
+            }
             match f() {
                 Err(again) => error = again,
                 done => return done,

@@ -16,7 +16,7 @@ use super::class::MAX_OBJECTS;
 
 /// Bits of a word that belong to the lock design.
 pub const DESIGN_BITS: u32 = 12;
-const INDEX_BITS: u32 = 12;
+pub(super) const INDEX_BITS: u32 = 12;
 const CLASS_SHIFT: u32 = DESIGN_BITS + INDEX_BITS;
 const PAGE_SHIFT: u32 = CLASS_SHIFT + u8::BITS;
 

@@ -1,10 +1,10 @@
 //! The table `zs-lock-disk`: the same change as in `zs-lock`, as its author measured it: `fs_mark` on ext4 and btrfs, and
 //! a build of a C project, on an attached block device.
 //!
-//! Each design is a `uzram up --attach` of its own, and the kernel's zram is measured beside them where there is one. For
-//! each measurement a new file system is made, which also discards what the disk held. `fs_mark` makes files of 100 000
-//! bytes until the disk is four fifths full, syncs each, and keeps them; a job is a thread. For a build the project lies on
-//! the disk already, and is compiled by as many jobs of make into a new folder, and synced ([`project`]).
+//! Each design is a `uzram up --attach` of its own, and the kernel's zram is measured beside them where there is one.
+//! `fs_mark` makes files of 100 000 bytes on a new file system, which also discards what the disk held, until the disk is four
+//! fifths full, syncs each, and keeps them; a job is a thread. For a build the project lies on the disk already, and is compiled
+//! by as many jobs of make into a new folder, and synced ([`project`]).
 
 pub mod project;
 
@@ -25,12 +25,11 @@ use crate::experiment::{
 use project::{LINUX, LUA, Project};
 use uzram_bench::block::disk::{Attached, Mounted};
 use uzram_bench::block::file_system::{self, FsMark, SMALL_FILE_BYTES};
-use uzram_bench::block::{PATIENCE, disk_obstacle};
+use uzram_bench::block::{PATIENCE, disk_obstacle, kernel_obstacle};
 use uzram_bench::engine::KernelZram;
 use uzram_bench::harness::command::uzram_program;
-use uzram_bench::harness::process::{find, run_to_end, runtime_dir};
+use uzram_bench::harness::process::{find, run_unless_stopped, runtime_dir};
 use uzram_bench::harness::{DEFAULT_CORPUS_PAGES, Source};
-use uzram_bench::pager::unmap::kernel_obstacle;
 
 /// The side of the kernel's own zram.
 const KERNEL: &str = "kernel-zram";
@@ -210,34 +209,42 @@ impl Disks {
         Mounted::new(&device, file_system, &dir)
     }
 
-    fn begin_files(&mut self, file_system: &'static str) -> Result<()> {
-        if let Some(obstacle) = file_system::obstacle() {
-            return Err(unsupported(obstacle));
-        }
+    /// Attaches empty disks that can have this file system.
+    ///
+    /// # Errors
+    /// `Unsupported` says what is missing.
+    fn attach_for(&mut self, file_system: &str, size_bytes: u64) -> Result<()> {
         let mkfs = format!("mkfs.{file_system}");
         if find(&mkfs).is_none() {
             return Err(unsupported(format!("the program {mkfs} is missing")));
         }
-        self.attach(DISK_BYTES)?;
+        self.attach(size_bytes)?;
         self.mount(0, file_system)
             .and_then(Mounted::unmount)
-            .map_err(|error| unsupported(format!("{file_system} cannot be mounted: {error}")))?;
+            .map_err(|error| unsupported(format!("{file_system} cannot be mounted: {error}")))
+    }
+
+    fn begin_files(&mut self, file_system: &'static str) -> Result<()> {
+        if let Some(obstacle) = file_system::obstacle() {
+            return Err(unsupported(obstacle));
+        }
+        self.attach_for(file_system, DISK_BYTES)?;
         let files = self.share * FULL * DISK_BYTES as f64 / f64::from(SMALL_FILE_BYTES);
         self.case = Case::Files(file_system, (files as u32).max(1));
         Ok(())
     }
 
     fn begin_build(&mut self, project: &'static Project) -> Result<()> {
-        let tree = project.prepare(self.dir.path())?;
-        self.attach(project.disk_bytes)?;
+        let tree = TempDir::new_in(self.dir.path())
+            .map_err(|error| Error::new(ErrorKind::Io, format!("cannot make a temporary folder: {error}")))?;
+        project.unpack(tree.path())?;
+        self.attach_for(BUILT_ON, project.disk_bytes)?;
         let mut mounted = Vec::new();
         for design in 0..self.disks.len() {
             let there = self.mount(design, BUILT_ON)?;
-            project::copy(&tree, there.dir())?;
+            project::copy(tree.path(), there.dir())?;
             mounted.push(there);
         }
-        fs::remove_dir_all(&tree)
-            .map_err(|error| Error::new(ErrorKind::Io, format!("{}: {error}", tree.display())))?;
         self.case = Case::Build(project, mounted);
         Ok(())
     }

@@ -71,7 +71,7 @@ fn shell(script: &str, dir: &Path) -> Command {
 pub(super) fn copy(tree: &Path, disk: &Path) -> Result<()> {
     let mut command = Command::new("cp");
     command.arg("-a").arg(tree).arg(disk.join(TREE));
-    run_to_end(&mut command, PATIENCE).map(drop)
+    run_unless_stopped(&mut command, PATIENCE).map(drop)
 }
 
 /// Returns the number of files in a folder and those below it.
@@ -86,11 +86,11 @@ fn files_in(dir: &Path) -> Result<u64> {
 }
 
 impl Project {
-    /// Unpacks it in a folder; returns the folder of its sources.
+    /// Unpacks its sources in an empty folder.
     ///
     /// # Errors
     /// `Unsupported` says what is missing.
-    pub(super) fn prepare(&self, dir: &Path) -> Result<PathBuf> {
+    pub(super) fn unpack(&self, dir: &Path) -> Result<()> {
         let missing = ["cc", "make", "tar"].iter().chain(self.programs).find(|name| find(name).is_none());
         if let Some(program) = missing {
             return Err(unsupported(format!("the program {program} is missing")));
@@ -98,12 +98,13 @@ impl Project {
         let archive = self.find_archive().ok_or_else(|| {
             unsupported(format!("the sources of {} are missing: {}", self.about, self.sources))
         })?;
-        let tree = dir.join(TREE);
-        fs::create_dir(&tree).map_err(|error| io_error(&tree, error))?;
         let mut unpack = Command::new("tar");
-        unpack.arg("--extract").arg("--file").arg(archive).arg("--directory").arg(&tree);
-        run_to_end(unpack.arg("--strip-components=1"), PATIENCE)?;
-        Ok(tree)
+        unpack.arg("--extract").arg("--file").arg(archive).arg("--directory").arg(dir);
+        let unpacked = run_unless_stopped(unpack.arg("--strip-components=1"), PATIENCE);
+        unpacked.map(drop).map_err(|error| match error.kind() {
+            ErrorKind::Busy => error,
+            _ => unsupported(format!("{} cannot be unpacked: {error}", self.about)),
+        })
     }
 
     /// Returns the last archive by name.
@@ -111,8 +112,9 @@ impl Project {
         let names =
             fs::read_dir(ARCHIVES).ok()?.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
         let is_archive = |name: &String| name.starts_with(self.archive) && name.contains(".tar");
-        // Debian's changes are no sources.
-        let names = names.filter(|name| is_archive(name) && !name.contains(".debian."));
+        // Debian's changes and signatures are no sources.
+        let is_other = |name: &String| name.contains(".debian.") || name.ends_with(".asc");
+        let names = names.filter(|name| is_archive(name) && !is_other(name));
         names.max().map(|name| Path::new(ARCHIVES).join(name))
     }
 
@@ -123,7 +125,7 @@ impl Project {
         let mut command = shell(self.build, disk);
         command.env("OUT", &out).env("JOBS", jobs.to_string());
         let start = Instant::now();
-        run_to_end(&mut command, BUILD_PATIENCE)?;
+        run_unless_stopped(&mut command, BUILD_PATIENCE)?;
         let synced = fs::File::open(disk).and_then(|dir| Ok(rustix::fs::syncfs(dir)?));
         synced.map_err(|error| io_error(disk, error))?;
         let elapsed = start.elapsed();

@@ -1,11 +1,12 @@
 //! Lock statistics, with the meaning of the kernel's `/proc/lock_stat` (Documentation/locking/lockstat.rst): the
-//! feature `lock-stats`. Without it everything in this file is empty, and costs nothing.
+//! feature `lock-stats`. Without it what a lock has of this is empty, and costs nothing.
 //!
 //! A lock is recorded under its class, and under its mode ([`LockMode`]) if it has readers. An acquisition, or a wait,
 //! *bounces* if the lock was last taken on another CPU: then its cache line, and what it protects, have to come from
 //! there. The lock itself knows only that CPU ([`LastCpu`]). All counters belong to a class and are per CPU, so that
 //! counting moves no cache line between CPUs. An acquisition is counted when the lock is released, which keeps the
-//! counting out of the critical section; a hold includes the release, and reading the clock once.
+//! counting out of the critical section; a hold includes the release, and reading the clock once. Only a hold that ends as its
+//! thread waits for a condition is counted just before; taking the lock again after that is an acquisition, and no wait.
 
 pub(super) use recording::{LastCpu, LastCpus, Recorded};
 #[cfg(feature = "lock-stats")]
@@ -228,7 +229,7 @@ mod recording {
             *self = Recorded::start(last, self.mode);
         }
 
-        /// For a lock that was just released.
+        /// For a lock that was just released, or is about to be.
         #[inline]
         pub(in crate::base::sync) fn end(&mut self, class: &'static LockClass) {
             let Some(since) = self.since.take() else { return };

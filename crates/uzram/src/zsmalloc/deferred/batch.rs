@@ -8,7 +8,7 @@ use crate::base::cpu::{prefetch, prefetch_write};
 use crate::zsmalloc::design::PoolLocks;
 use crate::zsmalloc::free::EmptiedList;
 use crate::zsmalloc::raw::RawPool;
-use crate::zsmalloc::word::{Cell, Location};
+use crate::zsmalloc::word::{Cell, INDEX_BITS, Location};
 
 use super::lists::MAX_BATCH;
 
@@ -27,7 +27,6 @@ const HOLD_OBJECTS: usize = EmptiedList::MOST;
 struct Key(u64);
 
 const AT_BITS: u32 = 12;
-const INDEX_BITS: u32 = 12;
 const PAGE_SHIFT: u32 = AT_BITS + INDEX_BITS;
 const CLASS_SHIFT: u32 = PAGE_SHIFT + u32::BITS;
 

@@ -38,8 +38,9 @@ pub(in crate::zsmalloc) struct DeferredLists {
     queue: Mutex<Queue>,
     /// Notified when a batch is spare again.
     freed: Condvar,
-    /// What the freer does. It says so before it looks for handles under the locks, so that either it finds them, or
-    /// the thread that pushes one finds out that it waits.
+    /// What the freer does. It says so before it looks for handles under the locks, and a thread that pushes one looks
+    /// after it has released the same lock: of the two holds of that lock either the freer's is the later, and it finds the
+    /// handle, or the other's, which then sees what the freer said. So a counter will do.
     freer_state: Counter,
 }
 
@@ -127,11 +128,16 @@ impl DeferredLists {
     #[inline]
     fn push(&self, handle: u32) -> bool {
         let mut list = self.lists.local().lock();
-        if list.is_full() && !self.hand_over(&mut list) {
-            return false;
+        let mut is_queued = false;
+        if list.is_full() {
+            is_queued = self.hand_over(&mut list);
+            if !is_queued {
+                return false;
+            }
         }
         list.push(handle);
-        let awaited = if list.is_full() && self.hand_over(&mut list) { RESTS } else { SLEEPS };
+        is_queued |= list.is_full() && self.hand_over(&mut list);
+        let awaited = if is_queued { RESTS } else { SLEEPS };
         drop(list);
         if self.freer_state.get() >= awaited {
             self.wake_freer();

@@ -8,7 +8,7 @@
 //! and its place in the statistics stay, and compaction may move it. [`RawPool::flush_frees`] frees what waits. The pool
 //! calls it itself
 //!
-//! * when a store finds no room: nothing fails for lack of memory that only waits;
+//! * when a store that may wait finds no room;
 //! * before compaction, and before and after owners are asked to free the coldest objects;
 //! * when the pool is dropped.
 //!
@@ -26,20 +26,20 @@ mod loom_tests;
 pub(super) use lists::DeferredLists;
 
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::design::PoolLocks;
 use super::raw::RawPool;
 
-/// How long the freer waits for a batch to fill up before it frees what the lists hold: the memory of the last frees is
-/// back that much later, and rare frees wake it at most that often.
+/// How long the freer waits for a batch to fill up before it frees what the lists hold, and after which it does that even
+/// if other batches are full: the memory of the last frees is back that much later, and rare frees wake it at most that often.
 const LINGER: Duration = Duration::from_millis(2);
 
 impl<D: PoolLocks> RawPool<D> {
     /// Has a handle freed later.
     ///
     /// # Safety
-    /// As [`RawPool::free`]; no thread reads the object before it is freed, either.
+    /// As [`RawPool::free`].
     #[inline]
     pub(super) unsafe fn defer(&self, deferred: &DeferredLists, handle: u32) {
         // SAFETY: these handles were deferred, and none is given to two calls.
@@ -60,13 +60,15 @@ impl<D: PoolLocks> RawPool<D> {
         // SAFETY: as in `defer`.
         let free = |handles: &[u32]| unsafe { self.free_batch(handles) };
         deferred.set_freer(Some(thread::current()));
-        let mut nothing_waits = false;
+        let (mut nothing_waits, mut flushed) = (false, Instant::now());
         // Each turn parks once at most, so that an unpark for `still_wanted` is never taken for another.
         while still_wanted() {
             if deferred.free_queued(free) {
-                continue;
-            }
-            if nothing_waits {
+                if flushed.elapsed() >= LINGER {
+                    deferred.flush(free);
+                    flushed = Instant::now();
+                }
+            } else if nothing_waits {
                 deferred.sleep();
                 nothing_waits = false;
             } else {
@@ -79,7 +81,8 @@ impl<D: PoolLocks> RawPool<D> {
         deferred.flush(free);
     }
 
-    /// Returns the number of objects whose frees wait, each of at most a page.
+    /// Returns the number of objects whose frees wait or are going on, each of at most a page. One may count twice while its
+    /// batch is queued.
     pub fn waiting_frees(&self) -> u64 {
         self.deferred.as_ref().map_or(0, DeferredLists::waiting)
     }

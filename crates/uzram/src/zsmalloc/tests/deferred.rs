@@ -182,6 +182,40 @@ fn a_freer_frees_what_waits_soon() {
     check(&pool, &HashMap::new());
 }
 
+/// The last frees of a CPU come soon, though the batches of another never end.
+#[test]
+fn a_list_that_does_not_fill_up_is_freed_beside_others_that_do() {
+    let pool = pool::<Pinned>(50);
+    let store = |len: usize| pool.store(&vec![8; len], 1, Gfp::MayWait).expect("memory");
+    let large = || {
+        pool.class_stats()
+            .iter()
+            .filter(|stat| stat.class.size_bytes > 500)
+            .map(|stat| stat.obj_used)
+            .sum::<u64>()
+    };
+    let ends = AtomicBool::new(false);
+    beside_a_freer(&pool, || {
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                while !ends.load(Ordering::Relaxed) {
+                    let small: Vec<u32> = (0..100).map(|_| store(100)).collect();
+                    small.iter().for_each(|handle| free(&pool, *handle));
+                }
+            });
+            let start = Instant::now();
+            for _ in 0..20 {
+                free(&pool, store(1000));
+                while large() > 0 && start.elapsed() < Duration::from_secs(20) {
+                    thread::sleep(Duration::from_millis(1));
+                }
+            }
+            ends.store(true, Ordering::Relaxed);
+            assert_eq!(large(), 0, "after {:?}", start.elapsed());
+        });
+    });
+}
+
 /// A batch locks a class once for many objects, and leaves an object that is read to its reader.
 #[test]
 fn a_batch_locks_a_class_once_for_many_objects() {
