@@ -2,8 +2,8 @@
 //! a build of a C project, on an attached block device.
 //!
 //! Each design is a `uzram up --attach` of its own, and the kernel's zram is measured beside them where there is one.
-//! `fs_mark` makes files of 100 000 bytes on a new file system, which also discards what the disk held, until the disk is four
-//! fifths full, syncs each, and keeps them; a job is a thread. For a build the project lies on the disk already, and is compiled
+//! `fs_mark` makes files of 100 000 bytes on a new file system, which also discards what the disk held, until the disk is seven
+//! tenths full, syncs each, and keeps them; a job is a thread. For a build the project lies on the disk already, and is compiled
 //! by as many jobs of make into a new folder, and synced ([`project`]).
 
 pub mod project;
@@ -43,8 +43,8 @@ const PROJECTS: [&Project; 2] = [&LUA, &LINUX];
 const BUILT_ON: &str = "ext4";
 /// The size of the disk on which `fs_mark` runs.
 const DISK_BYTES: u64 = 640 << 20;
-/// The share of the disk that its files fill.
-const FULL: f64 = 0.8;
+/// The share of the disk that its files fill: btrfs keeps its metadata twice, and found no room for 80 % now and then.
+const FULL: f64 = 0.7;
 /// Threads of `fs_mark`.
 const THREADS: [usize; 1] = [published::THREADS];
 /// Jobs of make.
