@@ -35,10 +35,9 @@ pub const LOW_MEMORY: &str = "low-memory";
 /// What fio does in it.
 const LOW_MEMORY_PATTERN: &str = "randwrite";
 /// The share of its contents' memory that a server loses there, and what it gets back: without any, the kernel may find
-/// nothing to swap out, and the server waits. If it keeps more than [`MOST_KEPT`], the kernel did not find enough.
+/// nothing to swap out, and the server waits.
 const LOST_MEMORY: f64 = 0.5;
 const SLACK_BYTES: u64 = 4 << 20;
-const MOST_KEPT: f64 = 0.85;
 /// The kernel's algorithm for what is swapped out, and the size of its swap area.
 const SWAP_ALGORITHM: &str = "lz4";
 const SWAP_BYTES: u64 = 1 << 30;
@@ -162,19 +161,31 @@ struct Limited {
 
 impl Limited {
     /// Limits its memory.
+    ///
+    /// # Errors
+    /// `Unsupported` if the kernel finds too little to swap out.
     fn limit(&mut self) -> Result<()> {
         let Some(cgroup) = &self.cgroup else { return Ok(()) };
         self.used_bytes = cgroup.used_bytes()?;
         let lost_bytes = (LOST_MEMORY * self.contents_bytes as f64) as u64;
         let limit_bytes = (self.used_bytes + SLACK_BYTES).saturating_sub(lost_bytes);
-        self.watch = Some(LimitWatch::start(cgroup, limit_bytes)?);
+        let watch = LimitWatch::start(cgroup, limit_bytes)?;
+        if watch.limit_bytes() > limit_bytes {
+            let what = format!(
+                "the kernel left {} bytes of a server in memory, {limit_bytes} were to stay",
+                watch.limit_bytes()
+            );
+            return Err(Error::new(ErrorKind::Unsupported, what));
+        }
+        self.watch = Some(watch);
         Ok(())
     }
 
     /// Returns the share of its contents' memory that it keeps under its limit, if it has one.
     fn kept(&self) -> Option<f64> {
         let lost_bytes = self.used_bytes as f64 - self.watch.as_ref()?.limit_bytes() as f64;
-        Some(1.0 - lost_bytes / self.contents_bytes as f64)
+        // Small contents lose nothing.
+        Some((1.0 - lost_bytes / self.contents_bytes as f64).min(1.0))
     }
 
     /// Returns how often its limit was raised.
@@ -223,14 +234,7 @@ impl Servers {
         let mut of_uzram =
             servers.filter(|(design, _)| is_uzrams(design)).filter_map(|(_, server)| server.watch.as_ref());
         let most_bytes = of_uzram.clone().map(LimitWatch::limit_bytes).max().unwrap_or_default();
-        of_uzram.try_for_each(|watch| watch.raise(most_bytes))?;
-        match self.servers.iter().filter_map(Limited::kept).find(|kept| *kept > MOST_KEPT) {
-            None => Ok(()),
-            Some(kept) => {
-                let what = format!("the kernel left {:.0} % of a server's contents in memory", 100.0 * kept);
-                Err(Error::new(ErrorKind::Unsupported, what))
-            }
-        }
+        of_uzram.try_for_each(|watch| watch.raise(most_bytes))
     }
 
     /// Runs fio; returns 10^6 bytes a second.
