@@ -84,12 +84,13 @@ impl Cgroup {
             outcome.as_ref().is_err_and(|error| error.raw_os_error() == Some(libc::EBUSY))
         };
         let mut outcome = set(bytes);
-        // The kernel gives up when it found nothing to swap out for a moment.
+        // The kernel gives up when it finds nothing to swap out, by statistics that are up to 2 s old, unless they are read.
         for _ in 0..LIMIT_TRIES {
             if !is_busy(&outcome) {
                 break;
             }
             thread::sleep(LIMIT_PAUSE);
+            read_stat(&self.dir, "swap")?;
             outcome = set(bytes);
         }
         while is_busy(&outcome) {
