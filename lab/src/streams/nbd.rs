@@ -45,7 +45,8 @@ const SWAP_BYTES: u64 = 1 << 30;
 const RUNTIME: Duration = Duration::from_millis(300);
 const FIO_S: f64 = 0.25;
 /// nbdkit's sides, each with its allocator.
-const NBDKIT: [(&str, &str); 2] = [("nbdkit-malloc", "malloc"), ("nbdkit-zstd", "zstd")];
+const NBDKIT: [(&str, &str); 2] = [("nbdkit-malloc", UNCOMPRESSED), ("nbdkit-zstd", "zstd")];
+const UNCOMPRESSED: &str = "malloc";
 /// The column of the share of its contents' memory that a server keeps.
 const KEPT: &str = "kept_share";
 /// uzram's algorithm.
@@ -219,7 +220,11 @@ impl Servers {
         let used_bytes = || cgroup.as_ref().map_or(Ok(0), Cgroup::used_bytes);
         let empty_bytes = used_bytes()?;
         fill(&server, self.saved.path())?;
-        let contents_bytes = used_bytes()?.saturating_sub(empty_bytes);
+        let contents_bytes = match nbdkit {
+            // It takes the memory of the whole disk when it starts.
+            Some((_, UNCOMPRESSED)) => size_bytes,
+            _ => used_bytes()?.saturating_sub(empty_bytes),
+        };
         Ok(Limited { server, cgroup, watch: None, contents_bytes, used_bytes: 0 })
     }
 
