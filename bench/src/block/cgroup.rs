@@ -84,13 +84,13 @@ impl Cgroup {
             outcome.as_ref().is_err_and(|error| error.raw_os_error() == Some(libc::EBUSY))
         };
         let mut outcome = set(bytes);
-        // The kernel gives up when it finds nothing to swap out, by statistics that are up to 2 s old, unless they are read.
+        // The kernel gives up when it finds nothing to swap out.
         for _ in 0..LIMIT_TRIES {
             if !is_busy(&outcome) {
                 break;
             }
             thread::sleep(LIMIT_PAUSE);
-            read_stat(&self.dir, "swap")?;
+            count_anew(&self.dir)?;
             outcome = set(bytes);
         }
         while is_busy(&outcome) {
@@ -123,10 +123,21 @@ impl Drop for Cgroup {
     }
 }
 
+/// Has the kernel (6.18, measured) bring a cgroup's statistics up to date, by which it chooses what to swap out: else they are up
+/// to 2 s old.
+pub(crate) fn count_anew(dir: &Path) -> Result<()> {
+    statistics(dir).map(drop)
+}
+
+/// Returns a cgroup's `memory.stat`.
+fn statistics(dir: &Path) -> Result<String> {
+    let path = dir.join("memory.stat");
+    fs::read_to_string(&path).map_err(|error| io_error(&path, error))
+}
+
 /// Returns the value of a line of a cgroup's `memory.stat`, if it has that line.
 pub(super) fn read_stat(dir: &Path, name: &str) -> Result<Option<u64>> {
-    let path = dir.join("memory.stat");
-    let text = fs::read_to_string(&path).map_err(|error| io_error(&path, error))?;
+    let text = statistics(dir)?;
     let find = |line: &str| line.strip_prefix(name)?.strip_prefix(' ')?.parse().ok();
     Ok(text.lines().find_map(find))
 }

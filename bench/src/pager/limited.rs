@@ -1,9 +1,9 @@
 //! Memory limits of cgroups, for programs that swap.
 //!
-//! The kernel (6.18, measured) chooses what to reclaim by statistics that are up to 2 s old. When a program that swaps fast has
-//! changed all of its memory since, it may find nothing, kills the program, or has its system calls fail, although nearly all of
-//! the memory could be swapped out. Reading a cgroup's `memory.stat` brings its statistics up to date. Where that does not
-//! suffice the program waits, and the limit is raised for a moment.
+//! When a program that swaps fast has changed all of its memory since the kernel last counted, the kernel may find nothing to
+//! reclaim, kills the program, or has its system calls fail, although nearly all of the memory could be swapped out. So it is
+//! made to count anew all the time ([`count_anew`]). Where that does not suffice the program waits, and the limit is raised for a
+//! moment.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,12 +14,12 @@ use std::time::Duration;
 
 use uzram::{Error, ErrorKind, Result};
 
-use crate::block::cgroup::Cgroup;
+use crate::block::cgroup::{Cgroup, count_anew};
 use crate::block::io_error;
 
 /// How often it is looked whether the program waits, and by how much the limit is raised then.
 const LOOK_EVERY: Duration = Duration::from_millis(2);
-/// The statistics are read at each of so many looks: that takes some 40 us.
+/// The kernel counts anew at one of so many looks: that takes some 40 us.
 const LOOKS_PER_COUNT: u32 = 5;
 const RAISED_BYTES: u64 = 4 << 20;
 
@@ -36,9 +36,9 @@ pub struct LimitWatch {
 }
 
 struct Shared {
+    dir: PathBuf,
     limit_path: PathBuf,
     control_path: PathBuf,
-    stat_path: PathBuf,
     /// The limit, and what it is raised by now. Held while the kernel's is set.
     limit: Mutex<Limit>,
     ends: AtomicBool,
@@ -77,9 +77,9 @@ impl LimitWatch {
         let control_path = path("memory.oom_control");
         fs::write(&control_path, "1").map_err(|error| io_error(&control_path, error))?;
         let shared = Arc::new(Shared {
+            dir: cgroup.dir().to_owned(),
             limit_path: path("memory.limit_in_bytes"),
             control_path,
-            stat_path: path("memory.stat"),
             limit: Mutex::new(Limit { bytes: cgroup.limit(limit_bytes)?, raised_bytes: 0 }),
             ends: AtomicBool::new(false),
             raised: AtomicUsize::new(0),
@@ -127,7 +127,7 @@ impl Shared {
                 return;
             }
             if look == 0 {
-                let _ = fs::read(&self.stat_path);
+                let _ = count_anew(&self.dir);
             }
             let control = fs::read_to_string(&self.control_path).unwrap_or_default();
             let mut limit = self.lock();
