@@ -9,6 +9,8 @@ use std::sync::LazyLock;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+use uzram_bench::harness::report::Table;
+
 use crate::experiment::Series;
 
 /// The file.
@@ -54,6 +56,23 @@ struct Part {
 pub(crate) fn part<T: DeserializeOwned>(table: &str) -> T {
     let part = FILE.get(table).cloned().unwrap_or_else(|| panic!("lab/published.toml has no part {table}"));
     part.try_into().unwrap_or_else(|error| panic!("lab/published.toml: {table}: {error}"))
+}
+
+/// Returns a table of published times in ms, before and after, by what is varied, each with its gain, and beside what was
+/// measured here.
+pub(crate) fn times_table(
+    varied: &str,
+    [before, after]: [&String; 2],
+    here: &str,
+    times: impl Iterator<Item = (String, [f64; 2], String)>,
+) -> Table {
+    let [before, after] = [before, after].map(|design| format!("{design}, ms"));
+    let mut table = Table::new([varied, &before, &after, "gain", &format!("<{here}")]);
+    for (varied, [before_ms, after_ms], ours) in times {
+        let times = [before_ms, after_ms].map(|ms| format!("{ms:.1}"));
+        table.row([varied].into_iter().chain(times).chain([format!("{:.2}", before_ms / after_ms), ours]));
+    }
+    table
 }
 
 /// Returns the source of the figures beside a table: that of its own part, else that of the same series.

@@ -7,7 +7,7 @@ use serde::Deserialize;
 
 use super::{JOBS, SERIES};
 use crate::experiment::{Published, PublishedSide, Row, Side};
-use crate::published::{Source, part};
+use crate::published::{Source, part, times_table};
 use crate::zs_free::passes::FULL_SIZE_PAGES;
 use uzram::units::pages_to_bytes;
 use uzram_bench::harness::report::{Table, figure_cell};
@@ -68,29 +68,16 @@ pub(super) fn legend() -> String {
 /// Returns the times of one process by the size of its memory, beside ours of the size that is measured here.
 pub(crate) fn sizes(rows: &[Row]) -> (String, Table) {
     let Letter { designs: [before, after], sizes: Sizes { mb, base_ms, deferred_ms }, .. } = &*LETTER;
-    let headings = [
-        "MB".to_owned(),
-        format!("{before}, ms"),
-        format!("{after}, ms"),
-        "gain".to_owned(),
-        "<here, 1 job, ms".to_owned(),
-    ];
-    let mut table = Table::new(headings);
-    for (at, mb) in mb.iter().enumerate() {
+    let times = mb.iter().zip(base_ms.iter().zip(deferred_ms)).map(|(mb, (base, deferred))| {
         let is_of_size = *mb == pages_to_bytes(FULL_SIZE_PAGES) >> 20;
         let ours = rows.iter().find(|row| is_of_size && row.jobs == 1 && row.published.is_some());
         let ours = ours.map_or_else(String::new, |row| {
             let ms = |side: &Side| format!("{} {}", side.design, figure_cell(side.median("full_size_ms"), 2));
             format!("{}, {}, gain {:.2}", ms(&row.before), ms(&row.after), row.gain)
         });
-        table.row([
-            mb.to_string(),
-            format!("{:.1}", base_ms[at]),
-            format!("{:.1}", deferred_ms[at]),
-            format!("{:.2}", base_ms[at] / deferred_ms[at]),
-            ours,
-        ]);
-    }
+        (mb.to_string(), [*base, *deferred], ours)
+    });
+    let table = times_table("MB", [before, after], "here, 1 job, ms", times);
     ("Published for one process, by the size of its memory".to_owned(), table)
 }
 

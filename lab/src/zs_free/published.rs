@@ -7,7 +7,7 @@ use serde::Deserialize;
 
 use super::{JOBS, SERIES};
 use crate::experiment::{Published, PublishedSide, Row};
-use crate::published::{Source, part};
+use crate::published::{Source, part, times_table};
 use uzram_bench::harness::report::Table;
 
 /// The authors' tables.
@@ -79,26 +79,12 @@ pub(crate) fn legend() -> String {
 pub(crate) fn other_machine(rows: &[Row]) -> (String, Table) {
     let Letter { designs: [before, after], processes, raspberry_pi, .. } = &*LETTER;
     let Machine { name, base_ms, patched_ms } = raspberry_pi;
-    let headings = [
-        "jobs".to_owned(),
-        format!("{before}, ms"),
-        format!("{after}, ms"),
-        "gain".to_owned(),
-        "<gain here".to_owned(),
-    ];
-    let mut table = Table::new(headings);
-    for (at, jobs) in processes.iter().enumerate() {
+    let times = processes.iter().zip(base_ms.iter().zip(patched_ms)).map(|(jobs, (base, patched))| {
         let here = rows.iter().filter(|row| row.jobs == *jobs && row.published.is_some());
         let here: Vec<_> = here.map(|row| format!("{}: {:.2}", row.case, row.gain)).collect();
-        table.row([
-            jobs.to_string(),
-            format!("{:.1}", base_ms[at]),
-            format!("{:.1}", patched_ms[at]),
-            format!("{:.2}", raspberry_pi.gain(at)),
-            here.join("; "),
-        ]);
-    }
-    (format!("Published on {name}"), table)
+        (jobs.to_string(), [*base, *patched], here.join("; "))
+    });
+    (format!("Published on {name}"), times_table("jobs", [before, after], "gain here", times))
 }
 
 #[cfg(test)]
