@@ -88,8 +88,8 @@ impl PoolBuilder {
     }
 
     /// Defers frees: they put the object on a list of their CPU, and a thread that calls [`Pool::run_freer`] frees it
-    /// later. At most `limit` objects wait for that (which takes four bytes each, when the pool is made); if as many do, or a store finds no
-    /// room, threads free them themselves. For research: see `docs/lab/zs-defer.md`.
+    /// later. At most `limit` objects wait for that (which takes four bytes each, when the pool is made); if as many do,
+    /// or a store finds no room, threads free them themselves. For research: see `docs/lab/zs-defer.md`.
     pub fn defer_frees(mut self, limit: u64) -> Self {
         self.deferred_limit = Some(limit);
         self

@@ -128,15 +128,12 @@ impl DeferredLists {
     #[inline]
     fn push(&self, handle: u32) -> bool {
         let mut list = self.lists.local().lock();
-        let mut is_queued = false;
-        if list.is_full() {
-            is_queued = self.hand_over(&mut list);
-            if !is_queued {
-                return false;
-            }
+        let was_full = list.is_full();
+        if was_full && !self.hand_over(&mut list) {
+            return false;
         }
         list.push(handle);
-        is_queued |= list.is_full() && self.hand_over(&mut list);
+        let is_queued = list.is_full() && self.hand_over(&mut list) || was_full;
         let awaited = if is_queued { RESTS } else { SLEEPS };
         drop(list);
         if self.freer_state.get() >= awaited {
