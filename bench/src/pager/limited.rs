@@ -2,8 +2,7 @@
 //!
 //! When a program that swaps fast has changed all of its memory since the kernel last counted, the kernel may find nothing to
 //! reclaim, kills the program, or has its system calls fail, although nearly all of the memory could be swapped out. So it is
-//! made to count anew all the time ([`count_anew`]). Where that does not suffice the program waits, and the limit is raised for a
-//! moment.
+//! made to count anew all the time. Where that does not suffice the program waits, and the limit is raised for a moment.
 
 use std::fs;
 use std::path::{Path, PathBuf};
