@@ -3,12 +3,12 @@
 //!
 //! Lock order: the thread holds no lock between its steps, and ends between them.
 
-use std::thread::{JoinHandle, Thread};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crate::base::error::Result;
 use crate::base::mem::{Account, Arena, CHUNK_PAGES};
-use crate::base::sync::{Arc, Counter};
+use crate::base::sync::{Arc, Counter, Mutex, classes};
 use crate::base::thread::{join, spawn_relied_on, touch_stack};
 use crate::zsmalloc::{AnyPool, Budget, Effort};
 
@@ -21,8 +21,9 @@ const SPARE_CHUNKS: u64 = 4;
 
 /// A store's maintenance thread. Dropping this ends it.
 pub(super) struct Maintenance {
+    name: String,
     shared: Arc<Shared>,
-    thread: Option<JoinHandle<()>>,
+    thread: Mutex<Option<JoinHandle<()>>>,
 }
 
 struct Shared {
@@ -55,34 +56,48 @@ impl Maintenance {
             rate_bytes_per_s: Counter::new(rate_bytes_per_s),
             ends: Counter::new(0),
         });
+        let thread = Mutex::new(&classes::POLICY, None);
+        let maintenance = Maintenance { name: format!("uzram-{name}"), shared, thread };
+        maintenance.begin()?;
+        Ok(maintenance)
+    }
+
+    /// Starts the thread, which there is not, or not any more.
+    ///
+    /// # Errors
+    /// As [`Maintenance::start`].
+    pub(super) fn begin(&self) -> Result<()> {
         // Without a releaser, frees give memory back themselves.
         let died = |shared: &mut Arc<Shared>, _: &str| shared.arena.set_releaser(None);
-        let name = format!("uzram-{name}");
-        let thread = spawn_relied_on(&name, Arc::clone(&shared), |shared| shared.run(), died)?;
-        shared.arena.set_releaser(Some(thread.thread().clone()));
-        Ok(Maintenance { shared, thread: Some(thread) })
+        self.shared.ends.set(0);
+        let thread = spawn_relied_on(&self.name, Arc::clone(&self.shared), |shared| shared.run(), died)?;
+        self.shared.arena.set_releaser(Some(thread.thread().clone()));
+        *self.thread.lock() = Some(thread);
+        Ok(())
+    }
+
+    /// Ends the thread.
+    pub(super) fn end(&self) {
+        self.shared.arena.set_releaser(None);
+        self.shared.ends.set(1);
+        let thread = self.thread.lock().take();
+        thread.into_iter().for_each(join);
     }
 
     pub(super) fn set_threshold_percent(&self, percent: u64) {
         self.shared.threshold_percent.set(percent);
         // The thread may be parked without a timeout.
-        self.thread().into_iter().for_each(Thread::unpark);
+        self.thread.lock().iter().for_each(|thread| thread.thread().unpark());
     }
 
     pub(super) fn set_rate_bytes_per_s(&self, bytes: u64) {
         self.shared.rate_bytes_per_s.set(bytes);
     }
-
-    fn thread(&self) -> Option<&Thread> {
-        self.thread.as_ref().map(JoinHandle::thread)
-    }
 }
 
 impl Drop for Maintenance {
     fn drop(&mut self) {
-        self.shared.arena.set_releaser(None);
-        self.shared.ends.set(1);
-        self.thread.take().into_iter().for_each(join);
+        self.end();
     }
 }
 

@@ -5,6 +5,24 @@ use crate::base::error::Result;
 use super::Store;
 
 impl Store {
+    /// Ends the store's own thread, which compacts and gives memory back: before the process forks (fork(2)), as no thread may be at
+    /// work then. A child has a store of its own, with the same contents.
+    #[cfg(not(loom))]
+    #[doc(hidden)]
+    pub fn end_threads(&self) {
+        self.maintenance.end();
+    }
+
+    /// Starts it again, in the process that has forked or in the child.
+    ///
+    /// # Errors
+    /// `NoMemory`: memory is given back later, and nothing is compacted.
+    #[cfg(not(loom))]
+    #[doc(hidden)]
+    pub fn begin_threads(&self) -> Result<()> {
+        self.maintenance.begin()
+    }
+
     /// Sets [`limit_pages`](super::StoreBuilder::limit_pages). Free memory beyond the limit goes back to the system at
     /// once; a limit below the memory in use only stops growth.
     pub fn set_limit_pages(&self, pages: u64) {

@@ -40,11 +40,11 @@ impl PolicyThread {
     pub fn start(name: &str, store: &Arc<Store>) -> Result<Self> {
         let died = |store: &mut Arc<Store>, why: &str| store.watermarks.thread_died(why);
         let name = format!("uzram-{name}-policy");
+        // An earlier one may have ended.
+        store.watermarks.state.lock().ends = false;
         let thread =
             spawn_relied_on(&name, Arc::clone(store), |store| store.reclaim_until_told_to_end(), died)?;
-        let mut state = store.watermarks.state.lock();
-        (state.thread, state.ends) = (Some(thread.thread().clone()), false);
-        drop(state);
+        store.watermarks.state.lock().thread = Some(thread.thread().clone());
         Ok(PolicyThread { store: Arc::clone(store), thread: Some(thread) })
     }
 }
