@@ -17,24 +17,24 @@
 mod evict;
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 use std::time::Instant;
 
-use uzram::Result;
 use uzram::cpu::PerCpu;
 use uzram::lru::{Batched, Lru, LruConfig};
 use uzram::mem::Table;
 use uzram::store::{PageNo, Store};
 use uzram::sync::{Arc, AtomicU32, Counter};
-use uzram::units::Page;
+use uzram::units::{PAGE_SHIFT, Page, bytes_to_pages};
+use uzram::{Error, ErrorKind, Result};
 
 use self::evict::Leave;
 pub(crate) use self::evict::Next;
+use crate::areas::{Areas, Protection, Use};
 use crate::bench::Bench;
 use crate::room::Room;
-use crate::spaces::Spaces;
 use crate::state::{Access, Place, State, Touched};
-use crate::stats::{PagerStats, Share, sum};
+use crate::stats::{PagerStats, Share, Stored, sum};
 use crate::stock::Stock;
 use crate::trap::{MOST_PAGES, RETRY, Run, Trap};
 use crate::waiting::Waiting;
@@ -68,15 +68,31 @@ pub(crate) struct Core<T: Trap> {
     /// Units whose copy in the store is kept while they are in memory.
     copied_units: Counter,
     /// Which pages are mapped.
-    spaces: Mutex<Spaces>,
+    areas: Arc<Mutex<Areas>>,
     /// What was unmapped, and has contents in the store still.
-    closed: Mutex<Vec<Run>>,
+    closed: Mutex<Vec<Closed>>,
     /// Held while such contents are freed.
     cleaning: Mutex<()>,
+    /// Held shared by whoever moves pages for the program, and exclusively while that forks.
+    pub(crate) moving: RwLock<()>,
+    /// Held by the evictor while it works.
+    pub(crate) evicting: Mutex<()>,
     /// Pages of all regions.
     mapped_pages: Counter,
+    /// The most that was outside memory at once, as far as the evictor looked.
+    most_stored: Mutex<Stored>,
+    /// Called by the evictor when the limit cannot be kept.
+    pub(crate) on_excess: OnceLock<fn()>,
     /// No thread waits any more: the pager is being dropped.
     pub(crate) ends: AtomicBool,
+}
+
+/// What was unmapped.
+struct Closed {
+    /// The pages that may have contents.
+    contents: Run,
+    /// The addresses that are free then.
+    addresses: Run,
 }
 
 impl<T: Trap> Core<T> {
@@ -86,6 +102,7 @@ impl<T: Trap> Core<T> {
     /// `NoMemory`.
     pub(crate) fn new(
         trap: T,
+        areas: Arc<Mutex<Areas>>,
         unit_pages: usize,
         store: Arc<Store>,
         limit_pages: u64,
@@ -109,10 +126,14 @@ impl<T: Trap> Core<T> {
             room: Room::new(limit_pages, if spills { 2 } else { 1 }),
             shares: PerCpu::new(|_| Share::default()),
             copied_units: Counter::new(0),
-            spaces: Mutex::new(Spaces::new(store.pages(), unit_pages as u64)),
+            areas,
             closed: Mutex::default(),
             cleaning: Mutex::default(),
+            moving: RwLock::default(),
+            evicting: Mutex::default(),
             mapped_pages: Counter::new(0),
+            most_stored: Mutex::default(),
+            on_excess: OnceLock::new(),
             ends: AtomicBool::new(false),
             store,
         })
@@ -148,6 +169,7 @@ impl<T: Trap> Core<T> {
             limit_pages: self.room.limit_pages(),
             resident_pages: self.room.resident_pages(),
             compressed_pages: self.store.charged_pages(),
+            used_pages_max: self.room.most_used_pages(&self.store),
             mapped_pages: self.mapped_pages.get(),
             ..sum(&self.shares)
         }
@@ -164,6 +186,7 @@ impl<T: Trap> Core<T> {
                     let start = Instant::now();
                     self.make_way();
                     let loaded = self.load(unit, stored, writes);
+                    self.room.most_used_pages(&self.store);
                     let share = self.shares.local();
                     share.faults.add(1);
                     share.fault_us.add(start.elapsed().as_micros() as u64);
@@ -187,7 +210,7 @@ impl<T: Trap> Core<T> {
 
     /// Has room made for a unit, above the high watermark, and waits for it if the unit would exceed the limit.
     fn make_way(&self) {
-        if self.room.has(self.unit_pages, &self.store) {
+        if self.room.has(self.unit_pages, &self.store) || self.room.gives_up() || self.room.is_held() {
             return;
         }
         if self.help() {
@@ -228,7 +251,9 @@ impl<T: Trap> Core<T> {
     /// a unit that is never claimed.
     fn claim(&self, first: u64, stored: &mut [bool], may: impl Fn(usize) -> bool) -> usize {
         for (nth, stored) in stored.iter_mut().enumerate() {
-            match may(nth).then(|| self.state(first + nth as u64).start_load()).flatten() {
+            let state = self.state(first + nth as u64);
+            // What is pinned comes alone, or may not be touched at all.
+            match (may(nth) && !state.get().is_pinned()).then(|| state.start_load()).flatten() {
                 Some(is_stored) => *stored = is_stored,
                 None => return nth,
             }
@@ -387,10 +412,13 @@ impl<T: Trap> Core<T> {
     /// Empties units: they read as zeros.
     pub(crate) fn discard(&self, run: Run) {
         self.by_windows(run, |first, units| {
+            let takes_open = self.discard_open(first, units);
             for unit in first..first + units as u64 {
                 loop {
                     match self.state(unit).get().place() {
                         Place::New | Place::Gone => break,
+                        // It came meanwhile.
+                        Place::In if takes_open && self.discard_open(unit, 1) => {}
                         Place::In if self.evict(unit..=unit, Leave::Discard) > 0 => break,
                         // The kernel transfers data to it, or a thread is at it.
                         Place::In => {
@@ -408,6 +436,39 @@ impl<T: Trap> Core<T> {
                 }
             }
         });
+    }
+
+    /// Empties those of up to [`MOST_PAGES`] units that are in memory. Returns false if the trap does not take them as they are.
+    fn discard_open(&self, first: u64, units: usize) -> bool {
+        let mut nth = 0;
+        while nth < units {
+            let (mut copied, mut count) = ([false; MOST_PAGES], 0);
+            let at = first + nth as u64;
+            while nth + count < units {
+                let Some(is_copied) = self.state(at + count as u64).start_discard(Place::In) else { break };
+                copied[count] = is_copied;
+                count += 1;
+            }
+            let is_done = count == 0 || self.trap.discard(self.run(at, count));
+            if is_done && count > 0 {
+                let copies = copied[..count].iter().filter(|is_copied| **is_copied).count();
+                if copies > 0 {
+                    self.store.discard_pages(Self::pages(self.run(at, count)));
+                }
+                self.copied_units.sub(copies as u64);
+                self.leave_lru(at, count);
+                self.room.left(count * self.unit_pages, true);
+            }
+            for (nth, is_copied) in copied[..count].iter().enumerate() {
+                let (place, is_copied) = if is_done { (Place::New, false) } else { (Place::In, *is_copied) };
+                self.end(at + nth as u64, place, is_copied);
+            }
+            if !is_done {
+                return false;
+            }
+            nth += count + 1;
+        }
+        true
     }
 
     /// Frees the contents of a unit that the caller owns, and that was at this place.
@@ -442,25 +503,85 @@ impl<T: Trap> Core<T> {
     /// # Errors
     /// `NoSpace`, `NoMemory`.
     pub(crate) fn map(&self, len: usize) -> Result<Run> {
-        let taken = lock(&self.spaces).take(len);
-        let run = taken.or_else(|_| {
+        let run = self.take_addresses(len).or_else(|_| {
             self.clean();
-            lock(&self.spaces).take(len)
+            self.take_addresses(len)
         })?;
-        // The unit behind the region stays unmapped: no window reaches beyond.
-        self.state(self.unit_of(run.first + run.pages as u64)).close();
         if let Err(error) = self.trap.map(run) {
             self.trap.unmap(run);
-            lock(&self.spaces).give_back(run);
+            lock(&self.areas).free(self.with_guard(run));
             return Err(error);
         }
-        self.units_of(run).for_each(|unit| self.state(unit).reopen());
-        self.mapped_pages.add(run.pages as u64);
+        self.open(run);
         Ok(run)
     }
 
-    /// Unmaps units, which the program does not use any more. Their contents are freed by [`Core::clean`].
+    /// Takes addresses for so many bytes, and the unit behind them.
+    ///
+    /// # Errors
+    /// `NoSpace`.
+    fn take_addresses(&self, len: usize) -> Result<Run> {
+        let full = || {
+            let what = "the pager has no address space for a region of this size";
+            Error::new(ErrorKind::NoSpace, what).with_setting("capacity")
+        };
+        let unit = self.unit_pages as u64;
+        let len = len.checked_next_multiple_of(self.unit_pages << PAGE_SHIFT).ok_or_else(full)?;
+        let pages = bytes_to_pages(len as u64);
+        let mut areas = lock(&self.areas);
+        let first = areas.find(pages + unit, unit, 0).ok_or_else(full)?;
+        let run = Run { first, pages: pages as usize };
+        areas.set(self.with_guard(run), Use::Managed(Protection::READ_WRITE));
+        self.bar(first + pages);
+        Ok(run)
+    }
+
+    /// Returns a region's pages with those of the unit behind it, which stay unmapped.
+    fn with_guard(&self, run: Run) -> Run {
+        Run { pages: run.pages + self.unit_pages, ..run }
+    }
+
+    /// Has no window reach to a page that is not mapped, or beyond.
+    pub(crate) fn bar(&self, page: u64) {
+        self.state(self.unit_of(page)).close();
+    }
+
+    /// Makes mapped units new.
+    pub(crate) fn open(&self, run: Run) {
+        self.units_of(run).for_each(|unit| self.state(unit).reopen());
+        self.mapped_pages.add(run.pages as u64);
+    }
+
+    /// Notes that units are mapped, all new: some may be in memory, see [`Core::note_present`].
+    pub(crate) fn adopted(&self, run: Run) {
+        self.mapped_pages.add(run.pages as u64);
+    }
+
+    /// Notes that units are in memory that were not said to be.
+    pub(crate) fn note_present(&self, run: Run) {
+        for unit in self.units_of(run) {
+            if self.state(unit).start_load().is_some() {
+                self.room.came(self.unit_pages, true);
+                self.lru.add(unit as u32);
+                self.end(unit, Place::In, false);
+            }
+        }
+    }
+
+    /// Unmaps a region.
     pub(crate) fn unmap(&self, run: Run) {
+        self.detach(run);
+        self.clean_later(run, self.with_guard(run));
+    }
+
+    /// Has the contents of units that were detached freed by the evictor, and then some addresses.
+    pub(crate) fn clean_later(&self, contents: Run, addresses: Run) {
+        lock(&self.closed).push(Closed { contents, addresses });
+        self.room.wake_evictor();
+    }
+
+    /// Unmaps units, which the program does not use any more. Their contents are still to be freed.
+    pub(crate) fn detach(&self, run: Run) {
         let (mut resident, mut gone, mut copied) = (0, 0, 0);
         for unit in self.units_of(run) {
             let was = loop {
@@ -485,30 +606,62 @@ impl<T: Trap> Core<T> {
         self.room.forgotten(gone);
         self.copied_units.sub(copied);
         self.mapped_pages.sub(run.pages as u64);
-        lock(&self.closed).push(run);
-        self.room.wake_evictor();
     }
 
     /// Frees the contents of what was unmapped.
     pub(crate) fn clean(&self) {
         let _cleaning = lock(&self.cleaning);
         loop {
-            let run = lock(&self.closed).pop();
-            let Some(run) = run else { return };
-            self.by_windows(run, |first, units| {
-                let mut dead = [0; MOST_PAGES];
-                let mut count = 0;
-                for unit in first as u32..first as u32 + units as u32 {
-                    if self.lru.mark_dead(unit) {
-                        dead[count] = unit;
-                        count += 1;
-                    }
-                }
-                self.lru.remove_dead(&mut dead[..count]);
-            });
-            self.store.discard_pages(Self::pages(run));
-            lock(&self.spaces).give_back(run);
+            let closed = lock(&self.closed).pop();
+            let Some(Closed { contents, addresses }) = closed else { return };
+            self.free_contents(contents);
+            lock(&self.areas).free(addresses);
         }
+    }
+
+    /// Frees the contents of units that were detached.
+    pub(crate) fn free_contents(&self, run: Run) {
+        self.by_windows(run, |first, units| self.leave_lru(first, units));
+        self.store.discard_pages(Self::pages(run));
+    }
+
+    /// Removes up to [`MOST_PAGES`] units from the LRU, whose contents are gone.
+    fn leave_lru(&self, first: u64, units: usize) {
+        let (mut dead, mut count) = ([0; MOST_PAGES], 0);
+        for unit in first as u32..first as u32 + units as u32 {
+            if self.lru.mark_dead(unit) {
+                dead[count] = unit;
+                count += 1;
+            }
+        }
+        self.lru.remove_dead(&mut dead[..count]);
+    }
+
+    /// Returns what is outside memory.
+    pub(crate) fn stored(&self) -> Stored {
+        let (store, spill) = (self.store.stats(), self.store.backing_stats());
+        Stored {
+            compressed_pages: store.pages_stored.saturating_sub(spill.pages + store.same_pages),
+            compressed_bytes: store.compr_data_bytes,
+            spilled_pages: spill.pages,
+            spill_written_bytes: spill.written_bytes,
+        }
+    }
+
+    /// Returns the most of that so far, for each figure; of compressed memory, its pages and bytes at the same time.
+    pub(crate) fn most_stored(&self) -> Stored {
+        let (now, mut most) = (self.stored(), lock(&self.most_stored));
+        if now.compressed_pages > most.compressed_pages {
+            (most.compressed_pages, most.compressed_bytes) = (now.compressed_pages, now.compressed_bytes);
+        }
+        most.spilled_pages = most.spilled_pages.max(now.spilled_pages);
+        most.spill_written_bytes = now.spill_written_bytes;
+        *most
+    }
+
+    /// Has units stay where they are, in memory or not, or ends that.
+    pub(crate) fn keep(&self, run: Run, keeps: bool) {
+        self.units_of(run).for_each(|unit| self.state(unit).pin(keeps));
     }
 
     /// Returns the units of a run of pages, all of which are whole.
@@ -523,6 +676,56 @@ impl<T: Trap> Core<T> {
         for first in units.clone().step_by(most) {
             f(first, most.min((units.end - first) as usize));
         }
+    }
+}
+
+impl Core<crate::trap::uffd::Uffd> {
+    /// Registers all shelves in a child.
+    ///
+    /// # Errors
+    /// `NoMemory`.
+    pub(crate) fn renew_shelves(&self) -> Result<()> {
+        self.benches.for_each_free(|bench| self.trap.renew_shelf(&bench.shelf))?;
+        self.shelves.iter().try_for_each(|shelf| self.trap.renew_shelf(shelf))
+    }
+}
+
+impl<T: Trap> Core<T> {
+    /// Writes all that is not in memory to where it belongs, in a child in which no touch is trapped. The pages are mapped, and may be
+    /// written. Returns false if something cannot be read.
+    pub(crate) fn bring_all(&self, run: Run) -> bool {
+        let mut bench = self.benches.take();
+        self.units_of(run).all(|unit| {
+            let run = self.run(unit, 1);
+            let state = self.state(unit).get();
+            let buffer = &mut bench.buffer[..self.unit_pages];
+            let contents = match state.place() {
+                Place::Out => {
+                    let pages = Self::pages(run).zip(&mut *buffer);
+                    let read = pages.map(|(page, out)| self.store.read_once(PageNo::from_number(page), out));
+                    if read.into_iter().any(|read| read.is_err()) {
+                        return false;
+                    }
+                    &*buffer
+                }
+                Place::Waiting => {
+                    let at = self.slots[unit as usize].load(Ordering::Acquire) as usize - 1;
+                    let (shelf, nth) = (&self.shelves[at / MOST_PAGES], at % MOST_PAGES);
+                    match self.trap.read(shelf, nth * self.unit_pages, run, buffer) {
+                        Some(contents) => contents,
+                        None => return false,
+                    }
+                }
+                Place::Bad => return false,
+                _ => return true,
+            };
+            // SAFETY: the pages may be written, and the program does not run.
+            unsafe {
+                let to = self.trap.space().address(run.first);
+                to.copy_from_nonoverlapping(contents.as_flattened().as_ptr(), run.bytes());
+            }
+            true
+        })
     }
 }
 

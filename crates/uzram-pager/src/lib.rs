@@ -26,11 +26,19 @@
 #![cfg_attr(loom, allow(dead_code))]
 
 #[cfg(not(loom))]
+mod areas;
+#[cfg(not(loom))]
+mod bell;
+#[cfg(not(loom))]
 mod bench;
 #[cfg(not(loom))]
 mod core;
 #[cfg(all(test, not(loom)))]
 mod faults;
+#[cfg(not(loom))]
+mod high;
+#[cfg(not(loom))]
+mod memory;
 #[cfg(not(loom))]
 mod pager;
 #[cfg(not(loom))]
@@ -39,9 +47,9 @@ mod pressure;
 mod room;
 #[cfg(not(loom))]
 mod signals;
-#[cfg(not(loom))]
-mod spaces;
 mod state;
+#[cfg(not(loom))]
+mod spill;
 #[cfg(not(loom))]
 mod stats;
 #[cfg(not(loom))]
@@ -61,11 +69,18 @@ mod waits;
 #[cfg(not(loom))]
 mod window;
 
+/// Descriptors that a program does not know of.
+#[cfg(not(loom))]
+pub mod descriptors {
+    pub use crate::high::{close, is_kept, keep};
+}
+#[cfg(not(loom))]
+pub use memory::{Forking, Memory, MemoryStats, Settings};
 #[cfg(not(loom))]
 pub use pager::{DEFAULT_CAPACITY_BYTES, LEAST_LIMIT_BYTES, Pager, PagerBuilder, Pin, Region, TrapKind};
 pub use state::Access;
 #[cfg(not(loom))]
-pub use stats::PagerStats;
+pub use stats::{PagerStats, Stored};
 
 // Doctests of the examples in the documentation.
 #[cfg(doctest)]

@@ -9,24 +9,25 @@ use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use uzram::backing::{Backing, FileBacking};
 use uzram::codec::{Algorithm, Kind};
 use uzram::designs::{LruDesign, PoolDesign};
-use uzram::store::{BackingOptions, PolicyThread, StoreBuilder, WritebackLayout};
+use uzram::store::{BackingOptions, PolicyThread, Store, StoreBuilder, WritebackLayout};
 use uzram::sync::Arc;
 use uzram::units::{PAGE_SHIFT, PAGE_SIZE, bytes_to_pages, pages_to_bytes};
 use uzram::{Error, ErrorKind, Result};
 
+use crate::areas::Areas;
 use crate::core::{Core, Next, lock};
 use crate::pressure::{self, Governor};
 use crate::signals::Blocked;
+use crate::spill::{Spill, SpillThread};
 use crate::state::Access;
 use crate::stats::PagerStats;
 use crate::trap::guard::{Fence, Guard};
 use crate::trap::sigsegv::{self, Handler, Registered};
 use crate::trap::uffd::Uffd;
-use crate::trap::{MOST_PAGES, Run, Trap};
-use crate::waiters::Waiters;
+use crate::trap::{Children, MOST_PAGES, Run, Space, Trap};
+use crate::waiters::{MOST_THREADS, Waiters};
 
 /// The default of [`PagerBuilder::capacity`].
 pub const DEFAULT_CAPACITY_BYTES: u64 = 256 << 30;
@@ -37,6 +38,8 @@ pub const LEAST_LIMIT_BYTES: u64 = 4 << 20;
 const MOST_COMPRESSED_EIGHTHS: [u64; 2] = [7, 2];
 /// How long the evictor rests when nothing can leave.
 const REST: Duration = Duration::from_millis(50);
+/// How often it finds so before memory counts as beyond the limit: what is being written to the spill file may take as long.
+const EXCESS_AFTER: u32 = 3;
 /// How long it leaves taking pages from the program to threads that fault.
 const LATER: Duration = Duration::from_millis(5);
 
@@ -71,7 +74,7 @@ impl TrapKind {
     /// Why not, and what would allow it.
     pub fn check(self) -> Result<()> {
         match self {
-            TrapKind::Uffd => Uffd::new(1).map(drop),
+            TrapKind::Uffd => Uffd::new(Arc::new(Space::new(1)?), Children::Exclude).map(drop),
             TrapKind::Guard if Fence::of_this_system()? != Fence::Guard => {
                 let what = "this kernel has no guard pages for files, which takes Linux 6.15";
                 Err(Error::new(ErrorKind::Unsupported, what).with_setting("trap"))
@@ -176,7 +179,13 @@ impl PagerBuilder {
     }
 
     /// Builds the core, whose store keeps what leaves memory.
-    fn core<T: Trap>(&self, trap: T, unit_pages: usize, pages: u64) -> Result<(Arc<Core<T>>, PolicyThread)> {
+    pub(crate) fn core<T: Trap>(
+        &self,
+        trap: T,
+        areas: Arc<Mutex<Areas>>,
+        unit_pages: usize,
+        pages: u64,
+    ) -> Result<(Arc<Core<T>>, Writers)> {
         let limit_pages = self.limit_bytes >> PAGE_SHIFT;
         let eighths = MOST_COMPRESSED_EIGHTHS[usize::from(self.spill.is_some())];
         let mut store = StoreBuilder::new("pager", pages)
@@ -187,14 +196,23 @@ impl PagerBuilder {
             // It says which pages go to the file.
             store = store.lru_design(LruDesign::None);
         }
-        if let Some((dir, bytes)) = &self.spill {
-            let backing = spill_file(dir, *bytes)?;
-            let layout = WritebackLayout::Packed;
+        let spill = self.spill.as_ref().map(|(dir, bytes)| Spill::new(dir, *bytes)).transpose()?;
+        if let Some(spill) = &spill {
+            let (backing, layout) = (Arc::<Spill>::clone(spill), WritebackLayout::Packed);
             store = store.backing(BackingOptions { backing, layout, compressed: true });
         }
         let store = Arc::new(store.build().map_err(rename)?);
-        let policy = PolicyThread::start("pager", &store)?;
-        Ok((Arc::new(Core::new(trap, unit_pages, store, limit_pages, self.spill.is_some())?), policy))
+        let writers = Writers::start(&store, spill)?;
+        let core = Core::new(trap, areas, unit_pages, store, limit_pages, self.spill.is_some())?;
+        Ok((Arc::new(core), writers))
+    }
+
+    pub(crate) fn capacity_bytes(&self) -> u64 {
+        self.capacity_bytes
+    }
+
+    pub(crate) fn goal_percent(&self) -> Option<f64> {
+        self.goal_percent
     }
 }
 
@@ -207,19 +225,27 @@ fn rename(error: Error) -> Error {
     }
 }
 
-/// Makes a file without a name.
-fn spill_file(dir: &std::path::Path, bytes: u64) -> Result<Arc<dyn Backing>> {
-    use rustix::fs::{Mode, OFlags};
-    let failed = |error: rustix::io::Errno| {
-        let what = format!("no spill file in {}: {error}", dir.display());
-        Error::new(ErrorKind::Io, what).with_setting("spill")
-    };
-    let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
-    let file = rustix::fs::open(dir, flags, Mode::RUSR | Mode::WUSR).map_err(failed)?;
-    let bytes = bytes.next_multiple_of(PAGE_SIZE as u64);
-    // A page for the mark that backings have at their start.
-    rustix::fs::ftruncate(&file, bytes.saturating_add(PAGE_SIZE as u64)).map_err(failed)?;
-    Ok(Arc::new(FileBacking::from_descriptor("spill", file, bytes)?))
+/// The threads that write to the spill file.
+pub(crate) struct Writers {
+    // Dropped in this order.
+    _policy: PolicyThread,
+    _thread: Option<SpillThread>,
+    spill: Option<Arc<Spill>>,
+}
+
+impl Writers {
+    /// Starts them.
+    ///
+    /// # Errors
+    /// `NoMemory`.
+    pub(crate) fn start(store: &Arc<Store>, spill: Option<Arc<Spill>>) -> Result<Writers> {
+        let thread = spill.as_ref().map(Spill::start_thread).transpose()?;
+        Ok(Writers { _policy: PolicyThread::start("pager", store)?, _thread: thread, spill })
+    }
+
+    pub(crate) fn spill(&self) -> Option<Arc<Spill>> {
+        self.spill.clone()
+    }
 }
 
 /// Memory of this process that is compressed when it is cold.
@@ -268,34 +294,41 @@ impl AnyPager {
 }
 
 /// The thread that evicts, and frees what was unmapped.
-struct Evictor<T: Trap> {
+pub(crate) struct Evictor<T: Trap> {
     core: Arc<Core<T>>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl<T: Trap> Evictor<T> {
-    fn start(core: &Arc<Core<T>>, goal_percent: Option<f64>) -> Result<Self> {
+    pub(crate) fn start(core: &Arc<Core<T>>, goal_percent: Option<f64>) -> Result<Self> {
         let theirs = Arc::clone(core);
         let (most, least) = (core.room.limit_pages(), LEAST_LIMIT_BYTES >> PAGE_SHIFT);
         let mut governor = goal_percent.map(|goal_percent| Governor::new(goal_percent, most, least));
         let thread = spawn("uzram-pager-evict", move || {
-            let mut has_rested = false;
+            let (mut has_rested, mut stuck) = (false, 0);
             while !theirs.ends.load(Ordering::Relaxed) {
+                let evicting = lock(&theirs.evicting);
                 theirs.clean();
                 if let Some(governor) = &mut governor {
                     governor.look(&theirs.room, &theirs.store, theirs.stats().fault_us);
                 }
                 let next = theirs.make_room(has_rested);
-                has_rested = next == Next::Later;
-                match (next, &governor) {
-                    (Next::Later, _) => std::thread::park_timeout(LATER),
-                    (Next::Stuck, _) => std::thread::park_timeout(REST),
-                    (Next::Enough, Some(_)) => std::thread::park_timeout(pressure::INTERVAL),
-                    (Next::Enough, None) => std::thread::park(),
+                theirs.most_stored();
+                drop(evicting);
+                let is_excess = next == Next::Stuck && theirs.room.is_above_limit(&theirs.store);
+                stuck = if is_excess { stuck + 1 } else { 0 };
+                if let Some(on_excess) = theirs.on_excess.get().filter(|_| stuck == EXCESS_AFTER) {
+                    on_excess();
                 }
+                has_rested = next == Next::Later;
+                theirs.room.rest(match (next, &governor) {
+                    (Next::Later, _) => Some(LATER),
+                    (Next::Stuck, _) => Some(REST),
+                    (Next::Enough, Some(_)) => Some(pressure::INTERVAL),
+                    (Next::Enough, None) => None,
+                });
             }
         })?;
-        core.room.set_evictor(thread.thread().clone());
         Ok(Evictor { core: Arc::clone(core), thread: Some(thread) })
     }
 }
@@ -325,18 +358,20 @@ pub(crate) fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> Result<J
 struct OfUffd {
     // Dropped in this order, after the threads.
     _evictor: Evictor<Uffd>,
-    _policy: PolicyThread,
+    _writers: Writers,
     core: Arc<Core<Uffd>>,
     waiters: Arc<Waiters>,
 }
 
 impl OfUffd {
     fn new(builder: &PagerBuilder, pages: u64) -> Result<Self> {
-        let (core, policy) = builder.core(Uffd::new(pages)?, 1, pages)?;
+        let trap = Uffd::new(Arc::new(Space::new(pages)?), Children::Exclude)?;
+        let areas = Arc::new(Mutex::new(Areas::new(pages)));
+        let (core, writers) = builder.core(trap, areas, 1, pages)?;
         let evictor = Evictor::start(&core, builder.goal_percent)?;
         // Nothing that can fail comes after: a message ends its threads.
-        let waiters = Waiters::start(&core)?;
-        Ok(OfUffd { _evictor: evictor, _policy: policy, core, waiters })
+        let waiters = Waiters::start(&core, 1, MOST_THREADS)?;
+        Ok(OfUffd { _evictor: evictor, _writers: writers, core, waiters })
     }
 }
 
@@ -351,19 +386,20 @@ struct OfGuard {
     // Dropped in this order.
     _registered: Registered,
     _evictor: Evictor<Guard>,
-    _policy: PolicyThread,
+    _writers: Writers,
     core: Arc<Core<Guard>>,
 }
 
 impl OfGuard {
     fn new(builder: &PagerBuilder, pages: u64, fence: Fence) -> Result<Self> {
-        let (core, policy) = builder.core(Guard::new(pages, fence)?, fence.unit_pages(), pages)?;
+        let areas = Arc::new(Mutex::new(Areas::new(pages)));
+        let (core, writers) = builder.core(Guard::new(pages, fence)?, areas, fence.unit_pages(), pages)?;
         let (start, len_bytes) = (core.trap.space().start(), core.trap.space().len_bytes());
         let handler = Box::new(Touches(Arc::clone(&core)));
         Ok(OfGuard {
             _registered: sigsegv::register(start, len_bytes, handler)?,
             _evictor: Evictor::start(&core, builder.goal_percent)?,
-            _policy: policy,
+            _writers: writers,
             core,
         })
     }

@@ -6,9 +6,7 @@
 //! would exceed the limit waits for the evictor, unless that found nothing that can leave: then memory grows beyond the
 //! limit, as nothing may be lost.
 
-use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::thread::Thread;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::thread::futex;
@@ -16,6 +14,8 @@ use uzram::lru::NODE_BYTES;
 use uzram::store::Store;
 use uzram::sync::Counter;
 use uzram::units::PAGE_SIZE;
+
+use crate::bell::Bell;
 
 /// Bytes of tables for a page: its slot in the store, its state, and where it waits.
 const TABLE_BYTES: u64 = 16 + 1 + 4;
@@ -34,9 +34,15 @@ pub(crate) struct Room {
     resident_pages: Counter,
     /// Pages that hold anything, in memory or not.
     touched_pages: Counter,
+    /// Nobody waits for room: the process forks.
+    is_held: AtomicBool,
+    /// Threads wait even if nothing can leave: the process is about to end.
+    is_hard: AtomicBool,
     /// The evictor found nothing to evict, or no room for it, at its last attempt.
     is_stuck: AtomicBool,
-    evictor: OnceLock<Thread>,
+    /// The most pages that counted at once, as far as was looked.
+    most_used_pages: AtomicU64,
+    evictor: Bell,
     /// Changes when memory was freed.
     freed: AtomicU32,
     waiters: AtomicU32,
@@ -50,8 +56,11 @@ impl Room {
             table_bytes: TABLE_BYTES + lrus * NODE_BYTES as u64,
             resident_pages: Counter::new(0),
             touched_pages: Counter::new(0),
+            is_held: AtomicBool::new(false),
+            is_hard: AtomicBool::new(false),
             is_stuck: AtomicBool::new(false),
-            evictor: OnceLock::new(),
+            most_used_pages: AtomicU64::new(0),
+            evictor: Bell::new(),
             freed: AtomicU32::new(0),
             waiters: AtomicU32::new(0),
         }
@@ -72,15 +81,20 @@ impl Room {
         }
     }
 
-    /// Says which thread is to be woken to evict.
-    pub(crate) fn set_evictor(&self, thread: Thread) {
-        let _ = self.evictor.set(thread);
-    }
-
     /// Returns the pages that count against the limit.
     pub(crate) fn used_pages(&self, store: &Store) -> u64 {
         let tables = self.touched_pages.get() * self.table_bytes / PAGE_SIZE as u64;
         self.resident_pages.get() + store.charged_pages() + tables
+    }
+
+    /// Returns the most of [`Room::used_pages`] so far.
+    pub(crate) fn most_used_pages(&self, store: &Store) -> u64 {
+        let used = self.used_pages(store);
+        // Faults look at it once each: next to none writes.
+        if used > self.most_used_pages.load(Ordering::Relaxed) {
+            self.most_used_pages.fetch_max(used, Ordering::Relaxed);
+        }
+        self.most_used_pages.load(Ordering::Relaxed)
     }
 
     /// Returns the limit, and the pages that are free at the high watermark.
@@ -114,7 +128,8 @@ impl Room {
     pub(crate) fn wait_for(&self, pages: usize, store: &Store, on_wait: impl FnOnce()) {
         let is_over = || {
             self.used_pages(store) + pages as u64 <= self.limit_pages.get()
-                || self.is_stuck.load(Ordering::Relaxed)
+                || self.gives_up()
+                || self.is_held()
         };
         if is_over() {
             return;
@@ -135,7 +150,44 @@ impl Room {
     }
 
     pub(crate) fn wake_evictor(&self) {
-        self.evictor.get().into_iter().for_each(Thread::unpark);
+        self.evictor.ring();
+    }
+
+    /// Has the evictor wait until it is woken, or for so long.
+    pub(crate) fn rest(&self, most: Option<Duration>) {
+        self.evictor.wait(most);
+    }
+
+    /// Returns whether nothing can leave, so that memory grows beyond the limit.
+    pub(crate) fn gives_up(&self) -> bool {
+        self.is_stuck.load(Ordering::Relaxed) && !self.is_hard.load(Ordering::Relaxed)
+    }
+
+    /// Has memory not grow beyond the limit though nothing can leave: whoever sets this ends the process then.
+    pub(crate) fn set_hard(&self) {
+        self.is_hard.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn is_above_limit(&self, store: &Store) -> bool {
+        self.used_pages(store) >= self.limit_pages.get()
+    }
+
+    pub(crate) fn is_held(&self) -> bool {
+        self.is_held.load(Ordering::SeqCst)
+    }
+
+    /// Has nobody wait for room, or ends that.
+    pub(crate) fn hold(&self, hold: bool) {
+        self.is_held.store(hold, Ordering::SeqCst);
+        self.freed.fetch_add(1, Ordering::SeqCst);
+        let _ = futex::wake(&self.freed, futex::Flags::PRIVATE, u32::MAX >> 1);
+    }
+
+    /// Begins anew in a child, in which no thread waits.
+    pub(crate) fn begin_in_child(&self) {
+        self.evictor.reset();
+        self.waiters.store(0, Ordering::Relaxed);
+        self.is_stuck.store(false, Ordering::Relaxed);
     }
 
     /// Notes that units came into memory, and whether that was their first touch.

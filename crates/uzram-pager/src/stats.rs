@@ -3,6 +3,20 @@
 use uzram::cpu::PerCpu;
 use uzram::sync::Counter;
 
+/// Pages that a pager has outside memory, of 4096 bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Stored {
+    /// Pages that are in memory compressed, or as they are if they cannot be compressed.
+    pub compressed_pages: u64,
+    /// The bytes that these take, without metadata.
+    pub compressed_bytes: u64,
+    /// Pages in the spill file.
+    pub spilled_pages: u64,
+    /// All bytes that were written to the spill file so far.
+    pub spill_written_bytes: u64,
+}
+
 macro_rules! counts {
     ($($(#[$doc:meta])* $field:ident,)*) => {
         /// Counts of one CPU.
@@ -21,6 +35,8 @@ macro_rules! counts {
             pub resident_pages: u64,
             /// Pages of compressed memory, with its metadata.
             pub compressed_pages: u64,
+            /// The most that counted against the limit so far: pages in memory, compressed memory, and tables.
+            pub used_pages_max: u64,
             /// Pages of all regions.
             pub mapped_pages: u64,
             $($(#[$doc])* pub $field: u64,)*

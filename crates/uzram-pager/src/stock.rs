@@ -30,6 +30,17 @@ impl<B> Stock<B> {
         Ok(Stock((0..count).map(place).collect::<Result<_>>()?))
     }
 
+    /// Calls `f` with each of them, none of which is taken.
+    ///
+    /// # Errors
+    /// Those of `f`.
+    pub(crate) fn for_each_free(&self, f: impl Fn(&B) -> Result<()>) -> Result<()> {
+        self.0.iter().try_for_each(|place| {
+            assert!(!place.taken.swap(true, Ordering::Acquire), "it is free");
+            f(&Taken(place))
+        })
+    }
+
     /// Takes a free one; waits until there is one. A thread takes no second one, and waits for no unit while it has one of
     /// the benches.
     pub(crate) fn take(&self) -> Taken<'_, B> {

@@ -10,16 +10,16 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
-use rustix::thread::{CpuSet, Pid, gettid, sched_setaffinity};
+use rustix::thread::{CpuSet, Pid, gettid, sched_getaffinity, sched_setaffinity};
 use uzram::Result;
 use uzram::sync::Counter;
 
 use crate::core::{Core, lock};
 use crate::trap::Trap;
-use crate::trap::uffd::Uffd;
+use crate::trap::uffd::{Touch, Uffd};
 
-/// The most threads.
-const MOST: usize = 4;
+/// The most threads that are of use.
+pub(crate) const MOST_THREADS: usize = 4;
 /// Microseconds from one lookup to the next.
 const LOOKUP_US: u64 = 1000;
 /// The lookups of which the CPUs count.
@@ -43,23 +43,37 @@ struct State {
     lookups: usize,
     /// The CPUs that the threads are on, the first thread on the first.
     hot: Vec<u16>,
-    /// No further thread is started.
-    ends: bool,
+    /// How many may be started.
+    most: usize,
 }
 
 impl Waiters {
-    /// Starts the first thread.
+    /// Starts the first `count` threads, of at most `most`. If these are all, no thread is looked up: they stay where they are, one on each
+    /// CPU if there are as many, and open no files. A program may rely on the numbers of the files that it opens.
     ///
     /// # Errors
     /// `NoMemory`.
-    pub(crate) fn start(core: &Arc<Core<Uffd>>) -> Result<Arc<Self>> {
+    pub(crate) fn start(core: &Arc<Core<Uffd>>, count: usize, most: usize) -> Result<Arc<Self>> {
         let waiters = Arc::new(Waiters {
             core: Arc::clone(core),
             start: Instant::now(),
             next_us: Counter::new(0),
-            state: Mutex::default(),
+            state: Mutex::new(State { most, ..State::default() }),
         });
-        waiters.start_one(&mut lock(&waiters.state))?;
+        let mut state = lock(&waiters.state);
+        for nth in 0..count {
+            match waiters.start_one(&mut state) {
+                Err(error) if nth == 0 => return Err(error),
+                // The others do more.
+                Err(_) => break,
+                Ok(()) => {}
+            }
+        }
+        if count == most {
+            waiters.next_us.set(u64::MAX);
+            state.hot = all_cpus().filter(|cpus| cpus.len() == count).unwrap_or_default();
+        }
+        drop(state);
         Ok(waiters)
     }
 
@@ -86,12 +100,28 @@ impl Waiters {
                 if trap.take_message(&touch) {
                     ends = true;
                 } else if let Some(page) = trap.space().page_at(touch.address) {
-                    self.core.fault(page, touch.writes, false);
-                    self.look_up(touch.thread);
+                    self.bring(page, &touch);
                 }
             });
             // The descriptor is open for as long as this thread is.
             debug_assert!(served.is_ok(), "{served:?}");
+        }
+    }
+
+    /// Brings a page that was touched.
+    fn bring(self: &Arc<Self>, page: u64, touch: &Touch) {
+        match self.core.moving.try_read() {
+            Ok(_moving) => {
+                self.core.fault(page, touch.writes, false);
+                self.look_up(touch.thread);
+            }
+            Err(_) if self.core.trap.is_forker(touch.thread) => {
+                self.core.fault(page, touch.writes, false);
+                // Now it may go on: nothing is left to do here.
+                self.core.trap.wake_forker(page);
+            }
+            // All touches are repeated when the process has forked.
+            Err(_) => {}
         }
     }
 
@@ -109,12 +139,12 @@ impl Waiters {
         let mut hot: Vec<u16> = state.seen.iter().flatten().copied().collect();
         hot.sort_unstable();
         hot.dedup();
-        hot.truncate(MOST);
+        hot.truncate(MOST_THREADS);
         if hot == state.hot {
             return;
         }
         state.hot = hot;
-        if state.threads.len() < state.hot.len() && !state.ends {
+        if state.threads.len() < state.hot.len().min(state.most) {
             // Without it, the others do more.
             let _ = self.start_one(&mut state);
         }
@@ -125,7 +155,7 @@ impl Waiters {
     pub(crate) fn end(&self) {
         let threads = {
             let mut state = lock(&self.state);
-            state.ends = true;
+            state.most = 0;
             std::mem::take(&mut state.threads)
         };
         threads.iter().for_each(|_| self.core.trap.send_message());
@@ -142,6 +172,12 @@ impl State {
             let _ = sched_setaffinity(Some(*id), &only);
         }
     }
+}
+
+/// Returns the CPUs that this thread may run on.
+fn all_cpus() -> Option<Vec<u16>> {
+    let allowed = sched_getaffinity(None).ok()?;
+    Some((0..CpuSet::MAX_CPU).filter(|cpu| allowed.is_set(*cpu)).map(|cpu| cpu as u16).collect())
 }
 
 /// Returns the CPU that a thread of this process ran on last.

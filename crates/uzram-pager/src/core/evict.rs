@@ -301,7 +301,10 @@ impl<T: Trap> Core<T> {
 
     /// Makes room until memory is below the low watermark. `has_rested`: the last call has returned [`Next::Later`].
     pub(crate) fn make_room(&self, mut has_rested: bool) -> Next {
-        while self.room.is_above_low(&self.store) && !self.ends.load(Ordering::Relaxed) {
+        while self.room.is_above_low(&self.store)
+            && !self.ends.load(Ordering::Relaxed)
+            && !self.room.is_held()
+        {
             let mut waiting = lock(&self.waiting);
             let goes_on = match waiting.free_shelves() {
                 0 => {

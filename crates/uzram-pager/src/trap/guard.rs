@@ -189,7 +189,7 @@ impl Trap for Guard {
             )
         };
         mapped.map_err(|error| Error::new(ErrorKind::NoMemory, format!("mmap of a region: {error}")))?;
-        super::advise(address, run.bytes())?;
+        super::advise(address, run.bytes(), super::Children::Exclude)?;
         self.close(run).map_err(|error| {
             let what = format!("this system has no guard pages: {error}");
             Error::new(ErrorKind::Unsupported, what).with_setting("trap")
@@ -242,6 +242,10 @@ impl Trap for Guard {
 
     fn forget(&self, run: Run) {
         self.punch(run);
+    }
+
+    fn discard(&self, _: Run) -> bool {
+        false
     }
 
     fn find(&self, _: Run) {}

@@ -18,6 +18,8 @@ use rustix::mm::{Advice, MapFlags, ProtFlags};
 use uzram::units::{PAGE_SHIFT, PAGE_SIZE, Page};
 use uzram::{Error, ErrorKind, Result};
 
+use crate::areas::Protection;
+
 /// How long a thread waits before it asks the system again for what it must have.
 pub(crate) const RETRY: std::time::Duration = std::time::Duration::from_millis(1);
 
@@ -35,6 +37,15 @@ impl Run {
     pub(crate) fn bytes(self) -> usize {
         self.pages << PAGE_SHIFT
     }
+}
+
+/// What a child (fork(2)) has of a pager's memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Children {
+    /// Nothing: a touch is a SIGSEGV.
+    Exclude,
+    /// A copy, as of all memory. Its pages that are not in memory read as zeros until it has a trap of its own.
+    Inherit,
 }
 
 /// A way to trap touches.
@@ -92,6 +103,10 @@ pub(crate) trait Trap: Send + Sync + Sized + 'static {
 
     /// Gives the memory of a page back whose contents are not needed any more, though it was taken and not released.
     fn forget(&self, run: Run);
+
+    /// Traps open pages, whose contents are not needed any more, and gives their memory back. Returns false if this trap takes them
+    /// in no other way than [`Trap::take`].
+    fn discard(&self, run: Run) -> bool;
 
     /// Ends [`Trap::lose`]: the pages are trapped as others are.
     fn find(&self, run: Run);
@@ -157,24 +172,46 @@ impl Space {
         (offset < self.len_bytes).then_some((offset >> PAGE_SHIFT) as u64)
     }
 
+    /// Returns the run of the pages in which bytes at an address lie; `None` if one of them is outside.
+    pub(crate) fn run_at(&self, address: usize, len_bytes: usize) -> Option<Run> {
+        let first = self.page_at(address)?;
+        let end = address.checked_add(len_bytes)?.checked_next_multiple_of(PAGE_SIZE)?;
+        let end = end.checked_sub(self.start()).filter(|end| *end <= self.len_bytes)? >> PAGE_SHIFT;
+        Some(Run { first, pages: end - first as usize })
+    }
+
+    /// Maps private memory in place of what was there.
+    ///
+    /// # Errors
+    /// `NoMemory`.
+    pub(crate) fn map(&self, run: Run, protection: Protection, children: Children) -> Result<()> {
+        let address = self.address(run.first);
+        self.replace(run, ProtFlags::from_bits_retain(protection.0.cast_unsigned()))
+            .map_err(|error| Error::new(ErrorKind::NoMemory, format!("mmap of a region: {error}")))?;
+        advise(address, run.bytes(), children)
+    }
+
     /// Puts memory that is not used any more back into the reservation.
     pub(crate) fn reserve_again(&self, run: Run) {
-        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED;
-        // SAFETY: the pages are inside the reservation, which this value owns; the caller unmaps them.
-        let reserved = unsafe {
-            rustix::mm::mmap_anonymous(self.address(run.first).cast(), run.bytes(), ProtFlags::empty(), flags)
-        };
+        let reserved = self.replace(run, ProtFlags::empty());
         debug_assert!(reserved.is_ok(), "{reserved:?}");
+    }
+
+    fn replace(&self, run: Run, protection: ProtFlags) -> rustix::io::Result<()> {
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED;
+        // SAFETY: the pages are inside the reservation, which this value owns; the caller has them unmapped.
+        unsafe { rustix::mm::mmap_anonymous(self.address(run.first).cast(), run.bytes(), protection, flags) }
+            .map(drop)
     }
 }
 
-/// Sets what the kernel does with mapped memory: no huge pages, which would not be trapped page by page, and nothing of it in a
-/// child, which has no pager.
+/// Sets what the kernel does with mapped memory: no huge pages, which would not be trapped page by page, and what a child has of it.
 ///
 /// # Errors
 /// `NoMemory`.
-fn advise(start: *mut u8, len_bytes: usize) -> Result<()> {
-    for advice in [Advice::LinuxNoHugepage, Advice::LinuxDontFork] {
+fn advise(start: *mut u8, len_bytes: usize, children: Children) -> Result<()> {
+    let dont_fork = (children == Children::Exclude).then_some(Advice::LinuxDontFork);
+    for advice in [Some(Advice::LinuxNoHugepage), dont_fork].into_iter().flatten() {
         // SAFETY: the range is mapped, and the advice changes no contents.
         match unsafe { rustix::mm::madvise(start.cast(), len_bytes, advice) } {
             Ok(()) => {}

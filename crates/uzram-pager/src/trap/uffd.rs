@@ -14,17 +14,19 @@ use std::ptr::NonNull;
 
 use linux_raw_sys::general::{
     UFFD_API, UFFD_EVENT_PAGEFAULT, UFFD_FEATURE_MOVE, UFFD_FEATURE_POISON, UFFD_FEATURE_THREAD_ID,
-    UFFD_PAGEFAULT_FLAG_WRITE, UFFDIO_REGISTER_MODE_MISSING, uffd_msg, uffdio_api, uffdio_copy, uffdio_move,
-    uffdio_poison, uffdio_range, uffdio_register,
+    UFFD_PAGEFAULT_FLAG_WRITE, UFFDIO_COPY_MODE_DONTWAKE, UFFDIO_REGISTER_MODE_MISSING, uffd_msg, uffdio_api,
+    uffdio_copy, uffdio_move, uffdio_poison, uffdio_range, uffdio_register,
 };
 use linux_raw_sys::ioctl::{UFFDIO_API, UFFDIO_COPY, UFFDIO_REGISTER, UFFDIO_WAKE};
 use rustix::io::Errno;
 use rustix::ioctl::{Opcode, Updater, opcode};
 use rustix::mm::{Advice, MapFlags, ProtFlags, UserfaultfdFlags, userfaultfd};
+use uzram::sync::{Arc, AtomicU32, Ordering};
 use uzram::units::{PAGE_SHIFT, PAGE_SIZE, Page};
 use uzram::{Error, ErrorKind, Result};
 
-use super::{MOST_PAGES, RETRY, Run, Space, Trap, advise};
+use super::{Children, MOST_PAGES, RETRY, Run, Space, Trap, advise};
+use crate::areas::Protection;
 
 /// The ioctls of <linux/userfaultfd.h>. linux-raw-sys does not know the last two.
 const API: Opcode = UFFDIO_API as Opcode;
@@ -34,6 +36,8 @@ const COPY: Opcode = UFFDIO_COPY as Opcode;
 const GROUP: u8 = 0xaa;
 const MOVE: Opcode = opcode::read_write::<uffdio_move>(GROUP, 0x05);
 const POISON: Opcode = opcode::read_write::<uffdio_poison>(GROUP, 0x08);
+/// `MADV_POPULATE_WRITE` of <asm-generic/mman-common.h>, Linux 5.14. rustix has it for aligned ranges only.
+const POPULATE_WRITE: i32 = 23;
 
 /// How often a call is repeated that fails with EAGAIN without having done a part: the process's memory map is changing.
 const MOST_RETRIES: usize = 10_000;
@@ -43,9 +47,12 @@ const MESSAGES: usize = 16;
 /// See the [module's documentation](self).
 pub(crate) struct Uffd {
     fd: OwnedFd,
-    space: Space,
+    space: Arc<Space>,
+    children: Children,
     /// A page that is never there, for [`Uffd::send_message`].
     signal: Staging,
+    /// The thread that forks; 0 for none. No other one is woken meanwhile.
+    forker: AtomicU32,
 }
 
 /// A trapped touch.
@@ -57,14 +64,85 @@ pub(crate) struct Touch {
 }
 
 impl Uffd {
-    /// Returns the trap; reserves address space for `pages`.
+    /// Returns the trap for a range of address space.
     ///
     /// # Errors
     /// `Permission` or `Unsupported`: the system has no userfaultfd for this process, or an old one. `NoMemory`.
-    pub(crate) fn new(pages: u64) -> Result<Uffd> {
-        let fd = open()?;
-        let signal = Staging::new(&fd)?;
-        Ok(Uffd { fd, space: Space::new(pages)?, signal })
+    pub(crate) fn new(space: Arc<Space>, children: Children) -> Result<Uffd> {
+        let fd = match children {
+            Children::Exclude => open()?,
+            Children::Inherit => crate::high::keep(open()?),
+        };
+        let signal = Staging::new(&fd, children)?;
+        Ok(Uffd { fd, space, children, signal, forker: AtomicU32::new(0) })
+    }
+
+    /// Notes that a thread forks, 0 for none: from now on, of threads that touched, that one alone goes on, and when
+    /// [`Uffd::wake_forker`] is called.
+    pub(crate) fn set_forker(&self, thread: u32) {
+        self.forker.store(thread, Ordering::SeqCst);
+    }
+
+    pub(crate) fn is_forker(&self, thread: u32) -> bool {
+        self.forker.load(Ordering::SeqCst) == thread
+    }
+
+    /// Has the thread that forks touch a page again.
+    pub(crate) fn wake_forker(&self, page: u64) {
+        self.wake_always(self.space.address(page).addr(), PAGE_SIZE);
+    }
+
+    /// Has all threads touch again what they found trapped.
+    pub(crate) fn retry_all(&self) {
+        self.wake_always(self.space.start(), self.space.len_bytes());
+    }
+
+    /// Goes on in a child, by a descriptor of its own. All that was registered must be registered again.
+    ///
+    /// # Errors
+    /// `Permission` or `Unsupported`: the child may not use userfaultfd.
+    pub(crate) fn renew(&self) -> Result<()> {
+        let new = open()?;
+        // The number stays, so that nothing has to be told.
+        // SAFETY: both are open; the old one is that of the parent, which this process does not use.
+        let renewed =
+            unsafe { libc::syscall(libc::SYS_dup3, new.as_raw_fd(), self.fd.as_raw_fd(), libc::O_CLOEXEC) };
+        if renewed < 0 {
+            let error = std::io::Error::last_os_error();
+            return Err(Error::new(ErrorKind::NoMemory, format!("userfaultfd: {error}")));
+        }
+        self.signal.register(&self.fd)
+    }
+
+    /// Has nothing trapped any more, in a child that cannot go on. What is not in memory reads as zeros from now on.
+    pub(crate) fn give_up(&self) {
+        // SAFETY: the number is not used any more: the pager has stopped for good.
+        crate::high::close(unsafe { OwnedFd::from_raw_fd(self.fd.as_raw_fd()) });
+    }
+
+    /// Registers a shelf in a child.
+    ///
+    /// # Errors
+    /// `NoMemory`.
+    pub(crate) fn renew_shelf(&self, shelf: &Staging) -> Result<()> {
+        shelf.register(&self.fd)
+    }
+
+    /// Maps pages that a program may access so, all trapped. Whatever was mapped there is gone.
+    ///
+    /// # Errors
+    /// `NoMemory`.
+    pub(crate) fn map_as(&self, run: Run, protection: Protection) -> Result<()> {
+        self.space.map(run, protection, self.children)?;
+        self.register(run)
+    }
+
+    /// Traps the touches of mapped pages that are not in memory.
+    ///
+    /// # Errors
+    /// `NoMemory`.
+    pub(crate) fn register(&self, run: Run) -> Result<()> {
+        register(&self.fd, self.space.address(run.first).addr(), run.bytes())
     }
 
     /// Waits for touches, and hands them to `touched`.
@@ -123,18 +201,18 @@ impl Uffd {
 
     /// Copies pages to an address. Pages that are there already stay as they are.
     fn copy(&self, to: usize, pages: &[Page]) -> Result<()> {
-        let (mut done, mut retries) = (0, 0);
+        let (mut done, mut retries, mut most) = (0, 0, pages.len());
         while done < pages.len() {
-            let rest = &pages[done..];
+            let rest = &pages[done..pages.len().min(done + most)];
             let mut copy = uffdio_copy {
                 dst: (to + (done << PAGE_SHIFT)) as u64,
                 src: rest.as_ptr().addr() as u64,
                 len: (rest.len() << PAGE_SHIFT) as u64,
-                mode: 0,
+                mode: if self.is_forker(0) { 0 } else { UFFDIO_COPY_MODE_DONTWAKE.into() },
                 copy: 0,
             };
             match self.ioctl::<COPY, _>(&mut copy) {
-                Ok(()) => return Ok(()),
+                Ok(()) => done += rest.len(),
                 Err(Errno::AGAIN) if copy.copy > 0 => done += copy.copy as usize >> PAGE_SHIFT,
                 Err(Errno::AGAIN) if retries < MOST_RETRIES => {
                     retries += 1;
@@ -144,8 +222,11 @@ impl Uffd {
                     self.wake(copy.dst as usize, 1);
                     done += 1;
                 }
+                // Two mappings: the kernel refuses both together.
+                Err(Errno::NOENT) if rest.len() > 1 => most = rest.len().div_ceil(2),
                 // Unmapped meanwhile: nobody waits any more.
-                Err(Errno::NOENT | Errno::SRCH) => return Ok(()),
+                Err(Errno::NOENT) => done += 1,
+                Err(Errno::SRCH) => return Ok(()),
                 Err(error) => {
                     return Err(Error::new(ErrorKind::NoMemory, format!("UFFDIO_COPY: {error}")));
                 }
@@ -160,20 +241,23 @@ impl Uffd {
     /// for one, for example because compaction was moving it, too. The next call then fails with EEXIST, as the page is there
     /// already. Whoever took it for a page that stayed would lose it.
     fn move_pages(&self, from: usize, to: usize, pages: usize) -> usize {
-        let (mut done, mut retries) = (0, 0);
+        let (mut done, mut retries, mut most) = (0, 0, pages);
+        // The page that was made this process's own last.
+        let mut own = None;
         while done < pages {
+            let count = most.min(pages - done);
             let mut move_ = uffdio_move {
                 dst: (to + (done << PAGE_SHIFT)) as u64,
                 src: (from + (done << PAGE_SHIFT)) as u64,
-                len: ((pages - done) << PAGE_SHIFT) as u64,
+                len: (count << PAGE_SHIFT) as u64,
                 mode: 0,
                 move_: 0,
             };
             let moved = self.ioctl::<MOVE, _>(&mut move_);
             #[cfg(test)]
-            let moved = crate::faults::miscount(moved, pages - done, &mut move_.move_);
+            let moved = crate::faults::miscount(moved, count, &mut move_.move_);
             match moved {
-                Ok(()) => return pages,
+                Ok(()) => done += count,
                 Err(Errno::AGAIN) if move_.move_ > 0 => done += move_.move_ as usize >> PAGE_SHIFT,
                 Err(Errno::AGAIN) if retries < MOST_RETRIES => {
                     retries += 1;
@@ -183,6 +267,13 @@ impl Uffd {
                 Err(_) if !is_there(from + (done << PAGE_SHIFT)) && is_there(to + (done << PAGE_SHIFT)) => {
                     done += 1;
                 }
+                // Two mappings: the kernel refuses both together.
+                Err(Errno::INVAL) if count > 1 => most = count.div_ceil(2),
+                // A child has it, too, or had it.
+                Err(Errno::BUSY) if self.children == Children::Inherit && own != Some(done) => {
+                    own = Some(done);
+                    make_own(from + (done << PAGE_SHIFT), pages - done);
+                }
                 // Busy, or not there.
                 Err(_) => return done,
             }
@@ -190,8 +281,15 @@ impl Uffd {
         done
     }
 
+    /// Has threads go on that wait for pages, unless the process forks: then they are woken when it has.
     fn wake(&self, address: usize, pages: usize) {
-        let mut range = uffdio_range { start: address as u64, len: (pages << PAGE_SHIFT) as u64 };
+        if self.is_forker(0) {
+            self.wake_always(address, pages << PAGE_SHIFT);
+        }
+    }
+
+    fn wake_always(&self, address: usize, len_bytes: usize) {
+        let mut range = uffdio_range { start: address as u64, len: len_bytes as u64 };
         let _ = ioctl::<WAKE, _>(&self.fd, &mut range);
     }
 }
@@ -200,19 +298,11 @@ impl Trap for Uffd {
     type Shelf = Staging;
 
     fn shelf(&self) -> Result<Staging> {
-        Staging::new(&self.fd)
+        Staging::new(&self.fd, self.children)
     }
 
     fn map(&self, run: Run) -> Result<()> {
-        let address = self.space.address(run.first);
-        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED;
-        // SAFETY: the pages are inside the reservation, and not in use.
-        let mapped = unsafe {
-            rustix::mm::mmap_anonymous(address.cast(), run.bytes(), ProtFlags::READ | ProtFlags::WRITE, flags)
-        };
-        mapped.map_err(|error| Error::new(ErrorKind::NoMemory, format!("mmap of a region: {error}")))?;
-        advise(address, run.bytes())?;
-        register(&self.fd, address.addr(), run.bytes())
+        self.map_as(run, Protection::READ_WRITE)
     }
 
     fn unmap(&self, run: Run) {
@@ -270,11 +360,17 @@ impl Trap for Uffd {
         // It stays on the shelf until that is released.
     }
 
-    fn find(&self, run: Run) {
-        // SAFETY: the range is mapped; its pages hold nothing but the marks of the poison.
-        let _ = unsafe {
+    fn discard(&self, run: Run) -> bool {
+        // SAFETY: the range is mapped, and the program does not need what it holds.
+        unsafe {
             rustix::mm::madvise(self.space.address(run.first).cast(), run.bytes(), Advice::LinuxDontNeed)
-        };
+        }
+        .is_ok()
+    }
+
+    fn find(&self, run: Run) {
+        // Its pages hold nothing but the marks of the poison.
+        self.discard(run);
     }
 
     fn space(&self) -> &Space {
@@ -299,7 +395,7 @@ unsafe impl Sync for Staging {}
 impl Staging {
     const BYTES: usize = MOST_PAGES << PAGE_SHIFT;
 
-    fn new(fd: &OwnedFd) -> Result<Staging> {
+    fn new(fd: &OwnedFd, children: Children) -> Result<Staging> {
         let refused =
             |error: Errno| Error::new(ErrorKind::NoMemory, format!("no memory to move pages to: {error}"));
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
@@ -309,9 +405,13 @@ impl Staging {
             unsafe { rustix::mm::mmap_anonymous(std::ptr::null_mut(), Staging::BYTES, protection, flags) };
         let start = NonNull::new(start.map_err(refused)?.cast()).ok_or_else(|| refused(Errno::NOMEM))?;
         let staging = Staging { start };
-        advise(start.as_ptr(), Staging::BYTES)?;
-        register(fd, start.as_ptr().addr(), Staging::BYTES)?;
+        advise(start.as_ptr(), Staging::BYTES, children)?;
+        staging.register(fd)?;
         Ok(staging)
+    }
+
+    fn register(&self, fd: &OwnedFd) -> Result<()> {
+        register(fd, self.start.as_ptr().addr(), Staging::BYTES)
     }
 
     /// Returns pages. Callers read those that were moved here alone: others are not there.
@@ -336,6 +436,16 @@ impl Drop for Staging {
         // SAFETY: this value owns the mapping.
         let _ = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), Staging::BYTES) };
     }
+}
+
+/// Has pages that a child has, too, copied, up to the first that is not in memory. A page that a child had stays marked as shared until
+/// it is written.
+fn make_own(address: usize, pages: usize) {
+    let there = (0..pages).take_while(|nth| is_there(address + (nth << PAGE_SHIFT))).count();
+    // SAFETY: the call changes no contents. Pages that are there are not trapped, so that it does not wait for this thread itself.
+    let _ = unsafe {
+        libc::madvise(std::ptr::without_provenance_mut(address), there << PAGE_SHIFT, POPULATE_WRITE)
+    };
 }
 
 /// Returns whether a page is in memory at an address.
