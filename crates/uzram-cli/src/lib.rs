@@ -14,7 +14,7 @@
 //! | `swap` | what a swap area needs besides its device: memory checks, cgroups, swapoff |
 //! | `client` | the commands that talk to a daemon; `attach` and `detach` |
 //! | `daemon` | `up` |
-//! | `commands` | `check`, `corpus`, `train`, `swap` (a client that also starts a daemon), and the programs `bench` and `lab` |
+//! | `commands` | `check`, `corpus`, `run`, `train`, `swap` (a client that also starts a daemon), and the programs `bench` and `lab` |
 //!
 //! Exit statuses: 0 on success; 1 on failure, or if a daemon refused the request; 2 if the command line or a
 //! configuration file is invalid and nothing was tried (`Failure::Usage`). `up --exec` returns its command's status,
@@ -45,7 +45,7 @@ use client::control::{
 };
 use client::status::{self, StatusArgs};
 use client::survival::{self, RecoverArgs, UpgradeArgs};
-use commands::{check, corpus, sibling, swap as swap_commands, train};
+use commands::{check, corpus, run, sibling, swap as swap_commands, train};
 use daemon::survive::handover::{self, State};
 use daemon::{attendant, holder, up};
 use failure::Failure;
@@ -66,6 +66,7 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     Up(Box<up::UpArgs>),
+    Run(Box<run::RunArgs>),
     Add(AddArgs),
     Remove(RemoveArgs),
     List(ListArgs),
@@ -159,6 +160,7 @@ pub fn main() -> ExitCode {
     };
     let outcome = match cli.command {
         Command::Up(args) => up::run(&args),
+        Command::Run(args) => run::run(&args).map(|never| match never {}),
         Command::Add(args) => control::add(&args).map(|()| 0),
         Command::Remove(args) => control::remove(&args).map(|()| 0),
         Command::List(args) => control::list(&args).map(|()| 0),

@@ -9,9 +9,9 @@ use std::process::Stdio;
 use common::{Place, bare_command, collect, finish};
 use serde_json::Value;
 
-const COMMANDS: [&str; 16] = [
-    "up", "add", "remove", "list", "stat", "set", "reset", "slabinfo", "down", "bench", "check", "lab",
-    "train", "status", "upgrade", "recover",
+const COMMANDS: [&str; 17] = [
+    "up", "run", "add", "remove", "list", "stat", "set", "reset", "slabinfo", "down", "bench", "check",
+    "lab", "train", "status", "upgrade", "recover",
 ];
 
 #[test]

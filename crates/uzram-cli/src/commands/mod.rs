@@ -2,6 +2,7 @@
 
 pub mod check;
 pub mod corpus;
+pub mod run;
 pub mod sibling;
 pub mod swap;
 pub mod train;

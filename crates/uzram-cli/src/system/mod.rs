@@ -7,6 +7,7 @@ pub mod find_program;
 pub mod interrupts;
 pub mod process_pages;
 pub mod program;
+pub mod program_file;
 pub mod protect;
 pub mod runtime_dir;
 pub mod state_dir;

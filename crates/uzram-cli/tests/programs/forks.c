@@ -1,0 +1,106 @@
+/* fork(2), vfork(2), posix_spawn(3) and exec(3), of a program with threads and much memory. */
+#define _GNU_SOURCE
+#include "check.h"
+#include <pthread.h>
+#include <spawn.h>
+#include <stdatomic.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+extern char **environ;
+enum { BLOCKS = 24 };
+static char *blocks[BLOCKS];
+static atomic_int ends;
+
+static int status_of(pid_t pid) {
+    int status;
+    check(waitpid(pid, &status, 0) == pid);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+}
+
+static void *touch(void *argument) {
+    size_t nth = (size_t)argument;
+    for (unsigned version = 1; !ends; version++) {
+        fill(blocks[nth], 2 * MIB, version);
+        check(is_filled(blocks[nth], 2 * MIB, version));
+        usleep(5000);
+    }
+    return NULL;
+}
+
+static int all_filled(uint64_t version) {
+    for (size_t i = 4; i < BLOCKS; i++)
+        if (!is_filled(blocks[i], 2 * MIB, version + i))
+            return 0;
+    return 1;
+}
+
+int main(int argc, char **argv) {
+    if (argc > 1) {
+        printf("executed: %s\n", argv[1]);
+        return 7;
+    }
+    setvbuf(stdout, NULL, _IONBF, 0);
+    for (size_t i = 0; i < BLOCKS; i++) {
+        blocks[i] = i % 2 ? malloc(2 * MIB) : mmap(NULL, 2 * MIB, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        fill(blocks[i], 2 * MIB, 100 + i);
+    }
+    /* Streams that were not used for long, and are written to in children. */
+    FILE *files[200];
+    for (int i = 0; i < 200; i++)
+        check((files[i] = tmpfile()));
+    pthread_t threads[4];
+    for (size_t i = 0; i < 4; i++)
+        check(pthread_create(&threads[i], NULL, touch, (void *)i) == 0);
+    for (int round = 0; round < 6; round++) {
+        pid_t pid = fork();
+        check(pid >= 0);
+        if (pid == 0) {
+            check(all_filled(100));
+            for (size_t i = 4; i < BLOCKS; i++)
+                fill(blocks[i], 2 * MIB, 500 + i);
+            check(all_filled(500));
+            fprintf(files[round], "child %d", round);
+            if (round % 3 == 0) {
+                pid_t grandchild = fork();
+                if (grandchild == 0)
+                    exit(all_filled(500) ? 3 : 1);
+                check(status_of(grandchild) == 3);
+            }
+            exit(5);
+        }
+        if (round % 4 == 1)
+            check(all_filled(100));
+        check(status_of(pid) == 5);
+        check(all_filled(100));
+    }
+    pid_t pid = vfork();
+    if (pid == 0) {
+        execl("/proc/self/exe", argv[0], "vfork", NULL);
+        _exit(1);
+    }
+    check(status_of(pid) == 7);
+    char *arguments[] = {argv[0], "spawn", NULL};
+    check(posix_spawn(&pid, "/proc/self/exe", NULL, NULL, arguments, environ) == 0);
+    check(status_of(pid) == 7);
+    check(system("exit 4") >> 8 == 4);
+    FILE *pipe = popen("echo from a pipe", "r");
+    char line[64];
+    check(fgets(line, sizeof line, pipe) && strcmp(line, "from a pipe\n") == 0);
+    check(pclose(pipe) == 0);
+    /* A child that closes all descriptors, as daemons do. */
+    pid = fork();
+    if (pid == 0) {
+        for (int fd = 3; fd < 1024; fd++)
+            close(fd);
+        _exit(all_filled(100) ? 6 : 1);
+    }
+    check(status_of(pid) == 6);
+    ends = 1;
+    for (int i = 0; i < 4; i++)
+        pthread_join(threads[i], NULL);
+    check(all_filled(100));
+    puts("children are right");
+    return 0;
+}

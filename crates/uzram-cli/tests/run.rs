@@ -1,0 +1,318 @@
+//! `uzram run`: programs behave as without it, in less memory.
+//!
+//! The programs in `programs/` check themselves. Each is compiled and run twice, plain and with a limit far below what it needs: outputs
+//! and statuses must be the same.
+
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::fs;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use common::{Ended, PATIENCE, bare_command, finish, wait, wait_until};
+use uzram_pager::TrapKind;
+
+/// Returns whether the tests can run here; says why not.
+fn can_run() -> bool {
+    match TrapKind::Uffd.check() {
+        Ok(()) => {
+            library();
+            true
+        }
+        Err(error) => {
+            println!("skipped: {error}");
+            false
+        }
+    }
+}
+
+/// Builds the library, beside the program.
+fn library() -> &'static Path {
+    static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
+    LIBRARY.get_or_init(|| {
+        let dir = Path::new(env!("CARGO_BIN_EXE_uzram")).parent().unwrap();
+        let mut cargo = Command::new(env!("CARGO"));
+        cargo.args(["build", "--quiet", "-p", "uzram-run", "--target-dir"]).arg(dir.parent().unwrap());
+        if dir.ends_with("release") {
+            cargo.arg("--release");
+        }
+        let built = cargo.output().unwrap();
+        assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
+        dir.join("libuzram_run.so")
+    })
+}
+
+/// A compiled program of `programs/`.
+struct Program {
+    _dir: tempfile::TempDir,
+    path: PathBuf,
+}
+
+impl Program {
+    fn new(name: &str) -> Program {
+        Program::compiled(name, &[])
+    }
+
+    fn compiled(name: &str, options: &[&str]) -> Program {
+        let dir = tempfile::tempdir().unwrap();
+        let source =
+            Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs").join(name).with_extension("c");
+        let path = dir.path().join(name);
+        let mut cc = Command::new("cc");
+        cc.args(["-O1", "-Wall", "-Wextra", "-Werror", "-Wno-unused-result", "-pthread", "-o"]).arg(&path);
+        let built = cc.arg(source).args(options).arg("-ldl").output().unwrap();
+        assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
+        Program { _dir: dir, path }
+    }
+
+    fn plain(&self, args: &[&str]) -> Ended {
+        let mut command = Command::new(&self.path);
+        command.args(args);
+        finish(command)
+    }
+
+    fn limited(&self, options: &[&str], args: &[&str]) -> Ended {
+        let path = self.path.to_str().unwrap();
+        finish(bare_command(&[&["run"], options, &["--", path], args].concat()))
+    }
+
+    /// Runs it both ways, and compares; returns what was said to standard error with the limit.
+    fn behaves(&self, options: &[&str], args: &[&str]) -> String {
+        let (plain, limited) = (self.plain(args), self.limited(options, args));
+        assert_eq!(limited.status, plain.status, "{args:?}: {}", limited.stderr);
+        assert_eq!(limited.stdout, plain.stdout, "{args:?}: {}", limited.stderr);
+        limited.stderr
+    }
+}
+
+/// Checks that the line at the end tells of compressed memory.
+fn expect_compressed(said: &str) {
+    assert!(said.contains("in memory, with ") && said.contains("(ratio "), "{said}");
+}
+
+#[test]
+fn blocks_are_as_without() {
+    if can_run() {
+        expect_compressed(&Program::new("blocks").behaves(&["--limit", "24M"], &[]));
+    }
+}
+
+#[test]
+fn mappings_are_as_without() {
+    if can_run() {
+        expect_compressed(&Program::new("maps").behaves(&["--limit", "24M"], &[]));
+    }
+}
+
+#[test]
+fn children_are_as_without() {
+    if can_run() {
+        let program = Program::new("forks");
+        for options in [&["--limit", "24M"][..], &["--limit", "48M", "--no-spill"]] {
+            expect_compressed(&program.behaves(options, &[]));
+        }
+    }
+}
+
+#[test]
+fn small_programs_are_as_without() {
+    if can_run() {
+        expect_compressed(&Program::new("small").behaves(&["--limit", "24M", "--stats"], &[]));
+    }
+}
+
+#[test]
+fn signals_are_as_without() {
+    if can_run() {
+        expect_compressed(&Program::new("signals").behaves(&["--limit", "24M"], &[]));
+    }
+}
+
+#[test]
+fn libraries_are_as_without() {
+    if can_run() {
+        expect_compressed(&Program::new("loads").behaves(&["--limit", "24M"], &[]));
+    }
+}
+
+#[test]
+fn stacks_are_as_without() {
+    if can_run() {
+        expect_compressed(&Program::new("stacks").behaves(&["--limit", "24M"], &[]));
+    }
+}
+
+#[test]
+fn rights_that_are_given_up_are_as_without() {
+    if !rustix::process::geteuid().is_root() {
+        return println!("skipped: root alone can become another user");
+    }
+    if can_run() {
+        let said = Program::new("rights").behaves(&["--limit", "24M"], &[]);
+        expect_compressed(&said);
+        let sysctl = fs::read_to_string("/proc/sys/vm/unprivileged_userfaultfd").unwrap_or_default();
+        assert_eq!(said.contains("goes on without a limit"), sysctl.trim() != "1", "{said}");
+    }
+}
+
+#[test]
+fn ends_are_as_without() {
+    if can_run() {
+        let program = Program::new("ends");
+        for how in ["e", "_", "a", "k"] {
+            program.behaves(&["--limit", "24M"], &[how]);
+        }
+    }
+}
+
+#[test]
+fn a_python_program_is_right_and_stays_below_the_limit() {
+    if !can_run() {
+        return;
+    }
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/hungry.py");
+    let run = ["run", "--limit", "32M", "--", "/usr/bin/python3", script.to_str().unwrap(), "96"];
+    if !Path::new(run[4]).exists() {
+        return println!("skipped: there is no {}", run[4]);
+    }
+    let mut plain = Command::new(run[4]);
+    let plain = finish({
+        plain.args(&run[5..]);
+        plain
+    });
+    let ended = finish(bare_command(&run));
+    assert!(ended.status.success(), "{}", ended.stderr);
+    assert_eq!(ended.stdout, plain.ok());
+    expect_compressed(&ended.stderr);
+    let most = ended.stderr.strip_prefix("uzram: at most ").and_then(|rest| rest.split(' ').next()).unwrap();
+    assert!(most.parse::<f64>().unwrap() <= 33.0, "{}", ended.stderr);
+}
+
+#[test]
+fn what_cannot_be_kept_below_the_limit_is_said() {
+    if !can_run() {
+        return;
+    }
+    let program = Program::new("loads");
+    // Three quarters of what it has can be compressed no further.
+    let ended = program.limited(&["--limit", "16M", "--no-spill"], &[]);
+    assert!(ended.status.success(), "{}", ended.stderr);
+    assert!(
+        ended.stderr.contains("uses more than 16 MiB: there is no spill file: give --spill"),
+        "{}",
+        ended.stderr
+    );
+    let ended = program.limited(&["--limit", "16M", "--no-spill", "--hard"], &[]);
+    assert!(ended.stderr.contains("ends, as it needs more than 16 MiB, and there is no"), "{}", ended.stderr);
+    assert_eq!(std::os::unix::process::ExitStatusExt::signal(&ended.status), Some(libc::SIGABRT));
+    let ended = program.limited(&["--limit", "16M", "--spill", "/var/tmp:4M", "--hard"], &[]);
+    assert!(ended.stderr.contains("the spill file has no room: raise --limit"), "{}", ended.stderr);
+}
+
+#[test]
+fn programs_that_cannot_be_managed_run_as_they_are() {
+    if !can_run() {
+        return;
+    }
+    let program = Program::compiled("blocks", &["-static"]);
+    let ended = program.limited(&["--limit", "24M"], &[]);
+    assert_eq!(
+        (ended.status.code(), ended.stdout.as_str()),
+        (Some(0), "blocks are right\n"),
+        "{}",
+        ended.stderr
+    );
+    assert!(ended.stderr.contains("is linked statically: its memory is not managed"), "{}", ended.stderr);
+    let refused = program.limited(&["--limit", "24M", "--hard"], &[]);
+    assert!(refused.complaint(1).contains("is linked statically"), "{}", refused.stderr);
+    assert_eq!(refused.stdout, "");
+}
+
+#[test]
+fn a_program_that_never_needs_much_has_no_pager() {
+    if !can_run() {
+        return;
+    }
+    let ended = finish(bare_command(&["run", "--limit", "64M", "--", "/bin/echo", "hello"]));
+    assert_eq!((ended.status.code(), ended.stdout.as_str()), (Some(0), "hello\n"));
+    assert!(
+        ended.stderr.contains("never used enough memory to compress any (limit 64 MiB)"),
+        "{}",
+        ended.stderr
+    );
+    // What it starts says nothing, but with --stats.
+    let shell = ["--", "/bin/sh", "-c", "/bin/echo inner; exit 3"];
+    let ended = finish(bare_command(&[&["run", "--limit", "64M"][..], &shell].concat()));
+    assert_eq!((ended.status.code(), ended.stdout.as_str()), (Some(3), "inner\n"));
+    assert_eq!(ended.stderr.lines().count(), 1, "{}", ended.stderr);
+    let ended = finish(bare_command(&[&["run", "--limit", "64M", "--stats"][..], &shell].concat()));
+    assert!(ended.stderr.lines().count() > 2, "{}", ended.stderr);
+}
+
+#[test]
+fn nothing_stays_behind_of_a_killed_process() {
+    if !can_run() {
+        return;
+    }
+    let (program, dir) = (Program::new("ends"), tempfile::tempdir().unwrap());
+    let spill = format!("{}:256M", dir.path().display());
+    for nth in 0..5u64 {
+        let mut command = bare_command(&["run", "--limit", "24M", "--spill", &spill, "--"]);
+        // It never gets to its end: it writes as fast as it can.
+        let mut child =
+            command.arg(&program.path).arg("x").stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        let id = child.id();
+        let opens = || fs::read_dir(format!("/proc/{id}/fd")).into_iter().flatten().flatten();
+        let spills = || opens().any(|fd| fs::read_link(fd.path()).is_ok_and(|to| to.starts_with(dir.path())));
+        wait_until("it spills", spills);
+        std::thread::sleep(Duration::from_millis(30 * nth));
+        let _ = child.kill();
+        wait(&mut child, PATIENCE);
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+    }
+}
+
+#[test]
+fn a_user_without_the_right_is_told_what_to_do() {
+    if !rustix::process::geteuid().is_root() {
+        return println!("skipped: root alone can be another user");
+    }
+    let sysctl = fs::read_to_string("/proc/sys/vm/unprivileged_userfaultfd").unwrap_or_default();
+    if !can_run() || sysctl.trim() == "1" {
+        return println!("skipped: every user has the right here");
+    }
+    let mut command = bare_command(&["run", "--limit", "24M", "--", "/bin/true"]);
+    command.uid(65534).gid(65534);
+    let ended = finish(command);
+    let complaint = ended.complaint(1);
+    for wanted in ["CAP_SYS_PTRACE", "vm.unprivileged_userfaultfd=1", "docker run --device /dev/userfaultfd"]
+    {
+        assert!(complaint.contains(wanted), "{complaint}");
+    }
+}
+
+#[test]
+fn bad_command_lines_are_refused() {
+    if !can_run() {
+        return;
+    }
+    let run = |args: &[&str]| finish(bare_command(&[&["run"], args].concat()));
+    for (args, wanted) in [
+        (&["--", "/bin/true"][..], "--limit"),
+        (&["--limit", "1M", "--", "/bin/true"], "the least is 4 MiB"),
+        (&["--limit", "64M", "--algorithm", "none", "--", "/bin/true"], "--algorithm"),
+        (&["--limit", "64M", "--pressure", "0", "--", "/bin/true"], "above 0"),
+        (&["--limit", "64M", "--spill", "/var/tmp:x", "--", "/bin/true"], "--spill DIR:SIZE"),
+    ] {
+        let ended = run(args);
+        assert!(ended.complaint(2).contains(wanted), "{args:?}: {}", ended.stderr);
+    }
+    assert!(run(&["--limit", "64M", "--", "no-such-program"]).complaint(1).contains("there is no program"));
+    let spill = ["--limit", "64M", "--spill", "/no/such/folder", "--", "/bin/true"];
+    assert!(run(&spill).complaint(1).contains("/no/such/folder"));
+}

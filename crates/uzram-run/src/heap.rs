@@ -1,0 +1,451 @@
+//! malloc(3) and its relatives.
+//!
+//! A block is mimalloc's in the managed memory, or a mapping of its own there if it is to be aligned to more than mimalloc does
+//! (64 KiB), or of the C library's allocator: what was allocated before the library started, for it, or when there was no
+//! room. Its address tells which.
+
+use std::collections::BTreeMap;
+use std::ffi::{c_int, c_void};
+use std::ptr::{self, null_mut};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use libmimalloc_sys as mi;
+use uzram_pager::Memory;
+
+use crate::inside::{self, Inside};
+use crate::own::{__libc_calloc, __libc_free, __libc_malloc, __libc_memalign, __libc_realloc};
+use crate::process;
+use crate::real::set_errno;
+
+/// mimalloc's options by number: libmimalloc-sys has names for some, from other versions.
+const PURGE_DELAY_MS: mi::mi_option_t = 15;
+const DISALLOW_OS_ALLOC: mi::mi_option_t = 17;
+const ARENA_MAX_OBJECT_KIB: mi::mi_option_t = 45;
+/// What one arena of mimalloc manages at most. It could be twice as much, if the arena's own tables were not too large then.
+const ARENA_BYTES: usize = 8 << 30;
+/// The least.
+const LEAST_ARENA_BYTES: usize = 64 << 20;
+/// How long mimalloc keeps memory that was freed, in case that it is needed soon.
+const PURGE_AFTER_MS: i64 = 100;
+/// The most that mimalloc aligns to inside an arena.
+const MOST_ALIGN: usize = 64 << 10;
+/// What malloc(3) aligns to.
+const LEAST_ALIGN: usize = 16;
+
+type CommitFunction = unsafe extern "C" fn(bool, *mut c_void, usize, *mut bool, *mut c_void) -> bool;
+
+unsafe extern "C" {
+    /// mimalloc.h, from 3.2 on.
+    fn mi_manage_memory(
+        start: *mut c_void,
+        size: usize,
+        is_committed: bool,
+        is_pinned: bool,
+        is_zero: bool,
+        numa_node: c_int,
+        exclusive: bool,
+        commit: Option<CommitFunction>,
+        argument: *mut c_void,
+        arena: *mut mi::mi_arena_id_t,
+    ) -> bool;
+}
+
+/// The memory that mimalloc manages: its first address, and how many bytes. 0 until the library has started.
+static START: AtomicUsize = AtomicUsize::new(0);
+static LEN: AtomicUsize = AtomicUsize::new(0);
+/// How much of it has an arena.
+static USED: Mutex<usize> = Mutex::new(0);
+/// Blocks that are mappings of their own, by address: their bytes.
+static ALIGNED: Mutex<BTreeMap<usize, usize>> = Mutex::new(BTreeMap::new());
+
+/// Has the program's blocks come from the managed memory from now on. Returns false if mimalloc refuses it.
+pub fn start(memory: &'static Memory) -> bool {
+    let (start, len) = memory.heap();
+    // SAFETY: the options exist.
+    unsafe {
+        mi::mi_option_set(DISALLOW_OS_ALLOC, 1);
+        mi::mi_option_set(PURGE_DELAY_MS, PURGE_AFTER_MS);
+        mi::mi_option_set(ARENA_MAX_OBJECT_KIB, (ARENA_BYTES >> 10) as i64);
+    }
+    START.store(start.expose_provenance(), Ordering::Relaxed);
+    if !more(len) {
+        return false;
+    }
+    LEN.store(len, Ordering::Release);
+    true
+}
+
+/// Gives mimalloc another arena, of `len` bytes of memory in all. Returns false if there is none left.
+fn more(len: usize) -> bool {
+    let _inside = Inside::enter();
+    let mut used = USED.lock().unwrap_or_else(PoisonError::into_inner);
+    let bytes = ARENA_BYTES.min(len - *used);
+    if bytes < LEAST_ARENA_BYTES {
+        return false;
+    }
+    let start = ptr::with_exposed_provenance_mut(START.load(Ordering::Relaxed) + *used);
+    let mut arena = null_mut();
+    // SAFETY: nobody else uses this part of the memory.
+    let managed = unsafe {
+        mi_manage_memory(
+            start,
+            bytes,
+            false,
+            false,
+            true,
+            -1,
+            false,
+            Some(commit),
+            null_mut(),
+            &raw mut arena,
+        )
+    };
+    *used += bytes;
+    managed
+}
+
+/// mimalloc calls this before it uses a part of the memory, and when it does not need it any more.
+unsafe extern "C" fn commit(
+    commits: bool,
+    start: *mut c_void,
+    size: usize,
+    is_zero: *mut bool,
+    _: *mut c_void,
+) -> bool {
+    if !is_zero.is_null() {
+        // Parts of it may have been in use.
+        // SAFETY: mimalloc passes a place for the answer, or null.
+        unsafe { *is_zero = false };
+    }
+    if inside::depth() > 0 {
+        // An arena's own tables, of which next to nothing is touched.
+        return true;
+    }
+    let _inside = Inside::enter();
+    process::with_memory(|memory| {
+        if commits {
+            process::note_use(memory, size as u64, 0);
+        } else {
+            memory.discard(start.addr(), size);
+            process::note_use(memory, 0, size as u64);
+        }
+    });
+    true
+}
+
+/// Returns whether the calling thread's blocks are the program's, and managed.
+#[inline(always)]
+fn is_managed() -> bool {
+    LEN.load(Ordering::Relaxed) != 0 && inside::depth() == 0
+}
+
+/// Returns whether a block is mimalloc's.
+#[inline(always)]
+fn is_ours(block: *const c_void) -> bool {
+    block.addr().wrapping_sub(START.load(Ordering::Relaxed)) < LEN.load(Ordering::Relaxed)
+}
+
+/// Tries again when mimalloc found no memory: `allocate`, and then `otherwise`.
+#[cold]
+#[inline(never)]
+fn again(allocate: impl Fn() -> *mut c_void, otherwise: impl Fn() -> *mut c_void) -> *mut c_void {
+    if more(LEN.load(Ordering::Relaxed)) {
+        let block = allocate();
+        if !block.is_null() {
+            return block;
+        }
+    }
+    otherwise()
+}
+
+/// # Safety
+/// As malloc(3).
+#[unsafe(no_mangle)]
+unsafe extern "C" fn malloc(size: usize) -> *mut c_void {
+    // SAFETY: as the caller's.
+    unsafe { allocate(size) }
+}
+
+/// # Safety
+/// As the function above.
+#[inline]
+unsafe fn allocate(size: usize) -> *mut c_void {
+    if !is_managed() {
+        // SAFETY: any size is allowed.
+        return unsafe { __libc_malloc(size) };
+    }
+    // SAFETY: as above.
+    let block = unsafe { mi::mi_malloc(size) };
+    if block.is_null() {
+        // SAFETY: as above.
+        return again(|| unsafe { mi::mi_malloc(size) }, || unsafe { __libc_malloc(size) });
+    }
+    block
+}
+
+/// # Safety
+/// As calloc(3).
+///
+/// What the C library and the loader allocate so, they touch in a child before it has a pager: the tables of threads' variables. It
+/// is not managed. The caller is known by where it returns to.
+#[cfg(target_arch = "x86_64")]
+#[unsafe(no_mangle)]
+#[unsafe(naked)]
+unsafe extern "C" fn calloc(count: usize, size: usize) -> *mut c_void {
+    core::arch::naked_asm!("mov rdx, qword ptr [rsp]", "jmp {calloc_for}", calloc_for = sym calloc_for)
+}
+
+/// # Safety
+/// As calloc(3).
+#[cfg(target_arch = "x86_64")]
+unsafe extern "C" fn calloc_for(count: usize, size: usize, caller: usize) -> *mut c_void {
+    // SAFETY: as the caller's.
+    unsafe {
+        if process::is_of_libc(caller) {
+            return __libc_calloc(count, size);
+        }
+        allocate_zeros(count, size)
+    }
+}
+
+/// # Safety
+/// As calloc(3).
+#[cfg(not(target_arch = "x86_64"))]
+#[unsafe(no_mangle)]
+unsafe extern "C" fn calloc(count: usize, size: usize) -> *mut c_void {
+    // SAFETY: as the caller's.
+    unsafe { allocate_zeros(count, size) }
+}
+
+/// # Safety
+/// As the function above.
+#[inline]
+unsafe fn allocate_zeros(count: usize, size: usize) -> *mut c_void {
+    if !is_managed() {
+        // SAFETY: any size is allowed.
+        return unsafe { __libc_calloc(count, size) };
+    }
+    // SAFETY: as above.
+    let block = unsafe { mi::mi_calloc(count, size) };
+    if block.is_null() {
+        // SAFETY: as above.
+        return again(|| unsafe { mi::mi_calloc(count, size) }, || unsafe { __libc_calloc(count, size) });
+    }
+    block
+}
+
+/// # Safety
+/// As free(3).
+#[unsafe(no_mangle)]
+unsafe extern "C" fn free(block: *mut c_void) {
+    // SAFETY: as the caller's.
+    unsafe { release(block) };
+}
+
+/// # Safety
+/// As the function above.
+#[inline]
+pub unsafe fn release(block: *mut c_void) {
+    // SAFETY: it is a block of the allocator whose address it has.
+    unsafe {
+        if is_ours(block) {
+            mi::mi_free(block);
+        } else if !block.is_null() && !free_aligned(block) {
+            __libc_free(block);
+        }
+    }
+}
+
+/// # Safety
+/// As realloc(3).
+#[unsafe(no_mangle)]
+unsafe extern "C" fn realloc(block: *mut c_void, size: usize) -> *mut c_void {
+    // SAFETY: as the caller's.
+    unsafe { resize(block, size) }
+}
+
+/// # Safety
+/// As the function above.
+#[inline]
+unsafe fn resize(block: *mut c_void, size: usize) -> *mut c_void {
+    // SAFETY: as the caller's; a block goes to the allocator whose address it has.
+    unsafe {
+        if block.is_null() {
+            return allocate(size);
+        }
+        if is_ours(block) && (size > 0) {
+            let new = mi::mi_realloc(block, size);
+            if !new.is_null() {
+                return new;
+            }
+        } else if size == 0 {
+            release(block);
+            return null_mut();
+        } else if aligned_size(block).is_none() {
+            return __libc_realloc(block, size);
+        }
+        let new = allocate(size);
+        if !new.is_null() {
+            new.cast::<u8>().copy_from_nonoverlapping(block.cast(), size.min(usable_size(block)));
+            release(block);
+        }
+        new
+    }
+}
+
+/// # Safety
+/// As reallocarray(3).
+#[unsafe(no_mangle)]
+unsafe extern "C" fn reallocarray(block: *mut c_void, count: usize, size: usize) -> *mut c_void {
+    let Some(bytes) = count.checked_mul(size) else {
+        set_errno(libc::ENOMEM);
+        return null_mut();
+    };
+    // SAFETY: as the caller's.
+    unsafe { resize(block, bytes) }
+}
+
+/// # Safety
+/// As memalign(3).
+#[unsafe(no_mangle)]
+unsafe extern "C" fn memalign(align: usize, size: usize) -> *mut c_void {
+    // SAFETY: as the caller's.
+    unsafe { allocate_aligned(align, size) }
+}
+
+/// # Safety
+/// As the function above.
+#[inline]
+unsafe fn allocate_aligned(align: usize, size: usize) -> *mut c_void {
+    let Some(align) = align.max(LEAST_ALIGN).checked_next_power_of_two() else {
+        set_errno(libc::EINVAL);
+        return null_mut();
+    };
+    if !is_managed() {
+        // SAFETY: any size is allowed.
+        return unsafe { __libc_memalign(align, size) };
+    }
+    if align > MOST_ALIGN {
+        return alloc_aligned(align, size);
+    }
+    // SAFETY: as above.
+    let block = unsafe { mi::mi_malloc_aligned(size, align) };
+    if block.is_null() {
+        // SAFETY: as above.
+        return again(
+            || unsafe { mi::mi_malloc_aligned(size, align) },
+            || unsafe { __libc_memalign(align, size) },
+        );
+    }
+    block
+}
+
+/// # Safety
+/// As `aligned_alloc`(3).
+#[unsafe(no_mangle)]
+unsafe extern "C" fn aligned_alloc(align: usize, size: usize) -> *mut c_void {
+    // SAFETY: as the caller's.
+    unsafe { allocate_aligned(align, size) }
+}
+
+/// # Safety
+/// As `posix_memalign`(3).
+#[unsafe(no_mangle)]
+unsafe extern "C" fn posix_memalign(out: *mut *mut c_void, align: usize, size: usize) -> c_int {
+    if !align.is_power_of_two() || !align.is_multiple_of(size_of::<*mut c_void>()) {
+        return libc::EINVAL;
+    }
+    // SAFETY: as the caller's. It leaves errno as it is.
+    unsafe {
+        let error = *libc::__errno_location();
+        let block = allocate_aligned(align, size);
+        set_errno(error);
+        if block.is_null() {
+            return libc::ENOMEM;
+        }
+        *out = block;
+    }
+    0
+}
+
+/// # Safety
+/// As valloc(3).
+#[unsafe(no_mangle)]
+unsafe extern "C" fn valloc(size: usize) -> *mut c_void {
+    // SAFETY: as the caller's.
+    unsafe { allocate_aligned(4096, size) }
+}
+
+/// # Safety
+/// As pvalloc(3).
+#[unsafe(no_mangle)]
+unsafe extern "C" fn pvalloc(size: usize) -> *mut c_void {
+    let Some(size) = size.checked_next_multiple_of(4096) else {
+        set_errno(libc::ENOMEM);
+        return null_mut();
+    };
+    // SAFETY: as the caller's.
+    unsafe { allocate_aligned(4096, size) }
+}
+
+/// # Safety
+/// As `malloc_usable_size`(3).
+#[unsafe(no_mangle)]
+unsafe extern "C" fn malloc_usable_size(block: *mut c_void) -> usize {
+    // SAFETY: as the caller's.
+    unsafe { usable_size(block) }
+}
+
+/// # Safety
+/// As the function above.
+#[inline]
+unsafe fn usable_size(block: *mut c_void) -> usize {
+    if block.is_null() {
+        return 0;
+    }
+    // SAFETY: it is a block of the allocator whose address it has.
+    unsafe {
+        if is_ours(block) {
+            return mi::mi_usable_size(block);
+        }
+    }
+    aligned_size(block).unwrap_or_else(
+        || crate::real::next!(c"malloc_usable_size", fn(*mut c_void) -> usize, (block), else 0),
+    )
+}
+
+/// Maps a block that mimalloc does not align.
+fn alloc_aligned(align: usize, size: usize) -> *mut c_void {
+    let _inside = Inside::enter();
+    let len = size.max(1).checked_next_multiple_of(4096);
+    let mapped = len.and_then(|len| {
+        let map = |memory: &Memory| memory.map(len, align, libc::PROT_READ | libc::PROT_WRITE);
+        let block: *mut c_void = process::with_memory(map).flatten()?.cast();
+        ALIGNED.lock().unwrap_or_else(PoisonError::into_inner).insert(block.expose_provenance(), len);
+        Some(block)
+    });
+    // SAFETY: any size is allowed.
+    mapped.unwrap_or_else(|| unsafe { __libc_memalign(align, size) })
+}
+
+/// Returns the bytes of a block that is a mapping of its own.
+fn aligned_size(block: *const c_void) -> Option<usize> {
+    if !process::is_managed_address(block.addr()) {
+        return None;
+    }
+    let _inside = Inside::enter();
+    ALIGNED.lock().unwrap_or_else(PoisonError::into_inner).get(&block.addr()).copied()
+}
+
+/// Unmaps such a block; returns false for others.
+fn free_aligned(block: *mut c_void) -> bool {
+    if !process::is_managed_address(block.addr()) {
+        return false;
+    }
+    let _inside = Inside::enter();
+    let len = ALIGNED.lock().unwrap_or_else(PoisonError::into_inner).remove(&block.addr());
+    let Some(len) = len else { return false };
+    process::with_memory(|memory| memory.unmap(block.addr(), len, |_, _| {}));
+    true
+}

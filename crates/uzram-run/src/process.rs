@@ -1,0 +1,357 @@
+//! The process: start, fork(2), threads, and the line at the end.
+
+use std::cell::UnsafeCell;
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::fmt::Write as _;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicUsize, Ordering};
+
+use rustix::fd::{FromRawFd, IntoRawFd, OwnedFd};
+use uzram::units::{format_size, pages_to_bytes};
+use uzram_pager::{Forking, Memory, MemoryStats, descriptors};
+
+use crate::heap;
+use crate::inside::Inside;
+use crate::real::next;
+use crate::settings::{Asked, Environment};
+use crate::streams;
+
+/// The library's state, from its start on.
+struct Process {
+    memory: Memory,
+    asked: Asked,
+    /// A descriptor of standard error as it was at the start, for the line at the end; -1 if this process prints none.
+    errors: AtomicI32,
+    /// This process. A child of vfork(2) has another number, and this memory.
+    id: AtomicU32,
+    /// Whether the line was printed.
+    has_told: AtomicBool,
+    has_warned: AtomicBool,
+    /// Whether it was said that the limit is exceeded.
+    has_exceeded: AtomicBool,
+}
+
+/// No descriptor.
+const NONE: c_int = -1;
+
+static PROCESS: OnceLock<Process> = OnceLock::new();
+/// The managed addresses: the first, and how many bytes.
+static START: AtomicUsize = AtomicUsize::new(0);
+static LEN: AtomicUsize = AtomicUsize::new(0);
+
+/// Calls `f` with the memory, if the library has one.
+pub fn with_memory<R>(f: impl FnOnce(&'static Memory) -> R) -> Option<R> {
+    PROCESS.get().map(|process| f(&process.memory))
+}
+
+/// Returns whether an address is among the managed ones.
+#[inline]
+pub fn is_managed_address(address: usize) -> bool {
+    address.wrapping_sub(START.load(Ordering::Relaxed)) < LEN.load(Ordering::Relaxed)
+}
+
+/// Where the C library's code and the loader's are: for each the first address, and how many bytes.
+static CODE: [[AtomicUsize; 2]; 2] = [const { [const { AtomicUsize::new(0) }; 2] }; 2];
+
+/// Returns whether code at an address is the C library's, or the loader's.
+#[inline]
+pub fn is_of_libc(address: usize) -> bool {
+    CODE.iter()
+        .any(|[start, len]| address.wrapping_sub(start.load(Ordering::Relaxed)) < len.load(Ordering::Relaxed))
+}
+
+/// Looks for their code.
+fn find_code() {
+    extern "C" fn look(info: *mut libc::dl_phdr_info, _: usize, nth: *mut c_void) -> c_int {
+        // SAFETY: the loader passes a valid entry, whose arrays are as long as it says.
+        let (name, headers, base) = unsafe {
+            let info = &*info;
+            let name = if info.dlpi_name.is_null() { c"" } else { CStr::from_ptr(info.dlpi_name) };
+            (
+                name,
+                std::slice::from_raw_parts(info.dlpi_phdr, info.dlpi_phnum.into()),
+                info.dlpi_addr as usize,
+            )
+        };
+        let file = name.to_bytes().rsplit(|byte| *byte == b'/').next().unwrap_or_default();
+        if !file.starts_with(b"libc.so.") && !file.starts_with(b"ld-linux") {
+            return 0;
+        }
+        // SAFETY: it is the counter below.
+        let nth = unsafe { &mut *nth.cast::<usize>() };
+        let code =
+            headers.iter().find(|header| header.p_type == libc::PT_LOAD && header.p_flags & libc::PF_X != 0);
+        if let (Some(code), Some([start, len])) = (code, CODE.get(*nth)) {
+            start.store(base + code.p_vaddr as usize, Ordering::Relaxed);
+            len.store(code.p_memsz as usize, Ordering::Relaxed);
+            *nth += 1;
+        }
+        0
+    }
+    let mut nth = 0usize;
+    // SAFETY: the function gets the counter, and keeps nothing.
+    unsafe { libc::dl_iterate_phdr(Some(look), (&raw mut nth).cast()) };
+}
+
+/// The loader calls this before the program starts, and passes its environment.
+#[used]
+#[unsafe(link_section = ".init_array")]
+static INIT: extern "C" fn(c_int, *const *const c_char, *const *const c_char) = init;
+
+extern "C" fn init(_: c_int, _: *const *const c_char, environment: *const *const c_char) {
+    let _inside = Inside::enter();
+    // SAFETY: the loader passes it on.
+    let Some(asked) = unsafe { Environment::new(environment) }.asked() else { return };
+    let memory = match Memory::new(asked.memory.clone()) {
+        Ok(memory) => memory,
+        Err(error) => return tell(2, &format!("uzram: the program runs without a limit: {error}\n")),
+    };
+    let (start, len) = memory.addresses();
+    let tells = asked.stats || asked.first_process == Some(std::process::id());
+    let errors = AtomicI32::new(if tells { copy_of_errors() } else { NONE });
+    let process = Process {
+        memory,
+        asked,
+        errors,
+        id: AtomicU32::new(std::process::id()),
+        has_told: AtomicBool::new(false),
+        has_warned: AtomicBool::new(false),
+        has_exceeded: AtomicBool::new(false),
+    };
+    let process = PROCESS.get_or_init(|| process);
+    START.store(start, Ordering::Relaxed);
+    LEN.store(len, Ordering::Relaxed);
+    find_code();
+    streams::prepare();
+    // SAFETY: the functions live as long as the process: the library is never unloaded.
+    unsafe {
+        libc::pthread_atfork(Some(before_fork), Some(after_fork), Some(after_fork_in_child));
+        libc::atexit(at_exit);
+    }
+    if !heap::start(&process.memory) {
+        tell(2, "uzram: the program's own memory is not managed: the allocator refuses it\n");
+    }
+}
+
+/// Returns a descriptor of standard error that the program does not come across.
+fn copy_of_errors() -> c_int {
+    let copy = rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stderr(), 3);
+    copy.map_or(NONE, |copy| descriptors::keep(copy).into_raw_fd())
+}
+
+/// Prints text to a descriptor, without the program's buffers.
+fn tell(fd: c_int, text: &str) {
+    // SAFETY: the text is readable. If it cannot be written, there is nobody to tell.
+    unsafe { libc::write(fd, text.as_ptr().cast(), text.len()) };
+}
+
+impl Process {
+    /// Prints a line to standard error as it was at the start.
+    fn tell(&self, text: &str) {
+        tell(Some(self.errors.load(Ordering::Relaxed)).filter(|fd| *fd != NONE).unwrap_or(2), text);
+    }
+}
+
+/// Notes that the program uses more bytes, or fewer. Says so once if the pager cannot start.
+pub fn note_use(memory: &Memory, more: u64, fewer: u64) {
+    if memory.note_use(more, fewer) {
+        return;
+    }
+    let Some(process) = PROCESS.get() else { return };
+    if !process.has_warned.swap(true, Ordering::Relaxed)
+        && let Some(error) = memory.failure()
+    {
+        process.tell(&format!("uzram: process {} runs without a limit: {error}\n", std::process::id()));
+    }
+}
+
+/// Says once that the limit cannot be kept, or ends the process.
+pub fn on_excess() {
+    let Some(process) = PROCESS.get() else { return };
+    let settings = &process.asked.memory;
+    let why = match &settings.spill {
+        None => "there is no spill file: give --spill, or raise --limit",
+        Some(_) => "the spill file has no room: raise --limit, or the size of --spill",
+    };
+    let (id, limit) = (std::process::id(), format_size(process.asked.limit_bytes));
+    if settings.hard {
+        process.tell(&format!("uzram: process {id} ends, as it needs more than {limit}, and {why}\n"));
+        std::process::abort();
+    }
+    if !process.has_exceeded.swap(true, Ordering::Relaxed) {
+        process.tell(&format!("uzram: process {id} uses more than {limit}: {why}\n"));
+    }
+}
+
+/// What is held from before a fork until after it.
+struct Held(UnsafeCell<Option<(Forking<'static>, Inside)>>);
+
+// SAFETY: only the thread that forks uses it, and one forks at a time: `Memory::before_fork` sees to that.
+unsafe impl Sync for Held {}
+
+static HELD: Held = Held(UnsafeCell::new(None));
+
+extern "C" fn before_fork() {
+    let inside = Inside::enter();
+    streams::lock_list();
+    let Some(forking) = with_memory(Memory::before_fork) else { return };
+    streams::touch_all();
+    // SAFETY: this thread alone is here.
+    unsafe { *HELD.0.get() = Some((forking, inside)) };
+}
+
+extern "C" fn after_fork() {
+    // SAFETY: as above.
+    let Some((forking, inside)) = (unsafe { (*HELD.0.get()).take() }) else { return };
+    with_memory(|memory| memory.after_fork(forking));
+    streams::unlock_list();
+    drop(inside);
+}
+
+extern "C" fn after_fork_in_child() {
+    // SAFETY: as above; this process has one thread.
+    let Some((forking, inside)) = (unsafe { (*HELD.0.get()).take() }) else { return };
+    let Some(process) = PROCESS.get() else { return };
+    streams::reset_list();
+    if let Err(error) = process.memory.after_fork_in_child(forking) {
+        tell(2, &format!("uzram: process {} goes on without a limit: {error}\n", std::process::id()));
+    }
+    process.id.store(std::process::id(), Ordering::Relaxed);
+    if !process.asked.stats {
+        // It prints no line. Whoever waits for the end of standard error does not wait for this process.
+        let errors = process.errors.swap(NONE, Ordering::Relaxed);
+        if errors != NONE {
+            // SAFETY: the descriptor is the library's, and nothing uses it any more.
+            descriptors::close(unsafe { OwnedFd::from_raw_fd(errors) });
+        }
+    }
+    drop(inside);
+}
+
+extern "C" fn at_exit() {
+    tell_end();
+}
+
+/// Prints what the memory was like, once.
+fn tell_end() {
+    let _inside = Inside::enter();
+    let Some(process) = PROCESS.get() else { return };
+    let is_first = process.asked.first_process == Some(std::process::id());
+    if process.id.load(Ordering::Relaxed) != std::process::id() {
+        return;
+    }
+    if !(is_first || process.asked.stats) || process.has_told.swap(true, Ordering::Relaxed) {
+        return;
+    }
+    let stats = process.memory.stats();
+    let mut text = end_line(process.asked.limit_bytes, &stats);
+    if process.asked.stats {
+        let _ = writeln!(text, "uzram: process {}: {stats:?}", std::process::id());
+    }
+    process.tell(&text);
+}
+
+fn end_line(limit_bytes: u64, stats: &MemoryStats) -> String {
+    let limit = format_size(limit_bytes);
+    if !stats.runs {
+        return format!("uzram: the program never used enough memory to compress any (limit {limit})\n");
+    }
+    let (pager, most) = (&stats.pager, &stats.most_stored);
+    let mut text = format!(
+        "uzram: at most {} of {limit} in memory, with {} compressed to {}",
+        format_size(pages_to_bytes(pager.used_pages_max)),
+        format_size(pages_to_bytes(most.compressed_pages)),
+        format_size(most.compressed_bytes),
+    );
+    if most.compressed_bytes > 0 {
+        let ratio = pages_to_bytes(most.compressed_pages) as f64 / most.compressed_bytes as f64;
+        let _ = write!(text, " (ratio {ratio:.2})");
+    }
+    let _ = write!(
+        text,
+        " and {} spilled; {} faults took {:.2} s",
+        format_size(pages_to_bytes(most.spilled_pages)),
+        pager.faults,
+        pager.fault_us as f64 / 1e6,
+    );
+    if let Some(besides) = resident_bytes() {
+        let managed = pages_to_bytes(pager.resident_pages + pager.compressed_pages);
+        let _ = write!(text, "; {} besides", format_size(besides.saturating_sub(managed)));
+    }
+    text.push('\n');
+    text
+}
+
+/// Returns the memory that this process takes, of all kinds.
+fn resident_bytes() -> Option<u64> {
+    let sizes = std::fs::read_to_string("/proc/self/statm").ok()?;
+    sizes.split(' ').nth(1)?.parse().ok().map(pages_to_bytes)
+}
+
+/// # Safety
+/// As _exit(2).
+#[unsafe(no_mangle)]
+unsafe extern "C" fn _exit(status: c_int) -> ! {
+    end(status)
+}
+
+fn end(status: c_int) -> ! {
+    tell_end();
+    loop {
+        // SAFETY: the process ends.
+        unsafe { libc::syscall(libc::SYS_exit_group, status) };
+    }
+}
+
+/// # Safety
+/// As _Exit(3).
+#[unsafe(no_mangle)]
+unsafe extern "C" fn _Exit(status: c_int) -> ! {
+    end(status)
+}
+
+type Routine = extern "C" fn(*mut c_void) -> *mut c_void;
+
+/// What a thread of the library starts with.
+struct Start {
+    routine: Routine,
+    argument: *mut c_void,
+}
+
+extern "C" fn start_inside(start: *mut c_void) -> *mut c_void {
+    // It stays inside for ever.
+    std::mem::forget(Inside::enter());
+    // SAFETY: `pthread_create` below made it for this thread.
+    let Start { routine, argument } = *unsafe { Box::from_raw(start.cast::<Start>()) };
+    routine(argument)
+}
+
+/// Marks the library's own threads.
+///
+/// # Safety
+/// As `pthread_create`(3).
+#[unsafe(no_mangle)]
+unsafe extern "C" fn pthread_create(
+    thread: *mut libc::pthread_t,
+    attributes: *const libc::pthread_attr_t,
+    routine: Routine,
+    argument: *mut c_void,
+) -> c_int {
+    let is_own = crate::inside::depth() > 0;
+    let (mut routine, mut argument) = (routine, argument);
+    if is_own {
+        argument = Box::into_raw(Box::new(Start { routine, argument })).cast();
+        routine = start_inside;
+    }
+    let created = next!(
+        c"pthread_create",
+        fn(*mut libc::pthread_t, *const libc::pthread_attr_t, Routine, *mut c_void) -> c_int,
+        (thread, attributes, routine, argument),
+        else libc::EAGAIN
+    );
+    if is_own && created != 0 {
+        // SAFETY: no thread has got it.
+        drop(unsafe { Box::from_raw(argument.cast::<Start>()) });
+    }
+    created
+}

@@ -1,0 +1,89 @@
+//! What `uzram run` has asked for: environment variables, so that programs which the program starts have the same.
+
+use std::ffi::{CStr, OsStr, c_char};
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
+
+use uzram_pager::{LEAST_LIMIT_BYTES, Pager, Settings, TrapKind};
+
+use crate::process;
+
+/// Address space for all that a program maps.
+const CAPACITY_BYTES: u64 = 256 << 30;
+/// A program that never uses more has no pager: neither a thread, nor anything to do when it forks. At most this share of the
+/// limit.
+const PLAIN_BYTES: u64 = 16 << 20;
+const PLAIN_SHARE: u64 = 4;
+
+/// What is asked for.
+pub struct Asked {
+    pub memory: Settings,
+    pub limit_bytes: u64,
+    /// Whether each process prints all figures when it ends.
+    pub stats: bool,
+    /// The process that `uzram run` has become.
+    pub first_process: Option<u32>,
+}
+
+/// The environment that a program starts with.
+pub struct Environment(*const *const c_char);
+
+impl Environment {
+    /// # Safety
+    /// `start` is the null-terminated array of strings that the loader passes on.
+    pub unsafe fn new(start: *const *const c_char) -> Environment {
+        Environment(start)
+    }
+
+    fn get(&self, name: &str) -> Option<&OsStr> {
+        let mut at = self.0;
+        if at.is_null() {
+            return None;
+        }
+        loop {
+            // SAFETY: the array has more entries up to the null.
+            let entry = unsafe { *at };
+            if entry.is_null() {
+                return None;
+            }
+            // SAFETY: the entry is a string; the array goes on behind it.
+            let entry = unsafe {
+                at = at.add(1);
+                CStr::from_ptr(entry).to_bytes()
+            };
+            if let Some(value) = entry.strip_prefix(name.as_bytes()).and_then(|rest| rest.strip_prefix(b"="))
+            {
+                return Some(OsStr::from_bytes(value));
+            }
+        }
+    }
+
+    fn number(&self, name: &str) -> Option<u64> {
+        self.get(name)?.to_str()?.parse().ok()
+    }
+
+    /// Returns what is asked for; `None` if nothing is, or what is there is not from `uzram run`.
+    pub fn asked(&self) -> Option<Asked> {
+        let limit_bytes = self.number("UZRAM_RUN_LIMIT").filter(|bytes| *bytes >= LEAST_LIMIT_BYTES)?;
+        let mut pager = Pager::builder().limit(limit_bytes).capacity(CAPACITY_BYTES).trap(TrapKind::Uffd);
+        if let Some(goal) = self.get("UZRAM_RUN_PRESSURE").and_then(OsStr::to_str) {
+            pager = pager.pressure(goal.parse().ok()?);
+        }
+        if let Some(algorithm) = self.get("UZRAM_RUN_ALGORITHM").and_then(OsStr::to_str) {
+            pager = pager.algorithm(algorithm.parse().ok()?);
+        }
+        let spill = self.get("UZRAM_RUN_SPILL").map(PathBuf::from).zip(self.number("UZRAM_RUN_SPILL_BYTES"));
+        Some(Asked {
+            memory: Settings {
+                pager,
+                spill,
+                plain_bytes: PLAIN_BYTES.min(limit_bytes / PLAIN_SHARE),
+                hard: self.get("UZRAM_RUN_HARD").is_some(),
+                on_excess: process::on_excess,
+            },
+            limit_bytes,
+            stats: self.get("UZRAM_RUN_STATS").is_some(),
+            first_process: self.number("UZRAM_RUN_PID").and_then(|pid| pid.try_into().ok()),
+        })
+    }
+}
