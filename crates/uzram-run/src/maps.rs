@@ -37,15 +37,28 @@ fn managed<R>(f: impl FnOnce(&'static Memory) -> R) -> Option<R> {
     with_memory(f)
 }
 
-/// Turns a result into what a system call returns.
-fn answer(result: Result<(), c_int>) -> c_int {
-    match result {
-        Ok(()) => 0,
-        Err(error) => {
+/// Calls `f` if an address is managed, and returns what a system call would. `None` if the kernel is to be asked.
+fn for_managed(
+    address: *mut c_void,
+    len: usize,
+    f: impl FnOnce(&'static Memory) -> Option<Result<(), c_int>>,
+) -> Option<c_int> {
+    if !overlaps(address.addr(), len) || !is_sound(address, len) {
+        return None;
+    }
+    let result = managed(f).flatten()?;
+    Some(result.map_or_else(
+        |error| {
             set_errno(error);
             -1
-        }
-    }
+        },
+        |()| 0,
+    ))
+}
+
+/// Returns whether a range begins with a page, and is not empty or longer than any could be: otherwise the kernel refuses it.
+fn is_sound(address: *mut c_void, len: usize) -> bool {
+    address.addr().is_multiple_of(PAGE_BYTES) && len > 0 && len < MOST_BYTES
 }
 
 fn failed(error: c_int) -> *mut c_void {
@@ -82,8 +95,7 @@ unsafe fn map(
     let by_kernel = || unsafe { real::mmap(address, len, protection, flags, fd, offset) };
     let is_anonymous = flags & MAP_ANONYMOUS != 0 && flags & MAP_PRIVATE != 0;
     if flags & (MAP_FIXED | MAP_FIXED_NOREPLACE) != 0 {
-        let is_sound = len > 0 && len < MOST_BYTES && address.addr().is_multiple_of(PAGE_BYTES);
-        if flags & MAP_FIXED_NOREPLACE != 0 || !overlaps(address.addr(), len) || !is_sound {
+        if flags & MAP_FIXED_NOREPLACE != 0 || !overlaps(address.addr(), len) || !is_sound(address, len) {
             return by_kernel();
         }
         let is_plain = is_anonymous && flags & NOT_MANAGED & !MAP_FIXED == 0;
@@ -148,8 +160,7 @@ unsafe fn unmap(address: *mut c_void, len: usize) -> c_int {
     // SAFETY: as the caller's.
     let by_kernel =
         |address: usize, len: usize| unsafe { real::munmap(ptr::with_exposed_provenance_mut(address), len) };
-    let is_sound = len > 0 && len < MOST_BYTES && address.addr().is_multiple_of(PAGE_BYTES);
-    if !overlaps(address.addr(), len) || !is_sound {
+    if !overlaps(address.addr(), len) || !is_sound(address, len) {
         return by_kernel(address.expose_provenance(), len);
     }
     managed(|memory| {
@@ -172,14 +183,9 @@ unsafe extern "C" fn mprotect(address: *mut c_void, len: usize, protection: c_in
 /// # Safety
 /// As the function above.
 unsafe fn protect(address: *mut c_void, len: usize, protection: c_int) -> c_int {
-    if overlaps(address.addr(), len) && address.addr().is_multiple_of(PAGE_BYTES) && len > 0 {
-        let changed = managed(|memory| memory.protect(address.addr(), len, protection)).flatten();
-        if let Some(changed) = changed {
-            return answer(changed);
-        }
-    }
+    let changed = for_managed(address, len, |memory| memory.protect(address.addr(), len, protection));
     // SAFETY: as the caller's.
-    unsafe { libc::syscall(libc::SYS_mprotect, address, len, protection) as c_int }
+    changed.unwrap_or_else(|| unsafe { libc::syscall(libc::SYS_mprotect, address, len, protection) as c_int })
 }
 
 /// # Safety
@@ -193,14 +199,9 @@ unsafe extern "C" fn madvise(address: *mut c_void, len: usize, advice: c_int) ->
 /// # Safety
 /// As the function above.
 unsafe fn advise(address: *mut c_void, len: usize, advice: c_int) -> c_int {
-    if overlaps(address.addr(), len) && address.addr().is_multiple_of(PAGE_BYTES) && len > 0 {
-        let taken = managed(|memory| memory.advise(address.addr(), len, advice)).flatten();
-        if let Some(taken) = taken {
-            return answer(taken);
-        }
-    }
+    let taken = for_managed(address, len, |memory| memory.advise(address.addr(), len, advice));
     // SAFETY: as the caller's.
-    unsafe { libc::syscall(libc::SYS_madvise, address, len, advice) as c_int }
+    taken.unwrap_or_else(|| unsafe { libc::syscall(libc::SYS_madvise, address, len, advice) as c_int })
 }
 
 /// # Safety
@@ -253,16 +254,14 @@ unsafe extern "C" fn mremap(
         let moved = unsafe { libc::syscall(libc::SYS_mremap, old, old_len, new_len, flags, wanted) };
         return ptr::with_exposed_provenance_mut(moved as usize);
     }
-    let is_sound = |len: usize| len > 0 && len < MOST_BYTES;
-    if !is_sound(old_len) || !is_sound(new_len) {
+    if !is_sound(old, old_len) || !is_sound(wanted, new_len) {
         return failed(libc::EINVAL);
     }
     let (old_len, new_len) = (old_len.next_multiple_of(PAGE_BYTES), new_len.next_multiple_of(PAGE_BYTES));
     let (to, is_fixed) = (wanted.addr(), flags & MREMAP_FIXED != 0);
     let overlap = is_fixed && to < old_at.saturating_add(old_len) && old_at < to.saturating_add(new_len);
-    let is_valid = old_at.is_multiple_of(PAGE_BYTES) && to.is_multiple_of(PAGE_BYTES) && !overlap;
     let may_move = flags & MREMAP_MAYMOVE != 0;
-    if !is_valid || (flags & (MREMAP_FIXED | MREMAP_DONTUNMAP) != 0 && !may_move) {
+    if overlap || (flags & (MREMAP_FIXED | MREMAP_DONTUNMAP) != 0 && !may_move) {
         return failed(libc::EINVAL);
     }
     // SAFETY: as the caller's.

@@ -129,26 +129,3 @@ unsafe extern "C" fn __wrap_aligned_alloc(align: usize, size: usize) -> *mut c_v
     // SAFETY: as the caller's.
     unsafe { __libc_memalign(align, size) }
 }
-
-/// # Safety
-/// As mmap(2).
-#[unsafe(no_mangle)]
-unsafe extern "C" fn __wrap_mmap(
-    address: *mut c_void,
-    len: usize,
-    protection: c_int,
-    flags: c_int,
-    fd: c_int,
-    offset: i64,
-) -> *mut c_void {
-    // SAFETY: as the caller's.
-    unsafe { crate::real::mmap(address, len, protection, flags, fd, offset) }
-}
-
-/// # Safety
-/// As munmap(2).
-#[unsafe(no_mangle)]
-unsafe extern "C" fn __wrap_munmap(address: *mut c_void, len: usize) -> c_int {
-    // SAFETY: as the caller's.
-    unsafe { crate::real::munmap(address, len) }
-}

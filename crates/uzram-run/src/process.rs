@@ -168,13 +168,13 @@ pub fn note_use(memory: &Memory, more: u64, fewer: u64) {
 /// Says once that the limit cannot be kept, or ends the process.
 pub fn on_excess() {
     let Some(process) = PROCESS.get() else { return };
-    let settings = &process.asked.memory;
-    let why = match &settings.spill {
-        None => "there is no spill file: give --spill, or raise --limit",
-        Some(_) => "the spill file has no room: raise --limit, or the size of --spill",
+    let why = if process.asked.spills {
+        "the spill file has no room: raise --limit, or the size of --spill"
+    } else {
+        "there is no spill file: give --spill, or raise --limit"
     };
     let (id, limit) = (std::process::id(), format_size(process.asked.limit_bytes));
-    if settings.hard {
+    if process.asked.memory.hard {
         process.tell(&format!("uzram: process {id} ends, as it needs more than {limit}, and {why}\n"));
         std::process::abort();
     }

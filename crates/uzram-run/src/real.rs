@@ -3,9 +3,12 @@
 use std::ffi::{CStr, c_int, c_void};
 use std::sync::atomic::{AtomicPtr, Ordering};
 
+/// Also what C code inside the library calls: see `build.rs`.
+///
 /// # Safety
 /// As mmap(2).
-pub unsafe fn mmap(
+#[unsafe(export_name = "__wrap_mmap")]
+pub unsafe extern "C" fn mmap(
     address: *mut c_void,
     len: usize,
     protection: c_int,
@@ -18,9 +21,12 @@ pub unsafe fn mmap(
     std::ptr::with_exposed_provenance_mut(mapped as usize)
 }
 
+/// As [`mmap`].
+///
 /// # Safety
 /// As munmap(2).
-pub unsafe fn munmap(address: *mut c_void, len: usize) -> c_int {
+#[unsafe(export_name = "__wrap_munmap")]
+pub unsafe extern "C" fn munmap(address: *mut c_void, len: usize) -> c_int {
     // SAFETY: as the caller's.
     unsafe { libc::syscall(libc::SYS_munmap, address, len) as c_int }
 }

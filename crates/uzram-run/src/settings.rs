@@ -2,7 +2,6 @@
 
 use std::ffi::{CStr, OsStr, c_char};
 use std::os::unix::ffi::OsStrExt;
-use std::path::PathBuf;
 
 use uzram_pager::{LEAST_LIMIT_BYTES, Pager, Settings, TrapKind};
 
@@ -19,6 +18,8 @@ const PLAIN_SHARE: u64 = 4;
 pub struct Asked {
     pub memory: Settings,
     pub limit_bytes: u64,
+    /// Whether there is a spill file.
+    pub spills: bool,
     /// Whether each process prints all figures when it ends.
     pub stats: bool,
     /// The process that `uzram run` has become.
@@ -72,16 +73,19 @@ impl Environment {
         if let Some(algorithm) = self.get("UZRAM_RUN_ALGORITHM").and_then(OsStr::to_str) {
             pager = pager.algorithm(algorithm.parse().ok()?);
         }
-        let spill = self.get("UZRAM_RUN_SPILL").map(PathBuf::from).zip(self.number("UZRAM_RUN_SPILL_BYTES"));
+        let spill = self.get("UZRAM_RUN_SPILL").zip(self.number("UZRAM_RUN_SPILL_BYTES"));
+        if let Some((dir, bytes)) = spill {
+            pager = pager.spill(dir, bytes);
+        }
         Some(Asked {
             memory: Settings {
                 pager,
-                spill,
                 plain_bytes: PLAIN_BYTES.min(limit_bytes / PLAIN_SHARE),
                 hard: self.get("UZRAM_RUN_HARD").is_some(),
                 on_excess: process::on_excess,
             },
             limit_bytes,
+            spills: spill.is_some(),
             stats: self.get("UZRAM_RUN_STATS").is_some(),
             first_process: self.number("UZRAM_RUN_PID").and_then(|pid| pid.try_into().ok()),
         })

@@ -18,7 +18,6 @@ mod tests;
 pub use fork::Forking;
 
 use std::fs::File;
-use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError, RwLockReadGuard};
 
@@ -61,8 +60,6 @@ pub type Errno = i32;
 pub struct Settings {
     /// Those of its pager. Its capacity is the address space for all.
     pub pager: PagerBuilder,
-    /// Where what does not fit in memory compressed goes to: a folder, and the most bytes.
-    pub spill: Option<(PathBuf, u64)>,
     /// The bytes that a program may have in use before the pager starts.
     pub plain_bytes: u64,
     /// Whether threads wait if the limit would be exceeded, and nothing can be done about it: then `on_excess` ends the process.
@@ -228,10 +225,7 @@ impl Memory {
         // Before anything is trapped.
         let table = File::open("/proc/self/pagemap").map_err(|error| no_page_table(&error))?;
         let trap = Uffd::new(Arc::clone(&self.space), Children::Inherit)?;
-        let mut builder = self.settings.pager.clone();
-        if let Some((dir, bytes)) = &self.settings.spill {
-            builder = builder.spill(dir, *bytes);
-        }
+        let builder = &self.settings.pager;
         let (core, writers) = builder.core(trap, Arc::clone(&self.areas), 1, pages)?;
         let _ = core.on_excess.set(self.settings.on_excess);
         if self.settings.hard {
@@ -313,6 +307,15 @@ impl Memory {
         }
     }
 
+    /// Returns the pages in which bytes at an address lie; `None` if they are elsewhere, an error if some are.
+    fn inside(&self, address: usize, len: usize) -> Option<std::result::Result<Run, Errno>> {
+        match self.place(address, len) {
+            Lies::Inside(run) => Some(Ok(run)),
+            Lies::Outside => None,
+            Lies::Across => Some(Err(libc::ENOMEM)),
+        }
+    }
+
     /// Returns the pager that works, if there is one.
     fn running(&self) -> Option<&Running> {
         self.running.get().filter(|_| !self.is_off.load(Ordering::Relaxed))
@@ -374,10 +377,9 @@ impl Memory {
         len: usize,
         protection: i32,
     ) -> Option<std::result::Result<(), Errno>> {
-        let run = match self.place(address, len) {
-            Lies::Inside(run) => run,
-            Lies::Outside => return None,
-            Lies::Across => return Some(Err(libc::ENOMEM)),
+        let run = match self.inside(address, len)? {
+            Ok(run) => run,
+            Err(error) => return Some(Err(error)),
         };
         let _blocked = Blocked::new();
         let mut areas = self.lock_cleaned(run);
@@ -439,9 +441,12 @@ impl Memory {
     /// Counts pages that the program may use from now on, and starts the pager if these are many by now.
     fn count_use(&self, areas: &Areas, run: Run) {
         self.used_bytes.add(run.bytes() as u64);
-        if self.running.get().is_none() && self.used_bytes.get() >= self.settings.plain_bytes {
-            self.start(areas);
-        }
+        self.start_if_much(areas);
+    }
+
+    /// Starts the pager if the program uses much by now. Returns false if it cannot start.
+    fn start_if_much(&self, areas: &Areas) -> bool {
+        self.used_bytes.get() < self.settings.plain_bytes || self.start(areas)
     }
 
     fn forget_use(&self, run: Run, protection: Protection) {
@@ -497,10 +502,9 @@ impl Memory {
         len: usize,
         protection: i32,
     ) -> Option<std::result::Result<(), Errno>> {
-        let run = match self.place(address, len) {
-            Lies::Inside(run) => run,
-            Lies::Outside => return None,
-            Lies::Across => return Some(Err(libc::ENOMEM)),
+        let run = match self.inside(address, len)? {
+            Ok(run) => run,
+            Err(error) => return Some(Err(error)),
         };
         let _blocked = Blocked::new();
         let mut areas = lock(&self.areas);
@@ -548,19 +552,16 @@ impl Memory {
             }
             next = piece.first + piece.pages as u64;
         }
-        if self.running.get().is_none() && self.used_bytes.get() >= self.settings.plain_bytes {
-            self.start(areas);
-        }
+        self.start_if_much(areas);
         if next == run.first + run.pages as u64 { Ok(()) } else { Err(libc::ENOMEM) }
     }
 
     /// Takes a program's advice about memory: madvise(2). Returns `None` if the memory is elsewhere, or the system is to hear it:
     /// there is no pager.
     pub fn advise(&self, address: usize, len: usize, advice: i32) -> Option<std::result::Result<(), Errno>> {
-        let run = match self.place(address, len) {
-            Lies::Inside(run) => run,
-            Lies::Outside => return None,
-            Lies::Across => return Some(Err(libc::ENOMEM)),
+        let run = match self.inside(address, len)? {
+            Ok(run) => run,
+            Err(error) => return Some(Err(error)),
         };
         if REFUSED_ADVICE.contains(&advice) {
             return Some(Err(libc::EINVAL));

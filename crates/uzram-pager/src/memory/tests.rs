@@ -1,5 +1,7 @@
 #![allow(clippy::unwrap_used)]
 
+use std::path::PathBuf;
+
 use uzram::random::Random;
 
 use super::*;
@@ -13,8 +15,11 @@ fn memory(spill: Option<(PathBuf, u64)>) -> Option<Memory> {
         println!("skipped: {error}");
         return None;
     }
-    let pager = Pager::builder().limit(8 << 20).capacity(2 << 30);
-    let settings = Settings { pager, spill, plain_bytes: 0, hard: false, on_excess: || {} };
+    let mut pager = Pager::builder().limit(8 << 20).capacity(2 << 30);
+    if let Some((dir, bytes)) = spill {
+        pager = pager.spill(dir, bytes);
+    }
+    let settings = Settings { pager, plain_bytes: 0, hard: false, on_excess: || {} };
     let memory = Memory::new(settings).unwrap();
     assert!(memory.note_use(1, 0), "{:?}", memory.failure());
     Some(memory)
@@ -176,7 +181,6 @@ fn memory_from_before_the_pager_is_taken_over() {
     drop(other);
     let settings = Settings {
         pager: Pager::builder().limit(8 << 20).capacity(2 << 30),
-        spill: None,
         plain_bytes: 16 << 20,
         hard: false,
         on_excess: || {},
