@@ -27,7 +27,6 @@
 
 #[cfg(not(loom))]
 mod areas;
-#[cfg(not(loom))]
 mod bell;
 #[cfg(not(loom))]
 mod bench;
@@ -43,7 +42,6 @@ mod memory;
 mod pager;
 #[cfg(not(loom))]
 mod pressure;
-#[cfg(not(loom))]
 mod room;
 #[cfg(not(loom))]
 mod signals;
@@ -54,6 +52,7 @@ mod spill;
 mod stats;
 #[cfg(not(loom))]
 mod stock;
+mod sync;
 #[cfg(all(test, loom))]
 mod loom_tests;
 #[cfg(all(test, not(loom)))]

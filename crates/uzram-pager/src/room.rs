@@ -6,16 +6,15 @@
 //! would exceed the limit waits for the evictor, unless that found nothing that can leave: then memory grows beyond the
 //! limit, as nothing may be lost.
 
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use rustix::thread::futex;
 use uzram::lru::NODE_BYTES;
 use uzram::store::Store;
 use uzram::sync::Counter;
 use uzram::units::PAGE_SIZE;
 
 use crate::bell::Bell;
+use crate::sync::{AtomicBool, AtomicU32, AtomicU64, Futex, Ordering};
 
 /// Bytes of tables for a page: its slot in the store, its state, and where it waits.
 const TABLE_BYTES: u64 = 16 + 1 + 4;
@@ -44,7 +43,7 @@ pub(crate) struct Room {
     most_used_pages: AtomicU64,
     evictor: Bell,
     /// Changes when memory was freed.
-    freed: AtomicU32,
+    freed: Futex,
     waiters: AtomicU32,
 }
 
@@ -61,7 +60,7 @@ impl Room {
             is_stuck: AtomicBool::new(false),
             most_used_pages: AtomicU64::new(0),
             evictor: Bell::new(),
-            freed: AtomicU32::new(0),
+            freed: Futex::new(0),
             waiters: AtomicU32::new(0),
         }
     }
@@ -143,8 +142,7 @@ impl Room {
                 break;
             }
             self.wake_evictor();
-            let timeout = futex::Timespec { tv_sec: 0, tv_nsec: WAIT.as_nanos() as _ };
-            let _ = futex::wait(&self.freed, futex::Flags::PRIVATE, freed, Some(&timeout));
+            self.freed.wait(freed, Some(WAIT));
         }
         self.waiters.fetch_sub(1, Ordering::SeqCst);
     }
@@ -180,7 +178,7 @@ impl Room {
     pub(crate) fn hold(&self, hold: bool) {
         self.is_held.store(hold, Ordering::SeqCst);
         self.freed.fetch_add(1, Ordering::SeqCst);
-        let _ = futex::wake(&self.freed, futex::Flags::PRIVATE, u32::MAX >> 1);
+        self.freed.wake_all();
     }
 
     /// Begins anew in a child, in which no thread waits.
@@ -216,7 +214,7 @@ impl Room {
         self.is_stuck.store(!any, Ordering::Relaxed);
         self.freed.fetch_add(1, Ordering::SeqCst);
         if self.waiters.load(Ordering::SeqCst) > 0 {
-            let _ = futex::wake(&self.freed, futex::Flags::PRIVATE, u32::MAX >> 1);
+            self.freed.wake_all();
         }
     }
 }

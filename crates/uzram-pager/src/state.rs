@@ -27,10 +27,7 @@
 //! - *pinned*: the unit is not evicted. Set when the pin is in the region's list, and cleared under the lock of that.
 //! - *access*: how the program says that it will touch the unit ([`Access`]).
 
-#[cfg(loom)]
-use loom::sync::atomic::{AtomicU8, Ordering};
-#[cfg(not(loom))]
-use uzram::sync::{AtomicU8, Ordering};
+use crate::sync::{AtomicU8, Ordering};
 
 /// Where a unit's contents are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -4,19 +4,18 @@
 //! sleeps for as long as the number stays; the owner changes it. The number comes first: between the other two, the owner may
 //! have ended, and the next one, who was not told, begun.
 
-use rustix::thread::futex;
-use std::sync::atomic::{AtomicU32, Ordering};
+use crate::sync::{Futex, Ordering};
 
 const GROUPS: usize = 64;
 
-pub(crate) struct Waits([AtomicU32; GROUPS]);
+pub(crate) struct Waits([Futex; GROUPS]);
 
 impl Waits {
     pub(crate) fn new() -> Waits {
-        Waits([const { AtomicU32::new(0) }; GROUPS])
+        Waits(std::array::from_fn(|_| Futex::new(0)))
     }
 
-    fn group(&self, unit: u64) -> &AtomicU32 {
+    fn group(&self, unit: u64) -> &Futex {
         &self.0[unit as usize % GROUPS]
     }
 
@@ -29,13 +28,13 @@ impl Waits {
     /// this number.
     pub(crate) fn wait(&self, unit: u64, number: u32) {
         // Interrupted, or changed already: the caller looks again.
-        let _ = futex::wait(self.group(unit), futex::Flags::PRIVATE, number, None);
+        self.group(unit).wait(number, None);
     }
 
     /// Wakes the threads that wait for the unit, after its state has changed.
     pub(crate) fn wake(&self, unit: u64) {
         let group = self.group(unit);
         group.fetch_add(1, Ordering::SeqCst);
-        let _ = futex::wake(group, futex::Flags::PRIVATE, u32::MAX >> 1);
+        group.wake_all();
     }
 }
