@@ -17,7 +17,7 @@
 mod evict;
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Instant;
 
 use uzram::cpu::PerCpu;
@@ -73,8 +73,6 @@ pub(crate) struct Core<T: Trap> {
     closed: Mutex<Vec<Closed>>,
     /// Held while such contents are freed.
     cleaning: Mutex<()>,
-    /// Held shared by whoever moves pages for the program, and exclusively while that forks.
-    pub(crate) moving: RwLock<()>,
     /// Held by the evictor while it works.
     pub(crate) evicting: Mutex<()>,
     /// Pages of all regions.
@@ -129,7 +127,6 @@ impl<T: Trap> Core<T> {
             areas,
             closed: Mutex::default(),
             cleaning: Mutex::default(),
-            moving: RwLock::default(),
             evicting: Mutex::default(),
             mapped_pages: Counter::new(0),
             most_stored: Mutex::default(),

@@ -34,6 +34,7 @@ mod bench;
 mod core;
 #[cfg(all(test, not(loom)))]
 mod faults;
+mod gate;
 #[cfg(not(loom))]
 mod high;
 #[cfg(not(loom))]
@@ -53,6 +54,8 @@ mod stats;
 #[cfg(not(loom))]
 mod stock;
 mod sync;
+#[cfg(all(test, loom))]
+mod loom_fork_tests;
 #[cfg(all(test, loom))]
 mod loom_tests;
 #[cfg(all(test, not(loom)))]

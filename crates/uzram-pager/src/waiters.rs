@@ -110,18 +110,15 @@ impl Waiters {
 
     /// Brings a page that was touched.
     fn bring(self: &Arc<Self>, page: u64, touch: &Touch) {
-        match self.core.moving.try_read() {
-            Ok(_moving) => {
-                self.core.fault(page, touch.writes, false);
-                self.look_up(touch.thread);
-            }
-            Err(_) if self.core.trap.is_forker(touch.thread) => {
-                self.core.fault(page, touch.writes, false);
-                // Now it may go on: nothing is left to do here.
-                self.core.trap.wake_forker(page);
-            }
-            // All touches are repeated when the process has forked.
-            Err(_) => {}
+        let gate = &self.core.trap.gate;
+        // All touches are repeated when the process has forked.
+        let Some(_admitted) = gate.admit(touch.thread) else { return };
+        self.core.fault(page, touch.writes, false);
+        if gate.is_forker(touch.thread) {
+            // Now it may go on: nothing is left to do here.
+            self.core.trap.wake_forker(page);
+        } else {
+            self.look_up(touch.thread);
         }
     }
 

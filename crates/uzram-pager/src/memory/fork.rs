@@ -1,19 +1,21 @@
 //! fork(2): a child has a copy of everything, and goes on by itself.
 //!
-//! 1. Before, the thread that forks waits until no other thread is in the pager. From then on nothing moves but the pages that it
-//!    touches itself.
+//! 1. Before, the thread that forks waits until no other thread is in the pager (`gate.rs`). From then on nothing moves but the pages
+//!    that it touches itself.
 //! 2. In the parent, all go on. Touches of other threads were left alone meanwhile, and are repeated.
 //! 3. The child has the pager's memory as it was, and none of its threads. It opens a userfaultfd of its own, registers all
 //!    again, and starts threads of its own. Until then its pages that are not in memory read as zeros: nothing of the program may run.
 
+use std::sync::MutexGuard;
 use std::sync::atomic::Ordering;
-use std::sync::{MutexGuard, PoisonError, RwLockWriteGuard};
 
 use super::{Memory, Running, Threads, lock};
 use crate::areas::{Areas, Protection, Use};
+use crate::gate::Closed;
 use crate::pager::{Evictor, Writers};
 use crate::signals::Blocked;
 use crate::spill::Sharing;
+use crate::sync::RwLockWriteGuard;
 use crate::waiters::Waiters;
 use uzram::Result;
 use uzram::sync::Arc;
@@ -29,23 +31,32 @@ pub struct Forking<'a> {
 
 struct Paused<'a> {
     running: &'a Running,
-    moving: RwLockWriteGuard<'a, ()>,
-    evicting: MutexGuard<'a, ()>,
+    stopped: Stopped<'a>,
+    closed: Closed<'a>,
     sharing: Option<Sharing>,
 }
 
+/// Nobody waits for room, evicts, or changes the memory map.
+struct Stopped<'a> {
+    _changing: RwLockWriteGuard<'a, ()>,
+    _evicting: MutexGuard<'a, ()>,
+}
+
 impl Running {
-    fn pause(&self) -> Paused<'_> {
+    fn stop(&self) -> Stopped<'_> {
+        self.core.room.hold(true);
+        let _evicting = lock(&self.core.evicting);
+        Stopped { _changing: self.core.trap.gate.stop_changes(), _evicting }
+    }
+
+    fn pause<'a>(&'a self, stopped: Stopped<'a>) -> Paused<'a> {
         let core = &self.core;
-        core.trap.set_forker(rustix::thread::gettid().as_raw_nonzero().get().cast_unsigned());
-        core.room.hold(true);
-        let evicting = lock(&core.evicting);
-        let moving = core.moving.write().unwrap_or_else(PoisonError::into_inner);
+        let closed = core.trap.gate.close(rustix::thread::gettid().as_raw_nonzero().get().cast_unsigned());
         core.store.end_threads();
         // They end when nothing is under way any more.
         lock(&self.threads).as_mut().into_iter().for_each(|threads| drop(threads.writers.take()));
         let sharing = self.spill.as_ref().and_then(|spill| spill.before_fork());
-        Paused { running: self, moving, evicting, sharing }
+        Paused { running: self, stopped, closed, sharing }
     }
 }
 
@@ -55,10 +66,12 @@ impl Memory {
         let _blocked = Blocked::new();
         let _one = lock(&self.forks);
         loop {
-            let paused = self.running().map(Running::pause);
+            let stopped = self.running().map(|running| (running, running.stop()));
+            // Before the gate closes: a thread that has locked them may touch its stack.
             let areas = lock(&self.areas);
             // Under the lock it does not start.
-            if paused.is_some() || self.running().is_none() {
+            if stopped.is_some() || self.running().is_none() {
+                let paused = stopped.map(|(running, stopped)| running.pause(stopped));
                 return Forking { areas, paused, _one, _blocked };
             }
         }
@@ -66,14 +79,13 @@ impl Memory {
 
     /// Goes on in the process that has forked, or could not.
     pub fn after_fork(&self, forking: Forking<'_>) {
-        let Some(Paused { running, moving, evicting, sharing }) = forking.paused else { return };
+        let Some(Paused { running, stopped, closed, sharing }) = forking.paused else { return };
         let core = &running.core;
         if let Some(spill) = &running.spill {
             spill.after_fork(sharing);
         }
         core.room.hold(false);
-        core.trap.set_forker(0);
-        drop((evicting, moving));
+        drop((closed, stopped));
         core.trap.retry_all();
         // To start threads takes locks that a thread may have which waits for a page: only now.
         if let Some(threads) = lock(&running.threads).as_mut() {
@@ -91,7 +103,7 @@ impl Memory {
     pub fn after_fork_in_child(&self, forking: Forking<'_>) -> Result<()> {
         // Dropped in the reverse order: signals come when no lock is held.
         let Forking { _blocked, _one, areas, paused } = forking;
-        let Some(Paused { running, moving, evicting, sharing }) = paused else { return Ok(()) };
+        let Some(Paused { running, stopped, closed, sharing }) = paused else { return Ok(()) };
         // These are threads of the parent.
         std::mem::forget(lock(&running.threads).take());
         if let Some(spill) = &running.spill {
@@ -100,12 +112,11 @@ impl Memory {
         let core = &running.core;
         core.room.begin_in_child();
         core.room.hold(false);
-        core.trap.set_forker(0);
         let renewed = Self::renew(running, &areas);
         if renewed.is_err() {
             self.bring_all(running, &areas);
         }
-        drop((evicting, moving));
+        drop((closed, stopped));
         let waiters = renewed?;
         // Now, as it takes the lock that was just held.
         let evictor = Evictor::start(core, self.settings.pager.goal_percent());

@@ -9,7 +9,7 @@
 //!
 //! - `fork.rs`: a child goes on by itself, from its copy of everything
 //!
-//! Lock order: evicting, moving, areas. Signals are blocked while a thread is in here.
+//! Lock order: evicting, the gate's changing, areas, the gate's moving. Signals are blocked while a thread is in here.
 
 mod fork;
 #[cfg(test)]
@@ -19,7 +19,7 @@ pub use fork::Forking;
 
 use std::fs::File;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError, RwLockReadGuard};
+use std::sync::{Mutex, MutexGuard, OnceLock};
 
 use uzram::mem::{FoundPages, Wanted, scan_page_table};
 use uzram::sync::{Arc, Counter};
@@ -325,11 +325,6 @@ impl Memory {
         self.running().map(|running| &*running.core)
     }
 
-    /// Has the process not fork while the result lives.
-    fn hold_forks(core: &Core<Uffd>) -> RwLockReadGuard<'_, ()> {
-        core.moving.read().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Maps private anonymous memory of `len` bytes, of which the first is at a multiple of `align`, a power of two. `protection` are
     /// the bits of mmap(2). Returns `None` if there is no room for it.
     pub fn map(&self, len: usize, align: usize, protection: i32) -> Option<*mut u8> {
@@ -411,7 +406,7 @@ impl Memory {
             match self.core() {
                 Some(core) if areas.pieces(run).iter().any(|(_, used)| *used == Use::Closed) => {
                     drop(areas);
-                    let _moving = Self::hold_forks(core);
+                    let _changing = core.trap.gate.change();
                     core.clean();
                 }
                 _ => return areas,
@@ -586,7 +581,7 @@ impl Memory {
     fn advise_managed(&self, core: &Core<Uffd>, run: Run, advice: i32) -> std::result::Result<(), Errno> {
         use crate::state::Access;
         // Dropped before the system is asked: that may touch pages.
-        let moving = Self::hold_forks(core);
+        let changing = core.trap.gate.change();
         match advice {
             // What was freed may read as zeros at any time.
             libc::MADV_DONTNEED | libc::MADV_FREE | DONTNEED_LOCKED => core.discard(run),
@@ -604,7 +599,7 @@ impl Memory {
             // Nothing to gain, or lost: pages come one by one.
             libc::MADV_HUGEPAGE | libc::MADV_NOHUGEPAGE | libc::MADV_COLLAPSE => {}
             advice => {
-                drop(moving);
+                drop(changing);
                 return self.advise_system(run, advice);
             }
         }
@@ -624,7 +619,7 @@ impl Memory {
         let _blocked = Blocked::new();
         match self.core() {
             Some(core) => {
-                let _moving = Self::hold_forks(core);
+                let _changing = core.trap.gate.change();
                 core.discard(run);
             }
             None => drop(self.advise_system(run, libc::MADV_DONTNEED)),

@@ -21,12 +21,13 @@ use linux_raw_sys::ioctl::{UFFDIO_API, UFFDIO_COPY, UFFDIO_REGISTER, UFFDIO_WAKE
 use rustix::io::Errno;
 use rustix::ioctl::{Opcode, Updater, opcode};
 use rustix::mm::{Advice, MapFlags, ProtFlags, UserfaultfdFlags, userfaultfd};
-use uzram::sync::{Arc, AtomicU32, Ordering};
+use uzram::sync::Arc;
 use uzram::units::{PAGE_SHIFT, PAGE_SIZE, Page};
 use uzram::{Error, ErrorKind, Result};
 
 use super::{Children, MOST_PAGES, RETRY, Run, Space, Trap, advise};
 use crate::areas::Protection;
+use crate::gate::Gate;
 
 /// The ioctls of <linux/userfaultfd.h>. linux-raw-sys does not know the last two.
 const API: Opcode = UFFDIO_API as Opcode;
@@ -51,8 +52,8 @@ pub(crate) struct Uffd {
     children: Children,
     /// A page that is never there, for [`Uffd::send_message`].
     signal: Staging,
-    /// The thread that forks; 0 for none. No other one is woken meanwhile.
-    forker: AtomicU32,
+    /// Closed while the process forks: no thread is woken then, except by [`Uffd::wake_forker`].
+    pub(crate) gate: Gate,
 }
 
 /// A trapped touch.
@@ -74,17 +75,7 @@ impl Uffd {
             Children::Inherit => crate::high::keep(open()?),
         };
         let signal = Staging::new(&fd, children)?;
-        Ok(Uffd { fd, space, children, signal, forker: AtomicU32::new(0) })
-    }
-
-    /// Notes that a thread forks, 0 for none: from now on, of threads that touched, that one alone goes on, and when
-    /// [`Uffd::wake_forker`] is called.
-    pub(crate) fn set_forker(&self, thread: u32) {
-        self.forker.store(thread, Ordering::SeqCst);
-    }
-
-    pub(crate) fn is_forker(&self, thread: u32) -> bool {
-        self.forker.load(Ordering::SeqCst) == thread
+        Ok(Uffd { fd, space, children, signal, gate: Gate::new() })
     }
 
     /// Has the thread that forks touch a page again.
@@ -208,7 +199,7 @@ impl Uffd {
                 dst: (to + (done << PAGE_SHIFT)) as u64,
                 src: rest.as_ptr().addr() as u64,
                 len: (rest.len() << PAGE_SHIFT) as u64,
-                mode: if self.is_forker(0) { 0 } else { UFFDIO_COPY_MODE_DONTWAKE.into() },
+                mode: if self.gate.is_open() { 0 } else { UFFDIO_COPY_MODE_DONTWAKE.into() },
                 copy: 0,
             };
             match self.ioctl::<COPY, _>(&mut copy) {
@@ -283,7 +274,7 @@ impl Uffd {
 
     /// Has threads go on that wait for pages, unless the process forks: then they are woken when it has.
     fn wake(&self, address: usize, pages: usize) {
-        if self.is_forker(0) {
+        if self.gate.is_open() {
             self.wake_always(address, pages << PAGE_SHIFT);
         }
     }
