@@ -32,9 +32,10 @@ use self::evict::Leave;
 pub(crate) use self::evict::Next;
 use crate::areas::{Areas, Protection, Use};
 use crate::bench::Bench;
+use crate::publisher::Publishing;
 use crate::room::Room;
 use crate::state::{Access, Place, State, Touched};
-use crate::stats::{PagerStats, Share, Stored, sum};
+use crate::stats::{MemoryStats, PagerStats, Share, Stored, sum};
 use crate::stock::Stock;
 use crate::trap::{MOST_PAGES, RETRY, Run, Trap};
 use crate::waiting::Waiting;
@@ -81,6 +82,7 @@ pub(crate) struct Core<T: Trap> {
     most_stored: Mutex<Stored>,
     /// Called by the evictor when the limit cannot be kept.
     pub(crate) on_excess: OnceLock<fn()>,
+    pub(crate) publishing: Publishing,
     /// No thread waits any more: the pager is being dropped.
     pub(crate) ends: AtomicBool,
 }
@@ -131,6 +133,7 @@ impl<T: Trap> Core<T> {
             mapped_pages: Counter::new(0),
             most_stored: Mutex::default(),
             on_excess: OnceLock::new(),
+            publishing: Publishing::new(),
             ends: AtomicBool::new(false),
             store,
         })
@@ -166,9 +169,20 @@ impl<T: Trap> Core<T> {
             limit_pages: self.room.limit_pages(),
             resident_pages: self.room.resident_pages(),
             compressed_pages: self.store.charged_pages(),
+            used_pages: self.room.used_pages(&self.store),
             used_pages_max: self.room.most_used_pages(&self.store),
             mapped_pages: self.mapped_pages.get(),
             ..sum(&self.shares)
+        }
+    }
+
+    /// Returns all figures.
+    pub(crate) fn memory_stats(&self) -> MemoryStats {
+        MemoryStats {
+            runs: true,
+            pager: self.stats(),
+            stored: self.stored(),
+            most_stored: self.most_stored(),
         }
     }
 
@@ -187,6 +201,7 @@ impl<T: Trap> Core<T> {
                     let share = self.shares.local();
                     share.faults.add(1);
                     share.fault_us.add(start.elapsed().as_micros() as u64);
+                    self.note_change(|| start);
                     return loaded;
                 }
                 Touched::Open { copied } => {
@@ -202,6 +217,13 @@ impl<T: Trap> Core<T> {
                 Touched::Busy => return true,
                 Touched::Lost => return false,
             }
+        }
+    }
+
+    /// Has figures published, if it is time, as something has changed.
+    fn note_change(&self, now: impl FnOnce() -> Instant) {
+        if self.publishing.is_due(now) {
+            self.room.wake_evictor();
         }
     }
 
@@ -433,6 +455,7 @@ impl<T: Trap> Core<T> {
                 }
             }
         });
+        self.note_change(Instant::now);
     }
 
     /// Empties those of up to [`MOST_PAGES`] units that are in memory. Returns false if the trap does not take them as they are.

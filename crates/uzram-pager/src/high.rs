@@ -8,6 +8,8 @@ use uzram::sync::{AtomicU64, Ordering};
 /// The first number, where the limit on descriptors allows it, and how many there are.
 const FIRST: RawFd = 900;
 const COUNT: RawFd = 64;
+/// No kept descriptor has this number, or a higher one.
+pub const ABOVE_ALL: RawFd = FIRST + COUNT;
 
 /// A bit for each number that is in use, from the first one that was.
 static IN_USE: AtomicU64 = AtomicU64::new(0);

@@ -34,6 +34,8 @@ mod bench;
 mod core;
 #[cfg(all(test, not(loom)))]
 mod faults;
+#[cfg(not(loom))]
+mod figures;
 mod gate;
 #[cfg(not(loom))]
 mod high;
@@ -43,6 +45,8 @@ mod memory;
 mod pager;
 #[cfg(not(loom))]
 mod pressure;
+#[cfg(not(loom))]
+mod publisher;
 mod room;
 #[cfg(not(loom))]
 mod signals;
@@ -74,15 +78,17 @@ mod window;
 /// Descriptors that a program does not know of.
 #[cfg(not(loom))]
 pub mod descriptors {
-    pub use crate::high::{close, is_kept, keep};
+    pub use crate::high::{ABOVE_ALL, close, is_kept, keep};
 }
 #[cfg(not(loom))]
-pub use memory::{Forking, Memory, MemoryStats, Settings};
+pub use figures::Figures;
+#[cfg(not(loom))]
+pub use memory::{Forking, Memory, Settings};
 #[cfg(not(loom))]
 pub use pager::{DEFAULT_CAPACITY_BYTES, LEAST_LIMIT_BYTES, Pager, PagerBuilder, Pin, Region, TrapKind};
 pub use state::Access;
 #[cfg(not(loom))]
-pub use stats::{PagerStats, Stored};
+pub use stats::{MemoryStats, PagerStats, Stored};
 
 // Doctests of the examples in the documentation.
 #[cfg(doctest)]

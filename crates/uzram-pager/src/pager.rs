@@ -19,6 +19,7 @@ use uzram::{Error, ErrorKind, Result};
 use crate::areas::Areas;
 use crate::core::{Core, Next, lock};
 use crate::pressure::{self, Governor};
+use crate::publisher::Publisher;
 use crate::signals::Blocked;
 use crate::spill::{Spill, SpillThread};
 use crate::state::Access;
@@ -306,6 +307,7 @@ impl<T: Trap> Evictor<T> {
         let mut governor = goal_percent.map(|goal_percent| Governor::new(goal_percent, most, least));
         let thread = spawn("uzram-pager-evict", move || {
             let (mut has_rested, mut stuck) = (false, 0);
+            let mut publisher = Publisher::default();
             while !theirs.ends.load(Ordering::Relaxed) {
                 let evicting = lock(&theirs.evicting);
                 theirs.clean();
@@ -314,6 +316,8 @@ impl<T: Trap> Evictor<T> {
                 }
                 let next = theirs.make_room(has_rested);
                 theirs.most_stored();
+                // With the lock: it takes others of the store, which must be free when the process forks.
+                let until_look = publisher.look(&theirs.publishing, || theirs.memory_stats());
                 drop(evicting);
                 let is_excess = next == Next::Stuck && theirs.room.is_above_limit(&theirs.store);
                 stuck = if is_excess { stuck + 1 } else { 0 };
@@ -321,12 +325,13 @@ impl<T: Trap> Evictor<T> {
                     on_excess();
                 }
                 has_rested = next == Next::Later;
-                theirs.room.rest(match (next, &governor) {
+                let rest = match (next, &governor) {
                     (Next::Later, _) => Some(LATER),
                     (Next::Stuck, _) => Some(REST),
                     (Next::Enough, Some(_)) => Some(pressure::INTERVAL),
                     (Next::Enough, None) => None,
-                });
+                };
+                theirs.room.rest(rest.into_iter().chain(until_look).min());
             }
         })?;
         Ok(Evictor { core: Arc::clone(core), thread: Some(thread) })

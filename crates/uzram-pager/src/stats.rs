@@ -17,6 +17,20 @@ pub struct Stored {
     pub spill_written_bytes: u64,
 }
 
+/// What a [`Memory`](crate::Memory) holds, and what was done.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct MemoryStats {
+    /// Whether the pager has taken over. Without it all other figures are 0.
+    pub runs: bool,
+    /// The pager's figures.
+    pub pager: PagerStats,
+    /// What is outside memory.
+    pub stored: Stored,
+    /// The most of that so far.
+    pub most_stored: Stored,
+}
+
 macro_rules! counts {
     ($($(#[$doc:meta])* $field:ident,)*) => {
         /// Counts of one CPU.
@@ -35,7 +49,9 @@ macro_rules! counts {
             pub resident_pages: u64,
             /// Pages of compressed memory, with its metadata.
             pub compressed_pages: u64,
-            /// The most that counted against the limit so far: pages in memory, compressed memory, and tables.
+            /// What counts against the limit: pages in memory, compressed memory, and tables.
+            pub used_pages: u64,
+            /// The most of that so far.
             pub used_pages_max: u64,
             /// Pages of all regions.
             pub mapped_pages: u64,

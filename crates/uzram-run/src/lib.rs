@@ -11,6 +11,7 @@
 //! | `maps` | mmap(2) and its relatives |
 //! | `descriptors` | close(2) and its relatives, which spare the library's own descriptors |
 //! | `streams` | what the C library touches in a child before anything else |
+//! | `figures` | the figures that `uzram list` shows |
 //! | `process` | start, fork(2), threads, and the line at the end |
 //!
 //! # Rules
@@ -25,6 +26,7 @@
 //!   is linked statically, or makes system calls itself: these the library does not see.
 
 mod descriptors;
+mod figures;
 mod heap;
 mod inside;
 mod maps;

@@ -10,11 +10,11 @@ use rustix::fd::{FromRawFd, IntoRawFd, OwnedFd};
 use uzram::units::{format_size, pages_to_bytes};
 use uzram_pager::{Forking, Memory, MemoryStats, descriptors};
 
-use crate::heap;
 use crate::inside::Inside;
 use crate::real::next;
 use crate::settings::{Asked, Environment};
 use crate::streams;
+use crate::{figures, heap};
 
 /// The library's state, from its start on.
 struct Process {
@@ -123,6 +123,8 @@ extern "C" fn init(_: c_int, _: *const *const c_char, environment: *const *const
     LEN.store(len, Ordering::Relaxed);
     find_code();
     streams::prepare();
+    // Before there is a pager, which publishes more.
+    figures::start(process.asked.limit_bytes);
     // SAFETY: the functions live as long as the process: the library is never unloaded.
     unsafe {
         libc::pthread_atfork(Some(before_fork), Some(after_fork), Some(after_fork_in_child));
@@ -213,6 +215,8 @@ extern "C" fn after_fork_in_child() {
     let Some((forking, inside)) = (unsafe { (*HELD.0.get()).take() }) else { return };
     let Some(process) = PROCESS.get() else { return };
     streams::reset_list();
+    // Before its pager publishes anything.
+    figures::begin_in_child();
     if let Err(error) = process.memory.after_fork_in_child(forking) {
         tell(2, &format!("uzram: process {} goes on without a limit: {error}\n", std::process::id()));
     }

@@ -5,7 +5,7 @@ use std::os::unix::ffi::OsStrExt;
 
 use uzram_pager::{LEAST_LIMIT_BYTES, Pager, Settings, TrapKind};
 
-use crate::process;
+use crate::{figures, process};
 
 /// Address space for all that a program maps.
 const CAPACITY_BYTES: u64 = 256 << 30;
@@ -83,6 +83,7 @@ impl Environment {
                 plain_bytes: PLAIN_BYTES.min(limit_bytes / PLAIN_SHARE),
                 hard: self.get("UZRAM_RUN_HARD").is_some(),
                 on_excess: process::on_excess,
+                on_figures: figures::publish,
             },
             limit_bytes,
             spills: spill.is_some(),

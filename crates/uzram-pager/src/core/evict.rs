@@ -13,6 +13,7 @@
 
 use std::sync::TryLockError;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
 
 use uzram::store::{PageNo, Wait};
 use uzram::units::{PAGE_SIZE, Page};
@@ -355,5 +356,6 @@ impl<T: Trap> Core<T> {
         if self.units_of(run).any(|unit| self.state(unit).get().place() == Place::Waiting) {
             self.evict_waiting();
         }
+        self.note_change(Instant::now);
     }
 }

@@ -31,7 +31,7 @@ use crate::core::{Core, lock};
 use crate::pager::{Evictor, PagerBuilder, Writers};
 use crate::signals::Blocked;
 use crate::spill::Spill;
-use crate::stats::{PagerStats, Stored};
+use crate::stats::MemoryStats;
 use crate::trap::uffd::Uffd;
 use crate::trap::{Children, Run, Space};
 use crate::waiters::{MOST_THREADS, Waiters};
@@ -67,6 +67,8 @@ pub struct Settings {
     /// Called by a thread of the pager when the limit cannot be kept: what there is cannot be compressed, and the spill file is full, or
     /// there is none.
     pub on_excess: fn(),
+    /// Called by a thread of the pager when figures have changed: at most once a second, and first when the pager starts.
+    pub on_figures: fn(&MemoryStats),
 }
 
 /// The memory of a whole program, named by addresses, as mmap(2) and its relatives name it: for a library that stands between a
@@ -102,20 +104,6 @@ struct Threads {
     _evictor: Evictor<Uffd>,
     /// Not while the process forks.
     writers: Option<Writers>,
-}
-
-/// What a [`Memory`] holds, and what was done.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct MemoryStats {
-    /// Whether the pager has taken over. Without it all other figures are 0.
-    pub runs: bool,
-    /// The pager's figures.
-    pub pager: PagerStats,
-    /// What is outside memory.
-    pub stored: Stored,
-    /// The most of that so far.
-    pub most_stored: Stored,
 }
 
 /// Where a range of addresses lies.
@@ -194,13 +182,7 @@ impl Memory {
 
     /// Returns what it holds.
     pub fn stats(&self) -> MemoryStats {
-        let Some(core) = self.core() else { return MemoryStats::default() };
-        MemoryStats {
-            runs: true,
-            pager: core.stats(),
-            stored: core.stored(),
-            most_stored: core.most_stored(),
-        }
+        self.core().map(Core::memory_stats).unwrap_or_default()
     }
 
     /// Has a pager take over. The caller has locked the areas.
@@ -228,6 +210,7 @@ impl Memory {
         let builder = &self.settings.pager;
         let (core, writers) = builder.core(trap, Arc::clone(&self.areas), 1, pages)?;
         let _ = core.on_excess.set(self.settings.on_excess);
+        core.publishing.start(self.settings.on_figures);
         if self.settings.hard {
             core.room.set_hard();
         }

@@ -19,7 +19,7 @@ fn memory(spill: Option<(PathBuf, u64)>) -> Option<Memory> {
     if let Some((dir, bytes)) = spill {
         pager = pager.spill(dir, bytes);
     }
-    let settings = Settings { pager, plain_bytes: 0, hard: false, on_excess: || {} };
+    let settings = Settings { pager, plain_bytes: 0, hard: false, on_excess: || {}, on_figures: |_| {} };
     let memory = Memory::new(settings).unwrap();
     assert!(memory.note_use(1, 0), "{:?}", memory.failure());
     Some(memory)
@@ -184,6 +184,7 @@ fn memory_from_before_the_pager_is_taken_over() {
         plain_bytes: 16 << 20,
         hard: false,
         on_excess: || {},
+        on_figures: |_| {},
     };
     let memory = Memory::new(settings).unwrap();
     let plain = memory.map(12 << 20, PAGE_SIZE, READ_WRITE).unwrap().cast::<u64>();
