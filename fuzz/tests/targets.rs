@@ -137,6 +137,11 @@ fn backing_mark() {
 }
 
 #[test]
+fn run_figures() {
+    run_mutations("run_figures", 20_000);
+}
+
+#[test]
 fn size_expr() {
     run_mutations("size_expr", 50_000);
 }

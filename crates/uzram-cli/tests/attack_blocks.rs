@@ -332,7 +332,7 @@ fn a_daemon_does_not_end_beneath_open_files() {
         daemon.signal(Signal::TERM);
         std::thread::sleep(Duration::from_millis(50));
     }
-    assert_eq!(place.place.run(&["list"]).ok().lines().count(), 2, "it is still there");
+    assert!(place.place.run(&["list"]).ok().contains("zram0"), "it is still there");
     drop(disk);
     assert!(daemon.ended().0.success());
     place.assert_clean();

@@ -183,7 +183,7 @@ fn what_holds_something_else_wants_force_and_an_own_mark_is_taken_again() {
         let mut command = place.command(&["up", "--log", "error", "--config", config.to_str().unwrap()]);
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         wait_until("it serves or has ended", || {
-            place.run(&["list"]).status.success() || child.try_wait().unwrap().is_some()
+            place.run(&["status"]).status.success() || child.try_wait().unwrap().is_some()
         });
         let _ = place.run(&["down"]);
         common::collect(child)
@@ -334,12 +334,12 @@ fn root_is_not_led_by_xdg_runtime_dir() {
         command.env_remove("UZRAM_RUNTIME_DIR").env("XDG_RUNTIME_DIR", &xdg);
         finish(command)
     };
-    assert!(alone("list").complaint(1).contains("no daemon is running in '/run/uzram'"));
+    assert!(alone("status").complaint(1).contains("no daemon is running in '/run/uzram'"));
     let served = alone("up --size 1M --log error --exec 'dirname $socket; stat -c %a /run/uzram'");
     assert_eq!(served.ok(), "/run/uzram\n700\n");
     assert_eq!(fs::read_dir(&xdg).unwrap().count(), 0);
     // For its own user the variable is used.
-    let mut command = bare_command(&["list"]);
+    let mut command = bare_command(&["status"]);
     command.env("XDG_RUNTIME_DIR", &xdg).uid(ATTACKER).gid(ATTACKER);
     let wanted = format!("no daemon is running in '{}'", xdg.join("uzram").display());
     assert!(finish(command).complaint(1).contains(&wanted));

@@ -91,7 +91,7 @@ fn exit_statuses_have_one_meaning() {
         (&["--version"][..], 0),
         (&["up", "--size", "1M", "--exec", "true"], 0),
         // The command failed.
-        (&["list"], 1),
+        (&["status"], 1),
         (&["set", "zram0", "mem_limit=1M"], 1),
         (&["swap", "status"], 1),
         (&["up", "--config", missing], 1),
@@ -149,6 +149,11 @@ fn without_a_daemon_every_client_says_how_to_start_one() {
     for _ in 0..2 {
         for args in clients {
             let ended = place.run(args);
+            if args == ["list"] && ended.status.success() {
+                // Programs under `uzram run`, of somebody else.
+                assert!(ended.stdout.trim_start().starts_with("PROCESS "), "{}", ended.stdout);
+                continue;
+            }
             let line = ended.complaint(1);
             assert!(line.contains("no daemon is running in") && line.contains("`uzram up`"), "{line}");
         }

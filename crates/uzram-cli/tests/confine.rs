@@ -176,7 +176,7 @@ fn daemons_that_swap_leave_no_core_files() {
         place.place.run(&["status"]).stdout.contains("take-overs               1")
     });
     kill_process(place.place.daemon_id(), Signal::ABORT).unwrap();
-    wait_until("it is dead", || !place.place.run(&["list"]).status.success());
+    wait_until("it is dead", || !place.place.run(&["status"]).status.success());
     place.place.run(&["swap", "off"]).ok();
     assert_eq!(core_file(cores.path()), None);
     place.assert_clean();

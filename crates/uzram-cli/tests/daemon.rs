@@ -278,7 +278,7 @@ fn the_environment_names_the_runtime_directory() {
 
 #[test]
 fn no_runtime_directory_at_all_is_one_line() {
-    let mut command = bare_command(&["list"]);
+    let mut command = bare_command(&["status"]);
     if rustix::process::geteuid().is_root() {
         command.uid(65534).gid(65534);
     }

@@ -92,7 +92,7 @@ fn it_serves_where_nothing_else_is() {
     };
     assert!(works("rseq"), "{checks}");
     let mut daemon = Running(start(&mut root.command(&["up", "--size", "64M"])));
-    wait_until("it answers", || root.run(&["list"]).status.success());
+    wait_until("it answers", || root.run(&["status"]).status.success());
     assert_eq!(root.run(&["stat", "zram0", "disksize"]).ok().trim(), (64 << 20).to_string());
     // Clients run outside.
     let socket = root.0.path().join("run/uzram/nbd.sock");

@@ -354,7 +354,7 @@ fn a_daemon_starts_though_its_first_processes_die() {
             kill_process(Pid::from_raw(child.parse().unwrap()).unwrap(), Signal::KILL).unwrap();
         }
         wait_until("it serves a block device", || {
-            place.place.run(&["list"]).status.success() && place.loops().len() == 1
+            place.place.run(&["status"]).status.success() && place.loops().len() == 1
         });
         wait_for_standby(&place.place);
         place.place.down();

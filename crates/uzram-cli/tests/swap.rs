@@ -292,7 +292,9 @@ fn a_swap_area_keeps_its_daemon() {
     }
     // On a signal it ends in the safe order.
     kill_process(place.place.daemon_id(), Signal::TERM).unwrap();
-    wait_until("the daemon has ended", || place.place.run(&["list"]).stderr.contains("no daemon is running"));
+    wait_until("the daemon has ended", || {
+        place.place.run(&["status"]).stderr.contains("no daemon is running")
+    });
     place.assert_clean();
     // A swap area that was switched off elsewhere does not matter.
     let device = swap_on(&place, &[]);

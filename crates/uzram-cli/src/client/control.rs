@@ -14,9 +14,11 @@ use crate::config::plan::ExportArgs;
 use crate::config::settings::{attributes_of, parse_name};
 use crate::failure::{Failure, Result, print};
 use crate::system::interrupts::Interrupts;
+use crate::system::programs;
 use crate::system::runtime_dir::{self, RuntimeArgs};
 use crate::system::state_dir;
 use crate::terminal::live::StatusLine;
+use crate::terminal::programs::{program_details, program_json, program_table};
 use crate::terminal::show::{self, DeviceJson};
 use crate::terminal::slabinfo;
 
@@ -48,7 +50,9 @@ pub struct RemoveArgs {
     runtime: RuntimeArgs,
 }
 
-/// List the devices of a running daemon.
+/// List the devices of a running daemon, and the programs that run under `uzram run`.
+///
+/// Programs are shown whether a daemon is running or not: those of this user, to root all.
 #[derive(clap::Args)]
 #[command(after_help = "Example: uzram list --json")]
 pub struct ListArgs {
@@ -59,15 +63,17 @@ pub struct ListArgs {
     runtime: RuntimeArgs,
 }
 
-/// Show a device's statistics, or one attribute as the kernel's file would print it.
+/// Show a device's statistics, or one attribute as the kernel's file would print it; or the figures of a program that runs under
+/// `uzram run`.
 #[derive(clap::Args)]
 #[command(after_help = "Examples: uzram stat zram0
+          uzram stat 4711
           uzram stat zram0 mm_stat
           uzram stat zram0 --json")]
 pub struct StatArgs {
-    /// The device, as in zram0
+    /// The device, as in zram0, or the process id of a program
     name: String,
-    /// An attribute, as in mm_stat
+    /// An attribute of a device, as in mm_stat
     attribute: Option<String>,
     /// Print JSON: all attributes and statistics, or the one attribute
     #[arg(long)]
@@ -182,17 +188,56 @@ pub fn remove(args: &RemoveArgs) -> Result<()> {
 
 /// `uzram list`
 pub fn list(args: &ListArgs) -> Result<()> {
-    let answer = Daemon::at(&args.runtime)?.ask("GET", "/v1/devices", None)?;
+    let all = programs::all();
+    let answer = match Daemon::at(&args.runtime) {
+        Ok(daemon) => match daemon.get_if_running("/v1/devices")? {
+            None if all.is_empty() => return Err(daemon.absent()),
+            answer => answer,
+        },
+        Err(failure) if all.is_empty() => return Err(failure),
+        Err(_) => None,
+    };
     if args.json {
+        let mut answer = answer.unwrap_or_else(|| json!({ "devices": [] }));
+        answer["programs"] = all.iter().map(program_json).collect();
         return print_json(&answer);
     }
-    let devices: Vec<DeviceJson> = understand(answer["devices"].clone())?;
-    print(&show::device_table(&devices))
+    let mut tables = Vec::new();
+    if let Some(mut answer) = answer {
+        let devices: Vec<DeviceJson> = understand(answer["devices"].take())?;
+        tables.push(show::device_table(&devices));
+    }
+    if !all.is_empty() {
+        tables.push(program_table(&all));
+    }
+    print(&tables.join("\n"))
 }
 
 /// `uzram stat`
 pub fn stat(args: &StatArgs) -> Result<()> {
-    let daemon = Daemon::at(&args.runtime)?;
+    let is_number = args.name.bytes().all(|byte| byte.is_ascii_digit());
+    let id = args.name.parse().ok().filter(|_| is_number && args.attribute.is_none());
+    let Some(id) = id else { return stat_device(args, &Daemon::at(&args.runtime)?) };
+    // A device can have such a name.
+    let failure = match Daemon::at(&args.runtime) {
+        Ok(daemon) => match daemon.ask("GET", &device_path(&args.name), None) {
+            Ok(_) => return stat_device(args, &daemon),
+            Err(failure) => failure,
+        },
+        Err(failure) => failure,
+    };
+    match programs::of(id) {
+        Some(program) if args.json => print_json(&program_json(&program)),
+        Some(program) => print(&program_details(&program)),
+        None => Err(failure.map_line(|line| {
+            format!(
+                "process {id} does not run under `uzram run`, or is another user's; and as a device: {line}"
+            )
+        })),
+    }
+}
+
+fn stat_device(args: &StatArgs, daemon: &Daemon) -> Result<()> {
     let Some(attribute) = &args.attribute else {
         let answer = daemon.ask("GET", &device_path(&args.name), None)?;
         if args.json {

@@ -157,8 +157,16 @@ impl Daemon {
     /// # Errors
     /// The daemon does not respond in time, or responds with an error.
     pub fn about_if_running(&self) -> Result<Option<About>> {
-        match self.request(&Request { method: "GET", path: "/v1/daemon", body: None }, None) {
-            Ok(answer) => understand(answer),
+        self.get_if_running("/v1/daemon")?.map(understand).transpose()
+    }
+
+    /// Returns the response to a GET request; `None` if no daemon is running.
+    ///
+    /// # Errors
+    /// As [`Daemon::about_if_running`].
+    pub fn get_if_running(&self, path: &str) -> Result<Option<Value>> {
+        match self.request(&Request { method: "GET", path, body: None }, None) {
+            Ok(answer) => Ok(Some(answer)),
             Err(Unanswered::Absent) => Ok(None),
             Err(other) => Err(self.failure(other)),
         }
@@ -368,7 +376,8 @@ impl Daemon {
         }
     }
 
-    fn absent(&self) -> Failure {
+    /// Returns the failure of a command that needs a daemon where none is running.
+    pub fn absent(&self) -> Failure {
         Failure::Line(format!("no daemon is running in '{}' (start one with `uzram up`)", self.dir.display()))
     }
 

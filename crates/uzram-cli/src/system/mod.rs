@@ -8,6 +8,7 @@ pub mod interrupts;
 pub mod process_pages;
 pub mod program;
 pub mod program_file;
+pub mod programs;
 pub mod protect;
 pub mod runtime_dir;
 pub mod state_dir;

@@ -1,5 +1,6 @@
 //! Terminal output: tables of statistics, the live line, the log.
 
 pub mod show;
+pub mod programs;
 pub mod slabinfo;
 pub mod live;

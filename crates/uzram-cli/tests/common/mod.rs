@@ -6,6 +6,7 @@ pub mod block;
 pub mod clients;
 mod ended;
 pub mod nbd;
+pub mod run;
 
 pub use ended::*;
 
@@ -115,7 +116,7 @@ impl Place {
         std::fs::write(&path, text).unwrap();
         let mut daemon =
             Daemon::start(self.command(&[&["up", "--config", path.to_str().unwrap()], args].concat()));
-        wait_until("it answers", || self.run(&["list"]).status.success());
+        wait_until("it answers", || self.run(&["status"]).status.success());
         let list: serde_json::Value = serde_json::from_str(&self.run(&["list", "--json"]).ok()).unwrap();
         let wanted = list["devices"].as_array().unwrap().len();
         while daemon.facts.matches("fixed cost").count() < wanted {
