@@ -83,7 +83,7 @@ pub mod descriptors {
 #[cfg(not(loom))]
 pub use figures::Figures;
 #[cfg(not(loom))]
-pub use memory::{Forking, Memory, Settings};
+pub use memory::{Forking, Limited, Memory, Settings};
 #[cfg(not(loom))]
 pub use pager::{DEFAULT_CAPACITY_BYTES, LEAST_LIMIT_BYTES, Pager, PagerBuilder, Pin, Region, TrapKind};
 pub use state::Access;

@@ -1,7 +1,7 @@
 //! malloc(3) and its relatives.
 //!
 //! A block is mimalloc's in the managed memory, or a mapping of its own there if it is to be aligned to more than mimalloc does
-//! (64 KiB), or of the C library's allocator: what was allocated before the library started, for it, or when there was no
+//! (64 KiB) or has no room for it, or of the C library's allocator: what was allocated before the library started, for it, or when there was no
 //! room. Its address tells which.
 
 use std::collections::BTreeMap;
@@ -14,6 +14,7 @@ use libmimalloc_sys as mi;
 use uzram_pager::Memory;
 
 use crate::inside::{self, Inside};
+use crate::limits;
 use crate::own::{__libc_calloc, __libc_free, __libc_malloc, __libc_memalign, __libc_realloc};
 use crate::process;
 use crate::real::set_errno;
@@ -32,6 +33,8 @@ const PURGE_AFTER_MS: i64 = 100;
 const MOST_ALIGN: usize = 64 << 10;
 /// What malloc(3) aligns to.
 const LEAST_ALIGN: usize = 16;
+/// mimalloc begins to use no less than this.
+const LEAST_COMMIT_BYTES: usize = 64 << 10;
 
 type CommitFunction = unsafe extern "C" fn(bool, *mut c_void, usize, *mut bool, *mut c_void) -> bool;
 
@@ -124,14 +127,15 @@ unsafe extern "C" fn commit(
     }
     let _inside = Inside::enter();
     process::with_memory(|memory| {
-        if commits {
-            process::note_use(memory, size as u64, 0);
-        } else {
+        if !commits {
             memory.discard(start.addr(), size);
-            process::note_use(memory, 0, size as u64);
+            return true;
         }
-    });
-    true
+        let may_use = memory.commit(start.addr(), size);
+        process::warn_of_failure(memory);
+        may_use
+    })
+    .unwrap_or(true)
 }
 
 /// Returns whether the calling thread's blocks are the program's, and managed.
@@ -146,17 +150,49 @@ fn is_ours(block: *const c_void) -> bool {
     block.addr().wrapping_sub(START.load(Ordering::Relaxed)) < LEN.load(Ordering::Relaxed)
 }
 
-/// Tries again when mimalloc found no memory: `allocate`, and then `otherwise`.
+/// Tries again when mimalloc found no memory for a block of `size`: `allocate`, a mapping, and then `otherwise`, unless the program would exceed
+/// a limit.
 #[cold]
 #[inline(never)]
-fn again(allocate: impl Fn() -> *mut c_void, otherwise: impl Fn() -> *mut c_void) -> *mut c_void {
+fn again(
+    size: usize,
+    allocate: impl Fn() -> *mut c_void,
+    otherwise: impl Fn() -> *mut c_void,
+) -> *mut c_void {
+    if is_limited() {
+        give_back();
+        let block = allocate();
+        if !block.is_null() {
+            return block;
+        }
+        if !limits::may_use(size.max(LEAST_COMMIT_BYTES), true) {
+            set_errno(libc::ENOMEM);
+            return null_mut();
+        }
+    }
     if more(LEN.load(Ordering::Relaxed)) {
         let block = allocate();
         if !block.is_null() {
             return block;
         }
     }
-    otherwise()
+    let mapped = if size >= LEAST_COMMIT_BYTES { map_block(MOST_ALIGN, size) } else { None };
+    mapped.unwrap_or_else(otherwise)
+}
+
+/// Has mimalloc say now that it does not use what was freed a moment ago, if there is a limit: it would count, or be used again
+/// unseen.
+pub fn give_back() {
+    if is_limited() {
+        // SAFETY: the calling thread is in no function of mimalloc's.
+        unsafe { mi::mi_collect(true) };
+    }
+}
+
+/// Returns whether the program has a limit on its memory.
+#[inline]
+fn is_limited() -> bool {
+    process::with_memory(Memory::is_limited).unwrap_or(false)
 }
 
 /// # Safety
@@ -179,7 +215,7 @@ unsafe fn allocate(size: usize) -> *mut c_void {
     let block = unsafe { mi::mi_malloc(size) };
     if block.is_null() {
         // SAFETY: as above.
-        return again(|| unsafe { mi::mi_malloc(size) }, || unsafe { __libc_malloc(size) });
+        return again(size, || unsafe { mi::mi_malloc(size) }, || unsafe { __libc_malloc(size) });
     }
     block
 }
@@ -230,7 +266,11 @@ unsafe fn allocate_zeros(count: usize, size: usize) -> *mut c_void {
     let block = unsafe { mi::mi_calloc(count, size) };
     if block.is_null() {
         // SAFETY: as above.
-        return again(|| unsafe { mi::mi_calloc(count, size) }, || unsafe { __libc_calloc(count, size) });
+        return again(
+            count.saturating_mul(size),
+            || unsafe { mi::mi_calloc(count, size) },
+            || unsafe { __libc_calloc(count, size) },
+        );
     }
     block
 }
@@ -282,7 +322,7 @@ unsafe fn resize(block: *mut c_void, size: usize) -> *mut c_void {
         } else if size == 0 {
             release(block);
             return null_mut();
-        } else if aligned_size(block).is_none() {
+        } else if aligned_size(block).is_none() && !(is_limited() && size > usable_size(block)) {
             return __libc_realloc(block, size);
         }
         let new = allocate(size);
@@ -334,6 +374,7 @@ unsafe fn allocate_aligned(align: usize, size: usize) -> *mut c_void {
     if block.is_null() {
         // SAFETY: as above.
         return again(
+            size,
             || unsafe { mi::mi_malloc_aligned(size, align) },
             || unsafe { __libc_memalign(align, size) },
         );
@@ -417,16 +458,24 @@ unsafe fn usable_size(block: *mut c_void) -> usize {
 
 /// Maps a block that mimalloc does not align.
 fn alloc_aligned(align: usize, size: usize) -> *mut c_void {
+    map_block(align, size).unwrap_or_else(|| {
+        if !limits::may_use(size, true) {
+            set_errno(libc::ENOMEM);
+            return null_mut();
+        }
+        // SAFETY: any size is allowed.
+        unsafe { __libc_memalign(align, size) }
+    })
+}
+
+/// Maps a block of zeros; returns `None` if there is no room.
+fn map_block(align: usize, size: usize) -> Option<*mut c_void> {
     let _inside = Inside::enter();
-    let len = size.max(1).checked_next_multiple_of(4096);
-    let mapped = len.and_then(|len| {
-        let map = |memory: &Memory| memory.map(len, align, libc::PROT_READ | libc::PROT_WRITE);
-        let block: *mut c_void = process::with_memory(map).flatten()?.cast();
-        ALIGNED.lock().unwrap_or_else(PoisonError::into_inner).insert(block.expose_provenance(), len);
-        Some(block)
-    });
-    // SAFETY: any size is allowed.
-    mapped.unwrap_or_else(|| unsafe { __libc_memalign(align, size) })
+    let len = size.max(1).checked_next_multiple_of(4096)?;
+    let map = |memory: &Memory| memory.map(len, align, libc::PROT_READ | libc::PROT_WRITE);
+    let block: *mut c_void = process::with_memory(map).flatten()?.cast();
+    ALIGNED.lock().unwrap_or_else(PoisonError::into_inner).insert(block.expose_provenance(), len);
+    Some(block)
 }
 
 /// Returns the bytes of a block that is a mapping of its own.

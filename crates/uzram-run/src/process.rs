@@ -11,6 +11,7 @@ use uzram::units::{format_size, pages_to_bytes};
 use uzram_pager::{Forking, Memory, MemoryStats, descriptors};
 
 use crate::inside::Inside;
+use crate::limits;
 use crate::real::next;
 use crate::settings::{Asked, Environment};
 use crate::streams;
@@ -101,11 +102,20 @@ static INIT: extern "C" fn(c_int, *const *const c_char, *const *const c_char) = 
 extern "C" fn init(_: c_int, _: *const *const c_char, environment: *const *const c_char) {
     let _inside = Inside::enter();
     // SAFETY: the loader passes it on.
-    let Some(asked) = unsafe { Environment::new(environment) }.asked() else { return };
+    let Some(mut asked) = unsafe { Environment::new(environment) }.asked() else { return };
+    let Some(capacity_bytes) = limits::prepare(asked.limit_bytes) else {
+        let why = "limits on its address space or data leave too little (ulimit -v, ulimit -d)";
+        return tell(2, &format!("uzram: the program runs without a limit: {why}\n"));
+    };
+    asked.memory.pager = asked.memory.pager.capacity(capacity_bytes);
     let memory = match Memory::new(asked.memory.clone()) {
         Ok(memory) => memory,
-        Err(error) => return tell(2, &format!("uzram: the program runs without a limit: {error}\n")),
+        Err(error) => {
+            limits::give_back();
+            return tell(2, &format!("uzram: the program runs without a limit: {error}\n"));
+        }
     };
+    limits::start(&memory);
     let (start, len) = memory.addresses();
     let tells = asked.stats || asked.first_process == Some(std::process::id());
     let errors = AtomicI32::new(if tells { copy_of_errors() } else { NONE });
@@ -135,6 +145,11 @@ extern "C" fn init(_: c_int, _: *const *const c_char, environment: *const *const
     }
 }
 
+/// Returns whether this is the process whose memory it has: a child of vfork(2) has its parent's.
+pub fn is_own_process() -> bool {
+    PROCESS.get().is_some_and(|process| process.id.load(Ordering::Relaxed) == std::process::id())
+}
+
 /// Returns a descriptor of standard error that the program does not come across.
 fn copy_of_errors() -> c_int {
     let copy = rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stderr(), 3);
@@ -154,9 +169,9 @@ impl Process {
     }
 }
 
-/// Notes that the program uses more bytes, or fewer. Says so once if the pager cannot start.
-pub fn note_use(memory: &Memory, more: u64, fewer: u64) {
-    if memory.note_use(more, fewer) {
+/// Says once if the pager cannot start.
+pub fn warn_of_failure(memory: &Memory) {
+    if memory.failure().is_none() {
         return;
     }
     let Some(process) = PROCESS.get() else { return };

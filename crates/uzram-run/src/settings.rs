@@ -7,8 +7,6 @@ use uzram_pager::{LEAST_LIMIT_BYTES, Pager, Settings, TrapKind};
 
 use crate::{figures, process};
 
-/// Address space for all that a program maps.
-const CAPACITY_BYTES: u64 = 256 << 30;
 /// A program that never uses more has no pager: neither a thread, nor anything to do when it forks. At most this share of the
 /// limit.
 const PLAIN_BYTES: u64 = 16 << 20;
@@ -66,7 +64,7 @@ impl Environment {
     /// Returns what is asked for; `None` if nothing is, or what is there is not from `uzram run`.
     pub fn asked(&self) -> Option<Asked> {
         let limit_bytes = self.number("UZRAM_RUN_LIMIT").filter(|bytes| *bytes >= LEAST_LIMIT_BYTES)?;
-        let mut pager = Pager::builder().limit(limit_bytes).capacity(CAPACITY_BYTES).trap(TrapKind::Uffd);
+        let mut pager = Pager::builder().limit(limit_bytes).trap(TrapKind::Uffd);
         if let Some(goal) = self.get("UZRAM_RUN_PRESSURE").and_then(OsStr::to_str) {
             pager = pager.pressure(goal.parse().ok()?);
         }

@@ -8,14 +8,22 @@
 //! Pages that a program may read and write, and not execute, can leave memory; others stay.
 //!
 //! - `fork.rs`: a child goes on by itself, from its copy of everything
+//! - `committed.rs`: which parts of its memory the allocator uses
+//! - `limits.rs`: limits on address space and data
 //!
-//! Lock order: evicting, the gate's changing, areas, the gate's moving. Signals are blocked while a thread is in here.
+//! Lock order: evicting, the gate's changing, areas, asking, the gate's moving. Signals are blocked while a thread is in here.
 
+mod committed;
 mod fork;
+mod limits;
 #[cfg(test)]
 mod tests;
 
 pub use fork::Forking;
+pub use limits::Limited;
+
+use committed::Committed;
+use limits::Limits;
 
 use std::fs::File;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -36,8 +44,6 @@ use crate::trap::uffd::Uffd;
 use crate::trap::{Children, Run, Space};
 use crate::waiters::{MOST_THREADS, Waiters};
 
-/// The least address space that is of use.
-const LEAST_CAPACITY_BYTES: u64 = 1 << 30;
 /// How much of the address space the allocator gets: one part in so many.
 const HEAP_SHARE: u64 = 4;
 /// The allocator's part is a multiple of this, and begins at a multiple of so many pages.
@@ -79,8 +85,14 @@ pub struct Memory {
     /// The allocator's part.
     heap: Run,
     settings: Settings,
-    /// Bytes in use, as far as this was told.
+    /// Bytes in use: the allocator's, and mappings that may be accessed.
     used_bytes: Counter,
+    /// The allocator's bytes in use.
+    heap_bytes: Counter,
+    committed: Committed,
+    /// Bytes of all mappings, but for the allocator's.
+    mapped_bytes: Counter,
+    limits: Limits,
     running: OnceLock<Running>,
     /// The pager has stopped for good, in a child that may not trap touches.
     is_off: AtomicBool,
@@ -122,16 +134,9 @@ impl Memory {
     /// # Errors
     /// `Invalid` for settings out of range; `NoMemory`.
     pub fn new(settings: Settings) -> Result<Memory> {
-        let mut pages = bytes_to_pages(settings.pager.capacity_bytes());
-        let space = loop {
-            match Space::new(pages) {
-                Ok(space) => break space,
-                // A limit on address space, setrlimit(2).
-                Err(_) if pages_to_bytes(pages) / 2 >= LEAST_CAPACITY_BYTES => pages /= 2,
-                Err(error) => return Err(error),
-            }
-        };
-        let heap_bytes = (pages_to_bytes(pages) / HEAP_SHARE).next_multiple_of(HEAP_STEP_BYTES);
+        let pages = bytes_to_pages(settings.pager.capacity_bytes());
+        let space = Space::new(pages)?;
+        let heap_bytes = limits::heap_bytes(pages_to_bytes(pages));
         let first =
             (space.start() >> PAGE_SHIFT).next_multiple_of(HEAP_ALIGN_PAGES) - (space.start() >> PAGE_SHIFT);
         let heap = Run { first: first as u64, pages: bytes_to_pages(heap_bytes) as usize };
@@ -145,6 +150,10 @@ impl Memory {
             heap,
             settings,
             used_bytes: Counter::new(0),
+            heap_bytes: Counter::new(0),
+            committed: Committed::new(heap.bytes())?,
+            mapped_bytes: Counter::new(0),
+            limits: Limits::new(),
             running: OnceLock::new(),
             is_off: AtomicBool::new(false),
             forks: Mutex::default(),
@@ -162,17 +171,25 @@ impl Memory {
         (self.space.start(), self.space.len_bytes())
     }
 
-    /// Notes that the program uses more bytes, or fewer. If they are many, a pager takes over. Returns false if that cannot
-    /// start: [`Memory::failure`] says why, and the memory is as the kernel gives it.
-    pub fn note_use(&self, more: u64, fewer: u64) -> bool {
-        self.used_bytes.add(more);
-        self.used_bytes.sub(fewer);
-        if self.running.get().is_some() || self.used_bytes.get() < self.settings.plain_bytes {
-            return true;
+    /// Notes that the allocator uses memory of its part from now on. Returns false if the program would exceed a limit
+    /// ([`Memory::set_limit`]). If much is in use, a pager takes over; if that cannot start, [`Memory::failure`] says why, and the
+    /// memory is as the kernel gives it.
+    pub fn commit(&self, address: usize, len: usize) -> bool {
+        let offset = address.wrapping_sub(self.heap().0.addr());
+        if self.is_limited() && !self.may_use(self.committed.missing(offset, len), true) {
+            return false;
         }
-        let _blocked = Blocked::new();
-        // A thread that changes areas may start the pager just now, for which it needs locks that this one may have.
-        self.areas.try_lock().map_or(true, |areas| self.start(&areas))
+        let more = self.committed.add(offset, len);
+        self.heap_bytes.add(more);
+        self.used_bytes.add(more);
+        if self.running.get().is_none() && self.used_bytes.get() >= self.settings.plain_bytes {
+            let _blocked = Blocked::new();
+            // A thread that changes areas may start the pager just now, for which it needs locks that this one may have.
+            if let Ok(areas) = self.areas.try_lock() {
+                self.start(&areas);
+            }
+        }
+        true
     }
 
     /// Returns why the pager could not start.
@@ -193,7 +210,7 @@ impl Memory {
         if self.failure.get().is_some() {
             return false;
         }
-        match self.try_start(areas) {
+        match self.limits.start_pager(|| self.try_start(areas)) {
             Ok(running) => self.running.set(running).is_ok(),
             Err(error) => {
                 let _ = self.failure.set(error);
@@ -309,11 +326,15 @@ impl Memory {
     }
 
     /// Maps private anonymous memory of `len` bytes, of which the first is at a multiple of `align`, a power of two. `protection` are
-    /// the bits of mmap(2). Returns `None` if there is no room for it.
+    /// the bits of mmap(2). Returns `None` if there is no room for it, or the
+    /// program would exceed a limit.
     pub fn map(&self, len: usize, align: usize, protection: i32) -> Option<*mut u8> {
         let _blocked = Blocked::new();
         let pages = bytes_to_pages(len as u64);
         let mut areas = lock(&self.areas);
+        if !self.may_use(pages_to_bytes(pages), is_data(protection)) {
+            return None;
+        }
         let align_pages = (align >> PAGE_SHIFT).max(1) as u64;
         // Multiples count from address 0, and the space begins anywhere.
         let offset = (align_pages - (self.space.start() >> PAGE_SHIFT) as u64 % align_pages) % align_pages;
@@ -321,6 +342,7 @@ impl Memory {
         let run = Run { first, pages: pages as usize };
         let protection = Protection(protection);
         self.enter(&mut areas, run, protection).ok()?;
+        self.mapped_bytes.add(run.bytes() as u64);
         if protection.0 != libc::PROT_NONE {
             self.count_use(&areas, run);
         }
@@ -361,12 +383,19 @@ impl Memory {
         };
         let _blocked = Blocked::new();
         let mut areas = self.lock_cleaned(run);
+        let there: usize = areas.pieces(run).iter().map(|(piece, _)| piece.pages).sum();
+        if !self.may_use(pages_to_bytes((run.pages - there) as u64), is_data(protection)) {
+            return Some(Err(libc::ENOMEM));
+        }
         self.take_away(&mut areas, run);
         let entered = self.enter(&mut areas, run, Protection(protection));
         if entered.is_err() {
             areas.free(run);
-        } else if protection != libc::PROT_NONE {
-            self.count_use(&areas, run);
+        } else {
+            self.mapped_bytes.add(run.bytes() as u64);
+            if protection != libc::PROT_NONE {
+                self.count_use(&areas, run);
+            }
         }
         Some(entered.map_err(|_| libc::ENOMEM))
     }
@@ -379,6 +408,7 @@ impl Memory {
         let mut areas = self.lock_cleaned(run);
         self.take_away(&mut areas, run);
         areas.set(run, Use::Foreign);
+        self.mapped_bytes.add(run.bytes() as u64);
         Some(map())
     }
 
@@ -400,6 +430,7 @@ impl Memory {
     /// Unmaps pages at once, so that others can be mapped there. None of them is still to be freed.
     fn take_away(&self, areas: &mut MutexGuard<'_, Areas>, run: Run) {
         for (piece, used) in areas.pieces(run) {
+            self.forget_mapping(piece, used);
             match used {
                 Use::Managed(protection) => {
                     self.forget_use(piece, protection);
@@ -425,6 +456,12 @@ impl Memory {
     /// Starts the pager if the program uses much by now. Returns false if it cannot start.
     fn start_if_much(&self, areas: &Areas) -> bool {
         self.used_bytes.get() < self.settings.plain_bytes || self.start(areas)
+    }
+
+    fn forget_mapping(&self, run: Run, used: Use) {
+        if used != Use::Closed {
+            self.mapped_bytes.sub(run.bytes() as u64);
+        }
     }
 
     fn forget_use(&self, run: Run, protection: Protection) {
@@ -453,6 +490,7 @@ impl Memory {
         let _blocked = Blocked::new();
         let mut areas = lock(&self.areas);
         for (piece, used) in areas.pieces(run) {
+            self.forget_mapping(piece, used);
             match (used, self.core()) {
                 (Use::Managed(protection), Some(core)) => {
                     self.forget_use(piece, protection);
@@ -596,10 +634,13 @@ impl Memory {
         if advised == 0 { Ok(()) } else { Err(last_errno()) }
     }
 
-    /// Empties memory of the allocator: whole pages in here.
+    /// Empties memory of the allocator, which does not use it any more: whole pages in here.
     pub fn discard(&self, address: usize, len: usize) {
         let Lies::Inside(run) = self.place(address, len) else { return };
         let _blocked = Blocked::new();
+        let fewer = self.committed.remove(address.wrapping_sub(self.heap().0.addr()), len);
+        self.heap_bytes.sub(fewer);
+        self.used_bytes.sub(fewer);
         match self.core() {
             Some(core) => {
                 let _changing = core.trap.gate.change();
@@ -638,10 +679,17 @@ impl Memory {
         match areas.pieces(last).first() {
             Some((_, Use::Managed(protection))) if areas.is_free(more) => {
                 let protection = *protection;
-                if protection.0 != libc::PROT_NONE {
-                    self.used_bytes.add(more.bytes() as u64);
+                let bytes = more.bytes() as u64;
+                if !self.may_use(bytes, is_data(protection.0))
+                    || self.enter(&mut areas, more, protection).is_err()
+                {
+                    return false;
                 }
-                self.enter(&mut areas, more, protection).is_ok()
+                self.mapped_bytes.add(bytes);
+                if protection.0 != libc::PROT_NONE {
+                    self.used_bytes.add(bytes);
+                }
+                true
             }
             _ => false,
         }
@@ -652,6 +700,11 @@ impl Drop for Threads {
     fn drop(&mut self) {
         self.waiters.end();
     }
+}
+
+/// Returns whether the kernel counts private memory with these bits of mmap(2) as data.
+fn is_data(protection: i32) -> bool {
+    protection & libc::PROT_WRITE != 0
 }
 
 fn no_page_table(error: &dyn std::fmt::Display) -> Error {

@@ -21,7 +21,8 @@ fn memory(spill: Option<(PathBuf, u64)>) -> Option<Memory> {
     }
     let settings = Settings { pager, plain_bytes: 0, hard: false, on_excess: || {}, on_figures: |_| {} };
     let memory = Memory::new(settings).unwrap();
-    assert!(memory.note_use(1, 0), "{:?}", memory.failure());
+    memory.commit(memory.heap().0.addr(), 1);
+    assert!(memory.stats().runs, "{:?}", memory.failure());
     Some(memory)
 }
 
