@@ -48,6 +48,9 @@ const MOST_SHELVES: usize = 1024;
 /// The share of units in memory whose copies are kept. With more, the memory that copies take costs more touches than they save
 /// compressing.
 const COPIED_SHARE: u64 = 16;
+/// New pages next to one that is touched come along with it while at least half of the memory is free, up to the next multiple of
+/// so many: allocators hand out memory in blocks of 64 KiB.
+const NEW_AT_ONCE: u64 = 16;
 
 /// See the [module's documentation](self).
 pub(crate) struct Core<T: Trap> {
@@ -261,8 +264,24 @@ impl<T: Trap> Core<T> {
         };
         let mut units = [stored; MOST_PAGES];
         let has_room = |more: usize| self.room.has((1 + more) * self.unit_pages, &self.store);
-        let more = self.claim(unit + 1, &mut units[1..window.max(1)], has_room);
+        let mut more = self.claim(unit + 1, &mut units[1..window.max(1)], has_room);
+        if !stored && 1 + more >= window {
+            more += self.claim_new(unit, &mut units, 1 + more);
+        }
         self.bring(unit, &units[..=more], writes) > 0
+    }
+
+    /// Claims more units behind `count` that the caller owns, as far as they are new, and there is memory in plenty. Returns how many.
+    fn claim_new(&self, first: u64, stored: &mut [bool; MOST_PAGES], count: usize) -> usize {
+        let page = self.first_page(first + count as u64);
+        let wanted = (page.next_multiple_of(NEW_AT_ONCE) - page) as usize / self.unit_pages;
+        let is_random = self.state(first).get().access() == Access::Random;
+        if wanted == 0 || is_random || !self.room.is_half_free(&self.store) {
+            return 0;
+        }
+        let most = (count + wanted).min(MOST_PAGES);
+        let is_new = |nth: usize| self.state(first + (count + nth) as u64).get().place() == Place::New;
+        self.claim(first + count as u64, &mut stored[count..most], is_new)
     }
 
     /// Claims units next to each other to load them, as long as none is in memory, or another thread's, and `may` allows one more
@@ -611,7 +630,9 @@ impl<T: Trap> Core<T> {
                 self.wait_while(unit, Place::Loading);
                 self.wait_while(unit, Place::Leaving);
             };
-            self.slots[unit as usize].store(0, Ordering::Release);
+            if was.place() == Place::Waiting {
+                self.slots[unit as usize].store(0, Ordering::Release);
+            }
             match was.place() {
                 Place::In | Place::Waiting => {
                     resident += self.unit_pages;

@@ -86,6 +86,8 @@ pub use figures::Figures;
 pub use memory::{Forking, Limited, Memory, Settings};
 #[cfg(not(loom))]
 pub use pager::{DEFAULT_CAPACITY_BYTES, LEAST_LIMIT_BYTES, Pager, PagerBuilder, Pin, Region, TrapKind};
+#[cfg(not(loom))]
+pub use signals::Blocked as BlockedSignals;
 pub use state::Access;
 #[cfg(not(loom))]
 pub use stats::{MemoryStats, PagerStats, Stored};

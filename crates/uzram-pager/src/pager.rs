@@ -37,8 +37,10 @@ pub const LEAST_LIMIT_BYTES: u64 = 4 << 20;
 /// The most of the limit that compressed memory takes, in eighths, without a spill file and with one. For comparison: zswap takes
 /// a fifth of memory by default.
 const MOST_COMPRESSED_EIGHTHS: [u64; 2] = [7, 2];
-/// How long the evictor rests when nothing can leave.
+/// How long the evictor rests when nothing can leave: the first time, and at most, as it rests twice as long each time. What it tries
+/// to compress meanwhile takes time from the program.
 const REST: Duration = Duration::from_millis(50);
+const MOST_REST: Duration = Duration::from_millis(400);
 /// How often it finds so before memory counts as beyond the limit: what is being written to the spill file may take as long.
 const EXCESS_AFTER: u32 = 3;
 /// How long it leaves taking pages from the program to threads that fault.
@@ -327,7 +329,7 @@ impl<T: Trap> Evictor<T> {
                 has_rested = next == Next::Later;
                 let rest = match (next, &governor) {
                     (Next::Later, _) => Some(LATER),
-                    (Next::Stuck, _) => Some(REST),
+                    (Next::Stuck, _) => Some(REST.saturating_mul(1 << stuck.min(8)).min(MOST_REST)),
                     (Next::Enough, Some(_)) => Some(pressure::INTERVAL),
                     (Next::Enough, None) => None,
                 };

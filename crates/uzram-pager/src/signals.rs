@@ -11,13 +11,15 @@ use std::ptr::null_mut;
 /// Signals that a thread's own instructions cause: a thread that blocks these ends the process all the same, without a message.
 const OF_FAULTS: [libc::c_int; 5] = [libc::SIGSEGV, libc::SIGBUS, libc::SIGILL, libc::SIGFPE, libc::SIGTRAP];
 
-/// Blocks all others in this thread until it is dropped.
-pub(crate) struct Blocked {
+/// Blocks all signals but those of faults in this thread until it is dropped.
+pub struct Blocked {
     before: libc::sigset_t,
 }
 
 impl Blocked {
-    pub(crate) fn new() -> Blocked {
+    /// Blocks them.
+    #[allow(clippy::new_without_default)]
+    pub fn new() -> Blocked {
         let (mut all, mut before) = (MaybeUninit::uninit(), MaybeUninit::uninit());
         // SAFETY: the first call makes the set, and the last one the set of before. They fail only for invalid arguments.
         unsafe {

@@ -237,8 +237,10 @@ impl State {
         self.update(close)
     }
 
-    /// Makes a closed unit new.
+    /// Makes a closed unit new. One that is new already is not written: the table's pages take memory when they are.
     pub(crate) fn reopen(&self) {
-        self.0.store(Place::New as u8, Ordering::Release);
+        if self.0.load(Ordering::Relaxed) != Place::New as u8 {
+            self.0.store(Place::New as u8, Ordering::Release);
+        }
     }
 }

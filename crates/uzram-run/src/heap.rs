@@ -1,17 +1,24 @@
 //! malloc(3) and its relatives.
 //!
-//! A block is mimalloc's in the managed memory, or a mapping of its own there if it is to be aligned to more than mimalloc does
-//! (64 KiB) or has no room for it, or of the C library's allocator: what was allocated before the library started, for it, or when there was no
-//! room. Its address tells which.
+//! A block is mimalloc's in the managed memory, or a mapping of its own there if it is large, or to be aligned to more than mimalloc does
+//! (64 KiB), or mimalloc has no room for it, or of the C library's allocator: what was allocated before the library started, for it,
+//! or when there was no room. Its address tells which.
+//!
+//! # fork(2)
+//!
+//! Nothing here may be half done in a child: [`before_fork`] takes the locks. Signals are blocked while one is held, as a handler may
+//! fork. mimalloc's own locks it cannot take. A thread may be in the middle of purging (one at a time does, which a flag of mimalloc's
+//! says) when another one forks: then nobody purges in the child. So there, each freed page is purged at once, for which the flag does
+//! not matter ([`after_fork_in_child`]).
 
 use std::collections::BTreeMap;
 use std::ffi::{c_int, c_void};
 use std::ptr::{self, null_mut};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError, RwLock, RwLockWriteGuard};
 
 use libmimalloc_sys as mi;
-use uzram_pager::Memory;
+use uzram_pager::{BlockedSignals, Memory};
 
 use crate::inside::{self, Inside};
 use crate::limits;
@@ -29,6 +36,8 @@ const ARENA_BYTES: usize = 8 << 30;
 const LEAST_ARENA_BYTES: usize = 64 << 20;
 /// How long mimalloc keeps memory that was freed, in case that it is needed soon.
 const PURGE_AFTER_MS: i64 = 100;
+/// Blocks of this size are mappings of their own.
+const OWN_MAPPING_BYTES: usize = 1 << 30;
 /// The most that mimalloc aligns to inside an arena.
 const MOST_ALIGN: usize = 64 << 10;
 /// What malloc(3) aligns to.
@@ -60,7 +69,36 @@ static LEN: AtomicUsize = AtomicUsize::new(0);
 /// How much of it has an arena.
 static USED: Mutex<usize> = Mutex::new(0);
 /// Blocks that are mappings of their own, by address: their bytes.
-static ALIGNED: Mutex<BTreeMap<usize, usize>> = Mutex::new(BTreeMap::new());
+static MAPPED: Mutex<BTreeMap<usize, usize>> = Mutex::new(BTreeMap::new());
+/// Held shared while mimalloc's memory is emptied, and exclusively by a thread that forks.
+static PURGES: RwLock<()> = RwLock::new(());
+
+/// What a thread holds that forks.
+pub struct Forking {
+    _used: MutexGuard<'static, usize>,
+    _mapped: MutexGuard<'static, BTreeMap<usize, usize>>,
+    _purges: RwLockWriteGuard<'static, ()>,
+    _blocked: BlockedSignals,
+}
+
+/// Waits until no other thread is in here: before fork(2), and before [`Memory::before_fork`]. What holds these locks may touch the memory.
+pub fn before_fork() -> Forking {
+    let _blocked = BlockedSignals::new();
+    Forking {
+        _used: USED.lock().unwrap_or_else(PoisonError::into_inner),
+        _mapped: MAPPED.lock().unwrap_or_else(PoisonError::into_inner),
+        _purges: PURGES.write().unwrap_or_else(PoisonError::into_inner),
+        _blocked,
+    }
+}
+
+/// Goes on in a child. `had_threads`: the program had others than the one that forked.
+pub fn after_fork_in_child(had_threads: bool) {
+    if had_threads {
+        // SAFETY: the option exists.
+        unsafe { mi::mi_option_set(PURGE_DELAY_MS, 0) };
+    }
+}
 
 /// Has the program's blocks come from the managed memory from now on. Returns false if mimalloc refuses it.
 pub fn start(memory: &'static Memory) -> bool {
@@ -81,7 +119,7 @@ pub fn start(memory: &'static Memory) -> bool {
 
 /// Gives mimalloc another arena, of `len` bytes of memory in all. Returns false if there is none left.
 fn more(len: usize) -> bool {
-    let _inside = Inside::enter();
+    let (_inside, _blocked) = (Inside::enter(), BlockedSignals::new());
     let mut used = USED.lock().unwrap_or_else(PoisonError::into_inner);
     let bytes = ARENA_BYTES.min(len - *used);
     if bytes < LEAST_ARENA_BYTES {
@@ -128,7 +166,11 @@ unsafe extern "C" fn commit(
     let _inside = Inside::enter();
     process::with_memory(|memory| {
         if !commits {
-            memory.discard(start.addr(), size);
+            let _blocked = BlockedSignals::new();
+            // While the process forks it stays as it is: mimalloc must not wait here, see above.
+            if let Ok(_purges) = PURGES.try_read() {
+                memory.discard(start.addr(), size);
+            }
             return true;
         }
         let may_use = memory.commit(start.addr(), size);
@@ -211,6 +253,9 @@ unsafe fn allocate(size: usize) -> *mut c_void {
         // SAFETY: any size is allowed.
         return unsafe { __libc_malloc(size) };
     }
+    if size >= OWN_MAPPING_BYTES {
+        return allocate_mapped(LEAST_ALIGN, size);
+    }
     // SAFETY: as above.
     let block = unsafe { mi::mi_malloc(size) };
     if block.is_null() {
@@ -262,6 +307,13 @@ unsafe fn allocate_zeros(count: usize, size: usize) -> *mut c_void {
         // SAFETY: any size is allowed.
         return unsafe { __libc_calloc(count, size) };
     }
+    let Some(bytes) = count.checked_mul(size) else {
+        set_errno(libc::ENOMEM);
+        return null_mut();
+    };
+    if bytes >= OWN_MAPPING_BYTES {
+        return allocate_mapped(LEAST_ALIGN, bytes);
+    }
     // SAFETY: as above.
     let block = unsafe { mi::mi_calloc(count, size) };
     if block.is_null() {
@@ -291,7 +343,7 @@ pub unsafe fn release(block: *mut c_void) {
     unsafe {
         if is_ours(block) {
             mi::mi_free(block);
-        } else if !block.is_null() && !free_aligned(block) {
+        } else if !block.is_null() && !free_mapped(block) {
             __libc_free(block);
         }
     }
@@ -314,16 +366,24 @@ unsafe fn resize(block: *mut c_void, size: usize) -> *mut c_void {
         if block.is_null() {
             return allocate(size);
         }
-        if is_ours(block) && (size > 0) {
-            let new = mi::mi_realloc(block, size);
-            if !new.is_null() {
-                return new;
-            }
-        } else if size == 0 {
+        if size == 0 {
             release(block);
             return null_mut();
-        } else if aligned_size(block).is_none() && !(is_limited() && size > usable_size(block)) {
-            return __libc_realloc(block, size);
+        }
+        if is_ours(block) {
+            if size < OWN_MAPPING_BYTES {
+                let new = mi::mi_realloc(block, size);
+                if !new.is_null() {
+                    return new;
+                }
+            }
+        } else {
+            match mapped_size(block) {
+                None if !(is_limited() && size > usable_size(block)) => return __libc_realloc(block, size),
+                Some(len) if size >= OWN_MAPPING_BYTES && size <= len => return block,
+                Some(len) if grow_mapped(block, len, size) => return block,
+                _ => {}
+            }
         }
         let new = allocate(size);
         if !new.is_null() {
@@ -366,8 +426,8 @@ unsafe fn allocate_aligned(align: usize, size: usize) -> *mut c_void {
         // SAFETY: any size is allowed.
         return unsafe { __libc_memalign(align, size) };
     }
-    if align > MOST_ALIGN {
-        return alloc_aligned(align, size);
+    if align > MOST_ALIGN || size >= OWN_MAPPING_BYTES {
+        return allocate_mapped(align, size);
     }
     // SAFETY: as above.
     let block = unsafe { mi::mi_malloc_aligned(size, align) };
@@ -451,19 +511,24 @@ unsafe fn usable_size(block: *mut c_void) -> usize {
             return mi::mi_usable_size(block);
         }
     }
-    aligned_size(block).unwrap_or_else(
+    mapped_size(block).unwrap_or_else(
         || crate::real::next!(c"malloc_usable_size", fn(*mut c_void) -> usize, (block), else 0),
     )
 }
 
-/// Maps a block that mimalloc does not align.
-fn alloc_aligned(align: usize, size: usize) -> *mut c_void {
-    map_block(align, size).unwrap_or_else(|| {
+/// Maps a block that mimalloc does not have. It reads as zeros.
+#[cold]
+fn allocate_mapped(align: usize, size: usize) -> *mut c_void {
+    let again = || {
+        give_back();
+        is_limited().then(|| map_block(align, size)).flatten()
+    };
+    map_block(align, size).or_else(again).unwrap_or_else(|| {
         if !limits::may_use(size, true) {
             set_errno(libc::ENOMEM);
             return null_mut();
         }
-        // SAFETY: any size is allowed.
+        // SAFETY: any size is allowed. So large a block it maps, and it reads as zeros.
         unsafe { __libc_memalign(align, size) }
     })
 }
@@ -474,26 +539,43 @@ fn map_block(align: usize, size: usize) -> Option<*mut c_void> {
     let len = size.max(1).checked_next_multiple_of(4096)?;
     let map = |memory: &Memory| memory.map(len, align, libc::PROT_READ | libc::PROT_WRITE);
     let block: *mut c_void = process::with_memory(map).flatten()?.cast();
-    ALIGNED.lock().unwrap_or_else(PoisonError::into_inner).insert(block.expose_provenance(), len);
+    let _blocked = BlockedSignals::new();
+    MAPPED.lock().unwrap_or_else(PoisonError::into_inner).insert(block.expose_provenance(), len);
     Some(block)
 }
 
+/// Has such a block grow where it is. Returns whether it could.
+fn grow_mapped(block: *mut c_void, old_len: usize, size: usize) -> bool {
+    let Some(len) = size.checked_next_multiple_of(4096) else { return false };
+    if len <= old_len {
+        return false;
+    }
+    let (_inside, _blocked) = (Inside::enter(), BlockedSignals::new());
+    let mut mapped = MAPPED.lock().unwrap_or_else(PoisonError::into_inner);
+    let grows = |memory: &Memory| memory.grow(block.addr(), old_len, len);
+    if !process::with_memory(grows).unwrap_or(false) {
+        return false;
+    }
+    mapped.insert(block.addr(), len);
+    true
+}
+
 /// Returns the bytes of a block that is a mapping of its own.
-fn aligned_size(block: *const c_void) -> Option<usize> {
+fn mapped_size(block: *const c_void) -> Option<usize> {
     if !process::is_managed_address(block.addr()) {
         return None;
     }
-    let _inside = Inside::enter();
-    ALIGNED.lock().unwrap_or_else(PoisonError::into_inner).get(&block.addr()).copied()
+    let (_inside, _blocked) = (Inside::enter(), BlockedSignals::new());
+    MAPPED.lock().unwrap_or_else(PoisonError::into_inner).get(&block.addr()).copied()
 }
 
 /// Unmaps such a block; returns false for others.
-fn free_aligned(block: *mut c_void) -> bool {
+fn free_mapped(block: *mut c_void) -> bool {
     if !process::is_managed_address(block.addr()) {
         return false;
     }
-    let _inside = Inside::enter();
-    let len = ALIGNED.lock().unwrap_or_else(PoisonError::into_inner).remove(&block.addr());
+    let (_inside, _blocked) = (Inside::enter(), BlockedSignals::new());
+    let len = MAPPED.lock().unwrap_or_else(PoisonError::into_inner).remove(&block.addr());
     let Some(len) = len else { return false };
     process::with_memory(|memory| memory.unmap(block.addr(), len, |_, _| {}));
     true

@@ -12,7 +12,7 @@ use uzram_pager::{Forking, Memory, MemoryStats, descriptors};
 
 use crate::inside::Inside;
 use crate::limits;
-use crate::real::next;
+use crate::real::{self, next};
 use crate::settings::{Asked, Environment};
 use crate::streams;
 use crate::{figures, heap};
@@ -201,7 +201,7 @@ pub fn on_excess() {
 }
 
 /// What is held from before a fork until after it.
-struct Held(UnsafeCell<Option<(Forking<'static>, Inside)>>);
+struct Held(UnsafeCell<Option<(Forking<'static>, heap::Forking, Inside)>>);
 
 // SAFETY: only the thread that forks uses it, and one forks at a time: `Memory::before_fork` sees to that.
 unsafe impl Sync for Held {}
@@ -211,28 +211,33 @@ static HELD: Held = Held(UnsafeCell::new(None));
 extern "C" fn before_fork() {
     let inside = Inside::enter();
     streams::lock_list();
+    let heap = heap::before_fork();
     let Some(forking) = with_memory(Memory::before_fork) else { return };
     streams::touch_all();
     // SAFETY: this thread alone is here.
-    unsafe { *HELD.0.get() = Some((forking, inside)) };
+    unsafe { *HELD.0.get() = Some((forking, heap, inside)) };
 }
 
 extern "C" fn after_fork() {
     // SAFETY: as above.
-    let Some((forking, inside)) = (unsafe { (*HELD.0.get()).take() }) else { return };
+    let Some((forking, heap, inside)) = (unsafe { (*HELD.0.get()).take() }) else { return };
     with_memory(|memory| memory.after_fork(forking));
     streams::unlock_list();
-    drop(inside);
+    drop((heap, inside));
 }
 
 extern "C" fn after_fork_in_child() {
     // SAFETY: as above; this process has one thread.
-    let Some((forking, inside)) = (unsafe { (*HELD.0.get()).take() }) else { return };
+    let Some((forking, heap, inside)) = (unsafe { (*HELD.0.get()).take() }) else { return };
     let Some(process) = PROCESS.get() else { return };
     streams::reset_list();
     // Before its pager publishes anything.
     figures::begin_in_child();
-    if let Err(error) = process.memory.after_fork_in_child(forking) {
+    IS_RENEWED.store(true, Ordering::Relaxed);
+    let renewed = process.memory.after_fork_in_child(forking);
+    IS_RENEWED.store(false, Ordering::Relaxed);
+    heap::after_fork_in_child(HAS_THREADS.load(Ordering::Relaxed));
+    if let Err(error) = renewed {
         tell(2, &format!("uzram: process {} goes on without a limit: {error}\n", std::process::id()));
     }
     process.id.store(std::process::id(), Ordering::Relaxed);
@@ -244,7 +249,7 @@ extern "C" fn after_fork_in_child() {
             descriptors::close(unsafe { OwnedFd::from_raw_fd(errors) });
         }
     }
-    drop(inside);
+    drop((heap, inside));
 }
 
 extern "C" fn at_exit() {
@@ -345,6 +350,45 @@ extern "C" fn start_inside(start: *mut c_void) -> *mut c_void {
     routine(argument)
 }
 
+/// The program has started a thread.
+static HAS_THREADS: AtomicBool = AtomicBool::new(false);
+/// A child's first threads of the library are being started.
+static IS_RENEWED: AtomicBool = AtomicBool::new(false);
+
+/// The stack of each of those, and the page below it that is not accessible.
+const STACK_BYTES: usize = 512 << 10;
+const STACK_GUARD_BYTES: usize = 4096;
+
+/// Maps a stack. It stays when the thread ends: in a child of this process, as a rule.
+fn map_stack() -> Option<*mut c_void> {
+    let (bytes, flags) =
+        (STACK_BYTES + STACK_GUARD_BYTES, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE);
+    // SAFETY: a new mapping at an address that the kernel chooses, of which the first page is made inaccessible.
+    unsafe {
+        let start = real::mmap(std::ptr::null_mut(), bytes, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0);
+        let is_mapped = start != libc::MAP_FAILED
+            && libc::syscall(libc::SYS_mprotect, start, STACK_GUARD_BYTES, libc::PROT_NONE) == 0;
+        is_mapped.then(|| start.byte_add(STACK_GUARD_BYTES))
+    }
+}
+
+/// Has a thread get a stack of its own, not one that the C library has kept of a thread of the parent's: it would free that one's
+/// variables, which may lie in memory that is not there yet.
+fn with_own_stack(create: impl FnOnce(*const libc::pthread_attr_t) -> c_int) -> c_int {
+    let Some(stack) = map_stack() else { return libc::EAGAIN };
+    let mut attributes = std::mem::MaybeUninit::uninit();
+    // SAFETY: the attributes are initialized before they are used, and the stack is mapped.
+    unsafe {
+        if libc::pthread_attr_init(attributes.as_mut_ptr()) != 0 {
+            return libc::EAGAIN;
+        }
+        libc::pthread_attr_setstack(attributes.as_mut_ptr(), stack, STACK_BYTES);
+        let created = create(attributes.as_ptr());
+        libc::pthread_attr_destroy(attributes.as_mut_ptr());
+        created
+    }
+}
+
 /// Marks the library's own threads.
 ///
 /// # Safety
@@ -361,13 +405,22 @@ unsafe extern "C" fn pthread_create(
     if is_own {
         argument = Box::into_raw(Box::new(Start { routine, argument })).cast();
         routine = start_inside;
+    } else {
+        HAS_THREADS.store(true, Ordering::Relaxed);
     }
-    let created = next!(
-        c"pthread_create",
-        fn(*mut libc::pthread_t, *const libc::pthread_attr_t, Routine, *mut c_void) -> c_int,
-        (thread, attributes, routine, argument),
-        else libc::EAGAIN
-    );
+    let create = |attributes| {
+        next!(
+            c"pthread_create",
+            fn(*mut libc::pthread_t, *const libc::pthread_attr_t, Routine, *mut c_void) -> c_int,
+            (thread, attributes, routine, argument),
+            else libc::EAGAIN
+        )
+    };
+    let created = if is_own && IS_RENEWED.load(Ordering::Relaxed) {
+        with_own_stack(create)
+    } else {
+        create(attributes)
+    };
     if is_own && created != 0 {
         // SAFETY: no thread has got it.
         drop(unsafe { Box::from_raw(argument.cast::<Start>()) });
