@@ -4,6 +4,8 @@ UZRAM = cargo run --quiet --release -p uzram-cli --
 PROGRAMS = nbdcopy fio nbdkit fs_mark mkfs.ext4 mkfs.btrfs mkswap swapon swapoff
 # Those whose memory the corpus `processes` is made of.
 CORPUS_PROGRAMS = python3 g++ node redis-server java
+# Those that are run in less memory, besides.
+RUN_PROGRAMS = sqlite3 redis-benchmark redis-cli libmimalloc
 
 .DEFAULT_GOAL := help
 .PHONY: help run demo dist test lint bench lab fuzz loom asan tsan hog crash pager
@@ -31,8 +33,8 @@ lint: ## Check format, clippy, documentation
 bench: ## Measure every performance target, and codecs on pages of files and of programs (minutes)
 	@cargo build --release
 	@tools/install-programs $(PROGRAMS)
-	@tools/install-programs $(CORPUS_PROGRAMS)
-	@tools/bounded 3600 $(UZRAM) bench --targets
+	@tools/install-programs $(CORPUS_PROGRAMS) $(RUN_PROGRAMS)
+	@tools/bounded 5400 $(UZRAM) bench --targets
 	@tools/bounded 1200 $(UZRAM) bench --codecs
 	@bench/allocators/run
 

@@ -11,7 +11,7 @@ import sys
 
 WORDS = "memory page slot handle fault thread queue device block limit cold idle".split()
 # What a record takes in CPython, with its list's place and its dictionary's entry.
-RECORD_BYTES = 640
+RECORD_BYTES = 400
 
 
 def record(number, version):

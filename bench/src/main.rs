@@ -18,6 +18,7 @@ use uzram_bench::engine::{self, Against, Pattern, backing};
 use uzram_bench::harness::report::text;
 use uzram_bench::harness::{Source, command, corpus, to_json};
 use uzram_bench::pager::{self, PagerOptions};
+use uzram_bench::run::{self, RunOptions};
 use uzram_bench::take_over::{self, Amounts, Part, TakeOverOptions, TakeOverReport};
 use uzram_bench::targets;
 
@@ -138,6 +139,7 @@ impl Rounds {
 enum Command {
     Survive(SurviveArgs),
     Pager(PagerArgs),
+    Run(RunArgs),
     #[command(hide = true)]
     SwapUser(SwapUserArgs),
     /// Be the program whose memory is measured: the benchmark starts it
@@ -212,6 +214,26 @@ struct PagerArgs {
     json: bool,
 }
 
+/// Measure `uzram run`: programs in half of the memory that they take, one whose memory fits, and starting.
+///
+/// Beside the same programs in a cgroup of that size whose swap is on kernel zram, as root, and beside plain mimalloc, where that is
+/// installed. Programs that are missing are left out.
+#[derive(clap::Args)]
+struct RunArgs {
+    /// The folder for files of a few GiB, and for spill files
+    #[arg(long, value_name = "DIR", default_value = backing::DEFAULT_DIR)]
+    dir: PathBuf,
+    /// Rounds; programs that take minutes run once
+    #[arg(long, value_name = "R", default_value_t = 3)]
+    repeat: usize,
+    /// Use programs that take about a second each
+    #[arg(long)]
+    small: bool,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
 /// A part of `uzram bench survive`.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum SurvivePart {
@@ -252,6 +274,7 @@ fn main() -> ExitCode {
     command::main("uzram-bench", |args: &Args| match &args.command {
         Some(Command::Survive(args)) => command::print(&measure_survival(args)?),
         Some(Command::Pager(args)) => command::print(&measure_pager(args)?),
+        Some(Command::Run(args)) => command::print(&measure_run(args)?),
         Some(Command::SwapUser(args)) => swap_user(args),
         Some(Command::MemoryUser { job }) => pager::user::run(job),
         None => command::print(&measure(args)?),
@@ -377,6 +400,21 @@ fn measure_pager(args: &PagerArgs) -> Result<String> {
         repeat: common.repeat,
         amounts: if args.small { amounts.small() } else { amounts },
         stop: common.stop,
+    })?;
+    Ok(text(&report, args.json))
+}
+
+fn measure_run(args: &RunArgs) -> Result<String> {
+    let uzram = command::uzram_program().ok_or_else(|| Error::invalid("no uzram program was found"))?;
+    if let Some(obstacle) = run::obstacle(&uzram) {
+        return Err(Error::new(uzram::ErrorKind::Unsupported, obstacle));
+    }
+    let report = run::run(&RunOptions {
+        uzram,
+        dir: args.dir.clone(),
+        repeat: args.repeat,
+        amounts: if args.small { run::Amounts::small() } else { run::Amounts::default() },
+        stop: command::stop_flag()?,
     })?;
     Ok(text(&report, args.json))
 }

@@ -65,15 +65,11 @@ fn run(command: &mut Command, timeout: Duration, stops: impl Fn() -> bool) -> Re
                 continue;
             }
         };
-        // What it has started is in its group. It was not waited for, so the group is its own.
-        let _ = kill_process_group(Pid::from_child(&process.child), Signal::TERM);
+        process.end_group();
         return Err(error);
     }
-    match process.child.wait() {
-        Ok(status) if status.success() => Ok(process.printed()),
-        Ok(status) => Err(process.failure(&format!("failed ({status})"))),
-        Err(error) => Err(process.failure(&format!("cannot be waited for ({error})"))),
-    }
+    let status = process.status()?;
+    if status.success() { Ok(process.printed()) } else { Err(process.failure(&format!("failed ({status})"))) }
 }
 
 /// A child process; dropping it terminates it.
@@ -114,6 +110,19 @@ impl Process {
             Ok(status) => Ok(status.is_some()),
             Err(error) => Err(Error::new(ErrorKind::Io, format!("cannot wait for {}: {error}", self.name))),
         }
+    }
+
+    /// Has it end, and all that it has started, which is in its group. It was not waited for, so that the group is its own.
+    pub(crate) fn end_group(&self) {
+        let _ = kill_process_group(Pid::from_child(&self.child), Signal::TERM);
+    }
+
+    /// Waits for its end, and returns its status.
+    ///
+    /// # Errors
+    /// It cannot be waited for.
+    pub fn status(&mut self) -> Result<std::process::ExitStatus> {
+        self.child.wait().map_err(|error| self.failure(&format!("cannot be waited for ({error})")))
     }
 
     /// Returns its output so far.

@@ -23,7 +23,7 @@ const LOOKS_PER_COUNT: u32 = 5;
 const RAISED_BYTES: u64 = 4 << 20;
 
 /// A cgroup with a limit, removed when it is dropped.
-pub(super) struct LimitedCgroup {
+pub(crate) struct LimitedCgroup {
     watch: LimitWatch,
     cgroup: Cgroup,
 }
@@ -51,17 +51,17 @@ struct Limit {
 }
 
 impl LimitedCgroup {
-    pub(super) fn new(limit_bytes: u64) -> Result<LimitedCgroup> {
+    pub(crate) fn new(limit_bytes: u64) -> Result<LimitedCgroup> {
         let cgroup = Cgroup::new()?;
         Ok(LimitedCgroup { watch: LimitWatch::start(&cgroup, limit_bytes)?, cgroup })
     }
 
-    pub(super) fn dir(&self) -> &Path {
+    pub(crate) fn dir(&self) -> &Path {
         self.cgroup.dir()
     }
 
     /// Returns how often the limit was raised.
-    pub(super) fn raised(&self) -> usize {
+    pub(crate) fn raised(&self) -> usize {
         self.watch.raised()
     }
 }

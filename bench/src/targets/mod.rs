@@ -6,6 +6,7 @@
 
 mod pager;
 mod programs;
+mod run;
 mod target;
 mod wanted;
 
@@ -33,6 +34,7 @@ use crate::{nbd, take_over};
 use pager::pager_targets;
 use programs::ProgramsOptions;
 pub use programs::{ProgramsReport, SwapOut};
+use run::run_targets;
 pub use target::{Target, Targets};
 use wanted::{
     backing_targets, block_targets, compaction_targets, hit_ratio_targets, lru_cost_targets, memory_target,
@@ -70,6 +72,8 @@ pub struct TargetsOptions {
     pub block: block::Amounts,
     /// The amounts for the pager.
     pub pager: crate::pager::Amounts,
+    /// The amounts for programs in less memory.
+    pub run: crate::run::Amounts,
     /// Pages in the traces for the LRU.
     pub trace_pages: u32,
     /// Uses of each trace.
@@ -102,6 +106,7 @@ impl Default for TargetsOptions {
             backing: backing::BackingOptions::default(),
             block: block::Amounts::default(),
             pager: crate::pager::Amounts::default(),
+            run: crate::run::Amounts::default(),
             trace_pages: traces.pages,
             trace_uses: traces.uses,
             stop: Arc::default(),
@@ -140,6 +145,8 @@ pub struct TargetsReport {
     pub block: Option<block::BlockReport>,
     /// The pager, if it was measured.
     pub pager: Option<crate::pager::PagerReport>,
+    /// Programs in less memory, if they were measured.
+    pub run: Option<crate::run::RunReport>,
 }
 
 /// Measures every target.
@@ -214,6 +221,8 @@ pub fn run(options: &TargetsOptions) -> Result<TargetsReport> {
     targets.extend(block_targets(&options.block, block.as_ref()));
     let pager = pager_report(options, path.clone(), &mut notes)?;
     targets.extend(pager_targets(&options.pager, pager.as_ref()));
+    let run = run_report(options, &mut notes)?;
+    targets.extend(run_targets(run.as_ref()));
     let take_over = take_over_report(options, path, &mut notes)?;
     targets.extend(take_over_targets(&options.take_over, take_over.as_ref(), &mut notes));
     Ok(TargetsReport {
@@ -230,6 +239,7 @@ pub fn run(options: &TargetsOptions) -> Result<TargetsReport> {
         nbd,
         block,
         pager,
+        run,
         take_over,
     })
 }
@@ -387,6 +397,26 @@ fn pager_report(
     .map(Some)
 }
 
+/// Runs the benchmark of programs in less memory, or adds a note that says why not. Its own notes say what it had to leave out.
+fn run_report(options: &TargetsOptions, notes: &mut Vec<String>) -> Result<Option<crate::run::RunReport>> {
+    let Some(programs) = &options.programs else {
+        notes.push("programs in less memory not measured: no uzram program was found".into());
+        return Ok(None);
+    };
+    if let Some(obstacle) = crate::run::obstacle(&programs.uzram) {
+        notes.push(format!("programs in less memory not measured: {obstacle}"));
+        return Ok(None);
+    }
+    crate::run::run(&crate::run::RunOptions {
+        uzram: programs.uzram.clone(),
+        dir: options.backing.dir.clone(),
+        repeat: options.repeat,
+        amounts: options.run.clone(),
+        stop: Arc::clone(&options.stop),
+    })
+    .map(Some)
+}
+
 /// Runs the benchmark of daemons that outlive the process that serves, or adds a note that says why not. Its own notes
 /// say what it had to leave out.
 fn take_over_report(
@@ -437,6 +467,9 @@ impl fmt::Display for TargetsReport {
         if let Some(pager) = &self.pager {
             write!(f, "\n{pager}")?;
         }
+        if let Some(run) = &self.run {
+            write!(f, "\n{run}")?;
+        }
         match &self.take_over {
             Some(take_over) => write!(f, "\n{take_over}"),
             None => Ok(()),
@@ -482,7 +515,7 @@ mod tests {
             ..TargetsOptions::default()
         };
         let report = run(&options).unwrap();
-        assert_eq!(report.targets.len(), 2 + 2 + 4 + 4 + 6 + 2 + 7 + 2 + 15 + 6 + 5 + 6 + 7 + 28 + 10);
+        assert_eq!(report.targets.len(), 2 + 2 + 4 + 4 + 6 + 2 + 7 + 2 + 15 + 6 + 5 + 6 + 7 + 28 + 10 + 10);
         let measured =
             |name: &str| report.targets.iter().find(|target| target.name == name).unwrap().measured;
         assert!(measured("randwrite, 1 job / the bare encode loop").unwrap() > 0.0);
@@ -498,6 +531,7 @@ mod tests {
         assert_eq!(measured("pager, uffd, unmap: time / kernel zram"), None);
         assert_eq!(measured("pager, guard, one fault, 64 threads, beyond decoding: p50 µs"), None);
         assert_eq!(measured("longest wait at a client, process killed, 16 GiB of pool: p99 ms"), None);
+        assert_eq!(measured("run, starting: ms more"), None);
         assert_eq!(measured("NBD randread, 2 jobs, default / --no-survive: speed"), None);
         let text = report.to_string();
         assert!(text.contains("not measured") && text.contains("no uzram program"), "{text}");

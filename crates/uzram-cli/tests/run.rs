@@ -9,7 +9,7 @@ mod common;
 
 use std::fs;
 use std::os::unix::process::CommandExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
@@ -220,6 +220,69 @@ fn what_cannot_be_kept_below_the_limit_is_said() {
     assert_eq!(std::os::unix::process::ExitStatusExt::signal(&ended.status), Some(libc::SIGABRT));
     let ended = program.limited(&["--limit", "16M", "--spill", "/var/tmp:4M", "--hard"], &[]);
     assert!(ended.stderr.contains("the spill file has no room: raise --limit"), "{}", ended.stderr);
+}
+
+/// A cgroup of the memory controller, version 1, without swap for what is in it; removed when it is dropped.
+struct SmallHost(PathBuf);
+
+impl SmallHost {
+    fn new(limit_bytes: u64) -> Option<SmallHost> {
+        let dir = Path::new("/sys/fs/cgroup/memory").join(format!("uzram-test-run-{}", std::process::id()));
+        fs::create_dir(&dir).ok()?;
+        let host = SmallHost(dir);
+        fs::write(host.0.join("memory.limit_in_bytes"), limit_bytes.to_string()).ok()?;
+        fs::write(host.0.join("memory.swappiness"), "0").ok()?;
+        Some(host)
+    }
+
+    /// Returns a command that runs another one in there.
+    fn command(&self, words: &[&str]) -> Command {
+        let mut shell = Command::new("sh");
+        shell.args(["-c", "echo $$ >\"$0/cgroup.procs\" && exec \"$@\""]).arg(&self.0).args(words);
+        shell
+    }
+}
+
+impl Drop for SmallHost {
+    fn drop(&mut self) {
+        // Its last process may still be exiting.
+        wait_until("the cgroup is removed", || fs::remove_dir(&self.0).is_ok());
+    }
+}
+
+#[test]
+fn on_a_host_without_memory_a_program_with_a_limit_lives() {
+    if !can_run() {
+        return;
+    }
+    let python = "/usr/bin/python3";
+    if !Path::new(python).exists() {
+        return println!("skipped: there is no {python}");
+    }
+    let Some(host) = SmallHost::new(96 << 20) else {
+        return println!("skipped: there is no memory controller of cgroups, version 1, for this user");
+    };
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/hungry.py");
+    let (script, dir) = (script.to_str().unwrap(), tempfile::tempdir().unwrap());
+    let spill = format!("{}:1G", dir.path().display());
+    let run = |limit: &str| {
+        let uzram = env!("CARGO_BIN_EXE_uzram");
+        finish(
+            host.command(&[uzram, "run", "--limit", limit, "--spill", &spill, "--", python, script, "160"]),
+        )
+    };
+    let lives = run("32M");
+    assert!(lives.status.success(), "{:?}: {}", lives.status, lives.stderr);
+    assert!(lives.stdout.contains("all as they should be"), "{}", lives.stdout);
+    // With a limit that the host does not have the kernel kills it, as it would without one.
+    let dies = run("1G");
+    assert_eq!(
+        std::os::unix::process::ExitStatusExt::signal(&dies.status),
+        Some(libc::SIGKILL),
+        "{}",
+        dies.stderr
+    );
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
 }
 
 #[test]

@@ -8,7 +8,7 @@
 
 use std::ffi::{c_int, c_uint};
 use std::ptr::{null, null_mut};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use libc::{RLIM_INFINITY, rlimit64};
 use uzram_pager::{Limited, Memory};
@@ -20,12 +20,8 @@ use crate::process::{is_own_process, with_memory};
 /// Address space for all that a program maps; the least that is of use.
 const CAPACITY_BYTES: u64 = 256 << 30;
 const LEAST_CAPACITY_BYTES: u64 = 128 << 20;
-/// For the stacks of the pager's threads, and the heaps that the C library makes for them: 64 MiB each, unless there is only one.
-const THREADS_BYTES: u64 = 2 << 30;
-const THREADS_DATA_BYTES: u64 = 512 << 20;
-const FEW_THREADS_BYTES: u64 = 128 << 20;
-/// `M_ARENA_MAX` of mallopt(3).
-const ARENA_MAX: c_int = -8;
+/// For the stacks of the pager's threads, and what is allocated for them.
+const THREADS_BYTES: u64 = 128 << 20;
 /// At most one part in so many of a limit is reserved, if it cannot be raised.
 const SHARE: u64 = 2;
 
@@ -109,24 +105,12 @@ impl Resource {
         let (program, kernel) =
             (self.soft.program.load(Ordering::Relaxed), self.soft.kernel.load(Ordering::Relaxed));
         let is_finite = program != RLIM_INFINITY && kernel != RLIM_INFINITY;
-        if is_finite {
-            use_one_heap();
-        }
         memory.set_limit(self.limited, is_finite.then(|| kernel.saturating_sub(program)));
     }
 }
 
 static RESOURCES: [Resource; 2] =
     [Resource::new(libc::RLIMIT_AS, Limited::AddressSpace), Resource::new(libc::RLIMIT_DATA, Limited::Data)];
-static HAS_ONE_HEAP: AtomicBool = AtomicBool::new(false);
-
-/// Has the C library's allocator, which serves this library alone, reserve no address space for each thread from now on.
-fn use_one_heap() {
-    if !HAS_ONE_HEAP.swap(true, Ordering::Relaxed) {
-        // SAFETY: it changes where later blocks come from.
-        unsafe { libc::mallopt(ARENA_MAX, 1) };
-    }
-}
 
 /// As prlimit(2).
 ///
@@ -149,11 +133,8 @@ fn kernel_limit(resource: c_uint) -> rlimit64 {
 pub fn prepare(limit_bytes: u64) -> Option<u64> {
     let mut capacity_bytes = CAPACITY_BYTES;
     for resource in &RESOURCES {
-        let threads = match resource.limited {
-            Limited::AddressSpace => THREADS_BYTES,
-            Limited::Data => THREADS_DATA_BYTES,
-        };
-        let reserved = resource.limited.reserved_bytes(CAPACITY_BYTES, limit_bytes) + threads;
+        let reserves = |capacity: u64| resource.limited.reserved_bytes(capacity, limit_bytes) + THREADS_BYTES;
+        let reserved = reserves(CAPACITY_BYTES);
         let is = kernel_limit(resource.number);
         resource.reserved.store(reserved, Ordering::Relaxed);
         // What is larger was set in a managed process, and inherited.
@@ -172,13 +153,10 @@ pub fn prepare(limit_bytes: u64) -> Option<u64> {
         let set = set.unwrap_or(is);
         resource.note(seen, set);
         if set.rlim_cur < both.rlim_cur {
-            use_one_heap();
-            let few =
-                |capacity: u64| resource.limited.reserved_bytes(capacity, limit_bytes) + FEW_THREADS_BYTES;
-            while capacity_bytes >= LEAST_CAPACITY_BYTES && few(capacity_bytes) > seen.rlim_cur / SHARE {
+            while capacity_bytes >= LEAST_CAPACITY_BYTES && reserves(capacity_bytes) > seen.rlim_cur / SHARE {
                 capacity_bytes /= 2;
             }
-            resource.reserved.store(few(capacity_bytes), Ordering::Relaxed);
+            resource.reserved.store(reserves(capacity_bytes), Ordering::Relaxed);
         }
     }
     if capacity_bytes < LEAST_CAPACITY_BYTES {

@@ -133,6 +133,10 @@ extern "C" fn init(_: c_int, _: *const *const c_char, environment: *const *const
     LEN.store(len, Ordering::Relaxed);
     find_code();
     streams::prepare();
+    // The library's threads share one arena of the C library's allocator: each would reserve 64 MiB of its own, at any time, which counts
+    // against the program's limits.
+    // SAFETY: the call changes a setting.
+    unsafe { libc::mallopt(libc::M_ARENA_MAX, 1) };
     // Before there is a pager, which publishes more.
     figures::start(process.asked.limit_bytes);
     // SAFETY: the functions live as long as the process: the library is never unloaded.

@@ -1,0 +1,119 @@
+//! A program that runs while its memory is looked at.
+
+use std::fs;
+use std::process::Command;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use uzram::{Error, ErrorKind, Result};
+
+use crate::harness::process::Process;
+
+/// How often its memory is looked at.
+const EVERY: Duration = Duration::from_millis(10);
+
+/// What a program has printed, and taken.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Watched {
+    pub(super) printed: String,
+    pub(super) said: String,
+    pub(super) seconds: f64,
+    /// The most memory of one of its processes, as the kernel counts it (`VmHWM`).
+    pub(super) peak_bytes: u64,
+    /// The most anonymous memory of one process at one of the looks (`RssAnon`).
+    pub(super) anonymous_bytes: u64,
+    /// The most of files, such as its code, at one of them (`RssFile`).
+    pub(super) file_bytes: u64,
+}
+
+/// Runs a command to its end, which must be a success, and looks at the memory of all processes that it starts.
+///
+/// # Errors
+/// `Io`, with the end of its error output; `Busy` if `stops`.
+pub(super) fn watch(command: &mut Command, timeout: Duration, stops: impl Fn() -> bool) -> Result<Watched> {
+    let start = Instant::now();
+    let mut process = Process::start(command)?;
+    let mut watched = Watched::default();
+    while !process.has_ended()? {
+        let error = match (stops(), start.elapsed() > timeout) {
+            (true, _) => Error::new(ErrorKind::Busy, "interrupted"),
+            (_, true) => process.failure("did not end in time"),
+            _ => {
+                watched.look(process.id());
+                thread::sleep(EVERY);
+                continue;
+            }
+        };
+        process.end_group();
+        return Err(error);
+    }
+    watched.seconds = start.elapsed().as_secs_f64();
+    let status = process.status()?;
+    if !status.success() {
+        return Err(process.failure(&format!("failed ({status})")));
+    }
+    (watched.printed, watched.said) = (process.printed(), process.said());
+    Ok(watched)
+}
+
+impl Watched {
+    /// Looks at a process, and all that it has started.
+    fn look(&mut self, process: u32) {
+        // Those that have ended meanwhile are gone.
+        if let Ok(status) = fs::read_to_string(format!("/proc/{process}/status")) {
+            for (name, most) in [
+                ("VmHWM:", &mut self.peak_bytes),
+                ("RssAnon:", &mut self.anonymous_bytes),
+                ("RssFile:", &mut self.file_bytes),
+            ] {
+                *most = (*most).max(bytes_of(&status, name).unwrap_or(0));
+            }
+        }
+        let children = fs::read_to_string(format!("/proc/{process}/task/{process}/children"));
+        for child in children.unwrap_or_default().split_ascii_whitespace() {
+            child.parse().into_iter().for_each(|child| self.look(child));
+        }
+    }
+
+    /// Returns the line at the end of a program in less memory.
+    pub(super) fn last_line(&self) -> &str {
+        self.said.lines().rfind(|line| line.starts_with("uzram: ")).unwrap_or_default()
+    }
+}
+
+/// Returns a figure of /proc/PID/status.
+fn bytes_of(status: &str, name: &str) -> Option<u64> {
+    let line = status.lines().find_map(|line| line.strip_prefix(name))?;
+    line.trim().strip_suffix(" kB")?.parse::<u64>().ok().map(|kib| kib << 10)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    #[test]
+    fn memory_of_what_a_program_starts_is_seen() {
+        let mut command = Command::new("bash");
+        command.args([
+            "-c",
+            "bash -c 'x=$(head -c 20000000 /dev/zero | tr \"\\\\0\" x); sleep 0.3; echo ${#x}'; echo end >&2",
+        ]);
+        let watched = watch(&mut command, Duration::from_secs(60), || false).unwrap();
+        assert_eq!((watched.printed.as_str(), watched.said.as_str()), ("20000000\n", "end\n"));
+        assert!(watched.peak_bytes > 20_000_000 && watched.anonymous_bytes > 20_000_000, "{watched:?}");
+        assert!(watched.seconds > 0.3 && watched.file_bytes > 0, "{watched:?}");
+    }
+
+    #[test]
+    fn a_program_that_fails_or_hangs_is_an_error() {
+        let mut fails = Command::new("bash");
+        fails.args(["-c", "echo no >&2; exit 3"]);
+        assert!(watch(&mut fails, Duration::from_secs(60), || false).unwrap_err().to_string().contains("no"));
+        let mut hangs = Command::new("sleep");
+        hangs.arg("60");
+        let error = watch(&mut hangs, Duration::from_millis(30), || false).unwrap_err();
+        assert!(error.to_string().contains("in time"), "{error}");
+    }
+}

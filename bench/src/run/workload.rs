@@ -1,0 +1,188 @@
+//! The programs, and what they work on.
+
+use std::fmt::Write as _;
+use std::fs::{self, File};
+use std::io::{BufWriter, Write as _};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use uzram::Result;
+use uzram::random::Random;
+
+use super::Amounts;
+use crate::block::io_error;
+use crate::harness::process::find;
+
+/// Shell scripts whose arguments are a command to start the program with, or none.
+const IN_DIR: &str = r#"cd "$1" && shift && exec "$@""#;
+
+/// A program to run with and without a limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Workload {
+    /// Python builds and queries objects.
+    Python,
+    /// SQLite in memory.
+    Sqlite,
+    /// A Redis server is asked by redis-benchmark.
+    Redis,
+    /// GNU sort of a file.
+    Sort,
+    /// The C++ compiler.
+    Compile,
+    /// node with a large heap.
+    Node,
+}
+
+impl Workload {
+    pub(super) const ALL: [Workload; 6] = [
+        Workload::Python,
+        Workload::Sqlite,
+        Workload::Redis,
+        Workload::Sort,
+        Workload::Compile,
+        Workload::Node,
+    ];
+
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Workload::Python => "python",
+            Workload::Sqlite => "sqlite",
+            Workload::Redis => "redis",
+            Workload::Sort => "sort",
+            Workload::Compile => "g++",
+            Workload::Node => "node",
+        }
+    }
+
+    /// Returns a program that is missing here, if one is.
+    pub(super) fn missing(self) -> Option<&'static str> {
+        let needs: &[&str] = match self {
+            Workload::Python => &["/usr/bin/python3"],
+            Workload::Sqlite => &["sqlite3"],
+            Workload::Redis => &["redis-server", "redis-benchmark", "redis-cli"],
+            Workload::Sort => &["sort"],
+            Workload::Compile => &["g++"],
+            Workload::Node => &["node"],
+        };
+        let is_there =
+            |name: &str| if name.starts_with('/') { Path::new(name).exists() } else { find(name).is_some() };
+        needs.iter().copied().find(|name| !is_there(name))
+    }
+
+    /// Returns whether one round is enough: it takes minutes.
+    pub(super) fn is_long(self, amounts: &Amounts) -> bool {
+        match self {
+            Workload::Python => amounts.python_mib >= 1024,
+            Workload::Sort => amounts.sort_bytes >= 1 << 29,
+            _ => false,
+        }
+    }
+
+    /// Writes what it works on to a folder.
+    ///
+    /// # Errors
+    /// `Io`.
+    pub(super) fn prepare(self, dir: &Path, amounts: &Amounts) -> Result<()> {
+        let write = |name: &str, text: &str| {
+            let path = dir.join(name);
+            fs::write(&path, text).map_err(|error| io_error(&path, error))
+        };
+        match self {
+            Workload::Python => write("hungry.py", include_str!("../../../examples/hungry.py")),
+            Workload::Sqlite => {
+                let rows = amounts.sqlite_rows.to_string();
+                write("queries.sql", &include_str!("queries.sql").replace("ROWS", &rows))
+            }
+            Workload::Redis => write("redis.sh", include_str!("redis.sh")),
+            Workload::Sort => {
+                let path = dir.join("lines");
+                write_lines(&path, amounts.sort_bytes).map_err(|error| io_error(&path, error))
+            }
+            Workload::Compile => write("large.cpp", &source(amounts.classes)),
+            Workload::Node => write("heap.js", include_str!("heap.js")),
+        }
+    }
+
+    /// Returns the command that runs it in that folder, started by `prefix`, which is a command, too, or nothing. It prints
+    /// what the results are checked by.
+    pub(super) fn command(self, dir: &Path, amounts: &Amounts, prefix: &[String]) -> Command {
+        let mut command = Command::new("bash");
+        command.env("LC_ALL", "C").env_remove("LD_PRELOAD");
+        let number = |number: u64| number.to_string();
+        match self {
+            Workload::Redis => {
+                command.arg(dir.join("redis.sh")).arg(dir.join("socket")).arg(number(amounts.redis_keys));
+                command.args(prefix);
+            }
+            Workload::Sort => {
+                let script =
+                    r#"cd "$1" && shift && "$@" sort -o sorted lines && sort -c sorted && wc -lc <sorted"#;
+                command.args(["-c", script, "bash"]).arg(dir).args(prefix);
+            }
+            Workload::Compile => {
+                let script =
+                    r#"cd "$1" && shift && "$@" g++ -O2 -std=c++17 -S large.cpp -o large.s && cksum large.s"#;
+                command.args(["-c", script, "bash"]).arg(dir).args(prefix);
+            }
+            Workload::Python => {
+                command.args(["-c", IN_DIR, "bash"]).arg(dir).args(prefix);
+                command.args(["/usr/bin/python3", "hungry.py"]).arg(number(amounts.python_mib));
+            }
+            Workload::Sqlite => {
+                command.args(["-c", IN_DIR, "bash"]).arg(dir).args(prefix);
+                command.args(["sqlite3", "-batch", "-bail", ":memory:", ".read queries.sql"]);
+            }
+            Workload::Node => {
+                command.args(["-c", IN_DIR, "bash"]).arg(dir).args(prefix);
+                command
+                    .args(["node", "--max-old-space-size=8192", "heap.js"])
+                    .arg(number(amounts.node_items));
+            }
+        }
+        command
+    }
+}
+
+/// Writes lines in no order.
+fn write_lines(path: &PathBuf, bytes: u64) -> std::io::Result<()> {
+    const WORDS: [&str; 13] = [
+        "memory", "page", "slot", "handle", "fault", "thread", "queue", "device", "block", "limit", "cold",
+        "idle", "zram",
+    ];
+    let mut file = BufWriter::new(File::create(path)?);
+    let (mut random, mut written, mut line) = (Random::new(1), 0, String::new());
+    while written < bytes {
+        line.clear();
+        let _ = write!(line, "{:016x}", random.next());
+        for _ in 0..6 {
+            let _ = write!(line, " {}", WORDS[random.next() as usize % WORDS.len()]);
+        }
+        let _ = writeln!(line, " {}", random.next() % 1_000_000);
+        file.write_all(line.as_bytes())?;
+        written += line.len() as u64;
+    }
+    file.into_inner()?.sync_data()
+}
+
+/// Returns a C++ source that has templates instantiated for so many classes.
+fn source(classes: usize) -> String {
+    let mut text =
+        "#include <algorithm>\n#include <functional>\n#include <map>\n#include <regex>\n#include <string>\n#include <vector>\n"
+            .to_owned();
+    for nth in 0..classes {
+        let _ = write!(
+            text,
+            "struct S{nth} {{ std::string a; long b; std::vector<int> c; bool operator<(const S{nth} &o) const {{ return b < o.b; }} }};
+long f{nth}(std::map<S{nth}, std::vector<S{nth}>> &m, std::vector<std::function<long(const S{nth} &)>> &g) {{
+  long t = 0;
+  std::vector<S{nth}> v;
+  for (auto &[k, w] : m) {{ for (auto &h : g) t += h(k); v.insert(v.end(), w.begin(), w.end()); }}
+  std::sort(v.begin(), v.end(), [](const S{nth} &x, const S{nth} &y) {{ return x.a < y.a; }});
+  for (auto &x : v) m[x].push_back(x);
+  return t;
+}}
+"
+        );
+    }
+    text
+}
