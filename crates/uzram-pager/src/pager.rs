@@ -37,8 +37,8 @@ pub const LEAST_LIMIT_BYTES: u64 = 4 << 20;
 /// The most of the limit that compressed memory takes, in eighths, without a spill file and with one. What it takes pages that are in use
 /// do not have: with a quarter, node in half of its memory had a third more faults. zswap takes a fifth of memory by default.
 const MOST_COMPRESSED_EIGHTHS: [u64; 2] = [7, 1];
-/// How long the evictor rests when nothing can leave: the first time, and at most, as it rests twice as long each time. What it tries
-/// to compress meanwhile takes time from the program.
+/// How long the evictor rests when nothing can leave; and at most, as it rests twice as long each time once memory counts as beyond the
+/// limit: what it tries to compress takes time from the program.
 const REST: Duration = Duration::from_millis(50);
 const MOST_REST: Duration = Duration::from_millis(400);
 /// How often it finds so before memory counts as beyond the limit: what is being written to the spill file may take as long.
@@ -329,7 +329,10 @@ impl<T: Trap> Evictor<T> {
                 has_rested = next == Next::Later;
                 let rest = match (next, &governor) {
                     (Next::Later, _) => Some(LATER),
-                    (Next::Stuck, _) => Some(REST.saturating_mul(1 << stuck.min(8)).min(MOST_REST)),
+                    (Next::Stuck, _) => {
+                        let doublings = stuck.saturating_sub(EXCESS_AFTER).min(8);
+                        Some(REST.saturating_mul(1 << doublings).min(MOST_REST))
+                    }
                     (Next::Enough, Some(_)) => Some(pressure::INTERVAL),
                     (Next::Enough, None) => None,
                 };
