@@ -19,7 +19,7 @@ use uzram_pager::{LEAST_LIMIT_BYTES, TrapKind};
 
 use self::watched::{Watched, watch};
 use self::workload::Workload;
-use crate::block::cgroup::Cgroup;
+use crate::block::cgroup::{Cgroup, ENTER};
 use crate::block::swap_area::KernelSwap;
 use crate::harness::rounds::{in_turn, in_turn_by_jobs};
 use crate::harness::stats::{median, median_ratio};
@@ -103,6 +103,11 @@ pub struct RunOptions {
     pub stop: Arc<AtomicBool>,
 }
 
+/// Returns the names of the programs that are run in half of their memory.
+pub fn program_names() -> impl Iterator<Item = &'static str> {
+    Workload::ALL.into_iter().map(Workload::name)
+}
+
 /// Returns why nothing can be measured, if so.
 pub fn obstacle(uzram: &Path) -> Option<String> {
     if let Err(error) = TrapKind::Uffd.check() {
@@ -149,19 +154,13 @@ fn temporary(options: &RunOptions) -> Result<tempfile::TempDir> {
 /// Returns the words that start a command in less memory.
 fn limited_by_uzram(options: &RunOptions, dir: &Path, limit_bytes: u64) -> Vec<String> {
     let spill = format!("{}:{}", dir.display(), 4 * limit_bytes);
-    let limit = limit_bytes.to_string();
-    let uzram = options.uzram.display().to_string();
-    ["run", "--limit", &limit, "--spill", &spill, "--"].into_iter().fold(vec![uzram], |mut words, word| {
-        words.push(word.to_owned());
-        words
-    })
+    let (limit, uzram) = (limit_bytes.to_string(), options.uzram.display().to_string());
+    [uzram.as_str(), "run", "--limit", &limit, "--spill", &spill, "--"].map(str::to_owned).into()
 }
 
 /// Returns the words that start a command in a cgroup.
 fn in_cgroup(cgroup: &Path) -> Vec<String> {
-    ["sh", "-c", "echo $$ >\"$0/cgroup.procs\" && exec \"$@\"", &cgroup.display().to_string()]
-        .map(str::to_owned)
-        .into()
+    ["sh", "-c", ENTER, &cgroup.display().to_string()].map(str::to_owned).into()
 }
 
 /// Measures one program in half of its memory.

@@ -1,9 +1,7 @@
 //! The wanted figures of `uzram run`.
 
 use super::Target;
-use crate::run::{ProgramRow, RunReport};
-
-const PROGRAMS: [&str; 6] = ["python", "sqlite", "redis", "sort", "g++", "node"];
+use crate::run::{ProgramRow, RunReport, program_names};
 
 /// Returns its targets.
 pub(super) fn run_targets(report: Option<&RunReport>) -> Vec<Target> {
@@ -20,7 +18,7 @@ pub(super) fn run_targets(report: Option<&RunReport>) -> Vec<Target> {
             report.and_then(RunReport::as_fast).map(|count| count as f64),
         ),
     ];
-    for name in PROGRAMS {
+    for name in program_names() {
         let ratio = report.and_then(|report| report.program(name)).and_then(|row: &ProgramRow| row.ratio);
         targets.push(Target::at_most(format!("the same, {name}: time / kernel zram"), 2.0, ratio));
     }
