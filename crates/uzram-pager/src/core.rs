@@ -48,8 +48,8 @@ const MOST_SHELVES: usize = 1024;
 /// The share of units in memory whose copies are kept. With more, the memory that copies take costs more touches than they save
 /// compressing.
 const COPIED_SHARE: u64 = 16;
-/// New pages next to one that is touched come along with it while at least half of the memory is free, up to the next multiple of
-/// so many: allocators hand out memory in blocks of 64 KiB.
+/// The pages behind a new one come along with it while at least half of the memory is free, up to the next multiple of so many:
+/// allocators hand out memory in blocks of 64 KiB.
 const NEW_AT_ONCE: u64 = 16;
 
 /// See the [module's documentation](self).
@@ -257,31 +257,19 @@ impl<T: Trap> Core<T> {
     /// Loads a unit that the caller owns, and the neighbours that are to come along. Returns false if it cannot be read. Does not
     /// wait for room: the caller may be the evictor, which makes it.
     fn load(&self, unit: u64, stored: bool, writes: bool) -> bool {
+        let page = self.first_page(unit);
         let window = match self.state(unit).get().access() {
-            Access::Normal => self.windows.next(self.first_page(unit)) / self.unit_pages,
+            Access::Normal if !stored && self.room.is_half_free(&self.store) => {
+                self.windows.next(page, (NEW_AT_ONCE - page % NEW_AT_ONCE) as usize)
+            }
+            Access::Normal => self.windows.next(page, 1),
             Access::Random => 1,
-            Access::Sequential => MOST_PAGES / self.unit_pages,
+            Access::Sequential => MOST_PAGES,
         };
         let mut units = [stored; MOST_PAGES];
         let has_room = |more: usize| self.room.has((1 + more) * self.unit_pages, &self.store);
-        let mut more = self.claim(unit + 1, &mut units[1..window.max(1)], has_room);
-        if !stored && 1 + more >= window {
-            more += self.claim_new(unit, &mut units, 1 + more);
-        }
+        let more = self.claim(unit + 1, &mut units[1..(window / self.unit_pages).max(1)], has_room);
         self.bring(unit, &units[..=more], writes) > 0
-    }
-
-    /// Claims more units behind `count` that the caller owns, as far as they are new, and there is memory in plenty. Returns how many.
-    fn claim_new(&self, first: u64, stored: &mut [bool; MOST_PAGES], count: usize) -> usize {
-        let page = self.first_page(first + count as u64);
-        let wanted = (page.next_multiple_of(NEW_AT_ONCE) - page) as usize / self.unit_pages;
-        let is_random = self.state(first).get().access() == Access::Random;
-        if wanted == 0 || is_random || !self.room.is_half_free(&self.store) {
-            return 0;
-        }
-        let most = (count + wanted).min(MOST_PAGES);
-        let is_new = |nth: usize| self.state(first + (count + nth) as u64).get().place() == Place::New;
-        self.claim(first + count as u64, &mut stored[count..most], is_new)
     }
 
     /// Claims units next to each other to load them, as long as none is in memory, or another thread's, and `may` allows one more

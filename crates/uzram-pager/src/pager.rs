@@ -321,7 +321,7 @@ impl<T: Trap> Evictor<T> {
                 // With the lock: it takes others of the store, which must be free when the process forks.
                 let until_look = publisher.look(&theirs.publishing, || theirs.memory_stats());
                 drop(evicting);
-                let is_excess = next == Next::Stuck && theirs.room.is_above_limit(&theirs.store);
+                let is_excess = next == Next::Stuck && theirs.room.is_exceeded(&theirs.store);
                 stuck = if is_excess { stuck + 1 } else { 0 };
                 if let Some(on_excess) = theirs.on_excess.get().filter(|_| stuck == EXCESS_AFTER) {
                     on_excess();

@@ -3,8 +3,9 @@
 //! Used are the pages in memory as they are, compressed memory, and what the tables take for each page that was ever touched.
 //! Above the high watermark threads that fault take cold pages from the program, and wake the evictor, which stores those
 //! that were taken before. If no thread faults, it takes pages itself, until memory is below the low watermark. A fault that
-//! would exceed the limit waits for the evictor, unless that found nothing that can leave: then memory grows beyond the
-//! limit, as nothing may be lost.
+//! would come near the limit waits for the evictor, unless that found nothing that can leave: then memory grows beyond the
+//! limit, as nothing may be lost. What is left up to the limit is for the compressed memory that the evictor needs before the
+//! pages that it compresses are free.
 
 use std::time::{Duration, Instant};
 
@@ -22,6 +23,8 @@ const TABLE_BYTES: u64 = 16 + 1 + 4;
 /// waits for a busy CPU. At the low watermark it is twice as much.
 const FREE_SHARE: u64 = 64;
 const MOST_FREE_PAGES: u64 = 1024;
+/// The share of what is free at the high watermark that faults leave to the evictor.
+const EVICTOR_SHARE: u64 = 4;
 /// How long a fault waits for room, in parts: then it goes on.
 const MOST_WAIT: Duration = Duration::from_secs(2);
 const WAIT: Duration = Duration::from_millis(20);
@@ -123,13 +126,15 @@ impl Room {
         self.used_pages(store) > limit - free / 2
     }
 
-    /// Waits until there is room for so many pages below the limit, or none can be made.
+    /// Returns whether a fault may bring so many pages: the rest up to the limit is the evictor's.
+    fn fits(&self, pages: usize, store: &Store) -> bool {
+        let (limit, free) = self.limit_and_free();
+        self.used_pages(store) + pages as u64 <= limit - free / EVICTOR_SHARE
+    }
+
+    /// Waits until there is room for so many pages, or none can be made.
     pub(crate) fn wait_for(&self, pages: usize, store: &Store, on_wait: impl FnOnce()) {
-        let is_over = || {
-            self.used_pages(store) + pages as u64 <= self.limit_pages.get()
-                || self.gives_up()
-                || self.is_held()
-        };
+        let is_over = || self.fits(pages, store) || self.gives_up() || self.is_held();
         if is_over() {
             return;
         }
@@ -166,8 +171,12 @@ impl Room {
         self.is_hard.store(true, Ordering::Relaxed);
     }
 
-    pub(crate) fn is_above_limit(&self, store: &Store) -> bool {
-        self.used_pages(store) >= self.limit_pages.get()
+    /// Returns whether memory is at the limit, or faults wait for what cannot be had.
+    pub(crate) fn is_exceeded(&self, store: &Store) -> bool {
+        match self.is_hard.load(Ordering::Relaxed) {
+            true => !self.fits(1, store),
+            false => self.used_pages(store) >= self.limit_pages.get(),
+        }
     }
 
     pub(crate) fn is_held(&self) -> bool {

@@ -1,7 +1,7 @@
 //! How many neighbours come along with a page.
 //!
 //! A program that touches pages in order faults exactly where the pages that came last end. Then the next window is twice as
-//! large; a fault elsewhere begins a new one, of a single page. The last faults of several places are remembered,
+//! large; a fault elsewhere begins a new one, of the least that is asked for. The last faults of several places are remembered,
 //! as threads or parts of a program may go through memory side by side.
 
 use uzram::sync::{AtomicU64, Ordering};
@@ -29,19 +29,19 @@ pub(crate) struct Windows {
 }
 
 impl Windows {
-    /// Returns how many pages are to come from `page` on, at least one, and remembers them.
-    pub(crate) fn next(&self, page: u64) -> usize {
+    /// Returns how many pages are to come from `page` on, at least `least`, which is not 0, and remembers them.
+    pub(crate) fn next(&self, page: u64, least: usize) -> usize {
         for place in &self.places {
             let seen = place.0.load(Ordering::Relaxed);
             if seen >> 8 == page + 1 {
-                let pages = (2 * (seen & 255)).min(MOST_PAGES as u64);
+                let pages = (2 * (seen & 255)).max(least as u64).min(MOST_PAGES as u64);
                 place.0.store(word(page + pages, pages), Ordering::Relaxed);
                 return pages as usize;
             }
         }
         let oldest = self.oldest.fetch_add(1, Ordering::Relaxed) as usize % PLACES;
-        self.places[oldest].0.store(word(page + 1, 1), Ordering::Relaxed);
-        1
+        self.places[oldest].0.store(word(page + least as u64, least as u64), Ordering::Relaxed);
+        least
     }
 }
 
@@ -58,16 +58,19 @@ mod tests {
         let windows = Windows::default();
         let mut page = 100;
         for pages in [1, 2, 4, 8, 16, 32, 64, 64] {
-            assert_eq!(windows.next(page), pages);
+            assert_eq!(windows.next(page, 1), pages);
             page += pages as u64;
         }
-        assert_eq!(windows.next(5), 1);
-        assert_eq!(windows.next(page), 64, "the other place is remembered");
-        assert_eq!(windows.next(6), 2);
+        assert_eq!(windows.next(5, 1), 1);
+        assert_eq!(windows.next(page, 1), 64, "the other place is remembered");
+        assert_eq!(windows.next(6, 1), 2);
         for other in 0..PLACES as u64 {
-            assert_eq!(windows.next(1000 + 10 * other), 1);
+            assert_eq!(windows.next(1000 + 10 * other, 1), 1);
         }
-        assert_eq!(windows.next(page + 64), 1, "forgotten");
-        assert_eq!(windows.next(0), 1, "an empty place has no page");
+        assert_eq!(windows.next(page + 64, 1), 1, "forgotten");
+        assert_eq!(windows.next(0, 1), 1, "an empty place has no page");
+        assert_eq!(windows.next(204, 12), 12);
+        assert_eq!(windows.next(216, 8), 24, "it grows from there");
+        assert_eq!(windows.next(1, 16), 16, "it grows faster if more is asked for");
     }
 }
