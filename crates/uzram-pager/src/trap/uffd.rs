@@ -36,6 +36,8 @@ const WAKE: Opcode = UFFDIO_WAKE as Opcode;
 const COPY: Opcode = UFFDIO_COPY as Opcode;
 const GROUP: u8 = 0xaa;
 const MOVE: Opcode = opcode::read_write::<uffdio_move>(GROUP, 0x05);
+/// `UFFDIO_MOVE_MODE_DONTWAKE`
+const MOVE_DONTWAKE: u64 = 1;
 const POISON: Opcode = opcode::read_write::<uffdio_poison>(GROUP, 0x08);
 /// `MADV_POPULATE_WRITE` of <asm-generic/mman-common.h>, Linux 5.14. rustix has it for aligned ranges only.
 const POPULATE_WRITE: i32 = 23;
@@ -241,7 +243,8 @@ impl Uffd {
                 dst: (to + (done << PAGE_SHIFT)) as u64,
                 src: (from + (done << PAGE_SHIFT)) as u64,
                 len: (count << PAGE_SHIFT) as u64,
-                mode: 0,
+                // A thread that forks must not go on before the unit's state has ended: the child would have it half done for ever.
+                mode: if self.gate.is_open() { 0 } else { MOVE_DONTWAKE },
                 move_: 0,
             };
             let moved = self.ioctl::<MOVE, _>(&mut move_);
