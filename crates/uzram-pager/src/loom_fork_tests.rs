@@ -40,13 +40,21 @@ impl Kernel {
         changed
     }
 
-    /// Touches the thread's page.
+    /// Touches the thread's page. A thread that finds it there before it sleeps is not woken.
     fn touch(&self, thread: u32) {
-        let (mut state, nth) = (self.state.lock().expect("no panic"), thread as usize);
-        while !state.is_there[nth] {
-            state.messages.push(thread);
-            state.waits[nth] = true;
-            self.changed.notify_all();
+        let nth = thread as usize;
+        let touches = |state: &mut Faults| {
+            if !state.is_there[nth] {
+                state.messages.push(thread);
+                state.waits[nth] = true;
+            }
+            !state.is_there[nth]
+        };
+        while self.change(touches) {
+            let mut state = self.state.lock().expect("no panic");
+            if state.is_there[nth] {
+                state.waits[nth] = false;
+            }
             while state.waits[nth] {
                 state = self.changed.wait(state).expect("no panic");
             }
@@ -131,6 +139,7 @@ impl Process {
         let closed = self.gate.close(FORKER);
         self.is_closed.store(true, Ordering::Relaxed);
         touches();
+        closed.settle();
         // SAFETY: loom checks that nobody changes it.
         self.tables.with(|tables| unsafe { std::ptr::read(tables) });
         self.is_closed.store(false, Ordering::Relaxed);

@@ -7,10 +7,14 @@ mod model;
 pub(crate) use self::model::{Futex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 #[cfg(loom)]
 pub(crate) use loom::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
+#[cfg(loom)]
+pub(crate) use loom::thread::yield_now;
 #[cfg(not(loom))]
 pub(crate) use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 #[cfg(not(loom))]
 pub(crate) use std::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};
+#[cfg(not(loom))]
+pub(crate) use std::thread::yield_now;
 
 /// A number that threads of this process wait for: futex(2).
 #[cfg(not(loom))]

@@ -218,6 +218,7 @@ extern "C" fn before_fork() {
     let heap = heap::before_fork();
     let Some(forking) = with_memory(Memory::before_fork) else { return };
     streams::touch_all();
+    forking.settle();
     // SAFETY: this thread alone is here.
     unsafe { *HELD.0.get() = Some((forking, heap, inside)) };
 }

@@ -37,6 +37,24 @@ struct Paused<'a> {
     sharing: Option<Sharing>,
 }
 
+/// How much of its stack a thread is taken to need yet until it has forked, in bytes: less than the smallest stack has.
+const BELOW: usize = 4096;
+
+impl Forking<'_> {
+    /// Waits until all pages that this thread has touched are wholly there: a child would have one half opened for ever. Call it last
+    /// before the process forks.
+    #[inline(never)]
+    pub fn settle(&self) {
+        let Some(paused) = &self.paused else { return };
+        let mut below = std::mem::MaybeUninit::<[u8; BELOW]>::uninit();
+        for at in [0, BELOW - 1] {
+            // SAFETY: in the array.
+            unsafe { below.as_mut_ptr().cast::<u8>().add(at).write_volatile(0) };
+        }
+        paused.closed.settle();
+    }
+}
+
 /// Nobody waits for room, evicts, or changes the memory map.
 struct Stopped<'a> {
     _changing: RwLockWriteGuard<'a, ()>,
@@ -113,6 +131,7 @@ impl Memory {
         }
         let core = &running.core;
         core.room.begin_in_child();
+        core.trap.gate.begin_in_child();
         core.room.hold(false);
         let renewed = Self::renew(running, &areas);
         if renewed.is_err() {
