@@ -48,17 +48,40 @@ pub fn collect_within(mut child: Child, patience: Duration) -> Ended {
 }
 
 /// Waits for the end of a program, for at most `patience`. One that runs still is asked to end, so that it leaves nothing
-/// behind, and killed if it does not.
+/// behind, and killed if it does not, with the processes that it started.
 pub fn wait(child: &mut Child, patience: Duration) -> ExitStatus {
     if let Some(status) = ended_by(child, Instant::now() + patience) {
         return status;
     }
+    let below = descendants(child.id());
     kill_process(Pid::from_child(child), Signal::TERM).unwrap();
     if ended_by(child, Instant::now() + TO_END).is_none() {
         child.kill().unwrap();
         child.wait().unwrap();
     }
+    // Most have ended with it.
+    for pid in below.into_iter().filter_map(|pid| Pid::from_raw(pid as i32)) {
+        let _ = kill_process(pid, Signal::KILL);
+    }
     panic!("still running after {patience:?}");
+}
+
+/// Returns the processes that a process has started, and that these have, by the parents of all processes: proc_pid_stat(5).
+fn descendants(of: u32) -> Vec<u32> {
+    let parent = |pid: u32| {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+        stat.rsplit_once(") ")?.1.split(' ').nth(1)?.parse::<u32>().ok()
+    };
+    let entries = std::fs::read_dir("/proc").unwrap();
+    let pids = entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
+    let parents: Vec<(u32, u32)> = pids.filter_map(|pid| Some((pid, parent(pid)?))).collect();
+    let mut found = vec![of];
+    let mut at = 0;
+    while let Some(of) = found.get(at).copied() {
+        found.extend(parents.iter().filter(|(_, parent)| *parent == of).map(|(pid, _)| *pid));
+        at += 1;
+    }
+    found.split_off(1)
 }
 
 fn ended_by(child: &mut Child, deadline: Instant) -> Option<ExitStatus> {
