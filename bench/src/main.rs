@@ -19,8 +19,10 @@ use uzram_bench::harness::report::text;
 use uzram_bench::harness::{Source, command, corpus, to_json};
 use uzram_bench::pager::{self, PagerOptions};
 use uzram_bench::run::{self, RunOptions};
+use uzram_bench::swap::{self, SwapOptions};
 use uzram_bench::take_over::{self, Amounts, Part, TakeOverOptions, TakeOverReport};
 use uzram_bench::targets;
+use uzram_bench::workload;
 
 /// Measure a device against the bare codec, the kernel's zram and a device without an LRU, in this process.
 ///
@@ -140,6 +142,7 @@ enum Command {
     Survive(SurviveArgs),
     Pager(PagerArgs),
     Run(RunArgs),
+    Swap(SwapArgs),
     #[command(hide = true)]
     SwapUser(SwapUserArgs),
     /// Be the program whose memory is measured: the benchmark starts it
@@ -234,6 +237,32 @@ struct RunArgs {
     json: bool,
 }
 
+/// Measure swap: programs in a cgroup of half of the memory that they take, with a swap daemon, with one that does not survive,
+/// and with kernel zram.
+///
+/// Needs root, FUSE, loop devices, kernel zram and the memory controller of cgroups, version 1. Programs that are missing are left out.
+#[derive(clap::Args)]
+struct SwapArgs {
+    /// The programs
+    #[arg(long, value_delimiter = ',', value_name = "PROGRAM,…", default_values_t = swap::program_names().map(str::to_owned))]
+    only: Vec<String>,
+    /// The folder for the programs' files
+    #[arg(long, value_name = "DIR", default_value = backing::DEFAULT_DIR)]
+    dir: PathBuf,
+    /// Rounds; the table shows medians
+    #[arg(long, value_name = "R", default_value_t = 3)]
+    repeat: usize,
+    /// Use programs that take about a second each
+    #[arg(long)]
+    small: bool,
+    /// Measure the way of single faults instead, by the kernel's events (tracefs): who ran when
+    #[arg(long)]
+    trace: bool,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
 /// A part of `uzram bench survive`.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum SurvivePart {
@@ -268,6 +297,9 @@ struct SwapUserArgs {
     /// How much memory
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     size: u64,
+    /// A file to which 1 is written before pages are touched in no order, and 0 after that
+    #[arg(long, value_name = "FILE")]
+    tracing_on: Option<PathBuf>,
 }
 
 fn main() -> ExitCode {
@@ -275,6 +307,7 @@ fn main() -> ExitCode {
         Some(Command::Survive(args)) => command::print(&measure_survival(args)?),
         Some(Command::Pager(args)) => command::print(&measure_pager(args)?),
         Some(Command::Run(args)) => command::print(&measure_run(args)?),
+        Some(Command::Swap(args)) => command::print(&measure_swap(args)?),
         Some(Command::SwapUser(args)) => swap_user(args),
         Some(Command::MemoryUser { job }) => pager::user::run(job),
         None => command::print(&measure(args)?),
@@ -413,7 +446,28 @@ fn measure_run(args: &RunArgs) -> Result<String> {
         uzram,
         dir: args.dir.clone(),
         repeat: args.repeat,
-        amounts: if args.small { run::Amounts::small() } else { run::Amounts::default() },
+        amounts: if args.small { workload::Amounts::small() } else { workload::Amounts::default() },
+        stop: command::stop_flag()?,
+    })?;
+    Ok(text(&report, args.json))
+}
+
+fn measure_swap(args: &SwapArgs) -> Result<String> {
+    let no_program = || Error::invalid("no uzram program was found");
+    let programs = programs()?.ok_or_else(no_program)?;
+    if let Some(obstacle) = swap::obstacle(&programs.uzram)? {
+        return Err(Error::new(uzram::ErrorKind::Unsupported, obstacle));
+    }
+    if args.trace {
+        let traced = swap::trace::run(&programs, &command::stop_flag()?)?;
+        return Ok(text(&traced, args.json));
+    }
+    let report = swap::run(&SwapOptions {
+        uzram: programs.uzram,
+        dir: args.dir.clone(),
+        only: args.only.clone(),
+        repeat: args.repeat,
+        amounts: if args.small { workload::Amounts::small() } else { workload::Amounts::medium() },
         stop: command::stop_flag()?,
     })?;
     Ok(text(&report, args.json))
@@ -427,6 +481,11 @@ fn programs() -> Result<Option<Programs>> {
 
 /// Is the program that is swapped out, and prints its times.
 fn swap_user(args: &SwapUserArgs) -> Result<()> {
-    let user = SwapUser { cgroup: args.cgroup.clone(), pages: args.pages.clone(), size_bytes: args.size };
+    let user = SwapUser {
+        cgroup: args.cgroup.clone(),
+        pages: args.pages.clone(),
+        size_bytes: args.size,
+        tracing_on: args.tracing_on.clone(),
+    };
     command::print(&format!("{}\n", to_json(&user.run()?)))
 }

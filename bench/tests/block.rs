@@ -17,6 +17,8 @@ use common::wait_until;
 use uzram_bench::block::{Amounts, BlockOptions, BlockReport, Compared, Programs, run};
 use uzram_bench::harness::corpus::{Kind, build};
 use uzram_bench::harness::process::find;
+use uzram_bench::swap::{self, SIDES, SwapOptions};
+use uzram_bench::workload;
 
 const MIB: u64 = 1 << 20;
 /// Leftovers are recognised by this process's ID, so tests run one at a time.
@@ -131,6 +133,8 @@ fn assert_complete(report: &BlockReport) {
     let swap = report.swap.as_ref().unwrap();
     assert_compared(&swap.swap_out_ms);
     assert_compared(&swap.fault_in_ms);
+    assert_compared(&swap.random_in_ms);
+    swap.no_survive.iter().for_each(assert_compared);
     for swapped in [swap.swapped_bytes.uzram, swap.swapped_bytes.kernel] {
         assert!(swapped > 8.0 * MIB as f64 && swapped <= 30.0 * MIB as f64, "{swap:?}");
     }
@@ -203,5 +207,67 @@ fn what_fails_leaves_nothing() {
     let amounts = Amounts { file_bytes: 80 * MIB, ..options.amounts.clone() };
     let error = run(&BlockOptions { amounts, ..options.clone() }).unwrap_err().to_string();
     assert!(error.contains("No space left"), "{error}");
+    assert_nothing_left(&before);
+}
+
+#[test]
+fn programs_that_swap_are_right_with_every_area() {
+    if unable() {
+        return;
+    }
+    let _one = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    let (before, dir) = (things(), tempfile::tempdir().unwrap());
+    let options = SwapOptions {
+        uzram: programs_beside().uzram,
+        dir: dir.path().to_owned(),
+        only: swap::program_names().map(str::to_owned).collect(),
+        repeat: 1,
+        amounts: workload::Amounts::small(),
+        stop: Arc::default(),
+    };
+    // What they print is compared: otherwise this is an error.
+    let report = swap::run(&options).unwrap();
+    for note in &report.notes {
+        println!("skipped: {note}");
+    }
+    assert_eq!(report.programs.len() + report.notes.len(), swap::program_names().count(), "{report}");
+    for row in &report.programs {
+        assert!(
+            row.seconds.iter().all(|seconds| *seconds > 0.0) && row.limit_bytes < row.peak_bytes,
+            "{report}"
+        );
+        // Half of what a small node takes is its program, which is not swapped.
+        assert!(row.name == "node" || row.out_bytes.iter().all(|bytes| *bytes > 0.0), "{report}");
+        assert!(row.ratios.iter().all(|ratio| *ratio > 0.0), "{report}");
+    }
+    assert_eq!(report.failed_writes().unwrap_or(0), 0, "{report}");
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+    assert_nothing_left(&before);
+}
+
+#[test]
+fn faults_are_followed_through_the_kernel() {
+    if unable() {
+        return;
+    }
+    let _one = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    let before = things();
+    match swap::trace::run(&programs_beside(), &Arc::default()) {
+        Err(error) if error.kind() == uzram::ErrorKind::Unsupported => println!("skipped: {error}"),
+        traced => {
+            let traced = traced.unwrap();
+            assert_eq!(traced.sides.len(), SIDES.len());
+            for side in &traced.sides {
+                assert!(side.faults > 1000 && side.total_us > 0.1, "{traced}");
+            }
+            for side in &traced.sides[..2] {
+                let sum: f64 = side.steps.iter().map(|step| step.us).sum();
+                assert!(
+                    side.steps.len() >= 8 && (sum - side.total_us).abs() < side.total_us / 10.0,
+                    "{traced}"
+                );
+            }
+        }
+    }
     assert_nothing_left(&before);
 }

@@ -10,7 +10,8 @@ use std::process::Command;
 use std::sync::Arc;
 
 use common::finish;
-use uzram_bench::run::{Amounts, RunOptions, obstacle, run};
+use uzram_bench::run::{RunOptions, obstacle, run};
+use uzram_bench::workload::Amounts;
 
 /// The most memory beyond a limit: what a library and a thread take, too.
 const MOST_BEYOND_BYTES: f64 = (16 << 20) as f64;

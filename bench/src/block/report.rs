@@ -90,6 +90,12 @@ impl fmt::Display for BlockReport {
             let mib = f64::from(1 << 20);
             row(format!("swap-out of {}, ms", format_size(swap.size_bytes)), &swap.swap_out_ms, 1.0);
             row("its fault-in, page by page, ms".into(), &swap.fault_in_ms, 1.0);
+            row("its fault-in in no order, ms".into(), &swap.random_in_ms, 1.0);
+            for (what, compared) in
+                ["swap-out", "fault-in", "fault-in in no order"].iter().zip(&swap.no_survive)
+            {
+                row(format!("--no-survive, {what}, ms"), compared, 1.0);
+            }
             row("swapped, MiB".into(), &swap.swapped_bytes, mib);
             row("in the swap cache, MiB".into(), &swap.cached_bytes, mib);
             row("free, but still stored afterwards, KiB".into(), &swap.left_bytes, 1024.0);

@@ -29,6 +29,10 @@ pub struct Swap {
     pub swap_out_ms: Compared,
     /// The time to touch all of it again.
     pub fault_in_ms: Compared,
+    /// The time to touch all of it again in no order, when it had been swapped out a second time.
+    pub random_in_ms: Compared,
+    /// The three times with a daemon that does not survive.
+    pub no_survive: [Compared; 3],
     /// Bytes of it that were on the swap area only.
     pub swapped_bytes: Compared,
     /// Bytes of it that were on the swap area and in memory.
@@ -37,6 +41,9 @@ pub struct Swap {
     /// ended.
     pub left_bytes: Compared,
 }
+
+/// The variants: a daemon with its default, and one that does not survive; then the kernel.
+const DAEMONS: [&[&str]; 2] = [&["--algorithm", ALGORITHM], &["--algorithm", ALGORITHM, "--no-survive"]];
 
 struct Round {
     times: SwapTimes,
@@ -51,9 +58,9 @@ pub(crate) fn obstacle() -> Option<String> {
 /// Runs the measurement.
 pub(super) fn measure(options: &BlockOptions) -> Result<Swap> {
     let area_bytes = options.amounts.swap_area_bytes;
-    let rounds = in_turn(options.repeat, &options.stop, |_, which| {
-        if which == 0 {
-            let area = SwapDaemon::on(&options.programs.uzram, area_bytes, &["--algorithm", ALGORITHM])?;
+    let rounds: [Vec<Round>; 3] = in_turn(options.repeat, &options.stop, |_, which| {
+        if let Some(daemon) = DAEMONS.get(which) {
+            let area = SwapDaemon::on(&options.programs.uzram, area_bytes, daemon)?;
             let round = round(options, || area.left_bytes())?;
             area.off().map(|()| round)
         } else {
@@ -62,16 +69,22 @@ pub(super) fn measure(options: &BlockOptions) -> Result<Swap> {
             area.off().map(|()| round)
         }
     })?;
-    let compared = |figure: fn(&Round) -> f64| {
-        let [uzram, kernel] = &rounds;
+    let [surviving, no_survive, kernel] = &rounds;
+    let compared_of = |uzram: &[Round], figure: fn(&Round) -> f64| {
         let figures = |rounds: &[Round]| rounds.iter().map(figure).collect::<Vec<_>>();
         Compared::new(&figures(uzram), &figures(kernel))
     };
+    let compared = |figure| compared_of(surviving, figure);
+    const TIMES: [fn(&Round) -> f64; 3] =
+        [|round| round.times.swap_out_ms, |round| round.times.fault_in_ms, |round| round.times.random_in_ms];
+    let [swap_out_ms, fault_in_ms, random_in_ms] = TIMES.map(compared);
     Ok(Swap {
         size_bytes: options.amounts.swapped_bytes,
         area_bytes,
-        swap_out_ms: compared(|round| round.times.swap_out_ms),
-        fault_in_ms: compared(|round| round.times.fault_in_ms),
+        swap_out_ms,
+        fault_in_ms,
+        random_in_ms,
+        no_survive: TIMES.map(|figure| compared_of(no_survive, figure)),
         swapped_bytes: compared(|round| round.times.swapped_bytes as f64),
         cached_bytes: compared(|round| round.times.cached_bytes as f64),
         left_bytes: compared(|round| round.left_bytes as f64),

@@ -27,7 +27,7 @@ pub fn obstacle() -> Option<String> {
 }
 
 /// A daemon in the background with an active swap area.
-pub(super) struct SwapDaemon {
+pub(crate) struct SwapDaemon {
     program: PathBuf,
     dir: TempDir,
     /// The block device, once the daemon has reported that swap is on.
@@ -38,7 +38,7 @@ pub(super) struct SwapDaemon {
 
 impl SwapDaemon {
     /// Runs `PROGRAM swap on` with these options.
-    pub(super) fn on(program: &Path, size_bytes: u64, options: &[&str]) -> Result<SwapDaemon> {
+    pub(crate) fn on(program: &Path, size_bytes: u64, options: &[&str]) -> Result<SwapDaemon> {
         let mut daemon =
             SwapDaemon { program: program.to_owned(), dir: runtime_dir()?, device: None, is_over: false };
         let mut command = daemon.command(&["swap", "on"]);
@@ -49,7 +49,7 @@ impl SwapDaemon {
     }
 
     /// Runs `PROGRAM swap off`.
-    pub(super) fn off(mut self) -> Result<()> {
+    pub(crate) fn off(mut self) -> Result<()> {
         self.try_off()
     }
 
@@ -61,12 +61,24 @@ impl SwapDaemon {
 
     /// Returns the uncompressed bytes that it stores but the kernel no longer uses.
     pub(super) fn left_bytes(&self) -> Result<u64> {
+        let stored_bytes = self.figure("orig_data_bytes")?;
+        match &self.device {
+            Some(device) => Ok(stored_bytes.saturating_sub(used_bytes(device)?)),
+            None => Err(Error::new(ErrorKind::Io, "the daemon does not say where its device is")),
+        }
+    }
+
+    /// Returns how many writes have failed.
+    pub(crate) fn failed_writes(&self) -> Result<u64> {
+        self.figure("failed_writes")
+    }
+
+    /// Returns one of the device's figures.
+    fn figure(&self, name: &str) -> Result<u64> {
         let printed = run_to_end(self.command(&["stat", "zram0"]).arg("--json"), PATIENCE)?;
         let json: Value = serde_json::from_str(&printed).unwrap_or_default();
-        match (&self.device, json["stats"]["orig_data_bytes"].as_u64()) {
-            (Some(device), Some(stored_bytes)) => Ok(stored_bytes.saturating_sub(used_bytes(device)?)),
-            _ => Err(Error::new(ErrorKind::Io, "the daemon does not say what it stores, and where")),
-        }
+        let figure = json["stats"][name].as_u64();
+        figure.ok_or_else(|| Error::new(ErrorKind::Io, format!("the daemon does not say its {name}")))
     }
 
     /// Returns the daemon's process ID.

@@ -1,16 +1,17 @@
 //! A program whose memory is swapped out: a separate process that the benchmark starts.
 //!
 //! It enters its cgroup, fills its memory with the corpus's pages, has the kernel swap them out by lowering
-//! the cgroup's limit, raises the limit again, and touches one page after the other.
+//! the cgroup's limit, raises the limit again, and touches one page after the other; then it does so again, and touches them in no order.
 
 use std::fs::{self, File};
 use std::hint::black_box;
 use std::io::{ErrorKind as IoErrorKind, Read, Seek};
 use std::path::{Path, PathBuf};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
+use uzram::random::Random;
 use uzram::units::{PAGE_SIZE, bytes_to_pages};
 use uzram::{Error, ErrorKind, Result};
 
@@ -34,6 +35,8 @@ pub struct SwapUser {
     pub pages: PathBuf,
     /// The size of its memory, which these pages fill repeatedly.
     pub size_bytes: u64,
+    /// A file to which `1` is written before pages are touched in no order, and `0` after that.
+    pub tracing_on: Option<PathBuf>,
 }
 
 /// Its measurements.
@@ -43,6 +46,8 @@ pub struct SwapTimes {
     pub swap_out_ms: f64,
     /// The time until every page was in memory again.
     pub fault_in_ms: f64,
+    /// The time until every page was in memory again that had been swapped out a second time, touched in no order.
+    pub random_in_ms: f64,
     /// Bytes on the swap area only when the limit was reached, `swap` of the cgroup's `memory.stat`.
     pub swapped_bytes: u64,
     /// Bytes on the swap area and in memory, `swapcached`.
@@ -66,16 +71,28 @@ impl SwapUser {
         let (swapped_bytes, cached_bytes) = (stat("swap")?, stat("swapcached")?);
         self.set("memory.limit_in_bytes", NO_LIMIT)?;
 
-        let start = Instant::now();
-        for page in &memory {
-            black_box(page.0[0]);
-        }
-        let fault_in = start.elapsed();
-        if checksum(&memory) != sum {
-            return Err(Error::new(ErrorKind::Corrupt, "a page changed while it was swapped out"));
-        }
-        let ms = |duration: std::time::Duration| duration.as_secs_f64() * 1e3;
-        Ok(SwapTimes { swap_out_ms: ms(swap_out), fault_in_ms: ms(fault_in), swapped_bytes, cached_bytes })
+        let in_order: Vec<usize> = (0..memory.len()).collect();
+        let fault_in = touch(&memory, &in_order);
+        let check = || match checksum(&memory) == sum {
+            true => Ok(()),
+            false => Err(Error::new(ErrorKind::Corrupt, "a page changed while it was swapped out")),
+        };
+        check()?;
+        self.shrink()?;
+        self.set("memory.limit_in_bytes", NO_LIMIT)?;
+        let in_no_order = shuffled(in_order);
+        self.trace(true)?;
+        let random_in = touch(&memory, &in_no_order);
+        self.trace(false)?;
+        check()?;
+        let ms = |duration: Duration| duration.as_secs_f64() * 1e3;
+        Ok(SwapTimes {
+            swap_out_ms: ms(swap_out),
+            fault_in_ms: ms(fault_in),
+            random_in_ms: ms(random_in),
+            swapped_bytes,
+            cached_bytes,
+        })
     }
 
     /// Returns memory filled with the pages.
@@ -112,6 +129,11 @@ impl SwapUser {
         outcome.map_err(|error| io_error(&self.cgroup, error))
     }
 
+    fn trace(&self, is_on: bool) -> Result<()> {
+        let Some(path) = &self.tracing_on else { return Ok(()) };
+        fs::write(path, if is_on { "1" } else { "0" }).map_err(|error| io_error(path, error))
+    }
+
     fn set(&self, name: &str, value: &str) -> Result<()> {
         self.try_set(name, value).map_err(|error| io_error(&self.cgroup.join(name), error))
     }
@@ -119,6 +141,24 @@ impl SwapUser {
     fn try_set(&self, name: &str, value: &str) -> std::io::Result<()> {
         fs::write(Path::join(&self.cgroup, name), value)
     }
+}
+
+/// Touches pages in this order; returns how long that took.
+fn touch(memory: &[AlignedPage], order: &[usize]) -> Duration {
+    let start = Instant::now();
+    for at in order {
+        black_box(memory[*at].0[0]);
+    }
+    start.elapsed()
+}
+
+/// Returns numbers in no order, always the same (Fisher and Yates).
+fn shuffled(mut numbers: Vec<usize>) -> Vec<usize> {
+    let mut random = Random::new(1);
+    for at in (1..numbers.len()).rev() {
+        numbers.swap(at, random.next() as usize % (at + 1));
+    }
+    numbers
 }
 
 /// Returns a checksum of every word and its place.
@@ -141,7 +181,12 @@ mod tests {
         let pages = dir.path().join("pages");
         let bytes: Vec<u8> = (0..3 * PAGE_SIZE).map(|at| (at / 100) as u8).collect();
         fs::write(&pages, &bytes).unwrap();
-        let user = SwapUser { cgroup: dir.path().to_owned(), pages: pages.clone(), size_bytes: 5 << 12 };
+        let user = SwapUser {
+            cgroup: dir.path().to_owned(),
+            pages: pages.clone(),
+            size_bytes: 5 << 12,
+            tracing_on: None,
+        };
         let mut memory = user.fill().unwrap();
         assert_eq!(memory.len(), 5);
         assert!(memory[4].0[..] == bytes[PAGE_SIZE..2 * PAGE_SIZE]);
@@ -153,9 +198,23 @@ mod tests {
     }
 
     #[test]
+    fn pages_are_touched_once_each_in_no_order() {
+        let numbers: Vec<usize> = (0..100).collect();
+        let mut touched = shuffled(numbers.clone());
+        assert_ne!(touched, numbers);
+        touched.sort_unstable();
+        assert_eq!(touched, numbers);
+    }
+
+    #[test]
     fn what_a_cgroup_is_told_goes_there() {
         let dir = tempfile::tempdir().unwrap();
-        let user = SwapUser { cgroup: dir.path().to_owned(), pages: "/dev/null".into(), size_bytes: 1 << 12 };
+        let user = SwapUser {
+            cgroup: dir.path().to_owned(),
+            pages: "/dev/null".into(),
+            size_bytes: 1 << 12,
+            tracing_on: None,
+        };
         user.shrink().unwrap();
         assert_eq!(fs::read_to_string(dir.path().join("memory.limit_in_bytes")).unwrap(), "4194304");
         let gone = SwapUser { cgroup: dir.path().join("gone"), ..user };

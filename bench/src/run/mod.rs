@@ -1,12 +1,10 @@
 //! `uzram run`: six programs in half of the memory they take, beside the same in a cgroup of that size whose swap is on kernel zram;
 //! a program whose memory fits, beside plain mimalloc; and what starting costs.
 //!
-//! What the programs print must be the same everywhere. Their memory is looked at every 10 ms (`watched.rs`): the anonymous part of it, which
+//! What the programs print must be the same everywhere. Their memory is looked at every 10 ms (`workload/watched.rs`): the anonymous part of it, which
 //! is what is managed, what is compressed, and the rest that is not of files, against the limit.
 
 mod report;
-mod watched;
-mod workload;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -17,14 +15,13 @@ use std::time::{Duration, Instant};
 use uzram::{Error, ErrorKind, Result};
 use uzram_pager::{LEAST_LIMIT_BYTES, TrapKind};
 
-use self::watched::{Watched, watch};
-use self::workload::Workload;
 use crate::block::cgroup::{Cgroup, ENTER};
 use crate::block::swap_area::KernelSwap;
 use crate::harness::rounds::{in_turn, in_turn_by_jobs};
 use crate::harness::stats::{median, median_ratio};
 use crate::pager::limited::LimitedCgroup;
 use crate::pager::unmap::kernel_obstacle;
+use crate::workload::{Amounts, Watched, Workload, watch};
 pub use report::{ProgramRow, RunReport};
 
 /// The algorithm of the kernel's swap area. `uzram run` has its own default.
@@ -35,58 +32,13 @@ const PATIENCE: Duration = Duration::from_secs(900);
 const MOST_ROUNDS: usize = 3;
 /// How often a program is started that does nothing.
 const STARTS: usize = 40;
+/// What Python's objects take where they fit, of what they take otherwise, and the least.
+const FITTING_SHARE: (u64, u64) = (5, 32);
+const LEAST_FITTING_MIB: u64 = 48;
 /// Where Debian and others have mimalloc.
 const MIMALLOC_DIRS: [&str; 4] =
     ["/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/lib"];
 const MIMALLOC: [&str; 2] = ["libmimalloc.so.3", "libmimalloc.so.2"];
-
-/// The amounts to measure with.
-#[derive(Clone, Debug)]
-pub struct Amounts {
-    /// What Python's objects take, about, in MiB.
-    pub python_mib: u64,
-    /// Rows of the table in SQLite.
-    pub sqlite_rows: u64,
-    /// Values of 1 KiB in Redis.
-    pub redis_keys: u64,
-    /// The size of the file that is sorted.
-    pub sort_bytes: u64,
-    /// Classes in the source that is compiled.
-    pub classes: usize,
-    /// Objects in node.
-    pub node_items: u64,
-    /// What Python's objects take where they fit, in MiB.
-    pub fitting_mib: u64,
-}
-
-impl Default for Amounts {
-    fn default() -> Self {
-        Amounts {
-            python_mib: 2048,
-            sqlite_rows: 600_000,
-            redis_keys: 300_000,
-            sort_bytes: 1 << 30,
-            classes: 25,
-            node_items: 1_500_000,
-            fitting_mib: 320,
-        }
-    }
-}
-
-impl Amounts {
-    /// Returns amounts with which each program takes about a second.
-    pub fn small() -> Amounts {
-        Amounts {
-            python_mib: 64,
-            sqlite_rows: 60_000,
-            redis_keys: 30_000,
-            sort_bytes: 24 << 20,
-            classes: 1,
-            node_items: 120_000,
-            fitting_mib: 48,
-        }
-    }
-}
 
 /// How to measure.
 #[derive(Clone, Debug)]
@@ -105,7 +57,7 @@ pub struct RunOptions {
 
 /// Returns the names of the programs that are run in half of their memory.
 pub fn program_names() -> impl Iterator<Item = &'static str> {
-    Workload::ALL.into_iter().map(Workload::name)
+    Workload::LIMITED.into_iter().map(Workload::name)
 }
 
 /// Returns why nothing can be measured, if so.
@@ -127,7 +79,7 @@ pub fn run(options: &RunOptions) -> Result<RunReport> {
     if let Some(obstacle) = &kernel {
         report.notes.push(format!("programs in less memory not compared with kernel zram: {obstacle}"));
     }
-    for workload in Workload::ALL {
+    for workload in Workload::LIMITED {
         if let Some(name) = workload.missing() {
             report.notes.push(format!("{} not measured: the program {name} is missing", workload.name()));
             continue;
@@ -144,11 +96,12 @@ pub fn run(options: &RunOptions) -> Result<RunReport> {
     Ok(report)
 }
 
-fn temporary(options: &RunOptions) -> Result<tempfile::TempDir> {
+/// Makes a folder in another one.
+pub(crate) fn temporary(dir: &Path) -> Result<tempfile::TempDir> {
     tempfile::Builder::new()
         .prefix("uzram-bench-")
-        .tempdir_in(&options.dir)
-        .map_err(|error| Error::new(ErrorKind::Io, format!("{}: {error}", options.dir.display())))
+        .tempdir_in(dir)
+        .map_err(|error| Error::new(ErrorKind::Io, format!("{}: {error}", dir.display())))
 }
 
 /// Returns the words that start a command in less memory.
@@ -165,7 +118,7 @@ fn in_cgroup(cgroup: &Path) -> Vec<String> {
 
 /// Measures one program in half of its memory.
 fn measure(options: &RunOptions, workload: Workload, with_kernel: bool) -> Result<ProgramRow> {
-    let dir = temporary(options)?;
+    let dir = temporary(&options.dir)?;
     let amounts = &options.amounts;
     workload.prepare(dir.path(), amounts)?;
     let stops = || options.stop.load(Ordering::Relaxed);
@@ -222,8 +175,10 @@ fn mimalloc() -> Option<PathBuf> {
 
 /// Returns the time of a program whose memory fits, divided by that with plain mimalloc.
 fn fitting_ratio(options: &RunOptions, mimalloc: &Path) -> Result<f64> {
-    let dir = temporary(options)?;
-    let amounts = Amounts { python_mib: options.amounts.fitting_mib, ..options.amounts.clone() };
+    let dir = temporary(&options.dir)?;
+    let (part, of) = FITTING_SHARE;
+    let python_mib = (options.amounts.python_mib * part / of).max(LEAST_FITTING_MIB);
+    let amounts = Amounts { python_mib, ..options.amounts.clone() };
     Workload::Python.prepare(dir.path(), &amounts)?;
     let limit_bytes = 4 * (amounts.python_mib << 20);
     let prefixes = [

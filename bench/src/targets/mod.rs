@@ -7,6 +7,7 @@
 mod pager;
 mod programs;
 mod run;
+mod swap;
 mod target;
 mod wanted;
 
@@ -35,6 +36,7 @@ use pager::pager_targets;
 use programs::ProgramsOptions;
 pub use programs::{ProgramsReport, SwapOut};
 use run::run_targets;
+use swap::swap_targets;
 pub use target::{Target, Targets};
 use wanted::{
     backing_targets, block_targets, compaction_targets, hit_ratio_targets, lru_cost_targets, memory_target,
@@ -73,7 +75,9 @@ pub struct TargetsOptions {
     /// The amounts for the pager.
     pub pager: crate::pager::Amounts,
     /// The amounts for programs in less memory.
-    pub run: crate::run::Amounts,
+    pub run: crate::workload::Amounts,
+    /// The amounts for programs that swap.
+    pub swap: crate::workload::Amounts,
     /// Pages in the traces for the LRU.
     pub trace_pages: u32,
     /// Uses of each trace.
@@ -106,7 +110,8 @@ impl Default for TargetsOptions {
             backing: backing::BackingOptions::default(),
             block: block::Amounts::default(),
             pager: crate::pager::Amounts::default(),
-            run: crate::run::Amounts::default(),
+            run: crate::workload::Amounts::default(),
+            swap: crate::workload::Amounts::medium(),
             trace_pages: traces.pages,
             trace_uses: traces.uses,
             stop: Arc::default(),
@@ -147,6 +152,8 @@ pub struct TargetsReport {
     pub pager: Option<crate::pager::PagerReport>,
     /// Programs in less memory, if they were measured.
     pub run: Option<crate::run::RunReport>,
+    /// Programs that swap, if they were measured.
+    pub swap: Option<crate::swap::SwapReport>,
 }
 
 /// Measures every target.
@@ -223,6 +230,8 @@ pub fn run(options: &TargetsOptions) -> Result<TargetsReport> {
     targets.extend(pager_targets(&options.pager, pager.as_ref()));
     let run = run_report(options, &mut notes)?;
     targets.extend(run_targets(run.as_ref()));
+    let swap = swap_report(options, &mut notes)?;
+    targets.extend(swap_targets(swap.as_ref()));
     let take_over = take_over_report(options, path, &mut notes)?;
     targets.extend(take_over_targets(&options.take_over, take_over.as_ref(), &mut notes));
     Ok(TargetsReport {
@@ -240,6 +249,7 @@ pub fn run(options: &TargetsOptions) -> Result<TargetsReport> {
         block,
         pager,
         run,
+        swap,
         take_over,
     })
 }
@@ -371,6 +381,8 @@ fn block_report(
     .map(Some)
 }
 
+/// The most rounds of programs that swap: each takes seconds, three times a round.
+const SWAP_ROUNDS: usize = 3;
 /// The most rounds of the pager: paging out 256 MiB takes seconds.
 const PAGER_ROUNDS: usize = 3;
 
@@ -412,6 +424,27 @@ fn run_report(options: &TargetsOptions, notes: &mut Vec<String>) -> Result<Optio
         dir: options.backing.dir.clone(),
         repeat: options.repeat,
         amounts: options.run.clone(),
+        stop: Arc::clone(&options.stop),
+    })
+    .map(Some)
+}
+
+/// Runs the benchmark of programs that swap, or adds a note that says why not. Its own notes say what it had to leave out.
+fn swap_report(options: &TargetsOptions, notes: &mut Vec<String>) -> Result<Option<crate::swap::SwapReport>> {
+    let Some(programs) = &options.programs else {
+        notes.push("programs that swap not measured: no uzram program was found".into());
+        return Ok(None);
+    };
+    if let Some(obstacle) = crate::swap::obstacle(&programs.uzram)? {
+        notes.push(format!("programs that swap not measured: {obstacle}"));
+        return Ok(None);
+    }
+    crate::swap::run(&crate::swap::SwapOptions {
+        uzram: programs.uzram.clone(),
+        dir: options.backing.dir.clone(),
+        only: crate::swap::program_names().map(str::to_owned).collect(),
+        repeat: options.repeat.min(SWAP_ROUNDS),
+        amounts: options.swap.clone(),
         stop: Arc::clone(&options.stop),
     })
     .map(Some)
@@ -470,6 +503,9 @@ impl fmt::Display for TargetsReport {
         if let Some(run) = &self.run {
             write!(f, "\n{run}")?;
         }
+        if let Some(swap) = &self.swap {
+            write!(f, "\n{swap}")?;
+        }
         match &self.take_over {
             Some(take_over) => write!(f, "\n{take_over}"),
             None => Ok(()),
@@ -515,7 +551,10 @@ mod tests {
             ..TargetsOptions::default()
         };
         let report = run(&options).unwrap();
-        assert_eq!(report.targets.len(), 2 + 2 + 4 + 4 + 6 + 2 + 7 + 2 + 15 + 6 + 5 + 6 + 7 + 28 + 10 + 10);
+        assert_eq!(
+            report.targets.len(),
+            2 + 2 + 4 + 4 + 6 + 2 + 7 + 2 + 15 + 6 + 5 + 6 + 11 + 28 + 10 + 5 + 10
+        );
         let measured =
             |name: &str| report.targets.iter().find(|target| target.name == name).unwrap().measured;
         assert!(measured("randwrite, 1 job / the bare encode loop").unwrap() > 0.0);

@@ -495,6 +495,7 @@ mod tests {
         let times = |out_ms, in_ms| SwapTimes {
             swap_out_ms: out_ms,
             fault_in_ms: in_ms,
+            random_in_ms: in_ms,
             swapped_bytes: 1,
             cached_bytes: 0,
         };

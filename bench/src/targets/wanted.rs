@@ -298,7 +298,7 @@ pub(super) fn block_targets(amounts: &block::Amounts, report: Option<&block::Blo
     vec![
         Target::at_least(
             "ext4, fs_mark: files/s / kernel zram",
-            0.6,
+            0.9,
             ext4.and_then(|ext4| ext4.files_per_s.ratio),
         ),
         Target::at_least(
@@ -313,13 +313,33 @@ pub(super) fn block_targets(amounts: &block::Amounts, report: Option<&block::Blo
         ),
         Target::at_most(
             format!("swap-out of {swapped}: time / kernel zram"),
-            1.2,
+            0.8,
             swap.and_then(|swap| swap.swap_out_ms.ratio),
         ),
         Target::at_most(
             "its fault-in: time / kernel zram",
-            2.2,
+            1.2,
             swap.and_then(|swap| swap.fault_in_ms.ratio),
+        ),
+        Target::at_most(
+            "its fault-in in no order: time / kernel zram",
+            1.3,
+            swap.and_then(|swap| swap.random_in_ms.ratio),
+        ),
+        Target::at_most(
+            "the same with --no-survive, swap-out: time / kernel zram",
+            0.8,
+            swap.and_then(|swap| swap.no_survive[0].ratio),
+        ),
+        Target::at_most(
+            "the same, fault-in: time / kernel zram",
+            1.2,
+            swap.and_then(|swap| swap.no_survive[1].ratio),
+        ),
+        Target::at_most(
+            "the same, in no order: time / kernel zram",
+            1.3,
+            swap.and_then(|swap| swap.no_survive[2].ratio),
         ),
         Target::at_most(
             format!("idle swap daemon of {idle_size}: % CPU"),

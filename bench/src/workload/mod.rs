@@ -1,4 +1,6 @@
-//! The programs, and what they work on.
+//! Programs that need much memory, and what they work on: by themselves, and in less memory than they need.
+
+mod watched;
 
 use std::fmt::Write as _;
 use std::fs::{self, File};
@@ -9,16 +11,77 @@ use std::process::Command;
 use uzram::Result;
 use uzram::random::Random;
 
-use super::Amounts;
-use crate::block::io_error;
-use crate::harness::process::find;
+use crate::block::{PATIENCE, io_error};
+use crate::harness::process::{find, run_to_end};
+pub(crate) use watched::{Watched, watch};
 
 /// Shell scripts whose arguments are a command to start the program with, or none.
 const IN_DIR: &str = r#"cd "$1" && shift && exec "$@""#;
 
+/// The amounts to work on.
+#[derive(Clone, Debug)]
+pub struct Amounts {
+    /// What Python's objects take, about, in MiB.
+    pub python_mib: u64,
+    /// Rows of the table in SQLite.
+    pub sqlite_rows: u64,
+    /// Values of 1 KiB in Redis.
+    pub redis_keys: u64,
+    /// The size of the file that is sorted.
+    pub sort_bytes: u64,
+    /// Classes in the source that is compiled.
+    pub classes: usize,
+    /// Objects in node.
+    pub node_items: u64,
+    /// Objects in a JVM.
+    pub jvm_items: u64,
+}
+
+impl Default for Amounts {
+    fn default() -> Self {
+        Amounts {
+            python_mib: 2048,
+            sqlite_rows: 600_000,
+            redis_keys: 300_000,
+            sort_bytes: 1 << 30,
+            classes: 25,
+            node_items: 1_500_000,
+            jvm_items: 4_000_000,
+        }
+    }
+}
+
+impl Amounts {
+    /// Returns amounts with which each program takes some seconds in half of its memory.
+    pub fn medium() -> Amounts {
+        Amounts {
+            python_mib: 256,
+            sqlite_rows: 120_000,
+            redis_keys: 120_000,
+            sort_bytes: 128 << 20,
+            classes: 12,
+            node_items: 700_000,
+            jvm_items: 1_500_000,
+        }
+    }
+
+    /// Returns amounts with which each program takes about a second.
+    pub fn small() -> Amounts {
+        Amounts {
+            python_mib: 64,
+            sqlite_rows: 60_000,
+            redis_keys: 30_000,
+            sort_bytes: 24 << 20,
+            classes: 1,
+            node_items: 120_000,
+            jvm_items: 200_000,
+        }
+    }
+}
+
 /// A program to run with and without a limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Workload {
+pub(crate) enum Workload {
     /// Python builds and queries objects.
     Python,
     /// SQLite in memory.
@@ -31,10 +94,13 @@ pub(super) enum Workload {
     Compile,
     /// node with a large heap.
     Node,
+    /// A JVM with a large heap.
+    Jvm,
 }
 
 impl Workload {
-    pub(super) const ALL: [Workload; 6] = [
+    /// Those that `uzram run` is measured with.
+    pub(crate) const LIMITED: [Workload; 6] = [
         Workload::Python,
         Workload::Sqlite,
         Workload::Redis,
@@ -42,8 +108,11 @@ impl Workload {
         Workload::Compile,
         Workload::Node,
     ];
+    /// Those that swap is measured with.
+    pub(crate) const SWAPPED: [Workload; 5] =
+        [Workload::Redis, Workload::Compile, Workload::Python, Workload::Node, Workload::Jvm];
 
-    pub(super) fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Workload::Python => "python",
             Workload::Sqlite => "sqlite",
@@ -51,11 +120,12 @@ impl Workload {
             Workload::Sort => "sort",
             Workload::Compile => "g++",
             Workload::Node => "node",
+            Workload::Jvm => "jvm",
         }
     }
 
     /// Returns a program that is missing here, if one is.
-    pub(super) fn missing(self) -> Option<&'static str> {
+    pub(crate) fn missing(self) -> Option<&'static str> {
         let needs: &[&str] = match self {
             Workload::Python => &["/usr/bin/python3"],
             Workload::Sqlite => &["sqlite3"],
@@ -63,6 +133,7 @@ impl Workload {
             Workload::Sort => &["sort"],
             Workload::Compile => &["g++"],
             Workload::Node => &["node"],
+            Workload::Jvm => &["java", "javac"],
         };
         let is_there =
             |name: &str| if name.starts_with('/') { Path::new(name).exists() } else { find(name).is_some() };
@@ -70,7 +141,7 @@ impl Workload {
     }
 
     /// Returns whether one round is enough: it takes minutes.
-    pub(super) fn is_long(self, amounts: &Amounts) -> bool {
+    pub(crate) fn is_long(self, amounts: &Amounts) -> bool {
         match self {
             Workload::Python => amounts.python_mib >= 1024,
             Workload::Sort => amounts.sort_bytes >= 1 << 29,
@@ -82,7 +153,7 @@ impl Workload {
     ///
     /// # Errors
     /// `Io`.
-    pub(super) fn prepare(self, dir: &Path, amounts: &Amounts) -> Result<()> {
+    pub(crate) fn prepare(self, dir: &Path, amounts: &Amounts) -> Result<()> {
         let write = |name: &str, text: &str| {
             let path = dir.join(name);
             fs::write(&path, text).map_err(|error| io_error(&path, error))
@@ -100,12 +171,17 @@ impl Workload {
             }
             Workload::Compile => write("large.cpp", &source(amounts.classes)),
             Workload::Node => write("heap.js", include_str!("heap.js")),
+            Workload::Jvm => {
+                write("Heap.java", include_str!("Heap.java"))?;
+                run_to_end(Command::new("javac").arg("-d").arg(dir).arg(dir.join("Heap.java")), PATIENCE)
+                    .map(drop)
+            }
         }
     }
 
     /// Returns the command that runs it in that folder, started by `prefix`, which is a command, too, or nothing. It prints
     /// what the results are checked by.
-    pub(super) fn command(self, dir: &Path, amounts: &Amounts, prefix: &[String]) -> Command {
+    pub(crate) fn command(self, dir: &Path, amounts: &Amounts, prefix: &[String]) -> Command {
         let mut command = Command::new("bash");
         command.env("LC_ALL", "C").env_remove("LD_PRELOAD");
         let number = |number: u64| number.to_string();
@@ -137,6 +213,12 @@ impl Workload {
                 command
                     .args(["node", "--max-old-space-size=8192", "heap.js"])
                     .arg(number(amounts.node_items));
+            }
+            Workload::Jvm => {
+                command.args(["-c", IN_DIR, "bash"]).arg(dir).args(prefix);
+                // It would choose by the memory and the CPUs that it sees.
+                command.args(["java", "-XX:+UseSerialGC", "-Xmx4g", "-Xshare:auto", "-cp", ".", "Heap"]);
+                command.arg(number(amounts.jvm_items));
             }
         }
         command

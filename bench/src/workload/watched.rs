@@ -14,23 +14,23 @@ const EVERY: Duration = Duration::from_millis(10);
 
 /// What a program has printed, and taken.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Watched {
-    pub(super) printed: String,
-    pub(super) said: String,
-    pub(super) seconds: f64,
+pub(crate) struct Watched {
+    pub(crate) printed: String,
+    pub(crate) said: String,
+    pub(crate) seconds: f64,
     /// The most memory of one of its processes, as the kernel counts it (`VmHWM`).
-    pub(super) peak_bytes: u64,
+    pub(crate) peak_bytes: u64,
     /// The most anonymous memory of one process at one of the looks (`RssAnon`).
-    pub(super) anonymous_bytes: u64,
+    pub(crate) anonymous_bytes: u64,
     /// The most of files, such as its code, at one of them (`RssFile`).
-    pub(super) file_bytes: u64,
+    pub(crate) file_bytes: u64,
 }
 
 /// Runs a command to its end, which must be a success, and looks at the memory of all processes that it starts.
 ///
 /// # Errors
 /// `Io`, with the end of its error output; `Busy` if `stops`.
-pub(super) fn watch(command: &mut Command, timeout: Duration, stops: impl Fn() -> bool) -> Result<Watched> {
+pub(crate) fn watch(command: &mut Command, timeout: Duration, stops: impl Fn() -> bool) -> Result<Watched> {
     let start = Instant::now();
     let mut process = Process::start(command)?;
     let mut watched = Watched::default();
@@ -76,7 +76,7 @@ impl Watched {
     }
 
     /// Returns the line at the end of a program in less memory.
-    pub(super) fn last_line(&self) -> &str {
+    pub(crate) fn last_line(&self) -> &str {
         self.said.lines().rfind(|line| line.starts_with("uzram: ")).unwrap_or_default()
     }
 }
