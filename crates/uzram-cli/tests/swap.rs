@@ -240,6 +240,41 @@ fn a_daemon_that_is_killed_takes_what_was_swapped_out_and_nothing_else() {
     place.assert_clean();
 }
 
+/// However swap goes off: by command, by a signal, by a command after the daemon was killed, and when it did not go on.
+#[test]
+fn the_kernel_reads_as_many_pages_at_once_as_told_until_swap_is_off() {
+    if unable() {
+        return;
+    }
+    let setting = || fs::read_to_string("/proc/sys/vm/page-cluster").unwrap().trim().to_owned();
+    let (place, before) = (BlockPlace::new(), setting());
+    let other = if before == "1" { "2" } else { "1" };
+    let on = || {
+        swap_on(&place, &["--page-cluster", other]);
+        assert_eq!(setting(), other);
+    };
+    on();
+    place.place.run(&["swap", "off"]).ok();
+    assert_eq!(setting(), before);
+    on();
+    kill_process(place.place.daemon_id(), Signal::TERM).unwrap();
+    wait_until("the daemon has ended", || {
+        place.place.run(&["status"]).stderr.contains("no daemon is running")
+    });
+    assert_eq!(setting(), before);
+    on();
+    kill_process(place.place.daemon_id(), Signal::KILL).unwrap();
+    wait_until("the daemon is gone", || place.place.run(&["swap", "status"]).stderr.contains("is dead"));
+    place.place.run(&["swap", "off"]).ok();
+    assert_eq!(setting(), before);
+    let refused = place.place.run(&["swap", "on", "--size", "64M", "--page-cluster", "32"]);
+    assert!(refused.complaint(2).contains("page-cluster"), "{}", refused.stderr);
+    let refused = place.place.run(&["swap", "on", "--size", "4K", "--page-cluster", other]);
+    assert!(!refused.status.success() && refused.stderr.contains("too small"), "{}", refused.stderr);
+    assert_eq!(setting(), before);
+    place.assert_clean();
+}
+
 #[test]
 fn the_daemon_keeps_nothing_of_its_callers_busy() {
     if unable() || missing(&["mount", "umount"]) {

@@ -25,6 +25,7 @@ use uzram_serve::swap_area;
 use crate::client::daemon_client::{Daemon, device_path};
 use crate::config::settings::parse_name;
 use crate::failure::{Context, Failure, Result, print};
+use crate::swap::page_cluster;
 use crate::system::protect::unprotect;
 use crate::system::runtime_dir::{self, RuntimeArgs};
 
@@ -49,6 +50,9 @@ pub struct AttachArgs {
     /// Do not discard freed swap slots
     #[arg(long, hide = true, requires = "swap")]
     no_discard: bool,
+    /// Set `vm.page-cluster` as long as it is on
+    #[arg(long, hide = true, requires = "swap", value_name = "N", value_parser = clap::value_parser!(u8).range(..=i64::from(page_cluster::MAX)))]
+    page_cluster: Option<u8>,
     #[command(flatten)]
     runtime: RuntimeArgs,
 }
@@ -104,12 +108,16 @@ pub fn attach(args: &AttachArgs) -> Result<()> {
     }
     let attachment = LoopAttachment::attach(&disk).context(failed)?;
     let used = record(&daemon, &args.name, attachment).and_then(|()| match args.swap {
-        Some(priority) => swap_on(attachment, &args.name, priority, !args.no_discard),
+        Some(priority) => {
+            set_page_cluster(args)?;
+            swap_on(attachment, &args.name, priority, !args.no_discard)
+        }
         None => Ok(()),
     });
     if let Err(failure) = used {
         // The first failure is the one to report.
         let _ = attachment.detach();
+        let _ = args.page_cluster.map(|_| restore_page_cluster(&daemon.dir));
         return Err(failure);
     }
     print(&format!("{}\n", attachment.path().display()))
@@ -124,6 +132,20 @@ fn record(daemon: &Daemon, name: &str, attachment: LoopAttachment) -> Result<()>
         Ok(devices) if devices.contains(&AttachedDevice { name: name.to_owned(), attachment }) => Ok(()),
         _ => Err(failure),
     }
+}
+
+fn set_page_cluster(args: &AttachArgs) -> Result<()> {
+    let Some(pages) = args.page_cluster else { return Ok(()) };
+    let set = page_cluster::set(&args.runtime.path()?, pages);
+    set.context(|| "cannot set vm.page-cluster; leave out --page-cluster".to_owned())
+}
+
+/// Restores `vm.page-cluster` when the swap of the daemon in `dir` is off.
+///
+/// # Errors
+/// It cannot be set.
+pub fn restore_page_cluster(dir: &Path) -> Result<()> {
+    page_cluster::restore(dir).context(|| "cannot restore vm.page-cluster".to_owned())
 }
 
 /// Makes a block device a swap area, and activates it.
@@ -150,6 +172,8 @@ pub fn detach(args: &DetachArgs) -> Result<()> {
         if let Some(kept_bytes) = args.swap_off {
             unprotect();
             crate::swap::switch_off::switch_off(attachment, kept_bytes)?;
+            // Swap is off: nothing may keep the daemon from ending. The note of the setting stays, for `uzram swap off`.
+            let _ = restore_page_cluster(&args.runtime.path()?);
         }
         return attachment.detach().context(failed);
     }
@@ -293,6 +317,7 @@ pub fn clear(dir: &Path) -> Result<Vec<String>> {
             done.push(format!("unmounted {shown}\n"));
         }
     }
+    restore_page_cluster(dir)?;
     Ok(done)
 }
 

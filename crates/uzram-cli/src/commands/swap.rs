@@ -17,7 +17,9 @@ use uzram_serve::control::{MeasureJson, StatsJson};
 use uzram_serve::record::AttachedDevice;
 use uzram_serve::swap_area::{ActiveArea, MAX_PRIORITY};
 
-use crate::client::attach::{attached, clear, left_by_dead, refuse_unrecorded, require_root};
+use crate::client::attach::{
+    attached, clear, left_by_dead, refuse_unrecorded, require_root, restore_page_cluster,
+};
 use crate::client::control::{end, print_json};
 use crate::client::daemon_client::{Daemon, device_path, understand};
 use crate::config::device_options::DeviceOptions;
@@ -26,6 +28,7 @@ use crate::config::settings::parse_name;
 use crate::daemon::up;
 use crate::daemon::worker::READY;
 use crate::failure::{Context, Failure, Result, print};
+use crate::swap::page_cluster;
 use crate::swap::switch_off::switch_off;
 use crate::system::descriptors::leave_caller;
 use crate::system::interrupts::Interrupts;
@@ -64,6 +67,9 @@ struct OnArgs {
     /// reused before never-used ones
     #[arg(long)]
     no_discard: bool,
+    /// Set the machine's vm.page-cluster as long as swap is on: the kernel reads up to 2^N pages at once
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(..=i64::from(page_cluster::MAX)))]
+    page_cluster: Option<u8>,
     /// Stay in the foreground until told to end, with the log on standard error
     #[arg(long)]
     foreground: bool,
@@ -82,7 +88,11 @@ struct OnArgs {
 
 impl OnArgs {
     fn plan(&self, dir: PathBuf) -> Result<DaemonPlan> {
-        let swap = SwapPlan { priority: Some(self.priority), discard: !self.no_discard };
+        let swap = SwapPlan {
+            priority: Some(self.priority),
+            discard: !self.no_discard,
+            page_cluster: self.page_cluster,
+        };
         let device = DevicePlan::new(&self.name, self.device.settings(true)?);
         let device = DevicePlan { attached: Attached::Swap(swap), ..device };
         let files = self.files.options(None);
@@ -266,6 +276,7 @@ fn off(args: &OffArgs) -> Result<()> {
         switch_off(attachment, stats(&name, &daemon)?.kept_bytes())?;
         attachment.detach().context(|| format!("cannot detach {name}"))?;
     }
+    restore_page_cluster(&daemon.dir)?;
     go_on()?;
     drop(interrupts);
     if about.ends_with_swap {
@@ -281,6 +292,7 @@ fn off_without_daemon(dir: &std::path::Path, failure: Failure) -> Result<()> {
     match left_by_dead(dir)? {
         Some(_) => print(&clear(dir)?.concat()),
         None => {
+            restore_page_cluster(dir)?;
             refuse_unrecorded(dir)?;
             Err(failure)
         }

@@ -186,7 +186,7 @@ impl SwapKeys {
     fn plan(self) -> Result<Option<SwapPlan>> {
         if self.wanted.unwrap_or(self.priority.is_some()) {
             let discard = self.discard.unwrap_or(true);
-            return Ok(Some(SwapPlan { priority: self.priority, discard }));
+            return Ok(Some(SwapPlan { priority: self.priority, discard, page_cluster: None }));
         }
         match self.how {
             Some(key) => {

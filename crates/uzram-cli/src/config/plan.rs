@@ -150,6 +150,8 @@ pub struct SwapPlan {
     pub priority: Option<u16>,
     /// Whether the kernel discards freed swap slots.
     pub discard: bool,
+    /// The machine's `vm.page-cluster` as long as it is on; if `None`, that stays as it is.
+    pub page_cluster: Option<u8>,
 }
 
 impl DaemonPlan {
@@ -334,7 +336,7 @@ mod tests {
             let plan = DevicePlan { attached, ..DevicePlan::new("a", settings) };
             plan.defaults().map(|(attribute, _)| attribute).collect::<Vec<_>>()
         };
-        let swap = Attached::Swap(SwapPlan { priority: None, discard: true });
+        let swap = Attached::Swap(SwapPlan { priority: None, discard: true, page_cluster: None });
         let recompression = ["recomp_algorithm", "recompress_after"];
         let and = |defaults: &[&'static str]| [defaults, &recompression].concat();
         assert_eq!(defaults(swap, &[]), and(&["comp_algorithm", "reserve", "lru_design"]));
@@ -345,7 +347,7 @@ mod tests {
 
     #[test]
     fn requests_are_as_long_as_what_makes_them() {
-        let swap = Attached::Swap(SwapPlan { priority: None, discard: true });
+        let swap = Attached::Swap(SwapPlan { priority: None, discard: true, page_cluster: None });
         for (attached, max_io_bytes) in [(swap, SWAP_IO_BYTES), (Attached::Block, fuse::MAX_IO_BYTES as u32)]
         {
             let device = DevicePlan { attached, ..DevicePlan::new("a", DeviceSettings::default()) };

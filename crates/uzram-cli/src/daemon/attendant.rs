@@ -70,10 +70,11 @@ impl Request {
         let name = match self {
             Request::Attach { name, swap } => {
                 words.push("attach".into());
-                if let Some(SwapPlan { priority, discard }) = swap {
+                if let Some(SwapPlan { priority, discard, page_cluster }) = swap {
                     let priority = priority.map(|priority| format!("={priority}")).unwrap_or_default();
                     words.push(format!("--swap{priority}").into());
                     words.extend((!discard).then(|| "--no-discard".into()));
+                    words.extend(page_cluster.map(|pages| format!("--page-cluster={pages}").into()));
                 }
                 name
             }
@@ -242,10 +243,13 @@ mod tests {
             let words = request.words(Path::new("/run/x")).into_iter();
             words.map(|word| word.into_string().unwrap()).collect::<Vec<_>>().join(" ")
         };
-        let swap = SwapPlan { priority: Some(7), discard: false };
+        let swap = SwapPlan { priority: Some(7), discard: false, page_cluster: Some(0) };
         let text = words(&attach("--runtime-dir=/tmp", Some(swap)));
-        assert_eq!(text, "attach --swap=7 --no-discard --runtime-dir /run/x -- --runtime-dir=/tmp");
-        let swap = SwapPlan { priority: None, discard: true };
+        assert_eq!(
+            text,
+            "attach --swap=7 --no-discard --page-cluster=0 --runtime-dir /run/x -- --runtime-dir=/tmp"
+        );
+        let swap = SwapPlan { priority: None, discard: true, page_cluster: None };
         assert_eq!(words(&attach("a", Some(swap))), "attach --swap --runtime-dir /run/x -- a");
         let attachment = LoopAttachment { number: 3, diskseq: 4 };
         let detach = |swap_off| Request::Detach { name: "a".to_owned(), attachment, swap_off };

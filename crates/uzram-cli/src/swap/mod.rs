@@ -1,7 +1,8 @@
 //! What a swap area in compressed memory needs besides its device: checks of memory for its contents and for swapoff,
-//! and fresh cgroup statistics.
+//! fresh cgroup statistics, and how many pages the kernel reads at once.
 
 pub mod cgroups;
 pub mod room;
 pub mod fresh_counts;
+pub mod page_cluster;
 pub mod switch_off;

@@ -36,7 +36,10 @@ fn whole_example(policy: &Path) -> String {
 fn the_example_has_every_key_and_makes_sense() {
     let plain = parsed(include_str!("../../../../../dist/uzram.toml")).unwrap();
     assert_eq!((plain.mount, plain.nbd, plain.devices.len()), (None, ListenArgs::default(), 1));
-    assert_eq!(plain.devices[0].attached, Attached::Swap(SwapPlan { priority: Some(100), discard: true }));
+    assert_eq!(
+        plain.devices[0].attached,
+        Attached::Swap(SwapPlan { priority: Some(100), discard: true, page_cluster: None })
+    );
 
     let dir = tempfile::tempdir().unwrap();
     let policy = dir.path().join("policy.toml");
@@ -58,7 +61,10 @@ fn the_example_has_every_key_and_makes_sense() {
     };
     assert_eq!(whole.nbd, nbd);
     let device = &whole.devices[0];
-    assert_eq!(device.attached, Attached::Swap(SwapPlan { priority: Some(100), discard: false }));
+    assert_eq!(
+        device.attached,
+        Attached::Swap(SwapPlan { priority: Some(100), discard: false, page_cluster: None })
+    );
     for (attribute, wanted) in [
         ("disksize", "4294967296"),
         ("mem_limit", "4294967296"),
@@ -154,7 +160,7 @@ fn settings_say_where_they_come_from() {
 #[test]
 fn swap_space_is_a_block_device() {
     let device = |keys: &str| parsed(&format!("[zram0]\n{keys}")).unwrap().devices.remove(0);
-    let swap = |priority, discard| Attached::Swap(SwapPlan { priority, discard });
+    let swap = |priority, discard| Attached::Swap(SwapPlan { priority, discard, page_cluster: None });
     for (keys, attached) in [
         ("", Attached::No),
         ("attach = true", Attached::Block),
