@@ -109,7 +109,7 @@ pub fn attach(args: &AttachArgs) -> Result<()> {
     let attachment = LoopAttachment::attach(&disk).context(failed)?;
     let used = record(&daemon, &args.name, attachment).and_then(|()| match args.swap {
         Some(priority) => {
-            set_page_cluster(args)?;
+            set_page_cluster(&daemon.dir, args.page_cluster)?;
             swap_on(attachment, &args.name, priority, !args.no_discard)
         }
         None => Ok(()),
@@ -134,9 +134,8 @@ fn record(daemon: &Daemon, name: &str, attachment: LoopAttachment) -> Result<()>
     }
 }
 
-fn set_page_cluster(args: &AttachArgs) -> Result<()> {
-    let Some(pages) = args.page_cluster else { return Ok(()) };
-    let set = page_cluster::set(&args.runtime.path()?, pages);
+fn set_page_cluster(dir: &Path, value: Option<u8>) -> Result<()> {
+    let set = value.map_or(Ok(()), |value| page_cluster::set(dir, value));
     set.context(|| "cannot set vm.page-cluster; leave out --page-cluster".to_owned())
 }
 
