@@ -66,22 +66,14 @@ pub fn wait(child: &mut Child, patience: Duration) -> ExitStatus {
     panic!("still running after {patience:?}");
 }
 
-/// Returns the processes that a process has started, and that these have, by the parents of all processes: proc_pid_stat(5).
+/// Returns the processes that a process's threads have started, and those that these have: proc_pid_task_children(5).
 fn descendants(of: u32) -> Vec<u32> {
-    let parent = |pid: u32| {
-        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-        stat.rsplit_once(") ")?.1.split(' ').nth(1)?.parse::<u32>().ok()
-    };
-    let entries = std::fs::read_dir("/proc").unwrap();
-    let pids = entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
-    let parents: Vec<(u32, u32)> = pids.filter_map(|pid| Some((pid, parent(pid)?))).collect();
-    let mut found = vec![of];
-    let mut at = 0;
-    while let Some(of) = found.get(at).copied() {
-        found.extend(parents.iter().filter(|(_, parent)| *parent == of).map(|(pid, _)| *pid));
-        at += 1;
-    }
-    found.split_off(1)
+    let threads = std::fs::read_dir(format!("/proc/{of}/task")).into_iter().flatten().flatten();
+    let children = threads.filter_map(|thread| std::fs::read_to_string(thread.path().join("children")).ok());
+    let children: Vec<u32> = children
+        .flat_map(|text| text.split(' ').filter_map(|child| child.parse().ok()).collect::<Vec<_>>())
+        .collect();
+    children.into_iter().flat_map(|child| [vec![child], descendants(child)].concat()).collect()
 }
 
 fn ended_by(child: &mut Child, deadline: Instant) -> Option<ExitStatus> {
