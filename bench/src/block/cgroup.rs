@@ -16,7 +16,7 @@ const LIMIT_TRIES: usize = 100;
 const LIMIT_PAUSE: Duration = Duration::from_millis(5);
 const LIMIT_SLACK_BYTES: u64 = 1 << 20;
 /// A shell's script that enters a cgroup, whose folder is its name, and becomes the command that its arguments are.
-pub(crate) const ENTER: &str = "echo $$ > \"$0/cgroup.procs\" && exec \"$@\"";
+const ENTER: &str = "echo $$ > \"$0/cgroup.procs\" && exec \"$@\"";
 const CONTROLLER: &str = "/sys/fs/cgroup/memory";
 
 /// A cgroup of this process's own, removed when dropped.
@@ -57,10 +57,15 @@ impl Cgroup {
 
     /// Returns a command that runs `command`'s program with its arguments in this cgroup.
     pub fn enter(&self, command: &Command) -> Command {
-        let mut shell = Command::new("sh");
-        shell.args(["-c", ENTER]).arg(&self.dir);
-        shell.arg(command.get_program()).args(command.get_args());
+        let words = self.words();
+        let mut shell = Command::new(&words[0]);
+        shell.args(&words[1..]).arg(command.get_program()).args(command.get_args());
         shell
+    }
+
+    /// Returns the words that start a command in this cgroup.
+    pub(crate) fn words(&self) -> [String; 4] {
+        ["sh", "-c", ENTER, &self.dir.display().to_string()].map(str::to_owned)
     }
 
     /// Returns the bytes of memory that are charged to it.

@@ -14,7 +14,7 @@ use super::cgroup::Cgroup;
 use super::report::Compared;
 use super::swap_area::{self, KernelSwap, SwapDaemon};
 use super::swap_user::SwapTimes;
-use super::{ALGORITHM, BlockOptions, PATIENCE};
+use super::{ALGORITHM, BlockOptions, PATIENCE, Programs};
 use crate::harness::process::run_to_end;
 use crate::harness::rounds::in_turn;
 
@@ -111,10 +111,16 @@ fn round(options: &BlockOptions, left_bytes: impl Fn() -> Result<u64>) -> Result
     Ok(Round { times, left_bytes: left_bytes()? })
 }
 
+/// Returns the command that is the program whose memory is swapped out.
+pub(crate) fn user_command(programs: &Programs, cgroup: &Path, pages: &Path, size_bytes: u64) -> Command {
+    let mut command = Command::new(&programs.bench);
+    command.args(["swap-user", "--cgroup"]).arg(cgroup).arg("--pages").arg(pages);
+    command.arg("--size").arg(size_bytes.to_string());
+    command
+}
+
 fn run_user(options: &BlockOptions, cgroup: &Path) -> Result<SwapTimes> {
-    let mut command = Command::new(&options.programs.bench);
-    command.args(["swap-user", "--cgroup"]).arg(cgroup).arg("--pages").arg(&options.corpus);
-    command.arg("--size").arg(options.amounts.swapped_bytes.to_string());
+    let mut command = user_command(&options.programs, cgroup, &options.corpus, options.amounts.swapped_bytes);
     let printed = run_to_end(&mut command, PATIENCE)?;
     let times: SwapTimes = serde_json::from_str(&printed)
         .map_err(|error| Error::new(ErrorKind::Io, format!("uzram-bench swap-user: {error}")))?;

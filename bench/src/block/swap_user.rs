@@ -11,7 +11,6 @@ use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
-use uzram::random::Random;
 use uzram::units::{PAGE_SIZE, bytes_to_pages};
 use uzram::{Error, ErrorKind, Result};
 
@@ -152,12 +151,9 @@ fn touch(memory: &[AlignedPage], order: &[usize]) -> Duration {
     start.elapsed()
 }
 
-/// Returns numbers in no order, always the same (Fisher and Yates).
+/// Returns numbers in no order, always the same.
 fn shuffled(mut numbers: Vec<usize>) -> Vec<usize> {
-    let mut random = Random::new(1);
-    for at in (1..numbers.len()).rev() {
-        numbers.swap(at, random.next() as usize % (at + 1));
-    }
+    fastrand::Rng::with_seed(1).shuffle(&mut numbers);
     numbers
 }
 

@@ -60,6 +60,11 @@ impl LimitedCgroup {
         self.cgroup.dir()
     }
 
+    /// Returns the words that start a command in it.
+    pub(crate) fn words(&self) -> [String; 4] {
+        self.cgroup.words()
+    }
+
     /// Returns how often the limit was raised.
     pub(crate) fn raised(&self) -> usize {
         self.watch.raised()

@@ -15,13 +15,13 @@ use std::time::{Duration, Instant};
 use uzram::{Error, ErrorKind, Result};
 use uzram_pager::{LEAST_LIMIT_BYTES, TrapKind};
 
-use crate::block::cgroup::{Cgroup, ENTER};
+use crate::block::cgroup::Cgroup;
 use crate::block::swap_area::KernelSwap;
 use crate::harness::rounds::{in_turn, in_turn_by_jobs};
 use crate::harness::stats::{median, median_ratio};
 use crate::pager::limited::LimitedCgroup;
 use crate::pager::unmap::kernel_obstacle;
-use crate::workload::{Amounts, Watched, Workload, watch};
+use crate::workload::{Amounts, Trial, Watched, Workload, temporary, watch};
 pub use report::{ProgramRow, RunReport};
 
 /// The algorithm of the kernel's swap area. `uzram run` has its own default.
@@ -96,14 +96,6 @@ pub fn run(options: &RunOptions) -> Result<RunReport> {
     Ok(report)
 }
 
-/// Makes a folder in another one.
-pub(crate) fn temporary(dir: &Path) -> Result<tempfile::TempDir> {
-    tempfile::Builder::new()
-        .prefix("uzram-bench-")
-        .tempdir_in(dir)
-        .map_err(|error| Error::new(ErrorKind::Io, format!("{}: {error}", dir.display())))
-}
-
 /// Returns the words that start a command in less memory.
 fn limited_by_uzram(options: &RunOptions, dir: &Path, limit_bytes: u64) -> Vec<String> {
     let spill = format!("{}:{}", dir.display(), 4 * limit_bytes);
@@ -111,41 +103,21 @@ fn limited_by_uzram(options: &RunOptions, dir: &Path, limit_bytes: u64) -> Vec<S
     [uzram.as_str(), "run", "--limit", &limit, "--spill", &spill, "--"].map(str::to_owned).into()
 }
 
-/// Returns the words that start a command in a cgroup.
-fn in_cgroup(cgroup: &Path) -> Vec<String> {
-    ["sh", "-c", ENTER, &cgroup.display().to_string()].map(str::to_owned).into()
-}
-
 /// Measures one program in half of its memory.
 fn measure(options: &RunOptions, workload: Workload, with_kernel: bool) -> Result<ProgramRow> {
-    let dir = temporary(&options.dir)?;
-    let amounts = &options.amounts;
-    workload.prepare(dir.path(), amounts)?;
-    let stops = || options.stop.load(Ordering::Relaxed);
-    let watched = |prefix: &[String]| {
-        watch(&mut workload.command(dir.path(), amounts, prefix), PATIENCE, stops)
-            .map_err(|error| Error::new(error.kind(), format!("{}: {error}", workload.name())))
-    };
-    let plain = watched(&[])?;
-    let limit_bytes = (plain.peak_bytes / 2).max(LEAST_LIMIT_BYTES);
-    let check = |watched: Watched, where_: &str| {
-        if watched.printed == plain.printed {
-            return Ok(watched);
-        }
-        let what = format!("{} {where_} printed something else than without a limit", workload.name());
-        Err(Error::new(ErrorKind::Corrupt, what))
-    };
+    let trial = Trial::new(workload, &options.amounts, &options.dir, PATIENCE, &options.stop)?;
+    let limit_bytes = trial.half_bytes(LEAST_LIMIT_BYTES);
     let swap = with_kernel.then(|| KernelSwap::on_named(ALGORITHM, 4 * limit_bytes)).transpose()?;
-    let rounds = if workload.is_long(amounts) { 1 } else { options.repeat.min(MOST_ROUNDS) };
+    let rounds = if workload.is_long(&options.amounts) { 1 } else { options.repeat.min(MOST_ROUNDS) };
     let mut raised = 0;
     let cells = in_turn_by_jobs(rounds, &[1], if with_kernel { 2 } else { 1 }, &options.stop, |turn| {
         if turn.variant == 0 {
-            return check(watched(&limited_by_uzram(options, dir.path(), limit_bytes))?, "in less memory");
+            return trial.run(&limited_by_uzram(options, trial.dir(), limit_bytes), "in less memory");
         }
         let cgroup = LimitedCgroup::new(limit_bytes)?;
-        let in_cgroup = watched(&in_cgroup(cgroup.dir()))?;
+        let in_cgroup = trial.run(&cgroup.words(), "in a cgroup");
         raised += cgroup.raised();
-        check(in_cgroup, "in a cgroup")
+        in_cgroup
     })?;
     swap.map(KernelSwap::off).transpose()?;
     let seconds = |rounds: &[Watched]| rounds.iter().map(|run| run.seconds).collect::<Vec<_>>();
@@ -153,8 +125,8 @@ fn measure(options: &RunOptions, workload: Workload, with_kernel: bool) -> Resul
     let most = |figure: fn(&Watched) -> u64| uzram.iter().map(figure).max().unwrap_or_default();
     Ok(ProgramRow {
         name: workload.name(),
-        plain_s: plain.seconds,
-        peak_bytes: plain.peak_bytes,
+        plain_s: trial.plain.seconds,
+        peak_bytes: trial.plain.peak_bytes,
         limit_bytes,
         rounds,
         kernel_s: kernel.map(|rounds| median(&seconds(rounds))),

@@ -10,18 +10,17 @@ pub mod trace;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use uzram::{Error, ErrorKind, Result};
 
-use crate::block::cgroup::ENTER;
 use crate::block::swap_area::{KernelSwap, SwapDaemon};
 use crate::block::{disk_obstacle, io_error, kernel_obstacle};
 use crate::harness::rounds::in_turn;
 use crate::harness::stats::{median, median_ratio};
 use crate::pager::limited::LimitedCgroup;
-use crate::workload::{Amounts, Watched, Workload, watch};
+use crate::workload::{Amounts, Trial, Workload};
 pub use report::{ProgramRow, SwapReport};
 
 /// The algorithm of the kernel's swap area. A swap daemon has its own default.
@@ -96,18 +95,11 @@ struct Turn {
 }
 
 fn measure(options: &SwapOptions, workload: Workload) -> Result<ProgramRow> {
-    let dir = crate::run::temporary(&options.dir)?;
-    workload.prepare(dir.path(), &options.amounts)?;
-    let watched = |prefix: &[String]| {
-        let mut command = workload.command(dir.path(), &options.amounts, prefix);
-        watch(&mut command, PATIENCE, || options.stop.load(Ordering::Relaxed))
-            .map_err(|error| Error::new(error.kind(), format!("{}: {error}", workload.name())))
-    };
-    let plain = watched(&[])?;
-    let limit_bytes = (plain.peak_bytes / 2).max(LEAST_LIMIT_BYTES);
+    let trial = Trial::new(workload, &options.amounts, &options.dir, PATIENCE, &options.stop)?;
+    let limit_bytes = trial.half_bytes(LEAST_LIMIT_BYTES);
     let sides = in_turn::<{ SIDES.len() }, _>(options.repeat, &options.stop, |_, side| {
         let area = Area::on(&options.uzram, side, AREA_LIMITS * limit_bytes)?;
-        let turn = in_cgroup(limit_bytes, &plain, watched)?;
+        let turn = in_cgroup(limit_bytes, &trial)?;
         Ok(Turn { failed_writes: area.off()?, ..turn })
     })?;
     let figures =
@@ -116,8 +108,8 @@ fn measure(options: &SwapOptions, workload: Workload) -> Result<ProgramRow> {
     let [surviving, plainly, kernel] = figures(|turn| turn.seconds);
     Ok(ProgramRow {
         name: workload.name(),
-        plain_s: plain.seconds,
-        peak_bytes: plain.peak_bytes,
+        plain_s: trial.plain.seconds,
+        peak_bytes: trial.plain.peak_bytes,
         limit_bytes,
         seconds: medians(|turn| turn.seconds),
         ratios: [median_ratio(&surviving, &kernel), median_ratio(&plainly, &kernel)],
@@ -130,21 +122,10 @@ fn measure(options: &SwapOptions, workload: Workload) -> Result<ProgramRow> {
 }
 
 /// Runs a program in a cgroup with a limit.
-fn in_cgroup(
-    limit_bytes: u64,
-    plain: &Watched,
-    watched: impl Fn(&[String]) -> Result<Watched>,
-) -> Result<Turn> {
+fn in_cgroup(limit_bytes: u64, trial: &Trial<'_>) -> Result<Turn> {
     let cgroup = LimitedCgroup::new(limit_bytes)?;
     let before = Counts::now()?;
-    let prefix = ["sh", "-c", ENTER, &cgroup.dir().display().to_string()].map(str::to_owned);
-    let run = watched(&prefix)?;
-    if run.printed != plain.printed {
-        return Err(Error::new(
-            ErrorKind::Corrupt,
-            "a program printed something else than with enough memory",
-        ));
-    }
+    let run = trial.run(&cgroup.words(), "in a cgroup")?;
     let counts = Counts::now()?.since(before);
     Ok(Turn { seconds: run.seconds, counts, raised: cgroup.raised(), failed_writes: 0 })
 }

@@ -7,7 +7,6 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
@@ -17,6 +16,7 @@ use uzram::{Error, ErrorKind, Result};
 
 use super::{Area, SIDES};
 use crate::block::cgroup::Cgroup;
+use crate::block::swap::user_command;
 use crate::block::{PATIENCE, Programs, io_error};
 use crate::harness::corpus::Saved;
 use crate::harness::process::run_to_end;
@@ -168,9 +168,7 @@ pub fn run(programs: &Programs, stop: &Arc<AtomicBool>) -> Result<TraceReport> {
         let area = Area::on(&programs.uzram, side, AREA_BYTES)?;
         let trace = Trace::new()?;
         let cgroup = Cgroup::new()?;
-        let mut command = Command::new(&programs.bench);
-        command.args(["swap-user", "--cgroup"]).arg(cgroup.dir()).arg("--pages").arg(corpus.path());
-        command.arg("--size").arg(SIZE_BYTES.to_string());
+        let mut command = user_command(programs, cgroup.dir(), corpus.path(), SIZE_BYTES);
         command.arg("--tracing-on").arg(trace.dir.join("tracing_on"));
         run_to_end(&mut command, PATIENCE)?;
         let text = trace.read()?;

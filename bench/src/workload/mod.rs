@@ -7,9 +7,12 @@ use std::fs::{self, File};
 use std::io::{BufWriter, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
-use uzram::Result;
+use tempfile::TempDir;
 use uzram::random::Random;
+use uzram::{Error, ErrorKind, Result};
 
 use crate::block::{PATIENCE, io_error};
 use crate::harness::process::{find, run_to_end};
@@ -223,6 +226,73 @@ impl Workload {
         }
         command
     }
+}
+
+/// A program with what it works on, and how it ran with enough memory.
+pub(crate) struct Trial<'a> {
+    workload: Workload,
+    amounts: &'a Amounts,
+    dir: TempDir,
+    patience: Duration,
+    stop: &'a AtomicBool,
+    pub(crate) plain: Watched,
+}
+
+impl<'a> Trial<'a> {
+    /// Prepares it in a new folder in `dir`, and runs it. It may take so long each time.
+    ///
+    /// # Errors
+    /// `Io`; `Busy` once `stop` is set.
+    pub(crate) fn new(
+        workload: Workload,
+        amounts: &'a Amounts,
+        dir: &Path,
+        patience: Duration,
+        stop: &'a AtomicBool,
+    ) -> Result<Trial<'a>> {
+        let dir = temporary(dir)?;
+        workload.prepare(dir.path(), amounts)?;
+        let mut trial = Trial { workload, amounts, dir, patience, stop, plain: Watched::default() };
+        trial.plain = trial.watch(&[])?;
+        Ok(trial)
+    }
+
+    /// Returns the folder.
+    pub(crate) fn dir(&self) -> &Path {
+        self.dir.path()
+    }
+
+    /// Returns half of the memory that it takes, or the least.
+    pub(crate) fn half_bytes(&self, least_bytes: u64) -> u64 {
+        (self.plain.peak_bytes / 2).max(least_bytes)
+    }
+
+    /// Runs it, started by `prefix`.
+    ///
+    /// # Errors
+    /// As [`Trial::new`]; `Corrupt` if it prints something else than with enough memory. `place` says where, as in `in a cgroup`.
+    pub(crate) fn run(&self, prefix: &[String], place: &str) -> Result<Watched> {
+        let watched = self.watch(prefix)?;
+        if watched.printed == self.plain.printed {
+            return Ok(watched);
+        }
+        let what = format!("{} {place} printed something else than without a limit", self.workload.name());
+        Err(Error::new(ErrorKind::Corrupt, what))
+    }
+
+    fn watch(&self, prefix: &[String]) -> Result<Watched> {
+        let mut command = self.workload.command(self.dir.path(), self.amounts, prefix);
+        watch(&mut command, self.patience, || self.stop.load(Ordering::Relaxed))
+            .map_err(|error| Error::new(error.kind(), format!("{}: {error}", self.workload.name())))
+    }
+}
+
+/// Makes a folder in another one.
+pub(crate) fn temporary(dir: &Path) -> Result<TempDir> {
+    tempfile::Builder::new()
+        .prefix("uzram-bench-")
+        .tempdir_in(dir)
+        .map_err(|error| Error::new(ErrorKind::Io, format!("{}: {error}", dir.display())))
 }
 
 /// Writes lines in no order.
