@@ -53,7 +53,7 @@ asan: ## Test codecs (C included) and slab caches under AddressSanitizer (minute
 tsan: ## Run multi-threaded tests of slab caches, pools, LRUs and stores under ThreadSanitizer (minutes)
 	@tools/bounded 1800 tools/tsan
 
-crash: ## Kill processes 10,000 times, and at every store to memory that outlives them; damage that memory (three hours)
+crash: ## Kill processes 10,000 times, and at every store to memory that outlives them; damage that memory (ninety minutes)
 	@UZRAM_CRASH_ROUNDS=50 tools/bounded 10800 cargo test -p uzram --test crash -- --nocapture
 	@UZRAM_CRASH_ROUNDS=200 tools/bounded 10800 cargo test -p uzram-cli --test survive -- --nocapture a_disk_outlives
 	@UZRAM_CRASH_ROUNDS=100 tools/bounded 10800 cargo test -p uzram-cli --test survive -- --nocapture a_program_that_swaps
