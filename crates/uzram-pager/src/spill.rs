@@ -20,7 +20,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{FallocateFlags, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::pipe::{PipeFlags, pipe_with};
-use uzram::backing::{Backing, Buffer, Direction, Transfer};
+use uzram::backing::{Backing, Buffer, Direction, Filling, Transfer};
 use uzram::mem::{Entry, Table};
 use uzram::sync::Arc;
 use uzram::units::PAGE_SIZE;
@@ -136,8 +136,8 @@ impl Spill {
                 continue;
             };
             drop(queue);
-            let Transfer { direction, offset, len_bytes, buffer, token, completion } = transfer;
-            let (buffer, result) = self.carry_out(direction, offset, len_bytes, buffer);
+            let Transfer { direction, offset, len_bytes, filling, buffer, token, completion } = transfer;
+            let (buffer, result) = self.carry_out(direction, offset, len_bytes, filling, buffer);
             completion.done(token, buffer, result);
             queue = lock(&self.queue);
         }
@@ -394,6 +394,7 @@ impl Backing for Spill {
         direction: Direction,
         offset: u64,
         len_bytes: usize,
+        _: Filling,
         mut buffer: Buffer,
     ) -> (Buffer, Result<()>) {
         let result = self.check(offset, len_bytes, buffer.len()).and_then(|()| match direction {
@@ -403,7 +404,7 @@ impl Backing for Spill {
         (buffer, result)
     }
 
-    fn discard(&self, offset: u64, len_bytes: u64) {
+    fn discard(&self, offset: u64, len_bytes: u64, _: Filling) {
         let Some(end) = offset.checked_add(len_bytes).filter(|end| *end <= self.len_bytes) else { return };
         let files = self.files.read().unwrap_or_else(std::sync::PoisonError::into_inner);
         let (first, end) = (offset.div_ceil(BLOCK), end / BLOCK);
@@ -440,7 +441,8 @@ mod tests {
         fn transfer(&self, direction: Direction, first: u64, contents: &mut [u8]) {
             let mut buffer = self.buffers.take().unwrap();
             buffer[..contents.len()].copy_from_slice(contents);
-            let (buffer, result) = self.spill.carry_out(direction, first * BLOCK, contents.len(), buffer);
+            let (buffer, result) =
+                self.spill.carry_out(direction, first * BLOCK, contents.len(), Filling::default(), buffer);
             result.unwrap();
             contents.copy_from_slice(&buffer[..contents.len()]);
         }
@@ -463,7 +465,7 @@ mod tests {
                 let mut contents = vec![0; count as usize * PAGE_SIZE];
                 match random.next() % 8 {
                     0 => {
-                        model.spill.discard(first * BLOCK, count * BLOCK);
+                        model.spill.discard(first * BLOCK, count * BLOCK, Filling::default());
                         model.blocks[part].fill(None);
                     }
                     1 if children.len() < 4 => {
@@ -515,7 +517,7 @@ mod tests {
         let child = rustix::io::dup(&sharing.child_end).unwrap();
         model.spill.after_fork(Some(sharing));
         model.transfer(Direction::Write, 3, &mut [2; PAGE_SIZE]);
-        model.spill.discard(3 * BLOCK, BLOCK);
+        model.spill.discard(3 * BLOCK, BLOCK, Filling::default());
         let mut seen = [0; PAGE_SIZE];
         childs[0].read_exact_at(&mut seen, 3 * BLOCK).unwrap();
         assert_eq!(seen, [1; PAGE_SIZE]);
@@ -536,7 +538,8 @@ mod tests {
         for (offset, len) in
             [(BLOCKS * BLOCK, PAGE_SIZE), (u64::MAX - 4095, PAGE_SIZE), (1, PAGE_SIZE), (0, 0), (0, 3)]
         {
-            let (_, result) = spill.carry_out(Direction::Read, offset, len, buffers.take().unwrap());
+            let (_, result) =
+                spill.carry_out(Direction::Read, offset, len, Filling::default(), buffers.take().unwrap());
             assert!(result.is_err(), "{offset} {len}");
         }
         assert!(Spill::new(&dir.path().join("none"), BLOCK).is_err());

@@ -11,7 +11,7 @@ use std::ops::Range;
 use std::thread::{JoinHandle, Thread};
 use std::time::{Duration, Instant};
 
-use super::{Backing, Buffer, Completion, Direction, SETTING, Transfer};
+use super::{Backing, Buffer, Completion, Direction, Filling, Health, SETTING, Seal, Transfer};
 use crate::base::error::{Error, ErrorKind, Result};
 use crate::base::random::Random;
 use crate::base::sync::{Arc, Counter, Mutex, classes};
@@ -221,6 +221,34 @@ impl<B: Backing + 'static> Backing for FaultyBacking<B> {
         self.shared.inner.block_bytes()
     }
 
+    fn object_bytes(&self) -> Option<usize> {
+        self.shared.inner.object_bytes()
+    }
+
+    fn seal(&self) -> Option<Arc<dyn Seal>> {
+        self.shared.inner.seal()
+    }
+
+    fn home(&self, extent: u32) -> u32 {
+        self.shared.inner.home(extent)
+    }
+
+    fn begin(&self) -> Result<()> {
+        self.shared.inner.begin()
+    }
+
+    fn set_disk_bytes(&self, bytes: u64) {
+        self.shared.inner.set_disk_bytes(bytes);
+    }
+
+    fn health(&self) -> Option<Health> {
+        self.shared.inner.health()
+    }
+
+    fn end(&self) {
+        self.shared.inner.end();
+    }
+
     fn start(&self, transfer: Transfer) {
         let injected = self.shared.faults.decide(&transfer);
         if injected.is_good() {
@@ -233,8 +261,8 @@ impl<B: Backing + 'static> Backing for FaultyBacking<B> {
         self.wake_up();
     }
 
-    fn discard(&self, offset: u64, len_bytes: u64) {
-        self.shared.inner.discard(offset, len_bytes);
+    fn discard(&self, offset: u64, len_bytes: u64, filling: Filling) {
+        self.shared.inner.discard(offset, len_bytes, filling);
     }
 }
 

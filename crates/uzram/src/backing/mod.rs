@@ -1,4 +1,4 @@
-//! Backings, where cold pages are written to: bytes by offset, on a file or a block device (remote stores later).
+//! Backings, where cold pages are written to: bytes by offset, on a file, on a block device, or in a store of objects.
 //! Nothing here knows what the bytes mean: pages, extents, checksums and slots belong to the callers.
 //!
 //! A [`Transfer`] owns its [`Buffer`]. The backing that carries out the transfer owns the buffer until the kernel no
@@ -60,6 +60,25 @@ pub trait Backing: Send + Sync {
     /// Returns the alignment of offsets and lengths, a power of two.
     fn block_bytes(&self) -> usize;
 
+    /// For a backing that keeps what an extent is filled with as an object that is written once, by one transfer, and never
+    /// changed: the length of its extents in bytes, a power of two. `None` for one whose bytes can be overwritten.
+    ///
+    /// Of an object whose end was not written, the rest reads as zeros.
+    fn object_bytes(&self) -> Option<usize> {
+        None
+    }
+
+    /// Returns what objects are sealed with before they go there; `None` for a backing that nobody else can read or change.
+    fn seal(&self) -> Option<Arc<dyn Seal>> {
+        None
+    }
+
+    /// Returns what the backing wants to know again about the next object of an extent: [`Filling::home`]. Called before
+    /// the extent is filled.
+    fn home(&self, _extent: u32) -> u32 {
+        0
+    }
+
     /// Starts a transfer and returns without waiting for it, or for room in a queue. Its completion is called exactly
     /// once, by another thread and with no lock held, even if the transfer cannot be carried out.
     fn start(&self, transfer: Transfer);
@@ -74,16 +93,38 @@ pub trait Backing: Send + Sync {
         direction: Direction,
         offset: u64,
         len_bytes: usize,
+        filling: Filling,
         buffer: Buffer,
     ) -> (Buffer, Result<()>) {
         waiter::wait_for(|completion| {
-            self.start(Transfer { direction, offset, len_bytes, buffer, token: 0, completion });
+            self.start(Transfer { direction, offset, len_bytes, filling, buffer, token: 0, completion });
         })
     }
 
-    /// Discards bytes: until they are written again, a read returns zeros, the old bytes, or a mix. Gives the space
-    /// back to the system, unless it is reserved for this backing. It may wait for the system.
-    fn discard(&self, offset: u64, len_bytes: u64);
+    /// Called when a new store begins to use the backing, but not by one that goes on with another process's.
+    ///
+    /// # Errors
+    /// `Busy` if another store has used it, and it cannot be used by a second one.
+    fn begin(&self) -> Result<()> {
+        Ok(())
+    }
+
+    /// Called before a device of `bytes` uses the backing, for one that has no size of its own.
+    fn set_disk_bytes(&self, _bytes: u64) {}
+
+    /// Returns what is known about the store that the backing is in; `None` for one that needs no words.
+    fn health(&self) -> Option<Health> {
+        None
+    }
+
+    /// Called when nothing on the backing will be used any more. It may refuse everything then. Waits until what was
+    /// discarded is gone, or for some seconds.
+    fn end(&self) {}
+
+    /// Discards bytes, of an extent as it was filled last: until they are written again, a read returns zeros, the old
+    /// bytes, or a mix, or fails. Gives the space back to the system, unless it is reserved for this backing. It may wait
+    /// for the system.
+    fn discard(&self, offset: u64, len_bytes: u64, filling: Filling);
 }
 
 /// The direction of a transfer.
@@ -95,6 +136,38 @@ pub enum Direction {
     Write,
 }
 
+/// Encrypts what goes to a backing, and finds out whether it came back as it was.
+pub trait Seal: Send + Sync {
+    /// Encrypts `bytes` in place. Returns a tag of them, of `nonce`, of `about`, at most 16 bytes, and of the device. Each
+    /// nonce is used once.
+    fn seal(&self, nonce: [u8; 12], about: &[u8], bytes: &mut [u8]) -> [u8; 16];
+
+    /// Decrypts `bytes` in place. Returns whether all is as it was sealed; otherwise the bytes are worth nothing.
+    fn open(&self, nonce: [u8; 12], about: &[u8], bytes: &mut [u8], tag: &[u8; 16]) -> bool;
+}
+
+/// What is known about a store on other machines.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Health {
+    /// Reads of objects that the store no longer has.
+    pub lost: u64,
+    /// Requests that took too long.
+    pub expired: u64,
+    /// Objects that could not be removed, and stay behind.
+    pub left_behind: u64,
+    /// Why nothing is written now; `None` if the store is written to.
+    pub stopped: Option<String>,
+}
+
+/// Which filling of an extent is meant. A backing whose bytes can be overwritten ([`Backing::object_bytes`]) ignores it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Filling {
+    /// Another one each time the extent is filled.
+    pub generation: u32,
+    /// What [`Backing::home`] returned before the extent was filled.
+    pub home: u32,
+}
+
 /// A transfer of bytes between the start of a buffer and a backing.
 pub struct Transfer {
     /// The direction.
@@ -103,6 +176,8 @@ pub struct Transfer {
     pub offset: u64,
     /// The number of bytes, more than 0.
     pub len_bytes: usize,
+    /// The filling of the extent in which the bytes lie.
+    pub filling: Filling,
     /// The buffer to read into or to write from.
     pub buffer: Buffer,
     /// Passed to the completion, to identify the transfer.
@@ -122,19 +197,20 @@ pub trait Completion: Send + Sync {
 
 /// A transfer that its backing has accepted. Dropping it calls the completion, with its result, or with an error if a
 /// panic ended the thread that carried it out, so that no thread waits for it forever.
-struct Started {
+pub struct Started {
     transfer: ManuallyDrop<Transfer>,
     /// `None` until it is carried out.
     result: Option<Result<()>>,
 }
 
 impl Started {
-    fn new(transfer: Transfer) -> Self {
+    /// Accepts a transfer.
+    pub fn new(transfer: Transfer) -> Self {
         Started { transfer: ManuallyDrop::new(transfer), result: None }
     }
 
     /// Ends the transfer. Must be called with no lock held.
-    fn finish(mut self, result: Result<()>) {
+    pub fn finish(mut self, result: Result<()>) {
         self.result = Some(result);
     }
 }

@@ -1,10 +1,11 @@
 //! A device's backing device: a [`Backing`] with a name and a description for users.
 
 use std::fmt;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::OnceLock;
 
 use crate::backing::{Backing, Engine, FileBacking, FileOptions};
-use crate::base::error::{Error, Result};
+use crate::base::error::{Error, ErrorKind, Result};
 use crate::base::sync::Arc;
 use crate::base::units::{format_size, parse_size};
 
@@ -16,12 +17,65 @@ pub struct NamedBacking {
     backing: Arc<dyn Backing>,
     /// The same, if it is a file.
     file: Option<Arc<FileBacking>>,
+    /// With which another process can go on, if it is elsewhere.
+    kept: Option<Arc<OwnedFd>>,
+    copies: u8,
+}
+
+/// Opens backing devices that are no files: in stores on other machines. What names one begins with `SCHEME://`.
+pub trait Opener: Send + Sync {
+    /// Checks that a text can name a store, without connecting.
+    ///
+    /// # Errors
+    /// `Invalid` if it cannot.
+    fn check(&self, text: &str) -> Result<()>;
+
+    /// Opens a store that keeps so many copies of each object, 1 or 2.
+    ///
+    /// # Errors
+    /// If it cannot be reached, or does not keep what it is given.
+    fn open(&self, text: &str, copies: u8) -> Result<Elsewhere>;
+
+    /// Goes on where another process was, by a duplicate of [`Elsewhere::kept`]. Does not wait for the store, which may
+    /// be away.
+    ///
+    /// # Errors
+    /// `Invalid` for any other descriptor; `NoMemory`.
+    fn resume(&self, kept: OwnedFd, len_bytes: u64) -> Result<Elsewhere>;
+}
+
+/// A backing in a store on other machines.
+pub struct Elsewhere {
+    /// The name, without passwords.
+    pub name: String,
+    /// How it is accessed.
+    pub how: String,
+    /// The backing.
+    pub backing: Arc<dyn Backing>,
+    /// How many copies it keeps of each object.
+    pub copies: u8,
+    /// What another process needs to go on ([`Opener::resume`]); `None` if the system refused it.
+    pub kept: Option<OwnedFd>,
+}
+
+static OPENER: OnceLock<Box<dyn Opener>> = OnceLock::new();
+
+/// Has backing devices elsewhere opened by `opener`, in the whole process. Only the first one counts.
+pub fn set_opener(opener: Box<dyn Opener>) {
+    let _ = OPENER.set(opener);
+}
+
+fn opener() -> Result<&'static dyn Opener> {
+    OPENER.get().map(AsRef::as_ref).ok_or_else(|| {
+        let what = "this program was built without stores on other machines (the feature 'remote')";
+        Error::new(ErrorKind::Unsupported, what).with_setting("backing_dev")
+    })
 }
 
 impl NamedBacking {
     /// Names any backing. The attribute `backing_dev` shows `name`; messages also show `how` it is accessed.
     pub fn new(name: impl Into<String>, how: impl Into<String>, backing: Arc<dyn Backing>) -> Self {
-        NamedBacking { name: name.into(), how: how.into(), backing, file: None }
+        NamedBacking { name: name.into(), how: how.into(), backing, file: None, kept: None, copies: 1 }
     }
 
     /// Opens a file or block device given as `PATH` or `PATH:SIZE`: the text after the last colon is a size if it
@@ -45,6 +99,19 @@ impl NamedBacking {
         Ok(opened)
     }
 
+    /// Opens a store on other machines, which keeps so many copies of each object.
+    ///
+    /// # Errors
+    /// As [`Opener::open`]; `Unsupported` if the program has no opener.
+    pub(super) fn open_elsewhere(text: &str, copies: u8) -> Result<Self> {
+        opener()?.open(text, copies).map(Self::from)
+    }
+
+    /// Returns whether a text names a store on other machines.
+    pub fn is_elsewhere(text: &str) -> bool {
+        text.contains("://") && !text.starts_with('/')
+    }
+
     fn open_with(text: &str, force: bool, engine: Engine) -> Result<Self> {
         Self::check(text)?;
         let (path, size_bytes) = split(text);
@@ -52,13 +119,16 @@ impl NamedBacking {
         Ok(Self::of(path, file))
     }
 
-    /// Goes on with the file or block device of another, in this process or one that has ended: `fd` is a duplicate of its
-    /// [`descriptor`](NamedBacking::descriptor), `name` is its [`name`](NamedBacking::name), which is not looked up, and
+    /// Goes on with the file, block device or store of another, in this process or one that has ended: `fd` is a duplicate
+    /// of its [`descriptor`](NamedBacking::descriptor), `name` is its [`name`](NamedBacking::name), which is not looked up, and
     /// `len_bytes` is its [`len_bytes`](NamedBacking::len_bytes). The descriptor has the lock already.
     ///
     /// # Errors
-    /// As [`FileBacking::from_descriptor`].
+    /// As [`FileBacking::from_descriptor`], or [`Opener::resume`].
     pub fn from_descriptor(name: &str, fd: OwnedFd, len_bytes: u64) -> Result<Self> {
+        if Self::is_elsewhere(name) {
+            return opener()?.resume(fd, len_bytes).map(Self::from);
+        }
         Ok(Self::of(name, FileBacking::from_descriptor(name, fd, len_bytes)?))
     }
 
@@ -68,10 +138,16 @@ impl NamedBacking {
         NamedBacking { file: Some(file), ..NamedBacking::new(name, how, backing) }
     }
 
-    /// Returns the descriptor of the file or block device, if it is one that a process can go on with
+    /// Returns the descriptor of the file or block device, or another one, if a process can go on with it
     /// ([`NamedBacking::from_descriptor`]).
     pub fn descriptor(&self) -> Option<BorrowedFd<'_>> {
-        self.file.as_ref().map(|file| file.descriptor())
+        let kept = self.kept.as_ref().map(|kept| kept.as_fd());
+        self.file.as_ref().map(|file| file.descriptor()).or(kept)
+    }
+
+    /// Returns how many copies it keeps of each object.
+    pub(super) fn copies(&self) -> u8 {
+        self.copies
     }
 
     /// Returns the length of the backing.
@@ -84,11 +160,14 @@ impl NamedBacking {
         self.file.iter().for_each(|file| file.unlock_when_dropped());
     }
 
-    /// Checks that a text can name a file or block device.
+    /// Checks that a text can name a file, a block device or a store.
     ///
     /// # Errors
-    /// `Invalid` unless the path is absolute.
+    /// `Invalid` unless the path is absolute; as [`Opener::check`].
     pub(super) fn check(text: &str) -> Result<()> {
+        if Self::is_elsewhere(text) {
+            return opener()?.check(text);
+        }
         let (path, _) = split(text);
         // The process that opens it may have another working directory than the user who wrote it.
         if path.starts_with('/') && !path.contains(char::is_control) {
@@ -112,6 +191,12 @@ impl NamedBacking {
     /// Returns the backing.
     pub fn backing(&self) -> &Arc<dyn Backing> {
         &self.backing
+    }
+}
+
+impl From<Elsewhere> for NamedBacking {
+    fn from(Elsewhere { name, how, backing, copies, kept }: Elsewhere) -> Self {
+        NamedBacking { kept: kept.map(Arc::new), copies, ..NamedBacking::new(name, how, backing) }
     }
 }
 

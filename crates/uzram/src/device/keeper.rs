@@ -82,7 +82,8 @@ impl Device {
             )));
         }
         let disksize_bytes = pages_to_bytes(*pages);
-        let mut params = Params { backing, ..Params::default() };
+        let backing_copies = backing.as_ref().map_or(1, NamedBacking::copies);
+        let mut params = Params { backing, backing_copies, ..Params::default() };
         if let Some(options) = options {
             (params.writeback_layout, params.compressed_writeback) = (options.layout, options.compressed);
         }
@@ -112,7 +113,7 @@ impl State {
         match &self.params.backing {
             Some(backing) if backing.descriptor().is_none() => {
                 let what = format!(
-                    "the backing device '{}' is no file and no block device, and does not outlive the process",
+                    "the backing device '{}' is none that another process can go on with",
                     backing.name()
                 );
                 Err(Error::new(ErrorKind::Unsupported, what).with_setting("backing_dev"))

@@ -26,7 +26,7 @@ pub use crate::store::{
     DEFAULT_COMPACT_THRESHOLD_PERCENT, DEFAULT_RUN_CACHE_BATCH_PAGES, KeptMemory, PageState, StandBy, Wait,
 };
 pub use attr::{Attribute, AttributeText};
-pub use backing::NamedBacking;
+pub use backing::{Elsewhere, NamedBacking, Opener, set_opener};
 pub use builder::DeviceBuilder;
 pub use io::{Extent, OpenDevice};
 pub use keeper::Keeper;
@@ -79,6 +79,8 @@ struct Params {
     backing: Option<NamedBacking>,
     /// Whether the next backing device may hold other data.
     backing_force: bool,
+    /// How many copies of each object the next one keeps.
+    backing_copies: u8,
     writeback_layout: WritebackLayout,
     compressed_writeback: bool,
 }
@@ -89,6 +91,7 @@ impl Default for Params {
             store: StoreBuilder::new("", 0),
             backing: None,
             backing_force: false,
+            backing_copies: 1,
             writeback_layout: WritebackLayout::default(),
             compressed_writeback: true,
         }
@@ -370,6 +373,13 @@ impl Device {
         Ok(())
     }
 
+    /// Removes what the device has in a store on other machines: for its end, and the end of the process. Its pages there
+    /// are lost.
+    pub fn erase_backing(&self) {
+        let store = self.state.lock().store.clone();
+        store.iter().for_each(|store| store.erase_backing());
+    }
+
     /// Returns the statistics of each size class of the pool, smallest first; none while uninitialised.
     pub fn class_stats(&self) -> Vec<ClassStat> {
         // Without the device's lock: it walks all classes.
@@ -399,6 +409,7 @@ impl Device {
         }
         let pages = bytes_to_pages(bytes);
         let params = &state.params;
+        params.backing.iter().for_each(|backing| backing.backing().set_disk_bytes(pages_to_bytes(pages)));
         let backing = params.backing_options()?;
         let config = StoreBuilder { name: self.name.clone(), pages, backing, ..params.store.clone() };
         let store = match &state.keeper {
@@ -449,6 +460,7 @@ impl Device {
                 old.params.backing.iter().for_each(NamedBacking::unlock_when_dropped);
                 // Unmapping takes a while: do it without the lock.
                 drop(state);
+                old.store.iter().for_each(|store| store.erase_backing());
                 drop(old);
                 return Ok(());
             }

@@ -58,6 +58,8 @@ mod writeback;
 #[cfg(all(test, loom))]
 mod loom_tests;
 #[cfg(all(test, not(loom)))]
+mod objects_tests;
+#[cfg(all(test, not(loom)))]
 mod recompress_tests;
 #[cfg(all(test, not(loom)))]
 mod reserve_tests;
@@ -286,6 +288,10 @@ impl Store {
             watermarks: Watermarks::new(builder.policy),
         };
         store.set_policy(builder.policy);
+        #[cfg(not(loom))]
+        if memory.as_ref().is_none_or(|memory| !memory.holds_store) {
+            store.backing.iter().try_for_each(|backing| backing.begin())?;
+        }
         #[cfg(not(loom))]
         if let Some(memory) = memory.filter(|memory| !memory.holds_store) {
             store.keep_setting(|kept| *kept = builder.clone());

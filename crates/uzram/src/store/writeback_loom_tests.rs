@@ -3,7 +3,7 @@
 
 use super::loom_tests::{config, contents, model, read};
 use super::*;
-use crate::backing::{Backing, Completion, Direction, Transfer};
+use crate::backing::{Backing, Completion, Direction, Filling, Transfer};
 use crate::base::error::ErrorKind;
 use crate::base::units::{PAGE_SIZE, PageNo};
 use loom::thread;
@@ -23,7 +23,7 @@ impl Backing for Memory {
     }
 
     fn start(&self, transfer: Transfer) {
-        let Transfer { direction, offset, len_bytes, mut buffer, token, completion } = transfer;
+        let Transfer { direction, offset, len_bytes, mut buffer, token, completion, .. } = transfer;
         let range = offset as usize..offset as usize + len_bytes;
         {
             let mut bytes = self.0.lock().expect("nobody panics");
@@ -35,7 +35,7 @@ impl Backing for Memory {
         Completion::done(&*completion, token, buffer, Ok(()));
     }
 
-    fn discard(&self, _: u64, _: u64) {}
+    fn discard(&self, _: u64, _: u64, _: Filling) {}
 }
 
 fn store(pages: u64) -> Arc<Store> {

@@ -698,7 +698,14 @@ fn everything_at_once_agrees_with_a_model() {
 }
 
 /// Runs a thread's share of the events, on the pages whose number modulo `threads` is `thread`. Returns their contents.
-fn work(store: &Store, faults: &Faults, seed: u64, thread: u64, threads: u64, events: u64) -> Vec<Page> {
+pub(super) fn work(
+    store: &Store,
+    faults: &Faults,
+    seed: u64,
+    thread: u64,
+    threads: u64,
+    events: u64,
+) -> Vec<Page> {
     let mut random = Random::new(seed << 8 | thread);
     let own = (store.pages() - thread).div_ceil(threads);
     let mut model: Vec<Page> = vec![[0; PAGE_SIZE]; own as usize];

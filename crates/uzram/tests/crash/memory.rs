@@ -10,7 +10,7 @@ use std::time::Duration;
 use rustix::fs::{MemfdFlags, SealFlags, SeekFrom};
 use rustix::mm::{MapFlags, ProtFlags};
 use uzram::Error;
-use uzram::backing::{Backing, Buffer, Direction, Transfer};
+use uzram::backing::{Backing, Buffer, Direction, Filling, Transfer};
 use uzram::store::{BackingOptions, Store, StoreBuilder, WritebackLayout};
 
 use super::Model;
@@ -133,7 +133,7 @@ impl Backing for MemoryBacking {
     fn start(&self, transfer: Transfer) {
         let fd = self.0.try_clone().unwrap();
         std::thread::spawn(move || {
-            let Transfer { direction, offset, len_bytes, mut buffer, token, completion } = transfer;
+            let Transfer { direction, offset, len_bytes, mut buffer, token, completion, .. } = transfer;
             let result = copy_part(&fd, direction, offset, &mut buffer[..len_bytes]);
             completion.done(token, buffer, result);
         });
@@ -145,13 +145,14 @@ impl Backing for MemoryBacking {
         direction: Direction,
         offset: u64,
         len_bytes: usize,
+        _: Filling,
         mut buffer: Buffer,
     ) -> (Buffer, uzram::Result<()>) {
         let result = copy_part(&self.0, direction, offset, &mut buffer[..len_bytes]);
         (buffer, result)
     }
 
-    fn discard(&self, _: u64, _: u64) {}
+    fn discard(&self, _: u64, _: u64, _: Filling) {}
 }
 
 fn copy_part(fd: &OwnedFd, direction: Direction, offset: u64, part: &mut [u8]) -> uzram::Result<()> {

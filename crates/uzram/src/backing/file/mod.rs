@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::FallocateFlags;
 
-use super::{Backing, Buffer, Direction, SETTING, Transfer};
+use super::{Backing, Buffer, Direction, Filling, SETTING, Transfer};
 use crate::base::error::{Error, Result};
 use crate::base::sync::Arc;
 use engine::Target;
@@ -231,6 +231,7 @@ impl Backing for FileBacking {
         direction: Direction,
         offset: u64,
         len_bytes: usize,
+        _: Filling,
         mut buffer: Buffer,
     ) -> (Buffer, Result<()>) {
         let result = self.target.carry_out(direction, offset, len_bytes, &mut buffer);
@@ -238,7 +239,7 @@ impl Backing for FileBacking {
     }
 
     /// Punches a hole into a sparse file, or discards on a block device. A file with reserved space keeps it.
-    fn discard(&self, offset: u64, len_bytes: u64) {
+    fn discard(&self, offset: u64, len_bytes: u64, _: Filling) {
         let inside = offset.checked_add(len_bytes).is_some_and(|end| end <= self.target.len_bytes);
         if len_bytes == 0 || !inside || (self.opened.is_reserved && !self.opened.is_block_device) {
             return;

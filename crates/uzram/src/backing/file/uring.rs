@@ -337,7 +337,15 @@ mod tests {
         let start = |token, offset| {
             let (direction, buffer) = (Direction::Read, buffers.take().expect("free"));
             let completion: Arc<dyn crate::backing::Completion> = Arc::<Ends>::clone(&ends);
-            uring.start(Transfer { direction, offset, len_bytes: PAGE_SIZE, buffer, token, completion });
+            uring.start(Transfer {
+                direction,
+                offset,
+                len_bytes: PAGE_SIZE,
+                filling: crate::backing::Filling::default(),
+                buffer,
+                token,
+                completion,
+            });
         };
         // The first transfer waits for the pipe. The second ends at once, by which time the first is in flight.
         start(1, 0);

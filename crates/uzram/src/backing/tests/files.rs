@@ -29,7 +29,7 @@ fn both_ways(
     let ends = Ends::new();
     ends.start_part(backing, direction, offset, len_bytes, buffer, 0);
     let (buffer, by_engine) = ends.wait(0);
-    let (buffer, by_caller) = backing.carry_out(direction, offset, len_bytes, buffer);
+    let (buffer, by_caller) = backing.carry_out(direction, offset, len_bytes, Filling::default(), buffer);
     assert_eq!(by_engine, by_caller);
     (buffer, by_caller)
 }
@@ -154,8 +154,8 @@ fn a_bad_transfer_ends_with_an_error() {
             assert_eq!(result.expect_err("bad").kind(), kind, "{engine:?} {offset} {len_bytes}");
             drop(buffer);
         }
-        backing.discard(1 << 20, 1);
-        backing.discard(u64::MAX, u64::MAX);
+        backing.discard(1 << 20, 1, Filling::default());
+        backing.discard(u64::MAX, u64::MAX, Filling::default());
         drop(backing);
         // A bad transfer that the engine finds only while it is being dropped.
         for _ in 0..100 {
@@ -241,7 +241,15 @@ fn a_completion_may_start_transfers_and_its_panic_is_its_own() {
         let completion: Arc<dyn Completion> = chain;
         let buffer = block(&buffers, 1);
         let direction = Direction::Write;
-        backing.start(Transfer { direction, offset: 0, len_bytes: PAGE_SIZE, buffer, token: 0, completion });
+        backing.start(Transfer {
+            direction,
+            offset: 0,
+            len_bytes: PAGE_SIZE,
+            filling: Filling::default(),
+            buffer,
+            token: 0,
+            completion,
+        });
         let (buffer, result) = ends.wait(1);
         assert!(result.is_ok() && buffer[0] == 1, "{engine:?}");
         ends.start(&*backing, Direction::Read, 0, block(&buffers, 0), 2);
@@ -276,7 +284,15 @@ fn transfers_that_fail_to_begin_hold_up_nothing() {
         let completion: Arc<dyn Completion> = Arc::new(Gate { ends: Arc::clone(&ends), open: gate.into() });
         let (direction, buffer) = (Direction::Read, block(&buffers, 1));
         // The first transfer blocks the engine's thread, so that all others are in the queue when it goes on.
-        backing.start(Transfer { direction, offset: 1, len_bytes: PAGE_SIZE, buffer, token: 0, completion });
+        backing.start(Transfer {
+            direction,
+            offset: 1,
+            len_bytes: PAGE_SIZE,
+            filling: Filling::default(),
+            buffer,
+            token: 0,
+            completion,
+        });
         for token in 1..=BAD {
             ends.start_part(&backing, Direction::Read, 1, PAGE_SIZE, block(&buffers, 1), token);
         }
@@ -392,10 +408,10 @@ fn a_sparse_file_gives_discarded_space_back() {
     let mut backing = open(&path, 1 << 20, Engine::Auto);
     let blocks = || std::fs::metadata(&path).expect("a file").blocks();
     let before = blocks();
-    backing.discard(0, 1 << 19);
+    backing.discard(0, 1 << 19, Filling::default());
     assert_eq!(blocks(), before, "what was reserved stays");
     backing.pretend_sparse(true);
-    backing.discard(0, 1 << 19);
+    backing.discard(0, 1 << 19, Filling::default());
     if blocks() == before {
         println!("skipped: this file system punches no holes");
         return;

@@ -83,7 +83,15 @@ impl Ends {
         token: u64,
     ) {
         let completion: Arc<dyn Completion> = Arc::<Ends>::clone(self);
-        on.start(Transfer { direction, offset, len_bytes, buffer, token, completion });
+        on.start(Transfer {
+            direction,
+            offset,
+            len_bytes,
+            filling: Filling::default(),
+            buffer,
+            token,
+            completion,
+        });
     }
 
     /// Waits for the end of `token`.

@@ -36,7 +36,7 @@ impl Model {
         let len_bytes = range.len() * self.block_bytes;
         let direction = match self.random.below(5) {
             0 => {
-                backing.discard(offset, len_bytes as u64);
+                backing.discard(offset, len_bytes as u64, Filling::default());
                 self.blocks[range].fill(None);
                 return;
             }

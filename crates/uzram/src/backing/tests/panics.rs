@@ -45,8 +45,13 @@ fn nobody_waits_for_an_engine_that_died() {
         assert_eq!((ends.count(), buffers.free()), (0, TRANSFERS as usize));
 
         let offset = 7 * PAGE_SIZE as u64;
-        let (read, result) =
-            backing.carry_out(Direction::Read, offset, PAGE_SIZE, buffers.take().expect("free"));
+        let (read, result) = backing.carry_out(
+            Direction::Read,
+            offset,
+            PAGE_SIZE,
+            Filling::default(),
+            buffers.take().expect("free"),
+        );
         assert!(result.is_ok() && read.iter().all(|byte| *byte == 7));
         let dropped = std::thread::spawn(move || drop(backing));
         while !dropped.is_finished() {

@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use crate::backing::Health;
 use crate::base::error::{Error, ErrorKind, Result};
 use crate::base::sync::Arc;
 use crate::base::units::bytes_to_pages;
@@ -16,7 +17,7 @@ pub(super) fn backing_dev(device: &Device) -> String {
     device.backing().map_or_else(|| "none".to_owned(), |backing| backing.name().to_owned())
 }
 
-/// Parses the absolute path of a file or block device, or `none`.
+/// Parses the absolute path of a file or block device, the address of a store, or `none`.
 pub(super) fn parse_backing_dev(value: &str) -> Result<Option<String>> {
     match value {
         "none" => Ok(None),
@@ -26,11 +27,19 @@ pub(super) fn parse_backing_dev(value: &str) -> Result<Option<String>> {
 
 pub(super) fn set_backing_dev(device: &Device, path: Option<String>) -> Result<()> {
     // Check this before a file is created. The file is opened, and its space reserved, without the lock.
-    let (force, keeps) = {
+    let (force, copies, keeps) = {
         let state = device.state.lock();
         state.uninitialised("backing_dev")?;
-        (state.params.backing_force, state.keeper.is_some())
+        (state.params.backing_force, state.params.backing_copies, state.keeper.is_some())
     };
+    if path.as_deref().is_some_and(NamedBacking::is_elsewhere) {
+        let path = path.unwrap_or_default();
+        return device.set_backing(Some(NamedBacking::open_elsewhere(&path, copies)?));
+    }
+    if path.is_some() && copies > 1 {
+        let what = "a file or block device keeps one copy: two are for a cluster of servers";
+        return Err(Error::invalid(what).with_setting("backing_copies"));
+    }
     let is_at = |path: &String| device.backing().is_some_and(|backing| backing.is_at(path));
     if path.as_ref().is_some_and(is_at) {
         // Close it first: it cannot be opened twice.
@@ -199,6 +208,16 @@ pub(super) fn backing(device: &Device) -> String {
         ("failed_writes", failed_writes),
         ("corrupted", corrupted),
     ])
+}
+
+/// Shows whether the store is written to, and what it lost.
+pub(super) fn backing_state(device: &Device) -> String {
+    let Some(backing) = device.backing() else { return "none".to_owned() };
+    let Some(Health { lost, expired, left_behind, stopped }) = backing.backing().health() else {
+        return "ok".to_owned();
+    };
+    let state = stopped.map_or_else(|| "ok".to_owned(), |why| format!("not written to: {why}"));
+    format!("{state}\nlost {lost}\nexpired {expired}\nleft_behind {left_behind}")
 }
 
 #[cfg(test)]

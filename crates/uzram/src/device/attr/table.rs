@@ -147,7 +147,8 @@ pub(in super::super) static TABLE: &[Attribute] = &[
         name: "backing_dev",
         help: "the backing device for cold pages: the absolute PATH of a block device or file, or PATH:SIZE to use \
                only that much of it and to create a missing file, or none; the text after the last ':' is a size if \
-               it parses as one; before initialisation",
+               it parses as one; or redis://HOST:PORT[:SIZE], where the program was built with stores on other \
+               machines; before initialisation",
         get: Some(backing_dev),
         set: at_any_time!(parse_backing_dev, set_backing_dev),
     },
@@ -157,6 +158,22 @@ pub(in super::super) static TABLE: &[Attribute] = &[
                only)",
         get: Some(|device| u8::from(device.state.lock().params.backing_force).to_string()),
         set: before!(|text| switch("backing_force", text), |params, on| params.backing_force = on),
+    },
+    Attribute {
+        name: "backing_copies",
+        help: "how many copies of each object a cluster of servers keeps, on different masters: 1 or 2; set it before \
+               backing_dev (uzram only)",
+        get: Some(|device| device.state.lock().params.backing_copies.to_string()),
+        set: before!(|text| number_within("backing_copies", text, 1..=2), |params, copies| params
+            .backing_copies =
+            copies as u8),
+    },
+    Attribute {
+        name: "backing_state",
+        help: "ok, or why a store on other machines is not written to; what it lost, requests that it did not answer \
+               in time, and objects that could not be removed (uzram only)",
+        get: Some(backing_state),
+        set: Set::Never,
     },
     Attribute {
         name: "writeback",

@@ -5,7 +5,7 @@
 //! held. An object that cannot be read stays where it is, and its extent is not cleaned again until all objects in it
 //! are dead.
 
-use crate::backing::{Buffer, Direction};
+use crate::backing::{Buffer, Direction, Filling};
 
 use super::log::{BLOCK_BYTES, Purpose};
 use super::object::{ALIGN_BYTES, Object};
@@ -55,24 +55,25 @@ impl Pass<'_> {
     /// Rewrites the live objects of an extent elsewhere. Returns the buffer, and whether the whole extent was readable.
     fn move_from(&mut self, extent: u32, buffer: Buffer) -> (Buffer, bool) {
         let log = &self.backing.log;
+        let filling = log.filling(extent);
         let (buffer, result) =
-            log.backing.carry_out(Direction::Read, log.place(extent, 0), log.extent_bytes, buffer);
+            log.backing.carry_out(Direction::Read, log.place(extent, 0), log.extent_bytes, filling, buffer);
         log.counts.read_bytes.add(log.extent_bytes as u64);
         if result.is_err() {
             log.counts.failed_reads.add(1);
             return (buffer, false);
         }
         let mut is_readable = true;
-        let generation = log.generation(extent);
-        let mut at = 0;
+        let Filling { generation, .. } = filling;
+        let (mut at, mut scratch) = (0, Vec::new());
         while at < log.extent_bytes {
-            let Some((object, bytes)) = Object::parse(&buffer[at..], generation) else {
+            let place = log.place(extent, at);
+            let Some((object, bytes)) = log.parse(&buffer[at..], generation, place, &mut scratch) else {
                 let (next, was_empty) = after_no_object(&buffer, at);
                 is_readable &= was_empty;
                 at = next;
                 continue;
             };
-            let place = log.place(extent, at);
             if self.lives_at(&object, place) && self.add_moved(&object, bytes, place).is_err() {
                 break;
             }

@@ -1,21 +1,26 @@
 //! The space of a backing device: extents, and the live objects in them.
 //!
 //! The device is divided into *extents*. Each is filled from start to end and then only loses objects, until it is free
-//! and can be refilled. An extent's *word* counts the bytes of its live objects, and its holds: by the thread that
-//! fills it, by each write in flight, by the thread that cleans it. Dropping the word to 0 frees the extent.
+//! and can be refilled. Where the backing keeps an extent as one object ([`Backing::object_bytes`]), it is filled by a
+//! single write, and discarded before it is filled again. An extent's *word* counts the bytes of its live objects, and its
+//! holds: by the thread that fills it, by each write in flight, by the thread that cleans it. Dropping the word to 0
+//! frees the extent.
 //!
 //! A slot that refers to a place in an extent keeps the extent from being refilled, so the extent's generation, read
 //! under the slot's lock, is the one that the object was written with.
 //!
 //! Lock: `backing extents`, a leaf, protects the free extents.
 
-use crate::backing::{Backing, Buffers};
+use std::ops::RangeInclusive;
+
+use crate::backing::{Backing, Buffers, Filling, Seal};
 use crate::base::error::{Error, ErrorKind, Result};
 use crate::base::mem::{Entry, Region, Table};
 use crate::base::sync::{Arc, AtomicU32, Mutex, Ordering, Stamp, classes};
 use crate::base::units::{PAGE_SIZE, PageNo};
 
 use super::object::{ALIGN_BYTES, HEADER_BYTES, Object};
+use super::sealed::{self, OVERHEAD_BYTES, Position};
 use super::{BackingCounts, BackingOptions, WritebackLayout};
 use crate::store::slot::Backed;
 
@@ -39,6 +44,9 @@ pub(super) const BLOCK_BYTES: usize = PAGE_SIZE;
 const HOLD: u32 = 1 << 24;
 const BYTES_MASK: u32 = HOLD - 1;
 const _: () = assert!(MAX_EXTENT_BYTES <= BYTES_MASK as u64);
+/// The sizes that an extent may have that is one object of the backing.
+const OBJECT_BYTES: RangeInclusive<usize> = 64 << 10..=8 << 20;
+const _: () = assert!(*OBJECT_BYTES.end() <= BYTES_MASK as usize);
 
 /// Extents that are discarded on the device at a time.
 const DISCARDS_AT_ONCE: usize = 64;
@@ -57,7 +65,8 @@ struct Extent {
     generation: Stamp,
     /// While free, the next free extent; else not 0 if it could not be cleaned.
     link: Stamp,
-    /// With the layout `Blocks`, the CRC and the checksum of its only object, which has no header.
+    /// With the layout `Blocks`, the CRC and the checksum of its only object, which has no header. Where the backing keeps
+    /// the extent as one object, [`Filling::home`] instead of the CRC.
     crc: Stamp,
     checksum: Stamp,
 }
@@ -119,6 +128,10 @@ pub(in crate::store) struct Log {
     pub(super) layout: WritebackLayout,
     pub(super) compressed: bool,
     pub(super) extent_bytes: usize,
+    /// Whether an extent is written once.
+    pub(super) written_once: bool,
+    /// With which objects are sealed, if they are.
+    seal: Option<Arc<dyn Seal>>,
     extents: Table<Extent>,
     count: u32,
     free: Mutex<Free>,
@@ -136,12 +149,18 @@ impl Log {
     pub(super) fn new(options: &BackingOptions, region: Option<&Region>) -> Result<Self> {
         let BackingOptions { backing, layout, compressed } = options.clone();
         let (count, extent_bytes) = Log::extents_of(options)?;
+        let (written_once, seal) = (backing.object_bytes().is_some(), backing.seal());
+        if seal.is_some() && !written_once {
+            return Err(Error::invalid("what can be overwritten would be sealed twice with a nonce"));
+        }
         let free = Free { fresh: 0, count, discarded: Queue::EMPTY, emptied: Queue::EMPTY };
         Ok(Log {
             backing,
             layout,
             compressed: compressed || layout == WritebackLayout::Packed,
             extent_bytes: extent_bytes as usize,
+            written_once,
+            seal,
             extents: Table::new_in(region, count as usize)?,
             count,
             free: Mutex::new(&classes::BACKING_EXTENTS, free),
@@ -170,11 +189,19 @@ impl Log {
             );
             return Err(Error::new(ErrorKind::Unsupported, what).with_setting("backing_dev"));
         }
-        let extent_bytes = match layout {
-            WritebackLayout::Packed => {
+        let extent_bytes = match (layout, backing.object_bytes()) {
+            (WritebackLayout::Packed, None) => {
                 (len_bytes / MANY_EXTENTS).next_power_of_two().clamp(MIN_EXTENT_BYTES, MAX_EXTENT_BYTES)
             }
-            WritebackLayout::Blocks => BLOCK_BYTES as u64,
+            (WritebackLayout::Packed, Some(bytes)) if OBJECT_BYTES.contains(&bytes) => bytes as u64,
+            (WritebackLayout::Packed, Some(bytes)) => {
+                return Err(Error::invalid(format!("a backing of objects of {bytes} bytes")));
+            }
+            (WritebackLayout::Blocks, None) => BLOCK_BYTES as u64,
+            (WritebackLayout::Blocks, Some(_)) => {
+                let what = "a store of objects keeps no single blocks: it needs the layout 'packed'";
+                return Err(Error::new(ErrorKind::Unsupported, what).with_setting("writeback_layout"));
+            }
         };
         let count = len_bytes / extent_bytes;
         if count < LEAST_EXTENTS {
@@ -274,7 +301,10 @@ impl Log {
     /// Returns the bytes of an extent that an object of `len_bytes` takes.
     pub(super) fn footprint(&self, len_bytes: usize) -> usize {
         match self.layout {
-            WritebackLayout::Packed => (HEADER_BYTES + len_bytes).next_multiple_of(ALIGN_BYTES),
+            WritebackLayout::Packed => {
+                let overhead_bytes = if self.seal.is_some() { OVERHEAD_BYTES } else { HEADER_BYTES };
+                (overhead_bytes + len_bytes).next_multiple_of(ALIGN_BYTES)
+            }
             WritebackLayout::Blocks => BLOCK_BYTES,
         }
     }
@@ -294,20 +324,27 @@ impl Log {
         (place / self.extent_bytes as u64) as u32
     }
 
-    /// Returns the generation of an extent, which the caller holds.
-    pub(super) fn generation(&self, extent: u32) -> u32 {
-        self.extents[extent as usize].generation.get()
-    }
-
-    /// Returns the generation of the extent of a place, where the caller knows of a live object.
-    pub(super) fn generation_at(&self, place: u64) -> u32 {
-        self.generation(self.extent_of(place))
-    }
-
-    /// Writes an object into `out`, the [`Log::footprint`] bytes from its place on.
-    pub(super) fn put(&self, out: &mut [u8], extent: u32, object: &Object, bytes: &[u8]) {
+    /// Returns the filling of an extent, which the caller holds.
+    pub(super) fn filling(&self, extent: u32) -> Filling {
         let of = &self.extents[extent as usize];
-        let crc = object.crc(of.generation.get(), bytes);
+        let home = if self.written_once { of.crc.get() } else { 0 };
+        Filling { generation: of.generation.get(), home }
+    }
+
+    /// Returns the filling of the extent of a place, where the caller knows of a live object.
+    pub(super) fn filling_at(&self, place: u64) -> Filling {
+        self.filling(self.extent_of(place))
+    }
+
+    /// Writes an object into `out`, the [`Log::footprint`] bytes from its place on: byte `at` of an extent.
+    pub(super) fn put(&self, out: &mut [u8], extent: u32, at: usize, object: &Object, bytes: &[u8]) {
+        let of = &self.extents[extent as usize];
+        let generation = of.generation.get();
+        if let Some(seal) = &self.seal {
+            sealed::put(&**seal, out, Position { extent, generation, at: at as u32 }, object, bytes);
+            return out[OVERHEAD_BYTES + bytes.len()..].fill(0);
+        }
+        let crc = object.crc(generation, bytes);
         let start = match self.layout {
             WritebackLayout::Packed => {
                 out[..HEADER_BYTES].copy_from_slice(&object.header(crc));
@@ -325,19 +362,34 @@ impl Log {
         out[end..].fill(0);
     }
 
+    /// Returns the packed object at the start of `bytes`, which were read from `place` in an extent of that generation, and
+    /// its own bytes; `scratch` is for those that were sealed. Returns `None` if it is not as it was written.
+    pub(super) fn parse<'a>(
+        &self,
+        bytes: &'a [u8],
+        generation: u32,
+        place: u64,
+        scratch: &'a mut Vec<u8>,
+    ) -> Option<(Object, &'a [u8])> {
+        let Some(seal) = &self.seal else { return Object::parse(bytes, generation) };
+        let at = (place % self.extent_bytes as u64) as u32;
+        sealed::parse(&**seal, bytes, Position { extent: self.extent_of(place), generation, at }, scratch)
+    }
+
     /// Returns the checksum and the bytes of the object of `page` at the start of `bytes`, which were read from its
     /// place in an extent of that generation. Returns `None` if it is not as it was written.
     pub(super) fn find<'a>(
         &self,
         bytes: &'a [u8],
-        generation: u32,
+        Filling { generation, .. }: Filling,
         page: PageNo,
         backed: Backed,
+        scratch: &'a mut Vec<u8>,
     ) -> Option<(u32, &'a [u8])> {
         let Backed { place, len, priority } = backed;
         match self.layout {
             WritebackLayout::Packed => {
-                let (object, own) = Object::parse(bytes, generation)?;
+                let (object, own) = self.parse(bytes, generation, place, scratch)?;
                 (object.page == page && object.len == len && object.priority == priority)
                     .then_some((object.checksum, own))
             }
@@ -352,7 +404,23 @@ impl Log {
 
     /// Takes a free extent to fill, and holds it for the caller. Returns `None` if too few are free for that purpose.
     pub(super) fn take(&self, purpose: Purpose) -> Option<u32> {
-        let extent = {
+        loop {
+            let extent = self.take_any(purpose)?;
+            let of = &self.extents[extent as usize];
+            // Its next generation would be its first one again, with the same nonces: it is never filled again.
+            if self.seal.is_some() && of.generation.get() == u32::MAX {
+                continue;
+            }
+            of.link.set(0);
+            of.generation.set(of.generation.get().wrapping_add(1));
+            of.word.store(HOLD, Ordering::Relaxed);
+            return Some(extent);
+        }
+    }
+
+    /// Takes a free extent, in which nothing is left on a backing that keeps it as one object.
+    fn take_any(&self, purpose: Purpose) -> Option<u32> {
+        let (extent, was_emptied) = {
             let mut free = self.free.lock();
             let kept = match purpose {
                 Purpose::New if self.layout == WritebackLayout::Packed => RESERVED_EXTENTS,
@@ -362,20 +430,24 @@ impl Log {
                 return None;
             }
             let Free { fresh, discarded, emptied, .. } = &mut *free;
-            let extent = if *fresh < self.count {
+            let taken = if *fresh < self.count {
                 *fresh += 1;
-                *fresh - 1
+                (*fresh - 1, false)
             } else {
                 // No extent is between the queues: only a thread that holds `writeback` discards or takes extents.
-                discarded.pop(&self.extents).or_else(|| emptied.pop(&self.extents))?
+                let clean = discarded.pop(&self.extents).map(|extent| (extent, false));
+                clean.or_else(|| Some((emptied.pop(&self.extents)?, true)))?
             };
             free.count -= 1;
-            extent
+            taken
         };
         let of = &self.extents[extent as usize];
-        of.link.set(0);
-        of.generation.set(of.generation.get().wrapping_add(1));
-        of.word.store(HOLD, Ordering::Relaxed);
+        if self.written_once {
+            if was_emptied {
+                self.discard(extent);
+            }
+            of.crc.set(self.backing.home(extent));
+        }
         Some(extent)
     }
 
@@ -431,9 +503,19 @@ impl Log {
         for _ in 0..DISCARDS_AT_ONCE {
             // The extent is in no queue meanwhile, so no thread takes it.
             let Some(extent) = self.free.lock().emptied.pop(&self.extents) else { return };
-            self.backing.discard(self.place(extent, 0), self.extent_bytes as u64);
+            self.discard(extent);
             self.free.lock().discarded.push(&self.extents, extent);
         }
+    }
+
+    /// Discards all extents that were ever filled.
+    pub(super) fn discard_all(&self) {
+        let fresh = self.free.lock().fresh;
+        (0..fresh).for_each(|extent| self.discard(extent));
+    }
+
+    fn discard(&self, extent: u32) {
+        self.backing.discard(self.place(extent, 0), self.extent_bytes as u64, self.filling(extent));
     }
 
     /// Selects up to `most` extents with the fewest live bytes that together fit into `room_bytes`, and holds them for
@@ -453,6 +535,12 @@ impl Log {
             best.insert(at, (word, number));
             best.truncate(most);
         }
+        // Where an extent is written once, what does not fit into one begins another.
+        let usable_bytes = self.extent_bytes - self.max_footprint();
+        let room_bytes = match self.written_once {
+            true => self.free.lock().count as usize * usable_bytes,
+            false => room_bytes,
+        };
         let mut left_bytes = room_bytes;
         let chosen = best.into_iter().filter(|(word, number)| {
             // Each flush may leave a part of a block unused.
@@ -464,7 +552,13 @@ impl Log {
             left_bytes -= if held { *word as usize + BLOCK_BYTES } else { 0 };
             held
         });
-        chosen.map(|(_, number)| number).collect()
+        let victims: Vec<u32> = chosen.map(|(_, number)| number).collect();
+        let gains = || (room_bytes - left_bytes).div_ceil(usable_bytes) < victims.len();
+        if self.written_once && !gains() {
+            victims.iter().for_each(|extent| self.release(*extent));
+            return Vec::new();
+        }
+        victims
     }
 
     /// Drops the hold for cleaning; the extent is not tried again if it was not fully readable.

@@ -1,6 +1,6 @@
 //! Pages that leave memory for a backing device, and come back.
 //!
-//! - `object.rs`: the header and the checksum of an object
+//! - `object.rs`: the header and the checksum of an object; `sealed.rs`: where it is encrypted
 //! - `log.rs`: the device's space: extents, and the live objects in them
 //! - `writer.rs`: writing pages
 //! - `clean.rs`: freeing extents whose objects are mostly dead
@@ -12,6 +12,7 @@ mod clean;
 mod log;
 mod object;
 mod read;
+pub(super) mod sealed;
 mod writer;
 
 use std::fmt;
@@ -292,6 +293,14 @@ impl Store {
         self.keep_setting(|kept| kept.writeback_batch = Some(writes));
     }
 
+    /// Discards what is on a backing device that keeps extents as objects, before the store is given up for ever: pages there
+    /// are lost. Waits for a thread that writes pages back, and some seconds until they are gone.
+    pub fn erase_backing(&self) {
+        if let Some(backing) = self.backing.as_ref().filter(|backing| backing.log.written_once) {
+            backing.erase();
+        }
+    }
+
     /// Returns the statistics of the backing device; all 0 without one.
     pub fn backing_stats(&self) -> BackingStats {
         let Some(backing) = &self.backing else { return BackingStats::default() };
@@ -307,6 +316,14 @@ impl BackingDevice {
     /// Goes on with what the process that had the store left of the writeback limit and of the day's budget.
     pub(super) fn restore_allowance(&self) {
         self.allowance.restore();
+    }
+
+    /// Has a new store begin to use the device.
+    ///
+    /// # Errors
+    /// As [`Backing::begin`].
+    pub(super) fn begin(&self) -> Result<()> {
+        self.log.backing.begin()
     }
 
     /// Writes the allowance to the memory of a new store.

@@ -14,7 +14,7 @@
 //!
 //! Locks: a slot's, briefly; `backing extents`, a leaf, to take and put a read-ahead window.
 
-use crate::backing::{Buffer, Direction};
+use crate::backing::{Buffer, Direction, Filling};
 use crate::base::error::{Error, ErrorKind, Result};
 use crate::base::mem::Gfp;
 use crate::base::sync::{Counter, Mutex, classes};
@@ -22,6 +22,7 @@ use crate::base::units::{PAGE_SIZE, Page, PageNo};
 
 use super::BackingDevice;
 use super::log::{BLOCK_BYTES, Log, READ_AHEAD_BYTES};
+use super::object::ALIGN_BYTES;
 use crate::store::Store;
 use crate::store::read::Then;
 use crate::store::slot::{Backed, Contents, SlotGuard};
@@ -45,7 +46,7 @@ struct Stream {
 
 /// Bytes read from an extent.
 struct Window {
-    generation: u32,
+    filling: Filling,
     start: u64,
     len_bytes: usize,
     buffer: Buffer,
@@ -85,13 +86,20 @@ impl Stream {
 }
 
 impl Window {
-    /// Returns the checksum and the bytes of the object of a page, if the window has it as it was written.
-    fn find(&self, log: &Log, page: PageNo, backed: Backed, generation: u32) -> Option<(u32, &[u8])> {
+    /// Returns the checksum and the bytes of the object of a page, if the window has it as it was written; `scratch` is for
+    /// those that were sealed.
+    fn find<'a>(
+        &'a self,
+        log: &Log,
+        page: PageNo,
+        backed: Backed,
+        filling: Filling,
+        scratch: &'a mut Vec<u8>,
+    ) -> Option<(u32, &'a [u8])> {
         let at = usize::try_from(backed.place.checked_sub(self.start)?).ok()?;
         let bytes = self.buffer[..self.len_bytes].get(at..)?;
-        let is_right =
-            self.generation == generation && log.extent_of(self.start) == log.extent_of(backed.place);
-        log.find(bytes, generation, page, backed).filter(|_| is_right)
+        let is_right = self.filling == filling && log.extent_of(self.start) == log.extent_of(backed.place);
+        log.find(bytes, filling, page, backed, scratch).filter(|_| is_right)
     }
 }
 
@@ -115,9 +123,9 @@ impl Store {
         loop {
             let slot = self.slots.lock(page);
             let Contents::Backed(backed) = slot.contents() else { return self.read_locked(slot, page, out) };
-            let generation = backing.log.generation_at(backed.place);
+            let filling = backing.log.filling_at(backed.place);
             drop(slot);
-            if let Found::Page = self.read_object(backing, page, backed, generation, out, then)? {
+            if let Found::Page = self.read_object(backing, page, backed, filling, out, then)? {
                 return Ok(());
             }
         }
@@ -136,11 +144,11 @@ impl Store {
                 self.read_locked(&slot, page, out)?;
                 return Ok(slot);
             };
-            let generation = backing.log.generation_at(backed.place);
+            let filling = backing.log.filling_at(backed.place);
             drop(slot);
-            if let Found::Page = self.read_object(backing, page, backed, generation, out, Then::Return)? {
+            if let Found::Page = self.read_object(backing, page, backed, filling, out, Then::Return)? {
                 let slot = self.slots.lock(page);
-                if is_there(&slot, backed, generation, &backing.log) {
+                if is_there(&slot, backed, filling, &backing.log) {
                     return Ok(slot);
                 }
             }
@@ -153,21 +161,23 @@ impl Store {
         backing: &BackingDevice,
         page: PageNo,
         backed: Backed,
-        generation: u32,
+        filling: Filling,
         out: &mut Page,
         then: Then,
     ) -> Result<Found> {
         let log = &backing.log;
         let stream = backing.streams.find(page, backed.place);
+        // Takes memory only for what was sealed.
+        let mut scratch = Vec::new();
         let ahead = stream.and_then(|stream| stream.window.lock().take());
-        let ahead = ahead.filter(|window| window.find(log, page, backed, generation).is_some());
+        let ahead = ahead.filter(|window| window.find(log, page, backed, filling, &mut scratch).is_some());
         let (window, result) = match ahead {
             Some(window) => (window, Ok(())),
-            None => self.read_window(log, backed, generation, stream.is_some()),
+            None => self.read_window(log, backed, filling, stream.is_some()),
         };
-        let (checksum, bytes) = match (result, window.find(log, page, backed, generation)) {
+        let (checksum, bytes) = match (result, window.find(log, page, backed, filling, &mut scratch)) {
             (Ok(()), Some(found)) => found,
-            _ if !self.is_at(page, backed, generation, log) => return Ok(Found::Changed),
+            _ if !self.is_at(page, backed, filling, log) => return Ok(Found::Changed),
             (Err(error), _) => {
                 log.counts.failed_reads.add(1);
                 return Err(error);
@@ -182,7 +192,7 @@ impl Store {
         self.verify(checksum, out)?;
         if then == Then::Return && self.should_return(page) {
             // Without room the page stays on the device.
-            let _ = self.return_to_memory(log, page, backed, generation, bytes, checksum);
+            let _ = self.return_to_memory(log, page, backed, filling, bytes, checksum);
         }
         let next_place = backed.place + log.footprint(usize::from(backed.len)) as u64;
         match stream {
@@ -196,8 +206,9 @@ impl Store {
     }
 
     /// Reads the blocks in which an object lies, and with `ahead` the blocks after them.
-    fn read_window(&self, log: &Log, backed: Backed, generation: u32, ahead: bool) -> (Window, Result<()>) {
-        let block_bytes = BLOCK_BYTES as u64;
+    fn read_window(&self, log: &Log, backed: Backed, filling: Filling, ahead: bool) -> (Window, Result<()>) {
+        // A part of an object of the backing can begin and end anywhere.
+        let block_bytes = if log.written_once { ALIGN_BYTES } else { BLOCK_BYTES } as u64;
         let start = backed.place / block_bytes * block_bytes;
         let end =
             (backed.place + log.footprint(usize::from(backed.len)) as u64).next_multiple_of(block_bytes);
@@ -205,15 +216,15 @@ impl Store {
         let extent_end = log.place(log.extent_of(backed.place) + 1, 0);
         let len_bytes = (end.min(extent_end) - start) as usize;
         let (buffer, result) =
-            log.backing.carry_out(Direction::Read, start, len_bytes, log.reads.take_waiting());
+            log.backing.carry_out(Direction::Read, start, len_bytes, filling, log.reads.take_waiting());
         log.counts.reads.add(1);
         log.counts.read_bytes.add(len_bytes as u64);
-        (Window { generation, start, len_bytes, buffer }, result)
+        (Window { filling, start, len_bytes, buffer }, result)
     }
 
     /// Returns whether a page still is at that place.
-    fn is_at(&self, page: PageNo, backed: Backed, generation: u32, log: &Log) -> bool {
-        is_there(&self.slots.lock(page), backed, generation, log)
+    fn is_at(&self, page: PageNo, backed: Backed, filling: Filling, log: &Log) -> bool {
+        is_there(&self.slots.lock(page), backed, filling, log)
     }
 
     /// Returns whether a page that was read should return to memory.
@@ -230,7 +241,7 @@ impl Store {
         log: &Log,
         page: PageNo,
         backed: Backed,
-        generation: u32,
+        filling: Filling,
         bytes: &[u8],
         checksum: u32,
     ) -> Result<()> {
@@ -248,7 +259,7 @@ impl Store {
         let (handle, len, priority) = handle?;
         let new = Contents::Stored { handle, len, checksum, priority };
         let slot = self.slots.lock(page);
-        if is_there(&slot, backed, generation, log) {
+        if is_there(&slot, backed, filling, log) {
             log.counts.pages_returned.add(1);
             self.replace(slot, page, new);
         } else {
@@ -260,8 +271,8 @@ impl Store {
 }
 
 /// Returns whether a slot refers to that place, in an extent that was not refilled since.
-fn is_there(slot: &SlotGuard<'_>, backed: Backed, generation: u32, log: &Log) -> bool {
-    slot.contents() == Contents::Backed(backed) && log.generation_at(backed.place) == generation
+fn is_there(slot: &SlotGuard<'_>, backed: Backed, filling: Filling, log: &Log) -> bool {
+    slot.contents() == Contents::Backed(backed) && log.filling_at(backed.place) == filling
 }
 
 const _: () = assert!(READ_AHEAD_BYTES >= 3 * PAGE_SIZE);

@@ -137,6 +137,13 @@ impl BackingDevice {
         })
     }
 
+    /// Discards everything, while no thread writes.
+    pub(super) fn erase(&self) {
+        let _turn = self.writer.lock();
+        self.log.discard_all();
+        self.log.backing.end();
+    }
+
     /// Returns the maximum memory of tables and buffers.
     pub(in crate::store) fn max_bytes(&self) -> usize {
         let writes = (self.batch.get() + MORE_BUFFERS) as usize * self.log.extent_bytes;
@@ -320,15 +327,21 @@ impl<'a> Pass<'a> {
             return;
         }
         let log = &self.backing.log;
-        // An extent without room for another object is written to its end, with zeros.
         let rest_bytes = log.extent_bytes - open.start;
-        let len_bytes = open.fill.next_multiple_of(BLOCK_BYTES);
-        let len_bytes = if rest_bytes - len_bytes < log.max_footprint() { rest_bytes } else { len_bytes };
+        let blocks_bytes = open.fill.next_multiple_of(BLOCK_BYTES);
+        let is_full = log.written_once || rest_bytes - blocks_bytes < log.max_footprint();
+        let len_bytes = match is_full {
+            // One write is all that the extent gets.
+            true if log.written_once => open.fill,
+            // An extent without room for another object is written to its end, with zeros.
+            true => rest_bytes,
+            false => blocks_bytes,
+        };
         // Leave no old bytes of the buffer on the device.
         open.buffer[open.fill..len_bytes].fill(0);
         flight.extent = open.extent;
         // The write takes over the hold; filling the extent further needs another one.
-        if len_bytes < rest_bytes {
+        if !is_full {
             log.hold(open.extent);
             writer.begun[purpose as usize] = Some((open.extent, open.start + len_bytes));
         }
@@ -338,6 +351,7 @@ impl<'a> Pass<'a> {
             direction: Direction::Write,
             offset: log.place(open.extent, open.start),
             len_bytes,
+            filling: log.filling(open.extent),
             buffer: open.buffer,
             token: u64::from(open.number),
             completion: Arc::<Finished>::clone(&self.backing.finished),
@@ -445,8 +459,9 @@ impl Open {
         pool_bytes: u16,
     ) {
         let end = self.fill + log.footprint(bytes.len());
-        log.put(&mut self.buffer[self.fill..end], self.extent, object, bytes);
-        let at = (self.start + self.fill) as u32;
+        let at = self.start + self.fill;
+        log.put(&mut self.buffer[self.fill..end], self.extent, at, object, bytes);
+        let at = at as u32;
         flight.entries.push(Entry { object: *object, at, pool_bytes, from });
         self.fill = end;
     }

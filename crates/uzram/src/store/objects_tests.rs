@@ -1,0 +1,238 @@
+//! Pages that are written back to a backing that keeps each extent as one object.
+
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+
+use super::tests::config;
+use super::writeback::sealed::tests::Plain;
+use super::writeback_tests::{ALL, expect, half_random, incompressible, work};
+use super::*;
+use crate::backing::{Backing, Direction, FaultyBacking, Filling, Seal, Transfer};
+use crate::base::error::{Error, ErrorKind};
+use crate::base::random::Random;
+use crate::base::sync::{Arc, Mutex, classes};
+use crate::base::units::{PAGE_SIZE, Page, PageNo};
+
+const OBJECT_BYTES: usize = 64 << 10;
+
+/// Objects in memory, by extent and filling. Changing one, and writing to one that exists, is a defect.
+struct Objects {
+    len_bytes: u64,
+    seal: Option<Arc<dyn Seal>>,
+    held: Mutex<BTreeMap<(u32, u32), Vec<u8>>>,
+}
+
+/// Clones share what they hold.
+#[derive(Clone)]
+struct Shared(Arc<Objects>);
+
+impl Shared {
+    fn new(len_bytes: u64) -> Self {
+        Self::with(len_bytes, None)
+    }
+
+    /// With objects that are sealed.
+    fn sealed(len_bytes: u64) -> Self {
+        Self::with(len_bytes, Some(Arc::new(Plain::default())))
+    }
+
+    fn with(len_bytes: u64, seal: Option<Arc<dyn Seal>>) -> Self {
+        let held = Mutex::new(&classes::BACKING_QUEUE, BTreeMap::new());
+        Shared(Arc::new(Objects { len_bytes, seal, held }))
+    }
+
+    fn objects(&self) -> usize {
+        self.0.held.lock().len()
+    }
+
+    /// A home that differs from extent to extent.
+    fn home_of(extent: u32) -> u32 {
+        extent.wrapping_mul(0x9e37_79b9) | 1
+    }
+
+    fn key(offset: u64, filling: Filling) -> (u32, u32) {
+        let extent = (offset / OBJECT_BYTES as u64) as u32;
+        assert_eq!(filling.home, Self::home_of(extent), "extent {extent} is looked for elsewhere");
+        assert_ne!(filling.generation, 0);
+        (extent, filling.generation)
+    }
+
+    fn carry_out(&self, direction: Direction, offset: u64, part: &mut [u8], filling: Filling) -> Result<()> {
+        let (key, at) = (Self::key(offset, filling), offset as usize % OBJECT_BYTES);
+        assert!(at + part.len() <= OBJECT_BYTES);
+        let mut held = self.0.held.lock();
+        match direction {
+            Direction::Read => {
+                let whole =
+                    held.get(&key).ok_or_else(|| Error::new(ErrorKind::Io, "there is no such object"))?;
+                let there = whole.get(at..).unwrap_or_default();
+                let there = &there[..there.len().min(part.len())];
+                part[..there.len()].copy_from_slice(there);
+                part[there.len()..].fill(0);
+            }
+            Direction::Write => {
+                assert_eq!(at, 0, "written in parts");
+                match held.entry(key) {
+                    Entry::Occupied(_) => panic!("object {key:?} is written twice"),
+                    Entry::Vacant(vacant) => vacant.insert(part.to_vec()),
+                };
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Backing for Shared {
+    fn len_bytes(&self) -> u64 {
+        self.0.len_bytes
+    }
+
+    fn block_bytes(&self) -> usize {
+        1
+    }
+
+    fn object_bytes(&self) -> Option<usize> {
+        Some(OBJECT_BYTES)
+    }
+
+    fn seal(&self) -> Option<Arc<dyn Seal>> {
+        self.0.seal.clone()
+    }
+
+    fn home(&self, extent: u32) -> u32 {
+        Self::home_of(extent)
+    }
+
+    fn start(&self, transfer: Transfer) {
+        let objects = self.clone();
+        std::thread::spawn(move || {
+            let Transfer { direction, offset, len_bytes, filling, mut buffer, token, completion } = transfer;
+            let result = objects.carry_out(direction, offset, &mut buffer[..len_bytes], filling);
+            completion.done(token, buffer, result);
+        });
+    }
+
+    fn discard(&self, offset: u64, len_bytes: u64, filling: Filling) {
+        assert_eq!(len_bytes, OBJECT_BYTES as u64);
+        self.0.held.lock().remove(&Self::key(offset, filling));
+    }
+}
+
+fn store_on(objects: &Shared, config: StoreBuilder) -> Store {
+    let backing: Arc<dyn Backing> = Arc::new(objects.clone());
+    let backing = BackingOptions { backing, layout: WritebackLayout::Packed, compressed: true };
+    Store::new(&StoreBuilder { backing: Some(backing), ..config }).expect("a store")
+}
+
+/// Pages are overwritten at random while most of the space is taken: extents are cleaned, the objects of those are gone,
+/// and nothing is lost. In the end none is left.
+#[test]
+fn extents_are_written_once_and_removed() {
+    [Shared::new(8 << 20), Shared::sealed(8 << 20)].iter().for_each(overwrite_and_remove);
+}
+
+fn overwrite_and_remove(objects: &Shared) {
+    const PAGES: u64 = 2000;
+    let store = store_on(objects, config(PAGES));
+    let (mut versions, mut random) = (vec![0; PAGES as usize], Random::new(3));
+    (0..PAGES).for_each(|page| store.write(PageNo::from_number(page), &half_random(page)).expect("memory"));
+    assert_eq!(store.write_back(&ALL), Ok(PAGES));
+    let first_objects = objects.objects();
+    for _ in 0..60 {
+        for _ in 0..200 {
+            let page = random.below(PAGES as usize);
+            versions[page] += PAGES;
+            store.write(PageNo(page as u32), &half_random(page as u64 + versions[page])).expect("memory");
+        }
+        store.write_back(&ALL).expect("room");
+    }
+    let stats = store.backing_stats();
+    assert!(stats.cleaned_bytes > 0 && stats.pages == PAGES, "{stats:?}");
+    assert!(first_objects >= 64 && objects.objects() as u64 <= stats.len_bytes / OBJECT_BYTES as u64);
+    assert!(objects.objects() as u64 <= stats.extent_bytes / OBJECT_BYTES as u64 + 64, "{stats:?}");
+    (0..).zip(&versions).for_each(|(page, version)| expect(&store, page, &half_random(page + version)));
+    // What somebody else removed is an error, and nothing else.
+    store.write_back(&ALL).expect("room");
+    store.erase_backing();
+    assert_eq!(objects.objects(), 0);
+    let (mut out, mut lost) = ([0; PAGE_SIZE], 0);
+    for (page, version) in (0..).zip(&versions) {
+        match store.read(PageNo::from_number(page), &mut out) {
+            Ok(()) => assert!(out == half_random(page + version), "page {page}"),
+            Err(error) => {
+                assert_eq!(error.kind(), ErrorKind::Io);
+                lost += 1;
+            }
+        }
+    }
+    assert!(lost > 0);
+}
+
+/// Without space for more, a page stays in memory, and leaves when others were discarded.
+#[test]
+fn a_store_of_objects_that_is_full_refuses_more() {
+    const PAGES: u64 = 400;
+    let store = store_on(&Shared::new(1 << 20), config(PAGES));
+    (0..PAGES)
+        .for_each(|page| store.write(PageNo::from_number(page), &incompressible(page)).expect("memory"));
+    let refused = store.write_back(&ALL).map_err(|error| (error.kind(), error.setting()));
+    assert_eq!(refused, Err((ErrorKind::NoSpace, Some("backing_dev"))));
+    let held = store.backing_stats().pages;
+    assert!((180..256).contains(&held), "{held} pages in 16 extents");
+    (0..PAGES).for_each(|page| expect(&store, page, &incompressible(page)));
+    (0..PAGES / 2).for_each(|page| store.discard(PageNo::from_number(page)));
+    store.write_back(&ALL).expect("room");
+    (PAGES / 2..PAGES).for_each(|page| expect(&store, page, &incompressible(page)));
+}
+
+#[test]
+fn single_blocks_and_odd_extents_are_refused() {
+    let objects = Shared::new(8 << 20);
+    let of = |layout, compressed| {
+        let backing: Arc<dyn Backing> = Arc::new(objects.clone());
+        let backing = BackingOptions { backing, layout, compressed };
+        Store::new(&StoreBuilder { backing: Some(backing), ..config(100) }).map(drop)
+    };
+    let refused = of(WritebackLayout::Blocks, true).expect_err("no blocks");
+    assert_eq!((refused.kind(), refused.setting()), (ErrorKind::Unsupported, Some("writeback_layout")));
+    of(WritebackLayout::Packed, true).expect("objects");
+}
+
+/// Threads do all operations at once, on a backing with faults, and each checks its own pages against a model.
+#[test]
+fn everything_at_once_on_objects_agrees_with_a_model() {
+    const THREADS: u64 = 6;
+    const PAGES: u64 = 600;
+    for seed in 0..2 {
+        let objects = if seed == 0 { Shared::new(2 << 20) } else { Shared::sealed(2 << 20) };
+        let faulty = FaultyBacking::new(objects.clone(), seed).expect("a thread");
+        let faults = faulty.faults();
+        let backing: Arc<dyn Backing> = Arc::new(faulty);
+        let backing = BackingOptions { backing, layout: WritebackLayout::Packed, compressed: true };
+        let config = StoreBuilder { backing: Some(backing), limit_pages: 128, ..config(PAGES) };
+        let store = Arc::new(Store::new(&config).expect("a store"));
+        let policy = PolicyThread::start("test", &store).expect("a thread");
+        let models: Vec<_> = std::thread::scope(|scope| {
+            let (store, faults) = (&*store, &faults);
+            let start =
+                |thread| scope.spawn(move || work(store, faults, 100 + seed, thread, THREADS, 20_000));
+            let workers: Vec<_> = (0..THREADS).map(start).collect();
+            workers.into_iter().map(|worker| worker.join().expect("no thread failed")).collect()
+        });
+        faults.clear();
+        for (thread, model) in (0..).zip(&models) {
+            (0..)
+                .zip(model)
+                .for_each(|(at, contents): (u64, &Page)| expect(&store, at * THREADS + thread, contents));
+        }
+        drop(policy);
+        let stats = store.backing_stats();
+        assert!(stats.pages_written_back > 1000 && stats.cleaned_bytes > 0, "{stats:?}");
+        assert!(stats.pages_returned > 0 && stats.failed_writes > 0, "{stats:?}");
+        store.discard_pages(0..PAGES);
+        assert_eq!((store.backing_stats().pages, store.backing_stats().held_bytes), (0, 0), "seed {seed}");
+        // Objects of which the write failed later are removed, too.
+        store.erase_backing();
+        assert_eq!(objects.objects(), 0, "seed {seed}");
+    }
+}

@@ -1,0 +1,175 @@
+//! An object on a backing that others can read or change: encrypted, with a tag that tells whether it is as it was written.
+//!
+//! ```text
+//!  0   page       u32   the page's number
+//!  4   len        u16   length of the object's bytes, 1..=4096
+//!  6   priority   u8    of the algorithm that compressed it
+//!  7   mark       u8    never 0, so that a header is not all zeros
+//!  8   tag        [16]  of all else here, and of the extent, its generation, and the object's place in it
+//! 24   checksum   u32   of the decompressed page, encrypted
+//! 28   bytes            encrypted
+//! ```
+//!
+//! The nonce is the extent, its generation and the object's place: an extent of a generation is filled once, from its start
+//! to its end, so none is used twice with a key. Who can read the backing learns which pages are written when, and how
+//! well they compress.
+
+use crate::backing::Seal;
+use crate::base::units::{PAGE_SIZE, PageNo};
+
+use super::object::Object;
+
+/// What comes before the encrypted bytes.
+const HEADER_BYTES: usize = 24;
+/// The part of it that says what the object is.
+const ABOUT_BYTES: usize = 8;
+/// The encrypted checksum.
+const CHECKSUM_BYTES: usize = 4;
+/// The bytes of a sealed object besides its own.
+pub(super) const OVERHEAD_BYTES: usize = HEADER_BYTES + CHECKSUM_BYTES;
+const MARK: u8 = 0xb6;
+
+/// Where an object is, once and for all.
+#[derive(Clone, Copy)]
+pub(super) struct Position {
+    pub(super) extent: u32,
+    pub(super) generation: u32,
+    /// The offset in the extent.
+    pub(super) at: u32,
+}
+
+impl Position {
+    fn nonce(self) -> [u8; 12] {
+        let mut nonce = [0; 12];
+        let words = [self.extent, self.generation, self.at];
+        nonce.chunks_exact_mut(4).zip(words).for_each(|(to, word)| to.copy_from_slice(&word.to_le_bytes()));
+        nonce
+    }
+}
+
+/// Writes an object into `out`, which has room for it, from the start.
+pub(super) fn put(seal: &dyn Seal, out: &mut [u8], position: Position, object: &Object, bytes: &[u8]) {
+    let (header, sealed) = out.split_at_mut(HEADER_BYTES);
+    header[..4].copy_from_slice(&object.page.0.to_le_bytes());
+    header[4..6].copy_from_slice(&object.len.to_le_bytes());
+    header[6] = object.priority;
+    header[7] = MARK;
+    let sealed = &mut sealed[..CHECKSUM_BYTES + bytes.len()];
+    sealed[..CHECKSUM_BYTES].copy_from_slice(&object.checksum.to_le_bytes());
+    sealed[CHECKSUM_BYTES..].copy_from_slice(bytes);
+    let tag = seal.seal(position.nonce(), &header[..ABOUT_BYTES], sealed);
+    header[ABOUT_BYTES..].copy_from_slice(&tag);
+}
+
+/// Returns the object at the start of `bytes`, and its own bytes, which are in `scratch` then. Returns `None` if there is no
+/// object, or it is not as it was written there.
+pub(super) fn parse<'a>(
+    seal: &dyn Seal,
+    bytes: &[u8],
+    position: Position,
+    scratch: &'a mut Vec<u8>,
+) -> Option<(Object, &'a [u8])> {
+    let (header, rest) = bytes.split_first_chunk::<HEADER_BYTES>()?;
+    let (about, tag) = header.split_first_chunk::<ABOUT_BYTES>()?;
+    let len = u16::from_le_bytes([about[4], about[5]]);
+    if about[7] != MARK || !(1..=PAGE_SIZE).contains(&usize::from(len)) {
+        return None;
+    }
+    scratch.clear();
+    scratch.extend_from_slice(rest.get(..CHECKSUM_BYTES + usize::from(len))?);
+    if !seal.open(position.nonce(), about, scratch, tag.try_into().ok()?) {
+        return None;
+    }
+    let (checksum, own) = scratch.split_first_chunk::<CHECKSUM_BYTES>()?;
+    let object = Object {
+        page: PageNo(u32::from_le_bytes([about[0], about[1], about[2], about[3]])),
+        checksum: u32::from_le_bytes(*checksum),
+        len,
+        priority: about[6],
+    };
+    Some((object, own))
+}
+
+#[cfg(all(test, not(loom)))]
+pub(in crate::store) mod tests {
+    use std::collections::HashSet;
+    use std::sync::Mutex;
+
+    use super::*;
+    use crate::base::random::Random;
+
+    /// Not a cipher: random bytes of the nonce, and a CRC. Each nonce may be used once.
+    #[derive(Default)]
+    pub(in crate::store) struct Plain {
+        used: Mutex<HashSet<[u8; 12]>>,
+    }
+
+    impl Plain {
+        fn change(nonce: [u8; 12], bytes: &mut [u8]) {
+            let mut stream = vec![0; bytes.len()];
+            Random::new(u64::from(crc32fast::hash(&nonce))).fill(&mut stream);
+            bytes.iter_mut().zip(stream).for_each(|(byte, other)| *byte ^= other);
+        }
+
+        fn tag(nonce: [u8; 12], about: &[u8], bytes: &[u8]) -> [u8; 16] {
+            let mut tag = [0; 16];
+            tag[..4].copy_from_slice(&crc32fast::hash(&[&nonce, about, bytes].concat()).to_le_bytes());
+            tag
+        }
+    }
+
+    impl Seal for Plain {
+        fn seal(&self, nonce: [u8; 12], about: &[u8], bytes: &mut [u8]) -> [u8; 16] {
+            assert!(self.used.lock().expect("no panic").insert(nonce), "nonce {nonce:?} is used twice");
+            Self::change(nonce, bytes);
+            Self::tag(nonce, about, bytes)
+        }
+
+        fn open(&self, nonce: [u8; 12], about: &[u8], bytes: &mut [u8], tag: &[u8; 16]) -> bool {
+            let is_whole = Self::tag(nonce, about, bytes) == *tag;
+            Self::change(nonce, bytes);
+            is_whole
+        }
+    }
+
+    #[test]
+    fn a_sealed_object_is_found_as_it_was_written_there_or_not_at_all() {
+        let (seal, mut random, mut scratch) = (Plain::default(), Random::new(7), Vec::new());
+        for round in 0..200 {
+            let mut bytes = vec![0; 1 + random.below(PAGE_SIZE)];
+            random.fill(&mut bytes);
+            let object = Object {
+                page: PageNo(random.next() as u32),
+                checksum: random.next() as u32,
+                len: bytes.len() as u16,
+                priority: random.below(4) as u8,
+            };
+            let position =
+                Position { extent: round, generation: random.next() as u32, at: random.next() as u32 };
+            let mut out = vec![0; OVERHEAD_BYTES + bytes.len()];
+            put(&seal, &mut out, position, &object, &bytes);
+            assert!(
+                bytes.len() < 16 || !out.windows(16).any(|window| window == &bytes[..16]),
+                "round {round}"
+            );
+            assert_eq!(
+                parse(&seal, &out, position, &mut scratch),
+                Some((object, &bytes[..])),
+                "round {round}"
+            );
+            for other in [
+                Position { extent: round + 1, ..position },
+                Position { generation: position.generation.wrapping_add(1), ..position },
+                Position { at: position.at ^ 8, ..position },
+            ] {
+                assert_eq!(parse(&seal, &out, other, &mut scratch), None, "round {round}");
+            }
+            assert_eq!(parse(&seal, &out[..out.len() - 1], position, &mut scratch), None);
+            let at = random.below(out.len());
+            out[at] ^= 1 << random.below(8);
+            assert_eq!(parse(&seal, &out, position, &mut scratch), None, "round {round}, byte {at}");
+        }
+        let first = Position { extent: 0, generation: 0, at: 0 };
+        assert_eq!(parse(&seal, &[0; 64], first, &mut scratch), None);
+    }
+}
