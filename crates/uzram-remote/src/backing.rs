@@ -1,0 +1,532 @@
+//! [`RemoteBacking`]: carries out a device's transfers on a store of objects.
+//!
+//! A few threads of its own run the requests, many at a time. Each has a deadline. Writes wait while too many bytes are
+//! under way, and fail at once while the store is down ([`Breaker`]). Removals wait in a queue, and are tried again.
+
+use std::collections::{HashSet, VecDeque};
+use std::future::Future;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+use tokio::runtime::{Builder, Runtime};
+use tokio::sync::{Notify, Semaphore};
+use uzram::backing::{Backing, Direction, Filling, Health, Seal, Started, Transfer};
+use uzram::{Error, ErrorKind, Result};
+
+use crate::SETTING;
+use crate::breaker::Breaker;
+use crate::objects::{DeviceId, Key as ObjectKey, Objects};
+use crate::secret::{Key, Sealer};
+
+/// Threads that run requests: what a request takes is mostly time of the network and of the store.
+const THREADS: usize = 2;
+/// Removals that are asked for together.
+const REMOVALS_AT_ONCE: usize = 256;
+/// Objects that may wait for their removal; those of more stay behind. Takes 3 MiB.
+const MAX_REMOVALS: usize = 1 << 16;
+/// How often a store that is down is tried, and a removal that failed.
+const RETRY_EVERY: Duration = Duration::from_millis(500);
+/// How often a store that seems well is checked: somebody may have changed what it keeps.
+const CHECK_EVERY: Duration = Duration::from_secs(2);
+/// How long the end of a backing waits for removals…
+const END_WITHIN: Duration = Duration::from_secs(5);
+/// How long it waits until the device's lease has ended.
+const LEASE_ENDS_WITHIN: Duration = Duration::from_secs(1);
+/// How often it looks for removals.
+const LOOK_EVERY: Duration = Duration::from_millis(5);
+/// What a backing without a size of its own uses at least, for extents that are being filled and cleaned.
+const SPARE_BYTES: u64 = 16 << 20;
+
+/// What a backing asks of a store at most.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Bytes of objects that are being written.
+    pub in_flight_bytes: usize,
+    /// The time that a read may take, with all that the client tries.
+    pub read_deadline: Duration,
+    /// The time that a write may take once it has begun.
+    pub write_deadline: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Limits {
+            in_flight_bytes: 8 << 20,
+            read_deadline: Duration::from_secs(3),
+            write_deadline: Duration::from_secs(5),
+        }
+    }
+}
+
+/// A device, and the key that its objects are sealed with. Whoever has it can read them.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Identity {
+    pub(crate) device: DeviceId,
+    key: Key,
+}
+
+impl Identity {
+    /// Draws a new one.
+    ///
+    /// # Errors
+    /// `Io` if the system gives no random bytes.
+    pub fn new() -> Result<Identity> {
+        Ok(Identity { device: DeviceId::new()?, key: Key::new()? })
+    }
+}
+
+/// A [`Backing`] in a store of objects.
+pub struct RemoteBacking<O: Objects> {
+    shared: Arc<Shared<O>>,
+    /// `None` once it is dropped.
+    runtime: Option<Runtime>,
+}
+
+struct Shared<O> {
+    /// Set once there is a connection.
+    objects: OnceLock<O>,
+    connected: Notify,
+    device: DeviceId,
+    seal: Arc<Sealer>,
+    /// The bytes to use; 0 for as many as the device has, until that is known.
+    len_bytes: AtomicU64,
+    limits: Limits,
+    breaker: Breaker,
+    /// A permit for each byte that may be written at a time.
+    in_flight: Semaphore,
+    removals: Removals,
+    /// Objects whose write was refused before it was sent: there is nothing to remove.
+    unsent: Mutex<HashSet<ObjectKey>>,
+    under_way: UnderWay,
+    /// Set when a store uses it.
+    has_begun: AtomicBool,
+    /// Set at the end: nothing is written any more.
+    has_ended: AtomicBool,
+    lost: AtomicU64,
+    expired: AtomicU64,
+}
+
+/// Objects that are to be removed.
+#[derive(Default)]
+struct Removals {
+    waiting: Mutex<VecDeque<ObjectKey>>,
+    more: Notify,
+    left_behind: AtomicU64,
+}
+
+/// Counts transfers that have not ended.
+#[derive(Default)]
+struct UnderWay {
+    count: Mutex<usize>,
+    ended: Condvar,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl<O: Objects> RemoteBacking<O> {
+    /// Makes a store of objects the backing of a device: connects to it by `connect`, and waits until it is connected. Of
+    /// the store, `len_bytes` are used at most; `None` for as many as the device has.
+    ///
+    /// # Errors
+    /// Those of `connect`; `NoMemory` when the system gives no threads, or locks no memory.
+    pub fn open<F>(
+        identity: &Identity,
+        len_bytes: Option<u64>,
+        limits: Limits,
+        connect: impl FnOnce() -> F,
+    ) -> Result<Self>
+    where
+        F: Future<Output = Result<O>>,
+    {
+        let backing = Self::start(identity, len_bytes, limits)?;
+        if let Some(runtime) = &backing.runtime {
+            let objects = runtime.block_on(async {
+                let objects = connect().await?;
+                // Before there is any object.
+                objects.renew_lease(identity.device).await?;
+                Ok::<O, Error>(objects)
+            })?;
+            backing.shared.set_objects(objects);
+        }
+        Ok(backing)
+    }
+
+    /// Goes on with the objects that a device has there. It is connected later, if the store is away; what needs it waits,
+    /// and fails in time.
+    ///
+    /// # Errors
+    /// `NoMemory` when the system gives no threads, or locks no memory.
+    pub fn resume<F>(
+        identity: &Identity,
+        len_bytes: u64,
+        limits: Limits,
+        connect: impl Fn() -> F + Send + 'static,
+    ) -> Result<Self>
+    where
+        F: Future<Output = Result<O>> + Send,
+    {
+        let backing = Self::start(identity, Some(len_bytes), limits)?;
+        let shared = Arc::clone(&backing.shared);
+        if let Some(runtime) = &backing.runtime {
+            runtime.spawn(async move {
+                loop {
+                    match connect().await {
+                        Ok(objects) => {
+                            shared.breaker.close();
+                            return shared.set_objects(objects);
+                        }
+                        Err(error) => shared.breaker.open(error),
+                    }
+                    tokio::time::sleep(RETRY_EVERY).await;
+                }
+            });
+        }
+        Ok(backing)
+    }
+
+    fn start(identity: &Identity, len_bytes: Option<u64>, limits: Limits) -> Result<Self> {
+        let mut runtime = Builder::new_multi_thread();
+        runtime.worker_threads(THREADS).thread_name("uzram-remote").enable_all();
+        let runtime = runtime.build().map_err(|error| {
+            let what = format!("the system gave no threads: {error}");
+            Error::new(ErrorKind::NoMemory, what).with_setting(SETTING)
+        })?;
+        let permits = limits.in_flight_bytes.clamp(O::OBJECT_BYTES, Semaphore::MAX_PERMITS);
+        let shared = Arc::new(Shared {
+            objects: OnceLock::new(),
+            connected: Notify::new(),
+            device: identity.device,
+            seal: Arc::new(Sealer::new(identity.device, &identity.key)?),
+            len_bytes: AtomicU64::new(len_bytes.map_or(0, whole::<O>)),
+            limits,
+            breaker: Breaker::default(),
+            in_flight: Semaphore::new(permits),
+            removals: Removals::default(),
+            unsent: Mutex::default(),
+            under_way: UnderWay::default(),
+            has_begun: AtomicBool::new(false),
+            has_ended: AtomicBool::new(false),
+            lost: AtomicU64::new(0),
+            expired: AtomicU64::new(0),
+        });
+        runtime.spawn(Arc::clone(&shared).keep_removing());
+        runtime.spawn(Arc::clone(&shared).keep_checking());
+        Ok(RemoteBacking { shared, runtime: Some(runtime) })
+    }
+}
+
+/// Returns the bytes of whole objects.
+fn whole<O: Objects>(len_bytes: u64) -> u64 {
+    len_bytes / O::OBJECT_BYTES as u64 * O::OBJECT_BYTES as u64
+}
+
+impl<O: Objects> Backing for RemoteBacking<O> {
+    fn len_bytes(&self) -> u64 {
+        self.shared.len_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Returns 1: any part of an object can be read.
+    fn block_bytes(&self) -> usize {
+        1
+    }
+
+    fn object_bytes(&self) -> Option<usize> {
+        Some(O::OBJECT_BYTES)
+    }
+
+    fn seal(&self) -> Option<Arc<dyn Seal>> {
+        Some(Arc::<Sealer>::clone(&self.shared.seal))
+    }
+
+    /// Without a connection there is none, and the write fails.
+    fn home(&self, extent: u32) -> u32 {
+        self.shared.objects.get().map_or(0, |objects| objects.home(extent))
+    }
+
+    /// Fails the second time: the numbers of extents and generations begin anew in each store, and name other objects.
+    fn begin(&self) -> Result<()> {
+        match self.shared.has_begun.swap(true, Ordering::Relaxed) {
+            false => Ok(()),
+            true => {
+                Err(Error::new(ErrorKind::Busy, "another device has used this backing").with_setting(SETTING))
+            }
+        }
+    }
+
+    /// Uses as many bytes as the disk has, and some for extents that are partly dead.
+    fn set_disk_bytes(&self, bytes: u64) {
+        let len_bytes = whole::<O>(bytes.saturating_add(bytes / 8).saturating_add(SPARE_BYTES));
+        // One that has a size keeps it.
+        let _ = self.shared.len_bytes.compare_exchange(0, len_bytes, Ordering::Relaxed, Ordering::Relaxed);
+    }
+
+    fn health(&self) -> Option<Health> {
+        let shared = &self.shared;
+        Some(Health {
+            lost: shared.lost.load(Ordering::Relaxed),
+            expired: shared.expired.load(Ordering::Relaxed),
+            left_behind: shared.removals.left_behind.load(Ordering::Relaxed),
+            stopped: shared.breaker.why(),
+        })
+    }
+
+    fn end(&self) {
+        self.shared.has_ended.store(true, Ordering::Relaxed);
+        self.shared.under_way.wait();
+        self.end_removals();
+        if let (Some(runtime), Some(objects)) = (&self.runtime, self.shared.objects.get()) {
+            let ending = objects.end_lease(self.shared.device);
+            let _ = runtime.block_on(async { tokio::time::timeout(LEASE_ENDS_WITHIN, ending).await });
+        }
+    }
+
+    fn start(&self, transfer: Transfer) {
+        let (shared, mut started) = (Arc::clone(&self.shared), Started::new(transfer));
+        let Some(runtime) = &self.runtime else { return };
+        let counted = Counted::new(Arc::clone(&shared));
+        runtime.spawn(async move {
+            let result = shared.carry_out(&mut started).await;
+            started.finish(result);
+            drop(counted);
+        });
+    }
+
+    /// Puts the extent's object into the queue of those that are to be removed.
+    fn discard(&self, offset: u64, _: u64, filling: Filling) {
+        let (key, _) = self.shared.key(offset, filling);
+        if !lock(&self.shared.unsent).remove(&key) {
+            self.shared.removals.add(key);
+        }
+    }
+}
+
+/// Counts a transfer until it has ended, or was given up by a panic.
+struct Counted<O>(Arc<Shared<O>>);
+
+impl<O> Counted<O> {
+    fn new(shared: Arc<Shared<O>>) -> Self {
+        *lock(&shared.under_way.count) += 1;
+        Counted(shared)
+    }
+}
+
+impl<O> Drop for Counted<O> {
+    fn drop(&mut self) {
+        *lock(&self.0.under_way.count) -= 1;
+        self.0.under_way.ended.notify_all();
+    }
+}
+
+impl<O: Objects> RemoteBacking<O> {
+    /// Waits until all removals were carried out, or some seconds.
+    fn end_removals(&self) {
+        let removals = &self.shared.removals;
+        let ends = Instant::now() + END_WITHIN;
+        while !removals.is_empty() && Instant::now() < ends {
+            removals.more.notify_one();
+            std::thread::sleep(LOOK_EVERY);
+        }
+    }
+}
+
+impl<O: Objects> Drop for RemoteBacking<O> {
+    /// Waits for the transfers, each of which has a deadline, and some seconds for removals.
+    fn drop(&mut self) {
+        self.shared.under_way.wait();
+        self.end_removals();
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_timeout(END_WITHIN);
+        }
+    }
+}
+
+impl UnderWay {
+    /// Waits until no transfer is under way.
+    fn wait(&self) {
+        let mut count = lock(&self.count);
+        while *count > 0 {
+            count = self.ended.wait(count).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}
+
+impl<O: Objects> Shared<O> {
+    fn set_objects(&self, objects: O) {
+        // Connected once.
+        let _ = self.objects.set(objects);
+        self.connected.notify_waiters();
+    }
+
+    /// Returns the store; waits until there is a connection.
+    async fn objects(&self) -> &O {
+        loop {
+            let mut connected = std::pin::pin!(self.connected.notified());
+            // From here on, a connection is not missed.
+            connected.as_mut().enable();
+            if let Some(objects) = self.objects.get() {
+                return objects;
+            }
+            connected.await;
+        }
+    }
+
+    /// Returns the key of the object in which a byte lies, and where it lies in it.
+    fn key(&self, offset: u64, filling: Filling) -> (ObjectKey, usize) {
+        let object_bytes = O::OBJECT_BYTES as u64;
+        let extent = (offset / object_bytes) as u32;
+        (ObjectKey { device: self.device, extent, filling }, (offset % object_bytes) as usize)
+    }
+
+    async fn carry_out(&self, transfer: &mut Transfer) -> Result<()> {
+        let Transfer { direction, offset, len_bytes, filling, buffer, .. } = transfer;
+        let (key, at) = self.key(*offset, *filling);
+        let inside = at.checked_add(*len_bytes).is_some_and(|end| end <= O::OBJECT_BYTES);
+        if !inside || *len_bytes > buffer.len() || *offset >= self.len_bytes.load(Ordering::Relaxed) {
+            return Err(Error::new(ErrorKind::OutOfRange, "a transfer beyond the end of an object"));
+        }
+        match direction {
+            Direction::Read => self.read(key, at, &mut buffer[..*len_bytes]).await,
+            Direction::Write if at > 0 => Err(Error::invalid("an object is written as a whole")),
+            Direction::Write => self.write(key, &buffer[..*len_bytes]).await,
+        }
+    }
+
+    async fn read(&self, key: ObjectKey, at: usize, out: &mut [u8]) -> Result<()> {
+        let reading = async { self.objects().await.get(key, at, out).await };
+        match tokio::time::timeout(self.limits.read_deadline, reading).await {
+            Ok(Err(error)) if error.kind() == ErrorKind::NotFound => {
+                self.lost.fetch_add(1, Ordering::Relaxed);
+                Err(Error::new(ErrorKind::Io, error.to_string()).with_setting(SETTING))
+            }
+            Ok(result) => result,
+            Err(_) => Err(self.expired("read")),
+        }
+    }
+
+    async fn write(&self, key: ObjectKey, bytes: &[u8]) -> Result<()> {
+        let permits = self.in_flight.acquire_many(bytes.len() as u32).await;
+        let _permits = permits.map_err(|_| Error::new(ErrorKind::Io, "the backing is being closed"))?;
+        if let Err(refusal) = self.may_write() {
+            lock(&self.unsent).insert(key);
+            return Err(refusal);
+        }
+        let writing = async { self.objects().await.put(key, bytes).await };
+        let written = tokio::time::timeout(self.limits.write_deadline, writing).await;
+        let result = written.unwrap_or_else(|_| Err(self.expired("write")));
+        if result.is_err() {
+            // It may be there, or come later.
+            self.removals.add(key);
+        }
+        self.breaker.note(&result);
+        result
+    }
+
+    fn may_write(&self) -> Result<()> {
+        match self.has_ended.load(Ordering::Relaxed) {
+            true => Err(Error::new(ErrorKind::Io, "the backing is no longer used").with_setting(SETTING)),
+            false => self.breaker.check(),
+        }
+    }
+
+    fn expired(&self, what: &str) -> Error {
+        self.expired.fetch_add(1, Ordering::Relaxed);
+        Error::new(ErrorKind::Io, format!("the store did not answer a {what} in time")).with_setting(SETTING)
+    }
+
+    /// Removes objects until the runtime ends.
+    async fn keep_removing(self: Arc<Self>) {
+        loop {
+            // A store that is down is left alone.
+            if self.breaker.check().is_err() && !self.has_ended.load(Ordering::Relaxed) {
+                tokio::time::sleep(RETRY_EVERY).await;
+                continue;
+            }
+            let keys = self.removals.take();
+            if keys.is_empty() {
+                self.removals.more.notified().await;
+                continue;
+            }
+            let asked = async { self.objects().await.remove(keys.clone()).await };
+            let failed = tokio::time::timeout(self.limits.write_deadline, asked)
+                .await
+                .unwrap_or_else(|_| keys.clone());
+            let has_failed = !failed.is_empty();
+            if self.has_ended.load(Ordering::Relaxed) {
+                // Tried once.
+                self.removals.left_behind.fetch_add(failed.len() as u64, Ordering::Relaxed);
+                self.removals.end(keys.len(), Vec::new());
+                continue;
+            }
+            self.removals.end(keys.len(), failed);
+            if has_failed {
+                tokio::time::sleep(RETRY_EVERY).await;
+            }
+        }
+    }
+
+    /// Checks the store until the runtime ends: often while nothing is written.
+    async fn keep_checking(self: Arc<Self>) {
+        let mut checked = Instant::now();
+        loop {
+            tokio::time::sleep(RETRY_EVERY).await;
+            let is_stopped = self.breaker.check().is_err();
+            if !is_stopped && checked.elapsed() < CHECK_EVERY {
+                continue;
+            }
+            checked = Instant::now();
+            // Who connects checks, too.
+            let Some(objects) = self.objects.get() else { continue };
+            let checking = async {
+                objects.check().await?;
+                objects.renew_lease(self.device).await?;
+                // The end may have come meanwhile.
+                if self.has_ended.load(Ordering::Relaxed) {
+                    objects.end_lease(self.device).await;
+                }
+                Ok(())
+            };
+            if self.has_ended.load(Ordering::Relaxed) {
+                return;
+            }
+            match tokio::time::timeout(self.limits.read_deadline, checking).await {
+                Ok(Ok(())) if is_stopped => self.breaker.close(),
+                Ok(Ok(())) => {}
+                Ok(Err(error)) => self.breaker.open(error),
+                Err(_) => self.breaker.open(self.expired("check")),
+            }
+        }
+    }
+}
+
+impl Removals {
+    fn add(&self, key: ObjectKey) {
+        let mut waiting = lock(&self.waiting);
+        if waiting.len() < MAX_REMOVALS {
+            waiting.push_back(key);
+            drop(waiting);
+            self.more.notify_one();
+        } else {
+            self.left_behind.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Returns the first ones, which stay in the queue until [`Removals::end`].
+    fn take(&self) -> Vec<ObjectKey> {
+        lock(&self.waiting).iter().take(REMOVALS_AT_ONCE).copied().collect()
+    }
+
+    /// Ends the removal of the first `count`; those that failed are tried again, after all others.
+    fn end(&self, count: usize, failed: Vec<ObjectKey>) {
+        let mut waiting = lock(&self.waiting);
+        waiting.drain(..count);
+        waiting.extend(failed);
+    }
+
+    fn is_empty(&self) -> bool {
+        lock(&self.waiting).is_empty()
+    }
+}

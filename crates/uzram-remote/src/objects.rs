@@ -1,0 +1,100 @@
+//! What a store of objects can do.
+
+use std::future::Future;
+
+use serde::{Deserialize, Serialize};
+use uzram::backing::Filling;
+use uzram::{Error, ErrorKind, Result};
+
+/// Names a device among all that ever had objects in a store: 128 bits at random.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct DeviceId([u8; 16]);
+
+impl DeviceId {
+    /// Returns a new one.
+    ///
+    /// # Errors
+    /// `Io` if the system gives no random bytes.
+    pub fn new() -> Result<DeviceId> {
+        let mut bytes = [0; 16];
+        match rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty()) {
+            Ok(16) => Ok(DeviceId(bytes)),
+            _ => Err(Error::new(ErrorKind::Io, "the system gave no random bytes")),
+        }
+    }
+}
+
+impl DeviceId {
+    pub(crate) fn bytes(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+impl std::fmt::Display for DeviceId {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+/// Names an object: one filling of an extent of a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Key {
+    /// The device.
+    pub device: DeviceId,
+    /// The extent's number.
+    pub extent: u32,
+    /// The filling.
+    pub filling: Filling,
+}
+
+/// A store of objects, each of which is written once.
+///
+/// The caller sets deadlines: it drops the futures that it no longer waits for. What such a request does afterwards is
+/// unknown; the caller removes the object then.
+pub trait Objects: Send + Sync + 'static {
+    /// The most bytes of an object, a power of two.
+    const OBJECT_BYTES: usize;
+
+    /// Returns what the store wants to know again about an object of that extent ([`Filling::home`]).
+    fn home(&self, extent: u32) -> u32;
+
+    /// Stores an object.
+    fn put(&self, key: Key, bytes: &[u8]) -> impl Future<Output = Result<()>> + Send;
+
+    /// Reads bytes of an object from `at` on, where it has some; behind its end they are zeros.
+    ///
+    /// # Errors
+    /// `NotFound` if there is no such object.
+    fn get(&self, key: Key, at: usize, out: &mut [u8]) -> impl Future<Output = Result<()>> + Send;
+
+    /// Removes objects, and returns those of which it is not known that they are gone.
+    fn remove(&self, keys: Vec<Key>) -> impl Future<Output = Vec<Key>> + Send;
+
+    /// Says in the store that a device is there, for some minutes: its objects belong to somebody.
+    fn renew_lease(&self, device: DeviceId) -> impl Future<Output = Result<()>> + Send;
+
+    /// Takes that back, at the device's end.
+    fn end_lease(&self, device: DeviceId) -> impl Future<Output = ()> + Send;
+
+    /// Checks that the store is there and keeps what it is given.
+    fn check(&self) -> impl Future<Output = Result<()>> + Send;
+}
+
+/// Copies what was read from an object's `range` into `out`, of the length of the range; what the object does not have
+/// becomes zeros.
+///
+/// # Errors
+/// `NotFound` if nothing was read; `Io` if it is more than what was asked for.
+pub(crate) fn take(read: &[u8], out: &mut [u8]) -> Result<()> {
+    if read.is_empty() {
+        return Err(
+            Error::new(ErrorKind::NotFound, "the store has lost an object").with_setting(crate::SETTING)
+        );
+    }
+    let Some((there, rest)) = out.split_at_mut_checked(read.len()) else {
+        return Err(Error::new(ErrorKind::Io, "the store answered with more than it was asked for"));
+    };
+    there.copy_from_slice(read);
+    rest.fill(0);
+    Ok(())
+}

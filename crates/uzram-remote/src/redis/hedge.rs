@@ -1,0 +1,127 @@
+//! When a read that takes long is asked for elsewhere, too: after as long as 19 of 20 reads take (J. Dean and L. A. Barroso,
+//! "The Tail at Scale", 2013).
+
+use std::future::Future;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use uzram::Result;
+
+/// Reads of which the times are known.
+const READS: usize = 256;
+/// Reads after which the 95th percentile is computed anew.
+const EACH: usize = 32;
+/// Before there are times, and at most.
+const LONGEST: Duration = Duration::from_millis(10);
+/// At least: below it, a second request costs more than it gains.
+const SHORTEST: Duration = Duration::from_micros(500);
+
+/// The times of the last reads.
+#[derive(Default)]
+pub(super) struct Latencies {
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    last: Vec<Duration>,
+    next: usize,
+    percentile: Option<Duration>,
+}
+
+impl Latencies {
+    /// Returns how long to wait for a read before it is asked for elsewhere.
+    pub(super) fn hedge_after(&self) -> Duration {
+        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        state.percentile.map_or(LONGEST, |time| time.clamp(SHORTEST, LONGEST))
+    }
+
+    /// Notes the time of a read.
+    pub(super) fn note(&self, time: Duration) {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let State { last, next, percentile } = &mut *state;
+        match last.len() < READS {
+            true => last.push(time),
+            false => last[*next % READS] = time,
+        }
+        *next += 1;
+        if *next % EACH == 0 {
+            let mut sorted = last.clone();
+            let at = sorted.len() * 95 / 100;
+            *percentile = Some(*sorted.select_nth_unstable(at).1);
+        }
+    }
+}
+
+/// Returns what `first` returns. If it fails, or takes longer than `after`, `other` is run, too; then the first success is
+/// returned, or the error of `first`.
+pub(super) async fn either<T>(
+    first: impl Future<Output = Result<T>>,
+    other: impl Future<Output = Result<T>>,
+    after: Duration,
+) -> Result<T> {
+    tokio::pin!(first);
+    tokio::pin!(other);
+    let failure = match tokio::time::timeout(after, &mut first).await {
+        Ok(Ok(read)) => return Ok(read),
+        Ok(Err(error)) => Some(error),
+        Err(_) => None,
+    };
+    if let Some(failure) = failure {
+        return other.await.map_err(|_| failure);
+    }
+    tokio::select! {
+        read = &mut first => match read {
+            Ok(read) => Ok(read),
+            Err(failure) => other.await.map_err(|_| failure),
+        },
+        read = &mut other => match read {
+            Ok(read) => Ok(read),
+            Err(_) => first.await,
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use uzram::{Error, ErrorKind};
+
+    #[test]
+    fn a_read_is_hedged_after_the_95th_percentile() {
+        let latencies = Latencies::default();
+        assert_eq!(latencies.hedge_after(), LONGEST);
+        (0..10 * READS as u64).for_each(|at| latencies.note(Duration::from_micros(1000 + at % 100)));
+        let after = latencies.hedge_after();
+        assert!((1090..1099).contains(&after.as_micros()), "{after:?}");
+        (0..READS).for_each(|_| latencies.note(Duration::ZERO));
+        assert_eq!(latencies.hedge_after(), SHORTEST);
+    }
+
+    #[test]
+    fn the_first_success_counts() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build();
+        let in_ms = |ms, result: Result<u32>| async move {
+            tokio::time::sleep(Duration::from_millis(ms)).await;
+            result
+        };
+        let failed = |number: u32| Err(Error::new(ErrorKind::Io, number.to_string()));
+        let cases = [
+            ((1, Ok(1)), (1, Ok(2)), Ok(1)),
+            ((9, Ok(1)), (1, Ok(2)), Ok(2)),
+            ((9, Ok(1)), (20, Ok(2)), Ok(1)),
+            ((1, failed(1)), (9, Ok(2)), Ok(2)),
+            ((9, failed(1)), (9, Ok(2)), Ok(2)),
+            ((9, Ok(1)), (1, failed(2)), Ok(1)),
+            ((9, failed(1)), (1, failed(2)), failed(1)),
+            ((1, failed(1)), (1, failed(2)), failed(1)),
+        ];
+        runtime.expect("a runtime").block_on(async {
+            for ((first_ms, first), (other_ms, other), expected) in cases {
+                let found =
+                    either(in_ms(first_ms, first), in_ms(other_ms, other), Duration::from_millis(5)).await;
+                assert_eq!(found, expected);
+            }
+        });
+    }
+}

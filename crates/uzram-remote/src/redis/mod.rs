@@ -1,0 +1,298 @@
+//! Redis and Valkey: a single server, or a cluster.
+//!
+//! - `connect.rs`: connecting, and what a server must be like
+//! - `failures.rs`: what the client's errors mean
+//! - `hedge.rs`: when a read that takes long is asked for elsewhere, too
+//! - `sweep.rs`: leases, and removing what devices have left that are no more
+//! - `topology.rs`: which master has which slots, and the two slots of an object that has two copies
+//!
+//! An object is the value of a key, `uzram:DEVICE[:{TAG}]:EXTENT:GENERATION`. Reads and writes have connections of their
+//! own, so that a small read does not wait behind large writes.
+
+mod connect;
+mod failures;
+mod hedge;
+mod sweep;
+mod topology;
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use redis::Value;
+use redis::cluster_routing::SlotAddr;
+use tokio::task::JoinSet;
+use uzram::{Error, ErrorKind, Result};
+
+use crate::address::MAX_SERVERS;
+use crate::objects::{DeviceId, Key, Objects, take};
+use crate::{Address, SETTING};
+
+use connect::Client;
+pub use connect::Credentials;
+use failures::explain;
+use hedge::Latencies;
+pub use sweep::{Swept, sweep};
+use topology::Topology;
+
+/// The bytes of an extent: client and server copy an object as a whole, and other requests wait meanwhile.
+const OBJECT_BYTES: usize = 256 << 10;
+
+/// Objects in a Redis or Valkey server, or in a cluster.
+pub struct RedisStore {
+    address: Address,
+    copies: Copies,
+    reads: Client,
+    writes: Client,
+    latencies: Latencies,
+}
+
+/// How many copies of an object there are.
+enum Copies {
+    One,
+    /// In slots of different masters.
+    Two(Mutex<Topology>),
+}
+
+impl RedisStore {
+    /// Connects to a server, or to the cluster that it belongs to, and checks that it keeps what it is given. Of each
+    /// object there are 1 or 2 `copies`.
+    ///
+    /// # Errors
+    /// `Io` if no server answers; `Permission` if it wants another login; `Busy` while it loads its data; `NoSpace` if it
+    /// is full; `Unsupported` if it is a replica, or may evict keys, or cannot have so many copies. All within 5 s.
+    pub async fn connect(address: Address, credentials: Credentials, copies: u8) -> Result<RedisStore> {
+        let connecting = Self::connect_and_check(address.clone(), credentials, copies);
+        tokio::time::timeout(connect::WITHIN, connecting).await.unwrap_or_else(|_| {
+            let what = format!("{address} did not answer within {} s", connect::WITHIN.as_secs());
+            Err(Error::new(ErrorKind::Io, what).with_setting(SETTING))
+        })
+    }
+
+    /// Connects again to servers that were used before, without the checks of [`RedisStore::connect`]: some may be away.
+    ///
+    /// # Errors
+    /// `Io` if no server answers; `Permission` if it wants another login.
+    pub async fn reconnect(address: Address, credentials: Credentials, copies: u8) -> Result<RedisStore> {
+        let (reads, writes) = connect::connect(&address, &credentials).await?;
+        let copies = match copies {
+            // Until the next check, nothing is written.
+            2 => Copies::Two(Mutex::new(Topology::default())),
+            _ => Copies::One,
+        };
+        let store = RedisStore { address, copies, reads, writes, latencies: Latencies::default() };
+        // If that fails, it is tried again.
+        let _ = store.check().await;
+        Ok(store)
+    }
+
+    async fn connect_and_check(address: Address, credentials: Credentials, copies: u8) -> Result<RedisStore> {
+        let refused = |what: &'static str| Err(Error::invalid(what).with_setting("backing_copies"));
+        let (reads, writes) = connect::connect(&address, &credentials).await?;
+        let copies = match (copies, &reads) {
+            (1, _) => Copies::One,
+            (2, Client::Single(_)) => return refused("two copies need a cluster; this is a single server"),
+            (2, Client::Cluster(_)) => {
+                reads.check_coverage(&address).await?;
+                Copies::Two(Mutex::new(Topology::default()))
+            }
+            _ => return refused("an object has one copy, or two"),
+        };
+        let store = RedisStore { address, copies, reads, writes, latencies: Latencies::default() };
+        store.check().await?;
+        Ok(store)
+    }
+
+    /// Returns the address, with all nodes of the cluster instead of those that were named.
+    ///
+    /// # Errors
+    /// `Io` if they cannot be asked for.
+    pub async fn address_of_all(&self) -> Result<Address> {
+        let Client::Cluster(_) = &self.reads else { return Ok(self.address.clone()) };
+        let topology = Topology::read(&self.reads).await.map_err(|error| explain(&self.address, &error))?;
+        let named = self.address.servers.iter().filter(|server| !topology.nodes.contains(server));
+        let servers = topology.nodes.iter().chain(named).take(MAX_SERVERS).cloned().collect();
+        Ok(Address { servers, ..self.address.clone() })
+    }
+
+    /// Returns the keys of an object's copies, one or two.
+    fn names(&self, key: Key) -> (String, Option<String>) {
+        let Key { device, extent, filling } = key;
+        let name = |tag: &str| format!("uzram:{device}{tag}:{extent}:{}", filling.generation);
+        match topology::tags(filling.home) {
+            Some([first, second]) => (name(&format!(":{{{first}}}")), Some(name(&format!(":{{{second}}}")))),
+            // The whole key decides about the slot, so that objects are spread evenly.
+            None => (name(""), None),
+        }
+    }
+
+    /// Returns the keys of a device's lease: with two copies, two, at different masters.
+    fn lease_names(&self, device: DeviceId) -> Vec<String> {
+        let home = match &self.copies {
+            Copies::One => 0,
+            Copies::Two(topology) => lock(topology).home(0),
+        };
+        let name = |tag: &str| format!("uzram:{device}{tag}:{}", sweep::LEASE);
+        match topology::tags(home) {
+            Some(tags) => tags.iter().map(|tag| name(&format!(":{{{tag}}}"))).collect(),
+            None => vec![name("")],
+        }
+    }
+
+    async fn set(&self, name: &str, bytes: &[u8]) -> Result<()> {
+        let mut command = redis::cmd("SET");
+        command.arg(name).arg(bytes);
+        self.set_by(command, name).await
+    }
+
+    async fn set_by(&self, command: redis::Cmd, name: &str) -> Result<()> {
+        match self.writes.send(command, name, SlotAddr::Master).await {
+            Ok(Value::Okay) => Ok(()),
+            Ok(_) => Err(self.odd_answer()),
+            Err(error) => Err(explain(&self.address, &error)),
+        }
+    }
+
+    /// Reads from one node.
+    async fn get_range(&self, name: &str, at: usize, len_bytes: usize, from: SlotAddr) -> Result<Vec<u8>> {
+        let mut command = redis::cmd("GETRANGE");
+        command.arg(name).arg(at).arg(at + len_bytes.max(1) - 1);
+        match self.reads.send(command, name, from).await {
+            // An object has bytes wherever something is read that was written.
+            Ok(Value::BulkString(bytes)) if bytes.is_empty() => {
+                Err(Error::new(ErrorKind::NotFound, format!("{} has lost an object", self.address)))
+            }
+            Ok(Value::BulkString(bytes)) => Ok(bytes),
+            Ok(_) => Err(self.odd_answer()),
+            Err(error) => Err(explain(&self.address, &error)),
+        }
+    }
+
+    fn odd_answer(&self) -> Error {
+        let what = format!("{} gave an answer that does not belong to the request", self.address);
+        Error::new(ErrorKind::Io, what).with_setting(SETTING)
+    }
+
+    /// Removes a key; returns whether it is gone.
+    async fn unlink(writes: &Client, name: &str) -> bool {
+        let mut command = redis::cmd("UNLINK");
+        command.arg(name);
+        let asking = writes.send(command, name, SlotAddr::Master);
+        matches!(tokio::time::timeout(connect::ANSWER_WITHIN, asking).await, Ok(Ok(Value::Int(_))))
+    }
+}
+
+/// For the fuzzers: reads bytes as a server's answer to each question that is asked at the start.
+///
+/// # Panics
+/// A promise is broken.
+#[doc(hidden)]
+pub fn read_answer(bytes: &[u8]) {
+    let Ok(answer) = redis::parse_redis_value(bytes) else { return };
+    let topology = Topology::parse(&answer);
+    for extent in (0..64).chain([u32::MAX]) {
+        let home = topology.home(extent);
+        assert_eq!(home != 0, topology.check(home).is_ok(), "extent {extent}");
+        assert_eq!(home != 0, topology::tags(home).is_some());
+    }
+    let refused = connect::check_answer(&answer).err();
+    assert!(refused.is_none_or(|error| !error.to_string().is_empty()));
+}
+
+impl Objects for RedisStore {
+    const OBJECT_BYTES: usize = OBJECT_BYTES;
+
+    fn home(&self, extent: u32) -> u32 {
+        match &self.copies {
+            Copies::One => 0,
+            Copies::Two(topology) => lock(topology).home(extent),
+        }
+    }
+
+    /// Stores both copies, or fails.
+    async fn put(&self, key: Key, bytes: &[u8]) -> Result<()> {
+        if let Copies::Two(topology) = &self.copies {
+            lock(topology).check(key.filling.home)?;
+        }
+        let (first, second) = self.names(key);
+        let Some(second) = second else { return self.set(&first, bytes).await };
+        let (one, other) = tokio::join!(self.set(&first, bytes), self.set(&second, bytes));
+        one.and(other)
+    }
+
+    /// Reads the first copy; the second, or a replica's, if that fails or takes longer than most reads.
+    async fn get(&self, key: Key, at: usize, out: &mut [u8]) -> Result<()> {
+        let (name, second) = self.names(key);
+        let started = Instant::now();
+        let len_bytes = out.len();
+        let first = self.get_range(&name, at, len_bytes, SlotAddr::Master);
+        let other = async {
+            match &second {
+                Some(second) => self.get_range(second, at, len_bytes, SlotAddr::Master).await,
+                None => self.get_range(&name, at, len_bytes, SlotAddr::ReplicaRequired).await,
+            }
+        };
+        let has_other = second.is_some() || matches!(self.reads, Client::Cluster(_));
+        let read = match has_other {
+            true => hedge::either(first, other, self.latencies.hedge_after()).await,
+            false => first.await,
+        };
+        self.latencies.note(started.elapsed());
+        take(&read?, out)
+    }
+
+    /// Does not wait for masters that are known to be away.
+    async fn remove(&self, keys: Vec<Key>) -> Vec<Key> {
+        let mut asked = JoinSet::new();
+        for key in keys {
+            let (first, second) = self.names(key);
+            let are_well = match &self.copies {
+                Copies::One => [true, true],
+                Copies::Two(topology) => lock(topology).have(key.filling.home),
+            };
+            let writes = self.writes.clone();
+            asked.spawn(async move {
+                let unlink = async |name: Option<String>, is_well: bool| match name {
+                    Some(name) => is_well && Self::unlink(&writes, &name).await,
+                    None => true,
+                };
+                let gone = tokio::join!(unlink(Some(first), are_well[0]), unlink(second, are_well[1]));
+                (gone != (true, true)).then_some(key)
+            });
+        }
+        asked.join_all().await.into_iter().flatten().collect()
+    }
+
+    async fn renew_lease(&self, device: DeviceId) -> Result<()> {
+        for name in self.lease_names(device) {
+            let mut command = redis::cmd("SET");
+            command
+                .arg(&name)
+                .arg(rustix::system::uname().nodename().to_bytes())
+                .arg("EX")
+                .arg(sweep::LEASE_S);
+            self.set_by(command, &name).await?;
+        }
+        Ok(())
+    }
+
+    async fn end_lease(&self, device: DeviceId) {
+        for name in self.lease_names(device) {
+            Self::unlink(&self.writes, &name).await;
+        }
+    }
+
+    /// With two copies, some masters may be away: objects go to the others.
+    async fn check(&self) -> Result<()> {
+        let Copies::Two(topology) = &self.copies else {
+            return self.reads.check(&self.address, false).await.map(drop);
+        };
+        let now = self.reads.check(&self.address, true).await?;
+        now.check_masters()?;
+        *lock(topology) = now;
+        Ok(())
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

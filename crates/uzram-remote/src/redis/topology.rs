@@ -1,0 +1,250 @@
+//! Which master has which hash slots, and in which two slots the copies of an object lie.
+//!
+//! The slots of an object's copies are chosen once, before it is written, so that different masters have them, and are
+//! kept as its [`Filling::home`](uzram::backing::Filling::home). Each slot has a *tag*, a number whose text hashes to it:
+//! written in braces, it alone decides about the slot of a key.
+
+use std::collections::HashMap;
+use std::ops::RangeInclusive;
+use std::sync::OnceLock;
+
+use redis::cluster_routing::Slot;
+use redis::{RedisResult, Value};
+use uzram::{Error, ErrorKind, Result};
+
+use super::connect::{Client, text};
+use crate::Server;
+
+/// The hash slots of a cluster.
+const SLOTS: u16 = 1 << 14;
+/// Set in each home, so that none is 0.
+const MARK: u32 = 1 << 31;
+
+/// The masters of a cluster that objects can be written to, by the slots that they have.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Topology {
+    pub(super) masters: Vec<Master>,
+    /// All nodes, the replicas included.
+    pub(super) nodes: Vec<Server>,
+}
+
+/// A master with slots.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Master {
+    /// Its identifier in the cluster.
+    id: String,
+    pub(super) server: Server,
+    ranges: Vec<RangeInclusive<u16>>,
+}
+
+impl Topology {
+    /// Asks a node.
+    pub(super) async fn read(client: &Client) -> RedisResult<Topology> {
+        let mut command = redis::cmd("CLUSTER");
+        command.arg("SLOTS");
+        Ok(Topology::parse(&client.send_to_any(command).await?))
+    }
+
+    /// Parses the answer to `CLUSTER SLOTS`: of each range of slots the first and the last, and its nodes, the master first:
+    /// address, port and identifier.
+    pub(super) fn parse(answer: &Value) -> Topology {
+        let (mut masters, mut nodes): (Vec<Master>, Vec<Server>) = (Vec::new(), Vec::new());
+        let list = |value: &Value| if let Value::Array(values) = value { values.clone() } else { Vec::new() };
+        let slot = |value: &Value| match value {
+            Value::Int(slot) => u16::try_from(*slot).ok().filter(|slot| *slot < SLOTS),
+            _ => None,
+        };
+        for range in list(answer) {
+            let [first, last, master, replicas @ ..] = &list(&range)[..] else { continue };
+            let (Some(first), Some(last)) = (slot(first), slot(last)) else { continue };
+            let Some((server, id)) = node(&list(master)) else { continue };
+            let replicas =
+                replicas.iter().filter_map(|replica| node(&list(replica))).map(|(server, _)| server);
+            for server in std::iter::once(server.clone()).chain(replicas) {
+                if !nodes.contains(&server) {
+                    nodes.push(server);
+                }
+            }
+            match masters.iter_mut().find(|master| master.id == id) {
+                Some(master) => master.ranges.push(first..=last),
+                None => masters.push(Master { id, server, ranges: vec![first..=last] }),
+            }
+        }
+        // In an order that does not depend on the node that was asked.
+        masters.sort_by(|one, other| one.id.cmp(&other.id));
+        masters.iter_mut().for_each(|master| master.ranges.sort_by_key(|range| *range.start()));
+        Topology { masters, nodes }
+    }
+
+    /// Checks that there are masters for two copies.
+    ///
+    /// # Errors
+    /// `Unsupported` otherwise.
+    pub(super) fn check_masters(&self) -> Result<()> {
+        if self.masters.len() >= 2 {
+            return Ok(());
+        }
+        let what = format!(
+            "two copies need two masters with slots that are well; the cluster has {}",
+            self.masters.len()
+        );
+        Err(Error::new(ErrorKind::Unsupported, what).with_setting("backing_copies"))
+    }
+
+    /// Returns the home of an extent's next object: slots of two masters. Other extents have others. Returns 0 if there are
+    /// not two masters, each with slots of its own.
+    pub(super) fn home(&self, extent: u32) -> u32 {
+        let count = self.masters.len();
+        if count < 2 {
+            return 0;
+        }
+        let (number, turn) = (extent as usize % count, extent as usize / count);
+        let other = (number + 1 + turn % (count - 1)) % count;
+        let slot_of = |master: usize| {
+            let ranges = &self.masters[master].ranges;
+            let mut at = turn % ranges.iter().map(RangeInclusive::len).sum::<usize>().max(1);
+            ranges.iter().find_map(|range| {
+                let slot = (at < range.len()).then(|| range.start() + at as u16);
+                at = at.saturating_sub(range.len());
+                slot
+            })
+        };
+        let home = match (slot_of(number), slot_of(other)) {
+            (Some(first), Some(second)) => MARK | u32::from(first) << 14 | u32::from(second),
+            _ => 0,
+        };
+        // A node may say that two masters have a slot.
+        if self.check(home).is_ok() { home } else { 0 }
+    }
+
+    /// Returns which of a home's slots have a master here.
+    pub(super) fn have(&self, home: u32) -> [bool; 2] {
+        slots(home).map_or([true, true], |slots| slots.map(|slot| self.owner(slot).is_some()))
+    }
+
+    /// Returns the number of the master that has a slot.
+    fn owner(&self, slot: u16) -> Option<usize> {
+        self.masters.iter().position(|master| master.ranges.iter().any(|range| range.contains(&slot)))
+    }
+
+    /// Checks that different masters have the slots of a home.
+    ///
+    /// # Errors
+    /// `Io` if the copies would be lost together, or a slot has no master.
+    pub(super) fn check(&self, home: u32) -> Result<()> {
+        let apart = slots(home).is_some_and(|[first, second]| {
+            matches!((self.owner(first), self.owner(second)), (Some(first), Some(second)) if first != second)
+        });
+        if apart {
+            return Ok(());
+        }
+        Err(Error::new(ErrorKind::Io, "both copies of an extent would lie on one master")
+            .with_setting("backing_copies"))
+    }
+}
+
+/// Returns a node's address and identifier.
+fn node(parts: &[Value]) -> Option<(Server, String)> {
+    let [host, Value::Int(port), rest @ ..] = parts else { return None };
+    let server = Server { host: text(host), port: u16::try_from(*port).ok()? };
+    let id = rest.first().map(text).filter(|id| !id.is_empty()).unwrap_or_else(|| server.to_string());
+    (!server.host.is_empty()).then_some((server, id))
+}
+
+fn slots(home: u32) -> Option<[u16; 2]> {
+    (home & MARK != 0).then(|| [home >> 14, home].map(|slot| (slot & u32::from(SLOTS - 1)) as u16))
+}
+
+/// Returns the tags of the slots of a home's copies.
+pub(super) fn tags(home: u32) -> Option<[u32; 2]> {
+    let [first, second] = slots(home)?;
+    Some([tag(first)?, tag(second)?])
+}
+
+/// Returns the smallest number whose text hashes to a slot.
+fn tag(slot: u16) -> Option<u32> {
+    static TAGS: OnceLock<HashMap<Slot, u32>> = OnceLock::new();
+    let tags = TAGS.get_or_init(|| {
+        let mut tags = HashMap::with_capacity(SLOTS.into());
+        // Far more than it takes.
+        for number in 0..10_000_000 {
+            tags.entry(Slot::for_key(number.to_string())).or_insert(number);
+            if tags.len() == usize::from(SLOTS) {
+                break;
+            }
+        }
+        tags
+    });
+    tags.get(&Slot::new(slot)?).copied()
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use std::collections::HashSet;
+
+    use super::*;
+
+    fn of(masters: &[&[(i64, i64)]]) -> Topology {
+        let ranges = masters.iter().enumerate().flat_map(|(number, ranges)| {
+            ranges.iter().map(move |(first, last)| {
+                let id = Value::BulkString(format!("id{number}").into_bytes());
+                let node =
+                    |id| Value::Array(vec![Value::BulkString(b"127.0.0.1".to_vec()), Value::Int(7000), id]);
+                let replica = node(Value::BulkString(b"replica".to_vec()));
+                Value::Array(vec![Value::Int(*first), Value::Int(*last), node(id), replica])
+            })
+        });
+        Topology::parse(&Value::Array(ranges.collect()))
+    }
+
+    #[test]
+    fn each_slot_has_a_tag() {
+        for slot in 0..SLOTS {
+            let tag = tag(slot).unwrap();
+            assert_eq!(Slot::for_key(format!("uzram:0:{{{tag}}}:1:2")), Slot::new(slot).unwrap());
+        }
+        assert_eq!(tag(SLOTS), None);
+    }
+
+    #[test]
+    fn copies_lie_on_different_masters() {
+        for topology in [
+            of(&[&[(0, 5460)], &[(5461, 10922)], &[(10923, 16383)]]),
+            of(&[&[(0, 1), (3, 3), (16000, 16383)], &[(2, 2)]]),
+            of(&[&[(0, 100)], &[(101, 101)], &[(102, 200)], &[(201, 16383)], &[]]),
+        ] {
+            let mut homes = HashSet::new();
+            for extent in 0..2000 {
+                let home = topology.home(extent);
+                topology.check(home).unwrap();
+                assert!(tags(home).is_some());
+                homes.insert(home);
+            }
+            assert!(homes.len() > 100 || topology.masters.len() == 2, "{}", homes.len());
+            topology.check_masters().unwrap();
+        }
+    }
+
+    #[test]
+    fn too_few_masters_and_slots_that_moved_are_noticed() {
+        let one = of(&[&[(0, 16383)]]);
+        assert!(one.check_masters().is_err());
+        assert_eq!(one.home(7), 0);
+        assert!(one.check(0).is_err());
+        let two = of(&[&[(0, 8191)], &[(8192, 16383)]]);
+        let home = two.home(7);
+        two.check(home).unwrap();
+        assert!(one.check(home).is_err());
+        // A slot that nobody has.
+        assert!(of(&[&[(0, 10)], &[(16000, 16383)]]).check(home).is_err());
+        assert_eq!(tags(0), None);
+        // Other answers are no topology.
+        for answer in
+            [Value::Nil, Value::Int(1), Value::Array(vec![Value::Nil, Value::Array(vec![Value::Int(-1)])])]
+        {
+            assert_eq!(Topology::parse(&answer), Topology::default());
+        }
+    }
+}

@@ -1,0 +1,221 @@
+//! What a device's objects are sealed with: AES-256-GCM (NIST SP 800-38D), by a key that is drawn for the device.
+//!
+//! The key is in memory that is locked, so that it is not swapped out, and left out of core files.
+
+use std::fmt;
+
+use ring::aead::{AES_256_GCM, Aad, LessSafeKey, Nonce, Tag, UnboundKey};
+use ring::rand::{SecureRandom, SystemRandom};
+use rustix::mm::Advice;
+use serde::{Deserialize, Serialize};
+use uzram::backing::Seal;
+use uzram::{Error, ErrorKind, Result};
+
+use crate::SETTING;
+use crate::objects::DeviceId;
+
+const KEY_BYTES: usize = 32;
+const TAG_BYTES: usize = 16;
+/// The most bytes of what is said about an object.
+const MAX_ABOUT_BYTES: usize = 16;
+/// The device, and what is said, with its length.
+const ASSOCIATED_BYTES: usize = 16 + 1 + MAX_ABOUT_BYTES;
+
+/// The size of a page, to which locking applies, on machines with the largest pages, too.
+const MAX_HOST_PAGE_BYTES: usize = 64 << 10;
+
+/// A device's key, as it is handed on to the next process. Not shown by `Debug`.
+#[derive(Clone, Serialize, Deserialize)]
+pub(crate) struct Key([u8; KEY_BYTES]);
+
+impl Key {
+    /// Draws a new one.
+    ///
+    /// # Errors
+    /// `Io` if the system gives no random bytes.
+    pub(crate) fn new() -> Result<Key> {
+        let mut key = [0; KEY_BYTES];
+        let filled = SystemRandom::new().fill(&mut key);
+        filled.map(|()| Key(key)).map_err(|_| Error::new(ErrorKind::Io, "the system gave no random bytes"))
+    }
+}
+
+impl Drop for Key {
+    fn drop(&mut self) {
+        self.0.fill(0);
+        // So that the compiler keeps the stores.
+        std::hint::black_box(&self.0);
+    }
+}
+
+impl fmt::Debug for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Key")
+    }
+}
+
+/// Seals the objects of one device.
+pub(crate) struct Sealer {
+    device: DeviceId,
+    /// In memory that is locked.
+    key: Box<Locked>,
+}
+
+/// A key, ready for use, and its own pages: nothing else is locked or left out of core files with it.
+#[repr(C, align(65536))]
+struct Locked {
+    key: LessSafeKey,
+}
+
+const _: () = assert!(align_of::<Locked>() == MAX_HOST_PAGE_BYTES);
+
+impl Sealer {
+    /// Seals with a key.
+    ///
+    /// # Errors
+    /// `NoMemory` if no memory can be locked.
+    pub(crate) fn new(device: DeviceId, key: &Key) -> Result<Sealer> {
+        let unusable = |_| Error::invalid("a key of another length").with_setting(SETTING);
+        let bound = UnboundKey::new(&AES_256_GCM, &key.0).map_err(unusable)?;
+        let mut key = Box::new(Locked { key: LessSafeKey::new(bound) });
+        let (start, len) = ((&raw mut *key).cast(), size_of::<Locked>());
+        // SAFETY: the pages are the box's own, from its start to its end: its alignment is that of pages. Neither call
+        // changes what they hold.
+        let locked = unsafe {
+            rustix::mm::madvise(start, len, Advice::LinuxDontDump)
+                .and_then(|()| rustix::mm::mlock(start, len))
+        };
+        locked.map_err(|error| {
+            let what = format!(
+                "no memory can be locked for the key of a backing device ({error}): raise RLIMIT_MEMLOCK (LimitMEMLOCK= of the \
+                 service)"
+            );
+            Error::new(ErrorKind::NoMemory, what).with_setting(SETTING)
+        })?;
+        Ok(Sealer { device, key })
+    }
+
+    /// Returns what is sealed together with the bytes: the device, and what is said about the object.
+    ///
+    /// # Panics
+    /// If that is longer than [`MAX_ABOUT_BYTES`].
+    fn associated(&self, about: &[u8]) -> Aad<[u8; ASSOCIATED_BYTES]> {
+        let mut all = [0; ASSOCIATED_BYTES];
+        let (device, rest) = all.split_at_mut(self.device.bytes().len());
+        device.copy_from_slice(self.device.bytes());
+        rest[0] = about.len() as u8;
+        rest[1..][..about.len()].copy_from_slice(about);
+        Aad::from(all)
+    }
+}
+
+impl Drop for Sealer {
+    fn drop(&mut self) {
+        let (start, len) = ((&raw mut *self.key).cast(), size_of::<Locked>());
+        // The allocator gets ordinary memory back. A failure leaves it locked.
+        // SAFETY: as in `new`.
+        let _ = unsafe {
+            rustix::mm::munlock(start, len)
+                .and_then(|()| rustix::mm::madvise(start, len, Advice::LinuxDoDump))
+        };
+    }
+}
+
+impl Seal for Sealer {
+    fn seal(&self, nonce: [u8; 12], about: &[u8], bytes: &mut [u8]) -> [u8; TAG_BYTES] {
+        let nonce = Nonce::assume_unique_for_key(nonce);
+        let sealed = self.key.key.seal_in_place_separate_tag(nonce, self.associated(about), bytes);
+        let tag = sealed.ok().and_then(|tag| tag.as_ref().try_into().ok());
+        // A page is far below the cipher's limit, and nothing else can fail; a tag of zeros does not open.
+        tag.unwrap_or_else(|| {
+            bytes.fill(0);
+            [0; TAG_BYTES]
+        })
+    }
+
+    fn open(&self, nonce: [u8; 12], about: &[u8], bytes: &mut [u8], tag: &[u8; TAG_BYTES]) -> bool {
+        let nonce = Nonce::assume_unique_for_key(nonce);
+        let opened = self.key.key.open_in_place_separate_tag(
+            nonce,
+            self.associated(about),
+            Tag::from(*tag),
+            bytes,
+            0..,
+        );
+        opened.is_ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use uzram::random::Random;
+
+    use super::*;
+
+    /// A million changed bits, places, devices and keys.
+    #[test]
+    fn whatever_is_changed_is_found_out() {
+        let device = DeviceId::new().unwrap();
+        let sealer = Sealer::new(device, &Key::new().unwrap()).unwrap();
+        let others = [
+            Sealer::new(device, &Key::new().unwrap()).unwrap(),
+            Sealer::new(DeviceId::new().unwrap(), &Key::new().unwrap()).unwrap(),
+        ];
+        let mut random = Random::new(5);
+        let mut plain = [0; 64];
+        random.fill(&mut plain);
+        let (nonce, about) = ([7; 12], [3; 8]);
+        let mut sealed = plain;
+        let tag = sealer.seal(nonce, &about, &mut sealed);
+        assert_ne!(sealed, plain);
+        let mut found = 0;
+        for event in 0..1_000_000 {
+            let (mut nonce, mut about, mut bytes, mut tag) = (nonce, about, sealed, tag);
+            let with = match random.below(6) {
+                0 => {
+                    nonce[random.below(12)] ^= 1 << random.below(8);
+                    &sealer
+                }
+                1 => {
+                    about[random.below(8)] ^= 1 << random.below(8);
+                    &sealer
+                }
+                2 | 3 => {
+                    bytes[random.below(64)] ^= 1 << random.below(8);
+                    &sealer
+                }
+                4 => {
+                    tag[random.below(16)] ^= 1 << random.below(8);
+                    &sealer
+                }
+                _ => &others[random.below(2)],
+            };
+            found += u32::from(!with.open(nonce, &about, &mut bytes, &tag));
+            if event % 1000 == 0 {
+                let mut bytes = sealed;
+                assert!(sealer.open([7; 12], &[3; 8], &mut bytes, &sealer_tag(&sealer, &plain)));
+                assert_eq!(bytes, plain);
+            }
+        }
+        assert_eq!(found, 1_000_000);
+    }
+
+    fn sealer_tag(sealer: &Sealer, plain: &[u8; 64]) -> [u8; 16] {
+        sealer.seal([7; 12], &[3; 8], &mut plain.clone())
+    }
+
+    /// The same device with another key is another one.
+    #[test]
+    fn a_key_is_not_shown_and_can_be_handed_on() {
+        let key = Key::new().unwrap();
+        assert_eq!(format!("{key:?}"), "Key");
+        let device = DeviceId::new().unwrap();
+        let handed_on: Key = serde_json::from_slice(&serde_json::to_vec(&key).unwrap()).unwrap();
+        let mut bytes = *b"contents";
+        let tag = Sealer::new(device, &key).unwrap().seal([1; 12], b"about", &mut bytes);
+        assert!(Sealer::new(device, &handed_on).unwrap().open([1; 12], b"about", &mut bytes, &tag));
+        assert_eq!(&bytes, b"contents");
+    }
+}

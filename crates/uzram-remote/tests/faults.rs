@@ -1,0 +1,267 @@
+//! A backing on a store that fails in every way a store can: delays, drops, lost and changed objects, and one that is full.
+
+#![allow(clippy::unwrap_used)]
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use uzram::backing::Backing;
+use uzram::random::Random;
+use uzram::store::{BackingOptions, PageNo, StoreBuilder, Writeback, WritebackLayout};
+use uzram::units::PAGE_SIZE;
+use uzram::{Error, ErrorKind, Result};
+use uzram_remote::{DeviceId, Identity, Key, Limits, Objects, RemoteBacking};
+
+type Page = [u8; PAGE_SIZE];
+
+/// A store in memory that misbehaves, in one of so many requests.
+#[derive(Default)]
+struct Bad {
+    objects: Mutex<HashMap<Key, Vec<u8>>>,
+    one_in: AtomicU32,
+    leased: Mutex<Option<DeviceId>>,
+    random: Mutex<Option<Random>>,
+}
+
+#[derive(Clone)]
+struct Handle(Arc<Bad>);
+
+/// What a request meets.
+#[derive(Clone, Copy, PartialEq)]
+enum Fault {
+    None,
+    Refused,
+    /// It is carried out, and the answer is lost.
+    NoAnswer,
+    /// It takes longer than the deadline, and is carried out.
+    Late,
+    Flipped,
+    /// Another object is returned.
+    Swapped,
+    Missing,
+}
+
+impl Handle {
+    fn new(seed: u64) -> Handle {
+        Handle(Arc::new(Bad { random: Mutex::new(Some(Random::new(seed))), ..Bad::default() }))
+    }
+
+    fn set(&self, one_in: u32) {
+        self.0.one_in.store(one_in, Ordering::Relaxed);
+    }
+
+    fn draw(&self, below: usize) -> usize {
+        self.0.random.lock().unwrap().as_mut().unwrap().below(below)
+    }
+
+    fn fault(&self, reads: bool) -> Fault {
+        let one_in = self.0.one_in.load(Ordering::Relaxed) as usize;
+        if one_in == 0 || self.draw(one_in) > 0 {
+            return Fault::None;
+        }
+        let kinds: &[Fault] = match reads {
+            true => &[Fault::Refused, Fault::Late, Fault::Flipped, Fault::Swapped, Fault::Missing],
+            false => &[Fault::Refused, Fault::NoAnswer, Fault::Late],
+        };
+        kinds[self.draw(kinds.len())]
+    }
+
+    fn objects(&self) -> usize {
+        self.0.objects.lock().unwrap().len()
+    }
+}
+
+fn refused() -> Error {
+    Error::new(ErrorKind::Io, "the connection was closed")
+}
+
+async fn be_late() {
+    tokio::time::sleep(Duration::from_millis(30)).await;
+}
+
+impl Objects for Handle {
+    const OBJECT_BYTES: usize = 64 << 10;
+
+    fn home(&self, _: u32) -> u32 {
+        0
+    }
+
+    async fn put(&self, key: Key, bytes: &[u8]) -> Result<()> {
+        let fault = self.fault(false);
+        if fault == Fault::Refused {
+            return Err(refused());
+        }
+        let old = self.0.objects.lock().unwrap().insert(key, bytes.to_vec());
+        assert_eq!(old, None, "{key:?} is written twice");
+        match fault {
+            Fault::NoAnswer => return Err(refused()),
+            Fault::Late => be_late().await,
+            _ => {}
+        }
+        Ok(())
+    }
+
+    async fn get(&self, key: Key, at: usize, out: &mut [u8]) -> Result<()> {
+        let fault = self.fault(true);
+        match fault {
+            Fault::Refused => return Err(refused()),
+            Fault::Missing => return Err(Error::new(ErrorKind::NotFound, "gone")),
+            Fault::Late => be_late().await,
+            _ => {}
+        }
+        let (flip, other) = (self.draw(out.len() * 8), self.draw(1000));
+        let objects = self.0.objects.lock().unwrap();
+        let key = match fault {
+            Fault::Swapped => *objects.keys().nth(other % objects.len().max(1)).unwrap_or(&key),
+            _ => key,
+        };
+        let whole = objects.get(&key).ok_or_else(|| Error::new(ErrorKind::NotFound, "gone"))?;
+        let there = whole.get(at..).unwrap_or_default();
+        let there = &there[..there.len().min(out.len())];
+        out[..there.len()].copy_from_slice(there);
+        out[there.len()..].fill(0);
+        if fault == Fault::Flipped {
+            out[flip / 8] ^= 1 << (flip % 8);
+        }
+        Ok(())
+    }
+
+    async fn remove(&self, keys: Vec<Key>) -> Vec<Key> {
+        let mut failed = Vec::new();
+        for key in keys {
+            match self.fault(false) {
+                Fault::None => drop(self.0.objects.lock().unwrap().remove(&key)),
+                _ => failed.push(key),
+            }
+        }
+        failed
+    }
+
+    async fn renew_lease(&self, device: DeviceId) -> Result<()> {
+        *self.0.leased.lock().unwrap() = Some(device);
+        Ok(())
+    }
+
+    async fn end_lease(&self, device: DeviceId) {
+        assert_eq!(self.0.leased.lock().unwrap().take(), Some(device));
+    }
+
+    async fn check(&self) -> Result<()> {
+        if self.fault(false) == Fault::None { Ok(()) } else { Err(refused()) }
+    }
+}
+
+fn contents(page: u32, version: u32) -> Page {
+    let mut contents = [0; PAGE_SIZE];
+    Random::new(u64::from(version) << 32 | u64::from(page)).fill(&mut contents[..PAGE_SIZE / 2]);
+    contents
+}
+
+/// Pages are written, written back and read at random. A read gives what was written, or an error; in the end, without faults,
+/// what was written; and nothing stays in the store.
+#[test]
+fn whatever_the_store_does_no_read_is_wrong() {
+    const PAGES: u32 = 1000;
+    for seed in 0..4 {
+        let bad = Handle::new(seed);
+        let limits = Limits {
+            read_deadline: Duration::from_millis(10),
+            write_deadline: Duration::from_millis(10),
+            ..Limits::default()
+        };
+        let connected = bad.clone();
+        let connect = || async { Ok(connected) };
+        let backing = RemoteBacking::open(&Identity::new().unwrap(), Some(8 << 20), limits, connect).unwrap();
+        let backing: Arc<dyn Backing> = Arc::new(backing);
+        let options = BackingOptions {
+            backing: Arc::clone(&backing),
+            layout: WritebackLayout::Packed,
+            compressed: true,
+        };
+        let store = StoreBuilder::new("bad", PAGES.into()).backing(options).build().unwrap();
+        let (mut versions, mut random) = (vec![0; PAGES as usize], Random::new(100 + seed));
+        (0..PAGES).for_each(|page| store.write(PageNo(page), &contents(page, 0)).unwrap());
+        bad.set(20);
+        let (mut out, mut failed) = ([0; PAGE_SIZE], 0);
+        for event in 0..20_000 {
+            let page = random.below(PAGES as usize);
+            match random.below(100) {
+                0 => _ = store.write_back(&Writeback::of(page as u64..page as u64 + 50)),
+                1..30 => {
+                    versions[page] += 1;
+                    store.write(PageNo(page as u32), &contents(page as u32, versions[page])).unwrap();
+                }
+                _ => match store.read(PageNo(page as u32), &mut out) {
+                    Ok(()) => assert!(
+                        out == contents(page as u32, versions[page]),
+                        "seed {seed}, event {event}: page {page}"
+                    ),
+                    Err(_) => failed += 1,
+                },
+            }
+        }
+        assert!(failed > 10, "seed {seed}: only {failed} reads failed");
+        bad.set(0);
+        for (page, version) in (0..).zip(&versions) {
+            // On a busy machine a read may take longer than its deadline.
+            let read = (0..100).any(|_| store.read(PageNo(page), &mut out).is_ok());
+            assert!(read, "seed {seed}: page {page} cannot be read");
+            assert!(out == contents(page, *version), "seed {seed}: page {page} in the end");
+        }
+        let stats = store.backing_stats();
+        assert!(stats.pages_written_back > 1000 && stats.failed_writes > 0, "{stats:?}");
+        assert!(stats.corrupted > 0, "{stats:?}");
+        let health = backing.health().unwrap();
+        assert!(health.lost > 0 && health.expired > 0 && health.left_behind == 0, "{health:?}");
+        store.discard_pages(0..PAGES.into());
+        store.erase_backing();
+        drop(store);
+        assert_eq!(*bad.0.leased.lock().unwrap(), None);
+        // One that was given up may come late: it is removed, too.
+        assert!(bad.objects() <= 1 + health.expired as usize);
+        assert_eq!(backing.begin().map_err(|error| error.kind()), Err(ErrorKind::Busy));
+    }
+}
+
+/// What is written by one process is read by the next one, though the store is away at first.
+#[test]
+fn another_process_goes_on_before_it_is_connected() {
+    use uzram::backing::{Buffers, Direction, Filling};
+    let (bad, identity) = (Handle::new(1), Identity::new().unwrap());
+    let limits = Limits { read_deadline: Duration::from_millis(300), ..Limits::default() };
+    let buffers = Buffers::new(1, PAGE_SIZE).unwrap();
+    let filling = Filling { generation: 3, home: 0 };
+    let transfer = |backing: &RemoteBacking<Handle>, direction, byte| {
+        let mut buffer = buffers.take().unwrap();
+        buffer.fill(byte);
+        let (buffer, result) = backing.carry_out(direction, 64 << 10, PAGE_SIZE, filling, buffer);
+        result.map(|()| buffer[100])
+    };
+    let connected = bad.clone();
+    let first = RemoteBacking::open(&identity, Some(1 << 20), limits, || async { Ok(connected) }).unwrap();
+    assert_eq!(transfer(&first, Direction::Write, 7), Ok(7));
+    assert!(bad.0.leased.lock().unwrap().is_some());
+    drop(first);
+    assert_eq!(bad.objects(), 1);
+    let is_there = Arc::new(AtomicU32::new(0));
+    let (connected, flag) = (bad.clone(), Arc::clone(&is_there));
+    let connect = move || {
+        let (connected, flag) = (connected.clone(), Arc::clone(&flag));
+        async move { if flag.load(Ordering::Relaxed) > 0 { Ok(connected) } else { Err(refused()) } }
+    };
+    let second = RemoteBacking::resume(&identity, 1 << 20, limits, connect).unwrap();
+    assert!(transfer(&second, Direction::Read, 0).is_err());
+    assert!(second.health().unwrap().stopped.is_some());
+    is_there.store(1, Ordering::Relaxed);
+    let until = std::time::Instant::now() + Duration::from_secs(30);
+    while transfer(&second, Direction::Read, 0) != Ok(7) {
+        assert!(std::time::Instant::now() < until);
+    }
+    assert_eq!(second.health().unwrap().stopped, None);
+    second.discard(64 << 10, 64 << 10, filling);
+    second.end();
+    assert_eq!(bad.objects(), 0);
+    assert!(transfer(&second, Direction::Write, 1).is_err(), "it has ended");
+}

@@ -1,0 +1,267 @@
+//! Pages in Redis servers that are started here. Needs `redis-server` and `redis-cli`.
+
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use common::{Cluster, Redis, able, wait_until};
+use rustix::process::Signal;
+use uzram::ErrorKind;
+use uzram::backing::{Backing, Buffers, Direction, Filling};
+use uzram::random::Random;
+use uzram::store::{BackingOptions, PageNo, Store, StoreBuilder, Writeback, WritebackLayout};
+use uzram::units::PAGE_SIZE;
+use uzram_remote::{Address, Credentials, Identity, Limits, RedisStore, RemoteBacking, Swept, sweep};
+
+const PAGES: u32 = 4000;
+type Page = [u8; PAGE_SIZE];
+
+fn open(address: &str, copies: u8) -> uzram::Result<RemoteBacking<RedisStore>> {
+    let address = Address::parse(address)?;
+    let connect = || RedisStore::connect(address, Credentials::default(), copies);
+    RemoteBacking::open(&Identity::new()?, Some(64 << 20), Limits::default(), connect)
+}
+
+fn store_on(backing: &Arc<RemoteBacking<RedisStore>>) -> Store {
+    let backing: Arc<dyn Backing> = Arc::<RemoteBacking<RedisStore>>::clone(backing);
+    let backing = BackingOptions { backing, layout: WritebackLayout::Packed, compressed: true };
+    StoreBuilder::new("remote", PAGES.into()).backing(backing).build().unwrap()
+}
+
+/// Half of it does not compress.
+fn contents(page: u32, version: u32) -> Page {
+    let mut contents = [0; PAGE_SIZE];
+    Random::new(u64::from(version) << 32 | u64::from(page)).fill(&mut contents[..PAGE_SIZE / 2]);
+    contents
+}
+
+/// Writes all pages, and has them leave.
+fn fill(store: &Store, version: u32) {
+    (0..PAGES).for_each(|page| store.write(PageNo(page), &contents(page, version)).unwrap());
+    store.write_back(&Writeback::default()).unwrap();
+}
+
+fn check(store: &Store, version: u32) {
+    let mut out = [0; PAGE_SIZE];
+    for page in 0..PAGES {
+        store.read(PageNo(page), &mut out).unwrap();
+        assert!(out == contents(page, version), "page {page}");
+    }
+}
+
+#[test]
+fn pages_go_to_a_server_and_come_back_and_nothing_stays() {
+    if !able() {
+        return;
+    }
+    let redis = Redis::start(&[]);
+    let backing = Arc::new(open(&redis.address(), 1).unwrap());
+    let store = store_on(&backing);
+    for version in 0..3 {
+        fill(&store, version);
+        check(&store, version);
+    }
+    let stats = store.backing_stats();
+    assert!(stats.pages_written_back >= u64::from(PAGES) && stats.failed_writes == 0, "{stats:?}");
+    store.discard_pages(0..PAGES.into());
+    fill(&store, 7);
+    store.discard_pages(0..PAGES.into());
+    let mut page = contents(0, 9);
+    store.write(PageNo(0), &page).unwrap();
+    store.write_back(&Writeback::of(0..1)).unwrap();
+    wait_until("all but one extent are removed, and the lease", || redis.ask(&["dbsize"]).trim() == "2");
+    store.read(PageNo(0), &mut page).unwrap();
+    assert!(page == contents(0, 9));
+    assert_eq!(backing.health().unwrap(), Default::default());
+}
+
+#[test]
+fn a_cluster_spreads_objects_and_survives_the_death_of_a_master() {
+    if !able() {
+        return;
+    }
+    let cluster = Cluster::start(3, 1, true);
+    let backing = Arc::new(open(&cluster.address(), 1).unwrap());
+    let store = store_on(&backing);
+    fill(&store, 1);
+    check(&store, 1);
+    fill(&store, 1);
+    // A replica that loads its data says so instead.
+    let keys = |node: &Redis| node.ask(&["dbsize"]).trim().parse::<u64>().unwrap_or(0);
+    assert!(cluster.nodes[..3].iter().all(|node| keys(node) > 0), "each master has some");
+    let objects = cluster.keys();
+    wait_until("the replicas have them all", || cluster.nodes.iter().map(keys).sum::<u64>() == 2 * objects);
+    cluster.nodes[1].signal(Signal::KILL);
+    // At first only a replica has them, and then it is their master.
+    check(&store, 1);
+    wait_until("they can be written again", || {
+        (0..PAGES).for_each(|page| store.write(PageNo(page), &contents(page, 2)).unwrap());
+        store.write_back(&Writeback::default()).is_ok()
+    });
+    check(&store, 2);
+    let stats = backing.health().unwrap();
+    assert_eq!((store.backing_stats().failed_reads, stats.lost, stats.stopped), (0, 0, None));
+}
+
+/// Three masters without replicas: one is killed while pages are read and written.
+#[test]
+fn with_two_copies_a_master_may_be_lost() {
+    if !able() {
+        return;
+    }
+    let cluster = Cluster::start(3, 0, false);
+    let backing = Arc::new(open(&cluster.address(), 2).unwrap());
+    let store = store_on(&backing);
+    fill(&store, 1);
+    let objects = cluster.keys();
+    // The two keys of the lease are among them.
+    assert!(objects > 4 && objects.is_multiple_of(2), "{objects}");
+    cluster.nodes[1].signal(Signal::KILL);
+    check(&store, 1);
+    // New objects go to the other two.
+    wait_until("pages can be written", || {
+        (0..PAGES).for_each(|page| store.write(PageNo(page), &contents(page, 2)).unwrap());
+        store.write_back(&Writeback::default()).is_ok()
+    });
+    assert!(store.backing_stats().pages >= u64::from(PAGES) / 2);
+    check(&store, 2);
+    assert_eq!((store.backing_stats().failed_reads, backing.health().unwrap().lost), (0, 0));
+}
+
+#[test]
+fn servers_that_cannot_be_used_are_refused_soon() {
+    if !able() {
+        return;
+    }
+    let refused = |address: &str, copies: u8| {
+        let started = Instant::now();
+        let error = open(address, copies).map(drop).unwrap_err();
+        assert!(started.elapsed() < Duration::from_secs(6), "{address}: {:?}", started.elapsed());
+        (error.kind(), error.to_string())
+    };
+    let (kind, what) = refused("redis://127.0.0.1:1", 1);
+    assert!(kind == ErrorKind::Io && what.contains("refused"), "{what}");
+    let (kind, what) = refused("redis://name.invalid:1", 1);
+    assert_eq!(kind, ErrorKind::Io, "{what}");
+
+    let login = Redis::start(&["--requirepass", "secret"]);
+    let (kind, what) = refused(&login.address(), 1);
+    assert!(kind == ErrorKind::Permission && what.contains("password"), "{what}");
+
+    let evicts = Redis::start(&["--maxmemory-policy", "allkeys-lru"]);
+    let (kind, what) = refused(&evicts.address(), 1);
+    assert!(kind == ErrorKind::Unsupported && what.contains("allkeys-lru"), "{what}");
+
+    let full = Redis::start(&["--maxmemory", "100kb"]);
+    let (kind, what) = refused(&full.address(), 1);
+    assert!(kind == ErrorKind::NoSpace && what.contains("full"), "{what}");
+
+    let master = Redis::start(&[]);
+    let replica = Redis::start(&["--replicaof", "127.0.0.1", &master.port.to_string()]);
+    let (kind, what) = refused(&replica.address(), 1);
+    assert!(kind == ErrorKind::Unsupported && what.contains(&master.port.to_string()), "{what}");
+    let (kind, what) = refused(&master.address(), 2);
+    assert!(kind == ErrorKind::Invalid && what.contains("cluster"), "{what}");
+
+    let stopped = Redis::start(&[]);
+    stopped.signal(Signal::STOP);
+    let (kind, what) = refused(&stopped.address(), 1);
+    stopped.signal(Signal::CONT);
+    assert_eq!(kind, ErrorKind::Io, "{what}");
+
+    let covered = Cluster::start(3, 0, true);
+    let (kind, what) = refused(&covered.address(), 2);
+    assert!(kind == ErrorKind::Unsupported && what.contains("cluster-require-full-coverage"), "{what}");
+    let (kind, what) = refused(&format!("{}/3", covered.address()), 1);
+    assert!(kind == ErrorKind::Unsupported && what.contains("database"), "{what}");
+}
+
+/// A server that is stopped: reads and writes fail in time, writes soon at once, and all goes on when it does.
+#[test]
+fn a_server_that_stops_for_a_while_loses_nothing() {
+    if !able() {
+        return;
+    }
+    let redis = Redis::start(&[]);
+    let address = Address::parse(&redis.address()).unwrap();
+    let limits = Limits {
+        read_deadline: Duration::from_millis(500),
+        write_deadline: Duration::from_millis(500),
+        ..Limits::default()
+    };
+    let connect = || RedisStore::connect(address, Credentials::default(), 1);
+    let backing = RemoteBacking::open(&Identity::new().unwrap(), Some(64 << 20), limits, connect);
+    let backing = Arc::new(backing.unwrap());
+    let buffers = Buffers::new(1, PAGE_SIZE).unwrap();
+    let transfer = |direction, extent: u64| {
+        let filling = Filling { generation: 1, home: 0 };
+        let mut buffer = buffers.take().unwrap();
+        buffer.fill(extent as u8);
+        let (buffer, result) = backing.carry_out(direction, extent << 18, PAGE_SIZE, filling, buffer);
+        result.map(|()| buffer[7])
+    };
+    transfer(Direction::Write, 1).unwrap();
+    redis.signal(Signal::STOP);
+    assert!(transfer(Direction::Read, 1).is_err());
+    for extent in 2..5 {
+        assert!(transfer(Direction::Write, extent).is_err());
+    }
+    let started = Instant::now();
+    assert!(transfer(Direction::Write, 5).is_err());
+    assert!(started.elapsed() < limits.write_deadline, "it does not wait any more");
+    let stats = backing.health().unwrap();
+    assert!(stats.stopped.is_some() && stats.expired >= 4, "{stats:?}");
+    redis.signal(Signal::CONT);
+    wait_until("it is written to again", || transfer(Direction::Write, 6).is_ok());
+    assert_eq!(transfer(Direction::Read, 1), Ok(1));
+    assert_eq!(backing.health().unwrap().stopped, None);
+    // What may have been written late is removed.
+    wait_until("two objects are left, and the lease", || redis.ask(&["dbsize"]).trim() == "3");
+}
+
+/// What a device left that was killed is removed, once its lease is over; devices with a lease, and keys of others, stay.
+#[test]
+fn what_a_dead_device_left_can_be_swept() {
+    if !able() {
+        return;
+    }
+    let cluster = Cluster::start(3, 0, false);
+    let address = cluster.address();
+    let devices: Vec<_> = (1..=2)
+        .map(|copies| {
+            let backing = Arc::new(open(&address, copies).unwrap());
+            let store = store_on(&backing);
+            fill(&store, 1);
+            (store, backing)
+        })
+        .collect();
+    let dead = "0123456789abcdef".repeat(2);
+    let set = |key: &str| assert!(cluster.nodes[0].ask(&["-c", "set", key, "x"]).contains("OK"), "{key}");
+    let others = ["uzram:other", "7"];
+    [format!("uzram:{dead}:7:1"), format!("uzram:{dead}:{{12}}:7:1")].iter().for_each(|key| set(key));
+    others.iter().for_each(|key| set(key));
+    let found = sweep(&address, true).unwrap();
+    assert_eq!(found[&dead], Swept { objects: 2, is_leased: false });
+    let leased = |found: &BTreeMap<String, Swept>| {
+        found.values().filter(|swept| swept.is_leased && swept.objects > 1).count()
+    };
+    assert_eq!((found.len(), leased(&found)), (3, 2), "{found:?}");
+    // Looking removes nothing.
+    assert_eq!(sweep(&address, true).unwrap(), found);
+    assert_eq!(sweep(&address, false).unwrap(), found);
+    let found = sweep(&address, false).unwrap();
+    assert_eq!((found.len(), leased(&found)), (2, 2), "{found:?}");
+    devices.iter().for_each(|(store, _)| check(store, 1));
+    others.iter().for_each(|key| assert!(cluster.nodes[0].ask(&["-c", "get", key]).contains('x'), "{key}"));
+    // A device that ends leaves nothing.
+    devices.iter().for_each(|(store, _)| store.erase_backing());
+    assert_eq!(sweep(&address, true).unwrap(), BTreeMap::new());
+    assert_eq!(cluster.keys(), 2);
+    // A master that is away could have leases.
+    cluster.nodes[2].signal(Signal::KILL);
+    assert!(sweep(&address, false).is_err());
+}
