@@ -1,5 +1,5 @@
 //! Benchmarks of uzram against alternatives: the in-process benchmark, codecs, NBD, block devices and swap, the pager,
-//! programs in less memory and in swap, hit ratios, daemons that outlive the process that serves, and the project's targets.
+//! programs in less memory and in swap, cold pages on other machines, hit ratios, daemons that outlive the process that serves, and the project's targets.
 //!
 //! It uses the engine's public API; the engine does not depend on it. Two things that are compared are
 //! measured alternately in one run, because machines change their speed from minute to minute.
@@ -10,6 +10,7 @@ pub mod engine;
 pub mod harness;
 pub mod nbd;
 pub mod pager;
+pub mod remote;
 pub mod run;
 pub mod swap;
 pub mod take_over;

@@ -18,6 +18,7 @@ use uzram_bench::engine::{self, Against, Pattern, backing};
 use uzram_bench::harness::report::text;
 use uzram_bench::harness::{Source, command, corpus, to_json};
 use uzram_bench::pager::{self, PagerOptions};
+use uzram_bench::remote::{self, RemoteOptions};
 use uzram_bench::run::{self, RunOptions};
 use uzram_bench::swap::{self, SwapOptions};
 use uzram_bench::take_over::{self, Amounts, Part, TakeOverOptions, TakeOverReport};
@@ -143,6 +144,7 @@ enum Command {
     Pager(PagerArgs),
     Run(RunArgs),
     Swap(SwapArgs),
+    Remote(RemoteArgs),
     #[command(hide = true)]
     SwapUser(SwapUserArgs),
     /// Be the program whose memory is measured: the benchmark starts it
@@ -263,6 +265,22 @@ struct SwapArgs {
     json: bool,
 }
 
+/// Measure cold pages in a Redis server of its own, beside redis-benchmark
+///
+/// Needs redis-server, redis-cli and redis-benchmark.
+#[derive(clap::Args)]
+struct RemoteArgs {
+    /// Rounds; the table shows medians
+    #[arg(long, value_name = "R", default_value_t = 3)]
+    repeat: usize,
+    /// Use few pages
+    #[arg(long)]
+    small: bool,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
 /// A part of `uzram bench survive`.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum SurvivePart {
@@ -308,6 +326,7 @@ fn main() -> ExitCode {
         Some(Command::Pager(args)) => command::print(&measure_pager(args)?),
         Some(Command::Run(args)) => command::print(&measure_run(args)?),
         Some(Command::Swap(args)) => command::print(&measure_swap(args)?),
+        Some(Command::Remote(args)) => command::print(&measure_remote(args)?),
         Some(Command::SwapUser(args)) => swap_user(args),
         Some(Command::MemoryUser { job }) => pager::user::run(job),
         None => command::print(&measure(args)?),
@@ -470,6 +489,15 @@ fn measure_swap(args: &SwapArgs) -> Result<String> {
         amounts: if args.small { workload::Amounts::small() } else { workload::Amounts::medium() },
         stop: command::stop_flag()?,
     })?;
+    Ok(text(&report, args.json))
+}
+
+fn measure_remote(args: &RemoteArgs) -> Result<String> {
+    if let Some(obstacle) = remote::obstacle() {
+        return Err(Error::new(uzram::ErrorKind::Unsupported, obstacle));
+    }
+    let amounts = if args.small { RemoteOptions::small() } else { RemoteOptions::default() };
+    let report = remote::run(&RemoteOptions { repeat: args.repeat, stop: command::stop_flag()?, ..amounts })?;
     Ok(text(&report, args.json))
 }
 

@@ -6,6 +6,7 @@
 
 mod pager;
 mod programs;
+mod remote;
 mod run;
 mod swap;
 mod target;
@@ -35,6 +36,7 @@ use crate::{nbd, take_over};
 use pager::pager_targets;
 use programs::ProgramsOptions;
 pub use programs::{ProgramsReport, SwapOut};
+use remote::remote_targets;
 use run::run_targets;
 use swap::swap_targets;
 pub use target::{Target, Targets};
@@ -78,6 +80,8 @@ pub struct TargetsOptions {
     pub run: crate::workload::Amounts,
     /// The amounts for programs that swap.
     pub swap: crate::workload::Amounts,
+    /// The amounts for cold pages on other machines.
+    pub remote: crate::remote::RemoteOptions,
     /// Pages in the traces for the LRU.
     pub trace_pages: u32,
     /// Uses of each trace.
@@ -112,6 +116,7 @@ impl Default for TargetsOptions {
             pager: crate::pager::Amounts::default(),
             run: crate::workload::Amounts::default(),
             swap: crate::workload::Amounts::medium(),
+            remote: crate::remote::RemoteOptions::default(),
             trace_pages: traces.pages,
             trace_uses: traces.uses,
             stop: Arc::default(),
@@ -154,6 +159,8 @@ pub struct TargetsReport {
     pub run: Option<crate::run::RunReport>,
     /// Programs that swap, if they were measured.
     pub swap: Option<crate::swap::SwapReport>,
+    /// Cold pages in a Redis server, if they were measured.
+    pub remote: Option<crate::remote::RemoteReport>,
 }
 
 /// Measures every target.
@@ -232,6 +239,8 @@ pub fn run(options: &TargetsOptions) -> Result<TargetsReport> {
     targets.extend(run_targets(run.as_ref()));
     let swap = swap_report(options, &mut notes)?;
     targets.extend(swap_targets(swap.as_ref()));
+    let remote = remote_report(options, &mut notes)?;
+    targets.extend(remote_targets(remote.as_ref()));
     let take_over = take_over_report(options, path, &mut notes)?;
     targets.extend(take_over_targets(&options.take_over, take_over.as_ref(), &mut notes));
     Ok(TargetsReport {
@@ -250,6 +259,7 @@ pub fn run(options: &TargetsOptions) -> Result<TargetsReport> {
         pager,
         run,
         swap,
+        remote,
         take_over,
     })
 }
@@ -450,6 +460,19 @@ fn swap_report(options: &TargetsOptions, notes: &mut Vec<String>) -> Result<Opti
     .map(Some)
 }
 
+/// Runs the benchmark of cold pages in a Redis server, or adds a note that says why not.
+fn remote_report(
+    options: &TargetsOptions,
+    notes: &mut Vec<String>,
+) -> Result<Option<crate::remote::RemoteReport>> {
+    if let Some(obstacle) = crate::remote::obstacle() {
+        notes.push(format!("cold pages in Redis not measured: {obstacle}"));
+        return Ok(None);
+    }
+    let remote = crate::remote::RemoteOptions { stop: Arc::clone(&options.stop), ..options.remote.clone() };
+    crate::remote::run(&remote).map(Some)
+}
+
 /// Runs the benchmark of daemons that outlive the process that serves, or adds a note that says why not. Its own notes
 /// say what it had to leave out.
 fn take_over_report(
@@ -506,6 +529,9 @@ impl fmt::Display for TargetsReport {
         if let Some(swap) = &self.swap {
             write!(f, "\n{swap}")?;
         }
+        if let Some(remote) = &self.remote {
+            write!(f, "\n{remote}")?;
+        }
         match &self.take_over {
             Some(take_over) => write!(f, "\n{take_over}"),
             None => Ok(()),
@@ -540,6 +566,7 @@ mod tests {
             // Measured by its own tests.
             process_pages: 0,
             parked_pages: 0,
+            remote: crate::remote::RemoteOptions::small(),
             survive: survive::SurviveOptions { size_bytes: 1 << 20, ..survive::SurviveOptions::default() },
             // Measured by its own tests.
             backing: backing::BackingOptions {
@@ -553,7 +580,7 @@ mod tests {
         let report = run(&options).unwrap();
         assert_eq!(
             report.targets.len(),
-            2 + 2 + 4 + 4 + 6 + 2 + 7 + 2 + 15 + 6 + 5 + 6 + 11 + 28 + 10 + 5 + 10
+            2 + 2 + 4 + 4 + 6 + 2 + 7 + 2 + 15 + 6 + 5 + 6 + 11 + 28 + 10 + 5 + 4 + 10
         );
         let measured =
             |name: &str| report.targets.iter().find(|target| target.name == name).unwrap().measured;
