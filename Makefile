@@ -8,10 +8,10 @@ CORPUS_PROGRAMS = python3 g++ node redis-server java
 RUN_PROGRAMS = sqlite3 redis-benchmark redis-cli libmimalloc
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo dist test lint bench lab fuzz loom asan tsan hog crash pager
+.PHONY: help run demo dist dist-remote test lint bench lab fuzz loom asan tsan hog crash pager
 
 help: ## List these targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-6s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 run: ## Serve a compressed RAM disk of 1 GiB, in the foreground
 	@cargo build --release -p uzram-cli
@@ -23,6 +23,9 @@ demo: ## Copy an image of a real file tree in and out, compare, print ratio and 
 
 dist: ## Build one static program of the product, target/dist/uzram
 	@tools/dist
+
+dist-remote: ## Build the same with backings on other machines, linked dynamically, target/dist/uzram-remote
+	@tools/dist remote
 
 test: ## Run every test, with a summary
 	@tools/test

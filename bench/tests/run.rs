@@ -25,7 +25,9 @@ fn uzram() -> PathBuf {
     let dir = bench().parent().unwrap().to_owned();
     let mut cargo = Command::new(env!("CARGO"));
     cargo
-        .args(["build", "--quiet", "-p", "uzram-run", "-p", "uzram-cli", "--target-dir"])
+        // With the feature of `make test`, whose program this replaces.
+        .args(["build", "--quiet", "-p", "uzram-run", "-p", "uzram-cli", "--features", "uzram-cli/remote"])
+        .arg("--target-dir")
         .arg(dir.parent().unwrap());
     if dir.ends_with("release") {
         cargo.arg("--release");

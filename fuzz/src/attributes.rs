@@ -111,6 +111,7 @@ fn check_taken(device: &Device, name: &str, value: &str) {
         | "writeback_batch_size"
         | "compressed_writeback"
         | "backing_force"
+        | "backing_copies"
         | "policy_high"
         | "policy_low" => {
             assert_eq!(read(name).parse(), value.parse::<u64>(), "{name}");
@@ -223,7 +224,7 @@ pub fn seeds() -> Vec<Vec<u8>> {
         "disksize=18446744073709551615\ndisksize=16777216T\nmem_limit=4194304T\nmem_limit=18446744073709551615\nmem_used_max=0\nmem_used_max=1",
         "streams=2\ndisksize=64K\nstreams=percpu\ndebug_stat\nreset=1\nstreams= +1 \n\
          streams=0\nstreams=1025\nstreams=percpu",
-        "backing_dev=none\nbacking_force=1\nbacking_dev=cold.img:1M\nwriteback_layout=blocks\ncompressed_writeback=0\ndisksize=64K\n\
+        "backing_dev=none\nbacking_copies=2\nbacking_force=1\nbacking_dev=cold.img:1M\nwriteback_layout=blocks\ncompressed_writeback=0\ndisksize=64K\n\
          writeback=idle\nwriteback=page_index=3 page_indexes=0-15\nwriteback=page_index=16\nwriteback=type=huge\n\
          writeback_limit=7\nwriteback_limit_enable=1\nwriteback_batch_size=128\nbd_stat\nbacking\npolicy",
         "recomp_algorithm=algo=zstd:3 priority=2\npolicy_high=50\npolicy_low=51\npolicy_low=50\nreclaim=zspages\ndisksize=1M\n\

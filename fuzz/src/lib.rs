@@ -28,6 +28,7 @@ pub mod nbd_handshake;
 pub mod nbd_tls;
 pub mod nbd_transmission;
 pub mod pool_ops;
+pub mod remote;
 pub mod run_figures;
 pub mod size_expr;
 pub mod start;
@@ -62,6 +63,7 @@ pub static TARGETS: &[Target] = &[
     Target { name: "attach", run: attach::run, seeds: attach::seeds },
     Target { name: "attributes", run: attributes::run, seeds: attributes::seeds },
     Target { name: "backing_mark", run: backing_mark::run, seeds: backing_mark::seeds },
+    Target { name: "remote", run: remote::run, seeds: remote::seeds },
     Target { name: "run_figures", run: run_figures::run, seeds: run_figures::seeds },
     Target { name: "size_expr", run: size_expr::run, seeds: size_expr::seeds },
     Target { name: "start", run: start::run, seeds: start::seeds },

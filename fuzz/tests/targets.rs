@@ -137,6 +137,11 @@ fn backing_mark() {
 }
 
 #[test]
+fn remote() {
+    run_mutations("remote", 5_000);
+}
+
+#[test]
 fn run_figures() {
     run_mutations("run_figures", 20_000);
 }

@@ -45,6 +45,8 @@ use client::control::{
 };
 use client::status::{self, StatusArgs};
 use client::survival::{self, RecoverArgs, UpgradeArgs};
+#[cfg(feature = "remote")]
+use commands::backing;
 use commands::{check, corpus, run, sibling, swap as swap_commands, train};
 use daemon::survive::handover::{self, State};
 use daemon::{attendant, holder, up};
@@ -99,6 +101,8 @@ enum Command {
     /// Runs the program uzram-lab: `uzram lab --help` lists its commands.
     Lab(sibling::SiblingArgs),
     Train(train::TrainArgs),
+    #[cfg(feature = "remote")]
+    Backing(backing::BackingArgs),
 }
 
 /// Go on in the place of a daemon's program, in its process. Started by the daemon.
@@ -154,6 +158,8 @@ fn daemon_plan(words: &[std::ffi::OsString]) -> failure::Result<(config::plan::D
 
 /// Runs the command given on this process's command line.
 pub fn main() -> ExitCode {
+    #[cfg(feature = "remote")]
+    uzram::device::set_opener(Box::new(uzram_remote::RemoteOpener));
     let cli = match parse_command_line::<Cli>(live::error_line) {
         Ok(cli) => cli,
         Err(status) => return status,
@@ -184,6 +190,8 @@ pub fn main() -> ExitCode {
         Command::Check(args) => check::run(&args).map(|()| 0),
         Command::Corpus(args) => corpus::run(&args).map(|()| 0),
         Command::Lab(args) => sibling::run("uzram-lab", &args).map(|never| match never {}),
+        #[cfg(feature = "remote")]
+        Command::Backing(args) => backing::run(&args).map(|()| 0),
         Command::Train(args) => train::run(&args).map(|()| 0),
     };
     match outcome {

@@ -9,15 +9,32 @@ use std::process::Stdio;
 use common::{Place, bare_command, collect, finish};
 use serde_json::Value;
 
-const COMMANDS: [&str; 17] = [
-    "up", "run", "add", "remove", "list", "stat", "set", "reset", "slabinfo", "down", "bench", "check",
-    "lab", "train", "status", "upgrade", "recover",
+const COMMANDS: &[&str] = &[
+    "up",
+    "run",
+    "add",
+    "remove",
+    "list",
+    "stat",
+    "set",
+    "reset",
+    "slabinfo",
+    "down",
+    "bench",
+    "check",
+    "lab",
+    "train",
+    "status",
+    "upgrade",
+    "recover",
+    #[cfg(feature = "remote")]
+    "backing",
 ];
 
 #[test]
 fn every_command_has_help_with_an_example() {
     let overview = finish(bare_command(&["--help"])).ok();
-    for command in COMMANDS {
+    for command in COMMANDS.iter().copied() {
         assert!(overview.contains(&format!("\n  {command} ")), "{overview}");
         if ["bench", "lab"].contains(&command) {
             // Separate programs, whose own tests check their help.
@@ -319,7 +336,7 @@ fn the_security_page_names_tests_that_are_there() {
     for quoted in page.split('`').skip(1).step_by(2) {
         let Some((of, test)) = quoted.split_once("::").filter(|(_, test)| *test != "test") else { continue };
         if of != "…" {
-            file = ["uzram-cli", "uzram-serve"]
+            file = ["uzram-cli", "uzram-serve", "uzram-remote"]
                 .map(|name| root.join("crates").join(name).join("tests").join(of).with_extension("rs"))
                 .iter()
                 .find_map(|path| std::fs::read_to_string(path).ok())

@@ -1,5 +1,7 @@
 //! The commands that need no daemon, or start one.
 
+#[cfg(feature = "remote")]
+pub mod backing;
 pub mod check;
 pub mod corpus;
 pub mod run;

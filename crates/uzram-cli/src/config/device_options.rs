@@ -46,7 +46,7 @@ impl DeviceOptions {
         let mut settings = DeviceSettings::default();
         for (Name { row, name, long }, text) in &self.given {
             let (text, origin) = match row.form {
-                Form::Path => (from_root(text), format!("--{long} {text}")),
+                Form::Path => (from_root(text), format!("--{long} {}", without_login(text))),
                 Form::Switch if text == "1" => (text.clone(), format!("--{long}")),
                 _ => (text.clone(), format!("--{long} {text}")),
             };
@@ -80,6 +80,12 @@ impl Args for DeviceOptions {
     fn augment_args_for_update(command: Command) -> Command {
         Self::augment_args(command)
     }
+}
+
+/// Returns an address as messages show it: without a user and a password, which are refused, but may be in it.
+fn without_login(text: &str) -> String {
+    let parts = text.split_once("://").and_then(|(scheme, rest)| Some((scheme, rest.rsplit_once('@')?.1)));
+    parts.map_or_else(|| text.to_owned(), |(scheme, rest)| format!("{scheme}://…@{rest}"))
 }
 
 fn option(Name { row, name, long }: &'static Name) -> Arg {

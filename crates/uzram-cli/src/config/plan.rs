@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use uzram::codec::Kind;
-use uzram::device::{Attribute, Device, Keeper};
+use uzram::device::{Attribute, Device, Keeper, NamedBacking};
 use uzram_serve::fuse::CpuLatencyLimit;
 use uzram_serve::{Export, ExportPolicy, fuse, nbd};
 
@@ -240,7 +240,15 @@ impl DevicePlan {
     pub fn check(&self) -> Result<()> {
         let device = self.checked_device()?;
         let Some(disksize) = self.settings.get("disksize") else { return Ok(()) };
-        let backing = self.settings.get("backing_dev").map(|setting| setting.value.as_str());
+        let backing = self.settings.get("backing_dev");
+        if let Some(setting) =
+            backing.filter(|backing| self.is_swap() && NamedBacking::is_elsewhere(&backing.value))
+        {
+            let why = "a swap area cannot use a store on other machines: to reach it takes memory, which only the swap \
+                       area can free then. Use a file or a block device";
+            return Err(Failure::Usage(format!("{}: {why}", setting.origin)));
+        }
+        let backing = backing.map(|setting| setting.value.as_str());
         device
             .check(&disksize.value, backing)
             .map_err(|error| Failure::of(self.blame(&error, disksize), &error))

@@ -8,7 +8,7 @@
 use std::ops::Deref;
 
 use uzram::ErrorKind;
-use uzram::device::{Attribute, Device};
+use uzram::device::{Attribute, Device, NamedBacking};
 use uzram::units::parse_duration_s;
 
 use crate::failure::{Failure, Result};
@@ -261,13 +261,20 @@ pub static SETTINGS: &[SettingRow] = &[
         ..BACKED
     },
     SettingRow {
+        attribute: "backing_copies",
+        words: &["copies"],
+        help: "Copies of each object that a cluster of servers keeps, on different masters: 1 or 2 [default: 1]",
+        ..BACKED
+    },
+    SettingRow {
         attribute: "backing_dev",
         words: &["backing"],
         form: Form::Path,
         value_name: "PATH[:SIZE]",
         help: "Where cold pages go: a block device, all of it unless SIZE is given, or a file, created with SIZE if it \
                does not exist. The text after the last ':' is SIZE if it parses as one. With --mem-limit, the coldest \
-               pages leave before the limit is reached",
+               pages leave before the limit is reached. redis://HOST:PORT[:SIZE] is a server or a cluster, where this \
+               program was built with the feature 'remote'",
         is_policy: true,
         ..TEXT
     },
@@ -429,7 +436,8 @@ fn split_after(text: &str) -> (&str, Option<&str>) {
 
 /// Returns the absolute path, as the daemon may run in another directory. A `:SIZE` after the path stays as it is.
 pub fn from_root(path: &str) -> String {
-    let absolute = if path == "none" { None } else { std::path::absolute(path).ok() };
+    let is_path = path != "none" && !NamedBacking::is_elsewhere(path);
+    let absolute = is_path.then(|| std::path::absolute(path).ok()).flatten();
     // A path that cannot be made absolute is left for the attribute to refuse.
     absolute.and_then(|path| path.into_os_string().into_string().ok()).unwrap_or_else(|| path.to_owned())
 }

@@ -57,11 +57,16 @@ pub fn run(
     let mut protection = held.protection.clone();
     // If memory is short, the kernel ends this process rather than another: the holder starts the next.
     let expendable = Expendable::new();
+    let backings: Vec<_> = kept
+        .iter()
+        .filter_map(|kept| kept.device.backing.as_ref())
+        .map(|backing| backing.name.clone())
+        .collect();
     let mirror = Mirror::start(kept, Arc::clone(orders), Arc::clone(&lives))
         .context(|| "cannot start a thread".to_owned())?;
     // The holder has the privileges that this process has until the next step.
     let leaves_cpus = can_take_cpus();
-    protection.extend(confine(&worker::needs(held, mirror.has_backing)));
+    protection.extend(confine(&worker::needs(held, backings.into_iter())));
     lives.take_seat().context(|| "cannot wait for the process that serves".to_owned())?;
     let died = Instant::now();
     expendable.end();
@@ -226,15 +231,12 @@ struct Stop {
 struct Mirror {
     thread: JoinHandle<Vec<Mapped>>,
     stop: Arc<Stop>,
-    /// Whether a device has a backing device.
-    has_backing: bool,
 }
 
 impl Mirror {
     fn start(kept: Vec<Kept>, orders: Arc<Link>, lives: Arc<Lives>) -> io::Result<Mirror> {
         let stop =
             Arc::new(Stop { is_set: AtomicBool::new(false), event: eventfd(0, EventfdFlags::CLOEXEC)? });
-        let has_backing = kept.iter().any(|kept| kept.backing.is_some());
         let thread = {
             let stop = Arc::clone(&stop);
             thread::Builder::new().name("mirror".to_owned()).spawn(move || {
@@ -243,7 +245,7 @@ impl Mirror {
                 mapped
             })?
         };
-        Ok(Mirror { thread, stop, has_backing })
+        Ok(Mirror { thread, stop })
     }
 
     /// Ends the thread; returns the devices.

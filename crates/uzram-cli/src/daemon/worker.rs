@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 
-use uzram::device::{Device, Keeper};
+use uzram::device::{Device, Keeper, NamedBacking};
 use uzram::machine_memory;
 use uzram::slab;
 use uzram::units::format_size;
@@ -100,7 +100,8 @@ pub fn serve(held: &Held, start: Start) -> Result<u8> {
         serving.map(|endpoint| endpoint.uri(name)).collect::<Vec<_>>()
     };
     let _nbd = server.spawn().context(|| "cannot serve NBD".to_owned())?;
-    let needs = needs(held, all.iter().any(|device| device.backing().is_some()));
+    let backings = all.iter().filter_map(|device| device.backing());
+    let needs = needs(held, backings.map(|backing| backing.name().to_owned()));
     // From here on this process binds no socket, mounts nothing and runs no program; but for the command, if it starts
     // that itself.
     let starts_command = plan.exec.is_some() && home.is_none();
@@ -200,6 +201,8 @@ pub fn serve(held: &Held, start: Start) -> Result<u8> {
         }
     };
     drop(files);
+    // What is in stores on other machines would stay there.
+    exports.devices().iter().for_each(|device| device.erase_backing());
     outcome
 }
 
@@ -234,15 +237,17 @@ fn make(plan: &DaemonPlan, home: Option<&Arc<Home>>, devices: &mut Vec<Exported>
     Ok(room::check(&all)?)
 }
 
-/// Returns what a worker, of whose devices one has a backing device or not, may need to do while it serves.
-pub fn needs(held: &Held, has_backing: bool) -> Needs {
+/// Returns what a worker, whose devices have backing devices of these names, may need to do while it serves.
+pub fn needs(held: &Held, backings: impl Iterator<Item = String>) -> Needs {
     let plan = &held.plan;
     let has_files = held.connection.is_some();
+    let planned = plan.devices.iter().filter_map(|planned| planned.settings.get("backing_dev"));
+    let backings: Vec<_> = backings.chain(planned.map(|setting| setting.value.clone())).collect();
     Needs {
         unmounts: has_files,
         locks_memory: plan.swaps() || plan.survives,
-        has_backing: has_backing
-            || plan.devices.iter().any(|planned| planned.settings.get("backing_dev").is_some()),
+        has_backing: !backings.is_empty(),
+        has_remote: backings.iter().any(|name| NamedBacking::is_elsewhere(name)),
         reads_certificates: plan.nbd.tls.is_some(),
         survives: plan.survives,
         has_command: plan.exec.is_some() && !plan.survives,

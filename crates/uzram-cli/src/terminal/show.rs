@@ -16,6 +16,9 @@ pub struct DeviceJson {
     pub uris: Vec<String>,
     /// The device's statistics.
     pub stats: StatsJson,
+    /// Why its backing device is not written to, if it is not.
+    #[serde(default)]
+    pub backing_stopped: Option<String>,
 }
 
 /// Formats `stored / memory` with two decimals, or `-` if either is 0.
@@ -135,6 +138,9 @@ pub fn device_details(device: &DeviceJson) -> String {
     for uri in &device.uris {
         let _ = writeln!(text, "  {:<12} {uri}", "served at");
     }
+    if let Some(why) = &device.backing_stopped {
+        let _ = writeln!(text, "  {:<12} the backing device is not written to: {why}", "warning");
+    }
     text
 }
 
@@ -142,7 +148,7 @@ pub fn device_details(device: &DeviceJson) -> String {
 pub fn device_table(devices: &[DeviceJson]) -> String {
     let mut text =
         format!("{:<12} {:>10} {:>10} {:>10} {:>6}  URI\n", "NAME", "SIZE", "STORED", "USED", "RATIO");
-    for DeviceJson { name, uris, stats } in devices {
+    for DeviceJson { name, uris, stats, .. } in devices {
         let mut uris = uris.iter();
         let _ = writeln!(
             text,

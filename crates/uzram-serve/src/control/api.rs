@@ -317,7 +317,12 @@ impl Api {
         let uris = (self.uris)(device.name());
         let stats = StatsJson::from(device.stats());
         let file = self.about.files.as_ref().map(|files| files.disk(device.name()));
-        json!({ "name": device.name(), "uri": uris.first(), "uris": uris, "file": file, "stats": stats })
+        let health = device.backing().and_then(|backing| backing.backing().health());
+        let stopped = health.and_then(|health| health.stopped);
+        json!({
+            "name": device.name(), "uri": uris.first(), "uris": uris, "file": file, "stats": stats,
+            "backing_stopped": stopped
+        })
     }
 
     fn describe(&self, status: u16, device: &Device) -> Response {

@@ -6,9 +6,9 @@
 //!
 //! | request | response |
 //! |---|---|
-//! | `GET /v1/devices` | `{"devices": [{"name", "uri", "uris", "file": PATH or null, "stats"}…]}` |
+//! | `GET /v1/devices` | `{"devices": [{"name", "uri", "uris", "file": PATH or null, "stats", "backing_stopped": WHY or null}…]}` |
 //! | `POST /v1/devices` with `{"name": TEXT, "attributes": {NAME: TEXT…}, "export": BOOL or null, "read_only": BOOL}` | 201 and the new device, as below |
-//! | `GET /v1/devices/NAME` | `{"name", "uri", "uris", "file", "attributes": {NAME: TEXT or null…}, "stats"}` |
+//! | `GET /v1/devices/NAME` | `{"name", "uri", "uris", "file", "attributes": {NAME: TEXT or null…}, "stats", "backing_stopped"}` |
 //! | `DELETE /v1/devices/NAME` | 204; 409 while it is in use |
 //! | `GET /v1/devices/NAME/attributes/ATTR` | `{"name", "value"}` |
 //! | `PUT /v1/devices/NAME/attributes/ATTR` with `{"value": TEXT}` | 204 |

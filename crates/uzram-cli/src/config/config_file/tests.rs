@@ -102,7 +102,7 @@ fn the_example_s_attributes_are_those_of_a_device() {
     std::fs::write(&policy, "").unwrap();
     let whole = whole_example(&policy).replace("/var/lib/uzram/cold.img:4G", "none");
     let text = whole.replace("min(ram / 2, 4G)", "64K");
-    let backed = ["writeback-", "compressed-writeback", "force"];
+    let backed = ["writeback-", "compressed-writeback", "force", "copies"];
     let lines = text.lines().filter(|line| !backed.iter().any(|key| line.starts_with(key)));
     let config = parsed(&lines.collect::<Vec<_>>().join("\n")).unwrap();
     let device = Device::new(&config.devices[0].name).unwrap();

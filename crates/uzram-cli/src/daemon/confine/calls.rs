@@ -21,6 +21,8 @@ pub struct Needs {
     pub locks_memory: bool,
     /// A device has a backing file or device.
     pub has_backing: bool,
+    /// A device's backing device is in a store on other machines.
+    pub has_remote: bool,
     /// It reloads certificates, which may belong to another user.
     pub reads_certificates: bool,
     /// Its devices' memory outlives it.
@@ -277,6 +279,16 @@ const TABLE: &[Group] = &[
             Any(libc::SYS_io_uring_register),
         ],
     },
+    // Connections to a store on other machines, and looking up its name. A daemon that was started without one cannot
+    // make any.
+    Group {
+        when: |needs| needs.has_remote,
+        calls: &[
+            OneOf(libc::SYS_socket, 0, &[libc::AF_INET as u64, libc::AF_INET6 as u64]),
+            Any(libc::SYS_connect),
+            Any(libc::SYS_sendmmsg),
+        ],
+    },
     // Unmounting root's mount at the end.
     Group {
         when: |needs| needs.unmounts,
@@ -410,6 +422,7 @@ mod tests {
         let all = Needs {
             unmounts: true,
             has_backing: true,
+            has_remote: true,
             has_command: true,
             survives: true,
             ..Needs::default()

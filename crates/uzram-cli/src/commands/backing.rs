@@ -1,0 +1,55 @@
+//! `uzram backing`: what devices have left in stores on other machines.
+
+use std::fmt::Write;
+
+use uzram_remote::{Swept, sweep};
+
+use crate::failure::{Result, print};
+
+/// Look after stores on other machines
+#[derive(clap::Args)]
+#[command(after_help = "Example: uzram backing sweep --dry-run redis://cache:6379")]
+pub struct BackingArgs {
+    #[command(subcommand)]
+    command: BackingCommand,
+}
+
+#[derive(clap::Subcommand)]
+enum BackingCommand {
+    Sweep(SweepArgs),
+}
+
+/// Remove what devices have left that are no more
+///
+/// A device renews its lease every few seconds as long as its daemon is there. If that ends without `uzram down`, because the
+/// machine died, say, its objects stay, and nobody can read them. They are removed once its lease is over, ten minutes
+/// later. The login is that of the environment, as for `uzram up --backing`.
+#[derive(clap::Args)]
+#[command(after_help = "Example: uzram backing sweep redis://cache:6379")]
+struct SweepArgs {
+    /// The server, or any node of the cluster
+    address: String,
+    /// Only say what would be removed
+    #[arg(long)]
+    dry_run: bool,
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// A master cannot be asked: then nothing is removed.
+pub fn run(args: &BackingArgs) -> Result<()> {
+    let BackingCommand::Sweep(SweepArgs { address, dry_run }) = &args.command;
+    let found = sweep(address, *dry_run)?;
+    let mut text = format!("{:<34} {:>8}\n", "DEVICE", "OBJECTS");
+    for (device, Swept { objects, is_leased }) in &found {
+        let what = match (is_leased, dry_run) {
+            (true, _) => "in use",
+            (false, true) => "left behind",
+            (false, false) => "removed",
+        };
+        // Writing to a String cannot fail.
+        let _ = writeln!(text, "{device:<34} {objects:>8}  {what}");
+    }
+    print(&text)
+}
