@@ -6,7 +6,7 @@
 use std::collections::{HashSet, VecDeque};
 use std::future::Future;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
@@ -15,10 +15,10 @@ use tokio::sync::{Notify, Semaphore};
 use uzram::backing::{Backing, Direction, Filling, Health, Seal, Started, Transfer};
 use uzram::{Error, ErrorKind, Result};
 
-use crate::SETTING;
 use crate::breaker::Breaker;
 use crate::objects::{DeviceId, Key as ObjectKey, Objects};
 use crate::secret::{Key, Sealer};
+use crate::{SETTING, lock};
 
 /// Threads that run requests: what a request takes is mostly time of the network and of the store.
 const THREADS: usize = 2;
@@ -121,10 +121,6 @@ struct Removals {
 struct UnderWay {
     count: Mutex<usize>,
     ended: Condvar,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl<O: Objects> RemoteBacking<O> {

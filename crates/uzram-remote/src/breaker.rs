@@ -1,8 +1,10 @@
 //! Whether a store is written to: not while it fails. What is read must be tried in any case, since nobody else has it.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 use uzram::{Error, Result};
+
+use crate::lock;
 
 /// Failures in a row after which no more is written.
 const FAILURES: u32 = 3;
@@ -26,12 +28,12 @@ impl Breaker {
     /// # Errors
     /// The error of the last write that failed.
     pub(crate) fn check(&self) -> Result<()> {
-        self.lock().why.clone().map_or(Ok(()), Err)
+        lock(&self.state).why.clone().map_or(Ok(()), Err)
     }
 
     /// Notes the result of a write. Returns whether writes stop now.
     pub(crate) fn note(&self, result: &Result<()>) -> bool {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         match result {
             Ok(()) => {
                 state.failures = 0;
@@ -50,21 +52,17 @@ impl Breaker {
 
     /// Stops writes.
     pub(crate) fn open(&self, why: Error) {
-        self.lock().why = Some(why);
+        lock(&self.state).why = Some(why);
     }
 
     /// Lets writes go on.
     pub(crate) fn close(&self) {
-        *self.lock() = State::default();
+        *lock(&self.state) = State::default();
     }
 
     /// Returns why nothing is written, if nothing is.
     pub(crate) fn why(&self) -> Option<String> {
-        self.lock().why.as_ref().map(Error::to_string)
-    }
-
-    fn lock(&self) -> std::sync::MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state).why.as_ref().map(Error::to_string)
     }
 }
 

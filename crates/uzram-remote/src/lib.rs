@@ -29,5 +29,12 @@ pub use backing::{Identity, Limits, RemoteBacking};
 pub use objects::{DeviceId, Key, Objects};
 pub use opener::{RemoteOpener, sweep};
 
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
 /// The attribute that errors of this crate name.
 const SETTING: &str = "backing_dev";
+
+/// Locks a mutex. A panic under one leaves what it protects whole: numbers, lists and keys.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -8,6 +8,12 @@ use crate::{Address, SETTING};
 /// ENOSYS, as the standard library shows it: what a filter of system calls returns.
 const NO_CALL: &str = "(os error 38)";
 
+/// Returns the error of an answer that is none to what was asked.
+pub(super) fn odd_answer(address: &Address) -> Error {
+    let what = format!("{address} gave an answer that does not belong to the request");
+    Error::new(ErrorKind::Io, what).with_setting(SETTING)
+}
+
 /// Returns the error of a request to a server of `address`.
 pub(super) fn explain(address: &Address, error: &RedisError) -> Error {
     let code = error.code().unwrap_or_default();

@@ -2,10 +2,12 @@
 //! "The Tail at Scale", 2013).
 
 use std::future::Future;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 use std::time::Duration;
 
 use uzram::Result;
+
+use crate::lock;
 
 /// Reads of which the times are known.
 const READS: usize = 256;
@@ -32,13 +34,13 @@ struct State {
 impl Latencies {
     /// Returns how long to wait for a read before it is asked for elsewhere.
     pub(super) fn hedge_after(&self) -> Duration {
-        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let state = lock(&self.state);
         state.percentile.map_or(LONGEST, |time| time.clamp(SHORTEST, LONGEST))
     }
 
     /// Notes the time of a read.
     pub(super) fn note(&self, time: Duration) {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = lock(&self.state);
         let State { last, next, percentile } = &mut *state;
         match last.len() < READS {
             true => last.push(time),

@@ -15,7 +15,7 @@ mod hedge;
 mod sweep;
 mod topology;
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::Mutex;
 use std::time::Instant;
 
 use redis::Value;
@@ -25,11 +25,11 @@ use uzram::{Error, ErrorKind, Result};
 
 use crate::address::MAX_SERVERS;
 use crate::objects::{DeviceId, Key, Objects, take};
-use crate::{Address, SETTING};
+use crate::{Address, SETTING, lock};
 
 use connect::Client;
 pub use connect::Credentials;
-use failures::explain;
+use failures::{explain, odd_answer};
 use hedge::Latencies;
 pub use sweep::{Swept, sweep};
 use topology::Topology;
@@ -117,25 +117,13 @@ impl RedisStore {
     /// Returns the keys of an object's copies, one or two.
     fn names(&self, key: Key) -> (String, Option<String>) {
         let Key { device, extent, filling } = key;
-        let name = |tag: &str| format!("uzram:{device}{tag}:{extent}:{}", filling.generation);
-        match topology::tags(filling.home) {
-            Some([first, second]) => (name(&format!(":{{{first}}}")), Some(name(&format!(":{{{second}}}")))),
-            // The whole key decides about the slot, so that objects are spread evenly.
-            None => (name(""), None),
-        }
+        names(device, filling.home, &format!("{extent}:{}", filling.generation))
     }
 
     /// Returns the keys of a device's lease: with two copies, two, at different masters.
-    fn lease_names(&self, device: DeviceId) -> Vec<String> {
-        let home = match &self.copies {
-            Copies::One => 0,
-            Copies::Two(topology) => lock(topology).home(0),
-        };
-        let name = |tag: &str| format!("uzram:{device}{tag}:{}", sweep::LEASE);
-        match topology::tags(home) {
-            Some(tags) => tags.iter().map(|tag| name(&format!(":{{{tag}}}"))).collect(),
-            None => vec![name("")],
-        }
+    fn lease_names(&self, device: DeviceId) -> impl Iterator<Item = String> {
+        let (first, second) = names(device, self.home(0), sweep::LEASE);
+        std::iter::once(first).chain(second)
     }
 
     async fn set(&self, name: &str, bytes: &[u8]) -> Result<()> {
@@ -147,7 +135,7 @@ impl RedisStore {
     async fn set_by(&self, command: redis::Cmd, name: &str) -> Result<()> {
         match self.writes.send(command, name, SlotAddr::Master).await {
             Ok(Value::Okay) => Ok(()),
-            Ok(_) => Err(self.odd_answer()),
+            Ok(_) => Err(odd_answer(&self.address)),
             Err(error) => Err(explain(&self.address, &error)),
         }
     }
@@ -162,14 +150,9 @@ impl RedisStore {
                 Err(Error::new(ErrorKind::NotFound, format!("{} has lost an object", self.address)))
             }
             Ok(Value::BulkString(bytes)) => Ok(bytes),
-            Ok(_) => Err(self.odd_answer()),
+            Ok(_) => Err(odd_answer(&self.address)),
             Err(error) => Err(explain(&self.address, &error)),
         }
-    }
-
-    fn odd_answer(&self) -> Error {
-        let what = format!("{} gave an answer that does not belong to the request", self.address);
-        Error::new(ErrorKind::Io, what).with_setting(SETTING)
     }
 
     /// Removes a key; returns whether it is gone.
@@ -178,6 +161,18 @@ impl RedisStore {
         command.arg(name);
         let asking = writes.send(command, name, SlotAddr::Master);
         matches!(tokio::time::timeout(connect::ANSWER_WITHIN, asking).await, Ok(Ok(Value::Int(_))))
+    }
+}
+
+/// Returns the keys of something of a device: one, or with a home two, in its slots.
+fn names(device: DeviceId, home: u32, what: &str) -> (String, Option<String>) {
+    match topology::tags(home) {
+        Some(tags) => {
+            let [first, second] = tags.map(|tag| format!("uzram:{device}:{{{tag}}}:{what}"));
+            (first, Some(second))
+        }
+        // The whole key decides about the slot, so that objects are spread evenly.
+        None => (format!("uzram:{device}:{what}"), None),
     }
 }
 
@@ -291,8 +286,4 @@ impl Objects for RedisStore {
         *lock(topology) = now;
         Ok(())
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

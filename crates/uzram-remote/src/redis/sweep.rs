@@ -9,12 +9,12 @@ use std::time::Duration;
 
 use redis::cluster_routing::SlotAddr;
 use redis::{Cmd, Value};
-use uzram::{Error, ErrorKind, Result};
+use uzram::Result;
 
 use super::connect::{self, Client, Credentials, text};
-use super::failures::explain;
+use super::failures::{explain, odd_answer};
 use super::topology::Topology;
-use crate::{Address, SETTING, Server};
+use crate::{Address, Server};
 
 /// How long a lease lasts without being renewed. A machine that sleeps for longer can lose its objects to a sweep.
 pub(super) const LEASE_S: u64 = 600;
@@ -111,9 +111,9 @@ impl Sweeper {
                 let mut command = redis::cmd("SCAN");
                 command.arg(&cursor).arg("MATCH").arg("uzram:*").arg("COUNT").arg(KEYS_AT_ONCE);
                 let Value::Array(answer) = self.ask(command, master.clone()).await? else {
-                    return Err(self.odd());
+                    return Err(odd_answer(&self.address));
                 };
-                let [next, Value::Array(keys)] = &answer[..] else { return Err(self.odd()) };
+                let [next, Value::Array(keys)] = &answer[..] else { return Err(odd_answer(&self.address)) };
                 for key in keys.iter().map(text) {
                     let Some((device, is_lease)) = parse(&key) else { continue };
                     let swept = found.entry(device.to_owned()).or_default();
@@ -125,7 +125,7 @@ impl Sweeper {
                 }
                 cursor = text(next);
                 match cursor.as_str() {
-                    "" => return Err(self.odd()),
+                    "" => return Err(odd_answer(&self.address)),
                     "0" => break,
                     _ => {}
                 }
@@ -139,7 +139,7 @@ impl Sweeper {
             return self.client.send_to_any(command).await.map_err(|error| explain(&self.address, &error));
         };
         let mut answers = self.client.send_to_each(&self.address, &command, vec![master]).await;
-        answers.pop().map_or_else(|| Err(self.odd()), |(_, answer)| answer)
+        answers.pop().map_or_else(|| Err(odd_answer(&self.address)), |(_, answer)| answer)
     }
 
     async fn remove(&self, keys: &[String]) -> Result<()> {
@@ -150,11 +150,6 @@ impl Sweeper {
             removed.map_err(|error| explain(&self.address, &error))?;
         }
         Ok(())
-    }
-
-    fn odd(&self) -> Error {
-        let what = format!("{} gave an answer that does not belong to the request", self.address);
-        Error::new(ErrorKind::Io, what).with_setting(SETTING)
     }
 }
 
