@@ -5,7 +5,7 @@ use std::collections::btree_map::Entry;
 
 use super::tests::config;
 use super::writeback::sealed::tests::Plain;
-use super::writeback_tests::{ALL, expect, half_random, incompressible, work};
+use super::writeback_tests::{ALL, expect, half_random, incompressible, overwrite, work};
 use super::*;
 use crate::backing::{Backing, Direction, FaultyBacking, Filling, Seal, Transfer};
 use crate::base::error::{Error, ErrorKind};
@@ -138,14 +138,7 @@ fn overwrite_and_remove(objects: &Shared) {
     (0..PAGES).for_each(|page| store.write(PageNo::from_number(page), &half_random(page)).expect("memory"));
     assert_eq!(store.write_back(&ALL), Ok(PAGES));
     let first_objects = objects.objects();
-    for _ in 0..60 {
-        for _ in 0..200 {
-            let page = random.below(PAGES as usize);
-            versions[page] += PAGES;
-            store.write(PageNo(page as u32), &half_random(page as u64 + versions[page])).expect("memory");
-        }
-        store.write_back(&ALL).expect("room");
-    }
+    overwrite(&store, &mut versions, &mut random);
     let stats = store.backing_stats();
     assert!(stats.cleaned_bytes > 0 && stats.pages == PAGES, "{stats:?}");
     assert!(first_objects >= 64 && objects.objects() as u64 <= stats.len_bytes / OBJECT_BYTES as u64);

@@ -411,14 +411,7 @@ fn a_device_that_is_mostly_full_is_cleaned() {
     let mut versions = vec![0; PAGES as usize];
     (0..PAGES).for_each(|page| store.write(PageNo::from_number(page), &half_random(page)).expect("memory"));
     store.write_back(&ALL).expect("room");
-    for _ in 0..60 {
-        for _ in 0..200 {
-            let page = random.below(PAGES as usize);
-            versions[page] += PAGES;
-            store.write(PageNo(page as u32), &half_random(page as u64 + versions[page])).expect("memory");
-        }
-        store.write_back(&ALL).expect("room");
-    }
+    overwrite(store, &mut versions, &mut random);
     let stats = store.backing_stats();
     assert!(stats.cleaned_bytes > 0 && stats.pages == PAGES, "{stats:?}");
     assert!(stats.held_bytes * 10 > stats.len_bytes * 7, "{stats:?}");
@@ -444,6 +437,19 @@ fn a_device_that_is_mostly_full_is_cleaned() {
     (full + 1..PAGES).filter(|page| *page >= PAGES / 2).for_each(|page| {
         expect(store, page, &half_random(page + versions[page as usize]));
     });
+}
+
+/// Overwrites pages at random, many times, and has them leave again. A page's contents are [`half_random`] of its number and
+/// its version.
+pub(super) fn overwrite(store: &Store, versions: &mut [u64], random: &mut Random) {
+    for _ in 0..60 {
+        for _ in 0..200 {
+            let page = random.below(versions.len());
+            versions[page] += versions.len() as u64;
+            store.write(PageNo(page as u32), &half_random(page as u64 + versions[page])).expect("memory");
+        }
+        store.write_back(&ALL).expect("room");
+    }
 }
 
 pub(super) fn incompressible(seed: u64) -> Page {

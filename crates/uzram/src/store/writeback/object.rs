@@ -73,22 +73,28 @@ impl Object {
 }
 
 #[cfg(all(test, not(loom)))]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use crate::base::random::Random;
+
+    /// Returns any object, and its bytes.
+    pub(in crate::store::writeback) fn random_object(random: &mut Random) -> (Object, Vec<u8>) {
+        let mut bytes = vec![0; 1 + random.below(PAGE_SIZE)];
+        random.fill(&mut bytes);
+        let object = Object {
+            page: PageNo(random.next() as u32),
+            checksum: random.next() as u32,
+            len: bytes.len() as u16,
+            priority: random.below(4) as u8,
+        };
+        (object, bytes)
+    }
 
     #[test]
     fn an_object_is_found_as_it_was_written_or_not_at_all() {
         let mut random = Random::new(7);
         for round in 0..200 {
-            let mut bytes = vec![0; 1 + random.below(PAGE_SIZE)];
-            random.fill(&mut bytes);
-            let object = Object {
-                page: PageNo(random.next() as u32),
-                checksum: random.next() as u32,
-                len: bytes.len() as u16,
-                priority: random.below(4) as u8,
-            };
+            let (object, bytes) = random_object(&mut random);
             let generation = random.next() as u32;
             let mut written = object.header(object.crc(generation, &bytes)).to_vec();
             written.extend(&bytes);

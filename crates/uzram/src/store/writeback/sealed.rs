@@ -95,6 +95,7 @@ pub(in crate::store) mod tests {
     use std::collections::HashSet;
     use std::sync::Mutex;
 
+    use super::super::object::tests::random_object;
     use super::*;
     use crate::base::random::Random;
 
@@ -136,14 +137,7 @@ pub(in crate::store) mod tests {
     fn a_sealed_object_is_found_as_it_was_written_there_or_not_at_all() {
         let (seal, mut random, mut scratch) = (Plain::default(), Random::new(7), Vec::new());
         for round in 0..200 {
-            let mut bytes = vec![0; 1 + random.below(PAGE_SIZE)];
-            random.fill(&mut bytes);
-            let object = Object {
-                page: PageNo(random.next() as u32),
-                checksum: random.next() as u32,
-                len: bytes.len() as u16,
-                priority: random.below(4) as u8,
-            };
+            let (object, bytes) = random_object(&mut random);
             let position =
                 Position { extent: round, generation: random.next() as u32, at: random.next() as u32 };
             let mut out = vec![0; OVERHEAD_BYTES + bytes.len()];
