@@ -104,7 +104,6 @@ struct Shared<O> {
     has_begun: AtomicBool,
     /// Set at the end: nothing is written any more.
     has_ended: AtomicBool,
-    lost: AtomicU64,
     expired: AtomicU64,
 }
 
@@ -206,7 +205,6 @@ impl<O: Objects> RemoteBacking<O> {
             under_way: UnderWay::default(),
             has_begun: AtomicBool::new(false),
             has_ended: AtomicBool::new(false),
-            lost: AtomicU64::new(0),
             expired: AtomicU64::new(0),
         });
         runtime.spawn(Arc::clone(&shared).keep_removing());
@@ -263,7 +261,6 @@ impl<O: Objects> Backing for RemoteBacking<O> {
     fn health(&self) -> Option<Health> {
         let shared = &self.shared;
         Some(Health {
-            lost: shared.lost.load(Ordering::Relaxed),
             expired: shared.expired.load(Ordering::Relaxed),
             left_behind: shared.removals.left_behind.load(Ordering::Relaxed),
             stopped: shared.breaker.why(),
@@ -393,14 +390,8 @@ impl<O: Objects> Shared<O> {
 
     async fn read(&self, key: ObjectKey, at: usize, out: &mut [u8]) -> Result<()> {
         let reading = async { self.objects().await.get(key, at, out).await };
-        match tokio::time::timeout(self.limits.read_deadline, reading).await {
-            Ok(Err(error)) if error.kind() == ErrorKind::NotFound => {
-                self.lost.fetch_add(1, Ordering::Relaxed);
-                Err(Error::new(ErrorKind::Io, error.to_string()).with_setting(SETTING))
-            }
-            Ok(result) => result,
-            Err(_) => Err(self.expired("read")),
-        }
+        let read = tokio::time::timeout(self.limits.read_deadline, reading).await;
+        read.unwrap_or_else(|_| Err(self.expired("read")))
     }
 
     async fn write(&self, key: ObjectKey, bytes: &[u8]) -> Result<()> {

@@ -87,7 +87,7 @@ pub trait Backing: Send + Sync {
     /// other transfers wait for.
     ///
     /// # Errors
-    /// The result that a completion would get. The buffer is returned in any case.
+    /// The result that a completion would get: `NotFound` if there is no such object. The buffer is returned in any case.
     fn carry_out(
         &self,
         direction: Direction,
@@ -149,8 +149,6 @@ pub trait Seal: Send + Sync {
 /// What is known about a store on other machines.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Health {
-    /// Reads of objects that the store no longer has.
-    pub lost: u64,
     /// Requests that took too long.
     pub expired: u64,
     /// Objects that could not be removed, and stay behind.

@@ -229,3 +229,42 @@ fn everything_at_once_on_objects_agrees_with_a_model() {
         assert_eq!(objects.objects(), 0, "seed {seed}");
     }
 }
+
+/// Reads pages in some order until those that were read ahead are there, and returns how many were found there.
+fn read_ahead(store: &Store, pages: impl Iterator<Item = u64>) -> u64 {
+    let before = store.backing_stats().pages_read_ahead;
+    for page in pages {
+        expect(store, page, &half_random(page));
+        // Another thread fetches extents meanwhile.
+        std::thread::sleep(std::time::Duration::from_micros(200));
+    }
+    store.backing_stats().pages_read_ahead - before
+}
+
+/// Readers with a steady step find whole extents that were read ahead of them, several at once; one without finds few, and
+/// hardly any extent is read for it.
+#[test]
+fn extents_are_read_ahead_where_there_is_a_trend() {
+    const FAR: u64 = 20_000;
+    for objects in [Shared::new(32 << 20), Shared::sealed(32 << 20)] {
+        let store = store_on(&objects, StoreBuilder { limit_pages: 400, ..config(2 * FAR) });
+        for first in (0..2000).chain(FAR..FAR + 2000).step_by(200) {
+            (first..first + 200)
+                .for_each(|page| store.write(PageNo::from_number(page), &half_random(page)).expect("memory"));
+            assert_eq!(store.write_back(&ALL), Ok(200));
+        }
+        let extents = store.backing_stats().extent_bytes / OBJECT_BYTES as u64;
+        assert!(extents > 100, "{extents}");
+        // At first, pages return to memory, until it is full.
+        assert!(read_ahead(&store, 0..1000) > 900);
+        assert!(read_ahead(&store, (1000..2000).rev()) > 900);
+        assert!(read_ahead(&store, (0..1000).map(|page| FAR + 2 * page)) > 900);
+        // Two readers in turn, far apart.
+        assert!(read_ahead(&store, (1000..2000).flat_map(|page| [page, FAR + page])) > 1800);
+        let (mut random, before) = (Random::new(1), store.backing_stats().read_bytes);
+        let found = read_ahead(&store, (0..1000).map(|_| FAR + random.next() % 2000));
+        let each_bytes = (store.backing_stats().read_bytes - before) / 1000;
+        // Half of them are there from before.
+        assert!(found < 800 && each_bytes < PAGE_SIZE as u64, "{found}, {each_bytes} bytes each");
+    }
+}

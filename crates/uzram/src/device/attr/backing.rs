@@ -187,8 +187,10 @@ pub(super) fn backing(device: &Device) -> String {
         object_bytes,
         pages_returned,
         pages_kept,
+        pages_read_ahead,
         failed_writes,
         failed_reads,
+        lost_reads,
         corrupted,
     } = device.backing_stats();
     lines(&[
@@ -202,9 +204,11 @@ pub(super) fn backing(device: &Device) -> String {
         ("pages_kept", pages_kept),
         ("reads", reads),
         ("read_bytes", read_bytes),
+        ("pages_read_ahead", pages_read_ahead),
         ("written_bytes", written_bytes),
         ("cleaned_bytes", cleaned_bytes),
         ("failed_reads", failed_reads),
+        ("lost_reads", lost_reads),
         ("failed_writes", failed_writes),
         ("corrupted", corrupted),
     ])
@@ -213,10 +217,11 @@ pub(super) fn backing(device: &Device) -> String {
 /// Shows whether the store is written to, and what it lost.
 pub(super) fn backing_state(device: &Device) -> String {
     let Some(backing) = device.backing() else { return "none".to_owned() };
-    let Some(Health { lost, expired, left_behind, stopped }) = backing.backing().health() else {
+    let Some(Health { expired, left_behind, stopped }) = backing.backing().health() else {
         return "ok".to_owned();
     };
     let state = stopped.map_or_else(|| "ok".to_owned(), |why| format!("not written to: {why}"));
+    let lost = device.backing_stats().lost_reads;
     format!("{state}\nlost {lost}\nexpired {expired}\nleft_behind {left_behind}")
 }
 

@@ -178,8 +178,8 @@ pub(in super::super) static TABLE: &[Attribute] = &[
     Attribute {
         name: "writeback",
         help: "idle, huge, huge_idle, incompressible or all (uzram only), alone or after type=; or any number of \
-               page_index=N and page_indexes=LO-HI: writes these pages to the backing device, the largest first, \
-               and frees their memory",
+               page_index=N and page_indexes=LO-HI: writes these pages to the backing device, in order, or if not all \
+               may be written or have room, the largest first, and frees their memory",
         get: None,
         set: task!(Unit::Pages, parse_writeback, writeback),
     },

@@ -4,9 +4,10 @@
 //! - `log.rs`: the device's space: extents, and the live objects in them
 //! - `writer.rs`: writing pages
 //! - `clean.rs`: freeing extents whose objects are mostly dead
-//! - `read.rs`: reading pages, and returning some of them to memory
+//! - `read.rs`: reading pages, and returning some of them to memory; `ahead/`: reading ahead
 //! - `allowance.rs`: how much may be written
 
+mod ahead;
 mod allowance;
 mod clean;
 mod log;
@@ -24,7 +25,7 @@ use crate::base::cpu::relax;
 use crate::base::error::{Error, ErrorKind, Result};
 use crate::base::named::named;
 use crate::base::sync::Arc;
-use crate::base::units::PageNo;
+use crate::base::units::{PAGE_SIZE, PageNo};
 use crate::base::work::{Unit, Work};
 
 use super::recompress::Cursor;
@@ -137,8 +138,12 @@ per_cpu_counters! {
     pages_kept,
     /// Failed writes to the device.
     failed_writes,
+    /// Pages that were read from bytes that had been read ahead.
+    pages_read_ahead,
     /// Failed reads from the device.
     failed_reads,
+    /// Of these, reads of what a store on other machines no longer has.
+    lost_reads,
     /// Pages read back damaged: their reads fail.
     corrupted,
 }
@@ -177,7 +182,8 @@ fn in_order(ranges: &[Range<u64>], end: u64) -> Vec<Range<u64>> {
 }
 
 impl Store {
-    /// Writes pages to the backing device, the largest first, and returns the number that left memory. Busy pages stay.
+    /// Writes pages to the backing device, and returns the number that left memory: the largest first, if not all may be
+    /// written or have room, otherwise in the order of their numbers. Busy pages stay.
     ///
     /// # Errors
     /// As [`Store::write_back_interruptible`].
@@ -202,9 +208,13 @@ impl Store {
         let (mut written, mut failure) = (0, None);
         let mut next = Some(Cursor::FIRST);
         while let Some(from) = next {
-            let (candidates, count);
+            let (mut candidates, count);
             (candidates, count, next) = self.largest(&pages, |peek| what.candidates.has(peek), from, work)?;
             work.expect(count);
+            // What can be written is written in order, so that pages that are read together are together.
+            if self.may_leave(backing, &candidates) {
+                candidates.sort_unstable();
+            }
             let mut at = 0;
             while at < candidates.len() {
                 let (mut pass, first) = (Pass::begin(self, backing), at);
@@ -230,6 +240,17 @@ impl Store {
             }
         }
         failure.map_or(Ok(written), Err)
+    }
+
+    /// Returns whether all these pages may be written back, and have room without cleaning.
+    fn may_leave(&self, backing: &BackingDevice, pages: &[PageNo]) -> bool {
+        let (log, allowance) = (&backing.log, &backing.allowance);
+        let len_of =
+            |page: &PageNo| if log.compressed { self.slots.peek(*page).len_bytes() } else { PAGE_SIZE };
+        let taken_bytes = || pages.iter().map(|page| log.footprint(len_of(page))).sum::<usize>();
+        // Parts of extents stay unused.
+        let usable_bytes = log.free_bytes() / 8 * 7;
+        !allowance.limit().enabled && allowance.budget_left_bytes().is_none() && taken_bytes() <= usable_bytes
     }
 
     /// Prefetches slots, LRU nodes and objects of the next pages, which are cold. `page(n)` returns the page `n` ahead.
@@ -309,6 +330,17 @@ impl Store {
             len_bytes: backing.log.len_bytes(),
             ..BackingCounts::sum([&backing.log.counts])
         }
+    }
+}
+
+impl BackingCounts {
+    /// Counts a read that failed because there is nothing to be read; that is an error of the device, too.
+    fn note_lost(&self, error: Error) -> Error {
+        if error.kind() != ErrorKind::NotFound {
+            return error;
+        }
+        self.lost_reads.add(1);
+        Error::new(ErrorKind::Io, error.to_string()).with_setting("backing_dev")
     }
 }
 

@@ -5,103 +5,32 @@
 //! have the wrong generation, and the read starts over from the slot. Bytes that do not match are damaged only if the
 //! slot still refers to the same place and generation.
 //!
-//! Sequential reads of pages that were written together read ahead. The bytes read ahead are kept until they are no
-//! longer useful, and verified like those that come from the device.
+//! Pages that are probably read next are read ahead (`ahead/`), and verified like those that come from the device.
 //!
 //! A page returns to memory if the LRU says that it was used soon after it left (a refault), or if there is room below
 //! the policy's low watermark, unless the reader says that it is about to discard it. Other pages stay on the device and
 //! are read from it again the next time.
 //!
-//! Locks: a slot's, briefly; `backing extents`, a leaf, to take and put a read-ahead window.
+//! Locks: a slot's, briefly; under it, `backing extents`, a leaf, to find what was read ahead.
 
-use crate::backing::{Buffer, Direction, Filling};
+use crate::backing::{Direction, Filling};
 use crate::base::error::{Error, ErrorKind, Result};
 use crate::base::mem::Gfp;
-use crate::base::sync::{Counter, Mutex, classes};
+use crate::base::sync::Arc;
 use crate::base::units::{PAGE_SIZE, Page, PageNo};
 
 use super::BackingDevice;
+use super::ahead::{Extents, ReadAhead, Window};
 use super::log::{BLOCK_BYTES, Log, READ_AHEAD_BYTES};
 use super::object::ALIGN_BYTES;
 use crate::store::Store;
 use crate::store::read::Then;
 use crate::store::slot::{Backed, Contents, SlotGuard};
 
-/// Sequential readers tracked at a time.
-const STREAMS: usize = 16;
-
-/// The sequential readers. Consecutive pages were mostly written together, so they are read ahead.
-pub(super) struct Streams {
-    streams: [Stream; STREAMS],
-    turn: Counter,
-}
-
-struct Stream {
-    /// The page expected next, and its expected place.
-    next_page: Counter,
-    next_place: Counter,
-    /// The bytes read ahead.
-    window: Mutex<Option<Window>>,
-}
-
-/// Bytes read from an extent.
-struct Window {
-    filling: Filling,
-    start: u64,
-    len_bytes: usize,
-    buffer: Buffer,
-}
-
-impl Default for Streams {
-    fn default() -> Self {
-        let stream = || Stream {
-            next_page: Counter::new(0),
-            next_place: Counter::new(0),
-            window: Mutex::new(&classes::BACKING_EXTENTS, None),
-        };
-        Streams { streams: std::array::from_fn(|_| stream()), turn: Counter::new(0) }
-    }
-}
-
-impl Streams {
-    /// Returns the reader that expects `page` at `place` next, if any.
-    fn find(&self, page: PageNo, place: u64) -> Option<&Stream> {
-        let is_next =
-            |stream: &&Stream| stream.next_page.get() == page.number() && stream.next_place.get() == place;
-        self.streams.iter().find(is_next).filter(|_| page.0 > 0)
-    }
-
-    /// Tracks a new reader, which may read `next_page` next.
-    fn begin(&self, next_page: u64, next_place: u64) {
-        let at = self.turn.add(1) as usize % STREAMS;
-        self.streams[at].go_on(next_page, next_place);
-    }
-}
-
-impl Stream {
-    fn go_on(&self, next_page: u64, next_place: u64) {
-        self.next_page.set(next_page);
-        self.next_place.set(next_place);
-    }
-}
-
-impl Window {
-    /// Returns the checksum and the bytes of the object of a page, if the window has it as it was written; `scratch` is for
-    /// those that were sealed.
-    fn find<'a>(
-        &'a self,
-        log: &Log,
-        page: PageNo,
-        backed: Backed,
-        filling: Filling,
-        scratch: &'a mut Vec<u8>,
-    ) -> Option<(u32, &'a [u8])> {
-        let at = usize::try_from(backed.place.checked_sub(self.start)?).ok()?;
-        let bytes = self.buffer[..self.len_bytes].get(at..)?;
-        let is_right = self.filling == filling && log.extent_of(self.start) == log.extent_of(backed.place);
-        log.find(bytes, filling, page, backed, scratch).filter(|_| is_right)
-    }
-}
+/// Extents that are read ahead of a reader.
+const EXTENTS_AHEAD: usize = if cfg!(loom) { 1 } else { 2 };
+/// Pages that are looked at to find them.
+const PAGES_AHEAD: i64 = if cfg!(loom) { 2 } else { 1024 };
 
 /// The result of one read of the device.
 enum Found {
@@ -166,21 +95,26 @@ impl Store {
         then: Then,
     ) -> Result<Found> {
         let log = &backing.log;
-        let stream = backing.streams.find(page, backed.place);
         // Takes memory only for what was sealed.
         let mut scratch = Vec::new();
-        let ahead = stream.and_then(|stream| stream.window.lock().take());
+        let (ahead, least_bytes) = backing.ahead.find(log, page, backed.place, filling);
         let ahead = ahead.filter(|window| window.find(log, page, backed, filling, &mut scratch).is_some());
         let (window, result) = match ahead {
-            Some(window) => (window, Ok(())),
-            None => self.read_window(log, backed, filling, stream.is_some()),
+            Some(window) => {
+                log.counts.pages_read_ahead.add(1);
+                (window, Ok(()))
+            }
+            None => {
+                let (window, result) = self.read_window(log, backed, filling, least_bytes);
+                (Arc::new(window), result)
+            }
         };
         let (checksum, bytes) = match (result, window.find(log, page, backed, filling, &mut scratch)) {
             (Ok(()), Some(found)) => found,
             _ if !self.is_at(page, backed, filling, log) => return Ok(Found::Changed),
             (Err(error), _) => {
                 log.counts.failed_reads.add(1);
-                return Err(error);
+                return Err(log.counts.note_lost(error));
             }
             (Ok(()), None) => {
                 log.counts.corrupted.add(1);
@@ -194,25 +128,65 @@ impl Store {
             // Without room the page stays on the device.
             let _ = self.return_to_memory(log, page, backed, filling, bytes, checksum);
         }
-        let next_place = backed.place + log.footprint(usize::from(backed.len)) as u64;
-        match stream {
-            Some(stream) => {
-                *stream.window.lock() = Some(window);
-                stream.go_on(page.number() + 1, next_place);
+        match &backing.ahead {
+            ReadAhead::Streams(streams) => {
+                let next_place = backed.place + log.footprint(usize::from(backed.len)) as u64;
+                streams.note(page, backed.place, next_place, window);
             }
-            None => backing.streams.begin(page.number() + 1, next_place),
+            ReadAhead::Extents(extents) => {
+                drop(window);
+                if let Some(step) = extents.note(page, log.extent_of(backed.place)) {
+                    self.read_extents_ahead(log, extents, page, step);
+                }
+            }
         }
         Ok(Found::Page)
     }
 
-    /// Reads the blocks in which an object lies, and with `ahead` the blocks after them.
-    fn read_window(&self, log: &Log, backed: Backed, filling: Filling, ahead: bool) -> (Window, Result<()>) {
+    /// Starts to read the extents of the pages that come next after `page`, each `step` after the last one.
+    fn read_extents_ahead(&self, log: &Log, extents: &Extents, page: PageNo, step: i64) {
+        let (mut last, mut left) = (None, EXTENTS_AHEAD);
+        // The extent of the page itself does not count.
+        for distance in 0..PAGES_AHEAD {
+            let next = step.checked_mul(distance).and_then(|ahead| page.number().checked_add_signed(ahead));
+            let Some(next) = next.filter(|next| *next < self.pages()) else { return };
+            let Some(slot) = self.slots.try_lock(PageNo::from_number(next)).locked() else { continue };
+            let Contents::Backed(Backed { place, .. }) = slot.contents() else { continue };
+            let extent = log.extent_of(place);
+            if last == Some(extent) {
+                continue;
+            }
+            last = Some(extent);
+            let filling = log.filling(extent);
+            drop(slot);
+            if let Some(buffer) = extents.make_room(page, extent, filling) {
+                log.counts.reads.add(1);
+                log.counts.read_bytes.add(log.extent_bytes as u64);
+                extents.start(&*log.backing, extent, log.place(extent, 0), filling, buffer);
+            }
+            if distance > 0 {
+                left -= 1;
+            }
+            if left == 0 {
+                return;
+            }
+        }
+    }
+
+    /// Reads the blocks in which an object lies, and those after them up to `least_bytes`.
+    fn read_window(
+        &self,
+        log: &Log,
+        backed: Backed,
+        filling: Filling,
+        least_bytes: usize,
+    ) -> (Window, Result<()>) {
         // A part of an object of the backing can begin and end anywhere.
         let block_bytes = if log.written_once { ALIGN_BYTES } else { BLOCK_BYTES } as u64;
         let start = backed.place / block_bytes * block_bytes;
         let end =
             (backed.place + log.footprint(usize::from(backed.len)) as u64).next_multiple_of(block_bytes);
-        let end = if ahead { end.max(start + READ_AHEAD_BYTES as u64) } else { end };
+        let end = end.max(start + least_bytes as u64);
         let extent_end = log.place(log.extent_of(backed.place) + 1, 0);
         let len_bytes = (end.min(extent_end) - start) as usize;
         let (buffer, result) =

@@ -15,10 +15,10 @@ use crate::base::error::{Error, ErrorKind, Result};
 use crate::base::sync::{Arc, Condvar, Counter, Mutex, MutexGuard, classes};
 use crate::base::units::{PAGE_SIZE, Page, PageNo};
 
+use super::ahead::ReadAhead;
 use super::allowance::{Allowance, Charge};
 use super::log::{BLOCK_BYTES, Log, Purpose};
 use super::object::Object;
-use super::read::Streams;
 use super::{BackingOptions, MAX_WRITEBACK_BATCH, WritebackLimit};
 use crate::store::slot::{Backed, Contents, SlotGuard};
 use crate::store::{Regions, Store};
@@ -32,7 +32,7 @@ const _: () = assert!(NUMBERS <= u8::MAX as usize);
 pub(in crate::store) struct BackingDevice {
     pub(in crate::store) log: Log,
     pub(super) allowance: Allowance,
-    pub(super) streams: Streams,
+    pub(super) ahead: ReadAhead,
     /// The maximum number of writes in flight.
     pub(super) batch: Counter,
     buffers: Buffers,
@@ -132,7 +132,7 @@ impl BackingDevice {
             finished: Arc::new(finished),
             writer: Mutex::new(&classes::WRITEBACK, writer),
             allowance: Allowance::new(limit, regions.allowance)?,
-            streams: Streams::default(),
+            ahead: ReadAhead::new(&log)?,
             log,
         })
     }
@@ -148,7 +148,7 @@ impl BackingDevice {
     pub(in crate::store) fn max_bytes(&self) -> usize {
         let writes = (self.batch.get() + MORE_BUFFERS) as usize * self.log.extent_bytes;
         let reads = self.log.reads.count() * self.log.reads.buffer_bytes();
-        self.log.table_bytes() + writes + reads
+        self.log.table_bytes() + writes + reads + self.ahead.max_bytes()
     }
 }
 

@@ -1,0 +1,94 @@
+//! Bytes that were read ahead of the pages in them.
+//!
+//! - `streams.rs`: on a file or block device: the bytes after a page, for sequential readers
+//! - `extents.rs`: where the backing keeps each extent as one object: whole extents, in the background
+//! - `trend.rs`: the vote about which pages are read next
+//!
+//! What was read ahead is verified like what comes from the backing for one page.
+//!
+//! Lock: `backing extents`, a leaf but for the locks of buffers, protects what is kept.
+
+mod extents;
+mod streams;
+mod trend;
+
+use crate::backing::{Buffer, Filling};
+use crate::base::error::Result;
+use crate::base::sync::Arc;
+use crate::base::units::PageNo;
+use crate::store::slot::Backed;
+
+use super::log::Log;
+pub(super) use extents::Extents;
+use streams::Streams;
+
+/// Bytes read from an extent.
+pub(super) struct Window {
+    pub(super) filling: Filling,
+    pub(super) start: u64,
+    pub(super) len_bytes: usize,
+    pub(super) buffer: Buffer,
+}
+
+impl Window {
+    /// Returns the checksum and the bytes of the object of a page, if the window has it as it was written; `scratch` is for
+    /// those that were sealed.
+    pub(super) fn find<'a>(
+        &'a self,
+        log: &Log,
+        page: PageNo,
+        backed: Backed,
+        filling: Filling,
+        scratch: &'a mut Vec<u8>,
+    ) -> Option<(u32, &'a [u8])> {
+        let at = usize::try_from(backed.place.checked_sub(self.start)?).ok()?;
+        let bytes = self.buffer[..self.len_bytes].get(at..)?;
+        let is_right = self.filling == filling && log.extent_of(self.start) == log.extent_of(backed.place);
+        log.find(bytes, filling, page, backed, scratch).filter(|_| is_right)
+    }
+}
+
+/// What is read ahead.
+pub(super) enum ReadAhead {
+    /// The bytes after a page.
+    Streams(Box<Streams>),
+    /// Whole extents.
+    Extents(Extents),
+}
+
+impl ReadAhead {
+    /// Returns the way that suits a backing.
+    ///
+    /// # Errors
+    /// `NoMemory`.
+    pub(super) fn new(log: &Log) -> Result<Self> {
+        Ok(match log.written_once {
+            true => ReadAhead::Extents(Extents::new(log.extent_bytes)?),
+            false => ReadAhead::Streams(Box::default()),
+        })
+    }
+
+    /// Returns the maximum memory.
+    pub(super) fn max_bytes(&self) -> usize {
+        match self {
+            // The buffers are those of reads.
+            ReadAhead::Streams(_) => 0,
+            ReadAhead::Extents(extents) => extents.max_bytes(),
+        }
+    }
+
+    /// Returns bytes that may have the object of a page that is read, and if there are none, how many to read from its place
+    /// on, which may be fewer than the object has.
+    pub(super) fn find(
+        &self,
+        log: &Log,
+        page: PageNo,
+        place: u64,
+        filling: Filling,
+    ) -> (Option<Arc<Window>>, usize) {
+        match self {
+            ReadAhead::Streams(streams) => streams.find(page, place),
+            ReadAhead::Extents(extents) => (extents.find(log.extent_of(place), filling), 0),
+        }
+    }
+}
