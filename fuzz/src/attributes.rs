@@ -112,6 +112,7 @@ fn check_taken(device: &Device, name: &str, value: &str) {
         | "compressed_writeback"
         | "backing_force"
         | "backing_copies"
+        | "backing_encrypted"
         | "policy_high"
         | "policy_low" => {
             assert_eq!(read(name).parse(), value.parse::<u64>(), "{name}");

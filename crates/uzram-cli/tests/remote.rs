@@ -10,7 +10,7 @@ mod servers;
 use std::os::unix::fs::PermissionsExt;
 use std::time::Duration;
 
-use common::clients::{fio, missing, succeed};
+use common::clients::{self, fio, missing, succeed};
 use common::{Place, collect_within, finish, start, wait_until};
 use rustix::process::{Signal, kill_process};
 use servers::{Cluster, Redis, able};
@@ -81,12 +81,8 @@ fn objects_outlive_the_process_that_serves() {
     let read = [&job[..], &["--verify_only", "--randseed=7"]].concat();
     succeed(&place, "fio", &fio(&uri, &write));
     assert!(place.statistic("pages_backed") > 1000);
-    let standby_is_ready = || {
-        let status: serde_json::Value = serde_json::from_str(&place.run(&["status", "--json"]).ok()).unwrap();
-        status["standby_ready"] == true
-    };
     for is_stopped in [false, true] {
-        wait_until("a stand-by is ready", standby_is_ready);
+        wait_until("a stand-by is ready", || standby_is_ready(&place));
         let worker = place.worker_id();
         if is_stopped {
             redis.signal(Signal::STOP);
@@ -143,4 +139,103 @@ fn what_cannot_be_used_is_refused_in_one_line() {
     let _daemon = place.up(&[]);
     let added = place.run(&["add", "zram1", "--size", "16M", "--backing", &address]);
     assert!(added.complaint(1).contains("was started without"), "{}", added.stderr);
+}
+
+fn standby_is_ready(place: &Place) -> bool {
+    let status: serde_json::Value = serde_json::from_str(&place.run(&["status", "--json"]).ok()).unwrap();
+    status["standby_ready"] == true
+}
+
+/// Waits for a stand-by, kills the process that serves, and waits for the next one.
+fn take_over(place: &Place) {
+    wait_until("a stand-by is ready", || standby_is_ready(place));
+    let worker = place.worker_id();
+    kill_process(worker, Signal::KILL).unwrap();
+    wait_until("another process serves", || {
+        place.run(&["status"]).status.success() && place.worker_id() != worker
+    });
+}
+
+/// Pages that a file has no room for go to a server, and all are there for the process that serves next.
+#[test]
+fn a_file_comes_before_a_server() {
+    if !able() || missing(&["fio"]) {
+        return;
+    }
+    let (place, redis) = (Place::without_rights(), Redis::start(&[]));
+    let file = format!("{}:24M", place.root().join("cold.img").display());
+    let address = redis.address();
+    let daemon = common::Daemon::start(place.command(&[
+        "up",
+        "--size",
+        "128M",
+        "--mem-limit",
+        "8M",
+        "--backing",
+        &file,
+        "--backing",
+        &address,
+    ]));
+    assert!(daemon.facts.contains("cold.img, 24 MiB") && daemon.facts.contains(&address), "{}", daemon.facts);
+    let keys = || redis.ask(&["dbsize"]).trim().parse::<u64>().unwrap();
+    let uri = format!("--uri={}", place.uri());
+    let job =
+        ["--rw=randwrite", "--bs=4k", "--size=96M", "--buffer_compress_percentage=50", "--verify=crc32c"];
+    let write = [&job[..], &["--do_verify=0", "--randseed=9"]].concat();
+    let read = [&job[..], &["--verify_only", "--randseed=9"]].concat();
+    succeed(&place, "fio", &fio(&uri, &write));
+    let objects = keys();
+    // The lease is a key, too.
+    assert!(objects > 20, "{objects} keys");
+    take_over(&place);
+    succeed(&place, "fio", &fio(&uri, &read));
+    assert_eq!(
+        place.run(&["stat", "zram0", "backing_dev"]).ok(),
+        format!("{} {address}\n", file.strip_suffix(":24M").unwrap())
+    );
+    assert_eq!((place.statistic("failed_reads"), place.statistic("backing_corrupted")), (0, 0));
+    place.down();
+    let (status, said) = daemon.ended();
+    assert!(status.success(), "{said}");
+    assert_eq!(keys(), 0, "left behind");
+}
+
+/// What goes to a file that is encrypted cannot be read there, and can be by the process that serves next.
+#[test]
+fn a_file_can_be_encrypted() {
+    const SENTENCE: &[u8] = b"a sentence that nobody else should read";
+    if missing(&["nbdcopy"]) {
+        return;
+    }
+    for encrypts in [false, true] {
+        let place = Place::without_rights();
+        let path = place.root().join("cold.img");
+        let file = format!("{}:64M", path.display());
+        let mut args = vec!["up", "--size", "64M", "--mem-limit", "8M", "--backing", &file];
+        args.extend(encrypts.then_some("--encrypt"));
+        let daemon = common::Daemon::start(place.command(&args));
+        let source = clients::random_file(&place, "source", 32 << 20);
+        let mut bytes = std::fs::read(&source).unwrap();
+        bytes.chunks_mut(4096).for_each(|page| page[1000..1000 + SENTENCE.len()].copy_from_slice(SENTENCE));
+        std::fs::write(&source, &bytes).unwrap();
+        let (uri, back) = (place.uri(), place.root().join("back"));
+        succeed(&place, "nbdcopy", &[clients::arg(&source), &uri]);
+        let there = std::fs::read(&path).unwrap();
+        let is_readable = there.windows(SENTENCE.len()).any(|window| window == SENTENCE);
+        assert_eq!(is_readable, !encrypts);
+        let shown = place.run(&["stat", "zram0", "backing_encrypted"]).ok();
+        assert_eq!(
+            (shown.trim(), daemon.facts.contains("encrypted")),
+            (if encrypts { "1" } else { "0" }, encrypts)
+        );
+        take_over(&place);
+        assert_eq!(place.run(&["stat", "zram0", "backing_encrypted"]).ok(), shown);
+        succeed(&place, "nbdcopy", &[&uri, clients::arg(&back)]);
+        let read = std::fs::read(&back).unwrap();
+        assert!(read[..bytes.len()] == bytes);
+        assert!(place.statistic("pages_backed") > 1000);
+        place.down();
+        let (status, said) = daemon.ended();
+        assert!(status.success(), "{said}");
+    }
 }

@@ -75,6 +75,14 @@ impl Identity {
     pub fn new() -> Result<Identity> {
         Ok(Identity { device: DeviceId::new()?, key: Key::new()? })
     }
+
+    /// Returns what seals its objects.
+    ///
+    /// # Errors
+    /// `NoMemory` if no memory can be locked.
+    pub(crate) fn sealer(&self) -> Result<Sealer> {
+        Sealer::new(self.device, &self.key)
+    }
 }
 
 /// A [`Backing`] in a store of objects.
@@ -195,7 +203,7 @@ impl<O: Objects> RemoteBacking<O> {
             objects: OnceLock::new(),
             connected: Notify::new(),
             device: identity.device,
-            seal: Arc::new(Sealer::new(identity.device, &identity.key)?),
+            seal: Arc::new(identity.sealer()?),
             len_bytes: AtomicU64::new(len_bytes.map_or(0, whole::<O>)),
             limits,
             breaker: Breaker::default(),

@@ -15,8 +15,9 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::sync::Arc;
 
 use rustix::fs::{MemfdFlags, SealFlags};
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use uzram::backing::Backing;
+use uzram::backing::{Backing, Seal};
 use uzram::device::{Elsewhere, Opener};
 use uzram::{Error, ErrorKind, Result};
 
@@ -63,13 +64,25 @@ impl Opener for RemoteOpener {
     }
 
     fn resume(&self, fd: OwnedFd, len_bytes: u64) -> Result<Elsewhere> {
-        let kept = Kept::read(&File::from(fd))?;
+        let kept: Kept = read(&File::from(fd))?;
         let address = Address::parse(&kept.address)?;
         let of_connect = kept.clone();
         let connect =
             move || RedisStore::reconnect(address.clone(), of_connect.login.clone(), of_connect.copies);
         let backing = RemoteBacking::resume(&kept.identity, len_bytes, Limits::default(), connect)?;
         Ok(kept.with(Arc::new(backing)))
+    }
+
+    fn seal(&self, kept: Option<OwnedFd>) -> Result<(Arc<dyn Seal>, OwnedFd)> {
+        let identity: Identity = match kept {
+            Some(fd) => read(&File::from(fd))?,
+            None => Identity::new()?,
+        };
+        let keep = write(&identity).map_err(|error| {
+            let what = format!("no memory for the key of an encrypted backing device: {error}");
+            Error::new(ErrorKind::NoMemory, what).with_setting("backing_encrypted")
+        })?;
+        Ok((Arc::new(identity.sealer()?), keep))
     }
 }
 
@@ -85,32 +98,32 @@ impl Kept {
             backing,
             copies: self.copies,
             // Without it, the device ends with the process.
-            kept: self.write().ok(),
+            kept: write(&self).ok(),
         }
     }
+}
 
-    /// Writes it to a memory file, which nobody can change.
-    fn write(&self) -> std::io::Result<OwnedFd> {
-        let fd = rustix::fs::memfd_create("uzram-backing", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
-        let mut file = File::from(fd);
-        file.write_all(&serde_json::to_vec(self)?)?;
-        let seals = SealFlags::SEAL | SealFlags::SHRINK | SealFlags::GROW | SealFlags::WRITE;
-        rustix::fs::fcntl_add_seals(&file, seals)?;
-        Ok(file.into())
-    }
+/// Writes what is kept to a memory file, which nobody can change.
+fn write(kept: &impl Serialize) -> std::io::Result<OwnedFd> {
+    let fd = rustix::fs::memfd_create("uzram-backing", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+    let mut file = File::from(fd);
+    file.write_all(&serde_json::to_vec(kept)?)?;
+    let seals = SealFlags::SEAL | SealFlags::SHRINK | SealFlags::GROW | SealFlags::WRITE;
+    rustix::fs::fcntl_add_seals(&file, seals)?;
+    Ok(file.into())
+}
 
-    fn read(file: &File) -> Result<Kept> {
-        let bad = || {
-            Error::invalid("the descriptor is not that of a store on other machines").with_setting(SETTING)
-        };
-        let len = file.metadata().map_err(|_| bad())?.len();
-        if len > MAX_KEPT_BYTES {
-            return Err(bad());
-        }
-        let mut bytes = vec![0; len as usize];
-        file.read_exact_at(&mut bytes, 0).map_err(|_| bad())?;
-        serde_json::from_slice(&bytes).map_err(|_| bad())
+/// Reads what another process wrote.
+fn read<T: DeserializeOwned>(file: &File) -> Result<T> {
+    let bad =
+        || Error::invalid("the descriptor is not that of a store on other machines").with_setting(SETTING);
+    let len = file.metadata().map_err(|_| bad())?.len();
+    if len > MAX_KEPT_BYTES {
+        return Err(bad());
     }
+    let mut bytes = vec![0; len as usize];
+    file.read_exact_at(&mut bytes, 0).map_err(|_| bad())?;
+    serde_json::from_slice(&bytes).map_err(|_| bad())
 }
 
 /// Removes what devices without a lease have left at an address, or with `only_look` looks for it; the login is that of the
@@ -179,15 +192,15 @@ mod tests {
             copies: 2,
             login,
         };
-        let file = File::from(kept.write().unwrap());
-        let read = Kept::read(&file).unwrap();
+        let file = File::from(write(&kept).unwrap());
+        let read: Kept = super::read(&file).unwrap();
         assert_eq!((read.identity.device, read.address, read.copies), (device, kept.address, 2));
         assert_eq!((read.login.user.as_deref(), read.login.password.as_deref()), (Some("u"), Some("p")));
         assert!(file.write_at(b"x", 0).is_err());
         for bad in ["", "{}", "null"] {
             let mut file = tempfile::tempfile().unwrap();
             file.write_all(bad.as_bytes()).unwrap();
-            assert!(Kept::read(&file).is_err(), "{bad}");
+            assert!(super::read::<Kept>(&file).is_err(), "{bad}");
         }
     }
 

@@ -15,7 +15,7 @@ use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
     SendFlags, recvmsg, sendmsg,
 };
-use uzram::device::{Device, Keeper, NamedBacking};
+use uzram::device::{Device, HowToOpen, Keeper, KeptPart, NamedBacking};
 use uzram::random::Random;
 use uzram::units::PAGE_SIZE;
 use uzram::{Error, ErrorKind, Result};
@@ -54,7 +54,7 @@ impl Keeper for Sender {
     fn keep(&self, device: &str, memory: BorrowedFd<'_>, backing: Option<&NamedBacking>) -> Result<()> {
         let backing = backing.unwrap();
         let text = format!("{device} {} {}\n", backing.name(), backing.len_bytes());
-        let fds = [memory, backing.descriptor().unwrap()];
+        let fds = [memory, backing.parts().unwrap()[0].descriptor];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
         let mut control = SendAncillaryBuffer::new(&mut space);
         assert!(control.push(SendAncillaryMessage::ScmRights(&fds)));
@@ -204,8 +204,12 @@ fn a_killed_process_leaves_a_device_with_its_attributes_and_contents() {
     let [name, backing_name, backing_bytes] = &words[..] else { panic!("{words:?}") };
     let [memory, backing] = <[OwnedFd; 2]>::try_from(fds).unwrap();
     let others = backing.try_clone().unwrap();
-    let backing =
-        NamedBacking::from_descriptor(backing_name, backing, backing_bytes.parse().unwrap()).unwrap();
+    let part = KeptPart {
+        name: backing_name.clone(),
+        len_bytes: backing_bytes.parse().unwrap(),
+        descriptor: backing,
+    };
+    let backing = NamedBacking::from_parts([part]).unwrap();
     let keeper = Arc::new(Notes::default());
     // SAFETY: the process that had the memory was waited for.
     let attached =
@@ -233,7 +237,7 @@ fn a_killed_process_leaves_a_device_with_its_attributes_and_contents() {
     assert_eq!(device.get("writeback_limit").as_deref(), Ok("4888"));
     let path = format!("{path}/backing");
     assert_eq!(
-        NamedBacking::open(&path, false).map(drop).map_err(|error| error.kind()),
+        NamedBacking::open(&path, HowToOpen::default()).map(drop).map_err(|error| error.kind()),
         Err(ErrorKind::Busy)
     );
     device.set("reset", "1").unwrap();

@@ -4,10 +4,10 @@ use std::path::PathBuf;
 use std::sync::LazyLock;
 
 use clap::builder::ValueParser;
-use clap::{Arg, ArgGroup, ArgMatches, Args, Command, FromArgMatches};
+use clap::{Arg, ArgAction, ArgGroup, ArgMatches, Args, Command, FromArgMatches};
 
 use crate::config::policy_file;
-use crate::config::settings::{DeviceSettings, Form, SETTINGS, SIZE_WORD, SettingRow, from_root};
+use crate::config::settings::{DeviceSettings, Form, SETTINGS, SIZE_WORD, SettingRow, join_paths};
 use crate::failure::Result;
 
 /// The clap group of these options, for options that conflict with it.
@@ -32,8 +32,8 @@ static NAMES: LazyLock<Vec<Name>> = LazyLock::new(|| {
 /// The options that were given.
 #[derive(Default)]
 pub struct DeviceOptions {
-    /// The name that was used, and the value.
-    given: Vec<(&'static Name, String)>,
+    /// The name that was used, and the value; of paths, one or more.
+    given: Vec<(&'static Name, Vec<String>)>,
     policy: Option<PathBuf>,
 }
 
@@ -44,10 +44,14 @@ impl DeviceOptions {
     /// A value is invalid, a setting is given twice or has no effect, or the file of `--policy` is invalid.
     pub fn settings(&self, swaps: bool) -> Result<DeviceSettings> {
         let mut settings = DeviceSettings::default();
-        for (Name { row, name, long }, text) in &self.given {
+        for (Name { row, name, long }, texts) in &self.given {
+            let text = texts.join(" ");
             let (text, origin) = match row.form {
-                Form::Path => (from_root(text), format!("--{long} {}", without_login(text))),
-                Form::Switch if text == "1" => (text.clone(), format!("--{long}")),
+                Form::Path => {
+                    let shown = texts.iter().map(|text| format!("--{long} {}", without_login(text)));
+                    (join_paths(texts), shown.collect::<Vec<_>>().join(" "))
+                }
+                Form::Switch if text == "1" => (text, format!("--{long}")),
                 _ => (text.clone(), format!("--{long} {text}")),
             };
             settings.add(row, name, &text, &origin)?;
@@ -91,6 +95,7 @@ fn without_login(text: &str) -> String {
 fn option(Name { row, name, long }: &'static Name) -> Arg {
     let arg = Arg::new(*name).long(long.as_str()).value_name(row.value_name);
     let arg = match row.form {
+        Form::Path => arg.action(ArgAction::Append),
         Form::Switch => arg.num_args(0..=1).require_equals(true).default_missing_value("1"),
         _ => arg,
     };
@@ -106,8 +111,8 @@ fn option(Name { row, name, long }: &'static Name) -> Arg {
 impl FromArgMatches for DeviceOptions {
     fn from_arg_matches(matches: &ArgMatches) -> std::result::Result<Self, clap::Error> {
         let given = |name: &'static Name| {
-            let value = matches.get_one::<String>(name.name)?;
-            Some((name, value.clone()))
+            let values = matches.get_many::<String>(name.name)?;
+            Some((name, values.cloned().collect()))
         };
         let policy = matches.get_one::<PathBuf>(POLICY).cloned();
         Ok(DeviceOptions { given: NAMES.iter().filter_map(given).collect(), policy })

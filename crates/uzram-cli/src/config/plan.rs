@@ -276,7 +276,8 @@ impl DevicePlan {
         for setting in self.settings.iter() {
             let Setting { origin, attribute, value } = setting;
             if *attribute == "backing_dev" {
-                state_dir::make_for(value)
+                NamedBacking::split_parts(value)
+                    .try_for_each(state_dir::make_for)
                     .map_err(|failure| failure.map_line(|why| format!("{origin}: {why}")))?;
             }
             device.set(attribute, value).map_err(|error| {

@@ -24,7 +24,7 @@ pub enum Form {
     SizePerDay,
     /// 0 or 1; in files, also true and false. An option without a value means 1.
     Switch,
-    /// A path, optionally followed by a size.
+    /// A path, optionally followed by a size; or several: an option is given as often, in files they are an array.
     Path,
 }
 
@@ -267,6 +267,16 @@ pub static SETTINGS: &[SettingRow] = &[
         ..BACKED
     },
     SettingRow {
+        attribute: "backing_encrypted",
+        words: &["encrypt"],
+        form: Form::Switch,
+        value_name: "0|1",
+        help: "Encrypt what goes to a backing file or device, by a key that only the daemon has, where this program was \
+               built with the feature 'remote'; what goes to other machines always is",
+        is_policy: false,
+        ..BACKED
+    },
+    SettingRow {
         attribute: "backing_dev",
         words: &["backing"],
         form: Form::Path,
@@ -274,7 +284,8 @@ pub static SETTINGS: &[SettingRow] = &[
         help: "Where cold pages go: a block device, all of it unless SIZE is given, or a file, created with SIZE if it \
                does not exist. The text after the last ':' is SIZE if it parses as one. With --mem-limit, the coldest \
                pages leave before the limit is reached. redis://HOST:PORT[:SIZE] is a server or a cluster, where this \
-               program was built with the feature 'remote'",
+               program was built with the feature 'remote'. Given several times, they are used in this order, each \
+               when those before it are full; all but the last need a size",
         is_policy: true,
         ..TEXT
     },
@@ -402,7 +413,8 @@ impl DeviceSettings {
         for Setting { origin, attribute, value } in &self.0 {
             let row = SettingRow::find(attribute).map(|(row, _)| row);
             // `backing_force=0` needs no backing device.
-            let row = row.filter(|row| row.attribute != "backing_force" || value != "0");
+            let is_off = |row: &&SettingRow| row.form == Form::Switch && value == "0";
+            let row = row.filter(|row| !is_off(row) || row.attribute == "compressed_writeback");
             let Some(row) = row else { continue };
             let Some(needed) = row.needs.filter(is_missing) else { continue };
             let what = match row.attribute {
@@ -434,12 +446,18 @@ fn split_after(text: &str) -> (&str, Option<&str>) {
     }
 }
 
-/// Returns the absolute path, as the daemon may run in another directory. A `:SIZE` after the path stays as it is.
-pub fn from_root(path: &str) -> String {
-    let is_path = path != "none" && !NamedBacking::is_elsewhere(path);
-    let absolute = is_path.then(|| std::path::absolute(path).ok()).flatten();
-    // A path that cannot be made absolute is left for the attribute to refuse.
-    absolute.and_then(|path| path.into_os_string().into_string().ok()).unwrap_or_else(|| path.to_owned())
+/// Returns what names a backing device of these parts: with absolute paths, as the daemon may run in another directory. A
+/// `:SIZE` after a path stays as it is.
+pub fn join_paths(parts: &[String]) -> String {
+    let from_root = |path: &str| {
+        let is_path = path != "none" && !NamedBacking::is_elsewhere(path);
+        let absolute = is_path.then(|| std::path::absolute(path).ok()).flatten();
+        // A path that cannot be made absolute is left for the attribute to refuse.
+        let absolute = absolute.and_then(|path| path.into_os_string().into_string().ok());
+        absolute.unwrap_or_else(|| path.to_owned())
+    };
+    let all: Vec<_> = parts.iter().flat_map(|text| NamedBacking::split_parts(text)).map(from_root).collect();
+    all.join(" ")
 }
 
 /// Parses a device name: one that needs no quoting in a URI, a path or a shell.

@@ -5,7 +5,7 @@
 use uzram::machine_memory::Memory;
 use uzram::units::parse_size;
 
-use crate::config::settings::{DeviceSettings, Form, SETTINGS, SettingRow, from_root};
+use crate::config::settings::{DeviceSettings, Form, SETTINGS, SettingRow, join_paths};
 use crate::config::size_expr;
 use crate::config::toml_text::Entry;
 use crate::failure::Result;
@@ -72,11 +72,12 @@ fn value(entry: &Entry<'_>, row: &SettingRow, kind: Kind<'_>) -> Result<String> 
     if entry.value.is_bool() && row.form != Form::Switch {
         return Err(entry.wrong("write a value other than true or false"));
     }
-    let text = entry.text()?;
+    let texts = if row.form == Form::Path { entry.texts()? } else { vec![entry.text()?] };
+    let text = texts.join(" ");
     let Kind::Config(memory) = kind else { return Ok(text) };
     Ok(match row.form {
         Form::Text | Form::Switch => text,
-        Form::Path => from_root(&text),
+        Form::Path => join_paths(&texts),
         Form::Size => size(entry, &text, memory)?.map_or(text, |bytes| bytes.to_string()),
         Form::SizePerDay => size(entry, text.strip_suffix("/day").unwrap_or(&text), memory)?
             .map_or(text, |bytes| bytes.to_string()),

@@ -176,6 +176,14 @@ impl<'a> Entry<'a> {
         text.map(|Text(text)| text).map_err(|error| self.wrong(error.message()))
     }
 
+    /// Returns the texts of an array, or the value as the only one.
+    pub fn texts(&self) -> failure::Result<Vec<String>> {
+        let DeValue::Array(values) = &self.value else { return Ok(vec![self.text()?]) };
+        let text = |value: &Spanned<DeValue<'a>>| value.get_ref().as_str().map(str::to_owned);
+        let texts: Option<Vec<_>> = values.iter().map(text).collect();
+        texts.filter(|texts| !texts.is_empty()).ok_or_else(|| self.wrong("write a text or an array of texts"))
+    }
+
     pub fn boolean(&self) -> failure::Result<bool> {
         self.value.as_bool().ok_or_else(|| self.wrong("write true or false"))
     }

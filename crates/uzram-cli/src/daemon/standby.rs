@@ -14,7 +14,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
-use uzram::device::{Device, Keeper, NamedBacking};
+use uzram::device::{Device, Keeper, KeptPart, NamedBacking};
 use uzram::store::{KeptMemory, StandBy};
 
 use crate::daemon::attendant::Attendant;
@@ -22,7 +22,7 @@ use crate::daemon::confine::confine;
 use crate::daemon::held::Held;
 use crate::daemon::survive::home::Home;
 use crate::daemon::survive::kept::Kept;
-use crate::daemon::survive::link::{Link, Order, Request};
+use crate::daemon::survive::link::{KeptBacking, Link, Order, Request};
 use crate::daemon::survive::lives::{Lives, Number, can_take_cpus, leave_cpus, wait_until_all_exit};
 use crate::daemon::worker::{self, Exported, Start};
 use crate::failure::{Context, Result};
@@ -57,11 +57,8 @@ pub fn run(
     let mut protection = held.protection.clone();
     // If memory is short, the kernel ends this process rather than another: the holder starts the next.
     let expendable = Expendable::new();
-    let backings: Vec<_> = kept
-        .iter()
-        .filter_map(|kept| kept.device.backing.as_ref())
-        .map(|backing| backing.name.clone())
-        .collect();
+    let backings: Vec<_> =
+        kept.iter().flat_map(|kept| &kept.device.backing).map(|backing| backing.name.clone()).collect();
     let mirror = Mirror::start(kept, Arc::clone(orders), Arc::clone(&lives))
         .context(|| "cannot start a thread".to_owned())?;
     // The holder has the privileges that this process has until the next step.
@@ -175,12 +172,11 @@ impl Mapped {
         let Kept { device: kept, memory, backing } = self.kept;
         let keeper = Arc::clone(home) as Arc<dyn Keeper>;
         let attach = || {
-            let backing = match (&kept.backing, backing) {
-                (Some(kept), Some(fd)) => {
-                    Some(NamedBacking::from_descriptor(kept.name.as_str(), fd, kept.len_bytes)?)
-                }
-                _ => None,
-            };
+            let parts =
+                kept.backing.iter().zip(backing).map(|(KeptBacking { name, len_bytes }, descriptor)| {
+                    KeptPart { name: name.clone(), len_bytes: *len_bytes, descriptor }
+                });
+            let backing = (!kept.backing.is_empty()).then(|| NamedBacking::from_parts(parts)).transpose()?;
             let memory = match (self.ahead, memory) {
                 (Some(ahead), _) => KeptMemory::from(ahead),
                 (None, Some(memory)) => KeptMemory::from(memory),

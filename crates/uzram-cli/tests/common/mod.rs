@@ -12,7 +12,9 @@ pub use ended::*;
 
 use std::ffi::OsString;
 use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
@@ -23,11 +25,20 @@ use tempfile::TempDir;
 /// A temporary directory, and the runtime directory in it.
 pub struct Place {
     root: TempDir,
+    /// The user of all commands, if it is another one.
+    user: Option<u32>,
 }
 
 impl Place {
     pub fn new() -> Place {
-        Place { root: tempfile::tempdir().unwrap() }
+        Place { root: tempfile::tempdir().unwrap(), user: None }
+    }
+
+    /// Makes a place whose commands are those of a user without rights, if this process is root's.
+    pub fn without_rights() -> Place {
+        let root = tempfile::tempdir().unwrap();
+        std::fs::set_permissions(&root, std::fs::Permissions::from_mode(0o777)).unwrap();
+        Place { root, user: rustix::process::geteuid().is_root().then_some(65534) }
     }
 
     pub fn root(&self) -> &Path {
@@ -46,6 +57,7 @@ impl Place {
     pub fn command(&self, args: &[&str]) -> Command {
         let mut command = bare_command(args);
         command.env("UZRAM_RUNTIME_DIR", self.dir());
+        self.user.iter().for_each(|user| _ = command.uid(*user).gid(*user));
         command
     }
 

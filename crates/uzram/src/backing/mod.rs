@@ -6,6 +6,7 @@
 //! read a partly filled buffer, or free one that the kernel still writes to.
 //!
 //! - `buffers.rs`: the memory of transfers, allocated in advance
+//! - `tiers.rs`: several backings, used in order ([`Tiers`])
 //! - `waiter.rs`: waiting for a transfer
 //! - `file/`: a file or block device ([`FileBacking`]), by io_uring or by threads
 //! - `faulty.rs`: a backing with injected faults ([`FaultyBacking`])
@@ -22,6 +23,7 @@ mod buffers;
 mod faulty;
 #[cfg(not(loom))]
 mod file;
+mod tiers;
 mod waiter;
 
 #[cfg(all(test, not(loom)))]
@@ -33,11 +35,13 @@ pub use faulty::{Fault, FaultKind, Faults, FaultyBacking};
 #[cfg(not(loom))]
 pub use file::{Engine, FileBacking, FileOptions, MARK_BYTES, MAX_QUEUE_DEPTH, Mark};
 
+pub use tiers::{MAX_TIERS, Tiers};
+
 #[cfg(all(test, not(loom)))]
 pub(crate) use file::PanicPoint;
 
 use std::mem::ManuallyDrop;
-use std::ops::{Deref, DerefMut};
+use std::ops::{Deref, DerefMut, Range};
 use std::panic::AssertUnwindSafe;
 
 use crate::base::error::{Error, ErrorKind, Result};
@@ -77,6 +81,11 @@ pub trait Backing: Send + Sync {
     /// the extent is filled.
     fn home(&self, _extent: u32) -> u32 {
         0
+    }
+
+    /// Returns the parts of the backing, in the order in which they are to be used; each has whole extents.
+    fn tiers(&self) -> Vec<Range<u64>> {
+        std::iter::once(0..self.len_bytes()).collect()
     }
 
     /// Starts a transfer and returns without waiting for it, or for room in a queue. Its completion is called exactly

@@ -1,10 +1,13 @@
-//! A device's backing device: a [`Backing`] with a name and a description for users.
+//! A device's backing device: a [`Backing`] with a name and a description for users. It can have several parts, which are
+//! used in order ([`Tiers`]).
 
 use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::OnceLock;
 
-use crate::backing::{Backing, Engine, FileBacking, FileOptions};
+use crate::backing::{
+    Backing, Engine, FileBacking, FileOptions, Filling, MAX_TIERS, Seal, Started, Tiers, Transfer,
+};
 use crate::base::error::{Error, ErrorKind, Result};
 use crate::base::sync::Arc;
 use crate::base::units::{format_size, parse_size};
@@ -13,6 +16,16 @@ use crate::base::units::{format_size, parse_size};
 #[derive(Clone)]
 pub struct NamedBacking {
     name: String,
+    backing: Arc<dyn Backing>,
+    parts: Vec<Part>,
+    copies: u8,
+    encrypted: bool,
+}
+
+/// A file, a block device, or a store on other machines.
+#[derive(Clone)]
+struct Part {
+    name: String,
     how: String,
     backing: Arc<dyn Backing>,
     /// The same, if it is a file.
@@ -20,7 +33,54 @@ pub struct NamedBacking {
     /// With which another process can go on, if it is elsewhere.
     kept: Option<Arc<OwnedFd>>,
     copies: u8,
+    /// With which all parts are sealed: this one is a key, and holds nothing.
+    seal: Option<Arc<dyn Seal>>,
 }
+
+/// How to open a backing device.
+#[derive(Clone, Copy, Debug)]
+pub struct HowToOpen {
+    /// Whether a file or device that holds other data is overwritten.
+    pub force: bool,
+    /// How many copies of each object a store on other machines keeps, 1 or 2.
+    pub copies: u8,
+    /// Whether files and block devices are encrypted, too; stores on other machines always are.
+    pub encrypted: bool,
+    /// Whether the device outlives the process: no transfer goes on once the process has ended and was waited for.
+    pub keeps: bool,
+}
+
+impl Default for HowToOpen {
+    fn default() -> Self {
+        HowToOpen { force: false, copies: 1, encrypted: false, keeps: false }
+    }
+}
+
+/// A part of a backing device, with which another process can go on ([`NamedBacking::from_parts`]).
+#[derive(Clone, Debug)]
+pub struct KeptPart<D> {
+    /// Its name, which is not looked up.
+    pub name: String,
+    /// Its length.
+    pub len_bytes: u64,
+    /// Its descriptor, or a duplicate.
+    pub descriptor: D,
+}
+
+impl<D: AsFd> KeptPart<D> {
+    /// Returns the same with a duplicate of the descriptor.
+    ///
+    /// # Errors
+    /// That of the system.
+    pub fn duplicate(&self) -> std::io::Result<KeptPart<OwnedFd>> {
+        let KeptPart { name, len_bytes, descriptor } = self;
+        let descriptor = descriptor.as_fd().try_clone_to_owned()?;
+        Ok(KeptPart { name: name.clone(), len_bytes: *len_bytes, descriptor })
+    }
+}
+
+/// What the part is called that is a key.
+const KEY: &str = "key";
 
 /// Opens backing devices that are no files: in stores on other machines. What names one begins with `SCHEME://`.
 pub trait Opener: Send + Sync {
@@ -42,6 +102,13 @@ pub trait Opener: Send + Sync {
     /// # Errors
     /// `Invalid` for any other descriptor; `NoMemory`.
     fn resume(&self, kept: OwnedFd, len_bytes: u64) -> Result<Elsewhere>;
+
+    /// Draws a key to seal what is in files, or takes the one that another process kept. Returns with what another process
+    /// gets it.
+    ///
+    /// # Errors
+    /// `NoMemory` if no memory can be locked; `Invalid` for any other descriptor.
+    fn seal(&self, kept: Option<OwnedFd>) -> Result<(Arc<dyn Seal>, OwnedFd)>;
 }
 
 /// A backing in a store on other machines.
@@ -75,74 +142,100 @@ fn opener() -> Result<&'static dyn Opener> {
 impl NamedBacking {
     /// Names any backing. The attribute `backing_dev` shows `name`; messages also show `how` it is accessed.
     pub fn new(name: impl Into<String>, how: impl Into<String>, backing: Arc<dyn Backing>) -> Self {
-        NamedBacking { name: name.into(), how: how.into(), backing, file: None, kept: None, copies: 1 }
+        let (name, how) = (name.into(), how.into());
+        Self::from(Part { name, how, backing, file: None, kept: None, copies: 1, seal: None })
     }
 
-    /// Opens a file or block device given as `PATH` or `PATH:SIZE`: the text after the last colon is a size if it
-    /// parses as one, else part of the path. With a size, a missing file is created. With `force`, a file or device
-    /// that holds other data is overwritten.
+    /// Opens a backing device given as `PATH`, `PATH:SIZE` or the address of a store on other machines, or several with
+    /// spaces in between, which are used in this order: `/var/lib/uzram/cold.img:2G redis://cache:6379`. The text after
+    /// the last colon of a path is a size if it parses as one, else part of the path. With a size, a missing file is
+    /// created.
     ///
     /// # Errors
-    /// `Invalid` unless the path is absolute; as [`FileBacking::open`].
-    pub fn open(text: &str, force: bool) -> Result<Self> {
-        Self::open_with(text, force, Engine::Auto)
-    }
-
-    /// As [`NamedBacking::open`], for a device that outlives the process: no transfer goes on once the process has ended
-    /// and was waited for.
-    ///
-    /// # Errors
-    /// As [`NamedBacking::open`].
-    pub fn open_to_keep(text: &str, force: bool) -> Result<Self> {
-        let opened = Self::open_with(text, force, Engine::Threads)?;
-        opened.file.iter().for_each(|file| file.keep_lock());
-        Ok(opened)
-    }
-
-    /// Opens a store on other machines, which keeps so many copies of each object.
-    ///
-    /// # Errors
-    /// As [`Opener::open`]; `Unsupported` if the program has no opener.
-    pub(super) fn open_elsewhere(text: &str, copies: u8) -> Result<Self> {
-        opener()?.open(text, copies).map(Self::from)
-    }
-
-    /// Returns whether a text names a store on other machines.
-    pub fn is_elsewhere(text: &str) -> bool {
-        text.contains("://") && !text.starts_with('/')
-    }
-
-    fn open_with(text: &str, force: bool, engine: Engine) -> Result<Self> {
+    /// `Invalid` unless a path is absolute; as [`FileBacking::open`], [`Opener::open`] and [`Tiers::new`]; `Unsupported` for
+    /// a store, or encryption, if the program has no opener.
+    pub fn open(text: &str, how: HowToOpen) -> Result<Self> {
         Self::check(text)?;
-        let (path, size_bytes) = split(text);
-        let file = FileBacking::open(&FileOptions { size_bytes, force, engine, ..FileOptions::new(path) })?;
-        Ok(Self::of(path, file))
+        let names: Vec<_> = split_parts(text).collect();
+        if how.copies > 1 && !names.iter().any(|name| is_address(name)) {
+            let what = "a file or block device keeps one copy: two are for a cluster of servers";
+            return Err(Error::invalid(what).with_setting("backing_copies"));
+        }
+        let mut parts = Vec::new();
+        for name in names {
+            parts.push(if is_address(name) {
+                Part::from(opener()?.open(name, how.copies)?)
+            } else {
+                let (path, size_bytes) = split(name);
+                let engine = if how.keeps { Engine::Threads } else { Engine::Auto };
+                let options = FileOptions { size_bytes, force: how.force, engine, ..FileOptions::new(path) };
+                let part = Part::of_file(path, FileBacking::open(&options)?);
+                part.file.iter().filter(|_| how.keeps).for_each(|file| file.keep_lock());
+                part
+            });
+        }
+        if how.encrypted && !parts.iter().any(|part| part.backing.seal().is_some()) {
+            parts.push(Part::key(None)?);
+        }
+        Self::of(parts)
     }
 
-    /// Goes on with the file, block device or store of another, in this process or one that has ended: `fd` is a duplicate
-    /// of its [`descriptor`](NamedBacking::descriptor), `name` is its [`name`](NamedBacking::name), which is not looked up, and
-    /// `len_bytes` is its [`len_bytes`](NamedBacking::len_bytes). The descriptor has the lock already.
+    /// Goes on with the backing device of another, in this process or one that has ended, by duplicates of the descriptors of
+    /// its [`parts`](NamedBacking::parts). They have their locks already.
     ///
     /// # Errors
-    /// As [`FileBacking::from_descriptor`], or [`Opener::resume`].
-    pub fn from_descriptor(name: &str, fd: OwnedFd, len_bytes: u64) -> Result<Self> {
-        if Self::is_elsewhere(name) {
-            return opener()?.resume(fd, len_bytes).map(Self::from);
+    /// As [`FileBacking::from_descriptor`], [`Opener::resume`] and [`Opener::seal`].
+    pub fn from_parts(parts: impl IntoIterator<Item = KeptPart<OwnedFd>>) -> Result<Self> {
+        let resume = |KeptPart { name, len_bytes, descriptor }: KeptPart<OwnedFd>| {
+            Ok(match &*name {
+                KEY => Part::key(Some(descriptor))?,
+                _ if is_address(&name) => Part::from(opener()?.resume(descriptor, len_bytes)?),
+                _ => Part::of_file(&name, FileBacking::from_descriptor(&name, descriptor, len_bytes)?),
+            })
+        };
+        Self::of(parts.into_iter().map(resume).collect::<Result<_>>()?)
+    }
+
+    fn of(parts: Vec<Part>) -> Result<Self> {
+        if let [part] = &parts[..] {
+            return Ok(Self::from(part.clone()));
         }
-        Ok(Self::of(name, FileBacking::from_descriptor(name, fd, len_bytes)?))
+        let places = || parts.iter().filter(|part| part.seal.is_none());
+        let seal = parts.iter().find_map(|part| part.seal.clone());
+        let backing = Tiers::new(places().map(|part| Arc::clone(&part.backing)).collect(), seal)?;
+        Ok(NamedBacking {
+            name: places().map(|part| &*part.name).collect::<Vec<_>>().join(" "),
+            copies: parts.iter().map(|part| part.copies).max().unwrap_or(1),
+            encrypted: backing.seal().is_some(),
+            backing: Arc::new(backing),
+            parts,
+        })
     }
 
-    fn of(name: &str, file: FileBacking) -> Self {
-        let (how, file) = (how(&file), Arc::new(file));
-        let backing: Arc<dyn Backing> = Arc::<FileBacking>::clone(&file);
-        NamedBacking { file: Some(file), ..NamedBacking::new(name, how, backing) }
+    /// Returns whether a text names a store on other machines, perhaps among others.
+    pub fn is_elsewhere(text: &str) -> bool {
+        split_parts(text).any(is_address)
     }
 
-    /// Returns the descriptor of the file or block device, or another one, if a process can go on with it
-    /// ([`NamedBacking::from_descriptor`]).
-    pub fn descriptor(&self) -> Option<BorrowedFd<'_>> {
-        let kept = self.kept.as_ref().map(|kept| kept.as_fd());
-        self.file.as_ref().map(|file| file.descriptor()).or(kept)
+    /// Returns the parts that a text names.
+    pub fn split_parts(text: &str) -> impl Iterator<Item = &str> {
+        split_parts(text)
+    }
+
+    /// Returns the parts, with which another process can go on; `None` if it cannot.
+    pub fn parts(&self) -> Option<Vec<KeptPart<BorrowedFd<'_>>>> {
+        let kept = |part| {
+            let Part { name, backing, file, kept, .. }: &Part = part;
+            let kept = kept.as_ref().map(|kept| kept.as_fd());
+            let descriptor = file.as_ref().map(|file| file.descriptor()).or(kept)?;
+            Some(KeptPart { name: name.clone(), len_bytes: backing.len_bytes(), descriptor })
+        };
+        self.parts.iter().map(kept).collect()
+    }
+
+    /// Returns whether what is there is encrypted.
+    pub(super) fn is_encrypted(&self) -> bool {
+        self.encrypted
     }
 
     /// Returns how many copies it keeps of each object.
@@ -157,33 +250,41 @@ impl NamedBacking {
 
     /// Has the lock of a file given up when it is closed, whoever else has its descriptor.
     pub(super) fn unlock_when_dropped(&self) {
-        self.file.iter().for_each(|file| file.unlock_when_dropped());
+        let files = self.parts.iter().filter_map(|part| part.file.as_ref());
+        files.for_each(|file| file.unlock_when_dropped());
     }
 
-    /// Checks that a text can name a file, a block device or a store.
+    /// Checks that a text can name files, block devices or stores.
     ///
     /// # Errors
-    /// `Invalid` unless the path is absolute; as [`Opener::check`].
+    /// `Invalid` unless a path is absolute, for too many, and as [`Opener::check`].
     pub(super) fn check(text: &str) -> Result<()> {
-        if Self::is_elsewhere(text) {
-            return opener()?.check(text);
+        let refused = |what: String| Err(Error::invalid(what).with_setting("backing_dev"));
+        let count = split_parts(text).count();
+        if !(1..=MAX_TIERS).contains(&count) {
+            return refused(format!("{count} backing devices: 1 to {MAX_TIERS} are possible"));
         }
-        let (path, _) = split(text);
-        // The process that opens it may have another working directory than the user who wrote it.
-        if path.starts_with('/') && !path.contains(char::is_control) {
-            return Ok(());
-        }
-        let what =
-            format!("'{path}' cannot be a backing device: write the whole path, beginning with '/', or none");
-        Err(Error::invalid(what).with_setting("backing_dev"))
+        split_parts(text).try_for_each(|name| {
+            if is_address(name) {
+                return opener()?.check(name);
+            }
+            let (path, _) = split(name);
+            // The process that opens it may have another working directory than the user who wrote it.
+            match path.starts_with('/') && !path.contains(char::is_control) {
+                true => Ok(()),
+                false => refused(format!(
+                    "'{path}' cannot be a backing device: write the whole path, beginning with '/', or none"
+                )),
+            }
+        })
     }
 
-    /// Returns whether [`NamedBacking::open`] would open the same file, perhaps with another size.
+    /// Returns whether [`NamedBacking::open`] would open one of the same files, perhaps with another size.
     pub(super) fn is_at(&self, text: &str) -> bool {
-        split(text).0 == self.name
+        split_parts(text).any(|name| self.parts.iter().any(|part| part.name == split(name).0))
     }
 
-    /// Returns the name: a file's path.
+    /// Returns the name: a file's path, or an address; of all parts, with spaces in between.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -194,17 +295,90 @@ impl NamedBacking {
     }
 }
 
-impl From<Elsewhere> for NamedBacking {
+impl Part {
+    fn of_file(path: &str, file: FileBacking) -> Part {
+        let (how, file) = (how(&file), Arc::new(file));
+        let backing: Arc<dyn Backing> = Arc::<FileBacking>::clone(&file);
+        Part { name: path.to_owned(), how, backing, file: Some(file), kept: None, copies: 1, seal: None }
+    }
+
+    /// Returns the part that is a key.
+    fn key(kept: Option<OwnedFd>) -> Result<Part> {
+        let (seal, kept) = opener()?.seal(kept)?;
+        Ok(Part {
+            name: KEY.to_owned(),
+            how: "encrypted".to_owned(),
+            backing: Arc::new(Nothing),
+            file: None,
+            kept: Some(Arc::new(kept)),
+            copies: 1,
+            seal: Some(seal),
+        })
+    }
+}
+
+/// The backing of a part that is a key.
+struct Nothing;
+
+impl Backing for Nothing {
+    fn len_bytes(&self) -> u64 {
+        0
+    }
+
+    fn block_bytes(&self) -> usize {
+        1
+    }
+
+    fn start(&self, transfer: Transfer) {
+        Started::new(transfer).finish(Err(Error::new(ErrorKind::OutOfRange, "a key has no bytes")));
+    }
+
+    fn discard(&self, _: u64, _: u64, _: Filling) {}
+}
+
+impl From<Elsewhere> for Part {
     fn from(Elsewhere { name, how, backing, copies, kept }: Elsewhere) -> Self {
-        NamedBacking { kept: kept.map(Arc::new), copies, ..NamedBacking::new(name, how, backing) }
+        Part { name, how, backing, file: None, kept: kept.map(Arc::new), copies, seal: None }
+    }
+}
+
+impl From<Part> for NamedBacking {
+    fn from(part: Part) -> Self {
+        let (name, backing, copies) = (part.name.clone(), Arc::clone(&part.backing), part.copies);
+        let encrypted = backing.seal().is_some();
+        NamedBacking { name, backing, copies, encrypted, parts: std::iter::once(part).collect() }
     }
 }
 
 impl fmt::Display for NamedBacking {
-    /// Shows the name, the size, and how it is accessed.
+    /// Shows the name, the size, and how it is accessed, of each part.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}, {}, {}", self.name, format_size(self.backing.len_bytes()), self.how)
+        for (at, Part { name, how, backing, seal, .. }) in self.parts.iter().enumerate() {
+            f.write_str(if at > 0 { "; " } else { "" })?;
+            match seal {
+                Some(_) => f.write_str(how)?,
+                None => write!(f, "{name}, {}, {how}", format_size(backing.len_bytes()))?,
+            }
+        }
+        Ok(())
     }
+}
+
+/// Returns whether a text is the address of a store on other machines.
+fn is_address(text: &str) -> bool {
+    text.contains("://") && !text.starts_with('/')
+}
+
+/// Splits a text into its parts: another one begins where a space is followed by the whole path of a file, or by an address.
+fn split_parts(text: &str) -> impl Iterator<Item = &str> {
+    let begins = |rest: &str| rest.starts_with('/') || rest.split(' ').next().is_some_and(is_address);
+    let mut rest = Some(text.trim());
+    std::iter::from_fn(move || {
+        let all = rest?;
+        let next = all.match_indices(' ').map(|(at, _)| at).find(|at| begins(&all[at + 1..]));
+        rest = next.map(|at| &all[at + 1..]);
+        Some(next.map_or(all, |at| all[..at].trim_end()))
+    })
 }
 
 /// Splits a text into a path and its size, if it has one.
@@ -227,6 +401,22 @@ fn how(file: &FileBacking) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_text_has_parts() {
+        for (text, parts) in [
+            ("/b", &["/b"][..]),
+            ("/b:2G redis://a:1,b:2", &["/b:2G", "redis://a:1,b:2"]),
+            ("/a file with spaces:2G  /b", &["/a file with spaces:2G", "/b"]),
+            ("s3://a/b:2G /b redis://c", &["s3://a/b:2G", "/b", "redis://c"]),
+            (" /b and redis ", &["/b and redis"]),
+            ("b", &["b"]),
+            ("", &[""]),
+        ] {
+            assert_eq!(split_parts(text).collect::<Vec<_>>(), parts, "{text}");
+        }
+        assert!(NamedBacking::is_elsewhere("/b redis://c") && !NamedBacking::is_elsewhere("/b://c"));
+    }
 
     #[test]
     fn what_follows_the_last_colon_may_be_a_size() {

@@ -10,15 +10,15 @@ use crate::base::sync::{Arc, Counter, Mutex, classes};
 use crate::base::units::pages_to_bytes;
 use crate::store::{AttachProgress, Attached, KeptMemory, Store, StoreBuilder};
 
-use super::{Device, NamedBacking, Params, State};
+use super::{Device, HowToOpen, NamedBacking, Params, State};
 
 /// Keeps the memory of devices beyond this process, and the descriptors of their backing devices.
 ///
 /// It is called with the device's lock held, and must not use the device.
 pub trait Keeper: Send + Sync {
     /// Called when a device got its store, before it can be used. Duplicates of the descriptors of `memory` and of the
-    /// backing device, if there is one ([`NamedBacking::descriptor`]), must be kept until [`Keeper::give_up`]; with the
-    /// latter its name and its length, which [`NamedBacking::from_descriptor`] needs.
+    /// backing device, if there is one ([`NamedBacking::parts`]), must be kept until [`Keeper::give_up`]; with the
+    /// latter their names and lengths, which [`NamedBacking::from_parts`] needs.
     ///
     /// # Errors
     /// If they cannot be kept. The device then stays uninitialised, and `give_up` is not called.
@@ -53,7 +53,7 @@ impl Device {
     }
 
     /// Restores an initialised device, with the attributes that it had, from the memory that it had in this process or
-    /// another. `backing` is its backing device, if it had one ([`NamedBacking::from_descriptor`]). `keeper` keeps all of
+    /// another. `backing` is its backing device, if it had one ([`NamedBacking::from_parts`]). `keeper` keeps all of
     /// that already. Many threads call `progress` as they go through the pages.
     ///
     /// Counts of work done, such as `io_stat`, and `mem_used_max` start anew.
@@ -82,8 +82,10 @@ impl Device {
             )));
         }
         let disksize_bytes = pages_to_bytes(*pages);
-        let backing_copies = backing.as_ref().map_or(1, NamedBacking::copies);
-        let mut params = Params { backing, backing_copies, ..Params::default() };
+        let (copies, encrypted) =
+            backing.as_ref().map_or((1, false), |backing| (backing.copies(), backing.is_encrypted()));
+        let how_to_open = HowToOpen { copies, encrypted, ..HowToOpen::default() };
+        let mut params = Params { backing, how_to_open, ..Params::default() };
         if let Some(options) = options {
             (params.writeback_layout, params.compressed_writeback) = (options.layout, options.compressed);
         }
@@ -111,7 +113,7 @@ impl State {
     pub(super) fn can_survive(&self) -> Result<()> {
         self.params.store.can_survive()?;
         match &self.params.backing {
-            Some(backing) if backing.descriptor().is_none() => {
+            Some(backing) if backing.parts().is_none() => {
                 let what = format!(
                     "the backing device '{}' is none that another process can go on with",
                     backing.name()

@@ -11,7 +11,7 @@ use crate::base::units::PAGE_SIZE;
 struct Kept {
     refuses: bool,
     memory: Option<OwnedFd>,
-    backing: Option<(String, OwnedFd, u64)>,
+    backing: Vec<KeptPart<OwnedFd>>,
     calls: Vec<&'static str>,
 }
 
@@ -41,10 +41,8 @@ impl Keeper for Shelf {
         }
         let duplicate = |fd: BorrowedFd<'_>| fd.try_clone_to_owned().expect("a descriptor");
         kept.memory = Some(duplicate(memory));
-        kept.backing = backing.map(|backing| {
-            let fd = duplicate(backing.descriptor().expect("a file"));
-            (backing.name().to_owned(), fd, backing.len_bytes())
-        });
+        let parts = backing.and_then(NamedBacking::parts).unwrap_or_default();
+        kept.backing = parts.iter().map(|part| part.duplicate().expect("a descriptor")).collect();
         Ok(())
     }
 
@@ -68,11 +66,9 @@ fn attach(name: &str, keeper: &Arc<Shelf>) -> Result<Arc<Device>> {
     let (memory, backing) = {
         let kept = keeper.kept();
         let memory = kept.memory.as_ref().expect("it is kept").try_clone().expect("a descriptor");
-        let backing = kept.backing.as_ref().map(|(name, fd, len_bytes)| {
-            let fd = fd.try_clone().expect("a descriptor");
-            NamedBacking::from_descriptor(name, fd, *len_bytes).expect("the lock is ours")
-        });
-        (memory, backing)
+        let parts: Vec<_> = kept.backing.iter().map(|part| part.duplicate().expect("a descriptor")).collect();
+        let is_backed = !parts.is_empty();
+        (memory, is_backed.then(|| NamedBacking::from_parts(parts).expect("the locks are ours")))
     };
     let stand_by = StandBy::new(memory.try_clone().expect("a descriptor"));
     let memory = match stand_by.and_then(|memory| memory.catch_up().map(|_| memory)) {
@@ -172,15 +168,19 @@ fn a_dropped_device_is_kept_and_a_reset_one_unlocks_its_file() {
     drop(second);
     let third = attach("zram7", &keeper).expect("attached again");
     assert_eq!(left(&third).0, "1");
-    let busy = NamedBacking::open(&path, false).map(drop).expect_err("the device has it");
+    let busy = NamedBacking::open(&path, HowToOpen::default()).map(drop).expect_err("the device has it");
     assert_eq!(busy.kind(), ErrorKind::Busy);
     third.reset().expect("unused");
     assert_eq!(keeper.calls(), ["give up"]);
     assert_eq!(third.get("backing_dev").as_deref(), Ok("none"));
-    let (_, fd, len_bytes) = keeper.kept().backing.take().expect("it was kept");
-    NamedBacking::open(&path, false).expect("though somebody has the descriptor");
+    let kept = keeper.kept().backing.pop().expect("it was kept");
+    let (fd, len_bytes) = (kept.descriptor, kept.len_bytes);
+    NamedBacking::open(&path, HowToOpen::default()).expect("though somebody has the descriptor");
+    let resume = |descriptor, len_bytes| {
+        NamedBacking::from_parts([KeptPart { name: "/backing".to_owned(), len_bytes, descriptor }]).map(drop)
+    };
     let refused = |fd, len_bytes| {
-        let error = NamedBacking::from_descriptor("backing", fd, len_bytes).map(drop).expect_err("refused");
+        let error = resume(fd, len_bytes).expect_err("refused");
         (error.kind(), error.setting())
     };
     let other = || fd.try_clone().expect("a descriptor");
@@ -188,8 +188,8 @@ fn a_dropped_device_is_kept_and_a_reset_one_unlocks_its_file() {
     assert_eq!(refused(other(), len_bytes - 1), (ErrorKind::Invalid, Some("backing_dev")));
     let null = std::fs::File::open("/dev/null").expect("a file");
     assert_eq!(refused(null.into(), 4096), (ErrorKind::Invalid, Some("backing_dev")));
-    let lock = NamedBacking::open(&path, false).expect("nobody has it");
+    let lock = NamedBacking::open(&path, HowToOpen::default()).expect("nobody has it");
     assert_eq!(refused(other(), len_bytes), (ErrorKind::Busy, Some("backing_dev")));
     drop(lock);
-    assert!(NamedBacking::from_descriptor("backing", fd, len_bytes).is_ok());
+    assert_eq!(resume(fd, len_bytes), Ok(()));
 }

@@ -26,7 +26,7 @@ pub use crate::store::{
     DEFAULT_COMPACT_THRESHOLD_PERCENT, DEFAULT_RUN_CACHE_BATCH_PAGES, KeptMemory, PageState, StandBy, Wait,
 };
 pub use attr::{Attribute, AttributeText};
-pub use backing::{Elsewhere, NamedBacking, Opener, set_opener};
+pub use backing::{Elsewhere, HowToOpen, KeptPart, NamedBacking, Opener, set_opener};
 pub use builder::DeviceBuilder;
 pub use io::{Extent, OpenDevice};
 pub use keeper::Keeper;
@@ -77,10 +77,8 @@ struct Params {
     /// The store's parameters but for name, size and backing device.
     store: StoreBuilder,
     backing: Option<NamedBacking>,
-    /// Whether the next backing device may hold other data.
-    backing_force: bool,
-    /// How many copies of each object the next one keeps.
-    backing_copies: u8,
+    /// How the next backing device is opened.
+    how_to_open: HowToOpen,
     writeback_layout: WritebackLayout,
     compressed_writeback: bool,
 }
@@ -90,8 +88,7 @@ impl Default for Params {
         Params {
             store: StoreBuilder::new("", 0),
             backing: None,
-            backing_force: false,
-            backing_copies: 1,
+            how_to_open: HowToOpen::default(),
             writeback_layout: WritebackLayout::default(),
             compressed_writeback: true,
         }

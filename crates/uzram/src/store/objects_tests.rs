@@ -24,15 +24,15 @@ struct Objects {
 
 /// Clones share what they hold.
 #[derive(Clone)]
-struct Shared(Arc<Objects>);
+pub(super) struct Shared(Arc<Objects>);
 
 impl Shared {
-    fn new(len_bytes: u64) -> Self {
+    pub(super) fn new(len_bytes: u64) -> Self {
         Self::with(len_bytes, None)
     }
 
     /// With objects that are sealed.
-    fn sealed(len_bytes: u64) -> Self {
+    pub(super) fn sealed(len_bytes: u64) -> Self {
         Self::with(len_bytes, Some(Arc::new(Plain::default())))
     }
 
@@ -41,7 +41,7 @@ impl Shared {
         Shared(Arc::new(Objects { len_bytes, seal, held }))
     }
 
-    fn objects(&self) -> usize {
+    pub(super) fn objects(&self) -> usize {
         self.0.held.lock().len()
     }
 
@@ -118,8 +118,7 @@ impl Backing for Shared {
     }
 }
 
-fn store_on(objects: &Shared, config: StoreBuilder) -> Store {
-    let backing: Arc<dyn Backing> = Arc::new(objects.clone());
+pub(super) fn store_on(backing: Arc<dyn Backing>, config: StoreBuilder) -> Store {
     let backing = BackingOptions { backing, layout: WritebackLayout::Packed, compressed: true };
     Store::new(&StoreBuilder { backing: Some(backing), ..config }).expect("a store")
 }
@@ -128,26 +127,29 @@ fn store_on(objects: &Shared, config: StoreBuilder) -> Store {
 /// and nothing is lost. In the end none is left.
 #[test]
 fn extents_are_written_once_and_removed() {
-    [Shared::new(8 << 20), Shared::sealed(8 << 20)].iter().for_each(overwrite_and_remove);
+    for objects in [Shared::new(8 << 20), Shared::sealed(8 << 20)] {
+        overwrite_and_remove(Arc::new(objects.clone()), &|| objects.objects());
+    }
 }
 
-fn overwrite_and_remove(objects: &Shared) {
+/// `objects` counts those on the backing.
+pub(super) fn overwrite_and_remove(backing: Arc<dyn Backing>, objects: &dyn Fn() -> usize) {
     const PAGES: u64 = 2000;
-    let store = store_on(objects, config(PAGES));
+    let store = store_on(backing, config(PAGES));
     let (mut versions, mut random) = (vec![0; PAGES as usize], Random::new(3));
     (0..PAGES).for_each(|page| store.write(PageNo::from_number(page), &half_random(page)).expect("memory"));
     assert_eq!(store.write_back(&ALL), Ok(PAGES));
-    let first_objects = objects.objects();
+    let first_objects = objects();
     overwrite(&store, &mut versions, &mut random);
     let stats = store.backing_stats();
     assert!(stats.cleaned_bytes > 0 && stats.pages == PAGES, "{stats:?}");
-    assert!(first_objects >= 64 && objects.objects() as u64 <= stats.len_bytes / OBJECT_BYTES as u64);
-    assert!(objects.objects() as u64 <= stats.extent_bytes / OBJECT_BYTES as u64 + 64, "{stats:?}");
+    assert!(first_objects >= 64 && objects() as u64 <= stats.len_bytes / OBJECT_BYTES as u64);
+    assert!(objects() as u64 <= stats.extent_bytes / OBJECT_BYTES as u64 + 64, "{stats:?}");
     (0..).zip(&versions).for_each(|(page, version)| expect(&store, page, &half_random(page + version)));
     // What somebody else removed is an error, and nothing else.
     store.write_back(&ALL).expect("room");
     store.erase_backing();
-    assert_eq!(objects.objects(), 0);
+    assert_eq!(objects(), 0);
     let (mut out, mut lost) = ([0; PAGE_SIZE], 0);
     for (page, version) in (0..).zip(&versions) {
         match store.read(PageNo::from_number(page), &mut out) {
@@ -165,7 +167,7 @@ fn overwrite_and_remove(objects: &Shared) {
 #[test]
 fn a_store_of_objects_that_is_full_refuses_more() {
     const PAGES: u64 = 400;
-    let store = store_on(&Shared::new(1 << 20), config(PAGES));
+    let store = store_on(Arc::new(Shared::new(1 << 20)), config(PAGES));
     (0..PAGES)
         .for_each(|page| store.write(PageNo::from_number(page), &incompressible(page)).expect("memory"));
     let refused = store.write_back(&ALL).map_err(|error| (error.kind(), error.setting()));
@@ -247,7 +249,7 @@ fn read_ahead(store: &Store, pages: impl Iterator<Item = u64>) -> u64 {
 fn extents_are_read_ahead_where_there_is_a_trend() {
     const FAR: u64 = 20_000;
     for objects in [Shared::new(32 << 20), Shared::sealed(32 << 20)] {
-        let store = store_on(&objects, StoreBuilder { limit_pages: 400, ..config(2 * FAR) });
+        let store = store_on(Arc::new(objects), StoreBuilder { limit_pages: 400, ..config(2 * FAR) });
         for first in (0..2000).chain(FAR..FAR + 2000).step_by(200) {
             (first..first + 200)
                 .for_each(|page| store.write(PageNo::from_number(page), &half_random(page)).expect("memory"));

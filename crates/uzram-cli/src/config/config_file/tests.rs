@@ -102,7 +102,7 @@ fn the_example_s_attributes_are_those_of_a_device() {
     std::fs::write(&policy, "").unwrap();
     let whole = whole_example(&policy).replace("/var/lib/uzram/cold.img:4G", "none");
     let text = whole.replace("min(ram / 2, 4G)", "64K");
-    let backed = ["writeback-", "compressed-writeback", "force", "copies"];
+    let backed = ["writeback-", "compressed-writeback", "force", "copies", "encrypt"];
     let lines = text.lines().filter(|line| !backed.iter().any(|key| line.starts_with(key)));
     let config = parsed(&lines.collect::<Vec<_>>().join("\n")).unwrap();
     let device = Device::new(&config.devices[0].name).unwrap();
@@ -110,6 +110,17 @@ fn the_example_s_attributes_are_those_of_a_device() {
         device.set(attribute, value).unwrap_or_else(|error| panic!("{origin}: {error}"));
     }
     assert_eq!(device.size_bytes(), 64 << 10);
+}
+
+#[test]
+fn several_backing_devices_are_an_array() {
+    let config = parsed("[a]\nbacking = ['/b.img:2G', '/c d.img']\n[b]\nbacking = '/b.img:1G /c'\n").unwrap();
+    let [one, other] = &config.devices[..] else { panic!("{config:?}") };
+    assert_eq!(value(one, "backing_dev"), Some("/b.img:2G /c d.img"));
+    assert_eq!(value(other, "backing_dev"), Some("/b.img:1G /c"));
+    for text in ["[]", "[1]", "['/b', ['/c']]", "true"] {
+        assert!(parsed(&format!("[a]\nbacking = {text}\n")).is_err(), "{text}");
+    }
 }
 
 #[test]

@@ -291,8 +291,8 @@ impl Holder {
     fn carry_out(&mut self, request: Request, descriptors: Vec<OwnedFd>, is_worker: bool) -> Then {
         match request {
             Request::Added { name, policy } => {
-                let device = KeptDevice { name, policy, has_memory: false, backing: None };
-                self.keep(Kept { device, memory: None, backing: None });
+                let device = KeptDevice { name, policy, has_memory: false, backing: Vec::new() };
+                self.keep(Kept { device, memory: None, backing: Vec::new() });
                 Then::Answer(Ok(()))
             }
             Request::Removed { name } => {
@@ -316,8 +316,8 @@ impl Holder {
             }
             Request::GiveUp { name } => {
                 if let Some(policy) = self.policy(&name) {
-                    let device = KeptDevice { name, policy, has_memory: false, backing: None };
-                    self.keep(Kept { device, memory: None, backing: None });
+                    let device = KeptDevice { name, policy, has_memory: false, backing: Vec::new() };
+                    self.keep(Kept { device, memory: None, backing: Vec::new() });
                 }
                 Then::Answer(Ok(()))
             }

@@ -152,8 +152,8 @@ impl Holder {
             attendant: process.attendant.map(Pid::as_raw_pid),
         };
         let device = |kept: &Kept| {
-            let number = |fd: &Option<OwnedFd>| fd.as_ref().map(|fd| Number::of(fd.as_fd()));
-            (kept.device.clone(), number(&kept.memory), number(&kept.backing))
+            let number = |fd: &OwnedFd| Number::of(fd.as_fd());
+            (kept.device.clone(), kept.memory.as_ref().map(number), kept.backing.iter().map(number).collect())
         };
         Ok(State {
             version: handover::VERSION,
@@ -197,9 +197,9 @@ impl Holder {
                 is_closed: false,
             }))
         };
-        let device = |(device, memory, backing): (KeptDevice, Option<Number>, Option<Number>)| {
-            let [memory, backing] = [memory, backing].map(|number| number.map(take).transpose());
-            Ok(Kept { device, memory: memory?, backing: backing? })
+        let device = |(device, memory, backing): (KeptDevice, Option<Number>, Vec<Number>)| {
+            let backing = backing.into_iter().map(take).collect::<Result<_>>()?;
+            Ok(Kept { device, memory: memory.map(take).transpose()?, backing })
         };
         let [worker, standby] = state.processes;
         Ok(Holder {

@@ -16,7 +16,7 @@ use uzram_serve::fuse::ConnectionRecord;
 use super::link::{End, KeptDevice};
 
 /// The version of [`State`], and of everything in shared memory but the stores, which have a version of their own.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 
 /// The longest state accepted.
 const MAX_BYTES: u64 = 16 << 20;
@@ -99,7 +99,7 @@ pub struct State {
     /// Processes to reap.
     pub dead: Vec<i32>,
     /// The devices, each with its memory and its backing device.
-    pub devices: Vec<(KeptDevice, Option<Number>, Option<Number>)>,
+    pub devices: Vec<(KeptDevice, Option<Number>, Vec<Number>)>,
     /// The command of `--exec`: its process, whether it has a process group of its own, and whether it was told to end.
     pub command: Option<(i32, bool, bool)>,
     /// The status of the command, if it has ended.
@@ -124,7 +124,7 @@ impl State {
     pub fn numbers(&self) -> Vec<Number> {
         let connection = self.connection.iter().flat_map(|(_, numbers)| numbers);
         let links = self.processes.iter().flatten().flat_map(|process| &process.links);
-        let memory = self.devices.iter().flat_map(|(_, memory, backing)| [memory, backing]).flatten();
+        let memory = self.devices.iter().flat_map(|(_, memory, backing)| memory.iter().chain(backing));
         let single = self.dir.iter().chain([&self.control]).chain(&self.shared);
         single.chain(&self.nbd).chain(connection).chain(links).chain(memory).copied().collect()
     }
@@ -133,7 +133,8 @@ impl State {
     pub fn numbers_mut(&mut self) -> impl Iterator<Item = &mut Number> {
         let connection = self.connection.iter_mut().flat_map(|(_, numbers)| numbers);
         let links = self.processes.iter_mut().flatten().flat_map(|process| &mut process.links);
-        let memory = self.devices.iter_mut().flat_map(|(_, memory, backing)| [memory, backing]).flatten();
+        let memory =
+            self.devices.iter_mut().flat_map(|(_, memory, backing)| memory.iter_mut().chain(backing));
         let single = self.dir.iter_mut().chain([&mut self.control]).chain(&mut self.shared);
         single.chain(&mut self.nbd).chain(connection).chain(links).chain(memory)
     }

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 
 use rustix::process::Signal;
-use uzram::device::{Device, Keeper, NamedBacking};
+use uzram::device::{Device, Keeper, KeptPart, NamedBacking};
 use uzram::{Error, ErrorKind, Result};
 use uzram_serve::control::{Ending, Registrar, SurvivalJson};
 use uzram_serve::{ExportPolicy, nbd};
@@ -104,19 +104,16 @@ fn refused(what: &str, error: &io::Error) -> Error {
 
 impl Keeper for Home {
     fn keep(&self, device: &str, memory: BorrowedFd<'_>, backing: Option<&NamedBacking>) -> Result<()> {
-        let request = Request::Keep {
-            name: device.to_owned(),
-            backing: backing.map(|backing| KeptBacking {
-                name: backing.name().to_owned(),
-                len_bytes: backing.backing().len_bytes(),
-            }),
+        let refused_parts = || {
+            let what = "its backing device is none that another process can take over";
+            Error::new(ErrorKind::Unsupported, what)
         };
-        let backing = backing.map(|backing| {
-            let refused = "its backing device is none that another process can take over";
-            backing.descriptor().ok_or_else(|| Error::new(ErrorKind::Unsupported, refused))
-        });
-        let descriptors = [Some(memory), backing.transpose()?];
-        let descriptors: Vec<_> = descriptors.into_iter().flatten().collect();
+        let parts = backing.map(|backing| backing.parts().ok_or_else(refused_parts)).transpose()?;
+        let parts = parts.unwrap_or_default();
+        let of = |part: &KeptPart<_>| KeptBacking { name: part.name.clone(), len_bytes: part.len_bytes };
+        let request = Request::Keep { name: device.to_owned(), backing: parts.iter().map(of).collect() };
+        let descriptors: Vec<_> =
+            std::iter::once(memory).chain(parts.iter().map(|part| part.descriptor)).collect();
         self.ask(&request, &descriptors)
             .map_err(|error| refused("the holder cannot keep the device's memory", &error))
     }

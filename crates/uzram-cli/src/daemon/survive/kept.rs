@@ -12,8 +12,8 @@ pub struct Kept {
     pub device: KeptDevice,
     /// The memory of its store, if it has one.
     pub memory: Option<OwnedFd>,
-    /// Its backing device, if it has one.
-    pub backing: Option<OwnedFd>,
+    /// The parts of its backing device, if it has one.
+    pub backing: Vec<OwnedFd>,
 }
 
 impl Kept {
@@ -24,9 +24,8 @@ impl Kept {
     pub fn received(device: KeptDevice, descriptors: Vec<OwnedFd>) -> io::Result<Kept> {
         let mut descriptors = descriptors.into_iter();
         let memory = if device.has_memory { descriptors.next() } else { None };
-        let backing = if device.backing.is_some() { descriptors.next() } else { None };
-        let is_whole = memory.is_some() == device.has_memory && backing.is_some() == device.backing.is_some();
-        match is_whole && descriptors.next().is_none() {
+        let backing: Vec<_> = descriptors.collect();
+        match memory.is_some() == device.has_memory && backing.len() == device.backing.len() {
             true => Ok(Kept { device, memory, backing }),
             false => Err(io::Error::other("a message about a device has the wrong descriptors")),
         }
@@ -34,7 +33,7 @@ impl Kept {
 
     /// Returns the order that tells a stand-by of it, and its descriptors.
     pub fn order(&self) -> (Order, Vec<BorrowedFd<'_>>) {
-        let descriptors = [&self.memory, &self.backing].into_iter().flatten().map(AsFd::as_fd);
+        let descriptors = self.memory.iter().chain(&self.backing).map(AsFd::as_fd);
         (Order::Device(self.device.clone()), descriptors.collect())
     }
 }

@@ -37,12 +37,12 @@ pub enum Request {
         /// Its name.
         name: String,
     },
-    /// A device has got its store. Comes with its memory and, if it has a backing device, the descriptor of that.
+    /// A device has got its store. Comes with its memory and the descriptors of its backing device's parts.
     Keep {
         /// The device.
         name: String,
-        /// The backing device.
-        backing: Option<KeptBacking>,
+        /// The parts of the backing device.
+        backing: Vec<KeptBacking>,
     },
     /// A device has given its store up.
     GiveUp {
@@ -95,7 +95,7 @@ pub type Answer = std::result::Result<(), String>;
 /// What the holder tells a worker.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Order {
-    /// To a stand-by: another device. Comes with the memory and the backing device's descriptor, if it has them.
+    /// To a stand-by: another device. Comes with the memory and the descriptors of the backing device, if it has them.
     Device(KeptDevice),
     /// To a stand-by: a device is gone.
     Forget {
@@ -131,14 +131,14 @@ pub struct KeptDevice {
     pub policy: ExportPolicy,
     /// Whether it has a store, whose memory is the first descriptor.
     pub has_memory: bool,
-    /// Its backing device, whose descriptor is the second.
-    pub backing: Option<KeptBacking>,
+    /// The parts of its backing device, whose descriptors come next.
+    pub backing: Vec<KeptBacking>,
 }
 
-/// The backing device of a device that the holder keeps.
+/// A part of the backing device of a device that the holder keeps.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KeptBacking {
-    /// Its path.
+    /// Its path or address.
     pub name: String,
     /// Its length.
     pub len_bytes: u64,
@@ -263,7 +263,7 @@ mod tests {
         let null = std::fs::File::open("/dev/null").unwrap();
         let keep = Request::Keep {
             name: "a".to_owned(),
-            backing: Some(KeptBacking { name: "/b".to_owned(), len_bytes: 7 }),
+            backing: vec![KeptBacking { name: "/b".to_owned(), len_bytes: 7 }],
         };
         here.send(&keep, &[null.as_fd(), null.as_fd()]).unwrap();
         here.send(&Request::Status("x".to_owned()), &[]).unwrap();

@@ -9,7 +9,7 @@ use crate::base::units::bytes_to_pages;
 use crate::store::{BackingStats, Candidates, MAX_PAGES, Store, Writeback, WritebackLimit};
 
 use super::super::task::Task;
-use super::super::{Device, NamedBacking, State};
+use super::super::{Device, HowToOpen, NamedBacking, State};
 use super::cold::page_type;
 use super::{lines, words};
 
@@ -17,7 +17,12 @@ pub(super) fn backing_dev(device: &Device) -> String {
     device.backing().map_or_else(|| "none".to_owned(), |backing| backing.name().to_owned())
 }
 
-/// Parses the absolute path of a file or block device, the address of a store, or `none`.
+pub(super) fn is_encrypted(device: &Device) -> bool {
+    let params = &device.state.lock().params;
+    params.backing.as_ref().map_or(params.how_to_open.encrypted, NamedBacking::is_encrypted)
+}
+
+/// Parses the absolute path of a file or block device, the address of a store, several of these, or `none`.
 pub(super) fn parse_backing_dev(value: &str) -> Result<Option<String>> {
     match value {
         "none" => Ok(None),
@@ -27,26 +32,17 @@ pub(super) fn parse_backing_dev(value: &str) -> Result<Option<String>> {
 
 pub(super) fn set_backing_dev(device: &Device, path: Option<String>) -> Result<()> {
     // Check this before a file is created. The file is opened, and its space reserved, without the lock.
-    let (force, copies, keeps) = {
+    let how = {
         let state = device.state.lock();
         state.uninitialised("backing_dev")?;
-        (state.params.backing_force, state.params.backing_copies, state.keeper.is_some())
+        HowToOpen { keeps: state.keeper.is_some(), ..state.params.how_to_open }
     };
-    if path.as_deref().is_some_and(NamedBacking::is_elsewhere) {
-        let path = path.unwrap_or_default();
-        return device.set_backing(Some(NamedBacking::open_elsewhere(&path, copies)?));
-    }
-    if path.is_some() && copies > 1 {
-        let what = "a file or block device keeps one copy: two are for a cluster of servers";
-        return Err(Error::invalid(what).with_setting("backing_copies"));
-    }
     let is_at = |path: &String| device.backing().is_some_and(|backing| backing.is_at(path));
     if path.as_ref().is_some_and(is_at) {
         // Close it first: it cannot be opened twice.
         device.set_backing(None)?;
     }
-    let open = if keeps { NamedBacking::open_to_keep } else { NamedBacking::open };
-    device.set_backing(path.map(|path| open(&path, force)).transpose()?)
+    device.set_backing(path.map(|path| NamedBacking::open(&path, how)).transpose()?)
 }
 
 pub(super) fn writeback(task: &Task<'_>, wanted: Writeback) -> Result<()> {

@@ -148,7 +148,7 @@ pub(in super::super) static TABLE: &[Attribute] = &[
         help: "the backing device for cold pages: the absolute PATH of a block device or file, or PATH:SIZE to use \
                only that much of it and to create a missing file, or none; the text after the last ':' is a size if \
                it parses as one; or redis://HOST:PORT[:SIZE], where the program was built with stores on other \
-               machines; before initialisation",
+               machines; or several with spaces in between, which are used in this order; before initialisation",
         get: Some(backing_dev),
         set: at_any_time!(parse_backing_dev, set_backing_dev),
     },
@@ -156,17 +156,26 @@ pub(in super::super) static TABLE: &[Attribute] = &[
         name: "backing_force",
         help: "1 to use a backing_dev that holds other data, which is then lost; set it before backing_dev (uzram \
                only)",
-        get: Some(|device| u8::from(device.state.lock().params.backing_force).to_string()),
-        set: before!(|text| switch("backing_force", text), |params, on| params.backing_force = on),
+        get: Some(|device| u8::from(device.state.lock().params.how_to_open.force).to_string()),
+        set: before!(|text| switch("backing_force", text), |params, on| params.how_to_open.force = on),
     },
     Attribute {
         name: "backing_copies",
         help: "how many copies of each object a cluster of servers keeps, on different masters: 1 or 2; set it before \
                backing_dev (uzram only)",
-        get: Some(|device| device.state.lock().params.backing_copies.to_string()),
+        get: Some(|device| device.state.lock().params.how_to_open.copies.to_string()),
         set: before!(|text| number_within("backing_copies", text, 1..=2), |params, copies| params
-            .backing_copies =
+            .how_to_open
+            .copies =
             copies as u8),
+    },
+    Attribute {
+        name: "backing_encrypted",
+        help: "1 to encrypt what goes to files and block devices, too, where the program was built with stores on other \
+               machines, which always are; set it before backing_dev (uzram only)",
+        get: Some(|device| u8::from(is_encrypted(device)).to_string()),
+        set: before!(|text| switch("backing_encrypted", text), |params, on| params.how_to_open.encrypted =
+            on),
     },
     Attribute {
         name: "backing_state",

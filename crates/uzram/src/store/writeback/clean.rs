@@ -9,6 +9,7 @@ use crate::backing::{Buffer, Direction, Filling};
 
 use super::log::{BLOCK_BYTES, Purpose};
 use super::object::{ALIGN_BYTES, Object};
+use super::sealed::SCRATCH;
 use super::writer::Pass;
 use crate::store::slot::{Backed, Contents, Tried};
 
@@ -65,7 +66,7 @@ impl Pass<'_> {
         }
         let mut is_readable = true;
         let Filling { generation, .. } = filling;
-        let (mut at, mut scratch) = (0, Vec::new());
+        let (mut at, mut scratch) = (0, SCRATCH);
         while at < log.extent_bytes {
             let place = log.place(extent, at);
             let Some((object, bytes)) = log.parse(&buffer[at..], generation, place, &mut scratch) else {

@@ -11,7 +11,7 @@
 //!
 //! Lock: `backing extents`, a leaf, protects the free extents.
 
-use std::ops::RangeInclusive;
+use std::ops::{Range, RangeInclusive};
 
 use crate::backing::{Backing, Buffers, Filling, Seal};
 use crate::base::error::{Error, ErrorKind, Result};
@@ -20,7 +20,7 @@ use crate::base::sync::{Arc, AtomicU32, Mutex, Ordering, Stamp, classes};
 use crate::base::units::{PAGE_SIZE, PageNo};
 
 use super::object::{ALIGN_BYTES, HEADER_BYTES, Object};
-use super::sealed::{self, OVERHEAD_BYTES, Position};
+use super::sealed::{self, OVERHEAD_BYTES, Position, Scratch};
 use super::{BackingCounts, BackingOptions, WritebackLayout};
 use crate::store::slot::Backed;
 
@@ -74,15 +74,44 @@ struct Extent {
 // SAFETY: numbers, all zero by default, without destructors.
 unsafe impl Entry for Extent {}
 
-/// The free extents: those never used, and the others in queues, so that all wear evenly.
+/// The free extents of a tier: those never used, and the others in queues, so that all wear evenly.
 struct Free {
-    /// The first extent that was never used.
-    fresh: u32,
+    /// The tier's extents that were used; all others come after them.
+    used: Range<u32>,
+    /// The end of the tier's extents.
+    end: u32,
     count: u32,
     /// Extents that were discarded on the device.
     discarded: Queue,
     /// Extents that were not yet.
     emptied: Queue,
+}
+
+impl Free {
+    /// Returns the tier that has an extent.
+    fn of(tiers: &mut [Free], extent: u32) -> &mut Free {
+        let at = tiers.partition_point(|tier| tier.end <= extent);
+        &mut tiers[at]
+    }
+
+    /// Takes an extent, and returns whether something may be left in it.
+    fn take(&mut self, extents: &Table<Extent>) -> Option<(u32, bool)> {
+        let taken = if self.used.end < self.end {
+            self.used.end += 1;
+            (self.used.end - 1, false)
+        } else {
+            // No extent is between the queues: only a thread that holds `writeback` discards or takes extents.
+            let clean = self.discarded.pop(extents).map(|extent| (extent, false));
+            clean.or_else(|| Some((self.emptied.pop(extents)?, true)))?
+        };
+        self.count -= 1;
+        Some(taken)
+    }
+
+    fn put(&mut self, extents: &Table<Extent>, extent: u32) {
+        self.emptied.push(extents, extent);
+        self.count += 1;
+    }
 }
 
 /// A queue of extents, linked by `Extent::link`.
@@ -134,7 +163,8 @@ pub(in crate::store) struct Log {
     seal: Option<Arc<dyn Seal>>,
     extents: Table<Extent>,
     count: u32,
-    free: Mutex<Free>,
+    /// Of each tier, in the order in which they are used.
+    free: Mutex<Vec<Free>>,
     /// Buffers for reads of pages.
     pub(super) reads: Buffers,
     pub(super) counts: BackingCounts,
@@ -153,7 +183,14 @@ impl Log {
         if seal.is_some() && !written_once {
             return Err(Error::invalid("what can be overwritten would be sealed twice with a nonce"));
         }
-        let free = Free { fresh: 0, count, discarded: Queue::EMPTY, emptied: Queue::EMPTY };
+        let extent_at = |offset: u64| u32::try_from(offset / extent_bytes).unwrap_or(count).min(count);
+        let starts: Vec<u32> = backing.tiers().iter().map(|tier| extent_at(tier.start)).collect();
+        let ends = starts.iter().skip(1).copied().chain([count]);
+        let free = starts.iter().zip(ends).map(|(start, end)| {
+            let (discarded, emptied) = (Queue::EMPTY, Queue::EMPTY);
+            Free { used: *start..*start, end, count: end - start, discarded, emptied }
+        });
+        let free = free.collect();
         Ok(Log {
             backing,
             layout,
@@ -257,23 +294,27 @@ impl Log {
     pub(in crate::store) fn end_adoption(&self) -> Result<()> {
         let mut ranges = Vec::new();
         self.extents.for_each_resident(|range| ranges.push(range))?;
-        let used = |extent: &usize| self.extents[*extent].generation.get() != 0;
-        let last = ranges.iter().rev().find_map(|range| range.clone().rev().find(used));
         let mut free = self.free.lock();
-        free.fresh = last.map_or(0, |last| last as u32 + 1);
-        free.count = self.count - free.fresh;
-        // Held extents are reused last: by then, writes of the dead process have ended.
-        for was_held in [false, true] {
-            for extent in 0..free.fresh {
-                let of = &self.extents[extent as usize];
-                let is_free = of.word.load(Ordering::Relaxed) == 0;
-                if is_free && (of.link.get() == HELD_BY_DEAD) == was_held {
-                    free.emptied.push(&self.extents, extent);
-                    free.count += 1;
+        for tier in &mut *free {
+            let of_tier = tier.used.start as usize..tier.end as usize;
+            let used =
+                |extent: &usize| of_tier.contains(extent) && self.extents[*extent].generation.get() != 0;
+            let last = ranges.iter().rev().find_map(|range| range.clone().rev().find(used));
+            // Between those in use there may be some that never were.
+            tier.used.end = last.map_or(tier.used.start, |last| last as u32 + 1);
+            tier.count = tier.end - tier.used.end;
+            // Held extents are reused last: by then, writes of the dead process have ended.
+            for was_held in [false, true] {
+                for extent in tier.used.clone() {
+                    let of = &self.extents[extent as usize];
+                    let is_free = of.word.load(Ordering::Relaxed) == 0;
+                    if is_free && (of.link.get() == HELD_BY_DEAD) == was_held {
+                        tier.put(&self.extents, extent);
+                    }
                 }
             }
         }
-        let all = (0..free.fresh).map(|extent| &self.extents[extent as usize]);
+        let all = free.iter().flat_map(|tier| tier.used.clone()).map(|extent| &self.extents[extent as usize]);
         all.filter(|of| of.link.get() == HELD_BY_DEAD).for_each(|of| of.link.set(0));
         Ok(())
     }
@@ -290,12 +331,16 @@ impl Log {
 
     /// Returns the bytes of the extents that are not free.
     pub(super) fn used_bytes(&self) -> u64 {
-        u64::from(self.count - self.free.lock().count) * self.extent_bytes as u64
+        u64::from(self.count - self.free_extents()) * self.extent_bytes as u64
     }
 
     /// Returns the bytes of the free extents.
     pub(super) fn free_bytes(&self) -> usize {
-        self.free.lock().count as usize * self.extent_bytes
+        self.free_extents() as usize * self.extent_bytes
+    }
+
+    fn free_extents(&self) -> u32 {
+        self.free.lock().iter().map(|tier| tier.count).sum()
     }
 
     /// Returns the bytes of an extent that an object of `len_bytes` takes.
@@ -369,7 +414,7 @@ impl Log {
         bytes: &'a [u8],
         generation: u32,
         place: u64,
-        scratch: &'a mut Vec<u8>,
+        scratch: &'a mut Scratch,
     ) -> Option<(Object, &'a [u8])> {
         let Some(seal) = &self.seal else { return Object::parse(bytes, generation) };
         let at = (place % self.extent_bytes as u64) as u32;
@@ -384,7 +429,7 @@ impl Log {
         Filling { generation, .. }: Filling,
         page: PageNo,
         backed: Backed,
-        scratch: &'a mut Vec<u8>,
+        scratch: &'a mut Scratch,
     ) -> Option<(u32, &'a [u8])> {
         let Backed { place, len, priority } = backed;
         match self.layout {
@@ -426,20 +471,10 @@ impl Log {
                 Purpose::New if self.layout == WritebackLayout::Packed => RESERVED_EXTENTS,
                 _ => 0,
             };
-            if free.count <= kept {
+            if free.iter().map(|tier| tier.count).sum::<u32>() <= kept {
                 return None;
             }
-            let Free { fresh, discarded, emptied, .. } = &mut *free;
-            let taken = if *fresh < self.count {
-                *fresh += 1;
-                (*fresh - 1, false)
-            } else {
-                // No extent is between the queues: only a thread that holds `writeback` discards or takes extents.
-                let clean = discarded.pop(&self.extents).map(|extent| (extent, false));
-                clean.or_else(|| Some((emptied.pop(&self.extents)?, true)))?
-            };
-            free.count -= 1;
-            taken
+            free.iter_mut().find_map(|tier| tier.take(&self.extents))?
         };
         let of = &self.extents[extent as usize];
         if self.written_once {
@@ -453,7 +488,7 @@ impl Log {
 
     /// Returns whether pages that leave memory find an extent without cleaning.
     pub(super) fn has_room(&self) -> bool {
-        self.layout == WritebackLayout::Blocks || self.free.lock().count > RESERVED_EXTENTS
+        self.layout == WritebackLayout::Blocks || self.free_extents() > RESERVED_EXTENTS
     }
 
     /// Adds a hold to an extent that is held already.
@@ -489,9 +524,7 @@ impl Log {
         if word != by {
             return;
         }
-        let mut free = self.free.lock();
-        free.emptied.push(&self.extents, extent);
-        free.count += 1;
+        Free::of(&mut self.free.lock(), extent).put(&self.extents, extent);
     }
 
     /// Discards emptied extents on the device.
@@ -502,16 +535,22 @@ impl Log {
         }
         for _ in 0..DISCARDS_AT_ONCE {
             // The extent is in no queue meanwhile, so no thread takes it.
-            let Some(extent) = self.free.lock().emptied.pop(&self.extents) else { return };
+            let emptied = self.free.lock().iter_mut().find_map(|tier| tier.emptied.pop(&self.extents));
+            let Some(extent) = emptied else { return };
             self.discard(extent);
-            self.free.lock().discarded.push(&self.extents, extent);
+            Free::of(&mut self.free.lock(), extent).discarded.push(&self.extents, extent);
         }
     }
 
     /// Discards all extents that were ever filled.
     pub(super) fn discard_all(&self) {
-        let fresh = self.free.lock().fresh;
-        (0..fresh).for_each(|extent| self.discard(extent));
+        self.used_extents().into_iter().for_each(|extent| self.discard(extent));
+    }
+
+    /// Returns the extents that were ever filled.
+    fn used_extents(&self) -> impl IntoIterator<Item = u32> + use<> {
+        let used: Vec<_> = self.free.lock().iter().map(|tier| tier.used.clone()).collect();
+        used.into_iter().flatten()
     }
 
     fn discard(&self, extent: u32) {
@@ -521,9 +560,8 @@ impl Log {
     /// Selects up to `most` extents with the fewest live bytes that together fit into `room_bytes`, and holds them for
     /// cleaning. Extents whose cleaning would free no space are left out.
     pub(super) fn victims(&self, most: usize, room_bytes: usize) -> Vec<u32> {
-        let fresh = self.free.lock().fresh;
         let mut best: Vec<(u32, u32)> = Vec::with_capacity(most + 1);
-        for number in 0..fresh {
+        for number in self.used_extents() {
             let of = &self.extents[number as usize];
             let word = of.word.load(Ordering::Relaxed);
             let wins =
@@ -538,7 +576,7 @@ impl Log {
         // Where an extent is written once, what does not fit into one begins another.
         let usable_bytes = self.extent_bytes - self.max_footprint();
         let room_bytes = match self.written_once {
-            true => self.free.lock().count as usize * usable_bytes,
+            true => self.free_extents() as usize * usable_bytes,
             false => room_bytes,
         };
         let mut left_bytes = room_bytes;

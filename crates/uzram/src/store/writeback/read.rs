@@ -23,6 +23,7 @@ use super::BackingDevice;
 use super::ahead::{Extents, ReadAhead, Window};
 use super::log::{BLOCK_BYTES, Log, READ_AHEAD_BYTES};
 use super::object::ALIGN_BYTES;
+use super::sealed::SCRATCH;
 use crate::store::Store;
 use crate::store::read::Then;
 use crate::store::slot::{Backed, Contents, SlotGuard};
@@ -95,8 +96,7 @@ impl Store {
         then: Then,
     ) -> Result<Found> {
         let log = &backing.log;
-        // Takes memory only for what was sealed.
-        let mut scratch = Vec::new();
+        let mut scratch = SCRATCH;
         let (ahead, least_bytes) = backing.ahead.find(log, page, backed.place, filling);
         let ahead = ahead.filter(|window| window.find(log, page, backed, filling, &mut scratch).is_some());
         let (window, result) = match ahead {
@@ -182,7 +182,8 @@ impl Store {
         least_bytes: usize,
     ) -> (Window, Result<()>) {
         // A part of an object of the backing can begin and end anywhere.
-        let block_bytes = if log.written_once { ALIGN_BYTES } else { BLOCK_BYTES } as u64;
+        let block_bytes =
+            if log.written_once { log.backing.block_bytes().max(ALIGN_BYTES) } else { BLOCK_BYTES } as u64;
         let start = backed.place / block_bytes * block_bytes;
         let end =
             (backed.place + log.footprint(usize::from(backed.len)) as u64).next_multiple_of(block_bytes);

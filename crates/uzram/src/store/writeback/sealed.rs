@@ -29,6 +29,11 @@ const CHECKSUM_BYTES: usize = 4;
 pub(super) const OVERHEAD_BYTES: usize = HEADER_BYTES + CHECKSUM_BYTES;
 const MARK: u8 = 0xb6;
 
+/// Room for what was sealed.
+pub(super) type Scratch = [u8; CHECKSUM_BYTES + PAGE_SIZE];
+/// An empty one.
+pub(super) const SCRATCH: Scratch = [0; CHECKSUM_BYTES + PAGE_SIZE];
+
 /// Where an object is, once and for all.
 #[derive(Clone, Copy)]
 pub(super) struct Position {
@@ -67,7 +72,7 @@ pub(super) fn parse<'a>(
     seal: &dyn Seal,
     bytes: &[u8],
     position: Position,
-    scratch: &'a mut Vec<u8>,
+    scratch: &'a mut Scratch,
 ) -> Option<(Object, &'a [u8])> {
     let (header, rest) = bytes.split_first_chunk::<HEADER_BYTES>()?;
     let (about, tag) = header.split_first_chunk::<ABOUT_BYTES>()?;
@@ -75,8 +80,8 @@ pub(super) fn parse<'a>(
     if about[7] != MARK || !(1..=PAGE_SIZE).contains(&usize::from(len)) {
         return None;
     }
-    scratch.clear();
-    scratch.extend_from_slice(rest.get(..CHECKSUM_BYTES + usize::from(len))?);
+    let scratch = &mut scratch[..CHECKSUM_BYTES + usize::from(len)];
+    scratch.copy_from_slice(rest.get(..scratch.len())?);
     if !seal.open(position.nonce(), about, scratch, tag.try_into().ok()?) {
         return None;
     }
@@ -135,7 +140,7 @@ pub(in crate::store) mod tests {
 
     #[test]
     fn a_sealed_object_is_found_as_it_was_written_there_or_not_at_all() {
-        let (seal, mut random, mut scratch) = (Plain::default(), Random::new(7), Vec::new());
+        let (seal, mut random, mut scratch) = (Plain::default(), Random::new(7), SCRATCH);
         for round in 0..200 {
             let (object, bytes) = random_object(&mut random);
             let position =

@@ -19,6 +19,7 @@ use crate::base::units::PageNo;
 use crate::store::slot::Backed;
 
 use super::log::Log;
+use super::sealed::Scratch;
 pub(super) use extents::Extents;
 use streams::Streams;
 
@@ -39,7 +40,7 @@ impl Window {
         page: PageNo,
         backed: Backed,
         filling: Filling,
-        scratch: &'a mut Vec<u8>,
+        scratch: &'a mut Scratch,
     ) -> Option<(u32, &'a [u8])> {
         let at = usize::try_from(backed.place.checked_sub(self.start)?).ok()?;
         let bytes = self.buffer[..self.len_bytes].get(at..)?;

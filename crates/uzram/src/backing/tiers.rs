@@ -1,0 +1,187 @@
+//! [`Tiers`]: several backings one after another, of which the first ones are used first.
+//!
+//! If one of them keeps extents as objects ([`Backing::object_bytes`]), all do: in a file, an object is the extent's bytes,
+//! written as a whole. If one has its objects sealed, all are, with the same key.
+//!
+//! ```text
+//! offset  0             end of the first        end of the second
+//!         | first tier  | second tier           |
+//! ```
+
+use std::ops::Range;
+
+use super::{Backing, Buffer, Direction, Filling, Health, SETTING, Seal, Transfer};
+use crate::base::error::{Error, Result};
+use crate::base::sync::Arc;
+
+/// The most tiers.
+pub const MAX_TIERS: usize = 4;
+/// Tiers begin at multiples of this, or of the length of objects: no extent lies in two of them.
+const UNIT_BYTES: u64 = 8 << 20;
+
+/// Backings that are used as one.
+pub struct Tiers {
+    tiers: Vec<Tier>,
+    object_bytes: Option<usize>,
+    block_bytes: usize,
+    seal: Option<Arc<dyn Seal>>,
+}
+
+struct Tier {
+    backing: Arc<dyn Backing>,
+    /// Where it begins.
+    start: u64,
+    /// Whether it keeps extents as objects itself.
+    has_objects: bool,
+}
+
+impl Tiers {
+    /// Makes one of `backings`, 1 to [`MAX_TIERS`]; each but the last has a size. With `seal`, all objects are sealed by it.
+    ///
+    /// # Errors
+    /// `Invalid` for other numbers of tiers, a tier without a size or one that is too small, and for tiers whose objects
+    /// have different lengths.
+    pub fn new(backings: Vec<Arc<dyn Backing>>, seal: Option<Arc<dyn Seal>>) -> Result<Self> {
+        let refused = |what: String| Err(Error::invalid(what).with_setting(SETTING));
+        if !(1..=MAX_TIERS).contains(&backings.len()) {
+            return refused(format!("{} backing devices: 1 to {MAX_TIERS} are possible", backings.len()));
+        }
+        let seal = seal.or_else(|| backings.iter().find_map(|backing| backing.seal()));
+        let mut lengths: Vec<_> = backings.iter().filter_map(|backing| backing.object_bytes()).collect();
+        lengths.dedup();
+        if let [one, other, ..] = lengths[..] {
+            return refused(format!(
+                "stores whose objects have {one} and {other} bytes cannot be used together"
+            ));
+        }
+        // What is sealed must not be overwritten.
+        let object_bytes = lengths.first().copied().or(seal.is_some().then_some(DEFAULT_OBJECT_BYTES));
+        let (mut tiers, mut start) = (Vec::new(), 0);
+        let count = backings.len();
+        for (number, backing) in backings.into_iter().enumerate() {
+            let has_objects = backing.object_bytes().is_some();
+            let len_bytes = backing.len_bytes() / UNIT_BYTES * UNIT_BYTES;
+            if len_bytes == 0 && number + 1 < count {
+                let what = format!(
+                    "tier {} needs a size, of at least {} MiB: append it, as in PATH:2G",
+                    number + 1,
+                    UNIT_BYTES >> 20
+                );
+                return refused(what);
+            }
+            tiers.push(Tier { backing, start, has_objects });
+            start += len_bytes;
+        }
+        let block_bytes = tiers.iter().map(|tier| tier.backing.block_bytes()).max().unwrap_or(1);
+        Ok(Tiers { tiers, object_bytes, block_bytes, seal })
+    }
+
+    /// Returns the number of the tier at an offset.
+    fn at(&self, offset: u64) -> usize {
+        self.tiers.partition_point(|tier| tier.start <= offset).saturating_sub(1)
+    }
+
+    /// Returns the tier of a transfer, its offset there, and its length: a file gets an object to its end, so that nothing
+    /// is left there of the one before.
+    fn translate(
+        &self,
+        direction: Direction,
+        offset: u64,
+        len_bytes: usize,
+        buffer: &mut Buffer,
+    ) -> (&Tier, u64, usize) {
+        let tier = &self.tiers[self.at(offset)];
+        let len_bytes = match (direction, self.object_bytes) {
+            (Direction::Write, Some(object_bytes)) if !tier.has_objects => {
+                let whole_bytes = object_bytes.min(buffer.len());
+                buffer[len_bytes..whole_bytes].fill(0);
+                whole_bytes
+            }
+            _ => len_bytes,
+        };
+        (tier, offset - tier.start, len_bytes)
+    }
+}
+
+impl Backing for Tiers {
+    /// Returns the size of all; of the last one as much as it has now.
+    fn len_bytes(&self) -> u64 {
+        self.tiers.last().map_or(0, |last| last.start + last.backing.len_bytes())
+    }
+
+    fn block_bytes(&self) -> usize {
+        self.block_bytes
+    }
+
+    fn object_bytes(&self) -> Option<usize> {
+        self.object_bytes
+    }
+
+    fn seal(&self) -> Option<Arc<dyn Seal>> {
+        self.seal.clone()
+    }
+
+    fn tiers(&self) -> Vec<Range<u64>> {
+        let starts = self.tiers.iter().map(|tier| tier.start);
+        let ends = self.tiers.iter().skip(1).map(|tier| tier.start).chain([self.len_bytes()]);
+        starts.zip(ends).map(|(start, end)| start..end).collect()
+    }
+
+    fn home(&self, extent: u32) -> u32 {
+        let Some(object_bytes) = self.object_bytes else { return 0 };
+        let offset = u64::from(extent) * object_bytes as u64;
+        let tier = &self.tiers[self.at(offset)];
+        tier.backing.home(((offset - tier.start) / object_bytes as u64) as u32)
+    }
+
+    fn start(&self, mut transfer: Transfer) {
+        let Transfer { direction, offset, len_bytes, .. } = transfer;
+        let (tier, offset, len_bytes) = self.translate(direction, offset, len_bytes, &mut transfer.buffer);
+        tier.backing.start(Transfer { offset, len_bytes, ..transfer });
+    }
+
+    fn carry_out(
+        &self,
+        direction: Direction,
+        offset: u64,
+        len_bytes: usize,
+        filling: Filling,
+        mut buffer: Buffer,
+    ) -> (Buffer, Result<()>) {
+        let (tier, offset, len_bytes) = self.translate(direction, offset, len_bytes, &mut buffer);
+        tier.backing.carry_out(direction, offset, len_bytes, filling, buffer)
+    }
+
+    fn begin(&self) -> Result<()> {
+        self.tiers.iter().try_for_each(|tier| tier.backing.begin())
+    }
+
+    /// Tells the last tier: all that the disk has may lie there, if the others are used by what was there before.
+    fn set_disk_bytes(&self, bytes: u64) {
+        self.tiers.last().iter().for_each(|last| last.backing.set_disk_bytes(bytes));
+    }
+
+    /// Returns what is known about all that need words together.
+    fn health(&self) -> Option<Health> {
+        let all = self.tiers.iter().filter_map(|tier| tier.backing.health());
+        all.reduce(|one, other| Health {
+            expired: one.expired + other.expired,
+            left_behind: one.left_behind + other.left_behind,
+            stopped: one.stopped.or(other.stopped),
+        })
+    }
+
+    fn end(&self) {
+        self.tiers.iter().for_each(|tier| tier.backing.end());
+    }
+
+    fn discard(&self, offset: u64, len_bytes: u64, filling: Filling) {
+        let tier = &self.tiers[self.at(offset)];
+        tier.backing.discard(offset - tier.start, len_bytes, filling);
+    }
+}
+
+/// The length of objects in files.
+const DEFAULT_OBJECT_BYTES: usize = 256 << 10;
+
+const _: () = assert!(UNIT_BYTES.is_multiple_of(DEFAULT_OBJECT_BYTES as u64));

@@ -1,0 +1,145 @@
+//! Pages that are written back to several backings, which are used in order.
+
+use super::objects_tests::{Shared, overwrite_and_remove, store_on};
+use super::tests::config;
+use super::writeback::sealed::tests::Plain;
+use super::writeback_tests::{ALL, expect, file, half_random, overwrite, work};
+use super::*;
+use crate::backing::{Backing, FaultyBacking, MARK_BYTES, Seal, Tiers};
+use crate::base::error::ErrorKind;
+use crate::base::random::Random;
+use crate::base::sync::Arc;
+use crate::base::units::PageNo;
+
+const TIER_BYTES: u64 = 8 << 20;
+
+/// A file of one tier, and objects.
+fn file_and(objects: &Shared, dir: &tempfile::TempDir) -> Tiers {
+    Tiers::new(vec![Arc::new(file(dir.path(), TIER_BYTES)), Arc::new(objects.clone())], None).expect("sizes")
+}
+
+fn write(store: &Store, pages: std::ops::Range<u64>) {
+    pages.for_each(|page| store.write(PageNo::from_number(page), &half_random(page)).expect("memory"));
+    store.write_back(&ALL).expect("room");
+}
+
+#[test]
+fn the_first_tier_is_used_first_and_again() {
+    for sealed in [false, true] {
+        let objects = if sealed { Shared::sealed(32 << 20) } else { Shared::new(32 << 20) };
+        let dir = tempfile::tempdir().expect("a directory");
+        let store = store_on(Arc::new(file_and(&objects, &dir)), config(20_000));
+        write(&store, 0..3000);
+        assert_eq!((objects.objects(), store.backing_stats().len_bytes), (0, TIER_BYTES + (32 << 20)));
+        write(&store, 3000..6000);
+        let beyond = objects.objects();
+        assert!(beyond > 10, "{beyond}");
+        // What is free in the first one is used before more of the second.
+        store.discard_pages(0..2000);
+        write(&store, 10_000..11_500);
+        assert_eq!(objects.objects(), beyond);
+        (2000..6000).chain(10_000..11_500).for_each(|page| expect(&store, page, &half_random(page)));
+        let path = dir.path().join("backing");
+        let in_file = std::fs::read(path).expect("the file").split_off(MARK_BYTES);
+        let needle = &half_random(2500)[64..96];
+        let is_readable = in_file.windows(needle.len()).any(|window| window == needle);
+        assert_eq!(is_readable, !sealed, "what is in the file is sealed, too");
+        store.erase_backing();
+        assert_eq!(objects.objects(), 0);
+    }
+}
+
+#[test]
+fn pages_are_overwritten_in_two_tiers() {
+    for objects in [Shared::new(TIER_BYTES), Shared::sealed(TIER_BYTES)] {
+        let dir = tempfile::tempdir().expect("a directory");
+        let small: Arc<dyn Backing> = Arc::new(objects.clone());
+        // A file that is encrypted, as well as before objects.
+        let plain: Arc<dyn Seal> = Arc::new(Plain::default());
+        let before: Arc<dyn Backing> = Arc::new(file(dir.path(), TIER_BYTES));
+        let tiers = match objects.seal() {
+            None => Tiers::new(vec![Arc::clone(&before)], Some(plain)),
+            Some(_) => Tiers::new(vec![before, small], None),
+        };
+        let store = store_on(Arc::new(tiers.expect("sizes")), config(4000));
+        let (mut versions, mut random) = (vec![0; 2000], Random::new(9));
+        write(&store, 0..2000);
+        overwrite(&store, &mut versions, &mut random);
+        (0..).zip(&versions).for_each(|(page, version)| expect(&store, page, &half_random(page + version)));
+    }
+    // Objects in two stores.
+    let (one, other) = (Shared::new(TIER_BYTES), Shared::new(TIER_BYTES));
+    let tiers = Tiers::new(vec![Arc::new(one.clone()), Arc::new(other.clone())], None).expect("sizes");
+    overwrite_and_remove(Arc::new(tiers), &|| one.objects() + other.objects());
+}
+
+/// Files one after another can be overwritten, with each layout, as a single one.
+#[test]
+fn files_are_used_one_after_another() {
+    for (layout, compressed) in [(WritebackLayout::Packed, true), (WritebackLayout::Blocks, false)] {
+        let dirs = [0, 1].map(|_| tempfile::tempdir().expect("a directory"));
+        let files = dirs.iter().map(|dir| Arc::new(file(dir.path(), TIER_BYTES)) as Arc<dyn Backing>);
+        let backing: Arc<dyn Backing> = Arc::new(Tiers::new(files.collect(), None).expect("sizes"));
+        assert_eq!(backing.object_bytes(), None);
+        let backing = BackingOptions { backing, layout, compressed };
+        let store = Store::new(&StoreBuilder { backing: Some(backing), ..config(6000) }).expect("a store");
+        let written = |dir: &tempfile::TempDir| {
+            let bytes = std::fs::read(dir.path().join("backing")).expect("the file");
+            bytes[MARK_BYTES..].iter().any(|byte| *byte != 0)
+        };
+        write(&store, 0..1500);
+        assert_eq!(dirs.each_ref().map(written), [true, false]);
+        write(&store, 1500..3900);
+        assert_eq!(dirs.each_ref().map(written), [true, layout == WritebackLayout::Blocks]);
+        let (mut versions, mut random) = (vec![0; 3900], Random::new(2));
+        overwrite(&store, &mut versions, &mut random);
+        (0..).zip(&versions).for_each(|(page, version)| expect(&store, page, &half_random(page + version)));
+    }
+}
+
+/// Threads do all operations at once, on two tiers of which the second one has faults.
+#[test]
+fn everything_at_once_on_tiers_agrees_with_a_model() {
+    const THREADS: u64 = 6;
+    const PAGES: u64 = 6000;
+    let (objects, dir) = (Shared::sealed(TIER_BYTES), tempfile::tempdir().expect("a directory"));
+    let faulty = FaultyBacking::new(objects.clone(), 5).expect("a thread");
+    let faults = faulty.faults();
+    let tiers = Tiers::new(vec![Arc::new(file(dir.path(), TIER_BYTES)), Arc::new(faulty)], None);
+    let backing: Arc<dyn Backing> = Arc::new(tiers.expect("sizes"));
+    let backing = BackingOptions { backing, layout: WritebackLayout::Packed, compressed: true };
+    let config = StoreBuilder { backing: Some(backing), limit_pages: 128, ..config(PAGES) };
+    let store = Arc::new(Store::new(&config).expect("a store"));
+    let policy = PolicyThread::start("test", &store).expect("a thread");
+    let models: Vec<_> = std::thread::scope(|scope| {
+        let (store, faults) = (&*store, &faults);
+        let start = |thread| scope.spawn(move || work(store, faults, 7, thread, THREADS, 20_000));
+        let workers: Vec<_> = (0..THREADS).map(start).collect();
+        workers.into_iter().map(|worker| worker.join().expect("no thread failed")).collect()
+    });
+    faults.clear();
+    for (thread, model) in (0..).zip(&models) {
+        (0..).zip(model).for_each(|(at, contents)| expect(&store, at * THREADS + thread, contents));
+    }
+    drop(policy);
+    let stats = store.backing_stats();
+    assert!(stats.pages_written_back > 1000 && stats.pages_returned > 0, "{stats:?}");
+    store.erase_backing();
+    assert_eq!(objects.objects(), 0);
+}
+
+#[test]
+fn tiers_that_do_not_fit_together_are_refused() {
+    let of = |sizes: &[u64]| -> Vec<Arc<dyn Backing>> {
+        sizes.iter().map(|size| Arc::new(Shared::new(*size)) as Arc<dyn Backing>).collect()
+    };
+    let refused = |backings, hint: &str| {
+        let error = Tiers::new(backings, None).map(drop).expect_err(hint);
+        assert_eq!((error.kind(), error.setting()), (ErrorKind::Invalid, Some("backing_dev")));
+        assert!(error.to_string().contains(hint), "{error}");
+    };
+    refused(Vec::new(), "1 to 4");
+    refused(of(&[TIER_BYTES; 5]), "1 to 4");
+    refused(of(&[4 << 20, TIER_BYTES]), "tier 1 needs a size");
+    assert!(Tiers::new(of(&[TIER_BYTES, 4 << 20]), None).is_ok());
+}
