@@ -110,6 +110,17 @@ pub trait Backing: Send + Sync {
         })
     }
 
+    /// Returns a number that changes when extents have to be looked at by [`Backing::is_at_risk`]; at first 0, as long as
+    /// there is nothing to be done.
+    fn placement_generation(&self) -> u64 {
+        0
+    }
+
+    /// Returns whether copies of an extent's object have been lost for good, or would be lost together.
+    fn is_at_risk(&self, _extent: u32, _filling: Filling) -> bool {
+        false
+    }
+
     /// Called when a new store begins to use the backing, but not by one that goes on with another process's.
     ///
     /// # Errors

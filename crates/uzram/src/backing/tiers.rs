@@ -81,6 +81,14 @@ impl Tiers {
         self.tiers.partition_point(|tier| tier.start <= offset).saturating_sub(1)
     }
 
+    /// Returns the tier that has an object, and the object's number there.
+    fn locate(&self, extent: u32) -> (&Tier, u32) {
+        let object_bytes = self.object_bytes.unwrap_or(DEFAULT_OBJECT_BYTES) as u64;
+        let offset = u64::from(extent) * object_bytes;
+        let tier = &self.tiers[self.at(offset)];
+        (tier, ((offset - tier.start) / object_bytes) as u32)
+    }
+
     /// Returns the tier of a transfer, its offset there, and its length: a file gets an object to its end, so that nothing
     /// is left there of the one before.
     fn translate(
@@ -128,10 +136,17 @@ impl Backing for Tiers {
     }
 
     fn home(&self, extent: u32) -> u32 {
-        let Some(object_bytes) = self.object_bytes else { return 0 };
-        let offset = u64::from(extent) * object_bytes as u64;
-        let tier = &self.tiers[self.at(offset)];
-        tier.backing.home(((offset - tier.start) / object_bytes as u64) as u32)
+        let (tier, extent) = self.locate(extent);
+        tier.backing.home(extent)
+    }
+
+    fn placement_generation(&self) -> u64 {
+        self.tiers.iter().map(|tier| tier.backing.placement_generation()).sum()
+    }
+
+    fn is_at_risk(&self, extent: u32, filling: Filling) -> bool {
+        let (tier, extent) = self.locate(extent);
+        tier.backing.is_at_risk(extent, filling)
     }
 
     fn start(&self, mut transfer: Transfer) {

@@ -10,16 +10,21 @@ use super::*;
 use crate::backing::{Backing, Direction, FaultyBacking, Filling, Seal, Transfer};
 use crate::base::error::{Error, ErrorKind};
 use crate::base::random::Random;
-use crate::base::sync::{Arc, Mutex, classes};
+use crate::base::sync::{Arc, Counter, Mutex, classes};
 use crate::base::units::{PAGE_SIZE, Page, PageNo};
 
 const OBJECT_BYTES: usize = 64 << 10;
+
+/// Homes and bytes of objects, by extent and generation.
+type Held = BTreeMap<(u32, u32), (u32, Vec<u8>)>;
 
 /// Objects in memory, by extent and filling. Changing one, and writing to one that exists, is a defect.
 struct Objects {
     len_bytes: u64,
     seal: Option<Arc<dyn Seal>>,
-    held: Mutex<BTreeMap<(u32, u32), Vec<u8>>>,
+    held: Mutex<Held>,
+    /// Changes the homes of all extents: those that have older ones are in danger.
+    placement: Counter,
 }
 
 /// Clones share what they hold.
@@ -38,7 +43,7 @@ impl Shared {
 
     fn with(len_bytes: u64, seal: Option<Arc<dyn Seal>>) -> Self {
         let held = Mutex::new(&classes::BACKING_QUEUE, BTreeMap::new());
-        Shared(Arc::new(Objects { len_bytes, seal, held }))
+        Shared(Arc::new(Objects { len_bytes, seal, held, placement: Counter::new(0) }))
     }
 
     pub(super) fn objects(&self) -> usize {
@@ -46,15 +51,18 @@ impl Shared {
     }
 
     /// A home that differs from extent to extent.
-    fn home_of(extent: u32) -> u32 {
-        extent.wrapping_mul(0x9e37_79b9) | 1
+    fn home_of(&self, extent: u32) -> u32 {
+        (extent + ((self.0.placement.get() as u32) << 20)).wrapping_mul(0x9e37_79b9) | 1
+    }
+
+    /// Returns how many objects are not where they should be.
+    fn misplaced(&self) -> usize {
+        self.0.held.lock().iter().filter(|((extent, _), (home, _))| *home != self.home_of(*extent)).count()
     }
 
     fn key(offset: u64, filling: Filling) -> (u32, u32) {
-        let extent = (offset / OBJECT_BYTES as u64) as u32;
-        assert_eq!(filling.home, Self::home_of(extent), "extent {extent} is looked for elsewhere");
-        assert_ne!(filling.generation, 0);
-        (extent, filling.generation)
+        assert!(filling.generation != 0 && filling.home & 1 == 1);
+        ((offset / OBJECT_BYTES as u64) as u32, filling.generation)
     }
 
     fn carry_out(&self, direction: Direction, offset: u64, part: &mut [u8], filling: Filling) -> Result<()> {
@@ -63,8 +71,10 @@ impl Shared {
         let mut held = self.0.held.lock();
         match direction {
             Direction::Read => {
-                let whole =
-                    held.get(&key).ok_or_else(|| Error::new(ErrorKind::Io, "there is no such object"))?;
+                let (home, whole) = held
+                    .get(&key)
+                    .ok_or_else(|| Error::new(ErrorKind::NotFound, "there is no such object"))?;
+                assert_eq!(*home, filling.home, "extent {} is looked for elsewhere", key.0);
                 let there = whole.get(at..).unwrap_or_default();
                 let there = &there[..there.len().min(part.len())];
                 part[..there.len()].copy_from_slice(there);
@@ -74,7 +84,7 @@ impl Shared {
                 assert_eq!(at, 0, "written in parts");
                 match held.entry(key) {
                     Entry::Occupied(_) => panic!("object {key:?} is written twice"),
-                    Entry::Vacant(vacant) => vacant.insert(part.to_vec()),
+                    Entry::Vacant(vacant) => vacant.insert((filling.home, part.to_vec())),
                 };
             }
         }
@@ -100,7 +110,15 @@ impl Backing for Shared {
     }
 
     fn home(&self, extent: u32) -> u32 {
-        Self::home_of(extent)
+        self.home_of(extent)
+    }
+
+    fn placement_generation(&self) -> u64 {
+        self.0.placement.get()
+    }
+
+    fn is_at_risk(&self, extent: u32, filling: Filling) -> bool {
+        filling.home != self.home_of(extent)
     }
 
     fn start(&self, transfer: Transfer) {
@@ -193,7 +211,31 @@ fn single_blocks_and_odd_extents_are_refused() {
     of(WritebackLayout::Packed, true).expect("objects");
 }
 
-/// Threads do all operations at once, on a backing with faults, and each checks its own pages against a model.
+/// When the places of all copies have changed, all extents are rewritten, and nothing is lost.
+#[test]
+fn extents_in_danger_are_rewritten() {
+    const PAGES: u64 = 2000;
+    for objects in [Shared::new(8 << 20), Shared::sealed(8 << 20)] {
+        let store = store_on(Arc::new(objects.clone()), config(PAGES));
+        (0..PAGES)
+            .for_each(|page| store.write(PageNo::from_number(page), &half_random(page)).expect("memory"));
+        store.write_back(&ALL).expect("room");
+        assert!(!store.must_rescue() && objects.objects() > 60);
+        objects.0.placement.add(1);
+        assert!(store.must_rescue() && objects.misplaced() > 60);
+        assert!(!store.rescue(|| false), "it was not to begin");
+        assert!(store.rescue(|| true) && !store.must_rescue());
+        // Extents that are free now are discarded when others are needed.
+        store.discard_pages(0..1);
+        store.write(PageNo(0), &half_random(0)).expect("memory");
+        store.write_back(&ALL).expect("room");
+        assert_eq!(objects.misplaced(), 0);
+        (0..PAGES).for_each(|page| expect(&store, page, &half_random(page)));
+    }
+}
+
+/// Threads do all operations at once, on a backing with faults, and each checks its own pages against a model. The places of
+/// all objects change meanwhile.
 #[test]
 fn everything_at_once_on_objects_agrees_with_a_model() {
     const THREADS: u64 = 6;
@@ -212,6 +254,11 @@ fn everything_at_once_on_objects_agrees_with_a_model() {
             let start =
                 |thread| scope.spawn(move || work(store, faults, 100 + seed, thread, THREADS, 20_000));
             let workers: Vec<_> = (0..THREADS).map(start).collect();
+            for _ in 0..20 {
+                std::thread::sleep(std::time::Duration::from_millis(20));
+                objects.0.placement.add(1);
+                store.rescue(|| true);
+            }
             workers.into_iter().map(|worker| worker.join().expect("no thread failed")).collect()
         });
         faults.clear();

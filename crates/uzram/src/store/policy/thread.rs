@@ -23,6 +23,8 @@ const LEAST_REST: Duration = Duration::from_millis(100);
 const MOST_REST: Duration = Duration::from_secs(1);
 /// A backing device that has failed for this long is considered gone: writers no longer wait for it.
 const MOST_FAILING: Duration = Duration::from_secs(2);
+/// The interval of checks whether extents on other machines are in danger.
+const RESCUE_EVERY: Duration = Duration::from_secs(5);
 /// The rest when all candidates are in use.
 const SHORTEST_REST: Duration = Duration::from_millis(1);
 
@@ -67,7 +69,7 @@ impl Store {
             touch_stack();
         }
         let watermarks = &self.watermarks;
-        let (mut last_look, mut failing) = (Instant::now(), None);
+        let (mut last_look, mut last_rescue, mut failing) = (Instant::now(), Instant::now(), None);
         // Now, and not when memory is short.
         let mut compressor = self.compressor(&watermarks.policy());
         while !watermarks.ends() {
@@ -77,6 +79,7 @@ impl Store {
             let every = after_s
                 .map(|after_s| Duration::from_secs((after_s / LOOKS).clamp(LOOK_AFTER[0], LOOK_AFTER[1])));
             let is_due = every.is_some_and(|every| last_look.elapsed() >= every);
+            let is_rescue_due = last_rescue.elapsed() >= RESCUE_EVERY && self.must_rescue();
             let is_urgent = watermarks.is_urgent(&self.arena);
             failing = failing.filter(|_| is_urgent);
             if is_urgent {
@@ -87,13 +90,21 @@ impl Store {
                 if self.look_for_old(&policy, &mut compressor) {
                     last_look = Instant::now();
                 }
+            } else if is_rescue_due {
+                self.rescue(|| !watermarks.ends() && !watermarks.is_urgent(&self.arena));
+                last_rescue = Instant::now();
             } else {
                 watermarks.is_awake.set(0);
                 // A writer that does not see this yet made its change before; the check below sees it.
                 match every {
                     _ if watermarks.is_urgent(&self.arena) => {}
-                    Some(every) => std::thread::park_timeout(every.saturating_sub(last_look.elapsed())),
-                    None => std::thread::park(),
+                    every => {
+                        let look = every.map(|every| every.saturating_sub(last_look.elapsed()));
+                        match look.into_iter().chain(self.may_rescue().then_some(RESCUE_EVERY)).min() {
+                            Some(rest) => std::thread::park_timeout(rest),
+                            None => std::thread::park(),
+                        }
+                    }
                 }
             }
         }

@@ -4,6 +4,8 @@
 //! written to another extent. Until that write has ended the page is read from the old place, so the old extent is
 //! held. An object that cannot be read stays where it is, and its extent is not cleaned again until all objects in it
 //! are dead.
+//!
+//! Extents whose copies on other machines are in danger ([`Backing::is_at_risk`]) are rewritten in the same way.
 
 use crate::backing::{Buffer, Direction, Filling};
 
@@ -11,6 +13,7 @@ use super::log::{BLOCK_BYTES, Purpose};
 use super::object::{ALIGN_BYTES, Object};
 use super::sealed::SCRATCH;
 use super::writer::Pass;
+use crate::store::Store;
 use crate::store::slot::{Backed, Contents, Tried};
 
 /// Extents that are cleaned together; their live objects fill fewer extents.
@@ -18,6 +21,44 @@ const VICTIMS: usize = 8;
 
 /// Rounds of cleaning before it gives up.
 const ROUNDS: usize = 64;
+
+impl Store {
+    /// Returns whether extents may ever have to be looked at.
+    pub(in crate::store) fn may_rescue(&self) -> bool {
+        self.backing.as_ref().is_some_and(|backing| backing.log.written_once)
+    }
+
+    /// Returns whether extents have to be looked at, as the machines with their copies have changed.
+    pub(in crate::store) fn must_rescue(&self) -> bool {
+        let backing = self.backing.as_ref();
+        backing.is_some_and(|backing| backing.rescued.get() != backing.log.backing.placement_generation())
+    }
+
+    /// Rewrites extents whose copies are in danger, until there are none, or `goes_on` returns false. Returns whether there
+    /// are none any more.
+    pub(in crate::store) fn rescue(&self, goes_on: impl Fn() -> bool) -> bool {
+        let Some(backing) = &self.backing else { return true };
+        let generation = backing.log.backing.placement_generation();
+        let mut next = 0;
+        while goes_on() {
+            let mut pass = Pass::begin(self, backing);
+            let endangered = backing.log.endangered(next, VICTIMS);
+            pass.move_all(&endangered);
+            pass.end();
+            match endangered.last() {
+                Some(last) => next = last + 1,
+                None => break,
+            }
+        }
+        // Some may have had no room, or busy pages.
+        let left = backing.log.endangered(0, 1);
+        left.iter().for_each(|extent| backing.log.release(*extent));
+        if left.is_empty() {
+            backing.rescued.set(generation);
+        }
+        left.is_empty()
+    }
+}
 
 impl Pass<'_> {
     /// Cleans extents until there is room for pages that leave memory, or cleaning gains nothing.
@@ -38,19 +79,24 @@ impl Pass<'_> {
         let room_bytes =
             (log.free_bytes() + self.begun_bytes(Purpose::Moved)).saturating_sub(log.extent_bytes / 4);
         let victims = log.victims(VICTIMS, room_bytes);
-        let mut readable = Vec::with_capacity(victims.len());
+        self.move_all(&victims);
+        !victims.is_empty()
+    }
+
+    /// Rewrites the live objects of extents that are held, and releases them.
+    fn move_all(&mut self, extents: &[u32]) {
+        let mut readable = Vec::with_capacity(extents.len());
         let mut buffer = self.spare_buffer();
-        for extent in &victims {
+        for extent in extents {
             let is_readable;
             (buffer, is_readable) = self.move_from(*extent, buffer);
             readable.push(is_readable);
         }
         drop(buffer);
         self.flush();
-        for (extent, is_readable) in victims.iter().zip(readable) {
-            log.end_cleaning(*extent, is_readable);
+        for (extent, is_readable) in extents.iter().zip(readable) {
+            self.backing.log.end_cleaning(*extent, is_readable);
         }
-        !victims.is_empty()
     }
 
     /// Rewrites the live objects of an extent elsewhere. Returns the buffer, and whether the whole extent was readable.

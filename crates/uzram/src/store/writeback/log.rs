@@ -599,6 +599,24 @@ impl Log {
         victims
     }
 
+    /// Returns up to `most` extents, `from` on, whose copies are in danger, and holds them.
+    pub(super) fn endangered(&self, from: u32, most: usize) -> Vec<u32> {
+        let can_move = |extent: &u32| {
+            let of = &self.extents[*extent as usize];
+            let is_used = |word: u32| word != 0 && word & !BYTES_MASK == 0;
+            of.link.get() == 0
+                && is_used(of.word.load(Ordering::Relaxed))
+                && self.backing.is_at_risk(*extent, self.filling(*extent))
+                && of
+                    .word
+                    .fetch_update(Ordering::AcqRel, Ordering::Relaxed, |word| {
+                        is_used(word).then_some(word + HOLD)
+                    })
+                    .is_ok()
+        };
+        self.used_extents().into_iter().filter(|extent| *extent >= from).filter(can_move).take(most).collect()
+    }
+
     /// Drops the hold for cleaning; the extent is not tried again if it was not fully readable.
     pub(super) fn end_cleaning(&self, extent: u32, is_readable: bool) {
         if !is_readable {

@@ -33,6 +33,8 @@ pub(in crate::store) struct BackingDevice {
     pub(in crate::store) log: Log,
     pub(super) allowance: Allowance,
     pub(super) ahead: ReadAhead,
+    /// The [`Backing::placement_generation`] for which all extents are where they should be.
+    pub(super) rescued: Counter,
     /// The maximum number of writes in flight.
     pub(super) batch: Counter,
     buffers: Buffers,
@@ -133,6 +135,7 @@ impl BackingDevice {
             writer: Mutex::new(&classes::WRITEBACK, writer),
             allowance: Allowance::new(limit, regions.allowance)?,
             ahead: ReadAhead::new(&log)?,
+            rescued: Counter::new(0),
             log,
         })
     }
