@@ -56,7 +56,7 @@ impl Address {
         let (tls, rest) = match text.split_once("://") {
             Some(("redis", rest)) => (false, rest),
             Some(("rediss", rest)) => (true, rest),
-            _ => return refused("it begins neither with redis:// nor with rediss://"),
+            _ => return refused("it begins neither with redis:// or rediss:// nor with s3://"),
         };
         if rest.contains('@') {
             return refused(

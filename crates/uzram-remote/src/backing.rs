@@ -28,8 +28,6 @@ const REMOVALS_AT_ONCE: usize = 256;
 const MAX_REMOVALS: usize = 1 << 16;
 /// How often a store that is down is tried, and a removal that failed.
 const RETRY_EVERY: Duration = Duration::from_millis(500);
-/// How often a store that seems well is checked: somebody may have changed what it keeps.
-const CHECK_EVERY: Duration = Duration::from_secs(2);
 /// How long the end of a backing waits for removals…
 const END_WITHIN: Duration = Duration::from_secs(5);
 /// How long it waits until the device's lease has ended.
@@ -469,7 +467,7 @@ impl<O: Objects> Shared<O> {
         loop {
             tokio::time::sleep(RETRY_EVERY).await;
             let is_stopped = self.breaker.check().is_err();
-            if !is_stopped && checked.elapsed() < CHECK_EVERY {
+            if !is_stopped && checked.elapsed() < O::CHECK_EVERY {
                 continue;
             }
             checked = Instant::now();

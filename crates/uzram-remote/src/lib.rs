@@ -1,16 +1,19 @@
-//! Backings in stores that others run: cold pages in a Redis or Valkey server or cluster.
+//! Backings in stores that others run: cold pages in a Redis or Valkey server or cluster, or in an S3-like store.
 //!
 //! A store of objects keeps each extent of a device as one object, under a key that names the device, the extent and its
 //! generation. An object is written once, read in part, and removed; it is never changed. What an index says is in the
-//! device's memory: which extent a page is in, and the extent's generation. The store is never searched.
+//! device's memory: which extent a page is in, and the extent's generation. The store is searched for leftovers only.
 //!
-//! - `address.rs`: texts that name servers
+//! - `address.rs`: texts that name Redis servers
 //! - `backing.rs`: [`RemoteBacking`], which carries out a device's transfers
 //! - `breaker.rs`: whether the store is written to
+//! - `login.rs`: logins in the environment and in files
 //! - `objects.rs`: what a store of objects can do
 //! - `opener.rs`: [`RemoteOpener`], by which a program's devices get such backings
 //! - `redis/`: Redis and Valkey, single servers and clusters
+//! - `s3/`: S3 and stores that speak its protocol
 //! - `secret.rs`: the key that a device's objects are sealed with
+//! - `sweep.rs`: leases, and removing what devices have left that are no more
 //!
 //! The threads of a client allocate memory from the system while pages are written back and read: nothing that the
 //! machine's memory depends on, such as its swap, may have such a backing.
@@ -18,21 +21,31 @@
 mod address;
 mod backing;
 mod breaker;
+mod login;
 mod objects;
 mod opener;
 mod redis;
+mod s3;
 mod secret;
+mod sweep;
 
-pub use crate::redis::{Credentials, RedisStore, Swept, read_answer};
+pub use crate::redis::{Credentials, RedisStore, read_answer};
+pub use crate::s3::{S3Address, S3Login, S3Store};
+pub use crate::sweep::Swept;
 pub use address::{Address, Server};
 pub use backing::{Identity, Limits, RemoteBacking};
 pub use objects::{DeviceId, Key, Objects};
-pub use opener::{RemoteOpener, sweep};
+pub use opener::{RemoteOpener, sweep, sweep_s3};
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// The attribute that errors of this crate name.
 const SETTING: &str = "backing_dev";
+
+/// ENOSYS, as the standard library shows it: what a filter of system calls returns.
+const NO_CALL: &str = "(os error 38)";
+/// What it means for a store.
+const NO_CONNECTIONS: &str = "cannot be reached: this daemon was started without such a backing device, and may make no connections now";
 
 /// Locks a mutex. A panic under one leaves what it protects whole: numbers, lists and keys.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -1,6 +1,7 @@
 //! What a store of objects can do.
 
 use std::future::Future;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use uzram::backing::Filling;
@@ -54,6 +55,9 @@ pub struct Key {
 pub trait Objects: Send + Sync + 'static {
     /// The most bytes of an object, a power of two.
     const OBJECT_BYTES: usize;
+
+    /// How often a store that seems well is checked, and leases are renewed: somebody may have changed what it keeps.
+    const CHECK_EVERY: Duration = Duration::from_secs(2);
 
     /// Returns what the store wants to know again about an object of that extent ([`Filling::home`]).
     fn home(&self, extent: u32) -> u32;

@@ -1,18 +1,16 @@
 //! [`RemoteOpener`]: opens the stores that a program's devices name, and goes on with those of a process that has ended.
 //!
 //! What a process needs to go on, key and login included, is in a memory file, which whoever keeps the device's memory
-//! keeps, too. The login comes from the environment:
-//!
-//! - `UZRAM_REDIS_USER`: the user
-//! - `UZRAM_REDIS_PASSWORD_FILE`: a file that has the password in its first line, and that no other user can read
-//! - `UZRAM_REDIS_PASSWORD`: the password
+//! keeps, too. The login comes from the environment (`login.rs`).
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::{Read, Write};
+use std::future::Future;
+use std::io::Write;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::{FileExt, MetadataExt};
-use std::sync::Arc;
+use std::os::unix::fs::FileExt;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use rustix::fs::{MemfdFlags, SealFlags};
 use serde::de::DeserializeOwned;
@@ -21,15 +19,45 @@ use uzram::backing::{Backing, Seal};
 use uzram::device::{Elsewhere, Opener};
 use uzram::{Error, ErrorKind, Result};
 
-use crate::redis::{Credentials, RedisStore, Swept};
-use crate::{Address, Identity, Limits, RemoteBacking, SETTING};
+use crate::redis::{Credentials, RedisStore};
+use crate::s3::{self, S3Address, S3Login, S3Store};
+use crate::{Address, Identity, Limits, RemoteBacking, SETTING, Swept, lock, login};
 
-/// The most bytes of a user's name, a password, and of what is kept.
-const MAX_LOGIN_BYTES: u64 = 4096;
+/// Many objects at a time on a slow line take longer than those of Redis.
+const S3_LIMITS: Limits = Limits {
+    in_flight_bytes: 8 << 20,
+    read_deadline: Duration::from_secs(5),
+    write_deadline: Duration::from_secs(10),
+};
+/// The most bytes of what is kept.
 const MAX_KEPT_BYTES: u64 = 64 << 10;
 
-/// Opens `redis://` and `rediss://`.
+/// Opens `redis://`, `rediss://` and `s3://`.
 pub struct RemoteOpener;
+
+/// What a text names.
+enum Place {
+    Redis(Address),
+    S3(S3Address),
+}
+
+impl Place {
+    /// # Errors
+    /// `Invalid`, as [`Address::parse`] and [`S3Address::parse`].
+    fn parse(text: &str) -> Result<Place> {
+        match text.starts_with(s3::SCHEME) {
+            true => S3Address::parse(text).map(Place::S3),
+            false => Address::parse(text).map(Place::Redis),
+        }
+    }
+}
+
+/// A login to one of them.
+#[derive(Clone, Serialize, Deserialize)]
+enum Login {
+    Redis(Credentials),
+    S3(S3Login),
+}
 
 /// What a process needs to go on.
 #[derive(Clone, Serialize, Deserialize)]
@@ -40,37 +68,41 @@ struct Kept {
     /// The address with all nodes of a cluster: the one that was given may be away.
     address: String,
     copies: u8,
-    login: Credentials,
+    login: Login,
 }
 
 impl Opener for RemoteOpener {
     fn check(&self, text: &str) -> Result<()> {
-        Address::parse(text).map(drop)
+        Place::parse(text).map(drop)
     }
 
     fn open(&self, text: &str, copies: u8) -> Result<Elsewhere> {
-        let address = Address::parse(text)?;
-        let (identity, name, login) = (Identity::new()?, address.to_string(), login()?);
-        let size_bytes = address.size_bytes;
-        let mut all = address.clone();
-        let connect = async || {
-            let store = RedisStore::connect(address, login.clone(), copies).await?;
-            all = store.address_of_all().await?;
-            Ok(store)
-        };
-        let backing = RemoteBacking::open(&identity, size_bytes, Limits::default(), connect)?;
-        let kept = Kept { identity, name, address: all.to_string(), copies, login };
-        Ok(kept.with(Arc::new(backing)))
+        match Place::parse(text)? {
+            Place::Redis(address) => open_redis(address, copies),
+            Place::S3(address) => open_s3(address, copies),
+        }
     }
 
     fn resume(&self, fd: OwnedFd, len_bytes: u64) -> Result<Elsewhere> {
         let kept: Kept = read(&File::from(fd))?;
-        let address = Address::parse(&kept.address)?;
-        let of_connect = kept.clone();
-        let connect =
-            move || RedisStore::reconnect(address.clone(), of_connect.login.clone(), of_connect.copies);
-        let backing = RemoteBacking::resume(&kept.identity, len_bytes, Limits::default(), connect)?;
-        Ok(kept.with(Arc::new(backing)))
+        let backing: Arc<dyn Backing> = match (Place::parse(&kept.address)?, kept.login.clone()) {
+            (Place::Redis(address), Login::Redis(login)) => {
+                let copies = kept.copies;
+                let connect = move || RedisStore::reconnect(address.clone(), login.clone(), copies);
+                Arc::new(RemoteBacking::resume(&kept.identity, len_bytes, Limits::default(), connect)?)
+            }
+            (Place::S3(address), Login::S3(login)) => {
+                // Certificates are read now. Later, files cannot be.
+                let store = Mutex::new(Some(S3Store::new(address, &login)?));
+                let connect = move || {
+                    let store = lock(&store).take();
+                    std::future::ready(store.ok_or_else(|| Error::new(ErrorKind::Busy, "connected already")))
+                };
+                Arc::new(RemoteBacking::resume(&kept.identity, len_bytes, S3_LIMITS, connect)?)
+            }
+            _ => return Err(not_kept()),
+        };
+        Ok(kept.with(backing))
     }
 
     fn seal(&self, kept: Option<OwnedFd>) -> Result<(Arc<dyn Seal>, OwnedFd)> {
@@ -84,6 +116,33 @@ impl Opener for RemoteOpener {
         })?;
         Ok((Arc::new(identity.sealer()?), keep))
     }
+}
+
+fn open_redis(address: Address, copies: u8) -> Result<Elsewhere> {
+    let (identity, name, login) = (Identity::new()?, address.to_string(), login::redis()?);
+    let size_bytes = address.size_bytes;
+    let mut all = address.clone();
+    let connect = async || {
+        let store = RedisStore::connect(address, login.clone(), copies).await?;
+        all = store.address_of_all().await?;
+        Ok(store)
+    };
+    let backing = RemoteBacking::open(&identity, size_bytes, Limits::default(), connect)?;
+    let kept = Kept { identity, name, address: all.to_string(), copies, login: Login::Redis(login) };
+    Ok(kept.with(Arc::new(backing)))
+}
+
+fn open_s3(address: S3Address, copies: u8) -> Result<Elsewhere> {
+    if copies != 1 {
+        let what = "S3 keeps copies by itself: an object has one";
+        return Err(Error::invalid(what).with_setting("backing_copies"));
+    }
+    let (identity, name, login) = (Identity::new()?, address.to_string(), login::s3()?);
+    let size_bytes = address.size_bytes;
+    let connect = || S3Store::connect(address, &login);
+    let backing = RemoteBacking::open(&identity, size_bytes, S3_LIMITS, connect)?;
+    let kept = Kept { identity, address: name.clone(), name, copies, login: Login::S3(login) };
+    Ok(kept.with(Arc::new(backing)))
 }
 
 impl Kept {
@@ -115,68 +174,47 @@ fn write(kept: &impl Serialize) -> std::io::Result<OwnedFd> {
 
 /// Reads what another process wrote.
 fn read<T: DeserializeOwned>(file: &File) -> Result<T> {
-    let bad =
-        || Error::invalid("the descriptor is not that of a store on other machines").with_setting(SETTING);
-    let len = file.metadata().map_err(|_| bad())?.len();
+    let len = file.metadata().map_err(|_| not_kept())?.len();
     if len > MAX_KEPT_BYTES {
-        return Err(bad());
+        return Err(not_kept());
     }
     let mut bytes = vec![0; len as usize];
-    file.read_exact_at(&mut bytes, 0).map_err(|_| bad())?;
-    serde_json::from_slice(&bytes).map_err(|_| bad())
+    file.read_exact_at(&mut bytes, 0).map_err(|_| not_kept())?;
+    serde_json::from_slice(&bytes).map_err(|_| not_kept())
+}
+
+fn not_kept() -> Error {
+    Error::invalid("the descriptor is not that of a store on other machines").with_setting(SETTING)
 }
 
 /// Removes what devices without a lease have left at an address, or with `only_look` looks for it; the login is that of the
 /// environment. Returns what was found, by device.
 ///
 /// # Errors
-/// As [`RemoteOpener`]; `Io` if one of the masters cannot be asked: then nothing is removed.
+/// As [`RemoteOpener`]; `Io` if not all of the store can be asked: then nothing is removed.
 pub fn sweep(text: &str, only_look: bool) -> Result<BTreeMap<String, Swept>> {
+    match Place::parse(text)? {
+        Place::Redis(address) => block_on(crate::redis::sweep(address, login::redis()?, only_look)),
+        Place::S3(address) => sweep_s3(&address, &login::s3()?, only_look),
+    }
+}
+
+/// The same in S3, with a login.
+///
+/// # Errors
+/// As [`sweep`].
+pub fn sweep_s3(address: &S3Address, login: &S3Login, only_look: bool) -> Result<BTreeMap<String, Swept>> {
+    block_on(s3::sweep(address.clone(), login, only_look))
+}
+
+fn block_on<T>(future: impl Future<Output = Result<T>>) -> Result<T> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let runtime = runtime.map_err(|error| Error::new(ErrorKind::Io, error.to_string()))?;
-    runtime.block_on(crate::redis::sweep(Address::parse(text)?, login()?, only_look))
-}
-
-/// Returns the login that the environment names.
-fn login() -> Result<Credentials> {
-    let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
-    let password = match variable("UZRAM_REDIS_PASSWORD_FILE") {
-        Some(path) => Some(password_in(&path)?),
-        None => variable("UZRAM_REDIS_PASSWORD"),
-    };
-    let login = Credentials { user: variable("UZRAM_REDIS_USER"), password };
-    let is_long =
-        |text: &Option<String>| text.as_ref().is_some_and(|text| text.len() as u64 > MAX_LOGIN_BYTES);
-    match is_long(&login.user) || is_long(&login.password) {
-        true => Err(Error::invalid("the user's name or the password is too long").with_setting(SETTING)),
-        false => Ok(login),
-    }
-}
-
-/// Reads the first line of a file, which only this user and root may read.
-fn password_in(path: &str) -> Result<String> {
-    let refused = |kind, why: &str| Err(Error::new(kind, format!("{path}: {why}")).with_setting(SETTING));
-    let opened = File::open(path).and_then(|file| Ok((file.metadata()?, file)));
-    let (metadata, file) = match opened {
-        Ok(opened) => opened,
-        Err(error) => return refused(ErrorKind::NotFound, &format!("the password cannot be read: {error}")),
-    };
-    let own = rustix::process::geteuid().as_raw();
-    if metadata.mode() & 0o077 != 0 || ![0, own].contains(&metadata.uid()) {
-        return refused(ErrorKind::Permission, "other users may read or change the password: chmod 600 it");
-    }
-    let mut text = String::new();
-    match file.take(MAX_LOGIN_BYTES).read_to_string(&mut text) {
-        Ok(_) => Ok(text.lines().next().unwrap_or_default().to_owned()),
-        Err(error) => refused(ErrorKind::Io, &format!("the password cannot be read: {error}")),
-    }
+    runtime.map_err(|error| Error::new(ErrorKind::Io, error.to_string()))?.block_on(future)
 }
 
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
-
-    use std::os::unix::fs::PermissionsExt;
 
     use super::*;
 
@@ -190,34 +228,18 @@ mod tests {
             name: "redis://a:1".to_owned(),
             address: "redis://a:1,b:2".to_owned(),
             copies: 2,
-            login,
+            login: Login::Redis(login),
         };
         let file = File::from(write(&kept).unwrap());
         let read: Kept = super::read(&file).unwrap();
         assert_eq!((read.identity.device, read.address, read.copies), (device, kept.address, 2));
-        assert_eq!((read.login.user.as_deref(), read.login.password.as_deref()), (Some("u"), Some("p")));
+        let Login::Redis(login) = read.login else { panic!("another login") };
+        assert_eq!((login.user.as_deref(), login.password.as_deref()), (Some("u"), Some("p")));
         assert!(file.write_at(b"x", 0).is_err());
         for bad in ["", "{}", "null"] {
             let mut file = tempfile::tempfile().unwrap();
             file.write_all(bad.as_bytes()).unwrap();
             assert!(super::read::<Kept>(&file).is_err(), "{bad}");
         }
-    }
-
-    #[test]
-    fn a_password_that_others_can_read_is_refused() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("password");
-        std::fs::write(&path, "secret\n").unwrap();
-        let read = |mode| {
-            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
-            password_in(path.to_str().unwrap()).map_err(|error| error.kind())
-        };
-        assert_eq!(read(0o600), Ok("secret".to_owned()));
-        assert_eq!(read(0o400), Ok("secret".to_owned()));
-        for mode in [0o644, 0o660, 0o604, 0o620] {
-            assert_eq!(read(mode), Err(ErrorKind::Permission), "{mode:o}");
-        }
-        assert_eq!(password_in("/nowhere").map_err(|error| error.kind()), Err(ErrorKind::NotFound));
     }
 }

@@ -3,10 +3,7 @@
 use redis::{ErrorKind as Kind, RedisError, ServerErrorKind};
 use uzram::{Error, ErrorKind};
 
-use crate::{Address, SETTING};
-
-/// ENOSYS, as the standard library shows it: what a filter of system calls returns.
-const NO_CALL: &str = "(os error 38)";
+use crate::{Address, NO_CALL, NO_CONNECTIONS, SETTING};
 
 /// Returns the error of an answer that is none to what was asked.
 pub(super) fn odd_answer(address: &Address) -> Error {
@@ -34,10 +31,7 @@ pub(super) fn explain(address: &Address, error: &RedisError) -> Error {
         _ if code == "NOAUTH" => (ErrorKind::Permission, "wants a password"),
         _ if code == "WRONGPASS" => (ErrorKind::Permission, "refuses the user or the password"),
         _ if code == "OOM" => (ErrorKind::NoSpace, "is full: its maxmemory is reached"),
-        _ if error.to_string().contains(NO_CALL) => (
-            ErrorKind::Unsupported,
-            "cannot be reached: this daemon was started without such a backing device, and may make no connections now",
-        ),
+        _ if error.to_string().contains(NO_CALL) => (ErrorKind::Unsupported, NO_CONNECTIONS),
         _ if error.is_connection_refusal() => (ErrorKind::Io, "is not there: the connection was refused"),
         _ if error.is_timeout() => (ErrorKind::Io, "does not answer"),
         _ if error.is_connection_dropped() => (ErrorKind::Io, "closed the connection"),

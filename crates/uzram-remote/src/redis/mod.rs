@@ -3,7 +3,7 @@
 //! - `connect.rs`: connecting, and what a server must be like
 //! - `failures.rs`: what the client's errors mean
 //! - `hedge.rs`: when a read that takes long is asked for elsewhere, too
-//! - `sweep.rs`: leases, and removing what devices have left that are no more
+//! - `sweep.rs`: going through the keys for a sweep
 //! - `topology.rs`: which master has which slots, and the two slots of an object that has two copies
 //!
 //! An object is the value of a key, `uzram:DEVICE[:{TAG}]:EXTENT:GENERATION`. Reads and writes have connections of their
@@ -25,13 +25,14 @@ use uzram::{Error, ErrorKind, Result};
 
 use crate::address::MAX_SERVERS;
 use crate::objects::{DeviceId, Key, Objects, take};
+use crate::sweep::{LEASE, LEASE_S};
 use crate::{Address, SETTING, lock};
 
 use connect::Client;
 pub use connect::Credentials;
 use failures::{explain, odd_answer};
 use hedge::Latencies;
-pub use sweep::{Swept, sweep};
+pub(crate) use sweep::sweep;
 use topology::Topology;
 
 /// The bytes of an extent: client and server copy an object as a whole, and other requests wait meanwhile.
@@ -122,7 +123,7 @@ impl RedisStore {
 
     /// Returns the keys of a device's lease: with two copies, two, at different masters.
     fn lease_names(&self, device: DeviceId) -> impl Iterator<Item = String> {
-        let (first, second) = names(device, self.home(0), sweep::LEASE);
+        let (first, second) = names(device, self.home(0), LEASE);
         std::iter::once(first).chain(second)
     }
 
@@ -260,11 +261,7 @@ impl Objects for RedisStore {
     async fn renew_lease(&self, device: DeviceId) -> Result<()> {
         for name in self.lease_names(device) {
             let mut command = redis::cmd("SET");
-            command
-                .arg(&name)
-                .arg(rustix::system::uname().nodename().to_bytes())
-                .arg("EX")
-                .arg(sweep::LEASE_S);
+            command.arg(&name).arg(rustix::system::uname().nodename().to_bytes()).arg("EX").arg(LEASE_S);
             self.set_by(command, &name).await?;
         }
         Ok(())

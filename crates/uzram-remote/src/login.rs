@@ -1,0 +1,187 @@
+//! Logins, which come from the environment, or from files that no other user can read.
+//!
+//! For Redis:
+//!
+//! - `UZRAM_REDIS_USER`: the user
+//! - `UZRAM_REDIS_PASSWORD_FILE`: a file that has the password in its first line
+//! - `UZRAM_REDIS_PASSWORD`: the password
+//!
+//! For S3, and nothing else is searched:
+//!
+//! - `UZRAM_S3_CREDENTIALS_FILE`: a file with the access key's id and the secret key in two lines, or with `aws_access_key_id =
+//!   …`, `aws_secret_access_key = …` and perhaps `aws_session_token = …`
+//! - `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`, `AWS_SESSION_TOKEN`: the same, if there is no such file
+//! - `AWS_REGION`: the region, `us-east-1` otherwise
+//! - `AWS_ENDPOINT_URL_S3`, `AWS_ENDPOINT_URL`: the store's URL, if it is not Amazon's
+
+use std::fs::File;
+use std::io::Read;
+use std::os::unix::fs::MetadataExt;
+
+use uzram::{Error, ErrorKind, Result};
+
+use crate::redis::Credentials;
+use crate::{S3Login, SETTING};
+
+/// The most bytes of a user's name, and of a password.
+const MAX_LOGIN_BYTES: usize = 4096;
+/// The most bytes of a file.
+const MAX_FILE_BYTES: u64 = 16 << 10;
+
+/// Returns the login to Redis.
+///
+/// # Errors
+/// `Invalid` if it is too long; `NotFound`, `Permission` or `Io` if its file cannot be used.
+pub(crate) fn redis() -> Result<Credentials> {
+    let password = match variable("UZRAM_REDIS_PASSWORD_FILE") {
+        Some(path) => Some(first_line(&read_private(&path)?)),
+        None => variable("UZRAM_REDIS_PASSWORD"),
+    };
+    let login = Credentials { user: variable("UZRAM_REDIS_USER"), password };
+    let is_long = |text: &Option<String>| text.as_ref().is_some_and(|text| text.len() > MAX_LOGIN_BYTES);
+    match is_long(&login.user) || is_long(&login.password) {
+        true => Err(Error::invalid("the user's name or the password is too long").with_setting(SETTING)),
+        false => Ok(login),
+    }
+}
+
+/// Returns the login to S3, and where it is.
+///
+/// # Errors
+/// `Permission` if there is none; `Invalid` if it cannot be one; as [`redis`] for its file.
+pub(crate) fn s3() -> Result<S3Login> {
+    let keys = match variable("UZRAM_S3_CREDENTIALS_FILE") {
+        Some(path) => {
+            let keys = parse_keys(&read_private(&path)?);
+            Some(keys.ok_or_else(|| {
+                let what = "it has neither an access key's id and a secret key in two lines, nor \
+                            aws_access_key_id = … and aws_secret_access_key = …";
+                Error::invalid(format!("{path}: {what}")).with_setting(SETTING)
+            })?)
+        }
+        None => variable("AWS_ACCESS_KEY_ID")
+            .zip(variable("AWS_SECRET_ACCESS_KEY"))
+            .map(|(id, secret)| Keys { id, secret, token: variable("AWS_SESSION_TOKEN") }),
+    };
+    let Some(Keys { id, secret, token }) = keys else {
+        let what = "no login to S3: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or UZRAM_S3_CREDENTIALS_FILE. Nothing \
+                    else is searched";
+        return Err(Error::new(ErrorKind::Permission, what).with_setting(SETTING));
+    };
+    S3Login {
+        access_key_id: id,
+        secret_access_key: secret,
+        session_token: token,
+        region: variable("AWS_REGION").unwrap_or_else(|| "us-east-1".to_owned()),
+        endpoint: variable("AWS_ENDPOINT_URL_S3").or_else(|| variable("AWS_ENDPOINT_URL")),
+    }
+    .checked()
+}
+
+fn variable(name: &str) -> Option<String> {
+    std::env::var(name).ok().filter(|value| !value.is_empty())
+}
+
+fn first_line(text: &str) -> String {
+    text.lines().next().unwrap_or_default().to_owned()
+}
+
+/// What a file has, for S3.
+#[derive(Debug, PartialEq, Eq)]
+struct Keys {
+    id: String,
+    secret: String,
+    token: Option<String>,
+}
+
+/// Parses what a file has: two lines, or the keys of an AWS file, of whose sections the first one counts.
+fn parse_keys(text: &str) -> Option<Keys> {
+    let lines = text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with(['#', ';']));
+    let lines: Vec<_> = lines.collect();
+    let is_section = |line: &str| line.starts_with('[');
+    let of_section = &lines[usize::from(lines.first().is_some_and(|line| is_section(line)))..];
+    let value = |name: &str| {
+        let lines = of_section.iter().take_while(|line| !is_section(line));
+        let mut pairs = lines.filter_map(|line| line.split_once('='));
+        pairs.find_map(|(key, value)| (key.trim() == name).then(|| value.trim().to_owned()))
+    };
+    if let Some((id, secret)) = value("aws_access_key_id").zip(value("aws_secret_access_key")) {
+        return Some(Keys { id, secret, token: value("aws_session_token") });
+    }
+    match lines[..] {
+        // A secret key may end with '='.
+        [id, secret] if !id.contains(['=', '[']) && !secret.contains(' ') => {
+            Some(Keys { id: id.to_owned(), secret: secret.to_owned(), token: None })
+        }
+        _ => None,
+    }
+}
+
+/// Reads a file that only this user and root may read.
+fn read_private(path: &str) -> Result<String> {
+    let refused = |kind, why: &str| Err(Error::new(kind, format!("{path}: {why}")).with_setting(SETTING));
+    let opened = File::open(path).and_then(|file| Ok((file.metadata()?, file)));
+    let (metadata, file) = match opened {
+        Ok(opened) => opened,
+        Err(error) => return refused(ErrorKind::NotFound, &format!("the password cannot be read: {error}")),
+    };
+    let own = rustix::process::geteuid().as_raw();
+    if metadata.mode() & 0o077 != 0 || ![0, own].contains(&metadata.uid()) {
+        return refused(ErrorKind::Permission, "other users may read or change the password: chmod 600 it");
+    }
+    let mut text = String::new();
+    match file.take(MAX_FILE_BYTES).read_to_string(&mut text) {
+        Ok(_) => Ok(text),
+        Err(error) => refused(ErrorKind::Io, &format!("the password cannot be read: {error}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    #[test]
+    fn a_password_that_others_can_read_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("password");
+        std::fs::write(&path, "secret\n").unwrap();
+        let read = |mode| {
+            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
+            let text = read_private(path.to_str().unwrap());
+            text.map(|text| first_line(&text)).map_err(|error| error.kind())
+        };
+        assert_eq!(read(0o600), Ok("secret".to_owned()));
+        assert_eq!(read(0o400), Ok("secret".to_owned()));
+        for mode in [0o644, 0o660, 0o604, 0o620] {
+            assert_eq!(read(mode), Err(ErrorKind::Permission), "{mode:o}");
+        }
+        assert_eq!(read_private("/nowhere").map_err(|error| error.kind()), Err(ErrorKind::NotFound));
+    }
+
+    #[test]
+    fn a_file_has_keys_in_two_lines_or_by_name() {
+        let keys = |token: Option<&str>| {
+            Some(Keys { id: "ID".to_owned(), secret: "a/b=".to_owned(), token: token.map(str::to_owned) })
+        };
+        for (text, expected) in [
+            ("ID\na/b=\n", keys(None)),
+            ("\n# mine\nID\r\n  a/b=  \n\n", keys(None)),
+            ("aws_access_key_id=ID\naws_secret_access_key=a/b=\n", keys(None)),
+            (
+                "[default]\naws_access_key_id = ID\naws_secret_access_key = a/b=\naws_session_token = t\n[x]\nregion = y\n",
+                keys(Some("t")),
+            ),
+            ("[a]\naws_access_key_id = ID\n[b]\naws_secret_access_key = a/b=\n", None),
+            ("[a]\nregion = x\n", None),
+            ("ID\n", None),
+            ("ID\nsecret\nmore\n", None),
+            ("", None),
+        ] {
+            assert_eq!(parse_keys(text), expected, "{text}");
+        }
+    }
+}

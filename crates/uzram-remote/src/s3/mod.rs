@@ -1,0 +1,244 @@
+//! S3, and stores that speak its protocol.
+//!
+//! - `address.rs`: texts that name a place in a store, and logins
+//! - `failures.rs`: what errors mean
+//! - `sweep.rs`: going through the objects for a sweep
+//! - `transport.rs`: HTTP
+//!
+//! An object's name is `PREFIX/uzram/DEVICE/EXTENT-GENERATION`. It is written by one PUT, and read by one GET of a range.
+
+mod address;
+mod failures;
+mod sweep;
+mod transport;
+
+use std::future::Future;
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use futures_util::TryStreamExt;
+use opendal::raw::Timestamp;
+use opendal::services::S3;
+use opendal::{Buffer, HttpTransporter, OperationContext, Operator};
+use uzram::{Error, ErrorKind, Result};
+
+use crate::SETTING;
+use crate::objects::{DeviceId, Key, Objects, take};
+use crate::sweep::LEASE;
+
+pub(crate) use address::SCHEME;
+pub use address::{S3Address, S3Login};
+use failures::explain;
+pub(crate) use sweep::sweep;
+use transport::Transport;
+
+/// The bytes of an extent: each request costs money.
+const OBJECT_BYTES: usize = 1 << 20;
+/// How often leases are renewed.
+const CHECK_EVERY: Duration = Duration::from_secs(60);
+/// How long connecting may take, with all checks.
+const WITHIN: Duration = Duration::from_secs(5);
+/// What names in a bucket begin with, behind the prefix.
+const DIRECTORY: &str = "uzram/";
+/// What the name of an object ends with that tells whether the store can be written to.
+const PROBE: &str = "probe";
+/// How long to wait before a request is tried again that failed for now. The caller has a deadline.
+const TRY_AGAIN_AFTER: [Duration; 3] =
+    [Duration::from_millis(50), Duration::from_millis(200), Duration::from_millis(800)];
+
+/// Objects in a bucket.
+pub struct S3Store {
+    address: S3Address,
+    operator: Operator,
+    /// The device whose lease was renewed.
+    leased: OnceLock<DeviceId>,
+}
+
+impl S3Store {
+    /// Returns a store that is not asked for anything yet. Reads the system's certificates.
+    ///
+    /// # Errors
+    /// `Invalid` if the login cannot be sent; `NotFound` without certificates.
+    pub fn new(address: S3Address, login: &S3Login) -> Result<S3Store> {
+        let login = login.clone().checked()?;
+        let endpoint = login.endpoint.as_deref().map(|url| url.trim_end_matches('/'));
+        let transport = Transport::new(endpoint.is_none_or(|url| url.starts_with("https://")))?;
+        let mut builder = S3::default()
+            // No files, no variables, and no services of a cloud are searched for a login.
+            .disable_config_load()
+            .disable_ec2_metadata()
+            .root("/")
+            .bucket(&address.bucket)
+            .region(&login.region)
+            .access_key_id(&login.access_key_id)
+            .secret_access_key(&login.secret_access_key);
+        if let Some(token) = &login.session_token {
+            builder = builder.session_token(token);
+        }
+        if let Some(endpoint) = endpoint {
+            builder = builder.endpoint(endpoint);
+        }
+        let operator = Operator::new(builder).map_err(|error| explain(&address, &error))?;
+        let context = OperationContext::new().with_http_transport(HttpTransporter::new(transport));
+        Ok(S3Store { address, operator: operator.with_context(context), leased: OnceLock::new() })
+    }
+
+    /// Returns a store, and checks that it keeps what it is given: an object is written, read and removed.
+    ///
+    /// # Errors
+    /// `Io` if it does not answer; `Permission` if it wants another login; `Invalid` if there is no such bucket; as
+    /// [`S3Store::new`]. All within 5 s.
+    pub async fn connect(address: S3Address, login: &S3Login) -> Result<S3Store> {
+        let store = S3Store::new(address, login)?;
+        match tokio::time::timeout(WITHIN, store.probe()).await {
+            Ok(result) => result.map(|()| store),
+            Err(_) => {
+                let what = format!("{} did not answer within {} s", store.address, WITHIN.as_secs());
+                Err(Error::new(ErrorKind::Io, what).with_setting(SETTING))
+            }
+        }
+    }
+
+    async fn probe(&self) -> Result<()> {
+        let device = DeviceId::new()?;
+        let name = self.name(device, PROBE);
+        self.write(&name, device.bytes()).await?;
+        let mut read = [0; 8];
+        let result = self.read(&name, 4, &mut read).await;
+        self.delete(vec![name]).await?;
+        result?;
+        match device.bytes()[4..].starts_with(&read) {
+            true => Ok(()),
+            false => {
+                let what = format!("{} does not return what it is given", self.address);
+                Err(Error::new(ErrorKind::Io, what).with_setting(SETTING))
+            }
+        }
+    }
+
+    /// Returns what the names of all devices' objects begin with.
+    fn directory(&self) -> String {
+        match self.address.prefix.as_str() {
+            "" => DIRECTORY.to_owned(),
+            prefix => format!("{prefix}/{DIRECTORY}"),
+        }
+    }
+
+    /// Returns the name of something of a device.
+    fn name(&self, device: DeviceId, what: &str) -> String {
+        format!("{}{device}/{what}", self.directory())
+    }
+
+    fn object(&self, key: Key) -> String {
+        self.name(key.device, &format!("{}-{}", key.extent, key.filling.generation))
+    }
+
+    fn explain(&self, error: &opendal::Error) -> Error {
+        explain(&self.address, error)
+    }
+
+    /// Tries something again that failed for now.
+    async fn tried<T, F>(&self, request: impl Fn() -> F) -> Result<T>
+    where
+        F: Future<Output = opendal::Result<T>>,
+    {
+        for again_after in TRY_AGAIN_AFTER {
+            match request().await {
+                Err(error) if error.is_temporary() => tokio::time::sleep(again_after).await,
+                result => return result.map_err(|error| self.explain(&error)),
+            }
+        }
+        request().await.map_err(|error| self.explain(&error))
+    }
+
+    async fn write(&self, name: &str, bytes: &[u8]) -> Result<()> {
+        // Shared by all tries.
+        let bytes = Buffer::from(bytes.to_vec());
+        self.tried(|| self.operator.write(name, bytes.clone())).await.map(drop)
+    }
+
+    /// Reads bytes of an object; behind its end they are zeros.
+    async fn read(&self, name: &str, at: usize, out: &mut [u8]) -> Result<()> {
+        let len_bytes = out.len();
+        let read = self.tried(|| get_range(&self.operator, name, at, len_bytes)).await?;
+        take(&read, out)
+    }
+
+    /// Removes objects by one request.
+    async fn delete(&self, names: Vec<String>) -> Result<()> {
+        self.tried(|| self.operator.delete_iter(names.clone())).await
+    }
+
+    async fn last_modified(&self, name: &str) -> Result<Timestamp> {
+        let found = self.tried(|| self.operator.stat(name)).await?;
+        found.last_modified().ok_or_else(|| {
+            let what = format!("{} does not say when an object was written", self.address);
+            Error::new(ErrorKind::Unsupported, what).with_setting(SETTING)
+        })
+    }
+}
+
+/// Reads bytes of an object by one request; fewer where it ends.
+async fn get_range(operator: &Operator, name: &str, at: usize, len_bytes: usize) -> opendal::Result<Vec<u8>> {
+    let reader = operator.reader(name).await?;
+    let mut parts = reader.into_stream(at as u64..(at + len_bytes) as u64).await?;
+    // What the answer says about the object.
+    let object_bytes = parts.metadata().await?.content_length();
+    let there =
+        usize::try_from(object_bytes).map_or(len_bytes, |bytes| bytes.saturating_sub(at).min(len_bytes));
+    let mut read = Vec::with_capacity(there);
+    while read.len() < there
+        && let Some(part) = parts.try_next().await?
+    {
+        part.for_each(|bytes| read.extend_from_slice(&bytes));
+    }
+    Ok(read)
+}
+
+impl Objects for S3Store {
+    const OBJECT_BYTES: usize = OBJECT_BYTES;
+    const CHECK_EVERY: Duration = CHECK_EVERY;
+
+    fn home(&self, _: u32) -> u32 {
+        0
+    }
+
+    async fn put(&self, key: Key, bytes: &[u8]) -> Result<()> {
+        self.write(&self.object(key), bytes).await
+    }
+
+    async fn get(&self, key: Key, at: usize, out: &mut [u8]) -> Result<()> {
+        self.read(&self.object(key), at, out).await
+    }
+
+    /// A request that fails may have removed some.
+    async fn remove(&self, keys: Vec<Key>) -> Vec<Key> {
+        let names = keys.iter().map(|key| self.object(*key)).collect();
+        match self.delete(names).await {
+            Ok(()) => Vec::new(),
+            Err(_) => keys,
+        }
+    }
+
+    async fn renew_lease(&self, device: DeviceId) -> Result<()> {
+        let host = rustix::system::uname();
+        self.write(&self.name(device, LEASE), host.nodename().to_bytes()).await?;
+        let _ = self.leased.set(device);
+        Ok(())
+    }
+
+    async fn end_lease(&self, device: DeviceId) {
+        // Over in some minutes otherwise.
+        let _ = self.delete(vec![self.name(device, LEASE)]).await;
+    }
+
+    /// Reads a byte of the device's lease. That it can be written is found out when it is renewed.
+    async fn check(&self) -> Result<()> {
+        let Some(device) = self.leased.get() else { return Ok(()) };
+        match self.read(&self.name(*device, LEASE), 0, &mut [0]).await {
+            // It is written again.
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+            result => result,
+        }
+    }
+}

@@ -1,0 +1,296 @@
+//! Pages in an S3 server, which runs in a thread here.
+
+#![allow(clippy::unwrap_used)]
+
+#[path = "common/s3.rs"]
+mod server;
+
+use std::net::TcpListener;
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use server::{KEY_ID, SECRET, Server, age};
+use uzram::ErrorKind;
+use uzram::backing::{Backing, Buffers, Direction, Filling};
+use uzram::random::Random;
+use uzram::store::{BackingOptions, PageNo, Store, StoreBuilder, Writeback, WritebackLayout};
+use uzram::units::PAGE_SIZE;
+use uzram_remote::{
+    DeviceId, Identity, Key, Limits, Objects, RemoteBacking, S3Address, S3Login, S3Store, Swept, sweep_s3,
+};
+
+const PAGES: u32 = 3000;
+const ADDRESS: &str = "s3://cold/a/b";
+type Page = [u8; PAGE_SIZE];
+
+fn login(url: String) -> S3Login {
+    S3Login {
+        access_key_id: KEY_ID.to_owned(),
+        secret_access_key: SECRET.to_owned(),
+        session_token: None,
+        region: "us-east-1".to_owned(),
+        endpoint: Some(url),
+    }
+}
+
+fn open(identity: &Identity, login: &S3Login, address: &str) -> uzram::Result<RemoteBacking<S3Store>> {
+    let address = S3Address::parse(address)?;
+    RemoteBacking::open(identity, Some(64 << 20), Limits::default(), || S3Store::connect(address, login))
+}
+
+fn open_on(server: &Server) -> Arc<RemoteBacking<S3Store>> {
+    Arc::new(open(&Identity::new().unwrap(), &login(server.url()), ADDRESS).unwrap())
+}
+
+fn wait_until(what: &str, is_so: impl Fn() -> bool) {
+    let until = Instant::now() + Duration::from_secs(60);
+    while !is_so() {
+        assert!(Instant::now() < until, "not within a minute: {what}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+fn store_on(backing: &Arc<RemoteBacking<S3Store>>) -> Store {
+    let backing: Arc<dyn Backing> = Arc::<RemoteBacking<S3Store>>::clone(backing);
+    let backing = BackingOptions { backing, layout: WritebackLayout::Packed, compressed: true };
+    StoreBuilder::new("remote", PAGES.into()).backing(backing).build().unwrap()
+}
+
+/// Half of it does not compress.
+fn contents(page: u32, version: u32) -> Page {
+    let mut contents = [0; PAGE_SIZE];
+    Random::new(u64::from(version) << 32 | u64::from(page)).fill(&mut contents[..PAGE_SIZE / 2]);
+    contents
+}
+
+/// Writes all pages, and has them leave.
+fn fill(store: &Store, version: u32) {
+    (0..PAGES).for_each(|page| store.write(PageNo(page), &contents(page, version)).unwrap());
+    store.write_back(&Writeback::default()).unwrap();
+}
+
+fn check(store: &Store, version: u32) {
+    let mut out = [0; PAGE_SIZE];
+    for page in 0..PAGES {
+        store.read(PageNo(page), &mut out).unwrap();
+        assert!(out == contents(page, version), "page {page}");
+    }
+}
+
+#[test]
+fn pages_go_to_a_bucket_and_come_back_and_nothing_stays() {
+    let server = Server::start();
+    let backing = open_on(&server);
+    let store = store_on(&backing);
+    for version in 0..2 {
+        fill(&store, version);
+        check(&store, version);
+    }
+    let stats = store.backing_stats();
+    assert!(stats.pages_written_back >= u64::from(PAGES) && stats.failed_writes == 0, "{stats:?}");
+    store.discard_pages(0..PAGES.into());
+    fill(&store, 7);
+    assert!(server.objects().iter().all(|object| object.starts_with(server.path("a/b/uzram"))));
+    store.discard_pages(0..PAGES.into());
+    let mut page = contents(0, 9);
+    store.write(PageNo(0), &page).unwrap();
+    store.write_back(&Writeback::of(0..1)).unwrap();
+    wait_until("all but one extent are removed, and the lease", || server.objects().len() == 2);
+    store.read(PageNo(0), &mut page).unwrap();
+    assert!(page == contents(0, 9));
+    assert_eq!(backing.health().unwrap(), Default::default());
+    store.erase_backing();
+    assert_eq!(server.objects(), [""; 0].map(std::path::PathBuf::from));
+}
+
+#[test]
+fn objects_that_were_changed_or_lost_are_read_errors() {
+    let server = Server::start();
+    let backing = open_on(&server);
+    let store = store_on(&backing);
+    fill(&store, 1);
+    for file in server.objects() {
+        // Each page's first bytes, wherever it begins.
+        let file = std::fs::File::options().read(true).write(true).open(file).unwrap();
+        let mut bytes = vec![0; file.metadata().unwrap().len() as usize];
+        file.read_exact_at(&mut bytes, 0).unwrap();
+        bytes.iter_mut().step_by(500).for_each(|byte| *byte ^= 1);
+        file.write_all_at(&bytes, 0).unwrap();
+    }
+    let mut out = [0; PAGE_SIZE];
+    for page in (0..PAGES).step_by(300) {
+        assert!(store.read(PageNo(page), &mut out).is_err(), "page {page}");
+    }
+    assert_eq!(store.backing_stats().lost_reads, 0);
+    server.objects().iter().for_each(|object| std::fs::remove_file(object).unwrap());
+    assert!(store.read(PageNo(7), &mut out).is_err());
+    assert_eq!(store.backing_stats().lost_reads, 1);
+}
+
+#[test]
+fn a_store_writes_reads_parts_and_removes() {
+    let server = Server::start();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let address = S3Address::parse("s3://cold").unwrap();
+        let store = S3Store::connect(address, &login(server.url())).await.unwrap();
+        let device = DeviceId::new().unwrap();
+        let key = |extent| Key { device, extent, filling: Filling { generation: 3, home: 0 } };
+        let bytes: Vec<u8> = (0..100_000_u32).map(|at| at as u8).collect();
+        store.put(key(1), &bytes).await.unwrap();
+        assert_eq!(server.objects(), [server.path(&format!("uzram/{device}/1-3"))]);
+        let mut out = [7; 300];
+        store.get(key(1), 77, &mut out).await.unwrap();
+        assert_eq!(out[..], bytes[77..377]);
+        // Behind its end are zeros; where nothing of it is, it is lost.
+        store.get(key(1), 99_900, &mut out).await.unwrap();
+        assert!(out[..100] == bytes[99_900..] && out[100..] == [0; 200]);
+        let lost = async |extent, at| store.get(key(extent), at, &mut [0; 4]).await.unwrap_err().kind();
+        assert_eq!(lost(1, 100_000).await, ErrorKind::NotFound);
+        assert_eq!(lost(2, 0).await, ErrorKind::NotFound);
+        store.put(key(5), b"x").await.unwrap();
+        // Also one that is not there.
+        assert_eq!(store.remove(vec![key(1), key(2), key(5)]).await, []);
+        assert_eq!(store.remove(vec![key(1)]).await, []);
+        assert_eq!(server.objects().len(), 0);
+        store.check().await.unwrap();
+        store.renew_lease(device).await.unwrap();
+        store.check().await.unwrap();
+        let lease = server.path(&format!("uzram/{device}/lease"));
+        std::fs::remove_file(&lease).unwrap();
+        store.check().await.unwrap();
+        store.renew_lease(device).await.unwrap();
+        assert!(lease.exists());
+        store.end_lease(device).await;
+        assert_eq!(server.objects().len(), 0);
+    });
+}
+
+#[test]
+fn stores_that_cannot_be_used_are_refused_soon() {
+    let server = Server::start();
+    let good = login(server.url());
+    let refused = |login: S3Login, address: &str| {
+        let started = Instant::now();
+        let opened = open(&Identity::new().unwrap(), &login, address);
+        let error = opened.map(drop).expect_err(&format!("{address} at {:?}", login.endpoint));
+        assert!(started.elapsed() < Duration::from_secs(6), "{address}: {:?}", started.elapsed());
+        assert!(!error.to_string().contains(SECRET), "{error}");
+        (error.kind(), error.to_string())
+    };
+    let at = |url: &str| S3Login { endpoint: Some(url.to_owned()), ..good.clone() };
+    let (kind, what) = refused(at("http://127.0.0.1:1"), ADDRESS);
+    assert!(kind == ErrorKind::Io && what.contains("refused") && what.contains("backing_dev"), "{what}");
+    let (kind, what) = refused(at("http://name.invalid"), ADDRESS);
+    assert_eq!(kind, ErrorKind::Io, "{what}");
+    let (kind, what) = refused(good.clone(), "s3://other/a");
+    assert!(kind == ErrorKind::Invalid && what.contains("no such bucket"), "{what}");
+    let (kind, what) = refused(S3Login { secret_access_key: "x".to_owned(), ..good.clone() }, ADDRESS);
+    assert!(kind == ErrorKind::Permission && what.contains("secret key"), "{what}");
+    let (kind, what) = refused(S3Login { access_key_id: "x".to_owned(), ..good.clone() }, ADDRESS);
+    assert!(kind == ErrorKind::Permission && what.contains("access key"), "{what}");
+    let (kind, what) = refused(good.clone(), "s3://cold/read-only");
+    assert!(kind == ErrorKind::Permission && what.contains("does not permit"), "{what}");
+    // Its disk is broken.
+    server.make("a/b");
+    let (kind, what) = refused(good.clone(), ADDRESS);
+    assert!(kind == ErrorKind::Io && what.contains(ADDRESS), "{what}");
+    // It takes connections and says nothing.
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    let (kind, what) = refused(at(&format!("http://{}", silent.local_addr().unwrap())), ADDRESS);
+    assert!(kind == ErrorKind::Io && what.contains("did not answer"), "{what}");
+    // It speaks no TLS.
+    let (kind, what) = refused(at(&server.url().replace("http", "https")), ADDRESS);
+    assert_eq!(kind, ErrorKind::Io, "{what}");
+}
+
+/// A server that is away for a while: what is written meanwhile fails, soon at once, and all goes on when it is there. Another
+/// process goes on, too, though it starts while the server is away.
+#[test]
+fn a_server_that_is_away_for_a_while_loses_nothing() {
+    let server = Server::start();
+    let limits = Limits {
+        read_deadline: Duration::from_millis(500),
+        write_deadline: Duration::from_millis(500),
+        ..Limits::default()
+    };
+    let (address, login) = (S3Address::parse(ADDRESS).unwrap(), login(server.url()));
+    let identity = Identity::new().unwrap();
+    let connect = || S3Store::connect(address.clone(), &login);
+    let backing = RemoteBacking::open(&identity, Some(64 << 20), limits, connect).unwrap();
+    let buffers = Buffers::new(1, PAGE_SIZE).unwrap();
+    let transfer = |backing: &RemoteBacking<S3Store>, direction, extent: u64| {
+        let filling = Filling { generation: 1, home: 0 };
+        let mut buffer = buffers.take().unwrap();
+        buffer.fill(extent as u8);
+        let (buffer, result) = backing.carry_out(direction, extent << 20, PAGE_SIZE, filling, buffer);
+        result.map(|()| buffer[7])
+    };
+    transfer(&backing, Direction::Write, 1).unwrap();
+    let mut other = None;
+    let server = server.without(|| {
+        assert!(transfer(&backing, Direction::Read, 1).is_err());
+        for extent in 2..5 {
+            assert!(transfer(&backing, Direction::Write, extent).is_err());
+        }
+        let started = Instant::now();
+        assert!(transfer(&backing, Direction::Write, 5).is_err());
+        assert!(started.elapsed() < limits.write_deadline, "it does not wait any more");
+        assert!(backing.health().unwrap().stopped.is_some());
+        let store = S3Store::new(address.clone(), &login).unwrap();
+        let store = std::sync::Mutex::new(Some(store));
+        let connect = move || std::future::ready(Ok(store.lock().unwrap().take().unwrap()));
+        let resumed = other.insert(RemoteBacking::resume(&identity, 64 << 20, limits, connect).unwrap());
+        assert!(transfer(resumed, Direction::Read, 1).is_err());
+    });
+    wait_until("it is written to again", || transfer(&backing, Direction::Write, 6).is_ok());
+    assert_eq!(transfer(&backing, Direction::Read, 1), Ok(1));
+    assert_eq!(backing.health().unwrap().stopped, None);
+    let other = other.unwrap();
+    assert_eq!(transfer(&other, Direction::Read, 6), Ok(6));
+    transfer(&other, Direction::Write, 7).unwrap();
+    assert_eq!(transfer(&backing, Direction::Read, 7), Ok(7));
+    // What may have been written late is removed.
+    wait_until("three objects are left, and the lease", || server.objects().len() == 4);
+    drop(backing);
+    other.end();
+    assert_eq!(server.objects().len(), 3, "the lease is over");
+}
+
+/// What a device left that was killed is removed, once its lease is over; devices with a lease, and objects of others, stay.
+#[test]
+fn what_a_dead_device_left_can_be_swept() {
+    let server = Server::start();
+    let backing = open_on(&server);
+    let store = store_on(&backing);
+    fill(&store, 1);
+    let sweep = |only_look| sweep_s3(&S3Address::parse(ADDRESS).unwrap(), &login(server.url()), only_look);
+    let [dead, gone] = [DeviceId::new().unwrap(), DeviceId::new().unwrap()].map(|device| device.to_string());
+    let others = ["a/b/uzram/other", "a/b/uzram/x/7-1", "a/7-1"].map(str::to_owned);
+    let left = [format!("a/b/uzram/{dead}/7-1"), format!("a/b/uzram/{gone}/lease")];
+    others.iter().chain(&left).for_each(|name| server.make(name));
+    let objects = server.objects().len();
+    let found = sweep(true).unwrap();
+    assert_eq!(found[&dead], Swept { objects: 1, is_leased: false });
+    // A lease alone is somebody's who begins.
+    assert_eq!(found[&gone], Swept { objects: 0, is_leased: true });
+    assert_eq!((found.len(), found.values().filter(|swept| swept.objects > 1).count()), (3, 1), "{found:?}");
+    age(&server.path(&left[1]), Duration::from_secs(601));
+    let found = sweep(true).unwrap();
+    assert_eq!(found[&gone], Swept { objects: 1, is_leased: false });
+    // Looking removes nothing.
+    assert_eq!(server.objects().len(), objects);
+    assert_eq!(sweep(false).unwrap(), found);
+    assert_eq!(server.objects().len(), objects - 2);
+    assert_eq!(sweep(true).unwrap().len(), 1);
+    assert!(others.iter().all(|name| server.path(name).exists()));
+    check(&store, 1);
+    // A device that ends leaves nothing.
+    store.erase_backing();
+    assert_eq!((sweep(true).unwrap().len(), server.objects().len()), (0, others.len()));
+    // Without the right login, nothing is known.
+    let other = S3Login { secret_access_key: "x".to_owned(), ..login(server.url()) };
+    let refused = sweep_s3(&S3Address::parse(ADDRESS).unwrap(), &other, false).unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::Permission);
+}
