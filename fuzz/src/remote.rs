@@ -3,7 +3,7 @@
 //! Promises: an address that is accepted is shown as a text that means the same, and shows no password; of any answer either two
 //! masters are known, and each extent's copies are on different ones, or none is.
 
-use uzram_remote::{Address, read_answer};
+use uzram_remote::{Address, S3Address, read_answer};
 
 use crate::input::Input;
 
@@ -29,6 +29,16 @@ pub fn run(bytes: &[u8]) {
         }
         Err(error) => assert!(!error.to_string().is_empty()),
     }
+    match S3Address::parse(&text) {
+        Ok(address) => {
+            assert!(!text.contains(['@', '?', '#', '%']) && address.prefix.len() <= text.len(), "{text}");
+            assert!(address.prefix.split('/').all(|part| part != ".."), "{text}");
+            let shown = address.to_string();
+            let again = S3Address { size_bytes: None, ..address };
+            assert_eq!(S3Address::parse(&shown), Ok(again), "{text} as {shown}");
+        }
+        Err(error) => assert!(!error.to_string().is_empty()),
+    }
 }
 
 /// Returns the initial inputs.
@@ -44,6 +54,9 @@ pub fn seeds() -> Vec<Vec<u8>> {
         address("redis://127.0.0.1:7001:2G"),
         address("rediss://a,[::1]:7/3:64M"),
         address("redis://:secret@cache"),
+        address("s3://cold:2G"),
+        address("s3://a.b-c/d/e_f/:64M"),
+        address("s3://id:secret@cold/../a"),
         answer(&format!("*2\r\n{slots}")),
         answer(&format!("*2\r\n{overlap}")),
         answer(&format!("${}\r\n{info}\r\n", info.len())),

@@ -1,4 +1,4 @@
-//! Backing devices in Redis servers that are started here: with `redis-server`, `redis-cli` and fio.
+//! Backing devices in Redis servers, and in an S3 server, that are started here: with `redis-server`, `redis-cli` and fio.
 
 #![allow(clippy::unwrap_used)]
 
@@ -6,8 +6,11 @@ mod common;
 // The servers, as the tests of uzram-remote start them.
 #[path = "../../uzram-remote/tests/common/mod.rs"]
 mod servers;
+#[path = "../../uzram-remote/tests/common/s3.rs"]
+mod s3;
 
 use std::os::unix::fs::PermissionsExt;
+use std::process::Command;
 use std::time::Duration;
 
 use common::clients::{self, fio, missing, succeed};
@@ -17,6 +20,20 @@ use servers::{Cluster, Redis, able};
 
 /// As much as it takes on a busy machine.
 const FIO_WITHIN: Duration = Duration::from_secs(300);
+
+/// fio, as it writes and verifies so much of a disk, and how to find that nothing was lost.
+fn verify(uzram: &str, io_size: &str) -> String {
+    format!(
+        "fio --name=verify --ioengine=nbd --uri=$uri --thread --iodepth=8 --rw=randwrite --bs=4k --size=2G --io_size={io_size} \
+         --verify=crc32c --verify_fatal=1 --verify_state_save=0 --buffer_compress_percentage=50 --refill_buffers \
+         --output=/dev/null && wait && {uzram} stat zram0 backing_state | grep '^lost 0$'"
+    )
+}
+
+fn standby_is_ready(place: &Place) -> bool {
+    let status: serde_json::Value = serde_json::from_str(&place.run(&["status", "--json"]).ok()).unwrap();
+    status["standby_ready"] == true
+}
 
 /// Three masters without replicas: one is killed while fio writes and verifies, and nothing is lost.
 #[test]
@@ -28,11 +45,9 @@ fn fio_verifies_though_a_master_is_killed() {
     // The node that the address names stays.
     let victim = cluster.nodes[2].id();
     let uzram = env!("CARGO_BIN_EXE_uzram");
+    let verify = verify(uzram, "512M");
     let command = format!(
-        "(until {uzram} stat zram0 backing | grep -q 'pages_written_back .....'; do sleep 0.1; done; kill -KILL {victim}) &
-         fio --name=verify --ioengine=nbd --uri=$uri --thread --iodepth=8 --rw=randwrite --bs=4k --size=2G --io_size=512M \
-         --verify=crc32c --verify_fatal=1 --verify_state_save=0 --buffer_compress_percentage=50 --refill_buffers \
-         --output=/dev/null && wait && {uzram} stat zram0 backing_state | grep '^lost 0$'"
+        "(until {uzram} stat zram0 backing | grep -q 'pages_written_back .....'; do sleep 0.1; done; kill -KILL {victim}) & {verify}"
     );
     let address = cluster.address();
     let args = [
@@ -110,6 +125,73 @@ fn objects_outlive_the_process_that_serves() {
     assert_eq!(keys.trim(), "0", "left behind");
 }
 
+/// Sets the login to a server.
+fn log_in<'a>(command: &'a mut Command, server: &s3::Server) -> &'a mut Command {
+    let login = [("AWS_ACCESS_KEY_ID", s3::KEY_ID), ("AWS_SECRET_ACCESS_KEY", s3::SECRET)];
+    command.envs(login).env("AWS_ENDPOINT_URL_S3", server.url())
+}
+
+#[test]
+fn fio_verifies_with_pages_in_a_bucket() {
+    if missing(&["fio"]) {
+        return;
+    }
+    let (place, server) = (Place::new(), s3::Server::start());
+    let verify = verify(env!("CARGO_BIN_EXE_uzram"), "384M");
+    let size = ["--size", "2G", "--mem-limit", "128M"];
+    let mut up = place.command(&["up"]);
+    up.args(size).args(["--backing", "s3://cold/pages:3G", "--exec", &verify]);
+    let said = collect_within(start(log_in(&mut up, &server)), FIO_WITHIN).ok();
+    assert!(!said.contains("not written to") && !said.contains(s3::SECRET), "{said}");
+    assert_eq!(server.objects().len(), 0, "left behind");
+}
+
+/// The process that serves is killed; another one goes on with the objects, with the login that the first one had from a file.
+#[test]
+fn objects_in_a_bucket_outlive_the_process_that_serves() {
+    if missing(&["fio"]) {
+        return;
+    }
+    let (place, server) = (Place::new(), s3::Server::start());
+    let credentials = place.root().join("credentials");
+    std::fs::write(&credentials, format!("{}\n{}\n", s3::KEY_ID, s3::SECRET)).unwrap();
+    std::fs::set_permissions(&credentials, std::fs::Permissions::from_mode(0o600)).unwrap();
+    let mut up = place.command(&["up", "--size", "64M", "--mem-limit", "8M", "--backing", "s3://cold"]);
+    up.env("UZRAM_S3_CREDENTIALS_FILE", &credentials).env("AWS_ENDPOINT_URL", server.url());
+    let daemon = common::Daemon::start(up);
+    assert!(daemon.facts.contains("s3://cold") && !daemon.facts.contains(s3::SECRET), "{}", daemon.facts);
+    std::fs::remove_file(&credentials).unwrap();
+    let uri = format!("--uri={}", place.uri());
+    let job =
+        ["--rw=randwrite", "--bs=4k", "--size=48M", "--buffer_compress_percentage=50", "--verify=crc32c"];
+    let write = [&job[..], &["--do_verify=0", "--randseed=7"]].concat();
+    let read = [&job[..], &["--verify_only", "--randseed=7"]].concat();
+    succeed(&place, "fio", &fio(&uri, &write));
+    assert!(place.statistic("pages_backed") > 1000);
+    wait_until("a stand-by is ready", || standby_is_ready(&place));
+    let worker = place.worker_id();
+    kill_process(worker, Signal::KILL).unwrap();
+    wait_until("another process serves", || {
+        place.run(&["status"]).status.success() && place.worker_id() != worker
+    });
+    succeed(&place, "fio", &fio(&uri, &read));
+    assert_eq!(place.run(&["stat", "zram0", "backing_state"]).ok().lines().nth(1), Some("lost 0"));
+    // While it is there, it has a lease.
+    let sweep = |args: &[&str]| {
+        let mut sweep = place.command(&["backing", "sweep", "s3://cold"]);
+        finish_command(log_in(&mut sweep, &server).args(args))
+    };
+    assert!(sweep(&["--dry-run"]).contains("in use"));
+    place.down();
+    let (status, said) = daemon.ended();
+    assert!(status.success(), "{said}");
+    assert_eq!(server.objects().len(), 0, "left behind");
+}
+
+fn finish_command(command: &mut Command) -> String {
+    collect_within(start(command), FIO_WITHIN).ok()
+}
+
 #[test]
 fn what_cannot_be_used_is_refused_in_one_line() {
     if !able() {
@@ -122,6 +204,10 @@ fn what_cannot_be_used_is_refused_in_one_line() {
         (&["up", "--backing", "redis://127.0.0.1:1"], 1, "refused"),
         (&["up", "--backing", &address], 1, "password"),
         (&["up", "--backing", "http://127.0.0.1"], 2, "redis://"),
+        (&["up", "--backing", "s3://id:secret@cold"], 2, "in a file"),
+        (&["up", "--backing", "s3://cold"], 1, "AWS_ACCESS_KEY_ID"),
+        (&["up", "--backing", "s3://cold", "--copies", "2"], 1, "by itself"),
+        (&["swap", "on", "--size", "64M", "--backing", "s3://cold"], 2, "swap area cannot use"),
         (&["up", "--backing", &address, "--writeback-layout", "blocks"], 1, "packed"),
         (&["up", "--copies", "2"], 2, "give --backing"),
         (&["up", "--backing", "/tmp/none/b.img:1M", "--copies", "2"], 1, "one copy"),

@@ -21,13 +21,13 @@ enum BackingCommand {
 
 /// Remove what devices have left that are no more
 ///
-/// A device renews its lease every few seconds as long as its daemon is there. If that ends without `uzram down`, because the
+/// A device renews its lease, every few seconds or each minute, as long as its daemon is there. If that ends without `uzram down`, because the
 /// machine died, say, its objects stay, and nobody can read them. They are removed once its lease is over, ten minutes
 /// later. The login is that of the environment, as for `uzram up --backing`.
 #[derive(clap::Args)]
 #[command(after_help = "Example: uzram backing sweep redis://cache:6379")]
 struct SweepArgs {
-    /// The server, or any node of the cluster
+    /// The server, any node of the cluster, or s3://BUCKET[/PREFIX]
     address: String,
     /// Only say what would be removed
     #[arg(long)]
@@ -37,7 +37,7 @@ struct SweepArgs {
 /// Runs the command.
 ///
 /// # Errors
-/// A master cannot be asked: then nothing is removed.
+/// A server cannot be asked: then nothing is removed.
 pub fn run(args: &BackingArgs) -> Result<()> {
     let BackingCommand::Sweep(SweepArgs { address, dry_run }) = &args.command;
     let found = sweep(address, *dry_run)?;

@@ -283,9 +283,9 @@ pub static SETTINGS: &[SettingRow] = &[
         value_name: "PATH[:SIZE]",
         help: "Where cold pages go: a block device, all of it unless SIZE is given, or a file, created with SIZE if it \
                does not exist. The text after the last ':' is SIZE if it parses as one. With --mem-limit, the coldest \
-               pages leave before the limit is reached. redis://HOST:PORT[:SIZE] is a server or a cluster, where this \
-               program was built with the feature 'remote'. Given several times, they are used in this order, each \
-               when those before it are full; all but the last need a size",
+               pages leave before the limit is reached. redis://HOST:PORT[:SIZE] is a server or a cluster, and \
+               s3://BUCKET[/PREFIX][:SIZE] a bucket, where this program was built with the feature 'remote'. Given several \
+               times, they are used in this order, each when those before it are full; all but the last need a size",
         is_policy: true,
         ..TEXT
     },

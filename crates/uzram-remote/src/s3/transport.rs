@@ -24,6 +24,9 @@ const CONNECT_WITHIN: Duration = Duration::from_secs(2);
 /// How long a connection is kept that is not used: less than servers keep it.
 const KEPT_FOR: Duration = Duration::from_secs(15);
 
+/// The most bytes of an answer: more than a page of a listing takes, which is longer than an object.
+const MAX_ANSWER_BYTES: usize = 16 << 20;
+
 /// Sends requests to a store.
 pub(super) struct Transport(Client<HttpsConnector<HttpConnector>, Full<Buffer>>);
 
@@ -64,8 +67,16 @@ impl HttpTransport for Transport {
         let answer = self.0.request(request.map(Full::new)).await.map_err(failed)?;
         let length = answer.headers().get(CONTENT_LENGTH).filter(|_| !is_head);
         let length = length.and_then(|text| text.to_str().ok()?.parse().ok());
+        let mut received = 0;
         Ok(answer.map(|body| {
-            let data = body.into_data_stream().map(|data| data.map(Buffer::from).map_err(failed));
+            let data = body.into_data_stream().map(move |data| {
+                let data = data.map_err(failed)?;
+                received += data.len();
+                match received > MAX_ANSWER_BYTES {
+                    true => Err(opendal::Error::new(opendal::ErrorKind::Unexpected, "too long an answer")),
+                    false => Ok(Buffer::from(data)),
+                }
+            });
             HttpBody::new(data, length)
         }))
     }

@@ -77,6 +77,8 @@ impl Server {
                     _ = &mut ended => return,
                     accepted = listener.accept() => {
                         let Ok((socket, _)) = accepted else { continue };
+                        // An answer is sent in several parts.
+                        socket.set_nodelay(true).unwrap();
                         let http = hyper::server::conn::http1::Builder::new();
                         tokio::spawn(http.serve_connection(TokioIo::new(socket), service.clone()));
                     }

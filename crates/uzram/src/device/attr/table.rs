@@ -147,8 +147,9 @@ pub(in super::super) static TABLE: &[Attribute] = &[
         name: "backing_dev",
         help: "the backing device for cold pages: the absolute PATH of a block device or file, or PATH:SIZE to use \
                only that much of it and to create a missing file, or none; the text after the last ':' is a size if \
-               it parses as one; or redis://HOST:PORT[:SIZE], where the program was built with stores on other \
-               machines; or several with spaces in between, which are used in this order; before initialisation",
+               it parses as one; or redis://HOST:PORT[:SIZE] or s3://BUCKET[/PREFIX][:SIZE], where the program was built \
+               with stores on other machines; or several with spaces in between, which are used in this order; before \
+               initialisation",
         get: Some(backing_dev),
         set: at_any_time!(parse_backing_dev, set_backing_dev),
     },
