@@ -128,7 +128,7 @@ fn objects_outlive_the_process_that_serves() {
 /// Sets the login to a server.
 fn log_in<'a>(command: &'a mut Command, server: &s3::Server) -> &'a mut Command {
     let login = [("AWS_ACCESS_KEY_ID", s3::KEY_ID), ("AWS_SECRET_ACCESS_KEY", s3::SECRET)];
-    command.envs(login).env("AWS_ENDPOINT_URL_S3", server.url())
+    command.envs(login).env("AWS_ENDPOINT_URL_S3", server.url()).env("SSL_CERT_FILE", server.certificate())
 }
 
 #[test]
@@ -146,18 +146,20 @@ fn fio_verifies_with_pages_in_a_bucket() {
     assert_eq!(server.objects().len(), 0, "left behind");
 }
 
-/// The process that serves is killed; another one goes on with the objects, with the login that the first one had from a file.
+/// With TLS. The process that serves is killed; another one goes on with the objects, with the login that the first one had
+/// from a file.
 #[test]
 fn objects_in_a_bucket_outlive_the_process_that_serves() {
     if missing(&["fio"]) {
         return;
     }
-    let (place, server) = (Place::new(), s3::Server::start());
+    let (place, server) = (Place::new(), s3::Server::start_with_tls());
     let credentials = place.root().join("credentials");
     std::fs::write(&credentials, format!("{}\n{}\n", s3::KEY_ID, s3::SECRET)).unwrap();
     std::fs::set_permissions(&credentials, std::fs::Permissions::from_mode(0o600)).unwrap();
     let mut up = place.command(&["up", "--size", "64M", "--mem-limit", "8M", "--backing", "s3://cold"]);
     up.env("UZRAM_S3_CREDENTIALS_FILE", &credentials).env("AWS_ENDPOINT_URL", server.url());
+    up.env("SSL_CERT_FILE", server.certificate());
     let daemon = common::Daemon::start(up);
     assert!(daemon.facts.contains("s3://cold") && !daemon.facts.contains(s3::SECRET), "{}", daemon.facts);
     std::fs::remove_file(&credentials).unwrap();

@@ -5,6 +5,7 @@
 use std::future::Future;
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
+use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, SystemTime};
 
@@ -14,11 +15,14 @@ use s3s::auth::SimpleAuth;
 use s3s::service::S3ServiceBuilder;
 use s3s::{S3Result, s3_error};
 use tokio::sync::oneshot;
+use tokio_rustls::TlsAcceptor;
 
 /// The login, and the bucket.
 pub const KEY_ID: &str = "KEYID";
 pub const SECRET: &str = "se/cret+=";
 pub const BUCKET: &str = "cold";
+
+const CERTIFICATE: &str = "certificate.pem";
 
 /// What the login may do: no other bucket is made for it, and it may not write to `read-only/`.
 struct Access;
@@ -49,6 +53,7 @@ impl S3Access for Access {
 /// A server, ended when this is dropped.
 pub struct Server {
     pub port: u16,
+    has_tls: bool,
     root: tempfile::TempDir,
     end: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
@@ -57,10 +62,24 @@ pub struct Server {
 impl Server {
     /// Starts a server that has one bucket, [`BUCKET`].
     pub fn start() -> Server {
-        Server::start_at(0, tempfile::tempdir().unwrap())
+        Server::start_at(0, tempfile::tempdir().unwrap(), None)
     }
 
-    fn start_at(port: u16, root: tempfile::TempDir) -> Server {
+    /// The same with TLS. Its certificate is in the file [`Server::certificate`].
+    pub fn start_with_tls() -> Server {
+        let made = rcgen::generate_simple_self_signed(["127.0.0.1".to_owned()]).unwrap();
+        let key = rustls::pki_types::PrivatePkcs8KeyDer::from(made.signing_key.serialize_der()).into();
+        let ring = rustls::crypto::ring::default_provider().into();
+        let config = rustls::ServerConfig::builder_with_provider(ring);
+        let config = config.with_safe_default_protocol_versions().unwrap().with_no_client_auth();
+        let config = config.with_single_cert(vec![made.cert.der().clone()], key).unwrap();
+        let root = tempfile::tempdir().unwrap();
+        std::fs::write(root.path().join(CERTIFICATE), made.cert.pem()).unwrap();
+        Server::start_at(0, root, Some(TlsAcceptor::from(Arc::new(config))))
+    }
+
+    fn start_at(port: u16, root: tempfile::TempDir, tls: Option<TlsAcceptor>) -> Server {
+        let has_tls = tls.is_some();
         std::fs::create_dir_all(root.path().join(BUCKET)).unwrap();
         let mut service = S3ServiceBuilder::new(s3s_fs::FileSystem::new(root.path()).unwrap());
         service.set_auth(SimpleAuth::from_single(KEY_ID, SECRET));
@@ -80,7 +99,16 @@ impl Server {
                         // An answer is sent in several parts.
                         socket.set_nodelay(true).unwrap();
                         let http = hyper::server::conn::http1::Builder::new();
-                        tokio::spawn(http.serve_connection(TokioIo::new(socket), service.clone()));
+                        let (service, tls) = (service.clone(), tls.clone());
+                        tokio::spawn(async move {
+                            match tls {
+                                Some(tls) => {
+                                    let Ok(socket) = tls.accept(socket).await else { return };
+                                    let _ = http.serve_connection(TokioIo::new(socket), service).await;
+                                }
+                                None => _ = http.serve_connection(TokioIo::new(socket), service).await,
+                            }
+                        });
                     }
                 }
             }
@@ -88,12 +116,17 @@ impl Server {
         let thread = std::thread::spawn(move || {
             tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(serve);
         });
-        Server { port, root, end: Some(end), thread: Some(thread) }
+        Server { port, has_tls, root, end: Some(end), thread: Some(thread) }
     }
 
     /// Returns the server's URL.
     pub fn url(&self) -> String {
-        format!("http://127.0.0.1:{}", self.port)
+        format!("http{}://127.0.0.1:{}", if self.has_tls { "s" } else { "" }, self.port)
+    }
+
+    /// Returns the file that says whom to trust, if it has TLS.
+    pub fn certificate(&self) -> PathBuf {
+        self.root.path().join(CERTIFICATE)
     }
 
     /// Returns the files of all objects.
@@ -115,13 +148,13 @@ impl Server {
         std::fs::write(path, "x").unwrap();
     }
 
-    /// Ends the server, as if its machine were away, while `away` runs.
+    /// Ends a server without TLS, as if its machine were away, while `away` runs.
     pub fn without(mut self, away: impl FnOnce()) -> Server {
         let root = std::mem::replace(&mut self.root, tempfile::tempdir().unwrap());
         let port = self.port;
         drop(self);
         away();
-        Server::start_at(port, root)
+        Server::start_at(port, root, None)
     }
 }
 
