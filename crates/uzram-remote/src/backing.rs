@@ -148,7 +148,9 @@ impl<O: Objects> RemoteBacking<O> {
             let objects = runtime.block_on(async {
                 let objects = connect().await?;
                 // Before there is any object.
-                objects.renew_lease(identity.device).await?;
+                let leasing = objects.renew_lease(identity.device);
+                let leased = tokio::time::timeout(limits.write_deadline, leasing).await;
+                leased.unwrap_or_else(|_| Err(backing.shared.expired("write")))?;
                 Ok::<O, Error>(objects)
             })?;
             backing.shared.set_objects(objects);

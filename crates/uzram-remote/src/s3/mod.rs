@@ -42,6 +42,8 @@ const WITHIN: Duration = Duration::from_secs(5);
 const DIRECTORY: &str = "uzram/";
 /// What the name of an object ends with that tells whether the store can be written to.
 const PROBE: &str = "probe";
+/// How long one try of a request may take, if the caller has no shorter deadline.
+const ANSWER_WITHIN: Duration = Duration::from_secs(10);
 /// How long to wait before a request is tried again that failed for now. The caller has a deadline.
 const TRY_AGAIN_AFTER: [Duration; 3] =
     [Duration::from_millis(50), Duration::from_millis(200), Duration::from_millis(800)];
@@ -142,13 +144,25 @@ impl S3Store {
     where
         F: Future<Output = opendal::Result<T>>,
     {
-        for again_after in TRY_AGAIN_AFTER {
-            match request().await {
-                Err(error) if error.is_temporary() => tokio::time::sleep(again_after).await,
-                result => return result.map_err(|error| self.explain(&error)),
+        let mut waits = TRY_AGAIN_AFTER.into_iter();
+        loop {
+            let answer = self.answer(request()).await?;
+            match (answer, waits.next()) {
+                (Err(error), Some(wait)) if error.is_temporary() => tokio::time::sleep(wait).await,
+                (answer, _) => return answer.map_err(|error| self.explain(&error)),
             }
         }
-        request().await.map_err(|error| self.explain(&error))
+    }
+
+    /// Waits for an answer.
+    ///
+    /// # Errors
+    /// `Io` if there is none in time.
+    async fn answer<T>(&self, request: impl Future<Output = T>) -> Result<T> {
+        tokio::time::timeout(ANSWER_WITHIN, request).await.map_err(|_| {
+            let what = format!("{} does not answer", self.address);
+            Error::new(ErrorKind::Io, what).with_setting(SETTING)
+        })
     }
 
     async fn write(&self, name: &str, bytes: &[u8]) -> Result<()> {

@@ -74,7 +74,7 @@ impl Sweepable for S3Store {
         let directory = self.directory();
         let failed = |error: opendal::Error| self.explain(&error);
         let mut entries = self.operator.lister_with(&directory).recursive(true).await.map_err(failed)?;
-        while let Some(entry) = entries.try_next().await.map_err(failed)? {
+        while let Some(entry) = self.answer(entries.try_next()).await?.map_err(failed)? {
             let Some((device, part)) = entry.path().strip_prefix(&directory).and_then(parse) else {
                 continue;
             };
