@@ -170,12 +170,7 @@ fn objects_in_a_bucket_outlive_the_process_that_serves() {
     let read = [&job[..], &["--verify_only", "--randseed=7"]].concat();
     succeed(&place, "fio", &fio(&uri, &write));
     assert!(place.statistic("pages_backed") > 1000);
-    wait_until("a stand-by is ready", || standby_is_ready(&place));
-    let worker = place.worker_id();
-    kill_process(worker, Signal::KILL).unwrap();
-    wait_until("another process serves", || {
-        place.run(&["status"]).status.success() && place.worker_id() != worker
-    });
+    take_over(&place);
     succeed(&place, "fio", &fio(&uri, &read));
     assert_eq!(place.run(&["stat", "zram0", "backing_state"]).ok().lines().nth(1), Some("lost 0"));
     // While it is there, it has a lease.
@@ -227,11 +222,6 @@ fn what_cannot_be_used_is_refused_in_one_line() {
     let _daemon = place.up(&[]);
     let added = place.run(&["add", "zram1", "--size", "16M", "--backing", &address]);
     assert!(added.complaint(1).contains("was started without"), "{}", added.stderr);
-}
-
-fn standby_is_ready(place: &Place) -> bool {
-    let status: serde_json::Value = serde_json::from_str(&place.run(&["status", "--json"]).ok()).unwrap();
-    status["standby_ready"] == true
 }
 
 /// Waits for a stand-by, kills the process that serves, and waits for the next one.

@@ -129,6 +129,11 @@ struct UnderWay {
 }
 
 impl<O: Objects> RemoteBacking<O> {
+    /// Returns what seals its objects.
+    pub(crate) fn sealer(&self) -> &Sealer {
+        &self.shared.seal
+    }
+
     /// Makes a store of objects the backing of a device: connects to it by `connect`, and waits until it is connected. Of
     /// the store, `len_bytes` are used at most; `None` for as many as the device has.
     ///

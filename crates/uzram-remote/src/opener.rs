@@ -15,13 +15,13 @@ use std::time::Duration;
 use rustix::fs::{MemfdFlags, SealFlags};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use uzram::backing::{Backing, Seal};
+use uzram::backing::Seal;
 use uzram::device::{Elsewhere, Opener};
 use uzram::{Error, ErrorKind, Result};
 
 use crate::redis::{Credentials, RedisStore};
 use crate::s3::{self, S3Address, S3Login, S3Store};
-use crate::{Address, Identity, Limits, RemoteBacking, SETTING, Swept, lock, login};
+use crate::{Address, Identity, Limits, Objects, RemoteBacking, SETTING, Swept, lock, login};
 
 /// Many objects at a time on a slow line take longer than those of Redis.
 const S3_LIMITS: Limits = Limits {
@@ -84,12 +84,13 @@ impl Opener for RemoteOpener {
     }
 
     fn resume(&self, fd: OwnedFd, len_bytes: u64) -> Result<Elsewhere> {
-        let kept: Kept = read(&File::from(fd))?;
-        let backing: Arc<dyn Backing> = match (Place::parse(&kept.address)?, kept.login.clone()) {
+        let (kept, fd): (Kept, _) = read(fd)?;
+        match (Place::parse(&kept.address)?, kept.login.clone()) {
             (Place::Redis(address), Login::Redis(login)) => {
                 let copies = kept.copies;
                 let connect = move || RedisStore::reconnect(address.clone(), login.clone(), copies);
-                Arc::new(RemoteBacking::resume(&kept.identity, len_bytes, Limits::default(), connect)?)
+                let backing = RemoteBacking::resume(&kept.identity, len_bytes, Limits::default(), connect)?;
+                Ok(kept.resumed(backing, fd))
             }
             (Place::S3(address), Login::S3(login)) => {
                 // Certificates are read now. Later, files cannot be.
@@ -98,23 +99,25 @@ impl Opener for RemoteOpener {
                     let store = lock(&store).take();
                     std::future::ready(store.ok_or_else(|| Error::new(ErrorKind::Busy, "connected already")))
                 };
-                Arc::new(RemoteBacking::resume(&kept.identity, len_bytes, S3_LIMITS, connect)?)
+                let backing = RemoteBacking::resume(&kept.identity, len_bytes, S3_LIMITS, connect)?;
+                Ok(kept.resumed(backing, fd))
             }
-            _ => return Err(not_kept()),
-        };
-        Ok(kept.with(backing))
+            _ => Err(not_kept()),
+        }
     }
 
     fn seal(&self, kept: Option<OwnedFd>) -> Result<(Arc<dyn Seal>, OwnedFd)> {
-        let identity: Identity = match kept {
-            Some(fd) => read(&File::from(fd))?,
-            None => Identity::new()?,
+        let (identity, kept): (Identity, _) = match kept {
+            Some(fd) => read(fd)?,
+            None => {
+                let identity = Identity::new()?;
+                let kept = write(&identity)?;
+                (identity, kept)
+            }
         };
-        let keep = write(&identity).map_err(|error| {
-            let what = format!("no memory for the key of an encrypted backing device: {error}");
-            Error::new(ErrorKind::NoMemory, what).with_setting("backing_encrypted")
-        })?;
-        Ok((Arc::new(identity.sealer()?), keep))
+        let sealer = identity.sealer()?;
+        sealer.pin(&kept)?;
+        Ok((Arc::new(sealer), kept))
     }
 }
 
@@ -129,7 +132,7 @@ fn open_redis(address: Address, copies: u8) -> Result<Elsewhere> {
     };
     let backing = RemoteBacking::open(&identity, size_bytes, Limits::default(), connect)?;
     let kept = Kept { identity, name, address: all.to_string(), copies, login: Login::Redis(login) };
-    Ok(kept.with(Arc::new(backing)))
+    kept.opened(backing)
 }
 
 fn open_s3(address: S3Address, copies: u8) -> Result<Elsewhere> {
@@ -142,45 +145,63 @@ fn open_s3(address: S3Address, copies: u8) -> Result<Elsewhere> {
     let connect = || S3Store::connect(address, &login);
     let backing = RemoteBacking::open(&identity, size_bytes, S3_LIMITS, connect)?;
     let kept = Kept { identity, address: name.clone(), name, copies, login: Login::S3(login) };
-    Ok(kept.with(Arc::new(backing)))
+    kept.opened(backing)
 }
 
 impl Kept {
-    fn with(self, backing: Arc<dyn Backing>) -> Elsewhere {
+    fn opened<O: Objects>(self, backing: RemoteBacking<O>) -> Result<Elsewhere> {
+        let fd = write(&self)?;
+        backing.sealer().pin(&fd)?;
+        Ok(self.with(backing, fd))
+    }
+
+    fn resumed<O: Objects>(self, backing: RemoteBacking<O>, fd: OwnedFd) -> Elsewhere {
+        // What is there is worth more than that it is locked.
+        let _ = backing.sealer().pin(&fd);
+        self.with(backing, fd)
+    }
+
+    fn with<O: Objects>(self, backing: RemoteBacking<O>, fd: OwnedFd) -> Elsewhere {
         let copies = match self.copies {
             1 => "one copy".to_owned(),
             copies => format!("{copies} copies"),
         };
         Elsewhere {
-            name: self.name.clone(),
             how: format!("encrypted, {copies} of each object, device {}", self.identity.device),
-            backing,
+            name: self.name,
+            backing: Arc::new(backing),
             copies: self.copies,
-            // Without it, the device ends with the process.
-            kept: write(&self).ok(),
+            kept: fd,
         }
     }
 }
 
 /// Writes what is kept to a memory file, which nobody can change.
-fn write(kept: &impl Serialize) -> std::io::Result<OwnedFd> {
-    let fd = rustix::fs::memfd_create("uzram-backing", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
-    let mut file = File::from(fd);
-    file.write_all(&serde_json::to_vec(kept)?)?;
-    let seals = SealFlags::SEAL | SealFlags::SHRINK | SealFlags::GROW | SealFlags::WRITE;
-    rustix::fs::fcntl_add_seals(&file, seals)?;
-    Ok(file.into())
+fn write(kept: &impl Serialize) -> Result<OwnedFd> {
+    let write = || {
+        let fd = rustix::fs::memfd_create("uzram-backing", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+        let mut file = File::from(fd);
+        file.write_all(&serde_json::to_vec(kept)?)?;
+        let seals = SealFlags::SEAL | SealFlags::SHRINK | SealFlags::GROW | SealFlags::WRITE;
+        rustix::fs::fcntl_add_seals(&file, seals)?;
+        Ok::<OwnedFd, std::io::Error>(file.into())
+    };
+    write().map_err(|error| {
+        let what = format!("no memory for the key of a backing device: {error}");
+        Error::new(ErrorKind::NoMemory, what).with_setting(SETTING)
+    })
 }
 
 /// Reads what another process wrote.
-fn read<T: DeserializeOwned>(file: &File) -> Result<T> {
+fn read<T: DeserializeOwned>(fd: OwnedFd) -> Result<(T, OwnedFd)> {
+    let file = File::from(fd);
     let len = file.metadata().map_err(|_| not_kept())?.len();
     if len > MAX_KEPT_BYTES {
         return Err(not_kept());
     }
     let mut bytes = vec![0; len as usize];
     file.read_exact_at(&mut bytes, 0).map_err(|_| not_kept())?;
-    serde_json::from_slice(&bytes).map_err(|_| not_kept())
+    Ok((serde_json::from_slice(&bytes).map_err(|_| not_kept())?, file.into()))
 }
 
 fn not_kept() -> Error {
@@ -230,8 +251,9 @@ mod tests {
             copies: 2,
             login: Login::Redis(login),
         };
-        let file = File::from(write(&kept).unwrap());
-        let read: Kept = super::read(&file).unwrap();
+        let file = write(&kept).unwrap();
+        let (read, file): (Kept, _) = super::read(file).unwrap();
+        let file = File::from(file);
         assert_eq!((read.identity.device, read.address, read.copies), (device, kept.address, 2));
         let Login::Redis(login) = read.login else { panic!("another login") };
         assert_eq!((login.user.as_deref(), login.password.as_deref()), (Some("u"), Some("p")));
@@ -239,7 +261,7 @@ mod tests {
         for bad in ["", "{}", "null"] {
             let mut file = tempfile::tempfile().unwrap();
             file.write_all(bad.as_bytes()).unwrap();
-            assert!(super::read::<Kept>(&file).is_err(), "{bad}");
+            assert!(super::read::<Kept>(file.into()).is_err(), "{bad}");
         }
     }
 }

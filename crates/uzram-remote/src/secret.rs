@@ -1,12 +1,17 @@
 //! What a device's objects are sealed with: AES-256-GCM (NIST SP 800-38D), by a key that is drawn for the device.
 //!
-//! The key is in memory that is locked, so that it is not swapped out, and left out of core files.
+//! The key is in memory that is locked, so that it is not swapped out, and left out of core files. So is the file in which it
+//! is handed on ([`Pinned`]).
 
+use std::ffi::c_void;
 use std::fmt;
+use std::os::fd::AsFd;
+use std::sync::OnceLock;
 
 use ring::aead::{AES_256_GCM, Aad, LessSafeKey, Nonce, Tag, UnboundKey};
 use ring::rand::{SecureRandom, SystemRandom};
-use rustix::mm::Advice;
+use rustix::io::Errno;
+use rustix::mm::{Advice, MapFlags, ProtFlags};
 use serde::{Deserialize, Serialize};
 use uzram::backing::Seal;
 use uzram::{Error, ErrorKind, Result};
@@ -59,6 +64,8 @@ pub(crate) struct Sealer {
     device: DeviceId,
     /// In memory that is locked.
     key: Box<Locked>,
+    /// The file in which it is handed on.
+    pinned: OnceLock<Pinned>,
 }
 
 /// A key, ready for use, and its own pages: nothing else is locked or left out of core files with it.
@@ -85,14 +92,20 @@ impl Sealer {
             rustix::mm::madvise(start, len, Advice::LinuxDontDump)
                 .and_then(|()| rustix::mm::mlock(start, len))
         };
-        locked.map_err(|error| {
-            let what = format!(
-                "no memory can be locked for the key of a backing device ({error}): raise RLIMIT_MEMLOCK (LimitMEMLOCK= of the \
-                 service)"
-            );
-            Error::new(ErrorKind::NoMemory, what).with_setting(SETTING)
-        })?;
-        Ok(Sealer { device, key })
+        locked.map_err(no_lock)?;
+        Ok(Sealer { device, key, pinned: OnceLock::new() })
+    }
+
+    /// Keeps the file in which the key is handed on locked, for as long as this is there.
+    ///
+    /// # Errors
+    /// `NoMemory` if no memory can be locked.
+    pub(crate) fn pin(&self, file: impl AsFd) -> Result<()> {
+        let len = rustix::fs::fstat(&file).map_err(no_lock)?.st_size;
+        let pinned = Pinned::new(file, len as usize)?;
+        // The first one stays.
+        let _ = self.pinned.set(pinned);
+        Ok(())
     }
 
     /// Returns what is sealed together with the bytes: the device, and what is said about the object.
@@ -106,6 +119,54 @@ impl Sealer {
         rest[0] = about.len() as u8;
         rest[1..][..about.len()].copy_from_slice(about);
         Aad::from(all)
+    }
+}
+
+fn no_lock(error: Errno) -> Error {
+    let what = format!(
+        "no memory can be locked for the key of a backing device ({error}): raise RLIMIT_MEMLOCK (LimitMEMLOCK= of the \
+         service)"
+    );
+    Error::new(ErrorKind::NoMemory, what).with_setting(SETTING)
+}
+
+/// A mapping of a memory file with a key, which keeps the file's pages locked.
+struct Pinned {
+    start: *mut c_void,
+    len: usize,
+}
+
+// SAFETY: nobody reads or writes through the pointer, and its pages are unmapped once.
+unsafe impl Send for Pinned {}
+// SAFETY: as for `Send`.
+unsafe impl Sync for Pinned {}
+
+impl Pinned {
+    /// Locks the pages of a file of `len` bytes.
+    ///
+    /// # Errors
+    /// `NoMemory` if no memory can be locked.
+    fn new(file: impl AsFd, len: usize) -> Result<Pinned> {
+        let len = len.max(1);
+        // SAFETY: a mapping at an address that the system chooses replaces no other one.
+        let start = unsafe {
+            rustix::mm::mmap(std::ptr::null_mut(), len, ProtFlags::READ, MapFlags::SHARED, file, 0)
+        };
+        let pinned = Pinned { start: start.map_err(no_lock)?, len };
+        // SAFETY: the pages are the mapping's, which nobody reads or writes.
+        let locked = unsafe {
+            rustix::mm::madvise(pinned.start, len, Advice::LinuxDontDump)
+                .and_then(|()| rustix::mm::mlock(pinned.start, len))
+        };
+        locked.map(|()| pinned).map_err(no_lock)
+    }
+}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        // A failure leaves them.
+        // SAFETY: the mapping is this one's, and nothing refers to it.
+        let _ = unsafe { rustix::mm::munmap(self.start, self.len) };
     }
 }
 

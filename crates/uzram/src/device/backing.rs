@@ -121,8 +121,8 @@ pub struct Elsewhere {
     pub backing: Arc<dyn Backing>,
     /// How many copies it keeps of each object.
     pub copies: u8,
-    /// What another process needs to go on ([`Opener::resume`]); `None` if the system refused it.
-    pub kept: Option<OwnedFd>,
+    /// What another process needs to go on ([`Opener::resume`]).
+    pub kept: OwnedFd,
 }
 
 static OPENER: OnceLock<Box<dyn Opener>> = OnceLock::new();
@@ -338,7 +338,7 @@ impl Backing for Nothing {
 
 impl From<Elsewhere> for Part {
     fn from(Elsewhere { name, how, backing, copies, kept }: Elsewhere) -> Self {
-        Part { name, how, backing, file: None, kept: kept.map(Arc::new), copies, seal: None }
+        Part { name, how, backing, file: None, kept: Some(Arc::new(kept)), copies, seal: None }
     }
 }
 
