@@ -137,12 +137,14 @@ fn a_store_writes_reads_parts_and_removes() {
         let store = S3Store::connect(address, &login(server.url())).await.unwrap();
         let device = DeviceId::new().unwrap();
         let key = |extent| Key { device, extent, filling: Filling { generation: 3, home: 0 } };
+        server.requests();
         let bytes: Vec<u8> = (0..100_000_u32).map(|at| at as u8).collect();
         store.put(key(1), &bytes).await.unwrap();
         assert_eq!(server.objects(), [server.path(&format!("uzram/{device}/1-3"))]);
         let mut out = [7; 300];
         store.get(key(1), 77, &mut out).await.unwrap();
         assert_eq!(out[..], bytes[77..377]);
+        assert_eq!(server.requests(), ["PutObject", "GetObject"], "one for each");
         // Behind its end are zeros; where nothing of it is, it is lost.
         store.get(key(1), 99_900, &mut out).await.unwrap();
         assert!(out[..100] == bytes[99_900..] && out[100..] == [0; 200]);
@@ -150,8 +152,10 @@ fn a_store_writes_reads_parts_and_removes() {
         assert_eq!(lost(1, 100_000).await, ErrorKind::NotFound);
         assert_eq!(lost(2, 0).await, ErrorKind::NotFound);
         store.put(key(5), b"x").await.unwrap();
+        server.requests();
         // Also one that is not there.
         assert_eq!(store.remove(vec![key(1), key(2), key(5)]).await, []);
+        assert_eq!(server.requests(), ["DeleteObjects"]);
         assert_eq!(store.remove(vec![key(1)]).await, []);
         assert_eq!(server.objects().len(), 0);
         store.check().await.unwrap();

@@ -5,7 +5,7 @@
 use std::future::Future;
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, SystemTime};
 
@@ -24,8 +24,9 @@ pub const BUCKET: &str = "cold";
 
 const CERTIFICATE: &str = "certificate.pem";
 
-/// What the login may do: no other bucket is made for it, and it may not write to `read-only/`.
-struct Access;
+/// What the login may do: no other bucket is made for it, and it may not write to `read-only/`. Notes the requests.
+#[derive(Clone, Default)]
+struct Access(Arc<Mutex<Vec<String>>>);
 
 impl S3Access for Access {
     fn check<'a, 'b, 'c, 'd>(
@@ -37,6 +38,7 @@ impl S3Access for Access {
         'b: 'd,
         'c: 'd,
     {
+        self.0.lock().unwrap().push(request.s3_op().name().to_owned());
         let answer = match request.s3_path().get_bucket_name() {
             _ if request.credentials().is_none() => Err(s3_error!(AccessDenied)),
             Some(BUCKET) if request.s3_op().name() == "PutObject" => {
@@ -54,6 +56,7 @@ impl S3Access for Access {
 pub struct Server {
     pub port: u16,
     has_tls: bool,
+    access: Access,
     root: tempfile::TempDir,
     end: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
@@ -83,7 +86,8 @@ impl Server {
         std::fs::create_dir_all(root.path().join(BUCKET)).unwrap();
         let mut service = S3ServiceBuilder::new(s3s_fs::FileSystem::new(root.path()).unwrap());
         service.set_auth(SimpleAuth::from_single(KEY_ID, SECRET));
-        service.set_access(Access);
+        let access = Access::default();
+        service.set_access(access.clone());
         let service = service.build();
         let listener = std::net::TcpListener::bind(("127.0.0.1", port)).unwrap();
         listener.set_nonblocking(true).unwrap();
@@ -116,7 +120,7 @@ impl Server {
         let thread = std::thread::spawn(move || {
             tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(serve);
         });
-        Server { port, has_tls, root, end: Some(end), thread: Some(thread) }
+        Server { port, has_tls, access, root, end: Some(end), thread: Some(thread) }
     }
 
     /// Returns the server's URL.
@@ -127,6 +131,11 @@ impl Server {
     /// Returns the file that says whom to trust, if it has TLS.
     pub fn certificate(&self) -> PathBuf {
         self.root.path().join(CERTIFICATE)
+    }
+
+    /// Returns the names of the requests since the last time.
+    pub fn requests(&self) -> Vec<String> {
+        std::mem::take(&mut *self.access.0.lock().unwrap())
     }
 
     /// Returns the files of all objects.
