@@ -7,13 +7,13 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use redis::cluster_routing::SlotAddr;
 use redis::{Cmd, Value};
 use uzram::Result;
 
-use super::connect::{self, Client, Credentials, text};
+use super::client::{Client, Role, Use};
+use super::connect::{self, Credentials, text};
 use super::failures::{explain, odd_answer};
-use super::topology::Topology;
+use super::topology::slot_of;
 use crate::{Address, Server};
 
 /// How long a lease lasts without being renewed. A machine that sleeps for longer can lose its objects to a sweep.
@@ -42,7 +42,7 @@ pub struct Swept {
 /// # Errors
 /// `Io` if one of the masters cannot be asked: then nothing is removed. `Permission` for another login.
 pub async fn sweep(address: Address, login: Credentials, only_look: bool) -> Result<BTreeMap<String, Swept>> {
-    let (client, _) = connect::connect(&address, &login).await?;
+    let client = connect::connect(&address, &login).await?;
     let sweeper = Sweeper { address, client };
     let mut found = sweeper.look(|_, _| ()).await?;
     if only_look || found.values().all(|swept| swept.is_leased) {
@@ -97,20 +97,13 @@ impl Sweeper {
     /// Goes through all keys once; calls `each` with the device and the key of each object.
     async fn look(&self, mut each: impl FnMut(&str, &str)) -> Result<BTreeMap<String, Swept>> {
         let mut found: BTreeMap<String, Swept> = BTreeMap::new();
-        let masters = match &self.client {
-            Client::Single(_) => vec![None],
-            Client::Cluster(_) => {
-                let topology =
-                    Topology::read(&self.client).await.map_err(|error| explain(&self.address, &error))?;
-                topology.masters.into_iter().map(|master| Some(master.server)).collect()
-            }
-        };
-        for master in masters {
+        let topology = self.client.read_topology().await.map_err(|error| explain(&self.address, &error))?;
+        for master in topology.masters() {
             let mut cursor = "0".to_owned();
             loop {
                 let mut command = redis::cmd("SCAN");
                 command.arg(&cursor).arg("MATCH").arg("uzram:*").arg("COUNT").arg(KEYS_AT_ONCE);
-                let Value::Array(answer) = self.ask(command, master.clone()).await? else {
+                let Value::Array(answer) = self.ask(&command, &master).await? else {
                     return Err(odd_answer(&self.address));
                 };
                 let [next, Value::Array(keys)] = &answer[..] else { return Err(odd_answer(&self.address)) };
@@ -134,11 +127,8 @@ impl Sweeper {
         Ok(found)
     }
 
-    async fn ask(&self, command: Cmd, master: Option<Server>) -> Result<Value> {
-        let Some(master) = master else {
-            return self.client.send_to_any(command).await.map_err(|error| explain(&self.address, &error));
-        };
-        let mut answers = self.client.send_to_each(&self.address, &command, vec![master]).await;
+    async fn ask(&self, command: &Cmd, master: &Server) -> Result<Value> {
+        let mut answers = self.client.send_to_each(command, std::slice::from_ref(master)).await;
         answers.pop().map_or_else(|| Err(odd_answer(&self.address)), |(_, answer)| answer)
     }
 
@@ -146,7 +136,7 @@ impl Sweeper {
         for key in keys {
             let mut command = redis::cmd("UNLINK");
             command.arg(key);
-            let removed = self.client.send(command, key, SlotAddr::Master).await;
+            let removed = self.client.send(&command, slot_of(key), Role::Master, Use::Writes).await;
             removed.map_err(|error| explain(&self.address, &error))?;
         }
         Ok(())
