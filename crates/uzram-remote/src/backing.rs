@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::{Notify, Semaphore};
 use uzram::backing::{Backing, Direction, Filling, Health, Seal, Started, Transfer};
+use uzram::store::are_whole;
 use uzram::{Error, ErrorKind, Result};
 
 use crate::breaker::Breaker;
@@ -21,7 +22,7 @@ use crate::secret::{Key, Sealer};
 use crate::{SETTING, lock};
 
 /// Threads that run requests: what a request takes is mostly time of the network and of the store.
-const THREADS: usize = 2;
+const THREADS: usize = 1;
 /// Removals that are asked for together.
 const REMOVALS_AT_ONCE: usize = 256;
 /// Objects that may wait for their removal; those of more stay behind. Takes 3 MiB.
@@ -392,7 +393,16 @@ impl<O: Objects> Shared<O> {
     }
 
     async fn read(&self, key: ObjectKey, at: usize, out: &mut [u8]) -> Result<()> {
-        let reading = async { self.objects().await.get(key, at, out).await };
+        let reading = async {
+            let objects = self.objects().await;
+            objects.get(key, at, out).await?;
+            let is_whole = |read: &[u8]| are_whole(&*self.seal, read, key.extent, key.filling.generation, at);
+            if !is_whole(out) {
+                // The reader finds out whether another copy was better.
+                objects.get_whole(key, at, out, &is_whole).await;
+            }
+            Ok::<(), Error>(())
+        };
         match tokio::time::timeout(self.limits.read_deadline, reading).await {
             Ok(Err(error)) if error.kind() == ErrorKind::NotFound => {
                 self.lost.fetch_add(1, Ordering::Relaxed);

@@ -67,6 +67,18 @@ pub trait Objects: Send + Sync + 'static {
     /// `NotFound` if there is no such object.
     fn get(&self, key: Key, at: usize, out: &mut [u8]) -> impl Future<Output = Result<()>> + Send;
 
+    /// Called when what [`Objects::get`] read is damaged: reads the same from each copy, one after the other, until
+    /// `is_whole` returns that it is not. Whether there is one that is not damaged is up to the caller to find out.
+    fn get_whole(
+        &self,
+        _key: Key,
+        _at: usize,
+        _out: &mut [u8],
+        _is_whole: &(dyn Fn(&[u8]) -> bool + Sync),
+    ) -> impl Future<Output = ()> + Send {
+        async {}
+    }
+
     /// Removes objects, and returns those of which it is not known that they are gone.
     fn remove(&self, keys: Vec<Key>) -> impl Future<Output = Vec<Key>> + Send;
 

@@ -14,7 +14,7 @@ use tokio::task::AbortHandle;
 /// How long the connection to a node may take, with the login.
 pub(super) const CONNECTED_WITHIN: Duration = Duration::from_secs(1);
 /// How long a node may be silent while requests wait for it, before its connection is given up.
-const SILENT_FOR: Duration = Duration::from_secs(2);
+const SILENT_FOR: Duration = Duration::from_millis(1500);
 /// Between two tries to connect.
 const TRY_EVERY: Duration = Duration::from_millis(200);
 

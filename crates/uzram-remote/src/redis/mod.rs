@@ -39,8 +39,8 @@ use topology::{Topology, slot_of};
 
 /// The bytes of an extent: client and server copy an object as a whole, and other requests wait meanwhile.
 const OBJECT_BYTES: usize = 256 << 10;
-/// How long a read is tried again while nodes cannot be reached…
-const READ_AGAIN_FOR: Duration = Duration::from_secs(2);
+/// How long a read is tried again while nodes cannot be reached: a little less than its deadline, which would not tell why…
+const READ_AGAIN_FOR: Duration = Duration::from_millis(2800);
 /// …and how often.
 const READ_EVERY: Duration = Duration::from_millis(50);
 
@@ -256,6 +256,32 @@ impl Objects for RedisStore {
                 }
                 read => return take(&read?, out),
             }
+        }
+    }
+
+    async fn get_whole(
+        &self,
+        key: Key,
+        at: usize,
+        out: &mut [u8],
+        is_whole: &(dyn Fn(&[u8]) -> bool + Sync),
+    ) {
+        let (first, second) = self.names(key);
+        let (second, role) = match &second {
+            Some(second) => (second, Role::Master),
+            None => (&first, Role::Replica),
+        };
+        // Other answers may be damaged, or belong to other requests.
+        [&first, second].iter().for_each(|name| self.client.renew(slot_of(name), Use::Reads));
+        let len_bytes = out.len();
+        let read = async |name: &str, role| {
+            let (read, mut whole) = (self.get_range(name, at, len_bytes, role).await?, vec![0; len_bytes]);
+            take(&read, &mut whole)?;
+            is_whole(&whole).then_some(whole).ok_or_else(|| odd_answer(&self.address))
+        };
+        let (one, other) = (read(&first, Role::Master), read(second, role));
+        if let Ok(whole) = hedge::either(one, other, self.latencies.hedge_after()).await {
+            out.copy_from_slice(&whole);
         }
     }
 
