@@ -22,7 +22,7 @@ use crate::secret::{Key, Sealer};
 use crate::{SETTING, lock};
 
 /// Threads that run requests: what a request takes is mostly time of the network and of the store.
-const THREADS: usize = 1;
+const THREADS: usize = 2;
 /// Removals that are asked for together.
 const REMOVALS_AT_ONCE: usize = 256;
 /// Objects that may wait for their removal; those of more stay behind. Takes 3 MiB.
@@ -281,6 +281,14 @@ impl<O: Objects> Backing for RemoteBacking<O> {
         }
     }
 
+    fn read_here(&self, offset: u64, filling: Filling, out: &mut [u8]) -> bool {
+        let (key, at) = self.shared.key(offset, filling);
+        self.shared
+            .objects
+            .get()
+            .is_some_and(|objects| objects.get_here(key, at, out) && self.shared.is_whole(key, at, out))
+    }
+
     fn start(&self, transfer: Transfer) {
         let (shared, mut started) = (Arc::clone(&self.shared), Started::new(transfer));
         let Some(runtime) = &self.runtime else { return };
@@ -396,7 +404,7 @@ impl<O: Objects> Shared<O> {
         let reading = async {
             let objects = self.objects().await;
             objects.get(key, at, out).await?;
-            let is_whole = |read: &[u8]| are_whole(&*self.seal, read, key.extent, key.filling.generation, at);
+            let is_whole = |read: &[u8]| self.is_whole(key, at, read);
             if !is_whole(out) {
                 // The reader finds out whether another copy was better.
                 objects.get_whole(key, at, out, &is_whole).await;
@@ -411,6 +419,11 @@ impl<O: Objects> Shared<O> {
             Ok(result) => result,
             Err(_) => Err(self.expired("read")),
         }
+    }
+
+    /// Returns whether what was read from an object, beginning with a page's, is as it was sealed.
+    fn is_whole(&self, key: ObjectKey, at: usize, read: &[u8]) -> bool {
+        are_whole(&*self.seal, read, key.extent, key.filling.generation, at)
     }
 
     async fn write(&self, key: ObjectKey, bytes: &[u8]) -> Result<()> {

@@ -67,6 +67,11 @@ pub trait Objects: Send + Sync + 'static {
     /// `NotFound` if there is no such object.
     fn get(&self, key: Key, at: usize, out: &mut [u8]) -> impl Future<Output = Result<()>> + Send;
 
+    /// Reads as [`Objects::get`] does, on the calling thread, if that is faster. Returns false if it has to be done otherwise.
+    fn get_here(&self, _key: Key, _at: usize, _out: &mut [u8]) -> bool {
+        false
+    }
+
     /// Called when what [`Objects::get`] read is damaged: reads the same from each copy, one after the other, until
     /// `is_whole` returns that it is not. Whether there is one that is not damaged is up to the caller to find out.
     fn get_whole(

@@ -11,6 +11,7 @@ use tokio::task::JoinSet;
 use uzram::{Error, ErrorKind, Result};
 
 use super::connect::{Credentials, connection_info};
+use super::direct::Direct;
 use super::failures::explain;
 use super::link::Link;
 use super::topology::Topology;
@@ -77,6 +78,12 @@ impl Client {
             refreshed: tokio::sync::Mutex::default(),
             nodes: Mutex::default(),
         }
+    }
+
+    /// Returns other connections to a single server; `None` for a cluster.
+    pub(super) fn direct(&self) -> RedisResult<Option<Direct>> {
+        let server = self.topology().nodes.first().filter(|_| !self.is_cluster).cloned();
+        server.map(|server| self.open(&server).map(Direct::new)).transpose()
     }
 
     /// Returns which node had which slots, when they were asked for last.
@@ -217,9 +224,12 @@ impl Client {
         if let Some(link) = place {
             return Ok(Arc::clone(link));
         }
-        let client = redis::Client::open(connection_info(&self.address, server, &self.credentials)?)?;
         let is_readonly = self.is_cluster && matches!(by, Use::Reads);
-        Ok(Arc::clone(place.insert(Arc::new(Link::new(client, is_readonly)))))
+        Ok(Arc::clone(place.insert(Arc::new(Link::new(self.open(server)?, is_readonly)))))
+    }
+
+    fn open(&self, server: &Server) -> RedisResult<redis::Client> {
+        redis::Client::open(connection_info(&self.address, server, &self.credentials)?)
     }
 }
 

@@ -2,6 +2,7 @@
 //!
 //! - `client.rs`: sending each command to the node that has its slot
 //! - `connect.rs`: connecting, and what a server must be like
+//! - `direct.rs`: reads from a single server, on the thread that wants the bytes
 //! - `failures.rs`: what the client's errors mean
 //! - `hedge.rs`: when a read that takes long is asked for elsewhere, too
 //! - `link.rs`: a connection to one node, made anew when it fails
@@ -13,6 +14,7 @@
 
 mod client;
 mod connect;
+mod direct;
 mod failures;
 mod hedge;
 mod link;
@@ -32,6 +34,7 @@ use crate::{Address, SETTING, lock};
 
 use client::{Client, Role, Use};
 pub use connect::Credentials;
+use direct::Direct;
 use failures::{explain, odd_answer};
 use hedge::Latencies;
 pub use sweep::{Swept, sweep};
@@ -49,6 +52,8 @@ pub struct RedisStore {
     address: Address,
     copies: Copies,
     client: Arc<Client>,
+    /// If it is a single server.
+    direct: Option<Direct>,
     latencies: Latencies,
 }
 
@@ -79,21 +84,27 @@ impl RedisStore {
     /// # Errors
     /// `Io` if no server answers; `Permission` if it wants another login.
     pub async fn reconnect(address: Address, credentials: Credentials, copies: u8) -> Result<RedisStore> {
-        let client = Arc::new(connect::connect(&address, &credentials).await?);
+        let client = connect::connect(&address, &credentials).await?;
         let copies = match copies {
             // Until the next check, nothing is written.
             2 => Copies::Two(Mutex::new(Topology::default())),
             _ => Copies::One,
         };
-        let store = RedisStore { address, copies, client, latencies: Latencies::default() };
+        let store = RedisStore::new(address, copies, client)?;
         // If that fails, it is tried again.
         let _ = store.check().await;
         Ok(store)
     }
 
+    fn new(address: Address, copies: Copies, client: Client) -> Result<RedisStore> {
+        let direct = client.direct().map_err(|error| explain(&address, &error))?;
+        let client = Arc::new(client);
+        Ok(RedisStore { address, copies, client, direct, latencies: Latencies::default() })
+    }
+
     async fn connect_and_check(address: Address, credentials: Credentials, copies: u8) -> Result<RedisStore> {
         let refused = |what: &'static str| Err(Error::invalid(what).with_setting("backing_copies"));
-        let client = Arc::new(connect::connect(&address, &credentials).await?);
+        let client = connect::connect(&address, &credentials).await?;
         let copies = match copies {
             1 => Copies::One,
             2 if !client.is_cluster => return refused("two copies need a cluster; this is a single server"),
@@ -103,7 +114,7 @@ impl RedisStore {
             }
             _ => return refused("an object has one copy, or two"),
         };
-        let store = RedisStore { address, copies, client, latencies: Latencies::default() };
+        let store = RedisStore::new(address, copies, client)?;
         store.check().await?;
         Ok(store)
     }
@@ -151,10 +162,8 @@ impl RedisStore {
 
     /// Reads from one node.
     async fn get_range(&self, name: &str, at: usize, len_bytes: usize, from: Role) -> Result<Vec<u8>> {
-        let mut command = redis::cmd("GETRANGE");
-        command.arg(name).arg(at).arg(at + len_bytes.max(1) - 1);
         let slot = slot_of(name);
-        match self.client.send(&command, slot, from, Use::Reads).await {
+        match self.client.send(&get_range(name, at, len_bytes), slot, from, Use::Reads).await {
             // An object has bytes wherever something is read that was written.
             Ok(Value::BulkString(bytes)) if bytes.is_empty() => {
                 Err(Error::new(ErrorKind::NotFound, format!("{} has lost an object", self.address)))
@@ -194,6 +203,12 @@ impl RedisStore {
         let asking = client.send(&command, slot_of(name), Role::Master, Use::Writes);
         matches!(tokio::time::timeout(client::ANSWER_WITHIN, asking).await, Ok(Ok(Value::Int(_))))
     }
+}
+
+fn get_range(name: &str, at: usize, len_bytes: usize) -> Cmd {
+    let mut command = redis::cmd("GETRANGE");
+    command.arg(name).arg(at).arg(at + len_bytes.max(1) - 1);
+    command
 }
 
 /// Returns the keys of something of a device: one, or with a home two, in its slots.
@@ -257,6 +272,12 @@ impl Objects for RedisStore {
                 read => return take(&read?, out),
             }
         }
+    }
+
+    fn get_here(&self, key: Key, at: usize, out: &mut [u8]) -> bool {
+        let command = || get_range(&self.names(key).0, at, out.len());
+        let read = self.direct.as_ref().and_then(|direct| direct.ask(&command()));
+        read.is_some_and(|read| take(&read, out).is_ok())
     }
 
     async fn get_whole(

@@ -25,8 +25,6 @@ use crate::store::{Regions, Store};
 
 /// Buffers beyond those in flight: two being filled, one being cleaned from.
 const MORE_BUFFERS: u64 = 3;
-/// Writes in flight on a backing that keeps objects: each takes as long as the way there and back.
-const OBJECTS_BATCH: u64 = 16;
 const NUMBERS: usize = (MAX_WRITEBACK_BATCH + MORE_BUFFERS) as usize;
 const _: () = assert!(NUMBERS <= u8::MAX as usize);
 
@@ -114,7 +112,6 @@ impl BackingDevice {
         regions: Regions<'_>,
     ) -> Result<Self> {
         let log = Log::new(options, regions.extents)?;
-        let default_batch = if log.written_once { OBJECTS_BATCH } else { options.layout.default_batch() };
         let writer = Writer {
             open: [const { None }; 2],
             begun: [None; 2],
@@ -128,7 +125,9 @@ impl BackingDevice {
             arrived: Condvar::new(),
         };
         Ok(BackingDevice {
-            batch: Counter::new(batch.unwrap_or(default_batch).clamp(1, MAX_WRITEBACK_BATCH)),
+            batch: Counter::new(
+                batch.unwrap_or(options.layout.default_batch()).clamp(1, MAX_WRITEBACK_BATCH),
+            ),
             buffers: Buffers::new(NUMBERS as u32, log.extent_bytes)?,
             finished: Arc::new(finished),
             writer: Mutex::new(&classes::WRITEBACK, writer),
