@@ -33,6 +33,13 @@ pub(super) enum Use {
     Writes,
 }
 
+/// A node that something was sent to.
+struct Node {
+    server: Server,
+    /// Its connections, by [`Use`].
+    links: [Option<Arc<Link>>; 2],
+}
+
 /// Which of the nodes that have a slot.
 #[derive(Clone, Copy, PartialEq)]
 pub(super) enum Role {
@@ -48,8 +55,7 @@ pub(super) struct Client {
     topology: Mutex<Arc<Topology>>,
     /// When it was asked for last.
     refreshed: tokio::sync::Mutex<Option<Instant>>,
-    /// The nodes that something was sent to, with their connections by [`Use`].
-    nodes: Mutex<Vec<(Server, [Option<Arc<Link>>; 2])>>,
+    nodes: Mutex<Vec<Node>>,
 }
 
 impl Client {
@@ -184,8 +190,10 @@ impl Client {
             return;
         }
         *lock(&self.topology) = Arc::clone(topology);
-        lock(&self.nodes)
-            .retain(|(node, _)| topology.nodes.contains(node) || self.address.servers.contains(node));
+        let is_used = |node: &Node| {
+            topology.nodes.contains(&node.server) || self.address.servers.contains(&node.server)
+        };
+        lock(&self.nodes).retain(is_used);
     }
 
     /// Asks for the slots again, unless somebody does so or has just done it.
@@ -216,11 +224,11 @@ impl Client {
 
     fn link(&self, server: &Server, by: Use) -> RedisResult<Arc<Link>> {
         let mut nodes = lock(&self.nodes);
-        let at = nodes.iter().position(|(node, _)| node == server).unwrap_or_else(|| {
-            nodes.push((server.clone(), [None, None]));
+        let at = nodes.iter().position(|node| node.server == *server).unwrap_or_else(|| {
+            nodes.push(Node { server: server.clone(), links: [None, None] });
             nodes.len() - 1
         });
-        let place = &mut nodes[at].1[by as usize];
+        let place = &mut nodes[at].links[by as usize];
         if let Some(link) = place {
             return Ok(Arc::clone(link));
         }
