@@ -131,6 +131,41 @@ fn with_two_copies_a_master_may_be_lost() {
     assert_eq!((store.backing_stats().failed_reads, backing.health().unwrap().lost), (0, 0));
 }
 
+/// A slot with an object is given to another master, the object first: the old one says where it is, then where the slot is.
+#[test]
+fn an_object_is_found_while_its_slot_moves() {
+    if !able() {
+        return;
+    }
+    let cluster = Cluster::start(3, 0, true);
+    let backing = Arc::new(open(&cluster.address(), 1).unwrap());
+    let store = store_on(&backing);
+    fill(&store, 1);
+    let [from, to, _] = &cluster.nodes[..] else { panic!("three nodes") };
+    let ask = |node: &Redis, command: &[&str]| node.ask(command).trim().to_owned();
+    let is_object = |key: &str| key.starts_with("uzram:") && !key.ends_with("lease");
+    let keys = ask(from, &["keys", "*"]);
+    let key = keys.lines().find(|key| is_object(key)).expect("each master has some");
+    let slot = ask(from, &["cluster", "keyslot", key]);
+    let [old, new] = [from, to].map(|node| ask(node, &["cluster", "myid"]));
+    let set = |node: &Redis, rest: &[&str]| {
+        let said = ask(node, &[&["cluster", "setslot", &slot], rest].concat());
+        assert_eq!(said, "OK", "{rest:?}");
+    };
+    set(to, &["importing", &old]);
+    set(from, &["migrating", &new]);
+    let migrated = ask(from, &["migrate", "127.0.0.1", &to.port.to_string(), key, "0", "5000"]);
+    assert_eq!(migrated, "OK");
+    check(&store, 1);
+    assert_eq!(ask(to, &["cluster", "countkeysinslot", &slot]), "1", "it is still there");
+    [to, from].iter().for_each(|node| set(node, &["node", &new]));
+    check(&store, 1);
+    fill(&store, 2);
+    check(&store, 2);
+    let stats = store.backing_stats();
+    assert_eq!((stats.failed_reads, stats.corrupted, backing.health().unwrap().lost), (0, 0, 0));
+}
+
 #[test]
 fn servers_that_cannot_be_used_are_refused_soon() {
     if !able() {
