@@ -29,6 +29,8 @@ const SET_CLIENTS: usize = 4;
 const SET_PIPELINE: usize = 4;
 /// Commands of redis-benchmark.
 const SETS: usize = 2048;
+/// Of these, each to a key of its own, as extents are: their memory is new to the server.
+const NEW_SETS: usize = 512;
 const GETS: usize = 20_000;
 
 /// How to measure.
@@ -66,6 +68,10 @@ pub struct RemoteReport {
     pub set_mb_per_s: f64,
     /// The ratio of these.
     pub out_ratio: f64,
+    /// The same of values that all get keys of their own.
+    pub set_new_mb_per_s: f64,
+    /// Extents that were written, divided by that.
+    pub out_new_ratio: f64,
     /// Times of reads of pages in no order, µs: the median, and the 99th percentile.
     pub read_us: [f64; 2],
     /// Those of redis-benchmark's GET of values as long as a page's object, by one client.
@@ -103,6 +109,7 @@ pub fn run(options: &RemoteOptions) -> Result<RemoteReport> {
     let each = |of: fn(&Ours) -> f64| ours.iter().map(of).collect::<Vec<_>>();
     let other = |of: fn(&Theirs) -> f64| theirs.iter().map(of).collect::<Vec<_>>();
     let (out, set) = (each(|round| round.out_mb_per_s), other(|round| round.set_mb_per_s));
+    let set_new = other(|round| round.set_new_mb_per_s);
     let (p50, p99) = (each(|round| round.read_us[0]), each(|round| round.read_us[1]));
     let (get_p50, get_p99) = (other(|round| round.get_us[0]), other(|round| round.get_us[1]));
     let (single, ordered) = (each(|round| round.pages_per_s[0]), each(|round| round.pages_per_s[1]));
@@ -110,6 +117,8 @@ pub fn run(options: &RemoteOptions) -> Result<RemoteReport> {
         out_mb_per_s: median(&out),
         set_mb_per_s: median(&set),
         out_ratio: median_ratio(&out, &set),
+        set_new_mb_per_s: median(&set_new),
+        out_new_ratio: median_ratio(&out, &set_new),
         read_us: [median(&p50), median(&p99)],
         get_us: [median(&get_p50), median(&get_p99)],
         read_ratios: [median_ratio(&p50, &get_p50), median_ratio(&p99, &get_p99)],
@@ -134,6 +143,7 @@ struct Ours {
 /// A round of redis-benchmark's.
 struct Theirs {
     set_mb_per_s: f64,
+    set_new_mb_per_s: f64,
     get_us: [f64; 2],
 }
 
@@ -220,16 +230,24 @@ impl Server {
         }
     }
 
-    /// Runs redis-benchmark: SET of extents, then GET of values of `get_bytes`.
+    /// Runs redis-benchmark: SET of extents, to one key and to new ones, then GET of values of `get_bytes`.
     fn benchmark(&self, get_bytes: usize) -> Result<Theirs> {
         let extent_bytes = <RedisStore as Objects>::OBJECT_BYTES;
-        let [clients, pipeline, sets] = [SET_CLIENTS, SET_PIPELINE, SETS].map(|number| number.to_string());
-        let set = ["-t", "set", "-c", &clients, "-P", &pipeline, "-n", &sets, "-d"];
-        let [per_s, _, _] = self.run(&set, extent_bytes, "SET")?;
+        let [clients, pipeline] = [SET_CLIENTS, SET_PIPELINE].map(|number| number.to_string());
+        let set = |sets: usize, keys: &[&str]| {
+            let sets = sets.to_string();
+            let args = ["-t", "set", "-c", &clients, "-P", &pipeline, "-n", &sets];
+            let [per_s, _, _] = self.run(&[&args[..], keys, &["-d"]].concat(), extent_bytes, "SET")?;
+            Ok::<f64, Error>(per_s * extent_bytes as f64 / 1e6)
+        };
+        let set_mb_per_s = set(SETS, &[])?;
+        let set_new_mb_per_s = set(NEW_SETS, &["-r", "1000000000"])?;
+        let mut flush = Command::new("redis-cli");
+        run_to_end(flush.args(["-p", &self.port.to_string(), "flushall"]), WITHIN)?;
         let gets = GETS.to_string();
         let get = ["-t", "set,get", "-c", "1", "-n", &gets, "-d"];
         let [_, p50_ms, p99_ms] = self.run(&get, get_bytes, "GET")?;
-        Ok(Theirs { set_mb_per_s: per_s * extent_bytes as f64 / 1e6, get_us: [p50_ms * 1e3, p99_ms * 1e3] })
+        Ok(Theirs { set_mb_per_s, set_new_mb_per_s, get_us: [p50_ms * 1e3, p99_ms * 1e3] })
     }
 
     /// Returns commands a second, and the median and the 99th percentile of their times in ms.
@@ -268,6 +286,13 @@ impl fmt::Display for RemoteReport {
             ]);
         };
         row("extents out / SET, MB/s", self.out_mb_per_s, self.set_mb_per_s, self.out_ratio, 0);
+        row(
+            "extents out / SET of new keys, MB/s",
+            self.out_mb_per_s,
+            self.set_new_mb_per_s,
+            self.out_new_ratio,
+            0,
+        );
         row("a page in / GET, p50 µs", self.read_us[0], self.get_us[0], self.read_ratios[0], 0);
         row("a page in / GET, p99 µs", self.read_us[1], self.get_us[1], self.read_ratios[1], 0);
         writeln!(f, "{table}")?;
@@ -299,7 +324,13 @@ mod tests {
             return;
         }
         let report = run(&RemoteOptions::small()).unwrap();
-        let figures = [report.out_ratio, report.read_ratios[0], report.read_ratios[1], report.order_ratio];
+        let figures = [
+            report.out_ratio,
+            report.out_new_ratio,
+            report.read_ratios[0],
+            report.read_ratios[1],
+            report.order_ratio,
+        ];
         assert!(figures.iter().all(|figure| figure.is_finite() && *figure > 0.0), "{report:?}");
         assert!(report.to_string().contains("extents out / SET"), "{report}");
     }

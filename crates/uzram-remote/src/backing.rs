@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::{Notify, Semaphore};
 use uzram::backing::{Backing, Direction, Filling, Health, Seal, Started, Transfer};
+use uzram::store::are_whole;
 use uzram::{Error, ErrorKind, Result};
 
 use crate::breaker::Breaker;
@@ -96,6 +97,8 @@ struct Shared<O> {
     connected: Notify,
     device: DeviceId,
     seal: Arc<Sealer>,
+    /// If it is a part of another backing: its first extent there, and what that one's objects are sealed with.
+    part: OnceLock<(u32, Arc<dyn Seal>)>,
     /// The bytes to use; 0 for as many as the device has, until that is known.
     len_bytes: AtomicU64,
     limits: Limits,
@@ -209,6 +212,7 @@ impl<O: Objects> RemoteBacking<O> {
             connected: Notify::new(),
             device: identity.device,
             seal: Arc::new(identity.sealer()?),
+            part: OnceLock::new(),
             len_bytes: AtomicU64::new(len_bytes.map_or(0, whole::<O>)),
             limits,
             breaker: Breaker::default(),
@@ -254,6 +258,20 @@ impl<O: Objects> Backing for RemoteBacking<O> {
         self.shared.objects.get().map_or(0, |objects| objects.home(extent))
     }
 
+    fn placement_generation(&self) -> u64 {
+        self.shared.objects.get().map_or(0, Objects::placement_generation)
+    }
+
+    fn is_at_risk(&self, _extent: u32, filling: Filling) -> bool {
+        self.shared.objects.get().is_some_and(|objects| objects.is_at_risk(filling.home))
+    }
+
+    fn become_part(&self, first_extent: u32, seal: Option<&Arc<dyn Seal>>) {
+        // Once.
+        let seal = seal.map_or_else(|| Arc::<Sealer>::clone(&self.shared.seal) as Arc<dyn Seal>, Arc::clone);
+        let _ = self.shared.part.set((first_extent, seal));
+    }
+
     /// Fails the second time: the numbers of extents and generations begin anew in each store, and name other objects.
     fn begin(&self) -> Result<()> {
         match self.shared.has_begun.swap(true, Ordering::Relaxed) {
@@ -288,6 +306,14 @@ impl<O: Objects> Backing for RemoteBacking<O> {
             let ending = objects.end_lease(self.shared.device);
             let _ = runtime.block_on(async { tokio::time::timeout(LEASE_ENDS_WITHIN, ending).await });
         }
+    }
+
+    fn read_here(&self, offset: u64, filling: Filling, out: &mut [u8]) -> bool {
+        let (key, at) = self.shared.key(offset, filling);
+        self.shared
+            .objects
+            .get()
+            .is_some_and(|objects| objects.get_here(key, at, out) && self.shared.is_whole(key, at, out))
     }
 
     fn start(&self, transfer: Transfer) {
@@ -402,9 +428,27 @@ impl<O: Objects> Shared<O> {
     }
 
     async fn read(&self, key: ObjectKey, at: usize, out: &mut [u8]) -> Result<()> {
-        let reading = async { self.objects().await.get(key, at, out).await };
+        let reading = async {
+            let objects = self.objects().await;
+            objects.get(key, at, out).await?;
+            let is_whole = |read: &[u8]| self.is_whole(key, at, read);
+            if !is_whole(out) {
+                // The reader finds out whether another copy was better.
+                objects.get_whole(key, at, out, &is_whole).await;
+            }
+            Ok::<(), Error>(())
+        };
         let read = tokio::time::timeout(self.limits.read_deadline, reading).await;
         read.unwrap_or_else(|_| Err(self.expired("read")))
+    }
+
+    /// Returns whether what was read from an object, beginning with a page's, is as it was sealed.
+    fn is_whole(&self, key: ObjectKey, at: usize, read: &[u8]) -> bool {
+        let generation = key.filling.generation;
+        match self.part.get() {
+            None => are_whole(&*self.seal, read, key.extent, generation, at),
+            Some((first, seal)) => are_whole(&**seal, read, first + key.extent, generation, at),
+        }
     }
 
     async fn write(&self, key: ObjectKey, bytes: &[u8]) -> Result<()> {

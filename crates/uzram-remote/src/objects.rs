@@ -62,6 +62,16 @@ pub trait Objects: Send + Sync + 'static {
     /// Returns what the store wants to know again about an object of that extent ([`Filling::home`]).
     fn home(&self, extent: u32) -> u32;
 
+    /// Returns a number that changes when objects may be in danger; 0 at first.
+    fn placement_generation(&self) -> u64 {
+        0
+    }
+
+    /// Returns whether copies of the objects with a home have been lost for good, or would be lost together.
+    fn is_at_risk(&self, _home: u32) -> bool {
+        false
+    }
+
     /// Stores an object.
     fn put(&self, key: Key, bytes: &[u8]) -> impl Future<Output = Result<()>> + Send;
 
@@ -70,6 +80,23 @@ pub trait Objects: Send + Sync + 'static {
     /// # Errors
     /// `NotFound` if there is no such object.
     fn get(&self, key: Key, at: usize, out: &mut [u8]) -> impl Future<Output = Result<()>> + Send;
+
+    /// Reads as [`Objects::get`] does, on the calling thread, if that is faster. Returns false if it has to be done otherwise.
+    fn get_here(&self, _key: Key, _at: usize, _out: &mut [u8]) -> bool {
+        false
+    }
+
+    /// Called when what [`Objects::get`] read is damaged: reads the same from each copy, one after the other, until
+    /// `is_whole` returns that it is not. Whether there is one that is not damaged is up to the caller to find out.
+    fn get_whole(
+        &self,
+        _key: Key,
+        _at: usize,
+        _out: &mut [u8],
+        _is_whole: &(dyn Fn(&[u8]) -> bool + Sync),
+    ) -> impl Future<Output = ()> + Send {
+        async {}
+    }
 
     /// Removes objects, and returns those of which it is not known that they are gone.
     fn remove(&self, keys: Vec<Key>) -> impl Future<Output = Vec<Key>> + Send;

@@ -13,7 +13,7 @@ use rustix::process::Signal;
 use uzram::ErrorKind;
 use uzram::backing::{Backing, Buffers, Direction, Filling};
 use uzram::random::Random;
-use uzram::store::{BackingOptions, PageNo, Store, StoreBuilder, Writeback, WritebackLayout};
+use uzram::store::{BackingOptions, PageNo, PolicyThread, Store, StoreBuilder, Writeback, WritebackLayout};
 use uzram::units::PAGE_SIZE;
 use uzram_remote::{Address, Credentials, Identity, Limits, RedisStore, RemoteBacking, Swept, sweep};
 
@@ -132,6 +132,74 @@ fn with_two_copies_a_master_may_be_lost() {
     assert!(store.backing_stats().pages >= u64::from(PAGES) / 2);
     check(&store, 2);
     assert_eq!((store.backing_stats().failed_reads, store.backing_stats().lost_reads), (0, 0));
+}
+
+/// A slot with an object is given to another master, the object first: the old one says where it is, then where the slot is.
+#[test]
+fn an_object_is_found_while_its_slot_moves() {
+    if !able() {
+        return;
+    }
+    let cluster = Cluster::start(3, 0, true);
+    let backing = Arc::new(open(&cluster.address(), 1).unwrap());
+    let store = store_on(&backing);
+    fill(&store, 1);
+    let [from, to, _] = &cluster.nodes[..] else { panic!("three nodes") };
+    let ask = |node: &Redis, command: &[&str]| node.ask(command).trim().to_owned();
+    let is_object = |key: &str| key.starts_with("uzram:") && !key.ends_with("lease");
+    let keys = ask(from, &["keys", "*"]);
+    let key = keys.lines().find(|key| is_object(key)).expect("each master has some");
+    let slot = ask(from, &["cluster", "keyslot", key]);
+    let [old, new] = [from, to].map(|node| ask(node, &["cluster", "myid"]));
+    let set = |node: &Redis, rest: &[&str]| {
+        let said = ask(node, &[&["cluster", "setslot", &slot], rest].concat());
+        assert_eq!(said, "OK", "{rest:?}");
+    };
+    set(to, &["importing", &old]);
+    set(from, &["migrating", &new]);
+    let migrated = ask(from, &["migrate", "127.0.0.1", &to.port.to_string(), key, "0", "5000"]);
+    assert_eq!(migrated, "OK");
+    check(&store, 1);
+    assert_eq!(ask(to, &["cluster", "countkeysinslot", &slot]), "1", "it is still there");
+    [to, from].iter().for_each(|node| set(node, &["node", &new]));
+    check(&store, 1);
+    fill(&store, 2);
+    check(&store, 2);
+    let stats = store.backing_stats();
+    assert_eq!((stats.failed_reads, stats.corrupted, stats.lost_reads), (0, 0, 0));
+}
+
+/// A master stays away: what it had is copied again, to masters that are well.
+#[test]
+fn what_has_lost_a_copy_is_copied_again() {
+    if !able() {
+        return;
+    }
+    let cluster = Cluster::start(3, 0, false);
+    let address = Address::parse(&cluster.address()).unwrap();
+    let connect = || async {
+        let store = RedisStore::connect(address, Credentials::default(), 2).await?;
+        store.set_settled_after(Duration::from_millis(500));
+        Ok(store)
+    };
+    let identity = Identity::new().unwrap();
+    let backing = RemoteBacking::open(&identity, Some(64 << 20), Limits::default(), connect).unwrap();
+    let backing = Arc::new(backing);
+    let store = Arc::new(store_on(&backing));
+    let _policy = PolicyThread::start("test", &store).unwrap();
+    fill(&store, 1);
+    let keys = |node: &Redis| node.ask(&["dbsize"]).trim().parse::<u64>().unwrap();
+    let before: u64 = cluster.nodes.iter().map(keys).sum();
+    cluster.nodes[1].signal(Signal::KILL);
+    // Of all objects there is a copy at each of the two that are left.
+    wait_until("all copies are there again", || {
+        let now = [0, 2].map(|node| keys(&cluster.nodes[node]));
+        // Those of the lease at the dead one are not.
+        now[0] == now[1] && 2 * now[0] + 2 >= before
+    });
+    check(&store, 1);
+    let stats = store.backing_stats();
+    assert_eq!((stats.failed_reads, stats.corrupted, stats.lost_reads), (0, 0, 0), "{stats:?}");
 }
 
 #[test]

@@ -2,34 +2,22 @@
 
 use std::time::Duration;
 
-use redis::aio::{ConnectionLike, ConnectionManager, ConnectionManagerConfig, MultiplexedConnection};
-use redis::cluster::ClusterClient;
-use redis::cluster_async::ClusterConnection;
-use redis::cluster_read_routing::RandomReplicaStrategy;
-use redis::cluster_routing::{Route, RoutingInfo, SingleNodeRoutingInfo, Slot, SlotAddr};
 use redis::io::tcp::TcpSettings;
 use redis::{
-    AsyncConnectionConfig, Cmd, ConnectionAddr, ConnectionInfo, IntoConnectionInfo, RedisConnectionInfo,
-    RedisError, RedisResult, Value,
+    AsyncConnectionConfig, ConnectionAddr, ConnectionInfo, IntoConnectionInfo, RedisConnectionInfo,
+    RedisResult, Value,
 };
 use serde::{Deserialize, Serialize};
-use tokio::task::JoinSet;
 use uzram::{Error, ErrorKind, Result};
 
+use super::client::{ANSWER_WITHIN, Client};
 use super::failures::explain;
-use super::topology::Topology;
+use super::link::CONNECTED_WITHIN;
+use super::topology::{Master, Topology};
 use crate::{Address, SETTING, Server};
 
 /// How long connecting may take, with all checks.
 pub(super) const WITHIN: Duration = Duration::from_secs(5);
-/// How long the connection to one server may take.
-const SERVER_WITHIN: Duration = Duration::from_secs(1);
-/// How long an answer of one server may take, before the client may try again.
-pub(super) const ANSWER_WITHIN: Duration = Duration::from_secs(1);
-/// How often the client tries again, within the deadline of a request.
-const TRIES: u32 = 8;
-/// Milliseconds between tries, at first and at most.
-const TRY_AFTER_MS: (u64, u64) = (20, 200);
 
 /// A login. Not shown by `Debug`.
 #[derive(Clone, Default, Serialize, Deserialize)]
@@ -44,13 +32,6 @@ impl std::fmt::Debug for Credentials {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("Credentials")
     }
-}
-
-/// A connection to a server, or connections to all nodes of a cluster. A clone is a handle to the same ones.
-#[derive(Clone)]
-pub(super) enum Client {
-    Single(ConnectionManager),
-    Cluster(ClusterConnection),
 }
 
 /// What a server says about itself: the answer to `INFO`.
@@ -75,37 +56,26 @@ impl Info {
     }
 }
 
-/// Returns connections for reads, and others for writes.
-pub(super) async fn connect(address: &Address, credentials: &Credentials) -> Result<(Client, Client)> {
+/// Connects to a server, or to the cluster that it belongs to.
+pub(super) async fn connect(address: &Address, credentials: &Credentials) -> Result<Client> {
     if address.tls {
         // Another library of the program may have chosen one.
         let _ = rustls::crypto::ring::default_provider().install_default();
     }
     let (first, info) = first_that_answers(address, credentials).await?;
     let is_cluster = info.get("cluster_enabled") == Some("1") || info.get("redis_mode") == Some("cluster");
-    let failed = |error: RedisError| explain(address, &error);
     if !is_cluster {
-        let of_server = |server| connection_info(address, server, credentials).map_err(failed);
-        let (reads, writes) = (of_server(&first)?, of_server(&first)?);
-        return Ok((single(reads).await.map_err(failed)?, single(writes).await.map_err(failed)?));
+        return Ok(Client::of_server(address, credentials, first));
     }
     if address.database > 0 {
         let what = format!("{address} is a cluster, which has no database but 0");
         return Err(Error::new(ErrorKind::Unsupported, what).with_setting(SETTING));
     }
-    let servers = || address.servers.iter().map(|server| connection_info(address, server, credentials));
-    let mut clients = Vec::new();
-    for _ in 0..2 {
-        let servers = servers().collect::<RedisResult<Vec<_>>>().map_err(failed)?;
-        clients.push(cluster(servers).await.map_err(failed)?);
-    }
-    match <[Client; 2]>::try_from(clients) {
-        Ok([reads, writes]) => Ok((reads, writes)),
-        Err(_) => Err(Error::new(ErrorKind::Io, "no connections")),
-    }
+    Client::of_cluster(address, credentials).await.map_err(|error| explain(address, &error))
 }
 
-fn connection_info(
+/// Returns how to reach a server.
+pub(super) fn connection_info(
     address: &Address,
     server: &Server,
     credentials: &Credentials,
@@ -145,153 +115,63 @@ async fn ask(address: &Address, server: &Server, credentials: &Credentials) -> R
     let address = Address { database: 0, ..address.clone() };
     let client = redis::Client::open(connection_info(&address, server, credentials)?)?;
     let limits = AsyncConnectionConfig::new()
-        .set_connection_timeout(Some(SERVER_WITHIN))
+        .set_connection_timeout(Some(CONNECTED_WITHIN))
         .set_response_timeout(Some(ANSWER_WITHIN));
-    let mut connection: MultiplexedConnection =
-        client.get_multiplexed_async_connection_with_config(&limits).await?;
-    Ok(Info::parse(&connection.req_packed_command(&redis::cmd("INFO")).await?.extract_error()?))
+    let mut connection = client.get_multiplexed_async_connection_with_config(&limits).await?;
+    Ok(Info::parse(&connection.send_packed_command(&redis::cmd("INFO")).await?.extract_error()?))
 }
 
-async fn single(info: ConnectionInfo) -> RedisResult<Client> {
-    let config = ConnectionManagerConfig::new()
-        .set_connection_timeout(Some(SERVER_WITHIN))
-        .set_response_timeout(Some(ANSWER_WITHIN))
-        .set_min_delay(Duration::from_millis(TRY_AFTER_MS.0))
-        .set_max_delay(Duration::from_millis(TRY_AFTER_MS.1))
-        .set_number_of_retries(TRIES as usize);
-    Ok(Client::Single(ConnectionManager::new_with_config(redis::Client::open(info)?, config).await?))
+/// Checks that a server, or the nodes of a cluster, keep what they are given. Returns the masters that are well, in a
+/// cluster; its replicas may be away.
+///
+/// # Errors
+/// `Unsupported` if one of them may evict keys; if not all masters are well, or with `two` copies fewer than two, what is
+/// wrong with one.
+pub(super) async fn check(client: &Client, address: &Address, two: bool) -> Result<Topology> {
+    let topology = client.read_topology().await.map_err(|error| explain(address, &error))?;
+    let (mut well, mut failure) = (Vec::new(), None);
+    for (node, answer) in client.send_to_each(&redis::cmd("INFO"), &topology.nodes).await {
+        let name = if client.is_cluster { format!("{node} of {address}") } else { address.to_string() };
+        let info = answer.map(|answer| Info::parse(&answer));
+        let checked = info.and_then(|info| check_server(&name, &info, client.is_cluster).map(|()| info));
+        match checked {
+            Ok(info) => well.push((node, info.get("run_id").unwrap_or_default().to_owned())),
+            Err(error) if error.kind() == ErrorKind::Unsupported => return Err(error),
+            Err(error) if topology.masters.iter().any(|master| master.server == node) => {
+                failure = Some(error)
+            }
+            Err(_) => {}
+        }
+    }
+    let is_well = |master: &Master| {
+        let (_, run_id) = well.iter().find(|(node, _)| *node == master.server)?;
+        Some(Master { run_id: run_id.clone(), ..master.clone() })
+    };
+    let masters: Vec<_> = topology.masters.iter().filter_map(is_well).collect();
+    let enough = if two { masters.len() >= 2 } else { masters.len() == topology.masters.len() };
+    match failure {
+        Some(failure) if !enough => Err(failure),
+        _ => Ok(Topology { masters, nodes: topology.nodes.clone() }),
+    }
 }
 
-async fn cluster(servers: Vec<ConnectionInfo>) -> RedisResult<Client> {
-    let client = ClusterClient::builder(servers)
-        .connection_timeout(SERVER_WITHIN)
-        .response_timeout(ANSWER_WITHIN)
-        // The caller has a deadline.
-        .overall_response_timeout(None)
-        .retries(TRIES)
-        .min_retry_wait(TRY_AFTER_MS.0)
-        .max_retry_wait(TRY_AFTER_MS.1)
-        .tcp_settings(TcpSettings::default().set_nodelay(true))
-        // Connections to replicas, too; each request says where it goes.
-        .read_routing_strategy(RandomReplicaStrategy)
-        .build()?;
-    Ok(Client::Cluster(client.get_async_connection().await?))
-}
-
-impl Client {
-    /// Sends a command that concerns one key, to the node that has its slot.
-    pub(super) async fn send(&self, command: Cmd, key: &str, to: SlotAddr) -> RedisResult<Value> {
-        match self {
-            Client::Single(connection) => {
-                connection.clone().req_packed_command(&command).await?.extract_error()
-            }
-            Client::Cluster(connection) => {
-                let route = Route::with_slot(Slot::for_key(key), to);
-                let routing = RoutingInfo::SingleNode(SingleNodeRoutingInfo::SpecificNode(route));
-                connection.clone().route_command(command, routing).await?.extract_error()
-            }
-        }
-    }
-
-    /// Sends a command to any node.
-    pub(super) async fn send_to_any(&self, command: Cmd) -> RedisResult<Value> {
-        match self {
-            Client::Single(connection) => {
-                connection.clone().req_packed_command(&command).await?.extract_error()
-            }
-            Client::Cluster(connection) => {
-                let routing = RoutingInfo::SingleNode(SingleNodeRoutingInfo::RandomPrimary);
-                connection.clone().route_command(command, routing).await?.extract_error()
-            }
-        }
-    }
-
-    /// Sends a command to each of some nodes of a cluster, all at a time, and returns each one's answer.
-    pub(super) async fn send_to_each(
-        &self,
-        address: &Address,
-        command: &Cmd,
-        nodes: Vec<Server>,
-    ) -> Vec<(Server, Result<Value>)> {
-        let Client::Cluster(connection) = self else { return Vec::new() };
-        let mut asked = JoinSet::new();
-        for node in nodes {
-            let (mut connection, command, address) = (connection.clone(), command.clone(), address.clone());
-            asked.spawn(async move {
-                let (host, port) = (node.host.clone(), node.port);
-                let routing = RoutingInfo::SingleNode(SingleNodeRoutingInfo::ByAddress { host, port });
-                let asking = connection.route_command(command, routing);
-                let answer = match tokio::time::timeout(ANSWER_WITHIN, asking).await {
-                    Ok(answer) => {
-                        answer.and_then(Value::extract_error).map_err(|error| explain(&address, &error))
-                    }
-                    Err(_) => {
-                        let what = format!("{node} of {address} does not answer");
-                        Err(Error::new(ErrorKind::Io, what).with_setting(SETTING))
-                    }
-                };
-                (node, answer)
-            });
-        }
-        asked.join_all().await
-    }
-
-    /// Checks that a server, or the nodes of a cluster, keep what they are given. Returns the masters that are well, in a
-    /// cluster; its replicas may be away.
-    ///
-    /// # Errors
-    /// `Unsupported` if one of them may evict keys; if not all masters are well, or with `two` copies fewer than two, what is
-    /// wrong with one.
-    pub(super) async fn check(&self, address: &Address, two: bool) -> Result<Topology> {
-        let command = redis::cmd("INFO");
-        if let Client::Single(connection) = self {
-            let answer = connection.clone().req_packed_command(&command).await.and_then(Value::extract_error);
-            let answer = answer.map_err(|error| explain(address, &error))?;
-            check_server(&address.to_string(), &Info::parse(&answer), false)?;
-            return Ok(Topology::default());
-        }
-        let topology = Topology::read(self).await.map_err(|error| explain(address, &error))?;
-        let (mut well, mut failure) = (Vec::new(), None);
-        for (node, answer) in self.send_to_each(address, &command, topology.nodes.clone()).await {
-            let of_node = format!("{node} of {address}");
-            match answer.and_then(|answer| check_server(&of_node, &Info::parse(&answer), true)) {
-                Ok(()) => well.push(node),
-                Err(error) if error.kind() == ErrorKind::Unsupported => return Err(error),
-                Err(error) if topology.masters.iter().any(|master| master.server == node) => {
-                    failure = Some(error)
-                }
-                Err(_) => {}
-            }
-        }
-        let (masters, away): (Vec<_>, Vec<_>) =
-            topology.masters.into_iter().partition(|master| well.contains(&master.server));
-        let enough = if two { masters.len() >= 2 } else { away.is_empty() };
-        match failure {
-            Some(failure) if !enough => Err(failure),
-            _ => Ok(Topology { masters, nodes: topology.nodes }),
-        }
-    }
-
-    /// Checks that keys can be read and written while a master without replicas is down: each master's
-    /// `cluster-require-full-coverage` is `no`.
-    pub(super) async fn check_coverage(&self, address: &Address) -> Result<()> {
-        const NAME: &str = "cluster-require-full-coverage";
-        let mut command = redis::cmd("CONFIG");
-        command.arg("GET").arg(NAME);
-        let topology = Topology::read(self).await.map_err(|error| explain(address, &error))?;
-        let masters = topology.masters.into_iter().map(|master| master.server).collect();
-        let answers = self.send_to_each(address, &command, masters).await;
-        let why = answers.into_iter().find_map(|(node, answer)| match answer {
-            Ok(answer) if text_values(&answer).iter().any(|value| value == "no") => None,
-            Ok(_) => Some(format!("{node} has another one")),
-            Err(error) => Some(format!("that of {node} cannot be read: {error}")),
-        });
-        let Some(why) = why else { return Ok(()) };
-        let what = format!(
-            "two copies need '{NAME} no' at each master, as otherwise no key can be read while one is down: {why}"
-        );
-        Err(Error::new(ErrorKind::Unsupported, what).with_setting("backing_copies"))
-    }
+/// Checks that keys can be read and written while a master without replicas is down: each master's
+/// `cluster-require-full-coverage` is `no`.
+pub(super) async fn check_coverage(client: &Client) -> Result<()> {
+    const NAME: &str = "cluster-require-full-coverage";
+    let mut command = redis::cmd("CONFIG");
+    command.arg("GET").arg(NAME);
+    let answers = client.send_to_each(&command, &client.topology().masters()).await;
+    let why = answers.into_iter().find_map(|(node, answer)| match answer {
+        Ok(answer) if text_values(&answer).iter().any(|value| value == "no") => None,
+        Ok(_) => Some(format!("{node} has another one")),
+        Err(error) => Some(format!("that of {node} cannot be read: {error}")),
+    });
+    let Some(why) = why else { return Ok(()) };
+    let what = format!(
+        "two copies need '{NAME} no' at each master, as otherwise no key can be read while one is down: {why}"
+    );
+    Err(Error::new(ErrorKind::Unsupported, what).with_setting("backing_copies"))
 }
 
 /// Checks what a server says about itself.

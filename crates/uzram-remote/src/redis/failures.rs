@@ -25,9 +25,6 @@ pub(super) fn explain(address: &Address, error: &RedisError) -> Error {
         Kind::Server(ServerErrorKind::ReadOnly) => (ErrorKind::Unsupported, "is a replica. Name its master"),
         Kind::Server(ServerErrorKind::ClusterDown) => (ErrorKind::Io, "says that its cluster is down"),
         Kind::Server(ServerErrorKind::MasterDown) => (ErrorKind::Io, "has lost its master"),
-        Kind::ClusterConnectionNotFound => {
-            (ErrorKind::Io, "cannot be reached: a node of its cluster does not answer")
-        }
         _ if code == "NOAUTH" => (ErrorKind::Permission, "wants a password"),
         _ if code == "WRONGPASS" => (ErrorKind::Permission, "refuses the user or the password"),
         _ if code == "OOM" => (ErrorKind::NoSpace, "is full: its maxmemory is reached"),

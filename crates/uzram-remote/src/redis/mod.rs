@@ -1,57 +1,65 @@
 //! Redis and Valkey: a single server, or a cluster.
 //!
+//! - `client.rs`: sending each command to the node that has its slot
 //! - `connect.rs`: connecting, and what a server must be like
+//! - `direct.rs`: reads from a single server, on the thread that wants the bytes
 //! - `failures.rs`: what the client's errors mean
 //! - `hedge.rs`: when a read that takes long is asked for elsewhere, too
+//! - `link.rs`: a connection to one node, made anew when it fails
+//! - `placement.rs`: where copies are put, and which are in danger
 //! - `sweep.rs`: going through the keys for a sweep
 //! - `topology.rs`: which master has which slots, and the two slots of an object that has two copies
 //!
-//! An object is the value of a key, `uzram:DEVICE[:{TAG}]:EXTENT:GENERATION`. Reads and writes have connections of their
-//! own, so that a small read does not wait behind large writes.
+//! An object is the value of a key, `uzram:DEVICE[:{TAG}]:EXTENT:GENERATION`. Any part of it can
+//! be read.
 
+mod client;
 mod connect;
+mod direct;
 mod failures;
 mod hedge;
+mod link;
+mod placement;
 mod sweep;
 mod topology;
 
-use std::sync::Mutex;
-use std::time::Instant;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-use redis::Value;
-use redis::cluster_routing::SlotAddr;
+use redis::{Cmd, Value};
 use tokio::task::JoinSet;
 use uzram::{Error, ErrorKind, Result};
 
 use crate::address::MAX_SERVERS;
 use crate::objects::{DeviceId, Key, Objects, take};
 use crate::sweep::{LEASE, LEASE_S};
-use crate::{Address, SETTING, lock};
+use crate::{Address, SETTING};
 
-use connect::Client;
+use client::{Client, Role, Use};
 pub use connect::Credentials;
+use direct::Direct;
 use failures::{explain, odd_answer};
 use hedge::Latencies;
+use placement::Placement;
 pub(crate) use sweep::sweep;
-use topology::Topology;
+use topology::{Topology, slot_of};
 
 /// The bytes of an extent: client and server copy an object as a whole, and other requests wait meanwhile.
 const OBJECT_BYTES: usize = 256 << 10;
+/// How long a read is tried again while nodes cannot be reached: a little less than its deadline, which would not tell why…
+const READ_AGAIN_FOR: Duration = Duration::from_millis(2800);
+/// …and how often.
+const READ_EVERY: Duration = Duration::from_millis(50);
 
 /// Objects in a Redis or Valkey server, or in a cluster.
 pub struct RedisStore {
     address: Address,
-    copies: Copies,
-    reads: Client,
-    writes: Client,
+    /// Where the copies are, if there are two of each object.
+    placement: Option<Placement>,
+    client: Arc<Client>,
+    /// If it is a single server.
+    direct: Option<Direct>,
     latencies: Latencies,
-}
-
-/// How many copies of an object there are.
-enum Copies {
-    One,
-    /// In slots of different masters.
-    Two(Mutex<Topology>),
 }
 
 impl RedisStore {
@@ -74,33 +82,46 @@ impl RedisStore {
     /// # Errors
     /// `Io` if no server answers; `Permission` if it wants another login.
     pub async fn reconnect(address: Address, credentials: Credentials, copies: u8) -> Result<RedisStore> {
-        let (reads, writes) = connect::connect(&address, &credentials).await?;
-        let copies = match copies {
+        let client = connect::connect(&address, &credentials).await?;
+        let placement = match copies {
             // Until the next check, nothing is written.
-            2 => Copies::Two(Mutex::new(Topology::default())),
-            _ => Copies::One,
+            2 => Some(Placement::new(1)),
+            _ => None,
         };
-        let store = RedisStore { address, copies, reads, writes, latencies: Latencies::default() };
+        let store = RedisStore::new(address, placement, client)?;
         // If that fails, it is tried again.
         let _ = store.check().await;
         Ok(store)
     }
 
+    fn new(address: Address, placement: Option<Placement>, client: Client) -> Result<RedisStore> {
+        let direct = client.direct().map_err(|error| explain(&address, &error))?;
+        let client = Arc::new(client);
+        Ok(RedisStore { address, placement, client, direct, latencies: Latencies::default() })
+    }
+
     async fn connect_and_check(address: Address, credentials: Credentials, copies: u8) -> Result<RedisStore> {
         let refused = |what: &'static str| Err(Error::invalid(what).with_setting("backing_copies"));
-        let (reads, writes) = connect::connect(&address, &credentials).await?;
-        let copies = match (copies, &reads) {
-            (1, _) => Copies::One,
-            (2, Client::Single(_)) => return refused("two copies need a cluster; this is a single server"),
-            (2, Client::Cluster(_)) => {
-                reads.check_coverage(&address).await?;
-                Copies::Two(Mutex::new(Topology::default()))
+        let client = connect::connect(&address, &credentials).await?;
+        let placement = match copies {
+            1 => None,
+            2 if !client.is_cluster => return refused("two copies need a cluster; this is a single server"),
+            2 => {
+                connect::check_coverage(&client).await?;
+                Some(Placement::new(0))
             }
             _ => return refused("an object has one copy, or two"),
         };
-        let store = RedisStore { address, copies, reads, writes, latencies: Latencies::default() };
+        let store = RedisStore::new(address, placement, client)?;
         store.check().await?;
         Ok(store)
+    }
+
+    /// Sets how long masters are away, or have moved slots, before copies are moved; 30 s by default.
+    pub fn set_settled_after(&self, time: Duration) {
+        if let Some(placement) = &self.placement {
+            placement.set_settled_after(time);
+        }
     }
 
     /// Returns the address, with all nodes of the cluster instead of those that were named.
@@ -108,8 +129,7 @@ impl RedisStore {
     /// # Errors
     /// `Io` if they cannot be asked for.
     pub async fn address_of_all(&self) -> Result<Address> {
-        let Client::Cluster(_) = &self.reads else { return Ok(self.address.clone()) };
-        let topology = Topology::read(&self.reads).await.map_err(|error| explain(&self.address, &error))?;
+        let topology = self.client.read_topology().await.map_err(|error| explain(&self.address, &error))?;
         let named = self.address.servers.iter().filter(|server| !topology.nodes.contains(server));
         let servers = topology.nodes.iter().chain(named).take(MAX_SERVERS).cloned().collect();
         Ok(Address { servers, ..self.address.clone() })
@@ -128,41 +148,72 @@ impl RedisStore {
     }
 
     async fn set(&self, name: &str, bytes: &[u8]) -> Result<()> {
-        let mut command = redis::cmd("SET");
-        command.arg(name).arg(bytes);
-        self.set_by(command, name).await
+        let mut command = Cmd::with_capacity(3, "SET".len() + name.len() + bytes.len());
+        command.arg("SET").arg(name).arg(bytes);
+        self.set_by(&command, name).await
     }
 
-    async fn set_by(&self, command: redis::Cmd, name: &str) -> Result<()> {
-        match self.writes.send(command, name, SlotAddr::Master).await {
+    async fn set_by(&self, command: &Cmd, name: &str) -> Result<()> {
+        let slot = slot_of(name);
+        match self.client.send(command, slot, Role::Master, Use::Writes).await {
             Ok(Value::Okay) => Ok(()),
-            Ok(_) => Err(odd_answer(&self.address)),
+            Ok(_) => {
+                self.client.renew(slot, Use::Writes);
+                Err(odd_answer(&self.address))
+            }
             Err(error) => Err(explain(&self.address, &error)),
         }
     }
 
     /// Reads from one node.
-    async fn get_range(&self, name: &str, at: usize, len_bytes: usize, from: SlotAddr) -> Result<Vec<u8>> {
-        let mut command = redis::cmd("GETRANGE");
-        command.arg(name).arg(at).arg(at + len_bytes.max(1) - 1);
-        match self.reads.send(command, name, from).await {
+    async fn get_range(&self, name: &str, at: usize, len_bytes: usize, from: Role) -> Result<Vec<u8>> {
+        let slot = slot_of(name);
+        match self.client.send(&get_range(name, at, len_bytes), slot, from, Use::Reads).await {
             // An object has bytes wherever something is read that was written.
             Ok(Value::BulkString(bytes)) if bytes.is_empty() => {
                 Err(Error::new(ErrorKind::NotFound, format!("{} has lost an object", self.address)))
             }
-            Ok(Value::BulkString(bytes)) => Ok(bytes),
-            Ok(_) => Err(odd_answer(&self.address)),
+            Ok(Value::BulkString(bytes)) if bytes.len() <= len_bytes => Ok(bytes),
+            Ok(_) => {
+                self.client.renew(slot, Use::Reads);
+                Err(odd_answer(&self.address))
+            }
             Err(error) => Err(explain(&self.address, &error)),
         }
     }
 
+    /// Reads the first copy; the second, or a replica's, if that fails or takes longer than most reads.
+    async fn get_either(&self, key: Key, at: usize, len_bytes: usize) -> Result<Vec<u8>> {
+        let (name, second) = self.names(key);
+        let started = Instant::now();
+        let first = self.get_range(&name, at, len_bytes, Role::Master);
+        let other = async {
+            match &second {
+                Some(second) => self.get_range(second, at, len_bytes, Role::Master).await,
+                None => self.get_range(&name, at, len_bytes, Role::Replica).await,
+            }
+        };
+        let read = match self.client.is_cluster {
+            true => hedge::either(first, other, self.latencies.hedge_after()).await,
+            false => first.await,
+        };
+        self.latencies.note(started.elapsed());
+        read
+    }
+
     /// Removes a key; returns whether it is gone.
-    async fn unlink(writes: &Client, name: &str) -> bool {
+    async fn unlink(client: &Client, name: &str) -> bool {
         let mut command = redis::cmd("UNLINK");
         command.arg(name);
-        let asking = writes.send(command, name, SlotAddr::Master);
-        matches!(tokio::time::timeout(connect::ANSWER_WITHIN, asking).await, Ok(Ok(Value::Int(_))))
+        let asking = client.send(&command, slot_of(name), Role::Master, Use::Writes);
+        matches!(tokio::time::timeout(client::ANSWER_WITHIN, asking).await, Ok(Ok(Value::Int(_))))
     }
+}
+
+fn get_range(name: &str, at: usize, len_bytes: usize) -> Cmd {
+    let mut command = redis::cmd("GETRANGE");
+    command.arg(name).arg(at).arg(at + len_bytes.max(1) - 1);
+    command
 }
 
 /// Returns the keys of something of a device: one, or with a home two, in its slots.
@@ -198,16 +249,21 @@ impl Objects for RedisStore {
     const OBJECT_BYTES: usize = OBJECT_BYTES;
 
     fn home(&self, extent: u32) -> u32 {
-        match &self.copies {
-            Copies::One => 0,
-            Copies::Two(topology) => lock(topology).home(extent),
-        }
+        self.placement.as_ref().map_or(0, |placement| placement.home(extent))
+    }
+
+    fn placement_generation(&self) -> u64 {
+        self.placement.as_ref().map_or(0, Placement::generation)
+    }
+
+    fn is_at_risk(&self, home: u32) -> bool {
+        self.placement.as_ref().is_some_and(|placement| placement.is_at_risk(home))
     }
 
     /// Stores both copies, or fails.
     async fn put(&self, key: Key, bytes: &[u8]) -> Result<()> {
-        if let Copies::Two(topology) = &self.copies {
-            lock(topology).check(key.filling.home)?;
+        if let Some(placement) = &self.placement {
+            placement.check(key.filling.home)?;
         }
         let (first, second) = self.names(key);
         let Some(second) = second else { return self.set(&first, bytes).await };
@@ -215,25 +271,49 @@ impl Objects for RedisStore {
         one.and(other)
     }
 
-    /// Reads the first copy; the second, or a replica's, if that fails or takes longer than most reads.
+    /// Tries again, for a while, if neither copy can be reached.
     async fn get(&self, key: Key, at: usize, out: &mut [u8]) -> Result<()> {
-        let (name, second) = self.names(key);
         let started = Instant::now();
-        let len_bytes = out.len();
-        let first = self.get_range(&name, at, len_bytes, SlotAddr::Master);
-        let other = async {
-            match &second {
-                Some(second) => self.get_range(second, at, len_bytes, SlotAddr::Master).await,
-                None => self.get_range(&name, at, len_bytes, SlotAddr::ReplicaRequired).await,
+        loop {
+            match self.get_either(key, at, out.len()).await {
+                Err(error) if error.kind() == ErrorKind::Io && started.elapsed() < READ_AGAIN_FOR => {
+                    tokio::time::sleep(READ_EVERY).await;
+                }
+                read => return take(&read?, out),
             }
+        }
+    }
+
+    fn get_here(&self, key: Key, at: usize, out: &mut [u8]) -> bool {
+        let command = || get_range(&self.names(key).0, at, out.len());
+        let read = self.direct.as_ref().and_then(|direct| direct.ask(&command()));
+        read.is_some_and(|read| take(&read, out).is_ok())
+    }
+
+    async fn get_whole(
+        &self,
+        key: Key,
+        at: usize,
+        out: &mut [u8],
+        is_whole: &(dyn Fn(&[u8]) -> bool + Sync),
+    ) {
+        let (first, second) = self.names(key);
+        let (second, role) = match &second {
+            Some(second) => (second, Role::Master),
+            None => (&first, Role::Replica),
         };
-        let has_other = second.is_some() || matches!(self.reads, Client::Cluster(_));
-        let read = match has_other {
-            true => hedge::either(first, other, self.latencies.hedge_after()).await,
-            false => first.await,
+        // Other answers may be damaged, or belong to other requests.
+        [&first, second].iter().for_each(|name| self.client.renew(slot_of(name), Use::Reads));
+        let len_bytes = out.len();
+        let read = async |name: &str, role| {
+            let (read, mut whole) = (self.get_range(name, at, len_bytes, role).await?, vec![0; len_bytes]);
+            take(&read, &mut whole)?;
+            is_whole(&whole).then_some(whole).ok_or_else(|| odd_answer(&self.address))
         };
-        self.latencies.note(started.elapsed());
-        take(&read?, out)
+        let (one, other) = (read(&first, Role::Master), read(second, role));
+        if let Ok(whole) = hedge::either(one, other, self.latencies.hedge_after()).await {
+            out.copy_from_slice(&whole);
+        }
     }
 
     /// Does not wait for masters that are known to be away.
@@ -241,14 +321,12 @@ impl Objects for RedisStore {
         let mut asked = JoinSet::new();
         for key in keys {
             let (first, second) = self.names(key);
-            let are_well = match &self.copies {
-                Copies::One => [true, true],
-                Copies::Two(topology) => lock(topology).have(key.filling.home),
-            };
-            let writes = self.writes.clone();
+            let have = |placement: &Placement| placement.have(key.filling.home);
+            let are_well = self.placement.as_ref().map_or([true, true], have);
+            let client = Arc::clone(&self.client);
             asked.spawn(async move {
                 let unlink = async |name: Option<String>, is_well: bool| match name {
-                    Some(name) => is_well && Self::unlink(&writes, &name).await,
+                    Some(name) => is_well && Self::unlink(&client, &name).await,
                     None => true,
                 };
                 let gone = tokio::join!(unlink(Some(first), are_well[0]), unlink(second, are_well[1]));
@@ -262,25 +340,25 @@ impl Objects for RedisStore {
         for name in self.lease_names(device) {
             let mut command = redis::cmd("SET");
             command.arg(&name).arg(rustix::system::uname().nodename().to_bytes()).arg("EX").arg(LEASE_S);
-            self.set_by(command, &name).await?;
+            self.set_by(&command, &name).await?;
         }
         Ok(())
     }
 
     async fn end_lease(&self, device: DeviceId) {
         for name in self.lease_names(device) {
-            Self::unlink(&self.writes, &name).await;
+            Self::unlink(&self.client, &name).await;
         }
     }
 
     /// With two copies, some masters may be away: objects go to the others.
     async fn check(&self) -> Result<()> {
-        let Copies::Two(topology) = &self.copies else {
-            return self.reads.check(&self.address, false).await.map(drop);
+        let Some(placement) = &self.placement else {
+            return connect::check(&self.client, &self.address, false).await.map(drop);
         };
-        let now = self.reads.check(&self.address, true).await?;
+        let now = connect::check(&self.client, &self.address, true).await?;
         now.check_masters()?;
-        *lock(topology) = now;
+        placement.note(now);
         Ok(())
     }
 }

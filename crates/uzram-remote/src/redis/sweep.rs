@@ -2,13 +2,13 @@
 
 use std::collections::BTreeMap;
 
-use redis::cluster_routing::SlotAddr;
 use redis::{Cmd, Value};
 use uzram::Result;
 
-use super::connect::{self, Client, Credentials, text};
+use super::client::{Client, Role, Use};
+use super::connect::{self, Credentials, text};
 use super::failures::{explain, odd_answer};
-use super::topology::Topology;
+use super::topology::slot_of;
 use crate::sweep::{self, LEASE, Seen, Sweepable, Swept, split_device};
 use crate::{Address, Server};
 
@@ -25,7 +25,7 @@ pub(crate) async fn sweep(
     login: Credentials,
     only_look: bool,
 ) -> Result<BTreeMap<String, Swept>> {
-    let (client, _) = connect::connect(&address, &login).await?;
+    let client = connect::connect(&address, &login).await?;
     sweep::sweep(&Sweeper { address, client }, only_look).await
 }
 
@@ -53,20 +53,13 @@ struct Sweeper {
 
 impl Sweepable for Sweeper {
     async fn look(&self, each: &mut dyn FnMut(Seen<'_>)) -> Result<()> {
-        let masters = match &self.client {
-            Client::Single(_) => vec![None],
-            Client::Cluster(_) => {
-                let topology =
-                    Topology::read(&self.client).await.map_err(|error| explain(&self.address, &error))?;
-                topology.masters.into_iter().map(|master| Some(master.server)).collect()
-            }
-        };
-        for master in masters {
+        let topology = self.client.read_topology().await.map_err(|error| explain(&self.address, &error))?;
+        for master in topology.masters() {
             let mut cursor = "0".to_owned();
             loop {
                 let mut command = redis::cmd("SCAN");
                 command.arg(&cursor).arg("MATCH").arg("uzram:*").arg("COUNT").arg(KEYS_AT_ONCE);
-                let Value::Array(answer) = self.ask(command, master.clone()).await? else {
+                let Value::Array(answer) = self.ask(&command, &master).await? else {
                     return Err(odd_answer(&self.address));
                 };
                 let [next, Value::Array(keys)] = &answer[..] else { return Err(odd_answer(&self.address)) };
@@ -89,7 +82,7 @@ impl Sweepable for Sweeper {
         for key in names {
             let mut command = redis::cmd("UNLINK");
             command.arg(key);
-            let removed = self.client.send(command, key, SlotAddr::Master).await;
+            let removed = self.client.send(&command, slot_of(key), Role::Master, Use::Writes).await;
             removed.map_err(|error| explain(&self.address, &error))?;
         }
         Ok(())
@@ -97,11 +90,8 @@ impl Sweepable for Sweeper {
 }
 
 impl Sweeper {
-    async fn ask(&self, command: Cmd, master: Option<Server>) -> Result<Value> {
-        let Some(master) = master else {
-            return self.client.send_to_any(command).await.map_err(|error| explain(&self.address, &error));
-        };
-        let mut answers = self.client.send_to_each(&self.address, &command, vec![master]).await;
+    async fn ask(&self, command: &Cmd, master: &Server) -> Result<Value> {
+        let mut answers = self.client.send_to_each(command, std::slice::from_ref(master)).await;
         answers.pop().map_or_else(|| Err(odd_answer(&self.address)), |(_, answer)| answer)
     }
 }

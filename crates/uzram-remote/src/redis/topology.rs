@@ -8,17 +8,21 @@ use std::collections::HashMap;
 use std::ops::RangeInclusive;
 use std::sync::OnceLock;
 
-use redis::cluster_routing::Slot;
-use redis::{RedisResult, Value};
+use redis::Value;
 use uzram::{Error, ErrorKind, Result};
 
-use super::connect::{Client, text};
+use super::connect::text;
 use crate::Server;
 
 /// The hash slots of a cluster.
 const SLOTS: u16 = 1 << 14;
 /// Set in each home, so that none is 0.
 const MARK: u32 = 1 << 31;
+/// Where a home has its epoch: `[ mark 1 | epoch 3 | slot 14 | slot 14 ]`.
+const EPOCH_SHIFT: u32 = 28;
+/// How many epochs are told apart.
+pub(super) const EPOCHS: u32 = 8;
+const _: () = assert!(EPOCHS << EPOCH_SHIFT == MARK);
 
 /// The masters of a cluster that objects can be written to, by the slots that they have.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -32,17 +36,26 @@ pub(super) struct Topology {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Master {
     /// Its identifier in the cluster.
-    id: String,
+    pub(super) id: String,
+    /// That of its process; empty if it is not known.
+    pub(super) run_id: String,
     pub(super) server: Server,
-    ranges: Vec<RangeInclusive<u16>>,
+    pub(super) replicas: Vec<Server>,
+    pub(super) ranges: Vec<RangeInclusive<u16>>,
 }
 
 impl Topology {
-    /// Asks a node.
-    pub(super) async fn read(client: &Client) -> RedisResult<Topology> {
-        let mut command = redis::cmd("CLUSTER");
-        command.arg("SLOTS");
-        Ok(Topology::parse(&client.send_to_any(command).await?))
+    /// Returns that of a single server, which has all slots.
+    pub(super) fn of_server(server: Server) -> Topology {
+        let ranges = vec![0..=SLOTS - 1];
+        let master = Master {
+            id: String::new(),
+            run_id: String::new(),
+            server: server.clone(),
+            replicas: Vec::new(),
+            ranges,
+        };
+        Topology { masters: vec![master], nodes: vec![server] }
     }
 
     /// Parses the answer to `CLUSTER SLOTS`: of each range of slots the first and the last, and its nodes, the master first:
@@ -58,16 +71,22 @@ impl Topology {
             let [first, last, master, replicas @ ..] = &list(&range)[..] else { continue };
             let (Some(first), Some(last)) = (slot(first), slot(last)) else { continue };
             let Some((server, id)) = node(&list(master)) else { continue };
-            let replicas =
-                replicas.iter().filter_map(|replica| node(&list(replica))).map(|(server, _)| server);
-            for server in std::iter::once(server.clone()).chain(replicas) {
-                if !nodes.contains(&server) {
-                    nodes.push(server);
+            let replicas = replicas.iter().filter_map(|replica| node(&list(replica)));
+            let replicas: Vec<_> = replicas.map(|(server, _)| server).collect();
+            for server in std::iter::once(&server).chain(&replicas) {
+                if !nodes.contains(server) {
+                    nodes.push(server.clone());
                 }
             }
             match masters.iter_mut().find(|master| master.id == id) {
                 Some(master) => master.ranges.push(first..=last),
-                None => masters.push(Master { id, server, ranges: vec![first..=last] }),
+                None => masters.push(Master {
+                    id,
+                    run_id: String::new(),
+                    server,
+                    replicas,
+                    ranges: vec![first..=last],
+                }),
             }
         }
         // In an order that does not depend on the node that was asked.
@@ -122,6 +141,16 @@ impl Topology {
         slots(home).map_or([true, true], |slots| slots.map(|slot| self.owner(slot).is_some()))
     }
 
+    /// Returns the servers of the masters.
+    pub(super) fn masters(&self) -> Vec<Server> {
+        self.masters.iter().map(|master| master.server.clone()).collect()
+    }
+
+    /// Returns the master that has a slot.
+    pub(super) fn master_of(&self, slot: u16) -> Option<&Master> {
+        self.owner(slot).map(|number| &self.masters[number])
+    }
+
     /// Returns the number of the master that has a slot.
     fn owner(&self, slot: u16) -> Option<usize> {
         self.masters.iter().position(|master| master.ranges.iter().any(|range| range.contains(&slot)))
@@ -151,7 +180,18 @@ fn node(parts: &[Value]) -> Option<(Server, String)> {
     (!server.host.is_empty()).then_some((server, id))
 }
 
-fn slots(home: u32) -> Option<[u16; 2]> {
+/// Returns the same home, chosen in that epoch.
+pub(super) fn in_epoch(home: u32, epoch: u32) -> u32 {
+    if home == 0 { 0 } else { home | epoch << EPOCH_SHIFT }
+}
+
+/// Returns the epoch in which a home was chosen.
+pub(super) fn epoch_of(home: u32) -> u32 {
+    (home & !MARK) >> EPOCH_SHIFT
+}
+
+/// Returns the slots of a home.
+pub(super) fn slots(home: u32) -> Option<[u16; 2]> {
     (home & MARK != 0).then(|| [home >> 14, home].map(|slot| (slot & u32::from(SLOTS - 1)) as u16))
 }
 
@@ -163,30 +203,55 @@ pub(super) fn tags(home: u32) -> Option<[u32; 2]> {
 
 /// Returns the smallest number whose text hashes to a slot.
 fn tag(slot: u16) -> Option<u32> {
-    static TAGS: OnceLock<HashMap<Slot, u32>> = OnceLock::new();
+    static TAGS: OnceLock<HashMap<u16, u32>> = OnceLock::new();
     let tags = TAGS.get_or_init(|| {
         let mut tags = HashMap::with_capacity(SLOTS.into());
         // Far more than it takes.
-        for number in 0..10_000_000 {
-            tags.entry(Slot::for_key(number.to_string())).or_insert(number);
+        for number in 0..10_000_000_u32 {
+            tags.entry(slot_of(&number.to_string())).or_insert(number);
             if tags.len() == usize::from(SLOTS) {
                 break;
             }
         }
         tags
     });
-    tags.get(&Slot::new(slot)?).copied()
+    tags.get(&slot).copied()
+}
+
+/// Returns the slot of a key: the hash of what is in its first braces, or of all of it if nothing is.
+pub(super) fn slot_of(key: &str) -> u16 {
+    let in_braces = key.split_once('{').and_then(|(_, rest)| rest.split_once('}'));
+    let hashed = in_braces.map(|(tag, _)| tag).filter(|tag| !tag.is_empty()).unwrap_or(key);
+    crc16(hashed.as_bytes()) % SLOTS
+}
+
+/// CRC-16/XMODEM: the polynomial 0x1021, from 0.
+fn crc16(bytes: &[u8]) -> u16 {
+    const TABLE: [u16; 256] = {
+        let (mut table, mut at) = ([0; 256], 0);
+        while at < 256 {
+            let (mut crc, mut bit) = ((at as u16) << 8, 0);
+            while bit < 8 {
+                crc = (crc << 1) ^ ((crc >> 15) * 0x1021);
+                bit += 1;
+            }
+            table[at] = crc;
+            at += 1;
+        }
+        table
+    };
+    bytes.iter().fold(0, |crc, byte| (crc << 8) ^ TABLE[usize::from((crc >> 8) as u8 ^ byte)])
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     #![allow(clippy::unwrap_used)]
 
     use std::collections::HashSet;
 
     use super::*;
 
-    fn of(masters: &[&[(i64, i64)]]) -> Topology {
+    pub(in crate::redis) fn of(masters: &[&[(i64, i64)]]) -> Topology {
         let ranges = masters.iter().enumerate().flat_map(|(number, ranges)| {
             ranges.iter().map(move |(first, last)| {
                 let id = Value::BulkString(format!("id{number}").into_bytes());
@@ -203,9 +268,29 @@ mod tests {
     fn each_slot_has_a_tag() {
         for slot in 0..SLOTS {
             let tag = tag(slot).unwrap();
-            assert_eq!(Slot::for_key(format!("uzram:0:{{{tag}}}:1:2")), Slot::new(slot).unwrap());
+            assert_eq!(slot_of(&format!("uzram:0:{{{tag}}}:1:2")), slot);
         }
         assert_eq!(tag(SLOTS), None);
+    }
+
+    /// The examples of the Redis Cluster Specification.
+    #[test]
+    fn a_key_has_the_slot_that_the_specification_says() {
+        assert_eq!(crc16(b"123456789"), 0x31c3);
+        assert_eq!(slot_of("123456789"), 0x31c3 % SLOTS);
+        assert_eq!(slot_of("{user1000}.following"), slot_of("user1000"));
+        assert_eq!(slot_of("foo{}{bar}"), crc16(b"foo{}{bar}") % SLOTS);
+        assert_eq!(slot_of("foo{{bar}}zap"), slot_of("{bar"));
+        assert_eq!(slot_of("foo{bar}{zap}"), slot_of("bar"));
+        assert_eq!(slot_of("foo{bar"), crc16(b"foo{bar") % SLOTS);
+    }
+
+    #[test]
+    fn a_single_server_has_all_slots() {
+        let server = Server { host: "a".to_owned(), port: 1 };
+        let topology = Topology::of_server(server.clone());
+        assert_eq!(topology.masters(), [server]);
+        assert!((0..SLOTS).all(|slot| topology.master_of(slot).is_some()));
     }
 
     #[test]

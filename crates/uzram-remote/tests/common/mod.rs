@@ -2,11 +2,14 @@
 
 #![allow(dead_code, clippy::unwrap_used)]
 
+pub mod proxy;
+
 use std::net::TcpListener;
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use proxy::Proxy;
 use rustix::process::{Pid, Signal, kill_process};
 use uzram::random::Random;
 
@@ -33,14 +36,16 @@ pub struct Redis {
 impl Redis {
     /// Starts a server with more options, and waits until it answers.
     pub fn start(options: &[&str]) -> Redis {
-        Redis::start_at(free_port, options)
+        Redis::start_at(free_port, |_| options.iter().map(|option| (*option).to_owned()).collect())
     }
 
-    /// The same at one of the ports that `choose` returns: somebody else may take it before the server does.
-    fn start_at(choose: fn() -> u16, options: &[&str]) -> Redis {
+    /// The same at one of the ports that `choose` returns, with options for it: somebody else may take it before the
+    /// server does.
+    fn start_at(choose: fn() -> u16, mut options: impl FnMut(u16) -> Vec<String>) -> Redis {
         const TRIES: usize = 5;
         for _ in 0..TRIES {
-            let mut server = Redis::launch(choose(), options);
+            let port = choose();
+            let mut server = Redis::launch(port, &options(port));
             let until = Instant::now() + READY_WITHIN;
             while server.child.try_wait().unwrap().is_none() {
                 let said = server.ask(&["ping"]);
@@ -51,10 +56,10 @@ impl Redis {
                 std::thread::sleep(Duration::from_millis(20));
             }
         }
-        panic!("no server starts with {options:?}");
+        panic!("no server starts");
     }
 
-    fn launch(port: u16, options: &[&str]) -> Redis {
+    fn launch(port: u16, options: &[String]) -> Redis {
         let dir = tempfile::tempdir().unwrap();
         let child = Command::new("redis-server")
             .args(["--port", &port.to_string(), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"])
@@ -100,23 +105,49 @@ impl Drop for Redis {
 /// dead.
 pub struct Cluster {
     pub nodes: Vec<Redis>,
+    /// What clients connect to instead, if there are proxies: one of each node.
+    pub proxies: Vec<Proxy>,
     _alone: MutexGuard<'static, ()>,
 }
 
 impl Cluster {
     /// Starts a cluster. With `covered`, no key can be read while some slots have no master.
     pub fn start(masters: usize, replicas: usize, covered: bool) -> Cluster {
+        Cluster::start_nodes(masters, replicas, covered, None)
+    }
+
+    /// Starts a cluster behind proxies, which its nodes name instead of themselves. What the nodes tell each other of the
+    /// cluster does not go through them.
+    pub fn start_behind_proxies(masters: usize, replicas: usize, seed: u64) -> Cluster {
+        Cluster::start_nodes(masters, replicas, false, Some(seed))
+    }
+
+    fn start_nodes(masters: usize, replicas: usize, covered: bool, seed: Option<u64>) -> Cluster {
         static ALONE: Mutex<()> = Mutex::new(());
         let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
         let coverage = if covered { "yes" } else { "no" };
-        let options = [
-            ["--cluster-enabled", "yes"],
-            ["--cluster-node-timeout", "2000"],
-            ["--cluster-require-full-coverage", coverage],
-        ];
-        let nodes: Vec<_> = (0..masters * (1 + replicas))
-            .map(|_| Redis::start_at(free_cluster_port, options.as_flattened()))
-            .collect();
+        let mut proxies = Vec::new();
+        let mut start = |number: usize| {
+            let mut proxy = None;
+            let node = Redis::start_at(free_cluster_port, |port| {
+                proxy = seed.map(|seed| Proxy::start(port, seed + number as u64 * 1_000_000));
+                let announced = proxy.as_ref().map_or(port, |proxy| proxy.port);
+                [
+                    ("enabled", "yes"),
+                    ("node-timeout", "2000"),
+                    ("require-full-coverage", coverage),
+                    ("announce-ip", "127.0.0.1"),
+                    ("announce-port", &announced.to_string()),
+                    ("announce-bus-port", &(port + 10_000).to_string()),
+                ]
+                .into_iter()
+                .flat_map(|(name, value)| [format!("--cluster-{name}"), value.to_owned()])
+                .collect()
+            });
+            proxies.extend(proxy);
+            node
+        };
+        let nodes: Vec<_> = (0..masters * (1 + replicas)).map(&mut start).collect();
         let addresses: Vec<_> = nodes.iter().map(|node| format!("127.0.0.1:{}", node.port)).collect();
         let made = text(Command::new("redis-cli").args(["--cluster", "create"]).args(&addresses).args([
             "--cluster-replicas",
@@ -125,7 +156,10 @@ impl Cluster {
         ]));
         assert!(made.contains("All 16384 slots covered"), "{made}");
         wait_until("the cluster is well", || {
-            let ports: Vec<_> = nodes.iter().map(|node| node.port.to_string()).collect();
+            let ports: Vec<_> = match seed {
+                Some(_) => proxies.iter().map(|proxy| proxy.port.to_string()).collect(),
+                None => nodes.iter().map(|node| node.port.to_string()).collect(),
+            };
             nodes.iter().all(|node| {
                 // Replicas are known to all some time later.
                 let slots = node.ask(&["cluster", "slots"]);
@@ -136,12 +170,26 @@ impl Cluster {
                     && said.contains(&format!("cluster_known_nodes:{}", nodes.len()))
             })
         });
-        Cluster { nodes, _alone: alone }
+        Cluster { nodes, proxies, _alone: alone }
     }
 
     /// Returns the text of an address that names the first node.
     pub fn address(&self) -> String {
-        self.nodes[0].address()
+        match self.proxies.first() {
+            Some(proxy) => format!("redis://127.0.0.1:{}", proxy.port),
+            None => self.nodes[0].address(),
+        }
+    }
+
+    /// Returns the replica that a master got at the start: masters come first, and their replicas in some order.
+    pub fn replica_of(&self, master: usize) -> &Redis {
+        let id = self.nodes[master].ask(&["cluster", "myid"]);
+        let is_its = |node: &&Redis| {
+            let lines = node.ask(&["cluster", "nodes"]);
+            let own = lines.lines().find(|line| line.contains("myself"));
+            own.is_some_and(|own| own.contains(&format!("slave {}", id.trim())))
+        };
+        self.nodes.iter().find(is_its).expect("each master has a replica")
     }
 
     /// Returns the number of keys that masters have.

@@ -103,12 +103,19 @@ pub trait Backing: Send + Sync {
         offset: u64,
         len_bytes: usize,
         filling: Filling,
-        buffer: Buffer,
+        mut buffer: Buffer,
     ) -> (Buffer, Result<()>) {
+        if direction == Direction::Read && self.read_here(offset, filling, &mut buffer[..len_bytes]) {
+            return (buffer, Ok(()));
+        }
         waiter::wait_for(|completion| {
             self.start(Transfer { direction, offset, len_bytes, filling, buffer, token: 0, completion });
         })
     }
+
+    /// Called before the backing is used as a part of another one: its extents have numbers from `first_extent` on there, and
+    /// its objects are sealed by `seal` instead of its own.
+    fn become_part(&self, _first_extent: u32, _seal: Option<&Arc<dyn Seal>>) {}
 
     /// Returns a number that changes when extents have to be looked at by [`Backing::is_at_risk`]; at first 0, as long as
     /// there is nothing to be done.
@@ -118,6 +125,11 @@ pub trait Backing: Send + Sync {
 
     /// Returns whether copies of an extent's object have been lost for good, or would be lost together.
     fn is_at_risk(&self, _extent: u32, _filling: Filling) -> bool {
+        false
+    }
+
+    /// Reads on the calling thread, if that is faster than a transfer. Returns false if a transfer has to do it.
+    fn read_here(&self, _offset: u64, _filling: Filling, _out: &mut [u8]) -> bool {
         false
     }
 

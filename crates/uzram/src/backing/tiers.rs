@@ -69,10 +69,16 @@ impl Tiers {
                 );
                 return refused(what);
             }
+            backing.become_part(
+                (start / object_bytes.unwrap_or(DEFAULT_OBJECT_BYTES) as u64) as u32,
+                seal.as_ref(),
+            );
             tiers.push(Tier { backing, start, has_objects });
             start += len_bytes;
         }
-        let block_bytes = tiers.iter().map(|tier| tier.backing.block_bytes()).max().unwrap_or(1);
+        let blocks = tiers.iter().map(|tier| tier.backing.block_bytes());
+        // Parts of objects are read by `carry_out` only.
+        let block_bytes = if object_bytes.is_some() { 1 } else { blocks.max().unwrap_or(1) };
         Ok(Tiers { tiers, object_bytes, block_bytes, seal })
     }
 
@@ -164,7 +170,16 @@ impl Backing for Tiers {
         mut buffer: Buffer,
     ) -> (Buffer, Result<()>) {
         let (tier, offset, len_bytes) = self.translate(direction, offset, len_bytes, &mut buffer);
-        tier.backing.carry_out(direction, offset, len_bytes, filling, buffer)
+        let block_bytes = tier.backing.block_bytes();
+        let before = (offset % block_bytes as u64) as usize;
+        // A part of an object, in a file that has blocks.
+        let whole_bytes = (before + len_bytes).next_multiple_of(block_bytes);
+        let (start, buffer) = (offset - before as u64, buffer);
+        let (mut buffer, result) = tier.backing.carry_out(direction, start, whole_bytes, filling, buffer);
+        if before > 0 {
+            buffer.copy_within(before..before + len_bytes, 0);
+        }
+        (buffer, result)
     }
 
     fn begin(&self) -> Result<()> {

@@ -111,6 +111,7 @@ pub use stream_alloc::StreamAlloc;
 #[cfg(not(loom))]
 pub use survive::{AttachProgress, Attached, KeptMemory, LAYOUT_VERSION, StandBy};
 use writeback::BackingDevice;
+pub use writeback::sealed::are_whole;
 pub use writeback::{
     BackingOptions, BackingStats, MAX_WRITEBACK_BATCH, Writeback, WritebackLayout, WritebackLimit,
 };

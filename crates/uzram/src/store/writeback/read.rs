@@ -182,8 +182,7 @@ impl Store {
         least_bytes: usize,
     ) -> (Window, Result<()>) {
         // A part of an object of the backing can begin and end anywhere.
-        let block_bytes =
-            if log.written_once { log.backing.block_bytes().max(ALIGN_BYTES) } else { BLOCK_BYTES } as u64;
+        let block_bytes = if log.written_once { ALIGN_BYTES } else { BLOCK_BYTES } as u64;
         let start = backed.place / block_bytes * block_bytes;
         let end =
             (backed.place + log.footprint(usize::from(backed.len)) as u64).next_multiple_of(block_bytes);

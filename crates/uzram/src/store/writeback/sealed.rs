@@ -17,7 +17,7 @@
 use crate::backing::Seal;
 use crate::base::units::{PAGE_SIZE, PageNo};
 
-use super::object::Object;
+use super::object::{ALIGN_BYTES, Object};
 
 /// What comes before the encrypted bytes.
 const HEADER_BYTES: usize = 24;
@@ -95,6 +95,26 @@ pub(super) fn parse<'a>(
     Some((object, own))
 }
 
+/// Returns whether what was read from byte `at` of an extent, where an object begins, is as it was written: the first object,
+/// and those behind it that were read as a whole. A backing with copies can ask for another one otherwise.
+pub fn are_whole(seal: &dyn Seal, read: &[u8], extent: u32, generation: u32, at: usize) -> bool {
+    let (mut done, mut scratch) = (0, SCRATCH);
+    loop {
+        let position = Position { extent, generation, at: (at + done) as u32 };
+        let rest = read.get(done..).unwrap_or_default();
+        match parse(seal, rest, position, &mut scratch) {
+            Some((_, own)) => done += (OVERHEAD_BYTES + own.len()).next_multiple_of(ALIGN_BYTES),
+            None => {
+                // Zeros, or the start of an object.
+                let len =
+                    rest.get(4..6).map_or(PAGE_SIZE, |len| usize::from(u16::from_le_bytes([len[0], len[1]])));
+                let is_end = rest.get(7).is_none_or(|mark| *mark == 0) || OVERHEAD_BYTES + len > rest.len();
+                return done > 0 && is_end;
+            }
+        }
+    }
+}
+
 #[cfg(all(test, not(loom)))]
 pub(in crate::store) mod tests {
     use std::collections::HashSet;
@@ -170,5 +190,35 @@ pub(in crate::store) mod tests {
         }
         let first = Position { extent: 0, generation: 0, at: 0 };
         assert_eq!(parse(&seal, &[0; 64], first, &mut scratch), None);
+    }
+
+    #[test]
+    fn damage_to_what_was_read_as_a_whole_is_found() {
+        let (seal, mut random, mut scratch) = (Plain::default(), Random::new(8), SCRATCH);
+        let (mut extent, mut ends) = (Vec::new(), Vec::new());
+        for _ in 0..5 {
+            let (object, bytes) = random_object(&mut random);
+            let mut out = vec![0; (OVERHEAD_BYTES + bytes.len()).next_multiple_of(ALIGN_BYTES)];
+            let position = Position { extent: 3, generation: 4, at: extent.len() as u32 };
+            put(&seal, &mut out, position, &object, &bytes);
+            assert!(parse(&seal, &out, position, &mut scratch).is_some());
+            ends.push(extent.len() + OVERHEAD_BYTES + bytes.len());
+            extent.extend(out);
+        }
+        let are_whole = |read: &[u8]| are_whole(&seal, read, 3, 4, 0);
+        for len in 0..=extent.len() {
+            assert_eq!(are_whole(&extent[..len]), len >= ends[0], "{len} bytes");
+        }
+        extent.extend([0; 100]);
+        assert!(are_whole(&extent));
+        for _ in 0..500 {
+            let (object, mut damaged) = (random.below(5), extent.clone());
+            let start = if object == 0 { 0 } else { ends[object - 1].next_multiple_of(ALIGN_BYTES) };
+            // A length that does not fit is taken for that of an object whose end was not read.
+            let in_object = [0, 1, 2, 3, 6].into_iter().chain(8..ends[object] - start);
+            let in_object: Vec<_> = in_object.collect();
+            damaged[start + in_object[random.below(in_object.len())]] ^= 1 << random.below(8);
+            assert!(!are_whole(&damaged), "object {object}");
+        }
     }
 }

@@ -1,0 +1,259 @@
+//! [`Client`]: sends each command to the node that has its slot, over connections of its own to each node.
+//!
+//! A node that is away fails its own requests, and no others. Reads and writes have different connections, so that a small
+//! read does not wait behind large writes. A single server is a master that has all slots.
+
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use redis::{Cmd, ErrorKind as Kind, RedisError, RedisResult, ServerErrorKind, Value};
+use tokio::task::JoinSet;
+use uzram::{Error, ErrorKind, Result};
+
+use super::connect::{Credentials, connection_info};
+use super::direct::Direct;
+use super::failures::explain;
+use super::link::Link;
+use super::topology::Topology;
+use crate::{Address, SETTING, Server, lock};
+
+/// How long an answer that is not about objects may take.
+pub(super) const ANSWER_WITHIN: Duration = Duration::from_secs(1);
+/// How often a request is tried, within the caller's deadline.
+const TRIES: u32 = 8;
+/// Between tries, where time may help: so long, and each time longer by as much.
+const TRY_AFTER: Duration = Duration::from_millis(20);
+/// The slots of a cluster are not asked for more often.
+const REFRESH_EVERY: Duration = Duration::from_millis(100);
+
+/// Which connection to a node.
+#[derive(Clone, Copy)]
+pub(super) enum Use {
+    Reads,
+    Writes,
+}
+
+/// A node that something was sent to.
+struct Node {
+    server: Server,
+    /// Its connections, by [`Use`].
+    links: [Option<Arc<Link>>; 2],
+}
+
+/// Which of the nodes that have a slot.
+#[derive(Clone, Copy, PartialEq)]
+pub(super) enum Role {
+    Master,
+    Replica,
+}
+
+/// A server, or the nodes of a cluster.
+pub(super) struct Client {
+    address: Address,
+    credentials: Credentials,
+    pub(super) is_cluster: bool,
+    topology: Mutex<Arc<Topology>>,
+    /// When it was asked for last.
+    refreshed: tokio::sync::Mutex<Option<Instant>>,
+    nodes: Mutex<Vec<Node>>,
+}
+
+impl Client {
+    /// Uses a single server; connects to it with the first request.
+    pub(super) fn of_server(address: &Address, credentials: &Credentials, server: Server) -> Client {
+        Client::new(address, credentials, Topology::of_server(server), false)
+    }
+
+    /// Uses a cluster, by the servers that the address names.
+    ///
+    /// # Errors
+    /// None of them says which nodes it has.
+    pub(super) async fn of_cluster(address: &Address, credentials: &Credentials) -> RedisResult<Client> {
+        let named = Topology { nodes: address.servers.clone(), ..Topology::default() };
+        let client = Client::new(address, credentials, named, true);
+        client.read_topology().await?;
+        Ok(client)
+    }
+
+    fn new(address: &Address, credentials: &Credentials, topology: Topology, is_cluster: bool) -> Client {
+        Client {
+            address: address.clone(),
+            credentials: credentials.clone(),
+            is_cluster,
+            topology: Mutex::new(Arc::new(topology)),
+            refreshed: tokio::sync::Mutex::default(),
+            nodes: Mutex::default(),
+        }
+    }
+
+    /// Returns other connections to a single server; `None` for a cluster.
+    pub(super) fn direct(&self) -> RedisResult<Option<Direct>> {
+        let server = self.topology().nodes.first().filter(|_| !self.is_cluster).cloned();
+        server.map(|server| self.open(&server).map(Direct::new)).transpose()
+    }
+
+    /// Returns which node had which slots, when they were asked for last.
+    pub(super) fn topology(&self) -> Arc<Topology> {
+        Arc::clone(&lock(&self.topology))
+    }
+
+    /// Sends a command that concerns a key of that slot to the node that has it. Tries again where that may help soon.
+    pub(super) async fn send(&self, command: &Cmd, slot: u16, role: Role, by: Use) -> RedisResult<Value> {
+        let (mut node, mut is_asking) = (self.node_of(slot, role)?, false);
+        for attempt in 1.. {
+            let error = match self.link(&node, by)?.send(command, is_asking).await {
+                Ok(answer) => return Ok(answer),
+                Err(error) if attempt == TRIES => return Err(error),
+                Err(error) => error,
+            };
+            let redirected = redirected(&error, &node);
+            is_asking = redirected.is_some() && error.kind() == Kind::Server(ServerErrorKind::Ask);
+            if !is_asking {
+                self.refresh().await;
+            }
+            node = match redirected {
+                Some(node) => node,
+                None if passes(&error) => {
+                    tokio::time::sleep(TRY_AFTER * attempt).await;
+                    self.node_of(slot, role)?
+                }
+                // The node may have closed the connection long ago; or the slot may have another one.
+                None => match self.node_of(slot, role)? {
+                    next if next != node || attempt == 1 && self.is_back(&error, &node, by) => next,
+                    _ => return Err(error),
+                },
+            };
+        }
+        Err(no_node())
+    }
+
+    /// Sends a command to each of some nodes, all at a time, and returns each one's answer.
+    pub(super) async fn send_to_each(&self, command: &Cmd, nodes: &[Server]) -> Vec<(Server, Result<Value>)> {
+        let mut asked = JoinSet::new();
+        for node in nodes {
+            let (command, node, address) = (command.clone(), node.clone(), self.address.clone());
+            let link = self.link(&node, Use::Reads);
+            asked.spawn(async move {
+                let asking = async { link?.send(&command, false).await };
+                let answer = match tokio::time::timeout(ANSWER_WITHIN, asking).await {
+                    Ok(answer) => answer.map_err(|error| explain(&address, &error)),
+                    Err(_) => {
+                        let what = format!("{node} of {address} does not answer");
+                        Err(Error::new(ErrorKind::Io, what).with_setting(SETTING))
+                    }
+                };
+                (node, answer)
+            });
+        }
+        asked.join_all().await
+    }
+
+    /// Asks all nodes which of them have which slots; the first answer counts.
+    pub(super) async fn read_topology(&self) -> RedisResult<Arc<Topology>> {
+        let known = self.topology();
+        if !self.is_cluster {
+            return Ok(known);
+        }
+        let mut command = redis::cmd("CLUSTER");
+        command.arg("SLOTS");
+        let command = Arc::new(command);
+        let mut asked = JoinSet::new();
+        let named = self.address.servers.iter().filter(|server| !known.nodes.contains(server));
+        for node in known.nodes.iter().chain(named) {
+            let (command, link) = (Arc::clone(&command), self.link(node, Use::Reads));
+            asked.spawn(async move { link?.send(&command, false).await });
+        }
+        let mut failure = no_node();
+        while let Some(answer) = asked.join_next().await {
+            match answer {
+                Ok(Ok(answer)) => {
+                    let topology = Arc::new(Topology::parse(&answer));
+                    self.keep(&topology);
+                    return Ok(topology);
+                }
+                Ok(Err(error)) => failure = error,
+                Err(_) => {}
+            }
+        }
+        Err(failure)
+    }
+
+    /// Gives up the connection for reads to the master of a slot: what it answered was damaged.
+    pub(super) fn renew(&self, slot: u16, by: Use) {
+        let link = self.node_of(slot, Role::Master).and_then(|node| self.link(&node, by));
+        link.iter().for_each(|link| link.renew());
+    }
+
+    /// Routes by a topology from now on, and closes the connections to nodes that are gone.
+    fn keep(&self, topology: &Arc<Topology>) {
+        if topology.masters.is_empty() {
+            return;
+        }
+        *lock(&self.topology) = Arc::clone(topology);
+        let is_used = |node: &Node| {
+            topology.nodes.contains(&node.server) || self.address.servers.contains(&node.server)
+        };
+        lock(&self.nodes).retain(is_used);
+    }
+
+    /// Asks for the slots again, unless somebody does so or has just done it.
+    async fn refresh(&self) {
+        let Ok(mut refreshed) = self.refreshed.try_lock() else { return };
+        if refreshed.is_none_or(|at| at.elapsed() >= REFRESH_EVERY) {
+            let _ = tokio::time::timeout(ANSWER_WITHIN, self.read_topology()).await;
+            *refreshed = Some(Instant::now());
+        }
+    }
+
+    /// Returns whether a connection that failed can be made anew soon.
+    fn is_back(&self, error: &RedisError, node: &Server, by: Use) -> bool {
+        let is_known_away = || self.link(node, by).is_ok_and(|link| link.is_down());
+        !matches!(error.kind(), Kind::Server(_)) && !error.is_timeout() && !is_known_away()
+    }
+
+    fn node_of(&self, slot: u16, role: Role) -> RedisResult<Server> {
+        let topology = self.topology();
+        let master = topology.master_of(slot).ok_or_else(no_node)?;
+        if role == Role::Master {
+            return Ok(master.server.clone());
+        }
+        let is_well = |node: &&Server| self.link(node, Use::Reads).is_ok_and(|link| !link.is_down());
+        let replicas = &master.replicas;
+        replicas.iter().find(is_well).or(replicas.first()).cloned().ok_or_else(no_node)
+    }
+
+    fn link(&self, server: &Server, by: Use) -> RedisResult<Arc<Link>> {
+        let mut nodes = lock(&self.nodes);
+        let at = nodes.iter().position(|node| node.server == *server).unwrap_or_else(|| {
+            nodes.push(Node { server: server.clone(), links: [None, None] });
+            nodes.len() - 1
+        });
+        let place = &mut nodes[at].links[by as usize];
+        if let Some(link) = place {
+            return Ok(Arc::clone(link));
+        }
+        let is_readonly = self.is_cluster && matches!(by, Use::Reads);
+        Ok(Arc::clone(place.insert(Arc::new(Link::new(self.open(server)?, is_readonly)))))
+    }
+
+    fn open(&self, server: &Server) -> RedisResult<redis::Client> {
+        redis::Client::open(connection_info(&self.address, server, &self.credentials)?)
+    }
+}
+
+/// Returns the node that has a slot, or is being given it, if `node` said so.
+fn redirected(error: &RedisError, node: &Server) -> Option<Server> {
+    let (host, port) = error.redirect_node()?.0.rsplit_once(':')?;
+    let host = if host.is_empty() { &node.host } else { host };
+    Some(Server { host: host.to_owned(), port: port.parse().ok()? })
+}
+
+/// Returns whether the reason of an error is gone after a while.
+fn passes(error: &RedisError) -> bool {
+    use ServerErrorKind::{BusyLoading, ClusterDown, MasterDown, TryAgain};
+    matches!(error.kind(), Kind::Server(BusyLoading | ClusterDown | MasterDown | TryAgain))
+}
+
+fn no_node() -> RedisError {
+    RedisError::from((Kind::Io, "no node of the cluster is known to have it"))
+}
