@@ -1,5 +1,5 @@
 //! Cold pages in a Redis server, beside redis-benchmark on the same server: extents that are written, pages that are read
-//! back in no order, and in order.
+//! back in no order, and in order. Then the same in a file, encrypted and not: what encryption costs.
 //!
 //! Needs `redis-server`, `redis-cli` and `redis-benchmark`. The server is started here, and ends with the benchmark.
 
@@ -10,11 +10,14 @@ use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
-use uzram::backing::Backing;
+use uzram::backing::{Backing, FileBacking, FileOptions, Tiers};
+use uzram::device::Opener;
 use uzram::store::{BackingOptions, PageNo, StoreBuilder, Writeback, WritebackLayout};
 use uzram::units::{PAGE_SIZE, same_word};
 use uzram::{Error, ErrorKind, Result};
-use uzram_remote::{Address, Credentials, Identity, Limits, Objects, RedisStore, RemoteBacking};
+use uzram_remote::{
+    Address, Credentials, Identity, Limits, Objects, RedisStore, RemoteBacking, RemoteOpener,
+};
 
 use crate::harness::corpus::{self, Corpus, Kind, read_back};
 use crate::harness::process::{Process, is_missing, run_to_end};
@@ -82,6 +85,12 @@ pub struct RemoteReport {
     pub pages_per_s: [f64; 2],
     /// In order, divided by in no order.
     pub order_ratio: f64,
+    /// 10^6 bytes of extents that were written to a file in a second: encrypted, and not.
+    pub file_mb_per_s: [f64; 2],
+    /// Pages that were read from there in a second, in no order.
+    pub file_pages_per_s: [f64; 2],
+    /// The ratios of these.
+    pub file_ratios: [f64; 2],
 }
 
 /// Returns why it cannot be measured here, if it cannot.
@@ -98,11 +107,13 @@ pub fn obstacle() -> Option<String> {
 pub fn run(options: &RemoteOptions) -> Result<RemoteReport> {
     let server = Server::start()?;
     let corpus = corpus::build(Kind::Mixed, options.pages)?;
-    let (mut ours, mut theirs) = (Vec::new(), Vec::new());
-    let _: [_; 2] = in_turn(options.repeat, &options.stop, |round, which| {
+    let (mut ours, mut theirs, mut files) = (Vec::new(), Vec::new(), [Vec::new(), Vec::new()]);
+    let _: [_; 4] = in_turn(options.repeat, &options.stop, |round, which| {
+        let measure = |backing| measure(backing, &corpus, options, round as u64);
         match which {
-            0 => ours.push(measure(&server, &corpus, options, round as u64)?),
-            _ => theirs.push(server.benchmark(object_bytes(&ours))?),
+            0 => ours.push(measure(server.backing(options)?)?),
+            1 => theirs.push(server.benchmark(object_bytes(&ours))?),
+            _ => files[which - 2].push(measure(in_file(&server.dir, options, which == 2)?)?),
         }
         Ok(())
     })?;
@@ -113,6 +124,10 @@ pub fn run(options: &RemoteOptions) -> Result<RemoteReport> {
     let (p50, p99) = (each(|round| round.read_us[0]), each(|round| round.read_us[1]));
     let (get_p50, get_p99) = (other(|round| round.get_us[0]), other(|round| round.get_us[1]));
     let (single, ordered) = (each(|round| round.pages_per_s[0]), each(|round| round.pages_per_s[1]));
+    let of_files =
+        |of: fn(&Ours) -> f64| files.each_ref().map(|rounds| rounds.iter().map(of).collect::<Vec<_>>());
+    let (file_out, file_in) = (of_files(|round| round.out_mb_per_s), of_files(|round| round.pages_per_s[0]));
+    let ratio = |[encrypted, plain]: &[Vec<f64>; 2]| median_ratio(encrypted, plain);
     Ok(RemoteReport {
         out_mb_per_s: median(&out),
         set_mb_per_s: median(&set),
@@ -124,6 +139,9 @@ pub fn run(options: &RemoteOptions) -> Result<RemoteReport> {
         read_ratios: [median_ratio(&p50, &get_p50), median_ratio(&p99, &get_p99)],
         pages_per_s: [median(&single), median(&ordered)],
         order_ratio: median_ratio(&ordered, &single),
+        file_mb_per_s: file_out.each_ref().map(|rounds| median(rounds)),
+        file_pages_per_s: file_in.each_ref().map(|rounds| median(rounds)),
+        file_ratios: [ratio(&file_out), ratio(&file_in)],
     })
 }
 
@@ -147,12 +165,26 @@ struct Theirs {
     get_us: [f64; 2],
 }
 
-fn measure(server: &Server, corpus: &Corpus, options: &RemoteOptions, seed: u64) -> Result<Ours> {
-    let address = Address::parse(&format!("redis://127.0.0.1:{}", server.port))?;
-    let connect = || RedisStore::connect(address, Credentials::default(), 1);
-    let size_bytes = 2 * (options.pages * PAGE_SIZE) as u64;
-    let backing = RemoteBacking::open(&Identity::new()?, Some(size_bytes), Limits::default(), connect)?;
-    let backing: Arc<dyn Backing> = Arc::new(backing);
+/// Returns the bytes that a backing is to have.
+fn size_bytes(options: &RemoteOptions) -> u64 {
+    (2 * (options.pages * PAGE_SIZE) as u64).next_multiple_of(8 << 20)
+}
+
+/// Returns a file as a backing.
+fn in_file(dir: &tempfile::TempDir, options: &RemoteOptions, encrypts: bool) -> Result<Arc<dyn Backing>> {
+    let options = FileOptions {
+        size_bytes: Some(size_bytes(options)),
+        ..FileOptions::new(dir.path().join("cold.img"))
+    };
+    let file: Arc<dyn Backing> = Arc::new(FileBacking::open(&options)?);
+    if !encrypts {
+        return Ok(file);
+    }
+    let (seal, _) = RemoteOpener.seal(None)?;
+    Ok(Arc::new(Tiers::new(vec![file], Some(seal))?))
+}
+
+fn measure(backing: Arc<dyn Backing>, corpus: &Corpus, options: &RemoteOptions, seed: u64) -> Result<Ours> {
     let backing = BackingOptions { backing, layout: WritebackLayout::Packed, compressed: true };
     let store = StoreBuilder::new("remote", options.pages as u64).backing(backing).build()?;
     let page = |number: usize| PageNo(number as u32);
@@ -195,7 +227,7 @@ fn measure(server: &Server, corpus: &Corpus, options: &RemoteOptions, seed: u64)
 struct Server {
     port: u16,
     _process: Process,
-    _dir: tempfile::TempDir,
+    dir: tempfile::TempDir,
 }
 
 impl Server {
@@ -217,7 +249,7 @@ impl Server {
             "no",
         ]);
         let process = Process::start(command.arg("--dir").arg(dir.path()))?;
-        let server = Server { port, _process: process, _dir: dir };
+        let server = Server { port, _process: process, dir };
         let until = Instant::now() + WITHIN;
         loop {
             let mut ping = Command::new("redis-cli");
@@ -228,6 +260,15 @@ impl Server {
                 _ => std::thread::sleep(Duration::from_millis(20)),
             }
         }
+    }
+
+    /// Returns a backing there.
+    fn backing(&self, options: &RemoteOptions) -> Result<Arc<dyn Backing>> {
+        let address = Address::parse(&format!("redis://127.0.0.1:{}", self.port))?;
+        let connect = || RedisStore::connect(address, Credentials::default(), 1);
+        let size_bytes = Some(size_bytes(options));
+        let backing = RemoteBacking::open(&Identity::new()?, size_bytes, Limits::default(), connect)?;
+        Ok(Arc::new(backing))
     }
 
     /// Runs redis-benchmark: SET of extents, to one key and to new ones, then GET of values of `get_bytes`.
@@ -297,7 +338,18 @@ impl fmt::Display for RemoteReport {
         row("a page in / GET, p99 µs", self.read_us[1], self.get_us[1], self.read_ratios[1], 0);
         writeln!(f, "{table}")?;
         let [single, ordered] = self.pages_per_s;
-        writeln!(f, "pages a second: {single:.0} in no order, {ordered:.0} in order, {:.2}", self.order_ratio)
+        writeln!(
+            f,
+            "pages a second: {single:.0} in no order, {ordered:.0} in order, {:.2}",
+            self.order_ratio
+        )?;
+        let ([out, plain_out], [read, plain_read]) = (self.file_mb_per_s, self.file_pages_per_s);
+        let [out_ratio, read_ratio] = self.file_ratios;
+        writeln!(
+            f,
+            "a file, encrypted / not: extents out {out:.0} / {plain_out:.0} MB/s, {out_ratio:.2}; pages a second {read:.0} / \
+             {plain_read:.0}, {read_ratio:.2}"
+        )
     }
 }
 
@@ -330,6 +382,8 @@ mod tests {
             report.read_ratios[0],
             report.read_ratios[1],
             report.order_ratio,
+            report.file_ratios[0],
+            report.file_ratios[1],
         ];
         assert!(figures.iter().all(|figure| figure.is_finite() && *figure > 0.0), "{report:?}");
         assert!(report.to_string().contains("extents out / SET"), "{report}");

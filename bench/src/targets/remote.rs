@@ -19,5 +19,11 @@ pub(super) fn remote_targets(report: Option<&RemoteReport>) -> Vec<Target> {
             3.0,
             of(|report| report.order_ratio),
         ),
+        Target::at_least(
+            "a backing file, encrypted / not, out: speed",
+            0.9,
+            of(|report| report.file_ratios[0]),
+        ),
+        Target::at_least("the same, pages in in no order: speed", 0.9, of(|report| report.file_ratios[1])),
     ]
 }

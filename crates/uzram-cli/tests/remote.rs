@@ -72,21 +72,22 @@ fn fio_verifies_though_a_master_is_killed() {
     assert_eq!(left, 0);
 }
 
-/// The process that serves is killed; another one goes on with the objects, also if the server is stopped
+/// With TLS. The process that serves is killed; another one goes on with the objects, also if the server is stopped
 /// meanwhile.
 #[test]
 fn objects_outlive_the_process_that_serves() {
     if !able() || missing(&["fio"]) {
         return;
     }
-    let (place, redis) = (Place::new(), Redis::start(&["--requirepass", "secret"]));
+    let place = Place::new();
+    let (redis, port, certificate) = Redis::start_with_tls(&["--requirepass", "secret"], place.root());
     let password = place.root().join("password");
     std::fs::write(&password, "secret\n").unwrap();
     std::fs::set_permissions(&password, std::fs::Permissions::from_mode(0o600)).unwrap();
-    let address = redis.address();
+    let address = format!("rediss://127.0.0.1:{port}");
     let args = ["up", "--size", "64M", "--mem-limit", "8M", "--backing", &address];
     let mut up = place.command(&args);
-    up.env("UZRAM_REDIS_PASSWORD_FILE", &password);
+    up.env("UZRAM_REDIS_PASSWORD_FILE", &password).env("SSL_CERT_FILE", certificate);
     let daemon = common::Daemon::start(up);
     assert!(daemon.facts.contains(&address) && !daemon.facts.contains("secret"), "{}", daemon.facts);
     let uri = format!("--uri={}", place.uri());

@@ -5,6 +5,7 @@
 pub mod proxy;
 
 use std::net::TcpListener;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -37,6 +38,21 @@ impl Redis {
     /// Starts a server with more options, and waits until it answers.
     pub fn start(options: &[&str]) -> Redis {
         Redis::start_at(free_port, |_| options.iter().map(|option| (*option).to_owned()).collect())
+    }
+
+    /// The same with TLS: at a port that is returned, with a certificate that is written to `dir`. It wants no certificate of
+    /// clients.
+    pub fn start_with_tls(options: &[&str], dir: &Path) -> (Redis, u16, PathBuf) {
+        let made = rcgen::generate_simple_self_signed(["127.0.0.1".to_owned()]).unwrap();
+        let [certificate, key] = ["certificate.pem", "key.pem"].map(|name| dir.join(name));
+        std::fs::write(&certificate, made.cert.pem()).unwrap();
+        std::fs::write(&key, made.signing_key.serialize_pem()).unwrap();
+        let port = free_port();
+        let (tls_port, [certificate_text, key]) =
+            (port.to_string(), [&certificate, &key].map(|path| path.to_str().unwrap()));
+        let tls = ["--tls-port", &tls_port, "--tls-cert-file", certificate_text, "--tls-key-file", key];
+        let more = ["--tls-ca-cert-file", certificate_text, "--tls-auth-clients", "no"];
+        (Redis::start(&[options, &tls, &more].concat()), port, certificate)
     }
 
     /// The same at one of the ports that `choose` returns, with options for it: somebody else may take it before the
