@@ -25,8 +25,8 @@ use crate::{SETTING, lock};
 const THREADS: usize = 2;
 /// Removals that are asked for together.
 const REMOVALS_AT_ONCE: usize = 256;
-/// Objects that may wait for their removal; those of more stay behind. Takes 3 MiB.
-const MAX_REMOVALS: usize = 1 << 16;
+/// Objects that may wait for their removal; those of more stay behind. Takes 48 MiB at most: of a large device, at its end.
+const MAX_REMOVALS: usize = 1 << 20;
 /// How often a store that is down is tried, and a removal that failed.
 const RETRY_EVERY: Duration = Duration::from_millis(500);
 /// How long the end of a backing waits for removals…
@@ -87,6 +87,8 @@ impl Identity {
 /// A [`Backing`] in a store of objects.
 pub struct RemoteBacking<O: Objects> {
     shared: Arc<Shared<O>>,
+    /// Whether the device is new, so that nothing is there unless a store has begun to use it.
+    is_new: bool,
     /// `None` once it is dropped.
     runtime: Option<Runtime>,
 }
@@ -101,6 +103,8 @@ struct Shared<O> {
     part: OnceLock<(u32, Arc<dyn Seal>)>,
     /// The bytes to use; 0 for as many as the device has, until that is known.
     len_bytes: AtomicU64,
+    /// Whether the size was given.
+    has_size: bool,
     limits: Limits,
     breaker: Breaker,
     /// A permit for each byte that may be written at a time.
@@ -151,7 +155,7 @@ impl<O: Objects> RemoteBacking<O> {
     where
         F: Future<Output = Result<O>>,
     {
-        let backing = Self::start(identity, len_bytes, limits)?;
+        let mut backing = Self::start(identity, len_bytes, limits)?;
         if let Some(runtime) = &backing.runtime {
             let objects = runtime.block_on(async {
                 let objects = connect().await?;
@@ -162,6 +166,7 @@ impl<O: Objects> RemoteBacking<O> {
                 Ok::<O, Error>(objects)
             })?;
             backing.shared.set_objects(objects);
+            backing.is_new = true;
         }
         Ok(backing)
     }
@@ -187,7 +192,11 @@ impl<O: Objects> RemoteBacking<O> {
                 loop {
                     match connect().await {
                         Ok(objects) => {
-                            shared.breaker.close();
+                            match tokio::time::timeout(limits.read_deadline, objects.check()).await {
+                                Ok(Ok(())) => shared.breaker.close(),
+                                Ok(Err(error)) => shared.breaker.open(error),
+                                Err(_) => shared.breaker.open(shared.expired("check")),
+                            }
                             return shared.set_objects(objects);
                         }
                         Err(error) => shared.breaker.open(error),
@@ -214,6 +223,7 @@ impl<O: Objects> RemoteBacking<O> {
             seal: Arc::new(identity.sealer()?),
             part: OnceLock::new(),
             len_bytes: AtomicU64::new(len_bytes.map_or(0, whole::<O>)),
+            has_size: len_bytes.is_some(),
             limits,
             breaker: Breaker::default(),
             in_flight: Semaphore::new(permits),
@@ -226,7 +236,7 @@ impl<O: Objects> RemoteBacking<O> {
         });
         runtime.spawn(Arc::clone(&shared).keep_removing());
         runtime.spawn(Arc::clone(&shared).keep_checking());
-        Ok(RemoteBacking { shared, runtime: Some(runtime) })
+        Ok(RemoteBacking { shared, is_new: false, runtime: Some(runtime) })
     }
 }
 
@@ -282,11 +292,20 @@ impl<O: Objects> Backing for RemoteBacking<O> {
         }
     }
 
+    fn give_back(&self) {
+        self.shared.has_begun.store(false, Ordering::Relaxed);
+    }
+
+    fn is_down(&self, _: usize) -> bool {
+        self.shared.breaker.check().is_err()
+    }
+
     /// Uses as many bytes as the disk has, and some for extents that are partly dead.
     fn set_disk_bytes(&self, bytes: u64) {
         let len_bytes = whole::<O>(bytes.saturating_add(bytes / 8).saturating_add(SPARE_BYTES));
-        // One that has a size keeps it.
-        let _ = self.shared.len_bytes.compare_exchange(0, len_bytes, Ordering::Relaxed, Ordering::Relaxed);
+        if !self.shared.has_size {
+            self.shared.len_bytes.store(len_bytes, Ordering::Relaxed);
+        }
     }
 
     fn health(&self) -> Option<Health> {
@@ -368,6 +387,10 @@ impl<O: Objects> RemoteBacking<O> {
 impl<O: Objects> Drop for RemoteBacking<O> {
     /// Waits for the transfers, each of which has a deadline, and some seconds for removals.
     fn drop(&mut self) {
+        if self.is_new && !self.shared.has_begun.load(Ordering::Relaxed) {
+            // Only a lease is there, which nobody else ends.
+            self.end();
+        }
         self.shared.under_way.wait();
         self.end_removals();
         if let Some(runtime) = self.runtime.take() {

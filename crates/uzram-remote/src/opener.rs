@@ -6,7 +6,6 @@
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::future::Future;
-use std::io::Write;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
 use std::sync::{Arc, Mutex};
@@ -21,6 +20,7 @@ use uzram::{Error, ErrorKind, Result};
 
 use crate::redis::{Credentials, RedisStore};
 use crate::s3::{self, S3Address, S3Login, S3Store};
+use crate::secret::erase;
 use crate::{Address, Identity, Limits, Objects, RemoteBacking, SETTING, Swept, lock, login};
 
 /// Many objects at a time on a slow line take longer than those of Redis.
@@ -90,7 +90,7 @@ impl Opener for RemoteOpener {
                 let copies = kept.copies;
                 let connect = move || RedisStore::reconnect(address.clone(), login.clone(), copies);
                 let backing = RemoteBacking::resume(&kept.identity, len_bytes, Limits::default(), connect)?;
-                Ok(kept.resumed(backing, fd))
+                Ok(kept.with(backing, Some(fd)))
             }
             (Place::S3(address), Login::S3(login)) => {
                 // Certificates are read now. Later, files cannot be.
@@ -100,23 +100,26 @@ impl Opener for RemoteOpener {
                     std::future::ready(store.ok_or_else(|| Error::new(ErrorKind::Busy, "connected already")))
                 };
                 let backing = RemoteBacking::resume(&kept.identity, len_bytes, S3_LIMITS, connect)?;
-                Ok(kept.resumed(backing, fd))
+                Ok(kept.with(backing, Some(fd)))
             }
             _ => Err(not_kept()),
         }
     }
 
-    fn seal(&self, kept: Option<OwnedFd>) -> Result<(Arc<dyn Seal>, OwnedFd)> {
+    fn seal(&self, kept: Option<OwnedFd>) -> Result<(Arc<dyn Seal>, Option<OwnedFd>)> {
         let (identity, kept): (Identity, _) = match kept {
-            Some(fd) => read(fd)?,
+            Some(fd) => {
+                let (identity, fd) = read(fd)?;
+                (identity, Some(fd))
+            }
             None => {
                 let identity = Identity::new()?;
-                let kept = write(&identity)?;
+                let kept = write(&identity).ok();
                 (identity, kept)
             }
         };
         let sealer = identity.sealer()?;
-        sealer.pin(&kept)?;
+        sealer.pin(kept.as_ref());
         Ok((Arc::new(sealer), kept))
     }
 }
@@ -132,7 +135,7 @@ fn open_redis(address: Address, copies: u8) -> Result<Elsewhere> {
     };
     let backing = RemoteBacking::open(&identity, size_bytes, Limits::default(), connect)?;
     let kept = Kept { identity, name, address: all.to_string(), copies, login: Login::Redis(login) };
-    kept.opened(backing)
+    Ok(kept.opened(backing))
 }
 
 fn open_s3(address: S3Address, copies: u8) -> Result<Elsewhere> {
@@ -145,23 +148,18 @@ fn open_s3(address: S3Address, copies: u8) -> Result<Elsewhere> {
     let connect = || S3Store::connect(address, &login);
     let backing = RemoteBacking::open(&identity, size_bytes, S3_LIMITS, connect)?;
     let kept = Kept { identity, address: name.clone(), name, copies, login: Login::S3(login) };
-    kept.opened(backing)
+    Ok(kept.opened(backing))
 }
 
 impl Kept {
-    fn opened<O: Objects>(self, backing: RemoteBacking<O>) -> Result<Elsewhere> {
-        let fd = write(&self)?;
-        backing.sealer().pin(&fd)?;
-        Ok(self.with(backing, fd))
-    }
-
-    fn resumed<O: Objects>(self, backing: RemoteBacking<O>, fd: OwnedFd) -> Elsewhere {
-        // What is there is worth more than that it is locked.
-        let _ = backing.sealer().pin(&fd);
+    fn opened<O: Objects>(self, backing: RemoteBacking<O>) -> Elsewhere {
+        // Without it, the device ends with the process.
+        let fd = write(&self).ok();
         self.with(backing, fd)
     }
 
-    fn with<O: Objects>(self, backing: RemoteBacking<O>, fd: OwnedFd) -> Elsewhere {
+    fn with<O: Objects>(self, backing: RemoteBacking<O>, kept: Option<OwnedFd>) -> Elsewhere {
+        backing.sealer().pin(kept.as_ref());
         let copies = match self.copies {
             1 => "one copy".to_owned(),
             copies => format!("{copies} copies"),
@@ -171,25 +169,20 @@ impl Kept {
             name: self.name,
             backing: Arc::new(backing),
             copies: self.copies,
-            kept: fd,
+            kept,
         }
     }
 }
 
 /// Writes what is kept to a memory file, which nobody can change.
-fn write(kept: &impl Serialize) -> Result<OwnedFd> {
-    let write = || {
-        let fd = rustix::fs::memfd_create("uzram-backing", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
-        let mut file = File::from(fd);
-        file.write_all(&serde_json::to_vec(kept)?)?;
-        let seals = SealFlags::SEAL | SealFlags::SHRINK | SealFlags::GROW | SealFlags::WRITE;
-        rustix::fs::fcntl_add_seals(&file, seals)?;
-        Ok::<OwnedFd, std::io::Error>(file.into())
-    };
-    write().map_err(|error| {
-        let what = format!("no memory for the key of a backing device: {error}");
-        Error::new(ErrorKind::NoMemory, what).with_setting(SETTING)
-    })
+fn write(kept: &impl Serialize) -> std::io::Result<OwnedFd> {
+    let fd = rustix::fs::memfd_create("uzram-backing", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+    let file = File::from(fd);
+    // Leaves no copy of the key elsewhere.
+    serde_json::to_writer(&file, kept)?;
+    let seals = SealFlags::SEAL | SealFlags::SHRINK | SealFlags::GROW | SealFlags::WRITE;
+    rustix::fs::fcntl_add_seals(&file, seals)?;
+    Ok(file.into())
 }
 
 /// Reads what another process wrote.
@@ -201,7 +194,9 @@ fn read<T: DeserializeOwned>(fd: OwnedFd) -> Result<(T, OwnedFd)> {
     }
     let mut bytes = vec![0; len as usize];
     file.read_exact_at(&mut bytes, 0).map_err(|_| not_kept())?;
-    Ok((serde_json::from_slice(&bytes).map_err(|_| not_kept())?, file.into()))
+    let read = serde_json::from_slice(&bytes);
+    erase(&mut bytes);
+    Ok((read.map_err(|_| not_kept())?, file.into()))
 }
 
 fn not_kept() -> Error {
@@ -236,6 +231,8 @@ fn block_on<T>(future: impl Future<Output = Result<T>>) -> Result<T> {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
+
+    use std::io::Write;
 
     use super::*;
 

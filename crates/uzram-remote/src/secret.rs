@@ -5,12 +5,12 @@
 
 use std::ffi::c_void;
 use std::fmt;
+use std::mem::ManuallyDrop;
 use std::os::fd::AsFd;
 use std::sync::OnceLock;
 
 use ring::aead::{AES_256_GCM, Aad, LessSafeKey, Nonce, Tag, UnboundKey};
 use ring::rand::{SecureRandom, SystemRandom};
-use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 use serde::{Deserialize, Serialize};
 use uzram::backing::Seal;
@@ -45,11 +45,16 @@ impl Key {
     }
 }
 
+/// Overwrites what was secret.
+pub(crate) fn erase(bytes: &mut [u8]) {
+    bytes.fill(0);
+    // So that the compiler keeps the stores.
+    std::hint::black_box(bytes);
+}
+
 impl Drop for Key {
     fn drop(&mut self) {
-        self.0.fill(0);
-        // So that the compiler keeps the stores.
-        std::hint::black_box(&self.0);
+        erase(&mut self.0);
     }
 }
 
@@ -71,7 +76,7 @@ pub(crate) struct Sealer {
 /// A key, ready for use, and its own pages: nothing else is locked or left out of core files with it.
 #[repr(C, align(65536))]
 struct Locked {
-    key: LessSafeKey,
+    key: ManuallyDrop<LessSafeKey>,
 }
 
 const _: () = assert!(align_of::<Locked>() == MAX_HOST_PAGE_BYTES);
@@ -84,7 +89,7 @@ impl Sealer {
     pub(crate) fn new(device: DeviceId, key: &Key) -> Result<Sealer> {
         let unusable = |_| Error::invalid("a key of another length").with_setting(SETTING);
         let bound = UnboundKey::new(&AES_256_GCM, &key.0).map_err(unusable)?;
-        let mut key = Box::new(Locked { key: LessSafeKey::new(bound) });
+        let mut key = Box::new(Locked { key: ManuallyDrop::new(LessSafeKey::new(bound)) });
         let (start, len) = ((&raw mut *key).cast(), size_of::<Locked>());
         // SAFETY: the pages are the box's own, from its start to its end: its alignment is that of pages. Neither call
         // changes what they hold.
@@ -92,20 +97,25 @@ impl Sealer {
             rustix::mm::madvise(start, len, Advice::LinuxDontDump)
                 .and_then(|()| rustix::mm::mlock(start, len))
         };
-        locked.map_err(no_lock)?;
+        locked.map_err(|error| {
+            let what = format!(
+                "no memory can be locked for the key of a backing device ({error}): raise RLIMIT_MEMLOCK (LimitMEMLOCK= of the \
+                 service)"
+            );
+            Error::new(ErrorKind::NoMemory, what).with_setting(SETTING)
+        })?;
         Ok(Sealer { device, key, pinned: OnceLock::new() })
     }
 
-    /// Keeps the file in which the key is handed on locked, for as long as this is there.
-    ///
-    /// # Errors
-    /// `NoMemory` if no memory can be locked.
-    pub(crate) fn pin(&self, file: impl AsFd) -> Result<()> {
-        let len = rustix::fs::fstat(&file).map_err(no_lock)?.st_size;
-        let pinned = Pinned::new(file, len as usize)?;
+    /// Keeps the file in which the key is handed on locked, for as long as this is there. Where that is refused, the file
+    /// may be swapped out.
+    pub(crate) fn pin(&self, file: Option<impl AsFd>) {
+        let pinned = file.and_then(|file| {
+            let len = rustix::fs::fstat(&file).ok()?.st_size;
+            Pinned::new(file, len as usize).ok()
+        });
         // The first one stays.
-        let _ = self.pinned.set(pinned);
-        Ok(())
+        pinned.into_iter().for_each(|pinned| _ = self.pinned.set(pinned));
     }
 
     /// Returns what is sealed together with the bytes: the device, and what is said about the object.
@@ -120,14 +130,6 @@ impl Sealer {
         rest[1..][..about.len()].copy_from_slice(about);
         Aad::from(all)
     }
-}
-
-fn no_lock(error: Errno) -> Error {
-    let what = format!(
-        "no memory can be locked for the key of a backing device ({error}): raise RLIMIT_MEMLOCK (LimitMEMLOCK= of the \
-         service)"
-    );
-    Error::new(ErrorKind::NoMemory, what).with_setting(SETTING)
 }
 
 /// A mapping of a memory file with a key, which keeps the file's pages locked.
@@ -145,20 +147,22 @@ impl Pinned {
     /// Locks the pages of a file of `len` bytes.
     ///
     /// # Errors
-    /// `NoMemory` if no memory can be locked.
-    fn new(file: impl AsFd, len: usize) -> Result<Pinned> {
+    /// The system maps or locks no memory.
+    fn new(file: impl AsFd, len: usize) -> rustix::io::Result<Pinned> {
         let len = len.max(1);
+        // A private mapping that is only read has the file's own pages. Older kernels refuse a shared one of a file that
+        // nobody can change.
         // SAFETY: a mapping at an address that the system chooses replaces no other one.
         let start = unsafe {
-            rustix::mm::mmap(std::ptr::null_mut(), len, ProtFlags::READ, MapFlags::SHARED, file, 0)
+            rustix::mm::mmap(std::ptr::null_mut(), len, ProtFlags::READ, MapFlags::PRIVATE, file, 0)
         };
-        let pinned = Pinned { start: start.map_err(no_lock)?, len };
+        let pinned = Pinned { start: start?, len };
         // SAFETY: the pages are the mapping's, which nobody reads or writes.
-        let locked = unsafe {
-            rustix::mm::madvise(pinned.start, len, Advice::LinuxDontDump)
-                .and_then(|()| rustix::mm::mlock(pinned.start, len))
-        };
-        locked.map(|()| pinned).map_err(no_lock)
+        unsafe {
+            rustix::mm::madvise(pinned.start, len, Advice::LinuxDontDump)?;
+            rustix::mm::mlock(pinned.start, len)?;
+        }
+        Ok(pinned)
     }
 }
 
@@ -172,7 +176,10 @@ impl Drop for Pinned {
 
 impl Drop for Sealer {
     fn drop(&mut self) {
-        let (start, len) = ((&raw mut *self.key).cast(), size_of::<Locked>());
+        let (start, len) = ((&raw mut *self.key).cast::<c_void>(), size_of::<Locked>());
+        // SAFETY: the bytes are the box's own. Nothing reads the key after this, and it has no destructor that is run.
+        unsafe { std::ptr::write_bytes(start.cast::<u8>(), 0, len) };
+        std::hint::black_box(start);
         // The allocator gets ordinary memory back. A failure leaves it locked.
         // SAFETY: as in `new`.
         let _ = unsafe {

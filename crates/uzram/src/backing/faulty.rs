@@ -233,8 +233,36 @@ impl<B: Backing + 'static> Backing for FaultyBacking<B> {
         self.shared.inner.home(extent)
     }
 
+    fn become_part(&self, first_extent: u32, seal: Option<&Arc<dyn Seal>>) {
+        self.shared.inner.become_part(first_extent, seal);
+    }
+
+    fn tiers(&self) -> Vec<Range<u64>> {
+        self.shared.inner.tiers()
+    }
+
+    fn is_down(&self, tier: usize) -> bool {
+        self.shared.inner.is_down(tier)
+    }
+
+    fn padded_bytes(&self, offset: u64, len_bytes: usize) -> usize {
+        self.shared.inner.padded_bytes(offset, len_bytes)
+    }
+
+    fn placement_generation(&self) -> u64 {
+        self.shared.inner.placement_generation()
+    }
+
+    fn is_at_risk(&self, extent: u32, filling: Filling) -> bool {
+        self.shared.inner.is_at_risk(extent, filling)
+    }
+
     fn begin(&self) -> Result<()> {
         self.shared.inner.begin()
+    }
+
+    fn give_back(&self) {
+        self.shared.inner.give_back();
     }
 
     fn set_disk_bytes(&self, bytes: u64) {

@@ -6,6 +6,7 @@
 //! read a partly filled buffer, or free one that the kernel still writes to.
 //!
 //! - `buffers.rs`: the memory of transfers, allocated in advance
+//! - `threads.rs`: threads that carry out transfers, or prepare them
 //! - `tiers.rs`: several backings, used in order ([`Tiers`])
 //! - `waiter.rs`: waiting for a transfer
 //! - `file/`: a file or block device ([`FileBacking`]), by io_uring or by threads
@@ -23,6 +24,8 @@ mod buffers;
 mod faulty;
 #[cfg(not(loom))]
 mod file;
+#[cfg(not(loom))]
+mod threads;
 mod tiers;
 mod waiter;
 
@@ -35,6 +38,8 @@ pub use faulty::{Fault, FaultKind, Faults, FaultyBacking};
 #[cfg(not(loom))]
 pub use file::{Engine, FileBacking, FileOptions, MARK_BYTES, MAX_QUEUE_DEPTH, Mark};
 
+#[cfg(not(loom))]
+pub(crate) use threads::Threads;
 pub use tiers::{MAX_TIERS, Tiers};
 
 #[cfg(all(test, not(loom)))]
@@ -86,6 +91,16 @@ pub trait Backing: Send + Sync {
     /// Returns the parts of the backing, in the order in which they are to be used; each has whole extents.
     fn tiers(&self) -> Vec<Range<u64>> {
         std::iter::once(0..self.len_bytes()).collect()
+    }
+
+    /// Returns how many bytes a write of `len_bytes` at an offset really writes.
+    fn padded_bytes(&self, _offset: u64, len_bytes: usize) -> usize {
+        len_bytes
+    }
+
+    /// Returns whether nothing is written to a tier ([`Backing::tiers`]) now.
+    fn is_down(&self, _tier: usize) -> bool {
+        false
     }
 
     /// Starts a transfer and returns without waiting for it, or for room in a queue. Its completion is called exactly
@@ -140,6 +155,9 @@ pub trait Backing: Send + Sync {
     fn begin(&self) -> Result<()> {
         Ok(())
     }
+
+    /// Called when a store that began to use the backing is given up before it has written anything.
+    fn give_back(&self) {}
 
     /// Called before a device of `bytes` uses the backing, for one that has no size of its own.
     fn set_disk_bytes(&self, _bytes: u64) {}
@@ -237,6 +255,15 @@ impl Started {
     /// Accepts a transfer.
     pub fn new(transfer: Transfer) -> Self {
         Started { transfer: ManuallyDrop::new(transfer), result: None }
+    }
+
+    /// Returns the transfer, to be carried out elsewhere.
+    #[cfg(not(loom))]
+    pub(crate) fn into_transfer(self) -> Transfer {
+        let mut started = ManuallyDrop::new(self);
+        // SAFETY: `started` is neither used nor dropped after this, so the transfer is taken once. It has no result yet, and
+        // nothing else that would have to be dropped.
+        unsafe { ManuallyDrop::take(&mut started.transfer) }
     }
 
     /// Ends the transfer. Must be called with no lock held.

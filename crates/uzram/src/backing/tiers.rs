@@ -11,8 +11,9 @@
 use std::ops::Range;
 
 use super::{Backing, Buffer, Direction, Filling, Health, SETTING, Seal, Transfer};
-use crate::base::error::{Error, Result};
-use crate::base::sync::Arc;
+use crate::base::error::{Error, ErrorKind, Result};
+use crate::base::sync::{Arc, AtomicU32, Ordering};
+use crate::base::units::PAGE_SIZE;
 
 /// The most tiers.
 pub const MAX_TIERS: usize = 4;
@@ -25,6 +26,8 @@ pub struct Tiers {
     object_bytes: Option<usize>,
     block_bytes: usize,
     seal: Option<Arc<dyn Seal>>,
+    /// How many stores use it.
+    stores: AtomicU32,
 }
 
 struct Tier {
@@ -60,6 +63,14 @@ impl Tiers {
         let count = backings.len();
         for (number, backing) in backings.into_iter().enumerate() {
             let has_objects = backing.object_bytes().is_some();
+            let block_bytes = backing.block_bytes();
+            if object_bytes.is_some() && block_bytes > PAGE_SIZE {
+                let what = format!(
+                    "tier {} has blocks of {block_bytes} bytes; at most {PAGE_SIZE} are possible",
+                    number + 1
+                );
+                return Err(Error::new(ErrorKind::Unsupported, what).with_setting(SETTING));
+            }
             let len_bytes = backing.len_bytes() / UNIT_BYTES * UNIT_BYTES;
             if len_bytes == 0 && number + 1 < count {
                 let what = format!(
@@ -74,12 +85,13 @@ impl Tiers {
                 seal.as_ref(),
             );
             tiers.push(Tier { backing, start, has_objects });
-            start += len_bytes;
+            let too_large = || Error::invalid("the tiers are too large together").with_setting(SETTING);
+            start = u64::checked_add(start, len_bytes).ok_or_else(too_large)?;
         }
         let blocks = tiers.iter().map(|tier| tier.backing.block_bytes());
         // Parts of objects are read by `carry_out` only.
         let block_bytes = if object_bytes.is_some() { 1 } else { blocks.max().unwrap_or(1) };
-        Ok(Tiers { tiers, object_bytes, block_bytes, seal })
+        Ok(Tiers { tiers, object_bytes, block_bytes, seal, stores: AtomicU32::new(0) })
     }
 
     /// Returns the number of the tier at an offset.
@@ -105,14 +117,12 @@ impl Tiers {
         buffer: &mut Buffer,
     ) -> (&Tier, u64, usize) {
         let tier = &self.tiers[self.at(offset)];
-        let len_bytes = match (direction, self.object_bytes) {
-            (Direction::Write, Some(object_bytes)) if !tier.has_objects => {
-                let whole_bytes = object_bytes.min(buffer.len());
-                buffer[len_bytes..whole_bytes].fill(0);
-                whole_bytes
-            }
-            _ => len_bytes,
+        let padded_bytes = match direction {
+            Direction::Read => len_bytes,
+            Direction::Write => self.padded_bytes(offset, len_bytes).min(buffer.len()),
         };
+        buffer[len_bytes..padded_bytes].fill(0);
+        let len_bytes = padded_bytes;
         (tier, offset - tier.start, len_bytes)
     }
 }
@@ -120,7 +130,7 @@ impl Tiers {
 impl Backing for Tiers {
     /// Returns the size of all; of the last one as much as it has now.
     fn len_bytes(&self) -> u64 {
-        self.tiers.last().map_or(0, |last| last.start + last.backing.len_bytes())
+        self.tiers.last().map_or(0, |last| last.start.saturating_add(last.backing.len_bytes()))
     }
 
     fn block_bytes(&self) -> usize {
@@ -182,8 +192,30 @@ impl Backing for Tiers {
         (buffer, result)
     }
 
+    /// Fails the second time if objects are sealed: nonces begin anew in each store.
     fn begin(&self) -> Result<()> {
+        if self.seal.is_some() && self.stores.swap(1, Ordering::Relaxed) > 0 {
+            return Err(
+                Error::new(ErrorKind::Busy, "another device has used this backing").with_setting(SETTING)
+            );
+        }
         self.tiers.iter().try_for_each(|tier| tier.backing.begin())
+    }
+
+    fn give_back(&self) {
+        self.tiers.iter().for_each(|tier| tier.backing.give_back());
+        self.stores.store(0, Ordering::Relaxed);
+    }
+
+    fn padded_bytes(&self, offset: u64, len_bytes: usize) -> usize {
+        match self.object_bytes {
+            Some(object_bytes) if !self.tiers[self.at(offset)].has_objects => object_bytes,
+            _ => len_bytes,
+        }
+    }
+
+    fn is_down(&self, tier: usize) -> bool {
+        self.tiers.get(tier).is_some_and(|tier| tier.backing.is_down(0))
     }
 
     /// Tells the last tier: all that the disk has may lie there, if the others are used by what was there before.

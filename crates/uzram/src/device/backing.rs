@@ -104,11 +104,11 @@ pub trait Opener: Send + Sync {
     fn resume(&self, kept: OwnedFd, len_bytes: u64) -> Result<Elsewhere>;
 
     /// Draws a key to seal what is in files, or takes the one that another process kept. Returns with what another process
-    /// gets it.
+    /// gets it; `None` if the system refused that.
     ///
     /// # Errors
     /// `NoMemory` if no memory can be locked; `Invalid` for any other descriptor.
-    fn seal(&self, kept: Option<OwnedFd>) -> Result<(Arc<dyn Seal>, OwnedFd)>;
+    fn seal(&self, kept: Option<OwnedFd>) -> Result<(Arc<dyn Seal>, Option<OwnedFd>)>;
 }
 
 /// A backing in a store on other machines.
@@ -121,8 +121,8 @@ pub struct Elsewhere {
     pub backing: Arc<dyn Backing>,
     /// How many copies it keeps of each object.
     pub copies: u8,
-    /// What another process needs to go on ([`Opener::resume`]).
-    pub kept: OwnedFd,
+    /// What another process needs to go on ([`Opener::resume`]); `None` if the system refused it.
+    pub kept: Option<OwnedFd>,
 }
 
 static OPENER: OnceLock<Box<dyn Opener>> = OnceLock::new();
@@ -310,7 +310,7 @@ impl Part {
             how: "encrypted".to_owned(),
             backing: Arc::new(Nothing),
             file: None,
-            kept: Some(Arc::new(kept)),
+            kept: kept.map(Arc::new),
             copies: 1,
             seal: Some(seal),
         })
@@ -338,7 +338,7 @@ impl Backing for Nothing {
 
 impl From<Elsewhere> for Part {
     fn from(Elsewhere { name, how, backing, copies, kept }: Elsewhere) -> Self {
-        Part { name, how, backing, file: None, kept: Some(Arc::new(kept)), copies, seal: None }
+        Part { name, how, backing, file: None, kept: kept.map(Arc::new), copies, seal: None }
     }
 }
 

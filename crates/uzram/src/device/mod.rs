@@ -179,6 +179,10 @@ impl Params {
                         writeback_layout to blocks";
             return Err(Error::invalid(what).with_setting("compressed_writeback"));
         }
+        if self.writeback_layout == WritebackLayout::Blocks && self.how_to_open.encrypted {
+            let what = "single blocks are not encrypted: set writeback_layout to packed";
+            return Err(Error::invalid(what).with_setting("writeback_layout"));
+        }
         Ok(())
     }
 
@@ -417,10 +421,17 @@ impl Device {
             }
         };
         let store = Arc::new(store);
-        let policy = params.start_policy(&self.name, &store)?;
-        if let Some((keeper, memory)) = state.keeper.as_ref().zip(store.memory()) {
-            keeper.keep(&self.name, memory.as_fd(), params.backing.as_ref())?;
-        }
+        let start = || {
+            let policy = params.start_policy(&self.name, &store)?;
+            if let Some((keeper, memory)) = state.keeper.as_ref().zip(store.memory()) {
+                keeper.keep(&self.name, memory.as_fd(), params.backing.as_ref())?;
+            }
+            Ok::<_, Error>(policy)
+        };
+        let policy = start().inspect_err(|_| {
+            // The next store may use it.
+            params.backing.iter().for_each(|backing| backing.backing().give_back());
+        })?;
         state.policy = policy;
         state.store = Some(store);
         state.disksize_bytes = pages_to_bytes(pages);

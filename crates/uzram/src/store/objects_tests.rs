@@ -7,7 +7,7 @@ use super::tests::config;
 use super::writeback::sealed::tests::Plain;
 use super::writeback_tests::{ALL, expect, half_random, incompressible, overwrite, work};
 use super::*;
-use crate::backing::{Backing, Direction, FaultyBacking, Filling, Seal, Transfer};
+use crate::backing::{Backing, Direction, Fault, FaultKind, FaultyBacking, Filling, Seal, Transfer};
 use crate::base::error::{Error, ErrorKind};
 use crate::base::random::Random;
 use crate::base::sync::{Arc, Counter, Mutex, classes};
@@ -316,4 +316,35 @@ fn extents_are_read_ahead_where_there_is_a_trend() {
         // Half of them are there from before.
         assert!(found < 800 && each_bytes < PAGE_SIZE as u64, "{found}, {each_bytes} bytes each");
     }
+}
+
+/// A backing that does not answer for a while: cleaning and rescuing give up soon, and go on when it answers again.
+#[test]
+fn extents_that_cannot_be_read_now_are_tried_again() {
+    const PAGES: u64 = 700;
+    let objects = Shared::new(2 << 20);
+    let faulty = FaultyBacking::new(objects.clone(), 3).expect("a thread");
+    let faults = faulty.faults();
+    let store = store_on(Arc::new(faulty), config(PAGES));
+    let write = |pages: &mut dyn Iterator<Item = u64>| {
+        pages.for_each(|page| store.write(PageNo::from_number(page), &half_random(page)).expect("memory"));
+        store.write_back(&ALL).map_err(|error| error.kind())
+    };
+    write(&mut (0..PAGES)).expect("room");
+    // Most extents are half dead.
+    (0..PAGES).step_by(2).for_each(|page| store.discard(PageNo::from_number(page)));
+    let failing = |direction| Fault { direction: Some(direction), ..Fault::always(FaultKind::Error) };
+    faults.add(failing(Direction::Read));
+    let reads = || store.backing_stats().failed_reads;
+    assert_eq!(write(&mut (0..PAGES).step_by(2)), Err(ErrorKind::NoSpace));
+    assert!((1..10).contains(&reads()), "{} reads", reads());
+    objects.0.placement.add(1);
+    assert!(!store.rescue(|| true) && store.must_rescue());
+    faults.clear();
+    faults.add(failing(Direction::Write));
+    assert!(!store.rescue(|| true) && store.must_rescue());
+    faults.clear();
+    assert!(store.rescue(|| true) && !store.must_rescue());
+    write(&mut (0..PAGES).step_by(2)).expect("room, once extents were cleaned");
+    (0..PAGES).for_each(|page| expect(&store, page, &half_random(page)));
 }

@@ -14,13 +14,14 @@ use rustix::net::{
 };
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+use uzram::backing::MAX_TIERS;
 use uzram_serve::ExportPolicy;
 
 /// The longest message. A datagram of this length fits into a socket's default buffer.
 const MAX_MESSAGE_BYTES: usize = 64 << 10;
 
-/// The most descriptors of a message.
-const MAX_DESCRIPTORS: usize = 4;
+/// The most descriptors of a message: memory, the parts of a backing device, and their key.
+const MAX_DESCRIPTORS: usize = 2 + MAX_TIERS;
 
 /// What a worker asks of the holder, which answers with [`Answer`].
 #[derive(Debug, Serialize, Deserialize)]

@@ -4,13 +4,12 @@
 //! - `claim.rs`: whether it may be used
 //! - `mark.rs`: the mark that identifies a backing of uzram
 //! - `engine.rs`: common parts of the engines
-//! - `uring.rs` and `threads.rs`: the engines
+//! - `uring.rs`: the engine that uses io_uring
 
 mod claim;
 mod engine;
 mod mark;
 mod open;
-mod threads;
 mod uring;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -18,12 +17,12 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::FallocateFlags;
 
-use super::{Backing, Buffer, Direction, Filling, SETTING, Transfer};
+use super::threads::Threads;
+use super::{Backing, Buffer, Direction, Filling, SETTING, Started, Transfer};
 use crate::base::error::{Error, Result};
 use crate::base::sync::Arc;
 use engine::Target;
 use open::Opened;
-use threads::Threads;
 use uring::Uring;
 
 #[cfg(test)]
@@ -33,6 +32,8 @@ pub use mark::{MARK_BYTES, Mark};
 /// The maximum queue depth of a backing.
 pub const MAX_QUEUE_DEPTH: usize = 1024;
 const DEFAULT_QUEUE_DEPTH: usize = 64;
+/// The maximum number of threads of a backing.
+const MAX_THREADS: usize = 4;
 
 /// The engine that carries out transfers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -155,7 +156,16 @@ impl FileBacking {
 
     fn start_engine(engine: Engine, depth: usize, target: &Arc<Target>) -> Result<(Backend, Option<Error>)> {
         let uring = || Uring::new(Arc::clone(target), depth).map(Backend::Uring);
-        let threads = || Threads::new(Arc::clone(target), depth).map(Backend::Threads);
+        let threads = || {
+            let target = Arc::clone(target);
+            let carry_out = move |mut started: Started, usable: Result<()>| {
+                let Transfer { direction, offset, len_bytes, buffer, .. } = &mut *started;
+                let result = usable.and_then(|()| target.carry_out(*direction, *offset, *len_bytes, buffer));
+                started.finish(result);
+            };
+            let count = depth.min(MAX_THREADS);
+            Threads::new("uzram-back", count, depth, Box::new(carry_out)).map(Backend::Threads)
+        };
         match engine {
             Engine::Uring => Ok((uring()?, None)),
             Engine::Threads => Ok((threads()?, None)),

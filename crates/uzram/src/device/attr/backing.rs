@@ -22,6 +22,11 @@ pub(super) fn is_encrypted(device: &Device) -> bool {
     params.backing.as_ref().map_or(params.how_to_open.encrypted, NamedBacking::is_encrypted)
 }
 
+pub(super) fn copies(device: &Device) -> u8 {
+    let params = &device.state.lock().params;
+    params.backing.as_ref().map_or(params.how_to_open.copies, NamedBacking::copies)
+}
+
 /// Parses the absolute path of a file or block device, the address of a store, several of these, or `none`.
 pub(super) fn parse_backing_dev(value: &str) -> Result<Option<String>> {
     match value {

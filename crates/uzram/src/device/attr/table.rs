@@ -164,7 +164,7 @@ pub(in super::super) static TABLE: &[Attribute] = &[
         name: "backing_copies",
         help: "how many copies of each object a cluster of servers keeps, on different masters: 1 or 2; set it before \
                backing_dev (uzram only)",
-        get: Some(|device| device.state.lock().params.how_to_open.copies.to_string()),
+        get: Some(|device| copies(device).to_string()),
         set: before!(|text| number_within("backing_copies", text, 1..=2), |params, copies| params
             .how_to_open
             .copies =

@@ -13,19 +13,34 @@ use super::log::{BLOCK_BYTES, Purpose};
 use super::object::{ALIGN_BYTES, Object};
 use super::sealed::SCRATCH;
 use super::writer::Pass;
+use crate::base::error::ErrorKind;
 use crate::store::Store;
 use crate::store::slot::{Backed, Contents, Tried};
 
 /// Extents that are cleaned together; their live objects fill fewer extents.
 const VICTIMS: usize = 8;
 
+/// Extents in danger that are rewritten before more urgent work is looked for.
+const ENDANGERED: usize = 2;
+
 /// Rounds of cleaning before it gives up.
 const ROUNDS: usize = 64;
+
+/// What became of an extent whose objects were to be rewritten.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Moved {
+    /// Those that could be read, which were all.
+    All,
+    /// Some are lost or damaged: it is not tried again.
+    NotAll,
+    /// The backing did not answer: it may be tried again.
+    NoAnswer,
+}
 
 impl Store {
     /// Returns whether extents may ever have to be looked at.
     pub(in crate::store) fn may_rescue(&self) -> bool {
-        self.backing.as_ref().is_some_and(|backing| backing.log.written_once)
+        self.backing.as_ref().is_some_and(|backing| backing.log.backing.health().is_some())
     }
 
     /// Returns whether extents have to be looked at, as the machines with their copies have changed.
@@ -40,23 +55,27 @@ impl Store {
         let Some(backing) = &self.backing else { return true };
         let generation = backing.log.backing.placement_generation();
         let mut next = 0;
-        while goes_on() {
+        let is_stopped = || backing.log.backing.health().is_some_and(|health| health.stopped.is_some());
+        while goes_on() && !is_stopped() {
             let mut pass = Pass::begin(self, backing);
-            let endangered = backing.log.endangered(next, VICTIMS);
-            pass.move_all(&endangered);
-            pass.end();
-            match endangered.last() {
-                Some(last) => next = last + 1,
-                None => break,
+            let endangered = backing.log.endangered(next, ENDANGERED);
+            let Some(last) = endangered.last() else {
+                // Some may have busy pages, or have had no room.
+                let left = backing.log.endangered(0, 1);
+                left.iter().for_each(|extent| backing.log.release(*extent));
+                pass.end();
+                if left.is_empty() {
+                    backing.rescued.set(generation);
+                }
+                return left.is_empty();
+            };
+            next = last + 1;
+            let has_answered = pass.move_all(&endangered);
+            if pass.end().error.is_some() || !has_answered {
+                return false;
             }
         }
-        // Some may have had no room, or busy pages.
-        let left = backing.log.endangered(0, 1);
-        left.iter().for_each(|extent| backing.log.release(*extent));
-        if left.is_empty() {
-            backing.rescued.set(generation);
-        }
-        left.is_empty()
+        false
     }
 }
 
@@ -72,52 +91,60 @@ impl Pass<'_> {
         }
     }
 
-    /// Cleans the extents with the fewest live bytes, and returns whether there were any.
+    /// Cleans the extents with the fewest live bytes. Returns whether there were any, and the backing has answered.
     fn clean_some(&mut self) -> bool {
         let log = &self.backing.log;
         // Leave a margin: parts of blocks and of extents stay unused.
         let room_bytes =
             (log.free_bytes() + self.begun_bytes(Purpose::Moved)).saturating_sub(log.extent_bytes / 4);
         let victims = log.victims(VICTIMS, room_bytes);
-        self.move_all(&victims);
-        !victims.is_empty()
+        self.move_all(&victims) && !victims.is_empty()
     }
 
-    /// Rewrites the live objects of extents that are held, and releases them.
-    fn move_all(&mut self, extents: &[u32]) {
-        let mut readable = Vec::with_capacity(extents.len());
+    /// Rewrites the live objects of extents that are held, and releases them. Returns whether the backing has answered: if
+    /// not, those that are left stay as they are.
+    fn move_all(&mut self, extents: &[u32]) -> bool {
+        let mut moved = Vec::with_capacity(extents.len());
         let mut buffer = self.spare_buffer();
         for extent in extents {
-            let is_readable;
-            (buffer, is_readable) = self.move_from(*extent, buffer);
-            readable.push(is_readable);
+            let result;
+            (buffer, result) = self.move_from(*extent, buffer);
+            moved.push(result);
+            if result == Moved::NoAnswer {
+                break;
+            }
         }
         drop(buffer);
         self.flush();
-        for (extent, is_readable) in extents.iter().zip(readable) {
-            self.backing.log.end_cleaning(*extent, is_readable);
+        for (at, extent) in extents.iter().enumerate() {
+            self.backing.log.end_cleaning(*extent, moved.get(at) != Some(&Moved::NotAll));
         }
+        !moved.contains(&Moved::NoAnswer)
     }
 
-    /// Rewrites the live objects of an extent elsewhere. Returns the buffer, and whether the whole extent was readable.
-    fn move_from(&mut self, extent: u32, buffer: Buffer) -> (Buffer, bool) {
+    /// Rewrites the live objects of an extent elsewhere. Returns the buffer.
+    fn move_from(&mut self, extent: u32, buffer: Buffer) -> (Buffer, Moved) {
         let log = &self.backing.log;
         let filling = log.filling(extent);
         let (buffer, result) =
             log.backing.carry_out(Direction::Read, log.place(extent, 0), log.extent_bytes, filling, buffer);
         log.counts.read_bytes.add(log.extent_bytes as u64);
-        if result.is_err() {
+        if let Err(error) = result {
             log.counts.failed_reads.add(1);
-            return (buffer, false);
+            // A store on other machines may answer later.
+            let is_lost = !log.written_once || error.kind() == ErrorKind::NotFound;
+            return (buffer, if is_lost { Moved::NotAll } else { Moved::NoAnswer });
         }
-        let mut is_readable = true;
+        let mut moved = Moved::All;
         let Filling { generation, .. } = filling;
         let (mut at, mut scratch) = (0, SCRATCH);
         while at < log.extent_bytes {
             let place = log.place(extent, at);
             let Some((object, bytes)) = log.parse(&buffer[at..], generation, place, &mut scratch) else {
                 let (next, was_empty) = after_no_object(&buffer, at);
-                is_readable &= was_empty;
+                if !was_empty {
+                    moved = Moved::NotAll;
+                }
                 at = next;
                 continue;
             };
@@ -126,7 +153,7 @@ impl Pass<'_> {
             }
             at += log.footprint(bytes.len());
         }
-        (buffer, is_readable)
+        (buffer, moved)
     }
 
     /// Returns whether an object is live: its page's slot refers to `place`. Returns false if the slot is busy.

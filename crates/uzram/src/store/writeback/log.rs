@@ -160,9 +160,10 @@ pub(in crate::store) struct Log {
     /// Whether an extent is written once.
     pub(super) written_once: bool,
     /// With which objects are sealed, if they are.
-    seal: Option<Arc<dyn Seal>>,
+    pub(super) seal: Option<Arc<dyn Seal>>,
     extents: Table<Extent>,
     count: u32,
+    tiers: usize,
     /// Of each tier, in the order in which they are used.
     free: Mutex<Vec<Free>>,
     /// Buffers for reads of pages.
@@ -190,7 +191,7 @@ impl Log {
             let (discarded, emptied) = (Queue::EMPTY, Queue::EMPTY);
             Free { used: *start..*start, end, count: end - start, discarded, emptied }
         });
-        let free = free.collect();
+        let free: Vec<_> = free.collect();
         Ok(Log {
             backing,
             layout,
@@ -200,6 +201,7 @@ impl Log {
             seal,
             extents: Table::new_in(region, count as usize)?,
             count,
+            tiers: free.len(),
             free: Mutex::new(&classes::BACKING_EXTENTS, free),
             reads: Buffers::new(READS, READ_AHEAD_BYTES)?,
             counts: BackingCounts::default(),
@@ -346,10 +348,8 @@ impl Log {
     /// Returns the bytes of an extent that an object of `len_bytes` takes.
     pub(super) fn footprint(&self, len_bytes: usize) -> usize {
         match self.layout {
-            WritebackLayout::Packed => {
-                let overhead_bytes = if self.seal.is_some() { OVERHEAD_BYTES } else { HEADER_BYTES };
-                (overhead_bytes + len_bytes).next_multiple_of(ALIGN_BYTES)
-            }
+            WritebackLayout::Packed if self.seal.is_some() => sealed::footprint(len_bytes),
+            WritebackLayout::Packed => (HEADER_BYTES + len_bytes).next_multiple_of(ALIGN_BYTES),
             WritebackLayout::Blocks => BLOCK_BYTES,
         }
     }
@@ -381,12 +381,13 @@ impl Log {
         self.filling(self.extent_of(place))
     }
 
-    /// Writes an object into `out`, the [`Log::footprint`] bytes from its place on: byte `at` of an extent.
-    pub(super) fn put(&self, out: &mut [u8], extent: u32, at: usize, object: &Object, bytes: &[u8]) {
+    /// Writes an object into `out`, the [`Log::footprint`] bytes from its place on. What is to be sealed is sealed when the
+    /// extent is written.
+    pub(super) fn put(&self, out: &mut [u8], extent: u32, object: &Object, bytes: &[u8]) {
         let of = &self.extents[extent as usize];
         let generation = of.generation.get();
-        if let Some(seal) = &self.seal {
-            sealed::put(&**seal, out, Position { extent, generation, at: at as u32 }, object, bytes);
+        if self.seal.is_some() {
+            sealed::put(out, object, bytes);
             return out[OVERHEAD_BYTES + bytes.len()..].fill(0);
         }
         let crc = object.crc(generation, bytes);
@@ -466,6 +467,8 @@ impl Log {
     /// Takes a free extent, in which nothing is left on a backing that keeps it as one object.
     fn take_any(&self, purpose: Purpose) -> Option<u32> {
         let (extent, was_emptied) = {
+            let is_down = |tier: &usize| self.backing.is_down(*tier);
+            let down: Vec<usize> = (0..self.tiers).filter(is_down).collect();
             let mut free = self.free.lock();
             let kept = match purpose {
                 Purpose::New if self.layout == WritebackLayout::Packed => RESERVED_EXTENTS,
@@ -474,7 +477,9 @@ impl Log {
             if free.iter().map(|tier| tier.count).sum::<u32>() <= kept {
                 return None;
             }
-            free.iter_mut().find_map(|tier| tier.take(&self.extents))?
+            // One that is down comes last: then the write says why nothing is written.
+            let up = (0..self.tiers).filter(|tier| !down.contains(tier));
+            up.chain(down.iter().copied()).find_map(|tier| free[tier].take(&self.extents))?
         };
         let of = &self.extents[extent as usize];
         if self.written_once {
@@ -534,17 +539,29 @@ impl Log {
             return;
         }
         for _ in 0..DISCARDS_AT_ONCE {
-            // The extent is in no queue meanwhile, so no thread takes it.
-            let emptied = self.free.lock().iter_mut().find_map(|tier| tier.emptied.pop(&self.extents));
-            let Some(extent) = emptied else { return };
+            let Some(extent) = self.take_emptied() else { return };
             self.discard(extent);
-            Free::of(&mut self.free.lock(), extent).discarded.push(&self.extents, extent);
+            self.put_discarded(extent);
         }
     }
 
-    /// Discards all extents that were ever filled.
+    /// Discards all extents in which something may be.
     pub(super) fn discard_all(&self) {
-        self.used_extents().into_iter().for_each(|extent| self.discard(extent));
+        while let Some(extent) = self.take_emptied() {
+            self.discard(extent);
+            self.put_discarded(extent);
+        }
+        let is_used = |extent: &u32| self.extents[*extent as usize].word.load(Ordering::Relaxed) != 0;
+        self.used_extents().into_iter().filter(is_used).for_each(|extent| self.discard(extent));
+    }
+
+    /// Takes an emptied extent, which is in no queue then, so that no thread takes it.
+    fn take_emptied(&self) -> Option<u32> {
+        self.free.lock().iter_mut().find_map(|tier| tier.emptied.pop(&self.extents))
+    }
+
+    fn put_discarded(&self, extent: u32) {
+        Free::of(&mut self.free.lock(), extent).discarded.push(&self.extents, extent);
     }
 
     /// Returns the extents that were ever filled.

@@ -1,6 +1,7 @@
 //! Pages that leave memory for a backing device, and come back.
 //!
-//! - `object.rs`: the header and the checksum of an object; `sealed.rs`: where it is encrypted
+//! - `object.rs`: the header and the checksum of an object; `sealed.rs`: where it is encrypted; `sealer.rs`: the thread
+//!   that does it
 //! - `log.rs`: the device's space: extents, and the live objects in them
 //! - `writer.rs`: writing pages
 //! - `clean.rs`: freeing extents whose objects are mostly dead
@@ -14,6 +15,7 @@ mod log;
 mod object;
 mod read;
 pub(super) mod sealed;
+mod sealer;
 mod writer;
 
 use std::fmt;

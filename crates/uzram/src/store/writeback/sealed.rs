@@ -52,18 +52,42 @@ impl Position {
     }
 }
 
-/// Writes an object into `out`, which has room for it, from the start.
-pub(super) fn put(seal: &dyn Seal, out: &mut [u8], position: Position, object: &Object, bytes: &[u8]) {
-    let (header, sealed) = out.split_at_mut(HEADER_BYTES);
+/// Writes an object that is still to be sealed into `out`, which has room for it, from the start.
+pub(super) fn put(out: &mut [u8], object: &Object, bytes: &[u8]) {
+    let (header, rest) = out.split_at_mut(HEADER_BYTES);
     header[..4].copy_from_slice(&object.page.0.to_le_bytes());
     header[4..6].copy_from_slice(&object.len.to_le_bytes());
     header[6] = object.priority;
     header[7] = MARK;
-    let sealed = &mut sealed[..CHECKSUM_BYTES + bytes.len()];
-    sealed[..CHECKSUM_BYTES].copy_from_slice(&object.checksum.to_le_bytes());
-    sealed[CHECKSUM_BYTES..].copy_from_slice(bytes);
-    let tag = seal.seal(position.nonce(), &header[..ABOUT_BYTES], sealed);
-    header[ABOUT_BYTES..].copy_from_slice(&tag);
+    rest[..CHECKSUM_BYTES].copy_from_slice(&object.checksum.to_le_bytes());
+    rest[CHECKSUM_BYTES..][..bytes.len()].copy_from_slice(bytes);
+}
+
+/// Returns the bytes from the start of an object to the next one.
+pub(super) fn footprint(len_bytes: usize) -> usize {
+    (OVERHEAD_BYTES + len_bytes).next_multiple_of(ALIGN_BYTES)
+}
+
+/// Seals all objects of an extent's filling, which were put there one after another, in place.
+pub(super) fn seal_all(seal: &dyn Seal, filled: &mut [u8], extent: u32, generation: u32) {
+    let mut at = 0;
+    while let Some(len) = put_at(filled, at) {
+        let (header, rest) = filled[at..].split_at_mut(HEADER_BYTES);
+        let position = Position { extent, generation, at: at as u32 };
+        let tag = seal.seal(position.nonce(), &header[..ABOUT_BYTES], &mut rest[..CHECKSUM_BYTES + len]);
+        header[ABOUT_BYTES..].copy_from_slice(&tag);
+        at += footprint(len);
+    }
+    // Nothing leaves unsealed.
+    filled.get_mut(at..).unwrap_or_default().fill(0);
+}
+
+/// Returns the length of the object that was put at a place, if it is there as a whole.
+fn put_at(filled: &[u8], at: usize) -> Option<usize> {
+    let rest = filled.get(at..)?;
+    let header = rest.first_chunk::<HEADER_BYTES>()?;
+    let len = usize::from(u16::from_le_bytes([header[4], header[5]]));
+    (header[7] == MARK && OVERHEAD_BYTES + len <= rest.len()).then_some(len)
 }
 
 /// Returns the object at the start of `bytes`, and its own bytes, which are in `scratch` then. Returns `None` if there is no
@@ -103,7 +127,7 @@ pub fn are_whole(seal: &dyn Seal, read: &[u8], extent: u32, generation: u32, at:
         let position = Position { extent, generation, at: (at + done) as u32 };
         let rest = read.get(done..).unwrap_or_default();
         match parse(seal, rest, position, &mut scratch) {
-            Some((_, own)) => done += (OVERHEAD_BYTES + own.len()).next_multiple_of(ALIGN_BYTES),
+            Some((_, own)) => done += footprint(own.len()),
             None => {
                 // Zeros, or the start of an object.
                 let len =
@@ -165,8 +189,10 @@ pub(in crate::store) mod tests {
             let (object, bytes) = random_object(&mut random);
             let position =
                 Position { extent: round, generation: random.next() as u32, at: random.next() as u32 };
+            let position = Position { at: 0, ..position };
             let mut out = vec![0; OVERHEAD_BYTES + bytes.len()];
-            put(&seal, &mut out, position, &object, &bytes);
+            put(&mut out, &object, &bytes);
+            seal_all(&seal, &mut out, round, position.generation);
             assert!(
                 bytes.len() < 16 || !out.windows(16).any(|window| window == &bytes[..16]),
                 "round {round}"
@@ -195,15 +221,24 @@ pub(in crate::store) mod tests {
     #[test]
     fn damage_to_what_was_read_as_a_whole_is_found() {
         let (seal, mut random, mut scratch) = (Plain::default(), Random::new(8), SCRATCH);
-        let (mut extent, mut ends) = (Vec::new(), Vec::new());
+        let (mut extent, mut ends, mut objects) = (Vec::new(), Vec::new(), Vec::new());
         for _ in 0..5 {
             let (object, bytes) = random_object(&mut random);
-            let mut out = vec![0; (OVERHEAD_BYTES + bytes.len()).next_multiple_of(ALIGN_BYTES)];
-            let position = Position { extent: 3, generation: 4, at: extent.len() as u32 };
-            put(&seal, &mut out, position, &object, &bytes);
-            assert!(parse(&seal, &out, position, &mut scratch).is_some());
+            let mut out = vec![0; footprint(bytes.len())];
+            put(&mut out, &object, &bytes);
             ends.push(extent.len() + OVERHEAD_BYTES + bytes.len());
             extent.extend(out);
+            objects.push((object, bytes));
+        }
+        // What nobody put there does not leave.
+        extent.extend([7; 100]);
+        seal_all(&seal, &mut extent, 3, 4);
+        assert_eq!(extent.split_off(extent.len() - 100), [0; 100]);
+        let mut at = 0;
+        for (object, bytes) in &objects {
+            let position = Position { extent: 3, generation: 4, at: at as u32 };
+            assert_eq!(parse(&seal, &extent[at..], position, &mut scratch), Some((*object, &bytes[..])));
+            at += footprint(bytes.len());
         }
         let are_whole = |read: &[u8]| are_whole(&seal, read, 3, 4, 0);
         for len in 0..=extent.len() {

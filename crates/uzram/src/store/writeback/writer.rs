@@ -19,6 +19,7 @@ use super::ahead::ReadAhead;
 use super::allowance::{Allowance, Charge};
 use super::log::{BLOCK_BYTES, Log, Purpose};
 use super::object::Object;
+use super::sealer::Sealer;
 use super::{BackingOptions, MAX_WRITEBACK_BATCH, WritebackLimit};
 use crate::store::slot::{Backed, Contents, SlotGuard};
 use crate::store::{Regions, Store};
@@ -40,6 +41,8 @@ pub(in crate::store) struct BackingDevice {
     buffers: Buffers,
     finished: Arc<Finished>,
     writer: Mutex<Writer>,
+    /// `None` if nothing is sealed.
+    sealer: Option<Sealer>,
 }
 
 /// Writes that have ended and were not processed yet.
@@ -122,6 +125,7 @@ impl BackingDevice {
             whole: Box::new([0; PAGE_SIZE]),
             dead: Vec::new(),
         };
+        let sealer = Sealer::new(&log, NUMBERS)?;
         let finished = Finished {
             writes: Mutex::new(&classes::BACKING_QUEUE, VecDeque::with_capacity(NUMBERS)),
             arrived: Condvar::new(),
@@ -135,6 +139,7 @@ impl BackingDevice {
             writer: Mutex::new(&classes::WRITEBACK, writer),
             allowance: Allowance::new(limit, regions.allowance)?,
             ahead: ReadAhead::new(&log)?,
+            sealer,
             rescued: Counter::new(0),
             log,
         })
@@ -349,8 +354,10 @@ impl<'a> Pass<'a> {
             writer.begun[purpose as usize] = Some((open.extent, open.start + len_bytes));
         }
         writer.in_flight += 1;
-        log.counts.written_bytes.add(len_bytes as u64);
-        log.backing.start(Transfer {
+        let written_bytes = log.backing.padded_bytes(log.place(open.extent, open.start), len_bytes);
+        log.counts.written_bytes.add(written_bytes as u64);
+        flight.charge += self.backing.allowance.note(((written_bytes - len_bytes) / BLOCK_BYTES) as u64);
+        let transfer = Transfer {
             direction: Direction::Write,
             offset: log.place(open.extent, open.start),
             len_bytes,
@@ -358,7 +365,11 @@ impl<'a> Pass<'a> {
             buffer: open.buffer,
             token: u64::from(open.number),
             completion: Arc::<Finished>::clone(&self.backing.finished),
-        });
+        };
+        match &self.backing.sealer {
+            Some(sealer) => sealer.start(transfer),
+            None => log.backing.start(transfer),
+        }
     }
 
     /// Waits for a write to end, and publishes its pages.
@@ -463,7 +474,7 @@ impl Open {
     ) {
         let end = self.fill + log.footprint(bytes.len());
         let at = self.start + self.fill;
-        log.put(&mut self.buffer[self.fill..end], self.extent, at, object, bytes);
+        log.put(&mut self.buffer[self.fill..end], self.extent, object, bytes);
         let at = at as u32;
         flight.entries.push(Entry { object: *object, at, pool_bytes, from });
         self.fill = end;

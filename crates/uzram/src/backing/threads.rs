@@ -1,27 +1,26 @@
-//! The engine `threads`: a few threads that read and write, for systems without io_uring.
+//! Threads that carry out transfers, or prepare them.
 //!
 //! Lock: `backing queue`, held only to add transfers to the queue and to take them out.
 
 use std::collections::VecDeque;
 use std::thread::JoinHandle;
 
-use super::engine::Target;
-use crate::backing::{Started, Transfer, dead};
+use super::{Started, Transfer, dead};
 use crate::base::error::Result;
 use crate::base::sync::{Arc, Condvar, Mutex, classes};
 use crate::base::thread::{join, spawn_relied_on};
 
-/// The maximum number of threads of a backing.
-const MAX_THREADS: usize = 4;
+/// What is done with each transfer. If there is an error, it is to end with that.
+type CarryOut = Box<dyn Fn(Started, Result<()>) + Send + Sync>;
 
-/// The threads of a backing. When this is dropped, they carry out all queued transfers and end.
-pub(super) struct Threads {
+/// Some threads. When this is dropped, they carry out all queued transfers and end.
+pub(crate) struct Threads {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
 }
 
 struct Shared {
-    target: Arc<Target>,
+    carry_out: CarryOut,
     queue: Mutex<Queue>,
     changed: Condvar,
 }
@@ -34,19 +33,19 @@ struct Queue {
 }
 
 impl Threads {
-    /// Starts the threads.
+    /// Starts `count` threads, which have room for so many transfers in their queue without taking memory.
     ///
     /// # Errors
     /// `NoMemory` when the system gives no thread.
-    pub(super) fn new(target: Arc<Target>, queue_depth: usize) -> Result<Self> {
+    pub(crate) fn new(name: &str, count: usize, queue_depth: usize, carry_out: CarryOut) -> Result<Self> {
         let transfers = VecDeque::with_capacity(queue_depth);
         let queue = Queue { transfers, usable: Ok(()), closed: false };
         let queue = Mutex::new(&classes::BACKING_QUEUE, queue);
-        let shared = Arc::new(Shared { target, queue, changed: Condvar::new() });
+        let shared = Arc::new(Shared { carry_out, queue, changed: Condvar::new() });
         // If a thread cannot be started, dropping this ends the earlier ones.
         let mut engine = Threads { shared, threads: Vec::new() };
-        for number in 0..queue_depth.min(MAX_THREADS) {
-            let (name, shared) = (format!("uzram-back-{number}"), Arc::clone(&engine.shared));
+        for number in 0..count {
+            let (name, shared) = (format!("{name}-{number}"), Arc::clone(&engine.shared));
             let thread =
                 spawn_relied_on(&name, shared, |shared| shared.run(), |shared, why| shared.refuse(why))?;
             engine.threads.push(thread);
@@ -54,7 +53,8 @@ impl Threads {
         Ok(engine)
     }
 
-    pub(super) fn start(&self, transfer: Transfer) {
+    /// Adds a transfer to the queue.
+    pub(crate) fn start(&self, transfer: Transfer) {
         self.shared.queue.lock().transfers.push_back(Started::new(transfer));
         self.shared.changed.notify_one();
     }
@@ -70,10 +70,8 @@ impl Drop for Threads {
 
 impl Shared {
     fn run(&self) {
-        while let Some((mut transfer, usable)) = self.next() {
-            let Transfer { direction, offset, len_bytes, buffer, .. } = &mut *transfer;
-            let result = usable.and_then(|()| self.target.carry_out(*direction, *offset, *len_bytes, buffer));
-            transfer.finish(result);
+        while let Some((transfer, usable)) = self.next() {
+            (self.carry_out)(transfer, usable);
         }
     }
 
