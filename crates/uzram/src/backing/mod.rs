@@ -72,7 +72,7 @@ pub trait Backing: Send + Sync {
     /// For a backing that keeps what an extent is filled with as an object that is written once, by one transfer, and never
     /// changed: the length of its extents in bytes, a power of two. `None` for one whose bytes can be overwritten.
     ///
-    /// Of an object whose end was not written, the rest reads as zeros.
+    /// Of an object whose end was not written, a block behind what was written reads as zeros, or the rest if that is less.
     fn object_bytes(&self) -> Option<usize> {
         None
     }

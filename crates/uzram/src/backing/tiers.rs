@@ -1,7 +1,7 @@
 //! [`Tiers`]: several backings one after another, of which the first ones are used first.
 //!
-//! If one of them keeps extents as objects ([`Backing::object_bytes`]), all do: in a file, an object is the extent's bytes,
-//! written as a whole. If one has its objects sealed, all are, with the same key.
+//! If one of them keeps extents as objects ([`Backing::object_bytes`]), all do: in a file, an object is the extent's bytes, with
+//! zeros behind what was written, which end it. If one has its objects sealed, all are, with the same key.
 //!
 //! ```text
 //! offset  0             end of the first        end of the second
@@ -107,8 +107,7 @@ impl Tiers {
         (tier, ((offset - tier.start) / object_bytes) as u32)
     }
 
-    /// Returns the tier of a transfer, its offset there, and its length: a file gets an object to its end, so that nothing
-    /// is left there of the one before.
+    /// Returns the tier of a transfer, its offset there, and its length: in a file, an object ends with zeros.
     fn translate(
         &self,
         direction: Direction,
@@ -209,7 +208,9 @@ impl Backing for Tiers {
 
     fn padded_bytes(&self, offset: u64, len_bytes: usize) -> usize {
         match self.object_bytes {
-            Some(object_bytes) if !self.tiers[self.at(offset)].has_objects => object_bytes,
+            Some(object_bytes) if !self.tiers[self.at(offset)].has_objects => {
+                (len_bytes.next_multiple_of(PAGE_SIZE) + PAGE_SIZE).min(object_bytes)
+            }
             _ => len_bytes,
         }
     }
@@ -244,6 +245,6 @@ impl Backing for Tiers {
 }
 
 /// The length of objects in files.
-const DEFAULT_OBJECT_BYTES: usize = 256 << 10;
+const DEFAULT_OBJECT_BYTES: usize = 1 << 20;
 
 const _: () = assert!(UNIT_BYTES.is_multiple_of(DEFAULT_OBJECT_BYTES as u64));

@@ -144,6 +144,9 @@ impl Pass<'_> {
                 let (next, was_empty) = after_no_object(&buffer, at);
                 if !was_empty {
                     moved = Moved::NotAll;
+                } else if log.written_once {
+                    // It was filled without gaps. What is behind its end may be older.
+                    break;
                 }
                 at = next;
                 continue;
