@@ -2,7 +2,7 @@
 //!
 //! For Redis:
 //!
-//! - `UZRAM_REDIS_USER`: the user
+//! - `UZRAM_REDIS_USER`: the user, who needs a password
 //! - `UZRAM_REDIS_PASSWORD_FILE`: a file that has the password in its first line
 //! - `UZRAM_REDIS_PASSWORD`: the password
 //!
@@ -14,6 +14,7 @@
 //! - `AWS_REGION`: the region, `us-east-1` otherwise
 //! - `AWS_ENDPOINT_URL_S3`, `AWS_ENDPOINT_URL`: the store's URL, if it is not Amazon's
 
+use std::ffi::OsString;
 use std::fs::File;
 use std::io::Read;
 use std::os::unix::fs::MetadataExt;
@@ -31,13 +32,20 @@ const MAX_FILE_BYTES: u64 = 16 << 10;
 /// Returns the login to Redis.
 ///
 /// # Errors
-/// `Invalid` if it is too long; `NotFound`, `Permission` or `Io` if its file cannot be used.
+/// `Invalid` if it is too long, or a user has no password; `NotFound`, `Permission` or `Io` if its file cannot be used.
 pub(crate) fn redis() -> Result<Credentials> {
-    let password = match variable("UZRAM_REDIS_PASSWORD_FILE") {
+    let password = match variable("UZRAM_REDIS_PASSWORD_FILE")? {
         Some(path) => Some(first_line(&read_private(&path)?)),
-        None => variable("UZRAM_REDIS_PASSWORD"),
+        None => variable("UZRAM_REDIS_PASSWORD")?,
     };
-    let login = Credentials { user: variable("UZRAM_REDIS_USER"), password };
+    checked(Credentials { user: variable("UZRAM_REDIS_USER")?, password })
+}
+
+fn checked(login: Credentials) -> Result<Credentials> {
+    if login.user.is_some() && login.password.as_ref().is_none_or(String::is_empty) {
+        let what = "UZRAM_REDIS_USER is set, but neither UZRAM_REDIS_PASSWORD_FILE nor UZRAM_REDIS_PASSWORD has a password";
+        return Err(Error::invalid(what).with_setting(SETTING));
+    }
     let is_long = |text: &Option<String>| text.as_ref().is_some_and(|text| text.len() > MAX_LOGIN_BYTES);
     match is_long(&login.user) || is_long(&login.password) {
         true => Err(Error::invalid("the user's name or the password is too long").with_setting(SETTING)),
@@ -50,19 +58,23 @@ pub(crate) fn redis() -> Result<Credentials> {
 /// # Errors
 /// `Permission` if there is none; `Invalid` if it cannot be one; as [`redis`] for its file.
 pub(crate) fn s3() -> Result<S3Login> {
-    let keys = match variable("UZRAM_S3_CREDENTIALS_FILE") {
-        Some(path) => {
-            let keys = parse_keys(&read_private(&path)?);
-            Some(keys.ok_or_else(|| {
-                let what = "it has neither an access key's id and a secret key in two lines, nor \
+    let keys =
+        match variable("UZRAM_S3_CREDENTIALS_FILE")? {
+            Some(path) => {
+                let keys = parse_keys(&read_private(&path)?);
+                Some(keys.ok_or_else(|| {
+                    let what = "it has neither an access key's id and a secret key in two lines, nor \
                             aws_access_key_id = … and aws_secret_access_key = …";
-                Error::invalid(format!("{path}: {what}")).with_setting(SETTING)
-            })?)
-        }
-        None => variable("AWS_ACCESS_KEY_ID")
-            .zip(variable("AWS_SECRET_ACCESS_KEY"))
-            .map(|(id, secret)| Keys { id, secret, token: variable("AWS_SESSION_TOKEN") }),
-    };
+                    Error::invalid(format!("{path}: {what}")).with_setting(SETTING)
+                })?)
+            }
+            None => {
+                let token = variable("AWS_SESSION_TOKEN")?;
+                variable("AWS_ACCESS_KEY_ID")?
+                    .zip(variable("AWS_SECRET_ACCESS_KEY")?)
+                    .map(|(id, secret)| Keys { id, secret, token })
+            }
+        };
     let Some(Keys { id, secret, token }) = keys else {
         let what = "no login to S3: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or UZRAM_S3_CREDENTIALS_FILE. Nothing \
                     else is searched";
@@ -72,14 +84,29 @@ pub(crate) fn s3() -> Result<S3Login> {
         access_key_id: id,
         secret_access_key: secret,
         session_token: token,
-        region: variable("AWS_REGION").unwrap_or_else(|| "us-east-1".to_owned()),
-        endpoint: variable("AWS_ENDPOINT_URL_S3").or_else(|| variable("AWS_ENDPOINT_URL")),
+        region: variable("AWS_REGION")?.unwrap_or_else(|| "us-east-1".to_owned()),
+        endpoint: match variable("AWS_ENDPOINT_URL_S3")? {
+            Some(url) => Some(url),
+            None => variable("AWS_ENDPOINT_URL")?,
+        },
     }
     .checked()
 }
 
-fn variable(name: &str) -> Option<String> {
-    std::env::var(name).ok().filter(|value| !value.is_empty())
+/// Returns a variable of the environment, unless it is empty.
+///
+/// # Errors
+/// `Invalid` if it is not UTF-8.
+fn variable(name: &str) -> Result<Option<String>> {
+    value_of(name, std::env::var_os(name))
+}
+
+fn value_of(name: &str, value: Option<OsString>) -> Result<Option<String>> {
+    match value.map(OsString::into_string) {
+        Some(Err(_)) => Err(Error::invalid(format!("{name} is not UTF-8")).with_setting(SETTING)),
+        Some(Ok(value)) => Ok(Some(value).filter(|value| !value.is_empty())),
+        None => Ok(None),
+    }
 }
 
 fn first_line(text: &str) -> String {
@@ -140,9 +167,35 @@ fn read_private(path: &str) -> Result<String> {
 mod tests {
     #![allow(clippy::unwrap_used)]
 
+    use std::os::unix::ffi::OsStringExt;
     use std::os::unix::fs::PermissionsExt;
 
     use super::*;
+
+    #[test]
+    fn a_user_without_a_password_is_refused() {
+        let is_refused = |user: Option<&str>, password: Option<&str>| {
+            let login = Credentials { user: user.map(str::to_owned), password: password.map(str::to_owned) };
+            let refused = checked(login).err();
+            assert!(refused.iter().all(|error| {
+                error.kind() == ErrorKind::Invalid && error.to_string().contains("UZRAM_REDIS_PASSWORD")
+            }));
+            refused.is_some()
+        };
+        assert!(is_refused(Some("user"), None) && is_refused(Some("user"), Some("")));
+        assert!(!is_refused(Some("user"), Some("secret")) && !is_refused(None, Some("secret")));
+        assert!(!is_refused(None, None));
+    }
+
+    #[test]
+    fn a_variable_that_is_not_utf_8_is_refused() {
+        let value =
+            |bytes: Option<&[u8]>| value_of("NAME", bytes.map(|bytes| OsString::from_vec(bytes.to_vec())));
+        assert_eq!((value(None), value(Some(b""))), (Ok(None), Ok(None)));
+        assert_eq!(value(Some(b"a")), Ok(Some("a".to_owned())));
+        let refused = value(Some(b"a\xff")).unwrap_err();
+        assert!(refused.kind() == ErrorKind::Invalid && refused.to_string().contains("NAME"), "{refused}");
+    }
 
     #[test]
     fn a_password_that_others_can_read_is_refused() {
