@@ -106,7 +106,7 @@ impl Client {
                 Err(error) if attempt == TRIES => return Err(error),
                 Err(error) => error,
             };
-            let redirected = redirected(&error, &node);
+            let redirected = redirected(&error, &node).filter(|_| self.is_cluster);
             is_asking = redirected.is_some() && error.kind() == Kind::Server(ServerErrorKind::Ask);
             if !is_asking {
                 self.refresh().await;
@@ -256,4 +256,40 @@ fn passes(error: &RedisError) -> bool {
 
 fn no_node() -> RedisError {
     RedisError::from((Kind::Io, "no node of the cluster is known to have it"))
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+    use crate::redis::fake::Fake;
+    use crate::redis::{connect, sweep};
+
+    fn address_of(fake: &Fake) -> Address {
+        Address { servers: vec![fake.server.clone()], tls: false, database: 0, size_bytes: None }
+    }
+
+    #[tokio::test]
+    async fn a_single_server_sends_nobody_elsewhere() {
+        let other = Fake::start("+OK\r\n").await;
+        for kind in ["MOVED", "ASK"] {
+            let fake = Fake::start(&format!("-{kind} 7 {}\r\n", other.server)).await;
+            let client = Client::of_server(&address_of(&fake), &Credentials::default(), fake.server.clone());
+            let answer = client.send(&redis::cmd("GET"), 7, Role::Master, Use::Reads).await;
+            assert_eq!(answer.unwrap_err().code(), Some(kind));
+        }
+        assert_eq!(other.connections(), 0);
+    }
+
+    #[tokio::test]
+    async fn a_cluster_without_masters_is_refused() {
+        let fake = Fake::start("*0\r\n").await;
+        let address = address_of(&fake);
+        let client = Client::of_cluster(&address, &Credentials::default()).await.unwrap();
+        let checked = connect::check(&client, &address, false).await;
+        assert_eq!(checked.unwrap_err().kind(), ErrorKind::Io);
+        let looked = sweep::tests::look_at(address, client).await;
+        assert_eq!(looked.unwrap_err().kind(), ErrorKind::Io);
+    }
 }

@@ -8,6 +8,7 @@ use redis::{
     RedisResult, Value,
 };
 use serde::{Deserialize, Serialize};
+use tokio::task::JoinSet;
 use uzram::{Error, ErrorKind, Result};
 
 use super::client::{ANSWER_WITHIN, Client};
@@ -54,6 +55,10 @@ impl Info {
     fn number(&self, name: &str) -> u64 {
         self.get(name).and_then(|text| text.parse().ok()).unwrap_or(0)
     }
+
+    fn is_of_cluster(&self) -> bool {
+        self.get("cluster_enabled") == Some("1") || self.get("redis_mode") == Some("cluster")
+    }
 }
 
 /// Connects to a server, or to the cluster that it belongs to.
@@ -63,8 +68,7 @@ pub(super) async fn connect(address: &Address, credentials: &Credentials) -> Res
         let _ = rustls::crypto::ring::default_provider().install_default();
     }
     let (first, info) = first_that_answers(address, credentials).await?;
-    let is_cluster = info.get("cluster_enabled") == Some("1") || info.get("redis_mode") == Some("cluster");
-    if !is_cluster {
+    if !info.is_of_cluster() {
         return Ok(Client::of_server(address, credentials, first));
     }
     if address.database > 0 {
@@ -97,22 +101,41 @@ pub(super) fn connection_info(
     Ok(at.into_connection_info()?.set_tcp_settings(tcp).set_redis_settings(login))
 }
 
-/// Returns the first server that answers, and what it says about itself.
+/// Asks all servers at a time. Returns the first one that answers, and what it says about itself; of single servers, which have
+/// different objects, the first one in the address that answers.
+///
+/// # Errors
+/// That of the first server, if none answers.
 async fn first_that_answers(address: &Address, credentials: &Credentials) -> Result<(Server, Info)> {
-    let mut failure = None;
-    for server in &address.servers {
-        match ask(address, server, credentials).await {
-            Ok(info) => return Ok((server.clone(), info)),
-            Err(error) => failure = Some(error),
+    let mut asked = JoinSet::new();
+    for (number, server) in address.servers.iter().enumerate() {
+        let (address, server, credentials) = (address.clone(), server.clone(), credentials.clone());
+        asked.spawn(async move { (number, ask(address, &server, &credentials).await) });
+    }
+    let mut answers: Vec<Option<RedisResult<Info>>> = address.servers.iter().map(|_| None).collect();
+    while let Some(answer) = asked.join_next().await {
+        let Ok((number, answer)) = answer else { continue };
+        match answer {
+            Ok(info) if info.is_of_cluster() => return Ok((address.servers[number].clone(), info)),
+            answer => answers[number] = Some(answer),
+        }
+        // Those before it have failed.
+        let next = answers.iter().position(|answer| !matches!(answer, Some(Err(_))));
+        if let Some(number) = next
+            && let Some(Ok(info)) = answers[number].take()
+        {
+            return Ok((address.servers[number].clone(), info));
         }
     }
-    let none = || Error::invalid("no server is named").with_setting(SETTING);
-    Err(failure.map_or_else(none, |error| explain(address, &error)))
+    match answers.into_iter().next().flatten() {
+        Some(Err(error)) => Err(explain(address, &error)),
+        _ => Err(Error::invalid("no server is named").with_setting(SETTING)),
+    }
 }
 
-async fn ask(address: &Address, server: &Server, credentials: &Credentials) -> RedisResult<Info> {
+async fn ask(address: Address, server: &Server, credentials: &Credentials) -> RedisResult<Info> {
     // A cluster refuses to select another database.
-    let address = Address { database: 0, ..address.clone() };
+    let address = Address { database: 0, ..address };
     let client = redis::Client::open(connection_info(&address, server, credentials)?)?;
     let limits = AsyncConnectionConfig::new()
         .set_connection_timeout(Some(CONNECTED_WITHIN))
@@ -126,7 +149,7 @@ async fn ask(address: &Address, server: &Server, credentials: &Credentials) -> R
 ///
 /// # Errors
 /// `Unsupported` if one of them may evict keys; if not all masters are well, or with `two` copies fewer than two, what is
-/// wrong with one.
+/// wrong with one; `Io` if there is no master at all.
 pub(super) async fn check(client: &Client, address: &Address, two: bool) -> Result<Topology> {
     let topology = client.read_topology().await.map_err(|error| explain(address, &error))?;
     let (mut well, mut failure) = (Vec::new(), None);
@@ -148,9 +171,15 @@ pub(super) async fn check(client: &Client, address: &Address, two: bool) -> Resu
         Some(Master { run_id: run_id.clone(), ..master.clone() })
     };
     let masters: Vec<_> = topology.masters.iter().filter_map(is_well).collect();
-    let enough = if two { masters.len() >= 2 } else { masters.len() == topology.masters.len() };
+    let are_all = !masters.is_empty() && masters.len() == topology.masters.len();
+    let enough = if two { masters.len() >= 2 } else { are_all };
     match failure {
         Some(failure) if !enough => Err(failure),
+        // The caller says what two copies need.
+        None if !enough && !two => {
+            let what = format!("{address} names no master with slots that can be asked");
+            Err(Error::new(ErrorKind::Io, what).with_setting(SETTING))
+        }
         _ => Ok(Topology { masters, nodes: topology.nodes.clone() }),
     }
 }
@@ -230,7 +259,35 @@ fn text_values(value: &Value) -> Vec<String> {
 mod tests {
     #![allow(clippy::unwrap_used)]
 
+    use std::time::Instant;
+
     use super::*;
+    use crate::redis::fake::Fake;
+
+    async fn first_of(fakes: &[&Fake]) -> Result<usize> {
+        let servers: Vec<_> = fakes.iter().map(|fake| fake.server.clone()).collect();
+        let address = Address { servers, tls: false, database: 0, size_bytes: None };
+        let (first, _) = first_that_answers(&address, &Credentials::default()).await?;
+        Ok(address.servers.iter().position(|server| *server == first).unwrap())
+    }
+
+    #[tokio::test]
+    async fn a_server_that_does_not_answer_delays_no_other_node() {
+        let answer = |text: &str| format!("${}\r\n{text}\r\n", text.len());
+        let node = Fake::start(&answer("cluster_enabled:1")).await;
+        let single = Fake::start(&answer("cluster_enabled:0")).await;
+        let silent = Fake::start(&answer("cluster_enabled:1")).await;
+        silent.answers_after(Duration::from_secs(60));
+        let started = Instant::now();
+        assert_eq!(first_of(&[&silent, &silent, &node]).await, Ok(2));
+        assert!(started.elapsed() < Duration::from_millis(500), "{:?}", started.elapsed());
+        // Another single server has other objects.
+        let late = Fake::start(&answer("cluster_enabled:0")).await;
+        late.answers_after(Duration::from_millis(100));
+        assert_eq!(first_of(&[&late, &single]).await, Ok(0));
+        assert_eq!(first_of(&[&silent, &single]).await, Ok(1));
+        assert_eq!(first_of(&[&silent]).await.map_err(|error| error.kind()), Err(ErrorKind::Io));
+    }
 
     #[test]
     fn servers_that_would_lose_pages_are_refused() {

@@ -2,12 +2,17 @@
 //!
 //! A task of its own connects. Requests wait while it does so for the first time, or after the node closed the connection;
 //! they fail at once while the node is known to be away, and concern no other node.
+//!
+//! A node is away if it is silent for [`SILENT_FOR`] while something waits for it. Behind a request that its caller has dropped
+//! a `PING` is sent: its answer ends the silence, which would otherwise seem to last until the next request.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, Cmd, RedisError, RedisResult, Value};
+use tokio::runtime::Handle;
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
 
@@ -20,11 +25,24 @@ const TRY_EVERY: Duration = Duration::from_millis(200);
 
 /// A connection to a node.
 pub(super) struct Link {
+    shared: Arc<Shared>,
+    keeper: AbortHandle,
+}
+
+struct Shared {
     state: watch::Sender<State>,
     opened: Instant,
     /// Milliseconds after `opened` when the first request was sent since the last answer, and 1; 0 for none.
     silent_since: AtomicU64,
-    keeper: AbortHandle,
+    /// The number of the connection over which a `PING` is under way, and 1; 0 for none.
+    pinged: AtomicU64,
+}
+
+/// A request without an answer yet. When it is dropped, something else waits for the node's next answer.
+struct Unanswered<'a> {
+    shared: &'a Arc<Shared>,
+    /// The connection and its number; `None` once there is an answer.
+    connection: Option<(MultiplexedConnection, u64)>,
 }
 
 #[derive(Clone)]
@@ -43,20 +61,28 @@ impl Link {
     pub(super) fn new(client: redis::Client, is_readonly: bool) -> Link {
         let state = watch::Sender::new(State::Connecting);
         let keeper = tokio::spawn(keep_connected(client, is_readonly, state.clone())).abort_handle();
-        Link { state, opened: Instant::now(), silent_since: AtomicU64::new(0), keeper }
+        let shared = Shared {
+            state,
+            opened: Instant::now(),
+            silent_since: AtomicU64::new(0),
+            pinged: AtomicU64::new(0),
+        };
+        Link { shared: Arc::new(shared), keeper }
     }
 
     /// Sends a command, after `ASKING` if that is so, and returns the answer, which can be an error of the server's.
     pub(super) async fn send(&self, command: &Cmd, is_asking: bool) -> RedisResult<Value> {
-        let (mut connection, number) = self.connection().await?;
-        let now = self.opened.elapsed().as_millis() as u64 + 1;
-        if let Err(since) = self.silent_since.compare_exchange(0, now, Ordering::Relaxed, Ordering::Relaxed)
+        let (mut connection, number) = self.shared.connection().await?;
+        let shared = &self.shared;
+        let now = shared.opened.elapsed().as_millis() as u64 + 1;
+        if let Err(since) = shared.silent_since.compare_exchange(0, now, Ordering::Relaxed, Ordering::Relaxed)
             && now.saturating_sub(since) > SILENT_FOR.as_millis() as u64
         {
             let silent = RedisError::from(std::io::Error::from(std::io::ErrorKind::TimedOut));
-            self.give_up(number, State::Down(silent.clone()));
+            shared.give_up(number, State::Down(silent.clone()));
             return Err(silent);
         }
+        let mut unanswered = Unanswered { shared, connection: Some((connection.clone(), number)) };
         let answer = match is_asking {
             true => {
                 let (mut before, asking) = (connection.clone(), redis::cmd("ASKING"));
@@ -66,28 +92,27 @@ impl Link {
             }
             false => connection.send_packed_command(command).await,
         };
-        match &answer {
-            Err(error) if error.is_timeout() => self.give_up(number, State::Down(error.clone())),
-            Err(_) => self.give_up(number, State::Connecting),
-            Ok(_) => self.silent_since.store(0, Ordering::Relaxed),
-        }
+        unanswered.connection = None;
+        shared.note(&answer, number);
         answer.and_then(Value::extract_error)
     }
 
     /// Gives the connection up: its answers may belong to other requests.
     pub(super) fn renew(&self) {
-        let number = match &*self.state.borrow() {
+        let number = match &*self.shared.state.borrow() {
             State::Up(_, number) => *number,
             _ => return,
         };
-        self.give_up(number, State::Connecting);
+        self.shared.give_up(number, State::Connecting);
     }
 
     /// Returns whether the node is known to be away.
     pub(super) fn is_down(&self) -> bool {
-        matches!(*self.state.borrow(), State::Down(_))
+        matches!(*self.shared.state.borrow(), State::Down(_))
     }
+}
 
+impl Shared {
     async fn connection(&self) -> RedisResult<(MultiplexedConnection, u64)> {
         if let State::Up(connection, number) = &*self.state.borrow() {
             return Ok((connection.clone(), *number));
@@ -104,6 +129,15 @@ impl Link {
         }
     }
 
+    /// Notes what a request to the connection of that number has brought.
+    fn note(&self, answer: &RedisResult<Value>, number: u64) {
+        match answer {
+            Err(error) if error.is_timeout() => self.give_up(number, State::Down(error.clone())),
+            Err(_) => self.give_up(number, State::Connecting),
+            Ok(_) => self.silent_since.store(0, Ordering::Relaxed),
+        }
+    }
+
     /// Gives up the connection of that number, if it is not given up yet.
     fn give_up(&self, given_up: u64, next: State) {
         self.state.send_if_modified(|state| {
@@ -113,6 +147,25 @@ impl Link {
                 self.silent_since.store(0, Ordering::Relaxed);
             }
             is_it
+        });
+    }
+}
+
+impl Drop for Unanswered<'_> {
+    fn drop(&mut self) {
+        let Some((mut connection, number)) = self.connection.take() else { return };
+        // Without a runtime, the program ends.
+        let Ok(runtime) = Handle::try_current() else { return };
+        // One at a time: it ends the silence of all that are dropped before its answer.
+        if self.shared.pinged.swap(number + 1, Ordering::SeqCst) == number + 1 {
+            return;
+        }
+        let shared = Arc::clone(self.shared);
+        runtime.spawn(async move {
+            let answer = connection.send_packed_command(&redis::cmd("PING")).await;
+            // First: a request that is dropped from here on sends another one.
+            let _ = shared.pinged.compare_exchange(number + 1, 0, Ordering::SeqCst, Ordering::SeqCst);
+            shared.note(&answer, number);
         });
     }
 }
@@ -148,4 +201,60 @@ async fn connect(client: &redis::Client, is_readonly: bool) -> RedisResult<Multi
         connection.send_packed_command(&redis::cmd("READONLY")).await?.extract_error()?;
     }
     Ok(connection)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+    use crate::redis::fake::Fake;
+
+    fn link_to(fake: &Fake) -> Link {
+        Link::new(redis::Client::open(format!("redis://{}", fake.server)).unwrap(), false)
+    }
+
+    /// Sends a request, and drops it soon.
+    async fn send_and_drop(link: &Link) {
+        let command = redis::cmd("GET");
+        let sent = tokio::time::timeout(Duration::from_millis(10), link.send(&command, false)).await;
+        assert!(!matches!(sent, Ok(Ok(_))), "{sent:?}");
+    }
+
+    #[tokio::test]
+    async fn a_request_that_was_dropped_makes_no_node_silent() {
+        let fake = Fake::start("+OK\r\n").await;
+        let link = link_to(&fake);
+        assert_eq!(link.send(&redis::cmd("GET"), false).await, Ok(Value::Okay));
+        fake.answers_after(Duration::from_millis(50));
+        send_and_drop(&link).await;
+        tokio::time::sleep(SILENT_FOR + Duration::from_millis(200)).await;
+        assert_eq!(link.send(&redis::cmd("GET"), false).await, Ok(Value::Okay));
+        assert_eq!(fake.connections(), 1);
+    }
+
+    #[tokio::test]
+    async fn a_node_that_hangs_is_noticed_even_if_each_request_is_dropped() {
+        let fake = Fake::start("+OK\r\n").await;
+        let link = link_to(&fake);
+        assert_eq!(link.send(&redis::cmd("GET"), false).await, Ok(Value::Okay));
+        fake.answers_after(Duration::from_secs(60));
+        let started = Instant::now();
+        while !link.is_down() && started.elapsed() < 2 * SILENT_FOR {
+            send_and_drop(&link).await;
+        }
+        assert!(started.elapsed() < SILENT_FOR + Duration::from_millis(300), "{:?}", started.elapsed());
+    }
+
+    /// Nothing is sent after the one that was dropped.
+    #[tokio::test]
+    async fn a_node_that_hangs_is_noticed_by_one_request_that_is_dropped() {
+        let fake = Fake::start("+OK\r\n").await;
+        let link = link_to(&fake);
+        assert_eq!(link.send(&redis::cmd("GET"), false).await, Ok(Value::Okay));
+        fake.answers_after(Duration::from_secs(60));
+        send_and_drop(&link).await;
+        tokio::time::sleep(SILENT_FOR + Duration::from_millis(300)).await;
+        assert!(link.is_down());
+    }
 }

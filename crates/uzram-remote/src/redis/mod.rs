@@ -16,6 +16,8 @@
 mod client;
 mod connect;
 mod direct;
+#[cfg(test)]
+mod fake;
 mod failures;
 mod hedge;
 mod link;

@@ -3,14 +3,14 @@
 use std::collections::BTreeMap;
 
 use redis::{Cmd, Value};
-use uzram::Result;
+use uzram::{Error, ErrorKind, Result};
 
 use super::client::{Client, Role, Use};
 use super::connect::{self, Credentials, text};
 use super::failures::{explain, odd_answer};
 use super::topology::slot_of;
 use crate::sweep::{self, LEASE, Seen, Sweepable, Swept, split_device};
-use crate::{Address, Server};
+use crate::{Address, SETTING, Server};
 
 /// Keys that a server is asked to go through at a time.
 const KEYS_AT_ONCE: usize = 1000;
@@ -54,6 +54,11 @@ struct Sweeper {
 impl Sweepable for Sweeper {
     async fn look(&self, each: &mut dyn FnMut(Seen<'_>)) -> Result<()> {
         let topology = self.client.read_topology().await.map_err(|error| explain(&self.address, &error))?;
+        if self.client.is_cluster && !topology.has_all_slots() {
+            // Where leases may be.
+            let what = format!("{}: not all slots have a master that can be asked", self.address);
+            return Err(Error::new(ErrorKind::Io, what).with_setting(SETTING));
+        }
         for master in topology.masters() {
             let mut cursor = "0".to_owned();
             loop {
@@ -97,8 +102,12 @@ impl Sweeper {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
+
+    pub(in crate::redis) async fn look_at(address: Address, client: Client) -> Result<()> {
+        Sweeper { address, client }.look(&mut |_| {}).await
+    }
 
     #[test]
     fn keys_of_others_are_left_alone() {

@@ -20,6 +20,8 @@ const SLOTS: u16 = 1 << 14;
 const MARK: u32 = 1 << 31;
 /// Where a home has its epoch: `[ mark 1 | epoch 3 | slot 14 | slot 14 ]`.
 const EPOCH_SHIFT: u32 = 28;
+/// The most nodes of a cluster, and the most masters; those of more are not used.
+const MAX_NODES: usize = 1000;
 /// How many epochs are told apart.
 pub(super) const EPOCHS: u32 = 8;
 const _: () = assert!(EPOCHS << EPOCH_SHIFT == MARK);
@@ -67,19 +69,21 @@ impl Topology {
             Value::Int(slot) => u16::try_from(*slot).ok().filter(|slot| *slot < SLOTS),
             _ => None,
         };
-        for range in list(answer) {
+        for range in list(answer).into_iter().take(SLOTS.into()) {
             let [first, last, master, replicas @ ..] = &list(&range)[..] else { continue };
             let (Some(first), Some(last)) = (slot(first), slot(last)) else { continue };
             let Some((server, id)) = node(&list(master)) else { continue };
             let replicas = replicas.iter().filter_map(|replica| node(&list(replica)));
-            let replicas: Vec<_> = replicas.map(|(server, _)| server).collect();
+            let replicas: Vec<_> = replicas.map(|(server, _)| server).take(MAX_NODES).collect();
             for server in std::iter::once(&server).chain(&replicas) {
-                if !nodes.contains(server) {
+                if nodes.len() < MAX_NODES && !nodes.contains(server) {
                     nodes.push(server.clone());
                 }
             }
-            match masters.iter_mut().find(|master| master.id == id) {
-                Some(master) => master.ranges.push(first..=last),
+            let known = masters.iter().position(|master| master.id == id);
+            match known {
+                Some(number) => masters[number].ranges.push(first..=last),
+                None if masters.len() >= MAX_NODES => {}
                 None => masters.push(Master {
                     id,
                     run_id: String::new(),
@@ -93,6 +97,17 @@ impl Topology {
         masters.sort_by(|one, other| one.id.cmp(&other.id));
         masters.iter_mut().for_each(|master| master.ranges.sort_by_key(|range| *range.start()));
         Topology { masters, nodes }
+    }
+
+    /// Returns whether each slot has a master.
+    pub(super) fn has_all_slots(&self) -> bool {
+        let mut ranges: Vec<_> = self.masters.iter().flat_map(|master| &master.ranges).collect();
+        ranges.sort_by_key(|range| *range.start());
+        let next = ranges.into_iter().fold(0, |next, range| match *range.start() <= next {
+            true => next.max(range.end() + 1),
+            false => next,
+        });
+        next == SLOTS
     }
 
     /// Checks that there are masters for two copies.
@@ -182,10 +197,10 @@ fn node(parts: &[Value]) -> Option<(Server, String)> {
 
 /// Returns the same home, chosen in that epoch.
 pub(super) fn in_epoch(home: u32, epoch: u32) -> u32 {
-    if home == 0 { 0 } else { home | epoch << EPOCH_SHIFT }
+    if home == 0 { 0 } else { home | (epoch % EPOCHS) << EPOCH_SHIFT }
 }
 
-/// Returns the epoch in which a home was chosen.
+/// Returns the epoch in which a home was chosen, below [`EPOCHS`].
 pub(super) fn epoch_of(home: u32) -> u32 {
     (home & !MARK) >> EPOCH_SHIFT
 }
@@ -310,6 +325,39 @@ pub(super) mod tests {
             assert!(homes.len() > 100 || topology.masters.len() == 2, "{}", homes.len());
             topology.check_masters().unwrap();
         }
+    }
+
+    #[test]
+    fn slots_without_a_master_are_noticed() {
+        assert!(of(&[&[(0, 8191)], &[(8192, 16383)]]).has_all_slots());
+        assert!(of(&[&[(5, 5), (0, 4), (16383, 16383)], &[(6, 16382)]]).has_all_slots());
+        for masters in [
+            &[&[(0, 8190)][..], &[(8192, 16383)]][..],
+            &[&[(1, 16383)]],
+            &[&[(0, 16382)]],
+            &[&[(0, 3), (5, 16383)], &[(1, 2)]],
+            &[],
+        ] {
+            assert!(!of(masters).has_all_slots(), "{masters:?}");
+        }
+        assert!(Topology::of_server(Server { host: "a".to_owned(), port: 1 }).has_all_slots());
+    }
+
+    #[test]
+    fn a_long_answer_is_cut() {
+        let node = |number: i64| {
+            let id = Value::BulkString(number.to_string().into_bytes());
+            Value::Array(vec![Value::BulkString(b"a".to_vec()), Value::Int(1 + number), id])
+        };
+        let range = |number| Value::Array(vec![Value::Int(0), Value::Int(0), node(number)]);
+        let topology = Topology::parse(&Value::Array((0..20_000).map(range).collect()));
+        assert_eq!((topology.masters.len(), topology.nodes.len()), (MAX_NODES, MAX_NODES));
+        let topology = Topology::parse(&Value::Array((0..20_000).map(|_| range(0)).collect()));
+        assert_eq!((topology.masters[0].ranges.len(), topology.nodes.len()), (SLOTS.into(), 1));
+        let replicas: Vec<_> =
+            [Value::Int(0), Value::Int(0)].into_iter().chain((0..3000).map(node)).collect();
+        let topology = Topology::parse(&Value::Array(vec![Value::Array(replicas)]));
+        assert_eq!((topology.masters[0].replicas.len(), topology.nodes.len()), (MAX_NODES, MAX_NODES));
     }
 
     #[test]
