@@ -17,7 +17,7 @@ const MAX_HOST_BYTES: usize = 255;
 /// A Redis or Valkey server, or some servers of a cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Address {
-    /// The servers, at least one, in the order in which they are tried.
+    /// The servers, at least one. Of single servers, the first one that answers is used.
     pub servers: Vec<Server>,
     /// Whether connections are encrypted.
     pub tls: bool,
@@ -106,7 +106,7 @@ fn split_size(text: &str) -> (&str, Option<u64>) {
 }
 
 impl Server {
-    fn parse(text: &str) -> Option<Server> {
+    pub(crate) fn parse(text: &str) -> Option<Server> {
         let (host, port) = match text.strip_prefix('[') {
             Some(rest) => {
                 let (host, port) = rest.split_once(']')?;

@@ -329,10 +329,8 @@ impl<O: Objects> Backing for RemoteBacking<O> {
 
     fn read_here(&self, offset: u64, filling: Filling, out: &mut [u8]) -> bool {
         let (key, at) = self.shared.key(offset, filling);
-        self.shared
-            .objects
-            .get()
-            .is_some_and(|objects| objects.get_here(key, at, out) && self.shared.is_whole(key, at, out))
+        let is_whole = |read: &[u8]| self.shared.is_whole(key, at, read);
+        self.shared.objects.get().is_some_and(|objects| objects.get_here(key, at, out, &is_whole))
     }
 
     fn start(&self, transfer: Transfer) {

@@ -81,8 +81,9 @@ pub trait Objects: Send + Sync + 'static {
     /// `NotFound` if there is no such object.
     fn get(&self, key: Key, at: usize, out: &mut [u8]) -> impl Future<Output = Result<()>> + Send;
 
-    /// Reads as [`Objects::get`] does, on the calling thread, if that is faster. Returns false if it has to be done otherwise.
-    fn get_here(&self, _key: Key, _at: usize, _out: &mut [u8]) -> bool {
+    /// Reads as [`Objects::get`] does, on the calling thread, if that is faster, and returns what `is_whole` returns of what was
+    /// read. Returns false if it has to be done otherwise.
+    fn get_here(&self, _key: Key, _at: usize, _out: &mut [u8], _is_whole: &dyn Fn(&[u8]) -> bool) -> bool {
         false
     }
 

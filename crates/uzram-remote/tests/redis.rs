@@ -15,7 +15,9 @@ use uzram::backing::{Backing, Buffers, Direction, Filling};
 use uzram::random::Random;
 use uzram::store::{BackingOptions, PageNo, PolicyThread, Store, StoreBuilder, Writeback, WritebackLayout};
 use uzram::units::PAGE_SIZE;
-use uzram_remote::{Address, Credentials, Identity, Limits, RedisStore, RemoteBacking, Swept, sweep};
+use uzram_remote::{
+    Address, Credentials, DeviceId, Identity, Limits, Objects, RedisStore, RemoteBacking, Swept, sweep,
+};
 
 const PAGES: u32 = 4000;
 type Page = [u8; PAGE_SIZE];
@@ -200,6 +202,63 @@ fn what_has_lost_a_copy_is_copied_again() {
     check(&store, 1);
     let stats = store.backing_stats();
     assert_eq!((stats.failed_reads, stats.corrupted, stats.lost_reads), (0, 0, 0), "{stats:?}");
+}
+
+/// The lease tells the next process how often masters have begun anew.
+#[test]
+fn a_lease_hands_on_the_epoch() {
+    if !able() {
+        return;
+    }
+    let cluster = Cluster::start(3, 0, false);
+    let address = Address::parse(&cluster.address()).unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let device = DeviceId::new().unwrap();
+        let store = RedisStore::connect(address.clone(), Credentials::default(), 2).await.unwrap();
+        store.renew_lease(device).await.unwrap();
+        drop(store);
+        let keys = |node: &Redis| -> Vec<String> {
+            node.ask(&["keys", "uzram:*lease"]).split_whitespace().map(str::to_owned).collect()
+        };
+        let leases: Vec<(&Redis, Vec<String>)> = cluster
+            .nodes
+            .iter()
+            .map(|node| (node, keys(node)))
+            .filter(|(_, keys)| !keys.is_empty())
+            .collect();
+        assert_eq!(leases.len(), 2, "at two masters");
+        let is = |epoch: &str| {
+            let lease = |(node, keys): &(&Redis, Vec<String>)| node.ask(&["get", &keys[0]]);
+            leases.iter().all(|of_node| lease(of_node).trim().ends_with(epoch))
+        };
+        assert!(is(" 0"));
+        // One of them is older.
+        for ((node, keys), epoch) in leases.iter().zip(["host 21", "host 3"]) {
+            assert!(node.ask(&["set", &keys[0], epoch]).contains("OK"));
+        }
+        let store = RedisStore::reconnect(address, Credentials::default(), 2).await.unwrap();
+        store.renew_lease(device).await.unwrap();
+        assert!(is(" 21"));
+        assert_eq!(store.home(1) >> 28, 0b1000 | (21 % 8));
+        // While a master is away, the lease is elsewhere; all of it ends.
+        let home = store.home(0);
+        let check_until = async |is_home: bool| {
+            let started = Instant::now();
+            while store.check().await.is_err() || (store.home(0) == home) != is_home {
+                assert!(started.elapsed() < Duration::from_secs(20), "it is noticed");
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+            store.renew_lease(device).await.unwrap();
+        };
+        leases[0].0.signal(Signal::STOP);
+        check_until(false).await;
+        leases[0].0.signal(Signal::CONT);
+        check_until(true).await;
+        assert_eq!(cluster.keys(), 3);
+        store.end_lease(device).await;
+        assert_eq!(cluster.keys(), 0);
+    });
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::future::Future;
 use std::sync::Mutex;
 use std::time::Duration;
 
-use uzram::Result;
+use uzram::{Error, ErrorKind, Result};
 
 use crate::lock;
 
@@ -56,7 +56,7 @@ impl Latencies {
 }
 
 /// Returns what `first` returns. If it fails, or takes longer than `after`, `other` is run, too; then the first success is
-/// returned, or the error of `first`.
+/// returned, or the error of `first`; that of `other` if only `first` did not find it.
 pub(super) async fn either<T>(
     first: impl Future<Output = Result<T>>,
     other: impl Future<Output = Result<T>>,
@@ -70,24 +70,31 @@ pub(super) async fn either<T>(
         Err(_) => None,
     };
     if let Some(failure) = failure {
-        return other.await.map_err(|_| failure);
+        return other.await.map_err(|of_other| either_error(failure, of_other));
     }
     tokio::select! {
         read = &mut first => match read {
             Ok(read) => Ok(read),
-            Err(failure) => other.await.map_err(|_| failure),
+            Err(failure) => other.await.map_err(|of_other| either_error(failure, of_other)),
         },
         read = &mut other => match read {
             Ok(read) => Ok(read),
-            Err(_) => first.await,
+            Err(of_other) => first.await.map_err(|failure| either_error(failure, of_other)),
         },
+    }
+}
+
+/// Nothing is lost as long as one of them may have it.
+fn either_error(of_first: Error, of_other: Error) -> Error {
+    match of_first.kind() {
+        ErrorKind::NotFound => of_other,
+        _ => of_first,
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use uzram::{Error, ErrorKind};
 
     #[test]
     fn a_read_is_hedged_after_the_95th_percentile() {
@@ -108,6 +115,7 @@ mod tests {
             result
         };
         let failed = |number: u32| Err(Error::new(ErrorKind::Io, number.to_string()));
+        let lost = |number: u32| Err(Error::new(ErrorKind::NotFound, number.to_string()));
         let cases = [
             ((1, Ok(1)), (1, Ok(2)), Ok(1)),
             ((9, Ok(1)), (1, Ok(2)), Ok(2)),
@@ -117,6 +125,13 @@ mod tests {
             ((9, Ok(1)), (1, failed(2)), Ok(1)),
             ((9, failed(1)), (1, failed(2)), failed(1)),
             ((1, failed(1)), (1, failed(2)), failed(1)),
+            ((1, lost(1)), (1, failed(2)), failed(2)),
+            ((9, lost(1)), (9, failed(2)), failed(2)),
+            ((9, lost(1)), (1, failed(2)), failed(2)),
+            ((1, failed(1)), (1, lost(2)), failed(1)),
+            ((9, failed(1)), (1, lost(2)), failed(1)),
+            ((1, lost(1)), (1, lost(2)), lost(2)),
+            ((9, lost(1)), (1, Ok(2)), Ok(2)),
         ];
         runtime.expect("a runtime").block_on(async {
             for ((first_ms, first), (other_ms, other), expected) in cases {

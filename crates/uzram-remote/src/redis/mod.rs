@@ -25,7 +25,8 @@ mod placement;
 mod sweep;
 mod topology;
 
-use std::sync::Arc;
+use std::collections::{HashMap, HashSet};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use redis::{Cmd, Value};
@@ -35,7 +36,7 @@ use uzram::{Error, ErrorKind, Result};
 use crate::address::MAX_SERVERS;
 use crate::objects::{DeviceId, Key, Objects, take};
 use crate::sweep::{LEASE, LEASE_S};
-use crate::{Address, SETTING};
+use crate::{Address, SETTING, Server, lock};
 
 use client::{Client, Role, Use};
 pub use connect::Credentials;
@@ -62,6 +63,8 @@ pub struct RedisStore {
     /// If it is a single server.
     direct: Option<Direct>,
     latencies: Latencies,
+    /// The leases that were written, and when: with two copies, their keys depend on which masters are well.
+    leases: Mutex<HashMap<String, Instant>>,
 }
 
 impl RedisStore {
@@ -99,7 +102,14 @@ impl RedisStore {
     fn new(address: Address, placement: Option<Placement>, client: Client) -> Result<RedisStore> {
         let direct = client.direct().map_err(|error| explain(&address, &error))?;
         let client = Arc::new(client);
-        Ok(RedisStore { address, placement, client, direct, latencies: Latencies::default() })
+        Ok(RedisStore {
+            address,
+            placement,
+            client,
+            direct,
+            latencies: Latencies::default(),
+            leases: Mutex::default(),
+        })
     }
 
     async fn connect_and_check(address: Address, credentials: Credentials, copies: u8) -> Result<RedisStore> {
@@ -126,15 +136,13 @@ impl RedisStore {
         }
     }
 
-    /// Returns the address, with all nodes of the cluster instead of those that were named.
+    /// Returns the address, with all nodes of the cluster instead of those that were named: a text of it parses again.
     ///
     /// # Errors
     /// `Io` if they cannot be asked for.
     pub async fn address_of_all(&self) -> Result<Address> {
         let topology = self.client.read_topology().await.map_err(|error| explain(&self.address, &error))?;
-        let named = self.address.servers.iter().filter(|server| !topology.nodes.contains(server));
-        let servers = topology.nodes.iter().chain(named).take(MAX_SERVERS).cloned().collect();
-        Ok(Address { servers, ..self.address.clone() })
+        Ok(with_all(&self.address, &topology.nodes))
     }
 
     /// Returns the keys of an object's copies, one or two.
@@ -147,6 +155,27 @@ impl RedisStore {
     fn lease_names(&self, device: DeviceId) -> impl Iterator<Item = String> {
         let (first, second) = names(device, self.home(0), LEASE);
         std::iter::once(first).chain(second)
+    }
+
+    /// Returns the last epoch of the process before, which it wrote to the lease; 0 if that is gone.
+    ///
+    /// # Errors
+    /// `Io` if one of the leases cannot be read, and the other one is not there.
+    async fn read_epoch(&self, device: DeviceId) -> Result<u32> {
+        let (mut epoch, mut failure) = (None, None);
+        for name in self.lease_names(device) {
+            let mut command = redis::cmd("GET");
+            command.arg(&name);
+            match self.client.send(&command, slot_of(&name), Role::Master, Use::Reads).await {
+                // One of them may be of a time before.
+                Ok(value) => epoch = epoch.max(epoch_of_lease(&connect::text(&value))),
+                Err(error) => failure = Some(error),
+            }
+        }
+        match (epoch, failure) {
+            (None, Some(error)) => Err(explain(&self.address, &error)),
+            (epoch, _) => Ok(epoch.unwrap_or_default()),
+        }
     }
 
     async fn set(&self, name: &str, bytes: &[u8]) -> Result<()> {
@@ -172,9 +201,7 @@ impl RedisStore {
         let slot = slot_of(name);
         match self.client.send(&get_range(name, at, len_bytes), slot, from, Use::Reads).await {
             // An object has bytes wherever something is read that was written.
-            Ok(Value::BulkString(bytes)) if bytes.is_empty() => {
-                Err(Error::new(ErrorKind::NotFound, format!("{} has lost an object", self.address)))
-            }
+            Ok(Value::BulkString(bytes)) if bytes.is_empty() => Err(self.lost()),
             Ok(Value::BulkString(bytes)) if bytes.len() <= len_bytes => Ok(bytes),
             Ok(_) => {
                 self.client.renew(slot, Use::Reads);
@@ -182,6 +209,10 @@ impl RedisStore {
             }
             Err(error) => Err(explain(&self.address, &error)),
         }
+    }
+
+    fn lost(&self) -> Error {
+        Error::new(ErrorKind::NotFound, format!("{} has lost an object", self.address))
     }
 
     /// Reads the first copy; the second, or a replica's, if that fails or takes longer than most reads.
@@ -192,14 +223,18 @@ impl RedisStore {
         let other = async {
             match &second {
                 Some(second) => self.get_range(second, at, len_bytes, Role::Master).await,
-                None => self.get_range(&name, at, len_bytes, Role::Replica).await,
+                // Only the master knows whether it is lost.
+                None => self.get_range(&name, at, len_bytes, Role::Replica).await.map_err(|_| self.lost()),
             }
         };
         let read = match self.client.is_cluster {
             true => hedge::either(first, other, self.latencies.hedge_after()).await,
             false => first.await,
         };
-        self.latencies.note(started.elapsed());
+        // What fails at once says nothing about how long reads take.
+        if read.is_ok() {
+            self.latencies.note(started.elapsed());
+        }
         read
     }
 
@@ -216,6 +251,21 @@ fn get_range(name: &str, at: usize, len_bytes: usize) -> Cmd {
     let mut command = redis::cmd("GETRANGE");
     command.arg(name).arg(at).arg(at + len_bytes.max(1) - 1);
     command
+}
+
+/// Returns the epoch in a lease's value, which is behind the host's name.
+fn epoch_of_lease(value: &str) -> Option<u32> {
+    value.rsplit_once(' ')?.1.parse().ok()
+}
+
+/// Returns an address with those nodes, too, if its text parses again; otherwise the address.
+fn with_all(address: &Address, nodes: &[Server]) -> Address {
+    let parses = |server: &&Server| Server::parse(&server.to_string()).as_ref() == Some(server);
+    let named = address.servers.iter().filter(|server| !nodes.contains(server));
+    let servers = nodes.iter().filter(parses).chain(named).take(MAX_SERVERS).cloned().collect();
+    let all = Address { servers, ..address.clone() };
+    let parsed = Address::parse(&all.to_string());
+    if parsed.is_ok_and(|parsed| parsed.servers == all.servers) { all } else { address.clone() }
 }
 
 /// Returns the keys of something of a device: one, or with a home two, in its slots.
@@ -273,12 +323,15 @@ impl Objects for RedisStore {
         one.and(other)
     }
 
-    /// Tries again, for a while, if neither copy can be reached.
+    /// Tries again, for a while, if neither copy can be reached, or a server loads its data.
     async fn get(&self, key: Key, at: usize, out: &mut [u8]) -> Result<()> {
         let started = Instant::now();
         loop {
             match self.get_either(key, at, out.len()).await {
-                Err(error) if error.kind() == ErrorKind::Io && started.elapsed() < READ_AGAIN_FOR => {
+                Err(error)
+                    if matches!(error.kind(), ErrorKind::Io | ErrorKind::Busy)
+                        && started.elapsed() < READ_AGAIN_FOR =>
+                {
                     tokio::time::sleep(READ_EVERY).await;
                 }
                 read => return take(&read?, out),
@@ -286,10 +339,10 @@ impl Objects for RedisStore {
         }
     }
 
-    fn get_here(&self, key: Key, at: usize, out: &mut [u8]) -> bool {
-        let command = || get_range(&self.names(key).0, at, out.len());
-        let read = self.direct.as_ref().and_then(|direct| direct.ask(&command()));
-        read.is_some_and(|read| take(&read, out).is_ok())
+    fn get_here(&self, key: Key, at: usize, out: &mut [u8], is_whole: &dyn Fn(&[u8]) -> bool) -> bool {
+        let Some(direct) = &self.direct else { return false };
+        let command = get_range(&self.names(key).0, at, out.len());
+        direct.ask(&command, |read| take(read, out).is_ok() && is_whole(out))
     }
 
     async fn get_whole(
@@ -339,18 +392,39 @@ impl Objects for RedisStore {
     }
 
     async fn renew_lease(&self, device: DeviceId) -> Result<()> {
+        let mut value = rustix::system::uname().nodename().to_bytes().to_vec();
+        if let Some(placement) = &self.placement {
+            let epoch = match placement.epoch() {
+                Some(epoch) => epoch,
+                None => {
+                    placement.continue_from(self.read_epoch(device).await?);
+                    placement.epoch().unwrap_or_default()
+                }
+            };
+            value.extend_from_slice(format!(" {epoch}").as_bytes());
+        }
+        // One that is not renewed any more ends by itself.
+        lock(&self.leases).retain(|_, written| written.elapsed() < Duration::from_secs(LEASE_S));
         for name in self.lease_names(device) {
             let mut command = redis::cmd("SET");
-            command.arg(&name).arg(rustix::system::uname().nodename().to_bytes()).arg("EX").arg(LEASE_S);
+            command.arg(&name).arg(&value).arg("EX").arg(LEASE_S);
+            // Before: it may be written even if that fails.
+            lock(&self.leases).insert(name.clone(), Instant::now());
             self.set_by(&command, &name).await?;
         }
         Ok(())
     }
 
     async fn end_lease(&self, device: DeviceId) {
-        for name in self.lease_names(device) {
-            Self::unlink(&self.client, &name).await;
+        let mut names: HashSet<String> = lock(&self.leases).drain().map(|(name, _)| name).collect();
+        names.extend(self.lease_names(device));
+        let mut asked = JoinSet::new();
+        for name in names {
+            let client = Arc::clone(&self.client);
+            // A master may be away: none waits for another one.
+            asked.spawn(async move { Self::unlink(&client, &name).await });
         }
+        asked.join_all().await;
     }
 
     /// With two copies, some masters may be away: objects go to the others.
@@ -362,5 +436,47 @@ impl Objects for RedisStore {
         now.check_masters()?;
         placement.note(now);
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    #[test]
+    fn a_lease_has_an_epoch_behind_the_host() {
+        for (value, epoch) in [
+            ("host 7", Some(7)),
+            ("a b 4294967295", Some(u32::MAX)),
+            ("host", None),
+            ("", None),
+            ("host -1", None),
+        ] {
+            assert_eq!(epoch_of_lease(value), epoch, "{value}");
+        }
+    }
+
+    #[test]
+    fn the_address_with_all_nodes_parses_again() {
+        let server = |host: &str, port| Server { host: host.to_owned(), port };
+        let address = Address::parse("rediss://a:1,b:2/0").unwrap();
+        let nodes = [
+            server("10.0.0.1", 7001),
+            server("?", 7002),
+            server("a@b", 7003),
+            server("fe80::1%eth0", 7004),
+            server("c", 0),
+            server("::1", 7005),
+            server("b", 2),
+            server("x,y", 7006),
+        ];
+        let all = with_all(&address, &nodes);
+        assert_eq!(all.to_string(), "rediss://10.0.0.1:7001,[::1]:7005,b:2,a:1");
+        assert_eq!(Address::parse(&all.to_string()).unwrap(), all);
+        // More than a text can have.
+        let long: Vec<_> = (0..64).map(|number| server(&"n".repeat(200), 1 + number)).collect();
+        assert_eq!(with_all(&address, &long), address);
     }
 }

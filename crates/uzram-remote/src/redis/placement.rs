@@ -2,8 +2,11 @@
 //!
 //! Objects are written to the masters that are well now. A master that is away, and slots that have moved, put copies in danger
 //! only once that has lasted for a while: most nodes come back. So does a master whose process has begun anew, as it
-//! may have lost what it had: a [home](topology::home_of) has the number of the *epoch* in which it was chosen, and each time that
-//! masters have begun anew, another epoch begins.
+//! may have lost what it had: a [home](topology::in_epoch) has the number of the *epoch* in which it was chosen, and each time that
+//! masters have begun anew, another epoch begins. The current epoch is kept in the device's lease, for the next process.
+//!
+//! Two things are not noticed: that a master has begun anew while no process of the device served, and what has not been copied
+//! again when as many epochs have begun as are told apart.
 
 use std::collections::HashMap;
 use std::sync::Mutex;
@@ -30,7 +33,10 @@ struct State {
     settled: Topology,
     /// How often these have changed.
     generation: u64,
+    /// How often masters have begun anew.
     epoch: u32,
+    /// Whether the epochs of the processes before are counted, too.
+    is_epoch_known: bool,
     /// Of each master that was ever seen, which process it was.
     processes: HashMap<String, String>,
     /// Of each master that has begun anew, the epoch that began then.
@@ -47,6 +53,7 @@ impl Placement {
             settled: Topology::default(),
             generation,
             epoch: 0,
+            is_epoch_known: generation == 0,
             processes: HashMap::new(),
             restarted: HashMap::new(),
         }))
@@ -57,22 +64,25 @@ impl Placement {
     }
 
     /// Notes which masters are well.
-    pub(super) fn note(&self, now: Topology) {
+    pub(super) fn note(&self, mut now: Topology) {
+        // Each node names them in another order, and copies do not depend on them.
+        now.masters.iter_mut().for_each(|master| master.replicas.clear());
         let mut state = lock(&self.0);
-        let State { settled, processes, restarted, epoch, .. } = &mut *state;
-        if settled.masters.is_empty() {
+        let State { settled, generation, processes, restarted, epoch, .. } = &mut *state;
+        // If there are objects already, one of their masters may be away just now.
+        if settled.masters.is_empty() && *generation == 0 {
             *settled = now.clone();
         }
         let mut has_restarted = false;
         for master in &now.masters {
             let before = processes.insert(master.id.clone(), master.run_id.clone());
             if before.is_some_and(|run_id| run_id != master.run_id) {
-                restarted.insert(master.id.clone(), (*epoch + 1) % topology::EPOCHS);
+                restarted.insert(master.id.clone(), epoch.wrapping_add(1));
                 has_restarted = true;
             }
         }
         if has_restarted {
-            *epoch = (*epoch + 1) % topology::EPOCHS;
+            *epoch = epoch.wrapping_add(1);
         }
         if now.masters != state.now.masters {
             (state.now, state.since) = (now, Instant::now());
@@ -80,6 +90,21 @@ impl Placement {
         if state.settled.masters != state.now.masters && state.since.elapsed() >= state.settled_after {
             state.settled = state.now.clone();
             state.generation += 1;
+        }
+    }
+
+    /// Returns the current epoch; `None` while that of the process before is not known.
+    pub(super) fn epoch(&self) -> Option<u32> {
+        let state = lock(&self.0);
+        state.is_epoch_known.then_some(state.epoch)
+    }
+
+    /// Counts the epochs from the last one of the process before. Objects that were written meanwhile seem older than they are.
+    pub(super) fn continue_from(&self, last: u32) {
+        let mut state = lock(&self.0);
+        if !std::mem::replace(&mut state.is_epoch_known, true) {
+            state.epoch = state.epoch.wrapping_add(last);
+            state.restarted.values_mut().for_each(|epoch| *epoch = epoch.wrapping_add(last));
         }
     }
 
@@ -111,13 +136,17 @@ impl Placement {
     /// what it had.
     pub(super) fn is_at_risk(&self, home: u32) -> bool {
         let state = lock(&self.0);
+        if state.settled.masters.is_empty() {
+            // Nothing is known yet.
+            return false;
+        }
+        // No home is newer than the current epoch.
+        let age = state.epoch.wrapping_sub(topology::epoch_of(home)) % topology::EPOCHS;
         let has_restarted = |slot| {
             let master = state.settled.master_of(slot);
-            master.and_then(|master| state.restarted.get(&master.id)).is_some_and(|epoch| {
-                // The epochs are counted in a circle, of which the half before one is older.
-                let age = (epoch + topology::EPOCHS - topology::epoch_of(home)) % topology::EPOCHS;
-                (1..=topology::EPOCHS / 2).contains(&age)
-            })
+            master
+                .and_then(|master| state.restarted.get(&master.id))
+                .is_some_and(|epoch| state.epoch.wrapping_sub(*epoch) < age)
         };
         state.settled.check(home).is_err()
             || topology::slots(home).is_some_and(|slots| slots.into_iter().any(has_restarted))
@@ -158,6 +187,89 @@ mod tests {
         assert_eq!(placement.generation(), 1);
         assert!((150..250).contains(&endangered(&placement)), "two of three had a copy there");
         assert!((0..300).all(|extent| !placement.is_at_risk(placement.home(extent))));
+    }
+
+    #[test]
+    fn new_copies_are_never_in_danger_while_masters_restart_in_turn() {
+        let placement = Placement::new(0);
+        placement.set_settled_after(Duration::ZERO);
+        placement.note(masters(&["a", "b", "c"]));
+        let mut run_ids = ["a", "b", "c"].map(str::to_owned);
+        for round in 0..100 {
+            let before: Vec<u32> = (0..300).map(|extent| placement.home(extent)).collect();
+            run_ids[round % 3] = round.to_string();
+            placement.note(masters(&run_ids.each_ref().map(String::as_str)));
+            let endangered = before.iter().filter(|home| placement.is_at_risk(**home)).count();
+            assert!((150..=300).contains(&endangered), "round {round}: {endangered}");
+            assert!((0..300).all(|extent| !placement.is_at_risk(placement.home(extent))), "round {round}");
+        }
+        // Then one alone, as often as there are epochs, and more.
+        for round in 0..20 {
+            run_ids[1] = format!("again {round}");
+            placement.note(masters(&run_ids.each_ref().map(String::as_str)));
+            assert!((0..300).all(|extent| !placement.is_at_risk(placement.home(extent))), "round {round}");
+        }
+    }
+
+    #[test]
+    fn epochs_go_on_where_the_process_before_has_ended() {
+        let before = Placement::new(0);
+        before.set_settled_after(Duration::ZERO);
+        before.note(masters(&["a", "b", "c"]));
+        let mut homes = Vec::new();
+        for round in 0..5 {
+            homes.extend((0..300).map(|extent| before.home(extent)));
+            before.note(masters(&["a", &round.to_string(), "c"]));
+        }
+        assert_eq!(before.epoch(), Some(5));
+        let placement = Placement::new(1);
+        placement.set_settled_after(Duration::ZERO);
+        placement.note(masters(&["a", "4", "c"]));
+        assert_eq!(placement.epoch(), None);
+        placement.continue_from(5);
+        // Once.
+        placement.continue_from(7);
+        let endangered = || homes.iter().filter(|home| placement.is_at_risk(**home)).count();
+        assert_eq!((placement.epoch(), endangered()), (Some(5), 0));
+        placement.note(masters(&["a", "5", "c"]));
+        assert_eq!(placement.epoch(), Some(6));
+        assert!((750..1250).contains(&endangered()), "{}", endangered());
+        assert!((0..300).all(|extent| !placement.is_at_risk(placement.home(extent))));
+    }
+
+    #[test]
+    fn the_order_of_replicas_is_no_change() {
+        let placement = Placement::new(0);
+        placement.set_settled_after(Duration::ZERO);
+        placement.note(masters(&["a", "b", "c"]));
+        let mut other = masters(&["a", "b", "c"]);
+        other.masters.iter_mut().for_each(|master| master.replicas.clear());
+        placement.note(other);
+        assert_eq!(placement.generation(), 0);
+    }
+
+    #[test]
+    fn after_a_resume_a_master_may_be_away_for_a_while() {
+        let before = Placement::new(0);
+        before.note(masters(&["a", "b", "c"]));
+        let homes: Vec<u32> = (0..300).map(|extent| before.home(extent)).collect();
+        let placement = Placement::new(1);
+        let endangered = |placement: &Placement| {
+            let count = homes.iter().filter(|home| placement.is_at_risk(**home)).count();
+            (placement.generation(), count)
+        };
+        assert_eq!(endangered(&placement), (1, 0));
+        placement.note(masters(&["a", "", "c"]));
+        assert_eq!(endangered(&placement), (1, 0));
+        // Objects can be written at once.
+        assert!((0..300).all(|extent| placement.have(placement.home(extent)) == [true, true]));
+        placement.note(masters(&["a", "b", "c"]));
+        assert_eq!(endangered(&placement), (1, 0));
+        placement.set_settled_after(Duration::ZERO);
+        placement.note(masters(&["a", "b", "c"]));
+        assert_eq!(endangered(&placement), (2, 0), "what is there is looked at");
+        placement.note(masters(&["a", "", "c"]));
+        assert!(endangered(&placement) >= (3, 150));
     }
 
     #[test]
