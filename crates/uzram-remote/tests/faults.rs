@@ -226,6 +226,18 @@ fn whatever_the_store_does_no_read_is_wrong() {
     }
 }
 
+/// A backing that no store has begun to use leaves nothing behind.
+#[test]
+fn a_lease_ends_with_a_backing_that_was_never_used() {
+    let bad = Handle::new(1);
+    let connected = bad.clone();
+    let connect = || async { Ok(connected) };
+    let backing = RemoteBacking::open(&Identity::new().unwrap(), None, Limits::default(), connect).unwrap();
+    assert!(bad.0.leased.lock().unwrap().is_some());
+    drop(backing);
+    assert_eq!(*bad.0.leased.lock().unwrap(), None);
+}
+
 /// What is written by one process is read by the next one, though the store is away at first.
 #[test]
 fn another_process_goes_on_before_it_is_connected() {
@@ -242,6 +254,7 @@ fn another_process_goes_on_before_it_is_connected() {
     };
     let connected = bad.clone();
     let first = RemoteBacking::open(&identity, Some(1 << 20), limits, || async { Ok(connected) }).unwrap();
+    first.begin().unwrap();
     assert_eq!(transfer(&first, Direction::Write, 7), Ok(7));
     assert!(bad.0.leased.lock().unwrap().is_some());
     drop(first);
