@@ -2,19 +2,21 @@
 
 #![allow(clippy::unwrap_used)]
 
+#[path = "common/pages.rs"]
+mod pages;
+
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use pages::contents;
 use uzram::backing::Backing;
 use uzram::random::Random;
 use uzram::store::{BackingOptions, PageNo, StoreBuilder, Writeback, WritebackLayout};
 use uzram::units::PAGE_SIZE;
 use uzram::{Error, ErrorKind, Result};
 use uzram_remote::{DeviceId, Identity, Key, Limits, Objects, RemoteBacking};
-
-type Page = [u8; PAGE_SIZE];
 
 /// A store in memory that misbehaves, in one of so many requests.
 #[derive(Default)]
@@ -151,12 +153,6 @@ impl Objects for Handle {
     async fn check(&self) -> Result<()> {
         if self.fault(false) == Fault::None { Ok(()) } else { Err(refused()) }
     }
-}
-
-fn contents(page: u32, version: u32) -> Page {
-    let mut contents = [0; PAGE_SIZE];
-    Random::new(u64::from(version) << 32 | u64::from(page)).fill(&mut contents[..PAGE_SIZE / 2]);
-    contents
 }
 
 /// Pages are written, written back and read at random. A read gives what was written, or an error; in the end, without faults,

@@ -4,6 +4,8 @@
 #![allow(clippy::unwrap_used)]
 
 mod common;
+#[path = "common/pages.rs"]
+mod pages;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use common::proxy::Mode;
 use common::{Cluster, able, wait_until};
+use pages::contents;
 use rustix::process::Signal;
 use uzram::backing::Backing;
 use uzram::random::Random;
@@ -25,8 +28,6 @@ const LASTS: Duration = Duration::from_secs(2);
 const LASTS_LONG: Duration = Duration::from_secs(5);
 /// After it, reads no longer wait for the node.
 const DETECTED_AFTER: Duration = Duration::from_millis(1500);
-
-type Page = [u8; PAGE_SIZE];
 
 /// What happens to a node, and ends later.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -53,12 +54,6 @@ struct Device {
 struct Times {
     all_us: Vec<u128>,
     after_detection_us: Vec<u128>,
-}
-
-fn contents(page: u32, version: u32) -> Page {
-    let mut contents = [0; PAGE_SIZE];
-    Random::new(u64::from(version) << 32 | u64::from(page)).fill(&mut contents[..PAGE_SIZE / 2]);
-    contents
 }
 
 fn quantile_ms(times_us: &mut [u128], of_1000: usize) -> f64 {

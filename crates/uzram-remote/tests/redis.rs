@@ -3,61 +3,30 @@
 #![allow(clippy::unwrap_used)]
 
 mod common;
+#[path = "common/pages.rs"]
+mod pages;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use common::{Cluster, Redis, able, wait_until};
+use pages::{check, contents, fill, store_on, try_fill};
 use rustix::process::Signal;
 use uzram::ErrorKind;
 use uzram::backing::{Backing, Buffers, Direction, Filling};
-use uzram::random::Random;
-use uzram::store::{BackingOptions, PageNo, PolicyThread, Store, StoreBuilder, Writeback, WritebackLayout};
+use uzram::store::{PageNo, PolicyThread, Writeback};
 use uzram::units::PAGE_SIZE;
 use uzram_remote::{
     Address, Credentials, DeviceId, Identity, Limits, Objects, RedisStore, RemoteBacking, Swept, sweep,
 };
 
 const PAGES: u32 = 4000;
-type Page = [u8; PAGE_SIZE];
 
 fn open(address: &str, copies: u8) -> uzram::Result<RemoteBacking<RedisStore>> {
     let address = Address::parse(address)?;
     let connect = || RedisStore::connect(address, Credentials::default(), copies);
     RemoteBacking::open(&Identity::new()?, Some(64 << 20), Limits::default(), connect)
-}
-
-fn store_on(backing: &Arc<RemoteBacking<RedisStore>>) -> Store {
-    let backing: Arc<dyn Backing> = Arc::<RemoteBacking<RedisStore>>::clone(backing);
-    let backing = BackingOptions { backing, layout: WritebackLayout::Packed, compressed: true };
-    StoreBuilder::new("remote", PAGES.into()).backing(backing).build().unwrap()
-}
-
-/// Half of it does not compress.
-fn contents(page: u32, version: u32) -> Page {
-    let mut contents = [0; PAGE_SIZE];
-    Random::new(u64::from(version) << 32 | u64::from(page)).fill(&mut contents[..PAGE_SIZE / 2]);
-    contents
-}
-
-/// Writes all pages, and tries to have them leave.
-fn try_fill(store: &Store, version: u32) -> uzram::Result<u64> {
-    (0..PAGES).for_each(|page| store.write(PageNo(page), &contents(page, version)).unwrap());
-    store.write_back(&Writeback::default())
-}
-
-/// The same; they leave.
-fn fill(store: &Store, version: u32) {
-    try_fill(store, version).unwrap();
-}
-
-fn check(store: &Store, version: u32) {
-    let mut out = [0; PAGE_SIZE];
-    for page in 0..PAGES {
-        store.read(PageNo(page), &mut out).unwrap();
-        assert!(out == contents(page, version), "page {page}");
-    }
 }
 
 #[test]
@@ -67,7 +36,7 @@ fn pages_go_to_a_server_and_come_back_and_nothing_stays() {
     }
     let redis = Redis::start(&[]);
     let backing = Arc::new(open(&redis.address(), 1).unwrap());
-    let store = store_on(&backing);
+    let store = store_on(&backing, PAGES);
     for version in 0..3 {
         fill(&store, version);
         check(&store, version);
@@ -93,7 +62,7 @@ fn a_cluster_spreads_objects_and_survives_the_death_of_a_master() {
     }
     let cluster = Cluster::start(3, 1, true);
     let backing = Arc::new(open(&cluster.address(), 1).unwrap());
-    let store = store_on(&backing);
+    let store = store_on(&backing, PAGES);
     fill(&store, 1);
     check(&store, 1);
     fill(&store, 1);
@@ -122,7 +91,7 @@ fn with_two_copies_a_master_may_be_lost() {
     }
     let cluster = Cluster::start(3, 0, false);
     let backing = Arc::new(open(&cluster.address(), 2).unwrap());
-    let store = store_on(&backing);
+    let store = store_on(&backing, PAGES);
     fill(&store, 1);
     let objects = cluster.keys();
     // The two keys of the lease are among them.
@@ -144,7 +113,7 @@ fn an_object_is_found_while_its_slot_moves() {
     }
     let cluster = Cluster::start(3, 0, true);
     let backing = Arc::new(open(&cluster.address(), 1).unwrap());
-    let store = store_on(&backing);
+    let store = store_on(&backing, PAGES);
     fill(&store, 1);
     let [from, to, _] = &cluster.nodes[..] else { panic!("three nodes") };
     let ask = |node: &Redis, command: &[&str]| node.ask(command).trim().to_owned();
@@ -187,7 +156,7 @@ fn what_has_lost_a_copy_is_copied_again() {
     let identity = Identity::new().unwrap();
     let backing = RemoteBacking::open(&identity, Some(64 << 20), Limits::default(), connect).unwrap();
     let backing = Arc::new(backing);
-    let store = Arc::new(store_on(&backing));
+    let store = Arc::new(store_on(&backing, PAGES));
     let _policy = PolicyThread::start("test", &store).unwrap();
     fill(&store, 1);
     let keys = |node: &Redis| node.ask(&["dbsize"]).trim().parse::<u64>().unwrap();
@@ -363,7 +332,7 @@ fn what_a_dead_device_left_can_be_swept() {
     let devices: Vec<_> = (1..=2)
         .map(|copies| {
             let backing = Arc::new(open(&address, copies).unwrap());
-            let store = store_on(&backing);
+            let store = store_on(&backing, PAGES);
             fill(&store, 1);
             (store, backing)
         })

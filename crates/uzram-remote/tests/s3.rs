@@ -4,17 +4,19 @@
 
 #[path = "common/s3.rs"]
 mod server;
+#[path = "common/pages.rs"]
+mod pages;
 
 use std::net::TcpListener;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use pages::{check, contents, fill, store_on};
 use server::{KEY_ID, SECRET, Server, age};
 use uzram::ErrorKind;
 use uzram::backing::{Backing, Buffers, Direction, Filling};
-use uzram::random::Random;
-use uzram::store::{BackingOptions, PageNo, Store, StoreBuilder, Writeback, WritebackLayout};
+use uzram::store::{PageNo, Writeback};
 use uzram::units::PAGE_SIZE;
 use uzram_remote::{
     DeviceId, Identity, Key, Limits, Objects, RemoteBacking, S3Address, S3Login, S3Store, Swept, sweep_s3,
@@ -22,7 +24,6 @@ use uzram_remote::{
 
 const PAGES: u32 = 3000;
 const ADDRESS: &str = "s3://cold/a/b";
-type Page = [u8; PAGE_SIZE];
 
 fn login(url: String) -> S3Login {
     S3Login {
@@ -51,38 +52,11 @@ fn wait_until(what: &str, is_so: impl Fn() -> bool) {
     }
 }
 
-fn store_on(backing: &Arc<RemoteBacking<S3Store>>) -> Store {
-    let backing: Arc<dyn Backing> = Arc::<RemoteBacking<S3Store>>::clone(backing);
-    let backing = BackingOptions { backing, layout: WritebackLayout::Packed, compressed: true };
-    StoreBuilder::new("remote", PAGES.into()).backing(backing).build().unwrap()
-}
-
-/// Half of it does not compress.
-fn contents(page: u32, version: u32) -> Page {
-    let mut contents = [0; PAGE_SIZE];
-    Random::new(u64::from(version) << 32 | u64::from(page)).fill(&mut contents[..PAGE_SIZE / 2]);
-    contents
-}
-
-/// Writes all pages, and has them leave.
-fn fill(store: &Store, version: u32) {
-    (0..PAGES).for_each(|page| store.write(PageNo(page), &contents(page, version)).unwrap());
-    store.write_back(&Writeback::default()).unwrap();
-}
-
-fn check(store: &Store, version: u32) {
-    let mut out = [0; PAGE_SIZE];
-    for page in 0..PAGES {
-        store.read(PageNo(page), &mut out).unwrap();
-        assert!(out == contents(page, version), "page {page}");
-    }
-}
-
 #[test]
 fn pages_go_to_a_bucket_and_come_back_and_nothing_stays() {
     let server = Server::start();
     let backing = open_on(&server);
-    let store = store_on(&backing);
+    let store = store_on(&backing, PAGES);
     for version in 0..2 {
         fill(&store, version);
         check(&store, version);
@@ -108,7 +82,7 @@ fn pages_go_to_a_bucket_and_come_back_and_nothing_stays() {
 fn objects_that_were_changed_or_lost_are_read_errors() {
     let server = Server::start();
     let backing = open_on(&server);
-    let store = store_on(&backing);
+    let store = store_on(&backing, PAGES);
     fill(&store, 1);
     for file in server.objects() {
         // Each page's first bytes, wherever it begins.
@@ -267,7 +241,7 @@ fn a_server_that_is_away_for_a_while_loses_nothing() {
 fn what_a_dead_device_left_can_be_swept() {
     let server = Server::start();
     let backing = open_on(&server);
-    let store = store_on(&backing);
+    let store = store_on(&backing, PAGES);
     fill(&store, 1);
     let sweep = |only_look| sweep_s3(&S3Address::parse(ADDRESS).unwrap(), &login(server.url()), only_look);
     let [dead, gone] = [DeviceId::new().unwrap(), DeviceId::new().unwrap()].map(|device| device.to_string());
