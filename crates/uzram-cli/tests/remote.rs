@@ -30,6 +30,31 @@ fn verify(uzram: &str, io_size: &str) -> String {
     )
 }
 
+/// Has fio write so much of the device, at random places, and leave the checks to [`read_back`].
+fn write(place: &Place, size: &str, seed: &str) {
+    job(place, size, seed, "--do_verify=0");
+}
+
+/// Has fio check all that [`write`] wrote.
+fn read_back(place: &Place, size: &str, seed: &str) {
+    job(place, size, seed, "--verify_only");
+}
+
+fn job(place: &Place, size: &str, seed: &str, verify: &str) {
+    let (uri, size, seed) =
+        (format!("--uri={}", place.uri()), format!("--size={size}"), format!("--randseed={seed}"));
+    let job = [
+        "--rw=randwrite",
+        "--bs=4k",
+        &size,
+        "--buffer_compress_percentage=50",
+        "--verify=crc32c",
+        verify,
+        &seed,
+    ];
+    succeed(place, "fio", &fio(&uri, &job));
+}
+
 fn standby_is_ready(place: &Place) -> bool {
     let status: serde_json::Value = serde_json::from_str(&place.run(&["status", "--json"]).ok()).unwrap();
     status["standby_ready"] == true
@@ -90,12 +115,7 @@ fn objects_outlive_the_process_that_serves() {
     up.env("UZRAM_REDIS_PASSWORD_FILE", &password).env("SSL_CERT_FILE", certificate);
     let daemon = common::Daemon::start(up);
     assert!(daemon.facts.contains(&address) && !daemon.facts.contains("secret"), "{}", daemon.facts);
-    let uri = format!("--uri={}", place.uri());
-    let job =
-        ["--rw=randwrite", "--bs=4k", "--size=48M", "--buffer_compress_percentage=50", "--verify=crc32c"];
-    let write = [&job[..], &["--do_verify=0", "--randseed=7"]].concat();
-    let read = [&job[..], &["--verify_only", "--randseed=7"]].concat();
-    succeed(&place, "fio", &fio(&uri, &write));
+    write(&place, "48M", "7");
     assert!(place.statistic("pages_backed") > 1000);
     for is_stopped in [false, true] {
         wait_until("a stand-by is ready", || standby_is_ready(&place));
@@ -114,7 +134,7 @@ fn objects_outlive_the_process_that_serves() {
                 place.run(&["stat", "zram0", "backing_state"]).ok().starts_with("ok\n")
             });
         }
-        succeed(&place, "fio", &fio(&uri, &read));
+        read_back(&place, "48M", "7");
     }
     assert_eq!(place.run(&["stat", "zram0", "backing_state"]).ok().lines().nth(1), Some("lost 0"));
     assert_eq!(place.run(&["stat", "zram0", "backing_copies"]).ok(), "1\n");
@@ -164,15 +184,10 @@ fn objects_in_a_bucket_outlive_the_process_that_serves() {
     let daemon = common::Daemon::start(up);
     assert!(daemon.facts.contains("s3://cold") && !daemon.facts.contains(s3::SECRET), "{}", daemon.facts);
     std::fs::remove_file(&credentials).unwrap();
-    let uri = format!("--uri={}", place.uri());
-    let job =
-        ["--rw=randwrite", "--bs=4k", "--size=48M", "--buffer_compress_percentage=50", "--verify=crc32c"];
-    let write = [&job[..], &["--do_verify=0", "--randseed=7"]].concat();
-    let read = [&job[..], &["--verify_only", "--randseed=7"]].concat();
-    succeed(&place, "fio", &fio(&uri, &write));
+    write(&place, "48M", "7");
     assert!(place.statistic("pages_backed") > 1000);
     take_over(&place);
-    succeed(&place, "fio", &fio(&uri, &read));
+    read_back(&place, "48M", "7");
     assert_eq!(place.run(&["stat", "zram0", "backing_state"]).ok().lines().nth(1), Some("lost 0"));
     // While it is there, it has a lease.
     let sweep = |args: &[&str]| {
@@ -257,17 +272,12 @@ fn a_file_comes_before_a_server() {
     ]));
     assert!(daemon.facts.contains("cold.img, 24 MiB") && daemon.facts.contains(&address), "{}", daemon.facts);
     let keys = || redis.ask(&["dbsize"]).trim().parse::<u64>().unwrap();
-    let uri = format!("--uri={}", place.uri());
-    let job =
-        ["--rw=randwrite", "--bs=4k", "--size=96M", "--buffer_compress_percentage=50", "--verify=crc32c"];
-    let write = [&job[..], &["--do_verify=0", "--randseed=9"]].concat();
-    let read = [&job[..], &["--verify_only", "--randseed=9"]].concat();
-    succeed(&place, "fio", &fio(&uri, &write));
+    write(&place, "96M", "9");
     let objects = keys();
     // The lease is a key, too.
     assert!(objects > 20, "{objects} keys");
     take_over(&place);
-    succeed(&place, "fio", &fio(&uri, &read));
+    read_back(&place, "96M", "9");
     assert_eq!(
         place.run(&["stat", "zram0", "backing_dev"]).ok(),
         format!("{} {address}\n", file.strip_suffix(":24M").unwrap())

@@ -5,13 +5,13 @@ use std::collections::btree_map::Entry;
 
 use super::tests::config;
 use super::writeback::sealed::tests::Plain;
-use super::writeback_tests::{ALL, expect, half_random, incompressible, overwrite, work};
+use super::writeback_tests::{ALL, agree_with_a_model, expect, half_random, incompressible, overwrite};
 use super::*;
 use crate::backing::{Backing, Direction, Fault, FaultKind, FaultyBacking, Filling, Seal, Transfer};
 use crate::base::error::{Error, ErrorKind};
 use crate::base::random::Random;
 use crate::base::sync::{Arc, Counter, Mutex, classes};
-use crate::base::units::{PAGE_SIZE, Page, PageNo};
+use crate::base::units::{PAGE_SIZE, PageNo};
 
 const OBJECT_BYTES: usize = 64 << 10;
 
@@ -238,7 +238,6 @@ fn extents_in_danger_are_rewritten() {
 /// all objects change meanwhile.
 #[test]
 fn everything_at_once_on_objects_agrees_with_a_model() {
-    const THREADS: u64 = 6;
     const PAGES: u64 = 600;
     for seed in 0..2 {
         let objects = if seed == 0 { Shared::new(2 << 20) } else { Shared::sealed(2 << 20) };
@@ -249,24 +248,13 @@ fn everything_at_once_on_objects_agrees_with_a_model() {
         let config = StoreBuilder { backing: Some(backing), limit_pages: 128, ..config(PAGES) };
         let store = Arc::new(Store::new(&config).expect("a store"));
         let policy = PolicyThread::start("test", &store).expect("a thread");
-        let models: Vec<_> = std::thread::scope(|scope| {
-            let (store, faults) = (&*store, &faults);
-            let start =
-                |thread| scope.spawn(move || work(store, faults, 100 + seed, thread, THREADS, 20_000));
-            let workers: Vec<_> = (0..THREADS).map(start).collect();
+        agree_with_a_model(&store, &faults, 100 + seed, 20_000, |_| {
             for _ in 0..20 {
                 std::thread::sleep(std::time::Duration::from_millis(20));
                 objects.0.placement.add(1);
                 store.rescue(|| true);
             }
-            workers.into_iter().map(|worker| worker.join().expect("no thread failed")).collect()
         });
-        faults.clear();
-        for (thread, model) in (0..).zip(&models) {
-            (0..)
-                .zip(model)
-                .for_each(|(at, contents): (u64, &Page)| expect(&store, at * THREADS + thread, contents));
-        }
         drop(policy);
         let stats = store.backing_stats();
         assert!(stats.pages_written_back > 1000 && stats.cleaned_bytes > 0, "{stats:?}");

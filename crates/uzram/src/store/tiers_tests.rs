@@ -3,7 +3,7 @@
 use super::objects_tests::{Shared, overwrite_and_remove, store_on};
 use super::tests::config;
 use super::writeback::sealed::tests::Plain;
-use super::writeback_tests::{ALL, expect, file, half_random, overwrite, work};
+use super::writeback_tests::{ALL, agree_with_a_model, expect, file, half_random, overwrite};
 use super::*;
 use crate::backing::{Backing, FaultyBacking, MARK_BYTES, Seal, Tiers};
 use crate::base::error::ErrorKind;
@@ -100,7 +100,6 @@ fn files_are_used_one_after_another() {
 /// Threads do all operations at once, on two tiers of which the second one has faults.
 #[test]
 fn everything_at_once_on_tiers_agrees_with_a_model() {
-    const THREADS: u64 = 6;
     const PAGES: u64 = 6000;
     let (objects, dir) = (Shared::sealed(TIER_BYTES), tempfile::tempdir().expect("a directory"));
     let faulty = FaultyBacking::new(objects.clone(), 5).expect("a thread");
@@ -111,16 +110,7 @@ fn everything_at_once_on_tiers_agrees_with_a_model() {
     let config = StoreBuilder { backing: Some(backing), limit_pages: 128, ..config(PAGES) };
     let store = Arc::new(Store::new(&config).expect("a store"));
     let policy = PolicyThread::start("test", &store).expect("a thread");
-    let models: Vec<_> = std::thread::scope(|scope| {
-        let (store, faults) = (&*store, &faults);
-        let start = |thread| scope.spawn(move || work(store, faults, 7, thread, THREADS, 20_000));
-        let workers: Vec<_> = (0..THREADS).map(start).collect();
-        workers.into_iter().map(|worker| worker.join().expect("no thread failed")).collect()
-    });
-    faults.clear();
-    for (thread, model) in (0..).zip(&models) {
-        (0..).zip(model).for_each(|(at, contents)| expect(&store, at * THREADS + thread, contents));
-    }
+    agree_with_a_model(&store, &faults, 7, 20_000, |_| ());
     drop(policy);
     let stats = store.backing_stats();
     assert!(stats.pages_written_back > 1000 && stats.pages_returned > 0, "{stats:?}");

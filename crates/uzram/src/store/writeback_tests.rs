@@ -651,7 +651,6 @@ fn a_write_is_refused_when_nothing_can_leave() {
 /// Threads do all operations at once, and each checks its own pages against a model.
 #[test]
 fn everything_at_once_agrees_with_a_model() {
-    const THREADS: u64 = 6;
     const PAGES: u64 = 600;
     const EVENTS: u64 = 1_000_000;
     let shapes = layouts();
@@ -672,23 +671,13 @@ fn everything_at_once_agrees_with_a_model() {
         );
         let store = &place.store;
         let policy = PolicyThread::start("test", store).expect("a thread");
-        let models: Vec<_> = std::thread::scope(|scope| {
-            let faults = &place.faults;
-            let start = |thread| scope.spawn(move || work(store, faults, seed, thread, THREADS, each));
-            let workers: Vec<_> = (0..THREADS).map(start).collect();
-            while !workers.iter().all(ScopedJoinHandle::is_finished) {
+        // Pages that could not be read are not lost.
+        agree_with_a_model(store, &place.faults, seed, each, |are_finished| {
+            while !are_finished() {
                 assert!(store.stats().charged_pages <= 128, "the limit is kept at every instant");
                 std::thread::sleep(Duration::from_micros(50));
             }
-            workers.into_iter().map(|worker| worker.join().expect("no thread failed")).collect()
         });
-        // Pages that could not be read are not lost.
-        place.faults.clear();
-        for (thread, model) in (0..).zip(&models) {
-            for (at, contents) in (0..).zip(model) {
-                expect(store, at * THREADS + thread, contents);
-            }
-        }
         drop(policy);
         let stats = store.backing_stats();
         assert!(stats.pages_written_back > 1000 && stats.pages_kept > 0, "{stats:?}");
@@ -703,15 +692,32 @@ fn everything_at_once_agrees_with_a_model() {
     }
 }
 
-/// Runs a thread's share of the events, on the pages whose number modulo `threads` is `thread`. Returns their contents.
-pub(super) fn work(
+/// Threads that do all operations at once.
+const THREADS: u64 = 6;
+
+/// Has threads [`work`] on a store at once, each on its own pages. Meanwhile calls `beside` with what tells whether they are
+/// finished. In the end, without faults, all pages have what the threads' models say.
+pub(super) fn agree_with_a_model(
     store: &Store,
     faults: &Faults,
     seed: u64,
-    thread: u64,
-    threads: u64,
     events: u64,
-) -> Vec<Page> {
+    beside: impl FnOnce(&dyn Fn() -> bool),
+) {
+    let models: Vec<_> = std::thread::scope(|scope| {
+        let start = |thread| scope.spawn(move || work(store, faults, seed, thread, THREADS, events));
+        let workers: Vec<_> = (0..THREADS).map(start).collect();
+        beside(&|| workers.iter().all(ScopedJoinHandle::is_finished));
+        workers.into_iter().map(|worker| worker.join().expect("no thread failed")).collect()
+    });
+    faults.clear();
+    for (thread, model) in (0..).zip(&models) {
+        (0..).zip(model).for_each(|(at, contents)| expect(store, at * THREADS + thread, contents));
+    }
+}
+
+/// Runs a thread's share of the events, on the pages whose number modulo `threads` is `thread`. Returns their contents.
+fn work(store: &Store, faults: &Faults, seed: u64, thread: u64, threads: u64, events: u64) -> Vec<Page> {
     let mut random = Random::new(seed << 8 | thread);
     let own = (store.pages() - thread).div_ceil(threads);
     let mut model: Vec<Page> = vec![[0; PAGE_SIZE]; own as usize];
