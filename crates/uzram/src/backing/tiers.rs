@@ -116,13 +116,12 @@ impl Tiers {
         buffer: &mut Buffer,
     ) -> (&Tier, u64, usize) {
         let tier = &self.tiers[self.at(offset)];
-        let padded_bytes = match direction {
+        let whole_bytes = match direction {
             Direction::Read => len_bytes,
             Direction::Write => self.padded_bytes(offset, len_bytes).min(buffer.len()),
         };
-        buffer[len_bytes..padded_bytes].fill(0);
-        let len_bytes = padded_bytes;
-        (tier, offset - tier.start, len_bytes)
+        buffer[len_bytes..whole_bytes].fill(0);
+        (tier, offset - tier.start, whole_bytes)
     }
 }
 
@@ -183,7 +182,7 @@ impl Backing for Tiers {
         let before = (offset % block_bytes as u64) as usize;
         // A part of an object, in a file that has blocks.
         let whole_bytes = (before + len_bytes).next_multiple_of(block_bytes);
-        let (start, buffer) = (offset - before as u64, buffer);
+        let start = offset - before as u64;
         let (mut buffer, result) = tier.backing.carry_out(direction, start, whole_bytes, filling, buffer);
         if before > 0 {
             buffer.copy_within(before..before + len_bytes, 0);
