@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::{Notify, Semaphore};
-use uzram::backing::{Backing, Direction, Filling, Health, Seal, Started, Transfer};
+use uzram::backing::{Backing, Claim, Direction, Filling, Health, Seal, Started, Transfer};
 use uzram::store::are_whole;
 use uzram::{Error, ErrorKind, Result};
 
@@ -113,8 +113,8 @@ struct Shared<O> {
     /// Objects whose write was refused before it was sent: there is nothing to remove.
     unsent: Mutex<HashSet<ObjectKey>>,
     under_way: UnderWay,
-    /// Set when a store uses it.
-    has_begun: AtomicBool,
+    /// Of the store that uses it: the numbers of extents and generations begin anew in each, and name other objects.
+    claim: Claim,
     /// Set at the end: nothing is written any more.
     has_ended: AtomicBool,
     expired: AtomicU64,
@@ -230,7 +230,7 @@ impl<O: Objects> RemoteBacking<O> {
             removals: Removals::default(),
             unsent: Mutex::default(),
             under_way: UnderWay::default(),
-            has_begun: AtomicBool::new(false),
+            claim: Claim::default(),
             has_ended: AtomicBool::new(false),
             expired: AtomicU64::new(0),
         });
@@ -282,22 +282,17 @@ impl<O: Objects> Backing for RemoteBacking<O> {
         let _ = self.shared.part.set((first_extent, seal));
     }
 
-    /// Fails the second time: the numbers of extents and generations begin anew in each store, and name other objects.
+    /// Fails the second time.
     fn begin(&self) -> Result<()> {
-        match self.shared.has_begun.swap(true, Ordering::Relaxed) {
-            false => Ok(()),
-            true => {
-                Err(Error::new(ErrorKind::Busy, "another device has used this backing").with_setting(SETTING))
-            }
-        }
+        self.shared.claim.take()
     }
 
     fn give_back(&self) {
-        self.shared.has_begun.store(false, Ordering::Relaxed);
+        self.shared.claim.give_back();
     }
 
     fn is_down(&self, _: usize) -> bool {
-        self.shared.breaker.check().is_err()
+        self.shared.breaker.is_open()
     }
 
     /// Uses as many bytes as the disk has, and some for extents that are partly dead.
@@ -385,7 +380,7 @@ impl<O: Objects> RemoteBacking<O> {
 impl<O: Objects> Drop for RemoteBacking<O> {
     /// Waits for the transfers, each of which has a deadline, and some seconds for removals.
     fn drop(&mut self) {
-        if self.is_new && !self.shared.has_begun.load(Ordering::Relaxed) {
+        if self.is_new && !self.shared.claim.is_taken() {
             // Only a lease is there, which nobody else ends.
             self.end();
         }

@@ -31,6 +31,11 @@ impl Breaker {
         lock(&self.state).why.clone().map_or(Ok(()), Err)
     }
 
+    /// Returns whether nothing may be written.
+    pub(crate) fn is_open(&self) -> bool {
+        lock(&self.state).why.is_some()
+    }
+
     /// Notes the result of a write. Returns whether writes stop now.
     pub(crate) fn note(&self, result: &Result<()>) -> bool {
         let mut state = lock(&self.state);
@@ -82,8 +87,9 @@ mod tests {
         assert_eq!(breaker.check(), failed);
         // One that was under way.
         assert!(!breaker.note(&Ok(())) && !breaker.note(&failed));
+        assert!(breaker.is_open());
         assert_eq!(breaker.why(), Some("gone".to_owned()));
         breaker.close();
-        assert_eq!((breaker.check(), breaker.why()), (Ok(()), None));
+        assert_eq!((breaker.check(), breaker.is_open(), breaker.why()), (Ok(()), false, None));
     }
 }

@@ -12,11 +12,11 @@ use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use pages::{check, contents, fill, store_on};
+use pages::{check, fill, go_and_come_back, store_on};
 use server::{KEY_ID, SECRET, Server, age};
 use uzram::ErrorKind;
 use uzram::backing::{Backing, Buffers, Direction, Filling};
-use uzram::store::{PageNo, Writeback};
+use uzram::store::PageNo;
 use uzram::units::PAGE_SIZE;
 use uzram_remote::{
     DeviceId, Identity, Key, Limits, Objects, RemoteBacking, S3Address, S3Login, S3Store, Swept, sweep_s3,
@@ -57,22 +57,12 @@ fn pages_go_to_a_bucket_and_come_back_and_nothing_stays() {
     let server = Server::start();
     let backing = open_on(&server);
     let store = store_on(&backing, PAGES);
-    for version in 0..2 {
-        fill(&store, version);
-        check(&store, version);
-    }
-    let stats = store.backing_stats();
-    assert!(stats.pages_written_back >= u64::from(PAGES) && stats.failed_writes == 0, "{stats:?}");
-    store.discard_pages(0..PAGES.into());
-    fill(&store, 7);
-    assert!(server.objects().iter().all(|object| object.starts_with(server.path("a/b/uzram"))));
-    store.discard_pages(0..PAGES.into());
-    let mut page = contents(0, 9);
-    store.write(PageNo(0), &page).unwrap();
-    store.write_back(&Writeback::of(0..1)).unwrap();
-    wait_until("all but one extent are removed, and the lease", || server.objects().len() == 2);
-    store.read(PageNo(0), &mut page).unwrap();
-    assert!(page == contents(0, 9));
+    let is_below =
+        || assert!(server.objects().iter().all(|object| object.starts_with(server.path("a/b/uzram"))));
+    let is_left = || server.objects().len() == 2;
+    go_and_come_back(&store, is_below, || {
+        wait_until("all but one extent are removed, and the lease", is_left)
+    });
     assert_eq!(backing.health().unwrap(), Default::default());
     store.erase_backing();
     assert_eq!(server.objects(), [""; 0].map(std::path::PathBuf::from));

@@ -44,3 +44,24 @@ pub fn check(store: &Store, version: u32) {
         assert!(out == contents(page, version), "page {page}");
     }
 }
+
+/// Has pages go out and come back, and leaves one in the backing: what was discarded is removed, which `is_left` finds with
+/// what else stays.
+pub fn go_and_come_back(store: &Store, check_names: impl FnOnce(), is_left: impl FnOnce()) {
+    for version in 0..3 {
+        fill(store, version);
+        check(store, version);
+    }
+    let stats = store.backing_stats();
+    assert!(stats.pages_written_back >= store.pages() && stats.failed_writes == 0, "{stats:?}");
+    store.discard_pages(0..store.pages());
+    fill(store, 7);
+    check_names();
+    store.discard_pages(0..store.pages());
+    let mut page = contents(0, 9);
+    store.write(PageNo(0), &page).unwrap();
+    store.write_back(&Writeback::of(0..1)).unwrap();
+    is_left();
+    store.read(PageNo(0), &mut page).unwrap();
+    assert!(page == contents(0, 9));
+}

@@ -20,6 +20,7 @@
 //! Buffers may be taken and given back under any lock of the engine but a wait table's.
 
 mod buffers;
+mod claim;
 #[cfg(not(loom))]
 mod faulty;
 #[cfg(not(loom))]
@@ -33,6 +34,7 @@ mod waiter;
 mod tests;
 
 pub use buffers::{Buffer, Buffers, MAX_BUFFER_BYTES};
+pub use claim::Claim;
 #[cfg(not(loom))]
 pub use faulty::{Fault, FaultKind, Faults, FaultyBacking};
 #[cfg(not(loom))]

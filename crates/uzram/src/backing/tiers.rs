@@ -10,9 +10,9 @@
 
 use std::ops::Range;
 
-use super::{Backing, Buffer, Direction, Filling, Health, SETTING, Seal, Transfer};
+use super::{Backing, Buffer, Claim, Direction, Filling, Health, SETTING, Seal, Transfer};
 use crate::base::error::{Error, ErrorKind, Result};
-use crate::base::sync::{Arc, AtomicU32, Ordering};
+use crate::base::sync::Arc;
 use crate::base::units::PAGE_SIZE;
 
 /// The most tiers.
@@ -26,8 +26,8 @@ pub struct Tiers {
     object_bytes: Option<usize>,
     block_bytes: usize,
     seal: Option<Arc<dyn Seal>>,
-    /// How many stores use it.
-    stores: AtomicU32,
+    /// Of the store whose objects are sealed: nonces begin anew in each.
+    claim: Claim,
 }
 
 struct Tier {
@@ -46,9 +46,7 @@ impl Tiers {
     /// have different lengths.
     pub fn new(backings: Vec<Arc<dyn Backing>>, seal: Option<Arc<dyn Seal>>) -> Result<Self> {
         let refused = |what: String| Err(Error::invalid(what).with_setting(SETTING));
-        if !(1..=MAX_TIERS).contains(&backings.len()) {
-            return refused(format!("{} backing devices: 1 to {MAX_TIERS} are possible", backings.len()));
-        }
+        Self::check_number(backings.len())?;
         let seal = seal.or_else(|| backings.iter().find_map(|backing| backing.seal()));
         let mut lengths: Vec<_> = backings.iter().filter_map(|backing| backing.object_bytes()).collect();
         lengths.dedup();
@@ -91,7 +89,21 @@ impl Tiers {
         let blocks = tiers.iter().map(|tier| tier.backing.block_bytes());
         // Parts of objects are read by `carry_out` only.
         let block_bytes = if object_bytes.is_some() { 1 } else { blocks.max().unwrap_or(1) };
-        Ok(Tiers { tiers, object_bytes, block_bytes, seal, stores: AtomicU32::new(0) })
+        Ok(Tiers { tiers, object_bytes, block_bytes, seal, claim: Claim::default() })
+    }
+
+    /// Checks that there can be so many.
+    ///
+    /// # Errors
+    /// `Invalid` if not.
+    pub(crate) fn check_number(tiers: usize) -> Result<()> {
+        match tiers {
+            1..=MAX_TIERS => Ok(()),
+            _ => {
+                let what = format!("{tiers} backing devices: 1 to {MAX_TIERS} are possible");
+                Err(Error::invalid(what).with_setting(SETTING))
+            }
+        }
     }
 
     /// Returns the number of the tier at an offset.
@@ -190,19 +202,23 @@ impl Backing for Tiers {
         (buffer, result)
     }
 
-    /// Fails the second time if objects are sealed: nonces begin anew in each store.
+    /// Fails the second time if objects are sealed, and if a tier does; then none is in use that was not before.
     fn begin(&self) -> Result<()> {
-        if self.seal.is_some() && self.stores.swap(1, Ordering::Relaxed) > 0 {
-            return Err(
-                Error::new(ErrorKind::Busy, "another device has used this backing").with_setting(SETTING)
-            );
+        if self.seal.is_some() {
+            self.claim.take()?;
         }
-        self.tiers.iter().try_for_each(|tier| tier.backing.begin())
+        for (number, tier) in self.tiers.iter().enumerate() {
+            tier.backing.begin().inspect_err(|_| {
+                self.tiers[..number].iter().for_each(|tier| tier.backing.give_back());
+                self.claim.give_back();
+            })?;
+        }
+        Ok(())
     }
 
     fn give_back(&self) {
         self.tiers.iter().for_each(|tier| tier.backing.give_back());
-        self.stores.store(0, Ordering::Relaxed);
+        self.claim.give_back();
     }
 
     fn padded_bytes(&self, offset: u64, len_bytes: usize) -> usize {

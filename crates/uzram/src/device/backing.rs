@@ -5,9 +5,7 @@ use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::OnceLock;
 
-use crate::backing::{
-    Backing, Engine, FileBacking, FileOptions, Filling, MAX_TIERS, Seal, Started, Tiers, Transfer,
-};
+use crate::backing::{Backing, Engine, FileBacking, FileOptions, Filling, Seal, Started, Tiers, Transfer};
 use crate::base::error::{Error, ErrorKind, Result};
 use crate::base::sync::Arc;
 use crate::base::units::{format_size, parse_size};
@@ -260,10 +258,7 @@ impl NamedBacking {
     /// `Invalid` unless a path is absolute, for too many, and as [`Opener::check`].
     pub(super) fn check(text: &str) -> Result<()> {
         let refused = |what: String| Err(Error::invalid(what).with_setting("backing_dev"));
-        let count = split_parts(text).count();
-        if !(1..=MAX_TIERS).contains(&count) {
-            return refused(format!("{count} backing devices: 1 to {MAX_TIERS} are possible"));
-        }
+        Tiers::check_number(split_parts(text).count())?;
         split_parts(text).try_for_each(|name| {
             if is_address(name) {
                 return opener()?.check(name);

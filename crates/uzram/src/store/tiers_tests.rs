@@ -133,3 +133,19 @@ fn tiers_that_do_not_fit_together_are_refused() {
     refused(of(&[4 << 20, TIER_BYTES]), "tier 1 needs a size");
     assert!(Tiers::new(of(&[TIER_BYTES, 4 << 20]), None).is_ok());
 }
+
+#[test]
+fn tiers_of_which_one_is_in_use_are_refused_and_left_alone() {
+    let of = |parts| Arc::new(Tiers::new(parts, None).expect("sizes"));
+    let sealed = || of(vec![Arc::new(Shared::sealed(TIER_BYTES))]);
+    let (free, used) = (sealed(), sealed());
+    used.begin().expect("the first store");
+    let both = of(vec![Arc::<Tiers>::clone(&free), Arc::<Tiers>::clone(&used)]);
+    let error = both.begin().expect_err("a second store");
+    assert_eq!((error.kind(), error.setting()), (ErrorKind::Busy, Some("backing_dev")));
+    free.begin().expect("nobody uses it");
+    assert!(used.begin().is_err());
+    free.give_back();
+    used.give_back();
+    both.begin().expect("nobody uses them");
+}
