@@ -123,9 +123,16 @@ struct Shared<O> {
 /// Objects that are to be removed.
 #[derive(Default)]
 struct Removals {
-    waiting: Mutex<VecDeque<ObjectKey>>,
+    waiting: Mutex<Waiting>,
     more: Notify,
     left_behind: AtomicU64,
+}
+
+#[derive(Default)]
+struct Waiting {
+    new: VecDeque<ObjectKey>,
+    /// Those whose removal has failed: they do not hold up the others.
+    again: VecDeque<ObjectKey>,
 }
 
 /// Counts transfers that have not ended.
@@ -192,10 +199,9 @@ impl<O: Objects> RemoteBacking<O> {
                 loop {
                     match connect().await {
                         Ok(objects) => {
-                            match tokio::time::timeout(limits.read_deadline, objects.check()).await {
-                                Ok(Ok(())) => shared.breaker.close(),
-                                Ok(Err(error)) => shared.breaker.open(error),
-                                Err(_) => shared.breaker.open(shared.expired("check")),
+                            match shared.in_time("check", objects.check()).await {
+                                Ok(()) => shared.breaker.close(),
+                                Err(error) => shared.breaker.open(error),
                             }
                             return shared.set_objects(objects);
                         }
@@ -499,74 +505,80 @@ impl<O: Objects> Shared<O> {
 
     /// Removes objects until the runtime ends.
     async fn keep_removing(self: Arc<Self>) {
+        let mut tried_again = Instant::now();
         loop {
-            // A store that is down is left alone.
-            if self.breaker.check().is_err() && !self.has_ended.load(Ordering::Relaxed) {
+            let has_ended = self.has_ended.load(Ordering::Relaxed);
+            // A store that is down is left alone; one that is full becomes less so.
+            let is_down = self.breaker.check().is_err_and(|error| error.kind() != ErrorKind::NoSpace);
+            if is_down && !has_ended {
                 tokio::time::sleep(RETRY_EVERY).await;
                 continue;
             }
-            let keys = self.removals.take();
+            let is_due = has_ended || tried_again.elapsed() >= RETRY_EVERY;
+            let (keys, are_again) = self.removals.take(is_due);
             if keys.is_empty() {
-                self.removals.more.notified().await;
+                let _ = tokio::time::timeout(RETRY_EVERY, self.removals.more.notified()).await;
                 continue;
             }
             let asked = async { self.objects().await.remove(keys.clone()).await };
             let failed = tokio::time::timeout(self.limits.write_deadline, asked)
                 .await
                 .unwrap_or_else(|_| keys.clone());
-            let has_failed = !failed.is_empty();
+            if are_again {
+                tried_again = Instant::now();
+            }
             if self.has_ended.load(Ordering::Relaxed) {
                 // Tried once.
                 self.removals.left_behind.fetch_add(failed.len() as u64, Ordering::Relaxed);
-                self.removals.end(keys.len(), Vec::new());
-                continue;
-            }
-            self.removals.end(keys.len(), failed);
-            if has_failed {
-                tokio::time::sleep(RETRY_EVERY).await;
+                self.removals.end(keys.len(), are_again, Vec::new());
+            } else {
+                self.removals.end(keys.len(), are_again, failed);
             }
         }
     }
 
     /// Checks the store until the runtime ends: often while nothing is written.
     async fn keep_checking(self: Arc<Self>) {
-        let mut checked = Instant::now();
+        let mut checked: Option<Instant> = None;
         loop {
             tokio::time::sleep(RETRY_EVERY).await;
-            let is_stopped = self.breaker.check().is_err();
-            if !is_stopped && checked.elapsed() < O::CHECK_EVERY {
+            let is_stopped = self.breaker.is_open();
+            if !is_stopped && checked.is_some_and(|at| at.elapsed() < O::CHECK_EVERY) {
                 continue;
             }
-            checked = Instant::now();
             // Who connects checks, too.
             let Some(objects) = self.objects.get() else { continue };
-            let checking = async {
-                objects.check().await?;
-                objects.renew_lease(self.device).await?;
-                // The end may have come meanwhile.
-                if self.has_ended.load(Ordering::Relaxed) {
-                    objects.end_lease(self.device).await;
-                }
-                Ok(())
-            };
+            checked = Some(Instant::now());
             if self.has_ended.load(Ordering::Relaxed) {
                 return;
             }
-            match tokio::time::timeout(self.limits.read_deadline, checking).await {
-                Ok(Ok(())) if is_stopped => self.breaker.close(),
-                Ok(Ok(())) => {}
-                Ok(Err(error)) => self.breaker.open(error),
-                Err(_) => self.breaker.open(self.expired("check")),
+            let well = self.in_time("check", objects.check()).await;
+            // The objects of a store that is full, or not well in another way, are in use as before.
+            let leased = self.in_time("write", objects.renew_lease(self.device)).await;
+            // The end may have come meanwhile.
+            if self.has_ended.load(Ordering::Relaxed) {
+                let _ = tokio::time::timeout(LEASE_ENDS_WITHIN, objects.end_lease(self.device)).await;
+            }
+            match well.and(leased) {
+                Ok(()) if is_stopped => self.breaker.close(),
+                Ok(()) => {}
+                Err(error) => self.breaker.open(error),
             }
         }
+    }
+
+    /// Waits for something that the store is asked for, besides objects, as long as for a read.
+    async fn in_time(&self, what: &str, asking: impl Future<Output = Result<()>>) -> Result<()> {
+        let done = tokio::time::timeout(self.limits.read_deadline, asking).await;
+        done.unwrap_or_else(|_| Err(self.expired(what)))
     }
 }
 
 impl Removals {
     fn add(&self, key: ObjectKey) {
         let mut waiting = lock(&self.waiting);
-        if waiting.len() < MAX_REMOVALS {
-            waiting.push_back(key);
+        if waiting.new.len() + waiting.again.len() < MAX_REMOVALS {
+            waiting.new.push_back(key);
             drop(waiting);
             self.more.notify_one();
         } else {
@@ -574,19 +586,51 @@ impl Removals {
         }
     }
 
-    /// Returns the first ones, which stay in the queue until [`Removals::end`].
-    fn take(&self) -> Vec<ObjectKey> {
-        lock(&self.waiting).iter().take(REMOVALS_AT_ONCE).copied().collect()
+    /// Returns the first ones, which stay in their queue until [`Removals::end`], and whether they are of those that have
+    /// failed, which come first if `is_due`.
+    fn take(&self, is_due: bool) -> (Vec<ObjectKey>, bool) {
+        let waiting = lock(&self.waiting);
+        let are_again = is_due && !waiting.again.is_empty();
+        let queue = if are_again { &waiting.again } else { &waiting.new };
+        (queue.iter().take(REMOVALS_AT_ONCE).copied().collect(), are_again)
     }
 
-    /// Ends the removal of the first `count`; those that failed are tried again, after all others.
-    fn end(&self, count: usize, failed: Vec<ObjectKey>) {
+    /// Ends the removal of the first `count` of a queue; those that failed are tried again later.
+    fn end(&self, count: usize, are_again: bool, failed: Vec<ObjectKey>) {
         let mut waiting = lock(&self.waiting);
-        waiting.drain(..count);
-        waiting.extend(failed);
+        let Waiting { new, again } = &mut *waiting;
+        (if are_again { &mut *again } else { new }).drain(..count);
+        again.extend(failed);
     }
 
     fn is_empty(&self) -> bool {
-        lock(&self.waiting).is_empty()
+        let waiting = lock(&self.waiting);
+        waiting.new.is_empty() && waiting.again.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    #[test]
+    fn removals_that_fail_hold_up_no_others() {
+        let device = DeviceId::new().unwrap();
+        let key = |extent| ObjectKey { device, extent, filling: Filling::default() };
+        let keys = |extents: std::ops::Range<u32>| extents.map(key).collect::<Vec<_>>();
+        let removals = Removals::default();
+        keys(0..300).into_iter().for_each(|key| removals.add(key));
+        assert_eq!(removals.take(true), (keys(0..256), false));
+        removals.end(256, false, keys(0..256));
+        assert_eq!(removals.take(false), (keys(256..300), false));
+        assert_eq!(removals.take(true), (keys(0..256), true));
+        removals.end(256, true, keys(7..8));
+        removals.end(44, false, Vec::new());
+        assert_eq!(removals.take(false), (Vec::new(), false));
+        assert!(!removals.is_empty());
+        removals.end(1, true, Vec::new());
+        assert!(removals.is_empty());
     }
 }

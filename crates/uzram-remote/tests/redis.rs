@@ -160,6 +160,67 @@ fn what_has_lost_a_copy_is_copied_again() {
     assert_eq!((stats.failed_reads, stats.corrupted, stats.lost_reads), (0, 0, 0), "{stats:?}");
 }
 
+/// Servers that are full keep what is there, and let go of what is discarded.
+#[test]
+fn full_servers_keep_the_lease_and_remove_objects() {
+    if !able() {
+        return;
+    }
+    let cluster = Cluster::start(3, 0, false);
+    let single = Redis::start(&[]);
+    for (nodes, address, copies) in
+        [(&[single][..], None, 1), (&cluster.nodes[..], Some(cluster.address()), 2)]
+    {
+        let backing = Arc::new(open(&address.unwrap_or_else(|| nodes[0].address()), copies).unwrap());
+        let store = store_on(&backing, PAGES);
+        fill(&store, 1);
+        let keys = |node: &Redis| -> Vec<String> {
+            node.ask(&["keys", "uzram:*"]).split_whitespace().map(str::to_owned).collect()
+        };
+        nodes.iter().for_each(|node| drop(node.ask(&["config", "set", "maxmemory", "1"])));
+        wait_until("nothing is written", || backing.health().unwrap().stopped.is_some());
+        assert!(try_fill(&store, 2).is_err());
+        let leases: Vec<(&Redis, String)> = nodes
+            .iter()
+            .flat_map(|node| keys(node).into_iter().map(move |key| (node, key)))
+            .filter(|(_, key)| key.ends_with("lease"))
+            .collect();
+        assert!(leases.len() >= copies.into());
+        leases.iter().for_each(|(node, lease)| drop(node.ask(&["expire", lease, "20"])));
+        wait_until("a lease lasts longer again", || {
+            let ttl =
+                |(node, lease): &(&Redis, String)| node.ask(&["ttl", lease]).trim().parse::<u32>().unwrap();
+            leases.iter().filter(|lease| ttl(lease) > 500).count() >= copies.into()
+        });
+        check(&store, 2);
+        store.discard_pages(0..PAGES.into());
+        wait_until("all objects are removed", || {
+            nodes.iter().all(|node| keys(node).iter().all(|key| key.ends_with("lease")))
+        });
+        nodes.iter().for_each(|node| drop(node.ask(&["config", "set", "maxmemory", "0"])));
+        wait_until("pages can be written again", || try_fill(&store, 3).is_ok());
+        check(&store, 3);
+        assert_eq!((store.backing_stats().failed_reads, store.backing_stats().lost_reads), (0, 0));
+    }
+}
+
+/// Single servers have different objects: a device goes on with the one that has its objects.
+#[test]
+fn of_single_servers_one_is_chosen_for_good() {
+    if !able() {
+        return;
+    }
+    let servers = [Redis::start(&[]), Redis::start(&[])];
+    let named = servers.each_ref().map(|redis| redis.address().split_off("redis://".len()));
+    let address = Address::parse(&format!("redis://{}:64M", named.join(",")));
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let store = RedisStore::connect(address.unwrap(), Credentials::default(), 1).await.unwrap();
+        let next = store.address_of_all().await.unwrap().to_string();
+        assert!(next.contains(&named[0]) && !next.contains(&named[1]), "{next}");
+    });
+}
+
 /// The lease tells the next process how often masters have begun anew.
 #[test]
 fn a_lease_hands_on_the_epoch() {

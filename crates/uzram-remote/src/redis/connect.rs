@@ -145,21 +145,25 @@ async fn ask(address: Address, server: &Server, credentials: &Credentials) -> Re
 }
 
 /// Checks that a server, or the nodes of a cluster, keep what they are given. Returns the masters that are well, in a
-/// cluster; its replicas may be away.
+/// cluster, with `two` copies also those that are full; its replicas may be away.
 ///
 /// # Errors
 /// `Unsupported` if one of them may evict keys; if not all masters are well, or with `two` copies fewer than two, what is
 /// wrong with one; `Io` if there is no master at all.
 pub(super) async fn check(client: &Client, address: &Address, two: bool) -> Result<Topology> {
     let topology = client.read_topology().await.map_err(|error| explain(address, &error))?;
-    let (mut well, mut failure) = (Vec::new(), None);
+    let (mut well, mut full, mut failure) = (Vec::new(), Vec::new(), None);
     for (node, answer) in client.send_to_each(&redis::cmd("INFO"), &topology.nodes).await {
         let name = if client.is_cluster { format!("{node} of {address}") } else { address.to_string() };
         let info = answer.map(|answer| Info::parse(&answer));
-        let checked = info.and_then(|info| check_server(&name, &info, client.is_cluster).map(|()| info));
-        match checked {
-            Ok(info) => well.push((node, info.get("run_id").unwrap_or_default().to_owned())),
+        let run_id = info.as_ref().map_or("", |info| info.get("run_id").unwrap_or_default()).to_owned();
+        match info.and_then(|info| check_server(&name, &info, client.is_cluster)) {
+            Ok(()) => well.push((node, run_id)),
             Err(error) if error.kind() == ErrorKind::Unsupported => return Err(error),
+            Err(error) if two && error.kind() == ErrorKind::NoSpace => {
+                full.push(node.clone());
+                well.push((node, run_id));
+            }
             Err(error) if topology.masters.iter().any(|master| master.server == node) => {
                 failure = Some(error)
             }
@@ -171,6 +175,8 @@ pub(super) async fn check(client: &Client, address: &Address, two: bool) -> Resu
         Some(Master { run_id: run_id.clone(), ..master.clone() })
     };
     let masters: Vec<_> = topology.masters.iter().filter_map(is_well).collect();
+    let full = masters.iter().filter(|master| full.contains(&master.server));
+    let full = full.map(|master| master.id.clone()).collect();
     let are_all = !masters.is_empty() && masters.len() == topology.masters.len();
     let enough = if two { masters.len() >= 2 } else { are_all };
     match failure {
@@ -180,7 +186,7 @@ pub(super) async fn check(client: &Client, address: &Address, two: bool) -> Resu
             let what = format!("{address} names no master with slots that can be asked");
             Err(Error::new(ErrorKind::Io, what).with_setting(SETTING))
         }
-        _ => Ok(Topology { masters, nodes: topology.nodes.clone() }),
+        _ => Ok(Topology { masters, nodes: topology.nodes.clone(), full }),
     }
 }
 

@@ -136,12 +136,17 @@ impl RedisStore {
         }
     }
 
-    /// Returns the address, with all nodes of the cluster instead of those that were named: a text of it parses again.
+    /// Returns the address, with all nodes of the cluster, or the single server that is used, instead of those that were named:
+    /// a text of it parses again.
     ///
     /// # Errors
     /// `Io` if they cannot be asked for.
     pub async fn address_of_all(&self) -> Result<Address> {
         let topology = self.client.read_topology().await.map_err(|error| explain(&self.address, &error))?;
+        if !self.client.is_cluster {
+            // The other ones that were named do not have its objects.
+            return Ok(Address { servers: topology.nodes.clone(), ..self.address.clone() });
+        }
         Ok(with_all(&self.address, &topology.nodes))
     }
 
@@ -213,6 +218,19 @@ impl RedisStore {
 
     fn lost(&self) -> Error {
         Error::new(ErrorKind::NotFound, format!("{} has lost an object", self.address))
+    }
+
+    /// Has the leases that are there last longer: a server that is full does that, too.
+    async fn prolong_leases(&self) {
+        let names: Vec<String> = lock(&self.leases).keys().cloned().collect();
+        for name in names {
+            let mut command = redis::cmd("EXPIRE");
+            command.arg(&name).arg(LEASE_S);
+            let asking = self.client.send(&command, slot_of(&name), Role::Master, Use::Writes);
+            if matches!(tokio::time::timeout(client::ANSWER_WITHIN, asking).await, Ok(Ok(Value::Int(1)))) {
+                lock(&self.leases).insert(name, Instant::now());
+            }
+        }
     }
 
     /// Reads the first copy; the second, or a replica's, if that fails or takes longer than most reads.
@@ -376,15 +394,13 @@ impl Objects for RedisStore {
         let mut asked = JoinSet::new();
         for key in keys {
             let (first, second) = self.names(key);
-            let have = |placement: &Placement| placement.have(key.filling.home);
-            let are_well = self.placement.as_ref().map_or([true, true], have);
             let client = Arc::clone(&self.client);
             asked.spawn(async move {
-                let unlink = async |name: Option<String>, is_well: bool| match name {
-                    Some(name) => is_well && Self::unlink(&client, &name).await,
+                let unlink = async |name: Option<String>| match name {
+                    Some(name) => Self::unlink(&client, &name).await,
                     None => true,
                 };
-                let gone = tokio::join!(unlink(Some(first), are_well[0]), unlink(second, are_well[1]));
+                let gone = tokio::join!(unlink(Some(first)), unlink(second));
                 (gone != (true, true)).then_some(key)
             });
         }
@@ -394,6 +410,10 @@ impl Objects for RedisStore {
     async fn renew_lease(&self, device: DeviceId) -> Result<()> {
         let mut value = rustix::system::uname().nodename().to_bytes().to_vec();
         if let Some(placement) = &self.placement {
+            if placement.home(0) == 0 {
+                // No check has told the masters yet.
+                return Ok(());
+            }
             let epoch = match placement.epoch() {
                 Some(epoch) => epoch,
                 None => {
@@ -405,14 +425,18 @@ impl Objects for RedisStore {
         }
         // One that is not renewed any more ends by itself.
         lock(&self.leases).retain(|_, written| written.elapsed() < Duration::from_secs(LEASE_S));
+        let mut renewed = Ok(());
         for name in self.lease_names(device) {
             let mut command = redis::cmd("SET");
             command.arg(&name).arg(&value).arg("EX").arg(LEASE_S);
             // Before: it may be written even if that fails.
             lock(&self.leases).insert(name.clone(), Instant::now());
-            self.set_by(&command, &name).await?;
+            renewed = renewed.and(self.set_by(&command, &name).await);
         }
-        Ok(())
+        if renewed.is_err() {
+            self.prolong_leases().await;
+        }
+        renewed
     }
 
     async fn end_lease(&self, device: DeviceId) {
@@ -433,9 +457,12 @@ impl Objects for RedisStore {
             return connect::check(&self.client, &self.address, false).await.map(drop);
         };
         let now = connect::check(&self.client, &self.address, true).await?;
-        now.check_masters()?;
-        placement.note(now);
-        Ok(())
+        let enough = now.check_masters();
+        // Those that are full have copies, too.
+        if now.masters.len() >= 2 {
+            placement.note(now);
+        }
+        enough
     }
 }
 

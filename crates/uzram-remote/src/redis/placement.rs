@@ -85,8 +85,10 @@ impl Placement {
             *epoch = epoch.wrapping_add(1);
         }
         if now.masters != state.now.masters {
-            (state.now, state.since) = (now, Instant::now());
+            state.since = Instant::now();
         }
+        // With which of them are full, which puts no copies in danger.
+        state.now = now;
         if state.settled.masters != state.now.masters && state.since.elapsed() >= state.settled_after {
             state.settled = state.now.clone();
             state.generation += 1;
@@ -120,11 +122,6 @@ impl Placement {
     /// As [`Topology::check`].
     pub(super) fn check(&self, home: u32) -> Result<()> {
         lock(&self.0).now.check(home)
-    }
-
-    /// Returns which of an object's copies have a master that is well.
-    pub(super) fn have(&self, home: u32) -> [bool; 2] {
-        lock(&self.0).now.have(home)
     }
 
     /// Returns a number that changes when copies may be in danger.
@@ -177,7 +174,7 @@ mod tests {
         assert_eq!((placement.generation(), endangered(&placement)), (0, 0));
         placement.note(masters(&["a", "", "c"]));
         // New objects go elsewhere at once.
-        assert!((0..300).all(|extent| placement.have(placement.home(extent)) == [true, true]));
+        assert!((0..300).all(|extent| placement.check(placement.home(extent)).is_ok()));
         assert_eq!((placement.generation(), endangered(&placement)), (0, 0));
         placement.note(masters(&["a", "b", "c"]));
         placement.set_settled_after(Duration::ZERO);
@@ -187,6 +184,21 @@ mod tests {
         assert_eq!(placement.generation(), 1);
         assert!((150..250).contains(&endangered(&placement)), "two of three had a copy there");
         assert!((0..300).all(|extent| !placement.is_at_risk(placement.home(extent))));
+    }
+
+    #[test]
+    fn a_full_master_puts_no_copies_in_danger() {
+        let placement = Placement::new(0);
+        placement.set_settled_after(Duration::ZERO);
+        placement.note(masters(&["a", "b", "c"]));
+        let homes: Vec<u32> = (0..300).map(|extent| placement.home(extent)).collect();
+        let full = Topology { full: vec!["id1".to_owned()], ..masters(&["a", "b", "c"]) };
+        placement.note(full.clone());
+        placement.note(full);
+        assert!(homes.iter().all(|home| !placement.is_at_risk(*home)) && placement.generation() == 0);
+        assert!((0..300).any(|extent| placement.home(extent) != homes[extent as usize]));
+        placement.note(masters(&["a", "b", "c"]));
+        assert!((0..300).all(|extent| placement.home(extent) == homes[extent as usize]));
     }
 
     #[test]
@@ -262,7 +274,7 @@ mod tests {
         placement.note(masters(&["a", "", "c"]));
         assert_eq!(endangered(&placement), (1, 0));
         // Objects can be written at once.
-        assert!((0..300).all(|extent| placement.have(placement.home(extent)) == [true, true]));
+        assert!((0..300).all(|extent| placement.check(placement.home(extent)).is_ok()));
         placement.note(masters(&["a", "b", "c"]));
         assert_eq!(endangered(&placement), (1, 0));
         placement.set_settled_after(Duration::ZERO);
@@ -292,7 +304,7 @@ mod tests {
         placement.note(masters(&["a", "", "c"]));
         let home = (0..300)
             .map(|extent| placement.home(extent))
-            .find(|home| placement.have(*home) == [true, true])
+            .find(|home| placement.check(*home).is_ok())
             .unwrap();
         placement.note(masters(&["a", "new", "c"]));
         assert!(!placement.is_at_risk(home) && placement.generation() == 21);

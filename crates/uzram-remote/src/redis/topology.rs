@@ -32,6 +32,8 @@ pub(super) struct Topology {
     pub(super) masters: Vec<Master>,
     /// All nodes, the replicas included.
     pub(super) nodes: Vec<Server>,
+    /// The identifiers of the masters that take no more.
+    pub(super) full: Vec<String>,
 }
 
 /// A master with slots.
@@ -57,7 +59,7 @@ impl Topology {
             replicas: Vec::new(),
             ranges,
         };
-        Topology { masters: vec![master], nodes: vec![server] }
+        Topology { masters: vec![master], nodes: vec![server], full: Vec::new() }
     }
 
     /// Parses the answer to `CLUSTER SLOTS`: of each range of slots the first and the last, and its nodes, the master first:
@@ -96,7 +98,7 @@ impl Topology {
         // In an order that does not depend on the node that was asked.
         masters.sort_by(|one, other| one.id.cmp(&other.id));
         masters.iter_mut().for_each(|master| master.ranges.sort_by_key(|range| *range.start()));
-        Topology { masters, nodes }
+        Topology { masters, nodes, full: Vec::new() }
     }
 
     /// Returns whether each slot has a master.
@@ -113,29 +115,40 @@ impl Topology {
     /// Checks that there are masters for two copies.
     ///
     /// # Errors
-    /// `Unsupported` otherwise.
+    /// `Unsupported` otherwise; `NoSpace` if all but one are full.
     pub(super) fn check_masters(&self) -> Result<()> {
-        if self.masters.len() >= 2 {
+        let (count, with_room) = (self.masters.len(), self.with_room().len());
+        if with_room >= 2 {
             return Ok(());
         }
         let what = format!(
-            "two copies need two masters with slots that are well; the cluster has {}",
-            self.masters.len()
+            "two copies need two masters with slots that are well, and not full; the cluster has {count}, of which {with_room} \
+             are not full"
         );
-        Err(Error::new(ErrorKind::Unsupported, what).with_setting("backing_copies"))
+        let kind = if count >= 2 { ErrorKind::NoSpace } else { ErrorKind::Unsupported };
+        Err(Error::new(kind, what).with_setting("backing_copies"))
     }
 
-    /// Returns the home of an extent's next object: slots of two masters. Other extents have others. Returns 0 if there are
-    /// not two masters, each with slots of its own.
+    /// Returns the masters that are not full.
+    fn with_room(&self) -> Vec<&Master> {
+        self.masters.iter().filter(|master| !self.full.contains(&master.id)).collect()
+    }
+
+    /// Returns the home of an extent's next object: slots of two masters, which have room if two have. Other extents have
+    /// others. Returns 0 if there are not two masters, each with slots of its own.
     pub(super) fn home(&self, extent: u32) -> u32 {
-        let count = self.masters.len();
+        let masters = match self.with_room() {
+            some if some.len() >= 2 => some,
+            _ => self.masters.iter().collect(),
+        };
+        let count = masters.len();
         if count < 2 {
             return 0;
         }
         let (number, turn) = (extent as usize % count, extent as usize / count);
         let other = (number + 1 + turn % (count - 1)) % count;
         let slot_of = |master: usize| {
-            let ranges = &self.masters[master].ranges;
+            let ranges = &masters[master].ranges;
             let mut at = turn % ranges.iter().map(RangeInclusive::len).sum::<usize>().max(1);
             ranges.iter().find_map(|range| {
                 let slot = (at < range.len()).then(|| range.start() + at as u16);
@@ -149,11 +162,6 @@ impl Topology {
         };
         // A node may say that two masters have a slot.
         if self.check(home).is_ok() { home } else { 0 }
-    }
-
-    /// Returns which of a home's slots have a master here.
-    pub(super) fn have(&self, home: u32) -> [bool; 2] {
-        slots(home).map_or([true, true], |slots| slots.map(|slot| self.owner(slot).is_some()))
     }
 
     /// Returns the servers of the masters.
@@ -325,6 +333,24 @@ pub(super) mod tests {
             assert!(homes.len() > 100 || topology.masters.len() == 2, "{}", homes.len());
             topology.check_masters().unwrap();
         }
+    }
+
+    #[test]
+    fn masters_that_are_full_get_nothing_new() {
+        let mut topology = of(&[&[(0, 5000)], &[(5001, 10000)], &[(10001, 16383)]]);
+        let before: Vec<u32> = (0..300).map(|extent| topology.home(extent)).collect();
+        topology.full.push("id1".to_owned());
+        topology.check_masters().unwrap();
+        for extent in 0..300 {
+            let slots = slots(topology.home(extent)).unwrap();
+            assert!(slots.into_iter().all(|slot| topology.master_of(slot).unwrap().id != "id1"), "{slots:?}");
+        }
+        // What is there is as well as before.
+        assert!(before.iter().all(|home| topology.check(*home).is_ok()));
+        topology.full.push("id0".to_owned());
+        assert_eq!(topology.check_masters().map_err(|error| error.kind()), Err(ErrorKind::NoSpace));
+        // A lease is somewhere.
+        topology.check(topology.home(0)).unwrap();
     }
 
     #[test]
