@@ -130,7 +130,7 @@ impl Placement {
     }
 
     /// Returns whether copies are in danger: a slot has no master any more, both have the same one, or one that may have lost
-    /// what it had.
+    /// what it had. Those of which no copy has a master are not: there is nothing to copy until one is back.
     pub(super) fn is_at_risk(&self, home: u32) -> bool {
         let state = lock(&self.0);
         if state.settled.masters.is_empty() {
@@ -145,8 +145,11 @@ impl Placement {
                 .and_then(|master| state.restarted.get(&master.id))
                 .is_some_and(|epoch| state.epoch.wrapping_sub(*epoch) < age)
         };
-        state.settled.check(home).is_err()
-            || topology::slots(home).is_some_and(|slots| slots.into_iter().any(has_restarted))
+        match topology::slots(home) {
+            Some(slots) if slots.iter().all(|slot| state.settled.master_of(*slot).is_none()) => false,
+            Some(slots) => state.settled.check(home).is_err() || slots.into_iter().any(has_restarted),
+            None => true,
+        }
     }
 }
 
@@ -184,6 +187,25 @@ mod tests {
         assert_eq!(placement.generation(), 1);
         assert!((150..250).contains(&endangered(&placement)), "two of three had a copy there");
         assert!((0..300).all(|extent| !placement.is_at_risk(placement.home(extent))));
+    }
+
+    #[test]
+    fn what_cannot_be_copied_waits_for_its_masters() {
+        let placement = Placement::new(0);
+        placement.set_settled_after(Duration::ZERO);
+        placement.note(masters(&["a", "b", "c"]));
+        let homes: Vec<u32> = (0..300).map(|extent| placement.home(extent)).collect();
+        let endangered = || homes.iter().filter(|home| placement.is_at_risk(**home)).count();
+        placement.note(masters(&["a", "b", ""]));
+        let of_two = endangered();
+        placement.note(masters(&["", "b", ""]));
+        assert_eq!(
+            (of_two, endangered(), placement.generation()),
+            (200, 200, 2),
+            "all but those of the other two"
+        );
+        placement.note(masters(&["", "b", "c"]));
+        assert_eq!((endangered(), placement.generation()), (200, 3));
     }
 
     #[test]

@@ -140,7 +140,8 @@ pub trait Backing: Send + Sync {
         0
     }
 
-    /// Returns whether copies of an extent's object have been lost for good, or would be lost together.
+    /// Returns whether copies of an extent's object have been lost for good, or would be lost together, and there is one to copy
+    /// now.
     fn is_at_risk(&self, _extent: u32, _filling: Filling) -> bool {
         false
     }

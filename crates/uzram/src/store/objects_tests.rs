@@ -336,3 +336,28 @@ fn extents_that_cannot_be_read_now_are_tried_again() {
     write(&mut (0..PAGES).step_by(2)).expect("room, once extents were cleaned");
     (0..PAGES).for_each(|page| expect(&store, page, &half_random(page)));
 }
+
+/// Some extents in danger cannot be read: all others are rewritten, though only a few are waited for at a time.
+#[test]
+fn extents_that_cannot_be_read_hold_up_no_others() {
+    const PAGES: u64 = 2000;
+    let objects = Shared::new(8 << 20);
+    let faulty = FaultyBacking::new(objects.clone(), 3).expect("a thread");
+    let faults = faulty.faults();
+    let store = store_on(Arc::new(faulty), config(PAGES));
+    (0..PAGES).for_each(|page| store.write(PageNo::from_number(page), &half_random(page)).expect("memory"));
+    store.write_back(&ALL).expect("room");
+    objects.0.placement.add(1);
+    // More than are waited for in one call, at the beginning and between others.
+    for range in [0..10, 20..21, 30..31] {
+        let range = range.start * OBJECT_BYTES as u64..range.end * OBJECT_BYTES as u64;
+        faults.add(Fault { range, ..Fault::always(FaultKind::Error) });
+    }
+    for _ in 0..5 {
+        assert!(!store.rescue(|| true));
+    }
+    assert_eq!(objects.misplaced(), 12);
+    faults.clear();
+    assert!(store.rescue(|| true) && !store.must_rescue());
+    (0..PAGES).for_each(|page| expect(&store, page, &half_random(page)));
+}

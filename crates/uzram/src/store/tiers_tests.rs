@@ -5,10 +5,10 @@ use super::tests::config;
 use super::writeback::sealed::tests::Plain;
 use super::writeback_tests::{ALL, agree_with_a_model, expect, file, half_random, overwrite};
 use super::*;
-use crate::backing::{Backing, FaultyBacking, MARK_BYTES, Seal, Tiers};
-use crate::base::error::ErrorKind;
+use crate::backing::{Backing, FaultyBacking, Filling, MARK_BYTES, Seal, Started, Tiers, Transfer};
+use crate::base::error::{Error, ErrorKind};
 use crate::base::random::Random;
-use crate::base::sync::Arc;
+use crate::base::sync::{Arc, Counter};
 use crate::base::units::PageNo;
 
 const TIER_BYTES: u64 = 8 << 20;
@@ -89,9 +89,9 @@ fn files_are_used_one_after_another() {
         };
         write(&store, 0..1500);
         assert_eq!(dirs.each_ref().map(written), [true, false]);
-        write(&store, 1500..3900);
+        write(&store, 1500..3700);
         assert_eq!(dirs.each_ref().map(written), [true, layout == WritebackLayout::Blocks]);
-        let (mut versions, mut random) = (vec![0; 3900], Random::new(2));
+        let (mut versions, mut random) = (vec![0; 3700], Random::new(2));
         overwrite(&store, &mut versions, &mut random);
         (0..).zip(&versions).for_each(|(page, version)| expect(&store, page, &half_random(page + version)));
     }
@@ -148,4 +148,65 @@ fn tiers_of_which_one_is_in_use_are_refused_and_left_alone() {
     free.give_back();
     used.give_back();
     both.begin().expect("nobody uses them");
+}
+
+/// A tier that can be down.
+struct Fallible {
+    objects: Shared,
+    is_down: Arc<Counter>,
+}
+
+impl Backing for Fallible {
+    fn len_bytes(&self) -> u64 {
+        self.objects.len_bytes()
+    }
+
+    fn block_bytes(&self) -> usize {
+        1
+    }
+
+    fn object_bytes(&self) -> Option<usize> {
+        self.objects.object_bytes()
+    }
+
+    fn home(&self, extent: u32) -> u32 {
+        self.objects.home(extent)
+    }
+
+    fn is_down(&self, _: usize) -> bool {
+        self.is_down.get() > 0
+    }
+
+    fn start(&self, transfer: Transfer) {
+        match self.is_down.get() {
+            0 => self.objects.start(transfer),
+            _ => Started::new(transfer).finish(Err(Error::new(ErrorKind::Io, "the tier is down"))),
+        }
+    }
+
+    fn discard(&self, offset: u64, len_bytes: u64, filling: Filling) {
+        self.objects.discard(offset, len_bytes, filling);
+    }
+}
+
+/// While a tier is down, the others are cleaned, whatever is free or dead in it.
+#[test]
+fn a_tier_that_is_down_keeps_no_other_from_being_cleaned() {
+    // What the second tier has, in pages of which each takes some 2 KiB.
+    for in_second in [0, 3000] {
+        let (objects, is_down) = (Shared::new(TIER_BYTES), Arc::new(Counter::new(0)));
+        let dir = tempfile::tempdir().expect("a directory");
+        let second = Fallible { objects: objects.clone(), is_down: Arc::clone(&is_down) };
+        let tiers = Tiers::new(vec![Arc::new(file(dir.path(), TIER_BYTES)), Arc::new(second)], None);
+        let store = store_on(Arc::new(tiers.expect("sizes")), config(10_000));
+        // The first tier is full, and half dead.
+        write(&store, 0..3000 + in_second);
+        assert_eq!(objects.objects() > 0, in_second > 0);
+        (0..3000 + in_second).step_by(2).for_each(|page| store.discard(PageNo::from_number(page)));
+        is_down.set(1);
+        write(&store, 7000..8300);
+        is_down.set(0);
+        let left = (0..3000 + in_second).skip(1).step_by(2).chain(7000..8300);
+        left.for_each(|page| expect(&store, page, &half_random(page)));
+    }
 }

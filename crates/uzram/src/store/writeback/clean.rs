@@ -23,6 +23,9 @@ const VICTIMS: usize = 8;
 /// Extents in danger that are rewritten before more urgent work is looked for.
 const ENDANGERED: usize = 2;
 
+/// Extents in danger that could not be read, after which something else is done for a while.
+const UNANSWERED: usize = 4;
+
 /// Rounds of cleaning before it gives up.
 const ROUNDS: usize = 64;
 
@@ -50,16 +53,22 @@ impl Store {
     }
 
     /// Rewrites extents whose copies are in danger, until there are none, or `goes_on` returns false. Returns whether there
-    /// are none any more.
+    /// are none any more. Goes on where it ended before: extents that cannot be read hold up no others.
     pub(in crate::store) fn rescue(&self, goes_on: impl Fn() -> bool) -> bool {
         let Some(backing) = &self.backing else { return true };
         let generation = backing.log.backing.placement_generation();
-        let mut next = 0;
+        let (mut began_at, mut unanswered) = (backing.rescue_from.get(), 0);
         let is_stopped = || backing.log.backing.health().is_some_and(|health| health.stopped.is_some());
-        while goes_on() && !is_stopped() {
+        while goes_on() && !is_stopped() && unanswered < UNANSWERED {
             let mut pass = Pass::begin(self, backing);
-            let endangered = backing.log.endangered(next, ENDANGERED);
+            let endangered = backing.log.endangered(backing.rescue_from.get() as u32, ENDANGERED);
             let Some(last) = endangered.last() else {
+                backing.rescue_from.set(0);
+                if began_at > 0 {
+                    began_at = 0;
+                    pass.end();
+                    continue;
+                }
                 // Some may have busy pages, or have had no room.
                 let left = backing.log.endangered(0, 1);
                 left.iter().for_each(|extent| backing.log.release(*extent));
@@ -69,9 +78,10 @@ impl Store {
                 }
                 return left.is_empty();
             };
-            next = last + 1;
-            let has_answered = pass.move_all(&endangered);
-            if pass.end().error.is_some() || !has_answered {
+            let stopped_at = pass.move_all(&endangered);
+            unanswered += usize::from(stopped_at.is_some());
+            backing.rescue_from.set(u64::from(stopped_at.unwrap_or(*last)) + 1);
+            if pass.end().error.is_some() {
                 return false;
             }
         }
@@ -98,12 +108,12 @@ impl Pass<'_> {
         let room_bytes =
             (log.free_bytes() + self.begun_bytes(Purpose::Moved)).saturating_sub(log.extent_bytes / 4);
         let victims = log.victims(VICTIMS, room_bytes);
-        self.move_all(&victims) && !victims.is_empty()
+        self.move_all(&victims).is_none() && !victims.is_empty()
     }
 
-    /// Rewrites the live objects of extents that are held, and releases them. Returns whether the backing has answered: if
-    /// not, those that are left stay as they are.
-    fn move_all(&mut self, extents: &[u32]) -> bool {
+    /// Rewrites the live objects of extents that are held, and releases them. Returns the extent for which the backing has not
+    /// answered, if any: those behind it stay as they are.
+    fn move_all(&mut self, extents: &[u32]) -> Option<u32> {
         let mut moved = Vec::with_capacity(extents.len());
         let mut buffer = self.spare_buffer();
         for extent in extents {
@@ -119,7 +129,7 @@ impl Pass<'_> {
         for (at, extent) in extents.iter().enumerate() {
             self.backing.log.end_cleaning(*extent, moved.get(at) != Some(&Moved::NotAll));
         }
-        !moved.contains(&Moved::NoAnswer)
+        moved.iter().position(|result| *result == Moved::NoAnswer).map(|at| extents[at])
     }
 
     /// Rewrites the live objects of an extent elsewhere. Returns the buffer.

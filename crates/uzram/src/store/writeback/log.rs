@@ -13,7 +13,7 @@
 
 use std::ops::{Range, RangeInclusive};
 
-use crate::backing::{Backing, Buffers, Filling, Seal};
+use crate::backing::{Backing, Buffers, Filling, MAX_TIERS, Seal, Tiers};
 use crate::base::error::{Error, ErrorKind, Result};
 use crate::base::mem::{Entry, Region, Table};
 use crate::base::sync::{Arc, AtomicU32, Mutex, Ordering, Stamp, classes};
@@ -31,7 +31,7 @@ const MIN_EXTENT_BYTES: u64 = 64 << 10;
 const MANY_EXTENTS: u64 = 128;
 /// The minimum number of extents of a device.
 const LEAST_EXTENTS: u64 = if cfg!(loom) { 2 } else { 8 };
-/// Free extents reserved for cleaning.
+/// Free extents of each tier that are reserved for cleaning.
 const RESERVED_EXTENTS: u32 = 2;
 /// Bytes read at a time by sequential reads of pages.
 pub(super) const READ_AHEAD_BYTES: usize = 64 << 10;
@@ -192,6 +192,7 @@ impl Log {
             Free { used: *start..*start, end, count: end - start, discarded, emptied }
         });
         let free: Vec<_> = free.collect();
+        Tiers::check_number(free.len())?;
         Ok(Log {
             backing,
             layout,
@@ -333,16 +334,29 @@ impl Log {
 
     /// Returns the bytes of the extents that are not free.
     pub(super) fn used_bytes(&self) -> u64 {
-        u64::from(self.count - self.free_extents()) * self.extent_bytes as u64
+        let free: u32 = self.free.lock().iter().map(|tier| tier.count).sum();
+        u64::from(self.count - free) * self.extent_bytes as u64
     }
 
-    /// Returns the bytes of the free extents.
+    /// Returns the bytes of the free extents, without those of tiers that are down.
     pub(super) fn free_bytes(&self) -> usize {
         self.free_extents() as usize * self.extent_bytes
     }
 
     fn free_extents(&self) -> u32 {
-        self.free.lock().iter().map(|tier| tier.count).sum()
+        let in_use = self.in_use();
+        let free = self.free.lock();
+        free.iter().zip(in_use).filter(|(_, is_used)| *is_used).map(|(tier, _)| tier.count).sum()
+    }
+
+    /// Returns which tiers are written to now: those that are not down. If all are, it is all of them: then the writes say
+    /// why nothing is written.
+    fn in_use(&self) -> [bool; MAX_TIERS] {
+        let is_up = |tier| tier < self.tiers && !self.backing.is_down(tier);
+        match std::array::from_fn(is_up) {
+            up if up.contains(&true) => up,
+            _ => std::array::from_fn(|tier| tier < self.tiers),
+        }
     }
 
     /// Returns the bytes of an extent that an object of `len_bytes` takes.
@@ -467,19 +481,20 @@ impl Log {
     /// Takes a free extent, in which nothing is left on a backing that keeps it as one object.
     fn take_any(&self, purpose: Purpose) -> Option<u32> {
         let (extent, was_emptied) = {
-            let is_down = |tier: &usize| self.backing.is_down(*tier);
-            let down: Vec<usize> = (0..self.tiers).filter(is_down).collect();
+            let in_use = self.in_use();
             let mut free = self.free.lock();
-            let kept = match purpose {
-                Purpose::New if self.layout == WritebackLayout::Packed => RESERVED_EXTENTS,
-                _ => 0,
+            let with = |more_than: u32, is_used: bool| {
+                (0..self.tiers).find(|tier| in_use[*tier] == is_used && free[*tier].count > more_than)
             };
-            if free.iter().map(|tier| tier.count).sum::<u32>() <= kept {
-                return None;
-            }
-            // One that is down comes last: then the write says why nothing is written.
-            let up = (0..self.tiers).filter(|tier| !down.contains(tier));
-            up.chain(down.iter().copied()).find_map(|tier| free[tier].take(&self.extents))?
+            // Each tier keeps its reserve, by which it can be cleaned while the others are down. Where those in use have no
+            // room, one that is down is taken: then the write says why nothing is written.
+            let tier = match purpose {
+                Purpose::New if self.layout == WritebackLayout::Packed => {
+                    with(RESERVED_EXTENTS, true).or_else(|| with(RESERVED_EXTENTS, false))
+                }
+                _ => with(RESERVED_EXTENTS, true).or_else(|| with(0, true)).or_else(|| with(0, false)),
+            };
+            free[tier?].take(&self.extents)?
         };
         let of = &self.extents[extent as usize];
         if self.written_once {
@@ -493,7 +508,10 @@ impl Log {
 
     /// Returns whether pages that leave memory find an extent without cleaning.
     pub(super) fn has_room(&self) -> bool {
-        self.layout == WritebackLayout::Blocks || self.free_extents() > RESERVED_EXTENTS
+        let in_use = self.in_use();
+        let has_more = |tier: &Free| tier.count > RESERVED_EXTENTS;
+        self.layout == WritebackLayout::Blocks
+            || self.free.lock().iter().zip(in_use).any(|(tier, is_used)| is_used && has_more(tier))
     }
 
     /// Adds a hold to an extent that is held already.
@@ -552,7 +570,8 @@ impl Log {
             self.put_discarded(extent);
         }
         let is_used = |extent: &u32| self.extents[*extent as usize].word.load(Ordering::Relaxed) != 0;
-        self.used_extents().into_iter().filter(is_used).for_each(|extent| self.discard(extent));
+        let used = self.used_extents(|_| true);
+        used.into_iter().filter(is_used).for_each(|extent| self.discard(extent));
     }
 
     /// Takes an emptied extent, which is in no queue then, so that no thread takes it.
@@ -564,9 +583,11 @@ impl Log {
         Free::of(&mut self.free.lock(), extent).discarded.push(&self.extents, extent);
     }
 
-    /// Returns the extents that were ever filled.
-    fn used_extents(&self) -> impl IntoIterator<Item = u32> + use<> {
-        let used: Vec<_> = self.free.lock().iter().map(|tier| tier.used.clone()).collect();
+    /// Returns the extents of some tiers that were ever filled.
+    fn used_extents<F: Fn(usize) -> bool>(&self, of_tier: F) -> impl IntoIterator<Item = u32> + use<F> {
+        let free = self.free.lock();
+        let tiers = free.iter().enumerate().filter(|(tier, _)| of_tier(*tier));
+        let used: Vec<_> = tiers.map(|(_, tier)| tier.used.clone()).collect();
         used.into_iter().flatten()
     }
 
@@ -575,10 +596,11 @@ impl Log {
     }
 
     /// Selects up to `most` extents with the fewest live bytes that together fit into `room_bytes`, and holds them for
-    /// cleaning. Extents whose cleaning would free no space are left out.
+    /// cleaning. Extents whose cleaning would free no space are left out, and those of tiers that are down.
     pub(super) fn victims(&self, most: usize, room_bytes: usize) -> Vec<u32> {
         let mut best: Vec<(u32, u32)> = Vec::with_capacity(most + 1);
-        for number in self.used_extents() {
+        let in_use = self.in_use();
+        for number in self.used_extents(|tier| in_use[tier]) {
             let of = &self.extents[number as usize];
             let word = of.word.load(Ordering::Relaxed);
             let wins =
@@ -631,7 +653,8 @@ impl Log {
                     })
                     .is_ok()
         };
-        self.used_extents().into_iter().filter(|extent| *extent >= from).filter(can_move).take(most).collect()
+        let used = self.used_extents(|_| true);
+        used.into_iter().filter(|extent| *extent >= from).filter(can_move).take(most).collect()
     }
 
     /// Drops the hold for cleaning; the extent is not tried again if it was not fully readable.

@@ -36,6 +36,8 @@ pub(in crate::store) struct BackingDevice {
     pub(super) ahead: ReadAhead,
     /// The [`Backing::placement_generation`] for which all extents are where they should be.
     pub(super) rescued: Counter,
+    /// The extent at which rescuing goes on.
+    pub(super) rescue_from: Counter,
     /// The maximum number of writes in flight.
     pub(super) batch: Counter,
     buffers: Buffers,
@@ -141,6 +143,7 @@ impl BackingDevice {
             ahead: ReadAhead::new(&log)?,
             sealer,
             rescued: Counter::new(0),
+            rescue_from: Counter::new(0),
             log,
         })
     }
