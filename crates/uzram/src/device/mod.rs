@@ -197,6 +197,11 @@ impl Params {
     fn backing_options(&self) -> Result<Option<BackingOptions>> {
         let Some(device) = &self.backing else { return Ok(None) };
         self.check_layout()?;
+        let how = &self.how_to_open;
+        if how.encrypted && !device.is_encrypted() || how.copies > device.copies() {
+            let what = "backing_encrypted and backing_copies concern a backing_dev that is set after them: set it again";
+            return Err(Error::invalid(what).with_setting("backing_dev"));
+        }
         Ok(Some(BackingOptions {
             backing: Arc::clone(device.backing()),
             layout: self.writeback_layout,

@@ -582,6 +582,19 @@ fn what_holds_something_else_is_taken_by_force_only() {
 }
 
 #[test]
+fn what_is_set_too_late_for_a_backing_is_refused() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let backing = format!("{}:16M", directory.path().join("backing").display());
+    for (name, value) in [("backing_encrypted", "1"), ("backing_copies", "2")] {
+        let device = Device::new("zram0").expect("a name");
+        device.set("backing_dev", &backing).expect("a file");
+        device.set(name, value).expect("uninitialised");
+        let error = device.set("disksize", "16M").expect_err("pages would be in plain text, or once");
+        assert_eq!((error.kind(), error.setting()), (ErrorKind::Invalid, Some("backing_dev")), "{error}");
+    }
+}
+
+#[test]
 fn another_size_of_the_same_file_can_be_set() {
     let directory = tempfile::tempdir().expect("a directory");
     let path = directory.path().join("file").display().to_string();
