@@ -292,14 +292,20 @@ impl Store {
         };
         store.set_policy(builder.policy);
         #[cfg(not(loom))]
-        if memory.as_ref().is_none_or(|memory| !memory.holds_store) {
-            store.backing.iter().try_for_each(|backing| backing.begin())?;
+        if let Some(backing) = &store.backing {
+            let begun = backing.begin();
+            // One that was handed on is in use already.
+            if memory.as_ref().is_none_or(|memory| !memory.holds_store) {
+                begun?;
+            }
         }
         #[cfg(not(loom))]
         if let Some(memory) = memory.filter(|memory| !memory.holds_store) {
             store.keep_setting(|kept| *kept = builder.clone());
             store.backing.iter().for_each(|backing| backing.keep_allowance());
-            memory.complete()?;
+            memory.complete().inspect_err(|_| {
+                store.backing.iter().for_each(|backing| backing.give_back());
+            })?;
         }
         Ok(store)
     }

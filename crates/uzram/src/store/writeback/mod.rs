@@ -360,6 +360,11 @@ impl BackingDevice {
         self.log.backing.begin()
     }
 
+    /// Gives it back, if the new store is given up.
+    pub(super) fn give_back(&self) {
+        self.log.backing.give_back();
+    }
+
     /// Writes the allowance to the memory of a new store.
     pub(super) fn keep_allowance(&self) {
         self.allowance.change_limit(|_| ());
