@@ -443,7 +443,10 @@ impl<O: Objects> Shared<O> {
             return Err(Error::new(ErrorKind::OutOfRange, "a transfer beyond the end of an object"));
         }
         match direction {
-            Direction::Read => self.read(key, at, &mut buffer[..*len_bytes]).await,
+            Direction::Read => {
+                self.check_used()?;
+                self.read(key, at, &mut buffer[..*len_bytes]).await
+            }
             Direction::Write if at > 0 => Err(Error::invalid("an object is written as a whole")),
             Direction::Write => self.write(key, &buffer[..*len_bytes]).await,
         }
@@ -492,9 +495,14 @@ impl<O: Objects> Shared<O> {
     }
 
     fn may_write(&self) -> Result<()> {
+        self.check_used()?;
+        self.breaker.check()
+    }
+
+    fn check_used(&self) -> Result<()> {
         match self.has_ended.load(Ordering::Relaxed) {
             true => Err(Error::new(ErrorKind::Io, "the backing is no longer used").with_setting(SETTING)),
-            false => self.breaker.check(),
+            false => Ok(()),
         }
     }
 

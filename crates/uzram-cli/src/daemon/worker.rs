@@ -99,7 +99,7 @@ pub fn serve(held: &Held, start: Start) -> Result<u8> {
         let serving = endpoints.iter().filter(|endpoint| is_exported && endpoint.serves(name));
         serving.map(|endpoint| endpoint.uri(name)).collect::<Vec<_>>()
     };
-    let _nbd = server.spawn().context(|| "cannot serve NBD".to_owned())?;
+    let nbd = server.spawn().context(|| "cannot serve NBD".to_owned())?;
     let backings = all.iter().filter_map(|device| device.backing());
     let needs = needs(held, backings.map(|backing| backing.name().to_owned()));
     // From here on this process binds no socket, mounts nothing and runs no program; but for the command, if it starts
@@ -125,7 +125,7 @@ pub fn serve(held: &Held, start: Start) -> Result<u8> {
         api = api.with_registrar(Arc::new(Registry(Arc::clone(home))));
     }
     let control = held.control.try_clone().context(|| "cannot serve the control API".to_owned())?;
-    let _control = control::Server::start(control, api, control::Limits::default(), move |ending| {
+    let control = control::Server::start(control, api, control::Limits::default(), move |ending| {
         // An error means that the daemon is ending already.
         let _ = on_shutdown.send(Event::Shutdown(ending));
     })
@@ -200,7 +200,8 @@ pub fn serve(held: &Held, start: Start) -> Result<u8> {
             Ok(0)
         }
     };
-    drop(files);
+    // Whoever still reads is told that the server ends, before pages are gone.
+    drop((files, nbd, control));
     // What is in stores on other machines would stay there.
     exports.devices().iter().for_each(|device| device.erase_backing());
     outcome
