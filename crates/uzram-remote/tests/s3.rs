@@ -226,6 +226,21 @@ fn a_server_that_is_away_for_a_while_loses_nothing() {
     assert_eq!(server.objects().len(), 3, "the lease is over");
 }
 
+/// A process that goes on renews the lease at once, which may be over: a sweep looks twice within seconds.
+#[test]
+fn a_lease_is_renewed_after_a_take_over() {
+    let server = Server::start();
+    let (address, login) = (S3Address::parse(ADDRESS).unwrap(), login(server.url()));
+    let connect = move || std::future::ready(S3Store::new(address.clone(), &login));
+    let started = Instant::now();
+    let backing =
+        RemoteBacking::resume(&Identity::new().unwrap(), 64 << 20, Limits::default(), connect).unwrap();
+    wait_until("there is a lease", || !server.objects().is_empty());
+    assert!(started.elapsed() < Duration::from_secs(10), "{:?}", started.elapsed());
+    backing.end();
+    assert!(server.objects().is_empty());
+}
+
 /// What a device left that was killed is removed, once its lease is over; devices with a lease, and objects of others, stay.
 #[test]
 fn what_a_dead_device_left_can_be_swept() {

@@ -86,10 +86,11 @@ impl Client {
         }
     }
 
-    /// Returns other connections to a single server; `None` for a cluster.
-    pub(super) fn direct(&self) -> RedisResult<Option<Direct>> {
-        let server = self.topology().nodes.first().filter(|_| !self.is_cluster).cloned();
-        server.map(|server| self.open(&server).map(Direct::new)).transpose()
+    /// Returns other connections to a single server without TLS; `None` for any other.
+    pub(super) fn direct(&self) -> Option<Direct> {
+        let is_direct = !self.is_cluster && !self.address.tls;
+        let server = self.topology().nodes.first().filter(|_| is_direct).cloned()?;
+        Some(Direct::new(&self.address, server, self.credentials.clone()))
     }
 
     /// Returns which node had which slots, when they were asked for last.

@@ -1,15 +1,18 @@
 //! Reads from a single server on the thread that wants the bytes: its answer wakes this thread, and no other one before, which
-//! halves the time of a read. Whatever is not answered at once is left to [`Client`](super::client::Client). The runtime
-//! connects: a name, TLS and a login can take long.
+//! halves the time of a read. Whatever is not answered at once is left to [`Client`](super::client::Client), and so are servers
+//! with TLS. The runtime connects: a name and a login can take long.
 
+use std::io::{self, Read, Write};
+use std::net::{TcpStream, ToSocketAddrs};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use redis::{Cmd, Connection, ConnectionLike, RedisResult, Value};
+use redis::{Cmd, ErrorKind as Kind, Parser, RedisError, RedisResult, Value};
 use tokio::runtime::Handle;
 
+use super::connect::Credentials;
 use super::link::CONNECTED_WITHIN;
-use crate::lock;
+use crate::{Address, Server, lock};
 
 /// How long an answer may take.
 const WITHIN: Duration = Duration::from_millis(100);
@@ -17,6 +20,8 @@ const WITHIN: Duration = Duration::from_millis(100);
 const PAUSE: Duration = Duration::from_secs(1);
 /// Connections at a time: one for each thread that reads.
 const MAX_CONNECTIONS: usize = 16;
+/// What an answer may have besides the bytes that were asked for: their length, or an error instead.
+const MORE_BYTES: usize = 1024;
 
 /// Connections to a server, each used by one thread at a time.
 pub(super) struct Direct {
@@ -25,8 +30,23 @@ pub(super) struct Direct {
 }
 
 struct Shared {
-    client: redis::Client,
+    server: Server,
+    database: u16,
+    credentials: Credentials,
     state: Mutex<State>,
+}
+
+/// A connection on which one command at a time is sent, and each answer waited for.
+struct Connection {
+    stream: TcpStream,
+    parser: Parser,
+}
+
+/// Reads an answer: up to so many bytes, until then.
+struct Limited<'a> {
+    stream: &'a TcpStream,
+    left_bytes: usize,
+    until: Instant,
 }
 
 #[derive(Default)]
@@ -39,18 +59,16 @@ struct State {
 
 impl Direct {
     /// Connects later, on the runtime of the caller.
-    pub(super) fn new(client: redis::Client) -> Direct {
-        let shared = Shared { client, state: Mutex::default() };
+    pub(super) fn new(address: &Address, server: Server, credentials: Credentials) -> Direct {
+        let shared = Shared { server, database: address.database, credentials, state: Mutex::default() };
         Direct { shared: Arc::new(shared), runtime: Handle::current() }
     }
 
-    /// Sends a command, and returns whether `accept` takes the bytes that are its answer; false if there is no connection yet,
-    /// or that fails, or takes long.
-    pub(super) fn ask(&self, command: &Cmd, accept: impl FnOnce(&[u8]) -> bool) -> bool {
+    /// Sends a command, and returns whether `accept` takes the bytes that are its answer, at most `most_bytes`; false if there is
+    /// no connection yet, or that fails, or takes long.
+    pub(super) fn ask(&self, command: &Cmd, most_bytes: usize, accept: impl FnOnce(&[u8]) -> bool) -> bool {
         let Some(mut connection) = self.connection() else { return false };
-        let asked = Instant::now();
-        let answer = connection.req_command(command);
-        let is_timely = asked.elapsed() <= WITHIN;
+        let answer = connection.ask(command, most_bytes, WITHIN);
         let has_failed = !matches!(answer, Ok(Value::BulkString(_)));
         let is_accepted = matches!(answer, Ok(Value::BulkString(bytes)) if accept(&bytes));
         let mut state = lock(&self.shared.state);
@@ -58,7 +76,7 @@ impl Direct {
         if has_failed {
             state.idle.clear();
             state.failed = Some(Instant::now());
-        } else if is_accepted && is_timely {
+        } else if is_accepted {
             // The answers of any other may belong to other commands.
             state.idle.push(connection);
         }
@@ -85,7 +103,7 @@ impl Direct {
 
 impl Shared {
     fn connect(&self) {
-        let connected = open(&self.client);
+        let connected = self.open();
         let mut state = lock(&self.state);
         state.is_connecting = false;
         match connected {
@@ -93,18 +111,75 @@ impl Shared {
             Err(_) => state.failed = Some(Instant::now()),
         }
     }
+
+    /// Connects and logs in.
+    fn open(&self) -> RedisResult<Connection> {
+        let addresses = (self.server.host.as_str(), self.server.port).to_socket_addrs()?;
+        let mut failure = io::Error::from(io::ErrorKind::NotFound);
+        for address in addresses {
+            match TcpStream::connect_timeout(&address, CONNECTED_WITHIN) {
+                Ok(stream) => return self.log_in(stream),
+                Err(error) => failure = error,
+            }
+        }
+        Err(failure.into())
+    }
+
+    fn log_in(&self, stream: TcpStream) -> RedisResult<Connection> {
+        stream.set_nodelay(true)?;
+        stream.set_write_timeout(Some(WITHIN))?;
+        let mut connection = Connection { stream, parser: Parser::new() };
+        let mut login = Vec::new();
+        if let Some(password) = &self.credentials.password {
+            let mut command = redis::cmd("AUTH");
+            command.arg(&self.credentials.user).arg(password);
+            login.push(command);
+        }
+        if self.database > 0 {
+            login.push(std::mem::take(redis::cmd("SELECT").arg(self.database)));
+        }
+        for command in login {
+            match connection.ask(&command, 0, CONNECTED_WITHIN)? {
+                Value::Okay => {}
+                _ => return Err(RedisError::from((Kind::UnexpectedReturnType, "an odd answer to a login"))),
+            }
+        }
+        Ok(connection)
+    }
 }
 
-fn open(client: &redis::Client) -> RedisResult<Connection> {
-    let connection = client.get_connection_with_timeout(CONNECTED_WITHIN)?;
-    connection.set_read_timeout(Some(WITHIN))?;
-    connection.set_write_timeout(Some(WITHIN))?;
-    Ok(connection)
+impl Connection {
+    /// Sends a command, and returns the answer.
+    fn ask(&mut self, command: &Cmd, most_bytes: usize, within: Duration) -> RedisResult<Value> {
+        let until = Instant::now() + within;
+        self.stream.write_all(&command.get_packed_command())?;
+        let limited = Limited { stream: &self.stream, left_bytes: most_bytes + MORE_BYTES, until };
+        self.parser.parse_value(limited)?.extract_error()
+    }
+}
+
+impl Read for Limited<'_> {
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        let left = self.until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        let most_bytes = out.len().min(self.left_bytes);
+        if most_bytes == 0 {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
+        self.stream.set_read_timeout(Some(left))?;
+        let len_bytes = self.stream.read(&mut out[..most_bytes])?;
+        self.left_bytes -= len_bytes;
+        Ok(len_bytes)
+    }
 }
 
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
+
+    use uzram::units::PAGE_SIZE;
 
     use super::*;
     use crate::redis::fake::Fake;
@@ -121,14 +196,48 @@ mod tests {
         }
     }
 
+    fn direct_to(server: Server) -> Direct {
+        let address = Address { servers: vec![server.clone()], tls: false, database: 0, size_bytes: None };
+        Direct::new(&address, server, Credentials::default())
+    }
+
+    /// However a server draws its answer out, or whatever length it says, the read ends soon.
+    #[test]
+    fn an_answer_that_has_no_end_is_given_up() {
+        let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
+        for (part, pause) in [(1, Duration::from_millis(20)), (1 << 20, Duration::ZERO)] {
+            let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+            let server = Server { host: "127.0.0.1".to_owned(), port: listener.local_addr().unwrap().port() };
+            let thread = std::thread::spawn(move || {
+                let (mut stream, _) = listener.accept().unwrap();
+                let asked = stream.read(&mut [0; 100]).unwrap();
+                let (mut sent, part) = (0, vec![b'a'; part]);
+                let begun = stream.write_all(b"$9000000000000000000\r\n");
+                while begun.is_ok() && stream.write_all(&part).is_ok() {
+                    sent += part.len();
+                    std::thread::sleep(pause);
+                }
+                (asked, sent)
+            });
+            let direct = runtime.block_on(async { direct_to(server) });
+            let ask = || direct.ask(&redis::cmd("GET"), PAGE_SIZE, |_| true);
+            assert!(!ask());
+            wait_until_idle(&direct);
+            let asked = Instant::now();
+            assert!(!ask());
+            assert!(asked.elapsed() < 5 * WITHIN, "{:?}", asked.elapsed());
+            let (asked, sent) = thread.join().unwrap();
+            assert!(asked > 0 && sent < 64 << 20, "{sent} bytes");
+        }
+    }
+
     #[test]
     fn only_a_connection_whose_answers_are_good_is_used_again() {
         let runtime =
             tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         let fake = runtime.block_on(Fake::start("$2\r\nab\r\n"));
-        let client = redis::Client::open(format!("redis://{}", fake.server)).unwrap();
-        let direct = runtime.block_on(async { Direct::new(client) });
-        let ask = |is_good: bool| direct.ask(&redis::cmd("GET"), |read| read == b"ab" && is_good);
+        let direct = runtime.block_on(async { direct_to(fake.server.clone()) });
+        let ask = |is_good: bool| direct.ask(&redis::cmd("GET"), 2, |read| read == b"ab" && is_good);
         // The first read does not wait for a connection.
         assert!(!ask(true));
         for _ in 0..10 {

@@ -93,23 +93,17 @@ impl RedisStore {
             2 => Some(Placement::new(1)),
             _ => None,
         };
-        let store = RedisStore::new(address, placement, client)?;
+        let store = RedisStore::new(address, placement, client);
         // If that fails, it is tried again.
         let _ = store.check().await;
         Ok(store)
     }
 
-    fn new(address: Address, placement: Option<Placement>, client: Client) -> Result<RedisStore> {
-        let direct = client.direct().map_err(|error| explain(&address, &error))?;
+    fn new(address: Address, placement: Option<Placement>, client: Client) -> RedisStore {
+        let direct = client.direct();
         let client = Arc::new(client);
-        Ok(RedisStore {
-            address,
-            placement,
-            client,
-            direct,
-            latencies: Latencies::default(),
-            leases: Mutex::default(),
-        })
+        let (latencies, leases) = (Latencies::default(), Mutex::default());
+        RedisStore { address, placement, client, direct, latencies, leases }
     }
 
     async fn connect_and_check(address: Address, credentials: Credentials, copies: u8) -> Result<RedisStore> {
@@ -124,7 +118,7 @@ impl RedisStore {
             }
             _ => return refused("an object has one copy, or two"),
         };
-        let store = RedisStore::new(address, placement, client)?;
+        let store = RedisStore::new(address, placement, client);
         store.check().await?;
         Ok(store)
     }
@@ -360,7 +354,7 @@ impl Objects for RedisStore {
     fn get_here(&self, key: Key, at: usize, out: &mut [u8], is_whole: &dyn Fn(&[u8]) -> bool) -> bool {
         let Some(direct) = &self.direct else { return false };
         let command = get_range(&self.names(key).0, at, out.len());
-        direct.ask(&command, |read| take(read, out).is_ok() && is_whole(out))
+        direct.ask(&command, out.len(), |read| take(read, out).is_ok() && is_whole(out))
     }
 
     async fn get_whole(
