@@ -29,6 +29,7 @@ use crate::terminal::live::{self, LogLevel};
 #[derive(clap::Args)]
 #[command(after_help = "Examples: uzram up --size 4G --algorithm zstd:3 --mem-limit 1G
           uzram up --size 4G --mem-limit 1G --backing /var/lib/uzram/cold.img:4G --recompress zstd:3:10m
+          uzram up --size 8G --mem-limit 1G --backing /var/lib/uzram/cold.img:2G --backing redis://cache:6379
           uzram up --listen tcp:127.0.0.1:10809
           uzram up --size 64M --exec 'nbdinfo \"$uri\"'
           uzram up --size 4G --attach --exec 'mkfs.ext4 -q $device && mount $device /mnt && bash; umount /mnt'")]
