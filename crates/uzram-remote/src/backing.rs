@@ -522,7 +522,9 @@ impl<O: Objects> Shared<O> {
                 tokio::time::sleep(RETRY_EVERY).await;
                 continue;
             }
-            let is_due = has_ended || tried_again.elapsed() >= RETRY_EVERY;
+            // At the end, once there are no others.
+            let is_due =
+                if has_ended { !self.removals.has_new() } else { tried_again.elapsed() >= RETRY_EVERY };
             let (keys, are_again) = self.removals.take(is_due);
             if keys.is_empty() {
                 let _ = tokio::time::timeout(RETRY_EVERY, self.removals.more.notified()).await;
@@ -532,7 +534,7 @@ impl<O: Objects> Shared<O> {
             let failed = tokio::time::timeout(self.limits.write_deadline, asked)
                 .await
                 .unwrap_or_else(|_| keys.clone());
-            if are_again {
+            if are_again && !failed.is_empty() {
                 tried_again = Instant::now();
             }
             if self.has_ended.load(Ordering::Relaxed) {
@@ -557,10 +559,10 @@ impl<O: Objects> Shared<O> {
             // Who connects checks, too.
             let Some(objects) = self.objects.get() else { continue };
             checked = Some(Instant::now());
+            let well = self.in_time("check", objects.check()).await;
             if self.has_ended.load(Ordering::Relaxed) {
                 return;
             }
-            let well = self.in_time("check", objects.check()).await;
             // The objects of a store that is full, or not well in another way, are in use as before.
             let leased = self.in_time("write", objects.renew_lease(self.device)).await;
             // The end may have come meanwhile.
@@ -609,6 +611,10 @@ impl Removals {
         let Waiting { new, again } = &mut *waiting;
         (if are_again { &mut *again } else { new }).drain(..count);
         again.extend(failed);
+    }
+
+    fn has_new(&self) -> bool {
+        !lock(&self.waiting).new.is_empty()
     }
 
     fn is_empty(&self) -> bool {

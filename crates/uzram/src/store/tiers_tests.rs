@@ -192,21 +192,27 @@ impl Backing for Fallible {
 /// While a tier is down, the others are cleaned, whatever is free or dead in it.
 #[test]
 fn a_tier_that_is_down_keeps_no_other_from_being_cleaned() {
-    // What the second tier has, in pages of which each takes some 2 KiB.
-    for in_second in [0, 3000] {
+    // The pages of the second tier, of which each takes some 2 KiB, and those written before it is down, which clean it.
+    for (in_second, before) in [(0, 0..0), (3000, 0..0), (3500, 9000..10_500)] {
         let (objects, is_down) = (Shared::new(TIER_BYTES), Arc::new(Counter::new(0)));
         let dir = tempfile::tempdir().expect("a directory");
         let second = Fallible { objects: objects.clone(), is_down: Arc::clone(&is_down) };
         let tiers = Tiers::new(vec![Arc::new(file(dir.path(), TIER_BYTES)), Arc::new(second)], None);
-        let store = store_on(Arc::new(tiers.expect("sizes")), config(10_000));
-        // The first tier is full, and half dead.
-        write(&store, 0..3000 + in_second);
-        assert_eq!(objects.objects() > 0, in_second > 0);
-        (0..3000 + in_second).step_by(2).for_each(|page| store.discard(PageNo::from_number(page)));
+        let store = store_on(Arc::new(tiers.expect("sizes")), config(12_000));
+        let in_first = 3600;
+        write(&store, 0..in_first + in_second);
+        assert_eq!(objects.objects() > 40, in_second > 0);
+        let half = |pages: std::ops::Range<u64>| {
+            pages.step_by(2).for_each(|page| store.discard(PageNo(page as u32)))
+        };
+        half(in_first..in_first + in_second);
+        write(&store, before.clone());
         is_down.set(1);
-        write(&store, 7000..8300);
+        // The first tier is half dead now, and nothing else is written to.
+        half(0..in_first);
+        write(&store, 7900..9000);
         is_down.set(0);
-        let left = (0..3000 + in_second).skip(1).step_by(2).chain(7000..8300);
+        let left = (0..in_first + in_second).skip(1).step_by(2).chain(7900..9000).chain(before);
         left.for_each(|page| expect(&store, page, &half_random(page)));
     }
 }

@@ -103,11 +103,7 @@ impl Pass<'_> {
 
     /// Cleans the extents with the fewest live bytes. Returns whether there were any, and the backing has answered.
     fn clean_some(&mut self) -> bool {
-        let log = &self.backing.log;
-        // Leave a margin: parts of blocks and of extents stay unused.
-        let room_bytes =
-            (log.free_bytes() + self.begun_bytes(Purpose::Moved)).saturating_sub(log.extent_bytes / 4);
-        let victims = log.victims(VICTIMS, room_bytes);
+        let victims = self.backing.log.victims(VICTIMS, self.begun_bytes(Purpose::Moved));
         self.move_all(&victims).is_none() && !victims.is_empty()
     }
 

@@ -16,7 +16,7 @@ use std::ops::{Range, RangeInclusive};
 use crate::backing::{Backing, Buffers, Filling, MAX_TIERS, Seal, Tiers};
 use crate::base::error::{Error, ErrorKind, Result};
 use crate::base::mem::{Entry, Region, Table};
-use crate::base::sync::{Arc, AtomicU32, Mutex, Ordering, Stamp, classes};
+use crate::base::sync::{Arc, AtomicU32, Counter, Mutex, Ordering, Stamp, classes};
 use crate::base::units::{PAGE_SIZE, PageNo};
 
 use super::object::{ALIGN_BYTES, HEADER_BYTES, Object};
@@ -166,6 +166,8 @@ pub(in crate::store) struct Log {
     tiers: usize,
     /// Of each tier, in the order in which they are used.
     free: Mutex<Vec<Free>>,
+    /// The tier whose objects are moved, by its own reserve.
+    moved_from: Counter,
     /// Buffers for reads of pages.
     pub(super) reads: Buffers,
     pub(super) counts: BackingCounts,
@@ -204,6 +206,7 @@ impl Log {
             count,
             tiers: free.len(),
             free: Mutex::new(&classes::BACKING_EXTENTS, free),
+            moved_from: Counter::new(0),
             reads: Buffers::new(READS, READ_AHEAD_BYTES)?,
             counts: BackingCounts::default(),
         })
@@ -492,7 +495,14 @@ impl Log {
                 Purpose::New if self.layout == WritebackLayout::Packed => {
                     with(RESERVED_EXTENTS, true).or_else(|| with(RESERVED_EXTENTS, false))
                 }
-                _ => with(RESERVED_EXTENTS, true).or_else(|| with(0, true)).or_else(|| with(0, false)),
+                _ => {
+                    let own = self.moved_from.get() as usize;
+                    let has_own = in_use[own] && free[own].count > 0;
+                    with(RESERVED_EXTENTS, true)
+                        .or(has_own.then_some(own))
+                        .or_else(|| with(0, true))
+                        .or_else(|| with(0, false))
+                }
             };
             free[tier?].take(&self.extents)?
         };
@@ -595,12 +605,28 @@ impl Log {
         self.backing.discard(self.place(extent, 0), self.extent_bytes as u64, self.filling(extent));
     }
 
-    /// Selects up to `most` extents with the fewest live bytes that together fit into `room_bytes`, and holds them for
-    /// cleaning. Extents whose cleaning would free no space are left out, and those of tiers that are down.
-    pub(super) fn victims(&self, most: usize, room_bytes: usize) -> Vec<u32> {
-        let mut best: Vec<(u32, u32)> = Vec::with_capacity(most + 1);
+    /// Selects up to `most` extents with the fewest live bytes that together fit into what is free, and `begun_bytes` besides,
+    /// and holds them for cleaning. They are of one tier, which is not down, so that each keeps its reserve. Extents whose
+    /// cleaning would free no space are left out.
+    pub(super) fn victims(&self, most: usize, begun_bytes: usize) -> Vec<u32> {
         let in_use = self.in_use();
-        for number in self.used_extents(|tier| in_use[tier]) {
+        let tiers = (0..self.tiers).filter(|tier| in_use[*tier]);
+        let mut tiers: Vec<_> = tiers.map(|tier| (self.emptiest(tier, most), tier)).collect();
+        tiers.sort_by_key(|(best, _)| best.first().map_or(u32::MAX, |(live_bytes, _)| *live_bytes));
+        for (best, tier) in tiers {
+            let victims = self.hold_victims(best, tier, begun_bytes);
+            if !victims.is_empty() {
+                self.moved_from.set(tier as u64);
+                return victims;
+            }
+        }
+        Vec::new()
+    }
+
+    /// Returns the live bytes and numbers of the extents of a tier that have the fewest, of those that can be cleaned.
+    fn emptiest(&self, tier: usize, most: usize) -> Vec<(u32, u32)> {
+        let mut best: Vec<(u32, u32)> = Vec::with_capacity(most + 1);
+        for number in self.used_extents(|other| other == tier) {
             let of = &self.extents[number as usize];
             let word = of.word.load(Ordering::Relaxed);
             let wins =
@@ -612,11 +638,18 @@ impl Log {
             best.insert(at, (word, number));
             best.truncate(most);
         }
+        best
+    }
+
+    /// Holds as many of a tier's extents as fit into what is free there.
+    fn hold_victims(&self, best: Vec<(u32, u32)>, tier: usize, begun_bytes: usize) -> Vec<u32> {
+        let free_extents = self.free.lock()[tier].count as usize;
         // Where an extent is written once, what does not fit into one begins another.
         let usable_bytes = self.extent_bytes - self.max_footprint();
         let room_bytes = match self.written_once {
-            true => self.free_extents() as usize * usable_bytes,
-            false => room_bytes,
+            true => free_extents * usable_bytes,
+            // Leave a margin: parts of blocks and of extents stay unused.
+            false => (free_extents * self.extent_bytes + begun_bytes).saturating_sub(self.extent_bytes / 4),
         };
         let mut left_bytes = room_bytes;
         let chosen = best.into_iter().filter(|(word, number)| {
@@ -654,7 +687,13 @@ impl Log {
                     .is_ok()
         };
         let used = self.used_extents(|_| true);
-        used.into_iter().filter(|extent| *extent >= from).filter(can_move).take(most).collect()
+        let found: Vec<u32> =
+            used.into_iter().filter(|extent| *extent >= from).filter(can_move).take(most).collect();
+        if let Some(first) = found.first() {
+            let tier = self.free.lock().partition_point(|tier| tier.end <= *first);
+            self.moved_from.set(tier as u64);
+        }
+        found
     }
 
     /// Drops the hold for cleaning; the extent is not tried again if it was not fully readable.
