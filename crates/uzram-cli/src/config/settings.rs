@@ -285,7 +285,8 @@ pub static SETTINGS: &[SettingRow] = &[
                does not exist. The text after the last ':' is SIZE if it parses as one. With --mem-limit, the coldest \
                pages leave before the limit is reached. redis://HOST:PORT[:SIZE] is a server or a cluster, and \
                s3://BUCKET[/PREFIX][:SIZE] a bucket, where this program was built with the feature 'remote'. Given several \
-               times, they are used in this order, each when those before it are full or down; servers and new files need a size, except as the last",
+               times, they are used in this order, each when those before it are full or down; \
+               servers and new files need a size, except as the last",
         is_policy: true,
         ..TEXT
     },

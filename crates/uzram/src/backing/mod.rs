@@ -90,7 +90,8 @@ pub trait Backing: Send + Sync {
         0
     }
 
-    /// Returns the parts of the backing, in the order in which they are to be used; each has whole extents.
+    /// Returns the parts of the backing, in the order in which they are to be used, at most [`MAX_TIERS`]; each has
+    /// whole extents.
     fn tiers(&self) -> Vec<Range<u64>> {
         std::iter::once(0..self.len_bytes()).collect()
     }

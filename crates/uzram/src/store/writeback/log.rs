@@ -343,13 +343,10 @@ impl Log {
 
     /// Returns the bytes of the free extents, without those of tiers that are down.
     pub(super) fn free_bytes(&self) -> usize {
-        self.free_extents() as usize * self.extent_bytes
-    }
-
-    fn free_extents(&self) -> u32 {
         let in_use = self.in_use();
         let free = self.free.lock();
-        free.iter().zip(in_use).filter(|(_, is_used)| *is_used).map(|(tier, _)| tier.count).sum()
+        let used = free.iter().zip(in_use).filter(|(_, is_used)| *is_used);
+        used.map(|(tier, _)| tier.count as usize * self.extent_bytes).sum()
     }
 
     /// Returns which tiers are written to now: those that are not down. If all are, it is all of them: then the writes say
