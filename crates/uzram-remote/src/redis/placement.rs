@@ -167,11 +167,23 @@ mod tests {
         topology
     }
 
+    /// Returns one with three masters, for which each change has lasted.
+    fn of_three() -> Placement {
+        let placement = Placement::new(0);
+        placement.set_settled_after(Duration::ZERO);
+        placement.note(masters(&["a", "b", "c"]));
+        placement
+    }
+
+    fn homes_of(placement: &Placement) -> Vec<u32> {
+        (0..300).map(|extent| placement.home(extent)).collect()
+    }
+
     #[test]
     fn copies_are_in_danger_once_a_change_has_lasted() {
         let placement = Placement::new(0);
         placement.note(masters(&["a", "b", "c"]));
-        let homes: Vec<u32> = (0..300).map(|extent| placement.home(extent)).collect();
+        let homes = homes_of(&placement);
         let endangered =
             |placement: &Placement| homes.iter().filter(|home| placement.is_at_risk(**home)).count();
         assert_eq!((placement.generation(), endangered(&placement)), (0, 0));
@@ -191,10 +203,8 @@ mod tests {
 
     #[test]
     fn what_cannot_be_copied_waits_for_its_masters() {
-        let placement = Placement::new(0);
-        placement.set_settled_after(Duration::ZERO);
-        placement.note(masters(&["a", "b", "c"]));
-        let homes: Vec<u32> = (0..300).map(|extent| placement.home(extent)).collect();
+        let placement = of_three();
+        let homes = homes_of(&placement);
         let endangered = || homes.iter().filter(|home| placement.is_at_risk(**home)).count();
         placement.note(masters(&["a", "b", ""]));
         let of_two = endangered();
@@ -210,10 +220,8 @@ mod tests {
 
     #[test]
     fn a_full_master_puts_no_copies_in_danger() {
-        let placement = Placement::new(0);
-        placement.set_settled_after(Duration::ZERO);
-        placement.note(masters(&["a", "b", "c"]));
-        let homes: Vec<u32> = (0..300).map(|extent| placement.home(extent)).collect();
+        let placement = of_three();
+        let homes = homes_of(&placement);
         let full = Topology { full: vec!["id1".to_owned()], ..masters(&["a", "b", "c"]) };
         placement.note(full.clone());
         placement.note(full);
@@ -225,12 +233,10 @@ mod tests {
 
     #[test]
     fn new_copies_are_never_in_danger_while_masters_restart_in_turn() {
-        let placement = Placement::new(0);
-        placement.set_settled_after(Duration::ZERO);
-        placement.note(masters(&["a", "b", "c"]));
+        let placement = of_three();
         let mut run_ids = ["a", "b", "c"].map(str::to_owned);
         for round in 0..100 {
-            let before: Vec<u32> = (0..300).map(|extent| placement.home(extent)).collect();
+            let before = homes_of(&placement);
             run_ids[round % 3] = round.to_string();
             placement.note(masters(&run_ids.each_ref().map(String::as_str)));
             let endangered = before.iter().filter(|home| placement.is_at_risk(**home)).count();
@@ -247,9 +253,7 @@ mod tests {
 
     #[test]
     fn epochs_go_on_where_the_process_before_has_ended() {
-        let before = Placement::new(0);
-        before.set_settled_after(Duration::ZERO);
-        before.note(masters(&["a", "b", "c"]));
+        let before = of_three();
         let mut homes = Vec::new();
         for round in 0..5 {
             homes.extend((0..300).map(|extent| before.home(extent)));
@@ -273,9 +277,7 @@ mod tests {
 
     #[test]
     fn the_order_of_replicas_is_no_change() {
-        let placement = Placement::new(0);
-        placement.set_settled_after(Duration::ZERO);
-        placement.note(masters(&["a", "b", "c"]));
+        let placement = of_three();
         let mut other = masters(&["a", "b", "c"]);
         other.masters.iter_mut().for_each(|master| master.replicas.clear());
         placement.note(other);
@@ -286,7 +288,7 @@ mod tests {
     fn after_a_resume_a_master_may_be_away_for_a_while() {
         let before = Placement::new(0);
         before.note(masters(&["a", "b", "c"]));
-        let homes: Vec<u32> = (0..300).map(|extent| before.home(extent)).collect();
+        let homes = homes_of(&before);
         let placement = Placement::new(1);
         let endangered = |placement: &Placement| {
             let count = homes.iter().filter(|home| placement.is_at_risk(**home)).count();
@@ -308,13 +310,11 @@ mod tests {
 
     #[test]
     fn a_master_that_begins_anew_puts_older_copies_in_danger() {
-        let placement = Placement::new(0);
-        placement.set_settled_after(Duration::ZERO);
-        placement.note(masters(&["a", "b", "c"]));
+        let placement = of_three();
         let mut run_id = 0;
         // As often as there are epochs, and more.
         for round in 1..20 {
-            let homes: Vec<u32> = (0..300).map(|extent| placement.home(extent)).collect();
+            let homes = homes_of(&placement);
             assert!(homes.iter().all(|home| !placement.is_at_risk(*home)), "round {round}");
             run_id += 1;
             placement.note(masters(&["a", &run_id.to_string(), "c"]));

@@ -7,7 +7,7 @@ use super::tests::config;
 use super::writeback::sealed::tests::Plain;
 use super::writeback_tests::{ALL, agree_with_a_model, expect, half_random, incompressible, overwrite};
 use super::*;
-use crate::backing::{Backing, Direction, Fault, FaultKind, FaultyBacking, Filling, Seal, Transfer};
+use crate::backing::{Backing, Direction, Fault, FaultKind, Faults, FaultyBacking, Filling, Seal, Transfer};
 use crate::base::error::{Error, ErrorKind};
 use crate::base::random::Random;
 use crate::base::sync::{Arc, Counter, Mutex, classes};
@@ -306,14 +306,18 @@ fn extents_are_read_ahead_where_there_is_a_trend() {
     }
 }
 
+fn store_with_faults(objects: &Shared, pages: u64) -> (Store, Faults) {
+    let faulty = FaultyBacking::new(objects.clone(), 3).expect("a thread");
+    let faults = faulty.faults();
+    (store_on(Arc::new(faulty), config(pages)), faults)
+}
+
 /// A backing that does not answer for a while: cleaning and rescuing give up soon, and go on when it answers again.
 #[test]
 fn extents_that_cannot_be_read_now_are_tried_again() {
     const PAGES: u64 = 700;
     let objects = Shared::new(2 << 20);
-    let faulty = FaultyBacking::new(objects.clone(), 3).expect("a thread");
-    let faults = faulty.faults();
-    let store = store_on(Arc::new(faulty), config(PAGES));
+    let (store, faults) = store_with_faults(&objects, PAGES);
     let write = |pages: &mut dyn Iterator<Item = u64>| {
         pages.for_each(|page| store.write(PageNo::from_number(page), &half_random(page)).expect("memory"));
         store.write_back(&ALL).map_err(|error| error.kind())
@@ -342,9 +346,7 @@ fn extents_that_cannot_be_read_now_are_tried_again() {
 fn extents_that_cannot_be_read_hold_up_no_others() {
     const PAGES: u64 = 2000;
     let objects = Shared::new(8 << 20);
-    let faulty = FaultyBacking::new(objects.clone(), 3).expect("a thread");
-    let faults = faulty.faults();
-    let store = store_on(Arc::new(faulty), config(PAGES));
+    let (store, faults) = store_with_faults(&objects, PAGES);
     (0..PAGES).for_each(|page| store.write(PageNo::from_number(page), &half_random(page)).expect("memory"));
     store.write_back(&ALL).expect("room");
     objects.0.placement.add(1);
