@@ -8,7 +8,7 @@ CORPUS_PROGRAMS = python3 g++ node redis-server java
 RUN_PROGRAMS = sqlite3 redis-benchmark redis-cli libmimalloc
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo dist dist-remote test lint bench lab fuzz loom asan tsan hog crash pager
+.PHONY: help run demo dist dist-remote test lint bench lab fuzz loom asan tsan hog crash full pager
 
 help: ## List these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -60,6 +60,10 @@ crash: ## Kill processes 10,000 times, and at every store to memory that outlive
 	@UZRAM_CRASH_ROUNDS=50 tools/bounded 10800 cargo test -p uzram --test crash -- --nocapture
 	@UZRAM_CRASH_ROUNDS=200 tools/bounded 10800 cargo test -p uzram-cli --test survive -- --nocapture a_disk_outlives
 	@UZRAM_CRASH_ROUNDS=100 tools/bounded 10800 cargo test -p uzram-cli --test survive -- --nocapture a_program_that_swaps
+
+full: ## Overwrite a disk at random for ten minutes whose backing is 97 % live, and check what is written to that
+	@UZRAM_CLEAN_SECONDS=600 tools/bounded 1800 \
+		cargo test -p uzram-cli --test writeback -- --nocapture overwriting_at_random
 
 hog: ## Run a program that swaps in a quarter of the memory it needs, for ten minutes, as root
 	@UZRAM_HOG_SECONDS=600 tools/bounded 1200 \

@@ -83,6 +83,8 @@ pub(crate) struct Core<T: Trap> {
     mapped_pages: Counter,
     /// The most that was outside memory at once, as far as the evictor looked.
     most_stored: Mutex<Stored>,
+    /// The most pages that the store takes while the spill file is full, and while it has room; `None` without one.
+    most_compressed: Option<[u64; 2]>,
     /// Called by the evictor when the limit cannot be kept.
     pub(crate) on_excess: OnceLock<fn()>,
     pub(crate) publishing: Publishing,
@@ -99,7 +101,8 @@ struct Closed {
 }
 
 impl<T: Trap> Core<T> {
-    /// Makes the core of a pager, for as many pages as the store has, which says itself which are cold if it `spills`.
+    /// Makes the core of a pager, for as many pages as the store has. With a spill file the store says itself which pages are cold,
+    /// and takes the `most_compressed` pages while that is full, and while it has room.
     ///
     /// # Errors
     /// `NoMemory`.
@@ -109,7 +112,7 @@ impl<T: Trap> Core<T> {
         unit_pages: usize,
         store: Arc<Store>,
         limit_pages: u64,
-        spills: bool,
+        most_compressed: Option<[u64; 2]>,
     ) -> Result<Self> {
         let units = store.pages().div_ceil(unit_pages as u64);
         let shelves = (limit_pages / WAITING_SHARE) as usize / MOST_PAGES;
@@ -126,7 +129,7 @@ impl<T: Trap> Core<T> {
             lru: Lru::new(&LruConfig::new(units))?,
             windows: Windows::default(),
             waits: Waits::new(),
-            room: Room::new(limit_pages, if spills { 2 } else { 1 }),
+            room: Room::new(limit_pages, if most_compressed.is_some() { 2 } else { 1 }),
             shares: PerCpu::new(|_| Share::default()),
             copied_units: Counter::new(0),
             areas,
@@ -135,6 +138,7 @@ impl<T: Trap> Core<T> {
             evicting: Mutex::default(),
             mapped_pages: Counter::new(0),
             most_stored: Mutex::default(),
+            most_compressed,
             on_excess: OnceLock::new(),
             publishing: Publishing::new(),
             ends: AtomicBool::new(false),

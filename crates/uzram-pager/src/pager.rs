@@ -34,8 +34,8 @@ use crate::waiters::{MOST_THREADS, Waiters};
 pub const DEFAULT_CAPACITY_BYTES: u64 = 256 << 30;
 /// The smallest limit: buffers, and the working set of a small loop.
 pub const LEAST_LIMIT_BYTES: u64 = 4 << 20;
-/// The most of the limit that compressed memory takes, in eighths, without a spill file and with one. What it takes pages that are in use
-/// do not have: with a quarter, node in half of its memory had a third more faults. zswap takes a fifth of memory by default.
+/// The most of the limit that compressed memory takes, in eighths, without room in a spill file and with it. What it takes pages that are
+/// in use do not have: with a quarter, node in half of its memory had a third more faults. zswap takes a fifth of memory by default.
 const MOST_COMPRESSED_EIGHTHS: [u64; 2] = [7, 1];
 /// How long the evictor rests when nothing can leave; and at most, as it rests twice as long each time once memory counts as beyond the
 /// limit: what it tries to compress takes time from the program.
@@ -190,11 +190,11 @@ impl PagerBuilder {
         pages: u64,
     ) -> Result<(Arc<Core<T>>, Writers)> {
         let limit_pages = self.limit_bytes >> PAGE_SHIFT;
-        let eighths = MOST_COMPRESSED_EIGHTHS[usize::from(self.spill.is_some())];
+        let most_compressed = MOST_COMPRESSED_EIGHTHS.map(|eighths| limit_pages * eighths / 8);
         let mut store = StoreBuilder::new("pager", pages)
             .algorithm(self.algorithm.clone())
             .pool_design(self.pool_design)
-            .limit_pages(limit_pages * eighths / 8);
+            .limit_pages(most_compressed[usize::from(self.spill.is_some())]);
         if self.spill.is_none() {
             // It says which pages go to the file.
             store = store.lru_design(LruDesign::None);
@@ -206,7 +206,8 @@ impl PagerBuilder {
         }
         let store = Arc::new(store.build().map_err(rename)?);
         let writers = Writers::start(&store, spill)?;
-        let core = Core::new(trap, areas, unit_pages, store, limit_pages, self.spill.is_some())?;
+        let most_compressed = self.spill.is_some().then_some(most_compressed);
+        let core = Core::new(trap, areas, unit_pages, store, limit_pages, most_compressed)?;
         Ok((Arc::new(core), writers))
     }
 
@@ -316,6 +317,7 @@ impl<T: Trap> Evictor<T> {
                 if let Some(governor) = &mut governor {
                     governor.look(&theirs.room, &theirs.store, theirs.stats().fault_us);
                 }
+                theirs.share_memory();
                 let next = theirs.make_room(has_rested);
                 theirs.most_stored();
                 // With the lock: it takes others of the store, which must be free when the process forks.

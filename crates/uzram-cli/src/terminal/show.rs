@@ -16,7 +16,7 @@ pub struct DeviceJson {
     pub uris: Vec<String>,
     /// The device's statistics.
     pub stats: StatsJson,
-    /// Why its backing device is not written to, if it is not.
+    /// Why no pages leave memory for its backing device, if they cannot.
     #[serde(default)]
     pub backing_stopped: Option<String>,
 }
@@ -139,7 +139,7 @@ pub fn device_details(device: &DeviceJson) -> String {
         let _ = writeln!(text, "  {:<12} {uri}", "served at");
     }
     if let Some(why) = &device.backing_stopped {
-        let _ = writeln!(text, "  {:<12} the backing device is not written to: {why}", "warning");
+        let _ = writeln!(text, "  {:<12} the backing device is {why}", "warning");
     }
     text
 }

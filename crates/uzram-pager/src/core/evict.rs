@@ -15,7 +15,7 @@ use std::sync::TryLockError;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-use uzram::store::{PageNo, Wait};
+use uzram::store::{BackingState, PageNo, Wait};
 use uzram::units::{PAGE_SIZE, Page};
 
 use super::{Core, lock};
@@ -300,6 +300,18 @@ impl<T: Trap> Core<T> {
         self.store.read_wait(page, &mut copy, Wait::No).is_ok() && copy == *contents
     }
 
+    /// Gives compressed memory the share of the limit that it has without a spill file while that is full. Returns whether it has more
+    /// now.
+    pub(crate) fn share_memory(&self) -> bool {
+        let Some([without_room, with_room]) = self.most_compressed else { return false };
+        let is_full = self.store.backing_state() == Some(BackingState::Full);
+        let (before, now) = (self.store.limit_pages(), if is_full { without_room } else { with_room });
+        if before != now {
+            self.store.set_limit_pages(now);
+        }
+        before < now
+    }
+
     /// Makes room until memory is below the low watermark. `has_rested`: the last call has returned [`Next::Later`].
     pub(crate) fn make_room(&self, mut has_rested: bool) -> Next {
         while self.room.is_above_low(&self.store)
@@ -317,6 +329,7 @@ impl<T: Trap> Core<T> {
                 _ => self.take_cold(&mut waiting) > 0 || self.evict_oldest(&mut waiting),
             };
             drop(waiting);
+            let goes_on = goes_on || self.share_memory();
             self.room.made(goes_on);
             if !goes_on {
                 return Next::Stuck;

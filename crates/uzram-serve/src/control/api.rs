@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
-use uzram::device::{Attribute, Device};
+use uzram::device::{Attribute, BackingState, Device};
 use uzram::{Error, ErrorKind, slab};
 
 use super::about::{About, SurvivalJson};
@@ -317,8 +317,8 @@ impl Api {
         let uris = (self.uris)(device.name());
         let stats = StatsJson::from(device.stats());
         let file = self.about.files.as_ref().map(|files| files.disk(device.name()));
-        let health = device.backing().and_then(|backing| backing.backing().health());
-        let stopped = health.and_then(|health| health.stopped);
+        let state = device.backing_state().filter(|state| *state != BackingState::Ok);
+        let stopped = state.map(|state| state.to_string());
         json!({
             "name": device.name(), "uri": uris.first(), "uris": uris, "file": file, "stats": stats,
             "backing_stopped": stopped

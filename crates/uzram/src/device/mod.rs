@@ -22,7 +22,7 @@ mod task_tests;
 mod tests;
 
 pub use crate::store::{
-    AttachProgress, Attached, DEFAULT_CHAIN_SIZE, DEFAULT_COMPACT_RATE_BYTES,
+    AttachProgress, Attached, BackingState, DEFAULT_CHAIN_SIZE, DEFAULT_COMPACT_RATE_BYTES,
     DEFAULT_COMPACT_THRESHOLD_PERCENT, DEFAULT_RUN_CACHE_BATCH_PAGES, KeptMemory, PageState, StandBy, Wait,
 };
 pub use attr::{Attribute, AttributeText};
@@ -358,6 +358,14 @@ impl Device {
     /// Returns the statistics of the backing device; all 0 without one or while uninitialised.
     pub fn backing_stats(&self) -> BackingStats {
         self.state.lock().store.as_ref().map(|store| store.backing_stats()).unwrap_or_default()
+    }
+
+    /// Returns whether pages can leave memory for the backing device; `None` without one.
+    pub fn backing_state(&self) -> Option<BackingState> {
+        let state = self.state.lock();
+        let backing = state.params.backing.as_ref()?;
+        let used = state.store.as_ref().and_then(|store| store.backing_state());
+        Some(used.unwrap_or_else(|| BackingState::of(&**backing.backing())))
     }
 
     /// Returns the backing device that is set, if any.

@@ -58,6 +58,8 @@ mod writeback;
 #[cfg(all(test, loom))]
 mod loom_tests;
 #[cfg(all(test, not(loom)))]
+mod clean_tests;
+#[cfg(all(test, not(loom)))]
 mod objects_tests;
 #[cfg(all(test, not(loom)))]
 mod recompress_tests;
@@ -113,7 +115,8 @@ pub use survive::{AttachProgress, Attached, KeptMemory, LAYOUT_VERSION, StandBy}
 use writeback::BackingDevice;
 pub use writeback::sealed::are_whole;
 pub use writeback::{
-    BackingOptions, BackingStats, MAX_WRITEBACK_BATCH, Writeback, WritebackLayout, WritebackLimit,
+    BackingOptions, BackingState, BackingStats, MAX_WRITEBACK_BATCH, Writeback, WritebackLayout,
+    WritebackLimit,
 };
 
 /// The maximum number of pages of a store: a page number is a u32.

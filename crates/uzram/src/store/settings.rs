@@ -23,6 +23,11 @@ impl Store {
         self.maintenance.begin()
     }
 
+    /// Returns [`limit_pages`](super::StoreBuilder::limit_pages).
+    pub fn limit_pages(&self) -> u64 {
+        self.arena.limit_pages()
+    }
+
     /// Sets [`limit_pages`](super::StoreBuilder::limit_pages). Free memory beyond the limit goes back to the system at
     /// once; a limit below the memory in use only stops growth.
     pub fn set_limit_pages(&self, pages: u64) {

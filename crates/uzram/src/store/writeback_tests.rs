@@ -160,7 +160,7 @@ fn writes_beyond_the_limit_have_others_leave() {
 }
 
 /// Waits until `is_so`.
-fn until(what: &str, is_so: impl Fn() -> bool) {
+pub(super) fn until(what: &str, is_so: impl Fn() -> bool) {
     for _ in 0..20_000 {
         if is_so() {
             return;

@@ -215,13 +215,14 @@ pub(super) fn backing(device: &Device) -> String {
     ])
 }
 
-/// Shows whether the store is written to, and what it lost.
+/// Shows whether pages can leave, and what a store on other machines lost.
 pub(super) fn backing_state(device: &Device) -> String {
-    let Some(backing) = device.backing() else { return "none".to_owned() };
-    let Some(Health { expired, left_behind, stopped }) = backing.backing().health() else {
-        return "ok".to_owned();
+    let (Some(state), Some(backing)) = (device.backing_state(), device.backing()) else {
+        return "none".to_owned();
     };
-    let state = stopped.map_or_else(|| "ok".to_owned(), |why| format!("not written to: {why}"));
+    let Some(Health { expired, left_behind, .. }) = backing.backing().health() else {
+        return state.to_string();
+    };
     let lost = device.backing_stats().lost_reads;
     format!("{state}\nlost {lost}\nexpired {expired}\nleft_behind {left_behind}")
 }

@@ -180,8 +180,9 @@ pub(in super::super) static TABLE: &[Attribute] = &[
     },
     Attribute {
         name: "backing_state",
-        help: "ok, or why a store on other machines is not written to; what it lost, requests that it did not answer \
-               in time, and objects that could not be removed (uzram only)",
+        help: "ok, or why no more pages leave memory: the backing device is full, or not written to; of a store on other \
+               machines also what it lost, requests that it did not answer in time, and objects that could not be \
+               removed (uzram only)",
         get: Some(backing_state),
         set: Set::Never,
     },

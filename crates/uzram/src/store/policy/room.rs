@@ -27,20 +27,20 @@ impl Store {
         if error.kind() != ErrorKind::NoSpace || !self.can_reclaim() {
             return Err(error);
         }
-        let watermarks = &self.watermarks;
+        let (watermarks, gone_pages) = (&self.watermarks, self.gone_pages());
         if self.arena.has_reserve() {
             // The write never waits for memory; pages are reclaimed for later writes.
-            watermarks.request_reclaim();
+            watermarks.request_reclaim(gone_pages);
             watermarks.decisions.writers_refused.add(1);
             return Err(error);
         }
-        if wait == Wait::No && !watermarks.is_stuck() {
+        if wait == Wait::No && !watermarks.is_stuck(gone_pages) {
             let what = "the memory limit is reached, and pages can be reclaimed";
             return Err(Error::new(ErrorKind::WouldBlock, what));
         }
         if wait == Wait::Yes {
             let deadline = *deadline.get_or_insert_with(|| Instant::now() + MOST_WAIT);
-            if watermarks.wait_for_reclaim(deadline) && Instant::now() < deadline {
+            if watermarks.wait_for_reclaim(deadline, gone_pages) && Instant::now() < deadline {
                 return Ok(());
             }
         }

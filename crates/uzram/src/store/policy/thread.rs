@@ -7,9 +7,10 @@ use crate::base::sync::Arc;
 use crate::base::thread::{join, spawn_relied_on, touch_stack};
 use crate::store::Store;
 
-use super::ReclaimPolicy;
 use super::parked::Compressor;
 use super::reclaim::Reclaimed;
+use super::watermarks::Stuck;
+use super::{ReclaimPolicy, used_pages};
 
 /// The shortest and the longest interval of scans for old pages, in seconds.
 const LOOK_AFTER: [u64; 2] = [1, 60];
@@ -139,6 +140,8 @@ impl Store {
     /// Reclaims pages, or rests if none can be reclaimed. `failing` is the time since which the backing device fails.
     fn reclaim_or_rest(&self, failing: &mut Option<Instant>) {
         let began = Instant::now();
+        let held = || (self.gone_pages(), used_pages(&self.arena));
+        let before = held();
         let reclaimed = match self.reclaim() {
             // The first scan may only have cleared the pages' use marks.
             Reclaimed::None => self.reclaim(),
@@ -151,18 +154,25 @@ impl Store {
             Reclaimed::Some => (Duration::ZERO, false),
             Reclaimed::NotYet => (SHORTEST_REST, false),
             Reclaimed::Failed if since.elapsed() < MOST_FAILING => (LEAST_REST, false),
-            // A writer reached the limit before, and has not retried yet.
-            Reclaimed::None if self.has_reclaimed_enough() => (SHORTEST_REST, false),
             Reclaimed::Failed | Reclaimed::None => {
-                ((began.elapsed() * REST_FACTOR).clamp(LEAST_REST, MOST_REST), true)
+                let rest = (began.elapsed() * REST_FACTOR).clamp(LEAST_REST, MOST_REST);
+                // A writer may have reached the limit before, and not have retried yet.
+                (rest, is_failing || !self.has_reclaimed_enough())
             }
         };
         if !is_failing || is_stuck {
-            self.watermarks.notify_waiters(is_stuck.then(|| Instant::now() + LEAST_REST));
+            let stuck = || Stuck { until: Instant::now() + LEAST_REST, gone_pages: before.0 };
+            self.watermarks.notify_waiters(is_stuck.then(stuck));
         }
         self.watermarks.decisions.stuck.add(u64::from(is_stuck));
         if !rest.is_zero() {
             std::thread::park_timeout(rest);
+        }
+        // A full device stays full until pages on it are gone.
+        let is_over =
+            || held() != before || self.watermarks.is_awaited() || !self.watermarks.is_urgent(&self.arena);
+        while reclaimed == Reclaimed::None && self.is_backing_full() && !is_over() {
+            std::thread::park_timeout(MOST_REST);
         }
     }
 }

@@ -36,13 +36,22 @@ pub(super) struct State {
     pub(super) waiting: u64,
     /// Times that the thread has freed memory, or has found that it cannot.
     rounds: u64,
-    /// Set if the last reclaim freed nothing: until then writers do not wake the thread.
-    stuck_until: Option<Instant>,
+    /// Set if the last reclaim freed nothing: then writers do not wake the thread.
+    stuck: Option<Stuck>,
+}
+
+/// How long a reclaim that freed nothing counts.
+#[derive(Clone, Copy)]
+pub(in crate::store) struct Stuck {
+    /// Until then,
+    pub(super) until: Instant,
+    /// and as long as [`Store::gone_pages`](crate::store::Store::gone_pages) is this: pages that are gone leave room.
+    pub(super) gone_pages: u64,
 }
 
 impl State {
-    fn is_stuck(&self, now: Instant) -> bool {
-        self.stuck_until.is_some_and(|until| now < until)
+    fn is_stuck(&self, now: Instant, gone_pages: u64) -> bool {
+        self.stuck.is_some_and(|stuck| now < stuck.until && gone_pages == stuck.gone_pages)
     }
 }
 
@@ -122,15 +131,14 @@ impl Watermarks {
     }
 
     /// Returns whether the last reclaim, a moment ago, freed nothing.
-    pub(super) fn is_stuck(&self) -> bool {
-        self.state.lock().is_stuck(Instant::now())
+    pub(super) fn is_stuck(&self, gone_pages: u64) -> bool {
+        self.state.lock().is_stuck(Instant::now(), gone_pages)
     }
 
     /// Wakes the thread for writers that need room. Returns false if there is no thread or it freed nothing recently.
-    fn wake_for_writer(&self, state: &State, now: Instant) -> bool {
-        let Some(thread) = state.thread.as_ref().filter(|_| !state.ends && !state.is_stuck(now)) else {
-            return false;
-        };
+    fn wake_for_writer(&self, state: &State, now: Instant, gone_pages: u64) -> bool {
+        let can_free = !state.ends && !state.is_stuck(now, gone_pages);
+        let Some(thread) = state.thread.as_ref().filter(|_| can_free) else { return false };
         self.is_awake.set(1);
         thread.unpark();
         true
@@ -138,10 +146,10 @@ impl Watermarks {
 
     /// Waits until the thread has freed memory, found that it cannot, or `until` has passed. Returns whether it freed
     /// any.
-    pub(super) fn wait_for_reclaim(&self, until: Instant) -> bool {
+    pub(super) fn wait_for_reclaim(&self, until: Instant, gone_pages: u64) -> bool {
         let began = Instant::now();
         let mut state = self.state.lock();
-        if !self.wake_for_writer(&state, began) {
+        if !self.wake_for_writer(&state, began, gone_pages) {
             return false;
         }
         let seen = state.rounds;
@@ -153,7 +161,7 @@ impl Watermarks {
         }
         let was_told = state.rounds != seen;
         state.waiting -= u64::from(!was_told);
-        let was_freed = was_told && state.stuck_until.is_none();
+        let was_freed = was_told && state.stuck.is_none();
         drop(state);
         self.decisions.writers_waited.add(1);
         self.decisions.writers_waited_ms.add((now - began).as_millis() as u64);
@@ -161,18 +169,18 @@ impl Watermarks {
     }
 
     /// Wakes the thread to reclaim pages for writers that do not wait.
-    pub(super) fn request_reclaim(&self) {
+    pub(super) fn request_reclaim(&self, gone_pages: u64) {
         let mut state = self.state.lock();
-        if self.wake_for_writer(&state, Instant::now()) {
+        if self.wake_for_writer(&state, Instant::now(), gone_pages) {
             state.waiting = state.waiting.max(1);
         }
     }
 
-    /// Wakes the waiting writers: memory was freed, or none can be until `stuck_until`.
-    pub(in crate::store) fn notify_waiters(&self, stuck_until: Option<Instant>) {
+    /// Wakes the waiting writers: memory was freed, or none can be for the time being.
+    pub(in crate::store) fn notify_waiters(&self, stuck: Option<Stuck>) {
         let mut state = self.state.lock();
         state.rounds += 1;
-        state.stuck_until = stuck_until;
+        state.stuck = stuck;
         // Reset the count now: no more must be reclaimed for woken writers, however late they run.
         let was_awaited = std::mem::take(&mut state.waiting) > 0;
         drop(state);
@@ -210,6 +218,11 @@ impl Watermarks {
         if self.is_above_high(arena, Arena::lacks_reserve) {
             return true;
         }
+        self.is_awaited()
+    }
+
+    /// Returns whether writers wait for the thread, or its end is.
+    pub(super) fn is_awaited(&self) -> bool {
         let state = self.state.lock();
         state.waiting > 0 || state.ends
     }
@@ -231,20 +244,23 @@ mod tests {
     fn a_writer_that_was_told_is_not_waited_for() {
         let watermarks = Watermarks::new(ReclaimPolicy::default());
         watermarks.state.lock().thread = Some(std::thread::current());
-        for stuck_until in [None, Some(Instant::now() + MOST_WAIT)] {
-            watermarks.state.lock().stuck_until = None;
+        let stuck = Stuck { until: Instant::now() + MOST_WAIT, gone_pages: 0 };
+        for stuck in [None, Some(stuck)] {
+            watermarks.state.lock().stuck = None;
             std::thread::scope(|scope| {
-                let writer = scope.spawn(|| watermarks.wait_for_reclaim(Instant::now() + MOST_WAIT));
+                let writer = scope.spawn(|| watermarks.wait_for_reclaim(Instant::now() + MOST_WAIT, 0));
                 while watermarks.state.lock().waiting == 0 {
                     std::thread::yield_now();
                 }
-                watermarks.notify_waiters(stuck_until);
+                watermarks.notify_waiters(stuck);
                 assert_eq!(watermarks.state.lock().waiting, 0);
                 let was_freed = writer.join().expect("no panic");
-                assert_eq!(was_freed, stuck_until.is_none());
+                assert_eq!(was_freed, stuck.is_none());
             });
             assert_eq!(watermarks.state.lock().waiting, 0);
         }
+        assert!(watermarks.is_stuck(0));
+        assert!(!watermarks.is_stuck(1), "a page that is gone leaves room");
     }
 
     /// A waiting writer is woken when the thread dies, and later writers do not wait.
@@ -253,14 +269,14 @@ mod tests {
         let watermarks = Watermarks::new(ReclaimPolicy::default());
         watermarks.state.lock().thread = Some(std::thread::current());
         std::thread::scope(|scope| {
-            let writer = scope.spawn(|| watermarks.wait_for_reclaim(Instant::now() + MOST_WAIT));
+            let writer = scope.spawn(|| watermarks.wait_for_reclaim(Instant::now() + MOST_WAIT, 0));
             while watermarks.state.lock().waiting == 0 {
                 std::thread::yield_now();
             }
             let began = Instant::now();
             watermarks.thread_died("it was a test");
             assert!(!writer.join().expect("no panic"));
-            assert!(!watermarks.wait_for_reclaim(Instant::now() + MOST_WAIT));
+            assert!(!watermarks.wait_for_reclaim(Instant::now() + MOST_WAIT, 0));
             assert!(began.elapsed() < MOST_WAIT / 2);
         });
         assert_eq!(watermarks.why_died().as_deref(), Some("it was a test"));
@@ -269,10 +285,13 @@ mod tests {
     #[test]
     fn a_writer_waits_no_longer_than_it_is_to() {
         let watermarks = Watermarks::new(ReclaimPolicy::default());
-        assert!(!watermarks.wait_for_reclaim(Instant::now() + MOST_WAIT), "there is no thread to wait for");
+        assert!(
+            !watermarks.wait_for_reclaim(Instant::now() + MOST_WAIT, 0),
+            "there is no thread to wait for"
+        );
         watermarks.state.lock().thread = Some(std::thread::current());
         assert!(
-            !watermarks.wait_for_reclaim(Instant::now() + Duration::from_millis(20)),
+            !watermarks.wait_for_reclaim(Instant::now() + Duration::from_millis(20), 0),
             "nobody frees anything"
         );
         assert_eq!(watermarks.state.lock().waiting, 0);

@@ -32,7 +32,7 @@ const MANY_EXTENTS: u64 = 128;
 /// The minimum number of extents of a device.
 const LEAST_EXTENTS: u64 = if cfg!(loom) { 2 } else { 8 };
 /// Free extents of each tier that are reserved for cleaning.
-const RESERVED_EXTENTS: u32 = 2;
+pub(super) const RESERVED_EXTENTS: u32 = 2;
 /// Bytes read at a time by sequential reads of pages.
 pub(super) const READ_AHEAD_BYTES: usize = 64 << 10;
 /// Reads of pages that can be in flight; others wait.
@@ -41,13 +41,15 @@ const READS: u32 = if cfg!(loom) { 2 } else { 64 };
 pub(super) const BLOCK_BYTES: usize = PAGE_SIZE;
 
 /// One hold of an extent's word; the bits below count bytes.
-const HOLD: u32 = 1 << 24;
-const BYTES_MASK: u32 = HOLD - 1;
+pub(super) const HOLD: u32 = 1 << 24;
+pub(super) const BYTES_MASK: u32 = HOLD - 1;
 const _: () = assert!(MAX_EXTENT_BYTES <= BYTES_MASK as u64);
 /// The sizes that an extent may have that is one object of the backing.
 const OBJECT_BYTES: RangeInclusive<usize> = 64 << 10..=8 << 20;
 const _: () = assert!(*OBJECT_BYTES.end() <= BYTES_MASK as usize);
 
+/// A full device is no longer full when this share of its extents is found, or could be.
+const AMPLE_SHARE: u32 = 64;
 /// Extents that are discarded on the device at a time.
 const DISCARDS_AT_ONCE: usize = 64;
 
@@ -58,29 +60,37 @@ const NONE: u32 = u32::MAX;
 const HELD_BY_DEAD: u32 = NONE - 1;
 
 #[derive(Default)]
-struct Extent {
+pub(super) struct Extent {
     /// `[ holds 8 | bytes of live objects 24 ]`; 0 while it is free.
-    word: AtomicU32,
+    pub(super) word: AtomicU32,
     /// How often it was filled.
     generation: Stamp,
     /// While free, the next free extent; else not 0 if it could not be cleaned.
-    link: Stamp,
-    /// With the layout `Blocks`, the CRC and the checksum of its only object, which has no header. Where the backing keeps
-    /// the extent as one object, [`Filling::home`] instead of the CRC.
+    pub(super) link: Stamp,
+    /// With the layout `Blocks`, the CRC and the checksum of its only object, which has no header. Otherwise
+    /// [`Filling::home`], where the backing keeps the extent as one object, and the bytes of live objects that it is full
+    /// with: what it has less has died, or was never filled.
     crc: Stamp,
     checksum: Stamp,
+}
+
+impl Extent {
+    /// Returns how many bytes cleaning the extent gains, which has so many live ones.
+    pub(super) fn gain_bytes(&self, live_bytes: u32) -> u32 {
+        self.checksum.get().saturating_sub(live_bytes)
+    }
 }
 
 // SAFETY: numbers, all zero by default, without destructors.
 unsafe impl Entry for Extent {}
 
 /// The free extents of a tier: those never used, and the others in queues, so that all wear evenly.
-struct Free {
+pub(super) struct Free {
     /// The tier's extents that were used; all others come after them.
     used: Range<u32>,
     /// The end of the tier's extents.
-    end: u32,
-    count: u32,
+    pub(super) end: u32,
+    pub(super) count: u32,
     /// Extents that were discarded on the device.
     discarded: Queue,
     /// Extents that were not yet.
@@ -161,13 +171,15 @@ pub(in crate::store) struct Log {
     pub(super) written_once: bool,
     /// With which objects are sealed, if they are.
     pub(super) seal: Option<Arc<dyn Seal>>,
-    extents: Table<Extent>,
+    pub(super) extents: Table<Extent>,
     count: u32,
-    tiers: usize,
+    pub(super) tiers: usize,
     /// Of each tier, in the order in which they are used.
-    free: Mutex<Vec<Free>>,
+    pub(super) free: Mutex<Vec<Free>>,
     /// The tier whose objects are moved, by its own reserve.
-    moved_from: Counter,
+    pub(super) moved_from: Counter,
+    /// Not 0 while the device is full: the extents that pages that leave memory have yet to find.
+    missing: Counter,
     /// Buffers for reads of pages.
     pub(super) reads: Buffers,
     pub(super) counts: BackingCounts,
@@ -207,6 +219,7 @@ impl Log {
             tiers: free.len(),
             free: Mutex::new(&classes::BACKING_EXTENTS, free),
             moved_from: Counter::new(0),
+            missing: Counter::new(0),
             reads: Buffers::new(READS, READ_AHEAD_BYTES)?,
             counts: BackingCounts::default(),
         })
@@ -268,6 +281,11 @@ impl Log {
                 let was_held = of.word.load(Ordering::Relaxed) >= HOLD || of.link.get() == HELD_BY_DEAD;
                 of.word.store(0, Ordering::Relaxed);
                 of.link.set(if was_held { HELD_BY_DEAD } else { 0 });
+                let is_counted = of.generation.get() == 0 || !was_held && of.checksum.get() > 0;
+                if self.layout == WritebackLayout::Packed && !is_counted {
+                    // It is filled no further.
+                    of.checksum.set(self.usable_bytes(self.extent_bytes) as u32);
+                }
             }
         })
     }
@@ -351,7 +369,7 @@ impl Log {
 
     /// Returns which tiers are written to now: those that are not down. If all are, it is all of them: then the writes say
     /// why nothing is written.
-    fn in_use(&self) -> [bool; MAX_TIERS] {
+    pub(super) fn in_use(&self) -> [bool; MAX_TIERS] {
         let is_up = |tier| tier < self.tiers && !self.backing.is_down(tier);
         match std::array::from_fn(is_up) {
             up if up.contains(&true) => up,
@@ -473,7 +491,15 @@ impl Log {
             }
             of.link.set(0);
             of.generation.set(of.generation.get().wrapping_add(1));
+            if self.layout == WritebackLayout::Packed {
+                // Moved objects are counted one by one: what a flush leaves unused would be moved again and again.
+                let is_counted = purpose == Purpose::Moved && !self.written_once;
+                of.checksum.set(if is_counted { 0 } else { self.usable_bytes(self.extent_bytes) as u32 });
+            }
             of.word.store(HOLD, Ordering::Relaxed);
+            if purpose == Purpose::New {
+                self.missing.set(self.missing.get().saturating_sub(1));
+            }
             return Some(extent);
         }
     }
@@ -488,11 +514,10 @@ impl Log {
             };
             // Each tier keeps its reserve, by which it can be cleaned while the others are down. Where those in use have no
             // room, one that is down is taken: then the write says why nothing is written.
+            let reserved = self.reserved_extents();
             let tier = match purpose {
-                Purpose::New if self.layout == WritebackLayout::Packed => {
-                    with(RESERVED_EXTENTS, true).or_else(|| with(RESERVED_EXTENTS, false))
-                }
-                _ => {
+                Purpose::New => with(reserved, true).or_else(|| with(reserved, false)),
+                Purpose::Moved => {
                     let own = self.moved_from.get() as usize;
                     let has_own = in_use[own] && free[own].count > 0;
                     with(RESERVED_EXTENTS, true)
@@ -529,6 +554,62 @@ impl Log {
     /// Drops a hold of an extent.
     pub(super) fn release(&self, extent: u32) {
         self.lower(extent, HOLD);
+    }
+
+    /// Returns how much of `bytes` of an extent objects surely fill.
+    pub(super) fn usable_bytes(&self, bytes: usize) -> usize {
+        bytes.saturating_sub(self.max_footprint())
+    }
+
+    /// Counts an object moved to an extent among the bytes that it is full with.
+    pub(super) fn fill(&self, extent: u32, len_bytes: usize) {
+        let of = &self.extents[extent as usize];
+        if !self.written_once {
+            of.checksum.set(of.checksum.get() + self.footprint(len_bytes) as u32);
+        }
+    }
+
+    /// Notes that pages that leave memory find no extent.
+    pub(super) fn note_full(&self) {
+        self.missing.set(self.ample_extents());
+    }
+
+    /// Returns whether the device is full: from the page on that found no extent, until so many are found, or could be, that
+    /// it is not full again at once.
+    pub(in crate::store) fn is_full(&self) -> bool {
+        if self.missing.get() > 0 && self.available_extents() >= self.ample_extents() {
+            self.missing.set(0);
+        }
+        self.missing.get() > 0
+    }
+
+    fn ample_extents(&self) -> u64 {
+        u64::from(self.count / AMPLE_SHARE).max(u64::from(RESERVED_EXTENTS))
+    }
+
+    /// Returns how many extents pages that leave memory would find if all were cleaned that may be.
+    fn available_extents(&self) -> u64 {
+        let (in_use, reserved) = (self.in_use(), self.reserved_extents());
+        let free = |tier: &Free| u64::from(tier.count.saturating_sub(reserved));
+        let free: u64 = self
+            .free
+            .lock()
+            .iter()
+            .zip(in_use)
+            .filter(|(_, is_used)| *is_used)
+            .map(|(tier, _)| free(tier))
+            .sum();
+        free + self.gainable_bytes(|tier| in_use[tier]) / self.extent_bytes as u64
+    }
+
+    /// Returns the extents of each tier that only cleaning takes.
+    fn reserved_extents(&self) -> u32 {
+        if self.layout == WritebackLayout::Packed { RESERVED_EXTENTS } else { 0 }
+    }
+
+    /// Returns the number of pages that were on the device and no longer are, modulo 2^64.
+    pub(in crate::store) fn gone_pages(&self) -> u64 {
+        self.counts.pages_written_back.get().wrapping_sub(self.counts.pages.get())
     }
 
     /// Counts a live object in an extent that is held.
@@ -591,7 +672,10 @@ impl Log {
     }
 
     /// Returns the extents of some tiers that were ever filled.
-    fn used_extents<F: Fn(usize) -> bool>(&self, of_tier: F) -> impl IntoIterator<Item = u32> + use<F> {
+    pub(super) fn used_extents<F: Fn(usize) -> bool>(
+        &self,
+        of_tier: F,
+    ) -> impl IntoIterator<Item = u32> + use<F> {
         let free = self.free.lock();
         let tiers = free.iter().enumerate().filter(|(tier, _)| of_tier(*tier));
         let used: Vec<_> = tiers.map(|(_, tier)| tier.used.clone()).collect();
@@ -600,104 +684,5 @@ impl Log {
 
     fn discard(&self, extent: u32) {
         self.backing.discard(self.place(extent, 0), self.extent_bytes as u64, self.filling(extent));
-    }
-
-    /// Selects up to `most` extents with the fewest live bytes that together fit into what is free, and `begun_bytes` besides,
-    /// and holds them for cleaning. They are of one tier, which is not down, so that each keeps its reserve. Extents whose
-    /// cleaning would free no space are left out.
-    pub(super) fn victims(&self, most: usize, begun_bytes: usize) -> Vec<u32> {
-        let in_use = self.in_use();
-        let tiers = (0..self.tiers).filter(|tier| in_use[*tier]);
-        let mut tiers: Vec<_> = tiers.map(|tier| (self.emptiest(tier, most), tier)).collect();
-        tiers.sort_by_key(|(best, _)| best.first().map_or(u32::MAX, |(live_bytes, _)| *live_bytes));
-        for (best, tier) in tiers {
-            let victims = self.hold_victims(best, tier, begun_bytes);
-            if !victims.is_empty() {
-                self.moved_from.set(tier as u64);
-                return victims;
-            }
-        }
-        Vec::new()
-    }
-
-    /// Returns the live bytes and numbers of the extents of a tier that have the fewest, of those that can be cleaned.
-    fn emptiest(&self, tier: usize, most: usize) -> Vec<(u32, u32)> {
-        let mut best: Vec<(u32, u32)> = Vec::with_capacity(most + 1);
-        for number in self.used_extents(|other| other == tier) {
-            let of = &self.extents[number as usize];
-            let word = of.word.load(Ordering::Relaxed);
-            let wins =
-                word & !BYTES_MASK == 0 && word != 0 && (word as usize) < self.extent_bytes - BLOCK_BYTES;
-            if !wins || of.link.get() != 0 || best.len() == most && best[most - 1].0 <= word {
-                continue;
-            }
-            let at = best.partition_point(|(other, _)| *other <= word);
-            best.insert(at, (word, number));
-            best.truncate(most);
-        }
-        best
-    }
-
-    /// Holds as many of a tier's extents as fit into what is free there.
-    fn hold_victims(&self, best: Vec<(u32, u32)>, tier: usize, begun_bytes: usize) -> Vec<u32> {
-        let free_extents = self.free.lock()[tier].count as usize;
-        // Where an extent is written once, what does not fit into one begins another.
-        let usable_bytes = self.extent_bytes - self.max_footprint();
-        let room_bytes = match self.written_once {
-            true => free_extents * usable_bytes,
-            // Leave a margin: parts of blocks and of extents stay unused.
-            false => (free_extents * self.extent_bytes + begun_bytes).saturating_sub(self.extent_bytes / 4),
-        };
-        let mut left_bytes = room_bytes;
-        let chosen = best.into_iter().filter(|(word, number)| {
-            // Each flush may leave a part of a block unused.
-            let fits = left_bytes >= *word as usize + BLOCK_BYTES;
-            let of = &self.extents[*number as usize].word;
-            // Hold the extent, though it may have lost objects meanwhile, unless it became free or held.
-            let hold = |word: u32| (word != 0 && word & !BYTES_MASK == 0).then_some(word + HOLD);
-            let held = fits && of.fetch_update(Ordering::AcqRel, Ordering::Relaxed, hold).is_ok();
-            left_bytes -= if held { *word as usize + BLOCK_BYTES } else { 0 };
-            held
-        });
-        let victims: Vec<u32> = chosen.map(|(_, number)| number).collect();
-        let gains = || (room_bytes - left_bytes).div_ceil(usable_bytes) < victims.len();
-        if self.written_once && !gains() {
-            victims.iter().for_each(|extent| self.release(*extent));
-            return Vec::new();
-        }
-        victims
-    }
-
-    /// Returns up to `most` extents, `from` on, whose copies are in danger, and holds them.
-    pub(super) fn endangered(&self, from: u32, most: usize) -> Vec<u32> {
-        let can_move = |extent: &u32| {
-            let of = &self.extents[*extent as usize];
-            let is_used = |word: u32| word != 0 && word & !BYTES_MASK == 0;
-            of.link.get() == 0
-                && is_used(of.word.load(Ordering::Relaxed))
-                && self.backing.is_at_risk(*extent, self.filling(*extent))
-                && of
-                    .word
-                    .fetch_update(Ordering::AcqRel, Ordering::Relaxed, |word| {
-                        is_used(word).then_some(word + HOLD)
-                    })
-                    .is_ok()
-        };
-        let used = self.used_extents(|_| true);
-        let found: Vec<u32> =
-            used.into_iter().filter(|extent| *extent >= from).filter(can_move).take(most).collect();
-        if let Some(first) = found.first() {
-            let tier = self.free.lock().partition_point(|tier| tier.end <= *first);
-            self.moved_from.set(tier as u64);
-        }
-        found
-    }
-
-    /// Drops the hold for cleaning; the extent is not tried again if it was not fully readable.
-    pub(super) fn end_cleaning(&self, extent: u32, is_readable: bool) {
-        if !is_readable {
-            self.extents[extent as usize].link.set(1);
-        }
-        self.release(extent);
     }
 }

@@ -6,7 +6,7 @@
 //! - `writer.rs`: writing pages
 //! - `clean.rs`: freeing extents whose objects are mostly dead
 //! - `read.rs`: reading pages, and returning some of them to memory; `ahead/`: reading ahead
-//! - `allowance.rs`: how much may be written
+//! - `allowance.rs`: how much may be written; `state.rs`: why nothing is
 
 mod ahead;
 mod allowance;
@@ -16,6 +16,7 @@ mod object;
 mod read;
 pub(super) mod sealed;
 mod sealer;
+mod state;
 mod writer;
 
 use std::fmt;
@@ -35,6 +36,7 @@ use super::slot::Tried;
 use super::{Candidates, Store};
 #[cfg(not(loom))]
 pub(super) use log::Log;
+pub use state::BackingState;
 pub(super) use writer::{BackingDevice, Pass};
 
 /// The layout of pages on a backing device. Parses from and prints as `packed` or `blocks`.
@@ -322,6 +324,26 @@ impl Store {
         if let Some(backing) = self.backing.as_ref().filter(|backing| backing.log.written_once) {
             backing.erase();
         }
+    }
+
+    /// Returns whether pages can leave memory for the backing device; `None` without one.
+    pub fn backing_state(&self) -> Option<BackingState> {
+        let log = &self.backing.as_ref()?.log;
+        Some(match BackingState::of(&*log.backing) {
+            BackingState::Ok if log.is_full() => BackingState::Full,
+            state => state,
+        })
+    }
+
+    /// Returns whether the backing device is full.
+    pub(super) fn is_backing_full(&self) -> bool {
+        self.backing.as_ref().is_some_and(|backing| backing.log.is_full())
+    }
+
+    /// Returns the number of pages that were on the backing device and no longer are, modulo 2^64: if it is full, no more pages
+    /// leave until this changes.
+    pub(super) fn gone_pages(&self) -> u64 {
+        self.backing.as_ref().map_or(0, |backing| backing.log.gone_pages())
     }
 
     /// Returns the statistics of the backing device; all 0 without one.

@@ -255,6 +255,7 @@ impl<'a> Pass<'a> {
         let Some(open) = &mut writer.open[Purpose::Moved as usize] else { return Ok(()) };
         let (log, flight) = (&self.backing.log, &mut writer.flights[usize::from(open.number) - 1]);
         flight.charge += self.backing.allowance.note(open.units_for(log.footprint(bytes.len())));
+        log.fill(open.extent, bytes.len());
         open.put(log, flight, object, bytes, Some(from), 0);
         log.counts.cleaned_bytes.add(bytes.len() as u64);
         Ok(())
@@ -323,6 +324,9 @@ impl<'a> Pass<'a> {
             self.clean();
         }
         log.take(purpose).ok_or_else(|| {
+            if purpose == Purpose::New {
+                log.note_full();
+            }
             Error::new(ErrorKind::NoSpace, "the backing device is full").with_setting("backing_dev")
         })
     }

@@ -1,0 +1,273 @@
+//! Devices that are full, or nearly: what cleaning writes, when it ends, and that it goes on.
+
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use super::tests::config;
+use super::writeback_tests::{ALL, decided, expect, half_random, incompressible, until};
+use super::*;
+use crate::backing::{Backing, Direction, Filling, Transfer};
+use crate::base::error::ErrorKind;
+use crate::base::random::Random;
+use crate::base::units::{PAGE_SIZE, Page, PageNo};
+
+/// The most that is written for what leaves, by the rule of cleaning.
+const MOST_WRITTEN: u64 = 24;
+/// What a page takes that does not compress.
+const FOOTPRINT: u64 = PAGE_SIZE as u64 + 16;
+
+/// A device in memory.
+struct Memory(Mutex<Vec<u8>>);
+
+impl Memory {
+    fn new(len_bytes: u64) -> Arc<dyn Backing> {
+        Arc::new(Memory(Mutex::new(vec![0; len_bytes as usize])))
+    }
+}
+
+impl Backing for Memory {
+    fn len_bytes(&self) -> u64 {
+        self.0.lock().expect("no panic").len() as u64
+    }
+
+    fn block_bytes(&self) -> usize {
+        PAGE_SIZE
+    }
+
+    fn start(&self, transfer: Transfer) {
+        let Transfer { direction, offset, len_bytes, mut buffer, token, completion, .. } = transfer;
+        let mut bytes = self.0.lock().expect("no panic");
+        let there = &mut bytes[offset as usize..][..len_bytes];
+        match direction {
+            Direction::Read => buffer[..len_bytes].copy_from_slice(there),
+            Direction::Write => there.copy_from_slice(&buffer[..len_bytes]),
+        }
+        drop(bytes);
+        completion.done(token, buffer, Ok(()));
+    }
+
+    fn discard(&self, _: u64, _: u64, _: Filling) {}
+}
+
+fn store_of(len_bytes: u64, config: StoreBuilder) -> Arc<Store> {
+    let backing =
+        BackingOptions { backing: Memory::new(len_bytes), layout: WritebackLayout::Packed, compressed: true };
+    Arc::new(Store::new(&StoreBuilder { backing: Some(backing), ..config }).expect("a store"))
+}
+
+/// Returns how many bytes are written for each that leaves where pages are overwritten at random and the share `live` of the
+/// device is live: 1 / (1 - s) with live = (s - 1) / ln s, as `writeback/clean.rs` says.
+fn theory(live: f64) -> f64 {
+    let (mut low, mut high) = (0.0f64, 1.0f64);
+    for _ in 0..60 {
+        let s = (low + high) / 2.0;
+        if (s - 1.0) / s.ln() < live { low = s } else { high = s }
+    }
+    1.0 / (1.0 - low)
+}
+
+#[test]
+fn the_theory_is_as_documented() {
+    for (live, bytes) in [(0.8, 2.7), (0.9, 5.2), (0.95, 10.2), (0.97, 16.8), (0.979, 24.0)] {
+        assert!((theory(live) - bytes).abs() < 0.05, "{live}: {}", theory(live));
+    }
+}
+
+/// A store whose pages are overwritten at random, and what the model says of each.
+struct Model {
+    store: Arc<Store>,
+    seed: u64,
+    random: Random,
+    versions: Vec<u64>,
+    makes: fn(u64) -> Page,
+    /// Bytes that were live on the device and are not any more.
+    died_bytes: u64,
+    flushes: u64,
+}
+
+impl Model {
+    fn new(len_bytes: u64, pages: u64, seed: u64, makes: fn(u64) -> Page) -> Model {
+        let store = store_of(len_bytes, config(pages));
+        let versions = vec![0; pages as usize];
+        Model { store, seed, random: Random::new(seed), versions, makes, died_bytes: 0, flushes: 0 }
+    }
+
+    fn contents(&self, page: u64) -> Page {
+        (self.makes)(page + self.versions[page as usize])
+    }
+
+    fn write(&mut self, page: u64) {
+        self.store.write(PageNo::from_number(page), &self.contents(page)).expect("memory");
+    }
+
+    fn overwrite(&mut self, count: u64) {
+        let before = self.store.backing_stats().held_bytes;
+        for _ in 0..count {
+            let page = self.random.below(self.versions.len()) as u64;
+            self.versions[page as usize] += self.versions.len() as u64;
+            self.write(page);
+        }
+        self.died_bytes += before - self.store.backing_stats().held_bytes;
+    }
+
+    /// Has pages leave. Returns whether the device was full.
+    fn write_back(&mut self) -> bool {
+        self.flushes += 1;
+        match self.store.write_back(&ALL) {
+            Ok(_) => false,
+            Err(error) => {
+                assert_eq!(error.kind(), ErrorKind::NoSpace, "seed {}: {error}", self.seed);
+                true
+            }
+        }
+    }
+
+    /// Checks that the bytes moved so far are bounded by those that died, and by what flushes wasted.
+    fn check(&self) {
+        let stats = self.store.backing_stats();
+        let wasted_bytes = self.flushes * 2 * PAGE_SIZE as u64 + stats.len_bytes / 16;
+        let most = MOST_WRITTEN * (self.died_bytes + wasted_bytes);
+        assert!(stats.cleaned_bytes <= most, "seed {}: {stats:?}, {} died", self.seed, self.died_bytes);
+    }
+
+    /// Checks that nothing is written, whatever is asked for, as no page is gone.
+    fn check_rest(&mut self) {
+        let before = self.store.backing_stats();
+        for _ in 0..20 {
+            assert!(self.write_back(), "seed {}", self.seed);
+        }
+        let after = self.store.backing_stats();
+        assert_eq!(after.written_bytes, before.written_bytes, "seed {}: {after:?}", self.seed);
+        assert_eq!(self.store.backing_state(), Some(BackingState::Full), "seed {}", self.seed);
+    }
+}
+
+/// However much of a device is live: what is written is bounded by what is overwritten, nothing is written without clients,
+/// and no page is lost.
+#[test]
+fn what_is_written_is_bounded_at_any_live_share() {
+    for seed in 0..12 {
+        let mut random = Random::new(seed);
+        // From 64 to 256 KiB an extent.
+        let len_bytes = (2 << 20) << random.below(5);
+        let (makes, footprint): (fn(u64) -> Page, _) =
+            if random.below(3) == 0 { (half_random, FOOTPRINT / 2) } else { (incompressible, FOOTPRINT) };
+        let share = 60 + 3 * random.below(15) as u64;
+        let pages = len_bytes * share / 100 / footprint;
+        let mut model = Model::new(len_bytes, pages, seed, makes);
+        (0..pages).for_each(|page| model.write(page));
+        let mut was_full = model.write_back();
+        let rounds = 4 * pages / 100;
+        for _ in 0..rounds {
+            model.overwrite(100);
+            was_full |= model.write_back();
+            model.check();
+        }
+        let stats = model.store.backing_stats();
+        // A page that left cost no more than the rule says, the reserve and what is just being filled aside.
+        let left_bytes = stats.pages_written_back * footprint;
+        let most = MOST_WRITTEN * left_bytes + len_bytes;
+        assert!(stats.written_bytes <= most, "seed {seed}, {share} %: {stats:?}");
+        assert!(was_full || share < 97, "seed {seed}, {share} %: {stats:?}");
+        if model.write_back() {
+            model.check_rest();
+        }
+        (0..pages).for_each(|page| expect(&model.store, page, &model.contents(page)));
+    }
+}
+
+/// At a high share that a large device still takes, cleaning costs no more than the theory says, and a part for what is neither
+/// live nor free: the reserve, the extents being filled, and the ends of extents.
+#[test]
+fn overwriting_costs_what_the_theory_says() {
+    let (len_bytes, extents) = (64u64 << 20, 128);
+    for (share, seed) in [(80, 1), (90, 2)] {
+        let pages = len_bytes * share / 100 / FOOTPRINT;
+        let mut model = Model::new(len_bytes, pages, seed, incompressible);
+        (0..pages).for_each(|page| model.write(page));
+        model.write_back();
+        let turnover = |model: &mut Model| {
+            for _ in 0..pages / 256 {
+                model.overwrite(256);
+                assert!(!model.write_back(), "seed {seed}, {share} %");
+            }
+        };
+        turnover(&mut model);
+        let before = model.store.backing_stats();
+        turnover(&mut model);
+        let after = model.store.backing_stats();
+        let left_bytes = (after.pages_written_back - before.pages_written_back) * FOOTPRINT;
+        let cost = (after.written_bytes - before.written_bytes) as f64 / left_bytes as f64;
+        let live = after.held_bytes as f64 / (len_bytes - 4 * len_bytes / extents) as f64;
+        assert!(cost <= 1.3 * theory(live), "seed {seed}, {share} %: {cost} bytes, theory {}", theory(live));
+    }
+}
+
+/// A device that was full takes pages again when others are discarded, and is no longer full before the first one comes.
+#[test]
+fn a_full_device_goes_on_when_pages_are_gone() {
+    for seed in 0..4 {
+        let (len_bytes, pages) = (4 << 20, 1400);
+        let mut model = Model::new(len_bytes, pages, seed, incompressible);
+        assert_eq!(model.store.backing_state(), Some(BackingState::Ok));
+        (0..pages).for_each(|page| model.write(page));
+        assert!(model.write_back());
+        model.check_rest();
+        // Some of each extent, or all of some.
+        let (some, step) = if seed % 2 == 0 { (0..pages, 5) } else { (0..pages / 5, 1) };
+        some.clone().step_by(step).for_each(|page| model.store.discard(PageNo::from_number(page)));
+        assert_eq!(model.store.backing_state(), Some(BackingState::Ok), "seed {seed}");
+        let is_gone = |page: &u64| some.contains(page) && (page - some.start).is_multiple_of(step as u64);
+        let before = model.store.backing_stats().pages;
+        model.write_back();
+        assert!(model.store.backing_stats().pages > before + pages / 10, "seed {seed}");
+        (0..pages)
+            .filter(|page| !is_gone(page))
+            .for_each(|page| expect(&model.store, page, &model.contents(page)));
+    }
+}
+
+/// With a policy: writes are refused when nothing can leave; then the policy rests; and what was refused is taken once pages are
+/// gone.
+#[test]
+fn a_policy_rests_while_the_device_is_full() {
+    const PAGES: u64 = 4000;
+    let store = store_of(4 << 20, StoreBuilder { limit_pages: 512, ..config(PAGES) });
+    let policy = PolicyThread::start("test", &store).expect("a thread");
+    let write = |page: u64, version: u64| {
+        store.write(PageNo::from_number(page), &incompressible(page + version * PAGES))
+    };
+    let mut random = Random::new(7);
+    let refused = (0..PAGES).find(|page| write(*page, 0).is_err()).expect("6 MiB are less than 16");
+    // Dead objects in all extents: what was once moved round and round.
+    let mut versions = vec![0; refused as usize];
+    for version in 1..2000 {
+        let page = random.below(versions.len()) as u64;
+        if write(page, version).is_ok() {
+            versions[page as usize] = version;
+        }
+    }
+    let written = || store.backing_stats().written_bytes;
+    until("the policy found nothing that can leave", || {
+        let stuck = decided(&store, "stuck");
+        let before = written();
+        std::thread::sleep(Duration::from_millis(300));
+        before == written() && stuck > 0
+    });
+    assert_eq!(store.backing_state(), Some(BackingState::Full));
+    let (before, wakeups) = (written(), decided(&store, "wakeups"));
+    std::thread::sleep(Duration::from_millis(700));
+    assert_eq!((written(), decided(&store, "wakeups")), (before, wakeups));
+    // A tenth of the pages is gone: others can leave at once, and the refused one is written.
+    (0..refused / 10).for_each(|page| store.discard(PageNo::from_number(page)));
+    let began = Instant::now();
+    for page in refused..refused + 100 {
+        write(page, 0).expect("others leave");
+    }
+    assert!(began.elapsed() < Duration::from_secs(20));
+    assert_eq!(store.backing_state(), Some(BackingState::Ok));
+    for page in refused / 10..refused {
+        expect(&store, page, &incompressible(page + versions[page as usize] * PAGES));
+    }
+    drop(policy);
+}
