@@ -222,6 +222,21 @@ fn what_cannot_be_kept_below_the_limit_is_said() {
     assert!(ended.stderr.contains("the spill file has no room: raise --limit"), "{}", ended.stderr);
 }
 
+/// What is kept below the limit without a spill file is kept below it with one that is full.
+#[test]
+fn a_full_spill_file_is_no_worse_than_none() {
+    if !can_run() {
+        return;
+    }
+    let program = Program::new("halves");
+    for spill in [&["--no-spill"][..], &["--spill", "/var/tmp:4M"]] {
+        let said = program.behaves(&[&["--limit", "32M"], spill].concat(), &[]);
+        assert!(!said.contains("uses more than"), "{spill:?}: {said}");
+        let most = said.strip_prefix("uzram: at most ").and_then(|rest| rest.split(' ').next()).unwrap();
+        assert!(most.parse::<f64>().unwrap() <= 32.0, "{spill:?}: {said}");
+    }
+}
+
 /// A cgroup of the memory controller, version 1, without swap for what is in it; removed when it is dropped.
 struct SmallHost(PathBuf);
 

@@ -361,9 +361,10 @@ impl<T: Trap> Core<T> {
     }
 
     /// Returns whether another unit in memory may keep its copy in the store: those of a share may, and all as long as there is
-    /// memory in plenty.
+    /// memory in plenty; none may beyond the limit.
     fn may_copy(&self) -> bool {
-        COPIED_SHARE * self.copied_units.get() * self.unit_pages as u64 <= self.room.resident_pages()
+        let copied_pages = self.copied_units.get() * self.unit_pages as u64;
+        (COPIED_SHARE * copied_pages <= self.room.resident_pages() && !self.room.gives_up())
             || self.room.is_half_free(&self.store)
     }
 

@@ -19,12 +19,6 @@ const FOOTPRINT: u64 = PAGE_SIZE as u64 + 16;
 /// A device in memory.
 struct Memory(Mutex<Vec<u8>>);
 
-impl Memory {
-    fn new(len_bytes: u64) -> Arc<dyn Backing> {
-        Arc::new(Memory(Mutex::new(vec![0; len_bytes as usize])))
-    }
-}
-
 impl Backing for Memory {
     fn len_bytes(&self) -> u64 {
         self.0.lock().expect("no panic").len() as u64
@@ -50,8 +44,8 @@ impl Backing for Memory {
 }
 
 fn store_of(len_bytes: u64, config: StoreBuilder) -> Arc<Store> {
-    let backing =
-        BackingOptions { backing: Memory::new(len_bytes), layout: WritebackLayout::Packed, compressed: true };
+    let backing = Arc::new(Memory(Mutex::new(vec![0; len_bytes as usize])));
+    let backing = BackingOptions { backing, layout: WritebackLayout::Packed, compressed: true };
     Arc::new(Store::new(&StoreBuilder { backing: Some(backing), ..config }).expect("a store"))
 }
 
