@@ -137,10 +137,12 @@ fn a_flood_of_handshakes_leaves_roots_own_socket_alone() {
     for _ in 0..20 {
         assert!(Raw::unix(&place).enter().unwrap().works(1));
     }
-    assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
+    // Much less than their turns.
+    assert!(began.elapsed() < Duration::from_secs(15), "{:?}", began.elapsed());
     assert!(slow.enter().unwrap().works(2));
-    // Half a second is less than a handshake's turn: all accepted clients are still there.
-    assert!(clients(&place).iter().filter(|client| client["uid"].is_null()).count() >= 64);
+    wait_until("all places for handshakes are taken", || {
+        clients(&place).iter().filter(|client| client["uid"].is_null()).count() >= 64
+    });
     // The oldest handshakes give way to later ones.
     wait_until("the last of them is greeted", || {
         clients(&place).iter().any(|client| client["id"].as_u64().unwrap() > 300)

@@ -311,7 +311,8 @@ fn stopping_ends_encrypted_clients_in_order() {
 
 #[test]
 fn whoever_stops_in_mid_handshake_is_dropped_in_time() {
-    let timeout = Duration::from_millis(400);
+    // Long enough for those that finish theirs, on a busy machine.
+    let timeout = Duration::from_secs(2);
     let secure = Secure::with(false, |config| config.handshake_timeout = timeout);
     let mut steady = secure.steady();
     let started = Instant::now();

@@ -185,14 +185,19 @@ fn waiting_for_a_condition_is_not_holding() {
     let _turn = turn();
     const SLEPT: Duration = Duration::from_millis(50);
     let (lock, never) = (Mutex::new(&classes::DEVICE, ()), Condvar::new());
-    let start = Instant::now();
-    // It may wake early.
-    while start.elapsed() < SLEPT {
-        drop(lock.lock().wait_for(&never, SLEPT - start.elapsed()));
-    }
-    let stat = exclusive("device");
-    assert!(stat.hold.count >= 2, "before the wait and after it: {stat:?}");
-    assert!(stat.hold.total_ns < (SLEPT / 2).as_nanos() as u64, "{stat:?}");
+    let holds_meanwhile = || {
+        reset_lock_stats();
+        let start = Instant::now();
+        // It may wake early.
+        while start.elapsed() < SLEPT {
+            drop(lock.lock().wait_for(&never, SLEPT.saturating_sub(start.elapsed())));
+        }
+        let stat = exclusive("device");
+        assert!(stat.hold.count >= 2, "before the wait and after it: {stat:?}");
+        stat.hold.total_ns >= (SLEPT / 2).as_nanos() as u64
+    };
+    // On a busy machine a thread may lose its CPU while it holds a lock, but not each time.
+    assert!((0..20).any(|_| !holds_meanwhile()));
 }
 
 #[test]

@@ -82,7 +82,7 @@ impl Drop for SwapArea {
             return;
         }
         // Others may have it open for a moment.
-        let until = Instant::now() + Duration::from_secs(5);
+        let until = Instant::now() + Duration::from_secs(60);
         while fs::write("/sys/class/zram-control/hot_remove", self.device.to_string()).is_err() {
             if Instant::now() > until {
                 return println!("{} is left behind", self.path());
@@ -224,7 +224,7 @@ fn a_store_lives_in_such_a_file() {
         pages.for_each(|page| store.write(PageNo::from_number(page), &contents(page, version)).unwrap());
     };
     let charged = |store: &Store, memory: &OwnedFd| {
-        let until = Instant::now() + Duration::from_secs(5);
+        let until = Instant::now() + Duration::from_secs(60);
         loop {
             let blocks = rustix::fs::fstat(memory).unwrap().st_blocks as u64;
             let pages = blocks / (PAGE_SIZE as u64 / 512);

@@ -175,7 +175,7 @@ fn a_daemon_that_ends_is_not_asked_again() {
 fn patience_ends() {
     let mut fake = Fake::start(vec![Act::Close; 2]);
     // Afterwards nobody listens, but the lock is held.
-    fake.daemon.patience = Duration::from_millis(100);
+    fake.daemon.patience = Duration::from_secs(1);
     let (thread, begun) = (fake.thread, Instant::now());
     let told = line(fake.daemon.ask("POST", "/v1/x", None).unwrap_err());
     assert!(told.contains("before it had answered, 2 times in ") && told.ends_with(REPEATED), "{told}");
@@ -197,7 +197,11 @@ fn patience_ends() {
     // Without a lock, nobody is expected.
     drop(starts.join().unwrap());
     drop(UnixListener::bind(&fake.daemon.socket).unwrap());
-    let begun = Instant::now();
-    assert!(fake.daemon.about_if_running().unwrap().is_none());
-    assert!(begun.elapsed() < LISTENER_PATIENCE / 2, "{:?}", begun.elapsed());
+    // At least one attempt is fast, even on a busy machine.
+    let is_fast = || {
+        let begun = Instant::now();
+        assert!(fake.daemon.about_if_running().unwrap().is_none());
+        begun.elapsed() < LISTENER_PATIENCE / 2
+    };
+    assert!((0..20).any(|_| is_fast()));
 }
