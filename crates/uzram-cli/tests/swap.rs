@@ -184,6 +184,11 @@ fn writes_that_find_no_memory_fail_and_nobody_waits() {
     assert!(place.place.statistic("mem_charged_bytes") <= 8 * MIB);
     let status = place.place.run(&["swap", "status"]).ok();
     assert!(status.contains(&device) && status.contains("of 8 MiB"), "{status}");
+    let warnings = || {
+        let log = std::fs::read_to_string(place.place.dir().join("uzram.log")).unwrap();
+        log.matches("WARN zram0: writes are refused: ").count()
+    };
+    wait_until("its log says so", || warnings() == 1);
     drop(hog);
     // A smaller hog gets all its memory.
     let small = Hog::start(&cgroup, 20, 2);

@@ -73,7 +73,7 @@ pub use zsmalloc::{ClassStat, Handle, LockCounts, Object, ObjectRead, Pool, Pool
 
 pub use base::units;
 #[doc(hidden)]
-pub use base::{cpu, mem, named, random, sync, trusted_path, work};
+pub use base::{cpu, failures, mem, named, random, sync, trusted_path, work};
 #[doc(hidden)]
 #[cfg(not(loom))]
 pub use base::{machine_memory, mountinfo, thread};

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 const LAYERS: [&str; 9] =
     ["base", "slab", "codec", "stream", "zsmalloc", "lru", "backing", "store", "device"];
-const BASE: [&str; 14] = [
+const BASE: [&str; 15] = [
     "error",
     "clock",
     "units",
@@ -18,6 +18,7 @@ const BASE: [&str; 14] = [
     "machine_memory",
     "cpu",
     "sync",
+    "failures",
     "thread",
     "counters",
     "mem",

@@ -18,6 +18,7 @@ use uzram_serve::{ExportPolicy, Exports, fuse, nbd};
 use crate::config::plan::{DaemonPlan, DevicePlan};
 use crate::daemon::attachments::{Attachments, RETRY};
 use crate::daemon::attendant::Attendant;
+use crate::daemon::conditions::Reporter;
 use crate::daemon::confine::{Needs, confine};
 use crate::daemon::events::{Event, start_reloads, watch_signals};
 use crate::daemon::exec::{self, Address};
@@ -92,6 +93,8 @@ pub fn serve(held: &Held, start: Start) -> Result<u8> {
     let server = nbd::Server::on(Arc::clone(&held.nbd), plan.nbd.clone(), exports.clone());
     let server = server.context(|| "cannot serve NBD".to_owned())?;
     let (endpoints, clients) = (server.endpoints(), server.clients());
+    let reporter = Reporter::start(exports.clone(), clients.clone(), Arc::clone(&held.lives))
+        .context(|| "cannot start a thread".to_owned())?;
     let exported = exports.clone();
     // A device that is not exported now has no URIs.
     let uris = move |name: &str| {
@@ -201,7 +204,7 @@ pub fn serve(held: &Held, start: Start) -> Result<u8> {
         }
     };
     // Whoever still reads is told that the server ends, before pages are gone.
-    drop((files, nbd, control));
+    drop((files, nbd, control, reporter));
     // What is in stores on other machines would stay there.
     exports.devices().iter().for_each(|device| device.erase_backing());
     outcome

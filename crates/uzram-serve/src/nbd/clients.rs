@@ -141,6 +141,23 @@ impl fmt::Display for Peer {
     }
 }
 
+/// Counts of clients and connections of a listener that were turned away.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TurnedAway {
+    /// Clients refused because all places were taken.
+    pub refused: u64,
+    /// Handshakes ended to make room.
+    pub gave_way: u64,
+    /// Handshakes that exceeded their deadline.
+    pub too_slow: u64,
+    /// Clients that did not start TLS where it is required.
+    pub without_tls: u64,
+    /// Clients that started TLS and failed: those without an acceptable certificate, and others.
+    pub failed_tls: u64,
+    /// Why the last of these failed.
+    pub why: String,
+}
+
 /// The outcome of [`Clients::kick`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kicked {
@@ -160,6 +177,16 @@ impl Clients {
     /// Returns all connections in the order in which they came, including those that have not chosen an export yet.
     pub fn list(&self) -> Vec<Client> {
         self.0.as_ref().map(|registry| registry.list()).unwrap_or_default()
+    }
+
+    /// Returns how many clients and connections each listener has turned away.
+    pub fn turned_away(&self) -> Vec<(ListenAddress, TurnedAway)> {
+        self.0.as_ref().map(|registry| registry.turned_away()).unwrap_or_default()
+    }
+
+    /// Returns the most clients that are served at once.
+    pub fn max_clients(&self) -> usize {
+        self.0.as_ref().map_or(0, |registry| registry.max_clients())
     }
 
     /// Ends a connection, and waits a moment for its end. Replies in flight may be lost.

@@ -4,6 +4,8 @@
 //! client gets [`MAX_OPTIONS`] options of at most [`MAX_OPTION_BYTES`] each; the socket's deadline
 //! limits the time.
 
+use std::error::Error;
+use std::fmt;
 use std::io::{self, Read, Write};
 use std::sync::Arc;
 
@@ -101,16 +103,43 @@ pub(super) fn greet<S: Read + Write>(stream: &mut S) -> io::Result<u32> {
     Ok(client_flags)
 }
 
+/// The error of a client that asked for something without TLS, which is required here, and left.
+#[derive(Debug)]
+pub(super) struct NoTls;
+
+impl fmt::Display for NoTls {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("the client does not start TLS, which is required here")
+    }
+}
+
+impl Error for NoTls {}
+
 /// Negotiates until the client has chosen an export, starts TLS, or leaves. The state lives only in
 /// this call, so that nothing of it is left when TLS starts.
 ///
 /// # Errors
-/// The stream's; `InvalidData` when the client broke the protocol.
+/// The stream's; `InvalidData` when the client broke the protocol; [`NoTls`].
 pub(super) fn haggle<S: Read + Write>(
     stream: &mut S,
     exports: &Exports,
     client_flags: u32,
     tls: TlsMode,
+) -> io::Result<NextPhase> {
+    let mut lacked_tls = false;
+    match negotiate(stream, exports, client_flags, tls, &mut lacked_tls) {
+        Ok(NextPhase::Left) | Err(_) if lacked_tls => Err(io::Error::new(io::ErrorKind::InvalidData, NoTls)),
+        result => result,
+    }
+}
+
+/// As [`haggle`]. Sets `lacked_tls` when the client asks for something without TLS that is required.
+fn negotiate<S: Read + Write>(
+    stream: &mut S,
+    exports: &Exports,
+    client_flags: u32,
+    tls: TlsMode,
+    lacked_tls: &mut bool,
 ) -> io::Result<NextPhase> {
     let no_zeroes = client_flags & u32::from(handshake_flags::NO_ZEROES) != 0;
     let mut negotiation = Negotiation { exports, no_zeroes, negotiated: Negotiated::default() };
@@ -132,9 +161,10 @@ pub(super) fn haggle<S: Read + Write>(
             },
             // This option has no error reply.
             option::EXPORT_NAME if tls == TlsMode::Required => {
-                return Err(violation("an export was chosen without TLS, which is required here"));
+                return Err(io::Error::new(io::ErrorKind::InvalidData, NoTls));
             }
             _ if tls == TlsMode::Required => {
+                *lacked_tls = true;
                 refuse(stream, option, reply::ERR_TLS_REQD, "this server requires TLS")?;
             }
             option::EXPORT_NAME => return negotiation.export_name(stream, &data).map(NextPhase::Chosen),

@@ -60,7 +60,7 @@ use session::SessionConfig;
 
 pub use address::{Endpoint, Listen, ListenAddress, SocketAccess};
 pub use buffer::{BUFFER_BYTES, Buffers, MIN_BUFFER_BYTES, SHARED_BYTES};
-pub use clients::{Client, Clients, Kicked, Peer, Traffic};
+pub use clients::{Client, Clients, Kicked, Peer, Traffic, TurnedAway};
 pub use listener::Sockets;
 pub use server::{Server, ServerConfig, ServerThread, StopHandle};
 pub use tls::{Tls, TlsFiles, reload_tls};

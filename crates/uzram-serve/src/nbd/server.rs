@@ -307,7 +307,7 @@ impl Server {
     /// `None` once the server must stop.
     fn ready_listeners(&self) -> Option<Vec<bool>> {
         let now = Instant::now();
-        let mut wake_at = self.registry.log_turned_away(now);
+        let mut wake_at = None;
         let mut fds = vec![
             PollFd::new(&self.stop.0.wake, PollFlags::IN),
             PollFd::from_borrowed_fd(self.registry.acceptor_wake(), PollFlags::IN),
@@ -352,16 +352,16 @@ impl Server {
         // A panic affects only the connection's own state, which is dropped here.
         match catch_unwind(AssertUnwindSafe(|| self.session(&mut socket, registration, listener))) {
             Ok(Ok(())) => tracing::debug!(id, "client disconnected"),
-            Ok(Err(error)) => match error.kind() {
-                // The server disconnected a slow client, or the device failed within a reply.
-                io::ErrorKind::ConnectionAborted => tracing::warn!(id, %peer, %error, "client cut off"),
-                // The handshake's deadline passed, or the client's host vanished.
-                io::ErrorKind::TimedOut => {
-                    tracing::debug!(id, %peer, "connection timed out");
-                    registration.timed_out();
+            Ok(Err(error)) => {
+                registration.failed(&error);
+                match error.kind() {
+                    // The server disconnected a slow client, or the device failed within a reply.
+                    io::ErrorKind::ConnectionAborted => tracing::warn!(id, %peer, %error, "client cut off"),
+                    // The handshake's deadline passed, or the client's host vanished.
+                    io::ErrorKind::TimedOut => tracing::debug!(id, %peer, "connection timed out"),
+                    _ => tracing::debug!(id, %error, "connection ended"),
                 }
-                _ => tracing::debug!(id, %error, "connection ended"),
-            },
+            }
             Err(_) => tracing::error!(id, "a panic ended a connection; please report it"),
         }
         socket.finish();

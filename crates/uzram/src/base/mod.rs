@@ -4,6 +4,7 @@ pub mod clock;
 pub mod counters;
 pub mod cpu;
 pub mod error;
+pub mod failures;
 #[cfg(not(loom))]
 pub mod machine_memory;
 pub mod mem;

@@ -394,6 +394,12 @@ impl Device {
         store.iter().for_each(|store| store.erase_backing());
     }
 
+    /// Returns whether writes find room below the memory limit, and in the reserve if there is one.
+    pub fn has_room(&self) -> bool {
+        let store = self.state.lock().store.clone();
+        store.is_none_or(|store| store.has_room())
+    }
+
     /// Returns the statistics of each size class of the pool, smallest first; none while uninitialised.
     pub fn class_stats(&self) -> Vec<ClassStat> {
         // Without the device's lock: it walks all classes.

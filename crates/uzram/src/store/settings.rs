@@ -1,6 +1,7 @@
 //! Settings that can be changed while the store is in use.
 
 use crate::base::error::Result;
+use crate::base::failures;
 
 use super::Store;
 
@@ -35,6 +36,8 @@ impl Store {
         self.update_watermarks();
         self.watermarks.wake_if_high(&self.arena);
         self.keep_setting(|kept| kept.limit_pages = pages);
+        // Writes that were refused may find room now.
+        failures::note();
     }
 
     /// Sets [`run_cache_batch_pages`](super::StoreBuilder::run_cache_batch_pages).

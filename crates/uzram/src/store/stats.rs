@@ -2,6 +2,7 @@
 
 use crate::base::counters::per_cpu_counters;
 use crate::base::error::{Error, ErrorKind, Result};
+use crate::base::failures;
 use crate::base::mem::{Account, CHUNK_PAGES};
 use crate::base::sync::Counter;
 use crate::base::units::PAGE_SIZE;
@@ -165,7 +166,10 @@ impl Share {
         match result {
             Ok(()) => _ = self.pages_read.add(1),
             Err(error) if error.kind() == ErrorKind::WouldBlock => {}
-            Err(_) => _ = self.failed_reads.add(1),
+            Err(_) => {
+                self.failed_reads.add(1);
+                failures::note();
+            }
         }
     }
 
@@ -180,6 +184,7 @@ impl Share {
             Some("mem_limit") => _ = self.limit_refused.add(1),
             _ => {}
         }
+        failures::note();
     }
 }
 

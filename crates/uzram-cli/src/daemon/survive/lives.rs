@@ -18,6 +18,8 @@ use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use rustix::thread::CapabilitySet;
 use uzram::thread::{run_when_idle, scheduling, set_scheduling};
 
+use crate::daemon::episodes::KeptEpisode;
+
 /// The first word of the memory, with its version.
 const MAGIC: u64 = u64::from_le_bytes(*b"uzlives\x01");
 
@@ -39,7 +41,10 @@ struct Shared {
     numbers: [AtomicU64; Number::Count as usize],
 }
 
-const _: () = assert!(size_of::<Shared>() <= BYTES);
+/// Where the open episodes are, to the end of the memory. Programs before them left zeros there: none is open.
+const EPISODES_AT: usize = BYTES / 2;
+
+const _: () = assert!(size_of::<Shared>() <= EPISODES_AT);
 
 /// The shared numbers.
 #[derive(Clone, Copy, Debug)]
@@ -144,6 +149,14 @@ impl Lives {
     /// Sets a number.
     pub fn set(&self, number: Number, value: u64) {
         self.shared().numbers[number as usize].store(value, Ordering::Release);
+    }
+
+    /// Returns the open episodes, which the process that serves writes.
+    pub fn episodes(&self) -> &[KeptEpisode] {
+        let count = (BYTES - EPISODES_AT) / size_of::<KeptEpisode>();
+        // SAFETY: they lie in the mapping, aligned and behind all else, as long as this exists; any bytes are valid for their
+        // atomic integers.
+        unsafe { std::slice::from_raw_parts(self.shared.byte_add(EPISODES_AT).cast(), count) }
     }
 
     /// Waits for the seat, and takes it for this thread until it ends; returns whether a thread had it that died.

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant, SystemTime};
 use rustix::thread::Pid;
 
 use crate::nbd::address::ListenAddress;
-use crate::nbd::clients::{Client, Peer, TrafficCounters};
+use crate::nbd::clients::{Client, Peer, TrafficCounters, TurnedAway};
 use crate::nbd::socket::Closer;
 use crate::nbd::time_slice;
 
@@ -41,21 +41,8 @@ pub(super) struct ListenerConnections {
     pub handshakes: BTreeMap<u64, ConnectionEntry>,
     pub clients: BTreeMap<u64, ConnectionEntry>,
     pub turned_away: TurnedAway,
-    /// The time of the last report.
-    pub reported: Option<Instant>,
     /// Whether the acceptor waits for a free place.
     pub acceptor_waits: bool,
-}
-
-/// Counts of refused and ended connections that are not logged yet.
-#[derive(Clone, Copy, Default, PartialEq, Eq)]
-pub(super) struct TurnedAway {
-    /// Clients refused because all places were taken.
-    pub refused: u64,
-    /// Handshakes ended to make room.
-    pub gave_way: u64,
-    /// Handshakes that exceeded their deadline.
-    pub too_slow: u64,
 }
 
 /// A connection.
@@ -157,25 +144,6 @@ impl ListenerConnections {
                 turn_ends => Accept::NotBefore(Some(turn_ends)),
             },
             _ => Accept::NotBefore(None),
-        }
-    }
-
-    pub fn log_turned_away(&mut self, now: Instant, max_clients: usize) {
-        let TurnedAway { refused, gave_way, too_slow } = std::mem::take(&mut self.turned_away);
-        self.reported = Some(now);
-        let listener = &self.address;
-        if refused > 0 {
-            tracing::warn!(
-                refused,
-                %listener,
-                "clients were refused: all places are taken (max-connections is {max_clients}; uzram clients lists them)"
-            );
-        }
-        if gave_way > 0 {
-            tracing::warn!(gave_way, %listener, "handshakes that took over a second gave way to new connections");
-        }
-        if too_slow > 0 {
-            tracing::info!(too_slow, %listener, "handshakes did not end in time and were cut off");
         }
     }
 }

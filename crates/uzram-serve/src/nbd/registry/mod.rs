@@ -10,8 +10,7 @@
 //! all are taken, new connections wait in the listener's queue until one is free, or until the oldest handshake has
 //! lasted [`connections::HANDSHAKE_TURN`] and is ended. An honest handshake takes milliseconds.
 //!
-//! **The log.** Refused clients and ended handshakes are counted, and reported every [`REPORT_PERIOD`] in one line per
-//! listener.
+//! **Those turned away** are counted for each listener, and noted as failures ([`uzram::failures`]).
 //!
 //! **CPUs.** Threads of clients get a short [time slice](super::time_slice) once there are more of them than CPUs.
 //!
@@ -32,11 +31,13 @@ use std::time::{Duration, Instant, SystemTime};
 
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::thread::gettid;
+use uzram::failures;
 
 use super::address::ListenAddress;
-use super::clients::{Client, Kicked, Peer, TrafficCounters};
+use super::clients::{Client, Kicked, Peer, TrafficCounters, TurnedAway};
+use super::handshake::NoTls;
 use super::socket::Closer;
-use connections::{ConnectionEntry, Connections, ListenerConnections, TurnedAway, reserved_places};
+use connections::{ConnectionEntry, Connections, ListenerConnections, reserved_places};
 
 pub(super) use connections::Accept;
 
@@ -46,15 +47,13 @@ const MIN_HANDSHAKES: usize = 64;
 const STOP_GRACE: Duration = Duration::from_millis(500);
 /// How long `kick` waits for a connection to end.
 const KICK_GRACE: Duration = Duration::from_secs(1);
-/// How often refused and ended connections are logged.
-const REPORT_PERIOD: Duration = Duration::from_secs(10);
 
 /// The connections of a server.
 pub(super) struct Registry {
     connections: Mutex<Connections>,
     /// Signalled whenever a connection has ended.
     ended: Condvar,
-    /// Readable when the acceptor has work: a place for a handshake is free, or there is something to log.
+    /// Readable when the acceptor has work: a place for a handshake is free.
     acceptor_wake: OwnedFd,
     max_clients: usize,
     max_handshakes: usize,
@@ -93,7 +92,6 @@ impl Registry {
             handshakes: BTreeMap::new(),
             clients: BTreeMap::new(),
             turned_away: TurnedAway::default(),
-            reported: None,
             acceptor_waits: false,
         });
         Ok(Registry {
@@ -149,6 +147,7 @@ impl Registry {
         {
             oldest.end();
             listener_state.turned_away.gave_way += 1;
+            failures::note();
         }
         false
     }
@@ -158,6 +157,7 @@ impl Registry {
         let mut connections = self.lock();
         if !connections.has_client_place(listener, self.max_clients) {
             connections.listeners[listener].turned_away.refused += 1;
+            failures::note();
             return None;
         }
         let id = connections.next_id;
@@ -177,20 +177,16 @@ impl Registry {
         Some(Registration { registry: self, listener, id, peer, traffic })
     }
 
-    /// Logs refused and ended connections. Returns when the next report is due.
-    pub fn log_turned_away(&self, now: Instant) -> Option<Instant> {
-        let mut connections = self.lock();
-        let mut next = None;
-        for listener_state in &mut connections.listeners {
-            if listener_state.turned_away == TurnedAway::default() {
-                continue;
-            }
-            match listener_state.reported.map(|reported| reported + REPORT_PERIOD).filter(|due| *due > now) {
-                Some(due) => next = next.into_iter().chain([due]).min(),
-                None => listener_state.log_turned_away(now, self.max_clients),
-            }
-        }
-        next
+    /// Returns how many each listener has turned away.
+    pub fn turned_away(&self) -> Vec<(ListenAddress, TurnedAway)> {
+        let connections = self.lock();
+        let all = connections.listeners.iter();
+        all.map(|listener_state| (listener_state.address.clone(), listener_state.turned_away.clone()))
+            .collect()
+    }
+
+    pub fn max_clients(&self) -> usize {
+        self.max_clients
     }
 
     /// Ends all connections, which have [`STOP_GRACE`] to finish.
@@ -251,26 +247,39 @@ impl Registration<'_> {
             connections.shorten_time_slices(self.registry.cpus, thread);
         } else {
             listener_state.turned_away.refused += 1;
+            failures::note();
         }
         self.handshake_ended(connections);
         has_place
     }
 
-    /// Counts a connection that timed out as too slow, unless it is a client.
-    pub fn timed_out(&self) {
+    /// Counts a connection that ended with `error`, if that ended its handshake.
+    pub fn failed(&self, error: &io::Error) {
         let mut connections = self.registry.lock();
         let listener_state = &mut connections.listeners[self.listener];
-        listener_state.turned_away.too_slow += u64::from(listener_state.handshakes.contains_key(&self.id));
-        self.handshake_ended(connections);
+        if !listener_state.handshakes.contains_key(&self.id) {
+            return;
+        }
+        let turned_away = &mut listener_state.turned_away;
+        let inner = error.get_ref();
+        if error.kind() == io::ErrorKind::TimedOut {
+            turned_away.too_slow += 1;
+        } else if inner.is_some_and(|inner| inner.is::<NoTls>()) {
+            turned_away.without_tls += 1;
+        } else if let Some(why) = inner.and_then(|inner| inner.downcast_ref::<rustls::Error>()) {
+            turned_away.failed_tls += 1;
+            turned_away.why = why.to_string();
+        } else {
+            return;
+        }
+        failures::note();
     }
 
-    /// Wakes the acceptor if it waits for a place or has something to log.
+    /// Wakes the acceptor if it waits for a place.
     fn handshake_ended(&self, mut connections: MutexGuard<'_, Connections>) {
-        let listener_state = &mut connections.listeners[self.listener];
-        let has_work = std::mem::take(&mut listener_state.acceptor_waits)
-            || listener_state.turned_away != TurnedAway::default();
+        let acceptor_waits = std::mem::take(&mut connections.listeners[self.listener].acceptor_waits);
         drop(connections);
-        if has_work {
+        if acceptor_waits {
             self.registry.wake_acceptor();
         }
     }

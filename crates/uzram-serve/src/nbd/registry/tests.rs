@@ -151,18 +151,30 @@ fn a_handshake_gives_way_after_its_turn_and_newcomers_wait_until_then() {
 }
 
 #[test]
-fn the_log_is_told_at_once_and_then_now_and_then() {
-    let registry = registry(1, 1);
-    let _client = fill(&registry, 0);
-    let now = Instant::now();
-    // `fill` was refused once.
-    assert_eq!(registry.log_turned_away(now), None);
-    assert_eq!(registry.log_turned_away(now), None, "there is nothing to tell");
-    assert!(admit(&registry, 0).is_none() && admit(&registry, 0).is_none());
-    assert_eq!(registry.lock().listeners[0].turned_away.refused, 2);
-    assert_eq!(registry.log_turned_away(now), Some(now + REPORT_PERIOD));
-    assert_eq!(registry.log_turned_away(now + REPORT_PERIOD), None);
-    assert_eq!(registry.lock().listeners[0].turned_away.refused, 0);
+fn those_turned_away_are_counted_by_their_reason() {
+    let registry = registry(2, 2);
+    let failed = |inner: Box<dyn std::error::Error + Send + Sync>| {
+        admit(&registry, 1).unwrap().failed(&io::Error::new(io::ErrorKind::InvalidData, inner));
+    };
+    failed(Box::new(NoTls));
+    failed(Box::new(rustls::Error::NoCertificatesPresented));
+    failed("a violation of the protocol".into());
+    admit(&registry, 1).unwrap().failed(&io::ErrorKind::TimedOut.into());
+    // Clients are not turned away.
+    let clients = fill(&registry, 1);
+    clients[0].failed(&io::ErrorKind::TimedOut.into());
+    assert!(admit(&registry, 1).is_none());
+    let turned_away = registry.turned_away();
+    let wanted = TurnedAway {
+        // `fill` was refused once.
+        refused: 2,
+        gave_way: 0,
+        too_slow: 1,
+        without_tls: 1,
+        failed_tls: 1,
+        why: "peer sent no certificates".to_owned(),
+    };
+    assert_eq!((&turned_away[0].1, &turned_away[1].1), (&TurnedAway::default(), &wanted));
 }
 
 #[test]

@@ -63,6 +63,14 @@ impl Store {
             && used_pages(&self.arena) + self.least_pages() <= self.arena.limit_pages()
     }
 
+    /// Returns whether writes find room below the memory limit, and in the reserve if there is one.
+    pub fn has_room(&self) -> bool {
+        match self.arena.limit_pages() {
+            0 => !self.arena.lacks_reserve(),
+            _ => self.has_reclaimed_enough(),
+        }
+    }
+
     /// Packs the pool if that is worth it. Returns whether that freed anything.
     fn pack(&self, goal: u64) -> bool {
         let freeable = self.pool.freeable_pages();

@@ -15,6 +15,7 @@ use std::ops::{Range, RangeInclusive};
 
 use crate::backing::{Backing, Buffers, Filling, MAX_TIERS, Seal, Tiers};
 use crate::base::error::{Error, ErrorKind, Result};
+use crate::base::failures;
 use crate::base::mem::{Entry, Region, Table};
 use crate::base::sync::{Arc, AtomicU32, Counter, Mutex, Ordering, Stamp, classes};
 use crate::base::units::{PAGE_SIZE, PageNo};
@@ -571,7 +572,11 @@ impl Log {
 
     /// Notes that pages that leave memory find no extent.
     pub(super) fn note_full(&self) {
+        let was_full = self.missing.get() > 0;
         self.missing.set(self.ample_extents());
+        if !was_full {
+            failures::note();
+        }
     }
 
     /// Returns whether the device is full: from the page on that found no extent, until so many are found, or could be, that

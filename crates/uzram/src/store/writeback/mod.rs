@@ -328,10 +328,11 @@ impl Store {
 
     /// Returns whether pages can leave memory for the backing device; `None` without one.
     pub fn backing_state(&self) -> Option<BackingState> {
-        let log = &self.backing.as_ref()?.log;
-        Some(match BackingState::of(&*log.backing) {
-            BackingState::Ok if log.is_full() => BackingState::Full,
-            state => state,
+        let backing = self.backing.as_ref()?;
+        Some(match (BackingState::of(&*backing.log.backing), backing.failure()) {
+            (BackingState::Ok, Some(error)) => BackingState::Failing(error.to_string()),
+            (BackingState::Ok, None) if backing.log.is_full() => BackingState::Full,
+            (state, _) => state,
         })
     }
 

@@ -12,6 +12,7 @@ use std::collections::VecDeque;
 
 use crate::backing::{Buffer, Buffers, Completion, Direction, Transfer};
 use crate::base::error::{Error, ErrorKind, Result};
+use crate::base::failures;
 use crate::base::sync::{Arc, Condvar, Counter, Mutex, MutexGuard, classes};
 use crate::base::units::{PAGE_SIZE, Page, PageNo};
 
@@ -43,6 +44,10 @@ pub(in crate::store) struct BackingDevice {
     buffers: Buffers,
     finished: Arc<Finished>,
     writer: Mutex<Writer>,
+    /// Why the last write to the device failed, if it did.
+    failure: Mutex<Option<Error>>,
+    /// Not 0 if it did. Written with the writer's lock held.
+    is_failing: Counter,
     /// `None` if nothing is sealed.
     sealer: Option<Sealer>,
 }
@@ -144,6 +149,8 @@ impl BackingDevice {
             sealer,
             rescued: Counter::new(0),
             rescue_from: Counter::new(0),
+            failure: Mutex::new(&classes::BACKING_QUEUE, None),
+            is_failing: Counter::new(0),
             log,
         })
     }
@@ -153,6 +160,21 @@ impl BackingDevice {
         let _turn = self.writer.lock();
         self.log.discard_all();
         self.log.backing.end();
+    }
+
+    /// Returns why the last write to the device failed, if it did.
+    pub(in crate::store) fn failure(&self) -> Option<Error> {
+        self.failure.lock().clone()
+    }
+
+    /// Notes how a write to the device has ended.
+    fn note_write(&self, result: &Result<()>) {
+        let is_failing = u64::from(result.is_err());
+        if is_failing != self.is_failing.get() {
+            self.is_failing.set(is_failing);
+            *self.failure.lock() = result.as_ref().err().cloned();
+            failures::note();
+        }
     }
 
     /// Returns the maximum memory of tables and buffers.
@@ -394,6 +416,7 @@ impl<'a> Pass<'a> {
         let flight = &mut self.writer.flights[number as usize - 1];
         let (extent, charge) = (flight.extent, std::mem::take(&mut flight.charge));
         let mut entries = std::mem::take(&mut flight.entries);
+        self.backing.note_write(&result);
         if result.is_err() {
             self.backing.log.counts.failed_writes.add(1);
             self.backing.allowance.give_back(charge);

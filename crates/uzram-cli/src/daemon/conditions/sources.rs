@@ -1,0 +1,130 @@
+//! What can be wrong: with devices, and for their clients.
+
+use uzram::device::{BackingState, Device};
+use uzram::units::format_size;
+use uzram_serve::Exports;
+use uzram_serve::nbd::{Clients, ListenAddress, TurnedAway};
+
+use crate::daemon::episodes::{Condition, Now, Reading};
+
+static WRITES: Condition =
+    Condition { name: "writes", ended: "writes are accepted again", counted: "refused" };
+static BACKING: Condition = Condition {
+    name: "backing",
+    ended: "pages leave for the backing device again",
+    counted: "failed writes",
+};
+static DAMAGE: Condition =
+    Condition { name: "damage", ended: "no more pages were found damaged", counted: "found" };
+static PLACES: Condition =
+    Condition { name: "places", ended: "clients find a place again", counted: "refused" };
+static HANDSHAKES: Condition =
+    Condition { name: "handshakes", ended: "handshakes end in time again", counted: "cut off" };
+static NO_TLS: Condition =
+    Condition { name: "no-tls", ended: "no more clients without TLS", counted: "turned away" };
+static TLS: Condition =
+    Condition { name: "tls", ended: "TLS handshakes do not fail any more", counted: "failed" };
+
+/// Reads all conditions.
+pub fn read(exports: &Exports, clients: &Clients) -> Vec<Reading> {
+    let devices = exports.devices();
+    let of_devices = devices.iter().flat_map(|device| of_device(device));
+    let listeners = clients.turned_away();
+    let of_listeners =
+        listeners.iter().flat_map(|(address, counts)| of_listener(address, counts, clients.max_clients()));
+    of_devices.chain(of_listeners).collect()
+}
+
+fn of_device(device: &Device) -> [Reading; 3] {
+    let (counts, backing) = (device.counts(), device.backing_stats());
+    let reading = |condition, text, count, now| Reading {
+        subject: device.name().to_owned(),
+        condition,
+        text,
+        count,
+        now,
+    };
+    let is_drained = counts.reserve_drained > 0 && counts.limit_refused == 0;
+    let state = device.backing_state();
+    let wrong = state.as_ref().filter(|state| **state != BackingState::Ok);
+    let backing_text = match wrong {
+        Some(state) => format!("the backing device is {state}"),
+        // It was so for a moment.
+        None => "writes to the backing device fail".to_owned(),
+    };
+    let refused = if is_drained {
+        format!("the reserve of {} is drained: raise reserve", format_size(counts.reserve_bytes))
+    } else {
+        let limit = format_size(counts.mem_limit_bytes);
+        let (why, add) = match state {
+            None => ("", ", or add a backing device (backing_dev)"),
+            Some(_) => (", and no more pages leave it", ""),
+        };
+        format!("memory is at mem_limit ({limit}){why}: raise mem_limit{add}")
+    };
+    let now = if device.has_room() { Now::Over } else { Now::NotOver };
+    let damaged = counts.corrupted_objects + backing.corrupted + backing.lost_reads;
+    [
+        reading(
+            &WRITES,
+            format!("writes are refused: {refused}"),
+            counts.limit_refused + counts.reserve_drained,
+            now,
+        ),
+        reading(
+            &BACKING,
+            backing_text,
+            backing.failed_writes,
+            if wrong.is_some() { Now::On } else { Now::Over },
+        ),
+        reading(
+            &DAMAGE,
+            format!(
+                "pages are damaged or lost, and reads of them fail: {} objects in memory, {} on the backing device, {} missing \
+                 there",
+                counts.corrupted_objects, backing.corrupted, backing.lost_reads
+            ),
+            damaged,
+            Now::Over,
+        ),
+    ]
+}
+
+fn of_listener(address: &ListenAddress, counts: &TurnedAway, max_clients: usize) -> [Reading; 4] {
+    let reading = |condition, text, count| Reading {
+        subject: format!("NBD at {address}"),
+        condition,
+        text,
+        count,
+        now: Now::Over,
+    };
+    [
+        reading(
+            &PLACES,
+            format!(
+                "clients were refused: all places are taken (max-connections is {max_clients}; `uzram clients` lists them)"
+            ),
+            counts.refused,
+        ),
+        reading(
+            &HANDSHAKES,
+            "handshakes that took over a second gave way to new connections, or did not end in time"
+                .to_owned(),
+            counts.gave_way + counts.too_slow,
+        ),
+        reading(
+            &NO_TLS,
+            "clients without TLS are turned away, which is required here: they need an nbds:// address"
+                .to_owned(),
+            counts.without_tls,
+        ),
+        reading(
+            &TLS,
+            format!(
+                "clients are turned away, as TLS fails ({}): check their certificate and tls-client-ca",
+                counts.why
+            ),
+            counts.failed_tls,
+        ),
+    ]
+}
