@@ -26,6 +26,8 @@ const PAGES: u32 = 2000;
 const LASTS: Duration = Duration::from_secs(2);
 /// One that the nodes of the cluster notice, too.
 const LASTS_LONG: Duration = Duration::from_secs(5);
+/// The most time that is taken to have enough reads.
+const LASTS_AT_MOST: Duration = Duration::from_secs(60);
 /// After it, reads no longer wait for the node.
 const DETECTED_AFTER: Duration = Duration::from_millis(1500);
 
@@ -106,8 +108,9 @@ impl Device {
         Some(self.store.backing_stats().reads > before)
     }
 
-    /// Reads and writes pages for a while, as another thread has pages leave. Returns the number of reads that failed.
-    fn use_for(&mut self, lasts: Duration, why: &str) -> (u64, Times) {
+    /// Reads and writes pages for a while, on a busy machine until there was `enough` of it, as another thread has pages leave.
+    /// Returns the number of reads that failed.
+    fn use_for(&mut self, lasts: Duration, enough: impl Fn(&Times) -> bool, why: &str) -> (u64, Times) {
         let ends = AtomicBool::new(false);
         let store = Arc::clone(&self.store);
         std::thread::scope(|scope| {
@@ -119,7 +122,7 @@ impl Device {
                 }
             });
             let (started, mut failed, mut times) = (Instant::now(), 0, Times::default());
-            while started.elapsed() < lasts {
+            while started.elapsed() < lasts || !enough(&times) && started.elapsed() < LASTS_AT_MOST {
                 let page = self.random.below(PAGES as usize) as u32;
                 if self.random.below(4) == 0 {
                     self.write(page);
@@ -200,7 +203,12 @@ fn whatever_one_node_does_no_read_fails_or_is_wrong() {
         let why = format!("SEED={seed}: {fault:?}");
         let lasts = if matches!(fault, Fault::Stopped | Fault::Killed) { LASTS_LONG } else { LASTS };
         begin(&cluster, fault, node);
-        let (failed, mut times) = device.use_for(lasts, &why);
+        let damaged = || match fault {
+            Fault::Proxy(Mode::Corrupt) => cluster.proxies[node].damaged() > 10,
+            _ => true,
+        };
+        let enough = |times: &Times| times.all_us.len() > 50 && damaged();
+        let (failed, mut times) = device.use_for(lasts, enough, &why);
         end(&cluster, fault, node);
         let reads = times.all_us.len();
         let [p50, p99, max] = [500, 990, 999].map(|of_1000| quantile_ms(&mut times.all_us, of_1000));
@@ -213,9 +221,7 @@ fn whatever_one_node_does_no_read_fails_or_is_wrong() {
         );
         assert_eq!(failed, 0, "{why}");
         assert!(reads > 50, "{why}: {reads} reads");
-        if fault == Fault::Proxy(Mode::Corrupt) {
-            assert!(cluster.proxies[node].damaged() > 10, "{why}");
-        }
+        assert!(damaged(), "{why}");
         if fault != Fault::Killed {
             device.recover();
         }
