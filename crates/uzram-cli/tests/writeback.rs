@@ -347,7 +347,7 @@ fn a_full_backing_device_is_left_alone_until_there_is_room() {
     expect_no_writes(&place, Duration::from_secs(1));
     assert!(backing_state(&place).starts_with("full: "), "{}", backing_state(&place));
     assert!(place.run(&["stat", "zram0"]).ok().contains("the backing device is full: "));
-    let most = 24 * (28 + 8 + 60) << 20;
+    let most = (32 * (28 + 8 + 60)) << 20;
     assert!(figure(&place, "written_bytes") < most, "{} bytes", figure(&place, "written_bytes"));
     succeed(&place, "fio", &fio(&uri, &["--rw=trim", "--bs=1M", "--size=20M"]));
     assert_eq!(backing_state(&place), "ok\n");

@@ -12,7 +12,7 @@ use crate::base::random::Random;
 use crate::base::units::{PAGE_SIZE, Page, PageNo};
 
 /// The most that is written for what leaves, by the rule of cleaning.
-const MOST_WRITTEN: u64 = 24;
+const MOST_WRITTEN: u64 = 32;
 /// What a page takes that does not compress.
 const FOOTPRINT: u64 = PAGE_SIZE as u64 + 16;
 
@@ -62,7 +62,7 @@ fn theory(live: f64) -> f64 {
 
 #[test]
 fn the_theory_is_as_documented() {
-    for (live, bytes) in [(0.8, 2.7), (0.9, 5.2), (0.95, 10.2), (0.97, 16.8), (0.979, 24.0)] {
+    for (live, bytes) in [(0.8, 2.7), (0.9, 5.2), (0.95, 10.2), (0.97, 16.8), (0.984, 31.4)] {
         assert!((theory(live) - bytes).abs() < 0.05, "{live}: {}", theory(live));
     }
 }
