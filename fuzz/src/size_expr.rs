@@ -132,7 +132,7 @@ fn naive(text: &str, memory: &Memory) -> Option<(f64, bool)> {
     number(text)
 }
 
-/// Parses digits, maybe a fraction, maybe a unit, which makes it a size; 0 is a size, too.
+/// Parses digits, maybe a fraction, or a unit, which makes it a size; 0 is a size, too.
 fn number(text: &str) -> Option<(f64, bool)> {
     let digits = text.trim_end_matches(char::is_alphabetic);
     let (whole, fraction) = digits.split_once('.').unwrap_or((digits, "0"));
@@ -143,8 +143,11 @@ fn number(text: &str) -> Option<(f64, bool)> {
     // The unit alone is a size, if a one is put before it.
     let unit = parse_size(&format!("1{}", &text[digits.len()..])).ok()?;
     let number = digits.parse::<f64>().ok()?;
-    let is_size = digits.len() < text.len() || number == 0.0;
-    Some((number * unit as f64, is_size)).filter(|(value, _)| value.is_finite())
+    let has_unit = digits.len() < text.len();
+    if has_unit && digits.contains('.') {
+        return None;
+    }
+    Some((number * unit as f64, has_unit || number == 0.0)).filter(|(value, _)| value.is_finite())
 }
 
 /// Returns the initial inputs.
@@ -153,7 +156,8 @@ pub fn seeds() -> Vec<Vec<u8>> {
     [
         "min(ram / 2, 4G)",
         "ram * 0.75 - (limit + 512MiB) / 3",
-        "max(min(limit, 8192k), 1.5g, 4096B)",
+        "max(min(limit, 8192k), 1536m, 4096B)",
+        "1.5g",
         "((ram-limit))/4/2*1T",
         "16777215T + 1T - 4096b",
         "8191",

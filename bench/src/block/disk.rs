@@ -35,7 +35,7 @@ impl Attached {
         let dir = runtime_dir()?;
         let mut command = Command::new(program);
         command.arg("up").arg("--runtime-dir").arg(dir.path()).args(["--algorithm", algorithm]);
-        command.arg("--size").arg(size_bytes.to_string()).arg("--attach").args(options);
+        command.arg("--size").arg(format!("{size_bytes}B")).arg("--attach").args(options);
         let mut attached = Attached {
             device: PathBuf::new(),
             program: program.to_owned(),

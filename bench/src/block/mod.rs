@@ -147,7 +147,7 @@ pub fn disk_obstacle(program: &Path) -> Result<Option<String>> {
     let dir = runtime_dir()?;
     let mut command = Command::new(program);
     command.arg("up").arg("--runtime-dir").arg(dir.path()).args(["--log", "error"]);
-    command.arg("--size").arg(TRIED_BYTES.to_string()).args(["--attach", "--exec", "true"]);
+    command.arg("--size").arg(format!("{TRIED_BYTES}B")).args(["--attach", "--exec", "true"]);
     Ok(run_to_end(&mut command, PATIENCE).err().map(|error| error.to_string()))
 }
 

@@ -115,7 +115,7 @@ fn round(options: &BlockOptions, left_bytes: impl Fn() -> Result<u64>) -> Result
 pub(crate) fn user_command(programs: &Programs, cgroup: &Path, pages: &Path, size_bytes: u64) -> Command {
     let mut command = Command::new(&programs.bench);
     command.args(["swap-user", "--cgroup"]).arg(cgroup).arg("--pages").arg(pages);
-    command.arg("--size").arg(size_bytes.to_string());
+    command.arg("--size").arg(format!("{size_bytes}B"));
     command
 }
 

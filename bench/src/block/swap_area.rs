@@ -42,7 +42,7 @@ impl SwapDaemon {
         let mut daemon =
             SwapDaemon { program: program.to_owned(), dir: runtime_dir()?, device: None, is_over: false };
         let mut command = daemon.command(&["swap", "on"]);
-        command.args(options).args(["--priority", PRIORITY, "--size"]).arg(size_bytes.to_string());
+        command.args(options).args(["--priority", PRIORITY, "--size"]).arg(format!("{size_bytes}B"));
         let printed = run_to_end(&mut command, PATIENCE)?;
         daemon.device = named_device(&printed, "swap");
         Ok(daemon)

@@ -40,7 +40,7 @@ impl Server {
         let dir = runtime_dir()?;
         let mut command = Command::new(program);
         command.arg("up").arg("--runtime-dir").arg(dir.path()).args(["--algorithm", algorithm]);
-        command.arg("--size").arg(size_bytes.to_string()).args(options);
+        command.arg("--size").arg(format!("{size_bytes}B")).args(options);
         Server::start(command, dir, cgroup)
     }
 

@@ -98,8 +98,8 @@ pub fn run(options: &RunOptions) -> Result<RunReport> {
 
 /// Returns the words that start a command in less memory.
 fn limited_by_uzram(options: &RunOptions, dir: &Path, limit_bytes: u64) -> Vec<String> {
-    let spill = format!("{}:{}", dir.display(), 4 * limit_bytes);
-    let (limit, uzram) = (limit_bytes.to_string(), options.uzram.display().to_string());
+    let spill = format!("{}:{}B", dir.display(), 4 * limit_bytes);
+    let (limit, uzram) = (format!("{limit_bytes}B"), options.uzram.display().to_string());
     [uzram.as_str(), "run", "--limit", &limit, "--spill", &spill, "--"].map(str::to_owned).into()
 }
 

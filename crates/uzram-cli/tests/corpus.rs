@@ -125,7 +125,7 @@ fn a_failure_is_one_line_and_leaves_no_file() {
         (&["-o", out, "--after", "1", "1"], 2, "COMMAND"),
         (&["-o", out, "--after=-1", "--", "true"], 2, "write seconds"),
         (&["-o", out, "--after", "soon", "--", "true"], 2, "write seconds, up to 86400"),
-        (&["-o", out, "--size", "4095", "1"], 2, "write 4K to 16G"),
+        (&["-o", out, "--size", "4095B", "1"], 2, "write 4K to 16G"),
         (&["-o", out, "--size", "17G", "1"], 2, "write 4K to 16G"),
         (&["-o", out, "--", "/nonexistent/program"], 1, "cannot start /nonexistent/program: No such file"),
         (&["-o", out, "--", "sh", "-c", "exit 3"], 1, "sh ended with status 3 after 0."),

@@ -89,7 +89,11 @@ fn what_cannot_be_trained_is_one_line() {
         (&[&place.root().display().to_string(), "-o", &out], 1, "not a regular file"),
         (&["/dev/zero", "-o", &out], 1, "/dev/zero: not a regular file"),
         (&[&many, "-o", &path("no/dir"), "--size", "8K"], 1, "cannot write"),
-        (&[&many, "-o", &out, "--size", "512"], 2, "invalid value '512' for '--size <SIZE>': write 1K to 1M"),
+        (
+            &[&many, "-o", &out, "--size", "512B"],
+            2,
+            "invalid value '512B' for '--size <SIZE>': write 1K to 1M",
+        ),
         (&[&many, "-o", &out, "--size", "2M"], 2, "write 1K to 1M"),
         (&[&many, "-o", &out, "--size", "big"], 2, "--size"),
         (&[&many, "-o", &out, "--size", "8K", "--level", "0"], 2, "--level: '0' is no level"),

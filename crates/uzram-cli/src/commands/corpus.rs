@@ -19,8 +19,9 @@ use std::time::{Duration, Instant};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use uzram::trusted_path::{Place, Refused};
-use uzram::units::{PAGE_SIZE, format_size, parse_size};
+use uzram::units::{PAGE_SIZE, format_size};
 
+use crate::config::size_expr;
 use crate::failure::{Context, Failure, Result, print};
 use crate::system::interrupts::{ENDING_SIGNALS, is_ignored};
 use crate::system::process_pages::{self, Taken};
@@ -68,7 +69,7 @@ pub struct CorpusArgs {
 }
 
 fn parse_corpus_size(text: &str) -> std::result::Result<u64, String> {
-    let bytes = parse_size(text).map_err(|error| error.to_string())?;
+    let bytes = size_expr::of_option(text).map_err(|error| error.to_string())?;
     let can_be = (PAGE_SIZE as u64..=MAX_BYTES).contains(&bytes);
     if can_be { Ok(bytes) } else { Err("write 4K to 16G".to_owned()) }
 }

@@ -13,9 +13,10 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use uzram::codec::Algorithm;
-use uzram::units::{format_size, parse_size};
+use uzram::units::format_size;
 use uzram_pager::{LEAST_LIMIT_BYTES, TrapKind};
 
+use crate::config::size_expr;
 use crate::failure::{Failure, Result};
 use crate::system::find_program::find_program;
 use crate::system::program_file::{self, Kind};
@@ -67,7 +68,7 @@ pub struct RunArgs {
 }
 
 fn parse_limit(text: &str) -> std::result::Result<u64, String> {
-    let bytes = parse_size(text).map_err(|error| error.to_string())?;
+    let bytes = size_expr::of_option(text).map_err(|error| error.to_string())?;
     if bytes < LEAST_LIMIT_BYTES {
         return Err(format!("the least is {}", format_size(LEAST_LIMIT_BYTES)));
     }
@@ -159,8 +160,8 @@ fn split_spill(text: &OsStr, limit: u64) -> Result<(OsString, u64)> {
     let colon = bytes.iter().rposition(|byte| *byte == b':');
     match colon.map(|at| (&bytes[..at], std::str::from_utf8(&bytes[at + 1..]))) {
         Some((dir, Ok(size))) => {
-            let size =
-                parse_size(size).map_err(|error| Failure::Usage(format!("--spill DIR:SIZE: {error}")))?;
+            let size = size_expr::of_option(size)
+                .map_err(|error| Failure::Usage(format!("--spill DIR:SIZE: {error}")))?;
             Ok((OsStr::from_bytes(dir).to_owned(), size))
         }
         _ => Ok((text.to_owned(), limit.saturating_mul(SPILL_LIMITS))),
@@ -202,5 +203,12 @@ fn library() -> Result<PathBuf> {
     if (meta.uid() != 0 && meta.uid() != mine) || meta.mode() & 0o002 != 0 {
         return Err(Failure::line(format!("{} can be changed by other users: not used", library.display())));
     }
-    Ok(library)
+    let flaw = program_file::flaw(&library)
+        .map_err(|error| Failure::line(format!("{}: {error}", library.display())))?;
+    match flaw {
+        Some(flaw) => {
+            Err(Failure::line(format!("{} {flaw}; install it again, with uzram", library.display())))
+        }
+        None => Ok(library),
+    }
 }

@@ -13,8 +13,9 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
 use uzram::codec::{Algorithm, Dictionary, Encoder, Kind, MAX_DICTIONARY_BYTES, ROOM_BYTES, train};
-use uzram::units::{PAGE_SIZE, Page, format_size, parse_size, same_word};
+use uzram::units::{PAGE_SIZE, Page, format_size, same_word};
 
+use crate::config::size_expr;
 use crate::failure::{Context, Failure, Result, print};
 use crate::terminal::live;
 
@@ -48,7 +49,7 @@ pub struct TrainArgs {
 }
 
 fn parse_dictionary_size(text: &str) -> std::result::Result<u64, String> {
-    let bytes = parse_size(text).map_err(|error| error.to_string())?;
+    let bytes = size_expr::of_option(text).map_err(|error| error.to_string())?;
     let can_be = (LEAST_BYTES..=MAX_DICTIONARY_BYTES as u64).contains(&bytes);
     if can_be { Ok(bytes) } else { Err("write 1K to 1M".to_owned()) }
 }

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use toml::de::DeValue;
 use uzram::machine_memory::{self, Memory};
-use uzram::units::{format_size, parse_size};
+use uzram::units::format_size;
 use uzram_serve::fuse::CpuLatencyLimit;
 use uzram_serve::nbd::Listen;
 use uzram_serve::swap_area::MAX_PRIORITY;
@@ -164,10 +164,7 @@ impl Entry<'_> {
 
     /// Parses a size that no attribute takes.
     fn size(&self, text: &str, memory: &Memory) -> Result<u64> {
-        match settings_file::size(self, text, memory)? {
-            Some(bytes) => Ok(bytes),
-            None => parse_size(text).map_err(|error| self.wrong(error)),
-        }
+        size_expr::read(text, || Ok(*memory)).map_err(|error| self.wrong(error))
     }
 }
 

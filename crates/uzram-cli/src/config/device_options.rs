@@ -5,13 +5,14 @@ use std::sync::LazyLock;
 
 use clap::builder::ValueParser;
 use clap::{Arg, ArgAction, ArgGroup, ArgMatches, Args, Command, FromArgMatches};
+use uzram::machine_memory;
 
 use crate::config::policy_file;
 use crate::config::settings::{DeviceSettings, Form, SETTINGS, SIZE_WORD, SettingRow, join_paths};
-use crate::failure::Result;
+use crate::failure::{Context, Failure, Result};
 
-/// The clap group of these options, for options that conflict with it.
-pub const GROUP: &str = "DeviceOptions";
+/// The clap group of these options.
+const GROUP: &str = "DeviceOptions";
 const POLICY: &str = "policy";
 const DEFAULT_SIZE: &str = "1G";
 
@@ -41,10 +42,14 @@ impl DeviceOptions {
     /// Returns the settings, checked as far as possible without a device. `swaps` tells whether it is used as swap.
     ///
     /// # Errors
-    /// A value is invalid, a setting is given twice or has no effect, or the file of `--policy` is invalid.
+    /// A value is invalid or missing, a setting is given twice or has no effect, or the file of `--policy` is invalid.
     pub fn settings(&self, swaps: bool) -> Result<DeviceSettings> {
         let mut settings = DeviceSettings::default();
         for (Name { row, name, long }, texts) in &self.given {
+            // Values that begin with '-' are taken, for the attribute to refuse a negative one.
+            if let Some(option) = texts.iter().find(|text| text.starts_with("--")) {
+                return Err(Failure::Usage(format!("--{long}: its value is missing before {option}")));
+            }
             let text = texts.join(" ");
             let (text, origin) = match row.form {
                 Form::Path => {
@@ -52,7 +57,10 @@ impl DeviceOptions {
                     (join_paths(texts), shown.collect::<Vec<_>>().join(" "))
                 }
                 Form::Switch if text == "1" => (text, format!("--{long}")),
-                _ => (text.clone(), format!("--{long} {text}")),
+                form => {
+                    let origin = format!("--{long} {text}");
+                    (form.value(text, machine_memory::read).usage(|| origin.clone())?, origin)
+                }
             };
             settings.add(row, name, &text, &origin)?;
         }
@@ -86,6 +94,14 @@ impl Args for DeviceOptions {
     }
 }
 
+impl DeviceOptions {
+    /// Returns the first option that was given, as it is written.
+    pub fn first(&self) -> Option<String> {
+        let given = self.given.first().map(|(name, _)| format!("--{}", name.long));
+        given.or_else(|| self.policy.as_ref().map(|_| format!("--{POLICY}")))
+    }
+}
+
 /// Returns an address as messages show it: without a user and a password, which are refused, but may be in it.
 fn without_login(text: &str) -> String {
     let parts = text.split_once("://").and_then(|(scheme, rest)| Some((scheme, rest.rsplit_once('@')?.1)));
@@ -97,7 +113,7 @@ fn option(Name { row, name, long }: &'static Name) -> Arg {
     let arg = match row.form {
         Form::Path => arg.action(ArgAction::Append),
         Form::Switch => arg.num_args(0..=1).require_equals(true).default_missing_value("1"),
-        _ => arg,
+        _ => arg.allow_hyphen_values(true),
     };
     if *name != row.attribute {
         return arg.hide(true);

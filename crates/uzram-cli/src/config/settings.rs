@@ -9,8 +9,10 @@ use std::ops::Deref;
 
 use uzram::ErrorKind;
 use uzram::device::{Attribute, Device, NamedBacking};
+use uzram::machine_memory::Memory;
 use uzram::units::parse_duration_s;
 
+use crate::config::size_expr;
 use crate::failure::{Failure, Result};
 
 /// The syntax of a value.
@@ -18,7 +20,7 @@ use crate::failure::{Failure, Result};
 pub enum Form {
     /// Text that the attribute parses.
     Text,
-    /// A size; in a file of `--config`, also an expression.
+    /// A size; in options and a file of `--config`, also an expression.
     Size,
     /// A size, optionally followed by `/day`.
     SizePerDay,
@@ -26,6 +28,25 @@ pub enum Form {
     Switch,
     /// A path, optionally followed by a size; or several: an option is given as often, in files they are an array.
     Path,
+}
+
+impl Form {
+    /// Returns a value of an option or a file of `--config` as its attribute takes it: a size in bytes.
+    ///
+    /// # Errors
+    /// The size is invalid.
+    pub fn value(
+        self,
+        text: String,
+        memory: impl FnOnce() -> uzram::Result<Memory>,
+    ) -> uzram::Result<String> {
+        let size = match self {
+            Form::Size => text.as_str(),
+            Form::SizePerDay => text.strip_suffix("/day").unwrap_or(&text),
+            Form::Text | Form::Switch | Form::Path => return Ok(text),
+        };
+        size_expr::read(size, memory).map(|bytes| bytes.to_string())
+    }
 }
 
 /// A row of the table.
@@ -65,7 +86,7 @@ const SWITCH: SettingRow = SettingRow { form: Form::Switch, value_name: "0|1", .
 const DISKSIZE: SettingRow = SettingRow {
     attribute: "disksize",
     words: &[SIZE_WORD],
-    help: "The size of the disk, uncompressed: a number and K, M, G or T [default: 1G]",
+    help: "The size of the disk, uncompressed: a number and K, M, G or T, or an expression, as in ram/2 [default: 1G]",
     ..SIZE
 };
 /// Settings of the backing device; policies may set them.

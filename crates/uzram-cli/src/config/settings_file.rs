@@ -3,10 +3,8 @@
 //! key.
 
 use uzram::machine_memory::Memory;
-use uzram::units::parse_size;
 
 use crate::config::settings::{DeviceSettings, Form, SETTINGS, SettingRow, join_paths};
-use crate::config::size_expr;
 use crate::config::toml_text::Entry;
 use crate::failure::Result;
 
@@ -75,28 +73,8 @@ fn value(entry: &Entry<'_>, row: &SettingRow, kind: Kind<'_>) -> Result<String> 
     let texts = if row.form == Form::Path { entry.texts()? } else { vec![entry.text()?] };
     let text = texts.join(" ");
     let Kind::Config(memory) = kind else { return Ok(text) };
-    Ok(match row.form {
-        Form::Text | Form::Switch => text,
-        Form::Path => join_paths(&texts),
-        Form::Size => size(entry, &text, memory)?.map_or(text, |bytes| bytes.to_string()),
-        Form::SizePerDay => size(entry, text.strip_suffix("/day").unwrap_or(&text), memory)?
-            .map_or(text, |bytes| bytes.to_string()),
-    })
-}
-
-/// Parses a size, plain or an expression; `None` for an invalid plain size, which the attribute refuses. Plain sizes
-/// are as in options, but need a unit unless they are 0: a number copied from zram-generator's configuration means MiB.
-///
-/// # Errors
-/// The expression is invalid, or the unit is missing.
-pub fn size(entry: &Entry<'_>, text: &str, memory: &Memory) -> Result<Option<u64>> {
-    let trimmed = text.trim();
-    let is_bare = !trimmed.is_empty() && trimmed.bytes().all(|byte| byte.is_ascii_digit());
-    let is_plain = trimmed.starts_with(|c: char| c.is_ascii_digit())
-        && trimmed.bytes().all(|byte| byte.is_ascii_alphanumeric());
-    match parse_size(text) {
-        Ok(bytes) if bytes == 0 || !is_bare => Ok(Some(bytes)),
-        Err(_) if is_plain && !is_bare => Ok(None),
-        _ => size_expr::evaluate(text, memory).map(Some).map_err(|error| entry.wrong(error)),
+    match row.form {
+        Form::Path => Ok(join_paths(&texts)),
+        form => form.value(text, || Ok(*memory)).map_err(|error| entry.wrong(error)),
     }
 }

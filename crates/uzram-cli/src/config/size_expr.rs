@@ -1,13 +1,13 @@
-//! Sizes that depend on the machine: `min(ram / 2, 4G)`.
+//! Sizes in options and in files, which may depend on the machine: `min(ram / 2, 4G)`.
 //!
-//! A size is written as for [`uzram::units::parse_size`], and may have a fraction (`1.5G`); a number without a unit is
-//! a factor. The operators are `+ - * /` with their usual precedence, parentheses, and `min(…)` and `max(…)` of one or
+//! A size is written as for [`uzram::units::parse_size`]; a number without a unit is a factor, and may have a fraction
+//! (`ram * 0.75`). The operators are `+ - * /` with their usual precedence, parentheses, and `min(…)` and `max(…)` of one or
 //! more sizes; the variables are those of [`Memory`]. The language is that of zram-generator's `zram-size`, except that
 //! plain numbers and `ram` are MiB there. A number without a unit where a size is expected is therefore refused: it
 //! could mean MiB or bytes. 0 is the same in both.
 
-use uzram::machine_memory::Memory;
-use uzram::units::{PAGE_SIZE, unit_bytes};
+use uzram::machine_memory::{self, Memory};
+use uzram::units::{PAGE_SIZE, parse_size, unit_bytes};
 use uzram::{Error, Result};
 
 /// The longest expression accepted.
@@ -16,6 +16,32 @@ pub const MAX_CHARS: usize = 200;
 pub const MAX_DEPTH: usize = 32;
 
 const OPERAND: &str = "a size, 'ram', 'limit', 'min(', 'max(' or '('";
+
+/// Reads a size of an option or a file, plain or an expression. An attribute takes plain numbers as bytes, as the kernel
+/// does; here they need a unit, unless they are 0.
+///
+/// # Errors
+/// `Invalid`: of a plain size the message is that of [`parse_size`], as an attribute would give it; else as [`evaluate`].
+pub fn read(text: &str, memory: impl FnOnce() -> Result<Memory>) -> Result<u64> {
+    let trimmed = text.trim();
+    let is_bare = !trimmed.is_empty() && trimmed.bytes().all(|byte| byte.is_ascii_digit());
+    let is_part = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'.';
+    let is_plain =
+        !trimmed.starts_with(char::is_alphabetic) && trimmed.trim_start_matches('-').bytes().all(is_part);
+    match parse_size(text) {
+        Ok(bytes) if bytes == 0 || !is_bare => Ok(bytes),
+        Err(error) if is_plain && !is_bare => Err(error),
+        _ => evaluate(text, &memory()?),
+    }
+}
+
+/// Reads a size of the command line.
+///
+/// # Errors
+/// As [`read`].
+pub fn of_option(text: &str) -> Result<u64> {
+    read(text, machine_memory::read)
+}
 
 /// Evaluates an expression to bytes, rounded down to whole pages.
 ///
@@ -180,6 +206,11 @@ impl<'a> Parser<'a> {
             self.at = unit_place;
             return Err(self.expected("K, M, G or T, an operator or the end"));
         };
+        if !unit.is_empty() && digits.contains('.') {
+            let size = &self.text[place..self.at];
+            // Its message says what to write instead.
+            return Err(parse_size(size).err().unwrap_or_else(|| self.wrong(place, "no fractions")));
+        }
         let number: f64 = digits.parse().map_err(|_| self.wrong(place, "not a number"))?;
         let bare = (unit.is_empty() && number != 0.0).then_some(place);
         Ok(Value { number: self.finite(number * unit_bytes as f64, place)?, bare })
@@ -190,10 +221,11 @@ impl<'a> Parser<'a> {
         let rest = &self.text[place..];
         let end = rest.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(rest.len());
         let number = &rest[..end];
-        self.wrong(
-            place,
-            &format!("{number} has no unit: write {number}M for MiB, as zram-generator reads it, or {number}B for bytes"),
-        )
+        let write = match number.contains('.') {
+            true => "write a whole number of K, M, G or T".to_owned(),
+            false => format!("write {number}M for MiB, as zram-generator reads it, or {number}B for bytes"),
+        };
+        self.wrong(place, &format!("{number} has no unit: {write}"))
     }
 
     /// Skips white space and returns the next character.
@@ -257,7 +289,7 @@ mod tests {
             ("ram", 16 << 30),
             ("ram * 0.25", 4 << 30),
             ("0.5*limit", 3 << 29),
-            ("1.5G", 3 << 29),
+            ("1.5 * 1G", 3 << 29),
             ("ram - limit - 1G", 12 << 30),
             ("ram - (limit - 1G)", 14 << 30),
             ("1G + 2 * 1G", 3 << 30),
@@ -270,7 +302,7 @@ mod tests {
             ("min((ram), ((limit)))", 3 << 30),
             ("ram/3", 5_726_621_696),
             ("4096b", 4096),
-            ("8191.9B", 4096),
+            ("8191B", 4096),
             ("10000B / 1", 8192),
             ("ram * (1 + 2 * min(3, 4)) / 7", 16 << 30),
             ("max(0, ram - 32G, 1G) + 0", 1 << 30),
@@ -312,7 +344,9 @@ mod tests {
                 "64",
                 "column 1: 64 has no unit: write 64M for MiB, as zram-generator reads it, or 64B for bytes",
             ),
-            ("1.5", "column 1: 1.5 has no unit: write 1.5M for MiB"),
+            ("1.5", "column 1: 1.5 has no unit: write a whole number of K, M, G or T"),
+            ("1.5G", "'1.5G' is not a size: no fractions: write 1536M; "),
+            ("min(ram, 0.5T)", "'0.5T' is not a size: no fractions: write 512G; "),
             ("2 * 512", "column 1: 2 has no unit"),
             ("min(ram / 2, 4096)", "column 14: 4096 has no unit: write 4096M for MiB"),
             ("(1024) + ram / 4", "column 2: 1024 has no unit"),
@@ -331,6 +365,32 @@ mod tests {
         let product = ["99999999999T"; 14].join("*");
         let error = evaluate(&format!("min(1G,{product})"), &MEMORY).expect_err("infinite").to_string();
         assert!(error.ends_with(": too large"), "{error}");
+    }
+
+    #[test]
+    fn plain_sizes_are_those_of_attributes_but_need_a_unit() {
+        let read = |text: &str| read(text, || Ok(MEMORY)).map_err(|error| error.to_string());
+        for (text, bytes) in [("0", 0), (" 64M ", 64 << 20), ("64b", 64), ("ram/2", 8 << 30), ("0B", 0)] {
+            assert_eq!(read(text), Ok(bytes), "{text}");
+        }
+        for text in ["", "1X", "1.5G", "-1G", "99999999T", "12 G"] {
+            let said = read(text).expect_err(text);
+            let is_expression = text.contains(' ');
+            assert_eq!(
+                parse_size(text).map_err(|error| error.to_string()) == Err(said),
+                !is_expression,
+                "{text}"
+            );
+        }
+        for (text, why) in [
+            ("64", "64 has no unit"),
+            ("rma/2", "found 'rma'"),
+            ("lots", "found 'lots'"),
+            ("-1G + ram", "expected a size"),
+        ] {
+            let said = read(text).expect_err(text);
+            assert!(said.contains(why), "{text}: {said}");
+        }
     }
 
     #[test]
@@ -364,7 +424,7 @@ mod tests {
                 ("0.75", 0.75, false),
                 ("5G", 5.0 * (1u64 << 30) as f64, true),
                 ("0", 0.0, true),
-                ("12.5k", 12800.0, true),
+                ("12k", 12288.0, true),
             ];
             match random.below(if depth == 0 { 1 } else { 7 }) {
                 0 => {

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use clap::{Args as _, FromArgMatches};
 
 use crate::config::config_file::{self, ConfigFile};
-use crate::config::device_options::{self, DeviceOptions};
+use crate::config::device_options::DeviceOptions;
 use crate::config::listen_args::ListenArgs;
 use crate::config::plan::{Attached, DaemonPlan, DevicePlan, ExportArgs, FilesArgs, SurviveArgs};
 use crate::config::settings::parse_name;
@@ -37,7 +37,7 @@ pub struct UpArgs {
     /// Serve the devices described by a TOML file instead of one described by options (dist/uzram.toml is an example,
     /// and `uzram check --config` checks a file). SIGHUP then reloads the TLS files, as `uzram reload` does, and does
     /// not end the daemon
-    #[arg(long, value_name = "FILE.toml", conflicts_with_all = ["name", device_options::GROUP, "ExportArgs", "attach", "exec"])]
+    #[arg(long, value_name = "FILE.toml", conflicts_with_all = ["name", "attach", "exec"])]
     config: Option<PathBuf>,
     /// The device's name
     #[arg(long, value_name = "NAME", default_value = "zram0", value_parser = parse_name)]
@@ -108,6 +108,12 @@ impl UpArgs {
     /// # Errors
     /// The options and the file contradict each other, or a file that they name cannot be read.
     pub fn plan_with(&self, config: Option<ConfigFile>, runtime_dir: PathBuf) -> Result<DaemonPlan> {
+        if let (Some(path), Some(option)) = (&self.config, self.of_device()) {
+            return Err(Failure::Usage(format!(
+                "{option} cannot be used with --config {0}: write it into the device's table in {0}",
+                path.display()
+            )));
+        }
         let ConfigFile { mount, cpu_latency, nbd: keys, devices, left_out } = match config {
             Some(config) => config,
             None => ConfigFile { devices: vec![self.device_plan()?], ..ConfigFile::default() },
@@ -130,6 +136,13 @@ impl UpArgs {
             slab_timing: self.slab_timing,
             ..plan
         }))
+    }
+
+    /// Returns an option that was given and describes a device, if any.
+    fn of_device(&self) -> Option<String> {
+        let ExportArgs { export, read_only } = self.export;
+        let export = export.map(|_| "--export").or(read_only.then_some("--read-only"));
+        self.device.first().or(export.map(str::to_owned))
     }
 
     /// The device that options describe.

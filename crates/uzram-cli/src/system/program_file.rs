@@ -101,11 +101,63 @@ fn kind_of_header<'a>(file: &'a ReadCache<File>) -> object::Result<Kind> {
     Ok(if name.starts_with(b"ld-linux") { Kind::Dynamic } else { Kind::OtherLoader })
 }
 
+/// Returns why the loader cannot load a library, as the end of a sentence that its name begins; `None` if it can. It looks at
+/// no more than where the file's parts are: a file that was not copied whole would kill each program by SIGBUS.
+///
+/// # Errors
+/// The file cannot be read.
+pub fn flaw(path: &Path) -> io::Result<Option<String>> {
+    let (file, len_bytes) = (File::open(path)?, fs::metadata(path)?.len());
+    Ok(match end_of_parts(&ReadCache::new(file)) {
+        Ok(end_bytes) if end_bytes > len_bytes => {
+            Some(format!("is not whole: it has {len_bytes} bytes of at least {end_bytes}"))
+        }
+        Ok(_) => None,
+        Err(_) => {
+            Some(format!("is no library: it has {len_bytes} bytes, and no ELF header that can be read"))
+        }
+    })
+}
+
+/// Returns where the last of a library's segments and the table of its sections end.
+fn end_of_parts<'a>(file: &'a ReadCache<File>) -> object::Result<u64> {
+    let header = elf::FileHeader64::<Endianness>::parse(file)?;
+    let endian = header.endian()?;
+    let end = |offset: u64, len: u64| offset.saturating_add(len);
+    let sections_bytes = u64::from(header.e_shnum(endian)) * u64::from(header.e_shentsize(endian));
+    let sections_end = end(header.e_shoff(endian), sections_bytes);
+    let segments = header.program_headers(endian, file)?.iter();
+    let ends = segments.map(|segment| end(segment.p_offset(endian), segment.p_filesz(endian)));
+    Ok(ends.chain([sections_end]).max().unwrap_or(0))
+}
+
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
 
     use super::*;
+
+    /// A library that was cut anywhere has a flaw; the whole one has none.
+    #[test]
+    fn a_library_that_is_not_whole_has_a_flaw() {
+        let own = std::env::current_exe().unwrap();
+        assert_eq!(flaw(&own).unwrap(), None);
+        let (dir, len_bytes) = (tempfile::tempdir().unwrap(), fs::metadata(&own).unwrap().len());
+        let cut = dir.path().join("cut");
+        fs::copy(&own, &cut).unwrap();
+        for (len_bytes, said) in [
+            (len_bytes - 1, "is not whole: it has "),
+            (len_bytes / 2, "is not whole: it has "),
+            (4096, "is not whole: it has 4096 bytes of at least "),
+            (60, "is no library: it has 60 bytes"),
+            (0, "is no library: it has 0 bytes"),
+        ] {
+            fs::OpenOptions::new().write(true).open(&cut).unwrap().set_len(len_bytes).unwrap();
+            let flaw = flaw(&cut).unwrap().unwrap();
+            assert!(flaw.starts_with(said), "{len_bytes}: {flaw}");
+        }
+        assert!(flaw(Path::new("/nonexistent")).is_err());
+    }
 
     #[test]
     fn programs_are_told_apart() {

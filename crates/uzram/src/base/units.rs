@@ -83,10 +83,28 @@ pub const fn bytes_to_pages(bytes: u64) -> u64 {
 /// # Errors
 /// `Invalid` when the text is anything else or the size does not fit 64 bits.
 pub fn parse_size(text: &str) -> Result<u64> {
-    let bad = |why: &str| {
+    parse_number(text, "too large", unit_bytes).map_err(|why| {
+        let why = whole_size(text.trim())
+            .map_or_else(|| why.to_owned(), |whole| format!("no fractions: write {whole}"));
         Error::invalid(format!("'{text}' is not a size: {why}; write digits and K, M, G or T, as in 512M"))
+    })
+}
+
+/// Returns what to write in place of a size with a fraction, as 1536M for 1.5G: the same in the next smaller unit, rounded
+/// down. `None` for any other text.
+fn whole_size(text: &str) -> Option<String> {
+    let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.')?;
+    let (number, unit) = text.split_at(digits);
+    let unit_bytes = unit_bytes(&unit.to_ascii_lowercase())?;
+    let (smaller_bytes, smaller) = match unit_bytes >> 10 {
+        bytes @ 0x4000_0000.. => (bytes, "G"),
+        bytes @ 0x10_0000.. => (bytes, "M"),
+        bytes @ 0x400.. => (bytes, "K"),
+        _ => (1, "B"),
     };
-    parse_number(text, "too large", unit_bytes).map_err(bad)
+    let whole =
+        number.parse::<f64>().ok().filter(|_| number.contains('.'))? * (unit_bytes / smaller_bytes) as f64;
+    Some(format!("{}{smaller}", whole as u64))
 }
 
 /// Returns the bytes of a unit, which is given in lower case.
@@ -112,7 +130,7 @@ fn parse_number(
     let digits = trimmed.bytes().take_while(u8::is_ascii_digit).count();
     let (number, suffix) = trimmed.split_at(digits);
     if number.is_empty() {
-        return Err("no digits");
+        return Err(if trimmed.starts_with("-") { "it is negative" } else { "no digits" });
     }
     let number: u64 = number.parse().map_err(|_| too_much)?;
     let unit = unit(&suffix.to_ascii_lowercase()).ok_or("unknown unit")?;
@@ -188,7 +206,16 @@ mod tests {
         for (text, why) in [
             ("", "no digits"),
             ("G", "no digits"),
-            ("-1", "no digits"),
+            ("-1", "it is negative"),
+            ("-G", "it is negative"),
+            ("1.5G", "no fractions: write 1536M; "),
+            ("1.1 GiB", "unknown unit"),
+            ("0.30tib", "no fractions: write 307G; "),
+            ("2.5m", "no fractions: write 2560K; "),
+            ("1.5kb", "no fractions: write 1536B; "),
+            ("8191.9B", "no fractions: write 8191B; "),
+            ("1..5G", "unknown unit"),
+            ("1.5", "unknown unit"),
             ("1X", "unknown unit"),
             ("99999999999T", "too large"),
             ("99999999999999999999", "too large"),
@@ -208,7 +235,7 @@ mod tests {
         for (text, why) in [
             ("", "no digits"),
             ("h", "no digits"),
-            ("-1", "no digits"),
+            ("-1", "it is negative"),
             ("1.5h", "unknown unit"),
             ("1 h", "unknown unit"),
             ("1w", "unknown unit"),
