@@ -18,14 +18,17 @@ use crate::base::error::{Error, Result};
 pub const MAX_DICTIONARY_BYTES: usize = 1 << 20;
 /// The minimum size: zstd and lz4 silently ignore shorter dictionaries.
 pub const MIN_DICTIONARY_BYTES: usize = 8;
+/// The magic number that zstd's dictionaries begin with, RFC 8878.
+const MAGIC: [u8; 4] = 0xec30_a437_u32.to_le_bytes();
 /// The maximum length of a path, as in Linux.
 const MAX_PATH_BYTES: usize = 4096;
 
 /// The bytes of a dictionary, and the path they were read from.
 ///
-/// For zstd, bytes that begin with the magic number of its dictionaries (as those of its trainer do)
-/// must be a valid one. All others, and everything for lz4 and lz4hc, are raw contents. lz4's offsets
-/// reach 64 KiB, so it uses only the last 64 KiB.
+/// A file must begin with the magic number of zstd's dictionaries, as those of its trainer do, so that a wrong path is
+/// not taken for one; bytes that a program gives need not. zstd parses what begins with it, and refuses an invalid one.
+/// All else, and everything for lz4 and lz4hc, is raw contents. lz4's offsets reach 64 KiB, so it uses only the last
+/// 64 KiB.
 #[derive(PartialEq, Eq)]
 pub struct Dictionary {
     path: String,
@@ -44,7 +47,13 @@ impl Dictionary {
         let Some(bytes) = bytes else {
             return Err(refused("a dictionary must be a regular file"));
         };
-        Dictionary::new(path, bytes)
+        let dictionary = Dictionary::new(path, bytes)?;
+        if !dictionary.bytes.starts_with(&MAGIC) {
+            return Err(refused(
+                "it is not a dictionary: `uzram train` and `zstd --train` make them, for all algorithms",
+            ));
+        }
+        Ok(dictionary)
     }
 
     /// Creates a dictionary from `bytes`; it is shown as `path`.

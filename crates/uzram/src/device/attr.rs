@@ -11,6 +11,7 @@ use crate::base::error::{Error, ErrorKind, Result};
 use crate::base::named::hint;
 use crate::base::units::{bytes_to_pages, page_of, parse_size};
 use crate::base::work::Unit;
+use crate::store::check_limit;
 
 mod algorithms;
 mod backing;
@@ -146,10 +147,12 @@ fn parse_limit_pages(value: &str) -> Result<u64> {
 
 fn set_mem_limit(device: &Device, pages: u64) -> Result<()> {
     let mut state = device.state.lock();
-    state.params.store.limit_pages = pages;
+    // Before, the reserve may not be set yet: the limit is checked with it then.
     if let Some(store) = &state.store {
+        check_limit(pages, state.params.store.reserve_pages)?;
         store.set_limit_pages(pages);
     }
+    state.params.store.limit_pages = pages;
     Ok(())
 }
 

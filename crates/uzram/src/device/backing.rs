@@ -137,6 +137,17 @@ fn opener() -> Result<&'static dyn Opener> {
     })
 }
 
+/// Fails if the program cannot encrypt what goes to files.
+///
+/// # Errors
+/// `Unsupported`.
+pub(super) fn check_encrypts() -> Result<()> {
+    opener().map(drop).map_err(|error| {
+        let what = "this program was built without encryption (the feature 'remote')";
+        Error::new(error.kind(), what).with_setting("backing_encrypted")
+    })
+}
+
 impl NamedBacking {
     /// Names any backing. The attribute `backing_dev` shows `name`; messages also show `how` it is accessed.
     pub fn new(name: impl Into<String>, how: impl Into<String>, backing: Arc<dyn Backing>) -> Self {
@@ -151,7 +162,7 @@ impl NamedBacking {
     ///
     /// # Errors
     /// `Invalid` unless a path is absolute; as [`FileBacking::open`], [`Opener::open`] and [`Tiers::new`]; `Unsupported` for
-    /// a store, or encryption, if the program has no opener.
+    /// a store, or encryption, if the program has no opener. Files that it created are removed.
     pub fn open(text: &str, how: HowToOpen) -> Result<Self> {
         Self::check(text)?;
         let names: Vec<_> = split_parts(text).collect();
@@ -159,23 +170,22 @@ impl NamedBacking {
             let what = "a file or block device keeps one copy: two are for a cluster of servers";
             return Err(Error::invalid(what).with_setting("backing_copies"));
         }
+        if how.encrypted {
+            check_encrypts()?;
+        }
         let mut parts = Vec::new();
-        for name in names {
-            parts.push(if is_address(name) {
-                Part::from(opener()?.open(name, how.copies)?)
-            } else {
-                let (path, size_bytes) = split(name);
-                let engine = if how.keeps { Engine::Threads } else { Engine::Auto };
-                let options = FileOptions { size_bytes, force: how.force, engine, ..FileOptions::new(path) };
-                let part = Part::of_file(path, FileBacking::open(&options)?);
-                part.file.iter().filter(|_| how.keeps).for_each(|file| file.keep_lock());
-                part
-            });
+        let mut open = || {
+            names.iter().try_for_each(|name| Part::open(name, how).map(|part| parts.push(part)))?;
+            if how.encrypted && !parts.iter().any(|part| part.backing.seal().is_some()) {
+                parts.push(Part::key(None)?);
+            }
+            Self::of(parts.clone())
+        };
+        let opened = open();
+        if opened.is_err() {
+            parts.iter().filter_map(|part| part.file.as_ref()).for_each(|file| file.undo());
         }
-        if how.encrypted && !parts.iter().any(|part| part.backing.seal().is_some()) {
-            parts.push(Part::key(None)?);
-        }
-        Self::of(parts)
+        opened
     }
 
     /// Goes on with the backing device of another, in this process or one that has ended, by duplicates of the descriptors of
@@ -291,6 +301,25 @@ impl NamedBacking {
 }
 
 impl Part {
+    fn open(name: &str, how: HowToOpen) -> Result<Part> {
+        if is_address(name) {
+            return Ok(Part::from(opener()?.open(name, how.copies)?));
+        }
+        let (path, size_bytes) = split(name);
+        let engine = if how.keeps { Engine::Threads } else { Engine::Auto };
+        let options = FileOptions { size_bytes, force: how.force, engine, ..FileOptions::new(path) };
+        let file = FileBacking::open(&options).map_err(|error| match not_a_size(name) {
+            Some(why) if error.kind() == ErrorKind::NotFound => {
+                let what = format!("the backing device '{name}' does not exist; {why}");
+                Error::new(error.kind(), what).with_setting("backing_dev")
+            }
+            _ => error,
+        })?;
+        let part = Part::of_file(path, file);
+        part.file.iter().filter(|_| how.keeps).for_each(|file| file.keep_lock());
+        Ok(part)
+    }
+
     fn of_file(path: &str, file: FileBacking) -> Part {
         let (how, file) = (how(&file), Arc::new(file));
         let backing: Arc<dyn Backing> = Arc::<FileBacking>::clone(&file);
@@ -380,6 +409,13 @@ fn split_parts(text: &str) -> impl Iterator<Item = &str> {
 fn split(text: &str) -> (&str, Option<u64>) {
     let sized = text.rsplit_once(':').and_then(|(path, size)| Some((path, parse_size(size).ok()?)));
     sized.map_or((text, None), |(path, size_bytes)| (path, Some(size_bytes)))
+}
+
+/// Returns why what follows a path's last colon is not a size, if it looks like one.
+fn not_a_size(name: &str) -> Option<String> {
+    let (_, size) = name.rsplit_once(':')?;
+    let looks_like_one = size.trim_start_matches('-').starts_with(|c: char| c.is_ascii_digit());
+    looks_like_one.then(|| parse_size(size).err().map(|error| error.to_string())).flatten()
 }
 
 fn how(file: &FileBacking) -> String {

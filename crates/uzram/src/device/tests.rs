@@ -251,7 +251,11 @@ fn the_life_cycle_is_the_kernels() {
 #[test]
 fn algorithm_params_are_the_kernels() {
     let file = tempfile::NamedTempFile::new().expect("a file");
-    std::fs::write(&file, b"what every page begins with").expect("room");
+    let mut random = Random::new(1);
+    let lines = (0..).map(|_| format!("what every page begins with, and then {}\n", random.below(1000)));
+    let text: Vec<u8> = lines.flat_map(String::into_bytes).take(64 * PAGE_SIZE).collect();
+    let (samples, _) = text.as_chunks::<PAGE_SIZE>();
+    std::fs::write(&file, crate::codec::train(samples, 4096).expect("enough pages")).expect("room");
     let path = file.path().display();
     let device = device(&[("comp_algorithm", "zstd")]);
     let shown = |device: &Device| {

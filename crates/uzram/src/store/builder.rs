@@ -1,8 +1,7 @@
 //! The settings that a [`Store`] is built with.
 //!
-//! A memory limit too small for the first pages is refused: the device would look sound, and every write would fail. An
-//! existing store accepts any limit ([`Store::set_limit_pages`]): as with the kernel's `mem_limit`, a limit below the
-//! memory in use only stops growth.
+//! A memory limit too small for the first pages is refused ([`check_limit`]): the device would look sound, and every
+//! write would fail. A limit below the memory in use only stops growth, as with the kernel's `mem_limit`.
 
 use crate::base::error::{Error, Result};
 use crate::base::mem::{CHUNK_PAGES, reserve_chunks};
@@ -225,16 +224,23 @@ impl StoreBuilder {
         if self.pages == 0 || self.pages > MAX_PAGES {
             return Err(Error::invalid("a disk has from 4 KiB to 16 TiB").with_setting("disksize"));
         }
-        let reserve_pages = reserve_chunks(self.reserve_pages).saturating_mul(u64::from(CHUNK_PAGES));
-        // The reserve is filled before the first write, and includes the two chunks that the first page needs.
-        let least_pages = reserve_pages.max(FIRST_PAGES);
-        if self.limit_pages == 0 || self.limit_pages >= least_pages {
-            return Ok(());
-        }
-        let least = format_size(pages_to_bytes(least_pages));
-        let needs = if reserve_pages > 0 { "its reserve" } else { "its first pages" };
-        let what =
-            format!("the memory limit leaves the device no room for {needs}: it takes at least {least}");
-        Err(Error::invalid(what).with_setting("mem_limit"))
+        check_limit(self.limit_pages, self.reserve_pages)
     }
+}
+
+/// Checks that a memory limit leaves room for the reserve, and for the first pages.
+///
+/// # Errors
+/// `Invalid` if it does not.
+pub(crate) fn check_limit(limit_pages: u64, reserve_pages: u64) -> Result<()> {
+    let reserve_pages = reserve_chunks(reserve_pages).saturating_mul(u64::from(CHUNK_PAGES));
+    // The reserve is filled before the first write, and includes the two chunks that the first page needs.
+    let least_pages = reserve_pages.max(FIRST_PAGES);
+    if limit_pages == 0 || limit_pages >= least_pages {
+        return Ok(());
+    }
+    let least = format_size(pages_to_bytes(least_pages));
+    let needs = if reserve_pages > 0 { "its reserve" } else { "its first pages" };
+    let what = format!("the memory limit leaves the device no room for {needs}: it takes at least {least}");
+    Err(Error::invalid(what).with_setting("mem_limit"))
 }

@@ -124,6 +124,11 @@ impl FileBacking {
         Self::start(opened, Engine::Threads, DEFAULT_QUEUE_DEPTH)
     }
 
+    /// Removes the file, if it was created when it was opened: for who gives the backing up before its first use.
+    pub(crate) fn undo(&self) {
+        self.opened.undo();
+    }
+
     /// Returns the descriptor. A duplicate of it keeps the file locked after this backing was dropped, and a block device
     /// claimed, unless [`FileBacking::unlock_when_dropped`] was called; a block device until the duplicate is closed.
     pub fn descriptor(&self) -> BorrowedFd<'_> {

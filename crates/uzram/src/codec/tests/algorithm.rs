@@ -83,7 +83,8 @@ fn a_bad_dictionary_says_why() {
     write("empty", &[]);
     write("short", &[1; 7]);
     write("long", &vec![1; MAX_DICTIONARY_BYTES + 1]);
-    write("longest", &vec![1; MAX_DICTIONARY_BYTES]);
+    write("text", b"root:x:0:0:root:/root:/bin/sh");
+    write("longest", &[&trained()[..4], &vec![1; MAX_DICTIONARY_BYTES - 4]].concat());
     let mut damaged = trained().to_vec();
     damaged[8..200].fill(0xff);
     write("damaged", &damaged);
@@ -96,6 +97,7 @@ fn a_bad_dictionary_says_why() {
         ("empty", &["lz4", "lz4hc", "zstd"], "is empty"),
         ("short", &["lz4", "zstd"], "8 bytes at least"),
         ("long", &["lz4", "zstd"], "1024 KiB at most"),
+        ("text", &["lz4", "lz4hc", "zstd", "memory"], "it is not a dictionary: `uzram train`"),
         ("fifo", &["zstd"], "regular file"),
         (".", &["zstd"], "regular file"),
         ("damaged", &["zstd", "zstd:19"], "damaged zstd dictionary"),
@@ -109,7 +111,7 @@ fn a_bad_dictionary_says_why() {
         }
     }
     // A damaged zstd dictionary is raw contents for lz4.
-    for text in ["lz4,dict=damaged", "lz4hc,dict=cut", "zstd,dict=longest", "zstd:22,dict=longest"] {
+    for text in ["lz4,dict=damaged", "lz4hc,dict=cut", "lz4,dict=longest", "lz4hc:2,dict=longest"] {
         let (kind, name) = text.split_once(",dict=").unwrap();
         Coder::new(&algorithm(&format!("{kind},dict={}", path(name))))
             .assert_round_trip(text, &[3; PAGE_SIZE]);

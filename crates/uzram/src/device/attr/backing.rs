@@ -8,10 +8,11 @@ use crate::base::sync::Arc;
 use crate::base::units::bytes_to_pages;
 use crate::store::{BackingStats, Candidates, MAX_PAGES, Store, Writeback, WritebackLimit};
 
+use super::super::backing::check_encrypts;
 use super::super::task::Task;
 use super::super::{Device, HowToOpen, NamedBacking, State};
 use super::cold::page_type;
-use super::{lines, words};
+use super::{lines, switch, words};
 
 pub(super) fn backing_dev(device: &Device) -> String {
     device.backing().map_or_else(|| "none".to_owned(), |backing| backing.name().to_owned())
@@ -20,6 +21,12 @@ pub(super) fn backing_dev(device: &Device) -> String {
 pub(super) fn is_encrypted(device: &Device) -> bool {
     let params = &device.state.lock().params;
     params.backing.as_ref().map_or(params.how_to_open.encrypted, NamedBacking::is_encrypted)
+}
+
+/// Parses whether what goes to files is encrypted, which not every program can.
+pub(super) fn parse_encrypted(value: &str) -> Result<bool> {
+    let on = switch("backing_encrypted", value)?;
+    if on { check_encrypts().map(|()| on) } else { Ok(on) }
 }
 
 pub(super) fn copies(device: &Device) -> u8 {

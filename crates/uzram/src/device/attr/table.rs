@@ -175,8 +175,7 @@ pub(in super::super) static TABLE: &[Attribute] = &[
         help: "1 to encrypt what goes to files and block devices, too, where the program was built with stores on other \
                machines, which always are; set it before backing_dev (uzram only)",
         get: Some(|device| u8::from(is_encrypted(device)).to_string()),
-        set: before!(|text| switch("backing_encrypted", text), |params, on| params.how_to_open.encrypted =
-            on),
+        set: before!(parse_encrypted, |params, on| params.how_to_open.encrypted = on),
     },
     Attribute {
         name: "backing_state",
