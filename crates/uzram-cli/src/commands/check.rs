@@ -1,27 +1,31 @@
 //! `uzram check`: what works on this machine, how that was checked, and what follows; or whether a configuration file
 //! is valid here.
 //!
-//! Each probe tries the feature itself if that has no side effects, and otherwise reads what the kernel says about
+//! Each probe tries the feature itself if that leaves nothing behind, and otherwise reads what the kernel says about
 //! it. A probe never fails: it reports "no" with a reason. A configuration file is checked by the code with which
 //! `uzram up` begins.
 
 use std::fmt::Write;
 use std::fs::{self, OpenOptions};
+use std::hash::{BuildHasher, RandomState};
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 use rustix::io::Errno;
 use rustix::io_uring::{io_uring_params, io_uring_setup};
+use rustix::mount::MountPropagationFlags;
 use rustix::process::{Resource, getrlimit};
+use rustix::thread::UnshareFlags;
 use serde::Serialize;
 use uzram::cpu::Restartable;
 use uzram::sync::stores_16_bytes;
 use uzram::units::{format_size, parse_size};
 use uzram_pager::TrapKind;
+use uzram_serve::fuse;
 
 use crate::config::plan::{Attached, DaemonPlan};
 use crate::daemon::start;
 use crate::failure::{Context, Result, print};
-use crate::system::find_program::find_program;
 use crate::system::process_status::status_field;
 
 /// Show what works on this machine, how that was checked, and what follows; or check a configuration file.
@@ -69,7 +73,7 @@ pub fn run(args: &CheckArgs) -> Result<()> {
     }
     let capabilities = Capabilities::read();
     let findings = [
-        fuse(&capabilities),
+        files(),
         loop_devices(),
         pager_with_userfaultfd(),
         pager_with_guard_pages(),
@@ -122,21 +126,35 @@ fn try_open(path: &str) -> (bool, String) {
     }
 }
 
-fn fuse(capabilities: &Capabilities) -> Finding {
-    let (opens, mut checked_by) = try_open("/dev/fuse");
-    let helper = find_program("fusermount3");
-    let can_mount = capabilities.has(Capability::SysAdmin) || helper.is_some();
-    checked_by.push_str(match (capabilities.has(Capability::SysAdmin), &helper) {
-        (true, _) => ", and CAP_SYS_ADMIN may mount",
-        (false, Some(_)) => ", and fusermount3 mounts",
-        (false, None) => ", but without CAP_SYS_ADMIN or fusermount3 nothing mounts",
-    });
-    let (works, follows) = match (opens, can_mount) {
-        (true, true) => (Works::Yes, "a device can be shown as a file: uzram up --mount"),
-        (true, false) => (Works::Partly, "install fuse3, or run as root, to show a device as a file"),
-        (false, _) => (Works::No, "a device cannot be shown as a file; NBD needs none of this"),
+fn files() -> Finding {
+    let (works, checked_by, follows) = match try_mount() {
+        Ok(how) => (Works::Yes, how, "a device can be shown as a file: uzram up --mount"),
+        Err(why) => (Works::No, why, "a device cannot be shown as a file; NBD needs none of this"),
     };
     Finding { name: "FUSE", works, checked_by, follows }
+}
+
+/// Mounts files and unmounts them, in a mount namespace of this process alone if it may have one: a security policy does
+/// not tell otherwise what it forbids. Returns how.
+fn try_mount() -> std::result::Result<String, String> {
+    let is_private = make_private_mounts().is_ok();
+    let number = RandomState::new().hash_one(std::process::id());
+    let dir = std::env::temp_dir().join(format!("uzram-check-{number:016x}"));
+    let made = fs::DirBuilder::new().mode(0o700).create(&dir);
+    made.map_err(|error| format!("no directory to mount on can be made in {}: {error}", dir.display()))?;
+    let options = fuse::MountOptions { threads: 1, ..fuse::MountOptions::default() };
+    let mounted = fuse::Connection::mount(&dir, &dir, options).and_then(|connection| connection.unmount());
+    // Fails only if it could not be unmounted.
+    let _ = fs::remove_dir(&dir);
+    let how = if is_private { "a mount in a namespace of its own" } else { "a mount by fusermount3" };
+    mounted.map(|()| format!("{how} succeeds")).map_err(|error| error.to_string().replace('\n', " "))
+}
+
+/// Gives this process a mount namespace of its own, of which others see nothing.
+fn make_private_mounts() -> rustix::io::Result<()> {
+    // SAFETY: file descriptors stay shared: no `CLONE_FILES`.
+    unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWNS)? };
+    rustix::mount::mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)
 }
 
 fn survival() -> Finding {

@@ -108,12 +108,12 @@ pub struct ConnectionRecord {
 }
 
 impl Connection {
-    /// Mounts on the directory `dir`, which is created if it is missing, and initialises the connection. `owner` is
+    /// Mounts on the directory `dir`, which is created if only it is missing, and initialises the connection. `owner` is
     /// shown in the kernel's list of mounts.
     ///
     /// # Errors
     /// `Unsupported` without `/dev/fuse`, or with a kernel before Linux 5.4; `Invalid` for a path that is not UTF-8;
-    /// `Busy` when something is mounted there; `Permission`; `Io`.
+    /// `NotFound` if the directory it is to be in does not exist; `Busy` when something is mounted there; `Permission`; `Io`.
     pub fn mount(dir: &Path, owner: &Path, options: MountOptions) -> Result<Connection> {
         let failed = |kind, why: &str| cannot_mount(dir, kind, why);
         if !Path::new(open_device::DEVICE).exists() {
@@ -128,12 +128,20 @@ impl Connection {
             );
             return Err(failed(ErrorKind::Busy, &why));
         }
-        if let Some(parent) = dir.parent().filter(|parent| parent.exists()) {
+        if let Some(parent) = dir.parent() {
+            if !parent.exists() {
+                let why =
+                    format!("'{}' does not exist: create it, or choose another directory", parent.display());
+                return Err(failed(ErrorKind::NotFound, &why));
+            }
             // Create nothing behind another user's symbolic link.
             resolve(parent)?;
         }
-        let is_made = !dir.exists();
-        std::fs::create_dir_all(dir).map_err(|error| failed(ErrorKind::Io, &error.to_string()))?;
+        let is_made = match std::fs::create_dir(dir) {
+            Ok(()) => true,
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => false,
+            Err(error) => return Err(failed(ErrorKind::Io, &error.to_string())),
+        };
         let mounted = Connection::on(dir, owner, options.clamped(), is_made);
         if mounted.is_err() && is_made {
             // Fails if another process has created a file in it meanwhile.

@@ -8,6 +8,7 @@ use std::fs::OpenOptions;
 use std::io::{self, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -32,18 +33,23 @@ const FUSERMOUNT_SOCKET: &str = "_FUSE_COMMFD";
 /// Mounts on `dir`, which is open as `point`, and returns the connection's descriptor.
 ///
 /// # Errors
-/// The system's; `Other` with the words of fusermount3.
+/// The system's; `Other` with the words of fusermount3. A denial says of what, and what allows it.
 pub(super) fn mounted(dir: &Path, point: &MountPoint, source: &str) -> io::Result<OwnedFd> {
-    match mount(point, source) {
+    let device = open().map_err(|error| explained(&error))?;
+    match mount(&device, point, source) {
+        Ok(()) => Ok(device),
         Err(Errno::PERM) if !rustix::process::geteuid().is_root() => mount_as_user(dir, source),
-        mounted => Ok(mounted?),
+        Err(errno @ (Errno::PERM | Errno::ACCESS)) => {
+            let why =
+                "a container needs CAP_SYS_ADMIN, and a security policy (AppArmor, SELinux) may forbid it";
+            Err(io::Error::new(io::ErrorKind::PermissionDenied, format!("mount(2): {errno}: {why}")))
+        }
+        Err(errno) => Err(errno.into()),
     }
 }
 
-fn mount(point: &MountPoint, source: &str) -> Result<OwnedFd, Errno> {
-    let errno = |error: io::Error| Errno::from_io_error(&error).unwrap_or(Errno::IO);
-    let device = open().map_err(errno)?;
-    let target = point.open().map_err(errno)?;
+fn mount(device: &OwnedFd, point: &MountPoint, source: &str) -> Result<(), Errno> {
+    let target = point.open().map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
     let user = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
     let data = format!(
         "fd={},rootmode=40000,user_id={},group_id={},default_permissions",
@@ -54,8 +60,26 @@ fn mount(point: &MountPoint, source: &str) -> Result<OwnedFd, Errno> {
     let data = CString::new(data).map_err(|_| Errno::INVAL)?;
     let flags = MountFlags::NODEV | MountFlags::NOSUID | MountFlags::NOEXEC;
     let target = format!("/proc/self/fd/{}", target.as_raw_fd());
-    rustix::mount::mount(source, target, "fuse", flags, &*data)?;
-    Ok(device)
+    rustix::mount::mount(source, target, "fuse", flags, &*data)
+}
+
+/// Returns the error of opening the device with what would allow it.
+fn explained(error: &io::Error) -> io::Error {
+    let allow = match Errno::from_io_error(error) {
+        Some(Errno::ACCESS) => match std::fs::metadata(DEVICE) {
+            Ok(meta) if meta.mode() & 0o006 != 0o006 => format!(
+                "it is of user {} and group {}, with mode {:04o}: add this user to the group, or chmod 666 {DEVICE}",
+                meta.uid(),
+                meta.gid(),
+                meta.mode() & 0o7777
+            ),
+            _ => "a security policy (AppArmor, SELinux) forbids it".to_owned(),
+        },
+        Some(Errno::PERM) => format!("the container was not given the device (docker run --device {DEVICE})"),
+        Some(Errno::NODEV | Errno::NXIO) => "the kernel has no FUSE, or not yet (modprobe fuse)".to_owned(),
+        _ => return io::Error::new(error.kind(), format!("{DEVICE}: {error}")),
+    };
+    io::Error::new(error.kind(), format!("{DEVICE}: {error}: {allow}"))
 }
 
 fn mount_as_user(dir: &Path, source: &str) -> io::Result<OwnedFd> {
@@ -67,7 +91,11 @@ fn mount_as_user(dir: &Path, source: &str) -> io::Result<OwnedFd> {
     // The socket is its standard input: no other descriptor is inherited.
     mount.arg("--").arg(dir).env(FUSERMOUNT_SOCKET, "0").stdin(OwnedFd::from(theirs));
     let child = mount.stdout(Stdio::null()).stderr(Stdio::piped()).spawn();
-    let child = child.map_err(|error| io::Error::new(error.kind(), format!("{FUSERMOUNT}: {error}")))?;
+    let child = child.map_err(|error| {
+        let install =
+            if error.kind() == io::ErrorKind::NotFound { ": install the package fuse3" } else { "" };
+        io::Error::new(error.kind(), format!("{FUSERMOUNT}: {error}{install}"))
+    })?;
     // The command has a copy of the socket; without it, receiving ends when the program does.
     drop(mount);
     let received = receive(&ours);
@@ -76,6 +104,15 @@ fn mount_as_user(dir: &Path, source: &str) -> io::Result<OwnedFd> {
     match received? {
         Some(device) => Ok(device),
         None if said.trim().is_empty() => Err(io::Error::other(format!("{FUSERMOUNT}: {}", output.status))),
+        None if ["Permission denied", "Operation not permitted"]
+            .iter()
+            .any(|denied| said.contains(denied)) =>
+        {
+            let said = said.trim();
+            let why = "it has to be set-uid root, and no security policy may forbid the mount (AppArmor's profile of \
+                       fusermount3, SELinux, that of a container)";
+            Err(io::Error::new(io::ErrorKind::PermissionDenied, format!("{said}: {why}")))
+        }
         None => Err(io::Error::other(said.trim().to_owned())),
     }
 }
