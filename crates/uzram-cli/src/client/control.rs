@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use uzram::device::Device;
+use uzram::machine_memory;
 use uzram_serve::control::CacheJson;
 
 use crate::client::attach::{clear, left_by_dead};
@@ -13,11 +14,12 @@ use crate::config::device_options::DeviceOptions;
 use crate::config::plan::ExportArgs;
 use crate::config::settings::{attributes_of, parse_name};
 use crate::failure::{Failure, Result, print};
+use crate::swap::room::warning_of_fixed;
 use crate::system::interrupts::Interrupts;
 use crate::system::programs;
 use crate::system::runtime_dir::{self, RuntimeArgs};
 use crate::system::state_dir;
-use crate::terminal::live::StatusLine;
+use crate::terminal::live::{self, StatusLine};
 use crate::terminal::programs::{program_details, program_json, program_table};
 use crate::terminal::show::{self, DeviceJson};
 use crate::terminal::slabinfo;
@@ -174,6 +176,11 @@ pub fn add(args: &AddArgs) -> Result<()> {
     let answer = Daemon::at(&args.runtime)?
         .ask("POST", "/v1/devices", Some(&body))
         .map_err(|failure| failure.map_line(|line| format!("cannot add {}: {line}", args.name)))?;
+    let fixed_bytes = answer["stats"]["mem_fixed_bytes"].as_u64().unwrap_or(0);
+    let memory = machine_memory::read().ok();
+    if let Some(warning) = memory.and_then(|memory| warning_of_fixed(&args.name, fixed_bytes, &memory)) {
+        live::error_line(&format!("warning: {warning}"));
+    }
     let uris: Vec<String> = understand(answer["uris"].clone())?;
     print(&uris.iter().map(|uri| format!("{uri}\n")).collect::<String>())
 }

@@ -304,7 +304,7 @@ fn carry_out(mapped: &mut Vec<Mapped>, order: Order, descriptors: Vec<OwnedFd>) 
             Err(error) => tracing::error!(%error, "a device is not mapped ahead"),
         },
         Order::Forget { name } => mapped.retain(|other| other.kept.device.name != name),
-        // The holder repeats what concerns the process that serves.
-        Order::End(_) | Order::CommandEnded | Order::Reload => {}
+        // The holder repeats what concerns the process that serves, and a user who is not answered presses ^C again.
+        Order::End(_) | Order::Interrupt | Order::CommandEnded | Order::Reload => {}
     }
 }

@@ -6,7 +6,9 @@
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
+use std::time::{Duration, Instant};
 
+use rustix::process::Signal;
 use uzram::device::{Device, Keeper, NamedBacking};
 use uzram::machine_memory;
 use uzram::slab;
@@ -25,7 +27,7 @@ use crate::daemon::exec::{self, Address};
 use crate::daemon::held::Held;
 use crate::daemon::notify;
 use crate::daemon::survive::home::{Home, Registry};
-use crate::daemon::survive::link::{Request, Served};
+use crate::daemon::survive::link::{End, Request, Served};
 use crate::failure::{Context, Failure, Result, print};
 use crate::swap::fresh_counts::FreshCounts;
 use crate::swap::room;
@@ -35,6 +37,9 @@ use crate::terminal::live::{self, LiveLine};
 
 /// The first word of the last line that a swap daemon prints when it has begun to serve.
 pub const READY: &str = "swap";
+
+/// A second ^C ends the daemon if it comes within this time of the first.
+const SECOND_WITHIN: Duration = Duration::from_secs(30);
 
 /// A device, and who may open it over NBD.
 pub type Exported = (Arc<Device>, ExportPolicy);
@@ -134,7 +139,9 @@ pub fn serve(held: &Held, start: Start) -> Result<u8> {
     })
     .context(|| "cannot serve the control API".to_owned())?;
     let mut attachments = Attachments::new(exports.clone(), Arc::clone(&recorder), attendant);
-    let warning = machine_memory::read().ok().and_then(|memory| room::swap_warning(&swapped_to, &memory));
+    let warning = machine_memory::read().ok().and_then(|memory| {
+        room::swap_warning(&swapped_to, &memory).or_else(|| room::fixed_warning(&all, &memory))
+    });
     let _fresh_counts = if plan.swaps() {
         let fresh_counts = FreshCounts::start(swapped_to).context(|| "cannot start a thread".to_owned())?;
         touch_heap();
@@ -197,7 +204,7 @@ pub fn serve(held: &Held, start: Start) -> Result<u8> {
                     live::note(&exec::summary(&plan.devices[0].name, device));
                     Ending::WhenFree
                 }
-                _ => wait_for_event(&exports, &events),
+                _ => wait_for_event(&exports, &events, home.as_deref()),
             };
             let_go(ending, &events, &mut attachments, home.as_deref());
             Ok(0)
@@ -390,15 +397,21 @@ fn let_go(mut ending: Ending, events: &Receiver<Event>, attachments: &mut Attach
 }
 
 /// Waits for an event that ends the daemon, with a live line on a terminal.
-fn wait_for_event(exports: &Exports, events: &Receiver<Event>) -> Ending {
+fn wait_for_event(exports: &Exports, events: &Receiver<Event>, home: Option<&Home>) -> Ending {
     let stats = || exports.devices().iter().map(|device| StatsJson::from(device.stats())).sum();
     let mut live = LiveLine::new(stats());
+    let mut asked = None;
     let event = loop {
-        match &mut live {
-            Some(live) => live.draw(stats()),
-            None => break events.recv().ok(),
-        }
-        match events.recv_timeout(LiveLine::PERIOD) {
+        let event = match &mut live {
+            Some(live) => {
+                live.draw(stats());
+                events.recv_timeout(LiveLine::PERIOD)
+            }
+            None => events.recv().map_err(|_| RecvTimeoutError::Disconnected),
+        };
+        match event {
+            Ok(Event::Signal { signal: Signal::INT, from_terminal: true })
+                if asks_again(exports, &mut asked) => {}
             Ok(event) => break Some(event),
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => break None,
@@ -406,11 +419,36 @@ fn wait_for_event(exports: &Exports, events: &Receiver<Event>) -> Ending {
     };
     drop(live);
     match event {
-        Some(Event::Signal { signal, .. }) => tracing::info!(?signal, "ending"),
+        Some(Event::Signal { signal, from_terminal }) => {
+            tracing::info!(?signal, "ending");
+            if let Some(home) = home.filter(|_| from_terminal) {
+                // If the holder does not hear of it and this process dies, the next one goes on.
+                let _ = home.ask(&Request::WillEnd(End::Signal(signal.as_raw())), &[]);
+            }
+        }
         _ => tracing::info!("ending, as a control client asks"),
     }
     match event {
         Some(Event::Shutdown(ending)) => ending,
         _ => Ending::WhenFree,
     }
+}
+
+/// Returns whether ^C has to be pressed again, and says so, if NBD clients are connected: what they wrote would be lost.
+/// Other users of a device keep the daemon from ending. `asked` is when it was said last.
+fn asks_again(exports: &Exports, asked: &mut Option<Instant>) -> bool {
+    let devices = exports.devices();
+    let clients = |device: &Arc<Device>| exports.users(device.name()).clients();
+    let Some(device) = devices.iter().find(|device| clients(device) > 0) else { return false };
+    if asked.is_some_and(|at| at.elapsed() < SECOND_WITHIN) {
+        return false;
+    }
+    *asked = Some(Instant::now());
+    let (name, count) = (device.name(), clients(device));
+    let plural = if count == 1 { "" } else { "s" };
+    live::error_line(&format!(
+        "{name} is in use by {count} NBD client{plural}, and its contents are lost when this daemon ends: press ^C again to \
+         end it"
+    ));
+    true
 }

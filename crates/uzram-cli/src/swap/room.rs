@@ -2,8 +2,8 @@
 //!
 //! A daemon must never reach the limit of its cgroup: it would wait for memory that only it can free, or be killed,
 //! which loses all contents. So devices that might not fit are refused ([`check_cgroup`]), at the start and when they
-//! are added. For the machine's memory, which is shared, and as swapped-out pages mostly compress, [`swap_warning`]
-//! only warns.
+//! are added. For the machine's memory, which is shared, and as swapped-out pages mostly compress, [`swap_warning`] and
+//! [`fixed_warning`] only warn.
 
 use std::sync::Arc;
 
@@ -98,6 +98,24 @@ pub fn swap_warning(swap: &[Arc<Device>], memory: &Memory) -> Option<String> {
     ))
 }
 
+/// Returns a warning if the tables of these devices together may take more than half of the machine's memory.
+pub fn fixed_warning(devices: &[Arc<Device>], memory: &Memory) -> Option<String> {
+    let names: Vec<&str> = devices.iter().map(|device| device.name()).collect();
+    let fixed_bytes = devices.iter().map(|device| device.counts().mem_fixed_bytes).sum();
+    warning_of_fixed(&names.join(" and "), fixed_bytes, memory)
+}
+
+/// Returns the same for devices of these names, whose fixed cost is known.
+pub fn warning_of_fixed(names: &str, fixed_bytes: u64, memory: &Memory) -> Option<String> {
+    (fixed_bytes > memory.ram_bytes / 2).then(|| {
+        format!(
+            "the tables of {names} may take {}, besides contents, and this machine has {}: make the disk smaller (--size)",
+            format_size(fixed_bytes),
+            format_size(memory.ram_bytes)
+        )
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -144,5 +162,19 @@ mod tests {
             swap_warning(&[half(), half()], &memory).is_some_and(|said| said.contains("swap on a and a"))
         );
         assert_eq!(swap_warning(&[], &memory), None);
+    }
+    #[test]
+    fn tables_that_take_half_of_the_machine_are_warned_about() {
+        let memory = Memory { ram_bytes: 24 << 30, limit_bytes: 24 << 30 };
+        let said = warning_of_fixed("a", 112 << 30, &memory).expect("a warning");
+        assert!(
+            said.starts_with("the tables of a may take 112 GiB, ") && said.contains("has 24 GiB"),
+            "{said}"
+        );
+        assert_eq!(warning_of_fixed("a", 12 << 30, &memory), None);
+        let small = Memory { ram_bytes: 1 << 20, limit_bytes: 1 << 20 };
+        let said = fixed_warning(&[device(&[("disksize", "1G")]), device(&[])], &small).expect("a warning");
+        assert!(said.starts_with("the tables of a and a may take "), "{said}");
+        assert_eq!(fixed_warning(&[], &small), None);
     }
 }

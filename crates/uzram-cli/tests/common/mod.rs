@@ -17,6 +17,8 @@ use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
@@ -324,32 +326,69 @@ pub fn has_program(name: &str) -> bool {
     std::env::split_paths(&program_path()).any(|dir| dir.join(name).is_file())
 }
 
+/// `uzram args` on a terminal; ended when dropped.
+pub struct Terminal {
+    child: Child,
+    shown: Arc<Mutex<String>>,
+    reader: Option<JoinHandle<()>>,
+}
+
+impl Terminal {
+    pub fn start(place: &Place, args: &str) -> Terminal {
+        let mut script = Command::new("timeout");
+        // A terminal discards pending output on ^C, unless noflsh is set.
+        let line = format!("stty cols 60 noflsh; exec '{}' {args}", env!("CARGO_BIN_EXE_uzram"));
+        let mut child = script
+            .args(["60", "script", "-qefc", &line, "/dev/null"])
+            .env("UZRAM_RUNTIME_DIR", place.dir())
+            .env("SHELL", "/bin/sh")
+            .env("PATH", program_path())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let (shown, mut stdout) = (Arc::<Mutex<String>>::default(), child.stdout.take().unwrap());
+        let all = Arc::clone(&shown);
+        let reader = std::thread::spawn(move || {
+            let mut piece = [0; 1024];
+            while let Ok(count @ 1..) = stdout.read(&mut piece) {
+                *all.lock().unwrap() += &String::from_utf8_lossy(&piece[..count]);
+            }
+        });
+        Terminal { child, shown, reader: Some(reader) }
+    }
+
+    /// Returns what it has shown so far, as one line.
+    pub fn shown(&self) -> String {
+        self.shown.lock().unwrap().replace("\r\n", " ")
+    }
+
+    pub fn press_interrupt(&mut self) {
+        // Fails if it has ended already.
+        let _ = self.child.stdin.as_mut().unwrap().write_all(b"\x03");
+    }
+
+    /// Waits for its end; returns its status, and all that it showed.
+    pub fn ended(mut self) -> (Option<i32>, String) {
+        self.reader.take().unwrap().join().unwrap();
+        (self.child.wait().unwrap().code(), self.shown.lock().unwrap().clone())
+    }
+}
+
+impl Drop for Terminal {
+    fn drop(&mut self) {
+        // It passes SIGTERM on; it fails only if it has ended already.
+        let _ = kill_process(Pid::from_child(&self.child), Signal::TERM);
+        let _ = self.child.wait();
+    }
+}
+
 /// Runs `uzram args` on a terminal, presses ^C once it has shown `ready`, and returns what it showed.
 pub fn in_a_terminal(place: &Place, args: &str, ready: &str) -> (Option<i32>, String) {
-    let mut script = Command::new("timeout");
-    // A terminal discards pending output on ^C, unless noflsh is set.
-    let line = format!("stty cols 60 noflsh; exec '{}' {args}", env!("CARGO_BIN_EXE_uzram"));
-    let mut child = script
-        .args(["60", "script", "-qefc", &line, "/dev/null"])
-        .env("UZRAM_RUNTIME_DIR", place.dir())
-        .env("SHELL", "/bin/sh")
-        .env("PATH", program_path())
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let mut stdout = child.stdout.take().unwrap();
-    let mut shown = Vec::new();
-    let mut piece = [0; 1024];
-    let mut pressed = false;
-    while let Ok(count @ 1..) = stdout.read(&mut piece) {
-        shown.extend_from_slice(&piece[..count]);
-        if !pressed && String::from_utf8_lossy(&shown).contains(ready) {
-            child.stdin.as_mut().unwrap().write_all(b"\x03").unwrap();
-            pressed = true;
-        }
-    }
-    (child.wait().unwrap().code(), String::from_utf8_lossy(&shown).into_owned())
+    let mut terminal = Terminal::start(place, args);
+    wait_until(ready, || terminal.shown().contains(ready) || terminal.child.try_wait().unwrap().is_some());
+    terminal.press_interrupt();
+    terminal.ended()
 }
 
 /// Returns `PATH`, with the directories of root's programs.

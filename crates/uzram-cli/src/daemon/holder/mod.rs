@@ -233,6 +233,10 @@ impl Holder {
             command.end(signal, from_terminal);
             return;
         }
+        if from_terminal && signal == Signal::INT {
+            self.order(&Order::Interrupt);
+            return;
+        }
         let end = End::Signal(signal.as_raw());
         self.ending = Some(end);
         self.order(&Order::End(end));

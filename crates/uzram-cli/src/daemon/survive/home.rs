@@ -58,6 +58,9 @@ impl Home {
                         let signal = if signal == libc::SIGINT { Signal::INT } else { Signal::TERM };
                         Event::Signal { signal, from_terminal: false }
                     }
+                    Ok(Some((Order::Interrupt, _))) => {
+                        Event::Signal { signal: Signal::INT, from_terminal: true }
+                    }
                     Ok(Some((Order::CommandEnded, _))) => Event::CommandEnded,
                     Ok(Some((Order::Reload, _))) => {
                         // If the channel is full, the pending reload serves this request, too.

@@ -54,7 +54,7 @@ pub enum Request {
     Serving(Served),
     /// A line for the service manager.
     Status(String),
-    /// A control client asks the daemon to end: if this process dies before, the next one ends it.
+    /// A control client or the user's ^C ends the daemon: if this process dies before, the next one ends it.
     WillEnd(End),
     /// Answered when what workers before began to attach or detach is done.
     Settle,
@@ -105,6 +105,9 @@ pub enum Order {
     },
     /// The daemon is asked to end.
     End(End),
+    /// The user presses ^C, and is asked again if clients would lose what they wrote. Who ends the daemon tells it the
+    /// holder ([`Request::WillEnd`]).
+    Interrupt,
     /// The command of `--exec` has ended.
     CommandEnded,
     /// Read the TLS files again.
