@@ -1,10 +1,13 @@
 //! How a command fails: a one-line message and the program's exit status.
 
+use std::ffi::OsString;
 use std::fmt::Display;
 use std::io::{self, Write};
 use std::process::ExitCode;
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
+
+use crate::other_words;
 
 /// Prefix of a failure's line on standard error.
 pub const PREFIX: &str = "uzram: ";
@@ -135,6 +138,11 @@ pub fn parse_command_line<C: clap::Parser>(complain: impl FnOnce(&str)) -> std::
 
 /// Returns the first paragraph of clap's message as one line, and its suggestion. What follows it is usage and advice.
 pub fn usage_line(error: &clap::Error) -> String {
+    if error.kind() == ErrorKind::InvalidUtf8
+        && let Some(which) = not_utf8(std::env::args_os())
+    {
+        return which;
+    }
     let message = error.to_string();
     let words: Vec<&str> = message
         .lines()
@@ -144,6 +152,17 @@ pub fn usage_line(error: &clap::Error) -> String {
         .collect();
     let line = words.join(" ");
     let line = line.strip_prefix("error: ").unwrap_or(&line);
+    let line = line.replace(": invalid digit found in string", ": write a whole number");
+    let unknown = |kind| match error.get(kind) {
+        Some(ContextValue::String(word)) => Some(word.as_str()),
+        _ => None,
+    };
+    let command = unknown(ContextKind::InvalidSubcommand).and_then(other_words::of_command);
+    let is_unknown = error.kind() == ErrorKind::UnknownArgument;
+    let option = unknown(ContextKind::InvalidArg).filter(|_| is_unknown).and_then(other_words::of_option);
+    if let Some(answer) = command.or(option) {
+        return format!("{line}; {answer}");
+    }
     let suggested =
         [ContextKind::SuggestedSubcommand, ContextKind::SuggestedArg, ContextKind::SuggestedValue];
     let meant = suggested.into_iter().find_map(|kind| match error.get(kind)? {
@@ -153,6 +172,24 @@ pub fn usage_line(error: &clap::Error) -> String {
     });
     match meant {
         Some(name) => format!("{line}; did you mean `{name}`?"),
-        None => line.to_owned(),
+        None => line,
     }
+}
+
+/// Returns which of these words is not UTF-8, with the option before it: clap does not tell.
+fn not_utf8(words: impl Iterator<Item = OsString>) -> Option<String> {
+    let mut option = String::new();
+    for word in words {
+        match word.to_str() {
+            Some(text) if text.starts_with("--") => option = format!("{text} "),
+            Some(_) => option.clear(),
+            None => {
+                let word = word.to_string_lossy();
+                return Some(format!(
+                    "{option}{word}: it is not UTF-8, as all settings are: choose another name"
+                ));
+            }
+        }
+    }
+    None
 }

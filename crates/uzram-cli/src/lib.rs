@@ -7,6 +7,7 @@
 //!
 //! | module | what it is |
 //! |---|---|
+//! | `other_words` | what other programs' commands, options and keys are here |
 //! | `failure` | how a command fails, and the status |
 //! | `system` | this process and this machine: runtime directory, descriptors, signals, users, locked memory, processes |
 //! | `terminal` | terminal output: tables, the live line, the log |
@@ -20,6 +21,7 @@
 //! configuration file is invalid and nothing was tried (`Failure::Usage`). `up --exec` returns its command's status,
 //! 128 + N if signal N killed it.
 
+mod other_words;
 mod failure;
 mod system;
 mod terminal;

@@ -29,10 +29,14 @@ pub struct ClientsArgs {
 #[command(after_help = "Example: uzram kick 7")]
 pub struct KickArgs {
     /// The numbers of clients, as `uzram clients` shows them
-    #[arg(value_name = "ID", required = true)]
+    #[arg(value_name = "ID", required = true, value_parser = parse_id)]
     ids: Vec<u64>,
     #[command(flatten)]
     runtime: RuntimeArgs,
+}
+
+fn parse_id(text: &str) -> std::result::Result<u64, &'static str> {
+    text.parse().map_err(|_| "a client is named by its number: `uzram clients` lists them")
 }
 
 /// `uzram clients`

@@ -9,7 +9,7 @@
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -22,7 +22,9 @@ use uzram_serve::control::percent::encode_segment;
 
 use crate::failure::{Context, Failure, Result};
 use crate::system::interrupts::Interrupts;
-use crate::system::runtime_dir::{CONTROL_SOCKET, RuntimeArgs, check_trusted, socket_path, wait_until_free};
+use crate::system::runtime_dir::{
+    CONTROL_SOCKET, OF_ROOT, RuntimeArgs, check_trusted, denied, is_of_root, socket_path, wait_until_free,
+};
 use crate::terminal::live::StatusLine;
 
 /// Time-out for each read of a response.
@@ -361,7 +363,8 @@ impl Daemon {
             Err(Errno::CONNREFUSED) => return Ok(Connected::Refused),
             Err(Errno::AGAIN) => return Err(self.silent()),
             Err(error) => {
-                return Err(Failure::Line(format!("cannot connect to '{}': {error}", self.socket.display())));
+                let what = format!("cannot connect to '{}'", self.socket.display());
+                return Err(denied(&self.dir, &what, &error.into()));
             }
         };
         self.check_peer(&stream)?;
@@ -378,7 +381,12 @@ impl Daemon {
 
     /// Returns the failure of a command that needs a daemon where none is running.
     pub fn absent(&self) -> Failure {
-        Failure::Line(format!("no daemon is running in '{}' (start one with `uzram up`)", self.dir.display()))
+        let of_root = match self.dir != Path::new(OF_ROOT) && is_of_root(Path::new(OF_ROOT)) {
+            true => format!("; root's is in {OF_ROOT}: use sudo"),
+            false => String::new(),
+        };
+        let shown = self.dir.display();
+        Failure::Line(format!("no daemon is running in '{shown}' (start one with `uzram up`{of_root})"))
     }
 
     /// Fails unless the listening process runs as this user or root.

@@ -16,6 +16,7 @@ use toml::de::{DeTable, DeValue, ValueDeserializer};
 use uzram::named::hint;
 
 use crate::failure::{self, Failure};
+use crate::other_words;
 
 /// The largest file that is read.
 const MAX_FILE_BYTES: u64 = 64 << 10;
@@ -96,10 +97,25 @@ impl Source<'_> {
         Failure::Usage(format!("{}: '{quoted}': {why}", self.at(span)))
     }
 
+    /// Returns advice for a line that is no TOML, if its value may lack quotes: files of other programs have none.
+    fn unquoted(&self, span: &Range<usize>) -> String {
+        let line = self.text.lines().nth(line_number(self.text, span) - 1).unwrap_or_default();
+        let Some((key, value)) = line.split_once('=').map(|(key, value)| (key.trim(), value.trim())) else {
+            return String::new();
+        };
+        let of_other = other_words::of_key(key).map_or_else(String::new, |what| format!("; {what}"));
+        let advice = match value {
+            "yes" | "no" | "on" | "off" => "; write true or false",
+            _ if value.is_empty() || value.starts_with(['"', '\'', '[', '{']) => "",
+            _ => "; write the value in quotes",
+        };
+        format!("{advice}{of_other}")
+    }
+
     /// Returns the failure for a parser's error.
     pub fn parser_failure(&self, error: &toml::de::Error) -> Failure {
         match error.span() {
-            Some(span) => self.failure(&span, error.message()),
+            Some(span) => self.failure(&span, format!("{}{}", error.message(), self.unquoted(&span))),
             None => Failure::Usage(format!("{}: {}", self.name, error.message())),
         }
     }
@@ -149,10 +165,11 @@ impl<'a> Entry<'a> {
         self.key.replace('_', "-")
     }
 
-    /// Returns a failure that suggests a similar key, or lists all known keys.
+    /// Returns a failure that says what another program's key is here, suggests a similar key, or lists all known keys.
     pub fn unknown<'n>(&self, known: impl Iterator<Item = &'n str>) -> Failure {
         let known: Vec<_> = known.collect();
-        self.file.failure(&self.key_span, format!("unknown key `{}`; {}", self.key, hint(&self.key, &known)))
+        let hint = other_words::of_key(&self.key).unwrap_or_else(|| hint(&self.key, &known));
+        self.file.failure(&self.key_span, format!("unknown key `{}`; {hint}", self.key))
     }
 
     /// Returns `FILE:LINE: KEY`.

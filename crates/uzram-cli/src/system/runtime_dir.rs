@@ -16,6 +16,7 @@ use std::fs::File;
 use std::io::{ErrorKind, Read, Seek, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::thread;
@@ -39,7 +40,7 @@ const LOCK_FILE: &str = "uzram.lock";
 const DEATH_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The default runtime directory of root.
-const OF_ROOT: &str = "/run/uzram";
+pub const OF_ROOT: &str = "/run/uzram";
 
 /// The longest path of a Unix socket: `sun_path` without its final zero, unix(7).
 const MAX_SOCKET_PATH_BYTES: usize = 107;
@@ -92,7 +93,9 @@ fn choose(
         xdg.filter(|path| path.is_absolute()).map(|path| path.join("uzram"))
     };
     option.or(own).or_else(default).ok_or_else(|| {
-        Failure::line("no runtime directory: give --runtime-dir or set UZRAM_RUNTIME_DIR or XDG_RUNTIME_DIR")
+        Failure::line(
+            "no runtime directory: give --runtime-dir or set UZRAM_RUNTIME_DIR or XDG_RUNTIME_DIR; for root's daemon use sudo",
+        )
     })
 }
 
@@ -278,6 +281,10 @@ fn open_own_at(place: &Place, path: &Path) -> Result<OwnedFd> {
         Err(Failure::Line(format!(
             "runtime directory '{shown}' is not a directory; choose another --runtime-dir"
         )))
+    } else if stat.st_uid == 0 && uid != 0 {
+        Err(Failure::Line(format!(
+            "runtime directory '{shown}' is root's: use sudo for root's daemon, or choose another --runtime-dir"
+        )))
     } else if stat.st_uid != uid {
         Err(Failure::Line(format!(
             "runtime directory '{shown}' belongs to user {}, not to user {uid}; choose another --runtime-dir",
@@ -338,6 +345,19 @@ pub fn check_trusted(dir: &Path) -> Result<()> {
     Err(distrusted(format!("it belongs to user {} and has mode {mode:04o}", stat.st_uid)))
 }
 
+/// Returns whether a directory is root's, and this user is another one.
+pub fn is_of_root(dir: &Path) -> bool {
+    !rustix::process::geteuid().is_root() && std::fs::metadata(dir).is_ok_and(|meta| meta.uid() == 0)
+}
+
+/// Returns the failure of a client that cannot use what is in a directory: of root's, it says so.
+pub fn denied(dir: &Path, what: &str, error: &std::io::Error) -> Failure {
+    match error.kind() == ErrorKind::PermissionDenied && is_of_root(dir) {
+        true => Failure::Line(format!("the daemon in '{}' is root's: use sudo", dir.display())),
+        false => Failure::Line(format!("{what}: {error}")),
+    }
+}
+
 /// Waits until no daemon holds `dir`, so that another can start. Returns false if `timeout` passes first.
 ///
 /// # Errors
@@ -346,7 +366,10 @@ pub fn wait_until_free(dir: &Path, timeout: Duration) -> Result<bool> {
     let lock_path = dir.join(LOCK_FILE);
     let lock = match File::open(&lock_path) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(true),
-        other => other.context(|| format!("cannot open '{}'", lock_path.display()))?,
+        Err(error) => {
+            return Err(denied(dir, &format!("cannot open '{}'", lock_path.display()), &error));
+        }
+        Ok(lock) => lock,
     };
     let deadline = Instant::now() + timeout;
     // A short shared lock disturbs only a daemon that starts at that moment; a process ID would be useless to a
