@@ -26,7 +26,7 @@ use crate::client::daemon_client::{Daemon, device_path};
 use crate::config::settings::parse_name;
 use crate::failure::{Context, Failure, Result, print};
 use crate::swap::page_cluster;
-use crate::system::protect::unprotect;
+use crate::system::protect::{CHARGED, CHUNK_BYTES, unprotect};
 use crate::system::runtime_dir::{self, RuntimeArgs};
 
 /// How long an unmounted file system may take to release its device.
@@ -100,6 +100,7 @@ pub fn attach(args: &AttachArgs) -> Result<()> {
         let path = device.attachment.path();
         return Err(Failure::Line(format!("{} is attached already, as {}", args.name, path.display())));
     }
+    check_charged(&daemon, args)?;
     let failed = || format!("cannot attach {}", args.name);
     let root = open_root(&files)?;
     let disk = open_disk(&root, &args.name)?;
@@ -121,6 +122,27 @@ pub fn attach(args: &AttachArgs) -> Result<()> {
         return Err(failure);
     }
     print(&format!("{}\n", attachment.path().display()))
+}
+
+/// Fails if the daemon must charge all memory of its block devices in advance, and did not.
+fn check_charged(daemon: &Daemon, args: &AttachArgs) -> Result<()> {
+    let measures = daemon.about()?.protection;
+    let Some(charged) = measures.into_iter().find(|measure| measure.what == CHARGED) else { return Ok(()) };
+    if let Some(why) = charged.refused {
+        return Err(Failure::Line(format!("cannot attach {}: {why}", args.name)));
+    }
+    let number =
+        |attribute| Ok::<u64, Failure>(daemon.attribute(&args.name, attribute)?.parse().unwrap_or(0));
+    let (limit, reserve) = (number("mem_limit")?, number("reserve")?);
+    // A reserve has whole chunks. A swap area needs none as large: the kernel keeps a page that it cannot store.
+    if args.swap.is_some() || (limit > 0 && reserve.saturating_add(CHUNK_BYTES) > limit) {
+        return Ok(());
+    }
+    Err(Failure::Line(format!(
+        "cannot attach {}: in this daemon's memory cgroup, all of its memory has to be charged in advance; add it with a \
+         --reserve as large as its --mem-limit",
+        args.name
+    )))
 }
 
 /// Has the daemon record the attached device.

@@ -250,7 +250,7 @@ fn device(entry: Entry<'_>, memory: &Memory, config: &mut ConfigFile) -> Result<
                 format!("the machine has {has}, more than its {HOST_MEMORY_LIMIT}, {}", most.escape_debug());
             config.left_out.push(format!("no device {name}: {why}"));
         }
-        _ => config.devices.push(DevicePlan { name, settings, attached, export }),
+        _ => config.devices.push(DevicePlan { attached, export, ..DevicePlan::new(&name, settings) }),
     }
     Ok(())
 }

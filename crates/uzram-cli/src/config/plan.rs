@@ -1,5 +1,6 @@
 //! A daemon's plan: which devices to serve, and how.
 
+use std::borrow::Cow;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,7 +11,7 @@ use uzram::device::{Attribute, Device, Keeper, NamedBacking};
 use uzram_serve::fuse::CpuLatencyLimit;
 use uzram_serve::{Export, ExportPolicy, fuse, nbd};
 
-use crate::config::settings::{DeviceSettings, Setting};
+use crate::config::settings::{DeviceSettings, NO_ALGORITHM, Setting};
 use crate::failure::{Context, Failure, Result};
 use crate::system::runtime_dir::{NBD_SOCKET, socket_path};
 use crate::system::state_dir;
@@ -105,6 +106,24 @@ pub struct DaemonPlan {
     pub give_up_after: Duration,
     /// Whether to measure hold times of `list_lock`s.
     pub slab_timing: bool,
+    /// When its memory is charged.
+    pub charging: Charging,
+}
+
+/// When the memory of a daemon that shows files is charged to its memory cgroup.
+///
+/// A thread that charges memory there may have to wait for pages that are being written out. Those that serve files may so
+/// wait for pages that only they can write out, for ever (`daemon::memory_cgroup`).
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Charging {
+    /// When it is used.
+    #[default]
+    AsUsed,
+    /// Before files are served.
+    InAdvance,
+    /// When it is used, though threads may wait for ever if what programs write to files is in the page cache. The reason
+    /// why it is not charged in advance.
+    Unsafe(String),
 }
 
 /// The plan of a device.
@@ -118,6 +137,8 @@ pub struct DevicePlan {
     pub attached: Attached,
     /// Access for NBD clients, as the user set it.
     pub export: ExportArgs,
+    /// The most memory that its contents take, if all of it is charged in advance.
+    pub advance_bytes: Option<u64>,
 }
 
 /// NBD access to a device.
@@ -174,16 +195,16 @@ impl DaemonPlan {
             survives: true,
             give_up_after: GIVE_UP_AFTER,
             slab_timing: false,
+            charging: Charging::default(),
         })
     }
 
     /// Returns how the daemon serves files; with a swap area, requests are limited to [`SWAP_IO_BYTES`].
     pub fn mount_options(&self) -> fuse::MountOptions {
-        if self.devices.iter().any(DevicePlan::is_swap) {
-            fuse::MountOptions { max_io_bytes: SWAP_IO_BYTES, ..self.files }
-        } else {
-            self.files
-        }
+        let max_io_bytes = if self.swaps() { SWAP_IO_BYTES } else { self.files.max_io_bytes };
+        let refuses_shared_mappings = matches!(self.charging, Charging::Unsafe(_));
+        let starts_no_threads = self.charging == Charging::InAdvance;
+        fuse::MountOptions { max_io_bytes, refuses_shared_mappings, starts_no_threads, ..self.files }
     }
 
     /// Returns the mount point, if the daemon mounts its files: the given one, or the default if a device is to be
@@ -204,6 +225,12 @@ impl DaemonPlan {
 
     /// Returns why a device cannot outlive the process that serves, if one cannot.
     pub fn mortal(&self) -> Option<String> {
+        // The pages of swap areas are written out a few at a time, and those of file systems all at once.
+        if self.charging == Charging::InAdvance && !self.devices.iter().all(DevicePlan::is_swap) {
+            let why = "one that takes over would charge memory, and wait for pages that only it can write out (its memory \
+                       cgroup is of version 1)";
+            return Some(why.to_owned());
+        }
         self.devices.iter().find_map(|device| {
             let why = device.checked_device().ok()?.can_survive().err()?;
             Some(format!("{}: {why}", device.name))
@@ -214,12 +241,18 @@ impl DaemonPlan {
     pub fn swaps(&self) -> bool {
         self.devices.iter().any(DevicePlan::is_swap)
     }
+
+    /// Returns whether threads that serve must not wait for memory.
+    pub fn is_protected(&self) -> bool {
+        self.swaps() || self.charging == Charging::InAdvance
+    }
 }
 
 impl DevicePlan {
     /// Creates the plan of a device that is not attached.
     pub fn new(name: &str, settings: DeviceSettings) -> Self {
-        DevicePlan { name: name.to_owned(), settings, attached: Attached::No, export: ExportArgs::default() }
+        let (attached, export) = (Attached::No, ExportArgs::default());
+        DevicePlan { name: name.to_owned(), settings, attached, export, advance_bytes: None }
     }
 
     /// Returns who may open the device over NBD. A device to be attached is restricted from the start, so that no
@@ -292,7 +325,7 @@ impl DevicePlan {
     fn device(&self) -> Result<Arc<Device>> {
         let device = Device::new(&self.name).usage(|| format!("--name {}", self.name))?;
         for (attribute, value) in self.defaults() {
-            device.set(attribute, value)?;
+            device.set(attribute, &value)?;
         }
         Ok(device)
     }
@@ -311,20 +344,30 @@ impl DevicePlan {
     }
 
     /// Returns attributes whose defaults differ because of the device's use, unless they are set.
-    pub fn defaults(&self) -> impl Iterator<Item = (&'static str, &'static str)> {
+    pub fn defaults(&self) -> impl Iterator<Item = (&'static str, Cow<'static, str>)> {
         let is_set = |attribute: &str| self.settings.get(attribute).is_some();
         let swaps = self.is_swap();
-        let reserve = (swaps && !is_set("reserve")).then_some(("reserve", SWAP_RESERVE));
+        let all = self.advance_bytes.map(|bytes| Cow::from(bytes.to_string()));
+        let limit = all.clone().filter(|_| !is_set("mem_limit")).map(|bytes| ("mem_limit", bytes));
+        let reserve = all.clone().or_else(|| swaps.then_some(SWAP_RESERVE.into()));
+        let reserve = reserve.filter(|_| !is_set("reserve")).map(|bytes| ("reserve", bytes));
         // An LRU that nothing uses would only take memory.
         let is_idle = !is_set("lru_design") && !NEEDS_LRU.into_iter().any(is_set);
-        let lru = (swaps && is_idle).then_some(("lru_design", "none"));
+        let lru = ((swaps || all.is_some()) && is_idle).then_some(("lru_design", "none".into()));
         let recompresses = swaps && self.settings.recompresses_swap();
         let recompression =
             SWAP_RECOMPRESSION.into_iter().filter(move |(name, _)| recompresses && !is_set(name));
         // What is swapped out is programs' memory.
-        let algorithm = || ("comp_algorithm", Kind::for_memory().name());
+        let algorithm = || ("comp_algorithm", Kind::for_memory().name().into());
         let algorithm = (swaps && !is_set("comp_algorithm")).then(algorithm);
-        algorithm.into_iter().chain(reserve).chain(lru).chain(recompression)
+        let recompression = recompression.map(|(name, value)| (name, value.into()));
+        algorithm.into_iter().chain(limit).chain(reserve).chain(lru).chain(recompression)
+    }
+
+    /// Returns the setting by which pages are written back or recompressed when memory is short, if there is one.
+    pub fn reclaims_by(&self) -> Option<&Setting> {
+        let is_on = |setting: &&Setting| !["none", NO_ALGORITHM].contains(&&*setting.value);
+        NEEDS_LRU.into_iter().find_map(|attribute| self.settings.get(attribute).filter(is_on))
     }
 }
 

@@ -20,6 +20,7 @@ use uzram_serve::control::StatsJson;
 use crate::daemon::events::Event;
 use crate::failure::{Context, Result};
 use crate::system::interrupts::unblock_signals_of;
+use crate::system::protect::unprotect_child;
 use crate::system::runtime_dir::RUNTIME_DIR_VARIABLE;
 use crate::terminal::live;
 use crate::terminal::show;
@@ -80,7 +81,7 @@ pub fn spawn(command: &str, address: &Address) -> Result<Running> {
     if own_group {
         shell.process_group(0);
     }
-    let child = unblock_signals_of(&mut shell)
+    let child = unprotect_child(unblock_signals_of(&mut shell))
         .spawn()
         .context(|| "cannot run the --exec command with sh".to_owned())?;
     let target = Target { pid: Pid::from_child(&child), own_group, asked: false };

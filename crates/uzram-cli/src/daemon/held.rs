@@ -5,20 +5,21 @@ use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::sync::Arc;
 
+use uzram::machine_memory;
 use uzram::mem::keep_memory_out_of_swap;
 use uzram_serve::control::MeasureJson;
 use uzram_serve::record::{MountRecord, Recorder};
 use uzram_serve::{fuse, nbd};
 
 use crate::client::attach::require_root;
-use crate::config::plan::{Attached, DaemonPlan};
+use crate::config::plan::{Attached, Charging, DaemonPlan};
 use crate::daemon::attendant::Attendant;
 use crate::daemon::confine::hide;
 use crate::daemon::survive::handover::{Number, State};
 use crate::daemon::survive::lives::Lives;
 use crate::failure::{Context, Failure, Result};
 use crate::system::descriptors;
-use crate::system::protect::protect;
+use crate::system::protect::{self, protect};
 use crate::system::runtime_dir::{CONTROL_SOCKET, RuntimeDir};
 
 /// See the [module's documentation](self). Dropping it unmounts, removes the sockets and gives the directory free.
@@ -164,7 +165,19 @@ impl Held {
 
     /// Protects this process for a plan, before it starts threads: they inherit it. Returns the outcome of each measure.
     pub fn protect(plan: &DaemonPlan) -> Vec<MeasureJson> {
-        let mut protection = if plan.swaps() { protect() } else { Vec::new() };
+        let mut protection = if plan.is_protected() {
+            protect()
+        } else if plan.mount_dir().is_some() && machine_memory::version_1_limit().is_some() {
+            vec![protect::become_io_flusher()]
+        } else {
+            Vec::new()
+        };
+        let charged = |refused| MeasureJson { what: protect::CHARGED.to_owned(), refused };
+        match &plan.charging {
+            Charging::AsUsed => {}
+            Charging::InAdvance => protection.push(charged(None)),
+            Charging::Unsafe(why) => protection.push(charged(Some(why.clone()))),
+        }
         if plan.swaps() || plan.nbd.tls.is_some() {
             protection.push(hide());
         }

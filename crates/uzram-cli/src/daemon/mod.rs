@@ -13,5 +13,6 @@ pub mod held;
 pub mod worker;
 pub mod standby;
 pub mod holder;
+pub mod memory_cgroup;
 pub mod up;
 pub mod start;

@@ -15,6 +15,7 @@ use crate::config::plan::{Attached, DaemonPlan, DevicePlan, ExportArgs, FilesArg
 use crate::config::settings::parse_name;
 use crate::daemon::held::Held;
 use crate::daemon::holder;
+use crate::daemon::memory_cgroup;
 use crate::daemon::worker::{self, Start};
 use crate::failure::{Context, Failure, Result};
 use crate::system::runtime_dir::RuntimeArgs;
@@ -148,12 +149,8 @@ impl UpArgs {
     /// The device that options describe.
     fn device_plan(&self) -> Result<DevicePlan> {
         let attached = if self.attach { Attached::Block } else { Attached::No };
-        Ok(DevicePlan {
-            name: self.name.clone(),
-            settings: self.device.settings(false)?,
-            attached,
-            export: self.export,
-        })
+        let device = DevicePlan::new(&self.name, self.device.settings(false)?);
+        Ok(DevicePlan { attached, export: self.export, ..device })
     }
 }
 
@@ -171,6 +168,7 @@ pub fn run(args: &UpArgs) -> Result<u8> {
 /// # Errors
 /// The daemon cannot start.
 pub fn serve(plan: DaemonPlan) -> Result<u8> {
+    let plan = memory_cgroup::fit(plan)?;
     match plan.mortal().filter(|_| plan.survives) {
         None if plan.survives => return holder::run(plan),
         None => {}

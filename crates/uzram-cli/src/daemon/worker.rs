@@ -142,13 +142,11 @@ pub fn serve(held: &Held, start: Start) -> Result<u8> {
     let warning = machine_memory::read().ok().and_then(|memory| {
         room::swap_warning(&swapped_to, &memory).or_else(|| room::fixed_warning(&all, &memory))
     });
-    let _fresh_counts = if plan.swaps() {
-        let fresh_counts = FreshCounts::start(swapped_to).context(|| "cannot start a thread".to_owned())?;
+    let fresh_counts = plan.swaps().then(|| FreshCounts::start(swapped_to)).transpose();
+    let _fresh_counts = fresh_counts.context(|| "cannot start a thread".to_owned())?;
+    if plan.is_protected() {
         touch_heap();
-        Some(fresh_counts)
-    } else {
-        None
-    };
+    }
     attachments.adopt(&plan.devices, has_started);
     if !has_started {
         warning.iter().for_each(|line| tracing::warn!("{line}"));
@@ -256,7 +254,7 @@ pub fn needs(held: &Held, backings: impl Iterator<Item = String>) -> Needs {
     let backings: Vec<_> = backings.chain(planned.map(|setting| setting.value.clone())).collect();
     Needs {
         unmounts: has_files,
-        locks_memory: plan.swaps() || plan.survives,
+        locks_memory: plan.is_protected() || plan.survives,
         has_backing: !backings.is_empty(),
         has_remote: backings.iter().any(|name| NamedBacking::is_elsewhere(name)),
         reads_certificates: plan.nbd.tls.is_some(),

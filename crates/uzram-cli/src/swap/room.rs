@@ -20,12 +20,16 @@ const POOL_SIXTEENTHS: u64 = 17;
 /// Returns the most memory that a device's contents may take, without its fixed cost: `mem_limit`, or the whole disk
 /// uncompressed plus the reserve, if that is less.
 fn most_contents_bytes(device: &DeviceStats) -> u64 {
-    let uncompressed_bytes = (device.disksize_bytes / 16).saturating_mul(POOL_SIXTEENTHS);
-    let pool_bytes = uncompressed_bytes.saturating_add(device.reserve_bytes);
+    let pool_bytes = uncompressed_bytes(device.disksize_bytes).saturating_add(device.reserve_bytes);
     match device.mem_limit_bytes {
         0 => pool_bytes,
         limit_bytes => limit_bytes.min(pool_bytes),
     }
+}
+
+/// Returns the most memory of the pool of a disk of `disksize_bytes`, if nothing compresses.
+pub fn uncompressed_bytes(disksize_bytes: u64) -> u64 {
+    (disksize_bytes / 16).saturating_mul(POOL_SIXTEENTHS)
 }
 
 /// Checks that a daemon's devices fit below the current limit of its cgroup.

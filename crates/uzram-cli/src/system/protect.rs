@@ -1,17 +1,21 @@
-//! Protecting a swap daemon from waiting for memory that only it can free.
+//! Protecting a daemon from waiting for memory that only it can free.
 //!
-//! The kernel reclaims memory by writing pages to a swap area. If the daemon that stores them waits for memory itself,
-//! this is a deadlock. So no page of this process is ever paged out, and all memory that it may touch while it serves a
-//! swap area is touched before: the program, the heap, the pool's reserve (the device's attribute `reserve`), and the
+//! The kernel reclaims memory by writing pages to swap areas and file systems. If the daemon that stores them waits for
+//! memory itself, this is a deadlock. So no page of this process is ever paged out, and all memory that it may touch while
+//! it serves is touched before: the program, the heap, the pool's reserve (the device's attribute `reserve`), and the
 //! buffers and stacks of its threads (`uzram_serve::fuse`).
 //!
 //! This happens before other threads are started, so that they inherit it.
 
 use std::fs;
 use std::os::raw::c_void;
+use std::os::unix::process::CommandExt;
+use std::process::Command;
 
 use rustix::io::Errno;
 use rustix::mm::{Advice, MlockAllFlags};
+use uzram::mem::CHUNK_PAGES;
+use uzram::units::pages_to_bytes;
 use uzram_serve::control::MeasureJson;
 
 /// Heap to touch beforehand, for all small allocations while serving.
@@ -34,29 +38,62 @@ const NEVER_KILLED: &str = "-1000";
 /// `<linux/prctl.h>`, since Linux 5.6.
 const PR_SET_IO_FLUSHER: i32 = 57;
 
+/// The measure that charges all memory of the threads that serve files before they serve.
+pub const CHARGED: &str = "memory charged in advance";
+/// The unit in which a reserve is filled.
+pub const CHUNK_BYTES: u64 = pages_to_bytes(CHUNK_PAGES as u64);
+
 /// Applies all measures, and returns the outcome of each.
 pub fn protect() -> Vec<MeasureJson> {
-    let io_flusher = set_io_flusher(true);
+    let io_flusher = become_io_flusher();
+    let locked = lock_memory().err();
+    touch_program();
+    keep_heap();
+    let spared = fs::write(OOM_SCORE, NEVER_KILLED).err().map(|error| match Errno::from_io_error(&error) {
+        Some(error) => explain(error, "CAP_SYS_RESOURCE"),
+        None => error.to_string(),
+    });
+    let measure = |what: &str, refused| MeasureJson { what: what.to_owned(), refused };
+    vec![measure("memory locked", locked), io_flusher, measure("spared by the OOM killer", spared)]
+}
+
+/// Locks the memory of this process, now and later; says why the system refuses if it does.
+///
+/// # Errors
+/// The reason.
+pub fn lock_memory() -> Result<(), String> {
     // First all that is mapped, so that pages come back that are swapped out now: of a process that was just forked, say.
     // Then pages when they are touched; that does not populate mappings.
     let flags = MlockAllFlags::CURRENT | MlockAllFlags::FUTURE | MlockAllFlags::ONFAULT;
     let locked = rustix::mm::mlockall(MlockAllFlags::CURRENT).and_then(|()| rustix::mm::mlockall(flags));
-    touch_program();
-    keep_heap();
-    let spared = fs::write(OOM_SCORE, NEVER_KILLED);
-    [
-        ("memory locked", locked.err().map(|error| explain(error, "CAP_IPC_LOCK"))),
-        ("marked as I/O flusher", io_flusher.err().map(|error| explain(error, "CAP_SYS_RESOURCE"))),
-        (
-            "spared by the OOM killer",
-            spared.err().map(|error| match Errno::from_io_error(&error) {
-                Some(error) => explain(error, "CAP_SYS_RESOURCE"),
-                None => error.to_string(),
-            }),
-        ),
-    ]
-    .map(|(what, refused)| MeasureJson { what: what.to_owned(), refused })
-    .into()
+    locked.map_err(|error| match error {
+        // With less than that, `ulimit -l` allows less memory than is mapped.
+        Errno::NOMEM => "it needs CAP_IPC_LOCK, or `ulimit -l unlimited`".to_owned(),
+        error => explain(error, "CAP_IPC_LOCK"),
+    })
+}
+
+/// Has the kernel not write pages out to get memory for this thread, nor wait until that is done; the same for those that
+/// it starts, and their processes.
+pub fn become_io_flusher() -> MeasureJson {
+    let refused = set_io_flusher(true).err().map(|error| explain(error, "CAP_SYS_RESOURCE"));
+    MeasureJson { what: "marked as I/O flusher".to_owned(), refused }
+}
+
+/// Returns whether this thread may become an I/O flusher.
+pub fn can_be_io_flusher() -> bool {
+    set_io_flusher(true).and_then(|()| set_io_flusher(false)).is_ok()
+}
+
+/// Has the process that `command` starts be no I/O flusher.
+pub fn unprotect_child(command: &mut Command) -> &mut Command {
+    let unprotect = || {
+        // Refused if it was none.
+        let _ = set_io_flusher(false);
+        Ok(())
+    };
+    // SAFETY: between fork and exec it makes one system call and allocates nothing.
+    unsafe { command.pre_exec(unprotect) }
 }
 
 /// Makes a process started by a protected one an ordinary one again, which waits for memory and may be killed by the

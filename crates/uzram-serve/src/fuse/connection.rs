@@ -19,7 +19,7 @@ use uzram::trusted_path::{Place, Refused};
 use uzram::{Error, ErrorKind, Result};
 
 use super::cpu_latency::{self, CpuLatencyLimit};
-use super::proto::FUSE_HAS_RESEND;
+use super::proto::{FUSE_DIRECT_IO_ALLOW_MMAP, FUSE_HAS_RESEND};
 use super::received::Received;
 use super::tree::DISK;
 use super::{handshake, open_device};
@@ -52,6 +52,12 @@ pub struct MountOptions {
     /// Whether the kernel is asked to send unanswered requests again when another process goes on, if it can (Linux 6.9).
     /// Tests of what is done on older kernels have it not asked.
     pub resend: bool,
+    /// Whether files cannot be mapped shared. What programs change in such mappings is written out from the page cache.
+    #[serde(default)]
+    pub refuses_shared_mappings: bool,
+    /// Whether requests that take long start no thread: those that serve the kernel carry them out.
+    #[serde(default)]
+    pub starts_no_threads: bool,
 }
 
 impl Default for MountOptions {
@@ -63,6 +69,8 @@ impl Default for MountOptions {
             max_io_bytes: MAX_IO_BYTES as u32,
             cpu_latency: CpuLatencyLimit::default(),
             resend: true,
+            refuses_shared_mappings: false,
+            starts_no_threads: false,
         }
     }
 }
@@ -75,6 +83,12 @@ impl MountOptions {
             max_io_bytes: self.max_io_bytes.clamp(rustix::param::page_size() as u32, MAX_IO_BYTES as u32),
             ..self
         }
+    }
+
+    /// Returns the flags of the protocol that are not asked of the kernel.
+    fn unwanted(&self) -> u64 {
+        let resend = if self.resend { 0 } else { FUSE_HAS_RESEND };
+        resend | if self.refuses_shared_mappings { FUSE_DIRECT_IO_ALLOW_MMAP } else { 0 }
     }
 }
 
@@ -186,7 +200,7 @@ impl Connection {
                 return Err(cannot_mount(&dir, ErrorKind::Busy, &why));
             }
         };
-        let answered = handshake::answer_init(device.as_fd(), options.max_io_bytes, options.resend);
+        let answered = handshake::answer_init(device.as_fd(), options.max_io_bytes, options.unwanted());
         let initialised = answered.and_then(|flags| {
             let channels = (0..options.threads).map(|_| open_device::cloned(device.as_fd()));
             Ok((flags, channels.collect::<io::Result<Vec<_>>>()?))

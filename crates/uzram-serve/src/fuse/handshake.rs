@@ -28,11 +28,11 @@ const WANTED: u64 = FUSE_ASYNC_READ
     | FUSE_HAS_RESEND;
 
 /// Reads the kernel's first request and answers it; returns what was negotiated. `max_io_bytes` is the longest read or
-/// write; `resend` tells whether the kernel may be asked to send requests again.
+/// write; the flags `unwanted` are not asked of the kernel.
 ///
 /// # Errors
 /// The system's; `Unsupported` for a protocol that is too old.
-pub(super) fn answer_init(device: BorrowedFd<'_>, max_io_bytes: u32, resend: bool) -> io::Result<u64> {
+pub(super) fn answer_init(device: BorrowedFd<'_>, max_io_bytes: u32, unwanted: u64) -> io::Result<u64> {
     let mut buffer = vec![0; FUSE_MIN_READ_BUFFER];
     let len = read_request(device, &mut buffer)?.ok_or_else(|| io::Error::from(Errno::NOTCONN))?;
     let request = Request::parse(&buffer[..len]);
@@ -53,8 +53,7 @@ pub(super) fn answer_init(device: BorrowedFd<'_>, max_io_bytes: u32, resend: boo
         );
         return Err(io::Error::new(io::ErrorKind::Unsupported, what));
     }
-    let offered = offered(request) & if resend { !0 } else { !FUSE_HAS_RESEND };
-    let (flags, reply) = negotiate(&init, offered, max_io_bytes);
+    let (flags, reply) = negotiate(&init, offered(request) & !unwanted, max_io_bytes);
     write(device, fuse_out_header { unique, ..Default::default() }, bytes_of(&reply))?;
     Ok(flags)
 }

@@ -117,7 +117,8 @@ impl Mount {
         // The connection's text says why there is none.
         let cpu_latency = CpuLatency::new(options.cpu_latency).ok().flatten();
         // A request that outlives the process stays in the buffer of the thread that received it.
-        let pools = if outcomes.is_some() { DevicePools::without_tasks() } else { DevicePools::default() };
+        let has_tasks = outcomes.is_none() && !options.starts_no_threads;
+        let pools = if has_tasks { DevicePools::default() } else { DevicePools::without_tasks() };
         let files = Arc::new(Files::new(exports, &options, cpu_latency, &ledger, pools));
         if ledger.life().life > 1 && connection.can_resend() {
             connection.resend().map_err(|error| failed(&error))?;

@@ -30,6 +30,23 @@ pub fn read() -> Result<Memory> {
     Ok(Memory { ram_bytes, limit_bytes: limit.unwrap_or(ram_bytes).min(ram_bytes) })
 }
 
+/// A memory cgroup of version 1, and the least limit of it and its ancestors.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Version1Limit {
+    /// Its path in the hierarchy, as `/proc/self/cgroup` has it.
+    pub cgroup: String,
+    /// The limit, which is less than the machine's memory.
+    pub limit_bytes: u64,
+}
+
+/// Returns this process's memory cgroup if it is of version 1 and has a limit, or an ancestor has. `None` if it cannot be
+/// read.
+pub fn version_1_limit() -> Option<Version1Limit> {
+    let groups = fs::read("/proc/self/cgroup").ok()?;
+    let limit = limit_of_version_1(&groups, &mountinfo::all().ok()?, |path| fs::read_to_string(path).ok())?;
+    (limit.limit_bytes < meminfo("MemTotal:").ok()?).then_some(limit)
+}
+
 /// Returns the kernel's estimate of the memory that programs can still allocate.
 ///
 /// # Errors
@@ -56,21 +73,38 @@ fn figure(meminfo: &str, name: &str) -> Option<u64> {
 /// Returns the lowest limit of the process's control group and its ancestors, of cgroup v1 or v2; `read` reads a file.
 fn limit_bytes(groups: &[u8], mounts: &[MountInfo], read: impl Fn(&Path) -> Option<String>) -> Option<u64> {
     let limits = groups.split(|byte| *byte == b'\n').filter_map(|line| {
-        // hierarchy-ID:controller-list:cgroup-path, cgroups(7)
-        let mut fields = line.splitn(3, |byte| *byte == b':').skip(1);
-        let (controllers, group) = (fields.next()?, Path::new(OsStr::from_bytes(fields.next()?)));
-        let file = match controllers {
-            b"" => "memory.max",
-            _ if controllers.split(|byte| *byte == b',').any(|name| name == b"memory") => {
-                "memory.limit_in_bytes"
-            }
-            _ => return None,
-        };
-        let (mount, below) = mount_of(group, mounts, controllers.is_empty())?;
+        let (is_version_2, group) = memory_group(line)?;
+        let file = if is_version_2 { "memory.max" } else { "memory.limit_in_bytes" };
+        let (mount, below) = mount_of(group, mounts, is_version_2)?;
         let dirs = below.ancestors().map(|dir| mount.dir.join(dir));
         dirs.filter_map(|dir| read(&dir.join(file))?.trim().parse().ok()).min()
     });
     limits.min()
+}
+
+/// Returns the limit of the memory cgroup of version 1, which includes those of ancestors that no mount shows.
+fn limit_of_version_1(
+    groups: &[u8],
+    mounts: &[MountInfo],
+    read: impl Fn(&Path) -> Option<String>,
+) -> Option<Version1Limit> {
+    let of_version_1 =
+        |line| memory_group(line).and_then(|(is_version_2, group)| (!is_version_2).then_some(group));
+    let group = groups.split(|byte| *byte == b'\n').find_map(of_version_1)?;
+    let (mount, below) = mount_of(group, mounts, false)?;
+    let counts = read(&mount.dir.join(below).join("memory.stat"))?;
+    let limit = counts.lines().find_map(|line| line.strip_prefix("hierarchical_memory_limit "));
+    Some(Version1Limit { cgroup: group.display().to_string(), limit_bytes: limit?.trim().parse().ok()? })
+}
+
+/// Parses a line of `/proc/PID/cgroup`. Returns whether the cgroup is of version 2, and its path, if the memory controller
+/// may be in its hierarchy.
+fn memory_group(line: &[u8]) -> Option<(bool, &Path)> {
+    // hierarchy-ID:controller-list:cgroup-path, cgroups(7)
+    let mut fields = line.splitn(3, |byte| *byte == b':').skip(1);
+    let (controllers, group) = (fields.next()?, Path::new(OsStr::from_bytes(fields.next()?)));
+    let has_memory = || controllers.split(|byte| *byte == b',').any(|name| name == b"memory");
+    (controllers.is_empty() || has_memory()).then_some((controllers.is_empty(), group))
 }
 
 /// Returns the mount of the memory hierarchy that shows `group` and the most of its ancestors, and the path of `group`
@@ -136,6 +170,23 @@ mod tests {
         // In a container, whose groups' paths differ from those of the mount.
         assert_eq!(limit("4:memory:/\n", V1, &files), Some(9_223_372_036_854_771_712));
         assert_eq!(limit("4:cpu:/docker/ab/c\n", V1, &files), None);
+    }
+
+    #[test]
+    fn a_limit_of_version_1_includes_ancestors_that_are_not_shown() {
+        let limit = |groups: &str, stat: &str| {
+            let read = |path: &Path| {
+                (path == Path::new("/sys/fs/cgroup/memory/c/memory.stat")).then(|| stat.to_owned())
+            };
+            limit_of_version_1(groups.as_bytes(), &mountinfo::parse(V1.as_bytes()), read)
+        };
+        let (groups, stat) =
+            ("4:memory:/docker/ab/c\n0::/\n", "cache 7\nhierarchical_memory_limit 136314880\n");
+        let found = Version1Limit { cgroup: "/docker/ab/c".to_owned(), limit_bytes: 130 << 20 };
+        assert_eq!(limit(groups, stat), Some(found));
+        assert_eq!(limit(groups, "cache 7\n"), None);
+        assert_eq!(limit("4:cpu:/docker/ab/c\n0::/\n", stat), None);
+        assert_eq!(limit("0::/docker/ab/c\n", stat), None);
     }
 
     /// Other mounts may have any name, and may show other groups.

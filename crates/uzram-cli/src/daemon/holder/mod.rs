@@ -60,7 +60,7 @@ pub fn run(plan: DaemonPlan) -> Result<u8> {
     }
     let held = Held::claim(plan)?;
     let signals = catch_signals(&held.plan)?;
-    if held.plan.swaps() {
+    if held.plan.is_protected() {
         touch_heap();
     }
     held.lives.set(Shared::Holder, u64::from(std::process::id()));
