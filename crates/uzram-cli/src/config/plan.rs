@@ -398,6 +398,25 @@ mod tests {
     }
 
     #[test]
+    fn a_device_charged_in_advance_has_a_reserve_of_all_of_its_memory() {
+        let device = DevicePlan {
+            attached: Attached::Block,
+            advance_bytes: Some(8 << 20),
+            ..DevicePlan::new("a", DeviceSettings::default())
+        };
+        let defaults: Vec<_> = device.defaults().map(|(name, value)| (name, value.into_owned())).collect();
+        let wanted = [("mem_limit", "8388608"), ("reserve", "8388608"), ("lru_design", "none")];
+        assert_eq!(defaults, wanted.map(|(name, value)| (name, value.to_owned())));
+        let plan = DaemonPlan::new(PathBuf::from("/run/x"), vec![device]).expect("a short path");
+        assert!(plan.mortal().is_none() && !plan.is_protected());
+        let plan = DaemonPlan { charging: Charging::InAdvance, ..plan };
+        assert!(plan.mortal().is_some_and(|why| why.contains("version 1")) && plan.is_protected());
+        assert!(plan.mount_options().starts_no_threads && !plan.mount_options().refuses_shared_mappings);
+        let plan = DaemonPlan { charging: Charging::Unsafe(String::new()), ..plan };
+        assert!(plan.mount_options().refuses_shared_mappings && !plan.is_protected());
+    }
+
+    #[test]
     fn requests_are_as_long_as_what_makes_them() {
         let swap = Attached::Swap(SwapPlan { priority: None, discard: true, page_cluster: None });
         for (attached, max_io_bytes) in [(swap, SWAP_IO_BYTES), (Attached::Block, fuse::MAX_IO_BYTES as u32)]
