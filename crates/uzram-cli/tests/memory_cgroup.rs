@@ -26,6 +26,8 @@ const COPIES: u64 = 15;
 const SOURCE_BYTES: usize = 12 << 20;
 /// A time limit for programs that would wait for ever.
 const PATIENCE: Duration = Duration::from_secs(60);
+/// Page faults of a thread for pages that the kernel moves.
+const MOST_MOVED_PAGES: u64 = 32;
 const MAPPER_VARIABLE: &str = "UZRAM_TEST_MAPPER";
 
 #[test]
@@ -140,9 +142,19 @@ impl Shared {
             // Minor and major ones, proc_pid_stat(5).
             name.starts_with("fuse-").then_some((name.to_owned(), field(10)? + field(12)?))
         };
-        let faults: Vec<_> = tasks.filter_map(of_thread).collect();
+        let mut faults: Vec<_> = tasks.filter_map(of_thread).collect();
         assert!(faults.len() >= 2, "{faults:?}");
+        faults.sort();
         faults
+    }
+
+    /// Checks that the threads that serve took no page faults since `before`, but for a few: a thread also takes one when the
+    /// kernel just moves a page, which charges nothing. To charge what was written takes thousands.
+    fn assert_no_faults(&self, daemon: &Daemon, before: &[(String, u64)]) {
+        let now = self.faults(daemon);
+        for ((name, now), (same_name, before)) in now.iter().zip(before) {
+            assert!(name == same_name && now - before < MOST_MOVED_PAGES, "{name}: {before}, then {now}");
+        }
     }
 
     fn source(&self) -> PathBuf {
@@ -172,7 +184,7 @@ fn a_file_system_is_written_by_a_program_of_the_daemons_cgroup() {
     let [device] = &shared.place.loops()[..] else { panic!("{}", daemon.facts) };
     let before = shared.faults(&daemon);
     shared.use_file_system(Path::new(device));
-    assert_eq!(shared.faults(&daemon), before, "threads that serve files take no page fault");
+    shared.assert_no_faults(&daemon, &before);
     let place = &shared.place.place;
     assert_eq!(place.statistic("failed_writes") + place.statistic("failed_reads"), 0);
     let status = place.run(&["status"]).ok();
@@ -191,6 +203,16 @@ fn a_file_system_is_written_by_a_program_of_the_daemons_cgroup() {
 }
 
 #[test]
+fn a_command_ends_a_daemon_of_one_process() {
+    let Some(shared) = Shared::new("exec", LIMIT_BYTES) else { return };
+    let options = ["up", "--size", "64M", "--attach", "--log", "error"];
+    let command = "mkfs.ext4 -q $device && echo made && exit 7";
+    let ended = finish(shared.command(&[&options[..], &["--exec", command]].concat(), ""));
+    assert_eq!((ended.stdout.as_str(), ended.status.code()), ("made\n", Some(7)), "{}", ended.stderr);
+    shared.place.assert_clean();
+}
+
+#[test]
 fn a_file_is_mapped_and_made_a_loop_device_in_the_daemons_cgroup() {
     let Some(shared) = Shared::new("mount", LIMIT_BYTES) else { return };
     let dir = shared.place.place.dir().join("mnt");
@@ -204,7 +226,7 @@ fn a_file_is_mapped_and_made_a_loop_device_in_the_daemons_cgroup() {
     let device = device.trim();
     shared.use_file_system(Path::new(device));
     succeed(place, "losetup", &["-d", device]);
-    assert_eq!(shared.faults(&daemon), before);
+    shared.assert_no_faults(&daemon, &before);
     shared.place.place.down();
     shared.place.assert_clean();
 }

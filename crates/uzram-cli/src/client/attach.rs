@@ -25,8 +25,8 @@ use uzram_serve::swap_area;
 use crate::client::daemon_client::{Daemon, device_path};
 use crate::config::settings::parse_name;
 use crate::failure::{Context, Failure, Result, print};
-use crate::swap::page_cluster;
-use crate::system::protect::{CHARGED, CHUNK_BYTES, unprotect};
+use crate::swap::{page_cluster, room};
+use crate::system::protect::{CHARGED, unprotect};
 use crate::system::runtime_dir::{self, RuntimeArgs};
 
 /// How long an unmounted file system may take to release its device.
@@ -133,9 +133,10 @@ fn check_charged(daemon: &Daemon, args: &AttachArgs) -> Result<()> {
     }
     let number =
         |attribute| Ok::<u64, Failure>(daemon.attribute(&args.name, attribute)?.parse().unwrap_or(0));
-    let (limit, reserve) = (number("mem_limit")?, number("reserve")?);
-    // A reserve has whole chunks. A swap area needs none as large: the kernel keeps a page that it cannot store.
-    if args.swap.is_some() || (limit > 0 && reserve.saturating_add(CHUNK_BYTES) > limit) {
+    // The kernel keeps a page that a swap area cannot store.
+    if args.swap.is_some()
+        || number("reserve")? >= room::whole_reserve_bytes(number("disksize")?, number("mem_limit")?)
+    {
         return Ok(());
     }
     Err(Failure::Line(format!(

@@ -227,8 +227,8 @@ impl DaemonPlan {
     pub fn mortal(&self) -> Option<String> {
         // The pages of swap areas are written out a few at a time, and those of file systems all at once.
         if self.charging == Charging::InAdvance && !self.devices.iter().all(DevicePlan::is_swap) {
-            let why = "one that takes over would charge memory, and wait for pages that only it can write out (its memory \
-                       cgroup is of version 1)";
+            let why = "one that takes over would charge memory, and wait for pages that only it can write out. Its memory \
+                       cgroup is of version 1 and has a limit, and it has no CAP_SYS_RESOURCE";
             return Some(why.to_owned());
         }
         self.devices.iter().find_map(|device| {

@@ -16,7 +16,7 @@ use uzram::units::{format_size, parse_size};
 use crate::config::plan::{Attached, Charging, DaemonPlan, DevicePlan};
 use crate::failure::{Failure, Result};
 use crate::swap::room;
-use crate::system::protect::{self, CHUNK_BYTES};
+use crate::system::protect;
 
 /// Returns the plan with what this process's memory cgroup demands.
 ///
@@ -58,18 +58,11 @@ fn charged_in_advance(mut plan: DaemonPlan) -> DaemonPlan {
     plan.charging = Charging::InAdvance;
     // A swap area has its reserve: the kernel keeps a page that it cannot store.
     for device in plan.devices.iter_mut().filter(|device| !device.is_swap()) {
-        device.advance_bytes = most_bytes(device);
+        let bytes = |attribute| parse_size(&device.settings.get(attribute)?.value).ok();
+        let disk_bytes = bytes("disksize");
+        let limit_bytes = bytes("mem_limit").unwrap_or(0);
+        device.advance_bytes =
+            disk_bytes.map(|disk_bytes| room::whole_reserve_bytes(disk_bytes, limit_bytes));
     }
     plan
-}
-
-/// Returns the most memory that a device's contents take, in whole chunks; `None` for a device without a size.
-fn most_bytes(device: &DevicePlan) -> Option<u64> {
-    let bytes = |attribute| parse_size(&device.settings.get(attribute)?.value).ok();
-    match bytes("mem_limit").filter(|bytes| *bytes > 0) {
-        Some(limit_bytes) => Some(limit_bytes / CHUNK_BYTES * CHUNK_BYTES),
-        None => {
-            Some(room::uncompressed_bytes(bytes("disksize")?).next_multiple_of(CHUNK_BYTES) + CHUNK_BYTES)
-        }
-    }
 }

@@ -18,6 +18,7 @@ use crate::daemon::holder;
 use crate::daemon::memory_cgroup;
 use crate::daemon::worker::{self, Start};
 use crate::failure::{Context, Failure, Result};
+use crate::system::protect::lock_memory;
 use crate::system::runtime_dir::RuntimeArgs;
 use crate::terminal::live::{self, LogLevel};
 
@@ -174,14 +175,19 @@ pub fn serve(plan: DaemonPlan) -> Result<u8> {
         None => {}
         Some(why) => tracing::warn!("contents are lost if this process dies: {why}"),
     }
-    alone(Held::claim(plan)?)
+    alone(Held::claim(DaemonPlan { survives: false, ..plan })?)
 }
 
 /// Serves from this process alone.
 fn alone(held: Held) -> Result<u8> {
+    let attendant = held.attendant()?;
+    if held.plan.is_protected() {
+        // The first write to memory that the other process had, too, would be a page fault. The outcome is known.
+        let _ = lock_memory();
+    }
     let start = Start {
         home: None,
-        attendant: held.attendant()?,
+        attendant,
         devices: Vec::new(),
         has_started: false,
         protection: held.protection.clone(),

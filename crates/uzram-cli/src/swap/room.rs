@@ -9,11 +9,14 @@ use std::sync::Arc;
 
 use uzram::device::{Device, DeviceStats};
 use uzram::machine_memory::{self, Memory};
-use uzram::units::format_size;
+use uzram::mem::CHUNK_PAGES;
+use uzram::units::{format_size, pages_to_bytes};
 use uzram::{Error, ErrorKind};
 
 /// Memory of the process besides its devices: program, buffers, stacks, heap; measured, with a margin.
 const PROCESS_BYTES: u64 = 32 << 20;
+/// The unit in which a reserve is filled.
+const CHUNK_BYTES: u64 = pages_to_bytes(CHUNK_PAGES as u64);
 /// The most memory of a pool, in sixteenths of its disk, if nothing compresses.
 const POOL_SIXTEENTHS: u64 = 17;
 
@@ -27,9 +30,19 @@ fn most_contents_bytes(device: &DeviceStats) -> u64 {
     }
 }
 
-/// Returns the most memory of the pool of a disk of `disksize_bytes`, if nothing compresses.
-pub fn uncompressed_bytes(disksize_bytes: u64) -> u64 {
+fn uncompressed_bytes(disksize_bytes: u64) -> u64 {
     (disksize_bytes / 16).saturating_mul(POOL_SIXTEENTHS)
+}
+
+/// Returns the reserve of a device that makes all memory resident that its contents may take, in whole chunks.
+pub fn whole_reserve_bytes(disksize_bytes: u64, mem_limit_bytes: u64) -> u64 {
+    // The pool and the slabs share no chunk.
+    let most_bytes = uncompressed_bytes(disksize_bytes).next_multiple_of(CHUNK_BYTES) + CHUNK_BYTES;
+    match mem_limit_bytes {
+        0 => most_bytes,
+        // A reserve has two chunks at least; a device with a lower limit is refused.
+        limit_bytes => most_bytes.min(limit_bytes / CHUNK_BYTES * CHUNK_BYTES).max(2 * CHUNK_BYTES),
+    }
 }
 
 /// Checks that a daemon's devices fit below the current limit of its cgroup.
@@ -149,6 +162,14 @@ mod tests {
         assert!(check_cgroup(&[limited(), limited()], &of(280)).is_ok());
         // A device without a size takes no memory yet.
         assert!(check_cgroup(&[device(&[])], &of(1)).is_ok());
+    }
+
+    #[test]
+    fn a_whole_reserve_is_all_that_the_limit_or_the_disk_allows() {
+        let whole_mib =
+            |disk_mib: u64, limit_mib: u64| whole_reserve_bytes(disk_mib << 20, limit_mib << 20) >> 20;
+        assert_eq!([whole_mib(1024, 91), whole_mib(1024, 90), whole_mib(1024, 1)], [90, 90, 4]);
+        assert_eq!([whole_mib(64, 0), whole_mib(64, 1024), whole_mib(64, 70)], [70, 70, 70]);
     }
 
     #[test]

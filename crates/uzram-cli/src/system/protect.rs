@@ -14,8 +14,6 @@ use std::process::Command;
 
 use rustix::io::Errno;
 use rustix::mm::{Advice, MlockAllFlags};
-use uzram::mem::CHUNK_PAGES;
-use uzram::units::pages_to_bytes;
 use uzram_serve::control::MeasureJson;
 
 /// Heap to touch beforehand, for all small allocations while serving.
@@ -40,8 +38,6 @@ const PR_SET_IO_FLUSHER: i32 = 57;
 
 /// The measure that charges all memory of the threads that serve files before they serve.
 pub const CHARGED: &str = "memory charged in advance";
-/// The unit in which a reserve is filled.
-pub const CHUNK_BYTES: u64 = pages_to_bytes(CHUNK_PAGES as u64);
 
 /// Applies all measures, and returns the outcome of each.
 pub fn protect() -> Vec<MeasureJson> {
