@@ -6,6 +6,8 @@ mod common;
 // The servers, as the tests of uzram-remote start them.
 #[path = "../../uzram-remote/tests/common/mod.rs"]
 mod servers;
+#[path = "../../uzram-remote/tests/common/http.rs"]
+mod http;
 #[path = "../../uzram-remote/tests/common/s3.rs"]
 mod s3;
 
@@ -90,7 +92,7 @@ fn fio_verifies_though_a_master_is_killed() {
     ];
     let ended = collect_within(start(&mut place.command(&args)), FIO_WITHIN);
     let said = ended.ok();
-    assert!(!said.contains("not written to"), "{said}");
+    assert!(!said.contains("device is failing"), "{said}");
     // What the daemon left there, it removed; what the dead master had is lost with it.
     let left: u64 =
         cluster.nodes[..2].iter().map(|node| node.ask(&["dbsize"]).trim().parse::<u64>().unwrap()).sum();
@@ -128,7 +130,9 @@ fn objects_outlive_the_process_that_serves() {
             place.run(&["status"]).status.success() && place.worker_id() != worker
         });
         if is_stopped {
-            wait_until("the user is told", || place.run(&["stat", "zram0"]).ok().contains("not written to"));
+            wait_until("the user is told", || {
+                place.run(&["stat", "zram0"]).ok().contains("device is failing")
+            });
             redis.signal(Signal::CONT);
             wait_until("it is well", || {
                 place.run(&["stat", "zram0", "backing_state"]).ok().starts_with("ok\n")
@@ -163,7 +167,7 @@ fn fio_verifies_with_pages_in_a_bucket() {
     let mut up = place.command(&["up"]);
     up.args(size).args(["--backing", "s3://cold/pages:3G", "--exec", &verify]);
     let said = collect_within(start(log_in(&mut up, &server)), FIO_WITHIN).ok();
-    assert!(!said.contains("not written to") && !said.contains(s3::SECRET), "{said}");
+    assert!(!said.contains("device is failing") && !said.contains(s3::SECRET), "{said}");
     assert_eq!(server.objects().len(), 0, "left behind");
 }
 
@@ -327,4 +331,36 @@ fn a_file_can_be_encrypted() {
         let (status, said) = daemon.ended();
         assert!(status.success(), "{said}");
     }
+}
+
+/// Whatever a store answers, a program that reads gets EIO, and the state says that reads fail, and why.
+#[test]
+fn a_bucket_that_refuses_reads_gives_io_errors_and_says_so() {
+    if missing(&["nbdcopy", "qemu-io"]) {
+        return;
+    }
+    let (place, server) = (Place::new(), http::Server::start());
+    let mut up = place.command(&["up", "--size", "64M", "--mem-limit", "8M", "--backing", "s3://cold"]);
+    up.env("AWS_ACCESS_KEY_ID", "id").env("AWS_SECRET_ACCESS_KEY", "secret");
+    up.env("AWS_ENDPOINT_URL_S3", format!("http://127.0.0.1:{}", server.port));
+    let daemon = common::Daemon::start(up);
+    let (source, uri) = (clients::random_file(&place, "source", 32 << 20), place.uri());
+    succeed(&place, "nbdcopy", &[clients::arg(&source), &uri]);
+    let state = || place.run(&["stat", "zram0", "backing_state"]).ok();
+    assert!(place.statistic("pages_backed") > 1000 && state().starts_with("ok\n"), "{}", state());
+    for (status, code) in [(403, "AccessDenied"), (307, "TemporaryRedirect")] {
+        server.refuse(Some((status, code)));
+        let mut read = Command::new("qemu-io");
+        read.args(["-r", "-f", "raw", "-c", "read 0 4M", &uri]);
+        let said = collect_within(start(&mut read), Duration::from_secs(60));
+        let said = format!("{}{}", said.stdout, said.stderr);
+        assert!(said.contains("Input/output error"), "{status}: {said}");
+        wait_until("the state says why", || {
+            state().starts_with("failing for ") && state().contains(&status.to_string())
+        });
+    }
+    server.refuse(None);
+    wait_until("it is well", || state().starts_with("ok\n"));
+    place.down();
+    daemon.ended();
 }

@@ -12,14 +12,16 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::{Notify, Semaphore};
-use uzram::backing::{Backing, Claim, Direction, Filling, Health, Seal, Started, Transfer};
+use tokio::time::Instant as Until;
+use uzram::backing::{Backing, Claim, Direction, Filling, Health, MOST_WAIT, Seal, Started, Transfer};
 use uzram::store::are_whole;
 use uzram::{Error, ErrorKind, Result};
 
 use crate::breaker::Breaker;
-use crate::objects::{DeviceId, Key as ObjectKey, Objects};
+use crate::objects::{DeviceId, Key as ObjectKey, Objects, take};
+use crate::retry::tried;
 use crate::secret::{Key, Sealer};
-use crate::{SETTING, lock};
+use crate::{Failure, Meaning, SETTING, lock};
 
 /// Threads that run requests: what a request takes is mostly time of the network and of the store.
 const THREADS: usize = 2;
@@ -29,6 +31,8 @@ const REMOVALS_AT_ONCE: usize = 256;
 const MAX_REMOVALS: usize = 1 << 20;
 /// How often a store that is down is tried, and a removal that failed.
 const RETRY_EVERY: Duration = Duration::from_millis(500);
+/// How long a check that fails for a reason that may pass is tried again, before writes stop.
+const CHECK_AGAIN_FOR: Duration = Duration::from_secs(1);
 /// How long the end of a backing waits for removals…
 const END_WITHIN: Duration = Duration::from_secs(5);
 /// How long it waits until the device's lease has ended.
@@ -45,8 +49,10 @@ pub struct Limits {
     pub in_flight_bytes: usize,
     /// The time that a read may take, with all that the client tries.
     pub read_deadline: Duration,
-    /// The time that a write may take once it has begun.
+    /// The time that a write may take once it has begun, with all that is tried.
     pub write_deadline: Duration,
+    /// How long writers at the memory limit wait while nothing can be written: [`Backing::gone_after`].
+    pub gone_after: Duration,
 }
 
 impl Default for Limits {
@@ -55,6 +61,7 @@ impl Default for Limits {
             in_flight_bytes: 8 << 20,
             read_deadline: Duration::from_secs(3),
             write_deadline: Duration::from_secs(5),
+            gone_after: MOST_WAIT,
         }
     }
 }
@@ -115,6 +122,8 @@ struct Shared<O> {
     under_way: UnderWay,
     /// Of the store that uses it: the numbers of extents and generations begin anew in each, and name other objects.
     claim: Claim,
+    /// Set by requests that fail: the store is checked soon.
+    is_check_due: AtomicBool,
     /// Set at the end: nothing is written any more.
     has_ended: AtomicBool,
     expired: AtomicU64,
@@ -167,9 +176,9 @@ impl<O: Objects> RemoteBacking<O> {
             let objects = runtime.block_on(async {
                 let objects = connect().await?;
                 // Before there is any object.
-                let leasing = objects.renew_lease(identity.device);
-                let leased = tokio::time::timeout(limits.write_deadline, leasing).await;
-                leased.unwrap_or_else(|_| Err(backing.shared.expired("write")))?;
+                let until = Until::now() + limits.write_deadline;
+                let leasing = tried(until, || objects.renew_lease(identity.device));
+                backing.shared.end_at(until, "write", leasing).await?;
                 Ok::<O, Error>(objects)
             })?;
             backing.shared.set_objects(objects);
@@ -199,13 +208,11 @@ impl<O: Objects> RemoteBacking<O> {
                 loop {
                     match connect().await {
                         Ok(objects) => {
-                            match shared.in_time("check", objects.check()).await {
-                                Ok(()) => shared.breaker.close(),
-                                Err(error) => shared.breaker.open(error),
-                            }
+                            let began = Instant::now();
+                            shared.breaker.note_check(began, shared.checked(&objects).await);
                             return shared.set_objects(objects);
                         }
-                        Err(error) => shared.breaker.open(error),
+                        Err(error) => shared.breaker.open(error.into()),
                     }
                     tokio::time::sleep(RETRY_EVERY).await;
                 }
@@ -237,6 +244,7 @@ impl<O: Objects> RemoteBacking<O> {
             unsent: Mutex::default(),
             under_way: UnderWay::default(),
             claim: Claim::default(),
+            is_check_due: AtomicBool::new(false),
             has_ended: AtomicBool::new(false),
             expired: AtomicU64::new(0),
         });
@@ -309,12 +317,16 @@ impl<O: Objects> Backing for RemoteBacking<O> {
         }
     }
 
+    fn gone_after(&self) -> Duration {
+        self.shared.limits.gone_after
+    }
+
     fn health(&self) -> Option<Health> {
         let shared = &self.shared;
         Some(Health {
             expired: shared.expired.load(Ordering::Relaxed),
             left_behind: shared.removals.left_behind.load(Ordering::Relaxed),
-            stopped: shared.breaker.why(),
+            ..shared.breaker.health()
         })
     }
 
@@ -340,7 +352,7 @@ impl<O: Objects> Backing for RemoteBacking<O> {
         let counted = Counted::new(Arc::clone(&shared));
         runtime.spawn(async move {
             let result = shared.carry_out(&mut started).await;
-            started.finish(result);
+            started.finish(result.map_err(Failure::into_io));
             drop(counted);
         });
     }
@@ -435,36 +447,42 @@ impl<O: Objects> Shared<O> {
         (ObjectKey { device: self.device, extent, filling }, (offset % object_bytes) as usize)
     }
 
-    async fn carry_out(&self, transfer: &mut Transfer) -> Result<()> {
+    async fn carry_out(&self, transfer: &mut Transfer) -> Result<(), Failure> {
         let Transfer { direction, offset, len_bytes, filling, buffer, .. } = transfer;
         let (key, at) = self.key(*offset, *filling);
         let inside = at.checked_add(*len_bytes).is_some_and(|end| end <= O::OBJECT_BYTES);
         if !inside || *len_bytes > buffer.len() || *offset >= self.len_bytes.load(Ordering::Relaxed) {
-            return Err(Error::new(ErrorKind::OutOfRange, "a transfer beyond the end of an object"));
+            let error = Error::new(ErrorKind::OutOfRange, "a transfer beyond the end of an object");
+            return Err(error.into());
         }
-        match direction {
-            Direction::Read => {
-                self.check_used()?;
-                self.read(key, at, &mut buffer[..*len_bytes]).await
+        let result = match direction {
+            Direction::Read => self.read(key, at, &mut buffer[..*len_bytes]).await,
+            Direction::Write if at > 0 => {
+                return Err(Error::invalid("an object is written as a whole").into());
             }
-            Direction::Write if at > 0 => Err(Error::invalid("an object is written as a whole")),
             Direction::Write => self.write(key, &buffer[..*len_bytes]).await,
+        };
+        if result.as_ref().is_err_and(|failure| !failure.is_lost()) {
+            self.is_check_due.store(true, Ordering::Relaxed);
         }
+        result
     }
 
-    async fn read(&self, key: ObjectKey, at: usize, out: &mut [u8]) -> Result<()> {
+    async fn read(&self, key: ObjectKey, at: usize, out: &mut [u8]) -> Result<(), Failure> {
+        self.check_used()?;
+        let until = Until::now() + self.limits.read_deadline;
         let reading = async {
             let objects = self.objects().await;
-            objects.get(key, at, out).await?;
+            let read = tried(until, || objects.get(key, at, out.len())).await?;
+            take(&read, out)?;
             let is_whole = |read: &[u8]| self.is_whole(key, at, read);
             if !is_whole(out) {
                 // The reader finds out whether another copy was better.
                 objects.get_whole(key, at, out, &is_whole).await;
             }
-            Ok::<(), Error>(())
+            Ok(())
         };
-        let read = tokio::time::timeout(self.limits.read_deadline, reading).await;
-        read.unwrap_or_else(|_| Err(self.expired("read")))
+        self.end_at(until, "read", reading).await
     }
 
     /// Returns whether what was read from an object, beginning with a page's, is as it was sealed.
@@ -476,16 +494,24 @@ impl<O: Objects> Shared<O> {
         }
     }
 
-    async fn write(&self, key: ObjectKey, bytes: &[u8]) -> Result<()> {
+    async fn write(&self, key: ObjectKey, bytes: &[u8]) -> Result<(), Failure> {
         let permits = self.in_flight.acquire_many(bytes.len() as u32).await;
         let _permits = permits.map_err(|_| Error::new(ErrorKind::Io, "the backing is being closed"))?;
         if let Err(refusal) = self.may_write() {
             lock(&self.unsent).insert(key);
             return Err(refusal);
         }
-        let writing = async { self.objects().await.put(key, bytes).await };
-        let written = tokio::time::timeout(self.limits.write_deadline, writing).await;
-        let result = written.unwrap_or_else(|_| Err(self.expired("write")));
+        let until = Until::now() + self.limits.write_deadline;
+        let writing = async {
+            let objects = self.objects().await;
+            // Not again once it is known that nothing can be written.
+            let put = || async {
+                self.may_write()?;
+                objects.put(key, bytes).await
+            };
+            tried(until, put).await
+        };
+        let result = self.end_at(until, "write", writing).await;
         if result.is_err() {
             // It may be there, or come later.
             self.removals.add(key);
@@ -494,7 +520,7 @@ impl<O: Objects> Shared<O> {
         result
     }
 
-    fn may_write(&self) -> Result<()> {
+    fn may_write(&self) -> Result<(), Failure> {
         self.check_used()?;
         self.breaker.check()
     }
@@ -506,9 +532,18 @@ impl<O: Objects> Shared<O> {
         }
     }
 
-    fn expired(&self, what: &str) -> Error {
-        self.expired.fetch_add(1, Ordering::Relaxed);
-        Error::new(ErrorKind::Io, format!("the store did not answer a {what} in time")).with_setting(SETTING)
+    /// Waits for something until then.
+    async fn end_at<T>(
+        &self,
+        until: Until,
+        what: &str,
+        asking: impl Future<Output = Result<T, Failure>>,
+    ) -> Result<T, Failure> {
+        tokio::time::timeout_at(until, asking).await.unwrap_or_else(|_| {
+            self.expired.fetch_add(1, Ordering::Relaxed);
+            let error = Error::new(ErrorKind::Io, format!("the store did not answer a {what} in time"));
+            Err(Failure::new(Meaning::Again, error.with_setting(SETTING)))
+        })
     }
 
     /// Removes objects until the runtime ends.
@@ -517,7 +552,7 @@ impl<O: Objects> Shared<O> {
         loop {
             let has_ended = self.has_ended.load(Ordering::Relaxed);
             // A store that is down is left alone; one that is full becomes less so.
-            let is_down = self.breaker.check().is_err_and(|error| error.kind() != ErrorKind::NoSpace);
+            let is_down = self.breaker.check().is_err_and(|failure| !failure.is_full());
             if is_down && !has_ended {
                 tokio::time::sleep(RETRY_EVERY).await;
                 continue;
@@ -547,40 +582,53 @@ impl<O: Objects> Shared<O> {
         }
     }
 
-    /// Checks the store until the runtime ends: often while nothing is written.
+    /// Checks the store until the runtime ends: often while something fails.
     async fn keep_checking(self: Arc<Self>) {
         let mut checked: Option<Instant> = None;
         loop {
             tokio::time::sleep(RETRY_EVERY).await;
-            let is_stopped = self.breaker.is_open();
-            if !is_stopped && checked.is_some_and(|at| at.elapsed() < O::CHECK_EVERY) {
+            let is_due = self.is_check_due.swap(false, Ordering::Relaxed) || self.breaker.is_open();
+            if !is_due && checked.is_some_and(|at| at.elapsed() < O::CHECK_EVERY) {
                 continue;
             }
             // Who connects checks, too.
             let Some(objects) = self.objects.get() else { continue };
             checked = Some(Instant::now());
-            let well = self.in_time("check", objects.check()).await;
+            self.check(objects).await;
             if self.has_ended.load(Ordering::Relaxed) {
                 return;
-            }
-            // The objects of a store that is full, or not well in another way, are in use as before.
-            let leased = self.in_time("write", objects.renew_lease(self.device)).await;
-            // The end may have come meanwhile.
-            if self.has_ended.load(Ordering::Relaxed) {
-                let _ = tokio::time::timeout(LEASE_ENDS_WITHIN, objects.end_lease(self.device)).await;
-            }
-            match well.and(leased) {
-                Ok(()) if is_stopped => self.breaker.close(),
-                Ok(()) => {}
-                Err(error) => self.breaker.open(error),
             }
         }
     }
 
-    /// Waits for something that the store is asked for, besides objects, as long as for a read.
-    async fn in_time(&self, what: &str, asking: impl Future<Output = Result<()>>) -> Result<()> {
-        let done = tokio::time::timeout(self.limits.read_deadline, asking).await;
-        done.unwrap_or_else(|_| Err(self.expired(what)))
+    /// Checks the store and renews the lease, and notes what is wrong.
+    async fn check(&self, objects: &O) {
+        let began = Instant::now();
+        let checked = self.checked(objects).await;
+        if self.has_ended.load(Ordering::Relaxed) {
+            return;
+        }
+        // The objects of a store that is full, or not well in another way, are in use as before.
+        let leased = self.tried("write", || objects.renew_lease(self.device)).await;
+        // The end may have come meanwhile.
+        if self.has_ended.load(Ordering::Relaxed) {
+            let _ = tokio::time::timeout(LEASE_ENDS_WITHIN, objects.end_lease(self.device)).await;
+        }
+        self.breaker.note_check(began, leased.and(checked));
+    }
+
+    async fn checked(&self, objects: &O) -> Result<Option<String>, Failure> {
+        self.tried("check", || objects.check()).await
+    }
+
+    /// Asks the store for something, besides objects: before writes stop, again for a while.
+    async fn tried<T, F>(&self, what: &str, ask: impl Fn() -> F) -> Result<T, Failure>
+    where
+        F: Future<Output = Result<T, Failure>>,
+    {
+        let again_for = if self.breaker.is_open() { Duration::ZERO } else { CHECK_AGAIN_FOR };
+        let (now, within) = (Until::now(), self.limits.read_deadline);
+        self.end_at(now + within, what, tried(now + again_for.min(within), ask)).await
     }
 }
 

@@ -1,10 +1,11 @@
 //! Whether a store is written to: not while it fails. What is read must be tried in any case, since nobody else has it.
 
 use std::sync::Mutex;
+use std::time::Instant;
 
-use uzram::{Error, Result};
+use uzram::backing::{Health, Trouble};
 
-use crate::lock;
+use crate::{Failure, lock};
 
 /// Failures in a row after which no more is written.
 const FAILURES: u32 = 3;
@@ -19,36 +20,47 @@ pub(crate) struct Breaker {
 struct State {
     failures: u32,
     /// Why nothing is written.
-    why: Option<Error>,
+    stopped: Option<(Failure, Trouble)>,
+    /// What is wrong with a part of the store.
+    degraded: Option<Trouble>,
+    /// When the last check began that succeeded.
+    checked: Option<Instant>,
+}
+
+impl State {
+    fn stop(&mut self, why: Failure) {
+        let trouble = Trouble::again(self.stopped.take().map(|(_, trouble)| trouble), why.to_string());
+        self.stopped = Some((why, trouble));
+    }
 }
 
 impl Breaker {
     /// Fails if nothing may be written.
     ///
     /// # Errors
-    /// The error of the last write that failed.
-    pub(crate) fn check(&self) -> Result<()> {
-        lock(&self.state).why.clone().map_or(Ok(()), Err)
+    /// That of the last write or check that failed, which is not tried again.
+    pub(crate) fn check(&self) -> Result<(), Failure> {
+        lock(&self.state).stopped.as_ref().map_or(Ok(()), |(why, _)| Err(why.clone().given_up()))
     }
 
     /// Returns whether nothing may be written.
     pub(crate) fn is_open(&self) -> bool {
-        lock(&self.state).why.is_some()
+        lock(&self.state).stopped.is_some()
     }
 
     /// Notes the result of a write. Returns whether writes stop now.
-    pub(crate) fn note(&self, result: &Result<()>) -> bool {
+    pub(crate) fn note(&self, result: &Result<(), Failure>) -> bool {
         let mut state = lock(&self.state);
         match result {
             Ok(()) => {
                 state.failures = 0;
                 false
             }
-            Err(error) => {
+            Err(failure) => {
                 state.failures = state.failures.saturating_add(1);
-                let stops = state.failures >= FAILURES && state.why.is_none();
+                let stops = state.failures >= FAILURES && state.stopped.is_none();
                 if stops {
-                    state.why = Some(error.clone());
+                    state.stop(failure.clone());
                 }
                 stops
             }
@@ -56,30 +68,48 @@ impl Breaker {
     }
 
     /// Stops writes.
-    pub(crate) fn open(&self, why: Error) {
-        lock(&self.state).why = Some(why);
+    pub(crate) fn open(&self, why: Failure) {
+        lock(&self.state).stop(why);
     }
 
-    /// Lets writes go on.
-    pub(crate) fn close(&self) {
-        *lock(&self.state) = State::default();
+    /// Notes the result of a check that began then: writes stop, or go on while a part of the store may be wrong.
+    pub(crate) fn note_check(&self, began: Instant, result: Result<Option<String>, Failure>) {
+        let mut state = lock(&self.state);
+        match result {
+            Ok(degraded) => {
+                if state.stopped.take().is_some() {
+                    state.failures = 0;
+                }
+                let before = state.degraded.take();
+                state.degraded = degraded.map(|why| Trouble::again(before, why));
+                state.checked = Some(began);
+            }
+            Err(failure) => state.stop(failure),
+        }
     }
 
-    /// Returns why nothing is written, if nothing is.
-    pub(crate) fn why(&self) -> Option<String> {
-        lock(&self.state).why.as_ref().map(Error::to_string)
+    /// Returns what is known about the store, but not the counts.
+    pub(crate) fn health(&self) -> Health {
+        let state = lock(&self.state);
+        Health {
+            stopped: state.stopped.as_ref().map(|(_, trouble)| trouble.clone()),
+            degraded: state.degraded.clone(),
+            checked: state.checked,
+            ..Health::default()
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use uzram::ErrorKind;
+    use crate::Meaning;
+    use uzram::{Error, ErrorKind};
 
     #[test]
     fn writes_stop_after_failures_in_a_row_until_a_check_succeeds() {
         let breaker = Breaker::default();
-        let failed = Err(Error::new(ErrorKind::Io, "gone"));
+        let failed = Err(Failure::new(Meaning::Refused, Error::new(ErrorKind::Io, "gone")));
         for _ in 0..3 {
             assert!(!breaker.note(&failed) && !breaker.note(&failed) && !breaker.note(&Ok(())));
         }
@@ -88,8 +118,18 @@ mod tests {
         // One that was under way.
         assert!(!breaker.note(&Ok(())) && !breaker.note(&failed));
         assert!(breaker.is_open());
-        assert_eq!(breaker.why(), Some("gone".to_owned()));
-        breaker.close();
-        assert_eq!((breaker.check(), breaker.is_open(), breaker.why()), (Ok(()), false, None));
+        let since = |health: Health| health.stopped.map(|trouble| (trouble.why, trouble.since));
+        let before = since(breaker.health());
+        breaker.open(Failure::new(Meaning::Again, Error::new(ErrorKind::Io, "gone again")));
+        let after = since(breaker.health());
+        assert_eq!(before.as_ref().map(|(why, _)| why.as_str()), Some("gone"));
+        assert_eq!(after.as_ref().map(|(why, _)| why.as_str()), Some("gone again"));
+        assert_eq!(before.map(|(_, since)| since), after.map(|(_, since)| since));
+        assert!(breaker.check().is_err_and(|failure| !failure.passes()));
+        breaker.note_check(Instant::now(), Ok(Some("a node is away".to_owned())));
+        assert_eq!((breaker.check(), breaker.is_open(), breaker.health().stopped), (Ok(()), false, None));
+        assert_eq!(breaker.health().degraded.map(|trouble| trouble.why), Some("a node is away".to_owned()));
+        breaker.note_check(Instant::now(), Ok(None));
+        assert_eq!(breaker.health().degraded, None);
     }
 }

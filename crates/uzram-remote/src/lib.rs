@@ -5,11 +5,13 @@
 //! device's memory: which extent a page is in, and the extent's generation. The store is searched for leftovers only.
 //!
 //! - `address.rs`: texts that name Redis servers
+//! - `answers.rs`: what the answers of stores mean for reads and writes
 //! - `backing.rs`: [`RemoteBacking`], which carries out a device's transfers
 //! - `breaker.rs`: whether the store is written to
 //! - `login.rs`: logins in the environment and in files
 //! - `objects.rs`: what a store of objects can do
 //! - `opener.rs`: [`RemoteOpener`], by which a program's devices get such backings
+//! - `retry.rs`: trying again what failed for a reason that may pass
 //! - `redis/`: Redis and Valkey, single servers and clusters
 //! - `s3/`: S3 and stores that speak its protocol
 //! - `secret.rs`: the key that a device's objects are sealed with
@@ -19,12 +21,14 @@
 //! machine's memory depends on, such as its swap, may have such a backing.
 
 mod address;
+mod answers;
 mod backing;
 mod breaker;
 mod login;
 mod objects;
 mod opener;
 mod redis;
+mod retry;
 mod s3;
 mod secret;
 mod sweep;
@@ -33,6 +37,7 @@ pub use crate::redis::{Credentials, RedisStore, read_answer};
 pub use crate::s3::{S3Address, S3Login, S3Store};
 pub use crate::sweep::Swept;
 pub use address::{Address, Server};
+pub use answers::{Failure, Meaning};
 pub use backing::{Identity, Limits, RemoteBacking};
 pub use objects::{DeviceId, Key, Objects};
 pub use opener::{RemoteOpener, sweep, sweep_s3};
@@ -41,11 +46,6 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// The attribute that errors of this crate name.
 const SETTING: &str = "backing_dev";
-
-/// ENOSYS, as the standard library shows it: what a filter of system calls returns.
-const NO_CALL: &str = "(os error 38)";
-/// What it means for a store.
-const NO_CONNECTIONS: &str = "cannot be reached: this daemon was started without such a backing device, and may make no connections now";
 
 /// Locks a mutex. A panic under one leaves what it protects whole: numbers, lists and keys.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

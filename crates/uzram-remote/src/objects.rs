@@ -7,6 +7,8 @@ use serde::{Deserialize, Serialize};
 use uzram::backing::Filling;
 use uzram::{Error, ErrorKind, Result};
 
+use crate::Failure;
+
 /// Names a device among all that ever had objects in a store: 128 bits at random.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct DeviceId([u8; 16]);
@@ -50,8 +52,9 @@ pub struct Key {
 
 /// A store of objects, each of which is written once.
 ///
-/// The caller sets deadlines: it drops the futures that it no longer waits for. What such a request does afterwards is
-/// unknown; the caller removes the object then.
+/// The caller sets deadlines: it drops the futures that it no longer waits for, and tries again what failed for a reason that
+/// may pass ([`Meaning::Again`](crate::Meaning)). What a request does that was given up is unknown; the caller removes the object
+/// then.
 pub trait Objects: Send + Sync + 'static {
     /// The most bytes of an object, a power of two.
     const OBJECT_BYTES: usize;
@@ -73,13 +76,15 @@ pub trait Objects: Send + Sync + 'static {
     }
 
     /// Stores an object.
-    fn put(&self, key: Key, bytes: &[u8]) -> impl Future<Output = Result<()>> + Send;
+    fn put(&self, key: Key, bytes: &[u8]) -> impl Future<Output = Result<(), Failure>> + Send;
 
-    /// Reads bytes of an object from `at` on, where it has some; behind its end they are zeros.
-    ///
-    /// # Errors
-    /// `NotFound` if there is no such object.
-    fn get(&self, key: Key, at: usize, out: &mut [u8]) -> impl Future<Output = Result<()>> + Send;
+    /// Returns up to `len_bytes` bytes of an object from `at` on; fewer where it ends, and none if it has none there.
+    fn get(
+        &self,
+        key: Key,
+        at: usize,
+        len_bytes: usize,
+    ) -> impl Future<Output = Result<Vec<u8>, Failure>> + Send;
 
     /// Reads as [`Objects::get`] does, on the calling thread, if that is faster, and returns what `is_whole` returns of what was
     /// read. Returns false if it has to be done otherwise.
@@ -103,28 +108,27 @@ pub trait Objects: Send + Sync + 'static {
     fn remove(&self, keys: Vec<Key>) -> impl Future<Output = Vec<Key>> + Send;
 
     /// Says in the store that a device is there, for some minutes: its objects belong to somebody.
-    fn renew_lease(&self, device: DeviceId) -> impl Future<Output = Result<()>> + Send;
+    fn renew_lease(&self, device: DeviceId) -> impl Future<Output = Result<(), Failure>> + Send;
 
     /// Takes that back, at the device's end.
     fn end_lease(&self, device: DeviceId) -> impl Future<Output = ()> + Send;
 
-    /// Checks that the store is there and keeps what it is given.
-    fn check(&self) -> impl Future<Output = Result<()>> + Send;
+    /// Checks that the store is there and keeps what it is given. Returns what is wrong with a part of it, if the rest is used as
+    /// before.
+    fn check(&self) -> impl Future<Output = Result<Option<String>, Failure>> + Send;
 }
 
 /// Copies what was read from an object's `range` into `out`, of the length of the range; what the object does not have
 /// becomes zeros.
 ///
 /// # Errors
-/// `NotFound` if nothing was read; `Io` if it is more than what was asked for.
-pub(crate) fn take(read: &[u8], out: &mut [u8]) -> Result<()> {
+/// If nothing was read, or more than what was asked for.
+pub(crate) fn take(read: &[u8], out: &mut [u8]) -> Result<(), Failure> {
     if read.is_empty() {
-        return Err(
-            Error::new(ErrorKind::NotFound, "the store has lost an object").with_setting(crate::SETTING)
-        );
+        return Err(Failure::lost("the store"));
     }
     let Some((there, rest)) = out.split_at_mut_checked(read.len()) else {
-        return Err(Error::new(ErrorKind::Io, "the store answered with more than it was asked for"));
+        return Err(Failure::odd_answer("the store"));
     };
     there.copy_from_slice(read);
     rest.fill(0);

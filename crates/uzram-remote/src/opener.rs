@@ -14,7 +14,7 @@ use std::time::Duration;
 use rustix::fs::{MemfdFlags, SealFlags};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use uzram::backing::Seal;
+use uzram::backing::{MOST_WAIT, Seal};
 use uzram::device::{Elsewhere, Opener};
 use uzram::{Error, ErrorKind, Result};
 
@@ -28,6 +28,7 @@ const S3_LIMITS: Limits = Limits {
     in_flight_bytes: 8 << 20,
     read_deadline: Duration::from_secs(5),
     write_deadline: Duration::from_secs(10),
+    gone_after: MOST_WAIT,
 };
 /// The most bytes of what is kept.
 const MAX_KEPT_BYTES: u64 = 64 << 10;

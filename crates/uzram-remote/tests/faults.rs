@@ -6,23 +6,25 @@
 mod pages;
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use pages::contents;
 use uzram::backing::Backing;
 use uzram::random::Random;
-use uzram::store::{BackingOptions, PageNo, StoreBuilder, Writeback, WritebackLayout};
+use uzram::store::{BackingOptions, PageNo, PolicyThread, Store, StoreBuilder, Writeback, WritebackLayout};
 use uzram::units::PAGE_SIZE;
-use uzram::{Error, ErrorKind, Result};
-use uzram_remote::{DeviceId, Identity, Key, Limits, Objects, RemoteBacking};
+use uzram::{Error, ErrorKind};
+use uzram_remote::{DeviceId, Failure, Identity, Key, Limits, Meaning, Objects, RemoteBacking};
 
 /// A store in memory that misbehaves, in one of so many requests.
 #[derive(Default)]
 struct Bad {
     objects: Mutex<HashMap<Key, Vec<u8>>>,
     one_in: AtomicU32,
+    /// Whether every request fails.
+    is_away: AtomicBool,
     leased: Mutex<Option<DeviceId>>,
     random: Mutex<Option<Random>>,
 }
@@ -59,6 +61,9 @@ impl Handle {
     }
 
     fn fault(&self, reads: bool) -> Fault {
+        if self.0.is_away.load(Ordering::Relaxed) {
+            return Fault::Refused;
+        }
         let one_in = self.0.one_in.load(Ordering::Relaxed) as usize;
         if one_in == 0 || self.draw(one_in) > 0 {
             return Fault::None;
@@ -75,8 +80,12 @@ impl Handle {
     }
 }
 
-fn refused() -> Error {
-    Error::new(ErrorKind::Io, "the connection was closed")
+fn refused() -> Failure {
+    Failure::new(Meaning::Again, Error::new(ErrorKind::Io, "the connection was closed"))
+}
+
+fn gone() -> Failure {
+    Failure::new(Meaning::Lost, Error::new(ErrorKind::NotFound, "gone"))
 }
 
 async fn be_late() {
@@ -90,7 +99,7 @@ impl Objects for Handle {
         0
     }
 
-    async fn put(&self, key: Key, bytes: &[u8]) -> Result<()> {
+    async fn put(&self, key: Key, bytes: &[u8]) -> Result<(), Failure> {
         let fault = self.fault(false);
         if fault == Fault::Refused {
             return Err(refused());
@@ -105,29 +114,27 @@ impl Objects for Handle {
         Ok(())
     }
 
-    async fn get(&self, key: Key, at: usize, out: &mut [u8]) -> Result<()> {
+    async fn get(&self, key: Key, at: usize, len_bytes: usize) -> Result<Vec<u8>, Failure> {
         let fault = self.fault(true);
         match fault {
             Fault::Refused => return Err(refused()),
-            Fault::Missing => return Err(Error::new(ErrorKind::NotFound, "gone")),
+            Fault::Missing => return Err(gone()),
             Fault::Late => be_late().await,
             _ => {}
         }
-        let (flip, other) = (self.draw(out.len() * 8), self.draw(1000));
+        let (flip, other) = (self.draw(len_bytes * 8), self.draw(1000));
         let objects = self.0.objects.lock().unwrap();
         let key = match fault {
             Fault::Swapped => *objects.keys().nth(other % objects.len().max(1)).unwrap_or(&key),
             _ => key,
         };
-        let whole = objects.get(&key).ok_or_else(|| Error::new(ErrorKind::NotFound, "gone"))?;
-        let there = whole.get(at..).unwrap_or_default();
-        let there = &there[..there.len().min(out.len())];
-        out[..there.len()].copy_from_slice(there);
-        out[there.len()..].fill(0);
+        let whole = objects.get(&key).ok_or_else(gone)?;
+        let mut read = whole.get(at..).unwrap_or_default().to_vec();
+        read.resize(len_bytes, 0);
         if fault == Fault::Flipped {
-            out[flip / 8] ^= 1 << (flip % 8);
+            read[flip / 8] ^= 1 << (flip % 8);
         }
-        Ok(())
+        Ok(read)
     }
 
     async fn remove(&self, keys: Vec<Key>) -> Vec<Key> {
@@ -141,7 +148,7 @@ impl Objects for Handle {
         failed
     }
 
-    async fn renew_lease(&self, device: DeviceId) -> Result<()> {
+    async fn renew_lease(&self, device: DeviceId) -> Result<(), Failure> {
         *self.0.leased.lock().unwrap() = Some(device);
         Ok(())
     }
@@ -150,8 +157,8 @@ impl Objects for Handle {
         assert_eq!(self.0.leased.lock().unwrap().take(), Some(device));
     }
 
-    async fn check(&self) -> Result<()> {
-        if self.fault(false) == Fault::None { Ok(()) } else { Err(refused()) }
+    async fn check(&self) -> Result<Option<String>, Failure> {
+        if self.fault(false) == Fault::None { Ok(None) } else { Err(refused()) }
     }
 }
 
@@ -259,7 +266,7 @@ fn another_process_goes_on_before_it_is_connected() {
     let (connected, flag) = (bad.clone(), Arc::clone(&is_there));
     let connect = move || {
         let (connected, flag) = (connected.clone(), Arc::clone(&flag));
-        async move { if flag.load(Ordering::Relaxed) > 0 { Ok(connected) } else { Err(refused()) } }
+        async move { if flag.load(Ordering::Relaxed) > 0 { Ok(connected) } else { Err(refused().into()) } }
     };
     let second = RemoteBacking::resume(&identity, 1 << 20, limits, connect).unwrap();
     assert!(transfer(&second, Direction::Read, 0).is_err());
@@ -274,4 +281,76 @@ fn another_process_goes_on_before_it_is_connected() {
     second.end();
     assert_eq!(bad.objects(), 0);
     assert!(transfer(&second, Direction::Write, 1).is_err(), "it has ended");
+}
+
+/// Returns a store at its limit, whose backing is `bad`; its pages leave as room is needed.
+fn store_at_limit(bad: &Handle, limits: Limits) -> (Arc<Store>, PolicyThread) {
+    let connected = bad.clone();
+    let connect = || async { Ok(connected) };
+    let backing = RemoteBacking::open(&Identity::new().unwrap(), Some(64 << 20), limits, connect).unwrap();
+    let options =
+        BackingOptions { backing: Arc::new(backing), layout: WritebackLayout::Packed, compressed: true };
+    let store = StoreBuilder::new("away", 8192).limit_pages(512).backing(options).build().unwrap();
+    let store = Arc::new(store);
+    let policy = PolicyThread::start("away", &store).unwrap();
+    (0..2000).for_each(|page| store.write(PageNo(page), &contents(page, 0)).unwrap());
+    assert!(store.backing_stats().pages > 500);
+    (store, policy)
+}
+
+/// A store that is away for a few seconds fails no write, and no read; both go on soon when it is back. It has to be away for
+/// longer than a disk may fail.
+#[test]
+fn writers_and_readers_wait_for_a_store_that_is_away() {
+    const AWAY_FOR: Duration = Duration::from_secs(3);
+    let bad = Handle::new(1);
+    let limits = Limits { read_deadline: Duration::from_secs(60), ..Limits::default() };
+    let (store, _policy) = store_at_limit(&bad, limits);
+    bad.0.is_away.store(true, Ordering::Relaxed);
+    std::thread::scope(|scope| {
+        let writer =
+            scope.spawn(|| (2000..4000).try_for_each(|page| store.write(PageNo(page), &contents(page, 0))));
+        let reader = scope.spawn(|| {
+            let mut out = [0; PAGE_SIZE];
+            (0..500).try_for_each(|page| {
+                store.read(PageNo(page), &mut out)?;
+                assert!(out == contents(page, 0), "page {page}");
+                Ok::<(), Error>(())
+            })
+        });
+        std::thread::sleep(AWAY_FOR);
+        assert!(!writer.is_finished() && !reader.is_finished(), "they need the store");
+        bad.0.is_away.store(false, Ordering::Relaxed);
+        writer.join().unwrap().expect("writers wait");
+        reader.join().unwrap().expect("readers wait");
+    });
+}
+
+/// A store that stays away: after the time that is set for it, writers get ENOSPC, and no longer wait; readers get EIO.
+#[test]
+fn a_store_that_stays_away_is_waited_for_no_longer() {
+    let bad = Handle::new(1);
+    let limits = Limits {
+        read_deadline: Duration::from_millis(300),
+        gone_after: Duration::from_millis(300),
+        ..Limits::default()
+    };
+    let (store, _policy) = store_at_limit(&bad, limits);
+    bad.0.is_away.store(true, Ordering::Relaxed);
+    let began = Instant::now();
+    let write = |page| store.write(PageNo(page), &contents(page, 0));
+    let refusal = (2000..4000).find_map(|page| write(page).err()).expect("there is no room for all of them");
+    assert_eq!(refusal.errno(), 28, "{refusal}");
+    assert!(began.elapsed() >= limits.gone_after);
+    let refused: Vec<_> = (4000..4100).map(|page| write(page).is_err()).collect();
+    assert!(refused.iter().all(|is_refused| *is_refused));
+    assert!(began.elapsed() < Duration::from_secs(15), "each write waits: {:?}", began.elapsed());
+    let failure = (0..2000).find_map(|page| store.read(PageNo(page), &mut [0; PAGE_SIZE]).err());
+    assert_eq!(failure.expect("some left").errno(), 5);
+    bad.0.is_away.store(false, Ordering::Relaxed);
+    let until = Instant::now() + Duration::from_secs(60);
+    while write(4000).is_err() {
+        assert!(Instant::now() < until, "it is used again when it is back");
+        std::thread::sleep(Duration::from_millis(20));
+    }
 }

@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used)]
 
+#[path = "common/http.rs"]
+mod http;
 #[path = "common/s3.rs"]
 mod server;
 #[path = "common/pages.rs"]
@@ -14,10 +16,10 @@ use std::time::{Duration, Instant};
 
 use pages::{check, fill, go_and_come_back, store_on};
 use server::{KEY_ID, SECRET, Server, age};
-use uzram::ErrorKind;
 use uzram::backing::{Backing, Buffers, Direction, Filling};
 use uzram::store::PageNo;
 use uzram::units::PAGE_SIZE;
+use uzram::{Error, ErrorKind};
 use uzram_remote::{
     DeviceId, Identity, Key, Limits, Objects, RemoteBacking, S3Address, S3Login, S3Store, Swept, sweep_s3,
 };
@@ -63,7 +65,8 @@ fn pages_go_to_a_bucket_and_come_back_and_nothing_stays() {
     go_and_come_back(&store, is_below, || {
         wait_until("all but one extent are removed, and the lease", is_left)
     });
-    assert_eq!(backing.health().unwrap(), Default::default());
+    let health = backing.health().unwrap();
+    assert_eq!((health.expired, health.left_behind, health.stopped), (0, 0, None));
     store.erase_backing();
     assert_eq!(server.objects(), [""; 0].map(std::path::PathBuf::from));
 }
@@ -105,14 +108,10 @@ fn a_store_writes_reads_parts_and_removes() {
         let bytes: Vec<u8> = (0..100_000_u32).map(|at| at as u8).collect();
         store.put(key(1), &bytes).await.unwrap();
         assert_eq!(server.objects(), [server.path(&format!("uzram/{device}/1-3"))]);
-        let mut out = [7; 300];
-        store.get(key(1), 77, &mut out).await.unwrap();
-        assert_eq!(out[..], bytes[77..377]);
+        assert_eq!(store.get(key(1), 77, 300).await.unwrap(), bytes[77..377]);
         assert_eq!(server.requests(), ["PutObject", "GetObject"], "one for each");
-        // Behind its end are zeros; where nothing of it is, it is lost.
-        store.get(key(1), 99_900, &mut out).await.unwrap();
-        assert!(out[..100] == bytes[99_900..] && out[100..] == [0; 200]);
-        let lost = async |extent, at| store.get(key(extent), at, &mut [0; 4]).await.unwrap_err().kind();
+        assert_eq!(store.get(key(1), 99_900, 300).await.unwrap(), bytes[99_900..], "it ends there");
+        let lost = async |extent, at| Error::from(store.get(key(extent), at, 4).await.unwrap_err()).kind();
         assert_eq!(lost(1, 100_000).await, ErrorKind::NotFound);
         assert_eq!(lost(2, 0).await, ErrorKind::NotFound);
         store.put(key(5), b"x").await.unwrap();
@@ -217,7 +216,7 @@ fn a_server_that_is_away_for_a_while_loses_nothing() {
     assert_eq!(backing.health().unwrap().stopped, None);
     let other = other.unwrap();
     assert_eq!(transfer(&other, Direction::Read, 6), Ok(6));
-    transfer(&other, Direction::Write, 7).unwrap();
+    wait_until("the other one can write, too", || transfer(&other, Direction::Write, 7).is_ok());
     assert_eq!(transfer(&backing, Direction::Read, 7), Ok(7));
     // What may have been written late is removed.
     wait_until("three objects are left, and the lease", || server.objects().len() == 4);
@@ -276,4 +275,57 @@ fn what_a_dead_device_left_can_be_swept() {
     let other = S3Login { secret_access_key: "x".to_owned(), ..login(server.url()) };
     let refused = sweep_s3(&S3Address::parse(ADDRESS).unwrap(), &other, false).unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::Permission);
+}
+
+/// Whatever a server answers, a read is an error of the device, or waits until the server is well; and the state says why.
+#[test]
+fn answers_are_read_errors_or_waited_for() {
+    const OBJECT: &str = "/1-1";
+    let server = http::Server::start();
+    let login = login(format!("http://127.0.0.1:{}", server.port));
+    let open = |read_deadline| {
+        let limits = Limits { read_deadline, ..Limits::default() };
+        let connect = || std::future::ready(S3Store::new(S3Address::parse(ADDRESS).unwrap(), &login));
+        RemoteBacking::open(&Identity::new().unwrap(), Some(64 << 20), limits, connect).unwrap()
+    };
+    let [patient, hasty] = [Duration::from_secs(60), Duration::from_millis(700)].map(open);
+    let buffers = Buffers::new(1, PAGE_SIZE).unwrap();
+    let transfer = |backing: &RemoteBacking<S3Store>, direction| {
+        let (filling, buffer) = (Filling { generation: 1, home: 0 }, buffers.take().unwrap());
+        let (_, result) = backing.carry_out(direction, 1 << 20, PAGE_SIZE, filling, buffer);
+        result.map_err(|error| (error.kind(), error.to_string()))
+    };
+    let read = |backing| transfer(backing, Direction::Read);
+    [&patient, &hasty].iter().for_each(|backing| transfer(backing, Direction::Write).unwrap());
+    let why = |backing: &RemoteBacking<S3Store>| backing.health().unwrap().stopped.map(|trouble| trouble.why);
+    for (status, code, kind) in [
+        (404, "NoSuchKey", ErrorKind::NotFound),
+        (507, "", ErrorKind::NoSpace),
+        (307, "TemporaryRedirect", ErrorKind::Io),
+        (404, "NoSuchBucket", ErrorKind::Io),
+        (400, "ExpiredToken", ErrorKind::Io),
+        (403, "AccessDenied", ErrorKind::Io),
+    ] {
+        server.refuse(Some((status, code)));
+        server.reads_of(OBJECT);
+        let (found, what) = read(&patient).unwrap_err();
+        assert_eq!((found, server.reads_of(OBJECT)), (kind, 1), "{status} {code}: {what}");
+        assert!(what.contains(format!("status {status} {code}").trim_end()), "{what}");
+    }
+    let is_denied = || why(&patient).is_some_and(|why| why.contains("does not permit"));
+    wait_until("the state says so", is_denied);
+    server.refuse(None);
+    wait_until("it is well", || why(&patient).is_none());
+    read(&patient).unwrap();
+    server.refuse(Some((503, "SlowDown")));
+    server.reads_of(OBJECT);
+    assert_eq!(read(&hasty).unwrap_err().0, ErrorKind::Io);
+    assert!(server.reads_of(OBJECT) > 1, "it is tried again");
+    // Longer than a few tries take.
+    std::thread::scope(|scope| {
+        let reader = scope.spawn(|| read(&patient));
+        std::thread::sleep(Duration::from_millis(1500));
+        server.refuse(None);
+        reader.join().unwrap().expect("it waits");
+    });
 }

@@ -16,7 +16,7 @@ pub struct DeviceJson {
     pub uris: Vec<String>,
     /// The device's statistics.
     pub stats: StatsJson,
-    /// Why no pages leave memory for its backing device, if they cannot.
+    /// How its backing device is, if it is not well.
     #[serde(default)]
     pub backing_stopped: Option<String>,
 }

@@ -8,14 +8,12 @@ use std::time::{Duration, Instant};
 
 use redis::{Cmd, ErrorKind as Kind, RedisError, RedisResult, ServerErrorKind, Value};
 use tokio::task::JoinSet;
-use uzram::{Error, ErrorKind, Result};
 
 use super::connect::{Credentials, connection_info};
 use super::direct::Direct;
-use super::failures::explain;
 use super::link::Link;
-use super::topology::Topology;
-use crate::{Address, SETTING, Server, lock};
+use super::topology::{Topology, slot_of};
+use crate::{Address, Failure, Server, lock};
 
 /// How long an answer that is not about objects may take.
 pub(super) const ANSWER_WITHIN: Duration = Duration::from_secs(1);
@@ -68,7 +66,7 @@ impl Client {
     ///
     /// # Errors
     /// None of them says which nodes it has.
-    pub(super) async fn of_cluster(address: &Address, credentials: &Credentials) -> RedisResult<Client> {
+    pub(super) async fn of_cluster(address: &Address, credentials: &Credentials) -> Result<Client, Failure> {
         let named = Topology { nodes: address.servers.clone(), ..Topology::default() };
         let client = Client::new(address, credentials, named, true);
         client.read_topology().await?;
@@ -98,29 +96,73 @@ impl Client {
         Arc::clone(&lock(&self.topology))
     }
 
+    /// Returns what errors call a node.
+    pub(super) fn name_of(&self, node: &Server) -> String {
+        if self.is_cluster { format!("{node} of {}", self.address) } else { self.address.to_string() }
+    }
+
+    /// Returns the failure of a request to a node.
+    fn failed(&self, node: &Server, error: &RedisError) -> Failure {
+        Failure::of_redis(&self.name_of(node), error)
+    }
+
+    /// Returns the failure of a request to a node that takes too long.
+    fn silent(&self, node: &Server) -> Failure {
+        self.failed(node, &RedisError::from(std::io::Error::from(std::io::ErrorKind::TimedOut)))
+    }
+
+    /// Returns the failure of a request for which there is no node.
+    fn no_node(&self) -> Failure {
+        Failure::of_redis(&self.address.to_string(), &no_node())
+    }
+
+    /// Sends a command that is not about objects to the master of a key, and waits for the answer not as long as for objects.
+    pub(super) async fn ask(&self, command: &Cmd, key: &str) -> Result<Value, Failure> {
+        let slot = slot_of(key);
+        let asking = self.send(command, slot, Role::Master, Use::Writes);
+        let answer = tokio::time::timeout(ANSWER_WITHIN, asking).await;
+        answer.unwrap_or_else(|_| {
+            Err(self.node_of(slot, Role::Master).map_or_else(|_| self.no_node(), |node| self.silent(&node)))
+        })
+    }
+
     /// Sends a command that concerns a key of that slot to the node that has it. Tries again where that may help soon.
-    pub(super) async fn send(&self, command: &Cmd, slot: u16, role: Role, by: Use) -> RedisResult<Value> {
-        let (mut node, mut is_asking) = (self.node_of(slot, role)?, false);
+    pub(super) async fn send(&self, command: &Cmd, slot: u16, role: Role, by: Use) -> Result<Value, Failure> {
+        let mut node = self.node_of(slot, role).map_err(|_| self.no_node())?;
+        let sent = self.send_from(&mut node, command, slot, role, by).await;
+        sent.map_err(|error| self.failed(&node, &error))
+    }
+
+    /// The same, with `node` first; then that is the one that was asked last.
+    async fn send_from(
+        &self,
+        node: &mut Server,
+        command: &Cmd,
+        slot: u16,
+        role: Role,
+        by: Use,
+    ) -> RedisResult<Value> {
+        let mut is_asking = false;
         for attempt in 1.. {
-            let error = match self.link(&node, by)?.send(command, is_asking).await {
+            let error = match self.link(node, by)?.send(command, is_asking).await {
                 Ok(answer) => return Ok(answer),
                 Err(error) if attempt == TRIES => return Err(error),
                 Err(error) => error,
             };
-            let redirected = redirected(&error, &node).filter(|_| self.is_cluster);
+            let redirected = redirected(&error, node).filter(|_| self.is_cluster);
             is_asking = redirected.is_some() && error.kind() == Kind::Server(ServerErrorKind::Ask);
             if !is_asking {
                 self.refresh().await;
             }
-            node = match redirected {
+            *node = match redirected {
                 Some(node) => node,
-                None if passes(&error) => {
+                None if is_answer(&error) && self.failed(node, &error).passes() => {
                     tokio::time::sleep(TRY_AFTER * attempt).await;
                     self.node_of(slot, role)?
                 }
                 // The node may have closed the connection long ago; or the slot may have another one.
                 None => match self.node_of(slot, role)? {
-                    next if next != node || attempt == 1 && self.is_back(&error, &node, by) => next,
+                    next if next != *node || attempt == 1 && self.is_back(&error, node, by) => next,
                     _ => return Err(error),
                 },
             };
@@ -129,28 +171,31 @@ impl Client {
     }
 
     /// Sends a command to each of some nodes, all at a time, and returns each one's answer.
-    pub(super) async fn send_to_each(&self, command: &Cmd, nodes: &[Server]) -> Vec<(Server, Result<Value>)> {
+    pub(super) async fn send_to_each(
+        &self,
+        command: &Cmd,
+        nodes: &[Server],
+    ) -> Vec<(Server, Result<Value, Failure>)> {
         let mut asked = JoinSet::new();
         for node in nodes {
-            let (command, node, address) = (command.clone(), node.clone(), self.address.clone());
-            let link = self.link(&node, Use::Reads);
+            let (command, node, link) = (command.clone(), node.clone(), self.link(node, Use::Reads));
             asked.spawn(async move {
                 let asking = async { link?.send(&command, false).await };
-                let answer = match tokio::time::timeout(ANSWER_WITHIN, asking).await {
-                    Ok(answer) => answer.map_err(|error| explain(&address, &error)),
-                    Err(_) => {
-                        let what = format!("{node} of {address} does not answer");
-                        Err(Error::new(ErrorKind::Io, what).with_setting(SETTING))
-                    }
-                };
-                (node, answer)
+                (node, tokio::time::timeout(ANSWER_WITHIN, asking).await)
             });
         }
-        asked.join_all().await
+        let answers = asked.join_all().await.into_iter().map(|(node, answer)| {
+            let answer = match answer {
+                Ok(answer) => answer.map_err(|error| self.failed(&node, &error)),
+                Err(_) => Err(self.silent(&node)),
+            };
+            (node, answer)
+        });
+        answers.collect()
     }
 
     /// Asks all nodes which of them have which slots; the first answer counts.
-    pub(super) async fn read_topology(&self) -> RedisResult<Arc<Topology>> {
+    pub(super) async fn read_topology(&self) -> Result<Arc<Topology>, Failure> {
         let known = self.topology();
         if !self.is_cluster {
             return Ok(known);
@@ -161,10 +206,13 @@ impl Client {
         let mut asked = JoinSet::new();
         let named = self.address.servers.iter().filter(|server| !known.nodes.contains(server));
         for node in known.nodes.iter().chain(named) {
-            let (command, link) = (Arc::clone(&command), self.link(node, Use::Reads));
-            asked.spawn(async move { link?.send(&command, false).await });
+            let (command, node, link) = (Arc::clone(&command), node.clone(), self.link(node, Use::Reads));
+            asked.spawn(async move {
+                let answer = async { link?.send(&command, false).await }.await;
+                answer.map_err(|error| (node, error))
+            });
         }
-        let mut failure = no_node();
+        let mut failure = self.no_node();
         while let Some(answer) = asked.join_next().await {
             match answer {
                 Ok(Ok(answer)) => {
@@ -172,7 +220,7 @@ impl Client {
                     self.keep(&topology);
                     return Ok(topology);
                 }
-                Ok(Err(error)) => failure = error,
+                Ok(Err((node, error))) => failure = self.failed(&node, &error),
                 Err(_) => {}
             }
         }
@@ -209,7 +257,7 @@ impl Client {
     /// Returns whether a connection that failed can be made anew soon.
     fn is_back(&self, error: &RedisError, node: &Server, by: Use) -> bool {
         let is_known_away = || self.link(node, by).is_ok_and(|link| link.is_down());
-        !matches!(error.kind(), Kind::Server(_)) && !error.is_timeout() && !is_known_away()
+        !is_answer(error) && !error.is_timeout() && !is_known_away()
     }
 
     fn node_of(&self, slot: u16, role: Role) -> RedisResult<Server> {
@@ -249,10 +297,9 @@ fn redirected(error: &RedisError, node: &Server) -> Option<Server> {
     Some(Server { host: host.to_owned(), port: port.parse().ok()? })
 }
 
-/// Returns whether the reason of an error is gone after a while.
-fn passes(error: &RedisError) -> bool {
-    use ServerErrorKind::{BusyLoading, ClusterDown, MasterDown, TryAgain};
-    matches!(error.kind(), Kind::Server(BusyLoading | ClusterDown | MasterDown | TryAgain))
+/// Returns whether a server has answered with that error.
+fn is_answer(error: &RedisError) -> bool {
+    error.code().is_some()
 }
 
 fn no_node() -> RedisError {
@@ -262,6 +309,8 @@ fn no_node() -> RedisError {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
+
+    use uzram::{Error, ErrorKind};
 
     use super::*;
     use crate::redis::fake::Fake;
@@ -278,7 +327,8 @@ mod tests {
             let fake = Fake::start(&format!("-{kind} 7 {}\r\n", other.server)).await;
             let client = Client::of_server(&address_of(&fake), &Credentials::default(), fake.server.clone());
             let answer = client.send(&redis::cmd("GET"), 7, Role::Master, Use::Reads).await;
-            assert_eq!(answer.unwrap_err().code(), Some(kind));
+            let failure = answer.unwrap_err().to_string();
+            assert!(failure.contains("sends requests elsewhere"), "{kind}: {failure}");
         }
         assert_eq!(other.connections(), 0);
     }
@@ -289,7 +339,7 @@ mod tests {
         let address = address_of(&fake);
         let client = Client::of_cluster(&address, &Credentials::default()).await.unwrap();
         let checked = connect::check(&client, &address, false).await;
-        assert_eq!(checked.unwrap_err().kind(), ErrorKind::Io);
+        assert_eq!(Error::from(checked.unwrap_err()).kind(), ErrorKind::Io);
         let looked = sweep::tests::look_at(address, client).await;
         assert_eq!(looked.unwrap_err().kind(), ErrorKind::Io);
     }

@@ -12,10 +12,9 @@ use tokio::task::JoinSet;
 use uzram::{Error, ErrorKind, Result};
 
 use super::client::{ANSWER_WITHIN, Client};
-use super::failures::explain;
 use super::link::CONNECTED_WITHIN;
 use super::topology::{Master, Topology};
-use crate::{Address, SETTING, Server};
+use crate::{Address, Failure, SETTING, Server};
 
 /// How long connecting may take, with all checks.
 pub(super) const WITHIN: Duration = Duration::from_secs(5);
@@ -62,7 +61,7 @@ impl Info {
 }
 
 /// Connects to a server, or to the cluster that it belongs to.
-pub(super) async fn connect(address: &Address, credentials: &Credentials) -> Result<Client> {
+pub(super) async fn connect(address: &Address, credentials: &Credentials) -> Result<Client, Failure> {
     if address.tls {
         // Another library of the program may have chosen one.
         let _ = rustls::crypto::ring::default_provider().install_default();
@@ -73,9 +72,9 @@ pub(super) async fn connect(address: &Address, credentials: &Credentials) -> Res
     }
     if address.database > 0 {
         let what = format!("{address} is a cluster, which has no database but 0");
-        return Err(Error::new(ErrorKind::Unsupported, what).with_setting(SETTING));
+        return Err(Error::new(ErrorKind::Unsupported, what).with_setting(SETTING).into());
     }
-    Client::of_cluster(address, credentials).await.map_err(|error| explain(address, &error))
+    Client::of_cluster(address, credentials).await
 }
 
 /// Returns how to reach a server.
@@ -106,7 +105,7 @@ pub(super) fn connection_info(
 ///
 /// # Errors
 /// That of the first server, if none answers.
-async fn first_that_answers(address: &Address, credentials: &Credentials) -> Result<(Server, Info)> {
+async fn first_that_answers(address: &Address, credentials: &Credentials) -> Result<(Server, Info), Failure> {
     let mut asked = JoinSet::new();
     for (number, server) in address.servers.iter().enumerate() {
         let (address, server, credentials) = (address.clone(), server.clone(), credentials.clone());
@@ -128,8 +127,8 @@ async fn first_that_answers(address: &Address, credentials: &Credentials) -> Res
         }
     }
     match answers.into_iter().next().flatten() {
-        Some(Err(error)) => Err(explain(address, &error)),
-        _ => Err(Error::invalid("no server is named").with_setting(SETTING)),
+        Some(Err(error)) => Err(Failure::of_redis(&address.to_string(), &error)),
+        _ => Err(Error::invalid("no server is named").with_setting(SETTING).into()),
     }
 }
 
@@ -145,27 +144,34 @@ async fn ask(address: Address, server: &Server, credentials: &Credentials) -> Re
 }
 
 /// Checks that a server, or the nodes of a cluster, keep what they are given. Returns the masters that are well, in a
-/// cluster, with `two` copies also those that are full; its replicas may be away.
+/// cluster, with `two` copies also those that are full; its replicas may be away. With `two` copies also returns what is wrong with
+/// one of the other masters, or that one is full.
 ///
 /// # Errors
 /// `Unsupported` if one of them may evict keys; if not all masters are well, or with `two` copies fewer than two, what is
 /// wrong with one; `Io` if there is no master at all.
-pub(super) async fn check(client: &Client, address: &Address, two: bool) -> Result<Topology> {
-    let topology = client.read_topology().await.map_err(|error| explain(address, &error))?;
-    let (mut well, mut full, mut failure) = (Vec::new(), Vec::new(), None);
+pub(super) async fn check(
+    client: &Client,
+    address: &Address,
+    two: bool,
+) -> Result<(Topology, Option<Failure>), Failure> {
+    let topology = client.read_topology().await?;
+    let (mut well, mut full, mut failure, mut is_full) = (Vec::new(), Vec::new(), None, None);
     for (node, answer) in client.send_to_each(&redis::cmd("INFO"), &topology.nodes).await {
-        let name = if client.is_cluster { format!("{node} of {address}") } else { address.to_string() };
         let info = answer.map(|answer| Info::parse(&answer));
         let run_id = info.as_ref().map_or("", |info| info.get("run_id").unwrap_or_default()).to_owned();
-        match info.and_then(|info| check_server(&name, &info, client.is_cluster)) {
+        let checked =
+            info.and_then(|info| Ok(check_server(&client.name_of(&node), &info, client.is_cluster)?));
+        match checked {
             Ok(()) => well.push((node, run_id)),
-            Err(error) if error.kind() == ErrorKind::Unsupported => return Err(error),
-            Err(error) if two && error.kind() == ErrorKind::NoSpace => {
+            Err(failure) if failure.is_unsupported() => return Err(failure),
+            Err(failure) if two && failure.is_full() => {
                 full.push(node.clone());
                 well.push((node, run_id));
+                is_full = Some(failure);
             }
-            Err(error) if topology.masters.iter().any(|master| master.server == node) => {
-                failure = Some(error)
+            Err(of_master) if topology.masters.iter().any(|master| master.server == node) => {
+                failure = Some(of_master);
             }
             Err(_) => {}
         }
@@ -184,9 +190,9 @@ pub(super) async fn check(client: &Client, address: &Address, two: bool) -> Resu
         // The caller says what two copies need.
         None if !enough && !two => {
             let what = format!("{address} names no master with slots that can be asked");
-            Err(Error::new(ErrorKind::Io, what).with_setting(SETTING))
+            Err(Error::new(ErrorKind::Io, what).with_setting(SETTING).into())
         }
-        _ => Ok(Topology { masters, nodes: topology.nodes.clone(), full }),
+        failure => Ok((Topology { masters, nodes: topology.nodes.clone(), full }, failure.or(is_full))),
     }
 }
 
@@ -200,7 +206,7 @@ pub(super) async fn check_coverage(client: &Client) -> Result<()> {
     let why = answers.into_iter().find_map(|(node, answer)| match answer {
         Ok(answer) if text_values(&answer).iter().any(|value| value == "no") => None,
         Ok(_) => Some(format!("{node} has another one")),
-        Err(error) => Some(format!("that of {node} cannot be read: {error}")),
+        Err(failure) => Some(format!("that of {node} cannot be read: {failure}")),
     });
     let Some(why) = why else { return Ok(()) };
     let what = format!(

@@ -5,9 +5,7 @@ use std::future::Future;
 use std::sync::Mutex;
 use std::time::Duration;
 
-use uzram::{Error, ErrorKind, Result};
-
-use crate::lock;
+use crate::{Failure, lock};
 
 /// Reads of which the times are known.
 const READS: usize = 256;
@@ -58,10 +56,10 @@ impl Latencies {
 /// Returns what `first` returns. If it fails, or takes longer than `after`, `other` is run, too; then the first success is
 /// returned, or the error of `first`; that of `other` if only `first` did not find it.
 pub(super) async fn either<T>(
-    first: impl Future<Output = Result<T>>,
-    other: impl Future<Output = Result<T>>,
+    first: impl Future<Output = Result<T, Failure>>,
+    other: impl Future<Output = Result<T, Failure>>,
     after: Duration,
-) -> Result<T> {
+) -> Result<T, Failure> {
     tokio::pin!(first);
     tokio::pin!(other);
     let failure = match tokio::time::timeout(after, &mut first).await {
@@ -85,16 +83,16 @@ pub(super) async fn either<T>(
 }
 
 /// Nothing is lost as long as one of them may have it.
-fn either_error(of_first: Error, of_other: Error) -> Error {
-    match of_first.kind() {
-        ErrorKind::NotFound => of_other,
-        _ => of_first,
-    }
+fn either_error(of_first: Failure, of_other: Failure) -> Failure {
+    if of_first.is_lost() { of_other } else { of_first }
 }
 
 #[cfg(test)]
 mod tests {
+    use uzram::{Error, ErrorKind};
+
     use super::*;
+    use crate::Meaning;
 
     #[test]
     fn a_read_is_hedged_after_the_95th_percentile() {
@@ -110,12 +108,14 @@ mod tests {
     #[test]
     fn the_first_success_counts() {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build();
-        let in_ms = |ms, result: Result<u32>| async move {
+        let in_ms = |ms, result: Result<u32, Failure>| async move {
             tokio::time::sleep(Duration::from_millis(ms)).await;
             result
         };
-        let failed = |number: u32| Err(Error::new(ErrorKind::Io, number.to_string()));
-        let lost = |number: u32| Err(Error::new(ErrorKind::NotFound, number.to_string()));
+        let fail =
+            |meaning, number: u32| Err(Failure::new(meaning, Error::new(ErrorKind::Io, number.to_string())));
+        let failed = |number| fail(Meaning::Again, number);
+        let lost = |number| fail(Meaning::Lost, number);
         let cases = [
             ((1, Ok(1)), (1, Ok(2)), Ok(1)),
             ((9, Ok(1)), (1, Ok(2)), Ok(2)),

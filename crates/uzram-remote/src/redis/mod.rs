@@ -3,7 +3,6 @@
 //! - `client.rs`: sending each command to the node that has its slot
 //! - `connect.rs`: connecting, and what a server must be like
 //! - `direct.rs`: reads from a single server, on the thread that wants the bytes
-//! - `failures.rs`: what the client's errors mean
 //! - `hedge.rs`: when a read that takes long is asked for elsewhere, too
 //! - `link.rs`: a connection to one node, made anew when it fails
 //! - `placement.rs`: where copies are put, and which are in danger
@@ -18,7 +17,6 @@ mod connect;
 mod direct;
 #[cfg(test)]
 mod fake;
-mod failures;
 mod hedge;
 mod link;
 mod placement;
@@ -36,12 +34,11 @@ use uzram::{Error, ErrorKind, Result};
 use crate::address::MAX_SERVERS;
 use crate::objects::{DeviceId, Key, Objects, take};
 use crate::sweep::{LEASE, LEASE_S};
-use crate::{Address, SETTING, Server, lock};
+use crate::{Address, Failure, SETTING, Server, lock};
 
 use client::{Client, Role, Use};
 pub use connect::Credentials;
 use direct::Direct;
-use failures::{explain, odd_answer};
 use hedge::Latencies;
 use placement::Placement;
 pub(crate) use sweep::sweep;
@@ -49,10 +46,6 @@ use topology::{Topology, slot_of};
 
 /// The bytes of an extent: client and server copy an object as a whole, and other requests wait meanwhile.
 const OBJECT_BYTES: usize = 256 << 10;
-/// How long a read is tried again while nodes cannot be reached: a little less than its deadline, which would not tell why…
-const READ_AGAIN_FOR: Duration = Duration::from_millis(2800);
-/// …and how often.
-const READ_EVERY: Duration = Duration::from_millis(50);
 
 /// Objects in a Redis or Valkey server, or in a cluster.
 pub struct RedisStore {
@@ -63,8 +56,8 @@ pub struct RedisStore {
     /// If it is a single server.
     direct: Option<Direct>,
     latencies: Latencies,
-    /// The leases that were written, and when: with two copies, their keys depend on which masters are well.
-    leases: Mutex<HashMap<String, Instant>>,
+    /// The keys of leases that were written: they change when slots move.
+    leases: Mutex<HashSet<String>>,
 }
 
 impl RedisStore {
@@ -136,7 +129,7 @@ impl RedisStore {
     /// # Errors
     /// `Io` if they cannot be asked for.
     pub async fn address_of_all(&self) -> Result<Address> {
-        let topology = self.client.read_topology().await.map_err(|error| explain(&self.address, &error))?;
+        let topology = self.client.read_topology().await?;
         if !self.client.is_cluster {
             // The other ones that were named do not have its objects.
             return Ok(Address { servers: topology.nodes.clone(), ..self.address.clone() });
@@ -150,85 +143,88 @@ impl RedisStore {
         names(device, filling.home, &format!("{extent}:{}", filling.generation))
     }
 
-    /// Returns the keys of a device's lease: with two copies, two, at different masters.
-    fn lease_names(&self, device: DeviceId) -> impl Iterator<Item = String> {
-        let (first, second) = names(device, self.home(0), LEASE);
-        std::iter::once(first).chain(second)
+    /// Returns the keys of a device's lease: one at each master. A sweep asks all masters, and finds one of them even if its device
+    /// is cut off from the others for long.
+    fn lease_names(&self, device: DeviceId) -> Vec<String> {
+        if !self.client.is_cluster {
+            return vec![names(device, 0, LEASE).0];
+        }
+        let topology = self.client.topology();
+        topology.first_tags().map(|tag| tagged(device, tag, LEASE)).collect()
+    }
+
+    /// Asks the masters of keys for something, all at a time.
+    async fn ask_each(
+        &self,
+        names: impl IntoIterator<Item = String>,
+        command: impl Fn(&str) -> Cmd,
+    ) -> Vec<(String, Result<Value, Failure>)> {
+        let mut asked = JoinSet::new();
+        for name in names {
+            let (client, command) = (Arc::clone(&self.client), command(&name));
+            asked.spawn(async move {
+                let answer = client.ask(&command, &name).await;
+                (name, answer)
+            });
+        }
+        asked.join_all().await
     }
 
     /// Returns the last epoch of the process before, which it wrote to the lease; 0 if that is gone.
     ///
     /// # Errors
-    /// `Io` if one of the leases cannot be read, and the other one is not there.
-    async fn read_epoch(&self, device: DeviceId) -> Result<u32> {
+    /// If one of the leases cannot be read, and none of the others is there.
+    async fn read_epoch(&self, device: DeviceId) -> Result<u32, Failure> {
+        let get = |name: &str| std::mem::take(redis::cmd("GET").arg(name));
         let (mut epoch, mut failure) = (None, None);
-        for name in self.lease_names(device) {
-            let mut command = redis::cmd("GET");
-            command.arg(&name);
-            match self.client.send(&command, slot_of(&name), Role::Master, Use::Reads).await {
+        for (_, answer) in self.ask_each(self.lease_names(device), get).await {
+            match answer {
                 // One of them may be of a time before.
                 Ok(value) => epoch = epoch.max(epoch_of_lease(&connect::text(&value))),
-                Err(error) => failure = Some(error),
+                Err(of_lease) => failure = Some(of_lease),
             }
         }
         match (epoch, failure) {
-            (None, Some(error)) => Err(explain(&self.address, &error)),
+            (None, Some(failure)) => Err(failure),
             (epoch, _) => Ok(epoch.unwrap_or_default()),
         }
     }
 
-    async fn set(&self, name: &str, bytes: &[u8]) -> Result<()> {
+    async fn set(&self, name: &str, bytes: &[u8]) -> Result<(), Failure> {
         let mut command = Cmd::with_capacity(3, "SET".len() + name.len() + bytes.len());
         command.arg("SET").arg(name).arg(bytes);
-        self.set_by(&command, name).await
-    }
-
-    async fn set_by(&self, command: &Cmd, name: &str) -> Result<()> {
         let slot = slot_of(name);
-        match self.client.send(command, slot, Role::Master, Use::Writes).await {
-            Ok(Value::Okay) => Ok(()),
-            Ok(_) => {
+        match self.client.send(&command, slot, Role::Master, Use::Writes).await? {
+            Value::Okay => Ok(()),
+            _ => {
                 self.client.renew(slot, Use::Writes);
-                Err(odd_answer(&self.address))
+                Err(Failure::odd_answer(&self.address))
             }
-            Err(error) => Err(explain(&self.address, &error)),
         }
     }
 
     /// Reads from one node.
-    async fn get_range(&self, name: &str, at: usize, len_bytes: usize, from: Role) -> Result<Vec<u8>> {
+    async fn get_range(
+        &self,
+        name: &str,
+        at: usize,
+        len_bytes: usize,
+        from: Role,
+    ) -> Result<Vec<u8>, Failure> {
         let slot = slot_of(name);
-        match self.client.send(&get_range(name, at, len_bytes), slot, from, Use::Reads).await {
+        match self.client.send(&get_range(name, at, len_bytes), slot, from, Use::Reads).await? {
             // An object has bytes wherever something is read that was written.
-            Ok(Value::BulkString(bytes)) if bytes.is_empty() => Err(self.lost()),
-            Ok(Value::BulkString(bytes)) if bytes.len() <= len_bytes => Ok(bytes),
-            Ok(_) => {
+            Value::BulkString(bytes) if bytes.is_empty() => Err(Failure::lost(&self.address)),
+            Value::BulkString(bytes) if bytes.len() <= len_bytes => Ok(bytes),
+            _ => {
                 self.client.renew(slot, Use::Reads);
-                Err(odd_answer(&self.address))
-            }
-            Err(error) => Err(explain(&self.address, &error)),
-        }
-    }
-
-    fn lost(&self) -> Error {
-        Error::new(ErrorKind::NotFound, format!("{} has lost an object", self.address))
-    }
-
-    /// Has the leases that are there last longer: a server that is full does that, too.
-    async fn prolong_leases(&self) {
-        let names: Vec<String> = lock(&self.leases).keys().cloned().collect();
-        for name in names {
-            let mut command = redis::cmd("EXPIRE");
-            command.arg(&name).arg(LEASE_S);
-            let asking = self.client.send(&command, slot_of(&name), Role::Master, Use::Writes);
-            if matches!(tokio::time::timeout(client::ANSWER_WITHIN, asking).await, Ok(Ok(Value::Int(1)))) {
-                lock(&self.leases).insert(name, Instant::now());
+                Err(Failure::odd_answer(&self.address))
             }
         }
     }
 
     /// Reads the first copy; the second, or a replica's, if that fails or takes longer than most reads.
-    async fn get_either(&self, key: Key, at: usize, len_bytes: usize) -> Result<Vec<u8>> {
+    async fn get_either(&self, key: Key, at: usize, len_bytes: usize) -> Result<Vec<u8>, Failure> {
         let (name, second) = self.names(key);
         let started = Instant::now();
         let first = self.get_range(&name, at, len_bytes, Role::Master);
@@ -236,7 +232,10 @@ impl RedisStore {
             match &second {
                 Some(second) => self.get_range(second, at, len_bytes, Role::Master).await,
                 // Only the master knows whether it is lost.
-                None => self.get_range(&name, at, len_bytes, Role::Replica).await.map_err(|_| self.lost()),
+                None => {
+                    let read = self.get_range(&name, at, len_bytes, Role::Replica).await;
+                    read.map_err(|_| Failure::lost(&self.address))
+                }
             }
         };
         let read = match self.client.is_cluster {
@@ -249,14 +248,11 @@ impl RedisStore {
         }
         read
     }
+}
 
-    /// Removes a key; returns whether it is gone.
-    async fn unlink(client: &Client, name: &str) -> bool {
-        let mut command = redis::cmd("UNLINK");
-        command.arg(name);
-        let asking = client.send(&command, slot_of(name), Role::Master, Use::Writes);
-        matches!(tokio::time::timeout(client::ANSWER_WITHIN, asking).await, Ok(Ok(Value::Int(_))))
-    }
+/// Returns the command that removes a key.
+fn unlink(name: &str) -> Cmd {
+    std::mem::take(redis::cmd("UNLINK").arg(name))
 }
 
 fn get_range(name: &str, at: usize, len_bytes: usize) -> Cmd {
@@ -284,12 +280,17 @@ fn with_all(address: &Address, nodes: &[Server]) -> Address {
 fn names(device: DeviceId, home: u32, what: &str) -> (String, Option<String>) {
     match topology::tags(home) {
         Some(tags) => {
-            let [first, second] = tags.map(|tag| format!("uzram:{device}:{{{tag}}}:{what}"));
+            let [first, second] = tags.map(|tag| tagged(device, tag, what));
             (first, Some(second))
         }
         // The whole key decides about the slot, so that objects are spread evenly.
         None => (format!("uzram:{device}:{what}"), None),
     }
+}
+
+/// Returns the key of something of a device, in the slot of a tag.
+fn tagged(device: DeviceId, tag: u32, what: &str) -> String {
+    format!("uzram:{device}:{{{tag}}}:{what}")
 }
 
 /// For the fuzzers: reads bytes as a server's answer to each question that is asked at the start.
@@ -305,6 +306,7 @@ pub fn read_answer(bytes: &[u8]) {
         assert_eq!(home != 0, topology.check(home).is_ok(), "extent {extent}");
         assert_eq!(home != 0, topology::tags(home).is_some());
     }
+    assert!(topology.first_tags().count() <= topology.masters.len());
     let refused = connect::check_answer(&answer).err();
     assert!(refused.is_none_or(|error| !error.to_string().is_empty()));
 }
@@ -325,7 +327,7 @@ impl Objects for RedisStore {
     }
 
     /// Stores both copies, or fails.
-    async fn put(&self, key: Key, bytes: &[u8]) -> Result<()> {
+    async fn put(&self, key: Key, bytes: &[u8]) -> Result<(), Failure> {
         if let Some(placement) = &self.placement {
             placement.check(key.filling.home)?;
         }
@@ -335,20 +337,8 @@ impl Objects for RedisStore {
         one.and(other)
     }
 
-    /// Tries again, for a while, if neither copy can be reached, or a server loads its data.
-    async fn get(&self, key: Key, at: usize, out: &mut [u8]) -> Result<()> {
-        let started = Instant::now();
-        loop {
-            match self.get_either(key, at, out.len()).await {
-                Err(error)
-                    if matches!(error.kind(), ErrorKind::Io | ErrorKind::Busy)
-                        && started.elapsed() < READ_AGAIN_FOR =>
-                {
-                    tokio::time::sleep(READ_EVERY).await;
-                }
-                read => return take(&read?, out),
-            }
-        }
+    async fn get(&self, key: Key, at: usize, len_bytes: usize) -> Result<Vec<u8>, Failure> {
+        self.get_either(key, at, len_bytes).await
     }
 
     fn get_here(&self, key: Key, at: usize, out: &mut [u8], is_whole: &dyn Fn(&[u8]) -> bool) -> bool {
@@ -375,7 +365,7 @@ impl Objects for RedisStore {
         let read = async |name: &str, role| {
             let (read, mut whole) = (self.get_range(name, at, len_bytes, role).await?, vec![0; len_bytes]);
             take(&read, &mut whole)?;
-            is_whole(&whole).then_some(whole).ok_or_else(|| odd_answer(&self.address))
+            is_whole(&whole).then_some(whole).ok_or_else(|| Failure::odd_answer(&self.address))
         };
         let (one, other) = (read(&first, Role::Master), read(second, role));
         if let Ok(whole) = hedge::either(one, other, self.latencies.hedge_after()).await {
@@ -385,29 +375,21 @@ impl Objects for RedisStore {
 
     /// Does not wait for masters that are known to be away.
     async fn remove(&self, keys: Vec<Key>) -> Vec<Key> {
-        let mut asked = JoinSet::new();
-        for key in keys {
+        let named = |key| {
             let (first, second) = self.names(key);
-            let client = Arc::clone(&self.client);
-            asked.spawn(async move {
-                let unlink = async |name: Option<String>| match name {
-                    Some(name) => Self::unlink(&client, &name).await,
-                    None => true,
-                };
-                let gone = tokio::join!(unlink(Some(first)), unlink(second));
-                (gone != (true, true)).then_some(key)
-            });
-        }
-        asked.join_all().await.into_iter().flatten().collect()
+            std::iter::once(first).chain(second).map(move |name| (name, key))
+        };
+        let named: HashMap<String, Key> = keys.into_iter().flat_map(named).collect();
+        let asked = self.ask_each(named.keys().cloned(), unlink).await;
+        let left = asked.into_iter().filter(|(_, answer)| !matches!(answer, Ok(Value::Int(_))));
+        let left: HashSet<Key> = left.map(|(name, _)| named[&name]).collect();
+        left.into_iter().collect()
     }
 
-    async fn renew_lease(&self, device: DeviceId) -> Result<()> {
+    /// A server that is full has the lease that is there last longer.
+    async fn renew_lease(&self, device: DeviceId) -> Result<(), Failure> {
         let mut value = rustix::system::uname().nodename().to_bytes().to_vec();
         if let Some(placement) = &self.placement {
-            if placement.home(0) == 0 {
-                // No check has told the masters yet.
-                return Ok(());
-            }
             let epoch = match placement.epoch() {
                 Some(epoch) => epoch,
                 None => {
@@ -417,46 +399,49 @@ impl Objects for RedisStore {
             };
             value.extend_from_slice(format!(" {epoch}").as_bytes());
         }
-        // One that is not renewed any more ends by itself.
-        lock(&self.leases).retain(|_, written| written.elapsed() < Duration::from_secs(LEASE_S));
-        let mut renewed = Ok(());
-        for name in self.lease_names(device) {
-            let mut command = redis::cmd("SET");
-            command.arg(&name).arg(&value).arg("EX").arg(LEASE_S);
-            // Before: it may be written even if that fails.
-            lock(&self.leases).insert(name.clone(), Instant::now());
-            renewed = renewed.and(self.set_by(&command, &name).await);
+        let names = self.lease_names(device);
+        // Before: one may be written even if that fails.
+        lock(&self.leases).extend(names.iter().cloned());
+        let set = |name: &str| std::mem::take(redis::cmd("SET").arg(name).arg(&value).arg("EX").arg(LEASE_S));
+        let expire = |name: &str| std::mem::take(redis::cmd("EXPIRE").arg(name).arg(LEASE_S));
+        let (mut is_renewed, mut full, mut failure) = (false, Vec::new(), None);
+        for (name, answer) in self.ask_each(names, set).await {
+            match answer {
+                Ok(Value::Okay) => is_renewed = true,
+                Ok(_) => failure = Some(Failure::odd_answer(&self.address)),
+                Err(of_master) => {
+                    full.extend(of_master.is_full().then_some(name));
+                    failure = Some(of_master);
+                }
+            }
         }
-        if renewed.is_err() {
-            self.prolong_leases().await;
+        let prolonged = self.ask_each(full, expire).await;
+        is_renewed |= prolonged.iter().any(|(_, answer)| matches!(answer, Ok(Value::Int(1))));
+        // One is enough.
+        match failure {
+            Some(failure) if !is_renewed => Err(failure),
+            _ => Ok(()),
         }
-        renewed
     }
 
     async fn end_lease(&self, device: DeviceId) {
-        let mut names: HashSet<String> = lock(&self.leases).drain().map(|(name, _)| name).collect();
+        let mut names: HashSet<String> = std::mem::take(&mut *lock(&self.leases));
         names.extend(self.lease_names(device));
-        let mut asked = JoinSet::new();
-        for name in names {
-            let client = Arc::clone(&self.client);
-            // A master may be away: none waits for another one.
-            asked.spawn(async move { Self::unlink(&client, &name).await });
-        }
-        asked.join_all().await;
+        self.ask_each(names, unlink).await;
     }
 
     /// With two copies, some masters may be away: objects go to the others.
-    async fn check(&self) -> Result<()> {
-        let Some(placement) = &self.placement else {
-            return connect::check(&self.client, &self.address, false).await.map(drop);
-        };
-        let now = connect::check(&self.client, &self.address, true).await?;
-        let enough = now.check_masters();
-        // Those that are full have copies, too.
-        if now.masters.len() >= 2 {
-            placement.note(now);
+    async fn check(&self) -> Result<Option<String>, Failure> {
+        let (now, degraded) = connect::check(&self.client, &self.address, self.placement.is_some()).await?;
+        if let Some(placement) = &self.placement {
+            let enough = now.check_masters();
+            // Those that are full have copies, too.
+            if now.masters.len() >= 2 {
+                placement.note(now);
+            }
+            enough?;
         }
-        enough
+        Ok(degraded.map(|failure| failure.to_string()))
     }
 }
 

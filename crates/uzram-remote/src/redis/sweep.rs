@@ -5,12 +5,11 @@ use std::collections::BTreeMap;
 use redis::{Cmd, Value};
 use uzram::{Error, ErrorKind, Result};
 
-use super::client::{Client, Role, Use};
+use super::client::Client;
 use super::connect::{self, Credentials, text};
-use super::failures::{explain, odd_answer};
-use super::topology::slot_of;
+use super::unlink;
 use crate::sweep::{self, LEASE, Seen, Sweepable, Swept, split_device};
-use crate::{Address, SETTING, Server};
+use crate::{Address, Failure, SETTING, Server};
 
 /// Keys that a server is asked to go through at a time.
 const KEYS_AT_ONCE: usize = 1000;
@@ -53,7 +52,7 @@ struct Sweeper {
 
 impl Sweepable for Sweeper {
     async fn look(&self, each: &mut dyn FnMut(Seen<'_>)) -> Result<()> {
-        let topology = self.client.read_topology().await.map_err(|error| explain(&self.address, &error))?;
+        let topology = self.client.read_topology().await?;
         if self.client.is_cluster && !topology.has_all_slots() {
             // Where leases may be.
             let what = format!("{}: not all slots have a master that can be asked", self.address);
@@ -64,17 +63,18 @@ impl Sweepable for Sweeper {
             loop {
                 let mut command = redis::cmd("SCAN");
                 command.arg(&cursor).arg("MATCH").arg("uzram:*").arg("COUNT").arg(KEYS_AT_ONCE);
+                let odd_answer = || Failure::odd_answer(self.client.name_of(&master));
                 let Value::Array(answer) = self.ask(&command, &master).await? else {
-                    return Err(odd_answer(&self.address));
+                    return Err(odd_answer().into());
                 };
-                let [next, Value::Array(keys)] = &answer[..] else { return Err(odd_answer(&self.address)) };
+                let [next, Value::Array(keys)] = &answer[..] else { return Err(odd_answer().into()) };
                 for key in keys.iter().map(text) {
                     let Some((device, is_lease)) = parse(&key) else { continue };
                     each(Seen { device, name: &key, is_lease });
                 }
                 cursor = text(next);
                 match cursor.as_str() {
-                    "" => return Err(odd_answer(&self.address)),
+                    "" => return Err(odd_answer().into()),
                     "0" => break,
                     _ => {}
                 }
@@ -85,19 +85,16 @@ impl Sweepable for Sweeper {
 
     async fn remove(&self, names: &[String]) -> Result<()> {
         for key in names {
-            let mut command = redis::cmd("UNLINK");
-            command.arg(key);
-            let removed = self.client.send(&command, slot_of(key), Role::Master, Use::Writes).await;
-            removed.map_err(|error| explain(&self.address, &error))?;
+            self.client.ask(&unlink(key), key).await?;
         }
         Ok(())
     }
 }
 
 impl Sweeper {
-    async fn ask(&self, command: &Cmd, master: &Server) -> Result<Value> {
+    async fn ask(&self, command: &Cmd, master: &Server) -> Result<Value, Failure> {
         let mut answers = self.client.send_to_each(command, std::slice::from_ref(master)).await;
-        answers.pop().map_or_else(|| Err(odd_answer(&self.address)), |(_, answer)| answer)
+        answers.pop().map_or_else(|| Err(Failure::odd_answer(&self.address)), |(_, answer)| answer)
     }
 }
 

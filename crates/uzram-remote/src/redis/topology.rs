@@ -164,6 +164,11 @@ impl Topology {
         if self.check(home).is_ok() { home } else { 0 }
     }
 
+    /// Returns the tag of each master's first slot.
+    pub(super) fn first_tags(&self) -> impl Iterator<Item = u32> {
+        self.masters.iter().filter_map(|master| tag(*master.ranges.first()?.start()))
+    }
+
     /// Returns the servers of the masters.
     pub(super) fn masters(&self) -> Vec<Server> {
         self.masters.iter().map(|master| master.server.clone()).collect()

@@ -1,14 +1,12 @@
 //! S3, and stores that speak its protocol.
 //!
 //! - `address.rs`: texts that name a place in a store, and logins
-//! - `failures.rs`: what errors mean
 //! - `sweep.rs`: going through the objects for a sweep
 //! - `transport.rs`: HTTP
 //!
 //! An object's name is `PREFIX/uzram/DEVICE/EXTENT-GENERATION`. It is written by one PUT, and read by one GET of a range.
 
 mod address;
-mod failures;
 mod sweep;
 mod transport;
 
@@ -19,16 +17,16 @@ use std::time::Duration;
 use futures_util::TryStreamExt;
 use opendal::raw::Timestamp;
 use opendal::services::S3;
-use opendal::{Buffer, HttpTransporter, OperationContext, Operator};
+use opendal::{HttpTransporter, OperationContext, Operator};
 use uzram::{Error, ErrorKind, Result};
 
-use crate::SETTING;
-use crate::objects::{DeviceId, Key, Objects, take};
+use crate::objects::{DeviceId, Key, Objects};
+use crate::retry::tried;
 use crate::sweep::LEASE;
+use crate::{Failure, Meaning, SETTING};
 
 pub(crate) use address::SCHEME;
 pub use address::{S3Address, S3Login};
-use failures::explain;
 pub(crate) use sweep::sweep;
 use transport::Transport;
 
@@ -42,11 +40,8 @@ const WITHIN: Duration = Duration::from_secs(5);
 const DIRECTORY: &str = "uzram/";
 /// What the name of an object ends with that tells whether the store can be written to.
 const PROBE: &str = "probe";
-/// How long one try of a request may take, if the caller has no shorter deadline.
+/// How long a request may take that has no other deadline, with all that is tried.
 const ANSWER_WITHIN: Duration = Duration::from_secs(10);
-/// How long to wait before a request is tried again that failed for now. The caller has a deadline.
-const TRY_AGAIN_AFTER: [Duration; 3] =
-    [Duration::from_millis(50), Duration::from_millis(200), Duration::from_millis(800)];
 
 /// Objects in a bucket.
 pub struct S3Store {
@@ -80,7 +75,8 @@ impl S3Store {
         if let Some(endpoint) = endpoint {
             builder = builder.endpoint(endpoint);
         }
-        let operator = Operator::new(builder).map_err(|error| explain(&address, &error))?;
+        let operator =
+            Operator::new(builder).map_err(|error| Failure::of_s3(&address.to_string(), &error))?;
         let context = OperationContext::new().with_http_transport(HttpTransporter::new(transport));
         Ok(S3Store { address, operator: operator.with_context(context), leased: OnceLock::new() })
     }
@@ -92,8 +88,9 @@ impl S3Store {
     /// [`S3Store::new`]. All within 5 s.
     pub async fn connect(address: S3Address, login: &S3Login) -> Result<S3Store> {
         let store = S3Store::new(address, login)?;
-        match tokio::time::timeout(WITHIN, store.probe()).await {
-            Ok(result) => result.map(|()| store),
+        let until = tokio::time::Instant::now() + WITHIN;
+        match tokio::time::timeout_at(until, tried(until, || store.probe())).await {
+            Ok(result) => Ok(result.map(|()| store)?),
             Err(_) => {
                 let what = format!("{} did not answer within {} s", store.address, WITHIN.as_secs());
                 Err(Error::new(ErrorKind::Io, what).with_setting(SETTING))
@@ -101,19 +98,17 @@ impl S3Store {
         }
     }
 
-    async fn probe(&self) -> Result<()> {
+    async fn probe(&self) -> Result<(), Failure> {
         let device = DeviceId::new()?;
         let name = self.name(device, PROBE);
         self.write(&name, device.bytes()).await?;
-        let mut read = [0; 8];
-        let result = self.read(&name, 4, &mut read).await;
+        let read = self.read(&name, 4, 8).await;
         self.delete(vec![name]).await?;
-        result?;
-        match device.bytes()[4..].starts_with(&read) {
+        match read? == device.bytes()[4..12] {
             true => Ok(()),
             false => {
                 let what = format!("{} does not return what it is given", self.address);
-                Err(Error::new(ErrorKind::Io, what).with_setting(SETTING))
+                Err(Error::new(ErrorKind::Io, what).with_setting(SETTING).into())
             }
         }
     }
@@ -135,59 +130,51 @@ impl S3Store {
         self.name(key.device, &format!("{}-{}", key.extent, key.filling.generation))
     }
 
-    fn explain(&self, error: &opendal::Error) -> Error {
-        explain(&self.address, error)
-    }
-
-    /// Tries something again that failed for now.
-    async fn tried<T, F>(&self, request: impl Fn() -> F) -> Result<T>
-    where
-        F: Future<Output = opendal::Result<T>>,
-    {
-        let mut waits = TRY_AGAIN_AFTER.into_iter();
-        loop {
-            let answer = self.answer(request()).await?;
-            match (answer, waits.next()) {
-                (Err(error), Some(wait)) if error.is_temporary() => tokio::time::sleep(wait).await,
-                (answer, _) => return answer.map_err(|error| self.explain(&error)),
-            }
-        }
+    fn explain(&self, error: &opendal::Error) -> Failure {
+        Failure::of_s3(&self.address.to_string(), error)
     }
 
     /// Waits for an answer.
     ///
     /// # Errors
-    /// `Io` if there is none in time.
-    async fn answer<T>(&self, request: impl Future<Output = T>) -> Result<T> {
-        tokio::time::timeout(ANSWER_WITHIN, request).await.map_err(|_| {
-            let what = format!("{} does not answer", self.address);
-            Error::new(ErrorKind::Io, what).with_setting(SETTING)
-        })
+    /// If there is none in time.
+    async fn answer<T>(&self, request: impl Future<Output = opendal::Result<T>>) -> Result<T, Failure> {
+        match tokio::time::timeout(ANSWER_WITHIN, request).await {
+            Ok(answer) => answer.map_err(|error| self.explain(&error)),
+            Err(_) => {
+                let error = Error::new(ErrorKind::Io, format!("{} does not answer", self.address));
+                Err(Failure::new(Meaning::Again, error.with_setting(SETTING)))
+            }
+        }
     }
 
-    async fn write(&self, name: &str, bytes: &[u8]) -> Result<()> {
-        // Shared by all tries.
-        let bytes = Buffer::from(bytes.to_vec());
-        self.tried(|| self.operator.write(name, bytes.clone())).await.map(drop)
+    /// The same of a request that nobody else tries again.
+    async fn tried<T, F>(&self, request: impl Fn() -> F) -> Result<T, Failure>
+    where
+        F: Future<Output = Result<T, Failure>>,
+    {
+        tried(tokio::time::Instant::now() + ANSWER_WITHIN, request).await
     }
 
-    /// Reads bytes of an object; behind its end they are zeros.
-    async fn read(&self, name: &str, at: usize, out: &mut [u8]) -> Result<()> {
-        let len_bytes = out.len();
-        let read = self.tried(|| get_range(&self.operator, name, at, len_bytes)).await?;
-        take(&read, out)
+    async fn write(&self, name: &str, bytes: &[u8]) -> Result<(), Failure> {
+        self.answer(self.operator.write(name, bytes.to_vec())).await.map(drop)
+    }
+
+    /// Reads bytes of an object; fewer where it ends.
+    async fn read(&self, name: &str, at: usize, len_bytes: usize) -> Result<Vec<u8>, Failure> {
+        self.answer(get_range(&self.operator, name, at, len_bytes)).await
     }
 
     /// Removes objects by one request.
-    async fn delete(&self, names: Vec<String>) -> Result<()> {
-        self.tried(|| self.operator.delete_iter(names.clone())).await
+    async fn delete(&self, names: Vec<String>) -> Result<(), Failure> {
+        self.answer(self.operator.delete_iter(names)).await
     }
 
-    async fn last_modified(&self, name: &str) -> Result<Timestamp> {
-        let found = self.tried(|| self.operator.stat(name)).await?;
+    async fn last_modified(&self, name: &str) -> Result<Timestamp, Failure> {
+        let found = self.answer(self.operator.stat(name)).await?;
         found.last_modified().ok_or_else(|| {
             let what = format!("{} does not say when an object was written", self.address);
-            Error::new(ErrorKind::Unsupported, what).with_setting(SETTING)
+            Error::new(ErrorKind::Unsupported, what).with_setting(SETTING).into()
         })
     }
 }
@@ -217,12 +204,12 @@ impl Objects for S3Store {
         0
     }
 
-    async fn put(&self, key: Key, bytes: &[u8]) -> Result<()> {
+    async fn put(&self, key: Key, bytes: &[u8]) -> Result<(), Failure> {
         self.write(&self.object(key), bytes).await
     }
 
-    async fn get(&self, key: Key, at: usize, out: &mut [u8]) -> Result<()> {
-        self.read(&self.object(key), at, out).await
+    async fn get(&self, key: Key, at: usize, len_bytes: usize) -> Result<Vec<u8>, Failure> {
+        self.read(&self.object(key), at, len_bytes).await
     }
 
     /// A request that fails may have removed some.
@@ -234,7 +221,7 @@ impl Objects for S3Store {
         }
     }
 
-    async fn renew_lease(&self, device: DeviceId) -> Result<()> {
+    async fn renew_lease(&self, device: DeviceId) -> Result<(), Failure> {
         let host = rustix::system::uname();
         self.write(&self.name(device, LEASE), host.nodename().to_bytes()).await?;
         let _ = self.leased.set(device);
@@ -247,12 +234,12 @@ impl Objects for S3Store {
     }
 
     /// Reads a byte of the device's lease. That it can be written is found out when it is renewed.
-    async fn check(&self) -> Result<()> {
-        let Some(device) = self.leased.get() else { return Ok(()) };
-        match self.read(&self.name(*device, LEASE), 0, &mut [0]).await {
+    async fn check(&self) -> Result<Option<String>, Failure> {
+        let Some(device) = self.leased.get() else { return Ok(None) };
+        match self.read(&self.name(*device, LEASE), 0, 1).await {
             // It is written again.
-            Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
-            result => result,
+            Err(failure) if !failure.is_lost() => Err(failure),
+            _ => Ok(None),
         }
     }
 }

@@ -12,7 +12,7 @@ use uzram::Result;
 use super::{PROBE, S3Store};
 use crate::objects::DeviceId;
 use crate::sweep::{self, LEASE, LEASE_S, Seen, Sweepable, Swept, split_device};
-use crate::{S3Address, S3Login};
+use crate::{Failure, S3Address, S3Login};
 
 /// Goes through the objects at an address, and removes those of devices without a lease; with `only_look`, none. Returns
 /// what it found, by device.
@@ -55,7 +55,7 @@ fn parse(name: &str) -> Option<(&str, Part)> {
 
 impl S3Store {
     /// Returns the store's time.
-    async fn now(&self) -> Result<Timestamp> {
+    async fn now(&self) -> Result<Timestamp, Failure> {
         let probe = self.name(DeviceId::new()?, PROBE);
         let now = async {
             self.write(&probe, PROBE.as_bytes()).await?;
@@ -70,11 +70,11 @@ impl S3Store {
 
 impl Sweepable for S3Store {
     async fn look(&self, each: &mut dyn FnMut(Seen<'_>)) -> Result<()> {
-        let now = self.now().await?;
+        let now = self.tried(|| self.now()).await?;
         let directory = self.directory();
-        let failed = |error: opendal::Error| self.explain(&error);
-        let mut entries = self.operator.lister_with(&directory).recursive(true).await.map_err(failed)?;
-        while let Some(entry) = self.answer(entries.try_next()).await?.map_err(failed)? {
+        let mut entries =
+            self.answer(self.operator.lister_with(&directory).recursive(true).into_future()).await?;
+        while let Some(entry) = self.answer(entries.try_next()).await? {
             let Some((device, part)) = entry.path().strip_prefix(&directory).and_then(parse) else {
                 continue;
             };
@@ -85,7 +85,7 @@ impl Sweepable for S3Store {
     }
 
     async fn remove(&self, names: &[String]) -> Result<()> {
-        self.delete(names.to_vec()).await
+        Ok(self.tried(|| self.delete(names.to_vec())).await?)
     }
 }
 

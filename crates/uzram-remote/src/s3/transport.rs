@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use futures_util::StreamExt;
 use http::header::CONTENT_LENGTH;
-use http::{Request, Response};
-use http_body_util::{BodyExt, Full};
+use http::{Method, Request, Response, StatusCode};
+use http_body_util::{BodyExt, Full, Limited};
 use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
 use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
@@ -18,6 +18,7 @@ use rustls::{ClientConfig, RootCertStore};
 use uzram::{Error, ErrorKind, Result};
 
 use crate::SETTING;
+use crate::answers::Refusal;
 
 /// How long a connection may take.
 const CONNECT_WITHIN: Duration = Duration::from_secs(2);
@@ -26,6 +27,9 @@ const KEPT_FOR: Duration = Duration::from_secs(15);
 
 /// The most bytes of an answer: more than a page of a listing takes, which is longer than an object.
 const MAX_ANSWER_BYTES: usize = 16 << 20;
+
+/// The most bytes that are read of an answer which says why a request was refused.
+const MAX_REFUSAL_BYTES: usize = 64 << 10;
 
 /// Sends requests to a store.
 pub(super) struct Transport(Client<HttpsConnector<HttpConnector>, Full<Buffer>>);
@@ -62,9 +66,21 @@ impl Transport {
 }
 
 impl HttpTransport for Transport {
+    /// An answer that is not what was asked for is an error here, so that nobody else decides what it means.
     async fn fetch(&self, request: Request<Buffer>) -> opendal::Result<Response<HttpBody>> {
-        let is_head = request.method() == http::Method::HEAD;
+        let (is_head, is_delete) =
+            [Method::HEAD, Method::DELETE].map(|method| request.method() == method).into();
         let answer = self.0.request(request.map(Full::new)).await.map_err(failed)?;
+        // What is to be removed may be gone.
+        let is_gone = is_delete && answer.status() == StatusCode::NOT_FOUND;
+        if !answer.status().is_success() && !is_gone {
+            let status = answer.status().as_u16();
+            // Whatever can be read of it.
+            let body = Limited::new(answer.into_body(), MAX_REFUSAL_BYTES).collect().await;
+            let body = body.map(|body| body.to_bytes()).unwrap_or_default();
+            let refusal = Refusal::parse(status, &String::from_utf8_lossy(&body));
+            return Err(opendal::Error::new(opendal::ErrorKind::Unexpected, "refused").set_source(refusal));
+        }
         let length = answer.headers().get(CONTENT_LENGTH).filter(|_| !is_head);
         let length = length.and_then(|text| text.to_str().ok()?.parse().ok());
         let mut received = 0;

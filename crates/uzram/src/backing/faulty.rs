@@ -245,6 +245,10 @@ impl<B: Backing + 'static> Backing for FaultyBacking<B> {
         self.shared.inner.is_down(tier)
     }
 
+    fn gone_after(&self) -> Duration {
+        self.shared.inner.gone_after()
+    }
+
     fn padded_bytes(&self, offset: u64, len_bytes: usize) -> usize {
         self.shared.inner.padded_bytes(offset, len_bytes)
     }

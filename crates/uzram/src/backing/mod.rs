@@ -50,6 +50,7 @@ pub(crate) use file::PanicPoint;
 use std::mem::ManuallyDrop;
 use std::ops::{Deref, DerefMut, Range};
 use std::panic::AssertUnwindSafe;
+use std::time::{Duration, Instant, SystemTime};
 
 use crate::base::error::{Error, ErrorKind, Result};
 use crate::base::sync::Arc;
@@ -59,6 +60,9 @@ const SETTING: &str = "backing_dev";
 /// The attribute that errors name if [`FileOptions::force`] would help.
 #[cfg(not(loom))]
 const FORCE_SETTING: &str = "backing_force";
+
+/// How long a write at the memory limit waits for room, and at most for a backing that fails ([`Backing::gone_after`]).
+pub const MOST_WAIT: Duration = Duration::from_secs(20);
 
 /// Storage of bytes by offset, outside of memory.
 ///
@@ -104,6 +108,12 @@ pub trait Backing: Send + Sync {
     /// Returns whether nothing is written to a tier ([`Backing::tiers`]) now.
     fn is_down(&self, _tier: usize) -> bool {
         false
+    }
+
+    /// Returns how long the backing may fail before it is considered gone. Until then writers at the memory limit wait for it;
+    /// from then on they are refused at once, until a transfer succeeds. A disk that fails does not come back by itself.
+    fn gone_after(&self) -> Duration {
+        Duration::from_secs(2)
     }
 
     /// Starts a transfer and returns without waiting for it, or for room in a queue. Its completion is called exactly
@@ -208,7 +218,27 @@ pub struct Health {
     /// Objects that could not be removed, and stay behind.
     pub left_behind: u64,
     /// Why nothing is written now; `None` if the store is written to.
-    pub stopped: Option<String>,
+    pub stopped: Option<Trouble>,
+    /// What is wrong with a part of the store, if the rest is used as before.
+    pub degraded: Option<Trouble>,
+    /// When the last check of all of it began that succeeded.
+    pub checked: Option<Instant>,
+}
+
+/// Something that is wrong, and since when.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Trouble {
+    /// What is wrong.
+    pub why: String,
+    /// Since when something is.
+    pub since: SystemTime,
+}
+
+impl Trouble {
+    /// Returns one that goes on, if there was one `before`, for that reason now.
+    pub fn again(before: Option<Trouble>, why: String) -> Trouble {
+        Trouble { why, since: before.map_or_else(SystemTime::now, |before| before.since) }
+    }
 }
 
 /// Which filling of an extent is meant. A backing whose bytes can be overwritten ([`Backing::object_bytes`]) ignores it.

@@ -9,6 +9,7 @@
 //! ```
 
 use std::ops::Range;
+use std::time::Duration;
 
 use super::{Backing, Buffer, Claim, Direction, Filling, Health, SETTING, Seal, Transfer};
 use crate::base::error::{Error, ErrorKind, Result};
@@ -234,6 +235,11 @@ impl Backing for Tiers {
         self.tiers.get(tier).is_some_and(|tier| tier.backing.is_down(0))
     }
 
+    /// Returns that of the tier which is waited for the longest.
+    fn gone_after(&self) -> Duration {
+        self.tiers.iter().map(|tier| tier.backing.gone_after()).max().unwrap_or_default()
+    }
+
     /// Tells the last tier: all that the disk has may lie there, if the others are used by what was there before.
     fn set_disk_bytes(&self, bytes: u64) {
         self.tiers.last().iter().for_each(|last| last.backing.set_disk_bytes(bytes));
@@ -242,11 +248,17 @@ impl Backing for Tiers {
     /// Returns what is known about all that need words together.
     fn health(&self) -> Option<Health> {
         let all = self.tiers.iter().filter_map(|tier| tier.backing.health());
-        all.reduce(|one, other| Health {
+        let health = all.reduce(|one, other| Health {
             expired: one.expired + other.expired,
             left_behind: one.left_behind + other.left_behind,
             stopped: one.stopped.or(other.stopped),
-        })
+            degraded: one.degraded.or(other.degraded),
+            checked: one.checked.min(other.checked),
+        })?;
+        // A file is not checked.
+        let checked =
+            health.checked.filter(|_| self.tiers.iter().all(|tier| tier.backing.health().is_some()));
+        Some(Health { checked, ..health })
     }
 
     fn end(&self) {

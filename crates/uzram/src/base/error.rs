@@ -76,6 +76,13 @@ impl Error {
         Error::new(ErrorKind::Invalid, context)
     }
 
+    /// Returns the same failure as one of another kind.
+    #[must_use]
+    pub const fn with_kind(mut self, kind: ErrorKind) -> Self {
+        self.kind = kind;
+        self
+    }
+
     /// Names the setting that would make the request succeed.
     #[must_use]
     pub const fn with_setting(mut self, setting: &'static str) -> Self {

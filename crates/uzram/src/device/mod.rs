@@ -360,7 +360,7 @@ impl Device {
         self.state.lock().store.as_ref().map(|store| store.backing_stats()).unwrap_or_default()
     }
 
-    /// Returns whether pages can leave memory for the backing device; `None` without one.
+    /// Returns how the backing device is; `None` without one.
     pub fn backing_state(&self) -> Option<BackingState> {
         let state = self.state.lock();
         let backing = state.params.backing.as_ref()?;

@@ -222,7 +222,7 @@ pub(super) fn backing(device: &Device) -> String {
     ])
 }
 
-/// Shows whether pages can leave, and what a store on other machines lost.
+/// Shows how the backing device is, and what a store on other machines lost.
 pub(super) fn backing_state(device: &Device) -> String {
     let (Some(state), Some(backing)) = (device.backing_state(), device.backing()) else {
         return "none".to_owned();

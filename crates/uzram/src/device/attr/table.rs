@@ -179,9 +179,8 @@ pub(in super::super) static TABLE: &[Attribute] = &[
     },
     Attribute {
         name: "backing_state",
-        help: "ok, or why no more pages leave memory: the backing device is full, or not written to; of a store on other \
-               machines also what it lost, requests that it did not answer in time, and objects that could not be \
-               removed (uzram only)",
+        help: "ok, or degraded, full or failing, for how long and why; of a store on other machines also what it lost, \
+               requests that it did not answer in time, and objects that could not be removed (uzram only)",
         get: Some(backing_state),
         set: Set::Never,
     },

@@ -287,6 +287,7 @@ impl<'a> Reclaimer<'a> {
         match outcome.error {
             _ if self.became_smaller + outcome.written > 0 => Reclaimed::Some,
             Some(_) => Reclaimed::Failed,
+            None if outcome.is_unanswered => Reclaimed::Failed,
             None if self.in_use + outcome.kept > 0 => Reclaimed::NotYet,
             None => Reclaimed::None,
         }

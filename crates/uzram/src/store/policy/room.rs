@@ -2,13 +2,11 @@
 //!
 //! Lock: `policy`, a leaf, in [`Watermarks`](super::Watermarks). The caller holds no slot.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
+use crate::backing::MOST_WAIT;
 use crate::base::error::{Error, ErrorKind, Result};
 use crate::store::{Store, Wait};
-
-/// The maximum time that a write waits for room before it fails.
-pub(super) const MOST_WAIT: Duration = Duration::from_secs(20);
 
 impl Store {
     /// Makes room for a write that failed with `error`, if it failed at the limit and pages can be reclaimed; the

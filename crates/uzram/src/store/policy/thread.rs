@@ -22,8 +22,6 @@ const LOOKS: u64 = 16;
 const REST_FACTOR: u32 = 4;
 const LEAST_REST: Duration = Duration::from_millis(100);
 const MOST_REST: Duration = Duration::from_secs(1);
-/// A backing device that has failed for this long is considered gone: writers no longer wait for it.
-const MOST_FAILING: Duration = Duration::from_secs(2);
 /// The interval of checks whether extents on other machines are in danger.
 const RESCUE_EVERY: Duration = Duration::from_secs(5);
 /// The rest when all candidates are in use.
@@ -137,6 +135,11 @@ impl Store {
         compressor.as_mut().is_none_or(recompress) && self.write_back_old(policy.writeback_after_s)
     }
 
+    /// Returns how long writers wait for the backing device while it fails.
+    fn gone_after(&self) -> Duration {
+        self.backing.as_ref().map_or(Duration::ZERO, |backing| backing.gone_after())
+    }
+
     /// Reclaims pages, or rests if none can be reclaimed. `failing` is the time since which the backing device fails.
     fn reclaim_or_rest(&self, failing: &mut Option<Instant>) {
         let began = Instant::now();
@@ -153,7 +156,7 @@ impl Store {
         let (rest, is_stuck) = match reclaimed {
             Reclaimed::Some => (Duration::ZERO, false),
             Reclaimed::NotYet => (SHORTEST_REST, false),
-            Reclaimed::Failed if since.elapsed() < MOST_FAILING => (LEAST_REST, false),
+            Reclaimed::Failed if since.elapsed() < self.gone_after() => (LEAST_REST, false),
             Reclaimed::Failed | Reclaimed::None => {
                 let rest = (began.elapsed() * REST_FACTOR).clamp(LEAST_REST, MOST_REST);
                 // A writer may have reached the limit before, and not have retried yet.

@@ -237,7 +237,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::store::policy::room::MOST_WAIT;
+    use crate::backing::MOST_WAIT;
 
     /// No more is reclaimed for writers that were notified already, however late they run.
     #[test]

@@ -153,9 +153,10 @@ impl Pass<'_> {
             log.backing.carry_out(Direction::Read, log.place(extent, 0), log.extent_bytes, filling, buffer);
         log.counts.read_bytes.add(log.extent_bytes as u64);
         if let Err(error) = result {
-            log.counts.failed_reads.add(1);
             // A store on other machines may answer later.
             let is_lost = !log.written_once || error.kind() == ErrorKind::NotFound;
+            log.failed_read(error);
+            self.outcome.is_unanswered |= !is_lost;
             return (buffer, if is_lost { Moved::NotAll } else { Moved::NoAnswer });
         }
         let mut moved = Moved::All;

@@ -22,6 +22,7 @@ use crate::base::units::{PAGE_SIZE, PageNo};
 
 use super::object::{ALIGN_BYTES, HEADER_BYTES, Object};
 use super::sealed::{self, OVERHEAD_BYTES, Position, Scratch};
+use super::state::Failures;
 use super::{BackingCounts, BackingOptions, WritebackLayout};
 use crate::store::slot::Backed;
 
@@ -184,6 +185,7 @@ pub(in crate::store) struct Log {
     /// Buffers for reads of pages.
     pub(super) reads: Buffers,
     pub(super) counts: BackingCounts,
+    pub(super) failures: Failures,
 }
 
 impl Log {
@@ -223,6 +225,7 @@ impl Log {
             missing: Counter::new(0),
             reads: Buffers::new(READS, READ_AHEAD_BYTES)?,
             counts: BackingCounts::default(),
+            failures: Failures::default(),
         })
     }
 

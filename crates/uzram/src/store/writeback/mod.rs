@@ -6,7 +6,7 @@
 //! - `writer.rs`: writing pages
 //! - `clean.rs`: freeing extents whose objects are mostly dead
 //! - `read.rs`: reading pages, and returning some of them to memory; `ahead/`: reading ahead
-//! - `allowance.rs`: how much may be written; `state.rs`: why nothing is
+//! - `allowance.rs`: how much may be written; `state.rs`: how the device is
 
 mod ahead;
 mod allowance;
@@ -21,6 +21,7 @@ mod writer;
 
 use std::fmt;
 use std::ops::Range;
+use std::time::Duration;
 
 use crate::backing::Backing;
 use crate::base::counters::per_cpu_counters;
@@ -34,7 +35,6 @@ use crate::base::work::{Unit, Work};
 use super::recompress::Cursor;
 use super::slot::Tried;
 use super::{Candidates, Store};
-#[cfg(not(loom))]
 pub(super) use log::Log;
 pub use state::BackingState;
 pub(super) use writer::{BackingDevice, Pass};
@@ -326,14 +326,12 @@ impl Store {
         }
     }
 
-    /// Returns whether pages can leave memory for the backing device; `None` without one.
+    /// Returns how the backing device is; `None` without one.
     pub fn backing_state(&self) -> Option<BackingState> {
         let backing = self.backing.as_ref()?;
-        Some(match (BackingState::of(&*backing.log.backing), backing.failure()) {
-            (BackingState::Ok, Some(error)) => BackingState::Failing(error.to_string()),
-            (BackingState::Ok, None) if backing.log.is_full() => BackingState::Full,
-            (state, _) => state,
-        })
+        let state = BackingState::with(&*backing.log.backing, &backing.log.failures);
+        let is_failing = matches!(state, BackingState::Failing(_));
+        Some(if !is_failing && backing.log.is_full() { BackingState::Full } else { state })
     }
 
     /// Returns whether the backing device is full.
@@ -358,14 +356,21 @@ impl Store {
     }
 }
 
-impl BackingCounts {
-    /// Counts a read that failed because there is nothing to be read; that is an error of the device, too.
-    fn note_lost(&self, error: Error) -> Error {
-        if error.kind() != ErrorKind::NotFound {
-            return error;
+impl Log {
+    /// Notes a read that failed. Whatever the backing calls it, for whoever wants the page it is an error of the device.
+    fn failed_read(&self, error: Error) -> Error {
+        self.counts.failed_reads.add(1);
+        match error.kind() {
+            ErrorKind::NotFound => _ = self.counts.lost_reads.add(1),
+            _ => self.failures.note_read(&error),
         }
-        self.lost_reads.add(1);
-        Error::new(ErrorKind::Io, error.to_string()).with_setting("backing_dev")
+        error.with_kind(ErrorKind::Io)
+    }
+
+    /// Notes how a write has ended.
+    fn note_write(&self, result: &Result<()>) {
+        self.counts.failed_writes.add(result.is_err().into());
+        self.failures.note_write(result);
     }
 }
 
@@ -381,6 +386,11 @@ impl BackingDevice {
     /// As [`Backing::begin`].
     pub(super) fn begin(&self) -> Result<()> {
         self.log.backing.begin()
+    }
+
+    /// Returns how long writers wait for it while it fails: [`Backing::gone_after`].
+    pub(super) fn gone_after(&self) -> Duration {
+        self.log.backing.gone_after()
     }
 
     /// Gives it back, if the new store is given up.

@@ -112,10 +112,7 @@ impl Store {
         let (checksum, bytes) = match (result, window.find(log, page, backed, filling, &mut scratch)) {
             (Ok(()), Some(found)) => found,
             _ if !self.is_at(page, backed, filling, log) => return Ok(Found::Changed),
-            (Err(error), _) => {
-                log.counts.failed_reads.add(1);
-                return Err(log.counts.note_lost(error));
-            }
+            (Err(error), _) => return Err(log.failed_read(error)),
             (Ok(()), None) => {
                 log.counts.corrupted.add(1);
                 let what = "the backing device did not keep the page as it was written";

@@ -1,32 +1,51 @@
-//! What keeps pages from leaving memory for the backing device, for those who ask or warn.
+//! How a backing device is, for those who ask or warn: what it knows of itself, and whether requests have failed just now.
+//!
+//! Lock: `backing extents`, a leaf.
 
 use std::fmt;
+use std::time::{Duration, Instant};
 
-use crate::backing::Backing;
+use crate::backing::{Backing, Trouble};
+use crate::base::error::{Error, Result};
+use crate::base::failures;
+use crate::base::sync::{Counter, Mutex, classes};
 
-/// Whether pages can leave memory for the backing device. Prints as a line that says so.
+/// How long a read that failed counts. Those of a device that fails are rarely further apart.
+const LASTS: Duration = Duration::from_secs(10);
+
+/// How a backing device is. Prints as a line that says so.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum BackingState {
-    /// They can.
+    /// Pages leave and can be read.
     #[default]
     Ok,
+    /// They can, though a part of it is away or full.
+    Degraded(Trouble),
     /// It is full: pages leave again when enough of those on it were overwritten or discarded, without a restart.
     Full,
-    /// It is not written to, for this reason.
-    Failing(String),
+    /// Reads or writes fail.
+    Failing(Trouble),
 }
 
 impl BackingState {
-    /// Returns what a backing knows of itself.
+    /// Returns the state of a backing of which no request has failed.
     pub(crate) fn of(backing: &dyn Backing) -> Self {
-        let stopped = backing.health().and_then(|health| health.stopped);
-        stopped.map_or(BackingState::Ok, BackingState::Failing)
+        BackingState::with(backing, &Failures::default())
+    }
+
+    /// Returns the state of a backing.
+    pub(super) fn with(backing: &dyn Backing, failures: &Failures) -> Self {
+        let health = backing.health().unwrap_or_default();
+        let failing = health.stopped.or_else(|| failures.since(health.checked));
+        let degraded = || health.degraded.map_or(BackingState::Ok, BackingState::Degraded);
+        failing.map_or_else(degraded, BackingState::Failing)
     }
 
     /// Returns the name of the state.
     pub const fn name(&self) -> &'static str {
         match self {
             BackingState::Ok => "ok",
+            BackingState::Degraded(_) => "degraded",
             BackingState::Full => "full",
             BackingState::Failing(_) => "failing",
         }
@@ -35,12 +54,76 @@ impl BackingState {
 
 impl fmt::Display for BackingState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())?;
         match self {
-            BackingState::Ok => f.write_str("ok"),
+            BackingState::Ok => Ok(()),
             BackingState::Full => f.write_str(
-                "full: no more pages leave memory until some on it are overwritten or discarded; a larger one has room",
+                ": no more pages leave memory until some on it are overwritten or discarded; a larger one has room",
             ),
-            BackingState::Failing(why) => write!(f, "not written to: {why}"),
+            BackingState::Degraded(Trouble { why, since }) | BackingState::Failing(Trouble { why, since }) => {
+                let for_s = since.elapsed().unwrap_or_default().as_secs();
+                write!(f, " for {for_s} s: {why}")
+            }
         }
+    }
+}
+
+/// The last requests of a backing that failed.
+pub(super) struct Failures {
+    /// A read; counts for [`LASTS`].
+    read: Mutex<Option<(Instant, Trouble)>>,
+    /// A write; counts until one succeeds.
+    write: Mutex<Option<(Instant, Trouble)>>,
+    /// Whether `write` has one.
+    are_writes_failing: Counter,
+}
+
+impl Default for Failures {
+    fn default() -> Self {
+        Failures {
+            read: Mutex::new(&classes::BACKING_EXTENTS, None),
+            write: Mutex::new(&classes::BACKING_EXTENTS, None),
+            are_writes_failing: Counter::new(0),
+        }
+    }
+}
+
+impl Failures {
+    /// Notes a read that failed.
+    pub(super) fn note_read(&self, error: &Error) {
+        let (now, why) = (Instant::now(), error.to_string());
+        let mut read = self.read.lock();
+        let before = read.take().filter(|(at, _)| now.saturating_duration_since(*at) < LASTS);
+        let is_new = before.is_none();
+        *read = Some((now, Trouble::again(before.map(|(_, trouble)| trouble), why)));
+        drop(read);
+        if is_new {
+            failures::note();
+        }
+    }
+
+    /// Notes how a write has ended.
+    pub(super) fn note_write(&self, result: &Result<()>) {
+        let were_failing = self.are_writes_failing.get() > 0;
+        if result.is_ok() && !were_failing {
+            return;
+        }
+        let mut write = self.write.lock();
+        let before = write.take().map(|(_, trouble)| trouble);
+        *write =
+            result.as_ref().err().map(|error| (Instant::now(), Trouble::again(before, error.to_string())));
+        drop(write);
+        self.are_writes_failing.set(result.is_err().into());
+        if result.is_err() != were_failing {
+            failures::note();
+        }
+    }
+
+    /// Returns the trouble, if requests fail, and the backing was not `checked` since.
+    fn since(&self, checked: Option<Instant>) -> Option<Trouble> {
+        let is_over = |at: Instant| checked.is_some_and(|checked| checked > at);
+        let write = self.write.lock().clone().filter(|(at, _)| !is_over(*at));
+        let read = || self.read.lock().clone().filter(|(at, _)| !is_over(*at) && at.elapsed() < LASTS);
+        write.or_else(read).map(|(_, trouble)| trouble)
     }
 }

@@ -12,7 +12,6 @@ use std::collections::VecDeque;
 
 use crate::backing::{Buffer, Buffers, Completion, Direction, Transfer};
 use crate::base::error::{Error, ErrorKind, Result};
-use crate::base::failures;
 use crate::base::sync::{Arc, Condvar, Counter, Mutex, MutexGuard, classes};
 use crate::base::units::{PAGE_SIZE, Page, PageNo};
 
@@ -44,10 +43,6 @@ pub(in crate::store) struct BackingDevice {
     buffers: Buffers,
     finished: Arc<Finished>,
     writer: Mutex<Writer>,
-    /// Why the last write to the device failed, if it did.
-    failure: Mutex<Option<Error>>,
-    /// Not 0 if it did. Written with the writer's lock held.
-    is_failing: Counter,
     /// `None` if nothing is sealed.
     sealer: Option<Sealer>,
 }
@@ -149,8 +144,6 @@ impl BackingDevice {
             sealer,
             rescued: Counter::new(0),
             rescue_from: Counter::new(0),
-            failure: Mutex::new(&classes::BACKING_QUEUE, None),
-            is_failing: Counter::new(0),
             log,
         })
     }
@@ -160,21 +153,6 @@ impl BackingDevice {
         let _turn = self.writer.lock();
         self.log.discard_all();
         self.log.backing.end();
-    }
-
-    /// Returns why the last write to the device failed, if it did.
-    pub(in crate::store) fn failure(&self) -> Option<Error> {
-        self.failure.lock().clone()
-    }
-
-    /// Notes how a write to the device has ended.
-    fn note_write(&self, result: &Result<()>) {
-        let is_failing = u64::from(result.is_err());
-        if is_failing != self.is_failing.get() {
-            self.is_failing.set(is_failing);
-            *self.failure.lock() = result.as_ref().err().cloned();
-            failures::note();
-        }
     }
 
     /// Returns the maximum memory of tables and buffers.
@@ -194,6 +172,8 @@ pub(in crate::store) struct Outcome {
     pub(in crate::store) kept: u64,
     /// The last error of the device.
     pub(in crate::store) error: Option<Error>,
+    /// Whether there may be no room only because the device did not answer: nothing could be cleaned.
+    pub(in crate::store) is_unanswered: bool,
 }
 
 /// A thread's turn to write pages back. [`Pass::end`] ends it.
@@ -201,7 +181,7 @@ pub(in crate::store) struct Pass<'a> {
     pub(super) store: &'a Store,
     pub(super) backing: &'a BackingDevice,
     writer: MutexGuard<'a, Writer>,
-    outcome: Outcome,
+    pub(super) outcome: Outcome,
     /// Bytes of the objects that are being written and may leave memory.
     pending_bytes: u64,
 }
@@ -416,9 +396,8 @@ impl<'a> Pass<'a> {
         let flight = &mut self.writer.flights[number as usize - 1];
         let (extent, charge) = (flight.extent, std::mem::take(&mut flight.charge));
         let mut entries = std::mem::take(&mut flight.entries);
-        self.backing.note_write(&result);
+        self.backing.log.note_write(&result);
         if result.is_err() {
-            self.backing.log.counts.failed_writes.add(1);
             self.backing.allowance.give_back(charge);
         }
         // In reverse: if a page was added, changed and added again, the last copy is valid.
