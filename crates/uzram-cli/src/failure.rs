@@ -6,6 +6,7 @@ use std::io::{self, Write};
 use std::process::ExitCode;
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
+use rustix::process::{Resource, getrlimit};
 
 use crate::other_words;
 
@@ -93,6 +94,16 @@ impl<T, E: Display> Context<T> for std::result::Result<T, E> {
 
     fn usage(self, what: impl FnOnce() -> String) -> Result<T> {
         self.context(what).map_err(Failure::in_usage)
+    }
+}
+
+/// Adds to a message about a file that got too long (EFBIG) which limit that was.
+pub fn with_size_limit(line: String) -> String {
+    let is_limited = getrlimit(Resource::Fsize).current.is_some();
+    let is_too_long = line.contains(&format!("(os error {})", libc::EFBIG));
+    match is_limited && is_too_long {
+        true => line + ": raise RLIMIT_FSIZE (`ulimit -f unlimited`)",
+        false => line,
     }
 }
 

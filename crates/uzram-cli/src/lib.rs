@@ -53,6 +53,7 @@ use commands::{check, corpus, run, sibling, swap as swap_commands, train};
 use daemon::survive::handover::{self, State};
 use daemon::{attendant, holder, up};
 use failure::Failure;
+use system::interrupts::catch_size_limit;
 use terminal::live;
 
 #[derive(Parser)]
@@ -160,6 +161,8 @@ fn daemon_plan(words: &[std::ffi::OsString]) -> failure::Result<(config::plan::D
 
 /// Runs the command given on this process's command line.
 pub fn main() -> ExitCode {
+    // Without the handler, such a file ends this process without a word.
+    let _ = catch_size_limit();
     #[cfg(feature = "remote")]
     uzram::device::set_opener(Box::new(uzram_remote::RemoteOpener));
     let cli = match parse_command_line::<Cli>(live::error_line) {
@@ -200,7 +203,7 @@ pub fn main() -> ExitCode {
         Ok(status) => ExitCode::from(status),
         Err(Failure::ReaderLeft) => ExitCode::SUCCESS,
         Err(Failure::Line(line)) => {
-            live::error_line(&line);
+            live::error_line(&failure::with_size_limit(line));
             ExitCode::FAILURE
         }
         Err(Failure::Usage(line)) => {

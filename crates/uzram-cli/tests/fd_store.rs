@@ -24,8 +24,12 @@ use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg}
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
-/// The stand-in: what it keeps, in the order of arrival, and what it was told of the service.
-struct Manager(Arc<Mutex<Kept>>);
+/// The stand-in: what it keeps, in the order of arrival, and what it was told of the service. Like systemd, it ignores a
+/// descriptor that it has, by whatever name, and those beyond its limit, without a word.
+struct Manager {
+    kept: Arc<Mutex<Kept>>,
+    most: usize,
+}
 
 #[derive(Default)]
 struct Kept {
@@ -33,17 +37,28 @@ struct Kept {
     is_ready: bool,
 }
 
+/// Returns whether two descriptors are of the same open file: kcmp(2).
+fn is_same(one: &OwnedFd, other: &OwnedFd) -> bool {
+    const KCMP_FILE: libc::c_int = 0;
+    let own = std::process::id();
+    // SAFETY: the call takes only numbers.
+    let compared =
+        unsafe { libc::syscall(libc::SYS_kcmp, own, own, KCMP_FILE, one.as_raw_fd(), other.as_raw_fd()) };
+    assert!(compared >= 0, "kcmp: {}", std::io::Error::last_os_error());
+    compared == 0
+}
+
 impl Manager {
-    fn new(path: &Path) -> Manager {
+    fn new(path: &Path, most: usize) -> Manager {
         let socket = UnixDatagram::bind(path).unwrap();
         let kept = Arc::<Mutex<Kept>>::default();
         let shared = Arc::clone(&kept);
         // Ends with the test's process.
-        thread::spawn(move || Manager::listen(&socket, &shared));
-        Manager(kept)
+        thread::spawn(move || Manager::listen(&socket, &shared, most));
+        Manager { kept, most }
     }
 
-    fn listen(socket: &UnixDatagram, shared: &Mutex<Kept>) {
+    fn listen(socket: &UnixDatagram, shared: &Mutex<Kept>, most: usize) {
         let mut bytes = vec![0; 64 << 10];
         loop {
             let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(16))];
@@ -64,7 +79,11 @@ impl Manager {
             let mut kept = shared.lock().unwrap();
             if said.get("FDSTORE") == Some(&"1") {
                 assert_eq!((fds.len(), said.get("FDPOLL")), (1, Some(&"0")));
-                kept.fds.extend(fds.into_iter().map(|fd| (name.clone(), fd)));
+                for fd in fds {
+                    if kept.fds.len() < most && !kept.fds.iter().any(|(_, other)| is_same(other, &fd)) {
+                        kept.fds.push((name.clone(), fd));
+                    }
+                }
             }
             if said.contains_key("FDSTOREREMOVE") {
                 kept.fds.retain(|(other, _)| *other != name);
@@ -75,13 +94,13 @@ impl Manager {
 
     /// Starts the service with what is kept, and waits until it is ready.
     fn start(&self, place: &Place, args: &[&str]) -> Child {
-        let mut kept = self.0.lock().unwrap();
+        let mut kept = self.kept.lock().unwrap();
         let names: Vec<&str> = kept.fds.iter().map(|(name, _)| name.as_str()).collect();
         let mut command = Command::new("sh");
         // The process ID is known only there.
         command.args(["-c", "LISTEN_PID=$$ exec \"$0\" \"$@\"", env!("CARGO_BIN_EXE_uzram")]).args(args);
         command.env("UZRAM_RUNTIME_DIR", place.dir());
-        command.env("NOTIFY_SOCKET", place.root().join("notify")).env("FDSTORE", "512");
+        command.env("NOTIFY_SOCKET", place.root().join("notify")).env("FDSTORE", self.most.to_string());
         command.env("LISTEN_FDS", names.len().to_string()).env("LISTEN_FDNAMES", names.join(":"));
         let numbers: Vec<i32> = kept.fds.iter().map(|(_, fd)| fd.as_raw_fd()).collect();
         let hand_over = move || {
@@ -105,7 +124,7 @@ impl Manager {
         drop(kept);
         let log = fs::File::options().create(true).append(true).open(place.root().join("log")).unwrap();
         let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log).spawn().unwrap();
-        wait_until("the service is ready", || self.0.lock().unwrap().is_ready);
+        wait_until("the service is ready", || self.kept.lock().unwrap().is_ready);
         child
     }
 }
@@ -121,7 +140,7 @@ fn a_service_goes_on_after_a_restart_and_after_a_kill_of_all_its_processes() {
     }
     let place = BlockPlace::new();
     let root = place.place.root();
-    let manager = Manager::new(&root.join("notify"));
+    let manager = Manager::new(&root.join("notify"), 512);
     let cold = format!("{}:32M", root.join("cold").display());
     let args = ["up", "--size", "32M", "--attach", "--backing", &cold];
     let mut service = manager.start(&place.place, &args);
@@ -136,6 +155,11 @@ fn a_service_goes_on_after_a_restart_and_after_a_kill_of_all_its_processes() {
         disk.write_all_at(&[round + 1; 4096], at).unwrap();
         rustix::fs::fdatasync(&disk).unwrap();
         expected.push((at, round + 1));
+        if round == 2 {
+            // The next program goes on with what the one before has stored.
+            place.place.run(&["upgrade"]).ok();
+            place.place.run(&["add", "fourth", "--size", "8M"]).ok();
+        }
         if round % 2 == 0 {
             // Restarted: it leaves all to the manager.
             place.place.run(&["down", "--keep"]).ok();
@@ -155,16 +179,38 @@ fn a_service_goes_on_after_a_restart_and_after_a_kill_of_all_its_processes() {
         }
         let list = place.place.run(&["list"]).ok();
         assert!(list.contains("second") && !list.contains("third"), "{list}");
+        assert_eq!(list.contains("fourth"), round >= 2, "{list}");
     }
     drop(disk);
     place.place.run(&["down"]).ok();
     assert!(service.wait().unwrap().success());
     place.assert_clean();
-    wait_until("nothing is kept", || manager.0.lock().unwrap().fds.is_empty());
+    wait_until("nothing is kept", || manager.kept.lock().unwrap().fds.is_empty());
     // Nobody who is no service's process takes anything, and without a manager nothing can be left.
     let daemon = place.place.up(&[]);
     let keep = place.place.run(&["down", "--keep"]);
     assert!(keep.complaint(1).contains("no service manager"), "{}", keep.stderr);
     place.place.down();
     assert!(daemon.ended().0.success());
+}
+
+#[test]
+fn a_daemon_that_needs_more_than_the_manager_keeps_says_so_and_does_not_leave_it_there() {
+    let place = Place::new();
+    let manager = Manager::new(&place.root().join("notify"), 8);
+    let mut service = manager.start(&place, &["up", "--size", "8M"]);
+    let log = || fs::read_to_string(place.root().join("log")).unwrap();
+    for number in 0..8 {
+        place.run(&["add", &format!("more{number}"), "--size", "8M"]).ok();
+    }
+    assert!(log().contains("FDSTORE allows 8: raise FileDescriptorStoreMax="), "{}", log());
+    let keep = place.run(&["down", "--keep"]);
+    assert!(keep.complaint(1).contains("no service manager keeps"), "{}", keep.stderr);
+    // A start would find no state that is only a part.
+    let has_state =
+        || manager.kept.lock().unwrap().fds.iter().any(|(name, _)| name.starts_with("uzram-state-"));
+    wait_until("no state is kept", || !has_state());
+    place.down();
+    assert!(service.wait().unwrap().success());
+    wait_until("nothing is kept", || manager.kept.lock().unwrap().fds.is_empty());
 }

@@ -14,7 +14,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use common::run::{Program, can_run};
-use common::{PATIENCE, bare_command, finish, wait, wait_until};
+use common::{PATIENCE, bare_command, finish, wait, wait_until, with_file_size};
 
 /// Checks that the line at the end tells of compressed memory.
 fn expect_compressed(said: &str) {
@@ -401,4 +401,19 @@ fn bad_command_lines_are_refused() {
     assert!(run(&["--limit", "64M", "--", "no-such-program"]).complaint(1).contains("there is no program"));
     let spill = ["--limit", "64M", "--spill", "/no/such/folder", "--", "/bin/true"];
     assert!(run(&spill).complaint(1).contains("/no/such/folder"));
+}
+
+#[test]
+fn a_program_is_not_given_a_spill_file_that_it_may_not_write() {
+    if !can_run() {
+        return;
+    }
+    let limited = |args: &[&str]| finish(with_file_size(bare_command(args), 32 << 20));
+    let ended = limited(&["run", "--limit", "16M", "--", "cat", "/dev/null"]);
+    let complaint = ended.complaint(1);
+    assert!(complaint.contains("RLIMIT_FSIZE") && complaint.contains("--spill"), "{complaint}");
+    for spill in [&["--spill", "/var/tmp:32M"][..], &["--no-spill"]] {
+        let ended = limited(&[&["run", "--limit", "16M"], spill, &["--", "cat", "/dev/null"]].concat());
+        assert!(ended.status.success(), "{}", ended.stderr);
+    }
 }

@@ -473,6 +473,10 @@ fn another_program_goes_on_with_everything() {
     place.place.down();
     let (status, said) = daemon.ended();
     assert!(status.success(), "{said}");
+    // The kill is a warning, the replacements are not.
+    let warnings: Vec<&str> = said.lines().filter(|line| !line.contains(" INFO ")).collect();
+    assert!(warnings.len() == 1 && warnings[0].contains("the process that served has died"), "{said}");
+    assert_eq!(said.matches("serves in the place of the one before").count(), 2, "{said}");
     place.assert_clean();
 }
 
@@ -614,7 +618,8 @@ fn a_damaged_device_fails_alone() {
     let place = BlockPlace::new();
     let files = place.place.root().join("files");
     let daemon = place.place.up_sized("16M", &["--mount", files.to_str().unwrap()]);
-    place.place.run(&["add", "second", "--size", "16M"]).ok();
+    let cold = format!("{}:8M", place.place.root().join("cold").display());
+    place.place.run(&["add", "second", "--size", "16M", "--backing", &cold]).ok();
     let [first, second] = ["zram0", "second"].map(|name| {
         let path = files.join(name).join("disk");
         OpenOptions::new().read(true).write(true).open(path).unwrap()
@@ -641,6 +646,11 @@ fn a_damaged_device_fails_alone() {
     assert_eq!(&read, b"contents");
     assert!(second.read_exact_at(&mut read, 0).is_err() && second.write_all_at(b"x", 0).is_err());
     drop((first, second));
+    // Nobody keeps its memory, or its backing file locked: it can be set up anew.
+    let holder =
+        fs::read_dir(format!("/proc/{}/fd", daemon.id())).unwrap().map(|entry| entry.unwrap().path());
+    assert_eq!(holder.filter(is_second).count(), 0);
+    place.place.run(&["set", "second", &format!("backing_dev={cold}"), "disksize=16M"]).ok();
     place.place.down();
     let (status, said) = daemon.ended();
     assert!(status.success() && said.contains("its contents cannot be used any more"), "{said}");

@@ -11,6 +11,7 @@ use std::process::Command;
 use common::{Place, finish, has_program, program_path};
 
 const SERVICE: &str = include_str!("../../../dist/systemd/uzram.service");
+const SLEEP: &str = include_str!("../../../dist/systemd/sleep.conf.d/uzram.conf");
 const CONFIG: &str = include_str!("../../../dist/uzram.toml");
 /// A unit of every system with /tmp in memory, which is ordered after swap.
 const TMP_MOUNT: &str = "[Unit]
@@ -60,6 +61,33 @@ fn systemd_starts_the_service_before_swap_target_and_has_nothing_to_say_of_it() 
     let said = verify(&service.replace("Before=swap.target", "Before=swap.target\nAfter=local-fs.target"));
     // The line about the cycle names this unit or another one of the cycle.
     assert!(said.contains("ordering cycle") || said.contains("Found dependency on uzram.service"), "{said}");
+}
+
+/// systemd would hibernate to its swap area.
+#[test]
+fn with_the_service_comes_what_forbids_hibernation() {
+    assert!(SERVICE.contains("sleep.conf.d/uzram.conf"));
+    let settings: Vec<_> = SLEEP.lines().filter(|line| !line.starts_with('#') && !line.is_empty()).collect();
+    let modes = ["AllowHibernation=no", "AllowHybridSleep=no", "AllowSuspendThenHibernate=no"];
+    assert_eq!(settings, [&["[Sleep]"][..], &modes].concat());
+    if !has_program("systemd-analyze") {
+        println!("skipped: no systemd-analyze");
+        return;
+    }
+    // It is read where the documentation has it put, after the main file, which says nothing or its opposite.
+    let place = Place::new();
+    let dir = place.root().join("etc/systemd/sleep.conf.d");
+    fs::create_dir_all(&dir).unwrap();
+    fs::write(dir.join("uzram.conf"), SLEEP).unwrap();
+    fs::write(place.root().join("etc/systemd/sleep.conf"), "[Sleep]\nAllowHibernation=yes\n").unwrap();
+    let mut command = Command::new("systemd-analyze");
+    command.arg(format!("--root={}", place.root().display()));
+    command.args(["cat-config", "--no-pager", "systemd/sleep.conf"]).env("PATH", program_path());
+    let read = finish(command).ok();
+    let last = |name: &str| read.lines().rev().find(|line| line.starts_with(name)).map(str::to_owned);
+    for mode in modes {
+        assert_eq!(last(mode.split_once('=').unwrap().0).as_deref(), Some(mode), "{read}");
+    }
 }
 
 /// Its own mount namespace would hide its mounts from all other processes.

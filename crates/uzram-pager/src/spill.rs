@@ -24,7 +24,7 @@ use uzram::backing::{Backing, Buffer, Direction, Filling, Transfer};
 use uzram::mem::{Entry, Table};
 use uzram::sync::Arc;
 use uzram::units::PAGE_SIZE;
-use uzram::{Error, ErrorKind, Result};
+use uzram::{Error, ErrorKind, Result, check_file_size};
 
 use crate::core::lock;
 use crate::high;
@@ -190,6 +190,8 @@ impl Spill {
     }
 
     fn write(&self, offset: u64, bytes: &[u8]) -> Result<()> {
+        // Each time: the program may have lowered the limit. It would get the signal when this thread no longer blocks it.
+        check_file_size("a spill file", offset + bytes.len() as u64)?;
         loop {
             let files = self.files.read().unwrap_or_else(std::sync::PoisonError::into_inner);
             if let Some((nth, file)) = files.own.and_then(|nth| Some((nth, files.files[nth].as_ref()?))) {

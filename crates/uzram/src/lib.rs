@@ -63,6 +63,8 @@ pub mod device;
 pub mod designs;
 
 pub use base::error::{Error, ErrorKind, Result};
+#[doc(hidden)]
+pub use base::file_size::check_file_size;
 pub use base::mem::Arena;
 #[cfg(not(loom))]
 pub use device::{Device, DeviceBuilder, NamedBacking, OpenDevice};

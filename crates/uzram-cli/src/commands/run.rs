@@ -12,6 +12,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use uzram::check_file_size;
 use uzram::codec::Algorithm;
 use uzram::units::format_size;
 use uzram_pager::{LEAST_LIMIT_BYTES, TrapKind};
@@ -137,6 +138,9 @@ pub fn run(args: &RunArgs) -> Result<Infallible> {
         };
         let dir = fs::canonicalize(&dir)
             .map_err(|error| Failure::line(format!("--spill: {}: {error}", Path::new(&dir).display())))?;
+        check_file_size("a spill file", bytes).map_err(|error| {
+            Failure::line(format!("{error}; or give a smaller --spill DIR:SIZE, or --no-spill"))
+        })?;
         command.env("UZRAM_RUN_SPILL", dir).env("UZRAM_RUN_SPILL_BYTES", bytes.to_string());
     }
     if args.hard {

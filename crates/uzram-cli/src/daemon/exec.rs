@@ -19,6 +19,7 @@ use uzram_serve::control::StatsJson;
 
 use crate::daemon::events::Event;
 use crate::failure::{Context, Result};
+use crate::system::children::ended_child;
 use crate::system::interrupts::unblock_signals_of;
 use crate::system::protect::unprotect_child;
 use crate::system::runtime_dir::RUNTIME_DIR_VARIABLE;
@@ -102,6 +103,11 @@ impl Running {
         Ok(ended.map_or(1, |(_, status)| exit_code(ExitStatus::from_raw(status.as_raw()))))
     }
 
+    /// Returns the command's process.
+    pub fn pid(&self) -> Pid {
+        self.target.pid
+    }
+
     /// Returns the command's status, as [`Running::wait`] does, if it has ended.
     pub fn ended(&mut self) -> Option<u8> {
         match waitpid(Some(self.target.pid), WaitOptions::NOHANG) {
@@ -178,9 +184,15 @@ pub fn summary(name: &str, device: &Device) -> String {
     show::stats_table(name, &StatsJson::from(device.stats()))
 }
 
-/// Sends [`Event::CommandEnded`] when `pid` has ended, without reaping it.
+/// Sends [`Event::CommandEnded`] when `pid` has ended, without reaping it. As PID 1, reaps orphans meanwhile: nothing else
+/// starts processes while the command runs, but the attendant, whose status nobody asks for.
 fn announce_end(pid: Pid, sender: Sender<Event>) -> io::Result<()> {
     thread::Builder::new().name("command".to_owned()).spawn(move || {
+        if std::process::id() == 1 {
+            while let Some(orphan) = ended_child(true).filter(|ended| *ended != pid) {
+                let _ = waitpid(Some(orphan), WaitOptions::NOHANG);
+            }
+        }
         let options = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
         while matches!(rustix::process::waitid(WaitId::Pid(pid), options), Err(Errno::INTR)) {}
         // An error means that the receiver is gone.

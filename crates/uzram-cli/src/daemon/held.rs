@@ -5,6 +5,7 @@ use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::sync::Arc;
 
+use uzram::check_file_size;
 use uzram::machine_memory;
 use uzram::mem::keep_memory_out_of_swap;
 use uzram_serve::control::MeasureJson;
@@ -21,6 +22,9 @@ use crate::failure::{Context, Failure, Result};
 use crate::system::descriptors;
 use crate::system::protect::{self, protect};
 use crate::system::runtime_dir::{CONTROL_SOCKET, RuntimeDir};
+
+/// No lock, record or table of a daemon is longer; what its devices need is checked when they are made.
+const OWN_FILES_BYTES: u64 = 1 << 20;
 
 /// See the [module's documentation](self). Dropping it unmounts, removes the sockets and gives the directory free.
 pub struct Held {
@@ -51,6 +55,7 @@ impl Held {
     /// The plan is invalid, or the system refuses.
     pub fn claim(plan: DaemonPlan) -> Result<Held> {
         plan.check()?;
+        check_file_size("a daemon's lock, records and tables: one", OWN_FILES_BYTES)?;
         let mut protection = Held::protect(&plan);
         if plan.swaps() && plan.survives {
             protection.push(stay_out_of_swap());

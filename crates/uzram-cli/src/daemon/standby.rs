@@ -14,6 +14,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use uzram::ErrorKind;
 use uzram::device::{Device, Keeper, KeptPart, NamedBacking};
 use uzram::store::{KeptMemory, StandBy};
 
@@ -23,7 +24,7 @@ use crate::daemon::held::Held;
 use crate::daemon::survive::home::Home;
 use crate::daemon::survive::kept::Kept;
 use crate::daemon::survive::link::{KeptBacking, Link, Order, Request};
-use crate::daemon::survive::lives::{Lives, Number, can_take_cpus, leave_cpus, wait_until_all_exit};
+use crate::daemon::survive::lives::{Lives, Number, Watched, can_take_cpus, leave_cpus};
 use crate::daemon::worker::{self, Exported, Start};
 use crate::failure::{Context, Result};
 use crate::system::protect::Expendable;
@@ -52,6 +53,9 @@ pub fn run(
     kept: Vec<Kept>,
 ) -> Result<u8> {
     let lives = Arc::clone(&held.lives);
+    // Before it dies: nothing can be lacking then.
+    let serving = u32::try_from(lives.get(Number::Worker)).unwrap_or(0);
+    let serving = Watched::open(serving).context(|| "cannot watch the process that serves".to_owned())?;
     // The holder's measures; locks are not inherited.
     Held::protect(&held.plan);
     let mut protection = held.protection.clone();
@@ -67,16 +71,16 @@ pub fn run(
     lives.take_seat().context(|| "cannot wait for the process that serves".to_owned())?;
     let died = Instant::now();
     expendable.end();
-    let dead = u32::try_from(lives.get(Number::Worker)).unwrap_or(0);
     lives.set(Number::StandBy, 0);
     let mut kept = mirror.stop();
-    if dead != 0 {
-        wait_until_all_exit(dead, || {
+    let dead = serving.as_ref().map(Watched::pid);
+    if let Some(dying) = &serving {
+        dying.wait_until_all_exit(|| {
             tracing::warn!(process = dead, "a thread of the process that died still waits for a device");
         });
         // Until this one serves: the holder takes it back then.
         if leaves_cpus {
-            leave_cpus(dead);
+            leave_cpus(dying.pid());
         }
     }
     // Not before: if this process dies, the next one looks at the threads of that one.
@@ -101,13 +105,23 @@ pub fn run(
             lives.set(Number::OutageNs, died.elapsed().as_nanos() as u64);
             lives.set(Number::TakeOvers, lives.get(Number::TakeOvers) + 1);
             let ms = |time: Duration| (time.as_secs_f64() * 1e4).round() / 10.0;
-            tracing::warn!(
-                died = dead,
-                outage_ms = ms(died.elapsed()),
-                gone_ms = ms(gone),
-                attach_ms = ms(attached - gone),
-                "the process that served has died; this one serves on"
-            );
+            let (outage_ms, gone_ms, attach_ms) = (ms(died.elapsed()), ms(gone), ms(attached - gone));
+            if lives.take(Number::Replaced) != 0 {
+                tracing::info!(
+                    outage_ms,
+                    gone_ms,
+                    attach_ms,
+                    "this process serves in the place of the one before"
+                );
+            } else {
+                tracing::warn!(
+                    died = dead,
+                    outage_ms,
+                    gone_ms,
+                    attach_ms,
+                    "the process that served has died; this one serves on"
+                );
+            }
         }),
     };
     worker::serve(held, start)
@@ -194,8 +208,17 @@ impl Mapped {
                 device
             }
             Ok(None) => empty(&kept.name, keeper),
+            Err(error) if matches!(error.kind(), ErrorKind::NoMemory | ErrorKind::Io) => {
+                tracing::error!(
+                    device = kept.name,
+                    "its contents cannot be used: {error}; they stay for the next process that serves, until `uzram remove`"
+                );
+                empty(&kept.name, keeper)
+            }
             Err(error) => {
                 tracing::error!(device = kept.name, "its contents cannot be used any more: {error}");
+                // Nobody will: its memory goes back to the system, and its backing device is locked by nobody.
+                keeper.give_up(&kept.name);
                 empty(&kept.name, keeper)
             }
         };

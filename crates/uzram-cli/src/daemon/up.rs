@@ -16,6 +16,7 @@ use crate::config::settings::parse_name;
 use crate::daemon::held::Held;
 use crate::daemon::holder;
 use crate::daemon::memory_cgroup;
+use crate::daemon::survive::lives::Watched;
 use crate::daemon::worker::{self, Start};
 use crate::failure::{Context, Failure, Result};
 use crate::system::protect::lock_memory;
@@ -170,7 +171,7 @@ pub fn run(args: &UpArgs) -> Result<u8> {
 /// The daemon cannot start.
 pub fn serve(plan: DaemonPlan) -> Result<u8> {
     let plan = memory_cgroup::fit(plan)?;
-    match plan.mortal().filter(|_| plan.survives) {
+    match plan.mortal().or_else(|| Watched::check().err()).filter(|_| plan.survives) {
         None if plan.survives => return holder::run(plan),
         None => {}
         Some(why) => tracing::warn!("contents are lost if this process dies: {why}"),

@@ -30,7 +30,7 @@ use crate::daemon::survive::home::{Home, Registry};
 use crate::daemon::survive::link::{End, Request, Served};
 use crate::failure::{Context, Failure, Result, print};
 use crate::swap::fresh_counts::FreshCounts;
-use crate::swap::room;
+use crate::swap::{hibernation, room};
 use crate::system::protect::touch_heap;
 use crate::system::runtime_dir::{CONTROL_SOCKET, NBD_SOCKET, socket_path};
 use crate::terminal::live::{self, LiveLine};
@@ -139,9 +139,7 @@ pub fn serve(held: &Held, start: Start) -> Result<u8> {
     })
     .context(|| "cannot serve the control API".to_owned())?;
     let mut attachments = Attachments::new(exports.clone(), Arc::clone(&recorder), attendant);
-    let warning = machine_memory::read().ok().and_then(|memory| {
-        room::swap_warning(&swapped_to, &memory).or_else(|| room::fixed_warning(&all, &memory))
-    });
+    let warnings = warnings(plan, &all, &swapped_to);
     let fresh_counts = plan.swaps().then(|| FreshCounts::start(swapped_to)).transpose();
     let _fresh_counts = fresh_counts.context(|| "cannot start a thread".to_owned())?;
     if plan.is_protected() {
@@ -149,7 +147,7 @@ pub fn serve(held: &Held, start: Start) -> Result<u8> {
     }
     attachments.adopt(&plan.devices, has_started);
     if !has_started {
-        warning.iter().for_each(|line| tracing::warn!("{line}"));
+        warnings.iter().for_each(|line| tracing::warn!("{line}"));
         if let Some(home) = &home {
             // What the worker before began to attach may still be on its way.
             home.ask(&Request::Settle, &[]).context(|| "the holder".to_owned())?;
@@ -163,7 +161,7 @@ pub fn serve(held: &Held, start: Start) -> Result<u8> {
             let exports_of = all.iter().flat_map(|device| uris(device.name()));
             let mut text = facts_text(exports_of.map(|uri| ("export", Some(uri))));
             let control_socket = socket_path(&plan.runtime_dir, CONTROL_SOCKET)?;
-            text += &daemon_facts(&control_socket, &about, warning);
+            text += &daemon_facts(&control_socket, &about, warnings);
             for (device, planned) in all.iter().zip(&plan.devices) {
                 text += &device_facts(planned, device);
             }
@@ -246,6 +244,16 @@ fn make(plan: &DaemonPlan, home: Option<&Arc<Home>>, devices: &mut Vec<Exported>
     Ok(room::check(&all)?)
 }
 
+/// Returns what may go wrong later, for who starts the daemon.
+fn warnings(plan: &DaemonPlan, all: &[Arc<Device>], swapped_to: &[Arc<Device>]) -> Vec<String> {
+    let memory = machine_memory::read().ok();
+    let room = memory.and_then(|memory| {
+        room::swap_warning(swapped_to, &memory).or_else(|| room::fixed_warning(all, &memory))
+    });
+    let hibernation = plan.swaps().then(|| hibernation::warning(Path::new("/"))).flatten();
+    room.into_iter().chain(hibernation).collect()
+}
+
 /// Returns what a worker, whose devices have backing devices of these names, may need to do while it serves.
 pub fn needs(held: &Held, backings: impl Iterator<Item = String>) -> Needs {
     let plan = &held.plan;
@@ -315,7 +323,7 @@ fn log_refused(measures: &[MeasureJson]) {
 }
 
 /// Formats the facts about the daemon that are printed at the start.
-fn daemon_facts(control_socket: &Path, about: &About, warning: Option<String>) -> String {
+fn daemon_facts(control_socket: &Path, about: &About, warnings: Vec<String>) -> String {
     let of_files = |what: fn(&FilesJson) -> String| about.files.as_ref().map(what);
     let facts = [
         ("control", Some(control_socket.display().to_string())),
@@ -326,7 +334,9 @@ fn daemon_facts(control_socket: &Path, about: &About, warning: Option<String>) -
         let why = measure.refused.as_ref()?;
         Some(("warning", Some(format!("not {}: {why}", measure.what))))
     });
-    facts_text(facts.into_iter().chain(refused).chain([("warning", warning)]))
+    facts_text(
+        facts.into_iter().chain(refused).chain(warnings.into_iter().map(|line| ("warning", Some(line)))),
+    )
 }
 
 /// Formats the facts about a device.

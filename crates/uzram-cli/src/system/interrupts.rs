@@ -52,6 +52,19 @@ impl Drop for Interrupts {
     }
 }
 
+/// Has a file that would get longer than RLIMIT_FSIZE be an error of the call, EFBIG, rather than the end of this process. Of
+/// the programs that it starts it is the end as ever: they inherit no handlers.
+///
+/// # Errors
+/// The handler cannot be installed.
+pub fn catch_size_limit() -> io::Result<()> {
+    if !is_ignored(libc::SIGXFSZ) {
+        // SAFETY: the handler does nothing.
+        unsafe { signal_hook::low_level::register(libc::SIGXFSZ, || {}) }?;
+    }
+    Ok(())
+}
+
 /// The signals that ask a process to end.
 pub const ENDING_SIGNALS: [i32; 4] = [SIGINT, SIGTERM, SIGQUIT, SIGHUP];
 

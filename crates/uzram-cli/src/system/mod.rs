@@ -2,6 +2,7 @@
 
 pub mod process_status;
 pub mod accounts;
+pub mod children;
 pub mod descriptors;
 pub mod find_program;
 pub mod interrupts;

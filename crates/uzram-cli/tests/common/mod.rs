@@ -21,7 +21,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Resource, Rlimit, Signal, kill_process, setrlimit};
 use tempfile::TempDir;
 
 /// A temporary directory, and the runtime directory in it.
@@ -38,9 +38,14 @@ impl Place {
 
     /// Makes a place whose commands are those of a user without rights, if this process is root's.
     pub fn without_rights() -> Place {
+        Place::of_user(65534)
+    }
+
+    /// Makes a place whose commands are those of a user, if this process is root's.
+    pub fn of_user(user: u32) -> Place {
         let root = tempfile::tempdir().unwrap();
         std::fs::set_permissions(&root, std::fs::Permissions::from_mode(0o777)).unwrap();
-        Place { root, user: rustix::process::geteuid().is_root().then_some(65534) }
+        Place { root, user: rustix::process::geteuid().is_root().then_some(user) }
     }
 
     pub fn root(&self) -> &Path {
@@ -197,6 +202,17 @@ pub fn status_field(status: &str, name: &str) -> String {
 pub fn bare_command(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_uzram"));
     command.args(args).env_remove("UZRAM_RUNTIME_DIR").env_remove("XDG_RUNTIME_DIR");
+    command
+}
+
+/// Limits the length of files that a command may write.
+pub fn with_file_size(mut command: Command, bytes: u64) -> Command {
+    let limit = move || {
+        let limit = Rlimit { current: Some(bytes), maximum: Some(bytes) };
+        setrlimit(Resource::Fsize, limit).map_err(std::io::Error::from)
+    };
+    // SAFETY: the call is async-signal-safe.
+    unsafe { command.pre_exec(limit) };
     command
 }
 

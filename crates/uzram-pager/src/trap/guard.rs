@@ -19,7 +19,7 @@ use rustix::fs::{FallocateFlags, MemfdFlags, fallocate, ftruncate, memfd_create}
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, MprotectFlags, ProtFlags};
 use uzram::units::{Page, format_size, pages_to_bytes};
-use uzram::{Error, ErrorKind, Result};
+use uzram::{Error, ErrorKind, Result, check_file_size};
 
 use super::{MOST_PAGES, RETRY, Run, Space, Trap};
 
@@ -102,6 +102,7 @@ impl Guard {
             file => file,
         };
         let file = File::from(file.map_err(refused)?);
+        check_file_size("a file in memory", pages_to_bytes(pages))?;
         ftruncate(&file, pages_to_bytes(pages)).map_err(refused)?;
         Ok(Guard { file, space: Space::new(pages)?, fence })
     }

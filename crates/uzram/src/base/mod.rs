@@ -5,6 +5,7 @@ pub mod counters;
 pub mod cpu;
 pub mod error;
 pub mod failures;
+pub mod file_size;
 #[cfg(not(loom))]
 pub mod machine_memory;
 pub mod mem;

@@ -106,7 +106,9 @@ impl Thread {
     }
 
     /// Parses a thread's proc_pid_status(5).
-    fn parse(id: i32, status: &str) -> Option<Thread> {
+    fn parse(status: &str) -> Option<Thread> {
+        // The last one is that of its own PID namespace; `/proc` may be that of another.
+        let id = status_field(status, "NSpid")?.split_ascii_whitespace().next_back()?.parse().ok()?;
         let permitted = u64::from_str_radix(status_field(status, "CapPrm")?, 16).ok()?;
         let permitted = CapabilitySet::from_bits_retain(permitted);
         Some(Thread { id, name: status_field(status, "Name")?.to_owned(), permitted })
@@ -117,10 +119,9 @@ fn threads() -> io::Result<Vec<Thread>> {
     let mut threads = Vec::new();
     for entry in fs::read_dir("/proc/self/task")? {
         let entry = entry?;
-        let id = entry.file_name().to_str().and_then(|name| name.parse().ok());
         // The thread may have ended meanwhile.
         let Ok(status) = fs::read_to_string(entry.path().join("status")) else { continue };
-        threads.extend(id.and_then(|id| Thread::parse(id, &status)));
+        threads.extend(Thread::parse(&status));
     }
     Ok(threads)
 }
@@ -135,15 +136,15 @@ mod tests {
 
     #[test]
     fn a_threads_capabilities_are_read() {
-        let status = "Name:\tnbd\nUmask:\t0022\nCapInh:\t0000000000000000\nCapPrm:\t0000000000200001\n";
-        let thread = Thread::parse(7, status).unwrap();
+        let status = "Name:\tnbd\nNSpid:\t4711\t7\nUmask:\t0022\nCapInh:\t0000000000000000\nCapPrm:\t0000000000200001\n";
+        let thread = Thread::parse(status).unwrap();
         assert_eq!((thread.id, thread.name.as_str()), (7, "nbd"));
         assert_eq!(thread.permitted, CapabilitySet::CHOWN | CapabilitySet::SYS_ADMIN);
         assert!(
             thread.has_more_than(CapabilitySet::SYS_ADMIN) && thread.has_more_than(CapabilitySet::empty())
         );
         assert!(!thread.has_more_than(CapabilitySet::all()));
-        assert!(Thread::parse(7, "Name:\tnbd\n").is_none());
+        assert!(Thread::parse("Name:\tnbd\nNSpid:\t7\n").is_none());
     }
 
     #[test]

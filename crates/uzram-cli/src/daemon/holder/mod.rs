@@ -156,7 +156,7 @@ impl Holder {
             words: std::env::args_os().collect(),
             next_program: None,
             replaces_worker: false,
-            store: FdStore::from_env(),
+            store: FdStore::from_env(None),
             is_changed: false,
             announces: false,
         }
@@ -224,6 +224,7 @@ impl Holder {
                 }
             }
         }
+        self.reap_orphans();
         Ok(None)
     }
 
@@ -330,9 +331,9 @@ impl Holder {
                 notify::status(&status);
                 Then::Answer(Ok(()))
             }
-            Request::Leave => match &self.store {
-                Some(_) => Then::Leave,
-                None => Then::Answer(Err("no service manager keeps what this daemon has".to_owned())),
+            Request::Leave => match self.put_into_store() {
+                true => Then::Leave,
+                false => Then::Answer(Err("no service manager keeps what this daemon has".to_owned())),
             },
             Request::WillEnd(end) => {
                 // The command ends the daemon, if there is one.
@@ -365,6 +366,12 @@ impl Holder {
                 }
                 Err(why) => Then::Answer(Err(why)),
             },
+            Request::Ended(Err(Refusal::Line(why) | Refusal::Usage(why)))
+                if !is_worker && self.is_served() =>
+            {
+                tracing::error!("no stand-by: {why}");
+                Then::Answer(Ok(()))
+            }
             Request::Ended(Ok(status)) => Then::End(Ok(self.command_status.unwrap_or(status))),
             Request::Ended(Err(refusal)) => Then::End(Err(match refusal {
                 Refusal::Line(line) => Failure::Line(line),
@@ -455,6 +462,7 @@ impl Holder {
         held.lives.set(Shared::GaveUp, 0);
         held.lives.set(Shared::Recovered, 1);
         held.lives.set(Shared::Worker, 0);
+        held.lives.set(Shared::Replaced, 1);
         // Both have the connection that failed.
         for process in [self.standby.take(), self.worker.take()].into_iter().flatten() {
             let _ = rustix::process::kill_process(process.pid, Signal::KILL);

@@ -16,6 +16,7 @@ use crate::daemon::survive::link::{Answer, Link, Order, Refusal, Request};
 use crate::daemon::survive::lives::{Number as Shared, take_cpus};
 use crate::daemon::worker::{self, Start};
 use crate::failure::{Context, Failure, Result};
+use crate::system::children::ended_child;
 
 /// How long a control client may take to read that a daemon leaves.
 const LEAVE_AFTER: Duration = Duration::from_millis(50);
@@ -143,6 +144,27 @@ impl Holder {
         }
     }
 
+    /// Reaps processes that others left to this one: to PID 1 of a container, or to a subreaper.
+    pub(super) fn reap_orphans(&self) {
+        // One of its own hides those behind it, until it is reaped.
+        while let Some(pid) = ended_child(false).filter(|pid| !self.is_own(*pid)) {
+            let _ = rustix::process::waitpid(Some(pid), WaitOptions::NOHANG);
+        }
+    }
+
+    /// Returns whether this process has started that one and waits for it.
+    fn is_own(&self, pid: Pid) -> bool {
+        let processes = [&self.worker, &self.standby].into_iter().flatten();
+        let mut own = processes.flat_map(|process| [Some(process.pid), process.attendant]).flatten();
+        let command = self.command.as_ref().map(exec::Running::pid);
+        own.any(|other| other == pid) || command == Some(pid) || self.dead.contains(&pid)
+    }
+
+    /// Returns whether a process serves that is not dead.
+    pub(super) fn is_served(&self) -> bool {
+        self.worker.as_ref().is_some_and(|worker| !is_dead(worker.pid))
+    }
+
     /// Handles the end of processes. Returns the exit status when the daemon can no longer serve.
     pub(super) fn reap(&mut self) -> Result<Option<u8>> {
         self.reap_dead();
@@ -192,12 +214,18 @@ impl Holder {
 
     /// Ends all processes where they are. The service manager has all that they need to go on.
     pub(super) fn leave(&mut self) {
-        self.put_into_store();
+        if let Some(held) = &self.held {
+            held.lives.set(Shared::Replaced, 1);
+        }
         // Its client reads the answer meanwhile.
         std::thread::sleep(LEAVE_AFTER);
         for process in [self.standby.take(), self.worker.take()].into_iter().flatten() {
             let _ = rustix::process::kill_process(process.pid, Signal::KILL);
             let _ = rustix::process::waitpid(Some(process.pid), WaitOptions::empty());
+        }
+        if let Some(held) = &self.held {
+            // Whoever has this number at the next start is another process.
+            held.lives.set(Shared::Worker, 0);
         }
         std::mem::forget((self.held.take(), self.store.take()));
     }

@@ -73,14 +73,15 @@ pub unsafe fn succeed(state: State, plan: DaemonPlan) -> Result<u8> {
 }
 
 impl Holder {
-    /// Has the service manager keep everything.
-    pub(super) fn put_into_store(&mut self) {
+    /// Has the service manager keep everything, if there is one. Returns whether it does.
+    pub(super) fn put_into_store(&mut self) -> bool {
         let state = self.state();
-        let Some(store) = &mut self.store else { return };
-        let put = state.and_then(|state| store.put(&State { processes: [None, None], ..state }));
-        if let Err(error) = put {
+        let Some(store) = &mut self.store else { return false };
+        let put = state.and_then(|state| store.put(State { processes: [None, None], ..state }));
+        if let Err(error) = &put {
             tracing::error!(%error, "the service manager does not keep what this daemon has, if all its processes die");
         }
+        put.is_ok()
     }
 
     /// Checks that a program can take this one's place; returns its path.
@@ -171,6 +172,7 @@ impl Holder {
             command: self.command.as_ref().map(exec::Running::parts),
             command_status: self.command_status,
             ending: self.ending,
+            stored: self.store.as_ref().map(|store| store.stored().clone()),
         })
     }
 
@@ -212,6 +214,7 @@ impl Holder {
             ending: state.ending,
             starts: 1,
             words: state.words,
+            store: FdStore::from_env(state.stored),
             ..Holder::new(held, signals)
         })
     }
@@ -235,6 +238,7 @@ impl Holder {
             return;
         };
         if held.lives.get(Shared::StandByReady) == standby.pid.as_raw_pid() as u64 {
+            held.lives.set(Shared::Replaced, 1);
             let _ = rustix::process::kill_process(worker.pid, Signal::KILL);
             self.replaces_worker = false;
         }

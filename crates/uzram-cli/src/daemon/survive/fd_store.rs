@@ -1,16 +1,19 @@
 //! The service manager's store of file descriptors, which outlives all of a daemon's processes: sd_pid_notify_with_fds(3),
 //! `FileDescriptorStoreMax=` of systemd.service(5).
 //!
-//! Each descriptor is stored by a name with this process's ID and the descriptor's number, and then the state, which has
-//! these numbers. States are counted: the last one is valid, so that a death in between leaves one. A daemon that is
-//! started again finds all by sd_listen_fds(3), and goes on like the next program after an upgrade.
+//! Each descriptor is stored by a name with this process's ID and the descriptor's number, and then the state, which says
+//! which name each of its descriptors has. States are counted: the last one is valid, so that a death in between leaves one. A
+//! daemon that is started again finds all by sd_listen_fds(3), and goes on like the next program after an upgrade.
+//!
+//! A manager keeps so many descriptors as `FDSTORE` says, and ignores what is beyond, and a descriptor that it has already,
+//! without a word.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::env;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
 
-use super::handover::{Number, State};
+use super::handover::{Number, State, Stored};
 use crate::daemon::notify;
 
 /// The variable with the number of descriptors that the manager takes; not set without a store.
@@ -22,58 +25,96 @@ const STATE: &str = "uzram-state-";
 /// The number of the first descriptor that a manager hands over: `SD_LISTEN_FDS_START`.
 const FIRST: RawFd = 3;
 
-/// What is in the manager's store.
+/// The manager's store.
 pub struct FdStore {
-    numbers: BTreeSet<Number>,
-    /// Names to remove after the next state is stored.
-    old_names: Vec<String>,
-    states: u64,
+    stored: Stored,
+    /// The most descriptors that it keeps; `None` if the manager does not say.
+    most: Option<usize>,
 }
 
 fn name_of(number: Number) -> String {
     format!("{DESCRIPTOR}{}-{}", std::process::id(), number.raw())
 }
 
+fn name_of_state(count: u64) -> String {
+    format!("{STATE}{count}")
+}
+
+fn most_from_env() -> Option<usize> {
+    env::var(STORE).ok()?.parse().ok()
+}
+
 impl FdStore {
-    /// Returns an empty store, if the manager has one.
-    pub fn from_env() -> Option<FdStore> {
-        let count: usize = env::var(STORE).ok()?.parse().ok()?;
-        (count > 0).then(|| FdStore { numbers: BTreeSet::new(), old_names: Vec::new(), states: 0 })
+    /// Returns the store, if the manager has one; `stored` is what another program of this process has put into it.
+    pub fn from_env(stored: Option<Stored>) -> Option<FdStore> {
+        let most = most_from_env().filter(|most| *most > 0);
+        most.map(|_| FdStore { stored: stored.unwrap_or_default(), most })
+    }
+
+    /// Returns what is in it.
+    pub fn stored(&self) -> &Stored {
+        &self.stored
     }
 
     /// Stores a state with its descriptors in the place of the last one.
     ///
     /// # Errors
-    /// The manager cannot be told. The last state is valid then.
-    pub fn put(&mut self, state: &State) -> io::Result<()> {
+    /// The manager cannot be told; the last state is valid then. Or it keeps too few descriptors: none is valid then, for
+    /// what is in the last one may be gone since.
+    pub fn put(&mut self, mut state: State) -> io::Result<()> {
         let numbers: BTreeSet<Number> = state.numbers().into_iter().collect();
-        for number in numbers.difference(&self.numbers) {
+        let new: Vec<Number> =
+            numbers.iter().filter(|number| !self.stored.names.contains_key(number)).copied().collect();
+        self.check_room(new.len())?;
+        for number in new {
+            let name = name_of(number);
             // SAFETY: the holder has the descriptors of its state open.
-            notify::store(&name_of(*number), unsafe { number.borrow() })?;
+            notify::store(&name, unsafe { number.borrow() })?;
+            self.stored.names.insert(number, name);
         }
-        self.old_names.extend(self.numbers.difference(&numbers).map(|number| name_of(*number)));
-        self.numbers = numbers;
+        let mut next = self.stored.clone();
+        next.names.retain(|number, _| numbers.contains(number));
+        let gone = self.stored.names.iter().filter(|(number, _)| !numbers.contains(number));
+        next.old_names.extend(gone.map(|(_, name)| name.clone()));
+        next.old_names.extend((next.states > 0).then(|| name_of_state(next.states)));
+        next.states += 1;
+        state.stored = Some(next.clone());
         let (file, _) = state.write()?;
-        notify::store(&format!("{STATE}{}", self.states + 1), file.as_fd())?;
-        self.old_names.push(format!("{STATE}{}", self.states));
-        self.states += 1;
-        for name in std::mem::take(&mut self.old_names) {
+        notify::store(&name_of_state(next.states), file.as_fd())?;
+        self.stored = next;
+        for name in std::mem::take(&mut self.stored.old_names) {
             notify::forget(&name)?;
         }
         Ok(())
+    }
+
+    /// Checks that the manager keeps so many descriptors more, and another state.
+    fn check_room(&self, new: usize) -> io::Result<()> {
+        let Stored { names, old_names, states } = &self.stored;
+        let has = names.len() + old_names.len() + usize::from(*states > 0);
+        let needs = has + new + 1;
+        match self.most.filter(|most| needs > *most) {
+            None => Ok(()),
+            Some(most) => {
+                notify::forget(&name_of_state(*states))?;
+                Err(io::Error::other(format!(
+                    "{needs} descriptors are to be kept, and {STORE} allows {most}: raise FileDescriptorStoreMax= of the unit"
+                )))
+            }
+        }
     }
 }
 
 impl Drop for FdStore {
     /// Empties the store: the daemon has ended, and another would find nothing to go on with.
     fn drop(&mut self) {
-        let descriptors = self.numbers.iter().map(|number| name_of(*number));
-        let states = (self.states > 0).then(|| format!("{STATE}{}", self.states));
+        let Stored { names, old_names, states } = std::mem::take(&mut self.stored);
+        let state = (states > 0).then(|| name_of_state(states));
         // If the manager cannot be told, it closes them when it forgets the service.
-        self.old_names
-            .drain(..)
-            .chain(descriptors)
-            .chain(states)
+        old_names
+            .into_iter()
+            .chain(names.into_values())
+            .chain(state)
             .for_each(|name| drop(notify::forget(&name)));
     }
 }
@@ -91,31 +132,34 @@ pub unsafe fn take() -> io::Result<Option<(State, FdStore)>> {
         return Ok(None);
     }
     let names = variable("LISTEN_FDNAMES");
-    let (mut states, mut found, mut old_names) = (BTreeMap::new(), BTreeMap::new(), Vec::new());
+    let (mut states, mut found) = (BTreeMap::new(), BTreeMap::new());
     for (name, number) in names.split(':').zip(FIRST..) {
         let count = name.strip_prefix(STATE).and_then(|count| count.parse::<u64>().ok());
-        let old = name.strip_prefix(DESCRIPTOR).and_then(|old| old.rsplit_once('-')?.1.parse::<RawFd>().ok());
-        if count.is_none() && old.is_none() {
+        if count.is_none() && !name.starts_with(DESCRIPTOR) {
             continue;
         }
-        old_names.push(name.to_owned());
         // SAFETY: the caller's promise; the manager hands them over in the order of their names.
         let fd = unsafe { OwnedFd::from_raw_fd(number) };
-        match (count, old) {
-            (Some(count), _) => drop(states.insert(count, fd)),
-            (_, Some(old)) => drop(found.insert(old, fd)),
-            (None, None) => {}
+        match count {
+            Some(count) => drop(states.insert(count, fd)),
+            None => drop(found.insert(name, fd)),
         }
     }
-    let Some((states, fd)) = states.pop_last() else { return Ok(None) };
+    let Some((count, fd)) = states.pop_last() else { return Ok(None) };
     let mut state = State::read_from(fd.into())?;
-    let missing =
-        |number: RawFd| io::Error::other(format!("the service manager has lost descriptor {number}"));
+    let before = state.stored.take().unwrap_or_default();
+    let mut stored = Stored { states: count, ..Stored::default() };
     for number in state.numbers_mut() {
-        let fd = found.remove(&number.raw()).ok_or_else(|| missing(number.raw()))?;
+        let missing =
+            || io::Error::other(format!("the service manager has lost descriptor {}", number.raw()));
+        let name = before.names.get(number).ok_or_else(missing)?;
+        let fd = found.remove(name.as_str()).ok_or_else(missing)?;
         // The state has it from here on.
         *number = Number::new(fd.as_raw_fd());
         std::mem::forget(fd);
+        stored.names.insert(*number, name.clone());
     }
-    Ok(Some((state, FdStore { numbers: BTreeSet::new(), old_names, states })))
+    stored.old_names.extend(found.into_keys().map(str::to_owned));
+    stored.old_names.extend(states.into_keys().map(name_of_state));
+    Ok(Some((state, FdStore { stored, most: most_from_env() })))
 }

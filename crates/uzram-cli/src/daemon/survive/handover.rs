@@ -1,6 +1,7 @@
 //! What a holder leaves to another program that takes its place, in the same process: numbers of descriptors, which stay
 //! open, and everything else as JSON.
 
+use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fs::File;
 use std::io::{self, Read, Seek, Write};
@@ -16,7 +17,7 @@ use uzram_serve::fuse::ConnectionRecord;
 use super::link::{End, KeptDevice};
 
 /// The version of [`State`], and of everything in shared memory but the stores, which have a version of their own.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 
 /// The longest state accepted.
 const MAX_BYTES: u64 = 16 << 20;
@@ -106,6 +107,19 @@ pub struct State {
     pub command_status: Option<u8>,
     /// Who told the daemon to end.
     pub ending: Option<End>,
+    /// What the service manager has, if it keeps descriptors.
+    pub stored: Option<Stored>,
+}
+
+/// What is in a service manager's store.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct Stored {
+    /// The names of the descriptors. Each keeps its name: a manager that gets one again ignores it.
+    pub names: BTreeMap<Number, String>,
+    /// Names to remove after the next state is stored.
+    pub old_names: Vec<String>,
+    /// The count of the last state; 0 before the first.
+    pub states: u64,
 }
 
 /// A process that serves or waits to.

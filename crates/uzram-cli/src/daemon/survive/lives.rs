@@ -3,7 +3,7 @@
 //! The process that serves holds the *seat*, a robust mutex in this memory. The stand-by waits for it: the kernel hands
 //! it over as soon as the thread that holds it is dying, long before the memory of that process is freed and its parent
 //! hears of its end. The other threads of a dying process may still run then, for the kernel kills each on its own: the
-//! next process waits until all of them are past their last instruction ([`wait_until_all_exit`]).
+//! next process waits until all of them are past their last instruction ([`Watched::wait_until_all_exit`]).
 
 use std::cell::UnsafeCell;
 use std::io;
@@ -13,8 +13,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::MemfdFlags;
+use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+use rustix::process::{Pid, PidfdFlags, getpid, pidfd_open};
 use rustix::thread::CapabilitySet;
 use uzram::thread::{run_when_idle, scheduling, set_scheduling};
 
@@ -68,6 +71,8 @@ pub enum Number {
     TakeOvers,
     /// The last outage: from the death of a process until the next one served.
     OutageNs,
+    /// Whether the holder ended the process that served so that another one does.
+    Replaced,
     /// The number of numbers.
     Count,
 }
@@ -159,6 +164,11 @@ impl Lives {
         unsafe { std::slice::from_raw_parts(self.shared.byte_add(EPISODES_AT).cast(), count) }
     }
 
+    /// Returns a number, and sets it to 0.
+    pub fn take(&self, number: Number) -> u64 {
+        self.shared().numbers[number as usize].swap(0, Ordering::AcqRel)
+    }
+
     /// Waits for the seat, and takes it for this thread until it ends; returns whether a thread had it that died.
     ///
     /// # Errors
@@ -194,20 +204,71 @@ impl Drop for Lives {
     }
 }
 
-/// Waits until no thread of a process can run any of its program again: all have begun to exit, or are gone. The process
-/// is dying, and is not reaped meanwhile. Calls `slow` once if that takes long: a thread may wait for a device.
-pub fn wait_until_all_exit(pid: u32, slow: impl FnOnce()) {
-    let tasks = tasks(pid);
-    let began = Instant::now();
-    let mut slow = Some(slow);
-    while !all_exit(&tasks) {
-        if began.elapsed() > Duration::from_secs(1)
-            && let Some(slow) = slow.take()
-        {
-            slow();
+/// A process whose end another one waits for.
+///
+/// A pidfd is readable when all threads are gone, and memory that only they had is freed. `/proc` tells earlier that none of
+/// them runs any more. An error of `/proc` tells nothing: descriptors may be used up, `hidepid=` may hide the process, or what
+/// is mounted there may show another PID namespace.
+pub struct Watched {
+    pid: u32,
+    pidfd: OwnedFd,
+}
+
+impl Watched {
+    /// Watches a process, which may be dead but is not reaped before the watch ends; `None` if there is none of this number.
+    ///
+    /// # Errors
+    /// Descriptors are used up, or the system has no pidfds ([`Watched::check`]).
+    pub fn open(pid: u32) -> io::Result<Option<Watched>> {
+        let Some(number) = i32::try_from(pid).ok().and_then(Pid::from_raw) else { return Ok(None) };
+        match pidfd_open(number, PidfdFlags::empty()) {
+            Ok(pidfd) => Ok(Some(Watched { pid, pidfd })),
+            Err(Errno::SRCH) => Ok(None),
+            Err(error) => Err(error.into()),
         }
-        thread::sleep(LOOK_EVERY);
     }
+
+    /// Checks that processes can be watched.
+    ///
+    /// # Errors
+    /// A line that says why not.
+    pub fn check() -> Result<(), String> {
+        let opened = pidfd_open(getpid(), PidfdFlags::empty());
+        opened.map(drop).map_err(|error| format!("pidfd_open(2), which Linux 5.3 has, fails: {error}"))
+    }
+
+    /// Returns the process.
+    pub fn pid(&self) -> u32 {
+        self.pid
+    }
+
+    /// Waits until no thread of the process, which is dying, can run any of its program again: all have begun to exit, or are
+    /// gone. Calls `slow` once if that takes long: a thread may wait for a device.
+    pub fn wait_until_all_exit(&self, slow: impl FnOnce()) {
+        let tasks = shows_own_numbers().then(|| tasks(self.pid));
+        let began = Instant::now();
+        let mut slow = Some(slow);
+        while !self.is_gone() && !tasks.as_deref().is_some_and(all_exit) {
+            if began.elapsed() > Duration::from_secs(1)
+                && let Some(slow) = slow.take()
+            {
+                slow();
+            }
+            thread::sleep(LOOK_EVERY);
+        }
+    }
+
+    /// Returns whether all threads are gone.
+    fn is_gone(&self) -> bool {
+        let mut fds = [PollFd::new(&self.pidfd, PollFlags::IN)];
+        matches!(poll(&mut fds, Some(&Timespec::default())), Ok(1..))
+    }
+}
+
+/// Returns whether `/proc` shows processes by the numbers that they have here: that of another PID namespace may be mounted
+/// there (`unshare -pf`).
+fn shows_own_numbers() -> bool {
+    std::fs::read_link("/proc/self").is_ok_and(|own| own.as_os_str() == &*std::process::id().to_string())
 }
 
 /// Returns whether this process may take [`leave_cpus`] back, which needs a privilege.
@@ -229,9 +290,10 @@ pub fn take_cpus(pid: u32) {
     }
 }
 
-/// Returns the threads of a process; none if it is gone.
+/// Returns the threads of a process, as far as `/proc` shows them.
 fn threads(pid: u32) -> impl Iterator<Item = u32> {
-    let threads = std::fs::read_dir(tasks(pid)).into_iter().flatten().flatten();
+    let tasks = shows_own_numbers().then(|| std::fs::read_dir(tasks(pid)));
+    let threads = tasks.into_iter().flatten().flatten().flatten();
     threads.filter_map(|thread| thread.file_name().to_str()?.parse().ok())
 }
 
@@ -239,13 +301,19 @@ fn tasks(pid: u32) -> PathBuf {
     PathBuf::from(format!("/proc/{pid}/task"))
 }
 
+/// Returns whether threads are listed, and all of them have begun to exit; not if one cannot be looked at.
 fn all_exit(tasks: &Path) -> bool {
-    // A process that is gone has no threads.
-    let Ok(entries) = std::fs::read_dir(tasks) else { return true };
-    entries.flatten().all(|entry| match std::fs::read_to_string(entry.path().join("stat")) {
-        Ok(stat) => flags(&stat).is_some_and(|flags| flags & EXITING != 0),
-        Err(_) => true,
-    })
+    let has_begun = |thread: io::Result<std::fs::DirEntry>| {
+        let stat = thread.and_then(|thread| std::fs::read_to_string(thread.path().join("stat")));
+        match stat {
+            Ok(stat) => flags(&stat).is_some_and(|flags| flags & EXITING != 0),
+            // It is gone since it was listed.
+            Err(error) => matches!(Errno::from_io_error(&error), Some(Errno::NOENT | Errno::SRCH)),
+        }
+    };
+    let Ok(threads) = std::fs::read_dir(tasks) else { return false };
+    let mut threads = threads.peekable();
+    threads.peek().is_some() && threads.all(has_begun)
 }
 
 /// Returns a thread's flags, field 9. The second field, a name in parentheses, may hold anything.
@@ -300,11 +368,30 @@ mod tests {
     #[test]
     fn threads_that_run_are_not_gone() {
         assert!(!all_exit(Path::new("/proc/self/task")));
-        assert!(all_exit(Path::new("/proc/0/task")));
+        // What cannot be read is not gone.
+        assert!(!all_exit(Path::new("/proc/0/task")));
+        let empty = tempfile::tempdir().unwrap();
+        assert!(!all_exit(empty.path()));
+        std::fs::create_dir(empty.path().join("1")).unwrap();
+        std::fs::create_dir(empty.path().join("1/stat")).unwrap();
+        assert!(!all_exit(empty.path()), "its state cannot be read");
         assert_eq!(flags("12 (a) b) S 1 2 3 4 5 4194308 0"), Some(4_194_308));
+    }
+
+    #[test]
+    fn a_process_is_gone_when_its_pidfd_says_so_whatever_is_in_proc() {
+        Watched::check().unwrap();
         let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let watched = Watched::open(child.id()).unwrap().unwrap();
+        assert!(!watched.is_gone());
         child.kill().unwrap();
-        wait_until_all_exit(child.id(), || ());
+        watched.wait_until_all_exit(|| ());
+        while !watched.is_gone() {
+            thread::sleep(LOOK_EVERY);
+        }
+        assert!(all_exit(&tasks(child.id())));
         child.wait().unwrap();
+        assert!(watched.is_gone() && !all_exit(&tasks(child.id())));
+        assert!(Watched::open(0).unwrap().is_none() && Watched::open(u32::MAX).unwrap().is_none());
     }
 }

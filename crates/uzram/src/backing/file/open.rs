@@ -20,6 +20,7 @@ use super::mark::{MARK_BYTES, Mark};
 use crate::backing::buffers::Buffers;
 use crate::backing::{FORCE_SETTING, SETTING};
 use crate::base::error::{Error, ErrorKind, Result};
+use crate::base::file_size::check_file_size;
 use crate::base::sync::Stamp;
 use crate::base::trusted_path::{Place, Refused};
 use crate::base::units::{PAGE_SIZE, format_size};
@@ -286,6 +287,8 @@ fn device_bytes(fd: &OwnedFd) -> Result<u64, Errno> {
 
 /// Extends a file to `len_bytes` and reserves its space. Returns false if the file system can only extend it.
 fn reserve(fd: &OwnedFd, path: &Path, file_bytes: u64, len_bytes: u64) -> Result<bool> {
+    // A file that is long enough is written to up to its end, too.
+    check_file_size(&format!("'{}': a file", path.display()), len_bytes)?;
     let reserved = match rustix::fs::fallocate(fd, FallocateFlags::empty(), 0, len_bytes) {
         Ok(()) => Ok(true),
         Err(Errno::OPNOTSUPP | Errno::NOSYS) if len_bytes <= file_bytes => Ok(false),

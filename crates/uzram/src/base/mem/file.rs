@@ -12,6 +12,7 @@ use linux_raw_sys::general::{__NR_cachestat, TMPFS_MAGIC, cachestat, cachestat_r
 use rustix::fs::{FallocateFlags, FileType, MemfdFlags, Mode, SealFlags, SeekFrom};
 
 use crate::base::error::{Error, ErrorKind, Result};
+use crate::base::file_size::check_file_size;
 use crate::base::sync::Arc;
 
 use super::noswap;
@@ -50,14 +51,9 @@ impl MemoryFile {
     /// swapped out ([`keep_memory_out_of_swap`](super::keep_memory_out_of_swap)).
     ///
     /// # Errors
-    /// `Io` when the system has no such files; `NoMemory` when it allows none of that length (`ulimit -f`).
+    /// `Io` when the system has no such files; `NoSpace` when it allows none of that length (`ulimit -f`).
     pub fn create(name: &str, len_bytes: u64) -> Result<Arc<Self>> {
-        // The system would send SIGXFSZ.
-        let most_bytes = rustix::process::getrlimit(rustix::process::Resource::Fsize).current;
-        if most_bytes.is_some_and(|most_bytes| most_bytes < len_bytes) {
-            let what = format!("a memory file of {len_bytes} bytes is more than `ulimit -f` allows");
-            return Err(Error::new(ErrorKind::NoMemory, what));
-        }
+        check_file_size("a memory file", len_bytes)?;
         let sized = |fd: &OwnedFd| {
             let too_long = |error| failed(&format!("no memory file of {len_bytes} bytes"), error);
             rustix::fs::ftruncate(fd, len_bytes).map_err(too_long)
