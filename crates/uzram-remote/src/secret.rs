@@ -1,4 +1,7 @@
-//! What a device's objects are sealed with: AES-256-GCM (NIST SP 800-38D), by a key that is drawn for the device.
+//! What a device's objects are sealed with: AES-256-GCM (NIST SP 800-38D), by keys that are derived from one that is drawn for
+//! the device, and a salt: the first 32 bytes of the device's key's own stream for a nonce of the salt. Nothing else is encrypted
+//! by the device's key. A nonce that is used again after a snapshot of the machine, which has the same device's key, is so used
+//! with another key. AES-GCM-SIV, which would need no salt, takes three times as long.
 //!
 //! The key is in memory that is locked, so that it is not swapped out, and left out of core files. So is the file in which it
 //! is handed on ([`Pinned`]).
@@ -7,13 +10,13 @@ use std::ffi::c_void;
 use std::fmt;
 use std::mem::ManuallyDrop;
 use std::os::fd::AsFd;
-use std::sync::OnceLock;
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 use ring::aead::{AES_256_GCM, Aad, LessSafeKey, Nonce, Tag, UnboundKey};
 use ring::rand::{SecureRandom, SystemRandom};
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 use serde::{Deserialize, Serialize};
-use uzram::backing::Seal;
+use uzram::backing::{Salt, Seal};
 use uzram::{Error, ErrorKind, Result};
 
 use crate::SETTING;
@@ -68,15 +71,61 @@ impl fmt::Debug for Key {
 pub(crate) struct Sealer {
     device: DeviceId,
     /// In memory that is locked.
-    key: Box<Locked>,
+    keys: Box<Locked>,
     /// The file in which it is handed on.
     pinned: OnceLock<Pinned>,
 }
 
-/// A key, ready for use, and its own pages: nothing else is locked or left out of core files with it.
+/// The keys, ready for use, and their own pages: nothing else is locked or left out of core files with them.
 #[repr(C, align(65536))]
 struct Locked {
-    key: ManuallyDrop<LessSafeKey>,
+    of_device: ManuallyDrop<LessSafeKey>,
+    /// That of the last salt by which something was sealed.
+    last: Mutex<Option<(Salt, Erased)>>,
+}
+
+/// A key that is overwritten when it is dropped.
+struct Erased(ManuallyDrop<LessSafeKey>);
+
+impl Drop for Erased {
+    fn drop(&mut self) {
+        // SAFETY: the bytes are this value's own. Nothing reads the key after this, and it has no destructor that is run.
+        unsafe { std::ptr::write_bytes(&raw mut self.0, 0, 1) };
+        std::hint::black_box(&self.0);
+    }
+}
+
+impl Locked {
+    /// Derives the key of a salt; `None` never, as all lengths are right.
+    fn derived(&self, salt: Salt) -> Option<Erased> {
+        let (mut nonce, mut key) = ([0; 12], [0; KEY_BYTES]);
+        nonce[..salt.len()].copy_from_slice(&salt);
+        let nonce = Nonce::assume_unique_for_key(nonce);
+        // Of zeros, what comes out is the stream. Nobody sees the tag.
+        let _ = self.of_device.seal_in_place_separate_tag(nonce, Aad::empty(), &mut key).ok()?;
+        let derived = UnboundKey::new(&AES_256_GCM, &key).ok().map(LessSafeKey::new);
+        erase(&mut key);
+        Some(Erased(ManuallyDrop::new(derived?)))
+    }
+}
+
+/// Returns random bits of the CPU, which are not the same in two runs from a snapshot; 0 if it has none.
+fn random_of_cpu() -> u64 {
+    #[cfg(target_arch = "x86_64")]
+    {
+        #[target_feature(enable = "rdrand")]
+        fn rdrand() -> u64 {
+            let mut word = 0;
+            // If it has none at the moment, the word stays 0.
+            core::arch::x86_64::_rdrand64_step(&mut word);
+            word
+        }
+        if std::arch::is_x86_feature_detected!("rdrand") {
+            // SAFETY: the CPU has the instruction.
+            return unsafe { rdrand() };
+        }
+    }
+    0
 }
 
 const _: () = assert!(align_of::<Locked>() == MAX_HOST_PAGE_BYTES);
@@ -89,8 +138,9 @@ impl Sealer {
     pub(crate) fn new(device: DeviceId, key: &Key) -> Result<Sealer> {
         let unusable = |_| Error::invalid("a key of another length").with_setting(SETTING);
         let bound = UnboundKey::new(&AES_256_GCM, &key.0).map_err(unusable)?;
-        let mut key = Box::new(Locked { key: ManuallyDrop::new(LessSafeKey::new(bound)) });
-        let (start, len) = ((&raw mut *key).cast(), size_of::<Locked>());
+        let of_device = ManuallyDrop::new(LessSafeKey::new(bound));
+        let mut keys = Box::new(Locked { of_device, last: Mutex::default() });
+        let (start, len) = ((&raw mut *keys).cast(), size_of::<Locked>());
         // SAFETY: the pages are the box's own, from its start to its end: its alignment is that of pages. Neither call
         // changes what they hold.
         let locked = unsafe {
@@ -104,7 +154,7 @@ impl Sealer {
             );
             Error::new(ErrorKind::NoMemory, what).with_setting(SETTING)
         })?;
-        Ok(Sealer { device, key, pinned: OnceLock::new() })
+        Ok(Sealer { device, keys, pinned: OnceLock::new() })
     }
 
     /// Keeps the file in which the key is handed on locked, for as long as this is there. Where that is refused, the file
@@ -176,9 +226,10 @@ impl Drop for Pinned {
 
 impl Drop for Sealer {
     fn drop(&mut self) {
-        let (start, len) = ((&raw mut *self.key).cast::<c_void>(), size_of::<Locked>());
-        // SAFETY: the bytes are the box's own. Nothing reads the key after this, and it has no destructor that is run.
-        unsafe { std::ptr::write_bytes(start.cast::<u8>(), 0, len) };
+        let (start, len) = ((&raw mut *self.keys).cast::<c_void>(), size_of::<Locked>());
+        drop(self.keys.last.get_mut().unwrap_or_else(PoisonError::into_inner).take());
+        // SAFETY: the bytes are the key's own. Nothing reads it after this, and it has no destructor that is run.
+        unsafe { std::ptr::write_bytes(&raw mut self.keys.of_device, 0, 1) };
         std::hint::black_box(start);
         // The allocator gets ordinary memory back. A failure leaves it locked.
         // SAFETY: as in `new`.
@@ -190,10 +241,25 @@ impl Drop for Sealer {
 }
 
 impl Seal for Sealer {
-    fn seal(&self, nonce: [u8; 12], about: &[u8], bytes: &mut [u8]) -> [u8; TAG_BYTES] {
+    /// From the kernel, which draws anew when it learns that it runs on from a snapshot (Linux 5.18, and a hypervisor with a
+    /// VM generation ID), and from the CPU, which no snapshot has.
+    fn salt(&self) -> Salt {
+        let mut salt = [0; size_of::<Salt>()];
+        // It has given the key, so it does not fail.
+        let _ = SystemRandom::new().fill(&mut salt);
+        (u64::from_ne_bytes(salt) ^ random_of_cpu()).to_ne_bytes()
+    }
+
+    fn seal(&self, salt: Salt, nonce: [u8; 12], about: &[u8], bytes: &mut [u8]) -> [u8; TAG_BYTES] {
         let nonce = Nonce::assume_unique_for_key(nonce);
-        let sealed = self.key.key.seal_in_place_separate_tag(nonce, self.associated(about), bytes);
-        let tag = sealed.ok().and_then(|tag| tag.as_ref().try_into().ok());
+        let mut last = self.keys.last.lock().unwrap_or_else(PoisonError::into_inner);
+        if last.as_ref().is_none_or(|(of, _)| *of != salt) {
+            *last = self.keys.derived(salt).map(|key| (salt, key));
+        }
+        let key = last.as_ref().map(|(_, key)| &key.0);
+        let sealed =
+            key.and_then(|key| key.seal_in_place_separate_tag(nonce, self.associated(about), bytes).ok());
+        let tag = sealed.and_then(|tag| tag.as_ref().try_into().ok());
         // A page is far below the cipher's limit, and nothing else can fail; a tag of zeros does not open.
         tag.unwrap_or_else(|| {
             bytes.fill(0);
@@ -201,15 +267,18 @@ impl Seal for Sealer {
         })
     }
 
-    fn open(&self, nonce: [u8; 12], about: &[u8], bytes: &mut [u8], tag: &[u8; TAG_BYTES]) -> bool {
+    fn open(
+        &self,
+        salt: Salt,
+        nonce: [u8; 12],
+        about: &[u8],
+        bytes: &mut [u8],
+        tag: &[u8; TAG_BYTES],
+    ) -> bool {
         let nonce = Nonce::assume_unique_for_key(nonce);
-        let opened = self.key.key.open_in_place_separate_tag(
-            nonce,
-            self.associated(about),
-            Tag::from(*tag),
-            bytes,
-            0..,
-        );
+        let Some(key) = self.keys.derived(salt) else { return false };
+        let opened =
+            key.0.open_in_place_separate_tag(nonce, self.associated(about), Tag::from(*tag), bytes, 0..);
         opened.is_ok()
     }
 }
@@ -222,7 +291,7 @@ mod tests {
 
     use super::*;
 
-    /// A million changed bits, places, devices and keys.
+    /// A million changed bits, places, salts, devices and keys.
     #[test]
     fn whatever_is_changed_is_found_out() {
         let device = DeviceId::new().unwrap();
@@ -234,14 +303,18 @@ mod tests {
         let mut random = Random::new(5);
         let mut plain = [0; 64];
         random.fill(&mut plain);
-        let (nonce, about) = ([7; 12], [3; 8]);
+        let (salt, nonce, about) = ([9; 8], [7; 12], [3; 8]);
         let mut sealed = plain;
-        let tag = sealer.seal(nonce, &about, &mut sealed);
+        let tag = sealer.seal(salt, nonce, &about, &mut sealed);
         assert_ne!(sealed, plain);
         let mut found = 0;
         for event in 0..1_000_000 {
-            let (mut nonce, mut about, mut bytes, mut tag) = (nonce, about, sealed, tag);
-            let with = match random.below(6) {
+            let (mut salt, mut nonce, mut about, mut bytes, mut tag) = (salt, nonce, about, sealed, tag);
+            let with = match random.below(7) {
+                6 => {
+                    salt[random.below(8)] ^= 1 << random.below(8);
+                    &sealer
+                }
                 0 => {
                     nonce[random.below(12)] ^= 1 << random.below(8);
                     &sealer
@@ -260,10 +333,10 @@ mod tests {
                 }
                 _ => &others[random.below(2)],
             };
-            found += u32::from(!with.open(nonce, &about, &mut bytes, &tag));
+            found += u32::from(!with.open(salt, nonce, &about, &mut bytes, &tag));
             if event % 1000 == 0 {
                 let mut bytes = sealed;
-                assert!(sealer.open([7; 12], &[3; 8], &mut bytes, &sealer_tag(&sealer, &plain)));
+                assert!(sealer.open([9; 8], [7; 12], &[3; 8], &mut bytes, &sealer_tag(&sealer, &plain)));
                 assert_eq!(bytes, plain);
             }
         }
@@ -271,7 +344,27 @@ mod tests {
     }
 
     fn sealer_tag(sealer: &Sealer, plain: &[u8; 64]) -> [u8; 16] {
-        sealer.seal([7; 12], &[3; 8], &mut plain.clone())
+        sealer.seal([9; 8], [7; 12], &[3; 8], &mut plain.clone())
+    }
+
+    /// After a snapshot a nonce is used again with the same key. The difference of two texts that are sealed by one key and
+    /// nonce is that of the texts themselves.
+    #[test]
+    fn a_nonce_that_is_used_again_with_another_salt_says_nothing_of_the_contents() {
+        let sealer = Sealer::new(DeviceId::new().unwrap(), &Key::new().unwrap()).unwrap();
+        let difference = |salts: [Salt; 2]| {
+            let [mut one, mut other] = [[0x11; 64], [0x77; 64]];
+            sealer.seal(salts[0], [7; 12], &[3; 8], &mut one);
+            sealer.seal(salts[1], [7; 12], &[3; 8], &mut other);
+            std::array::from_fn::<u8, 64, _>(|at| one[at] ^ other[at])
+        };
+        assert_eq!(difference([[5; 8]; 2]), [0x66; 64], "this is what must not happen");
+        let salts: Vec<Salt> = (0..1000).map(|_| sealer.salt()).collect();
+        assert_eq!(salts.iter().collect::<std::collections::HashSet<_>>().len(), salts.len());
+        for pair in salts.windows(2) {
+            let equal = difference([pair[0], pair[1]]).iter().filter(|byte| **byte == 0x66).count();
+            assert!(equal < 16, "{pair:?}");
+        }
     }
 
     /// The same device with another key is another one.
@@ -282,8 +375,8 @@ mod tests {
         let device = DeviceId::new().unwrap();
         let handed_on: Key = serde_json::from_slice(&serde_json::to_vec(&key).unwrap()).unwrap();
         let mut bytes = *b"contents";
-        let tag = Sealer::new(device, &key).unwrap().seal([1; 12], b"about", &mut bytes);
-        assert!(Sealer::new(device, &handed_on).unwrap().open([1; 12], b"about", &mut bytes, &tag));
+        let tag = Sealer::new(device, &key).unwrap().seal([2; 8], [1; 12], b"about", &mut bytes);
+        assert!(Sealer::new(device, &handed_on).unwrap().open([2; 8], [1; 12], b"about", &mut bytes, &tag));
         assert_eq!(&bytes, b"contents");
     }
 }

@@ -200,14 +200,20 @@ pub enum Direction {
     Write,
 }
 
+/// What tells runs of a machine from the same snapshot apart.
+pub type Salt = [u8; 8];
+
 /// Encrypts what goes to a backing, and finds out whether it came back as it was.
 pub trait Seal: Send + Sync {
-    /// Encrypts `bytes` in place. Returns a tag of them, of `nonce`, of `about`, at most 16 bytes, and of the device. Each
-    /// nonce is used once.
-    fn seal(&self, nonce: [u8; 12], about: &[u8], bytes: &mut [u8]) -> [u8; 16];
+    /// Returns a new salt. A machine that runs on from a snapshot more than once gets another one each time.
+    fn salt(&self) -> Salt;
+
+    /// Encrypts `bytes` in place. Returns a tag of them, of `nonce`, of `about`, at most 16 bytes, and of the device. With a
+    /// salt, each nonce is used for the same bytes only.
+    fn seal(&self, salt: Salt, nonce: [u8; 12], about: &[u8], bytes: &mut [u8]) -> [u8; 16];
 
     /// Decrypts `bytes` in place. Returns whether all is as it was sealed; otherwise the bytes are worth nothing.
-    fn open(&self, nonce: [u8; 12], about: &[u8], bytes: &mut [u8], tag: &[u8; 16]) -> bool;
+    fn open(&self, salt: Salt, nonce: [u8; 12], about: &[u8], bytes: &mut [u8], tag: &[u8; 16]) -> bool;
 }
 
 /// What is known about a store on other machines.

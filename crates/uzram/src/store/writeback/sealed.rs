@@ -5,24 +5,31 @@
 //!  4   len        u16   length of the object's bytes, 1..=4096
 //!  6   priority   u8    of the algorithm that compressed it
 //!  7   mark       u8    never 0, so that a header is not all zeros
-//!  8   tag        [16]  of all else here, and of the extent, its generation, and the object's place in it
-//! 24   checksum   u32   of the decompressed page, encrypted
-//! 28   bytes            encrypted
+//!  8   salt       [8]   of the extent's filling
+//! 16   tag        [16]  of all else here, and of the extent, its generation, and the object's place in it
+//! 32   checksum   u32   of the decompressed page, encrypted
+//! 36   bytes            encrypted
 //! ```
 //!
 //! The nonce is the extent, its generation and the object's place: an extent of a generation is filled once, from its start
-//! to its end, so none is used twice with a key. Who can read the backing learns which pages are written when, and how
-//! well they compress.
+//! to its end, so none is used twice with a key. But all of these are counters in memory: a virtual machine that is cloned, or
+//! goes back to a snapshot, fills the same extent of the same generation with something else. So each filling has a salt,
+//! from which its key is derived, and which is drawn when all bytes are there that are sealed with it ([`seal_all`]): of a snapshot
+//! before, every run draws its own, and of one after, every run seals the same bytes.
+//!
+//! Who can read the backing learns which pages are written when, and how well they compress.
 
-use crate::backing::Seal;
+use crate::backing::{Salt, Seal};
 use crate::base::units::{PAGE_SIZE, PageNo};
 
 use super::object::{ALIGN_BYTES, Object};
 
 /// What comes before the encrypted bytes.
-const HEADER_BYTES: usize = 24;
+const HEADER_BYTES: usize = 32;
 /// The part of it that says what the object is.
 const ABOUT_BYTES: usize = 8;
+/// The part of it with the salt.
+const SALT_BYTES: usize = size_of::<Salt>();
 /// The encrypted checksum.
 const CHECKSUM_BYTES: usize = 4;
 /// The bytes of a sealed object besides its own.
@@ -70,12 +77,16 @@ pub(super) fn footprint(len_bytes: usize) -> usize {
 
 /// Seals all objects of an extent's filling, which were put there one after another, in place.
 pub(super) fn seal_all(seal: &dyn Seal, filled: &mut [u8], extent: u32, generation: u32) {
+    // Not before: from here on the bytes are the same, whatever becomes of a copy of this machine.
+    let salt = seal.salt();
     let mut at = 0;
     while let Some(len) = put_at(filled, at) {
         let (header, rest) = filled[at..].split_at_mut(HEADER_BYTES);
         let position = Position { extent, generation, at: at as u32 };
-        let tag = seal.seal(position.nonce(), &header[..ABOUT_BYTES], &mut rest[..CHECKSUM_BYTES + len]);
-        header[ABOUT_BYTES..].copy_from_slice(&tag);
+        let (about, marks) = header.split_at_mut(ABOUT_BYTES);
+        let tag = seal.seal(salt, position.nonce(), about, &mut rest[..CHECKSUM_BYTES + len]);
+        marks[..SALT_BYTES].copy_from_slice(&salt);
+        marks[SALT_BYTES..].copy_from_slice(&tag);
         at += footprint(len);
     }
     // Nothing leaves unsealed.
@@ -99,14 +110,15 @@ pub(super) fn parse<'a>(
     scratch: &'a mut Scratch,
 ) -> Option<(Object, &'a [u8])> {
     let (header, rest) = bytes.split_first_chunk::<HEADER_BYTES>()?;
-    let (about, tag) = header.split_first_chunk::<ABOUT_BYTES>()?;
+    let (about, marks) = header.split_first_chunk::<ABOUT_BYTES>()?;
+    let (salt, tag) = marks.split_first_chunk::<SALT_BYTES>()?;
     let len = u16::from_le_bytes([about[4], about[5]]);
     if about[7] != MARK || !(1..=PAGE_SIZE).contains(&usize::from(len)) {
         return None;
     }
     let scratch = &mut scratch[..CHECKSUM_BYTES + usize::from(len)];
     scratch.copy_from_slice(rest.get(..scratch.len())?);
-    if !seal.open(position.nonce(), about, scratch, tag.try_into().ok()?) {
+    if !seal.open(*salt, position.nonce(), about, scratch, tag.try_into().ok()?) {
         return None;
     }
     let (checksum, own) = scratch.split_first_chunk::<CHECKSUM_BYTES>()?;
@@ -143,25 +155,34 @@ pub fn are_whole(seal: &dyn Seal, read: &[u8], extent: u32, generation: u32, at:
 pub(in crate::store) mod tests {
     use std::collections::HashSet;
     use std::sync::Mutex;
+    use std::sync::atomic::{AtomicU64, Ordering};
 
     use super::super::object::tests::random_object;
     use super::*;
     use crate::base::random::Random;
 
-    /// Not a cipher: random bytes of the nonce, and a CRC. Each nonce may be used once.
+    /// Not a cipher: random bytes of salt and nonce, and a CRC. Each nonce may be used once with a salt.
     #[derive(Default)]
     pub(in crate::store) struct Plain {
-        used: Mutex<HashSet<[u8; 12]>>,
+        salts: AtomicU64,
+        used: Mutex<HashSet<[u8; 20]>>,
+    }
+
+    fn salted(salt: Salt, nonce: [u8; 12]) -> [u8; 20] {
+        let mut both = [0; 20];
+        both[..8].copy_from_slice(&salt);
+        both[8..].copy_from_slice(&nonce);
+        both
     }
 
     impl Plain {
-        fn change(nonce: [u8; 12], bytes: &mut [u8]) {
+        fn change(nonce: [u8; 20], bytes: &mut [u8]) {
             let mut stream = vec![0; bytes.len()];
             Random::new(u64::from(crc32fast::hash(&nonce))).fill(&mut stream);
             bytes.iter_mut().zip(stream).for_each(|(byte, other)| *byte ^= other);
         }
 
-        fn tag(nonce: [u8; 12], about: &[u8], bytes: &[u8]) -> [u8; 16] {
+        fn tag(nonce: [u8; 20], about: &[u8], bytes: &[u8]) -> [u8; 16] {
             let mut tag = [0; 16];
             tag[..4].copy_from_slice(&crc32fast::hash(&[&nonce, about, bytes].concat()).to_le_bytes());
             tag
@@ -169,13 +190,19 @@ pub(in crate::store) mod tests {
     }
 
     impl Seal for Plain {
-        fn seal(&self, nonce: [u8; 12], about: &[u8], bytes: &mut [u8]) -> [u8; 16] {
+        fn salt(&self) -> Salt {
+            self.salts.fetch_add(1, Ordering::Relaxed).to_le_bytes()
+        }
+
+        fn seal(&self, salt: Salt, nonce: [u8; 12], about: &[u8], bytes: &mut [u8]) -> [u8; 16] {
+            let nonce = salted(salt, nonce);
             assert!(self.used.lock().expect("no panic").insert(nonce), "nonce {nonce:?} is used twice");
             Self::change(nonce, bytes);
             Self::tag(nonce, about, bytes)
         }
 
-        fn open(&self, nonce: [u8; 12], about: &[u8], bytes: &mut [u8], tag: &[u8; 16]) -> bool {
+        fn open(&self, salt: Salt, nonce: [u8; 12], about: &[u8], bytes: &mut [u8], tag: &[u8; 16]) -> bool {
+            let nonce = salted(salt, nonce);
             let is_whole = Self::tag(nonce, about, bytes) == *tag;
             Self::change(nonce, bytes);
             is_whole
@@ -216,6 +243,25 @@ pub(in crate::store) mod tests {
         }
         let first = Position { extent: 0, generation: 0, at: 0 };
         assert_eq!(parse(&seal, &[0; 64], first, &mut scratch), None);
+    }
+
+    /// As two clones of a virtual machine do, or one that goes back to a snapshot. The key is the same, and so are all counters.
+    #[test]
+    fn a_filling_that_two_runs_of_a_machine_fill_is_sealed_by_different_salts() {
+        let (seal, mut random, mut scratch) = (Plain::default(), Random::new(9), SCRATCH);
+        let position = Position { extent: 3, generation: 4, at: 0 };
+        let mut sealed: Vec<Vec<u8>> = Vec::new();
+        for _ in 0..20 {
+            let (object, bytes) = random_object(&mut random);
+            let mut out = vec![0; OVERHEAD_BYTES + bytes.len()];
+            put(&mut out, &object, &bytes);
+            // Fails if a nonce is used twice with a salt.
+            seal_all(&seal, &mut out, position.extent, position.generation);
+            assert_eq!(parse(&seal, &out, position, &mut scratch), Some((object, &bytes[..])));
+            sealed.push(out);
+        }
+        let salts: HashSet<&[u8]> = sealed.iter().map(|out| &out[ABOUT_BYTES..][..SALT_BYTES]).collect();
+        assert_eq!(salts.len(), sealed.len());
     }
 
     #[test]
