@@ -8,6 +8,7 @@
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::Arc;
 
 use uzram::device::Device;
@@ -97,8 +98,8 @@ struct Kernel {
     /// The numbers that names were found to have.
     numbers: BTreeMap<(u64, &'static str), u64>,
     unique: u64,
-    /// The last request that was answered, and the error.
-    answered: Option<(Vec<u8>, i32)>,
+    /// The last request that was answered, and the error and data of its reply.
+    answered: Option<(Vec<u8>, (i32, Vec<u8>))>,
 }
 
 fn options() -> MountOptions {
@@ -152,10 +153,10 @@ impl Kernel {
 
     /// The last request is found where it was received, with its outcome: it is answered as before, and changes nothing.
     fn finish_answered(&mut self) {
-        let Some((request, error)) = self.answered.take() else { return };
-        let again = self.replied(&request, |files| files.finish(&request, Some(error))).expect("a reply");
+        let Some((request, reply)) = self.answered.take() else { return };
+        let again = self.replied(&request, |files| files.finish(&request, Some(reply.0))).expect("a reply");
         match (u64_at(&request, 0) >> 32) as u32 {
-            WRITE | FALLOCATE => assert_eq!(again.0, error),
+            WRITE | FALLOCATE => assert_eq!(again, reply),
             OPEN if again.0 == 0 => {
                 let handle = u64_at(&again.1, 0);
                 assert!(self.opened.iter().any(|opened| opened.handle == handle), "a file is open");
@@ -172,7 +173,7 @@ impl Kernel {
     /// Sends a request; returns the error and the data of its reply, if it waits for one.
     fn send(&mut self, bytes: &[u8]) -> Option<(i32, Vec<u8>)> {
         let reply = self.replied(bytes, |files| files.carry_out(bytes))?;
-        self.answered = Some((bytes.to_vec(), reply.0));
+        self.answered = Some((bytes.to_vec(), reply.clone()));
         Some(reply)
     }
 
@@ -300,6 +301,12 @@ impl Kernel {
         (offset as u64, usize::from(input.byte()) * unit % (MAX_IO_BYTES + 1))
     }
 
+    /// Returns the part of a range that lies in the disk.
+    fn before_end(offset: u64, len: usize) -> Range<usize> {
+        let start = DISK_BYTES.min(offset as usize);
+        start..DISK_BYTES.min(start + len)
+    }
+
     fn is_disk(opened: &Opened) -> bool {
         opened.ino & ((1 << PLACE_BITS) - 1) == DISK_PLACE
     }
@@ -309,9 +316,8 @@ impl Kernel {
         let (offset, len) = Self::any_range(input);
         let (error, data) = self.ask(READ, opened.ino, &words(&[opened.handle, offset, len as u64, 0, 0]));
         if Self::is_disk(&opened) {
-            let start = DISK_BYTES.min(offset as usize);
             assert_eq!(error, 0);
-            assert!(data == self.contents[start..DISK_BYTES.min(start + len)]);
+            assert!(data == self.contents[Self::before_end(offset, len)]);
         }
     }
 
@@ -321,12 +327,12 @@ impl Kernel {
         let data = input.contents(len);
         let body = [words(&[opened.handle, offset, len as u64, 0, 0]), data.clone()].concat();
         let (error, reply) = self.ask(WRITE, opened.ino, &body);
-        let range = offset as usize..offset as usize + len;
         if Self::is_disk(&opened) {
-            assert_eq!(error == 0, range.end <= DISK_BYTES, "{error}");
+            let range = Self::before_end(offset, len);
+            assert_eq!(error == 0, range.start < DISK_BYTES, "{error}");
             if error == 0 {
-                assert_eq!(u64_at(&reply, 0), len as u64);
-                self.contents[range].copy_from_slice(&data);
+                assert_eq!(u64_at(&reply, 0), range.len() as u64);
+                self.contents[range.clone()].copy_from_slice(&data[..range.len()]);
             }
         }
     }
@@ -335,8 +341,8 @@ impl Kernel {
         let Some(opened) = self.any_opened(input) else { return };
         let ((offset, len), mode) = (Self::any_range(input), input.one_of(&[3u64, 1 | 0x10, 0, 8]));
         let (error, _) = self.ask(FALLOCATE, opened.ino, &words(&[opened.handle, offset, len as u64, mode]));
-        let range = offset as usize..offset as usize + len;
-        let is_done = Self::is_disk(&opened) && matches!(mode, 3 | 0x11) && range.end <= DISK_BYTES;
+        let range = Self::before_end(offset, len);
+        let is_done = Self::is_disk(&opened) && matches!(mode, 3 | 0x11) && !range.is_empty();
         assert_eq!(error == 0, is_done, "{error}");
         if is_done {
             self.contents[range].fill(0);

@@ -1,4 +1,5 @@
-//! Requests to a device's disk file.
+//! Requests to a device's disk file, which ends as a block device does: a read or a zeroing that reaches past the end is
+//! cut there, and so is a write; a read at the end gets no bytes, a write ENOSPC, and a zeroing EINVAL.
 //!
 //! The thread that received a request executes it as far as it need not wait for a backing device or for memory. The
 //! rest goes to the device's [`DevicePool`], so that the thread is free for other requests; without a permit for that,
@@ -32,7 +33,7 @@ impl Disk {
         #[cfg(debug_assertions)]
         die_if_told(offset);
         let device = &self.file.device;
-        let len = self.clamp(offset, len);
+        let len = self.before_end(offset, len as u64) as usize;
         if len == 0 {
             return reply.data(&[]);
         }
@@ -60,7 +61,11 @@ impl Disk {
 
     pub fn write<C: Channel>(&self, offset: u64, data: &[u8], reply: Reply<C>) {
         let device = &self.file.device;
-        let len = data.len();
+        if self.before_end(offset, 1) == 0 {
+            return reply.error(Errno::NOSPC);
+        }
+        let len = self.before_end(offset, data.len() as u64) as usize;
+        let data = &data[..len];
         let done = match device.write_some(offset, data, Wait::No) {
             Ok(done) if done < len => done,
             written => return reply_written(reply, written.map(drop), len),
@@ -79,11 +84,11 @@ impl Disk {
         }));
     }
 
-    /// Zeroes a range, as a hole unless it must stay `allocated`. Fails without zeroing anything if the range goes past
-    /// the end of the disk.
+    /// Zeroes a range, as a hole unless it must stay `allocated`.
     pub fn zero<C: Channel>(&self, offset: u64, len: u64, allocated: bool, reply: Reply<C>) {
         let device = &self.file.device;
-        if offset.checked_add(len).is_none_or(|end| end > device.size_bytes()) {
+        let len = self.before_end(offset, len);
+        if len == 0 {
             return reply.error(Errno::INVAL);
         }
         // Do not split a page: neither part would free it.
@@ -123,10 +128,9 @@ impl Disk {
         if for_data { Err(Errno::NXIO) } else { Ok(end) }
     }
 
-    /// Returns the length of the part of a request before the end of the disk.
-    fn clamp(&self, offset: u64, len: usize) -> usize {
-        let left = self.file.device.size_bytes().saturating_sub(offset);
-        usize::try_from(left).map_or(len, |left| left.min(len))
+    /// Returns the length of the part of a range before the end of the disk.
+    pub fn before_end(&self, offset: u64, len: u64) -> u64 {
+        self.file.device.size_bytes().saturating_sub(offset).min(len)
     }
 }
 

@@ -5,7 +5,7 @@
 //! A request may come a second time, after a process that carried it out died before its reply was written. Most may
 //! simply be carried out again; opening finds the handle that was opened, and closing a handle twice is nothing.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use rustix::io::Errno;
 use uzram::device::Device;
@@ -31,7 +31,7 @@ use super::warm_up::WarmUp;
 use crate::Exports;
 use crate::device_pool::DevicePools;
 
-/// The size that an attribute's file shows, as in sysfs: its text is generated when it is opened.
+/// The size that an attribute's file shows, as in sysfs: its text is generated when it is read.
 const ATTRIBUTE_BYTES: u64 = PAGE_SIZE as u64;
 /// The unit of `st_blocks`, stat(2).
 const STAT_BLOCK_BYTES: u64 = 512;
@@ -80,7 +80,7 @@ impl Files {
         let reply = Reply::new(channel, unique);
         match opcode {
             FUSE_WRITE => {
-                let size = request.write().map_or(0, |(write, _)| write.size);
+                let size = request.write().map_or(0, |(write, _)| self.written_bytes(&write));
                 reply.outcome(errno, bytes_of(&fuse_write_out { size, padding: 0 }));
             }
             FUSE_OPEN => match self.opened_before(unique) {
@@ -105,13 +105,13 @@ impl Files {
         }
         let reply = Reply::new(channel, request.header.unique);
         match opcode {
-            FUSE_READ => with(&request, reply, |read, reply| self.read(read, reply)),
+            FUSE_READ => with(&request, reply, |read, reply| self.read(request.header.nodeid, read, reply)),
             FUSE_WRITE => match request.write() {
                 Some((write, data)) => self.write(request.header.nodeid, &write, data, reply),
                 None => reply.error(Errno::INVAL),
             },
             FUSE_FALLOCATE => with(&request, reply, |zero, reply| self.fallocate(zero, reply)),
-            FUSE_LSEEK => with(&request, reply, |seek, reply| self.lseek(seek, reply)),
+            FUSE_LSEEK => with(&request, reply, |seek, reply| self.lseek(request.header.nodeid, seek, reply)),
             FUSE_LOOKUP => self.lookup(&request, reply),
             FUSE_GETATTR => self.getattr(request.header.nodeid, reply),
             FUSE_SETATTR => with(&request, reply, |set, reply| self.setattr(&request, set, reply)),
@@ -124,9 +124,11 @@ impl Files {
             FUSE_READDIR => with(&request, reply, |read, reply| self.readdir(&request, read, reply)),
             FUSE_RELEASEDIR | FUSE_DESTROY => reply.ok(),
             FUSE_STATFS => self.statfs(reply),
-            // Files are created and removed only with devices.
-            FUSE_CREATE | FUSE_MKDIR | FUSE_UNLINK | FUSE_RMDIR => reply.error(Errno::ACCESS),
-            FUSE_SYMLINK | FUSE_LINK => reply.error(Errno::PERM),
+            // Files are created and removed only with devices. The errors are those of sysfs.
+            FUSE_CREATE | FUSE_MKNOD => reply.error(Errno::ACCESS),
+            FUSE_SYMLINK | FUSE_MKDIR | FUSE_UNLINK | FUSE_RMDIR | FUSE_RENAME | FUSE_LINK | FUSE_RENAME2 => {
+                reply.error(Errno::PERM);
+            }
             // Of a connection's first request there is no second.
             FUSE_INIT => reply.error(Errno::IO),
             // After this error the kernel does not send most of these again: it answers programs itself. A write is
@@ -145,7 +147,9 @@ impl Files {
             }
             Node::Attribute(_, attribute) => {
                 let mode = if attribute.readable() { 0o400 } else { 0 };
-                (ATTRIBUTE_BYTES, 0, if attribute.writable() { mode | 0o200 } else { mode })
+                // 0 as in debugfs, so that programs read to the end.
+                let size = if attribute.is_long() { 0 } else { ATTRIBUTE_BYTES };
+                (size, 0, if attribute.writable() { mode | 0o200 } else { mode })
             }
             Node::WarmUp => (self.max_io_bytes.into(), 0, 0o200),
         };
@@ -245,16 +249,21 @@ impl Files {
         self.handles.open(open, OpenFileRecord { ino, mode, unique }).ok_or(Errno::NFILE)
     }
 
-    fn read<C: Channel>(&self, read: fuse_read_in, reply: Reply<C>) {
+    fn read<C: Channel>(&self, ino: u64, read: fuse_read_in, reply: Reply<C>) {
         self.request_came();
         // The kernel asks for no more.
         let len = read.size.min(self.max_io_bytes) as usize;
         match self.handles.get(read.fh).as_ref().and_then(|handle| handle.open()) {
             Some(Open::Disk(disk)) => disk.read(read.offset, len, reply),
-            Some(Open::Attribute(Some(text), _)) => reply_from_buffer(len, reply, |out, reply| {
-                let len = text.lock().unwrap_or_else(PoisonError::into_inner).read_at(read.offset, out);
-                reply.data(&out[..len]);
-            }),
+            Some(Open::Attribute(text, _)) => match self.tree.node(ino) {
+                Some(Node::Attribute(device, attribute)) => reply_from_buffer(len, reply, |out, reply| {
+                    match attribute::read(&device, attribute, text, read.offset, out) {
+                        Ok(len) => reply.data(&out[..len]),
+                        Err(errno) => reply.error(errno),
+                    }
+                }),
+                _ => reply.error(Errno::STALE),
+            },
             _ => reply.error(Errno::BADF),
         }
     }
@@ -265,7 +274,7 @@ impl Files {
             Some(Open::Disk(disk)) => disk.write(write.offset, data, reply),
             Some(Open::Attribute(_, pool)) => match self.tree.node(ino) {
                 Some(Node::Attribute(device, attribute)) => {
-                    attribute::write(device, attribute, pool, write.offset, data, reply)
+                    attribute::write(device, attribute, pool, data, reply)
                 }
                 _ => reply.error(Errno::STALE),
             },
@@ -282,7 +291,16 @@ impl Files {
         }
     }
 
+    /// Returns how many bytes a write has written that did not fail.
+    fn written_bytes(&self, write: &fuse_write_in) -> u32 {
+        match self.handles.get(write.fh).as_ref().and_then(|handle| handle.open()) {
+            Some(Open::Disk(disk)) => disk.before_end(write.offset, write.size.into()) as u32,
+            _ => write.size,
+        }
+    }
+
     fn fallocate<C: Channel>(&self, zero: fuse_fallocate_in, reply: Reply<C>) {
+        let keeps_size = zero.mode as i32 & libc::FALLOC_FL_KEEP_SIZE != 0;
         let allocated = match zero.mode as i32 & !libc::FALLOC_FL_KEEP_SIZE {
             libc::FALLOC_FL_PUNCH_HOLE => false,
             libc::FALLOC_FL_ZERO_RANGE => true,
@@ -290,12 +308,19 @@ impl Files {
             _ => return reply.error(Errno::OPNOTSUPP),
         };
         match self.handles.get(zero.fh).as_ref().and_then(|handle| handle.open()) {
+            // The file would grow.
+            Some(Open::Disk(disk))
+                if !keeps_size && disk.before_end(zero.offset, zero.length) < zero.length =>
+            {
+                reply.error(Errno::INVAL);
+            }
             Some(Open::Disk(disk)) => disk.zero(zero.offset, zero.length, allocated, reply),
-            _ => reply.error(Errno::BADF),
+            Some(_) => reply.error(Errno::OPNOTSUPP),
+            None => reply.error(Errno::BADF),
         }
     }
 
-    fn lseek<C: Channel>(&self, seek: fuse_lseek_in, reply: Reply<C>) {
+    fn lseek<C: Channel>(&self, ino: u64, seek: fuse_lseek_in, reply: Reply<C>) {
         let for_data = match seek.whence as i32 {
             libc::SEEK_DATA => true,
             libc::SEEK_HOLE => false,
@@ -303,7 +328,13 @@ impl Files {
         };
         let found = match self.handles.get(seek.fh).as_ref().and_then(|handle| handle.open()) {
             Some(Open::Disk(disk)) => disk.seek(seek.offset, for_data),
-            _ => Err(Errno::BADF),
+            // Other files are all data, up to the size that they show.
+            Some(_) => match self.tree.node(ino).map(|node| self.attr(ino, &node).size) {
+                Some(size) if seek.offset >= size => Err(Errno::NXIO),
+                Some(size) => Ok(if for_data { seek.offset } else { size }),
+                None => Err(Errno::STALE),
+            },
+            None => Err(Errno::BADF),
         };
         match found {
             Ok(offset) => reply.message(&fuse_lseek_out { offset }),
@@ -375,11 +406,7 @@ fn open_node(tree: &Tree, pools: &DevicePools, node: Node, mode: i32) -> Result<
         {
             Err(Errno::ACCESS)
         }
-        Node::Attribute(device, attribute) => {
-            let text = is_read.then(|| device.text(attribute.name)).transpose();
-            let text = text.map_err(|error| errno(&error))?.map(Mutex::new);
-            Ok(Open::Attribute(text, pools.pool(&device)))
-        }
+        Node::Attribute(device, _) => Ok(Open::Attribute(Mutex::default(), pools.pool(&device))),
         Node::WarmUp => Ok(Open::WarmUp),
         Node::Root | Node::Directory => Err(Errno::ISDIR),
     }

@@ -5,12 +5,11 @@
 //!
 //! Locks: each entry's own, held for reading while a request is executed, and for writing while a file is opened or
 //! closed. The kernel closes a file after the reply to its last request, so neither waits. Below it the lock of an
-//! attribute's text, held while a piece of the text is generated.
+//! attribute's text, held while the text or a piece of it is generated.
 
-use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 
-use uzram::device::AttributeText;
-
+use super::attribute::OpenText;
 use super::disk::Disk;
 use super::ledger::{Ledger, MAX_OPEN, OpenFileRecord};
 use crate::device_pool::DevicePool;
@@ -23,10 +22,9 @@ const _: () = assert!(MAX_OPEN <= 1 << INDEX_BITS);
 pub(super) enum Open {
     /// A device's disk.
     Disk(Disk),
-    /// An attribute: its text as of opening, or generated while it is read if it is long, `None` if the file is
-    /// write-only; and the pool that sets it. Closing the file may wait for the pool's threads; no request depends on
-    /// it.
-    Attribute(Option<Mutex<AttributeText>>, Arc<DevicePool>),
+    /// An attribute: its text, and the pool that sets it. Closing the file may wait for the pool's threads; no request
+    /// depends on it.
+    Attribute(OpenText, Arc<DevicePool>),
     /// A file whose writes warm up a thread.
     WarmUp,
     /// A file that was opened in an earlier life, and cannot be in this one.

@@ -34,6 +34,8 @@ mod handles;
 mod warm_up;
 mod filesystem;
 mod loopback;
+#[cfg(test)]
+mod tests;
 
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -46,9 +46,11 @@ pub(super) mod opcode {
     pub const FUSE_GETATTR: u32 = 3;
     pub const FUSE_SETATTR: u32 = 4;
     pub const FUSE_SYMLINK: u32 = 6;
+    pub const FUSE_MKNOD: u32 = 8;
     pub const FUSE_MKDIR: u32 = 9;
     pub const FUSE_UNLINK: u32 = 10;
     pub const FUSE_RMDIR: u32 = 11;
+    pub const FUSE_RENAME: u32 = 12;
     pub const FUSE_LINK: u32 = 13;
     pub const FUSE_OPEN: u32 = 14;
     pub const FUSE_READ: u32 = 15;
@@ -64,6 +66,7 @@ pub(super) mod opcode {
     pub const FUSE_DESTROY: u32 = 38;
     pub const FUSE_BATCH_FORGET: u32 = 42;
     pub const FUSE_FALLOCATE: u32 = 43;
+    pub const FUSE_RENAME2: u32 = 45;
     pub const FUSE_LSEEK: u32 = 46;
 }
 

@@ -15,6 +15,8 @@ mod keeper;
 mod task;
 
 #[cfg(test)]
+mod end_tests;
+#[cfg(test)]
 mod keeper_tests;
 #[cfg(test)]
 mod task_tests;

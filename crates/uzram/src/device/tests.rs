@@ -193,25 +193,6 @@ fn extents_under_writers_are_states_that_pages_had() {
 }
 
 #[test]
-fn requests_beyond_the_end_change_nothing_and_count() {
-    let device = device(&[("disksize", "8K")]);
-    let disk = device.open().expect("initialised");
-    for (offset, len) in [(8192, 1), (8191, 2), (0, 8193), (u64::MAX, 2), (u64::MAX - 5, 5)] {
-        let mut buf = vec![0; len];
-        assert_eq!(disk.read(offset, &mut buf).unwrap_err().kind(), ErrorKind::OutOfRange);
-        assert_eq!(disk.write(offset, &buf).unwrap_err().errno(), 22);
-        assert!(disk.discard(offset, len as u64).is_err() && disk.write_zeroes(offset, len as u64).is_err());
-        // The kernel's 894913e2d35c and 391f057f44a5: reading the states of pages went beyond the last one.
-        assert_eq!(disk.extent(offset, len as u64).unwrap_err().kind(), ErrorKind::OutOfRange);
-        assert_eq!(disk.zero_bytes(offset, len as u64).unwrap_err().kind(), ErrorKind::OutOfRange);
-    }
-    let last = Extent { len_bytes: 1, state: PageState::Hole };
-    assert_eq!((disk.extent(8191, 1), disk.zero_bytes(8191, 1)), (Ok(last), Ok(1)));
-    assert!(disk.read(8192, &mut []).is_ok() && disk.write(8192, &[]).is_ok());
-    assert_eq!(device.get("io_stat").expect("readable"), format!("{:8} {:8} {} {:8}", 15, 15, 0, 0));
-}
-
-#[test]
 fn the_life_cycle_is_the_kernels() {
     let device = Device::new("zram0").expect("a good name");
     assert_eq!(device.get("initstate"), Ok("0".into()));
