@@ -31,6 +31,8 @@ use crate::system::runtime_dir::{self, RuntimeArgs};
 
 /// How long an unmounted file system may take to release its device.
 const LET_GO_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long a client that has left may count as one.
+const LEAVE_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long a killed process may take to end; it may have gigabytes to free.
 const DEATH_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -103,7 +105,7 @@ pub fn attach(args: &AttachArgs) -> Result<()> {
     check_charged(&daemon, args)?;
     let failed = || format!("cannot attach {}", args.name);
     let root = open_root(&files)?;
-    let disk = open_disk(&root, &args.name)?;
+    let disk = open_disk(&daemon, &root, &args.name)?;
     if args.swap.is_some() {
         warm_up(&root, files.threads).context(|| "cannot prepare the daemon's threads".to_owned())?;
     }
@@ -258,15 +260,38 @@ fn open_root(files: &FilesJson) -> Result<OwnedFd> {
 }
 
 /// Opens a device's file for a loop device.
-fn open_disk(root: &OwnedFd, name: &str) -> Result<OwnedFd> {
-    mounts::open_below(root, OsStr::new(name), OsStr::new(DISK), OFlags::RDWR | OFlags::DIRECT).map_err(|error| {
-        match Errno::from_io_error(&error) {
-            Some(Errno::BUSY) => Failure::Line(format!(
-                "cannot attach {name}: NBD clients have it open: disconnect them (`uzram clients`, `uzram kick`)"
-            )),
-            _ => Failure::Line(format!("cannot open the file of {name}: {error}")),
+fn open_disk(daemon: &Daemon, root: &OwnedFd, name: &str) -> Result<OwnedFd> {
+    let deadline = Instant::now() + LEAVE_TIMEOUT;
+    loop {
+        let opened =
+            mounts::open_below(root, OsStr::new(name), OsStr::new(DISK), OFlags::RDWR | OFlags::DIRECT);
+        let error = match opened {
+            Ok(disk) => return Ok(disk),
+            Err(error) => error,
+        };
+        if Errno::from_io_error(&error) != Some(Errno::BUSY) {
+            return Err(Failure::Line(format!("cannot open the file of {name}: {error}")));
         }
-    })
+        match obstacle(daemon, name)? {
+            // It was there a moment ago: a client that has just left, or a reset.
+            None if Instant::now() < deadline => thread::sleep(Duration::from_millis(10)),
+            None => return Err(Failure::Line(format!("cannot attach {name}: its file is busy"))),
+            Some(why) => return Err(Failure::Line(format!("cannot attach {name}: {why}"))),
+        }
+    }
+}
+
+/// Returns why the file of a device cannot be opened for writing now, if the daemon knows a reason.
+fn obstacle(daemon: &Daemon, name: &str) -> Result<Option<String>> {
+    if daemon.attribute(name, "initstate")? == "0" {
+        return Ok(Some(format!(
+            "it has no size, as after a reset: `uzram set {name} disksize=SIZE` gives it one"
+        )));
+    }
+    let clients = daemon.ask("GET", &format!("{}/clients", device_path(name)), None)?;
+    let has_clients = clients["clients"].as_array().is_some_and(|clients| !clients.is_empty());
+    Ok(has_clients
+        .then(|| "NBD clients have it open: disconnect them (`uzram clients`, `uzram kick`)".to_owned()))
 }
 
 /// Makes each of the daemon's threads touch the memory that it needs.
