@@ -1,5 +1,6 @@
 //! The front ends of uzram, which serve a [`uzram::device::Device`] to other programs.
 
+mod block_stack;
 mod budget;
 pub mod control;
 mod device_pool;
@@ -8,6 +9,7 @@ pub mod fuse;
 pub mod loop_device;
 pub mod mounts;
 pub mod nbd;
+pub mod own_devices;
 pub mod record;
 pub mod swap_area;
 

@@ -19,7 +19,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use linux_raw_sys::{ioctl as opcodes, loop_device as sys};
-use rustix::fs::{major, makedev, minor};
+use rustix::fs::{major, minor};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use uzram::units::PAGE_SIZE;
@@ -76,8 +76,20 @@ fn device_path(number: u32) -> PathBuf {
 
 /// Reads an attribute of a loop device in sysfs.
 fn fact(number: u32, name: &str) -> Option<Vec<u8>> {
-    let text = std::fs::read(format!("/sys/block/loop{number}/{name}")).ok()?;
+    read_fact(&PathBuf::from(format!("/sys/block/loop{number}/{name}")))
+}
+
+fn read_fact(path: &Path) -> Option<Vec<u8>> {
+    let text = std::fs::read(path).ok()?;
     Some(text.strip_suffix(b"\n").unwrap_or(&text).to_vec())
+}
+
+/// Returns the name of the file of a loop device, by the device's directory in sysfs; `None` for other devices.
+pub(crate) fn backing_file(device: &Path) -> Option<PathBuf> {
+    let name = read_fact(&device.join("loop/backing_file"))?;
+    // The kernel adds this to the name of a removed file, as after unmounting.
+    let name = name.strip_suffix(b" (deleted)").unwrap_or(&name);
+    Some(PathBuf::from(std::ffi::OsStr::from_bytes(name)))
 }
 
 impl LoopAttachment {
@@ -156,7 +168,7 @@ impl LoopAttachment {
             }
             device => device.map_err(|error| failed(&error))?,
         };
-        let is_loop = rustix::fs::fstat(&device).is_ok_and(|stat| stat.st_rdev == self.device_number());
+        let is_loop = rustix::fs::fstat(&device).is_ok_and(|stat| self.has_number(stat.st_rdev));
         let seen = diskseq(&device).map_err(|error| failed(&error))?;
         Ok((is_loop && seen == self.diskseq && self.is_current())
             .then_some(HeldDevice { attachment: self, device }))
@@ -183,18 +195,23 @@ impl LoopAttachment {
 
     /// Returns whether a path in the kernel's lists means this device; the path may be from another mount namespace.
     fn is_device(self, path: &Path) -> bool {
-        path == self.path() || std::fs::metadata(path).is_ok_and(|file| file.rdev() == self.device_number())
+        path == self.path() || std::fs::metadata(path).is_ok_and(|file| self.has_number(file.rdev()))
     }
 
-    fn device_number(self) -> u64 {
-        makedev(LOOP_MAJOR, self.number)
+    /// Returns the device's number: major, minor.
+    pub(crate) fn device_number(self) -> (u32, u32) {
+        (LOOP_MAJOR, self.number)
+    }
+
+    fn has_number(self, device: u64) -> bool {
+        (major(device), minor(device)) == self.device_number()
     }
 
     /// Returns whether a mount is of a file system on this device. Some file systems have anonymous device numbers: for
     /// these the source is compared, which only root can choose for a file system that needs a device.
     fn is_mounted_as(self, mount: &MountInfo) -> bool {
-        let (major, minor) = (major(self.device_number()), minor(self.device_number()));
-        mount.device == (major, minor) || self.is_device(&mount.source) && needs_device(&mount.file_system)
+        mount.device == self.device_number()
+            || self.is_device(&mount.source) && needs_device(&mount.file_system)
     }
 
     /// Detaches the file, and waits until that is done. Returns at once if it is no longer attached.
@@ -301,16 +318,13 @@ pub fn named(wanted: impl Fn(&Path) -> bool) -> Vec<PathBuf> {
     let mut numbers: Vec<u32> = entries.filter_map(|entry| number(entry.file_name().as_bytes())).collect();
     numbers.sort_unstable();
     let is_wanted = |number: &u32| {
-        let Some(name) = fact(*number, "loop/backing_file") else { return false };
-        // The kernel adds this to the name of a removed file, as after unmounting.
-        let name = name.strip_suffix(b" (deleted)").unwrap_or(&name);
-        wanted(Path::new(std::ffi::OsStr::from_bytes(name)))
+        backing_file(&PathBuf::from(format!("/sys/block/loop{number}"))).is_some_and(|name| wanted(&name))
     };
     numbers.into_iter().filter(is_wanted).map(device_path).collect()
 }
 
 /// Returns whether a file system type is mounted only from block devices.
-fn needs_device(file_system: &str) -> bool {
+pub(crate) fn needs_device(file_system: &str) -> bool {
     let Ok(known) = std::fs::read_to_string("/proc/filesystems") else { return false };
     known.lines().any(|line| line.strip_prefix('\t') == Some(file_system))
 }

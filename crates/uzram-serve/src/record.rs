@@ -7,6 +7,7 @@
 //!
 //! Lock: the record's, a leaf; held while the file is written.
 
+use std::collections::BTreeSet;
 use std::io::{self, Read, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
@@ -18,6 +19,7 @@ use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use uzram::{Error, ErrorKind, Result};
 
+use crate::block_stack::DeviceNumber;
 use crate::loop_device::LoopAttachment;
 use crate::mounts::MountIdentity;
 
@@ -195,6 +197,18 @@ impl Recorder {
         let mut record = self.lock();
         record.attached.retain(|device| device.attachment.is_current());
         record.attached.clone()
+    }
+
+    /// Returns what of the daemon's own has one of these numbers, in words: the files, or an attached device.
+    pub(crate) fn own_of(&self, numbers: &BTreeSet<DeviceNumber>) -> Option<String> {
+        let record = self.lock();
+        let mount = record.mount.iter().find(|mount| numbers.contains(&mount.identity.device));
+        let mount = mount.map(|mount| format!("the files in '{}'", mount.dir.display()));
+        let is_below = |device: &&AttachedDevice| numbers.contains(&device.attachment.device_number());
+        let device = record.attached.iter().filter(|device| device.attachment.is_current()).find(is_below);
+        let device = device.map(|device| format!("{} ({})", device.name, device.attachment.path().display()));
+        // A device's own file lies on the mount.
+        device.or(mount)
     }
 
     fn change(&self, change: impl FnOnce(&mut Record) -> Result<()>) -> Result<()> {

@@ -1,7 +1,7 @@
 //! A daemon's plan: which devices to serve, and how.
 
 use std::borrow::Cow;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,6 +13,7 @@ use uzram_serve::{Export, ExportPolicy, fuse, nbd};
 
 use crate::config::settings::{DeviceSettings, NO_ALGORITHM, Setting};
 use crate::failure::{Context, Failure, Result};
+use crate::system::path_inside::is_inside;
 use crate::system::runtime_dir::{NBD_SOCKET, socket_path};
 use crate::system::state_dir;
 
@@ -220,7 +221,10 @@ impl DaemonPlan {
     /// The first invalid setting.
     pub fn check(&self) -> Result<()> {
         self.nbd.check().map_err(|error| Failure::Usage(format!("cannot serve NBD: {error}")))?;
-        self.devices.iter().try_for_each(DevicePlan::check)
+        self.devices.iter().try_for_each(|device| {
+            device.check()?;
+            self.mount_dir().map_or(Ok(()), |dir| device.check_beside(&dir))
+        })
     }
 
     /// Returns why a device cannot outlive the process that serves, if one cannot.
@@ -285,6 +289,20 @@ impl DevicePlan {
         device
             .check(&disksize.value, backing)
             .map_err(|error| Failure::of(self.blame(&error, disksize), &error))
+    }
+
+    /// Checks that no backing file lies where the devices' files are mounted: they would hide it, and to open it would wait
+    /// for this daemon.
+    fn check_beside(&self, mount_dir: &Path) -> Result<()> {
+        let Some(Setting { origin, value, .. }) = self.settings.get("backing_dev") else { return Ok(()) };
+        match NamedBacking::paths(value).find(|path| is_inside(path, mount_dir)) {
+            None => Ok(()),
+            Some(path) => Err(Failure::Usage(format!(
+                "{origin}: '{}' lies in '{}', where the devices' files are mounted; choose another place",
+                path.display(),
+                mount_dir.display()
+            ))),
+        }
     }
 
     /// Creates a device with those settings that have no side effects, and no size.

@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use uzram_serve::Exports;
 use uzram_serve::control::StatsJson;
+use uzram_serve::own_devices::way_out;
 use uzram_serve::record::{AttachedDevice, Recorder};
 
 use crate::config::plan::{Attached, DevicePlan};
@@ -99,7 +100,9 @@ impl Attachments {
             } else {
                 None
             };
-            self.run(&Request::Detach { name, attachment, swap_off })?;
+            self.run(&Request::Detach { name, attachment, swap_off }).map_err(|failure| {
+                failure.map_line(|line| line + &way_out(&self.exports.devices(), attachment))
+            })?;
         }
         let is_open = |name: &str| self.exports.other_files(name, 0, CLOSE_TIMEOUT) > 0;
         match self.exports.devices().iter().find(|device| is_open(device.name())) {

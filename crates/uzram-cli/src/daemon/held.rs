@@ -71,18 +71,9 @@ impl Held {
         let ledger = fuse::Ledger::new()?;
         let lives = Lives::new().context(|| "cannot share memory".to_owned())?;
         let lives = Arc::new(lives);
-        let connection = match plan.mount_dir() {
-            Some(mount_dir) => {
-                let connection = mount(&mount_dir, &plan)?;
-                recorder.set_mount(MountRecord {
-                    dir: connection.dir().to_owned(),
-                    identity: connection.identity(),
-                })?;
-                Some(Arc::new(connection))
-            }
-            None => None,
-        };
         let control = dir.bind(CONTROL_SOCKET)?;
+        let mounted = plan.mount_dir().map(|mount_dir| mount(&mount_dir, &plan, &recorder)).transpose()?;
+        let connection = mounted.map(Arc::new);
         let (ledger, nbd) = (Arc::new(ledger), Arc::new(nbd));
         Ok(Held { plan, protection, connection, failed: Vec::new(), lives, ledger, nbd, control, dir })
     }
@@ -149,10 +140,8 @@ impl Held {
         let mut dir = failed.dir().as_os_str().to_owned();
         dir.push(".recovered");
         let ledger = fuse::Ledger::new()?;
-        let connection = mount(Path::new(&dir), &self.plan)?;
         let recorder = Recorder::resume(self.dir.descriptor()?, &self.plan.runtime_dir)?;
-        let (dir, identity) = (connection.dir().to_owned(), connection.identity());
-        recorder.set_mount(MountRecord { dir, identity })?;
+        let connection = mount(Path::new(&dir), &self.plan, &recorder)?;
         self.failed.extend(self.connection.replace(Arc::new(connection)));
         self.ledger = Arc::new(ledger);
         Ok(())
@@ -190,10 +179,21 @@ impl Held {
     }
 }
 
-/// Mounts the files on `dir`.
-fn mount(dir: &Path, plan: &DaemonPlan) -> Result<fuse::Connection> {
-    let connection = fuse::Connection::mount(dir, &plan.runtime_dir, plan.mount_options())?;
-    Ok(if plan.survives { connection.outlives()? } else { connection })
+/// Mounts the files on `dir`, and records that. After a failure nothing is mounted.
+fn mount(dir: &Path, plan: &DaemonPlan, recorder: &Recorder) -> Result<fuse::Connection> {
+    let mut connection = fuse::Connection::mount(dir, &plan.runtime_dir, plan.mount_options())?;
+    let mut prepare = || {
+        if plan.survives {
+            connection.outlives()?;
+        }
+        recorder.set_mount(MountRecord { dir: connection.dir().to_owned(), identity: connection.identity() })
+    };
+    if let Err(error) = prepare() {
+        // The first failure is the one to report.
+        let _ = connection.unmount();
+        return Err(error.into());
+    }
+    Ok(connection)
 }
 
 /// Has the memory that outlives processes never be swapped out: it would come back only through a swap area that is in it.

@@ -85,7 +85,7 @@ pub fn serve(held: &Held, start: Start) -> Result<u8> {
     };
     let swapped_to: Vec<_> = all.iter().filter(is_swap).cloned().collect();
 
-    let exports = Exports::with_policies(devices);
+    let exports = Exports::with_policies(devices).recorded_by(Arc::clone(&recorder));
     let mount = held.served().map(|connection| {
         fuse::Mount::serve(Arc::clone(connection), exports.clone(), Arc::clone(&held.ledger))
     });
@@ -125,7 +125,6 @@ pub fn serve(held: &Held, start: Start) -> Result<u8> {
     };
     let on_shutdown = sender.clone();
     let mut api = Api::new(exports.clone(), Box::new(uris.clone()), about.clone())
-        .with_recorder(Arc::clone(&recorder))
         .with_tls(plan.nbd.tls.clone())
         .with_admission(Box::new(room::check))
         .with_clients(clients);

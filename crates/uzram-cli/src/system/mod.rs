@@ -6,6 +6,7 @@ pub mod children;
 pub mod descriptors;
 pub mod find_program;
 pub mod interrupts;
+pub mod path_inside;
 pub mod process_pages;
 pub mod program;
 pub mod program_file;

@@ -17,7 +17,8 @@ use super::slabinfo::CacheJson;
 use super::stats::StatsJson;
 use crate::loop_device::LoopAttachment;
 use crate::nbd::{Clients, Kicked, Tls, reload_tls};
-use crate::record::{AttachedDevice, Recorder};
+use crate::own_devices::way_out;
+use crate::record::AttachedDevice;
 use crate::{Export, ExportPolicy, Exports};
 
 /// Returns the NBD URIs of a device, as in `nbd+unix:///zram0?socket=/run/uzram/nbd.sock`:
@@ -75,7 +76,6 @@ pub struct Api {
     exports: Exports,
     uris: Uris,
     about: About,
-    recorder: Option<Arc<Recorder>>,
     tls: Option<Tls>,
     admission: Admission,
     clients: Clients,
@@ -120,19 +120,11 @@ impl Api {
             exports,
             uris,
             about,
-            recorder: None,
             tls: None,
             admission: Box::new(|_| Ok(())),
             clients: Clients::default(),
             registrar: None,
         }
-    }
-
-    /// Sets the recorder of attached devices.
-    #[must_use]
-    pub fn with_recorder(mut self, recorder: Arc<Recorder>) -> Self {
-        self.recorder = Some(recorder);
-        self
     }
 
     /// Sets the TLS configuration that clients can reload.
@@ -189,11 +181,11 @@ impl Api {
             }
             (["v1", "devices", name, "attributes", attribute], "PUT") => {
                 let NewValue { value } = body(&request.body, r#"{"value": TEXT}"#)?;
-                write_attribute(&*self.named(name)?, attribute, &value, is_wanted)
+                self.write_attribute(&*self.named(name)?, attribute, &value, is_wanted)
             }
             (["v1", "devices", _, "attributes", _], _) => Err(not_allowed("GET, PUT")),
             (["v1", "devices", name, "reset"], "POST") => {
-                write_attribute(&*self.named(name)?, "reset", "1", is_wanted)
+                self.write_attribute(&*self.named(name)?, "reset", "1", is_wanted)
             }
             (["v1", "devices", _, "reset"], _) => Err(not_allowed("POST")),
             (["v1", "devices", name, "attachment"], "PUT") => self.record(name, &request.body),
@@ -253,7 +245,7 @@ impl Api {
 
     /// Returns the attached devices.
     fn attached(&self) -> Vec<AttachedDevice> {
-        self.recorder.as_ref().map(|recorder| recorder.attached()).unwrap_or_default()
+        self.exports.recorder().map(|recorder| recorder.attached()).unwrap_or_default()
     }
 
     /// Records that a client has attached a device's file.
@@ -262,7 +254,7 @@ impl Api {
         let device = AttachedDevice { name: self.named(name)?.name().to_owned(), attachment };
         let no_files =
             || refusal(409, "this daemon does not show its devices as files, so none can be attached");
-        let recorder = self.recorder.as_ref().ok_or_else(no_files)?;
+        let recorder = self.exports.recorder().ok_or_else(no_files)?;
         recorder.add(device).map_err(|error| failure(&error))?;
         Ok(Response::empty(204))
     }
@@ -288,7 +280,8 @@ impl Api {
             own.retain(|other| other.name == name);
             let block = own.iter().find_map(|own| {
                 let by = own.attachment.in_use().ok()??;
-                Some(format!("{name} is in use: {} is {by}", own.attachment.path().display()))
+                let way_out = way_out(&self.exports.devices(), own.attachment);
+                Some(format!("{name} is in use: {} is {by}{way_out}", own.attachment.path().display()))
             });
             let clients = || {
                 let clients = self.exports.users(name).clients();
@@ -345,6 +338,27 @@ impl Api {
         let device = make(&new, self).map_err(|error| failure(&error))?;
         tracing::info!(device = new.name, "device added");
         Ok(self.describe(201, &device))
+    }
+
+    fn write_attribute(
+        &self,
+        device: &Device,
+        attribute: &str,
+        value: &str,
+        is_wanted: &dyn Fn() -> bool,
+    ) -> Result<Response, Response> {
+        let set = || {
+            self.exports.check_setting(attribute, value)?;
+            device.set_interruptible(attribute, value, is_wanted)
+        };
+        set().map_err(|error| {
+            if error.kind() == ErrorKind::Interrupted {
+                tracing::info!(device = device.name(), attribute, value, %error, "attribute not set");
+            }
+            failure(&error)
+        })?;
+        tracing::info!(device = device.name(), attribute, value, "attribute set");
+        Ok(Response::empty(204))
     }
 
     fn remove_device(&self, name: &str) -> uzram::Result<()> {
@@ -407,7 +421,12 @@ fn make(new: &NewDevice, api: &Api) -> uzram::Result<Arc<Device>> {
     let registered = api.registrar.as_ref().map_or(Ok(()), |registrar| registrar.added(&device, policy));
     let mut attributes: Vec<_> = new.attributes.iter().collect();
     attributes.sort_by_key(|(name, _)| Attribute::turn(name));
-    let set = || attributes.into_iter().try_for_each(|(name, value)| device.set(name, value));
+    let set = || {
+        attributes.into_iter().try_for_each(|(name, value)| {
+            api.exports.check_setting(name, value)?;
+            device.set(name, value)
+        })
+    };
     if let Err(error) = registered.and_then(|()| set()).and_then(|()| (api.admission)(&api.exports.devices()))
     {
         // Fails only if another client has removed it already.
@@ -443,22 +462,6 @@ fn read_attribute(device: &Device, attribute: &str) -> Result<Response, Response
     }
     let value = device.get(attribute).map_err(|error| failure(&error))?;
     Ok(Response::json(200, &json!({ "name": attribute, "value": value })))
-}
-
-fn write_attribute(
-    device: &Device,
-    attribute: &str,
-    value: &str,
-    is_wanted: &dyn Fn() -> bool,
-) -> Result<Response, Response> {
-    device.set_interruptible(attribute, value, is_wanted).map_err(|error| {
-        if error.kind() == ErrorKind::Interrupted {
-            tracing::info!(device = device.name(), attribute, value, %error, "attribute not set");
-        }
-        failure(&error)
-    })?;
-    tracing::info!(device = device.name(), attribute, value, "attribute set");
-    Ok(Response::empty(204))
 }
 
 fn not_allowed(methods: &'static str) -> Response {

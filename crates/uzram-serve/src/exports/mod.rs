@@ -27,6 +27,8 @@ use uzram::device::Device;
 use uzram::named::hint;
 use uzram::{Error, ErrorKind, Result};
 
+use crate::own_devices;
+use crate::record::Recorder;
 use entry::Entry;
 
 pub use entry::{Access, ClientUse, Export, ExportPolicy, ExportedDevice, OpenFile, Users};
@@ -38,6 +40,8 @@ pub struct Exports {
     devices: Arc<RwLock<Vec<Arc<Entry>>>>,
     /// The names that NBD clients see; `None` for all.
     only: Option<Arc<[String]>>,
+    /// The record of what the devices are attached to, if any is kept.
+    recorder: Option<Arc<Recorder>>,
 }
 
 impl Exports {
@@ -49,12 +53,38 @@ impl Exports {
     /// Offers devices, in this order, each with a policy; their names differ.
     pub fn with_policies(devices: impl IntoIterator<Item = (Arc<Device>, ExportPolicy)>) -> Self {
         let entry = |(device, policy)| Arc::new(Entry::new(device, policy));
-        Exports { devices: Arc::new(RwLock::new(devices.into_iter().map(entry).collect())), only: None }
+        Exports {
+            devices: Arc::new(RwLock::new(devices.into_iter().map(entry).collect())),
+            ..Exports::default()
+        }
+    }
+
+    /// Returns the same list, with the record of what its devices are attached to.
+    #[must_use]
+    pub fn recorded_by(self, recorder: Arc<Recorder>) -> Self {
+        Exports { recorder: Some(recorder), ..self }
+    }
+
+    /// Returns the record of what the devices are attached to, if any is kept.
+    pub fn recorder(&self) -> Option<&Arc<Recorder>> {
+        self.recorder.as_ref()
     }
 
     /// Returns the same list, of which NBD clients see only these names. Devices of these names need not exist yet.
     pub fn only(&self, names: Arc<[String]>) -> Self {
-        Exports { devices: Arc::clone(&self.devices), only: Some(names) }
+        Exports { only: Some(names), ..self.clone() }
+    }
+
+    /// Checks what an attribute of a device is about to be set to: a backing device must not lie on the daemon's own
+    /// devices.
+    ///
+    /// # Errors
+    /// `Invalid` if it does.
+    pub fn check_setting(&self, attribute: &str, value: &str) -> Result<()> {
+        match &self.recorder {
+            Some(recorder) if attribute == "backing_dev" => own_devices::check_backing(recorder, value),
+            _ => Ok(()),
+        }
     }
 
     /// Adds a device to the end of the list.

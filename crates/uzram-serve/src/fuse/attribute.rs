@@ -10,6 +10,7 @@ use uzram::device::{Attribute, AttributeText, Device};
 use super::channel::{Channel, Reply};
 use super::disk::errno;
 use super::proto::fuse_write_out;
+use crate::Exports;
 use crate::device_pool::DevicePool;
 
 /// The longest text accepted.
@@ -39,6 +40,7 @@ pub(super) fn read(
 
 /// Sets an attribute to the data written to its file.
 pub(super) fn write<C: Channel>(
+    exports: &Exports,
     device: Arc<Device>,
     attribute: &'static Attribute,
     pool: &DevicePool,
@@ -51,7 +53,8 @@ pub(super) fn write<C: Channel>(
     let Ok(value) = str::from_utf8(data).map(str::to_owned) else { return reply.error(Errno::INVAL) };
     let len = data.len() as u32;
     let permit = pool.try_acquire(value.len());
-    let set = move || match set(&device, attribute, &value) {
+    let exports = exports.clone();
+    let set = move || match set(&exports, &device, attribute, &value) {
         Ok(()) => reply.message(&fuse_write_out { size: len, padding: 0 }),
         Err(errno) => reply.error(errno),
     };
@@ -64,9 +67,9 @@ pub(super) fn write<C: Channel>(
     }
 }
 
-fn set(device: &Device, attribute: &Attribute, value: &str) -> Result<(), Errno> {
+fn set(exports: &Exports, device: &Device, attribute: &Attribute, value: &str) -> Result<(), Errno> {
     let (name, value) = (attribute.name, value.trim_end());
-    match device.set(name, value) {
+    match exports.check_setting(name, value).and_then(|()| device.set(name, value)) {
         Ok(()) => {
             tracing::info!(device = device.name(), attribute = name, value, "attribute set");
             Ok(())

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::thread;
 
-use rustix::fs::Stat;
+use rustix::fs::{Mode, OFlags, Stat};
 use rustix::io::Errno;
 use rustix::mount::UnmountFlags;
 use serde::{Deserialize, Serialize};
@@ -125,9 +125,13 @@ impl Connection {
     /// Mounts on the directory `dir`, which is created if only it is missing, and initialises the connection. `owner` is
     /// shown in the kernel's list of mounts.
     ///
+    /// The directory is empty: what is in it would be hidden, and whoever needs it, perhaps this process before it serves,
+    /// would wait for the connection.
+    ///
     /// # Errors
     /// `Unsupported` without `/dev/fuse`, or with a kernel before Linux 5.4; `Invalid` for a path that is not UTF-8;
-    /// `NotFound` if the directory it is to be in does not exist; `Busy` when something is mounted there; `Permission`; `Io`.
+    /// `NotFound` if the directory it is to be in does not exist; `Busy` when something is in the directory or mounted there;
+    /// `Permission`; `Io`.
     pub fn mount(dir: &Path, owner: &Path, options: MountOptions) -> Result<Connection> {
         let failed = |kind, why: &str| cannot_mount(dir, kind, why);
         if !Path::new(open_device::DEVICE).exists() {
@@ -187,6 +191,10 @@ impl Connection {
             != point.open().and_then(|open| Ok(rustix::fs::fstat(&open)?)).ok().map(file_number)
         {
             return Err(cannot_mount(&dir, ErrorKind::Busy, "the directory was replaced just now"));
+        }
+        if let Some(name) = first_entry(&point).map_err(failed_io)? {
+            let why = format!("it has '{name}' in it, which would be hidden; choose an empty directory");
+            return Err(cannot_mount(&dir, ErrorKind::Busy, &why));
         }
         let source = format!("{SOURCE}{}", owner.display());
         let device = open_device::mounted(&dir, &point, &source).map_err(failed_io)?;
@@ -268,13 +276,13 @@ impl Connection {
     ///
     /// # Errors
     /// `NoMemory` or `Io`: the system refuses the memory.
-    pub fn outlives(mut self) -> Result<Connection> {
+    pub fn outlives(&mut self) -> Result<()> {
         if !self.can_resend() {
             let MountOptions { threads, max_io_bytes, .. } = self.facts.options;
             self.received = Some(Received::new(threads, max_io_bytes as usize)?);
             self.facts.keeps_requests = true;
         }
-        Ok(self)
+        Ok(())
     }
 
     /// Returns where requests are received, if they outlive the process there.
@@ -437,6 +445,19 @@ fn resolve(dir: &Path) -> Result<Place> {
         };
         cannot_mount(dir, kind, &refused.to_string())
     })
+}
+
+/// Returns the name of something in a directory; `None` if it is empty.
+fn first_entry(point: &MountPoint) -> io::Result<Option<String>> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let dir = rustix::fs::openat(point.open()?, c".", flags, Mode::empty())?;
+    for entry in rustix::fs::Dir::new(dir)? {
+        let name = entry?.file_name().to_string_lossy().into_owned();
+        if name != "." && name != ".." {
+            return Ok(Some(name));
+        }
+    }
+    Ok(None)
 }
 
 /// Returns the device and inode number, which identify a file.

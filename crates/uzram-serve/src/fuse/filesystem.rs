@@ -274,7 +274,7 @@ impl Files {
             Some(Open::Disk(disk)) => disk.write(write.offset, data, reply),
             Some(Open::Attribute(_, pool)) => match self.tree.node(ino) {
                 Some(Node::Attribute(device, attribute)) => {
-                    attribute::write(device, attribute, pool, data, reply)
+                    attribute::write(self.tree.exports(), device, attribute, pool, data, reply)
                 }
                 _ => reply.error(Errno::STALE),
             },

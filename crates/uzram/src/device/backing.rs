@@ -3,6 +3,7 @@
 
 use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
 use std::sync::OnceLock;
 
 use crate::backing::{Backing, Engine, FileBacking, FileOptions, Filling, Seal, Started, Tiers, Transfer};
@@ -228,6 +229,16 @@ impl NamedBacking {
     /// Returns the parts that a text names.
     pub fn split_parts(text: &str) -> impl Iterator<Item = &str> {
         split_parts(text)
+    }
+
+    /// Returns the paths of the files and block devices that a text names.
+    pub fn paths(text: &str) -> impl Iterator<Item = &Path> {
+        split_parts(text).filter(|name| name.starts_with('/')).map(|name| Path::new(split(name).0))
+    }
+
+    /// Returns the open files and block devices, with their paths.
+    pub fn files(&self) -> impl Iterator<Item = (&str, BorrowedFd<'_>)> {
+        self.parts.iter().filter_map(|part| Some((&*part.name, part.file.as_ref()?.descriptor())))
     }
 
     /// Returns the parts, with which another process can go on; `None` if it cannot.
