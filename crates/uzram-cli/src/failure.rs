@@ -1,5 +1,6 @@
-//! How a command fails: a one-line message and the program's exit status.
+//! How a command fails: a one-line message, the setting to change, and the program's exit status.
 
+use std::any::Any;
 use std::ffi::OsString;
 use std::fmt::Display;
 use std::io::{self, Write};
@@ -7,74 +8,142 @@ use std::process::ExitCode;
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use rustix::process::{Resource, getrlimit};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
 
 use crate::other_words;
 
 /// Prefix of a failure's line on standard error.
 pub const PREFIX: &str = "uzram: ";
 
+/// The exit statuses of this program. docs/control.md explains them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[repr(u8)]
+pub enum Exit {
+    /// Done; also if the reader of our output closed the pipe (`uzram list | head -1`).
+    Done = 0,
+    /// The command failed, or a daemon refused it.
+    #[default]
+    Failed = 1,
+    /// The command line, or a configuration file that it names, is invalid; nothing was tried.
+    Usage = 2,
+    /// The command needs a daemon, and none is running.
+    NoDaemon = 3,
+    /// `uzram run` failed before it had become the program, as env(1) does.
+    RunFailed = 125,
+    /// `uzram run`: the program cannot be executed.
+    NotExecutable = 126,
+    /// `uzram run`: there is no such program.
+    NotFound = 127,
+}
+
+impl From<Exit> for ExitCode {
+    fn from(exit: Exit) -> ExitCode {
+        ExitCode::from(exit as u8)
+    }
+}
+
 /// Why a command failed.
-#[derive(Debug)]
-pub enum Failure {
-    /// The command failed; a one-line message, without the program's name.
-    Line(String),
-    /// The command line, or a configuration file that it names, is invalid; a one-line message. Nothing was tried.
-    Usage(String),
-    /// The reader of our output closed the pipe (`uzram list | head -1`): there is nothing to report.
-    ReaderLeft,
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Failure {
+    /// A one-line message, without the program's name; empty if nothing is to be reported.
+    line: String,
+    /// The setting to change, if one would help.
+    setting: Option<String>,
+    exit: Exit,
 }
 
 /// The result of a command.
 pub type Result<T> = std::result::Result<T, Failure>;
 
 impl Failure {
-    /// Returns the line that would be printed.
-    pub fn into_line(self) -> String {
-        match self {
-            Failure::Line(line) | Failure::Usage(line) => line,
-            Failure::ReaderLeft => String::new(),
-        }
-    }
-
     /// Creates a failure with the message `line`.
     pub fn line(line: impl Into<String>) -> Self {
-        Failure::Line(line.into())
+        Failure { line: line.into(), setting: None, exit: Exit::Failed }
     }
 
-    /// Returns the failure that another process of this program reported: the last line with [`PREFIX`] in its output.
+    /// Creates a failure with the message `line`, of an invalid command line or configuration file.
+    pub fn usage(line: impl Into<String>) -> Self {
+        Failure::line(line).with_exit(Exit::Usage)
+    }
+
+    /// Creates a failure to end with, of which nothing is reported.
+    fn silent(exit: Exit) -> Self {
+        Failure::line("").with_exit(exit)
+    }
+
+    /// Returns the line that would be printed.
+    pub fn into_line(self) -> String {
+        self.line
+    }
+
+    /// Returns the line that would be printed.
+    pub fn message(&self) -> &str {
+        &self.line
+    }
+
+    /// Returns the exit status.
+    pub const fn exit(&self) -> Exit {
+        self.exit
+    }
+
+    /// Returns whether there is something to report.
+    pub fn is_reported(&self) -> bool {
+        !self.line.is_empty()
+    }
+
+    /// Returns what is printed with `--json`.
+    pub fn to_json(&self) -> Value {
+        json!({ "error": self.line, "setting": self.setting })
+    }
+
+    /// Returns the failure that another process of this program reported: the last line with [`PREFIX`] in its output,
+    /// or in JSON.
     pub fn printed_in(text: &str) -> Option<Self> {
-        text.lines().rev().find_map(|line| line.strip_prefix(PREFIX)).map(Failure::line)
+        text.lines().rev().find_map(|line| match line.strip_prefix(PREFIX) {
+            Some(line) => Some(Failure::line(line)),
+            None => {
+                let json: Value = serde_json::from_str(line).ok()?;
+                Some(Failure::line(json["error"].as_str()?).with_setting(json["setting"].as_str()))
+            }
+        })
+    }
+
+    /// Sets the exit status.
+    #[must_use]
+    pub fn with_exit(self, exit: Exit) -> Self {
+        Failure { exit, ..self }
     }
 
     /// Turns this failure into a usage failure: the request was invalid.
     #[must_use]
     pub fn in_usage(self) -> Self {
-        match self {
-            Failure::Line(line) => Failure::Usage(line),
-            other => other,
-        }
+        if self.exit == Exit::Failed { self.with_exit(Exit::Usage) } else { self }
+    }
+
+    /// Names the setting to change, unless one is named already.
+    #[must_use]
+    pub fn with_setting(self, setting: Option<impl Into<String>>) -> Self {
+        Failure { setting: self.setting.or(setting.map(Into::into)), ..self }
     }
 
     /// Wraps an error of the engine about `what`; an invalid value is a usage failure.
     pub fn of(what: &str, error: &uzram::Error) -> Self {
-        let failure = Failure::Line(format!("{what}: {error}"));
+        let failure = Failure::line(format!("{what}: {error}")).with_setting(error.setting());
         if error.kind() == uzram::ErrorKind::Invalid { failure.in_usage() } else { failure }
     }
 
     /// Rewrites the message, if there is one.
+    #[must_use]
     pub fn map_line(self, rewrite: impl FnOnce(String) -> String) -> Self {
-        match self {
-            Failure::Line(line) => Failure::Line(rewrite(line)),
-            Failure::Usage(line) => Failure::Usage(rewrite(line)),
-            Failure::ReaderLeft => Failure::ReaderLeft,
-        }
+        if self.is_reported() { Failure { line: rewrite(self.line), ..self } } else { self }
     }
 }
 
 impl From<uzram::Error> for Failure {
     /// For errors whose message needs no context.
     fn from(error: uzram::Error) -> Self {
-        Failure::Line(error.to_string())
+        Failure::line(error.to_string()).with_setting(error.setting())
     }
 }
 
@@ -87,9 +156,13 @@ pub trait Context<T> {
     fn usage(self, what: impl FnOnce() -> String) -> Result<T>;
 }
 
-impl<T, E: Display> Context<T> for std::result::Result<T, E> {
+impl<T, E: Display + 'static> Context<T> for std::result::Result<T, E> {
     fn context(self, what: impl FnOnce() -> String) -> Result<T> {
-        self.map_err(|error| Failure::Line(format!("{}: {error}", what())))
+        self.map_err(|error| {
+            let of_engine = (&error as &dyn Any).downcast_ref::<uzram::Error>();
+            let setting = of_engine.and_then(uzram::Error::setting);
+            Failure::line(format!("{}: {error}", what())).with_setting(setting)
+        })
     }
 
     fn usage(self, what: impl FnOnce() -> String) -> Result<T> {
@@ -115,40 +188,56 @@ pub fn print(text: &str) -> Result<()> {
     let mut stdout = io::stdout().lock();
     match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
         Ok(()) => Ok(()),
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Err(Failure::ReaderLeft),
-        Err(error) => Err(Failure::Line(format!("cannot write the output: {error}"))),
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Err(Failure::silent(Exit::Done)),
+        Err(error) => Err(Failure::line(format!("cannot write the output: {error}"))),
     }
 }
 
 /// The exit status for an invalid command line, or an invalid file that it names.
-pub const USAGE_STATUS: u8 = 2;
+pub const USAGE_STATUS: u8 = Exit::Usage as u8;
 
-/// Parses this process's command line. Otherwise prints the help that was asked for, or calls `complain` with a line
-/// about the error, and returns the exit status as `Err`.
-pub fn parse_command_line<C: clap::Parser>(complain: impl FnOnce(&str)) -> std::result::Result<C, ExitCode> {
-    let error = match C::try_parse() {
-        Ok(command) => return Ok(command),
-        Err(error) => error,
-    };
-    Err(match error.kind() {
+/// Parses this process's command line.
+///
+/// # Errors
+/// It is invalid, or help was asked for, which has been printed.
+pub fn parse<C: clap::Parser>() -> Result<C> {
+    C::try_parse().map_err(|error| match error.kind() {
         ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
             // A closed pipe is no failure.
             let _ = error.print();
-            ExitCode::SUCCESS
+            Failure::silent(Exit::Done)
         }
         ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
             let _ = error.print();
-            ExitCode::from(USAGE_STATUS)
+            Failure::silent(Exit::Usage)
         }
-        _ => {
-            complain(&format!("{} (--help explains)", usage_line(&error)));
-            ExitCode::from(USAGE_STATUS)
-        }
+        _ => usage_failure(&error).map_line(|line| format!("{line} (--help explains)")),
     })
 }
 
+/// As [`parse`], for other programs: calls `complain` with a line about the error, and returns the exit status as `Err`.
+pub fn parse_command_line<C: clap::Parser>(complain: impl FnOnce(&str)) -> std::result::Result<C, ExitCode> {
+    parse().map_err(|failure| {
+        if failure.is_reported() {
+            complain(&failure.line);
+        }
+        failure.exit.into()
+    })
+}
+
+/// Returns the failure of a command line that clap rejects.
+pub fn usage_failure(error: &clap::Error) -> Failure {
+    let argument = match (error.kind(), error.get(ContextKind::InvalidArg)) {
+        (ErrorKind::UnknownArgument, _) => None,
+        (_, Some(ContextValue::String(argument))) => argument.strip_prefix("--"),
+        _ => None,
+    };
+    let setting = argument.and_then(|argument| argument.split([' ', '=']).next());
+    Failure::usage(usage_line(error)).with_setting(setting)
+}
+
 /// Returns the first paragraph of clap's message as one line, and its suggestion. What follows it is usage and advice.
-pub fn usage_line(error: &clap::Error) -> String {
+fn usage_line(error: &clap::Error) -> String {
     if error.kind() == ErrorKind::InvalidUtf8
         && let Some(which) = not_utf8(std::env::args_os())
     {
@@ -203,4 +292,36 @@ fn not_utf8(words: impl Iterator<Item = OsString>) -> Option<String> {
         }
     }
     None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_page_lists_the_exit_statuses() {
+        let page = include_str!("../../../docs/control.md");
+        let listed =
+            page.lines().filter_map(|line| line.strip_prefix("| ")?.split(' ').next()?.parse::<u8>().ok());
+        let all = [
+            Exit::Done,
+            Exit::Failed,
+            Exit::Usage,
+            Exit::NoDaemon,
+            Exit::RunFailed,
+            Exit::NotExecutable,
+            Exit::NotFound,
+        ];
+        assert_eq!(listed.collect::<Vec<_>>(), all.map(|exit| exit as u8));
+    }
+
+    #[test]
+    fn a_failure_is_read_as_it_was_printed() {
+        let failure = Failure::line("no \"room\"").with_setting(Some("mem_limit"));
+        let json = failure.to_json().to_string();
+        assert_eq!(Failure::printed_in(&format!("a line\n{json}\n")), Some(failure));
+        let text = Failure::printed_in("uzram: first\nuzram: last\n{}\n");
+        assert_eq!(text, Some(Failure::line("last")));
+        assert_eq!(Failure::printed_in("INFO uzram: serving\n1\n"), None);
+    }
 }

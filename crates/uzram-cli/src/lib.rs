@@ -8,7 +8,8 @@
 //! | module | what it is |
 //! |---|---|
 //! | `other_words` | what other programs' commands, options and keys are here |
-//! | `failure` | how a command fails, and the status |
+//! | `failure` | how a command fails, and the exit statuses |
+//! | `output` | what a command prints, as text or JSON |
 //! | `system` | this process and this machine: runtime directory, descriptors, signals, users, locked memory, processes |
 //! | `terminal` | terminal output: tables, the live line, the log |
 //! | `config` | a daemon's configuration: the settings of a device, and the files and options they come from |
@@ -17,12 +18,11 @@
 //! | `daemon` | `up` |
 //! | `commands` | `check`, `corpus`, `run`, `train`, `swap` (a client that also starts a daemon), and the programs `bench` and `lab` |
 //!
-//! Exit statuses: 0 on success; 1 on failure, or if a daemon refused the request; 2 if the command line or a
-//! configuration file is invalid and nothing was tried (`Failure::Usage`). `up --exec` returns its command's status,
-//! 128 + N if signal N killed it.
+//! The exit statuses are those of `failure::Exit`, but for `up --exec` and `run`, which end as their command does.
 
 mod other_words;
 mod failure;
+mod output;
 mod system;
 mod terminal;
 mod config;
@@ -52,7 +52,7 @@ use commands::backing;
 use commands::{check, corpus, run, sibling, swap as swap_commands, train};
 use daemon::survive::handover::{self, State};
 use daemon::{attendant, holder, up};
-use failure::Failure;
+use failure::{Exit, Failure};
 use system::interrupts::catch_size_limit;
 use terminal::live;
 
@@ -64,6 +64,9 @@ use terminal::live;
     after_help = "Example: uzram up --size 1G     then, in another terminal: uzram stat zram0"
 )]
 struct Cli {
+    /// Print JSON, errors too
+    #[arg(long, global = true)]
+    json: bool,
     #[command(subcommand)]
     command: Command,
 }
@@ -138,7 +141,7 @@ fn succeed(args: &SuccessorArgs) -> failure::Result<u8> {
     }
     let Some(number) = args.state else { return Err(Failure::line("only a daemon starts this command")) };
     let read = |error: std::io::Error| {
-        Failure::Line(format!("what the program before left cannot be read: {error}"))
+        Failure::line(format!("what the program before left cannot be read: {error}"))
     };
     // SAFETY: a daemon starts this program in its place, and leaves it this descriptor and those named there; this
     // program has opened none of its own. Any other caller harms only itself.
@@ -151,7 +154,8 @@ fn succeed(args: &SuccessorArgs) -> failure::Result<u8> {
 
 /// Returns the plan of the daemon with this command line, and how much it logs.
 fn daemon_plan(words: &[std::ffi::OsString]) -> failure::Result<(config::plan::DaemonPlan, live::LogLevel)> {
-    let cli = Cli::try_parse_from(words).map_err(|error| Failure::Usage(failure::usage_line(&error)))?;
+    let cli = Cli::try_parse_from(words).map_err(|error| failure::usage_failure(&error))?;
+    output::set_json(cli.json);
     match cli.command {
         Command::Up(args) => Ok((args.plan()?, args.log())),
         Command::Swap(args) => Ok((args.plan()?, live::LogLevel::Info)),
@@ -165,11 +169,30 @@ pub fn main() -> ExitCode {
     let _ = catch_size_limit();
     #[cfg(feature = "remote")]
     uzram::device::set_opener(Box::new(uzram_remote::RemoteOpener));
-    let cli = match parse_command_line::<Cli>(live::error_line) {
-        Ok(cli) => cli,
-        Err(status) => return status,
-    };
-    let outcome = match cli.command {
+    match failure::parse::<Cli>().map_err(not_parsed).and_then(carry_out) {
+        Ok(status) => ExitCode::from(status),
+        Err(failure) => {
+            let failure = failure.map_line(failure::with_size_limit);
+            live::report_failure(&failure);
+            failure.exit().into()
+        }
+    }
+}
+
+/// Returns the failure of a command line that cannot be parsed: `run` tells its own failures from its program's.
+fn not_parsed(failure: Failure) -> Failure {
+    let words = || std::env::args_os().skip(1).take_while(|word| word != "--");
+    output::set_json(words().any(|word| word == "--json"));
+    match words().find(|word| word != "--json") {
+        Some(word) if word == "run" && failure.exit() == Exit::Usage => failure.with_exit(Exit::RunFailed),
+        _ => failure,
+    }
+}
+
+/// Runs a command; returns the exit status.
+fn carry_out(cli: Cli) -> failure::Result<u8> {
+    output::set_json(cli.json);
+    match cli.command {
         Command::Up(args) => up::run(&args),
         Command::Run(args) => run::run(&args).map(|never| match never {}),
         Command::Add(args) => control::add(&args).map(|()| 0),
@@ -198,25 +221,12 @@ pub fn main() -> ExitCode {
         #[cfg(feature = "remote")]
         Command::Backing(args) => backing::run(&args).map(|()| 0),
         Command::Train(args) => train::run(&args).map(|()| 0),
-    };
-    match outcome {
-        Ok(status) => ExitCode::from(status),
-        Err(Failure::ReaderLeft) => ExitCode::SUCCESS,
-        Err(Failure::Line(line)) => {
-            live::error_line(&failure::with_size_limit(line));
-            ExitCode::FAILURE
-        }
-        Err(Failure::Usage(line)) => {
-            live::error_line(&line);
-            ExitCode::from(USAGE_STATUS)
-        }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use failure::usage_line;
 
     #[test]
     fn the_command_line_is_consistent() {
@@ -228,7 +238,7 @@ mod tests {
     fn a_usage_error_is_one_line() {
         let line = |args: &[&str]| match Cli::try_parse_from(args) {
             Ok(_) => panic!("{args:?}"),
-            Err(error) => usage_line(&error),
+            Err(error) => failure::usage_failure(&error).into_line(),
         };
         for (args, wanted) in [
             (&["uzram", "stat"][..], "the following required arguments were not provided: <NAME>"),

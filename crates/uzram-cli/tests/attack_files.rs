@@ -334,7 +334,7 @@ fn root_is_not_led_by_xdg_runtime_dir() {
         command.env_remove("UZRAM_RUNTIME_DIR").env("XDG_RUNTIME_DIR", &xdg);
         finish(command)
     };
-    assert!(alone("status").complaint(1).contains("no daemon is running in '/run/uzram'"));
+    assert!(alone("status").complaint(3).contains("no daemon is running in '/run/uzram'"));
     let served = alone("up --size 1M --log error --exec 'dirname $socket; stat -c %a /run/uzram'");
     assert_eq!(served.ok(), "/run/uzram\n700\n");
     assert_eq!(fs::read_dir(&xdg).unwrap().count(), 0);

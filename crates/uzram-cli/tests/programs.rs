@@ -63,7 +63,11 @@ impl Drop for Holder {
 fn listed(place: &Place) -> Vec<Value> {
     let ended = place.run(&["list", "--json"]);
     if !ended.status.success() {
-        assert!(ended.complaint(1).contains("no daemon is running"), "{}", ended.stderr);
+        assert!(
+            ended.status.code() == Some(3) && ended.stderr.contains("no daemon is running"),
+            "{}",
+            ended.stderr
+        );
         return Vec::new();
     }
     let json: Value = serde_json::from_str(&ended.stdout).unwrap();
@@ -134,7 +138,7 @@ fn running_programs_are_listed() {
     holder.end();
     assert!(find(&place, id).is_none() && find(&place, child_id).is_none());
     let gone = place.run(&["stat", &id.to_string()]);
-    assert!(gone.complaint(1).contains("does not run under `uzram run`"), "{}", gone.stderr);
+    assert!(gone.complaint(3).contains("does not run under `uzram run`"), "{}", gone.stderr);
 }
 
 #[test]
@@ -219,7 +223,7 @@ fn what_only_looks_like_figures_is_left_out() {
     rustix::fs::fcntl_add_seals(&fakes[2], rustix::fs::SealFlags::all()).unwrap_or_default();
     assert!(find(&place, own.into()).is_none());
     let stat = place.run(&["stat", &own.to_string()]);
-    assert!(stat.complaint(1).contains("does not run under `uzram run`"), "{}", stat.stderr);
+    assert!(stat.complaint(3).contains("does not run under `uzram run`"), "{}", stat.stderr);
     // What is right is found among them.
     fakes.push(fake(name, &of(own.into()), len));
     assert_eq!(find(&place, own.into()).unwrap()["limit_bytes"], 77 << 20);
@@ -241,7 +245,7 @@ fn programs_of_other_users_are_not_shown() {
         finish(command)
     };
     let list = as_other(&["list"]);
-    assert!(list.complaint(1).contains("no daemon is running"), "{}", list.stderr);
+    assert!(list.complaint(3).contains("no daemon is running"), "{}", list.stderr);
     let stat = as_other(&["stat", &holder.id().to_string()]);
-    assert!(stat.complaint(1).contains("or is another user's"), "{}", stat.stderr);
+    assert!(stat.complaint(3).contains("or is another user's"), "{}", stat.stderr);
 }

@@ -146,7 +146,7 @@ fn without_tls_there_is_nothing_to_reload() {
     let (status, log) = daemon.ended();
     assert!(status.success() && log.contains("speaks no TLS"), "{log}");
     let ended = place.run(&["reload"]);
-    assert!(ended.complaint(1).contains("no daemon is running"), "{}", ended.stderr);
+    assert!(ended.complaint(3).contains("no daemon is running"), "{}", ended.stderr);
 }
 
 #[test]

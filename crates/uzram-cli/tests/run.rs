@@ -8,13 +8,14 @@
 mod common;
 
 use std::fs;
-use std::os::unix::process::CommandExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use common::run::{Program, can_run};
 use common::{PATIENCE, bare_command, finish, wait, wait_until, with_file_size};
+use serde_json::Value;
 
 /// Checks that the line at the end tells of compressed memory.
 fn expect_compressed(said: &str) {
@@ -315,7 +316,7 @@ fn programs_that_cannot_be_managed_run_as_they_are() {
     );
     assert!(ended.stderr.contains("is linked statically: its memory is not managed"), "{}", ended.stderr);
     let refused = program.limited(&["--limit", "24M", "--hard"], &[]);
-    assert!(refused.complaint(1).contains("is linked statically"), "{}", refused.stderr);
+    assert!(refused.complaint(125).contains("is linked statically"), "{}", refused.stderr);
     assert_eq!(refused.stdout, "");
 }
 
@@ -338,6 +339,33 @@ fn a_program_that_never_needs_much_has_no_pager() {
     assert_eq!(ended.stderr.lines().count(), 1, "{}", ended.stderr);
     let ended = finish(bare_command(&[&["run", "--limit", "64M", "--stats"][..], &shell].concat()));
     assert!(ended.stderr.lines().count() > 2, "{}", ended.stderr);
+}
+
+#[test]
+fn its_status_and_end_are_the_program_s() {
+    if !can_run() {
+        return;
+    }
+    let shell = |options: &[&str], script: &str| {
+        finish(bare_command(&[&["run", "--limit", "64M"], options, &["--", "sh", "-c", script]].concat()))
+    };
+    // As those of this program's own failures.
+    for status in [2, 3, 125, 126, 127] {
+        assert_eq!(shell(&[], &format!("exit {status}")).status.code(), Some(status));
+    }
+    assert_eq!(shell(&[], "kill -KILL $$").status.signal(), Some(9));
+    // As JSON, each process has a line of its own.
+    for (options, lines) in [(&["--json"][..], 1..2), (&["--json", "--stats"], 2..9)] {
+        let ended = shell(options, "/bin/true; exit 7");
+        let figures: Vec<Value> =
+            ended.stderr.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        assert!(ended.status.code() == Some(7) && lines.contains(&figures.len()), "{}", ended.stderr);
+        assert!(
+            figures.iter().all(|one| one["pid"].is_u64() && one["limit_bytes"] == 64 << 20),
+            "{}",
+            ended.stderr
+        );
+    }
 }
 
 #[test]
@@ -375,7 +403,7 @@ fn a_user_without_the_right_is_told_what_to_do() {
     let mut command = bare_command(&["run", "--limit", "24M", "--", "/bin/true"]);
     command.uid(65534).gid(65534);
     let ended = finish(command);
-    let complaint = ended.complaint(1);
+    let complaint = ended.complaint(125);
     for wanted in ["CAP_SYS_PTRACE", "vm.unprivileged_userfaultfd=1", "docker run --device /dev/userfaultfd"]
     {
         assert!(complaint.contains(wanted), "{complaint}");
@@ -396,11 +424,11 @@ fn bad_command_lines_are_refused() {
         (&["--limit", "64M", "--spill", "/var/tmp:x", "--", "/bin/true"], "--spill DIR:SIZE"),
     ] {
         let ended = run(args);
-        assert!(ended.complaint(2).contains(wanted), "{args:?}: {}", ended.stderr);
+        assert!(ended.complaint(125).contains(wanted), "{args:?}: {}", ended.stderr);
     }
-    assert!(run(&["--limit", "64M", "--", "no-such-program"]).complaint(1).contains("there is no program"));
+    assert!(run(&["--limit", "64M", "--", "no-such-program"]).complaint(127).contains("there is no program"));
     let spill = ["--limit", "64M", "--spill", "/no/such/folder", "--", "/bin/true"];
-    assert!(run(&spill).complaint(1).contains("/no/such/folder"));
+    assert!(run(&spill).complaint(125).contains("/no/such/folder"));
 }
 
 #[test]
@@ -410,7 +438,7 @@ fn a_program_is_not_given_a_spill_file_that_it_may_not_write() {
     }
     let limited = |args: &[&str]| finish(with_file_size(bare_command(args), 32 << 20));
     let ended = limited(&["run", "--limit", "16M", "--", "cat", "/dev/null"]);
-    let complaint = ended.complaint(1);
+    let complaint = ended.complaint(125);
     assert!(complaint.contains("RLIMIT_FSIZE") && complaint.contains("--spill"), "{complaint}");
     for spill in [&["--spill", "/var/tmp:32M"][..], &["--no-spill"]] {
         let ended = limited(&[&["run", "--limit", "16M"], spill, &["--", "cat", "/dev/null"]].concat());

@@ -103,6 +103,7 @@ fn each_device_has_its_caches_and_both_formats_agree() {
         let name = cache["name"].as_str().unwrap();
         assert_eq!(cache["active_objs"], caches[name].active_objs, "{name}");
         assert_eq!(cache["num_objs"], caches[name].num_objs, "{name}");
+        assert_eq!(cache["objsize_bytes"], caches[name].objsize, "{name}");
         for (counter, count) in cache["stats"].as_object().unwrap() {
             assert_eq!(count["total"], counters[&(name.to_owned(), counter.clone())], "{name} {counter}");
             compared += 1;

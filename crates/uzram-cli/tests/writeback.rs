@@ -19,7 +19,10 @@ use uzram::random::Random;
 /// Returns attributes of a device, from its JSON.
 fn attributes<const N: usize>(place: &Place, names: [&str; N]) -> [String; N] {
     let json: Value = serde_json::from_str(&place.run(&["stat", "zram0", "--json"]).ok()).unwrap();
-    names.map(|name| json["attributes"][name].as_str().unwrap().to_owned())
+    names.map(|name| match &json["attributes"][name] {
+        Value::String(text) => text.clone(),
+        other => other.to_string(),
+    })
 }
 
 #[test]

@@ -93,6 +93,15 @@ impl Figures {
         text
     }
 
+    /// Returns all figures as one line of JSON, with the process as `pid`.
+    pub fn to_json(&self, pid: u32) -> String {
+        let figures = self.all().filter(|(name, _)| *name != "process").map(|(name, value)| match name {
+            "runs" => format!(",\"{name}\":{}", value != 0),
+            _ => format!(",\"{name}\":{value}"),
+        });
+        format!("{{\"pid\":{pid}{}}}", figures.collect::<String>())
+    }
+
     /// Returns the figures of which [`Figures::to_text`] makes exactly these bytes; `None` if there are none such.
     pub fn parse(bytes: &[u8]) -> Option<Figures> {
         let mut lines = str::from_utf8(bytes).ok()?.strip_prefix(HEAD)?.lines();

@@ -92,8 +92,15 @@ pub fn publish(stats: &MemoryStats) {
     if to.is_null() {
         return;
     }
+    let text = of(stats).to_text();
+    // SAFETY: the mapping has these bytes, which this thread alone writes to. Who reads them does so by read(2).
+    unsafe { to.copy_from_nonoverlapping(text.as_ptr(), text.len()) };
+}
+
+/// Returns the figures of this process.
+pub fn of(stats: &MemoryStats) -> Figures {
     let (limit_bytes, pager) = (LIMIT_BYTES.load(Ordering::Relaxed), &stats.pager);
-    let text = Figures {
+    Figures {
         process: std::process::id().into(),
         limit_bytes,
         limit_now_bytes: if stats.runs { pages_to_bytes(pager.limit_pages) } else { limit_bytes },
@@ -111,7 +118,4 @@ pub fn publish(stats: &MemoryStats) {
         faults: pager.faults,
         fault_us: pager.fault_us,
     }
-    .to_text();
-    // SAFETY: the mapping has these bytes, which this thread alone writes to. Who reads them does so by read(2).
-    unsafe { to.copy_from_nonoverlapping(text.as_ptr(), text.len()) };
 }

@@ -273,10 +273,14 @@ fn tell_end() {
         return;
     }
     let stats = process.memory.stats();
-    let mut text = end_line(process.asked.limit_bytes, &stats);
-    if process.asked.stats {
-        let _ = writeln!(text, "uzram: process {}: {stats:?}", std::process::id());
-    }
+    let id = std::process::id();
+    let text = match (process.asked.json, process.asked.stats) {
+        (true, _) => figures::of(&stats).to_json(id) + "\n",
+        (false, false) => end_line(process.asked.limit_bytes, &stats),
+        (false, true) => {
+            format!("{}uzram: process {id}: {stats:?}\n", end_line(process.asked.limit_bytes, &stats))
+        }
+    };
     process.tell(&text);
 }
 

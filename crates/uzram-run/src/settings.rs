@@ -20,6 +20,8 @@ pub struct Asked {
     pub spills: bool,
     /// Whether each process prints all figures when it ends.
     pub stats: bool,
+    /// Whether what is printed at the end is JSON.
+    pub json: bool,
     /// The process that `uzram run` has become.
     pub first_process: Option<u32>,
 }
@@ -86,6 +88,7 @@ impl Environment {
             limit_bytes,
             spills: spill.is_some(),
             stats: self.get("UZRAM_RUN_STATS").is_some(),
+            json: self.get("UZRAM_RUN_JSON").is_some(),
             first_process: self.number("UZRAM_RUN_PID").and_then(|pid| pid.try_into().ok()),
         })
     }

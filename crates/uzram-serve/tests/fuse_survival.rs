@@ -181,7 +181,8 @@ fn requests_outlive_the_servers(resend: bool) {
     let dir = tempfile::tempdir().unwrap();
     let options = MountOptions { threads: 3, max_io_bytes: 128 << 10, resend, ..MountOptions::default() };
     let mounted = Connection::mount(&dir.path().join("mnt"), dir.path(), options);
-    let connection = match mounted.and_then(Connection::outlives) {
+    let outlives = |mut connection: Connection| connection.outlives().map(|()| connection);
+    let connection = match mounted.and_then(outlives) {
         Ok(connection) => connection,
         Err(error) => return println!("skipped: {error}"),
     };

@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 use rustix::fs::{CWD, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::mount::UnmountFlags;
+use serde::Serialize;
 use serde_json::json;
 use uzram_serve::control::FilesJson;
 use uzram_serve::fuse::{self, DISK, MAX_IO_BYTES};
@@ -24,7 +25,8 @@ use uzram_serve::swap_area;
 
 use crate::client::daemon_client::{Daemon, device_path};
 use crate::config::settings::parse_name;
-use crate::failure::{Context, Failure, Result, print};
+use crate::failure::{Context, Failure, Result};
+use crate::output::report;
 use crate::swap::{page_cluster, room};
 use crate::system::protect::{CHARGED, unprotect};
 use crate::system::runtime_dir::{self, RuntimeArgs};
@@ -100,7 +102,7 @@ pub fn attach(args: &AttachArgs) -> Result<()> {
     daemon.attribute(&args.name, "initstate")?;
     if let Some(device) = attached(&daemon)?.into_iter().find(|device| device.name == args.name) {
         let path = device.attachment.path();
-        return Err(Failure::Line(format!("{} is attached already, as {}", args.name, path.display())));
+        return Err(Failure::line(format!("{} is attached already, as {}", args.name, path.display())));
     }
     check_charged(&daemon, args)?;
     let failed = || format!("cannot attach {}", args.name);
@@ -123,7 +125,10 @@ pub fn attach(args: &AttachArgs) -> Result<()> {
         let _ = args.page_cluster.map(|_| restore_page_cluster(&daemon.dir));
         return Err(failure);
     }
-    print(&format!("{}\n", attachment.path().display()))
+    let block_device = attachment.path();
+    report(&json!({ "name": args.name, "block_device": block_device }), |_| {
+        format!("{}\n", block_device.display())
+    })
 }
 
 /// Fails if the daemon must charge all memory of its block devices in advance, and did not.
@@ -131,7 +136,7 @@ fn check_charged(daemon: &Daemon, args: &AttachArgs) -> Result<()> {
     let measures = daemon.about()?.protection;
     let Some(charged) = measures.into_iter().find(|measure| measure.what == CHARGED) else { return Ok(()) };
     if let Some(why) = charged.refused {
-        return Err(Failure::Line(format!("cannot attach {}: {why}", args.name)));
+        return Err(Failure::line(format!("cannot attach {}: {why}", args.name)));
     }
     let number =
         |attribute| Ok::<u64, Failure>(daemon.attribute(&args.name, attribute)?.parse().unwrap_or(0));
@@ -141,7 +146,7 @@ fn check_charged(daemon: &Daemon, args: &AttachArgs) -> Result<()> {
     {
         return Ok(());
     }
-    Err(Failure::Line(format!(
+    Err(Failure::line(format!(
         "cannot attach {}: in this daemon's memory cgroup, all of its memory has to be charged in advance; add it with a \
          --reserve as large as its --mem-limit",
         args.name
@@ -179,7 +184,7 @@ fn swap_on(attachment: LoopAttachment, name: &str, priority: Option<u16>, discar
     let held = attachment
         .hold()
         .context(failed)?
-        .ok_or_else(|| Failure::Line(format!("{}: it is gone", failed())))?;
+        .ok_or_else(|| Failure::line(format!("{}: it is gone", failed())))?;
     let size_bytes = held.size_bytes().context(failed)?;
     // Use the device's own path, for /proc/swaps; it names the same device as long as that is held.
     swap_area::make(&held.path(), size_bytes, name)
@@ -204,7 +209,7 @@ pub fn detach(args: &DetachArgs) -> Result<()> {
     let mut devices = attached(&Daemon::at(&args.runtime)?)?;
     devices.retain(|device| device.name == *name);
     if devices.is_empty() {
-        return Err(Failure::Line(format!("{name} is not attached")));
+        return Err(Failure::line(format!("{name} is not attached")));
     }
     devices.into_iter().try_for_each(|device| device.attachment.detach().context(failed))
 }
@@ -253,7 +258,7 @@ fn open_root(files: &FilesJson) -> Result<OwnedFd> {
     if mount.device == files.device && mount.is_fuse_of(uid) {
         Ok(root)
     } else {
-        Err(Failure::Line(format!(
+        Err(Failure::line(format!(
             "'{shown}' is not where the daemon's files are mounted: its mount was moved, unmounted or covered"
         )))
     }
@@ -270,13 +275,13 @@ fn open_disk(daemon: &Daemon, root: &OwnedFd, name: &str) -> Result<OwnedFd> {
             Err(error) => error,
         };
         if Errno::from_io_error(&error) != Some(Errno::BUSY) {
-            return Err(Failure::Line(format!("cannot open the file of {name}: {error}")));
+            return Err(Failure::line(format!("cannot open the file of {name}: {error}")));
         }
         match obstacle(daemon, name)? {
             // It was there a moment ago: a client that has just left, or a reset.
             None if Instant::now() < deadline => thread::sleep(Duration::from_millis(10)),
-            None => return Err(Failure::Line(format!("cannot attach {name}: its file is busy"))),
-            Some(why) => return Err(Failure::Line(format!("cannot attach {name}: {why}"))),
+            None => return Err(Failure::line(format!("cannot attach {name}: its file is busy"))),
+            Some(why) => return Err(Failure::line(format!("cannot attach {name}: {why}"))),
         }
     }
 }
@@ -334,38 +339,55 @@ fn record_of_dead(dir: &Path) -> Result<Option<Record>> {
 /// Cleans up after the dead daemon of a runtime directory, and prints what was done.
 fn clear_dead(dir: &Path) -> Result<()> {
     let done = clear(dir)?;
-    if done.is_empty() {
+    if done.done.is_empty() {
         refuse_unrecorded(dir)?;
-        return print("nothing was left\n");
     }
-    print(&done.concat())
+    report(&done, Cleared::text)
 }
 
-/// Cleans up after the dead daemon of a runtime directory, by its record; returns a line for each step.
+/// What was done after a dead daemon.
+#[derive(Default, Serialize)]
+pub struct Cleared {
+    /// A sentence for each step.
+    done: Vec<String>,
+}
+
+impl Cleared {
+    /// Returns a line for each step.
+    pub fn text(&self) -> String {
+        match self.done.as_slice() {
+            [] => "nothing was left\n".to_owned(),
+            done => done.iter().map(|step| format!("{step}\n")).collect(),
+        }
+    }
+}
+
+/// Cleans up after the dead daemon of a runtime directory, by its record; returns what was done.
 ///
 /// # Errors
 /// The daemon is running, or a step fails.
-pub fn clear(dir: &Path) -> Result<Vec<String>> {
+pub fn clear(dir: &Path) -> Result<Cleared> {
     let record = record_of_dead(dir)?.ok_or_else(|| {
-        Failure::Line(format!(
+        Failure::line(format!(
             "the daemon in '{}' lives: name the device to detach, or end the daemon first",
             dir.display()
         ))
     })?;
-    let mut done = Vec::new();
+    let mut cleared = Cleared::default();
+    let done = &mut cleared.done;
     for device in &record.attached {
-        clear_device(device.attachment, &device.name, &mut done)?;
+        clear_device(device.attachment, &device.name, done)?;
     }
     if let Some(left) = &record.mount {
         let uid = rustix::process::geteuid().as_raw();
         if let Some(mount) = left.identity.find(uid).context(|| "cannot read what is mounted".to_owned())? {
             let shown = mount.dir.display();
             mounts::unmount(&mount, UnmountFlags::DETACH).context(|| format!("cannot unmount '{shown}'"))?;
-            done.push(format!("unmounted {shown}\n"));
+            done.push(format!("unmounted {shown}"));
         }
     }
     restore_page_cluster(dir)?;
-    Ok(done)
+    Ok(cleared)
 }
 
 /// Fails if there are block devices that look like those of a daemon in `dir` but that no record lists. They are left
@@ -384,7 +406,7 @@ pub fn refuse_unrecorded(dir: &Path) -> Result<()> {
         return Ok(());
     }
     let names: Vec<String> = found.iter().map(|path| path.display().to_string()).collect();
-    Err(Failure::Line(format!(
+    Err(Failure::line(format!(
         "there is no record in '{}' of a daemon that uses {}, and it is left alone: if it is not another daemon's, end its \
          use (swapoff, umount) and free it (losetup -d)",
         dir.display(),
@@ -406,29 +428,29 @@ fn clear_device(attachment: LoopAttachment, name: &str, done: &mut Vec<String>) 
                 held.switch_swap_off().context(|| format!("cannot switch swap on {shown} off"))?;
                 done.push(format!(
                     "switched swap on {shown} ({name}) off: what was swapped out is lost, and programs that need it are \
-                     killed\n"
+                     killed"
                 ));
             }
             Some(Use::Mounted(mount)) => {
                 let dir = mount.dir.display();
                 match mounts::unmount(&mount, UnmountFlags::DETACH) {
-                    Ok(()) => done.push(format!("unmounted {dir}: what {name} held of it is lost\n")),
+                    Ok(()) => done.push(format!("unmounted {dir}: what {name} held of it is lost")),
                     // Another process has just unmounted it, or another mount covers it.
                     Err(error) if error.kind() == io::ErrorKind::NotFound && Instant::now() < deadline => {
                         thread::sleep(Duration::from_millis(20));
                     }
                     Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                        return Err(Failure::Line(format!(
+                        return Err(Failure::line(format!(
                             "{shown} ({name}) is mounted on '{dir}', below something else: unmount that first"
                         )));
                     }
-                    Err(error) => return Err(Failure::Line(format!("cannot unmount '{dir}': {error}"))),
+                    Err(error) => return Err(Failure::line(format!("cannot unmount '{dir}': {error}"))),
                 }
             }
             // A file system releases its device a moment after it was unmounted.
             Some(Use::Claimed) if Instant::now() < deadline => thread::sleep(Duration::from_millis(20)),
             Some(Use::Claimed) => {
-                return Err(Failure::Line(format!(
+                return Err(Failure::line(format!(
                     "{shown} ({name}) is used by something else, a file system that is still open, say: end that first"
                 )));
             }
@@ -436,6 +458,6 @@ fn clear_device(attachment: LoopAttachment, name: &str, done: &mut Vec<String>) 
     }
     drop(held);
     attachment.detach().context(|| format!("cannot free {shown}"))?;
-    done.push(format!("freed {shown}\n"));
+    done.push(format!("freed {shown}"));
     Ok(())
 }

@@ -4,11 +4,11 @@ use std::fmt::Write;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use uzram::units::format_size;
-use uzram_serve::control::ClientJson;
+use uzram_serve::control::{ClientJson, ClientsJson};
 
-use crate::client::control::print_json;
 use crate::client::daemon_client::{Daemon, understand};
-use crate::failure::{Failure, Result, print};
+use crate::failure::{Failure, Result};
+use crate::output::report;
 use crate::system::runtime_dir::RuntimeArgs;
 
 /// List the NBD clients of a running daemon: peer, device, connection time, requests and bytes.
@@ -16,9 +16,6 @@ use crate::system::runtime_dir::RuntimeArgs;
 #[command(after_help = "Examples: uzram clients
           uzram clients --json | jq '.clients[] | select(.export == \"zram0\") | .id'")]
 pub struct ClientsArgs {
-    /// Print JSON
-    #[arg(long)]
-    json: bool,
     #[command(flatten)]
     runtime: RuntimeArgs,
 }
@@ -44,12 +41,8 @@ fn parse_id(text: &str) -> std::result::Result<u64, &'static str> {
 /// # Errors
 /// As [`Daemon::ask`].
 pub fn clients(args: &ClientsArgs) -> Result<()> {
-    let answer = Daemon::at(&args.runtime)?.ask("GET", "/v1/clients", None)?;
-    if args.json {
-        return print_json(&answer);
-    }
-    let clients: Vec<ClientJson> = understand(answer["clients"].clone())?;
-    print(&table(&clients, SystemTime::now()))
+    let clients: ClientsJson = understand(Daemon::at(&args.runtime)?.ask("GET", "/v1/clients", None)?)?;
+    report(&clients, |clients| table(&clients.clients, SystemTime::now()))
 }
 
 /// `uzram kick`; tries all clients, and returns the first failure.
@@ -73,7 +66,7 @@ fn table(clients: &[ClientJson], now: SystemTime) -> String {
         "ID", "EXPORT", "CONNECTED", "REQUESTS", "READ", "WRITTEN", "PEER"
     );
     for client in clients {
-        let since = UNIX_EPOCH + Duration::from_secs(client.since);
+        let since = UNIX_EPOCH + Duration::from_secs(client.connected_at_s);
         let connected = now.duration_since(since).unwrap_or_default();
         // Writing to a String cannot fail.
         let _ = writeln!(
@@ -116,7 +109,7 @@ mod tests {
             pid: None,
             uid: None,
             export: Some("zram0".to_owned()),
-            since: 1000,
+            connected_at_s: 1000,
             requests: 12,
             read_bytes: 8192,
             written_bytes: 0,

@@ -3,17 +3,18 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use serde_json::{Value, json};
+use serde_json::json;
 use uzram::device::Device;
 use uzram::machine_memory;
-use uzram_serve::control::CacheJson;
+use uzram_serve::control::{AttributeJson, CachesJson, DeviceJson, DevicesJson};
 
-use crate::client::attach::{clear, left_by_dead};
+use crate::client::attach::{Cleared, clear, left_by_dead};
 use crate::client::daemon_client::{Daemon, attribute_path, device_path, understand};
 use crate::config::device_options::DeviceOptions;
 use crate::config::plan::ExportArgs;
 use crate::config::settings::{attributes_of, parse_name};
-use crate::failure::{Failure, Result, print};
+use crate::failure::{Failure, Result};
+use crate::output::report;
 use crate::swap::room::warning_of_fixed;
 use crate::system::interrupts::Interrupts;
 use crate::system::programs;
@@ -21,7 +22,7 @@ use crate::system::runtime_dir::{self, RuntimeArgs};
 use crate::system::state_dir;
 use crate::terminal::live::{self, StatusLine};
 use crate::terminal::programs::{program_details, program_json, program_table};
-use crate::terminal::show::{self, DeviceJson};
+use crate::terminal::show;
 use crate::terminal::slabinfo;
 
 /// How long a daemon may take to end; it may have gigabytes to free.
@@ -58,9 +59,6 @@ pub struct RemoveArgs {
 #[derive(clap::Args)]
 #[command(after_help = "Example: uzram list --json")]
 pub struct ListArgs {
-    /// Print JSON
-    #[arg(long)]
-    json: bool,
     #[command(flatten)]
     runtime: RuntimeArgs,
 }
@@ -71,15 +69,12 @@ pub struct ListArgs {
 #[command(after_help = "Examples: uzram stat zram0
           uzram stat 4711
           uzram stat zram0 mm_stat
-          uzram stat zram0 --json")]
+          uzram stat zram0 --json     all attributes and statistics")]
 pub struct StatArgs {
     /// The device, as in zram0, or the process id of a program
     name: String,
     /// An attribute of a device, as in mm_stat
     attribute: Option<String>,
-    /// Print JSON: all attributes and statistics, or the one attribute
-    #[arg(long)]
-    json: bool,
     #[command(flatten)]
     runtime: RuntimeArgs,
 }
@@ -118,12 +113,9 @@ pub struct ResetArgs {
           uzram slabinfo --json | jq '.caches[] | {name, active_objs, slow: .stats.alloc_slowpath.total}'")]
 pub struct SlabinfoArgs {
     /// Also print each cache's counters, with the names and format of /sys/kernel/slab: the sum, then the
-    /// CPUs with nonzero counts. list_lock_hold_ns stays 0 without `uzram up --slab-timing`
+    /// CPUs with nonzero counts; --json always has them. list_lock_hold_ns stays 0 without `uzram up --slab-timing`
     #[arg(long)]
     stats: bool,
-    /// Print JSON, including the counters
-    #[arg(long)]
-    json: bool,
     #[command(flatten)]
     runtime: RuntimeArgs,
 }
@@ -176,13 +168,13 @@ pub fn add(args: &AddArgs) -> Result<()> {
     let answer = Daemon::at(&args.runtime)?
         .ask("POST", "/v1/devices", Some(&body))
         .map_err(|failure| failure.map_line(|line| format!("cannot add {}: {line}", args.name)))?;
-    let fixed_bytes = answer["stats"]["mem_fixed_bytes"].as_u64().unwrap_or(0);
+    let device: DeviceJson = understand(answer)?;
     let memory = machine_memory::read().ok();
-    if let Some(warning) = memory.and_then(|memory| warning_of_fixed(&args.name, fixed_bytes, &memory)) {
+    let warn = |memory| warning_of_fixed(&args.name, device.stats.mem_fixed_bytes, &memory);
+    if let Some(warning) = memory.and_then(warn) {
         live::error_line(&format!("warning: {warning}"));
     }
-    let uris: Vec<String> = understand(answer["uris"].clone())?;
-    print(&uris.iter().map(|uri| format!("{uri}\n")).collect::<String>())
+    report(&device, |device| device.uris.iter().map(|uri| format!("{uri}\n")).collect())
 }
 
 /// `uzram remove`
@@ -204,20 +196,14 @@ pub fn list(args: &ListArgs) -> Result<()> {
         Err(failure) if all.is_empty() => return Err(failure),
         Err(_) => None,
     };
-    if args.json {
-        let mut answer = answer.unwrap_or_else(|| json!({ "devices": [] }));
-        answer["programs"] = all.iter().map(program_json).collect();
-        return print_json(&answer);
-    }
-    let mut tables = Vec::new();
-    if let Some(mut answer) = answer {
-        let devices: Vec<DeviceJson> = understand(answer["devices"].take())?;
-        tables.push(show::device_table(&devices));
-    }
-    if !all.is_empty() {
-        tables.push(program_table(&all));
-    }
-    print(&tables.join("\n"))
+    let is_running = answer.is_some();
+    let DevicesJson { devices } = answer.map(understand).transpose()?.unwrap_or_default();
+    let programs: Vec<_> = all.iter().map(program_json).collect();
+    report(&json!({ "devices": devices, "programs": programs }), |_| {
+        let devices = is_running.then(|| show::device_table(&devices));
+        let programs = (!all.is_empty()).then(|| program_table(&all));
+        devices.into_iter().chain(programs).collect::<Vec<_>>().join("\n")
+    })
 }
 
 /// `uzram stat`
@@ -234,8 +220,7 @@ pub fn stat(args: &StatArgs) -> Result<()> {
         Err(failure) => failure,
     };
     match programs::of(id) {
-        Some(program) if args.json => print_json(&program_json(&program)),
-        Some(program) => print(&program_details(&program)),
+        Some(program) => report(&program_json(&program), |_| program_details(&program)),
         None => Err(failure.map_line(|line| {
             format!(
                 "process {id} does not run under `uzram run`, or is another user's; and as a device: {line}"
@@ -246,19 +231,13 @@ pub fn stat(args: &StatArgs) -> Result<()> {
 
 fn stat_device(args: &StatArgs, daemon: &Daemon) -> Result<()> {
     let Some(attribute) = &args.attribute else {
-        let answer = daemon.ask("GET", &device_path(&args.name), None)?;
-        if args.json {
-            return print_json(&answer);
-        }
-        let device: DeviceJson = understand(answer)?;
-        return print(&show::device_details(&device));
+        let device: DeviceJson = understand(daemon.ask("GET", &device_path(&args.name), None)?)?;
+        return report(&device, show::device_details);
     };
-    let answer = daemon.ask("GET", &attribute_path(&args.name, attribute), None)?;
-    if args.json {
-        return print_json(&answer);
-    }
-    let value: String = understand(answer["value"].clone())?;
-    print(&format!("{value}\n"))
+    let AttributeJson { name, value, text } =
+        understand(daemon.ask("GET", &attribute_path(&args.name, attribute), None)?)?;
+    let value = value.unwrap_or_else(|| show::block_states(&text));
+    report(&json!({ "name": name, "value": value }), |_| text + "\n")
 }
 
 /// `uzram set`
@@ -323,12 +302,8 @@ pub fn reset(args: &ResetArgs) -> Result<()> {
 
 /// `uzram slabinfo`
 pub fn slabinfo(args: &SlabinfoArgs) -> Result<()> {
-    let answer = Daemon::at(&args.runtime)?.ask("GET", "/v1/slabinfo", None)?;
-    if args.json {
-        return print_json(&answer);
-    }
-    let caches: Vec<CacheJson> = understand(answer["caches"].clone())?;
-    print(&slabinfo::text(&caches, args.stats))
+    let caches: CachesJson = understand(Daemon::at(&args.runtime)?.ask("GET", "/v1/slabinfo", None)?)?;
+    report(&caches, |caches| slabinfo::text(&caches.caches, args.stats))
 }
 
 /// `uzram reload`
@@ -347,7 +322,7 @@ pub fn down(args: &DownArgs) -> Result<()> {
     }
     end(&daemon, args.force)?;
     if args.force && left_by_dead(&daemon.dir)?.is_some() {
-        return print(&clear(&daemon.dir)?.concat());
+        return report(&clear(&daemon.dir)?, Cleared::text);
     }
     Ok(())
 }
@@ -364,7 +339,7 @@ pub fn end(daemon: &Daemon, force: bool) -> Result<()> {
         && !force
         && let Ok(Some(left)) = left_by_dead(&daemon.dir)
     {
-        return Err(Failure::Line(format!(
+        return Err(Failure::line(format!(
             "the daemon ended before it had answered: {} is left (`uzram detach` clears it)",
             left.describe()
         )));
@@ -372,7 +347,7 @@ pub fn end(daemon: &Daemon, force: bool) -> Result<()> {
     if runtime_dir::wait_until_free(&daemon.dir, END_TIMEOUT)? {
         Ok(())
     } else {
-        Err(Failure::Line(format!(
+        Err(Failure::line(format!(
             "the daemon in '{}' is still ending after {} s",
             daemon.dir.display(),
             END_TIMEOUT.as_secs()
@@ -387,14 +362,6 @@ fn shorten(value: &str) -> String {
         Some((end, _)) => format!("{}…", &value[..end]),
         None => value.to_owned(),
     }
-}
-
-/// Prints a response as JSON.
-///
-/// # Errors
-/// Standard output is closed or full.
-pub fn print_json(value: &Value) -> Result<()> {
-    print(&format!("{value:#}\n"))
 }
 
 #[cfg(test)]

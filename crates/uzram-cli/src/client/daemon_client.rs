@@ -20,7 +20,7 @@ use serde_json::{Value, json};
 use uzram_serve::control::About;
 use uzram_serve::control::percent::encode_segment;
 
-use crate::failure::{Context, Failure, Result};
+use crate::failure::{Context, Exit, Failure, Result};
 use crate::system::interrupts::Interrupts;
 use crate::system::runtime_dir::{
     CONTROL_SOCKET, OF_ROOT, RuntimeArgs, check_trusted, denied, is_of_root, socket_path, wait_until_free,
@@ -180,7 +180,7 @@ impl Daemon {
     /// As [`Daemon::ask`].
     pub fn attribute(&self, device: &str, attribute: &str) -> Result<String> {
         let answer = self.ask("GET", &attribute_path(device, attribute), None)?;
-        understand(answer["value"].clone())
+        understand(answer["text"].clone())
     }
 
     /// Sends a request and returns the response: JSON, or null if it has no body.
@@ -310,7 +310,7 @@ impl Daemon {
                 return self.bounded(bytes);
             }
             if begun.elapsed() > WORK_TIMEOUT {
-                return Err(Failure::Line(format!("the daemon in '{}' does not answer", self.dir.display())));
+                return Err(Failure::line(format!("the daemon in '{}' does not answer", self.dir.display())));
             }
             if !work.interrupts.came() {
                 (work.meanwhile)();
@@ -327,7 +327,7 @@ impl Daemon {
         if (bytes.len() as u64) < MAX_ANSWER_BYTES {
             return Ok(bytes);
         }
-        Err(Failure::Line(format!("the answer of the daemon in '{}' is too long", self.dir.display())))
+        Err(Failure::line(format!("the answer of the daemon in '{}' is too long", self.dir.display())))
     }
 
     /// Returns whether a daemon holds the directory, listening or not.
@@ -386,7 +386,8 @@ impl Daemon {
             false => String::new(),
         };
         let shown = self.dir.display();
-        Failure::Line(format!("no daemon is running in '{shown}' (start one with `uzram up`{of_root})"))
+        Failure::line(format!("no daemon is running in '{shown}' (start one with `uzram up`{of_root})"))
+            .with_exit(Exit::NoDaemon)
     }
 
     /// Fails unless the listening process runs as this user or root.
@@ -397,14 +398,14 @@ impl Daemon {
         if peer.uid.is_root() || peer.uid == rustix::process::geteuid() {
             return Ok(());
         }
-        Err(Failure::Line(format!(
+        Err(Failure::line(format!(
             "the listener at '{shown}' is not trusted: it is a process of user {}; choose another --runtime-dir",
             peer.uid.as_raw()
         )))
     }
 
     fn died_again(&self, cuts: u32, waited: Duration) -> Failure {
-        Failure::Line(format!(
+        Failure::line(format!(
             "the daemon in '{}' ended the connection before it had answered, {cuts} times in {} s",
             self.dir.display(),
             waited.as_secs()
@@ -412,7 +413,7 @@ impl Daemon {
     }
 
     fn silent(&self) -> Failure {
-        Failure::Line(format!(
+        Failure::line(format!(
             "the daemon in '{}' has not answered for {} s",
             self.dir.display(),
             self.answer_timeout.as_secs()
@@ -442,8 +443,8 @@ fn outcome(bytes: &[u8]) -> Option<Result<Value>> {
     };
     Some(match (status, body["error"].as_str()) {
         (..300, _) => Ok(body),
-        (_, Some(error)) => Err(Failure::line(error)),
-        (_, None) => Err(Failure::Line(format!("the daemon answers with status {status}"))),
+        (_, Some(error)) => Err(Failure::line(error).with_setting(body["setting"].as_str())),
+        (_, None) => Err(Failure::line(format!("the daemon answers with status {status}"))),
     })
 }
 
@@ -454,7 +455,7 @@ fn parse_answer(bytes: &[u8]) -> Result<Option<(u16, Value)>> {
     let head_bytes = match response.parse(bytes) {
         Ok(httparse::Status::Complete(head_bytes)) => head_bytes,
         Ok(httparse::Status::Partial) => return Ok(None),
-        Err(error) => return Err(Failure::Line(format!("the daemon does not speak HTTP: {error}"))),
+        Err(error) => return Err(Failure::line(format!("the daemon does not speak HTTP: {error}"))),
     };
     let announced = response
         .headers
@@ -468,7 +469,7 @@ fn parse_answer(bytes: &[u8]) -> Result<Option<(u16, Value)>> {
         Ok(value) => value,
         Err(_) if body.is_empty() && (announced.is_some() || response.code == Some(204)) => Value::Null,
         Err(error) if error.is_eof() && announced.is_none() => return Ok(None),
-        Err(error) => return Err(Failure::Line(format!("the daemon's answer is not JSON: {error}"))),
+        Err(error) => return Err(Failure::line(format!("the daemon's answer is not JSON: {error}"))),
     };
     Ok(Some((response.code.unwrap_or(0), value)))
 }

@@ -1,12 +1,11 @@
 //! `uzram status`: the processes of a running daemon, and its health.
 
 use serde::Serialize;
-use serde_json::json;
 use uzram_serve::control::{About, FilesJson, MeasureJson};
 
-use crate::client::control::print_json;
 use crate::client::daemon_client::Daemon;
-use crate::failure::{Result, print};
+use crate::failure::Result;
+use crate::output::report;
 use crate::system::runtime_dir::RuntimeArgs;
 use crate::terminal::show::{protection_rows, rows_text};
 
@@ -15,9 +14,6 @@ use crate::terminal::show::{protection_rows, rows_text};
 #[command(after_help = "Examples: uzram status
           uzram status --json | jq .take_overs")]
 pub struct StatusArgs {
-    /// Print JSON
-    #[arg(long)]
-    json: bool,
     #[command(flatten)]
     runtime: RuntimeArgs,
 }
@@ -77,8 +73,7 @@ impl From<About> for StatusJson {
 /// # Errors
 /// As [`Daemon::ask`].
 pub fn status(args: &StatusArgs) -> Result<()> {
-    let status = StatusJson::from(Daemon::at(&args.runtime)?.about()?);
-    if args.json { print_json(&json!(status)) } else { print(&status_text(&status)) }
+    report(&StatusJson::from(Daemon::at(&args.runtime)?.about()?), status_text)
 }
 
 fn status_text(status: &StatusJson) -> String {
@@ -109,7 +104,7 @@ pub fn outage_text(outage_ms: f64) -> String {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
-    use serde_json::Value;
+    use serde_json::{Value, json};
     use uzram_serve::control::SurvivalJson;
 
     use super::*;

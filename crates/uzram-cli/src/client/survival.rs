@@ -4,13 +4,14 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use serde_json::json;
 use uzram_serve::control::SurvivalJson;
 
 use crate::client::daemon_client::{Daemon, device_path, understand};
 use crate::client::status::outage_text;
-use crate::failure::{Context, Failure, Result, print};
+use crate::failure::{Context, Failure, Result};
+use crate::output::report;
 use crate::system::runtime_dir::RuntimeArgs;
 
 /// How long the new program may take to serve.
@@ -46,10 +47,42 @@ pub struct RecoverArgs {
     runtime: RuntimeArgs,
 }
 
-/// The response to `POST /v1/recover`.
-#[derive(Deserialize)]
+/// The process that serves after an upgrade.
+#[derive(Serialize)]
+struct Upgraded {
+    worker_pid: u32,
+    last_outage_ms: Option<f64>,
+}
+
+/// The response to `POST /v1/recover`, and the devices that were named.
+#[derive(Serialize, Deserialize)]
 struct Recovered {
     files: Option<PathBuf>,
+    #[serde(default)]
+    devices: Vec<RecoveredDevice>,
+}
+
+/// Where a device is served.
+#[derive(Serialize, Deserialize)]
+struct RecoveredDevice {
+    name: String,
+    file: Option<PathBuf>,
+    uri: Option<String>,
+}
+
+impl Recovered {
+    /// Returns a line for each device, or one for all of them.
+    fn text(&self) -> String {
+        if self.devices.is_empty() {
+            return self.files.iter().map(|dir| format!("{}\n", dir.display())).collect();
+        }
+        let line = |RecoveredDevice { name, file, uri }: &RecoveredDevice| {
+            // A device without a file is served by NBD.
+            let place = file.as_ref().map(|file| file.display().to_string()).or_else(|| uri.clone());
+            format!("{name} {}\n", place.unwrap_or_else(|| "not served".to_owned()))
+        };
+        self.devices.iter().map(line).collect()
+    }
 }
 
 /// `uzram upgrade`
@@ -67,13 +100,14 @@ pub fn upgrade(args: &UpgradeArgs) -> Result<()> {
     loop {
         let now = daemon.about()?.survival.unwrap_or_default();
         if has_changed(&before, &now) {
-            return print(&upgraded_text(&now));
+            let SurvivalJson { worker_pid, last_outage_ms, .. } = now;
+            return report(&Upgraded { worker_pid, last_outage_ms }, upgraded_text);
         }
         if let Some(why) = now.gave_up {
-            return Err(failed(Failure::Line(why)));
+            return Err(failed(Failure::line(why)));
         }
         if Instant::now() >= deadline {
-            return Err(failed(Failure::Line(format!(
+            return Err(failed(Failure::line(format!(
                 "process {} still serves after {} s",
                 now.worker_pid,
                 UPGRADE_TIMEOUT.as_secs()
@@ -88,7 +122,7 @@ fn has_changed(before: &SurvivalJson, now: &SurvivalJson) -> bool {
     now.worker_pid != before.worker_pid && now.take_overs > before.take_overs
 }
 
-fn upgraded_text(now: &SurvivalJson) -> String {
+fn upgraded_text(now: &Upgraded) -> String {
     let outage = now.last_outage_ms.map(|ms| format!(", outage {}", outage_text(ms))).unwrap_or_default();
     format!("upgraded: worker {}{outage}\n", now.worker_pid)
 }
@@ -97,7 +131,7 @@ fn upgraded_text(now: &SurvivalJson) -> String {
 fn absolute(program: &Path) -> Result<String> {
     let shown = program.display();
     let path = std::path::absolute(program).context(|| format!("--program '{shown}'"))?;
-    let not_utf8 = |_| Failure::Usage(format!("--program '{shown}': the path is not UTF-8"));
+    let not_utf8 = |_| Failure::usage(format!("--program '{shown}': the path is not UTF-8"));
     path.into_os_string().into_string().map_err(not_utf8)
 }
 
@@ -110,19 +144,10 @@ pub fn recover(args: &RecoverArgs) -> Result<()> {
     let answer = daemon
         .ask("POST", "/v1/recover", None)
         .map_err(|failure| failure.map_line(|line| format!("cannot recover: {line}")))?;
-    let recovered: Recovered = understand(answer)?;
-    if args.names.is_empty() {
-        let text = recovered.files.map(|dir| format!("{}\n", dir.display())).unwrap_or_default();
-        return print(&text);
-    }
-    let mut text = String::new();
-    for name in &args.names {
-        let device = daemon.ask("GET", &device_path(name), None)?;
-        // A device without a file is served by NBD.
-        let place = device["file"].as_str().or(device["uri"].as_str()).unwrap_or("not served");
-        text += &format!("{name} {place}\n");
-    }
-    print(&text)
+    let mut recovered: Recovered = understand(answer)?;
+    let named = |name: &String| understand(daemon.ask("GET", &device_path(name), None)?);
+    recovered.devices = args.names.iter().map(named).collect::<Result<_>>()?;
+    report(&recovered, Recovered::text)
 }
 
 #[cfg(test)]
@@ -137,15 +162,15 @@ mod tests {
         for (now, changed) in [((5, 1), false), ((6, 1), false), ((5, 2), false), ((6, 2), true)] {
             assert_eq!(has_changed(&before, &state(now.0, now.1)), changed, "{now:?}");
         }
-        let now = SurvivalJson { last_outage_ms: Some(2.04), ..state(6, 2) };
-        assert_eq!(upgraded_text(&now), "upgraded: worker 6, outage 2.0 ms\n");
-        assert_eq!(upgraded_text(&state(6, 2)), "upgraded: worker 6\n");
+        let text = |last_outage_ms| upgraded_text(&Upgraded { worker_pid: 6, last_outage_ms });
+        assert_eq!(text(Some(2.04)), "upgraded: worker 6, outage 2.0 ms\n");
+        assert_eq!(text(None), "upgraded: worker 6\n");
     }
 
     #[test]
     fn the_daemon_gets_an_absolute_path() {
         assert_eq!(absolute(Path::new("/usr/bin/uzram")).unwrap(), "/usr/bin/uzram");
         assert!(absolute(Path::new("./uzram")).unwrap().starts_with('/'));
-        assert!(matches!(absolute(Path::new("")), Err(Failure::Line(_))));
+        assert!(absolute(Path::new("")).is_err());
     }
 }

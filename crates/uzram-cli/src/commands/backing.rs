@@ -2,9 +2,11 @@
 
 use std::fmt::Write;
 
+use serde::Serialize;
 use uzram_remote::{Swept, sweep};
 
-use crate::failure::{Result, print};
+use crate::failure::Result;
+use crate::output::report;
 
 /// Look after stores on other machines
 #[derive(clap::Args)]
@@ -41,15 +43,34 @@ struct SweepArgs {
 pub fn run(args: &BackingArgs) -> Result<()> {
     let BackingCommand::Sweep(SweepArgs { address, dry_run }) = &args.command;
     let found = sweep(address, *dry_run)?;
-    let mut text = format!("{:<34} {:>8}\n", "DEVICE", "OBJECTS");
-    for (device, Swept { objects, is_leased }) in &found {
-        let what = match (is_leased, dry_run) {
+    let devices = found.into_iter().map(|(device, Swept { objects, is_leased })| {
+        let state = match (is_leased, dry_run) {
             (true, _) => "in use",
             (false, true) => "left behind",
             (false, false) => "removed",
         };
-        // Writing to a String cannot fail.
-        let _ = writeln!(text, "{device:<34} {objects:>8}  {what}");
-    }
-    print(&text)
+        DeviceJson { device: device.to_string(), objects, state }
+    });
+    report(&SweptJson { devices: devices.collect() }, |swept| {
+        let mut text = format!("{:<34} {:>8}\n", "DEVICE", "OBJECTS");
+        for DeviceJson { device, objects, state } in &swept.devices {
+            // Writing to a String cannot fail.
+            let _ = writeln!(text, "{device:<34} {objects:>8}  {state}");
+        }
+        text
+    })
+}
+
+/// What was found in a store.
+#[derive(Serialize)]
+struct SweptJson {
+    devices: Vec<DeviceJson>,
+}
+
+/// The objects of a device.
+#[derive(Serialize)]
+struct DeviceJson {
+    device: String,
+    objects: u64,
+    state: &'static str,
 }

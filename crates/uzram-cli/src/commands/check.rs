@@ -11,6 +11,7 @@ use std::hash::{BuildHasher, RandomState};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
+use clap::ValueEnum;
 use rustix::io::Errno;
 use rustix::io_uring::{io_uring_params, io_uring_setup};
 use rustix::mount::MountPropagationFlags;
@@ -23,23 +24,26 @@ use uzram::units::{format_size, parse_size};
 use uzram_pager::TrapKind;
 use uzram_serve::fuse;
 
-use crate::config::plan::{Attached, DaemonPlan};
+use crate::commands::run;
+use crate::config::plan::{Attached, DaemonPlan, DevicePlan};
 use crate::daemon::start;
-use crate::failure::{Context, Result, print};
+use crate::failure::{Failure, Result};
+use crate::output::report;
 use crate::system::process_status::status_field;
 
 /// Show what works on this machine, how that was checked, and what follows; or check a configuration file.
 #[derive(clap::Args)]
 #[command(after_help = "Examples: uzram check --json
+          uzram check --for swap --for run
           uzram check --config /etc/uzram.toml")]
 pub struct CheckArgs {
-    /// Print JSON
-    #[arg(long)]
-    json: bool,
+    /// Fail unless this works here, and say why it does not; can be given several times
+    #[arg(long = "for", value_name = "PURPOSE")]
+    purposes: Vec<Purpose>,
     /// Instead, check a file as `uzram up --config` does, without starting a daemon: prints ok and the devices for this
     /// machine, or fails with the first error. Reads the policy, dictionary and TLS files that it names. Backing files,
     /// listening, memory and privileges are checked only when the daemon starts
-    #[arg(long, value_name = "FILE.toml", conflicts_with = "json")]
+    #[arg(long, value_name = "FILE.toml", conflicts_with = "purposes")]
     config: Option<PathBuf>,
 }
 
@@ -49,6 +53,55 @@ enum Works {
     Yes,
     Partly,
     No,
+}
+
+/// What a machine is checked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
+#[serde(rename_all = "lowercase")]
+enum Purpose {
+    /// Swap to compressed memory (`uzram swap on`).
+    Swap,
+    /// A block device (`uzram up --attach`).
+    Disk,
+    /// A program in less memory (`uzram run`).
+    Run,
+}
+
+impl Purpose {
+    /// Returns the features that it takes.
+    const fn needs(self) -> &'static [&'static str] {
+        match self {
+            Purpose::Swap => &["FUSE", "loop", "capabilities", "swap"],
+            Purpose::Disk => &["FUSE", "loop", "capabilities"],
+            Purpose::Run => &["pager: uffd", "run library"],
+        }
+    }
+
+    /// Returns the name.
+    const fn name(self) -> &'static str {
+        match self {
+            Purpose::Swap => "swap",
+            Purpose::Disk => "disk",
+            Purpose::Run => "run",
+        }
+    }
+}
+
+/// The output of `uzram check --json`.
+#[derive(Serialize)]
+struct Checked {
+    checks: Vec<Finding>,
+    /// What was asked for.
+    purposes: Vec<PurposeJson>,
+}
+
+/// Whether something works that was asked for.
+#[derive(Serialize)]
+struct PurposeJson {
+    purpose: Purpose,
+    works: bool,
+    /// The features that it lacks.
+    missing: Vec<&'static str>,
 }
 
 /// The result of one probe.
@@ -66,17 +119,19 @@ struct Finding {
 /// Runs all probes and prints the results, or checks the file of `--config`.
 ///
 /// # Errors
-/// Standard output is closed or full; the file cannot be read or is invalid.
+/// Standard output is closed or full; the file cannot be read or is invalid; what was asked for does not work.
 pub fn run(args: &CheckArgs) -> Result<()> {
     if let Some(path) = &args.config {
-        return print(&config_text(path, &start::plan_file(path)?));
+        return report(&ConfigJson::new(path, &start::plan_file(path)?), ConfigJson::text);
     }
     let capabilities = Capabilities::read();
-    let findings = [
+    let checks = vec![
         files(),
         loop_devices(),
+        swap(),
         pager_with_userfaultfd(),
         pager_with_guard_pages(),
+        run_library(),
         io_uring(),
         restartable_sequences(),
         locked_memory(&capabilities),
@@ -84,38 +139,90 @@ pub fn run(args: &CheckArgs) -> Result<()> {
         survival(),
         kernel_zram(),
     ];
-    if args.json {
-        let json = serde_json::to_string_pretty(&serde_json::json!({ "checks": findings }))
-            .context(|| "cannot write JSON".to_owned())?;
-        return print(&format!("{json}\n"));
-    }
-    let mut text = String::new();
-    for Finding { name, works, checked_by, follows } in &findings {
-        let works = match works {
-            Works::Yes => "yes",
-            Works::Partly => "partly",
-            Works::No => "no",
-        };
-        let _ = writeln!(text, "{name:<14} {works:<6} {checked_by}; {follows}");
-    }
-    print(&text)
+    let is_missing =
+        |need: &&&str| checks.iter().any(|check| check.name == **need && check.works != Works::Yes);
+    let purposes = args.purposes.iter().map(|purpose| {
+        let missing: Vec<_> = purpose.needs().iter().filter(is_missing).copied().collect();
+        PurposeJson { purpose: *purpose, works: missing.is_empty(), missing }
+    });
+    let checked = Checked { purposes: purposes.collect(), checks };
+    report(&checked, Checked::text)?;
+    checked.refused().map_or(Ok(()), |why| Err(Failure::line(why)))
 }
 
-/// Formats the result for a valid file: a line for each device, and for each that is not for this machine.
-fn config_text(path: &Path, plan: &DaemonPlan) -> String {
-    let mut text = format!("ok: {}\n", path.display());
-    for device in &plan.devices {
-        let size = device.settings.get("disksize");
-        let size = size.and_then(|size| parse_size(&size.value).ok()).map_or_else(String::new, format_size);
-        let attached = match device.attached {
-            Attached::No => "",
-            Attached::Block => ", block device",
-            Attached::Swap(_) => ", swap",
+impl Checked {
+    fn text(&self) -> String {
+        let line = |Finding { name, works, checked_by, follows }: &Finding| {
+            let works = match works {
+                Works::Yes => "yes",
+                Works::Partly => "partly",
+                Works::No => "no",
+            };
+            format!("{name:<14} {works:<6} {checked_by}; {follows}\n")
         };
-        let _ = writeln!(text, "{}: {size}{attached}", device.name);
+        self.checks.iter().map(line).collect()
     }
-    plan.left_out.iter().for_each(|line| text += &format!("{line}\n"));
-    text
+
+    /// Returns why something does not work that was asked for.
+    fn refused(&self) -> Option<String> {
+        let because = |name: &&str| {
+            let check = self.checks.iter().find(|check| check.name == *name)?;
+            Some(format!("{name} ({})", check.checked_by))
+        };
+        let refused = self.purposes.iter().filter(|purpose| !purpose.works).map(|lacking| {
+            let why: Vec<_> = lacking.missing.iter().filter_map(because).collect();
+            format!("{} does not work here: it needs {}", lacking.purpose.name(), why.join(", "))
+        });
+        let refused: Vec<_> = refused.collect();
+        (!refused.is_empty()).then(|| refused.join("; "))
+    }
+}
+
+/// The output of `uzram check --config --json`.
+#[derive(Serialize)]
+struct ConfigJson {
+    config: PathBuf,
+    devices: Vec<PlannedJson>,
+    /// A line for each device that is not for this machine.
+    left_out: Vec<String>,
+}
+
+/// A device of a configuration file.
+#[derive(Serialize)]
+struct PlannedJson {
+    name: String,
+    size_bytes: Option<u64>,
+    is_block_device: bool,
+    is_swap: bool,
+}
+
+impl ConfigJson {
+    fn new(path: &Path, plan: &DaemonPlan) -> ConfigJson {
+        let device = |device: &DevicePlan| PlannedJson {
+            name: device.name.clone(),
+            size_bytes: device.settings.get("disksize").and_then(|size| parse_size(&size.value).ok()),
+            is_block_device: device.attached != Attached::No,
+            is_swap: device.is_swap(),
+        };
+        let devices = plan.devices.iter().map(device).collect();
+        ConfigJson { config: path.to_owned(), devices, left_out: plan.left_out.clone() }
+    }
+
+    /// Returns a line for each device, and for each that is not for this machine.
+    fn text(&self) -> String {
+        let mut text = format!("ok: {}\n", self.config.display());
+        for device in &self.devices {
+            let size = device.size_bytes.map_or_else(String::new, format_size);
+            let attached = match (device.is_swap, device.is_block_device) {
+                (true, _) => ", swap",
+                (false, true) => ", block device",
+                (false, false) => "",
+            };
+            let _ = writeln!(text, "{}: {size}{attached}", device.name);
+        }
+        self.left_out.iter().for_each(|line| text += &format!("{line}\n"));
+        text
+    }
 }
 
 /// Tries to open a device node for reading and writing; returns whether it opened, and a note for `checked_by`.
@@ -176,6 +283,22 @@ fn loop_devices() -> Finding {
         (Works::No, "no block device from a file here; use NBD")
     };
     Finding { name: "loop", works, checked_by, follows }
+}
+
+fn swap() -> Finding {
+    let (works, checked_by, follows) = match fs::read("/proc/swaps") {
+        Ok(_) => (Works::Yes, "/proc/swaps is readable".to_owned(), "this kernel can swap"),
+        Err(error) => (Works::No, format!("/proc/swaps: {error}"), "no swap area can be switched on"),
+    };
+    Finding { name: "swap", works, checked_by, follows }
+}
+
+fn run_library() -> Finding {
+    let (works, checked_by, follows) = match run::library() {
+        Ok(path) => (Works::Yes, path.display().to_string(), "uzram run can load it into programs"),
+        Err(failure) => (Works::No, failure.into_line(), "uzram run cannot manage a program's memory"),
+    };
+    Finding { name: "run library", works, checked_by, follows }
 }
 
 /// Whether touches of a process's own memory can be trapped in a way. `works`: how well, how that was checked, and what

@@ -18,11 +18,13 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
+use serde::Serialize;
 use uzram::trusted_path::{Place, Refused};
-use uzram::units::{PAGE_SIZE, format_size};
+use uzram::units::{PAGE_SIZE, format_size, pages_to_bytes};
 
 use crate::config::size_expr;
-use crate::failure::{Context, Failure, Result, print};
+use crate::failure::{Context, Failure, Result};
+use crate::output::report;
 use crate::system::interrupts::{ENDING_SIGNALS, is_ignored};
 use crate::system::process_pages::{self, Taken};
 use crate::system::program::Program;
@@ -87,7 +89,7 @@ fn parse_seconds(text: &str) -> std::result::Result<Duration, String> {
 /// ends early; there is no page to take; a signal asked for the end.
 pub fn run(args: &CorpusArgs) -> Result<()> {
     if args.after.is_some() && args.command.is_empty() {
-        return Err(Failure::Usage("--after is for a COMMAND, which this starts".to_owned()));
+        return Err(Failure::usage("--after is for a COMMAND, which this starts".to_owned()));
     }
     let stop = stop_flag()?;
     let output = Output::create(&args.output)?;
@@ -107,7 +109,45 @@ pub fn run(args: &CorpusArgs) -> Result<()> {
         },
     )?;
     output.write(&taken, &stop)?;
-    print(&summary(&taken, &args.output))
+    let pages = taken.pages.len() as u64;
+    let written = Written {
+        pages,
+        written_bytes: pages_to_bytes(pages),
+        path: &args.output,
+        resident_pages: taken.resident,
+        same_filled_pages: taken.same_filled,
+        unreadable_pages: taken.unreadable,
+        beyond_size_pages: taken.unread(),
+    };
+    report(&written, Written::text)
+}
+
+/// The file that was written, and what was left out of it.
+#[derive(Serialize)]
+struct Written<'a> {
+    pages: u64,
+    written_bytes: u64,
+    path: &'a Path,
+    resident_pages: u64,
+    same_filled_pages: u64,
+    unreadable_pages: u64,
+    beyond_size_pages: u64,
+}
+
+impl Written<'_> {
+    fn text(&self) -> String {
+        format!(
+            "pages     {} of {} resident; left out: {} same-filled, {} unreadable, {} beyond --size\n\
+             written   {}, {} (may contain secrets)\n",
+            self.pages,
+            self.resident_pages,
+            self.same_filled_pages,
+            self.unreadable_pages,
+            self.beyond_size_pages,
+            format_size(self.written_bytes),
+            self.path.display(),
+        )
+    }
 }
 
 /// Returns a program that has run for the time `after`.
@@ -149,20 +189,6 @@ fn take(args: &CorpusArgs, pids: &[u32], others: &[u32], stop: &AtomicBool) -> R
             taken.same_filled, taken.unreadable
         ))),
     }
-}
-
-fn summary(taken: &Taken, path: &Path) -> String {
-    let pages = taken.pages.len();
-    format!(
-        "pages     {pages} of {} resident; left out: {} same-filled, {} unreadable, {} beyond --size\n\
-         written   {}, {} (may contain secrets)\n",
-        taken.resident,
-        taken.same_filled,
-        taken.unreadable,
-        taken.unread(),
-        format_size((pages * PAGE_SIZE) as u64),
-        path.display(),
-    )
 }
 
 /// Returns a flag that the signals set by which a process is asked to end, unless they are ignored.

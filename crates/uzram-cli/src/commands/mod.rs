@@ -2,9 +2,9 @@
 
 #[cfg(feature = "remote")]
 pub mod backing;
+pub mod run;
 pub mod check;
 pub mod corpus;
-pub mod run;
 pub mod sibling;
 pub mod swap;
 pub mod train;

@@ -7,19 +7,21 @@ use std::convert::Infallible;
 use std::env;
 use std::ffi::{OsStr, OsString};
 use std::fs;
+use std::io::{self, ErrorKind};
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use rustix::fs::Access;
 use uzram::check_file_size;
 use uzram::codec::Algorithm;
 use uzram::units::format_size;
 use uzram_pager::{LEAST_LIMIT_BYTES, TrapKind};
 
 use crate::config::size_expr;
-use crate::failure::{Failure, Result};
-use crate::system::find_program::find_program;
+use crate::failure::{Exit, Failure, Result};
+use crate::output;
 use crate::system::program_file::{self, Kind};
 use crate::terminal::live;
 
@@ -79,15 +81,22 @@ fn parse_limit(text: &str) -> std::result::Result<u64, String> {
 /// `uzram run`: becomes the program.
 ///
 /// # Errors
-/// The program is not there; this process may not trap touches; the library is missing.
+/// The program is not there; this process may not trap touches; the library is missing. The exit status tells failures of
+/// this command from the program's, as that of env(1) does.
 pub fn run(args: &RunArgs) -> Result<Infallible> {
+    let ours = |failure: Failure| match failure.exit() {
+        Exit::Failed | Exit::Usage => failure.with_exit(Exit::RunFailed),
+        _ => failure,
+    };
+    start(args).map_err(ours)
+}
+
+fn start(args: &RunArgs) -> Result<Infallible> {
     let (name, rest) = args.command.split_first().ok_or_else(|| Failure::line("which command?"))?;
     let program = find(name)?;
     let mut command = Command::new(&program);
     command.arg0(name).args(rest);
-    match program_file::kind(&program)
-        .map_err(|error| Failure::line(format!("{}: {error}", program.display())))?
-    {
+    match program_file::kind(&program).map_err(|error| cannot_run(&program, &error))? {
         Kind::Dynamic => {}
         kind => {
             let why = format!("{} {}: its memory is not managed", program.display(), kind.why());
@@ -116,19 +125,19 @@ pub fn run(args: &RunArgs) -> Result<Infallible> {
         }
     };
     command.env("LD_PRELOAD", preload);
-    for name in ["PRESSURE", "SPILL", "SPILL_BYTES", "HARD", "ALGORITHM", "STATS"] {
+    for name in ["PRESSURE", "SPILL", "SPILL_BYTES", "HARD", "ALGORITHM", "STATS", "JSON"] {
         command.env_remove(format!("UZRAM_RUN_{name}"));
     }
     command.env("UZRAM_RUN_LIMIT", limit.to_string());
     command.env("UZRAM_RUN_PID", std::process::id().to_string());
     if let Some(goal) = args.pressure {
         if !(goal > 0.0 && goal <= 100.0) {
-            return Err(Failure::Usage("--pressure is a percentage above 0, up to 100".to_owned()));
+            return Err(Failure::usage("--pressure is a percentage above 0, up to 100".to_owned()));
         }
         command.env("UZRAM_RUN_PRESSURE", goal.to_string());
     }
     if let Some(algorithm) = &args.algorithm {
-        algorithm.parse::<Algorithm>().map_err(|error| Failure::Usage(format!("--algorithm: {error}")))?;
+        algorithm.parse::<Algorithm>().map_err(|error| Failure::usage(format!("--algorithm: {error}")))?;
         command.env("UZRAM_RUN_ALGORITHM", algorithm);
     }
     if !args.no_spill {
@@ -149,12 +158,15 @@ pub fn run(args: &RunArgs) -> Result<Infallible> {
     if args.stats {
         command.env("UZRAM_RUN_STATS", "1");
     }
+    if output::is_json() {
+        command.env("UZRAM_RUN_JSON", "1");
+    }
     become_program(command, &program)
 }
 
 fn become_program(mut command: Command, program: &Path) -> Result<Infallible> {
     let error = command.exec();
-    Err(Failure::line(format!("cannot run {}: {error}", program.display())))
+    Err(cannot_run(program, &error))
 }
 
 /// Splits DIR:SIZE.
@@ -165,26 +177,55 @@ fn split_spill(text: &OsStr, limit: u64) -> Result<(OsString, u64)> {
     match colon.map(|at| (&bytes[..at], std::str::from_utf8(&bytes[at + 1..]))) {
         Some((dir, Ok(size))) => {
             let size = size_expr::of_option(size)
-                .map_err(|error| Failure::Usage(format!("--spill DIR:SIZE: {error}")))?;
+                .map_err(|error| Failure::usage(format!("--spill DIR:SIZE: {error}")))?;
             Ok((OsStr::from_bytes(dir).to_owned(), size))
         }
         _ => Ok((text.to_owned(), limit.saturating_mul(SPILL_LIMITS))),
     }
 }
 
-/// Finds a program as a shell does.
+/// Finds a program as a shell does: in `PATH`, what cannot be executed is passed over.
 fn find(name: &OsStr) -> Result<PathBuf> {
-    let path = Path::new(name);
-    let found = if name.as_encoded_bytes().contains(&b'/') {
-        path.exists().then(|| path.to_owned())
-    } else {
-        name.to_str().and_then(find_program)
+    let path = PathBuf::from(name);
+    let places = match name.as_encoded_bytes().contains(&b'/') {
+        true => vec![path],
+        false if name.is_empty() => Vec::new(),
+        false => {
+            env::split_paths(&env::var_os("PATH").unwrap_or_default()).map(|dir| dir.join(name)).collect()
+        }
     };
-    found.ok_or_else(|| Failure::line(format!("there is no program {}", path.display())))
+    let mut failure = None;
+    for place in places {
+        match check_executable(&place) {
+            Ok(()) => return Ok(place),
+            Err(error) if error.kind() == ErrorKind::NotFound => {}
+            Err(error) => failure = failure.or(Some(cannot_run(&place, &error))),
+        }
+    }
+    Err(failure.unwrap_or_else(|| {
+        Failure::line(format!("there is no program {}", name.display())).with_exit(Exit::NotFound)
+    }))
+}
+
+fn check_executable(path: &Path) -> io::Result<()> {
+    if !fs::metadata(path)?.is_file() {
+        // As execve(2) says of a directory.
+        return Err(ErrorKind::PermissionDenied.into());
+    }
+    Ok(rustix::fs::access(path, Access::EXEC_OK)?)
+}
+
+/// Returns the failure of a program that cannot be run; the status is that of env(1).
+fn cannot_run(program: &Path, error: &io::Error) -> Failure {
+    let exit = if error.kind() == ErrorKind::NotFound { Exit::NotFound } else { Exit::NotExecutable };
+    Failure::line(format!("cannot run {}: {error}", program.display())).with_exit(exit)
 }
 
 /// Finds the library: in this program's directory, or in `lib/uzram` beside that. It must be as hard to change as this program.
-fn library() -> Result<PathBuf> {
+///
+/// # Errors
+/// It is not there, or other users could change it.
+pub fn library() -> Result<PathBuf> {
     let program =
         env::current_exe().map_err(|error| Failure::line(format!("where is this program? {error}")))?;
     let dir = program.parent().unwrap_or(Path::new("/"));

@@ -9,6 +9,7 @@ use std::path::PathBuf;
 use std::process::Command;
 
 use crate::failure::{Failure, Result};
+use crate::output;
 use crate::system::find_program::find_program;
 
 /// Arguments passed on unchanged, including `--help`.
@@ -30,7 +31,9 @@ pub fn run(name: &str, args: &SiblingArgs) -> Result<Infallible> {
             "the program {name} is neither beside uzram nor in PATH: `cargo build --release` builds both; install them in one directory"
         )));
     };
-    let error = Command::new(&program).args(&args.arguments).exec();
+    // It is this program's if it comes first.
+    let json = output::is_json().then_some("--json");
+    let error = Command::new(&program).args(json).args(&args.arguments).exec();
     Err(Failure::line(format!("cannot run {}: {error}", program.display())))
 }
 

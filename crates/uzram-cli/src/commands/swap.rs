@@ -5,29 +5,29 @@
 //! is freed, then the files are unmounted, last the contents are freed.
 
 use std::fs::{self, OpenOptions};
-use std::io::{BufRead, BufReader};
+use std::io::{self, BufRead, BufReader};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
 use serde::Serialize;
-use serde_json::json;
 use uzram::units::format_size;
-use uzram_serve::control::{MeasureJson, StatsJson};
+use uzram_serve::control::{FilesJson, MeasureJson, StatsJson};
 use uzram_serve::record::AttachedDevice;
 use uzram_serve::swap_area::{ActiveArea, MAX_PRIORITY};
 
 use crate::client::attach::{
-    attached, clear, left_by_dead, refuse_unrecorded, require_root, restore_page_cluster,
+    Cleared, attached, clear, left_by_dead, refuse_unrecorded, require_root, restore_page_cluster,
 };
-use crate::client::control::{end, print_json};
+use crate::client::control::end;
 use crate::client::daemon_client::{Daemon, device_path, understand};
 use crate::config::device_options::DeviceOptions;
 use crate::config::plan::{Attached, DaemonPlan, DevicePlan, FilesArgs, SurviveArgs, SwapPlan};
 use crate::config::settings::parse_name;
+use crate::daemon::started::READY;
 use crate::daemon::up;
-use crate::daemon::worker::READY;
-use crate::failure::{Context, Failure, Result, print};
+use crate::failure::{Context, Exit, Failure, Result, print};
+use crate::output::{self, report};
 use crate::swap::page_cluster;
 use crate::swap::switch_off::switch_off;
 use crate::system::descriptors::leave_caller;
@@ -127,9 +127,6 @@ struct OffArgs {
 #[command(after_help = "Examples: uzram swap status
           uzram swap status --json | jq '.areas[] | {path, used_bytes, failed: .stats.failed_writes}'")]
 struct StatusArgs {
-    /// Print JSON
-    #[arg(long)]
-    json: bool,
     #[command(flatten)]
     runtime: RuntimeArgs,
 }
@@ -153,7 +150,7 @@ fn on(args: &OnArgs) -> Result<u8> {
     require_root()?;
     let dir = args.runtime.path()?;
     if let Some(left) = left_by_dead(&dir)? {
-        return Err(Failure::Line(format!(
+        return Err(Failure::line(format!(
             "a daemon in '{}' died and left {}: `uzram swap off` clears it",
             dir.display(),
             left.describe()
@@ -191,19 +188,35 @@ fn on(args: &OnArgs) -> Result<u8> {
     daemon.args(std::env::args_os().skip(1)).arg("--detached");
     daemon.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log);
     let mut child = daemon.spawn().context(|| "cannot start the daemon".to_owned())?;
-    let mut facts = String::new();
     let Some(stdout) = child.stdout.take() else { return Err(Failure::line("the daemon has no output")) };
-    for line in BufReader::new(stdout).lines() {
-        let line = line.context(|| "cannot read the daemon's output".to_owned())?;
-        facts += &format!("{line}\n");
-        if line.split_ascii_whitespace().next() == Some(READY) {
-            return print(&facts).map(|()| 0);
-        }
+    let facts = facts(BufReader::new(stdout)).context(|| "cannot read the daemon's output".to_owned())?;
+    if let Some(facts) = facts {
+        return print(&facts).map(|()| 0);
     }
     // The daemon has ended; its last log line says why.
     let _ = child.wait();
     let log = fs::read_to_string(&log_path).unwrap_or_default();
     Err(Failure::printed_in(&log).unwrap_or_else(|| Failure::line("the daemon ended")))
+}
+
+/// Returns what a daemon prints when it serves; `None` if it ends before.
+fn facts(mut stdout: impl BufRead) -> io::Result<Option<String>> {
+    let mut facts = String::new();
+    loop {
+        let begun = facts.len();
+        if stdout.read_line(&mut facts)? == 0 {
+            return Ok(None);
+        }
+        // JSON ends where its indentation does.
+        let is_last = if output::is_json() {
+            facts[begun..].starts_with('}')
+        } else {
+            facts[begun..].split_ascii_whitespace().next() == Some(READY)
+        };
+        if is_last {
+            return Ok(Some(facts));
+        }
+    }
 }
 
 /// Returns a command that runs this program, even if its file has been removed or replaced.
@@ -224,8 +237,8 @@ struct StatusJson {
     areas: Vec<AreaJson>,
     /// The daemon's protection measures, and why one was refused.
     protection: Vec<MeasureJson>,
-    /// The limit on CPU wake-up latency, `0 us` or `none`; null if the daemon shows no files.
-    cpu_latency: Option<String>,
+    /// The mount of the devices' files; null if there is none.
+    files: Option<FilesJson>,
 }
 
 /// An active swap area.
@@ -253,13 +266,13 @@ fn off(args: &OffArgs) -> Result<()> {
         Ok(Some(about)) => about,
         Ok(None) => {
             let why = format!("there is no swap to switch off: no daemon is running in '{shown}'");
-            return off_without_daemon(&daemon.dir, Failure::Line(why));
+            return off_without_daemon(&daemon.dir, Failure::line(why).with_exit(Exit::NoDaemon));
         }
         Err(failure) => return off_without_daemon(&daemon.dir, failure),
     };
     let areas = areas(&daemon)?;
     if areas.is_empty() && !about.ends_with_swap {
-        return Err(Failure::Line(format!(
+        return Err(Failure::line(format!(
             "there is no swap to switch off: the daemon in '{shown}' has no active swap area (`uzram down` ends it)"
         )));
     }
@@ -290,7 +303,7 @@ fn off(args: &OffArgs) -> Result<()> {
 /// Cleans up after a dead daemon, or fails with `failure` if it left nothing.
 fn off_without_daemon(dir: &std::path::Path, failure: Failure) -> Result<()> {
     match left_by_dead(dir)? {
-        Some(_) => print(&clear(dir)?.concat()),
+        Some(_) => report(&clear(dir)?, Cleared::text),
         None => {
             restore_page_cluster(dir)?;
             refuse_unrecorded(dir)?;
@@ -321,16 +334,17 @@ fn status(args: &StatusArgs) -> Result<()> {
         Ok(Some(about)) => about,
         absent => {
             if let Some(left) = left_by_dead(&daemon.dir)? {
-                return Err(Failure::Line(format!(
+                let line = format!(
                     "the daemon in '{shown}' is dead: what was swapped out is lost ({} is left, `uzram swap off` clears \
                      it)",
                     left.describe()
-                )));
+                );
+                return Err(Failure::line(line).with_exit(Exit::NoDaemon));
             }
             absent?;
-            return Err(Failure::Line(format!(
-                "there is no swap: no daemon is running in '{shown}' (`uzram swap on` starts one)"
-            )));
+            let line =
+                format!("there is no swap: no daemon is running in '{shown}' (`uzram swap on` starts one)");
+            return Err(Failure::line(line).with_exit(Exit::NoDaemon));
         }
     };
     let area_json = |(device, area): (AttachedDevice, ActiveArea)| {
@@ -341,16 +355,16 @@ fn status(args: &StatusArgs) -> Result<()> {
     let status = StatusJson {
         areas: areas(&daemon)?.into_iter().map(area_json).collect::<Result<_>>()?,
         protection: about.protection,
-        cpu_latency: about.files.map(|files| files.cpu_latency),
+        files: about.files,
     };
-    if args.json { print_json(&json!(status)) } else { print(&status_text(&status)) }
+    report(&status, status_text)
 }
 
 fn status_text(status: &StatusJson) -> String {
     if status.areas.is_empty() {
         return "no active swap area\n".to_owned();
     }
-    let cpu_latency = status.cpu_latency.iter().map(|text| ("CPU latency", text.clone()));
+    let cpu_latency = status.files.iter().map(|files| ("CPU latency", files.cpu_latency()));
     let areas: String = status.areas.iter().map(area_text).collect();
     areas + &rows_text(cpu_latency.chain(protection_rows(&status.protection)))
 }

@@ -12,11 +12,13 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
+use serde::Serialize;
 use uzram::codec::{Algorithm, Dictionary, Encoder, Kind, MAX_DICTIONARY_BYTES, ROOM_BYTES, train};
 use uzram::units::{PAGE_SIZE, Page, format_size, same_word};
 
 use crate::config::size_expr;
-use crate::failure::{Context, Failure, Result, print};
+use crate::failure::{Context, Failure, Result};
+use crate::output::report;
 use crate::terminal::live;
 
 /// The most sample pages: 64 MiB, a thousand times the default size of a dictionary.
@@ -77,7 +79,6 @@ pub fn run(args: &TrainArgs) -> Result<()> {
             measure(&samples.held_out, &plain, bytes.clone()).context(|| "cannot measure".to_owned())?;
         Ok::<_, Failure>((samples, bytes, stored))
     })?;
-    let len_bytes = bytes.len();
 
     let mut file = match File::create_new(&args.output) {
         Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => return Err(exists()),
@@ -89,27 +90,65 @@ pub fn run(args: &TrainArgs) -> Result<()> {
         return Err(Failure::line(format!("cannot write {}: {error}", args.output.display())));
     }
 
-    let ratio = |bytes: usize| (samples.held_out.len() * PAGE_SIZE) as f64 / bytes as f64;
-    let less_percent = 100.0 * (1.0 - with as f64 / without as f64);
-    print(&format!(
-        "pages       {} of {}; left out: {} same-filled, {} repeated\n\
-         trained on  {} pages\n\
-         dictionary  {len_bytes} bytes, {}\n\
-         held out    {} pages, with {plain}\n  \
-           ratio     {:.2} without the dictionary, {:.2} with it\n  \
-           stored    {} without, {} with it: {less_percent:.1} % less\n",
-        samples.taken,
-        samples.all,
-        samples.same_filled,
-        samples.repeated,
-        samples.training.len(),
-        args.output.display(),
-        samples.held_out.len(),
-        ratio(without),
-        ratio(with),
-        format_size(without as u64),
-        format_size(with as u64),
-    ))
+    let trained = Trained {
+        pages: samples.all,
+        taken_pages: samples.taken,
+        same_filled_pages: samples.same_filled,
+        repeated_pages: samples.repeated,
+        training_pages: samples.training.len(),
+        held_out_pages: samples.held_out.len(),
+        dictionary_bytes: bytes.len(),
+        path: &args.output,
+        algorithm: plain.to_string(),
+        without_dictionary_bytes: without,
+        with_dictionary_bytes: with,
+    };
+    report(&trained, Trained::text)
+}
+
+/// A dictionary, and what it brings for pages that were held out.
+#[derive(Serialize)]
+struct Trained<'a> {
+    pages: u64,
+    taken_pages: u64,
+    same_filled_pages: u64,
+    repeated_pages: u64,
+    training_pages: usize,
+    held_out_pages: usize,
+    dictionary_bytes: usize,
+    path: &'a Path,
+    algorithm: String,
+    without_dictionary_bytes: usize,
+    with_dictionary_bytes: usize,
+}
+
+impl Trained<'_> {
+    fn text(&self) -> String {
+        let (without, with) = (self.without_dictionary_bytes, self.with_dictionary_bytes);
+        let ratio = |bytes: usize| (self.held_out_pages * PAGE_SIZE) as f64 / bytes as f64;
+        let less_percent = 100.0 * (1.0 - with as f64 / without as f64);
+        format!(
+            "pages       {} of {}; left out: {} same-filled, {} repeated\n\
+             trained on  {} pages\n\
+             dictionary  {} bytes, {}\n\
+             held out    {} pages, with {}\n  \
+               ratio     {:.2} without the dictionary, {:.2} with it\n  \
+               stored    {} without, {} with it: {less_percent:.1} % less\n",
+            self.taken_pages,
+            self.pages,
+            self.same_filled_pages,
+            self.repeated_pages,
+            self.training_pages,
+            self.dictionary_bytes,
+            self.path.display(),
+            self.held_out_pages,
+            self.algorithm,
+            ratio(without),
+            ratio(with),
+            format_size(without as u64),
+            format_size(with as u64),
+        )
+    }
 }
 
 /// Pages to train on, and others to measure with.

@@ -105,7 +105,7 @@ pub fn parse(file: Source<'_>, memory: &Memory) -> Result<ConfigFile> {
         }
     }
     if config.devices.is_empty() && config.left_out.is_empty() {
-        return Err(Failure::Usage(format!(
+        return Err(Failure::usage(format!(
             "{}: it has no device: write a table for each, as in [zram0]",
             file.name
         )));
@@ -187,7 +187,7 @@ impl SwapKeys {
         }
         match self.how {
             Some(key) => {
-                Err(Failure::Usage(format!("{key}: the device is not swap space: write {SWAP} = true")))
+                Err(Failure::usage(format!("{key}: the device is not swap space: write {SWAP} = true")))
             }
             None => Ok(None),
         }

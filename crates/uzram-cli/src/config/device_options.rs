@@ -48,7 +48,7 @@ impl DeviceOptions {
         for (Name { row, name, long }, texts) in &self.given {
             // Values that begin with '-' are taken, for the attribute to refuse a negative one.
             if let Some(option) = texts.iter().find(|text| text.starts_with("--")) {
-                return Err(Failure::Usage(format!("--{long}: its value is missing before {option}")));
+                return Err(Failure::usage(format!("--{long}: its value is missing before {option}")));
             }
             let text = texts.join(" ");
             let (text, origin) = match row.form {

@@ -80,7 +80,7 @@ impl ListenArgs {
             SocketAccess { owner: self.socket_owner, group: self.socket_group, mode: self.socket_mode };
         let is_unix = |listen: &Listen| matches!(listen.address, ListenAddress::Unix(_));
         if access != SocketAccess::default() && !self.listen.iter().any(is_unix) {
-            return Err(Failure::Usage(
+            return Err(Failure::usage(
                 "socket-owner, socket-group and socket-mode are for the sockets of listen, and there is none: give \
                  listen a unix:PATH"
                     .to_owned(),
@@ -106,7 +106,7 @@ impl ListenArgs {
 /// Returns the value of a setting that may come from the command line or the file, but not from both.
 fn once<T>(name: &str, option: Option<T>, key: Option<T>, file: &Path) -> Result<Option<T>> {
     if option.is_some() && key.is_some() {
-        return Err(Failure::Usage(format!(
+        return Err(Failure::usage(format!(
             "--{name}: {} sets {name} already: give it in one of them",
             file.display()
         )));
@@ -115,7 +115,7 @@ fn once<T>(name: &str, option: Option<T>, key: Option<T>, file: &Path) -> Result
 }
 
 fn lacks(name: &str, needed: &str) -> Failure {
-    Failure::Usage(format!(
+    Failure::usage(format!(
         "{name} is given without {needed}: give --{needed}, or {needed} in the file of --config"
     ))
 }
@@ -127,7 +127,7 @@ mod tests {
 
     fn line<T: std::fmt::Debug>(result: Result<T>) -> String {
         match result {
-            Err(Failure::Usage(line)) => line,
+            Err(failure) => failure.into_line(),
             other => panic!("{other:?}"),
         }
     }

@@ -220,7 +220,7 @@ impl DaemonPlan {
     /// # Errors
     /// The first invalid setting.
     pub fn check(&self) -> Result<()> {
-        self.nbd.check().map_err(|error| Failure::Usage(format!("cannot serve NBD: {error}")))?;
+        self.nbd.check().map_err(|error| Failure::usage(format!("cannot serve NBD: {error}")))?;
         self.devices.iter().try_for_each(|device| {
             device.check()?;
             self.mount_dir().map_or(Ok(()), |dir| device.check_beside(&dir))
@@ -283,7 +283,7 @@ impl DevicePlan {
         {
             let why = "a swap area cannot use a store on other machines: to reach it takes memory, which only the swap \
                        area can free then. Use a file or a block device";
-            return Err(Failure::Usage(format!("{}: {why}", setting.origin)));
+            return Err(Failure::usage(format!("{}: {why}", setting.origin)));
         }
         let backing = backing.map(|setting| setting.value.as_str());
         device
@@ -297,7 +297,7 @@ impl DevicePlan {
         let Some(Setting { origin, value, .. }) = self.settings.get("backing_dev") else { return Ok(()) };
         match NamedBacking::paths(value).find(|path| is_inside(path, mount_dir)) {
             None => Ok(()),
-            Some(path) => Err(Failure::Usage(format!(
+            Some(path) => Err(Failure::usage(format!(
                 "{origin}: '{}' lies in '{}', where the devices' files are mounted; choose another place",
                 path.display(),
                 mount_dir.display()
@@ -312,7 +312,8 @@ impl DevicePlan {
         let first_maker = Attribute::turn("backing_dev");
         let early = self.settings.iter().filter(|setting| Attribute::turn(setting.attribute) < first_maker);
         for Setting { origin, attribute, value } in early {
-            device.set(attribute, value).map_err(|error| Failure::of(origin, &error))?;
+            let failed = |error: uzram::Error| Failure::of(origin, &error).with_setting(Some(*attribute));
+            device.set(attribute, value).map_err(failed)?;
         }
         Ok(device)
     }
@@ -333,7 +334,8 @@ impl DevicePlan {
             }
             device.set(attribute, value).map_err(|error| {
                 let origin = self.blame(&error, setting);
-                Failure::Line(format!("{origin}: {error}"))
+                let failure = Failure::line(format!("{origin}: {error}"));
+                failure.with_setting(error.setting().or(Some(*attribute)))
             })?;
         }
         Ok(device)

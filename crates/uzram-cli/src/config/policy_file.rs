@@ -59,7 +59,7 @@ mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
     use crate::config::settings::Setting;
-    use crate::failure::Failure;
+    use crate::failure::Exit;
 
     fn settings(text: &str) -> Result<DeviceSettings> {
         super::settings(Source { name: "--policy p.toml", text })
@@ -118,12 +118,15 @@ mod tests {
             ("low = \"", "p.toml:1: 'low = \"': ", ""),
             ("high = 99999999999999999999999", "p.toml:1: ", ""),
         ] {
-            let Err(Failure::Usage(line)) = settings(text) else { panic!("{text}") };
+            let Err(failure) = settings(text) else { panic!("{text}") };
+            assert_eq!(failure.exit(), Exit::Usage, "{text}");
+            let line = failure.into_line();
             let rest = line.strip_prefix("--policy ").unwrap();
             assert!(rest.starts_with(place) && rest.contains(why), "{text}: {line}");
         }
         let long = format!("backing = \"/{}\"\nlow = {{}}", "x".repeat(100_000));
-        let Err(Failure::Usage(line)) = settings(&long) else { panic!() };
+        let Err(failure) = settings(&long) else { panic!() };
+        let line = failure.into_line();
         assert!(line.len() < 300, "{line}");
         // About as deep as the largest file allows.
         assert!(settings(&format!("high = {}", "[".repeat(60_000))).is_err());

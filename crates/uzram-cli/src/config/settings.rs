@@ -377,11 +377,13 @@ impl DeviceSettings {
     pub fn add(&mut self, row: &SettingRow, name: &str, text: &str, origin: &str) -> Result<()> {
         for (attribute, value) in row.values(name, text) {
             if let Some(other) = self.get(attribute) {
-                return Err(Failure::Usage(format!("{origin}: {} already sets it", other.origin)));
+                return Err(Failure::usage(format!("{origin}: {} already sets it", other.origin)));
             }
             let known = Device::attributes().iter().find(|row| row.name == attribute);
             match known.map_or(Ok(()), |row: &Attribute| row.check(&value)) {
-                Err(error) if error.kind() == ErrorKind::Invalid => return Err(Failure::of(origin, &error)),
+                Err(error) if error.kind() == ErrorKind::Invalid => {
+                    return Err(Failure::of(origin, &error).with_setting(Some(attribute)));
+                }
                 _ => self.0.push(Setting { origin: origin.to_owned(), attribute, value }),
             }
         }
@@ -445,7 +447,7 @@ impl DeviceSettings {
                 _ => "write pages to",
             };
             let word = SettingRow::find(needed).and_then(|(row, _)| row.words.first()).unwrap_or(&needed);
-            return Err(Failure::Usage(format!("{origin}: nothing to {what}: give {prefix}{word}")));
+            return Err(Failure::usage(format!("{origin}: nothing to {what}: give {prefix}{word}")));
         }
         Ok(())
     }

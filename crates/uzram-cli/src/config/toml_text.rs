@@ -91,10 +91,10 @@ impl Source<'_> {
     pub fn failure(&self, span: &Range<usize>, why: impl fmt::Display) -> Failure {
         let line = self.text.lines().nth(line_number(self.text, span) - 1).unwrap_or_default().trim();
         if line.is_empty() {
-            return Failure::Usage(format!("{}: {why}", self.at(span)));
+            return Failure::usage(format!("{}: {why}", self.at(span)));
         }
         let quoted: String = line.chars().take(MAX_QUOTED_CHARS).collect();
-        Failure::Usage(format!("{}: '{quoted}': {why}", self.at(span)))
+        Failure::usage(format!("{}: '{quoted}': {why}", self.at(span)))
     }
 
     /// Returns advice for a line that is no TOML, if its value may lack quotes: files of other programs have none.
@@ -116,7 +116,7 @@ impl Source<'_> {
     pub fn parser_failure(&self, error: &toml::de::Error) -> Failure {
         match error.span() {
             Some(span) => self.failure(&span, format!("{}{}", error.message(), self.unquoted(&span))),
-            None => Failure::Usage(format!("{}: {}", self.name, error.message())),
+            None => Failure::usage(format!("{}: {}", self.name, error.message())),
         }
     }
 }
@@ -183,7 +183,7 @@ impl<'a> Entry<'a> {
     }
 
     pub fn wrong(&self, why: impl Display) -> Failure {
-        Failure::Usage(format!("{}: {why}", self.place()))
+        Failure::usage(format!("{}: {why}", self.place()))
     }
 
     /// Returns the value as text for an attribute.

@@ -107,7 +107,7 @@ impl Attachments {
         let is_open = |name: &str| self.exports.other_files(name, 0, CLOSE_TIMEOUT) > 0;
         match self.exports.devices().iter().find(|device| is_open(device.name())) {
             None => Ok(()),
-            Some(device) => Err(Failure::Line(format!("the file of {} is open", device.name()))),
+            Some(device) => Err(Failure::line(format!("the file of {} is open", device.name()))),
         }
     }
 
@@ -123,7 +123,7 @@ impl Attachments {
 
 impl Drop for Attachments {
     fn drop(&mut self) {
-        while let Err(Failure::Line(why)) = self.detach() {
+        while let Err(why) = self.detach().map_err(Failure::into_line) {
             if !self.have_swap() {
                 tracing::warn!("{why}");
                 return;

@@ -138,8 +138,8 @@ impl Attendant {
     /// The command failed or could not be run.
     pub fn run(&mut self, request: &Request) -> Result<String> {
         match send(&mut self.stream, request).and_then(|()| receive::<Answer>(&mut self.stream)) {
-            Ok(answer) => answer.map_err(Failure::Line),
-            Err(error) => Err(Failure::Line(format!(
+            Ok(answer) => answer.map_err(Failure::line),
+            Err(error) => Err(Failure::line(format!(
                 "cannot run {}: the daemon's attendant process has ended ({error}): run it by hand",
                 request.shown()
             ))),
@@ -188,8 +188,8 @@ fn carry_out(runtime_dir: &Path, request: &Request) -> Answer {
         return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
     }
     match Failure::printed_in(&String::from_utf8_lossy(&output.stderr)) {
-        Some(Failure::Line(why)) => Err(why),
-        _ => Err(format!("{} ended with {}", request.shown(), output.status)),
+        Some(failure) => Err(failure.into_line()),
+        None => Err(format!("{} ended with {}", request.shown(), output.status)),
     }
 }
 

@@ -14,11 +14,13 @@ use std::thread;
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, WaitOptions, waitpid};
 use serde::{Deserialize, Serialize};
+use serde_json::json;
 use uzram::device::Device;
 use uzram_serve::control::StatsJson;
 
 use crate::daemon::events::Event;
 use crate::failure::{Context, Result};
+use crate::output;
 use crate::system::children::ended_child;
 use crate::system::interrupts::unblock_signals_of;
 use crate::system::protect::unprotect_child;
@@ -99,7 +101,7 @@ impl Running {
         pass_signals(&mut self.target, events);
         let ended = waitpid(Some(self.target.pid), WaitOptions::empty());
         let ended = ended.context(|| "cannot wait for the --exec command".to_owned())?;
-        live::note(&summary(name, device));
+        live::note(&summary(name, device)?);
         Ok(ended.map_or(1, |(_, status)| exit_code(ExitStatus::from_raw(status.as_raw()))))
     }
 
@@ -180,8 +182,12 @@ impl Target {
 }
 
 /// Returns the statistics that are printed when the command has ended.
-pub fn summary(name: &str, device: &Device) -> String {
-    show::stats_table(name, &StatsJson::from(device.stats()))
+///
+/// # Errors
+/// None in practice.
+pub fn summary(name: &str, device: &Device) -> Result<String> {
+    let stats = StatsJson::from(device.stats());
+    output::rendered(&json!({ "name": name, "stats": stats }), |_| show::stats_table(name, &stats))
 }
 
 /// Sends [`Event::CommandEnded`] when `pid` has ended, without reaping it. As PID 1, reaps orphans meanwhile: nothing else

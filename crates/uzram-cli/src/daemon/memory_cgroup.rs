@@ -32,7 +32,7 @@ pub fn fit(plan: DaemonPlan) -> Result<DaemonPlan> {
     let Some(obstacle) = obstacle(&plan) else { return Ok(charged_in_advance(plan)) };
     let attached = plan.devices.iter().find(|device| device.attached != Attached::No);
     match attached {
-        Some(device) => Err(Failure::Line(format!("{}: {}", device.name, danger(&limit, &obstacle)))),
+        Some(device) => Err(Failure::line(format!("{}: {}", device.name, danger(&limit, &obstacle)))),
         None => Ok(DaemonPlan { charging: Charging::Unsafe(danger(&limit, &obstacle)), ..plan }),
     }
 }

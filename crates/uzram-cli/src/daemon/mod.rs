@@ -10,6 +10,7 @@ pub mod episodes;
 pub mod survive;
 pub mod conditions;
 pub mod held;
+pub mod started;
 pub mod worker;
 pub mod standby;
 pub mod holder;

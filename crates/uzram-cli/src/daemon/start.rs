@@ -61,7 +61,7 @@ pub struct PlannedDevice {
 /// # Errors
 /// The message that `uzram up` would print.
 pub fn plan(words: &[String], config: &str, memory: &Memory) -> std::result::Result<Planned, String> {
-    plan_text(words, config, memory).map_err(told)
+    plan_text(words, config, memory).map_err(Failure::into_line)
 }
 
 /// Returns the attributes and values that a file of `--policy` with this text sets.
@@ -71,7 +71,7 @@ pub fn plan(words: &[String], config: &str, memory: &Memory) -> std::result::Res
 pub fn policy(text: &str) -> std::result::Result<Vec<(&'static str, String)>, String> {
     policy_file::settings(Source { name: "policy.toml", text })
         .map(|settings| values(&settings))
-        .map_err(told)
+        .map_err(Failure::into_line)
 }
 
 fn plan_text(words: &[String], config: &str, memory: &Memory) -> Result<Planned> {
@@ -92,11 +92,4 @@ fn plan_text(words: &[String], config: &str, memory: &Memory) -> Result<Planned>
 
 fn values(settings: &DeviceSettings) -> Vec<(&'static str, String)> {
     settings.iter().map(|Setting { attribute, value, .. }| (*attribute, value.clone())).collect()
-}
-
-fn told(failure: Failure) -> String {
-    match failure {
-        Failure::Line(line) | Failure::Usage(line) => line,
-        Failure::ReaderLeft => String::new(),
-    }
 }

@@ -98,7 +98,7 @@ impl UpArgs {
     pub fn from_words(words: impl IntoIterator<Item = OsString>) -> Result<UpArgs> {
         let command = UpArgs::augment_args(clap::Command::new("up").no_binary_name(true));
         let args = command.try_get_matches_from(words).and_then(|matches| UpArgs::from_arg_matches(&matches));
-        args.map_err(|error| Failure::Usage(crate::failure::usage_line(&error)))
+        args.map_err(|error| crate::failure::usage_failure(&error))
     }
 
     /// Returns the file of `--config`.
@@ -112,7 +112,7 @@ impl UpArgs {
     /// The options and the file contradict each other, or a file that they name cannot be read.
     pub fn plan_with(&self, config: Option<ConfigFile>, runtime_dir: PathBuf) -> Result<DaemonPlan> {
         if let (Some(path), Some(option)) = (&self.config, self.of_device()) {
-            return Err(Failure::Usage(format!(
+            return Err(Failure::usage(format!(
                 "{option} cannot be used with --config {0}: write it into the device's table in {0}",
                 path.display()
             )));

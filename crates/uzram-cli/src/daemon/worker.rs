@@ -12,12 +12,11 @@ use rustix::process::Signal;
 use uzram::device::{Device, Keeper, NamedBacking};
 use uzram::machine_memory;
 use uzram::slab;
-use uzram::units::format_size;
 use uzram_serve::control::{self, About, Api, Ending, FilesJson, MeasureJson, StatsJson};
 use uzram_serve::record::Recorder;
 use uzram_serve::{ExportPolicy, Exports, fuse, nbd};
 
-use crate::config::plan::{DaemonPlan, DevicePlan};
+use crate::config::plan::DaemonPlan;
 use crate::daemon::attachments::{Attachments, RETRY};
 use crate::daemon::attendant::Attendant;
 use crate::daemon::conditions::Reporter;
@@ -26,17 +25,16 @@ use crate::daemon::events::{Event, start_reloads, watch_signals};
 use crate::daemon::exec::{self, Address};
 use crate::daemon::held::Held;
 use crate::daemon::notify;
+use crate::daemon::started::{AttachedBlock, Started, StartedDevice, all_warnings};
 use crate::daemon::survive::home::{Home, Registry};
 use crate::daemon::survive::link::{End, Request, Served};
 use crate::failure::{Context, Failure, Result, print};
+use crate::output;
 use crate::swap::fresh_counts::FreshCounts;
 use crate::swap::{hibernation, room};
 use crate::system::protect::touch_heap;
 use crate::system::runtime_dir::{CONTROL_SOCKET, NBD_SOCKET, socket_path};
 use crate::terminal::live::{self, LiveLine};
-
-/// The first word of the last line that a swap daemon prints when it has begun to serve.
-pub const READY: &str = "swap";
 
 /// A second ^C ends the daemon if it comes within this time of the first.
 const SECOND_WITHIN: Duration = Duration::from_secs(30);
@@ -157,14 +155,15 @@ pub fn serve(held: &Held, start: Start) -> Result<u8> {
     let text = match has_started {
         true => String::new(),
         false => {
-            let exports_of = all.iter().flat_map(|device| uris(device.name()));
-            let mut text = facts_text(exports_of.map(|uri| ("export", Some(uri))));
-            let control_socket = socket_path(&plan.runtime_dir, CONTROL_SOCKET)?;
-            text += &daemon_facts(&control_socket, &about, warnings);
-            for (device, planned) in all.iter().zip(&plan.devices) {
-                text += &device_facts(planned, device);
-            }
-            text + &attached_facts(&attachments)
+            let started = Started {
+                exports: all.iter().flat_map(|device| uris(device.name())).collect(),
+                control_socket: socket_path(&plan.runtime_dir, CONTROL_SOCKET)?,
+                files: about.files.clone(),
+                warnings: all_warnings(&about, warnings),
+                devices: all.iter().zip(&plan.devices).map(StartedDevice::from).collect(),
+                attached: attachments.all().map(AttachedBlock::from).collect(),
+            };
+            output::rendered(&started, Started::text)?
         }
     };
     let address = address(plan, &uris, &attachments)?;
@@ -196,7 +195,7 @@ pub fn serve(held: &Held, start: Start) -> Result<u8> {
             let ending = match (&plan.exec, &home, all.first()) {
                 (Some(_), Some(home), Some(device)) => {
                     wait_for_command(home, &events);
-                    live::note(&exec::summary(&plan.devices[0].name, device));
+                    live::note(&exec::summary(&plan.devices[0].name, device)?);
                     Ending::WhenFree
                 }
                 _ => wait_for_event(&exports, &events, home.as_deref()),
@@ -321,58 +320,6 @@ fn log_refused(measures: &[MeasureJson]) {
     }
 }
 
-/// Formats the facts about the daemon that are printed at the start.
-fn daemon_facts(control_socket: &Path, about: &About, warnings: Vec<String>) -> String {
-    let of_files = |what: fn(&FilesJson) -> String| about.files.as_ref().map(what);
-    let facts = [
-        ("control", Some(control_socket.display().to_string())),
-        ("files", of_files(|files| format!("{}, {} threads", files.dir.display(), files.threads))),
-        ("CPU latency", of_files(|files| files.cpu_latency.clone())),
-    ];
-    let refused = about.protection.iter().filter_map(|measure| {
-        let why = measure.refused.as_ref()?;
-        Some(("warning", Some(format!("not {}: {why}", measure.what))))
-    });
-    facts_text(
-        facts.into_iter().chain(refused).chain(warnings.into_iter().map(|line| ("warning", Some(line)))),
-    )
-}
-
-/// Formats the facts about a device.
-fn device_facts(plan: &DevicePlan, device: &Device) -> String {
-    let stats = device.stats();
-    let chosen = plan.settings.get("comp_algorithm");
-    let algorithm = chosen.map(|setting| setting.value.clone()).or_else(|| {
-        // The kernel's form is a list with the chosen one in brackets.
-        let list = device.get("comp_algorithm").ok()?;
-        Some(list.split_once('[')?.1.split_once(']')?.0.to_owned())
-    });
-    let backing = device.backing();
-    let fixed = match backing {
-        Some(_) => "slot table, LRU, streams, buffers of the backing device",
-        None => "slot table, LRU, streams",
-    };
-    let facts = [
-        ("size", Some(format_size(stats.disksize_bytes))),
-        ("algorithm", algorithm),
-        ("backing", backing.as_ref().map(ToString::to_string)),
-        ("fixed cost", Some(format!("{} at most: {fixed}", format_size(stats.mem_fixed_bytes)))),
-    ];
-    facts_text(facts.into_iter())
-}
-
-/// Formats the block devices and swap areas of the devices.
-fn attached_facts(attachments: &Attachments) -> String {
-    facts_text(attachments.all().map(|(name, is_swap, path)| {
-        let what = if is_swap { READY } else { "attached" };
-        (what, Some(format!("{} ({name})", path.display())))
-    }))
-}
-
-fn facts_text(facts: impl Iterator<Item = (&'static str, Option<String>)>) -> String {
-    facts.filter_map(|(what, value)| Some(format!("{what:<11} {}\n", value?))).collect()
-}
-
 /// Detaches all devices, and waits until no process uses a device's file, as the contents are lost afterwards. If
 /// forced, waits only for swap areas: without them programs would be killed.
 fn let_go(mut ending: Ending, events: &Receiver<Event>, attachments: &mut Attachments, home: Option<&Home>) {
@@ -383,7 +330,7 @@ fn let_go(mut ending: Ending, events: &Receiver<Event>, attachments: &mut Attach
     };
     loop {
         tell("detaching what is attached");
-        let Err(Failure::Line(why)) = attachments.detach() else { break };
+        let Err(why) = attachments.detach().map_err(Failure::into_line) else { break };
         let has_swap = attachments.have_swap();
         if ending == Ending::Forced && !has_swap {
             tracing::warn!("{why}; ending anyway, as --force was given");

@@ -35,7 +35,7 @@ pub fn switch_off(attachment: LoopAttachment, kept_bytes: u64) -> Result<()> {
     let shown = path.display();
     // The daemon frees what it keeps as pages come back.
     if area.used_bytes > available_bytes + elsewhere_bytes + kept_bytes {
-        return Err(Failure::Line(format!(
+        return Err(Failure::line(format!(
             "swap on {shown} stays on: {} would come back, and there is room for {} ({} available, {} kept by the daemon \
              for it, {} in other swap areas): end something first",
             format_size(area.used_bytes),
@@ -46,7 +46,7 @@ pub fn switch_off(attachment: LoopAttachment, kept_bytes: u64) -> Result<()> {
         )));
     }
     if let Some(Tight { dir, swapped_bytes, room_bytes }) = find_tight(area.used_bytes) {
-        return Err(Failure::Line(format!(
+        return Err(Failure::line(format!(
             "swap on {shown} stays on: cgroup '{}' has {} swapped out, and its limit leaves room for {}: raise the limit, \
              or end what runs in it",
             dir.display(),
@@ -75,12 +75,12 @@ pub fn switch_off(attachment: LoopAttachment, kept_bytes: u64) -> Result<()> {
         }
     };
     live::while_showing(still_out, switch_off).map_err(|error| match Errno::from_io_error(&error) {
-        Some(Errno::NOMEM) => Failure::Line(format!(
+        Some(Errno::NOMEM) => Failure::line(format!(
             "swap on {shown} stays on: the kernel found no memory for all of it: end something first"
         )),
         Some(Errno::INTR) => {
-            Failure::Line(format!("swap on {shown} stays on: switching it off was interrupted"))
+            Failure::line(format!("swap on {shown} stays on: switching it off was interrupted"))
         }
-        _ => Failure::Line(format!("cannot switch swap on {shown} off: {error}")),
+        _ => Failure::line(format!("cannot switch swap on {shown} off: {error}")),
     })
 }

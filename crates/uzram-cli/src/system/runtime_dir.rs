@@ -71,7 +71,7 @@ impl RuntimeArgs {
             std::path::absolute(&path).context(|| format!("runtime directory '{}'", path.display()))?;
         match path.to_str() {
             Some(_) => Ok(path),
-            None => Err(Failure::Line(format!(
+            None => Err(Failure::line(format!(
                 "the path of the runtime directory '{}' is not UTF-8; choose another --runtime-dir",
                 path.display()
             ))),
@@ -107,7 +107,7 @@ pub fn socket_path(dir: &Path, name: &str) -> Result<PathBuf> {
     let path = dir.join(name);
     let len_bytes = path.as_os_str().as_bytes().len();
     if len_bytes > MAX_SOCKET_PATH_BYTES {
-        return Err(Failure::Line(format!(
+        return Err(Failure::line(format!(
             "'{}' is too long for a socket ({len_bytes} bytes, at most {MAX_SOCKET_PATH_BYTES}); choose a shorter --runtime-dir",
             path.display()
         )));
@@ -152,7 +152,7 @@ impl RuntimeDir {
                 }
                 Err(Errno::WOULDBLOCK) => return Err(in_use(&path, &mut lock)),
                 Err(error) => {
-                    return Err(Failure::Line(format!("cannot lock '{}': {error}", lock_path.display())));
+                    return Err(Failure::line(format!("cannot lock '{}': {error}", lock_path.display())));
                 }
             }
         }
@@ -218,11 +218,11 @@ impl RuntimeDir {
                 tracing::info!(path = %path.display(), "removed a socket that an earlier daemon left");
                 Ok(())
             }
-            Ok(_) => Err(Failure::Line(format!(
+            Ok(_) => Err(Failure::line(format!(
                 "'{}' is in the way and not a socket; move it, or choose another --runtime-dir",
                 path.display()
             ))),
-            Err(error) => Err(Failure::Line(format!("'{}': {error}", path.display()))),
+            Err(error) => Err(Failure::line(format!("'{}': {error}", path.display()))),
         }
     }
 }
@@ -245,9 +245,9 @@ fn open_private(path: &Path) -> Result<OwnedFd> {
     socket_path(path, CONTROL_SOCKET)?;
     let shown = path.display();
     let place = make_all(path).map_err(|refused| match refused {
-        link @ Refused::Link { .. } => Failure::Line(format!("runtime directory '{shown}': {link}")),
+        link @ Refused::Link { .. } => Failure::line(format!("runtime directory '{shown}': {link}")),
         Refused::System(errno) => {
-            Failure::Line(format!("cannot create the runtime directory '{shown}': {errno}"))
+            Failure::line(format!("cannot create the runtime directory '{shown}': {errno}"))
         }
     })?;
     open_own_at(&place, path)
@@ -262,7 +262,7 @@ pub fn open_own(path: &Path) -> Result<Option<OwnedFd>> {
     let place = match Place::resolve(path) {
         Err(Refused::System(Errno::NOENT)) => return Ok(None),
         place => place
-            .map_err(|refused| Failure::Line(format!("runtime directory '{}': {refused}", path.display())))?,
+            .map_err(|refused| Failure::line(format!("runtime directory '{}': {refused}", path.display())))?,
     };
     match place.status() {
         Err(Errno::NOENT) => Ok(None),
@@ -278,20 +278,20 @@ fn open_own_at(place: &Place, path: &Path) -> Result<OwnedFd> {
     let uid = rustix::process::geteuid().as_raw();
     let mode = stat.st_mode & 0o777;
     if FileType::from_raw_mode(stat.st_mode) != FileType::Directory {
-        Err(Failure::Line(format!(
+        Err(Failure::line(format!(
             "runtime directory '{shown}' is not a directory; choose another --runtime-dir"
         )))
     } else if stat.st_uid == 0 && uid != 0 {
-        Err(Failure::Line(format!(
+        Err(Failure::line(format!(
             "runtime directory '{shown}' is root's: use sudo for root's daemon, or choose another --runtime-dir"
         )))
     } else if stat.st_uid != uid {
-        Err(Failure::Line(format!(
+        Err(Failure::line(format!(
             "runtime directory '{shown}' belongs to user {}, not to user {uid}; choose another --runtime-dir",
             stat.st_uid
         )))
     } else if mode != 0o700 {
-        Err(Failure::Line(format!(
+        Err(Failure::line(format!(
             "runtime directory '{shown}' has mode {mode:04o}, not 0700; run: chmod 700 '{shown}'"
         )))
     } else {
@@ -327,7 +327,7 @@ fn make_all(path: &Path) -> std::result::Result<Place, Refused> {
 pub fn check_trusted(dir: &Path) -> Result<()> {
     let distrusted = |why: String| {
         let shown = dir.display();
-        Failure::Line(format!(
+        Failure::line(format!(
             "the runtime directory '{shown}' is not trusted: {why}; choose another --runtime-dir"
         ))
     };
@@ -353,8 +353,8 @@ pub fn is_of_root(dir: &Path) -> bool {
 /// Returns the failure of a client that cannot use what is in a directory: of root's, it says so.
 pub fn denied(dir: &Path, what: &str, error: &std::io::Error) -> Failure {
     match error.kind() == ErrorKind::PermissionDenied && is_of_root(dir) {
-        true => Failure::Line(format!("the daemon in '{}' is root's: use sudo", dir.display())),
-        false => Failure::Line(format!("{what}: {error}")),
+        true => Failure::line(format!("the daemon in '{}' is root's: use sudo", dir.display())),
+        false => Failure::line(format!("{what}: {error}")),
     }
 }
 
@@ -403,7 +403,7 @@ fn in_use(path: &Path, lock: &mut File) -> Failure {
         Ok(pid) => format!("process {pid}"),
         Err(_) => "another process".to_owned(),
     };
-    Failure::Line(format!(
+    Failure::line(format!(
         "a daemon already serves '{}' ({process}); stop it with `uzram down`, or choose another --runtime-dir",
         path.display()
     ))

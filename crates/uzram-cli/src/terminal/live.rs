@@ -13,7 +13,8 @@ use tracing_subscriber::filter::LevelFilter;
 use uzram::units::format_size;
 use uzram_serve::control::StatsJson;
 
-use crate::failure::{Context, PREFIX, Result};
+use crate::failure::{Context, Failure, PREFIX, Result};
+use crate::output;
 use crate::terminal::show::{per_second, ratio};
 
 /// Whether the live line is on the screen. Written and read with standard error locked.
@@ -70,6 +71,15 @@ pub fn note(text: &str) {
 pub fn error_line(line: &str) {
     let line: String = line.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
     note(&format!("{PREFIX}{line}\n"));
+}
+
+/// Prints a failure, if there is something to report: its line, or JSON.
+pub fn report_failure(failure: &Failure) {
+    match (failure.is_reported(), output::is_json()) {
+        (false, _) => {}
+        (true, true) => note(&format!("{}\n", failure.to_json())),
+        (true, false) => error_line(failure.message()),
+    }
 }
 
 /// Writer to standard error that erases the live line first. Callers write whole lines.

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use serde_json::{Map, Value};
+use serde_json::Value;
 use uzram::units::format_size;
 use uzram_pager::Figures;
 
@@ -79,19 +79,10 @@ fn limit_note(figures: &Figures) -> String {
 
 /// Returns all figures of a program as JSON.
 pub fn program_json(program: &Program) -> Value {
-    let mut json = Map::new();
-    json.insert("pid".to_owned(), program.id.into());
-    json.insert("command".to_owned(), program.command.clone().into());
-    for (name, value) in program.figures.all() {
-        let value = match name {
-            // By the number that it has elsewhere.
-            "process" => continue,
-            "runs" => Value::from(value != 0),
-            _ => Value::from(value),
-        };
-        json.insert(name.to_owned(), value);
-    }
-    Value::Object(json)
+    // What the pager writes is an object.
+    let mut json: Value = serde_json::from_str(&program.figures.to_json(program.id)).unwrap_or_default();
+    json["command"] = program.command.clone().into();
+    json
 }
 
 #[cfg(test)]

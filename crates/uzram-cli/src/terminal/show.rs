@@ -3,23 +3,9 @@
 use std::fmt::Write;
 use std::time::Duration;
 
-use serde::Deserialize;
+use serde_json::{Value, json};
 use uzram::units::{format_size, pages_to_bytes};
-use uzram_serve::control::{MeasureJson, StatsJson};
-
-/// A device as the control API lists it.
-#[derive(Deserialize)]
-pub struct DeviceJson {
-    /// The device's name, as in `zram0`.
-    pub name: String,
-    /// The NBD URIs that serve it.
-    pub uris: Vec<String>,
-    /// The device's statistics.
-    pub stats: StatsJson,
-    /// How its backing device is, if it is not well.
-    #[serde(default)]
-    pub backing_stopped: Option<String>,
-}
+use uzram_serve::control::{DeviceJson, MeasureJson, StatsJson};
 
 /// Formats `stored / memory` with two decimals, or `-` if either is 0.
 pub fn ratio(stored_bytes: u64, memory_bytes: u64) -> String {
@@ -164,6 +150,17 @@ pub fn device_table(devices: &[DeviceJson]) -> String {
         }
     }
     text
+}
+
+/// Returns the lines of `block_state` as JSON.
+pub fn block_states(text: &str) -> Value {
+    let page = |line: &str| {
+        let mut words = line.split_whitespace();
+        let page: u64 = words.next()?.parse().ok()?;
+        let used_at_s: u64 = words.next()?.split('.').next()?.parse().ok()?;
+        Some(json!({ "page": page, "used_at_s": used_at_s, "flags": words.next()?.replace('.', "") }))
+    };
+    text.lines().filter_map(page).collect()
 }
 
 fn pages(count: u64) -> String {

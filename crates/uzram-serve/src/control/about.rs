@@ -51,8 +51,10 @@ pub struct FilesJson {
     pub device: (u32, u32),
     /// The number of threads that serve it.
     pub threads: usize,
-    /// The limit on CPU wake-up latency, as in `0 us`; `none`, with the reason if the kernel refused a limit.
-    pub cpu_latency: String,
+    /// The limit on CPU wake-up latency, if there is one.
+    pub cpu_latency_us: Option<i32>,
+    /// Why the kernel refused a limit, if it did.
+    pub cpu_latency_refused: Option<String>,
 }
 
 /// A protection measure.
@@ -66,16 +68,27 @@ pub struct MeasureJson {
 
 impl From<&fuse::Mount> for FilesJson {
     fn from(mount: &fuse::Mount) -> Self {
+        let (limit, refused) = mount.cpu_latency();
         FilesJson {
             dir: mount.dir().to_owned(),
             device: mount.identity().device,
             threads: mount.threads(),
-            cpu_latency: mount.cpu_latency().to_owned(),
+            cpu_latency_us: limit.us().filter(|_| refused.is_none()),
+            cpu_latency_refused: refused.map(str::to_owned),
         }
     }
 }
 
 impl FilesJson {
+    /// Returns the limit on CPU wake-up latency as text, or why there is none.
+    pub fn cpu_latency(&self) -> String {
+        match (self.cpu_latency_us, &self.cpu_latency_refused) {
+            (Some(limit_us), _) => format!("{limit_us} us"),
+            (None, Some(why)) => format!("none: {why}"),
+            (None, None) => "none".to_owned(),
+        }
+    }
+
     /// Returns the path of a device's disk.
     pub fn disk(&self, device: &str) -> PathBuf {
         self.dir.join(device).join(fuse::DISK)

@@ -1,20 +1,21 @@
-//! Routing and handling of requests: a function from [`Request`] to [`Response`] over the devices.
+//! Handling of requests: a function from [`Request`] to [`Response`] over the devices. [`routes`] has the table.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use serde::Deserialize;
-use serde_json::{Map, Value, json};
-use uzram::device::{Attribute, BackingState, Device};
+use serde::de::DeserializeOwned;
+use serde_json::json;
+use uzram::device::{Attribute, BackingState, Device, Reading};
 use uzram::{Error, ErrorKind, slab};
 
 use super::about::{About, SurvivalJson};
-use super::clients::ClientJson;
+use super::clients::{ClientJson, ClientsJson};
+use super::devices::{self, AttributeJson, DeviceJson, DevicesJson, attributes};
 use super::http::{Body, Ending, Request, Response, refusal};
-use super::percent;
-use super::slabinfo::CacheJson;
-use super::stats::StatsJson;
+use super::routes;
+use super::slabinfo::{CacheJson, CachesJson};
 use crate::loop_device::LoopAttachment;
 use crate::nbd::{Clients, Kicked, Tls, reload_tls};
 use crate::own_devices::way_out;
@@ -107,6 +108,32 @@ struct NewDevice {
     read_only: bool,
 }
 
+/// A request, as the handler of its route sees it.
+pub struct Call<'a> {
+    /// The request.
+    pub request: &'a Request,
+    /// The segments of its path that stand for those in braces.
+    pub parameters: Vec<&'a str>,
+    /// A long operation ends early once this returns false.
+    pub is_wanted: &'a dyn Fn() -> bool,
+}
+
+impl Call<'_> {
+    fn parameter(&self, index: usize) -> &str {
+        self.parameters.get(index).copied().unwrap_or_default()
+    }
+
+    /// Returns the device that the first parameter names.
+    fn device(&self, api: &Api) -> Result<Arc<Device>, Response> {
+        api.exports.named(self.parameter(0)).map_err(|error| failure(&error))
+    }
+
+    fn body<T: DeserializeOwned>(&self, wanted: &str) -> Result<T, Response> {
+        serde_json::from_slice(&self.request.body)
+            .map_err(|error| refusal(400, &format!("the body is not {wanted}: {error}")))
+    }
+}
+
 impl NewDevice {
     fn export_policy(&self) -> ExportPolicy {
         ExportPolicy { export: Export::from(self.export), read_only: self.read_only }
@@ -160,82 +187,37 @@ impl Api {
 
     /// Handles one request. A long operation ends early once `is_wanted` returns false.
     pub fn handle(&self, request: &Request, is_wanted: &dyn Fn() -> bool) -> Response {
-        match self.route(request, is_wanted) {
+        let call = Call { request, parameters: Vec::new(), is_wanted };
+        match routes::dispatch(self, call) {
             Ok(response) | Err(response) => response,
         }
     }
 
-    fn route(&self, request: &Request, is_wanted: &dyn Fn() -> bool) -> Result<Response, Response> {
-        let segments = segments(&request.path)?;
-        let segments: Vec<&str> = segments.iter().map(String::as_str).collect();
-        let method = request.method.as_str();
-        match (segments.as_slice(), method) {
-            (["v1", "devices"], "GET") => Ok(self.list()),
-            (["v1", "devices"], "POST") => self.add(&request.body),
-            (["v1", "devices"], _) => Err(not_allowed("GET, POST")),
-            (["v1", "devices", name], "GET") => Ok(self.describe(200, &*self.named(name)?)),
-            (["v1", "devices", name], "DELETE") => self.remove(name),
-            (["v1", "devices", _], _) => Err(not_allowed("GET, DELETE")),
-            (["v1", "devices", name, "attributes", attribute], "GET") => {
-                read_attribute(&*self.named(name)?, attribute)
-            }
-            (["v1", "devices", name, "attributes", attribute], "PUT") => {
-                let NewValue { value } = body(&request.body, r#"{"value": TEXT}"#)?;
-                self.write_attribute(&*self.named(name)?, attribute, &value, is_wanted)
-            }
-            (["v1", "devices", _, "attributes", _], _) => Err(not_allowed("GET, PUT")),
-            (["v1", "devices", name, "reset"], "POST") => {
-                self.write_attribute(&*self.named(name)?, "reset", "1", is_wanted)
-            }
-            (["v1", "devices", _, "reset"], _) => Err(not_allowed("POST")),
-            (["v1", "devices", name, "attachment"], "PUT") => self.record(name, &request.body),
-            (["v1", "devices", _, "attachment"], _) => Err(not_allowed("PUT")),
-            (["v1", "attachments"], "GET") => {
-                Ok(Response::json(200, &json!({ "attachments": self.attached() })))
-            }
-            (["v1", "attachments"], _) => Err(not_allowed("GET")),
-            (["v1", "devices", name, "clients"], "GET") => {
-                let device = self.named(name)?;
-                Ok(self.list_clients(Some(device.name())))
-            }
-            (["v1", "devices", _, "clients"], _) => Err(not_allowed("GET")),
-            (["v1", "clients"], "GET") => Ok(self.list_clients(None)),
-            (["v1", "clients"], _) => Err(not_allowed("GET")),
-            (["v1", "clients", id], "DELETE") => self.kick(id),
-            (["v1", "clients", _], _) => Err(not_allowed("DELETE")),
-            (["v1", "daemon"], "GET") => {
-                let survival = self.registrar.as_ref().map(|registrar| registrar.survival());
-                Ok(Response::json(200, &json!(About { survival, ..self.about.clone() })))
-            }
-            (["v1", "daemon"], _) => Err(not_allowed("GET")),
-            (["v1", "slabinfo"], "GET") => Ok(slabinfo()),
-            (["v1", "slabinfo"], _) => Err(not_allowed("GET")),
-            (["v1", "upgrade"], "POST") => {
-                let NewProgram { program } = body(&request.body, r#"{"program": PATH or null}"#)?;
-                self.registrar()?.upgrade(program.as_deref()).map_err(|error| failure(&error))?;
-                Ok(Response::empty(202))
-            }
-            (["v1", "upgrade"], _) => Err(not_allowed("POST")),
-            (["v1", "leave"], "POST") => {
-                self.registrar()?.leave().map_err(|error| failure(&error))?;
-                Ok(Response::empty(202))
-            }
-            (["v1", "leave"], _) => Err(not_allowed("POST")),
-            (["v1", "recover"], "POST") => {
-                self.registrar()?.recover().map_err(|error| failure(&error))?;
-                let files = self.about.files.as_ref().map(|files| &files.dir);
-                Ok(Response::json(200, &json!({ "files": files })))
-            }
-            (["v1", "recover"], _) => Err(not_allowed("POST")),
-            (["v1", "reload"], "POST") => match reload_tls(self.tls.as_ref()) {
-                Ok(()) => Ok(Response::empty(204)),
-                Err(error) => Err(failure(&error)),
-            },
-            (["v1", "reload"], _) => Err(not_allowed("POST")),
-            (["v1", "shutdown"], "POST") => self.shut_down(&request.body),
-            (["v1", "shutdown"], _) => Err(not_allowed("POST")),
-            _ => Err(refusal(404, "no such path; the control API begins at /v1/devices")),
-        }
+    pub(super) fn daemon(&self) -> Response {
+        let survival = self.registrar.as_ref().map(|registrar| registrar.survival());
+        Response::json(200, &About { survival, ..self.about.clone() })
+    }
+
+    pub(super) fn upgrade(&self, call: &Call<'_>) -> Result<Response, Response> {
+        let NewProgram { program } = call.body(r#"{"program": PATH or null}"#)?;
+        self.registrar()?.upgrade(program.as_deref()).map_err(|error| failure(&error))?;
+        Ok(Response::empty(202))
+    }
+
+    pub(super) fn leave(&self) -> Result<Response, Response> {
+        self.registrar()?.leave().map_err(|error| failure(&error))?;
+        Ok(Response::empty(202))
+    }
+
+    pub(super) fn recover(&self) -> Result<Response, Response> {
+        self.registrar()?.recover().map_err(|error| failure(&error))?;
+        let files = self.about.files.as_ref().map(|files| &files.dir);
+        Ok(Response::json(200, &json!({ "files": files })))
+    }
+
+    pub(super) fn reload(&self) -> Result<Response, Response> {
+        reload_tls(self.tls.as_ref()).map_err(|error| failure(&error))?;
+        Ok(Response::empty(204))
     }
 
     fn registrar(&self) -> Result<&Arc<dyn Registrar>, Response> {
@@ -248,10 +230,14 @@ impl Api {
         self.exports.recorder().map(|recorder| recorder.attached()).unwrap_or_default()
     }
 
+    pub(super) fn attachments(&self) -> Response {
+        Response::json(200, &json!({ "attachments": self.attached() }))
+    }
+
     /// Records that a client has attached a device's file.
-    fn record(&self, name: &str, request: &[u8]) -> Result<Response, Response> {
-        let attachment: LoopAttachment = body(request, r#"{"number": N, "diskseq": N}"#)?;
-        let device = AttachedDevice { name: self.named(name)?.name().to_owned(), attachment };
+    pub(super) fn record(&self, call: &Call<'_>) -> Result<Response, Response> {
+        let attachment: LoopAttachment = call.body(r#"{"number": N, "diskseq": N}"#)?;
+        let device = AttachedDevice { name: call.device(self)?.name().to_owned(), attachment };
         let no_files =
             || refusal(409, "this daemon does not show its devices as files, so none can be attached");
         let recorder = self.exports.recorder().ok_or_else(no_files)?;
@@ -260,9 +246,11 @@ impl Api {
     }
 
     /// Ends the daemon, unless a device is in use.
-    fn shut_down(&self, request: &[u8]) -> Result<Response, Response> {
-        let Shutdown { force } =
-            if request.is_empty() { Shutdown::default() } else { body(request, r#"{"force": BOOL}"#)? };
+    pub(super) fn shut_down(&self, call: &Call<'_>) -> Result<Response, Response> {
+        let Shutdown { force } = match call.request.body.as_slice() {
+            [] => Shutdown::default(),
+            _ => call.body(r#"{"force": BOOL}"#)?,
+        };
         if !force && let Some(why) = self.in_use() {
             return Err(refusal(409, &why));
         }
@@ -296,69 +284,41 @@ impl Api {
         self.exports.devices().iter().find_map(device_users)
     }
 
-    fn named(&self, name: &str) -> Result<Arc<Device>, Response> {
-        self.exports.named(name).map_err(|error| failure(&error))
-    }
-
-    fn list(&self) -> Response {
+    pub(super) fn list(&self) -> Response {
         let devices = self.exports.devices();
-        let devices: Vec<Value> = devices.iter().map(|device| self.summary(device)).collect();
-        Response::json(200, &json!({ "devices": devices }))
+        let devices = devices.iter().map(|device| self.summary(device)).collect();
+        Response::json(200, &DevicesJson { devices })
     }
 
-    fn summary(&self, device: &Device) -> Value {
+    fn summary(&self, device: &Device) -> DeviceJson {
         let uris = (self.uris)(device.name());
-        let stats = StatsJson::from(device.stats());
-        let file = self.about.files.as_ref().map(|files| files.disk(device.name()));
         let state = device.backing_state().filter(|state| *state != BackingState::Ok);
-        let stopped = state.map(|state| state.to_string());
-        json!({
-            "name": device.name(), "uri": uris.first(), "uris": uris, "file": file, "stats": stats,
-            "backing_stopped": stopped
-        })
+        DeviceJson {
+            name: device.name().to_owned(),
+            uri: uris.first().cloned(),
+            uris,
+            file: self.about.files.as_ref().map(|files| files.disk(device.name())),
+            stats: device.stats().into(),
+            backing_stopped: state.map(|state| state.to_string()),
+            attributes: None,
+        }
     }
 
-    fn describe(&self, status: u16, device: &Device) -> Response {
-        let attributes: Map<String, Value> = Device::attributes()
-            .iter()
-            .filter(|attribute| attribute.readable() && !attribute.is_long())
-            // An attribute that cannot be read now (before disksize is set, say) is null.
-            .map(|attribute| (attribute.name.to_owned(), device.get(attribute.name).ok().into()))
-            .collect();
-        let mut description = self.summary(device);
-        description["attributes"] = attributes.into();
-        Response::json(status, &description)
+    fn description(&self, device: &Device) -> DeviceJson {
+        DeviceJson { attributes: Some(attributes(device)), ..self.summary(device) }
     }
 
-    fn add(&self, request: &[u8]) -> Result<Response, Response> {
-        let new: NewDevice = body(
-            request,
+    pub(super) fn describe(&self, call: &Call<'_>) -> Result<Response, Response> {
+        Ok(Response::json(200, &self.description(&*call.device(self)?)))
+    }
+
+    pub(super) fn add(&self, call: &Call<'_>) -> Result<Response, Response> {
+        let new: NewDevice = call.body(
             r#"{"name": TEXT, "attributes": {NAME: TEXT…}, "export": BOOL or null, "read_only": BOOL}"#,
         )?;
         let device = make(&new, self).map_err(|error| failure(&error))?;
         tracing::info!(device = new.name, "device added");
-        Ok(self.describe(201, &device))
-    }
-
-    fn write_attribute(
-        &self,
-        device: &Device,
-        attribute: &str,
-        value: &str,
-        is_wanted: &dyn Fn() -> bool,
-    ) -> Result<Response, Response> {
-        let set = || {
-            self.exports.check_setting(attribute, value)?;
-            device.set_interruptible(attribute, value, is_wanted)
-        };
-        set().map_err(|error| {
-            if error.kind() == ErrorKind::Interrupted {
-                tracing::info!(device = device.name(), attribute, value, %error, "attribute not set");
-            }
-            failure(&error)
-        })?;
-        tracing::info!(device = device.name(), attribute, value, "attribute set");
-        Ok(Response::empty(204))
+        Ok(Response::json(201, &self.description(&device)))
     }
 
     fn remove_device(&self, name: &str) -> uzram::Result<()> {
@@ -367,7 +327,8 @@ impl Api {
         Ok(())
     }
 
-    fn remove(&self, name: &str) -> Result<Response, Response> {
+    pub(super) fn remove(&self, call: &Call<'_>) -> Result<Response, Response> {
+        let name = call.parameter(0);
         self.remove_device(name).map_err(|error| failure(&error))?;
         tracing::info!(device = name, "device removed");
         Ok(Response::empty(204))
@@ -389,14 +350,19 @@ fn in_use_text(name: &str, count: usize, by: &str, way_out: &str) -> String {
 
 impl Api {
     /// Lists all NBD clients, or those of one device.
-    fn list_clients(&self, export: Option<&str>) -> Response {
+    pub(super) fn list_clients(&self, export: Option<&str>) -> Response {
         let mut clients = self.clients.list();
         clients.retain(|client| export.is_none() || client.export.as_deref() == export);
-        let clients: Vec<ClientJson> = clients.into_iter().map(ClientJson::from).collect();
-        Response::json(200, &json!({ "clients": clients }))
+        let clients = clients.into_iter().map(ClientJson::from).collect();
+        Response::json(200, &ClientsJson { clients })
     }
 
-    fn kick(&self, id: &str) -> Result<Response, Response> {
+    pub(super) fn list_clients_of(&self, call: &Call<'_>) -> Result<Response, Response> {
+        Ok(self.list_clients(Some(call.device(self)?.name())))
+    }
+
+    pub(super) fn kick(&self, call: &Call<'_>) -> Result<Response, Response> {
+        let id = call.parameter(0);
         // `parse` would accept a sign.
         let digits = id.bytes().all(|byte| byte.is_ascii_digit());
         let id: u64 = id
@@ -437,40 +403,54 @@ fn make(new: &NewDevice, api: &Api) -> uzram::Result<Arc<Device>> {
 }
 
 /// Returns the slab caches of this process.
-fn slabinfo() -> Response {
-    let caches: Vec<CacheJson> = slab::caches().into_iter().map(CacheJson::from).collect();
-    Response::json(200, &json!({ "caches": caches }))
+pub(super) fn slabinfo() -> Response {
+    Response::json(200, &CachesJson { caches: slab::caches().into_iter().map(CacheJson::from).collect() })
 }
 
-/// Returns the decoded segments of a path that begins with `/`.
-fn segments(path: &str) -> Result<Vec<String>, Response> {
-    let path = path.strip_prefix('/').ok_or_else(|| refusal(400, "the path does not begin with /"))?;
-    path.split('/')
-        .map(|segment| percent::decode(segment).ok_or_else(|| refusal(400, "the path is badly encoded")))
-        .collect()
-}
-
-fn body<'a, T: Deserialize<'a>>(body: &'a [u8], wanted: &str) -> Result<T, Response> {
-    serde_json::from_slice(body).map_err(|error| refusal(400, &format!("the body is not {wanted}: {error}")))
-}
-
-fn read_attribute(device: &Device, attribute: &str) -> Result<Response, Response> {
-    let row = Device::attributes().iter().find(|row| row.name == attribute && row.is_long());
-    if let Some(row) = row {
+pub(super) fn read_attribute(api: &Api, call: &Call<'_>) -> Result<Response, Response> {
+    let (device, name) = (call.device(api)?, call.parameter(1));
+    let long = Device::attributes().iter().find(|row| row.name == name && row.is_long());
+    if let Some(row) = long {
         let text = device.text(row.name).map_err(|error| failure(&error))?;
         return Ok(Response { body: Body::Attribute(row.name, text), ..Response::empty(200) });
     }
-    let value = device.get(attribute).map_err(|error| failure(&error))?;
-    Ok(Response::json(200, &json!({ "name": attribute, "value": value })))
+    let Reading { text, value } = device.reading(name).map_err(|error| failure(&error))?;
+    let value = Some(devices::value(value));
+    Ok(Response::json(200, &AttributeJson { name: name.to_owned(), value, text }))
 }
 
-fn not_allowed(methods: &'static str) -> Response {
-    let text = format!("this path takes only {methods}");
-    Response { allow: Some(methods), ..refusal(405, &text) }
+pub(super) fn write_attribute(api: &Api, call: &Call<'_>) -> Result<Response, Response> {
+    let NewValue { value } = call.body(r#"{"value": TEXT}"#)?;
+    set_attribute(api, call, call.parameter(1), &value)
+}
+
+pub(super) fn reset(api: &Api, call: &Call<'_>) -> Result<Response, Response> {
+    set_attribute(api, call, "reset", "1")
+}
+
+fn set_attribute(api: &Api, call: &Call<'_>, attribute: &str, value: &str) -> Result<Response, Response> {
+    let device = call.device(api)?;
+    let set = || {
+        api.exports.check_setting(attribute, value)?;
+        device.set_interruptible(attribute, value, call.is_wanted)
+    };
+    set().map_err(|error| {
+        if error.kind() == ErrorKind::Interrupted {
+            tracing::info!(device = device.name(), attribute, value, %error, "attribute not set");
+        }
+        let is_value = error.kind() == ErrorKind::Invalid;
+        refused(&error, error.setting().or(is_value.then_some(attribute)))
+    })?;
+    tracing::info!(device = device.name(), attribute, value, "attribute set");
+    Ok(Response::empty(204))
 }
 
 /// Converts an engine error to a response.
 fn failure(error: &Error) -> Response {
+    refused(error, error.setting())
+}
+
+fn refused(error: &Error, setting: Option<&str>) -> Response {
     let status = match error.kind() {
         ErrorKind::Invalid | ErrorKind::OutOfRange => 400,
         ErrorKind::Permission => 403,
@@ -481,5 +461,5 @@ fn failure(error: &Error) -> Response {
         ErrorKind::NoSpace => 507,
         ErrorKind::Corrupt | ErrorKind::Io | _ => 500,
     };
-    Response::error(status, &error.to_string(), error.errno(), error.setting())
+    Response::error(status, &error.to_string(), error.errno(), setting)
 }

@@ -22,13 +22,20 @@ pub struct ClientJson {
     /// The export that it chose, if any.
     pub export: Option<String>,
     /// When it connected, in seconds since 1970.
-    pub since: u64,
+    pub connected_at_s: u64,
     /// The number of requests since it chose its export.
     pub requests: u64,
     /// Bytes of read requests.
     pub read_bytes: u64,
     /// Bytes of write requests.
     pub written_bytes: u64,
+}
+
+/// Connections.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct ClientsJson {
+    /// The connections.
+    pub clients: Vec<ClientJson>,
 }
 
 impl From<Client> for ClientJson {
@@ -45,7 +52,7 @@ impl From<Client> for ClientJson {
             uid,
             export: client.export,
             // A clock before 1970 is not set.
-            since: client.since.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
+            connected_at_s: client.since.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
             requests: client.traffic.requests,
             read_bytes: client.traffic.read_bytes,
             written_bytes: client.traffic.written_bytes,

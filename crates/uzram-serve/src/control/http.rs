@@ -5,6 +5,7 @@
 
 use std::io::{self, ErrorKind, Read, Write};
 
+use serde::Serialize;
 use serde_json::json;
 use uzram::device::AttributeText;
 
@@ -35,7 +36,7 @@ pub struct Response {
     /// The body: JSON.
     pub body: Body,
     /// For 405: the methods that this path accepts.
-    pub allow: Option<&'static str>,
+    pub allow: Option<String>,
     /// How the daemon ends once this is sent, if it does.
     pub shutdown: Option<Ending>,
 }
@@ -44,7 +45,7 @@ pub struct Response {
 pub enum Body {
     /// JSON text, or empty. Sent as a whole.
     Text(String),
-    /// `{"name", "value"}` of an attribute. The value is generated while it is sent, without a `Content-Length`;
+    /// `{"name", "text"}` of an attribute. The text is generated while it is sent, without a `Content-Length`;
     /// the connection ends with it.
     Attribute(&'static str, AttributeText),
 }
@@ -65,9 +66,10 @@ impl Response {
     }
 
     /// Creates a response with a JSON body.
-    pub fn json(status: u16, body: &serde_json::Value) -> Self {
-        // The newline is for curl in a terminal.
-        Response { body: Body::Text(format!("{body}\n")), ..Response::empty(status) }
+    pub fn json(status: u16, body: &impl Serialize) -> Self {
+        // Fails for no value of this API: its maps have strings as keys. The newline is for curl in a terminal.
+        let text = serde_json::to_string(body).unwrap_or_default() + "\n";
+        Response { body: Body::Text(text), ..Response::empty(status) }
     }
 
     /// Creates the response for a failure.
@@ -108,7 +110,7 @@ impl Response {
 /// Sends an attribute's text without its last newline, as [`Response::json`] would.
 fn send_attribute_text(name: &str, mut value: AttributeText, output: &mut impl Write) -> io::Result<()> {
     let (mut piece, mut offset, mut ends_line) = (vec![0; PIECE_BYTES], 0, false);
-    let mut text = format!("{{\"name\":{},\"value\":\"", json!(name));
+    let mut text = format!("{{\"name\":{},\"text\":\"", json!(name));
     while let len @ 1.. = value.read_at(offset, &mut piece) {
         offset += len as u64;
         // The newline before this piece belongs to the text.

@@ -4,24 +4,7 @@
 //! [`uzram::device`] decides what an attribute means, when it may be written and which errno it returns;
 //! the daemon's [`Admission`] decides whether there is room for one more device.
 //!
-//! | request | response |
-//! |---|---|
-//! | `GET /v1/devices` | `{"devices": [{"name", "uri", "uris", "file": PATH or null, "stats", "backing_stopped": WHY or null}…]}` |
-//! | `POST /v1/devices` with `{"name": TEXT, "attributes": {NAME: TEXT…}, "export": BOOL or null, "read_only": BOOL}` | 201 and the new device, as below |
-//! | `GET /v1/devices/NAME` | `{"name", "uri", "uris", "file", "attributes": {NAME: TEXT or null…}, "stats", "backing_stopped"}` |
-//! | `DELETE /v1/devices/NAME` | 204; 409 while it is in use |
-//! | `GET /v1/devices/NAME/attributes/ATTR` | `{"name", "value"}` |
-//! | `PUT /v1/devices/NAME/attributes/ATTR` with `{"value": TEXT}` | 204 |
-//! | `POST /v1/devices/NAME/reset` | 204 |
-//! | `PUT /v1/devices/NAME/attachment` with `{"number", "diskseq"}` | 204; records an attached device |
-//! | `GET /v1/attachments` | `{"attachments": [{"name", "attachment": {"number", "diskseq"}}…]}` |
-//! | `GET /v1/devices/NAME/clients` | the NBD clients of one device, as below |
-//! | `GET /v1/clients` | `{"clients": [{"id", "listener", "peer", "pid", "uid", "export": TEXT or null, "since", "requests", "read_bytes", "written_bytes"}…]}` |
-//! | `DELETE /v1/clients/ID` | 204 once the connection has ended; 202 if it ends only when the device has finished a request |
-//! | `GET /v1/daemon` | `{"pid", "files": {"dir", "device": [MAJOR, MINOR], "threads", "cpu_latency": TEXT} or null, "ends_with_swap", "protection": [{"what", "refused": TEXT or null}…], "survival": {"holder_pid", "worker_pid", "standby_pid": N or null, "standby_ready", "take_overs", "last_outage_ms": N or null, "gave_up": TEXT or null} or null}` |
-//! | `GET /v1/slabinfo` | `{"caches": [{"name", "policy", "active_objs", …, "stats": {COUNTER: {"total", "cpus": {CPU: N…}}…}}…]}` |
-//! | `POST /v1/reload` | 204 when the TLS files have been reloaded; 409 without TLS |
-//! | `POST /v1/shutdown` with nothing or `{"force": BOOL}` | 202, and the daemon ends; 409 while a device is in use |
+//! [`routes`] is the table of requests; docs/control.md describes each, with its response.
 //!
 //! `GET /v1/devices/NAME` omits attributes whose text grows with the disk. Such a text is generated while it is sent,
 //! and ends with the connection, without a `Content-Length`; if the device is reset meanwhile, it ends there.
@@ -41,8 +24,10 @@
 pub mod about;
 pub mod api;
 pub mod clients;
+pub mod devices;
 pub mod http;
 pub mod percent;
+pub mod routes;
 mod server;
 pub mod slabinfo;
 pub mod stats;
@@ -51,10 +36,11 @@ use std::io::{self, Read, Write};
 
 pub use about::{About, FilesJson, MeasureJson, SurvivalJson};
 pub use api::{Admission, Api, Registrar, Uris};
-pub use clients::ClientJson;
+pub use clients::{ClientJson, ClientsJson};
+pub use devices::{AttributeJson, DeviceJson, DevicesJson};
 pub use http::Ending;
 pub use server::{Limits, Server};
-pub use slabinfo::{CacheJson, CounterJson};
+pub use slabinfo::{CacheJson, CachesJson, CounterJson};
 pub use stats::StatsJson;
 
 /// How an [`exchange`] ended.

@@ -24,6 +24,13 @@ impl CounterJson {
     }
 }
 
+/// The caches of a process.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct CachesJson {
+    /// The caches.
+    pub caches: Vec<CacheJson>,
+}
+
 macro_rules! mirror {
     ($($field:ident: $type:ty),* $(,)?) => {
         /// The fields of [`CacheInfo`], with the same names, units and meanings, and its counters by name.
@@ -50,7 +57,7 @@ mirror! {
     policy: String,
     active_objs: u64,
     num_objs: u64,
-    objsize: u32,
+    objsize_bytes: u32,
     objperslab: u32,
     pagesperslab: u32,
     cpu_partial_objs: u32,
@@ -78,7 +85,7 @@ mod tests {
             policy: "sheaves",
             active_objs: 1,
             num_objs: 2,
-            objsize: 3,
+            objsize_bytes: 3,
             objperslab: 4,
             pagesperslab: 5,
             cpu_partial_objs: 6,

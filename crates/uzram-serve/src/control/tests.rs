@@ -16,7 +16,7 @@ use uzram::random::Random;
 use uzram::slab::{Cache, CacheConfig, Policy, Sheaves, Stat};
 
 use super::http::{MAX_BODY_BYTES, MAX_HEAD_BYTES};
-use super::{About, Api, CacheJson, Ending, Limits, Server, exchange};
+use super::{About, Api, CacheJson, Ending, Limits, Server, exchange, routes};
 use crate::{Exports, nbd};
 
 fn api() -> Api {
@@ -93,7 +93,7 @@ fn devices_are_listed_and_described() {
 
     let device = ask(&api, &request("GET", "/v1/devices/zram0?verbose", ""));
     assert_eq!(device.status, 200);
-    assert_eq!(device.json["attributes"]["disksize"], "1048576");
+    assert_eq!(device.json["attributes"]["disksize"], 1 << 20);
     assert_eq!(device.json["uri"], "nbd+unix:///zram0?socket=/run/nbd.sock");
     for attribute in Device::attributes() {
         let shown = device.json["attributes"].get(attribute.name).is_some();
@@ -112,12 +112,12 @@ fn attributes_are_read_and_written() {
     for at_most_bytes in [1, 7, 4096] {
         let answer = ask_slowly(&api, &get, at_most_bytes);
         assert_eq!((answer.status, &answer.json["name"]), (200, &"mem_limit".into()));
-        assert_eq!(answer.json["value"], "67108864");
+        assert_eq!((&answer.json["value"], &answer.json["text"]), (&(64 << 20).into(), &"67108864".into()));
     }
     let reset = ask(&api, &request("POST", "/v1/devices/zram0/reset", ""));
     assert_eq!(reset.status, 204);
     let size = ask(&api, &request("GET", "/v1/devices/zram0/attributes/disksize", ""));
-    assert_eq!(size.json["value"], "0");
+    assert_eq!(size.json["value"], 0);
 }
 
 #[test]
@@ -129,8 +129,8 @@ fn devices_are_added_and_removed() {
     let added = ask(&api, &request("POST", "/v1/devices", new));
     assert_eq!((added.status, &added.json["name"]), (201, &"a.b".into()));
     assert_eq!(added.json["uris"][1], "nbd://[::1]/a.b");
-    assert_eq!(added.json["attributes"]["disksize"], "65536");
-    assert_eq!(added.json["attributes"]["mem_limit"], "1048576");
+    assert_eq!(added.json["attributes"]["disksize"], 65536);
+    assert_eq!(added.json["attributes"]["mem_limit"], 1 << 20);
     for (body, status) in [
         (new, 409),
         (r#"{"name": "c", "attributes": {"disksize": "0"}}"#, 400),
@@ -265,7 +265,7 @@ fn slab_caches_are_listed_while_they_live() {
     let all = caches(&api);
     let one = all.iter().find(|cache| cache.name == name).unwrap();
     assert_eq!((one.active_objs, one.policy.as_str()), (3, Sheaves::NAME));
-    assert!(one.num_objs >= 3 && one.num_slabs >= 1 && one.objsize >= 64, "{one:?}");
+    assert!(one.num_objs >= 3 && one.num_slabs >= 1 && one.objsize_bytes >= 64, "{one:?}");
     assert!(one.stats.keys().eq(Stat::ALL.map(Stat::name).iter().collect::<BTreeSet<_>>()));
     drop(cache);
     assert!(!caches(&api).iter().any(|cache| cache.name == name));
@@ -368,7 +368,7 @@ fn garbage_gets_an_answer_and_changes_nothing() {
     }
     // disksize is set already, so none of the mutations could have changed it.
     let size = ask(&api, &request("GET", "/v1/devices/zram0/attributes/disksize", ""));
-    assert_eq!(size.json["value"], "1048576", "seed {seed}");
+    assert_eq!(size.json["value"], 1 << 20, "seed {seed}");
 }
 
 /// A server of `api()` in its own directory, and the receiver of its shutdown calls.
@@ -522,4 +522,90 @@ fn clients_are_listed_and_kicked() {
     assert!(list("/v1/clients").is_empty());
     drop(server);
     assert_eq!(ask(&api, &request("DELETE", &format!("/v1/clients/{id}"), "")).status, 404);
+}
+
+/// The page that documents the API.
+const PAGE: &str = include_str!("../../../../docs/control.md");
+
+/// Returns the routes of the page, each with its first line and its examples: what the block's first line says, and JSON.
+fn documented() -> Vec<(String, String, Vec<(String, Value)>)> {
+    let (_, section) = PAGE.split_once("\n## The control API\n").unwrap();
+    let section = section.split("\n## ").next().unwrap();
+    let routes = section.split("\n### `").skip(1).map(|text| {
+        let (route, text) = text.split_once("`\n\n").unwrap();
+        let blocks = text.split("```json").skip(1).map(|block| {
+            let (kind, json) = block.split_once('\n').unwrap();
+            let json = json.split("```").next().unwrap();
+            (
+                kind.trim().to_owned(),
+                serde_json::from_str(json).unwrap_or_else(|why| panic!("{route}: {why}: {json}")),
+            )
+        });
+        (route.to_owned(), text.lines().next().unwrap().to_owned(), blocks.collect())
+    });
+    routes.collect()
+}
+
+#[test]
+fn the_page_documents_the_table() {
+    let pages: Vec<_> = documented().into_iter().map(|(route, ..)| route).collect();
+    let table: Vec<_> =
+        routes::ROUTES.iter().map(|route| format!("{} {}", route.method, route.path)).collect();
+    let missing: Vec<_> = table.iter().filter(|route| !pages.contains(route)).collect();
+    let unknown: Vec<_> = pages.iter().filter(|route| !table.contains(route)).collect();
+    assert!(
+        missing.is_empty() && unknown.is_empty(),
+        "not documented: {missing:?}; not in the table: {unknown:?}"
+    );
+    for (route, (_, line, _)) in routes::ROUTES.iter().zip(documented()) {
+        assert!(line.starts_with(route.about), "{} {}: {line}", route.method, route.path);
+    }
+    let listed = ask(&api(), &request("GET", "/v1", ""));
+    assert_eq!(listed.json["routes"].as_array().unwrap().len(), table.len());
+    assert_eq!(listed.json["routes"][1]["path"], "/v1/devices");
+}
+
+/// Checks that `real` has all the names of `example`, with values of the same type where both have one.
+fn check_example(route: &str, example: &Value, real: &Value) {
+    match (example, real) {
+        (Value::Object(fields), Value::Object(real)) => fields.iter().for_each(|(name, field)| {
+            let real = real
+                .get(name)
+                .unwrap_or_else(|| panic!("{route}: {name} is documented, but missing in {real:?}"));
+            check_example(route, field, real);
+        }),
+        (Value::Array(values), Value::Array(real)) => {
+            values.iter().zip(real).for_each(|(value, real)| check_example(route, value, real));
+        }
+        (Value::Null, _) | (_, Value::Null) => {}
+        _ => {
+            let same = std::mem::discriminant(example) == std::mem::discriminant(real);
+            assert!(same, "{route}: {example} is documented, but it is {real}");
+        }
+    }
+}
+
+#[test]
+fn the_examples_of_the_page_are_right() {
+    let api = api();
+    let mut compared = 0;
+    for (route, _, blocks) in documented() {
+        let (method, path) = route.split_once(' ').unwrap();
+        let attribute = blocks.first().and_then(|(_, json)| json["name"].as_str()).unwrap_or("mem_limit");
+        let path = path.replace("{name}", "zram0").replace("{attribute}", attribute).replace("{id}", "1");
+        for (kind, example) in &blocks {
+            let answer = match kind.as_str() {
+                "request" => ask(&api, &request(method, &path, &example.to_string())),
+                _ if method == "GET" => ask(&api, &request(method, &path, "")),
+                _ => continue,
+            };
+            // What the request takes is not there in this test, but the request is understood.
+            assert!(![400, 404, 405].contains(&answer.status), "{route}: {}", answer.json);
+            if kind.is_empty() {
+                check_example(&route, example, &answer.json);
+            }
+            compared += 1;
+        }
+    }
+    assert!(compared > 10, "{compared}");
 }

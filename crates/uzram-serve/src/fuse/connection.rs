@@ -114,7 +114,9 @@ pub struct ConnectionRecord {
     /// The directory was created for this mount.
     is_made: bool,
     options: MountOptions,
-    cpu_latency: String,
+    /// Why the kernel refuses the limit on CPU wake-up latency, if it does.
+    #[serde(default)]
+    cpu_latency_refused: Option<String>,
     /// What was negotiated with the kernel, `FUSE_INIT`.
     flags: u64,
     /// There is a descriptor of where requests arrive.
@@ -215,10 +217,17 @@ impl Connection {
         });
         match initialised {
             Ok((flags, channels)) => {
-                let cpu_latency = cpu_latency::describe(options.cpu_latency);
+                let cpu_latency_refused = cpu_latency::refused(options.cpu_latency);
                 let keeps_requests = false;
-                let facts =
-                    ConnectionRecord { dir, identity, is_made, options, cpu_latency, flags, keeps_requests };
+                let facts = ConnectionRecord {
+                    dir,
+                    identity,
+                    is_made,
+                    options,
+                    cpu_latency_refused,
+                    flags,
+                    keeps_requests,
+                };
                 Ok(Connection { facts, point, device, channels, received: None, is_aborted: false })
             }
             Err(error) => {
@@ -367,9 +376,9 @@ impl Connection {
         self.facts.options.threads
     }
 
-    /// Returns the limit on CPU wake-up latency as text; `none` with the reason, if the kernel refused one.
-    pub fn cpu_latency(&self) -> &str {
-        &self.facts.cpu_latency
+    /// Returns the limit on CPU wake-up latency, and why the kernel refuses it, if it does.
+    pub fn cpu_latency(&self) -> (CpuLatencyLimit, Option<&str>) {
+        (self.facts.options.cpu_latency, self.facts.cpu_latency_refused.as_deref())
     }
 
     /// Returns the options, each in its range.
@@ -482,7 +491,7 @@ mod tests {
             identity: MountIdentity { id: 1, device: (0, 1), unique_id: None },
             is_made: false,
             options: MountOptions { threads: 2, ..MountOptions::default() },
-            cpu_latency: "none".to_owned(),
+            cpu_latency_refused: None,
             flags: FUSE_HAS_RESEND,
             keeps_requests: false,
         };

@@ -39,6 +39,11 @@ pub struct CpuLatencyLimit(Option<i32>);
 impl CpuLatencyLimit {
     /// No limit.
     pub const NONE: Self = CpuLatencyLimit(None);
+
+    /// Returns the limit in microseconds, if there is one.
+    pub const fn us(self) -> Option<i32> {
+        self.0
+    }
 }
 
 impl Default for CpuLatencyLimit {
@@ -71,12 +76,10 @@ impl fmt::Display for CpuLatencyLimit {
     }
 }
 
-/// Returns a limit as text; `none` with the reason, if the kernel would refuse it.
-pub(super) fn describe(limit: CpuLatencyLimit) -> String {
-    match limit.0.map(|_| open(Path::new(DEVICE))) {
-        Some(Err(error)) => format!("{}: {DEVICE}: {error}", CpuLatencyLimit::NONE),
-        _ => limit.to_string(),
-    }
+/// Returns why the kernel would refuse a limit, if it would.
+pub(super) fn refused(limit: CpuLatencyLimit) -> Option<String> {
+    let error = limit.0.and_then(|_| open(Path::new(DEVICE)).err())?;
+    Some(format!("{DEVICE}: {error}"))
 }
 
 fn open(device: &Path) -> io::Result<File> {

@@ -173,8 +173,8 @@ impl Mount {
         self.connection.threads()
     }
 
-    /// Returns the limit on CPU wake-up latency as text; `none` with the reason, if the kernel refused one.
-    pub fn cpu_latency(&self) -> &str {
+    /// Returns the limit on CPU wake-up latency, and why the kernel refuses it, if it does.
+    pub fn cpu_latency(&self) -> (CpuLatencyLimit, Option<&str>) {
         self.connection.cpu_latency()
     }
 

@@ -18,9 +18,11 @@ mod backing;
 mod cold;
 mod policy;
 mod pool;
+mod reading;
 mod table;
 mod text;
 
+pub use reading::{Reading, Value};
 pub(super) use table::TABLE;
 pub use text::AttributeText;
 
@@ -36,7 +38,7 @@ pub struct Attribute {
     pub name: &'static str,
     /// A description that also says when it may be written.
     pub help: &'static str,
-    get: Option<fn(&Device) -> String>,
+    get: Option<fn(&Device) -> Reading>,
     set: Set,
 }
 
@@ -89,7 +91,7 @@ impl Attribute {
         self.name == BLOCK_STATE
     }
 
-    pub(super) fn get(&self, device: &Device) -> Result<String> {
+    pub(super) fn get(&self, device: &Device) -> Result<Reading> {
         let denied =
             || Error::new(ErrorKind::Permission, format!("attribute '{}' can only be written", self.name));
         self.get.map(|get| get(device)).ok_or_else(denied)
@@ -170,28 +172,56 @@ fn reset_mem_used_max(device: &Device, (): ()) -> Result<()> {
     Ok(())
 }
 
-fn mm_stat(stats: &DeviceStats) -> String {
-    format!(
-        "{:8} {:8} {:8} {:8} {:8} {:8} {:8} {:8} {:8}",
-        stats.orig_data_bytes,
-        stats.compr_data_bytes,
-        stats.mem_used_bytes,
-        stats.mem_limit_bytes,
-        stats.mem_used_max_bytes,
-        stats.same_pages,
-        stats.pages_compacted,
-        stats.huge_pages,
-        stats.huge_pages_since
-    )
+fn mm_stat(stats: &DeviceStats) -> Reading {
+    Reading::columns(&[
+        ("orig_data_bytes", stats.orig_data_bytes),
+        ("compr_data_bytes", stats.compr_data_bytes),
+        ("mem_used_bytes", stats.mem_used_bytes),
+        ("mem_limit_bytes", stats.mem_limit_bytes),
+        ("mem_used_max_bytes", stats.mem_used_max_bytes),
+        ("same_pages", stats.same_pages),
+        ("pages_compacted", stats.pages_compacted),
+        ("huge_pages", stats.huge_pages),
+        ("huge_pages_since", stats.huge_pages_since),
+    ])
 }
 
-fn io_stat(stats: &DeviceStats) -> String {
-    format!("{:8} {:8} {} {:8}", stats.failed_reads, stats.failed_writes, 0, stats.notify_free)
+fn io_stat(stats: &DeviceStats) -> Reading {
+    let DeviceStats { failed_reads, failed_writes, notify_free, .. } = *stats;
+    Reading {
+        text: format!("{failed_reads:8} {failed_writes:8} {} {notify_free:8}", 0),
+        value: Value::counts(&[
+            ("failed_reads", failed_reads),
+            ("failed_writes", failed_writes),
+            ("invalid_io", 0),
+            ("notify_free", notify_free),
+        ]),
+    }
 }
 
-fn progress(device: &Device) -> String {
-    let line = |task: TaskProgress| format!("{} {} {}", task.name, task.progress.done(), task.progress.all());
-    device.tasks().into_iter().map(line).collect::<Vec<_>>().join("\n")
+/// The kernel's counts of writes that waited for a stream, and of failed opens after `remove`, do not exist here.
+fn debug_stat(_: &Device) -> Reading {
+    Reading {
+        text: format!("version: 1\n{:8} {:8}", 0, 0),
+        value: Value::counts(&[("version", 1), ("writestall", 0), ("miss_free", 0)]),
+    }
+}
+
+fn progress(device: &Device) -> Reading {
+    let line =
+        |task: &TaskProgress| format!("{} {} {}", task.name, task.progress.done(), task.progress.all());
+    let fields = |task: &TaskProgress| {
+        let name = ("name", Value::Text(task.name.to_owned()));
+        let counts = [("done", task.progress.done()), ("all", task.progress.all())];
+        Value::Fields(
+            [name].into_iter().chain(counts.map(|(name, count)| (name, Value::Number(count)))).collect(),
+        )
+    };
+    let tasks = device.tasks();
+    Reading {
+        text: tasks.iter().map(line).collect::<Vec<_>>().join("\n"),
+        value: Value::List(tasks.iter().map(fields).collect()),
+    }
 }
 
 /// Returns the words of a value, each split as `name=value`.
@@ -224,11 +254,4 @@ fn switch(name: &str, value: &str) -> Result<bool> {
         "1" => Ok(true),
         _ => Err(Error::invalid(format!("'{value}' is no {name}: write 0 or 1"))),
     }
-}
-
-/// Formats counts, one a line.
-fn lines(counts: &[(&str, u64)]) -> String {
-    let width = counts.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
-    let lines: Vec<_> = counts.iter().map(|(name, count)| format!("{name:width$} {count}")).collect();
-    lines.join("\n")
 }

@@ -27,7 +27,7 @@ pub use crate::store::{
     AttachProgress, Attached, BackingState, DEFAULT_CHAIN_SIZE, DEFAULT_COMPACT_RATE_BYTES,
     DEFAULT_COMPACT_THRESHOLD_PERCENT, DEFAULT_RUN_CACHE_BATCH_PAGES, KeptMemory, PageState, StandBy, Wait,
 };
-pub use attr::{Attribute, AttributeText};
+pub use attr::{Attribute, AttributeText, Reading, Value};
 pub use backing::{Elsewhere, HowToOpen, KeptPart, NamedBacking, Opener, set_opener};
 pub use builder::DeviceBuilder;
 pub use io::{Extent, OpenDevice};
@@ -260,6 +260,14 @@ impl Device {
     /// # Errors
     /// `NotFound`; `Permission` for a write-only attribute.
     pub fn get(&self, name: &str) -> Result<String> {
+        self.reading(name).map(|reading| reading.text)
+    }
+
+    /// Reads an attribute, as text and as a value.
+    ///
+    /// # Errors
+    /// As [`Device::get`].
+    pub fn reading(&self, name: &str) -> Result<Reading> {
         attr::find(name)?.get(self)
     }
 

@@ -297,7 +297,7 @@ impl<P: Policy> Described for Inner<P> {
             policy: P::NAME,
             active_objs: in_use.saturating_sub(kept),
             num_objs: num_slabs * u64::from(layout.objects),
-            objsize: layout.stride_bytes as u32,
+            objsize_bytes: layout.stride_bytes as u32,
             objperslab: layout.objects.into(),
             pagesperslab: layout.pages as u32,
             cpu_partial_objs: core.options.cpu_partial_objects as u32,

@@ -76,7 +76,7 @@ pub struct CacheInfo {
     /// Objects of all slabs, used or free.
     pub num_objs: u64,
     /// Bytes from one object to the next.
-    pub objsize: u32,
+    pub objsize_bytes: u32,
     /// Objects of a slab.
     pub objperslab: u32,
     /// Pages of a slab.

@@ -81,10 +81,7 @@ fn read_request(stream: &mut UnixStream) -> String {
 }
 
 fn line(failure: Failure) -> String {
-    match failure {
-        Failure::Line(line) => line,
-        other => panic!("{other:?}"),
-    }
+    failure.into_line()
 }
 
 #[test]

@@ -12,7 +12,7 @@ fn parsed(text: &str) -> Result<ConfigFile> {
 
 fn complaint(text: &str) -> String {
     match parsed(text) {
-        Err(Failure::Usage(line) | Failure::Line(line)) => line,
+        Err(failure) => failure.into_line(),
         other => panic!("{text}: {other:?}"),
     }
 }
@@ -376,7 +376,8 @@ fn a_file_that_makes_no_sense_says_where_and_why() {
 fn a_file_is_read_for_this_machine() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("uzram.toml");
-    let Err(Failure::Line(line)) = read(&path) else { panic!() };
+    let Err(failure) = read(&path) else { panic!() };
+    let line = failure.into_line();
     assert!(line.starts_with(&format!("{}: No such file", path.display())), "{line}");
     std::fs::write(&path, "[zram0]\nsize = 'ram'\n[zram0.attributes]\nchecksum = true\n").unwrap();
     let ram: u64 = value(&read(&path).unwrap().devices[0], "disksize").unwrap().parse().unwrap();

@@ -30,7 +30,7 @@ use crate::daemon::held::Held;
 use crate::daemon::notify;
 use crate::daemon::survive::fd_store::{self, FdStore};
 use crate::daemon::survive::kept::{Kept, put};
-use crate::daemon::survive::link::{Answer, End, KeptDevice, Link, Order, Refusal, Request, Served};
+use crate::daemon::survive::link::{Answer, End, KeptDevice, Link, Order, Request, Served};
 use crate::daemon::survive::lives::Number as Shared;
 use crate::failure::{Context, Failure, Result};
 use crate::system::interrupts::{ENDING_SIGNALS, SignalFd, is_ignored};
@@ -366,17 +366,11 @@ impl Holder {
                 }
                 Err(why) => Then::Answer(Err(why)),
             },
-            Request::Ended(Err(Refusal::Line(why) | Refusal::Usage(why)))
-                if !is_worker && self.is_served() =>
-            {
-                tracing::error!("no stand-by: {why}");
+            Request::Ended(Err(failure)) if !is_worker && self.is_served() => {
+                tracing::error!("no stand-by: {}", failure.message());
                 Then::Answer(Ok(()))
             }
-            Request::Ended(Ok(status)) => Then::End(Ok(self.command_status.unwrap_or(status))),
-            Request::Ended(Err(refusal)) => Then::End(Err(match refusal {
-                Refusal::Line(line) => Failure::Line(line),
-                Refusal::Usage(line) => Failure::Usage(line),
-            })),
+            Request::Ended(ended) => Then::End(ended.map(|status| self.command_status.unwrap_or(status))),
         }
     }
 
@@ -421,11 +415,10 @@ impl Holder {
         if let Some(command) = command {
             match exec::spawn(&command, &address) {
                 Ok(running) => self.command = Some(running),
-                Err(Failure::Line(line) | Failure::Usage(line)) => {
-                    tracing::error!("{line}");
+                Err(failure) => {
+                    tracing::error!("{}", failure.into_line());
                     self.command_status = Some(1);
                 }
-                Err(Failure::ReaderLeft) => {}
             }
         }
         // What the process before was told, it may not have done.

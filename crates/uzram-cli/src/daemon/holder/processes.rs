@@ -12,7 +12,7 @@ use crate::daemon::exec;
 use crate::daemon::held::Held;
 use crate::daemon::standby;
 use crate::daemon::survive::home::Home;
-use crate::daemon::survive::link::{Answer, Link, Order, Refusal, Request};
+use crate::daemon::survive::link::{Answer, Link, Order, Request};
 use crate::daemon::survive::lives::{Number as Shared, take_cpus};
 use crate::daemon::worker::{self, Start};
 use crate::failure::{Context, Failure, Result};
@@ -42,11 +42,10 @@ impl Holder {
                 }
                 self.standby = Some(process);
             }
-            Err(Failure::Line(error) | Failure::Usage(error)) => {
-                tracing::error!("no stand-by: {error}");
+            Err(failure) => {
+                tracing::error!("no stand-by: {}", failure.into_line());
                 self.standby_after = Some(Instant::now() + LIVES_AT_LEAST);
             }
-            Err(Failure::ReaderLeft) => {}
         }
     }
 
@@ -63,7 +62,7 @@ impl Holder {
                 let error = io::Error::last_os_error();
                 drop(attendant);
                 self.dead.extend(attendant_pid);
-                Err(Failure::Line(format!("{}: {error}", cannot())))
+                Err(Failure::line(format!("{}: {error}", cannot())))
             }
             0 => {
                 // The holder's ends: the other process would not see them close with the holder.
@@ -72,7 +71,7 @@ impl Holder {
                 std::process::exit(i32::from(outcome))
             }
             pid => {
-                let pid = Pid::from_raw(pid).ok_or_else(|| Failure::Line(cannot()))?;
+                let pid = Pid::from_raw(pid).ok_or_else(|| Failure::line(cannot()))?;
                 Ok(Process {
                     pid,
                     requests,
@@ -105,14 +104,8 @@ impl Holder {
                 standby::run(&mut held, &home, &orders, attendant, std::mem::take(&mut self.devices))
             }
         };
-        let ended = match outcome {
-            Ok(status) => Ok(status),
-            Err(Failure::Line(line)) => Err(Refusal::Line(line)),
-            Err(Failure::Usage(line)) => Err(Refusal::Usage(line)),
-            Err(Failure::ReaderLeft) => Ok(0),
-        };
-        let status = ended.as_ref().map_or(1, |status| *status);
-        let _ = home.ask(&Request::Ended(ended), &[]);
+        let status = *outcome.as_ref().unwrap_or(&1);
+        let _ = home.ask(&Request::Ended(outcome), &[]);
         // The holder's: sockets, mount and lock end with it.
         std::mem::forget(held);
         status
@@ -190,7 +183,7 @@ impl Holder {
         if self.held()?.lives.get(Shared::Started) == 0 && self.starts >= MAX_STARTS {
             let pid = worker.pid;
             self.finish(pid);
-            return Err(Failure::Line(format!(
+            return Err(Failure::line(format!(
                 "the process that serves died {MAX_STARTS} times at the start"
             )));
         }

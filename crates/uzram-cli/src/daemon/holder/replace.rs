@@ -190,7 +190,7 @@ impl Holder {
             let Some(ProcessState { pid, links, attendant }) = process else { return Ok(None) };
             let [requests, orders] = links.map(|number| take(number).map(Link::from_fd));
             Ok(Some(Process {
-                pid: Pid::from_raw(pid).ok_or_else(|| Failure::Line(what()))?,
+                pid: Pid::from_raw(pid).ok_or_else(|| Failure::line(what()))?,
                 requests: requests?,
                 orders: orders?,
                 attendant: attendant.and_then(Pid::from_raw),

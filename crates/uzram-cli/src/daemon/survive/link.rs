@@ -69,7 +69,7 @@ pub enum Request {
     /// A control client asks for another program: the one at this path, or at that of the running one.
     Upgrade(Option<PathBuf>),
     /// The process has let go of everything and ends, with this exit status, or could not start.
-    Ended(std::result::Result<u8, Refusal>),
+    Ended(crate::failure::Result<u8>),
 }
 
 /// What the process that serves tells the holder.
@@ -79,15 +79,6 @@ pub struct Served {
     pub status: String,
     /// The environment of the command of `--exec`.
     pub address: crate::daemon::exec::Address,
-}
-
-/// Why a daemon did not start.
-#[derive(Debug, Serialize, Deserialize)]
-pub enum Refusal {
-    /// A failure.
-    Line(String),
-    /// An invalid command line or configuration.
-    Usage(String),
 }
 
 /// The holder's answer to a request: done, or why not.

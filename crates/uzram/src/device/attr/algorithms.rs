@@ -5,7 +5,7 @@ use crate::codec::{Algorithm, Dictionary, Kind};
 use crate::store::MAX_RECOMPRESSION;
 
 use super::super::{Device, Params};
-use super::{number_within, put, words};
+use super::{Reading, Value, number_within, put, words};
 
 /// Lists all algorithms, with the one in use in brackets.
 fn choices(current: &Algorithm) -> String {
@@ -13,17 +13,22 @@ fn choices(current: &Algorithm) -> String {
     Kind::ALL.map(show).join(" ")
 }
 
-pub(super) fn comp_algorithm(device: &Device) -> String {
-    choices(&device.state.lock().params.store.algorithm)
+pub(super) fn comp_algorithm(device: &Device) -> Reading {
+    choices(&device.state.lock().params.store.algorithm).into()
 }
 
 /// Returns a line for each priority that has an algorithm.
-pub(super) fn recomp_algorithm(device: &Device) -> String {
+pub(super) fn recomp_algorithm(device: &Device) -> Reading {
     let algorithms = device.state.lock().params.store.recompression.clone();
-    let line = |(at, algorithm): (usize, &Option<Algorithm>)| {
-        algorithm.as_ref().map(|algorithm| format!("#{}: {}", at + 1, choices(algorithm)))
+    let shown: Vec<_> = (1..)
+        .zip(&algorithms)
+        .filter_map(|(priority, algorithm)| Some((priority, choices(algorithm.as_ref()?))))
+        .collect();
+    let lines: Vec<_> = shown.iter().map(|(priority, choices)| format!("#{priority}: {choices}")).collect();
+    let fields = |(priority, choices)| {
+        Value::Fields(vec![("priority", Value::Number(priority)), ("algorithm", Value::Text(choices))])
     };
-    algorithms.iter().enumerate().filter_map(line).collect::<Vec<_>>().join("\n")
+    Reading { text: lines.join("\n"), value: Value::List(shown.into_iter().map(fields).collect()) }
 }
 
 /// Parses an algorithm, by `parse`, or `none`, and its priority.

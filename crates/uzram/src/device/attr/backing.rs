@@ -12,10 +12,10 @@ use super::super::backing::check_encrypts;
 use super::super::task::Task;
 use super::super::{Device, HowToOpen, NamedBacking, State};
 use super::cold::page_type;
-use super::{lines, switch, words};
+use super::{Reading, Value, switch, words};
 
-pub(super) fn backing_dev(device: &Device) -> String {
-    device.backing().map_or_else(|| "none".to_owned(), |backing| backing.name().to_owned())
+pub(super) fn backing_dev(device: &Device) -> Reading {
+    device.backing().map_or_else(|| "none".to_owned(), |backing| backing.name().to_owned()).into()
 }
 
 pub(super) fn is_encrypted(device: &Device) -> bool {
@@ -174,14 +174,14 @@ pub(super) fn set_writeback_batch_size(device: &Device, writes: u64) -> Result<(
     Ok(())
 }
 
-pub(super) fn bd_stat(device: &Device) -> String {
+pub(super) fn bd_stat(device: &Device) -> Reading {
     let stats = device.backing_stats();
     let [count, reads, writes] =
         [stats.held_bytes, stats.read_bytes, stats.written_bytes].map(bytes_to_pages);
-    format!("{count:8} {reads:8} {writes:8}")
+    Reading::columns(&[("bd_count_pages", count), ("bd_reads_pages", reads), ("bd_writes_pages", writes)])
 }
 
-pub(super) fn backing(device: &Device) -> String {
+pub(super) fn backing(device: &Device) -> Reading {
     let BackingStats {
         pages,
         held_bytes,
@@ -201,7 +201,7 @@ pub(super) fn backing(device: &Device) -> String {
         lost_reads,
         corrupted,
     } = device.backing_stats();
-    lines(&[
+    Reading::lines(&[
         ("len_bytes", len_bytes),
         ("extent_bytes", extent_bytes),
         ("held_bytes", held_bytes),
@@ -223,15 +223,25 @@ pub(super) fn backing(device: &Device) -> String {
 }
 
 /// Shows how the backing device is, and what a store on other machines lost.
-pub(super) fn backing_state(device: &Device) -> String {
+pub(super) fn backing_state(device: &Device) -> Reading {
     let (Some(state), Some(backing)) = (device.backing_state(), device.backing()) else {
-        return "none".to_owned();
+        return state_and_counts("none".to_owned(), &[]);
     };
-    let Some(Health { expired, left_behind, .. }) = backing.backing().health() else {
-        return state.to_string();
-    };
-    let lost = device.backing_stats().lost_reads;
-    format!("{state}\nlost {lost}\nexpired {expired}\nleft_behind {left_behind}")
+    let counts = backing.backing().health().map(|Health { expired, left_behind, .. }| {
+        let lost = device.backing_stats().lost_reads;
+        vec![("lost", lost), ("expired", expired), ("left_behind", left_behind)]
+    });
+    state_and_counts(state.to_string(), &counts.unwrap_or_default())
+}
+
+fn state_and_counts(state: String, counts: &[(&'static str, u64)]) -> Reading {
+    let lines: String = counts.iter().map(|(name, count)| format!("\n{name} {count}")).collect();
+    let counts = counts.iter().map(|(name, count)| (*name, Value::Number(*count)));
+    let text = format!("{state}{lines}");
+    Reading {
+        text,
+        value: Value::Fields([("state", Value::Text(state))].into_iter().chain(counts).collect()),
+    }
 }
 
 #[cfg(test)]

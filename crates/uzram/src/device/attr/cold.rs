@@ -8,7 +8,7 @@ use super::super::Device;
 use super::super::task::Task;
 use super::algorithms::{find, parse_priority};
 use super::text::BlockStates;
-use super::words;
+use super::{Reading, words};
 
 /// Parses a minimum age in seconds; `None` for all pages.
 pub(super) fn parse_idle_age(value: &str) -> Result<Option<u32>> {
@@ -29,14 +29,14 @@ pub(super) fn page_type(name: &str) -> Option<Candidates> {
 }
 
 /// Returns the whole text, in the columns of the kernel's `block_state`.
-pub(super) fn block_state(device: &Device) -> String {
+pub(super) fn block_state(device: &Device) -> Reading {
     let (mut lines, mut text, mut piece) = (BlockStates::new(device), Vec::new(), [0; 4096]);
     while let len @ 1.. = lines.read_at(text.len() as u64, &mut piece) {
         text.extend_from_slice(&piece[..len]);
     }
     // Without the last newline.
     text.pop();
-    String::from_utf8(text).unwrap_or_default()
+    String::from_utf8(text).unwrap_or_default().into()
 }
 
 /// The pages to recompress, and the algorithm to use.

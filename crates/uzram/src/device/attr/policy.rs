@@ -5,7 +5,7 @@ use crate::base::units::{parse_duration_s, parse_size};
 use crate::store::ReclaimPolicy;
 
 use super::super::Device;
-use super::lines;
+use super::Reading;
 
 /// Changes the policy in the parameters, and in the store if there is one.
 pub(super) fn change_policy(device: &Device, change: impl FnOnce(&mut ReclaimPolicy)) -> Result<()> {
@@ -59,8 +59,8 @@ pub(super) fn parse_writeback_budget(value: &str) -> Result<u64> {
     parse_size(value.strip_suffix("/day").unwrap_or(value))
 }
 
-pub(super) fn policy(device: &Device) -> String {
+pub(super) fn policy(device: &Device) -> Reading {
     // Without the device's lock: counting may take a while.
     let store = device.state.lock().store.clone();
-    store.map_or_else(String::new, |store| lines(&store.policy_stats()))
+    Reading::lines(&store.map(|store| store.policy_stats()).unwrap_or_default())
 }

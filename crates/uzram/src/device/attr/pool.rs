@@ -6,19 +6,19 @@ use crate::base::units::{bytes_to_pages, page_of, parse_size};
 
 use super::super::Device;
 use super::super::task::Task;
-use super::lines;
+use super::{Reading, Value};
 
 /// The minimum compaction rate; a lower one would move less than one object in a step.
 const LEAST_COMPACT_RATE_BYTES: u64 = 1 << 20;
 
 /// Returns a table in the columns of the kernel's `/sys/kernel/debug/zsmalloc/POOL/classes`.
-pub(super) fn classes(device: &Device) -> String {
+pub(super) fn classes(device: &Device) -> Reading {
     let mut text = String::from(" class  size");
     let percent = ["10%", "20%", "30%", "40%", "50%", "60%", "70%", "80%", "90%", "99%", "100%"];
     let counts = ["obj_allocated", "obj_used", "pages_used", "pages_per_zspage", "freeable"];
     percent.iter().for_each(|column| text += &format!(" {column:>7}"));
     counts.iter().for_each(|column| text += &format!(" {column:>16}"));
-    let mut total = [0u64; 15];
+    let (mut total, mut classes) = ([0u64; 15], Vec::new());
     for (index, stat) in device.class_stats().iter().enumerate() {
         let zspages = stat.zspages[1..].iter().map(|count| u64::from(*count));
         let shape = stat.class;
@@ -29,11 +29,24 @@ pub(super) fn classes(device: &Device) -> String {
         row[..11].iter().for_each(|count| text += &format!(" {count:7}"));
         let [allocated, used, pages, freeable] = [row[11], row[12], row[13], row[14]];
         text += &format!(" {allocated:16} {used:16} {pages:16} {:16} {freeable:16}", shape.pages_per_zspage);
+        if allocated == 0 {
+            continue;
+        }
+        let zspages = row[..11].iter().map(|count| Value::Number(*count)).collect();
+        classes.push(Value::Fields(vec![
+            ("size_bytes", Value::Number(shape.size_bytes as u64)),
+            ("zspages_by_fullness", Value::List(zspages)),
+            ("obj_allocated", Value::Number(allocated)),
+            ("obj_used", Value::Number(used)),
+            ("pages_used", Value::Number(pages)),
+            ("pages_per_zspage", Value::Number(shape.pages_per_zspage as u64)),
+            ("freeable_pages", Value::Number(freeable)),
+        ]));
     }
     text += "\n Total      ";
     total[..11].iter().for_each(|count| text += &format!(" {count:7}"));
     text += &format!(" {:16} {:16} {:16} {:16} {:16}", total[11], total[12], total[13], "", total[14]);
-    text
+    Reading { text, value: Value::List(classes) }
 }
 
 pub(super) fn compact(task: &Task<'_>) -> Result<()> {
@@ -85,9 +98,9 @@ pub(super) fn set_lru_pagevec(device: &Device, pages: usize) -> Result<()> {
 }
 
 /// Returns the statistics of the LRU.
-pub(super) fn lru(device: &Device) -> String {
+pub(super) fn lru(device: &Device) -> Reading {
     let stats = device.lru_stats();
-    lines(&[
+    Reading::lines(&[
         ("inactive", stats.inactive),
         ("active", stats.active),
         ("added", stats.added),

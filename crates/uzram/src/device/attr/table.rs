@@ -70,13 +70,13 @@ pub(in super::super) static TABLE: &[Attribute] = &[
     Attribute {
         name: "disksize",
         help: "size of the disk in bytes, or with suffix K, M, G or T; setting it initialises the device",
-        get: Some(|device| device.size_bytes().to_string()),
+        get: Some(|device| device.size_bytes().into()),
         set: at_any_time!(parse_disksize, Device::initialise),
     },
     Attribute {
         name: "initstate",
         help: "1 once the device is initialised",
-        get: Some(|device| u8::from(device.size_bytes() > 0).to_string()),
+        get: Some(|device| u8::from(device.size_bytes() > 0).into()),
         set: Set::Never,
     },
     Attribute {
@@ -157,14 +157,14 @@ pub(in super::super) static TABLE: &[Attribute] = &[
         name: "backing_force",
         help: "1 to use a backing_dev that holds other data, which is then lost; set it before backing_dev (uzram \
                only)",
-        get: Some(|device| u8::from(device.state.lock().params.how_to_open.force).to_string()),
+        get: Some(|device| u8::from(device.state.lock().params.how_to_open.force).into()),
         set: before!(|text| switch("backing_force", text), |params, on| params.how_to_open.force = on),
     },
     Attribute {
         name: "backing_copies",
         help: "how many copies of each object a cluster of servers keeps, on different masters: 1 or 2; set it before \
                backing_dev (uzram only)",
-        get: Some(|device| copies(device).to_string()),
+        get: Some(|device| copies(device).into()),
         set: before!(|text| number_within("backing_copies", text, 1..=2), |params, copies| params
             .how_to_open
             .copies =
@@ -174,7 +174,7 @@ pub(in super::super) static TABLE: &[Attribute] = &[
         name: "backing_encrypted",
         help: "1 to encrypt what goes to files and block devices, too, where the program was built with stores on other \
                machines, which always are; set it before backing_dev (uzram only)",
-        get: Some(|device| u8::from(is_encrypted(device)).to_string()),
+        get: Some(|device| u8::from(is_encrypted(device)).into()),
         set: before!(parse_encrypted, |params, on| params.how_to_open.encrypted = on),
     },
     Attribute {
@@ -196,7 +196,7 @@ pub(in super::super) static TABLE: &[Attribute] = &[
         name: "writeback_limit",
         help: "how much may still be written to the backing device while writeback_limit_enable is 1, in units of \
                4 KiB; counts down; at any time",
-        get: Some(|device| writeback_limit(device).left.to_string()),
+        get: Some(|device| writeback_limit(device).left.into()),
         set: at_any_time!(|text| number_within("writeback_limit", text, 0..=u64::MAX), |device, left| {
             change_writeback_limit(device, |limit| limit.left = left)
         }),
@@ -204,7 +204,7 @@ pub(in super::super) static TABLE: &[Attribute] = &[
     Attribute {
         name: "writeback_limit_enable",
         help: "1 to enforce writeback_limit; at any time",
-        get: Some(|device| u8::from(writeback_limit(device).enabled).to_string()),
+        get: Some(|device| u8::from(writeback_limit(device).enabled).into()),
         set: at_any_time!(
             |text| switch("writeback_limit_enable", text),
             |device, on| change_writeback_limit(device, |limit| limit.enabled = on)
@@ -214,7 +214,7 @@ pub(in super::super) static TABLE: &[Attribute] = &[
         name: "writeback_batch_size",
         help: "maximum number of writes in flight to the backing device, 1 to 128; default 4, or 32 with \
                writeback_layout=blocks; at any time",
-        get: Some(|device| writeback_batch_size(device).to_string()),
+        get: Some(|device| writeback_batch_size(device).into()),
         set: at_any_time!(
             |text| number_within("writeback_batch_size", text, 1..=MAX_WRITEBACK_BATCH),
             set_writeback_batch_size
@@ -224,7 +224,7 @@ pub(in super::super) static TABLE: &[Attribute] = &[
         name: "compressed_writeback",
         help: "1 to write pages compressed, 0 to write all 4 KiB, which needs writeback_layout=blocks; before \
                initialisation",
-        get: Some(|device| u8::from(device.state.lock().params.compressed_writeback).to_string()),
+        get: Some(|device| u8::from(device.state.lock().params.compressed_writeback).into()),
         set: before!(|text| switch("compressed_writeback", text), |params, on| params.compressed_writeback =
             on),
     },
@@ -232,7 +232,7 @@ pub(in super::super) static TABLE: &[Attribute] = &[
         name: "writeback_layout",
         help: "layout of the backing device: packed, compressed pages one after another, or blocks, each page in its \
                own 4 KiB; before initialisation (uzram only)",
-        get: Some(|device| device.state.lock().params.writeback_layout.to_string()),
+        get: Some(|device| device.state.lock().params.writeback_layout.to_string().into()),
         set: before!(str::parse::<WritebackLayout>, |params, layout| params.writeback_layout = layout),
     },
     Attribute {
@@ -254,21 +254,21 @@ pub(in super::super) static TABLE: &[Attribute] = &[
         help: "high watermark, in percent of mem_limit less reserve, 1 to 100: above it the coldest pages are \
                reclaimed, by recompression if that saves memory, else by writeback; lowers policy_low to it; at any \
                time (uzram only)",
-        get: Some(|device| device.state.lock().params.store.policy.high_percent.to_string()),
+        get: Some(|device| device.state.lock().params.store.policy.high_percent.into()),
         set: at_any_time!(|text| number_within("policy_high", text, 1..=100), set_policy_high),
     },
     Attribute {
         name: "policy_low",
         help: "low watermark, in percent of mem_limit less reserve, 0 to policy_high: below it reclaim ends; at any \
                time (uzram only)",
-        get: Some(|device| device.state.lock().params.store.policy.low_percent.to_string()),
+        get: Some(|device| device.state.lock().params.store.policy.low_percent.into()),
         set: at_any_time!(|text| number_within("policy_low", text, 0..=100), set_policy_low),
     },
     Attribute {
         name: "recompress_after",
         help: "age at which unused pages are recompressed, in seconds or with suffix s, m, h or d; hot pages are, too, if \
                an algorithm decodes fast; 0 for never; at any time (uzram only)",
-        get: Some(|device| device.state.lock().params.store.policy.recompress_after_s.to_string()),
+        get: Some(|device| device.state.lock().params.store.policy.recompress_after_s.into()),
         set: at_any_time!(|text| parse_age_s("recompress_after", text), |device, after_s| change_policy(
             device,
             |policy| policy.recompress_after_s = after_s
@@ -278,7 +278,7 @@ pub(in super::super) static TABLE: &[Attribute] = &[
         name: "recompress_cpu",
         help: "most CPU time that this recompression takes, in percent of one CPU, 1 to 100; 0 for no bound; \
                at any time (uzram only)",
-        get: Some(|device| device.state.lock().params.store.policy.recompress_cpu_percent.to_string()),
+        get: Some(|device| device.state.lock().params.store.policy.recompress_cpu_percent.into()),
         set: at_any_time!(|text| number_within("recompress_cpu", text, 0..=100), |device, percent| {
             change_policy(device, |policy| policy.recompress_cpu_percent = percent)
         }),
@@ -287,7 +287,7 @@ pub(in super::super) static TABLE: &[Attribute] = &[
         name: "writeback_after",
         help: "age at which unused pages are written back, in seconds or with suffix s, m, h or d; 0 for never; at \
                any time (uzram only)",
-        get: Some(|device| device.state.lock().params.store.policy.writeback_after_s.to_string()),
+        get: Some(|device| device.state.lock().params.store.policy.writeback_after_s.into()),
         set: at_any_time!(|text| parse_age_s("writeback_after", text), |device, after_s| change_policy(
             device,
             |policy| policy.writeback_after_s = after_s
@@ -297,7 +297,7 @@ pub(in super::super) static TABLE: &[Attribute] = &[
         name: "writeback_budget",
         help: "maximum bytes written to the backing device in a day, by request or policy, as SIZE or SIZE/day; 0 \
                for no budget; at any time (uzram only)",
-        get: Some(|device| device.state.lock().params.store.policy.writeback_budget_bytes.to_string()),
+        get: Some(|device| device.state.lock().params.store.policy.writeback_budget_bytes.into()),
         set: at_any_time!(parse_writeback_budget, |device, bytes| change_policy(device, |policy| policy
             .writeback_budget_bytes =
             bytes)),
@@ -306,7 +306,7 @@ pub(in super::super) static TABLE: &[Attribute] = &[
         name: "reclaim",
         help: "order of reclaim: pages, the coldest page first, or zspages, all pages of the coldest zspage at a \
                time; before initialisation (uzram only)",
-        get: Some(|device| device.state.lock().params.store.policy.order.to_string()),
+        get: Some(|device| device.state.lock().params.store.policy.order.to_string().into()),
         set: before!(str::parse::<ReclaimOrder>, |params, order| params.store.policy.order = order),
     },
     Attribute {
@@ -319,7 +319,7 @@ pub(in super::super) static TABLE: &[Attribute] = &[
         name: "mem_limit",
         help: "limit of mem_charged, in bytes; 0 for no limit; at any time, but initialisation needs at least 24 KiB \
                for the first pages, or the reserve",
-        get: Some(|device| device.counts().mem_limit_bytes.to_string()),
+        get: Some(|device| device.counts().mem_limit_bytes.into()),
         set: at_any_time!(parse_limit_pages, set_mem_limit),
     },
     Attribute {
@@ -327,13 +327,13 @@ pub(in super::super) static TABLE: &[Attribute] = &[
         help: "free memory kept ready, in bytes, so that no read, write or discard waits for memory from the system: \
                for a disk used as swap; rounded up to 2 MiB, at least 4 MiB; a write fails when none is left; 0 for \
                none; before initialisation (uzram only)",
-        get: Some(|device| pages_to_bytes(device.state.lock().params.store.reserve_pages).to_string()),
+        get: Some(|device| pages_to_bytes(device.state.lock().params.store.reserve_pages).into()),
         set: before!(parse_reserve_pages, |params, pages| params.store.reserve_pages = pages),
     },
     Attribute {
         name: "mem_used_max",
         help: "maximum memory of the pool so far; writing 0 resets it",
-        get: Some(|device| device.counts().mem_used_max_bytes.to_string()),
+        get: Some(|device| device.counts().mem_used_max_bytes.into()),
         set: at_any_time!(parse_mem_used_max, reset_mem_used_max),
     },
     Attribute {
@@ -352,20 +352,20 @@ pub(in super::super) static TABLE: &[Attribute] = &[
     Attribute {
         name: "debug_stat",
         help: "version, then the kernel's two debug counts, which are always 0 here",
-        get: Some(|_| format!("version: 1\n{:8} {:8}", 0, 0)),
+        get: Some(debug_stat),
         set: Set::Never,
     },
     Attribute {
         name: "mem_charged",
         help: "memory of pool, metadata slabs and free pages kept for reuse, which mem_limit bounds (uzram only)",
-        get: Some(|device| device.counts().mem_charged_bytes.to_string()),
+        get: Some(|device| device.counts().mem_charged_bytes.into()),
         set: Set::Never,
     },
     Attribute {
         name: "mem_fixed",
         help: "maximum memory of slot table, LRU, streams and dictionary; grows by a stream whenever all are in use \
                and a spare one is made, up to 4 per CPU (uzram only)",
-        get: Some(|device| device.counts().mem_fixed_bytes.to_string()),
+        get: Some(|device| device.counts().mem_fixed_bytes.into()),
         set: Set::Never,
     },
     Attribute {
@@ -384,27 +384,27 @@ pub(in super::super) static TABLE: &[Attribute] = &[
         name: "compact_threshold",
         help: "percentage of the pool's memory that background compaction must be able to free before it begins, 0 \
                to 100; 0 for never; at any time (uzram only)",
-        get: Some(|device| device.state.lock().params.store.compact_threshold_percent.to_string()),
+        get: Some(|device| device.state.lock().params.store.compact_threshold_percent.into()),
         set: at_any_time!(|text| number_within("compact_threshold", text, 0..=100), set_compact_threshold),
     },
     Attribute {
         name: "compact_rate",
         help: "maximum bytes of objects that background compaction moves in a second, at least 1M; at any time \
                (uzram only)",
-        get: Some(|device| device.state.lock().params.store.compact_rate_bytes.to_string()),
+        get: Some(|device| device.state.lock().params.store.compact_rate_bytes.into()),
         set: at_any_time!(parse_compact_rate, set_compact_rate),
     },
     Attribute {
         name: "mem_chunks",
         help: "memory of all 2 MiB chunks that hold any of mem_charged (uzram only)",
-        get: Some(|device| device.counts().mem_chunk_bytes.to_string()),
+        get: Some(|device| device.counts().mem_chunk_bytes.into()),
         set: Set::Never,
     },
     Attribute {
         name: "pool_design",
         help: "lock design of the pool: pinned, class-indexed, consolidated or split; before initialisation (uzram \
                only)",
-        get: Some(|device| device.state.lock().params.store.pool_design.to_string()),
+        get: Some(|device| device.state.lock().params.store.pool_design.to_string().into()),
         set: before!(str::parse::<PoolDesign>, |params, design| params.store.pool_design = design),
     },
     Attribute {
@@ -418,20 +418,20 @@ pub(in super::super) static TABLE: &[Attribute] = &[
         name: "lru_design",
         help: "lock design of the LRU: batched or single-lock, or none for no LRU; before initialisation (uzram \
                only)",
-        get: Some(|device| device.state.lock().params.store.lru_design.to_string()),
+        get: Some(|device| device.state.lock().params.store.lru_design.to_string().into()),
         set: before!(str::parse::<LruDesign>, |params, design| params.store.lru_design = design),
     },
     Attribute {
         name: "lru_pagevec",
         help: "pages that each CPU collects before it adds them to the LRU's lists, 1 to 128; at any time (uzram \
                only)",
-        get: Some(|device| device.state.lock().params.store.lru_pagevec_pages.to_string()),
+        get: Some(|device| device.state.lock().params.store.lru_pagevec_pages.into()),
         set: at_any_time!(|text| number_within("lru_pagevec", text, 1..=MAX_PAGEVEC_PAGES), set_lru_pagevec),
     },
     Attribute {
         name: "chain_size",
         help: "maximum number of pages of a zspage, 4 to 16; before initialisation (uzram only)",
-        get: Some(|device| device.state.lock().params.store.chain_size.to_string()),
+        get: Some(|device| device.state.lock().params.store.chain_size.into()),
         set: before!(|text| number_within("chain_size", text, CHAIN_SIZES), |params, pages| params
             .store
             .chain_size =
@@ -440,21 +440,21 @@ pub(in super::super) static TABLE: &[Attribute] = &[
     Attribute {
         name: "checksum",
         help: "1 to keep a checksum of each page and verify it at each read; before initialisation (uzram only)",
-        get: Some(|device| u8::from(device.state.lock().params.store.checksum).to_string()),
+        get: Some(|device| u8::from(device.state.lock().params.store.checksum).into()),
         set: before!(|text| switch("checksum", text), |params, on| params.store.checksum = on),
     },
     Attribute {
         name: "streams",
         help: "compression streams: percpu, or the number of streams on a locked idle list, 1 to 1024; before \
                initialisation (uzram only)",
-        get: Some(|device| device.state.lock().params.store.streams.to_string()),
+        get: Some(|device| device.state.lock().params.store.streams.to_string().into()),
         set: before!(str::parse::<StreamDesign>, |params, design| params.store.streams = design),
     },
     Attribute {
         name: "run_cache_batch",
         help: "pages that a CPU's cache of free runs moves at a time, up to 512; 0 for no caches; at any time (uzram \
                only)",
-        get: Some(|device| device.state.lock().params.store.run_cache_batch_pages.to_string()),
+        get: Some(|device| device.state.lock().params.store.run_cache_batch_pages.into()),
         set: at_any_time!(
             |text| number_within("run_cache_batch", text, 0..=MAX_BATCH_PAGES),
             set_run_cache_batch

@@ -61,7 +61,7 @@ impl Device {
         let attribute = find(name)?;
         Ok(AttributeText(match attribute.name {
             BLOCK_STATE => Kind::BlockStates(BlockStates::new(self)),
-            _ => Kind::Whole(attribute.get(self)? + "\n"),
+            _ => Kind::Whole(attribute.get(self)?.text + "\n"),
         }))
     }
 }
