@@ -98,9 +98,12 @@ struct Kernel {
     /// The numbers that names were found to have.
     numbers: BTreeMap<(u64, &'static str), u64>,
     unique: u64,
-    /// The last request that was answered, and the error and data of its reply.
-    answered: Option<(Vec<u8>, (i32, Vec<u8>))>,
+    /// The last request that was answered, and its reply.
+    answered: Option<(Vec<u8>, Reply)>,
 }
+
+/// The error of a reply, and its data.
+type Reply = (i32, Vec<u8>);
 
 fn options() -> MountOptions {
     MountOptions { threads: 1, max_io_bytes: MAX_IO_BYTES as u32, ..MountOptions::default() }

@@ -215,7 +215,7 @@ pub fn parse<C: clap::Parser>() -> Result<C> {
     })
 }
 
-/// As [`parse`], for other programs: calls `complain` with a line about the error, and returns the exit status as `Err`.
+/// As `parse`, for other programs: calls `complain` with a line about the error, and returns the exit status as `Err`.
 pub fn parse_command_line<C: clap::Parser>(complain: impl FnOnce(&str)) -> std::result::Result<C, ExitCode> {
     parse().map_err(|failure| {
         if failure.is_reported() {

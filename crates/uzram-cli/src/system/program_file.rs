@@ -120,7 +120,7 @@ pub fn flaw(path: &Path) -> io::Result<Option<String>> {
 }
 
 /// Returns where the last of a library's segments and the table of its sections end.
-fn end_of_parts<'a>(file: &'a ReadCache<File>) -> object::Result<u64> {
+fn end_of_parts(file: &ReadCache<File>) -> object::Result<u64> {
     let header = elf::FileHeader64::<Endianness>::parse(file)?;
     let endian = header.endian()?;
     let end = |offset: u64, len: u64| offset.saturating_add(len);

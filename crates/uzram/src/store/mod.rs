@@ -91,6 +91,7 @@ use crate::codec::Algorithm;
 use crate::lru::{AnyLru, LruConfig};
 use crate::zsmalloc::{AnyPool, PoolBuilder, PoolRegions};
 pub use block_state::BlockState;
+#[cfg(not(loom))]
 pub(crate) use builder::check_limit;
 pub use builder::{
     DEFAULT_CHAIN_SIZE, DEFAULT_COMPACT_RATE_BYTES, DEFAULT_COMPACT_THRESHOLD_PERCENT,
