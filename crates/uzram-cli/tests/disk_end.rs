@@ -276,10 +276,11 @@ fn every_other_way_to_the_end_of_the_file_ends_there() {
     let from = place.place.root().join("from");
     fs::write(&from, [7; 8192]).unwrap();
     let from = File::open(from).unwrap();
-    // SAFETY, here and below: the descriptors are open, and the offsets are variables.
+    // SAFETY: it accesses no memory.
     let seek = |offset: u64, whence| checked(unsafe { libc::lseek(fd, offset as i64, whence) } as isize);
     let send = |offset: u64| {
         seek(offset, libc::SEEK_SET).unwrap();
+        // SAFETY: the offset is a variable.
         checked(unsafe { libc::sendfile(fd, from.as_raw_fd(), &mut 0, 8192) })
     };
     assert_eq!(send(END - 4096), Ok(4096));
@@ -287,6 +288,7 @@ fn every_other_way_to_the_end_of_the_file_ends_there() {
     disk.check(1 << 16, "sendfile");
     assert_eq!(send(END), Err(libc::ENOSPC));
     let copy = |mut from: i64, mut to: i64, len| {
+        // SAFETY: the offsets are variables.
         checked(unsafe { libc::copy_file_range(fd, &raw mut from, fd, &raw mut to, len, 0) })
     };
     file.write_all_at(&[8; 8192], 0).unwrap();
@@ -310,6 +312,7 @@ fn every_other_way_to_the_end_of_the_file_ends_there() {
 
     // Parts of pages.
     let hole = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+    // SAFETY: it accesses no memory.
     assert_eq!(unsafe { libc::fallocate(fd, hole, end - 100, 4096) }, 0);
     disk.filled(END - 100, 100, 0);
     disk.check(1 << 16, "a hole in the last page");
@@ -347,6 +350,7 @@ fn end_of_a_mapping(file: &File) {
     for (at, wanted) in [(len - 8193, Ok(1)), (len - 8192, Err(libc::EFAULT)), (len - 1, Err(libc::EFAULT))] {
         // SAFETY: the system copies from and to the mapping, and fails where there is nothing.
         let written = checked(unsafe { libc::write(writer.as_raw_fd(), start.byte_add(at), 1) });
+        // SAFETY: as above.
         let read = checked(unsafe { libc::read(null.as_raw_fd(), start.byte_add(at), 1) });
         assert_eq!((written, read), (wanted, wanted), "{at}");
     }

@@ -527,8 +527,11 @@ fn clients_are_listed_and_kicked() {
 /// The page that documents the API.
 const PAGE: &str = include_str!("../../../../docs/control.md");
 
-/// Returns the routes of the page, each with its first line and its examples: what the block's first line says, and JSON.
-fn documented() -> Vec<(String, String, Vec<(String, Value)>)> {
+/// An example on the page: what the first line of its block says, and its JSON.
+type Example = (String, Value);
+
+/// Returns the routes of the page, each with its first line and its examples.
+fn documented() -> Vec<(String, String, Vec<Example>)> {
     let (_, section) = PAGE.split_once("\n## The control API\n").unwrap();
     let section = section.split("\n## ").next().unwrap();
     let routes = section.split("\n### `").skip(1).map(|text| {
