@@ -66,7 +66,7 @@ fn clients_that_stop_reading_hold_neither_memory_nor_the_device() {
         assert!(rest.len() < LINES * 40, "{}", rest.len());
     }
     let empty = ask(&place.socket("control.sock"), GET);
-    assert!(empty.ends_with("\r\n\r\n{\"name\":\"block_state\",\"value\":\"\"}\n"), "{empty}");
+    assert!(empty.ends_with("\r\n\r\n{\"name\":\"block_state\",\"text\":\"\"}\n"), "{empty}");
 }
 
 #[test]

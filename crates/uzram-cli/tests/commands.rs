@@ -349,12 +349,14 @@ fn the_security_page_names_tests_that_are_there() {
     for quoted in page.split('`').skip(1).step_by(2) {
         let Some((of, test)) = quoted.split_once("::").filter(|(_, test)| *test != "test") else { continue };
         if of != "…" {
-            file = ["uzram-cli", "uzram-serve", "uzram-remote"]
-                .map(|name| root.join("crates").join(name).join("tests").join(of).with_extension("rs"))
+            let folders = ["uzram-cli/tests", "uzram-serve/tests", "uzram-remote/tests", "uzram-remote/src"];
+            file = folders
+                .map(|folder| root.join("crates").join(folder).join(of).with_extension("rs"))
                 .iter()
                 .find_map(|path| std::fs::read_to_string(path).ok())
                 .unwrap_or_else(|| panic!("there is no {of}.rs"));
         }
+        let test = test.strip_prefix("tests::").unwrap_or(test);
         assert!(file.contains(&format!("fn {test}(")), "{quoted}");
         named += 1;
     }

@@ -47,6 +47,14 @@ fn contents(page: u64) -> [u8; PAGE_SIZE] {
     contents
 }
 
+/// Lines that differ a little, to train a dictionary with.
+fn text(page: u64) -> [u8; PAGE_SIZE] {
+    let mut random = Random::new(page);
+    let mut lines =
+        (0..).flat_map(|line| format!("line {line} of text, {}\n", random.below(1000)).into_bytes());
+    std::array::from_fn(|_| lines.next().unwrap())
+}
+
 /// The child's keeper: sends all of it to the parent, which has the other end of the socket.
 struct Sender(UnixStream);
 
@@ -108,7 +116,8 @@ fn wait_to_be_killed(socket: OwnedFd, directory: &str) {
     let device = Device::new("zram0").unwrap();
     device.set_keeper(Arc::new(Sender(socket.into()))).unwrap();
     let dictionary = format!("{directory}/dictionary");
-    std::fs::write(&dictionary, contents(3)).unwrap();
+    let samples: Vec<_> = (0..64).map(text).collect();
+    std::fs::write(&dictionary, uzram::codec::train(&samples, 4096).unwrap()).unwrap();
     for (name, value) in [
         ("comp_algorithm", format!("zstd:2,dict={dictionary}").as_str()),
         ("recomp_algorithm", "algo=deflate:7 priority=1"),

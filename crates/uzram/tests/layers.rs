@@ -7,10 +7,11 @@ use std::path::{Path, PathBuf};
 
 const LAYERS: [&str; 9] =
     ["base", "slab", "codec", "stream", "zsmalloc", "lru", "backing", "store", "device"];
-const BASE: [&str; 15] = [
+const BASE: [&str; 16] = [
     "error",
     "clock",
     "units",
+    "file_size",
     "named",
     "random",
     "trusted_path",

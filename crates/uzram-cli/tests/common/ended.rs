@@ -3,6 +3,7 @@
 
 use std::io::Read;
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
@@ -29,22 +30,27 @@ pub fn start(command: &mut Command) -> Child {
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
 }
 
-/// Waits for a program whose output fits into a pipe.
+/// Waits for a program, and reads its output.
 pub fn collect(child: Child) -> Ended {
     collect_within(child, PATIENCE)
 }
 
 /// The same with another time limit.
 pub fn collect_within(mut child: Child, patience: Duration) -> Ended {
+    let (stdout, stderr) = (child.stdout.take().map(reader), child.stderr.take().map(reader));
     let status = wait(&mut child, patience);
-    let mut ended = Ended { status, stdout: String::new(), stderr: String::new() };
-    if let Some(mut stdout) = child.stdout.take() {
-        stdout.read_to_string(&mut ended.stdout).unwrap();
-    }
-    if let Some(mut stderr) = child.stderr.take() {
-        stderr.read_to_string(&mut ended.stderr).unwrap();
-    }
-    ended
+    let text =
+        |reader: Option<JoinHandle<String>>| reader.map_or(String::new(), |reader| reader.join().unwrap());
+    Ended { status, stdout: text(stdout), stderr: text(stderr) }
+}
+
+/// Reads a pipe to its end while the program runs, as it may hold less than the program writes.
+fn reader(mut pipe: impl Read + Send + 'static) -> JoinHandle<String> {
+    thread::spawn(move || {
+        let mut text = String::new();
+        pipe.read_to_string(&mut text).unwrap();
+        text
+    })
 }
 
 /// Waits for the end of a program, for at most `patience`. One that runs still is asked to end, so that it leaves nothing
@@ -82,7 +88,7 @@ fn ended_by(child: &mut Child, deadline: Instant) -> Option<ExitStatus> {
         if status.is_some() || Instant::now() > deadline {
             return status;
         }
-        std::thread::sleep(Duration::from_millis(5));
+        thread::sleep(Duration::from_millis(5));
     }
 }
 
@@ -109,6 +115,6 @@ pub fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
     let deadline = Instant::now() + PATIENCE;
     while !done() {
         assert!(Instant::now() < deadline, "never: {what}");
-        std::thread::sleep(Duration::from_millis(5));
+        thread::sleep(Duration::from_millis(5));
     }
 }

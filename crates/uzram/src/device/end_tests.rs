@@ -1,5 +1,7 @@
 //! The end of a disk: a range that reaches past it is refused as a whole, whatever the operation.
 
+use std::ops::Range;
+
 use super::tests::device;
 use super::*;
 use crate::base::units::PAGE_SIZE;
@@ -77,10 +79,11 @@ fn a_range_past_the_end_is_refused_as_a_whole_and_counted() {
             wanted(disk.write_zeroes(offset, len as u64));
             expect(&model, &what);
             wanted(disk.discard(offset, len as u64));
-            let first = (offset as usize).next_multiple_of(PAGE_SIZE).wrapping_sub(start as usize);
-            if is_inside && first < range(&model).end {
-                let end = range(&model).end & !(PAGE_SIZE - 1);
-                model[first.min(end)..end].fill(0);
+            // Whole pages, counted from `start`, which is one's beginning.
+            let Range { start: first, end: last } = range(&model);
+            let pages = first.next_multiple_of(PAGE_SIZE)..last & !(PAGE_SIZE - 1);
+            if !pages.is_empty() {
+                model[pages].fill(0);
             }
             expect(&model, &what);
             failed_writes += if is_inside { 0 } else { 6 };

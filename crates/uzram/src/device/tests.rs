@@ -570,13 +570,11 @@ fn what_holds_something_else_is_taken_by_force_only() {
 fn what_is_set_too_late_for_a_backing_is_refused() {
     let directory = tempfile::tempdir().expect("a directory");
     let backing = format!("{}:16M", directory.path().join("backing").display());
-    for (name, value) in [("backing_encrypted", "1"), ("backing_copies", "2")] {
-        let device = Device::new("zram0").expect("a name");
-        device.set("backing_dev", &backing).expect("a file");
-        device.set(name, value).expect("uninitialised");
-        let error = device.set("disksize", "16M").expect_err("pages would be in plain text, or once");
-        assert_eq!((error.kind(), error.setting()), (ErrorKind::Invalid, Some("backing_dev")), "{error}");
-    }
+    let device = device(&[("backing_dev", &backing), ("backing_copies", "2")]);
+    let error = device.set("disksize", "16M").expect_err("pages would be there once");
+    assert_eq!((error.kind(), error.setting()), (ErrorKind::Invalid, Some("backing_dev")), "{error}");
+    let error = device.set("backing_encrypted", "1").expect_err("the library alone does not encrypt");
+    assert_eq!((error.kind(), error.setting()), (ErrorKind::Unsupported, Some("backing_encrypted")));
 }
 
 #[test]

@@ -147,7 +147,7 @@ mod tests {
         wait_until("its end is reported", || count() == 2);
         drop(reporter);
         let lines = lines.lock().unwrap();
-        assert!(lines[0].starts_with("zram7: the backing device is not written to: "), "{lines:?}");
+        assert!(lines[0].starts_with("zram7: the backing device is failing: "), "{lines:?}");
         assert!(lines[1].starts_with("zram7: pages leave for the backing device again after "), "{lines:?}");
         assert_eq!(lines.len(), 2, "{lines:?}");
     }

@@ -48,7 +48,7 @@ fn of_device(device: &Device) -> [Reading; 3] {
     let state = device.backing_state();
     let wrong = state.as_ref().filter(|state| **state != BackingState::Ok);
     let backing_text = match wrong {
-        Some(state) => format!("the backing device is {state}"),
+        Some(state) => format!("the backing device is {state:#}"),
         // It was so for a moment.
         None => "writes to the backing device fail".to_owned(),
     };

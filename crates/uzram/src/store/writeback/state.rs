@@ -13,7 +13,7 @@ use crate::base::sync::{Counter, Mutex, classes};
 /// How long a read that failed counts. Those of a device that fails are rarely further apart.
 const LASTS: Duration = Duration::from_secs(10);
 
-/// How a backing device is. Prints as a line that says so.
+/// How a backing device is. Prints as a line that says so, and since when; `{:#}` leaves out since when.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum BackingState {
     /// Pages leave and can be read.
@@ -61,8 +61,10 @@ impl fmt::Display for BackingState {
                 ": no more pages leave memory until some on it are overwritten or discarded; a larger one has room",
             ),
             BackingState::Degraded(Trouble { why, since }) | BackingState::Failing(Trouble { why, since }) => {
-                let for_s = since.elapsed().unwrap_or_default().as_secs();
-                write!(f, " for {for_s} s: {why}")
+                if !f.alternate() {
+                    write!(f, " for {} s", since.elapsed().unwrap_or_default().as_secs())?;
+                }
+                write!(f, ": {why}")
             }
         }
     }
