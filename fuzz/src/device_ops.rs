@@ -20,6 +20,8 @@ const MAX_DISK_PAGES: usize = 96;
 const MAX_OPS: usize = 100;
 /// The size of the backing device: the smallest that packed pages can be written to.
 const BACKING_SIZE: &str = "512K";
+/// What the first pages of a device take: it can have no lower limit.
+const LEAST_LIMIT_BYTES: u64 = 24 << 10;
 
 /// Runs one input.
 ///
@@ -259,11 +261,14 @@ impl<'a> Machine<'a> {
     }
 
     fn limit(&mut self, input: &mut Input<'_>) {
+        let before = self.device.get("mem_limit");
+        let limit_bytes = input.one_of(&[0, 4096, LEAST_LIMIT_BYTES, 64 << 10, 256 << 10]);
+        let has_room = limit_bytes == 0 || (limit_bytes >= LEAST_LIMIT_BYTES && !self.reserves);
         self.charged_bytes = self.device.stats().mem_charged_bytes;
-        let limit_bytes = input.one_of(&[0, 4096, 16 << 10, 64 << 10, 256 << 10]);
-        self.device.set("mem_limit", &limit_bytes.to_string()).expect("at any time");
-        self.limited = limit_bytes != 0;
-        assert_eq!(self.device.get("mem_limit"), Ok(limit_bytes.to_string()));
+        let set = self.device.set("mem_limit", &limit_bytes.to_string());
+        assert_eq!(set.is_ok(), has_room, "{set:?}");
+        self.limited = if has_room { limit_bytes != 0 } else { self.limited };
+        assert_eq!(self.device.get("mem_limit"), if has_room { Ok(limit_bytes.to_string()) } else { before });
     }
 
     /// Sets and reads attributes that are allowed while the device is in use.

@@ -101,7 +101,7 @@ fn a_limit_on_the_length_of_files_is_named_and_kills_nobody() {
     );
 
     // Output that goes to a file.
-    let mut command = with_file_size(place.command(&["check", "--json"]), 0);
+    let mut command = with_file_size(place.command(&["check"]), 0);
     let output = File::create(place.root().join("output")).unwrap();
     let child = command.stdout(output).stderr(std::process::Stdio::piped()).spawn().unwrap();
     refused(common::collect(child));

@@ -130,7 +130,7 @@ fn every_command_prints_json_of_one_style() {
         assert!(is_done || may_fail, "{words:?}: {}", ended.stderr);
     }
     // Those that take more than a machine has everywhere.
-    let elsewhere = ["attach", "swap on", "swap off", "recover", "backing sweep"];
+    let elsewhere = ["attach", "swap on", "swap off", "recover", "reload", "backing sweep"];
     for leaf in leaves(&[]) {
         let leaf = leaf.join(" ");
         let is_known = commands.iter().any(|command| command.join(" ").starts_with(&leaf));
@@ -156,7 +156,7 @@ fn errors_are_json_with_the_setting_and_the_same_status() {
         (&["up", "--sise", "1M"], 2, None),
         (&["stat"], 2, None),
         (&["fly"], 2, None),
-        (&["swap", "on", "--priority", "-1"], 2, Some("priority")),
+        (&["swap", "on", "--priority", "high"], 2, Some("priority")),
         (&["run", "--limit", "1K", "true"], 125, Some("limit")),
         (&["run", "--limit", "64M", "/etc"], 126, None),
         (&["run", "--limit", "64M", "no-such-program"], 127, None),

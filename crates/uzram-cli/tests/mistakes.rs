@@ -54,11 +54,11 @@ fn sizes_say_what_to_write() {
             (&["add", "a", "--size", "64"], 2, &["--size 64: ", unit]),
             (&["up", "--mem-limit", "64"], 2, &["--mem-limit 64: ", unit]),
             (&["up", "--reserve=64"], 2, &["--reserve 64: ", unit]),
-            (&["run", "--limit", "64", "--", "/bin/true"], 2, &["--limit", unit]),
+            (&["run", "--limit", "64", "--", "/bin/true"], 125, &["--limit", unit]),
             (&["train", "/a", "-o", "/b", "--size", "64"], 2, &["--size", unit]),
             (&["up", "--size", "1.5G"], 2, &["--size 1.5G: ", "no fractions: write 1536M"]),
             (&["up", "--size", "min(ram, 0.5T)"], 2, &["no fractions: write 512G"]),
-            (&["run", "--limit", "1.5G", "--", "/bin/true"], 2, &["no fractions: write 1536M"]),
+            (&["run", "--limit", "1.5G", "--", "/bin/true"], 125, &["no fractions: write 1536M"]),
             (&["up", "--size", "-1G"], 2, &["--size -1G: ", "it is negative"]),
             (&["up", "--size=-1G"], 2, &["--size -1G: ", "it is negative"]),
             (&["up", "--size", "rma/2"], 2, &["'ram'", "found 'rma'"]),
@@ -373,7 +373,7 @@ fn a_library_that_was_cut_is_named() {
         let mut command = Command::new(&program);
         command.args(["run", "--limit", "64M", "--", "/bin/true"]);
         let ended = finish(command);
-        let line = ended.complaint(1);
+        let line = ended.complaint(125);
         let name = cut.display().to_string();
         assert!(line.contains(&name) && line.contains(said) && line.contains("install it again"), "{line}");
     }

@@ -75,7 +75,7 @@ fn run_on(bench: &mut Bench, bytes: &[u8]) {
     let mut input = Input::new(bytes);
     let settings = input.byte();
     let limit = match input.byte() {
-        0xf0..0xf8 => "16K",
+        0xf0..0xf8 => "24K",
         0xf8.. => "32K",
         _ => "0",
     };

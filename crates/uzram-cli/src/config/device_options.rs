@@ -59,7 +59,8 @@ impl DeviceOptions {
                 Form::Switch if text == "1" => (text, format!("--{long}")),
                 form => {
                     let origin = format!("--{long} {text}");
-                    (form.value(text, machine_memory::read).usage(|| origin.clone())?, origin)
+                    let value = form.value(text, machine_memory::read).usage(|| origin.clone());
+                    (value.map_err(|failure| failure.with_setting(Some(row.attribute)))?, origin)
                 }
             };
             settings.add(row, name, &text, &origin)?;
