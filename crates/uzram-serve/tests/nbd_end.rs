@@ -1,7 +1,7 @@
 //! The end of an export: the protocol's errors for every command whose range reaches past it.
 //!
 //! Nothing is done of such a request, and the connection goes on. The specification has ENOSPC for writes and EINVAL for
-//! the rest; nbdkit and qemu-nbd reply the same.
+//! the rest.
 #![allow(clippy::unwrap_used)]
 
 mod common;
