@@ -101,8 +101,8 @@ struct Closed {
 }
 
 impl<T: Trap> Core<T> {
-    /// Makes the core of a pager, for as many pages as the store has. With a spill file the store says itself which pages are cold,
-    /// and takes the `most_compressed` pages while that is full, and while it has room.
+    /// Makes the core of a pager, for as many pages as the store has. `most_compressed` is for a store with a spill file, which finds
+    /// cold pages itself: the most pages that it keeps in memory while that file is full, and while it has room.
     ///
     /// # Errors
     /// `NoMemory`.

@@ -190,7 +190,7 @@ impl Spill {
     }
 
     fn write(&self, offset: u64, bytes: &[u8]) -> Result<()> {
-        // Each time: the program may have lowered the limit. It would get the signal when this thread no longer blocks it.
+        // A write beyond RLIMIT_FSIZE leaves a SIGXFSZ pending for this thread. The program may lower that limit at any time.
         check_file_size("a spill file", offset + bytes.len() as u64)?;
         loop {
             let files = self.files.read().unwrap_or_else(std::sync::PoisonError::into_inner);

@@ -61,7 +61,7 @@ const SETTING: &str = "backing_dev";
 #[cfg(not(loom))]
 const FORCE_SETTING: &str = "backing_force";
 
-/// How long a write at the memory limit waits for room, and at most for a backing that fails ([`Backing::gone_after`]).
+/// How long a write at the memory limit waits for room. No [`Backing::gone_after`] is longer.
 pub const MOST_WAIT: Duration = Duration::from_secs(20);
 
 /// Storage of bytes by offset, outside of memory.

@@ -211,11 +211,8 @@ fn progress(device: &Device) -> Reading {
     let line =
         |task: &TaskProgress| format!("{} {} {}", task.name, task.progress.done(), task.progress.all());
     let fields = |task: &TaskProgress| {
-        let name = ("name", Value::Text(task.name.to_owned()));
         let counts = [("done", task.progress.done()), ("all", task.progress.all())];
-        Value::Fields(
-            [name].into_iter().chain(counts.map(|(name, count)| (name, Value::Number(count)))).collect(),
-        )
+        Value::named("name", task.name.to_owned(), &counts)
     };
     let tasks = device.tasks();
     Reading {

@@ -373,8 +373,10 @@ impl Device {
     /// Returns how the backing device is; `None` without one.
     pub fn backing_state(&self) -> Option<BackingState> {
         let state = self.state.lock();
-        let backing = state.params.backing.as_ref()?;
-        let used = state.store.as_ref().and_then(|store| store.backing_state());
+        let (backing, store) = (state.params.backing.clone()?, state.store.clone());
+        // It may look at each extent.
+        drop(state);
+        let used = store.and_then(|store| store.backing_state());
         Some(used.unwrap_or_else(|| BackingState::of(&**backing.backing())))
     }
 

@@ -44,8 +44,12 @@ impl Backing for Memory {
 }
 
 fn store_of(len_bytes: u64, config: StoreBuilder) -> Arc<Store> {
+    store_with(WritebackLayout::Packed, len_bytes, config)
+}
+
+fn store_with(layout: WritebackLayout, len_bytes: u64, config: StoreBuilder) -> Arc<Store> {
     let backing = Arc::new(Memory(Mutex::new(vec![0; len_bytes as usize])));
-    let backing = BackingOptions { backing, layout: WritebackLayout::Packed, compressed: true };
+    let backing = BackingOptions { backing, layout, compressed: true };
     Arc::new(Store::new(&StoreBuilder { backing: Some(backing), ..config }).expect("a store"))
 }
 
@@ -219,6 +223,22 @@ fn a_full_device_goes_on_when_pages_are_gone() {
             .filter(|page| !is_gone(page))
             .for_each(|page| expect(&model.store, page, &model.contents(page)));
     }
+}
+
+/// The same of single blocks, with checksums.
+#[test]
+fn a_full_device_of_blocks_goes_on_when_pages_are_gone() {
+    const PAGES: u64 = 400;
+    let config = StoreBuilder { checksum: true, ..config(PAGES) };
+    let store = store_with(WritebackLayout::Blocks, 1 << 20, config);
+    (0..PAGES)
+        .for_each(|page| store.write(PageNo::from_number(page), &incompressible(page)).expect("memory"));
+    let refused = store.write_back(&ALL).map_err(|error| error.kind());
+    assert_eq!((refused, store.backing_state()), (Err(ErrorKind::NoSpace), Some(BackingState::Full)));
+    (0..PAGES / 2).for_each(|page| store.discard(PageNo::from_number(page)));
+    assert_eq!(store.backing_state(), Some(BackingState::Ok));
+    assert!(store.write_back(&ALL).is_ok_and(|pages| pages > 0));
+    (PAGES / 2..PAGES).for_each(|page| expect(&store, page, &incompressible(page)));
 }
 
 /// With a policy: writes are refused when nothing can leave; then the policy rests; and what was refused is taken once pages are

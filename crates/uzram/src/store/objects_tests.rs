@@ -190,11 +190,13 @@ fn a_store_of_objects_that_is_full_refuses_more() {
         .for_each(|page| store.write(PageNo::from_number(page), &incompressible(page)).expect("memory"));
     let refused = store.write_back(&ALL).map_err(|error| (error.kind(), error.setting()));
     assert_eq!(refused, Err((ErrorKind::NoSpace, Some("backing_dev"))));
+    assert_eq!(store.backing_state(), Some(BackingState::Full));
     let held = store.backing_stats().pages;
     assert!((180..256).contains(&held), "{held} pages in 16 extents");
     (0..PAGES).for_each(|page| expect(&store, page, &incompressible(page)));
     (0..PAGES / 2).for_each(|page| store.discard(PageNo::from_number(page)));
     store.write_back(&ALL).expect("room");
+    assert_eq!(store.backing_state(), Some(BackingState::Ok));
     (PAGES / 2..PAGES).for_each(|page| expect(&store, page, &incompressible(page)));
 }
 
@@ -292,12 +294,18 @@ fn extents_are_read_ahead_where_there_is_a_trend() {
         }
         let extents = store.backing_stats().extent_bytes / OBJECT_BYTES as u64;
         assert!(extents > 100, "{extents}");
+        // The thread that reads ahead may have no CPU for a while.
+        let finds = |pages: &mut dyn Iterator<Item = u64>| {
+            let pages: Vec<u64> = pages.collect();
+            let is_found = |_| read_ahead(&store, pages.iter().copied()) > pages.len() as u64 * 9 / 10;
+            (0..10).any(is_found)
+        };
         // At first, pages return to memory, until it is full.
-        assert!(read_ahead(&store, 0..1000) > 900);
-        assert!(read_ahead(&store, (1000..2000).rev()) > 900);
-        assert!(read_ahead(&store, (0..1000).map(|page| FAR + 2 * page)) > 900);
+        assert!(finds(&mut (0..1000)));
+        assert!(finds(&mut (1000..2000).rev()));
+        assert!(finds(&mut (0..1000).map(|page| FAR + 2 * page)));
         // Two readers in turn, far apart.
-        assert!(read_ahead(&store, (1000..2000).flat_map(|page| [page, FAR + page])) > 1800);
+        assert!(finds(&mut (1000..2000).flat_map(|page| [page, FAR + page])));
         let (mut random, before) = (Random::new(1), store.backing_stats().read_bytes);
         let found = read_ahead(&store, (0..1000).map(|_| FAR + random.next() % 2000));
         let each_bytes = (store.backing_stats().read_bytes - before) / 1000;
@@ -328,8 +336,9 @@ fn extents_that_cannot_be_read_now_are_tried_again() {
     let failing = |direction| Fault { direction: Some(direction), ..Fault::always(FaultKind::Error) };
     faults.add(failing(Direction::Read));
     let reads = || store.backing_stats().failed_reads;
-    assert_eq!(write(&mut (0..PAGES).step_by(2)), Err(ErrorKind::NoSpace));
+    assert_eq!(write(&mut (0..PAGES).step_by(2)), Err(ErrorKind::Io), "it may not be full");
     assert!((1..10).contains(&reads()), "{} reads", reads());
+    assert_eq!(store.backing_state().map(|state| state.name()), Some("failing"));
     objects.0.placement.add(1);
     assert!(!store.rescue(|| true) && store.must_rescue());
     faults.clear();

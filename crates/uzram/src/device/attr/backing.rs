@@ -236,12 +236,7 @@ pub(super) fn backing_state(device: &Device) -> Reading {
 
 fn state_and_counts(state: String, counts: &[(&'static str, u64)]) -> Reading {
     let lines: String = counts.iter().map(|(name, count)| format!("\n{name} {count}")).collect();
-    let counts = counts.iter().map(|(name, count)| (*name, Value::Number(*count)));
-    let text = format!("{state}{lines}");
-    Reading {
-        text,
-        value: Value::Fields([("state", Value::Text(state))].into_iter().chain(counts).collect()),
-    }
+    Reading { text: format!("{state}{lines}"), value: Value::named("state", state, counts) }
 }
 
 #[cfg(test)]

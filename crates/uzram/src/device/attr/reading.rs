@@ -25,7 +25,17 @@ pub enum Value {
 impl Value {
     /// Returns counts as fields.
     pub(super) fn counts(counts: &[(&'static str, u64)]) -> Value {
-        Value::Fields(counts.iter().map(|(name, count)| (*name, Value::Number(*count))).collect())
+        Value::Fields(Value::fields(counts).collect())
+    }
+
+    /// Returns a text, named so, and counts as fields.
+    pub(super) fn named(name: &'static str, text: String, counts: &[(&'static str, u64)]) -> Value {
+        let name = std::iter::once((name, Value::Text(text)));
+        Value::Fields(name.chain(Value::fields(counts)).collect())
+    }
+
+    fn fields(counts: &[(&'static str, u64)]) -> impl Iterator<Item = (&'static str, Value)> {
+        counts.iter().map(|(name, count)| (*name, Value::Number(*count)))
     }
 }
 

@@ -57,13 +57,13 @@ impl Store {
         chunk_pages.max(self.arena.limit_pages() / LEAST_SHARE).max(PAGES_AT_ONCE as u64 / 2)
     }
 
-    /// Returns whether writers find room, even if no more pages can be reclaimed.
+    /// Returns whether writers find room below the limit, and in the reserve if there is one, without another reclaim.
     pub(super) fn has_reclaimed_enough(&self) -> bool {
         !self.arena.lacks_reserve()
             && used_pages(&self.arena) + self.least_pages() <= self.arena.limit_pages()
     }
 
-    /// Returns whether writes find room below the memory limit, and in the reserve if there is one.
+    /// Returns whether writes find room now: below the memory limit, if there is one, and in the reserve.
     pub fn has_room(&self) -> bool {
         match self.arena.limit_pages() {
             0 => !self.arena.lacks_reserve(),
@@ -120,7 +120,7 @@ impl Store {
         let (mut pass, decisions) = (None, &self.watermarks.decisions);
         for page in self.old_pages(age_s) {
             let pass = pass.get_or_insert_with(|| Pass::begin(self, backing));
-            if pass.outcome().error.is_some() || pass.make_room().is_err() {
+            if pass.has_failed() || pass.make_room().is_err() {
                 break;
             }
             let slot = self.slots.try_lock(page).locked().filter(|slot| slot.peek().is_stored());
@@ -220,7 +220,7 @@ impl<'a> Reclaimer<'a> {
 
     /// Returns whether the goal is not reached yet and more pages can be reclaimed.
     fn goes_on(&self) -> bool {
-        let is_sound = self.pass.as_ref().is_none_or(|pass| pass.outcome().error.is_none());
+        let is_sound = !self.pass.as_ref().is_some_and(Pass::has_failed);
         let pending_bytes = self.pass.as_ref().map_or(0, Pass::pending_bytes);
         let needed = needed_pages(&self.store.arena, &self.store.pool);
         let may_win = !self.is_full || self.store.can_recompress();
@@ -240,7 +240,7 @@ impl<'a> Reclaimer<'a> {
             decisions.failures.add(1);
             return false;
         }
-        self.is_full |= self.pass.as_mut().is_none_or(|pass| pass.make_room().is_err());
+        self.is_full = self.is_full || self.pass.as_mut().is_none_or(|pass| pass.make_room().is_err());
         let slot = match store.slots.try_lock(page) {
             Tried::Locked(slot) if is_cold() => slot,
             Tried::Locked(_) | Tried::Busy => {
@@ -287,7 +287,7 @@ impl<'a> Reclaimer<'a> {
         match outcome.error {
             _ if self.became_smaller + outcome.written > 0 => Reclaimed::Some,
             Some(_) => Reclaimed::Failed,
-            None if outcome.is_unanswered => Reclaimed::Failed,
+            None if outcome.unanswered.is_some() => Reclaimed::Failed,
             None if self.in_use + outcome.kept > 0 => Reclaimed::NotYet,
             None => Reclaimed::None,
         }

@@ -171,10 +171,15 @@ impl Store {
         if !rest.is_zero() {
             std::thread::park_timeout(rest);
         }
-        // A full device stays full until pages on it are gone.
+        // While the device is full, nothing can be reclaimed until a page on it is gone.
         let is_over =
             || held() != before || self.watermarks.is_awaited() || !self.watermarks.is_urgent(&self.arena);
+        let mut last_rescue = began;
         while reclaimed == Reclaimed::None && self.is_backing_full() && !is_over() {
+            if last_rescue.elapsed() >= RESCUE_EVERY && self.must_rescue() {
+                self.rescue(|| !is_over());
+                last_rescue = Instant::now();
+            }
             std::thread::park_timeout(MOST_REST);
         }
     }

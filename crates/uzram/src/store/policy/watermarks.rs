@@ -40,12 +40,12 @@ pub(super) struct State {
     stuck: Option<Stuck>,
 }
 
-/// How long a reclaim that freed nothing counts.
+/// A reclaim that freed nothing. It counts until a time has passed, or a page is gone from the backing device, where that
+/// leaves room.
 #[derive(Clone, Copy)]
 pub(in crate::store) struct Stuck {
-    /// Until then,
     pub(super) until: Instant,
-    /// and as long as [`Store::gone_pages`](crate::store::Store::gone_pages) is this: pages that are gone leave room.
+    /// [`Store::gone_pages`](crate::store::Store::gone_pages) at the time.
     pub(super) gone_pages: u64,
 }
 

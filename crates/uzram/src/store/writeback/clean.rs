@@ -7,23 +7,22 @@
 //!
 //! # The rule
 //!
-//! Cleaning gains a free extent for each [`MOVED_PER_GAIN`] that it moves, or it moves none. So an extent is moved only if at
-//! least this share of it, and the block that a flush may leave unused, holds nothing live any more. Of an extent that was filled
-//! with moved objects only what has died since counts, not what was unused from the start: what moves gains nothing that
-//! could be moved for again. Therefore the bytes moved are bounded by the bytes that died, whatever is asked for and how
-//! often; when no object dies, cleaning ends, and nothing but the death of objects has it go on. Pages that find no room then
-//! stay in memory: the device is *full* ([`Log::is_full`]).
+//! Cleaning gains a free extent for each [`MOVED_PER_GAIN`] that it moves, or it moves none. An extent is moved only if the
+//! bytes in it that are not live are 1 / [`MOVED_PER_GAIN`] of it, and a block more, which a flush may leave unused. In an extent
+//! that was filled with moved objects, only those bytes count whose objects have died since: moving it again for bytes that were
+//! never filled gains nothing. So the bytes moved are bounded by the bytes that died. When no object dies, cleaning ends; it
+//! goes on when objects have died. Pages that find no room stay in memory: the device is *full* ([`Log::is_full`]).
 //!
 //! # What a page costs
 //!
-//! Where pages are overwritten at random and a share u of the device is live, the extents that are cleaned in turn have the share s
-//! live that solves u = (s - 1) / ln s (J. Menon, A Performance Comparison of RAID-5 and Log-Structured Arrays, HPDC 1995;
+//! Let a share u of the device be live, and pages be overwritten at random. If the extents are cleaned in turn, each has a share s
+//! that is live, with u = (s - 1) / ln s (J. Menon, A Performance Comparison of RAID-5 and Log-Structured Arrays, HPDC 1995;
 //! P. Desnoyers, Analytic Modeling of SSD Write Performance, SYSTOR 2012). A byte of a page that leaves then costs 1 / (1 - s) bytes
-//! written; always taking the emptiest extents costs no more. That is 2.7 bytes at 80 % live, 5.2 at 90 %, 10.2 at 95 %, and 16.8
+//! written; to take the emptiest extents first costs no more. That is 2.7 bytes at 80 % live, 5.2 at 90 %, 10.2 at 95 %, and 16.8
 //! at 97 %. The rule bounds it by [`MOVED_PER_GAIN`], which the theory reaches at 98.4 %. The reserve, extents that are being
 //! filled and ends of extents are neither live nor free, so a device of 1 GiB gets there at 98 %, and one of 24 MiB at 93 %.
-//! It cannot be less for a device of 1 GiB at 97 %: when that is filled in order, and then overwritten at random, all extents
-//! have lost the same 3 % when the first one is moved.
+//! A smaller [`MOVED_PER_GAIN`] would end cleaning too early: a device of 1 GiB that is filled to 97 % in order, and then
+//! overwritten at random, has lost the same 3 % of each extent when the first one is moved.
 //!
 //! Extents whose copies on other machines are in danger ([`Backing::is_at_risk`]) are rewritten in the same way.
 
@@ -116,7 +115,7 @@ impl Pass<'_> {
         let log = &self.backing.log;
         // Writes in flight may free extents.
         self.flush();
-        while !log.has_room() && self.outcome().error.is_none() {
+        while !log.has_room() && !self.has_failed() {
             let victims = log.victims(VICTIMS, self.begun_bytes(Purpose::Moved));
             if victims.is_empty() || self.move_all(&victims).is_some() {
                 return;
@@ -155,8 +154,8 @@ impl Pass<'_> {
         if let Err(error) = result {
             // A store on other machines may answer later.
             let is_lost = !log.written_once || error.kind() == ErrorKind::NotFound;
-            log.failed_read(error);
-            self.outcome.is_unanswered |= !is_lost;
+            let error = log.failed_read(error);
+            self.outcome.unanswered = self.outcome.unanswered.take().or((!is_lost).then_some(error));
             return (buffer, if is_lost { Moved::NotAll } else { Moved::NoAnswer });
         }
         let mut moved = Moved::All;

@@ -69,17 +69,26 @@ pub(super) struct Extent {
     generation: Stamp,
     /// While free, the next free extent; else not 0 if it could not be cleaned.
     pub(super) link: Stamp,
-    /// With the layout `Blocks`, the CRC and the checksum of its only object, which has no header. Otherwise
-    /// [`Filling::home`], where the backing keeps the extent as one object, and the bytes of live objects that it is full
-    /// with: what it has less has died, or was never filled.
+    /// With the layout `Blocks`, the CRC of its only object, which has no header. Otherwise [`Filling::home`], where the
+    /// backing keeps the extent as one object.
     crc: Stamp,
+    /// With the layout `Blocks`, the checksum of its only object. Otherwise [`Extent::filled_bytes`].
     checksum: Stamp,
 }
 
 impl Extent {
-    /// Returns how many bytes cleaning the extent gains, which has so many live ones.
+    /// Returns the bytes of live objects that a packed extent is full with: what it has less has died, or was never filled.
+    fn filled_bytes(&self) -> u32 {
+        self.checksum.get()
+    }
+
+    fn set_filled_bytes(&self, bytes: usize) {
+        self.checksum.set(bytes as u32);
+    }
+
+    /// Returns how many bytes are gained by cleaning a packed extent that has so many live ones.
     pub(super) fn gain_bytes(&self, live_bytes: u32) -> u32 {
-        self.checksum.get().saturating_sub(live_bytes)
+        self.filled_bytes().saturating_sub(live_bytes)
     }
 }
 
@@ -272,9 +281,8 @@ impl Log {
         Ok((u32::try_from(count).unwrap_or(NONE - 1).min(NONE - 1), extent_bytes))
     }
 
-    /// Begins the adoption of the extents that another process left: resets the extents' live bytes and links.
-    /// Generations and checksums stay. Marks the extents that the dead process held: a write to one may still be on its
-    /// way to the device.
+    /// Begins the adoption of the extents that another process left: resets the extents' live bytes and links. All else
+    /// stays. Marks the extents that the dead process held: a write to one may still be on its way to the device.
     #[cfg(not(loom))]
     pub(in crate::store) fn begin_adoption(&self) -> Result<()> {
         self.counts.pages.set(0);
@@ -285,10 +293,9 @@ impl Log {
                 let was_held = of.word.load(Ordering::Relaxed) >= HOLD || of.link.get() == HELD_BY_DEAD;
                 of.word.store(0, Ordering::Relaxed);
                 of.link.set(if was_held { HELD_BY_DEAD } else { 0 });
-                let is_counted = of.generation.get() == 0 || !was_held && of.checksum.get() > 0;
-                if self.layout == WritebackLayout::Packed && !is_counted {
+                if self.layout == WritebackLayout::Packed && was_held {
                     // It is filled no further.
-                    of.checksum.set(self.usable_bytes(self.extent_bytes) as u32);
+                    of.set_filled_bytes(self.usable_bytes(self.extent_bytes));
                 }
             }
         })
@@ -498,7 +505,7 @@ impl Log {
             if self.layout == WritebackLayout::Packed {
                 // Moved objects are counted one by one: what a flush leaves unused would be moved again and again.
                 let is_counted = purpose == Purpose::Moved && !self.written_once;
-                of.checksum.set(if is_counted { 0 } else { self.usable_bytes(self.extent_bytes) as u32 });
+                of.set_filled_bytes(if is_counted { 0 } else { self.usable_bytes(self.extent_bytes) });
             }
             of.word.store(HOLD, Ordering::Relaxed);
             if purpose == Purpose::New {
@@ -569,7 +576,7 @@ impl Log {
     pub(super) fn fill(&self, extent: u32, len_bytes: usize) {
         let of = &self.extents[extent as usize];
         if !self.written_once {
-            of.checksum.set(of.checksum.get() + self.footprint(len_bytes) as u32);
+            of.set_filled_bytes(of.filled_bytes() as usize + self.footprint(len_bytes));
         }
     }
 
@@ -598,16 +605,16 @@ impl Log {
     /// Returns how many extents pages that leave memory would find if all were cleaned that may be.
     fn available_extents(&self) -> u64 {
         let (in_use, reserved) = (self.in_use(), self.reserved_extents());
-        let free = |tier: &Free| u64::from(tier.count.saturating_sub(reserved));
-        let free: u64 = self
-            .free
-            .lock()
-            .iter()
-            .zip(in_use)
-            .filter(|(_, is_used)| *is_used)
-            .map(|(tier, _)| free(tier))
-            .sum();
-        free + self.gainable_bytes(|tier| in_use[tier]) / self.extent_bytes as u64
+        let tiers = self.free.lock();
+        let used = tiers.iter().zip(in_use).filter(|(_, is_used)| *is_used);
+        let free: u64 = used.map(|(tier, _)| u64::from(tier.count.saturating_sub(reserved))).sum();
+        drop(tiers);
+        let gainable_bytes = match self.layout {
+            WritebackLayout::Packed => self.gainable_bytes(|tier| in_use[tier]),
+            // An object dies with its extent.
+            WritebackLayout::Blocks => 0,
+        };
+        free + gainable_bytes / self.extent_bytes as u64
     }
 
     /// Returns the extents of each tier that only cleaning takes.

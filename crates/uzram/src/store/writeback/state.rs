@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use crate::backing::{Backing, Trouble};
 use crate::base::error::{Error, Result};
 use crate::base::failures;
-use crate::base::sync::{Counter, Mutex, classes};
+use crate::base::sync::{Mutex, classes};
 
 /// How long a read that failed counts. Those of a device that fails are rarely further apart.
 const LASTS: Duration = Duration::from_secs(10);
@@ -71,22 +71,19 @@ impl fmt::Display for BackingState {
 }
 
 /// The last requests of a backing that failed.
-pub(super) struct Failures {
+pub(super) struct Failures(Mutex<Last>);
+
+#[derive(Default)]
+struct Last {
     /// A read; counts for [`LASTS`].
-    read: Mutex<Option<(Instant, Trouble)>>,
+    read: Option<(Instant, Trouble)>,
     /// A write; counts until one succeeds.
-    write: Mutex<Option<(Instant, Trouble)>>,
-    /// Whether `write` has one.
-    are_writes_failing: Counter,
+    write: Option<(Instant, Trouble)>,
 }
 
 impl Default for Failures {
     fn default() -> Self {
-        Failures {
-            read: Mutex::new(&classes::BACKING_EXTENTS, None),
-            write: Mutex::new(&classes::BACKING_EXTENTS, None),
-            are_writes_failing: Counter::new(0),
-        }
+        Failures(Mutex::new(&classes::BACKING_EXTENTS, Last::default()))
     }
 }
 
@@ -94,11 +91,11 @@ impl Failures {
     /// Notes a read that failed.
     pub(super) fn note_read(&self, error: &Error) {
         let (now, why) = (Instant::now(), error.to_string());
-        let mut read = self.read.lock();
-        let before = read.take().filter(|(at, _)| now.saturating_duration_since(*at) < LASTS);
+        let mut last = self.0.lock();
+        let before = last.read.take().filter(|(at, _)| now.saturating_duration_since(*at) < LASTS);
         let is_new = before.is_none();
-        *read = Some((now, Trouble::again(before.map(|(_, trouble)| trouble), why)));
-        drop(read);
+        last.read = Some((now, Trouble::again(before.map(|(_, trouble)| trouble), why)));
+        drop(last);
         if is_new {
             failures::note();
         }
@@ -106,16 +103,13 @@ impl Failures {
 
     /// Notes how a write has ended.
     pub(super) fn note_write(&self, result: &Result<()>) {
-        let were_failing = self.are_writes_failing.get() > 0;
-        if result.is_ok() && !were_failing {
-            return;
-        }
-        let mut write = self.write.lock();
-        let before = write.take().map(|(_, trouble)| trouble);
-        *write =
-            result.as_ref().err().map(|error| (Instant::now(), Trouble::again(before, error.to_string())));
-        drop(write);
-        self.are_writes_failing.set(result.is_err().into());
+        let mut last = self.0.lock();
+        let before = last.write.take();
+        let were_failing = before.is_some();
+        last.write = result.as_ref().err().map(|error| {
+            (Instant::now(), Trouble::again(before.map(|(_, trouble)| trouble), error.to_string()))
+        });
+        drop(last);
         if result.is_err() != were_failing {
             failures::note();
         }
@@ -124,8 +118,9 @@ impl Failures {
     /// Returns the trouble, if requests fail, and the backing was not `checked` since.
     fn since(&self, checked: Option<Instant>) -> Option<Trouble> {
         let is_over = |at: Instant| checked.is_some_and(|checked| checked > at);
-        let write = self.write.lock().clone().filter(|(at, _)| !is_over(*at));
-        let read = || self.read.lock().clone().filter(|(at, _)| !is_over(*at) && at.elapsed() < LASTS);
-        write.or_else(read).map(|(_, trouble)| trouble)
+        let last = self.0.lock();
+        let write = last.write.as_ref().filter(|(at, _)| !is_over(*at));
+        let read = || last.read.as_ref().filter(|(at, _)| !is_over(*at) && at.elapsed() < LASTS);
+        write.or_else(read).map(|(_, trouble)| trouble.clone())
     }
 }

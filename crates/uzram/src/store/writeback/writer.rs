@@ -172,8 +172,8 @@ pub(in crate::store) struct Outcome {
     pub(in crate::store) kept: u64,
     /// The last error of the device.
     pub(in crate::store) error: Option<Error>,
-    /// Whether there may be no room only because the device did not answer: nothing could be cleaned.
-    pub(in crate::store) is_unanswered: bool,
+    /// Why the device did not answer when an extent was to be cleaned: there may be no room only because of that.
+    pub(in crate::store) unanswered: Option<Error>,
 }
 
 /// A thread's turn to write pages back. [`Pass::end`] ends it.
@@ -204,15 +204,16 @@ impl<'a> Pass<'a> {
         self.pending_bytes
     }
 
-    /// Returns the result so far.
-    pub(in crate::store) fn outcome(&self) -> &Outcome {
-        &self.outcome
+    /// Returns whether a write has failed.
+    pub(in crate::store) fn has_failed(&self) -> bool {
+        self.outcome.error.is_some()
     }
 
     /// Makes room for one more page. It may wait for writes.
     ///
     /// # Errors
-    /// `NoSpace` when the device is full of live objects; `Io` when no more may be written.
+    /// `NoSpace` when the device is full of live objects; `Io` when no more may be written; the device's when it does not
+    /// answer.
     pub(in crate::store) fn make_room(&mut self) -> Result<()> {
         self.backing.allowance.check()?;
         self.open(Purpose::New)
@@ -326,6 +327,9 @@ impl<'a> Pass<'a> {
             self.clean();
         }
         log.take(purpose).ok_or_else(|| {
+            if let Some(error) = &self.outcome.unanswered {
+                return error.clone();
+            }
             if purpose == Purpose::New {
                 log.note_full();
             }
