@@ -173,7 +173,7 @@ impl Holder {
                 return Ok(status);
             }
             if std::mem::take(&mut self.is_changed) {
-                self.put_into_store();
+                self.store_if_kept();
             }
             if let Some(program) = self.next_program.take() {
                 // Comes back only if it fails.
@@ -234,7 +234,7 @@ impl Holder {
             command.end(signal, from_terminal);
             return;
         }
-        if from_terminal && signal == Signal::INT {
+        if from_terminal && signal == Signal::INT && self.is_served() {
             self.order(&Order::Interrupt);
             return;
         }
@@ -332,8 +332,8 @@ impl Holder {
                 Then::Answer(Ok(()))
             }
             Request::Leave => match self.put_into_store() {
-                true => Then::Leave,
-                false => Then::Answer(Err("no service manager keeps what this daemon has".to_owned())),
+                Ok(()) => Then::Leave,
+                Err(why) => Then::Answer(Err(why)),
             },
             Request::WillEnd(end) => {
                 // The command ends the daemon, if there is one.
@@ -384,7 +384,7 @@ impl Holder {
         self.tell_standby(&order, &descriptors);
         put(&mut self.devices, kept);
         // Before the worker uses it.
-        self.put_into_store();
+        self.store_if_kept();
     }
 
     /// Gives the stand-by an order. If it cannot be told, it is ended: the next one knows.

@@ -73,15 +73,24 @@ pub unsafe fn succeed(state: State, plan: DaemonPlan) -> Result<u8> {
 }
 
 impl Holder {
-    /// Has the service manager keep everything, if there is one. Returns whether it does.
-    pub(super) fn put_into_store(&mut self) -> bool {
+    /// Has the service manager keep everything.
+    ///
+    /// # Errors
+    /// There is none, or it does not.
+    pub(super) fn put_into_store(&mut self) -> std::result::Result<(), String> {
         let state = self.state();
-        let Some(store) = &mut self.store else { return false };
+        let store = self.store.as_mut().ok_or("no service manager keeps what this daemon has")?;
         let put = state.and_then(|state| store.put(State { processes: [None, None], ..state }));
-        if let Err(error) = &put {
-            tracing::error!(%error, "the service manager does not keep what this daemon has, if all its processes die");
+        put.map_err(|error| format!("the service manager does not keep what this daemon has: {error}"))
+    }
+
+    /// As [`Self::put_into_store`], if there is one; a failure is only logged.
+    pub(super) fn store_if_kept(&mut self) {
+        if self.store.is_some()
+            && let Err(why) = self.put_into_store()
+        {
+            tracing::error!("{why}; it is lost if all processes die");
         }
-        put.is_ok()
     }
 
     /// Checks that a program can take this one's place; returns its path.
@@ -114,9 +123,10 @@ impl Holder {
             return Ok(program);
         }
         let complaint = String::from_utf8_lossy(&output.stderr);
-        let why = complaint.lines().next().filter(|line| !line.is_empty());
-        let why = why.unwrap_or(if is_over { "it is no uzram that can" } else { "it does not answer" });
-        Err(format!("{shown} cannot take over: {why}"))
+        let other = || complaint.lines().next().map(str::to_owned).filter(|line| !line.is_empty());
+        let why = Failure::printed_in(&complaint).map(Failure::into_line).or_else(other);
+        let none = if is_over { "it is no uzram that can" } else { "it does not answer" };
+        Err(format!("{shown} cannot take over: {}", why.as_deref().unwrap_or(none)))
     }
 
     /// Has another program take this one's place. Returns why it cannot.

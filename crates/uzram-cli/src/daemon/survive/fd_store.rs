@@ -1,12 +1,11 @@
 //! The service manager's store of file descriptors, which outlives all of a daemon's processes: sd_pid_notify_with_fds(3),
 //! `FileDescriptorStoreMax=` of systemd.service(5).
 //!
-//! Each descriptor is stored by a name with this process's ID and the descriptor's number, and then the state, which says
-//! which name each of its descriptors has. States are counted: the last one is valid, so that a death in between leaves one. A
-//! daemon that is started again finds all by sd_listen_fds(3), and goes on like the next program after an upgrade.
+//! Each descriptor is stored by a name of its own, and then the state, which says which name each of its descriptors has.
+//! States are counted: the last one is valid, so that a death in between leaves one. A daemon that is started again finds
+//! all by sd_listen_fds(3), and goes on like the next program after an upgrade.
 //!
-//! A manager keeps so many descriptors as `FDSTORE` says, and ignores what is beyond, and a descriptor that it has already,
-//! without a word.
+//! The manager keeps at most `FDSTORE` descriptors. It silently ignores any beyond that, and any that it has already.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::env;
@@ -18,7 +17,7 @@ use crate::daemon::notify;
 
 /// The variable with the number of descriptors that the manager takes; not set without a store.
 const STORE: &str = "FDSTORE";
-/// The name of a descriptor begins with this; the process and the number follow.
+/// The name of a descriptor begins with this; this process's ID and a count follow.
 const DESCRIPTOR: &str = "uzram-fd-";
 /// The name of a state begins with this; its count follows.
 const STATE: &str = "uzram-state-";
@@ -30,10 +29,6 @@ pub struct FdStore {
     stored: Stored,
     /// The most descriptors that it keeps; `None` if the manager does not say.
     most: Option<usize>,
-}
-
-fn name_of(number: Number) -> String {
-    format!("{DESCRIPTOR}{}-{}", std::process::id(), number.raw())
 }
 
 fn name_of_state(count: u64) -> String {
@@ -59,48 +54,74 @@ impl FdStore {
     /// Stores a state with its descriptors in the place of the last one.
     ///
     /// # Errors
-    /// The manager cannot be told; the last state is valid then. Or it keeps too few descriptors: none is valid then, for
-    /// what is in the last one may be gone since.
+    /// The manager cannot be told, or keeps too few descriptors. The last state may be gone then.
     pub fn put(&mut self, mut state: State) -> io::Result<()> {
         let numbers: BTreeSet<Number> = state.numbers().into_iter().collect();
-        let new: Vec<Number> =
-            numbers.iter().filter(|number| !self.stored.names.contains_key(number)).copied().collect();
-        self.check_room(new.len())?;
+        // Those of closed descriptors first, whatever fails: other descriptors get the same numbers.
+        let (names, closed): (BTreeMap<_, _>, BTreeMap<_, _>) = std::mem::take(&mut self.stored.names)
+            .into_iter()
+            .partition(|(number, _)| numbers.contains(number));
+        self.stored.names = names;
+        self.stored.old_names.extend(closed.into_values());
+        let is_new = |number: &&Number| !self.stored.names.contains_key(number);
+        let new: Vec<Number> = numbers.iter().filter(is_new).copied().collect();
+        self.make_room(new.len())?;
         for number in new {
-            let name = name_of(number);
+            self.stored.named += 1;
+            let name = format!("{DESCRIPTOR}{}-{}", std::process::id(), self.stored.named);
             // SAFETY: the holder has the descriptors of its state open.
             notify::store(&name, unsafe { number.borrow() })?;
             self.stored.names.insert(number, name);
         }
         let mut next = self.stored.clone();
-        next.names.retain(|number, _| numbers.contains(number));
-        let gone = self.stored.names.iter().filter(|(number, _)| !numbers.contains(number));
-        next.old_names.extend(gone.map(|(_, name)| name.clone()));
-        next.old_names.extend((next.states > 0).then(|| name_of_state(next.states)));
-        next.states += 1;
+        next.retire_state();
+        (next.states, next.has_state) = (next.states + 1, true);
         state.stored = Some(next.clone());
         let (file, _) = state.write()?;
         notify::store(&name_of_state(next.states), file.as_fd())?;
         self.stored = next;
-        for name in std::mem::take(&mut self.stored.old_names) {
-            notify::forget(&name)?;
+        self.forget_old()
+    }
+
+    /// Makes room for so many descriptors more, and another state. Where that takes the room of the last state, that is
+    /// removed before.
+    ///
+    /// # Errors
+    /// The manager cannot be told, or keeps too few descriptors.
+    fn make_room(&mut self, new: usize) -> io::Result<()> {
+        let needs = |stored: &Stored| stored.count() + new + 1;
+        let most = self.most.unwrap_or(usize::MAX);
+        if needs(&self.stored) > most {
+            self.stored.retire_state();
+            self.forget_old()?;
+        }
+        match needs(&self.stored) {
+            needs if needs > most => Err(io::Error::other(format!(
+                "{needs} descriptors are to be kept, and {STORE} allows {most}: raise FileDescriptorStoreMax= of the unit"
+            ))),
+            _ => Ok(()),
+        }
+    }
+
+    fn forget_old(&mut self) -> io::Result<()> {
+        while let Some(name) = self.stored.old_names.last() {
+            notify::forget(name)?;
+            self.stored.old_names.pop();
         }
         Ok(())
     }
+}
 
-    /// Checks that the manager keeps so many descriptors more, and another state.
-    fn check_room(&self, new: usize) -> io::Result<()> {
-        let Stored { names, old_names, states } = &self.stored;
-        let has = names.len() + old_names.len() + usize::from(*states > 0);
-        let needs = has + new + 1;
-        match self.most.filter(|most| needs > *most) {
-            None => Ok(()),
-            Some(most) => {
-                notify::forget(&name_of_state(*states))?;
-                Err(io::Error::other(format!(
-                    "{needs} descriptors are to be kept, and {STORE} allows {most}: raise FileDescriptorStoreMax= of the unit"
-                )))
-            }
+impl Stored {
+    /// Returns how many descriptors the manager has.
+    fn count(&self) -> usize {
+        self.names.len() + self.old_names.len() + usize::from(self.has_state)
+    }
+
+    /// Has the last state be forgotten.
+    fn retire_state(&mut self) {
+        if std::mem::take(&mut self.has_state) {
+            self.old_names.push(name_of_state(self.states));
         }
     }
 }
@@ -108,14 +129,10 @@ impl FdStore {
 impl Drop for FdStore {
     /// Empties the store: the daemon has ended, and another would find nothing to go on with.
     fn drop(&mut self) {
-        let Stored { names, old_names, states } = std::mem::take(&mut self.stored);
-        let state = (states > 0).then(|| name_of_state(states));
+        self.stored.retire_state();
+        let Stored { names, old_names, .. } = std::mem::take(&mut self.stored);
         // If the manager cannot be told, it closes them when it forgets the service.
-        old_names
-            .into_iter()
-            .chain(names.into_values())
-            .chain(state)
-            .for_each(|name| drop(notify::forget(&name)));
+        old_names.into_iter().chain(names.into_values()).for_each(|name| drop(notify::forget(&name)));
     }
 }
 
@@ -148,7 +165,7 @@ pub unsafe fn take() -> io::Result<Option<(State, FdStore)>> {
     let Some((count, fd)) = states.pop_last() else { return Ok(None) };
     let mut state = State::read_from(fd.into())?;
     let before = state.stored.take().unwrap_or_default();
-    let mut stored = Stored { states: count, ..Stored::default() };
+    let mut stored = Stored { states: count, has_state: true, named: before.named, ..Stored::default() };
     for number in state.numbers_mut() {
         let missing =
             || io::Error::other(format!("the service manager has lost descriptor {}", number.raw()));

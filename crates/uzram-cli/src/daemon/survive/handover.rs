@@ -118,8 +118,12 @@ pub struct Stored {
     pub names: BTreeMap<Number, String>,
     /// Names to remove after the next state is stored.
     pub old_names: Vec<String>,
+    /// How many names there were. No two descriptors have the same.
+    pub named: u64,
     /// The count of the last state; 0 before the first.
     pub states: u64,
+    /// Whether the manager has that state.
+    pub has_state: bool,
 }
 
 /// A process that serves or waits to.

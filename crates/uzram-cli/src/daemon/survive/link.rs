@@ -96,8 +96,8 @@ pub enum Order {
     },
     /// The daemon is asked to end.
     End(End),
-    /// The user presses ^C, and is asked again if clients would lose what they wrote. Who ends the daemon tells it the
-    /// holder ([`Request::WillEnd`]).
+    /// The user pressed ^C. The worker asks for a second one while NBD clients are connected; when it does end, it sends
+    /// [`Request::WillEnd`].
     Interrupt,
     /// The command of `--exec` has ended.
     CommandEnded,
