@@ -115,7 +115,7 @@ fn a_full_backing_device_is_logged_once_and_its_end_too() {
     assert!(client.reply(0).is_some());
     drop(client);
     let ended = || {
-        lines(&daemon, "WARN", "zram0: pages leave for the backing device again after ")
+        lines(&daemon, "WARN", "zram0: the backing device is ok again after ")
             + lines(&daemon, "WARN", "zram0: writes are accepted again after ")
     };
     wait_until("the end is logged", || ended() == 2);

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use common::block::{BlockPlace, Cgroup, Hog, be_a_hog, swapped_bytes, unable};
+use common::block::{BlockPlace, Cgroup, Hog, be_a_hog, unable};
 use common::clients::{arg, missing, random_file, run, succeed};
 use common::nbd::Raw;
 use common::{Daemon, Place, finish, wait_until};
@@ -230,8 +230,7 @@ fn a_program_that_swaps_outlives_them() {
     place.place.run(&["swap", "on", "--size", "512M"]).ok();
     let device = place.swap_areas().pop().unwrap();
     let seconds = 3600;
-    let mut hog = Hog::start(&cgroup, HOG_MIB, seconds);
-    wait_until("much is swapped out", || swapped_bytes(&device) > HOG_MIB / 4 * MIB);
+    let mut hog = Hog::start(&cgroup, HOG_MIB, seconds).swaps_out(&device, HOG_MIB / 4 * MIB);
     let mut random = Random::new(8);
     for _ in 0..SWAP_KILLS * rounds() {
         thread::sleep(Duration::from_millis(random.below(300) as u64));
@@ -407,8 +406,7 @@ fn a_swap_area_goes_off_though_a_process_dies_meanwhile() {
     let place = BlockPlace::new();
     place.place.run(&["swap", "on", "--size", "256M"]).ok();
     let device = place.swap_areas().pop().unwrap();
-    let mut hog = Hog::start(&cgroup, 48, 3600);
-    wait_until("much is swapped out", || swapped_bytes(&device) > 16 * MIB);
+    let mut hog = Hog::start(&cgroup, 48, 3600).swaps_out(&device, 16 * MIB);
     cgroup.set_limit(1 << 30);
     wait_for_standby(&place.place);
     let worker = place.place.worker_id();
@@ -530,8 +528,7 @@ fn nothing_of_a_swap_area_is_swapped_out() {
     command.args(["swap", "on", "--size", "256M"]).env("UZRAM_RUNTIME_DIR", place.place.dir());
     finish(command).ok();
     let device = place.swap_areas().pop().unwrap();
-    let mut hog = Hog::start(&cgroup, 64, 3600);
-    wait_until("much is swapped out", || swapped_bytes(&device) > 32 * MIB);
+    let mut hog = Hog::start(&cgroup, 64, 3600).swaps_out(&device, 32 * MIB);
     for _ in 0..3 {
         wait_for_standby(&place.place);
         daemons.empty();

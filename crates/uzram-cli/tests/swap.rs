@@ -45,9 +45,7 @@ fn device_of(facts: &str) -> String {
 
 /// Starts a hog, and waits until it has much swapped out to a device.
 fn start_hog(cgroup: &Cgroup, seconds: u64, device: &str) -> Hog {
-    let hog = Hog::start(cgroup, HOG_MIB, seconds);
-    wait_until("much is swapped out", || swapped_bytes(device) > LIMIT_BYTES);
-    hog
+    Hog::start(cgroup, HOG_MIB, seconds).swaps_out(device, LIMIT_BYTES)
 }
 
 fn assert_verified(ended: &Ended) {

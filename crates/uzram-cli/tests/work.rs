@@ -145,14 +145,7 @@ fn is_interrupted_in_time(place: &BlockPlace, cgroup: &Cgroup) -> bool {
     cgroup.set_limit(HOG_LIMIT_BYTES);
     place.place.run(&["swap", "on", "--size", "512M"]).ok();
     let device = place.swap_areas().remove(0);
-    let mut hog = Hog::start(cgroup, 192, 120);
-    wait_until("much is swapped out", || {
-        // The kernel may kill what accesses several times its cgroup's limit at random.
-        if !hog.is_running() {
-            hog = Hog::start(cgroup, 192, 120);
-        }
-        swapped_bytes(&device) > 128 * MIB
-    });
+    let hog = Hog::start(cgroup, 192, 120).swaps_out(&device, 128 * MIB);
     cgroup.set_limit(1 << 30);
     // The stopped hog brings no pages back itself.
     let hog_id = Pid::from_raw(hog.id() as i32).unwrap();

@@ -1,18 +1,19 @@
 //! Block devices and swap in tests: for root, with FUSE and loop devices; leaves nothing behind.
 
-use std::fs;
+use std::fs::{self, File};
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use rustix::process::Signal;
 use uzram::random::Random;
 
 use super::clients::run;
 use super::{Ended, Place, wait_until};
 
-/// Swap areas and cgroups are global to the machine: one test at a time.
-static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+/// A file that the test locks that uses swap areas and loop devices: they are the machine's, so one test at a time.
+const ONE_AT_A_TIME: &str = "uzram-block-tests.lock";
 
 /// Returns whether block devices are not available, and prints why; the test is then skipped.
 pub fn unable() -> bool {
@@ -34,12 +35,14 @@ pub struct BlockPlace {
     pub place: Place,
     /// Loop devices and swap areas that existed before.
     others: Vec<String>,
-    _alone: MutexGuard<'static, ()>,
+    _alone: File,
 }
 
 impl BlockPlace {
     pub fn new() -> BlockPlace {
-        let alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+        let alone = File::create(std::env::temp_dir().join(ONE_AT_A_TIME)).unwrap();
+        alone.lock().unwrap();
+        remove_left_areas();
         let others = loop_devices(|_| true).into_iter().chain(active_areas()).collect();
         BlockPlace { place: Place::new(), others, _alone: alone }
     }
@@ -98,7 +101,8 @@ impl BlockPlace {
 impl Drop for BlockPlace {
     fn drop(&mut self) {
         // Cleans up after a failed test; these commands fail if nothing is left.
-        let loops = self.loops();
+        let mut loops = self.loops();
+        loops.extend(self.swap_areas());
         for device in &loops {
             let _ = run(&self.place, "swapoff", &[device]);
         }
@@ -126,6 +130,21 @@ fn loop_devices(wanted: impl Fn(&Path) -> bool) -> Vec<String> {
         }
     }
     devices
+}
+
+/// Removes the swap areas that killed tests have left in temporary directories: the kernel would swap this test's pages out
+/// to them, and no daemon takes these.
+fn remove_left_areas() {
+    // Its file is gone, or does not answer.
+    let is_left = |file: &Path| file.starts_with(std::env::temp_dir()) && fs::metadata(file).is_err();
+    for device in loop_devices(is_left) {
+        if active_areas().any(|area| area == device) {
+            println!("{device}: a swap area that an earlier test has left");
+            for program in ["swapoff", "losetup -d"] {
+                let _ = Command::new("sh").args(["-c", &format!("timeout 60 {program} {device}")]).status();
+            }
+        }
+    }
 }
 
 /// Returns the loop devices that are active swap areas.
@@ -214,6 +233,13 @@ impl Drop for Cgroup {
     }
 }
 
+/// Returns the active swap areas, and the last errors in the kernel's log: why it has killed a process.
+fn last_of_kernel() -> String {
+    let script = "cat /proc/swaps; dmesg | grep -E 'oom-kill:|memory: usage|rror|Killed' | tail -n 20";
+    let said = Command::new("sh").args(["-c", script]).output().unwrap();
+    String::from_utf8_lossy(&said.stdout).into_owned()
+}
+
 /// The test that runs as a hog in its own process, and the variables with its size and duration.
 pub const HOG_TEST: &str = "hog";
 const HOG_VARIABLE: &str = "UZRAM_TEST_HOG";
@@ -282,6 +308,16 @@ impl Hog {
         self.child.try_wait().unwrap().is_none()
     }
 
+    /// Waits until more than so many bytes are swapped out to a device.
+    pub fn swaps_out(mut self, device: &str, bytes: u64) -> Hog {
+        wait_until("much is swapped out", || swapped_bytes(device) > bytes || !self.is_running());
+        if !self.is_running() {
+            let ended = self.ended(Duration::ZERO);
+            panic!("{}: {}{}", ended.status, ended.stdout, ended.stderr);
+        }
+        self
+    }
+
     /// Waits for its end.
     pub fn ended(mut self, patience: Duration) -> Ended {
         let deadline = Instant::now() + patience;
@@ -294,6 +330,9 @@ impl Hog {
         use std::io::Read;
         self.child.stdout.take().unwrap().read_to_string(&mut ended.stdout).unwrap();
         self.child.stderr.take().unwrap().read_to_string(&mut ended.stderr).unwrap();
+        if ended.status.signal() == Some(Signal::KILL.as_raw()) {
+            ended.stderr += &last_of_kernel();
+        }
         ended
     }
 }
