@@ -159,9 +159,10 @@ pub trait Context<T> {
 impl<T, E: Display + 'static> Context<T> for std::result::Result<T, E> {
     fn context(self, what: impl FnOnce() -> String) -> Result<T> {
         self.map_err(|error| {
-            let of_engine = (&error as &dyn Any).downcast_ref::<uzram::Error>();
-            let setting = of_engine.and_then(uzram::Error::setting);
-            Failure::line(format!("{}: {error}", what())).with_setting(setting)
+            let any = &error as &dyn Any;
+            let setting = any.downcast_ref::<uzram::Error>().and_then(uzram::Error::setting);
+            let hint = any.downcast_ref().map_or("", size_limit_hint);
+            Failure::line(format!("{}: {error}{hint}", what())).with_setting(setting)
         })
     }
 
@@ -170,13 +171,12 @@ impl<T, E: Display + 'static> Context<T> for std::result::Result<T, E> {
     }
 }
 
-/// Adds to a message about a file that got too long (EFBIG) which limit that was.
-pub fn with_size_limit(line: String) -> String {
-    let is_limited = getrlimit(Resource::Fsize).current.is_some();
-    let is_too_long = line.contains(&format!("(os error {})", libc::EFBIG));
-    match is_limited && is_too_long {
-        true => line + ": raise RLIMIT_FSIZE (`ulimit -f unlimited`)",
-        false => line,
+/// Returns what to set if a file got longer than RLIMIT_FSIZE allows.
+fn size_limit_hint(error: &io::Error) -> &'static str {
+    let is_too_long = error.raw_os_error() == Some(libc::EFBIG);
+    match is_too_long && getrlimit(Resource::Fsize).current.is_some() {
+        true => ": raise RLIMIT_FSIZE (`ulimit -f unlimited`)",
+        false => "",
     }
 }
 
@@ -189,7 +189,7 @@ pub fn print(text: &str) -> Result<()> {
     match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
         Ok(()) => Ok(()),
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Err(Failure::silent(Exit::Done)),
-        Err(error) => Err(Failure::line(format!("cannot write the output: {error}"))),
+        Err(error) => Err(error).context(|| "cannot write the output".to_owned()),
     }
 }
 

@@ -172,7 +172,6 @@ pub fn main() -> ExitCode {
     match failure::parse::<Cli>().map_err(not_parsed).and_then(carry_out) {
         Ok(status) => ExitCode::from(status),
         Err(failure) => {
-            let failure = failure.map_line(failure::with_size_limit);
             live::report_failure(&failure);
             failure.exit().into()
         }

@@ -13,8 +13,8 @@ use crate::client::daemon_client::{Daemon, attribute_path, device_path, understa
 use crate::config::device_options::DeviceOptions;
 use crate::config::plan::ExportArgs;
 use crate::config::settings::{attributes_of, parse_name};
-use crate::failure::{Failure, Result};
-use crate::output::report;
+use crate::failure::{Failure, Result, print};
+use crate::output::{self, report};
 use crate::swap::room::warning_of_fixed;
 use crate::system::interrupts::Interrupts;
 use crate::system::programs;
@@ -172,7 +172,7 @@ pub fn add(args: &AddArgs) -> Result<()> {
     let memory = machine_memory::read().ok();
     let warn = |memory| warning_of_fixed(&args.name, device.stats.mem_fixed_bytes, &memory);
     if let Some(warning) = memory.and_then(warn) {
-        live::error_line(&format!("warning: {warning}"));
+        live::note(&format!("warning: {warning}\n"));
     }
     report(&device, |device| device.uris.iter().map(|uri| format!("{uri}\n")).collect())
 }
@@ -236,8 +236,12 @@ fn stat_device(args: &StatArgs, daemon: &Daemon) -> Result<()> {
     };
     let AttributeJson { name, value, text } =
         understand(daemon.ask("GET", &attribute_path(&args.name, attribute), None)?)?;
+    if !output::is_json() {
+        return print(&(text + "\n"));
+    }
+    // `block_state` comes as text alone, as long as the disk is large.
     let value = value.unwrap_or_else(|| show::block_states(&text));
-    report(&json!({ "name": name, "value": value }), |_| text + "\n")
+    report(&json!({ "name": name, "value": value }), |_| text)
 }
 
 /// `uzram set`

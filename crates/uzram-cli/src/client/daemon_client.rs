@@ -382,7 +382,7 @@ impl Daemon {
     /// Returns the failure of a command that needs a daemon where none is running.
     pub fn absent(&self) -> Failure {
         let of_root = match self.dir != Path::new(OF_ROOT) && is_of_root(Path::new(OF_ROOT)) {
-            true => format!("; root's is in {OF_ROOT}: use sudo"),
+            true => format!("; root's would be in {OF_ROOT}: use sudo"),
             false => String::new(),
         };
         let shown = self.dir.display();

@@ -12,6 +12,7 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 use clap::ValueEnum;
+use clap::builder::PossibleValue;
 use rustix::io::Errno;
 use rustix::io_uring::{io_uring_params, io_uring_setup};
 use rustix::mount::MountPropagationFlags;
@@ -76,15 +77,6 @@ impl Purpose {
             Purpose::Run => &["pager: uffd", "run library"],
         }
     }
-
-    /// Returns the name.
-    const fn name(self) -> &'static str {
-        match self {
-            Purpose::Swap => "swap",
-            Purpose::Disk => "disk",
-            Purpose::Run => "run",
-        }
-    }
 }
 
 /// The output of `uzram check --json`.
@@ -139,10 +131,9 @@ pub fn run(args: &CheckArgs) -> Result<()> {
         survival(),
         kernel_zram(),
     ];
-    let is_missing =
-        |need: &&&str| checks.iter().any(|check| check.name == **need && check.works != Works::Yes);
+    let works = |need: &str| checks.iter().any(|check| check.name == need && check.works == Works::Yes);
     let purposes = args.purposes.iter().map(|purpose| {
-        let missing: Vec<_> = purpose.needs().iter().filter(is_missing).copied().collect();
+        let missing: Vec<_> = purpose.needs().iter().filter(|need| !works(need)).copied().collect();
         PurposeJson { purpose: *purpose, works: missing.is_empty(), missing }
     });
     let checked = Checked { purposes: purposes.collect(), checks };
@@ -171,7 +162,9 @@ impl Checked {
         };
         let refused = self.purposes.iter().filter(|purpose| !purpose.works).map(|lacking| {
             let why: Vec<_> = lacking.missing.iter().filter_map(because).collect();
-            format!("{} does not work here: it needs {}", lacking.purpose.name(), why.join(", "))
+            let purpose = lacking.purpose.to_possible_value();
+            let purpose = purpose.as_ref().map_or("", PossibleValue::get_name);
+            format!("{purpose} does not work here: it needs {}", why.join(", "))
         });
         let refused: Vec<_> = refused.collect();
         (!refused.is_empty()).then(|| refused.join("; "))
@@ -246,9 +239,15 @@ fn files() -> Finding {
 fn try_mount() -> std::result::Result<String, String> {
     let is_private = make_private_mounts().is_ok();
     let number = RandomState::new().hash_one(std::process::id());
-    let dir = std::env::temp_dir().join(format!("uzram-check-{number:016x}"));
-    let made = fs::DirBuilder::new().mode(0o700).create(&dir);
-    made.map_err(|error| format!("no directory to mount on can be made in {}: {error}", dir.display()))?;
+    let name = format!("uzram-check-{number:016x}");
+    let make = |parent: PathBuf| {
+        let dir = parent.join(&name);
+        let made = fs::DirBuilder::new().mode(0o700).create(&dir);
+        made.map(|()| dir)
+            .map_err(|error| format!("no directory to mount on can be made in {}: {error}", parent.display()))
+    };
+    // Where there is one program and nothing else, there is no /tmp.
+    let dir = make(std::env::temp_dir()).or_else(|why| make(PathBuf::from("/run")).map_err(|_| why))?;
     let options = fuse::MountOptions { threads: 1, ..fuse::MountOptions::default() };
     let mounted = fuse::Connection::mount(&dir, &dir, options).and_then(|connection| connection.unmount());
     // Fails only if it could not be unmounted.

@@ -13,7 +13,6 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use rustix::fs::Access;
 use uzram::check_file_size;
 use uzram::codec::Algorithm;
 use uzram::units::format_size;
@@ -22,6 +21,7 @@ use uzram_pager::{LEAST_LIMIT_BYTES, TrapKind};
 use crate::config::size_expr;
 use crate::failure::{Exit, Failure, Result};
 use crate::output;
+use crate::system::find_program::find_program;
 use crate::system::program_file::{self, Kind};
 use crate::terminal::live;
 
@@ -184,35 +184,15 @@ fn split_spill(text: &OsStr, limit: u64) -> Result<(OsString, u64)> {
     }
 }
 
-/// Finds a program as a shell does: in `PATH`, what cannot be executed is passed over.
+/// Finds a program.
 fn find(name: &OsStr) -> Result<PathBuf> {
-    let path = PathBuf::from(name);
-    let places = match name.as_encoded_bytes().contains(&b'/') {
-        true => vec![path],
-        false if name.is_empty() => Vec::new(),
-        false => {
-            env::split_paths(&env::var_os("PATH").unwrap_or_default()).map(|dir| dir.join(name)).collect()
+    find_program(name).map_err(|(place, error)| match error.kind() {
+        ErrorKind::NotFound => {
+            let line = format!("there is no program {}", place.display());
+            Failure::line(line).with_exit(Exit::NotFound)
         }
-    };
-    let mut failure = None;
-    for place in places {
-        match check_executable(&place) {
-            Ok(()) => return Ok(place),
-            Err(error) if error.kind() == ErrorKind::NotFound => {}
-            Err(error) => failure = failure.or(Some(cannot_run(&place, &error))),
-        }
-    }
-    Err(failure.unwrap_or_else(|| {
-        Failure::line(format!("there is no program {}", name.display())).with_exit(Exit::NotFound)
-    }))
-}
-
-fn check_executable(path: &Path) -> io::Result<()> {
-    if !fs::metadata(path)?.is_file() {
-        // As execve(2) says of a directory.
-        return Err(ErrorKind::PermissionDenied.into());
-    }
-    Ok(rustix::fs::access(path, Access::EXEC_OK)?)
+        _ => cannot_run(&place, &error),
+    })
 }
 
 /// Returns the failure of a program that cannot be run; the status is that of env(1).

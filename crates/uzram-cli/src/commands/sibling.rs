@@ -39,5 +39,5 @@ pub fn run(name: &str, args: &SiblingArgs) -> Result<Infallible> {
 
 fn find(name: &str) -> Option<PathBuf> {
     let beside = env::current_exe().ok().and_then(|program| Some(program.parent()?.join(name)));
-    beside.filter(|program| program.is_file()).or_else(|| find_program(name))
+    beside.filter(|program| program.is_file()).or_else(|| find_program(name.as_ref()).ok())
 }

@@ -11,7 +11,7 @@ use uzram::device::{Attribute, Device, Keeper, NamedBacking};
 use uzram_serve::fuse::CpuLatencyLimit;
 use uzram_serve::{Export, ExportPolicy, fuse, nbd};
 
-use crate::config::settings::{DeviceSettings, NO_ALGORITHM, Setting};
+use crate::config::settings::{DeviceSettings, Setting};
 use crate::failure::{Context, Failure, Result};
 use crate::system::path_inside::is_inside;
 use crate::system::runtime_dir::{NBD_SOCKET, socket_path};
@@ -386,8 +386,8 @@ impl DevicePlan {
 
     /// Returns the setting by which pages are written back or recompressed when memory is short, if there is one.
     pub fn reclaims_by(&self) -> Option<&Setting> {
-        let is_on = |setting: &&Setting| !["none", NO_ALGORITHM].contains(&&*setting.value);
-        NEEDS_LRU.into_iter().find_map(|attribute| self.settings.get(attribute).filter(is_on))
+        let mut settings = NEEDS_LRU.into_iter().filter_map(|attribute| self.settings.get(attribute));
+        settings.find(|setting| !setting.is_off())
     }
 }
 

@@ -93,7 +93,7 @@ const DISKSIZE: SettingRow = SettingRow {
 const BACKED: SettingRow = SettingRow { is_policy: true, needs: Some("backing_dev"), ..TEXT };
 
 /// The value of `recomp_algorithm` for no recompression.
-pub const NO_ALGORITHM: &str = "algo=none";
+const NO_ALGORITHM: &str = "algo=none";
 
 /// The settings of a new device, in the order in which they are set.
 pub static SETTINGS: &[SettingRow] = &[
@@ -365,6 +365,13 @@ pub struct Setting {
     pub value: String,
 }
 
+impl Setting {
+    /// Returns whether it switches off what the attribute sets.
+    pub fn is_off(&self) -> bool {
+        ["none", NO_ALGORITHM].contains(&&*self.value)
+    }
+}
+
 /// The settings of a device, with each attribute at most once.
 #[derive(Debug, Default)]
 pub struct DeviceSettings(Vec<Setting>);
@@ -423,7 +430,7 @@ impl DeviceSettings {
     /// is too slow for writers.
     pub fn recompresses_swap(&self) -> bool {
         match self.get("recomp_algorithm") {
-            Some(setting) => setting.value != NO_ALGORITHM,
+            Some(setting) => !setting.is_off(),
             None => self.get("backing_dev").is_none(),
         }
     }
@@ -431,7 +438,7 @@ impl DeviceSettings {
     /// Fails if a setting has no effect without another one.
     fn refuse_idle(&self, prefix: &str, swaps: bool) -> Result<()> {
         let is_missing = |needed: &&str| match self.get(needed) {
-            Some(setting) => ["none", NO_ALGORITHM].contains(&&*setting.value),
+            Some(setting) => setting.is_off(),
             None => !(swaps && *needed == "recomp_algorithm" && self.recompresses_swap()),
         };
         for Setting { origin, attribute, value } in &self.0 {

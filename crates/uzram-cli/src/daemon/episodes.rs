@@ -1,8 +1,8 @@
 //! Episodes: times during which something is wrong. One is logged when it begins and when it has ended, with the number of
 //! failures in between, and once an hour if it lasts.
 //!
-//! An episode ends when nothing has failed for [`CALM_MS`]. What fails again within an hour needs twice that time to end each time,
-//! up to an hour: what comes and goes all the time is one episode, and hostile clients cannot fill the log.
+//! An episode ends when nothing has failed for [`CALM_MS`]. Each time a condition returns within an hour, the calm time that
+//! ends it doubles, up to an hour: what comes and goes all the time is one episode, and hostile clients cannot fill the log.
 //!
 //! Open episodes are kept in memory that outlives the process ([`KeptEpisode`]), with which the next process goes on.
 
@@ -28,15 +28,15 @@ pub struct Condition {
     pub counted: &'static str,
 }
 
-/// Whether it is so at the moment.
+/// Whether a condition holds at the moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Now {
+pub enum Level {
     /// No.
-    Over,
-    /// It has not ended if it had begun, but this does not begin it: a failure does.
-    NotOver,
-    /// Yes.
-    On,
+    Clear,
+    /// Keeps an open episode open; does not open one.
+    Lingering,
+    /// Yes, even if nothing fails.
+    Active,
 }
 
 /// A condition at the moment.
@@ -50,8 +50,8 @@ pub struct Reading {
     pub text: String,
     /// Failures so far.
     pub count: u64,
-    /// Whether it is so, even if nothing fails.
-    pub now: Now,
+    /// Whether it holds.
+    pub level: Level,
 }
 
 /// An open episode, in memory that outlives the process; all numbers are 0 if there is none.
@@ -149,11 +149,11 @@ impl<'a> Episode<'a> {
 
     /// Takes note of the condition. Returns a line to log, if any.
     fn look(&mut self, reading: &Reading, now_ms: u64) -> Option<String> {
-        let Reading { subject, condition, text, count, now } = reading;
+        let Reading { subject, condition, text, count, level } = reading;
         // A device that was reset counts from 0 again.
         let failures = count.checked_sub(self.seen).unwrap_or(*count);
         self.seen = *count;
-        let is_on = failures > 0 || *now == Now::On;
+        let is_on = failures > 0 || *level == Level::Active;
         let text_hash = hash(&[text]);
         let Some(open) = &mut self.open else {
             if !is_on {
@@ -175,7 +175,7 @@ impl<'a> Episode<'a> {
         if failures > 0 {
             open.changed_ms = now_ms;
         }
-        if is_on || *now == Now::NotOver {
+        if is_on || *level == Level::Lingering {
             open.over_ms = None;
         } else {
             open.over_ms.get_or_insert(now_ms);
@@ -196,7 +196,7 @@ impl<'a> Episode<'a> {
             return Some(line);
         }
         let since_ms = now_ms - open.logged_ms;
-        let is_other = *now == Now::On && open.text != text_hash;
+        let is_other = *level == Level::Active && open.text != text_hash;
         if is_other && since_ms >= self.calm_ms {
             (open.text, open.logged_ms, open.changed_ms) = (text_hash, now_ms, now_ms);
             self.calm_ms = (2 * self.calm_ms).min(HOUR_MS);
@@ -275,13 +275,13 @@ mod tests {
     static CONDITION: Condition =
         Condition { name: "writes", ended: "writes are accepted again", counted: "refused" };
 
-    fn reading(count: u64, now: Now, text: &str) -> Reading {
-        Reading { subject: "zram0".to_owned(), condition: &CONDITION, text: text.to_owned(), count, now }
+    fn reading(count: u64, level: Level, text: &str) -> Reading {
+        Reading { subject: "zram0".to_owned(), condition: &CONDITION, text: text.to_owned(), count, level }
     }
 
     /// Looks at the condition at a time; returns the line that is logged.
-    fn look(episodes: &mut Episodes<'_>, at_ms: u64, count: u64, now: Now) -> Option<String> {
-        let (mut lines, _) = episodes.look(&[reading(count, now, "writes are refused")], at_ms);
+    fn look(episodes: &mut Episodes<'_>, at_ms: u64, count: u64, level: Level) -> Option<String> {
+        let (mut lines, _) = episodes.look(&[reading(count, level, "writes are refused")], at_ms);
         assert!(lines.len() < 2, "{lines:?}");
         lines.pop()
     }
@@ -289,45 +289,45 @@ mod tests {
     #[test]
     fn an_episode_is_logged_when_it_begins_and_when_it_has_ended() {
         let mut episodes = Episodes::new(&[]);
-        assert_eq!(look(&mut episodes, 0, 0, Now::NotOver), None, "nothing was refused");
-        assert_eq!(look(&mut episodes, 1000, 1, Now::NotOver).unwrap(), "zram0: writes are refused");
-        assert_eq!(look(&mut episodes, 2000, 900, Now::NotOver), None);
-        assert_eq!(look(&mut episodes, 9000, 900, Now::NotOver), None, "there is no room still");
-        assert_eq!(look(&mut episodes, 13_000, 900, Now::Over), None);
-        assert_eq!(look(&mut episodes, 14_000, 901, Now::Over), None, "one more");
-        assert_eq!(look(&mut episodes, 15_000, 901, Now::Over), None);
-        let ended = look(&mut episodes, 15_000 + CALM_MS, 901, Now::Over).unwrap();
+        assert_eq!(look(&mut episodes, 0, 0, Level::Lingering), None, "nothing was refused");
+        assert_eq!(look(&mut episodes, 1000, 1, Level::Lingering).unwrap(), "zram0: writes are refused");
+        assert_eq!(look(&mut episodes, 2000, 900, Level::Lingering), None);
+        assert_eq!(look(&mut episodes, 9000, 900, Level::Lingering), None, "there is no room still");
+        assert_eq!(look(&mut episodes, 13_000, 900, Level::Clear), None);
+        assert_eq!(look(&mut episodes, 14_000, 901, Level::Clear), None, "one more");
+        assert_eq!(look(&mut episodes, 15_000, 901, Level::Clear), None);
+        let ended = look(&mut episodes, 15_000 + CALM_MS, 901, Level::Clear).unwrap();
         assert_eq!(ended, "zram0: writes are accepted again after 14 s; refused: 901");
-        assert_eq!(look(&mut episodes, 30_000, 901, Now::Over), None);
+        assert_eq!(look(&mut episodes, 30_000, 901, Level::Clear), None);
     }
 
     #[test]
     fn the_next_process_goes_on_with_an_episode() {
         let kept: [KeptEpisode; 2] = Default::default();
         let mut first = Episodes::new(&kept);
-        look(&mut first, 1000, 7, Now::NotOver).unwrap();
+        look(&mut first, 1000, 7, Level::Lingering).unwrap();
         drop(first);
         let mut next = Episodes::new(&kept);
-        assert_eq!(look(&mut next, 2000, 0, Now::NotOver), None);
-        assert_eq!(look(&mut next, 3000, 3, Now::NotOver), None);
-        assert_eq!(look(&mut next, 4000, 3, Now::Over), None);
+        assert_eq!(look(&mut next, 2000, 0, Level::Lingering), None);
+        assert_eq!(look(&mut next, 3000, 3, Level::Lingering), None);
+        assert_eq!(look(&mut next, 4000, 3, Level::Clear), None);
         drop(next);
         let mut last = Episodes::new(&kept);
-        assert_eq!(look(&mut last, 5000, 0, Now::Over), None);
-        let ended = look(&mut last, 5000 + CALM_MS, 0, Now::Over).unwrap();
+        assert_eq!(look(&mut last, 5000, 0, Level::Clear), None);
+        let ended = look(&mut last, 5000 + CALM_MS, 0, Level::Clear).unwrap();
         assert_eq!(ended, "zram0: writes are accepted again after 4.0 s; refused: 10");
         drop(last);
         assert!(kept.iter().all(|kept| kept.key() == 0));
         // What was kept of something that is gone makes room.
         kept.iter().for_each(|kept| kept.key.store(77, Ordering::Relaxed));
-        look(&mut Episodes::new(&kept), 9000, 1, Now::Over).unwrap();
+        look(&mut Episodes::new(&kept), 9000, 1, Level::Clear).unwrap();
         assert_eq!(kept.iter().filter(|kept| kept.key() != 0).count(), 1);
     }
 
     #[test]
     fn another_state_is_logged_once_and_a_lasting_one_each_hour() {
         let mut episodes = Episodes::new(&[]);
-        let mut look = |at_ms, text| episodes.look(&[reading(0, Now::On, text)], at_ms).0.pop();
+        let mut look = |at_ms, text| episodes.look(&[reading(0, Level::Active, text)], at_ms).0.pop();
         assert_eq!(look(0, "the backing is full").unwrap(), "zram0: the backing is full");
         assert_eq!(look(4000, "the backing fails").unwrap(), "zram0: the backing fails");
         for minute in 1..60 {
@@ -349,7 +349,7 @@ mod tests {
             let pauses_ms = [1000, 10_000, 100_000][seed as usize % 3];
             while now_ms < 4 * HOUR_MS {
                 count += [0, 0, 1, random.below_u64(100)][random.below(4)];
-                let (logged, next) = episodes.look(&[reading(count, Now::Over, "refused")], now_ms);
+                let (logged, next) = episodes.look(&[reading(count, Level::Clear, "refused")], now_ms);
                 for line in logged {
                     lines += 1;
                     let is_begin = line == "zram0: refused";

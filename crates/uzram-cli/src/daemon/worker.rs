@@ -136,7 +136,7 @@ pub fn serve(held: &Held, start: Start) -> Result<u8> {
     })
     .context(|| "cannot serve the control API".to_owned())?;
     let mut attachments = Attachments::new(exports.clone(), Arc::clone(&recorder), attendant);
-    let warnings = warnings(plan, &all, &swapped_to);
+    let warnings = if has_started { Vec::new() } else { warnings(plan, &all, &swapped_to) };
     let fresh_counts = plan.swaps().then(|| FreshCounts::start(swapped_to)).transpose();
     let _fresh_counts = fresh_counts.context(|| "cannot start a thread".to_owned())?;
     if plan.is_protected() {

@@ -1,6 +1,4 @@
-//! Hibernation writes the machine's memory to a swap area. One of ours is memory, and the daemon that would store the pages is
-//! frozen by then. systemd leaves out areas on `/dev/zram*`, by that name, and takes of the others the one of the highest
-//! priority.
+//! Whether the machine could hibernate to a swap area of ours; `docs/swap.md` says why it must not.
 
 use std::fs;
 use std::path::Path;

@@ -52,8 +52,8 @@ impl Drop for Interrupts {
     }
 }
 
-/// Has a file that would get longer than RLIMIT_FSIZE be an error of the call, EFBIG, rather than the end of this process. Of
-/// the programs that it starts it is the end as ever: they inherit no handlers.
+/// Makes a write beyond RLIMIT_FSIZE fail with EFBIG: SIGXFSZ would kill this process. Programs that it starts are killed as
+/// usual: handlers are not inherited.
 ///
 /// # Errors
 /// The handler cannot be installed.

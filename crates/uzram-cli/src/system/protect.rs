@@ -81,7 +81,7 @@ pub fn can_be_io_flusher() -> bool {
     set_io_flusher(true).and_then(|()| set_io_flusher(false)).is_ok()
 }
 
-/// Has the process that `command` starts be no I/O flusher.
+/// Clears `PR_SET_IO_FLUSHER` in the process that `command` starts.
 pub fn unprotect_child(command: &mut Command) -> &mut Command {
     let unprotect = || {
         // Refused if it was none.

@@ -148,7 +148,7 @@ mod tests {
         drop(reporter);
         let lines = lines.lock().unwrap();
         assert!(lines[0].starts_with("zram7: the backing device is failing: "), "{lines:?}");
-        assert!(lines[1].starts_with("zram7: pages leave for the backing device again after "), "{lines:?}");
+        assert!(lines[1].starts_with("zram7: the backing device is ok again after "), "{lines:?}");
         assert_eq!(lines.len(), 2, "{lines:?}");
     }
 }

@@ -5,15 +5,12 @@ use uzram::units::format_size;
 use uzram_serve::Exports;
 use uzram_serve::nbd::{Clients, ListenAddress, TurnedAway};
 
-use crate::daemon::episodes::{Condition, Now, Reading};
+use crate::daemon::episodes::{Condition, Level, Reading};
 
 static WRITES: Condition =
     Condition { name: "writes", ended: "writes are accepted again", counted: "refused" };
-static BACKING: Condition = Condition {
-    name: "backing",
-    ended: "pages leave for the backing device again",
-    counted: "failed writes",
-};
+static BACKING: Condition =
+    Condition { name: "backing", ended: "the backing device is ok again", counted: "failed writes" };
 static DAMAGE: Condition =
     Condition { name: "damage", ended: "no more pages were found damaged", counted: "found" };
 static PLACES: Condition =
@@ -37,12 +34,12 @@ pub fn read(exports: &Exports, clients: &Clients) -> Vec<Reading> {
 
 fn of_device(device: &Device) -> [Reading; 3] {
     let (counts, backing) = (device.counts(), device.backing_stats());
-    let reading = |condition, text, count, now| Reading {
+    let reading = |condition, text, count, level| Reading {
         subject: device.name().to_owned(),
         condition,
         text,
         count,
-        now,
+        level,
     };
     let is_drained = counts.reserve_drained > 0 && counts.limit_refused == 0;
     let state = device.backing_state();
@@ -62,20 +59,20 @@ fn of_device(device: &Device) -> [Reading; 3] {
         };
         format!("memory is at mem_limit ({limit}){why}: raise mem_limit{add}")
     };
-    let now = if device.has_room() { Now::Over } else { Now::NotOver };
+    let level = if device.has_room() { Level::Clear } else { Level::Lingering };
     let damaged = counts.corrupted_objects + backing.corrupted + backing.lost_reads;
     [
         reading(
             &WRITES,
             format!("writes are refused: {refused}"),
             counts.limit_refused + counts.reserve_drained,
-            now,
+            level,
         ),
         reading(
             &BACKING,
             backing_text,
             backing.failed_writes,
-            if wrong.is_some() { Now::On } else { Now::Over },
+            if wrong.is_some() { Level::Active } else { Level::Clear },
         ),
         reading(
             &DAMAGE,
@@ -85,7 +82,7 @@ fn of_device(device: &Device) -> [Reading; 3] {
                 counts.corrupted_objects, backing.corrupted, backing.lost_reads
             ),
             damaged,
-            Now::Over,
+            Level::Clear,
         ),
     ]
 }
@@ -96,7 +93,7 @@ fn of_listener(address: &ListenAddress, counts: &TurnedAway, max_clients: usize)
         condition,
         text,
         count,
-        now: Now::Over,
+        level: Level::Clear,
     };
     [
         reading(
