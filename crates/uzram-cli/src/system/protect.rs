@@ -36,9 +36,6 @@ const NEVER_KILLED: &str = "-1000";
 /// `<linux/prctl.h>`, since Linux 5.6.
 const PR_SET_IO_FLUSHER: i32 = 57;
 
-/// The measure that charges all memory of the threads that serve files before they serve.
-pub const CHARGED: &str = "memory charged in advance";
-
 /// Applies all measures, and returns the outcome of each.
 pub fn protect() -> Vec<MeasureJson> {
     let io_flusher = become_io_flusher();
