@@ -326,13 +326,17 @@ fn swap_is_used_by_a_program_of_the_daemons_cgroup() {
     let on = finish(shared.command(&["swap", "on", "--size", "256M", "--mem-limit", MEM_LIMIT], "")).ok();
     let device = on.lines().find_map(|line| line.strip_prefix("swap ")).unwrap();
     let device = device.split_whitespace().next().unwrap().to_owned();
-    // To compress pages again takes memory.
-    assert_eq!(shared.place.place.run(&["stat", "zram0", "recomp_algorithm"]).ok().trim(), "");
+    // To compress pages again takes memory, and so does the stand-by, for which a file system would wait.
+    let place = &shared.place.place;
+    assert_eq!(place.run(&["stat", "zram0", "recomp_algorithm"]).ok().trim(), "");
+    place.run(&["add", "zram1", "--size", "8M", "--mem-limit", "8M", "--reserve", "8M"]).ok();
+    let refused = place.run(&["attach", "zram1"]);
+    assert!(refused.complaint(1).contains("--no-survive"), "{}", refused.stderr);
+    place.run(&["remove", "zram1"]).ok();
     let hog = Hog::start(&shared.cgroup, LIMIT_BYTES / MIB, 1);
     wait_until("much is swapped out", || swapped_bytes(&device) > 32 * MIB);
     let ended = hog.ended(PATIENCE);
     assert!(ended.status.success(), "{}{}", ended.stdout, ended.stderr);
-    let place = &shared.place.place;
     // Writes may have failed while the reserve was filled: that waits.
     assert_eq!(place.statistic("failed_reads"), 0);
     place.run(&["swap", "off"]).ok();
