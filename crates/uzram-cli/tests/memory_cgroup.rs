@@ -24,6 +24,8 @@ const MEM_LIMIT: &str = "80M";
 /// What is written compresses to less than `MEM_LIMIT`, and is more than the rest of the cgroup.
 const COPIES: u64 = 15;
 const SOURCE_BYTES: usize = 12 << 20;
+/// Whoever carries out a request for this place of the disk dies, if the daemon is told so.
+const DEADLY: u64 = 12 * MIB;
 /// A time limit for programs that would wait for ever.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// Page faults of a thread for pages that the kernel moves.
@@ -189,12 +191,23 @@ fn a_file_system_is_written_by_a_program_of_the_daemons_cgroup() {
     assert_eq!(place.statistic("failed_writes") + place.statistic("failed_reads"), 0);
     let status = place.run(&["status"]).ok();
     assert!(status.contains("memory charged in advance yes"), "{status}");
-    // A device that is added has other settings.
-    place.run(&["add", "zram1", "--size", "8M"]).ok();
-    let refused = place.run(&["attach", "zram1"]);
-    assert!(refused.complaint(1).contains("--reserve"), "{}", refused.stderr);
-    place.run(&["remove", "zram1"]).ok();
+    // What is added or set later is charged in advance, too, whoever asks for it.
+    let backing = format!("backing_dev={}:8M", place.root().join("backing").display());
     place.run(&["add", "zram1", "--size", "8M", "--mem-limit", "8M", "--reserve", "8M"]).ok();
+    for refused in [
+        &["add", "zram2", "--size", "8M"][..],
+        &["add", "zram2", "--size", "8M", "--mem-limit", "8M", "--reserve", "4M"],
+        &["add", "zram2", "--size", "8M", "--mem-limit", "8M", "--reserve", "8M", "--recompress", "zstd"],
+        &["set", "zram0", "mem_limit=128M"],
+        &["set", "zram1", "mem_limit=0"],
+        &["set", "zram1", "reset=1", &backing],
+        &["set", "zram1", "disksize=8M"],
+    ] {
+        let refused = place.run(refused);
+        assert!(refused.complaint(1).contains("charged in advance"), "{}", refused.stderr);
+    }
+    assert!(fs::write(shared.place.files().join("mem_limit"), "128M").is_err());
+    place.run(&["set", "zram1", "mem_limit=8M", "reserve=8M", "disksize=8M"]).ok();
     place.run(&["attach", "zram1"]).ok();
     place.run(&["detach", "zram1"]).ok();
     place.down();
@@ -238,9 +251,14 @@ fn what_would_wait_for_ever_is_refused() {
     let (attach, swap) = (["up", "--size", "64M", "--attach"], ["swap", "on", "--size", "64M"]);
     for command in [&attach[..], &swap] {
         let with_backing = [command, &["--mem-limit", "16M", "--backing", &backing]].concat();
-        for (args, without, why) in
-            [(&*with_backing, "", "--backing"), (command, ",-ipc_lock", "CAP_IPC_LOCK")]
-        {
+        let recompressed = [command, &["--recompress", "zstd"]].concat();
+        let small = [command, &["--reserve", "0"]].concat();
+        for (args, without, why) in [
+            (&*with_backing, "", "--backing"),
+            (&recompressed, "", "--recompress"),
+            (&small, "", "--reserve"),
+            (command, ",-ipc_lock", "CAP_IPC_LOCK"),
+        ] {
             let line = shared.refused(args, without);
             for part in
                 ["zram0: ", "memory cgroup of version 1 '/uzram-refused-", "130 MiB", why, "CAP_SYS_RESOURCE"]
@@ -249,17 +267,34 @@ fn what_would_wait_for_ever_is_refused() {
             }
         }
     }
-    // Files are served, but not mapped shared, and no loop device is put on them.
-    let dir = shared.place.place.dir().join("mnt");
-    let options = ["--mem-limit", "16M", "--backing", &backing, "--mount", arg(&dir)];
-    let daemon = shared.up(&options);
+}
+
+#[test]
+fn files_are_served_without_the_page_cache_where_memory_is_not_charged_in_advance() {
+    let Some(shared) = Shared::new("unsafe", LIMIT_BYTES) else { return };
     let place = &shared.place.place;
-    let line = place.run(&["attach", "zram0"]).complaint(1).to_owned();
-    assert!(line.contains("memory cgroup of version 1") && line.contains("--backing"), "{line}");
-    let disk = OpenOptions::new().read(true).write(true).open(shared.place.disk()).unwrap();
-    rustix::io::pwrite(&disk, b"written", 0).unwrap();
-    assert_eq!(map_shared(&disk), Err(rustix::io::Errno::NODEV));
+    let (dir, backing) = (place.dir().join("mnt"), format!("{}:32M", place.root().join("backing").display()));
+    let options = ["up", "--size", "256M", "--mem-limit", "16M", "--backing", &backing, "--mount", arg(&dir)];
+    let mut command = shared.command(&[&options[..], &["--give-up-after", "1"]].concat(), "");
+    command.env("UZRAM_DIE_AT", DEADLY.to_string());
+    let daemon = Daemon::start(command);
+    let check = |path: &Path| {
+        let line = place.run(&["attach", "zram0"]).complaint(1).to_owned();
+        assert!(line.contains("memory cgroup of version 1") && line.contains("--backing"), "{line}");
+        let disk = OpenOptions::new().read(true).write(true).open(path).unwrap();
+        rustix::io::pwrite(&disk, b"written", 0).unwrap();
+        assert_eq!(map_shared(&disk), Err(rustix::io::Errno::NODEV));
+        disk
+    };
+    drop(check(&shared.place.disk()));
+    // The next program knows, too, and so do its new files.
+    place.run(&["upgrade"]).ok();
+    let disk = check(&shared.place.disk());
+    assert!(rustix::io::pread(&disk, &mut [0; PAGE_SIZE][..], DEADLY).is_err());
     drop(disk);
+    wait_until("the daemon gives up", || place.run(&["status"]).stdout.contains("gave up"));
+    let said = place.run(&["recover", "zram0"]).ok();
+    drop(check(Path::new(said.split_whitespace().last().unwrap())));
     place.down();
     assert!(daemon.ended().0.success());
     shared.place.assert_clean();
@@ -291,11 +326,17 @@ fn swap_is_used_by_a_program_of_the_daemons_cgroup() {
     let on = finish(shared.command(&["swap", "on", "--size", "256M", "--mem-limit", MEM_LIMIT], "")).ok();
     let device = on.lines().find_map(|line| line.strip_prefix("swap ")).unwrap();
     let device = device.split_whitespace().next().unwrap().to_owned();
+    // To compress pages again takes memory, and so does the stand-by, for which a file system would wait.
+    let place = &shared.place.place;
+    assert_eq!(place.run(&["stat", "zram0", "recomp_algorithm"]).ok().trim(), "");
+    place.run(&["add", "zram1", "--size", "8M", "--mem-limit", "8M", "--reserve", "8M"]).ok();
+    let refused = place.run(&["attach", "zram1"]);
+    assert!(refused.complaint(1).contains("--no-survive"), "{}", refused.stderr);
+    place.run(&["remove", "zram1"]).ok();
     let hog = Hog::start(&shared.cgroup, LIMIT_BYTES / MIB, 1);
     wait_until("much is swapped out", || swapped_bytes(&device) > 32 * MIB);
     let ended = hog.ended(PATIENCE);
     assert!(ended.status.success(), "{}{}", ended.stdout, ended.stderr);
-    let place = &shared.place.place;
     // Writes may have failed while the reserve was filled: that waits.
     assert_eq!(place.statistic("failed_reads"), 0);
     place.run(&["swap", "off"]).ok();

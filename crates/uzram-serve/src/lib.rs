@@ -13,4 +13,6 @@ pub mod own_devices;
 pub mod record;
 pub mod swap_area;
 
-pub use exports::{Access, ClientUse, Export, ExportPolicy, ExportedDevice, Exports, OpenFile, Users};
+pub use exports::{
+    Access, ClientUse, Export, ExportPolicy, ExportedDevice, Exports, OpenFile, SettingCheck, Users,
+};

@@ -87,8 +87,9 @@ fn what_keeps_a_block_device_busy_is_named_and_refused_before() {
     let recorder = Recorder::start(File::open(&run_dir).unwrap().into(), &run_dir).unwrap();
     recorder.add(AttachedDevice { name: "zram0".to_owned(), attachment }).unwrap();
     let exports = Exports::new(devices).recorded_by(Arc::new(recorder));
+    let other = Device::new("other").unwrap();
     let check = |attribute: &str, value: &str| {
-        exports.check_setting(attribute, value).map_err(|error| error.to_string())
+        exports.check_setting(&other, attribute, value).map_err(|error| error.to_string())
     };
     let (new, elsewhere) =
         (format!("{}:1M", file_system.dir().join("new").display()), "/var/lib/uzram-test-none:1M");

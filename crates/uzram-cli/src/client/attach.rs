@@ -27,8 +27,8 @@ use crate::client::daemon_client::{Daemon, device_path};
 use crate::config::settings::parse_name;
 use crate::failure::{Context, Failure, Result};
 use crate::output::report;
-use crate::swap::{page_cluster, room};
-use crate::system::protect::{CHARGED, unprotect};
+use crate::swap::page_cluster;
+use crate::system::protect::unprotect;
 use crate::system::runtime_dir::{self, RuntimeArgs};
 
 /// How long an unmounted file system may take to release its device.
@@ -104,7 +104,10 @@ pub fn attach(args: &AttachArgs) -> Result<()> {
         let path = device.attachment.path();
         return Err(Failure::line(format!("{} is attached already, as {}", args.name, path.display())));
     }
-    check_charged(&daemon, args)?;
+    // The daemon's own swap areas may be attached all the same.
+    if let Some(why) = daemon.about()?.attach_refused.filter(|_| args.swap.is_none()) {
+        return Err(Failure::line(format!("cannot attach {}: {why}", args.name)));
+    }
     let failed = || format!("cannot attach {}", args.name);
     let root = open_root(&files)?;
     let disk = open_disk(&daemon, &root, &args.name)?;
@@ -129,28 +132,6 @@ pub fn attach(args: &AttachArgs) -> Result<()> {
     report(&json!({ "name": args.name, "block_device": block_device }), |_| {
         format!("{}\n", block_device.display())
     })
-}
-
-/// Fails if the daemon must charge all memory of its block devices in advance, and did not.
-fn check_charged(daemon: &Daemon, args: &AttachArgs) -> Result<()> {
-    let measures = daemon.about()?.protection;
-    let Some(charged) = measures.into_iter().find(|measure| measure.what == CHARGED) else { return Ok(()) };
-    if let Some(why) = charged.refused {
-        return Err(Failure::line(format!("cannot attach {}: {why}", args.name)));
-    }
-    let number =
-        |attribute| Ok::<u64, Failure>(daemon.attribute(&args.name, attribute)?.parse().unwrap_or(0));
-    // The kernel keeps a page that a swap area cannot store.
-    if args.swap.is_some()
-        || number("reserve")? >= room::whole_reserve_bytes(number("disksize")?, number("mem_limit")?)
-    {
-        return Ok(());
-    }
-    Err(Failure::line(format!(
-        "cannot attach {}: in this daemon's memory cgroup, all of its memory has to be charged in advance; add it with a \
-         --reserve as large as its --mem-limit",
-        args.name
-    )))
 }
 
 /// Has the daemon record the attached device.

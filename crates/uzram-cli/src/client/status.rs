@@ -47,7 +47,7 @@ struct StatusJson {
 
 impl From<About> for StatusJson {
     fn from(about: About) -> StatusJson {
-        let About { pid, files, ends_with_swap, protection, survival } = about;
+        let About { pid, files, ends_with_swap, protection, survival, .. } = about;
         let holder_pid = survival.as_ref().map(|survival| survival.holder_pid);
         let worker_pid = survival.as_ref().map_or(pid, |survival| survival.worker_pid);
         // A daemon without survival has one process, and nothing to tell of others.

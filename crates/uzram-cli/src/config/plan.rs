@@ -11,18 +11,18 @@ use uzram::device::{Attribute, Device, Keeper, NamedBacking};
 use uzram_serve::fuse::CpuLatencyLimit;
 use uzram_serve::{Export, ExportPolicy, fuse, nbd};
 
-use crate::config::settings::{DeviceSettings, Setting};
+use crate::config::settings::{DeviceSettings, Setting, switches_off};
 use crate::failure::{Context, Failure, Result};
 use crate::system::path_inside::is_inside;
 use crate::system::runtime_dir::{NBD_SOCKET, socket_path};
 use crate::system::state_dir;
 
 /// The default `reserve` of a device used for swap.
-const SWAP_RESERVE: &str = "8M";
+pub const SWAP_RESERVE_BYTES: u64 = 8 << 20;
 /// How pages of a device used for swap are recompressed, and when: those of programs that are parked.
 const SWAP_RECOMPRESSION: [(&str, &str); 2] =
     [("recomp_algorithm", "algo=zstd:3"), ("recompress_after", "10m")];
-/// Settings that need an LRU.
+/// Settings that need an LRU, as pages are written back or recompressed when memory is short.
 const NEEDS_LRU: [&str; 2] = ["backing_dev", "recomp_algorithm"];
 
 /// The default mount point of the devices' files, in the runtime directory.
@@ -31,6 +31,10 @@ const MOUNT_DIR: &str = "mnt";
 /// The longest request to a swap area: a cluster of 32 pages, the most that the kernel reclaims or reads ahead at once.
 /// The block layer splits larger merged requests; buffers for them would be locked in memory.
 const SWAP_IO_BYTES: u32 = 128 << 10;
+
+/// Why no process takes over where memory is charged in advance.
+const TAKES_OVER: &str = "a process that takes over would charge memory, and wait for pages that only it can write out. The \
+                          daemon's memory cgroup is of version 1 and has a limit: give it CAP_SYS_RESOURCE";
 
 /// The default of [`DaemonPlan::give_up_after`].
 const GIVE_UP_AFTER: Duration = Duration::from_secs(10);
@@ -111,19 +115,15 @@ pub struct DaemonPlan {
     pub charging: Charging,
 }
 
-/// When the memory of a daemon that shows files is charged to its memory cgroup.
-///
-/// A thread that charges memory there may have to wait for pages that are being written out. Those that serve files may so
-/// wait for pages that only they can write out, for ever (`daemon::memory_cgroup`).
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+/// When the memory of a daemon that shows files is charged to its memory cgroup (`daemon::memory_cgroup`).
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Charging {
     /// When it is used.
     #[default]
     AsUsed,
     /// Before files are served.
     InAdvance,
-    /// When it is used, though threads may wait for ever if what programs write to files is in the page cache. The reason
-    /// why it is not charged in advance.
+    /// When it is used, though it should be charged in advance. The reason why it is not.
     Unsafe(String),
 }
 
@@ -138,7 +138,7 @@ pub struct DevicePlan {
     pub attached: Attached,
     /// Access for NBD clients, as the user set it.
     pub export: ExportArgs,
-    /// The most memory that its contents take, if all of it is charged in advance.
+    /// What is charged in advance for its contents, if anything is: its reserve, unless that is set.
     pub advance_bytes: Option<u64>,
 }
 
@@ -203,7 +203,7 @@ impl DaemonPlan {
     /// Returns how the daemon serves files; with a swap area, requests are limited to [`SWAP_IO_BYTES`].
     pub fn mount_options(&self) -> fuse::MountOptions {
         let max_io_bytes = if self.swaps() { SWAP_IO_BYTES } else { self.files.max_io_bytes };
-        let refuses_shared_mappings = matches!(self.charging, Charging::Unsafe(_));
+        let refuses_shared_mappings = self.attach_refused().is_some();
         let starts_no_threads = self.charging == Charging::InAdvance;
         fuse::MountOptions { max_io_bytes, refuses_shared_mappings, starts_no_threads, ..self.files }
     }
@@ -227,13 +227,22 @@ impl DaemonPlan {
         })
     }
 
+    /// Returns why no device but planned swap areas may become a block device, if none may.
+    pub fn attach_refused(&self) -> Option<String> {
+        match &self.charging {
+            Charging::Unsafe(why) => Some(why.clone()),
+            Charging::InAdvance if self.survives => {
+                Some(format!("{TAKES_OVER}; or start it with --no-survive"))
+            }
+            _ => None,
+        }
+    }
+
     /// Returns why a device cannot outlive the process that serves, if one cannot.
     pub fn mortal(&self) -> Option<String> {
         // The pages of swap areas are written out a few at a time, and those of file systems all at once.
         if self.charging == Charging::InAdvance && !self.devices.iter().all(DevicePlan::is_swap) {
-            let why = "one that takes over would charge memory, and wait for pages that only it can write out. Its memory \
-                       cgroup is of version 1 and has a limit, and it has no CAP_SYS_RESOURCE";
-            return Some(why.to_owned());
+            return Some(TAKES_OVER.to_owned());
         }
         self.devices.iter().find_map(|device| {
             let why = device.checked_device().ok()?.can_survive().err()?;
@@ -367,14 +376,15 @@ impl DevicePlan {
     pub fn defaults(&self) -> impl Iterator<Item = (&'static str, Cow<'static, str>)> {
         let is_set = |attribute: &str| self.settings.get(attribute).is_some();
         let swaps = self.is_swap();
-        let all = self.advance_bytes.map(|bytes| Cow::from(bytes.to_string()));
-        let limit = all.clone().filter(|_| !is_set("mem_limit")).map(|bytes| ("mem_limit", bytes));
-        let reserve = all.clone().or_else(|| swaps.then_some(SWAP_RESERVE.into()));
-        let reserve = reserve.filter(|_| !is_set("reserve")).map(|bytes| ("reserve", bytes));
+        let reserve_bytes = self.advance_bytes.or(swaps.then_some(SWAP_RESERVE_BYTES));
+        let bytes = reserve_bytes.map(|bytes| Cow::from(bytes.to_string()));
+        let limit =
+            bytes.clone().filter(|_| !swaps && !is_set("mem_limit")).map(|bytes| ("mem_limit", bytes));
+        let reserve = bytes.filter(|_| !is_set("reserve")).map(|bytes| ("reserve", bytes));
         // An LRU that nothing uses would only take memory.
         let is_idle = !is_set("lru_design") && !NEEDS_LRU.into_iter().any(is_set);
-        let lru = ((swaps || all.is_some()) && is_idle).then_some(("lru_design", "none".into()));
-        let recompresses = swaps && self.settings.recompresses_swap();
+        let lru = (reserve_bytes.is_some() && is_idle).then_some(("lru_design", "none".into()));
+        let recompresses = swaps && self.advance_bytes.is_none() && self.settings.recompresses_swap();
         let recompression =
             SWAP_RECOMPRESSION.into_iter().filter(move |(name, _)| recompresses && !is_set(name));
         // What is swapped out is programs' memory.
@@ -384,11 +394,20 @@ impl DevicePlan {
         algorithm.into_iter().chain(limit).chain(reserve).chain(lru).chain(recompression)
     }
 
-    /// Returns the setting by which pages are written back or recompressed when memory is short, if there is one.
+    /// Returns the setting that asks for writeback or recompression, if one does.
     pub fn reclaims_by(&self) -> Option<&Setting> {
-        let mut settings = NEEDS_LRU.into_iter().filter_map(|attribute| self.settings.get(attribute));
-        settings.find(|setting| !setting.is_off())
+        // Those of a swap area without an algorithm are for the one that it has by default.
+        let asks = |setting: &&Setting| {
+            ["recompress_after", "recompress_cpu"].contains(&setting.attribute)
+                || is_reclaim(setting.attribute, &setting.value)
+        };
+        self.settings.iter().find(asks)
     }
+}
+
+/// Returns whether with this value of an attribute pages are written back or recompressed.
+pub fn is_reclaim(attribute: &str, value: &str) -> bool {
+    NEEDS_LRU.contains(&attribute) && !switches_off(value)
 }
 
 #[cfg(test)]
@@ -415,6 +434,10 @@ mod tests {
         assert_eq!(defaults(swap, &["reserve", "lru_design"]), and(&["comp_algorithm"]));
         assert_eq!(defaults(swap, &["backing_dev"]), ["comp_algorithm", "reserve"]);
         assert_eq!(defaults(Attached::Block, &[]), [""; 0]);
+        let device = DevicePlan { attached: swap, ..DevicePlan::new("a", DeviceSettings::default()) };
+        let device = DevicePlan { advance_bytes: Some(SWAP_RESERVE_BYTES), ..device };
+        let in_advance: Vec<_> = device.defaults().map(|(attribute, _)| attribute).collect();
+        assert_eq!(in_advance, ["comp_algorithm", "reserve", "lru_design"], "nothing is compressed again");
     }
 
     #[test]
@@ -431,9 +454,12 @@ mod tests {
         assert!(plan.mortal().is_none() && !plan.is_protected());
         let plan = DaemonPlan { charging: Charging::InAdvance, ..plan };
         assert!(plan.mortal().is_some_and(|why| why.contains("version 1")) && plan.is_protected());
+        assert!(plan.attach_refused().is_some_and(|why| why.contains("--no-survive")));
+        let plan = DaemonPlan { survives: false, ..plan };
         assert!(plan.mount_options().starts_no_threads && !plan.mount_options().refuses_shared_mappings);
-        let plan = DaemonPlan { charging: Charging::Unsafe(String::new()), ..plan };
+        let plan = DaemonPlan { charging: Charging::Unsafe("why".to_owned()), ..plan };
         assert!(plan.mount_options().refuses_shared_mappings && !plan.is_protected());
+        assert_eq!(plan.attach_refused().as_deref(), Some("why"));
     }
 
     #[test]

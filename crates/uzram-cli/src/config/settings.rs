@@ -368,8 +368,13 @@ pub struct Setting {
 impl Setting {
     /// Returns whether it switches off what the attribute sets.
     pub fn is_off(&self) -> bool {
-        ["none", NO_ALGORITHM].contains(&&*self.value)
+        switches_off(&self.value)
     }
+}
+
+/// Returns whether the value of an attribute switches off what that sets.
+pub fn switches_off(value: &str) -> bool {
+    value.trim() == "none" || value.split_whitespace().any(|word| word == NO_ALGORITHM)
 }
 
 /// The settings of a device, with each attribute at most once.

@@ -72,7 +72,9 @@ impl Held {
         let lives = Lives::new().context(|| "cannot share memory".to_owned())?;
         let lives = Arc::new(lives);
         let control = dir.bind(CONTROL_SOCKET)?;
-        let mounted = plan.mount_dir().map(|mount_dir| mount(&mount_dir, &plan, &recorder)).transpose()?;
+        let mounted =
+            plan.mount_dir().map(|mount_dir| mount(&mount_dir, &plan, plan.mount_options(), &recorder));
+        let mounted = mounted.transpose()?;
         let connection = mounted.map(Arc::new);
         let (ledger, nbd) = (Arc::new(ledger), Arc::new(nbd));
         Ok(Held { plan, protection, connection, failed: Vec::new(), lives, ledger, nbd, control, dir })
@@ -87,6 +89,8 @@ impl Held {
     /// As [`Number::take`].
     pub unsafe fn adopt(plan: DaemonPlan, state: &State) -> Result<Held> {
         let what = || "cannot take over from the program before".to_owned();
+        // The options of its files depend on it.
+        let plan = DaemonPlan { charging: state.charging.clone(), ..plan };
         if plan.swaps() {
             stay_out_of_swap();
         }
@@ -141,7 +145,7 @@ impl Held {
         dir.push(".recovered");
         let ledger = fuse::Ledger::new()?;
         let recorder = Recorder::resume(self.dir.descriptor()?, &self.plan.runtime_dir)?;
-        let connection = mount(Path::new(&dir), &self.plan, &recorder)?;
+        let connection = mount(Path::new(&dir), &self.plan, *failed.options(), &recorder)?;
         self.failed.extend(self.connection.replace(Arc::new(connection)));
         self.ledger = Arc::new(ledger);
         Ok(())
@@ -166,7 +170,7 @@ impl Held {
         } else {
             Vec::new()
         };
-        let charged = |refused| MeasureJson { what: protect::CHARGED.to_owned(), refused };
+        let charged = |refused| MeasureJson { what: "memory charged in advance".to_owned(), refused };
         match &plan.charging {
             Charging::AsUsed => {}
             Charging::InAdvance => protection.push(charged(None)),
@@ -180,8 +184,13 @@ impl Held {
 }
 
 /// Mounts the files on `dir`, and records that. After a failure nothing is mounted.
-fn mount(dir: &Path, plan: &DaemonPlan, recorder: &Recorder) -> Result<fuse::Connection> {
-    let mut connection = fuse::Connection::mount(dir, &plan.runtime_dir, plan.mount_options())?;
+fn mount(
+    dir: &Path,
+    plan: &DaemonPlan,
+    options: fuse::MountOptions,
+    recorder: &Recorder,
+) -> Result<fuse::Connection> {
+    let mut connection = fuse::Connection::mount(dir, &plan.runtime_dir, options)?;
     let mut prepare = || {
         if plan.survives {
             connection.outlives()?;

@@ -24,6 +24,7 @@ use crate::daemon::confine::{Needs, confine};
 use crate::daemon::events::{Event, start_reloads, watch_signals};
 use crate::daemon::exec::{self, Address};
 use crate::daemon::held::Held;
+use crate::daemon::memory_cgroup;
 use crate::daemon::notify;
 use crate::daemon::started::{AttachedBlock, Started, StartedDevice, all_warnings};
 use crate::daemon::survive::home::{Home, Registry};
@@ -83,7 +84,9 @@ pub fn serve(held: &Held, start: Start) -> Result<u8> {
     };
     let swapped_to: Vec<_> = all.iter().filter(is_swap).cloned().collect();
 
-    let exports = Exports::with_policies(devices).recorded_by(Arc::clone(&recorder));
+    let exports = Exports::with_policies(devices)
+        .recorded_by(Arc::clone(&recorder))
+        .checked_by(memory_cgroup::setting_check(plan));
     let mount = held.served().map(|connection| {
         fuse::Mount::serve(Arc::clone(connection), exports.clone(), Arc::clone(&held.ledger))
     });
@@ -119,6 +122,7 @@ pub fn serve(held: &Held, start: Start) -> Result<u8> {
         files: files.mount.as_ref().map(FilesJson::from),
         ends_with_swap: plan.ends_with_swap,
         protection,
+        attach_refused: plan.attach_refused(),
         survival: None,
     };
     let on_shutdown = sender.clone();

@@ -17,6 +17,8 @@ use uzram::{Error, ErrorKind};
 const PROCESS_BYTES: u64 = 32 << 20;
 /// The unit in which a reserve is filled.
 const CHUNK_BYTES: u64 = pages_to_bytes(CHUNK_PAGES as u64);
+/// The least reserve: smaller ones are made as large.
+pub const LEAST_RESERVE_BYTES: u64 = 2 * CHUNK_BYTES;
 /// The most memory of a pool, in sixteenths of its disk, if nothing compresses.
 const POOL_SIXTEENTHS: u64 = 17;
 
@@ -40,8 +42,8 @@ pub fn whole_reserve_bytes(disksize_bytes: u64, mem_limit_bytes: u64) -> u64 {
     let most_bytes = uncompressed_bytes(disksize_bytes).next_multiple_of(CHUNK_BYTES) + CHUNK_BYTES;
     match mem_limit_bytes {
         0 => most_bytes,
-        // A reserve has two chunks at least; a device with a lower limit is refused.
-        limit_bytes => most_bytes.min(limit_bytes / CHUNK_BYTES * CHUNK_BYTES).max(2 * CHUNK_BYTES),
+        // A device with a limit below the least reserve is refused.
+        limit_bytes => most_bytes.min(limit_bytes / CHUNK_BYTES * CHUNK_BYTES).max(LEAST_RESERVE_BYTES),
     }
 }
 

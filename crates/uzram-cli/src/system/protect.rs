@@ -14,6 +14,7 @@ use std::process::Command;
 
 use rustix::io::Errno;
 use rustix::mm::{Advice, MlockAllFlags};
+use uzram::machine_memory;
 use uzram_serve::control::MeasureJson;
 
 /// Heap to touch beforehand, for all small allocations while serving.
@@ -30,14 +31,16 @@ const OOM_SCORE: &str = "/proc/self/oom_score_adj";
 /// The score by which the OOM killer ends a process first.
 const ENDED_FIRST: &str = "1000";
 
+/// More memory than a holder has, which keeps what outlives the processes that serve.
+const HOLDER_BYTES: u64 = 16 << 20;
+
 /// The score that exempts a process from the OOM killer, proc_pid_oom_score_adj(5).
 const NEVER_KILLED: &str = "-1000";
+/// A score is compared in so many parts of the memory that there is.
+const SCORE_PARTS: u64 = 1000;
 
 /// `<linux/prctl.h>`, since Linux 5.6.
 const PR_SET_IO_FLUSHER: i32 = 57;
-
-/// The measure that charges all memory of the threads that serve files before they serve.
-pub const CHARGED: &str = "memory charged in advance";
 
 /// Applies all measures, and returns the outcome of each.
 pub fn protect() -> Vec<MeasureJson> {
@@ -100,6 +103,32 @@ pub fn unprotect() {
     let _ = fs::write(OOM_SCORE, "0");
 }
 
+/// Has the OOM killer end this process, which another one replaces, rather than the holder, which none replaces.
+pub fn end_before_holder() {
+    if let Ok(of_holder) = fs::read_to_string(OOM_SCORE) {
+        put_before_holder(&of_holder);
+    }
+}
+
+/// Does that for a process whose holder has this score.
+fn put_before_holder(of_holder: &str) {
+    let limit_bytes = machine_memory::read().map_or(u64::MAX, |memory| memory.limit_bytes);
+    let score = score_before_holder(of_holder.trim(), limit_bytes);
+    // Fails without CAP_SYS_RESOURCE if it was higher when this process began; then the kernel chooses by size.
+    let _ = fs::write(OOM_SCORE, score).or_else(|_| fs::write(OOM_SCORE, "0"));
+}
+
+/// Returns the score at which a process is ended before its holder, where they may have so much memory.
+fn score_before_holder(of_holder: &str, limit_bytes: u64) -> String {
+    let more = HOLDER_BYTES.saturating_mul(SCORE_PARTS).div_ceil(limit_bytes.max(1));
+    match of_holder.parse::<i64>() {
+        Ok(score) if of_holder != NEVER_KILLED => {
+            score.saturating_add_unsigned(more).min(SCORE_PARTS as i64 - 1).to_string()
+        }
+        _ => of_holder.to_owned(),
+    }
+}
+
 /// While this exists, the OOM killer ends this process before all others.
 pub struct Expendable(Option<String>);
 
@@ -111,7 +140,7 @@ impl Expendable {
         Expendable(before.filter(|_| fs::write(OOM_SCORE, ENDED_FIRST).is_ok()))
     }
 
-    /// Makes it what it was before.
+    /// Makes it one that is ended before the holder.
     pub fn end(self) {
         drop(self);
     }
@@ -119,10 +148,7 @@ impl Expendable {
 
 impl Drop for Expendable {
     fn drop(&mut self) {
-        // Fails without CAP_SYS_RESOURCE if the score was below the one that this process began with.
-        if let Some(before) = &self.0 {
-            let _ = fs::write(OOM_SCORE, before.trim()).or_else(|_| fs::write(OOM_SCORE, "0"));
-        }
+        self.0.iter().for_each(|of_holder| put_before_holder(of_holder));
     }
 }
 
@@ -198,6 +224,14 @@ pub fn touch_heap() {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_process_is_ended_before_its_holder_but_for_one_that_never_is() {
+        let score = |of_holder, limit_mib: u64| score_before_holder(of_holder, limit_mib << 20);
+        assert_eq!([score("0", 24 << 10), score("0", 64), score("100", 160)], ["1", "250", "200"]);
+        assert_eq!([score("-1000", 64), score("-999", 64), score("900", 64)], ["-1000", "-749", "999"]);
+        assert_eq!([score("0", 0), score("", 64)], ["999", ""]);
+    }
 
     #[test]
     fn mappings_of_files_are_found() {

@@ -18,6 +18,9 @@ pub struct About {
     /// The measures that keep a swap daemon from waiting for memory that only it can free, and the privileges that it
     /// gave up; none of the latter if it runs a command.
     pub protection: Vec<MeasureJson>,
+    /// Why its devices cannot become block devices, if they cannot.
+    #[serde(default)]
+    pub attach_refused: Option<String>,
     /// Its processes; `None` if it does not outlive the one that serves.
     #[serde(default)]
     pub survival: Option<SurvivalJson>,

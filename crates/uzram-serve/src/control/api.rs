@@ -389,7 +389,7 @@ fn make(new: &NewDevice, api: &Api) -> uzram::Result<Arc<Device>> {
     attributes.sort_by_key(|(name, _)| Attribute::turn(name));
     let set = || {
         attributes.into_iter().try_for_each(|(name, value)| {
-            api.exports.check_setting(name, value)?;
+            api.exports.check_setting(&device, name, value)?;
             device.set(name, value)
         })
     };
@@ -431,7 +431,7 @@ pub(super) fn reset(api: &Api, call: &Call<'_>) -> Result<Response, Response> {
 fn set_attribute(api: &Api, call: &Call<'_>, attribute: &str, value: &str) -> Result<Response, Response> {
     let device = call.device(api)?;
     let set = || {
-        api.exports.check_setting(attribute, value)?;
+        api.exports.check_setting(&device, attribute, value)?;
         device.set_interruptible(attribute, value, call.is_wanted)
     };
     set().map_err(|error| {

@@ -33,6 +33,9 @@ use entry::Entry;
 
 pub use entry::{Access, ClientUse, Export, ExportPolicy, ExportedDevice, OpenFile, Users};
 
+/// Checks what an attribute of a device is about to be set to; the error says what to set instead.
+pub type SettingCheck = Arc<dyn Fn(&Device, &str, &str) -> Result<()> + Send + Sync>;
+
 /// A list of devices, shared by all clones of it. Names are unique; the first exported device is also the default
 /// export, which NBD clients request by the empty name.
 #[derive(Clone, Default)]
@@ -42,6 +45,8 @@ pub struct Exports {
     only: Option<Arc<[String]>>,
     /// The record of what the devices are attached to, if any is kept.
     recorder: Option<Arc<Recorder>>,
+    /// What else is demanded of settings.
+    check: Option<SettingCheck>,
 }
 
 impl Exports {
@@ -65,6 +70,12 @@ impl Exports {
         Exports { recorder: Some(recorder), ..self }
     }
 
+    /// Returns the same list, of whose devices no attribute is set that `check` refuses.
+    #[must_use]
+    pub fn checked_by(self, check: Option<SettingCheck>) -> Self {
+        Exports { check, ..self }
+    }
+
     /// Returns the record of what the devices are attached to, if any is kept.
     pub fn recorder(&self) -> Option<&Arc<Recorder>> {
         self.recorder.as_ref()
@@ -76,11 +87,12 @@ impl Exports {
     }
 
     /// Checks what an attribute of a device is about to be set to: a backing device must not lie on the daemon's own
-    /// devices.
+    /// devices, and the check of [`Exports::checked_by`] must accept it.
     ///
     /// # Errors
-    /// `Invalid` if it does.
-    pub fn check_setting(&self, attribute: &str, value: &str) -> Result<()> {
+    /// `Invalid` if it does; or that check's.
+    pub fn check_setting(&self, device: &Device, attribute: &str, value: &str) -> Result<()> {
+        self.check.as_ref().map_or(Ok(()), |check| check(device, attribute, value))?;
         match &self.recorder {
             Some(recorder) if attribute == "backing_dev" => own_devices::check_backing(recorder, value),
             _ => Ok(()),

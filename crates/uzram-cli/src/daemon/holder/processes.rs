@@ -17,6 +17,7 @@ use crate::daemon::survive::lives::{Number as Shared, take_cpus};
 use crate::daemon::worker::{self, Start};
 use crate::failure::{Context, Failure, Result};
 use crate::system::children::ended_child;
+use crate::system::protect::end_before_holder;
 
 /// How long a control client may take to read that a daemon leaves.
 const LEAVE_AFTER: Duration = Duration::from_millis(50);
@@ -273,6 +274,7 @@ fn die_of_panics() {
 fn first(held: &Held, home: &Arc<Home>, attendant: Option<Attendant>) -> Result<u8> {
     // Locks are not inherited.
     Held::protect(&held.plan);
+    end_before_holder();
     held.lives.take_seat().context(|| "cannot begin to serve".to_owned())?;
     held.lives.set(Shared::Worker, u64::from(std::process::id()));
     held.ledger.begin_life();

@@ -35,7 +35,7 @@ pub const CAN_SUCCEED: &str = "uzram can go on";
 /// Goes on with what a daemon before has left to the service manager; its processes are dead.
 pub(super) fn resume(mut state: State, store: FdStore, plan: DaemonPlan) -> Result<u8> {
     let signals = catch_signals(&plan)?;
-    state.protection = Held::protect(&plan);
+    (state.charging, state.protection) = (plan.charging.clone(), Held::protect(&plan));
     state.words = std::env::args_os().collect();
     state.processes = [None, None];
     (state.dead, state.command, state.ending) = (Vec::new(), None, None);
@@ -175,6 +175,7 @@ impl Holder {
             control: Number::of(held.control.as_fd()),
             shared: [Number::of(held.lives.as_fd()), Number::of(held.ledger.as_fd())],
             connection,
+            charging: held.plan.charging.clone(),
             protection: held.protection.clone(),
             processes: [&self.worker, &self.standby].map(|one| one.as_ref().map(process)),
             dead: self.dead.iter().map(|pid| pid.as_raw_pid()).collect(),

@@ -15,6 +15,7 @@ use uzram_serve::control::MeasureJson;
 use uzram_serve::fuse::ConnectionRecord;
 
 use super::link::{End, KeptDevice};
+use crate::config::plan::Charging;
 
 /// The version of [`State`], and of everything in shared memory but the stores, which have a version of their own.
 pub const VERSION: u32 = 3;
@@ -93,6 +94,9 @@ pub struct State {
     pub shared: [Number; 2],
     /// The connection of the files.
     pub connection: Option<(ConnectionRecord, Vec<Number>)>,
+    /// When the daemon's memory is charged.
+    #[serde(default)]
+    pub charging: Charging,
     /// The measures that protect the process.
     pub protection: Vec<MeasureJson>,
     /// The process that serves, and the stand-by.
