@@ -77,6 +77,20 @@ fn it_is_static_and_small() {
     assert!(!types.is_empty() && !types.contains(&PT_INTERP), "{types:?}");
 }
 
+/// It is built without the feature `remote`: it refuses encryption, and makes no file.
+#[test]
+#[ignore = "needs target/dist/uzram, which `make dist` builds"]
+fn without_encryption_it_says_so() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("cold");
+    let mut command = Command::new(program());
+    command.args(["up", "--size", "1M", "--encrypt", "--backing", &format!("{}:4M", file.display())]);
+    command.arg("--runtime-dir").arg(dir.path().join("run"));
+    let said = finish(command);
+    assert!(said.complaint(1).contains("built without encryption (the feature 'remote')"), "{}", said.stderr);
+    assert!(!file.exists());
+}
+
 #[test]
 #[ignore = "needs target/dist/uzram, which `make dist` builds"]
 fn it_serves_where_nothing_else_is() {

@@ -267,18 +267,6 @@ fn another_user_is_told_that_the_daemon_is_roots() {
     }
 }
 
-/// Without the feature, encryption is refused, and no backing file is made.
-#[cfg(not(feature = "remote"))]
-#[test]
-fn a_program_without_encryption_says_so() {
-    let place = Place::new();
-    let file = place.root().join("cold");
-    let backing = format!("{}:4M", file.display());
-    let why = ["--encrypt: ", "built without encryption (the feature 'remote')"];
-    check(&place, &[(&["up", "--size", "1M", "--backing", &backing, "--encrypt"], 1, &why)]);
-    assert!(!file.exists());
-}
-
 #[test]
 fn files_made_for_a_refused_backing_are_removed() {
     let place = Place::new();

@@ -185,12 +185,14 @@ impl Mapped {
     fn attach(self, home: &Arc<Home>) -> Exported {
         let Kept { device: kept, memory, backing } = self.kept;
         let keeper = Arc::clone(home) as Arc<dyn Keeper>;
+        let mut opened = None;
         let attach = || {
             let parts =
                 kept.backing.iter().zip(backing).map(|(KeptBacking { name, len_bytes }, descriptor)| {
                     KeptPart { name: name.clone(), len_bytes: *len_bytes, descriptor }
                 });
             let backing = (!kept.backing.is_empty()).then(|| NamedBacking::from_parts(parts)).transpose()?;
+            opened.clone_from(&backing);
             let memory = match (self.ahead, memory) {
                 (Some(ahead), _) => KeptMemory::from(ahead),
                 (None, Some(memory)) => KeptMemory::from(memory),
@@ -217,7 +219,9 @@ impl Mapped {
             }
             Err(error) => {
                 tracing::error!(device = kept.name, "its contents cannot be used any more: {error}");
-                // Nobody will: its memory goes back to the system, and its backing device is locked by nobody.
+                // Nobody will: its memory goes back to the system, and nobody locks its backing device, though the next stand-by
+                // may have the descriptor for a moment.
+                opened.iter().for_each(NamedBacking::unlock_when_dropped);
                 keeper.give_up(&kept.name);
                 empty(&kept.name, keeper)
             }

@@ -268,7 +268,7 @@ impl NamedBacking {
     }
 
     /// Has the lock of a file given up when it is closed, whoever else has its descriptor.
-    pub(super) fn unlock_when_dropped(&self) {
+    pub fn unlock_when_dropped(&self) {
         let files = self.parts.iter().filter_map(|part| part.file.as_ref());
         files.for_each(|file| file.unlock_when_dropped());
     }
