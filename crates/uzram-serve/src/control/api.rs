@@ -7,7 +7,7 @@ use std::time::Duration;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::json;
-use uzram::device::{Attribute, BackingState, Device, Reading};
+use uzram::device::{Attribute, Device, Reading};
 use uzram::{Error, ErrorKind, slab};
 
 use super::about::{About, SurvivalJson};
@@ -292,14 +292,13 @@ impl Api {
 
     fn summary(&self, device: &Device) -> DeviceJson {
         let uris = (self.uris)(device.name());
-        let state = device.backing_state().filter(|state| *state != BackingState::Ok);
         DeviceJson {
             name: device.name().to_owned(),
             uri: uris.first().cloned(),
             uris,
             file: self.about.files.as_ref().map(|files| files.disk(device.name())),
             stats: device.stats().into(),
-            backing_stopped: state.map(|state| state.to_string()),
+            backing_state: device.backing_state().map(|state| state.to_string()),
             attributes: None,
         }
     }
