@@ -103,8 +103,7 @@ fn a_mounts_source_proves_nothing() {
     place.place.run(&["attach", "zram0"]).ok();
     let force = place.place.run(&["detach", "--force"]);
     assert!(force.complaint(1).contains("lives"), "{}", force.stderr);
-    place.place.run(&["down"]).ok();
-    assert!(daemon.ended().0.success());
+    place.place.end(daemon);
     // Clearing after a dead daemon does not touch the attacker's mounts.
     let daemon = place.place.up_sized("16M", &["--attach"]);
     daemon.signal(Signal::KILL);
@@ -565,9 +564,7 @@ fn a_public_directory_makes_no_public_disk() {
         public.display()
     ));
     assert!(public.join("zram0/disk").exists());
-    place.place.run(&["down"]).ok();
-    assert!(daemon.ended().0.success());
-    place.assert_clean();
+    place.end(daemon);
 }
 
 #[test]
@@ -607,9 +604,7 @@ fn another_users_directory_names_nothing_of_roots() {
         assert!(up.complaint(1).contains("symbolic link"), "{}", up.stderr);
     }
     assert!(fs::read_dir(&target).unwrap().next().is_none());
-    place.place.run(&["down"]).ok();
-    assert!(daemon.ended().0.success());
-    place.assert_clean();
+    place.end(daemon);
 }
 
 /// Commands, signals and renames in random order, from two threads at once. A daemon that has ended by itself must

@@ -291,8 +291,7 @@ fn a_socket_is_for_whom_it_is_said_to_be_and_for_nobody_else_before() {
             assert_eq!(connected, lets_nobody_in, "{options:?}");
             assert_eq!(access(&place.socket("nbd.sock")), Some((0o600, 0, 0)));
             assert_eq!(access(&place.socket("control.sock")), Some((0o600, 0, 0)));
-            place.run(&["down"]).ok();
-            assert!(daemon.ended().0.success());
+            place.end(daemon);
             assert_eq!(access(&path), None);
             seen.join().unwrap()
         });

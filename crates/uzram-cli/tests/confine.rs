@@ -225,9 +225,7 @@ fn the_process_that_attaches_has_nothing_of_the_daemons_and_outlives_its_program
     fs::write(&other, "#!/bin/sh\nexit 1\n").unwrap();
     fs::set_permissions(&other, fs::Permissions::from_mode(0o755)).unwrap();
     fs::rename(&other, &program).unwrap();
-    place.place.run(&["down"]).ok();
-    assert!(daemon.ended().0.success());
-    place.assert_clean();
+    place.end(daemon);
     wait_until("it has ended", || !process.exists());
     // A killed daemon cannot notify it.
     fs::remove_file(&program).unwrap();

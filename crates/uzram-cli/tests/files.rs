@@ -423,9 +423,7 @@ fn a_block_device_is_attached_once_and_detached_when_free() {
     assert_eq!(fs::read_to_string(dir.join("a")).unwrap(), "something");
     succeed(&place.place, "umount", &[arg(&dir)]);
     place.place.run(&["detach", "zram0"]).ok();
-    place.place.run(&["down"]).ok();
-    assert!(daemon.ended().0.success());
-    place.assert_clean();
+    place.end(daemon);
 }
 
 #[test]
@@ -589,9 +587,7 @@ fn file_systems_fill_empty_and_give_their_memory_back() {
         });
         wait_until("its memory is given back", || place.place.statistic("mem_charged_bytes") < 24 << 20);
         succeed(&place.place, "umount", &[arg(&dir)]);
-        place.place.run(&["down"]).ok();
-        assert!(daemon.ended().0.success());
-        place.assert_clean();
+        place.end(daemon);
     }
 }
 

@@ -160,8 +160,7 @@ fn devices_that_might_not_fit_into_the_cgroup_are_refused() {
     assert!(!place.run(&["list"]).ok().contains("more"));
     add("32M").ok();
     assert!(place.run(&["list"]).ok().contains("more"));
-    place.run(&["down"]).ok();
-    assert!(daemon.ended().0.success());
+    place.end(daemon);
 }
 
 #[test]

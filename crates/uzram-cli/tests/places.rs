@@ -164,9 +164,7 @@ fn a_backing_file_does_not_lie_on_the_daemons_own_devices() {
     let elsewhere = format!("{}:1M", place.place.root().join("cold").display());
     fs::write(&attribute, &elsewhere).unwrap();
     succeed(&place.place, "umount", &[arg(&dir)]);
-    place.place.run(&["down"]).ok();
-    assert!(daemon.ended().0.success());
-    place.assert_clean();
+    place.end(daemon);
 }
 
 #[test]

@@ -107,8 +107,7 @@ fn it_ends_with_whoever_asked_for_it() {
     fill(&place);
     let command = place.start(&["set", "zram0", "recompress="]);
     wait_for_more(&place);
-    place.run(&["down"]).ok();
-    assert!(daemon.ended().0.success());
+    place.end(daemon);
     assert_eq!(command.ended().0.code(), Some(1));
 }
 

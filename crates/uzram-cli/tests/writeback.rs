@@ -25,6 +25,11 @@ fn attributes<const N: usize>(place: &Place, names: [&str; N]) -> [String; N] {
     })
 }
 
+/// Returns the value of `--backing` for a file of that size.
+fn cold(place: &Place, size: &str) -> String {
+    format!("{}:{size}", place.root().join("cold.img").display())
+}
+
 #[test]
 fn a_file_is_made_taken_and_let_go() {
     let place = Place::new();
@@ -100,7 +105,7 @@ fn a_policy_comes_from_a_file_and_options_win() {
 #[test]
 fn what_makes_no_sense_is_one_line() {
     let place = Place::new();
-    let image = format!("{}:4M", place.root().join("cold.img").display());
+    let image = cold(&place, "4M");
     let image = image.as_str();
     for (args, status, hint) in [
         (&["--writeback-after", "1h"][..], 2, "give --backing"),
@@ -181,7 +186,7 @@ fn pages_are_written_on_request_and_come_back() {
     }
     for (layout, compressed) in [("packed", "1"), ("blocks", "1"), ("blocks", "0")] {
         let place = Place::new();
-        let backing = format!("{}:16M", place.root().join("cold.img").display());
+        let backing = cold(&place, "16M");
         let policy = place.root().join("policy.toml");
         let text = format!("[writeback]\nlayout = '{layout}'\ncompressed = '{compressed}'\n");
         std::fs::write(&policy, text).unwrap();
@@ -233,7 +238,7 @@ fn what_is_written_is_limited() {
         return;
     }
     let place = Place::new();
-    let backing = format!("{}:16M", place.root().join("cold.img").display());
+    let backing = cold(&place, "16M");
     let _daemon = place.up_sized("4M", &["--backing", &backing, "--writeback-layout", "blocks"]);
     let file = mixed_file(&place, 4 << 20);
     succeed(&place, "nbdcopy", &[arg(&file), &place.uri()]);
@@ -267,7 +272,7 @@ fn a_disk_of_several_times_its_limit_keeps_what_fio_writes() {
     }
     for more in [&[][..], &["--recompress", "zstd:3"]] {
         let place = Place::new();
-        let backing = format!("{}:128M", place.root().join("cold.img").display());
+        let backing = cold(&place, "128M");
         let args = ["--mem-limit", "8M", "--backing", &backing, "--log", "warn"];
         let daemon = place.up_sized("64M", &[&args, more].concat());
         let uri = format!("--uri={}", place.uri());
@@ -336,7 +341,7 @@ fn a_full_backing_device_is_left_alone_until_there_is_room() {
         return;
     }
     let place = Place::new();
-    let backing = format!("{}:24M", place.root().join("cold.img").display());
+    let backing = cold(&place, "24M");
     let _daemon = place.up_sized("64M", &["--mem-limit", "8M", "--backing", &backing, "--log", "error"]);
     let uri = format!("--uri={}", place.uri());
     let random = ["--bs=64k", "--refill_buffers"];
@@ -380,7 +385,7 @@ fn overwriting_at_random_costs_what_the_theory_says() {
     let (backing_mib, limit_mib, percent, unused_extents): (u64, u64, u64, u64) =
         if seconds.is_some() { (1024, 64, 97, 0) } else { (32, 4, 85, 4) };
     let place = Place::new();
-    let backing = format!("{}:{backing_mib}M", place.root().join("cold.img").display());
+    let backing = cold(&place, &format!("{backing_mib}M"));
     // What is not on the device is in memory, where the limit is nearly reached while pages are written.
     let pages = ((backing_mib << 20) * percent / 100 / 4112) + (limit_mib << 20) * 97 / 100 / 4096;
     let (size, limit) = (format!("{}K", pages * 4), format!("{limit_mib}M"));
@@ -426,7 +431,7 @@ fn pages_that_nobody_uses_leave_by_themselves() {
         return;
     }
     let place = Place::new();
-    let backing = format!("{}:16M", place.root().join("cold.img").display());
+    let backing = cold(&place, "16M");
     let args = ["--backing", &backing, "--writeback-after", "1s", "--writeback-budget", "1M/day"];
     let _daemon = place.up_sized("4M", &args);
     let file = mixed_file(&place, 4 << 20);

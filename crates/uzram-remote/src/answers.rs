@@ -37,7 +37,7 @@ type Row = (&'static str, Meaning, ErrorKind, &'static str);
 
 use Meaning::{Again, Full, Lost, Refused};
 
-/// Codes with which Redis begins an error.
+/// What Redis begins an error with: a code, or more.
 const REDIS: &[Row] = &[
     ("LOADING", Again, ErrorKind::Busy, "is loading its data. Try again later"),
     ("BUSY", Again, ErrorKind::Busy, "runs a script. Try again later"),
@@ -47,6 +47,7 @@ const REDIS: &[Row] = &[
     ("MOVED", Again, ErrorKind::Io, "sends requests elsewhere"),
     ("ASK", Again, ErrorKind::Io, "sends requests elsewhere"),
     ("READONLY", Again, ErrorKind::Unsupported, "is a replica. Name its master"),
+    ("ERR max number of clients reached", Again, ErrorKind::Busy, "has too many clients"),
     ("NOREPLICAS", Again, ErrorKind::Io, "has too few replicas to be written to"),
     ("MISCONF", Again, ErrorKind::Io, "cannot save its data, and is not written to"),
     ("OOM", Full, ErrorKind::NoSpace, "is full: its maxmemory is reached"),
@@ -165,6 +166,12 @@ impl Failure {
         Failure::new(Again, Error::new(ErrorKind::Io, what).with_setting(SETTING))
     }
 
+    /// Returns that of a request without an answer in time.
+    pub(crate) fn silent(store: impl std::fmt::Display) -> Failure {
+        let error = Error::new(ErrorKind::Io, format!("{store} does not answer"));
+        Failure::new(Again, error.with_setting(SETTING))
+    }
+
     /// Returns that of a request to a Redis server, which is shown as `store`.
     pub(crate) fn of_redis(store: &str, error: &RedisError) -> Failure {
         let details = error.to_string();
@@ -172,7 +179,10 @@ impl Failure {
             Redis::AuthenticationFailed => "WRONGPASS",
             _ => error.code().unwrap_or_default(),
         };
-        match REDIS.iter().find(|(name, ..)| *name == code) {
+        let answer = format!("{code} {}", error.detail().unwrap_or_default());
+        let begins =
+            |name| answer.strip_prefix(name).is_some_and(|rest| rest.is_empty() || rest.starts_with(' '));
+        match REDIS.iter().find(|(name, ..)| begins(name)) {
             Some((_, meaning, kind, what)) => explain(*meaning, *kind, store, what, &details),
             None if !code.is_empty() => {
                 explain(Refused, ErrorKind::Io, store, "refuses the request", &details)
@@ -372,6 +382,8 @@ mod tests {
             }
         }
         assert_eq!(of_redis("ERR unknown command").meaning, Refused);
+        assert_eq!(of_redis("ERR max number of clients reached").meaning, Again);
+        assert_eq!(of_redis("ASKED words").meaning, Refused);
         assert_eq!(of_redis("NEWCODE words").meaning, Refused);
         for (errno, meaning, kind, hint) in [
             (111, Again, ErrorKind::Io, "refused"),

@@ -21,7 +21,7 @@ use crate::breaker::Breaker;
 use crate::objects::{DeviceId, Key as ObjectKey, Objects, take};
 use crate::retry::tried;
 use crate::secret::{Key, Sealer};
-use crate::{Failure, Meaning, SETTING, lock};
+use crate::{Failure, SETTING, lock};
 
 /// Threads that run requests: what a request takes is mostly time of the network and of the store.
 const THREADS: usize = 2;
@@ -178,7 +178,7 @@ impl<O: Objects> RemoteBacking<O> {
                 // Before there is any object.
                 let until = Until::now() + limits.write_deadline;
                 let leasing = tried(until, || objects.renew_lease(identity.device));
-                backing.shared.end_at(until, "write", leasing).await?;
+                backing.shared.end_at(until, leasing).await?;
                 Ok::<O, Error>(objects)
             })?;
             backing.shared.set_objects(objects);
@@ -482,7 +482,7 @@ impl<O: Objects> Shared<O> {
             }
             Ok(())
         };
-        self.end_at(until, "read", reading).await
+        self.end_at(until, reading).await
     }
 
     /// Returns whether what was read from an object, beginning with a page's, is as it was sealed.
@@ -511,7 +511,7 @@ impl<O: Objects> Shared<O> {
             };
             tried(until, put).await
         };
-        let result = self.end_at(until, "write", writing).await;
+        let result = self.end_at(until, writing).await;
         if result.is_err() {
             // It may be there, or come later.
             self.removals.add(key);
@@ -536,13 +536,11 @@ impl<O: Objects> Shared<O> {
     async fn end_at<T>(
         &self,
         until: Until,
-        what: &str,
         asking: impl Future<Output = Result<T, Failure>>,
     ) -> Result<T, Failure> {
         tokio::time::timeout_at(until, asking).await.unwrap_or_else(|_| {
             self.expired.fetch_add(1, Ordering::Relaxed);
-            let error = Error::new(ErrorKind::Io, format!("the store did not answer a {what} in time"));
-            Err(Failure::new(Meaning::Again, error.with_setting(SETTING)))
+            Err(Failure::silent("the store"))
         })
     }
 
@@ -609,7 +607,7 @@ impl<O: Objects> Shared<O> {
             return;
         }
         // The objects of a store that is full, or not well in another way, are in use as before.
-        let leased = self.tried("write", || objects.renew_lease(self.device)).await;
+        let leased = self.tried(|| objects.renew_lease(self.device)).await;
         // The end may have come meanwhile.
         if self.has_ended.load(Ordering::Relaxed) {
             let _ = tokio::time::timeout(LEASE_ENDS_WITHIN, objects.end_lease(self.device)).await;
@@ -618,17 +616,17 @@ impl<O: Objects> Shared<O> {
     }
 
     async fn checked(&self, objects: &O) -> Result<Option<String>, Failure> {
-        self.tried("check", || objects.check()).await
+        self.tried(|| objects.check()).await
     }
 
     /// Asks the store for something, besides objects: before writes stop, again for a while.
-    async fn tried<T, F>(&self, what: &str, ask: impl Fn() -> F) -> Result<T, Failure>
+    async fn tried<T, F>(&self, ask: impl Fn() -> F) -> Result<T, Failure>
     where
         F: Future<Output = Result<T, Failure>>,
     {
         let again_for = if self.breaker.is_open() { Duration::ZERO } else { CHECK_AGAIN_FOR };
         let (now, within) = (Until::now(), self.limits.read_deadline);
-        self.end_at(now + within, what, tried(now + again_for.min(within), ask)).await
+        self.end_at(now + within, tried(now + again_for.min(within), ask)).await
     }
 }
 

@@ -4,6 +4,7 @@ use std::sync::Mutex;
 use std::time::Instant;
 
 use uzram::backing::{Health, Trouble};
+use uzram::failures;
 
 use crate::{Failure, lock};
 
@@ -19,8 +20,8 @@ pub(crate) struct Breaker {
 #[derive(Default)]
 struct State {
     failures: u32,
-    /// Why nothing is written.
-    stopped: Option<(Failure, Trouble)>,
+    /// Why nothing is written, and when that was found out last.
+    stopped: Option<(Failure, Trouble, Instant)>,
     /// What is wrong with a part of the store.
     degraded: Option<Trouble>,
     /// When the last check began that succeeded.
@@ -29,8 +30,8 @@ struct State {
 
 impl State {
     fn stop(&mut self, why: Failure) {
-        let trouble = Trouble::again(self.stopped.take().map(|(_, trouble)| trouble), why.to_string());
-        self.stopped = Some((why, trouble));
+        let trouble = Trouble::again(self.stopped.take().map(|(_, trouble, _)| trouble), why.to_string());
+        self.stopped = Some((why, trouble, Instant::now()));
     }
 }
 
@@ -40,7 +41,7 @@ impl Breaker {
     /// # Errors
     /// That of the last write or check that failed, which is not tried again.
     pub(crate) fn check(&self) -> Result<(), Failure> {
-        lock(&self.state).stopped.as_ref().map_or(Ok(()), |(why, _)| Err(why.clone().given_up()))
+        lock(&self.state).stopped.as_ref().map_or(Ok(()), |(why, ..)| Err(why.clone().given_up()))
     }
 
     /// Returns whether nothing may be written.
@@ -48,10 +49,23 @@ impl Breaker {
         lock(&self.state).stopped.is_some()
     }
 
+    /// Changes the state; who reports what fails is told if something is wrong now that was not, or the other way round.
+    fn change<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
+        let mut state = lock(&self.state);
+        let are_wrong = |state: &State| (state.stopped.is_some(), state.degraded.is_some());
+        let before = are_wrong(&state);
+        let changed = change(&mut state);
+        let is_new = are_wrong(&state) != before;
+        drop(state);
+        if is_new {
+            failures::note();
+        }
+        changed
+    }
+
     /// Notes the result of a write. Returns whether writes stop now.
     pub(crate) fn note(&self, result: &Result<(), Failure>) -> bool {
-        let mut state = lock(&self.state);
-        match result {
+        self.change(|state| match result {
             Ok(()) => {
                 state.failures = 0;
                 false
@@ -64,20 +78,20 @@ impl Breaker {
                 }
                 stops
             }
-        }
+        })
     }
 
     /// Stops writes.
     pub(crate) fn open(&self, why: Failure) {
-        lock(&self.state).stop(why);
+        self.change(|state| state.stop(why));
     }
 
-    /// Notes the result of a check that began then: writes stop, or go on while a part of the store may be wrong.
+    /// Notes the result of a check that began then: writes stop, or go on while a part of the store may be wrong. Writes that
+    /// have stopped since then wait for the next check.
     pub(crate) fn note_check(&self, began: Instant, result: Result<Option<String>, Failure>) {
-        let mut state = lock(&self.state);
-        match result {
+        self.change(|state| match result {
             Ok(degraded) => {
-                if state.stopped.take().is_some() {
+                if state.stopped.take_if(|(.., at)| *at <= began).is_some() {
                     state.failures = 0;
                 }
                 let before = state.degraded.take();
@@ -85,14 +99,14 @@ impl Breaker {
                 state.checked = Some(began);
             }
             Err(failure) => state.stop(failure),
-        }
+        });
     }
 
     /// Returns what is known about the store, but not the counts.
     pub(crate) fn health(&self) -> Health {
         let state = lock(&self.state);
         Health {
-            stopped: state.stopped.as_ref().map(|(_, trouble)| trouble.clone()),
+            stopped: state.stopped.as_ref().map(|(_, trouble, _)| trouble.clone()),
             degraded: state.degraded.clone(),
             checked: state.checked,
             ..Health::default()
@@ -102,13 +116,15 @@ impl Breaker {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
     use crate::Meaning;
     use uzram::{Error, ErrorKind};
 
     #[test]
     fn writes_stop_after_failures_in_a_row_until_a_check_succeeds() {
-        let breaker = Breaker::default();
+        let (breaker, early) = (Breaker::default(), Instant::now());
         let failed = Err(Failure::new(Meaning::Refused, Error::new(ErrorKind::Io, "gone")));
         for _ in 0..3 {
             assert!(!breaker.note(&failed) && !breaker.note(&failed) && !breaker.note(&Ok(())));
@@ -126,10 +142,36 @@ mod tests {
         assert_eq!(after.as_ref().map(|(why, _)| why.as_str()), Some("gone again"));
         assert_eq!(before.map(|(_, since)| since), after.map(|(_, since)| since));
         assert!(breaker.check().is_err_and(|failure| !failure.passes()));
+        // It has seen nothing of this.
+        breaker.note_check(early, Ok(None));
+        assert!(breaker.is_open());
         breaker.note_check(Instant::now(), Ok(Some("a node is away".to_owned())));
         assert_eq!((breaker.check(), breaker.is_open(), breaker.health().stopped), (Ok(()), false, None));
         assert_eq!(breaker.health().degraded.map(|trouble| trouble.why), Some("a node is away".to_owned()));
         breaker.note_check(Instant::now(), Ok(None));
         assert_eq!(breaker.health().degraded, None);
+    }
+
+    /// Without any write that fails.
+    #[test]
+    fn whoever_reports_failures_hears_of_each_change() {
+        const PATIENCE: Duration = Duration::from_secs(60);
+        let breaker = Breaker::default();
+        let checked = |result| breaker.note_check(Instant::now(), result);
+        let failure = || Failure::new(Meaning::Again, Error::new(ErrorKind::Io, "gone"));
+        let changes: [&dyn Fn(); 5] = [
+            &|| checked(Ok(Some("a node is away".to_owned()))),
+            &|| checked(Ok(None)),
+            &|| checked(Err(failure())),
+            &|| checked(Ok(None)),
+            &|| breaker.open(failure()),
+        ];
+        for change in changes {
+            failures::watch();
+            change();
+            let began = Instant::now();
+            failures::wait(Some(PATIENCE));
+            assert!(began.elapsed() < PATIENCE, "{:?}", breaker.health());
+        }
     }
 }

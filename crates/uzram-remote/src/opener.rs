@@ -17,10 +17,10 @@ use serde::{Deserialize, Serialize};
 use uzram::backing::{MOST_WAIT, Seal};
 use uzram::device::{Elsewhere, Opener};
 use uzram::{Error, ErrorKind, Result};
+use zeroize::Zeroizing;
 
 use crate::redis::{Credentials, RedisStore};
 use crate::s3::{self, S3Address, S3Login, S3Store};
-use crate::secret::erase;
 use crate::{Address, Identity, Limits, Objects, RemoteBacking, SETTING, Swept, lock, login};
 
 /// Many objects at a time on a slow line take longer than those of Redis.
@@ -193,11 +193,9 @@ fn read<T: DeserializeOwned>(fd: OwnedFd) -> Result<(T, OwnedFd)> {
     if len > MAX_KEPT_BYTES {
         return Err(not_kept());
     }
-    let mut bytes = vec![0; len as usize];
+    let mut bytes = Zeroizing::new(vec![0; len as usize]);
     file.read_exact_at(&mut bytes, 0).map_err(|_| not_kept())?;
-    let read = serde_json::from_slice(&bytes);
-    erase(&mut bytes);
-    Ok((read.map_err(|_| not_kept())?, file.into()))
+    Ok((serde_json::from_slice(&bytes).map_err(|_| not_kept())?, file.into()))
 }
 
 fn not_kept() -> Error {

@@ -1,23 +1,26 @@
-//! What a device's objects are sealed with: AES-256-GCM (NIST SP 800-38D), by keys that are derived from one that is drawn for
-//! the device, and a salt: the first 32 bytes of the device's key's own stream for a nonce of the salt. Nothing else is encrypted
-//! by the device's key. A nonce that is used again after a snapshot of the machine, which has the same device's key, is so used
-//! with another key. AES-GCM-SIV, which would need no salt, takes three times as long.
+//! What a device's objects are sealed with: AES-256-GCM (NIST SP 800-38D). Each filling of an extent has a salt, and a key of its
+//! own, which is derived from the device's key and the salt: what the device's key encrypts 32 zero bytes to, with the salt as the
+//! nonce. It encrypts nothing else. A virtual machine that goes on twice from one snapshot has the same device's key and uses the same
+//! nonces, but draws other salts (see [`Sealer`]'s `salt` for when), and so has other keys. Deriving a key takes half as long as
+//! sealing 2 KiB; AES-GCM-SIV, which would need no salt, takes three times as long as AES-GCM.
 //!
-//! The key is in memory that is locked, so that it is not swapped out, and left out of core files. So is the file in which it
-//! is handed on ([`Pinned`]).
+//! The device's key is in memory that is locked, so that it is not swapped out, and left out of core files. So is the file in which it
+//! is handed on ([`Pinned`]). A derived key is on the stack while it is used. Both are erased then; what the calls that make them
+//! leave on the stack is not.
 
 use std::ffi::c_void;
 use std::fmt;
 use std::mem::ManuallyDrop;
 use std::os::fd::AsFd;
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::OnceLock;
 
-use ring::aead::{AES_256_GCM, Aad, LessSafeKey, Nonce, Tag, UnboundKey};
+use ring::aead::{AES_256_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, Tag, UnboundKey};
 use ring::rand::{SecureRandom, SystemRandom};
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 use serde::{Deserialize, Serialize};
 use uzram::backing::{Salt, Seal};
 use uzram::{Error, ErrorKind, Result};
+use zeroize::{Zeroize, Zeroizing};
 
 use crate::SETTING;
 use crate::objects::DeviceId;
@@ -42,22 +45,15 @@ impl Key {
     /// # Errors
     /// `Io` if the system gives no random bytes.
     pub(crate) fn new() -> Result<Key> {
-        let mut key = [0; KEY_BYTES];
-        let filled = SystemRandom::new().fill(&mut key);
-        filled.map(|()| Key(key)).map_err(|_| Error::new(ErrorKind::Io, "the system gave no random bytes"))
+        let mut key = Key([0; KEY_BYTES]);
+        let filled = SystemRandom::new().fill(&mut key.0);
+        filled.map(|()| key).map_err(|_| Error::new(ErrorKind::Io, "the system gave no random bytes"))
     }
-}
-
-/// Overwrites what was secret.
-pub(crate) fn erase(bytes: &mut [u8]) {
-    bytes.fill(0);
-    // So that the compiler keeps the stores.
-    std::hint::black_box(bytes);
 }
 
 impl Drop for Key {
     fn drop(&mut self) {
-        erase(&mut self.0);
+        self.0.zeroize();
     }
 }
 
@@ -70,42 +66,89 @@ impl fmt::Debug for Key {
 /// Seals the objects of one device.
 pub(crate) struct Sealer {
     device: DeviceId,
-    /// In memory that is locked.
-    keys: Box<Locked>,
+    /// The device's key.
+    key: Box<Locked>,
     /// The file in which it is handed on.
     pinned: OnceLock<Pinned>,
 }
 
-/// The keys, ready for use, and their own pages: nothing else is locked or left out of core files with them.
-#[repr(C, align(65536))]
-struct Locked {
-    of_device: ManuallyDrop<LessSafeKey>,
-    /// That of the last salt by which something was sealed.
-    last: Mutex<Option<(Salt, Erased)>>,
-}
-
-/// A key that is overwritten when it is dropped.
+/// A key that is ready for use, and erased when it is dropped.
 struct Erased(ManuallyDrop<LessSafeKey>);
 
-impl Drop for Erased {
-    fn drop(&mut self) {
+impl Erased {
+    fn new(key: &[u8; KEY_BYTES]) -> Result<Erased> {
+        let unusable = |_| Error::invalid("a key of another length").with_setting(SETTING);
+        let key = UnboundKey::new(&AES_256_GCM, key).map_err(unusable)?;
+        Ok(Erased(ManuallyDrop::new(LessSafeKey::new(key))))
+    }
+
+    fn erase(&mut self) {
+        let bytes = (&raw mut self.0).cast::<[u8; size_of::<LessSafeKey>()]>();
         // SAFETY: the bytes are this value's own. Nothing reads the key after this, and it has no destructor that is run.
-        unsafe { std::ptr::write_bytes(&raw mut self.0, 0, 1) };
-        std::hint::black_box(&self.0);
+        unsafe { bytes.write_volatile([0; _]) };
     }
 }
 
+impl Drop for Erased {
+    fn drop(&mut self) {
+        self.erase();
+    }
+}
+
+/// A key in locked memory, on pages of its own: nothing else is locked or left out of core files with it.
+#[repr(C, align(65536))]
+struct Locked(Erased);
+
+const _: () = assert!(align_of::<Locked>() == MAX_HOST_PAGE_BYTES);
+
 impl Locked {
-    /// Derives the key of a salt; `None` never, as all lengths are right.
-    fn derived(&self, salt: Salt) -> Option<Erased> {
-        let (mut nonce, mut key) = ([0; 12], [0; KEY_BYTES]);
-        nonce[..salt.len()].copy_from_slice(&salt);
-        let nonce = Nonce::assume_unique_for_key(nonce);
-        // Of zeros, what comes out is the stream. Nobody sees the tag.
-        let _ = self.of_device.seal_in_place_separate_tag(nonce, Aad::empty(), &mut key).ok()?;
-        let derived = UnboundKey::new(&AES_256_GCM, &key).ok().map(LessSafeKey::new);
-        erase(&mut key);
-        Some(Erased(ManuallyDrop::new(derived?)))
+    /// Locks memory, and puts a key there.
+    ///
+    /// # Errors
+    /// `NoMemory` if no memory can be locked.
+    fn new(key: &Key) -> Result<Box<Locked>> {
+        let mut place = Box::<Locked>::new_uninit();
+        // SAFETY: the pages are the box's own, from its start to its end: its alignment is that of pages.
+        let locked = unsafe { lock_pages(place.as_mut_ptr().cast(), size_of::<Locked>()) };
+        locked.map_err(|error| {
+            let what = format!(
+                "no memory can be locked for the key of a backing device ({error}): raise RLIMIT_MEMLOCK (LimitMEMLOCK= of the \
+                 service)"
+            );
+            Error::new(ErrorKind::NoMemory, what).with_setting(SETTING)
+        })?;
+        let key = Erased::new(&key.0)?;
+        // SAFETY: the place is the box's own, and has no other field than the one that is written.
+        Ok(unsafe {
+            (&raw mut (*place.as_mut_ptr()).0).write(key);
+            place.assume_init()
+        })
+    }
+}
+
+impl Drop for Locked {
+    fn drop(&mut self) {
+        // Before it may be swapped out.
+        self.0.erase();
+        let (start, len) = ((&raw mut *self).cast(), size_of::<Locked>());
+        // The allocator gets ordinary memory back. A failure leaves it locked.
+        // SAFETY: as in `new`. Neither call changes what the pages hold.
+        let _ = unsafe {
+            rustix::mm::munlock(start, len)
+                .and_then(|()| rustix::mm::madvise(start, len, Advice::LinuxDoDump))
+        };
+    }
+}
+
+/// Keeps pages in memory, and leaves them out of core files. Does not change what they hold.
+///
+/// # Safety
+/// The pages are the caller's.
+unsafe fn lock_pages(start: *mut c_void, len: usize) -> rustix::io::Result<()> {
+    // SAFETY: the caller's promise.
+    unsafe {
+        rustix::mm::madvise(start, len, Advice::LinuxDontDump)?;
+        rustix::mm::mlock(start, len)
     }
 }
 
@@ -116,8 +159,12 @@ fn random_of_cpu() -> u64 {
         #[target_feature(enable = "rdrand")]
         fn rdrand() -> u64 {
             let mut word = 0;
-            // If it has none at the moment, the word stays 0.
-            core::arch::x86_64::_rdrand64_step(&mut word);
+            // It may have none at the moment, but hardly ten times in a row.
+            for _ in 0..10 {
+                if core::arch::x86_64::_rdrand64_step(&mut word) == 1 {
+                    break;
+                }
+            }
             word
         }
         if std::arch::is_x86_feature_detected!("rdrand") {
@@ -128,33 +175,23 @@ fn random_of_cpu() -> u64 {
     0
 }
 
-const _: () = assert!(align_of::<Locked>() == MAX_HOST_PAGE_BYTES);
-
 impl Sealer {
     /// Seals with a key.
     ///
     /// # Errors
     /// `NoMemory` if no memory can be locked.
     pub(crate) fn new(device: DeviceId, key: &Key) -> Result<Sealer> {
-        let unusable = |_| Error::invalid("a key of another length").with_setting(SETTING);
-        let bound = UnboundKey::new(&AES_256_GCM, &key.0).map_err(unusable)?;
-        let of_device = ManuallyDrop::new(LessSafeKey::new(bound));
-        let mut keys = Box::new(Locked { of_device, last: Mutex::default() });
-        let (start, len) = ((&raw mut *keys).cast(), size_of::<Locked>());
-        // SAFETY: the pages are the box's own, from its start to its end: its alignment is that of pages. Neither call
-        // changes what they hold.
-        let locked = unsafe {
-            rustix::mm::madvise(start, len, Advice::LinuxDontDump)
-                .and_then(|()| rustix::mm::mlock(start, len))
-        };
-        locked.map_err(|error| {
-            let what = format!(
-                "no memory can be locked for the key of a backing device ({error}): raise RLIMIT_MEMLOCK (LimitMEMLOCK= of the \
-                 service)"
-            );
-            Error::new(ErrorKind::NoMemory, what).with_setting(SETTING)
-        })?;
-        Ok(Sealer { device, keys, pinned: OnceLock::new() })
+        Ok(Sealer { device, key: Locked::new(key)?, pinned: OnceLock::new() })
+    }
+
+    /// Derives the key of a salt; `None` never, as all lengths are right.
+    fn derive(&self, salt: Salt) -> Option<Erased> {
+        let (mut nonce, mut key) = ([0; NONCE_LEN], Zeroizing::new([0; KEY_BYTES]));
+        nonce[..salt.len()].copy_from_slice(&salt);
+        let nonce = Nonce::assume_unique_for_key(nonce);
+        // Of zeros, what comes out is the cipher's stream. Nobody sees the tag.
+        let _ = self.key.0.0.seal_in_place_separate_tag(nonce, Aad::empty(), &mut *key).ok()?;
+        Erased::new(&key).ok()
     }
 
     /// Keeps the file in which the key is handed on locked, for as long as this is there. Where that is refused, the file
@@ -208,10 +245,7 @@ impl Pinned {
         };
         let pinned = Pinned { start: start?, len };
         // SAFETY: the pages are the mapping's, which nobody reads or writes.
-        unsafe {
-            rustix::mm::madvise(pinned.start, len, Advice::LinuxDontDump)?;
-            rustix::mm::mlock(pinned.start, len)?;
-        }
+        unsafe { lock_pages(pinned.start, len)? };
         Ok(pinned)
     }
 }
@@ -224,25 +258,9 @@ impl Drop for Pinned {
     }
 }
 
-impl Drop for Sealer {
-    fn drop(&mut self) {
-        let (start, len) = ((&raw mut *self.keys).cast::<c_void>(), size_of::<Locked>());
-        drop(self.keys.last.get_mut().unwrap_or_else(PoisonError::into_inner).take());
-        // SAFETY: the bytes are the key's own. Nothing reads it after this, and it has no destructor that is run.
-        unsafe { std::ptr::write_bytes(&raw mut self.keys.of_device, 0, 1) };
-        std::hint::black_box(start);
-        // The allocator gets ordinary memory back. A failure leaves it locked.
-        // SAFETY: as in `new`.
-        let _ = unsafe {
-            rustix::mm::munlock(start, len)
-                .and_then(|()| rustix::mm::madvise(start, len, Advice::LinuxDoDump))
-        };
-    }
-}
-
 impl Seal for Sealer {
-    /// From the kernel, which draws anew when it learns that it runs on from a snapshot (Linux 5.18, and a hypervisor with a
-    /// VM generation ID), and from the CPU, which no snapshot has.
+    /// Two runs from one snapshot draw the same salt once in 2^64 times if the CPU has RDRAND or the kernel learns of the snapshot
+    /// (Linux 5.18, and a hypervisor with a VM generation ID), and otherwise may always.
     fn salt(&self) -> Salt {
         let mut salt = [0; size_of::<Salt>()];
         // It has given the key, so it does not fail.
@@ -252,14 +270,8 @@ impl Seal for Sealer {
 
     fn seal(&self, salt: Salt, nonce: [u8; 12], about: &[u8], bytes: &mut [u8]) -> [u8; TAG_BYTES] {
         let nonce = Nonce::assume_unique_for_key(nonce);
-        let mut last = self.keys.last.lock().unwrap_or_else(PoisonError::into_inner);
-        if last.as_ref().is_none_or(|(of, _)| *of != salt) {
-            *last = self.keys.derived(salt).map(|key| (salt, key));
-        }
-        let key = last.as_ref().map(|(_, key)| &key.0);
-        let sealed =
-            key.and_then(|key| key.seal_in_place_separate_tag(nonce, self.associated(about), bytes).ok());
-        let tag = sealed.and_then(|tag| tag.as_ref().try_into().ok());
+        let seal = |key: Erased| key.0.seal_in_place_separate_tag(nonce, self.associated(about), bytes).ok();
+        let tag = self.derive(salt).and_then(seal).and_then(|tag| tag.as_ref().try_into().ok());
         // A page is far below the cipher's limit, and nothing else can fail; a tag of zeros does not open.
         tag.unwrap_or_else(|| {
             bytes.fill(0);
@@ -276,7 +288,7 @@ impl Seal for Sealer {
         tag: &[u8; TAG_BYTES],
     ) -> bool {
         let nonce = Nonce::assume_unique_for_key(nonce);
-        let Some(key) = self.keys.derived(salt) else { return false };
+        let Some(key) = self.derive(salt) else { return false };
         let opened =
             key.0.open_in_place_separate_tag(nonce, self.associated(about), Tag::from(*tag), bytes, 0..);
         opened.is_ok()

@@ -6,11 +6,11 @@
 mod pages;
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use pages::contents;
+use pages::{contents, store_on};
 use uzram::backing::Backing;
 use uzram::random::Random;
 use uzram::store::{BackingOptions, PageNo, PolicyThread, Store, StoreBuilder, Writeback, WritebackLayout};
@@ -23,8 +23,8 @@ use uzram_remote::{DeviceId, Failure, Identity, Key, Limits, Meaning, Objects, R
 struct Bad {
     objects: Mutex<HashMap<Key, Vec<u8>>>,
     one_in: AtomicU32,
-    /// Whether every request fails.
-    is_away: AtomicBool,
+    /// What every request meets.
+    always: Mutex<Fault>,
     leased: Mutex<Option<DeviceId>>,
     random: Mutex<Option<Random>>,
 }
@@ -33,10 +33,13 @@ struct Bad {
 struct Handle(Arc<Bad>);
 
 /// What a request meets.
-#[derive(Clone, Copy, PartialEq)]
+#[derive(Clone, Copy, Default, PartialEq)]
 enum Fault {
+    #[default]
     None,
     Refused,
+    /// It is not carried out, and has no answer.
+    Silent,
     /// It is carried out, and the answer is lost.
     NoAnswer,
     /// It takes longer than the deadline, and is carried out.
@@ -56,13 +59,18 @@ impl Handle {
         self.0.one_in.store(one_in, Ordering::Relaxed);
     }
 
+    fn always(&self, fault: Fault) {
+        *self.0.always.lock().unwrap() = fault;
+    }
+
     fn draw(&self, below: usize) -> usize {
         self.0.random.lock().unwrap().as_mut().unwrap().below(below)
     }
 
     fn fault(&self, reads: bool) -> Fault {
-        if self.0.is_away.load(Ordering::Relaxed) {
-            return Fault::Refused;
+        let always = *self.0.always.lock().unwrap();
+        if always != Fault::None {
+            return always;
         }
         let one_in = self.0.one_in.load(Ordering::Relaxed) as usize;
         if one_in == 0 || self.draw(one_in) > 0 {
@@ -101,8 +109,10 @@ impl Objects for Handle {
 
     async fn put(&self, key: Key, bytes: &[u8]) -> Result<(), Failure> {
         let fault = self.fault(false);
-        if fault == Fault::Refused {
-            return Err(refused());
+        match fault {
+            Fault::Refused => return Err(refused()),
+            Fault::Silent => std::future::pending().await,
+            _ => {}
         }
         let old = self.0.objects.lock().unwrap().insert(key, bytes.to_vec());
         assert_eq!(old, None, "{key:?} is written twice");
@@ -119,6 +129,7 @@ impl Objects for Handle {
         match fault {
             Fault::Refused => return Err(refused()),
             Fault::Missing => return Err(gone()),
+            Fault::Silent => std::future::pending().await,
             Fault::Late => be_late().await,
             _ => {}
         }
@@ -306,7 +317,7 @@ fn writers_and_readers_wait_for_a_store_that_is_away() {
     let bad = Handle::new(1);
     let limits = Limits { read_deadline: Duration::from_secs(60), ..Limits::default() };
     let (store, _policy) = store_at_limit(&bad, limits);
-    bad.0.is_away.store(true, Ordering::Relaxed);
+    bad.always(Fault::Refused);
     std::thread::scope(|scope| {
         let writer =
             scope.spawn(|| (2000..4000).try_for_each(|page| store.write(PageNo(page), &contents(page, 0))));
@@ -320,7 +331,7 @@ fn writers_and_readers_wait_for_a_store_that_is_away() {
         });
         std::thread::sleep(AWAY_FOR);
         assert!(!writer.is_finished() && !reader.is_finished(), "they need the store");
-        bad.0.is_away.store(false, Ordering::Relaxed);
+        bad.always(Fault::None);
         writer.join().unwrap().expect("writers wait");
         reader.join().unwrap().expect("readers wait");
     });
@@ -336,7 +347,7 @@ fn a_store_that_stays_away_is_waited_for_no_longer() {
         ..Limits::default()
     };
     let (store, _policy) = store_at_limit(&bad, limits);
-    bad.0.is_away.store(true, Ordering::Relaxed);
+    bad.always(Fault::Refused);
     let began = Instant::now();
     let write = |page| store.write(PageNo(page), &contents(page, 0));
     let refusal = (2000..4000).find_map(|page| write(page).err()).expect("there is no room for all of them");
@@ -347,10 +358,53 @@ fn a_store_that_stays_away_is_waited_for_no_longer() {
     assert!(began.elapsed() < Duration::from_secs(15), "each write waits: {:?}", began.elapsed());
     let failure = (0..2000).find_map(|page| store.read(PageNo(page), &mut [0; PAGE_SIZE]).err());
     assert_eq!(failure.expect("some left").errno(), 5);
-    bad.0.is_away.store(false, Ordering::Relaxed);
+    bad.always(Fault::None);
     let until = Instant::now() + Duration::from_secs(60);
     while write(4000).is_err() {
         assert!(Instant::now() < until, "it is used again when it is back");
         std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// While a store gives no answer, nothing can be cleaned. The extents that only cleaning takes stay free: it goes on when the store
+/// answers again, and as much fits as before.
+#[test]
+fn cleaning_goes_on_when_a_silent_store_answers_again() {
+    const PAGES: u32 = 2500;
+    let bad = Handle::new(1);
+    let within = Duration::from_millis(500);
+    let limits = Limits { read_deadline: within, write_deadline: within, ..Limits::default() };
+    let connected = bad.clone();
+    let connect = || async { Ok(connected) };
+    let backing = RemoteBacking::open(&Identity::new().unwrap(), Some(4 << 20), limits, connect).unwrap();
+    let store = store_on(&Arc::new(backing), 2 * PAGES);
+    let write_back = || store.write_back(&Writeback::default()).map_err(|error| error.kind());
+    let fill = |pages: std::ops::Range<u32>| {
+        pages.for_each(|page| store.write(PageNo(page), &contents(page, 0)).unwrap());
+        assert_eq!(write_back(), Err(ErrorKind::NoSpace));
+        store.backing_stats().pages
+    };
+    let fitting = fill(0..PAGES);
+    (0..PAGES).step_by(2).for_each(|page| store.discard(PageNo(page)));
+    bad.always(Fault::Silent);
+    let before = store.backing_stats();
+    for _ in 0..3 {
+        assert!(write_back().is_err());
+    }
+    let stats = store.backing_stats();
+    assert!(stats.failed_reads > before.failed_reads, "{stats:?}");
+    assert_eq!((stats.written_bytes, stats.pages), (before.written_bytes, before.pages));
+    bad.always(Fault::None);
+    let until = Instant::now() + Duration::from_secs(60);
+    while write_back().is_err() {
+        assert!(Instant::now() < until, "it goes on");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let fit = fill(PAGES..2 * PAGES);
+    assert!(fit * 100 >= fitting * 97, "{fit} of {fitting}");
+    let mut out = [0; PAGE_SIZE];
+    for page in (0..PAGES).skip(1).step_by(2).chain(PAGES..2 * PAGES) {
+        store.read(PageNo(page), &mut out).unwrap();
+        assert!(out == contents(page, 0), "page {page}");
     }
 }

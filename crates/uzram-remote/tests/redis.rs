@@ -7,6 +7,7 @@ mod common;
 mod pages;
 
 use std::collections::BTreeMap;
+use std::net::TcpStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -27,6 +28,19 @@ fn open(address: &str, copies: u8) -> uzram::Result<RemoteBacking<RedisStore>> {
     let address = Address::parse(address)?;
     let connect = || RedisStore::connect(address, Credentials::default(), copies);
     RemoteBacking::open(&Identity::new()?, Some(64 << 20), Limits::default(), connect)
+}
+
+fn block_on<T>(future: impl Future<Output = T>) -> T {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(future)
+}
+
+/// Returns the keys that end so, each with its node.
+fn keys<'a>(nodes: &'a [Redis], end: &str) -> Vec<(&'a Redis, String)> {
+    let of_node = |node: &'a Redis| {
+        let keys = node.ask(&["keys", &format!("uzram:*{end}")]);
+        keys.split_whitespace().map(|key| (node, key.to_owned())).collect::<Vec<_>>()
+    };
+    nodes.iter().flat_map(of_node).collect()
 }
 
 #[test]
@@ -181,17 +195,10 @@ fn full_servers_keep_the_lease_and_remove_objects() {
         let backing = Arc::new(open(&address.unwrap_or_else(|| nodes[0].address()), copies).unwrap());
         let store = store_on(&backing, PAGES);
         fill(&store, 1);
-        let keys = |node: &Redis| -> Vec<String> {
-            node.ask(&["keys", "uzram:*"]).split_whitespace().map(str::to_owned).collect()
-        };
         nodes.iter().for_each(|node| drop(node.ask(&["config", "set", "maxmemory", "1"])));
         wait_until("nothing is written", || backing.health().unwrap().stopped.is_some());
         assert!(try_fill(&store, 2).is_err());
-        let leases: Vec<(&Redis, String)> = nodes
-            .iter()
-            .flat_map(|node| keys(node).into_iter().map(move |key| (node, key)))
-            .filter(|(_, key)| key.ends_with("lease"))
-            .collect();
+        let leases = keys(nodes, "lease");
         assert!(leases.len() >= copies.into());
         leases.iter().for_each(|(node, lease)| drop(node.ask(&["expire", lease, "20"])));
         wait_until("a lease lasts longer again", || {
@@ -202,7 +209,7 @@ fn full_servers_keep_the_lease_and_remove_objects() {
         check(&store, 2);
         store.discard_pages(0..PAGES.into());
         wait_until("all objects are removed", || {
-            nodes.iter().all(|node| keys(node).iter().all(|key| key.ends_with("lease")))
+            keys(nodes, "").iter().all(|(_, key)| key.ends_with("lease"))
         });
         nodes.iter().for_each(|node| drop(node.ask(&["config", "set", "maxmemory", "0"])));
         wait_until("pages can be written again", || try_fill(&store, 3).is_ok());
@@ -220,8 +227,7 @@ fn of_single_servers_one_is_chosen_for_good() {
     let servers = [Redis::start(&[]), Redis::start(&[])];
     let named = servers.each_ref().map(|redis| redis.address().split_off("redis://".len()));
     let address = Address::parse(&format!("redis://{}:64M", named.join(",")));
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    runtime.block_on(async {
+    block_on(async {
         let store = RedisStore::connect(address.unwrap(), Credentials::default(), 1).await.unwrap();
         let next = store.address_of_all().await.unwrap().to_string();
         assert!(next.contains(&named[0]) && !next.contains(&named[1]), "{next}");
@@ -236,43 +242,31 @@ fn a_lease_hands_on_the_epoch() {
     }
     let cluster = Cluster::start(3, 0, false);
     let address = Address::parse(&cluster.address()).unwrap();
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    runtime.block_on(async {
+    block_on(async {
         let device = DeviceId::new().unwrap();
         let store = RedisStore::connect(address.clone(), Credentials::default(), 2).await.unwrap();
         store.renew_lease(device).await.unwrap();
         drop(store);
-        let keys = |node: &Redis| -> Vec<String> {
-            node.ask(&["keys", "uzram:*lease"]).split_whitespace().map(str::to_owned).collect()
-        };
-        let leases: Vec<(&Redis, Vec<String>)> = cluster
-            .nodes
-            .iter()
-            .map(|node| (node, keys(node)))
-            .filter(|(_, keys)| !keys.is_empty())
-            .collect();
+        let leases = keys(&cluster.nodes, "lease");
         assert_eq!(leases.len(), 3, "at each master");
-        let is = |epoch: &str| {
-            let lease = |(node, keys): &(&Redis, Vec<String>)| node.ask(&["get", &keys[0]]);
-            leases.iter().all(|of_node| lease(of_node).trim().ends_with(epoch))
-        };
+        let is =
+            |epoch: &str| leases.iter().all(|(node, key)| node.ask(&["get", key]).trim().ends_with(epoch));
         assert!(is(" 0"));
         // Two of them are older.
-        for ((node, keys), epoch) in leases.iter().zip(["host 7", "host 21", "host 3"]) {
-            assert!(node.ask(&["set", &keys[0], epoch]).contains("OK"));
+        for ((node, key), epoch) in leases.iter().zip(["host 7", "host 21", "host 3"]) {
+            assert!(node.ask(&["set", key, epoch]).contains("OK"));
         }
         let store = RedisStore::reconnect(address, Credentials::default(), 2).await.unwrap();
         store.renew_lease(device).await.unwrap();
         assert!(is(" 21"));
         assert_eq!(store.home(1) >> 28, 0b1000 | (21 % 8));
         // It is renewed at the others while a master is away; all of it ends.
-        let expire = |node: &Redis, key: &str| drop(node.ask(&["expire", key, "20"]));
-        leases.iter().for_each(|(node, keys)| expire(node, &keys[0]));
+        leases.iter().for_each(|(node, key)| drop(node.ask(&["expire", key, "20"])));
         leases[0].0.signal(Signal::STOP);
         store.renew_lease(device).await.unwrap();
         leases[0].0.signal(Signal::CONT);
-        for (node, keys) in &leases[1..] {
-            assert!(node.ask(&["ttl", &keys[0]]).trim().parse::<u32>().unwrap() > 500);
+        for (node, key) in &leases[1..] {
+            assert!(node.ask(&["ttl", key]).trim().parse::<u32>().unwrap() > 500);
         }
         assert_eq!(cluster.keys(), 3);
         store.end_lease(device).await;
@@ -288,9 +282,8 @@ fn a_device_that_is_cut_off_from_one_master_keeps_its_objects() {
     }
     let cluster = Cluster::start(3, 0, true);
     let address = Address::parse(&cluster.address()).unwrap();
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let device = DeviceId::new().unwrap();
-    runtime.block_on(async {
+    block_on(async {
         let store = RedisStore::connect(address, Credentials::default(), 1).await.unwrap();
         store.renew_lease(device).await.unwrap();
         for extent in 0..30 {
@@ -298,13 +291,12 @@ fn a_device_that_is_cut_off_from_one_master_keeps_its_objects() {
             store.put(key, b"object").await.unwrap();
         }
     });
-    for node in &cluster.nodes {
-        let keys = node.ask(&["keys", "uzram:*lease"]);
-        keys.split_whitespace().for_each(|lease| assert_eq!(node.ask(&["del", lease]).trim(), "1"));
+    for (node, lease) in keys(&cluster.nodes, "lease") {
+        assert_eq!(node.ask(&["del", &lease]).trim(), "1");
         let found = sweep(&cluster.address(), true).unwrap();
         assert_eq!(found[&device.to_string()], Swept { objects: 30, is_leased: true });
         // It is there again.
-        keys.split_whitespace().for_each(|lease| drop(node.ask(&["set", lease, "host"])));
+        node.ask(&["set", &lease, "host"]);
     }
 }
 
@@ -348,6 +340,14 @@ fn servers_that_cannot_be_used_are_refused_soon() {
     let (kind, what) = refused(&stopped.address(), 1);
     stopped.signal(Signal::CONT);
     assert_eq!(kind, ErrorKind::Io, "{what}");
+
+    let dir = tempfile::tempdir().unwrap();
+    let (_tls, port, _) = Redis::start_with_tls(&[], dir.path());
+    let (kind, what) = refused(&format!("rediss://127.0.0.1:{port}"), 1);
+    assert!(
+        kind == ErrorKind::Io && what.contains("has a certificate that this machine does not trust"),
+        "{what}"
+    );
 
     let covered = Cluster::start(3, 0, true);
     let (kind, what) = refused(&covered.address(), 2);
@@ -397,6 +397,42 @@ fn a_server_that_stops_for_a_while_loses_nothing() {
     assert_eq!(backing.health().unwrap().stopped, None);
     // What may have been written late is removed.
     wait_until("two objects are left, and the lease", || redis.ask(&["dbsize"]).trim() == "3");
+}
+
+/// A server that has too many clients closes new connections with an error. It is waited for.
+#[test]
+fn a_server_with_too_many_clients_is_waited_for() {
+    if !able() {
+        return;
+    }
+    let redis = Redis::start(&[]);
+    let (address, identity) = (Address::parse(&redis.address()).unwrap(), Identity::new().unwrap());
+    let limits = Limits { read_deadline: Duration::from_secs(60), ..Limits::default() };
+    let connect = || RedisStore::connect(address, Credentials::default(), 1);
+    let backing = RemoteBacking::open(&identity, Some(64 << 20), limits, connect).unwrap();
+    let buffers = Buffers::new(1, PAGE_SIZE).unwrap();
+    let transfer = |direction| {
+        let filling = Filling { generation: 1, home: 0 };
+        backing.carry_out(direction, 0, PAGE_SIZE, filling, buffers.take().unwrap()).1
+    };
+    transfer(Direction::Write).unwrap();
+    let ids = redis.ask(&["client", "list"]);
+    // That of redis-cli itself asks for the list.
+    let ids = ids.lines().filter(|line| !line.contains("cmd=client"));
+    let ids = ids.filter_map(|line| line.strip_prefix("id=")?.split(' ').next());
+    let kill: String = ids.map(|id| format!("client kill id {id}\n")).collect();
+    assert!(!kill.is_empty());
+    let others: Vec<_> = (0..20).map(|_| TcpStream::connect(("127.0.0.1", redis.port)).unwrap()).collect();
+    // By one client, as there is no other one then.
+    redis.ask_all(&format!("config set maxclients 10\n{kill}"));
+    std::thread::scope(|scope| {
+        let reader = scope.spawn(|| transfer(Direction::Read));
+        std::thread::sleep(Duration::from_millis(1500));
+        assert!(redis.ask(&["ping"]).contains("max number of clients"));
+        assert!(!reader.is_finished(), "{:?}", reader.join());
+        drop(others);
+        reader.join().unwrap().expect("it waits");
+    });
 }
 
 /// What a device left that was killed is removed, once its lease is over; devices with a lease, and keys of others, stay.

@@ -170,6 +170,14 @@ fn stores_that_cannot_be_used_are_refused_soon() {
     // It speaks no TLS.
     let (kind, what) = refused(at(&server.url().replace("http", "https")), ADDRESS);
     assert_eq!(kind, ErrorKind::Io, "{what}");
+    // It has a certificate of its own.
+    let stranger = Server::start_with_tls();
+    let (kind, what) = refused(at(&stranger.url()), ADDRESS);
+    assert!(
+        kind == ErrorKind::Io && what.contains("has a certificate that this machine does not trust"),
+        "{what}"
+    );
+    assert_eq!(stranger.requests(), [""; 0]);
 }
 
 /// A server that is away for a while: what is written meanwhile fails, soon at once, and all goes on when it is there. Another

@@ -12,7 +12,7 @@ use rustix::process::Signal;
 use uzram::device::{Device, Keeper, NamedBacking};
 use uzram::machine_memory;
 use uzram::slab;
-use uzram_serve::control::{self, About, Api, Ending, FilesJson, MeasureJson, StatsJson};
+use uzram_serve::control::{self, About, Api, Ending, FilesJson, MeasureJson, StatsJson, in_use_by_clients};
 use uzram_serve::record::Recorder;
 use uzram_serve::{ExportPolicy, Exports, fuse, nbd};
 
@@ -395,18 +395,14 @@ fn wait_for_event(exports: &Exports, events: &Receiver<Event>, home: Option<&Hom
 /// Returns whether ^C has to be pressed again, and says so, if NBD clients are connected: what they wrote would be lost.
 /// Other users of a device keep the daemon from ending. `asked` is when it was said last.
 fn asks_again(exports: &Exports, asked: &mut Option<Instant>) -> bool {
-    let devices = exports.devices();
-    let clients = |device: &Arc<Device>| exports.users(device.name()).clients();
-    let Some(device) = devices.iter().find(|device| clients(device) > 0) else { return false };
+    let of_device = |device: &Arc<Device>| in_use_by_clients(exports, device.name());
+    let Some(in_use) = exports.devices().iter().find_map(of_device) else { return false };
     if asked.is_some_and(|at| at.elapsed() < SECOND_WITHIN) {
         return false;
     }
     *asked = Some(Instant::now());
-    let (name, count) = (device.name(), clients(device));
-    let plural = if count == 1 { "" } else { "s" };
     live::error_line(&format!(
-        "{name} is in use by {count} NBD client{plural}, and its contents are lost when this daemon ends: press ^C again to \
-         end it"
+        "{in_use}, and its contents are lost when this daemon ends: press ^C again to end it"
     ));
     true
 }

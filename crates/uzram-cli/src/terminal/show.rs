@@ -4,6 +4,7 @@ use std::fmt::Write;
 use std::time::Duration;
 
 use serde_json::{Value, json};
+use uzram::device::BackingState;
 use uzram::units::{format_size, pages_to_bytes};
 use uzram_serve::control::{DeviceJson, MeasureJson, StatsJson};
 
@@ -124,8 +125,8 @@ pub fn device_details(device: &DeviceJson) -> String {
     for uri in &device.uris {
         let _ = writeln!(text, "  {:<12} {uri}", "served at");
     }
-    if let Some(why) = &device.backing_stopped {
-        let _ = writeln!(text, "  {:<12} the backing device is {why}", "warning");
+    if let Some(state) = device.backing_state.as_ref().filter(|state| *state != BackingState::Ok.name()) {
+        let _ = writeln!(text, "  {:<12} the backing device is {state}", "warning");
     }
     text
 }

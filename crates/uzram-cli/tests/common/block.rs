@@ -10,7 +10,7 @@ use rustix::process::Signal;
 use uzram::random::Random;
 
 use super::clients::run;
-use super::{Ended, Place, wait_until};
+use super::{Daemon, Ended, Place, wait_until};
 
 /// A file that the test locks that uses swap areas and loop devices: they are the machine's, so one test at a time.
 const ONE_AT_A_TIME: &str = "uzram-block-tests.lock";
@@ -87,6 +87,12 @@ impl BlockPlace {
             dirs.filter(|dir| Path::new(dir).starts_with(&root)).map(str::to_owned).collect();
         dirs.reverse();
         dirs
+    }
+
+    /// Ends the daemon, which succeeds and leaves nothing.
+    pub fn end(&self, daemon: Daemon) {
+        self.place.end(daemon);
+        self.assert_clean();
     }
 
     /// Checks that no loop device, swap area or mount is left. A loop device that another program has open is freed

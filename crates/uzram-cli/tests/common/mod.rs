@@ -77,6 +77,12 @@ impl Place {
         wait_until("it may end", || self.run(&["down"]).status.success());
     }
 
+    /// Ends the daemon, which succeeds.
+    pub fn end(&self, daemon: Daemon) {
+        self.run(&["down"]).ok();
+        assert!(daemon.ended().0.success());
+    }
+
     /// Returns the daemon here, even one that this test did not start itself.
     pub fn daemon_id(&self) -> Pid {
         daemon_in(&self.dir())

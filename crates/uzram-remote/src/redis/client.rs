@@ -17,10 +17,8 @@ use crate::{Address, Failure, Server, lock};
 
 /// How long an answer that is not about objects may take.
 pub(super) const ANSWER_WITHIN: Duration = Duration::from_secs(1);
-/// How often a request is tried, within the caller's deadline.
+/// How often a request is sent, within the caller's deadline.
 const TRIES: u32 = 8;
-/// Between tries, where time may help: so long, and each time longer by as much.
-const TRY_AFTER: Duration = Duration::from_millis(20);
 /// The slots of a cluster are not asked for more often.
 const REFRESH_EVERY: Duration = Duration::from_millis(100);
 
@@ -106,13 +104,8 @@ impl Client {
         Failure::of_redis(&self.name_of(node), error)
     }
 
-    /// Returns the failure of a request to a node that takes too long.
-    fn silent(&self, node: &Server) -> Failure {
-        self.failed(node, &RedisError::from(std::io::Error::from(std::io::ErrorKind::TimedOut)))
-    }
-
     /// Returns the failure of a request for which there is no node.
-    fn no_node(&self) -> Failure {
+    pub(super) fn no_node(&self) -> Failure {
         Failure::of_redis(&self.address.to_string(), &no_node())
     }
 
@@ -122,11 +115,13 @@ impl Client {
         let asking = self.send(command, slot, Role::Master, Use::Writes);
         let answer = tokio::time::timeout(ANSWER_WITHIN, asking).await;
         answer.unwrap_or_else(|_| {
-            Err(self.node_of(slot, Role::Master).map_or_else(|_| self.no_node(), |node| self.silent(&node)))
+            let node = self.node_of(slot, Role::Master).map_err(|_| self.no_node())?;
+            Err(Failure::silent(self.name_of(&node)))
         })
     }
 
-    /// Sends a command that concerns a key of that slot to the node that has it. Tries again where that may help soon.
+    /// Sends a command that concerns a key of that slot to the node that has it: again where another node has it now, or the
+    /// connection was closed. What a node answers is the caller's to try again.
     pub(super) async fn send(&self, command: &Cmd, slot: u16, role: Role, by: Use) -> Result<Value, Failure> {
         let mut node = self.node_of(slot, role).map_err(|_| self.no_node())?;
         let sent = self.send_from(&mut node, command, slot, role, by).await;
@@ -156,10 +151,7 @@ impl Client {
             }
             *node = match redirected {
                 Some(node) => node,
-                None if is_answer(&error) && self.failed(node, &error).passes() => {
-                    tokio::time::sleep(TRY_AFTER * attempt).await;
-                    self.node_of(slot, role)?
-                }
+                None if is_answer(&error) => return Err(error),
                 // The node may have closed the connection long ago; or the slot may have another one.
                 None => match self.node_of(slot, role)? {
                     next if next != *node || attempt == 1 && self.is_back(&error, node, by) => next,
@@ -187,7 +179,7 @@ impl Client {
         let answers = asked.join_all().await.into_iter().map(|(node, answer)| {
             let answer = match answer {
                 Ok(answer) => answer.map_err(|error| self.failed(&node, &error)),
-                Err(_) => Err(self.silent(&node)),
+                Err(_) => Err(Failure::silent(self.name_of(&node))),
             };
             (node, answer)
         });
@@ -257,7 +249,7 @@ impl Client {
     /// Returns whether a connection that failed can be made anew soon.
     fn is_back(&self, error: &RedisError, node: &Server, by: Use) -> bool {
         let is_known_away = || self.link(node, by).is_ok_and(|link| link.is_down());
-        !is_answer(error) && !error.is_timeout() && !is_known_away()
+        !error.is_timeout() && !is_known_away()
     }
 
     fn node_of(&self, slot: u16, role: Role) -> RedisResult<Server> {

@@ -145,12 +145,16 @@ impl RedisStore {
 
     /// Returns the keys of a device's lease: one at each master. A sweep asks all masters, and finds one of them even if its device
     /// is cut off from the others for long.
-    fn lease_names(&self, device: DeviceId) -> Vec<String> {
+    ///
+    /// # Errors
+    /// No master is known.
+    fn lease_names(&self, device: DeviceId) -> Result<Vec<String>, Failure> {
         if !self.client.is_cluster {
-            return vec![names(device, 0, LEASE).0];
+            return Ok(vec![names(device, 0, LEASE).0]);
         }
         let topology = self.client.topology();
-        topology.first_tags().map(|tag| tagged(device, tag, LEASE)).collect()
+        let names: Vec<_> = topology.first_tags().map(|tag| tagged(device, tag, LEASE)).collect();
+        if names.is_empty() { Err(self.client.no_node()) } else { Ok(names) }
     }
 
     /// Asks the masters of keys for something, all at a time.
@@ -173,11 +177,11 @@ impl RedisStore {
     /// Returns the last epoch of the process before, which it wrote to the lease; 0 if that is gone.
     ///
     /// # Errors
-    /// If one of the leases cannot be read, and none of the others is there.
+    /// If no master is known, or one of the leases cannot be read and none of the others is there.
     async fn read_epoch(&self, device: DeviceId) -> Result<u32, Failure> {
         let get = |name: &str| std::mem::take(redis::cmd("GET").arg(name));
         let (mut epoch, mut failure) = (None, None);
-        for (_, answer) in self.ask_each(self.lease_names(device), get).await {
+        for (_, answer) in self.ask_each(self.lease_names(device)?, get).await {
             match answer {
                 // One of them may be of a time before.
                 Ok(value) => epoch = epoch.max(epoch_of_lease(&connect::text(&value))),
@@ -399,7 +403,7 @@ impl Objects for RedisStore {
             };
             value.extend_from_slice(format!(" {epoch}").as_bytes());
         }
-        let names = self.lease_names(device);
+        let names = self.lease_names(device)?;
         // Before: one may be written even if that fails.
         lock(&self.leases).extend(names.iter().cloned());
         let set = |name: &str| std::mem::take(redis::cmd("SET").arg(name).arg(&value).arg("EX").arg(LEASE_S));
@@ -426,7 +430,7 @@ impl Objects for RedisStore {
 
     async fn end_lease(&self, device: DeviceId) {
         let mut names: HashSet<String> = std::mem::take(&mut *lock(&self.leases));
-        names.extend(self.lease_names(device));
+        names.extend(self.lease_names(device).into_iter().flatten());
         self.ask_each(names, unlink).await;
     }
 
@@ -450,6 +454,21 @@ mod tests {
     #![allow(clippy::unwrap_used)]
 
     use super::*;
+    use crate::redis::fake::Fake;
+
+    /// The nodes that were named when it was opened, without any slots.
+    #[tokio::test]
+    async fn a_cluster_without_masters_renews_no_lease_and_has_no_epoch() {
+        let fake = Fake::start("*0\r\n").await;
+        let servers = vec![fake.server.clone()];
+        let address = Address { servers, tls: false, database: 0, size_bytes: None };
+        let client = Client::of_cluster(&address, &Credentials::default()).await.unwrap();
+        let store = RedisStore::new(address, Some(Placement::new(1)), client);
+        let device = DeviceId::new().unwrap();
+        assert!(store.read_epoch(device).await.is_err());
+        assert!(store.renew_lease(device).await.is_err());
+        assert_eq!(store.placement.unwrap().epoch(), None, "it is still to be read");
+    }
 
     #[test]
     fn a_lease_has_an_epoch_behind_the_host() {

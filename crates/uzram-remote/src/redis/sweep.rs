@@ -1,18 +1,23 @@
 //! Going through the keys of a server, or of all masters of a cluster, for a sweep.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use redis::{Cmd, Value};
+use tokio::time::Instant;
 use uzram::{Error, ErrorKind, Result};
 
 use super::client::Client;
 use super::connect::{self, Credentials, text};
 use super::unlink;
+use crate::retry::tried;
 use crate::sweep::{self, LEASE, Seen, Sweepable, Swept, split_device};
 use crate::{Address, Failure, SETTING, Server};
 
 /// Keys that a server is asked to go through at a time.
 const KEYS_AT_ONCE: usize = 1000;
+/// How long a request is tried again.
+const TRIED_FOR: Duration = Duration::from_secs(1);
 
 /// Goes through the keys of a server, or of all masters of a cluster, and removes the objects of devices without a lease;
 /// with `only_look`, none. Returns what it found, by device.
@@ -85,7 +90,8 @@ impl Sweepable for Sweeper {
 
     async fn remove(&self, names: &[String]) -> Result<()> {
         for key in names {
-            self.client.ask(&unlink(key), key).await?;
+            let (until, command) = (Instant::now() + TRIED_FOR, unlink(key));
+            tried(until, || self.client.ask(&command, key)).await?;
         }
         Ok(())
     }

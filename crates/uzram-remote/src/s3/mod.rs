@@ -23,7 +23,7 @@ use uzram::{Error, ErrorKind, Result};
 use crate::objects::{DeviceId, Key, Objects};
 use crate::retry::tried;
 use crate::sweep::LEASE;
-use crate::{Failure, Meaning, SETTING};
+use crate::{Failure, SETTING};
 
 pub(crate) use address::SCHEME;
 pub use address::{S3Address, S3Login};
@@ -38,9 +38,9 @@ const CHECK_EVERY: Duration = Duration::from_secs(60);
 const WITHIN: Duration = Duration::from_secs(5);
 /// What names in a bucket begin with, behind the prefix.
 const DIRECTORY: &str = "uzram/";
-/// What the name of an object ends with that tells whether the store can be written to.
+/// The end of the name of an object that is written and read to find out whether the store can be used.
 const PROBE: &str = "probe";
-/// How long a request may take that has no other deadline, with all that is tried.
+/// How long an answer may take, and how long a request of a sweep is tried again.
 const ANSWER_WITHIN: Duration = Duration::from_secs(10);
 
 /// Objects in a bucket.
@@ -141,14 +141,11 @@ impl S3Store {
     async fn answer<T>(&self, request: impl Future<Output = opendal::Result<T>>) -> Result<T, Failure> {
         match tokio::time::timeout(ANSWER_WITHIN, request).await {
             Ok(answer) => answer.map_err(|error| self.explain(&error)),
-            Err(_) => {
-                let error = Error::new(ErrorKind::Io, format!("{} does not answer", self.address));
-                Err(Failure::new(Meaning::Again, error.with_setting(SETTING)))
-            }
+            Err(_) => Err(Failure::silent(&self.address)),
         }
     }
 
-    /// The same of a request that nobody else tries again.
+    /// Tries a request of a sweep again.
     async fn tried<T, F>(&self, request: impl Fn() -> F) -> Result<T, Failure>
     where
         F: Future<Output = Result<T, Failure>>,

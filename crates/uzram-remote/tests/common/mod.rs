@@ -4,6 +4,7 @@
 
 pub mod proxy;
 
+use std::io::Write;
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
@@ -93,6 +94,18 @@ impl Redis {
     /// Returns what `redis-cli` prints for a command.
     pub fn ask(&self, command: &[&str]) -> String {
         text(Command::new("redis-cli").args(["-p", &self.port.to_string()]).args(command))
+    }
+
+    /// Sends commands, a line each, over one connection.
+    pub fn ask_all(&self, commands: &str) {
+        let mut asking = Command::new("redis-cli")
+            .args(["-p", &self.port.to_string()])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .spawn()
+            .unwrap();
+        asking.stdin.take().unwrap().write_all(commands.as_bytes()).unwrap();
+        asking.wait().unwrap();
     }
 
     /// Returns the text of an address.

@@ -7,7 +7,7 @@ use std::time::Duration;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::json;
-use uzram::device::{Attribute, BackingState, Device, Reading};
+use uzram::device::{Attribute, Device, Reading};
 use uzram::{Error, ErrorKind, slab};
 
 use super::about::{About, SurvivalJson};
@@ -271,13 +271,10 @@ impl Api {
                 let way_out = way_out(&self.exports.devices(), own.attachment);
                 Some(format!("{name} is in use: {} is {by}{way_out}", own.attachment.path().display()))
             });
-            let clients = || {
-                let clients = self.exports.users(name).clients();
-                (clients > 0).then(|| in_use_text(name, clients, "NBD client", CLIENTS))
-            };
+            let clients = || Some(format!("{}: {CLIENTS}", in_use_by_clients(&self.exports, name)?));
             let files = || {
                 let files = self.exports.other_files(name, own.len(), CLOSE_TIMEOUT);
-                (files > 0).then(|| in_use_text(name, files, "open file", FILES))
+                Some(format!("{}: {FILES}", in_use_text(name, files, "open file")?))
             };
             block.or_else(clients).or_else(files)
         };
@@ -292,14 +289,13 @@ impl Api {
 
     fn summary(&self, device: &Device) -> DeviceJson {
         let uris = (self.uris)(device.name());
-        let state = device.backing_state().filter(|state| *state != BackingState::Ok);
         DeviceJson {
             name: device.name().to_owned(),
             uri: uris.first().cloned(),
             uris,
             file: self.about.files.as_ref().map(|files| files.disk(device.name())),
             stats: device.stats().into(),
-            backing_stopped: state.map(|state| state.to_string()),
+            backing_state: device.backing_state().map(|state| state.to_string()),
             attributes: None,
         }
     }
@@ -343,9 +339,14 @@ const CLIENTS: &str =
 /// Advice for ending the use of its file.
 const FILES: &str = "close what has it open, or force it, and its contents are lost";
 
-fn in_use_text(name: &str, count: usize, by: &str, way_out: &str) -> String {
+/// Returns the text that NBD clients use a device; `None` if none does.
+pub fn in_use_by_clients(exports: &Exports, name: &str) -> Option<String> {
+    in_use_text(name, exports.users(name).clients(), "NBD client")
+}
+
+fn in_use_text(name: &str, count: usize, by: &str) -> Option<String> {
     let plural = if count == 1 { "" } else { "s" };
-    format!("{name} is in use by {count} {by}{plural}: {way_out}")
+    (count > 0).then(|| format!("{name} is in use by {count} {by}{plural}"))
 }
 
 impl Api {
@@ -388,10 +389,7 @@ fn make(new: &NewDevice, api: &Api) -> uzram::Result<Arc<Device>> {
     let mut attributes: Vec<_> = new.attributes.iter().collect();
     attributes.sort_by_key(|(name, _)| Attribute::turn(name));
     let set = || {
-        attributes.into_iter().try_for_each(|(name, value)| {
-            api.exports.check_setting(&device, name, value)?;
-            device.set(name, value)
-        })
+        attributes.into_iter().try_for_each(|(name, value)| api.exports.set(&device, name, value, &|| true))
     };
     if let Err(error) = registered.and_then(|()| set()).and_then(|()| (api.admission)(&api.exports.devices()))
     {
@@ -430,11 +428,7 @@ pub(super) fn reset(api: &Api, call: &Call<'_>) -> Result<Response, Response> {
 
 fn set_attribute(api: &Api, call: &Call<'_>, attribute: &str, value: &str) -> Result<Response, Response> {
     let device = call.device(api)?;
-    let set = || {
-        api.exports.check_setting(&device, attribute, value)?;
-        device.set_interruptible(attribute, value, call.is_wanted)
-    };
-    set().map_err(|error| {
+    api.exports.set(&device, attribute, value, call.is_wanted).map_err(|error| {
         if error.kind() == ErrorKind::Interrupted {
             tracing::info!(device = device.name(), attribute, value, %error, "attribute not set");
         }

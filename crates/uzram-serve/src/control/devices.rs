@@ -28,8 +28,8 @@ pub struct DeviceJson {
     pub file: Option<PathBuf>,
     /// Its statistics.
     pub stats: StatsJson,
-    /// Why no pages leave memory for its backing device, if they cannot.
-    pub backing_stopped: Option<String>,
+    /// How its backing device is, as the attribute `backing_state` says in its first line; `None` without one.
+    pub backing_state: Option<String>,
     /// The attributes whose text does not grow with the disk. One that cannot be read now is null. `None` in a list.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub attributes: Option<Map<String, Value>>,

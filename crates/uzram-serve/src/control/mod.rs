@@ -35,7 +35,7 @@ pub mod stats;
 use std::io::{self, Read, Write};
 
 pub use about::{About, FilesJson, MeasureJson, SurvivalJson};
-pub use api::{Admission, Api, Registrar, Uris};
+pub use api::{Admission, Api, Registrar, Uris, in_use_by_clients};
 pub use clients::{ClientJson, ClientsJson};
 pub use devices::{AttributeJson, DeviceJson, DevicesJson};
 pub use http::Ending;

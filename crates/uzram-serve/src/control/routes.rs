@@ -84,17 +84,19 @@ pub static ROUTES: &[Route] = &[
 /// The response to a request that is refused.
 pub fn dispatch(api: &Api, call: Call<'_>) -> Result<Response, Response> {
     let segments = segments(&call.request.path)?;
-    let here = || ROUTES.iter().filter(|route| parameters(route.path, &segments).is_some());
-    let Some(route) = here().find(|route| route.method == call.request.method) else {
-        let methods: Vec<_> = here().map(|route| route.method).collect();
-        return Err(if methods.is_empty() {
-            refusal(404, "no such path; GET /v1 lists what there is")
-        } else {
-            not_allowed(&methods.join(", "))
-        });
-    };
-    let parameters = parameters(route.path, &segments).unwrap_or_default();
-    (route.handle)(api, &Call { parameters, ..call })
+    let mut methods = Vec::new();
+    for route in ROUTES {
+        let Some(parameters) = parameters(route.path, &segments) else { continue };
+        if route.method == call.request.method {
+            return (route.handle)(api, &Call { parameters, ..call });
+        }
+        methods.push(route.method);
+    }
+    Err(if methods.is_empty() {
+        refusal(404, "no such path; GET /v1 lists what there is")
+    } else {
+        not_allowed(&methods.join(", "))
+    })
 }
 
 /// Returns the segments that stand for those in braces; `None` if the path is another one.

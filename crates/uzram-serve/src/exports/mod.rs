@@ -86,17 +86,23 @@ impl Exports {
         Exports { only: Some(names), ..self.clone() }
     }
 
-    /// Checks what an attribute of a device is about to be set to: a backing device must not lie on the daemon's own
-    /// devices, and the check of [`Exports::checked_by`] must accept it.
+    /// Sets an attribute of a device, as [`Device::set_interruptible`] does.
     ///
     /// # Errors
-    /// `Invalid` if it does; or that check's.
-    pub fn check_setting(&self, device: &Device, attribute: &str, value: &str) -> Result<()> {
+    /// Also those of the check of [`Exports::checked_by`], and `Invalid` if the value is a backing device that lies on the daemon's
+    /// own devices.
+    pub fn set(
+        &self,
+        device: &Device,
+        attribute: &str,
+        value: &str,
+        is_wanted: &dyn Fn() -> bool,
+    ) -> Result<()> {
         self.check.as_ref().map_or(Ok(()), |check| check(device, attribute, value))?;
-        match &self.recorder {
-            Some(recorder) if attribute == "backing_dev" => own_devices::check_backing(recorder, value),
-            _ => Ok(()),
+        if let Some(recorder) = self.recorder.as_ref().filter(|_| attribute == "backing_dev") {
+            own_devices::check_backing(recorder, value)?;
         }
+        device.set_interruptible(attribute, value, is_wanted)
     }
 
     /// Adds a device to the end of the list.

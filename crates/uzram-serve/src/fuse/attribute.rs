@@ -69,7 +69,7 @@ pub(super) fn write<C: Channel>(
 
 fn set(exports: &Exports, device: &Device, attribute: &Attribute, value: &str) -> Result<(), Errno> {
     let (name, value) = (attribute.name, value.trim_end());
-    match exports.check_setting(device, name, value).and_then(|()| device.set(name, value)) {
+    match exports.set(device, name, value, &|| true) {
         Ok(()) => {
             tracing::info!(device = device.name(), attribute = name, value, "attribute set");
             Ok(())

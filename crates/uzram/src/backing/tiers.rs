@@ -245,20 +245,23 @@ impl Backing for Tiers {
         self.tiers.last().iter().for_each(|last| last.backing.set_disk_bytes(bytes));
     }
 
-    /// Returns what is known about all that need words together.
+    /// Returns what is known about all that need words together. It is stopped if all are: pages go to another tier than one that
+    /// is. A file is neither checked nor stopped.
     fn health(&self) -> Option<Health> {
-        let all = self.tiers.iter().filter_map(|tier| tier.backing.health());
-        let health = all.reduce(|one, other| Health {
-            expired: one.expired + other.expired,
-            left_behind: one.left_behind + other.left_behind,
-            stopped: one.stopped.or(other.stopped),
-            degraded: one.degraded.or(other.degraded),
-            checked: one.checked.min(other.checked),
-        })?;
-        // A file is not checked.
-        let checked =
-            health.checked.filter(|_| self.tiers.iter().all(|tier| tier.backing.health().is_some()));
-        Some(Health { checked, ..health })
+        let all: Vec<_> = self.tiers.iter().map(|tier| tier.backing.health()).collect();
+        let are_checked = all.iter().all(Option::is_some);
+        let are_stopped = all.iter().all(|health| health.as_ref().is_some_and(|of| of.stopped.is_some()));
+        let Health { expired, left_behind, stopped, degraded, checked } =
+            all.into_iter().flatten().reduce(|one, other| Health {
+                expired: one.expired + other.expired,
+                left_behind: one.left_behind + other.left_behind,
+                stopped: one.stopped.or(other.stopped),
+                degraded: one.degraded.or(other.degraded),
+                checked: one.checked.min(other.checked),
+            })?;
+        let (stopped, degraded) =
+            if are_stopped { (stopped, degraded) } else { (None, stopped.or(degraded)) };
+        Some(Health { expired, left_behind, stopped, degraded, checked: checked.filter(|_| are_checked) })
     }
 
     fn end(&self) {

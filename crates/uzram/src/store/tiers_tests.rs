@@ -1,11 +1,15 @@
 //! Pages that are written back to several backings, which are used in order.
 
+use std::time::Instant;
+
 use super::objects_tests::{Shared, overwrite_and_remove, store_on};
 use super::tests::config;
 use super::writeback::sealed::tests::Plain;
 use super::writeback_tests::{ALL, agree_with_a_model, expect, file, half_random, overwrite};
 use super::*;
-use crate::backing::{Backing, FaultyBacking, Filling, MARK_BYTES, Seal, Started, Tiers, Transfer};
+use crate::backing::{
+    Backing, FaultyBacking, Filling, Health, MARK_BYTES, Seal, Started, Tiers, Transfer, Trouble,
+};
 use crate::base::error::{Error, ErrorKind};
 use crate::base::random::Random;
 use crate::base::sync::{Arc, Counter};
@@ -177,6 +181,11 @@ impl Backing for Fallible {
         self.is_down.get() > 0
     }
 
+    fn health(&self) -> Option<Health> {
+        let stopped = self.is_down(0).then(|| Trouble::again(None, "the tier is down".to_owned()));
+        Some(Health { stopped, expired: 1, checked: Some(Instant::now()), ..Health::default() })
+    }
+
     fn start(&self, transfer: Transfer) {
         match self.is_down.get() {
             0 => self.objects.start(transfer),
@@ -187,6 +196,27 @@ impl Backing for Fallible {
     fn discard(&self, offset: u64, len_bytes: u64, filling: Filling) {
         self.objects.discard(offset, len_bytes, filling);
     }
+}
+
+#[test]
+fn tiers_are_stopped_once_all_are() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let downs = [0; 2].map(|_| Arc::new(Counter::new(0)));
+    let second = |is_down: &Arc<Counter>| -> Arc<dyn Backing> {
+        Arc::new(Fallible { objects: Shared::new(TIER_BYTES), is_down: Arc::clone(is_down) })
+    };
+    let both = Tiers::new(downs.iter().map(second).collect(), None).expect("sizes");
+    let with_file = Tiers::new(vec![Arc::new(file(dir.path(), TIER_BYTES)), second(&downs[1])], None);
+    let with_file = with_file.expect("sizes");
+    let state = |tiers: &Tiers| {
+        let Health { expired, stopped, degraded, checked, .. } = tiers.health().expect("it is known");
+        (expired, stopped.is_some(), degraded.is_some(), checked.is_some())
+    };
+    assert_eq!((state(&both), state(&with_file)), ((2, false, false, true), (1, false, false, false)));
+    downs[1].set(1);
+    assert_eq!((state(&both), state(&with_file)), ((2, false, true, true), (1, false, true, false)));
+    downs[0].set(1);
+    assert_eq!((state(&both), state(&with_file)), ((2, true, false, true), (1, false, true, false)));
 }
 
 /// While a tier is down, the others are cleaned, whatever is free or dead in it.
