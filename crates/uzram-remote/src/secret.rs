@@ -1,8 +1,9 @@
 //! What a device's objects are sealed with: AES-256-GCM (NIST SP 800-38D). Each filling of an extent has a salt, and a key of its
 //! own, which is derived from the device's key and the salt: what the device's key encrypts 32 zero bytes to, with the salt as the
 //! nonce. It encrypts nothing else. A virtual machine that goes on twice from one snapshot has the same device's key and uses the same
-//! nonces, but draws other salts (see [`Sealer`]'s `salt` for when), and so has other keys. Deriving a key takes half as long as
-//! sealing 2 KiB; AES-GCM-SIV, which would need no salt, takes three times as long as AES-GCM.
+//! nonces, but draws other salts (see [`new_salt`] for when), and so has other keys. Deriving a key takes half as long as
+//! sealing 2 KiB, and is done once for each filling, and for each read. AES-GCM-SIV, which would need no salt, takes three times as
+//! long as AES-GCM.
 //!
 //! The device's key is in memory that is locked, so that it is not swapped out, and left out of core files. So is the file in which it
 //! is handed on ([`Pinned`]). A derived key is on the stack while it is used. Both are erased then; what the calls that make them
@@ -18,7 +19,7 @@ use ring::aead::{AES_256_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, Tag, UnboundKe
 use ring::rand::{SecureRandom, SystemRandom};
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 use serde::{Deserialize, Serialize};
-use uzram::backing::{Salt, Seal};
+use uzram::backing::{Salt, Seal, SealOne};
 use uzram::{Error, ErrorKind, Result};
 use zeroize::{Zeroize, Zeroizing};
 
@@ -175,6 +176,15 @@ fn random_of_cpu() -> u64 {
     0
 }
 
+/// Draws a salt. Two runs from one snapshot draw the same one once in 2^64 times if the CPU has RDRAND or the kernel learns of the
+/// snapshot (Linux 5.18, and a hypervisor with a VM generation ID), and otherwise may always.
+fn new_salt() -> Salt {
+    let mut salt = [0; size_of::<Salt>()];
+    // It has given the key, so it does not fail.
+    let _ = SystemRandom::new().fill(&mut salt);
+    (u64::from_ne_bytes(salt) ^ random_of_cpu()).to_ne_bytes()
+}
+
 impl Sealer {
     /// Seals with a key.
     ///
@@ -192,6 +202,17 @@ impl Sealer {
         // Of zeros, what comes out is the cipher's stream. Nobody sees the tag.
         let _ = self.key.0.0.seal_in_place_separate_tag(nonce, Aad::empty(), &mut *key).ok()?;
         Erased::new(&key).ok()
+    }
+
+    fn seal(&self, key: Option<&Erased>, nonce: [u8; 12], about: &[u8], bytes: &mut [u8]) -> [u8; TAG_BYTES] {
+        let nonce = Nonce::assume_unique_for_key(nonce);
+        let seal = |key: &Erased| key.0.seal_in_place_separate_tag(nonce, self.associated(about), bytes).ok();
+        let tag = key.and_then(seal).and_then(|tag| tag.as_ref().try_into().ok());
+        // A page is far below the cipher's limit, and nothing else can fail; a tag of zeros does not open.
+        tag.unwrap_or_else(|| {
+            bytes.fill(0);
+            [0; TAG_BYTES]
+        })
     }
 
     /// Keeps the file in which the key is handed on locked, for as long as this is there. Where that is refused, the file
@@ -259,24 +280,10 @@ impl Drop for Pinned {
 }
 
 impl Seal for Sealer {
-    /// Two runs from one snapshot draw the same salt once in 2^64 times if the CPU has RDRAND or the kernel learns of the snapshot
-    /// (Linux 5.18, and a hypervisor with a VM generation ID), and otherwise may always.
-    fn salt(&self) -> Salt {
-        let mut salt = [0; size_of::<Salt>()];
-        // It has given the key, so it does not fail.
-        let _ = SystemRandom::new().fill(&mut salt);
-        (u64::from_ne_bytes(salt) ^ random_of_cpu()).to_ne_bytes()
-    }
-
-    fn seal(&self, salt: Salt, nonce: [u8; 12], about: &[u8], bytes: &mut [u8]) -> [u8; TAG_BYTES] {
-        let nonce = Nonce::assume_unique_for_key(nonce);
-        let seal = |key: Erased| key.0.seal_in_place_separate_tag(nonce, self.associated(about), bytes).ok();
-        let tag = self.derive(salt).and_then(seal).and_then(|tag| tag.as_ref().try_into().ok());
-        // A page is far below the cipher's limit, and nothing else can fail; a tag of zeros does not open.
-        tag.unwrap_or_else(|| {
-            bytes.fill(0);
-            [0; TAG_BYTES]
-        })
+    fn with_new_salt(&self, seal_all: &mut dyn FnMut(Salt, &SealOne<'_>)) {
+        let salt = new_salt();
+        let key = self.derive(salt);
+        seal_all(salt, &|nonce, about, bytes| self.seal(key.as_ref(), nonce, about, bytes));
     }
 
     fn open(
@@ -317,7 +324,7 @@ mod tests {
         random.fill(&mut plain);
         let (salt, nonce, about) = ([9; 8], [7; 12], [3; 8]);
         let mut sealed = plain;
-        let tag = sealer.seal(salt, nonce, &about, &mut sealed);
+        let tag = sealer.seal(sealer.derive(salt).as_ref(), nonce, &about, &mut sealed);
         assert_ne!(sealed, plain);
         let mut found = 0;
         for event in 0..1_000_000 {
@@ -356,7 +363,7 @@ mod tests {
     }
 
     fn sealer_tag(sealer: &Sealer, plain: &[u8; 64]) -> [u8; 16] {
-        sealer.seal([9; 8], [7; 12], &[3; 8], &mut plain.clone())
+        sealer.seal(sealer.derive([9; 8]).as_ref(), [7; 12], &[3; 8], &mut plain.clone())
     }
 
     /// After a snapshot a nonce is used again with the same key. The difference of two texts that are sealed by one key and
@@ -366,12 +373,13 @@ mod tests {
         let sealer = Sealer::new(DeviceId::new().unwrap(), &Key::new().unwrap()).unwrap();
         let difference = |salts: [Salt; 2]| {
             let [mut one, mut other] = [[0x11; 64], [0x77; 64]];
-            sealer.seal(salts[0], [7; 12], &[3; 8], &mut one);
-            sealer.seal(salts[1], [7; 12], &[3; 8], &mut other);
+            let keys = salts.map(|salt| sealer.derive(salt));
+            sealer.seal(keys[0].as_ref(), [7; 12], &[3; 8], &mut one);
+            sealer.seal(keys[1].as_ref(), [7; 12], &[3; 8], &mut other);
             std::array::from_fn::<u8, 64, _>(|at| one[at] ^ other[at])
         };
         assert_eq!(difference([[5; 8]; 2]), [0x66; 64], "this is what must not happen");
-        let salts: Vec<Salt> = (0..1000).map(|_| sealer.salt()).collect();
+        let salts: Vec<Salt> = (0..1000).map(|_| new_salt()).collect();
         assert_eq!(salts.iter().collect::<std::collections::HashSet<_>>().len(), salts.len());
         for pair in salts.windows(2) {
             let equal = difference([pair[0], pair[1]]).iter().filter(|byte| **byte == 0x66).count();
@@ -387,7 +395,8 @@ mod tests {
         let device = DeviceId::new().unwrap();
         let handed_on: Key = serde_json::from_slice(&serde_json::to_vec(&key).unwrap()).unwrap();
         let mut bytes = *b"contents";
-        let tag = Sealer::new(device, &key).unwrap().seal([2; 8], [1; 12], b"about", &mut bytes);
+        let sealer = Sealer::new(device, &key).unwrap();
+        let tag = sealer.seal(sealer.derive([2; 8]).as_ref(), [1; 12], b"about", &mut bytes);
         assert!(Sealer::new(device, &handed_on).unwrap().open([2; 8], [1; 12], b"about", &mut bytes, &tag));
         assert_eq!(&bytes, b"contents");
     }

@@ -203,14 +203,15 @@ pub enum Direction {
 /// What tells runs of a machine from the same snapshot apart.
 pub type Salt = [u8; 8];
 
+/// Encrypts `bytes` in place. Returns a tag of them, of `nonce`, of `about`, at most 16 bytes, of the salt, and of the device. Each
+/// nonce is used once with a salt.
+pub type SealOne<'a> = dyn Fn([u8; 12], &[u8], &mut [u8]) -> [u8; 16] + 'a;
+
 /// Encrypts what goes to a backing, and finds out whether it came back as it was.
 pub trait Seal: Send + Sync {
-    /// Returns a new salt. A machine that runs on from a snapshot more than once gets another one each time.
-    fn salt(&self) -> Salt;
-
-    /// Encrypts `bytes` in place. Returns a tag of them, of `nonce`, of `about`, at most 16 bytes, and of the device. With a
-    /// salt, each nonce is used for the same bytes only.
-    fn seal(&self, salt: Salt, nonce: [u8; 12], about: &[u8], bytes: &mut [u8]) -> [u8; 16];
+    /// Draws a new salt, and calls `seal_all` once, with the salt and what seals with it. A machine that runs on from a snapshot
+    /// more than once should draw another salt each time.
+    fn with_new_salt(&self, seal_all: &mut dyn FnMut(Salt, &SealOne<'_>));
 
     /// Decrypts `bytes` in place. Returns whether all is as it was sealed; otherwise the bytes are worth nothing.
     fn open(&self, salt: Salt, nonce: [u8; 12], about: &[u8], bytes: &mut [u8], tag: &[u8; 16]) -> bool;

@@ -77,18 +77,19 @@ pub(super) fn footprint(len_bytes: usize) -> usize {
 
 /// Seals all objects of an extent's filling, which were put there one after another, in place.
 pub(super) fn seal_all(seal: &dyn Seal, filled: &mut [u8], extent: u32, generation: u32) {
-    // Not before: from here on the bytes are the same, whatever becomes of a copy of this machine.
-    let salt = seal.salt();
     let mut at = 0;
-    while let Some(len) = put_at(filled, at) {
-        let (header, rest) = filled[at..].split_at_mut(HEADER_BYTES);
-        let position = Position { extent, generation, at: at as u32 };
-        let (about, marks) = header.split_at_mut(ABOUT_BYTES);
-        let tag = seal.seal(salt, position.nonce(), about, &mut rest[..CHECKSUM_BYTES + len]);
-        marks[..SALT_BYTES].copy_from_slice(&salt);
-        marks[SALT_BYTES..].copy_from_slice(&tag);
-        at += footprint(len);
-    }
+    // The salt is drawn now and not before: from here on the bytes are the same, whatever becomes of a copy of this machine.
+    seal.with_new_salt(&mut |salt, seal_one| {
+        while let Some(len) = put_at(filled, at) {
+            let (header, rest) = filled[at..].split_at_mut(HEADER_BYTES);
+            let position = Position { extent, generation, at: at as u32 };
+            let (about, marks) = header.split_at_mut(ABOUT_BYTES);
+            let tag = seal_one(position.nonce(), about, &mut rest[..CHECKSUM_BYTES + len]);
+            marks[..SALT_BYTES].copy_from_slice(&salt);
+            marks[SALT_BYTES..].copy_from_slice(&tag);
+            at += footprint(len);
+        }
+    });
     // Nothing leaves unsealed.
     filled.get_mut(at..).unwrap_or_default().fill(0);
 }
@@ -159,6 +160,7 @@ pub(in crate::store) mod tests {
 
     use super::super::object::tests::random_object;
     use super::*;
+    use crate::backing::SealOne;
     use crate::base::random::Random;
 
     /// Not a cipher: random bytes of salt and nonce, and a CRC. Each nonce may be used once with a salt.
@@ -190,15 +192,14 @@ pub(in crate::store) mod tests {
     }
 
     impl Seal for Plain {
-        fn salt(&self) -> Salt {
-            self.salts.fetch_add(1, Ordering::Relaxed).to_le_bytes()
-        }
-
-        fn seal(&self, salt: Salt, nonce: [u8; 12], about: &[u8], bytes: &mut [u8]) -> [u8; 16] {
-            let nonce = salted(salt, nonce);
-            assert!(self.used.lock().expect("no panic").insert(nonce), "nonce {nonce:?} is used twice");
-            Self::change(nonce, bytes);
-            Self::tag(nonce, about, bytes)
+        fn with_new_salt(&self, seal_all: &mut dyn FnMut(Salt, &SealOne<'_>)) {
+            let salt = self.salts.fetch_add(1, Ordering::Relaxed).to_le_bytes();
+            seal_all(salt, &|nonce, about, bytes| {
+                let nonce = salted(salt, nonce);
+                assert!(self.used.lock().expect("no panic").insert(nonce), "nonce {nonce:?} is used twice");
+                Self::change(nonce, bytes);
+                Self::tag(nonce, about, bytes)
+            });
         }
 
         fn open(&self, salt: Salt, nonce: [u8; 12], about: &[u8], bytes: &mut [u8], tag: &[u8; 16]) -> bool {
