@@ -179,7 +179,12 @@ pub fn at(dir: &Path) -> io::Result<Option<MountInfo>> {
         Err(Errno::NOENT | Errno::NOTDIR) => return Ok(None),
         opened => opened?,
     };
-    let mount = of(&opened)?;
+    let mount = match of(&opened) {
+        // The kernel lists no mount whose root lies outside of the process's root directory (chroot(2)); those that are mounted
+        // inside are listed.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        mount => mount?,
+    };
     // The kernel's current path, without symbolic links.
     let path = std::fs::read_link(format!("/proc/self/fd/{}", opened.as_raw_fd()))?;
     Ok(Some(mount).filter(|mount| mount.dir == path))
