@@ -30,6 +30,9 @@ pub fn unable() -> bool {
     true
 }
 
+/// The path of a device's file in a mount that was detached.
+const DETACHED: &str = "/zram0/disk";
+
 /// A place that removes its daemon's mounts, loop devices and swap areas when it is dropped, even after a failure.
 pub struct BlockPlace {
     pub place: Place,
@@ -66,8 +69,8 @@ impl BlockPlace {
     /// Returns the loop devices on this place's files.
     pub fn loops(&self) -> Vec<String> {
         let root = self.place.root().canonicalize().unwrap();
-        // A path relative to the root of a detached mount may be ours.
-        let is_ours = |file: &Path| file == Path::new("/zram0/disk") || file.starts_with(&root);
+        // The path relative to the root of a detached mount may be ours.
+        let is_ours = |file: &Path| file == Path::new(DETACHED) || file.starts_with(&root);
         let mut loops = loop_devices(is_ours);
         loops.retain(|device| !self.others.contains(device));
         loops
@@ -142,7 +145,9 @@ fn loop_devices(wanted: impl Fn(&Path) -> bool) -> Vec<String> {
 /// to them, and no daemon takes these.
 fn remove_left_areas() {
     // Its file is gone, or does not answer.
-    let is_left = |file: &Path| file.starts_with(std::env::temp_dir()) && fs::metadata(file).is_err();
+    let is_left = |file: &Path| {
+        (file == Path::new(DETACHED) || file.starts_with(std::env::temp_dir())) && fs::metadata(file).is_err()
+    };
     for device in loop_devices(is_left) {
         if active_areas().any(|area| area == device) {
             println!("{device}: a swap area that an earlier test has left");
