@@ -95,7 +95,6 @@ pub struct State {
     /// The connection of the files.
     pub connection: Option<(ConnectionRecord, Vec<Number>)>,
     /// When the daemon's memory is charged.
-    #[serde(default)]
     pub charging: Charging,
     /// The measures that protect the process.
     pub protection: Vec<MeasureJson>,

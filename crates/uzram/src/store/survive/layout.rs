@@ -27,8 +27,8 @@ use super::settings;
 
 /// The first bytes of a complete file.
 const MAGIC: u64 = u64::from_le_bytes(*b"uzram\0M\x01");
-/// The version of the layout of the memory of a store that outlives the process. A store attaches only memory of its own
-/// version.
+/// The version of the layout of the memory of a store that outlives the process, and of what it has on a backing device. A store
+/// attaches only memory of its own version.
 pub const LAYOUT_VERSION: u64 = 4;
 /// The number of words of the superblock, the checksum of the others included.
 const WORDS: usize = 12;

@@ -26,7 +26,7 @@
 //!
 //! Extents whose copies on other machines are in danger ([`Backing::is_at_risk`]) are rewritten in the same way.
 
-use crate::backing::{Buffer, Direction, Filling, MAX_TIERS};
+use crate::backing::{Buffer, Direction, Filling};
 
 use super::log::{BLOCK_BYTES, BYTES_MASK, HOLD, Log, Purpose};
 use super::object::{ALIGN_BYTES, Object};
@@ -78,7 +78,7 @@ impl Store {
         let Some(backing) = &self.backing else { return true };
         let generation = backing.log.backing.placement_generation();
         let (mut began_at, mut unanswered) = (backing.rescue_from.get(), 0);
-        let is_one_down = || (0..MAX_TIERS).any(|tier| backing.log.backing.is_down(tier));
+        let is_one_down = || (0..backing.log.tiers).any(|tier| backing.log.backing.is_down(tier));
         while goes_on() && !is_one_down() && unanswered < UNANSWERED {
             let mut pass = Pass::begin(self, backing);
             let endangered = backing.log.endangered(backing.rescue_from.get() as u32, ENDANGERED);
