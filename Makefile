@@ -57,17 +57,17 @@ tsan: ## Run multi-threaded tests of slab caches, pools, LRUs and stores under T
 	@tools/bounded 1800 tools/tsan
 
 crash: ## Kill processes 10,000 times, and at every store to memory that outlives them; damage that memory (ninety minutes)
-	@UZRAM_CRASH_ROUNDS=50 tools/bounded 10800 cargo test -p uzram --test crash -- --nocapture
-	@UZRAM_CRASH_ROUNDS=200 tools/bounded 10800 cargo test -p uzram-cli --test survive -- --nocapture a_disk_outlives
-	@UZRAM_CRASH_ROUNDS=100 tools/bounded 10800 cargo test -p uzram-cli --test survive -- --nocapture a_program_that_swaps
+	@UZRAM_CRASH_ROUNDS=50 tools/bounded 10800 cargo test -p uzram --test it -- --nocapture crash::
+	@UZRAM_CRASH_ROUNDS=200 tools/bounded 10800 cargo test -p uzram-cli --test it -- --nocapture survive::a_disk_outlives
+	@UZRAM_CRASH_ROUNDS=100 tools/bounded 10800 cargo test -p uzram-cli --test it -- --nocapture survive::a_program_that_swaps
 
 full: ## Overwrite a disk at random for ten minutes whose backing is 97 % live, and check what is written to that
 	@UZRAM_CLEAN_SECONDS=600 tools/bounded 1800 \
-		cargo test -p uzram-cli --test writeback -- --nocapture overwriting_at_random
+		cargo test -p uzram-cli --test it -- --nocapture writeback::overwriting_at_random
 
 hog: ## Run a program that swaps in a quarter of the memory it needs, for ten minutes, as root
 	@UZRAM_HOG_SECONDS=600 tools/bounded 1200 \
-		cargo test -p uzram-cli --test swap -- --nocapture a_program_runs
+		cargo test -p uzram-cli --test it -- --nocapture swap::a_program_runs
 
 pager: ## Evict, load and check the memory of threads, with every way to trap touches, for ten minutes
 	@tools/bounded 1200 cargo test -p uzram-pager --lib -- --nocapture --ignored for_long

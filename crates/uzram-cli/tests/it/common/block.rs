@@ -1,0 +1,356 @@
+//! Block devices and swap in tests: for root, with FUSE and loop devices; leaves nothing behind.
+
+use std::fs::{self, File};
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+use uzram::random::Random;
+
+use super::clients::run;
+use super::{Daemon, Ended, Place, wait_until};
+
+/// A file that the test locks that uses swap areas and loop devices: they are the machine's, so one test at a time.
+const ONE_AT_A_TIME: &str = "uzram-block-tests.lock";
+
+/// Returns whether block devices are not available, and prints why; the test is then skipped.
+pub fn unable() -> bool {
+    let why = if !rustix::process::geteuid().is_root() {
+        "this user is not root"
+    } else if !Path::new("/dev/fuse").exists() {
+        "no /dev/fuse"
+    } else if !Path::new("/dev/loop-control").exists() {
+        "no /dev/loop-control"
+    } else {
+        return false;
+    };
+    println!("skipped: {why}");
+    true
+}
+
+/// The path of a device's file in a mount that was detached.
+const DETACHED: &str = "/zram0/disk";
+
+/// A place that removes its daemon's mounts, loop devices and swap areas when it is dropped, even after a failure.
+pub struct BlockPlace {
+    pub place: Place,
+    /// Loop devices and swap areas that existed before.
+    others: Vec<String>,
+    _alone: File,
+}
+
+impl BlockPlace {
+    pub fn new() -> BlockPlace {
+        let alone = File::create(std::env::temp_dir().join(ONE_AT_A_TIME)).unwrap();
+        alone.lock().unwrap();
+        remove_left_areas();
+        let others = loop_devices(|_| true).into_iter().chain(active_areas()).collect();
+        BlockPlace { place: Place::new(), others, _alone: alone }
+    }
+
+    /// Returns the directory of the devices' files.
+    pub fn files(&self) -> PathBuf {
+        self.place.dir().join("mnt/zram0")
+    }
+
+    pub fn disk(&self) -> PathBuf {
+        self.files().join("disk")
+    }
+
+    /// Creates a mount point.
+    pub fn mount_point(&self, name: &str) -> PathBuf {
+        let dir = self.place.root().join(name);
+        fs::create_dir_all(&dir).unwrap();
+        dir
+    }
+
+    /// Returns the loop devices on this place's files.
+    pub fn loops(&self) -> Vec<String> {
+        let root = self.place.root().canonicalize().unwrap();
+        // The path relative to the root of a detached mount may be ours.
+        let is_ours = |file: &Path| file == Path::new(DETACHED) || file.starts_with(&root);
+        let mut loops = loop_devices(is_ours);
+        loops.retain(|device| !self.others.contains(device));
+        loops
+    }
+
+    /// Returns the loop devices that have become swap areas since this place was created.
+    pub fn swap_areas(&self) -> Vec<String> {
+        active_areas().filter(|area| !self.others.contains(area)).collect()
+    }
+
+    /// Returns the mounts below this place's directory, the last first.
+    pub fn mounts(&self) -> Vec<String> {
+        let root = self.place.root().canonicalize().unwrap();
+        let list = fs::read_to_string("/proc/self/mountinfo").unwrap();
+        let dirs = list.lines().filter_map(|line| line.split(' ').nth(4));
+        let mut dirs: Vec<String> =
+            dirs.filter(|dir| Path::new(dir).starts_with(&root)).map(str::to_owned).collect();
+        dirs.reverse();
+        dirs
+    }
+
+    /// Ends the daemon, which succeeds and leaves nothing.
+    pub fn end(&self, daemon: Daemon) {
+        self.place.end(daemon);
+        self.assert_clean();
+    }
+
+    /// Checks that no loop device, swap area or mount is left. A loop device that another program has open is freed
+    /// only when that closes it.
+    pub fn assert_clean(&self) {
+        wait_until("loop devices are free", || self.loops().is_empty());
+        assert_eq!(self.mounts(), [""; 0]);
+        assert_eq!(self.swap_areas(), [""; 0]);
+    }
+}
+
+impl Drop for BlockPlace {
+    fn drop(&mut self) {
+        // Cleans up after a failed test; these commands fail if nothing is left.
+        let mut loops = self.loops();
+        loops.extend(self.swap_areas());
+        for device in &loops {
+            let _ = run(&self.place, "swapoff", &[device]);
+        }
+        if loops.is_empty() && self.mounts().is_empty() {
+            return;
+        }
+        let _ = self.place.run(&["down"]);
+        for dir in self.mounts() {
+            let _ = run(&self.place, "umount", &["-l", &dir]);
+        }
+        for device in &loops {
+            let _ = run(&self.place, "losetup", &["-d", device]);
+        }
+    }
+}
+
+/// Returns the loop devices whose file's path satisfies `wanted`.
+fn loop_devices(wanted: impl Fn(&Path) -> bool) -> Vec<String> {
+    let mut devices = Vec::new();
+    for entry in fs::read_dir("/sys/block").unwrap() {
+        let entry = entry.unwrap();
+        let Ok(file) = fs::read_to_string(entry.path().join("loop/backing_file")) else { continue };
+        if wanted(Path::new(file.trim_end())) {
+            devices.push(format!("/dev/{}", entry.file_name().into_string().unwrap()));
+        }
+    }
+    devices
+}
+
+/// Removes the swap areas that killed tests have left in temporary directories: the kernel would swap this test's pages out
+/// to them, and no daemon takes these.
+fn remove_left_areas() {
+    // Its file is gone, or does not answer.
+    let is_left = |file: &Path| {
+        (file == Path::new(DETACHED) || file.starts_with(std::env::temp_dir())) && fs::metadata(file).is_err()
+    };
+    for device in loop_devices(is_left) {
+        if active_areas().any(|area| area == device) {
+            println!("{device}: a swap area that an earlier test has left");
+            for program in ["swapoff", "losetup -d"] {
+                let _ = Command::new("sh").args(["-c", &format!("timeout 60 {program} {device}")]).status();
+            }
+        }
+    }
+}
+
+/// Returns the loop devices that are active swap areas.
+fn active_areas() -> impl Iterator<Item = String> {
+    let list = fs::read_to_string("/proc/swaps").unwrap();
+    let areas: Vec<String> =
+        list.lines().skip(1).map(|line| line.split_whitespace().next().unwrap().to_owned()).collect();
+    areas.into_iter().filter(|area| area.starts_with("/dev/loop"))
+}
+
+/// Returns the bytes swapped out to a device.
+pub fn swapped_bytes(device: &str) -> u64 {
+    swapped_bytes_if_on(device).unwrap()
+}
+
+/// Returns the same; `None` if it is not an active swap area.
+pub fn swapped_bytes_if_on(device: &str) -> Option<u64> {
+    let list = fs::read_to_string("/proc/swaps").unwrap();
+    let line = list.lines().find(|line| line.split_whitespace().next() == Some(device))?;
+    Some(line.split_whitespace().nth(3).unwrap().parse::<u64>().unwrap() << 10)
+}
+
+/// A cgroup of the memory controller, version 1, removed when dropped.
+pub struct Cgroup {
+    dir: PathBuf,
+}
+
+impl Cgroup {
+    /// Creates a cgroup with this limit; prints a note and returns `None` if there is no such controller.
+    pub fn new(name: &str, limit_bytes: u64) -> Option<Cgroup> {
+        let root = Path::new("/sys/fs/cgroup/memory");
+        if !root.join("memory.limit_in_bytes").exists() {
+            println!("skipped: no memory controller of cgroups, version 1");
+            return None;
+        }
+        let cgroup = Cgroup { dir: root.join(format!("uzram-{name}-{}", std::process::id())) };
+        fs::create_dir(&cgroup.dir).unwrap();
+        cgroup.set_limit(limit_bytes);
+        Some(cgroup)
+    }
+
+    pub fn set_limit(&self, bytes: u64) {
+        fs::write(self.dir.join("memory.limit_in_bytes"), bytes.to_string()).unwrap();
+    }
+
+    /// Sets the limit to the memory that it has, or as near to that as the kernel allows.
+    pub fn fill(&self) {
+        let used = fs::read_to_string(self.dir.join("memory.usage_in_bytes")).unwrap();
+        let used: u64 = used.trim().parse().unwrap();
+        let limit = self.dir.join("memory.limit_in_bytes");
+        let set = (0..64).find(|mib| fs::write(&limit, (used + (mib << 20)).to_string()).is_ok());
+        assert!(set.is_some());
+    }
+
+    /// Has the kernel reclaim all of its memory that can be.
+    pub fn empty(&self) {
+        // Fails if some stays.
+        let _ = fs::write(self.dir.join("memory.force_empty"), "0");
+    }
+
+    /// Returns how much of its memory is swapped out.
+    pub fn swapped_bytes(&self) -> u64 {
+        let stat = fs::read_to_string(self.dir.join("memory.stat")).unwrap();
+        let line = stat.lines().find_map(|line| line.strip_prefix("swap ")).unwrap();
+        line.parse().unwrap()
+    }
+
+    /// Returns a command that runs a program in it.
+    pub fn command(&self, program: &Path) -> Command {
+        let mut command = Command::new("sh");
+        command.args(["-c", "echo $$ > \"$0\"/cgroup.procs && exec \"$@\""]);
+        command.arg(&self.dir).arg(program).stdin(Stdio::null());
+        command
+    }
+}
+
+impl Drop for Cgroup {
+    fn drop(&mut self) {
+        // Its last process may still be ending.
+        for _ in 0..100 {
+            if fs::remove_dir(&self.dir).is_ok() {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+/// Returns the active swap areas, and the last errors in the kernel's log: why it has killed a process.
+fn last_of_kernel() -> String {
+    let script = "cat /proc/swaps; dmesg | grep -E 'oom-kill:|memory: usage|rror|Killed' | tail -n 20";
+    let said = Command::new("sh").args(["-c", script]).output().unwrap();
+    String::from_utf8_lossy(&said.stdout).into_owned()
+}
+
+const HOG_VARIABLE: &str = "UZRAM_TEST_HOG";
+
+/// The body of a hog's process: fills its memory, then checks and changes pages at random for a time or until SIGTERM,
+/// and finally checks all of them. Panics if a page has wrong contents.
+#[test]
+#[ignore = "the process that other tests start"]
+fn hog() {
+    let Ok(text) = std::env::var(HOG_VARIABLE) else { return };
+    let (mib, seconds) = text.split_once(' ').unwrap();
+    let asked = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
+    signal_hook::flag::register(signal_hook::consts::SIGTERM, asked.clone()).unwrap();
+    let pages: usize = mib.parse::<usize>().unwrap() << 8;
+    let end = Instant::now() + Duration::from_secs(seconds.parse().unwrap());
+    let mut memory = vec![[0u64; 512]; pages];
+    let mut generations = vec![0u32; pages];
+    for (number, page) in memory.iter_mut().enumerate() {
+        *page = contents(number, 0);
+    }
+    let mut random = Random::new(1);
+    while Instant::now() < end && !asked.load(std::sync::atomic::Ordering::Relaxed) {
+        let number = random.below(pages);
+        assert!(memory[number] == contents(number, generations[number]), "page {number} has changed");
+        if random.next() >> 63 == 1 {
+            generations[number] += 1;
+            memory[number] = contents(number, generations[number]);
+        }
+    }
+    for (number, page) in memory.iter().enumerate() {
+        assert!(*page == contents(number, generations[number]), "page {number} has changed");
+    }
+    println!("all pages are as they were left");
+}
+
+/// Returns the contents of a hog's page: up to half of it is random, so that pages compress differently well. The random
+/// bytes have few values, so that zstd makes pages smaller than lz4 does.
+fn contents(number: usize, generation: u32) -> [u64; 512] {
+    let mut state = ((number as u64) << 32 | u64::from(generation)) ^ 0x5851_f42d_4c95_7f2d;
+    let mut page = [number as u64 * 31 + u64::from(generation); 512];
+    for word in page.iter_mut().take(number % 5 * 64) {
+        state = state.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
+        *word = (state ^ state >> 29) & 0x0f0f_0f0f_0f0f_0f0f;
+    }
+    page
+}
+
+/// A process that uses more memory than its limit, and checks it; killed when dropped.
+pub struct Hog {
+    child: Child,
+}
+
+impl Hog {
+    /// Starts a hog in a cgroup, which checks and changes `mib` MiB for `seconds`.
+    pub fn start(cgroup: &Cgroup, mib: u64, seconds: u64) -> Hog {
+        let mut command = cgroup.command(&std::env::current_exe().unwrap());
+        command.args(["--exact", "common::block::hog", "--ignored", "--nocapture"]);
+        command.env(HOG_VARIABLE, format!("{mib} {seconds}"));
+        let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        Hog { child }
+    }
+
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    pub fn is_running(&mut self) -> bool {
+        self.child.try_wait().unwrap().is_none()
+    }
+
+    /// Waits until more than so many bytes are swapped out to a device.
+    pub fn swaps_out(mut self, device: &str, bytes: u64) -> Hog {
+        wait_until("much is swapped out", || swapped_bytes(device) > bytes || !self.is_running());
+        if !self.is_running() {
+            let ended = self.ended(Duration::ZERO);
+            panic!("{}: {}{}", ended.status, ended.stdout, ended.stderr);
+        }
+        self
+    }
+
+    /// Waits for its end.
+    pub fn ended(mut self, patience: Duration) -> Ended {
+        let deadline = Instant::now() + patience;
+        while self.is_running() {
+            assert!(Instant::now() < deadline, "the hog still runs");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        let mut ended =
+            Ended { status: self.child.wait().unwrap(), stdout: String::new(), stderr: String::new() };
+        use std::io::Read;
+        self.child.stdout.take().unwrap().read_to_string(&mut ended.stdout).unwrap();
+        self.child.stderr.take().unwrap().read_to_string(&mut ended.stderr).unwrap();
+        if ended.status.signal() == Some(Signal::KILL.as_raw()) {
+            ended.stderr += &last_of_kernel();
+        }
+        ended
+    }
+}
+
+impl Drop for Hog {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

@@ -1,0 +1,356 @@
+//! The privileges that a daemon gives up once it serves, and the contents of its core file.
+
+use std::fs;
+use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::common::block::{BlockPlace, unable};
+use crate::common::clients::missing;
+use crate::common::nbd::{READ, Raw, WRITE};
+use crate::common::{Daemon, Place, finish, status_field, wait_until};
+use rustix::process::{Pid, Signal, kill_process};
+use uzram::random::Random;
+
+const PAGE_BYTES: usize = 4096;
+const PAGES: usize = 64;
+const SYS_ADMIN: u64 = 1 << 21;
+const IPC_LOCK: u64 = 1 << 14;
+
+fn capabilities(status: &str) -> u64 {
+    u64::from_str_radix(&status_field(status, "CapPrm"), 16).unwrap()
+}
+
+fn own_status() -> String {
+    fs::read_to_string("/proc/self/status").unwrap()
+}
+
+/// Fails unless all threads of a process have a seccomp filter, and exactly these capabilities.
+fn assert_confined(process: Pid, capabilities_left: u64) {
+    let mut seen = 0;
+    for task in fs::read_dir(format!("/proc/{}/task", process.as_raw_nonzero())).unwrap() {
+        // A thread may have ended meanwhile.
+        let Ok(status) = fs::read_to_string(task.unwrap().path().join("status")) else { continue };
+        assert_eq!(status_field(&status, "Seccomp"), "2", "{status}");
+        assert_eq!(status_field(&status, "NoNewPrivs"), "1", "{status}");
+        assert_eq!(capabilities(&status) & !capabilities_left, 0, "{status}");
+        seen += 1;
+    }
+    assert!(seen >= 2, "{seen} threads");
+}
+
+/// Returns incompressible pages, all different.
+fn secrets() -> Vec<u8> {
+    let mut random = Random::new(20);
+    (0..PAGES * PAGE_BYTES / 8).flat_map(|_| random.next().to_le_bytes()).collect()
+}
+
+/// Returns the number of secret pages found in a file, by a part of each; and whether the file has the program's
+/// environment, as a core file has.
+fn found_in(path: &Path) -> (usize, bool) {
+    let secrets = secrets();
+    let mut left: Vec<&[u8]> = secrets.chunks(PAGE_BYTES).map(|page| &page[1024..1056]).collect();
+    let mut has_other = false;
+    let file = fs::File::open(path).unwrap();
+    let (mut bytes, mut at) = (vec![0; 16 << 20], 0);
+    loop {
+        let len = file.read_at(&mut bytes, at).unwrap();
+        left.retain(|part| !contains(&bytes[..len], part));
+        // The program's environment, on its stack.
+        has_other |= contains(&bytes[..len], b"UZRAM_RUNTIME_DIR=");
+        if len < bytes.len() {
+            return (PAGES - left.len(), has_other);
+        }
+        // A match across the end is found in the next round.
+        at += (len - 64) as u64;
+    }
+}
+
+fn contains(bytes: &[u8], part: &[u8]) -> bool {
+    let mut rest = bytes;
+    while let Some(at) = rest.iter().position(|byte| *byte == part[0]) {
+        if rest[at..].starts_with(part) {
+            return true;
+        }
+        rest = &rest[at + 1..];
+    }
+    false
+}
+
+/// Returns a command whose processes leave core files of any size in `dir`; prints why and returns `None` if the
+/// machine stores them elsewhere.
+fn with_cores(command: &Command, dir: &Path) -> Option<Command> {
+    let pattern = fs::read_to_string("/proc/sys/kernel/core_pattern").unwrap();
+    if pattern.starts_with(['|', '/']) {
+        println!("skipped: core files of this machine go to {}", pattern.trim());
+        return None;
+    }
+    let mut shell = Command::new("sh");
+    shell.args(["-c", "ulimit -c unlimited && cd \"$0\" && exec \"$@\""]).arg(dir);
+    shell.arg(command.get_program()).args(command.get_args());
+    for (name, value) in command.get_envs() {
+        match value {
+            Some(value) => shell.env(name, value),
+            None => shell.env_remove(name),
+        };
+    }
+    Some(shell)
+}
+
+fn core_file(dir: &Path) -> Option<PathBuf> {
+    let entries = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path());
+    let mut cores = entries.filter(|path| path.file_name().unwrap().to_string_lossy().starts_with("core"));
+    cores.next()
+}
+
+#[test]
+fn users_memory_is_not_in_core_files() {
+    // The place unmounts what is left.
+    let block_place = BlockPlace::new();
+    let place = &block_place.place;
+    let cores = tempfile::tempdir().unwrap();
+    let mnt = place.root().join("mnt");
+    let has_files = rustix::process::geteuid().is_root() && Path::new("/dev/fuse").exists();
+    if !has_files {
+        println!("skipped: not root, or no /dev/fuse: the part about files");
+    }
+    let mount = ["--mount", mnt.to_str().unwrap()];
+    let args = [&["up", "--size", "16M"][..], if has_files { &mount } else { &[] }].concat();
+    let Some(command) = with_cores(&place.command(&args), cores.path()) else { return };
+    let daemon = Daemon::start(command);
+    let mut client = Raw::unix(place).enter().unwrap();
+    let secrets = secrets();
+    for (number, page) in secrets.chunks(PAGE_BYTES).enumerate() {
+        let at = (number * PAGE_BYTES) as u64;
+        client.request(WRITE, at, PAGE_BYTES as u32, page).unwrap();
+        assert!(client.reply(0).is_some());
+        client.request(READ, at, PAGE_BYTES as u32, &[]).unwrap();
+        assert_eq!(client.reply(PAGE_BYTES).unwrap(), page);
+    }
+    drop(client);
+    if has_files {
+        let open = || fs::File::options().read(true).write(true).open(mnt.join("zram0/disk"));
+        wait_until("the client is gone", || open().is_ok());
+        let (disk, mut read) = (open().unwrap(), vec![0; secrets.len()]);
+        disk.write_all_at(&secrets, 0).unwrap();
+        disk.read_exact_at(&mut read, 0).unwrap();
+        assert!(read == secrets);
+    }
+    for process in ["worker_pid", "standby_pid"] {
+        let process = place.process(process).unwrap();
+        kill_process(process, Signal::ABORT).unwrap();
+        wait_until("it left a core file", || core_file(cores.path()).is_some());
+        wait_until("it is gone", || place.process("standby_pid").is_some_and(|other| other != process));
+        let core = core_file(cores.path()).unwrap();
+        assert_eq!(found_in(&core), (0, true), "of {PAGES} pages");
+        fs::remove_file(core).unwrap();
+    }
+    place.down();
+    assert!(daemon.ended().0.success());
+}
+
+#[test]
+fn daemons_that_swap_leave_no_core_files() {
+    if unable() {
+        return;
+    }
+    let place = BlockPlace::new();
+    let cores = tempfile::tempdir().unwrap();
+    let command = place.place.command(&["swap", "on", "--size", "64M"]);
+    let Some(command) = with_cores(&command, cores.path()) else { return };
+    finish(command).ok();
+    let status = place.place.run(&["swap", "status"]).ok();
+    assert!(status.contains("kept out of core files   yes"), "{status}");
+    // Only the process that attaches needs other capabilities.
+    wait_until("the stand-by is ready", || {
+        place.place.run(&["status", "--json"]).stdout.contains(r#""standby_ready": true"#)
+    });
+    assert_confined(place.place.worker_id(), SYS_ADMIN | IPC_LOCK);
+    assert_confined(place.place.process("standby_pid").unwrap(), SYS_ADMIN | IPC_LOCK);
+    kill_process(place.place.worker_id(), Signal::ABORT).unwrap();
+    wait_until("another process serves", || {
+        place.place.run(&["status"]).stdout.contains("take-overs               1")
+    });
+    kill_process(place.place.daemon_id(), Signal::ABORT).unwrap();
+    wait_until("it is dead", || !place.place.run(&["status"]).status.success());
+    place.place.run(&["swap", "off"]).ok();
+    assert_eq!(core_file(cores.path()), None);
+    place.assert_clean();
+}
+
+/// Returns the process that attaches for a daemon.
+fn attendant_of(daemon: Pid) -> u32 {
+    let processes = fs::read_dir("/proc").unwrap().filter_map(|entry| {
+        let entry = entry.unwrap();
+        let id = entry.file_name().to_str()?.parse().ok()?;
+        // A process may have ended meanwhile.
+        Some((id, fs::read_to_string(entry.path().join("status")).ok()?))
+    });
+    let parent = daemon.as_raw_nonzero().to_string();
+    let mut children = processes.filter(|(_, status)| status_field(status, "PPid") == parent);
+    children.find(|(_, status)| status_field(status, "Name") == "attendant").expect("it has one").0
+}
+
+#[test]
+fn the_process_that_attaches_has_nothing_of_the_daemons_and_outlives_its_program_but_not_the_daemon() {
+    if unable() || missing(&["sh"]) {
+        return;
+    }
+    let place = BlockPlace::new();
+    let program = place.place.root().join("uzram");
+    fs::copy(env!("CARGO_BIN_EXE_uzram"), &program).unwrap();
+    let up = || {
+        // With an open file of the caller, and a secret in the environment.
+        let mut command = Command::new("sh");
+        command.args(["-c", "exec 9</etc/passwd; exec \"$0\" up --size 1M --attach"]).arg(&program);
+        command.env("UZRAM_RUNTIME_DIR", place.place.dir()).env("SECRET", "secret");
+        Daemon::start(command)
+    };
+    let daemon = up();
+    let attendant = attendant_of(place.place.daemon_id());
+    let process = Path::new("/proc").join(attendant.to_string());
+    assert!(fs::read(process.join("environ")).unwrap().is_empty(), "it has an environment");
+    let files = fs::read_dir(process.join("fd")).unwrap();
+    let mut files: Vec<_> = files.map(|file| fs::read_link(file.unwrap().path()).unwrap()).collect();
+    files.sort();
+    let [null @ .., socket] = &files[..] else { panic!("{files:?}") };
+    assert_eq!(null, ["/dev/null"; 3].map(PathBuf::from), "{files:?}");
+    assert!(socket.to_str().unwrap().starts_with("socket:"), "{files:?}");
+    // An update replaces the program by one with other options.
+    let other = place.place.root().join("other");
+    fs::write(&other, "#!/bin/sh\nexit 1\n").unwrap();
+    fs::set_permissions(&other, fs::Permissions::from_mode(0o755)).unwrap();
+    fs::rename(&other, &program).unwrap();
+    place.end(daemon);
+    wait_until("it has ended", || !process.exists());
+    // A killed daemon cannot notify it.
+    fs::remove_file(&program).unwrap();
+    fs::copy(env!("CARGO_BIN_EXE_uzram"), &program).unwrap();
+    let daemon = up();
+    let process = format!("/proc/{}", attendant_of(place.place.daemon_id()));
+    daemon.signal(Signal::KILL);
+    daemon.ended();
+    wait_until("it has ended", || !Path::new(&process).exists());
+    place.place.run(&["detach", "--force"]).ok();
+    place.assert_clean();
+}
+
+#[test]
+fn who_is_no_daemon_has_nobody_attach_for_it() {
+    let place = Place::new();
+    let ended = place.run(&["attendant"]);
+    assert!(ended.complaint(1).contains("only a daemon starts this"), "{}", ended.stderr);
+}
+
+#[test]
+fn a_daemon_keeps_what_it_needs_and_no_more() {
+    let place = Place::new();
+    let daemon = place.up(&[]);
+    wait_until("the stand-by is ready", || {
+        place.run(&["status", "--json"]).stdout.contains(r#""standby_ready": true"#)
+    });
+    assert_confined(place.worker_id(), IPC_LOCK);
+    assert_confined(place.process("standby_pid").unwrap(), IPC_LOCK);
+    // Threads started later are confined, too, and the daemon still does everything.
+    let backing = place.root().join("cold");
+    let backing = format!("{}:8M", backing.display());
+    let add = ["add", "other", "--size", "8M", "--algorithm", "zstd:3", "--backing", &backing];
+    place.run(&add).ok();
+    let files = fs::read_dir(format!("/proc/{}/fd", place.worker_id().as_raw_nonzero())).unwrap();
+    let files: Vec<_> = files.filter_map(|file| fs::read_link(file.unwrap().path()).ok()).collect();
+    assert!(files.iter().any(|file| file.ends_with("cold")), "{files:?}");
+    assert!(!files.iter().any(|file| file.to_string_lossy().contains("io_uring")), "{files:?}");
+    assert!(Raw::unix(&place).enter().unwrap().works(3));
+    assert_confined(place.worker_id(), IPC_LOCK);
+    place.run(&["remove", "other"]).ok();
+    place.down();
+    let (status, said) = daemon.ended();
+    assert!(status.success(), "{said}");
+}
+
+#[test]
+fn what_stays_in_another_users_directory_is_said() {
+    if unable() {
+        return;
+    }
+    let place = BlockPlace::new();
+    let dir = place.mount_point("theirs");
+    fs::set_permissions(place.place.root(), fs::Permissions::from_mode(0o755)).unwrap();
+    std::os::unix::fs::chown(&dir, Some(65534), Some(65534)).unwrap();
+    let (socket, mnt) = (dir.join("nbd.sock"), dir.join("mnt"));
+    let listen = format!("unix:{}", socket.display());
+    let daemon = place.place.up(&["--listen", &listen, "--mount", mnt.to_str().unwrap()]);
+    place.place.run(&["down"]).ok();
+    let (status, said) = daemon.ended();
+    assert!(status.success(), "{said}");
+    assert!(!socket.exists() && !mnt.exists(), "the holder, which is not confined, removes them: {said}");
+    // A daemon of one process is confined.
+    let daemon = place.place.up(&["--no-survive", "--listen", &listen, "--mount", mnt.to_str().unwrap()]);
+    place.place.run(&["down"]).ok();
+    let (status, said) = daemon.ended();
+    assert!(status.success(), "{said}");
+    assert!(socket.exists() && said.contains("cannot remove the NBD socket"), "{said}");
+    assert!(mnt.exists() && said.contains("which was made for the files, stays"), "{said}");
+    place.assert_clean();
+    // In a directory of another user, the socket is not even visible.
+    fs::set_permissions(&dir, fs::Permissions::from_mode(0o700)).unwrap();
+    let daemon = place.place.up(&["--no-survive", "--listen", &listen]);
+    place.place.run(&["down"]).ok();
+    let (status, said) = daemon.ended();
+    assert!(status.success() && said.contains("cannot remove the NBD socket"), "{said}");
+}
+
+#[test]
+fn what_exec_starts_keeps_everything() {
+    let place = Place::new();
+    let show = "grep -E '^(CapPrm|Seccomp|NoNewPrivs):' /proc/self/status";
+    let shown = place.run(&["up", "--size", "1M", "--exec", show]).ok();
+    for name in ["CapPrm", "Seccomp", "NoNewPrivs"] {
+        assert_eq!(status_field(&shown, name), status_field(&own_status(), name), "{shown}");
+    }
+    // The process that serves is confined meanwhile: the one that is the parent, if there is only one.
+    let fields = "grep -h -E '^(CapPrm|Seccomp|NoNewPrivs):'";
+    let is_confined = |args: &[&str], show: &str, left: u64| {
+        let show = format!("sleep 0.1; {show}");
+        let args = [&["up", "--size", "1M", "--exec", &show], args].concat();
+        let shown = place.run(&args).ok();
+        status_field(&shown, "Seccomp") == "2"
+            && status_field(&shown, "NoNewPrivs") == "1"
+            && capabilities(&shown) & !left == 0
+    };
+    let parent = format!("{fields} /proc/$PPID/status");
+    wait_until("it is confined", || is_confined(&["--no-survive"], &parent, 0));
+    let uzram = env!("CARGO_BIN_EXE_uzram");
+    let worker =
+        format!("worker=$('{uzram}' status | awk '/^worker/ {{ print $2 }}'); {fields} /proc/$worker/status");
+    assert!(is_confined(&[], &worker, IPC_LOCK));
+}
+
+#[test]
+fn a_users_mount_is_unmounted_by_a_program_that_may() {
+    if !rustix::process::geteuid().is_root()
+        || !Path::new("/dev/fuse").exists()
+        || missing(&["fusermount3", "unshare", "setpriv"])
+    {
+        println!("skipped: not root, or no /dev/fuse");
+        return;
+    }
+    let place = Place::new();
+    fs::set_permissions(place.root(), fs::Permissions::from_mode(0o755)).unwrap();
+    // A place where all users can run it.
+    let program = place.root().join("uzram");
+    fs::copy(env!("CARGO_BIN_EXE_uzram"), &program).unwrap();
+    let home = place.root().join("home");
+    fs::create_dir(&home).unwrap();
+    std::os::unix::fs::chown(&home, Some(65534), Some(65534)).unwrap();
+    // A namespace where all users can use FUSE.
+    let script = "cd \"$1\" && mknod fuse c 10 229 && chmod 666 fuse && mount --bind fuse /dev/fuse && \
+                  exec setpriv --reuid 65534 --regid 65534 --clear-groups ./uzram up --size 1M --runtime-dir home/run \
+                  --mount home/run/mnt --exec 'ls home/run/mnt; grep Seccomp: /proc/$PPID/status'";
+    let mut command = Command::new("unshare");
+    command.args(["--mount", "sh", "-c", script, "sh"]).arg(place.root()).env_remove("UZRAM_RUNTIME_DIR");
+    let ended = finish(command);
+    assert!(!ended.stderr.contains("WARN"), "{}", ended.stderr);
+    assert_eq!(ended.ok(), "zram0\nSeccomp:\t0\n");
+    assert!(!home.join("run/mnt").exists(), "it was unmounted, and removed");
+}

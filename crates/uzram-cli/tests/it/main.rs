@@ -1,0 +1,55 @@
+//! Tests of the whole crate from outside, in one program.
+
+#![allow(clippy::unwrap_used)]
+
+mod attack_blocks;
+mod attack_clients;
+mod attack_files;
+mod attribute_files;
+mod block_state;
+mod clients;
+mod commands;
+mod common;
+mod conditions;
+mod confine;
+mod container;
+mod control;
+mod corpus;
+mod daemon;
+mod disk_end;
+mod dist;
+mod docs;
+mod fd_store;
+mod files;
+mod interruptions;
+mod json;
+mod layers;
+mod limits;
+mod memory_cgroup;
+mod mistakes;
+mod network;
+mod places;
+mod pool;
+mod programs;
+mod recompress;
+mod reload;
+#[cfg(feature = "remote")]
+mod remote;
+mod run;
+mod settings;
+mod siblings;
+mod slabinfo;
+mod survive;
+mod swap;
+mod train;
+mod units;
+mod work;
+mod writeback;
+
+#[path = "../../../uzram-serve/tests/it/common/mod.rs"]
+#[allow(dead_code)]
+mod nbd;
+#[cfg(feature = "remote")]
+#[path = "../../../uzram-remote/tests/it/common/mod.rs"]
+#[allow(dead_code)]
+mod servers;

@@ -1,0 +1,65 @@
+//! Pages of tests: what is in them, and stores of them.
+
+use std::sync::Arc;
+
+use uzram::backing::Backing;
+use uzram::random::Random;
+use uzram::store::{BackingOptions, PageNo, Store, StoreBuilder, Writeback, WritebackLayout};
+use uzram::units::PAGE_SIZE;
+
+pub type Page = [u8; PAGE_SIZE];
+
+/// Returns a store of so many pages.
+pub fn store_on<B: Backing + 'static>(backing: &Arc<B>, pages: u32) -> Store {
+    let backing: Arc<dyn Backing> = Arc::<B>::clone(backing);
+    let backing = BackingOptions { backing, layout: WritebackLayout::Packed, compressed: true };
+    StoreBuilder::new("remote", pages.into()).backing(backing).build().unwrap()
+}
+
+/// Half of it does not compress.
+pub fn contents(page: u32, version: u32) -> Page {
+    let mut contents = [0; PAGE_SIZE];
+    Random::new(u64::from(version) << 32 | u64::from(page)).fill(&mut contents[..PAGE_SIZE / 2]);
+    contents
+}
+
+/// Writes all pages, and tries to have them leave.
+pub fn try_fill(store: &Store, version: u32) -> uzram::Result<u64> {
+    (0..store.pages() as u32).for_each(|page| store.write(PageNo(page), &contents(page, version)).unwrap());
+    store.write_back(&Writeback::default())
+}
+
+/// The same; they leave.
+pub fn fill(store: &Store, version: u32) {
+    try_fill(store, version).unwrap();
+}
+
+/// Checks that all pages have what was written to them.
+pub fn check(store: &Store, version: u32) {
+    let mut out = [0; PAGE_SIZE];
+    for page in 0..store.pages() as u32 {
+        store.read(PageNo(page), &mut out).unwrap();
+        assert!(out == contents(page, version), "page {page}");
+    }
+}
+
+/// Has pages go out and come back, and leaves one in the backing: what was discarded is removed, which `is_left` finds with
+/// what else stays.
+pub fn go_and_come_back(store: &Store, check_names: impl FnOnce(), is_left: impl FnOnce()) {
+    for version in 0..3 {
+        fill(store, version);
+        check(store, version);
+    }
+    let stats = store.backing_stats();
+    assert!(stats.pages_written_back >= store.pages() && stats.failed_writes == 0, "{stats:?}");
+    store.discard_pages(0..store.pages());
+    fill(store, 7);
+    check_names();
+    store.discard_pages(0..store.pages());
+    let mut page = contents(0, 9);
+    store.write(PageNo(0), &page).unwrap();
+    store.write_back(&Writeback::of(0..1)).unwrap();
+    is_left();
+    store.read(PageNo(0), &mut page).unwrap();
+    assert!(page == contents(0, 9));
+}

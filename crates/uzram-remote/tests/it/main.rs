@@ -1,0 +1,9 @@
+//! Tests of the whole crate from outside, in one program.
+
+#![allow(clippy::unwrap_used)]
+
+mod common;
+mod faults;
+mod nodes;
+mod redis;
+mod s3;

@@ -1,0 +1,224 @@
+//! A device with two copies in a cluster, of which one node at a time fails in some way while pages are read and written. Needs
+//! `redis-server` and `redis-cli`.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use crate::common::pages::contents;
+use crate::common::proxy::Mode;
+use crate::common::{Cluster, able, wait_until};
+use rustix::process::Signal;
+use uzram::backing::Backing;
+use uzram::random::Random;
+use uzram::store::{BackingOptions, PageNo, Store, StoreBuilder, Writeback, WritebackLayout};
+use uzram::units::PAGE_SIZE;
+use uzram_remote::{Address, Credentials, Identity, Limits, RedisStore, RemoteBacking};
+
+const PAGES: u32 = 2000;
+/// How long a fault lasts.
+const LASTS: Duration = Duration::from_secs(2);
+/// One that the nodes of the cluster notice, too.
+const LASTS_LONG: Duration = Duration::from_secs(5);
+/// The most time that is taken to have enough reads.
+const LASTS_AT_MOST: Duration = Duration::from_secs(60);
+/// After it, reads no longer wait for the node.
+const DETECTED_AFTER: Duration = Duration::from_millis(1500);
+
+/// What happens to a node, and ends later.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Fault {
+    None,
+    Proxy(Mode),
+    Stopped,
+    /// Its memory is used up.
+    Full,
+    /// Its replica becomes the master.
+    FailingOver,
+    Killed,
+}
+
+struct Device {
+    store: Arc<Store>,
+    backing: Arc<RemoteBacking<RedisStore>>,
+    versions: Vec<u32>,
+    random: Random,
+}
+
+/// Times of reads that went to the cluster.
+#[derive(Default)]
+struct Times {
+    all_us: Vec<u128>,
+    after_detection_us: Vec<u128>,
+}
+
+fn quantile_ms(times_us: &mut [u128], of_1000: usize) -> f64 {
+    times_us.sort_unstable();
+    times_us.get(times_us.len() * of_1000 / 1000).map_or(0.0, |us| *us as f64 / 1000.0)
+}
+
+impl Device {
+    fn new(address: &str, seed: u64) -> Device {
+        let address = Address::parse(address).unwrap();
+        let connect = || RedisStore::connect(address, Credentials::default(), 2);
+        let backing =
+            RemoteBacking::open(&Identity::new().unwrap(), Some(64 << 20), Limits::default(), connect);
+        let backing = Arc::new(backing.unwrap());
+        let options = BackingOptions {
+            backing: Arc::<RemoteBacking<RedisStore>>::clone(&backing),
+            layout: WritebackLayout::Packed,
+            compressed: true,
+        };
+        let store = StoreBuilder::new("nodes", PAGES.into()).backing(options).build().unwrap();
+        let mut device = Device {
+            store: Arc::new(store),
+            backing,
+            versions: vec![0; PAGES as usize],
+            random: Random::new(seed),
+        };
+        (0..PAGES).for_each(|page| device.write(page));
+        device
+    }
+
+    fn write(&mut self, page: u32) {
+        self.versions[page as usize] += 1;
+        let contents = contents(page, self.versions[page as usize]);
+        self.store.write(PageNo(page), &contents).unwrap();
+    }
+
+    /// Reads a page; panics if it is not as it was written last. Returns whether it went to the cluster, unless it fails.
+    fn read(&self, page: u32, why: &str) -> Option<bool> {
+        let mut out = [0; PAGE_SIZE];
+        let before = self.store.backing_stats().reads;
+        match self.store.read(PageNo(page), &mut out) {
+            Ok(()) => {
+                assert!(out == contents(page, self.versions[page as usize]), "{why}: page {page} is wrong")
+            }
+            Err(error) => {
+                eprintln!("{why}: page {page}: {error}");
+                return None;
+            }
+        }
+        Some(self.store.backing_stats().reads > before)
+    }
+
+    /// Reads and writes pages for a while, on a busy machine until there was `enough` of it, as another thread has pages leave.
+    /// Returns the number of reads that failed.
+    fn use_for(&mut self, lasts: Duration, enough: impl Fn(&Times) -> bool, why: &str) -> (u64, Times) {
+        let ends = AtomicBool::new(false);
+        let store = Arc::clone(&self.store);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !ends.load(Ordering::Relaxed) {
+                    // Fails while the node does.
+                    let _ = store.write_back(&Writeback::default());
+                    std::thread::sleep(Duration::from_millis(5));
+                }
+            });
+            let (started, mut failed, mut times) = (Instant::now(), 0, Times::default());
+            while started.elapsed() < lasts || !enough(&times) && started.elapsed() < LASTS_AT_MOST {
+                let page = self.random.below(PAGES as usize) as u32;
+                if self.random.below(4) == 0 {
+                    self.write(page);
+                    continue;
+                }
+                let (at, read) = (Instant::now(), self.read(page, why));
+                failed += u64::from(read.is_none());
+                if read == Some(true) {
+                    times.all_us.push(at.elapsed().as_micros());
+                    if at - started > DETECTED_AFTER {
+                        times.after_detection_us.push(at.elapsed().as_micros());
+                    }
+                }
+            }
+            ends.store(true, Ordering::Relaxed);
+            (failed, times)
+        })
+    }
+
+    /// Waits until objects have two copies again: what one node lost may be what the next one is asked for.
+    fn recover(&mut self) {
+        wait_until("pages can be written", || {
+            self.backing.health().unwrap().stopped.is_none()
+                && self.store.write_back(&Writeback::default()).is_ok()
+        });
+        (0..PAGES).for_each(|page| self.write(page));
+        wait_until("pages are written", || self.store.write_back(&Writeback::default()).is_ok());
+    }
+}
+
+fn begin(cluster: &Cluster, fault: Fault, node: usize) {
+    match fault {
+        Fault::None => {}
+        Fault::Proxy(mode) => cluster.proxies[node].set(mode),
+        Fault::Stopped => cluster.nodes[node].signal(Signal::STOP),
+        Fault::Full => drop(cluster.nodes[node].ask(&["config", "set", "maxmemory", "1"])),
+        Fault::FailingOver => {
+            let said = cluster.replica_of(node).ask(&["cluster", "failover"]);
+            assert!(said.contains("OK"), "{said}");
+        }
+        Fault::Killed => cluster.nodes[node].signal(Signal::KILL),
+    }
+}
+
+fn end(cluster: &Cluster, fault: Fault, node: usize) {
+    match fault {
+        Fault::None | Fault::FailingOver | Fault::Killed => {}
+        Fault::Proxy(_) => cluster.proxies[node].set(Mode::Pass),
+        Fault::Stopped => cluster.nodes[node].signal(Signal::CONT),
+        Fault::Full => drop(cluster.nodes[node].ask(&["config", "set", "maxmemory", "0"])),
+    }
+}
+
+#[test]
+fn whatever_one_node_does_no_read_fails_or_is_wrong() {
+    if !able() {
+        return;
+    }
+    let seed =
+        std::env::var("SEED").map_or_else(|_| u64::from(std::process::id()), |seed| seed.parse().unwrap());
+    eprintln!("SEED={seed}");
+    let cluster = Cluster::start_behind_proxies(3, 1, seed);
+    let mut device = Device::new(&cluster.address(), seed);
+    device.recover();
+    let mut others = Random::new(seed);
+    for (fault, node) in [
+        (Fault::None, 0),
+        (Fault::Proxy(Mode::Delay), 0),
+        (Fault::Proxy(Mode::Reset), 1),
+        (Fault::Proxy(Mode::Drop), 2),
+        (Fault::Full, others.below(3)),
+        (Fault::FailingOver, 0),
+        (Fault::Stopped, 1),
+        // Its replica gets damaged bytes, too.
+        (Fault::Proxy(Mode::Corrupt), 2),
+        (Fault::Killed, 2),
+    ] {
+        let why = format!("SEED={seed}: {fault:?}");
+        let lasts = if matches!(fault, Fault::Stopped | Fault::Killed) { LASTS_LONG } else { LASTS };
+        begin(&cluster, fault, node);
+        let damaged = || match fault {
+            Fault::Proxy(Mode::Corrupt) => cluster.proxies[node].damaged() > 10,
+            _ => true,
+        };
+        let enough = |times: &Times| times.all_us.len() > 50 && damaged();
+        let (failed, mut times) = device.use_for(lasts, enough, &why);
+        end(&cluster, fault, node);
+        let reads = times.all_us.len();
+        let [p50, p99, max] = [500, 990, 999].map(|of_1000| quantile_ms(&mut times.all_us, of_1000));
+        let after = quantile_ms(&mut times.after_detection_us, 990);
+        eprintln!(
+            "{fault:?}: {reads} reads, p50 {p50:.2} ms, p99 {p99:.1} ms, p99.9 {max:.1} ms; after detection p99 {after:.1} ms; \
+             {:?}, damaged {}",
+            device.backing.health().unwrap(),
+            device.store.backing_stats().corrupted,
+        );
+        assert_eq!(failed, 0, "{why}");
+        assert!(reads > 50, "{why}: {reads} reads");
+        assert!(damaged(), "{why}");
+        if fault != Fault::Killed {
+            device.recover();
+        }
+    }
+    (0..PAGES).for_each(|page| assert!(device.read(page, "at the end").is_some()));
+}

@@ -1,0 +1,474 @@
+//! Pages in Redis servers that are started here. Needs `redis-server` and `redis-cli`.
+
+use std::collections::BTreeMap;
+use std::net::TcpStream;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::common::pages::{check, fill, go_and_come_back, store_on, try_fill};
+use crate::common::{Cluster, Redis, able, wait_until};
+use rustix::process::Signal;
+use uzram::ErrorKind;
+use uzram::backing::{Backing, Buffers, Direction, Filling};
+use uzram::store::PolicyThread;
+use uzram::units::PAGE_SIZE;
+use uzram_remote::{
+    Address, Credentials, DeviceId, Identity, Key, Limits, Objects, RedisStore, RemoteBacking, Swept, sweep,
+};
+
+const PAGES: u32 = 4000;
+
+fn open(address: &str, copies: u8) -> uzram::Result<RemoteBacking<RedisStore>> {
+    let address = Address::parse(address)?;
+    let connect = || RedisStore::connect(address, Credentials::default(), copies);
+    RemoteBacking::open(&Identity::new()?, Some(64 << 20), Limits::default(), connect)
+}
+
+fn block_on<T>(future: impl Future<Output = T>) -> T {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(future)
+}
+
+/// Returns the keys that end so, each with its node.
+fn keys<'a>(nodes: &'a [Redis], end: &str) -> Vec<(&'a Redis, String)> {
+    let of_node = |node: &'a Redis| {
+        let keys = node.ask(&["keys", &format!("uzram:*{end}")]);
+        keys.split_whitespace().map(|key| (node, key.to_owned())).collect::<Vec<_>>()
+    };
+    nodes.iter().flat_map(of_node).collect()
+}
+
+#[test]
+fn pages_go_to_a_server_and_come_back_and_nothing_stays() {
+    if !able() {
+        return;
+    }
+    let redis = Redis::start(&[]);
+    let backing = Arc::new(open(&redis.address(), 1).unwrap());
+    let store = store_on(&backing, PAGES);
+    let is_left = || redis.ask(&["dbsize"]).trim() == "2";
+    go_and_come_back(&store, || (), || wait_until("all but one extent are removed, and the lease", is_left));
+    let health = backing.health().unwrap();
+    assert_eq!((health.expired, health.left_behind, health.stopped), (0, 0, None));
+}
+
+#[test]
+fn a_cluster_spreads_objects_and_survives_the_death_of_a_master() {
+    if !able() {
+        return;
+    }
+    let cluster = Cluster::start(3, 1, true);
+    let backing = Arc::new(open(&cluster.address(), 1).unwrap());
+    let store = store_on(&backing, PAGES);
+    fill(&store, 1);
+    check(&store, 1);
+    fill(&store, 1);
+    // A replica that loads its data says so instead.
+    let keys = |node: &Redis| node.ask(&["dbsize"]).trim().parse::<u64>().unwrap_or(0);
+    assert!(cluster.nodes[..3].iter().all(|node| keys(node) > 0), "each master has some");
+    let objects = cluster.keys();
+    wait_until("the replicas have them all", || cluster.nodes.iter().map(keys).sum::<u64>() == 2 * objects);
+    cluster.nodes[1].signal(Signal::KILL);
+    // At first only a replica has them, and then it is their master.
+    check(&store, 1);
+    wait_until("they can be written again", || try_fill(&store, 2).is_ok());
+    check(&store, 2);
+    let stats = backing.health().unwrap();
+    assert_eq!(
+        (store.backing_stats().failed_reads, store.backing_stats().lost_reads, stats.stopped),
+        (0, 0, None)
+    );
+}
+
+/// Three masters without replicas: one is killed while pages are read and written.
+#[test]
+fn with_two_copies_a_master_may_be_lost() {
+    if !able() {
+        return;
+    }
+    let cluster = Cluster::start(3, 0, false);
+    let backing = Arc::new(open(&cluster.address(), 2).unwrap());
+    let store = store_on(&backing, PAGES);
+    fill(&store, 1);
+    // The lease has a key at each master.
+    let objects = cluster.keys() - 3;
+    assert!(objects > 4 && objects.is_multiple_of(2), "{objects}");
+    assert_eq!(backing.health().unwrap().degraded, None);
+    cluster.nodes[1].signal(Signal::KILL);
+    check(&store, 1);
+    let dead = format!("127.0.0.1:{} of ", cluster.nodes[1].port);
+    wait_until("the state names the node that is away", || {
+        let health = backing.health().unwrap();
+        health.degraded.is_some_and(|trouble| trouble.why.contains(&dead)) && health.stopped.is_none()
+    });
+    // New objects go to the other two.
+    wait_until("pages can be written", || try_fill(&store, 2).is_ok());
+    assert!(store.backing_stats().pages >= u64::from(PAGES) / 2);
+    check(&store, 2);
+    assert_eq!((store.backing_stats().failed_reads, store.backing_stats().lost_reads), (0, 0));
+}
+
+/// A slot with an object is given to another master, the object first: the old one says where it is, then where the slot is.
+#[test]
+fn an_object_is_found_while_its_slot_moves() {
+    if !able() {
+        return;
+    }
+    let cluster = Cluster::start(3, 0, true);
+    let backing = Arc::new(open(&cluster.address(), 1).unwrap());
+    let store = store_on(&backing, PAGES);
+    fill(&store, 1);
+    let [from, to, _] = &cluster.nodes[..] else { panic!("three nodes") };
+    let ask = |node: &Redis, command: &[&str]| node.ask(command).trim().to_owned();
+    let is_object = |key: &str| key.starts_with("uzram:") && !key.ends_with("lease");
+    let keys = ask(from, &["keys", "*"]);
+    let key = keys.lines().find(|key| is_object(key)).expect("each master has some");
+    let slot = ask(from, &["cluster", "keyslot", key]);
+    let [old, new] = [from, to].map(|node| ask(node, &["cluster", "myid"]));
+    let set = |node: &Redis, rest: &[&str]| {
+        let said = ask(node, &[&["cluster", "setslot", &slot], rest].concat());
+        assert_eq!(said, "OK", "{rest:?}");
+    };
+    set(to, &["importing", &old]);
+    set(from, &["migrating", &new]);
+    let migrated = ask(from, &["migrate", "127.0.0.1", &to.port.to_string(), key, "0", "5000"]);
+    assert_eq!(migrated, "OK");
+    check(&store, 1);
+    assert_eq!(ask(to, &["cluster", "countkeysinslot", &slot]), "1", "it is still there");
+    [to, from].iter().for_each(|node| set(node, &["node", &new]));
+    check(&store, 1);
+    fill(&store, 2);
+    check(&store, 2);
+    let stats = store.backing_stats();
+    assert_eq!((stats.failed_reads, stats.corrupted, stats.lost_reads), (0, 0, 0));
+}
+
+/// A master stays away: what it had is copied again, to masters that are well.
+#[test]
+fn what_has_lost_a_copy_is_copied_again() {
+    if !able() {
+        return;
+    }
+    let cluster = Cluster::start(3, 0, false);
+    let address = Address::parse(&cluster.address()).unwrap();
+    let connect = || async {
+        let store = RedisStore::connect(address, Credentials::default(), 2).await?;
+        store.set_settled_after(Duration::from_millis(500));
+        Ok(store)
+    };
+    let identity = Identity::new().unwrap();
+    let backing = RemoteBacking::open(&identity, Some(64 << 20), Limits::default(), connect).unwrap();
+    let backing = Arc::new(backing);
+    let store = Arc::new(store_on(&backing, PAGES));
+    let _policy = PolicyThread::start("test", &store).unwrap();
+    fill(&store, 1);
+    let keys = |node: &Redis| node.ask(&["dbsize"]).trim().parse::<u64>().unwrap();
+    let before: u64 = cluster.nodes.iter().map(keys).sum();
+    cluster.nodes[1].signal(Signal::KILL);
+    // Of all objects there is a copy at each of the two that are left.
+    wait_until("all copies are there again", || {
+        let now = [0, 2].map(|node| keys(&cluster.nodes[node]));
+        // Those of the lease at the dead one are not.
+        now[0] == now[1] && 2 * now[0] + 2 >= before
+    });
+    check(&store, 1);
+    let stats = store.backing_stats();
+    assert_eq!((stats.failed_reads, stats.corrupted, stats.lost_reads), (0, 0, 0), "{stats:?}");
+}
+
+/// Servers that are full keep what is there, and let go of what is discarded.
+#[test]
+fn full_servers_keep_the_lease_and_remove_objects() {
+    if !able() {
+        return;
+    }
+    let cluster = Cluster::start(3, 0, false);
+    let single = Redis::start(&[]);
+    for (nodes, address, copies) in
+        [(&[single][..], None, 1), (&cluster.nodes[..], Some(cluster.address()), 2)]
+    {
+        let backing = Arc::new(open(&address.unwrap_or_else(|| nodes[0].address()), copies).unwrap());
+        let store = store_on(&backing, PAGES);
+        fill(&store, 1);
+        nodes.iter().for_each(|node| drop(node.ask(&["config", "set", "maxmemory", "1"])));
+        wait_until("nothing is written", || backing.health().unwrap().stopped.is_some());
+        assert!(try_fill(&store, 2).is_err());
+        let leases = keys(nodes, "lease");
+        assert!(leases.len() >= copies.into());
+        leases.iter().for_each(|(node, lease)| drop(node.ask(&["expire", lease, "20"])));
+        wait_until("a lease lasts longer again", || {
+            let ttl =
+                |(node, lease): &(&Redis, String)| node.ask(&["ttl", lease]).trim().parse::<u32>().unwrap();
+            leases.iter().filter(|lease| ttl(lease) > 500).count() >= copies.into()
+        });
+        check(&store, 2);
+        store.discard_pages(0..PAGES.into());
+        wait_until("all objects are removed", || {
+            keys(nodes, "").iter().all(|(_, key)| key.ends_with("lease"))
+        });
+        nodes.iter().for_each(|node| drop(node.ask(&["config", "set", "maxmemory", "0"])));
+        wait_until("pages can be written again", || try_fill(&store, 3).is_ok());
+        check(&store, 3);
+        assert_eq!((store.backing_stats().failed_reads, store.backing_stats().lost_reads), (0, 0));
+    }
+}
+
+/// Single servers have different objects: a device goes on with the one that has its objects.
+#[test]
+fn of_single_servers_one_is_chosen_for_good() {
+    if !able() {
+        return;
+    }
+    let servers = [Redis::start(&[]), Redis::start(&[])];
+    let named = servers.each_ref().map(|redis| redis.address().split_off("redis://".len()));
+    let address = Address::parse(&format!("redis://{}:64M", named.join(",")));
+    block_on(async {
+        let store = RedisStore::connect(address.unwrap(), Credentials::default(), 1).await.unwrap();
+        let next = store.address_of_all().await.unwrap().to_string();
+        assert!(next.contains(&named[0]) && !next.contains(&named[1]), "{next}");
+    });
+}
+
+/// The lease tells the next process how often masters have begun anew.
+#[test]
+fn a_lease_hands_on_the_epoch() {
+    if !able() {
+        return;
+    }
+    let cluster = Cluster::start(3, 0, false);
+    let address = Address::parse(&cluster.address()).unwrap();
+    block_on(async {
+        let device = DeviceId::new().unwrap();
+        let store = RedisStore::connect(address.clone(), Credentials::default(), 2).await.unwrap();
+        store.renew_lease(device).await.unwrap();
+        drop(store);
+        let leases = keys(&cluster.nodes, "lease");
+        assert_eq!(leases.len(), 3, "at each master");
+        let is =
+            |epoch: &str| leases.iter().all(|(node, key)| node.ask(&["get", key]).trim().ends_with(epoch));
+        assert!(is(" 0"));
+        // Two of them are older.
+        for ((node, key), epoch) in leases.iter().zip(["host 7", "host 21", "host 3"]) {
+            assert!(node.ask(&["set", key, epoch]).contains("OK"));
+        }
+        let store = RedisStore::reconnect(address, Credentials::default(), 2).await.unwrap();
+        store.renew_lease(device).await.unwrap();
+        assert!(is(" 21"));
+        assert_eq!(store.home(1) >> 28, 0b1000 | (21 % 8));
+        // It is renewed at the others while a master is away; all of it ends.
+        leases.iter().for_each(|(node, key)| drop(node.ask(&["expire", key, "20"])));
+        leases[0].0.signal(Signal::STOP);
+        store.renew_lease(device).await.unwrap();
+        leases[0].0.signal(Signal::CONT);
+        for (node, key) in &leases[1..] {
+            assert!(node.ask(&["ttl", key]).trim().parse::<u32>().unwrap() > 500);
+        }
+        assert_eq!(cluster.keys(), 3);
+        store.end_lease(device).await;
+        assert_eq!(cluster.keys(), 0);
+    });
+}
+
+/// A device that is cut off from any one master for so long that its lease is over there, and not from the others, is in use.
+#[test]
+fn a_device_that_is_cut_off_from_one_master_keeps_its_objects() {
+    if !able() {
+        return;
+    }
+    let cluster = Cluster::start(3, 0, true);
+    let address = Address::parse(&cluster.address()).unwrap();
+    let device = DeviceId::new().unwrap();
+    block_on(async {
+        let store = RedisStore::connect(address, Credentials::default(), 1).await.unwrap();
+        store.renew_lease(device).await.unwrap();
+        for extent in 0..30 {
+            let key = Key { device, extent, filling: Filling { generation: 1, home: 0 } };
+            store.put(key, b"object").await.unwrap();
+        }
+    });
+    for (node, lease) in keys(&cluster.nodes, "lease") {
+        assert_eq!(node.ask(&["del", &lease]).trim(), "1");
+        let found = sweep(&cluster.address(), true).unwrap();
+        assert_eq!(found[&device.to_string()], Swept { objects: 30, is_leased: true });
+        // It is there again.
+        node.ask(&["set", &lease, "host"]);
+    }
+}
+
+#[test]
+fn servers_that_cannot_be_used_are_refused_soon() {
+    if !able() {
+        return;
+    }
+    let refused = |address: &str, copies: u8| {
+        let started = Instant::now();
+        let error = open(address, copies).map(drop).unwrap_err();
+        assert!(started.elapsed() < Duration::from_secs(6), "{address}: {:?}", started.elapsed());
+        (error.kind(), error.to_string())
+    };
+    let (kind, what) = refused("redis://127.0.0.1:1", 1);
+    assert!(kind == ErrorKind::Io && what.contains("refused"), "{what}");
+    let (kind, what) = refused("redis://name.invalid:1", 1);
+    assert_eq!(kind, ErrorKind::Io, "{what}");
+
+    let login = Redis::start(&["--requirepass", "secret"]);
+    let (kind, what) = refused(&login.address(), 1);
+    assert!(kind == ErrorKind::Permission && what.contains("password"), "{what}");
+
+    let evicts = Redis::start(&["--maxmemory-policy", "allkeys-lru"]);
+    let (kind, what) = refused(&evicts.address(), 1);
+    assert!(kind == ErrorKind::Unsupported && what.contains("allkeys-lru"), "{what}");
+
+    let full = Redis::start(&["--maxmemory", "100kb"]);
+    let (kind, what) = refused(&full.address(), 1);
+    assert!(kind == ErrorKind::NoSpace && what.contains("full"), "{what}");
+
+    let master = Redis::start(&[]);
+    let replica = Redis::start(&["--replicaof", "127.0.0.1", &master.port.to_string()]);
+    let (kind, what) = refused(&replica.address(), 1);
+    assert!(kind == ErrorKind::Unsupported && what.contains(&master.port.to_string()), "{what}");
+    let (kind, what) = refused(&master.address(), 2);
+    assert!(kind == ErrorKind::Invalid && what.contains("cluster"), "{what}");
+
+    let stopped = Redis::start(&[]);
+    stopped.signal(Signal::STOP);
+    let (kind, what) = refused(&stopped.address(), 1);
+    stopped.signal(Signal::CONT);
+    assert_eq!(kind, ErrorKind::Io, "{what}");
+
+    let dir = tempfile::tempdir().unwrap();
+    let (_tls, port, _) = Redis::start_with_tls(&[], dir.path());
+    let (kind, what) = refused(&format!("rediss://127.0.0.1:{port}"), 1);
+    assert!(
+        kind == ErrorKind::Io && what.contains("has a certificate that this machine does not trust"),
+        "{what}"
+    );
+
+    let covered = Cluster::start(3, 0, true);
+    let (kind, what) = refused(&covered.address(), 2);
+    assert!(kind == ErrorKind::Unsupported && what.contains("cluster-require-full-coverage"), "{what}");
+    let (kind, what) = refused(&format!("{}/3", covered.address()), 1);
+    assert!(kind == ErrorKind::Unsupported && what.contains("database"), "{what}");
+}
+
+/// A server that is stopped: reads and writes fail in time, writes soon at once, and all goes on when it does.
+#[test]
+fn a_server_that_stops_for_a_while_loses_nothing() {
+    if !able() {
+        return;
+    }
+    let redis = Redis::start(&[]);
+    let address = Address::parse(&redis.address()).unwrap();
+    let limits = Limits {
+        read_deadline: Duration::from_millis(500),
+        write_deadline: Duration::from_millis(500),
+        ..Limits::default()
+    };
+    let connect = || RedisStore::connect(address, Credentials::default(), 1);
+    let backing = RemoteBacking::open(&Identity::new().unwrap(), Some(64 << 20), limits, connect);
+    let backing = Arc::new(backing.unwrap());
+    let buffers = Buffers::new(1, PAGE_SIZE).unwrap();
+    let transfer = |direction, extent: u64| {
+        let filling = Filling { generation: 1, home: 0 };
+        let mut buffer = buffers.take().unwrap();
+        buffer.fill(extent as u8);
+        let (buffer, result) = backing.carry_out(direction, extent << 18, PAGE_SIZE, filling, buffer);
+        result.map(|()| buffer[7])
+    };
+    transfer(Direction::Write, 1).unwrap();
+    redis.signal(Signal::STOP);
+    assert!(transfer(Direction::Read, 1).is_err());
+    for extent in 2..5 {
+        assert!(transfer(Direction::Write, extent).is_err());
+    }
+    let started = Instant::now();
+    assert!(transfer(Direction::Write, 5).is_err());
+    assert!(started.elapsed() < limits.write_deadline, "it does not wait any more");
+    let stats = backing.health().unwrap();
+    assert!(stats.stopped.is_some() && stats.expired >= 4, "{stats:?}");
+    redis.signal(Signal::CONT);
+    wait_until("it is written to again", || transfer(Direction::Write, 6).is_ok());
+    assert_eq!(transfer(Direction::Read, 1), Ok(1));
+    assert_eq!(backing.health().unwrap().stopped, None);
+    // What may have been written late is removed.
+    wait_until("two objects are left, and the lease", || redis.ask(&["dbsize"]).trim() == "3");
+}
+
+/// A server that has too many clients closes new connections with an error. It is waited for.
+#[test]
+fn a_server_with_too_many_clients_is_waited_for() {
+    if !able() {
+        return;
+    }
+    let redis = Redis::start(&[]);
+    let (address, identity) = (Address::parse(&redis.address()).unwrap(), Identity::new().unwrap());
+    let limits = Limits { read_deadline: Duration::from_secs(60), ..Limits::default() };
+    let connect = || RedisStore::connect(address, Credentials::default(), 1);
+    let backing = RemoteBacking::open(&identity, Some(64 << 20), limits, connect).unwrap();
+    let buffers = Buffers::new(1, PAGE_SIZE).unwrap();
+    let transfer = |direction| {
+        let filling = Filling { generation: 1, home: 0 };
+        backing.carry_out(direction, 0, PAGE_SIZE, filling, buffers.take().unwrap()).1
+    };
+    transfer(Direction::Write).unwrap();
+    let ids = redis.ask(&["client", "list"]);
+    // That of redis-cli itself asks for the list.
+    let ids = ids.lines().filter(|line| !line.contains("cmd=client"));
+    let ids = ids.filter_map(|line| line.strip_prefix("id=")?.split(' ').next());
+    let kill: String = ids.map(|id| format!("client kill id {id}\n")).collect();
+    assert!(!kill.is_empty());
+    let others: Vec<_> = (0..20).map(|_| TcpStream::connect(("127.0.0.1", redis.port)).unwrap()).collect();
+    // By one client, as there is no other one then.
+    redis.ask_all(&format!("config set maxclients 10\n{kill}"));
+    std::thread::scope(|scope| {
+        let reader = scope.spawn(|| transfer(Direction::Read));
+        std::thread::sleep(Duration::from_millis(1500));
+        assert!(redis.ask(&["ping"]).contains("max number of clients"));
+        assert!(!reader.is_finished(), "{:?}", reader.join());
+        drop(others);
+        reader.join().unwrap().expect("it waits");
+    });
+}
+
+/// What a device left that was killed is removed, once its lease is over; devices with a lease, and keys of others, stay.
+#[test]
+fn what_a_dead_device_left_can_be_swept() {
+    if !able() {
+        return;
+    }
+    let cluster = Cluster::start(3, 0, false);
+    let address = cluster.address();
+    let devices: Vec<_> = (1..=2)
+        .map(|copies| {
+            let backing = Arc::new(open(&address, copies).unwrap());
+            let store = store_on(&backing, PAGES);
+            fill(&store, 1);
+            (store, backing)
+        })
+        .collect();
+    let dead = "0123456789abcdef".repeat(2);
+    let set = |key: &str| assert!(cluster.nodes[0].ask(&["-c", "set", key, "x"]).contains("OK"), "{key}");
+    let others = ["uzram:other", "7"];
+    [format!("uzram:{dead}:7:1"), format!("uzram:{dead}:{{12}}:7:1")].iter().for_each(|key| set(key));
+    others.iter().for_each(|key| set(key));
+    let found = sweep(&address, true).unwrap();
+    assert_eq!(found[&dead], Swept { objects: 2, is_leased: false });
+    let leased = |found: &BTreeMap<String, Swept>| {
+        found.values().filter(|swept| swept.is_leased && swept.objects > 1).count()
+    };
+    assert_eq!((found.len(), leased(&found)), (3, 2), "{found:?}");
+    // Looking removes nothing.
+    assert_eq!(sweep(&address, true).unwrap(), found);
+    assert_eq!(sweep(&address, false).unwrap(), found);
+    let found = sweep(&address, false).unwrap();
+    assert_eq!((found.len(), leased(&found)), (2, 2), "{found:?}");
+    devices.iter().for_each(|(store, _)| check(store, 1));
+    others.iter().for_each(|key| assert!(cluster.nodes[0].ask(&["-c", "get", key]).contains('x'), "{key}"));
+    // A device that ends leaves nothing.
+    devices.iter().for_each(|(store, _)| store.erase_backing());
+    assert_eq!(sweep(&address, true).unwrap(), BTreeMap::new());
+    assert_eq!(cluster.keys(), 2);
+    // A master that is away could have leases.
+    cluster.nodes[2].signal(Signal::KILL);
+    let refusal = sweep(&address, false).unwrap_err().to_string();
+    assert!(refusal.contains(&format!("127.0.0.1:{} of ", cluster.nodes[2].port)), "{refusal}");
+}

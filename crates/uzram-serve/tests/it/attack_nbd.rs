@@ -1,0 +1,493 @@
+//! Slow, silent and invalid NBD clients, and clients with huge requests: their effect on other clients.
+
+use std::any::Any;
+use std::io::{ErrorKind, Read, Write};
+use std::net::TcpStream;
+use std::os::unix::net::UnixStream;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Barrier};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::common::secure::{Secure, client_config, start_tls};
+use crate::common::{
+    ALL_HEADERS, Client, Headers, Random, TestServer, cmd, device, eventually, option_bytes, request_bytes,
+};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use uzram::backing::{Direction, Fault, FaultKind, Faults, FaultyBacking, FileBacking, FileOptions};
+use uzram::device::{Device, NamedBacking};
+use uzram_serve::nbd::proto::{command_flags, option, reply};
+use uzram_serve::nbd::{Clients, Kicked, Peer, ServerConfig};
+
+const PAGE: usize = 4096;
+/// The longest read.
+const LONGEST: usize = 32 << 20;
+/// The time limit for slow clients in these tests.
+const SHORT: Duration = Duration::from_millis(300);
+
+/// Raises the descriptor limit to the maximum; prints a note and returns true if that is less than `wanted`.
+fn too_few_descriptors(wanted: u64) -> bool {
+    let maximum = getrlimit(Resource::Nofile).maximum;
+    setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }).unwrap();
+    let too_few = maximum.is_some_and(|maximum| maximum < wanted);
+    if too_few {
+        println!("skipped: fewer than {wanted} file descriptors are allowed");
+    }
+    too_few
+}
+
+/// Starts a server with a TCP port besides its Unix socket.
+fn with_tcp(device: Arc<Device>, configure: impl FnOnce(&mut ServerConfig)) -> TestServer {
+    TestServer::with(device, |config| {
+        config.listen.push("tcp:127.0.0.1:0".parse().unwrap());
+        configure(config);
+    })
+}
+
+/// Connects over TCP, and sends nothing.
+fn tcp(server: &TestServer) -> Client<TcpStream> {
+    let stream = TcpStream::connect(server.tcp_address()).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    stream.set_write_timeout(Some(Duration::from_secs(20))).unwrap();
+    Client::on(stream)
+}
+
+fn tcp_ready(server: &TestServer) -> Client<TcpStream> {
+    let mut client = tcp(server);
+    client.greet();
+    client.go(false);
+    client
+}
+
+/// Returns the number of clients that have chosen an export.
+fn chosen(clients: &Clients) -> usize {
+    clients.list().iter().filter(|client| client.export.is_some()).count()
+}
+
+/// Reads to the end of a connection; returns the number of bytes.
+fn drain(stream: &mut impl Read) -> usize {
+    let (mut buf, mut len) = (vec![0; 1 << 16], 0);
+    loop {
+        match stream.read(&mut buf) {
+            Ok(0) => return len,
+            Ok(more) => len += more,
+            Err(error) => {
+                assert_ne!(error.kind(), ErrorKind::WouldBlock, "the connection has not ended");
+                return len;
+            }
+        }
+    }
+}
+
+/// Fills a device with incompressible data.
+fn filled(device: &Arc<Device>, len: usize) -> Vec<u8> {
+    let data = Random::new(1).bytes(len);
+    device.open().unwrap().write(0, &data).unwrap();
+    data
+}
+
+#[test]
+fn long_replies_are_right_without_memory_for_them() {
+    const LEN: usize = 3 << 20;
+    for shared_bytes in [0, 1 << 20, 64 << 20] {
+        let disk = device("64M");
+        let data = filled(&disk, LEN);
+        let server = TestServer::with(disk, |config| config.shared_bytes = shared_bytes);
+        for headers in ALL_HEADERS {
+            let mut client = server.ready_with(headers);
+            for (from, len) in [(0, LEN), (1, LEN - 1), (4095, 2 << 20), (5000, 100_001), (0, 40_000)] {
+                let df = if headers == Headers::Simple { 0 } else { command_flags::DF };
+                for flags in [0, df] {
+                    let reply = client.read(flags, from as u64, len as u32);
+                    assert!(reply.error == 0 && reply.data() == data[from..from + len]);
+                    assert!(flags == 0 || reply.chunks.len() == 1);
+                }
+            }
+            // Errors that are known before the reply are reported normally.
+            assert_ne!(client.read(0, 63 << 20, 2 << 20).error, 0);
+            assert_eq!(client.write(0, &data).error, 0);
+        }
+    }
+}
+
+/// Returns a device whose backing device is controlled by the test and has pages 512 to 527.
+fn backed() -> (Arc<Device>, Faults, tempfile::TempDir) {
+    let directory = tempfile::tempdir().unwrap();
+    let options =
+        FileOptions { size_bytes: Some(64 << 20), ..FileOptions::new(directory.path().join("backing")) };
+    let backing = FaultyBacking::new(FileBacking::open(&options).unwrap(), 1).unwrap();
+    let faults = backing.faults();
+    let device = Device::new("zram0").unwrap();
+    device.set_backing(Some(NamedBacking::new("faulty", "in a test", Arc::new(backing)))).unwrap();
+    device.set("disksize", "64M").unwrap();
+    filled(&device, 4 << 20);
+    device.set("writeback", "page_indexes=512-527").unwrap();
+    assert!(device.stats().pages_backed > 0);
+    (device, faults, directory)
+}
+
+#[test]
+fn a_reply_that_cannot_be_finished_ends_its_connection_alone() {
+    let (device, faults, _directory) = backed();
+    let server = TestServer::with(device, |config| config.shared_bytes = 0);
+    faults.add(Fault { direction: Some(Direction::Read), ..Fault::always(FaultKind::Error) });
+    let mut steady = server.ready(true);
+    for headers in ALL_HEADERS {
+        let mut client = server.ready_with(headers);
+        let flags = if headers == Headers::Simple { 0 } else { command_flags::DF };
+        client.request(flags, cmd::READ, 0, 4 << 20, &[]);
+        let len = drain(&mut client.stream);
+        assert!((1..4 << 20).contains(&len), "{headers:?}: {len} bytes, and then the end");
+        // An error that can be reported is reported.
+        assert_ne!(steady.read(0, 512 * PAGE as u64, 4096).error, 0);
+        assert_eq!(steady.read(0, 0, 4096).error, 0);
+    }
+}
+
+/// A client that reads nothing, and one that reads single bytes.
+#[test]
+fn who_takes_no_reply_is_cut_off() {
+    let server = with_tcp(device("64M"), |config| config.send_timeout = SHORT);
+    let clients = server.clients.clone();
+    let mut steady = server.ready(true);
+    let mut idle = tcp_ready(&server);
+    for by_bytes in [false, true] {
+        let mut over_unix = server.ready(false);
+        let mut over_tcp = tcp_ready(&server);
+        eventually(|| chosen(&clients) == 4);
+        over_unix.request(0, cmd::READ, 0, LONGEST as u32, &[]);
+        over_tcp.request(0, cmd::READ, 0, LONGEST as u32, &[]);
+        let over_unix = over_unix.stream.try_clone().unwrap();
+        let over_tcp = over_tcp.stream.try_clone().unwrap();
+        let mut streams: [(Box<dyn Read + Send>, bool); 2] =
+            [(Box::new(over_unix), true), (Box::new(over_tcp), true)];
+        let began = Instant::now();
+        while chosen(&clients) > 2 {
+            assert!(began.elapsed() < Duration::from_secs(20), "they are still there");
+            if by_bytes {
+                streams.iter_mut().for_each(|(stream, goes_on)| {
+                    *goes_on = *goes_on && stream.read(&mut [0]).is_ok();
+                });
+            }
+            thread::sleep(Duration::from_millis(10));
+        }
+        assert_eq!(steady.write(0, b"meanwhile").error, 0);
+    }
+    // A client without outstanding replies may be idle forever.
+    thread::sleep(2 * SHORT);
+    assert_eq!(idle.write(0, b"awake").error, 0);
+}
+
+#[test]
+fn who_takes_a_long_reply_slowly_but_steadily_gets_it() {
+    let server = TestServer::with(device("64M"), |config| config.send_timeout = Duration::from_secs(2));
+    let mut client = server.ready(false);
+    client.request(0, cmd::READ, 0, LONGEST as u32, &[]);
+    client.take_vec(16);
+    // Faster than the minimum speed: a MiB per 2 s.
+    for _ in 0..LONGEST >> 20 {
+        client.take_vec(1 << 20);
+        thread::sleep(Duration::from_millis(80));
+    }
+    assert_eq!(client.write(0, b"and on").error, 0);
+}
+
+#[test]
+fn who_takes_no_reply_over_tls_is_cut_off() {
+    let secure = Secure::with(false, |config| config.send_timeout = SHORT);
+    let clients = secure.server.clients.clone();
+    let mut steady = secure.steady();
+    let mut deaf = start_tls(secure.tcp(), client_config(&secure.authority, None, &rustls::version::TLS13));
+    deaf.go(false);
+    deaf.request(0, cmd::READ, 0, LONGEST as u32, &[]);
+    deaf.stream.flush().unwrap();
+    eventually(|| chosen(&clients) == 1);
+    assert_eq!(steady.write(0, b"meanwhile").error, 0);
+}
+
+/// Blocks the backing device until dropped, so that requests wait.
+struct Held<'a>(&'a Faults);
+
+impl<'a> Held<'a> {
+    fn new(faults: &'a Faults) -> Self {
+        faults.add(Fault { direction: Some(Direction::Read), ..Fault::always(FaultKind::Hold) });
+        Held(faults)
+    }
+}
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        self.0.clear();
+    }
+}
+
+/// A write that waits holds memory once it is offloaded, so its payload must not be slow. The payload of a
+/// write that does not wait may be arbitrarily slow.
+#[test]
+fn who_does_not_send_a_payload_that_memory_is_held_for_is_cut_off() {
+    let (device, faults, _directory) = backed();
+    let server = TestServer::with(device, |config| config.payload_timeout = SHORT);
+    let clients = server.clients.clone();
+    let mut steady = server.ready(true);
+    let mut idle = server.ready(false);
+    idle.send(&request_bytes(0, cmd::WRITE, 1, 0, 8192));
+    idle.send(&[1; 5000]);
+    for trickles in [false, true] {
+        let held = Held::new(&faults);
+        let mut slow = server.ready(false);
+        eventually(|| chosen(&clients) == 3);
+        // It begins within a page on the backing device.
+        slow.send(&request_bytes(0, cmd::WRITE, 1, 512 * PAGE as u64 + 100, 2 << 20));
+        slow.send(&[1; 5000]);
+        let began = Instant::now();
+        let mut goes_on = trickles;
+        while chosen(&clients) > 2 {
+            assert!(began.elapsed() < Duration::from_secs(20), "it is still there");
+            goes_on = goes_on && slow.stream.write_all(&[1]).is_ok();
+            thread::sleep(Duration::from_millis(10));
+        }
+        drop(held);
+        assert_eq!(steady.write(0, b"meanwhile").error, 0);
+    }
+    idle.send(&[1; 8192 - 5000]);
+    assert_eq!(idle.reply(0).error, 0);
+}
+
+/// All clients connect at once, and all are served.
+#[test]
+fn a_thousand_clients_that_come_at_once_are_served() {
+    const CLIENTS: usize = 1000;
+    if too_few_descriptors(3000) {
+        return;
+    }
+    for over_tcp in [false, true] {
+        let server = with_tcp(device("64M"), |config| config.max_connections = 1100);
+        let (ready, done) = (Barrier::new(CLIENTS), Barrier::new(CLIENTS));
+        let serve = |index: usize| {
+            ready.wait();
+            // A client that fails must not make the others wait.
+            let served = catch_unwind(AssertUnwindSafe(|| -> Box<dyn Any> {
+                match over_tcp {
+                    true => Box::new(write_and_read(tcp_ready(&server), index)),
+                    false => Box::new(write_and_read(server.ready(false), index)),
+                }
+            }));
+            // No client leaves before all are served.
+            done.wait();
+            served.is_ok()
+        };
+        let served = thread::scope(|scope| {
+            let serve = &serve;
+            let threads: Vec<_> = (0..CLIENTS)
+                .map(|index| {
+                    let thread = thread::Builder::new().stack_size(256 << 10);
+                    thread.spawn_scoped(scope, move || serve(index)).unwrap()
+                })
+                .collect();
+            threads.into_iter().map(|thread| usize::from(thread.join().unwrap())).sum::<usize>()
+        });
+        assert_eq!(served, CLIENTS, "over TCP: {over_tcp}");
+    }
+}
+
+/// Writes and reads back; returns the client, still connected.
+fn write_and_read<S: Read + Write>(mut client: Client<S>, index: usize) -> Client<S> {
+    let (at, data) = ((index * PAGE) as u64, Random::new(index as u64).bytes(PAGE));
+    assert_eq!(client.write(at, &data).error, 0);
+    assert!(client.read(0, at, PAGE as u32).data() == data);
+    client
+}
+
+#[test]
+fn no_number_of_idle_clients_keeps_other_listeners_out() {
+    if too_few_descriptors(2000) {
+        return;
+    }
+    let server = with_tcp(device("1M"), |_| {});
+    let clients = server.clients.clone();
+    let mut idle = Vec::new();
+    loop {
+        let mut client = tcp(&server);
+        let mut greeting = [0; 18];
+        if client.stream.read_exact(&mut greeting).is_err() {
+            break;
+        }
+        client.send(&3u32.to_be_bytes());
+        client.go(false);
+        idle.push(client);
+        eventually(|| chosen(&clients) == idle.len());
+    }
+    // All places but the sixteenth reserved for the Unix socket, which is the first listener.
+    assert_eq!(idle.len(), 256 - 16);
+    let mut here: Vec<_> = (0..16).map(|_| server.ready(true)).collect();
+    here.iter_mut().for_each(|client| assert_eq!(client.write(0, b"here").error, 0));
+    assert!(Client::silent(&server.path).refused());
+    idle.pop();
+    eventually(|| !Client::silent(&server.path).refused());
+}
+
+#[test]
+fn a_flood_of_handshakes_leaves_other_listeners_alone() {
+    if too_few_descriptors(2000) {
+        return;
+    }
+    let server = with_tcp(device("1M"), |_| {});
+    let began = Instant::now();
+    // Silent clients, and clients within an option.
+    let flood: Vec<_> = (0..300)
+        .map(|index| {
+            let mut client = tcp(&server);
+            if index % 2 == 0 {
+                client.send(&3u32.to_be_bytes());
+                client.send(&option_bytes(option::INFO, &[0; 100])[..50]);
+            }
+            client
+        })
+        .collect();
+    for _ in 0..20 {
+        assert_eq!(server.ready(true).write(0, b"here").error, 0);
+    }
+    // The clients before it have their turn; then it is served.
+    let mut newcomer = tcp_ready(&server);
+    assert!(began.elapsed() >= Duration::from_secs(1), "nobody was cut off before: {:?}", began.elapsed());
+    assert_eq!(newcomer.write(0, b"there").error, 0);
+    drop(flood);
+}
+
+#[test]
+fn floods_over_tls_leave_other_listeners_alone() {
+    let secure = Secure::with(false, |config| config.max_connections = 100);
+    // They ask for TLS, and then send nothing, or garbage.
+    let mut flood: Vec<_> = (0..100)
+        .map(|index| {
+            let mut client = secure.silent();
+            client.send(&3u32.to_be_bytes());
+            client.send(&option_bytes(option::STARTTLS, &[]));
+            if index % 3 == 0 {
+                client.send(&[0x16, 3, 1, 0x40, 0, 1, 0, 0xff, 0xff]);
+            }
+            client
+        })
+        .collect();
+    for _ in 0..20 {
+        assert_eq!(secure.steady().write(0, b"here").error, 0);
+    }
+    assert_eq!(secure.ready().write(0, b"there").error, 0);
+    flood.truncate(1);
+}
+
+/// TLS sessions also work with the smallest buffers.
+#[test]
+fn tls_works_without_shared_memory() {
+    let secure = Secure::with(false, |config| config.shared_bytes = 0);
+    let data = Random::new(7).bytes(3 << 20);
+    for structured in [false, true] {
+        let config = client_config(&secure.authority, None, &rustls::version::TLS13);
+        let mut client = start_tls(secure.tcp(), config);
+        client.go(structured);
+        assert_eq!(client.write(1000, &data).error, 0);
+        assert!(client.read(0, 1000, data.len() as u32).data() == data);
+        // Many requests at once, whose replies fill every buffer.
+        let asked: Vec<_> = (0..40)
+            .map(|page| (client.request(0, cmd::READ, 1000 + page * 20_000, 20_000, &[]), 20_000))
+            .collect();
+        let replies = client.replies(&asked);
+        for (index, (cookie, _)) in asked.iter().enumerate() {
+            assert!(replies[cookie].data() == data[index * 20_000..][..20_000]);
+        }
+    }
+}
+
+#[test]
+fn clients_are_listed_with_what_they_do() {
+    let server = with_tcp(device("1M"), |_| {});
+    let clients = server.clients.clone();
+    let mut here = server.ready(true);
+    let there = tcp(&server);
+    eventually(|| clients.list().len() == 2);
+    assert_eq!(here.write(0, &[1; 5000]).error, 0);
+    here.read(0, 0, 100);
+    assert_eq!(here.call(0, cmd::FLUSH, 0, 0, &[]).error, 0);
+    let [one, two] = &clients.list()[..] else { panic!("there are two") };
+    assert!(one.id < two.id);
+    assert_eq!((one.export.as_deref(), two.export.as_deref()), (Some("zram0"), None));
+    let uid = rustix::process::geteuid().as_raw();
+    assert_eq!(one.peer, Peer::Unix { pid: std::process::id() as i32, uid });
+    assert_eq!(two.peer, Peer::Tcp(there.stream.local_addr().unwrap()));
+    assert_eq!(two.listener.to_string(), format!("tcp:{}", server.tcp_address()));
+    // Traffic is counted when the connection waits for the next batch.
+    eventually(|| {
+        let traffic = clients.list()[0].traffic;
+        (traffic.requests, traffic.read_bytes, traffic.written_bytes) == (3, 100, 5000)
+    });
+    drop(there);
+    eventually(|| clients.list().len() == 1);
+}
+
+#[test]
+fn a_kicked_client_goes_and_others_stay() {
+    let secure = Secure::new();
+    let server = &secure.server;
+    let clients = server.clients.clone();
+    let mut steady = server.ready(true);
+    let steady_id = clients.list()[0].id;
+    let mut victims: Vec<UnixStream> = Vec::new();
+    let mut idle = server.ready(true);
+    let mut haggling = server.client();
+    let mut encrypted = secure.ready();
+    let mut busy = server.ready(false);
+    busy.request(0, cmd::READ, 0, LONGEST as u32, &[]);
+    victims.extend([idle.stream.try_clone().unwrap(), haggling.stream.try_clone().unwrap()]);
+    eventually(|| clients.list().len() == 5);
+    for client in clients.list() {
+        if client.id != steady_id {
+            assert_eq!(clients.kick(client.id), Kicked::Gone);
+            assert_eq!(clients.kick(client.id), Kicked::Unknown);
+        }
+    }
+    assert!(idle.at_end() && haggling.at_end());
+    assert!(matches!(encrypted.stream.read(&mut [0]), Ok(0) | Err(_)));
+    assert!(drain(&mut busy.stream) < LONGEST + 16);
+    assert_eq!(steady.write(0, b"still here").error, 0);
+    assert_eq!(clients.list().len(), 1);
+    assert_eq!(clients.kick(steady_id), Kicked::Gone);
+    eventually(|| server.device.set("reset", "1").is_ok());
+}
+
+/// A kicked connection whose request waits for a device ends when the device has finished it.
+#[test]
+fn a_kicked_client_that_waits_for_its_device_ends_with_that() {
+    let (device, faults, _directory) = backed();
+    let server = TestServer::with(Arc::clone(&device), |_| {});
+    let clients = server.clients.clone();
+    let held = Held::new(&faults);
+    let before = faults.injected();
+    let mut client = server.ready(true);
+    client.request(0, cmd::READ, 512 * PAGE as u64, 4096, &[]);
+    eventually(|| faults.injected() > before);
+    let id = clients.list()[0].id;
+    assert_eq!(clients.kick(id), Kicked::Ending);
+    drop(held);
+    eventually(|| clients.list().is_empty());
+    device.set("reset", "1").unwrap();
+}
+
+/// Invalid names and lengths do not affect a listener's other clients; and a client that chooses an export repeatedly
+/// counts as one.
+#[test]
+fn a_client_is_counted_once_whatever_it_says() {
+    let server = TestServer::with(device("1M"), |config| config.max_connections = 2);
+    let clients = server.clients.clone();
+    for _ in 0..10 {
+        let mut client = server.client();
+        for _ in 0..20 {
+            let replies = client.option(option::INFO, &crate::common::info_request(b"", &[1, 2, 3]));
+            assert_eq!(replies.last().unwrap().0, reply::ACK);
+            assert_ne!(client.option(option::GO, &[0xff; 8]).pop().unwrap().0, reply::ACK);
+        }
+        assert_eq!(chosen(&clients), 0);
+    }
+    let _both = [server.ready(true), server.ready(true)];
+    eventually(|| chosen(&clients) == 2);
+    assert!(Client::silent(&server.path).refused());
+}

@@ -1,0 +1,23 @@
+//! Tests of the whole crate from outside, in one program.
+
+#![allow(clippy::unwrap_used)]
+
+mod allocations;
+mod alone;
+#[cfg(all(target_os = "linux", not(loom)))]
+mod cgroup;
+#[cfg(all(target_os = "linux", target_env = "gnu"))]
+mod codec_no_alloc;
+#[cfg(target_arch = "x86_64")]
+mod crash;
+#[cfg(all(target_os = "linux", target_env = "gnu", target_arch = "x86_64", not(loom)))]
+mod hot_path;
+#[cfg(target_arch = "x86_64")]
+mod keeper;
+mod layers;
+#[cfg(feature = "lock-stats")]
+mod lock_stats;
+#[cfg(all(target_arch = "x86_64", not(loom)))]
+mod noswap;
+#[cfg(all(target_os = "linux", not(loom)))]
+mod reserve;

@@ -1,0 +1,337 @@
+//! Tests of the lab's command line: the output, the file it writes, and its errors.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::process::{Command, Stdio};
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+
+use crate::common::{PATIENCE, collect, collect_within, finish, start, wait_until};
+
+/// Returns the command `uzram-lab args`.
+fn lab(args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_uzram-lab"));
+    command.args(args);
+    command
+}
+
+#[test]
+fn the_list_says_what_each_table_is() {
+    let text = finish(lab(&["list"])).ok();
+    for said in [
+        "streams",
+        "user per-cpu compression streams",
+        "Sergey Senozhatsky",
+        "2016",
+        "randrw",
+        "min:",
+        "streams-nbd",
+        "zs-lock-disk",
+        "ext4: 32; btrfs: 32; build: 2; build-linux: 2",
+        "slab-freeze",
+        "Delay freezing of CPU partial slabs",
+        "delayed against eager, on-partial, unfreeze-first; sheaves against delayed",
+        "messaging: 1 2 5; rawpkt: 1 2 4 8",
+        "slab-across",
+        "severe performance regression in cross-CPU slab allocation",
+        "bare-sheaves against delayed; sheaves, elastic-sheaves against bare-sheaves",
+        "zs-lock",
+        "consolidated against split; class-indexed, pinned against consolidated",
+        "zs-free",
+        "lru-batch",
+        "a pager against the kernel's swap on zram",
+        "reduce lock contention in zs_free()",
+        "class-indexed against split, class-in-word, no-pool-lock, pages-after-lock; pinned against class-indexed",
+        "zs-defer",
+        "pinned-deferred against split, pinned; split-deferred against pinned-deferred",
+    ] {
+        assert!(text.contains(said), "{said}: {text}");
+    }
+}
+
+#[test]
+fn what_cannot_be_run_is_one_line() {
+    for (args, status, mentions) in [
+        (
+            &["slabs"][..],
+            2,
+            "no table 'slabs', only: streams, streams-nbd, slab-freeze, slab-across, zs-lock, zs-lock-disk, zs-free, zs-defer, lru-batch, unmap",
+        ),
+        (&["slab-freeze", "--case", "randread"], 2, "messaging, rawpkt"),
+        (&["slab-across", "--case", "randread"], 2, "same-cpu, across, across-nowait, bursts, bursts-nowait"),
+        (&["zs-free", "--case", "randread"], 2, "run-cache, no-run-cache"),
+        (&["streams", "--case", "trim"], 2, "--case"),
+        (&["streams", "--jobs", "0"], 2, "--jobs"),
+        (&["streams", "--rounds", "0"], 2, "--rounds"),
+        (&["streams", "--seconds", "0"], 2, "--seconds"),
+        (&["streams", "--seconds=-1"], 2, "--seconds"),
+        (&["streams", "--seconds", "NaN"], 2, "--seconds"),
+        (&["streams", "--jobs", "2", "--callgrind"], 2, "--jobs"),
+        (&["streams", "--json", "/nonexistent/streams.json"], 1, "/nonexistent/streams.json"),
+    ] {
+        let ended = finish(lab(&[&["run"], args].concat()));
+        let line = ended.complaint("uzram-lab", status);
+        assert!(line.contains(mentions), "{args:?}: {line}");
+    }
+}
+
+#[test]
+fn what_cannot_be_predicted_is_one_line() {
+    for (args, mentions) in [
+        (&["unmap"][..], "no model of the table 'unmap', only of: zs-free, streams"),
+        (&["zs-free", "--cores", "0..4"], "--cores"),
+        (&["zs-free", "--operations", "0"], "--operations"),
+        (&["streams", "--case", "trim"], "--case"),
+    ] {
+        let ended = finish(lab(&[&["scale"], args].concat()));
+        let line = ended.complaint("uzram-lab", 2);
+        assert!(line.contains(mentions), "{args:?}: {line}");
+    }
+}
+
+#[test]
+fn help_speaks_of_the_word_that_users_type() {
+    let text = finish(lab(&["--help"])).ok();
+    assert!(text.contains("Usage: uzram lab ") && text.contains("Example: uzram lab "), "{text}");
+}
+
+#[test]
+fn a_command_line_that_makes_no_sense_is_one_line_and_status_2() {
+    for (args, mentions) in
+        [(&["run"][..], "<TABLE"), (&["run", "streams", "--rounds", "some"], "--rounds"), (&["walk"], "walk")]
+    {
+        let ended = finish(lab(args));
+        let line = ended.complaint("uzram-lab", 2);
+        assert!(line.contains(mentions), "{args:?}: {line}");
+    }
+}
+
+/// Returns the numbers at a place that must be an array of `rounds` measured values.
+fn measured(values: &Value, rounds: usize) -> Vec<f64> {
+    let numbers: Vec<f64> = values.as_array().unwrap().iter().map(|value| value.as_f64().unwrap()).collect();
+    assert_eq!(numbers.len(), rounds);
+    assert!(numbers.iter().all(|number| *number >= 0.0));
+    numbers
+}
+
+#[test]
+fn a_short_run_prints_the_table_and_replaces_the_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let (file, link) = (dir.path().join("old.json"), dir.path().join("link.json"));
+    fs::write(&file, "old").unwrap();
+    symlink(&file, &link).unwrap();
+    let mut command = lab(&["run", "streams", "--seconds", "0.01", "--rounds", "2"]);
+    command.args(["--jobs", "1,3", "--case", "randwrite", "--json"]).arg(&link);
+    let text = finish(command).ok();
+    for said in ["randwrite", "published", "Verdict", "Sergey Senozhatsky"] {
+        assert!(text.contains(said), "{said}: {text}");
+    }
+    assert!(text.lines().all(|line| line.chars().count() <= 104), "{text}");
+
+    assert!(link.is_symlink() && fs::read_dir(dir.path()).unwrap().count() == 2);
+    let json: Value = serde_json::from_str(&fs::read_to_string(&file).unwrap()).unwrap();
+    let keys = |value: &Value| value.as_object().unwrap().keys().cloned().collect::<BTreeSet<_>>();
+    assert_eq!(keys(&json), ["rows", "series", "table"].map(str::to_owned).into());
+    let rows = json["rows"].as_array().unwrap();
+    assert_eq!(rows.len(), 4, "two lists, with 1 and 3 jobs");
+    let row_keys = ["after", "before", "case", "jobs", "p", "published", "ratio", "ratio_high", "ratio_low"];
+    for row in rows {
+        assert_eq!(keys(row), row_keys.map(str::to_owned).into());
+        for side in ["before", "after"] {
+            let values = &row[side]["values"];
+            for quantity in ["elapsed_s", "user_s", "system_s", "write_mb_per_s", "sleeps_per_write"] {
+                measured(&values[quantity], 2);
+            }
+            assert!(measured(&values["elapsed_s"], 2).iter().all(|seconds| *seconds > 0.0));
+        }
+        assert!(row["published"]["ratio"].is_f64());
+    }
+}
+
+/// Every table with a model, in smoke size.
+#[test]
+fn speeds_of_more_cores_are_predicted() {
+    let dir = tempfile::tempdir().unwrap();
+    let [corpus, file, printed] = ["pages", "scale.json", "printed"].map(|name| dir.path().join(name));
+    let pages: Vec<u8> = (0..64 << 12).map(|at| (at / 7) as u8).collect();
+    fs::write(&corpus, pages).unwrap();
+    let mut command = lab(&["scale", "zs-free", "streams", "slab-freeze", "lru-batch", "--cores", "1..4"]);
+    command.args(["--seconds", "0.001", "--rounds", "1", "--operations", "300", "--corpus"]);
+    command.arg(&corpus).arg("--json").arg(&file);
+    // More than fits into a pipe.
+    command.stdout(fs::File::create(&printed).unwrap()).stderr(Stdio::piped());
+    let ended = collect_within(command.spawn().unwrap(), 2 * PATIENCE);
+    if ended.stderr.contains("two CPUs") {
+        println!("skipped: predictions: the cost of a cache line takes two CPUs to measure");
+        return;
+    }
+    ended.ok();
+    let text = fs::read_to_string(&printed).unwrap();
+    for said in [
+        "run-cache, predicted here, millions of objects a second",
+        "published on Intel i7-12700",
+        "published on 2 sockets with 44 cores",
+        "No figure of one task was published",
+        "Superlinear with 2",
+        "this machine, ns: a line from another core",
+    ] {
+        assert!(text.contains(said), "{said}: {text}");
+    }
+    assert!(!text.contains("NaN"), "{text}");
+    for line in fs::read_to_string(&file).unwrap().lines() {
+        let json: Value = serde_json::from_str(line).unwrap();
+        for curve in json["curves"].as_array().unwrap() {
+            let points = curve["points"].as_array().unwrap();
+            let cores: Vec<_> = points.iter().map(|point| point["cores"].as_u64().unwrap()).collect();
+            assert_eq!(cores, [1, 2, 4]);
+            for point in points {
+                let [low, middle, high] =
+                    ["low", "middle", "high"].map(|at| point["units_per_s"][at].as_f64().unwrap());
+                assert!(0.0 < low && low <= middle && middle <= high, "{point}");
+            }
+        }
+        let checks = json["checks"].as_array().unwrap();
+        assert!(!checks.is_empty() && checks.iter().all(|check| check["error_percent"].is_f64()));
+        for case in json["published"].as_array().unwrap() {
+            let points = ["figures", "gains"].map(|name| case[name].as_array().unwrap());
+            assert!(points.iter().any(|points| !points.is_empty()), "{case}");
+            assert!(points.iter().copied().flatten().all(|point| point["error_percent"].is_f64()));
+        }
+    }
+}
+
+#[test]
+fn memory_is_paged_out_and_unmapped() {
+    let dir = tempfile::tempdir().unwrap();
+    let (corpus, file) = (dir.path().join("pages"), dir.path().join("unmap.json"));
+    let pages: Vec<u8> = (0..256 << 12).map(|at| (at / 7) as u8).collect();
+    fs::write(&corpus, pages).unwrap();
+    let mut command = lab(&["run", "unmap", "--rounds", "2", "--jobs", "1,2", "--json"]);
+    let text = collect_within(start(command.arg(&file).arg("--corpus").arg(&corpus)), 2 * PATIENCE).ok();
+    for said in ["paged-out", "class-indexed", "split", "random", "24.1 ms"] {
+        assert!(text.contains(said), "{said}: {text}");
+    }
+    let has_kernel = text.contains("kernel-lz4, 1 job, time: fill");
+    assert!(has_kernel || text.contains("the kernel's swap on zram left out: "), "{text}");
+    let json: Value = serde_json::from_str(&fs::read_to_string(&file).unwrap()).unwrap();
+    for row in json["rows"].as_array().unwrap() {
+        for side in ["before", "after"] {
+            for phase in ["fill_s", "page_out_s", "unmap_s"] {
+                measured(&row[side]["values"][phase], 2);
+            }
+        }
+    }
+}
+
+/// Prints why cases or designs could not be measured here.
+fn print_what_was_left_out(text: &str) {
+    let left_out = text.lines().filter(|line| line.contains(" left out: "));
+    left_out.for_each(|line| println!("skipped: {line}"));
+}
+
+/// Runs a table that takes other programs and root; returns its text and its rows, unless it cannot be measured here.
+fn run_with_programs(args: &[&str], rounds: usize) -> Option<(String, Vec<Value>)> {
+    let dir = tempfile::tempdir().unwrap();
+    let (corpus, file) = (dir.path().join("pages"), dir.path().join("rows.json"));
+    let pages: Vec<u8> = (0..256 << 12).map(|at| (at / 7) as u8).collect();
+    fs::write(&corpus, pages).unwrap();
+    let mut command = lab(&[&["run"], args].concat());
+    command.args(["--rounds", &rounds.to_string(), "--json"]).arg(&file).arg("--corpus").arg(&corpus);
+    let ended = collect_within(start(&mut command), 4 * PATIENCE);
+    let lacks = ["root's", "there is no /dev", "is missing"];
+    if ended.status.code() == Some(1) && lacks.iter().any(|lack| ended.stderr.contains(lack)) {
+        println!("skipped: {}", ended.stderr.trim());
+        return None;
+    }
+    let text = ended.ok();
+    print_what_was_left_out(&text);
+    let json: Value = serde_json::from_str(&fs::read_to_string(&file).unwrap()).unwrap();
+    let rows = json["rows"].as_array().unwrap().clone();
+    for row in &rows {
+        for side in ["before", "after"] {
+            let elapsed = measured(&row[side]["values"]["elapsed_s"], rounds);
+            assert!(elapsed.iter().all(|seconds| *seconds > 0.0), "{row}");
+        }
+    }
+    Some((text, rows))
+}
+
+/// Runs cases of a table that takes other programs, and checks a speed of each case that can be measured here.
+fn measures_with_programs(table: &str, cases: [&str; 3], side: &str, (speed, least): (&str, f64)) {
+    let Some((text, rows)) = run_with_programs(&[table, "--case", &cases.join(","), "--jobs", "2"], 1) else {
+        return;
+    };
+    for case in cases {
+        let of_case: Vec<_> = rows.iter().filter(|row| row["case"] == case).collect();
+        assert!(!of_case.is_empty() || text.contains(&format!("{case} left out: ")), "{case}: {text}");
+        for row in of_case {
+            assert!(measured(&row[side]["values"][speed], 1)[0] > least, "{row}");
+        }
+    }
+}
+
+#[test]
+fn files_and_a_build_are_measured_on_disks() {
+    measures_with_programs("zs-lock-disk", ["ext4", "btrfs", "build"], "before", ("files_per_s", 1.0));
+}
+
+#[test]
+fn servers_are_measured_by_a_client_with_much_and_with_little_memory() {
+    measures_with_programs("streams-nbd", ["randread", "randrw", "low-memory"], "after", ("mb_per_s", 0.0));
+}
+
+/// Makes three short runs under valgrind, which may take a while each.
+#[test]
+fn callgrind_counts_what_a_page_takes() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("streams.json");
+    let mut command = lab(&["run", "streams", "--seconds", "0.01", "--rounds", "1"]);
+    command.args(["--jobs", "1", "--case", "randwrite", "--callgrind", "--json"]).arg(&file);
+    let text = collect_within(start(&mut command), 2 * PATIENCE).ok();
+    if text.contains("the program valgrind is missing") {
+        println!("skipped: callgrind's counts: the program valgrind is missing");
+        return;
+    }
+    assert!(text.contains("mispredictions"), "{text}");
+    let json: Value = serde_json::from_str(&fs::read_to_string(&file).unwrap()).unwrap();
+    let count = |row: usize, side: &str, name: &str| measured(&json["rows"][row][side]["values"][name], 1)[0];
+    for name in ["instructions_per_page", "branches_per_page", "mispredictions_per_page"] {
+        let all = [count(0, "before", name), count(1, "before", name), count(0, "after", name)];
+        assert!(all.iter().all(|count| *count > 1.0), "{name}: {all:?}");
+    }
+    // Compressing a page takes some ten thousand, of which the stream takes a few hundred.
+    let name = "instructions_per_page";
+    let (list, percpu) = (count(0, "before", name), count(0, "after", name));
+    assert!(percpu > 1000.0 && (list / percpu - 1.0).abs() < 0.1, "{list} {percpu}");
+}
+
+#[test]
+fn the_file_is_written_though_nobody_reads_the_table() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("streams.json");
+    let mut command = lab(&["run", "streams", "--seconds", "0.005", "--rounds", "1"]);
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    command.args(["--jobs", "1", "--case", "read", "--json"]).arg(&file).stdout(writer);
+    let ended = collect(command.stderr(Stdio::piped()).spawn().unwrap());
+    assert!(ended.status.success() && ended.stderr.is_empty(), "{}", ended.stderr);
+    assert!(fs::read_to_string(&file).unwrap().starts_with("{\"table\":\"streams\""));
+}
+
+#[test]
+fn an_interrupted_run_leaves_the_file_as_it_was() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("old.json");
+    fs::write(&file, "old").unwrap();
+    let mut command = lab(&["run", "streams", "--seconds", "60", "--json"]);
+    let child = start(command.arg(&file));
+    // Measuring has begun once the file that is to replace the old one exists.
+    wait_until("it is at work", || fs::read_dir(dir.path()).unwrap().count() > 1);
+    kill_process(Pid::from_child(&child), Signal::INT).unwrap();
+    let ended = collect(child);
+    assert!(ended.complaint("uzram-lab", 1).ends_with("interrupted"), "{}", ended.stderr);
+    assert_eq!(fs::read_to_string(&file).unwrap(), "old");
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
+}

@@ -1,0 +1,246 @@
+//! Tests of `uzram lab report`: all tables in smoke size, going on after an interruption, and the page in a browser.
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+
+use crate::common::{PATIENCE, collect, collect_within, finish, start, wait, wait_until};
+
+/// Returns the command `uzram-lab report args`, with the smallest measurements.
+fn report(dir: &Path, args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_uzram-lab"));
+    command.arg("report").arg(dir).args(["--quick", "--rounds", "1", "--seconds", "0.001", "--jobs", "1,2"]);
+    command.args(args);
+    command
+}
+
+/// Writes a small corpus; returns its path.
+fn corpus(dir: &Path) -> PathBuf {
+    let corpus = dir.join("pages");
+    let pages: Vec<u8> = (0..256 << 12).map(|at| (at / 7) as u8).collect();
+    fs::write(&corpus, pages).unwrap();
+    corpus
+}
+
+fn json(dir: &Path) -> Value {
+    serde_json::from_str(&fs::read_to_string(dir.join("report.json")).unwrap()).unwrap()
+}
+
+#[test]
+fn every_table_in_smoke_size() {
+    let temporary = tempfile::tempdir().unwrap();
+    let (dir, corpus) = (temporary.path().join("out"), corpus(temporary.path()));
+    // What needs block devices and takes longer has a test of its own (`commands.rs`).
+    let listed = finish(lab(&["list"])).ok();
+    let names =
+        listed.lines().filter(|line| !line.starts_with(' ')).map(|line| line.split(' ').next().unwrap());
+    let names: Vec<&str> = names.filter(|name| *name != "zs-lock-disk").collect();
+    let mut command = report(&dir, &["--corpus", corpus.to_str().unwrap(), "--tables", &names.join(",")]);
+    let ended = collect_within(start(&mut command), 4 * PATIENCE);
+    assert!(ended.status.success(), "{}", ended.stderr);
+    let tables = json(&dir)["tables"].as_array().unwrap().clone();
+    assert_eq!(tables.len(), names.len());
+    let [page, markdown] =
+        ["report.html", "report.md"].map(|name| fs::read_to_string(dir.join(name)).unwrap());
+    for (table, listed) in tables.iter().zip(names) {
+        let name = table["table"].as_str().unwrap();
+        assert_eq!(listed, name);
+        if let Some(why) = table["left_out"].as_str() {
+            assert!(why.contains("is missing") && page.contains(why), "{name}: {why}");
+            println!("skipped: {name}: {why}");
+            continue;
+        }
+        assert!(!table["rows"].as_array().unwrap().is_empty(), "{name}");
+        assert_eq!(table["published_source"]["title"].as_str().map(str::is_empty), Some(false), "{name}");
+        assert!(ended.stderr.contains(&format!("{name}: took ")), "{}", ended.stderr);
+        let is_predicted = ["streams", "slab-freeze", "zs-free", "lru-batch"].contains(&name);
+        let predicted = &table["more_cores"];
+        match predicted["failed"].as_str() {
+            Some(why) if why.contains("two CPUs") => println!("skipped: {name}, predicted: {why}"),
+            failed => {
+                assert!(failed.is_none() && is_predicted == predicted.is_object(), "{name}: {predicted}")
+            }
+        }
+        for case in predicted["published"].as_array().into_iter().flatten() {
+            assert!(case["gains"].as_array().is_some_and(|gains| !gains.is_empty()), "{case}");
+            are_shown(case, &page);
+            are_shown(case, &markdown);
+            assert!(page.contains("<summary>Every prediction and its error</summary>"));
+        }
+        assert!(
+            page.contains(&format!("<section id=\"{name}\">"))
+                && dir.join(format!("tables/{name}.json")).exists()
+        );
+    }
+}
+
+/// Checks that a form of the report has the predictions of a case's published gains, their errors, and the reasons.
+fn are_shown(case: &Value, form: &str) {
+    for gain in case["gains"].as_array().unwrap() {
+        let [low, middle, high] = ["low", "middle", "high"].map(|at| gain["predicted"][at].as_f64().unwrap());
+        let error = gain["error_percent"].as_f64().unwrap();
+        let has_both = |line: &str| {
+            line.contains(&format!("{middle:.2} [{low:.2}, {high:.2}]"))
+                && line.contains(&format!("{error:+.1}"))
+        };
+        assert!(form.lines().any(has_both), "{gain}");
+    }
+    let text = form.replace("&#39;", "'").replace("&gt;", ">").replace("&lt;", "<");
+    for reason in case["reasons"].as_array().unwrap() {
+        assert!(text.contains(reason.as_str().unwrap()), "{reason}");
+    }
+}
+
+fn lab(args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_uzram-lab"));
+    command.args(args);
+    command
+}
+
+#[test]
+fn an_interrupted_report_goes_on() {
+    let temporary = tempfile::tempdir().unwrap();
+    let dir = temporary.path();
+    // The second table's work is fixed, and takes a while.
+    let child = start(&mut report(dir, &["--tables", "lru-batch,unmap"]));
+    wait_until("the first table is kept", || dir.join("tables/lru-batch.json").exists());
+    kill_process(Pid::from_child(&child), Signal::INT).unwrap();
+    let ended = collect(child);
+    assert_eq!(ended.status.code(), Some(1), "{}", ended.stderr);
+    assert!(ended.stderr.ends_with("uzram-lab: interrupted\n"), "{}", ended.stderr);
+    assert!(!dir.join("report.html").exists());
+    let ended = finish(report(dir, &["--tables", "lru-batch"]));
+    assert!(ended.stderr.contains("lru-batch: kept from an earlier run"), "{}", ended.stderr);
+    assert!(ended.ok().contains("splice against single-lock"));
+    assert_eq!(json(dir)["tables"][0]["table"], "lru-batch");
+}
+
+#[test]
+fn what_cannot_be_reported_is_one_line() {
+    let temporary = tempfile::tempdir().unwrap();
+    let file = temporary.path().join("file");
+    fs::write(&file, "").unwrap();
+    for (dir, args, status, mentions) in [
+        (temporary.path(), ["--tables", "slabs"], 2, "no table 'slabs'"),
+        (temporary.path(), ["--seconds", "0"], 2, "--seconds"),
+        (temporary.path(), ["--jobs", "0"], 2, "--jobs"),
+        (&file, ["--tables", "lru-batch"], 1, "file"),
+    ] {
+        let mut command = lab(&["report"]);
+        command.arg(dir).args(args);
+        let ended = finish(command);
+        let line = ended.complaint("uzram-lab", status);
+        assert!(line.contains(mentions), "{args:?}: {line}");
+    }
+}
+
+/// A screen, and what the reader prefers.
+struct Screen {
+    width: u32,
+    height: u32,
+    is_dark: bool,
+}
+
+impl Screen {
+    const ALL: [Screen; 4] = [
+        Screen { width: 390, height: 844, is_dark: false },
+        Screen { width: 390, height: 844, is_dark: true },
+        Screen { width: 1280, height: 800, is_dark: false },
+        Screen { width: 1280, height: 800, is_dark: true },
+    ];
+
+    /// Opens a page in a browser; returns what that prints, and its log.
+    fn open(&self, page: &Path, dir: &Path, args: &[String]) -> (String, String) {
+        let (printed, log) = (dir.join("printed"), dir.join("log"));
+        let Screen { width, height, is_dark } = self;
+        let mut command = Command::new("chromium");
+        command
+            .args([
+                "--headless",
+                "--no-sandbox",
+                "--disable-gpu",
+                "--disable-dev-shm-usage",
+                "--no-first-run",
+            ])
+            .args(["--disable-background-networking", "--disable-component-update", "--hide-scrollbars"])
+            .args(["--enable-logging=stderr", "--log-level=0"])
+            .arg(format!("--user-data-dir={}", dir.join("profile").display()))
+            .arg(format!("--window-size={width},{height}"))
+            .arg(format!("--blink-settings=preferredColorScheme={}", if *is_dark { 0 } else { 1 }))
+            .args(args)
+            .arg(format!("file://{}", page.display()))
+            .stdin(Stdio::null())
+            .stdout(File::create(&printed).unwrap())
+            .stderr(File::create(&log).unwrap());
+        let status = wait(&mut command.spawn().unwrap(), PATIENCE);
+        let log = fs::read_to_string(&log).unwrap();
+        assert!(status.success(), "{log}");
+        (fs::read_to_string(&printed).unwrap(), log)
+    }
+}
+
+/// A script that is added to a copy of the page tells whether that is as wide as its frame, and its background.
+const FINDINGS: &str = "<script>
+const root = document.documentElement;
+const background = getComputedStyle(document.body).backgroundColor;
+window.parent.postMessage([root.scrollWidth, window.innerWidth, background].join(' | '), '*');
+</script></body>";
+
+/// Writes a page with the copy in a frame as wide as the screen: browsers' windows are not as narrow as a phone.
+fn frame(screen: &Screen, path: &Path) {
+    let Screen { width, height, .. } = screen;
+    let html = format!(
+        "<!DOCTYPE html><meta name='color-scheme' content='light dark'><title>none</title>
+<script>window.onmessage = (event) => {{ document.title = event.data; }};</script>
+<iframe src='copy.html' style='border:0;width:{width}px;height:{height}px'></iframe>"
+    );
+    fs::write(path, html).unwrap();
+}
+
+#[test]
+fn a_browser_shows_the_page() {
+    if !Command::new("chromium").arg("--version").output().is_ok_and(|output| output.status.success()) {
+        println!("skipped: the report in a browser: the program chromium is missing");
+        return;
+    }
+    let temporary = tempfile::tempdir().unwrap();
+    let dir = temporary.path();
+    finish(report(dir, &["--tables", "lru-batch,zs-free"])).ok();
+    let [page, copy, framed] = ["report.html", "copy.html", "framed.html"].map(|name| dir.join(name));
+    let text = fs::read_to_string(&page).unwrap();
+    fs::write(&copy, text.replace("</body>", FINDINGS)).unwrap();
+    let mut pictures = Vec::new();
+    let (dump, log) = Screen::ALL[0].open(&page, dir, &["--dump-dom".to_owned()]);
+    // That is how it logs what pages do wrong.
+    assert!(!log.contains("CONSOLE"), "{log}");
+    for said in ["Wins and losses", "id=\"lru-batch\"", "id=\"zs-free\"", "</footer>"] {
+        assert!(dump.contains(said), "{said}: {dump}");
+    }
+    for screen in Screen::ALL {
+        frame(&screen, &framed);
+        let budget = "--virtual-time-budget=5000".to_owned();
+        let (dump, _) = screen.open(&framed, dir, &["--dump-dom".to_owned(), budget]);
+        let title = dump.split_once("<title>").unwrap().1.split_once("</title>").unwrap().0;
+        let found: Vec<&str> = title.split(" | ").collect();
+        assert_eq!(
+            found[..2],
+            [screen.width.to_string(), screen.width.to_string()],
+            "the page is as wide as the screen: {dump}"
+        );
+        let background = found[2].trim_matches(|char: char| !char.is_ascii_digit());
+        let light: u32 = background.split(", ").map(|part| part.parse::<u32>().unwrap()).sum();
+        assert_eq!(light < 200, screen.is_dark, "{title}");
+        let picture = dir.join("picture.png");
+        screen.open(&page, dir, &[format!("--screenshot={}", picture.display())]);
+        pictures.push(fs::read(&picture).unwrap());
+    }
+    for (screen, picture) in Screen::ALL.iter().zip(&pictures) {
+        // A PNG's first chunk has its width and height.
+        let number = |at: usize| u32::from_be_bytes(picture[at..at + 4].try_into().unwrap());
+        assert_eq!((number(16), number(20)), (screen.width, screen.height));
+    }
+    assert!(pictures[0] != pictures[1] && pictures[2] != pictures[3], "dark and light look different");
+}
