@@ -100,6 +100,7 @@ fn a_mounts_source_proves_nothing() {
     place.place.end(daemon);
     // Clearing after a dead daemon does not touch the attacker's mounts.
     let daemon = place.place.up_sized("16M", &["--attach"]);
+    place.place.wait_for_standby();
     daemon.signal(Signal::KILL);
     daemon.ended();
     let said = place.place.run(&["detach", "--force"]).ok();
@@ -288,6 +289,7 @@ fn numbers_that_are_used_again_are_not_what_they_were() {
     let daemon = place.place.up_sized("16M", &["--attach"]);
     let device = place.loops().remove(0);
     let record = fs::read_to_string(place.place.dir().join("attached.json")).unwrap();
+    place.place.wait_for_standby();
     daemon.signal(Signal::KILL);
     daemon.ended();
     succeed(&place.place, "losetup", &["-d", &device]);

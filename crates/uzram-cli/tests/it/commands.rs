@@ -345,7 +345,8 @@ fn the_security_page_names_tests_that_are_there() {
     for quoted in page.split('`').skip(1).step_by(2) {
         let Some((of, test)) = quoted.split_once("::").filter(|(_, test)| *test != "test") else { continue };
         if of != "…" {
-            let folders = ["uzram-cli/tests", "uzram-serve/tests", "uzram-remote/tests", "uzram-remote/src"];
+            let folders = ["cli/tests/it", "serve/tests/it", "remote/tests/it", "remote/src"]
+                .map(|at| format!("uzram-{at}"));
             file = folders
                 .map(|folder| root.join("crates").join(folder).join(of).with_extension("rs"))
                 .iter()

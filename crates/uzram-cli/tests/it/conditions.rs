@@ -42,10 +42,7 @@ fn write_random(place: &Place, seed: u64, most: u64) -> u64 {
 
 /// Ends the process that serves, and waits until the next one does.
 fn take_over(place: &Place) {
-    wait_until("a stand-by is ready", || {
-        let status: serde_json::Value = serde_json::from_str(&place.run(&["status", "--json"]).ok()).unwrap();
-        status["standby_ready"] == true
-    });
+    place.wait_for_standby();
     let before = place.worker_id();
     kill_process(before, Signal::KILL).unwrap();
     wait_until("another process serves", || {

@@ -162,9 +162,7 @@ fn daemons_that_swap_leave_no_core_files() {
     let status = place.place.run(&["swap", "status"]).ok();
     assert!(status.contains("kept out of core files   yes"), "{status}");
     // Only the process that attaches needs other capabilities.
-    wait_until("the stand-by is ready", || {
-        place.place.run(&["status", "--json"]).stdout.contains(r#""standby_ready": true"#)
-    });
+    place.place.wait_for_standby();
     assert_confined(place.place.worker_id(), SYS_ADMIN | IPC_LOCK);
     assert_confined(place.place.process("standby_pid").unwrap(), SYS_ADMIN | IPC_LOCK);
     kill_process(place.place.worker_id(), Signal::ABORT).unwrap();
@@ -246,9 +244,7 @@ fn who_is_no_daemon_has_nobody_attach_for_it() {
 fn a_daemon_keeps_what_it_needs_and_no_more() {
     let place = Place::new();
     let daemon = place.up(&[]);
-    wait_until("the stand-by is ready", || {
-        place.run(&["status", "--json"]).stdout.contains(r#""standby_ready": true"#)
-    });
+    place.wait_for_standby();
     assert_confined(place.worker_id(), IPC_LOCK);
     assert_confined(place.process("standby_pid").unwrap(), IPC_LOCK);
     // Threads started later are confined, too, and the daemon still does everything.

@@ -38,13 +38,6 @@ fn take_overs(place: &Place) -> u64 {
     status(place).unwrap()["take_overs"].as_u64().unwrap()
 }
 
-fn wait_for_standby(place: &Place) {
-    wait_until("a stand-by is ready", || {
-        status(place)
-            .is_some_and(|status| status["standby_ready"] == true && !status["standby_pid"].is_null())
-    });
-}
-
 /// Kills the process that serves, and waits until another does.
 fn kill_worker(place: &Place) {
     let before = take_overs(place);
@@ -186,7 +179,7 @@ fn a_disk_outlives(kernel: Kernel, kills: u64) {
             thread::sleep(Duration::from_millis(random.below(100) as u64));
             // Most of the time the stand-by is ready; sometimes it is not.
             if kill % 5 > 0 {
-                wait_for_standby(&place.place);
+                place.place.wait_for_standby();
             }
             if kill % 7 == 0 {
                 place.place.run(&["set", "zram0", "compact=1"]).ok();
@@ -224,7 +217,7 @@ fn a_program_that_swaps_outlives_them() {
     let mut random = Random::new(8);
     for _ in 0..SWAP_KILLS * rounds() {
         thread::sleep(Duration::from_millis(random.below(300) as u64));
-        wait_for_standby(&place.place);
+        place.place.wait_for_standby();
         kill_worker(&place.place);
         assert!(hog.is_running());
     }
@@ -298,7 +291,7 @@ fn whichever_process_dies_or_stops_the_disk_stays() {
     let device = place.loops().pop().unwrap();
     exercise_during(Path::new(&device), 64 * MIB / PAGE as u64, || {
         for _ in 0..3 {
-            wait_for_standby(&place.place);
+            place.place.wait_for_standby();
             let (worker, standby) = (place.place.worker_id(), place.place.process("standby_pid").unwrap());
             let before = take_overs(&place.place);
             kill_process(standby, Signal::KILL).unwrap();
@@ -306,14 +299,14 @@ fn whichever_process_dies_or_stops_the_disk_stays() {
             wait_until("another process serves", || take_overs(&place.place) > before);
         }
         for stopped in ["worker_pid", "standby_pid"] {
-            wait_for_standby(&place.place);
+            place.place.wait_for_standby();
             let process = place.place.process(stopped).unwrap();
             kill_process(process, Signal::STOP).unwrap();
             thread::sleep(Duration::from_millis(100));
             kill_process(process, Signal::CONT).unwrap();
         }
         // A stand-by that is stopped takes over when it goes on.
-        wait_for_standby(&place.place);
+        place.place.wait_for_standby();
         let (worker, standby) = (place.place.worker_id(), place.place.process("standby_pid").unwrap());
         kill_process(standby, Signal::STOP).unwrap();
         kill_process(worker, Signal::KILL).unwrap();
@@ -346,7 +339,7 @@ fn a_daemon_starts_though_its_first_processes_die() {
         wait_until("it serves a block device", || {
             place.place.run(&["status"]).status.success() && place.loops().len() == 1
         });
-        wait_for_standby(&place.place);
+        place.place.wait_for_standby();
         place.place.down();
         let (status, said) = started.ended();
         assert!(status.success(), "round {round}: {said}");
@@ -363,7 +356,7 @@ fn an_end_that_was_asked_for_comes_though_processes_die() {
     let place = BlockPlace::new();
     for ends in ["down", "signal", "detach"] {
         let daemon = place.place.up_sized("32M", &["--attach"]);
-        wait_for_standby(&place.place);
+        place.place.wait_for_standby();
         let worker = place.place.worker_id();
         let mut asked = None;
         match ends {
@@ -398,7 +391,7 @@ fn a_swap_area_goes_off_though_a_process_dies_meanwhile() {
     let device = place.swap_areas().pop().unwrap();
     let mut hog = Hog::start(&cgroup, 48, 3600).swaps_out(&device, 16 * MIB);
     cgroup.set_limit(1 << 30);
-    wait_for_standby(&place.place);
+    place.place.wait_for_standby();
     let worker = place.place.worker_id();
     let off = place.place.command(&["swap", "off"]).stderr(std::process::Stdio::piped()).spawn().unwrap();
     thread::sleep(Duration::from_millis(20));
@@ -419,7 +412,7 @@ fn a_killed_holder_takes_all_with_it() {
     }
     let place = BlockPlace::new();
     let daemon = place.place.up_sized("16M", &["--attach"]);
-    wait_for_standby(&place.place);
+    place.place.wait_for_standby();
     let processes = ["worker_pid", "standby_pid"].map(|name| place.place.process(name).unwrap());
     daemon.signal(Signal::KILL);
     drop(daemon.ended());
@@ -480,7 +473,7 @@ fn a_log_that_nobody_reads_holds_up_nobody() {
             .run(&["set", "zram0", &format!("compact_threshold={}", 10 + round % 50), "compact_rate=1M"])
             .ok();
         if round == 590 {
-            wait_for_standby(&place);
+            place.wait_for_standby();
             kill_worker(&place);
         }
     }
@@ -520,7 +513,7 @@ fn nothing_of_a_swap_area_is_swapped_out() {
     let device = place.swap_areas().pop().unwrap();
     let mut hog = Hog::start(&cgroup, 64, 3600).swaps_out(&device, 32 * MIB);
     for _ in 0..3 {
-        wait_for_standby(&place.place);
+        place.place.wait_for_standby();
         daemons.empty();
         for process in ["holder_pid", "worker_pid", "standby_pid"] {
             let process = place.place.process(process).unwrap().as_raw_nonzero();
@@ -587,7 +580,7 @@ fn all_die_of_a_request(kernel: Kernel) {
     open(&recovered).read_exact_at(&mut read.0, 0).unwrap();
     assert!(read.0 == page.0);
     assert!(status(&place.place).unwrap()["gave_up"].is_null());
-    wait_for_standby(&place.place);
+    place.place.wait_for_standby();
     kill_worker(&place.place);
     open(&recovered).read_exact_at(&mut read.0, 0).unwrap();
     assert!(read.0 == page.0);
@@ -615,7 +608,7 @@ fn a_damaged_device_fails_alone() {
     for file in [&first, &second] {
         file.write_all_at(b"contents", 0).unwrap();
     }
-    wait_for_standby(&place.place);
+    place.place.wait_for_standby();
     let fds = fs::read_dir(format!("/proc/{}/fd", daemon.id())).unwrap().map(|entry| entry.unwrap().path());
     let is_second = |fd: &std::path::PathBuf| {
         fs::read_link(fd).is_ok_and(|link| link.to_string_lossy().contains("memfd:uzram-second"))
@@ -658,7 +651,7 @@ fn a_process_takes_over_where_no_memory_is_left() {
     let daemon = Daemon::start(command);
     let (image, copy) = (random_file(&place, "image", 32 << 20), place.root().join("copy"));
     succeed(&place, "nbdcopy", &[arg(&image), &place.uri()]);
-    wait_for_standby(&place);
+    place.wait_for_standby();
     let worker = place.worker_id();
     cgroup.fill();
     kill_worker(&place);
@@ -679,7 +672,7 @@ fn a_process_takes_over_where_no_memory_is_left() {
     let (image, copy) = (fs::read(image).unwrap(), fs::read(copy).unwrap());
     assert!(copy.starts_with(&image) && copy.len() == 64 << 20);
     cgroup.set_limit(512 * MIB);
-    wait_for_standby(&place);
+    place.wait_for_standby();
     assert!(place.worker_id() != worker);
     place.down();
     let (status, said) = daemon.ended();

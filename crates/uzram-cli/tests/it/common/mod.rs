@@ -133,6 +133,14 @@ impl Place {
         Daemon::start(self.command(&[&["up", "--size", size], args].concat()))
     }
 
+    /// Waits until the daemon has a process that can take over: it has started wholly by then.
+    pub fn wait_for_standby(&self) {
+        wait_until("a stand-by is ready", || {
+            let status = self.run(&["status", "--json"]).stdout;
+            status.contains(r#""standby_ready": true"#) && !status.contains(r#""standby_pid": null"#)
+        });
+    }
+
     /// Starts a daemon with a configuration file, and waits until it has printed the facts about all its devices.
     pub fn up_config(&self, text: &str, args: &[&str]) -> Daemon {
         let path = self.root.path().join("uzram.toml");
