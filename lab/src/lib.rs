@@ -10,7 +10,6 @@ pub mod lru_batch;
 pub mod published;
 pub mod report;
 pub mod scale;
-pub mod slab_across;
 pub mod slab_freeze;
 pub mod streams;
 pub mod unmap;

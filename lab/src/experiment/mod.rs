@@ -31,7 +31,7 @@ use std::time::Duration;
 use uzram::units::PAGE_SIZE;
 use uzram::{Error, Result};
 
-use crate::{lru_batch, slab_across, slab_freeze, streams, unmap, zs_defer, zs_free, zs_lock};
+use crate::{lru_batch, slab_freeze, streams, unmap, zs_defer, zs_free, zs_lock};
 
 pub use expect::{Expect, Figure, Jobs, Outcome, jobs_text, side};
 pub(crate) use expect::{busiest, median_of};
@@ -46,11 +46,10 @@ use uzram_bench::harness::stats::MAX_PAIRS;
 use uzram_bench::harness::{DEFAULT_CORPUS_PAGES, Source};
 
 /// Every table, in the order they are listed.
-pub static TABLES: [&Series; 10] = [
+pub static TABLES: [&Series; 9] = [
     &streams::SERIES,
     &streams::nbd::SERIES,
     &slab_freeze::SERIES,
-    &slab_across::SERIES,
     &zs_lock::SERIES,
     &zs_lock::disk::SERIES,
     &zs_free::SERIES,

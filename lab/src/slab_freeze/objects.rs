@@ -35,14 +35,8 @@ impl<P: Policy> Objects<P> {
     /// Allocates an object and writes to it.
     #[inline]
     pub(crate) fn take(&self, content: &[u8]) -> Result<u32> {
-        self.take_by(Gfp::MayWait, content)
-    }
-
-    /// As [`Objects::take`], but goes only as far as `gfp` allows.
-    #[inline]
-    pub(crate) fn take_by(&self, gfp: Gfp, content: &[u8]) -> Result<u32> {
         debug_assert!(content.len() <= self.size_bytes);
-        let object = self.cache.alloc(gfp)?;
+        let object = self.cache.alloc(Gfp::MayWait)?;
         let len_bytes = content.len().min(self.size_bytes);
         // SAFETY: the object has `size_bytes` bytes and is in use by its taker alone, this thread,
         // until that hands its number on.
