@@ -35,6 +35,7 @@ lint: ## Check format, clippy, documentation
 
 bench: ## Measure every performance target, and codecs on pages of files and of programs (minutes)
 	@cargo build --release
+	@cargo build --release -p uzram-bench
 	@tools/install-programs $(PROGRAMS)
 	@tools/install-programs $(CORPUS_PROGRAMS) $(RUN_PROGRAMS)
 	@tools/bounded 5400 $(UZRAM) bench --targets
@@ -43,9 +44,11 @@ bench: ## Measure every performance target, and codecs on pages of files and of 
 
 lab: ## Run every table of the lab in full, instruction counts included (minutes)
 	@cargo build --release
+	@cargo build --release -p uzram-bench -p uzram-lab
 	@tools/install-programs valgrind $(PROGRAMS) lua-sources
 	@tools/bounded 3600 $(UZRAM) lab run streams slab-freeze zs-lock zs-free zs-defer lru-batch --callgrind
 	@tools/bounded 3600 $(UZRAM) lab run unmap streams-nbd zs-lock-disk --rounds 5
+	@tools/bounded 1200 cargo test -p uzram-lab --features lock-stats --test it locks::
 
 fuzz: ## Fuzz all code that parses outside input
 	@fuzz/run

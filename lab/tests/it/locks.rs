@@ -71,8 +71,8 @@ mod with_statistics {
     use uzram_lab::experiment::TABLES;
     use uzram_lab::locks::HEADINGS;
 
-    use super::crate::common::{collect, start};
     use super::*;
+    use crate::common::{collect, start};
 
     /// Writes a small corpus, whose pages are all different.
     fn corpus() -> tempfile::NamedTempFile {

@@ -28,7 +28,8 @@ pub struct SiblingArgs {
 pub fn run(name: &str, args: &SiblingArgs) -> Result<Infallible> {
     let Some(program) = find(name) else {
         return Err(Failure::line(format!(
-            "the program {name} is neither beside uzram nor in PATH: `cargo build --release` builds both; install them in one directory"
+            "the program {name} is neither beside uzram nor in PATH: `cargo build --release -p {name}` builds it; \
+             install them in one directory"
         )));
     };
     // It is this program's if it comes first.
