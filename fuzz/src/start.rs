@@ -108,7 +108,7 @@ pub fn seeds() -> Vec<Vec<u8>> {
         "--size\n4G\n--algorithm\nlz4hc:9\n--backing=/nonexistent\n--writeback-after=90s\n--streams=2\n--export=false",
         "--reserve=1G\n--mem-limit=4M\n--attach\n--mount=m\n--log=debug\n--tls-anyone\n--max-connections=7",
     ];
-    let of_files = files.map(|config| format!("--config=u.toml\n--slab-timing\n\n{config}"));
+    let of_files = files.map(|config| format!("--config=u.toml\n\n{config}"));
     let texts = of_files.into_iter().chain(options.map(str::to_owned));
     texts.map(|text| [&machine[..], text.as_bytes()].concat()).collect()
 }

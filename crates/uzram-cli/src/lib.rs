@@ -43,7 +43,7 @@ use clap::{Parser, Subcommand};
 use client::attach::{self, AttachArgs, DetachArgs};
 use client::clients;
 use client::control::{
-    self, AddArgs, DownArgs, ListArgs, ReloadArgs, RemoveArgs, ResetArgs, SetArgs, SlabinfoArgs, StatArgs,
+    self, AddArgs, DownArgs, ListArgs, ReloadArgs, RemoveArgs, ResetArgs, SetArgs, StatArgs,
 };
 use client::status::{self, StatusArgs};
 use client::survival::{self, RecoverArgs, UpgradeArgs};
@@ -81,7 +81,6 @@ enum Command {
     Stat(StatArgs),
     Set(SetArgs),
     Reset(ResetArgs),
-    Slabinfo(SlabinfoArgs),
     Clients(clients::ClientsArgs),
     Kick(clients::KickArgs),
     Attach(AttachArgs),
@@ -200,7 +199,6 @@ fn carry_out(cli: Cli) -> failure::Result<u8> {
         Command::Stat(args) => control::stat(&args).map(|()| 0),
         Command::Set(args) => control::set(&args).map(|()| 0),
         Command::Reset(args) => control::reset(&args).map(|()| 0),
-        Command::Slabinfo(args) => control::slabinfo(&args).map(|()| 0),
         Command::Clients(args) => clients::clients(&args).map(|()| 0),
         Command::Kick(args) => clients::kick(&args).map(|()| 0),
         Command::Attach(args) => attach::attach(&args).map(|()| 0),

@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde_json::json;
 use uzram::device::Device;
 use uzram::machine_memory;
-use uzram_serve::control::{AttributeJson, CachesJson, DeviceJson, DevicesJson};
+use uzram_serve::control::{AttributeJson, DeviceJson, DevicesJson};
 
 use crate::client::attach::{Cleared, clear, left_by_dead};
 use crate::client::daemon_client::{Daemon, attribute_path, device_path, understand};
@@ -23,7 +23,6 @@ use crate::system::state_dir;
 use crate::terminal::live::{self, StatusLine};
 use crate::terminal::programs::{program_details, program_json, program_table};
 use crate::terminal::show;
-use crate::terminal::slabinfo;
 
 /// How long a daemon may take to end; it may have gigabytes to free.
 const END_TIMEOUT: Duration = Duration::from_secs(30);
@@ -98,24 +97,6 @@ pub struct SetArgs {
 pub struct ResetArgs {
     /// The device, as in zram0
     name: String,
-    #[command(flatten)]
-    runtime: RuntimeArgs,
-}
-
-/// Show the slab caches of a running daemon: handles and descriptors, in the columns of the
-/// kernel's /proc/slabinfo.
-///
-/// Of the tunables, limit is cpu_partial_objs (free objects that a CPU keeps in partial slabs), and
-/// batchcount is sheaf_objs (free objects that it keeps in an array, 0 for none).
-#[derive(clap::Args)]
-#[command(after_help = "Examples: uzram slabinfo
-          uzram slabinfo --stats | grep alloc_
-          uzram slabinfo --json | jq '.caches[] | {name, active_objs, slow: .stats.alloc_slowpath.total}'")]
-pub struct SlabinfoArgs {
-    /// Also print each cache's counters, with the names and format of /sys/kernel/slab: the sum, then the
-    /// CPUs with nonzero counts; --json always has them. list_lock_hold_ns stays 0 without `uzram up --slab-timing`
-    #[arg(long)]
-    stats: bool,
     #[command(flatten)]
     runtime: RuntimeArgs,
 }
@@ -302,12 +283,6 @@ pub fn reset(args: &ResetArgs) -> Result<()> {
         .ask("POST", &path, None)
         .map_err(|failure| failure.map_line(|line| format!("cannot reset {}: {line}", args.name)))?;
     Ok(())
-}
-
-/// `uzram slabinfo`
-pub fn slabinfo(args: &SlabinfoArgs) -> Result<()> {
-    let caches: CachesJson = understand(Daemon::at(&args.runtime)?.ask("GET", "/v1/slabinfo", None)?)?;
-    report(&caches, |caches| slabinfo::text(&caches.caches, args.stats))
 }
 
 /// `uzram reload`

@@ -32,7 +32,7 @@ pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
 /// Time-out for an operation on all pages: recompression with a slow algorithm, or writeback to a disk, takes minutes
 /// per 10 GiB.
 const WORK_TIMEOUT: Duration = Duration::from_hours(6);
-/// The longest response accepted: enough for the slab counters of a hundred devices on a hundred CPUs.
+/// The longest response accepted: enough for `block_state` of a large disk.
 const MAX_ANSWER_BYTES: u64 = 64 << 20;
 
 /// How long a request is sent again, since the first connection that ended without a whole response.

@@ -109,8 +109,6 @@ pub struct DaemonPlan {
     pub survives: bool,
     /// How long requests for files wait before they fail, when all that serve them die.
     pub give_up_after: Duration,
-    /// Whether to measure hold times of `list_lock`s.
-    pub slab_timing: bool,
     /// When its memory is charged.
     pub charging: Charging,
 }
@@ -195,7 +193,6 @@ impl DaemonPlan {
             reloads_on_hang_up: false,
             survives: true,
             give_up_after: GIVE_UP_AFTER,
-            slab_timing: false,
             charging: Charging::default(),
         })
     }

@@ -65,10 +65,6 @@ pub struct UpArgs {
     /// $device, then end with its status
     #[arg(long, value_name = "CMD")]
     exec: Option<String>,
-    /// Measure how long each slab cache's list_lock is held (list_lock_hold_ns in `uzram slabinfo --stats`); costs
-    /// two clock readings per acquisition
-    #[arg(long)]
-    slab_timing: bool,
     /// How much to log on standard error
     #[arg(long, value_name = "LEVEL", value_enum, default_value = "info")]
     log: LogLevel,
@@ -136,7 +132,6 @@ impl UpArgs {
             mount: self.mount.as_ref().map(absolute).transpose()?.or(mount),
             exec: self.exec.clone(),
             reloads_on_hang_up: self.config.is_some(),
-            slab_timing: self.slab_timing,
             ..plan
         }))
     }

@@ -11,7 +11,6 @@ use std::time::{Duration, Instant};
 use rustix::process::Signal;
 use uzram::device::{Device, Keeper, NamedBacking};
 use uzram::machine_memory;
-use uzram::slab;
 use uzram_serve::control::{self, About, Api, Ending, FilesJson, MeasureJson, StatsJson, in_use_by_clients};
 use uzram_serve::record::Recorder;
 use uzram_serve::{ExportPolicy, Exports, fuse, nbd};
@@ -72,9 +71,6 @@ pub fn serve(held: &Held, start: Start) -> Result<u8> {
     let (sender, events) = mpsc::channel();
     handle_events(plan, home.as_ref(), &sender)?;
     let recorder = Arc::new(Recorder::resume(held.dir.descriptor()?, &plan.runtime_dir)?);
-    // Costs little, and only on slow paths; `uzram slabinfo --stats` needs it.
-    slab::set_counting(true);
-    slab::set_timing(plan.slab_timing);
     if !has_started {
         make(plan, home.as_ref(), &mut devices)?;
     }

@@ -2,5 +2,4 @@
 
 pub mod show;
 pub mod programs;
-pub mod slabinfo;
 pub mod live;

@@ -14,7 +14,6 @@ const COMMANDS: &[&str] = &[
     "stat",
     "set",
     "reset",
-    "slabinfo",
     "down",
     "bench",
     "check",
@@ -76,7 +75,6 @@ fn a_command_line_that_makes_no_sense_is_one_line_and_status_2() {
         (&["set", "zram0", "mem_limit"], "ATTRIBUTE=VALUE"),
         (&["set", "zram0", "=1"], "ATTRIBUTE=VALUE"),
         (&["reset"], "<NAME>"),
-        (&["slabinfo", "zram0"], "zram0"),
         (&["down", "zram0"], "zram0"),
         (&["status", "zram0"], "zram0"),
         (&["upgrade", "/bin/true"], "/bin/true"),
@@ -155,15 +153,13 @@ fn exit_statuses_have_one_meaning() {
 #[test]
 fn without_a_daemon_every_client_says_how_to_start_one() {
     let place = Place::new();
-    let clients: [&[&str]; 14] = [
+    let clients: [&[&str]; 12] = [
         &["add", "zram1"],
         &["remove", "zram1"],
         &["list"],
         &["stat", "zram0"],
         &["set", "zram0", "mem_limit=1M"],
         &["reset", "zram0"],
-        &["slabinfo"],
-        &["slabinfo", "--stats"],
         &["down"],
         &["status"],
         &["upgrade"],

@@ -38,7 +38,6 @@ mod remote;
 mod run;
 mod settings;
 mod siblings;
-mod slabinfo;
 mod survive;
 mod swap;
 mod train;

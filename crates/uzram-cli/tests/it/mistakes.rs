@@ -241,7 +241,6 @@ fn another_user_is_told_that_the_daemon_is_roots() {
         &["reset", "zram0"],
         &["clients"],
         &["kick", "1"],
-        &["slabinfo"],
         &["status"],
         &["upgrade"],
         &["recover"],

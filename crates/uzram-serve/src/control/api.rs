@@ -8,14 +8,13 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::json;
 use uzram::device::{Attribute, Device, Reading};
-use uzram::{Error, ErrorKind, slab};
+use uzram::{Error, ErrorKind};
 
 use super::about::{About, SurvivalJson};
 use super::clients::{ClientJson, ClientsJson};
 use super::devices::{self, AttributeJson, DeviceJson, DevicesJson, attributes};
 use super::http::{Body, Ending, Request, Response, refusal};
 use super::routes;
-use super::slabinfo::{CacheJson, CachesJson};
 use crate::loop_device::LoopAttachment;
 use crate::nbd::{Clients, Kicked, Tls, reload_tls};
 use crate::own_devices::way_out;
@@ -398,11 +397,6 @@ fn make(new: &NewDevice, api: &Api) -> uzram::Result<Arc<Device>> {
         return Err(error);
     }
     Ok(device)
-}
-
-/// Returns the slab caches of this process.
-pub(super) fn slabinfo() -> Response {
-    Response::json(200, &CachesJson { caches: slab::caches().into_iter().map(CacheJson::from).collect() })
 }
 
 pub(super) fn read_attribute(api: &Api, call: &Call<'_>) -> Result<Response, Response> {

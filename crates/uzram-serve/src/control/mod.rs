@@ -1,8 +1,8 @@
 //! The control API: HTTP/1.1 with JSON on a Unix socket, under `/v1/`.
 //!
-//! It is only a view of a list of devices with their attribute table, and of the process's slab caches:
-//! [`uzram::device`] decides what an attribute means, when it may be written and which errno it returns;
-//! the daemon's [`Admission`] decides whether there is room for one more device.
+//! It is only a view of a list of devices with their attribute table: [`uzram::device`] decides what an attribute means,
+//! when it may be written and which errno it returns; the daemon's [`Admission`] decides whether there is room for one
+//! more device.
 //!
 //! [`routes`] is the table of requests; docs/control.md describes each, with its response.
 //!
@@ -29,7 +29,6 @@ pub mod http;
 pub mod percent;
 pub mod routes;
 mod server;
-pub mod slabinfo;
 pub mod stats;
 
 use std::io::{self, Read, Write};
@@ -40,7 +39,6 @@ pub use clients::{ClientJson, ClientsJson};
 pub use devices::{AttributeJson, DeviceJson, DevicesJson};
 pub use http::Ending;
 pub use server::{Limits, Server};
-pub use slabinfo::{CacheJson, CachesJson, CounterJson};
 pub use stats::StatsJson;
 
 /// How an [`exchange`] ended.

@@ -63,7 +63,6 @@ pub static ROUTES: &[Route] = &[
         Api::kick,
     ),
     route("GET", "/v1/daemon", "Describes the daemon and its processes.", |api, _| Ok(api.daemon())),
-    route("GET", "/v1/slabinfo", "Lists the slab caches with their counters.", |_, _| Ok(api::slabinfo())),
     route("POST", "/v1/reload", "Reads the TLS files again; 409 without TLS.", |api, _| api.reload()),
     route("POST", "/v1/upgrade", "Has another program serve.", Api::upgrade),
     route("POST", "/v1/recover", "Serves again after the daemon gave up.", |api, _| api.recover()),

@@ -3,7 +3,6 @@
 
 #![allow(clippy::unwrap_used)]
 
-use std::collections::BTreeSet;
 use std::io::{self, Cursor, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::{Arc, mpsc};
@@ -11,12 +10,10 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use uzram::device::Device;
-use uzram::mem::{Arena, Gfp};
 use uzram::random::Random;
-use uzram::slab::{Cache, CacheConfig, Policy, Sheaves, Stat};
 
 use super::http::{MAX_BODY_BYTES, MAX_HEAD_BYTES};
-use super::{About, Api, CacheJson, Ending, Limits, Server, exchange, routes};
+use super::{About, Api, Ending, Limits, Server, exchange, routes};
 use crate::{Exports, nbd};
 
 fn api() -> Api {
@@ -209,7 +206,6 @@ fn another_method_is_told_which_are_taken() {
         ("/v1/devices/zram0", "GET, DELETE"),
         ("/v1/devices/zram0/attributes/disksize", "GET, PUT"),
         ("/v1/devices/zram0/reset", "POST"),
-        ("/v1/slabinfo", "GET"),
         ("/v1/reload", "POST"),
         ("/v1/shutdown", "POST"),
     ] {
@@ -243,32 +239,6 @@ fn a_device_for_which_there_is_no_room_is_not_added() {
     // The name is free again.
     assert_eq!(ask(&api, &request("DELETE", "/v1/devices/small", "")).status, 204);
     assert_eq!(add("large", "1M").status, 201);
-}
-
-#[test]
-fn slab_caches_are_listed_while_they_live() {
-    let api = api();
-    let name = "a cache of this test";
-    let caches = |api: &Api| {
-        let answer = ask(api, &request("GET", "/v1/slabinfo", ""));
-        assert_eq!(answer.status, 200);
-        serde_json::from_value::<Vec<CacheJson>>(answer.json["caches"].clone()).unwrap()
-    };
-    let cache = Cache::<Sheaves>::new(
-        Arc::new(Arena::new(64 << 20).unwrap()),
-        CacheConfig { free_objects_on_drop: true, ..CacheConfig::new(name, 64, 8, 1000) },
-    )
-    .unwrap();
-    for _ in 0..3 {
-        cache.alloc(Gfp::MayWait).unwrap();
-    }
-    let all = caches(&api);
-    let one = all.iter().find(|cache| cache.name == name).unwrap();
-    assert_eq!((one.active_objs, one.policy.as_str()), (3, Sheaves::NAME));
-    assert!(one.num_objs >= 3 && one.num_slabs >= 1 && one.objsize_bytes >= 64, "{one:?}");
-    assert!(one.stats.keys().eq(Stat::ALL.map(Stat::name).iter().collect::<BTreeSet<_>>()));
-    drop(cache);
-    assert!(!caches(&api).iter().any(|cache| cache.name == name));
 }
 
 #[test]
