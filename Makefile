@@ -8,7 +8,7 @@ CORPUS_PROGRAMS = python3 g++ node redis-server java
 RUN_PROGRAMS = sqlite3 redis-benchmark redis-cli libmimalloc
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo dist dist-remote test lint bench lab fuzz loom asan tsan hog crash full pager
+.PHONY: help run demo dist dist-remote test check lint bench lab fuzz loom asan tsan hog crash full pager
 
 help: ## List these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -29,6 +29,9 @@ dist-remote: ## Build the same with backings on other machines, linked dynamical
 
 test: ## Run every test, with a summary
 	@tools/test
+
+check: ## Check format, clippy and the unit tests of what was changed, in a minute or two
+	@tools/check
 
 lint: ## Check format, clippy, documentation
 	@tools/lint
