@@ -1,6 +1,6 @@
 //! Sorts numbers in a quarter of the memory that they take.
 //!
-//! `cargo run --release --example region [SIZE_MIB] [uffd|guard|protect]`
+//! `cargo run --release --example region [SIZE_MIB] [uffd|guard]`
 //!
 //! The numbers are a slice over a [`Region`](uzram_pager::Region), sorted in place. The pager's limit is a quarter of their
 //! size: what was not used for long is compressed, and what does not fit compressed goes to a file in the folder for

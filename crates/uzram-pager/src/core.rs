@@ -1,16 +1,15 @@
 //! Loading and evicting: the same for both ways to trap a touch.
 //!
-//! Memory is managed in *units*: one page, or as many as the trap handles together. A unit's [`State`] says where its
-//! contents are, and which thread may move them.
+//! A page's [`State`] says where its contents are, and which thread may move them.
 //!
 //! **A fault** ([`Core::fault`]):
 //!
-//! 1. The state says what to do: the thread that makes it `Loading` loads the unit, others wait for that.
+//! 1. The state says what to do: the thread that makes it `Loading` loads the page, others wait for that.
 //! 2. If memory is above the limit, the thread waits until the evictor has made room.
 //! 3. The neighbours that are to come along are claimed in the same way.
 //! 4. Their contents are read from the store into the bench's buffer, and placed all at once. The threads that wait for them run.
 //! 5. The store's copies are freed, or kept if the touch was a read.
-//! 6. The units enter the LRU, and their states become `In`.
+//! 6. The pages enter the LRU, and their states become `In`.
 //!
 //! `evict.rs` has the other direction.
 
@@ -25,7 +24,7 @@ use uzram::lru::{Batched, Lru, LruConfig};
 use uzram::mem::Table;
 use uzram::store::{PageNo, Store};
 use uzram::sync::{Arc, AtomicU32, Counter};
-use uzram::units::{PAGE_SHIFT, Page, bytes_to_pages};
+use uzram::units::{PAGE_SIZE, Page, bytes_to_pages};
 use uzram::{Error, ErrorKind, Result};
 
 use self::evict::Leave;
@@ -42,10 +41,10 @@ use crate::waiting::Waiting;
 use crate::waits::Waits;
 use crate::window::Windows;
 
-/// The share of the limit that units take which wait to leave, and the most batches of them.
+/// The share of the limit that pages take which wait to leave, and the most batches of them.
 const WAITING_SHARE: u64 = 32;
 const MOST_SHELVES: usize = 1024;
-/// The share of units in memory whose copies are kept. With more, the memory that copies take costs more touches than they save
+/// The share of pages in memory whose copies are kept. With more, the memory that copies take costs more touches than they save
 /// compressing.
 const COPIED_SHARE: u64 = 16;
 /// The pages behind a new one come along with it while at least half of the memory is free, up to the next multiple of so many:
@@ -56,21 +55,20 @@ const NEW_AT_ONCE: u64 = 16;
 pub(crate) struct Core<T: Trap> {
     pub(crate) trap: T,
     pub(crate) store: Arc<Store>,
-    unit_pages: usize,
     states: Table<State>,
     lru: Lru<Batched>,
     windows: Windows,
     waits: Waits,
     benches: Stock<Bench<T::Shelf>>,
-    /// Units that are to leave, and the shelves for them. Protected by the lock: which batch is on which shelf.
+    /// Pages that are to leave, and the shelves for them. Protected by the lock: which batch is on which shelf.
     waiting: Mutex<Waiting>,
     shelves: Box<[T::Shelf]>,
-    /// Where each unit that waits lies, or is being opened from; 0 for others. Written by the owner of the unit's state.
+    /// Where each page that waits lies, or is being opened from; 0 for others. Written by the owner of the page's state.
     slots: Table<AtomicU32>,
     pub(crate) room: Room,
     shares: PerCpu<Share>,
-    /// Units whose copy in the store is kept while they are in memory.
-    copied_units: Counter,
+    /// Pages whose copy in the store is kept while they are in memory.
+    copied_pages: Counter,
     /// Which pages are mapped.
     areas: Arc<Mutex<Areas>>,
     /// What was unmapped, and has contents in the store still.
@@ -109,29 +107,28 @@ impl<T: Trap> Core<T> {
     pub(crate) fn new(
         trap: T,
         areas: Arc<Mutex<Areas>>,
-        unit_pages: usize,
         store: Arc<Store>,
         limit_pages: u64,
         most_compressed: Option<[u64; 2]>,
     ) -> Result<Self> {
-        let units = store.pages().div_ceil(unit_pages as u64);
-        let shelves = (limit_pages / WAITING_SHARE) as usize / MOST_PAGES;
+        let pages = store.pages();
+        let room = Room::new(limit_pages, if most_compressed.is_some() { 2 } else { 1 });
+        let shelves = (limit_pages / WAITING_SHARE) as usize / room.batch_pages();
         let shelves = shelves.clamp(1, MOST_SHELVES);
         let benches = 2 * std::thread::available_parallelism().map_or(1, usize::from) + 2;
         Ok(Core {
             benches: Stock::new(benches, |_| trap.shelf().map(Bench::new))?,
             waiting: Mutex::new(Waiting::new(shelves)),
             shelves: (0..shelves).map(|_| trap.shelf()).collect::<Result<_>>()?,
-            slots: Table::new(units as usize)?,
+            slots: Table::new(pages as usize)?,
             trap,
-            unit_pages,
-            states: Table::new(units as usize)?,
-            lru: Lru::new(&LruConfig::new(units))?,
+            states: Table::new(pages as usize)?,
+            lru: Lru::new(&LruConfig::new(pages))?,
             windows: Windows::default(),
             waits: Waits::new(),
-            room: Room::new(limit_pages, if most_compressed.is_some() { 2 } else { 1 }),
+            room,
             shares: PerCpu::new(|_| Share::default()),
-            copied_units: Counter::new(0),
+            copied_pages: Counter::new(0),
             areas,
             closed: Mutex::default(),
             cleaning: Mutex::default(),
@@ -146,29 +143,8 @@ impl<T: Trap> Core<T> {
         })
     }
 
-    pub(crate) fn unit_pages(&self) -> usize {
-        self.unit_pages
-    }
-
-    fn state(&self, unit: u64) -> &State {
-        &self.states[unit as usize]
-    }
-
-    fn unit_of(&self, page: u64) -> u64 {
-        page / self.unit_pages as u64
-    }
-
-    fn run(&self, first_unit: u64, units: usize) -> Run {
-        Run { first: self.first_page(first_unit), pages: units * self.unit_pages }
-    }
-
-    fn first_page(&self, unit: u64) -> u64 {
-        unit * self.unit_pages as u64
-    }
-
-    /// Returns the page numbers of a run of units.
-    fn pages(run: Run) -> std::ops::Range<u64> {
-        run.first..run.first + run.pages as u64
+    fn state(&self, page: u64) -> &State {
+        &self.states[page as usize]
     }
 
     pub(crate) fn stats(&self) -> PagerStats {
@@ -196,14 +172,13 @@ impl<T: Trap> Core<T> {
     /// Brings the page that was touched. `waits`: the caller is the thread that touched it, and returns only when the page is
     /// there. Returns false if there is nothing to bring.
     pub(crate) fn fault(&self, page: u64, writes: bool, waits: bool) -> bool {
-        let unit = self.unit_of(page);
         loop {
-            let number = self.waits.number(unit);
-            match self.state(unit).touch() {
+            let number = self.waits.number(page);
+            match self.state(page).touch() {
                 Touched::Load { stored } => {
                     let start = Instant::now();
                     self.make_way();
-                    let loaded = self.load(unit, stored, writes);
+                    let loaded = self.load(page, stored, writes);
                     self.room.most_used_pages(&self.store);
                     let share = self.shares.local();
                     share.faults.add(1);
@@ -212,15 +187,15 @@ impl<T: Trap> Core<T> {
                     return loaded;
                 }
                 Touched::Open { copied } => {
-                    self.reopen(unit, copied);
+                    self.reopen(page, copied);
                     return true;
                 }
                 Touched::In if waits => return true,
                 Touched::In => {
-                    self.look(unit);
+                    self.look(page);
                     return true;
                 }
-                Touched::Busy if waits => self.waits.wait(unit, number),
+                Touched::Busy if waits => self.waits.wait(page, number),
                 Touched::Busy => return true,
                 Touched::Lost => return false,
             }
@@ -234,35 +209,34 @@ impl<T: Trap> Core<T> {
         }
     }
 
-    /// Has room made for a unit, above the high watermark, and waits for it if the unit would exceed the limit.
+    /// Has room made for a page, above the high watermark, and waits for it if the page would exceed the limit.
     fn make_way(&self) {
-        if self.room.has(self.unit_pages, &self.store) || self.room.gives_up() || self.room.is_held() {
+        if self.room.has(1, &self.store) || self.room.gives_up() || self.room.is_held() {
             return;
         }
         if self.help() {
             self.room.wake_evictor();
         }
-        self.room.wait_for(self.unit_pages, &self.store, || {
+        self.room.wait_for_page(&self.store, || {
             self.shares.local().waits_for_room.add(1);
         });
     }
 
-    /// Waits as long as a unit is in a place that has an owner.
-    fn wait_while(&self, unit: u64, place: Place) {
+    /// Waits as long as a page is in a place that has an owner.
+    fn wait_while(&self, page: u64, place: Place) {
         loop {
-            let number = self.waits.number(unit);
-            if !self.state(unit).want(place) {
+            let number = self.waits.number(page);
+            if !self.state(page).want(place) {
                 return;
             }
-            self.waits.wait(unit, number);
+            self.waits.wait(page, number);
         }
     }
 
-    /// Loads a unit that the caller owns, and the neighbours that are to come along. Returns false if it cannot be read. Does not
+    /// Loads a page that the caller owns, and the neighbours that are to come along. Returns false if it cannot be read. Does not
     /// wait for room: the caller may be the evictor, which makes it.
-    fn load(&self, unit: u64, stored: bool, writes: bool) -> bool {
-        let page = self.first_page(unit);
-        let window = match self.state(unit).get().access() {
+    fn load(&self, page: u64, stored: bool, writes: bool) -> bool {
+        let window = match self.state(page).get().access() {
             Access::Normal if !stored && self.room.is_half_free(&self.store) => {
                 self.windows.next(page, (NEW_AT_ONCE - page % NEW_AT_ONCE) as usize)
             }
@@ -270,15 +244,15 @@ impl<T: Trap> Core<T> {
             Access::Random => 1,
             Access::Sequential => MOST_PAGES,
         };
-        let mut units = [stored; MOST_PAGES];
-        let has_room = |more: usize| self.room.has((1 + more) * self.unit_pages, &self.store);
-        let more = self.claim(unit + 1, &mut units[1..(window / self.unit_pages).max(1)], has_room);
-        self.bring(unit, &units[..=more], writes) > 0
+        let mut pages = [stored; MOST_PAGES];
+        let has_room = |more: usize| self.room.has(1 + more, &self.store);
+        let more = self.claim(page + 1, &mut pages[1..window], has_room);
+        self.bring(page, &pages[..=more], writes) > 0
     }
 
-    /// Claims units next to each other to load them, as long as none is in memory, or another thread's, and `may` allows one more
+    /// Claims pages next to each other to load them, as long as none is in memory, or another thread's, and `may` allows one more
     /// than it is given. Notes whether the store has contents of each; returns how many they are. Behind a region there is
-    /// a unit that is never claimed.
+    /// a page that is never claimed.
     fn claim(&self, first: u64, stored: &mut [bool], may: impl Fn(usize) -> bool) -> usize {
         for (nth, stored) in stored.iter_mut().enumerate() {
             let state = self.state(first + nth as u64);
@@ -291,62 +265,59 @@ impl<T: Trap> Core<T> {
         stored.len()
     }
 
-    /// Brings units next to each other that the caller owns, of which `stored` says whether the store has contents. Returns
+    /// Brings pages next to each other that the caller owns, of which `stored` says whether the store has contents. Returns
     /// how many came.
     fn bring(&self, first: u64, stored: &[bool], writes: bool) -> usize {
         let mut bench = self.benches.take();
         let buffer = &mut bench.buffer;
         let mut good = 0;
-        'units: for (nth, stored) in stored.iter().enumerate() {
-            let run = self.run(first + nth as u64, 1);
-            let room = &mut buffer[nth * self.unit_pages..][..self.unit_pages];
-            for (page, out) in Self::pages(run).zip(room) {
-                if !stored {
-                    out.fill(0);
-                } else if self.store.read_once(PageNo::from_number(page), out).is_err() {
-                    break 'units;
-                }
+        for (nth, stored) in stored.iter().enumerate() {
+            let page = PageNo::from_number(first + nth as u64);
+            if !stored {
+                buffer[nth].fill(0);
+            } else if self.store.read_once(page, &mut buffer[nth]).is_err() {
+                break;
             }
             good += 1;
         }
         if good > 0 {
-            self.place(&buffer[..good * self.unit_pages], self.run(first, good));
+            self.place(&buffer[..good], Run::new(first, good));
         }
         drop(bench);
-        // The units that came along were not touched, so not written to either.
+        // The pages that came along were not touched, so not written to either.
         let mut keeps = [false; MOST_PAGES];
         for (nth, (keeps, stored)) in keeps.iter_mut().zip(&stored[..good]).enumerate() {
             *keeps = *stored && (!writes || nth > 0) && self.may_copy();
-            self.copied_units.add(u64::from(*keeps));
+            self.copied_pages.add(u64::from(*keeps));
         }
         self.free_copies(first, &stored[..good], &keeps);
         let share = self.shares.local();
         for (nth, stored) in stored.iter().enumerate() {
-            let (unit, pages) = (first + nth as u64, self.unit_pages as u64);
+            let page = first + nth as u64;
             if nth < good {
-                if *stored { &share.pages_in } else { &share.pages_new }.add(pages);
-                self.room.came(self.unit_pages, !stored);
-                self.lru.add(unit as u32);
-                self.end(unit, Place::In, keeps[nth]);
+                if *stored { &share.pages_in } else { &share.pages_new }.add(1);
+                self.room.came(!stored);
+                self.lru.add(page as u32);
+                self.end(page, Place::In, keeps[nth]);
             } else if nth == 0 {
-                self.trap.lose(self.run(unit, 1));
-                share.pages_lost.add(pages);
-                self.end(unit, Place::Bad, false);
+                self.trap.lose(page);
+                share.pages_lost.add(1);
+                self.end(page, Place::Bad, false);
             } else {
-                self.end(unit, if *stored { Place::Out } else { Place::New }, false);
+                self.end(page, if *stored { Place::Out } else { Place::New }, false);
             }
         }
         good
     }
 
-    /// Frees the store's copies of units next to each other that are in memory, and do not keep them.
+    /// Frees the store's copies of pages next to each other that are in memory, and do not keep them.
     fn free_copies(&self, first: u64, stored: &[bool], keeps: &[bool]) {
         let mut nth = 0;
         let goes = |nth: usize| stored[nth] && !keeps[nth];
         while nth < stored.len() {
             let count = (nth..stored.len()).take_while(|nth| goes(*nth)).count();
             if count > 0 {
-                self.store.discard_pages(Self::pages(self.run(first + nth as u64, count)));
+                self.store.discard_pages(Run::new(first + nth as u64, count).numbers());
             }
             nth += count + 1;
         }
@@ -360,23 +331,23 @@ impl<T: Trap> Core<T> {
         }
     }
 
-    /// Returns whether another unit in memory may keep its copy in the store: those of a share may, and all as long as there is
+    /// Returns whether another page in memory may keep its copy in the store: those of a share may, and all as long as there is
     /// memory in plenty; none may beyond the limit.
     fn may_copy(&self) -> bool {
-        let copied_pages = self.copied_units.get() * self.unit_pages as u64;
+        let copied_pages = self.copied_pages.get();
         (COPIED_SHARE * copied_pages <= self.room.resident_pages() && !self.room.gives_up())
             || self.room.is_half_free(&self.store)
     }
 
-    /// Ends a state that the caller owns, and has threads that wait for the unit go on.
-    fn end(&self, unit: u64, place: Place, copied: bool) {
-        if self.state(unit).end(place, copied) {
-            self.waits.wake(unit);
+    /// Ends a state that the caller owns, and has threads that wait for the page go on.
+    fn end(&self, page: u64, place: Place, copied: bool) {
+        if self.state(page).end(place, copied) {
+            self.waits.wake(page);
             match place {
-                Place::In => self.trap.retry(self.first_page(unit)),
-                Place::Out | Place::New | Place::Waiting => match self.state(unit).touch() {
-                    Touched::Load { stored } => drop(self.load(unit, stored, false)),
-                    Touched::Open { copied } => self.reopen(unit, copied),
+                Place::In => self.trap.retry(page),
+                Place::Out | Place::New | Place::Waiting => match self.state(page).touch() {
+                    Touched::Load { stored } => drop(self.load(page, stored, false)),
+                    Touched::Open { copied } => self.reopen(page, copied),
                     _ => {}
                 },
                 _ => {}
@@ -384,26 +355,24 @@ impl<T: Trap> Core<T> {
         }
     }
 
-    /// Brings a unit that is said to be in memory, as zeros, if it is not: the program has given its memory back to the system.
-    fn look(&self, unit: u64) {
-        let Some(copied) = self.state(unit).start_look() else { return };
+    /// Brings a page that is said to be in memory, as zeros, if it is not: the program has given its memory back to the system.
+    fn look(&self, page: u64) {
+        let Some(copied) = self.state(page).start_look() else { return };
         let mut bench = self.benches.take();
-        let run = self.run(unit, 1);
-        let zeros = &mut bench.buffer[..run.pages];
-        zeros.as_flattened_mut().fill(0);
-        self.place(zeros, run);
+        bench.buffer[0].fill(0);
+        self.place(&bench.buffer[..1], Run::new(page, 1));
         drop(bench);
-        self.end(unit, Place::In, copied);
-        self.trap.retry(run.first);
+        self.end(page, Place::In, copied);
+        self.trap.retry(page);
     }
 
-    /// Loads the units of a run of pages, for as long as there is room for them.
+    /// Loads the pages of a run, for as long as there is room for them.
     pub(crate) fn prefetch(&self, run: Run) {
-        self.by_windows(run, |first, units| {
+        self.by_windows(run, |first, pages| {
             let mut at = 0;
-            while at < units && self.room.has(MOST_PAGES, &self.store) {
+            while at < pages && self.room.has(MOST_PAGES, &self.store) {
                 let mut stored = [false; MOST_PAGES];
-                let count = self.claim(first + at as u64, &mut stored[..units - at], |_| true);
+                let count = self.claim(first + at as u64, &mut stored[..pages - at], |_| true);
                 if count > 0 {
                     self.bring(first + at as u64, &stored[..count], false);
                 }
@@ -412,57 +381,57 @@ impl<T: Trap> Core<T> {
         });
     }
 
-    /// Pins units, so that they are in memory and stay there. Returns false if one of them cannot be read: then it is pinned,
+    /// Pins pages, so that they are in memory and stay there. Returns false if one of them cannot be read: then it is pinned,
     /// but not in memory.
     pub(crate) fn pin(&self, run: Run) -> bool {
-        let units = self.units_of(run);
-        units.clone().for_each(|unit| self.state(unit).pin(true));
-        units.fold(true, |all, unit| {
-            // An eviction that had begun ends, and then the unit is loaded again.
-            while !matches!(self.state(unit).get().place(), Place::In | Place::Bad | Place::Gone) {
-                self.fault(self.first_page(unit), true, true);
+        let pages = run.numbers();
+        pages.clone().for_each(|page| self.state(page).pin(true));
+        pages.fold(true, |all, page| {
+            // An eviction that had begun ends, and then the page is loaded again.
+            while !matches!(self.state(page).get().place(), Place::In | Place::Bad | Place::Gone) {
+                self.fault(page, true, true);
             }
-            all && self.state(unit).get().place() == Place::In
+            all && self.state(page).get().place() == Place::In
         })
     }
 
-    /// Ends [`Core::pin`] for the units of a run for which `is_pinned` returns false.
-    pub(crate) fn unpin(&self, run: Run, is_pinned: impl Fn(Run) -> bool) {
-        for unit in self.units_of(run) {
-            if !is_pinned(self.run(unit, 1)) {
-                self.state(unit).pin(false);
+    /// Ends [`Core::pin`] for the pages of a run for which `is_pinned` returns false.
+    pub(crate) fn unpin(&self, run: Run, is_pinned: impl Fn(u64) -> bool) {
+        for page in run.numbers() {
+            if !is_pinned(page) {
+                self.state(page).pin(false);
             }
         }
     }
 
-    /// Says how units are going to be touched.
+    /// Says how pages are going to be touched.
     pub(crate) fn advise(&self, run: Run, access: Access) {
-        self.units_of(run).for_each(|unit| self.state(unit).set_access(access));
+        run.numbers().for_each(|page| self.state(page).set_access(access));
     }
 
-    /// Empties units: they read as zeros.
+    /// Empties pages: they read as zeros.
     pub(crate) fn discard(&self, run: Run) {
-        self.by_windows(run, |first, units| {
-            let takes_open = self.discard_open(first, units);
-            for unit in first..first + units as u64 {
+        self.by_windows(run, |first, pages| {
+            let takes_open = self.discard_open(first, pages);
+            for page in first..first + pages as u64 {
                 loop {
-                    match self.state(unit).get().place() {
+                    match self.state(page).get().place() {
                         Place::New | Place::Gone => break,
                         // It came meanwhile.
-                        Place::In if takes_open && self.discard_open(unit, 1) => {}
-                        Place::In if self.evict(unit..=unit, Leave::Discard) > 0 => break,
+                        Place::In if takes_open && self.discard_open(page, 1) => {}
+                        Place::In if self.evict(page..=page, Leave::Discard) > 0 => break,
                         // The kernel transfers data to it, or a thread is at it.
                         Place::In => {
-                            self.zero(self.run(unit, 1));
+                            self.zero(page);
                             break;
                         }
                         place @ (Place::Out | Place::Bad | Place::Waiting) => {
-                            if let Some(copied) = self.state(unit).start_discard(place) {
-                                self.empty(unit, place, copied);
-                                self.end(unit, Place::New, false);
+                            if let Some(copied) = self.state(page).start_discard(place) {
+                                self.empty(page, place, copied);
+                                self.end(page, Place::New, false);
                             }
                         }
-                        place @ (Place::Loading | Place::Leaving) => self.wait_while(unit, place),
+                        place @ (Place::Loading | Place::Leaving) => self.wait_while(page, place),
                     }
                 }
             }
@@ -470,26 +439,26 @@ impl<T: Trap> Core<T> {
         self.note_change(Instant::now);
     }
 
-    /// Empties those of up to [`MOST_PAGES`] units that are in memory. Returns false if the trap does not take them as they are.
-    fn discard_open(&self, first: u64, units: usize) -> bool {
+    /// Empties those of up to [`MOST_PAGES`] pages that are in memory. Returns false if the trap does not take them as they are.
+    fn discard_open(&self, first: u64, pages: usize) -> bool {
         let mut nth = 0;
-        while nth < units {
+        while nth < pages {
             let (mut copied, mut count) = ([false; MOST_PAGES], 0);
             let at = first + nth as u64;
-            while nth + count < units {
+            while nth + count < pages {
                 let Some(is_copied) = self.state(at + count as u64).start_discard(Place::In) else { break };
                 copied[count] = is_copied;
                 count += 1;
             }
-            let is_done = count == 0 || self.trap.discard(self.run(at, count));
+            let is_done = count == 0 || self.trap.discard(Run::new(at, count));
             if is_done && count > 0 {
                 let copies = copied[..count].iter().filter(|is_copied| **is_copied).count();
                 if copies > 0 {
-                    self.store.discard_pages(Self::pages(self.run(at, count)));
+                    self.store.discard_pages(Run::new(at, count).numbers());
                 }
-                self.copied_units.sub(copies as u64);
+                self.copied_pages.sub(copies as u64);
                 self.leave_lru(at, count);
-                self.room.left(count * self.unit_pages, true);
+                self.room.left(count, true);
             }
             for (nth, is_copied) in copied[..count].iter().enumerate() {
                 let (place, is_copied) = if is_done { (Place::New, false) } else { (Place::In, *is_copied) };
@@ -503,34 +472,33 @@ impl<T: Trap> Core<T> {
         true
     }
 
-    /// Frees the contents of a unit that the caller owns, and that was at this place.
-    fn empty(&self, unit: u64, was: Place, copied: bool) {
-        let run = self.run(unit, 1);
+    /// Frees the contents of a page that the caller owns, and that was at this place.
+    fn empty(&self, page: u64, was: Place, copied: bool) {
         match was {
-            Place::Bad => self.trap.find(run),
+            Place::Bad => self.trap.find(page),
             Place::Waiting => {
-                self.slots[unit as usize].store(0, Ordering::Release);
-                self.trap.forget(run);
-                self.lru.remove(unit as u32);
-                self.copied_units.sub(u64::from(copied));
+                self.slots[page as usize].store(0, Ordering::Release);
+                self.trap.forget(page);
+                self.lru.remove(page as u32);
+                self.copied_pages.sub(u64::from(copied));
             }
             _ => {}
         }
-        self.store.discard_pages(Self::pages(run));
+        self.store.discard(PageNo::from_number(page));
         match was {
-            Place::Waiting => self.room.left(self.unit_pages, true),
-            _ => self.room.forgotten(self.unit_pages),
+            Place::Waiting => self.room.left(1, true),
+            _ => self.room.forgotten(1),
         }
     }
 
-    /// Writes zeros to units that are in memory.
-    fn zero(&self, run: Run) {
-        // SAFETY: the pages are mapped and writable; the program lets them be emptied, and expects other threads' accesses to
+    /// Writes zeros to a page that is in memory.
+    fn zero(&self, page: u64) {
+        // SAFETY: the page is mapped and writable; the program lets it be emptied, and expects other threads' accesses to
         // see either contents.
-        unsafe { self.trap.space().address(run.first).write_bytes(0, run.bytes()) };
+        unsafe { self.trap.space().address(page).write_bytes(0, PAGE_SIZE) };
     }
 
-    /// Maps memory of `len` bytes, all new units.
+    /// Maps memory of `len` bytes, all new pages.
     ///
     /// # Errors
     /// `NoSpace`, `NoMemory`.
@@ -548,7 +516,7 @@ impl<T: Trap> Core<T> {
         Ok(run)
     }
 
-    /// Takes addresses for so many bytes, and the unit behind them.
+    /// Takes addresses for so many bytes, and the page behind them.
     ///
     /// # Errors
     /// `NoSpace`.
@@ -557,45 +525,43 @@ impl<T: Trap> Core<T> {
             let what = "the pager has no address space for a region of this size";
             Error::new(ErrorKind::NoSpace, what).with_setting("capacity")
         };
-        let unit = self.unit_pages as u64;
-        let len = len.checked_next_multiple_of(self.unit_pages << PAGE_SHIFT).ok_or_else(full)?;
         let pages = bytes_to_pages(len as u64);
         let mut areas = lock(&self.areas);
-        let first = areas.find(pages + unit, unit, 0).ok_or_else(full)?;
+        let first = areas.find(pages + 1, 1, 0).ok_or_else(full)?;
         let run = Run { first, pages: pages as usize };
         areas.set(self.with_guard(run), Use::Managed(Protection::READ_WRITE));
         self.bar(first + pages);
         Ok(run)
     }
 
-    /// Returns a region's pages with those of the unit behind it, which stay unmapped.
+    /// Returns a region's pages with the one behind them, which stays unmapped.
     fn with_guard(&self, run: Run) -> Run {
-        Run { pages: run.pages + self.unit_pages, ..run }
+        Run { pages: run.pages + 1, ..run }
     }
 
     /// Has no window reach to a page that is not mapped, or beyond.
     pub(crate) fn bar(&self, page: u64) {
-        self.state(self.unit_of(page)).close();
+        self.state(page).close();
     }
 
-    /// Makes mapped units new.
+    /// Makes mapped pages new.
     pub(crate) fn open(&self, run: Run) {
-        self.units_of(run).for_each(|unit| self.state(unit).reopen());
+        run.numbers().for_each(|page| self.state(page).reopen());
         self.mapped_pages.add(run.pages as u64);
     }
 
-    /// Notes that units are mapped, all new: some may be in memory, see [`Core::note_present`].
+    /// Notes that pages are mapped, all new: some may be in memory, see [`Core::note_present`].
     pub(crate) fn adopted(&self, run: Run) {
         self.mapped_pages.add(run.pages as u64);
     }
 
-    /// Notes that units are in memory that were not said to be.
+    /// Notes that pages are in memory that were not said to be.
     pub(crate) fn note_present(&self, run: Run) {
-        for unit in self.units_of(run) {
-            if self.state(unit).start_load().is_some() {
-                self.room.came(self.unit_pages, true);
-                self.lru.add(unit as u32);
-                self.end(unit, Place::In, false);
+        for page in run.numbers() {
+            if self.state(page).start_load().is_some() {
+                self.room.came(true);
+                self.lru.add(page as u32);
+                self.end(page, Place::In, false);
             }
         }
     }
@@ -606,39 +572,39 @@ impl<T: Trap> Core<T> {
         self.clean_later(run, self.with_guard(run));
     }
 
-    /// Has the contents of units that were detached freed by the evictor, and then some addresses.
+    /// Has the contents of pages that were detached freed by the evictor, and then some addresses.
     pub(crate) fn clean_later(&self, contents: Run, addresses: Run) {
         lock(&self.closed).push(Closed { contents, addresses });
         self.room.wake_evictor();
     }
 
-    /// Unmaps units, which the program does not use any more. Their contents are still to be freed.
+    /// Unmaps pages, which the program does not use any more. Their contents are still to be freed.
     pub(crate) fn detach(&self, run: Run) {
         let (mut resident, mut gone, mut copied) = (0, 0, 0);
-        for unit in self.units_of(run) {
+        for page in run.numbers() {
             let was = loop {
-                if let Some(was) = self.state(unit).close() {
+                if let Some(was) = self.state(page).close() {
                     break was;
                 }
-                self.wait_while(unit, Place::Loading);
-                self.wait_while(unit, Place::Leaving);
+                self.wait_while(page, Place::Loading);
+                self.wait_while(page, Place::Leaving);
             };
             if was.place() == Place::Waiting {
-                self.slots[unit as usize].store(0, Ordering::Release);
+                self.slots[page as usize].store(0, Ordering::Release);
             }
             match was.place() {
                 Place::In | Place::Waiting => {
-                    resident += self.unit_pages;
+                    resident += 1;
                     copied += u64::from(was.is_copied());
                 }
-                Place::Out | Place::Bad => gone += self.unit_pages,
+                Place::Out | Place::Bad => gone += 1,
                 _ => {}
             }
         }
         self.trap.unmap(run);
         self.room.left(resident, true);
         self.room.forgotten(gone);
-        self.copied_units.sub(copied);
+        self.copied_pages.sub(copied);
         self.mapped_pages.sub(run.pages as u64);
     }
 
@@ -653,18 +619,18 @@ impl<T: Trap> Core<T> {
         }
     }
 
-    /// Frees the contents of units that were detached.
+    /// Frees the contents of pages that were detached.
     pub(crate) fn free_contents(&self, run: Run) {
-        self.by_windows(run, |first, units| self.leave_lru(first, units));
-        self.store.discard_pages(Self::pages(run));
+        self.by_windows(run, |first, pages| self.leave_lru(first, pages));
+        self.store.discard_pages(run.numbers());
     }
 
-    /// Removes up to [`MOST_PAGES`] units from the LRU, whose contents are gone.
-    fn leave_lru(&self, first: u64, units: usize) {
+    /// Removes up to [`MOST_PAGES`] pages from the LRU, whose contents are gone.
+    fn leave_lru(&self, first: u64, pages: usize) {
         let (mut dead, mut count) = ([0; MOST_PAGES], 0);
-        for unit in first as u32..first as u32 + units as u32 {
-            if self.lru.mark_dead(unit) {
-                dead[count] = unit;
+        for page in first as u32..first as u32 + pages as u32 {
+            if self.lru.mark_dead(page) {
+                dead[count] = page;
                 count += 1;
             }
         }
@@ -693,22 +659,15 @@ impl<T: Trap> Core<T> {
         *most
     }
 
-    /// Has units stay where they are, in memory or not, or ends that.
+    /// Has pages stay where they are, in memory or not, or ends that.
     pub(crate) fn keep(&self, run: Run, keeps: bool) {
-        self.units_of(run).for_each(|unit| self.state(unit).pin(keeps));
+        run.numbers().for_each(|page| self.state(page).pin(keeps));
     }
 
-    /// Returns the units of a run of pages, all of which are whole.
-    fn units_of(&self, run: Run) -> std::ops::Range<u64> {
-        self.unit_of(run.first)..self.unit_of(run.first + run.pages as u64)
-    }
-
-    /// Calls `f` with the first unit and the number of units of each part of a run, which has up to [`MOST_PAGES`] pages.
+    /// Calls `f` with the first page and the number of pages of each part of a run, up to [`MOST_PAGES`].
     fn by_windows(&self, run: Run, f: impl Fn(u64, usize)) {
-        let units = self.units_of(run);
-        let most = MOST_PAGES / self.unit_pages;
-        for first in units.clone().step_by(most) {
-            f(first, most.min((units.end - first) as usize));
+        for first in run.numbers().step_by(MOST_PAGES) {
+            f(first, MOST_PAGES.min((run.end() - first) as usize));
         }
     }
 }
@@ -729,23 +688,18 @@ impl<T: Trap> Core<T> {
     /// written. Returns false if something cannot be read.
     pub(crate) fn bring_all(&self, run: Run) -> bool {
         let mut bench = self.benches.take();
-        self.units_of(run).all(|unit| {
-            let run = self.run(unit, 1);
-            let state = self.state(unit).get();
-            let buffer = &mut bench.buffer[..self.unit_pages];
-            let contents = match state.place() {
+        run.numbers().all(|page| {
+            let buffer = &mut bench.buffer[..1];
+            let contents = match self.state(page).get().place() {
                 Place::Out => {
-                    let pages = Self::pages(run).zip(&mut *buffer);
-                    let read = pages.map(|(page, out)| self.store.read_once(PageNo::from_number(page), out));
-                    if read.into_iter().any(|read| read.is_err()) {
+                    if self.store.read_once(PageNo::from_number(page), &mut buffer[0]).is_err() {
                         return false;
                     }
                     &*buffer
                 }
                 Place::Waiting => {
-                    let at = self.slots[unit as usize].load(Ordering::Acquire) as usize - 1;
-                    let (shelf, nth) = (&self.shelves[at / MOST_PAGES], at % MOST_PAGES);
-                    match self.trap.read(shelf, nth * self.unit_pages, run, buffer) {
+                    let (shelf, nth) = self.slot(page);
+                    match self.trap.read(shelf, nth, Run::new(page, 1), buffer) {
                         Some(contents) => contents,
                         None => return false,
                     }
@@ -753,10 +707,10 @@ impl<T: Trap> Core<T> {
                 Place::Bad => return false,
                 _ => return true,
             };
-            // SAFETY: the pages may be written, and the program does not run.
+            // SAFETY: the page may be written, and the program does not run.
             unsafe {
-                let to = self.trap.space().address(run.first);
-                to.copy_from_nonoverlapping(contents.as_flattened().as_ptr(), run.bytes());
+                let to = self.trap.space().address(page);
+                to.copy_from_nonoverlapping(contents.as_flattened().as_ptr(), PAGE_SIZE);
             }
             true
         })

@@ -10,15 +10,14 @@
 //! |---|---|---|
 //! | `Uffd` | root, CAP_SYS_PTRACE, /dev/userfaultfd, or `vm.unprivileged_userfaultfd=1`; Linux 6.8 | work |
 //! | `Guard` | nothing; Linux 6.15 | fail with EFAULT |
-//! | `Protect` | nothing | fail with EFAULT |
 //!
 //! # What a program must know
 //!
 //! - A child (fork(2)) has none of this memory: a touch is a SIGSEGV there.
-//! - With `Guard` and `Protect`, [pin](Region::pin) memory that you pass to system calls. A call fails with EFAULT otherwise
+//! - With `Guard`, [pin](Region::pin) memory that you pass to system calls. A call fails with EFAULT otherwise
 //!   if a page is not in memory; and **a transfer that goes on by itself** (io_uring, libaio, vmsplice) **loses what it
 //!   writes to a page** that leaves meanwhile.
-//! - With these two, SIGSEGV belongs to the pager: what is not its own goes to the handler that was there before. A
+//! - With it, SIGSEGV belongs to the pager: what is not its own goes to the handler that was there before. A
 //!   handler that is installed later must call the one before. A thread that blocks the signal must not touch the
 //!   memory: the kernel ends the process.
 //! - Memory in regions must not be the allocator's of the program itself.
@@ -74,6 +73,9 @@ mod waiting;
 mod waits;
 #[cfg(not(loom))]
 mod window;
+
+/// The most pages that are moved at once.
+pub(crate) const MOST_PAGES: usize = 64;
 
 /// Descriptors that a program does not know of.
 #[cfg(not(loom))]

@@ -216,13 +216,12 @@ fn store() -> &'static Store {
 /// that nothing else ends the wait.
 #[test]
 fn loom_a_wait_for_room_ends_when_the_process_forks() {
-    const LIMIT_PAGES: u64 = 1;
     store();
     check(|| {
-        let shared =
-            Arc::new((Room::new(LIMIT_PAGES, 1), Gate::new(), Mutex::new(()), AtomicBool::new(false)));
+        // The limit is a page, which is in memory.
+        let shared = Arc::new((Room::new(1, 1), Gate::new(), Mutex::new(()), AtomicBool::new(false)));
         shared.0.set_hard();
-        shared.0.came(LIMIT_PAGES as usize, false);
+        shared.0.came(false);
         let spawn = |run: fn(&Room, &Gate, &Mutex<()>, &AtomicBool)| {
             let shared = Arc::clone(&shared);
             thread::spawn(move || run(&shared.0, &shared.1, &shared.2, &shared.3))
@@ -230,7 +229,7 @@ fn loom_a_wait_for_room_ends_when_the_process_forks() {
         let server = spawn(|room, gate, _, _| {
             let admitted = gate.admit(2);
             if admitted.is_some() {
-                room.wait_for(1, store(), || {});
+                room.wait_for_page(store(), || {});
             }
         });
         // As `Evictor::start` and `Core::make_room`.

@@ -1,4 +1,4 @@
-//! The protocol of a unit's state: programs that touch it, evictors, and a thread that empties it.
+//! The protocol of a page's state: programs that touch it, evictors, and a thread that empties it.
 //!
 //! The contents are two numbers: what a program sees, 0 if the page is trapped, and what the store has. Moving them is not
 //! atomic with the state, as it is not in the pager.
@@ -9,18 +9,18 @@ use loom::thread;
 
 use crate::state::{Place, State, Touched};
 
-/// One unit. Contents are counted from 1, so that 0 stands for a trapped page.
+/// One page. Contents are counted from 1, so that 0 stands for a trapped page.
 #[derive(Default)]
-struct Unit {
+struct Page {
     state: State,
     memory: AtomicU64,
     store: AtomicU64,
-    /// What waits to leave, and whether the unit is there, or being opened from there.
+    /// What waits to leave, and whether the page is there, or being opened from there.
     shelf: AtomicU64,
     slot: AtomicU64,
 }
 
-impl Unit {
+impl Page {
     /// Has the page there, as `Core::fault` of a thread that waits.
     fn fault(&self) {
         loop {
@@ -74,7 +74,7 @@ impl Unit {
         }
     }
 
-    /// As `Core::take_cold` and, for the unit that waits, `Core::evict_oldest`.
+    /// As `Core::take_cold` and, for the page that waits, `Core::evict_oldest`.
     fn evict_later(&self) {
         if self.state.start_leave().is_some() {
             let contents = self.memory.swap(0, Ordering::AcqRel);
@@ -113,7 +113,7 @@ impl Unit {
         }
     }
 
-    /// Returns the contents when nobody moves the unit.
+    /// Returns the contents when nobody moves the page.
     fn contents(&self) -> u64 {
         match self.state.get().place() {
             Place::In => self.memory.load(Ordering::Relaxed),
@@ -125,21 +125,21 @@ impl Unit {
     }
 }
 
-fn run(threads: &[fn(&Unit)]) -> Arc<Unit> {
-    let unit = Arc::new(Unit::default());
+fn run(threads: &[fn(&Page)]) -> Arc<Page> {
+    let page = Arc::new(Page::default());
     let spawned: Vec<_> = threads[1..]
         .iter()
         .map(|thread| {
-            let (unit, thread) = (Arc::clone(&unit), *thread);
-            thread::spawn(move || thread(&unit))
+            let (page, thread) = (Arc::clone(&page), *thread);
+            thread::spawn(move || thread(&page))
         })
         .collect();
-    threads[0](&unit);
+    threads[0](&page);
     spawned.into_iter().for_each(|thread| thread.join().expect("no panic"));
-    unit
+    page
 }
 
-fn check(threads: [fn(&Unit); 3], least: u64, most: u64) {
+fn check(threads: [fn(&Page); 3], least: u64, most: u64) {
     let mut model = loom::model::Builder::new();
     model.preemption_bound = Some(2);
     model.check(move || {
@@ -150,78 +150,78 @@ fn check(threads: [fn(&Unit); 3], least: u64, most: u64) {
 
 #[test]
 fn loom_a_touch_and_an_eviction_lose_nothing() {
-    check([|unit| unit.add_one(), |unit| unit.add_one(), |unit| unit.evict(Place::Out)], 3, 3);
+    check([|page| page.add_one(), |page| page.add_one(), |page| page.evict(Place::Out)], 3, 3);
 }
 
 #[test]
 fn loom_evictors_do_not_meet() {
-    let evict_twice: fn(&Unit) = |unit| {
-        unit.evict(Place::Out);
-        unit.evict(Place::Out);
+    let evict_twice: fn(&Page) = |page| {
+        page.evict(Place::Out);
+        page.evict(Place::Out);
     };
-    check([|unit| unit.add_one(), evict_twice, |unit| unit.evict(Place::Out)], 2, 2);
+    check([|page| page.add_one(), evict_twice, |page| page.evict(Place::Out)], 2, 2);
 }
 
 #[test]
 fn loom_a_page_that_waits_leaves_or_is_opened() {
-    check([|unit| unit.add_one(), |unit| unit.add_one(), Unit::evict_later], 3, 3);
-    check([|unit| unit.add_one(), |unit| unit.evict(Place::Out), Unit::evict_later], 2, 2);
+    check([|page| page.add_one(), |page| page.add_one(), Page::evict_later], 3, 3);
+    check([|page| page.add_one(), |page| page.evict(Place::Out), Page::evict_later], 2, 2);
 }
 
 /// What was written before the page is emptied may be gone, and nothing else.
 #[test]
 fn loom_a_page_that_is_emptied_is_zeros_or_what_came_after() {
-    let empty: fn(&Unit) = |unit| {
-        unit.evict(Place::New);
-        if unit.state.start_discard(Place::Out).is_some() {
-            unit.store.store(0, Ordering::Relaxed);
-            unit.end(Place::New);
+    let empty: fn(&Page) = |page| {
+        page.evict(Place::New);
+        if page.state.start_discard(Place::Out).is_some() {
+            page.store.store(0, Ordering::Relaxed);
+            page.end(Place::New);
         }
-        if unit.state.start_discard(Place::Waiting).is_some() {
-            unit.slot.store(0, Ordering::Release);
-            unit.shelf.store(0, Ordering::Relaxed);
-            unit.end(Place::New);
+        if page.state.start_discard(Place::Waiting).is_some() {
+            page.slot.store(0, Ordering::Release);
+            page.shelf.store(0, Ordering::Relaxed);
+            page.end(Place::New);
         }
     };
-    check([|unit| unit.add_one(), empty, |unit| unit.evict(Place::Out)], 1, 2);
-    check([|unit| unit.add_one(), empty, Unit::evict_later], 1, 2);
+    check([|page| page.add_one(), empty, |page| page.evict(Place::Out)], 1, 2);
+    check([|page| page.add_one(), empty, Page::evict_later], 1, 2);
 }
 
 /// A pinned page is in memory as soon as its pinner has seen it there.
 #[test]
 fn loom_a_pinned_page_stays() {
-    let pin: fn(&Unit) = |unit| {
-        unit.state.pin(true);
-        while unit.state.get().place() != Place::In {
-            unit.fault();
+    let pin: fn(&Page) = |page| {
+        page.state.pin(true);
+        while page.state.get().place() != Place::In {
+            page.fault();
         }
         for _ in 0..2 {
-            assert_ne!(unit.memory.load(Ordering::Acquire), 0, "it left");
+            assert_ne!(page.memory.load(Ordering::Acquire), 0, "it left");
         }
-        unit.state.pin(false);
+        page.state.pin(false);
     };
-    check([pin, |unit| unit.evict(Place::Out), |unit| unit.add_one()], 2, 2);
+    check([pin, |page| page.evict(Place::Out), |page| page.add_one()], 2, 2);
 }
 
-/// A unit is closed by one thread, when no other moves it.
+/// A page is closed by one thread, when no other moves it.
 #[test]
 fn loom_a_closed_unit_is_gone() {
     loom::model(|| {
-        let unit = Arc::new(Unit::default());
-        unit.fault();
+        let page = Arc::new(Page::default());
+        page.fault();
         let evictor = {
-            let unit = Arc::clone(&unit);
-            thread::spawn(move || unit.evict(Place::Out))
+            let page = Arc::clone(&page);
+            thread::spawn(move || page.evict(Place::Out))
         };
         let was = loop {
-            match unit.state.close() {
+            match page.state.close() {
                 Some(was) => break was.place(),
                 None => thread::yield_now(),
             }
         };
         evictor.join().expect("no panic");
         assert!(matches!(was, Place::In | Place::Out), "{was:?}");
-        assert_eq!(unit.state.touch(), Touched::Lost);
-        assert!(unit.state.start_leave().is_none() && unit.state.start_load().is_none());
+        assert_eq!(page.state.touch(), Touched::Lost);
+        assert!(page.state.start_leave().is_none() && page.state.start_load().is_none());
     });
 }

@@ -24,10 +24,10 @@ use crate::signals::Blocked;
 use crate::spill::{Spill, SpillThread};
 use crate::state::Access;
 use crate::stats::PagerStats;
-use crate::trap::guard::{Fence, Guard};
+use crate::trap::guard::Guard;
 use crate::trap::sigsegv::{self, Handler, Registered};
 use crate::trap::uffd::Uffd;
-use crate::trap::{Children, MOST_PAGES, Run, Space, Trap};
+use crate::trap::{Children, Run, Space, Trap};
 use crate::waiters::{MOST_THREADS, Waiters};
 
 /// The default of [`PagerBuilder::capacity`].
@@ -53,22 +53,32 @@ pub enum TrapKind {
     Uffd,
     /// Guard pages and SIGSEGV.
     Guard,
-    /// Memory protection and SIGSEGV, 64 KiB or more at a time: what `Guard` does where the kernel has no guard pages. The limit
-    /// is at most 4 GiB.
-    Protect,
 }
 
 impl TrapKind {
     /// All ways, the best first.
-    pub const ALL: [TrapKind; 3] = [TrapKind::Uffd, TrapKind::Guard, TrapKind::Protect];
+    pub const ALL: [TrapKind; 2] = [TrapKind::Uffd, TrapKind::Guard];
 
     /// Returns the name used in settings and messages.
     pub const fn name(self) -> &'static str {
         match self {
             TrapKind::Uffd => "uffd",
             TrapKind::Guard => "guard",
-            TrapKind::Protect => "protect",
         }
+    }
+
+    /// Returns the best way that this process can use on this machine.
+    ///
+    /// # Errors
+    /// Why there is none, and what would allow each.
+    fn of_this_process() -> Result<TrapKind> {
+        let Err(no_uffd) = TrapKind::Uffd.check() else { return Ok(TrapKind::Uffd) };
+        if TrapKind::Guard.check().is_ok() {
+            return Ok(TrapKind::Guard);
+        }
+        let what = "touches of memory can be trapped neither by guard pages, which takes Linux 6.15, nor by userfaultfd, which takes \
+                    Linux 6.8 and root, CAP_SYS_PTRACE, access to /dev/userfaultfd, or the sysctl vm.unprivileged_userfaultfd=1";
+        Err(Error::new(no_uffd.kind(), what).with_setting("trap"))
     }
 
     /// Returns whether this process can use it on this machine.
@@ -78,11 +88,7 @@ impl TrapKind {
     pub fn check(self) -> Result<()> {
         match self {
             TrapKind::Uffd => Uffd::new(Arc::new(Space::new(1)?), Children::Exclude).map(drop),
-            TrapKind::Guard if Fence::of_this_system()? != Fence::Guard => {
-                let what = "this kernel has no guard pages for files, which takes Linux 6.15";
-                Err(Error::new(ErrorKind::Unsupported, what).with_setting("trap"))
-            }
-            TrapKind::Guard | TrapKind::Protect => Ok(()),
+            TrapKind::Guard => Guard::check(),
         }
     }
 }
@@ -161,21 +167,16 @@ impl PagerBuilder {
         }
         let trap = match self.trap {
             Some(trap) => trap,
-            None => TrapKind::ALL.into_iter().find(|trap| trap.check().is_ok()).unwrap_or(TrapKind::Protect),
+            None => TrapKind::of_this_process()?,
         };
         // All threads are started below.
         let _blocked = Blocked::new();
-        // Pages that are trapped together divide these.
-        let pages = bytes_to_pages(self.capacity_bytes).next_multiple_of(MOST_PAGES as u64);
+        let pages = bytes_to_pages(self.capacity_bytes);
         let any = match trap {
             TrapKind::Uffd => AnyPager::Uffd(OfUffd::new(&self, pages)?),
             TrapKind::Guard => {
                 trap.check()?;
-                AnyPager::Guard(OfGuard::new(&self, pages, Fence::Guard)?)
-            }
-            TrapKind::Protect => {
-                let fence = Fence::protect(bytes_to_pages(self.limit_bytes))?;
-                AnyPager::Guard(OfGuard::new(&self, pages, fence)?)
+                AnyPager::Guard(OfGuard::new(&self, pages)?)
             }
         };
         Ok(Pager(Arc::new(Inner { any: ManuallyDrop::new(any), trap, process: std::process::id() })))
@@ -186,7 +187,6 @@ impl PagerBuilder {
         &self,
         trap: T,
         areas: Arc<Mutex<Areas>>,
-        unit_pages: usize,
         pages: u64,
     ) -> Result<(Arc<Core<T>>, Writers)> {
         let limit_pages = self.limit_bytes >> PAGE_SHIFT;
@@ -207,7 +207,7 @@ impl PagerBuilder {
         let store = Arc::new(store.build().map_err(rename)?);
         let writers = Writers::start(&store, spill)?;
         let most_compressed = self.spill.is_some().then_some(most_compressed);
-        let core = Core::new(trap, areas, unit_pages, store, limit_pages, most_compressed)?;
+        let core = Core::new(trap, areas, store, limit_pages, most_compressed)?;
         Ok((Arc::new(core), writers))
     }
 
@@ -289,12 +289,6 @@ macro_rules! with_core {
             AnyPager::Guard(OfGuard { core: $core, .. }) => $call,
         }
     };
-}
-
-impl AnyPager {
-    fn unit_pages(&self) -> usize {
-        with_core!(self, core => core.unit_pages())
-    }
 }
 
 /// The thread that evicts, and frees what was unmapped.
@@ -379,7 +373,7 @@ impl OfUffd {
     fn new(builder: &PagerBuilder, pages: u64) -> Result<Self> {
         let trap = Uffd::new(Arc::new(Space::new(pages)?), Children::Exclude)?;
         let areas = Arc::new(Mutex::new(Areas::new(pages)));
-        let (core, writers) = builder.core(trap, areas, 1, pages)?;
+        let (core, writers) = builder.core(trap, areas, pages)?;
         let evictor = Evictor::start(&core, builder.goal_percent)?;
         // Nothing that can fail comes after: a message ends its threads.
         let waiters = Waiters::start(&core, 1, MOST_THREADS)?;
@@ -403,9 +397,9 @@ struct OfGuard {
 }
 
 impl OfGuard {
-    fn new(builder: &PagerBuilder, pages: u64, fence: Fence) -> Result<Self> {
+    fn new(builder: &PagerBuilder, pages: u64) -> Result<Self> {
         let areas = Arc::new(Mutex::new(Areas::new(pages)));
-        let (core, writers) = builder.core(Guard::new(pages, fence)?, areas, fence.unit_pages(), pages)?;
+        let (core, writers) = builder.core(Guard::new(pages)?, areas, pages)?;
         let (start, len_bytes) = (core.trap.space().start(), core.trap.space().len_bytes());
         let handler = Box::new(Touches(Arc::clone(&core)));
         Ok(OfGuard {
@@ -602,25 +596,21 @@ impl Region {
         }
     }
 
-    fn unit_bytes(&self) -> usize {
-        self.pager.0.any.unit_pages() * PAGE_SIZE
-    }
-
-    /// Returns the units that lie in a range as a whole; what is behind the last byte of the region counts as in it.
+    /// Returns the pages that lie in a range as a whole; what is behind the last byte of the region counts as in it.
     fn inner_pages(&self, bytes: impl RangeBounds<usize>) -> Result<Run> {
-        let (range, unit) = (self.range(bytes)?, self.unit_bytes());
-        let first = range.start.next_multiple_of(unit);
-        let end = if range.end == self.len { self.run.bytes() } else { range.end / unit * unit };
+        let range = self.range(bytes)?;
+        let first = range.start.next_multiple_of(PAGE_SIZE);
+        let end = if range.end == self.len { self.run.bytes() } else { range.end / PAGE_SIZE * PAGE_SIZE };
         Ok(self.run_of(first.min(end)..end))
     }
 
-    /// Returns the units in which a range lies.
+    /// Returns the pages in which a range lies.
     fn outer_pages(&self, bytes: impl RangeBounds<usize>) -> Result<Run> {
-        let (range, unit) = (self.range(bytes)?, self.unit_bytes());
+        let range = self.range(bytes)?;
         if range.is_empty() {
             return Ok(self.run_of(0..0));
         }
-        Ok(self.run_of(range.start / unit * unit..range.end.next_multiple_of(unit)))
+        Ok(self.run_of(range.start / PAGE_SIZE * PAGE_SIZE..range.end.next_multiple_of(PAGE_SIZE)))
     }
 
     fn run_of(&self, bytes: Range<usize>) -> Run {
@@ -669,9 +659,7 @@ impl Drop for Pin<'_> {
         if let Some(at) = pins.iter().position(|run| *run == self.run) {
             pins.swap_remove(at);
         }
-        let is_pinned = |unit: Run| {
-            pins.iter().any(|run| run.first <= unit.first && unit.first < run.first + run.pages as u64)
-        };
+        let is_pinned = |page| pins.iter().any(|run| run.numbers().contains(&page));
         with_core!(self.region.pager.0.any, core => core.unpin(self.run, is_pinned));
     }
 }

@@ -14,6 +14,7 @@ use uzram::store::Store;
 use uzram::sync::Counter;
 use uzram::units::PAGE_SIZE;
 
+use crate::MOST_PAGES;
 use crate::bell::Bell;
 use crate::sync::{AtomicBool, AtomicU32, AtomicU64, Futex, Ordering};
 
@@ -85,15 +86,20 @@ impl Room {
 
     /// Returns the pages that count against the limit.
     pub(crate) fn used_pages(&self, store: &Store) -> u64 {
-        let tables = self.touched_pages.get() * self.table_bytes / PAGE_SIZE as u64;
-        self.resident_pages.get() + store.charged_pages() + tables
+        self.resident_pages.get() + self.stored_pages(store)
+    }
+
+    /// Returns the pages of compressed memory and tables.
+    fn stored_pages(&self, store: &Store) -> u64 {
+        store.charged_pages() + self.touched_pages.get() * self.table_bytes / PAGE_SIZE as u64
     }
 
     /// Returns the most of [`Room::used_pages`] so far.
     pub(crate) fn most_used_pages(&self, store: &Store) -> u64 {
-        let used = self.used_pages(store);
-        // Faults look at it once each: next to none writes.
-        if used > self.most_used_pages.load(Ordering::Relaxed) {
+        let resident = self.resident_pages.get();
+        let used = resident + self.stored_pages(store);
+        // Faults look at it once each: next to none writes. Pages that moved in between were counted twice, or not at all.
+        if used > self.most_used_pages.load(Ordering::Relaxed) && self.resident_pages.get() == resident {
             self.most_used_pages.fetch_max(used, Ordering::Relaxed);
         }
         self.most_used_pages.load(Ordering::Relaxed)
@@ -103,6 +109,13 @@ impl Room {
     fn limit_and_free(&self) -> (u64, u64) {
         let limit = self.limit_pages.get();
         (limit, (limit / FREE_SHARE).min(MOST_FREE_PAGES))
+    }
+
+    /// Returns how many pages leave at once, at most. Before they are gone, what they take compressed must have room in
+    /// half of what faults leave: the other half is for tables, and for threads that fault at the same time.
+    pub(crate) fn batch_pages(&self) -> usize {
+        let (_, free) = self.limit_and_free();
+        (free / EVICTOR_SHARE / 2).clamp(1, MOST_PAGES as u64) as usize
     }
 
     /// Returns whether there is room for so many pages below the high watermark.
@@ -126,15 +139,15 @@ impl Room {
         self.used_pages(store) > limit - free / 2
     }
 
-    /// Returns whether a fault may bring so many pages: the rest up to the limit is the evictor's.
-    fn fits(&self, pages: usize, store: &Store) -> bool {
+    /// Returns whether a fault may bring a page: the rest up to the limit is the evictor's.
+    fn fits_page(&self, store: &Store) -> bool {
         let (limit, free) = self.limit_and_free();
-        self.used_pages(store) + pages as u64 <= limit - free / EVICTOR_SHARE
+        self.used_pages(store) < limit - free / EVICTOR_SHARE
     }
 
-    /// Waits until there is room for so many pages, or none can be made.
-    pub(crate) fn wait_for(&self, pages: usize, store: &Store, on_wait: impl FnOnce()) {
-        let is_over = || self.fits(pages, store) || self.gives_up() || self.is_held();
+    /// Waits until there is room for a page, or none can be made.
+    pub(crate) fn wait_for_page(&self, store: &Store, on_wait: impl FnOnce()) {
+        let is_over = || self.fits_page(store) || self.gives_up() || self.is_held();
         if is_over() {
             return;
         }
@@ -174,7 +187,7 @@ impl Room {
     /// Returns whether memory is at the limit, or faults wait for what cannot be had.
     pub(crate) fn is_exceeded(&self, store: &Store) -> bool {
         match self.is_hard.load(Ordering::Relaxed) {
-            true => !self.fits(1, store),
+            true => !self.fits_page(store),
             false => self.used_pages(store) >= self.limit_pages.get(),
         }
     }
@@ -197,15 +210,15 @@ impl Room {
         self.is_stuck.store(false, Ordering::Relaxed);
     }
 
-    /// Notes that units came into memory, and whether that was their first touch.
-    pub(crate) fn came(&self, pages: usize, is_new: bool) {
-        self.resident_pages.add(pages as u64);
+    /// Notes that a page came into memory, and whether that was its first touch.
+    pub(crate) fn came(&self, is_new: bool) {
+        self.resident_pages.add(1);
         if is_new {
-            self.touched_pages.add(pages as u64);
+            self.touched_pages.add(1);
         }
     }
 
-    /// Notes that units left memory, and whether their contents are gone.
+    /// Notes that pages left memory, and whether their contents are gone.
     pub(crate) fn left(&self, pages: usize, is_gone: bool) {
         self.resident_pages.sub(pages as u64);
         if is_gone {
@@ -213,12 +226,12 @@ impl Room {
         }
     }
 
-    /// Notes that the contents of units outside memory are gone.
+    /// Notes that the contents of pages outside memory are gone.
     pub(crate) fn forgotten(&self, pages: usize) {
         self.touched_pages.sub(pages as u64);
     }
 
-    /// Notes whether units could be taken or evicted, and wakes those that wait.
+    /// Notes whether pages could be taken or evicted, and wakes those that wait.
     pub(crate) fn made(&self, any: bool) {
         self.is_stuck.store(!any, Ordering::Relaxed);
         self.freed.fetch_add(1, Ordering::SeqCst);

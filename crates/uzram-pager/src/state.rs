@@ -1,4 +1,4 @@
-//! The state of each unit of memory, one atomic byte.
+//! The state of each page of memory, one atomic byte.
 //!
 //! ```text
 //!   7..6     5        4        3        2..0
@@ -21,15 +21,15 @@
 //!
 //! `Loading` and `Leaving` belong to the thread that made them; all others wait for it. A thread that is trapped meanwhile
 //! sets *wanted*. The owner sees the bit when it ends the state, by an exchange: it wakes the threads that wait, and
-//! if the unit has left, it loads it again at once.
+//! if the page has left, it loads it again at once.
 //!
-//! - *copied*: the store still has the contents that the unit was loaded with. The program may have changed them since.
-//! - *pinned*: the unit is not evicted. Set when the pin is in the region's list, and cleared under the lock of that.
-//! - *access*: how the program says that it will touch the unit ([`Access`]).
+//! - *copied*: the store still has the contents that the page was loaded with. The program may have changed them since.
+//! - *pinned*: the page is not evicted. Set when the pin is in the region's list, and cleared under the lock of that.
+//! - *access*: how the program says that it will touch the page ([`Access`]).
 
 use crate::sync::{AtomicU8, Ordering};
 
-/// Where a unit's contents are.
+/// Where a page's contents are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Place {
@@ -57,7 +57,7 @@ const PINNED: u8 = 1 << 4;
 const WANTED: u8 = 1 << 5;
 const ACCESS_SHIFT: u32 = 6;
 const ACCESS: u8 = 3 << ACCESS_SHIFT;
-/// What a unit keeps wherever it goes.
+/// What a page keeps wherever it goes.
 const KEPT: u8 = PINNED | ACCESS;
 
 /// In what order a program is going to touch memory.
@@ -91,7 +91,7 @@ impl Seen {
         }
     }
 
-    /// Returns the value of a unit whose owner takes it to another place. Whether the store has a copy is said when it is there.
+    /// Returns the value of a page whose owner takes it to another place. Whether the store has a copy is said when it is there.
     fn going(self, to: Place) -> u8 {
         to as u8 | self.0 & KEPT
     }
@@ -116,19 +116,19 @@ impl Seen {
 /// What a trapped touch finds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Touched {
-    /// The caller is to load the unit: it owns the state `Loading` now. Says whether the store has contents.
+    /// The caller is to load the page: it owns the state `Loading` now. Says whether the store has contents.
     Load { stored: bool },
-    /// The caller is to open the unit, which is in memory: it owns the state `Loading` now. Says whether the store has a copy.
+    /// The caller is to open the page, which is in memory: it owns the state `Loading` now. Says whether the store has a copy.
     Open { copied: bool },
     /// It is in memory already.
     In,
-    /// Another thread owns the state and was told that the unit is wanted.
+    /// Another thread owns the state and was told that the page is wanted.
     Busy,
     /// There is nothing to load.
     Lost,
 }
 
-/// The state of one unit.
+/// The state of one page.
 #[derive(Default)]
 pub(crate) struct State(AtomicU8);
 
@@ -153,7 +153,7 @@ impl State {
         }
     }
 
-    /// Notes that the unit was touched while it was not in memory.
+    /// Notes that the page was touched while it was not in memory.
     pub(crate) fn touch(&self) -> Touched {
         let mut touched = Touched::Lost;
         self.update(|seen| {
@@ -174,61 +174,61 @@ impl State {
         touched
     }
 
-    /// Makes the caller the owner of a unit that `may` go there, to `Loading` or `Leaving`; returns its state of before.
+    /// Makes the caller the owner of a page that `may` go there, to `Loading` or `Leaving`; returns its state of before.
     fn start(&self, to: Place, may: impl Fn(Seen) -> bool) -> Option<Seen> {
         self.update(|seen| may(seen).then(|| seen.going(to)))
     }
 
-    /// Starts to load the unit, if it is not in memory and no other thread is at it; returns whether the store has
+    /// Starts to load the page, if it is not in memory and no other thread is at it; returns whether the store has
     /// contents.
     pub(crate) fn start_load(&self) -> Option<bool> {
         let old = self.start(Place::Loading, |seen| matches!(seen.place(), Place::New | Place::Out));
         old.map(|old| old.place() == Place::Out)
     }
 
-    /// Starts to look whether a unit in memory is there; returns whether the store has a copy. The caller ends the state.
+    /// Starts to look whether a page in memory is there; returns whether the store has a copy. The caller ends the state.
     pub(crate) fn start_look(&self) -> Option<bool> {
         self.start(Place::Loading, |seen| seen.place() == Place::In).map(Seen::is_copied)
     }
 
-    /// Starts to take the unit out of memory, if it is there and not pinned; returns whether the store has a copy.
+    /// Starts to take the page out of memory, if it is there and not pinned; returns whether the store has a copy.
     pub(crate) fn start_leave(&self) -> Option<bool> {
         let may_leave = |seen: Seen| seen.place() == Place::In && !seen.is_pinned();
         self.start(Place::Leaving, may_leave).map(Seen::is_copied)
     }
 
-    /// Starts to have a unit leave that waits for that; returns whether the store has a copy.
+    /// Starts to have a page leave that waits for that; returns whether the store has a copy.
     pub(crate) fn start_last(&self) -> Option<bool> {
         self.start(Place::Leaving, |seen| seen.place() == Place::Waiting).map(Seen::is_copied)
     }
 
-    /// Starts to empty a unit, if it is in this place; returns whether the store has a copy. It belongs to the caller then.
+    /// Starts to empty a page, if it is in this place; returns whether the store has a copy. It belongs to the caller then.
     pub(crate) fn start_discard(&self, place: Place) -> Option<bool> {
         self.start(Place::Loading, |seen| seen.place() == place).map(Seen::is_copied)
     }
 
-    /// Has the owner of a unit in this place wake this thread; returns false if it is not there.
+    /// Has the owner of a page in this place wake this thread; returns false if it is not there.
     pub(crate) fn want(&self, place: Place) -> bool {
         self.update(|seen| (seen.place() == place).then_some(seen.0 | WANTED)).is_some()
     }
 
-    /// Ends the state `Loading` or `Leaving`, which the caller owns. Returns whether the unit was wanted meanwhile.
+    /// Ends the state `Loading` or `Leaving`, which the caller owns. Returns whether the page was wanted meanwhile.
     pub(crate) fn end(&self, place: Place, copied: bool) -> bool {
         let new = |seen: Seen| Some(seen.going(place) | if copied { COPIED } else { 0 });
         self.update(new).is_some_and(|old| old.0 & WANTED != 0)
     }
 
-    /// Sets how the unit is going to be touched.
+    /// Sets how the page is going to be touched.
     pub(crate) fn set_access(&self, access: Access) {
         self.update(|seen| Some(seen.0 & !ACCESS | (access as u8) << ACCESS_SHIFT));
     }
 
-    /// Sets whether the unit is pinned.
+    /// Sets whether the page is pinned.
     pub(crate) fn pin(&self, pinned: bool) {
         self.update(|seen| Some(if pinned { seen.0 | PINNED } else { seen.0 & !PINNED }));
     }
 
-    /// Takes the unit away for good, unless a thread owns it; returns its state of before.
+    /// Takes the page away for good, unless a thread owns it; returns its state of before.
     pub(crate) fn close(&self) -> Option<Seen> {
         let close = |seen: Seen| {
             let is_owned = matches!(seen.place(), Place::Loading | Place::Leaving);
@@ -237,7 +237,7 @@ impl State {
         self.update(close)
     }
 
-    /// Makes a closed unit new. One that is new already is not written: the table's pages take memory when they are.
+    /// Makes a closed page new. One that is new already is not written: the table's pages take memory when they are.
     pub(crate) fn reopen(&self) {
         if self.0.load(Ordering::Relaxed) != Place::New as u8 {
             self.0.store(Place::New as u8, Ordering::Release);

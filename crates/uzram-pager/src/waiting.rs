@@ -1,10 +1,10 @@
-//! Units that were taken from the program, in memory still, and that leave unless they are touched meanwhile.
+//! Batch that were taken from the program, in memory still, and that leave unless they are touched meanwhile.
 //!
 //! User space does not see which pages a program uses. A page from the cold end of the LRU is therefore trapped first, which costs
 //! a fraction of compressing it, and evicted a while later. If the program touches it meanwhile, it was not cold: it is
 //! opened again as it is. The kernel's inactive list does the same with the bits that the hardware sets.
 //!
-//! Batches of units wait in a queue, the oldest first. Each has a shelf, by its number, on which its pages lie.
+//! Batches of pages wait in a queue, the oldest first. Each has a shelf, by its number, on which its pages lie.
 
 use std::collections::VecDeque;
 
@@ -15,28 +15,28 @@ pub(crate) struct Waiting {
     batches: VecDeque<usize>,
     /// Numbers of shelves that no batch has.
     free: Vec<usize>,
-    /// The units on each shelf, each at its place; some were touched since. All memory is there beforehand: a signal handler
+    /// The pages on each shelf, each at its place; some were touched since. All memory is there beforehand: a signal handler
     /// adds batches.
-    units: Box<[Units]>,
-    /// Room for the numbers of as many units.
+    pages: Box<[Batch]>,
+    /// Room for the numbers of as many pages.
     pub(crate) cold: Vec<u32>,
 }
 
-/// The units of a batch.
+/// The pages of a batch.
 #[derive(Clone)]
-struct Units {
-    units: [u32; MOST_PAGES],
+struct Batch {
+    pages: [u32; MOST_PAGES],
     len: usize,
 }
 
 impl Waiting {
     /// Makes an empty queue for so many shelves, at least one.
     pub(crate) fn new(shelves: usize) -> Waiting {
-        let empty = Units { units: [0; MOST_PAGES], len: 0 };
+        let empty = Batch { pages: [0; MOST_PAGES], len: 0 };
         Waiting {
             batches: VecDeque::with_capacity(shelves),
             free: (0..shelves).collect(),
-            units: vec![empty; shelves].into(),
+            pages: vec![empty; shelves].into(),
             cold: Vec::with_capacity(MOST_PAGES),
         }
     }
@@ -51,13 +51,13 @@ impl Waiting {
         self.free.last().copied()
     }
 
-    /// Adds a batch of up to [`MOST_PAGES`] units on the shelf that [`Waiting::free_shelf`] returned.
-    pub(crate) fn add(&mut self, units: impl Iterator<Item = u32>) {
+    /// Adds a batch of up to [`MOST_PAGES`] pages on the shelf that [`Waiting::free_shelf`] returned.
+    pub(crate) fn add(&mut self, pages: impl Iterator<Item = u32>) {
         let Some(shelf) = self.free_shelf() else { unreachable!("a free shelf was asked for") };
-        let batch = &mut self.units[shelf];
+        let batch = &mut self.pages[shelf];
         batch.len = 0;
-        for (place, unit) in batch.units.iter_mut().zip(units) {
-            *place = unit;
+        for (place, page) in batch.pages.iter_mut().zip(pages) {
+            *place = page;
             batch.len += 1;
         }
         if batch.len > 0 {
@@ -66,11 +66,11 @@ impl Waiting {
         }
     }
 
-    /// Returns the oldest batch: its shelf and its units.
+    /// Returns the oldest batch: its shelf and its pages.
     pub(crate) fn oldest(&self) -> Option<(usize, &[u32])> {
         let shelf = *self.batches.front()?;
-        let batch = &self.units[shelf];
-        Some((shelf, &batch.units[..batch.len]))
+        let batch = &self.pages[shelf];
+        Some((shelf, &batch.pages[..batch.len]))
     }
 
     /// Removes the oldest batch, whose shelf is free then.
@@ -93,10 +93,10 @@ mod tests {
             waiting.add([first, first + 1].into_iter());
         }
         assert!(waiting.free_shelf().is_none());
-        let (shelf, units) = waiting.oldest().expect("two wait");
-        assert_eq!(units, [10, 11]);
+        let (shelf, pages) = waiting.oldest().expect("two wait");
+        assert_eq!(pages, [10, 11]);
         waiting.remove_oldest();
         assert_eq!(waiting.free_shelf(), Some(shelf));
-        assert_eq!(waiting.oldest().map(|(_, units)| units[0]), Some(20));
+        assert_eq!(waiting.oldest().map(|(_, pages)| pages[0]), Some(20));
     }
 }

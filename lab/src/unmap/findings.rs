@@ -7,7 +7,7 @@ use super::{KERNEL_LZ4, KERNEL_LZO, phase_name};
 use crate::experiment::{Row, jobs_text, side};
 
 /// The sides of a pager as it is.
-const PAGERS: [&str; 3] = ["uffd", "guard", "protect"];
+const PAGERS: [&str; 2] = ["uffd", "guard"];
 
 pub(super) fn paragraphs(rows: &[Row], _: usize) -> Vec<String> {
     let mut jobs: Vec<usize> = rows.iter().map(|row| row.jobs).collect();

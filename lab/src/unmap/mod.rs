@@ -100,11 +100,11 @@ const fn phase_name(phase: Phase) -> &'static str {
     }
 }
 
-/// Returns the pager's ways to trap touches that this system has, the best first; at least one.
+/// Returns the pager's ways to trap touches that this system has, the best first; where it has none, the last, whose
+/// measurement says why.
 fn traps() -> Vec<TrapKind> {
-    let all = [TrapKind::Uffd, TrapKind::Guard].into_iter().filter(|trap| trap.check().is_ok());
-    let all: Vec<_> = all.collect();
-    if all.is_empty() { vec![TrapKind::Protect] } else { all }
+    let all: Vec<_> = TrapKind::ALL.into_iter().filter(|trap| trap.check().is_ok()).collect();
+    if all.is_empty() { vec![TrapKind::Guard] } else { all }
 }
 
 /// Returns the name of the pager by its best trap with a design of the pool's locks.
@@ -139,7 +139,7 @@ fn legend() -> Vec<String> {
     if let Some(obstacle) = kernel_obstacle() {
         legend.push(format!("the kernel's swap on zram left out: {obstacle}"));
     }
-    for trap in [TrapKind::Uffd, TrapKind::Guard] {
+    for trap in TrapKind::ALL {
         if let Err(error) = trap.check() {
             legend.push(format!("the pager with {} left out: {error}", trap.name()));
         }

@@ -321,7 +321,7 @@ fn pager_with_userfaultfd() -> Finding {
         "userfaultfd(2) succeeds, and moves pages",
         "a process's own memory can be compressed, and system calls may touch it",
     );
-    let otherwise = "a pager traps touches by SIGSEGV: pin what system calls touch";
+    let otherwise = "uzram run refuses; a pager needs guard pages: pin what system calls touch";
     pager(TrapKind::Uffd, "pager: uffd", works, otherwise)
 }
 
@@ -331,7 +331,7 @@ fn pager_with_guard_pages() -> Finding {
         "madvise(2) installs a guard page",
         "the same without privileges, but memory that system calls touch must be pinned",
     );
-    pager(TrapKind::Guard, "pager: guard", works, "a pager protects 64 KiB at a time instead")
+    pager(TrapKind::Guard, "pager: guard", works, "a process's own memory can be compressed with uffd only")
 }
 
 fn restartable_sequences() -> Finding {

@@ -225,7 +225,7 @@ impl Memory {
         let table = File::open("/proc/self/pagemap").map_err(|error| no_page_table(&error))?;
         let trap = Uffd::new(Arc::clone(&self.space), Children::Inherit)?;
         let builder = &self.settings.pager;
-        let (core, writers) = builder.core(trap, Arc::clone(&self.areas), 1, pages)?;
+        let (core, writers) = builder.core(trap, Arc::clone(&self.areas), pages)?;
         let _ = core.on_excess.set(self.settings.on_excess);
         core.publishing.start(self.settings.on_figures);
         if self.settings.hard {

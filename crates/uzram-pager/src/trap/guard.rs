@@ -7,82 +7,26 @@
 //!
 //! The kernel can only refuse the whole: it does not say that data is being transferred to a page. What arrives after the
 //! page was taken is lost, if the page is not pinned.
-//!
-//! An older kernel protects the memory instead (mprotect(2)), in units of 64 KiB or more: around each unit that is open a
-//! mapping is split, and a process has 65530 of them. The units are so large that those in memory take half of these at
-//! most: then a unit can always be opened.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 
 use rustix::fs::{FallocateFlags, MemfdFlags, fallocate, ftruncate, memfd_create};
 use rustix::io::Errno;
-use rustix::mm::{MapFlags, MprotectFlags, ProtFlags};
-use uzram::units::{Page, format_size, pages_to_bytes};
+use rustix::mm::{MapFlags, ProtFlags};
+use uzram::units::{Page, pages_to_bytes};
 use uzram::{Error, ErrorKind, Result, check_file_size};
 
-use super::{MOST_PAGES, RETRY, Run, Space, Trap};
+use super::{RETRY, Run, Space, Trap};
 
 /// `MADV_GUARD_INSTALL` and `MADV_GUARD_REMOVE` of <asm-generic/mman-common.h>, Linux 6.13; for files, Linux 6.15.
 const GUARD_INSTALL: i32 = 102;
 const GUARD_REMOVE: i32 = 103;
 
-/// The least pages that are trapped together where there are no guard pages: 64 KiB.
-const LEAST_PROTECTED_PAGES: usize = 16;
-/// The most units that are open: each splits a mapping into three. `vm.max_map_count` is 65530 by default.
-const MOST_OPEN_UNITS: u64 = 16 << 10;
-
-/// What takes pages away from the program.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Fence {
-    /// Guard pages.
-    Guard,
-    /// Memory protection, of so many pages together.
-    Protect(usize),
-}
-
-impl Fence {
-    /// Returns the better one that this system has.
-    ///
-    /// # Errors
-    /// `NoMemory`.
-    pub(crate) fn of_this_system() -> Result<Fence> {
-        let probe = Guard::new(1, Fence::Guard)?;
-        let run = Run { first: 0, pages: 1 };
-        Ok(if probe.map(run).is_ok() { Fence::Guard } else { Fence::Protect(LEAST_PROTECTED_PAGES) })
-    }
-
-    /// Returns memory protection for so many pages in memory.
-    ///
-    /// # Errors
-    /// `Unsupported`: these are too many.
-    pub(crate) fn protect(resident_pages: u64) -> Result<Fence> {
-        let unit_pages =
-            resident_pages.div_ceil(MOST_OPEN_UNITS).next_power_of_two().max(LEAST_PROTECTED_PAGES as u64);
-        if unit_pages > MOST_PAGES as u64 {
-            let what = format!(
-                "without guard pages (Linux 6.15) or userfaultfd a pager's limit is at most {}",
-                format_size(pages_to_bytes(MOST_OPEN_UNITS * MOST_PAGES as u64))
-            );
-            return Err(Error::new(ErrorKind::Unsupported, what).with_setting("limit"));
-        }
-        Ok(Fence::Protect(unit_pages as usize))
-    }
-
-    /// Returns the pages that are trapped together.
-    pub(crate) fn unit_pages(self) -> usize {
-        match self {
-            Fence::Guard => 1,
-            Fence::Protect(unit_pages) => unit_pages,
-        }
-    }
-}
-
 /// See the [module's documentation](self).
 pub(crate) struct Guard {
     file: File,
     space: Space,
-    fence: Fence,
 }
 
 impl Guard {
@@ -90,7 +34,7 @@ impl Guard {
     ///
     /// # Errors
     /// `NoMemory`.
-    pub(crate) fn new(pages: u64, fence: Fence) -> Result<Guard> {
+    pub(crate) fn new(pages: u64) -> Result<Guard> {
         let refused = |error: Errno| {
             let what = format!("the system refused a file in memory of {pages} pages: {error}");
             Error::new(ErrorKind::NoMemory, what).with_setting("capacity")
@@ -104,36 +48,25 @@ impl Guard {
         let file = File::from(file.map_err(refused)?);
         check_file_size("a file in memory", pages_to_bytes(pages))?;
         ftruncate(&file, pages_to_bytes(pages)).map_err(refused)?;
-        Ok(Guard { file, space: Space::new(pages)?, fence })
+        Ok(Guard { file, space: Space::new(pages)? })
+    }
+
+    /// Returns whether this system has guard pages for files.
+    ///
+    /// # Errors
+    /// `Unsupported`; `NoMemory`.
+    pub(crate) fn check() -> Result<()> {
+        Guard::new(1)?.map(Run::new(0, 1))
     }
 
     /// Traps pages.
     fn close(&self, run: Run) -> rustix::io::Result<()> {
-        let (start, len_bytes) = (self.space.address(run.first), run.bytes());
-        match self.fence {
-            Fence::Guard => advise(start, len_bytes, GUARD_INSTALL),
-            // SAFETY: the pages are the program's, which waits for them in the handler.
-            Fence::Protect(_) => unsafe {
-                rustix::mm::mprotect(start.cast(), len_bytes, MprotectFlags::empty())
-            },
-        }
-    }
-
-    /// Opens pages.
-    fn open(&self, run: Run) -> rustix::io::Result<()> {
-        let (start, len_bytes) = (self.space.address(run.first), run.bytes());
-        match self.fence {
-            Fence::Guard => advise(start, len_bytes, GUARD_REMOVE),
-            // SAFETY: the pages are mapped, and the program's.
-            Fence::Protect(_) => unsafe {
-                rustix::mm::mprotect(start.cast(), len_bytes, MprotectFlags::READ | MprotectFlags::WRITE)
-            },
-        }
+        advise(self.space.address(run.first), run.bytes(), GUARD_INSTALL)
     }
 
     /// Opens pages; waits for as long as the system has no memory for that.
     fn open_all(&self, run: Run) {
-        while self.open(run).is_err() {
+        while advise(self.space.address(run.first), run.bytes(), GUARD_REMOVE).is_err() {
             std::thread::sleep(RETRY);
         }
     }
@@ -174,10 +107,7 @@ impl Trap for Guard {
     fn map(&self, run: Run) -> Result<()> {
         let address = self.space.address(run.first);
         let flags = MapFlags::SHARED | MapFlags::NORESERVE | MapFlags::FIXED;
-        let protection = match self.fence {
-            Fence::Guard => ProtFlags::READ | ProtFlags::WRITE,
-            Fence::Protect(_) => ProtFlags::empty(),
-        };
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: the pages are inside the reservation, and not in use.
         let mapped = unsafe {
             rustix::mm::mmap(
@@ -192,7 +122,7 @@ impl Trap for Guard {
         mapped.map_err(|error| Error::new(ErrorKind::NoMemory, format!("mmap of a region: {error}")))?;
         super::advise(address, run.bytes(), super::Children::Exclude)?;
         self.close(run).map_err(|error| {
-            let what = format!("this system has no guard pages: {error}");
+            let what = format!("this kernel has no guard pages for files, which takes Linux 6.15: {error}");
             Error::new(ErrorKind::Unsupported, what).with_setting("trap")
         })
     }
@@ -237,19 +167,19 @@ impl Trap for Guard {
         runs.for_each(|run| self.punch(run));
     }
 
-    fn lose(&self, _: Run) {
+    fn lose(&self, _: u64) {
         // The handler passes such touches on.
     }
 
-    fn forget(&self, run: Run) {
-        self.punch(run);
+    fn forget(&self, page: u64) {
+        self.punch(Run::new(page, 1));
     }
 
     fn discard(&self, _: Run) -> bool {
         false
     }
 
-    fn find(&self, _: Run) {}
+    fn find(&self, _: u64) {}
 
     fn space(&self) -> &Space {
         &self.space

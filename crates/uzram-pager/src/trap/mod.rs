@@ -23,8 +23,7 @@ use crate::areas::Protection;
 /// How long a thread waits before it asks the system again for what it must have.
 pub(crate) const RETRY: std::time::Duration = std::time::Duration::from_millis(1);
 
-/// The most pages that are moved at once.
-pub(crate) const MOST_PAGES: usize = 64;
+pub(crate) use crate::MOST_PAGES;
 
 /// Pages by their numbers, neighbours.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,6 +33,19 @@ pub(crate) struct Run {
 }
 
 impl Run {
+    pub(crate) const fn new(first: u64, pages: usize) -> Run {
+        Run { first, pages }
+    }
+
+    /// Returns the number behind the last one.
+    pub(crate) fn end(self) -> u64 {
+        self.first + self.pages as u64
+    }
+
+    pub(crate) fn numbers(self) -> std::ops::Range<u64> {
+        self.first..self.end()
+    }
+
     pub(crate) fn bytes(self) -> usize {
         self.pages << PAGE_SHIFT
     }
@@ -98,18 +110,18 @@ pub(crate) trait Trap: Send + Sync + Sized + 'static {
     /// Gives the memory of pages that were taken, and not given back, to the system: `runs`. All places of the shelf are free then.
     fn release(&self, shelf: &Self::Shelf, runs: impl Iterator<Item = Run>);
 
-    /// Has touches of trapped pages fail, as their contents are lost.
-    fn lose(&self, run: Run);
+    /// Has touches of a trapped page fail, as its contents are lost.
+    fn lose(&self, page: u64);
 
     /// Gives the memory of a page back whose contents are not needed any more, though it was taken and not released.
-    fn forget(&self, run: Run);
+    fn forget(&self, page: u64);
 
     /// Traps open pages, whose contents are not needed any more, and gives their memory back. Returns false if this trap takes them
     /// in no other way than [`Trap::take`].
     fn discard(&self, run: Run) -> bool;
 
-    /// Ends [`Trap::lose`]: the pages are trapped as others are.
-    fn find(&self, run: Run);
+    /// Ends [`Trap::lose`]: the page is trapped as others are.
+    fn find(&self, page: u64);
 
     /// Returns the addresses of all pages.
     fn space(&self) -> &Space;

@@ -243,7 +243,7 @@ impl Uffd {
                 dst: (to + (done << PAGE_SHIFT)) as u64,
                 src: (from + (done << PAGE_SHIFT)) as u64,
                 len: (count << PAGE_SHIFT) as u64,
-                // A thread that forks must not go on before the unit's state has ended: the child would have it half done for ever.
+                // A thread that forks must not go on before the page's state has ended: the child would have it half done for ever.
                 mode: if self.gate.is_open() { 0 } else { MOVE_DONTWAKE },
                 move_: 0,
             };
@@ -343,14 +343,13 @@ impl Trap for Uffd {
         shelf.release();
     }
 
-    fn lose(&self, run: Run) {
-        let range =
-            uffdio_range { start: self.space.address(run.first).addr() as u64, len: run.bytes() as u64 };
+    fn lose(&self, page: u64) {
+        let range = uffdio_range { start: self.space.address(page).addr() as u64, len: PAGE_SIZE as u64 };
         let mut poison = uffdio_poison { range, mode: 0, updated: 0 };
         let _ = ioctl::<POISON, _>(&self.fd, &mut poison);
     }
 
-    fn forget(&self, _: Run) {
+    fn forget(&self, _: u64) {
         // It stays on the shelf until that is released.
     }
 
@@ -362,9 +361,9 @@ impl Trap for Uffd {
         .is_ok()
     }
 
-    fn find(&self, run: Run) {
-        // Its pages hold nothing but the marks of the poison.
-        self.discard(run);
+    fn find(&self, page: u64) {
+        // It holds nothing but the mark of the poison.
+        self.discard(Run::new(page, 1));
     }
 
     fn space(&self) -> &Space {

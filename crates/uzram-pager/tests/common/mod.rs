@@ -12,8 +12,8 @@ use uzram::units::PAGE_SIZE;
 use uzram_pager::{Pager, PagerBuilder, TrapKind};
 
 pub const MIB: usize = 1 << 20;
-/// The traps that use SIGSEGV.
-pub const OF_SIGNALS: [TrapKind; 2] = [TrapKind::Guard, TrapKind::Protect];
+/// The trap that uses SIGSEGV.
+pub const OF_SIGNALS: [TrapKind; 1] = [TrapKind::Guard];
 /// The user and group without rights.
 pub const NOBODY: u32 = 65534;
 /// Says which case a process of this program is to run.
