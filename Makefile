@@ -47,7 +47,7 @@ bench: ## Measure every performance target, and codecs on pages of files and of 
 
 lab: ## Run every table of the lab in full, instruction counts included (minutes)
 	@cargo build --release
-	@cargo build --release -p uzram-bench -p uzram-lab
+	@cargo build --release -p uzram-lab
 	@tools/install-programs valgrind $(PROGRAMS) lua-sources
 	@tools/bounded 3600 $(UZRAM) lab run streams slab-freeze zs-lock zs-free zs-defer lru-batch --callgrind
 	@tools/bounded 3600 $(UZRAM) lab run unmap streams-nbd zs-lock-disk --rounds 5

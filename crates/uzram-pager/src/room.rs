@@ -13,6 +13,7 @@ use uzram::lru::NODE_BYTES;
 use uzram::store::Store;
 use uzram::sync::Counter;
 use uzram::units::PAGE_SIZE;
+use uzram::zsmalloc::CHAIN_SIZES;
 
 use crate::MOST_PAGES;
 use crate::bell::Bell;
@@ -20,12 +21,16 @@ use crate::sync::{AtomicBool, AtomicU32, AtomicU64, Futex, Ordering};
 
 /// Bytes of tables for a page: its slot in the store, its state, and where it waits.
 const TABLE_BYTES: u64 = 16 + 1 + 4;
-/// The share of the limit that is free at the high watermark, and the most pages: a thread brings about as many while the evictor
-/// waits for a busy CPU. At the low watermark it is twice as much.
+/// The share of the limit that is free at the high watermark, and the least and the most pages: a thread brings about as many while
+/// the evictor waits for a busy CPU. At the low watermark it is twice as much.
 const FREE_SHARE: u64 = 64;
+const LEAST_FREE_PAGES: u64 = 64;
 const MOST_FREE_PAGES: u64 = 1024;
-/// The share of what is free at the high watermark that faults leave to the evictor.
+/// The share of what is free at the high watermark that faults leave to the evictor, and the least pages: two zspages.
 const EVICTOR_SHARE: u64 = 4;
+const LEAST_EVICTOR_PAGES: u64 = 2 * ZSPAGE_PAGES;
+/// The pages by which compressed memory grows for one page at most.
+const ZSPAGE_PAGES: u64 = *CHAIN_SIZES.end() as u64;
 /// How long a fault waits for room, in parts: then it goes on.
 const MOST_WAIT: Duration = Duration::from_secs(2);
 const WAIT: Duration = Duration::from_millis(20);
@@ -108,14 +113,19 @@ impl Room {
     /// Returns the limit, and the pages that are free at the high watermark.
     fn limit_and_free(&self) -> (u64, u64) {
         let limit = self.limit_pages.get();
-        (limit, (limit / FREE_SHARE).min(MOST_FREE_PAGES))
+        (limit, (limit / FREE_SHARE).clamp(LEAST_FREE_PAGES, MOST_FREE_PAGES))
     }
 
-    /// Returns how many pages leave at once, at most. Before they are gone, what they take compressed must have room in
-    /// half of what faults leave: the other half is for tables, and for threads that fault at the same time.
+    /// Returns the pages up to the limit that faults leave to the evictor.
+    fn evictor_pages(free: u64) -> u64 {
+        (free / EVICTOR_SHARE).max(LEAST_EVICTOR_PAGES)
+    }
+
+    /// Returns how many pages leave at once, at most. Before they are gone, what they take compressed must have room in what
+    /// faults leave: half of that is for a zspage that has just begun, for tables, and for threads that fault at the same time.
     pub(crate) fn batch_pages(&self) -> usize {
         let (_, free) = self.limit_and_free();
-        (free / EVICTOR_SHARE / 2).clamp(1, MOST_PAGES as u64) as usize
+        ((Self::evictor_pages(free) - ZSPAGE_PAGES) / 2).clamp(1, MOST_PAGES as u64) as usize
     }
 
     /// Returns whether there is room for so many pages below the high watermark.
@@ -136,13 +146,13 @@ impl Room {
     /// Returns whether the limit is nearer than the high watermark.
     pub(crate) fn is_urgent(&self, store: &Store) -> bool {
         let (limit, free) = self.limit_and_free();
-        self.used_pages(store) > limit - free / 2
+        self.used_pages(store) >= limit - free / 2
     }
 
     /// Returns whether a fault may bring a page: the rest up to the limit is the evictor's.
     fn fits_page(&self, store: &Store) -> bool {
         let (limit, free) = self.limit_and_free();
-        self.used_pages(store) < limit - free / EVICTOR_SHARE
+        self.used_pages(store) < limit - Self::evictor_pages(free)
     }
 
     /// Waits until there is room for a page, or none can be made.

@@ -14,23 +14,13 @@ use std::time::{Duration, Instant};
 
 use crate::common::nbd::{READ, Raw, a_moment, port};
 use crate::common::{Daemon, PATIENCE, Place, ask, connect, wait_until};
-use rustix::process::{Resource, Rlimit, Signal, getrlimit, setrlimit};
+use crate::nbd::too_few_descriptors;
+use rustix::process::Signal;
 
 const LISTEN: [&str; 2] = ["--listen", "tcp:127.0.0.1:0"];
 const MIB: u64 = 1 << 20;
 /// A user who owns no files.
 const NOBODY: libc::uid_t = 65534;
-
-/// Raises the descriptor limit of this process, and of the daemons that it starts, to the maximum.
-fn too_few_descriptors(wanted: u64) -> bool {
-    let maximum = getrlimit(Resource::Nofile).maximum;
-    setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }).unwrap();
-    let too_few = maximum.is_some_and(|maximum| maximum < wanted);
-    if too_few {
-        println!("skipped: fewer than {wanted} file descriptors are allowed");
-    }
-    too_few
-}
 
 /// Runs `act` in a thread as another user, if this user is root; its argument says whether that worked.
 fn as_nobody<T: Send>(act: impl FnOnce(bool) -> T + Send) -> T {

@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 use crate::common::secure::{Secure, client_config, start_tls};
 use crate::common::{
     ALL_HEADERS, Client, Headers, Random, TestServer, cmd, device, eventually, option_bytes, request_bytes,
+    too_few_descriptors,
 };
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use uzram::backing::{Direction, Fault, FaultKind, Faults, FaultyBacking, FileBacking, FileOptions};
 use uzram::device::{Device, NamedBacking};
 use uzram_serve::nbd::proto::{command_flags, option, reply};
@@ -24,17 +24,6 @@ const PAGE: usize = 4096;
 const LONGEST: usize = 32 << 20;
 /// The time limit for slow clients in these tests.
 const SHORT: Duration = Duration::from_millis(300);
-
-/// Raises the descriptor limit to the maximum; prints a note and returns true if that is less than `wanted`.
-fn too_few_descriptors(wanted: u64) -> bool {
-    let maximum = getrlimit(Resource::Nofile).maximum;
-    setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }).unwrap();
-    let too_few = maximum.is_some_and(|maximum| maximum < wanted);
-    if too_few {
-        println!("skipped: fewer than {wanted} file descriptors are allowed");
-    }
-    too_few
-}
 
 /// Starts a server with a TCP port besides its Unix socket.
 fn with_tcp(device: Arc<Device>, configure: impl FnOnce(&mut ServerConfig)) -> TestServer {

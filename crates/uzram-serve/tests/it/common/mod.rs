@@ -13,6 +13,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use uzram::device::Device;
 #[allow(unused_imports)] // Some tests have no use for it.
 pub use uzram::random::Random;
@@ -20,6 +21,18 @@ use uzram_serve::Exports;
 pub use uzram_serve::nbd::proto::command as cmd;
 use uzram_serve::nbd::proto::{self, command_flags, option, reply};
 use uzram_serve::nbd::{Clients, Endpoint, ListenAddress, Server, ServerConfig, ServerThread};
+
+/// Raises the descriptor limit of this process, and of those that it starts, to the maximum; prints a note
+/// and returns true if that is less than `wanted`.
+pub fn too_few_descriptors(wanted: u64) -> bool {
+    let maximum = getrlimit(Resource::Nofile).maximum;
+    setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }).unwrap();
+    let too_few = maximum.is_some_and(|maximum| maximum < wanted);
+    if too_few {
+        println!("skipped: fewer than {wanted} file descriptors are allowed");
+    }
+    too_few
+}
 
 /// Creates a device of `size`, as text.
 pub fn device(size: &str) -> Arc<Device> {
