@@ -2,7 +2,7 @@
 //!
 //! [`experiment`] is shared by all of them; every series has its own module. [`published`] has the figures of others that
 //! stand beside ours, [`report`] makes one page of all tables, [`locks`] shows the locks that a table takes, and [`scale`]
-//! predicts their designs' speeds with more cores than the machine has.
+//! says how many CPUs saturate them.
 
 pub mod experiment;
 pub mod locks;

@@ -17,7 +17,7 @@ use uzram_lab::experiment::callgrind::{self, Program};
 use uzram_lab::experiment::{self, Designs, LabOptions, Length, Series, TABLES};
 use uzram_lab::locks::{self, LocksArgs};
 use uzram_lab::report::{self, ReportOptions};
-use uzram_lab::scale::{self, ScaleOptions};
+use uzram_lab::scale;
 
 /// Reproduce kernel patch series: measure their before against their after, in this process.
 ///
@@ -43,7 +43,7 @@ enum Command {
     Run(RunArgs),
     /// Measure every table and write a page about them, as HTML, Markdown and JSON
     Report(ReportArgs),
-    /// Predict the speed of a table's designs with more cores, and published figures from that of one task
+    /// Measure for how long one job holds the locks of a table's designs, and so how many CPUs saturate them
     Scale(ScaleArgs),
     /// Record the locks of a table's case, and print them in the columns of /proc/lock_stat
     Locks(LocksArgs),
@@ -85,9 +85,7 @@ struct RunArgs {
 }
 
 #[derive(clap::Args)]
-#[command(
-    after_help = "Each table's result is kept in DIR/tables as soon as it is measured: after an interruption the same command goes on where it was.\n\nExample: uzram lab report out --quick"
-)]
+#[command(after_help = "Example: uzram lab report out --quick")]
 struct ReportArgs {
     /// The folder that the report is written into
     dir: PathBuf,
@@ -112,7 +110,7 @@ struct ReportArgs {
 }
 
 #[derive(clap::Args)]
-#[command(after_help = "Example: uzram lab scale lru-batch --cores 1..128 --json lru-batch.json")]
+#[command(after_help = "Example: uzram lab scale lru-batch --json lru-batch.json")]
 struct ScaleArgs {
     #[arg(
         required = true,
@@ -120,25 +118,19 @@ struct ScaleArgs {
         help = format!("Names of tables: {}", scale::tables().join(", "))
     )]
     tables: Vec<String>,
-    /// Numbers of cores: 1,2,4, or 1..128, which doubles
-    #[arg(long, value_name = "N,…|A..B", default_value = "1..128")]
-    cores: String,
     /// About how many seconds one measurement takes
     #[arg(long, value_name = "S", default_value_t = RoundOptions::default().duration.as_secs_f64())]
     seconds: f64,
-    /// Rounds; in each, every design is measured with 1 job and with 2
+    /// Rounds; in each, every design is measured once
     #[arg(long, value_name = "N", default_value_t = RoundOptions::default().rounds)]
     rounds: usize,
-    /// Operations of each simulation
-    #[arg(long, value_name = "N", default_value_t = scale::default_operations())]
-    operations: usize,
-    /// Cases [default: all that have a model]
+    /// Cases [default: all]
     #[arg(long, value_delimiter = ',', value_name = "CASE,…")]
     case: Vec<String>,
     /// The pages that are stored, of tables that store some [default: mixed]
     #[arg(long, value_name = "FILE|NAME")]
     corpus: Option<Source>,
-    /// Also write the predictions to a file: a line of JSON for each table
+    /// Also write the figures to a file: a line of JSON for each table
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
 }
@@ -226,16 +218,14 @@ fn run_tables(args: &RunArgs) -> Result<()> {
 fn scale_tables(args: &ScaleArgs) -> Result<()> {
     let tables: Vec<&Series> =
         args.tables.iter().map(|name| experiment::table(name)).collect::<Result<_>>()?;
-    let lab = LabOptions {
+    let options = LabOptions {
         cases: args.case.clone(),
         rounds: round_options(args.rounds, args.seconds)?,
         corpus: args.corpus.clone().unwrap_or(LabOptions::default().corpus),
         ..LabOptions::default()
     };
-    let options =
-        ScaleOptions { lab, cores: scale::parse_cores(&args.cores)?, operations: Some(args.operations) };
-    tables.iter().try_for_each(|table| options.check(table))?;
-    report_on(&tables, args.json.as_deref(), |table| scale::predict(table, &options))
+    tables.iter().try_for_each(|table| scale::check(table, &options).map(drop))?;
+    report_on(&tables, args.json.as_deref(), |table| scale::measure(table, &options))
 }
 
 fn round_options(rounds: usize, seconds: f64) -> Result<RoundOptions> {

@@ -81,14 +81,6 @@ pub fn side<'a>(rows: impl IntoIterator<Item = &'a Row>, jobs: usize, design: &s
     sides.into_iter().find(|side| side.design == design)
 }
 
-/// Returns a quantity of a design in a case: the median of the rows with 2 jobs or more.
-pub(crate) fn median_of(rows: &[Row], case: &str, design: &str, quantity: &str) -> Option<f64> {
-    let rows = rows.iter().filter(|row| row.case == case && row.jobs >= 2);
-    let sides = rows.flat_map(|row| [&row.before, &row.after]).filter(|side| side.design == design);
-    let medians: Vec<f64> = sides.filter_map(|side| side.median(quantity)).collect();
-    (!medians.is_empty()).then(|| median(&medians))
-}
-
 /// Returns the row with the most jobs that still have a CPU each. With more jobs than CPUs, holders of a lock
 /// are preempted, and its hold time says little.
 pub(crate) fn busiest<'a>(rows: impl Iterator<Item = &'a Row>, cpus: usize) -> Option<&'a Row> {
@@ -96,7 +88,7 @@ pub(crate) fn busiest<'a>(rows: impl Iterator<Item = &'a Row>, cpus: usize) -> O
 }
 
 /// Returns the outcome of each expectation, and the verdict on the rows, in paragraphs: whether each expectation
-/// is met, the gains of designs beyond the series, and the series' own findings. `cpus` is the number of the
+/// is met, and the gains of designs beyond the series. `cpus` is the number of the
 /// machine's CPUs.
 pub(crate) fn verdict(series: &Series, rows: &[Row], cpus: usize) -> (Vec<Outcome>, Vec<String>) {
     let designs = (series.designs)();
@@ -104,7 +96,6 @@ pub(crate) fn verdict(series: &Series, rows: &[Row], cpus: usize) -> (Vec<Outcom
     let (outcomes, mut paragraphs): (Vec<_>, Vec<_>) = judged.unzip();
     paragraphs
         .extend(designs.beyond.iter().filter_map(|design| beyond(series, rows, design, &designs.after)));
-    paragraphs.extend((series.findings)(rows, cpus));
     (outcomes, paragraphs)
 }
 

@@ -31,13 +31,15 @@ use std::time::Duration;
 use uzram::units::PAGE_SIZE;
 use uzram::{Error, Result};
 
+use crate::published::{self, Published, Source as PublishedSource};
+use crate::scale::HeldLock;
 use crate::{lru_batch, slab_freeze, streams, unmap, zs_defer, zs_free, zs_lock};
 
+pub(crate) use expect::busiest;
 pub use expect::{Expect, Figure, Jobs, Outcome, jobs_text, side};
-pub(crate) use expect::{busiest, median_of};
 pub(crate) use kept_arena::kept_arena;
 pub(crate) use report::wrap;
-pub use report::{LabReport, Published, PublishedSide, Row, Side};
+pub use report::{LabReport, Row, Side};
 pub use run::run;
 pub use uzram_bench::harness::bound::Bound;
 use uzram_bench::harness::corpus::Kind;
@@ -195,12 +197,10 @@ pub struct Series {
     pub name: &'static str,
     /// A line on what it compares.
     pub about: &'static str,
-    /// The title of the patch, or of the cover letter.
-    pub title: &'static str,
-    /// Its author.
-    pub author: &'static str,
-    /// When it was merged.
-    pub date: &'static str,
+    /// The part of `lab/published.toml` that has the series' title, author and figures.
+    pub published: &'static str,
+    /// The index of the design before that is the first one there.
+    pub first_published: fn() -> usize,
     /// The cases in the order they are run, each with its default numbers of jobs. A job is a thread, or what
     /// the legend says.
     pub cases: &'static [(&'static str, &'static [usize])],
@@ -224,25 +224,65 @@ pub struct Series {
     pub length: Length,
     /// Prepares to measure these designs.
     pub open: Open,
-    /// The author's figures for a case (or the total) and a number of jobs, of the design before at an index
-    /// in [`Designs`] and of the one after.
-    pub published: fn(&str, usize, usize) -> Option<Published>,
     /// What the table should show.
     pub expectations: &'static [Expect],
-    /// Further findings from the rows, in paragraphs; the number is that of the machine's CPUs.
-    pub findings: fn(&[Row], usize) -> Vec<String>,
+    /// The locks whose hold times are measured.
+    pub locks: &'static [HeldLock],
 }
 
 impl Series {
+    /// A table without all that only some have. Its measurements are calibrated, and its work is run by
+    /// [`clock::clocked`].
+    pub const NEW: Series = Series {
+        name: "",
+        about: "",
+        published: "",
+        first_published: || 0,
+        cases: &[],
+        slow_cases: &[],
+        unit: Unit::Object,
+        designs: || Designs { before: Vec::new(), after: String::new(), beyond: Vec::new() },
+        columns: &[],
+        legend: Vec::new,
+        total: None,
+        counted_function: clock::CLOCKED,
+        length: Length::Calibrated,
+        open: |_, _| Err(Error::invalid("the table measures nothing")),
+        expectations: &[],
+        locks: &[],
+    };
+
+    /// Returns the source of the published figures.
+    pub fn source(&self) -> &'static PublishedSource {
+        published::source(self.published)
+    }
+
     /// Returns the title, the author and the date.
     pub fn reference(&self) -> String {
-        format!("\"{}\", {}, {}", self.title, self.author, self.date)
+        let PublishedSource { title, author, date, .. } = self.source();
+        format!("\"{title}\", {author}, {date}")
+    }
+
+    /// Returns the author's figures for a case (or the total) and a number of jobs, of the design before at an index in
+    /// [`Designs`] and of the one after.
+    pub fn published_at(&self, case: &str, jobs: usize, before: usize) -> Option<Published> {
+        published::beside(self.published, case, jobs, before.checked_sub((self.first_published)())?)
     }
 
     /// Returns the names of its cases.
     pub fn case_names(&self) -> Vec<&'static str> {
         self.cases.iter().map(|(name, _)| *name).collect()
     }
+}
+
+/// Returns all published figures of a case and a design before, by number of jobs.
+pub(crate) fn all_published(
+    table: &Series,
+    case: &str,
+    before_at: usize,
+) -> impl Iterator<Item = (usize, Published)> {
+    let of = move |jobs| Some((jobs, table.published_at(case, jobs, before_at)?));
+    (1..=MAX_JOBS).filter_map(of)
 }
 
 /// Returns a design's name in a sentence. The table `streams` calls a list of idle streams by their number.

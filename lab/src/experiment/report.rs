@@ -14,12 +14,12 @@
 //! * `published`: the figures of the series' author, in the same form but with one number for each quantity
 //!   and a `ratio` (above 1 the design after is faster); `null` if nothing was published.
 
-use std::collections::BTreeMap;
 use std::fmt;
 
 use serde::Serialize;
 
 use super::{Column, LabOptions, Length, Outcome, Series, Unit, cpus, expect, pages_of};
+use crate::published::{Published, Source as PublishedSource};
 use uzram_bench::harness::Source;
 use uzram_bench::harness::report::{Table, figure_cell};
 use uzram_bench::harness::rounds::Values;
@@ -51,29 +51,6 @@ impl Side {
         let rounds = self.values.get(quantity).filter(|rounds| !rounds.is_empty())?;
         Some(rounds.iter().sum::<f64>() / rounds.len() as f64)
     }
-}
-
-/// The author's figures for one design.
-#[derive(Clone, Debug, Serialize)]
-pub struct PublishedSide {
-    /// The author's name for it.
-    pub design: &'static str,
-    /// The figure shown in the table.
-    #[serde(skip)]
-    pub figure: String,
-    /// All figures.
-    pub values: BTreeMap<&'static str, f64>,
-}
-
-/// The author's figures for a row.
-#[derive(Clone, Debug, Serialize)]
-pub struct Published {
-    /// The design before.
-    pub before: PublishedSide,
-    /// The design after.
-    pub after: PublishedSide,
-    /// How many times as fast the design after was.
-    pub ratio: f64,
 }
 
 /// A design before against the one after, in one case with one number of jobs.
@@ -138,9 +115,6 @@ pub struct LabReport {
     /// What became of each of the table's expectations, in their order.
     #[serde(skip)]
     pub(crate) outcomes: Vec<Outcome>,
-    /// What was left out, and why; also among the notes.
-    #[serde(skip)]
-    pub(crate) left_out: Vec<String>,
     #[serde(skip)]
     columns: &'static [Column],
     #[serde(skip)]
@@ -161,11 +135,13 @@ impl LabReport {
         notes.push(format!(
             "gain: of {after} over the line's design; in lines below {after}, of the line's design over {after}"
         ));
-        notes.push(format!("published: {series}"));
-        notes.extend(left_out.iter().cloned());
+        let PublishedSource { machine, command, note, .. } = table.source();
+        let note = note.as_ref().map_or_else(String::new, |note| format!("; {note}"));
+        notes.push(format!("published: {series}; on {machine}: {command}{note}"));
+        notes.extend(left_out);
         let (outcomes, verdict) = expect::verdict(table, &rows, cpus());
         let (columns, unit) = (table.columns, table.unit);
-        LabReport { table: table.name, series, rows, notes, verdict, outcomes, left_out, columns, unit }
+        LabReport { table: table.name, series, rows, notes, verdict, outcomes, columns, unit }
     }
 }
 

@@ -108,7 +108,7 @@ fn rows_of(table: &Series, case: &str, jobs: usize, cells: &[Values]) -> Result<
     let sides: Vec<Side> = designs.all().into_iter().zip(cells).map(side).collect();
     let (before, others) = sides.split_at(designs.before.len().min(sides.len()));
     let Some((after, beyond)) = others.split_first() else { return Ok(Vec::new()) };
-    let before = before.iter().enumerate().map(|(i, side)| (side, after, (table.published)(case, jobs, i)));
+    let before = before.iter().enumerate().map(|(i, side)| (side, after, table.published_at(case, jobs, i)));
     let beyond = beyond.iter().map(|side| (after, side, None));
     let row = |(before, after, published): (&Side, &Side, _)| {
         Row::new(case, jobs, before.clone(), after.clone(), published).ok_or_else(|| {

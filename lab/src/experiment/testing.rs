@@ -75,7 +75,7 @@ pub(crate) fn side(design: &str, values: &[(&'static str, f64)]) -> Side {
 /// Returns a row of a table, with its published figures.
 pub(crate) fn row(table: &Series, case: &str, jobs: usize, before: Side, after: Side) -> Row {
     let at = (table.designs)().before.iter().position(|design| *design == before.design);
-    let published = at.and_then(|at| (table.published)(case, jobs, at));
+    let published = at.and_then(|at| table.published_at(case, jobs, at));
     Row::new(case, jobs, before, after, published).unwrap()
 }
 

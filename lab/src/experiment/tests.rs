@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::testing::{open_case, plan, rounds, verdict_text};
+use super::testing::{open_case, plan, rounds, row, run_short, side, verdict_text};
 use super::*;
 use uzram_bench::harness::to_json;
 
@@ -20,25 +20,18 @@ thread_local! {
 const CLOCKWORK: Series = Series {
     name: "clockwork",
     about: "two speeds",
-    title: "clockwork: faster",
-    author: "Nobody",
-    date: "2000",
+    published: "streams",
     cases: &[("one", &[1, 3]), ("two", &[1, 3])],
-    slow_cases: &[],
     unit: Unit::Page,
     designs: || Designs { before: vec!["old".to_owned()], after: "new".to_owned(), beyond: Vec::new() },
     columns: &[Column { value: "elapsed_s", heading: "elapsed", scale: 1000.0, decimals: 1 }],
     legend: || vec!["elapsed: milliseconds".to_owned()],
     total: Some("both"),
-    counted_function: "",
-    length: Length::Calibrated,
     open: |_, designs| {
         assert_eq!(designs, (CLOCKWORK.designs)().all());
         Ok(Box::new(Measuring { case: String::new() }))
     },
-    published: |_, _, _| None,
-    expectations: &[],
-    findings: |rows, _| vec![format!("{} rows", rows.len())],
+    ..Series::NEW
 };
 
 /// The same with a later design, of 0.5 µs, and another number of jobs in case two.
@@ -54,7 +47,6 @@ const BEYOND: Series = Series {
         assert_eq!(designs, (BEYOND.designs)().all());
         Ok(Box::new(Measuring { case: String::new() }))
     },
-    findings: |_, _| Vec::new(),
     ..CLOCKWORK
 };
 
@@ -106,7 +98,6 @@ fn rounds_alternate_on_the_same_fixed_work() {
     }
     let total = report.rows.last().unwrap();
     assert_eq!((total.case.as_str(), total.after.median("user_s")), ("both", Some(0.5)));
-    assert!(report.to_string().contains("\nVerdict\n6 rows\n"), "{report}");
 }
 
 #[test]
@@ -142,7 +133,7 @@ fn the_json_has_the_documented_form() {
     let json: serde_json::Value = serde_json::from_str(&to_json(&report)).unwrap();
     let wanted = serde_json::json!({
         "table": "clockwork",
-        "series": "\"clockwork: faster\", Nobody, 2000",
+        "series": "\"zram: user per-cpu compression streams\", Sergey Senozhatsky, May 2016",
         "rows": [{
             "case": "two",
             "jobs": 3,
@@ -198,6 +189,33 @@ fn runs_programs(table: &Series) -> bool {
     ["streams-nbd", "zs-lock-disk"].contains(&table.name)
 }
 
+/// A short run of each table: every value is measured, whatever it is, and all designs do the same work.
+#[test]
+fn every_value_of_a_short_run_is_measured() {
+    for table in TABLES.into_iter().filter(|table| !table.length.is_fixed()) {
+        // Of a table with a total, each case with few and with many jobs.
+        let jobs = if table.total.is_some() { vec![1, 2 * cpus() + 1] } else { Vec::new() };
+        let rounds = rounds(1, Duration::from_millis(1));
+        let options = LabOptions { jobs: jobs.clone(), rounds, corpus: corpus(), ..LabOptions::default() };
+        let numbers: usize = table.cases.iter().map(|(_, own)| own.len()).sum();
+        let cells = if jobs.is_empty() { numbers } else { (table.cases.len() + 1) * jobs.len() };
+        let designs = (table.designs)();
+        let rows = cells * (designs.all().len() - 1);
+        for row in &run_short(table, &options, rows, &[table.source().author.as_str()]).rows {
+            let name = format!("{}, {}, {} jobs, {}", table.name, row.case, row.jobs, row.before.design);
+            for side in [&row.before, &row.after] {
+                assert!(side.processor_s().is_some_and(|seconds| seconds[0] > 0.0), "{name}");
+                let writes = side.values.contains_key("write_mb_per_s");
+                // Other quantities are those of what a case does.
+                let is_there =
+                    |value| side.median(value).is_some() || (value == "sleeps_per_write" && !writes);
+                let is_total = Some(row.case.as_str()) == table.total;
+                assert!(is_total || table.columns.iter().all(|column| is_there(column.value)), "{name}");
+            }
+        }
+    }
+}
+
 #[test]
 fn a_stopped_measurement_ends_in_every_table() {
     let stop = AtomicBool::new(true);
@@ -216,6 +234,95 @@ fn no_table_opens_a_design_that_it_does_not_have() {
     for table in TABLES.into_iter().filter(|table| !runs_programs(table)) {
         let error = (table.open)(&corpus(), &["frozen".to_owned()]).err().unwrap();
         assert!(error.to_string().contains("frozen"), "{}: {error}", table.name);
+    }
+}
+
+/// Returns rows of every case with 1, 2 and 64 jobs in which the design after has so many times the least or the most of
+/// each expectation: of the time before as many times as is wanted, or of the quantity as much.
+fn rows_that(table: &Series, keep: bool) -> Vec<Row> {
+    let designs = (table.designs)();
+    let of = |case: &str, jobs: usize, before: &str| {
+        let is_of = |expect: &&Expect| {
+            expect.case.is_none_or(|wanted| wanted == case)
+                && expect.before.is_none_or(|wanted| wanted == before)
+                && match expect.jobs {
+                    Jobs::Exactly(wanted) => jobs == wanted,
+                    Jobs::AtLeast(least) => jobs >= least,
+                    Jobs::MoreThanCpus => jobs > 2,
+                }
+        };
+        let (mut elapsed_s, mut cpu_s, mut maximum) = (1.0, 2.0, Vec::new());
+        for expect in table.expectations.iter().filter(is_of) {
+            let bound = match expect.bound {
+                Bound::AtLeast(wanted) | Bound::NotBelow(wanted) if keep => wanted + 0.01,
+                Bound::AtLeast(wanted) | Bound::NotBelow(wanted) => wanted - 0.01,
+                Bound::AtMost(wanted) if keep => wanted,
+                Bound::AtMost(wanted) => wanted + 0.01,
+                Bound::Within(least, _) if keep => least,
+                Bound::Within(least, _) => least - 0.01,
+            };
+            match expect.figure {
+                Figure::Speed => elapsed_s = bound,
+                Figure::ProcessorTime => cpu_s = 1.0 / bound,
+                Figure::Maximum(quantity) => maximum.push((quantity, bound)),
+            }
+        }
+        let times =
+            |elapsed_s: f64, cpu_s: f64| [("elapsed_s", elapsed_s), ("user_s", cpu_s), ("system_s", 0.0)];
+        let after = [&times(1.0, 1.0)[..], &maximum].concat();
+        row(table, case, jobs, side(before, &times(elapsed_s, cpu_s)), side(&designs.after, &after))
+    };
+    let mut rows = Vec::new();
+    for case in table.case_names() {
+        for jobs in [1, 2, 3, 32] {
+            rows.extend(designs.before.iter().map(|before| of(case, jobs, before)));
+        }
+    }
+    rows
+}
+
+/// What each table expects is met by rows that are as good as it says, and missed by those that are a little worse.
+#[test]
+fn every_expectation_is_met_or_missed_as_its_bound_says() {
+    for table in TABLES {
+        for (keep, wanted) in [(true, Outcome::Met), (false, Outcome::Missed)] {
+            let (outcomes, said) = expect::verdict(table, &rows_that(table, keep), 2);
+            assert!(outcomes.iter().all(|outcome| *outcome == wanted), "{}: {said:#?}", table.name);
+            assert!(!said.iter().any(|said| said.contains("NaN")), "{said:#?}");
+            let marked = said.iter().filter(|said| said.contains(", MISSED:")).count();
+            assert_eq!(marked, if keep { 0 } else { outcomes.len() }, "{said:#?}");
+        }
+    }
+}
+
+/// One interval of 60 below 1 is expected by chance.
+#[test]
+fn what_chance_explains_is_not_called_a_miss() {
+    let table = table("streams").unwrap();
+    let designs = (table.designs)();
+    let of = |ratio: f64| {
+        let of = |design: &str, elapsed_s| side(design, &[("elapsed_s", elapsed_s)]);
+        row(table, "randwrite", 1, of(&designs.before[0], ratio), of(&designs.after, 1.0))
+    };
+    let mut rows = vec![of(1.0); 59];
+    rows.push(of(0.99));
+    let said = verdict_text(table, &rows);
+    assert!(said.contains("Speed: percpu should be at least 1.00"), "{said}");
+    assert!(said.contains("is in 59 of 60 rows; ") && !said.contains("MISSED"), "{said}");
+}
+
+/// The verdict names rows with their intervals, beside CPU time and what was published.
+#[test]
+fn a_verdict_names_rows() {
+    let table = table("zs-free").unwrap();
+    let rows: Vec<Row> = rows_that(table, true).into_iter().filter(|row| row.case == "run-cache").collect();
+    let said = verdict_text(table, &rows);
+    for wanted in [
+        "pool_locks_per_object: class-indexed should have at most 0.00 with any number of jobs, and has 0.00 at most in 4 rows; split has 0.00.",
+        "Speed, run-cache: class-indexed should be at least 1.05 times as fast as split with 1 job, and is in 1 of 1 rows; reached with 1 job: 1.060 [1.060, 1.060]. By processor time with 1 job: 2.000 [2.000, 2.000]. Published with 1 job: 1.194.",
+        "Speed, no-run-cache: not measured with 1 job,",
+    ] {
+        assert!(said.contains(wanted), "{wanted}: {said}");
     }
 }
 

@@ -10,9 +10,7 @@
 //! Every design has its own LRU and all share the arena. Each measurement runs twice: the first run is timed;
 //! the second, a quarter as long, also times every hold of `lru_lock`, which costs time.
 
-mod published;
 mod tasks;
-mod findings;
 
 #[cfg(test)]
 mod tests;
@@ -22,11 +20,11 @@ use uzram::device::DEFAULT_RUN_CACHE_BATCH_PAGES;
 use uzram::lru::{Batched, Batching, DEFAULT_PAGEVEC_PAGES, LruConfig, LruStats, SingleLock};
 use uzram::mem::Arena;
 
-use crate::experiment::clock::{CLOCKED, COUNTED_SHARE, Total, clocked, unclocked};
+use crate::experiment::clock::{COUNTED_SHARE, Total, clocked, unclocked};
 use crate::experiment::{
-    Bound, Column, Designs, Expect, Experiment, Figure, Jobs, Length, Plan, Sample, Series, Unit, by_name,
-    kept_arena,
+    Bound, Column, Designs, Expect, Experiment, Figure, Jobs, Plan, Sample, Series, Unit, by_name, kept_arena,
 };
+use crate::scale::HeldLock;
 use tasks::Faults;
 use uzram_bench::harness::Source;
 
@@ -92,11 +90,8 @@ const AFTER_AT: usize = 4;
 pub static SERIES: Series = Series {
     name: "lru-batch",
     about: "page faults with an LRU: one lock for its lists, against locks for batches of its pages",
-    title: "lru_lock scalability",
-    author: "Daniel Jordan and Steve Sistare",
-    date: "January 2018",
+    published: "lru-batch",
     cases: &[(CASE, &JOBS)],
-    slow_cases: &[],
     unit: Unit::Page,
     designs: || Designs::of(&DESIGNS, AFTER_AT),
     columns: &[
@@ -110,11 +105,7 @@ pub static SERIES: Series = Series {
         Column::new("voluntary_switches_per_page", "sleeps", 1000.0, 2),
     ],
     legend,
-    total: None,
-    counted_function: CLOCKED,
-    length: Length::Calibrated,
     open,
-    published: |_, jobs, before| published::figures(jobs, before),
     expectations: &[Expect {
         case: Some(CASE),
         jobs: Jobs::Exactly(1),
@@ -122,7 +113,8 @@ pub static SERIES: Series = Series {
         figure: Figure::Speed,
         bound: Bound::NotBelow(1.0),
     }],
-    findings: findings::paragraphs,
+    locks: &[HeldLock { name: "lru_lock", held: "lru_lock_hold_ns_per_page", count: None }],
+    ..Series::NEW
 };
 
 fn legend() -> Vec<String> {
@@ -132,7 +124,6 @@ fn legend() -> Vec<String> {
             DEFAULT_PAGEVEC_PAGES * LONGER
         ),
         "k/s: thousands of pages a second that were allocated, cleared, added, used, removed and freed, by all tasks; ns/page: elapsed for each of them; for 1000 pages: lru and batch, acquisitions of that lock, sleeps, times a task waited for a lock or the system; cont%: contended acquisitions of the lock on the left; held: ns a page for which lru_lock was held, reading the clock included".to_owned(),
-        published::legend(),
     ]
 }
 

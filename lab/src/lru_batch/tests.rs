@@ -1,33 +1,13 @@
 #![allow(clippy::unwrap_used)]
 
 use std::sync::atomic::AtomicBool;
-use std::time::Duration;
 
 use super::*;
-use crate::experiment::LabOptions;
-use crate::experiment::testing::{assert_complete, open_case, plan, rounds, run_short, value};
+use crate::experiment::testing::{open_case, plan, value};
 use uzram_bench::harness::corpus::Kind;
 
 fn corpus() -> Source {
     Source::Built(Kind::Mixed, 64)
-}
-
-/// A short run of the whole table: every value is measured, whatever it is.
-#[test]
-fn every_value_of_the_short_form_is_measured() {
-    let options = LabOptions {
-        rounds: rounds(1, Duration::from_micros(500)),
-        corpus: corpus(),
-        ..LabOptions::default()
-    };
-    // Four numbers of tasks, four designs before and one beyond.
-    let said = ["splice", "batch-56", "706 k/s", "12081 / 12551"];
-    for row in &run_short(&SERIES, &options, 4 * 5, &said).rows {
-        assert_complete(&SERIES, row);
-        let is_published = [1, 4].contains(&row.jobs)
-            && [SINGLE_LOCK, ZONE_BATCH, TWO_PASSES].contains(&row.before.design.as_str());
-        assert_eq!(row.published.is_some(), is_published, "{} {}", row.jobs, row.before.design);
-    }
 }
 
 /// With one task, the number of lock acquisitions is deterministic.

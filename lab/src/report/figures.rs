@@ -2,8 +2,9 @@
 //! those of the series' steps and of later designs.
 
 use super::chart::{Chart, Line, Point};
-use super::summary::{Comparison, published};
-use crate::experiment::{LabReport, Series};
+use super::summary::Comparison;
+use crate::experiment::{LabReport, Series, all_published};
+use crate::published::Published;
 
 /// Colours of the page.
 pub(super) const COLOURS: usize = 6;
@@ -18,7 +19,7 @@ pub(super) fn charts(table: &Series, report: &LabReport) -> Vec<Chart> {
         let is_main = |comparison: &&Comparison| {
             let before_at = comparison.before_at;
             before_at == Some(0)
-                || before_at.is_some_and(|before| published(table, case, before).next().is_some())
+                || before_at.is_some_and(|before| all_published(table, case, before).next().is_some())
         };
         let (of_series, later): (Vec<_>, Vec<_>) = all.iter().partition(is_main);
         main.push(chart(table, report, case, "", &of_series));
@@ -45,10 +46,10 @@ fn chart(table: &Series, report: &LabReport, case: &str, what: &str, comparisons
         }
         lines.push(ours);
         let Some(before_at) = comparison.before_at else { continue };
-        let theirs: Vec<_> = published(table, case, before_at).collect();
+        let theirs: Vec<_> = all_published(table, case, before_at).collect();
         if let Some((_, first)) = theirs.first() {
             let name = format!("published: {} against {}", first.after.design, first.before.design);
-            let point = |(jobs, published): &(usize, crate::experiment::Published)| Point {
+            let point = |(jobs, published): &(usize, Published)| Point {
                 at: *jobs,
                 ratio: published.ratio,
                 interval: None,

@@ -1,5 +1,5 @@
 //! The report for programs: the machine, and of each table the source of the published figures, the verdict, and
-//! the rows in the form of `uzram lab run --json`, and predictions in that of `uzram lab scale --json`; or, as `failed` or
+//! the rows in the form of `uzram lab run --json`, and the locks in that of `uzram lab scale --json`; or, as `failed` or
 //! `left_out`, why it was not measured.
 
 use serde_json::json;
@@ -7,7 +7,7 @@ use serde_json::json;
 use super::machine::date;
 use super::summary::{Comparison, Tally, sentences};
 use super::{Report, Section, is_left_out};
-use crate::published::source;
+use crate::scale::ScaleReport;
 
 /// Returns the report as one line of JSON; figures that do not exist are `null`.
 pub(super) fn json(report: &Report) -> String {
@@ -22,7 +22,7 @@ pub(super) fn json(report: &Report) -> String {
 }
 
 fn table(section: &Section) -> serde_json::Value {
-    let Section { table, outcome, predicted } = section;
+    let Section { table, outcome } = section;
     let measured = match outcome {
         Err(error) => {
             let key = if is_left_out(error) { "left_out" } else { "failed" };
@@ -40,16 +40,11 @@ fn table(section: &Section) -> serde_json::Value {
             "rows": counts.into_iter().collect::<std::collections::BTreeMap<_, _>>(),
         })
     });
-    let predicted = match predicted {
-        None => json!(null),
-        Some(Ok(predicted)) => json!(predicted),
-        Some(Err(why)) => json!({ "failed": why }),
-    };
     json!({
         "table": table.name,
         "about": table.about,
         "series": report.series,
-        "published_source": source(table),
+        "published_source": table.source(),
         "date": date(measured.unix_s),
         "rounds": measured.rounds,
         "took_s": measured.took_s,
@@ -58,6 +53,6 @@ fn table(section: &Section) -> serde_json::Value {
         "verdict": report.verdict,
         "notes": report.notes,
         "rows": report.rows,
-        "more_cores": predicted,
+        "scale": ScaleReport::new(table, &report.rows),
     })
 }

@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use crate::experiment::cpus;
 
-/// What identifies a machine to a reader. Results of another one are not kept.
+/// What identifies a machine to a reader.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(super) struct Machine {
     /// The model of its CPUs.

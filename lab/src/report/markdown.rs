@@ -1,5 +1,4 @@
-//! The report in Markdown: the page's texts and tables, without its pictures, the counts of wins and losses, and the
-//! models of predictions.
+//! The report in Markdown: the page's texts and tables, without its pictures, and the counts of wins and losses.
 
 use std::fmt::Write;
 
@@ -9,9 +8,9 @@ use super::machine::date;
 use super::page::{designs, how};
 use super::plan::skipped;
 use super::summary::{Comparison, Effect, sentences, telling};
-use super::{Measured, Report, Section, is_left_out, more_cores, published};
+use super::{Measured, Report, is_left_out, other_tables};
 use crate::experiment::Series;
-use crate::published::{Source, source};
+use crate::published::Source;
 
 /// Returns the report.
 pub(super) fn markdown(report: &Report) -> String {
@@ -24,11 +23,8 @@ pub(super) fn markdown(report: &Report) -> String {
         let what = if is_left_out(error) { "left out" } else { "not measured" };
         let _ = writeln!(text, "- {table}: {what}: {}", plain(&error.to_string()));
     }
-    for Section { table, outcome, predicted } in &report.sections {
-        let Ok(measured) = outcome else { continue };
+    for (table, measured) in report.measured() {
         section(&mut text, table, measured, report.quick);
-        text +=
-            &predicted.as_ref().map(|predicted| more_cores::markdown(predicted, plain)).unwrap_or_default();
     }
     text.trim_end().to_owned() + "\n"
 }
@@ -60,18 +56,16 @@ fn summary(report: &Report) -> Table {
 
 fn section(text: &mut String, table: &Series, measured: &Measured, quick: bool) {
     let report = &measured.report;
-    let _ = writeln!(text, "\n## {}: {}\n", table.name, plain(table.title));
+    let _ = writeln!(text, "\n## {}: {}\n", table.name, plain(&table.source().title));
     let _ = writeln!(text, "{}\n", plain(&sentences(table, report).join(" ")));
     let mut facts = vec![
         format!("what it changed: {}", table.about),
         format!("designs: {}", designs(table)),
         format!("series: {}", report.series),
     ];
-    if let Some(source) = source(table) {
-        let Source { title, author, date, machine, command, note } = source;
-        facts.push(format!("published: {author}, \"{title}\", {date}, on {machine}, with {command}"));
-        facts.extend(note.clone());
-    }
+    let Source { machine, command, note, .. } = table.source();
+    facts.push(format!("published on {machine}, with {command}"));
+    facts.extend(note.clone());
     facts.push(format!("measured: {}", date(measured.unix_s)));
     items(text, &facts);
     for case in report.rows.chunk_by(|a, b| a.case == b.case) {
@@ -81,7 +75,7 @@ fn section(text: &mut String, table: &Series, measured: &Measured, quick: bool) 
     if let Some(skipped) = skipped(table, quick) {
         let _ = writeln!(text, "\n{}", plain(&skipped));
     }
-    for (heading, table) in published::tables(table, &report.rows) {
+    for (heading, table) in other_tables(table, &report.rows) {
         let _ = write!(text, "\n### {}\n\n{}", plain(&heading), table.to_markdown());
     }
     for (heading, paragraphs) in [("Verdict", &report.verdict), ("How to read it", &report.notes)] {

@@ -1,16 +1,12 @@
 //! The report: every table measured, and one page about all of them.
 //!
-//! [`run`] measures the tables that are not yet measured with the same options, and writes into a
-//! folder `report.html`, `report.md` and `report.json`. The page needs no network and no script. Figures in it are
-//! those of the rows, published, predicted from the rows, or expected.
+//! [`run`] measures the tables and writes into a folder `report.html`, `report.md` and `report.json`. The page needs no
+//! network and no script. Figures in it are those of the rows, published, or expected.
 //!
 //! * `plan`: how each table is measured so that all of them fit into the time.
-//! * `kept`: results of tables as files, so that an interrupted report goes on where it was.
 //! * `progress`: the bar, and the time left.
 //! * `machine`: what it was measured on.
 //! * `summary`: wins and losses, and the verdict on a series in a few sentences.
-//! * `published`: published figures that no row stands beside.
-//! * `more_cores`: predictions of the measured tables.
 //! * `chart`, `bars`: pictures, as SVG; `figures` says what is in a series' pictures.
 //! * `html`: text and tables; `page`, `markdown`, `json`: the three forms.
 
@@ -19,14 +15,11 @@ mod chart;
 mod figures;
 mod html;
 mod json;
-mod kept;
 mod machine;
 mod markdown;
-mod more_cores;
 mod page;
 mod plan;
 mod progress;
-mod published;
 mod summary;
 
 #[cfg(test)]
@@ -41,10 +34,12 @@ use std::time::{Duration, Instant};
 use uzram::{Error, ErrorKind, Result};
 use uzram_bench::harness::{Source, go_on};
 
-use crate::experiment::{self, LabReport, Series, TABLES};
-use kept::Kept;
+use uzram_bench::harness::report::Table;
+
+use crate::experiment::{self, LabReport, Row, Series, TABLES};
+use crate::published;
+use crate::scale::ScaleReport;
 use machine::{Machine, now_unix_s};
-use more_cores::Predicted;
 use plan::Planned;
 use progress::Progress;
 use summary::sentences;
@@ -92,12 +87,8 @@ struct Report {
 struct Section {
     table: &'static Series,
     /// What was measured, or why it could not be; `Unsupported` says what the system lacks.
-    outcome: Outcome,
-    /// Its designs' speeds with more cores, if it was measured and has a model.
-    predicted: Option<Predicted>,
+    outcome: Result<Measured>,
 }
-
-type Outcome = Result<Measured>;
 
 /// A measured table.
 struct Measured {
@@ -122,57 +113,44 @@ impl Report {
     }
 }
 
+/// Returns the tables below those of a table's rows, each with its heading: what locks allow, and all published figures.
+fn other_tables(table: &Series, rows: &[Row]) -> Vec<(String, Table)> {
+    let locks = ScaleReport::new(table, rows).tables();
+    locks.into_iter().chain(published::tables(table.published)).collect()
+}
+
 /// Returns whether a table is missing because the system lacks something that it takes, which is no failure.
 fn is_left_out(error: &Error) -> bool {
     error.kind() == ErrorKind::Unsupported
 }
 
-/// Measures what is missing and writes the report.
+/// Measures the tables and writes the report.
 ///
 /// # Errors
-/// `Invalid` names the option that fits no table; `Busy`: interrupted, what is measured is kept; `Io`: the
-/// folder cannot be written.
+/// `Invalid` names the option that fits no table; `Busy`: interrupted; `Io`: the folder cannot be written.
 pub fn run(options: &ReportOptions) -> Result<Written> {
     let planned = plan::plan(options)?;
+    fs::create_dir_all(&options.dir).map_err(|error| failed(&options.dir, &error))?;
+    let mut progress = Progress::new(planned.iter().map(|planned| (planned.table.name, planned.estimate)));
+    let sections = planned.iter().map(|planned| measure(planned, &mut progress)).collect::<Result<_>>()?;
     let machine = Machine::of_this_system();
-    let kept = Kept::new(&options.dir, &machine)?;
-    let found: Vec<Option<Measured>> = planned.iter().map(|planned| kept.load(planned)).collect();
-    let missing = planned.iter().zip(&found).filter(|(_, found)| found.is_none());
-    let missing = missing.map(|(planned, _)| (planned.table.name, planned.estimate));
-    let more_cores =
-        more_cores::estimate(&planned, options.quick).map(|estimate| (more_cores::NAME, estimate));
-    let mut progress = Progress::new(missing.chain(more_cores));
-    let mut sections = Vec::new();
-    for (planned, found) in planned.iter().zip(found) {
-        let outcome = match found {
-            Some(measured) => {
-                progress.kept(planned.table.name);
-                Ok(measured)
-            }
-            None => measure(planned, &kept, &mut progress)?,
-        };
-        sections.push(Section { table: planned.table, outcome, predicted: None });
-    }
-    more_cores::predict(options, &planned, &kept, &mut progress, &mut sections)?;
-    let report = Report { machine, command: command(options), quick: options.quick, sections };
-    write(&options.dir, &report)
+    write(&options.dir, &Report { machine, command: command(options), quick: options.quick, sections })
 }
 
 /// Measures one table.
-fn measure(planned: &Planned, kept: &Kept, progress: &mut Progress) -> Result<Outcome> {
+///
+/// # Errors
+/// `Busy`: interrupted.
+fn measure(planned: &Planned, progress: &mut Progress) -> Result<Section> {
     let start = Instant::now();
     progress.begin(planned.table.name);
     let outcome = experiment::run(planned.table, &planned.options);
     progress.end(planned.table.name);
     let took_s = start.elapsed().as_secs_f64();
     let rounds = planned.options.rounds.rounds;
-    let outcome = outcome.map(|report| Measured { report, unix_s: now_unix_s(), took_s, rounds });
-    // What is complete is kept, even if the run is interrupted now.
-    if let Ok(measured) = &outcome {
-        kept.store(planned, measured)?;
-    }
     go_on(&planned.options.rounds.stop)?;
-    Ok(outcome)
+    let outcome = outcome.map(|report| Measured { report, unix_s: now_unix_s(), took_s, rounds });
+    Ok(Section { table: planned.table, outcome })
 }
 
 /// Returns the command that makes such a report, in a folder called `DIR`.
@@ -206,22 +184,14 @@ fn command(options: &ReportOptions) -> String {
 /// Writes the three forms.
 fn write(dir: &Path, report: &Report) -> Result<Written> {
     let mut text = String::new();
-    for Section { table, outcome, predicted } in &report.sections {
-        let measured = match outcome {
-            Ok(measured) => measured,
-            Err(error) => {
-                if is_left_out(error) {
-                    text += &format!("{}: left out: {error}\n", table.name);
-                }
-                continue;
+    for Section { table, outcome } in &report.sections {
+        match outcome {
+            Ok(measured) => {
+                text += &format!("{}: {}\n", table.name, sentences(table, &measured.report).join(" "));
             }
-        };
-        text += &format!("{}: {}\n", table.name, sentences(table, &measured.report).join(" "));
-        text += &match predicted {
-            None => String::new(),
-            Some(Ok(predicted)) => format!("{}: {}\n", table.name, predicted.sentences().join(" ")),
-            Some(Err(why)) => format!("{}: not predicted: {why}\n", table.name),
-        };
+            Err(error) if is_left_out(error) => text += &format!("{}: left out: {error}\n", table.name),
+            Err(_) => {}
+        }
     }
     let forms = [
         ("report.html", page::page(report)),

@@ -11,9 +11,8 @@ use super::machine::date;
 use super::plan::skipped;
 use super::progress::words;
 use super::summary::{Comparison, Tally, sentences, telling};
-use super::{Measured, Report, Section, bars, is_left_out, more_cores, published};
+use super::{Measured, Report, Section, bars, is_left_out, other_tables};
 use crate::experiment::{Row, Series, jobs_text};
-use crate::published::source;
 
 const STYLE: &str = include_str!("style.css");
 
@@ -133,20 +132,17 @@ fn missing(error: &Error) -> String {
 
 fn section(section: &Section, quick: bool) -> String {
     let table = section.table;
-    let cited =
-        source(table).map(|source| format!("\"{}\", {}, {}", source.title, source.author, source.date));
     let mut html = format!(
         "<section id=\"{}\">\n<h2>{}</h2>\n<p class=\"title\">{}</p>\n",
         escape(table.name),
         escape(table.name),
-        escape(&cited.unwrap_or_else(|| table.reference()))
+        escape(&table.reference())
     );
     html += &facts(table);
     match &section.outcome {
         Err(error) => html += &missing(error),
         Ok(measured) => html += &results(table, measured, quick),
     }
-    html += &section.predicted.as_ref().map(more_cores::html).unwrap_or_default();
     html += "</section>\n";
     html
 }
@@ -154,10 +150,9 @@ fn section(section: &Section, quick: bool) -> String {
 /// Returns what a series changed, and the source of the published figures.
 fn facts(table: &Series) -> String {
     let mut facts = vec![("changed", table.about.to_owned()), ("designs", designs(table))];
-    if let Some(source) = source(table) {
-        facts.extend([("published on", source.machine.clone()), ("with", source.command.clone())]);
-        facts.extend(source.note.iter().map(|note| ("note", note.clone())));
-    }
+    let source = table.source();
+    facts.extend([("published on", source.machine.clone()), ("with", source.command.clone())]);
+    facts.extend(source.note.iter().map(|note| ("note", note.clone())));
     let facts = facts
         .into_iter()
         .map(|(name, value)| format!("<div><dt>{name}</dt><dd>{}</dd></div>\n", escape(&value)));
@@ -178,7 +173,7 @@ fn results(table: &Series, measured: &Measured, quick: bool) -> String {
         html += &html_table(&text, &shown);
     }
     html += &skipped(table, quick).map(|skipped| paragraph(&skipped)).unwrap_or_default();
-    for (heading, table) in published::tables(table, &report.rows) {
+    for (heading, table) in other_tables(table, &report.rows) {
         let _ = writeln!(html, "<h3>{}</h3>", escape(&heading));
         html += &html_table(&table, &[]);
     }
@@ -200,7 +195,7 @@ fn results(table: &Series, measured: &Measured, quick: bool) -> String {
 
 fn footer(report: &Report) -> String {
     format!(
-        "<footer>\n<p>Written by <code>{}</code>, uzram {}. Figures are measured, unless they are named as published, predicted, assumed or expected. Every round's figures are in <code>report.json</code>.</p>\n</footer>\n",
+        "<footer>\n<p>Written by <code>{}</code>, uzram {}. Figures are measured, unless they are named as published or expected. Every round's figures are in <code>report.json</code>.</p>\n</footer>\n",
         escape(&report.command),
         env!("CARGO_PKG_VERSION")
     )

@@ -83,11 +83,6 @@ impl Progress {
         Progress { state: State { estimates_s, begun: Instant::now(), estimated_s: 0.0, took_s: 0.0 } }
     }
 
-    /// Says that a table need not be measured.
-    pub(super) fn kept(&self, table: &str) {
-        line(&format!("{table}: kept from an earlier run"));
-    }
-
     /// Begins a table, which is the next of those to be measured.
     pub(super) fn begin(&mut self, table: &str) {
         self.state.begun = Instant::now();

@@ -191,33 +191,3 @@ fn compared(report: &LabReport) -> String {
     };
     format!("{beside}; {expectations}.")
 }
-
-/// Returns the published figures that no row stands beside: the case or the number of jobs was not measured, or
-/// cannot be.
-pub(super) fn published_only(table: &Series, rows: &[Row]) -> Vec<(String, usize, experiment::Published)> {
-    let cases = table.case_names().into_iter().chain(table.total);
-    let mut found = Vec::new();
-    for case in cases {
-        for comparison in Comparison::all(&(table.designs)()) {
-            let Some(before_at) = comparison.before_at else { continue };
-            let measured = comparison.rows(rows);
-            for (jobs, published) in published(table, case, before_at) {
-                if !measured.iter().any(|row| row.case == case && row.jobs == jobs) {
-                    found.push((case.to_owned(), jobs, published));
-                }
-            }
-        }
-    }
-    found
-}
-
-/// Returns all published figures of a case and a design before, by number of jobs.
-pub(super) fn published(
-    table: &Series,
-    case: &str,
-    before_at: usize,
-) -> impl Iterator<Item = (usize, experiment::Published)> {
-    const MOST_JOBS: usize = 256;
-    let of = move |jobs| Some((jobs, (table.published)(case, jobs, before_at)?));
-    (1..=MOST_JOBS).filter_map(of)
-}

@@ -2,16 +2,12 @@
 
 use std::collections::BTreeSet;
 
-use uzram_bench::harness::Source;
-use uzram_bench::harness::corpus::Kind;
-
 use super::html::escape;
 use super::markdown::plain;
-use super::summary::{Comparison, Effect, Tally, published_only, telling};
+use super::summary::{Comparison, Effect, Tally, telling};
 use super::*;
+use crate::experiment::LabOptions;
 use crate::experiment::testing::{row, side};
-use crate::experiment::{LabOptions, Row, TABLES};
-use crate::published::source;
 
 /// Returns options for all tables.
 pub(super) fn options() -> ReportOptions {
@@ -60,7 +56,7 @@ fn measured(table: &Series) -> Measured {
 
 /// Returns a report of all tables.
 fn report() -> Report {
-    let section = |table: &'static Series| Section { table, outcome: Ok(measured(table)), predicted: None };
+    let section = |table: &'static Series| Section { table, outcome: Ok(measured(table)) };
     let sections = TABLES.into_iter().map(section).collect();
     let command = command(&options());
     Report { machine: Machine::of_this_system(), command, quick: true, sections }
@@ -130,13 +126,12 @@ fn every_row_of_every_table_is_on_the_page_and_in_the_markdown() {
             assert!(markdown.contains(&format!("| {gain} |")), "{name}");
         }
         // Every published figure has a line, whether it was measured here or not.
-        let all: Vec<String> = lines.into_iter().flatten().collect();
-        for (case, jobs, published) in published_only(table, &measured.report.rows) {
-            let figures = [published.before.figure, published.after.figure];
-            assert!(figures.iter().all(|figure| all.contains(figure)), "{case}, {jobs}: {figures:?}");
+        let published = published::tables(table.published);
+        for cells in published.iter().flat_map(|(_, published)| published.rows()) {
+            assert!(lines.contains(cells), "{}: {cells:?}", table.name);
         }
         let text = text_of(section);
-        let source = source(table).unwrap();
+        let source = table.source();
         for said in [&source.machine, &source.command, &source.title, &source.author, &source.date] {
             assert!(text.contains(said) && markdown.contains(&plain(said)), "{}: {said}", table.name);
         }
@@ -214,91 +209,6 @@ fn the_page_names_its_command_and_the_cases_that_a_quick_report_skips() {
     assert!(page::page(&report).contains("--jobs 1,2 --corpus a&amp;b</code>"));
 }
 
-/// Returns the texts and the numbers of a part of the file of published figures: a rate in 10^6 bytes a second, a gain
-/// over the first number of its array as the number that it makes.
-fn values_of(
-    value: &toml::Value,
-    path: &str,
-    texts: &mut Vec<(String, String)>,
-    numbers: &mut Vec<(String, f64)>,
-) {
-    let of = |value: &toml::Value| value.as_float().or(value.as_integer().map(|integer| integer as f64));
-    match value {
-        toml::Value::Table(table) => {
-            table.iter().for_each(|(key, value)| values_of(value, &format!("{path}.{key}"), texts, numbers));
-        }
-        toml::Value::Array(values) => {
-            let first = values.first().and_then(of);
-            for value in values {
-                let gain = value.as_str().and_then(|text| text.strip_suffix(" %")?.parse::<f64>().ok());
-                match gain.zip(first) {
-                    Some((gain, first)) => numbers.push((path.to_owned(), first * (1.0 + gain / 100.0))),
-                    None => values_of(value, path, texts, numbers),
-                }
-            }
-        }
-        toml::Value::String(text) => {
-            let rate =
-                |unit: &str, bytes: f64| Some(text.strip_suffix(unit)?.parse::<f64>().ok()? * bytes / 1e6);
-            match rate("MB/s", 1_048_576.0).or(rate("KB/s", 1024.0)) {
-                Some(rate) => numbers.push((path.to_owned(), rate)),
-                None => texts.push((path.to_owned(), text.clone())),
-            }
-        }
-        other => numbers.push((path.to_owned(), of(other).unwrap())),
-    }
-}
-
-/// Every value of the file is in the section of its table: as it is, rounded to three digits or more, or as a part of a
-/// row's figure.
-#[test]
-fn every_published_value_is_shown() {
-    let page = page::page(&report());
-    let document = parse(&page);
-    let mut parts = 0;
-    for (part, values) in crate::published::FILE.iter() {
-        // Other parts are no tables'.
-        let Ok(table) = experiment::table(part) else { continue };
-        parts += 1;
-        let section = document.descendants().find(|node| node.attribute("id") == Some(part)).unwrap();
-        let shown = section.descendants().filter_map(|node| node.text().filter(|_| node.is_text()));
-        let shown = shown.collect::<Vec<_>>().join(" ");
-        let shown_numbers: BTreeSet<&str> = shown
-            .split(|char: char| !char.is_ascii_digit() && char != '.')
-            .map(|number| number.trim_matches('.'))
-            .collect();
-        let mut in_rows = Vec::new();
-        for case in table.case_names() {
-            for before in 0..(table.designs)().before.len() {
-                for (_, published) in summary::published(table, case, before) {
-                    let sides = [published.before.values, published.after.values];
-                    let values = sides.into_iter().flatten();
-                    let is_of_figure =
-                        |name: &str| ["read_mb_per_s", "write_mb_per_s", "faults_per_s"].contains(&name);
-                    in_rows.extend(values.filter(|(name, _)| is_of_figure(name)).map(|(_, value)| value));
-                }
-            }
-        }
-        let is_shown = |number: f64| {
-            let rounded = (0..3).map(|decimals| format!("{number:.decimals$}"));
-            let mut rounded = rounded.filter(|text| text.bytes().filter(u8::is_ascii_digit).count() >= 3);
-            shown_numbers.contains(number.to_string().as_str())
-                || rounded.any(|text| shown_numbers.contains(text.as_str()))
-                || in_rows.iter().any(|value| (value / number - 1.0).abs() < 1e-9)
-        };
-        assert!(!is_shown(98_765.4), "{part}");
-        let (mut texts, mut numbers) = (Vec::new(), Vec::new());
-        values_of(values, part, &mut texts, &mut numbers);
-        for (path, text) in texts {
-            assert!(shown.contains(&text), "{path}: {text}");
-        }
-        for (path, number) in numbers {
-            assert!(is_shown(number), "{path}: {number}");
-        }
-    }
-    assert!(parts >= 6, "{parts}");
-}
-
 #[test]
 fn text_is_escaped_for_markup_and_attributes() {
     assert_eq!(escape("a<b>&\"c'\u{1}\n"), "a&lt;b&gt;&amp;&quot;c&#39; \n");
@@ -343,7 +253,7 @@ fn losses_against_every_design_before_are_told() {
     );
     let section = Measured { report, unix_s: 0, took_s: 0.0, rounds: 9 };
     let mut report = self::report();
-    report.sections = vec![Section { table, outcome: Ok(section), predicted: None }];
+    report.sections = vec![Section { table, outcome: Ok(section) }];
     assert!(page::page(&report).contains("<span class=\"count slower\">1 slower</span>"));
     assert!(
         markdown::markdown(&report)
@@ -371,58 +281,9 @@ fn sentences_compare_with_what_was_published_and_expected() {
 }
 
 #[test]
-fn a_report_goes_on_where_it_was() {
+fn an_interrupted_report_is_not_written() {
     let dir = tempfile::tempdir().unwrap();
-    let corpus = Source::Built(Kind::Mixed, 64);
-    let options = ReportOptions {
-        dir: dir.path().join("new"),
-        tables: vec![experiment::table("zs-free").unwrap()],
-        rounds: Some(2),
-        duration: Some(Duration::from_micros(500)),
-        jobs: vec![1],
-        corpus: Some(corpus),
-        ..options()
-    };
-    let text = run(&options).unwrap().text;
-    // It has the medians of all quantities.
-    let figures = || fs::read_to_string(options.dir.join("report.md")).unwrap();
-    let (page, first) = (fs::read_to_string(options.dir.join("report.html")).unwrap(), figures());
-    parse(&page);
-    assert!(text.contains("class-indexed against split") && text.contains("report.md"), "{text}");
-    // Nothing is measured again: the figures would be others.
-    assert_eq!(run(&options).unwrap().text, text);
-    assert_eq!(figures(), first);
-    // With other options everything is.
-    let more = ReportOptions { rounds: Some(3), ..options.clone() };
-    run(&more).unwrap();
-    assert_ne!(figures(), first);
-    // A damaged file is replaced.
-    fs::write(options.dir.join("tables/zs-free.json"), "{\"key\":1}").unwrap();
-    let before = figures();
-    run(&more).unwrap();
-    assert_ne!(figures(), before);
-    // What was left out may be possible now.
-    let kept = options.dir.join("tables/zs-free.json");
-    let complete = fs::read_to_string(&kept).unwrap();
-    fs::write(&kept, complete.replace("\"left_out\":[]", "\"left_out\":[\"a case left out: no disk\"]"))
-        .unwrap();
-    let before = figures();
-    run(&more).unwrap();
-    assert_ne!(figures(), before);
-    // The same name, another file.
-    let file = dir.path().join("pages");
-    let pages = |count: usize| -> Vec<u8> { (0..count << 12).map(|at| (at / 7) as u8).collect() };
-    fs::write(&file, pages(64)).unwrap();
-    let of_file = ReportOptions { corpus: Some(Source::File(file.clone())), ..more.clone() };
-    run(&of_file).unwrap();
-    let before = figures();
-    run(&of_file).unwrap();
-    assert_eq!(figures(), before);
-    fs::write(&file, pages(65)).unwrap();
-    run(&of_file).unwrap();
-    assert_ne!(figures(), before);
-    // What is interrupted leaves no report.
-    let stopped = ReportOptions { dir: dir.path().join("stopped"), stop: Arc::new(true.into()), ..options };
+    let stopped = ReportOptions { dir: dir.path().join("stopped"), stop: Arc::new(true.into()), ..options() };
     assert_eq!(run(&stopped).unwrap_err().to_string(), "interrupted");
     assert!(!stopped.dir.join("report.html").exists());
 }

@@ -15,10 +15,8 @@
 pub(crate) mod counters;
 mod messaging;
 pub(crate) mod objects;
-mod published;
 mod queue;
 mod rawpkt;
-mod findings;
 
 #[cfg(test)]
 mod tests;
@@ -30,11 +28,11 @@ use uzram::mem::Arena;
 use uzram::slab::{DelayedFreeze, EagerFreeze, OnPartial, Policy, Sheaves, UnfreezeFirst};
 use uzram::{Error, ErrorKind, Result};
 
-use crate::experiment::clock::{CLOCKED, Done, RunWork, Total, clocked, unclocked};
+use crate::experiment::clock::{Done, RunWork, Total, clocked, unclocked};
 use crate::experiment::{
-    Bound, Column, Designs, Expect, Experiment, Figure, Jobs, Length, Plan, Published, Sample, Series, Unit,
-    by_name,
+    Bound, Column, Designs, Expect, Experiment, Figure, Jobs, Plan, Sample, Series, Unit, by_name,
 };
+use crate::scale::HeldLock;
 use counters::counted;
 use objects::Objects;
 use uzram_bench::harness::Source;
@@ -77,7 +75,7 @@ impl Case {
     }
 }
 
-const MESSAGING_JOBS: [usize; 3] = [1, 2, published::MESSAGING_GROUPS];
+const MESSAGING_JOBS: [usize; 3] = [1, 2, 5];
 const RAWPKT_JOBS: [usize; 4] = [1, 2, 4, MOST_THREADS];
 /// The most threads of rawpkt by default.
 const MOST_THREADS: usize = 8;
@@ -86,11 +84,8 @@ const MOST_THREADS: usize = 8;
 pub static SERIES: Series = Series {
     name: "slab-freeze",
     about: "slab caches: slabs frozen while a CPU keeps them against only while it allocates from them",
-    title: "slub: Delay freezing of CPU partial slabs",
-    author: "Chengming Zhou",
-    date: "2023",
+    published: "slab-freeze",
     cases: &[(Case::Messaging.name(), &MESSAGING_JOBS), (Case::Rawpkt.name(), &RAWPKT_JOBS)],
-    slow_cases: &[],
     unit: Unit::Object,
     designs: || Designs::of(&DESIGNS, AFTER_AT),
     columns: &[
@@ -103,11 +98,7 @@ pub static SERIES: Series = Series {
         Column::new("list_lock_hold_ns_per_object", "held", 1.0, 2),
     ],
     legend,
-    total: None,
-    counted_function: CLOCKED,
-    length: Length::Calibrated,
     open,
-    published,
     expectations: &[
         Expect {
             case: Some(Case::Rawpkt.name()),
@@ -124,7 +115,8 @@ pub static SERIES: Series = Series {
             bound: Bound::AtLeast(0.98),
         },
     ],
-    findings: findings::paragraphs,
+    locks: &[HeldLock { name: "list_lock", held: "list_lock_hold_ns_per_object", count: Some("caches") }],
+    ..Series::NEW
 };
 
 fn legend() -> Vec<String> {
@@ -141,18 +133,12 @@ fn legend() -> Vec<String> {
         "elapsed: seconds; ns/obj: elapsed for an object allocated and freed; for 1000 objects: xchgs, exchanges of slab words (the kernel's cmpxchg_double), failed ones among them, locks, times list_lock was taken, waits, times it was not free; held: µs for which it was held for 1000 objects, reading the clock included".to_owned(),
         "a job of messaging is a group of 20 senders and 20 receivers, one of rawpkt a thread".to_owned(),
         "callgrind: exact for rawpkt only, as a job of messaging is many threads; valgrind has no restartable sequences, so fast paths are compare-exchanges there".to_owned(),
-        published::legend(),
     ]
 }
 
 fn open(_: &Source, designs: &[String]) -> Result<Box<dyn Experiment>> {
     let designs = designs.iter().map(|design| by_name(&DESIGNS, design)).collect::<Result<_>>()?;
     Ok(Box::new(Caches { arena: Arc::new(Arena::new(ARENA_BYTES)?), designs, case: Case::Messaging }))
-}
-
-fn published(case: &str, jobs: usize, before: usize) -> Option<Published> {
-    // The author measured the whole series, not its steps.
-    if before == 0 { published::figures(Case::of(case)?, jobs) } else { None }
 }
 
 /// The arena of each measurement's caches.
@@ -182,6 +168,7 @@ fn measure<P: Policy>(arena: &Arc<Arena>, case: Case, plan: &Plan<'_>) -> Result
     let total = Total::of(&run(case, &caches, plan, clocked)?);
     check_received(total.units, plan)?;
     let mut values = total.values(Unit::Object);
+    values.push(("caches", caches.len() as f64));
     values.extend(counted(&caches, plan, |plan| {
         let total = Total::of(&run(case, &caches, plan, unclocked)?);
         check_received(total.units, plan).map(|()| total)

@@ -1,32 +1,10 @@
 #![allow(clippy::unwrap_used)]
 
 use std::sync::atomic::AtomicBool;
-use std::time::Duration;
 
-use super::counters::COUNTERS;
 use super::*;
-use crate::experiment::LabOptions;
-use crate::experiment::testing::{assert_complete, open_case, plan, rounds, run_short, value};
+use crate::experiment::testing::{open_case, plan, value};
 use uzram_bench::harness::corpus::Kind;
-
-/// A short run of the whole table: every value is measured, whatever it is.
-#[test]
-fn every_value_of_the_short_form_is_measured() {
-    let options = LabOptions { rounds: rounds(1, Duration::from_millis(5)), ..LabOptions::default() };
-    // 3 and 4 numbers of jobs, with three designs before and one beyond.
-    let said = ["messaging", "rawpkt", "unfreeze-first", "sheaves", "7.042 s", "2.160 s"];
-    for row in &run_short(&SERIES, &options, 7 * 4, &said).rows {
-        let name = format!("{}, {} jobs, {}", row.case, row.jobs, row.before.design);
-        assert_complete(&SERIES, row);
-        for side in [&row.before, &row.after] {
-            assert!(COUNTERS.iter().all(|(_, counter)| side.values.contains_key(counter)), "{name}");
-            let time = |quantity| side.median(quantity).unwrap();
-            assert!(time("user_s") + time("system_s") > 0.0 && time("ns_per_object") > 1.0, "{name}");
-        }
-        let published = matches!((row.case.as_str(), row.jobs), ("messaging", 5) | ("rawpkt", 8));
-        assert_eq!(row.published.is_some(), published && row.before.design == "eager", "{name}");
-    }
-}
 
 /// The change of the series takes effect here: slabs fill up and return through both partial lists, and each
 /// takes one exchange less when it is frozen late. With a single thread this is deterministic.

@@ -7,9 +7,7 @@
 //! are threads of this process on a [device](uzram::device) for each design, filled with the same
 //! pages: the benchmark's own patterns and measuring code, with lz4.
 
-mod findings;
 pub mod nbd;
-pub(crate) mod published;
 
 #[cfg(test)]
 mod tests;
@@ -20,17 +18,18 @@ use uzram::stream::StreamDesign;
 use uzram::units::pages_to_bytes;
 
 use crate::experiment::{
-    Bound, Column, Designs, Expect, Experiment, Figure, Jobs, Length, Plan, Published, Sample, Series, Unit,
-    cpus,
+    Bound, Column, Designs, Expect, Experiment, Figure, Jobs, Plan, Sample, Series, Unit, cpus,
 };
 use uzram_bench::engine::{Measurement, Plan as BenchPlan};
 use uzram_bench::engine::{Pattern, Target, Until, UzramDevice, mb_per_s, measure, verify};
 use uzram_bench::harness::Source;
 use uzram_bench::harness::corpus::Corpus;
 
+/// The author measured 1 to so many jobs.
+const PUBLISHED_JOBS: usize = 10;
 /// The patterns, each with 1 to 10 jobs.
 const CASES: &[(&str, &[usize])] = &{
-    const JOBS: [usize; published::JOBS] = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10];
+    const JOBS: [usize; PUBLISHED_JOBS] = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10];
     let mut cases: [(&str, &[usize]); Pattern::ALL.len()] = [("", &JOBS); _];
     let mut at = 0;
     while at < cases.len() {
@@ -47,11 +46,8 @@ const ALL_SIX: &str = "all six";
 pub static SERIES: Series = Series {
     name: "streams",
     about: "compression streams: a locked list of idle ones against one for each CPU",
-    title: "zram: user per-cpu compression streams",
-    author: "Sergey Senozhatsky",
-    date: "May 2016",
+    published: "streams",
     cases: CASES,
-    slow_cases: &[],
     unit: Unit::Page,
     designs,
     columns: &[
@@ -65,9 +61,7 @@ pub static SERIES: Series = Series {
     legend,
     total: Some(ALL_SIX),
     counted_function: "uzram_bench::engine::measure::run_job",
-    length: Length::Calibrated,
     open,
-    published,
     expectations: &[
         Expect {
             case: None,
@@ -84,7 +78,7 @@ pub static SERIES: Series = Series {
             bound: Bound::AtMost(0.0),
         },
     ],
-    findings: findings::paragraphs,
+    ..Series::NEW
 };
 
 fn designs() -> Designs {
@@ -95,13 +89,9 @@ fn designs() -> Designs {
 fn legend() -> Vec<String> {
     vec![
         format!(
-            "designs: a list of {0} idle streams (the CPUs here), one of {1}, one stream for each CPU; published: {2}, {3}, {4}, in the kernel, on {5}",
+            "designs: a list of {} idle streams (the CPUs here), one of {}, one stream for each CPU",
             cpus(),
-            2 * cpus(),
-            published::design_name(0),
-            published::design_name(1),
-            published::design_name(2),
-            published::machine()
+            2 * cpus()
         ),
         "elapsed, user, system: seconds; switches: context switches for 1000 pages; sleeps: waits for a stream for 1000 writes".to_owned(),
         "read and randread take no stream here, because lz4 decodes without one: their rows show the noise".to_owned(),
@@ -117,13 +107,6 @@ fn open(corpus: &Source, designs: &[String]) -> Result<Box<dyn Experiment>> {
         .map(|design| UzramDevice::new(&Algorithm::default(), design.parse()?, size_bytes))
         .collect::<Result<_>>()?;
     Ok(Box::new(Devices { corpus, devices, pattern: Pattern::Read, filled: false }))
-}
-
-fn published(case: &str, jobs: usize, before: usize) -> Option<Published> {
-    match case {
-        ALL_SIX => published::of_all(jobs, before),
-        _ => published::of_pattern(case.parse().ok()?, jobs, before),
-    }
 }
 
 /// A device for each design.

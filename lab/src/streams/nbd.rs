@@ -10,7 +10,7 @@ use std::time::Duration;
 use uzram::units::{PAGE_SIZE, pages_to_bytes};
 use uzram::{Error, ErrorKind, Result};
 
-use super::published;
+use super::PUBLISHED_JOBS;
 use crate::experiment::{
     Bound, Column, Designs, Expect, Experiment, Figure, Jobs, Length, Plan, Sample, Series, Unit,
 };
@@ -22,7 +22,7 @@ use uzram_bench::harness::process::is_missing;
 use uzram_bench::nbd::{Fio, Server, fill, missing_client};
 
 /// Numbers of fio jobs.
-const JOBS: [usize; 2] = [2, published::JOBS];
+const JOBS: [usize; 2] = [2, PUBLISHED_JOBS];
 /// How long fio runs, and how long it takes to start and end.
 const RUNTIME: Duration = Duration::from_millis(300);
 const FIO_S: f64 = 0.25;
@@ -35,9 +35,7 @@ const ALGORITHM: &str = "lz4";
 pub static SERIES: Series = Series {
     name: "streams-nbd",
     about: "the same as streams, through an NBD server and fio",
-    title: super::SERIES.title,
-    author: super::SERIES.author,
-    date: super::SERIES.date,
+    published: "streams",
     cases: &[
         ("read", &JOBS),
         ("randread", &JOBS),
@@ -51,11 +49,9 @@ pub static SERIES: Series = Series {
     designs,
     columns: &[Column::new("mb_per_s", "MB/s", 1.0, 0), Column::new("memory_mib", "memory", 1.0, 0)],
     legend,
-    total: None,
     counted_function: "",
     length: Length::Fixed { seconds: |_, _| RUNTIME.as_secs_f64() + FIO_S, is_of_corpus: false },
     open,
-    published: |case, jobs, before| published::of_pattern(case.parse().ok()?, jobs, before),
     expectations: &[Expect {
         case: None,
         jobs: Jobs::AtLeast(1),
@@ -63,7 +59,7 @@ pub static SERIES: Series = Series {
         figure: Figure::Speed,
         bound: Bound::NotBelow(1.0),
     }],
-    findings: |_, _| Vec::new(),
+    ..Series::NEW
 };
 
 /// The designs of the table `streams`, and nbdkit where it is installed.
@@ -162,7 +158,7 @@ mod tests {
 
     #[test]
     fn published_rates_stand_beside_the_same_patterns() {
-        let published = |case| (SERIES.published)(case, 10, 0);
+        let published = |case| SERIES.published_at(case, 10, 0);
         assert!(published("randwrite").is_some());
         assert_eq!((published("rw").unwrap().ratio * 100.0).round(), 110.0);
     }

@@ -9,8 +9,6 @@
 //! The kernel's jobs are processes, as in the series: they share the kernel's zram. A pager's are threads of one process,
 //! with a region each: they share the pager, its pool and its locks.
 
-mod findings;
-
 #[cfg(test)]
 mod tests;
 
@@ -29,7 +27,6 @@ use uzram_pager::TrapKind;
 use crate::experiment::{
     Bound, Column, Designs, Expect, Experiment, Figure, Jobs, Length, Plan, Sample, Series, Unit, cpus,
 };
-use crate::zs_free;
 
 /// Numbers of jobs that the author measured.
 const JOBS: [usize; 3] = [1, 2, 4];
@@ -48,11 +45,9 @@ const KERNEL_LZO: &str = "kernel-lzo-rle";
 pub static SERIES: Series = Series {
     name: "unmap",
     about: "paging out, faulting in and unmapping: a pager against the kernel's swap on zram",
-    title: "mm/zsmalloc: reduce lock contention in zs_free()",
-    author: "Wenchao Hao and Xueyuan Chen",
-    date: "2026",
+    published: "zs-free",
+    first_published: || before_names().len() - 1,
     cases: &[(CASE, &JOBS)],
-    slow_cases: &[],
     unit: Unit::Page,
     designs,
     columns: &[
@@ -66,7 +61,6 @@ pub static SERIES: Series = Series {
         Column::new(phase_name(Phase::Unmap), "unmap", 1000.0, 1),
     ],
     legend,
-    total: None,
     counted_function: "",
     length: Length::Fixed {
         // Of the slowest side. More jobs than CPUs take turns.
@@ -74,9 +68,6 @@ pub static SERIES: Series = Series {
         is_of_corpus: true,
     },
     open,
-    published: |_, jobs, before| {
-        (before_names()[before] == pool(PoolDesign::Split)).then(|| zs_free::published::figures(jobs))?
-    },
     expectations: &[Expect {
         case: None,
         jobs: Jobs::Exactly(1),
@@ -84,7 +75,7 @@ pub static SERIES: Series = Series {
         figure: Figure::Speed,
         bound: Bound::AtLeast(2.5),
     }],
-    findings: findings::paragraphs,
+    ..Series::NEW
 };
 
 /// Returns the name of a phase's seconds.
@@ -134,7 +125,6 @@ fn legend() -> Vec<String> {
         ),
         format!("MiB: each job's memory, {CORPORA} times the corpus"),
         "ms of each phase, from the start of the first job to the end of the last one: fill, every page is written; out, all of it is paged out (kernel: MADV_PAGEOUT); seq, every page is touched in order; again, it is paged out after it was read; random, every page is touched in random order; last, as again; unmap, it is unmapped while it is paged out. The gain is that of unmap".to_owned(),
-        zs_free::published::legend(),
     ];
     if let Some(obstacle) = kernel_obstacle() {
         legend.push(format!("the kernel's swap on zram left out: {obstacle}"));

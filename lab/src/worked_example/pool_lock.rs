@@ -17,10 +17,9 @@ use uzram::zsmalloc::{Pool, PoolBuilder, huge_threshold};
 use uzram_bench::engine::Packed;
 use uzram_bench::harness::{Gate, Source, run_together};
 
-use crate::experiment::clock::{CLOCKED, Total, clocked};
+use crate::experiment::clock::{Total, clocked};
 use crate::experiment::{
-    Bound, Column, Designs, Expect, Experiment, Figure, Jobs, Length, Plan, Sample, Series, Unit, by_name,
-    kept_arena,
+    Bound, Column, Designs, Expect, Experiment, Figure, Jobs, Plan, Sample, Series, Unit, by_name, kept_arena,
 };
 
 type PoolLockKept = ClassLocks<{ CLASS_IN_WORD | PAGES_AFTER_LOCK }>;
@@ -40,11 +39,8 @@ const ARENA_PAGES: u64 = 256 * KEPT as u64;
 pub static SERIES: Series = Series {
     name: "pool-lock",
     about: "storing and freeing in a zsmalloc pool: a free with the pool's lock, against without",
-    title: "mm/zsmalloc: reduce lock contention in zs_free(), patch 2",
-    author: "Wenchao Hao",
-    date: "2026",
+    published: "zs-free",
     cases: &[("store-free", &[1, 2, 4])],
-    slow_cases: &[],
     unit: Unit::Object,
     designs: || Designs::of(&DESIGNS, 1),
     columns: &[
@@ -54,12 +50,7 @@ pub static SERIES: Series = Series {
     legend: || {
         vec!["ns/obj: elapsed divided by the objects that all threads stored and freed; sleeps: times a thread waited for a lock or the system, for 1000 objects".to_owned()]
     },
-    total: None,
-    counted_function: CLOCKED,
-    length: Length::Calibrated,
     open: |corpus, designs| Ok(Box::new(Pools::new(corpus, designs)?)),
-    // The author published no figures of this step.
-    published: |_, _, _| None,
     expectations: &[Expect {
         case: None,
         jobs: Jobs::AtLeast(2),
@@ -67,7 +58,7 @@ pub static SERIES: Series = Series {
         figure: Figure::Speed,
         bound: Bound::AtLeast(1.1),
     }],
-    findings: |_, _| Vec::new(),
+    ..Series::NEW
 };
 
 struct Pools {

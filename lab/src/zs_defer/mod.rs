@@ -9,18 +9,14 @@
 //! objects. A job is a thread; the thread that frees what is deferred comes on top. The arena keeps free runs on each CPU,
 //! as a device's does.
 
-mod findings;
-pub(crate) mod published;
-
 #[cfg(test)]
 mod tests;
 
 use uzram::Result;
 use uzram::zsmalloc::design::{Pinned, PoolLocks, Split};
 
-use crate::experiment::clock::CLOCKED;
 use crate::experiment::{
-    Bound, Column, Designs, Expect, Experiment, Figure, Jobs, Length, Plan, Sample, Series, Unit,
+    Bound, Column, Designs, Expect, Experiment, Figure, Jobs, Plan, Sample, Series, Unit,
 };
 use crate::zs_free;
 use crate::zs_free::passes::Memory;
@@ -51,11 +47,8 @@ const DEFERRED_LIMIT: u64 = 1 << 18;
 pub static SERIES: Series = Series {
     name: "zs-defer",
     about: "freeing in a zsmalloc pool: by a thread, from per-CPU lists, against at once",
-    title: "mm/zsmalloc: reduce zs_free() latency on swap release path",
-    author: "Wenchao Hao",
-    date: "30 April 2026",
+    published: "zs-defer",
     cases: &[(zs_free::RUN_CACHE, &JOBS)],
-    slow_cases: &[],
     unit: Unit::Object,
     designs: || Designs::of(&DESIGNS, AFTER_AT),
     columns: &[
@@ -68,18 +61,14 @@ pub static SERIES: Series = Series {
         Column::new("voluntary_switches_per_object", "sleeps", 1000.0, 2),
     ],
     legend,
-    total: None,
-    counted_function: CLOCKED,
-    length: Length::Calibrated,
     open,
-    published: |_, jobs, before| if before == 0 { published::figures(jobs) } else { None },
     expectations: &[
         expect(1, Figure::Speed, Bound::AtLeast(3.0)),
         expect(3, Figure::Speed, Bound::AtLeast(2.9)),
         expect(1, Figure::ProcessorTime, Bound::AtMost(1.0)),
         expect(3, Figure::ProcessorTime, Bound::AtMost(1.0)),
     ],
-    findings: findings::paragraphs,
+    ..Series::NEW
 };
 
 /// Returns an expectation about deferred frees with today's locks against each design that frees at once.
@@ -93,7 +82,6 @@ fn legend() -> Vec<String> {
             "{SPLIT}: before the author's series, of which the base of his figures has nothing; {PINNED}: today's locks; both free at once; {PINNED_DEFERRED}, {SPLIT_DEFERRED}: with the same locks, frees wait on lists, {DEFERRED_LIMIT} at most, and a thread beside the jobs frees them in batches"
         ),
         "ms: until the jobs have freed 256 MiB of pages each; back: until all their memory is back in the arena; for each object: cpu/obj, ns of CPU time, that of the thread that frees included; pool and class, acquisitions of that lock, held, ns for which its class's lists were locked, reading the clock included; for 1000 objects: sleeps, times a thread waited for a lock, for work, or the system".to_owned(),
-        published::legend(),
     ]
 }
 

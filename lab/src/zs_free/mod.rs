@@ -14,8 +14,6 @@
 //! locked, which costs time.
 
 pub(crate) mod passes;
-pub(crate) mod published;
-mod findings;
 
 #[cfg(test)]
 mod tests;
@@ -29,11 +27,11 @@ use uzram::zsmalloc::design::{
 };
 use uzram::zsmalloc::{LockCounts, huge_threshold};
 
-use crate::experiment::clock::{CLOCKED, COUNTED_SHARE, Total, clocked, unclocked};
+use crate::experiment::clock::{COUNTED_SHARE, Total, clocked, unclocked};
 use crate::experiment::{
-    Bound, Column, Designs, Expect, Experiment, Figure, Jobs, Length, Plan, Published, Sample, Series, Unit,
-    by_name,
+    Bound, Column, Designs, Expect, Experiment, Figure, Jobs, Plan, Sample, Series, Unit, by_name,
 };
+use crate::scale::HeldLock;
 use passes::{How, Memory, Passes};
 use uzram_bench::engine::Packed;
 use uzram_bench::harness::Source;
@@ -73,11 +71,8 @@ const CASES: [(&str, usize); 2] = [(RUN_CACHE, DEFAULT_RUN_CACHE_BATCH_PAGES), (
 pub static SERIES: Series = Series {
     name: "zs-free",
     about: "freeing in a zsmalloc pool: with the pool's lock and pages under the class's, against neither",
-    title: "mm/zsmalloc: reduce lock contention in zs_free()",
-    author: "Wenchao Hao and Xueyuan Chen",
-    date: "2026",
+    published: "zs-free",
     cases: &[(RUN_CACHE, &JOBS), (NO_RUN_CACHE, &JOBS)],
-    slow_cases: &[],
     unit: Unit::Object,
     designs: || Designs::of(&DESIGNS, AFTER_AT),
     columns: &[
@@ -91,11 +86,7 @@ pub static SERIES: Series = Series {
         Column::new("voluntary_switches_per_object", "sleeps", 1000.0, 2),
     ],
     legend,
-    total: None,
-    counted_function: CLOCKED,
-    length: Length::Calibrated,
     open,
-    published,
     expectations: &[
         Expect {
             case: None,
@@ -116,7 +107,8 @@ pub static SERIES: Series = Series {
         speed(NO_RUN_CACHE, Jobs::Exactly(1), 1.05),
         speed(NO_RUN_CACHE, Jobs::AtLeast(2), 1.4),
     ],
-    findings: findings::paragraphs,
+    locks: &[HeldLock { name: "size_class", held: "lists_hold_ns_per_object", count: Some("equal_classes") }],
+    ..Series::NEW
 };
 
 /// Returns the expectation that a free is at least this many times as fast as before the series.
@@ -145,7 +137,6 @@ fn legend() -> Vec<String> {
             RUN_CACHE,
             NO_RUN_CACHE
         ),
-        published::legend(),
     ]
 }
 
@@ -167,11 +158,6 @@ pub(crate) fn open_pools(
     let pages = Packed::new(&Algorithm::default(), huge_threshold(DEFAULT_CHAIN_SIZE), &corpus)?;
     let run_cache_batch_pages = DEFAULT_RUN_CACHE_BATCH_PAGES;
     Ok(Box::new(Pools { pages, designs, clocked_share, run_cache_batch_pages, memory: None }))
-}
-
-fn published(_: &str, jobs: usize, before: usize) -> Option<Published> {
-    // The authors measured the whole series, not its steps.
-    if before == 0 { published::figures(jobs) } else { None }
 }
 
 /// The objects of each measurement's pool, and their memory.

@@ -1,37 +1,14 @@
 #![allow(clippy::unwrap_used)]
 
 use std::sync::atomic::AtomicBool;
-use std::time::Duration;
 
 use super::*;
-use crate::experiment::LabOptions;
 use crate::experiment::clock::Done;
-use crate::experiment::testing::{assert_complete, open_case, plan, rounds, run_short, value};
+use crate::experiment::testing::{open_case, plan, value};
 use uzram_bench::harness::corpus::Kind;
 
 fn corpus() -> Source {
     Source::Built(Kind::Mixed, 192)
-}
-
-/// A short run of the whole table: every value is measured, whatever it is.
-#[test]
-fn every_value_of_the_short_form_is_measured() {
-    let options = LabOptions {
-        rounds: rounds(1, Duration::from_micros(500)),
-        corpus: corpus(),
-        ..LabOptions::default()
-    };
-    // Two cases, three numbers of jobs, four designs before and one beyond.
-    let said = ["no-run-cache", "pages-after-lock", "pinned", "63.0 ms", "202.9 -> 110.6 ms"];
-    for row in &run_short(&SERIES, &options, 2 * 3 * 5, &said).rows {
-        let name = format!("{}, {} jobs, {}", row.case, row.jobs, row.before.design);
-        assert_complete(&SERIES, row);
-        for side in [&row.before, &row.after] {
-            // A free takes at least some ns.
-            assert!(side.median("ns_per_object").unwrap() > 1.0, "{name}");
-        }
-        assert_eq!(row.published.is_some(), row.before.design == BEFORE, "{name}");
-    }
 }
 
 fn open(case: &str) -> Box<dyn Experiment> {

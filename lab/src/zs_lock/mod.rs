@@ -10,8 +10,6 @@
 
 pub mod disk;
 mod files;
-mod findings;
-mod published;
 
 #[cfg(test)]
 mod tests;
@@ -19,9 +17,9 @@ mod tests;
 use uzram::Result;
 use uzram::zsmalloc::PoolDesign;
 
-use crate::experiment::clock::{CLOCKED, Total};
+use crate::experiment::clock::Total;
 use crate::experiment::{
-    Bound, Column, Designs, Expect, Experiment, Figure, Jobs, Length, Plan, Sample, Series, Unit,
+    Bound, Column, Designs, Expect, Experiment, Figure, Jobs, Plan, Sample, Series, Unit,
 };
 use files::{FILE_PAGES, Files};
 use uzram_bench::engine::UzramDevice;
@@ -32,8 +30,10 @@ use uzram_bench::harness::corpus::Corpus;
 const CASE: &str = "files";
 /// The largest distance of the speed's interval from 1.
 const WANTED: f64 = 0.03;
+/// Threads of the author's fs_mark.
+const PUBLISHED_THREADS: usize = 32;
 /// Numbers of threads.
-const JOBS: [usize; 4] = [1, 2, 8, published::THREADS];
+const JOBS: [usize; 4] = [1, 2, 8, PUBLISHED_THREADS];
 
 const BEFORE: &str = PoolDesign::Split.name();
 const AFTER: &str = PoolDesign::Consolidated.name();
@@ -43,11 +43,8 @@ const BEYOND: [&str; 2] = [PoolDesign::ClassIndexed.name(), PoolDesign::Pinned.n
 pub static SERIES: Series = Series {
     name: "zs-lock",
     about: "a zsmalloc pool's locks: one for each class and one to find objects, against a single one",
-    title: "zsmalloc: Consolidate zs_pool's migrate_lock and size_class's locks",
-    author: "Nhat Pham",
-    date: "November 2022",
+    published: "zs-lock",
     cases: &[(CASE, &JOBS)],
-    slow_cases: &[],
     unit: Unit::Page,
     designs,
     columns: &[
@@ -59,19 +56,15 @@ pub static SERIES: Series = Series {
         Column::new("involuntary_switches_per_page", "preempt", 1000.0, 2),
     ],
     legend,
-    total: None,
-    counted_function: CLOCKED,
-    length: Length::Calibrated,
     open,
-    published: |_, jobs, _| published::on_file_system(published::SHOWN, jobs),
     expectations: &[Expect {
         case: Some(CASE),
-        jobs: Jobs::Exactly(published::THREADS),
+        jobs: Jobs::Exactly(PUBLISHED_THREADS),
         before: Some(BEFORE),
         figure: Figure::Speed,
         bound: Bound::Within(1.0 - WANTED, 1.0 + WANTED),
     }],
-    findings: findings::paragraphs,
+    ..Series::NEW
 };
 
 fn designs() -> Designs {
@@ -91,7 +84,7 @@ fn legend() -> Vec<String> {
         format!(
             "files/s: files of {FILE_PAGES} pages, each written while another is read and a third deleted; elapsed, user, system: seconds; for 1000 pages written: sleeps, times a thread waited for a lock or the system, preempt, times it was preempted"
         ),
-        format!("{}; in the table those of {}", published::legend(), published::SHOWN),
+        "published: those of btrfs".to_owned(),
     ]
 }
 

@@ -1,35 +1,13 @@
 #![allow(clippy::unwrap_used)]
 
 use std::sync::atomic::AtomicBool;
-use std::time::Duration;
 
 use super::*;
-use crate::experiment::testing::{assert_complete, plan, rounds, run_short};
-use crate::experiment::{LabOptions, Side};
+use crate::experiment::testing::plan;
 use uzram_bench::harness::corpus::Kind;
 
 fn corpus() -> Source {
     Source::Built(Kind::Mixed, 192)
-}
-
-/// A short run of the whole table: every value is measured, whatever it is.
-#[test]
-fn every_value_of_the_short_form_is_measured() {
-    let options =
-        LabOptions { rounds: rounds(2, Duration::from_millis(5)), corpus: corpus(), ..LabOptions::default() };
-    // Four numbers of jobs, with one design before and two beyond.
-    let said = ["consolidated", "class-indexed", "pinned", "13575 /s", "16986.0"];
-    for row in &run_short(&SERIES, &options, 4 * 3, &said).rows {
-        let name = format!("{} jobs, {} against {}", row.jobs, row.before.design, row.after.design);
-        assert_complete(&SERIES, row);
-        for side in [&row.before, &row.after] {
-            assert!(side.median("user_s").unwrap() + side.median("system_s").unwrap() > 0.0, "{name}");
-        }
-        // All designs did the same work.
-        let files = |side: &Side| side.values["elapsed_s"][0] * side.values["files_per_s"][0];
-        assert!((files(&row.before) / files(&row.after) - 1.0).abs() < 1e-6, "{name}");
-        assert_eq!(row.published.is_some(), row.jobs == 32 && row.before.design == BEFORE, "{name}");
-    }
 }
 
 /// Each device has the locks that its rows are named after, and stays 80 % full with any number of threads.

@@ -74,12 +74,10 @@ fn what_cannot_be_run_is_one_line() {
 }
 
 #[test]
-fn what_cannot_be_predicted_is_one_line() {
+fn what_does_not_scale_is_one_line() {
     for (args, mentions) in [
-        (&["unmap"][..], "no model of the table 'unmap', only of: zs-free, streams"),
-        (&["zs-free", "--cores", "0..4"], "--cores"),
-        (&["zs-free", "--operations", "0"], "--operations"),
-        (&["streams", "--case", "trim"], "--case"),
+        (&["unmap"][..], "'unmap' measures no lock's hold time, only: slab-freeze, zs-free, lru-batch"),
+        (&["zs-free", "--case", "trim"], "--case"),
     ] {
         let ended = finish(lab(&[&["scale"], args].concat()));
         let line = ended.complaint("uzram-lab", 2);
@@ -146,55 +144,22 @@ fn a_short_run_prints_the_table_and_replaces_the_file() {
     }
 }
 
-/// Every table with a model, in smoke size.
+/// Every table that measures a lock's hold time, in smoke size.
 #[test]
-fn speeds_of_more_cores_are_predicted() {
+fn locks_saturate_with_so_many_cpus() {
     let dir = tempfile::tempdir().unwrap();
-    let [corpus, file, printed] = ["pages", "scale.json", "printed"].map(|name| dir.path().join(name));
-    let pages: Vec<u8> = (0..64 << 12).map(|at| (at / 7) as u8).collect();
-    fs::write(&corpus, pages).unwrap();
-    let mut command = lab(&["scale", "zs-free", "streams", "slab-freeze", "lru-batch", "--cores", "1..4"]);
-    command.args(["--seconds", "0.001", "--rounds", "1", "--operations", "300", "--corpus"]);
-    command.arg(&corpus).arg("--json").arg(&file);
-    // More than fits into a pipe.
-    command.stdout(fs::File::create(&printed).unwrap()).stderr(Stdio::piped());
-    let ended = collect_within(command.spawn().unwrap(), 2 * PATIENCE);
-    if ended.stderr.contains("two CPUs") {
-        println!("skipped: predictions: the cost of a cache line takes two CPUs to measure");
-        return;
-    }
-    ended.ok();
-    let text = fs::read_to_string(&printed).unwrap();
-    for said in [
-        "run-cache, predicted here, millions of objects a second",
-        "published on Intel i7-12700",
-        "published on 2 sockets with 44 cores",
-        "No figure of one task was published",
-        "Superlinear with 2",
-        "this machine, ns: a line from another core",
-    ] {
+    let file = dir.path().join("scale.json");
+    let mut command = lab(&["scale", "zs-free", "slab-freeze", "lru-batch", "--seconds", "0.001"]);
+    let text = collect_within(start(command.args(["--rounds", "1", "--json"]).arg(&file)), 2 * PATIENCE).ok();
+    for said in ["run-cache", "size_class", "list_lock", "lru_lock", "Base: 63.0 ms", "Patched: 45.3 ms"] {
         assert!(text.contains(said), "{said}: {text}");
     }
-    assert!(!text.contains("NaN"), "{text}");
     for line in fs::read_to_string(&file).unwrap().lines() {
         let json: Value = serde_json::from_str(line).unwrap();
-        for curve in json["curves"].as_array().unwrap() {
-            let points = curve["points"].as_array().unwrap();
-            let cores: Vec<_> = points.iter().map(|point| point["cores"].as_u64().unwrap()).collect();
-            assert_eq!(cores, [1, 2, 4]);
-            for point in points {
-                let [low, middle, high] =
-                    ["low", "middle", "high"].map(|at| point["units_per_s"][at].as_f64().unwrap());
-                assert!(0.0 < low && low <= middle && middle <= high, "{point}");
-            }
+        for lock in json["locks"].as_array().unwrap() {
+            assert!(lock["saturating_cpus"].as_f64().unwrap() >= 1.0, "{lock}");
         }
-        let checks = json["checks"].as_array().unwrap();
-        assert!(!checks.is_empty() && checks.iter().all(|check| check["error_percent"].is_f64()));
-        for case in json["published"].as_array().unwrap() {
-            let points = ["figures", "gains"].map(|name| case[name].as_array().unwrap());
-            assert!(points.iter().any(|points| !points.is_empty()), "{case}");
-            assert!(points.iter().copied().flatten().all(|point| point["error_percent"].is_f64()));
-        }
+        assert!(!json["published"].as_array().unwrap().is_empty(), "{line}");
     }
 }
 
@@ -209,7 +174,7 @@ fn memory_is_paged_out_and_unmapped() {
     for said in ["paged-out", "class-indexed", "split", "random", "24.1 ms"] {
         assert!(text.contains(said), "{said}: {text}");
     }
-    let has_kernel = text.contains("kernel-lz4, 1 job, time: fill");
+    let has_kernel = text.contains("kernel-lz4 ");
     assert!(has_kernel || text.contains("the kernel's swap on zram left out: "), "{text}");
     let json: Value = serde_json::from_str(&fs::read_to_string(&file).unwrap()).unwrap();
     for row in json["rows"].as_array().unwrap() {

@@ -1,13 +1,12 @@
-//! Tests of `uzram lab report`: all tables in smoke size, going on after an interruption, and the page in a browser.
+//! Tests of `uzram lab report`: all tables in smoke size, an interruption, and the page in a browser.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
-use crate::common::{PATIENCE, collect, collect_within, finish, start, wait, wait_until};
+use crate::common::{PATIENCE, collect_within, finish, start, wait};
 
 /// Returns the command `uzram-lab report args`, with the smallest measurements.
 fn report(dir: &Path, args: &[&str]) -> Command {
@@ -56,66 +55,17 @@ fn every_table_in_smoke_size() {
         assert!(!table["rows"].as_array().unwrap().is_empty(), "{name}");
         assert_eq!(table["published_source"]["title"].as_str().map(str::is_empty), Some(false), "{name}");
         assert!(ended.stderr.contains(&format!("{name}: took ")), "{}", ended.stderr);
-        let is_predicted = ["streams", "slab-freeze", "zs-free", "lru-batch"].contains(&name);
-        let predicted = &table["more_cores"];
-        match predicted["failed"].as_str() {
-            Some(why) if why.contains("two CPUs") => println!("skipped: {name}, predicted: {why}"),
-            failed => {
-                assert!(failed.is_none() && is_predicted == predicted.is_object(), "{name}: {predicted}")
-            }
-        }
-        for case in predicted["published"].as_array().into_iter().flatten() {
-            assert!(case["gains"].as_array().is_some_and(|gains| !gains.is_empty()), "{case}");
-            are_shown(case, &page);
-            are_shown(case, &markdown);
-            assert!(page.contains("<summary>Every prediction and its error</summary>"));
-        }
-        assert!(
-            page.contains(&format!("<section id=\"{name}\">"))
-                && dir.join(format!("tables/{name}.json")).exists()
-        );
+        assert!(page.contains(&format!("<section id=\"{name}\">")), "{name}");
+        let is_held = !table["scale"]["locks"].as_array().unwrap().is_empty();
+        assert_eq!(is_held, ["slab-freeze", "zs-free", "lru-batch"].contains(&name), "{name}");
     }
-}
-
-/// Checks that a form of the report has the predictions of a case's published gains, their errors, and the reasons.
-fn are_shown(case: &Value, form: &str) {
-    for gain in case["gains"].as_array().unwrap() {
-        let [low, middle, high] = ["low", "middle", "high"].map(|at| gain["predicted"][at].as_f64().unwrap());
-        let error = gain["error_percent"].as_f64().unwrap();
-        let has_both = |line: &str| {
-            line.contains(&format!("{middle:.2} [{low:.2}, {high:.2}]"))
-                && line.contains(&format!("{error:+.1}"))
-        };
-        assert!(form.lines().any(has_both), "{gain}");
-    }
-    let text = form.replace("&#39;", "'").replace("&gt;", ">").replace("&lt;", "<");
-    for reason in case["reasons"].as_array().unwrap() {
-        assert!(text.contains(reason.as_str().unwrap()), "{reason}");
-    }
+    assert!([page, markdown].iter().all(|form| form.contains("Published, beside what the locks allow")));
 }
 
 fn lab(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_uzram-lab"));
     command.args(args);
     command
-}
-
-#[test]
-fn an_interrupted_report_goes_on() {
-    let temporary = tempfile::tempdir().unwrap();
-    let dir = temporary.path();
-    // The second table's work is fixed, and takes a while.
-    let child = start(&mut report(dir, &["--tables", "lru-batch,unmap"]));
-    wait_until("the first table is kept", || dir.join("tables/lru-batch.json").exists());
-    kill_process(Pid::from_child(&child), Signal::INT).unwrap();
-    let ended = collect(child);
-    assert_eq!(ended.status.code(), Some(1), "{}", ended.stderr);
-    assert!(ended.stderr.ends_with("uzram-lab: interrupted\n"), "{}", ended.stderr);
-    assert!(!dir.join("report.html").exists());
-    let ended = finish(report(dir, &["--tables", "lru-batch"]));
-    assert!(ended.stderr.contains("lru-batch: kept from an earlier run"), "{}", ended.stderr);
-    assert!(ended.ok().contains("splice against single-lock"));
-    assert_eq!(json(dir)["tables"][0]["table"], "lru-batch");
 }
 
 #[test]

@@ -18,9 +18,9 @@ use tempfile::TempDir;
 use uzram::codec::Algorithm;
 use uzram::{Error, ErrorKind, Result};
 
-use super::{AFTER, BEFORE, published};
+use super::{AFTER, BEFORE, PUBLISHED_THREADS};
 use crate::experiment::{
-    Bound, Column, Designs, Expect, Experiment, Figure, Jobs, Length, Plan, Row, Sample, Series, Unit,
+    Bound, Column, Designs, Expect, Experiment, Figure, Jobs, Length, Plan, Sample, Series, Unit,
 };
 use project::{LINUX, LUA, Project};
 use uzram_bench::block::disk::{Attached, Mounted};
@@ -46,7 +46,7 @@ const DISK_BYTES: u64 = 640 << 20;
 /// The share of the disk that its files fill: btrfs keeps its metadata twice, and found no room for 80 % now and then.
 const FULL: f64 = 0.7;
 /// Threads of `fs_mark`.
-const THREADS: [usize; 1] = [published::THREADS];
+const THREADS: [usize; 1] = [PUBLISHED_THREADS];
 /// Jobs of make.
 const MAKE_JOBS: [usize; 1] = [2];
 /// About how many seconds a measurement with `fs_mark` takes.
@@ -58,9 +58,7 @@ const WANTED: f64 = 0.03;
 pub static SERIES: Series = Series {
     name: "zs-lock-disk",
     about: "the same as zs-lock: files on ext4 and btrfs, and a build, on a block device",
-    title: super::SERIES.title,
-    author: super::SERIES.author,
-    date: super::SERIES.date,
+    published: "zs-lock",
     cases: &[
         (FILE_SYSTEMS[0], &THREADS),
         (FILE_SYSTEMS[1], &THREADS),
@@ -72,7 +70,6 @@ pub static SERIES: Series = Series {
     designs,
     columns: &[Column::new("elapsed_s", "elapsed", 1.0, 2), Column::new("files_per_s", "files/s", 1.0, 0)],
     legend,
-    total: None,
     counted_function: "",
     length: Length::Fixed {
         seconds: |case, _| {
@@ -82,15 +79,14 @@ pub static SERIES: Series = Series {
         is_of_corpus: false,
     },
     open,
-    published: |case, jobs, _| published::on_file_system(case, jobs),
     expectations: &[Expect {
         case: Some(FILE_SYSTEMS[0]),
-        jobs: Jobs::Exactly(published::THREADS),
+        jobs: Jobs::Exactly(PUBLISHED_THREADS),
         before: Some(BEFORE),
         figure: Figure::Speed,
         bound: Bound::Within(1.0 - WANTED, 1.0 + WANTED),
     }],
-    findings: |_: &[Row], _| Vec::new(),
+    ..Series::NEW
 };
 
 fn designs() -> Designs {
@@ -120,7 +116,6 @@ fn legend() -> Vec<String> {
     if let Some(obstacle) = kernel_obstacle() {
         legend.push(format!("{KERNEL} left out: {obstacle}"));
     }
-    legend.push(published::legend());
     legend
 }
 
