@@ -4,17 +4,18 @@
 //! stand beside ours, [`report`] makes one page of all tables, [`locks`] shows the locks that a table takes, and [`scale`]
 //! says how many CPUs saturate them.
 
-pub mod experiment;
-pub mod locks;
-pub mod lru_batch;
 pub mod published;
-pub mod report;
-pub mod scale;
-pub mod slab_freeze;
+pub mod experiment;
 pub mod streams;
-pub mod unmap;
-pub mod zs_defer;
-pub mod zs_free;
+pub mod slab_freeze;
 pub mod zs_lock;
+pub mod zs_free;
+pub mod zs_defer;
+pub mod lru_batch;
+pub mod unmap;
+pub mod tables;
+pub mod scale;
+pub mod locks;
+pub mod report;
 #[cfg(test)]
 mod worked_example;

@@ -14,10 +14,11 @@ use uzram_bench::harness::rounds::RoundOptions;
 use uzram_bench::harness::{Source, command, to_json};
 use uzram_bench::pager::user;
 use uzram_lab::experiment::callgrind::{self, Program};
-use uzram_lab::experiment::{self, Designs, LabOptions, Length, Series, TABLES};
+use uzram_lab::experiment::{self, Designs, LabOptions, Length, Series};
 use uzram_lab::locks::{self, LocksArgs};
 use uzram_lab::report::{self, ReportOptions};
 use uzram_lab::scale;
+use uzram_lab::tables::{self, TABLES};
 
 /// Reproduce kernel patch series: measure their before against their after, in this process.
 ///
@@ -143,7 +144,9 @@ fn main() -> ExitCode {
         Command::Scale(args) => scale_tables(args),
         Command::Locks(args) => locks::run(args),
         Command::MemoryUser { job } => user::run(job),
-        Command::Work { table, case, design, corpus } => callgrind::work(table, case, design, corpus),
+        Command::Work { table, case, design, corpus } => {
+            callgrind::work(tables::table(table)?, case, design, corpus)
+        }
     })
 }
 
@@ -201,8 +204,7 @@ fn jobs(table: &Series) -> String {
 }
 
 fn run_tables(args: &RunArgs) -> Result<()> {
-    let tables: Vec<&Series> =
-        args.tables.iter().map(|name| experiment::table(name)).collect::<Result<_>>()?;
+    let tables: Vec<&Series> = args.tables.iter().map(|name| tables::table(name)).collect::<Result<_>>()?;
     let options = LabOptions {
         cases: args.case.clone(),
         jobs: args.jobs.clone(),
@@ -216,8 +218,7 @@ fn run_tables(args: &RunArgs) -> Result<()> {
 }
 
 fn scale_tables(args: &ScaleArgs) -> Result<()> {
-    let tables: Vec<&Series> =
-        args.tables.iter().map(|name| experiment::table(name)).collect::<Result<_>>()?;
+    let tables: Vec<&Series> = args.tables.iter().map(|name| tables::table(name)).collect::<Result<_>>()?;
     let options = LabOptions {
         cases: args.case.clone(),
         rounds: round_options(args.rounds, args.seconds)?,
@@ -256,7 +257,7 @@ fn report_on<R: Display + Serialize>(
 }
 
 fn write_report(args: &ReportArgs) -> Result<()> {
-    let named = args.tables.iter().map(|name| experiment::table(name)).collect::<Result<Vec<_>>>()?;
+    let named = args.tables.iter().map(|name| tables::table(name)).collect::<Result<Vec<_>>>()?;
     let is_wanted = |table: &&Series| named.is_empty() || named.iter().any(|named| named.name == table.name);
     let written = report::run(&ReportOptions {
         dir: args.dir.clone(),

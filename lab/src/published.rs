@@ -208,7 +208,7 @@ mod tests {
     #![allow(clippy::unwrap_used)]
 
     use super::*;
-    use crate::experiment::TABLES;
+    use crate::tables::TABLES;
 
     /// Every figure is a number; a part's columns have names; texts have no gaps where the file breaks lines.
     #[test]

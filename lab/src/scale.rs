@@ -12,18 +12,8 @@ use serde::Serialize;
 use uzram::{Error, Result};
 use uzram_bench::harness::report::Table;
 
-use crate::experiment::{self, LabOptions, Row, Series, TABLES, all_published, side, wrap};
-
-/// A lock whose hold time a table measures.
-#[derive(Clone, Copy, Debug)]
-pub struct HeldLock {
-    /// Its name.
-    pub name: &'static str,
-    /// The quantity that has the ns for which it is held for a page or object.
-    pub held: &'static str,
-    /// The quantity that has the number of such locks, if there are several.
-    pub count: Option<&'static str>,
-}
+use crate::experiment::{self, HeldLock, LabOptions, Row, Series, side, wrap};
+use crate::tables::TABLES;
 
 /// A lock of a design in a case, by the measurements of one job.
 #[derive(Clone, Debug, Serialize)]
@@ -205,7 +195,7 @@ fn beside(table: &Series, case: &str, locks: &[Saturation]) -> Vec<Beside> {
     let mut found = Vec::new();
     for (at, before) in designs.before.iter().enumerate() {
         let Some(before_cpus) = saturating(before) else { continue };
-        found.extend(all_published(table, case, at).map(|(tasks, published)| Beside {
+        found.extend(table.all_published(case, at).map(|(tasks, published)| Beside {
             case: case.to_owned(),
             tasks,
             before: format!("{}: {}", published.before.design, published.before.figure),
@@ -223,10 +213,11 @@ mod tests {
 
     use super::*;
     use crate::experiment::testing::{row, side};
+    use crate::tables;
 
     #[test]
     fn a_lock_saturates_when_the_parts_with_it_held_make_a_whole() {
-        let table = experiment::table("lru-batch").unwrap();
+        let table = tables::table("lru-batch").unwrap();
         let held = |design: &str, held_ns: f64| {
             let values = [("elapsed_s", 1.0), ("cpu_ns_per_page", 100.0), (table.locks[0].held, held_ns)];
             side(design, &values)
@@ -245,7 +236,7 @@ mod tests {
 
     #[test]
     fn several_locks_of_a_kind_hold_for_all_together() {
-        let table = experiment::table("zs-free").unwrap();
+        let table = tables::table("zs-free").unwrap();
         let lock = table.locks[0];
         let held = |design: &str| {
             let values = [("elapsed_s", 1.0), ("cpu_ns_per_object", 200.0), (lock.held, 80.0)];

@@ -13,9 +13,10 @@ use std::sync::atomic::AtomicBool;
 
 use uzram::{Error, ErrorKind, Result};
 
-use super::{Plan, Series, Unit};
+use super::series::{Series, Unit};
 use uzram_bench::harness::Source;
 use uzram_bench::harness::corpus::{self, Kind};
+use uzram_bench::harness::rounds::Plan;
 
 /// Pages of the corpus: enough to contain its mix.
 const CORPUS_PAGES: usize = 512;
@@ -50,8 +51,7 @@ pub fn is_there() -> bool {
 ///
 /// # Errors
 /// Those of [`Series::open`] and of its experiment.
-pub fn work(table: &str, case: &str, design: &str, corpus: &Path) -> Result<()> {
-    let table = super::table(table)?;
+pub fn work(table: &Series, case: &str, design: &str, corpus: &Path) -> Result<()> {
     let mut experiment = (table.open)(&Source::File(corpus.to_owned()), &[design.to_owned()])?;
     experiment.begin(case)?;
     let stop = AtomicBool::new(false);

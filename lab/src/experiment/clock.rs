@@ -6,8 +6,6 @@ use std::time::{Duration, Instant};
 use uzram::Result;
 use uzram_bench::harness::{Span, Usage};
 
-use super::Unit;
-
 /// The work of one thread; returns the number of units done.
 pub(crate) type ThreadWork<'a> = &'a mut dyn FnMut() -> Result<u64>;
 
@@ -65,9 +63,9 @@ impl Total {
         value / self.units.max(1) as f64
     }
 
-    /// Returns seconds, and for each unit nanoseconds and context switches.
-    pub(crate) fn values(&self, unit: Unit) -> Vec<(&'static str, f64)> {
-        let [ns, cpu_ns, voluntary, involuntary] = unit.costs();
+    /// Returns seconds, and for each unit, by [`Unit::costs`](super::Unit::costs), nanoseconds and context switches.
+    pub(crate) fn values(&self, costs: [&'static str; 4]) -> Vec<(&'static str, f64)> {
+        let [ns, cpu_ns, voluntary, involuntary] = costs;
         let Total { elapsed, usage, .. } = self;
         let ns_per_unit = |time: Duration| self.per_unit(time.as_secs_f64() * 1e9);
         vec![

@@ -7,85 +7,13 @@
 use uzram_bench::harness::bound::Bound;
 use uzram_bench::harness::stats::{PairedRatio, at_least, can_judge, coverage, median};
 
-use super::{Designs, Row, Series, Side};
+use super::row::{Row, Side};
+use super::series::{Designs, Expect, Figure, Series, jobs_text};
 
 /// The most rows that are named individually.
 const MOST_NAMED: usize = 6;
 /// An expectation counts as missed only if chance explains its missing rows with less than this probability.
 const CHANCE: f64 = 0.05;
-
-/// A figure that the design after should reach.
-#[derive(Clone, Copy, Debug)]
-pub struct Expect {
-    /// The case; all of them if `None`.
-    pub case: Option<&'static str>,
-    /// The numbers of jobs.
-    pub jobs: Jobs,
-    /// The design it is compared with; each design before if `None`.
-    pub before: Option<&'static str>,
-    /// The figure that is judged.
-    pub figure: Figure,
-    /// The bound of the figure.
-    pub bound: Bound,
-}
-
-/// Numbers of jobs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Jobs {
-    /// This many.
-    Exactly(usize),
-    /// This many or more.
-    AtLeast(usize),
-    /// More jobs than this machine has CPUs.
-    MoreThanCpus,
-}
-
-/// The figure that is judged.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Figure {
-    /// The speedup of the design after over the one before.
-    Speed,
-    /// The CPU time of the design after, divided by that of the one before.
-    ProcessorTime,
-    /// A quantity of the design after: the most of all rounds.
-    Maximum(&'static str),
-}
-
-impl Jobs {
-    fn contain(self, jobs: usize, cpus: usize) -> bool {
-        match self {
-            Jobs::Exactly(wanted) => jobs == wanted,
-            Jobs::AtLeast(least) => jobs >= least,
-            Jobs::MoreThanCpus => jobs > cpus,
-        }
-    }
-
-    fn words(self) -> String {
-        match self {
-            Jobs::Exactly(jobs) => jobs_text(jobs),
-            Jobs::AtLeast(1) => "any number of jobs".to_owned(),
-            Jobs::AtLeast(least) => format!("{least} jobs or more"),
-            Jobs::MoreThanCpus => "more jobs than CPUs".to_owned(),
-        }
-    }
-}
-
-/// Returns `1 job`, `2 jobs`.
-pub fn jobs_text(jobs: usize) -> String {
-    format!("{jobs} job{}", if jobs == 1 { "" } else { "s" })
-}
-
-/// Returns the figures of a design in the rows with that number of jobs.
-pub fn side<'a>(rows: impl IntoIterator<Item = &'a Row>, jobs: usize, design: &str) -> Option<&'a Side> {
-    let sides = rows.into_iter().filter(|row| row.jobs == jobs).flat_map(|row| [&row.before, &row.after]);
-    sides.into_iter().find(|side| side.design == design)
-}
-
-/// Returns the row with the most jobs that still have a CPU each. With more jobs than CPUs, holders of a lock
-/// are preempted, and its hold time says little.
-pub(crate) fn busiest<'a>(rows: impl Iterator<Item = &'a Row>, cpus: usize) -> Option<&'a Row> {
-    rows.filter(|row| row.jobs <= cpus).max_by_key(|row| row.jobs)
-}
 
 /// Returns the outcome of each expectation, and the verdict on the rows, in paragraphs: whether each expectation
 /// is met, and the gains of designs beyond the series. `cpus` is the number of the

@@ -18,84 +18,14 @@ use std::fmt;
 
 use serde::Serialize;
 
-use super::{Column, LabOptions, Length, Outcome, Series, Unit, cpus, expect, pages_of};
-use crate::published::{Published, Source as PublishedSource};
+use super::expect::{self, Outcome};
+use super::options::{LabOptions, cpus, pages_of};
+use super::row::{Row, Side};
+use super::series::{Column, Length, Series, Unit};
+use crate::published::Source as PublishedSource;
 use uzram_bench::harness::Source;
 use uzram_bench::harness::report::{Table, figure_cell};
-use uzram_bench::harness::rounds::Values;
-use uzram_bench::harness::stats::{PairedRatio, coverage, median};
-
-/// One design and its measurements.
-#[derive(Clone, Debug, Serialize)]
-pub struct Side {
-    /// Its name.
-    pub design: String,
-    /// The quantities.
-    pub values: Values,
-}
-
-impl Side {
-    /// Returns the median of a quantity.
-    pub fn median(&self, quantity: &str) -> Option<f64> {
-        self.values.get(quantity).filter(|rounds| !rounds.is_empty()).map(|rounds| median(rounds))
-    }
-
-    /// Returns the seconds of CPU time, in user space and in the kernel.
-    pub fn processor_s(&self) -> Option<Vec<f64>> {
-        let (user, system) = (self.values.get("user_s")?, self.values.get("system_s")?);
-        Some(user.iter().zip(system).map(|(user, system)| user + system).collect())
-    }
-
-    /// Returns the mean of a quantity, by which counts of rare events are judged.
-    pub fn mean(&self, quantity: &str) -> Option<f64> {
-        let rounds = self.values.get(quantity).filter(|rounds| !rounds.is_empty())?;
-        Some(rounds.iter().sum::<f64>() / rounds.len() as f64)
-    }
-}
-
-/// A design before against the one after, in one case with one number of jobs.
-#[derive(Clone, Debug, Serialize)]
-pub struct Row {
-    /// The case, or the table's name for all of them.
-    pub case: String,
-    /// The number of concurrent jobs.
-    pub jobs: usize,
-    /// The design before.
-    pub before: Side,
-    /// The design after.
-    pub after: Side,
-    /// Elapsed seconds before / after; above 1 the design after is faster.
-    #[serde(flatten)]
-    pub gain: PairedRatio,
-    /// The author's figures.
-    pub published: Option<Published>,
-}
-
-impl Row {
-    /// Compares two designs; returns `None` if there is no elapsed time to compare.
-    pub(crate) fn new(
-        case: &str,
-        jobs: usize,
-        before: Side,
-        after: Side,
-        published: Option<Published>,
-    ) -> Option<Row> {
-        let elapsed_s = |side: &Side| side.values.get("elapsed_s").cloned().unwrap_or_default();
-        let gain = PairedRatio::new(&elapsed_s(&before), &elapsed_s(&after))?;
-        Some(Row { case: case.to_owned(), jobs, before, after, gain, published })
-    }
-
-    /// Returns the ratio of the designs' CPU time. It leaves out waiting, and other programs on the machine
-    /// disturb it less than elapsed time.
-    pub fn processor_time(&self) -> Option<PairedRatio> {
-        PairedRatio::new(&self.before.processor_s()?, &self.after.processor_s()?)
-    }
-
-    /// Returns the CPU time of the design after, divided by that of the one before.
-    pub fn processor_share(&self) -> Option<PairedRatio> {
-        PairedRatio::new(&self.after.processor_s()?, &self.before.processor_s()?)
-    }
-}
+use uzram_bench::harness::stats::coverage;
 
 /// The results of a table. `Display` prints it; the JSON is above.
 #[derive(Clone, Debug, Serialize)]

@@ -5,10 +5,13 @@ use std::collections::BTreeMap;
 
 use uzram::{Error, ErrorKind, Result};
 
-use super::report::{LabReport, Row, Side};
-use super::{LabOptions, Series, Values, callgrind};
+use super::callgrind;
+use super::options::LabOptions;
+use super::report::LabReport;
+use super::row::{Row, Side};
+use super::series::Series;
 use uzram_bench::harness::go_on;
-use uzram_bench::harness::rounds::measure_case;
+use uzram_bench::harness::rounds::{Values, measure_case};
 
 /// Quantities that are summed over all cases for the total.
 const ADDED_UP: [&str; 3] = ["elapsed_s", "user_s", "system_s"];

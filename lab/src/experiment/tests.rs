@@ -5,7 +5,14 @@ use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::testing::{open_case, plan, rounds, row, run_short, side, verdict_text};
+use std::time::Duration;
+
+use uzram::Result;
+use uzram_bench::harness::Source;
+use uzram_bench::harness::corpus::Kind;
+
 use super::*;
+use crate::tables::{TABLES, table};
 use uzram_bench::harness::to_json;
 
 /// The measurements made: case, design, jobs, work, seed.

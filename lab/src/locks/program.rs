@@ -6,7 +6,7 @@ use std::process::Command;
 use uzram::{Error, ErrorKind, Result};
 use uzram_bench::harness::{command, process};
 
-use super::Workload;
+use super::workload::Workload;
 
 const NAME: &str = "uzram-lab-locks";
 /// The command that builds it.

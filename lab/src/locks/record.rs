@@ -6,7 +6,8 @@ use uzram::Result;
 use uzram::sync::{LockMode, LockStat, LockTimes, lock_stats, record_locks_on_demand, reset_lock_stats};
 use uzram_bench::harness::go_on;
 
-use super::{LockRow, LocksReport, Times, Workload};
+use super::report::{LockRow, LocksReport, Times};
+use super::workload::Workload;
 use crate::experiment::Plan;
 
 /// A recording consists of at least about so many measurements.

@@ -22,9 +22,9 @@ use uzram::mem::Arena;
 
 use crate::experiment::clock::{COUNTED_SHARE, Total, clocked, unclocked};
 use crate::experiment::{
-    Bound, Column, Designs, Expect, Experiment, Figure, Jobs, Plan, Sample, Series, Unit, by_name, kept_arena,
+    Bound, Column, Designs, Expect, Experiment, Figure, HeldLock, Jobs, Plan, Sample, Series, Unit, by_name,
+    kept_arena,
 };
-use crate::scale::HeldLock;
 use tasks::Faults;
 use uzram_bench::harness::Source;
 
@@ -110,8 +110,7 @@ pub static SERIES: Series = Series {
         case: Some(CASE),
         jobs: Jobs::Exactly(1),
         before: Some(ZONE_BATCH),
-        figure: Figure::Speed,
-        bound: Bound::NotBelow(1.0),
+        ..Expect::of(Figure::Speed, Bound::NotBelow(1.0))
     }],
     locks: &[HeldLock { name: "lru_lock", held: "lru_lock_hold_ns_per_page", count: None }],
     ..Series::NEW
@@ -201,7 +200,7 @@ impl Experiment for Lrus {
 fn sample(total: &Total, counts: &LruStats) -> Sample {
     let elapsed_s = total.elapsed.as_secs_f64();
     let share = |of: u64, all: u64| of as f64 / all.max(1) as f64;
-    let mut values = total.values(Unit::Page);
+    let mut values = total.values(Unit::Page.costs());
     values.extend([
         ("faults_per_s", total.units.max(1) as f64 / elapsed_s.max(1e-9)),
         ("lru_locks_per_page", total.per_unit(counts.lru_locks as f64)),

@@ -3,7 +3,7 @@
 
 use super::chart::{Chart, Line, Point};
 use super::summary::Comparison;
-use crate::experiment::{LabReport, Series, all_published};
+use crate::experiment::{LabReport, Series};
 use crate::published::Published;
 
 /// Colours of the page.
@@ -19,7 +19,7 @@ pub(super) fn charts(table: &Series, report: &LabReport) -> Vec<Chart> {
         let is_main = |comparison: &&Comparison| {
             let before_at = comparison.before_at;
             before_at == Some(0)
-                || before_at.is_some_and(|before| all_published(table, case, before).next().is_some())
+                || before_at.is_some_and(|before| table.all_published(case, before).next().is_some())
         };
         let (of_series, later): (Vec<_>, Vec<_>) = all.iter().partition(is_main);
         main.push(chart(table, report, case, "", &of_series));
@@ -46,7 +46,7 @@ fn chart(table: &Series, report: &LabReport, case: &str, what: &str, comparisons
         }
         lines.push(ours);
         let Some(before_at) = comparison.before_at else { continue };
-        let theirs: Vec<_> = all_published(table, case, before_at).collect();
+        let theirs: Vec<_> = table.all_published(case, before_at).collect();
         if let Some((_, first)) = theirs.first() {
             let name = format!("published: {} against {}", first.after.design, first.before.design);
             let point = |(jobs, published): &(usize, Published)| Point {

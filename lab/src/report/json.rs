@@ -5,8 +5,8 @@
 use serde_json::json;
 
 use super::machine::date;
+use super::results::{Report, Section, is_left_out};
 use super::summary::{Comparison, Tally, sentences};
-use super::{Report, Section, is_left_out};
 use crate::scale::ScaleReport;
 
 /// Returns the report as one line of JSON; figures that do not exist are `null`.

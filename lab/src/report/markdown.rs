@@ -7,8 +7,8 @@ use uzram_bench::harness::report::Table;
 use super::machine::date;
 use super::page::{designs, how};
 use super::plan::skipped;
+use super::results::{Measured, Report, is_left_out, other_tables};
 use super::summary::{Comparison, Effect, sentences, telling};
-use super::{Measured, Report, is_left_out, other_tables};
 use crate::experiment::Series;
 use crate::published::Source;
 

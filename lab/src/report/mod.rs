@@ -3,6 +3,7 @@
 //! [`run`] measures the tables and writes into a folder `report.html`, `report.md` and `report.json`. The page needs no
 //! network and no script. Figures in it are those of the rows, published, or expected.
 //!
+//! * `results`: what is asked for, and what comes of it.
 //! * `plan`: how each table is measured so that all of them fit into the time.
 //! * `progress`: the bar, and the time left.
 //! * `machine`: what it was measured on.
@@ -10,60 +11,37 @@
 //! * `chart`, `bars`: pictures, as SVG; `figures` says what is in a series' pictures.
 //! * `html`: text and tables; `page`, `markdown`, `json`: the three forms.
 
+mod machine;
+mod progress;
+mod results;
+mod plan;
+mod summary;
+mod html;
 mod bars;
 mod chart;
 mod figures;
-mod html;
-mod json;
-mod machine;
-mod markdown;
 mod page;
-mod plan;
-mod progress;
-mod summary;
+mod markdown;
+mod json;
 
 #[cfg(test)]
 mod tests;
 
 use std::fs;
-use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
-use std::time::{Duration, Instant};
+use std::path::Path;
+use std::time::Instant;
 
 use uzram::{Error, ErrorKind, Result};
 use uzram_bench::harness::{Source, go_on};
 
-use uzram_bench::harness::report::Table;
-
-use crate::experiment::{self, LabReport, Row, Series, TABLES};
-use crate::published;
-use crate::scale::ScaleReport;
+use crate::experiment;
+use crate::tables::TABLES;
 use machine::{Machine, now_unix_s};
 use plan::Planned;
 use progress::Progress;
+pub use results::ReportOptions;
+use results::{Measured, Report, Section, is_left_out};
 use summary::sentences;
-
-/// What is measured, and where the report goes.
-#[derive(Clone)]
-pub struct ReportOptions {
-    /// The folder.
-    pub dir: PathBuf,
-    /// Whether all tables together may take a few minutes only, instead of most of an hour.
-    pub quick: bool,
-    /// The tables, in this order.
-    pub tables: Vec<&'static Series>,
-    /// The number of rounds; `None` for as many as the time allows.
-    pub rounds: Option<usize>,
-    /// The length of a measurement; `None` for as long as the time allows.
-    pub duration: Option<Duration>,
-    /// Numbers of jobs; empty for the tables' own.
-    pub jobs: Vec<usize>,
-    /// The pages that are stored; `None` for the tables' own.
-    pub corpus: Option<Source>,
-    /// Setting it ends the run with an error.
-    pub stop: Arc<AtomicBool>,
-}
 
 /// A report that was written.
 #[derive(Debug)]
@@ -72,56 +50,6 @@ pub struct Written {
     pub text: String,
     /// `Io` names the tables that could not be measured, of which the report says why.
     pub outcome: Result<()>,
-}
-
-/// All results.
-struct Report {
-    machine: Machine,
-    /// The command that makes such a report.
-    command: String,
-    quick: bool,
-    sections: Vec<Section>,
-}
-
-/// The result of one table.
-struct Section {
-    table: &'static Series,
-    /// What was measured, or why it could not be; `Unsupported` says what the system lacks.
-    outcome: Result<Measured>,
-}
-
-/// A measured table.
-struct Measured {
-    report: LabReport,
-    /// When, in seconds since 1970.
-    unix_s: u64,
-    /// How long it took.
-    took_s: f64,
-    /// Rounds, and the length of a measurement.
-    rounds: usize,
-}
-
-impl Report {
-    /// Returns the tables that were measured.
-    fn measured(&self) -> impl Iterator<Item = (&'static Series, &Measured)> {
-        self.sections.iter().filter_map(|section| Some((section.table, section.outcome.as_ref().ok()?)))
-    }
-
-    /// Returns the tables that were not measured, and why.
-    fn missing(&self) -> impl Iterator<Item = (&'static str, &Error)> {
-        self.sections.iter().filter_map(|section| Some((section.table.name, section.outcome.as_ref().err()?)))
-    }
-}
-
-/// Returns the tables below those of a table's rows, each with its heading: what locks allow, and all published figures.
-fn other_tables(table: &Series, rows: &[Row]) -> Vec<(String, Table)> {
-    let locks = ScaleReport::new(table, rows).tables();
-    locks.into_iter().chain(published::tables(table.published)).collect()
-}
-
-/// Returns whether a table is missing because the system lacks something that it takes, which is no failure.
-fn is_left_out(error: &Error) -> bool {
-    error.kind() == ErrorKind::Unsupported
 }
 
 /// Measures the tables and writes the report.

@@ -5,13 +5,14 @@ use std::fmt::Write;
 
 use uzram::Error;
 
+use super::bars;
 use super::figures::charts;
 use super::html::{details, escape, paragraph, table as html_table};
 use super::machine::date;
 use super::plan::skipped;
 use super::progress::words;
+use super::results::{Measured, Report, Section, is_left_out, other_tables};
 use super::summary::{Comparison, Tally, sentences, telling};
-use super::{Measured, Report, Section, bars, is_left_out, other_tables};
 use crate::experiment::{Row, Series, jobs_text};
 
 const STYLE: &str = include_str!("style.css");

@@ -10,8 +10,10 @@ use uzram_bench::harness::corpus::Kind;
 use uzram_bench::harness::rounds::RoundOptions;
 use uzram_bench::harness::{DEFAULT_CORPUS_PAGES, Source};
 
-use super::{ReportOptions, progress};
-use crate::experiment::{LabOptions, Length, Series, TABLES, pages_of};
+use super::progress;
+use super::results::ReportOptions;
+use crate::experiment::{LabOptions, Length, Series, pages_of};
+use crate::tables::TABLES;
 
 /// The time that measuring takes, divided by its estimate: calibrating, filling devices and starting threads; of a table
 /// whose work is fixed, preparing.

@@ -1,13 +1,17 @@
 #![allow(clippy::unwrap_used)]
 
 use std::collections::BTreeSet;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
 
 use super::html::escape;
 use super::markdown::plain;
 use super::summary::{Comparison, Effect, Tally, telling};
 use super::*;
-use crate::experiment::LabOptions;
 use crate::experiment::testing::{row, side};
+use crate::experiment::{LabOptions, LabReport, Row, Series};
+use crate::{published, tables};
 
 /// Returns options for all tables.
 pub(super) fn options() -> ReportOptions {
@@ -194,7 +198,7 @@ fn the_page_names_its_command_and_the_cases_that_a_quick_report_skips() {
         assert!(!form.contains(skipped), "{form}");
     }
     let asked = ReportOptions {
-        tables: vec![experiment::table("streams").unwrap(), experiment::table("unmap").unwrap()],
+        tables: vec![tables::table("streams").unwrap(), tables::table("unmap").unwrap()],
         rounds: Some(7),
         duration: Some(Duration::from_millis(50)),
         jobs: vec![1, 2],
@@ -216,7 +220,7 @@ fn text_is_escaped_for_markup_and_attributes() {
 
 #[test]
 fn losses_are_counted_and_shown_like_wins() {
-    let table = experiment::table("zs-lock").unwrap();
+    let table = tables::table("zs-lock").unwrap();
     let designs = (table.designs)();
     let whole = &Comparison::all(&designs)[0];
     let at = |jobs: usize, ratio: f64| {
@@ -241,7 +245,7 @@ fn losses_are_counted_and_shown_like_wins() {
 
 #[test]
 fn losses_against_every_design_before_are_told() {
-    let table = experiment::table("zs-defer").unwrap();
+    let table = tables::table("zs-defer").unwrap();
     let of = |design: &str, elapsed_s| side(design, &[("elapsed_s", elapsed_s)]);
     let at = |before: &str, ratio| row(table, "run-cache", 1, of(before, ratio), of("pinned-deferred", 1.0));
     let rows = vec![at("split", 2.0), at("pinned", 0.8)];

@@ -30,9 +30,8 @@ use uzram::{Error, ErrorKind, Result};
 
 use crate::experiment::clock::{Done, RunWork, Total, clocked, unclocked};
 use crate::experiment::{
-    Bound, Column, Designs, Expect, Experiment, Figure, Jobs, Plan, Sample, Series, Unit, by_name,
+    Bound, Column, Designs, Expect, Experiment, Figure, HeldLock, Jobs, Plan, Sample, Series, Unit, by_name,
 };
-use crate::scale::HeldLock;
 use counters::counted;
 use objects::Objects;
 use uzram_bench::harness::Source;
@@ -104,15 +103,12 @@ pub static SERIES: Series = Series {
             case: Some(Case::Rawpkt.name()),
             jobs: Jobs::AtLeast(2),
             before: Some(EagerFreeze::NAME),
-            figure: Figure::Speed,
-            bound: Bound::AtLeast(1.05),
+            ..Expect::of(Figure::Speed, Bound::AtLeast(1.05))
         },
         Expect {
             case: Some(Case::Messaging.name()),
-            jobs: Jobs::AtLeast(1),
             before: Some(EagerFreeze::NAME),
-            figure: Figure::Speed,
-            bound: Bound::AtLeast(0.98),
+            ..Expect::of(Figure::Speed, Bound::AtLeast(0.98))
         },
     ],
     locks: &[HeldLock { name: "list_lock", held: "list_lock_hold_ns_per_object", count: Some("caches") }],
@@ -167,7 +163,7 @@ fn measure<P: Policy>(arena: &Arc<Arena>, case: Case, plan: &Plan<'_>) -> Result
     };
     let total = Total::of(&run(case, &caches, plan, clocked)?);
     check_received(total.units, plan)?;
-    let mut values = total.values(Unit::Object);
+    let mut values = total.values(Unit::Object.costs());
     values.push(("caches", caches.len() as f64));
     values.extend(counted(&caches, plan, |plan| {
         let total = Total::of(&run(case, &caches, plan, unclocked)?);

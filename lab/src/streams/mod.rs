@@ -63,19 +63,10 @@ pub static SERIES: Series = Series {
     counted_function: "uzram_bench::engine::measure::run_job",
     open,
     expectations: &[
+        Expect::of(Figure::Speed, Bound::NotBelow(1.0)),
         Expect {
-            case: None,
-            jobs: Jobs::AtLeast(1),
-            before: None,
-            figure: Figure::Speed,
-            bound: Bound::NotBelow(1.0),
-        },
-        Expect {
-            case: None,
             jobs: Jobs::MoreThanCpus,
-            before: None,
-            figure: Figure::Maximum("sleeps_per_write"),
-            bound: Bound::AtMost(0.0),
+            ..Expect::of(Figure::Maximum("sleeps_per_write"), Bound::AtMost(0.0))
         },
     ],
     ..Series::NEW

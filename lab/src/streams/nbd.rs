@@ -12,7 +12,7 @@ use uzram::{Error, ErrorKind, Result};
 
 use super::PUBLISHED_JOBS;
 use crate::experiment::{
-    Bound, Column, Designs, Expect, Experiment, Figure, Jobs, Length, Plan, Sample, Series, Unit,
+    Bound, Column, Designs, Expect, Experiment, Figure, Length, Plan, Sample, Series, Unit,
 };
 use uzram_bench::block::cgroup::Cgroup;
 use uzram_bench::harness::Source;
@@ -52,13 +52,7 @@ pub static SERIES: Series = Series {
     counted_function: "",
     length: Length::Fixed { seconds: |_, _| RUNTIME.as_secs_f64() + FIO_S, is_of_corpus: false },
     open,
-    expectations: &[Expect {
-        case: None,
-        jobs: Jobs::AtLeast(1),
-        before: None,
-        figure: Figure::Speed,
-        bound: Bound::NotBelow(1.0),
-    }],
+    expectations: &[Expect::of(Figure::Speed, Bound::NotBelow(1.0))],
     ..Series::NEW
 };
 

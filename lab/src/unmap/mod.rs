@@ -69,11 +69,9 @@ pub static SERIES: Series = Series {
     },
     open,
     expectations: &[Expect {
-        case: None,
         jobs: Jobs::Exactly(1),
         before: Some(KERNEL_LZ4),
-        figure: Figure::Speed,
-        bound: Bound::AtLeast(2.5),
+        ..Expect::of(Figure::Speed, Bound::AtLeast(2.5))
     }],
     ..Series::NEW
 };

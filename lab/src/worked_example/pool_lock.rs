@@ -51,13 +51,7 @@ pub static SERIES: Series = Series {
         vec!["ns/obj: elapsed divided by the objects that all threads stored and freed; sleeps: times a thread waited for a lock or the system, for 1000 objects".to_owned()]
     },
     open: |corpus, designs| Ok(Box::new(Pools::new(corpus, designs)?)),
-    expectations: &[Expect {
-        case: None,
-        jobs: Jobs::AtLeast(2),
-        before: None,
-        figure: Figure::Speed,
-        bound: Bound::AtLeast(1.1),
-    }],
+    expectations: &[Expect { jobs: Jobs::AtLeast(2), ..Expect::of(Figure::Speed, Bound::AtLeast(1.1)) }],
     ..Series::NEW
 };
 
@@ -99,7 +93,7 @@ fn measure<D: PoolLocks>(pools: &Pools, plan: &Plan<'_>) -> Result<Sample> {
         }
     }))?;
     let total = Total::of(&ended);
-    Ok(Sample { elapsed: total.elapsed, values: total.values(Unit::Object) })
+    Ok(Sample { elapsed: total.elapsed, values: total.values(Unit::Object.costs()) })
 }
 
 /// Stores and frees a job's share of the objects; returns their number.

@@ -73,7 +73,7 @@ pub static SERIES: Series = Series {
 
 /// Returns an expectation about deferred frees with today's locks against each design that frees at once.
 const fn expect(jobs: usize, figure: Figure, bound: Bound) -> Expect {
-    Expect { case: None, jobs: Jobs::Exactly(jobs), before: None, figure, bound }
+    Expect { jobs: Jobs::Exactly(jobs), ..Expect::of(figure, bound) }
 }
 
 fn legend() -> Vec<String> {

@@ -29,9 +29,8 @@ use uzram::zsmalloc::{LockCounts, huge_threshold};
 
 use crate::experiment::clock::{COUNTED_SHARE, Total, clocked, unclocked};
 use crate::experiment::{
-    Bound, Column, Designs, Expect, Experiment, Figure, Jobs, Plan, Sample, Series, Unit, by_name,
+    Bound, Column, Designs, Expect, Experiment, Figure, HeldLock, Jobs, Plan, Sample, Series, Unit, by_name,
 };
-use crate::scale::HeldLock;
 use passes::{How, Memory, Passes};
 use uzram_bench::engine::Packed;
 use uzram_bench::harness::Source;
@@ -89,18 +88,12 @@ pub static SERIES: Series = Series {
     open,
     expectations: &[
         Expect {
-            case: None,
-            jobs: Jobs::AtLeast(1),
             before: Some(BEFORE),
-            figure: Figure::Maximum("pool_locks_per_object"),
-            bound: Bound::AtMost(0.0),
+            ..Expect::of(Figure::Maximum("pool_locks_per_object"), Bound::AtMost(0.0))
         },
         Expect {
-            case: None,
-            jobs: Jobs::AtLeast(1),
             before: Some(BEFORE),
-            figure: Figure::Maximum("locked_frees_per_zspage"),
-            bound: Bound::AtMost(0.0),
+            ..Expect::of(Figure::Maximum("locked_frees_per_zspage"), Bound::AtMost(0.0))
         },
         speed(RUN_CACHE, Jobs::Exactly(1), 1.05),
         speed(RUN_CACHE, Jobs::AtLeast(2), 1.4),
@@ -117,8 +110,7 @@ const fn speed(case: &'static str, jobs: Jobs, least: f64) -> Expect {
         case: Some(case),
         jobs,
         before: Some(BEFORE),
-        figure: Figure::Speed,
-        bound: Bound::AtLeast(least),
+        ..Expect::of(Figure::Speed, Bound::AtLeast(least))
     }
 }
 
@@ -219,7 +211,7 @@ fn sample(jobs: usize, freed: &Passes, counts: &LockCounts) -> Sample {
     freed.freers.iter().for_each(|freer| total.usage += freer.span.usage);
     let full_size_objects = (jobs as u64 * passes::FULL_SIZE_PAGES) as f64;
     let counted = |count: u64, of: u64| count as f64 / of.max(1) as f64;
-    let mut values = total.values(Unit::Object);
+    let mut values = total.values(Unit::Object.costs());
     values.extend([
         ("full_size_ms", total.per_unit(total.elapsed.as_secs_f64() * 1e3) * full_size_objects),
         ("back_s", freed.back.as_secs_f64()),

@@ -61,8 +61,7 @@ pub static SERIES: Series = Series {
         case: Some(CASE),
         jobs: Jobs::Exactly(PUBLISHED_THREADS),
         before: Some(BEFORE),
-        figure: Figure::Speed,
-        bound: Bound::Within(1.0 - WANTED, 1.0 + WANTED),
+        ..Expect::of(Figure::Speed, Bound::Within(1.0 - WANTED, 1.0 + WANTED))
     }],
     ..Series::NEW
 };

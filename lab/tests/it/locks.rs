@@ -68,8 +68,8 @@ mod with_statistics {
     use std::collections::BTreeMap;
 
     use serde_json::Value;
-    use uzram_lab::experiment::TABLES;
     use uzram_lab::locks::HEADINGS;
+    use uzram_lab::tables::TABLES;
 
     use super::*;
     use crate::common::{collect, start};

@@ -8,11 +8,9 @@
 
 pub mod project;
 
-use std::borrow::Cow;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use tempfile::TempDir;
 use uzram::codec::Algorithm;
@@ -22,13 +20,13 @@ use super::{AFTER, BEFORE, PUBLISHED_THREADS};
 use crate::experiment::{
     Bound, Column, Designs, Expect, Experiment, Figure, Jobs, Length, Plan, Sample, Series, Unit,
 };
-use project::{LINUX, LUA, Project};
+use project::{LINUX, LUA, Project, unsupported};
 use uzram_bench::block::disk::{Attached, Mounted};
 use uzram_bench::block::file_system::{self, FsMark, SMALL_FILE_BYTES};
-use uzram_bench::block::{PATIENCE, disk_obstacle, kernel_obstacle};
+use uzram_bench::block::{disk_obstacle, kernel_obstacle};
 use uzram_bench::engine::KernelZram;
 use uzram_bench::harness::command::uzram_program;
-use uzram_bench::harness::process::{find, run_unless_stopped, runtime_dir};
+use uzram_bench::harness::process::{find, runtime_dir};
 use uzram_bench::harness::{DEFAULT_CORPUS_PAGES, Source};
 
 /// The side of the kernel's own zram.
@@ -83,8 +81,7 @@ pub static SERIES: Series = Series {
         case: Some(FILE_SYSTEMS[0]),
         jobs: Jobs::Exactly(PUBLISHED_THREADS),
         before: Some(BEFORE),
-        figure: Figure::Speed,
-        bound: Bound::Within(1.0 - WANTED, 1.0 + WANTED),
+        ..Expect::of(Figure::Speed, Bound::Within(1.0 - WANTED, 1.0 + WANTED))
     }],
     ..Series::NEW
 };
@@ -117,10 +114,6 @@ fn legend() -> Vec<String> {
         legend.push(format!("{KERNEL} left out: {obstacle}"));
     }
     legend
-}
-
-fn unsupported(what: impl Into<Cow<'static, str>>) -> Error {
-    Error::new(ErrorKind::Unsupported, what)
 }
 
 fn open(source: &Source, designs: &[String]) -> Result<Box<dyn Experiment>> {

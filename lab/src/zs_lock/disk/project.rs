@@ -2,7 +2,15 @@
 //!
 //! Their sources are Debian's, as archives. They are unpacked once, and copied to every disk.
 
-use super::*;
+use std::borrow::Cow;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use uzram::{Error, ErrorKind, Result};
+use uzram_bench::block::PATIENCE;
+use uzram_bench::harness::process::{find, run_unless_stopped};
 
 /// A project.
 #[derive(Debug)]
@@ -56,6 +64,11 @@ const BUILD_PATIENCE: Duration = Duration::from_secs(1200);
 /// The folder of the sources on a disk, and that of a build.
 const TREE: &str = "tree";
 const OUT: &str = "out";
+
+/// Returns the error of something that the system lacks.
+pub(super) fn unsupported(what: impl Into<Cow<'static, str>>) -> Error {
+    Error::new(ErrorKind::Unsupported, what)
+}
 
 fn io_error(path: &Path, error: impl std::fmt::Display) -> Error {
     Error::new(ErrorKind::Io, format!("{}: {error}", path.display()))
