@@ -44,7 +44,7 @@ enum Command {
     Run(RunArgs),
     /// Measure every table and write a page about them, as HTML, Markdown and JSON
     Report(ReportArgs),
-    /// Measure for how long one job holds the locks of a table's designs, and so how many CPUs saturate them
+    /// Measure for how long one job holds a table's locks (slab-freeze, zs-free, lru-batch): how many CPUs saturate them
     Scale(ScaleArgs),
     /// Record the locks of a table's case, and print them in the columns of /proc/lock_stat
     Locks(LocksArgs),
@@ -59,6 +59,26 @@ enum Command {
 #[derive(clap::Args)]
 #[command(after_help = "Example: uzram lab run streams --seconds 0.05 --rounds 5 --jobs 1,2,4")]
 struct RunArgs {
+    #[command(flatten)]
+    measuring: Measuring,
+    /// Numbers of jobs: threads, or what the table says [default: the table's]
+    #[arg(long, value_delimiter = ',', value_name = "N,…")]
+    jobs: Vec<usize>,
+    /// Also count instructions, branches and mispredictions, with valgrind: takes minutes more
+    #[arg(long)]
+    callgrind: bool,
+}
+
+#[derive(clap::Args)]
+#[command(after_help = "Example: uzram lab scale lru-batch --json lru-batch.json")]
+struct ScaleArgs {
+    #[command(flatten)]
+    measuring: Measuring,
+}
+
+/// Which tables are measured, and how.
+#[derive(clap::Args)]
+struct Measuring {
     /// Names of tables, as `uzram lab list` shows them
     #[arg(required = true, value_name = "TABLE")]
     tables: Vec<String>,
@@ -68,18 +88,12 @@ struct RunArgs {
     /// Rounds; in each, every design is measured once
     #[arg(long, value_name = "N", default_value_t = RoundOptions::default().rounds)]
     rounds: usize,
-    /// Numbers of jobs: threads, or what the table says [default: the table's]
-    #[arg(long, value_delimiter = ',', value_name = "N,…")]
-    jobs: Vec<usize>,
     /// Cases [default: all]
     #[arg(long, value_delimiter = ',', value_name = "CASE,…")]
     case: Vec<String>,
     /// The pages that are stored, of tables that store some [default: mixed]
     #[arg(long, value_name = "FILE|NAME")]
     corpus: Option<Source>,
-    /// Also count instructions, branches and mispredictions, with valgrind: takes minutes more
-    #[arg(long)]
-    callgrind: bool,
     /// Also write the figures to a file: a line of JSON for each table
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -108,32 +122,6 @@ struct ReportArgs {
     /// The pages that are stored, of tables that store some [default: mixed]
     #[arg(long, value_name = "FILE|NAME")]
     corpus: Option<Source>,
-}
-
-#[derive(clap::Args)]
-#[command(after_help = "Example: uzram lab scale lru-batch --json lru-batch.json")]
-struct ScaleArgs {
-    #[arg(
-        required = true,
-        value_name = "TABLE",
-        help = format!("Names of tables: {}", scale::tables().join(", "))
-    )]
-    tables: Vec<String>,
-    /// About how many seconds one measurement takes
-    #[arg(long, value_name = "S", default_value_t = RoundOptions::default().duration.as_secs_f64())]
-    seconds: f64,
-    /// Rounds; in each, every design is measured once
-    #[arg(long, value_name = "N", default_value_t = RoundOptions::default().rounds)]
-    rounds: usize,
-    /// Cases [default: all]
-    #[arg(long, value_delimiter = ',', value_name = "CASE,…")]
-    case: Vec<String>,
-    /// The pages that are stored, of tables that store some [default: mixed]
-    #[arg(long, value_name = "FILE|NAME")]
-    corpus: Option<Source>,
-    /// Also write the figures to a file: a line of JSON for each table
-    #[arg(long, value_name = "FILE")]
-    json: Option<PathBuf>,
 }
 
 fn main() -> ExitCode {
@@ -204,34 +192,42 @@ fn jobs(table: &Series) -> String {
 }
 
 fn run_tables(args: &RunArgs) -> Result<()> {
-    let tables: Vec<&Series> = args.tables.iter().map(|name| tables::table(name)).collect::<Result<_>>()?;
-    let options = LabOptions {
-        cases: args.case.clone(),
-        jobs: args.jobs.clone(),
-        rounds: round_options(args.rounds, args.seconds)?,
-        corpus: args.corpus.clone().unwrap_or(LabOptions::default().corpus),
-        callgrind: args.callgrind.then(this_program).transpose()?,
-    };
+    let callgrind = args.callgrind.then(this_program).transpose()?;
+    let options = LabOptions { jobs: args.jobs.clone(), callgrind, ..args.measuring.options()? };
     // Report invalid options before minutes of measuring.
-    tables.iter().try_for_each(|table| options.estimate(table).map(drop))?;
-    report_on(&tables, args.json.as_deref(), |table| experiment::run(table, &options))
+    let check = |table: &Series| options.estimate(table).map(drop);
+    args.measuring.report(check, |table| experiment::run(table, &options))
 }
 
 fn scale_tables(args: &ScaleArgs) -> Result<()> {
-    let tables: Vec<&Series> = args.tables.iter().map(|name| tables::table(name)).collect::<Result<_>>()?;
-    let options = LabOptions {
-        cases: args.case.clone(),
-        rounds: round_options(args.rounds, args.seconds)?,
-        corpus: args.corpus.clone().unwrap_or(LabOptions::default().corpus),
-        ..LabOptions::default()
-    };
-    tables.iter().try_for_each(|table| scale::check(table, &options).map(drop))?;
-    report_on(&tables, args.json.as_deref(), |table| scale::measure(table, &options))
+    let options = args.measuring.options()?;
+    let check = |table: &Series| scale::check(table, &options).map(drop);
+    args.measuring.report(check, |table| scale::measure(table, &options))
 }
 
-fn round_options(rounds: usize, seconds: f64) -> Result<RoundOptions> {
-    let (duration, progress) = (command::seconds(seconds)?, command::show_progress);
-    Ok(RoundOptions { rounds, duration, stop: command::stop_flag()?, progress })
+impl Measuring {
+    fn options(&self) -> Result<LabOptions> {
+        let (duration, progress) = (command::seconds(self.seconds)?, command::show_progress);
+        let stop = command::stop_flag()?;
+        let default = LabOptions::default();
+        Ok(LabOptions {
+            cases: self.case.clone(),
+            rounds: RoundOptions { rounds: self.rounds, duration, stop, progress },
+            corpus: self.corpus.clone().unwrap_or(default.corpus),
+            ..default
+        })
+    }
+
+    /// Checks the tables, then prints the report on each and writes all to the file.
+    fn report<R: Display + Serialize>(
+        &self,
+        check: impl Fn(&Series) -> Result<()>,
+        report: impl Fn(&Series) -> Result<R>,
+    ) -> Result<()> {
+        let tables = self.tables.iter().map(|name| tables::table(name)).collect::<Result<Vec<_>>>()?;
+        tables.iter().try_for_each(|table| check(table))?;
+        report_on(&tables, self.json.as_deref(), report)
+    }
 }
 
 /// Prints the report on each table, and writes them to the file.
