@@ -1,8 +1,8 @@
 //! The lab: kernel patch series reproduced, their *before* measured against their *after*.
 //!
-//! [`experiment`] is shared by all of them; every series has its own module. [`published`] has the figures of others that
-//! stand beside ours, [`report`] makes one page of all tables, [`locks`] shows the locks that a table takes, and [`scale`]
-//! says how many CPUs saturate them.
+//! [`experiment`] is shared by all of them; every series has its own module. [`published`] has the figures of
+//! others that stand beside ours, [`report`] makes one page of all tables, [`locks`] shows the locks that a
+//! table takes, and [`scale`] says how many CPUs saturate them.
 
 pub mod published;
 pub mod experiment;

@@ -44,7 +44,8 @@ enum Command {
     Run(RunArgs),
     /// Measure every table and write a page about them, as HTML, Markdown and JSON
     Report(ReportArgs),
-    /// Measure for how long one job holds a table's locks (slab-freeze, zs-free, lru-batch): how many CPUs saturate them
+    /// Measure for how long one job holds a table's locks (slab-freeze, zs-free, lru-batch): how many CPUs
+    /// saturate them
     Scale(ScaleArgs),
     /// Record the locks of a table's case, and print them in the columns of /proc/lock_stat
     Locks(LocksArgs),

@@ -1,7 +1,8 @@
 //! The figures that others published: the file `lab/published.toml`, which is part of the program.
 //!
-//! Its head says how figures are written. [`beside`] finds those that stand beside a row of a table; [`tables`] shows
-//! all of a series as they are written. A file that cannot be read is a mistake in the source tree, which a test finds.
+//! Its head says how figures are written. `beside` finds those that stand beside a row of a table; `tables`
+//! shows all of a series as they are written. A file that cannot be read is a mistake in the source tree,
+//! which a test finds.
 
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
@@ -125,7 +126,8 @@ pub fn source(name: &str) -> &'static Source {
     &part(name).source
 }
 
-/// Returns the figures of a part for a case and a number of jobs, of the design before at an index and the one after.
+/// Returns the figures of a part for a case and a number of jobs, of the design before at an index and the
+/// one after.
 pub(crate) fn beside(name: &str, case: &str, jobs: usize, before: usize) -> Option<Published> {
     let part = part(name);
     let figures = part.figures.iter().find(|figures| figures.cases.iter().any(|of| of == case))?;

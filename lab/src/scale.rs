@@ -1,9 +1,11 @@
-//! What two measured numbers say of more CPUs: for how long an operation holds a lock, and how long it takes besides.
+//! What two measured numbers say of more CPUs: for how long an operation holds a lock, and how long it takes
+//! besides.
 //!
-//! One job measures both. While a CPU does an operation, it holds the lock for a part of that time; so many CPUs that
-//! these parts make a whole *saturate* the lock, and beyond them operations end no faster than one for each time that
-//! the lock is held. That is a bound, not a prediction: waiting, cache lines that move between CPUs, and all else that
-//! CPUs share make speeds less. Where there are several locks of a kind, used equally, it holds for all together.
+//! One job measures both. While a CPU does an operation, it holds the lock for a part of that time; so many
+//! CPUs that these parts make a whole *saturate* the lock, and beyond them operations end no faster than one
+//! for each time that the lock is held. That is a bound, not a prediction: waiting, cache lines that move
+//! between CPUs, and all else that CPUs share make speeds less. Where there are several locks of a kind, used
+//! equally, it holds for all together.
 
 use std::fmt;
 

@@ -63,7 +63,8 @@ impl Total {
         value / self.units.max(1) as f64
     }
 
-    /// Returns seconds, and for each unit, by [`Unit::costs`](super::Unit::costs), nanoseconds and context switches.
+    /// Returns seconds, and for each unit, by [`Unit::costs`](super::Unit::costs), nanoseconds and context
+    /// switches.
     pub(crate) fn values(&self, costs: [&'static str; 4]) -> Vec<(&'static str, f64)> {
         let [ns, cpu_ns, voluntary, involuntary] = costs;
         let Total { elapsed, usage, .. } = self;

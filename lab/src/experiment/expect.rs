@@ -15,9 +15,9 @@ const MOST_NAMED: usize = 6;
 /// An expectation counts as missed only if chance explains its missing rows with less than this probability.
 const CHANCE: f64 = 0.05;
 
-/// Returns the outcome of each expectation, and the verdict on the rows, in paragraphs: whether each expectation
-/// is met, and the gains of designs beyond the series. `cpus` is the number of the
-/// machine's CPUs.
+/// Returns the outcome of each expectation, and the verdict on the rows, in paragraphs: whether each
+/// expectation is met, and the gains of designs beyond the series. `cpus` is the number of the machine's
+/// CPUs.
 pub(crate) fn verdict(series: &Series, rows: &[Row], cpus: usize) -> (Vec<Outcome>, Vec<String>) {
     let designs = (series.designs)();
     let judged = series.expectations.iter().map(|expect| expect.judge(series, &designs, rows, cpus));

@@ -19,8 +19,8 @@ const ADDED_UP: [&str; 3] = ["elapsed_s", "user_s", "system_s"];
 /// Runs a table.
 ///
 /// # Errors
-/// `Invalid` names the option that does not fit the table; `Unsupported` says what the system lacks for every case; any
-/// other error is of a design that could not be measured.
+/// `Invalid` names the option that does not fit the table; `Unsupported` says what the system lacks for every
+/// case; any other error is of a design that could not be measured.
 pub fn run(table: &Series, options: &LabOptions) -> Result<LabReport> {
     let cases = options.resolve(table)?;
     let designs = (table.designs)();

@@ -14,7 +14,7 @@ pub(super) const MAX_JOBS: usize = 256;
 /// A measured quantity of a table, and how it is printed.
 #[derive(Clone, Copy, Debug)]
 pub struct Column {
-    /// Its name in [`Values`].
+    /// Its name in [`Values`](super::Values).
     pub value: &'static str,
     /// Its heading.
     pub heading: &'static str,
@@ -110,8 +110,8 @@ impl Unit {
 pub enum Length {
     /// About as long as wanted.
     Calibrated,
-    /// As long as its work takes, which is always the same. Such a table runs other programs, so that callgrind cannot
-    /// count it.
+    /// As long as its work takes, which is always the same. Such a table runs other programs, so that
+    /// callgrind cannot count it.
     Fixed {
         /// About how many seconds a measurement of a case takes with so many jobs, with the default corpus.
         seconds: fn(&str, usize) -> f64,
@@ -131,7 +131,7 @@ impl Length {
 pub type Open = fn(&Source, &[String]) -> Result<Box<dyn Experiment>>;
 
 /// A kernel patch series, its measurements, and its expectations. To add one, write such a static in a new
-/// module, with an [`Experiment`], and add it to [`TABLES`].
+/// module, with an [`Experiment`], and add it to [`TABLES`](crate::tables::TABLES).
 pub struct Series {
     /// Its name on the command line.
     pub name: &'static str,
@@ -172,7 +172,7 @@ pub struct Series {
 
 impl Series {
     /// A table without all that only some have. Its measurements are calibrated, and its work is run by
-    /// [`clock::clocked`].
+    /// `clock::clocked`.
     pub const NEW: Series = Series {
         name: "",
         about: "",
@@ -203,8 +203,8 @@ impl Series {
         format!("\"{title}\", {author}, {date}")
     }
 
-    /// Returns the author's figures for a case (or the total) and a number of jobs, of the design before at an index in
-    /// [`Designs`] and of the one after.
+    /// Returns the author's figures for a case (or the total) and a number of jobs, of the design before at
+    /// an index in [`Designs`] and of the one after.
     pub fn published_at(&self, case: &str, jobs: usize, before: usize) -> Option<Published> {
         published::beside(self.published, case, jobs, before.checked_sub((self.first_published)())?)
     }
@@ -274,7 +274,8 @@ pub enum Figure {
 }
 
 impl Expect {
-    /// Returns the expectation of a figure in every case, with any number of jobs, against each design before.
+    /// Returns the expectation of a figure in every case, with any number of jobs, against each design
+    /// before.
     pub const fn of(figure: Figure, bound: Bound) -> Expect {
         Expect { case: None, jobs: Jobs::AtLeast(1), before: None, figure, bound }
     }

@@ -244,8 +244,8 @@ fn no_table_opens_a_design_that_it_does_not_have() {
     }
 }
 
-/// Returns rows of every case with 1, 2 and 64 jobs in which the design after has so many times the least or the most of
-/// each expectation: of the time before as many times as is wanted, or of the quantity as much.
+/// Returns rows of every case with 1, 2 and 64 jobs in which the design after has so many times the least or
+/// the most of each expectation: of the time before as many times as is wanted, or of the quantity as much.
 fn rows_that(table: &Series, keep: bool) -> Vec<Row> {
     let designs = (table.designs)();
     let of = |case: &str, jobs: usize, before: &str| {
@@ -288,7 +288,8 @@ fn rows_that(table: &Series, keep: bool) -> Vec<Row> {
     rows
 }
 
-/// What each table expects is met by rows that are as good as it says, and missed by those that are a little worse.
+/// What each table expects is met by rows that are as good as it says, and missed by those that are a little
+/// worse.
 #[test]
 fn every_expectation_is_met_or_missed_as_its_bound_says() {
     for table in TABLES {

@@ -1,9 +1,10 @@
 //! `uzram lab locks`: the locks of a table's case, recorded while it runs, in the columns of the kernel's
 //! `/proc/lock_stat`.
 //!
-//! The engine records locks in builds with its feature `lock-stats` only, as that takes time at every lock. So there
-//! are two programs: `uzram-lab` measures tables with the engine as it ships, and starts `uzram-lab-locks`, which is
-//! the same code with the feature, for this command. A build of `uzram-lab` with the feature records itself.
+//! The engine records locks in builds with its feature `lock-stats` only, as that takes time at every lock.
+//! So there are two programs: `uzram-lab` measures tables with the engine as it ships, and starts
+//! `uzram-lab-locks`, which is the same code with the feature, for this command. A build of `uzram-lab` with
+//! the feature records itself.
 //!
 //! Only what a table clocks is recorded: not the preparations, nor a second run that counts.
 
@@ -25,8 +26,8 @@ use workload::Workload;
 /// Runs the command: records each design and prints its locks.
 ///
 /// # Errors
-/// `Invalid` names what the command line asks for and there is not; `Unsupported` if the program that records is
-/// missing; any other error is of a design that could not be run.
+/// `Invalid` names what the command line asks for and there is not; `Unsupported` if the program that records
+/// is missing; any other error is of a design that could not be run.
 pub fn run(args: &LocksArgs) -> Result<()> {
     let workload = Workload::new(args)?;
     #[cfg(not(feature = "lock-stats"))]

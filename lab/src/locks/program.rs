@@ -12,8 +12,8 @@ const NAME: &str = "uzram-lab-locks";
 /// The command that builds it.
 const BUILD: &str = "cargo build --release -p uzram-lab --features lock-stats --bin uzram-lab-locks";
 
-/// Replaces this process, which runs `uzram-lab locks ARGUMENTS…`, by the program that records: the one beside this
-/// one, else the first in `PATH`.
+/// Replaces this process, which runs `uzram-lab locks ARGUMENTS…`, by the program that records: the one
+/// beside this one, else the first in `PATH`.
 pub(super) fn become_recorder(_: &Workload) -> Result<()> {
     let beside = command::this_program()?.with_file_name(NAME);
     let program = Some(beside).filter(|program| program.is_file()).or_else(|| process::find(NAME));

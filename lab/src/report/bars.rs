@@ -1,8 +1,8 @@
 //! Bars around 1, one a line, on one axis for all of them: a picture of wins and losses.
 //!
 //! The bars are SVG in percent of their box's width, so that they fit any screen; their texts are the page's.
-//! The axis is logarithmic and goes from a half to twice; a bar that goes on ends in an arrow, and its figure is
-//! beside it.
+//! The axis is logarithmic and goes from a half to twice; a bar that goes on ends in an arrow, and its figure
+//! is beside it.
 
 use std::fmt::Write;
 

@@ -1,8 +1,8 @@
 //! A chart as SVG: ratios by number of jobs, on a logarithmic axis around 1, with intervals.
 //!
-//! Colours are those of the page: shapes have the class of their line (`c0` …, in `style.css`) and are drawn in
-//! `currentColor`. The picture scales with its box; texts in it are as large as the page's small print when the
-//! box is as wide as a phone.
+//! Colours are those of the page: shapes have the class of their line (`c0` …, in `style.css`) and are drawn
+//! in `currentColor`. The picture scales with its box; texts in it are as large as the page's small print
+//! when the box is as wide as a phone.
 
 use std::fmt::Write;
 
@@ -23,8 +23,8 @@ const TICKS: [f64; 33] = [
     0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 1.0, 1.02, 1.05, 1.1, 1.2,
     1.3, 1.5, 1.75, 2.0, 2.5, 3.0, 4.0, 5.0, 7.0, 10.0, 20.0, 50.0, 100.0, 200.0,
 ];
-/// The largest factor beyond a point that the vertical axis shows of its interval, so that one outlier does not flatten
-/// all points. An interval that goes on ends at the picture's edge.
+/// The largest factor beyond a point that the vertical axis shows of its interval, so that one outlier does
+/// not flatten all points. An interval that goes on ends at the picture's edge.
 const MOST_OF_INTERVAL: f64 = 1.5;
 /// The least that the vertical axis spans, in both directions.
 const LEAST_SPAN: f64 = 1.06;

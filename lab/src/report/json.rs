@@ -1,6 +1,6 @@
-//! The report for programs: the machine, and of each table the source of the published figures, the verdict, and
-//! the rows in the form of `uzram lab run --json`, and the locks in that of `uzram lab scale --json`; or, as `failed` or
-//! `left_out`, why it was not measured.
+//! The report for programs: the machine, and of each table the source of the published figures, the verdict,
+//! and the rows in the form of `uzram lab run --json`, and the locks in that of `uzram lab scale --json`; or,
+//! as `failed` or `left_out`, why it was not measured.
 
 use serde_json::json;
 

@@ -61,8 +61,8 @@ pub(super) fn now_unix_s() -> u64 {
 
 /// Returns a time as `2026-04-30 12:07 UTC`.
 ///
-/// The day: H. Hinnant, "chrono-Compatible Low-Level Date Algorithms", `civil_from_days`: years begin in March,
-/// and 400 of them have 146097 days.
+/// The day: H. Hinnant, "chrono-Compatible Low-Level Date Algorithms", `civil_from_days`: years begin in
+/// March, and 400 of them have 146097 days.
 pub(super) fn date(unix_s: u64) -> String {
     const DAYS_TO_MARCH_OF_YEAR_0: u64 = 719_468;
     let (days, seconds) = (unix_s / 86_400 + DAYS_TO_MARCH_OF_YEAR_0, unix_s % 86_400);

@@ -1,4 +1,5 @@
-//! The report in Markdown: the page's texts and tables, without its pictures, and the counts of wins and losses.
+//! The report in Markdown: the page's texts and tables, without its pictures, and the counts of wins and
+//! losses.
 
 use std::fmt::Write;
 

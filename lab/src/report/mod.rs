@@ -1,7 +1,7 @@
 //! The report: every table measured, and one page about all of them.
 //!
-//! [`run`] measures the tables and writes into a folder `report.html`, `report.md` and `report.json`. The page needs no
-//! network and no script. Figures in it are those of the rows, published, or expected.
+//! [`run`] measures the tables and writes into a folder `report.html`, `report.md` and `report.json`. The
+//! page needs no network and no script. Figures in it are those of the rows, published, or expected.
 //!
 //! * `results`: what is asked for, and what comes of it.
 //! * `plan`: how each table is measured so that all of them fit into the time.

@@ -1,5 +1,5 @@
-//! The page: HTML with its style and pictures inside. It needs no network and no script, fits a phone, and follows
-//! the reader's choice of light or dark.
+//! The page: HTML with its style and pictures inside. It needs no network and no script, fits a phone, and
+//! follows the reader's choice of light or dark.
 
 use std::fmt::Write;
 

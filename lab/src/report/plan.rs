@@ -15,8 +15,8 @@ use super::results::ReportOptions;
 use crate::experiment::{LabOptions, Length, Series, pages_of};
 use crate::tables::TABLES;
 
-/// The time that measuring takes, divided by its estimate: calibrating, filling devices and starting threads; of a table
-/// whose work is fixed, preparing.
+/// The time that measuring takes, divided by its estimate: calibrating, filling devices and starting threads;
+/// of a table whose work is fixed, preparing.
 const OVERHEAD: f64 = 1.25;
 const FIXED_OVERHEAD: f64 = 1.1;
 /// The share of the time that tables with fixed work may take, if it is short.
@@ -95,7 +95,8 @@ fn planned(table: &'static Series, options: &ReportOptions, plan: &Plan) -> Resu
     Ok(Planned { table, options: lab_options, estimate: duration(estimate * share) })
 }
 
-/// Returns the rounds of a table: of one with slow cases as few as can be judged, unless others are asked for.
+/// Returns the rounds of a table: of one with slow cases as few as can be judged, unless others are asked
+/// for.
 fn rounds_of(table: &Series, options: &ReportOptions, rounds: usize) -> usize {
     let is_slow = options.rounds.is_none() && !table.slow_cases.is_empty();
     if is_slow { rounds.min(LEAST_ROUNDS) } else { rounds }

@@ -1,5 +1,5 @@
-//! The bar, and the time left, on standard error: one line that changes if that is a terminal, else a line for
-//! each table.
+//! The bar, and the time left, on standard error: one line that changes if that is a terminal, else a line
+//! for each table.
 //!
 //! The state is global because a measurement reports its progress through a function pointer ([`show`]).
 

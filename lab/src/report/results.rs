@@ -74,7 +74,8 @@ impl Report {
     }
 }
 
-/// Returns the tables below those of a table's rows, each with its heading: what locks allow, and all published figures.
+/// Returns the tables below those of a table's rows, each with its heading: what locks allow, and all
+/// published figures.
 pub(super) fn other_tables(table: &Series, rows: &[Row]) -> Vec<(String, Table)> {
     let locks = ScaleReport::new(table, rows).tables();
     locks.into_iter().chain(published::tables(table.published)).collect()

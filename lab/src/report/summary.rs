@@ -127,8 +127,8 @@ pub(super) fn telling<'a>(comparison: &Comparison, rows: &'a [Row]) -> Vec<&'a R
     shown
 }
 
-/// Returns the verdict on a series: what it gains here over each design before, and how that compares with what was
-/// published and expected.
+/// Returns the verdict on a series: what it gains here over each design before, and how that compares with
+/// what was published and expected.
 pub(super) fn sentences(table: &Series, report: &LabReport) -> [String; 2] {
     let mut here = Vec::new();
     for comparison in Comparison::all(&(table.designs)()) {

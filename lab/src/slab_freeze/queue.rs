@@ -2,8 +2,8 @@
 //! one that sets `SO_RCVLOWAT` on its socket) and then takes all messages: so threads seldom sleep, and the
 //! scheduler is not what is measured.
 //!
-//! Senders sleep while it is full. Dropping the last sender or the receiver ends the queue and wakes the other
-//! side. One lock protects all of it.
+//! Senders sleep while it is full. Dropping the last sender or the receiver ends the queue and wakes the
+//! other side. One lock protects all of it.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 

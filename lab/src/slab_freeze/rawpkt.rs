@@ -8,7 +8,8 @@
 //! 2 and `WINDOW` packets are always in flight to each thread, many more than fit the slabs that a CPU may
 //! keep; a single thread sends to itself.
 //!
-//! A thread that can neither send nor receive yields. One that fails sets `broken`, and the others end as well.
+//! A thread that can neither send nor receive yields. One that fails sets `broken`, and the others end as
+//! well.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -222,8 +223,8 @@ impl<P: Policy> Receiver<'_, P> {
         for number in first..end {
             let packet = socket.slot(number).load(Ordering::Relaxed);
             let content = self.content.numbered(number);
-            // SAFETY: the sender took both objects and put their numbers into this slot alone. `sent` publishes
-            // the slot to this thread, its only reader.
+            // SAFETY: the sender took both objects and put their numbers into this slot alone. `sent`
+            // publishes the slot to this thread, its only reader.
             unsafe {
                 self.skbs.give_back(packet as u32, content)?;
                 self.data.give_back((packet >> 32) as u32, content)?;

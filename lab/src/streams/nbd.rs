@@ -1,8 +1,10 @@
-//! The table `streams-nbd`: the same change as in `streams`, seen by a client: fio reads and writes an NBD server's disk.
+//! The table `streams-nbd`: the same change as in `streams`, seen by a client: fio reads and writes an NBD
+//! server's disk.
 //!
-//! Each design is a `uzram up` of its own; where nbdkit is installed its memory plugin is measured beside them, without
-//! compression and with zstd. Every disk is filled with the corpus. A job is a job of fio, with its own connection; fio
-//! runs for a fixed time, and the designs are compared by the time that as many bytes as the disk has would take.
+//! Each design is a `uzram up` of its own; where nbdkit is installed its memory plugin is measured beside
+//! them, without compression and with zstd. Every disk is filled with the corpus. A job is a job of fio, with
+//! its own connection; fio runs for a fixed time, and the designs are compared by the time that as many bytes
+//! as the disk has would take.
 
 use std::path::PathBuf;
 use std::time::Duration;

@@ -1,13 +1,13 @@
-//! The table `unmap`: memory that is filled, paged out, faulted in and unmapped, a pager's beside the kernel's on a swap area
-//! of zram.
+//! The table `unmap`: memory that is filled, paged out, faulted in and unmapped, a pager's beside the
+//! kernel's on a swap area of zram.
 //!
-//! It is the test of Wenchao Hao's series "mm/zsmalloc: reduce lock contention in zs_free()" of 2026 itself, whose changes
-//! `zs-free` measures alone. A job maps as much memory as four times the corpus, 256 MiB with the default one; the
-//! time by which designs are compared is that to unmap it while it is paged out. The other phases are columns, and the
-//! findings compare them.
+//! It is the test of Wenchao Hao's series "mm/zsmalloc: reduce lock contention in zs_free()" of 2026 itself,
+//! whose changes `zs-free` measures alone. A job maps as much memory as four times the corpus, 256 MiB with
+//! the default one; the time by which designs are compared is that to unmap it while it is paged out. The
+//! other phases are columns, and the findings compare them.
 //!
-//! The kernel's jobs are processes, as in the series: they share the kernel's zram. A pager's are threads of one process,
-//! with a region each: they share the pager, its pool and its locks.
+//! The kernel's jobs are processes, as in the series: they share the kernel's zram. A pager's are threads of
+//! one process, with a region each: they share the pager, its pool and its locks.
 
 #[cfg(test)]
 mod tests;
@@ -89,8 +89,8 @@ const fn phase_name(phase: Phase) -> &'static str {
     }
 }
 
-/// Returns the pager's ways to trap touches that this system has, the best first; where it has none, the last, whose
-/// measurement says why.
+/// Returns the pager's ways to trap touches that this system has, the best first; where it has none, the
+/// last, whose measurement says why.
 fn traps() -> Vec<TrapKind> {
     let all: Vec<_> = TrapKind::ALL.into_iter().filter(|trap| trap.check().is_ok()).collect();
     if all.is_empty() { vec![TrapKind::Guard] } else { all }

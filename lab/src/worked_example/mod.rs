@@ -1,5 +1,5 @@
-//! The worked example of CONTRIBUTING.md, which adds a lock design and its table: compiled and run here, and compared
-//! with the text, so that the text stays right.
+//! The worked example of CONTRIBUTING.md, which adds a lock design and its table: compiled and run here, and
+//! compared with the text, so that the text stays right.
 
 #![allow(clippy::unwrap_used)]
 

@@ -1,8 +1,8 @@
 //! The table `pool-lock`: what the pool's lock alone costs a free.
 //!
-//! Of the series of the table zs-free, *pool-lock-kept* has patches 1 and 3, and *class-indexed* also patch 2, by which
-//! a free takes no lock of the pool. Each thread stores pages in one pool, compressed in advance, and frees each when it
-//! has stored so many others. A job is a thread.
+//! Of the series of the table zs-free, *pool-lock-kept* has patches 1 and 3, and *class-indexed* also patch
+//! 2, by which a free takes no lock of the pool. Each thread stores pages in one pool, compressed in advance,
+//! and frees each when it has stored so many others. A job is a thread.
 
 use std::collections::VecDeque;
 use std::sync::Arc;

@@ -1,13 +1,14 @@
-//! The table `zs-defer`: pools whose frees go to per-CPU lists and are done by a thread, against pools that free at once.
+//! The table `zs-defer`: pools whose frees go to per-CPU lists and are done by a thread, against pools that
+//! free at once.
 //!
-//! The idea is Wenchao Hao's, in the thread of a series about zs_free(): 30 April 2026. Its reviewers asked what it costs in
-//! CPU time altogether, and when the memory is really back. So three times are measured: until the threads that free have
-//! finished, by which designs are compared; the CPU time of these threads and the one that does the work for them; and
-//! until all memory is back in the arena.
+//! The idea is Wenchao Hao's, in the thread of a series about zs_free(): 30 April 2026. Its reviewers asked
+//! what it costs in CPU time altogether, and when the memory is really back. So three times are measured:
+//! until the threads that free have finished, by which designs are compared; the CPU time of these threads
+//! and the one that does the work for them; and until all memory is back in the arena.
 //!
-//! The measurement is that of [`zs_free`]: threads store 256 MiB of compressed pages each in one pool, then each frees its
-//! objects. A job is a thread; the thread that frees what is deferred comes on top. The arena keeps free runs on each CPU,
-//! as a device's does.
+//! The measurement is that of [`zs_free`]: threads store 256 MiB of compressed pages each in one pool, then
+//! each frees its objects. A job is a thread; the thread that frees what is deferred comes on top. The arena
+//! keeps free runs on each CPU, as a device's does.
 
 #[cfg(test)]
 mod tests;
@@ -23,7 +24,8 @@ use crate::zs_free::passes::Memory;
 use uzram_bench::engine::Packed;
 use uzram_bench::harness::Source;
 
-/// The designs: those that free at once, then with today's locks and deferred, and with the author's locks and deferred.
+/// The designs: those that free at once, then with today's locks and deferred, and with the author's locks
+/// and deferred.
 const DESIGNS: [(&str, zs_free::Measure); 4] = [
     (SPLIT, at_once::<Split>),
     (PINNED, at_once::<Pinned>),
@@ -40,7 +42,8 @@ const SPLIT_DEFERRED: &str = "split-deferred";
 /// Numbers of jobs that the author measured.
 const JOBS: [usize; 2] = [1, 3];
 
-/// Objects whose frees may wait: all those of three jobs, as far as the author's figures do not fall with larger sizes.
+/// Objects whose frees may wait: all those of three jobs, as far as the author's figures do not fall with
+/// larger sizes.
 const DEFERRED_LIMIT: u64 = 1 << 18;
 
 /// See the [module's documentation](self).

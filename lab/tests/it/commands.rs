@@ -192,7 +192,8 @@ fn print_what_was_left_out(text: &str) {
     left_out.for_each(|line| println!("skipped: {line}"));
 }
 
-/// Runs a table that takes other programs and root; returns its text and its rows, unless it cannot be measured here.
+/// Runs a table that takes other programs and root; returns its text and its rows, unless it cannot be
+/// measured here.
 fn run_with_programs(args: &[&str], rounds: usize) -> Option<(String, Vec<Value>)> {
     let dir = tempfile::tempdir().unwrap();
     let (corpus, file) = (dir.path().join("pages"), dir.path().join("rows.json"));
@@ -219,7 +220,8 @@ fn run_with_programs(args: &[&str], rounds: usize) -> Option<(String, Vec<Value>
     Some((text, rows))
 }
 
-/// Runs cases of a table that takes other programs, and checks a speed of each case that can be measured here.
+/// Runs cases of a table that takes other programs, and checks a speed of each case that can be measured
+/// here.
 fn measures_with_programs(table: &str, cases: &[&str], side: &str, (speed, least): (&str, f64)) {
     let Some((text, rows)) = run_with_programs(&[table, "--case", &cases.join(","), "--jobs", "2"], 1) else {
         return;

@@ -1,5 +1,5 @@
-//! Tests of `uzram lab locks`: with the feature `lock-stats` what it records, without it how it finds the program that
-//! does.
+//! Tests of `uzram lab locks`: with the feature `lock-stats` what it records, without it how it finds the
+//! program that does.
 
 use std::process::Command;
 

@@ -132,14 +132,16 @@ impl Screen {
     }
 }
 
-/// A script that is added to a copy of the page tells whether that is as wide as its frame, and its background.
+/// A script that is added to a copy of the page tells whether that is as wide as its frame, and its
+/// background.
 const FINDINGS: &str = "<script>
 const root = document.documentElement;
 const background = getComputedStyle(document.body).backgroundColor;
 window.parent.postMessage([root.scrollWidth, window.innerWidth, background].join(' | '), '*');
 </script></body>";
 
-/// Writes a page with the copy in a frame as wide as the screen: browsers' windows are not as narrow as a phone.
+/// Writes a page with the copy in a frame as wide as the screen: browsers' windows are not as narrow as a
+/// phone.
 fn frame(screen: &Screen, path: &Path) {
     let Screen { width, height, .. } = screen;
     let html = format!(

@@ -1,10 +1,11 @@
-//! The table `zs-lock-disk`: the same change as in `zs-lock`, as its author measured it: `fs_mark` on ext4 and btrfs, and
-//! a build of a C project, on an attached block device.
+//! The table `zs-lock-disk`: the same change as in `zs-lock`, as its author measured it: `fs_mark` on ext4
+//! and btrfs, and a build of a C project, on an attached block device.
 //!
-//! Each design is a `uzram up --attach` of its own, and the kernel's zram is measured beside them where there is one.
-//! `fs_mark` makes files of 100 000 bytes on a new file system, which also discards what the disk held, until the disk is seven
-//! tenths full, syncs each, and keeps them; a job is a thread. For a build the project lies on the disk already, and is compiled
-//! by as many jobs of make into a new folder, and synced ([`project`]).
+//! Each design is a `uzram up --attach` of its own, and the kernel's zram is measured beside them where there
+//! is one. `fs_mark` makes files of 100 000 bytes on a new file system, which also discards what the disk
+//! held, until the disk is seven tenths full, syncs each, and keeps them; a job is a thread. For a build the
+//! project lies on the disk already, and is compiled by as many jobs of make into a new folder, and synced
+//! ([`project`]).
 
 pub mod project;
 
@@ -41,7 +42,8 @@ const PROJECTS: [&Project; 2] = [&LUA, &LINUX];
 const BUILT_ON: &str = "ext4";
 /// The size of the disk on which `fs_mark` runs.
 const DISK_BYTES: u64 = 640 << 20;
-/// The share of the disk that its files fill: btrfs keeps its metadata twice, and found no room for 80 % now and then.
+/// The share of the disk that its files fill: btrfs keeps its metadata twice, and found no room for 80 % now
+/// and then.
 const FULL: f64 = 0.7;
 /// Threads of `fs_mark`.
 const THREADS: [usize; 1] = [PUBLISHED_THREADS];

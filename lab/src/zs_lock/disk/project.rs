@@ -131,8 +131,8 @@ impl Project {
         names.max().map(|name| Path::new(ARCHIVES).join(name))
     }
 
-    /// Builds it on a disk, which has its sources, and syncs the disk; returns how long that took, and the number of files
-    /// of the build, which is then removed.
+    /// Builds it on a disk, which has its sources, and syncs the disk; returns how long that took, and the
+    /// number of files of the build, which is then removed.
     pub(super) fn build(&self, disk: &Path, jobs: usize) -> Result<(Duration, u64)> {
         let out = disk.join(OUT);
         let mut command = shell(self.build, disk);
