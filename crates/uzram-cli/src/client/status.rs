@@ -23,8 +23,8 @@ pub struct StatusArgs {
 struct StatusJson {
     /// The process that answers.
     pid: u32,
-    /// The process that holds the descriptors and starts the others; null with `--no-survive`.
-    holder_pid: Option<u32>,
+    /// The process that holds the descriptors and starts the others.
+    holder_pid: u32,
     /// The process that serves.
     worker_pid: u32,
     /// The process that takes over when the worker dies; null if there is none.
@@ -48,14 +48,12 @@ struct StatusJson {
 impl From<About> for StatusJson {
     fn from(about: About) -> StatusJson {
         let About { pid, files, ends_with_swap, protection, survival, .. } = about;
-        let holder_pid = survival.as_ref().map(|survival| survival.holder_pid);
-        let worker_pid = survival.as_ref().map_or(pid, |survival| survival.worker_pid);
-        // A daemon without survival has one process, and nothing to tell of others.
+        // What this daemon does not tell is 0.
         let survival = survival.unwrap_or_default();
         StatusJson {
             pid,
-            holder_pid,
-            worker_pid,
+            holder_pid: survival.holder_pid,
+            worker_pid: survival.worker_pid,
             standby_pid: survival.standby_pid,
             standby_ready: survival.standby_ready,
             take_overs: survival.take_overs,
@@ -85,7 +83,7 @@ fn status_text(status: &StatusJson) -> String {
     };
     let files = status.files.as_ref();
     let rows = [
-        ("holder", status.holder_pid.map_or_else(none, |pid| pid.to_string())),
+        ("holder", status.holder_pid.to_string()),
         ("worker", status.worker_pid.to_string()),
         ("stand-by", standby),
         ("take-overs", status.take_overs.to_string()),
@@ -104,7 +102,7 @@ pub fn outage_text(outage_ms: f64) -> String {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
-    use serde_json::{Value, json};
+    use serde_json::json;
     use uzram_serve::control::SurvivalJson;
 
     use super::*;
@@ -117,26 +115,6 @@ mod tests {
     fn rows(about: About) -> Vec<String> {
         let text = status_text(&about.into());
         text.lines().map(|line| line.split_whitespace().collect::<Vec<_>>().join(" ")).collect()
-    }
-
-    #[test]
-    fn a_daemon_without_survival_has_one_process() {
-        let json = json!(StatusJson::from(about(None)));
-        assert_eq!((&json["holder_pid"], &json["standby_pid"]), (&Value::Null, &Value::Null));
-        assert_eq!(
-            (&json["worker_pid"], &json["pid"], &json["take_overs"]),
-            (&7.into(), &7.into(), &0.into())
-        );
-        let wanted = [
-            "holder none",
-            "worker 7",
-            "stand-by none",
-            "take-overs 0",
-            "last outage none",
-            "files none",
-            "memory locked no: EPERM",
-        ];
-        assert_eq!(rows(about(None)), wanted);
     }
 
     #[test]

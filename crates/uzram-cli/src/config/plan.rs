@@ -66,8 +66,8 @@ fn may_resend() -> bool {
 /// Whether a daemon outlives the process that serves.
 #[derive(clap::Args)]
 pub struct SurviveArgs {
-    /// Serve from one process, with no other to take over when it dies: contents are lost then, and programs that
-    /// swap to them die, too
+    /// Have no process ready to take over when the one that serves dies: contents are lost then, and programs that swap
+    /// to them die, too
     #[arg(long)]
     no_survive: bool,
     /// How long requests for files and block devices wait before they fail, if the processes that serve die of them

@@ -1,6 +1,5 @@
 //! `uzram up`: a daemon, from its plan to its end.
 
-pub mod events;
 pub mod notify;
 pub mod confine;
 pub mod exec;

@@ -27,11 +27,6 @@ pub fn status(status: &str) {
     notify(&[&format!("STATUS={status}")]);
 }
 
-/// Reports that the daemon has begun to end.
-pub fn stopping(status: &str) {
-    notify(&["STOPPING=1", &format!("STATUS={status}")]);
-}
-
 /// Has the manager keep a duplicate of a descriptor, by this name, until the next start of the service.
 ///
 /// # Errors

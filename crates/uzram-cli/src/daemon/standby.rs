@@ -95,7 +95,7 @@ pub fn run(
         give_up(held, home);
     }
     let start = Start {
-        home: Some(Arc::clone(home)),
+        home: Arc::clone(home),
         attendant,
         devices,
         has_started: lives.get(Number::Started) != 0,

@@ -1,7 +1,6 @@
 //! `uzram up`: a daemon that serves devices until it is told to end. Control clients can add and remove devices.
 //!
-//! It is several processes, of which one serves ([`worker`]) and one outlives all others ([`holder`]); with
-//! `--no-survive` it is one that serves.
+//! It is several processes, of which one serves (`worker`) and one outlives all others ([`holder`]).
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -13,13 +12,10 @@ use crate::config::device_options::DeviceOptions;
 use crate::config::listen_args::ListenArgs;
 use crate::config::plan::{Attached, DaemonPlan, DevicePlan, ExportArgs, FilesArgs, SurviveArgs};
 use crate::config::settings::parse_name;
-use crate::daemon::held::Held;
 use crate::daemon::holder;
 use crate::daemon::memory_cgroup;
 use crate::daemon::survive::lives::Watched;
-use crate::daemon::worker::{self, Start};
 use crate::failure::{Context, Failure, Result};
-use crate::system::protect::lock_memory;
 use crate::system::runtime_dir::RuntimeArgs;
 use crate::terminal::live::{self, LogLevel};
 
@@ -165,30 +161,12 @@ pub fn run(args: &UpArgs) -> Result<u8> {
 /// # Errors
 /// The daemon cannot start.
 pub fn serve(plan: DaemonPlan) -> Result<u8> {
-    let plan = memory_cgroup::fit(plan)?;
-    match plan.mortal().or_else(|| Watched::check().err()).filter(|_| plan.survives) {
-        None if plan.survives => return holder::run(plan),
-        None => {}
-        Some(why) => tracing::warn!("contents are lost if this process dies: {why}"),
+    let mut plan = memory_cgroup::fit(plan)?;
+    if plan.survives
+        && let Some(why) = plan.mortal().or_else(|| Watched::check().err())
+    {
+        tracing::warn!("contents are lost if the process that serves dies: {why}");
+        plan.survives = false;
     }
-    alone(Held::claim(DaemonPlan { survives: false, ..plan })?)
-}
-
-/// Serves from this process alone.
-fn alone(held: Held) -> Result<u8> {
-    let attendant = held.attendant()?;
-    if held.plan.is_protected() {
-        // The first write to memory that the other process had, too, would be a page fault. The outcome is known.
-        let _ = lock_memory();
-    }
-    let start = Start {
-        home: None,
-        attendant,
-        devices: Vec::new(),
-        has_started: false,
-        protection: held.protection.clone(),
-        is_confined: false,
-        on_files_served: Box::new(|| ()),
-    };
-    worker::serve(&held, start)
+    holder::run(plan)
 }

@@ -2,9 +2,9 @@
 
 use rustix::process::Pid;
 
-/// Returns a child that has ended, without reaping it; waits for one if `waits`. `None` if there is none.
-pub fn ended_child(waits: bool) -> Option<Pid> {
-    let options = libc::WEXITED | libc::WNOWAIT | if waits { 0 } else { libc::WNOHANG };
+/// Returns a child that has ended, without reaping it; `None` if there is none.
+pub fn ended_child() -> Option<Pid> {
+    let options = libc::WEXITED | libc::WNOWAIT | libc::WNOHANG;
     loop {
         // SAFETY: all fields are integers and pointers that are not followed: zeros are valid.
         let mut ended: libc::siginfo_t = unsafe { std::mem::zeroed() };

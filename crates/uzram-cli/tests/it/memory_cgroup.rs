@@ -201,12 +201,12 @@ fn a_file_system_is_written_by_a_program_of_the_daemons_cgroup() {
     place.run(&["attach", "zram1"]).ok();
     place.run(&["detach", "zram1"]).ok();
     place.down();
-    assert!(daemon.ended().1.contains("contents are lost if this process dies"));
+    assert!(daemon.ended().1.contains("contents are lost if the process that serves dies"));
     shared.place.assert_clean();
 }
 
 #[test]
-fn a_command_ends_a_daemon_of_one_process() {
+fn a_command_ends_a_daemon_without_a_stand_by() {
     let Some(shared) = Shared::new("exec", LIMIT_BYTES) else { return };
     let options = ["up", "--size", "64M", "--attach", "--log", "error"];
     let command = "mkfs.ext4 -q $device && echo made && exit 7";

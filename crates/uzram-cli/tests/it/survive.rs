@@ -495,7 +495,19 @@ fn a_command_and_its_status_outlive_them() {
     let alone =
         place.run(&["up", "--size", "1M", "--no-survive", "--exec", &format!("'{uzram}' status --json")]);
     let status: Value = serde_json::from_str(&alone.ok()).unwrap();
-    assert!(status["holder_pid"].is_null() && status["standby_pid"].is_null(), "{status}");
+    assert!(status["holder_pid"].is_u64() && status["standby_pid"].is_null(), "{status}");
+}
+
+#[test]
+fn without_a_stand_by_the_daemon_ends_with_the_process_that_serves() {
+    let place = Place::new();
+    let daemon = place.up(&["--no-survive"]);
+    let refused = place.run(&["upgrade"]);
+    assert!(refused.complaint(1).contains("has no stand-by"), "{}", refused.stderr);
+    kill_process(place.worker_id(), Signal::KILL).unwrap();
+    let (status, said) = daemon.ended();
+    assert!(status.code() == Some(1) && said.contains("and with it all contents"), "{said}");
+    assert!(!place.socket("nbd.sock").exists());
 }
 
 /// With a stand-by alive, the memory of a swap daemon is not swapped out, even if its cgroup is emptied.

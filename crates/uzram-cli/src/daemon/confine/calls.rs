@@ -27,8 +27,6 @@ pub struct Needs {
     pub reads_certificates: bool,
     /// Its devices' memory outlives it.
     pub survives: bool,
-    /// It runs a command, to which it forwards signals.
-    pub has_command: bool,
     /// It runs other programs at the end, to unmount its files.
     pub runs_programs: bool,
 }
@@ -304,11 +302,6 @@ const TABLE: &[Group] = &[
             OneOf(libc::SYS_ioctl, 1, &[UFFDIO_API, UFFDIO_REGISTER, UFFDIO_CONTINUE, PAGEMAP_SCAN]),
         ],
     },
-    // Forwarding signals to the command of --exec.
-    Group {
-        when: |needs| needs.has_command,
-        calls: &[Any(libc::SYS_kill), Any(libc::SYS_waitid), Any(libc::SYS_wait4)],
-    },
 ];
 
 /// `<linux/fs.h>`
@@ -395,7 +388,7 @@ mod tests {
             let needs = Needs {
                 unmounts: is_set(0),
                 has_backing: is_set(1),
-                has_command: is_set(2),
+                has_remote: is_set(2),
                 ..Needs::default()
             };
             assert!(!program(&needs).unwrap().is_empty());
@@ -419,14 +412,8 @@ mod tests {
     #[test]
     fn no_call_stands_with_arguments_and_without() {
         // The unconditional rule would be lost: a list of rules that is not empty restricts the call.
-        let all = Needs {
-            unmounts: true,
-            has_backing: true,
-            has_remote: true,
-            has_command: true,
-            survives: true,
-            ..Needs::default()
-        };
+        let all =
+            Needs { unmounts: true, has_backing: true, has_remote: true, survives: true, ..Needs::default() };
         let any = TABLE.iter().flat_map(|group| group.calls).filter_map(|call| match call {
             Any(number) => Some(*number),
             _ => None,

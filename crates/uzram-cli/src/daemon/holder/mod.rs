@@ -8,6 +8,8 @@
 //!   ([`standby`](crate::daemon::standby));
 //! - when the stand-by has taken over, the next stand-by.
 //!
+//! With `--no-survive` there is no stand-by, the devices' memory is the worker's own, and the daemon ends with it.
+//!
 //! A dead worker is reaped only after the stand-by serves: until then it looks at the dead one's threads.
 //!
 //! Each worker has two sockets ([`link`](crate::daemon::survive::link)): the holder waits for its requests, for signals,
@@ -52,11 +54,14 @@ const MAX_STARTS: u32 = 3;
 /// # Errors
 /// The daemon cannot start.
 pub fn run(plan: DaemonPlan) -> Result<u8> {
-    // SAFETY: nothing in this process uses descriptors that it was started with, but for the standard ones.
-    let left =
-        unsafe { fd_store::take() }.context(|| "what the service manager keeps cannot be used".to_owned())?;
-    if let Some((state, store)) = left {
-        return replace::resume(state, store, plan);
+    if plan.survives {
+        // SAFETY: nothing in this process uses descriptors that it was started with, but for the standard ones.
+        let left = unsafe { fd_store::take() };
+        if let Some((state, store)) =
+            left.context(|| "what the service manager keeps cannot be used".to_owned())?
+        {
+            return replace::resume(state, store, plan);
+        }
     }
     let held = Held::claim(plan)?;
     let signals = catch_signals(&held.plan)?;
@@ -141,6 +146,7 @@ enum Then {
 impl Holder {
     /// Creates a holder without devices and processes.
     fn new(held: Held, signals: SignalFd) -> Holder {
+        let store = FdStore::from_env(None).filter(|_| held.plan.survives);
         Holder {
             held: Some(held),
             signals,
@@ -156,7 +162,7 @@ impl Holder {
             words: std::env::args_os().collect(),
             next_program: None,
             replaces_worker: false,
-            store: FdStore::from_env(None),
+            store,
             is_changed: false,
             announces: false,
         }
@@ -413,7 +419,7 @@ impl Holder {
             self.is_changed = true;
         }
         if let Some(command) = command {
-            match exec::spawn(&command, &address) {
+            match exec::start(&command, &address) {
                 Ok(running) => self.command = Some(running),
                 Err(failure) => {
                     tracing::error!("{}", failure.into_line());
@@ -427,7 +433,9 @@ impl Holder {
         } else if let Some(end) = self.ending {
             self.order(&Order::End(end));
         }
-        self.standby_after.get_or_insert_with(Instant::now);
+        if self.held().is_ok_and(|held| held.plan.survives) {
+            self.standby_after.get_or_insert_with(Instant::now);
+        }
         Ok(())
     }
 

@@ -98,7 +98,8 @@ impl Holder {
         end_with_parent(held.lives.get(Shared::Holder));
         die_of_panics();
         let orders = Arc::new(orders);
-        let home = Arc::new(Home::new(requests, Arc::clone(&orders), Arc::clone(&held.lives)));
+        let (lives, keeps) = (Arc::clone(&held.lives), held.plan.survives);
+        let home = Arc::new(Home::new(requests, Arc::clone(&orders), lives, keeps));
         let outcome = match role {
             Role::First => first(&held, &home, attendant),
             Role::StandBy => {
@@ -141,7 +142,7 @@ impl Holder {
     /// Reaps processes that others left to this one: to PID 1 of a container, or to a subreaper.
     pub(super) fn reap_orphans(&self) {
         // One of its own hides those behind it, until it is reaped.
-        while let Some(pid) = ended_child(false).filter(|pid| !self.is_own(*pid)) {
+        while let Some(pid) = ended_child().filter(|pid| !self.is_own(*pid)) {
             let _ = rustix::process::waitpid(Some(pid), WaitOptions::NOHANG);
         }
     }
@@ -181,21 +182,24 @@ impl Holder {
             // It takes over by itself, and looks at the dead one until then.
             return Ok(None);
         }
-        if self.held()?.lives.get(Shared::Started) == 0 && self.starts >= MAX_STARTS {
-            let pid = worker.pid;
+        let (pid, held) = (worker.pid, self.held()?);
+        let why = if !held.plan.survives {
+            "the process that serves died, and with it all contents (--no-survive)".to_owned()
+        } else if held.lives.get(Shared::Started) == 0 && self.starts >= MAX_STARTS {
+            format!("the process that serves died {MAX_STARTS} times at the start")
+        } else {
+            String::new()
+        };
+        if !why.is_empty() {
             self.finish(pid);
-            return Err(Failure::line(format!(
-                "the process that serves died {MAX_STARTS} times at the start"
-            )));
+            return Err(Failure::line(why));
         }
         if self.standby_after.is_some() {
             // The next one is to be started soon.
             return Ok(None);
         }
         let lived = worker.since.elapsed();
-        if let Some(worker) = self.worker.take() {
-            self.bury(worker);
-        }
+        self.worker.take().into_iter().for_each(|worker| self.bury(worker));
         self.reap_dead();
         self.held()?.lives.set(Shared::Worker, 0);
         if lived < LIVES_AT_LEAST {
@@ -274,12 +278,14 @@ fn die_of_panics() {
 fn first(held: &Held, home: &Arc<Home>, attendant: Option<Attendant>) -> Result<u8> {
     // Locks are not inherited.
     Held::protect(&held.plan);
-    end_before_holder();
+    if held.plan.survives {
+        end_before_holder();
+    }
     held.lives.take_seat().context(|| "cannot begin to serve".to_owned())?;
     held.lives.set(Shared::Worker, u64::from(std::process::id()));
     held.ledger.begin_life();
     let start = Start {
-        home: Some(Arc::clone(home)),
+        home: Arc::clone(home),
         attendant,
         devices: Vec::new(),
         has_started: false,

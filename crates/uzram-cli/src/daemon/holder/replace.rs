@@ -95,6 +95,10 @@ impl Holder {
 
     /// Checks that a program can take this one's place; returns its path.
     pub(super) fn check_program(&self, program: Option<PathBuf>) -> std::result::Result<PathBuf, String> {
+        if !self.held.as_ref().is_some_and(|held| held.plan.survives) {
+            return Err("this daemon has no stand-by, and ends with the process that serves (--no-survive)"
+                .to_owned());
+        }
         let program = program.map_or_else(own_file, Ok).map_err(|error| error.to_string())?;
         let shown = program.display();
         let mut command = Command::new(&program);

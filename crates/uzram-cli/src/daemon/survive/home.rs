@@ -1,8 +1,8 @@
-//! A worker's side of its ties to the holder.
+//! A worker's side of its ties to the holder, and the events that these bring it.
 
 use std::io;
 use std::os::fd::BorrowedFd;
-use std::sync::mpsc::Sender;
+use std::sync::mpsc::{self, Sender};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 
@@ -14,10 +14,25 @@ use uzram_serve::{ExportPolicy, nbd};
 
 use super::link::{End, KeptBacking, Link, Order, Request};
 use super::lives::{Lives, Number};
-use crate::daemon::events::{Event, start_reloads};
 
 /// What control clients read when the files were given up.
 const GAVE_UP: &str = "the processes that served died of the same request for a file; `uzram recover` shows the contents as new files";
+
+/// An event for a worker's main thread.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// A signal that asks the daemon to end.
+    Signal {
+        /// The signal.
+        signal: Signal,
+        /// Whether the kernel sent it, that is, the terminal to its whole foreground group.
+        from_terminal: bool,
+    },
+    /// A control client asks the daemon to end.
+    Shutdown(Ending),
+    /// The command of `--exec` has ended.
+    CommandEnded,
+}
 
 /// The ties of a worker to its holder.
 pub struct Home {
@@ -25,12 +40,19 @@ pub struct Home {
     requests: Mutex<Link>,
     orders: Arc<Link>,
     lives: Arc<Lives>,
+    /// Whether the holder keeps the devices' memory.
+    keeps: bool,
 }
 
 impl Home {
     /// Creates the ties from the worker's ends of the sockets.
-    pub fn new(requests: Link, orders: Arc<Link>, lives: Arc<Lives>) -> Home {
-        Home { requests: Mutex::new(requests), orders, lives }
+    pub fn new(requests: Link, orders: Arc<Link>, lives: Arc<Lives>, keeps: bool) -> Home {
+        Home { requests: Mutex::new(requests), orders, lives, keeps }
+    }
+
+    /// Returns who keeps a device's memory; `None` if it ends with this process.
+    pub fn keeper(self: &Arc<Self>) -> Option<Arc<dyn Keeper>> {
+        self.keeps.then(|| Arc::clone(self) as Arc<dyn Keeper>)
     }
 
     /// Asks the holder; waits for its answer.
@@ -46,7 +68,10 @@ impl Home {
     /// # Errors
     /// The system refuses a thread.
     pub fn listen(self: &Arc<Self>, events: Sender<Event>, tls: Option<nbd::Tls>) -> io::Result<()> {
-        let reloads = start_reloads(tls)?;
+        let (reload, reloads) = mpsc::sync_channel(1);
+        // Reading may take long: orders do not wait for it. The result is in the log.
+        let reloads = move || reloads.into_iter().for_each(|()| _ = nbd::reload_tls(tls.as_ref()));
+        thread::Builder::new().name("reload".to_owned()).spawn(reloads)?;
         let home = Arc::clone(self);
         thread::Builder::new().name("orders".to_owned()).spawn(move || {
             loop {
@@ -64,7 +89,7 @@ impl Home {
                     Ok(Some((Order::CommandEnded, _))) => Event::CommandEnded,
                     Ok(Some((Order::Reload, _))) => {
                         // If the channel is full, the pending reload serves this request, too.
-                        let _ = reloads.try_send(());
+                        let _ = reload.try_send(());
                         continue;
                     }
                     // For a stand-by, and late.
@@ -136,7 +161,7 @@ impl Registrar for Registry {
         let name = device.name().to_owned();
         let told = self.0.ask(&Request::Added { name, policy }, &[]);
         told.map_err(|error| refused("the holder refuses the device", &error))?;
-        device.set_keeper(Arc::clone(&self.0) as Arc<dyn Keeper>)
+        self.0.keeper().map_or(Ok(()), |keeper| device.set_keeper(keeper))
     }
 
     fn removed(&self, name: &str) {
