@@ -181,9 +181,6 @@ fn size_limit_hint(error: &io::Error) -> &'static str {
 }
 
 /// Prints a command's result.
-///
-/// # Errors
-/// Standard output is closed or full.
 pub fn print(text: &str) -> Result<()> {
     let mut stdout = io::stdout().lock();
     match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
@@ -197,9 +194,6 @@ pub fn print(text: &str) -> Result<()> {
 pub const USAGE_STATUS: u8 = Exit::Usage as u8;
 
 /// Parses this process's command line.
-///
-/// # Errors
-/// It is invalid, or help was asked for, which has been printed.
 pub fn parse<C: clap::Parser>() -> Result<C> {
     C::try_parse().map_err(|error| match error.kind() {
         ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {

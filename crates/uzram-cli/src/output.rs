@@ -20,17 +20,11 @@ pub fn is_json() -> bool {
 }
 
 /// Prints a command's result: as JSON, or as the text that `text` returns.
-///
-/// # Errors
-/// Standard output is closed or full.
 pub fn report<T: Serialize>(value: &T, text: impl FnOnce(&T) -> String) -> Result<()> {
     print(&rendered(value, text)?)
 }
 
 /// Returns what [`report`] prints.
-///
-/// # Errors
-/// The value cannot be JSON.
 pub fn rendered<T: Serialize>(value: &T, text: impl FnOnce(&T) -> String) -> Result<String> {
     if !is_json() {
         return Ok(text(value));

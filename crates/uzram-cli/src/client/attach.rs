@@ -151,9 +151,6 @@ fn set_page_cluster(dir: &Path, value: Option<u8>) -> Result<()> {
 }
 
 /// Restores `vm.page-cluster` when the swap of the daemon in `dir` is off.
-///
-/// # Errors
-/// It cannot be set.
 pub fn restore_page_cluster(dir: &Path) -> Result<()> {
     page_cluster::restore(dir).context(|| "cannot restore vm.page-cluster".to_owned())
 }
@@ -196,9 +193,6 @@ pub fn detach(args: &DetachArgs) -> Result<()> {
 }
 
 /// Fails unless this process runs as root.
-///
-/// # Errors
-/// The process runs as another user.
 pub fn require_root() -> Result<()> {
     if rustix::process::geteuid().is_root() {
         Ok(())
@@ -208,9 +202,6 @@ pub fn require_root() -> Result<()> {
 }
 
 /// Returns the mount of a daemon's files.
-///
-/// # Errors
-/// No daemon is running, or it shows no files.
 pub fn files_of(daemon: &Daemon) -> Result<FilesJson> {
     daemon.about()?.files.ok_or_else(|| {
         Failure::line(
@@ -220,9 +211,6 @@ pub fn files_of(daemon: &Daemon) -> Result<FilesJson> {
 }
 
 /// Returns the devices attached to a daemon's files, from its record.
-///
-/// # Errors
-/// No daemon is running.
 pub fn attached(daemon: &Daemon) -> Result<Vec<AttachedDevice>> {
     let answer = daemon.ask("GET", "/v1/attachments", None)?;
     crate::client::daemon_client::understand(answer["attachments"].clone())
@@ -300,9 +288,6 @@ fn warm_up(root: &OwnedFd, threads: usize) -> io::Result<()> {
 }
 
 /// Returns what the dead daemon of a runtime directory left behind; `None` while a daemon runs, or if nothing is left.
-///
-/// # Errors
-/// The record cannot be read, or the directory is not trusted.
 pub fn left_by_dead(dir: &Path) -> Result<Option<Record>> {
     Ok(record_of_dead(dir)?.filter(|record| !record.is_empty()))
 }
@@ -344,9 +329,6 @@ impl Cleared {
 }
 
 /// Cleans up after the dead daemon of a runtime directory, by its record; returns what was done.
-///
-/// # Errors
-/// The daemon is running, or a step fails.
 pub fn clear(dir: &Path) -> Result<Cleared> {
     let record = record_of_dead(dir)?.ok_or_else(|| {
         Failure::line(format!(
@@ -373,9 +355,6 @@ pub fn clear(dir: &Path) -> Result<Cleared> {
 
 /// Fails if there are block devices that look like those of a daemon in `dir` but that no record lists. They are left
 /// to the user.
-///
-/// # Errors
-/// There is such a device.
 pub fn refuse_unrecorded(dir: &Path) -> Result<()> {
     // After its mount was detached, a file's path begins at that mount's root.
     let is_disk_of_none = |file: &Path| file.components().count() == 3 && file.ends_with(DISK);

@@ -37,18 +37,12 @@ fn parse_id(text: &str) -> std::result::Result<u64, &'static str> {
 }
 
 /// `uzram clients`
-///
-/// # Errors
-/// As [`Daemon::ask`].
 pub fn clients(args: &ClientsArgs) -> Result<()> {
     let clients: ClientsJson = understand(Daemon::at(&args.runtime)?.ask("GET", "/v1/clients", None)?)?;
     report(&clients, |clients| table(&clients.clients, SystemTime::now()))
 }
 
 /// `uzram kick`; tries all clients, and returns the first failure.
-///
-/// # Errors
-/// As [`Daemon::ask`]; a client does not exist.
 pub fn kick(args: &KickArgs) -> Result<()> {
     let daemon = Daemon::at(&args.runtime)?;
     let kick = |id: &u64| match daemon.ask("DELETE", &format!("/v1/clients/{id}"), None) {

@@ -307,10 +307,6 @@ pub fn down(args: &DownArgs) -> Result<()> {
 }
 
 /// Asks a daemon to end, and waits until it has.
-///
-/// # Errors
-/// No daemon is running; its devices are in use, unless `force`; it has not ended in time; it died, and left something,
-/// unless `force`.
 pub fn end(daemon: &Daemon, force: bool) -> Result<()> {
     let has_answered = daemon.ask_to_end(force)?;
     // The directory may be another user's, whose record cannot be trusted.

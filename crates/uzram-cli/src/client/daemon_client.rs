@@ -48,9 +48,6 @@ const REPEATED: &str =
     " (asked again after the daemon's worker died: the first time may have been carried out)";
 
 /// Deserializes a response.
-///
-/// # Errors
-/// The response has another structure.
 pub fn understand<T: serde::de::DeserializeOwned>(value: Value) -> Result<T> {
     serde_json::from_value(value).context(|| "unexpected response from the daemon".to_owned())
 }
@@ -130,42 +127,27 @@ impl Request<'_> {
 
 impl Daemon {
     /// Returns the daemon of the runtime directory that these arguments name.
-    ///
-    /// # Errors
-    /// They name no directory, or its path is too long.
     pub fn at(runtime: &RuntimeArgs) -> Result<Daemon> {
         Daemon::in_dir(runtime.path()?)
     }
 
     /// Returns the daemon of a runtime directory.
-    ///
-    /// # Errors
-    /// The directory's path is too long.
     pub fn in_dir(dir: PathBuf) -> Result<Daemon> {
         let socket = socket_path(&dir, CONTROL_SOCKET)?;
         Ok(Daemon { dir, socket, answer_timeout: ANSWER_TIMEOUT, patience: PATIENCE })
     }
 
     /// Returns the daemon's description.
-    ///
-    /// # Errors
-    /// As [`Daemon::ask`].
     pub fn about(&self) -> Result<About> {
         self.about_if_running()?.ok_or_else(|| self.absent())
     }
 
     /// Like [`Daemon::about`], but returns `None` if no daemon is running.
-    ///
-    /// # Errors
-    /// The daemon does not respond in time, or responds with an error.
     pub fn about_if_running(&self) -> Result<Option<About>> {
         self.get_if_running("/v1/daemon")?.map(understand).transpose()
     }
 
     /// Returns the response to a GET request; `None` if no daemon is running.
-    ///
-    /// # Errors
-    /// As [`Daemon::about_if_running`].
     pub fn get_if_running(&self, path: &str) -> Result<Option<Value>> {
         match self.request(&Request { method: "GET", path, body: None }, None) {
             Ok(answer) => Ok(Some(answer)),
@@ -175,27 +157,18 @@ impl Daemon {
     }
 
     /// Returns the value of a device's attribute.
-    ///
-    /// # Errors
-    /// As [`Daemon::ask`].
     pub fn attribute(&self, device: &str, attribute: &str) -> Result<String> {
         let answer = self.ask("GET", &attribute_path(device, attribute), None)?;
         understand(answer["text"].clone())
     }
 
     /// Sends a request and returns the response: JSON, or null if it has no body.
-    ///
-    /// # Errors
-    /// No daemon is running, or it does not respond in time, or responds with an error.
     pub fn ask(&self, method: &str, path: &str, body: Option<&Value>) -> Result<Value> {
         self.request(&Request { method, path, body }, None).map_err(|why| self.failure(why))
     }
 
     /// Like [`Daemon::ask`], but for a long operation: calls `meanwhile` every [`StatusLine::PERIOD`]. On SIGINT it
     /// shuts down its side of the connection; the daemon then ends the operation and responds.
-    ///
-    /// # Errors
-    /// As [`Daemon::ask`].
     pub fn ask_for_work(
         &self,
         (method, path, body): (&str, &str, &Value),
@@ -209,9 +182,6 @@ impl Daemon {
 
     /// Asks the daemon to end, with `force` even if its devices are in use. Returns whether it said that it will; if
     /// not, it ended before it could.
-    ///
-    /// # Errors
-    /// As [`Daemon::ask`].
     pub fn ask_to_end(&self, force: bool) -> Result<bool> {
         let body = json!({ "force": force });
         match self.request(&Request { method: "POST", path: "/v1/shutdown", body: Some(&body) }, None) {

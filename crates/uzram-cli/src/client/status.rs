@@ -67,9 +67,6 @@ impl From<About> for StatusJson {
 }
 
 /// `uzram status`
-///
-/// # Errors
-/// As [`Daemon::ask`].
 pub fn status(args: &StatusArgs) -> Result<()> {
     report(&StatusJson::from(Daemon::at(&args.runtime)?.about()?), status_text)
 }

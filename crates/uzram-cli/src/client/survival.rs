@@ -86,9 +86,6 @@ impl Recovered {
 }
 
 /// `uzram upgrade`
-///
-/// # Errors
-/// As [`Daemon::ask`]; the new program does not serve in time.
 pub fn upgrade(args: &UpgradeArgs) -> Result<()> {
     let daemon = Daemon::at(&args.runtime)?;
     let failed = |failure: Failure| failure.map_line(|line| format!("cannot upgrade: {line}"));
@@ -136,9 +133,6 @@ fn absolute(program: &Path) -> Result<String> {
 }
 
 /// `uzram recover`
-///
-/// # Errors
-/// As [`Daemon::ask`]; a device does not exist.
 pub fn recover(args: &RecoverArgs) -> Result<()> {
     let daemon = Daemon::at(&args.runtime)?;
     let answer = daemon

@@ -37,9 +37,6 @@ struct SweepArgs {
 }
 
 /// Runs the command.
-///
-/// # Errors
-/// A server cannot be asked: then nothing is removed.
 pub fn run(args: &BackingArgs) -> Result<()> {
     let BackingCommand::Sweep(SweepArgs { address, dry_run }) = &args.command;
     let found = sweep(address, *dry_run)?;

@@ -17,7 +17,7 @@ use rustix::io::Errno;
 use rustix::io_uring::{io_uring_params, io_uring_setup};
 use rustix::mount::MountPropagationFlags;
 use rustix::process::{Resource, getrlimit};
-use rustix::thread::UnshareFlags;
+use rustix::thread::{CapabilitySet, UnshareFlags};
 use serde::Serialize;
 use uzram::cpu::Restartable;
 use uzram::sync::stores_16_bytes;
@@ -30,7 +30,6 @@ use crate::config::plan::{Attached, DaemonPlan, DevicePlan};
 use crate::daemon::start;
 use crate::failure::{Failure, Result};
 use crate::output::report;
-use crate::system::process_status::status_field;
 
 /// Show what works on this machine, how that was checked, and what follows; or check a configuration file.
 #[derive(clap::Args)]
@@ -109,14 +108,11 @@ struct Finding {
 }
 
 /// Runs all probes and prints the results, or checks the file of `--config`.
-///
-/// # Errors
-/// Standard output is closed or full; the file cannot be read or is invalid; what was asked for does not work.
 pub fn run(args: &CheckArgs) -> Result<()> {
     if let Some(path) = &args.config {
         return report(&ConfigJson::new(path, &start::plan_file(path)?), ConfigJson::text);
     }
-    let capabilities = Capabilities::read();
+    let held = rustix::thread::capabilities(None).map_or(CapabilitySet::empty(), |sets| sets.effective);
     let checks = vec![
         files(),
         loop_devices(),
@@ -126,8 +122,8 @@ pub fn run(args: &CheckArgs) -> Result<()> {
         run_library(),
         io_uring(),
         restartable_sequences(),
-        locked_memory(&capabilities),
-        capabilities.finding(),
+        locked_memory(held),
+        capabilities(held),
         survival(),
         kernel_zram(),
     ];
@@ -218,20 +214,37 @@ impl ConfigJson {
     }
 }
 
-/// Tries to open a device node for reading and writing; returns whether it opened, and a note for `checked_by`.
-fn try_open(path: &str) -> (bool, String) {
-    match OpenOptions::new().read(true).write(true).open(path) {
-        Ok(_) => (true, format!("{path} opens")),
-        Err(error) => (false, format!("{path}: {error}")),
+impl Finding {
+    /// Creates that of a feature which works or not, by what was tried, and what follows either way.
+    fn of(
+        name: &'static str,
+        tried: std::result::Result<String, String>,
+        [yes, no]: [&'static str; 2],
+    ) -> Finding {
+        match tried {
+            Ok(checked_by) => Finding { name, works: Works::Yes, checked_by, follows: yes },
+            Err(checked_by) => Finding { name, works: Works::No, checked_by, follows: no },
+        }
+    }
+
+    /// Returns the same of a feature that works in part at most.
+    fn partly(mut self) -> Finding {
+        if self.works == Works::Yes {
+            self.works = Works::Partly;
+        }
+        self
     }
 }
 
+/// Returns what was tried as a [`Finding`] has it.
+fn tried(works: bool, yes: &str, no: &str) -> std::result::Result<String, String> {
+    if works { Ok(yes.to_owned()) } else { Err(no.to_owned()) }
+}
+
 fn files() -> Finding {
-    let (works, checked_by, follows) = match try_mount() {
-        Ok(how) => (Works::Yes, how, "a device can be shown as a file: uzram up --mount"),
-        Err(why) => (Works::No, why, "a device cannot be shown as a file; NBD needs none of this"),
-    };
-    Finding { name: "FUSE", works, checked_by, follows }
+    let yes = "a device can be shown as a file: uzram up --mount";
+    let no = "a device cannot be shown as a file; NBD needs none of this";
+    Finding::of("FUSE", try_mount(), [yes, no])
 }
 
 /// Mounts files and unmounts them, in a mount namespace of this process alone if it may have one: a security policy does
@@ -264,228 +277,140 @@ fn make_private_mounts() -> rustix::io::Result<()> {
 }
 
 fn survival() -> Finding {
-    let (works, checked_by, follows) = if stores_16_bytes() {
-        let follows = "kill -9 of the process that serves costs no byte and no request";
-        (Works::Yes, "cmpxchg16b is there", follows)
-    } else {
-        (Works::No, "cmpxchg16b is missing", "contents are lost with the process that serves them")
-    };
-    Finding { name: "survival", works, checked_by: checked_by.to_owned(), follows }
+    let tried = tried(stores_16_bytes(), "cmpxchg16b is there", "cmpxchg16b is missing");
+    let yes = "kill -9 of the process that serves costs no byte and no request";
+    Finding::of("survival", tried, [yes, "contents are lost with the process that serves them"])
 }
 
 fn loop_devices() -> Finding {
+    let path = "/dev/loop-control";
     // Opening has no side effects; only the node's ioctls do.
-    let (opens, checked_by) = try_open("/dev/loop-control");
-    let (works, follows) = if opens {
-        (Works::Yes, "that file can be a block device, or swap: uzram attach, uzram swap on")
-    } else {
-        (Works::No, "no block device from a file here; use NBD")
+    let tried = match OpenOptions::new().read(true).write(true).open(path) {
+        Ok(_) => Ok(format!("{path} opens")),
+        Err(error) => Err(format!("{path}: {error}")),
     };
-    Finding { name: "loop", works, checked_by, follows }
+    let yes = "that file can be a block device, or swap: uzram attach, uzram swap on";
+    Finding::of("loop", tried, [yes, "no block device from a file here; use NBD"])
 }
 
 fn swap() -> Finding {
-    let (works, checked_by, follows) = match fs::read("/proc/swaps") {
-        Ok(_) => (Works::Yes, "/proc/swaps is readable".to_owned(), "this kernel can swap"),
-        Err(error) => (Works::No, format!("/proc/swaps: {error}"), "no swap area can be switched on"),
+    let tried = match fs::read("/proc/swaps") {
+        Ok(_) => Ok("/proc/swaps is readable".to_owned()),
+        Err(error) => Err(format!("/proc/swaps: {error}")),
     };
-    Finding { name: "swap", works, checked_by, follows }
+    Finding::of("swap", tried, ["this kernel can swap", "no swap area can be switched on"])
 }
 
 fn run_library() -> Finding {
-    let (works, checked_by, follows) = match run::library() {
-        Ok(path) => (Works::Yes, path.display().to_string(), "uzram run can load it into programs"),
-        Err(failure) => (Works::No, failure.into_line(), "uzram run cannot manage a program's memory"),
-    };
-    Finding { name: "run library", works, checked_by, follows }
+    let tried = run::library().map(|path| path.display().to_string()).map_err(Failure::into_line);
+    let follows = ["uzram run can load it into programs", "uzram run cannot manage a program's memory"];
+    Finding::of("run library", tried, follows)
 }
 
-/// Whether touches of a process's own memory can be trapped in a way. `works`: how well, how that was checked, and what
-/// follows; `otherwise`: what follows if not.
-fn pager(
-    trap: TrapKind,
-    name: &'static str,
-    works: (Works, &str, &'static str),
-    otherwise: &'static str,
-) -> Finding {
-    let (works, checked_by, follows) = match trap.check() {
-        Ok(()) => (works.0, works.1.to_owned(), works.2),
-        Err(error) => (Works::No, error.to_string(), otherwise),
-    };
-    Finding { name, works, checked_by, follows }
+/// Whether touches of a process's own memory can be trapped in a way.
+fn pager(trap: TrapKind, name: &'static str, yes: &str, follows: [&'static str; 2]) -> Finding {
+    let tried = trap.check().map(|()| yes.to_owned()).map_err(|error| error.to_string());
+    Finding::of(name, tried, follows)
 }
 
 fn pager_with_userfaultfd() -> Finding {
-    let works = (
-        Works::Yes,
-        "userfaultfd(2) succeeds, and moves pages",
+    let follows = [
         "a process's own memory can be compressed, and system calls may touch it",
-    );
-    let otherwise = "uzram run refuses; a pager needs guard pages: pin what system calls touch";
-    pager(TrapKind::Uffd, "pager: uffd", works, otherwise)
+        "uzram run refuses; a pager needs guard pages: pin what system calls touch",
+    ];
+    pager(TrapKind::Uffd, "pager: uffd", "userfaultfd(2) succeeds, and moves pages", follows)
 }
 
 fn pager_with_guard_pages() -> Finding {
-    let works = (
-        Works::Partly,
-        "madvise(2) installs a guard page",
+    let follows = [
         "the same without privileges, but memory that system calls touch must be pinned",
-    );
-    pager(TrapKind::Guard, "pager: guard", works, "a process's own memory can be compressed with uffd only")
+        "a process's own memory can be compressed with uffd only",
+    ];
+    pager(TrapKind::Guard, "pager: guard", "madvise(2) installs a guard page", follows).partly()
 }
 
 fn restartable_sequences() -> Finding {
-    let (works, checked_by, follows) = if Restartable::get().is_some_and(Restartable::works_here) {
-        (
-            Works::Yes,
-            "glibc registers threads, and membarrier(2) interrupts them",
-            "caches of CPUs take no lock",
-        )
-    } else {
-        let why = "glibc before 2.35 or its tunable, a kernel before 5.10, or a sandbox";
-        (Works::No, why, "caches of CPUs take a lock each, which is slower")
-    };
-    Finding { name: "rseq", works, checked_by: checked_by.to_owned(), follows }
+    let tried = tried(
+        Restartable::get().is_some_and(Restartable::works_here),
+        "glibc registers threads, and membarrier(2) interrupts them",
+        "glibc before 2.35 or its tunable, a kernel before 5.10, or a sandbox",
+    );
+    let follows = ["caches of CPUs take no lock", "caches of CPUs take a lock each, which is slower"];
+    Finding::of("rseq", tried, follows)
 }
 
 fn io_uring() -> Finding {
     let mut params = io_uring_params::default();
     // SAFETY: `params` is zeroed, so no flag makes the kernel use an address or a descriptor in it;
     // the ring is closed at once, unused.
-    let result = unsafe { io_uring_setup(2, &mut params) };
-    let (works, checked_by, follows) = match result {
-        Ok(_) => {
-            (Works::Yes, "io_uring_setup(2) succeeds".to_owned(), "many requests can go in one system call")
-        }
+    let tried = match unsafe { io_uring_setup(2, &mut params) } {
+        Ok(_) => Ok("io_uring_setup(2) succeeds".to_owned()),
         Err(errno) => {
             let hint = match errno {
                 Errno::PERM => " (sysctl kernel.io_uring_disabled, or a seccomp filter)",
                 Errno::NOSYS => " (not in this kernel)",
                 _ => "",
             };
-            (Works::No, format!("io_uring_setup(2): {errno}{hint}"), "plain reads and writes are used")
+            Err(format!("io_uring_setup(2): {errno}{hint}"))
         }
     };
-    Finding { name: "io_uring", works, checked_by, follows }
+    let follows = ["many requests can go in one system call", "plain reads and writes are used"];
+    Finding::of("io_uring", tried, follows)
 }
 
-fn locked_memory(capabilities: &Capabilities) -> Finding {
-    let name = "locked memory";
-    if capabilities.has(Capability::IpcLock) {
-        return Finding {
-            name,
-            works: Works::Yes,
-            checked_by: "CAP_IPC_LOCK is held".to_owned(),
-            follows: "the daemon can keep all of its memory out of swap",
-        };
-    }
-    match getrlimit(Resource::Memlock).current {
-        None => Finding {
-            name,
-            works: Works::Yes,
-            checked_by: "RLIMIT_MEMLOCK is unlimited".to_owned(),
-            follows: "the daemon can keep all of its memory out of swap",
-        },
-        Some(bytes) => Finding {
-            name,
-            works: if bytes > 0 { Works::Partly } else { Works::No },
-            checked_by: format!("RLIMIT_MEMLOCK is {}, and CAP_IPC_LOCK is not held", format_size(bytes)),
-            follows: "a device used as swap could wait for itself; raise `ulimit -l` first",
-        },
-    }
+fn locked_memory(held: CapabilitySet) -> Finding {
+    let limit = getrlimit(Resource::Memlock).current;
+    let tried = match limit {
+        _ if held.contains(CapabilitySet::IPC_LOCK) => Ok("CAP_IPC_LOCK is held".to_owned()),
+        None => Ok("RLIMIT_MEMLOCK is unlimited".to_owned()),
+        Some(bytes) => Err(format!("RLIMIT_MEMLOCK is {}, and CAP_IPC_LOCK is not held", format_size(bytes))),
+    };
+    let yes = "the daemon can keep all of its memory out of swap";
+    let no = "a device used as swap could wait for itself; raise `ulimit -l` first";
+    let finding = Finding::of("locked memory", tried, [yes, no]);
+    let is_partly = finding.works == Works::No && limit.is_some_and(|bytes| bytes > 0);
+    Finding { works: if is_partly { Works::Partly } else { finding.works }, ..finding }
 }
 
 fn kernel_zram() -> Finding {
     let control = Path::new("/sys/class/zram-control");
-    let devices = fs::read_dir("/sys/block")
-        .map(|entries| {
-            let is_zram = |name: &std::ffi::OsStr| name.to_string_lossy().starts_with("zram");
-            entries.flatten().filter(|entry| is_zram(&entry.file_name())).count()
-        })
-        .unwrap_or(0);
-    let (works, checked_by, follows) = if !control.exists() {
-        (
-            Works::No,
-            format!("{} does not exist", control.display()),
-            "bench --against kernel cannot run; try modprobe zram",
-        )
-    } else if rustix::fs::access(control.join("hot_add"), rustix::fs::Access::READ_OK).is_ok() {
-        (
-            Works::Yes,
-            format!("{}/hot_add is readable, zram devices: {devices}", control.display()),
-            "bench --against kernel can run",
-        )
-    } else {
-        (
-            Works::Partly,
-            format!("{} exists, but hot_add is not ours to read", control.display()),
-            "bench --against kernel needs root",
-        )
+    let shown = control.display();
+    let is_zram = |entry: &fs::DirEntry| entry.file_name().to_string_lossy().starts_with("zram");
+    let devices = fs::read_dir("/sys/block").into_iter().flatten().flatten().filter(is_zram).count();
+    let is_ours = rustix::fs::access(control.join("hot_add"), rustix::fs::Access::READ_OK).is_ok();
+    let (works, checked_by, follows) = match (control.exists(), is_ours) {
+        (false, _) => {
+            let why = "bench --against kernel cannot run; try modprobe zram";
+            (Works::No, format!("{shown} does not exist"), why)
+        }
+        (true, true) => {
+            let how = format!("{shown}/hot_add is readable, zram devices: {devices}");
+            (Works::Yes, how, "bench --against kernel can run")
+        }
+        (true, false) => {
+            let how = format!("{shown} exists, but hot_add is not ours to read");
+            (Works::Partly, how, "bench --against kernel needs root")
+        }
     };
     Finding { name: "kernel zram", works, checked_by, follows }
 }
 
-/// The capabilities that features depend on; the values are bit numbers, linux/capability.h.
-#[derive(Clone, Copy)]
-enum Capability {
-    IpcLock = 14,
-    SysPtrace = 19,
-    SysAdmin = 21,
-    SysNice = 23,
-}
-
-/// The effective capabilities of this process.
-struct Capabilities {
-    bits: u64,
-}
-
-impl Capabilities {
-    /// Reads the capabilities; assumes none if they cannot be read.
-    fn read() -> Self {
-        let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
-        Capabilities { bits: effective_bits(&status).unwrap_or(0) }
-    }
-
-    const fn has(&self, capability: Capability) -> bool {
-        self.bits >> capability as u32 & 1 == 1
-    }
-
-    fn finding(&self) -> Finding {
-        let known = [
-            ("CAP_SYS_ADMIN", Capability::SysAdmin),
-            ("CAP_SYS_PTRACE", Capability::SysPtrace),
-            ("CAP_IPC_LOCK", Capability::IpcLock),
-            ("CAP_SYS_NICE", Capability::SysNice),
-        ];
-        let list = |held: bool| {
-            let names: Vec<&str> =
-                known.iter().filter(|(_, bit)| self.has(*bit) == held).map(|(name, _)| *name).collect();
-            if names.is_empty() { "none".to_owned() } else { names.join(" ") }
-        };
-        let (works, follows) = if self.has(Capability::SysAdmin) {
-            (Works::Yes, "mounts, loop devices and swap can be set up from here")
-        } else {
-            (Works::No, "mounts, loop devices and swap need root; NBD and the library do not")
-        };
-        let checked_by = format!("/proc/self/status: effective {}, missing {}", list(true), list(false));
-        Finding { name: "capabilities", works, checked_by, follows }
-    }
-}
-
-fn effective_bits(status: &str) -> Option<u64> {
-    u64::from_str_radix(status_field(status, "CapEff")?, 16).ok()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn capabilities_are_read_from_their_line() {
-        let status = "Name:\tx\nCapPrm:\tffff\nCapEff:\t0000000000204000\n";
-        let capabilities = Capabilities { bits: effective_bits(status).unwrap_or(0) };
-        assert!(capabilities.has(Capability::SysAdmin) && capabilities.has(Capability::IpcLock));
-        assert!(!capabilities.has(Capability::SysPtrace));
-        assert_eq!(effective_bits("CapEff:\tzz\n"), None);
-    }
+/// Whether this process has the capabilities that features depend on.
+fn capabilities(held: CapabilitySet) -> Finding {
+    let known = [
+        ("CAP_SYS_ADMIN", CapabilitySet::SYS_ADMIN),
+        ("CAP_SYS_PTRACE", CapabilitySet::SYS_PTRACE),
+        ("CAP_IPC_LOCK", CapabilitySet::IPC_LOCK),
+        ("CAP_SYS_NICE", CapabilitySet::SYS_NICE),
+    ];
+    let list = |is_held: bool| {
+        let names = known.iter().filter(|(_, capability)| held.contains(*capability) == is_held);
+        let names: Vec<&str> = names.map(|(name, _)| *name).collect();
+        if names.is_empty() { "none".to_owned() } else { names.join(" ") }
+    };
+    let checked_by = format!("capget(2): effective {}, missing {}", list(true), list(false));
+    let is_admin = held.contains(CapabilitySet::SYS_ADMIN);
+    let yes = "mounts, loop devices and swap can be set up from here";
+    let no = "mounts, loop devices and swap need root; NBD and the library do not";
+    Finding::of("capabilities", tried(is_admin, &checked_by, &checked_by), [yes, no])
 }

@@ -83,10 +83,6 @@ fn parse_seconds(text: &str) -> std::result::Result<Duration, String> {
 }
 
 /// Takes the pages, writes the file and prints what was taken.
-///
-/// # Errors
-/// The output exists or cannot be written; a process does not exist or may not be read; the command cannot be started or
-/// ends early; there is no page to take; a signal asked for the end.
 pub fn run(args: &CorpusArgs) -> Result<()> {
     if args.after.is_some() && args.command.is_empty() {
         return Err(Failure::usage("--after is for a COMMAND, which this starts".to_owned()));

@@ -79,10 +79,6 @@ fn parse_limit(text: &str) -> std::result::Result<u64, String> {
 }
 
 /// `uzram run`: becomes the program.
-///
-/// # Errors
-/// The program is not there; this process may not trap touches; the library is missing. The exit status tells failures of
-/// this command from the program's, as that of env(1) does.
 pub fn run(args: &RunArgs) -> Result<Infallible> {
     let ours = |failure: Failure| match failure.exit() {
         Exit::Failed | Exit::Usage => failure.with_exit(Exit::RunFailed),
@@ -202,9 +198,6 @@ fn cannot_run(program: &Path, error: &io::Error) -> Failure {
 }
 
 /// Finds the library: in this program's directory, or in `lib/uzram` beside that. It must be as hard to change as this program.
-///
-/// # Errors
-/// It is not there, or other users could change it.
 pub fn library() -> Result<PathBuf> {
     let program =
         env::current_exe().map_err(|error| Failure::line(format!("where is this program? {error}")))?;

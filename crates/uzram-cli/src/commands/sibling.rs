@@ -22,9 +22,6 @@ pub struct SiblingArgs {
 }
 
 /// Executes the program of that name: the one in this program's directory, or the first in `PATH`.
-///
-/// # Errors
-/// There is no such program, or it cannot be executed.
 pub fn run(name: &str, args: &SiblingArgs) -> Result<Infallible> {
     let Some(program) = find(name) else {
         return Err(Failure::line(format!(

@@ -103,9 +103,6 @@ impl OnArgs {
 
 impl SwapArgs {
     /// Returns the plan of the daemon that `swap on` starts.
-    ///
-    /// # Errors
-    /// It is another command, or its options are invalid.
     pub fn plan(&self) -> Result<DaemonPlan> {
         match &self.command {
             SwapCommand::On(args) => args.plan(args.runtime.path()?),
@@ -132,9 +129,6 @@ struct StatusArgs {
 }
 
 /// Runs one of the commands; returns the exit status.
-///
-/// # Errors
-/// The command failed.
 pub fn run(args: &SwapArgs) -> Result<u8> {
     match &args.command {
         SwapCommand::On(args) => on(args),
@@ -220,9 +214,6 @@ fn facts(mut stdout: impl BufRead) -> io::Result<Option<String>> {
 }
 
 /// Returns a command that runs this program, even if its file has been removed or replaced.
-///
-/// # Errors
-/// The path of the program cannot be read.
 fn own_program() -> Result<Command> {
     let path = std::env::current_exe().context(|| "cannot find this program's file".to_owned())?;
     // A package update may have removed the file.

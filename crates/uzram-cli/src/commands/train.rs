@@ -57,9 +57,6 @@ fn parse_dictionary_size(text: &str) -> std::result::Result<u64, String> {
 }
 
 /// Trains, measures, writes the dictionary and prints a summary.
-///
-/// # Errors
-/// A file cannot be read, there are too few pages, or the output exists or cannot be written.
 pub fn run(args: &TrainArgs) -> Result<()> {
     let exists = || Failure::line(format!("{} exists: remove it or write another", args.output.display()));
     if args.output.symlink_metadata().is_ok() {

@@ -69,9 +69,6 @@ pub struct ConfigFile {
 }
 
 /// Reads a file for this machine.
-///
-/// # Errors
-/// The file cannot be read or is invalid; the message has file and line.
 pub fn read(path: &Path) -> Result<ConfigFile> {
     let name = path.display().to_string();
     let text = toml_text::read(path).context(|| name.clone())?;
@@ -79,9 +76,6 @@ pub fn read(path: &Path) -> Result<ConfigFile> {
 }
 
 /// Parses a file's text for a machine with this memory.
-///
-/// # Errors
-/// The text is invalid; the message has the line.
 pub fn parse(file: Source<'_>, memory: &Memory) -> Result<ConfigFile> {
     let mut config = ConfigFile::default();
     for entry in toml_text::parse(file)? {

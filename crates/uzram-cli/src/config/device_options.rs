@@ -40,9 +40,6 @@ pub struct DeviceOptions {
 
 impl DeviceOptions {
     /// Returns the settings, checked as far as possible without a device. `swaps` tells whether it is used as swap.
-    ///
-    /// # Errors
-    /// A value is invalid or missing, a setting is given twice or has no effect, or the file of `--policy` is invalid.
     pub fn settings(&self, swaps: bool) -> Result<DeviceSettings> {
         let mut settings = DeviceSettings::default();
         for (Name { row, name, long }, texts) in &self.given {
@@ -119,10 +116,8 @@ fn option(Name { row, name, long }: &'static Name) -> Arg {
     if *name != row.attribute {
         return arg.hide(true);
     }
-    match row.words.first() {
-        Some(word) => arg.help(format!("{} [short: --{}]", row.help, word.replace('_', "-"))),
-        None => arg.help(row.help),
-    }
+    let short = row.words.first().map(|word| format!(" [short: --{}]", word.replace('_', "-")));
+    arg.help(row.help() + &short.unwrap_or_default())
 }
 
 impl FromArgMatches for DeviceOptions {

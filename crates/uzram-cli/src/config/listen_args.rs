@@ -53,9 +53,6 @@ pub struct ListenArgs {
 impl ListenArgs {
     /// Adds the settings of a configuration file. Places to listen at add up; every other setting may be given only
     /// once.
-    ///
-    /// # Errors
-    /// A setting is given both as an option and in the file.
     pub fn with_file(mut self, file: ListenArgs, path: &Path) -> Result<ListenArgs> {
         self.listen.extend(file.listen);
         Ok(ListenArgs {
@@ -72,9 +69,6 @@ impl ListenArgs {
     }
 
     /// Adds these settings to the server's configuration.
-    ///
-    /// # Errors
-    /// A setting lacks one that it needs, or a TLS file is invalid.
     pub fn config(self, mut config: ServerConfig) -> Result<ServerConfig> {
         let access =
             SocketAccess { owner: self.socket_owner, group: self.socket_group, mode: self.socket_mode };
@@ -166,20 +160,5 @@ mod tests {
             let said = line(option.with_file(whole(), path));
             assert_eq!(said, format!("--{name}: u.toml sets {name} already: give it in one of them"));
         }
-    }
-
-    #[test]
-    fn a_setting_that_needs_another_says_which() {
-        let config = |args: ListenArgs| line(args.config(ServerConfig::new("/unused")));
-        let (cert, key) = (Some(PathBuf::from("c")), Some(PathBuf::from("k")));
-        let said = config(ListenArgs { tls_cert: cert, ..ListenArgs::default() });
-        assert!(said.starts_with("tls-cert is given without tls-key"), "{said}");
-        let said = config(ListenArgs { tls_key: key.clone(), ..ListenArgs::default() });
-        assert!(said.starts_with("tls-key is given without tls-cert"), "{said}");
-        let said = config(ListenArgs { tls_client_ca: key, ..ListenArgs::default() });
-        assert!(said.starts_with("tls-client-ca is given without tls-cert"), "{said}");
-        let tcp = vec!["tcp:127.0.0.1:0".parse().unwrap()];
-        let said = config(ListenArgs { socket_mode: Some(0o660), listen: tcp, ..ListenArgs::default() });
-        assert!(said.ends_with("give listen a unix:PATH"), "{said}");
     }
 }

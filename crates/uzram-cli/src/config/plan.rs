@@ -176,9 +176,6 @@ pub struct SwapPlan {
 
 impl DaemonPlan {
     /// Creates the plan of a daemon in `runtime_dir` with these devices and defaults for everything else.
-    ///
-    /// # Errors
-    /// The directory's path is too long for a socket.
     pub fn new(runtime_dir: PathBuf, devices: Vec<DevicePlan>) -> Result<DaemonPlan> {
         let nbd = nbd::ServerConfig::new(socket_path(&runtime_dir, NBD_SOCKET)?);
         Ok(DaemonPlan {
@@ -213,9 +210,6 @@ impl DaemonPlan {
     }
 
     /// Validates the plan, as far as possible without carrying it out.
-    ///
-    /// # Errors
-    /// The first invalid setting.
     pub fn check(&self) -> Result<()> {
         self.nbd.check().map_err(|error| Failure::usage(format!("cannot serve NBD: {error}")))?;
         self.devices.iter().try_for_each(|device| {
@@ -277,9 +271,6 @@ impl DevicePlan {
     }
 
     /// Validates the settings by themselves: creates no disk, and does not look for the backing file.
-    ///
-    /// # Errors
-    /// A setting is invalid, or a dictionary cannot be read.
     pub fn check(&self) -> Result<()> {
         let device = self.checked_device()?;
         let Some(disksize) = self.settings.get("disksize") else { return Ok(()) };
@@ -325,9 +316,6 @@ impl DevicePlan {
     }
 
     /// Creates the device. With a keeper, its contents outlive this process.
-    ///
-    /// # Errors
-    /// A setting is invalid, or cannot be applied on this machine now.
     pub fn make(&self, keeper: Option<Arc<dyn Keeper>>) -> Result<Arc<Device>> {
         let device = self.device()?;
         keeper.map(|keeper| device.set_keeper(keeper)).transpose()?;

@@ -33,9 +33,6 @@ key is optional:
 ";
 
 /// Reads the settings of a file. Error messages begin with `option`, the option or key that names the file.
-///
-/// # Errors
-/// The file cannot be read or is invalid: the message has file, line and key.
 pub fn read(option: &str, path: &Path) -> Result<DeviceSettings> {
     let name = format!("{option} {}", path.display());
     let text = toml_text::read(path).context(|| name.clone())?;
@@ -43,9 +40,6 @@ pub fn read(option: &str, path: &Path) -> Result<DeviceSettings> {
 }
 
 /// Parses the text of a policy file.
-///
-/// # Errors
-/// The text is invalid.
 pub fn settings(source: Source<'_>) -> Result<DeviceSettings> {
     let mut settings = DeviceSettings::default();
     for entry in toml_text::parse(source)? {

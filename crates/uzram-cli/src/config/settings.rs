@@ -32,9 +32,6 @@ pub enum Form {
 
 impl Form {
     /// Returns a value of an option or a file of `--config` as its attribute takes it: a size in bytes.
-    ///
-    /// # Errors
-    /// The size is invalid.
     pub fn value(
         self,
         text: String,
@@ -60,8 +57,10 @@ pub struct SettingRow {
     pub form: Form,
     /// The name of its value in help texts.
     pub value_name: &'static str,
-    /// The option's help text.
-    pub help: &'static str,
+    /// The option's help text; if empty, that of the attribute.
+    help: &'static str,
+    /// What the option's help says besides.
+    note: &'static str,
     /// Whether a file of `--policy` may set it.
     pub is_policy: bool,
     /// The attribute without which it has no effect.
@@ -77,6 +76,7 @@ const TEXT: SettingRow = SettingRow {
     form: Form::Text,
     value_name: "NAME",
     help: "",
+    note: "",
     is_policy: false,
     needs: None,
 };
@@ -115,16 +115,11 @@ pub static SETTINGS: &[SettingRow] = &[
         is_policy: true,
         ..TEXT
     },
-    SettingRow {
-        attribute: "algorithm_params",
-        value_name: "level=N",
-        help: "Parameters of an algorithm: level=N dict=PATH; priority=N or algo=NAME selects one of recompression",
-        ..TEXT
-    },
+    SettingRow { attribute: "algorithm_params", value_name: "level=N", ..TEXT },
     SettingRow {
         attribute: "recompress_after",
         value_name: "DURATION",
-        help: "Recompress pages that were idle for this long, as in 90s, 10m or 1h [default: 10m for swap, else never]",
+        note: "[default: 10m for swap, else never]",
         is_policy: true,
         needs: Some("recomp_algorithm"),
         ..TEXT
@@ -132,84 +127,27 @@ pub static SETTINGS: &[SettingRow] = &[
     SettingRow {
         attribute: "recompress_cpu",
         value_name: "PERCENT",
-        help: "The most CPU time that recompression of idle pages takes, in percent of one CPU; 0 for no bound [default: 2]",
+        note: "[default: 2]",
         is_policy: true,
         needs: Some("recomp_algorithm"),
         ..TEXT
     },
-    SettingRow {
-        attribute: "chain_size",
-        words: &["chain"],
-        help: "The most pages in a zspage, 4 to 16 [default: the device's]",
-        ..NUMBER
-    },
-    SettingRow {
-        attribute: "streams",
-        value_name: "percpu|N",
-        help: "Compression streams: percpu, or the number of streams on a locked list [default: the device's]",
-        ..TEXT
-    },
-    SettingRow {
-        attribute: "checksum",
-        help: "Keep a checksum of each page, and verify it on each read",
-        ..SWITCH
-    },
-    SettingRow {
-        attribute: "pool_design",
-        help: "The pool's lock design: pinned, class-indexed, consolidated or split [default: the device's]",
-        ..TEXT
-    },
+    SettingRow { attribute: "chain_size", words: &["chain"], ..NUMBER },
+    SettingRow { attribute: "streams", value_name: "percpu|N", ..TEXT },
+    SettingRow { attribute: "checksum", ..SWITCH },
+    SettingRow { attribute: "pool_design", ..TEXT },
     SettingRow {
         attribute: "lru_design",
-        help: "The LRU's lock design: batched, single-lock, or none for no LRU [default: none for swap without \
-               recompression and backing device, else the device's]",
+        note: "[default: none for swap without recompression and backing device, else the device's]",
         ..TEXT
     },
-    SettingRow {
-        attribute: "lru_pagevec",
-        help: "Pages that each CPU collects before it adds them to the LRU, 1 to 128 [default: the device's]",
-        ..NUMBER
-    },
-    SettingRow {
-        attribute: "run_cache_batch",
-        help: "Batch size in pages of the per-CPU caches of free runs, 0 to 512 [default: the device's]",
-        ..NUMBER
-    },
-    SettingRow {
-        attribute: "compact_threshold",
-        value_name: "PERCENT",
-        help: "Percent of the pool's memory that compaction must be able to free to start by itself, 0 for never \
-               [default: the device's]",
-        ..TEXT
-    },
-    SettingRow {
-        attribute: "compact_rate",
-        help: "The most bytes of objects that this compaction moves per second, at least 1M [default: the device's]",
-        ..SIZE
-    },
-    SettingRow {
-        attribute: "policy_high",
-        words: &["high"],
-        value_name: "PERCENT",
-        help: "High watermark in percent of mem_limit: above it, the coldest pages leave [default: the device's]",
-        is_policy: true,
-        ..TEXT
-    },
-    SettingRow {
-        attribute: "policy_low",
-        words: &["low"],
-        value_name: "PERCENT",
-        help: "Low watermark in percent of mem_limit: below it, pages stop leaving [default: the device's]",
-        is_policy: true,
-        ..TEXT
-    },
-    SettingRow {
-        attribute: "reclaim",
-        help: "What leaves next: pages for the coldest page, or zspages for all pages of the coldest zspage \
-               [default: the device's]",
-        is_policy: true,
-        ..TEXT
-    },
+    SettingRow { attribute: "lru_pagevec", ..NUMBER },
+    SettingRow { attribute: "run_cache_batch", ..NUMBER },
+    SettingRow { attribute: "compact_threshold", value_name: "PERCENT", ..TEXT },
+    SettingRow { attribute: "compact_rate", ..SIZE },
+    SettingRow { attribute: "policy_high", words: &["high"], value_name: "PERCENT", is_policy: true, ..TEXT },
+    SettingRow { attribute: "policy_low", words: &["low"], value_name: "PERCENT", is_policy: true, ..TEXT },
+    SettingRow { attribute: "reclaim", is_policy: true, ..TEXT },
     SettingRow {
         attribute: "mem_limit",
         help: "The most memory for its contents, with metadata and free pages kept for reuse, but without the fixed \
@@ -227,73 +165,40 @@ pub static SETTINGS: &[SettingRow] = &[
                this machine swaps to [default: 8M for swap, else none]",
         ..SIZE
     },
-    SettingRow {
-        attribute: "writeback_after",
-        value_name: "DURATION",
-        help: "Write back pages that were idle for this long, as in 90s, 10m or 1h [default: never]",
-        ..BACKED
-    },
+    SettingRow { attribute: "writeback_after", value_name: "DURATION", note: "[default: never]", ..BACKED },
     SettingRow {
         attribute: "writeback_budget",
         form: Form::SizePerDay,
         value_name: "SIZE/day",
-        help: "The most bytes to write to the backing device per day, as in 10G/day [default: no limit]",
+        note: "[default: no limit]",
         ..BACKED
     },
-    SettingRow {
-        attribute: "writeback_layout",
-        help: "Layout of the backing device: packed, or blocks for one 4 KiB block per page [default: the device's]",
-        ..BACKED
-    },
+    SettingRow { attribute: "writeback_layout", ..BACKED },
     SettingRow {
         attribute: "compressed_writeback",
         words: &["writeback_compressed"],
         form: Form::Switch,
         value_name: "0|1",
-        help: "Write pages to the backing device compressed; 0 needs --writeback-layout blocks [default: 1]",
+        note: "[default: 1]",
         ..BACKED
     },
-    SettingRow {
-        attribute: "writeback_batch_size",
-        value_name: "N",
-        help: "Writes to the backing device in flight at a time, 1 to 128 [default: the device's]",
-        ..BACKED
-    },
-    SettingRow {
-        attribute: "writeback_limit",
-        value_name: "N",
-        help: "How much more may be written back while writeback_limit_enable is 1, in units of 4 KiB",
-        ..BACKED
-    },
-    SettingRow {
-        attribute: "writeback_limit_enable",
-        form: Form::Switch,
-        value_name: "0|1",
-        help: "Enforce writeback_limit",
-        ..BACKED
-    },
+    SettingRow { attribute: "writeback_batch_size", value_name: "N", ..BACKED },
+    SettingRow { attribute: "writeback_limit", value_name: "N", ..BACKED },
+    SettingRow { attribute: "writeback_limit_enable", form: Form::Switch, value_name: "0|1", ..BACKED },
     SettingRow {
         attribute: "backing_force",
         words: &["force"],
         form: Form::Switch,
         value_name: "0|1",
-        help: "Use a backing file or device even if it holds other data, which is lost",
         is_policy: false,
         ..BACKED
     },
-    SettingRow {
-        attribute: "backing_copies",
-        words: &["copies"],
-        help: "Copies of each object that a cluster of servers keeps, on different masters: 1 or 2 [default: 1]",
-        ..BACKED
-    },
+    SettingRow { attribute: "backing_copies", words: &["copies"], note: "[default: 1]", ..BACKED },
     SettingRow {
         attribute: "backing_encrypted",
         words: &["encrypt"],
         form: Form::Switch,
         value_name: "0|1",
-        help: "Encrypt what goes to a backing file or device, by a key that only the daemon has, where this program was \
-               built with the feature 'remote'; what goes to other machines always is",
         is_policy: false,
         ..BACKED
     },
@@ -319,6 +224,15 @@ impl SettingRow {
     pub fn find(name: &str) -> Option<(&'static SettingRow, &'static str)> {
         let name = name.replace('-', "_");
         SETTINGS.iter().find_map(|row| Some((row, row.names().find(|other| *other == name)?)))
+    }
+
+    /// Returns the option's help text: the attribute's says at its end when that can be set, which an option does not.
+    pub fn help(&self) -> String {
+        let attribute = Device::attributes().iter().find(|row| row.name == self.attribute);
+        let help = if self.help.is_empty() { attribute.map_or("", |row| row.help) } else { self.help };
+        let ends = ["; before initialisation", "; at any time", "; set it before", " (uzram only)"];
+        let end = ends.iter().filter_map(|end| help.find(end)).min().unwrap_or(help.len());
+        format!("{} {}", &help[..end], self.note).trim_end().to_owned()
     }
 
     /// Returns the setting's names, the attribute's first.
@@ -383,9 +297,6 @@ pub struct DeviceSettings(Vec<Setting>);
 
 impl DeviceSettings {
     /// Adds the setting `name` of `row` with the value `text`, which was written at `origin`.
-    ///
-    /// # Errors
-    /// The value is invalid, or the attribute is set already.
     pub fn add(&mut self, row: &SettingRow, name: &str, text: &str, origin: &str) -> Result<()> {
         for (attribute, value) in row.values(name, text) {
             if let Some(other) = self.get(attribute) {
@@ -403,9 +314,6 @@ impl DeviceSettings {
     }
 
     /// Adds the size of the disk.
-    ///
-    /// # Errors
-    /// As [`DeviceSettings::add`].
     pub fn add_size(&mut self, text: &str, origin: &str) -> Result<()> {
         self.add(&DISKSIZE, SIZE_WORD, text, origin)
     }
@@ -418,9 +326,6 @@ impl DeviceSettings {
     /// Adds the settings of a policy that are not set yet, and sorts all into the order in which they are applied.
     /// Messages put `prefix` before a setting's name. `swaps` tells whether the device is used as swap, and so has a
     /// recompression algorithm by default.
-    ///
-    /// # Errors
-    /// A setting has no effect without another one.
     pub fn complete(mut self, mut policy: DeviceSettings, prefix: &str, swaps: bool) -> Result<Self> {
         policy.0.retain(|setting| self.get(setting.attribute).is_none());
         self.0.append(&mut policy.0);

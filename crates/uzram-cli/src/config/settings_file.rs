@@ -34,9 +34,6 @@ impl Kind<'_> {
 }
 
 /// Adds the setting of a key, or the settings of a table. Messages put `within` before the key, as in `writeback.`.
-///
-/// # Errors
-/// The setting is unknown, its value is invalid, or it is set already.
 pub fn read(settings: &mut DeviceSettings, entry: Entry<'_>, within: &str, kind: Kind<'_>) -> Result<()> {
     read_in_group(settings, entry, within, "", kind)
 }

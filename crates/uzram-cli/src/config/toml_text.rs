@@ -59,9 +59,6 @@ impl<'de> Deserialize<'de> for Text {
 }
 
 /// Reads a file's text.
-///
-/// # Errors
-/// The file cannot be read, is too large or is not UTF-8.
 pub fn read(path: &Path) -> std::io::Result<String> {
     let mut text = String::new();
     File::open(path)?.take(MAX_FILE_BYTES + 1).read_to_string(&mut text)?;
@@ -122,9 +119,6 @@ impl Source<'_> {
 }
 
 /// Parses a file into its top-level entries.
-///
-/// # Errors
-/// The text is not TOML, or a key is given twice.
 pub fn parse(file: Source<'_>) -> failure::Result<Vec<Entry<'_>>> {
     let table = DeTable::parse(file.text).map_err(|error| file.parser_failure(&error))?;
     entries(file, table.into_inner())

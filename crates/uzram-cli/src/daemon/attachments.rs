@@ -50,9 +50,6 @@ impl Attachments {
     }
 
     /// Attaches a device if its plan says so, and it is not attached already.
-    ///
-    /// # Errors
-    /// The failure of `uzram attach`.
     pub fn attach(&mut self, plan: &DevicePlan) -> Result<()> {
         let swap = match plan.attached {
             Attached::No => return Ok(()),
@@ -90,9 +87,6 @@ impl Attachments {
     }
 
     /// Detaches all devices, the last first, and checks that no process has a device's file open.
-    ///
-    /// # Errors
-    /// The failure of `uzram detach`, after which this device and those attached before it stay; or a file is open.
     pub fn detach(&mut self) -> Result<()> {
         while let Some(AttachedDevice { name, attachment }) = self.recorder.attached().pop() {
             let swap_off = if self.swapped_to.contains(&name) {

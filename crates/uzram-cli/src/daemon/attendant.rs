@@ -6,21 +6,20 @@
 //! of that daemon.
 
 use std::ffi::OsString;
-use std::io::{self, Read, Write};
+use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
 use rustix::net::sockopt::socket_peercred;
 use rustix::process::Pid;
-use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use uzram_serve::loop_device::LoopAttachment;
 
 use crate::client::attach::attachment_text;
 use crate::config::plan::SwapPlan;
+use crate::daemon::survive::link::Link;
 use crate::failure::{Context, Failure, Result};
 use crate::system::descriptors::leave_caller;
 use crate::system::interrupts::unblock_signals_of;
@@ -32,8 +31,6 @@ const COMMAND: &str = "attendant";
 const NAME: &std::ffi::CStr = c"attendant";
 /// This very program, even if its file was replaced: another version may have other options.
 const OWN_PROGRAM: &str = "/proc/self/exe";
-/// The longest request or reply.
-const MAX_MESSAGE_BYTES: usize = 1 << 20;
 
 /// Attach and detach devices for the daemon at the other end of standard input. Started by the daemon.
 #[derive(clap::Args)]
@@ -104,26 +101,23 @@ type Answer = std::result::Result<String, String>;
 
 /// The daemon's handle of the process, which ends when this is dropped.
 pub struct Attendant {
-    stream: UnixStream,
+    link: Link,
     pid: Pid,
 }
 
 impl Attendant {
     /// Starts the process for the daemon in `runtime_dir`, and waits until it is ready.
-    ///
-    /// # Errors
-    /// The process cannot be started.
     pub fn start(runtime_dir: &Path) -> io::Result<Attendant> {
-        let (mut stream, its) = UnixStream::pair()?;
+        let (link, its) = Link::pair()?;
         let mut command = same_program();
         command.arg(COMMAND).arg("--runtime-dir").arg(runtime_dir).env_clear();
         command.stdin(OwnedFd::from(its)).stdout(Stdio::null()).stderr(Stdio::null());
         let pid = Pid::from_child(&unblock_signals_of(&mut command).spawn()?);
         // `command` holds the attendant's end of the socket, which must not stay open here.
         drop(command);
-        match receive::<Answer>(&mut stream)? {
-            Ok(_) => Ok(Attendant { stream, pid }),
-            Err(why) => Err(io::Error::other(why)),
+        match link.receive::<Answer>()?.ok_or(io::ErrorKind::UnexpectedEof)? {
+            (Ok(_), _) => Ok(Attendant { link, pid }),
+            (Err(why), _) => Err(io::Error::other(why)),
         }
     }
 
@@ -133,11 +127,8 @@ impl Attendant {
     }
 
     /// Has the process carry out a request, and returns the command's output.
-    ///
-    /// # Errors
-    /// The command failed or could not be run.
     pub fn run(&mut self, request: &Request) -> Result<String> {
-        match send(&mut self.stream, request).and_then(|()| receive::<Answer>(&mut self.stream)) {
+        match self.link.ask::<Answer>(request, &[]) {
             Ok(answer) => answer.map_err(Failure::line),
             Err(error) => Err(Failure::line(format!(
                 "cannot run {}: the daemon's attendant process has ended ({error}): run it by hand",
@@ -149,9 +140,6 @@ impl Attendant {
 
 /// `uzram attendant`: carries out requests until the daemon closes the socket. It gives its caller no more power than
 /// the commands that it runs.
-///
-/// # Errors
-/// No process of this user is at the other end of standard input.
 pub fn run(args: &AttendantArgs) -> Result<()> {
     let uid = rustix::process::geteuid();
     if !socket_peercred(io::stdin()).is_ok_and(|peer| peer.uid == uid) {
@@ -169,13 +157,13 @@ fn serve(runtime_dir: &Path) -> io::Result<()> {
         // SAFETY: the handler does nothing. Unlike SIG_IGN, it is not inherited by the programs that this process runs.
         unsafe { signal_hook::low_level::register(signal, || {}) }?;
     }
-    let mut stream = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
+    let link = Link::from_fd(io::stdin().as_fd().try_clone_to_owned()?);
     let null = OwnedFd::from(std::fs::File::open("/dev/null")?);
     rustix::stdio::dup2_stdin(null)?;
     // Tells the daemon that this process is ready.
-    send(&mut stream, &Answer::Ok(String::new()))?;
-    while let Some(request) = receive_if_any::<Request>(&mut stream)? {
-        send(&mut stream, &carry_out(runtime_dir, &request))?;
+    link.send(&Answer::Ok(String::new()), &[])?;
+    while let Some((request, _)) = link.receive::<Request>()? {
+        link.send(&carry_out(runtime_dir, &request), &[])?;
     }
     Ok(())
 }
@@ -197,34 +185,6 @@ fn same_program() -> Command {
     let mut command = Command::new(OWN_PROGRAM);
     command.arg0("uzram");
     command
-}
-
-/// Sends a message: its length, then JSON.
-fn send(stream: &mut UnixStream, message: &impl Serialize) -> io::Result<()> {
-    let bytes = serde_json::to_vec(message)?;
-    let len = u32::try_from(bytes.len()).ok().filter(|_| bytes.len() <= MAX_MESSAGE_BYTES);
-    let len = len.ok_or_else(|| io::Error::other("a message is too long"))?;
-    stream.write_all(&[&len.to_le_bytes()[..], &bytes].concat())
-}
-
-fn receive<T: DeserializeOwned>(stream: &mut UnixStream) -> io::Result<T> {
-    receive_if_any(stream)?.ok_or_else(|| io::ErrorKind::UnexpectedEof.into())
-}
-
-/// Receives a message; `None` if the other side has closed the socket.
-fn receive_if_any<T: DeserializeOwned>(stream: &mut UnixStream) -> io::Result<Option<T>> {
-    let mut len = [0; 4];
-    match stream.read_exact(&mut len) {
-        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(None),
-        read => read?,
-    }
-    let len = u32::from_le_bytes(len) as usize;
-    if len > MAX_MESSAGE_BYTES {
-        return Err(io::ErrorKind::InvalidData.into());
-    }
-    let mut bytes = vec![0; len];
-    stream.read_exact(&mut bytes)?;
-    Ok(Some(serde_json::from_slice(&bytes)?))
 }
 
 #[cfg(test)]
@@ -256,20 +216,5 @@ mod tests {
         let rest = "--runtime-dir /run/x -- a";
         assert_eq!(words(&detach(None)), format!("detach --attachment 3:4 {rest}"));
         assert_eq!(words(&detach(Some(9))), format!("detach --attachment 3:4 --swap-off=9 {rest}"));
-    }
-
-    #[test]
-    fn messages_arrive_whole_or_fail() {
-        let (mut here, mut there) = UnixStream::pair().unwrap();
-        send(&mut here, &attach("a", None)).unwrap();
-        assert_eq!(receive::<Request>(&mut there).unwrap(), attach("a", None));
-        // No part of a message that is too long is sent.
-        assert!(send(&mut here, &"x".repeat(MAX_MESSAGE_BYTES)).is_err());
-        send(&mut here, &Answer::Err("why".to_owned())).unwrap();
-        assert_eq!(receive::<Answer>(&mut there).unwrap(), Err("why".to_owned()));
-        here.write_all(&u32::MAX.to_le_bytes()).unwrap();
-        assert!(receive::<String>(&mut there).is_err());
-        drop(here);
-        assert_eq!(receive_if_any::<String>(&mut there).unwrap(), None);
     }
 }

@@ -113,9 +113,6 @@ impl Running {
 }
 
 /// Returns the statistics that are printed when the command has ended.
-///
-/// # Errors
-/// None in practice.
 pub fn summary(name: &str, device: &Device) -> Result<String> {
     let stats = StatsJson::from(device.stats());
     output::rendered(&json!({ "name": name, "stats": stats }), |_| show::stats_table(name, &stats))

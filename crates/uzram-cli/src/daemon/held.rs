@@ -50,9 +50,6 @@ pub struct Held {
 
 impl Held {
     /// Takes everything that a plan needs: nothing of it can fail later.
-    ///
-    /// # Errors
-    /// The plan is invalid, or the system refuses.
     pub fn claim(plan: DaemonPlan) -> Result<Held> {
         plan.check()?;
         check_file_size("a daemon's lock, records and tables: one", OWN_FILES_BYTES)?;
@@ -81,9 +78,6 @@ impl Held {
     }
 
     /// Takes what another program of this process left.
-    ///
-    /// # Errors
-    /// Something is missing, or of another version.
     ///
     /// # Safety
     /// As [`Number::take`].
@@ -120,9 +114,6 @@ impl Held {
     }
 
     /// Fails all requests for files, now and later, as far as this process can.
-    ///
-    /// # Errors
-    /// The system refuses.
     pub fn fail_files(&mut self) -> Result<()> {
         match self.connection.as_mut().and_then(Arc::get_mut) {
             Some(connection) => Ok(connection.abort()?),
@@ -136,9 +127,6 @@ impl Held {
     }
 
     /// Makes a new connection for files, on another directory, in the place of one that failed.
-    ///
-    /// # Errors
-    /// There are no files, or the system refuses.
     pub fn recover(&mut self) -> Result<()> {
         let Some(failed) = &self.connection else { return Err(Failure::line("this daemon shows no files")) };
         let mut dir = failed.dir().as_os_str().to_owned();
@@ -152,9 +140,6 @@ impl Held {
     }
 
     /// Starts a process that attaches and detaches, if the daemon is root's and shows files.
-    ///
-    /// # Errors
-    /// It cannot be started.
     pub fn attendant(&self) -> Result<Option<Attendant>> {
         let is_needed = self.connection.is_some() && rustix::process::geteuid().is_root();
         let attendant = is_needed.then(|| Attendant::start(&self.plan.runtime_dir)).transpose();

@@ -20,9 +20,6 @@ use crate::swap::room;
 use crate::system::protect;
 
 /// Returns the plan with what this process's memory cgroup demands.
-///
-/// # Errors
-/// A device is to be a block device, which cannot be served safely in this cgroup.
 pub fn fit(plan: DaemonPlan) -> Result<DaemonPlan> {
     let Some(limit) = plan.mount_dir().and_then(|_| machine_memory::version_1_limit()) else {
         return Ok(plan);

@@ -3,10 +3,10 @@
 pub mod notify;
 pub mod confine;
 pub mod exec;
-pub mod attendant;
-pub mod attachments;
 pub mod episodes;
 pub mod survive;
+pub mod attendant;
+pub mod attachments;
 pub mod conditions;
 pub mod memory_cgroup;
 pub mod held;

@@ -28,9 +28,6 @@ pub fn status(status: &str) {
 }
 
 /// Has the manager keep a duplicate of a descriptor, by this name, until the next start of the service.
-///
-/// # Errors
-/// There is no manager, or it cannot be told.
 pub fn store(name: &str, fd: BorrowedFd<'_>) -> io::Result<()> {
     let fds = [fd];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
@@ -40,9 +37,6 @@ pub fn store(name: &str, fd: BorrowedFd<'_>) -> io::Result<()> {
 }
 
 /// Has the manager close what it keeps by this name.
-///
-/// # Errors
-/// As [`store`].
 pub fn forget(name: &str) -> io::Result<()> {
     send_all(&format!("FDSTOREREMOVE=1\nFDNAME={name}"), &mut SendAncillaryBuffer::default())
 }

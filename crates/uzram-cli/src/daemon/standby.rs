@@ -22,8 +22,7 @@ use crate::daemon::attendant::Attendant;
 use crate::daemon::confine::confine;
 use crate::daemon::held::Held;
 use crate::daemon::survive::home::Home;
-use crate::daemon::survive::kept::Kept;
-use crate::daemon::survive::link::{KeptBacking, Link, Order, Request};
+use crate::daemon::survive::link::{Kept, KeptBacking, Link, Order, Request};
 use crate::daemon::survive::lives::{Lives, Number, Watched, can_take_cpus, leave_cpus};
 use crate::daemon::worker::{self, Exported, Start};
 use crate::failure::{Context, Result};
@@ -42,9 +41,6 @@ const FOLLOW_SHARE: u32 = 20;
 const MAX_STRIKES: u32 = 3;
 
 /// Waits for the death of the process that serves, then serves until told to end; returns the exit status.
-///
-/// # Errors
-/// The process cannot wait or serve.
 pub fn run(
     held: &mut Held,
     home: &Arc<Home>,

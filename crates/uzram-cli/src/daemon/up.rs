@@ -75,18 +75,12 @@ impl UpArgs {
     }
 
     /// Returns the plan of these options.
-    ///
-    /// # Errors
-    /// They are invalid, or a file that they name is or cannot be read.
     pub fn plan(&self) -> Result<DaemonPlan> {
         let config = self.config.as_deref().map(config_file::read).transpose()?;
         self.plan_with(config, self.runtime.path()?)
     }
 
     /// Parses the options from words of a command line.
-    ///
-    /// # Errors
-    /// The options are invalid.
     pub fn from_words(words: impl IntoIterator<Item = OsString>) -> Result<UpArgs> {
         let command = UpArgs::augment_args(clap::Command::new("up").no_binary_name(true));
         let args = command.try_get_matches_from(words).and_then(|matches| UpArgs::from_arg_matches(&matches));
@@ -99,9 +93,6 @@ impl UpArgs {
     }
 
     /// Returns the plan of these options and of `config`, the file of `--config`.
-    ///
-    /// # Errors
-    /// The options and the file contradict each other, or a file that they name cannot be read.
     pub fn plan_with(&self, config: Option<ConfigFile>, runtime_dir: PathBuf) -> Result<DaemonPlan> {
         if let (Some(path), Some(option)) = (&self.config, self.of_device()) {
             return Err(Failure::usage(format!(
@@ -148,18 +139,12 @@ impl UpArgs {
 }
 
 /// Runs `uzram up`; returns the exit status.
-///
-/// # Errors
-/// The daemon cannot start.
 pub fn run(args: &UpArgs) -> Result<u8> {
     live::start_log(args.log)?;
     serve(args.plan()?)
 }
 
 /// Runs a daemon until it is told to end; returns the exit status. The caller has started the log.
-///
-/// # Errors
-/// The daemon cannot start.
 pub fn serve(plan: DaemonPlan) -> Result<u8> {
     let mut plan = memory_cgroup::fit(plan)?;
     if plan.survives

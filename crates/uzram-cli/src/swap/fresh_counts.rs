@@ -38,9 +38,6 @@ pub struct FreshCounts {
 impl FreshCounts {
     /// Starts the thread for programs that swap to one of these devices. Searches once before it returns, which
     /// allocates the memory that the thread needs.
-    ///
-    /// # Errors
-    /// The thread cannot be started.
     pub fn start(devices: Vec<Arc<Device>>) -> std::io::Result<Self> {
         let (ends, end) = mpsc::channel();
         let mut keeper = Keeper::new(devices);

@@ -75,17 +75,11 @@ fn boot_id() -> io::Result<String> {
 }
 
 /// Sets it for a daemon's swap in the runtime directory `dir`.
-///
-/// # Errors
-/// The system's.
 pub fn set(dir: &Path, value: u8) -> io::Result<()> {
     Places::of(dir).set(value)
 }
 
 /// Restores it, if it was set for that daemon's swap, and nobody has changed it since.
-///
-/// # Errors
-/// The system's.
 pub fn restore(dir: &Path) -> io::Result<()> {
     Places::of(dir).restore()
 }

@@ -48,9 +48,6 @@ pub fn whole_reserve_bytes(disksize_bytes: u64, mem_limit_bytes: u64) -> u64 {
 }
 
 /// Checks that a daemon's devices fit below the current limit of its cgroup.
-///
-/// # Errors
-/// As [`check_cgroup`].
 pub fn check(devices: &[Arc<Device>]) -> uzram::Result<()> {
     match machine_memory::read() {
         Ok(memory) => check_cgroup(devices, &memory),
@@ -60,9 +57,6 @@ pub fn check(devices: &[Arc<Device>]) -> uzram::Result<()> {
 }
 
 /// Checks that the devices, in this order, fit below the limit of this process's cgroup.
-///
-/// # Errors
-/// `NoMemory` for the first device that does not fit, with the sizes and what to set.
 fn check_cgroup(devices: &[Arc<Device>], memory: &Memory) -> uzram::Result<()> {
     // The cgroup has no limit.
     if memory.limit_bytes >= memory.ram_bytes {

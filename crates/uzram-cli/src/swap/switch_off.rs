@@ -19,9 +19,6 @@ const TRIES: u32 = 10;
 const TRY_AGAIN: Duration = Duration::from_millis(10);
 
 /// Switches a swap area off unless there is too little memory; the daemon keeps `kept_bytes` of its contents in memory.
-///
-/// # Errors
-/// There is too little memory (with the sizes), or the kernel failed.
 pub fn switch_off(attachment: LoopAttachment, kept_bytes: u64) -> Result<()> {
     let failed = || "cannot read /proc/swaps".to_owned();
     // Held, so that its number is not reused meanwhile.

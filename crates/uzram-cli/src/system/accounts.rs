@@ -10,25 +10,16 @@ use std::io::{BufRead, BufReader, Read};
 const MAX_LINE_BYTES: u64 = 1 << 20;
 
 /// Returns the number of a user.
-///
-/// # Errors
-/// `/etc/passwd` has no user of that name.
 pub fn parse_user(text: &str) -> Result<u32, String> {
     number_of(text, "user", "/etc/passwd")
 }
 
 /// Returns the number of a group.
-///
-/// # Errors
-/// `/etc/group` has no group of that name.
 pub fn parse_group(text: &str) -> Result<u32, String> {
     number_of(text, "group", "/etc/group")
 }
 
 /// Parses permissions in octal digits, as in 0660.
-///
-/// # Errors
-/// The text is not octal, or more than 0777.
 pub fn parse_mode(text: &str) -> Result<u32, String> {
     let digits = (1..=4).contains(&text.len()) && text.bytes().all(|byte| (b'0'..=b'7').contains(&byte));
     let mode = u32::from_str_radix(text, 8).ok().filter(|mode| digits && *mode <= 0o777);

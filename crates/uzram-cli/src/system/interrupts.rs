@@ -19,9 +19,6 @@ pub struct Interrupts(Arc<AtomicBool>);
 
 impl Interrupts {
     /// Installs the signal handler, unless SIGINT is ignored.
-    ///
-    /// # Errors
-    /// The handler cannot be installed.
     pub fn catch() -> Result<Interrupts> {
         let interrupts = Interrupts(Arc::default());
         if !is_ignored(SIGINT) {
@@ -54,9 +51,6 @@ impl Drop for Interrupts {
 
 /// Makes a write beyond RLIMIT_FSIZE fail with EFBIG: SIGXFSZ would kill this process. Programs that it starts are killed as
 /// usual: handlers are not inherited.
-///
-/// # Errors
-/// The handler cannot be installed.
 pub fn catch_size_limit() -> io::Result<()> {
     if !is_ignored(libc::SIGXFSZ) {
         // SAFETY: the handler does nothing.
@@ -115,9 +109,6 @@ pub struct Caught {
 impl SignalFd {
     /// Blocks signals for this thread, and those that it starts, and the processes that it forks, and makes a descriptor
     /// to read them from.
-    ///
-    /// # Errors
-    /// The system refuses a descriptor.
     pub fn new(signals: impl Iterator<Item = i32>) -> io::Result<SignalFd> {
         let set = block(signals)?;
         // SAFETY: the set is valid.

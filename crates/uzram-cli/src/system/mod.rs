@@ -2,7 +2,6 @@
 
 pub mod process_status;
 pub mod accounts;
-pub mod children;
 pub mod descriptors;
 pub mod find_program;
 pub mod interrupts;

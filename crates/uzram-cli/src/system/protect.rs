@@ -57,9 +57,6 @@ pub fn protect() -> Vec<MeasureJson> {
 }
 
 /// Locks the memory of this process, now and later; says why the system refuses if it does.
-///
-/// # Errors
-/// The reason.
 pub fn lock_memory() -> Result<(), String> {
     // First all that is mapped, so that pages come back that are swapped out now: of a process that was just forked, say.
     // Then pages when they are touched; that does not populate mappings.

@@ -56,9 +56,6 @@ pub struct RuntimeArgs {
 
 impl RuntimeArgs {
     /// Returns the runtime directory as an absolute path. It need not exist.
-    ///
-    /// # Errors
-    /// Neither the option nor the environment names one, or its path is not UTF-8.
     pub fn path(&self) -> Result<PathBuf> {
         let env = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
         let path = choose(
@@ -100,9 +97,6 @@ fn choose(
 }
 
 /// Returns the path of a socket in `dir`.
-///
-/// # Errors
-/// The path is too long for a socket.
 pub fn socket_path(dir: &Path, name: &str) -> Result<PathBuf> {
     let path = dir.join(name);
     let len_bytes = path.as_os_str().as_bytes().len();
@@ -125,17 +119,11 @@ pub struct RuntimeDir {
 
 impl RuntimeDir {
     /// Creates the directory if necessary, and checks that it is private.
-    ///
-    /// # Errors
-    /// The directory cannot be created or used, or other users have access to it.
     pub fn make(path: &Path) -> Result<()> {
         open_private(path).map(drop)
     }
 
     /// Creates the directory as [`RuntimeDir::make`] does, and locks it.
-    ///
-    /// # Errors
-    /// As [`RuntimeDir::make`], or a daemon serves the directory already.
     pub fn claim(path: PathBuf) -> Result<RuntimeDir> {
         let dir = open_private(&path)?;
         let lock_path = path.join(LOCK_FILE);
@@ -162,9 +150,6 @@ impl RuntimeDir {
     }
 
     /// Writes this process's ID to the lock.
-    ///
-    /// # Errors
-    /// It cannot be written.
     pub fn sign(&self) -> std::io::Result<()> {
         self.lock.set_len(0)?;
         let mut lock = &self.lock;
@@ -185,17 +170,11 @@ impl RuntimeDir {
     }
 
     /// Returns a descriptor of the directory.
-    ///
-    /// # Errors
-    /// The descriptor cannot be duplicated.
     pub fn descriptor(&self) -> Result<OwnedFd> {
         self.dir.try_clone().context(|| format!("runtime directory '{}'", self.path.display()))
     }
 
     /// Listens on the socket `name`, mode 0600; removes a stale one first.
-    ///
-    /// # Errors
-    /// The path is too long, another file has the name, or the system refuses.
     pub fn bind(&mut self, name: &str) -> Result<UnixListener> {
         let path = socket_path(&self.path, name)?;
         self.remove_stale(name)?;
@@ -255,9 +234,6 @@ fn open_private(path: &Path) -> Result<OwnedFd> {
 
 /// Opens a runtime directory, and checks that it is ours with mode 0700, so that its files can be trusted. Returns
 /// `None` if it does not exist.
-///
-/// # Errors
-/// The directory cannot be used, or other users have access to it.
 pub fn open_own(path: &Path) -> Result<Option<OwnedFd>> {
     let place = match Place::resolve(path) {
         Err(Refused::System(Errno::NOENT)) => return Ok(None),
@@ -321,9 +297,6 @@ fn make_all(path: &Path) -> std::result::Result<Place, Refused> {
 
 /// For clients: checks that only root and this user can have created sockets in `dir`, so that the process listening
 /// there can be trusted. Accepts a directory that does not exist.
-///
-/// # Errors
-/// Other users can write to the directory, or its path leads through a symbolic link of another user.
 pub fn check_trusted(dir: &Path) -> Result<()> {
     let distrusted = |why: String| {
         let shown = dir.display();
@@ -359,9 +332,6 @@ pub fn denied(dir: &Path, what: &str, error: &std::io::Error) -> Failure {
 }
 
 /// Waits until no daemon holds `dir`, so that another can start. Returns false if `timeout` passes first.
-///
-/// # Errors
-/// The lock file cannot be opened.
 pub fn wait_until_free(dir: &Path, timeout: Duration) -> Result<bool> {
     let lock_path = dir.join(LOCK_FILE);
     let lock = match File::open(&lock_path) {

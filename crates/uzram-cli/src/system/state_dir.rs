@@ -13,9 +13,6 @@ use crate::failure::{Context, Result};
 const STATE_DIR: &str = "/var/lib/uzram";
 
 /// Creates the directory, mode 0700, if it does not exist and a backing file, `PATH[:SIZE]`, is to be directly in it.
-///
-/// # Errors
-/// The directory cannot be created.
 pub fn make_for(backing: &str) -> Result<()> {
     if Path::new(backing).parent() != Some(Path::new(STATE_DIR)) {
         return Ok(());

@@ -39,9 +39,6 @@ pub enum LogLevel {
 }
 
 /// Starts this process's log, on standard error.
-///
-/// # Errors
-/// The log has been started already.
 pub fn start_log(level: LogLevel) -> Result<()> {
     let level = match level {
         LogLevel::Error => LevelFilter::ERROR,

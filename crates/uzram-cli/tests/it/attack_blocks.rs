@@ -11,7 +11,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use crate::common::block::{BlockPlace, unable};
-use crate::common::clients::{arg, missing, succeed};
+use crate::common::clients::{arg, succeed};
 use crate::common::{Ended, daemon_in, finish, wait_until};
 use crate::nbd::{Client, cmd, info_request};
 use rustix::mount::{MountFlags, UnmountFlags};
@@ -20,7 +20,7 @@ use uzram_serve::nbd::proto::{NbdError, option, reply, transmission_flags};
 
 /// Starts a swap daemon in the background; returns its block device.
 fn swap_on(place: &BlockPlace) -> String {
-    let facts = place.place.run(&["swap", "on", "--size", "64M"]).ok();
+    let facts = place.run(&["swap", "on", "--size", "64M"]).ok();
     device_after("swap", &facts)
 }
 
@@ -83,27 +83,24 @@ impl Drop for LyingMount {
 
 #[test]
 fn a_mounts_source_proves_nothing() {
-    if unable() || missing(&["mkfs.ext4"]) {
-        return;
-    }
-    let place = BlockPlace::new();
-    let daemon = place.place.up_sized("16M", &["--attach"]);
+    let Some(place) = BlockPlace::needing(&["mkfs.ext4"]) else { return };
+    let daemon = place.up_sized("16M", &["--attach"]);
     let device = place.loops().remove(0);
-    let owner = format!("uzram:{}", place.place.dir().display());
+    let owner = format!("uzram:{}", place.dir().display());
     let _device_of_theirs = LyingMount::new(place.mount_point("a"), &device);
     let _files_of_theirs = LyingMount::new(place.mount_point("b"), &owner);
     // The device is free, and the only daemon here is running.
-    place.place.run(&["detach", "zram0"]).ok();
-    place.place.run(&["attach", "zram0"]).ok();
-    let force = place.place.run(&["detach", "--force"]);
+    place.run(&["detach", "zram0"]).ok();
+    place.run(&["attach", "zram0"]).ok();
+    let force = place.run(&["detach", "--force"]);
     assert!(force.complaint(1).contains("lives"), "{}", force.stderr);
-    place.place.end(daemon);
+    place.end(daemon);
     // Clearing after a dead daemon does not touch the attacker's mounts.
-    let daemon = place.place.up_sized("16M", &["--attach"]);
-    place.place.wait_for_standby();
+    let daemon = place.up_sized("16M", &["--attach"]);
+    place.wait_for_standby();
     daemon.signal(Signal::KILL);
     daemon.ended();
-    let said = place.place.run(&["detach", "--force"]).ok();
+    let said = place.run(&["detach", "--force"]).ok();
     assert_eq!(said.lines().count(), 2, "{said}");
     assert!(said.contains("freed /dev/loop") && said.contains("/mnt"), "{said}");
     assert_eq!(place.mounts().len(), 2, "{:?}", place.mounts());
@@ -126,17 +123,17 @@ impl Loss {
     /// Prepares the directories before the daemon starts.
     fn prepare(self, place: &BlockPlace) {
         if self == Loss::TmpfsGone {
-            fs::DirBuilder::new().mode(0o700).create(place.place.dir()).unwrap();
+            fs::DirBuilder::new().mode(0o700).create(place.dir()).unwrap();
             let flags = MountFlags::NODEV | MountFlags::NOSUID;
-            rustix::mount::mount("tmpfs", place.place.dir(), "tmpfs", flags, c"mode=0700").unwrap();
+            rustix::mount::mount("tmpfs", place.dir(), "tmpfs", flags, c"mode=0700").unwrap();
         }
     }
 
     fn happen(self, place: &BlockPlace) {
-        let dir = place.place.dir();
+        let dir = place.dir();
         match self {
             Loss::LazyUnmount => rustix::mount::unmount(dir.join("mnt"), UnmountFlags::DETACH).unwrap(),
-            Loss::Moved => fs::rename(&dir, place.place.root().join("moved")).unwrap(),
+            Loss::Moved => fs::rename(&dir, place.root().join("moved")).unwrap(),
             Loss::TmpfsGone => rustix::mount::unmount(dir, UnmountFlags::DETACH).unwrap(),
         }
     }
@@ -151,16 +148,16 @@ fn swap_ends_before_its_daemon_does_wherever_the_directories_are() {
         let place = BlockPlace::new();
         loss.prepare(&place);
         let device = swap_on(&place);
-        let daemon = place.place.daemon_id();
+        let daemon = place.daemon_id();
         let _guard = NotLeft(daemon);
         loss.happen(&place);
         for args in [&["down"][..], &["detach", "--force"]] {
-            let ended = place.place.run(args);
+            let ended = place.run(args);
             assert!(!ended.status.success(), "{loss:?} {args:?}: {}", ended.stdout);
         }
         assert_eq!(place.swap_areas(), [device.as_str()], "{loss:?}");
         assert!(is_running(daemon));
-        let off = place.place.run(&["swap", "off"]);
+        let off = place.run(&["swap", "off"]);
         if loss == Loss::LazyUnmount {
             off.ok();
         } else {
@@ -182,11 +179,11 @@ fn what_a_dead_daemon_left_is_found_by_its_record() {
     for loss in [Loss::LazyUnmount, Loss::Moved] {
         let place = BlockPlace::new();
         let device = swap_on(&place);
-        let _guard = NotLeft(place.place.daemon_id());
+        let _guard = NotLeft(place.daemon_id());
         loss.happen(&place);
-        let dir = if loss == Loss::Moved { place.place.root().join("moved") } else { place.place.dir() };
+        let dir = if loss == Loss::Moved { place.root().join("moved") } else { place.dir() };
         kill(daemon_in(&dir));
-        let said = place.place.run(&["swap", "off", "--runtime-dir", arg(&dir)]).ok();
+        let said = place.run(&["swap", "off", "--runtime-dir", arg(&dir)]).ok();
         assert!(said.contains(&format!("switched swap on {device} (zram0) off")), "{loss:?}: {said}");
         assert!(said.contains(&format!("freed {device}")), "{loss:?}: {said}");
         place.assert_clean();
@@ -195,11 +192,11 @@ fn what_a_dead_daemon_left_is_found_by_its_record() {
     let place = BlockPlace::new();
     Loss::TmpfsGone.prepare(&place);
     let device = swap_on(&place);
-    let daemon = place.place.daemon_id();
+    let daemon = place.daemon_id();
     Loss::TmpfsGone.happen(&place);
     kill(daemon);
     for args in [&["swap", "off"][..], &["detach", "--force"]] {
-        let ended = place.place.run(args);
+        let ended = place.run(args);
         assert!(ended.complaint(1).contains(&device), "{args:?}: {}", ended.stderr);
     }
     assert_eq!(place.swap_areas(), [device.as_str()]);
@@ -214,7 +211,7 @@ struct Container {
 impl Container {
     fn new(place: &BlockPlace) -> Container {
         let dir = place.mount_point("same");
-        let ready = place.place.root().join("ready");
+        let ready = place.root().join("ready");
         let _ = fs::remove_file(&ready);
         let script = format!(
             "mount -t tmpfs -o mode=0700 none {} && touch {} && exec sleep 300",
@@ -257,10 +254,7 @@ impl Drop for Container {
 
 #[test]
 fn containers_with_the_same_paths_leave_each_other_alone() {
-    if unable() || missing(&["unshare", "nsenter"]) {
-        return;
-    }
-    let place = BlockPlace::new();
+    let Some(place) = BlockPlace::needing(&["unshare", "nsenter"]) else { return };
     let [one, other] = [Container::new(&place), Container::new(&place)];
     let on = ["swap", "on", "--size", "64M"];
     let first = device_after("swap", &one.run(&on).ok());
@@ -282,21 +276,18 @@ fn containers_with_the_same_paths_leave_each_other_alone() {
 /// A loop device of a dead daemon that now has another file is left alone.
 #[test]
 fn numbers_that_are_used_again_are_not_what_they_were() {
-    if unable() || missing(&["losetup", "umount"]) {
-        return;
-    }
-    let place = BlockPlace::new();
-    let daemon = place.place.up_sized("16M", &["--attach"]);
+    let Some(place) = BlockPlace::needing(&["losetup", "umount"]) else { return };
+    let daemon = place.up_sized("16M", &["--attach"]);
     let device = place.loops().remove(0);
-    let record = fs::read_to_string(place.place.dir().join("attached.json")).unwrap();
-    place.place.wait_for_standby();
+    let record = fs::read_to_string(place.dir().join("attached.json")).unwrap();
+    place.wait_for_standby();
     daemon.signal(Signal::KILL);
     daemon.ended();
-    succeed(&place.place, "losetup", &["-d", &device]);
-    succeed(&place.place, "umount", &[arg(&place.place.dir().join("mnt"))]);
-    let other_dir = place.place.root().join("other");
+    succeed(&place, "losetup", &["-d", &device]);
+    succeed(&place, "umount", &[arg(&place.dir().join("mnt"))]);
+    let other_dir = place.root().join("other");
     let other = ["up", "--size", "16M", "--attach", "--runtime-dir", arg(&other_dir)];
-    let other = place.place.start(&other);
+    let other = place.start(&other);
     let new_record = || fs::read_to_string(other_dir.join("attached.json")).unwrap_or_default();
     wait_until("it is attached", || new_record().contains("diskseq"));
     assert_eq!(place.loops(), [device.as_str()]);
@@ -304,7 +295,7 @@ fn numbers_that_are_used_again_are_not_what_they_were() {
         [record, new_record()].map(|text| serde_json::from_str::<serde_json::Value>(&text).unwrap());
     let number = |record: &serde_json::Value| record["attached"][0]["attachment"]["number"].clone();
     assert_eq!(number(&old), number(&new), "the test is about the same device");
-    assert_eq!(place.place.run(&["detach", "--force"]).ok(), "nothing was left\n");
+    assert_eq!(place.run(&["detach", "--force"]).ok(), "nothing was left\n");
     assert!(other_dir.join("mnt/zram0/disk").exists());
     assert_eq!(place.loops(), [device.as_str()]);
     other.signal(Signal::TERM);
@@ -314,27 +305,24 @@ fn numbers_that_are_used_again_are_not_what_they_were() {
 
 #[test]
 fn a_daemon_does_not_end_beneath_open_files() {
-    if unable() {
-        return;
-    }
-    let place = BlockPlace::new();
-    let up = || place.place.up_sized("16M", &["--mount", arg(&place.place.dir().join("mnt"))]);
+    let Some(place) = BlockPlace::if_able() else { return };
+    let up = || place.up_sized("16M", &["--mount", arg(&place.dir().join("mnt"))]);
     let daemon = up();
     let disk = File::open(place.disk()).unwrap();
-    let down = place.place.run(&["down"]);
+    let down = place.run(&["down"]);
     assert!(down.complaint(1).contains("in use by 1 open file"), "{}", down.stderr);
     for _ in 0..3 {
         daemon.signal(Signal::TERM);
         std::thread::sleep(Duration::from_millis(50));
     }
-    assert!(place.place.run(&["list"]).ok().contains("zram0"), "it is still there");
+    assert!(place.run(&["list"]).ok().contains("zram0"), "it is still there");
     drop(disk);
     assert!(daemon.ended().0.success());
     place.assert_clean();
     // With --force it ends.
     let daemon = up();
     let disk = File::open(place.disk()).unwrap();
-    place.place.run(&["down", "--force"]).ok();
+    place.run(&["down", "--force"]).ok();
     assert!(daemon.ended().0.success());
     drop(disk);
     place.assert_clean();
@@ -371,24 +359,20 @@ fn port_of(facts: &str) -> u16 {
 /// Starts a daemon with these devices of a file and an exported device `free`; returns it and its TCP port.
 fn with_config(place: &BlockPlace, devices: &str) -> (crate::common::Daemon, u16) {
     let text = format!("listen = [\"tcp:127.0.0.1:0\"]\n[free]\nsize = \"8M\"\n{devices}");
-    let daemon = place.place.up_config(&text, &[]);
+    let daemon = place.up_config(&text, &[]);
     let port = port_of(&daemon.facts);
     (daemon, port)
 }
 
 #[test]
 fn nobody_reads_or_changes_swapped_out_memory() {
-    if unable() {
-        return;
-    }
-    let place = BlockPlace::new();
+    let Some(place) = BlockPlace::if_able() else { return };
     let swap = "[mem]\nsize = \"64M\"\nswap = true\n";
     let (daemon, port) = with_config(&place, swap);
     assert_eq!(place.swap_areas().len(), 1);
     assert_eq!(listed(port), ["free"]);
     assert_eq!(refusal(port, "mem"), reply::ERR_UNKNOWN);
-    daemon.signal(Signal::TERM);
-    assert!(daemon.ended().0.success());
+    daemon.terminate();
     // With an explicit `export`, it can be read.
     let (daemon, port) = with_config(&place, &format!("{swap}export = true\n"));
     assert_eq!(listed(port), ["free", "mem"]);
@@ -401,22 +385,18 @@ fn nobody_reads_or_changes_swapped_out_memory() {
         assert_eq!(client.reply(0).error, NbdError::Perm as u32, "{command}");
     }
     assert_eq!(client.read(0, 4086, 10).data(), b"SWAPSPACE2");
-    daemon.signal(Signal::TERM);
-    assert!(daemon.ended().0.success());
+    daemon.terminate();
     place.assert_clean();
 }
 
 #[test]
 fn who_attaches_a_device_has_it_alone() {
-    if unable() {
-        return;
-    }
-    let place = BlockPlace::new();
-    let mount = format!("mount = \"{}\"\n", place.place.dir().join("mnt").display());
+    let Some(place) = BlockPlace::if_able() else { return };
+    let mount = format!("mount = \"{}\"\n", place.dir().join("mnt").display());
     let config = |keys: &str| format!("[d]\nsize = \"16M\"\n{keys}");
     let start = |keys: &str| {
         let text = format!("{mount}listen = \"tcp:127.0.0.1:0\"\n[free]\nsize = \"8M\"\n{}", config(keys));
-        let daemon = place.place.up_config(&text, &[]);
+        let daemon = place.up_config(&text, &[]);
         let port = port_of(&daemon.facts);
         (daemon, port)
     };
@@ -427,21 +407,20 @@ fn who_attaches_a_device_has_it_alone() {
         let (always, read_only) = (keys.contains("export = true"), keys.contains("read-only"));
         if keys == "export = false\n" {
             assert_eq!(refusal(port, "d"), reply::ERR_UNKNOWN);
-            daemon.signal(Signal::TERM);
-            assert!(daemon.ended().0.success());
+            daemon.terminate();
             continue;
         }
         let mut before = client(port);
         let (_, flags) = before.enter_export(b"d");
         assert_eq!(flags & transmission_flags::READ_ONLY != 0, read_only, "{keys}");
         assert_eq!(before.write(0, &[7; 4096]).error == 0, !read_only, "{keys}");
-        let attach = place.place.run(&["attach", "d"]);
+        let attach = place.run(&["attach", "d"]);
         if always && read_only {
             attach.ok();
         } else {
             assert!(attach.complaint(1).contains("NBD clients have it open"), "{}", attach.stderr);
             drop(before);
-            wait_until("the client is gone", || place.place.run(&["attach", "d"]).status.success());
+            wait_until("the client is gone", || place.run(&["attach", "d"]).status.success());
         }
         // While it is attached, only the kernel writes.
         if always {
@@ -453,17 +432,16 @@ fn who_attaches_a_device_has_it_alone() {
             assert_eq!(refusal(port, "d"), reply::ERR_POLICY, "{keys}");
             assert_eq!(listed(port), ["free"]);
         }
-        place.place.run(&["detach", "d"]).ok();
+        place.run(&["detach", "d"]).ok();
         wait_until("it is exported again", || listed(port) == ["free", "d"]);
         // A file open for writing has the same effect as a block device.
-        let disk = OpenOptions::new().write(true).open(place.place.dir().join("mnt/d/disk"));
+        let disk = OpenOptions::new().write(true).open(place.dir().join("mnt/d/disk"));
         let readers_only = always && read_only;
         if let Ok(disk) = disk {
             assert!(readers_only || refused_or_reader(port), "{keys}");
             drop(disk);
         }
-        daemon.signal(Signal::TERM);
-        assert!(daemon.ended().0.success());
+        daemon.terminate();
         place.assert_clean();
     }
 }
@@ -538,15 +516,12 @@ fn as_another_user(command: &str) -> std::process::Output {
 
 #[test]
 fn a_public_directory_makes_no_public_disk() {
-    if unable() {
-        return;
-    }
-    let place = BlockPlace::new();
+    let Some(place) = BlockPlace::if_able() else { return };
     let public = place.mount_point("public");
-    for dir in [place.place.root(), &public] {
+    for dir in [place.root(), &public] {
         fs::set_permissions(dir, fs::Permissions::from_mode(0o755)).unwrap();
     }
-    let daemon = place.place.up_sized("16M", &["--mount", arg(&public), "--attach"]);
+    let daemon = place.up_sized("16M", &["--mount", arg(&public), "--attach"]);
     let device = place.loops().remove(0);
     for path in
         [public.join("zram0/disk"), public.join("zram0/reset"), public.join("zram0"), device.clone().into()]
@@ -560,30 +535,27 @@ fn a_public_directory_makes_no_public_disk() {
         public.display()
     ));
     assert!(public.join("zram0/disk").exists());
-    place.end(daemon);
+    place.end_clean(daemon);
 }
 
 #[test]
 fn another_users_directory_names_nothing_of_roots() {
-    if unable() || missing(&["losetup"]) {
-        return;
-    }
-    let place = BlockPlace::new();
-    let daemon = place.place.up_sized("16M", &["--attach"]);
+    let Some(place) = BlockPlace::needing(&["losetup"]) else { return };
+    let daemon = place.up_sized("16M", &["--attach"]);
     let device = place.loops().remove(0);
     // Another user forges a runtime directory with a record of root's device.
-    let forged = place.place.root().join("forged");
-    fs::set_permissions(place.place.root(), fs::Permissions::from_mode(0o755)).unwrap();
+    let forged = place.root().join("forged");
+    fs::set_permissions(place.root(), fs::Permissions::from_mode(0o755)).unwrap();
     fs::DirBuilder::new().mode(0o700).create(&forged).unwrap();
-    fs::copy(place.place.dir().join("attached.json"), forged.join("attached.json")).unwrap();
+    fs::copy(place.dir().join("attached.json"), forged.join("attached.json")).unwrap();
     for path in [forged.join("attached.json"), forged.clone()] {
         std::os::unix::fs::chown(path, Some(65534), Some(65534)).unwrap();
     }
-    let link = place.place.root().join("link");
+    let link = place.root().join("link");
     std::os::unix::fs::symlink(&forged, &link).unwrap();
     for dir in [&forged, &link] {
         for args in [&["detach", "--force"][..], &["swap", "off"], &["swap", "status"]] {
-            let ended = place.place.run(&[args, &["--runtime-dir", arg(dir)]].concat());
+            let ended = place.run(&[args, &["--runtime-dir", arg(dir)]].concat());
             assert!(!ended.status.success(), "{args:?}: {}", ended.stdout);
         }
     }
@@ -596,11 +568,11 @@ fn another_users_directory_names_nothing_of_roots() {
     for dir in ["mnt", "mnt/below"] {
         let (mount, run) = (open.join(dir), open.join("r"));
         let up = ["up", "--size", "16M", "--mount", arg(&mount), "--runtime-dir", arg(&run)];
-        let up = place.place.run(&up);
+        let up = place.run(&up);
         assert!(up.complaint(1).contains("symbolic link"), "{}", up.stderr);
     }
     assert!(fs::read_dir(&target).unwrap().next().is_none());
-    place.end(daemon);
+    place.end_clean(daemon);
 }
 
 /// Commands, signals and renames in random order, from two threads at once. A daemon that has ended by itself must
@@ -614,7 +586,7 @@ fn whatever_happens_nothing_is_left_without_a_word() {
     for round in 0..6 {
         let place = BlockPlace::new();
         let device = swap_on(&place);
-        let (dir, moved) = (place.place.dir(), place.place.root().join("moved"));
+        let (dir, moved) = (place.dir(), place.root().join("moved"));
         let daemon = daemon_in(&dir);
         let _guard = NotLeft(daemon);
         let mut random = crate::nbd::Random::new(seed ^ round);
@@ -622,7 +594,7 @@ fn whatever_happens_nothing_is_left_without_a_word() {
         let (one, other) = (script(), script());
         println!("{device}: {one:?} {other:?}");
         let act = |what: usize| {
-            let run = |args: &[&str]| drop(place.place.run(args));
+            let run = |args: &[&str]| drop(place.run(args));
             match what {
                 0 => run(&["detach", "zram0"]),
                 1 => run(&["detach", "--force"]),
@@ -642,7 +614,7 @@ fn whatever_happens_nothing_is_left_without_a_word() {
         });
         if round % 2 == 0 && is_running(daemon) {
             kill(daemon);
-            place.place.run(&["detach", "--force"]).ok();
+            place.run(&["detach", "--force"]).ok();
         } else {
             // The daemon may have ended already.
             let _ = kill_process(daemon, Signal::TERM);

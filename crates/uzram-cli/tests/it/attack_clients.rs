@@ -13,7 +13,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::common::nbd::{READ, Raw, a_moment, port};
-use crate::common::{Daemon, PATIENCE, Place, ask, connect, wait_until};
+use crate::common::{Daemon, PATIENCE, Place, ask, connect, not_root, wait_until};
 use crate::nbd::too_few_descriptors;
 use rustix::process::Signal;
 
@@ -42,7 +42,7 @@ fn threads(daemon: &Daemon) -> usize {
 
 /// Returns a daemon's list of clients.
 fn clients(place: &Place) -> Vec<serde_json::Value> {
-    let json: serde_json::Value = serde_json::from_str(&place.run(&["clients", "--json"]).ok()).unwrap();
+    let json = place.json(&["clients"]);
     json["clients"].as_array().unwrap().clone()
 }
 
@@ -230,8 +230,7 @@ fn access(path: &Path) -> Option<Access> {
 
 #[test]
 fn a_socket_is_for_whom_it_is_said_to_be_and_for_nobody_else_before() {
-    if !rustix::process::geteuid().is_root() {
-        println!("skipped: only root can be another user");
+    if not_root() {
         return;
     }
     let place = Place::new();

@@ -12,20 +12,12 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use crate::common::clients::missing;
-use crate::common::{Ended, PATIENCE, Place, bare_command, finish, wait_until};
+use crate::common::{Ended, PATIENCE, Place, bare_command, finish, not_root, wait_until};
 
 /// The attacker.
 const ATTACKER: u32 = 65534;
 /// The contents of files that must not change.
 const TREASURE: &[u8] = b"root's own words\n";
-
-fn unable() -> bool {
-    let is_root = rustix::process::geteuid().is_root();
-    if !is_root {
-        println!("skipped: this user is not root");
-    }
-    !is_root
-}
 
 /// Returns a place that the attacker can enter.
 fn place() -> Place {
@@ -65,7 +57,7 @@ fn sized(path: &Path) -> String {
 
 #[test]
 fn a_file_made_beforehand_by_another_user_gets_no_pages() {
-    if unable() {
+    if not_root() {
         return;
     }
     let place = place();
@@ -84,7 +76,7 @@ fn a_file_made_beforehand_by_another_user_gets_no_pages() {
 
 #[test]
 fn a_symbolic_link_of_another_user_overwrites_nothing() {
-    if unable() {
+    if not_root() {
         return;
     }
     let place = place();
@@ -117,7 +109,7 @@ fn a_symbolic_link_of_another_user_overwrites_nothing() {
 
 #[test]
 fn a_hard_link_and_a_file_that_others_may_read_are_refused() {
-    if unable() {
+    if not_root() {
         return;
     }
     let place = place();
@@ -246,7 +238,7 @@ fn no_python() -> bool {
 
 #[test]
 fn a_fake_daemon_of_another_user_is_not_believed() {
-    if unable() || no_python() {
+    if not_root() || no_python() {
         return;
     }
     let place = place();
@@ -278,7 +270,7 @@ fn a_fake_daemon_of_another_user_is_not_believed() {
 
 #[test]
 fn a_runtime_directory_behind_another_user_s_link_is_not_served_in() {
-    if unable() {
+    if not_root() {
         return;
     }
     let place = place();
@@ -315,7 +307,7 @@ fn a_runtime_directory_behind_another_user_s_link_is_not_served_in() {
 
 #[test]
 fn root_is_not_led_by_xdg_runtime_dir() {
-    if unable() || missing(&["unshare", "mount"]) {
+    if not_root() || missing(&["unshare", "mount"]) {
         return;
     }
     let place = place();
@@ -391,7 +383,7 @@ fn a_mount_that_is_not_utf_8_is_refused_at_the_start() {
 /// The examples' directory is created, accessible only by root.
 #[test]
 fn the_state_directory_is_made_for_its_owner_alone() {
-    if unable() || missing(&["unshare", "mount"]) {
+    if not_root() || missing(&["unshare", "mount"]) {
         return;
     }
     let place = Place::new();
@@ -416,7 +408,7 @@ fn the_state_directory_is_made_for_its_owner_alone() {
 /// An attacker that races the daemon for the name of its file gains nothing, and no file of root's is lost.
 #[test]
 fn a_race_for_the_name_of_a_backing_file_is_lost_by_the_attacker() {
-    if unable() || missing(&["ln", "rm"]) {
+    if not_root() || missing(&["ln", "rm"]) {
         return;
     }
     let place = place();

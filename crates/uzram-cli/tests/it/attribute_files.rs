@@ -5,25 +5,26 @@ use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::{FileExt, MetadataExt};
 
 use crate::common::Daemon;
-use crate::common::block::{BlockPlace, unable};
-use crate::common::clients::{arg, complain, missing, succeed};
+use crate::common::block::BlockPlace;
+use crate::common::clients::{arg, complain, succeed};
 
 fn up(place: &BlockPlace) -> Daemon {
-    place.place.up(&["--mount", arg(&place.place.dir().join("mnt"))])
+    place.up(&["--mount", arg(&place.dir().join("mnt"))])
 }
 
 #[test]
 fn tools_copy_attributes_and_set_them() {
-    if unable() || missing(&["cp", "install", "dd", "tee", "sed", "mv", "ln", "touch", "truncate", "tail"]) {
+    let Some(place) =
+        BlockPlace::needing(&["cp", "install", "dd", "tee", "sed", "mv", "ln", "touch", "truncate", "tail"])
+    else {
         return;
-    }
-    let place = BlockPlace::new();
-    let _daemon = up(&place);
-    let (files, root) = (place.files(), place.place.root());
-    let shell = |script: &str| {
-        succeed(&place.place, "sh", &["-ec", script, "sh", arg(&files), arg(root)]).trim().to_owned()
     };
-    let refused = |script: &str| complain(&place.place, "sh", &["-ec", script, "sh", arg(&files), arg(root)]);
+    let _daemon = up(&place);
+    let (files, root) = (place.files(), place.root());
+    let shell = |script: &str| {
+        succeed(&place, "sh", &["-ec", script, "sh", arg(&files), arg(root)]).trim().to_owned()
+    };
+    let refused = |script: &str| complain(&place, "sh", &["-ec", script, "sh", arg(&files), arg(root)]);
     let stat = fs::read_to_string(files.join("mm_stat")).unwrap();
     for copy in [
         "cp $1/mm_stat $2/to",
@@ -95,10 +96,7 @@ fn tools_copy_attributes_and_set_them() {
 
 #[test]
 fn an_open_attribute_is_read_and_set_again_and_again() {
-    if unable() {
-        return;
-    }
-    let place = BlockPlace::new();
+    let Some(place) = BlockPlace::if_able() else { return };
     let _daemon = up(&place);
     let mut file = OpenOptions::new().read(true).write(true).open(place.files().join("mem_limit")).unwrap();
     let (mut text, mut other) = (String::new(), File::open(place.files().join("mem_limit")).unwrap());
@@ -113,13 +111,13 @@ fn an_open_attribute_is_read_and_set_again_and_again() {
             reader.read_to_string(&mut text).unwrap();
             assert_eq!(text, format!("{}\n", mib << 20));
         }
-        assert_eq!(place.place.number("mem_limit"), mib << 20);
+        assert_eq!(place.number("mem_limit"), mib << 20);
     }
     assert_eq!(file.write_at(b"much", 99).unwrap_err().raw_os_error(), Some(libc::EINVAL));
     assert_eq!(file.metadata().map(|found| (found.len(), found.blocks())).unwrap(), (4096, 0));
     assert_eq!(file.seek(SeekFrom::End(0)).unwrap(), 4096);
     file.write_all(b"7M").unwrap();
-    assert_eq!(place.place.number("mem_limit"), 7 << 20);
+    assert_eq!(place.number("mem_limit"), 7 << 20);
     // Programs read a file that shows no size to its end.
     assert_eq!(fs::metadata(place.files().join("block_state")).unwrap().len(), 0);
 }

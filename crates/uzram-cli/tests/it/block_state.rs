@@ -4,8 +4,8 @@ use std::fs::File;
 use std::io::{Read, Write};
 use std::os::unix::fs::FileExt;
 
-use crate::common::block::{BlockPlace, unable};
-use crate::common::clients::{missing, qemu_io};
+use crate::common::block::BlockPlace;
+use crate::common::clients::qemu_io;
 use crate::common::{Place, ask, connect};
 use uzram::random::Random;
 
@@ -32,10 +32,7 @@ fn shown(place: &Place) -> String {
 
 #[test]
 fn clients_that_stop_reading_hold_neither_memory_nor_the_device() {
-    if missing(&["qemu-io"]) {
-        return;
-    }
-    let place = Place::new();
+    let Some(place) = Place::needing(&["qemu-io"]) else { return };
     let daemon = place.up_sized(SIZE, &[]);
     fill(&place);
     let before = daemon.anonymous_bytes();
@@ -67,14 +64,11 @@ fn clients_that_stop_reading_hold_neither_memory_nor_the_device() {
 
 #[test]
 fn open_files_hold_no_memory_and_are_read_at_any_offset() {
-    if unable() || missing(&["qemu-io"]) {
-        return;
-    }
-    let place = BlockPlace::new();
-    let mount = place.place.dir().join("mnt");
-    let daemon = place.place.up_sized(SIZE, &["--mount", mount.to_str().unwrap()]);
-    fill(&place.place);
-    let whole = shown(&place.place);
+    let Some(place) = BlockPlace::needing(&["qemu-io"]) else { return };
+    let mount = place.dir().join("mnt");
+    let daemon = place.up_sized(SIZE, &["--mount", mount.to_str().unwrap()]);
+    fill(&place);
+    let whole = shown(&place);
     let before = daemon.anonymous_bytes();
     let path = place.files().join("block_state");
     let files: Vec<_> = (0..READERS).map(|_| File::open(&path).unwrap()).collect();

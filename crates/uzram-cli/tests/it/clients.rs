@@ -9,10 +9,7 @@ use crate::common::{Place, wait_until};
 
 #[test]
 fn a_file_system_comes_back_whole() {
-    if missing(&["mkfs.ext4", "e2fsck", "nbdcopy", "nbdinfo"]) {
-        return;
-    }
-    let place = Place::new();
+    let Some(place) = Place::needing(&["mkfs.ext4", "e2fsck", "nbdcopy", "nbdinfo"]) else { return };
     let _daemon = place.up_sized("64M", &[]);
     let (image, copy) = (place.root().join("image"), place.root().join("copy"));
     // The sources of all crates: a real tree.
@@ -30,10 +27,7 @@ fn a_file_system_comes_back_whole() {
 
 #[test]
 fn devices_are_added_used_and_removed() {
-    if missing(&["nbdcopy", "nbdinfo", "qemu-io"]) {
-        return;
-    }
-    let place = Place::new();
+    let Some(place) = Place::needing(&["nbdcopy", "nbdinfo", "qemu-io"]) else { return };
     let _daemon = place.up(&[]);
     let added =
         place.run(&["add", "logs", "--size", "8M", "--algorithm", "zstd:3", "--mem-limit", "4M"]).ok();
@@ -68,10 +62,7 @@ fn devices_are_added_used_and_removed() {
 
 #[test]
 fn qemu_reads_its_patterns_at_odd_offsets() {
-    if missing(&["qemu-io"]) {
-        return;
-    }
-    let place = Place::new();
+    let Some(place) = Place::needing(&["qemu-io"]) else { return };
     let _daemon = place.up_sized("64M", &["--algorithm", "zstd"]);
     qemu_io(
         &place,
@@ -99,10 +90,7 @@ fn qemu_reads_its_patterns_at_odd_offsets() {
 
 #[test]
 fn qemu_converts_and_compares() {
-    if missing(&["qemu-img"]) {
-        return;
-    }
-    let place = Place::new();
+    let Some(place) = Place::needing(&["qemu-img"]) else { return };
     let _daemon = place.up_sized("24M", &[]);
     let uri = place.uri();
     let source = random_file(&place, "source", 24 << 20);
@@ -133,10 +121,7 @@ fn fio_verifies_what_it_wrote() {
 
 #[test]
 fn clients_of_one_export_do_not_disturb_each_other() {
-    if missing(&["fio", "nbdcopy"]) {
-        return;
-    }
-    let place = Place::new();
+    let Some(place) = Place::needing(&["fio", "nbdcopy"]) else { return };
     let _daemon = place.up_sized("64M", &[]);
     let uri = format!("--uri={}", place.uri());
     std::thread::scope(|scope| {

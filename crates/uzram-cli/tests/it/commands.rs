@@ -210,7 +210,7 @@ fn without_swap_the_commands_of_swap_say_so() {
     }
     let _daemon = place.up(&[]);
     assert_eq!(place.run(&["swap", "status"]).ok(), "no active swap area\n");
-    let json: Value = serde_json::from_str(&place.run(&["swap", "status", "--json"]).ok()).unwrap();
+    let json = place.json(&["swap", "status"]);
     assert_eq!((&json["areas"], &json["files"]), (&serde_json::json!([]), &Value::Null));
     let measures = json["protection"].as_array().unwrap().iter().map(|measure| &measure["what"]);
     assert_eq!(measures.collect::<Vec<_>>(), ["capabilities given up", "system calls filtered"]);
@@ -228,7 +228,7 @@ fn without_swap_the_commands_of_swap_say_so() {
 fn status_says_which_process_serves() {
     let place = Place::new();
     let _daemon = place.up(&[]);
-    let json: Value = serde_json::from_str(&place.run(&["status", "--json"]).ok()).unwrap();
+    let json = place.json(&["status"]);
     let worker_pid = json["worker_pid"].as_u64().unwrap();
     assert_eq!((&json["take_overs"], &json["last_outage_ms"]), (&0.into(), &Value::Null));
     for key in ["holder_pid", "standby_pid", "standby_ready", "gave_up", "pid", "files", "protection"] {

@@ -7,7 +7,6 @@ use std::time::Duration;
 use crate::common::nbd::{Raw, WRITE};
 use crate::common::{Place, Started, status_field, wait_until};
 use crate::nbd::pki::Authority;
-use rustix::process::{Signal, kill_process};
 use uzram::random::Random;
 
 const MIB: u64 = 1 << 20;
@@ -40,16 +39,6 @@ fn write_random(place: &Place, seed: u64, most: u64) -> u64 {
     written().unwrap_or(most)
 }
 
-/// Ends the process that serves, and waits until the next one does.
-fn take_over(place: &Place) {
-    place.wait_for_standby();
-    let before = place.worker_id();
-    kill_process(before, Signal::KILL).unwrap();
-    wait_until("another process serves", || {
-        place.run(&["status"]).status.success() && place.worker_id() != before
-    });
-}
-
 /// Returns how often the thread that reports has waited.
 fn waits(place: &Place) -> u64 {
     let worker = place.worker_id().as_raw_nonzero();
@@ -78,7 +67,7 @@ fn writes_that_are_refused_are_logged_at_the_first_and_at_the_end() {
     };
     wait_until("it is logged", || refused() == 1);
     // The next process goes on.
-    take_over(&place);
+    place.take_over();
     assert!(write_random(&place, 2, 32) < 32);
     place.run(&["set", "zram0", "mem_limit=64M"]).ok();
     assert_eq!(write_random(&place, 3, 16), 16);
@@ -125,7 +114,7 @@ fn clients_that_are_turned_away_are_logged_at_the_first_and_at_the_end() {
     let tls = ["--tls-cert", &cert, "--tls-key", &key, "--tls-client-ca", &ca];
     let args = [&["--size", "16M", "--listen", "tcp:127.0.0.1:0"], &tls[..]].concat();
     let daemon = start(&place, &args);
-    let list: serde_json::Value = serde_json::from_str(&place.run(&["list", "--json"]).ok()).unwrap();
+    let list = place.json(&["list"]);
     let uris = list["devices"][0]["uris"].as_array().unwrap();
     let uri = uris.iter().find_map(|uri| uri.as_str().unwrap().strip_prefix("nbds://")).unwrap();
     let port = uri.split_once('/').unwrap().0.to_owned();

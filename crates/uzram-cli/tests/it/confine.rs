@@ -5,7 +5,7 @@ use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::common::block::{BlockPlace, unable};
+use crate::common::block::BlockPlace;
 use crate::common::clients::missing;
 use crate::common::nbd::{READ, Raw, WRITE};
 use crate::common::{Daemon, Place, finish, status_field, wait_until};
@@ -106,8 +106,7 @@ fn core_file(dir: &Path) -> Option<PathBuf> {
 #[test]
 fn users_memory_is_not_in_core_files() {
     // The place unmounts what is left.
-    let block_place = BlockPlace::new();
-    let place = &block_place.place;
+    let place = BlockPlace::new();
     let cores = tempfile::tempdir().unwrap();
     let mnt = place.root().join("mnt");
     let has_files = rustix::process::geteuid().is_root() && Path::new("/dev/fuse").exists();
@@ -118,7 +117,7 @@ fn users_memory_is_not_in_core_files() {
     let args = [&["up", "--size", "16M"][..], if has_files { &mount } else { &[] }].concat();
     let Some(command) = with_cores(&place.command(&args), cores.path()) else { return };
     let daemon = Daemon::start(command);
-    let mut client = Raw::unix(place).enter().unwrap();
+    let mut client = Raw::unix(&place).enter().unwrap();
     let secrets = secrets();
     for (number, page) in secrets.chunks(PAGE_BYTES).enumerate() {
         let at = (number * PAGE_BYTES) as u64;
@@ -145,33 +144,29 @@ fn users_memory_is_not_in_core_files() {
         assert_eq!(found_in(&core), (0, true), "of {PAGES} pages");
         fs::remove_file(core).unwrap();
     }
-    place.down();
-    assert!(daemon.ended().0.success());
+    place.end(daemon);
 }
 
 #[test]
 fn daemons_that_swap_leave_no_core_files() {
-    if unable() {
-        return;
-    }
-    let place = BlockPlace::new();
+    let Some(place) = BlockPlace::if_able() else { return };
     let cores = tempfile::tempdir().unwrap();
-    let command = place.place.command(&["swap", "on", "--size", "64M"]);
+    let command = place.command(&["swap", "on", "--size", "64M"]);
     let Some(command) = with_cores(&command, cores.path()) else { return };
     finish(command).ok();
-    let status = place.place.run(&["swap", "status"]).ok();
+    let status = place.run(&["swap", "status"]).ok();
     assert!(status.contains("kept out of core files   yes"), "{status}");
     // Only the process that attaches needs other capabilities.
-    place.place.wait_for_standby();
-    assert_confined(place.place.worker_id(), SYS_ADMIN | IPC_LOCK);
-    assert_confined(place.place.process("standby_pid").unwrap(), SYS_ADMIN | IPC_LOCK);
-    kill_process(place.place.worker_id(), Signal::ABORT).unwrap();
+    place.wait_for_standby();
+    assert_confined(place.worker_id(), SYS_ADMIN | IPC_LOCK);
+    assert_confined(place.process("standby_pid").unwrap(), SYS_ADMIN | IPC_LOCK);
+    kill_process(place.worker_id(), Signal::ABORT).unwrap();
     wait_until("another process serves", || {
-        place.place.run(&["status"]).stdout.contains("take-overs               1")
+        place.run(&["status"]).stdout.contains("take-overs               1")
     });
-    kill_process(place.place.daemon_id(), Signal::ABORT).unwrap();
-    wait_until("it is dead", || !place.place.run(&["status"]).status.success());
-    place.place.run(&["swap", "off"]).ok();
+    kill_process(place.daemon_id(), Signal::ABORT).unwrap();
+    wait_until("it is dead", || !place.run(&["status"]).status.success());
+    place.run(&["swap", "off"]).ok();
     assert_eq!(core_file(cores.path()), None);
     place.assert_clean();
 }
@@ -191,21 +186,18 @@ fn attendant_of(daemon: Pid) -> u32 {
 
 #[test]
 fn the_process_that_attaches_has_nothing_of_the_daemons_and_outlives_its_program_but_not_the_daemon() {
-    if unable() || missing(&["sh"]) {
-        return;
-    }
-    let place = BlockPlace::new();
-    let program = place.place.root().join("uzram");
+    let Some(place) = BlockPlace::needing(&["sh"]) else { return };
+    let program = place.root().join("uzram");
     fs::copy(env!("CARGO_BIN_EXE_uzram"), &program).unwrap();
     let up = || {
         // With an open file of the caller, and a secret in the environment.
         let mut command = Command::new("sh");
         command.args(["-c", "exec 9</etc/passwd; exec \"$0\" up --size 1M --attach"]).arg(&program);
-        command.env("UZRAM_RUNTIME_DIR", place.place.dir()).env("SECRET", "secret");
+        command.env("UZRAM_RUNTIME_DIR", place.dir()).env("SECRET", "secret");
         Daemon::start(command)
     };
     let daemon = up();
-    let attendant = attendant_of(place.place.daemon_id());
+    let attendant = attendant_of(place.daemon_id());
     let process = Path::new("/proc").join(attendant.to_string());
     assert!(fs::read(process.join("environ")).unwrap().is_empty(), "it has an environment");
     let files = fs::read_dir(process.join("fd")).unwrap();
@@ -215,21 +207,21 @@ fn the_process_that_attaches_has_nothing_of_the_daemons_and_outlives_its_program
     assert_eq!(null, ["/dev/null"; 3].map(PathBuf::from), "{files:?}");
     assert!(socket.to_str().unwrap().starts_with("socket:"), "{files:?}");
     // An update replaces the program by one with other options.
-    let other = place.place.root().join("other");
+    let other = place.root().join("other");
     fs::write(&other, "#!/bin/sh\nexit 1\n").unwrap();
     fs::set_permissions(&other, fs::Permissions::from_mode(0o755)).unwrap();
     fs::rename(&other, &program).unwrap();
-    place.end(daemon);
+    place.end_clean(daemon);
     wait_until("it has ended", || !process.exists());
     // A killed daemon cannot notify it.
     fs::remove_file(&program).unwrap();
     fs::copy(env!("CARGO_BIN_EXE_uzram"), &program).unwrap();
     let daemon = up();
-    let process = format!("/proc/{}", attendant_of(place.place.daemon_id()));
+    let process = format!("/proc/{}", attendant_of(place.daemon_id()));
     daemon.signal(Signal::KILL);
     daemon.ended();
     wait_until("it has ended", || !Path::new(&process).exists());
-    place.place.run(&["detach", "--force"]).ok();
+    place.run(&["detach", "--force"]).ok();
     place.assert_clean();
 }
 
@@ -259,24 +251,19 @@ fn a_daemon_keeps_what_it_needs_and_no_more() {
     assert!(Raw::unix(&place).enter().unwrap().works(3));
     assert_confined(place.worker_id(), IPC_LOCK);
     place.run(&["remove", "other"]).ok();
-    place.down();
-    let (status, said) = daemon.ended();
-    assert!(status.success(), "{said}");
+    place.end(daemon);
 }
 
 #[test]
 fn what_stays_in_another_users_directory_is_said() {
-    if unable() {
-        return;
-    }
-    let place = BlockPlace::new();
+    let Some(place) = BlockPlace::if_able() else { return };
     let dir = place.mount_point("theirs");
-    fs::set_permissions(place.place.root(), fs::Permissions::from_mode(0o755)).unwrap();
+    fs::set_permissions(place.root(), fs::Permissions::from_mode(0o755)).unwrap();
     std::os::unix::fs::chown(&dir, Some(65534), Some(65534)).unwrap();
     let (socket, mnt) = (dir.join("nbd.sock"), dir.join("mnt"));
     let listen = format!("unix:{}", socket.display());
-    let daemon = place.place.up(&["--listen", &listen, "--mount", mnt.to_str().unwrap()]);
-    place.place.run(&["down"]).ok();
+    let daemon = place.up(&["--listen", &listen, "--mount", mnt.to_str().unwrap()]);
+    place.run(&["down"]).ok();
     let (status, said) = daemon.ended();
     assert!(status.success(), "{said}");
     assert!(!socket.exists() && !mnt.exists(), "the holder, which is not confined, removes them: {said}");

@@ -6,7 +6,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-use crate::common::{Ended, PATIENCE, Place, bare_command, collect_within, finish, wait_until};
+use crate::common::{Ended, PATIENCE, Place, bare_command, collect_within, finish, not_root, wait_until};
 use rustix::process::{Pid, Signal, kill_process};
 
 const PAGE_BYTES: usize = 4096;
@@ -164,8 +164,7 @@ fn nothing_is_overwritten_and_no_link_followed() {
 
 #[test]
 fn another_users_memory_is_refused() {
-    if !rustix::process::geteuid().is_root() {
-        println!("skipped: only root can be another user");
+    if not_root() {
         return;
     }
     let place = Place::new();
@@ -218,8 +217,7 @@ fn a_signal_ends_the_command_and_leaves_no_file() {
 
 #[test]
 fn a_full_disk_is_reported() {
-    if !rustix::process::geteuid().is_root() {
-        println!("skipped: mounting a small file system takes root");
+    if not_root() {
         return;
     }
     let place = Place::new();

@@ -30,7 +30,7 @@ fn a_device_is_shown_set_and_reset() {
 
     let list = place.run(&["list"]).ok();
     assert!(list.contains("zram7") && list.contains(&uri) && list.contains("16 MiB"), "{list}");
-    let json: Value = serde_json::from_str(&place.run(&["list", "--json"]).ok()).unwrap();
+    let json = place.json(&["list"]);
     assert_eq!(json["devices"][0]["uri"], uri);
 
     let table = place.run(&["stat", "zram7"]).ok();
@@ -38,7 +38,7 @@ fn a_device_is_shown_set_and_reset() {
         assert!(table.contains(&format!("\n  {row} ")), "{table}");
     }
     assert!(table.contains("limit 8 MiB") || table.contains("no limit"), "{table}");
-    let json: Value = serde_json::from_str(&place.run(&["stat", "zram7", "--json"]).ok()).unwrap();
+    let json = place.json(&["stat", "zram7"]);
     assert_eq!(json["stats"]["disksize_bytes"], 16 << 20);
     assert_eq!(json["attributes"]["disksize"], 16 << 20);
     assert_eq!((&json["attributes"]["streams"], &json["stats"]["stream_sleeps"]), (&"2".into(), &0.into()));
@@ -100,14 +100,6 @@ fn what_a_device_does_not_take_is_one_line() {
     let ended = place.run(&["set", "zram0", &format!("mem_limit={}", "9".repeat(80_000))]);
     assert!(ended.stderr.contains("longer than 64 KiB"));
     assert_eq!(place.run(&["stat", "zram0", "mem_limit"]).ok(), "2097152\n");
-}
-
-#[test]
-fn what_the_device_refuses_names_the_option() {
-    let place = Place::new();
-    let ended = place.run(&["up", "--size", "16M", "--algorithm", "nonesuch"]);
-    assert!(ended.complaint(2).starts_with("--algorithm nonesuch: "), "{}", ended.stderr);
-    assert!(!place.socket("nbd.sock").exists());
 }
 
 #[test]

@@ -8,8 +8,8 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use crate::common::Daemon;
-use crate::common::block::{BlockPlace, unable};
-use crate::common::clients::{arg, missing, run};
+use crate::common::block::BlockPlace;
+use crate::common::clients::{arg, run};
 
 /// Not a multiple of anything large.
 const END: u64 = 5000 << 10;
@@ -17,20 +17,17 @@ const END: u64 = 5000 << 10;
 const TAIL: u64 = 4 << 20;
 
 fn up(place: &BlockPlace) -> Daemon {
-    place.place.up_sized("5000K", &["--mount", arg(&place.place.dir().join("mnt"))])
+    place.up_sized("5000K", &["--mount", arg(&place.dir().join("mnt"))])
 }
 
 /// Calls `check` with the file, and then with a block device on it.
 fn as_file_and_block_device(check: impl Fn(&mut Disk)) {
-    if unable() {
-        return;
-    }
-    let place = BlockPlace::new();
+    let Some(place) = BlockPlace::if_able() else { return };
     let _daemon = up(&place);
     check(&mut Disk::new(&place.disk()));
-    let device = place.place.run(&["attach", "zram0"]).ok();
+    let device = place.run(&["attach", "zram0"]).ok();
     check(&mut Disk::new(Path::new(device.trim())));
-    place.place.run(&["detach", "zram0"]).ok();
+    place.run(&["detach", "zram0"]).ok();
 }
 
 /// Returns a length or an error number.
@@ -261,15 +258,12 @@ fn asynchronous_requests_end_there_too() {
 /// Copies within the kernel, mappings, appending and seeking, of the file.
 #[test]
 fn every_other_way_to_the_end_of_the_file_ends_there() {
-    if unable() || missing(&["dd"]) {
-        return;
-    }
-    let place = BlockPlace::new();
+    let Some(place) = BlockPlace::needing(&["dd"]) else { return };
     let _daemon = up(&place);
     let mut disk = Disk::new(&place.disk());
     let file = disk.open(0);
     let fd = file.as_raw_fd();
-    let from = place.place.root().join("from");
+    let from = place.root().join("from");
     fs::write(&from, [7; 8192]).unwrap();
     let from = File::open(from).unwrap();
     // SAFETY: it accesses no memory.
@@ -318,11 +312,8 @@ fn every_other_way_to_the_end_of_the_file_ends_there() {
     disk.check(TAIL, "all");
 
     // A wipe that leaves nothing.
-    let wiped = run(
-        &place.place,
-        "dd",
-        &["if=/dev/zero", &format!("of={}", arg(&disk.path)), "bs=1M", "conv=notrunc"],
-    );
+    let wiped =
+        run(&place, "dd", &["if=/dev/zero", &format!("of={}", arg(&disk.path)), "bs=1M", "conv=notrunc"]);
     let said = crate::common::clients::text(&wiped.stderr);
     assert!(wiped.status.code() == Some(1) && said.contains("No space left on device"), "{said}");
     assert!(said.contains(&format!("{END} bytes")), "{said}");

@@ -90,8 +90,7 @@ fn without_encryption_it_says_so() {
 #[test]
 #[ignore = "needs target/dist/uzram, which `make dist` builds"]
 fn it_serves_where_nothing_else_is() {
-    if !rustix::process::geteuid().is_root() {
-        println!("skipped: a root directory for one program takes root");
+    if not_root() {
         return;
     }
     let root = Root::new();

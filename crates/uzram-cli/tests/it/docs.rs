@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::common::{Place, finish};
+use crate::common::{Place, finish, not_root};
 
 /// Returns README.md and every page below docs/.
 fn pages() -> Vec<PathBuf> {
@@ -51,8 +51,7 @@ fn blocks_are_found() {
 
 #[test]
 fn commands_of_the_documents_run() {
-    if !rustix::process::geteuid().is_root() {
-        println!("skipped: the documents' commands take root");
+    if not_root() {
         return;
     }
     let program = Path::new(env!("CARGO_BIN_EXE_uzram")).parent().unwrap();

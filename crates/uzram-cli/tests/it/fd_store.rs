@@ -14,8 +14,8 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::thread;
 
-use crate::common::block::{BlockPlace, unable};
-use crate::common::clients::{missing, succeed};
+use crate::common::block::BlockPlace;
+use crate::common::clients::succeed;
 use crate::common::{Place, wait_until};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 use rustix::process::{Pid, Signal, kill_process};
@@ -127,23 +127,20 @@ impl Manager {
 }
 
 fn status(place: &Place) -> Value {
-    serde_json::from_str(&place.run(&["status", "--json"]).ok()).unwrap()
+    place.json(&["status"])
 }
 
 #[test]
 fn a_service_goes_on_after_a_restart_and_after_a_kill_of_all_its_processes() {
-    if unable() {
-        return;
-    }
-    let place = BlockPlace::new();
-    let root = place.place.root();
+    let Some(place) = BlockPlace::if_able() else { return };
+    let root = place.root();
     let manager = Manager::new(&root.join("notify"), 512);
     let cold = format!("{}:32M", root.join("cold").display());
     let args = ["up", "--size", "32M", "--attach", "--backing", &cold];
-    let mut service = manager.start(&place.place, &args);
-    place.place.run(&["add", "second", "--size", "8M"]).ok();
-    place.place.run(&["add", "third", "--size", "8M"]).ok();
-    place.place.run(&["remove", "third"]).ok();
+    let mut service = manager.start(&place, &args);
+    place.run(&["add", "second", "--size", "8M"]).ok();
+    place.run(&["add", "third", "--size", "8M"]).ok();
+    place.run(&["remove", "third"]).ok();
     let device = place.loops().pop().unwrap();
     let disk = OpenOptions::new().read(true).write(true).open(&device).unwrap();
     let mut expected = Vec::new();
@@ -154,19 +151,19 @@ fn a_service_goes_on_after_a_restart_and_after_a_kill_of_all_its_processes() {
         expected.push((at, round + 1));
         if round == 2 {
             // The next program goes on with what the one before has stored.
-            place.place.run(&["upgrade"]).ok();
-            place.place.run(&["add", "fourth", "--size", "8M"]).ok();
+            place.run(&["upgrade"]).ok();
+            place.run(&["add", "fourth", "--size", "8M"]).ok();
         }
         if round % 2 == 0 {
             // Restarted: it leaves all to the manager.
-            place.place.run(&["down", "--keep"]).ok();
+            place.run(&["down", "--keep"]).ok();
             assert!(service.wait().unwrap().success());
         } else {
             kill_process(Pid::from_child(&service), Signal::KILL).unwrap();
             service.wait().unwrap();
         }
-        service = manager.start(&place.place, &args);
-        assert_eq!(status(&place.place)["holder_pid"], service.id());
+        service = manager.start(&place, &args);
+        assert_eq!(status(&place)["holder_pid"], service.id());
         assert_eq!(place.loops(), [device.as_str()]);
         let direct = OpenOptions::new().read(true).open(&device).unwrap();
         for (at, byte) in &expected {
@@ -174,29 +171,25 @@ fn a_service_goes_on_after_a_restart_and_after_a_kill_of_all_its_processes() {
             direct.read_exact_at(&mut read, *at).unwrap();
             assert_eq!(read, [*byte; 4096], "round {round}");
         }
-        let list = place.place.run(&["list"]).ok();
+        let list = place.run(&["list"]).ok();
         assert!(list.contains("second") && !list.contains("third"), "{list}");
         assert_eq!(list.contains("fourth"), round >= 2, "{list}");
     }
     drop(disk);
-    place.place.run(&["down"]).ok();
+    place.run(&["down"]).ok();
     assert!(service.wait().unwrap().success());
     place.assert_clean();
     wait_until("nothing is kept", || manager.kept.lock().unwrap().fds.is_empty());
     // Nobody who is no service's process takes anything, and without a manager nothing can be left.
-    let daemon = place.place.up(&[]);
-    let keep = place.place.run(&["down", "--keep"]);
+    let daemon = place.up(&[]);
+    let keep = place.run(&["down", "--keep"]);
     assert!(keep.complaint(1).contains("no service manager"), "{}", keep.stderr);
-    place.place.down();
-    assert!(daemon.ended().0.success());
+    place.end(daemon);
 }
 
 #[test]
 fn a_daemon_that_needs_more_than_the_manager_keeps_says_so_and_does_not_leave_it_there() {
-    if missing(&["qemu-io"]) {
-        return;
-    }
-    let place = Place::new();
+    let Some(place) = Place::needing(&["qemu-io"]) else { return };
     let manager = Manager::new(&place.root().join("notify"), 10);
     let mut service = manager.start(&place, &["up", "--size", "8M"]);
     let log = || fs::read_to_string(place.root().join("log")).unwrap();

@@ -15,9 +15,9 @@ use uzram::random::Random;
 
 /// Starts a daemon that shows its devices as files at [`BlockPlace::files`].
 fn up(place: &BlockPlace, size: &str, args: &[&str]) -> Daemon {
-    let mount = place.place.dir().join("mnt");
+    let mount = place.dir().join("mnt");
     let args = [&["--mount", arg(&mount)], args].concat();
-    place.place.up_sized(size, &args)
+    place.up_sized(size, &args)
 }
 
 fn fallocate(file: &File, mode: i32, offset: u64, len: u64) -> std::io::Result<()> {
@@ -38,10 +38,7 @@ fn write_and_read(file: &File, offset: u64, len: usize, seed: u8) {
 
 #[test]
 fn the_disk_is_a_file() {
-    if unable() {
-        return;
-    }
-    let place = BlockPlace::new();
+    let Some(place) = BlockPlace::if_able() else { return };
     let daemon = up(&place, "16M", &[]);
     let disk = OpenOptions::new().read(true).write(true).open(place.disk()).unwrap();
     assert_eq!(disk.metadata().unwrap().len(), 16 << 20);
@@ -59,26 +56,22 @@ fn the_disk_is_a_file() {
     assert_eq!(cut.metadata().unwrap().len(), 16 << 20);
     disk.sync_all().unwrap();
     // While the file is open, the device cannot be reset.
-    assert!(place.place.run(&["reset", "zram0"]).complaint(1).contains("in use"));
+    assert!(place.run(&["reset", "zram0"]).complaint(1).contains("in use"));
     drop((disk, cut));
-    wait_until("it is closed", || place.place.run(&["reset", "zram0"]).status.success());
+    wait_until("it is closed", || place.run(&["reset", "zram0"]).status.success());
     assert_eq!(File::open(place.disk()).unwrap_err().raw_os_error(), Some(16), "it has no size");
-    daemon.signal(Signal::TERM);
-    assert!(daemon.ended().0.success());
+    daemon.terminate();
     place.assert_clean();
 }
 
 #[test]
 fn holes_are_punched_found_and_free() {
-    if unable() {
-        return;
-    }
-    let place = BlockPlace::new();
+    let Some(place) = BlockPlace::if_able() else { return };
     let _daemon = up(&place, "16M", &[]);
     let mut disk = OpenOptions::new().read(true).write(true).open(place.disk()).unwrap();
     let allocated = || fs::metadata(place.disk()).unwrap().blocks() * 512;
     write_and_read(&disk, 1 << 20, 1 << 20, 3);
-    assert_eq!(place.place.statistic("orig_data_bytes"), 1 << 20);
+    assert_eq!(place.statistic("orig_data_bytes"), 1 << 20);
     assert_eq!(disk.seek(SeekFrom::Start(0)).unwrap(), 0);
     let seek = |whence, from| {
         // SAFETY: the descriptor is open.
@@ -95,12 +88,12 @@ fn holes_are_punched_found_and_free() {
     let mut read = vec![1; 512 << 10];
     disk.read_exact_at(&mut read, 1 << 20).unwrap();
     assert!(read[..100].iter().any(|byte| *byte != 0) && read[100..].iter().all(|byte| *byte == 0));
-    assert_eq!(place.place.statistic("orig_data_bytes"), (512 << 10) + 4096);
+    assert_eq!(place.statistic("orig_data_bytes"), (512 << 10) + 4096);
     fallocate(&disk, libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE, 1 << 20, 1 << 20).unwrap();
     disk.read_exact_at(&mut read, 1 << 20).unwrap();
     assert!(read.iter().all(|byte| *byte == 0));
     fallocate(&disk, hole, 0, 16 << 20).unwrap();
-    assert_eq!(place.place.statistic("orig_data_bytes"), 0);
+    assert_eq!(place.statistic("orig_data_bytes"), 0);
     wait_until("the kernel asks again", || allocated() == 0);
     assert!(fallocate(&disk, 0, 0, 4096).is_err(), "no room can be promised");
 }
@@ -155,11 +148,8 @@ impl Drop for Map {
 /// What is written to a mapping is read from the file, and the other way round.
 #[test]
 fn the_disk_can_be_mapped() {
-    if unable() {
-        return;
-    }
     const LEN: usize = 16 << 20;
-    let place = BlockPlace::new();
+    let Some(place) = BlockPlace::if_able() else { return };
     let daemon = up(&place, "16M", &[]);
     let disk = OpenOptions::new().read(true).write(true).open(place.disk()).unwrap();
     let map = match Map::new(&disk, LEN) {
@@ -185,7 +175,7 @@ fn the_disk_can_be_mapped() {
         disk.write_all_at(&bytes, at as u64 + 333).unwrap();
         assert!(map.read(at + 333, bytes.len()) == bytes, "written to the file at {at}");
     }
-    assert!(place.place.statistic("orig_data_bytes") >= 4 << 20);
+    assert!(place.statistic("orig_data_bytes") >= 4 << 20);
     // Dirty pages are written when the file is closed.
     map.write(9 << 20, b"at last");
     drop((map, disk));
@@ -194,8 +184,7 @@ fn the_disk_can_be_mapped() {
         File::open(place.disk()).unwrap().read_exact_at(&mut read, 9 << 20).unwrap();
         read == *b"at last"
     });
-    daemon.signal(Signal::TERM);
-    assert!(daemon.ended().0.success());
+    daemon.terminate();
     place.assert_clean();
 }
 
@@ -209,15 +198,12 @@ fn since_linux(major: u32, minor: u32) -> bool {
 /// Discarding a TiB that was never written takes no memory, and does not delay other requests.
 #[test]
 fn discarding_what_was_never_written_takes_no_memory_and_keeps_nobody_waiting() {
-    if unable() {
-        return;
-    }
     const LEN: u64 = 1 << 40;
-    let place = BlockPlace::new();
+    let Some(place) = BlockPlace::if_able() else { return };
     let _daemon = up(&place, "1T", &[]);
     let disk = OpenOptions::new().read(true).write(true).open(place.disk()).unwrap();
     write_and_read(&disk, 5 << 30, 1 << 20, 3);
-    let tables_bytes = || place.place.statistic("mem_tables_bytes");
+    let tables_bytes = || place.statistic("mem_tables_bytes");
     let before_bytes = tables_bytes();
     let hole = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
     // `turn` is odd during a discard; repeat until a read began and ended within one.
@@ -249,11 +235,8 @@ fn discarding_what_was_never_written_takes_no_memory_and_keeps_nobody_waiting() 
 /// Holes longer than a thread makes at once, which begin and end within pages, or past the end.
 #[test]
 fn long_holes_are_made_whole() {
-    if unable() {
-        return;
-    }
     const LEN: usize = 48 << 20;
-    let place = BlockPlace::new();
+    let Some(place) = BlockPlace::if_able() else { return };
     let _daemon = up(&place, "48M", &[]);
     let disk = OpenOptions::new().read(true).write(true).open(place.disk()).unwrap();
     let mut model: Vec<u8> = (0..LEN).map(|at| (at / 64) as u8 | 1).collect();
@@ -283,13 +266,10 @@ fn long_holes_are_made_whole() {
 /// Seeded reads, writes, holes and zeros at any offset and length, against plain bytes.
 #[test]
 fn random_operations_agree_with_a_model() {
-    if unable() {
-        return;
-    }
     const LEN: u64 = 8 << 20;
-    let place = BlockPlace::new();
+    let Some(place) = BlockPlace::if_able() else { return };
     // Some pages leave memory and come back.
-    let cold = place.place.root().join("cold");
+    let cold = place.root().join("cold");
     let backing = format!("{}:32M", cold.display());
     let _daemon = up(&place, "8M", &["--backing", &backing, "--mem-limit", "3M"]);
     let disk = OpenOptions::new().read(true).write(true).open(place.disk()).unwrap();
@@ -332,16 +312,13 @@ fn random_operations_agree_with_a_model() {
         disk.read_exact_at(&mut all, 0).unwrap();
         assert!(all == model, "seed {seed}");
     }
-    assert!(place.place.statistic("pages_written_back") > 0);
-    assert_eq!(place.place.statistic("failed_reads") + place.place.statistic("failed_writes"), 0);
+    assert!(place.statistic("pages_written_back") > 0);
+    assert_eq!(place.statistic("failed_reads") + place.statistic("failed_writes"), 0);
 }
 
 #[test]
 fn attributes_are_files() {
-    if unable() {
-        return;
-    }
-    let place = BlockPlace::new();
+    let Some(place) = BlockPlace::if_able() else { return };
     let _daemon = up(&place, "16M", &[]);
     let attribute = |name: &str| place.files().join(name);
     let read = |name: &str| fs::read_to_string(attribute(name)).unwrap();
@@ -356,34 +333,30 @@ fn attributes_are_files() {
     assert_eq!(fs::remove_file(attribute("disk")).unwrap_err().kind(), ErrorKind::PermissionDenied);
     assert!(fs::read(attribute("reset")).is_err(), "it is only written");
     // Added devices appear, removed ones disappear.
-    place.place.run(&["add", "logs", "--size", "8M"]).ok();
-    let logs = place.place.dir().join("mnt/logs/disk");
+    place.run(&["add", "logs", "--size", "8M"]).ok();
+    let logs = place.dir().join("mnt/logs/disk");
     assert_eq!(fs::metadata(&logs).unwrap().len(), 8 << 20);
     let names = |dir| -> Vec<String> {
         fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
     };
-    assert_eq!(names(place.place.dir().join("mnt")), ["zram0", "logs"]);
+    assert_eq!(names(place.dir().join("mnt")), ["zram0", "logs"]);
     assert!(names(place.files()).contains(&"mm_stat".to_owned()));
-    place.place.run(&["remove", "logs"]).ok();
+    place.run(&["remove", "logs"]).ok();
     wait_until("it is gone", || !logs.exists());
-    let json: serde_json::Value =
-        serde_json::from_str(&place.place.run(&["stat", "zram0", "--json"]).ok()).unwrap();
+    let json = place.json(&["stat", "zram0"]);
     assert_eq!(json["file"], arg(&place.disk()));
 }
 
 #[test]
 fn a_block_device_is_attached_once_and_detached_when_free() {
-    if unable() || missing(&["mkfs.ext4", "mount", "umount"]) {
-        return;
-    }
-    let place = BlockPlace::new();
+    let Some(place) = BlockPlace::needing(&["mkfs.ext4", "mount", "umount"]) else { return };
     let daemon = up(&place, "64M", &[]);
-    let device = place.place.run(&["attach", "zram0"]).ok();
+    let device = place.run(&["attach", "zram0"]).ok();
     let device = device.trim();
     assert_eq!(place.loops(), [device]);
-    let again = place.place.run(&["attach", "zram0"]);
+    let again = place.run(&["attach", "zram0"]);
     assert!(again.complaint(1).contains(&format!("attached already, as {device}")), "{}", again.stderr);
-    let none = place.place.run(&["attach", "zram1"]);
+    let none = place.run(&["attach", "zram1"]);
     assert!(none.complaint(1).contains("no device 'zram1'"), "{}", none.stderr);
     let queue = |name: &str| {
         let path = format!("/sys/block/{}/queue/{name}", device.trim_start_matches("/dev/"));
@@ -393,47 +366,44 @@ fn a_block_device_is_attached_once_and_detached_when_free() {
     let queue = ["logical_block_size", "rotational", "write_cache", "wbt_lat_usec"].map(queue);
     assert_eq!(queue, ["4096", "0", "write through", "0"]);
 
-    succeed(&place.place, "mkfs.ext4", &["-q", device]);
+    succeed(&place, "mkfs.ext4", &["-q", device]);
     let dir = place.mount_point("fs");
-    succeed(&place.place, "mount", &[device, arg(&dir)]);
+    succeed(&place, "mount", &[device, arg(&dir)]);
     fs::write(dir.join("a"), "something").unwrap();
     // A device in use cannot be detached.
-    let detach = place.place.run(&["detach", "zram0"]);
+    let detach = place.run(&["detach", "zram0"]);
     assert!(detach.complaint(1).contains(&format!("{device} is mounted on")), "{}", detach.stderr);
-    let down = place.place.run(&["down"]);
+    let down = place.run(&["down"]);
     assert!(down.complaint(1).contains("zram0 is in use"), "{}", down.stderr);
-    let force = place.place.run(&["detach", "--force"]);
+    let force = place.run(&["detach", "--force"]);
     assert!(force.complaint(1).contains("lives"), "{}", force.stderr);
     let held = File::open(dir.join("a")).unwrap();
-    complain(&place.place, "umount", &[arg(&dir)]);
+    complain(&place, "umount", &[arg(&dir)]);
     drop(held);
-    succeed(&place.place, "umount", &[arg(&dir)]);
-    place.place.run(&["detach", "zram0"]).ok();
+    succeed(&place, "umount", &[arg(&dir)]);
+    place.run(&["detach", "zram0"]).ok();
     assert_eq!(place.loops(), [""; 0]);
-    let detach = place.place.run(&["detach", "zram0"]);
+    let detach = place.run(&["detach", "zram0"]);
     assert!(detach.complaint(1).contains("zram0 is not attached"), "{}", detach.stderr);
 
     // Its contents are unchanged.
-    let device = place.place.run(&["attach", "zram0"]).ok();
-    succeed(&place.place, "mount", &[device.trim(), arg(&dir)]);
+    let device = place.run(&["attach", "zram0"]).ok();
+    succeed(&place, "mount", &[device.trim(), arg(&dir)]);
     assert_eq!(fs::read_to_string(dir.join("a")).unwrap(), "something");
-    succeed(&place.place, "umount", &[arg(&dir)]);
-    place.place.run(&["detach", "zram0"]).ok();
-    place.end(daemon);
+    succeed(&place, "umount", &[arg(&dir)]);
+    place.run(&["detach", "zram0"]).ok();
+    place.end_clean(daemon);
 }
 
 #[test]
 fn a_commands_block_device_goes_with_it() {
-    if unable() || missing(&["mkfs.ext4", "mount", "umount"]) {
-        return;
-    }
-    let place = BlockPlace::new();
+    let Some(place) = BlockPlace::needing(&["mkfs.ext4", "mount", "umount"]) else { return };
     let dir = place.mount_point("fs");
     let command = format!(
         "test -b $device && mkfs.ext4 -q $device && mount $device {0} && echo hello >{0}/a && cat {0}/a && umount {0}",
         dir.display()
     );
-    let ended = place.place.run(&["up", "--size", "64M", "--attach", "--exec", &command]);
+    let ended = place.run(&["up", "--size", "64M", "--attach", "--exec", &command]);
     assert_eq!(ended.ok(), "hello\n");
     place.assert_clean();
 }
@@ -448,20 +418,20 @@ fn what_a_command_leaves_mounted_is_not_lost_without_a_word() {
         let place = BlockPlace::new();
         let dir = place.mount_point("fs");
         let command = format!("mkfs.ext4 -q $device && mount $device {}; exit 7", dir.display());
-        let up = place.place.start(&["up", "--size", "64M", "--attach", "--exec", &command]);
+        let up = place.start(&["up", "--size", "64M", "--attach", "--exec", &command]);
         wait_until("it says why it goes on", || up.said().contains("is mounted on"));
         assert!(up.said().contains("uzram down --force"), "{}", up.said());
         up.signal(Signal::TERM);
         up.signal(Signal::TERM);
         fs::write(dir.join("a"), "something").unwrap();
-        let down = place.place.run(&["down"]);
+        let down = place.run(&["down"]);
         assert!(down.complaint(1).contains("zram0 is in use"), "{}", down.stderr);
         if force {
-            let said = place.place.run(&["down", "--force"]).ok();
+            let said = place.run(&["down", "--force"]).ok();
             assert!(said.contains(&format!("unmounted {}", dir.display())), "{said}");
             assert!(said.contains("freed /dev/loop"), "{said}");
         } else {
-            succeed(&place.place, "umount", &[arg(&dir)]);
+            succeed(&place, "umount", &[arg(&dir)]);
         }
         assert_eq!(up.ended().0.code(), Some(7));
         place.assert_clean();
@@ -470,80 +440,72 @@ fn what_a_command_leaves_mounted_is_not_lost_without_a_word() {
 
 #[test]
 fn a_dead_daemons_block_device_is_cleared() {
-    if unable() || missing(&["mkfs.ext4", "mount", "umount"]) {
-        return;
-    }
-    let place = BlockPlace::new();
+    let Some(place) = BlockPlace::needing(&["mkfs.ext4", "mount", "umount"]) else { return };
     let daemon = up(&place, "64M", &["--attach"]);
     let device = place.loops().remove(0);
-    succeed(&place.place, "mkfs.ext4", &["-q", &device]);
+    succeed(&place, "mkfs.ext4", &["-q", &device]);
     let dir = place.mount_point("fs");
-    succeed(&place.place, "mount", &[&device, arg(&dir)]);
+    succeed(&place, "mount", &[&device, arg(&dir)]);
     let mut file = File::create(dir.join("a")).unwrap();
     file.write_all(&[7; 100_000]).unwrap();
     daemon.signal(Signal::KILL);
     daemon.ended();
     // Requests fail, and never hang.
     wait_until("writes fail", || file.sync_all().is_err());
-    let up = place.place.run(&["up", "--size", "64M", "--attach"]);
+    let up = place.run(&["up", "--size", "64M", "--attach"]);
     assert!(up.complaint(1).contains("uzram detach --force"), "{}", up.stderr);
     drop(file);
-    let said = place.place.run(&["detach", "--force"]).ok();
+    let said = place.run(&["detach", "--force"]).ok();
     assert!(said.contains(&format!("unmounted {}", dir.display())), "{said}");
     assert!(said.contains(&format!("freed {device}")), "{said}");
     place.assert_clean();
-    assert_eq!(place.place.run(&["detach", "--force"]).ok(), "nothing was left\n");
+    assert_eq!(place.run(&["detach", "--force"]).ok(), "nothing was left\n");
     // Another daemon can start.
-    let ended = place.place.run(&["up", "--size", "64M", "--attach", "--exec", "mkfs.ext4 -q $device"]);
+    let ended = place.run(&["up", "--size", "64M", "--attach", "--exec", "mkfs.ext4 -q $device"]);
     ended.ok();
     place.assert_clean();
 }
 
 #[test]
 fn two_daemons_do_not_meet() {
-    if unable() || missing(&["mkfs.ext4"]) {
-        return;
-    }
-    let place = BlockPlace::new();
+    let Some(place) = BlockPlace::needing(&["mkfs.ext4"]) else { return };
     let _one = up(&place, "16M", &["--attach"]);
     let first = place.loops();
     // Not in the same place…
-    let same = place.place.run(&["up", "--size", "16M", "--attach"]);
+    let same = place.run(&["up", "--size", "16M", "--attach"]);
     assert!(same.complaint(1).contains("already serves"), "{}", same.stderr);
-    let other_dir = place.place.root().join("other");
-    let mount = place.place.dir().join("mnt");
+    let other_dir = place.root().join("other");
+    let mount = place.dir().join("mnt");
     let taken = ["up", "--size", "16M", "--runtime-dir", arg(&other_dir), "--mount", arg(&mount)];
-    let taken = place.place.run(&taken);
+    let taken = place.run(&taken);
     assert!(taken.complaint(1).contains("something is mounted there"), "{}", taken.stderr);
     // …but in another.
     let command = "test $device != \"$UZRAM_OTHER\" && mkfs.ext4 -q $device";
-    let mut other = place.place.command(&["up", "--size", "16M", "--attach", "--exec", command]);
+    let mut other = place.command(&["up", "--size", "16M", "--attach", "--exec", command]);
     other.env("UZRAM_RUNTIME_DIR", &other_dir).env("UZRAM_OTHER", &first[0]);
     crate::common::finish(other).ok();
     assert_eq!(place.loops(), first);
-    place.place.run(&["down"]).ok();
+    place.run(&["down"]).ok();
     place.assert_clean();
 }
 
 #[test]
 fn fio_finds_what_it_wrote_on_the_block_device() {
-    if unable() || missing(&["fio"]) {
-        return;
-    }
-    let place = BlockPlace::new();
+    let Some(place) = BlockPlace::needing(&["fio"]) else { return };
     let command = "fio --name=verify --filename=$device --direct=1 --ioengine=libaio --iodepth=16 --rw=randwrite \
                    --bssplit=4k/60:64k/30:1m/10 --size=96M --norandommap=0 --verify=crc32c --verify_fatal=1 \
                    --verify_state_save=0 --trim_percentage=10 --output=/dev/null";
-    place.place.run(&["up", "--size", "128M", "--attach", "--exec", command]).ok();
+    place.run(&["up", "--size", "128M", "--attach", "--exec", command]).ok();
     place.assert_clean();
 }
 
 #[test]
 fn file_systems_fill_empty_and_give_their_memory_back() {
-    if unable() || missing(&["mkfs.ext4", "mkfs.xfs", "mkfs.btrfs", "mount", "umount", "fstrim"]) {
+    let Some(place) =
+        BlockPlace::needing(&["mkfs.ext4", "mkfs.xfs", "mkfs.btrfs", "mount", "umount", "fstrim"])
+    else {
         return;
-    }
-    let place = BlockPlace::new();
+    };
     for kind in ["ext4", "xfs", "btrfs"] {
         let known = fs::read_to_string("/proc/filesystems").unwrap();
         if !known.split_whitespace().any(|name| name == kind) {
@@ -552,10 +514,10 @@ fn file_systems_fill_empty_and_give_their_memory_back() {
         }
         let daemon = up(&place, "384M", &["--attach"]);
         let device = place.loops().remove(0);
-        succeed(&place.place, &format!("mkfs.{kind}"), &["-q", &device]);
+        succeed(&place, &format!("mkfs.{kind}"), &["-q", &device]);
         let dir = place.mount_point("fs");
-        succeed(&place.place, "mount", &[&device, arg(&dir)]);
-        let empty = place.place.statistic("orig_data_bytes");
+        succeed(&place, "mount", &[&device, arg(&dir)]);
+        let empty = place.statistic("orig_data_bytes");
         let mut file = File::create(dir.join("a")).unwrap();
         let piece: Vec<u8> = (0..1 << 20).map(|at: u32| (at / 7) as u8).collect();
         let mut written = 0u64;
@@ -571,19 +533,19 @@ fn file_systems_fill_empty_and_give_their_memory_back() {
         File::open(dir.join("a")).unwrap().take(64 << 20).read_to_end(&mut read).unwrap();
         assert!(read.chunks(piece.len()).all(|part| part == &piece[..part.len()]), "{kind}");
         drop(file);
-        let filled = place.place.statistic("orig_data_bytes");
+        let filled = place.statistic("orig_data_bytes");
         assert!(filled > written / 2, "{kind}: {filled} of {written}");
         fs::remove_file(dir.join("a")).unwrap();
-        succeed(&place.place, "sync", &[]);
-        succeed(&place.place, "fstrim", &[arg(&dir)]);
+        succeed(&place, "sync", &[]);
+        succeed(&place, "fstrim", &[arg(&dir)]);
         // Some file systems discard freed blocks only at their next commit.
         wait_until(&format!("{kind} gives back"), || {
-            succeed(&place.place, "fstrim", &[arg(&dir)]);
-            place.place.statistic("orig_data_bytes") < empty + (24 << 20)
+            succeed(&place, "fstrim", &[arg(&dir)]);
+            place.statistic("orig_data_bytes") < empty + (24 << 20)
         });
-        wait_until("its memory is given back", || place.place.statistic("mem_charged_bytes") < 24 << 20);
-        succeed(&place.place, "umount", &[arg(&dir)]);
-        place.end(daemon);
+        wait_until("its memory is given back", || place.statistic("mem_charged_bytes") < 24 << 20);
+        succeed(&place, "umount", &[arg(&dir)]);
+        place.end_clean(daemon);
     }
 }
 
@@ -594,7 +556,7 @@ fn a_daemon_whose_terminal_is_gone_takes_its_block_device_along() {
     }
     for signal in [Signal::HUP, Signal::QUIT] {
         let place = BlockPlace::new();
-        let daemon = place.place.up_sized("16M", &["--attach"]);
+        let daemon = place.up_sized("16M", &["--attach"]);
         assert_eq!(place.loops().len(), 1);
         daemon.signal(signal);
         assert!(daemon.ended().0.success());
@@ -611,15 +573,12 @@ fn cpu_latency_us() -> Option<i32> {
 
 #[test]
 fn cpus_wake_fast_while_requests_come() {
-    if unable() || missing(&["dd"]) {
-        return;
-    }
     const LIMIT_US: i32 = 3;
     let Some(usual_us) = cpu_latency_us().filter(|usual_us| *usual_us > LIMIT_US) else {
         println!("skipped: no /dev/cpu_dma_latency, or others ask for as much there");
         return;
     };
-    let place = BlockPlace::new();
+    let Some(place) = BlockPlace::needing(&["dd"]) else { return };
     for (limit, is_asked) in [("3", true), ("none", false)] {
         let daemon = up(&place, "64M", &["--cpu-latency-us", limit]);
         assert!(daemon.facts.contains(if is_asked { "CPU latency 3 us" } else { "CPU latency none" }));
@@ -634,24 +593,20 @@ fn cpus_wake_fast_while_requests_come() {
             asked == is_asked
         });
         wait_until("it is asked for no longer", || cpu_latency_us() == Some(usual_us));
-        daemon.signal(Signal::TERM);
-        assert!(daemon.ended().0.success());
+        daemon.terminate();
     }
 }
 
 #[test]
 fn without_what_it_needs_there_is_one_clear_line() {
-    if unable() || missing(&["unshare", "mount"]) {
-        return;
-    }
-    let place = BlockPlace::new();
+    let Some(place) = BlockPlace::needing(&["unshare", "mount"]) else { return };
     // /dev without a node, in the command's own namespace.
     let without = |node: &str, args: &str| {
         let program = env!("CARGO_BIN_EXE_uzram");
         let hide =
             format!("mount -t tmpfs none /dev && mknod /dev/null c 1 3 && {node} && exec {program} {args}");
         let mut command = std::process::Command::new("unshare");
-        command.args(["-m", "sh", "-c", &hide]).env("UZRAM_RUNTIME_DIR", place.place.dir());
+        command.args(["-m", "sh", "-c", &hide]).env("UZRAM_RUNTIME_DIR", place.dir());
         crate::common::finish(command)
     };
     let fuse = "mknod /dev/fuse c 10 229";
@@ -665,8 +620,7 @@ fn without_what_it_needs_there_is_one_clear_line() {
         assert!(ended.complaint(1).contains(what), "{args}: {}", ended.stderr);
     }
     // The daemon works without this node.
-    let ended =
-        without(fuse, &format!("up --size 16M --mount {}/mnt --exec true", place.place.dir().display()));
+    let ended = without(fuse, &format!("up --size 16M --mount {}/mnt --exec true", place.dir().display()));
     let said = "CPU latency none: /dev/cpu_dma_latency: No such file";
     assert!(ended.status.success() && ended.stderr.contains(said), "{}", ended.stderr);
     let nobody = |args: &[&str]| {

@@ -46,10 +46,7 @@ impl Drop for Writer {
 
 #[test]
 fn a_client_killed_while_it_writes_costs_nobody_else_anything() {
-    if missing(&["fio", "qemu-io"]) {
-        return;
-    }
-    let place = Place::new();
+    let Some(place) = Place::needing(&["fio", "qemu-io"]) else { return };
     let daemon = place.up_sized("64M", &[]);
     let uri = format!("--uri={}", place.uri());
     std::thread::scope(|scope| {

@@ -77,7 +77,7 @@ fn every_command_prints_json_of_one_style() {
     let own = std::process::id().to_string();
     let _daemon = place.up(&[]);
     let _client = connect(&place.socket("nbd.sock"));
-    let attributes: Value = serde_json::from_str(&place.run(&["stat", "zram0", "--json"]).ok()).unwrap();
+    let attributes = place.json(&["stat", "zram0"]);
     let attributes = attributes["attributes"].as_object().unwrap();
     for name in ["policy", "mm_stat", "io_stat", "bd_stat", "debug_stat", "backing", "lru", "backing_state"] {
         assert!(attributes[name].is_object(), "{name}: {}", attributes[name]);

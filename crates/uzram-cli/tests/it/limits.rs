@@ -3,18 +3,15 @@
 use std::fs;
 use std::path::Path;
 
-use crate::common::block::{BlockPlace, Cgroup, unable};
-use crate::common::clients::{Connected, arg, complain, missing, qemu_io, random_file, same, succeed};
+use crate::common::block::{BlockPlace, Cgroup};
+use crate::common::clients::{Connected, arg, complain, qemu_io, random_file, same, succeed};
 use crate::common::{Daemon, Place, finish, wait_until};
 
 const MIB: u64 = 1 << 20;
 
 #[test]
 fn a_full_disk_says_so_and_stays_usable() {
-    if missing(&["nbdcopy", "qemu-io"]) {
-        return;
-    }
-    let place = Place::new();
+    let Some(place) = Place::needing(&["nbdcopy", "qemu-io"]) else { return };
     let daemon = place.up_sized("32M", &["--mem-limit", "8M"]);
     let (source, copy) = (random_file(&place, "source", 32 << 20), place.root().join("copy"));
     qemu_io(&place, &["write -P 0x5a 0 1M"]);
@@ -52,16 +49,12 @@ fn a_full_disk_says_so_and_stays_usable() {
     place.run(&["set", "zram0", "mem_limit=1M"]).ok();
     succeed(&place, "nbdcopy", &[&place.uri(), arg(&copy)]);
     assert!(same(&source, &copy));
-    place.down();
-    assert!(daemon.ended().0.success());
+    place.end(daemon);
 }
 
 #[test]
 fn a_device_in_use_is_not_reset() {
-    if missing(&["qemu-io"]) {
-        return;
-    }
-    let place = Place::new();
+    let Some(place) = Place::needing(&["qemu-io"]) else { return };
     let _daemon = place.up(&[]);
     let mut client = Connected::new(&place, &place.uri());
     client.command("write -P 0x5a 0 1M", "wrote");
@@ -81,10 +74,7 @@ fn a_device_in_use_is_not_reset() {
 
 #[test]
 fn discarding_gives_memory_back() {
-    if missing(&["nbdcopy", "qemu-io"]) {
-        return;
-    }
-    let place = Place::new();
+    let Some(place) = Place::needing(&["nbdcopy", "qemu-io"]) else { return };
     let daemon = place.up_sized("64M", &[]);
     let source = random_file(&place, "source", 64 << 20);
     let resident_before = daemon.resident_bytes();
@@ -161,23 +151,20 @@ fn devices_that_might_not_fit_into_the_cgroup_are_refused() {
 
 #[test]
 fn swap_that_may_outgrow_the_machine_is_warned_about() {
-    if unable() {
-        return;
-    }
     let meminfo = fs::read_to_string("/proc/meminfo").unwrap();
     let ram_kib: u64 = meminfo.lines().next().unwrap().split_whitespace().nth(1).unwrap().parse().unwrap();
-    let place = BlockPlace::new();
+    let Some(place) = BlockPlace::if_able() else { return };
     let size = format!("{ram_kib}K");
-    let on = |args: &[&str]| place.place.run(&[&["swap", "on", "--size", &size], args].concat()).ok();
+    let on = |args: &[&str]| place.run(&[&["swap", "on", "--size", &size], args].concat()).ok();
     let facts = on(&[]);
     let warnings: Vec<&str> = facts.lines().filter(|line| line.starts_with("warning ")).collect();
     let about_memory = |line: &&&str| line.contains("swap on zram0 may take") && line.contains("--mem-limit");
     assert_eq!(warnings.iter().filter(about_memory).count(), 1, "{facts}");
-    let log = fs::read_to_string(place.place.dir().join("uzram.log")).unwrap();
+    let log = fs::read_to_string(place.dir().join("uzram.log")).unwrap();
     assert!(log.contains("WARN") && log.contains("swap on zram0 may take"), "{log}");
-    place.place.run(&["swap", "off"]).ok();
+    place.run(&["swap", "off"]).ok();
     let facts = on(&["--mem-limit", "64M"]);
     assert!(!facts.contains("may take"), "{facts}");
-    place.place.run(&["swap", "off"]).ok();
+    place.run(&["swap", "off"]).ok();
     place.assert_clean();
 }

@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
-use crate::common::block::{BlockPlace, Cgroup, Hog, swapped_bytes, unable};
-use crate::common::clients::{arg, missing, succeed};
+use crate::common::block::{BlockPlace, Cgroup, Hog, swapped_bytes};
+use crate::common::clients::{arg, succeed};
 use crate::common::{Daemon, Ended, collect_within, finish, program_path, start, wait_until};
 use rustix::mm::{MapFlags, MsyncFlags, ProtFlags};
 use uzram::random::Random;
@@ -64,18 +64,15 @@ struct Shared {
 impl Shared {
     /// Prints why and returns `None` where there can be none.
     fn new(name: &str, limit_bytes: u64) -> Option<Shared> {
-        if unable() || missing(&["setpriv", "unshare", "mkfs.ext4"]) {
-            return None;
-        }
         let cgroup = Cgroup::new(name, limit_bytes)?;
-        Some(Shared { place: BlockPlace::new(), cgroup })
+        Some(Shared { place: BlockPlace::needing(&["setpriv", "unshare", "mkfs.ext4"])?, cgroup })
     }
 
     /// Returns the command `uzram args` in the cgroup, without CAP_SYS_RESOURCE and these capabilities.
     fn command(&self, args: &[&str], without: &str) -> Command {
         let mut command = self.cgroup.command(Path::new("setpriv"));
         command.args(["--bounding-set", &format!("-sys_resource{without}"), env!("CARGO_BIN_EXE_uzram")]);
-        command.args(args).env("UZRAM_RUNTIME_DIR", self.place.place.dir());
+        command.args(args).env("UZRAM_RUNTIME_DIR", self.place.dir());
         command
     }
 
@@ -124,7 +121,7 @@ impl Shared {
 
     /// Returns the page faults of the threads that serve files.
     fn faults(&self, daemon: &Daemon) -> Vec<(String, u64)> {
-        let worker = self.place.place.process("worker_pid").map(|worker| worker.as_raw_pid().unsigned_abs());
+        let worker = self.place.process("worker_pid").map(|worker| worker.as_raw_pid().unsigned_abs());
         let tasks = fs::read_dir(format!("/proc/{}/task", worker.unwrap_or(daemon.id()))).unwrap();
         let of_thread = |task: std::io::Result<fs::DirEntry>| {
             // A thread may have ended meanwhile.
@@ -150,7 +147,7 @@ impl Shared {
     }
 
     fn source(&self) -> PathBuf {
-        let path = self.place.place.root().join("source");
+        let path = self.place.root().join("source");
         fs::write(&path, contents()).unwrap();
         path
     }
@@ -177,7 +174,7 @@ fn a_file_system_is_written_by_a_program_of_the_daemons_cgroup() {
     let before = shared.faults(&daemon);
     shared.use_file_system(Path::new(device));
     shared.assert_no_faults(&daemon, &before);
-    let place = &shared.place.place;
+    let place = &shared.place;
     assert_eq!(place.statistic("failed_writes") + place.statistic("failed_reads"), 0);
     let status = place.run(&["status"]).ok();
     assert!(status.contains("memory charged in advance yes"), "{status}");
@@ -218,26 +215,26 @@ fn a_command_ends_a_daemon_without_a_stand_by() {
 #[test]
 fn a_file_is_mapped_and_made_a_loop_device_in_the_daemons_cgroup() {
     let Some(shared) = Shared::new("mount", LIMIT_BYTES) else { return };
-    let dir = shared.place.place.dir().join("mnt");
+    let dir = shared.place.dir().join("mnt");
     let daemon = shared.up(&["--mem-limit", MEM_LIMIT, "--mount", arg(&dir)]);
     let before = shared.faults(&daemon);
     let mut mapper = shared.cgroup.command(&std::env::current_exe().unwrap());
     mapper.args(["--exact", "memory_cgroup::mapper", "--ignored"]).env(MAPPER_VARIABLE, shared.place.disk());
     shared.ended(start(&mut mapper)).ok();
-    let place = &shared.place.place;
+    let place = &shared.place;
     let device = succeed(place, "losetup", &["-f", "--show", arg(&shared.place.disk())]);
     let device = device.trim();
     shared.use_file_system(Path::new(device));
     succeed(place, "losetup", &["-d", device]);
     shared.assert_no_faults(&daemon, &before);
-    shared.place.place.down();
+    shared.place.down();
     shared.place.assert_clean();
 }
 
 #[test]
 fn what_would_wait_for_ever_is_refused() {
     let Some(shared) = Shared::new("refused", LIMIT_BYTES) else { return };
-    let backing = format!("{}:32M", shared.place.place.root().join("backing").display());
+    let backing = format!("{}:32M", shared.place.root().join("backing").display());
     let (attach, swap) = (["up", "--size", "64M", "--attach"], ["swap", "on", "--size", "64M"]);
     for command in [&attach[..], &swap] {
         let with_backing = [command, &["--mem-limit", "16M", "--backing", &backing]].concat();
@@ -262,7 +259,7 @@ fn what_would_wait_for_ever_is_refused() {
 #[test]
 fn files_are_served_without_the_page_cache_where_memory_is_not_charged_in_advance() {
     let Some(shared) = Shared::new("unsafe", LIMIT_BYTES) else { return };
-    let place = &shared.place.place;
+    let place = &shared.place;
     let (dir, backing) = (place.dir().join("mnt"), format!("{}:32M", place.root().join("backing").display()));
     let options = ["up", "--size", "256M", "--mem-limit", "16M", "--backing", &backing, "--mount", arg(&dir)];
     let mut command = shared.command(&[&options[..], &["--give-up-after", "1"]].concat(), "");
@@ -285,9 +282,7 @@ fn files_are_served_without_the_page_cache_where_memory_is_not_charged_in_advanc
     wait_until("the daemon gives up", || place.run(&["status"]).stdout.contains("gave up"));
     let said = place.run(&["recover", "zram0"]).ok();
     drop(check(Path::new(said.split_whitespace().last().unwrap())));
-    place.down();
-    assert!(daemon.ended().0.success());
-    shared.place.assert_clean();
+    place.end_clean(daemon);
 }
 
 fn map_shared(file: &File) -> Result<(), rustix::io::Errno> {
@@ -300,14 +295,12 @@ fn map_shared(file: &File) -> Result<(), rustix::io::Errno> {
 fn without_a_limit_nothing_is_charged_in_advance() {
     let Some(shared) = Shared::new("free", LIMIT_BYTES) else { return };
     shared.cgroup.set_limit(1 << 62);
-    let backing = format!("{}:32M", shared.place.place.root().join("backing").display());
+    let backing = format!("{}:32M", shared.place.root().join("backing").display());
     let daemon = shared.up(&["--mem-limit", "16M", "--backing", &backing, "--attach"]);
-    let status = shared.place.place.run(&["status"]).ok();
+    let status = shared.place.run(&["status"]).ok();
     assert!(!status.contains("charged in advance"), "{status}");
-    assert!(shared.place.place.process("worker_pid").is_some(), "it outlives the process that serves");
-    shared.place.place.down();
-    assert!(daemon.ended().0.success());
-    shared.place.assert_clean();
+    assert!(shared.place.process("worker_pid").is_some(), "it outlives the process that serves");
+    shared.place.end_clean(daemon);
 }
 
 #[test]
@@ -317,7 +310,7 @@ fn swap_is_used_by_a_program_of_the_daemons_cgroup() {
     let device = on.lines().find_map(|line| line.strip_prefix("swap ")).unwrap();
     let device = device.split_whitespace().next().unwrap().to_owned();
     // To compress pages again takes memory, and so does the stand-by, for which a file system would wait.
-    let place = &shared.place.place;
+    let place = &shared.place;
     assert_eq!(place.run(&["stat", "zram0", "recomp_algorithm"]).ok().trim(), "");
     place.run(&["add", "zram1", "--size", "8M", "--mem-limit", "8M", "--reserve", "8M"]).ok();
     let refused = place.run(&["attach", "zram1"]);

@@ -9,7 +9,7 @@ use std::path::Path;
 use std::process::Command;
 
 use crate::common::nbd::Raw;
-use crate::common::{Ended, Place, Terminal, bare_command, finish, wait_until};
+use crate::common::{Ended, Place, Terminal, bare_command, finish, not_root, wait_until};
 use rustix::process::Signal;
 
 /// A user without rights.
@@ -29,14 +29,6 @@ fn check(place: &Place, rows: &[Row<'_>]) {
         }
     }
     assert!(wrong.is_empty(), "{wrong}");
-}
-
-fn is_root() -> bool {
-    let is_root = rustix::process::geteuid().is_root();
-    if !is_root {
-        println!("skipped: root alone can be another user");
-    }
-    is_root
 }
 
 #[test]
@@ -225,7 +217,7 @@ fn a_mount_in_a_missing_directory_is_refused_and_makes_none() {
 
 #[test]
 fn another_user_is_told_that_the_daemon_is_roots() {
-    if !is_root() {
+    if not_root() {
         return;
     }
     let place = Place::new();
@@ -389,7 +381,7 @@ fn fuse_denied(prepare: &str) -> (Ended, Ended) {
 
 #[test]
 fn a_denied_mount_names_the_device_and_who_denies_it() {
-    if !is_root() || !Path::new("/dev/fuse").exists() {
+    if not_root() || !Path::new("/dev/fuse").exists() {
         return println!("skipped: there is no /dev/fuse, or no root to deny it");
     }
     let fusermount = "printf '#!/bin/sh\\necho \"fusermount3: mount failed: Permission denied\" >&2; exit 1\\n' >bin/fusermount3

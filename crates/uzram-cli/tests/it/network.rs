@@ -2,10 +2,9 @@
 
 use std::os::unix::fs::PermissionsExt;
 
-use crate::common::clients::{arg, complain, missing, random_file, same, succeed};
+use crate::common::clients::{arg, complain, random_file, same, succeed};
 use crate::common::{Daemon, Place};
 use crate::nbd::pki::{Authority, Validity, write};
-use rustix::process::Signal;
 
 /// Returns the announced URIs.
 fn uris(daemon: &Daemon) -> Vec<String> {
@@ -47,10 +46,7 @@ fn tcp(daemon: &Daemon) -> (String, String) {
 
 #[test]
 fn libnbd_and_qemu_come_over_tls() {
-    if missing(&["nbdinfo", "nbdcopy", "qemu-img", "qemu-io"]) {
-        return;
-    }
-    let place = Place::new();
+    let Some(place) = Place::needing(&["nbdinfo", "nbdcopy", "qemu-img", "qemu-io"]) else { return };
     let daemon = secure_daemon(&place);
     let (uri, port) = tcp(&daemon);
     let uri = format!("{uri}?tls-certificates={}", place.root().display());
@@ -79,10 +75,7 @@ fn libnbd_and_qemu_come_over_tls() {
 
 #[test]
 fn who_does_not_fit_is_kept_out() {
-    if missing(&["nbdinfo", "qemu-img"]) {
-        return;
-    }
-    let place = Place::new();
+    let Some(place) = Place::needing(&["nbdinfo", "qemu-img"]) else { return };
     let daemon = secure_daemon(&place);
     let (uri, port) = tcp(&daemon);
     let stranger = place.root().join("stranger");
@@ -116,7 +109,7 @@ fn every_place_is_announced_listed_and_cleared_away() {
     assert!(announced[3].ends_with(&format!("?socket={}", extra.display())), "{announced:?}");
     assert_eq!(extra.symlink_metadata().unwrap().permissions().mode() & 0o777, 0o600);
 
-    let json: serde_json::Value = serde_json::from_str(&place.run(&["list", "--json"]).ok()).unwrap();
+    let json = place.json(&["list"]);
     assert_eq!(json["devices"][0]["uri"], announced[0].as_str());
     let listed: Vec<&str> =
         json["devices"][0]["uris"].as_array().unwrap().iter().map(|uri| uri.as_str().unwrap()).collect();
@@ -125,8 +118,7 @@ fn every_place_is_announced_listed_and_cleared_away() {
         assert!(announced.iter().all(|uri| said.contains(uri.as_str())), "{said}");
     }
 
-    daemon.signal(Signal::TERM);
-    assert!(daemon.ended().0.success());
+    daemon.terminate();
     assert!(!extra.exists() && !place.socket("nbd.sock").exists());
 }
 
@@ -192,10 +184,7 @@ fn what_cannot_be_served_is_refused_in_one_line() {
 
 #[test]
 fn everyone_is_let_in_where_that_is_said() {
-    if missing(&["nbdinfo"]) {
-        return;
-    }
-    let place = Place::new();
+    let Some(place) = Place::needing(&["nbdinfo"]) else { return };
     Authority::new("authority").write_all(place.root());
     let options = tls_options(&place, false);
     let mut args = vec!["--tls-anyone", "--listen", "tcp:0.0.0.0:0"];

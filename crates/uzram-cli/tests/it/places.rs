@@ -4,16 +4,14 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
-use crate::common::block::{BlockPlace, unable};
-use crate::common::clients::{arg, missing, succeed};
+use crate::common::block::BlockPlace;
+use crate::common::clients::{arg, succeed};
 use crate::common::wait_until;
-use rustix::process::Signal;
 
 /// Runs a daemon that must be refused with these words, before anything is mounted.
 fn refused(place: &BlockPlace, code: i32, args: &[&str], said: &str) {
     let before = place.mounts();
-    let ended =
-        place.place.run(&[&["up", "--size", "1M", "--log", "error", "--exec", "true"], args].concat());
+    let ended = place.run(&[&["up", "--size", "1M", "--log", "error", "--exec", "true"], args].concat());
     let complaint = ended.complaint(code);
     assert!(complaint.contains(said), "{args:?}: {complaint}");
     assert_eq!(place.mounts(), before, "{args:?}");
@@ -21,16 +19,13 @@ fn refused(place: &BlockPlace, code: i32, args: &[&str], said: &str) {
 
 #[test]
 fn files_are_not_mounted_over_what_the_daemon_needs() {
-    if unable() || missing(&["mount", "umount"]) {
-        return;
-    }
-    let place = BlockPlace::new();
-    let (root, run) = (place.place.root().to_owned(), place.place.dir());
+    let Some(place) = BlockPlace::needing(&["mount", "umount"]) else { return };
+    let (root, run) = (place.root().to_owned(), place.dir());
     fs::create_dir_all(root.join("other/deep")).unwrap();
     symlink(&root, root.join("other/link")).unwrap();
     symlink(&run, root.join("other/to-run")).unwrap();
     let bound = place.mount_point("bound");
-    succeed(&place.place, "mount", &["--bind", arg(&root), arg(&bound)]);
+    succeed(&place, "mount", &["--bind", arg(&root), arg(&bound)]);
     let inside = |path: &str| root.join(path);
     // The runtime directory, and those above it, by any name.
     for dir in [
@@ -43,7 +38,7 @@ fn files_are_not_mounted_over_what_the_daemon_needs() {
     ] {
         refused(&place, 1, &["--mount", arg(&dir)], "choose an empty directory");
     }
-    succeed(&place.place, "umount", &[arg(&bound)]);
+    succeed(&place, "umount", &[arg(&bound)]);
     // One that is made for the mount, with the runtime directory in it.
     let (new, deep) = (inside("new"), inside("new/a/run"));
     for dir in [&new, &inside("new/a"), &deep] {
@@ -68,17 +63,14 @@ fn files_are_not_mounted_over_what_the_daemon_needs() {
         "uzram_name=$name; ls $UZRAM_RUNTIME_DIR/below",
         "--mount",
     ];
-    assert_eq!(place.place.run(&[&up[..], &[arg(&run.join("below"))]].concat()).ok(), "zram0\n");
+    assert_eq!(place.run(&[&up[..], &[arg(&run.join("below"))]].concat()).ok(), "zram0\n");
     place.assert_clean();
 }
 
 #[test]
 fn a_backing_file_does_not_lie_where_files_are_mounted() {
-    if unable() {
-        return;
-    }
-    let place = BlockPlace::new();
-    let root = place.place.root().to_owned();
+    let Some(place) = BlockPlace::if_able() else { return };
+    let root = place.root().to_owned();
     fs::create_dir_all(root.join("empty")).unwrap();
     symlink(root.join("empty"), root.join("link")).unwrap();
     let in_root = |path: &str| root.join(path).to_str().unwrap().to_owned();
@@ -94,7 +86,7 @@ fn a_backing_file_does_not_lie_where_files_are_mounted() {
         refused(&place, 2, &args, "where the devices' files are mounted");
     }
     // The default place of the mount, and a file of settings.
-    let cold = format!("{}:1M", place.place.dir().join("mnt/cold").display());
+    let cold = format!("{}:1M", place.dir().join("mnt/cold").display());
     refused(&place, 2, &["--attach", "--backing", &cold], "where the devices' files are mounted");
     let config = root.join("uzram.toml");
     fs::write(
@@ -103,7 +95,7 @@ fn a_backing_file_does_not_lie_where_files_are_mounted() {
     )
     .unwrap();
     for command in ["up", "check"] {
-        let ended = place.place.run(&[command, "--config", arg(&config)]);
+        let ended = place.run(&[command, "--config", arg(&config)]);
         assert!(ended.complaint(2).contains("where the devices' files are mounted"), "{}", ended.stderr);
     }
     assert!(!root.join("new").exists());
@@ -112,29 +104,28 @@ fn a_backing_file_does_not_lie_where_files_are_mounted() {
 
 /// A file system on a block device of the daemon, mounted.
 fn with_file_system(place: &BlockPlace) -> (crate::common::Daemon, String, PathBuf) {
-    let daemon = place.place.up_sized("64M", &["--attach"]);
+    let daemon = place.up_sized("64M", &["--attach"]);
     let device = place.loops().remove(0);
-    succeed(&place.place, "mkfs.ext4", &["-q", &device]);
+    succeed(place, "mkfs.ext4", &["-q", &device]);
     let dir = place.mount_point("fs");
-    succeed(&place.place, "mount", &[&device, arg(&dir)]);
+    succeed(place, "mount", &[&device, arg(&dir)]);
     (daemon, device, dir)
 }
 
 #[test]
 fn a_backing_file_does_not_lie_on_the_daemons_own_devices() {
-    if unable() || missing(&["mkfs.ext4", "mount", "umount", "losetup", "truncate"]) {
+    let Some(place) = BlockPlace::needing(&["mkfs.ext4", "mount", "umount", "losetup", "truncate"]) else {
         return;
-    }
-    let place = BlockPlace::new();
+    };
     let (daemon, device, dir) = with_file_system(&place);
     let add = |backing: &Path| {
         let sized = format!("{}:1M", backing.display());
-        let ended = place.place.run(&["add", "zram1", "--size", "1M", "--force", "--backing", &sized]);
+        let ended = place.run(&["add", "zram1", "--size", "1M", "--force", "--backing", &sized]);
         ended.complaint(1).to_owned()
     };
     let on_it = format!("lies on zram0 ({device})");
-    symlink(&dir, place.place.root().join("link")).unwrap();
-    for path in [dir.join("cold"), place.place.root().join("link/cold"), PathBuf::from(&device)] {
+    symlink(&dir, place.root().join("link")).unwrap();
+    for path in [dir.join("cold"), place.root().join("link/cold"), PathBuf::from(&device)] {
         let said = add(&path);
         assert!(said.contains(&on_it) && said.contains("(setting: backing_dev)"), "{said}");
     }
@@ -142,74 +133,70 @@ fn a_backing_file_does_not_lie_on_the_daemons_own_devices() {
     assert!(said.contains("lies on the files in '"), "{said}");
     // On a block device on a file there.
     let image = dir.join("image");
-    succeed(&place.place, "truncate", &["-s", "8M", arg(&image)]);
-    let upper = succeed(&place.place, "losetup", &["-f", "--show", arg(&image)]);
+    succeed(&place, "truncate", &["-s", "8M", arg(&image)]);
+    let upper = succeed(&place, "losetup", &["-f", "--show", arg(&image)]);
     let said = add(Path::new(upper.trim()));
-    succeed(&place.place, "losetup", &["-d", upper.trim()]);
+    succeed(&place, "losetup", &["-d", upper.trim()]);
     assert!(said.contains(&on_it), "{said}");
     assert!(!dir.join("cold").exists());
     // By the other ways of setting it.
-    place.place.run(&["add", "zram1", "--size", "1M"]).ok();
-    place.place.run(&["reset", "zram1"]).ok();
+    place.run(&["add", "zram1", "--size", "1M"]).ok();
+    place.run(&["reset", "zram1"]).ok();
     let cold = format!("{}:1M", dir.join("cold").display());
-    let set = place.place.run(&["set", "zram1", &format!("backing_dev={cold}")]);
+    let set = place.run(&["set", "zram1", &format!("backing_dev={cold}")]);
     assert!(set.complaint(1).contains(&on_it), "{}", set.stderr);
-    let attribute = place.place.dir().join("mnt/zram1/backing_dev");
+    let attribute = place.dir().join("mnt/zram1/backing_dev");
     assert_eq!(fs::write(&attribute, &cold).unwrap_err().raw_os_error(), Some(libc::EINVAL));
     // Elsewhere it may lie, and the daemon ends as usual.
-    let elsewhere = format!("{}:1M", place.place.root().join("cold").display());
+    let elsewhere = format!("{}:1M", place.root().join("cold").display());
     fs::write(&attribute, &elsewhere).unwrap();
-    succeed(&place.place, "umount", &[arg(&dir)]);
-    place.end(daemon);
+    succeed(&place, "umount", &[arg(&dir)]);
+    place.end_clean(daemon);
 }
 
 #[test]
 fn attaching_says_what_is_in_the_way() {
-    if unable() {
-        return;
-    }
-    let place = BlockPlace::new();
-    let daemon = place.place.up(&["--mount", arg(&place.place.dir().join("mnt"))]);
-    let attach = || place.place.run(&["attach", "zram0"]);
-    place.place.run(&["reset", "zram0"]).ok();
+    let Some(place) = BlockPlace::if_able() else { return };
+    let daemon = place.up(&["--mount", arg(&place.dir().join("mnt"))]);
+    let attach = || place.run(&["attach", "zram0"]);
+    place.run(&["reset", "zram0"]).ok();
     let said = attach();
     assert!(
         said.complaint(1).contains("it has no size") && said.stderr.contains("disksize="),
         "{}",
         said.stderr
     );
-    place.place.run(&["set", "zram0", "disksize=1M"]).ok();
+    place.run(&["set", "zram0", "disksize=1M"]).ok();
     // A client is named while it is there, and waited for when it has just left.
-    let client = crate::common::nbd::Raw::unix(&place.place).enter().unwrap();
-    wait_until("it is counted", || place.place.run(&["clients"]).ok().contains("zram0"));
+    let client = crate::common::nbd::Raw::unix(&place).enter().unwrap();
+    wait_until("it is counted", || place.run(&["clients"]).ok().contains("zram0"));
     assert!(attach().complaint(1).contains("NBD clients have it open"));
     drop(client);
     attach().ok();
-    place.place.run(&["detach", "zram0"]).ok();
+    place.run(&["detach", "zram0"]).ok();
 
     // Beside resets, which may come first: no client is blamed that is not there.
     std::thread::scope(|scope| {
         let resets = scope.spawn(|| {
             for _ in 0..15 {
                 // Refused while it is attached.
-                let _ = place.place.run(&["reset", "zram0"]);
-                let _ = place.place.run(&["set", "zram0", "disksize=1M"]);
+                let _ = place.run(&["reset", "zram0"]);
+                let _ = place.run(&["set", "zram0", "disksize=1M"]);
             }
         });
         while !resets.is_finished() {
             let said = attach();
             if said.status.success() {
-                let _ = place.place.run(&["detach", "zram0"]);
+                let _ = place.run(&["detach", "zram0"]);
             } else {
                 assert!(said.complaint(1).contains("it has no size"), "{}", said.stderr);
             }
         }
     });
     wait_until("it is detached", || {
-        let _ = place.place.run(&["detach", "zram0"]);
+        let _ = place.run(&["detach", "zram0"]);
         place.loops().is_empty()
     });
-    daemon.signal(Signal::TERM);
-    assert!(daemon.ended().0.success());
+    daemon.terminate();
     place.assert_clean();
 }

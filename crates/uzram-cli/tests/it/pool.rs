@@ -4,7 +4,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::common::clients::{arg, fio, missing, same, succeed};
 use crate::common::{Daemon, Place, ask};
-use serde_json::Value;
 
 /// Reads and frees are protected differently in these two: by pins, and by locks.
 const DESIGNS: [&str; 2] = ["pinned", "split"];
@@ -125,10 +124,7 @@ fn compact_until(place: &Place, ends: &AtomicBool) -> usize {
 
 #[test]
 fn classes_are_told_in_the_kernels_columns() {
-    if missing(&["fio"]) {
-        return;
-    }
-    let place = Place::new();
+    let Some(place) = Place::needing(&["fio"]) else { return };
     let _daemon = place.up_sized("64M", &[]);
     fill(&place, &format!("--uri={}", place.uri()));
     let text = place.run(&["stat", "zram0", "classes"]).ok();
@@ -152,7 +148,7 @@ fn classes_are_told_in_the_kernels_columns() {
     let total: Vec<u64> =
         text.lines().last().unwrap().split_whitespace().skip(1).map(|n| n.parse().unwrap()).collect();
     assert_eq!(total[11..14], [sum(13), sum(14), sum(15)], "{text}");
-    let json: Value = serde_json::from_str(&place.run(&["stat", "zram0", "classes", "--json"]).ok()).unwrap();
+    let json = place.json(&["stat", "zram0", "classes"]);
     let classes = json["value"].as_array().unwrap();
     let in_use: Vec<_> = rows.iter().filter(|row| row[13] > 0).collect();
     assert_eq!(classes.len(), in_use.len());

@@ -8,7 +8,7 @@ use std::process::{Child, Stdio};
 use std::time::Duration;
 
 use crate::common::run::{Program, can_run};
-use crate::common::{Ended, PATIENCE, Place, bare_command, finish, status_field, wait, wait_until};
+use crate::common::{Ended, PATIENCE, Place, bare_command, finish, not_root, status_field, wait, wait_until};
 use rustix::fs::MemfdFlags;
 use serde_json::Value;
 use uzram_pager::Figures;
@@ -105,8 +105,7 @@ fn running_programs_are_listed() {
         let all = ["resident_bytes", "stored_bytes", "spilled_bytes"].map(figure).iter().sum::<u64>();
         assert!(all <= 72 << 20, "{program}");
         assert!(figure("faults") > 100 && figure("fault_us") > 0, "{program}");
-        let json: Value =
-            serde_json::from_str(&place.run(&["stat", &id.to_string(), "--json"]).ok()).unwrap();
+        let json = place.json(&["stat", &id.to_string()]);
         assert_eq!((&json["pid"], &json["limit_bytes"]), (&id.into(), &program["limit_bytes"]));
         let text = place.run(&["stat", &id.to_string()]).ok();
         assert!(text.starts_with(&format!("process {id} (holds)\n")), "{text}");
@@ -227,8 +226,8 @@ fn what_only_looks_like_figures_is_left_out() {
 
 #[test]
 fn programs_of_other_users_are_not_shown() {
-    if !rustix::process::geteuid().is_root() {
-        return println!("skipped: root alone can be another user");
+    if not_root() {
+        return;
     }
     if !can_run() {
         return;

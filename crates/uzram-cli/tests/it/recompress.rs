@@ -1,6 +1,6 @@
 //! Recompression of pages on a device of the real program.
 
-use crate::common::clients::{arg, fio, missing, same, succeed};
+use crate::common::clients::{arg, fio, same, succeed};
 use crate::common::{Place, wait_until};
 use uzram::random::Random;
 
@@ -18,10 +18,7 @@ fn text_file(place: &Place, bytes: usize) -> std::path::PathBuf {
 
 #[test]
 fn a_disk_takes_less_memory_after_it() {
-    if missing(&["nbdcopy"]) {
-        return;
-    }
-    let place = Place::new();
+    let Some(place) = Place::needing(&["nbdcopy"]) else { return };
     let _daemon = place.up_sized("4M", &["--recompress", "zstd:3"]);
     let algorithms = place.run(&["stat", "zram0", "recomp_algorithm"]).ok();
     assert_eq!(algorithms.trim(), "#1: lz4 lz4hc [zstd:3] deflate memory");
@@ -48,10 +45,7 @@ fn a_disk_takes_less_memory_after_it() {
 
 #[test]
 fn fio_verifies_meanwhile() {
-    if missing(&["fio"]) {
-        return;
-    }
-    let place = Place::new();
+    let Some(place) = Place::needing(&["fio"]) else { return };
     let _daemon = place.up_sized("32M", &["--log", "warn", "--recompress", "deflate:1"]);
     let uri = format!("--uri={}", place.uri());
     std::thread::scope(|scope| {

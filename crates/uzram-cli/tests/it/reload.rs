@@ -49,10 +49,7 @@ fn is_let_in(place: &Place, uri: &str) -> bool {
 
 #[test]
 fn certificates_are_read_again_and_contents_and_clients_stay() {
-    if missing(&["nbdinfo", "qemu-io"]) {
-        return;
-    }
-    let place = Place::new();
+    let Some(place) = Place::needing(&["nbdinfo", "qemu-io"]) else { return };
     let [live, first, second] = ["live", "first", "second"].map(|name| certificates(&place, name));
     replace(&live, &first);
     let daemon = place.up_config(&config(&live), &[]);
@@ -98,10 +95,7 @@ fn certificates_are_read_again_and_contents_and_clients_stay() {
 
 #[test]
 fn a_hang_up_reloads_a_daemon_with_a_configuration_file() {
-    if missing(&["nbdinfo"]) {
-        return;
-    }
-    let place = Place::new();
+    let Some(place) = Place::needing(&["nbdinfo"]) else { return };
     let [live, first, second] = ["live", "first", "second"].map(|name| certificates(&place, name));
     replace(&live, &first);
     let daemon = place.up_config(&config(&live), &[]);

@@ -48,11 +48,6 @@ fn job(place: &Place, size: &str, seed: &str, verify: &str) {
     succeed(place, "fio", &fio(&uri, &job));
 }
 
-fn standby_is_ready(place: &Place) -> bool {
-    let status: serde_json::Value = serde_json::from_str(&place.run(&["status", "--json"]).ok()).unwrap();
-    status["standby_ready"] == true
-}
-
 /// Three masters without replicas: one is killed while fio writes and verifies, and nothing is lost.
 #[test]
 fn fio_verifies_though_a_master_is_killed() {
@@ -111,7 +106,7 @@ fn objects_outlive_the_process_that_serves() {
     write(&place, "48M", "7");
     assert!(place.statistic("pages_backed") > 1000);
     for is_stopped in [false, true] {
-        wait_until("a stand-by is ready", || standby_is_ready(&place));
+        place.wait_for_standby();
         let worker = place.worker_id();
         if is_stopped {
             redis.signal(Signal::STOP);
@@ -134,9 +129,7 @@ fn objects_outlive_the_process_that_serves() {
     assert_eq!(place.run(&["stat", "zram0", "backing_state"]).ok().lines().nth(1), Some("lost 0"));
     assert_eq!(place.run(&["stat", "zram0", "backing_copies"]).ok(), "1\n");
     assert_eq!(place.statistic("failed_reads"), 0);
-    place.down();
-    let (status, said) = daemon.ended();
-    assert!(status.success(), "{said}");
+    place.end(daemon);
     let keys = redis.ask(&["-a", "secret", "--no-auth-warning", "dbsize"]);
     assert_eq!(keys.trim(), "0", "left behind");
 }
@@ -189,7 +182,7 @@ fn objects_in_a_bucket_outlive_the_process_that_serves() {
     std::fs::remove_file(&credentials).unwrap();
     write(&place, "48M", "7");
     assert!(place.statistic("pages_backed") > 1000);
-    take_over(&place);
+    place.take_over();
     read_back(&place, "48M", "7");
     assert_eq!(place.run(&["stat", "zram0", "backing_state"]).ok().lines().nth(1), Some("lost 0"));
     // While it is there, it has a lease.
@@ -198,9 +191,7 @@ fn objects_in_a_bucket_outlive_the_process_that_serves() {
         finish_command(log_in(&mut sweep, &server).args(args))
     };
     assert!(sweep(&["--dry-run"]).contains("in use"));
-    place.down();
-    let (status, said) = daemon.ended();
-    assert!(status.success(), "{said}");
+    place.end(daemon);
     assert_eq!(server.objects().len(), 0, "left behind");
 }
 
@@ -243,16 +234,6 @@ fn what_cannot_be_used_is_refused_in_one_line() {
     assert!(added.complaint(1).contains("was started without"), "{}", added.stderr);
 }
 
-/// Waits for a stand-by, kills the process that serves, and waits for the next one.
-fn take_over(place: &Place) {
-    wait_until("a stand-by is ready", || standby_is_ready(place));
-    let worker = place.worker_id();
-    kill_process(worker, Signal::KILL).unwrap();
-    wait_until("another process serves", || {
-        place.run(&["status"]).status.success() && place.worker_id() != worker
-    });
-}
-
 /// Pages that a file has no room for go to a server, and all are there for the process that serves next.
 #[test]
 fn a_file_comes_before_a_server() {
@@ -279,16 +260,14 @@ fn a_file_comes_before_a_server() {
     let objects = keys();
     // The lease is a key, too.
     assert!(objects > 20, "{objects} keys");
-    take_over(&place);
+    place.take_over();
     read_back(&place, "96M", "9");
     assert_eq!(
         place.run(&["stat", "zram0", "backing_dev"]).ok(),
         format!("{} {address}\n", file.strip_suffix(":24M").unwrap())
     );
     assert_eq!((place.statistic("failed_reads"), place.statistic("backing_corrupted")), (0, 0));
-    place.down();
-    let (status, said) = daemon.ended();
-    assert!(status.success(), "{said}");
+    place.end(daemon);
     assert_eq!(keys(), 0, "left behind");
 }
 
@@ -320,15 +299,13 @@ fn a_file_can_be_encrypted() {
             (shown.trim(), daemon.facts.contains("encrypted")),
             (if encrypts { "1" } else { "0" }, encrypts)
         );
-        take_over(&place);
+        place.take_over();
         assert_eq!(place.run(&["stat", "zram0", "backing_encrypted"]).ok(), shown);
         succeed(&place, "nbdcopy", &[&uri, clients::arg(&back)]);
         let read = std::fs::read(&back).unwrap();
         assert!(read[..bytes.len()] == bytes);
         assert!(place.statistic("pages_backed") > 1000);
-        place.down();
-        let (status, said) = daemon.ended();
-        assert!(status.success(), "{said}");
+        place.end(daemon);
     }
 }
 

@@ -10,7 +10,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use crate::common::run::{Program, can_run};
-use crate::common::{PATIENCE, bare_command, finish, wait, wait_until, with_file_size};
+use crate::common::{PATIENCE, bare_command, finish, not_root, wait, wait_until, with_file_size};
 use serde_json::Value;
 
 /// Checks that the line at the end tells of compressed memory.
@@ -154,8 +154,8 @@ for which in (resource.RLIMIT_AS, resource.RLIMIT_DATA):
 
 #[test]
 fn rights_that_are_given_up_are_as_without() {
-    if !rustix::process::geteuid().is_root() {
-        return println!("skipped: root alone can become another user");
+    if not_root() {
+        return;
     }
     if can_run() {
         let said = Program::new("rights").behaves(&["--limit", "24M"], &[]);
@@ -389,8 +389,8 @@ fn nothing_stays_behind_of_a_killed_process() {
 
 #[test]
 fn a_user_without_the_right_is_told_what_to_do() {
-    if !rustix::process::geteuid().is_root() {
-        return println!("skipped: root alone can be another user");
+    if not_root() {
+        return;
     }
     let sysctl = fs::read_to_string("/proc/sys/vm/unprivileged_userfaultfd").unwrap_or_default();
     if !can_run() || sysctl.trim() == "1" {

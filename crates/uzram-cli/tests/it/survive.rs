@@ -34,17 +34,6 @@ fn status(place: &Place) -> Option<Value> {
     ended.status.success().then(|| serde_json::from_str(&ended.stdout).unwrap())
 }
 
-fn take_overs(place: &Place) -> u64 {
-    status(place).unwrap()["take_overs"].as_u64().unwrap()
-}
-
-/// Kills the process that serves, and waits until another does.
-fn kill_worker(place: &Place) {
-    let before = take_overs(place);
-    kill_process(place.worker_id(), Signal::KILL).unwrap();
-    wait_until("another process serves", || take_overs(place) > before);
-}
-
 /// A block aligned for direct I/O.
 #[repr(align(4096))]
 #[derive(Clone)]
@@ -162,15 +151,12 @@ fn a_disk_outlives_them_on_an_older_kernel() {
 
 /// With a limit, writeback, recompression and compaction under way.
 fn a_disk_outlives(kernel: Kernel, kills: u64) {
-    if unable() {
-        return;
-    }
-    let place = BlockPlace::new();
-    let cold = place.place.root().join("cold");
+    let Some(place) = BlockPlace::if_able() else { return };
+    let cold = place.root().join("cold");
     let backing = format!("{}:64M", cold.display());
     let limit = ["--mem-limit", "32M", "--backing", &backing, "--recompress", "zstd:1:1s"];
     let args = [&["up", "--size", "96M", "--attach"][..], &limit].concat();
-    let daemon = Daemon::start(kernel.command(&place.place, &args));
+    let daemon = Daemon::start(kernel.command(&place, &args));
     let device = place.loops().pop().unwrap();
     let kills = kills * rounds();
     let (mut random, mut outages) = (Random::new(7), Vec::new());
@@ -179,13 +165,13 @@ fn a_disk_outlives(kernel: Kernel, kills: u64) {
             thread::sleep(Duration::from_millis(random.below(100) as u64));
             // Most of the time the stand-by is ready; sometimes it is not.
             if kill % 5 > 0 {
-                place.place.wait_for_standby();
+                place.wait_for_standby();
             }
             if kill % 7 == 0 {
-                place.place.run(&["set", "zram0", "compact=1"]).ok();
+                place.run(&["set", "zram0", "compact=1"]).ok();
             }
-            kill_worker(&place.place);
-            outages.push(status(&place.place).unwrap()["last_outage_ms"].as_f64().unwrap());
+            place.kill_worker();
+            outages.push(status(&place).unwrap()["last_outage_ms"].as_f64().unwrap());
         }
     });
     outages.sort_by(f64::total_cmp);
@@ -194,39 +180,34 @@ fn a_disk_outlives(kernel: Kernel, kills: u64) {
         outages[0],
         outages[outages.len() - 1]
     );
-    assert_eq!(place.place.statistic("failed_reads") + place.place.statistic("backing_corrupted"), 0);
-    place.place.down();
-    let (status, said) = daemon.ended();
-    assert!(status.success(), "{said}");
+    assert_eq!(place.statistic("failed_reads") + place.statistic("backing_corrupted"), 0);
+    let said = place.end(daemon);
     assert!(!said.contains("damaged"), "{said}");
     place.assert_clean();
 }
 
 #[test]
 fn a_program_that_swaps_outlives_them() {
-    if unable() {
-        return;
-    }
     const HOG_MIB: u64 = 128;
     let Some(cgroup) = Cgroup::new("survive", HOG_MIB / 4 * MIB) else { return };
-    let place = BlockPlace::new();
-    place.place.run(&["swap", "on", "--size", "512M"]).ok();
+    let Some(place) = BlockPlace::if_able() else { return };
+    place.run(&["swap", "on", "--size", "512M"]).ok();
     let device = place.swap_areas().pop().unwrap();
     let seconds = 3600;
     let mut hog = Hog::start(&cgroup, HOG_MIB, seconds).swaps_out(&device, HOG_MIB / 4 * MIB);
     let mut random = Random::new(8);
     for _ in 0..SWAP_KILLS * rounds() {
         thread::sleep(Duration::from_millis(random.below(300) as u64));
-        place.place.wait_for_standby();
-        kill_worker(&place.place);
+        place.wait_for_standby();
+        place.kill_worker();
         assert!(hog.is_running());
     }
     // Ends it: it checks all its pages then.
     kill_process(Pid::from_raw(hog.id() as i32).unwrap(), Signal::TERM).unwrap();
     let ended = hog.ended(Duration::from_secs(120));
     assert!(ended.stdout.contains("all pages are as they were left"), "{}{}", ended.stdout, ended.stderr);
-    assert_eq!(place.place.statistic("failed_writes") + place.place.statistic("failed_reads"), 0);
-    place.place.run(&["swap", "off"]).ok();
+    assert_eq!(place.statistic("failed_writes") + place.statistic("failed_reads"), 0);
+    place.run(&["swap", "off"]).ok();
     place.assert_clean();
 }
 
@@ -283,53 +264,44 @@ fn contents_and_devices_outlive_them_for_any_user() {
 /// The stand-by dies, then at once the process that serves; both at once; each is stopped and goes on.
 #[test]
 fn whichever_process_dies_or_stops_the_disk_stays() {
-    if unable() {
-        return;
-    }
-    let place = BlockPlace::new();
-    let daemon = place.place.up_sized("64M", &["--attach"]);
+    let Some(place) = BlockPlace::if_able() else { return };
+    let daemon = place.up_sized("64M", &["--attach"]);
     let device = place.loops().pop().unwrap();
     exercise_during(Path::new(&device), 64 * MIB / PAGE as u64, || {
         for _ in 0..3 {
-            place.place.wait_for_standby();
-            let (worker, standby) = (place.place.worker_id(), place.place.process("standby_pid").unwrap());
-            let before = take_overs(&place.place);
+            place.wait_for_standby();
+            let (worker, standby) = (place.worker_id(), place.process("standby_pid").unwrap());
+            let before = place.take_overs();
             kill_process(standby, Signal::KILL).unwrap();
             kill_process(worker, Signal::KILL).unwrap();
-            wait_until("another process serves", || take_overs(&place.place) > before);
+            wait_until("another process serves", || place.take_overs() > before);
         }
         for stopped in ["worker_pid", "standby_pid"] {
-            place.place.wait_for_standby();
-            let process = place.place.process(stopped).unwrap();
+            place.wait_for_standby();
+            let process = place.process(stopped).unwrap();
             kill_process(process, Signal::STOP).unwrap();
             thread::sleep(Duration::from_millis(100));
             kill_process(process, Signal::CONT).unwrap();
         }
         // A stand-by that is stopped takes over when it goes on.
-        place.place.wait_for_standby();
-        let (worker, standby) = (place.place.worker_id(), place.place.process("standby_pid").unwrap());
+        place.wait_for_standby();
+        let (worker, standby) = (place.worker_id(), place.process("standby_pid").unwrap());
         kill_process(standby, Signal::STOP).unwrap();
         kill_process(worker, Signal::KILL).unwrap();
         thread::sleep(Duration::from_millis(200));
         kill_process(standby, Signal::CONT).unwrap();
-        wait_until("it serves", || place.place.worker_id() == standby);
+        wait_until("it serves", || place.worker_id() == standby);
     });
-    place.place.down();
-    let (status, said) = daemon.ended();
-    assert!(status.success(), "{said}");
-    place.assert_clean();
+    place.end_clean(daemon);
 }
 
 /// Kills at any moment of a start: of the process that serves, at random times.
 #[test]
 fn a_daemon_starts_though_its_first_processes_die() {
-    if unable() {
-        return;
-    }
-    let place = BlockPlace::new();
+    let Some(place) = BlockPlace::if_able() else { return };
     let mut random = Random::new(9);
     for round in 0..8 {
-        let started = place.place.start(&["up", "--size", "32M", "--attach"]);
+        let started = place.start(&["up", "--size", "32M", "--attach"]);
         thread::sleep(Duration::from_millis(random.below(60) as u64));
         let children = fs::read_to_string(format!("/proc/{0}/task/{0}/children", started.id())).unwrap();
         // The first one attaches, for the process that serves.
@@ -337,10 +309,10 @@ fn a_daemon_starts_though_its_first_processes_die() {
             kill_process(Pid::from_raw(child.parse().unwrap()).unwrap(), Signal::KILL).unwrap();
         }
         wait_until("it serves a block device", || {
-            place.place.run(&["status"]).status.success() && place.loops().len() == 1
+            place.run(&["status"]).status.success() && place.loops().len() == 1
         });
-        place.place.wait_for_standby();
-        place.place.down();
+        place.wait_for_standby();
+        place.down();
         let (status, said) = started.ended();
         assert!(status.success(), "round {round}: {said}");
         place.assert_clean();
@@ -350,20 +322,17 @@ fn a_daemon_starts_though_its_first_processes_die() {
 /// While processes die: detach, and the end.
 #[test]
 fn an_end_that_was_asked_for_comes_though_processes_die() {
-    if unable() {
-        return;
-    }
-    let place = BlockPlace::new();
+    let Some(place) = BlockPlace::if_able() else { return };
     for ends in ["down", "signal", "detach"] {
-        let daemon = place.place.up_sized("32M", &["--attach"]);
-        place.place.wait_for_standby();
-        let worker = place.place.worker_id();
+        let daemon = place.up_sized("32M", &["--attach"]);
+        place.wait_for_standby();
+        let worker = place.worker_id();
         let mut asked = None;
         match ends {
             "signal" => daemon.signal(Signal::TERM),
             ends => {
                 let args = if ends == "detach" { &["detach", "zram0"][..] } else { &["down"] };
-                asked = Some(place.place.command(args).stderr(std::process::Stdio::piped()).spawn().unwrap());
+                asked = Some(place.command(args).stderr(std::process::Stdio::piped()).spawn().unwrap());
             }
         }
         thread::sleep(Duration::from_millis(5));
@@ -372,7 +341,7 @@ fn an_end_that_was_asked_for_comes_though_processes_die() {
         let answered = asked.map(crate::common::collect);
         if ends == "detach" {
             answered.unwrap().ok();
-            place.place.down();
+            place.down();
         }
         let (status, said) = daemon.ended();
         assert!(status.success(), "{ends}: {said}");
@@ -382,18 +351,15 @@ fn an_end_that_was_asked_for_comes_though_processes_die() {
 
 #[test]
 fn a_swap_area_goes_off_though_a_process_dies_meanwhile() {
-    if unable() {
-        return;
-    }
     let Some(cgroup) = Cgroup::new("off", 16 * MIB) else { return };
-    let place = BlockPlace::new();
-    place.place.run(&["swap", "on", "--size", "256M"]).ok();
+    let Some(place) = BlockPlace::if_able() else { return };
+    place.run(&["swap", "on", "--size", "256M"]).ok();
     let device = place.swap_areas().pop().unwrap();
     let mut hog = Hog::start(&cgroup, 48, 3600).swaps_out(&device, 16 * MIB);
     cgroup.set_limit(1 << 30);
-    place.place.wait_for_standby();
-    let worker = place.place.worker_id();
-    let off = place.place.command(&["swap", "off"]).stderr(std::process::Stdio::piped()).spawn().unwrap();
+    place.wait_for_standby();
+    let worker = place.worker_id();
+    let off = place.command(&["swap", "off"]).stderr(std::process::Stdio::piped()).spawn().unwrap();
     thread::sleep(Duration::from_millis(20));
     let _ = kill_process(worker, Signal::KILL);
     crate::common::collect(off).ok();
@@ -407,16 +373,13 @@ fn a_swap_area_goes_off_though_a_process_dies_meanwhile() {
 /// Nothing outlives the holder; it is said, and cleared up as for any dead daemon.
 #[test]
 fn a_killed_holder_takes_all_with_it() {
-    if unable() {
-        return;
-    }
-    let place = BlockPlace::new();
-    let daemon = place.place.up_sized("16M", &["--attach"]);
-    place.place.wait_for_standby();
-    let processes = ["worker_pid", "standby_pid"].map(|name| place.place.process(name).unwrap());
+    let Some(place) = BlockPlace::if_able() else { return };
+    let daemon = place.up_sized("16M", &["--attach"]);
+    place.wait_for_standby();
+    let processes = ["worker_pid", "standby_pid"].map(|name| place.process(name).unwrap());
     daemon.signal(Signal::KILL);
     drop(daemon.ended());
-    place.place.run(&["detach", "--force"]).ok();
+    place.run(&["detach", "--force"]).ok();
     for process in processes {
         wait_until("it is gone", || {
             let stat = fs::read_to_string(format!("/proc/{}/stat", process.as_raw_nonzero()));
@@ -428,33 +391,28 @@ fn a_killed_holder_takes_all_with_it() {
 
 #[test]
 fn another_program_goes_on_with_everything() {
-    if unable() {
-        return;
-    }
-    let place = BlockPlace::new();
-    let next = place.place.root().join("next");
+    let Some(place) = BlockPlace::if_able() else { return };
+    let next = place.root().join("next");
     fs::copy(env!("CARGO_BIN_EXE_uzram"), &next).unwrap();
-    let cold = format!("{}:32M", place.place.root().join("cold").display());
-    let daemon = place.place.up_sized("64M", &["--attach", "--backing", &cold]);
-    place.place.run(&["add", "second", "--size", "8M"]).ok();
+    let cold = format!("{}:32M", place.root().join("cold").display());
+    let daemon = place.up_sized("64M", &["--attach", "--backing", &cold]);
+    place.run(&["add", "second", "--size", "8M"]).ok();
     let device = place.loops().pop().unwrap();
-    let refused = place.place.run(&["upgrade", "--program", "/bin/true"]);
+    let refused = place.run(&["upgrade", "--program", "/bin/true"]);
     assert!(refused.complaint(1).contains("cannot take over"), "{}", refused.stderr);
-    let refused = place.place.run(&["upgrade", "--program", "/no/such/program"]);
+    let refused = place.run(&["upgrade", "--program", "/no/such/program"]);
     assert!(refused.complaint(1).contains("cannot run /no/such/program"), "{}", refused.stderr);
-    assert_eq!(take_overs(&place.place), 0);
+    assert_eq!(place.take_overs(), 0);
     exercise_during(Path::new(&device), 64 * MIB / PAGE as u64, || {
-        let said = place.place.run(&["upgrade", "--program", next.to_str().unwrap()]).ok();
+        let said = place.run(&["upgrade", "--program", next.to_str().unwrap()]).ok();
         assert!(said.starts_with("upgraded"), "{said}");
-        place.place.run(&["upgrade"]).ok();
-        kill_worker(&place.place);
+        place.run(&["upgrade"]).ok();
+        place.kill_worker();
     });
     let exe = fs::read_link(format!("/proc/{}/exe", daemon.id())).unwrap();
     assert_eq!(exe, next.canonicalize().unwrap());
-    assert!(place.place.run(&["list"]).ok().contains("second"));
-    place.place.down();
-    let (status, said) = daemon.ended();
-    assert!(status.success(), "{said}");
+    assert!(place.run(&["list"]).ok().contains("second"));
+    let said = place.end(daemon);
     // The kill is a warning, the replacements are not.
     let warnings: Vec<&str> = said.lines().filter(|line| !line.contains(" INFO ")).collect();
     assert!(warnings.len() == 1 && warnings[0].contains("the process that served has died"), "{said}");
@@ -474,11 +432,10 @@ fn a_log_that_nobody_reads_holds_up_nobody() {
             .ok();
         if round == 590 {
             place.wait_for_standby();
-            kill_worker(&place);
+            place.kill_worker();
         }
     }
-    place.down();
-    assert!(daemon.ended().0.success());
+    place.end(daemon);
 }
 
 /// A command that runs within the daemon's lifetime hears nothing of it.
@@ -513,38 +470,35 @@ fn without_a_stand_by_the_daemon_ends_with_the_process_that_serves() {
 /// With a stand-by alive, the memory of a swap daemon is not swapped out, even if its cgroup is emptied.
 #[test]
 fn nothing_of_a_swap_area_is_swapped_out() {
-    if unable() {
-        return;
-    }
     let Some(daemons) = Cgroup::new("kept", 512 * MIB) else { return };
     let Some(cgroup) = Cgroup::new("swaps", 16 * MIB) else { return };
-    let place = BlockPlace::new();
+    let Some(place) = BlockPlace::if_able() else { return };
     let mut command = daemons.command(Path::new(env!("CARGO_BIN_EXE_uzram")));
-    command.args(["swap", "on", "--size", "256M"]).env("UZRAM_RUNTIME_DIR", place.place.dir());
+    command.args(["swap", "on", "--size", "256M"]).env("UZRAM_RUNTIME_DIR", place.dir());
     finish(command).ok();
     let device = place.swap_areas().pop().unwrap();
     let mut hog = Hog::start(&cgroup, 64, 3600).swaps_out(&device, 32 * MIB);
     for _ in 0..3 {
-        place.place.wait_for_standby();
+        place.wait_for_standby();
         daemons.empty();
         for process in ["holder_pid", "worker_pid", "standby_pid"] {
-            let process = place.place.process(process).unwrap().as_raw_nonzero();
+            let process = place.process(process).unwrap().as_raw_nonzero();
             let status = fs::read_to_string(format!("/proc/{process}/status")).unwrap();
             assert_eq!(crate::common::status_field(&status, "VmSwap"), "0 kB");
         }
         // Only of the processes that attach, which nobody waits for.
         assert!(daemons.swapped_bytes() < 8 * MIB, "{}", daemons.swapped_bytes());
-        kill_worker(&place.place);
+        place.kill_worker();
         daemons.empty();
         assert!(daemons.swapped_bytes() < 8 * MIB, "{}", daemons.swapped_bytes());
     }
-    let status = place.place.run(&["swap", "status"]).ok();
+    let status = place.run(&["swap", "status"]).ok();
     assert!(status.contains("contents kept out of swap yes"), "{status}");
     assert!(hog.is_running());
     kill_process(Pid::from_raw(hog.id() as i32).unwrap(), Signal::TERM).unwrap();
     let ended = hog.ended(Duration::from_secs(60));
     assert!(ended.stdout.contains("all pages are as they were left"), "{}{}", ended.stdout, ended.stderr);
-    place.place.run(&["swap", "off"]).ok();
+    place.run(&["swap", "off"]).ok();
     place.assert_clean();
 }
 
@@ -560,13 +514,10 @@ fn a_request_of_which_all_die_fails_on_an_older_kernel() {
 
 /// A request that kills each process that carries it out.
 fn all_die_of_a_request(kernel: Kernel) {
-    if unable() {
-        return;
-    }
     const DEADLY: u64 = 12 * MIB;
-    let place = BlockPlace::new();
+    let Some(place) = BlockPlace::if_able() else { return };
     let args = ["up", "--size", "16M", "--attach", "--give-up-after", "1"];
-    let mut command = kernel.command(&place.place, &args);
+    let mut command = kernel.command(&place, &args);
     command.env("UZRAM_DIE_AT", DEADLY.to_string());
     let daemon = Daemon::start(command);
     let device = place.loops().pop().unwrap();
@@ -583,20 +534,18 @@ fn all_die_of_a_request(kernel: Kernel) {
     assert!(began.elapsed() >= Duration::from_secs(1), "it waited for {:?}", began.elapsed());
     assert!(file.read_exact_at(&mut read.0, 0).is_err(), "all files have failed");
     drop(file);
-    wait_until("it serves again", || {
-        status(&place.place).is_some_and(|status| status["gave_up"].is_string())
-    });
-    let said = place.place.run(&["recover", "zram0"]).ok();
+    wait_until("it serves again", || status(&place).is_some_and(|status| status["gave_up"].is_string()));
+    let said = place.run(&["recover", "zram0"]).ok();
     let recovered = Path::new(said.split_whitespace().last().unwrap()).to_owned();
     assert!(recovered.is_absolute(), "{said}");
     open(&recovered).read_exact_at(&mut read.0, 0).unwrap();
     assert!(read.0 == page.0);
-    assert!(status(&place.place).unwrap()["gave_up"].is_null());
-    place.place.wait_for_standby();
-    kill_worker(&place.place);
+    assert!(status(&place).unwrap()["gave_up"].is_null());
+    place.wait_for_standby();
+    place.kill_worker();
     open(&recovered).read_exact_at(&mut read.0, 0).unwrap();
     assert!(read.0 == page.0);
-    place.place.run(&["down", "--force"]).ok();
+    place.run(&["down", "--force"]).ok();
     let (status, said) = daemon.ended();
     assert!(status.success(), "{said}");
     place.assert_clean();
@@ -605,14 +554,11 @@ fn all_die_of_a_request(kernel: Kernel) {
 /// Its memory is overwritten while nobody serves it. Requests for it fail; another device goes on.
 #[test]
 fn a_damaged_device_fails_alone() {
-    if unable() {
-        return;
-    }
-    let place = BlockPlace::new();
-    let files = place.place.root().join("files");
-    let daemon = place.place.up_sized("16M", &["--mount", files.to_str().unwrap()]);
-    let cold = format!("{}:8M", place.place.root().join("cold").display());
-    place.place.run(&["add", "second", "--size", "16M", "--backing", &cold]).ok();
+    let Some(place) = BlockPlace::if_able() else { return };
+    let files = place.root().join("files");
+    let daemon = place.up_sized("16M", &["--mount", files.to_str().unwrap()]);
+    let cold = format!("{}:8M", place.root().join("cold").display());
+    place.run(&["add", "second", "--size", "16M", "--backing", &cold]).ok();
     let [first, second] = ["zram0", "second"].map(|name| {
         let path = files.join(name).join("disk");
         OpenOptions::new().read(true).write(true).open(path).unwrap()
@@ -620,20 +566,20 @@ fn a_damaged_device_fails_alone() {
     for file in [&first, &second] {
         file.write_all_at(b"contents", 0).unwrap();
     }
-    place.place.wait_for_standby();
+    place.wait_for_standby();
     let fds = fs::read_dir(format!("/proc/{}/fd", daemon.id())).unwrap().map(|entry| entry.unwrap().path());
     let is_second = |fd: &std::path::PathBuf| {
         fs::read_link(fd).is_ok_and(|link| link.to_string_lossy().contains("memfd:uzram-second"))
     };
     let memory = fds.into_iter().find(is_second).unwrap();
     let memory = OpenOptions::new().write(true).open(memory).unwrap();
-    kill_process(place.place.process("standby_pid").unwrap(), Signal::STOP).unwrap();
-    let before = take_overs(&place.place);
-    let standby = place.place.process("standby_pid").unwrap();
-    kill_process(place.place.worker_id(), Signal::KILL).unwrap();
+    kill_process(place.process("standby_pid").unwrap(), Signal::STOP).unwrap();
+    let before = place.take_overs();
+    let standby = place.process("standby_pid").unwrap();
+    kill_process(place.worker_id(), Signal::KILL).unwrap();
     memory.write_all_at(&[0xff; PAGE], 0).unwrap();
     kill_process(standby, Signal::CONT).unwrap();
-    wait_until("another process serves", || take_overs(&place.place) > before);
+    wait_until("another process serves", || place.take_overs() > before);
     let mut read = [0; 8];
     first.read_exact_at(&mut read, 0).unwrap();
     assert_eq!(&read, b"contents");
@@ -643,8 +589,8 @@ fn a_damaged_device_fails_alone() {
     let holder =
         fs::read_dir(format!("/proc/{}/fd", daemon.id())).unwrap().map(|entry| entry.unwrap().path());
     assert_eq!(holder.filter(is_second).count(), 0);
-    place.place.run(&["set", "second", &format!("backing_dev={cold}"), "disksize=16M"]).ok();
-    place.place.down();
+    place.run(&["set", "second", &format!("backing_dev={cold}"), "disksize=16M"]).ok();
+    place.down();
     let (status, said) = daemon.ended();
     assert!(status.success() && said.contains("its contents cannot be used any more"), "{said}");
     place.assert_clean();
@@ -666,7 +612,7 @@ fn a_process_takes_over_where_no_memory_is_left() {
     place.wait_for_standby();
     let worker = place.worker_id();
     cgroup.fill();
-    kill_worker(&place);
+    place.kill_worker();
     // It is ended before the holder, with which all contents go.
     let score = |process: Pid| {
         let path = format!("/proc/{}/oom_score_adj", process.as_raw_pid());
@@ -686,7 +632,5 @@ fn a_process_takes_over_where_no_memory_is_left() {
     cgroup.set_limit(512 * MIB);
     place.wait_for_standby();
     assert!(place.worker_id() != worker);
-    place.down();
-    let (status, said) = daemon.ended();
-    assert!(status.success(), "{said}");
+    place.end(daemon);
 }

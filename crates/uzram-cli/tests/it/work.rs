@@ -3,8 +3,7 @@
 use std::io::{Read, Write};
 use std::time::Duration;
 
-use crate::common::block::{BlockPlace, Cgroup, Hog, swapped_bytes, swapped_bytes_if_on, unable};
-use crate::common::clients::missing;
+use crate::common::block::{BlockPlace, Cgroup, Hog, swapped_bytes, swapped_bytes_if_on};
 use crate::common::nbd::{Raw, WRITE};
 use crate::common::{Daemon, Place, connect, in_a_terminal, wait_until};
 use rustix::process::{Pid, Signal, kill_process};
@@ -103,10 +102,7 @@ fn it_ends_with_whoever_asked_for_it() {
 
 #[test]
 fn a_terminal_shows_how_far_it_has_come() {
-    if missing(&["script", "timeout"]) {
-        return;
-    }
-    let place = Place::new();
+    let Some(place) = Place::needing(&["script", "timeout"]) else { return };
     let _daemon = up(&place);
     let (code, shown) = in_a_terminal(&place, "set zram0 recompress=", " pages, ");
     assert_eq!(code, Some(1), "{shown}");
@@ -118,11 +114,8 @@ fn a_terminal_shows_how_far_it_has_come() {
 
 #[test]
 fn swap_stays_on_when_switching_it_off_is_interrupted() {
-    if unable() {
-        return;
-    }
     let Some(cgroup) = Cgroup::new("interrupted", HOG_LIMIT_BYTES) else { return };
-    let place = BlockPlace::new();
+    let Some(place) = BlockPlace::if_able() else { return };
     // Swapoff may be done before the signal arrives.
     let interrupted = (0..TRIES).any(|_| is_interrupted_in_time(&place, &cgroup));
     assert!(interrupted, "{TRIES} times it was done before");
@@ -132,7 +125,7 @@ fn swap_stays_on_when_switching_it_off_is_interrupted() {
 /// Interrupts `swap off`, which must then leave everything in order; returns false if it had ended before.
 fn is_interrupted_in_time(place: &BlockPlace, cgroup: &Cgroup) -> bool {
     cgroup.set_limit(HOG_LIMIT_BYTES);
-    place.place.run(&["swap", "on", "--size", "512M"]).ok();
+    place.run(&["swap", "on", "--size", "512M"]).ok();
     let device = place.swap_areas().remove(0);
     let hog = Hog::start(cgroup, 192, 120).swaps_out(&device, 128 * MIB);
     cgroup.set_limit(1 << 30);
@@ -140,7 +133,7 @@ fn is_interrupted_in_time(place: &BlockPlace, cgroup: &Cgroup) -> bool {
     let hog_id = Pid::from_raw(hog.id() as i32).unwrap();
     kill_process(hog_id, Signal::STOP).unwrap();
     let before = swapped_bytes(&device);
-    let off = place.place.start(&["swap", "off"]);
+    let off = place.start(&["swap", "off"]);
     wait_until("it comes back", || swapped_bytes_if_on(&device).is_none_or(|bytes| bytes + MIB < before));
     off.signal(Signal::INT);
     let (status, said) = off.ended();
@@ -159,7 +152,7 @@ fn is_interrupted_in_time(place: &BlockPlace, cgroup: &Cgroup) -> bool {
     assert!(ended.status.success(), "{}", ended.stderr);
     // `swap off` also ends the daemon, unless that was done before.
     if !status.success() {
-        place.place.run(&["swap", "off"]).ok();
+        place.run(&["swap", "off"]).ok();
     }
     in_time
 }

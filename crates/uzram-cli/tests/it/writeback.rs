@@ -14,7 +14,7 @@ use uzram::random::Random;
 
 /// Returns attributes of a device, from its JSON.
 fn attributes<const N: usize>(place: &Place, names: [&str; N]) -> [String; N] {
-    let json: Value = serde_json::from_str(&place.run(&["stat", "zram0", "--json"]).ok()).unwrap();
+    let json = place.json(&["stat", "zram0"]);
     names.map(|name| match &json["attributes"][name] {
         Value::String(text) => text.clone(),
         other => other.to_string(),
@@ -230,10 +230,7 @@ fn pages_are_written_on_request_and_come_back() {
 
 #[test]
 fn what_is_written_is_limited() {
-    if missing(&["nbdcopy"]) {
-        return;
-    }
-    let place = Place::new();
+    let Some(place) = Place::needing(&["nbdcopy"]) else { return };
     let backing = cold(&place, "16M");
     let _daemon = place.up_sized("4M", &["--backing", &backing, "--writeback-layout", "blocks"]);
     let file = mixed_file(&place, 4 << 20);
@@ -333,10 +330,7 @@ fn expect_no_writes(place: &Place, duration: Duration) {
 /// What does not fit is refused; then nothing is written, as long as nobody uses the disk; and it goes on when there is room.
 #[test]
 fn a_full_backing_device_is_left_alone_until_there_is_room() {
-    if missing(&["fio"]) {
-        return;
-    }
-    let place = Place::new();
+    let Some(place) = Place::needing(&["fio"]) else { return };
     let backing = cold(&place, "24M");
     let _daemon = place.up_sized("64M", &["--mem-limit", "8M", "--backing", &backing, "--log", "error"]);
     let uri = format!("--uri={}", place.uri());
@@ -423,10 +417,7 @@ fn overwriting_at_random_costs_what_the_theory_says() {
 /// Waits for pages to leave after their idle time: some seconds.
 #[test]
 fn pages_that_nobody_uses_leave_by_themselves() {
-    if missing(&["nbdcopy"]) {
-        return;
-    }
-    let place = Place::new();
+    let Some(place) = Place::needing(&["nbdcopy"]) else { return };
     let backing = cold(&place, "16M");
     let args = ["--backing", &backing, "--writeback-after", "1s", "--writeback-budget", "1M/day"];
     let _daemon = place.up_sized("4M", &args);

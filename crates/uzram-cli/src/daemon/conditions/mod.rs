@@ -32,9 +32,6 @@ pub struct Reporter {
 
 impl Reporter {
     /// Starts the thread for these devices and clients. It goes on with the episodes of the process before.
-    ///
-    /// # Errors
-    /// The thread cannot be started.
     pub fn start(exports: Exports, clients: nbd::Clients, lives: Arc<Lives>) -> io::Result<Self> {
         Reporter::start_with(exports, clients, lives, |line| tracing::warn!("{line}"))
     }

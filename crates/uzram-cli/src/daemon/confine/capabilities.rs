@@ -24,9 +24,6 @@ const KERNELS_THREADS: &str = "iou-";
 static KEPT: AtomicU64 = AtomicU64::new(u64::MAX);
 
 /// Drops all capabilities but `kept` in all threads, irrevocably.
-///
-/// # Errors
-/// The kernel refuses, or a thread did not drop them in time.
 pub fn keep(kept: CapabilitySet) -> io::Result<()> {
     KEPT.store(kept.bits(), Ordering::SeqCst);
     lower()?;

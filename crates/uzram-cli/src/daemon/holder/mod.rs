@@ -31,8 +31,9 @@ use crate::daemon::exec;
 use crate::daemon::held::Held;
 use crate::daemon::notify;
 use crate::daemon::survive::fd_store::{self, FdStore};
-use crate::daemon::survive::kept::{Kept, put};
-use crate::daemon::survive::link::{Answer, End, KeptDevice, Link, Order, Request, Served};
+use crate::daemon::survive::link::{
+    Answer, End, Kept, KeptBacking, KeptDevice, Link, Order, Request, Served, put,
+};
 use crate::daemon::survive::lives::Number as Shared;
 use crate::failure::{Context, Failure, Result};
 use crate::system::interrupts::{ENDING_SIGNALS, SignalFd, is_ignored};
@@ -50,9 +51,6 @@ const LOOK_EVERY: Duration = Duration::from_millis(5);
 const MAX_STARTS: u32 = 3;
 
 /// Runs a daemon until it is told to end; returns the exit status.
-///
-/// # Errors
-/// The daemon cannot start.
 pub fn run(plan: DaemonPlan) -> Result<u8> {
     if plan.survives {
         // SAFETY: nothing in this process uses descriptors that it was started with, but for the standard ones.
@@ -300,84 +298,52 @@ impl Holder {
     }
 
     fn carry_out(&mut self, request: Request, descriptors: Vec<OwnedFd>, is_worker: bool) -> Then {
-        match request {
-            Request::Added { name, policy } => {
-                let device = KeptDevice { name, policy, has_memory: false, backing: Vec::new() };
-                self.keep(Kept { device, memory: None, backing: Vec::new() });
-                Then::Answer(Ok(()))
-            }
-            Request::Removed { name } => {
-                self.devices.retain(|kept| kept.device.name != name);
-                self.is_changed = true;
-                self.tell_standby(&Order::Forget { name }, &[]);
-                Then::Answer(Ok(()))
-            }
-            Request::Keep { name, backing } => {
-                let Some(policy) = self.policy(&name) else {
-                    return Then::Answer(Err(format!("'{name}' is no device")));
-                };
-                let device = KeptDevice { name, policy, has_memory: true, backing };
-                match Kept::received(device, descriptors) {
-                    Ok(kept) => {
-                        self.keep(kept);
-                        Then::Answer(Ok(()))
-                    }
-                    Err(error) => Then::Answer(Err(error.to_string())),
-                }
-            }
-            Request::GiveUp { name } => {
-                if let Some(policy) = self.policy(&name) {
-                    let device = KeptDevice { name, policy, has_memory: false, backing: Vec::new() };
-                    self.keep(Kept { device, memory: None, backing: Vec::new() });
-                }
-                Then::Answer(Ok(()))
-            }
-            Request::Serving(served) => Then::Answer(self.serving(served, is_worker)),
+        Then::Answer(match request {
+            Request::Added { name, policy } => self.keep(Kept::without_memory(name, policy)),
+            Request::Removed { name } => self.forget(name),
+            Request::Keep { name, backing } => self.keep_memory(name, backing, descriptors),
+            Request::GiveUp { name } => match self.policy(&name) {
+                Some(policy) => self.keep(Kept::without_memory(name, policy)),
+                None => Ok(()),
+            },
+            Request::Serving(served) => self.serving(served, is_worker),
             Request::Status(status) => {
                 notify::status(&status);
-                Then::Answer(Ok(()))
+                Ok(())
             }
             Request::Leave => match self.put_into_store() {
-                Ok(()) => Then::Leave,
-                Err(why) => Then::Answer(Err(why)),
+                Ok(()) => return Then::Leave,
+                refused => refused,
             },
             Request::WillEnd(end) => {
                 // The command ends the daemon, if there is one.
-                if self.command.is_none() {
-                    self.ending = Some(end);
-                }
-                Then::Answer(Ok(()))
+                self.ending = if self.command.is_none() { Some(end) } else { self.ending };
+                Ok(())
             }
-            Request::Settle => self.settle(is_worker),
+            Request::Settle => return self.settle(is_worker),
             Request::EndCommand => {
-                if let Some(command) = &mut self.command {
-                    command.end(Signal::TERM, false);
-                }
-                Then::Answer(Ok(()))
+                self.command.iter_mut().for_each(|command| command.end(Signal::TERM, false));
+                Ok(())
             }
             Request::FailFiles => {
-                let failed = self.held.as_mut().map_or(Ok(()), Held::fail_files);
-                Then::Answer(failed.map_err(Failure::into_line))
+                self.held.as_mut().map_or(Ok(()), Held::fail_files).map_err(Failure::into_line)
             }
             Request::Recover => match self.recover() {
                 // The process that asks is dead now. Its client asks the next one.
-                Ok(true) => Then::Wait,
-                Ok(false) => Then::Answer(Ok(())),
-                Err(why) => Then::Answer(Err(why)),
+                Ok(true) => return Then::Wait,
+                recovered => recovered.map(drop),
             },
-            Request::Upgrade(program) => match self.check_program(program) {
-                Ok(program) => {
-                    self.next_program = Some(program);
-                    Then::Answer(Ok(()))
-                }
-                Err(why) => Then::Answer(Err(why)),
-            },
+            Request::Upgrade(program) => {
+                self.check_program(program).map(|program| self.next_program = Some(program))
+            }
             Request::Ended(Err(failure)) if !is_worker && self.is_served() => {
                 tracing::error!("no stand-by: {}", failure.message());
-                Then::Answer(Ok(()))
+                Ok(())
             }
-            Request::Ended(ended) => Then::End(ended.map(|status| self.command_status.unwrap_or(status))),
-        }
+            Request::Ended(ended) => {
+                return Then::End(ended.map(|status| self.command_status.unwrap_or(status)));
+            }
+        })
     }
 
     fn policy(&self, name: &str) -> Option<uzram_serve::ExportPolicy> {
@@ -385,12 +351,27 @@ impl Holder {
     }
 
     /// Keeps a device, and tells the stand-by before the worker goes on.
-    fn keep(&mut self, kept: Kept) {
+    fn keep(&mut self, kept: Kept) -> Answer {
         let (order, descriptors) = kept.order();
         self.tell_standby(&order, &descriptors);
         put(&mut self.devices, kept);
         // Before the worker uses it.
         self.store_if_kept();
+        Ok(())
+    }
+
+    fn keep_memory(&mut self, name: String, backing: Vec<KeptBacking>, descriptors: Vec<OwnedFd>) -> Answer {
+        let policy = self.policy(&name).ok_or_else(|| format!("'{name}' is no device"))?;
+        let device = KeptDevice { name, policy, has_memory: true, backing };
+        let kept = Kept::received(device, descriptors).map_err(|error| error.to_string())?;
+        self.keep(kept)
+    }
+
+    fn forget(&mut self, name: String) -> Answer {
+        self.devices.retain(|kept| kept.device.name != name);
+        self.is_changed = true;
+        self.tell_standby(&Order::Forget { name }, &[]);
+        Ok(())
     }
 
     /// Gives the stand-by an order. If it cannot be told, it is ended: the next one knows.

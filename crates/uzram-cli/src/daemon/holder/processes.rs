@@ -16,7 +16,6 @@ use crate::daemon::survive::link::{Answer, Link, Order, Request};
 use crate::daemon::survive::lives::{Number as Shared, take_cpus};
 use crate::daemon::worker::{self, Start};
 use crate::failure::{Context, Failure, Result};
-use crate::system::children::ended_child;
 use crate::system::protect::end_before_holder;
 
 /// How long a control client may take to read that a daemon leaves.
@@ -240,6 +239,22 @@ impl Holder {
             let done: Answer = Ok(());
             let _ = process.requests.send(&done, &[]);
             let _ = rustix::process::waitpid(Some(process.pid), WaitOptions::empty());
+        }
+    }
+}
+
+/// Returns a child that has ended, without reaping it; `None` if there is none.
+fn ended_child() -> Option<Pid> {
+    let options = libc::WEXITED | libc::WNOWAIT | libc::WNOHANG;
+    loop {
+        // SAFETY: all fields are integers and pointers that are not followed: zeros are valid.
+        let mut ended: libc::siginfo_t = unsafe { std::mem::zeroed() };
+        // SAFETY: the call only writes to `ended`, which is valid for that.
+        match unsafe { libc::waitid(libc::P_ALL, 0, &raw mut ended, options) } {
+            // SAFETY: the call has filled in the fields of a child, or left them 0.
+            0 => return Pid::from_raw(unsafe { ended.si_pid() }),
+            _ if std::io::Error::last_os_error().kind() == std::io::ErrorKind::Interrupted => {}
+            _ => return None,
         }
     }
 }

@@ -20,8 +20,7 @@ use crate::daemon::exec;
 use crate::daemon::held::Held;
 use crate::daemon::survive::fd_store::FdStore;
 use crate::daemon::survive::handover::{self, Number, ProcessState, State};
-use crate::daemon::survive::kept::Kept;
-use crate::daemon::survive::link::{KeptDevice, Link};
+use crate::daemon::survive::link::{Kept, KeptDevice, Link};
 use crate::daemon::survive::lives::Number as Shared;
 use crate::failure::{Context, Failure, Result};
 use crate::system::interrupts::{SignalFd, unblock_signals_of};
@@ -53,9 +52,6 @@ pub(super) fn resume(mut state: State, store: FdStore, plan: DaemonPlan) -> Resu
 
 /// Goes on in the place of another program, which left its state.
 ///
-/// # Errors
-/// Something of the state is missing; the daemon ends then.
-///
 /// # Safety
 /// As [`State::read`].
 pub unsafe fn succeed(state: State, plan: DaemonPlan) -> Result<u8> {
@@ -74,9 +70,6 @@ pub unsafe fn succeed(state: State, plan: DaemonPlan) -> Result<u8> {
 
 impl Holder {
     /// Has the service manager keep everything.
-    ///
-    /// # Errors
-    /// There is none, or it does not.
     pub(super) fn put_into_store(&mut self) -> std::result::Result<(), String> {
         let state = self.state();
         let store = self.store.as_mut().ok_or("no service manager keeps what this daemon has")?;

@@ -52,9 +52,6 @@ impl FdStore {
     }
 
     /// Stores a state with its descriptors in the place of the last one.
-    ///
-    /// # Errors
-    /// The manager cannot be told, or keeps too few descriptors. The last state may be gone then.
     pub fn put(&mut self, mut state: State) -> io::Result<()> {
         let numbers: BTreeSet<Number> = state.numbers().into_iter().collect();
         // Those of closed descriptors first, whatever fails: other descriptors get the same numbers.
@@ -85,9 +82,6 @@ impl FdStore {
 
     /// Makes room for so many descriptors more, and another state. Where that takes the room of the last state, that is
     /// removed before.
-    ///
-    /// # Errors
-    /// The manager cannot be told, or keeps too few descriptors.
     fn make_room(&mut self, new: usize) -> io::Result<()> {
         let needs = |stored: &Stored| stored.count() + new + 1;
         let most = self.most.unwrap_or(usize::MAX);
@@ -137,9 +131,6 @@ impl Drop for FdStore {
 }
 
 /// Takes the state that a daemon before has stored, if the manager has handed one over, and the store.
-///
-/// # Errors
-/// The state cannot be read, or a descriptor is missing.
 ///
 /// # Safety
 /// This process has just started: no descriptor that the manager may have handed over is in use.

@@ -54,9 +54,6 @@ impl Number {
 
     /// Takes the descriptor.
     ///
-    /// # Errors
-    /// No descriptor has this number.
-    ///
     /// # Safety
     /// The program before left this number to this program, and nothing else takes it.
     pub unsafe fn take(self) -> io::Result<OwnedFd> {
@@ -161,9 +158,6 @@ impl State {
     }
 
     /// Keeps all descriptors open across execve(2).
-    ///
-    /// # Errors
-    /// The system refuses.
     pub fn leave_open(&self) -> io::Result<()> {
         self.numbers().into_iter().try_for_each(|number| {
             // SAFETY: the call fails for a number that no descriptor has.
@@ -173,9 +167,6 @@ impl State {
     }
 
     /// Writes the state to memory; returns the number of its descriptor.
-    ///
-    /// # Errors
-    /// The system refuses memory.
     pub fn write(&self) -> io::Result<(File, RawFd)> {
         let mut file = File::from(rustix::fs::memfd_create("uzram-holder", MemfdFlags::empty())?);
         file.write_all(&serde_json::to_vec(self)?)?;
@@ -185,9 +176,6 @@ impl State {
 
     /// Reads the state that the program before wrote.
     ///
-    /// # Errors
-    /// It is none.
-    ///
     /// # Safety
     /// As [`Number::take`].
     pub unsafe fn read(number: RawFd) -> io::Result<State> {
@@ -196,9 +184,6 @@ impl State {
     }
 
     /// Reads a state from the file that it was written to.
-    ///
-    /// # Errors
-    /// It is none, or of another version.
     pub fn read_from(mut file: File) -> io::Result<State> {
         file.rewind()?;
         let mut bytes = Vec::new();

@@ -12,7 +12,7 @@ use uzram::{Error, ErrorKind, Result};
 use uzram_serve::control::{Ending, Registrar, SurvivalJson};
 use uzram_serve::{ExportPolicy, nbd};
 
-use super::link::{End, KeptBacking, Link, Order, Request};
+use super::link::{Answer, End, KeptBacking, Link, Order, Request};
 use super::lives::{Lives, Number};
 
 /// What control clients read when the files were given up.
@@ -56,17 +56,12 @@ impl Home {
     }
 
     /// Asks the holder; waits for its answer.
-    ///
-    /// # Errors
-    /// The holder's refusal; or it is dead, and this process will be in a moment.
     pub fn ask(&self, request: &Request, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
-        self.requests.lock().unwrap_or_else(PoisonError::into_inner).ask(request, descriptors)
+        let requests = self.requests.lock().unwrap_or_else(PoisonError::into_inner);
+        requests.ask::<Answer>(request, descriptors)?.map_err(io::Error::other)
     }
 
     /// Starts the thread that turns the holder's orders into events.
-    ///
-    /// # Errors
-    /// The system refuses a thread.
     pub fn listen(self: &Arc<Self>, events: Sender<Event>, tls: Option<nbd::Tls>) -> io::Result<()> {
         let (reload, reloads) = mpsc::sync_channel(1);
         // Reading may take long: orders do not wait for it. The result is in the log.

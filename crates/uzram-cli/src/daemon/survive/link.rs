@@ -1,4 +1,4 @@
-//! Messages between the holder and a worker, with descriptors.
+//! Messages between the processes of a daemon, with descriptors.
 //!
 //! Two sockets for each worker: on one it sends requests, each of which the holder answers; on the other the holder sends
 //! orders. A message is one datagram of JSON, with its descriptors in the order that the message says.
@@ -139,6 +139,50 @@ pub struct KeptBacking {
     pub len_bytes: u64,
 }
 
+/// A device, with the descriptors of its memory and its backing device.
+#[derive(Debug)]
+pub struct Kept {
+    /// The device.
+    pub device: KeptDevice,
+    /// The memory of its store, if it has one.
+    pub memory: Option<OwnedFd>,
+    /// The parts of its backing device, if it has one.
+    pub backing: Vec<OwnedFd>,
+}
+
+impl Kept {
+    /// Makes a device without a store.
+    pub fn without_memory(name: String, policy: ExportPolicy) -> Kept {
+        let device = KeptDevice { name, policy, has_memory: false, backing: Vec::new() };
+        Kept { device, memory: None, backing: Vec::new() }
+    }
+
+    /// Puts together what a message brought.
+    pub fn received(device: KeptDevice, descriptors: Vec<OwnedFd>) -> io::Result<Kept> {
+        let mut descriptors = descriptors.into_iter();
+        let memory = if device.has_memory { descriptors.next() } else { None };
+        let backing: Vec<_> = descriptors.collect();
+        match memory.is_some() == device.has_memory && backing.len() == device.backing.len() {
+            true => Ok(Kept { device, memory, backing }),
+            false => Err(io::Error::other("a message about a device has the wrong descriptors")),
+        }
+    }
+
+    /// Returns the order that tells a stand-by of it, and its descriptors.
+    pub fn order(&self) -> (Order, Vec<BorrowedFd<'_>>) {
+        let descriptors = self.memory.iter().chain(&self.backing).map(AsFd::as_fd);
+        (Order::Device(self.device.clone()), descriptors.collect())
+    }
+}
+
+/// Puts a device into a list, in the place of the one of its name if there is one.
+pub fn put(list: &mut Vec<Kept>, kept: Kept) {
+    match list.iter_mut().find(|other| other.device.name == kept.device.name) {
+        Some(place) => *place = kept,
+        None => list.push(kept),
+    }
+}
+
 /// One end of a socket.
 #[derive(Debug)]
 pub struct Link(OwnedFd);
@@ -148,9 +192,6 @@ pub type Received<T> = (T, Vec<OwnedFd>);
 
 impl Link {
     /// Makes a socket.
-    ///
-    /// # Errors
-    /// The system refuses it.
     pub fn pair() -> io::Result<(Link, Link)> {
         let flags = SocketFlags::CLOEXEC;
         let (one, other) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
@@ -163,17 +204,11 @@ impl Link {
     }
 
     /// Sends a message. Waits for the other side to read if it has much to read.
-    ///
-    /// # Errors
-    /// The other side is gone; `InvalidInput` if the message is too long.
     pub fn send(&self, message: &impl Serialize, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
         self.send_with(message, descriptors, SendFlags::NOSIGNAL)
     }
 
     /// As [`Link::send`], but fails with `WouldBlock` rather than waiting.
-    ///
-    /// # Errors
-    /// As [`Link::send`].
     pub fn try_send(&self, message: &impl Serialize, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
         self.send_with(message, descriptors, SendFlags::NOSIGNAL | SendFlags::DONTWAIT)
     }
@@ -202,9 +237,6 @@ impl Link {
     }
 
     /// Receives the next message; `None` when the other side is gone.
-    ///
-    /// # Errors
-    /// What came is no such message.
     pub fn receive<T: DeserializeOwned>(&self) -> io::Result<Option<Received<T>>> {
         let mut bytes = vec![0; MAX_MESSAGE_BYTES];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
@@ -231,13 +263,19 @@ impl Link {
     }
 
     /// Sends a request and waits for its answer.
-    ///
-    /// # Errors
-    /// The other side is gone, or its answer is an error.
-    pub fn ask(&self, request: &Request, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
+    pub fn ask<A: DeserializeOwned>(
+        &self,
+        request: &impl Serialize,
+        descriptors: &[BorrowedFd<'_>],
+    ) -> io::Result<A> {
         self.send(request, descriptors)?;
-        let (answer, _) = self.receive::<Answer>()?.ok_or(io::ErrorKind::UnexpectedEof)?;
-        answer.map_err(io::Error::other)
+        Ok(self.receive()?.ok_or(io::ErrorKind::UnexpectedEof)?.0)
+    }
+}
+
+impl From<Link> for OwnedFd {
+    fn from(link: Link) -> OwnedFd {
+        link.0
     }
 }
 

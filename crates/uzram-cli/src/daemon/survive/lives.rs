@@ -91,9 +91,6 @@ unsafe impl Sync for Lives {}
 
 impl Lives {
     /// Makes the memory, with a free seat.
-    ///
-    /// # Errors
-    /// The system refuses memory, or shared robust mutexes.
     pub fn new() -> io::Result<Lives> {
         let memory = rustix::fs::memfd_create("uzram-lives", MemfdFlags::CLOEXEC)?;
         rustix::fs::ftruncate(&memory, BYTES as u64)?;
@@ -119,9 +116,6 @@ impl Lives {
     }
 
     /// Takes the memory that another program made.
-    ///
-    /// # Errors
-    /// It is not such memory, or of another version.
     pub fn from_fd(memory: OwnedFd) -> io::Result<Lives> {
         if rustix::fs::fstat(&memory)?.st_size != BYTES as i64 {
             return Err(io::Error::other("the memory shared by a daemon's processes has another size"));
@@ -170,9 +164,6 @@ impl Lives {
     }
 
     /// Waits for the seat, and takes it for this thread until it ends; returns whether a thread had it that died.
-    ///
-    /// # Errors
-    /// The mutex is damaged.
     pub fn take_seat(&self) -> io::Result<bool> {
         let seat = self.shared().seat.get();
         // SAFETY: the mutex was initialised by `new`, in memory that is mapped as long as this exists.
@@ -216,9 +207,6 @@ pub struct Watched {
 
 impl Watched {
     /// Watches a process, which may be dead but is not reaped before the watch ends; `None` if there is none of this number.
-    ///
-    /// # Errors
-    /// Descriptors are used up, or the system has no pidfds ([`Watched::check`]).
     pub fn open(pid: u32) -> io::Result<Option<Watched>> {
         let Some(number) = i32::try_from(pid).ok().and_then(Pid::from_raw) else { return Ok(None) };
         match pidfd_open(number, PidfdFlags::empty()) {
@@ -229,9 +217,6 @@ impl Watched {
     }
 
     /// Checks that processes can be watched.
-    ///
-    /// # Errors
-    /// A line that says why not.
     pub fn check() -> Result<(), String> {
         let opened = pidfd_open(getpid(), PidfdFlags::empty());
         opened.map(drop).map_err(|error| format!("pidfd_open(2), which Linux 5.3 has, fails: {error}"))

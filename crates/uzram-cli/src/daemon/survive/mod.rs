@@ -2,7 +2,6 @@
 
 pub mod lives;
 pub mod link;
-pub mod kept;
 pub mod home;
 pub mod handover;
 pub mod fd_store;

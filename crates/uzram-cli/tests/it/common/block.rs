@@ -9,16 +9,16 @@ use std::time::{Duration, Instant};
 use rustix::process::Signal;
 use uzram::random::Random;
 
-use super::clients::run;
-use super::{Daemon, Ended, Place, wait_until};
+use super::clients::{missing, run};
+use super::{Daemon, Ended, Place, not_root, wait_until};
 
 /// A file that the test locks that uses swap areas and loop devices: they are the machine's, so one test at a time.
 const ONE_AT_A_TIME: &str = "uzram-block-tests.lock";
 
 /// Returns whether block devices are not available, and prints why; the test is then skipped.
 pub fn unable() -> bool {
-    let why = if !rustix::process::geteuid().is_root() {
-        "this user is not root"
+    let why = if not_root() {
+        return true;
     } else if !Path::new("/dev/fuse").exists() {
         "no /dev/fuse"
     } else if !Path::new("/dev/loop-control").exists() {
@@ -35,13 +35,31 @@ const DETACHED: &str = "/zram0/disk";
 
 /// A place that removes its daemon's mounts, loop devices and swap areas when it is dropped, even after a failure.
 pub struct BlockPlace {
-    pub place: Place,
+    place: Place,
     /// Loop devices and swap areas that existed before.
     others: Vec<String>,
     _alone: File,
 }
 
+impl std::ops::Deref for BlockPlace {
+    type Target = Place;
+
+    fn deref(&self) -> &Place {
+        &self.place
+    }
+}
+
 impl BlockPlace {
+    /// Makes a place where block devices are available; otherwise the test is skipped.
+    pub fn if_able() -> Option<BlockPlace> {
+        BlockPlace::needing(&[])
+    }
+
+    /// The same where these programs are there, too.
+    pub fn needing(programs: &[&str]) -> Option<BlockPlace> {
+        (!unable() && !missing(programs)).then(BlockPlace::new)
+    }
+
     pub fn new() -> BlockPlace {
         let alone = File::create(std::env::temp_dir().join(ONE_AT_A_TIME)).unwrap();
         alone.lock().unwrap();
@@ -92,10 +110,11 @@ impl BlockPlace {
         dirs
     }
 
-    /// Ends the daemon, which succeeds and leaves nothing.
-    pub fn end(&self, daemon: Daemon) {
-        self.place.end(daemon);
+    /// Ends the daemon, which succeeds and leaves nothing; returns its log.
+    pub fn end_clean(&self, daemon: Daemon) -> String {
+        let said = self.place.end(daemon);
         self.assert_clean();
+        said
     }
 
     /// Checks that no loop device, swap area or mount is left. A loop device that another program has open is freed
@@ -187,6 +206,9 @@ impl Cgroup {
     /// Creates a cgroup with this limit; prints a note and returns `None` if there is no such controller.
     pub fn new(name: &str, limit_bytes: u64) -> Option<Cgroup> {
         let root = Path::new("/sys/fs/cgroup/memory");
+        if unable() {
+            return None;
+        }
         if !root.join("memory.limit_in_bytes").exists() {
             println!("skipped: no memory controller of cgroups, version 1");
             return None;

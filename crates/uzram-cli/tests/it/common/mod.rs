@@ -20,6 +20,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Resource, Rlimit, Signal, kill_process, setrlimit};
+use serde_json::Value;
 use tempfile::TempDir;
 
 /// A temporary directory, and the runtime directory in it.
@@ -75,10 +76,22 @@ impl Place {
         wait_until("it may end", || self.run(&["down"]).status.success());
     }
 
-    /// Ends the daemon, which succeeds.
-    pub fn end(&self, daemon: Daemon) {
-        self.run(&["down"]).ok();
-        assert!(daemon.ended().0.success());
+    /// Ends the daemon, which succeeds; returns its log.
+    pub fn end(&self, daemon: Daemon) -> String {
+        self.down();
+        let (status, said) = daemon.ended();
+        assert!(status.success(), "{said}");
+        said
+    }
+
+    /// Makes a place where these programs are there; otherwise the test is skipped.
+    pub fn needing(programs: &[&str]) -> Option<Place> {
+        (!clients::missing(programs)).then(Place::new)
+    }
+
+    /// Returns what a command prints as JSON.
+    pub fn json(&self, args: &[&str]) -> Value {
+        serde_json::from_str(&self.run(&[args, &["--json"]].concat()).ok()).unwrap()
     }
 
     /// Returns the daemon here, even one that this test did not start itself.
@@ -93,8 +106,7 @@ impl Place {
 
     /// Returns a process of a daemon here, by its name in `uzram status`.
     pub fn process(&self, name: &str) -> Option<Pid> {
-        let status: serde_json::Value = serde_json::from_str(&self.run(&["status", "--json"]).ok()).unwrap();
-        Pid::from_raw(status[name].as_i64()? as i32)
+        Pid::from_raw(self.json(&["status"])[name].as_i64()? as i32)
     }
 
     /// Returns the URI of the device of a daemon here.
@@ -109,9 +121,7 @@ impl Place {
 
     /// Returns a statistic of that device.
     pub fn statistic(&self, name: &str) -> u64 {
-        let json: serde_json::Value =
-            serde_json::from_str(&self.run(&["stat", "zram0", "--json"]).ok()).unwrap();
-        json["stats"][name].as_u64().unwrap()
+        self.json(&["stat", "zram0"])["stats"][name].as_u64().unwrap()
     }
 
     /// Starts a program with standard error in a file, and does not wait for it.
@@ -141,6 +151,23 @@ impl Place {
         });
     }
 
+    pub fn take_overs(&self) -> u64 {
+        self.json(&["status"])["take_overs"].as_u64().unwrap()
+    }
+
+    /// Kills the process that serves, and waits until another does.
+    pub fn kill_worker(&self) {
+        let before = self.take_overs();
+        kill_process(self.worker_id(), Signal::KILL).unwrap();
+        wait_until("another process serves", || self.take_overs() > before);
+    }
+
+    /// The same when a stand-by is ready.
+    pub fn take_over(&self) {
+        self.wait_for_standby();
+        self.kill_worker();
+    }
+
     /// Starts a daemon with a configuration file, and waits until it has printed the facts about all its devices.
     pub fn up_config(&self, text: &str, args: &[&str]) -> Daemon {
         let path = self.root.path().join("uzram.toml");
@@ -148,8 +175,7 @@ impl Place {
         let mut daemon =
             Daemon::start(self.command(&[&["up", "--config", path.to_str().unwrap()], args].concat()));
         wait_until("it answers", || self.run(&["status"]).status.success());
-        let list: serde_json::Value = serde_json::from_str(&self.run(&["list", "--json"]).ok()).unwrap();
-        let wanted = list["devices"].as_array().unwrap().len();
+        let wanted = self.json(&["list"])["devices"].as_array().unwrap().len();
         while daemon.facts.matches("fixed cost").count() < wanted {
             assert!(daemon.stdout.read_line(&mut daemon.facts).unwrap() > 0, "{}", daemon.facts);
         }
@@ -307,6 +333,12 @@ impl Daemon {
         kill_process(Pid::from_child(&self.child), signal).unwrap();
     }
 
+    /// Has it end by a signal, with success.
+    pub fn terminate(self) {
+        self.signal(Signal::TERM);
+        assert!(self.ended().0.success());
+    }
+
     /// Waits for its end.
     pub fn ended(mut self) -> (ExitStatus, String) {
         let status = wait(&mut self.child, PATIENCE);
@@ -322,6 +354,15 @@ impl Drop for Daemon {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// Returns whether this user is not root, and says so; the test is then skipped.
+pub fn not_root() -> bool {
+    let is_root = rustix::process::geteuid().is_root();
+    if !is_root {
+        println!("skipped: this user is not root");
+    }
+    !is_root
 }
 
 /// Connects, with time-outs.
