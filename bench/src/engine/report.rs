@@ -162,7 +162,7 @@ pub(super) fn describe(options: &BenchOptions, targets: &[&dyn Target], notes: &
             "codec" => notes.push(
                 "codec: the bare loop on the same pages in the same order; same-filled pages left out of every target; pages that reach the huge threshold are copied".into(),
             ),
-            "no-lru" => notes.push("no-lru: a uzram device with lru_design=none".into()),
+            "no-lru" => notes.push("no-lru: a uzram device with lru_enable=0".into()),
             "lz4" => notes.push("lz4: a uzram device with lz4".into()),
             "kernel" => notes.push("kernel: in process against a block device (O_DIRECT, a system call a page), with lz4 beside memory".into()),
             _ => {}

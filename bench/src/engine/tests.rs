@@ -66,7 +66,7 @@ fn a_device_without_an_lru_is_one_but_for_its_nodes() {
     let report = run(options).unwrap();
     let row = report.row(Pattern::RandRead, 1, "no-lru").unwrap();
     assert!(row.mb_per_s > 0.0 && row.ratio.is_some(), "{row:?}");
-    assert!(report.notes.iter().any(|note| note.contains("lru_design=none")));
+    assert!(report.notes.iter().any(|note| note.contains("lru_enable=0")));
 
     const PAGES: u64 = 1 << 20;
     let (algorithm, streams) = (Algorithm::default(), StreamDesign::PerCpu);

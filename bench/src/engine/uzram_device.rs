@@ -6,7 +6,6 @@ use std::sync::Arc;
 use uzram::Result;
 use uzram::codec::{Algorithm, Kind};
 use uzram::device::{Device, DeviceStats, OpenDevice};
-use uzram::lru::LruDesign;
 use uzram::stream::StreamDesign;
 use uzram::units::{Page, pages_to_bytes};
 use uzram::zsmalloc::ClassStat;
@@ -37,7 +36,7 @@ impl UzramDevice {
     /// A setting that the engine rejects.
     pub fn without_lru(algorithm: &Algorithm, streams: StreamDesign, size_bytes: u64) -> Result<UzramDevice> {
         let [algorithm, streams] = compressing(algorithm, streams);
-        let attributes = [algorithm, streams, ("lru_design", LruDesign::None.to_string())];
+        let attributes = [algorithm, streams, ("lru_enable", "0".to_owned())];
         Ok(Self::with_attributes(&attributes, size_bytes)?.named("no-lru"))
     }
 

@@ -14,7 +14,6 @@ use uzram::{ErrorKind, Result};
 
 use crate::block::{self, BlockOptions, SwapTimes, disk_obstacle, swap};
 use crate::codecs::{self, CodecRow, CodecsOptions, CodecsReport};
-use crate::engine::recompression::hot::{self, HotReport};
 use crate::engine::recompression::parked::{self, ParkedReport};
 use crate::engine::{self, Against, Common, Pattern};
 use crate::harness::corpus::Corpus;
@@ -66,8 +65,6 @@ pub struct ProgramsReport {
     pub swap_out: Option<SwapOut>,
     /// A parked Python.
     pub parked: Option<ParkedReport>,
-    /// Hot pages of all programs.
-    pub hot: Option<HotReport>,
 }
 
 /// A program's memory swapped out, and in page by page; medians over the rounds.
@@ -256,7 +253,6 @@ fn measure(
         }
         None => notes.push(format!("a parked program not measured: {PYTHON} was left out")),
     }
-    report.hot = Some(hot::run(&Common { algorithm: lz4, ..on(options.common, &saved.whole) })?);
     Ok(report)
 }
 
@@ -407,7 +403,7 @@ impl fmt::Display for ProgramsReport {
         if let Some(parked) = &self.parked {
             writeln!(f, "{parked}")?;
         }
-        self.hot.iter().try_for_each(|hot| write!(f, "{hot}"))
+        Ok(())
     }
 }
 
@@ -467,26 +463,22 @@ mod tests {
             .map(|is| targets.iter().filter(|target| target.name.ends_with("per cent") == is).collect());
         assert!(none_misjudged.iter().all(|target| target.measured == Some(0.0)), "{none_misjudged:?}");
         assert!(others.iter().all(|target| target.measured.is_none_or(|measured| measured > 0.0)));
-        assert!(notes.iter().any(|note| note.starts_with("hot pages, ")), "{notes:?}");
         let text = report.to_string();
-        for said in ["corpus other, ", "uzram device with lz4\n", "hot pages, ", "as-written"] {
+        for said in ["corpus other, ", "uzram device with lz4\n"] {
             assert!(text.contains(said), "{said}: {text}");
         }
         let json: serde_json::Value = serde_json::from_str(&to_json(&report)).unwrap();
-        assert_eq!(
-            (&json["codecs"]["rows"][1]["codec"], &json["hot"]["again"]),
-            (&"lz4hc".into(), &"lz4hc".into())
-        );
+        assert_eq!(json["codecs"]["rows"][1]["codec"], "lz4hc");
     }
 
     #[test]
     fn what_is_not_there_is_left_out() {
         let (report, notes) = short("memory", &[("other", CorpusKind::Text)]);
-        assert!(report.writes.is_some() && report.hot.is_some() && report.parked.is_none());
+        assert!(report.writes.is_some() && report.parked.is_none());
         assert!(notes.iter().any(|note| note.contains("python was left out")), "{notes:?}");
         let (report, notes) = short("lz4:8", &[]);
         assert!(report.per_lz4("mixed").unwrap().ratio <= 1.0 && report.per_lz4("processes").is_none());
-        assert!(report.lowest_of_programs(|program| program.ratio).is_none() && report.hot.is_none());
+        assert!(report.lowest_of_programs(|program| program.ratio).is_none());
         assert!(notes[0].contains("no pages of it are wanted"), "{notes:?}");
     }
 

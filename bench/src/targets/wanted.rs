@@ -7,7 +7,6 @@ use super::Target;
 use super::programs::ProgramsReport;
 use crate::engine::compaction::{self, Compactor};
 use crate::engine::hit_ratio::{self, Trace};
-use crate::engine::recompression::hot::HotReport;
 use crate::engine::recompression::parked::ParkedReport;
 use crate::engine::survive::{self, MappedWhen, WriteOrder};
 use crate::engine::{self, Pattern, backing, recompression};
@@ -132,10 +131,6 @@ pub(super) fn programs_targets(report: &ProgramsReport, notes: &mut Vec<String>)
         let [before, after] = [before, after].map(|ratio| ratio.unwrap_or(f64::NAN));
         notes.push(format!("a parked Python of {size}, {from} to {to}: ratio {before:.2}, then {after:.2}, {cpu_ms:.1} ms of CPU time per MiB"));
     }
-    if let Some((hot, ratio)) = report.hot.as_ref().and_then(|hot| Some((hot, hot.used_ratio()?))) {
-        let (size, from, to) = (format_size(hot.size_bytes), &hot.algorithm, hot.again);
-        notes.push(format!("hot pages, {size}, {from} to {to}: pool memory {ratio:.3} of what it was"));
-    }
     vec![
         Target::at_least(
             format!("pages of programs, memory / lz4: compression speed ({has_vbmi2} AVX-512 VBMI2)"),
@@ -186,11 +181,6 @@ pub(super) fn programs_targets(report: &ProgramsReport, notes: &mut Vec<String>)
             "a parked Python, recompressed from lz4 with zstd:3: ratio after / before",
             1.6,
             report.parked.as_ref().and_then(ParkedReport::gain),
-        ),
-        Target::at_least(
-            "randread of programs' pages, hot ones as lz4hc / as lz4: speed",
-            1.1,
-            report.hot.as_ref().and_then(HotReport::speed_ratio),
         ),
     ]
 }

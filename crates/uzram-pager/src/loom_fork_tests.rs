@@ -8,7 +8,6 @@ use loom::cell::UnsafeCell;
 use loom::sync::atomic::{AtomicBool, Ordering};
 use loom::sync::{Arc, Condvar, Mutex};
 use loom::thread;
-use uzram::designs::LruDesign;
 use uzram::store::Store;
 use uzram::store::StoreBuilder;
 
@@ -207,9 +206,7 @@ fn loom_a_change_ends_before_the_gate_closes() {
 /// An empty store, which counts no pages: all models share it.
 fn store() -> &'static Store {
     static STORE: OnceLock<Store> = OnceLock::new();
-    STORE.get_or_init(|| {
-        StoreBuilder::new("model", 1).lru_design(LruDesign::None).build().expect("there is memory")
-    })
+    STORE.get_or_init(|| StoreBuilder::new("model", 1).lru(false).build().expect("there is memory"))
 }
 
 /// A thread that waits for room lets go when the process forks, and the evictor stops. Nothing can leave, and memory may not grow, so

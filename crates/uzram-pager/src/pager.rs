@@ -10,7 +10,6 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use uzram::codec::{Algorithm, Kind};
-use uzram::designs::{LruDesign, PoolDesign};
 use uzram::store::{BackingOptions, PolicyThread, Store, StoreBuilder, WritebackLayout};
 use uzram::sync::Arc;
 use uzram::units::{PAGE_SHIFT, PAGE_SIZE, bytes_to_pages, pages_to_bytes};
@@ -102,7 +101,8 @@ pub struct PagerBuilder {
     algorithm: Algorithm,
     spill: Option<(PathBuf, u64)>,
     trap: Option<TrapKind>,
-    pool_design: PoolDesign,
+    #[cfg(feature = "designs")]
+    pool_design: uzram::designs::PoolDesign,
 }
 
 impl PagerBuilder {
@@ -148,7 +148,8 @@ impl PagerBuilder {
     /// Sets the lock design of the pool that stores compressed pages: for measurements.
     #[doc(hidden)]
     #[must_use]
-    pub fn pool_design(self, pool_design: PoolDesign) -> Self {
+    #[cfg(feature = "designs")]
+    pub fn pool_design(self, pool_design: uzram::designs::PoolDesign) -> Self {
         PagerBuilder { pool_design, ..self }
     }
 
@@ -193,11 +194,14 @@ impl PagerBuilder {
         let most_compressed = MOST_COMPRESSED_EIGHTHS.map(|eighths| limit_pages * eighths / 8);
         let mut store = StoreBuilder::new("pager", pages)
             .algorithm(self.algorithm.clone())
-            .pool_design(self.pool_design)
             .limit_pages(most_compressed[usize::from(self.spill.is_some())]);
+        #[cfg(feature = "designs")]
+        {
+            store = store.pool_design(self.pool_design);
+        }
         if self.spill.is_none() {
             // It says which pages go to the file.
-            store = store.lru_design(LruDesign::None);
+            store = store.lru(false);
         }
         let spill = self.spill.as_ref().map(|(dir, bytes)| Spill::new(dir, *bytes)).transpose()?;
         if let Some(spill) = &spill {
@@ -431,7 +435,8 @@ impl Pager {
             algorithm: Kind::for_memory().into(),
             spill: None,
             trap: None,
-            pool_design: PoolDesign::default(),
+            #[cfg(feature = "designs")]
+            pool_design: uzram::designs::PoolDesign::default(),
         }
     }
 

@@ -1,23 +1,31 @@
-//! Lock designs, as types: each structure of the engine is generic over how it is locked.
+//! Lock designs, as types: each structure of the engine is generic over how it is locked. The product is over one of each:
+//! [`Pinned`], [`Batched`], [`PerCpu`] and [`Sheaves`].
 //!
-//! The designs are those of the Linux kernel before and after patch series that changed them, and our own. All designs
-//! of a structure run the same tests, and `uzram lab` compares them. A [`Store`](crate::Store) takes its designs as
-//! run-time settings: [`PoolDesign`], [`LruDesign`], [`StreamDesign`].
+//! With the feature `designs` there are others: those of the Linux kernel before and after patch series that changed them.
+//! All designs of a structure run the same tests, and `uzram lab` compares them. A [`Store`](crate::Store) then takes its
+//! designs at run time (`PoolDesign`, `LruDesign`, `StreamDesign`).
 //!
 //! | structure | trait | designs |
 //! |---|---|---|
-//! | [`Pool`](crate::Pool) | [`PoolLocks`] | [`Pinned`], [`ClassIndexed`], [`Consolidated`], [`Split`] |
-//! | [`Lru`](crate::Lru) | [`LruLocks`] | [`Batched`], [`SingleLock`] |
-//! | [`Cache`](crate::Cache) | [`Policy`] | [`Sheaves`], [`ElasticSheaves`], [`BareSheaves`], [`DelayedFreeze`], [`UnfreezeFirst`], [`OnPartial`], [`EagerFreeze`] |
-//! | compression streams | [`Streams`] | [`PerCpu`], [`IdleList`] |
+//! | [`Pool`](crate::Pool) | [`PoolLocks`] | [`Pinned`]; `ClassIndexed`, `Consolidated`, `Split` |
+//! | [`Lru`](crate::Lru) | [`LruLocks`] | [`Batched`]; `SingleLock` |
+//! | [`Cache`](crate::Cache) | [`Policy`] | [`Sheaves`]; `DelayedFreeze`, `UnfreezeFirst`, `OnPartial`, `EagerFreeze` |
+//! | compression streams | [`Streams`] | [`PerCpu`]; `IdleList` |
 
-pub use crate::lru::{Batched, Batching, LruDesign, LruLocks, SingleLock};
-pub use crate::slab::{
-    BareSheaves, DelayedFreeze, EagerFreeze, ElasticSheaves, OnPartial, Plain, Policy, Sheaves, UnfreezeFirst,
-};
-pub use crate::stream::{IdleList, PerCpu, StreamCount, StreamDesign, Streams};
-pub use crate::zsmalloc::PoolDesign;
-pub use crate::zsmalloc::design::{
-    CLASS_IN_WORD, ClassIndexed, ClassLocks, Consolidated, FREE_WITHOUT_POOL_LOCK, PAGES_AFTER_LOCK, Pinned,
-    PoolLocks, Split,
+pub use crate::lru::{Batched, Batching, LruLocks};
+pub use crate::slab::{Plain, Policy, Sheaves};
+pub use crate::stream::{PerCpu, Streams};
+pub use crate::zsmalloc::design::{Pinned, PoolLocks};
+
+#[cfg(feature = "designs")]
+pub use crate::{
+    lru::{LruDesign, SingleLock},
+    slab::{DelayedFreeze, EagerFreeze, OnPartial, UnfreezeFirst},
+    stream::{IdleList, StreamCount, StreamDesign},
+    zsmalloc::PoolDesign,
+    zsmalloc::deferred::DeferredFrees,
+    zsmalloc::design::{
+        CLASS_IN_WORD, ClassIndexed, ClassLocks, Consolidated, FREE_WITHOUT_POOL_LOCK, PAGES_AFTER_LOCK,
+        Split,
+    },
 };

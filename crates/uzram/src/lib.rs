@@ -33,6 +33,7 @@
 //! None is enabled by default; all are additive.
 //!
 //! - `serde`: the statistics implement `serde::Serialize`.
+//! - `designs`: the lock designs of Linux beside the ones in use, and settings that only measurements need.
 //! - `lock-stats`: records acquisitions, waits, holds and bounces between CPUs of every lock, by lock class, at some
 //!   cost in speed.
 //!
@@ -89,7 +90,7 @@ const _: () = {
     is_send_and_sync::<Store>();
     is_send_and_sync::<Pool>();
     is_send_and_sync::<Object<'_>>();
-    is_send_and_sync::<Lru<designs::Batched>>();
+    is_send_and_sync::<Lru>();
     is_send_and_sync::<Cache>();
     is_send_and_sync::<TypedCache<u64>>();
     is_send_and_sync::<Arena>();

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use uzram::mem::Arena;
 use uzram::units::PAGE_SIZE;
+use uzram::zsmalloc::deferred::DeferredFrees;
 use uzram::zsmalloc::{Handle, LockCounts, Object, Pool, PoolBuilder, PoolLocks};
 use uzram::{Error, ErrorKind, Result};
 
@@ -91,10 +92,6 @@ pub(crate) fn run<D: PoolLocks>(
     const SPARE_OBJECTS: u64 = 1 << 16;
     let objects = objects_each * plan.jobs as u64 + SPARE_OBJECTS;
     let builder = PoolBuilder::new("zs-free").max_objects(objects).count_locks(how.count_locks);
-    let builder = match how.deferred {
-        Some(limit) => builder.defer_frees(limit),
-        None => builder,
-    };
     let pool: Pool<D> = builder.build_in(Arc::clone(&memory.arena))?;
     let mut done = Passes {
         ended: Vec::new(),
@@ -113,7 +110,7 @@ pub(crate) fn run<D: PoolLocks>(
         let before = pool.lock_counts();
         let emptied = match how.deferred {
             None => empty(&pool, handles, how.run_work)?,
-            Some(_) => empty_deferred(&pool, handles, how.run_work)?,
+            Some(limit) => empty_deferred(&pool, handles, how.run_work, limit)?,
         };
         done.ended.push(emptied.jobs);
         done.freers.extend(emptied.freer);
@@ -182,7 +179,7 @@ impl Emptied {
 
 /// Empties a pool that frees at once: memory is back when the last thread has freed its last object.
 fn empty<D: PoolLocks>(pool: &Pool<D>, handles: Vec<Vec<Handle>>, run_work: RunWork) -> Result<Emptied> {
-    let jobs = free_all(pool, handles, run_work)?;
+    let jobs = free_all(handles, run_work, &|handle| pool.free(handle))?;
     let back = jobs.iter().map(|done| done.span.end).max();
     Ok(Emptied::new(jobs, None, back.unwrap_or_else(Instant::now)))
 }
@@ -192,17 +189,24 @@ fn empty_deferred<D: PoolLocks>(
     pool: &Pool<D>,
     handles: Vec<Vec<Handle>>,
     run_work: RunWork,
+    limit: u64,
 ) -> Result<Emptied> {
+    let frees = DeferredFrees::new(limit as usize / DeferredFrees::<Handle>::PAGE_VALUES);
+    // A handle that is freed is this pool's.
+    let free = |handle| drop(pool.free(handle));
     let is_done = AtomicBool::new(false);
     thread::scope(|scope| {
         let freer = scope.spawn(|| {
             run_work(&mut || {
-                pool.run_freer(|| !is_done.load(Ordering::Relaxed));
+                frees.run(|| !is_done.load(Ordering::Relaxed), free);
                 Ok(0)
             })
         });
-        let jobs = free_all(pool, handles, run_work);
-        while jobs.is_ok() && !freer.is_finished() && pool.waiting_frees() > 0 {
+        let jobs = free_all(handles, run_work, &|handle| {
+            frees.defer(handle, free);
+            Ok(())
+        });
+        while jobs.is_ok() && !freer.is_finished() && frees.waiting() > 0 {
             thread::sleep(LOOK_EVERY);
         }
         let back = Instant::now();
@@ -214,13 +218,17 @@ fn empty_deferred<D: PoolLocks>(
 }
 
 /// Frees each thread's objects on that thread, all at the same time.
-fn free_all<D: PoolLocks>(pool: &Pool<D>, handles: Vec<Vec<Handle>>, run_work: RunWork) -> Result<Vec<Done>> {
+fn free_all(
+    handles: Vec<Vec<Handle>>,
+    run_work: RunWork,
+    free: &(impl Fn(Handle) -> Result<()> + Sync),
+) -> Result<Vec<Done>> {
     run_together(handles.into_iter().map(|mut handles| {
         move |gate: &Gate| {
             gate.pass();
             run_work(&mut || {
                 let freed = handles.len() as u64;
-                handles.drain(..).try_for_each(|handle| pool.free(handle))?;
+                handles.drain(..).try_for_each(free)?;
                 Ok(freed)
             })
         }

@@ -1,8 +1,7 @@
 //! The gains and costs of recompression: how long it takes to recompress a device's pages, how much memory
-//! that frees, and how reads slow down meanwhile (`reads`); what the policy makes of pages that nobody uses ([`parked`]);
-//! and how much faster pages that are used again and again are read then ([`hot`]).
+//! that frees, and how reads slow down meanwhile (`reads`); and what the policy makes of pages that nobody
+//! uses ([`parked`]).
 
-pub mod hot;
 pub mod parked;
 mod reads;
 

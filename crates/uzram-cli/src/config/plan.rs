@@ -367,8 +367,8 @@ impl DevicePlan {
             bytes.clone().filter(|_| !swaps && !is_set("mem_limit")).map(|bytes| ("mem_limit", bytes));
         let reserve = bytes.filter(|_| !is_set("reserve")).map(|bytes| ("reserve", bytes));
         // An LRU that nothing uses would only take memory.
-        let is_idle = !is_set("lru_design") && !NEEDS_LRU.into_iter().any(is_set);
-        let lru = (reserve_bytes.is_some() && is_idle).then_some(("lru_design", "none".into()));
+        let is_idle = !is_set("lru_enable") && !NEEDS_LRU.into_iter().any(is_set);
+        let lru = (reserve_bytes.is_some() && is_idle).then_some(("lru_enable", "0".into()));
         let recompresses = swaps && self.advance_bytes.is_none() && self.settings.recompresses_swap();
         let recompression =
             SWAP_RECOMPRESSION.into_iter().filter(move |(name, _)| recompresses && !is_set(name));
@@ -406,7 +406,7 @@ mod tests {
             let mut settings = DeviceSettings::default();
             for (row, name) in set.iter().filter_map(|attribute| SettingRow::find(attribute)) {
                 let value =
-                    ["8M", "none"].into_iter().find(|value| settings.add(row, name, value, "").is_ok());
+                    ["8M", "none", "0"].into_iter().find(|value| settings.add(row, name, value, "").is_ok());
                 assert!(value.is_some(), "{name}");
             }
             let plan = DevicePlan { attached, ..DevicePlan::new("a", settings) };
@@ -415,14 +415,14 @@ mod tests {
         let swap = Attached::Swap(SwapPlan { priority: None, discard: true, page_cluster: None });
         let recompression = ["recomp_algorithm", "recompress_after"];
         let and = |defaults: &[&'static str]| [defaults, &recompression].concat();
-        assert_eq!(defaults(swap, &[]), and(&["comp_algorithm", "reserve", "lru_design"]));
-        assert_eq!(defaults(swap, &["reserve", "lru_design"]), and(&["comp_algorithm"]));
+        assert_eq!(defaults(swap, &[]), and(&["comp_algorithm", "reserve", "lru_enable"]));
+        assert_eq!(defaults(swap, &["reserve", "lru_enable"]), and(&["comp_algorithm"]));
         assert_eq!(defaults(swap, &["backing_dev"]), ["comp_algorithm", "reserve"]);
         assert_eq!(defaults(Attached::Block, &[]), [""; 0]);
         let device = DevicePlan { attached: swap, ..DevicePlan::new("a", DeviceSettings::default()) };
         let device = DevicePlan { advance_bytes: Some(SWAP_RESERVE_BYTES), ..device };
         let in_advance: Vec<_> = device.defaults().map(|(attribute, _)| attribute).collect();
-        assert_eq!(in_advance, ["comp_algorithm", "reserve", "lru_design"], "nothing is compressed again");
+        assert_eq!(in_advance, ["comp_algorithm", "reserve", "lru_enable"], "nothing is compressed again");
     }
 
     #[test]
@@ -433,7 +433,7 @@ mod tests {
             ..DevicePlan::new("a", DeviceSettings::default())
         };
         let defaults: Vec<_> = device.defaults().map(|(name, value)| (name, value.into_owned())).collect();
-        let wanted = [("mem_limit", "8388608"), ("reserve", "8388608"), ("lru_design", "none")];
+        let wanted = [("mem_limit", "8388608"), ("reserve", "8388608"), ("lru_enable", "0")];
         assert_eq!(defaults, wanted.map(|(name, value)| (name, value.to_owned())));
         let plan = DaemonPlan::new(PathBuf::from("/run/x"), vec![device]).expect("a short path");
         assert!(plan.mortal().is_none() && !plan.is_protected());

@@ -27,8 +27,6 @@ key is optional:
     [writeback]
     after = \"1h\"                        # writeback_after
     budget = \"10G/day\"                  # writeback_budget
-    layout = \"packed\"                   # writeback_layout
-    compressed = true                   # compressed_writeback
     batch_size = 32                     # writeback_batch_size
 ";
 
@@ -81,8 +79,6 @@ mod tests {
             ("recompress_cpu", "2"),
             ("writeback_after", "1h"),
             ("writeback_budget", "10G/day"),
-            ("writeback_layout", "packed"),
-            ("compressed_writeback", "1"),
             ("writeback_batch_size", "32"),
         ];
         assert_eq!(attributes, wanted);

@@ -132,16 +132,23 @@ pub static SETTINGS: &[SettingRow] = &[
         needs: Some("recomp_algorithm"),
         ..TEXT
     },
+    #[cfg(feature = "designs")]
     SettingRow { attribute: "chain_size", words: &["chain"], ..NUMBER },
+    #[cfg(feature = "designs")]
     SettingRow { attribute: "streams", value_name: "percpu|N", ..TEXT },
     SettingRow { attribute: "checksum", ..SWITCH },
+    #[cfg(feature = "designs")]
     SettingRow { attribute: "pool_design", ..TEXT },
     SettingRow {
-        attribute: "lru_design",
-        note: "[default: none for swap without recompression and backing device, else the device's]",
-        ..TEXT
+        attribute: "lru_enable",
+        note: "[default: 0 for swap without recompression and backing device, else 1]",
+        ..SWITCH
     },
+    #[cfg(feature = "designs")]
+    SettingRow { attribute: "lru_design", ..TEXT },
+    #[cfg(feature = "designs")]
     SettingRow { attribute: "lru_pagevec", ..NUMBER },
+    #[cfg(feature = "designs")]
     SettingRow { attribute: "run_cache_batch", ..NUMBER },
     SettingRow { attribute: "compact_threshold", value_name: "PERCENT", ..TEXT },
     SettingRow { attribute: "compact_rate", ..SIZE },
@@ -173,7 +180,9 @@ pub static SETTINGS: &[SettingRow] = &[
         note: "[default: no limit]",
         ..BACKED
     },
+    #[cfg(feature = "designs")]
     SettingRow { attribute: "writeback_layout", ..BACKED },
+    #[cfg(feature = "designs")]
     SettingRow {
         attribute: "compressed_writeback",
         words: &["writeback_compressed"],
@@ -355,7 +364,7 @@ impl DeviceSettings {
             let row = SettingRow::find(attribute).map(|(row, _)| row);
             // `backing_force=0` needs no backing device.
             let is_off = |row: &&SettingRow| row.form == Form::Switch && value == "0";
-            let row = row.filter(|row| !is_off(row) || row.attribute == "compressed_writeback");
+            let row = row.filter(|row| !is_off(row));
             let Some(row) = row else { continue };
             let Some(needed) = row.needs.filter(is_missing) else { continue };
             let what = match row.attribute {
@@ -437,7 +446,7 @@ mod tests {
             ("size", "disksize"),
             ("mem-limit", "mem_limit"),
             ("mem_limit", "mem_limit"),
-            ("chain", "chain_size"),
+            ("high", "policy_high"),
         ] {
             assert_eq!(SettingRow::find(name).map(|(row, _)| row.attribute), Some(attribute), "{name}");
         }

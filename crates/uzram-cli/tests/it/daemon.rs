@@ -17,9 +17,8 @@ fn mode(path: &std::path::Path) -> u32 {
 #[test]
 fn a_device_is_shown_set_and_reset() {
     let place = Place::new();
-    let pool = ["--pool-design", "split", "--compact-threshold", "7", "--lru-design", "single-lock"];
     let mut daemon =
-        place.up(&[&["--name", "zram7", "--mem-limit", "8M", "--streams", "2"][..], &pool].concat());
+        place.up(&["--name", "zram7", "--mem-limit", "8M", "--compact-threshold", "7", "--lru-enable=0"]);
     let uri = format!("nbd+unix:///zram7?socket={}", place.socket("nbd.sock").display());
     for fact in [uri.as_str(), "control.sock", "16 MiB", "fixed cost"] {
         assert!(daemon.facts.contains(fact), "{}", daemon.facts);
@@ -41,9 +40,9 @@ fn a_device_is_shown_set_and_reset() {
     let json = place.json(&["stat", "zram7"]);
     assert_eq!(json["stats"]["disksize_bytes"], 16 << 20);
     assert_eq!(json["attributes"]["disksize"], 16 << 20);
-    assert_eq!((&json["attributes"]["streams"], &json["stats"]["stream_sleeps"]), (&"2".into(), &0.into()));
-    let designs = ["pool_design", "compact_threshold", "lru_design"].map(|name| &json["attributes"][name]);
-    assert_eq!(designs, [&Value::from("split"), &7.into(), &"single-lock".into()]);
+    assert_eq!(json["stats"]["stream_sleeps"], 0);
+    let set = ["compact_threshold", "lru_enable"].map(|name| &json["attributes"][name]);
+    assert_eq!(set, [&Value::from(7), &0.into()]);
     assert!(place.run(&["stat", "zram7", "lru"]).ok().starts_with("inactive              0\nactive"));
     assert_eq!(place.run(&["stat", "zram7", "disksize"]).ok(), "16777216\n");
     let json = place.run(&["stat", "zram7", "mem_limit", "--json"]).ok();
@@ -53,8 +52,8 @@ fn a_device_is_shown_set_and_reset() {
     assert_eq!(place.run(&["stat", "zram7", "mem_limit"]).ok(), "6291456\n");
     assert_eq!(place.run(&["reset", "zram7"]).ok(), "");
     assert_eq!(place.run(&["stat", "zram7", "disksize"]).ok(), "0\n");
-    assert_eq!(place.run(&["set", "zram7", "pool_design=split", "disksize=32M"]).ok(), "");
-    assert_eq!(place.run(&["stat", "zram7", "pool_design"]).ok(), "split\n");
+    assert_eq!(place.run(&["set", "zram7", "checksum=1", "disksize=32M"]).ok(), "");
+    assert_eq!(place.run(&["stat", "zram7", "checksum"]).ok(), "1\n");
     assert_eq!(place.run(&["stat", "zram7", "disksize"]).ok(), "33554432\n");
 
     // The daemon has ended when `down` returns: the next one can start at once.

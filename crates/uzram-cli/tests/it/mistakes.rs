@@ -51,7 +51,7 @@ fn sizes_say_what_to_write() {
             (&["up", "--size=-1G"], 2, &["--size -1G: ", "it is negative"]),
             (&["up", "--size", "rma/2"], 2, &["'ram'", "found 'rma'"]),
             (&["up", "--size", "--attach"], 2, &["--size: its value is missing before --attach"]),
-            (&["up", "--chain", "-1"], 2, &["--chain -1: '-1' is no chain_size: write 4 to 16"]),
+            (&["up", "--high", "-1"], 2, &["--high -1: '-1' is no policy_high: write 1 to 100"]),
             (&["swap", "on", "--priority", "-5"], 2, &["'-5'", "a number cannot be negative"]),
             (&["up", "--give-up-after", "soon"], 2, &["--give-up-after", "write a whole number"]),
             (&["up", "--backing", "/nonexistent/cold:1.5G"], 1, &["does not exist", "write 1536M"]),

@@ -5,16 +5,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use crate::common::clients::{arg, fio, missing, same, succeed};
 use crate::common::{Daemon, Place, ask};
 
-/// Reads and frees are protected differently in these two: by pins, and by locks.
-const DESIGNS: [&str; 2] = ["pinned", "split"];
-
-/// Starts a daemon with a disk of 64 MiB whose pool has that design and no automatic compaction.
-fn up(place: &Place, design: &str) -> Daemon {
+/// Starts a daemon with a disk of 64 MiB and no automatic compaction.
+fn up(place: &Place) -> Daemon {
     // The test does not read the log, and compactions log more than a pipe holds.
-    let options = ["--log", "warn", "--compact-threshold", "0", "--pool-design", design];
-    let daemon = place.up_sized("64M", &options);
-    assert_eq!(place.run(&["stat", "zram0", "pool_design"]).ok().trim(), design);
-    daemon
+    place.up_sized("64M", &["--log", "warn", "--compact-threshold", "0"])
 }
 
 /// Fills both halves of the disk with pages that compress to different sizes.
@@ -27,9 +21,9 @@ fn fill(place: &Place, uri: &str) {
 }
 
 /// [`up`] with a full disk, and fio's argument for that.
-fn up_and_full(design: &str) -> (Place, Daemon, String) {
+fn up_and_full() -> (Place, Daemon, String) {
     let place = Place::new();
-    let daemon = up(&place, design);
+    let daemon = up(&place);
     let uri = format!("--uri={}", place.uri());
     fill(&place, &uri);
     (place, daemon, uri)
@@ -40,31 +34,29 @@ fn memory_falls_when_a_pool_of_random_discards_is_compacted() {
     if missing(&["fio", "nbdcopy"]) {
         return;
     }
-    for design in DESIGNS {
-        let (place, _daemon, uri) = up_and_full(design);
-        // Three pages in four.
-        succeed(&place, "fio", &fio(&uri, &["--rw=randtrim", "--bs=4k", "--size=64M", "--io_size=48M"]));
-        let copies = ["before", "after"].map(|name| place.root().join(name));
-        succeed(&place, "nbdcopy", &[&place.uri(), arg(&copies[0])]);
-        let held =
-            || ["mem_used_bytes", "mem_charged_bytes", "mem_chunk_bytes"].map(|name| place.statistic(name));
-        let (compressed, scattered) = (place.statistic("compr_data_bytes"), held());
-        assert!(scattered[0] > 2 * compressed, "{design}: {scattered:?} for {compressed}");
+    let (place, _daemon, uri) = up_and_full();
+    // Three pages in four.
+    succeed(&place, "fio", &fio(&uri, &["--rw=randtrim", "--bs=4k", "--size=64M", "--io_size=48M"]));
+    let copies = ["before", "after"].map(|name| place.root().join(name));
+    succeed(&place, "nbdcopy", &[&place.uri(), arg(&copies[0])]);
+    let held =
+        || ["mem_used_bytes", "mem_charged_bytes", "mem_chunk_bytes"].map(|name| place.statistic(name));
+    let (compressed, scattered) = (place.statistic("compr_data_bytes"), held());
+    assert!(scattered[0] > 2 * compressed, "{scattered:?} for {compressed}");
 
-        assert_eq!(place.run(&["set", "zram0", "compact=1"]).ok(), "");
-        let compacted = held();
-        assert!(compacted[0] < compressed / 10 * 11, "{design}: {compacted:?} for {compressed}");
-        for (now, before) in compacted.iter().zip(scattered) {
-            assert!(*now < before / 10 * 7, "{design}: {compacted:?} of {scattered:?}");
-        }
-        // The freed pages are in the kernel's column of mm_stat.
-        let freed = (scattered[0] - compacted[0]) / 4096;
-        let mm_stat = place.run(&["stat", "zram0", "mm_stat"]).ok();
-        let columns: Vec<u64> = mm_stat.split_whitespace().map(|column| column.parse().unwrap()).collect();
-        assert_eq!((columns[2], columns[6]), (compacted[0], freed), "{design}: {mm_stat}");
-        succeed(&place, "nbdcopy", &[&place.uri(), arg(&copies[1])]);
-        assert!(same(&copies[0], &copies[1]), "{design}: the contents changed");
+    assert_eq!(place.run(&["set", "zram0", "compact=1"]).ok(), "");
+    let compacted = held();
+    assert!(compacted[0] < compressed / 10 * 11, "{compacted:?} for {compressed}");
+    for (now, before) in compacted.iter().zip(scattered) {
+        assert!(*now < before / 10 * 7, "{compacted:?} of {scattered:?}");
     }
+    // The freed pages are in the kernel's column of mm_stat.
+    let freed = (scattered[0] - compacted[0]) / 4096;
+    let mm_stat = place.run(&["stat", "zram0", "mm_stat"]).ok();
+    let columns: Vec<u64> = mm_stat.split_whitespace().map(|column| column.parse().unwrap()).collect();
+    assert_eq!((columns[2], columns[6]), (compacted[0], freed), "{mm_stat}");
+    succeed(&place, "nbdcopy", &[&place.uri(), arg(&copies[1])]);
+    assert!(same(&copies[0], &copies[1]), "the contents changed");
 }
 
 #[test]
@@ -72,36 +64,34 @@ fn fio_verifies_while_compaction_never_stops() {
     if missing(&["fio"]) {
         return;
     }
-    for design in DESIGNS {
-        let (place, _daemon, uri) = up_and_full(design);
-        // The pool also compacts by itself.
-        place.run(&["set", "zram0", "compact_threshold=1", "compact_rate=256M"]).ok();
-        let ends = AtomicBool::new(false);
-        let compactions = std::thread::scope(|scope| {
-            let looped = scope.spawn(|| compact_until(&place, &ends));
-            // One job verifies its writes, while the other scatters the pool.
-            let mut args = fio(&uri, &["--rw=randwrite", "--bsrange=512-16k", "--size=24M", "--iodepth=8"]);
-            args.extend(["--verify=crc32c", "--do_verify=1", "--loops=2", "--buffer_compress_percentage=50"]);
-            args.extend([
-                "--exitall",
-                "--name=scatter",
-                "--ioengine=nbd",
-                &uri,
-                "--thread",
-                "--rw=randtrimwrite",
-            ]);
-            args.extend(["--bs=4k", "--offset=32M", "--size=32M", "--time_based", "--runtime=6"]);
-            args.extend(["--buffer_compress_percentage=80", "--refill_buffers"]);
-            let verified = std::panic::catch_unwind(|| succeed(&place, "fio", &args));
-            ends.store(true, Ordering::Relaxed);
-            let compactions = looped.join().unwrap();
-            verified.unwrap();
-            compactions
-        });
-        assert!(compactions > 10 && place.statistic("pages_compacted") > 100, "{design}: {compactions}");
-        for failures in ["failed_reads", "failed_writes", "corrupted_objects"] {
-            assert_eq!(place.statistic(failures), 0, "{design}: {failures}");
-        }
+    let (place, _daemon, uri) = up_and_full();
+    // The pool also compacts by itself.
+    place.run(&["set", "zram0", "compact_threshold=1", "compact_rate=256M"]).ok();
+    let ends = AtomicBool::new(false);
+    let compactions = std::thread::scope(|scope| {
+        let looped = scope.spawn(|| compact_until(&place, &ends));
+        // One job verifies its writes, while the other scatters the pool.
+        let mut args = fio(&uri, &["--rw=randwrite", "--bsrange=512-16k", "--size=24M", "--iodepth=8"]);
+        args.extend(["--verify=crc32c", "--do_verify=1", "--loops=2", "--buffer_compress_percentage=50"]);
+        args.extend([
+            "--exitall",
+            "--name=scatter",
+            "--ioengine=nbd",
+            &uri,
+            "--thread",
+            "--rw=randtrimwrite",
+        ]);
+        args.extend(["--bs=4k", "--offset=32M", "--size=32M", "--time_based", "--runtime=6"]);
+        args.extend(["--buffer_compress_percentage=80", "--refill_buffers"]);
+        let verified = std::panic::catch_unwind(|| succeed(&place, "fio", &args));
+        ends.store(true, Ordering::Relaxed);
+        let compactions = looped.join().unwrap();
+        verified.unwrap();
+        compactions
+    });
+    assert!(compactions > 10 && place.statistic("pages_compacted") > 100, "{compactions}");
+    for failures in ["failed_reads", "failed_writes", "corrupted_objects"] {
+        assert_eq!(place.statistic(failures), 0, "{failures}");
     }
 }
 

@@ -17,15 +17,12 @@ fn a_wrong_value_gets_the_same_message_wherever_it_is_written() {
     let path = |name: &str| place.root().join(name).display().to_string();
     let (config, policy) = (path("config.toml"), path("policy.toml"));
     for (name, is_policy, value) in [
-        ("chain_size", false, "17"),
-        ("chain", false, "many"),
+        ("high", true, "many"),
         ("comp_algorithm", false, "nonesuch"),
         ("algorithm", false, "zstd:99"),
         ("disksize", false, "1X"),
         ("mem_limit", false, "12Q"),
-        ("pool_design", false, "spin"),
-        ("lru_design", false, "exact"),
-        ("streams", false, "0"),
+        ("lru_enable", false, "exact"),
         ("checksum", false, "2"),
         ("compact_threshold", false, "101"),
         ("policy_high", true, "101"),
@@ -34,7 +31,6 @@ fn a_wrong_value_gets_the_same_message_wherever_it_is_written() {
         ("recompress_after", true, "soon"),
         ("reclaim", true, "all"),
         ("writeback_after", true, "1w"),
-        ("writeback_layout", true, "heap"),
         ("writeback_batch_size", true, "129"),
     ] {
         let option = format!("--{}", name.replace('_', "-"));
@@ -91,10 +87,9 @@ fn a_dictionary_is_for_the_daemon_to_read() {
 #[test]
 fn short_words_and_the_attributes_names_mean_the_same_everywhere() {
     let place = Place::new();
-    let _daemon =
-        place.up(&["--chain", "5", "--comp-algorithm=zstd:4", "--checksum", "--recompress=lz4hc:1h"]);
+    let _daemon = place.up(&["--low", "5", "--comp-algorithm=zstd:4", "--checksum", "--recompress=lz4hc:1h"]);
     let get = |name: &str| place.run(&["stat", "zram0", name]).ok();
-    assert_eq!((get("chain_size").trim(), get("checksum").trim()), ("5", "1"));
+    assert_eq!((get("policy_low").trim(), get("checksum").trim()), ("5", "1"));
     assert!(get("comp_algorithm").contains("[zstd:4]") && get("recomp_algorithm").contains("[lz4hc"));
     assert_eq!(get("recompress_after").trim(), "3600");
     place.run(&["set", "zram0", "low=10", "high=50"]).ok();

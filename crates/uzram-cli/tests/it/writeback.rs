@@ -49,11 +49,10 @@ fn a_file_is_made_taken_and_let_go() {
     assert_eq!(place.run(&["reset", "zram0"]).ok(), "");
     assert_eq!(place.run(&["stat", "zram0", "backing_dev"]).ok(), "none\n");
     // The command, not the daemon, makes a path absolute.
-    let mut add = place.command(&["add", "zram1", "--backing", "cold.img", "--writeback-layout", "blocks"]);
+    let mut add = place.command(&["add", "zram1", "--backing", "cold.img"]);
     add.current_dir(place.root());
     finish(add).ok();
     assert_eq!(place.run(&["stat", "zram1", "backing_dev"]).ok().trim(), path.to_str().unwrap());
-    assert_eq!(place.run(&["stat", "zram1", "writeback_layout"]).ok(), "blocks\n");
 }
 
 #[test]
@@ -63,7 +62,7 @@ fn a_policy_comes_from_a_file_and_options_win() {
     let text = format!(
         "backing = '{}:8M'\nhigh = 80\nlow = '60'\nreclaim = 'zspages'\n\
          [recompress]\nalgorithm = 'zstd:3'\nafter = '10m'\n\
-         [writeback]\nafter = 90\nbudget = '1G/day'\nlayout = 'blocks'\ncompressed = false\nbatch_size = 7\n",
+         [writeback]\nafter = 90\nbudget = '1G/day'\nbatch_size = 7\n",
         image.display()
     );
     std::fs::write(&file, text).unwrap();
@@ -75,23 +74,21 @@ fn a_policy_comes_from_a_file_and_options_win() {
         "recompress_after",
         "writeback_after",
         "writeback_budget",
-        "writeback_layout",
-        "compressed_writeback",
         "writeback_batch_size",
         "recomp_algorithm",
     ];
     let daemon = place.up(&["--policy", file]);
-    let of_file = ["80", "60", "zspages", "600", "90", "1073741824", "blocks", "0", "7"];
+    let of_file = ["80", "60", "zspages", "600", "90", "1073741824", "7"];
     let shown = attributes(&place, names);
-    assert_eq!(shown[..9], of_file);
-    assert!(shown[9].contains("[zstd:3]"), "{}", shown[9]);
+    assert_eq!(shown[..7], of_file);
+    assert!(shown[7].contains("[zstd:3]"), "{}", shown[7]);
     drop(daemon);
     let options = ["--writeback-after", "2h", "--recompress", "deflate:1:1d", "--writeback-budget", "4M/day"];
     let _daemon = place.up(&[&["--policy", file][..], &options].concat());
-    let with_options = ["80", "60", "zspages", "86400", "7200", "4194304", "blocks", "0", "7"];
+    let with_options = ["80", "60", "zspages", "86400", "7200", "4194304", "7"];
     let shown = attributes(&place, names);
-    assert_eq!(shown[..9], with_options);
-    assert!(shown[9].contains("[deflate:1]"), "{}", shown[9]);
+    assert_eq!(shown[..7], with_options);
+    assert!(shown[7].contains("[deflate:1]"), "{}", shown[7]);
     // Most settings can be changed at any time.
     let settings = ["policy_high=50", "policy_low=40", "recompress_after=30s", "writeback_after=0"];
     assert_eq!(place.run(&[&["set", "zram0"][..], &settings].concat()).ok(), "");
@@ -106,8 +103,6 @@ fn what_makes_no_sense_is_one_line() {
     for (args, status, hint) in [
         (&["--writeback-after", "1h"][..], 2, "give --backing"),
         (&["--writeback-budget", "1G/day", "--backing", "none"], 2, "give --backing"),
-        (&["--writeback-layout", "blocks"], 2, "give --backing"),
-        (&["--writeback-layout", "extents", "--backing", image], 2, "packed, blocks"),
         (&["--backing", "/nonexistent/cold.img:1M"], 1, "/nonexistent/cold.img"),
         (&["--backing", "/dev/null"], 1, "character device"),
         (&["--backing", image, "--writeback-after", "soon"], 2, "--writeback-after soon: "),
@@ -180,51 +175,41 @@ fn pages_are_written_on_request_and_come_back() {
     if missing(&["nbdcopy", "nbdinfo"]) {
         return;
     }
-    for (layout, compressed) in [("packed", "1"), ("blocks", "1"), ("blocks", "0")] {
-        let place = Place::new();
-        let backing = cold(&place, "16M");
-        let policy = place.root().join("policy.toml");
-        let text = format!("[writeback]\nlayout = '{layout}'\ncompressed = '{compressed}'\n");
-        std::fs::write(&policy, text).unwrap();
-        let args = ["--backing", &backing, "--policy", policy.to_str().unwrap(), "--log", "warn"];
-        let _daemon = place.up_sized("4M", &args);
-        let file = mixed_file(&place, 4 << 20);
-        succeed(&place, "nbdcopy", &[arg(&file), &place.uri()]);
-        let used_bytes = place.statistic("mem_used_bytes");
+    let place = Place::new();
+    let backing = cold(&place, "16M");
+    let _daemon = place.up_sized("4M", &["--backing", &backing, "--log", "warn"]);
+    let file = mixed_file(&place, 4 << 20);
+    succeed(&place, "nbdcopy", &[arg(&file), &place.uri()]);
+    let used_bytes = place.statistic("mem_used_bytes");
 
-        // Nothing is idle yet.
-        assert_eq!(place.run(&["set", "zram0", "writeback=idle"]).ok(), "");
-        assert_eq!((bd_stat(&place), flagged(&place, 'w')), ([0; 3], 0), "{layout}");
-        assert_eq!(place.run(&["set", "zram0", "writeback=huge"]).ok(), "");
-        let huge = flagged(&place, 'w');
-        assert!((50..250).contains(&huge), "{layout}: {huge}");
-        assert_eq!(place.run(&["set", "zram0", "writeback=page_index=1023 page_indexes=0-9"]).ok(), "");
-        let some = flagged(&place, 'w');
-        assert!((huge..=huge + 11).contains(&some), "{layout}: {huge} {some}");
-        assert_eq!(place.run(&["set", "zram0", "idle=all", "writeback=type=idle"]).ok(), "");
-        let states = place.run(&["stat", "zram0", "block_state"]).ok();
-        assert!(states.lines().count() == 1024 && flagged(&place, 'w') == 1024, "{layout}: {states}");
-        assert_eq!(place.statistic("pages_backed"), 1024);
-        assert!(place.statistic("mem_used_bytes") * 20 < used_bytes, "{layout}: memory was not freed");
-        let [held, read, written] = bd_stat(&place);
-        assert!(read == 0 && held <= written, "{layout}: {held} {read} {written}");
-        match layout {
-            "blocks" => assert!(held == 1024 && written >= 1024, "{held} {written}"),
-            _ => assert!(held * 4096 < used_bytes * 21 / 20 && written < held + 200, "{held} {written}"),
-        }
-        let table = place.run(&["stat", "zram0"]).ok();
-        assert!(table.contains("\n  backed           1024 pages  not in memory: "), "{table}");
-        let map = succeed(&place, "nbdinfo", &["--map=uzram:state", &place.uri()]);
-        assert!(map.lines().count() == 1 && map.contains(" 5"), "{map}");
+    // Nothing is idle yet.
+    assert_eq!(place.run(&["set", "zram0", "writeback=idle"]).ok(), "");
+    assert_eq!((bd_stat(&place), flagged(&place, 'w')), ([0; 3], 0));
+    assert_eq!(place.run(&["set", "zram0", "writeback=huge"]).ok(), "");
+    let huge = flagged(&place, 'w');
+    assert!((50..250).contains(&huge), "{huge}");
+    assert_eq!(place.run(&["set", "zram0", "writeback=page_index=1023 page_indexes=0-9"]).ok(), "");
+    let some = flagged(&place, 'w');
+    assert!((huge..=huge + 11).contains(&some), "{huge} {some}");
+    assert_eq!(place.run(&["set", "zram0", "idle=all", "writeback=type=idle"]).ok(), "");
+    let states = place.run(&["stat", "zram0", "block_state"]).ok();
+    assert!(states.lines().count() == 1024 && flagged(&place, 'w') == 1024, "{states}");
+    assert_eq!(place.statistic("pages_backed"), 1024);
+    assert!(place.statistic("mem_used_bytes") * 20 < used_bytes, "memory was not freed");
+    let [held, read, written] = bd_stat(&place);
+    assert!(read == 0 && held <= written, "{held} {read} {written}");
+    assert!(held * 4096 < used_bytes * 21 / 20 && written < held + 200, "{held} {written}");
+    let table = place.run(&["stat", "zram0"]).ok();
+    assert!(table.contains("\n  backed           1024 pages  not in memory: "), "{table}");
+    let map = succeed(&place, "nbdinfo", &["--map=uzram:state", &place.uri()]);
+    assert!(map.lines().count() == 1 && map.contains(" 5"), "{map}");
 
-        let copy = place.root().join("copy");
-        succeed(&place, "nbdcopy", &[&place.uri(), arg(&copy)]);
-        assert!(same(&file, &copy), "{layout}: the contents changed");
-        assert!(bd_stat(&place)[1] > 0 && flagged(&place, 'w') < 1024, "{layout}: nothing came back");
-        for failures in ["backing_failed_reads", "backing_failed_writes", "backing_corrupted", "failed_reads"]
-        {
-            assert_eq!(place.statistic(failures), 0, "{layout}: {failures}");
-        }
+    let copy = place.root().join("copy");
+    succeed(&place, "nbdcopy", &[&place.uri(), arg(&copy)]);
+    assert!(same(&file, &copy), "the contents changed");
+    assert!(bd_stat(&place)[1] > 0 && flagged(&place, 'w') < 1024, "nothing came back");
+    for failures in ["backing_failed_reads", "backing_failed_writes", "backing_corrupted", "failed_reads"] {
+        assert_eq!(place.statistic(failures), 0, "{failures}");
     }
 }
 
@@ -232,15 +217,14 @@ fn pages_are_written_on_request_and_come_back() {
 fn what_is_written_is_limited() {
     let Some(place) = Place::needing(&["nbdcopy"]) else { return };
     let backing = cold(&place, "16M");
-    let _daemon = place.up_sized("4M", &["--backing", &backing, "--writeback-layout", "blocks"]);
+    let _daemon = place.up_sized("4M", &["--backing", &backing]);
     let file = mixed_file(&place, 4 << 20);
     succeed(&place, "nbdcopy", &[arg(&file), &place.uri()]);
     let limit = ["set", "zram0", "writeback_limit=100", "writeback_limit_enable=1", "idle=all"];
     assert_eq!(place.run(&limit).ok(), "");
     let spent = place.run(&["set", "zram0", "writeback=idle"]);
     assert!(spent.complaint(1).contains("writeback_limit"), "{}", spent.stderr);
-    assert_eq!((flagged(&place, 'w'), bd_stat(&place)[2]), (100, 100));
-    assert_eq!(place.run(&["stat", "zram0", "writeback_limit"]).ok(), "0\n");
+    assert!(flagged(&place, 'w') >= 100 && bd_stat(&place)[2] <= 100, "{:?}", bd_stat(&place));
     assert_eq!(place.run(&["set", "zram0", "writeback_limit_enable=0", "writeback=idle"]).ok(), "");
     assert_eq!(flagged(&place, 'w'), 1024);
     // Pages on the backing device need no writeback.

@@ -163,7 +163,7 @@ fn a_device_that_cannot_be_made_leaves_no_file() {
     let add = |algorithm: &str| {
         let backing = format!("{}:1M", path.display());
         let attributes = serde_json::json!({
-            "backing_dev": backing, "recomp_algorithm": algorithm, "writeback_layout": "blocks", "disksize": "1M",
+            "backing_dev": backing, "recomp_algorithm": algorithm, "disksize": "1M",
         });
         let body = serde_json::json!({ "name": "z", "attributes": attributes }).to_string();
         ask(&api(), &request("POST", "/v1/devices", &body))

@@ -6,10 +6,7 @@ use std::time::Duration;
 use crate::base::error::{Error, Result};
 use crate::base::sync::Arc;
 use crate::codec::Algorithm;
-use crate::lru::LruDesign;
 use crate::store::MAX_RECOMPRESSION;
-use crate::stream::StreamDesign;
-use crate::zsmalloc::PoolDesign;
 
 use super::{Attribute, Device, NamedBacking};
 
@@ -90,26 +87,6 @@ impl DeviceBuilder {
         self.attribute("writeback_after", age.as_secs())
     }
 
-    /// Sets the maximum number of pages of a zspage, 4 to 16.
-    pub fn chain_size(self, pages: usize) -> Self {
-        self.attribute("chain_size", pages)
-    }
-
-    /// Sets how threads share compression streams.
-    pub fn streams(self, design: StreamDesign) -> Self {
-        self.attribute("streams", design)
-    }
-
-    /// Sets the lock design of the pool.
-    pub fn pool_design(self, design: PoolDesign) -> Self {
-        self.attribute("pool_design", design)
-    }
-
-    /// Sets the lock design of the LRU's lists.
-    pub fn lru_design(self, design: LruDesign) -> Self {
-        self.attribute("lru_design", design)
-    }
-
     /// Sets any other attribute that can be set before initialisation: see [`Device::attributes`].
     pub fn attribute(mut self, name: &'static str, value: impl Display) -> Self {
         self.attributes.push((name, value.to_string()));
@@ -172,10 +149,7 @@ mod tests {
             .checksum(true)
             .policy_percent(40, 60)
             .recompress_after(Duration::from_secs(90))
-            .chain_size(8)
-            .streams(StreamDesign::PerCpu)
-            .pool_design(PoolDesign::Split)
-            .lru_design(LruDesign::SingleLock)
+            .attribute("lru_enable", 0)
             .attribute("compact_threshold", 30)
             .build((16 << 20) - 1)
             .unwrap();
@@ -185,9 +159,7 @@ mod tests {
             ("checksum", "1"),
             ("policy_high", "60"),
             ("policy_low", "40"),
-            ("chain_size", "8"),
-            ("pool_design", "split"),
-            ("lru_design", "single-lock"),
+            ("lru_enable", "0"),
             ("compact_threshold", "30"),
         ] {
             assert_eq!(device.get(name).unwrap(), value, "{name}");
@@ -205,7 +177,6 @@ mod tests {
         };
         let begin = || Device::builder("zram0");
         assert_eq!(refusal(Device::builder("a/b")), None);
-        refusal(begin().chain_size(3));
         assert_eq!(refusal(begin().policy_percent(60, 40)), Some("policy_high"));
         let many = (0..=MAX_RECOMPRESSION).fold(begin(), |builder, _| builder.recompress_with(Kind::Zstd));
         assert_eq!(refusal(many), Some("recomp_algorithm"));

@@ -205,10 +205,8 @@ fn the_life_cycle_is_the_kernels() {
         ("disksize", "1M"),
         ("comp_algorithm", "zstd"),
         ("algorithm_params", "level=3"),
-        ("chain_size", "8"),
         ("checksum", "1"),
-        ("streams", "2"),
-        ("lru_design", "none"),
+        ("lru_enable", "0"),
     ] {
         assert_eq!(device.set(name, value).unwrap_err().kind(), ErrorKind::Busy, "{name}");
     }
@@ -391,8 +389,7 @@ fn pages_are_compressed_again_on_request() {
     disk.read(0, &mut read).expect("sound");
     assert_eq!(read, text);
     for (value, hint) in [
-        ("type=cold", "write idle, huge, huge_idle or hot"),
-        ("type=hot", "no recompression algorithm decodes fast"),
+        ("type=cold", "write idle, huge or huge_idle"),
         ("threshold=4096", "take a page"),
         ("threshold=-1", "cannot be"),
         ("max_pages=many", "cannot be"),
@@ -406,10 +403,6 @@ fn pages_are_compressed_again_on_request() {
         assert_eq!(error.kind(), ErrorKind::Invalid, "{value}");
         assert!(error.to_string().contains(hint), "{value}: {error}");
     }
-    let settings = [("recomp_algorithm", "algo=lz4hc"), ("disksize", "1M")];
-    self::device(&settings).set("recompress", "type=hot").expect("there is an LRU");
-    let without = self::device(&[&[("lru_design", "none")][..], &settings].concat());
-    assert_eq!(without.set("recompress", "type=hot").expect_err("none").setting(), Some("lru_design"));
     let without = self::device(&[("disksize", "1M")]);
     assert_eq!(without.get("recomp_algorithm"), Ok(String::new()));
     let error = without.set("recompress", "").expect_err("there is no algorithm");
@@ -425,16 +418,19 @@ fn pages_are_compressed_again_on_request() {
 
 #[test]
 fn settings_reach_the_store() {
-    let device = device(&[("disksize", "1M"), ("run_cache_batch", "7"), ("mem_limit", "64K")]);
-    assert_eq!(device.get("run_cache_batch"), Ok("7".into()));
+    let device = device(&[("disksize", "1M"), ("mem_limit", "64K")]);
     let (disk, mut random) = (device.open().expect("initialised"), vec![0; 1 << 20]);
     Random::new(1).fill(&mut random);
     let error = disk.write(0, &random).expect_err("over the limit");
     assert_eq!((error.errno(), error.setting()), (28, Some("mem_limit")));
     device.set("mem_limit", "0").expect("at any time");
     disk.write(0, &random).expect("no limit");
-    device.set("run_cache_batch", "0").expect("at any time");
-    assert!(device.set("run_cache_batch", "513").is_err());
+    #[cfg(feature = "designs")]
+    for (name, value, refused) in [("run_cache_batch", "0", "513"), ("lru_pagevec", "64", "0")] {
+        device.set(name, value).expect("at any time");
+        assert_eq!(device.get(name).as_deref(), Ok(value));
+        assert!(device.set(name, refused).expect_err("out of range").to_string().contains(name));
+    }
 }
 
 #[test]
@@ -444,6 +440,7 @@ fn names_are_checked() {
     }
 }
 
+#[cfg(feature = "designs")]
 #[test]
 fn streams_cost_what_there_are_of_them() {
     let fixed = |streams: &str| {
@@ -471,8 +468,14 @@ fn streams_cost_what_there_are_of_them() {
 /// The LRU's lists hold exactly the pages that take memory, whatever is done to the disk.
 #[test]
 fn the_lru_has_the_pages_that_take_memory() {
-    for design in ["batched", "single-lock", "none"] {
-        let device = device(&[("lru_design", design), ("lru_pagevec", "1"), ("disksize", "4M")]);
+    for settings in [
+        &[("lru_enable", "1")][..],
+        &[("lru_enable", "0")],
+        #[cfg(feature = "designs")]
+        &[("lru_design", "single-lock"), ("lru_pagevec", "1")],
+    ] {
+        let has_lru = settings[0] != ("lru_enable", "0");
+        let device = device(&[settings, &[("disksize", "4M")]].concat());
         let disk = device.open().expect("initialised");
         let mut random = Random::new(1);
         let mut page = [0; 4096];
@@ -490,16 +493,13 @@ fn the_lru_has_the_pages_that_take_memory() {
             }
             let (stats, lru) = (device.stats(), device.lru_stats());
             let stored = (stats.orig_data_bytes / 4096).saturating_sub(stats.same_pages);
-            let wanted = if design == "none" { 0 } else { stored };
-            assert_eq!(lru.active + lru.inactive, wanted, "{design}: {stats:?} {lru:?}");
+            let wanted = if has_lru { stored } else { 0 };
+            assert_eq!(lru.active + lru.inactive, wanted, "{stats:?} {lru:?}");
         }
         let lru = device.lru_stats();
-        assert_eq!(lru.activated > 0 && lru.removed > 1000, design != "none", "{lru:?}");
+        assert_eq!(lru.activated > 0 && lru.removed > 1000, has_lru, "{lru:?}");
         let shown = device.get("lru").expect("readable");
         assert!(shown.contains(&format!("\nactivated             {}\n", lru.activated)), "{shown}");
-        device.set("lru_pagevec", "64").expect("at any time");
-        let error = device.set("lru_pagevec", "0").expect_err("none");
-        assert!(error.to_string().contains("lru_pagevec"), "{error}");
     }
 }
 
@@ -533,13 +533,7 @@ fn a_backing_device_is_opened_at_once_and_forgotten_by_a_reset() {
 
     device.set("disksize", "1M").expect("a size");
     let other = format!("{}:1M", dir.path().join("other.img").display());
-    for (name, value) in [
-        ("backing_dev", other.as_str()),
-        ("backing_dev", "none"),
-        ("writeback_layout", "blocks"),
-        ("compressed_writeback", "1"),
-        ("backing_force", "1"),
-    ] {
+    for (name, value) in [("backing_dev", other.as_str()), ("backing_dev", "none"), ("backing_force", "1")] {
         assert_eq!(device.set(name, value).unwrap_err().kind(), ErrorKind::Busy, "{name}");
     }
     assert!(!dir.path().join("other.img").exists(), "a file was made for nothing");
@@ -588,6 +582,7 @@ fn another_size_of_the_same_file_can_be_set() {
     assert_eq!(device.backing().map(|backing| backing.backing().len_bytes()), Some(2 << 20));
 }
 
+#[cfg(feature = "designs")]
 #[test]
 fn as_many_writes_are_in_flight_as_suit_the_layout_unless_it_is_set() {
     let device = device(&[]);
@@ -607,7 +602,9 @@ fn settings_of_writeback_keep_their_ranges() {
         ("writeback_limit", &["5", "0", "18446744073709551615"][..], &["", "-1", "1K"][..]),
         ("writeback_limit_enable", &["1", "0"], &["2", "", "on"]),
         ("writeback_batch_size", &["1", "128", "32"], &["0", "129", "x"]),
+        #[cfg(feature = "designs")]
         ("compressed_writeback", &["0", "1"], &["2", ""]),
+        #[cfg(feature = "designs")]
         ("writeback_layout", &["blocks", "packed"], &["", "extents"]),
         ("backing_force", &["1", "0"], &["2", "yes"]),
         ("policy_high", &["100", "1", "95"], &["0", "101", "95%"]),
@@ -662,6 +659,7 @@ fn settings_of_writeback_keep_their_ranges() {
     assert_eq!(forgotten.map(|name| device.get(name).expect(name)), ["0", "95", "pages", "0"]);
 }
 
+#[cfg(feature = "designs")]
 #[test]
 fn only_blocks_can_be_written_uncompressed() {
     let dir = tempfile::tempdir().expect("a directory");

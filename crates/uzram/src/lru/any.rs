@@ -13,20 +13,17 @@ pub enum LruDesign {
     Batched,
     /// [`SingleLock`].
     SingleLock,
-    /// No LRU.
-    None,
 }
 
 impl LruDesign {
     /// All of them.
-    pub const ALL: [LruDesign; 3] = [LruDesign::Batched, LruDesign::SingleLock, LruDesign::None];
+    pub const ALL: [LruDesign; 2] = [LruDesign::Batched, LruDesign::SingleLock];
 
     /// Returns its name in settings.
     pub const fn name(self) -> &'static str {
         match self {
             LruDesign::Batched => Batched::NAME,
             LruDesign::SingleLock => SingleLock::NAME,
-            LruDesign::None => "none",
         }
     }
 }
@@ -39,119 +36,52 @@ pub(crate) enum AnyLru {
     SingleLock(Lru<SingleLock>),
 }
 
-/// Evaluates `$then` with `$lru` bound to the variant's value.
-macro_rules! each {
-    ($any:expr, $lru:ident => $then:expr) => {
-        match $any {
-            AnyLru::Batched($lru) => $then,
-            AnyLru::SingleLock($lru) => $then,
+impl AnyLru {
+    /// As [`Lru::new`].
+    pub fn new(design: LruDesign, config: &LruConfig) -> Result<Self> {
+        match design {
+            LruDesign::Batched => Lru::new(config).map(AnyLru::Batched),
+            LruDesign::SingleLock => Lru::new(config).map(AnyLru::SingleLock),
+        }
+    }
+}
+
+/// Functions that call the function of the same name of the design's LRU.
+macro_rules! forward {
+    ($($(#[$attr:meta])* fn $name:ident(&self $(, $arg:ident: $type:ty)*) $(-> $out:ty)?;)*) => {
+        impl AnyLru {
+            $(
+                $(#[$attr])*
+                #[inline]
+                pub fn $name(&self $(, $arg: $type)*) $(-> $out)? {
+                    match self {
+                        AnyLru::Batched(lru) => lru.$name($($arg),*),
+                        AnyLru::SingleLock(lru) => lru.$name($($arg),*),
+                    }
+                }
+            )*
         }
     };
 }
 
-impl AnyLru {
-    /// As [`Lru::new`]; `None` for [`LruDesign::None`].
-    pub fn new(design: LruDesign, options: &LruConfig) -> Result<Option<Self>> {
-        Ok(match design {
-            LruDesign::Batched => Some(AnyLru::Batched(Lru::new(options)?)),
-            LruDesign::SingleLock => Some(AnyLru::SingleLock(Lru::new(options)?)),
-            LruDesign::None => None,
-        })
-    }
-
-    /// As [`Lru::arrive`].
-    #[inline]
-    pub fn arrive(&self, page: u32) -> bool {
-        each!(self, lru => lru.arrive(page))
-    }
-
-    /// As [`Lru::queue`].
-    pub fn queue(&self, page: u32) {
-        each!(self, lru => lru.queue(page));
-    }
-
-    /// As [`Lru::mark`].
-    #[inline]
-    pub fn mark(&self, page: u32) {
-        each!(self, lru => lru.mark(page));
-    }
-
-    /// As [`Lru::is_active`].
-    pub fn is_active(&self, page: u32) -> bool {
-        each!(self, lru => lru.is_active(page))
-    }
-
-    /// As [`Lru::prefetch`].
-    #[inline]
-    pub fn prefetch(&self, page: u32) {
-        each!(self, lru => lru.prefetch(page));
-    }
-
-    /// As [`Lru::mark_dead`].
-    #[inline]
-    pub fn mark_dead(&self, page: u32) -> bool {
-        each!(self, lru => lru.mark_dead(page))
-    }
-
-    /// As [`Lru::remove_dead`].
-    pub fn remove_dead(&self, pages: &mut [u32]) {
-        each!(self, lru => lru.remove_dead(pages));
-    }
-
-    /// As [`Lru::isolate`].
-    pub fn isolate(&self, most: usize, out: &mut Vec<u32>) {
-        each!(self, lru => lru.isolate(most, out));
-    }
-
-    /// As [`Lru::is_isolated`].
-    pub fn is_isolated(&self, page: u32) -> bool {
-        each!(self, lru => lru.is_isolated(page))
-    }
-
-    /// As [`Lru::put_back`].
-    pub fn put_back(&self, pages: &[u32]) {
-        each!(self, lru => lru.put_back(pages));
-    }
-
-    /// As [`Lru::leave`].
-    pub fn leave(&self, page: u32) -> bool {
-        each!(self, lru => lru.leave(page))
-    }
-
-    /// As [`Lru::refault`].
-    pub fn refault(&self, page: u32) -> bool {
-        each!(self, lru => lru.refault(page))
-    }
-
-    /// As [`Lru::adopt`].
+forward! {
+    fn arrive(&self, page: u32) -> bool;
+    fn queue(&self, page: u32);
+    fn mark(&self, page: u32);
+    fn prefetch(&self, page: u32);
+    fn mark_dead(&self, page: u32) -> bool;
+    fn remove_dead(&self, pages: &mut [u32]);
+    fn isolate(&self, most: usize, out: &mut Vec<u32>);
+    fn is_isolated(&self, page: u32) -> bool;
+    fn put_back(&self, pages: &[u32]);
+    fn leave(&self, page: u32) -> bool;
+    fn refault(&self, page: u32) -> bool;
     #[cfg(not(loom))]
-    pub fn adopt(&self, pages: impl Iterator<Item = u32>) {
-        each!(self, lru => lru.adopt(pages));
-    }
-
-    /// As [`Lru::set_pagevec_pages`].
-    pub fn set_pagevec_pages(&self, pages: usize) -> Result<()> {
-        each!(self, lru => lru.set_pagevec_pages(pages))
-    }
-
-    /// As [`Lru::stats`].
-    pub fn stats(&self) -> LruStats {
-        each!(self, lru => lru.stats())
-    }
-
-    /// As [`Lru::populate`].
-    pub fn populate(&self) -> Result<()> {
-        each!(self, lru => lru.populate())
-    }
-
-    /// As [`Lru::max_bytes`].
-    pub fn max_bytes(&self) -> usize {
-        each!(self, lru => lru.max_bytes())
-    }
-
-    /// As [`Lru::resident_bytes`].
+    fn adopt(&self, pages: impl Iterator<Item = u32>);
+    fn set_pagevec_pages(&self, pages: usize) -> Result<()>;
+    fn stats(&self) -> LruStats;
+    fn populate(&self) -> Result<()>;
+    fn max_bytes(&self) -> usize;
     #[cfg(not(loom))]
-    pub fn resident_bytes(&self) -> usize {
-        each!(self, lru => lru.resident_bytes())
-    }
+    fn resident_bytes(&self) -> usize;
 }

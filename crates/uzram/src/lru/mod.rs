@@ -8,13 +8,13 @@
 //! have kept it ("Refault Distance", J. Weiner, 2013).
 //!
 //! A use only changes a word of the page. Pages that are added or promoted are collected in each CPU's *pagevec*
-//! first, so that the lists are locked once for many of them. An [`LruLocks`] type locks the lists:
-//! [`SingleLock`] or [`Batched`].
+//! first, so that the lists are locked once for many of them. An [`LruLocks`] type locks the lists.
 //!
 //! What a method returns about a page is a hint, as other threads may change it. Only two things are guaranteed: a
 //! page is isolated by one caller at a time; and a page whose last [`Lru::add`] came after its last
 //! [`Lru::mark_dead`] is in a list or a pagevec.
 
+#[cfg(feature = "designs")]
 mod any;
 mod batched;
 mod counts;
@@ -23,16 +23,20 @@ mod design;
 mod loom_tests;
 mod node;
 mod pagevec;
+#[cfg(feature = "designs")]
 mod single_lock;
 #[cfg(all(test, not(loom)))]
 mod tests;
 
+#[cfg(feature = "designs")]
 pub(crate) use any::AnyLru;
+#[cfg(feature = "designs")]
 pub use any::LruDesign;
 pub use batched::{Batched, Batching};
 pub use counts::LruStats;
 pub use design::{Claimed, Lists, LockedLists, LruLocks};
 pub use node::List;
+#[cfg(feature = "designs")]
 pub use single_lock::SingleLock;
 
 use crate::base::cpu::PerCpu;
@@ -82,7 +86,7 @@ impl LruConfig {
 }
 
 /// See the [module's documentation](self).
-pub struct Lru<D: LruLocks> {
+pub struct Lru<D: LruLocks = Batched> {
     lists: Lists,
     design: D,
     pagevecs: PerCpu<Mutex<Pagevec>>,

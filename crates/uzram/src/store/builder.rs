@@ -7,20 +7,16 @@ use crate::base::error::{Error, Result};
 use crate::base::mem::{CHUNK_PAGES, reserve_chunks};
 use crate::base::units::{format_size, pages_to_bytes};
 use crate::codec::Algorithm;
-use crate::lru::{self, LruDesign};
-use crate::stream::StreamDesign;
-use crate::zsmalloc::PoolDesign;
+use crate::lru;
 
-use super::{
-    BackingOptions, MAX_PAGES, MAX_RECOMPRESSION, ReclaimPolicy, Store, StreamAlloc, WritebackLimit,
-};
+use super::{BackingOptions, Designs, MAX_PAGES, MAX_RECOMPRESSION, ReclaimPolicy, Store, WritebackLimit};
 
-/// The default of [`StoreBuilder::chain_size`]. Zspages are charged page by page, so that long ones waste nothing
+/// Pages of a zspage at most. Zspages are charged page by page, so that long ones waste nothing
 /// while they fill, and then 16 pages pack tightest: on mixed pages compressed with lz4, pool
 /// memory is 1.024 x the compressed bytes at 64 MiB of data and 1.013 x at 1 GiB; with the
 /// kernel's 8 it is 1.028 x and 1.023 x.
 pub const DEFAULT_CHAIN_SIZE: usize = 16;
-/// The default of [`StoreBuilder::run_cache_batch_pages`].
+/// How many pages a CPU's run cache moves at a time.
 pub const DEFAULT_RUN_CACHE_BATCH_PAGES: usize = 32;
 /// The default of [`StoreBuilder::compact_threshold_percent`].
 pub const DEFAULT_COMPACT_THRESHOLD_PERCENT: u64 = 10;
@@ -50,15 +46,13 @@ pub struct StoreBuilder {
     pub(crate) algorithm: Algorithm,
     pub(crate) recompression: [Option<Algorithm>; MAX_RECOMPRESSION],
     pub(crate) chain_size: usize,
-    pub(crate) pool_design: PoolDesign,
-    pub(crate) lru_design: LruDesign,
+    pub(crate) designs: Designs,
+    pub(crate) lru: bool,
     pub(crate) lru_pagevec_pages: usize,
     pub(crate) checksum: bool,
     pub(crate) limit_pages: u64,
     pub(crate) reserve_pages: u64,
     pub(crate) run_cache_batch_pages: usize,
-    pub(crate) streams: StreamDesign,
-    pub(crate) stream_alloc: StreamAlloc,
     pub(crate) compact_threshold_percent: u64,
     pub(crate) compact_rate_bytes: u64,
     pub(crate) backing: Option<BackingOptions>,
@@ -78,15 +72,13 @@ impl StoreBuilder {
             algorithm: Algorithm::default(),
             recompression: [const { None }; MAX_RECOMPRESSION],
             chain_size: DEFAULT_CHAIN_SIZE,
-            pool_design: PoolDesign::default(),
-            lru_design: LruDesign::default(),
+            designs: Designs::default(),
+            lru: true,
             lru_pagevec_pages: lru::DEFAULT_PAGEVEC_PAGES,
             checksum: false,
             limit_pages: 0,
             reserve_pages: 0,
             run_cache_batch_pages: DEFAULT_RUN_CACHE_BATCH_PAGES,
-            streams: StreamDesign::PerCpu,
-            stream_alloc: StreamAlloc::Held,
             compact_threshold_percent: DEFAULT_COMPACT_THRESHOLD_PERCENT,
             compact_rate_bytes: DEFAULT_COMPACT_RATE_BYTES,
             backing: None,
@@ -108,28 +100,10 @@ impl StoreBuilder {
         StoreBuilder { recompression: algorithms, ..self }
     }
 
-    /// Sets the maximum number of pages of a zspage.
+    /// Sets whether pages are kept in LRU order, which reclaim needs. The default is that they are.
     #[must_use]
-    pub fn chain_size(self, pages: usize) -> Self {
-        StoreBuilder { chain_size: pages, ..self }
-    }
-
-    /// Sets the lock design of the pool.
-    #[must_use]
-    pub fn pool_design(self, design: PoolDesign) -> Self {
-        StoreBuilder { pool_design: design, ..self }
-    }
-
-    /// Sets the lock design of the LRU's lists, or that there is no LRU and thus no reclaim.
-    #[must_use]
-    pub fn lru_design(self, design: LruDesign) -> Self {
-        StoreBuilder { lru_design: design, ..self }
-    }
-
-    /// Sets the size of each CPU's pagevec, 1 to [`lru::MAX_PAGEVEC_PAGES`].
-    #[must_use]
-    pub fn lru_pagevec_pages(self, pages: usize) -> Self {
-        StoreBuilder { lru_pagevec_pages: pages, ..self }
+    pub fn lru(self, on: bool) -> Self {
+        StoreBuilder { lru: on, ..self }
     }
 
     /// Sets whether each page has a checksum that every read verifies.
@@ -149,24 +123,6 @@ impl StoreBuilder {
     #[must_use]
     pub fn reserve_pages(self, pages: u64) -> Self {
         StoreBuilder { reserve_pages: pages, ..self }
-    }
-
-    /// Sets how many pages a CPU's run cache moves at a time; 0 for no run caches.
-    #[must_use]
-    pub fn run_cache_batch_pages(self, pages: usize) -> Self {
-        StoreBuilder { run_cache_batch_pages: pages, ..self }
-    }
-
-    /// Sets how threads share compression streams.
-    #[must_use]
-    pub fn streams(self, design: StreamDesign) -> Self {
-        StoreBuilder { streams: design, ..self }
-    }
-
-    /// Sets whether a writer holds its stream while it waits for memory.
-    #[must_use]
-    pub fn stream_alloc(self, stream_alloc: StreamAlloc) -> Self {
-        StoreBuilder { stream_alloc, ..self }
     }
 
     /// Sets the percentage of the pool's pages that background compaction must be able to free before it runs; 0 for
@@ -225,6 +181,46 @@ impl StoreBuilder {
             return Err(Error::invalid("a disk has from 4 KiB to 16 TiB").with_setting("disksize"));
         }
         check_limit(self.limit_pages, self.reserve_pages)
+    }
+}
+
+/// Settings for measurements.
+#[cfg(feature = "designs")]
+impl StoreBuilder {
+    /// Sets the lock design of the pool.
+    #[must_use]
+    pub fn pool_design(self, pool: crate::zsmalloc::PoolDesign) -> Self {
+        StoreBuilder { designs: Designs { pool, ..self.designs }, ..self }
+    }
+
+    /// Sets the lock design of the LRU's lists.
+    #[must_use]
+    pub fn lru_design(self, lru: crate::lru::LruDesign) -> Self {
+        StoreBuilder { designs: Designs { lru, ..self.designs }, ..self }
+    }
+
+    /// Sets how threads share compression streams.
+    #[must_use]
+    pub fn streams(self, streams: crate::stream::StreamDesign) -> Self {
+        StoreBuilder { designs: Designs { streams, ..self.designs }, ..self }
+    }
+
+    /// Sets the maximum number of pages of a zspage.
+    #[must_use]
+    pub fn chain_size(self, pages: usize) -> Self {
+        StoreBuilder { chain_size: pages, ..self }
+    }
+
+    /// Sets the size of each CPU's pagevec, 1 to [`lru::MAX_PAGEVEC_PAGES`].
+    #[must_use]
+    pub fn lru_pagevec_pages(self, pages: usize) -> Self {
+        StoreBuilder { lru_pagevec_pages: pages, ..self }
+    }
+
+    /// Sets how many pages a CPU's run cache moves at a time; 0 for no run caches.
+    #[must_use]
+    pub fn run_cache_batch_pages(self, pages: usize) -> Self {
+        StoreBuilder { run_cache_batch_pages: pages, ..self }
     }
 }
 

@@ -2,9 +2,6 @@
 
 use super::*;
 use crate::base::units::{PAGE_SIZE, Page, PageNo};
-use crate::lru::LruDesign;
-use crate::stream::StreamDesign;
-use crate::zsmalloc::PoolDesign;
 use loom::thread;
 
 fn store(pages: u64) -> Arc<Store> {
@@ -15,9 +12,8 @@ pub(super) fn config(pages: u64) -> StoreBuilder {
     StoreBuilder {
         // The fewest classes: loom creates all their locks again for each interleaving.
         chain_size: 1,
-        pool_design: PoolDesign::Pinned,
         // The LRU has models of its own.
-        lru_design: LruDesign::None,
+        lru: false,
         lru_pagevec_pages: 1,
         run_cache_batch_pages: 0,
         ..StoreBuilder::new("test", pages)
@@ -98,25 +94,6 @@ fn loom_store_reads_against_discarding() {
         reader.join().expect("no panic");
         assert_eq!((read(&store, 0), store.stats().pages_stored), (0, 0));
         assert_eq!(store.class_stats().iter().map(|stat| stat.obj_used).sum::<u64>(), 0);
-    });
-}
-
-/// Two writers share one stream: the first one makes the pool grow, releases the stream for that, and takes it again.
-#[test]
-fn loom_store_writers_let_a_stream_go_to_wait_for_memory() {
-    model(|| {
-        let streams = StreamDesign::IdleList(1.try_into().expect("in range"));
-        let config = StoreBuilder { streams, stream_alloc: StreamAlloc::Released, ..config(2) };
-        let store = Arc::new(Store::new(&config).expect("store"));
-        let writer = {
-            let store = Arc::clone(&store);
-            thread::spawn(move || store.write(PageNo(0), &contents(1)).expect("memory"))
-        };
-        store.write(PageNo(1), &contents(2)).expect("memory");
-        writer.join().expect("no panic");
-        assert_eq!((read(&store, 0), read(&store, 1)), (1, 2));
-        assert!((1..=2).contains(&store.stats().writestall));
-        assert_eq!(store.class_stats().iter().map(|stat| stat.obj_used).sum::<u64>(), 2);
     });
 }
 

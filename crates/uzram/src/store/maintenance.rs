@@ -10,7 +10,8 @@ use crate::base::error::Result;
 use crate::base::mem::{Account, Arena, CHUNK_PAGES};
 use crate::base::sync::{Arc, Counter, Mutex, classes};
 use crate::base::thread::{join, spawn_relied_on, touch_stack};
-use crate::zsmalloc::{AnyPool, Budget, Effort};
+use crate::store::designs::StorePool;
+use crate::zsmalloc::{Budget, Effort};
 
 /// The interval of checks whether compaction is worth it.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
@@ -27,7 +28,7 @@ pub(super) struct Maintenance {
 }
 
 struct Shared {
-    pool: Arc<AnyPool>,
+    pool: Arc<StorePool>,
     arena: Arc<Arena>,
     /// The percentage of the pool's pages that compaction must be able to free before it begins; 0 for never.
     threshold_percent: Counter,
@@ -44,7 +45,7 @@ impl Maintenance {
     /// `NoMemory` when the system gives no thread.
     pub(super) fn start(
         name: &str,
-        pool: Arc<AnyPool>,
+        pool: Arc<StorePool>,
         arena: Arc<Arena>,
         threshold_percent: u64,
         rate_bytes_per_s: u64,

@@ -22,6 +22,7 @@
 mod block_state;
 mod builder;
 mod compact;
+mod designs;
 mod discard;
 mod extent;
 mod idle;
@@ -37,7 +38,6 @@ mod settings;
 mod slot;
 mod stats;
 mod stream;
-mod stream_alloc;
 #[cfg(not(loom))]
 mod survive;
 /// Loom models have no files.
@@ -88,8 +88,8 @@ use crate::base::sync::{Arc, Counter};
 pub use crate::base::units::PageNo;
 use crate::base::units::pages_to_bytes;
 use crate::codec::Algorithm;
-use crate::lru::{AnyLru, LruConfig};
-use crate::zsmalloc::{AnyPool, PoolBuilder, PoolRegions};
+use crate::lru::LruConfig;
+use crate::zsmalloc::{PoolConfig, PoolRegions};
 pub use block_state::BlockState;
 #[cfg(not(loom))]
 pub(crate) use builder::check_limit;
@@ -97,6 +97,8 @@ pub use builder::{
     DEFAULT_CHAIN_SIZE, DEFAULT_COMPACT_RATE_BYTES, DEFAULT_COMPACT_THRESHOLD_PERCENT,
     DEFAULT_RUN_CACHE_BATCH_PAGES, StoreBuilder,
 };
+pub(crate) use designs::Designs;
+use designs::{StoreLru, StorePool};
 #[cfg(not(loom))]
 use maintenance::Maintenance;
 #[cfg(not(loom))]
@@ -111,7 +113,6 @@ use slot::Slots;
 use stats::Share;
 pub use stats::StoreStats;
 use stream::Codec;
-pub use stream_alloc::StreamAlloc;
 #[cfg(not(loom))]
 pub use survive::{AttachProgress, Attached, KeptMemory, LAYOUT_VERSION, StandBy};
 use writeback::BackingDevice;
@@ -153,10 +154,9 @@ pub struct Store {
     recompression: [Option<Codec>; MAX_RECOMPRESSION],
     /// Bytes of all streams and of what they share; grows when a spare stream is made.
     stream_bytes: Arc<Counter>,
-    stream_alloc: StreamAlloc,
-    pool: Arc<AnyPool>,
+    pool: Arc<StorePool>,
     arena: Arc<Arena>,
-    lru: Option<AnyLru>,
+    lru: Option<StoreLru>,
     counters: PerCpu<Share>,
     checksum: bool,
     /// Where cold pages are written back to, if anywhere.
@@ -188,13 +188,16 @@ fn address_bytes(pages: u64) -> u64 {
     pages_to_bytes(pages) * RESERVE_FACTOR + RESERVE_BASE_BYTES
 }
 
-/// Returns the builder of a store's pool.
-fn pool_builder(builder: &StoreBuilder) -> PoolBuilder {
-    PoolBuilder::new(builder.name.as_str())
-        .max_objects(builder.pages + SPARE_OBJECTS)
-        .max_objects_setting("disksize")
-        .chain_size(builder.chain_size)
-        .reclaim(builder.policy.order == ReclaimOrder::Zspages)
+/// Returns the settings of a store's pool.
+fn pool_config(builder: &StoreBuilder, regions: Option<PoolRegions>) -> PoolConfig {
+    PoolConfig {
+        max_objects: Some(builder.pages + SPARE_OBJECTS),
+        max_objects_setting: "disksize",
+        chain_size: builder.chain_size,
+        reclaim: builder.policy.order == ReclaimOrder::Zspages,
+        regions,
+        ..PoolConfig::new(builder.name.as_str())
+    }
 }
 
 impl Store {
@@ -220,11 +223,11 @@ impl Store {
         arena.set_run_cache_batch_pages(builder.run_cache_batch_pages)?;
         let lru_options =
             LruConfig { pagevec_pages: builder.lru_pagevec_pages, ..LruConfig::new(builder.pages) };
-        let lru = AnyLru::new(builder.lru_design, &lru_options)?;
-        let pool_builder = pool_builder(builder).regions(regions.pool.cloned());
-        let pool = Arc::new(AnyPool::new(builder.pool_design, Arc::clone(&arena), &pool_builder)?);
+        let lru = builder.lru.then(|| builder.designs.lru(&lru_options)).transpose()?;
+        let config = pool_config(builder, regions.pool.cloned());
+        let pool = Arc::new(builder.designs.pool(Arc::clone(&arena), &config)?);
         let stream_bytes = Arc::new(Counter::new(0));
-        let codec = |algorithm: &Algorithm| Codec::new(algorithm, builder.streams, is_ready, &stream_bytes);
+        let codec = |algorithm: &Algorithm| Codec::new(algorithm, builder.designs, is_ready, &stream_bytes);
         let primary = codec(&builder.algorithm)?;
         let mut recompression = [const { None }; MAX_RECOMPRESSION];
         for (place, algorithm) in recompression.iter_mut().zip(&builder.recompression) {
@@ -264,7 +267,7 @@ impl Store {
         #[cfg(not(loom))]
         let refiller = if is_ready {
             slots.populate()?;
-            lru.as_ref().map_or(Ok(()), AnyLru::populate)?;
+            lru.as_ref().map_or(Ok(()), StoreLru::populate)?;
             pool.populate()?;
             Some(Refiller::start(&builder.name, Arc::clone(&pool), Arc::clone(&arena))?)
         } else {
@@ -286,7 +289,6 @@ impl Store {
             codec: primary,
             recompression,
             stream_bytes,
-            stream_alloc: builder.stream_alloc,
             pool,
             arena,
             lru,

@@ -17,7 +17,7 @@ use crate::base::work::{Unit, Work};
 use crate::stream::Streams;
 
 use super::slot::{Contents, Peek, SlotGuard};
-use super::stream::{Codec, Stream};
+use super::stream::Stream;
 use super::{MAX_RECOMPRESSION, Store};
 
 /// The width of a bucket of candidates.
@@ -42,8 +42,6 @@ pub struct Candidates {
 pub struct Recompression {
     /// Which pages.
     pub candidates: Candidates,
-    /// Only pages that were used again since they came: those of the LRU's active list.
-    pub hot: bool,
     /// Objects smaller than this are skipped, and recompressed objects must be smaller than this; 0 for no threshold.
     pub threshold_bytes: usize,
     /// The maximum number of pages tried.
@@ -57,7 +55,6 @@ impl Default for Recompression {
     fn default() -> Self {
         Recompression {
             candidates: Candidates::default(),
-            hot: false,
             threshold_bytes: 0,
             max_pages: u64::MAX,
             priorities: 1..=MAX_RECOMPRESSION as u8,
@@ -142,9 +139,6 @@ impl Store {
             for page in candidates {
                 if left == 0 {
                     break;
-                }
-                if what.hot && !self.is_hot(page) {
-                    continue;
                 }
                 let (tried, smaller) = self.recompress_page(page, what)?;
                 left -= u64::from(tried);
@@ -294,21 +288,6 @@ impl Store {
     pub(super) fn within_algorithms(&self, what: &Recompression) -> Recompression {
         let last = (*what.priorities.end()).min(self.last_priority());
         Recompression { priorities: *what.priorities.start()..=last, ..what.clone() }
-    }
-
-    /// Returns the priority of the first recompression algorithm that decodes without state, as those do which decode fast.
-    pub fn fast_priority(&self) -> Option<u8> {
-        let is_fast = |codec: &Option<Codec>| codec.as_ref().is_some_and(Codec::decodes_without_state);
-        self.recompression.iter().position(is_fast).map(|at| at as u8 + 1)
-    }
-
-    pub(super) fn is_hot(&self, page: PageNo) -> bool {
-        self.lru.as_ref().is_some_and(|lru| lru.is_active(page.0))
-    }
-
-    /// Returns whether the store has an LRU, and so knows hot pages.
-    pub fn has_lru(&self) -> bool {
-        self.lru.is_some()
     }
 
     /// Returns whether the store has a recompression algorithm.

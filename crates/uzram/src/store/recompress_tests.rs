@@ -55,23 +55,6 @@ fn assert_contents(store: &Store, pages: std::ops::Range<u64>) {
     }
 }
 
-/// What is read again and again is stored so that it decodes fast, and takes less.
-#[test]
-fn hot_pages_are_those_that_were_used_again() {
-    let store = store(["lz4hc", "", ""]);
-    (0..300).for_each(|page| store.write(PageNo::from_number(page), &words(page)).expect("memory"));
-    let what = Recompression { hot: true, ..Recompression::default() };
-    assert_eq!(store.recompress(&what).expect("memory"), 0);
-    assert_contents(&store, 0..100);
-    assert_contents(&store, 0..100);
-    store.discard(PageNo(99));
-    let smaller = store.recompress(&what).expect("memory");
-    assert!((50..=99).contains(&smaller), "{smaller}");
-    assert!(states(&store).iter().all(|(page, state)| *page < 99 || !state.contains('r')));
-    assert_contents(&store, 0..99);
-    assert_contents(&store, 100..300);
-}
-
 #[test]
 fn pages_become_smaller_and_read_the_same() {
     let store = store(["zstd:9", "", ""]);

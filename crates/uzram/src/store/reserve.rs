@@ -15,8 +15,8 @@ use crate::base::sync::{Arc, Counter};
 use crate::base::thread::{join, spawn_relied_on, touch_stack};
 use crate::base::units::{PAGE_SIZE, format_size};
 use crate::lru;
-use crate::zsmalloc::AnyPool;
 
+use super::designs::StorePool;
 use super::slot::SLOT_BYTES;
 
 /// The first delay before it retries when the system gave no memory; doubled with each failure.
@@ -31,7 +31,7 @@ pub(super) struct Refiller {
 }
 
 struct Shared {
-    pool: Arc<AnyPool>,
+    pool: Arc<StorePool>,
     arena: Arc<Arena>,
     /// Not 0 when the thread is to end.
     ends: Counter,
@@ -42,7 +42,7 @@ impl Refiller {
     ///
     /// # Errors
     /// `NoMemory` when the system gives no memory, or no thread.
-    pub(super) fn start(name: &str, pool: Arc<AnyPool>, arena: Arc<Arena>) -> Result<Self> {
+    pub(super) fn start(name: &str, pool: Arc<StorePool>, arena: Arc<Arena>) -> Result<Self> {
         let shared = Arc::new(Shared { pool, arena, ends: Counter::new(0) });
         shared.refill().map_err(|error| match error.setting() {
             None => error.with_setting("reserve"),

@@ -1,3 +1,4 @@
+use super::designs::each_pool_design;
 use super::policy::Reclaimed;
 use super::tests::page;
 use super::writeback_tests::place;
@@ -7,7 +8,6 @@ use crate::base::machine_memory::Memory;
 use crate::base::mem::CHUNK_PAGES;
 use crate::base::random::Random;
 use crate::base::units::{PAGE_SIZE, Page, PageNo};
-use crate::zsmalloc::PoolDesign;
 use std::time::{Duration, Instant};
 
 const CHUNK: u64 = CHUNK_PAGES as u64;
@@ -108,24 +108,22 @@ fn a_write_fails_at_once_when_the_reserve_is_drained() {
 
 #[test]
 fn a_write_fails_at_the_limit_until_that_is_raised() {
-    for stream_alloc in [StreamAlloc::Held, StreamAlloc::Released] {
-        let config = StoreBuilder { limit_pages: 4 * CHUNK, stream_alloc, ..config(16 << 10, 4) };
-        let store = Store::new(&config).expect("store");
-        let (pages, error) = write_until_it_fails(&store, 0);
-        assert_eq!((error.kind(), error.setting()), (ErrorKind::NoSpace, Some("mem_limit")));
-        assert!(pages > 2 * CHUNK, "{pages}");
-        let stats = store.stats();
-        assert_eq!((stats.charged_pages, stats.reserve_free_pages, stats.reserve_drained), (4 * CHUNK, 0, 0));
-        verify(&store, pages);
-        store.set_limit_pages(16 * CHUNK);
-        write_at_last(&store, pages);
-        verify(&store, pages + 1);
-        // A lower limit releases all free memory.
-        store.discard_pages(0..pages + 1);
-        store.set_limit_pages(1);
-        let stats = store.stats();
-        assert!(stats.charged_pages <= 2 * CHUNK && stats.reserve_free_pages == 0, "{stats:?}");
-    }
+    let config = StoreBuilder { limit_pages: 4 * CHUNK, ..config(16 << 10, 4) };
+    let store = Store::new(&config).expect("store");
+    let (pages, error) = write_until_it_fails(&store, 0);
+    assert_eq!((error.kind(), error.setting()), (ErrorKind::NoSpace, Some("mem_limit")));
+    assert!(pages > 2 * CHUNK, "{pages}");
+    let stats = store.stats();
+    assert_eq!((stats.charged_pages, stats.reserve_free_pages, stats.reserve_drained), (4 * CHUNK, 0, 0));
+    verify(&store, pages);
+    store.set_limit_pages(16 * CHUNK);
+    write_at_last(&store, pages);
+    verify(&store, pages + 1);
+    // A lower limit releases all free memory.
+    store.discard_pages(0..pages + 1);
+    store.set_limit_pages(1);
+    let stats = store.stats();
+    assert!(stats.charged_pages <= 2 * CHUNK && stats.reserve_free_pages == 0, "{stats:?}");
 }
 
 /// Returns a page whose object takes from nothing up to about 3 KiB.
@@ -274,8 +272,8 @@ fn write_at_last_of(store: &Store, at: u64, contents: &Page) {
 #[test]
 fn a_scattered_store_is_packed_by_whole_chunks() {
     let pages = 24 << 10;
-    for design in PoolDesign::ALL {
-        let config = StoreBuilder { pool_design: design, compact_threshold_percent: 0, ..config(pages, 3) };
+    for config in each_pool_design(&StoreBuilder { compact_threshold_percent: 0, ..config(pages, 3) }) {
+        let design = config.designs;
         let store = Store::new(&config).expect("store");
         let contents = |at: u64| page(&mut Random::new(at));
         (0..pages).for_each(|at| write_at_last_of(&store, at, &contents(at)));
@@ -283,7 +281,7 @@ fn a_scattered_store_is_packed_by_whole_chunks() {
         let before = store.arena.chunks_in_use();
         store.compact();
         let after = store.arena.chunks_in_use();
-        assert!(2 * after <= before, "{design}: {after} of {before} chunks");
+        assert!(2 * after <= before, "{design:?}: {after} of {before} chunks");
         let until = Instant::now() + Duration::from_secs(60);
         // Chunks being filled or emptied are charged.
         let is_resident =
@@ -297,12 +295,12 @@ fn a_scattered_store_is_packed_by_whole_chunks() {
         }
         let stats = store.stats();
         let is_whole = stats.charged_pages == stats.chunk_pages;
-        assert!(Instant::now() < until && is_whole, "{design}: {stats:?}");
+        assert!(Instant::now() < until && is_whole, "{design:?}: {stats:?}");
         let mut read = [0; PAGE_SIZE];
         for at in 0..pages {
             store.read(PageNo::from_number(at), &mut read).expect("sound");
             let wanted = if at % 5 > 0 { [0; PAGE_SIZE] } else { contents(at) };
-            assert!(read == wanted, "{design}: page {at}");
+            assert!(read == wanted, "{design:?}: page {at}");
         }
     }
 }

@@ -44,6 +44,7 @@ impl Store {
     ///
     /// # Errors
     /// `Invalid` above [`MAX_BATCH_PAGES`](super::MAX_BATCH_PAGES).
+    #[cfg(feature = "designs")]
     pub fn set_run_cache_batch_pages(&self, pages: usize) -> Result<()> {
         self.arena.set_run_cache_batch_pages(pages)?;
         self.keep_setting(|kept| kept.run_cache_batch_pages = pages);
@@ -54,6 +55,7 @@ impl Store {
     ///
     /// # Errors
     /// `Invalid` for 0, or above [`lru::MAX_PAGEVEC_PAGES`](crate::lru::MAX_PAGEVEC_PAGES).
+    #[cfg(feature = "designs")]
     pub fn set_lru_pagevec_pages(&self, pages: usize) -> Result<()> {
         self.lru.as_ref().map_or(Ok(()), |lru| lru.set_pagevec_pages(pages))?;
         self.keep_setting(|kept| kept.lru_pagevec_pages = pages);

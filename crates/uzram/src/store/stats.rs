@@ -6,10 +6,11 @@ use crate::base::failures;
 use crate::base::mem::{Account, CHUNK_PAGES};
 use crate::base::sync::Counter;
 use crate::base::units::PAGE_SIZE;
-use crate::lru::{self, AnyLru};
+use crate::lru;
 use crate::zsmalloc::ClassStat;
 
 use super::Store;
+use super::designs::StoreLru;
 use super::slot::Contents;
 use super::stream::Codec;
 
@@ -72,8 +73,6 @@ per_cpu_counters! {
     notify_free,
     /// Pages made smaller by recompression so far.
     pages_recompressed,
-    /// Writes that released their stream to wait for memory: see [`super::StreamAlloc::Released`].
-    writestall,
 }
 
 impl Store {
@@ -109,12 +108,12 @@ impl Store {
 
     /// Returns the statistics of the LRU; all 0 without one.
     pub fn lru_stats(&self) -> lru::LruStats {
-        self.lru.as_ref().map(AnyLru::stats).unwrap_or_default()
+        self.lru.as_ref().map(StoreLru::stats).unwrap_or_default()
     }
 
     /// Returns the maximum memory of slot table, LRU, streams, dictionary and counters, whatever is stored.
     pub fn fixed_bytes(&self) -> usize {
-        let lru_bytes = self.lru.as_ref().map_or(0, AnyLru::max_bytes);
+        let lru_bytes = self.lru.as_ref().map_or(0, StoreLru::max_bytes);
         let backing_bytes = self.backing.as_ref().map_or(0, |backing| backing.max_bytes());
         self.slots.max_bytes()
             + lru_bytes
@@ -128,7 +127,7 @@ impl Store {
     #[cfg(not(loom))]
     pub fn table_resident_bytes(&self) -> usize {
         // Whole pages are resident, and the last one may be used in part.
-        let unused_by_lru = |lru: &AnyLru| lru.max_bytes().saturating_sub(lru.resident_bytes());
+        let unused_by_lru = |lru: &StoreLru| lru.max_bytes().saturating_sub(lru.resident_bytes());
         let unused = self.slots.max_bytes().saturating_sub(self.slots.resident_bytes())
             + self.lru.as_ref().map_or(0, unused_by_lru);
         self.fixed_bytes() - unused + self.pool.table_resident_bytes() + self.arena.table_resident_bytes()

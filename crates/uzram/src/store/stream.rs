@@ -8,7 +8,10 @@ use crate::base::random::Random;
 use crate::base::sync::{Arc, Counter};
 use crate::base::units::{PAGE_SIZE, Page};
 use crate::codec::{Algorithm, Decoder, Encoder, ROOM_BYTES, StatelessDecoder};
-use crate::stream::{AnyStreams, StreamDesign, Streams};
+use crate::stream::Streams;
+
+use super::Designs;
+use super::designs::StoreStreams;
 
 /// A codec's states and a buffer for one compressed page.
 pub(super) struct Stream {
@@ -57,7 +60,7 @@ const WARM_UP_PAGES: usize = 32;
 
 /// An algorithm and its streams.
 pub(super) struct Codec {
-    pub(super) streams: AnyStreams<Stream>,
+    pub(super) streams: StoreStreams<Stream>,
     algorithm: Algorithm,
     /// Set if the algorithm decodes without state; then reads take no stream.
     stateless_decoder: Option<StatelessDecoder>,
@@ -68,7 +71,7 @@ impl Codec {
     /// whenever a spare stream is made. With `ready`, all spares are made now and all memory of the streams is touched.
     pub(super) fn new(
         algorithm: &Algorithm,
-        design: StreamDesign,
+        designs: Designs,
         ready: bool,
         bytes: &Arc<Counter>,
     ) -> Result<Self> {
@@ -82,7 +85,7 @@ impl Codec {
             bytes.add(stream.bytes() as u64);
             Ok::<_, Error>(stream)
         };
-        let streams = AnyStreams::new(design, make)?;
+        let streams = designs.streams(make)?;
         if ready && !streams.make_spares() {
             return Err(
                 Error::new(ErrorKind::NoMemory, "no memory for spare streams").with_setting("reserve")
@@ -115,7 +118,8 @@ impl Codec {
         self.streams.sleeps()
     }
 
-    /// Returns whether the algorithm decodes without state, as those do which decode fast. Reads then take no stream.
+    /// Returns whether the algorithm decodes without state. Reads then take no stream.
+    #[cfg(test)]
     pub(super) fn decodes_without_state(&self) -> bool {
         self.stateless_decoder.is_some()
     }

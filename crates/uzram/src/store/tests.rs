@@ -1,3 +1,4 @@
+use super::designs::each_pool_design;
 use super::policy::one_batch;
 use super::slot::Contents;
 use super::*;
@@ -5,29 +6,23 @@ use crate::base::error::ErrorKind;
 use crate::base::random::Random;
 use crate::base::units::{PAGE_SIZE, Page, PageNo, fill_with_word, same_word};
 use crate::codec::Encoder;
-use crate::stream::StreamDesign;
-use crate::zsmalloc::{ClassStat, PoolDesign};
+use crate::zsmalloc::ClassStat;
 
 pub(super) fn config(pages: u64) -> StoreBuilder {
     // No background compaction.
     StoreBuilder { compact_threshold_percent: 0, ..StoreBuilder::new("test", pages) }
 }
 
-/// A list of `count` streams.
-fn list(count: usize) -> StreamDesign {
-    StreamDesign::IdleList(count.try_into().expect("in range"))
-}
-
-/// Returns `base` with all combinations of stream designs, stream allocation and pool designs.
+/// Returns `base` with all combinations of stream designs and pool designs that there are.
 fn with_designs(base: &StoreBuilder) -> Vec<StoreBuilder> {
-    let mut configs = Vec::new();
-    for pool_design in PoolDesign::ALL {
-        for streams in [StreamDesign::PerCpu, list(1), list(3)] {
-            for stream_alloc in [StreamAlloc::Held, StreamAlloc::Released] {
-                configs.push(StoreBuilder { pool_design, streams, stream_alloc, ..base.clone() });
-            }
-        }
-    }
+    let configs = each_pool_design(base);
+    #[cfg(feature = "designs")]
+    let configs = {
+        use crate::stream::StreamDesign;
+        let list = |count: usize| StreamDesign::IdleList(count.try_into().expect("in range"));
+        let streams = [StreamDesign::PerCpu, list(1), list(3)];
+        configs.iter().flat_map(|config| streams.map(|streams| config.clone().streams(streams))).collect()
+    };
     configs
 }
 
@@ -99,7 +94,6 @@ fn a_recompression(random: &mut Random) -> Recompression {
             huge: random.below(3) == 0,
             incompressible: false,
         },
-        hot: random.below(4) == 0,
         threshold_bytes: [0, 0, 100, 1500][random.below(4)],
         max_pages: [u64::MAX, 7][random.below(2)],
         priorities: first..=first + random.below(MAX_RECOMPRESSION + 1 - usize::from(first)) as u8,
@@ -184,8 +178,6 @@ fn agrees_with_a_naive_model() {
             assert!(read == model[number].unwrap_or([0; PAGE_SIZE]), "seed {seed} step {step}: {done:?}");
         }
         assert!(written > 500 && refused > 10, "seed {seed}: {written} written, {refused} refused");
-        let released = config.stream_alloc == StreamAlloc::Released;
-        assert_eq!(store.stats().writestall > 100, released, "seed {seed}: {:?}", store.stats());
     }
 }
 
@@ -259,8 +251,8 @@ fn reads_under_writes_are_whole_pages_of_theirs() {
 /// old one. (The kernel's 3bf1c285dc40: it exposed bytes after an object's end.)
 #[test]
 fn shorter_contents_leave_nothing_of_longer_ones() {
-    for pool_design in PoolDesign::ALL {
-        let store = Store::new(&StoreBuilder { pool_design, ..config(4) }).expect("store");
+    for config in each_pool_design(&config(4)) {
+        let store = Store::new(&config).expect("store");
         let mut contents = [0; PAGE_SIZE];
         for len in (8..PAGE_SIZE).rev().step_by(3) {
             contents[len..].fill(0);
@@ -268,7 +260,7 @@ fn shorter_contents_leave_nothing_of_longer_ones() {
             store.write(PageNo(1), &contents).expect("memory");
             let mut read = [1; PAGE_SIZE];
             store.read(PageNo(1), &mut read).expect("sound");
-            assert!(read == contents, "{pool_design} {len}");
+            assert!(read == contents, "{config:?} {len}");
         }
     }
 }
@@ -349,8 +341,8 @@ fn a_limit_below_what_the_first_pages_take_is_refused() {
     Random::new(1).fill(&mut raw);
     let mut compressible = raw;
     compressible[2000..].fill(0);
-    for pool_design in PoolDesign::ALL {
-        let with = |limit_pages| StoreBuilder { pool_design, limit_pages, ..config(16) };
+    for config in each_pool_design(&config(16)) {
+        let with = |limit_pages| StoreBuilder { limit_pages, ..config.clone() };
         for limit_pages in 1..6 {
             let error = Store::new(&with(limit_pages)).err().unwrap_or_else(|| panic!("{limit_pages}"));
             assert_eq!((error.kind(), error.setting()), (ErrorKind::Invalid, Some("mem_limit")));
@@ -362,7 +354,7 @@ fn a_limit_below_what_the_first_pages_take_is_refused() {
             let is_stored = |(page, contents)| store.write(PageNo::from_number(page), contents).is_ok();
             [(0, &raw), (1, &compressible)].into_iter().all(is_stored) && store.stats().charged_pages == 6
         };
-        assert!((0..20).any(is_least), "{pool_design}");
+        assert!((0..20).any(is_least), "{config:?}");
         // An existing store accepts any limit, and keeps its pages.
         let store = Store::new(&with(0)).expect("store");
         store.write(PageNo(0), &raw).expect("no limit");
@@ -385,12 +377,12 @@ fn sizes_out_of_range_are_refused() {
 /// b0377ee80429: `huge_pages` went below zero.)
 #[test]
 fn one_busy_page_keeps_its_counts() {
-    PoolDesign::ALL.into_iter().for_each(one_busy_page);
+    let base = StoreBuilder { limit_pages: 400, ..config(1 << 20) };
+    each_pool_design(&base).iter().for_each(one_busy_page);
 }
 
-fn one_busy_page(pool_design: PoolDesign) {
-    let store =
-        Store::new(&StoreBuilder { pool_design, limit_pages: 400, ..config(1 << 20) }).expect("store");
+fn one_busy_page(config: &StoreBuilder) {
+    let store = Store::new(config).expect("store");
     let stop = std::sync::atomic::AtomicBool::new(false);
     let (mut stored, mut huge) = ([0; PAGE_SIZE], [0; PAGE_SIZE]);
     Random::new(3).fill(&mut stored[..2000]);
@@ -429,7 +421,7 @@ fn one_busy_page(pool_design: PoolDesign) {
     store.discard(PageNo(7));
     let stats = store.stats();
     let counts = [stats.pages_stored, stats.same_pages, stats.huge_pages, stats.compr_data_bytes];
-    assert_eq!((counts, stats.pool_pages, stats.corrupted), ([0; 4], 0, 0), "{pool_design}");
+    assert_eq!((counts, stats.pool_pages, stats.corrupted), ([0; 4], 0, 0), "{config:?}");
 }
 
 /// Eight writers at the limit: charged memory never exceeds it, and a write that fails leaves the old page.
@@ -488,39 +480,26 @@ fn writers_at_the_limit(config: &StoreBuilder) {
     assert!(done > 1500 && refused > 30, "{done} written, {refused} refused");
 }
 
-/// A write that finds no memory without waiting counts as a stall: the first of a store, those that fail, no others,
-/// and none if the stream is held.
+/// A write that finds no memory fails, and leaves the old contents.
 #[test]
-fn writes_that_wait_for_memory_without_a_stream_are_counted() {
+fn a_write_without_memory_leaves_the_old_contents() {
     for config in with_designs(&config(1000)) {
         let (store, mut random) = (Store::new(&config).expect("store"), Random::new(1));
         let (mut huge, mut half, mut quarter) = ([0; PAGE_SIZE], [0; PAGE_SIZE], [0; PAGE_SIZE]);
         random.fill(&mut huge);
         random.fill(&mut half[..PAGE_SIZE / 2]);
         random.fill(&mut quarter[..PAGE_SIZE / 4]);
-        let mut expected_stalls = 0;
-        let mut stalls = |store: &Store, more: u64| {
-            expected_stalls += if config.stream_alloc == StreamAlloc::Released { more } else { 0 };
-            assert_eq!(store.stats().writestall, expected_stalls, "{config:?}");
-        };
-        store.write(PageNo(0), &half).expect("memory");
-        stalls(&store, 1);
-        // They fit into the chunk of 512 pages that the first write has made usable.
-        (1..200).for_each(|page| store.write(PageNo::from_number(page), &half).expect("memory"));
-        (200..300).for_each(|page| store.write(PageNo::from_number(page), &huge).expect("memory"));
-        stalls(&store, 0);
+        (0..300).for_each(|page| store.write(PageNo::from_number(page), &half).expect("memory"));
         let mut read = [0; PAGE_SIZE];
-        // Both need a new zspage. After a failure the old contents, `half`, stay.
+        // Both need a new zspage.
         for (page, contents) in [(10, &huge), (11, &quarter)] {
             store.arena.inject_faults(0, 1);
             let error = store.write(PageNo::from_number(page), contents).expect_err("no run at all");
             store.arena.inject_faults(0, 0);
             assert_eq!(error.kind(), ErrorKind::NoMemory);
-            stalls(&store, 1);
             store.read(PageNo::from_number(page), &mut read).expect("sound");
             assert!(read == half, "a failed write changed page {page}");
             store.write(PageNo::from_number(page), contents).expect("memory");
-            stalls(&store, 0);
             store.read(PageNo::from_number(page), &mut read).expect("sound");
             assert!(read == *contents, "page {page}");
         }
@@ -528,10 +507,9 @@ fn writes_that_wait_for_memory_without_a_stream_are_counted() {
     }
 }
 
-/// At a limit that is used up by free memory, a write waits, without its stream, until some of it goes back, and then
-/// succeeds.
+/// At a limit that is used up by free memory, a write waits until some of it goes back, and then succeeds.
 #[test]
-fn memory_that_must_go_back_first_is_waited_for_without_a_stream() {
+fn memory_that_must_go_back_first_is_waited_for() {
     for config in with_designs(&config(1000)) {
         let store = Store::new(&config).expect("store");
         let (mut small, mut large) = ([0; PAGE_SIZE], [0; PAGE_SIZE]);
@@ -545,8 +523,6 @@ fn memory_that_must_go_back_first_is_waited_for_without_a_stream() {
         // The free pages are kept in runs of a length that these writes cannot use.
         (0..20)
             .for_each(|page| store.write(PageNo::from_number(page), &large).expect("as much as was freed"));
-        let stalls = store.stats().writestall - stats.writestall;
-        assert_eq!(stalls > 0, config.stream_alloc == StreamAlloc::Released, "{config:?}: {stalls}");
         assert!(store.stats().charged_pages <= before);
         let mut read = [0; PAGE_SIZE];
         for page in 0..20 {

@@ -16,7 +16,7 @@ use crate::stream::Streams;
 
 use super::slot::Contents;
 use super::stream::Stream;
-use super::{Store, StreamAlloc, Wait};
+use super::{Store, Wait};
 
 /// The data that overwrites a part of a page.
 #[derive(Clone, Copy)]
@@ -118,15 +118,10 @@ impl Store {
         if let Some(lru) = &self.lru {
             lru.prefetch(page.0);
         }
-        let (handle, len) = match self.stream_alloc {
-            StreamAlloc::Held => {
-                let mut stream = self.codec.streams.lend();
-                let bytes = self.compress(&mut stream, page, contents);
-                (self.pool.store(bytes, page.0, Gfp::MayWait)?, bytes.len())
-            }
-            StreamAlloc::Released => self.store_released(page, contents)?,
-        };
-        Ok(Contents::Stored { handle, len: len as u16, checksum, priority: 0 })
+        let mut stream = self.codec.streams.lend();
+        let bytes = self.compress(&mut stream, page, contents);
+        let handle = self.pool.store(bytes, page.0, Gfp::MayWait)?;
+        Ok(Contents::Stored { handle, len: bytes.len() as u16, checksum, priority: 0 })
     }
 
     /// Returns the bytes to store for a page: compressed, or the page itself if it does not compress well enough.

@@ -4,6 +4,7 @@ use std::path::Path;
 use std::thread::ScopedJoinHandle;
 use std::time::Duration;
 
+use super::designs::each_pool_design;
 use super::policy::Reclaimed;
 use super::slot::{Backed, Contents};
 use super::tests::{config, page, recompression};
@@ -15,8 +16,6 @@ use crate::base::error::{Error, ErrorKind};
 use crate::base::mem::{HOST_PAGE_BYTES, with_host_pages_of};
 use crate::base::random::Random;
 use crate::base::units::{PAGE_SIZE, Page, PageNo};
-use crate::lru::LruDesign;
-use crate::zsmalloc::PoolDesign;
 
 /// Creates a backing of `size_bytes` in a directory.
 pub(super) fn file(dir: &Path, size_bytes: u64) -> FileBacking {
@@ -539,9 +538,14 @@ fn a_policy_writes_back_and_compresses_again_what_is_old() {
 /// Busy pages stay, and recently used ones leave last. A page that is used soon after it left counts as a refault.
 #[test]
 fn cold_pages_leave_and_busy_ones_stay() {
-    for lru_design in [LruDesign::Batched, LruDesign::SingleLock] {
-        // With a pagevec of one page, the order is that of the writes, whatever their CPUs.
-        let config = StoreBuilder { lru_design, lru_pagevec_pages: 1, limit_pages: 1000, ..config(400) };
+    // With a pagevec of one page, the order is that of the writes, whatever their CPUs.
+    let config = || StoreBuilder { lru_pagevec_pages: 1, limit_pages: 1000, ..config(400) };
+    let each_lru = [
+        config(),
+        #[cfg(feature = "designs")]
+        config().lru_design(crate::lru::LruDesign::SingleLock),
+    ];
+    for config in each_lru {
         let place = place(8 << 20, WritebackLayout::Packed, true, config);
         let store = &place.store;
         (0..400).for_each(|page| store.write(PageNo::from_number(page), &half_random(page)).expect("memory"));
@@ -574,12 +578,7 @@ fn cold_pages_leave_and_busy_ones_stay() {
         store.write(PageNo(41), &half_random(1)).expect("memory");
         assert_eq!(store.lru_stats().refaulted, 1);
     }
-    let none = place(
-        8 << 20,
-        WritebackLayout::Packed,
-        true,
-        StoreBuilder { lru_design: LruDesign::None, ..config(400) },
-    );
+    let none = place(8 << 20, WritebackLayout::Packed, true, config().lru(false));
     none.store.write(PageNo(1), &half_random(1)).expect("memory");
     assert_eq!(none.store.reclaim(), Reclaimed::None, "there are no lists");
 }
@@ -658,11 +657,12 @@ fn everything_at_once_agrees_with_a_model() {
     for (seed, (layout, compressed)) in (0..).zip(shapes) {
         let config = StoreBuilder {
             recompression: recompression(["zstd:1", "", ""]),
-            pool_design: PoolDesign::ALL[seed as usize % PoolDesign::ALL.len()],
             checksum: seed == 1,
             limit_pages: 128,
             ..config(PAGES)
         };
+        let designs = each_pool_design(&config);
+        let config = designs[seed as usize % designs.len()].clone();
         let place = place(
             if layout == WritebackLayout::Packed { 2 << 20 } else { 4 << 20 },
             layout,

@@ -70,7 +70,7 @@ fn loom_streams_per_cpu_with_a_spare() {
 
 #[test]
 fn loom_streams_per_cpu_fewer_than_threads() {
-    lending_of(3, 1, |make| AnyStreams::PerCpu(PerCpu::new(0, make).expect("infallible")));
+    lending_of(3, 1, |make| AnyStreams::PerCpu(PerCpu::with_spares(0, make).expect("infallible")));
 }
 
 #[test]

@@ -10,7 +10,7 @@
 
 use std::ops::{Deref, DerefMut};
 
-use super::Streams;
+use super::{SPARES_PER_CPU, Streams};
 use crate::base::cpu::{self, PerCpu as Array};
 use crate::base::sync::{Counter, Mutex, MutexGuard, classes};
 
@@ -35,11 +35,18 @@ enum Place<'a, S> {
 }
 
 impl<S> PerCpu<S> {
-    /// Creates each CPU's stream; up to `spares` spare ones are created when needed.
+    /// Creates each CPU's stream; up to [`SPARES_PER_CPU`] spare ones per CPU are created when needed.
     ///
     /// # Errors
     /// The first error of `make`.
-    pub fn new<E>(spares: usize, make: impl Fn() -> Result<S, E> + Send + Sync + 'static) -> Result<Self, E> {
+    pub fn new<E>(make: impl Fn() -> Result<S, E> + Send + Sync + 'static) -> Result<Self, E> {
+        PerCpu::with_spares(SPARES_PER_CPU * cpu::possible(), make)
+    }
+
+    pub(super) fn with_spares<E>(
+        spares: usize,
+        make: impl Fn() -> Result<S, E> + Send + Sync + 'static,
+    ) -> Result<Self, E> {
         Ok(PerCpu {
             streams: Array::try_new(|_| make().map(|stream| Mutex::new(&classes::STREAM, stream)))?,
             spares: (0..spares).map(|_| Mutex::new(&classes::STREAM, None)).collect(),

@@ -4,44 +4,51 @@ use std::ops::{Deref, Range};
 
 use crate::base::error::Result;
 use crate::base::mem::{Arena, Gfp};
+use crate::base::named::named;
 use crate::base::sync::Arc;
 
-use super::builder::PoolBuilder;
 use super::compact::{Budget, Effort};
 use super::design::{ClassIndexed, Consolidated, Pinned, PoolLocks, Split};
-use super::raw::RawPool;
+use super::raw::{PoolConfig, RawPool};
 use super::read::RawRead;
 use super::reclaim::Reclaimed;
-use super::stats::{ClassStat, PoolDesign};
-use super::store::Reserved;
+use super::stats::ClassStat;
 #[cfg(not(loom))]
 use super::{Attach, Location, Settled};
 
-/// A [`RawPool`] of one of the designs.
-pub(crate) enum AnyPool {
-    Pinned(RawPool<Pinned>),
-    ClassIndexed(RawPool<ClassIndexed>),
-    Consolidated(RawPool<Consolidated>),
-    Split(RawPool<Split>),
+/// A lock design, chosen at run time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum PoolDesign {
+    /// [`Pinned`].
+    #[default]
+    Pinned,
+    /// [`ClassIndexed`].
+    ClassIndexed,
+    /// [`Consolidated`].
+    Consolidated,
+    /// [`Split`].
+    Split,
 }
 
-/// A [`Reserved`] of a pool of any design.
-pub(crate) enum AnyReserved<'a> {
-    Pinned(Reserved<'a, Pinned>),
-    ClassIndexed(Reserved<'a, ClassIndexed>),
-    Consolidated(Reserved<'a, Consolidated>),
-    Split(Reserved<'a, Split>),
+impl PoolDesign {
+    /// All of them.
+    pub const ALL: [PoolDesign; 4] =
+        [PoolDesign::Pinned, PoolDesign::ClassIndexed, PoolDesign::Consolidated, PoolDesign::Split];
+
+    /// Returns its name in settings.
+    pub const fn name(self) -> &'static str {
+        match self {
+            PoolDesign::Pinned => Pinned::NAME,
+            PoolDesign::ClassIndexed => ClassIndexed::NAME,
+            PoolDesign::Consolidated => Consolidated::NAME,
+            PoolDesign::Split => Split::NAME,
+        }
+    }
 }
 
-/// A [`RawRead`] of a pool of any design.
-pub(crate) enum AnyRead<'a> {
-    Pinned(RawRead<'a, Pinned>),
-    ClassIndexed(RawRead<'a, ClassIndexed>),
-    Consolidated(RawRead<'a, Consolidated>),
-    Split(RawRead<'a, Split>),
-}
+named!(PoolDesign, "no pool lock design '{}'; there are: {}");
 
-/// Evaluates `$then` with `$it` bound to the variant's value.
+/// Evaluates `$then` with `$it` bound to the value of `$any`, an enum over the designs.
 macro_rules! each {
     ($of:ident::$any:expr, $it:ident => $then:expr) => {
         match $any {
@@ -53,70 +60,31 @@ macro_rules! each {
     };
 }
 
-/// The same for `Result`s: wraps the value in the variant of `$into` for the same design.
-macro_rules! map {
-    ($any:expr, $into:ident, $it:ident => $then:expr) => {
-        match $any {
-            AnyPool::Pinned($it) => $then.map($into::Pinned),
-            AnyPool::ClassIndexed($it) => $then.map($into::ClassIndexed),
-            AnyPool::Consolidated($it) => $then.map($into::Consolidated),
-            AnyPool::Split($it) => $then.map($into::Split),
-        }
-    };
+/// A [`RawPool`] of one of the designs.
+pub(crate) enum AnyPool {
+    Pinned(RawPool<Pinned>),
+    ClassIndexed(RawPool<ClassIndexed>),
+    Consolidated(RawPool<Consolidated>),
+    Split(RawPool<Split>),
+}
+
+/// A [`RawRead`] of a pool of any design.
+pub(crate) enum AnyRead<'a> {
+    Pinned(RawRead<'a, Pinned>),
+    ClassIndexed(RawRead<'a, ClassIndexed>),
+    Consolidated(RawRead<'a, Consolidated>),
+    Split(RawRead<'a, Split>),
 }
 
 impl AnyPool {
     /// As [`RawPool::new`].
-    pub fn new(design: PoolDesign, arena: Arc<Arena>, builder: &PoolBuilder) -> Result<Self> {
+    pub fn new(design: PoolDesign, arena: Arc<Arena>, config: &PoolConfig) -> Result<Self> {
         match design {
-            PoolDesign::Pinned => RawPool::new(arena, builder).map(AnyPool::Pinned),
-            PoolDesign::ClassIndexed => RawPool::new(arena, builder).map(AnyPool::ClassIndexed),
-            PoolDesign::Consolidated => RawPool::new(arena, builder).map(AnyPool::Consolidated),
-            PoolDesign::Split => RawPool::new(arena, builder).map(AnyPool::Split),
+            PoolDesign::Pinned => RawPool::new(arena, config).map(AnyPool::Pinned),
+            PoolDesign::ClassIndexed => RawPool::new(arena, config).map(AnyPool::ClassIndexed),
+            PoolDesign::Consolidated => RawPool::new(arena, config).map(AnyPool::Consolidated),
+            PoolDesign::Split => RawPool::new(arena, config).map(AnyPool::Split),
         }
-    }
-
-    /// Returns [`PoolLocks::READS_OUTLIVE_FREES`] of the design.
-    #[inline]
-    pub fn reads_outlive_frees(&self) -> bool {
-        match self {
-            AnyPool::Pinned(_) => Pinned::READS_OUTLIVE_FREES,
-            AnyPool::ClassIndexed(_) => ClassIndexed::READS_OUTLIVE_FREES,
-            AnyPool::Consolidated(_) => Consolidated::READS_OUTLIVE_FREES,
-            AnyPool::Split(_) => Split::READS_OUTLIVE_FREES,
-        }
-    }
-
-    /// As [`RawPool::huge_threshold`].
-    #[inline]
-    pub fn huge_threshold(&self) -> usize {
-        each!(AnyPool::self, pool => pool.huge_threshold())
-    }
-
-    /// As [`RawPool::class_bytes`].
-    pub fn class_bytes(&self, len: usize) -> usize {
-        each!(AnyPool::self, pool => pool.class_bytes(len))
-    }
-
-    /// As [`RawPool::populate`].
-    pub fn populate(&self) -> Result<()> {
-        each!(AnyPool::self, pool => pool.populate())
-    }
-
-    /// As [`RawPool::populate_for`].
-    pub fn populate_for(&self, pages: Range<u32>) -> Result<()> {
-        each!(AnyPool::self, pool => pool.populate_for(pages))
-    }
-
-    /// As [`RawPool::store`].
-    #[inline]
-    pub fn store(&self, bytes: &[u8], owner: u32, gfp: Gfp) -> Result<u32> {
-        each!(AnyPool::self, pool => pool.store(bytes, owner, gfp))
-    }
-
-    /// As [`RawPool::reserve`].
-    pub fn reserve(&self, len: usize, gfp: Gfp) -> Result<AnyReserved<'_>> {
-        map!(self, AnyReserved, pool => pool.reserve(len, gfp))
     }
 
     /// As [`RawPool::read`].
@@ -128,8 +96,15 @@ impl AnyPool {
     /// As [`RawPool::read`].
     #[inline]
     pub unsafe fn read(&self, handle: u32, owner: u32, len: usize) -> Result<AnyRead<'_>> {
-        // SAFETY: the caller's promise.
-        map!(self, AnyRead, pool => unsafe { pool.read(handle, owner, len) })
+        // SAFETY: the caller's promise, in each arm.
+        unsafe {
+            match self {
+                AnyPool::Pinned(pool) => pool.read(handle, owner, len).map(AnyRead::Pinned),
+                AnyPool::ClassIndexed(pool) => pool.read(handle, owner, len).map(AnyRead::ClassIndexed),
+                AnyPool::Consolidated(pool) => pool.read(handle, owner, len).map(AnyRead::Consolidated),
+                AnyPool::Split(pool) => pool.read(handle, owner, len).map(AnyRead::Split),
+            }
+        }
     }
 
     /// As [`RawPool::free`].
@@ -141,114 +116,58 @@ impl AnyPool {
         // SAFETY: the caller's promise.
         each!(AnyPool::self, pool => unsafe { pool.free(handle) });
     }
-
-    /// As [`RawPool::prefetch`].
-    #[inline]
-    pub fn prefetch(&self, handle: u32) {
-        each!(AnyPool::self, pool => pool.prefetch(handle));
-    }
-
-    /// As [`RawPool::attach`].
-    #[cfg(not(loom))]
-    pub fn attach(&self) -> Result<Attach> {
-        each!(AnyPool::self, pool => pool.attach())
-    }
-
-    /// As [`RawPool::find`].
-    #[cfg(not(loom))]
-    pub fn find(&self, handle: u32) -> Option<Location> {
-        each!(AnyPool::self, pool => pool.find(handle))
-    }
-
-    /// As [`RawPool::prefetch_handle`].
-    #[cfg(not(loom))]
-    pub fn prefetch_handle(&self, handle: u32) {
-        each!(AnyPool::self, pool => pool.prefetch_handle(handle));
-    }
-
-    /// As [`RawPool::prefetch_found`].
-    #[cfg(not(loom))]
-    pub fn prefetch_found(&self, object: Location) {
-        each!(AnyPool::self, pool => pool.prefetch_found(object));
-    }
-
-    /// As [`RawPool::claim`].
-    #[cfg(not(loom))]
-    pub fn claim(&self, attach: &Attach, object: Location, handle: u32, owner: u32, len: usize) -> bool {
-        each!(AnyPool::self, pool => pool.claim(attach, object, handle, owner, len))
-    }
-
-    /// As [`RawPool::settle`].
-    #[cfg(not(loom))]
-    pub fn settle(&self, attach: &Attach) -> Result<Settled> {
-        each!(AnyPool::self, pool => pool.settle(attach))
-    }
-
-    /// As [`RawPool::is_lost`].
-    #[cfg(not(loom))]
-    pub fn is_lost(&self, attach: &Attach, settled: &Settled, handle: u32) -> bool {
-        each!(AnyPool::self, pool => pool.is_lost(attach, settled, handle))
-    }
-
-    /// As [`RawPool::rebuild`].
-    #[cfg(not(loom))]
-    pub fn rebuild(&self, attach: &Attach, settled: &Settled, grow: &dyn Fn() -> Result<()>) -> Result<()> {
-        each!(AnyPool::self, pool => pool.rebuild(attach, settled, grow))
-    }
-
-    /// As [`RawPool::name_huge`].
-    #[cfg(not(loom))]
-    pub fn name_huge(&self, handle: u32) {
-        each!(AnyPool::self, pool => pool.name_huge(handle));
-    }
-
-    /// As [`RawPool::compact`].
-    pub fn compact(&self, effort: Effort, budget: &mut Budget<'_>) -> u64 {
-        each!(AnyPool::self, pool => pool.compact(effort, budget))
-    }
-
-    /// As [`RawPool::reclaim_coldest`].
-    pub fn reclaim_coldest(&self, most: usize, evict: impl FnOnce(&[u32])) -> Result<Reclaimed> {
-        each!(AnyPool::self, pool => pool.reclaim_coldest(most, evict))
-    }
-
-    /// As [`RawPool::freeable_pages`].
-    pub fn freeable_pages(&self) -> u64 {
-        each!(AnyPool::self, pool => pool.freeable_pages())
-    }
-
-    /// As [`RawPool::pages_used`].
-    pub fn pages_used(&self) -> u64 {
-        each!(AnyPool::self, pool => pool.pages_used())
-    }
-
-    /// As [`RawPool::pages_compacted`].
-    pub fn pages_compacted(&self) -> u64 {
-        each!(AnyPool::self, pool => pool.pages_compacted())
-    }
-
-    /// As [`RawPool::corrupted`].
-    pub fn corrupted(&self) -> u64 {
-        each!(AnyPool::self, pool => pool.corrupted())
-    }
-
-    /// As [`RawPool::class_stats`].
-    pub fn class_stats(&self) -> Vec<ClassStat> {
-        each!(AnyPool::self, pool => pool.class_stats())
-    }
-
-    /// As [`RawPool::table_resident_bytes`].
-    #[cfg(not(loom))]
-    pub fn table_resident_bytes(&self) -> usize {
-        each!(AnyPool::self, pool => pool.table_resident_bytes())
-    }
 }
 
-impl AnyReserved<'_> {
-    /// As [`Reserved::write`].
-    pub fn write(self, bytes: &[u8], owner: u32) -> Result<u32> {
-        each!(AnyReserved::self, reserved => reserved.write(bytes, owner))
-    }
+/// Functions that call the function of the same name of the design's pool.
+macro_rules! forward {
+    ($($(#[$attr:meta])* fn $name:ident(&self $(, $arg:ident: $type:ty)*) $(-> $out:ty)?;)*) => {
+        impl AnyPool {
+            $(
+                $(#[$attr])*
+                #[inline]
+                pub fn $name(&self $(, $arg: $type)*) $(-> $out)? {
+                    each!(AnyPool::self, pool => pool.$name($($arg),*))
+                }
+            )*
+        }
+    };
+}
+
+forward! {
+    fn reads_outlive_frees(&self) -> bool;
+    fn huge_threshold(&self) -> usize;
+    fn class_bytes(&self, len: usize) -> usize;
+    fn populate(&self) -> Result<()>;
+    fn populate_for(&self, pages: Range<u32>) -> Result<()>;
+    fn store(&self, bytes: &[u8], owner: u32, gfp: Gfp) -> Result<u32>;
+    fn prefetch(&self, handle: u32);
+    #[cfg(not(loom))]
+    fn attach(&self) -> Result<Attach>;
+    #[cfg(not(loom))]
+    fn find(&self, handle: u32) -> Option<Location>;
+    #[cfg(not(loom))]
+    fn prefetch_handle(&self, handle: u32);
+    #[cfg(not(loom))]
+    fn prefetch_found(&self, object: Location);
+    #[cfg(not(loom))]
+    fn claim(&self, attach: &Attach, object: Location, handle: u32, owner: u32, len: usize) -> bool;
+    #[cfg(not(loom))]
+    fn settle(&self, attach: &Attach) -> Result<Settled>;
+    #[cfg(not(loom))]
+    fn is_lost(&self, attach: &Attach, settled: &Settled, handle: u32) -> bool;
+    #[cfg(not(loom))]
+    fn rebuild(&self, attach: &Attach, settled: &Settled, grow: &dyn Fn() -> Result<()>) -> Result<()>;
+    #[cfg(not(loom))]
+    fn name_huge(&self, handle: u32);
+    fn compact(&self, effort: Effort, budget: &mut Budget<'_>) -> u64;
+    fn reclaim_coldest(&self, most: usize, evict: impl FnOnce(&[u32])) -> Result<Reclaimed>;
+    fn freeable_pages(&self) -> u64;
+    fn pages_used(&self) -> u64;
+    fn pages_compacted(&self) -> u64;
+    fn corrupted(&self) -> u64;
+    fn class_stats(&self) -> Vec<ClassStat>;
+    #[cfg(not(loom))]
+    fn table_resident_bytes(&self) -> usize;
 }
 
 impl Deref for AnyRead<'_> {

@@ -113,8 +113,6 @@ impl<D: PoolLocks> RawPool<D> {
     /// Compacts the pool; returns the number of pages freed. One thread at a time compacts; other callers
     /// wait for it until their work is cancelled.
     pub fn compact(&self, effort: Effort, budget: &mut Budget<'_>) -> u64 {
-        // Do not move objects that are only waiting to be freed.
-        self.flush_frees();
         let Some(_alone) = self.wait_for_compaction(budget) else { return 0 };
         let classes = 0..self.classes.iter().len();
         let freed: i64 = classes.map(|class| self.compact_class(class as u8, effort, budget)).sum();

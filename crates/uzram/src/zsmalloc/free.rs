@@ -54,7 +54,7 @@ impl EmptiedList {
 }
 
 impl<D: PoolLocks> RawPool<D> {
-    /// Frees an object, at once or when its last reader is done; later if the pool defers frees.
+    /// Frees an object, at once or when its last reader is done.
     ///
     /// # Safety
     /// The handle is in use, and only this call frees it; unless [`READS_OUTLIVE_FREES`], no thread reads
@@ -63,20 +63,6 @@ impl<D: PoolLocks> RawPool<D> {
     /// [`READS_OUTLIVE_FREES`]: super::design::PoolLocks::READS_OUTLIVE_FREES
     #[inline]
     pub unsafe fn free(&self, handle: u32) {
-        match &self.deferred {
-            // SAFETY: the caller's promise.
-            None => unsafe { self.free_now(handle) },
-            // SAFETY: as above.
-            Some(deferred) => unsafe { self.defer(deferred, handle) },
-        }
-    }
-
-    /// Frees an object, at once or when its last reader is done.
-    ///
-    /// # Safety
-    /// As [`RawPool::free`].
-    #[inline]
-    pub(super) unsafe fn free_now(&self, handle: u32) {
         // SAFETY: the caller's promise.
         if let Some(released) = unsafe { D::free(self, handle) } {
             self.release(handle, released);
@@ -134,33 +120,24 @@ impl<D: PoolLocks> RawPool<D> {
     /// Puts an unused object back into its zspage. If the zspage is empty then, takes it off the lists and
     /// returns it.
     pub(super) fn put(&self, lists: &mut Lists, object: Location) -> Option<Emptied> {
-        self.put_all(lists, &[object])
-    }
-
-    /// As [`RawPool::put`], for some objects of one zspage; at least one.
-    #[inline]
-    pub(super) fn put_all(&self, lists: &mut Lists, objects: &[Location]) -> Option<Emptied> {
-        let Location { page, class, .. } = objects[0];
+        let Location { page, class, .. } = object;
         let id = self.zspage_id_at(page);
         let inuse = self.zspages.with(lists, id, |zspage| {
-            // The first object is allocated next.
-            for object in objects.iter().rev() {
-                self.contents().write(*object);
-                let (start, header_bytes) = self.place(*object);
-                if header_bytes > 0 {
-                    // SAFETY: the object belongs to the caller; the class's lock is held from here until the
-                    // object is on the free list.
-                    unsafe { start.cast::<[u32; 2]>().write([FREE_TAG, u32::from(zspage.free)]) };
-                } else {
-                    // Clear the owner, so that a damaged cell cannot claim the freed object.
-                    self.page_table[page as usize].store(u64::from(id), Ordering::Relaxed);
-                }
-                zspage.free = object.index;
+            self.contents().write(object);
+            let (start, header_bytes) = self.place(object);
+            if header_bytes > 0 {
+                // SAFETY: the object belongs to the caller; the class's lock is held from here until the
+                // object is on the free list.
+                unsafe { start.cast::<[u32; 2]>().write([FREE_TAG, u32::from(zspage.free)]) };
+            } else {
+                // Clear the owner, so that a damaged cell cannot claim the freed object.
+                self.page_table[page as usize].store(u64::from(id), Ordering::Relaxed);
             }
-            zspage.inuse -= objects.len() as u16;
+            zspage.free = object.index;
+            zspage.inuse -= 1;
             zspage.inuse
         });
-        lists.objs_used -= objects.len() as u64;
+        lists.objs_used -= 1;
         if inuse > 0 {
             lists.regroup(&self.zspages, id, self.classes.get(class).objs_per_zspage);
             return None;

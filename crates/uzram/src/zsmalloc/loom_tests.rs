@@ -1,12 +1,11 @@
 //! Pools of every design under loom: zspages of one page and two objects. loom tracks the accesses to each
 //! object's bytes, by location: reads, writes, moves and frees must be ordered.
 
-use super::builder::PoolBuilder;
 use super::compact::{Budget, Effort};
 use super::design::PoolLocks;
-use super::raw::RawPool;
+use super::raw::{PoolConfig, RawPool};
 use crate::base::mem::{Arena, Gfp};
-use crate::base::sync::Arc;
+use crate::base::sync::{Arc, AtomicU32, Ordering};
 use loom::thread;
 
 for_every_design!(
@@ -17,8 +16,6 @@ for_every_design!(
     loom_zsmalloc_stores_against_the_last_free,
     loom_zsmalloc_compaction_against_compaction,
     loom_zsmalloc_eviction_against_stores_and_frees,
-    loom_zsmalloc_deferred_frees_against_compaction,
-    loom_zsmalloc_deferred_frees_that_empty_a_zspage,
 );
 
 /// Bytes of an object; two of them fill a zspage of one page.
@@ -34,20 +31,11 @@ struct Stored {
 struct Model<D: PoolLocks>(RawPool<D>);
 
 impl<D: PoolLocks> Model<D> {
-    fn new() -> Arc<Self> {
-        Self::with(|builder| builder)
-    }
-
-    fn with(settings: fn(PoolBuilder) -> PoolBuilder) -> Arc<Self> {
+    fn new(reclaim: bool) -> Arc<Self> {
         let arena = Arc::new(Arena::new(1 << 19).expect("arena"));
         // The fewest classes: loom makes all their locks again for each interleaving.
-        let builder = settings(PoolBuilder::new("model").max_objects(8).chain_size(1));
-        Arc::new(Model(RawPool::new(arena, &builder).expect("pool")))
-    }
-
-    /// Makes a pool that defers frees: lists and batches of two.
-    fn deferring() -> Arc<Self> {
-        Self::with(|builder| builder.defer_frees(6))
+        let config = PoolConfig { max_objects: Some(8), chain_size: 1, reclaim, ..PoolConfig::new("model") };
+        Arc::new(Model(RawPool::new(arena, &config).expect("pool")))
     }
 
     fn store(&self, owner: u32) -> Stored {
@@ -86,14 +74,13 @@ impl<D: PoolLocks> Model<D> {
         assert_eq!(stats.iter().map(|stat| stat.pages_used).sum::<u64>(), self.0.pages_used());
         assert_eq!((self.0.pages_used(), self.0.corrupted()), (pages, 0));
         left.iter().for_each(|object| self.free(*object));
-        self.0.flush_frees();
         assert_eq!(self.0.pages_used(), 0);
     }
 }
 
 /// Checks `f` on a new pool.
 fn model<D: PoolLocks>(f: impl Fn(Arc<Model<D>>) + Sync + Send + 'static) {
-    check(move || f(Model::new()));
+    check(move || f(Model::new(false)));
 }
 
 /// Checks `f` in every interleaving of at most two preemptions: three take many times as long and find no
@@ -185,7 +172,7 @@ fn loom_zsmalloc_compaction_against_compaction<D: PoolLocks>() {
 /// Evicts a zspage while another thread frees one of its objects and stores a new one.
 fn loom_zsmalloc_eviction_against_stores_and_frees<D: PoolLocks>() {
     check(|| {
-        let pool = Model::<D>::with(|builder| builder.reclaim(true));
+        let pool = Model::<D>::new(true);
         let (one, two) = (pool.store(1), pool.store(2));
         let other = {
             let pool = Arc::clone(&pool);
@@ -207,37 +194,46 @@ fn loom_zsmalloc_eviction_against_stores_and_frees<D: PoolLocks>() {
     });
 }
 
-/// A batch is freed while another thread defers a free and compacts.
-fn loom_zsmalloc_deferred_frees_against_compaction<D: PoolLocks>() {
-    check(|| {
-        let pool = Model::<D>::deferring();
-        let [one, two, three, four] = [1, 2, 3, 4].map(|owner| pool.store(owner));
-        // They fill a list, whose batch is queued.
-        pool.free(two);
-        pool.free(four);
-        let freer = beside(&pool, |pool| {
-            pool.0.flush_frees();
-        });
-        pool.free(three);
-        pool.compact();
-        freer.join().expect("no panic");
-        pool.0.flush_frees();
-        pool.end(&[one], 1);
-    });
-}
+/// Two threads defer more frees than there is room for, while one of them frees what waits: each is freed once, after it
+/// was deferred. loom tracks the accesses to each value.
+#[cfg(feature = "designs")]
+#[test]
+fn loom_zs_deferred_frees_happen_once() {
+    use super::deferred::DeferredFrees;
+    use crate::base::sync::Access;
+    struct Frees {
+        frees: DeferredFrees<u32>,
+        values: [(Access, AtomicU32); 5],
+    }
+    impl Frees {
+        fn free(&self, value: u32) {
+            let (access, freed) = &self.values[value as usize];
+            access.write();
+            assert_eq!(freed.fetch_add(1, Ordering::Relaxed), 0, "{value} is freed twice");
+        }
 
-/// Two threads free the objects of a zspage in batches, with a free by one of them in between.
-fn loom_zsmalloc_deferred_frees_that_empty_a_zspage<D: PoolLocks>() {
-    check(|| {
-        let pool = Model::<D>::deferring();
-        let (one, two) = (pool.store(1), pool.store(2));
-        let other = beside(&pool, move |pool| {
-            pool.free(one);
-            pool.0.flush_frees();
+        fn defer(&self, values: std::ops::Range<u32>) {
+            for value in values {
+                self.values[value as usize].0.write();
+                self.frees.defer(value, |value| self.free(value));
+            }
+        }
+    }
+    for spare in [0, 1] {
+        check(move || {
+            let frees = Arc::new(Frees { frees: DeferredFrees::new(spare), values: Default::default() });
+            let other = {
+                let frees = Arc::clone(&frees);
+                thread::spawn(move || {
+                    frees.defer(3..5);
+                    frees.frees.flush(|value| frees.free(value));
+                })
+            };
+            frees.defer(0..3);
+            other.join().expect("no panic");
+            frees.frees.flush(|value| frees.free(value));
+            assert_eq!(frees.frees.waiting(), 0);
+            assert!(frees.values.iter().all(|(_, freed)| freed.load(Ordering::Relaxed) == 1));
         });
-        pool.free(two);
-        pool.0.flush_frees();
-        other.join().expect("no panic");
-        pool.end(&[], 0);
-    });
+    }
 }

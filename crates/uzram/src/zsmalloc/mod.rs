@@ -20,22 +20,20 @@
 //! chunks of the arena (`compact`). [`PoolLocks`] defines which locks each operation takes; the table is
 //! at [`design`].
 //!
-//! A pool can defer its frees (`deferred`): a thread frees objects in batches.
-//!
 //! Lock order: compaction, pool, size class, LRU of zspages, then the arena's `commit` only. Zspages, runs
-//! and descriptors are allocated with no pool lock held; most designs also free them without one. The locks of deferred
-//! frees are taken with none of these held.
+//! and descriptors are allocated with no pool lock held; most designs also free them without one.
 
 mod access;
 mod alloc;
+#[cfg(feature = "designs")]
 mod any;
 #[cfg(not(loom))]
 mod attach;
-mod builder;
 mod class;
 mod compact;
 mod counts;
-mod deferred;
+#[cfg(feature = "designs")]
+pub mod deferred;
 pub mod design;
 mod evacuate;
 #[cfg(test)]
@@ -57,18 +55,21 @@ mod loom_tests;
 #[cfg(all(test, not(loom)))]
 mod tests;
 
+#[cfg(feature = "designs")]
 pub(crate) use any::AnyPool;
+#[cfg(feature = "designs")]
+pub use any::PoolDesign;
 #[cfg(not(loom))]
 pub(crate) use attach::{Attach, Settled};
-pub use builder::PoolBuilder;
-pub(crate) use builder::PoolRegions;
 pub use class::{CHAIN_SIZES, SizeClass};
 pub(crate) use compact::{Budget, Effort};
 pub use counts::LockCounts;
-pub use design::{ClassIndexed, Consolidated, Pinned, PoolLocks, Split};
-pub use pool::{Handle, Object, ObjectRead, Pool};
-use raw::RawPool;
-pub use stats::{ClassStat, PoolDesign};
+#[cfg(feature = "designs")]
+pub use design::{ClassIndexed, Consolidated, Split};
+pub use design::{Pinned, PoolLocks};
+pub use pool::{Handle, Object, ObjectRead, Pool, PoolBuilder};
+pub(crate) use raw::{PoolConfig, PoolRegions, RawPool};
+pub use stats::ClassStat;
 #[cfg(not(loom))]
 pub(crate) use word::Location;
 pub use zspage::FULLNESS_GROUPS;

@@ -7,15 +7,14 @@ use std::fmt;
 use std::ops::Deref;
 
 use crate::base::error::{Error, Result};
-use crate::base::mem::{Arena, Gfp};
+use crate::base::mem::{Arena, CHUNK_PAGES, Gfp};
 use crate::base::sync::{Arc, Counter};
-use crate::base::units::pages_to_bytes;
+use crate::base::units::{PAGE_SIZE, pages_to_bytes};
 
-use super::builder::PoolBuilder;
 use super::compact::{Budget, Effort};
 use super::counts::LockCounts;
 use super::design::{Pinned, PoolLocks};
-use super::raw::RawPool;
+use super::raw::{PoolConfig, RawPool};
 use super::read::RawRead;
 use super::stats::ClassStat;
 
@@ -59,6 +58,87 @@ pub struct Handle {
 /// The bytes of an [`Object`] or [`Handle`], which neither move nor change until this is dropped.
 pub struct ObjectRead<'a, D: PoolLocks = Pinned>(RawRead<'a, D>);
 
+/// The default memory limit of a pool made by [`PoolBuilder::build`].
+const DEFAULT_LIMIT_BYTES: u64 = 1 << 30;
+/// Address space of such a pool per byte of its limit: objects and metadata share no chunk, and holes in the chunks
+/// of either take address space only.
+const RESERVE_FACTOR: u64 = 4;
+
+/// Builds a [`Pool`]; [`Pool::builder`] returns one.
+#[derive(Clone, Debug)]
+#[must_use = "a builder does nothing until `build`"]
+pub struct PoolBuilder {
+    config: PoolConfig,
+    limit_bytes: u64,
+}
+
+impl PoolBuilder {
+    /// Returns a builder for a pool of this name. Statistics show the name.
+    pub fn new(name: impl Into<String>) -> Self {
+        PoolBuilder { config: PoolConfig::new(name), limit_bytes: DEFAULT_LIMIT_BYTES }
+    }
+
+    /// Sets the memory limit, metadata included; 1 GiB by default. [`PoolBuilder::build_in`] ignores it: the
+    /// arena has the limit.
+    pub fn limit_bytes(self, bytes: u64) -> Self {
+        PoolBuilder { limit_bytes: bytes, ..self }
+    }
+
+    /// Sets the most objects that the pool can hold; by default, as many as its memory can.
+    pub fn max_objects(mut self, objects: u64) -> Self {
+        self.config.max_objects = Some(objects);
+        self
+    }
+
+    /// Sets the most pages of a zspage, 4 to 16; 16 by default. Longer zspages waste less and are harder to
+    /// empty.
+    pub fn chain_size(mut self, pages: usize) -> Self {
+        self.config.chain_size = pages;
+        self
+    }
+
+    /// Keeps zspages in LRU order, for [`Pool::reclaim`]. That takes a pool-wide lock for each object
+    /// that is stored, and 12 bytes per page.
+    pub fn reclaim(mut self, on: bool) -> Self {
+        self.config.reclaim = on;
+        self
+    }
+
+    /// Counts lock operations, for [`Pool::lock_counts`].
+    pub fn count_locks(mut self, on: bool) -> Self {
+        self.config.count_locks = on;
+        self
+    }
+
+    /// Makes an empty pool of the default lock design.
+    ///
+    /// # Errors
+    /// `Invalid` for a limit below a page, or a chain size out of range; `NoMemory` when there is no address space.
+    pub fn build(self) -> Result<Pool> {
+        let limit_pages = self.limit_bytes / PAGE_SIZE as u64;
+        if limit_pages == 0 {
+            return Err(Error::invalid("the limit must be at least a page").with_setting("limit_bytes"));
+        }
+        let metadata_bytes = 2 * pages_to_bytes(CHUNK_PAGES.into());
+        let arena =
+            Arena::new(self.limit_bytes.saturating_mul(RESERVE_FACTOR).saturating_add(metadata_bytes))?;
+        arena.set_limit_pages(limit_pages);
+        self.build_in(Arc::new(arena))
+    }
+
+    /// Makes an empty pool of any lock design in the memory of `arena`. No other pool may use the arena, as
+    /// [`Pool::pages_used`] counts all its zspages. It must have room for two chunks of [`CHUNK_PAGES`]:
+    /// objects and metadata never share one.
+    ///
+    /// # Errors
+    /// As [`PoolBuilder::build`], except for the limit.
+    pub fn build_in<D: PoolLocks>(self, arena: Arc<Arena>) -> Result<Pool<D>> {
+        // Any number will do as long as pools differ.
+        static POOLS: Counter = Counter::new(0);
+        Ok(Pool { raw: RawPool::new(arena, &self.config)?, id: POOLS.add(1) as u32 })
+    }
+}
+
 impl Pool {
     /// Returns a builder for a pool of this name. Statistics show the name.
     pub fn builder(name: impl Into<String>) -> PoolBuilder {
@@ -67,12 +147,6 @@ impl Pool {
 }
 
 impl<D: PoolLocks> Pool<D> {
-    pub(super) fn new(arena: Arc<Arena>, builder: &PoolBuilder) -> Result<Self> {
-        // Any number will do as long as pools differ.
-        static POOLS: Counter = Counter::new(0);
-        Ok(Pool { raw: RawPool::new(arena, builder)?, id: POOLS.add(1) as u32 })
-    }
-
     /// Stores a copy of `bytes` (1..=4096).
     ///
     /// # Errors
@@ -115,44 +189,13 @@ impl<D: PoolLocks> Pool<D> {
         unsafe { self.raw.read(handle.handle, handle.owner, usize::from(handle.len)) }.map(ObjectRead)
     }
 
-    /// Frees the bytes of a handle; later if the pool defers frees ([`PoolBuilder::defer_frees`]).
+    /// Frees the bytes of a handle.
     ///
     /// # Errors
     /// `Invalid` for a handle of another pool; its bytes stay there.
     #[inline]
     pub fn free(&self, handle: Handle) -> Result<()> {
         self.object(handle).map(drop)
-    }
-
-    /// In a pool that defers frees, frees objects on this thread as their frees come, as long as `still_wanted`; then
-    /// those that wait. To end it, unpark the thread when `still_wanted` has changed. One thread at a time does this.
-    ///
-    /// ```
-    /// # use std::sync::atomic::{AtomicBool, Ordering};
-    /// let pool = uzram::Pool::builder("names").defer_frees(1 << 16).build()?;
-    /// let ends = AtomicBool::new(false);
-    /// std::thread::scope(|scope| {
-    ///     let freer = scope.spawn(|| pool.run_freer(|| !ends.load(Ordering::Relaxed)));
-    ///     drop(pool.store(b"some bytes")); // waits to be freed
-    ///     ends.store(true, Ordering::Relaxed);
-    ///     freer.thread().unpark();
-    /// });
-    /// assert_eq!((pool.waiting_frees(), pool.pages_used()), (0, 0));
-    /// # Ok::<_, uzram::Error>(())
-    /// ```
-    pub fn run_freer(&self, still_wanted: impl Fn() -> bool) {
-        self.raw.run_freer(still_wanted);
-    }
-
-    /// Frees all objects whose frees wait, and waits for other threads that are freeing some. Objects that are freed
-    /// meanwhile may be left.
-    pub fn flush_frees(&self) {
-        self.raw.flush_frees();
-    }
-
-    /// Returns the number of objects whose frees wait. They count as used until they are freed.
-    pub fn waiting_frees(&self) -> u64 {
-        self.raw.waiting_frees()
     }
 
     /// Compacts the pool as far as that frees pages, while other threads store, read and free; returns the number

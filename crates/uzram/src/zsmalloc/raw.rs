@@ -1,18 +1,16 @@
 //! The pool itself: its parts, and how they refer to each other. Handles are plain numbers here; callers guarantee
-//! their validity. Each operation has a file: `store`, `read`, `free` (`deferred`), `compact`, `evacuate`, `reclaim`, `stats`.
+//! their validity. Each operation has a file: `store`, `read`, `free`, `compact`, `evacuate`, `reclaim`, `stats`.
 
 use std::ops::Range;
 
 use crate::base::error::{Error, Result};
-use crate::base::mem::{Arena, Table};
+use crate::base::mem::{Arena, Region, Table};
 use crate::base::sync::{Arc, AtomicU64, Counter, Mutex, Ordering, Timed, classes};
-use crate::slab::{self, TypedCache};
+use crate::slab::{CacheConfig, TypedCache};
 
 use super::access::ObjectAccess;
-use super::builder::PoolBuilder;
 use super::class::{CHAIN_SIZES, ClassTable, HEADER_BYTES};
 use super::counts::Counts;
-use super::deferred::DeferredLists;
 use super::design::PoolLocks;
 use super::lru::Lru;
 use super::word::Location;
@@ -20,6 +18,75 @@ use super::zspage::{Descriptor, Descriptors};
 
 /// Bytes of a cache line.
 pub(super) const LINE_BYTES: usize = 64;
+
+/// The most objects that fit into a page: those of the smallest class.
+const OBJECTS_A_PAGE: u64 = 128;
+
+/// The parts of a pool that are chosen.
+#[derive(Clone, Debug)]
+pub struct PoolConfig {
+    /// The name in statistics.
+    pub name: String,
+    /// The most pages of a zspage.
+    pub chain_size: usize,
+    /// The most objects; `None` for as many as its memory can hold.
+    pub max_objects: Option<u64>,
+    /// The setting that an error names when there are as many.
+    pub max_objects_setting: &'static str,
+    /// Whether lock operations are counted.
+    pub count_locks: bool,
+    /// Whether zspages are kept in LRU order, for [`RawPool::reclaim`].
+    pub reclaim: bool,
+    /// The regions, of [`PoolConfig::region_bytes`], of the tables by which the objects of a pool that outlives the
+    /// process are found again.
+    pub regions: Option<PoolRegions>,
+}
+
+/// See [`PoolConfig::regions`].
+#[derive(Clone, Debug)]
+pub struct PoolRegions {
+    /// The slab table of the handles.
+    pub handles: Region,
+    /// The page table, with the owners of huge objects.
+    pub page_table: Region,
+}
+
+impl PoolConfig {
+    /// Returns the defaults.
+    pub fn new(name: impl Into<String>) -> Self {
+        PoolConfig {
+            name: name.into(),
+            chain_size: *CHAIN_SIZES.end(),
+            max_objects: None,
+            max_objects_setting: "max_objects",
+            count_locks: false,
+            reclaim: false,
+            regions: None,
+        }
+    }
+
+    /// Returns the most objects that a pool in an arena of `pages` pages can hold.
+    fn max_objects_in(&self, pages: usize) -> u64 {
+        self.max_objects.unwrap_or((pages as u64 * OBJECTS_A_PAGE).min(u32::MAX.into()))
+    }
+
+    fn handles_in(&self, pages: usize) -> CacheConfig {
+        // A cell is a word, in every design.
+        let name = format!("zs_handle-{}", self.name);
+        CacheConfig::new(name, size_of::<u64>(), size_of::<u64>(), self.max_objects_in(pages))
+    }
+
+    /// Returns the bytes of the regions of a pool in an arena of `arena_pages`: of the handles' slab table and of the
+    /// page table.
+    ///
+    /// # Errors
+    /// As [`CacheConfig::slab_table_bytes`].
+    #[cfg(not(loom))]
+    pub fn region_bytes(&self, arena_pages: u64) -> Result<[u64; 2]> {
+        let handles = self.handles_in(arena_pages as usize).slab_table_bytes()?;
+        Ok([handles, Table::<AtomicU64>::bytes_of(arena_pages as usize)])
+    }
+}
 
 /// See the [module's documentation](super). Handles are numbers here.
 pub struct RawPool<D: PoolLocks> {
@@ -38,10 +105,8 @@ pub struct RawPool<D: PoolLocks> {
     /// Held by the thread that moves objects.
     pub(super) compaction: Mutex<()>,
     pub(super) pages_compacted: Counter,
-    /// `None` unless the pool is built with `reclaim`.
+    /// `None` unless the pool is configured with `reclaim`.
     pub(super) lru: Option<Lru>,
-    /// The frees that wait. `None` unless the pool is built with `defer_frees`.
-    pub(super) deferred: Option<DeferredLists>,
     contents: ObjectAccess,
 }
 
@@ -49,39 +114,34 @@ impl<D: PoolLocks> RawPool<D> {
     /// Makes a pool in the memory of `arena`.
     ///
     /// # Errors
-    /// `Invalid` for a chain size outside [`CHAIN_SIZES`], or too small a limit of deferred frees; `NoMemory` when
-    /// there is no address space for the tables.
-    pub fn new(arena: Arc<Arena>, builder: &PoolBuilder) -> Result<Self> {
-        let (name, max_objects) = (&builder.name, builder.max_objects_in(arena.reserved_pages()));
-        if !CHAIN_SIZES.contains(&builder.chain_size) && !cfg!(loom) {
+    /// `Invalid` for a chain size outside [`CHAIN_SIZES`]; `NoMemory` when there is no address space for the tables.
+    pub fn new(arena: Arc<Arena>, config: &PoolConfig) -> Result<Self> {
+        let pages = arena.reserved_pages();
+        if !CHAIN_SIZES.contains(&config.chain_size) && !cfg!(loom) {
             let range = format!("zspages have {} to {} pages", CHAIN_SIZES.start(), CHAIN_SIZES.end());
             return Err(Error::invalid(range).with_setting("chain_size"));
         }
-        let classes = ClassTable::new(builder.chain_size);
+        let classes = ClassTable::new(config.chain_size);
         let locks = D::new(classes.iter().len());
-        let handles = TypedCache::<D::Cell>::options(format!("zs_handle-{name}"), max_objects);
-        // Dropping the pool frees its objects.
-        let max_objects_setting = builder.max_objects_setting;
-        let slab_table = builder.regions.as_ref().map(|regions| regions.handles.clone());
-        let handles =
-            slab::CacheConfig { free_objects_on_drop: true, max_objects_setting, slab_table, ..handles };
-        let page_table = builder.regions.as_ref().map(|regions| &regions.page_table);
+        let handles = CacheConfig {
+            // Dropping the pool frees its objects.
+            free_objects_on_drop: true,
+            max_objects_setting: config.max_objects_setting,
+            slab_table: config.regions.as_ref().map(|regions| regions.handles.clone()),
+            ..config.handles_in(pages)
+        };
+        let page_table = config.regions.as_ref().map(|regions| &regions.page_table);
         Ok(RawPool {
             locks,
             handles: TypedCache::new(Arc::clone(&arena), handles)?,
-            zspages: Descriptors::new(name, Arc::clone(&arena), max_objects)?,
-            page_table: Table::new_in(page_table, arena.reserved_pages())?,
+            zspages: Descriptors::new(&config.name, Arc::clone(&arena), config.max_objects_in(pages))?,
+            page_table: Table::new_in(page_table, pages)?,
             corrupted: Counter::new(0),
-            counts: Counts::new(builder.count_locks),
+            counts: Counts::new(config.count_locks),
             compaction: Mutex::new(&classes::COMPACTION, ()),
             pages_compacted: Counter::new(0),
-            lru: builder.reclaim.then(|| Lru::new(arena.reserved_pages())).transpose()?,
-            // More objects than there are never wait.
-            deferred: builder
-                .deferred_limit
-                .map(|limit| DeferredLists::new(limit.min(max_objects)))
-                .transpose()?,
-            contents: ObjectAccess::new(arena.reserved_pages()),
+            lru: config.reclaim.then(|| Lru::new(pages)).transpose()?,
+            contents: ObjectAccess::new(pages),
             classes,
             arena,
         })
@@ -114,6 +174,12 @@ impl<D: PoolLocks> RawPool<D> {
     /// Returns the length from which contents take a whole page, so that compressing them has no use.
     pub fn huge_threshold(&self) -> usize {
         self.classes.huge_threshold()
+    }
+
+    /// Returns [`PoolLocks::READS_OUTLIVE_FREES`] of the design.
+    #[inline]
+    pub fn reads_outlive_frees(&self) -> bool {
+        D::READS_OUTLIVE_FREES
     }
 
     /// Locks the lists of a class.

@@ -56,8 +56,6 @@ impl<D: PoolLocks> RawPool<D> {
             let what = "the pool does not keep its zspages in LRU order: build it with `reclaim`";
             return Err(Error::invalid(what).with_setting("reclaim"));
         };
-        // Owners are not asked for objects that they have freed, unless they do it meanwhile.
-        self.flush_frees();
         let (mut isolated, mut owners, mut emptied) =
             (Vec::with_capacity(most), Vec::new(), Reclaimed::default());
         for _ in 0..lru.len().min(most as u64) {
@@ -66,7 +64,6 @@ impl<D: PoolLocks> RawPool<D> {
             isolated.extend(self.isolate(lru, page, class, &mut owners));
         }
         evict(&owners);
-        self.flush_frees();
         emptied.freed_pages = isolated.iter().map(|isolated| self.end_isolation(lru, isolated)).sum();
         Ok(emptied)
     }

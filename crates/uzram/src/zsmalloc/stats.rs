@@ -1,46 +1,12 @@
-//! A pool's statistics, and the lock designs to choose from at run time.
-
-use crate::base::named::named;
+//! A pool's statistics.
 
 use crate::base::mem::Account;
 
 use super::class::SizeClass;
 use super::counts::LockCounts;
-use super::design::{ClassIndexed, Consolidated, Pinned, PoolLocks, Split};
+use super::design::PoolLocks;
 use super::raw::RawPool;
 use super::zspage::FULLNESS_GROUPS;
-
-/// A lock design, chosen at run time.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum PoolDesign {
-    /// [`Pinned`].
-    #[default]
-    Pinned,
-    /// [`ClassIndexed`].
-    ClassIndexed,
-    /// [`Consolidated`].
-    Consolidated,
-    /// [`Split`].
-    Split,
-}
-
-impl PoolDesign {
-    /// All of them.
-    pub const ALL: [PoolDesign; 4] =
-        [PoolDesign::Pinned, PoolDesign::ClassIndexed, PoolDesign::Consolidated, PoolDesign::Split];
-
-    /// Returns its name in settings.
-    pub const fn name(self) -> &'static str {
-        match self {
-            PoolDesign::Pinned => Pinned::NAME,
-            PoolDesign::ClassIndexed => ClassIndexed::NAME,
-            PoolDesign::Consolidated => Consolidated::NAME,
-            PoolDesign::Split => Split::NAME,
-        }
-    }
-}
-
-named!(PoolDesign, "no pool lock design '{}'; there are: {}");
 
 /// The statistics of one class, in the columns of the kernel's `classes` file.
 #[derive(Clone, Debug, PartialEq, Eq)]

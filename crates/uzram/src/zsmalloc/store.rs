@@ -11,9 +11,6 @@ use super::design::PoolLocks;
 use super::raw::{LINE_BYTES, RawPool};
 use super::word::{Cell, Location};
 
-/// How often a store that finds no room frees what waits.
-const MOST_FLUSHES: usize = 4;
-
 impl<D: PoolLocks> RawPool<D> {
     /// Stores a copy of `bytes` (1..=4096) for `owner`, and returns its handle.
     ///
@@ -49,8 +46,7 @@ impl<D: PoolLocks> RawPool<D> {
         }
     }
 
-    /// Runs `f`; if it lacks memory and `gfp` allows waiting, frees what waits for that, or gives free memory back, and
-    /// runs it again.
+    /// Runs `f`; if it lacks memory and `gfp` allows waiting, gives free memory back and runs it again.
     #[inline]
     fn with_memory<R>(&self, gfp: Gfp, f: impl Fn() -> Result<R>) -> Result<R> {
         match f() {
@@ -60,18 +56,7 @@ impl<D: PoolLocks> RawPool<D> {
     }
 
     #[cold]
-    fn with_room_made<R>(&self, mut error: Error, f: impl Fn() -> Result<R>) -> Result<R> {
-        let lacks_room = |error: &Error| matches!(error.kind(), ErrorKind::NoMemory | ErrorKind::NoSpace);
-        // More frees may have come to wait meanwhile. Other threads' may come for ever.
-        for _ in 0..MOST_FLUSHES {
-            if !lacks_room(&error) || !self.flush_frees() {
-                break;
-            }
-            match f() {
-                Err(again) => error = again,
-                done => return done,
-            }
-        }
+    fn with_room_made<R>(&self, error: Error, f: impl Fn() -> Result<R>) -> Result<R> {
         if !self.may_help(&error) {
             return Err(error);
         }

@@ -9,7 +9,6 @@
 //! With the class in the word, a free finds it without any lock ("mm/zsmalloc: encode class_idx in
 //! obj", W. Hao, 2026); the kernel's earlier design, `Split`, does not read it.
 
-use crate::base::cpu::read_for_hint;
 use crate::base::sync::{AtomicU64, Ordering};
 
 use super::class::MAX_OBJECTS;
@@ -91,42 +90,6 @@ pub(super) fn renew(word: &AtomicU64) {
     }
 }
 
-/// A cell that holds only the location, which locks protect.
-#[derive(Default)]
-#[repr(transparent)]
-pub struct WordCell(AtomicU64);
-
-impl Cell for WordCell {
-    #[inline]
-    fn object(&self) -> Location {
-        Location::decode(self.0.load(Ordering::Acquire))
-    }
-
-    fn renew(&self) {
-        renew(&self.0);
-    }
-
-    #[inline]
-    fn publish(&self, object: Location) {
-        self.0.store(object.encode(), Ordering::Release);
-    }
-
-    fn is_movable(&self, object: Location) -> bool {
-        self.object() == object
-    }
-
-    fn relocate(&self, _: Location, to: Location) -> bool {
-        self.publish(to);
-        true
-    }
-
-    #[inline]
-    unsafe fn hint(cell: *const Self) -> Option<Location> {
-        // SAFETY: the caller's promise; a cell is its word.
-        unsafe { read_for_hint(cell.cast()) }.map(Location::decode)
-    }
-}
-
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
@@ -139,9 +102,6 @@ mod tests {
             let index = random.below(MAX_OBJECTS + 1) as u16;
             let object = Location { page: random.next() as u32, class: random.next() as u8, index };
             assert_eq!(Location::decode(object.encode() | random.next() & 0xfff), object);
-            let cell = WordCell::default();
-            cell.publish(object);
-            assert_eq!(cell.object(), object);
         }
     }
 }

@@ -165,12 +165,6 @@ impl Descriptors {
         unsafe { self.0.get(id) }
     }
 
-    /// As [`TypedCache::hint`].
-    #[inline]
-    pub(super) fn hint(&self, id: u32) -> Option<*const Descriptor> {
-        self.0.hint(id)
-    }
-
     /// Runs `f` on a zspage of the class of `_lists`. A caller that has the lists holds the class's lock.
     #[inline]
     pub(super) fn with<R>(&self, _lists: &mut Lists, id: u32, f: impl FnOnce(&mut Zspage) -> R) -> R {

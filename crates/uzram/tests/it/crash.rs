@@ -12,7 +12,6 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use crate::alone::alone;
 use memory::{Journal, Survivor, in_child, kill_after, resume, start_child, wait_for_stop};
 use uzram::codec::{Algorithm, Kind};
-use uzram::designs::PoolDesign;
 use uzram::random::Random;
 use uzram::store::{Attached, PageNo, Recompression, Store, StoreBuilder, Wait, Writeback};
 use uzram::units::PAGE_SIZE;
@@ -204,10 +203,15 @@ fn death_at_every_store_leaves_old_contents_or_new_ones() {
     let mut random = seeded();
     let (started, mut checked) = (Instant::now(), 0);
     // One design whole, and the others in turn.
-    for (number, design) in PoolDesign::ALL.into_iter().enumerate() {
-        let (survivor, before) = base(recompressing("steps").pool_design(design), true);
-        let is_wanted =
-            |at: usize| number == 0 || rounds() > 1 || at % (PoolDesign::ALL.len() - 1) == number - 1;
+    #[cfg(not(feature = "designs"))]
+    let designs = [("pinned", recompressing("steps"))];
+    #[cfg(feature = "designs")]
+    let designs = uzram::designs::PoolDesign::ALL
+        .map(|design| (design.name(), recompressing("steps").pool_design(design)));
+    let others = designs.len() - 1;
+    for (number, (design, builder)) in designs.into_iter().enumerate() {
+        let (survivor, before) = base(builder, true);
+        let is_wanted = |at: usize| number == 0 || rounds() > 1 || at % others == number - 1;
         let operations = OPERATIONS.iter().enumerate().filter(|(at, _)| is_wanted(*at));
         for (_, (name, operation)) in operations {
             let what = format!("{design}, {name}");

@@ -219,9 +219,11 @@ fn threads_that_use_a_device_with_a_reserve_take_no_page_fault() {
     for settings in [
         &[][..],
         &[("comp_algorithm", "zstd:1"), ("checksum", "1")],
+        &[("comp_algorithm", "deflate:1"), ("lru_enable", "0"), ("reclaim", "zspages")],
+        #[cfg(feature = "designs")]
         &[("comp_algorithm", "lz4hc:2"), ("run_cache_batch", "0"), ("lru_design", "single-lock")],
-        &[("comp_algorithm", "deflate:1"), ("pool_design", "class-indexed"), ("reclaim", "zspages")],
-        &[("comp_algorithm", "zstd"), ("streams", "2"), ("lru_design", "none")],
+        #[cfg(feature = "designs")]
+        &[("comp_algorithm", "zstd"), ("pool_design", "class-indexed"), ("streams", "2")],
     ] {
         assert_eq!(faults_with(settings), 0, "{settings:?}");
     }

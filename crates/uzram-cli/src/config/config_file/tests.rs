@@ -320,9 +320,8 @@ fn a_file_that_makes_no_sense_says_where_and_why() {
         ("[zram0]\nsize = 'ram /'", "u.toml:2: size: 'ram /' is not a size: column 6: expected a size", ""),
         ("[zram0]\nsize = true", "u.toml:2: size: write a value other than true or false", ""),
         ("[zram0]\nsize = 1.5", "u.toml:2: size: invalid type: floating point", "a string, a whole number"),
-        ("[zram0]\nstreams = 0", "u.toml:2: streams: ", "0"),
-        ("[zram0]\npool-design = 'x'", "u.toml:2: pool-design: ", "x"),
-        ("[zram0]\nchain = -1", "u.toml:2: chain: '-1' is no chain_size: write 4 to 16", ""),
+        ("[zram0]\nlru-enable = 'x'", "u.toml:2: lru-enable: ", "x"),
+        ("[zram0]\nhigh = -1", "u.toml:2: high: '-1' is no policy_high: write 1 to 100", ""),
         (
             "[zram0]\ncompact-threshold = 101",
             "u.toml:2: compact-threshold: '101' is no compact_threshold: write 0 to 100",

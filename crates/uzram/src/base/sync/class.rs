@@ -16,116 +16,106 @@ pub struct LockClass {
     several: bool,
 }
 
+#[cfg(feature = "lock-stats")]
 impl LockClass {
-    const fn new(rank: u32, name: &'static str) -> Self {
-        LockClass { name, rank, several: false }
-    }
-
     /// Returns its index in [`classes::ALL`].
-    #[cfg(feature = "lock-stats")]
     pub(super) fn rank(&self) -> usize {
         self.rank as usize
     }
 }
 
-/// The lock classes, in lock order: a thread that holds one may only wait for a later one.
-pub mod classes {
-    use super::LockClass;
+/// Declares the classes and the list of them. `several` marks those of which a thread may hold one and wait for another.
+macro_rules! classes {
+    ($($(#[$doc:meta])* $class:ident $name:literal $($several:ident)?,)*) => {
+        /// The lock classes, in lock order: a thread that holds one may only wait for a later one.
+        pub mod classes {
+            use super::LockClass;
 
+            /// Each class's rank.
+            #[allow(non_camel_case_types)]
+            enum Rank { $($class,)* }
+
+            $(
+                $(#[$doc])*
+                pub static $class: LockClass = LockClass {
+                    name: $name,
+                    rank: Rank::$class as u32,
+                    several: {
+                        const SEVERAL: &[&str] = &[$(stringify!($several))?];
+                        !SEVERAL.is_empty()
+                    },
+                };
+            )*
+
+            /// All classes.
+            pub static ALL: [&LockClass; [$($name),*].len()] = [$(&$class),*];
+        }
+    };
+}
+
+classes! {
     /// A device's life cycle.
-    pub static DEVICE: LockClass = LockClass::new(0, "device");
+    DEVICE "device",
     /// Writeback: the extents being filled and the transfers in flight.
-    pub static WRITEBACK: LockClass = LockClass::new(1, "writeback");
+    WRITEBACK "writeback",
     /// One page's slot.
-    pub static SLOT: LockClass = LockClass::new(2, "slot");
+    SLOT "slot",
     /// The list of idle streams.
-    pub static STREAM_LIST: LockClass = LockClass::new(3, "stream_list");
+    STREAM_LIST "stream_list",
     /// A compression stream.
-    pub static STREAM: LockClass = LockClass::new(4, "stream");
+    STREAM "stream",
+    /// Freeing what was deferred.
+    ZS_FREEING "zs_freeing",
     /// Compaction of a zsmalloc pool.
-    pub static COMPACTION: LockClass = LockClass::new(5, "compaction");
+    COMPACTION "compaction",
     /// A zsmalloc pool: the kernel's `pool->lock`.
-    pub static ZS_POOL: LockClass = LockClass::new(6, "zs_pool");
+    ZS_POOL "zs_pool",
     /// A size class of zsmalloc.
-    pub static SIZE_CLASS: LockClass = LockClass::new(7, "size_class");
+    SIZE_CLASS "size_class",
     /// The LRU of a zsmalloc pool's zspages.
-    pub static ZS_LRU: LockClass = LockClass::new(8, "zs_lru");
+    ZS_LRU "zs_lru",
     /// Giving free memory of an arena back to the system.
-    pub static RECLAIM: LockClass = LockClass::new(9, "reclaim");
+    RECLAIM "reclaim",
     /// A CPU's cache of free runs.
-    pub static RUN_CACHE: LockClass = LockClass::new(10, "run_cache");
+    RUN_CACHE "run_cache",
     /// The arena's chunks.
-    pub static ARENA: LockClass = LockClass::new(11, "arena");
+    ARENA "arena",
     /// A CPU's sheaves in a slab cache.
-    pub static SLAB_SHEAF: LockClass = LockClass::new(12, "slab_sheaf");
+    SLAB_SHEAF "slab_sheaf",
     /// A slab cache's barn: the sheaves that no CPU holds.
-    pub static SLAB_BARN: LockClass = LockClass::new(13, "slab_barn");
+    SLAB_BARN "slab_barn",
     /// A CPU's slabs in a slab cache.
-    pub static SLAB_CPU: LockClass = LockClass::new(14, "slab_cpu");
+    SLAB_CPU "slab_cpu",
     /// A slab cache's node partial list: the kernel's `list_lock`.
-    pub static SLAB_LIST: LockClass = LockClass::new(15, "slab_list");
+    SLAB_LIST "slab_list",
     /// A slab cache's free slab numbers.
-    pub static SLAB_TABLE: LockClass = LockClass::new(16, "slab_table");
+    SLAB_TABLE "slab_table",
     /// The list of slab caches.
-    pub static SLAB_CACHES: LockClass = LockClass::new(17, "slab_caches");
+    SLAB_CACHES "slab_caches",
     /// A CPU's pagevec of an LRU.
-    pub static LRU_PAGEVEC: LockClass = LockClass::new(18, "lru_pagevec");
+    LRU_PAGEVEC "lru_pagevec",
     /// The batches of one tag in an LRU. Several are taken in ascending order of tag.
-    pub static LRU_BATCH: LockClass = LockClass { several: true, ..LockClass::new(19, "lru_batch") };
+    LRU_BATCH "lru_batch" several,
     /// The edges of batches in an LRU: the kernel's `lru_lock`.
-    pub static LRU_LOCK: LockClass = LockClass::new(20, "lru_lock");
+    LRU_LOCK "lru_lock",
     /// The free extents of a backing device.
-    pub static BACKING_EXTENTS: LockClass = LockClass::new(21, "backing_extents");
+    BACKING_EXTENTS "backing_extents",
     /// What a store's policy thread waits for, and the writers that wait for it.
-    pub static POLICY: LockClass = LockClass::new(22, "policy");
+    POLICY "policy",
     /// Transfers to and from a backing: those queued for a thread, and those that a thread waits for.
-    pub static BACKING_QUEUE: LockClass = LockClass::new(23, "backing_queue");
+    BACKING_QUEUE "backing_queue",
     /// The free transfer buffers.
-    pub static BACKING_BUFFERS: LockClass = LockClass::new(24, "backing_buffers");
+    BACKING_BUFFERS "backing_buffers",
     /// Giving a page of the slot table back to the system.
-    pub static SLOT_TABLE: LockClass = LockClass::new(25, "slot_table");
+    SLOT_TABLE "slot_table",
     /// Threads that wait for a bit lock.
-    pub static WAIT_TABLE: LockClass = LockClass::new(26, "wait_table");
+    WAIT_TABLE "wait_table",
     /// Settings of a store that outlives the process.
-    pub static LIVE_SETTINGS: LockClass = LockClass::new(27, "live_settings");
-    /// A CPU's list of handles whose frees are deferred.
-    pub static ZS_DEFERRED: LockClass = LockClass::new(28, "zs_deferred");
-    /// The batches of such handles that no list holds.
-    pub static ZS_DEFERRED_QUEUE: LockClass = LockClass::new(29, "zs_deferred_queue");
-
-    /// All classes.
-    pub static ALL: [&LockClass; 30] = [
-        &DEVICE,
-        &WRITEBACK,
-        &SLOT,
-        &STREAM_LIST,
-        &STREAM,
-        &COMPACTION,
-        &ZS_POOL,
-        &SIZE_CLASS,
-        &ZS_LRU,
-        &RECLAIM,
-        &RUN_CACHE,
-        &ARENA,
-        &SLAB_SHEAF,
-        &SLAB_BARN,
-        &SLAB_CPU,
-        &SLAB_LIST,
-        &SLAB_TABLE,
-        &SLAB_CACHES,
-        &LRU_PAGEVEC,
-        &LRU_BATCH,
-        &LRU_LOCK,
-        &BACKING_EXTENTS,
-        &POLICY,
-        &BACKING_QUEUE,
-        &BACKING_BUFFERS,
-        &SLOT_TABLE,
-        &WAIT_TABLE,
-        &LIVE_SETTINGS,
-        &ZS_DEFERRED,
-        &ZS_DEFERRED_QUEUE,
-    ];
+    LIVE_SETTINGS "live_settings",
+    /// A CPU's page of values whose frees are deferred.
+    ZS_DEFERRED "zs_deferred",
+    /// The full and the spare ones of these pages.
+    ZS_DEFERRED_FULL "zs_deferred_full",
 }
 
 /// Exists while a lock of its class is held: checks the lock order (debug builds) and records the hold

@@ -55,10 +55,9 @@ impl RecompressRequest {
             let bad =
                 || Error::invalid(format!("'{name}={value}' cannot be used")).with_setting("recompress");
             match name {
-                "type" if value == "hot" => what.hot = true,
                 "type" => {
                     what.candidates = page_type(value).ok_or_else(|| {
-                        Error::invalid(format!("type={value}: write idle, huge, huge_idle or hot"))
+                        Error::invalid(format!("type={value}: write idle, huge or huge_idle"))
                     })?;
                 }
                 "threshold" => what.threshold_bytes = value.parse().map_err(|_| bad())?,
@@ -86,19 +85,8 @@ pub(super) fn recompress(task: &Task<'_>, request: RecompressRequest) -> Result<
         let what = "there is no recompression algorithm";
         return Err(Error::invalid(what).with_setting("recomp_algorithm"));
     }
-    if what.hot && !task.has_lru() {
-        let what = "type=hot: without an LRU it is not known which pages those are";
-        return Err(Error::invalid(what).with_setting("lru_design"));
-    }
-    if kind.is_some() || priority.is_some() || what.hot {
-        let params = &task.device().state.lock().params;
-        let at = match (kind, priority) {
-            (None, None) => task.fast_priority().map(usize::from).ok_or_else(|| {
-                let what = "type=hot: no recompression algorithm decodes fast: set lz4hc";
-                Error::invalid(what).with_setting("recomp_algorithm")
-            })?,
-            _ => find(params, priority, kind)?.0,
-        };
+    if kind.is_some() || priority.is_some() {
+        let at = find(&task.device().state.lock().params, priority, kind)?.0;
         if at == 0 {
             let what = "pages are compressed by that algorithm already when they are written";
             return Err(Error::invalid(what).with_setting("recompress"));

@@ -88,6 +88,7 @@ pub(super) fn parse_reserve_pages(value: &str) -> Result<u64> {
     Ok((chunks * u64::from(CHUNK_PAGES)).min(page_of(u64::MAX)))
 }
 
+#[cfg(feature = "designs")]
 pub(super) fn set_lru_pagevec(device: &Device, pages: usize) -> Result<()> {
     let mut state = device.state.lock();
     if let Some(store) = &state.store {
@@ -119,6 +120,7 @@ pub(super) fn lru(device: &Device) -> Reading {
     ])
 }
 
+#[cfg(feature = "designs")]
 pub(super) fn set_run_cache_batch(device: &Device, pages: usize) -> Result<()> {
     let mut state = device.state.lock();
     if let Some(store) = &state.store {

@@ -4,10 +4,14 @@
 use crate::base::units::pages_to_bytes;
 use crate::base::work::Unit;
 use crate::codec::Algorithm;
-use crate::lru::{LruDesign, MAX_PAGEVEC_PAGES};
-use crate::store::{MAX_BATCH_PAGES, MAX_WRITEBACK_BATCH, ReclaimOrder, WritebackLayout};
-use crate::stream::StreamDesign;
-use crate::zsmalloc::{CHAIN_SIZES, PoolDesign};
+use crate::store::{MAX_WRITEBACK_BATCH, ReclaimOrder};
+#[cfg(feature = "designs")]
+use crate::{
+    lru::{LruDesign, MAX_PAGEVEC_PAGES},
+    store::{MAX_BATCH_PAGES, WritebackLayout},
+    stream::StreamDesign,
+    zsmalloc::{CHAIN_SIZES, PoolDesign},
+};
 
 use super::super::Device;
 use super::algorithms::*;
@@ -116,7 +120,7 @@ pub(in super::super) static TABLE: &[Attribute] = &[
     },
     Attribute {
         name: "recompress",
-        help: "type=idle, huge, huge_idle or hot (uzram only), threshold=BYTES, max_pages=N, algo=NAME or priority=N, all optional: \
+        help: "type=idle, huge or huge_idle, threshold=BYTES, max_pages=N, algo=NAME or priority=N, all optional: \
                recompresses pages, the largest first",
         get: None,
         set: task!(Unit::Pages, RecompressRequest::parse, recompress),
@@ -212,14 +216,14 @@ pub(in super::super) static TABLE: &[Attribute] = &[
     },
     Attribute {
         name: "writeback_batch_size",
-        help: "maximum number of writes in flight to the backing device, 1 to 128; default 4, or 32 with \
-               writeback_layout=blocks; at any time",
+        help: "maximum number of writes in flight to the backing device, 1 to 128; default 4; at any time",
         get: Some(|device| writeback_batch_size(device).into()),
         set: at_any_time!(
             |text| number_within("writeback_batch_size", text, 1..=MAX_WRITEBACK_BATCH),
             set_writeback_batch_size
         ),
     },
+    #[cfg(feature = "designs")]
     Attribute {
         name: "compressed_writeback",
         help: "1 to write pages compressed, 0 to write all 4 KiB, which needs writeback_layout=blocks; before \
@@ -228,6 +232,7 @@ pub(in super::super) static TABLE: &[Attribute] = &[
         set: before!(|text| switch("compressed_writeback", text), |params, on| params.compressed_writeback =
             on),
     },
+    #[cfg(feature = "designs")]
     Attribute {
         name: "writeback_layout",
         help: "layout of the backing device: packed, compressed pages one after another, or blocks, each page in its \
@@ -266,8 +271,7 @@ pub(in super::super) static TABLE: &[Attribute] = &[
     },
     Attribute {
         name: "recompress_after",
-        help: "age at which unused pages are recompressed, in seconds or with suffix s, m, h or d; hot pages are, too, if \
-               an algorithm decodes fast; 0 for never; at any time (uzram only)",
+        help: "age at which unused pages are recompressed, in seconds or with suffix s, m, h or d; 0 for never; at any time (uzram only)",
         get: Some(|device| device.state.lock().params.store.policy.recompress_after_s.into()),
         set: at_any_time!(|text| parse_age_s("recompress_after", text), |device, after_s| change_policy(
             device,
@@ -400,12 +404,13 @@ pub(in super::super) static TABLE: &[Attribute] = &[
         get: Some(|device| device.counts().mem_chunk_bytes.into()),
         set: Set::Never,
     },
+    #[cfg(feature = "designs")]
     Attribute {
         name: "pool_design",
         help: "lock design of the pool: pinned, class-indexed, consolidated or split; before initialisation (uzram \
                only)",
-        get: Some(|device| device.state.lock().params.store.pool_design.to_string().into()),
-        set: before!(str::parse::<PoolDesign>, |params, design| params.store.pool_design = design),
+        get: Some(|device| device.state.lock().params.store.designs.pool.to_string().into()),
+        set: before!(str::parse::<PoolDesign>, |params, design| params.store.designs.pool = design),
     },
     Attribute {
         name: "lru",
@@ -415,12 +420,20 @@ pub(in super::super) static TABLE: &[Attribute] = &[
         set: Set::Never,
     },
     Attribute {
-        name: "lru_design",
-        help: "lock design of the LRU: batched or single-lock, or none for no LRU; before initialisation (uzram \
-               only)",
-        get: Some(|device| device.state.lock().params.store.lru_design.to_string().into()),
-        set: before!(str::parse::<LruDesign>, |params, design| params.store.lru_design = design),
+        name: "lru_enable",
+        help: "1 to keep pages in LRU order, which reclaim needs and which takes 12 bytes a page; before \
+               initialisation (uzram only)",
+        get: Some(|device| u8::from(device.state.lock().params.store.lru).into()),
+        set: before!(|text| switch("lru_enable", text), |params, on| params.store.lru = on),
     },
+    #[cfg(feature = "designs")]
+    Attribute {
+        name: "lru_design",
+        help: "lock design of the LRU: batched or single-lock; before initialisation (uzram only)",
+        get: Some(|device| device.state.lock().params.store.designs.lru.to_string().into()),
+        set: before!(str::parse::<LruDesign>, |params, design| params.store.designs.lru = design),
+    },
+    #[cfg(feature = "designs")]
     Attribute {
         name: "lru_pagevec",
         help: "pages that each CPU collects before it adds them to the LRU's lists, 1 to 128; at any time (uzram \
@@ -428,6 +441,7 @@ pub(in super::super) static TABLE: &[Attribute] = &[
         get: Some(|device| device.state.lock().params.store.lru_pagevec_pages.into()),
         set: at_any_time!(|text| number_within("lru_pagevec", text, 1..=MAX_PAGEVEC_PAGES), set_lru_pagevec),
     },
+    #[cfg(feature = "designs")]
     Attribute {
         name: "chain_size",
         help: "maximum number of pages of a zspage, 4 to 16; before initialisation (uzram only)",
@@ -443,13 +457,15 @@ pub(in super::super) static TABLE: &[Attribute] = &[
         get: Some(|device| u8::from(device.state.lock().params.store.checksum).into()),
         set: before!(|text| switch("checksum", text), |params, on| params.store.checksum = on),
     },
+    #[cfg(feature = "designs")]
     Attribute {
         name: "streams",
         help: "compression streams: percpu, or the number of streams on a locked idle list, 1 to 1024; before \
                initialisation (uzram only)",
-        get: Some(|device| device.state.lock().params.store.streams.to_string().into()),
-        set: before!(str::parse::<StreamDesign>, |params, design| params.store.streams = design),
+        get: Some(|device| device.state.lock().params.store.designs.streams.to_string().into()),
+        set: before!(str::parse::<StreamDesign>, |params, design| params.store.designs.streams = design),
     },
+    #[cfg(feature = "designs")]
     Attribute {
         name: "run_cache_batch",
         help: "pages that a CPU's cache of free runs moves at a time, up to 512; 0 for no caches; at any time (uzram \

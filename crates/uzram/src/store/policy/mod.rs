@@ -32,7 +32,7 @@ mod watermarks;
 use crate::base::mem::{Account, Arena};
 use crate::base::named::named;
 use crate::base::sync::Counter;
-use crate::zsmalloc::AnyPool;
+use crate::store::designs::StorePool;
 
 use super::Store;
 #[cfg(all(test, not(loom)))]
@@ -109,7 +109,7 @@ fn used_pages(arena: &Arena) -> u64 {
 }
 
 /// Returns the pages of the pool and its metadata that would be left if the pool were packed.
-fn needed_pages(arena: &Arena, pool: &AnyPool) -> u64 {
+fn needed_pages(arena: &Arena, pool: &StorePool) -> u64 {
     used_pages(arena).saturating_sub(pool.freeable_pages())
 }
 
@@ -150,7 +150,6 @@ impl Store {
             ("packed_pages", decisions.packed_pages.get()),
             ("looks", decisions.looks.get()),
             ("old_recompressed", decisions.old_recompressed.get()),
-            ("hot_recompressed", decisions.hot_recompressed.get()),
             ("recompress_cpu_ms", decisions.recompress_cpu_us.get() / 1000),
             ("old_written_back", decisions.old_written_back.get()),
             ("writers_waited", decisions.writers_waited.get()),

@@ -1,4 +1,4 @@
-//! Recompression of pages that nobody has used for long, or that are read again and again, without anybody waiting for it.
+//! Recompression of pages that nobody has used for long, without anybody waiting for it.
 //!
 //! The policy's thread copies a batch of such pages, each while its slot is locked. A second thread, of idle priority,
 //! compresses the copies. It takes no lock that others wait for, so it does no harm if it does not run for long. Then
@@ -6,9 +6,6 @@
 //! were compressed.
 //!
 //! The CPU time of both is kept below a share of one CPU: after a batch, the next one waits.
-//!
-//! Pages that are read again and again are those of the LRU's active list that have kept their object from one look to the
-//! next: what is written often would be compressed in vain.
 
 use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, sync_channel};
 use std::thread::{JoinHandle, Thread};
@@ -17,7 +14,7 @@ use std::time::{Duration, Instant};
 use crate::base::clock::thread_cpu_time;
 use crate::base::error::{Error, ErrorKind, Result};
 use crate::base::mem::ZeroedPages;
-use crate::base::sync::{Arc, Counter};
+use crate::base::sync::Arc;
 use crate::base::thread::{join, run_when_idle, spawn};
 use crate::base::units::{PAGE_SIZE, Page, PageNo};
 use crate::codec::{Encoder, ROOM_BYTES};
@@ -31,8 +28,6 @@ type Encoders = [Option<Encoder>; MAX_RECOMPRESSION];
 
 /// Pages of a batch.
 const BATCH: usize = 16;
-/// Hot pages that are noted at a look: half a MiB, and 256 MiB of pages.
-const NOTED: usize = if cfg!(test) { 64 } else { 1 << 16 };
 
 /// The thread of idle priority, and its batch.
 pub(super) struct Compressor {
@@ -43,15 +38,6 @@ pub(super) struct Compressor {
     /// When the next batch may begin.
     not_before: Instant,
     thread: Option<JoinHandle<()>>,
-    hot: Hot,
-}
-
-/// Pages that were hot at the last look, each with its handle.
-#[derive(Default)]
-struct Hot {
-    noted: Vec<(PageNo, u32)>,
-    /// The page from which on the next look notes pages.
-    next: u64,
 }
 
 /// Copies of pages, and the smaller objects that they become.
@@ -125,7 +111,7 @@ impl Compressor {
         let thread = spawn("uzram-recompress", run)?;
         let (to, thread) = (Some(to), Some(thread));
         let (batch, not_before) = (Some(batch), Instant::now());
-        Ok(Compressor { to, from, batch, not_before, thread, hot: Hot::default() })
+        Ok(Compressor { to, from, batch, not_before, thread })
     }
 
     /// Waits until there is a batch and it may begin; `None` if more urgent work came up.
@@ -204,60 +190,10 @@ fn compress(
 
 impl Store {
     /// Recompresses pages that were not used for `age_s` seconds, within `percent` percent of one CPU's time, or as fast as
-    /// possible if that is 0. Returns whether it finished before more urgent work came up.
+    /// possible if that is 0. Counts those that became smaller. Returns whether it finished before more urgent work came up.
     pub(super) fn recompress_parked(&self, age_s: u32, percent: u64, compressor: &mut Compressor) -> bool {
         let what = self.within_algorithms(&Recompression::default());
         let mut pages = self.old_pages(age_s).filter(|page| what.may_win(self.slots.peek(*page)));
-        let is_wanted = |page| self.is_unused(page, age_s);
-        let decisions = &self.watermarks.decisions;
-        self.recompress_batches(
-            &mut pages,
-            &what,
-            &is_wanted,
-            &decisions.old_recompressed,
-            percent,
-            compressor,
-        )
-    }
-
-    /// Recompresses pages that were hot at the last look and still are, unchanged, with an algorithm that decodes fast, if the
-    /// store has one to recompress with; otherwise as [`Store::recompress_parked`]. Notes others for the next look.
-    pub(super) fn recompress_hot(&self, percent: u64, compressor: &mut Compressor) -> bool {
-        let Some(priority) = self.fast_priority() else { return true };
-        let what = Recompression { priorities: priority..=priority, ..Recompression::default() };
-        let mut hot = std::mem::take(&mut compressor.hot);
-        let has_kept = |(page, handle): &(PageNo, u32)| self.slots.peek_handle(*page) == Some(*handle);
-        let is_hot = |page: PageNo| self.is_hot(page);
-        let mut pages =
-            hot.noted.drain(..).filter(has_kept).map(|(page, _)| page).filter(|page| is_hot(*page));
-        let counted = &self.watermarks.decisions.hot_recompressed;
-        let is_done = self.recompress_batches(&mut pages, &what, &is_hot, counted, percent, compressor);
-        drop(pages);
-        let all = hot.next..self.pages();
-        hot.next = 0;
-        let is_candidate = |page: &PageNo| what.may_win(self.slots.peek(*page)) && is_hot(*page);
-        for page in self.undisturbed(all).filter(is_candidate) {
-            if hot.noted.len() == NOTED {
-                hot.next = page.number();
-                break;
-            }
-            hot.noted.extend(self.slots.peek_handle(page).map(|handle| (page, handle)));
-        }
-        compressor.hot = hot;
-        is_done
-    }
-
-    /// Recompresses pages, of which `is_wanted` still returns true when they are published. Counts those that became smaller.
-    /// For the rest as [`Store::recompress_parked`].
-    fn recompress_batches(
-        &self,
-        pages: &mut dyn Iterator<Item = PageNo>,
-        what: &Recompression,
-        is_wanted: &dyn Fn(PageNo) -> bool,
-        counted: &Counter,
-        percent: u64,
-        compressor: &mut Compressor,
-    ) -> bool {
         loop {
             let batch = match compressor.wait(|| self.watermarks.is_urgent(&self.arena)) {
                 Ok(Some(batch)) => batch,
@@ -270,11 +206,11 @@ impl Store {
             let began = thread_cpu_time();
             let is_done = !batch.pages.is_empty();
             if is_done {
-                self.publish_batch(batch, is_wanted, counted);
+                self.publish_batch(batch, |page| self.is_unused(page, age_s));
             } else {
                 batch.began = Instant::now();
-                batch.what.clone_from(what);
-                self.copy_batch(pages, batch);
+                batch.what.clone_from(&what);
+                self.copy_batch(&mut pages, batch);
             }
             batch.cpu_time += thread_cpu_time().saturating_sub(began);
             let is_empty = batch.pages.is_empty();
@@ -305,7 +241,7 @@ impl Store {
     }
 
     /// Publishes the objects of pages that did not change meanwhile and are still wanted. Empties the batch.
-    fn publish_batch(&self, batch: &mut Batch, is_wanted: &dyn Fn(PageNo) -> bool, counted: &Counter) {
+    fn publish_batch(&self, batch: &mut Batch, is_wanted: impl Fn(PageNo) -> bool) {
         let copies = std::mem::take(&mut batch.pages);
         for (at, Copied { page, old, outcome }) in copies.iter().enumerate() {
             if self.arena.lacks_reserve() {
@@ -321,7 +257,7 @@ impl Store {
                 continue;
             }
             match self.finish_recompression(slot, *page, *outcome, |len| batch.object(at, len), &batch.what) {
-                Ok(slot) => counted.add(u64::from(slot.is_none())),
+                Ok(slot) => self.watermarks.decisions.old_recompressed.add(u64::from(slot.is_none())),
                 Err(_) => self.watermarks.decisions.failures.add(1),
             };
         }
@@ -344,7 +280,7 @@ pub(in crate::store) fn one_batch(
     let copied = batch.pages.len();
     batch.compress(store, &mut encoders(store).expect("memory"));
     between();
-    store.publish_batch(&mut batch, &|_| true, &store.watermarks.decisions.old_recompressed);
+    store.publish_batch(&mut batch, |_| true);
     copied
 }
 
@@ -355,7 +291,6 @@ mod tests {
     use super::*;
     use crate::base::random::Random;
     use crate::store::StoreBuilder;
-    use crate::store::recompress_tests::words;
     use crate::store::tests::{config, recompression};
 
     const PAGES: u64 = 200;
@@ -439,50 +374,6 @@ mod tests {
             }
         });
         assert!(store.watermarks.decisions.old_recompressed.get() > 0);
-    }
-
-    /// Has the policy's thread look for hot pages once, here; returns how many were recompressed.
-    fn look(store: &Arc<Store>, compressor: &mut Compressor) -> u64 {
-        let counted = &store.watermarks.decisions.hot_recompressed;
-        let before = counted.get();
-        assert!(store.recompress_hot(0, compressor));
-        counted.get() - before
-    }
-
-    #[test]
-    fn hot_pages_that_keep_their_contents_get_the_form_that_decodes_fast() {
-        let pages = PAGES as u32;
-        for (algorithms, is_fast) in [(["lz4hc", "zstd:3", ""], true), (["zstd:3", "", ""], false)] {
-            let builder = StoreBuilder { recompression: recompression(algorithms), ..config(PAGES) };
-            let store = Arc::new(Store::new(&builder).expect("memory"));
-            let mut compressor = Compressor::start(&store).expect("a thread");
-            let write = |page, seed| store.write(PageNo(page), &words(u64::from(seed))).expect("memory");
-            let is = |page, seed: u32| {
-                let mut read = [0; PAGE_SIZE];
-                store.read(PageNo(page), &mut read).expect("read");
-                read == words(u64::from(seed))
-            };
-            (0..pages).for_each(|page| write(page, page));
-            assert_eq!(look(&store, &mut compressor), 0, "nothing was used again");
-            for _ in 0..2 {
-                assert!((0..100).all(|page| is(page, page)));
-            }
-            let before = store.stats().compr_data_bytes;
-            assert_eq!(look(&store, &mut compressor), 0, "they are noted");
-            (0..10).for_each(|page| write(page, 1000 + page));
-            let (mut all, mut found) = (0, Vec::new());
-            while let Some(more @ 1..) = Some(look(&store, &mut compressor)) {
-                all += more;
-                found.push(more);
-            }
-            assert_eq!(is_fast, all > 0, "{found:?}");
-            if is_fast {
-                assert!(found[0] <= NOTED as u64 - 10 && (30..=100).contains(&all), "{found:?}");
-                assert!(store.stats().compr_data_bytes < before);
-            }
-            assert!((0..10).all(|page| is(page, 1000 + page)));
-            assert!((10..pages).all(|page| is(page, page)));
-        }
     }
 
     #[test]

@@ -2,8 +2,6 @@
 //!
 //! Lock order: `writeback`, then slots, which are only tried.
 
-use std::ops::Range;
-
 use crate::base::clock::uptime_s;
 use crate::base::mem::CHUNK_PAGES;
 use crate::base::units::{PAGE_SIZE, PageNo};
@@ -96,16 +94,13 @@ impl Store {
     /// when more urgent work comes up.
     pub(super) fn old_pages(&self, age_s: u32) -> impl Iterator<Item = PageNo> {
         let is_old = move |page: &PageNo| self.slots.peek(*page).is_stored() && self.is_unused(*page, age_s);
-        self.undisturbed(if age_s > 0 { 0..self.pages() } else { 0..0 }).filter(is_old)
-    }
-
-    /// Returns those of `pages` that may hold something. The iterator ends early when more urgent work comes up.
-    pub(super) fn undisturbed(&self, pages: Range<u64>) -> impl Iterator<Item = PageNo> {
+        let pages = if age_s > 0 { 0..self.pages() } else { 0..0 };
         let mut looks = 0u64;
-        self.slots.touched(pages).take_while(move |_| {
+        let is_undisturbed = move |_: &PageNo| {
             looks += 1;
             !looks.is_multiple_of(LOOKS_AT_ONCE) || !self.watermarks.is_urgent(&self.arena)
-        })
+        };
+        self.slots.touched(pages).take_while(is_undisturbed).filter(is_old)
     }
 
     /// Returns whether a page was not used for `age_s` seconds.

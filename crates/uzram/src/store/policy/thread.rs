@@ -128,9 +128,7 @@ impl Store {
         }
         let (after_s, percent) = (policy.recompress_after_s, policy.recompress_cpu_percent);
         let recompress = |compressor: &mut Compressor| {
-            after_s == 0
-                || self.recompress_parked(after_s, percent, compressor)
-                    && self.recompress_hot(percent, compressor)
+            after_s == 0 || self.recompress_parked(after_s, percent, compressor)
         };
         compressor.as_mut().is_none_or(recompress) && self.write_back_old(policy.writeback_after_s)
     }

@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use crate::base::mem::Arena;
 use crate::base::sync::{Condvar, Counter, Mutex, classes};
-use crate::zsmalloc::AnyPool;
+use crate::store::designs::StorePool;
 
 use super::{ReclaimPolicy, needed_pages, used_pages};
 
@@ -68,7 +68,6 @@ pub(super) struct Decisions {
     pub(super) packed_pages: Counter,
     pub(super) looks: Counter,
     pub(super) old_recompressed: Counter,
-    pub(super) hot_recompressed: Counter,
     pub(super) recompress_cpu_us: Counter,
     pub(super) old_written_back: Counter,
     pub(super) writers_waited: Counter,
@@ -104,7 +103,7 @@ impl Watermarks {
     }
 
     /// Returns whether there is room for pages that return to memory.
-    pub(in crate::store) fn has_room(&self, arena: &Arena, pool: &AnyPool) -> bool {
+    pub(in crate::store) fn has_room(&self, arena: &Arena, pool: &StorePool) -> bool {
         needed_pages(arena, pool) < self.low_pages.get()
     }
 

@@ -22,8 +22,8 @@ use crate::base::mem::Arena;
 use crate::base::sync::Counter;
 use crate::base::thread::{OtherCpus, share_out};
 use crate::base::units::{PAGE_SIZE, PageNo};
-use crate::lru::AnyLru;
-use crate::zsmalloc::{AnyPool, Attach, Location, Settled};
+use crate::store::designs::{StoreLru, StorePool};
+use crate::zsmalloc::{Attach, Location, Settled};
 
 use super::super::MAX_RECOMPRESSION;
 use super::super::slot::{Backed, Contents, Slots};
@@ -65,9 +65,9 @@ pub(in crate::store) type Progress = dyn Fn(AttachProgress) + Send + Sync;
 /// The parts of a store that is being built.
 pub(in crate::store) struct Parts<'a> {
     pub(in crate::store) slots: &'a Slots,
-    pub(in crate::store) pool: &'a AnyPool,
+    pub(in crate::store) pool: &'a StorePool,
     pub(in crate::store) arena: &'a Arena,
-    pub(in crate::store) lru: Option<&'a AnyLru>,
+    pub(in crate::store) lru: Option<&'a StoreLru>,
     pub(in crate::store) log: Option<&'a Log>,
     /// Whether each priority above 0 has an algorithm.
     pub(in crate::store) priorities: [bool; MAX_RECOMPRESSION],

@@ -21,7 +21,7 @@ use crate::zsmalloc::PoolRegions;
 
 use super::super::slot::Slots;
 use super::super::writeback::Log;
-use super::super::{Regions, StoreBuilder, address_bytes, pool_builder};
+use super::super::{Regions, StoreBuilder, address_bytes, pool_config};
 use super::attach::Progress;
 use super::settings;
 
@@ -64,7 +64,8 @@ impl Lengths {
     fn of(builder: &StoreBuilder) -> Result<Self> {
         let address_bytes = address_bytes(builder.pages);
         let arena_bytes = Arena::region_bytes(address_bytes);
-        let [handles, page_table] = pool_builder(builder).region_bytes(arena_bytes / PAGE_SIZE as u64)?;
+        let [handles, page_table] =
+            pool_config(builder, None).region_bytes(arena_bytes / PAGE_SIZE as u64)?;
         let extents = match &builder.backing {
             Some(options) => Log::table_bytes_of(options)?,
             None => 0,

@@ -11,11 +11,14 @@ use crate::base::mem::{MemoryFile, Table};
 use crate::base::sync::{Arc, AtomicU64, Mutex, Ordering, classes};
 use crate::codec::{Algorithm, Dictionary, Kind};
 
-use super::super::{BackingOptions, ReclaimPolicy, StoreBuilder, StreamAlloc, WritebackLimit};
+use super::super::{BackingOptions, Designs, ReclaimPolicy, StoreBuilder, WritebackLimit};
 use super::layout::{Memory, checksum_but};
 
 /// The longest name, path or dictionary that is accepted.
 const MAX_BYTES: u64 = 2 << 20;
+
+/// Stands for the name of the LRU's design if there is no LRU.
+const NO_LRU: &str = "none";
 
 /// Encodes the fixed settings.
 pub(super) fn encode(builder: &StoreBuilder) -> Vec<u8> {
@@ -23,12 +26,14 @@ pub(super) fn encode(builder: &StoreBuilder) -> Vec<u8> {
     put_bytes(&mut out, builder.name.as_bytes());
     put(&mut out, builder.pages);
     put(&mut out, builder.chain_size as u64);
-    put_text(&mut out, &builder.pool_design);
-    put_text(&mut out, &builder.lru_design);
+    let [pool, lru, streams] = builder.designs.names();
+    put_text(&mut out, &pool);
+    put_text(&mut out, if builder.lru { lru.as_str() } else { NO_LRU });
     put(&mut out, u64::from(builder.checksum));
     put(&mut out, builder.reserve_pages);
-    put_text(&mut out, &builder.streams);
-    put(&mut out, u64::from(builder.stream_alloc == StreamAlloc::Released));
+    put_text(&mut out, &streams);
+    // Whether writers release their streams while they wait for memory, as earlier versions could.
+    put(&mut out, 0);
     put_text(&mut out, &builder.policy.order);
     put_algorithm(&mut out, &builder.algorithm);
     for algorithm in &builder.recompression {
@@ -53,12 +58,13 @@ pub(super) fn decode(bytes: &[u8], backing: Option<Arc<dyn Backing>>) -> Result<
     let name = input.text()?;
     let mut builder = StoreBuilder::new(name, input.number()?);
     builder.chain_size = input.number()? as usize;
-    builder.pool_design = input.parse()?;
-    builder.lru_design = input.parse()?;
+    let (pool, lru) = (input.text()?, input.text()?);
+    builder.lru = lru != NO_LRU;
     builder.checksum = input.flag()?;
     builder.reserve_pages = input.number()?;
-    builder.streams = input.parse()?;
-    builder.stream_alloc = if input.flag()? { StreamAlloc::Released } else { StreamAlloc::Held };
+    let (lru, streams) = (if builder.lru { lru } else { "batched" }, input.text()?);
+    builder.designs = Designs::named([pool, lru, streams]).map_err(|_| damaged())?;
+    input.flag()?;
     builder.policy.order = input.parse()?;
     builder.algorithm = input.algorithm()?;
     for algorithm in &mut builder.recompression {
@@ -97,7 +103,7 @@ fn put_bytes(out: &mut Vec<u8>, bytes: &[u8]) {
     out.extend(bytes);
 }
 
-fn put_text(out: &mut Vec<u8>, text: &impl ToString) {
+fn put_text(out: &mut Vec<u8>, text: &(impl ToString + ?Sized)) {
     put_bytes(out, text.to_string().as_bytes());
 }
 

@@ -8,8 +8,7 @@ use super::*;
 use crate::base::random::Random;
 use crate::base::units::PAGE_SIZE;
 use crate::codec::{Kind, on_kernel};
-use crate::lru::LruDesign;
-use crate::zsmalloc::PoolDesign;
+use crate::store::designs::each_pool_design;
 
 /// Returns the contents of a page: one repeated word, noise, or noise followed by zeros, depending on `seed`.
 fn contents(seed: u64) -> [u8; PAGE_SIZE] {
@@ -70,16 +69,19 @@ fn check_against(store: &Store, model: &BTreeMap<u64, u64>) {
 fn builders() -> Vec<StoreBuilder> {
     let new = || StoreBuilder::new("survives", 3000).checksum(true);
     let zstd = Algorithm::from(Kind::Zstd);
-    vec![
-        new(),
-        new().pool_design(PoolDesign::ClassIndexed).lru_design(LruDesign::None),
-        new().pool_design(PoolDesign::Consolidated),
-        new().pool_design(PoolDesign::Split),
-        new().algorithm(zstd.clone()).recompression([Some(zstd), None, None]).chain_size(4),
-        new().reserve_pages(2048).lru_design(LruDesign::SingleLock),
-        new().run_cache_batch_pages(0).limit_pages(4096),
+    let mut builders = vec![
+        new().lru(false),
+        StoreBuilder {
+            chain_size: 4,
+            ..new().algorithm(zstd.clone()).recompression([Some(zstd), None, None])
+        },
+        StoreBuilder { run_cache_batch_pages: 0, ..new().limit_pages(4096) },
         new().policy(ReclaimPolicy { order: ReclaimOrder::Zspages, ..ReclaimPolicy::default() }),
-    ]
+    ];
+    builders.extend(each_pool_design(&new()));
+    #[cfg(feature = "designs")]
+    builders.push(new().reserve_pages(2048).lru_design(crate::lru::LruDesign::SingleLock));
+    builders
 }
 
 /// What one kernel of w64 wrote, each reads.

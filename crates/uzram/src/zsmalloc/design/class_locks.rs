@@ -5,11 +5,12 @@ use std::ops::{Deref, DerefMut};
 
 use crate::base::cpu::Padded;
 use crate::base::sync::{Mutex, MutexGuard, ReadGuard, RwLock, WriteGuard, classes};
+use crate::zsmalloc::RawPool;
 use crate::zsmalloc::counts::Counts;
-use crate::zsmalloc::word::{Cell, Location, WordCell};
+use crate::zsmalloc::word::{Cell, Location};
 use crate::zsmalloc::zspage::Lists;
-use crate::zsmalloc::{RawPool, design};
 
+use super::held::{self, WordCell};
 use super::{MigrationGuard, PoolLocks, Released};
 
 /// A lock per class and one for the pool. `STEPS` is a mask of the steps of the series:
@@ -32,9 +33,6 @@ pub const PAGES_AFTER_LOCK: u8 = 4;
 pub type Split = ClassLocks<0>;
 /// "mm/zsmalloc: reduce lock contention in zs_free()" (W. Hao, 2026).
 pub type ClassIndexed = ClassLocks<{ CLASS_IN_WORD | FREE_WITHOUT_POOL_LOCK | PAGES_AFTER_LOCK }>;
-
-/// Handles whose classes are looked up while the pool's lock is held.
-const LOOK_UPS: usize = 64;
 
 impl<const STEPS: u8> ClassLocks<STEPS> {
     const FREES_WITHOUT_POOL_LOCK: bool = STEPS & CLASS_IN_WORD != 0 && STEPS & FREE_WITHOUT_POOL_LOCK != 0;
@@ -123,20 +121,7 @@ impl<const STEPS: u8> PoolLocks for ClassLocks<STEPS> {
         let _look_up = pool.locks.look_up(&pool.counts);
         // SAFETY: the handle is in use and not being freed (the caller's promise); moving takes the pool's
         // lock for writing.
-        unsafe { design::find_and_hold(pool, handle) }
-    }
-
-    unsafe fn begin_free(pool: &RawPool<Self>, handles: &[u32], mut found: impl FnMut(usize, Location)) {
-        for (at, some) in handles.chunks(LOOK_UPS).enumerate() {
-            let _look_up = (!Self::FREES_WITHOUT_POOL_LOCK).then(|| pool.locks.look_up(&pool.counts));
-            for (i, handle) in some.iter().enumerate() {
-                // SAFETY: the handle is in use (the caller's promise).
-                let object = unsafe { pool.handles.get(*handle) }.object();
-                // SAFETY: the object is in use, and the pool's lock keeps it in place, if it is needed.
-                let class = unsafe { Self::class_of(pool, object) };
-                found(at * LOOK_UPS + i, Location { class, ..object });
-            }
-        }
+        unsafe { held::find_and_hold(pool, handle) }
     }
 
     #[inline]

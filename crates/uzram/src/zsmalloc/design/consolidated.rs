@@ -5,11 +5,12 @@ use std::ops::{Deref, DerefMut};
 
 use crate::base::cpu::Padded;
 use crate::base::sync::{Mutex, MutexGuard, classes};
+use crate::zsmalloc::RawPool;
 use crate::zsmalloc::counts::Counts;
-use crate::zsmalloc::word::{Location, WordCell};
+use crate::zsmalloc::word::Location;
 use crate::zsmalloc::zspage::Lists;
-use crate::zsmalloc::{RawPool, design};
 
+use super::held::{self, WordCell};
 use super::{MigrationGuard, PoolLocks, Released};
 
 /// One lock for the whole pool.
@@ -75,7 +76,7 @@ impl PoolLocks for Consolidated {
         let _locked = pool.locks.lists(0, &pool.counts);
         // SAFETY: the handle is in use and not being freed (the caller's promise); moving takes the pool's
         // lock.
-        unsafe { design::find_and_hold(pool, handle) }
+        unsafe { held::find_and_hold(pool, handle) }
     }
 
     #[inline]
@@ -83,7 +84,7 @@ impl PoolLocks for Consolidated {
         let mut lists = pool.lists(0);
         // SAFETY: the handle is in use, and only this call frees it (the caller's promise); moving takes
         // the pool's lock.
-        let object = unsafe { design::find(pool, handle) };
+        let object = unsafe { held::find(pool, handle) };
         lists.guard_mut().class = object.class;
         pool.is_sound(handle, object).then_some((object, lists))
     }

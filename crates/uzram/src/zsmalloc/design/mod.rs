@@ -14,13 +14,19 @@
 //! freed. In [`Pinned`], which is ours, a reader pins only its object, may go on reading when it is
 //! freed, and never waits.
 
+#[cfg(feature = "designs")]
 mod class_locks;
+#[cfg(feature = "designs")]
 mod consolidated;
+#[cfg(feature = "designs")]
+mod held;
 mod pinned;
 
+#[cfg(feature = "designs")]
 pub use class_locks::{
     CLASS_IN_WORD, ClassIndexed, ClassLocks, FREE_WITHOUT_POOL_LOCK, PAGES_AFTER_LOCK, Split,
 };
+#[cfg(feature = "designs")]
 pub use consolidated::Consolidated;
 pub use pinned::Pinned;
 
@@ -30,7 +36,7 @@ use crate::base::sync::Timed;
 
 use super::RawPool;
 use super::counts::Counts;
-use super::word::{Cell, Location, WordCell};
+use super::word::{Cell, Location};
 use super::zspage::Lists;
 
 /// The locks of a design, and the operations under them.
@@ -78,19 +84,6 @@ pub trait PoolLocks: Sized + Send + Sync + 'static {
         None
     }
 
-    /// Begins to free objects: calls `found` for each that the caller must release, with the place of its handle in
-    /// `handles` and its location. Until the lists of its class are locked, the object may be moved within that class;
-    /// then its word has its location. Readers release the other objects.
-    ///
-    /// # Safety
-    /// The handles are in use, and only this call frees them.
-    unsafe fn begin_free(pool: &RawPool<Self>, handles: &[u32], mut found: impl FnMut(usize, Location)) {
-        for (at, handle) in handles.iter().enumerate() {
-            // SAFETY: the handle is in use (the caller's promise).
-            found(at, unsafe { pool.handles.get(*handle) }.object());
-        }
-    }
-
     /// Finds a handle's object to free it: returns the object to release with the lists of its class,
     /// unless a reader will release it.
     ///
@@ -106,28 +99,4 @@ pub type Released<'a, D> = (Location, Timed<'a, <D as PoolLocks>::Lists<'a>>);
 pub trait MigrationGuard: DerefMut<Target = Lists> {
     /// Returns whether other threads wait for one of the locks.
     fn is_contended(&self) -> bool;
-}
-
-/// Finds an object by its word where it cannot be moved: under the pool's lock, or the class's.
-///
-/// # Safety
-/// The handle is in use, and its object is neither freed nor moved before the caller is done with the
-/// result.
-#[inline]
-unsafe fn find<D: PoolLocks<Cell = WordCell>>(pool: &RawPool<D>, handle: u32) -> Location {
-    // SAFETY: the handle is in use (the caller's promise).
-    unsafe { pool.handles.get(handle) }.object()
-}
-
-/// Finds an object by its word, and holds its zspage.
-///
-/// # Safety
-/// As [`find`].
-#[inline]
-unsafe fn find_and_hold<D: PoolLocks<Cell = WordCell>>(pool: &RawPool<D>, handle: u32) -> Location {
-    // SAFETY: the caller's promise.
-    let object = unsafe { find(pool, handle) };
-    // SAFETY: the object is in use and cannot be moved (the caller's promise), so its zspage is in use.
-    unsafe { pool.zspage_at(object.page) }.hold();
-    object
 }

@@ -94,18 +94,6 @@ fn at_rest(old: u64, last: u64) -> Option<Location> {
     Some(Location::decode(old))
 }
 
-/// Sets the free bit of a handle; returns its object if it has no readers.
-///
-/// # Safety
-/// The handle is in use, and only this call frees it.
-#[inline]
-unsafe fn mark_freed(pool: &RawPool<Pinned>, handle: u32) -> Option<Location> {
-    // SAFETY: the handle is in use (the caller's promise).
-    let old = unsafe { pool.handles.get(handle) }.0.fetch_or(FREED, Ordering::AcqRel);
-    debug_assert_eq!(old & FREED, 0, "freed twice");
-    at_rest(old, 0)
-}
-
 impl Pinned {
     fn released(pool: &RawPool<Self>, handle: u32, object: Location) -> Option<Released<'_, Self>> {
         pool.is_sound(handle, object).then(|| (object, pool.lists(object.class)))
@@ -157,19 +145,11 @@ impl PoolLocks for Pinned {
         at_rest(old, FREED | 1).and_then(|object| Self::released(pool, handle, object))
     }
 
-    unsafe fn begin_free(pool: &RawPool<Self>, handles: &[u32], mut found: impl FnMut(usize, Location)) {
-        for (at, handle) in handles.iter().enumerate() {
-            // SAFETY: the handle is in use (the caller's promise).
-            let object = unsafe { mark_freed(pool, *handle) };
-            // It is not moved any more.
-            object.into_iter().for_each(|object| found(at, object));
-        }
-    }
-
     #[inline]
     unsafe fn free(pool: &RawPool<Self>, handle: u32) -> Option<Released<'_, Self>> {
         // SAFETY: the handle is in use (the caller's promise).
-        let object = unsafe { mark_freed(pool, handle) };
-        object.and_then(|object| Self::released(pool, handle, object))
+        let old = unsafe { pool.handles.get(handle) }.0.fetch_or(FREED, Ordering::AcqRel);
+        debug_assert_eq!(old & FREED, 0, "freed twice");
+        at_rest(old, 0).and_then(|object| Self::released(pool, handle, object))
     }
 }

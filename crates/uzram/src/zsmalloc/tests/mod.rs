@@ -1,9 +1,8 @@
 //! Tests of the raw pool: storing, refusals, freeing, corruption.
 
-use super::builder::PoolBuilder;
 use super::class::{CHAIN_SIZES, HEADER_BYTES};
 use super::design::{Pinned, PoolLocks};
-use super::raw::RawPool;
+use super::raw::{PoolConfig, RawPool};
 use super::read::RawRead;
 use crate::base::error::{ErrorKind, Result};
 use crate::base::mem::{Arena, Gfp};
@@ -14,15 +13,19 @@ use check::zspages;
 
 mod check;
 mod compaction;
+#[cfg(feature = "designs")]
 mod deferred;
 mod library;
 mod model;
 
+fn config(chain_size: usize) -> PoolConfig {
+    PoolConfig { max_objects: Some(1 << 20), chain_size, reclaim: true, ..PoolConfig::new("test") }
+}
+
 fn pool<D: PoolLocks>(chain_size: usize) -> RawPool<D> {
     let arena = Arc::new(Arena::new(256 << 20).expect("address space"));
     arena.set_run_cache_batch_pages(32).expect("batch");
-    let builder = PoolBuilder::new("test").max_objects(1 << 20).chain_size(chain_size).reclaim(true);
-    RawPool::new(arena, &builder).expect("pool")
+    RawPool::new(arena, &config(chain_size)).expect("pool")
 }
 
 /// Reads an object that the test does not free meanwhile.
@@ -74,9 +77,7 @@ for_every_design!(
 
 fn lengths_and_chain_sizes_out_of_range_are_refused<D: PoolLocks>() {
     let arena = Arc::new(Arena::new(1 << 20).expect("address space"));
-    let refused = RawPool::<D>::new(arena, &PoolBuilder::new("test").max_objects(100).chain_size(17))
-        .err()
-        .expect("too long");
+    let refused = RawPool::<D>::new(arena, &config(17)).err().expect("too long");
     assert_eq!(refused.setting(), Some("chain_size"));
     let pool = pool::<D>(8);
     for bytes in [&[][..], &[1; PAGE_SIZE + 1]] {

@@ -42,7 +42,6 @@ fn evict<D: PoolLocks>(
     handles: &mut Vec<u32>,
     random: &mut Random,
 ) {
-    pool.flush_frees();
     let before = pool.pages_used();
     let by_owner: HashMap<u32, u32> = live.iter().map(|(handle, live)| (live.owner, *handle)).collect();
     let mut asked = HashSet::new();
@@ -65,7 +64,7 @@ fn agrees_with_a_naive_model<D: PoolLocks>() {
 }
 
 /// One thread's operations, with injected failures of the arena; checks everything after each series of failures.
-pub(super) fn agree<D: PoolLocks>(pool: &RawPool<D>, seed: u64) {
+fn agree<D: PoolLocks>(pool: &RawPool<D>, seed: u64) {
     let mut random = Random::new(seed);
     let mut live: HashMap<u32, Live> = HashMap::new();
     let (mut handles, mut refused) = (Vec::new(), 0);
@@ -117,7 +116,7 @@ fn threads_agree_with_naive_models<D: PoolLocks>() {
 
 /// Eight threads store, read and free their own and shared objects while another compacts and allocations
 /// fail; everything is checked at the end.
-pub(super) fn threads_agree<D: PoolLocks>(pool: &RawPool<D>, seed: u64) {
+fn threads_agree<D: PoolLocks>(pool: &RawPool<D>, seed: u64) {
     const THREADS: u64 = 8;
     // ThreadSanitizer makes a step many times slower.
     const STEPS: u64 = if cfg!(tsan) { 200 } else { 2000 };

@@ -1,9 +1,11 @@
-//! The stream design of a store, as a setting.
+//! Streams of a design that is chosen at run time.
 
 use std::fmt;
 use std::num::NonZeroU16;
+use std::ops::{Deref, DerefMut};
 use std::str::FromStr;
 
+use super::{IdleList, PerCpu, Streams, idle_list, per_cpu};
 use crate::base::error::{Error, Result};
 
 /// A design of streams. Parses from and prints as `percpu`, or the number of streams on the list.
@@ -66,6 +68,88 @@ impl fmt::Display for StreamDesign {
         match self {
             StreamDesign::PerCpu => f.write_str("percpu"),
             StreamDesign::IdleList(count) => write!(f, "{}", count.get()),
+        }
+    }
+}
+
+/// Streams of a design selected at run time.
+pub enum AnyStreams<S> {
+    /// See [`PerCpu`].
+    PerCpu(PerCpu<S>),
+    /// See [`IdleList`].
+    IdleList(IdleList<S>),
+}
+
+/// A stream of either design, lent to one thread until this is dropped.
+pub enum AnyLent<'a, S> {
+    PerCpu(per_cpu::Lent<'a, S>),
+    IdleList(idle_list::Lent<'a, S>),
+}
+
+impl<S> Deref for AnyLent<'_, S> {
+    type Target = S;
+
+    #[inline]
+    fn deref(&self) -> &S {
+        match self {
+            AnyLent::PerCpu(stream) => stream,
+            AnyLent::IdleList(stream) => stream,
+        }
+    }
+}
+
+impl<S> DerefMut for AnyLent<'_, S> {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut S {
+        match self {
+            AnyLent::PerCpu(stream) => stream,
+            AnyLent::IdleList(stream) => stream,
+        }
+    }
+}
+
+impl<S> AnyStreams<S> {
+    /// Creates the streams of `design`.
+    ///
+    /// # Errors
+    /// The first error of `make`.
+    pub fn new<E>(
+        design: StreamDesign,
+        make: impl Fn() -> Result<S, E> + Send + Sync + 'static,
+    ) -> Result<Self, E> {
+        match design {
+            StreamDesign::PerCpu => PerCpu::new(make).map(AnyStreams::PerCpu),
+            StreamDesign::IdleList(count) => IdleList::new(count, make).map(AnyStreams::IdleList),
+        }
+    }
+
+    /// Creates all spare streams now. Returns whether all could be created.
+    pub fn make_spares(&self) -> bool {
+        match self {
+            AnyStreams::PerCpu(streams) => streams.make_spares(),
+            AnyStreams::IdleList(_) => true,
+        }
+    }
+}
+
+impl<S> Streams<S> for AnyStreams<S> {
+    type Lent<'a>
+        = AnyLent<'a, S>
+    where
+        S: 'a;
+
+    #[inline]
+    fn lend(&self) -> AnyLent<'_, S> {
+        match self {
+            AnyStreams::PerCpu(streams) => AnyLent::PerCpu(streams.lend()),
+            AnyStreams::IdleList(streams) => AnyLent::IdleList(streams.lend()),
+        }
+    }
+
+    fn sleeps(&self) -> u64 {
+        match self {
+            AnyStreams::PerCpu(streams) => streams.sleeps(),
+            AnyStreams::IdleList(streams) => streams.sleeps(),
         }
     }
 }

@@ -1,0 +1,71 @@
+//! Handles of the kernel's designs: their words hold only the location, and a zspage is held while an object of it is read.
+
+use crate::base::cpu::read_for_hint;
+use crate::base::sync::{AtomicU64, Ordering};
+use crate::zsmalloc::RawPool;
+use crate::zsmalloc::word::{Cell, Location, renew};
+
+use super::PoolLocks;
+
+/// A cell that holds only the location, which locks protect.
+#[derive(Default)]
+#[repr(transparent)]
+pub struct WordCell(AtomicU64);
+
+impl Cell for WordCell {
+    #[inline]
+    fn object(&self) -> Location {
+        Location::decode(self.0.load(Ordering::Acquire))
+    }
+
+    fn renew(&self) {
+        renew(&self.0);
+    }
+
+    #[inline]
+    fn publish(&self, object: Location) {
+        self.0.store(object.encode(), Ordering::Release);
+    }
+
+    fn is_movable(&self, object: Location) -> bool {
+        self.object() == object
+    }
+
+    fn relocate(&self, _: Location, to: Location) -> bool {
+        self.publish(to);
+        true
+    }
+
+    #[inline]
+    unsafe fn hint(cell: *const Self) -> Option<Location> {
+        // SAFETY: the caller's promise; a cell is its word.
+        unsafe { read_for_hint(cell.cast()) }.map(Location::decode)
+    }
+}
+
+/// Finds an object by its word where it cannot be moved: under the pool's lock, or the class's.
+///
+/// # Safety
+/// The handle is in use, and its object is neither freed nor moved before the caller is done with the
+/// result.
+#[inline]
+pub(super) unsafe fn find<D: PoolLocks<Cell = WordCell>>(pool: &RawPool<D>, handle: u32) -> Location {
+    // SAFETY: the handle is in use (the caller's promise).
+    unsafe { pool.handles.get(handle) }.object()
+}
+
+/// Finds an object by its word, and holds its zspage.
+///
+/// # Safety
+/// As [`find`].
+#[inline]
+pub(super) unsafe fn find_and_hold<D: PoolLocks<Cell = WordCell>>(
+    pool: &RawPool<D>,
+    handle: u32,
+) -> Location {
+    // SAFETY: the caller's promise.
+    let object = unsafe { find(pool, handle) };
+    // SAFETY: the object is in use and cannot be moved (the caller's promise), so its zspage is in use.
+    unsafe { pool.zspage_at(object.page) }.hold();
+    object
+}
