@@ -1,4 +1,4 @@
-//! The table `zs-defer`: pools whose frees go to per-CPU lists and are done by a thread, against pools that
+//! The table `zs-defer`: pools whose frees go to per-CPU pages and are done by a thread, against pools that
 //! free at once.
 //!
 //! The idea is Wenchao Hao's, in the thread of a series about zs_free(): 30 April 2026. Its reviewers asked
@@ -49,7 +49,7 @@ const DEFERRED_LIMIT: u64 = 1 << 18;
 /// See the [module's documentation](self).
 pub static SERIES: Series = Series {
     name: "zs-defer",
-    about: "freeing in a zsmalloc pool: by a thread, from per-CPU lists, against at once",
+    about: "freeing in a zsmalloc pool: by a thread, from per-CPU pages, against at once",
     published: "zs-defer",
     cases: &[(zs_free::RUN_CACHE, &JOBS)],
     unit: Unit::Object,
@@ -82,7 +82,7 @@ const fn expect(jobs: usize, figure: Figure, bound: Bound) -> Expect {
 fn legend() -> Vec<String> {
     vec![
         format!(
-            "{SPLIT}: before the author's series, of which the base of his figures has nothing; {PINNED}: today's locks; both free at once; {PINNED_DEFERRED}, {SPLIT_DEFERRED}: with the same locks, frees wait on lists, {DEFERRED_LIMIT} at most, and a thread beside the jobs frees them in batches"
+            "{SPLIT}: before the author's series, of which the base of his figures has nothing; {PINNED}: today's locks; both free at once; {PINNED_DEFERRED}, {SPLIT_DEFERRED}: with the same locks, frees wait on pages of their CPUs, {DEFERRED_LIMIT} at most, and a thread beside the jobs does them"
         ),
         "ms: until the jobs have freed 256 MiB of pages each; back: until all their memory is back in the arena; for each object: cpu/obj, ns of CPU time, that of the thread that frees included; pool and class, acquisitions of that lock, held, ns for which its class's lists were locked, reading the clock included; for 1000 objects: sleeps, times a thread waited for a lock, for work, or the system".to_owned(),
     ]

@@ -15,6 +15,7 @@ macro_rules! for_every_design {
 
             const SMALL: Batching = Batching { locks: 2, max_pages: 3, two_passes: false, splice: true };
 
+            #[cfg(feature = "designs")]
             #[test]
             fn single_lock() {
                 super::$model::<SingleLock>(SMALL);

@@ -189,15 +189,6 @@ impl<D: LruLocks> Lru<D> {
         self.drain(&full);
     }
 
-    /// Returns whether a page was used again since it was added, and is not about to leave.
-    pub fn is_active(&self, page: u32) -> bool {
-        let nodes = &self.lists.nodes;
-        nodes.has(page) && {
-            let state = nodes.state(page);
-            !state.has(DEAD) && (state.place() == Place::On(List::Active) || state.has(PROMOTED))
-        }
-    }
-
     /// Marks a page as used.
     #[inline]
     pub fn mark(&self, page: u32) {

@@ -11,6 +11,7 @@ macro_rules! for_every_design {
         $(mod $test {
             use super::*;
 
+            #[cfg(feature = "designs")]
             #[test]
             fn single_lock() {
                 super::$test::<SingleLock>(Batching::default());

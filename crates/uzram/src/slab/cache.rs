@@ -1,4 +1,7 @@
-//! The public interface of a cache.
+//! The public interface of a cache: of objects, and of values of one type.
+
+use std::marker::PhantomData;
+use std::ops::{Deref, DerefMut};
 
 use crate::base::error::Result;
 use crate::base::mem::{Arena, Gfp};
@@ -7,8 +10,7 @@ use crate::base::sync::{Arc, Counter};
 #[cfg(all(debug_assertions, not(loom)))]
 use super::checked::Checked;
 use super::core::Core;
-use super::policy::FastPath;
-use super::registry::Described;
+use super::policy::CpuLayer;
 use super::{CacheConfig, CacheInfo, Policy, Sheaves};
 
 /// [`Cache::free_bulk`] passes up to this many objects to the slow path together.
@@ -18,11 +20,9 @@ const BULK_OBJECTS: usize = 64;
 ///
 /// An object is named by a number; [`Cache::address`] returns its address. A new object's bytes are
 /// arbitrary. The [module's documentation](super) lists the checks.
-pub struct Cache<P: Policy = Sheaves>(Arc<Inner<P>>);
-
-struct Inner<P: Policy> {
-    core: Core<P::Freeze>,
-    fast: P::FastPath,
+pub struct Cache<P: Policy = Sheaves> {
+    core: Core,
+    layer: P::Layer,
     /// Not 0 once leaked objects were reported.
     reported: Counter,
     #[cfg(all(debug_assertions, not(loom)))]
@@ -36,16 +36,13 @@ impl<P: Policy> Cache<P> {
     /// `Invalid` for an invalid option; `NoMemory` when there is no address space for its tables.
     pub fn new(arena: Arc<Arena>, options: CacheConfig) -> Result<Self> {
         let core = Core::new(arena, options, P::HARDENED)?;
-        let inner = Arc::new(Inner {
-            fast: P::FastPath::new(&core)?,
+        Ok(Cache {
+            layer: P::Layer::new(&core)?,
             reported: Counter::default(),
             #[cfg(all(debug_assertions, not(loom)))]
             checked: Checked::new(&core)?,
             core,
-        });
-        #[cfg(not(loom))]
-        super::registry::add(Arc::downgrade(&inner));
-        Ok(Cache(inner))
+        })
     }
 
     /// Makes the cache's own tables resident, so that allocations and frees take no page faults on them.
@@ -53,18 +50,18 @@ impl<P: Policy> Cache<P> {
     /// # Errors
     /// `NoMemory` when the system gives none.
     pub fn populate(&self) -> Result<()> {
-        let Inner { core, fast, .. } = &*self.0;
+        let Cache { core, layer, .. } = self;
         core.slabs.populate()?;
         #[cfg(all(debug_assertions, not(loom)))]
-        self.0.checked.populate()?;
-        fast.populate()
+        self.checked.populate()?;
+        layer.populate()
     }
 
     /// Returns the address of an object of another process's cache, if `object` can be one. The cache is new, made with
     /// that cache's [`slab_table`](CacheConfig::slab_table); call this before [`Cache::adopt`].
     #[cfg(not(loom))]
     pub(crate) fn find(&self, object: u32) -> Option<*mut u8> {
-        self.0.core.slabs.find(object)
+        self.core.slabs.find(object)
     }
 
     /// Returns an upper bound of the names of objects of another process's cache.
@@ -73,7 +70,7 @@ impl<P: Policy> Cache<P> {
     /// `Io` if the system does not report which pages of the slab table are in memory.
     #[cfg(not(loom))]
     pub(crate) fn found_names(&self) -> Result<u64> {
-        let slabs = &self.0.core.slabs;
+        let slabs = &self.core.slabs;
         Ok(u64::from(slabs.found_slabs()?) << slabs.layout.place_bits)
     }
 
@@ -85,7 +82,7 @@ impl<P: Policy> Cache<P> {
     /// `Io` if the system does not report which pages of the slab table are in memory.
     #[cfg(not(loom))]
     pub(crate) fn claim_slabs(&self, is_used: impl Fn(u32) -> bool) -> Result<(Vec<u32>, bool)> {
-        let slabs = &self.0.core.slabs;
+        let slabs = &self.core.slabs;
         let (objects, stride) = (slabs.layout.objects, slabs.layout.stride());
         let has_objects = |slab| (0..objects).any(|index| is_used(slabs.name(slab, index * stride)));
         let (mut claimed, mut lacks_some) = (Vec::new(), false);
@@ -103,19 +100,19 @@ impl<P: Policy> Cache<P> {
     /// Returns whether an object belongs to one of these slabs, which are in ascending order.
     #[cfg(not(loom))]
     pub(crate) fn is_of(&self, object: u32, slabs: &[u32]) -> bool {
-        slabs.binary_search(&self.0.core.slabs.split(object).0).is_ok()
+        slabs.binary_search(&self.core.slabs.split(object).0).is_ok()
     }
 
     /// Adds slabs that [`Cache::claim_slabs`] returned to this cache. `is_used` returns whether an object is in use.
     #[cfg(not(loom))]
     pub(crate) fn adopt(&self, claimed: &[u32], is_used: impl Fn(u32) -> bool) {
-        let core = &self.0.core;
+        let core = &self.core;
         let name = |slab, index| core.slabs.name(slab, index * core.slabs.layout.stride());
         core.adopt(claimed, |slab, index| is_used(name(slab, index)));
         #[cfg(debug_assertions)]
         for slab in claimed {
             let names = (0..core.slabs.layout.objects).map(|index| name(*slab, index));
-            names.filter(|name| is_used(*name)).for_each(|name| self.0.checked.adopt(name));
+            names.filter(|name| is_used(*name)).for_each(|name| self.checked.adopt(name));
         }
     }
 
@@ -128,13 +125,13 @@ impl<P: Policy> Cache<P> {
     /// them.
     #[inline]
     pub fn alloc(&self, gfp: Gfp) -> Result<u32> {
-        let Inner { core, fast, .. } = &*self.0;
-        let object = match fast.pop(core) {
+        let Cache { core, layer, .. } = self;
+        let object = match layer.pop(core) {
             Some(object) => object,
-            None => fast.alloc_slow(core, gfp)?,
+            None => layer.alloc_slow(core, gfp)?,
         };
         #[cfg(all(debug_assertions, not(loom)))]
-        self.0.checked.take(core, object)?;
+        self.checked.take(core, object)?;
         Ok(object)
     }
 
@@ -163,8 +160,8 @@ impl<P: Policy> Cache<P> {
     /// a free of another object that flushes a sheaf.
     #[inline]
     pub fn free(&self, object: u32) -> Result<()> {
-        let Inner { core, fast, .. } = &*self.0;
-        if self.0.push(object)? { Ok(()) } else { fast.free_slow(core, object) }
+        let Cache { core, layer, .. } = self;
+        if self.push(object)? { Ok(()) } else { layer.free_slow(core, object) }
     }
 
     /// Frees objects, in any order.
@@ -172,13 +169,13 @@ impl<P: Policy> Cache<P> {
     /// # Errors
     /// As [`Cache::free`] for one of them; the others are freed.
     pub fn free_bulk(&self, objects: &[u32]) -> Result<()> {
-        let Inner { core, fast, .. } = &*self.0;
+        let Cache { core, layer, .. } = self;
         let mut result = Ok(());
         for objects in objects.chunks(BULK_OBJECTS) {
             let mut refused = [0; BULK_OBJECTS];
             let mut count = 0;
             for &object in objects {
-                match self.0.push(object) {
+                match self.push(object) {
                     Ok(true) => {}
                     Ok(false) => {
                         refused[count] = object;
@@ -187,7 +184,7 @@ impl<P: Policy> Cache<P> {
                     Err(error) => result = Err(error),
                 }
             }
-            result = fast.free_many(core, &mut refused[..count]).and(result);
+            result = layer.free_many(core, &mut refused[..count]).and(result);
         }
         result
     }
@@ -195,7 +192,7 @@ impl<P: Policy> Cache<P> {
     /// Frees objects directly to their slabs, past every CPU's list and sheaves.
     #[cfg(all(test, loom))]
     pub(super) fn free_to_slabs(&self, objects: &mut [u32]) -> Result<()> {
-        self.0.core.free_many(objects)
+        self.core.free_many(objects)
     }
 
     /// Takes all free objects back from the CPUs, and gives every empty slab back to the arena; returns the
@@ -204,63 +201,87 @@ impl<P: Policy> Cache<P> {
     /// # Errors
     /// `Corrupt` when free objects were found damaged; the rest is done all the same.
     pub fn shrink(&self) -> Result<u64> {
-        let Inner { core, fast, .. } = &*self.0;
+        let Cache { core, layer, .. } = self;
         let gone_before = core.slabs.pages_gone();
-        let drained = core.free_many(&mut fast.drain(core));
-        drained.and(core.shrink()).map(|()| core.slabs.pages_gone() - gone_before)
+        let drained = layer.drain(core);
+        core.shrink();
+        drained.map(|()| core.slabs.pages_gone() - gone_before)
     }
 
     /// Returns the address of an object: valid for `size_bytes`, aligned, and not shared with other objects, as
     /// long as the object is in use.
     #[inline]
     pub fn address(&self, object: u32) -> *mut u8 {
-        self.0.core.slabs.address(object)
+        self.core.slabs.address(object)
     }
 
     /// Returns the address of an object, if `object` may be one: a hint for prefetching. The memory stays
     /// mapped.
     #[inline]
     pub fn hint(&self, object: u32) -> Option<*const u8> {
-        self.0.core.slabs.hint(object)
+        self.core.slabs.hint(object)
     }
 
     /// Returns the state and the counters. Objects that other threads are allocating or freeing may be
     /// counted or not.
     pub fn info(&self) -> CacheInfo {
-        self.0.info()
+        let Cache { core, layer, .. } = self;
+        let (mut in_use, mut active_slabs) = (0, 0);
+        for slab in core.slabs.iter() {
+            let inuse = u64::from(core.slabs.get(slab).word.load().inuse);
+            in_use += inuse;
+            active_slabs += u64::from(inuse > 0);
+        }
+        let mut stats = core.counters.read();
+        let kept = layer.cached(core, &mut stats) + core.lost.get();
+        let (layout, num_slabs) = (core.slabs.layout, core.slabs.live());
+        CacheInfo {
+            name: core.options.name.clone(),
+            policy: P::NAME,
+            active_objs: in_use.saturating_sub(kept),
+            num_objs: num_slabs * u64::from(layout.objects),
+            objsize_bytes: layout.stride_bytes as u32,
+            objperslab: layout.objects.into(),
+            pagesperslab: layout.pages as u32,
+            cpu_partial_objs: core.options.cpu_partial_objects as u32,
+            sheaf_objs: layer.capacity(),
+            active_slabs,
+            num_slabs,
+            corrupted: core.corrupted.get(),
+            stats,
+        }
     }
 
     /// Returns the resident bytes of the cache's own tables; they grow with the cache.
     #[cfg(not(loom))]
     pub fn table_resident_bytes(&self) -> usize {
-        self.0.core.slabs.table_resident_bytes()
+        self.core.slabs.table_resident_bytes()
     }
 
-    /// Closes the cache. All of its memory goes back; if another thread is reading its state
-    /// ([`caches`](super::caches)), as soon as that is done.
+    /// Closes the cache. All of its memory goes back.
     ///
     /// # Errors
     /// `Busy` when objects are still in use, unless `free_objects_on_drop` is set.
     pub fn close(self) -> Result<()> {
-        let leaked = self.0.leaked();
+        let leaked = self.leaked();
         // The error is the report.
-        self.0.reported.set(1);
+        self.reported.set(1);
         leaked.map_or(Ok(()), |what| Err(crate::Error::new(crate::ErrorKind::Busy, what)))
     }
 }
 
-impl<P: Policy> Inner<P> {
+impl<P: Policy> Cache<P> {
     /// Frees an object on the fast path; returns false if that has to be left to the slow path.
     ///
     /// # Errors
     /// In debug builds as [`Cache::free`]; otherwise none.
     #[inline]
     fn push(&self, object: u32) -> Result<bool> {
-        let Inner { core, fast, .. } = self;
+        let Cache { core, layer, .. } = self;
         #[cfg(all(debug_assertions, not(loom)))]
         self.checked.put(core, object)?;
         let passes = !P::HARDENED || core.slabs.may_be_object(object);
-        Ok(passes && fast.push(core, object, P::HARDENED))
+        Ok(passes && layer.push(core, object, P::HARDENED))
     }
 
     /// Returns a message about leaked objects, if there are any.
@@ -280,37 +301,7 @@ impl<P: Policy> Inner<P> {
     }
 }
 
-impl<P: Policy> Described for Inner<P> {
-    fn info(&self) -> CacheInfo {
-        let Inner { core, fast, .. } = self;
-        let (mut in_use, mut active_slabs) = (0, 0);
-        for slab in core.slabs.iter() {
-            let inuse = u64::from(core.slabs.get(slab).word.load().inuse);
-            in_use += inuse;
-            active_slabs += u64::from(inuse > 0);
-        }
-        let mut stats = core.counters.read();
-        let kept = fast.cached(core, &mut stats) + core.in_lists(&mut stats) + core.lost.get();
-        let (layout, num_slabs) = (core.slabs.layout, core.slabs.live());
-        CacheInfo {
-            name: core.options.name.clone(),
-            policy: P::NAME,
-            active_objs: in_use.saturating_sub(kept),
-            num_objs: num_slabs * u64::from(layout.objects),
-            objsize_bytes: layout.stride_bytes as u32,
-            objperslab: layout.objects.into(),
-            pagesperslab: layout.pages as u32,
-            cpu_partial_objs: core.options.cpu_partial_objects as u32,
-            sheaf_objs: fast.capacity(),
-            active_slabs,
-            num_slabs,
-            corrupted: core.corrupted.get(),
-            stats,
-        }
-    }
-}
-
-impl<P: Policy> Drop for Inner<P> {
+impl<P: Policy> Drop for Cache<P> {
     fn drop(&mut self) {
         if self.reported.get() == 0
             && let Some(what) = self.leaked()
@@ -319,5 +310,179 @@ impl<P: Policy> Drop for Inner<P> {
             eprintln!("{what}");
         }
         self.core.slabs.discard_all();
+    }
+}
+
+/// A cache of values of type `T`, each in an object of its own.
+pub struct TypedCache<T, P: Policy = Sheaves> {
+    cache: Cache<P>,
+    /// loom's values cannot lie in an arena: they are in an array, by object number.
+    #[cfg(loom)]
+    values: Box<[std::cell::UnsafeCell<std::mem::MaybeUninit<T>>]>,
+    _values: PhantomData<fn(T) -> T>,
+}
+
+// SAFETY: values are accessed only by object number: `get` shares them, `insert` and `remove` move them
+// between threads; `T: Send + Sync` allows both.
+unsafe impl<T: Send + Sync, P: Policy> Sync for TypedCache<T, P> {}
+
+impl<T: Send + Sync, P: Policy> TypedCache<T, P> {
+    /// Returns [`CacheConfig::new`] for the size and the alignment of `T`.
+    pub fn options(name: impl Into<String>, max_objects: u64) -> CacheConfig {
+        let (size, align) = if cfg!(loom) { (8, 8) } else { (size_of::<T>(), align_of::<T>()) };
+        CacheConfig::new(name, size, align, max_objects)
+    }
+
+    /// Makes an empty cache. `options` come from [`TypedCache::options`].
+    ///
+    /// # Errors
+    /// As [`Cache::new`].
+    pub fn new(arena: Arc<Arena>, options: CacheConfig) -> Result<Self> {
+        let fits = options.size_bytes >= size_of::<T>() && options.align_bytes >= align_of::<T>();
+        assert!(fits || cfg!(loom), "the objects have room for a value");
+        #[cfg(loom)]
+        let names = (options.max_objects.div_ceil(2) as usize) << 9;
+        Ok(TypedCache {
+            cache: Cache::new(arena, options)?,
+            #[cfg(loom)]
+            values: (0..names).map(|_| std::cell::UnsafeCell::new(std::mem::MaybeUninit::uninit())).collect(),
+            _values: PhantomData,
+        })
+    }
+
+    /// As [`Cache::populate`].
+    ///
+    /// # Errors
+    /// As [`Cache::populate`].
+    pub fn populate(&self) -> Result<()> {
+        self.cache.populate()
+    }
+
+    /// Returns the address of the value of an object of another process's cache: [`Cache::find`].
+    #[cfg(not(loom))]
+    pub(crate) fn find(&self, object: u32) -> Option<*const T> {
+        self.cache.find(object).map(|value| value.cast_const().cast())
+    }
+
+    /// Returns the cache, for the other steps of an adoption.
+    #[cfg(not(loom))]
+    pub(crate) fn cache(&self) -> &Cache<P> {
+        &self.cache
+    }
+
+    /// Puts a value into a new object; returns the object's number.
+    ///
+    /// # Errors
+    /// As [`Cache::alloc`]; the value is dropped.
+    #[inline]
+    pub fn insert(&self, value: T, gfp: Gfp) -> Result<u32> {
+        let object = self.cache.alloc(gfp)?;
+        // SAFETY: the object is new, has room for a `T` and is aligned for it (`TypedCache::new`).
+        unsafe { self.at(object).write(value) };
+        Ok(object)
+    }
+
+    /// Returns the value of an object.
+    ///
+    /// # Safety
+    /// `object` is in use: [`TypedCache::insert`] returned it, and it is not removed while the reference
+    /// lives.
+    #[inline]
+    pub unsafe fn get(&self, object: u32) -> &T {
+        // SAFETY: the object holds a value, which stays while the reference lives (the caller's promise).
+        unsafe { &*self.at(object) }
+    }
+
+    /// Drops the value of an object and frees the object.
+    ///
+    /// # Errors
+    /// As [`Cache::free`].
+    ///
+    /// # Safety
+    /// `object` is allocated, and no thread uses it any more.
+    #[inline]
+    pub unsafe fn remove(&self, object: u32) -> Result<()> {
+        // SAFETY: the object holds a value that belongs to the caller (the caller's promise). If it is found
+        // to be free, `free` fails, and the bytes read are not dropped.
+        let value = std::mem::ManuallyDrop::new(unsafe { self.at(object).read() });
+        self.cache.free(object)?;
+        drop(std::mem::ManuallyDrop::into_inner(value));
+        Ok(())
+    }
+
+    /// As [`TypedCache::insert`], but returns a guard that frees the object when it is dropped.
+    ///
+    /// # Errors
+    /// As [`Cache::alloc`]; the value is dropped.
+    pub fn own(&self, value: T, gfp: Gfp) -> Result<Owned<'_, T, P>> {
+        Ok(Owned { object: self.insert(value, gfp)?, cache: self })
+    }
+
+    /// Returns the address of an object's value, if `object` may be one: a hint for prefetching.
+    #[inline]
+    pub fn hint(&self, object: u32) -> Option<*const T> {
+        self.cache.hint(object).map(<*const u8>::cast)
+    }
+
+    /// As [`Cache::shrink`].
+    ///
+    /// # Errors
+    /// As [`Cache::shrink`].
+    pub fn shrink(&self) -> Result<u64> {
+        self.cache.shrink()
+    }
+
+    /// As [`Cache::info`].
+    pub fn info(&self) -> CacheInfo {
+        self.cache.info()
+    }
+
+    /// As [`Cache::table_resident_bytes`].
+    #[cfg(not(loom))]
+    pub fn table_resident_bytes(&self) -> usize {
+        self.cache.table_resident_bytes()
+    }
+
+    #[cfg(not(loom))]
+    #[inline]
+    fn at(&self, object: u32) -> *mut T {
+        self.cache.address(object).cast()
+    }
+
+    #[cfg(loom)]
+    fn at(&self, object: u32) -> *mut T {
+        self.values[object as usize].get().cast()
+    }
+}
+
+/// A value in an object, which is freed when this is dropped.
+pub struct Owned<'a, T: Send + Sync, P: Policy = Sheaves> {
+    cache: &'a TypedCache<T, P>,
+    object: u32,
+}
+
+impl<T: Send + Sync, P: Policy> Deref for Owned<'_, T, P> {
+    type Target = T;
+
+    #[inline]
+    fn deref(&self) -> &T {
+        // SAFETY: the object is in use until this is dropped.
+        unsafe { self.cache.get(self.object) }
+    }
+}
+
+impl<T: Send + Sync, P: Policy> DerefMut for Owned<'_, T, P> {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut T {
+        // SAFETY: as in `deref`; only this value knows the object's number, so there is no other reference.
+        unsafe { &mut *self.cache.at(self.object) }
+    }
+}
+
+impl<T: Send + Sync, P: Policy> Drop for Owned<'_, T, P> {
+    #[inline]
+    fn drop(&mut self) {
+        // SAFETY: the object is in use, and this value was its only user. `remove` counts an error.
+        let _ = unsafe { self.cache.remove(self.object) };
     }
 }

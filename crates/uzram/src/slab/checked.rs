@@ -8,7 +8,7 @@ use crate::base::error::Result;
 use crate::base::mem::Table;
 use crate::base::sync::{AtomicU64, Ordering};
 
-use super::core::{Core, Freeze};
+use super::core::Core;
 use super::slabs::POISON;
 
 /// The bits of a cache's objects.
@@ -17,7 +17,7 @@ pub(super) struct Checked {
 }
 
 impl Checked {
-    pub(super) fn new<F: Freeze>(core: &Core<F>) -> Result<Self> {
+    pub(super) fn new(core: &Core) -> Result<Self> {
         let places = core.slabs.max_slabs() << core.slabs.layout.place_bits;
         Ok(Checked { in_use: Table::new((places / 64 + 1) as usize)? })
     }
@@ -31,7 +31,7 @@ impl Checked {
     ///
     /// # Errors
     /// `Corrupt` when it is in use already, or was written to while it was free.
-    pub(super) fn take<F: Freeze>(&self, core: &Core<F>, object: u32) -> Result<()> {
+    pub(super) fn take(&self, core: &Core, object: u32) -> Result<()> {
         if self.flip(object, true) {
             return Err(core.corrupt(object, "handed out twice"));
         }
@@ -50,7 +50,7 @@ impl Checked {
     ///
     /// # Errors
     /// `Corrupt` when `object` is no object, or not in use.
-    pub(super) fn put<F: Freeze>(&self, core: &Core<F>, object: u32) -> Result<()> {
+    pub(super) fn put(&self, core: &Core, object: u32) -> Result<()> {
         core.check_is_object(object)?;
         if !self.flip(object, false) {
             return Err(core.corrupt(object, "freed twice"));
@@ -76,7 +76,7 @@ impl Checked {
         old & bit != 0
     }
 
-    fn poison<F: Freeze>(&self, core: &Core<F>, object: u32) {
+    fn poison(&self, core: &Core, object: u32) {
         for at in outside_link(core) {
             // SAFETY: the object was in use until now and belongs to the thread that frees it; its link
             // is not touched.
@@ -85,7 +85,7 @@ impl Checked {
     }
 
     /// Returns the first byte of a free object that was written to.
-    fn damaged<F: Freeze>(&self, core: &Core<F>, object: u32) -> Option<usize> {
+    fn damaged(&self, core: &Core, object: u32) -> Option<usize> {
         outside_link(core).find(|at| {
             // SAFETY: the object was free until now and belongs to the thread that takes it.
             unsafe { core.slabs.address(object).add(*at).read() != POISON }
@@ -94,7 +94,7 @@ impl Checked {
 }
 
 /// Returns the offsets of an object's bytes that are not its link.
-fn outside_link<F: Freeze>(core: &Core<F>) -> impl Iterator<Item = usize> {
+fn outside_link(core: &Core) -> impl Iterator<Item = usize> {
     let layout = core.slabs.layout;
     let link = layout.link_offset_bytes..layout.link_offset_bytes + size_of::<u32>();
     (0..layout.stride_bytes).filter(move |at| !link.contains(at))

@@ -17,7 +17,7 @@ use crate::base::sync::{AtomicU32, AtomicU64, Ordering};
 
 use super::cpu_word;
 use super::slabs::{NO_SLAB, Slabs};
-use super::word::NONE;
+use super::word::{FreeList, NONE};
 
 const CLOSED: u64 = 1 << 16;
 const LEN_ONE: u64 = 1 << 17;
@@ -25,17 +25,6 @@ const LEN_MASK: u64 = (1 << 15) - 1;
 const OPERATION: u64 = 1 << 32;
 
 type CpuWord = cpu_word::CpuWord<{ u64::MAX }, CLOSED>;
-
-/// A chain of free objects of a slab, and its length.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct FreeList {
-    pub(super) first: u16,
-    pub(super) len: u16,
-}
-
-impl FreeList {
-    pub(super) const EMPTY: FreeList = FreeList { first: NONE, len: 0 };
-}
 
 /// A decoded word.
 #[derive(Clone, Copy, Debug)]

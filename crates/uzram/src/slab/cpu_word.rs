@@ -20,6 +20,7 @@ use crate::base::sync::{AtomicU64, Mutex, MutexGuard, Ordering};
 pub(super) struct CpuWord<const KEPT: u64, const CLOSED: u64>(AtomicU64);
 
 impl<const KEPT: u64, const CLOSED: u64> CpuWord<KEPT, CLOSED> {
+    #[cfg(any(loom, feature = "designs"))]
     pub(super) fn new(value: u64) -> Self {
         CpuWord(AtomicU64::new(value))
     }

@@ -1,54 +1,30 @@
 //! Runs one test body for every policy, hardened and plain, and one loom model for every policy.
 
-/// Makes a test per policy of each generic function.
+/// Makes a test per policy of each generic function; without the feature `designs`, for the product's.
 macro_rules! for_every_policy {
     ($($test:ident),+ $(,)?) => { $(
         mod $test {
             use super::$test;
-            type Of<P> = P;
-            for_every_policy!(@tests $test);
 
-            // Not under loom: the synchronization is the same.
-            #[cfg(not(loom))]
-            mod plain {
+            for_every_policy!(@policy $test, sheaves, Sheaves);
+            #[cfg(feature = "designs")]
+            mod freeze {
                 use super::$test;
-                type Of<P> = crate::slab::Plain<P>;
-                for_every_policy!(@tests $test);
+
+                for_every_policy!(@policy $test, eager, EagerFreeze);
+                for_every_policy!(@policy $test, on_partial, OnPartial);
+                for_every_policy!(@policy $test, unfreeze_first, UnfreezeFirst);
+                for_every_policy!(@policy $test, delayed, DelayedFreeze);
             }
         }
     )+ };
-    (@tests $test:ident) => {
-        use crate::slab::{
-            BareSheaves, DelayedFreeze, EagerFreeze, ElasticSheaves, OnPartial, Sheaves, UnfreezeFirst,
-        };
-
+    (@policy $test:ident, $name:ident, $policy:ident) => {
         #[test]
-        fn eager_freeze() {
-            $test::<Of<EagerFreeze>>();
-        }
-        #[test]
-        fn on_partial() {
-            $test::<Of<OnPartial>>();
-        }
-        #[test]
-        fn unfreeze_first() {
-            $test::<Of<UnfreezeFirst>>();
-        }
-        #[test]
-        fn delayed_freeze() {
-            $test::<Of<DelayedFreeze>>();
-        }
-        #[test]
-        fn sheaves() {
-            $test::<Of<Sheaves>>();
-        }
-        #[test]
-        fn elastic_sheaves() {
-            $test::<Of<ElasticSheaves>>();
-        }
-        #[test]
-        fn bare_sheaves() {
-            $test::<Of<BareSheaves>>();
+        fn $name() {
+            $test::<crate::slab::$policy>();
+            // Not under loom: the synchronization is the same.
+            #[cfg(not(loom))]
+            $test::<crate::slab::Plain<crate::slab::$policy>>();
         }
     };
 }

@@ -203,15 +203,15 @@ fn three_threads<P: Policy>() {
     });
 }
 
-/// A CPU without slabs of its own fills a sheaf from two slabs that it takes off the node partial list, while
+/// A CPU fills a sheaf from two slabs that it takes off the node partial list, while
 /// another CPU frees an object of each.
 #[test]
-fn bare_refill_against_remote_frees() {
+fn sheaf_refill_against_remote_frees() {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = builder.preemption_bound.or(Some(3));
     builder.check(|| {
         // Half a sheaf is two objects.
-        let model = Model::<BareSheaves>::with_sheaves(4, 3);
+        let model = Model::<Sheaves>::with_sheaves(4, 3);
         let [first, second, third, fourth] = model.alloc_many();
         [first, third].into_iter().for_each(|object| model.free(object));
         model.cache.shrink().expect("no damage");

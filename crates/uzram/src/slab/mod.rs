@@ -2,9 +2,8 @@
 //!
 //! A [`Cache`] names its objects by number (u32), so that a reference takes four bytes and the memory
 //! could be mapped at another address; [`TypedCache`] stores values of one type. A [`Policy`] type
-//! decides how slabs move between CPUs: SLUB before and after "slub: Delay freezing of CPU partial
-//! slabs" (Chengming Zhou, 2023), in its steps; [`Sheaves`] in front of that, the default; and two relatives
-//! of those.
+//! decides what each CPU keeps for itself: [`Sheaves`], as in Linux 7.0; with the feature `designs` also the slabs of SLUB
+//! before, in the steps of "slub: Delay freezing of CPU partial slabs" (Chengming Zhou, 2023).
 //!
 //! A hardened cache (all but [`Plain`]) encodes the links between free objects with a secret and treats
 //! any other value as corruption. At each free it checks whether such an object ever existed, and whether
@@ -15,15 +14,16 @@
 //!
 //! | file | contents |
 //! |---|---|
-//! | `cache`, `typed`, `config` | the public interface |
+//! | `cache`, `config` | the public interface |
 //! | `policy` | the policies |
-//! | `sheaves`, `sheaf_cells` | per-CPU arrays of free objects, and their fast paths |
+//! | `sheaves` | per-CPU arrays of free objects, and their fast paths |
 //! | `barn` | the arrays that no CPU has |
-//! | `core` | SLUB: active slabs, CPU partial lists, the slow paths; `core/from_node`: allocation without them |
-//! | `cpu_list`, `cpu_word` | a CPU's free list, and the word that fast paths change |
+//! | `core` | allocation from the node partial list, and frees into slabs |
+//! | `cpu_slabs`, `cpu_list` | with `designs`: SLUB's CPU slabs, and a CPU's free list |
+//! | `cpu_word` | the word that fast paths change |
 //! | `node` | the node partial list and `list_lock` |
 //! | `slabs`, `word` | slabs, links between free objects, the slab word |
-//! | `stats`, `registry`, `checked` | counters, live caches, the checks of debug builds |
+//! | `stats`, `checked` | counters, the checks of debug builds |
 
 #[cfg(test)]
 #[macro_use]
@@ -34,34 +34,31 @@ mod cache;
 #[cfg(all(debug_assertions, not(loom)))]
 mod checked;
 mod core;
+#[cfg(feature = "designs")]
 mod cpu_list;
+#[cfg(feature = "designs")]
+mod cpu_slabs;
 mod cpu_word;
 #[cfg(all(test, loom))]
 mod loom_tests;
 mod node;
 mod config;
 mod policy;
-mod registry;
-mod sheaf_cells;
 mod sheaves;
 mod slabs;
 mod stats;
-#[cfg(all(test, not(loom)))]
+#[cfg(all(test, not(loom), feature = "designs"))]
 mod freeze_tests;
 #[cfg(all(test, not(loom)))]
 mod tests;
-mod typed;
 mod word;
 
-pub use cache::Cache;
+pub use cache::{Cache, Owned, TypedCache};
 pub use config::CacheConfig;
-pub use policy::{
-    BareSheaves, DelayedFreeze, EagerFreeze, ElasticSheaves, OnPartial, Plain, Policy, Sheaves, UnfreezeFirst,
-};
-#[cfg(not(loom))]
-pub use registry::caches;
+#[cfg(feature = "designs")]
+pub use cpu_slabs::{DelayedFreeze, EagerFreeze, OnPartial, UnfreezeFirst};
+pub use policy::{Plain, Policy, Sheaves};
 pub use stats::{Stat, set_counting, set_timing};
-pub use typed::{Owned, TypedCache};
 
 /// A cache's state and statistics.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -180,7 +180,7 @@ impl Slabs {
         hardened: bool,
         table: Option<&Region>,
     ) -> Result<Self> {
-        // The highest numbers are no object's name: `sheaf_cells` uses them.
+        // The highest numbers are no object's name: `sheaves` uses them.
         let most = (1u64 << (u32::BITS - layout.place_bits)) - 1;
         let max_slabs = max_slabs.clamp(1, most) as u32;
         let pages_of_names = match cfg!(loom) {
@@ -342,6 +342,7 @@ impl Slabs {
     }
 
     /// Returns the cache's secret, for code that encodes links itself.
+    #[cfg(feature = "designs")]
     #[inline]
     pub(super) fn secret(&self) -> u32 {
         self.secret
@@ -355,6 +356,7 @@ impl Slabs {
     }
 
     /// As [`Slabs::next`], for a slab that may be discarded concurrently.
+    #[cfg(feature = "designs")]
     #[inline]
     pub(super) fn next_if_there(&self, slab: u32, at: u16) -> Option<u16> {
         self.next_in(self.start_if_there(slab)?, slab, at)

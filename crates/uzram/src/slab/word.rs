@@ -22,6 +22,17 @@ const OBJECTS_SHIFT: u32 = 32;
 const OBJECTS_MASK: u64 = (1 << 15) - 1;
 const FROZEN: u64 = 1 << 47;
 
+/// A chain of free objects of a slab, and its length.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct FreeList {
+    pub(super) first: u16,
+    pub(super) len: u16,
+}
+
+impl FreeList {
+    pub(super) const EMPTY: FreeList = FreeList { first: NONE, len: 0 };
+}
+
 /// A decoded slab word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct State {
@@ -44,6 +55,11 @@ impl State {
     /// Returns whether no object is free.
     pub(super) fn is_full(self) -> bool {
         self.free == NONE
+    }
+
+    /// Returns the free objects.
+    pub(super) fn free_list(self) -> FreeList {
+        FreeList { first: self.free, len: self.objects - self.inuse }
     }
 
     fn encode(self) -> u64 {

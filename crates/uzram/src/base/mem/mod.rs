@@ -209,11 +209,6 @@ impl Arena {
         })
     }
 
-    /// Returns whether the arena lies in a file, which can outlive the process.
-    pub fn outlives_process(&self) -> bool {
-        self.mapping.region().is_some()
-    }
-
     /// Returns the number of pages of the reservation.
     pub fn reserved_pages(&self) -> usize {
         self.mapping.len_bytes() >> PAGE_SHIFT

@@ -90,8 +90,6 @@ classes! {
     SLAB_LIST "slab_list",
     /// A slab cache's free slab numbers.
     SLAB_TABLE "slab_table",
-    /// The list of slab caches.
-    SLAB_CACHES "slab_caches",
     /// A CPU's pagevec of an LRU.
     LRU_PAGEVEC "lru_pagevec",
     /// The batches of one tag in an LRU. Several are taken in ascending order of tag.
