@@ -63,7 +63,7 @@ tsan: ## Run multi-threaded tests of slab caches, pools, LRUs and stores under T
 	@tools/bounded 1800 tools/tsan
 
 crash: ## Kill processes 10,000 times, and at every store to memory that outlives them; damage that memory (ninety minutes)
-	@UZRAM_CRASH_ROUNDS=50 tools/bounded 10800 cargo test -p uzram --test it -- --nocapture crash::
+	@UZRAM_CRASH_ROUNDS=50 tools/bounded 10800 cargo test -p uzram --features designs --test it -- --nocapture crash::
 	@UZRAM_CRASH_ROUNDS=200 tools/bounded 10800 cargo test -p uzram-cli --test it -- --nocapture survive::a_disk_outlives
 	@UZRAM_CRASH_ROUNDS=100 tools/bounded 10800 cargo test -p uzram-cli --test it -- --nocapture survive::a_program_that_swaps
 

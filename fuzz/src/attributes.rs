@@ -106,6 +106,7 @@ fn check_taken(device: &Device, name: &str, value: &str) {
         | "checksum"
         | "compact_threshold"
         | "lru_pagevec"
+        | "lru_enable"
         | "writeback_limit"
         | "writeback_limit_enable"
         | "writeback_batch_size"

@@ -580,7 +580,7 @@ mod tests {
         let report = run(&options).unwrap();
         assert_eq!(
             report.targets.len(),
-            2 + 2 + 4 + 4 + 6 + 2 + 7 + 2 + 15 + 6 + 5 + 6 + 11 + 28 + 10 + 5 + 6 + 10
+            2 + 2 + 4 + 4 + 6 + 2 + 7 + 2 + 14 + 6 + 5 + 6 + 11 + 28 + 10 + 5 + 6 + 10
         );
         let measured =
             |name: &str| report.targets.iter().find(|target| target.name == name).unwrap().measured;

@@ -215,7 +215,6 @@ fn what_cannot_be_used_is_refused_in_one_line() {
         (&["up", "--backing", "s3://cold"], 1, "AWS_ACCESS_KEY_ID"),
         (&["up", "--backing", "s3://cold", "--copies", "2"], 1, "by itself"),
         (&["swap", "on", "--size", "64M", "--backing", "s3://cold"], 2, "swap area cannot use"),
-        (&["up", "--backing", &address, "--writeback-layout", "blocks"], 1, "packed"),
         (&["up", "--copies", "2"], 2, "give --backing"),
         (&["up", "--backing", "/tmp/none/b.img:1M", "--copies", "2"], 1, "one copy"),
         (&["swap", "on", "--size", "64M", "--backing", &address], 2, "swap area cannot use"),

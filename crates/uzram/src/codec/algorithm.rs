@@ -4,7 +4,8 @@ use std::fmt;
 use std::ops::RangeInclusive;
 use std::str::FromStr;
 
-use super::{Dictionary, StatelessDecoder, deflate, lz4, lz4hc, memory, w64, zstd};
+use super::dictionary::Dictionary;
+use super::{deflate, lz4, lz4hc, memory, w64, zstd};
 use crate::base::error::{Error, Result};
 use crate::base::named::named;
 use crate::base::sync::Arc;
@@ -174,7 +175,7 @@ impl Algorithm {
         self.source().map(|source| &**source)
     }
 
-    fn source(&self) -> Option<&Arc<Dictionary>> {
+    pub(super) fn source(&self) -> Option<&Arc<Dictionary>> {
         match &self.method {
             Method::Lz4(digest) | Method::Memory(_, digest) => digest.as_ref().map(|digest| &digest.source),
             Method::Lz4hc(digest) => digest.as_ref().map(|digest| &digest.source),
@@ -204,16 +205,6 @@ impl Algorithm {
                 .map(|kernel| Algorithm { level: self.level, method: Method::Memory(kernel, digest.clone()) })
                 .collect(),
             _ => vec![self.clone()],
-        }
-    }
-
-    /// Returns a decoder without state, if the algorithm has one: reads then need no stream.
-    pub fn stateless_decoder(&self) -> Option<StatelessDecoder> {
-        let dictionary = self.source().cloned();
-        match self.method {
-            Method::Lz4(_) | Method::Lz4hc(_) => Some(StatelessDecoder { kernel: None, dictionary }),
-            Method::Memory(kernel, _) => Some(StatelessDecoder { kernel: Some(kernel), dictionary }),
-            Method::Zstd(_) | Method::Deflate => None,
         }
     }
 }

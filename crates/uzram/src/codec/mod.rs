@@ -97,6 +97,18 @@ impl Encoder {
     }
 }
 
+impl Algorithm {
+    /// Returns a decoder without state, if the algorithm has one: reads then need no stream.
+    pub fn stateless_decoder(&self) -> Option<StatelessDecoder> {
+        let dictionary = self.source().cloned();
+        match self.method {
+            Method::Lz4(_) | Method::Lz4hc(_) => Some(StatelessDecoder { kernel: None, dictionary }),
+            Method::Memory(kernel, _) => Some(StatelessDecoder { kernel: Some(kernel), dictionary }),
+            Method::Zstd(_) | Method::Deflate => None,
+        }
+    }
+}
+
 /// A decoder that threads can share.
 #[derive(Clone)]
 pub struct StatelessDecoder {

@@ -472,6 +472,8 @@ fn the_lru_has_the_pages_that_take_memory() {
         &[("lru_enable", "1")][..],
         &[("lru_enable", "0")],
         #[cfg(feature = "designs")]
+        &[("lru_design", "batched"), ("lru_pagevec", "1")],
+        #[cfg(feature = "designs")]
         &[("lru_design", "single-lock"), ("lru_pagevec", "1")],
     ] {
         let has_lru = settings[0] != ("lru_enable", "0");
@@ -494,10 +496,14 @@ fn the_lru_has_the_pages_that_take_memory() {
             let (stats, lru) = (device.stats(), device.lru_stats());
             let stored = (stats.orig_data_bytes / 4096).saturating_sub(stats.same_pages);
             let wanted = if has_lru { stored } else { 0 };
-            assert_eq!(lru.active + lru.inactive, wanted, "{stats:?} {lru:?}");
+            let listed = lru.active + lru.inactive;
+            // The others are in pagevecs.
+            let waiting = if settings.len() > 1 { 0 } else { 14 * crate::base::cpu::possible() as u64 };
+            let least = wanted.saturating_sub(waiting);
+            assert!((least..=wanted).contains(&listed), "{stats:?} {lru:?}");
         }
         let lru = device.lru_stats();
-        assert_eq!(lru.activated > 0 && lru.removed > 1000, has_lru, "{lru:?}");
+        assert_eq!(lru.activated > 0 && lru.removed > 100, has_lru, "{lru:?}");
         let shown = device.get("lru").expect("readable");
         assert!(shown.contains(&format!("\nactivated             {}\n", lru.activated)), "{shown}");
     }

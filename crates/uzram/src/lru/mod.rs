@@ -36,6 +36,7 @@ pub use batched::{Batched, Batching};
 pub use counts::LruStats;
 pub use design::{Claimed, Lists, LockedLists, LruLocks};
 pub use node::List;
+pub use pagevec::MAX_PAGEVEC_PAGES;
 #[cfg(feature = "designs")]
 pub use single_lock::SingleLock;
 
@@ -51,8 +52,6 @@ use pagevec::Pagevec;
 pub const NODE_BYTES: usize = 12;
 /// The most pages of an LRU: two numbers are the lists' heads.
 pub const MAX_PAGES: u64 = (1 << u32::BITS) - 2;
-/// The most pages of a pagevec.
-pub const MAX_PAGEVEC_PAGES: usize = 128;
 /// The default size of a pagevec: a batch.
 pub const DEFAULT_PAGEVEC_PAGES: usize = 14;
 /// Pages that are scanned per acquisition of all locks.

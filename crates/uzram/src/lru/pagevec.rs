@@ -1,6 +1,7 @@
 //! Pagevecs: small arrays of pages.
 
-use super::MAX_PAGEVEC_PAGES;
+/// The most pages of a pagevec.
+pub const MAX_PAGEVEC_PAGES: usize = 128;
 
 /// Pages that are waiting to be put into the lists.
 #[derive(Clone, Copy)]

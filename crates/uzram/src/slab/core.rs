@@ -7,15 +7,14 @@
 //!
 //! Locks: `list_lock`, a leaf. Slabs are made and discarded without it.
 
-use crate::base::cpu::{self, Restartable};
+use crate::base::cpu::Restartable;
 use crate::base::error::{Error, ErrorKind, Result};
 use crate::base::mem::{Arena, Gfp};
 use crate::base::sync::{Arc, Counter};
 
-use super::CacheConfig;
-use super::barn::BARN_SHEAVES;
+use super::config::{CacheConfig, Layout, max_slabs};
 use super::node::{ListLock, Node};
-use super::slabs::{Chain, Layout, NO_SLAB, Slabs};
+use super::slabs::{Chain, NO_SLAB, Slabs};
 use super::stats::{Counters, Stat};
 use super::word::{FreeList, NONE, State};
 
@@ -408,24 +407,4 @@ impl Core {
         // SAFETY: as in `following`.
         unsafe { self.slabs.get(slab).next.with_mut(|own| *own = next) }
     }
-}
-
-/// Returns the most slabs of a CPU partial list, by the kernel's rule: half full slabs have
-/// `cpu_partial_objects` free objects.
-pub(super) fn cpu_partial_slabs(options: &CacheConfig, layout: Layout) -> usize {
-    (options.cpu_partial_objects * 2).div_ceil(usize::from(layout.objects))
-}
-
-/// Returns the most slabs of a cache: those for objects in use, and those that each CPU may keep from the others,
-/// which are its active slab, its partial list, one that it is making, and the slabs of its sheaves; and as many
-/// for the barn as for a CPU. The slab table of memory that outlives the process has so many entries, whatever the policy.
-pub(super) fn max_slabs(options: &CacheConfig, layout: Layout) -> u64 {
-    let in_use = options.max_objects.div_ceil(u64::from(layout.objects));
-    if cfg!(loom) {
-        // Models have exactly as many as they ask for.
-        return in_use;
-    }
-    let sheaves = (BARN_SHEAVES * options.sheaf_objects).div_ceil(usize::from(layout.objects));
-    let kept = (cpu::possible() + 1) * (2 + cpu_partial_slabs(options, layout) + sheaves);
-    in_use.saturating_add(kept as u64).min(u32::MAX.into())
 }

@@ -20,7 +20,8 @@ use crate::base::error::Result;
 use crate::base::mem::Gfp;
 use crate::base::sync::{Mutex, classes};
 
-use super::core::{Core, cpu_partial_slabs};
+use super::config::cpu_partial_slabs;
+use super::core::Core;
 use super::cpu_list::{CpuLists, Word};
 use super::cpu_word::{Opening, lock_local};
 use super::policy::{CpuLayer, Policy};

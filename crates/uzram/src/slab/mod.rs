@@ -57,7 +57,8 @@ pub use cache::{Cache, Owned, TypedCache};
 pub use config::CacheConfig;
 #[cfg(feature = "designs")]
 pub use cpu_slabs::{DelayedFreeze, EagerFreeze, OnPartial, UnfreezeFirst};
-pub use policy::{Plain, Policy, Sheaves};
+pub use policy::{Plain, Policy};
+pub use sheaves::Sheaves;
 pub use stats::{Stat, set_counting, set_timing};
 
 /// A cache's state and statistics.

@@ -1,4 +1,4 @@
-//! How a cache manages its slabs, as types: [`Sheaves`]; with the feature `designs` also SLUB's CPU slabs
+//! How a cache manages its slabs, as types: `Sheaves`; with the feature `designs` also SLUB's CPU slabs
 //! (`cpu_slabs`), and [`Plain`], each without hardening.
 
 use std::marker::PhantomData;
@@ -7,7 +7,6 @@ use crate::base::error::Result;
 use crate::base::mem::Gfp;
 
 use super::core::Core;
-use super::sheaves::Sheaved;
 use super::stats::Stat;
 
 /// The choices that differ between caches.
@@ -78,17 +77,9 @@ pub trait CpuLayer: Send + Sync + Sized {
     }
 }
 
-/// Per-CPU arrays of free objects, above the node partial list.
-#[derive(Debug)]
-pub struct Sheaves;
 /// A policy without hardening.
 #[derive(Debug)]
 pub struct Plain<P>(PhantomData<fn() -> P>);
-
-impl Policy for Sheaves {
-    type Layer = Sheaved;
-    const NAME: &'static str = "sheaves";
-}
 
 impl<P: Policy> Policy for Plain<P> {
     type Layer = P::Layer;

@@ -46,11 +46,20 @@ use crate::base::sync::{AtomicU32, Mutex, MutexGuard, Ordering, classes};
 use super::barn::{BARN_SHEAVES, Barn};
 use super::core::Core;
 use super::cpu_word::{self, Opening, lock_local};
-use super::policy::CpuLayer;
+use super::policy::{CpuLayer, Policy};
 use super::stats::Stat;
 
 /// The most objects of a sheaf.
 pub(super) const MAX_SHEAF_OBJECTS: usize = 256;
+
+/// Per-CPU arrays of free objects, above the node partial list.
+#[derive(Debug)]
+pub struct Sheaves;
+
+impl Policy for Sheaves {
+    type Layer = Sheaved;
+    const NAME: &'static str = "sheaves";
+}
 
 /// Protected by the CPU's sheaf lock, as is the main sheaf while the word is closed.
 struct Pair {

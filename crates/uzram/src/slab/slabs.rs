@@ -16,15 +16,13 @@
 //! slab or the object.
 
 use crate::base::error::{Error, ErrorKind, Result};
-use crate::base::mem::{Account, Arena, Entry, Gfp, MAX_RUN_PAGES, Region, Run, Table};
+use crate::base::mem::{Account, Arena, Entry, Gfp, Region, Run, Table};
 use crate::base::sync::{Arc, AtomicU32, AtomicU64, Counter, Guarded, Mutex, Ordering, classes};
 use crate::base::units::PAGE_SIZE;
 
-use super::CacheConfig;
+use super::config::{CacheConfig, Layout, UNIT_BYTES};
 use super::word::{NONE, SlabWord, State};
 
-/// Bytes of a unit, in which places are counted.
-pub(super) const UNIT_BYTES: usize = 8;
 /// The number of bits of a name that are its index in its page of names.
 const PAGE_PLACE_BITS: u32 = (PAGE_SIZE / UNIT_BYTES).ilog2();
 /// A flag beside the origin of a page of names, which is a multiple of 8: the slab exists.
@@ -37,77 +35,6 @@ pub(super) const NO_SLAB: u32 = u32::MAX;
 /// As the previous slab: the slab is not on the node partial list. The kernel has a flag for that,
 /// on_partial.
 pub(super) const OFF_LIST: u32 = NO_SLAB - 1;
-/// The most pages of a slab: the kernel's `slub_max_order` of 3.
-const MAX_SLAB_PAGES: usize = 8;
-/// The least objects that a slab should have: the kernel's rule, 4 * (fls(CPUs) + 1), for 4 to 7 CPUs.
-const MIN_OBJECTS: usize = 16;
-/// A slab page of this many objects hardly ever runs empty: if one object in ten is in use, one page in
-/// a thousand does.
-const MANY_OBJECTS: usize = 64;
-/// At most this fraction of a slab may be left over at its end: the kernel's first choice.
-const WASTE_FRACTION: usize = 16;
-
-const _: () = assert!(MAX_SLAB_PAGES <= MAX_RUN_PAGES);
-const _: () = assert!(MAX_SLAB_PAGES * PAGE_SIZE / UNIT_BYTES < 1 << 15, "places and counts fit the words");
-
-/// The layout of a slab.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Layout {
-    /// Bytes from one object to the next.
-    pub(super) stride_bytes: usize,
-    /// Pages of a slab.
-    pub(super) pages: usize,
-    /// Objects of a slab.
-    pub(super) objects: u16,
-    /// Bits of a place.
-    pub(super) place_bits: u32,
-    /// The offset of an object's link from its start.
-    pub(super) link_offset_bytes: usize,
-}
-
-impl Layout {
-    /// Returns the layout for objects of `size_bytes` aligned to `align_bytes`.
-    ///
-    /// # Errors
-    /// `Invalid` for an invalid size or alignment.
-    pub(super) fn new(size_bytes: usize, align_bytes: usize) -> Result<Self> {
-        if !(1..=PAGE_SIZE).contains(&size_bytes) || !align_bytes.is_power_of_two() || align_bytes > PAGE_SIZE
-        {
-            let what = "an object of a slab has 1 to 4096 bytes, aligned to a power of two up to that";
-            return Err(Error::invalid(what));
-        }
-        let stride_bytes = size_bytes.next_multiple_of(align_bytes.max(UNIT_BYTES));
-        let (pages, objects) = if cfg!(loom) { (1, LOOM_OBJECTS) } else { slab_of(stride_bytes) };
-        Ok(Layout {
-            stride_bytes,
-            pages,
-            objects: objects as u16,
-            place_bits: (pages * PAGE_SIZE / UNIT_BYTES).next_power_of_two().ilog2(),
-            link_offset_bytes: (stride_bytes / 2) & !(size_of::<u32>() - 1),
-        })
-    }
-
-    /// Returns the units from one object to the next.
-    pub(super) fn stride(self) -> u16 {
-        (self.stride_bytes / UNIT_BYTES) as u16
-    }
-}
-
-/// Models have slabs of two objects: enough to be empty, partial and full.
-const LOOM_OBJECTS: usize = 2;
-
-/// Returns the pages and objects of a slab: the fewest pages that hold enough objects with little left over, but
-/// at least two where a page would hardly ever run empty, which halves the number of slabs to manage.
-fn slab_of(stride_bytes: usize) -> (usize, usize) {
-    let fits = |pages: usize| pages * PAGE_SIZE / stride_bytes;
-    let is_good = |pages: &usize| {
-        let bytes = pages * PAGE_SIZE;
-        fits(*pages) >= MIN_OBJECTS && (bytes % stride_bytes) * WASTE_FRACTION <= bytes
-    };
-    let fewest = if fits(1) >= MANY_OBJECTS { 2 } else { 1 };
-    let pages = (fewest..=MAX_SLAB_PAGES).find(is_good).unwrap_or(MAX_SLAB_PAGES);
-    (pages, fits(pages))
-}
 
 /// The metadata of a slab.
 #[derive(Debug, Default)]
@@ -591,36 +518,4 @@ fn at_origin(origin: u64, object: u32) -> *mut u8 {
 fn secret() -> u32 {
     use std::hash::{BuildHasher, RandomState};
     RandomState::new().hash_one("slab") as u32
-}
-
-#[cfg(all(test, not(loom)))]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn slabs_hold_enough_objects_and_waste_little() {
-        let shape = |size, align| {
-            let layout = Layout::new(size, align).expect("an object");
-            (layout.stride_bytes, layout.pages, layout.objects)
-        };
-        assert_eq!(shape(8, 8), (8, 2, 1024));
-        assert_eq!(shape(32, 32), (32, 2, 256));
-        assert_eq!(shape(64, 64), (64, 2, 128));
-        assert_eq!(shape(100, 8), (104, 1, 39));
-        assert_eq!(shape(256, 8), (256, 1, 16));
-        assert_eq!(shape(704, 64), (704, 3, 17));
-        assert_eq!(shape(2048, 8), (2048, 8, 16));
-        assert_eq!(shape(4096, 4096), (4096, 8, 8));
-        assert_eq!(shape(1, 1), (8, 2, 1024));
-        for size in 1..=PAGE_SIZE {
-            let layout = Layout::new(size, 8).expect("an object");
-            let bytes = layout.pages * PAGE_SIZE;
-            assert!(usize::from(layout.objects) * layout.stride_bytes <= bytes);
-            assert!(layout.link_offset_bytes + 4 <= layout.stride_bytes);
-            assert!(1 << layout.place_bits >= bytes / UNIT_BYTES);
-        }
-        for (size, align) in [(0, 8), (4097, 8), (8, 3), (8, 0), (8, 8192)] {
-            assert!(Layout::new(size, align).is_err(), "{size} {align}");
-        }
-    }
 }

@@ -1,11 +1,11 @@
 //! Streams of a design that is chosen at run time.
 
 use std::fmt;
-use std::num::NonZeroU16;
 use std::ops::{Deref, DerefMut};
 use std::str::FromStr;
 
-use super::{IdleList, PerCpu, Streams, idle_list, per_cpu};
+use super::idle_list::{self, IdleList, StreamCount};
+use super::{PerCpu, Streams, per_cpu};
 use crate::base::error::{Error, Result};
 
 /// A design of streams. Parses from and prints as `percpu`, or the number of streams on the list.
@@ -16,34 +16,6 @@ pub enum StreamDesign {
     PerCpu,
     /// A locked list of this many idle streams: [`IdleList`](super::IdleList).
     IdleList(StreamCount),
-}
-
-/// A number of streams, 1..=[`StreamCount::MAX`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct StreamCount(NonZeroU16);
-
-impl StreamCount {
-    /// The maximum number of streams. All are created in advance, and one of zstd takes a sixth of a MiB at
-    /// the default level. A larger number is likely a mistake: more streams than threads that compress at
-    /// once are of no use.
-    pub const MAX: usize = 1024;
-
-    /// Returns the number.
-    pub fn get(self) -> u16 {
-        self.0.get()
-    }
-}
-
-impl TryFrom<usize> for StreamCount {
-    type Error = Error;
-
-    fn try_from(count: usize) -> Result<Self> {
-        let in_range = u16::try_from(count).ok().filter(|_| count <= StreamCount::MAX);
-        in_range.and_then(NonZeroU16::new).map(StreamCount).ok_or_else(|| {
-            let what = format!("a list of {count} streams: it must have 1 to {}", StreamCount::MAX);
-            Error::invalid(what).with_setting("streams")
-        })
-    }
 }
 
 impl FromStr for StreamDesign {

@@ -18,9 +18,9 @@ mod loom_tests;
 mod tests;
 
 #[cfg(feature = "designs")]
-pub use any::{AnyStreams, StreamCount, StreamDesign};
+pub use any::{AnyStreams, StreamDesign};
 #[cfg(feature = "designs")]
-pub use idle_list::IdleList;
+pub use idle_list::{IdleList, StreamCount};
 pub use per_cpu::PerCpu;
 
 use std::ops::DerefMut;

@@ -117,7 +117,8 @@ impl<T: Send> DeferredFrees<T> {
 
     /// Frees all values that wait. Those that come meanwhile may be left.
     pub fn flush(&self, free: impl Fn(T)) {
-        for _ in 0..=self.full.lock().full.len() {
+        let full = self.full.lock().full.len();
+        for _ in 0..=full {
             self.free_some(&free);
         }
     }

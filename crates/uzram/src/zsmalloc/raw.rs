@@ -1,7 +1,7 @@
 //! The pool itself: its parts, and how they refer to each other. Handles are plain numbers here; callers guarantee
 //! their validity. Each operation has a file: `store`, `read`, `free`, `compact`, `evacuate`, `reclaim`, `stats`.
 
-use std::ops::Range;
+use std::ops::{DerefMut, Range};
 
 use crate::base::error::{Error, Result};
 use crate::base::mem::{Arena, Region, Table};
@@ -11,10 +11,9 @@ use crate::slab::{CacheConfig, TypedCache};
 use super::access::ObjectAccess;
 use super::class::{CHAIN_SIZES, ClassTable, HEADER_BYTES};
 use super::counts::Counts;
-use super::design::PoolLocks;
 use super::lru::Lru;
-use super::word::Location;
-use super::zspage::{Descriptor, Descriptors};
+use super::word::{Cell, Location};
+use super::zspage::{Descriptor, Descriptors, Lists};
 
 /// Bytes of a cache line.
 pub(super) const LINE_BYTES: usize = 64;
@@ -86,6 +85,68 @@ impl PoolConfig {
         let handles = self.handles_in(arena_pages as usize).slab_table_bytes()?;
         Ok([handles, Table::<AtomicU64>::bytes_of(arena_pages as usize)])
     }
+}
+
+/// The locks of a design, and the operations under them.
+pub trait PoolLocks: Sized + Send + Sync + 'static {
+    /// The name in settings and tables.
+    const NAME: &'static str;
+    /// Whether a reader may go on reading when its object is freed; the last reader then releases it.
+    /// If not, the caller keeps the object from being freed while it is read.
+    const READS_OUTLIVE_FREES: bool;
+    /// Whether the pages of an emptied zspage are freed while its class's lists are still locked.
+    const FREES_PAGES_LOCKED: bool;
+    /// The handle's word.
+    type Cell: Cell;
+    /// The locked lists of a class.
+    type Lists<'a>: DerefMut<Target = Lists>;
+    /// The locked lists of a class whose objects no thread can look up, and whose zspages no thread can hold,
+    /// meanwhile.
+    type MigrationGuard<'a>: MigrationGuard;
+
+    /// Makes the locks for `classes` classes.
+    fn new(classes: usize) -> Self;
+
+    /// Locks the lists of a class.
+    fn lists(&self, class: u8, counts: &Counts) -> Self::Lists<'_>;
+
+    /// Locks the lists of a class to move its objects.
+    fn lock_for_migration(&self, class: u8, counts: &Counts) -> Self::MigrationGuard<'_>;
+
+    /// Finds a handle's object, and keeps it in place until [`PoolLocks::unpin`].
+    ///
+    /// # Safety
+    /// The handle is in use and not being freed.
+    unsafe fn pin(pool: &RawPool<Self>, handle: u32) -> Location;
+
+    /// Ends a pin; by default, a hold of the zspage. If the object was freed meanwhile and the caller must
+    /// release it, returns it with the lists of its class.
+    ///
+    /// # Safety
+    /// The handle is pinned.
+    #[inline]
+    unsafe fn unpin(pool: &RawPool<Self>, handle: u32, object: Location) -> Option<Released<'_, Self>> {
+        let _ = handle;
+        // SAFETY: the object is in use (the caller's promise) and stays in place, as its zspage is held.
+        unsafe { pool.zspage_at(object.page) }.let_go();
+        None
+    }
+
+    /// Finds a handle's object to free it: returns the object to release with the lists of its class,
+    /// unless a reader will release it.
+    ///
+    /// # Safety
+    /// The handle is in use, and only this call frees it.
+    unsafe fn free(pool: &RawPool<Self>, handle: u32) -> Option<Released<'_, Self>>;
+}
+
+/// An object that is no longer used, and the locked lists of its class.
+pub type Released<'a, D> = (Location, Timed<'a, <D as PoolLocks>::Lists<'a>>);
+
+/// Locked lists whose holder moves objects.
+pub trait MigrationGuard: DerefMut<Target = Lists> {
+    /// Returns whether other threads wait for one of the locks.
+    fn is_contended(&self) -> bool;
 }
 
 /// See the [module's documentation](super). Handles are numbers here.

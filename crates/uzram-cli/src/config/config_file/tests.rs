@@ -220,7 +220,7 @@ fn a_device_is_only_made_on_machines_with_little_memory_if_it_says_so() {
     // A file may have no device for this machine.
     assert!(parsed("[a]\nhost-memory-limit = 0\n").unwrap().devices.is_empty());
     // An invalid value is refused on every machine.
-    assert!(complaint("[a]\nhost-memory-limit = 0\nchain = 99999999999").starts_with("u.toml:3: chain: "));
+    assert!(complaint("[a]\nhost-memory-limit = 0\nhigh = 99999999999").starts_with("u.toml:3: high: "));
 }
 
 #[test]

@@ -65,7 +65,7 @@ pub use page_table::{FoundPages, Wanted, scan_page_table};
 pub use pages::ZeroedPages;
 pub use reserve::reserve_chunks;
 pub use run_cache::MAX_BATCH_PAGES;
-pub use runs::{CHUNK_PAGES, MAX_RUN_PAGES};
+pub use runs::{Account, CHUNK_PAGES, MAX_RUN_PAGES};
 pub use table::{Entry, Table};
 
 use super::cpu::{Padded, PerCpu};
@@ -82,20 +82,6 @@ use run_cache::{RunCache, batch_runs};
 use runs::{GROUP_PAGES, Runs, group_of, groups_of, mask};
 
 const _: () = assert!(usize::BITS == 64, "an arena reserves more than 4 GiB");
-
-/// The account that a page is charged to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Account {
-    /// Pages of zspages, which can move.
-    Pool,
-    /// Pages of slab caches (handles, descriptors), which cannot.
-    Slab,
-}
-
-impl Account {
-    /// All accounts.
-    const ALL: [Account; 2] = [Account::Pool, Account::Slab];
-}
 
 /// How far an allocation may go to get memory, after the kernel's GFP flags.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -5,8 +5,7 @@
 //! of more than two batches drained by one. A batch is counted in pages, so that fewer long runs are
 //! cached. Protected by the cache's lock.
 
-use super::Account;
-use super::runs::MAX_RUN_PAGES;
+use super::runs::{Account, MAX_RUN_PAGES, touch};
 
 /// Pages of the largest batch. The kernel's per-CPU page lists are of similar size (the series that
 /// made their batch a setting, "lru_lock scalability", D. Jordan, 2018, measured up to 310 pages).
@@ -20,15 +19,6 @@ pub(super) struct RunCache {
 /// Returns the number of runs of `pages` pages in a batch of `batch_pages`, at least one.
 pub(super) fn batch_runs(batch_pages: usize, pages: usize) -> usize {
     (batch_pages / pages).max(1)
-}
-
-/// Touches the whole capacity of an empty vector; returns its bytes.
-pub(super) fn touch<T: Copy + Default>(empty: &mut Vec<T>) -> usize {
-    empty.resize(empty.capacity(), T::default());
-    // Keeps the compiler from removing the writes.
-    std::hint::black_box(&mut *empty);
-    empty.clear();
-    empty.capacity() * size_of::<T>()
 }
 
 impl RunCache {

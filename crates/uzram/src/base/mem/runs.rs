@@ -11,10 +11,31 @@
 //! the lowest chunk with room in log2(chunks) steps. Free chunks have a tree of their own, and are
 //! taken last.
 
-use super::Account;
-use super::run_cache::touch;
 use super::tree::Tree;
 use crate::base::error::{Error, ErrorKind, Result};
+
+/// The account that a page is charged to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Account {
+    /// Pages of zspages, which can move.
+    Pool,
+    /// Pages of slab caches (handles, descriptors), which cannot.
+    Slab,
+}
+
+impl Account {
+    /// All accounts.
+    pub(super) const ALL: [Account; 2] = [Account::Pool, Account::Slab];
+}
+
+/// Touches the whole capacity of an empty vector; returns its bytes.
+pub(super) fn touch<T: Copy + Default>(empty: &mut Vec<T>) -> usize {
+    empty.resize(empty.capacity(), T::default());
+    // Keeps the compiler from removing the writes.
+    std::hint::black_box(&mut *empty);
+    empty.clear();
+    empty.capacity() * size_of::<T>()
+}
 
 /// Pages of the longest run.
 pub const MAX_RUN_PAGES: usize = 16;

@@ -32,7 +32,7 @@ macro_rules! classes {
             use super::LockClass;
 
             /// Each class's rank.
-            #[allow(non_camel_case_types)]
+            #[allow(non_camel_case_types, clippy::upper_case_acronyms)]
             enum Rank { $($class,)* }
 
             $(
