@@ -13,6 +13,4 @@ pub mod own_devices;
 pub mod record;
 pub mod swap_area;
 
-pub use exports::{
-    Access, ClientUse, Export, ExportPolicy, ExportedDevice, Exports, OpenFile, SettingCheck, Users,
-};
+pub use exports::{Access, Export, ExportPolicy, ExportedDevice, Exports, OpenFile, SettingCheck, Users};

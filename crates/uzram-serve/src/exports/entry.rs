@@ -116,7 +116,7 @@ impl Entry {
         *users.of(role) += 1;
         drop(users);
         let user = UserGuard { entry: Arc::clone(&self), role };
-        Ok(ExportedDevice { device: self.device.open()?, access, user })
+        Ok(ExportedDevice { device: Arc::new(self.device.open()?), access, _user: user })
     }
 
     /// Opens the device's file, for writing or not.
@@ -183,25 +183,12 @@ impl Drop for UserGuard {
     }
 }
 
-/// A device that an NBD client uses.
+/// A device that an NBD client uses. Drop it after everything else that uses the device.
 pub struct ExportedDevice {
     /// The open device.
-    pub device: OpenDevice,
+    pub device: Arc<OpenDevice>,
     /// The client's access.
     pub access: Access,
-    user: UserGuard,
-}
-
-impl ExportedDevice {
-    /// Returns the open device, and the guard that counts its user, which must be dropped after everything that uses
-    /// the device.
-    pub fn into_parts(self) -> (OpenDevice, ClientUse) {
-        (self.device, ClientUse { _user: self.user })
-    }
-}
-
-/// Counts a client among a device's users until it is dropped.
-pub struct ClientUse {
     _user: UserGuard,
 }
 

@@ -31,7 +31,7 @@ use crate::own_devices;
 use crate::record::Recorder;
 use entry::Entry;
 
-pub use entry::{Access, ClientUse, Export, ExportPolicy, ExportedDevice, OpenFile, Users};
+pub use entry::{Access, Export, ExportPolicy, ExportedDevice, OpenFile, Users};
 
 /// Checks what an attribute of a device is about to be set to; the error says what to set instead.
 pub type SettingCheck = Arc<dyn Fn(&Device, &str, &str) -> Result<()> + Send + Sync>;

@@ -8,8 +8,8 @@
 //! client has buffers of [`MIN_BUFFER_BYTES`], a handshake one option, and each has TLS's minimum. Everything else
 //! comes from one [`Budget`] of the server, [`SHARED_BYTES`]:
 //! - a client's buffers are larger, up to [`BUFFER_BYTES`], while more than [`TASK_BYTES`] of the budget are left;
-//! - a request that is offloaded (`transmission::offload`) takes memory for its payload and its reply;
-//! - a reply that must be sent in one piece takes memory for its data (`transmission::read`).
+//! - a request that is offloaded (`offload`) takes memory for its payload and its reply;
+//! - a reply that must be sent in one piece takes memory for its data (`replies`).
 //!
 //! When the budget is used up, buffers are small, a connection waits for the device itself, and a long reply is
 //! streamed. The kernel's socket buffers are not counted.

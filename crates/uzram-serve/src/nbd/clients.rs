@@ -1,18 +1,16 @@
-//! The connections of a server for the control API, which lists and ends them.
+//! What is known of a connection: its peer, its traffic, its end.
 
 use std::fmt;
 use std::io;
 use std::mem::size_of;
 use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::SystemTime;
 
 use rustix::net::{AddressFamily, getpeername, getsockname};
 
 use super::address::ListenAddress;
-use super::registry::Registry;
 use super::request::{Command, Request};
 
 /// A snapshot of a connection.
@@ -45,6 +43,7 @@ pub struct Traffic {
 
 impl Traffic {
     /// Counts a request that has arrived.
+    #[inline]
     pub(super) fn count(&mut self, request: &Request) {
         self.requests += 1;
         match request.command {
@@ -167,30 +166,4 @@ pub enum Kicked {
     Ending,
     /// There is no connection of that id.
     Unknown,
-}
-
-/// The connections of a server; empty by default.
-#[derive(Clone, Default)]
-pub struct Clients(pub(super) Option<Arc<Registry>>);
-
-impl Clients {
-    /// Returns all connections in the order in which they came, including those that have not chosen an export yet.
-    pub fn list(&self) -> Vec<Client> {
-        self.0.as_ref().map(|registry| registry.list()).unwrap_or_default()
-    }
-
-    /// Returns how many clients and connections each listener has turned away.
-    pub fn turned_away(&self) -> Vec<(ListenAddress, TurnedAway)> {
-        self.0.as_ref().map(|registry| registry.turned_away()).unwrap_or_default()
-    }
-
-    /// Returns the most clients that are served at once.
-    pub fn max_clients(&self) -> usize {
-        self.0.as_ref().map_or(0, |registry| registry.max_clients())
-    }
-
-    /// Ends a connection, and waits a moment for its end. Replies in flight may be lost.
-    pub fn kick(&self, id: u64) -> Kicked {
-        self.0.as_ref().map_or(Kicked::Unknown, |registry| registry.kick(id))
-    }
 }

@@ -101,11 +101,12 @@ impl Sockets {
 /// A listening socket of a server.
 pub(super) struct Listener {
     fd: OwnedFd,
-    address: ListenAddress,
+    /// Its address, with the actual port.
+    pub address: ListenAddress,
     /// The names of the devices served here; `None` for all.
     devices: Option<Arc<[String]>>,
     /// The exports that its clients see.
-    exports: Exports,
+    pub exports: Exports,
 }
 
 impl Listener {
@@ -118,19 +119,9 @@ impl Listener {
         Ok(Socket::new(fd))
     }
 
-    /// Returns the exports that its clients see.
-    pub fn exports(&self) -> &Exports {
-        &self.exports
-    }
-
     /// Returns the endpoint for clients, with TLS or without.
     pub fn endpoint(&self, tls: bool) -> Endpoint {
         Endpoint { address: self.address.clone(), devices: self.devices.clone(), tls }
-    }
-
-    /// Returns its address, with the actual port.
-    pub fn address(&self) -> &ListenAddress {
-        &self.address
     }
 }
 

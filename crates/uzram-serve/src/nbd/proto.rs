@@ -1,9 +1,10 @@
 //! The NBD wire format: constants under the specification's names, and parsers of options.
-//! `request` parses requests, `reply` encodes replies.
+//! `request` has the headers of requests and replies.
 //!
-//! Pure functions of bytes: nothing here does I/O, allocates, or can panic on any input. All
-//! integers on the wire are big-endian. Extended headers are those of the specification's branch
-//! `extension-ext-header`, as qemu and libnbd have them.
+//! Pure functions of bytes: nothing here does I/O or can panic on any input. All integers on the wire are big-endian.
+//! Extended headers are those of the specification's branch `extension-ext-header`, as qemu and libnbd have them.
+
+use std::io;
 
 use uzram::ErrorKind;
 
@@ -25,135 +26,123 @@ pub const NBD_EXTENDED_REQUEST_MAGIC: u32 = 0x21e4_1c71;
 /// Opens every chunk of a reply once extended headers are negotiated.
 pub const NBD_EXTENDED_REPLY_MAGIC: u32 = 0x6e8a_278c;
 
-/// Handshake flags of the server; the client's flags have the same bits.
-pub mod handshake_flags {
-    /// `NBD_FLAG_FIXED_NEWSTYLE`
-    pub const FIXED_NEWSTYLE: u16 = 1 << 0;
-    /// `NBD_FLAG_NO_ZEROES`: no 124 zeros after the answer to `EXPORT_NAME`.
-    pub const NO_ZEROES: u16 = 1 << 1;
+/// Declares a module of constants, each documented by its name in the specification.
+macro_rules! constants {
+    ($(#[$about:meta])* $module:ident: $type:ty = $prefix:literal {
+        $($(#[$more:meta])* $name:ident = $value:expr,)*
+    }) => {
+        $(#[$about])*
+        pub mod $module {
+            $(
+                #[doc = concat!("`", $prefix, stringify!($name), "`")]
+                $(#[$more])*
+                pub const $name: $type = $value;
+            )*
+        }
+    };
 }
 
-/// Transmission flags: what an export can do.
-pub mod transmission_flags {
-    /// `NBD_FLAG_HAS_FLAGS`
-    pub const HAS_FLAGS: u16 = 1 << 0;
-    /// `NBD_FLAG_READ_ONLY`
-    pub const READ_ONLY: u16 = 1 << 1;
-    /// `NBD_FLAG_SEND_FLUSH`
-    pub const SEND_FLUSH: u16 = 1 << 2;
-    /// `NBD_FLAG_SEND_FUA`
-    pub const SEND_FUA: u16 = 1 << 3;
-    /// `NBD_FLAG_SEND_TRIM`
-    pub const SEND_TRIM: u16 = 1 << 5;
-    /// `NBD_FLAG_SEND_WRITE_ZEROES`
-    pub const SEND_WRITE_ZEROES: u16 = 1 << 6;
-    /// `NBD_FLAG_SEND_DF`: only when replies are chunks.
-    pub const SEND_DF: u16 = 1 << 7;
-    /// `NBD_FLAG_CAN_MULTI_CONN`
-    pub const CAN_MULTI_CONN: u16 = 1 << 8;
-    /// `NBD_FLAG_SEND_CACHE`
-    pub const SEND_CACHE: u16 = 1 << 10;
-    /// `NBD_FLAG_SEND_FAST_ZERO`
-    pub const SEND_FAST_ZERO: u16 = 1 << 11;
-    /// `NBD_FLAG_BLOCK_STATUS_PAYLOAD`: only with extended headers and metadata contexts.
-    pub const BLOCK_STATUS_PAYLOAD: u16 = 1 << 12;
+constants! {
+    /// Handshake flags of the server; the client's flags have the same bits.
+    handshake_flags: u16 = "NBD_FLAG_" {
+        FIXED_NEWSTYLE = 1 << 0,
+        /// No 124 zeros after the answer to `EXPORT_NAME`.
+        NO_ZEROES = 1 << 1,
+    }
 }
-
-/// Options a client may send during the handshake.
-pub mod option {
-    /// `NBD_OPT_EXPORT_NAME`
-    pub const EXPORT_NAME: u32 = 1;
-    /// `NBD_OPT_ABORT`
-    pub const ABORT: u32 = 2;
-    /// `NBD_OPT_LIST`
-    pub const LIST: u32 = 3;
-    /// `NBD_OPT_STARTTLS`
-    pub const STARTTLS: u32 = 5;
-    /// `NBD_OPT_INFO`
-    pub const INFO: u32 = 6;
-    /// `NBD_OPT_GO`
-    pub const GO: u32 = 7;
-    /// `NBD_OPT_STRUCTURED_REPLY`
-    pub const STRUCTURED_REPLY: u32 = 8;
-    /// `NBD_OPT_LIST_META_CONTEXT`
-    pub const LIST_META_CONTEXT: u32 = 9;
-    /// `NBD_OPT_SET_META_CONTEXT`
-    pub const SET_META_CONTEXT: u32 = 10;
-    /// `NBD_OPT_EXTENDED_HEADERS`
-    pub const EXTENDED_HEADERS: u32 = 11;
+constants! {
+    /// Transmission flags: what an export can do.
+    transmission_flags: u16 = "NBD_FLAG_" {
+        HAS_FLAGS = 1 << 0,
+        READ_ONLY = 1 << 1,
+        SEND_FLUSH = 1 << 2,
+        SEND_FUA = 1 << 3,
+        SEND_TRIM = 1 << 5,
+        SEND_WRITE_ZEROES = 1 << 6,
+        /// Only when replies are chunks.
+        SEND_DF = 1 << 7,
+        CAN_MULTI_CONN = 1 << 8,
+        SEND_CACHE = 1 << 10,
+        SEND_FAST_ZERO = 1 << 11,
+        /// Only with extended headers and metadata contexts.
+        BLOCK_STATUS_PAYLOAD = 1 << 12,
+    }
 }
-
-/// Types of option replies.
-pub mod reply {
-    /// `NBD_REP_ACK`
-    pub const ACK: u32 = 1;
-    /// `NBD_REP_SERVER`
-    pub const SERVER: u32 = 2;
-    /// `NBD_REP_INFO`
-    pub const INFO: u32 = 3;
-    /// `NBD_REP_META_CONTEXT`
-    pub const META_CONTEXT: u32 = 4;
-    /// `NBD_REP_ERR_UNSUP`: an option this server does not have.
-    pub const ERR_UNSUP: u32 = (1 << 31) + 1;
-    /// `NBD_REP_ERR_POLICY`: not allowed here.
-    pub const ERR_POLICY: u32 = (1 << 31) + 2;
-    /// `NBD_REP_ERR_INVALID`: an option with invalid data.
-    pub const ERR_INVALID: u32 = (1 << 31) + 3;
-    /// `NBD_REP_ERR_TLS_REQD`: TLS has to be started first.
-    pub const ERR_TLS_REQD: u32 = (1 << 31) + 5;
-    /// `NBD_REP_ERR_UNKNOWN`: the export is not available.
-    pub const ERR_UNKNOWN: u32 = (1 << 31) + 6;
-    /// `NBD_REP_ERR_EXT_HEADER_REQD`: there is no way back from extended headers.
-    pub const ERR_EXT_HEADER_REQD: u32 = (1 << 31) + 10;
+constants! {
+    /// Options a client may send during the handshake.
+    option: u32 = "NBD_OPT_" {
+        EXPORT_NAME = 1,
+        ABORT = 2,
+        LIST = 3,
+        STARTTLS = 5,
+        INFO = 6,
+        GO = 7,
+        STRUCTURED_REPLY = 8,
+        LIST_META_CONTEXT = 9,
+        SET_META_CONTEXT = 10,
+        EXTENDED_HEADERS = 11,
+    }
 }
-
-/// Kinds of information about an export.
-pub mod info {
-    /// `NBD_INFO_EXPORT`: size and transmission flags.
-    pub const EXPORT: u16 = 0;
-    /// `NBD_INFO_NAME`
-    pub const NAME: u16 = 1;
-    /// `NBD_INFO_DESCRIPTION`
-    pub const DESCRIPTION: u16 = 2;
-    /// `NBD_INFO_BLOCK_SIZE`
-    pub const BLOCK_SIZE: u16 = 3;
+constants! {
+    /// Types of option replies.
+    reply: u32 = "NBD_REP_" {
+        ACK = 1,
+        SERVER = 2,
+        INFO = 3,
+        META_CONTEXT = 4,
+        /// An option this server does not have.
+        ERR_UNSUP = (1 << 31) + 1,
+        /// Not allowed here.
+        ERR_POLICY = (1 << 31) + 2,
+        /// An option with invalid data.
+        ERR_INVALID = (1 << 31) + 3,
+        /// TLS has to be started first.
+        ERR_TLS_REQD = (1 << 31) + 5,
+        /// The export is not available.
+        ERR_UNKNOWN = (1 << 31) + 6,
+        /// There is no way back from extended headers.
+        ERR_EXT_HEADER_REQD = (1 << 31) + 10,
+    }
 }
-
-/// Commands, as they are numbered on the wire.
-pub mod command {
-    /// `NBD_CMD_READ`
-    pub const READ: u16 = 0;
-    /// `NBD_CMD_WRITE`
-    pub const WRITE: u16 = 1;
-    /// `NBD_CMD_DISC`
-    pub const DISC: u16 = 2;
-    /// `NBD_CMD_FLUSH`
-    pub const FLUSH: u16 = 3;
-    /// `NBD_CMD_TRIM`
-    pub const TRIM: u16 = 4;
-    /// `NBD_CMD_CACHE`
-    pub const CACHE: u16 = 5;
-    /// `NBD_CMD_WRITE_ZEROES`
-    pub const WRITE_ZEROES: u16 = 6;
-    /// `NBD_CMD_BLOCK_STATUS`
-    pub const BLOCK_STATUS: u16 = 7;
+constants! {
+    /// Kinds of information about an export.
+    info: u16 = "NBD_INFO_" {
+        /// Size and transmission flags.
+        EXPORT = 0,
+        NAME = 1,
+        DESCRIPTION = 2,
+        BLOCK_SIZE = 3,
+    }
 }
-
-/// Flags of a request.
-pub mod command_flags {
-    /// `NBD_CMD_FLAG_FUA`: allowed on every command.
-    pub const FUA: u16 = 1 << 0;
-    /// `NBD_CMD_FLAG_NO_HOLE`: on `WRITE_ZEROES`.
-    pub const NO_HOLE: u16 = 1 << 1;
-    /// `NBD_CMD_FLAG_DF`: do not fragment the reply to a `READ`.
-    pub const DF: u16 = 1 << 2;
-    /// `NBD_CMD_FLAG_REQ_ONE`: one descriptor for each context, on `BLOCK_STATUS`.
-    pub const REQ_ONE: u16 = 1 << 3;
-    /// `NBD_CMD_FLAG_FAST_ZERO`: fail at once rather than be slow, on `WRITE_ZEROES`.
-    pub const FAST_ZERO: u16 = 1 << 4;
-    /// `NBD_CMD_FLAG_PAYLOAD_LEN`: the length is that of a payload which follows; only with extended
-    /// headers.
-    pub const PAYLOAD_LEN: u16 = 1 << 5;
+constants! {
+    /// Commands, as they are numbered on the wire.
+    command: u16 = "NBD_CMD_" {
+        READ = 0,
+        WRITE = 1,
+        DISC = 2,
+        FLUSH = 3,
+        TRIM = 4,
+        CACHE = 5,
+        WRITE_ZEROES = 6,
+        BLOCK_STATUS = 7,
+    }
+}
+constants! {
+    /// Flags of a request.
+    command_flags: u16 = "NBD_CMD_FLAG_" {
+        /// Allowed on every command.
+        FUA = 1 << 0,
+        /// On `WRITE_ZEROES`.
+        NO_HOLE = 1 << 1,
+        /// Do not fragment the reply to a `READ`.
+        DF = 1 << 2,
+        /// One descriptor for each context, on `BLOCK_STATUS`.
+        REQ_ONE = 1 << 3,
+        /// Fail at once rather than be slow, on `WRITE_ZEROES`.
+        FAST_ZERO = 1 << 4,
+        /// The length is that of a payload which follows; only with extended headers.
+        PAYLOAD_LEN = 1 << 5,
+    }
 }
 
 /// Chunks of structured and extended replies.
@@ -257,6 +246,11 @@ impl From<ErrorKind> for NbdError {
     }
 }
 
+/// Returns the error for a protocol violation, which ends the connection.
+pub(super) fn violation(what: &'static str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, what)
+}
+
 /// A cursor over received bytes; every access is checked.
 pub(super) struct Bytes<'a>(pub &'a [u8]);
 
@@ -286,24 +280,11 @@ impl<'a> Bytes<'a> {
     }
 }
 
-/// The header of an option: which one, and how many bytes of data follow.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct OptionHeader {
-    /// One of [`option`], or an unknown option.
-    pub option: u32,
-    /// Bytes of data that follow.
-    pub len_bytes: u32,
-}
-
-impl OptionHeader {
-    /// Parses a header; `None` when it does not begin with [`IHAVEOPT`].
-    pub fn parse(bytes: &[u8; OPTION_HEADER_BYTES]) -> Option<Self> {
-        let mut bytes = Bytes(bytes);
-        if bytes.u64()? != IHAVEOPT {
-            return None;
-        }
-        Some(OptionHeader { option: bytes.u32()?, len_bytes: bytes.u32()? })
-    }
+/// Parses the header of an option: its number, and how many bytes of data follow. `None` when it does not begin with
+/// [`IHAVEOPT`].
+pub(super) fn parse_option_header(bytes: &[u8; OPTION_HEADER_BYTES]) -> Option<(u32, u32)> {
+    let mut bytes = Bytes(bytes);
+    (bytes.u64()? == IHAVEOPT).then_some((bytes.u32()?, bytes.u32()?))
 }
 
 /// The data of `NBD_OPT_INFO` and `NBD_OPT_GO`.

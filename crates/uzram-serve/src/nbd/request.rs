@@ -1,10 +1,16 @@
-//! Requests of the transmission phase: parsing and checking their headers.
+//! The headers of requests and replies in the transmission phase, and the check of a request.
 //!
 //! Pure functions of bytes, like [`super::proto`].
 
+use std::io;
+
 use super::proto::{
-    Bytes, MAX_PAYLOAD_BYTES, NBD_EXTENDED_REQUEST_MAGIC, NBD_REQUEST_MAGIC, NbdError, command, command_flags,
+    Bytes, MAX_PAYLOAD_BYTES, NBD_EXTENDED_REPLY_MAGIC, NBD_EXTENDED_REQUEST_MAGIC, NBD_REQUEST_MAGIC,
+    NBD_SIMPLE_REPLY_MAGIC, NBD_STRUCTURED_REPLY_MAGIC, NbdError, command, command_flags, violation,
 };
+
+/// Bytes of a simple reply's header.
+pub const SIMPLE_REPLY_BYTES: usize = 16;
 
 /// The headers of requests and replies, as negotiated in the handshake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,6 +32,20 @@ impl Headers {
         }
     }
 
+    /// Returns the bytes of a chunk's header, or of a simple reply if there are no chunks.
+    pub const fn reply_bytes(self) -> usize {
+        match self {
+            Headers::Simple => SIMPLE_REPLY_BYTES,
+            Headers::Structured => 20,
+            Headers::Extended => 32,
+        }
+    }
+
+    /// Returns the bytes before the data of a read.
+    pub const fn data_header_bytes(self) -> usize {
+        self.reply_bytes() + if self.has_chunks() { 8 } else { 0 }
+    }
+
     /// Returns whether replies can be chunks.
     pub const fn has_chunks(self) -> bool {
         !matches!(self, Headers::Simple)
@@ -45,22 +65,17 @@ impl Headers {
 
 /// The command of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the specification's, as in `proto::command`")]
 pub enum Command {
-    /// `NBD_CMD_READ`
     Read,
-    /// `NBD_CMD_WRITE`: the only command that always carries a payload.
+    /// The only command that always carries a payload.
     Write,
-    /// `NBD_CMD_DISC`: no reply; the connection ends.
+    /// No reply; the connection ends.
     Disc,
-    /// `NBD_CMD_FLUSH`
     Flush,
-    /// `NBD_CMD_TRIM`
     Trim,
-    /// `NBD_CMD_CACHE`
     Cache,
-    /// `NBD_CMD_WRITE_ZEROES`
     WriteZeroes,
-    /// `NBD_CMD_BLOCK_STATUS`
     BlockStatus,
     /// A command that this server does not know.
     Unknown,
@@ -83,13 +98,6 @@ pub struct Request {
     pub payload_bytes: u64,
 }
 
-impl Command {
-    /// Returns whether the command changes the export.
-    pub const fn changes(self) -> bool {
-        matches!(self, Command::Write | Command::Trim | Command::WriteZeroes)
-    }
-}
-
 /// An error for a request that does not reach the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Refusal {
@@ -107,12 +115,19 @@ impl Refusal {
 }
 
 impl Request {
-    /// Parses a header of [`Headers::request_bytes`]; `None` when it does not begin with its magic. The stream is then
-    /// out of sync, and the rest of it cannot be parsed.
-    pub fn parse(bytes: &[u8], headers: Headers) -> Option<Self> {
+    /// Parses the header at the start of `bytes`; `None` if it is incomplete.
+    ///
+    /// # Errors
+    /// `InvalidData` when it does not begin with its magic: the rest of the stream cannot be parsed.
+    pub fn parse(bytes: &[u8], headers: Headers) -> io::Result<Option<Self>> {
+        let Some((request, has_magic)) = Request::fields(bytes, headers) else { return Ok(None) };
+        if has_magic { Ok(Some(request)) } else { Err(violation("a request without its magic")) }
+    }
+
+    fn fields(bytes: &[u8], headers: Headers) -> Option<(Self, bool)> {
         let mut bytes = Bytes(bytes);
-        let (magic, flags) = (bytes.u32()?, bytes.u16()?);
-        let command = match bytes.u16()? {
+        let (magic, flags, command) = (bytes.u32()?, bytes.u16()?, bytes.u16()?);
+        let command = match command {
             command::READ => Command::Read,
             command::WRITE => Command::Write,
             command::DISC => Command::Disc,
@@ -124,19 +139,28 @@ impl Request {
             _ => Command::Unknown,
         };
         let (cookie, offset) = (bytes.u64()?, bytes.u64()?);
-        let (expected, len_bytes, has_payload) = match headers {
-            Headers::Simple | Headers::Structured => {
-                (NBD_REQUEST_MAGIC, u64::from(bytes.u32()?), command == Command::Write)
-            }
-            // The specification requires PAYLOAD_LEN on writes. qemu does not set it (up to 10.0 at least) but sends
-            // the payload; a write without one has no meaning, so assume it.
+        let mut has_payload = command == Command::Write;
+        let (expected, len_bytes) = match headers {
+            Headers::Simple | Headers::Structured => (NBD_REQUEST_MAGIC, u64::from(bytes.u32()?)),
+            // The specification requires PAYLOAD_LEN on writes. qemu does not set it (up to 10.0 at least) but
+            // sends the payload; a write without one has no meaning, so assume it.
             Headers::Extended => {
-                let has_payload = command == Command::Write || flags & command_flags::PAYLOAD_LEN != 0;
-                (NBD_EXTENDED_REQUEST_MAGIC, bytes.u64()?, has_payload)
+                has_payload |= flags & command_flags::PAYLOAD_LEN != 0;
+                (NBD_EXTENDED_REQUEST_MAGIC, bytes.u64()?)
             }
         };
         let payload_bytes = if has_payload { len_bytes } else { 0 };
-        (magic == expected).then_some(Request { flags, command, cookie, offset, len_bytes, payload_bytes })
+        Some((Request { flags, command, cookie, offset, len_bytes, payload_bytes }, magic == expected))
+    }
+
+    /// Returns the end of its range. The range has been checked.
+    pub const fn end(&self) -> u64 {
+        self.offset + self.len_bytes
+    }
+
+    /// Returns whether the command changes the export.
+    pub const fn changes(&self) -> bool {
+        matches!(self.command, Command::Write | Command::Trim | Command::WriteZeroes)
     }
 
     /// Returns whether the client has set this one of [`command_flags`].
@@ -190,57 +214,99 @@ impl Request {
     }
 }
 
+/// Returns a simple reply's header; `error` 0 is success.
+pub fn simple_reply(error: u32, cookie: u64) -> [u8; SIMPLE_REPLY_BYTES] {
+    let mut out = [0; SIMPLE_REPLY_BYTES];
+    out[..4].copy_from_slice(&NBD_SIMPLE_REPLY_MAGIC.to_be_bytes());
+    out[4..8].copy_from_slice(&error.to_be_bytes());
+    out[8..].copy_from_slice(&cookie.to_be_bytes());
+    out
+}
+
+/// Fills `out`, which has [`Headers::reply_bytes`], with the header of a chunk of the reply to `request`, before
+/// `payload_bytes` of payload.
+pub fn put_chunk_header(
+    out: &mut [u8],
+    headers: Headers,
+    (flags, kind): (u16, u16),
+    request: &Request,
+    payload_bytes: usize,
+) {
+    out[4..6].copy_from_slice(&flags.to_be_bytes());
+    out[6..8].copy_from_slice(&kind.to_be_bytes());
+    out[8..16].copy_from_slice(&request.cookie.to_be_bytes());
+    if headers == Headers::Extended {
+        out[..4].copy_from_slice(&NBD_EXTENDED_REPLY_MAGIC.to_be_bytes());
+        out[16..24].copy_from_slice(&request.offset.to_be_bytes());
+        out[24..].copy_from_slice(&(payload_bytes as u64).to_be_bytes());
+    } else {
+        out[..4].copy_from_slice(&NBD_STRUCTURED_REPLY_MAGIC.to_be_bytes());
+        // It fits: the longest payload is `MAX_PAYLOAD_BYTES` of data and its offset.
+        out[16..].copy_from_slice(&(payload_bytes as u32).to_be_bytes());
+    }
+}
+
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
 
+    use super::super::proto::chunk;
     use super::*;
 
     fn request(command: Command, flags: u16, offset: u64, len_bytes: u64) -> Request {
         Request { flags, command, cookie: 1, offset, len_bytes, payload_bytes: 0 }
     }
 
+    const ALL: [Headers; 3] = [Headers::Simple, Headers::Structured, Headers::Extended];
+
+    /// Returns a header of `headers` whose bytes are their own indexes, but for its magic and command.
+    fn header(headers: Headers, command: u16) -> [u8; 32] {
+        let mut bytes: [u8; 32] = std::array::from_fn(|index| index as u8);
+        let extended = headers == Headers::Extended;
+        let magic = if extended { NBD_EXTENDED_REQUEST_MAGIC } else { NBD_REQUEST_MAGIC };
+        bytes[..4].copy_from_slice(&magic.to_be_bytes());
+        bytes[6..8].copy_from_slice(&command.to_be_bytes());
+        bytes
+    }
+
     #[test]
     fn a_request_is_read_field_by_field() {
-        let mut bytes: [u8; 32] = std::array::from_fn(|index| index as u8);
-        bytes[6..8].copy_from_slice(&[0, 6]);
-        assert_eq!(Request::parse(&bytes[..28], Headers::Simple), None);
-        let expected = Request {
-            flags: 0x0405,
-            command: Command::WriteZeroes,
-            cookie: 0x0809_0a0b_0c0d_0e0f,
-            offset: 0x1011_1213_1415_1617,
-            len_bytes: 0x1819_1a1b,
-            payload_bytes: 0,
-        };
-        bytes[..4].copy_from_slice(&NBD_REQUEST_MAGIC.to_be_bytes());
-        assert_eq!(Request::parse(&bytes[..28], Headers::Structured), Some(expected));
-        assert_eq!(Request::parse(&bytes, Headers::Extended), None);
-        bytes[..4].copy_from_slice(&NBD_EXTENDED_REQUEST_MAGIC.to_be_bytes());
-        let expected = Request { len_bytes: 0x1819_1a1b_1c1d_1e1f, ..expected };
-        assert_eq!(Request::parse(&bytes, Headers::Extended), Some(expected));
-        assert_eq!(Request::parse(&bytes[..28], Headers::Simple), None);
+        for headers in ALL {
+            let bytes = header(headers, command::WRITE_ZEROES);
+            let extended = headers == Headers::Extended;
+            let expected = Request {
+                flags: 0x0405,
+                command: Command::WriteZeroes,
+                cookie: 0x0809_0a0b_0c0d_0e0f,
+                offset: 0x1011_1213_1415_1617,
+                len_bytes: if extended { 0x1819_1a1b_1c1d_1e1f } else { 0x1819_1a1b },
+                payload_bytes: 0,
+            };
+            assert_eq!(Request::parse(&bytes, headers).unwrap(), Some(expected));
+            for len in 0..headers.request_bytes() {
+                assert_eq!(Request::parse(&bytes[..len], headers).unwrap(), None);
+            }
+            let other = if extended { Headers::Simple } else { Headers::Extended };
+            assert!(Request::parse(&bytes, other).is_err(), "the other magic");
+        }
     }
 
     #[test]
     fn writes_and_extended_requests_that_say_so_have_a_payload() {
-        let payload = |command: u16, flags: u16, headers: Headers| {
-            let mut bytes = [0; 32];
-            let extended = headers == Headers::Extended;
-            let magic = if extended { NBD_EXTENDED_REQUEST_MAGIC } else { NBD_REQUEST_MAGIC };
-            bytes[..4].copy_from_slice(&magic.to_be_bytes());
-            bytes[4..6].copy_from_slice(&flags.to_be_bytes());
-            bytes[6..8].copy_from_slice(&command.to_be_bytes());
-            bytes[headers.request_bytes() - 1] = 9;
-            Request::parse(&bytes[..headers.request_bytes()], headers).unwrap().payload_bytes
-        };
         use command_flags::PAYLOAD_LEN;
-        assert_eq!(payload(command::WRITE, 0, Headers::Simple), 9);
-        assert_eq!(payload(command::READ, PAYLOAD_LEN, Headers::Structured), 0);
-        assert_eq!(payload(command::WRITE, PAYLOAD_LEN, Headers::Extended), 9);
-        assert_eq!(payload(command::WRITE, 0, Headers::Extended), 9, "as qemu sends it");
-        assert_eq!(payload(command::READ, 0, Headers::Extended), 0);
-        assert_eq!(payload(command::READ, PAYLOAD_LEN, Headers::Extended), 9);
+        for (command, flags, expected) in [
+            (command::WRITE, 0, [true; 3]),
+            (command::WRITE, PAYLOAD_LEN, [true; 3]),
+            (command::READ, 0, [false; 3]),
+            (command::READ, PAYLOAD_LEN, [false, false, true]),
+        ] {
+            let has_payload = ALL.map(|headers| {
+                let mut bytes = header(headers, command);
+                bytes[4..6].copy_from_slice(&flags.to_be_bytes());
+                Request::parse(&bytes, headers).unwrap().unwrap().payload_bytes > 0
+            });
+            assert_eq!(has_payload, expected, "{command} {flags}");
+        }
     }
 
     #[test]
@@ -271,9 +337,22 @@ mod tests {
             (Cache, FUA, [true; 3]),
             (Cache, PAYLOAD_LEN, [false; 3]),
         ] {
-            let all = [Headers::Simple, Headers::Structured, Headers::Extended];
-            let good = all.map(|headers| request(command, flag, 0, 1).check(1, headers).is_ok());
+            let good = ALL.map(|headers| request(command, flag, 0, 1).check(1, headers).is_ok());
             assert_eq!(good, headers, "{command:?} {flag}");
         }
+    }
+
+    #[test]
+    fn a_chunks_header_has_two_forms() {
+        let request = Request { cookie: 7, ..request(Command::Read, 0, 0x1122, 0) };
+        let mut out = [0xff; 32];
+        let first = (chunk::FLAG_DONE, chunk::OFFSET_DATA);
+        put_chunk_header(&mut out[..20], Headers::Structured, first, &request, 4104);
+        assert_eq!(out[..8], [0x66, 0x8e, 0x33, 0xef, 0, 1, 0, 1]);
+        assert_eq!((&out[8..16], &out[16..20]), (&7u64.to_be_bytes()[..], &4104u32.to_be_bytes()[..]));
+        put_chunk_header(&mut out, Headers::Extended, (0, chunk::NONE), &request, 0);
+        assert_eq!(out[..8], [0x6e, 0x8a, 0x27, 0x8c, 0, 0, 0, 0]);
+        assert_eq!((&out[8..16], &out[16..24]), (&7u64.to_be_bytes()[..], &0x1122u64.to_be_bytes()[..]));
+        assert_eq!(out[24..], [0; 8]);
     }
 }

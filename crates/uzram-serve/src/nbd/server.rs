@@ -17,16 +17,15 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::io::Errno;
 use uzram::{Error, ErrorKind, Result};
 
-use super::Buffers;
 use super::address::{Endpoint, Listen, ListenAddress};
-use super::buffer::SHARED_BYTES;
-use super::clients::Clients;
+use super::buffer::{Buffers, SHARED_BYTES};
+use super::connection::Shared;
 use super::listener::{Listener, Sockets, is_local};
-use super::registry::{self, Accept, Registration, Registry};
-use super::session::{self, ChosenExport, SessionConfig};
+use super::offload::Target;
+use super::registry::{self, Accept, Clients, Registration, Registry};
+use super::session::{self, SessionConfig};
 use super::socket::{Socket, timespec};
 use super::tls::Tls;
-use super::transmission::OffloadTarget;
 use crate::Exports;
 use crate::budget::Budget;
 use crate::device_pool::DevicePools;
@@ -183,7 +182,7 @@ impl Server {
         let listeners = sockets.listeners(&config.listen, &exports)?;
         let no_eventfd = |error| Error::new(ErrorKind::Io, format!("cannot create an eventfd: {error}"));
         let stop = StopHandle::new().map_err(|errno| no_eventfd(errno.into()))?;
-        let addresses = listeners.iter().map(|listener| listener.address().clone());
+        let addresses = listeners.iter().map(|listener| listener.address.clone());
         // If the number is unknown, assume one: threads then get short time slices earlier than necessary.
         let cpus = thread::available_parallelism().map_or(1, NonZero::get);
         let registry = Registry::new(config.max_connections, cpus, addresses).map_err(no_eventfd)?;
@@ -208,7 +207,7 @@ impl Server {
     }
 
     fn tls_required(&self, listener: &Listener) -> bool {
-        self.config.tls.is_some() && matches!(listener.address(), ListenAddress::Tcp(_))
+        self.config.tls.is_some() && matches!(listener.address, ListenAddress::Tcp(_))
     }
 
     /// A handle that stops this server.
@@ -236,7 +235,7 @@ impl Server {
     /// clients half a second to receive their last replies.
     pub fn run(self) {
         for listener in &self.listeners {
-            tracing::info!(address = %listener.address(), "serving NBD");
+            tracing::info!(address = %listener.address, "serving NBD");
         }
         thread::scope(|scope| {
             let mut turn = 0;
@@ -261,7 +260,7 @@ impl Server {
         socket: Socket,
         listener: &'scope Listener,
     ) {
-        let name = format!("nbd-{}", registration.id());
+        let name = format!("nbd-{}", registration.id);
         // The closure owns the registration, which is dropped after everything that the connection holds.
         let serve = move || self.serve(socket, &registration, listener);
         if let Err(error) = thread::Builder::new().name(name).spawn_scoped(scope, serve) {
@@ -347,7 +346,7 @@ impl Server {
 
     /// Serves one connection until it ends for any reason.
     fn serve(&self, mut socket: Socket, registration: &Registration<'_>, listener: &Listener) {
-        let (id, peer) = (registration.id(), registration.peer());
+        let (id, peer) = (registration.id, registration.peer);
         tracing::debug!(id, %peer, "client connected");
         // A panic affects only the connection's own state, which is dropped here.
         match catch_unwind(AssertUnwindSafe(|| self.session(&mut socket, registration, listener))) {
@@ -376,20 +375,19 @@ impl Server {
         socket.set_timeouts(self.config.send_timeout, self.config.payload_timeout)?;
         socket.set_deadline(Instant::now().checked_add(self.config.handshake_timeout));
         let wake = socket.wake();
-        let config = SessionConfig {
-            exports: listener.exports(),
-            tls: self.config.tls.as_ref(),
-            tls_required: self.tls_required(listener),
+        let shared = Shared {
             stopping: &self.stop.0.stopping,
-            offload: Some(OffloadTarget { pools: &self.pools, wake: &wake }),
-            traffic: registration.traffic(),
+            offload: Some(Target { pools: &self.pools, wake: &wake }),
+            traffic: &registration.traffic,
         };
-        session::run(socket, config, |socket, ChosenExport { export, tls }| {
+        let tls = self.config.tls.as_ref().map(|tls| (tls, self.tls_required(listener)));
+        let config = SessionConfig { exports: &listener.exports, tls, shared };
+        session::run(socket, config, |socket, export, is_tls| {
             socket.set_deadline(None);
             if !registration.become_client(export) {
                 return Err(io::Error::other("too many connections"));
             }
-            Buffers::of_client(&self.budget, tls)
+            Buffers::of_client(&self.budget, is_tls)
         })
     }
 }

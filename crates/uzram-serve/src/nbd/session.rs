@@ -3,98 +3,105 @@
 use std::borrow::BorrowMut;
 use std::io::{self, Read, Write};
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 
+use super::buffer::Buffers;
 use super::clients::TrafficCounters;
-use super::handshake::{self, NextPhase, Session, TlsMode};
+use super::connection::{self, Shared};
+use super::handshake::{self, Chosen, NextPhase, TlsMode};
+use super::proto::violation;
 use super::tls::Tls;
 use super::tls_stream::TlsStream;
-use super::transmission::OffloadTarget;
-use super::{Buffers, transmission, violation};
 use crate::Exports;
 
-/// What a session uses of its server.
+/// How a session is served.
 #[derive(Clone, Copy)]
 pub(super) struct SessionConfig<'a> {
     /// The devices that the client can choose from.
     pub exports: &'a Exports,
-    /// The certificate and key, if there is TLS.
-    pub tls: Option<&'a Tls>,
-    /// The client must start TLS before anything else.
-    pub tls_required: bool,
-    /// Set when the server stops.
-    pub stopping: &'a Arc<AtomicBool>,
-    /// The target for requests that would wait for a device; `None` if they are not offloaded.
-    pub offload: Option<OffloadTarget<'a>>,
-    /// Publishes the client's traffic to other threads.
-    pub traffic: &'a TrafficCounters,
+    /// The certificate and key, if there is TLS, and whether the client must start it before anything else.
+    pub tls: Option<(&'a Tls, bool)>,
+    pub shared: Shared<'a>,
 }
 
-/// The choice of a client.
-#[derive(Clone, Copy)]
-pub(super) struct ChosenExport<'a> {
-    /// The export's name.
-    pub export: &'a str,
-    /// Whether the session runs over TLS.
-    pub tls: bool,
-}
-
-impl<'a> ChosenExport<'a> {
-    fn new(session: &'a Session, tls: bool) -> Self {
-        ChosenExport { export: session.export.device.device().name(), tls }
-    }
-}
-
-impl SessionConfig<'_> {
-    fn tls_mode(&self) -> TlsMode {
-        match self.tls {
-            None => TlsMode::Off,
-            Some(_) if self.tls_required => TlsMode::Required,
-            Some(_) => TlsMode::Offered,
-        }
-    }
-}
-
-/// Runs a session. Calls `chosen` once, when the client has chosen an export; it returns the buffers for requests and
-/// replies, or ends the session with an error.
+/// Serves one whole session, handshake to disconnect, over `stream`.
+///
+/// This is what a connection's thread runs, without the handshake's time limit; tests and fuzz targets drive it over
+/// memory, one session after another with the same buffers. Nothing is offloaded: requests that wait for the device
+/// are answered in order.
 ///
 /// # Errors
-/// The stream's and `chosen`'s; `InvalidData` when the client broke the protocol, NBD's or TLS's;
-/// `UnexpectedEof` when it disconnected within a message.
+/// Those of `stream`; `InvalidData` when the peer broke the protocol in a way that allows no reply; `UnexpectedEof`
+/// when it disconnected within a message.
+pub fn serve_stream<S: Read + Write>(
+    stream: &mut S,
+    exports: &Exports,
+    buffers: &mut Buffers,
+) -> io::Result<()> {
+    serve(stream, exports, buffers, None)
+}
+
+/// As [`serve_stream`], by a server that has a certificate and requires or offers TLS.
+///
+/// # Errors
+/// As [`serve_stream`]; `InvalidData` also when the TLS handshake fails.
+pub fn serve_stream_with_tls<S: Read + Write>(
+    stream: &mut S,
+    exports: &Exports,
+    buffers: &mut Buffers,
+    tls: &Tls,
+    tls_required: bool,
+) -> io::Result<()> {
+    serve(stream, exports, buffers, Some((tls, tls_required)))
+}
+
+fn serve<S: Read + Write>(
+    stream: &mut S,
+    exports: &Exports,
+    buffers: &mut Buffers,
+    tls: Option<(&Tls, bool)>,
+) -> io::Result<()> {
+    let (stopping, traffic) = (Arc::default(), TrafficCounters::default());
+    let shared = Shared { stopping: &stopping, offload: None, traffic: &traffic };
+    run(stream, SessionConfig { exports, tls, shared }, |_, _, _| Ok(buffers))
+}
+
+/// Runs a session. Calls `chosen` once, when the client has chosen an export, with the export's name and whether the
+/// session runs over TLS; it returns the buffers for requests and replies, or ends the session with an error.
+///
+/// # Errors
+/// The stream's and `chosen`'s; `InvalidData` when the client broke the protocol, NBD's or TLS's; `UnexpectedEof` when
+/// it disconnected within a message.
 pub(super) fn run<S: Read + Write, B: BorrowMut<Buffers>>(
     stream: &mut S,
     config: SessionConfig<'_>,
-    chosen: impl FnOnce(&mut S, ChosenExport<'_>) -> io::Result<B>,
+    chosen: impl FnOnce(&mut S, &str, bool) -> io::Result<B>,
 ) -> io::Result<()> {
+    let SessionConfig { exports, tls, shared } = config;
+    let name = |session: &Chosen| session.export.device.device().name().to_owned();
     let client_flags = handshake::greet(stream)?;
-    let tls = match handshake::haggle(stream, config.exports, client_flags, config.tls_mode())? {
+    let mode = match tls {
+        None => TlsMode::Off,
+        Some((_, true)) => TlsMode::Required,
+        Some((_, false)) => TlsMode::Offered,
+    };
+    let tls = match handshake::haggle(stream, exports, client_flags, mode)? {
         NextPhase::Left => return Ok(()),
         NextPhase::Chosen(session) => {
-            let mut buffers = chosen(stream, ChosenExport::new(&session, false))?;
-            return transmission::run(stream, session, config, buffers.borrow_mut());
+            let mut buffers = chosen(stream, &name(&session), false)?;
+            return connection::serve(stream, session, shared, buffers.borrow_mut());
         }
-        NextPhase::StartTls => {
-            config.tls.ok_or_else(|| violation("TLS was started without a certificate"))?
-        }
+        NextPhase::StartTls => tls.ok_or_else(|| violation("TLS was started without a certificate"))?.0,
     };
     let mut stream = TlsStream::accept(stream, tls)?;
-    let result = run_tls(&mut stream, config, client_flags, chosen);
-    stream.close();
-    result
-}
-
-fn run_tls<S: Read + Write, B: BorrowMut<Buffers>>(
-    stream: &mut TlsStream<'_, S>,
-    config: SessionConfig<'_>,
-    client_flags: u32,
-    chosen: impl FnOnce(&mut S, ChosenExport<'_>) -> io::Result<B>,
-) -> io::Result<()> {
-    match handshake::haggle(stream, config.exports, client_flags, TlsMode::Started)? {
+    let serve = || match handshake::haggle(&mut stream, exports, client_flags, TlsMode::Started)? {
         NextPhase::Chosen(session) => {
-            let mut buffers = chosen(stream.stream(), ChosenExport::new(&session, true))?;
+            let mut buffers = chosen(stream.stream(), &name(&session), true)?;
             stream.enlarge(buffers.borrow().len_bytes())?;
-            transmission::run(stream, session, config, buffers.borrow_mut())
+            connection::serve(&mut stream, session, shared, buffers.borrow_mut())
         }
         NextPhase::Left | NextPhase::StartTls => Ok(()),
-    }
+    };
+    let served = serve();
+    stream.close();
+    served
 }

@@ -1,20 +1,19 @@
-//! Connected stream sockets, of any kind, with a deadline.
+//! Connected stream sockets, of any kind, with a deadline, and what ends their waits.
 //!
 //! Time limits: the whole handshake has one deadline. From then on a client may be idle forever, but it must
 //! receive its replies, and send a payload for which memory is held, at the minimum speed of [`Pace`].
 
 use std::io::{self, Read, Write};
-use std::os::fd::{BorrowedFd, OwnedFd};
-use std::sync::{Arc, LazyLock};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, LazyLock, OnceLock};
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, Shutdown, recv, send, shutdown, sockopt};
 
 use super::clients::Peer;
-use super::pace::Pace;
-use super::wake::Wake;
 
 /// How long a read polls before it sleeps, if there is another CPU for the client to run on.
 ///
@@ -139,33 +138,6 @@ impl Socket {
     }
 }
 
-/// Waits until bytes have arrived; `WouldBlock` if none have and `wake` was signalled, `TimedOut` at the deadline.
-fn wait_or_wake(
-    fd: &OwnedFd,
-    wake: &Wake,
-    signal: Option<BorrowedFd<'_>>,
-    deadline: Option<Instant>,
-) -> io::Result<()> {
-    let client = PollFd::new(fd, PollFlags::IN);
-    let mut fds =
-        [client.clone(), signal.map_or(client, |signal| PollFd::from_borrowed_fd(signal, PollFlags::IN))];
-    loop {
-        let left = deadline.map(|deadline| timespec(deadline.saturating_duration_since(Instant::now())));
-        match poll(&mut fds, left.as_ref()) {
-            Err(Errno::INTR) => continue,
-            Ok(0) => return Err(io::ErrorKind::TimedOut.into()),
-            result => result?,
-        };
-        if !fds[0].revents().is_empty() {
-            return Ok(());
-        }
-        if !fds[1].revents().is_empty() {
-            wake.wait()?;
-            return Err(io::ErrorKind::WouldBlock.into());
-        }
-    }
-}
-
 /// Converts `duration` for `poll`; saturates.
 pub(super) fn timespec(duration: Duration) -> Timespec {
     duration.try_into().unwrap_or(Timespec { tv_sec: i64::MAX, tv_nsec: 0 })
@@ -173,42 +145,52 @@ pub(super) fn timespec(duration: Duration) -> Timespec {
 
 impl Socket {
     /// Waits for bytes before a read without a deadline: forever, unless a payload is expected, or a wake is armed.
+    /// `WouldBlock` if none have arrived and `wake` was signalled.
     fn wait_for_client(&self) -> io::Result<()> {
-        let (signal, pace) = (self.wake.armed(), self.receiving.map(|(_, pace)| pace));
-        let deadline = pace.as_ref().and_then(Pace::deadline);
+        let (signal, pace) = (self.wake.armed(), self.receiving.as_ref().map(|(_, pace)| pace));
+        let deadline = pace.and_then(Pace::deadline);
         if signal.is_none() && deadline.is_none() {
             return Ok(());
         }
-        wait_or_wake(&self.fd, &self.wake, signal, deadline).map_err(|error| match &pace {
-            Some(pace) if error.kind() == io::ErrorKind::TimedOut => pace.too_slow("it sent a payload"),
-            _ => error,
-        })
-    }
-
-    /// Starts or ends the pace of the payload that `wake` expects.
-    fn expect(&mut self) {
-        let expected = self.wake.expected_payload().zip(self.payload_timeout);
-        if self.receiving.map(|(number, _)| number) != expected.map(|(number, _)| number) {
-            self.receiving = expected.map(|(number, limit)| (number, Pace::new(limit)));
+        let client = PollFd::new(&self.fd, PollFlags::IN);
+        let signal = signal.map(|signal| PollFd::from_borrowed_fd(signal, PollFlags::IN));
+        let mut fds = [client.clone(), signal.unwrap_or(client)];
+        loop {
+            let left = deadline.map(|at| timespec(at.saturating_duration_since(Instant::now())));
+            match (poll(&mut fds, left.as_ref()), pace) {
+                (Err(Errno::INTR), _) => continue,
+                (Ok(0), Some(pace)) => return Err(pace.too_slow("it sent a payload")),
+                (polled, _) => polled?,
+            };
+            if !fds[0].revents().is_empty() {
+                return Ok(());
+            }
+            if !fds[1].revents().is_empty() {
+                self.wake.wait()?;
+                return Err(io::ErrorKind::WouldBlock.into());
+            }
         }
     }
 
-    fn received(&mut self, len_bytes: usize) -> usize {
-        if let Some((_, pace)) = &mut self.receiving {
-            pace.progress(len_bytes);
+    /// Reads as much as has arrived, after waiting for the client.
+    fn receive(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        if self.spin > Duration::ZERO {
+            let started = Instant::now();
+            while started.elapsed() < self.spin {
+                match recv(&self.fd, &mut *buf, RecvFlags::DONTWAIT) {
+                    Err(Errno::AGAIN) => std::hint::spin_loop(),
+                    received => return Ok(received?.1),
+                }
+            }
         }
-        len_bytes
+        self.wait_for_client()?;
+        Ok(recv(&self.fd, buf, RecvFlags::empty())?.1)
     }
 
     /// Sends as much as possible at once, or after waiting within the time limit.
-    fn send_in_pace(&mut self, buf: &[u8]) -> io::Result<usize> {
+    fn send_slowly(&mut self, buf: &[u8], mut sent: rustix::io::Result<usize>) -> io::Result<usize> {
+        let Some(limit) = self.send_timeout else { return Ok(sent?) };
         loop {
-            let sent = send(&self.fd, buf, SendFlags::NOSIGNAL);
-            if sent == Ok(buf.len()) {
-                self.sending = None;
-                return Ok(buf.len());
-            }
-            let Some(limit) = self.send_timeout else { return Ok(sent?) };
             // The kernel has waited for one part of the limit, see `set_timeouts`.
             let pace = self.sending.get_or_insert_with(|| Pace::new(limit));
             match sent {
@@ -222,6 +204,11 @@ impl Socket {
             if let Ok(len_bytes) = sent {
                 return Ok(len_bytes);
             }
+            sent = send(&self.fd, buf, SendFlags::NOSIGNAL);
+            if sent == Ok(buf.len()) {
+                self.sending = None;
+                return Ok(buf.len());
+            }
         }
     }
 }
@@ -232,26 +219,27 @@ impl Read for Socket {
             self.wait(deadline, PollFlags::IN)?;
             return Ok(recv(&self.fd, buf, RecvFlags::empty())?.1);
         }
-        self.expect();
-        if self.spin > Duration::ZERO {
-            let started = Instant::now();
-            while started.elapsed() < self.spin {
-                match recv(&self.fd, &mut *buf, RecvFlags::DONTWAIT) {
-                    Err(Errno::AGAIN) => std::hint::spin_loop(),
-                    result => return Ok(self.received(result?.1)),
-                }
-            }
+        let expected = self.wake.expected_payload();
+        if self.receiving.as_ref().map(|(number, _)| *number) != expected {
+            self.receiving = expected.zip(self.payload_timeout.map(Pace::new));
         }
-        self.wait_for_client()?;
-        let (_, len_bytes) = recv(&self.fd, buf, RecvFlags::empty())?;
-        Ok(self.received(len_bytes))
+        let len_bytes = self.receive(buf)?;
+        if let Some((_, pace)) = &mut self.receiving {
+            pace.progress(len_bytes);
+        }
+        Ok(len_bytes)
     }
 }
 
 impl Write for Socket {
     fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
         let Some(deadline) = self.deadline else {
-            return self.send_in_pace(buf);
+            let sent = send(&self.fd, buf, SendFlags::NOSIGNAL);
+            if sent != Ok(buf.len()) {
+                return self.send_slowly(buf, sent);
+            }
+            self.sending = None;
+            return Ok(buf.len());
         };
         loop {
             self.wait(deadline, PollFlags::OUT)?;
@@ -284,5 +272,168 @@ impl Closer {
     fn shutdown(&self, how: Shutdown) {
         // Fails only when the peer has disconnected already.
         let _ = shutdown(&self.0, how);
+    }
+}
+
+/// Wakes a connection's thread from its wait for the client: an eventfd, created on first use, and the flags that say
+/// what ends or limits that wait. Other threads call only [`Wake::signal`].
+#[derive(Default)]
+pub(super) struct Wake {
+    fd: OnceLock<OwnedFd>,
+    /// Whether a signal ends the thread's wait for its client.
+    armed: AtomicBool,
+    /// Grows when the client begins to owe a payload for which memory is held, and when it does no longer: odd while it
+    /// does.
+    payload: AtomicU64,
+}
+
+impl Wake {
+    /// Creates the eventfd, unless there is one.
+    ///
+    /// # Errors
+    /// The system's, when it refuses a descriptor.
+    pub fn prepare(&self) -> io::Result<()> {
+        if self.fd.get().is_none() {
+            // If another thread was faster, its eventfd is used.
+            let _ = self.fd.set(eventfd(0, EventfdFlags::CLOEXEC)?);
+        }
+        Ok(())
+    }
+
+    /// Sets whether [`Wake::signal`] ends waits for the client from now on.
+    pub fn arm(&self, armed: bool) {
+        self.armed.store(armed, Ordering::Relaxed);
+    }
+
+    /// Returns a descriptor that becomes readable on a signal, if this is armed.
+    fn armed(&self) -> Option<BorrowedFd<'_>> {
+        self.fd.get().filter(|_| self.armed.load(Ordering::Relaxed)).map(AsFd::as_fd)
+    }
+
+    /// Sets whether the client must send a payload without delay from now on, because memory is held for it.
+    pub fn expect_payload(&self, expected: bool) {
+        let before = self.payload.fetch_add(1, Ordering::Relaxed);
+        debug_assert_eq!(before & 1 == 0, expected);
+    }
+
+    /// Returns a number for the expected payload, if any; later ones have other numbers.
+    fn expected_payload(&self) -> Option<u64> {
+        Some(self.payload.load(Ordering::Relaxed)).filter(|number| number & 1 == 1)
+    }
+
+    /// Wakes the thread, or keeps it from sleeping, once for all signals since the last [`Wake::wait`].
+    pub fn signal(&self) {
+        if let Some(fd) = self.fd.get() {
+            // Fails only when the counter is full; it is readable then.
+            let _ = rustix::io::write(fd, &1u64.to_ne_bytes());
+        }
+    }
+
+    /// Waits for a signal.
+    ///
+    /// # Errors
+    /// `NotConnected` unless it was [prepared](Wake::prepare); the system's.
+    pub fn wait(&self) -> io::Result<()> {
+        let fd = self.fd.get().ok_or(io::ErrorKind::NotConnected)?;
+        loop {
+            match rustix::io::read(fd, &mut [0u8; 8]) {
+                Err(Errno::INTR) => {}
+                result => return Ok(result.map(drop)?),
+            }
+        }
+    }
+}
+
+/// The fewest bytes transferred within each time limit: with the default of 30 s, 35 KiB/s.
+const BYTES_PER_LIMIT: u64 = 1 << 20;
+
+/// A transfer in progress of bytes for which the server holds memory: the client must make progress within the time
+/// limit, and transfer [`BYTES_PER_LIMIT`] within each. Single bytes do not help it.
+#[derive(Debug)]
+struct Pace {
+    limit: Duration,
+    started: Instant,
+    /// The time of the last progress.
+    last: Instant,
+    done_bytes: u64,
+}
+
+impl Pace {
+    /// Starts a transfer now.
+    fn new(limit: Duration) -> Self {
+        let now = Instant::now();
+        Pace { limit, started: now, last: now, done_bytes: 0 }
+    }
+
+    /// Records that `len_bytes` more were transferred now.
+    fn progress(&mut self, len_bytes: usize) {
+        self.done_bytes += len_bytes as u64;
+        self.last = Instant::now();
+    }
+
+    /// Returns when progress is due; `None` for never.
+    fn deadline(&self) -> Option<Instant> {
+        let limits = u32::try_from(1 + self.done_bytes / BYTES_PER_LIMIT).unwrap_or(u32::MAX);
+        let whole = self.started.checked_add(self.limit.saturating_mul(limits));
+        let next = self.last.checked_add(self.limit);
+        [whole, next].into_iter().flatten().min()
+    }
+
+    /// Returns the error for a client that was too slow; `did` says at what.
+    fn too_slow(&self, did: &str) -> io::Error {
+        let Pace { limit, done_bytes, started, .. } = self;
+        let text = format!(
+            "{did} too slowly: {done_bytes} bytes in {:?}, with a limit of {limit:?}",
+            started.elapsed()
+        );
+        io::Error::new(io::ErrorKind::ConnectionAborted, text)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    #[test]
+    fn a_signal_outlasts_the_time_until_somebody_waits() {
+        let wake = Wake::default();
+        wake.arm(true);
+        assert!(wake.armed().is_none() && wake.wait().is_err(), "there is nothing to wait for");
+        wake.prepare().unwrap();
+        assert!(wake.armed().is_some());
+        wake.signal();
+        wake.signal();
+        wake.wait().unwrap();
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| wake.wait().unwrap());
+            assert!(!waiting.is_finished(), "both signals were taken");
+            wake.signal();
+        });
+        wake.arm(false);
+        assert!(wake.armed().is_none());
+    }
+
+    #[test]
+    fn silence_and_trickles_meet_the_limit_and_what_is_fast_enough_goes_on() {
+        let limit = Duration::from_secs(30);
+        let after = |pace: &Pace| pace.deadline().unwrap() - pace.started;
+        let mut pace = Pace::new(limit);
+        assert_eq!(after(&pace), limit);
+        // Bytes that trickle in do not extend the deadline.
+        for _ in 0..1000 {
+            pace.progress(1);
+        }
+        assert_eq!(after(&pace), limit);
+        // A fast transfer earns no longer silence.
+        pace.progress(100 << 20);
+        assert_eq!(pace.deadline().unwrap(), pace.last + limit);
+        // At the minimum speed it may go on forever.
+        pace.last = pace.started + 100 * limit;
+        assert_eq!(after(&pace), 101 * limit);
+        pace.last = pace.started + 101 * limit;
+        assert!(after(&pace) < 102 * limit);
+        assert!(Pace::new(Duration::MAX).deadline().is_none());
     }
 }

@@ -19,8 +19,8 @@ use rustls::unbuffered::{
 };
 
 use super::buffer::{MIN_BUFFER_BYTES, Memory};
+use super::proto::violation;
 use super::tls::Tls;
-use super::violation;
 
 /// The most bytes that a record adds to its contents, with a margin.
 const RECORD_OVERHEAD_BYTES: usize = 64;

@@ -1,7 +1,289 @@
-//! Requests that arrive in pieces, are refused, or end with their client, and their counts.
+//! Requests and replies, byte by byte, in all three forms of headers.
 
-use crate::common::{ALL_HEADERS, TestServer, cmd, eventually, request_bytes};
+use crate::common::{
+    ALL_HEADERS, Client, EINVAL, ENOSPC, EOVERFLOW, Headers, Random, Reply, TestServer, cmd, eventually,
+    extended_request_bytes, request_bytes, seed,
+};
 use uzram_serve::nbd::Traffic;
+use uzram_serve::nbd::proto::command_flags;
+
+const PAYLOAD: u16 = command_flags::PAYLOAD_LEN;
+/// The end of a disk, and the length of what is before it that requests may change.
+const END: u64 = 5000 << 10;
+const TAIL: usize = 4 * 4096;
+
+/// Ranges that reach past the end get the specified error and change nothing; those within do what they should.
+#[test]
+fn a_range_past_the_end_gets_the_specified_error_and_changes_nothing() {
+    let server = TestServer::new("5000K");
+    let start = END - TAIL as u64;
+    for headers in ALL_HEADERS {
+        let mut client = server.ready_with(headers);
+        let mut model: Vec<u8> = (0..TAIL).map(|at| (at / 3) as u8 | 1).collect();
+        assert_eq!(client.write(start, &model).error, 0);
+        for offset in [END - 4097, END - 4096, END - 1, END, END + 1, END + 4096, u64::MAX - 1, u64::MAX] {
+            for len in [0, 1, 2, 4096, 4097, 3 << 20] {
+                let is_inside = offset.checked_add(len.into()).is_some_and(|end| end <= END);
+                let at = offset.saturating_sub(start) as usize;
+                for (command, error) in [
+                    (cmd::READ, EINVAL),
+                    (cmd::WRITE, ENOSPC),
+                    (cmd::WRITE_ZEROES, ENOSPC),
+                    (cmd::TRIM, EINVAL),
+                    (cmd::CACHE, EINVAL),
+                    // No metadata context was set.
+                    (cmd::BLOCK_STATUS, EINVAL),
+                ] {
+                    let payload = if command == cmd::WRITE { vec![7; len as usize] } else { vec![] };
+                    let cookie = client.request(0, command, offset, len, &payload);
+                    let reply = client.reply(if command == cmd::READ { len as usize } else { 0 });
+                    let is_done = is_inside && command != cmd::BLOCK_STATUS;
+                    let wanted = if is_done { 0 } else { error };
+                    assert_eq!((reply.cookie, reply.error), (cookie, wanted), "{command}: {len} at {offset}");
+                    match command {
+                        cmd::WRITE if is_done => model[at..at + len as usize].fill(7),
+                        cmd::WRITE_ZEROES if is_done => model[at..at + len as usize].fill(0),
+                        cmd::TRIM if is_done => {
+                            let first = at.next_multiple_of(4096);
+                            model[first..(at + len as usize).max(first) & !4095].fill(0);
+                        }
+                        _ => {}
+                    }
+                    assert!(
+                        client.read(0, start, TAIL as u32).data() == model,
+                        "{command}: {len} at {offset}"
+                    );
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn requests_that_make_no_sense_get_the_specified_error() {
+    let server = TestServer::new("1M");
+    for headers in ALL_HEADERS {
+        let mut client = server.ready_with(headers);
+        let df = if headers == Headers::Simple { EINVAL } else { EOVERFLOW };
+        for (flags, command, offset, len, error) in [
+            (0, cmd::READ, 0, (32 << 20) + 1, EINVAL),
+            (command_flags::DF, cmd::READ, 0, (32 << 20) + 1, df),
+            (0, cmd::WRITE, u64::MAX - 5, 100, ENOSPC),
+            (1 << 9, cmd::WRITE, 0, 100, EINVAL),
+            (command_flags::DF, cmd::WRITE, 0, 100, EINVAL),
+            (0, cmd::TRIM, 1, u32::MAX, EINVAL),
+            (0, cmd::WRITE_ZEROES, 1, u32::MAX, ENOSPC),
+            (1 << 6, cmd::WRITE_ZEROES, 0, 1, EINVAL),
+            (command_flags::NO_HOLE, cmd::TRIM, 0, 1, EINVAL),
+            (0, cmd::FLUSH, 0, 1, EINVAL),
+            (command_flags::DF, cmd::CACHE, 0, 1, EINVAL),
+            (0, cmd::CACHE, 1 << 20, 1, EINVAL),
+            (0, 999, 0, 1, EINVAL),
+        ] {
+            let payload = if command == cmd::WRITE { vec![7; len as usize] } else { vec![] };
+            let reply = client.call(flags, command, offset, len, &payload);
+            assert_eq!(reply.error, error, "command {command} flags {flags} at {offset}+{len}");
+            assert_eq!(headers != Headers::Simple, !reply.message.is_empty());
+        }
+        for command in [cmd::READ, cmd::WRITE, cmd::TRIM, cmd::WRITE_ZEROES, cmd::FLUSH, cmd::CACHE] {
+            let reply = client.call(command_flags::FUA, command, 0, 0, &[]);
+            assert_eq!((reply.error, reply.chunks.len()), (0, 0), "an empty request");
+        }
+        if headers != Headers::Extended {
+            let longest = vec![7; (32 << 20) + 1];
+            assert_eq!(client.call(0, cmd::WRITE, 0, longest.len() as u32, &longest).error, EINVAL);
+        }
+        assert_eq!(client.read(0, 0, 4096).data(), [0; 4096], "nothing was written");
+    }
+}
+
+/// Sends an extended request with exactly these fields, and receives its reply.
+fn raw(client: &mut Client, flags: u16, command: u16, offset: u64, len: u64, payload: &[u8]) -> Reply {
+    client.send(&extended_request_bytes(flags, command, 99, offset, len));
+    client.send(payload);
+    let reply = client.reply(0);
+    assert_eq!((reply.cookie, reply.offset), (99, Some(offset)));
+    reply
+}
+
+#[test]
+fn payloads_are_said_and_received_or_refused_in_step() {
+    let server = TestServer::new("1M");
+    let mut client = server.ready_with(Headers::Extended);
+    let page = [9; 4096];
+    assert_eq!(raw(&mut client, 0, cmd::WRITE, 8192, 4096, &page).error, 0, "as qemu sends it");
+    assert_eq!(client.read(0, 8192, 4096).data(), page);
+    assert_eq!(raw(&mut client, PAYLOAD, cmd::WRITE, 0, 0, &[]).error, 0);
+    for command in [cmd::READ, cmd::FLUSH, cmd::TRIM, cmd::WRITE_ZEROES, cmd::CACHE, cmd::BLOCK_STATUS, 99] {
+        for payload in [&page[..], &[]] {
+            let reply = raw(&mut client, PAYLOAD, command, 0, payload.len() as u64, payload);
+            assert_eq!(reply.error, EINVAL, "{command}");
+        }
+    }
+    assert_eq!(raw(&mut client, PAYLOAD, cmd::WRITE, (1 << 20) - 5, 4096, &page).error, ENOSPC);
+    assert_eq!(raw(&mut client, PAYLOAD | 1 << 11, cmd::WRITE, 0, 4096, &page).error, EINVAL);
+    let longest = vec![3; 32 << 20];
+    assert_eq!(raw(&mut client, PAYLOAD, cmd::TRIM, 0, 32 << 20, &longest).error, EINVAL);
+    assert_eq!(raw(&mut client, PAYLOAD, cmd::WRITE, 0, 32 << 20, &longest).error, ENOSPC);
+    assert_eq!(client.read(0, 0, 4096).data(), [0; 4096], "nothing was written");
+    for len in [(32 << 20) + 1, 4 << 30, u64::MAX] {
+        let mut client = server.ready_with(Headers::Extended);
+        client.send(&extended_request_bytes(PAYLOAD, cmd::WRITE, 1, 0, len));
+        assert!(client.at_end(), "a payload of {len} bytes");
+    }
+    let mut client = server.ready(false);
+    client.request(0, cmd::WRITE, 0, (64 << 20) + 1, &[]);
+    assert!(client.at_end(), "a payload too long to throw away");
+}
+
+#[test]
+fn long_lengths_work_where_no_data_goes() {
+    // 3 TiB only take address space; pages that are not written take no memory.
+    let server = TestServer::new("3T");
+    let (mut client, _) = server.with_contexts(Headers::Extended, &[b"base:allocation"]);
+    let far = (2 << 40) + 4096;
+    for offset in [0, far] {
+        assert_eq!(client.write(offset, b"far").error, 0);
+    }
+    assert_eq!(client.long_call(0, cmd::TRIM, 1, 6 << 30).error, 0);
+    assert_eq!(client.read(0, 0, 3).data(), b"far", "a part of a page is not trimmed");
+    assert_eq!(client.long_call(0, cmd::TRIM, 0, 6 << 30).error, 0);
+    assert_eq!(client.read(0, 0, 4096).holes, [(0, 4096)]);
+    assert_eq!(client.long_call(0, cmd::WRITE_ZEROES, far - (5 << 30), 6 << 30).error, 0);
+    assert_eq!(client.read(0, far, 4096).holes, [(far, 4096)]);
+    assert_eq!(client.long_call(0, cmd::CACHE, 0, 3 << 40).error, 0);
+    let reply = client.long_call(0, cmd::BLOCK_STATUS, 0, 3 << 40);
+    assert_eq!((reply.error, reply.statuses.len(), reply.statuses[0].1[0].1), (0, 1, 3));
+    for (command, error) in
+        [(cmd::TRIM, EINVAL), (cmd::WRITE_ZEROES, ENOSPC), (cmd::CACHE, EINVAL), (cmd::BLOCK_STATUS, EINVAL)]
+    {
+        for (offset, len) in [(1, 3 << 40), (0, u64::MAX), (u64::MAX, u64::MAX), (u64::MAX, 1)] {
+            assert_eq!(client.long_call(0, command, offset, len).error, error, "{command} {offset}+{len}");
+        }
+    }
+    for (flags, error) in [(0, EINVAL), (command_flags::DF, EOVERFLOW)] {
+        assert_eq!(client.long_call(flags, cmd::READ, 0, 1 << 40).error, error);
+    }
+    // Compact requests, in slices.
+    let server = TestServer::new("160M");
+    let mut client = server.ready(true);
+    assert_eq!(client.call(command_flags::NO_HOLE, cmd::WRITE_ZEROES, 3, 133 << 20, &[]).error, 0);
+    assert_eq!(client.write(4096, &[1; 4096]).error, 0);
+    assert_eq!(client.call(0, cmd::WRITE_ZEROES, 0, 160 << 20, &[]).error, 0);
+    assert_eq!(client.read(0, 4096, 4096).data(), [0; 4096]);
+}
+
+#[test]
+fn requests_in_one_batch_are_answered_up_to_the_one_that_ends_it() {
+    let server = TestServer::new("1M");
+    let before =
+        [request_bytes(0, cmd::WRITE, 1, 0, 3), b"abc".to_vec(), request_bytes(0, cmd::READ, 2, 0, 3)];
+    for last in [request_bytes(0, cmd::DISC, 3, 0, 0), vec![0xff; 28]] {
+        let mut client = server.ready(true);
+        client.send(&[before.concat(), last].concat());
+        assert_eq!(client.reply(0).cookie, 1);
+        assert_eq!(client.reply(3).data(), b"abc");
+        assert!(client.at_end());
+    }
+}
+
+/// Reads and writes of 32 MiB, and around the sizes at which the server's way of replying changes.
+#[test]
+fn long_requests_in_every_form() {
+    let server = TestServer::new("40M");
+    let mut random = Random::new(seed());
+    for (len, offset) in [(32 << 20, 4096), (32 << 20, 12_345), (252 << 10, 1), ((252 << 10) + 1, 4095)] {
+        let data = random.bytes(len);
+        let mut client = server.ready(true);
+        assert_eq!(client.write(offset, &data).error, 0);
+        let reply = client.read(0, offset, len as u32);
+        let mut expected = offset;
+        for (at, chunk) in &reply.chunks {
+            assert_eq!(*at, expected);
+            expected += chunk.len() as u64;
+        }
+        assert!(reply.data() == data, "fragmented");
+        let reply = client.read(command_flags::DF, offset, len as u32);
+        assert_eq!(reply.chunks.len(), 1);
+        assert!(reply.data() == data, "unfragmented");
+        assert!(server.ready(false).read(0, offset, len as u32).data() == data, "simple");
+    }
+}
+
+#[test]
+fn a_payload_that_comes_in_drops_is_one_write() {
+    let server = TestServer::new("1M");
+    let mut client = server.ready(true);
+    let data = Random::new(seed()).bytes(20_000);
+    client.request(0, cmd::WRITE, 4_000, 20_000, &[]);
+    for piece in data.chunks(777) {
+        client.send(piece);
+        std::thread::sleep(std::time::Duration::from_micros(200));
+    }
+    assert_eq!(client.reply(0).error, 0);
+    assert!(client.read(0, 4_000, 20_000).data() == data);
+}
+
+/// Batches of random requests of any alignment, checked against a plain array.
+#[test]
+fn pipelined_batches_agree_with_a_model() {
+    const SIZE: u64 = 1 << 20;
+    let server = TestServer::new("1M");
+    let mut random = Random::new(seed());
+    for headers in ALL_HEADERS {
+        let mut model = vec![0u8; SIZE as usize];
+        let mut client = server.ready_with(headers);
+        assert_eq!(client.call(0, cmd::WRITE_ZEROES, 0, SIZE as u32, &[]).error, 0);
+        for _ in 0..150 {
+            let (mut batch, mut expected) = (Vec::new(), Vec::new());
+            for cookie in 0..1 + random.below_u64(40) {
+                let offset = random.below_u64(SIZE);
+                let longest = if random.below_u64(20) == 0 { SIZE - offset } else { 9_000 };
+                let len = random.below_u64((SIZE - offset).min(longest)) + 1;
+                let range = offset as usize..(offset + len) as usize;
+                let command = [cmd::READ, cmd::WRITE, cmd::WRITE_ZEROES][random.below(3)];
+                batch.extend(headers.request(random.below_u64(2) as u16, command, cookie, offset, len));
+                let mut data = Vec::new();
+                match command {
+                    cmd::WRITE => {
+                        let written = random.bytes(len as usize);
+                        batch.extend_from_slice(&written);
+                        model[range].copy_from_slice(&written);
+                    }
+                    cmd::READ => data = model[range].to_vec(),
+                    _ => model[range].fill(0),
+                }
+                expected.push((cookie, offset, data));
+            }
+            // Replies may fill the socket before all requests are sent, so send and receive concurrently.
+            let mut sender = client.stream.try_clone().unwrap();
+            std::thread::scope(|scope| {
+                scope.spawn(move || std::io::Write::write_all(&mut sender, &batch).unwrap());
+                for (cookie, offset, data) in expected {
+                    let reply = client.reply(data.len());
+                    let told = Some(offset).filter(|_| headers == Headers::Extended);
+                    assert_eq!((reply.cookie, reply.offset, reply.error), (cookie, told, 0));
+                    assert!(reply.data() == data);
+                }
+            });
+        }
+    }
+}
+
+/// A full device replies ENOSPC with the engine's message, and the session goes on.
+#[test]
+fn a_full_device_names_the_setting() {
+    let server = TestServer::new("64M");
+    server.device.set("mem_limit", "1M").unwrap();
+    let mut client = server.ready(true);
+    let data = Random::new(seed()).bytes(8 << 20);
+    let reply = client.write(0, &data);
+    assert_eq!(reply.error, ENOSPC);
+    assert!(reply.message.contains("mem_limit"), "{}", reply.message);
+    assert_eq!(client.call(0, cmd::WRITE_ZEROES, 0, 8 << 20, &[]).error, 0);
+    assert_eq!(client.write(0, &data[..8192]).error, 0);
+    assert!(client.read(0, 0, 8192).data() == data[..8192]);
+}
 
 fn traffic(server: &TestServer) -> Vec<Traffic> {
     server.clients.list().into_iter().map(|client| client.traffic).collect()
@@ -19,13 +301,11 @@ fn half_a_write_waits_for_its_other_half_and_leaves_with_its_client() {
     };
     all_have(5, 0);
     for client in &mut clients {
-        client.send(&request_bytes(0, cmd::WRITE, 1, 0, 8192));
-        client.send(&[1; 4096]);
+        client.send(&[request_bytes(0, cmd::WRITE, 1, 0, 8192), vec![1; 4096]].concat());
     }
     all_have(5, 1);
     for client in &mut clients {
-        client.send(&[2; 4096]);
-        client.send(&request_bytes(0, cmd::WRITE, 2, 0, 8192));
+        client.send(&[vec![2; 4096], request_bytes(0, cmd::WRITE, 2, 0, 8192)].concat());
         assert_eq!(client.take::<16>()[4..], [&[0; 4][..], &1u64.to_be_bytes()].concat());
     }
     all_have(5, 2);
@@ -49,5 +329,58 @@ fn every_request_is_counted_refused_ones_too() {
         }
         let expected = Traffic { requests: 600, read_bytes: 200 * 4096, written_bytes: 200 * 4096 };
         eventually(|| traffic(&server).contains(&expected));
+    }
+}
+
+#[test]
+fn a_payload_chooses_contexts_and_length() {
+    let server = TestServer::new("1M");
+    let (mut client, ids) = server.with_contexts(Headers::Extended, &[b"base:allocation", b"uzram:state"]);
+    let (base, own) = (ids[0], ids[1]);
+    assert_eq!(client.write(8192, &[1; 4096]).error, 0);
+    let payload = |len: u64, ids: &[u32]| {
+        [&len.to_be_bytes()[..], &ids.iter().flat_map(|id| id.to_be_bytes()).collect::<Vec<_>>()].concat()
+    };
+    let mut ask = |flags, offset, payload: &[u8]| {
+        raw(&mut client, PAYLOAD | flags, cmd::BLOCK_STATUS, offset, payload.len() as u64, payload)
+    };
+    let all_base = (base, vec![(4096, 3), (4096, 0), (808, 3)]);
+    let all_own = (own, vec![(4096, 0), (4096, 2), (808, 0)]);
+    let both = vec![all_base.clone(), all_own.clone()];
+    for (flags, offset, chosen, statuses) in [
+        (0, 4096, &[own, base][..], both),
+        (0, 4096, &[own], vec![all_own]),
+        (0, 4096, &[base], vec![all_base]),
+        (command_flags::REQ_ONE, 8192, &[base], vec![(base, vec![(4096, 0)])]),
+    ] {
+        assert_eq!(ask(flags, offset, &payload(9000, chosen)).statuses, statuses);
+    }
+    for (offset, bad) in [
+        (0, payload(4096, &[])),
+        (0, payload(4096, &[base, base])),
+        (0, payload(4096, &[base, own, base])),
+        (0, payload(4096, &[77])),
+        (0, payload(4096, &[base])[..11].to_vec()),
+        (0, vec![0; 3]),
+        (0, vec![0; 70_000]),
+        (0, payload(0, &[base])),
+        (0, payload((1 << 20) + 1, &[base])),
+        (1 << 20, payload(1, &[base])),
+        (u64::MAX, payload(u64::MAX, &[base])),
+    ] {
+        let reply = ask(0, offset, &bad);
+        assert_eq!((reply.error, reply.statuses.len()), (EINVAL, 0), "{bad:?} at {offset}");
+        assert!(!reply.message.is_empty());
+    }
+    assert_eq!(ask(0, 0, &payload(1 << 20, &[base])).error, 0, "still in step");
+    // Payloads of odd lengths, which are no selection.
+    for len in 0..40 {
+        for command in (0..12u16).filter(|command| ![cmd::DISC, cmd::WRITE].contains(command)) {
+            assert_ne!(
+                raw(&mut client, PAYLOAD, command, 0, len, &vec![0; len as usize]).error,
+                0,
+                "{command}"
+            );
+        }
     }
 }

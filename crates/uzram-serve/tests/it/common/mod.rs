@@ -1,5 +1,5 @@
-//! Common code of the NBD tests: a server in its own directory, a client with access to every byte of
-//! the protocol, and seeded random numbers.
+//! Common code of the NBD tests: a server in its own directory, a client with access to every byte of the protocol, and
+//! seeded random numbers.
 
 pub mod pki;
 pub mod secure;
@@ -34,9 +34,18 @@ pub fn too_few_descriptors(wanted: u64) -> bool {
     too_few
 }
 
+pub const EINVAL: u32 = 22;
+pub const ENOSPC: u32 = 28;
+pub const EOVERFLOW: u32 = 75;
+
 /// Creates a device of `size`, as text.
 pub fn device(size: &str) -> Arc<Device> {
-    let device = Device::new("zram0").unwrap();
+    named("zram0", size)
+}
+
+/// Creates a device of that name.
+pub fn named(name: &str, size: &str) -> Arc<Device> {
+    let device = Device::new(name).unwrap();
     device.set("disksize", size).unwrap();
     device
 }
@@ -112,6 +121,15 @@ impl TestServer {
         client.enter();
         client
     }
+
+    /// Returns a client that has chosen these headers, metadata contexts and the default export, and the contexts' ids.
+    pub fn with_contexts(&self, headers: Headers, names: &[&[u8]]) -> (Client, Vec<u32>) {
+        let mut client = self.client();
+        client.agree(headers);
+        let set = client.contexts(option::SET_META_CONTEXT, b"", names).unwrap();
+        client.enter();
+        (client, set.into_iter().map(|(id, _)| id).collect())
+    }
 }
 
 /// Waits until `done` returns true, for asynchronous work of the server.
@@ -134,6 +152,20 @@ pub enum Headers {
 /// All kinds of headers.
 pub const ALL_HEADERS: [Headers; 3] = [Headers::Simple, Headers::Structured, Headers::Extended];
 
+impl Headers {
+    /// Encodes a request's header.
+    pub fn request(self, flags: u16, command: u16, cookie: u64, offset: u64, len: u64) -> Vec<u8> {
+        match self {
+            Headers::Extended => {
+                // As the specification has it; qemu does not say that a write has a payload.
+                let payload = if command == cmd::WRITE { command_flags::PAYLOAD_LEN } else { 0 };
+                extended_request_bytes(flags | payload, command, cookie, offset, len)
+            }
+            _ => request_bytes(flags, command, cookie, offset, len.try_into().unwrap()),
+        }
+    }
+}
+
 /// Returns the data of `NBD_OPT_LIST_META_CONTEXT` and `NBD_OPT_SET_META_CONTEXT`.
 pub fn context_request(name: &[u8], queries: &[&[u8]]) -> Vec<u8> {
     let string = |text: &[u8]| [&(text.len() as u32).to_be_bytes(), text].concat();
@@ -144,31 +176,22 @@ pub fn context_request(name: &[u8], queries: &[&[u8]]) -> Vec<u8> {
 
 /// Returns the data of `NBD_OPT_INFO` and `NBD_OPT_GO`.
 pub fn info_request(name: &[u8], kinds: &[u16]) -> Vec<u8> {
-    let mut data = (name.len() as u32).to_be_bytes().to_vec();
-    data.extend_from_slice(name);
-    data.extend_from_slice(&(kinds.len() as u16).to_be_bytes());
-    kinds.iter().for_each(|kind| data.extend_from_slice(&kind.to_be_bytes()));
-    data
+    let kinds: Vec<u8> = kinds.iter().flat_map(|kind| kind.to_be_bytes()).collect();
+    let (name_len, count) = ((name.len() as u32).to_be_bytes(), (kinds.len() as u16 / 2).to_be_bytes());
+    [&name_len, name, &count, &kinds].concat()
 }
 
 /// Encodes an option.
 pub fn option_bytes(option: u32, data: &[u8]) -> Vec<u8> {
-    let mut bytes = proto::IHAVEOPT.to_be_bytes().to_vec();
-    bytes.extend_from_slice(&option.to_be_bytes());
-    bytes.extend_from_slice(&(data.len() as u32).to_be_bytes());
-    bytes.extend_from_slice(data);
-    bytes
+    let words = [option, data.len() as u32].map(u32::to_be_bytes).concat();
+    [&proto::IHAVEOPT.to_be_bytes()[..], &words, data].concat()
 }
 
-/// Encodes a request's header.
+/// Encodes a request's compact header.
 pub fn request_bytes(flags: u16, command: u16, cookie: u64, offset: u64, len: u32) -> Vec<u8> {
-    let mut bytes = proto::NBD_REQUEST_MAGIC.to_be_bytes().to_vec();
-    bytes.extend_from_slice(&flags.to_be_bytes());
-    bytes.extend_from_slice(&command.to_be_bytes());
-    bytes.extend_from_slice(&cookie.to_be_bytes());
-    bytes.extend_from_slice(&offset.to_be_bytes());
-    bytes.extend_from_slice(&len.to_be_bytes());
-    bytes
+    let (start, middle) = ([flags, command].map(u16::to_be_bytes), [cookie, offset].map(u64::to_be_bytes));
+    [&proto::NBD_REQUEST_MAGIC.to_be_bytes()[..], &start.concat(), &middle.concat(), &len.to_be_bytes()]
+        .concat()
 }
 
 /// Encodes a request's extended header.
@@ -368,12 +391,7 @@ impl<S: Read + Write> Client<S> {
     pub fn long_request(&mut self, flags: u16, command: u16, offset: u64, len: u64, payload: &[u8]) -> u64 {
         let cookie = self.next_cookie;
         self.next_cookie += 1;
-        let header = if self.headers == Headers::Extended {
-            let payload = if command == cmd::WRITE { command_flags::PAYLOAD_LEN } else { 0 };
-            extended_request_bytes(flags | payload, command, cookie, offset, len)
-        } else {
-            request_bytes(flags, command, cookie, offset, len.try_into().unwrap())
-        };
+        let header = self.headers.request(flags, command, cookie, offset, len);
         self.send(&header);
         self.send(payload);
         cookie

@@ -114,6 +114,8 @@ classes! {
     ZS_DEFERRED "zs_deferred",
     /// The full and the spare ones of these pages.
     ZS_DEFERRED_FULL "zs_deferred_full",
+    /// Locks of the programs over the engine. The order does not cover them: a thread may hold and wait for any.
+    PROGRAM "program" several,
 }
 
 /// Exists while a lock of its class is held: checks the lock order (debug builds) and records the hold
@@ -201,6 +203,9 @@ mod order {
     }
 
     fn change(class: &LockClass, by: i8) {
+        if class.rank == super::classes::PROGRAM.rank {
+            return;
+        }
         HELD.with(|cell| {
             let mut held = cell.get();
             held[class.rank as usize] = held[class.rank as usize].wrapping_add_signed(by);

@@ -34,6 +34,11 @@ impl<T> Mutex<T> {
         Mutex { class, last: LastCpu::new(), waiters: Counter::new(0), inner: imp::Mutex::new(value) }
     }
 
+    /// Makes a free lock of a program over the engine, which the engine's lock order does not cover.
+    pub fn unordered(value: T) -> Self {
+        Mutex::new(&super::classes::PROGRAM, value)
+    }
+
     /// Waits for the lock.
     #[inline]
     pub fn lock(&self) -> MutexGuard<'_, T> {
@@ -121,10 +126,33 @@ impl<'a, T> MutexGuard<'a, T> {
 }
 
 impl<T> MutexGuard<'_, T> {
+    /// Waits on `condvar` while `is_so` holds, for `at_most` that long.
+    #[cfg(not(loom))]
+    pub fn wait_while_for(
+        mut self,
+        condvar: &super::Condvar,
+        at_most: std::time::Duration,
+        mut is_so: impl FnMut(&mut T) -> bool,
+    ) -> Self {
+        let started = std::time::Instant::now();
+        while is_so(&mut self) {
+            let Some(left) = at_most.checked_sub(started.elapsed()) else { break };
+            self = self.wait_for(condvar, left);
+        }
+        self
+    }
+
     /// Returns whether other threads wait for the lock: a hint. Always false in models.
     #[inline]
     pub fn is_contended(&self) -> bool {
         self.lock.waiters.get() > 0
+    }
+}
+
+impl<T: Default> Default for Mutex<T> {
+    /// As [`Mutex::unordered`].
+    fn default() -> Self {
+        Mutex::unordered(T::default())
     }
 }
 

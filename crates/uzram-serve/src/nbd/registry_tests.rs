@@ -6,18 +6,24 @@ use std::os::unix::net::UnixStream;
 use std::sync::{Barrier, mpsc};
 use std::thread;
 
-use rustix::thread::gettid;
-
-use super::connections::HANDSHAKE_TURN;
 use super::*;
 use crate::nbd::socket::Socket;
-use crate::nbd::time_slice;
 
 const PEER: Peer = Peer::Unix { pid: 1, uid: 1 };
 
-fn registry(max_clients: usize, listeners: usize) -> Registry {
+fn registry(max_clients: usize, listeners: usize) -> Arc<Registry> {
     let address = |_| ListenAddress::Unix("/x".into());
-    Registry::new(max_clients, usize::MAX, (0..listeners).map(address)).unwrap()
+    Arc::new(Registry::new(max_clients, usize::MAX, (0..listeners).map(address)).unwrap())
+}
+
+/// Returns a thread's time slice; 0 if the kernel has one slice for all.
+fn slice_ns(thread: u32) -> u64 {
+    scheduling(thread).unwrap().sched_runtime
+}
+
+/// Returns a registry as the control API sees it.
+fn clients(registry: &Arc<Registry>) -> Clients {
+    Clients(Some(Arc::clone(registry)))
 }
 
 /// Returns a connection's closer, and its other end.
@@ -52,7 +58,7 @@ fn clients_are_counted_when_they_are_ready() {
 #[test]
 fn threads_of_more_clients_than_cpus_all_have_short_slices() {
     let registry = Registry::new(8, 2, std::iter::once(ListenAddress::Unix("/x".into()))).unwrap();
-    let usual = time_slice::slice_ns(gettid()).unwrap();
+    let usual = slice_ns(this_thread());
     let (registry, all_told) = (&registry, &Barrier::new(5));
     thread::scope(|scope| {
         let mut threads = Vec::new();
@@ -61,11 +67,11 @@ fn threads_of_more_clients_than_cpus_all_have_short_slices() {
             scope.spawn(move || {
                 let place = admit(registry, 0).unwrap();
                 assert!(place.become_client("e"));
-                came.send(gettid()).unwrap();
+                came.send(this_thread()).unwrap();
                 all_told.wait();
             });
             threads.push(comes.recv().unwrap());
-            let slices: Vec<_> = threads.iter().map(|id| time_slice::slice_ns(*id).unwrap()).collect();
+            let slices: Vec<_> = threads.iter().map(|id| slice_ns(*id)).collect();
             let are_short = slices.iter().all(|slice| *slice < usual);
             let are_usual = slices.iter().all(|slice| *slice == usual);
             let has_slices = usual != 0;
@@ -161,10 +167,10 @@ fn those_turned_away_are_counted_by_their_reason() {
     failed("a violation of the protocol".into());
     admit(&registry, 1).unwrap().failed(&io::ErrorKind::TimedOut.into());
     // Clients are not turned away.
-    let clients = fill(&registry, 1);
-    clients[0].failed(&io::ErrorKind::TimedOut.into());
+    let filled = fill(&registry, 1);
+    filled[0].failed(&io::ErrorKind::TimedOut.into());
     assert!(admit(&registry, 1).is_none());
-    let turned_away = registry.turned_away();
+    let turned_away = clients(&registry).turned_away();
     let wanted = TurnedAway {
         // `fill` was refused once.
         refused: 2,
@@ -180,22 +186,23 @@ fn those_turned_away_are_counted_by_their_reason() {
 #[test]
 fn clients_are_listed_and_kicked() {
     let registry = registry(10, 2);
-    assert_eq!(registry.kick(1), Kicked::Unknown);
+    assert_eq!(clients(&registry).kick(1), Kicked::Unknown);
     let (closer, mut theirs) = connection();
     let place = registry.admit(1, closer, PEER).unwrap();
-    assert_eq!(registry.list()[0].export, None);
+    assert_eq!(clients(&registry).list()[0].export, None);
     assert!(place.become_client("zram0"));
     let other = admit(&registry, 0).unwrap();
-    let listed: Vec<_> = registry.list().into_iter().map(|client| (client.id, client.export)).collect();
-    assert_eq!(listed, [(place.id(), Some("zram0".to_owned())), (other.id(), None)]);
-    let id = place.id();
+    let listed: Vec<_> =
+        clients(&registry).list().into_iter().map(|client| (client.id, client.export)).collect();
+    assert_eq!(listed, [(place.id, Some("zram0".to_owned())), (other.id, None)]);
+    let id = place.id;
     thread::scope(|scope| {
-        let kick = scope.spawn(|| registry.kick(id));
+        let kick = scope.spawn(|| clients(&registry).kick(id));
         assert_eq!(theirs.read(&mut [0]).unwrap(), 0);
         drop(place);
         assert_eq!(kick.join().unwrap(), Kicked::Gone);
     });
     // A connection whose thread is busy.
-    assert_eq!(registry.kick(other.id()), Kicked::Ending);
-    assert_eq!(registry.list().len(), 1);
+    assert_eq!(clients(&registry).kick(other.id), Kicked::Ending);
+    assert_eq!(clients(&registry).list().len(), 1);
 }
