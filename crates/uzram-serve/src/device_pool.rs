@@ -10,12 +10,12 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Weak};
 use std::thread::{self, JoinHandle};
 
 use uzram::device::Device;
-
-use crate::budget::{Budget, Share};
+use uzram::sync::{Condvar, Mutex};
 
 /// The most threads of a pool. This many requests of a device can wait for its backing device at a time, besides those
 /// of connections that got no permit.
@@ -24,6 +24,50 @@ const MAX_THREADS: usize = 16;
 const MAX_TASKS: usize = 1024;
 /// Memory for tasks: enough for one of the longest requests, and many short ones.
 pub(crate) const TASK_BYTES: usize = 40 << 20;
+
+/// A quantity that a server's clients share: bytes of memory, or a number of tasks. A caller takes a [`Share`] and
+/// returns it by dropping it. Nothing waits: if too little is left, taking fails, and the caller falls back to less.
+pub(crate) struct Budget {
+    total: usize,
+    left: AtomicUsize,
+}
+
+/// A part of a budget, returned on drop.
+pub(crate) struct Share {
+    budget: Arc<Budget>,
+    amount: usize,
+}
+
+impl Budget {
+    /// Makes a budget of which nothing is taken.
+    pub fn new(total: usize) -> Arc<Self> {
+        Arc::new(Budget { total, left: AtomicUsize::new(total) })
+    }
+
+    /// Returns the total, taken or not.
+    pub fn total(&self) -> usize {
+        self.total
+    }
+
+    /// Takes a share; `None` when less is left.
+    pub fn take(self: &Arc<Self>, amount: usize) -> Option<Share> {
+        self.take_leaving(amount, 0)
+    }
+
+    /// Takes a share; `None` when less than `rest` would be left then.
+    pub fn take_leaving(self: &Arc<Self>, amount: usize, rest: usize) -> Option<Share> {
+        let without = |left: usize| left.checked_sub(amount).filter(|left| *left >= rest);
+        // Relaxed: only the number is shared, and orders no other memory accesses.
+        self.left.fetch_update(Relaxed, Relaxed, without).ok()?;
+        Some(Share { budget: Arc::clone(self), amount })
+    }
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        self.budget.left.fetch_add(self.amount, Relaxed);
+    }
+}
 
 /// Work that may wait for a device.
 pub(crate) type Task = Box<dyn FnOnce() + Send>;
@@ -74,11 +118,6 @@ struct State {
     ending: bool,
 }
 
-/// Nothing panics while one of these locks is held, so poisoning is ignored.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl Default for DevicePools {
     /// Creates pools with their own budget of [`TASK_BYTES`].
     fn default() -> Self {
@@ -103,7 +142,7 @@ impl DevicePools {
 
     /// Returns the pool of a device. It lives as long as a caller holds it.
     pub fn pool(&self, device: &Arc<Device>) -> Arc<DevicePool> {
-        let mut pools = lock(&self.pools);
+        let mut pools = self.pools.lock();
         let address = Arc::as_ptr(device) as usize;
         if let Some(pool) = pools.get(&address).and_then(Weak::upgrade) {
             return pool;
@@ -121,7 +160,7 @@ impl DevicePool {
     pub fn try_acquire(&self, len_bytes: usize) -> Option<TaskPermit> {
         let permit =
             TaskPermit { _task: self.bounds.tasks.take(1)?, _bytes: self.bounds.bytes.take(len_bytes)? };
-        let mut state = lock(&self.shared.state);
+        let mut state = self.shared.state.lock();
         if state.threads.is_empty() {
             self.shared.start_thread(&mut state);
         }
@@ -130,7 +169,7 @@ impl DevicePool {
 
     /// Runs a task, for which the caller holds a permit, in one of the threads as soon as one is free.
     pub fn start(&self, task: Task) {
-        let mut state = lock(&self.shared.state);
+        let mut state = self.shared.state.lock();
         state.tasks.push_back(task);
         if state.tasks.len() + state.busy > state.threads.len() && state.threads.len() < MAX_THREADS {
             self.shared.start_thread(&mut state);
@@ -161,7 +200,7 @@ impl Shared {
 
     /// Runs tasks until the pool ends.
     fn run(&self) {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         loop {
             if let Some(task) = state.tasks.pop_front() {
                 state.busy += 1;
@@ -170,12 +209,12 @@ impl Shared {
                 if catch_unwind(AssertUnwindSafe(task)).is_err() {
                     tracing::error!("a panic ended a request; please report it");
                 }
-                state = lock(&self.state);
+                state = self.state.lock();
                 state.busy -= 1;
             } else if state.ending {
                 return;
             } else {
-                state = self.work.wait(state).unwrap_or_else(PoisonError::into_inner);
+                state = state.wait(&self.work);
             }
         }
     }
@@ -183,7 +222,7 @@ impl Shared {
 
 impl Drop for DevicePool {
     fn drop(&mut self) {
-        let mut state = lock(&self.shared.state);
+        let mut state = self.shared.state.lock();
         state.ending = true;
         let threads = std::mem::take(&mut state.threads);
         drop(state);
@@ -199,7 +238,6 @@ impl Drop for DevicePool {
 mod tests {
     #![allow(clippy::unwrap_used)]
 
-    use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
     use std::sync::mpsc;
     use std::time::Duration;
 
@@ -207,118 +245,129 @@ mod tests {
 
     const TIMEOUT: Duration = Duration::from_secs(60);
 
-    fn pool() -> Arc<DevicePool> {
-        DevicePools::default().pool(&Device::new("d").unwrap())
+    fn device(name: &str) -> Arc<Device> {
+        Device::new(name).unwrap()
     }
 
-    fn start(pool: &DevicePool, task: Task) {
-        let room = pool.try_acquire(1).unwrap();
+    fn start(pool: &DevicePool, task: impl FnOnce() + Send + 'static) {
+        let permit = pool.try_acquire(1).unwrap();
         pool.start(Box::new(move || {
             task();
-            drop(room);
+            drop(permit);
         }));
     }
 
-    /// Returns a task that reports that it runs, then waits until the returned sender signals it or is dropped.
-    fn stuck(running: &mpsc::Sender<()>) -> (mpsc::Sender<()>, Task) {
-        let (end, ended) = mpsc::channel();
-        let running = running.clone();
-        let task = move || {
-            running.send(()).unwrap();
-            let _ = ended.recv_timeout(TIMEOUT);
+    /// Starts tasks that report that they run, then wait until the returned sender is dropped.
+    fn start_stuck(pool: &DevicePool, running: &mpsc::Sender<()>, count: usize) -> Vec<mpsc::Sender<()>> {
+        let stuck = |_| {
+            let (end, ended) = mpsc::channel::<()>();
+            let running = running.clone();
+            start(pool, move || {
+                running.send(()).unwrap();
+                let _ = ended.recv_timeout(TIMEOUT);
+            });
+            end
         };
-        (end, Box::new(task))
+        (0..count).map(stuck).collect()
     }
 
     #[test]
-    fn jobs_do_not_wait_for_each_other_until_all_threads_do() {
-        let pool = pool();
+    fn no_more_is_taken_than_there_is() {
+        let budget = Budget::new(10);
+        assert!(budget.take(11).is_none() && budget.take(usize::MAX).is_none());
+        let all = budget.take(10).unwrap();
+        assert!(budget.take(1).is_none() && budget.take(0).is_some());
+        drop(all);
+        assert!(budget.take_leaving(5, 6).is_none());
+        let half = budget.take_leaving(5, 5).unwrap();
+        assert!(budget.take_leaving(1, 5).is_none() && budget.take(5).is_some());
+        drop(half);
+        assert_eq!((budget.left.load(Relaxed), budget.total()), (10, 10));
+        thread::scope(|scope| {
+            for thread in 1..5 {
+                let budget = &budget;
+                scope.spawn(move || {
+                    for _ in 0..10_000 {
+                        let held: Vec<_> = (0..3).filter_map(|_| budget.take(thread)).collect();
+                        assert!(held.len() * thread <= 10);
+                    }
+                });
+            }
+        });
+        assert_eq!(budget.left.load(Relaxed), 10);
+    }
+
+    /// Tasks that wait for one device do not wait for each other until all threads do, and do not delay tasks of another
+    /// device; but all share one bound.
+    #[test]
+    fn nobody_waits_for_anothers_device() {
+        let pools = DevicePools::default();
+        let devices = ["a", "b"].map(device);
+        let [a, b] = devices.each_ref().map(|device| pools.pool(device));
+        assert!(Arc::ptr_eq(&a, &pools.pool(&devices[0])) && !Arc::ptr_eq(&a, &b));
         let (running, runs) = mpsc::channel();
-        let mut ends = Vec::new();
-        for _ in 0..MAX_THREADS + 3 {
-            let (end, task) = stuck(&running);
-            ends.push(end);
-            start(&pool, task);
-        }
+        let ends = start_stuck(&a, &running, 2 * MAX_THREADS);
         for _ in 0..MAX_THREADS {
             runs.recv_timeout(TIMEOUT).unwrap();
         }
         assert!(runs.recv_timeout(Duration::from_millis(50)).is_err(), "no more threads");
-        assert_eq!(lock(&pool.shared.state).threads.len(), MAX_THREADS);
-        drop(ends);
-        for _ in 0..3 {
-            runs.recv_timeout(TIMEOUT).unwrap();
-        }
-    }
-
-    #[test]
-    fn one_thread_is_enough_for_one_job_after_another() {
-        let pool = pool();
-        let (running, runs) = mpsc::channel();
-        for _ in 0..50 {
-            while lock(&pool.shared.state).busy > 0 {
-                thread::yield_now();
-            }
+        assert_eq!(a.shared.state.lock().threads.len(), MAX_THREADS);
+        start(&b, {
             let running = running.clone();
-            start(&pool, Box::new(move || running.send(()).unwrap()));
-            runs.recv_timeout(TIMEOUT).unwrap();
-        }
-        assert_eq!(lock(&pool.shared.state).threads.len(), 1);
-    }
-
-    /// Tasks that wait for one device do not delay tasks of another device, but all share one bound.
-    #[test]
-    fn nobody_waits_for_anothers_device() {
-        let pools = DevicePools::default();
-        let devices = ["a", "b"].map(|name| Device::new(name).unwrap());
-        let [a, b] = devices.each_ref().map(|device| pools.pool(device));
-        assert!(Arc::ptr_eq(&a, &pools.pool(&devices[0])) && !Arc::ptr_eq(&a, &b));
-        let (running, runs) = mpsc::channel();
-        let mut ends = Vec::new();
-        for _ in 0..2 * MAX_THREADS {
-            let (end, task) = stuck(&running);
-            ends.push(end);
-            start(&a, task);
-        }
-        for _ in 0..MAX_THREADS {
-            runs.recv_timeout(TIMEOUT).unwrap();
-        }
-        start(&b, Box::new(move || running.send(()).unwrap()));
+            move || running.send(()).unwrap()
+        });
         runs.recv_timeout(TIMEOUT).unwrap();
         assert!(a.try_acquire(TASK_BYTES - 2 * MAX_THREADS + 1).is_none());
         drop(ends);
+        for _ in 0..MAX_THREADS {
+            runs.recv_timeout(TIMEOUT).unwrap();
+        }
         drop((a, b));
         let again = pools.pool(&devices[0]);
         assert!(again.try_acquire(TASK_BYTES).is_some());
-        assert_eq!(lock(&pools.pools).len(), 1, "what is not in use is forgotten");
+        assert_eq!(pools.pools.lock().len(), 1, "what is not in use is forgotten");
     }
 
     #[test]
-    fn room_is_bounded_in_jobs_and_in_bytes() {
-        let pool = pool();
+    fn one_thread_is_enough_for_one_task_after_another() {
+        let pool = DevicePools::default().pool(&device("d"));
+        let (running, runs) = mpsc::channel();
+        for _ in 0..50 {
+            while pool.shared.state.lock().busy > 0 {
+                thread::yield_now();
+            }
+            let running = running.clone();
+            start(&pool, move || running.send(()).unwrap());
+            runs.recv_timeout(TIMEOUT).unwrap();
+        }
+        assert_eq!(pool.shared.state.lock().threads.len(), 1);
+    }
+
+    #[test]
+    fn tasks_are_bounded_in_number_and_in_bytes() {
+        let pool = DevicePools::default().pool(&device("d"));
         assert!(pool.try_acquire(TASK_BYTES + 1).is_none());
         let all = pool.try_acquire(TASK_BYTES).unwrap();
         assert!(pool.try_acquire(1).is_none() && pool.try_acquire(0).is_some());
         drop(all);
-        let rooms: Vec<_> = std::iter::from_fn(|| pool.try_acquire(1)).collect();
-        assert_eq!(rooms.len(), MAX_TASKS);
-        drop(rooms);
+        let permits: Vec<_> = std::iter::from_fn(|| pool.try_acquire(1)).collect();
+        assert_eq!(permits.len(), MAX_TASKS);
+        drop(permits);
         assert!(pool.try_acquire(TASK_BYTES).is_some());
-        let none = DevicePools::without_tasks().pool(&Device::new("d").unwrap());
-        assert!(none.try_acquire(0).is_none() && lock(&none.shared.state).threads.is_empty());
+        let none = DevicePools::without_tasks().pool(&device("d"));
+        assert!(none.try_acquire(0).is_none() && none.shared.state.lock().threads.is_empty());
     }
 
     #[test]
-    fn a_panic_ends_its_job_alone_and_the_end_waits_for_all() {
-        let (pool, done) = (pool(), Arc::new(AtomicUsize::new(0)));
+    fn a_panic_ends_its_task_alone_and_the_end_waits_for_all() {
+        let (pool, done) = (DevicePools::default().pool(&device("d")), Arc::new(AtomicUsize::new(0)));
         for index in 0..20 {
             let done = Arc::clone(&done);
-            let task = move || {
+            start(&pool, move || {
                 thread::sleep(Duration::from_millis(2));
                 done.fetch_add(1, Relaxed);
                 assert!(index % 5 > 0, "a panic that belongs to the test");
-            };
-            start(&pool, Box::new(task));
+            });
         }
         drop(pool);
         assert_eq!(done.load(Relaxed), 20);

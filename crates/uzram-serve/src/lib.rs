@@ -1,7 +1,5 @@
 //! The front ends of uzram, which serve a [`uzram::device::Device`] to other programs.
 
-mod block_stack;
-mod budget;
 pub mod control;
 mod device_pool;
 mod exports;
@@ -10,6 +8,7 @@ pub mod loop_device;
 pub mod mounts;
 pub mod nbd;
 pub mod own_devices;
+pub mod percent;
 pub mod record;
 pub mod swap_area;
 

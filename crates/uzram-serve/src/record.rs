@@ -12,14 +12,13 @@ use std::io::{self, Read, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use rustix::fs::{AtFlags, Mode, OFlags};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
+use uzram::sync::Mutex;
 use uzram::{Error, ErrorKind, Result};
 
-use crate::block_stack::DeviceNumber;
 use crate::loop_device::LoopAttachment;
 use crate::mounts::MountIdentity;
 
@@ -28,6 +27,9 @@ const FILE: &str = "attached.json";
 const UNFINISHED_FILE: &str = "attached.json.new";
 /// The longest record accepted: hundreds of attachments.
 const MAX_FILE_BYTES: u64 = 64 << 10;
+
+/// The number of a file system or block device: major, minor.
+pub(crate) type DeviceNumber = (u32, u32);
 
 /// A record.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -104,6 +106,16 @@ impl Record {
         self.mount.is_none() && self.attached.is_empty()
     }
 
+    /// Describes the mount and devices for messages.
+    pub fn describe(&self) -> String {
+        let mount = self.mount.iter().map(|mount| format!("a mount on '{}'", mount.dir.display()));
+        let devices = self
+            .attached
+            .iter()
+            .map(|device| format!("{} ({})", device.attachment.path().display(), device.name));
+        mount.chain(devices).collect::<Vec<_>>().join(", ")
+    }
+
     fn forget_what_is_gone(&mut self) -> io::Result<()> {
         self.attached.retain(|device| device.attachment.is_current());
         let uid = rustix::process::geteuid().as_raw();
@@ -138,9 +150,7 @@ impl Recorder {
             );
             return Err(Error::new(ErrorKind::Busy, what));
         }
-        let failed = |error: io::Error| failure(ErrorKind::Io, "begin", shown, &error.to_string());
-        let record = Mutex::new(Record { boot_id: boot_id().map_err(failed)?, ..Record::default() });
-        Ok(Recorder { dir, shown: shown.to_owned(), record })
+        Recorder::resume(dir, shown)
     }
 
     /// Goes on with the record of a daemon that has locked its open runtime directory `dir`, in another of its processes
@@ -152,12 +162,7 @@ impl Recorder {
         let mut record = Record::read(&dir, shown)?;
         let failed = |error: io::Error| failure(ErrorKind::Io, "go on with", shown, &error.to_string());
         record.boot_id = boot_id().map_err(failed)?;
-        Ok(Recorder { dir, shown: shown.to_owned(), record: Mutex::new(record) })
-    }
-
-    /// Nothing panics while the lock is held, so poisoning is ignored.
-    fn lock(&self) -> MutexGuard<'_, Record> {
-        self.record.lock().unwrap_or_else(PoisonError::into_inner)
+        Ok(Recorder { dir, shown: shown.to_owned(), record: Mutex::unordered(record) })
     }
 
     /// Records the mount.
@@ -194,14 +199,14 @@ impl Recorder {
 
     /// Returns the devices attached now, in the order of attachment.
     pub fn attached(&self) -> Vec<AttachedDevice> {
-        let mut record = self.lock();
+        let mut record = self.record.lock();
         record.attached.retain(|device| device.attachment.is_current());
         record.attached.clone()
     }
 
     /// Returns what of the daemon's own has one of these numbers, in words: the files, or an attached device.
     pub(crate) fn own_of(&self, numbers: &BTreeSet<DeviceNumber>) -> Option<String> {
-        let record = self.lock();
+        let record = self.record.lock();
         let mount = record.mount.iter().find(|mount| numbers.contains(&mount.identity.device));
         let mount = mount.map(|mount| format!("the files in '{}'", mount.dir.display()));
         let is_below = |device: &&AttachedDevice| numbers.contains(&device.attachment.device_number());
@@ -212,7 +217,7 @@ impl Recorder {
     }
 
     fn change(&self, change: impl FnOnce(&mut Record) -> Result<()>) -> Result<()> {
-        let mut record = self.lock();
+        let mut record = self.record.lock();
         let mut new = record.clone();
         new.attached.retain(|device| device.attachment.is_current());
         change(&mut new)?;
@@ -233,23 +238,11 @@ impl Recorder {
 impl Drop for Recorder {
     /// Removes the file, unless a mount or device is left.
     fn drop(&mut self) {
-        let record = self.record.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let mut record = self.record.lock();
         if record.forget_what_is_gone().is_ok() && record.is_empty() {
             // If this fails, the file is harmless: readers ignore what no longer exists.
             let _ = rustix::fs::unlinkat(&self.dir, FILE, AtFlags::empty());
         }
-    }
-}
-
-impl Record {
-    /// Describes the mount and devices for messages.
-    pub fn describe(&self) -> String {
-        let mount = self.mount.iter().map(|mount| format!("a mount on '{}'", mount.dir.display()));
-        let devices = self
-            .attached
-            .iter()
-            .map(|device| format!("{} ({})", device.attachment.path().display(), device.name));
-        mount.chain(devices).collect::<Vec<_>>().join(", ")
     }
 }
 

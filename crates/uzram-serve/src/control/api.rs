@@ -1,23 +1,25 @@
-//! Handling of requests: a function from [`Request`] to [`Response`] over the devices. [`routes`] has the table.
+//! Handling of requests: a function from [`Request`] to [`Response`] over the devices, by one table of routes, which
+//! `GET /v1` lists. docs/control.md describes each; a test holds that page against the table.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use serde::Deserialize;
 use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
 use serde_json::json;
 use uzram::device::{Attribute, Device, Reading};
 use uzram::{Error, ErrorKind};
 
-use super::about::{About, SurvivalJson};
-use super::clients::{ClientJson, ClientsJson};
-use super::devices::{self, AttributeJson, DeviceJson, DevicesJson, attributes};
 use super::http::{Body, Ending, Request, Response, refusal};
-use super::routes;
+use super::json::{
+    About, AttributeJson, ClientJson, ClientsJson, DeviceJson, DevicesJson, SurvivalJson, attributes,
+    value_json,
+};
 use crate::loop_device::LoopAttachment;
 use crate::nbd::{Clients, Kicked, Tls, reload_tls};
 use crate::own_devices::way_out;
+use crate::percent;
 use crate::record::AttachedDevice;
 use crate::{Export, ExportPolicy, Exports};
 
@@ -124,7 +126,7 @@ impl Call<'_> {
 
     /// Returns the device that the first parameter names.
     fn device(&self, api: &Api) -> Result<Arc<Device>, Response> {
-        api.exports.named(self.parameter(0)).map_err(|error| failure(&error))
+        Ok(api.exports.named(self.parameter(0))?)
     }
 
     fn body<T: DeserializeOwned>(&self, wanted: &str) -> Result<T, Response> {
@@ -187,35 +189,35 @@ impl Api {
     /// Handles one request. A long operation ends early once `is_wanted` returns false.
     pub fn handle(&self, request: &Request, is_wanted: &dyn Fn() -> bool) -> Response {
         let call = Call { request, parameters: Vec::new(), is_wanted };
-        match routes::dispatch(self, call) {
+        match dispatch(self, call) {
             Ok(response) | Err(response) => response,
         }
     }
 
-    pub(super) fn daemon(&self) -> Response {
+    fn daemon(&self) -> Response {
         let survival = self.registrar.as_ref().map(|registrar| registrar.survival());
         Response::json(200, &About { survival, ..self.about.clone() })
     }
 
-    pub(super) fn upgrade(&self, call: &Call<'_>) -> Result<Response, Response> {
+    fn upgrade(&self, call: &Call<'_>) -> Result<Response, Response> {
         let NewProgram { program } = call.body(r#"{"program": PATH or null}"#)?;
-        self.registrar()?.upgrade(program.as_deref()).map_err(|error| failure(&error))?;
+        self.registrar()?.upgrade(program.as_deref())?;
         Ok(Response::empty(202))
     }
 
-    pub(super) fn leave(&self) -> Result<Response, Response> {
-        self.registrar()?.leave().map_err(|error| failure(&error))?;
+    fn leave(&self) -> Result<Response, Response> {
+        self.registrar()?.leave()?;
         Ok(Response::empty(202))
     }
 
-    pub(super) fn recover(&self) -> Result<Response, Response> {
-        self.registrar()?.recover().map_err(|error| failure(&error))?;
+    fn recover(&self) -> Result<Response, Response> {
+        self.registrar()?.recover()?;
         let files = self.about.files.as_ref().map(|files| &files.dir);
         Ok(Response::json(200, &json!({ "files": files })))
     }
 
-    pub(super) fn reload(&self) -> Result<Response, Response> {
-        reload_tls(self.tls.as_ref()).map_err(|error| failure(&error))?;
+    fn reload(&self) -> Result<Response, Response> {
+        reload_tls(self.tls.as_ref())?;
         Ok(Response::empty(204))
     }
 
@@ -229,23 +231,23 @@ impl Api {
         self.exports.recorder().map(|recorder| recorder.attached()).unwrap_or_default()
     }
 
-    pub(super) fn attachments(&self) -> Response {
+    fn attachments(&self) -> Response {
         Response::json(200, &json!({ "attachments": self.attached() }))
     }
 
     /// Records that a client has attached a device's file.
-    pub(super) fn record(&self, call: &Call<'_>) -> Result<Response, Response> {
+    fn record(&self, call: &Call<'_>) -> Result<Response, Response> {
         let attachment: LoopAttachment = call.body(r#"{"number": N, "diskseq": N}"#)?;
         let device = AttachedDevice { name: call.device(self)?.name().to_owned(), attachment };
         let no_files =
             || refusal(409, "this daemon does not show its devices as files, so none can be attached");
         let recorder = self.exports.recorder().ok_or_else(no_files)?;
-        recorder.add(device).map_err(|error| failure(&error))?;
+        recorder.add(device)?;
         Ok(Response::empty(204))
     }
 
     /// Ends the daemon, unless a device is in use.
-    pub(super) fn shut_down(&self, call: &Call<'_>) -> Result<Response, Response> {
+    fn shut_down(&self, call: &Call<'_>) -> Result<Response, Response> {
         let Shutdown { force } = match call.request.body.as_slice() {
             [] => Shutdown::default(),
             _ => call.body(r#"{"force": BOOL}"#)?,
@@ -280,7 +282,7 @@ impl Api {
         self.exports.devices().iter().find_map(device_users)
     }
 
-    pub(super) fn list(&self) -> Response {
+    fn list(&self) -> Response {
         let devices = self.exports.devices();
         let devices = devices.iter().map(|device| self.summary(device)).collect();
         Response::json(200, &DevicesJson { devices })
@@ -303,15 +305,15 @@ impl Api {
         DeviceJson { attributes: Some(attributes(device)), ..self.summary(device) }
     }
 
-    pub(super) fn describe(&self, call: &Call<'_>) -> Result<Response, Response> {
+    fn describe(&self, call: &Call<'_>) -> Result<Response, Response> {
         Ok(Response::json(200, &self.description(&*call.device(self)?)))
     }
 
-    pub(super) fn add(&self, call: &Call<'_>) -> Result<Response, Response> {
+    fn add(&self, call: &Call<'_>) -> Result<Response, Response> {
         let new: NewDevice = call.body(
             r#"{"name": TEXT, "attributes": {NAME: TEXT…}, "export": BOOL or null, "read_only": BOOL}"#,
         )?;
-        let device = make(&new, self).map_err(|error| failure(&error))?;
+        let device = make(&new, self)?;
         tracing::info!(device = new.name, "device added");
         Ok(Response::json(201, &self.description(&device)))
     }
@@ -322,9 +324,9 @@ impl Api {
         Ok(())
     }
 
-    pub(super) fn remove(&self, call: &Call<'_>) -> Result<Response, Response> {
+    fn remove(&self, call: &Call<'_>) -> Result<Response, Response> {
         let name = call.parameter(0);
-        self.remove_device(name).map_err(|error| failure(&error))?;
+        self.remove_device(name)?;
         tracing::info!(device = name, "device removed");
         Ok(Response::empty(204))
     }
@@ -350,18 +352,18 @@ fn in_use_text(name: &str, count: usize, by: &str) -> Option<String> {
 
 impl Api {
     /// Lists all NBD clients, or those of one device.
-    pub(super) fn list_clients(&self, export: Option<&str>) -> Response {
+    fn list_clients(&self, export: Option<&str>) -> Response {
         let mut clients = self.clients.list();
         clients.retain(|client| export.is_none() || client.export.as_deref() == export);
         let clients = clients.into_iter().map(ClientJson::from).collect();
         Response::json(200, &ClientsJson { clients })
     }
 
-    pub(super) fn list_clients_of(&self, call: &Call<'_>) -> Result<Response, Response> {
+    fn list_clients_of(&self, call: &Call<'_>) -> Result<Response, Response> {
         Ok(self.list_clients(Some(call.device(self)?.name())))
     }
 
-    pub(super) fn kick(&self, call: &Call<'_>) -> Result<Response, Response> {
+    fn kick(&self, call: &Call<'_>) -> Result<Response, Response> {
         let id = call.parameter(0);
         // `parse` would accept a sign.
         let digits = id.bytes().all(|byte| byte.is_ascii_digit());
@@ -399,24 +401,24 @@ fn make(new: &NewDevice, api: &Api) -> uzram::Result<Arc<Device>> {
     Ok(device)
 }
 
-pub(super) fn read_attribute(api: &Api, call: &Call<'_>) -> Result<Response, Response> {
+fn read_attribute(api: &Api, call: &Call<'_>) -> Result<Response, Response> {
     let (device, name) = (call.device(api)?, call.parameter(1));
     let long = Device::attributes().iter().find(|row| row.name == name && row.is_long());
     if let Some(row) = long {
-        let text = device.text(row.name).map_err(|error| failure(&error))?;
+        let text = device.text(row.name)?;
         return Ok(Response { body: Body::Attribute(row.name, text), ..Response::empty(200) });
     }
-    let Reading { text, value } = device.reading(name).map_err(|error| failure(&error))?;
-    let value = Some(devices::value(value));
+    let Reading { text, value } = device.reading(name)?;
+    let value = Some(value_json(value));
     Ok(Response::json(200, &AttributeJson { name: name.to_owned(), value, text }))
 }
 
-pub(super) fn write_attribute(api: &Api, call: &Call<'_>) -> Result<Response, Response> {
+fn write_attribute(api: &Api, call: &Call<'_>) -> Result<Response, Response> {
     let NewValue { value } = call.body(r#"{"value": TEXT}"#)?;
     set_attribute(api, call, call.parameter(1), &value)
 }
 
-pub(super) fn reset(api: &Api, call: &Call<'_>) -> Result<Response, Response> {
+fn reset(api: &Api, call: &Call<'_>) -> Result<Response, Response> {
     set_attribute(api, call, "reset", "1")
 }
 
@@ -433,9 +435,10 @@ fn set_attribute(api: &Api, call: &Call<'_>, attribute: &str, value: &str) -> Re
     Ok(Response::empty(204))
 }
 
-/// Converts an engine error to a response.
-fn failure(error: &Error) -> Response {
-    refused(error, error.setting())
+impl From<Error> for Response {
+    fn from(error: Error) -> Self {
+        refused(&error, error.setting())
+    }
 }
 
 fn refused(error: &Error, setting: Option<&str>) -> Response {
@@ -450,4 +453,124 @@ fn refused(error: &Error, setting: Option<&str>) -> Response {
         ErrorKind::Corrupt | ErrorKind::Io | _ => 500,
     };
     Response::error(status, &error.to_string(), error.errno(), setting)
+}
+
+/// A route.
+#[derive(Serialize)]
+pub struct Route {
+    /// The method.
+    pub method: &'static str,
+    /// The path; a segment in braces takes any value.
+    pub path: &'static str,
+    /// What the request does, in a line.
+    pub about: &'static str,
+    #[serde(skip)]
+    handle: fn(&Api, &Call<'_>) -> Result<Response, Response>,
+}
+
+const fn route(
+    method: &'static str,
+    path: &'static str,
+    about: &'static str,
+    handle: fn(&Api, &Call<'_>) -> Result<Response, Response>,
+) -> Route {
+    Route { method, path, about, handle }
+}
+
+/// The table.
+pub static ROUTES: &[Route] = &[
+    route("GET", "/v1", "Lists the routes.", |_, _| Ok(Response::json(200, &json!({ "routes": ROUTES })))),
+    route("GET", "/v1/devices", "Lists the devices.", |api, _| Ok(api.list())),
+    route("POST", "/v1/devices", "Adds a device.", Api::add),
+    route("GET", "/v1/devices/{name}", "Describes a device, with its attributes.", Api::describe),
+    route(
+        "DELETE",
+        "/v1/devices/{name}",
+        "Removes a device and its contents; 409 while it is in use.",
+        Api::remove,
+    ),
+    route("GET", "/v1/devices/{name}/attributes/{attribute}", "Reads an attribute.", read_attribute),
+    route("PUT", "/v1/devices/{name}/attributes/{attribute}", "Sets an attribute.", write_attribute),
+    route("POST", "/v1/devices/{name}/reset", "Frees a device's contents and disk.", reset),
+    route(
+        "PUT",
+        "/v1/devices/{name}/attachment",
+        "Records the block device that a device is attached to.",
+        Api::record,
+    ),
+    route("GET", "/v1/devices/{name}/clients", "Lists the NBD clients of a device.", Api::list_clients_of),
+    route("GET", "/v1/attachments", "Lists the block devices that devices are attached to.", |api, _| {
+        Ok(api.attachments())
+    }),
+    route("GET", "/v1/clients", "Lists all NBD clients.", |api, _| Ok(api.list_clients(None))),
+    route(
+        "DELETE",
+        "/v1/clients/{id}",
+        "Disconnects an NBD client; 202 if it ends only with its request.",
+        Api::kick,
+    ),
+    route("GET", "/v1/daemon", "Describes the daemon and its processes.", |api, _| Ok(api.daemon())),
+    route("POST", "/v1/reload", "Reads the TLS files again; 409 without TLS.", |api, _| api.reload()),
+    route("POST", "/v1/upgrade", "Has another program serve.", Api::upgrade),
+    route("POST", "/v1/recover", "Serves again after the daemon gave up.", |api, _| api.recover()),
+    route("POST", "/v1/leave", "Ends the daemon, and leaves everything to the service manager.", |api, _| {
+        api.leave()
+    }),
+    route(
+        "POST",
+        "/v1/shutdown",
+        "Ends the daemon; 409 while a device is in use, unless forced.",
+        Api::shut_down,
+    ),
+];
+
+/// Handles one request by the table.
+///
+/// # Errors
+/// The response to a request that is refused.
+fn dispatch(api: &Api, call: Call<'_>) -> Result<Response, Response> {
+    let segments = segments(&call.request.path)?;
+    let mut methods = Vec::new();
+    for route in ROUTES {
+        let Some(parameters) = parameters(route.path, &segments) else { continue };
+        if route.method == call.request.method {
+            return (route.handle)(api, &Call { parameters, ..call });
+        }
+        methods.push(route.method);
+    }
+    Err(if methods.is_empty() {
+        refusal(404, "no such path; GET /v1 lists what there is")
+    } else {
+        not_allowed(&methods.join(", "))
+    })
+}
+
+/// Returns the segments that stand for those in braces; `None` if the path is another one.
+fn parameters<'a>(path: &str, segments: &'a [String]) -> Option<Vec<&'a str>> {
+    let wanted: Vec<_> = path.split('/').skip(1).collect();
+    if wanted.len() != segments.len() {
+        return None;
+    }
+    let mut parameters = Vec::new();
+    for (wanted, segment) in wanted.into_iter().zip(segments) {
+        match wanted.starts_with('{') {
+            true => parameters.push(segment.as_str()),
+            false if wanted == segment => {}
+            false => return None,
+        }
+    }
+    Some(parameters)
+}
+
+/// Returns the decoded segments of a path that begins with `/`.
+fn segments(path: &str) -> Result<Vec<String>, Response> {
+    let path = path.strip_prefix('/').ok_or_else(|| refusal(400, "the path does not begin with /"))?;
+    path.split('/')
+        .map(|segment| percent::decode(segment).ok_or_else(|| refusal(400, "the path is badly encoded")))
+        .collect()
+}
+
+fn not_allowed(methods: &str) -> Response {
+    let text = format!("this path takes only {methods}");
+    Response { allow: Some(methods.to_owned()), ..refusal(405, &text) }
 }

@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use super::http::{Ending, refusal};
-use super::{Api, exchange};
+use super::api::Api;
+use super::http::{self, Ending, refusal};
 
 /// Limits on clients.
 #[derive(Clone, Copy, Debug)]
@@ -222,4 +222,30 @@ impl Write for Timed<'_> {
         self.deadline = None;
         Ok(())
     }
+}
+
+/// How an [`exchange`] ended.
+#[derive(Debug)]
+pub struct Exchanged {
+    /// How the daemon is to end, if the request asked for that.
+    pub shutdown: Option<Ending>,
+    /// The request was refused before all of it was read.
+    pub unread_input: bool,
+    /// Whether the response was sent; if not, the client disconnected or was too slow.
+    pub sent: io::Result<()>,
+}
+
+/// Reads one request from `input`, and writes the response to `output`. `input` is written to only for
+/// `100 Continue`. A long operation ends early once `is_wanted` returns false.
+pub fn exchange(
+    api: &Api,
+    input: &mut (impl Read + Write),
+    output: &mut impl Write,
+    is_wanted: &dyn Fn() -> bool,
+) -> Exchanged {
+    let (response, unread_input) = match http::read_request(input) {
+        Ok(request) => (api.handle(&request, is_wanted), false),
+        Err(refusal) => (refusal, true),
+    };
+    Exchanged { shutdown: response.shutdown, unread_input, sent: response.write_to(output) }
 }

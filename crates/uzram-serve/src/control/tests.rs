@@ -13,7 +13,7 @@ use uzram::device::Device;
 use uzram::random::Random;
 
 use super::http::{MAX_BODY_BYTES, MAX_HEAD_BYTES};
-use super::{About, Api, Ending, Limits, Server, exchange, routes};
+use super::{About, Api, Ending, Limits, Server, api::ROUTES, exchange};
 use crate::{Exports, nbd};
 
 fn api() -> Api {
@@ -522,15 +522,14 @@ fn documented() -> Vec<(String, String, Vec<Example>)> {
 #[test]
 fn the_page_documents_the_table() {
     let pages: Vec<_> = documented().into_iter().map(|(route, ..)| route).collect();
-    let table: Vec<_> =
-        routes::ROUTES.iter().map(|route| format!("{} {}", route.method, route.path)).collect();
+    let table: Vec<_> = ROUTES.iter().map(|route| format!("{} {}", route.method, route.path)).collect();
     let missing: Vec<_> = table.iter().filter(|route| !pages.contains(route)).collect();
     let unknown: Vec<_> = pages.iter().filter(|route| !table.contains(route)).collect();
     assert!(
         missing.is_empty() && unknown.is_empty(),
         "not documented: {missing:?}; not in the table: {unknown:?}"
     );
-    for (route, (_, line, _)) in routes::ROUTES.iter().zip(documented()) {
+    for (route, (_, line, _)) in ROUTES.iter().zip(documented()) {
         assert!(
             line.starts_with(route.about.trim_end_matches('.')),
             "{} {}: {line}",

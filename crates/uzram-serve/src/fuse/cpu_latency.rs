@@ -15,12 +15,13 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
 use std::path::Path;
 use std::str::FromStr;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
+use uzram::sync::{Condvar, Mutex};
 
 /// The device of the kernel's interface.
 const DEVICE: &str = "/dev/cpu_dma_latency";
@@ -110,9 +111,6 @@ struct State {
 
 impl CpuLatency {
     /// Starts the thread; returns `None` for no limit.
-    ///
-    /// # Errors
-    /// The device cannot be opened, or the thread not be started.
     pub fn new(limit: CpuLatencyLimit) -> io::Result<Option<Self>> {
         limit.0.map(|limit_us| CpuLatency::at(Path::new(DEVICE), limit_us)).transpose()
     }
@@ -121,7 +119,7 @@ impl CpuLatency {
         let device = open(path)?;
         let shared = Arc::new(Shared {
             seen: AtomicBool::new(false),
-            state: Mutex::new(State { held: false, last: None, ends: false }),
+            state: Mutex::unordered(State { held: false, last: None, ends: false }),
             changed: Condvar::new(),
         });
         let run = {
@@ -143,7 +141,7 @@ impl CpuLatency {
 
 impl Drop for CpuLatency {
     fn drop(&mut self) {
-        self.shared.lock().ends = true;
+        self.shared.state.lock().ends = true;
         self.shared.changed.notify_all();
         if let Some(keeper) = self.keeper.take() {
             // The thread cannot panic, and a panic would need no handling.
@@ -153,14 +151,10 @@ impl Drop for CpuLatency {
 }
 
 impl Shared {
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Records the first request in a period, or after an idle time.
     #[cold]
     fn first_request(&self) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         if !state.held {
             let now = Instant::now();
             let is_close = state.last.is_some_and(|last| now - last < CLOSE);
@@ -177,25 +171,25 @@ impl Shared {
     fn run(&self, mut device: File, limit_us: i32) {
         // Cannot fail: the device is open for writing, and the values are valid.
         let mut ask = |limit_us: i32| drop(device.write(&limit_us.to_ne_bytes()));
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         loop {
-            let sleeps = |state: &mut State| !state.held && !state.ends;
-            state = self.changed.wait_while(state, sleeps).unwrap_or_else(PoisonError::into_inner);
+            while !state.held && !state.ends {
+                state = state.wait(&self.changed);
+            }
             if state.ends {
                 return;
             }
             drop(state);
             ask(limit_us);
-            state = self.lock();
+            state = self.state.lock();
             while state.held && !state.ends {
-                let waited = self.changed.wait_timeout_while(state, PERIOD, |state| !state.ends);
-                state = waited.unwrap_or_else(PoisonError::into_inner).0;
+                state = state.wait_while_for(&self.changed, PERIOD, |state| !state.ends);
                 state.held = self.seen.swap(false, Ordering::Relaxed);
             }
             state.last = None;
             drop(state);
             ask(NO_LIMIT_US);
-            state = self.lock();
+            state = self.state.lock();
         }
     }
 }

@@ -1,22 +1,30 @@
-//! Requests to a device's disk file, which ends as a block device does: a read or a zeroing that reaches past the end is
-//! cut there, and so is a write; a read at the end gets no bytes, a write ENOSPC, and a zeroing EINVAL.
+//! Requests to a device's files.
+//!
+//! Its disk ends as a block device does: a read or a zeroing that reaches past the end is cut there, and so is a write; a
+//! read at the end gets no bytes, a write ENOSPC, and a zeroing EINVAL.
 //!
 //! The thread that received a request executes it as far as it need not wait for a backing device or for memory. The
 //! rest goes to the device's [`DevicePool`], so that the thread is free for other requests; without a permit for that,
 //! the thread waits itself. A task drops its hold on the device before it replies, and its permit last.
+//!
+//! An attribute is read and written as in sysfs: a read at offset 0 generates the text, and reads at other offsets go on
+//! with that text. Each write sets the attribute to its data, at whatever offset. As setting may take long, the device's
+//! pool does it.
 
 use std::sync::Arc;
 
 use rustix::io::Errno;
 use uzram::Error;
-use uzram::device::{PageState, Wait};
+use uzram::device::{Attribute, AttributeText, Device, PageState, Wait};
+use uzram::mem::ZeroedPages;
+use uzram::sync::Mutex;
 use uzram::units::PAGE_SIZE;
 
-use super::channel::{Channel, Reply};
+use super::channel::Reply;
 use super::proto::fuse_write_out;
-use super::thread_buffer::{allocate, reply_from_buffer};
-use crate::OpenFile;
+use super::thread_buffer::reply_from_buffer;
 use crate::device_pool::DevicePool;
+use crate::{Exports, OpenFile};
 
 /// The most bytes that the thread which received a request zeroes itself; that takes no longer than the longest read.
 const ZERO_AT_ONCE_BYTES: u64 = 16 << 20;
@@ -29,7 +37,7 @@ pub(super) struct Disk {
 }
 
 impl Disk {
-    pub fn read<C: Channel>(&self, offset: u64, len: usize, reply: Reply<C>) {
+    pub fn read(&self, offset: u64, len: usize, reply: Reply) {
         #[cfg(debug_assertions)]
         die_if_told(offset);
         let device = &self.file.device;
@@ -40,11 +48,11 @@ impl Disk {
         reply_from_buffer(len, reply, |out, reply| {
             let done = match device.read_some(offset, out, Wait::No) {
                 Ok(done) if done < len => done,
-                read => return reply_data(reply, read, out),
+                read => return answer(reply, read, |reply| reply.data(out)),
             };
             let Some(permit) = self.pool.try_acquire(0) else {
                 let read = device.read_some(offset + done as u64, &mut out[done..], Wait::Yes);
-                return reply_data(reply, read, out);
+                return answer(reply, read, |reply| reply.data(out));
             };
             let device = Arc::clone(device);
             self.pool.start(Box::new(move || {
@@ -52,14 +60,14 @@ impl Disk {
                     // Read from the start: keeping the part that was read would take memory.
                     let read = device.read_some(offset, out, Wait::Yes);
                     drop(device);
-                    reply_data(reply, read, out);
+                    answer(reply, read, |reply| reply.data(out));
                 });
                 drop(permit);
             }));
         });
     }
 
-    pub fn write<C: Channel>(&self, offset: u64, data: &[u8], reply: Reply<C>) {
+    pub fn write(&self, offset: u64, data: &[u8], reply: Reply) {
         let device = &self.file.device;
         if self.before_end(offset, 1) == 0 {
             return reply.error(Errno::NOSPC);
@@ -68,24 +76,25 @@ impl Disk {
         let data = &data[..len];
         let done = match device.write_some(offset, data, Wait::No) {
             Ok(done) if done < len => done,
-            written => return reply_written(reply, written.map(drop), len),
+            written => return answer_write(reply, written.map(drop), len),
         };
         let (rest, offset) = (&data[done..], offset + done as u64);
-        let (Some(permit), Ok(mut copy)) = (self.pool.try_acquire(rest.len()), allocate(rest.len())) else {
-            return reply_written(reply, device.write(offset, rest), len);
+        let (Some(permit), Ok(mut copy)) = (self.pool.try_acquire(rest.len()), ZeroedPages::new(rest.len()))
+        else {
+            return answer_write(reply, device.write(offset, rest), len);
         };
         copy.copy_from_slice(rest);
         let device = Arc::clone(device);
         self.pool.start(Box::new(move || {
             let written = device.write(offset, &copy);
             drop((device, copy));
-            reply_written(reply, written, len);
+            answer_write(reply, written, len);
             drop(permit);
         }));
     }
 
     /// Zeroes a range, as a hole unless it must stay `allocated`.
-    pub fn zero<C: Channel>(&self, offset: u64, len: u64, allocated: bool, reply: Reply<C>) {
+    pub fn zero(&self, offset: u64, len: u64, allocated: bool, reply: Reply) {
         let device = &self.file.device;
         let len = self.before_end(offset, len);
         if len == 0 {
@@ -95,17 +104,17 @@ impl Disk {
         let at_once = len.min(ZERO_AT_ONCE_BYTES - offset % PAGE_SIZE as u64);
         let done = match device.zero_some(offset, at_once, allocated, Wait::No) {
             Ok(done) if done < len => done,
-            zeroed => return reply_zeroed(reply, zeroed),
+            zeroed => return answer(reply, zeroed, Reply::ok),
         };
         let (offset, len) = (offset + done, len - done);
         let Some(permit) = self.pool.try_acquire(0) else {
-            return reply_zeroed(reply, device.zero_some(offset, len, allocated, Wait::Yes));
+            return answer(reply, device.zero_some(offset, len, allocated, Wait::Yes), Reply::ok);
         };
         let device = Arc::clone(device);
         self.pool.start(Box::new(move || {
             let zeroed = device.zero_some(offset, len, allocated, Wait::Yes);
             drop(device);
-            reply_zeroed(reply, zeroed);
+            answer(reply, zeroed, Reply::ok);
             drop(permit);
         }));
     }
@@ -145,29 +154,89 @@ fn die_if_told(offset: u64) {
     }
 }
 
-fn reply_data<C: Channel>(reply: Reply<C>, read: uzram::Result<usize>, bytes: &[u8]) {
-    match read {
-        Ok(_) => reply.data(bytes),
+/// Replies with an error, or by `succeed`.
+fn answer<T>(reply: Reply, done: uzram::Result<T>, succeed: impl FnOnce(Reply)) {
+    match done {
+        Ok(_) => succeed(reply),
         Err(error) => reply.error(errno(&error)),
     }
 }
 
-fn reply_written<C: Channel>(reply: Reply<C>, written: uzram::Result<()>, len: usize) {
-    match written {
-        // The protocol's lengths have 32 bits, and so have those of requests.
-        Ok(()) => reply.message(&fuse_write_out { size: len as u32, padding: 0 }),
-        Err(error) => reply.error(errno(&error)),
-    }
-}
-
-fn reply_zeroed<C: Channel>(reply: Reply<C>, zeroed: uzram::Result<u64>) {
-    match zeroed {
-        Ok(_) => reply.ok(),
-        Err(error) => reply.error(errno(&error)),
-    }
+/// Replies to a write of `len` bytes. The protocol's lengths have 32 bits, and so have those of requests.
+fn answer_write(reply: Reply, written: uzram::Result<()>, len: usize) {
+    answer(reply, written, |reply| reply.message(&fuse_write_out { size: len as u32, padding: 0 }));
 }
 
 /// Returns the errno that a program gets for an error.
 pub(super) fn errno(error: &Error) -> Errno {
     Errno::from_raw_os_error(error.errno())
+}
+
+/// The longest text accepted.
+const MAX_TEXT_BYTES: usize = 64 << 10;
+
+/// An open attribute's text; `None` until it is read.
+pub(super) type OpenText = Mutex<Option<AttributeText>>;
+
+/// Copies the text at an offset into `out`; returns the number of bytes.
+pub(super) fn read_attribute(
+    device: &Device,
+    attribute: &Attribute,
+    text: &OpenText,
+    offset: u64,
+    out: &mut [u8],
+) -> Result<usize, Errno> {
+    let mut text = text.lock();
+    if offset == 0 {
+        *text = None;
+    }
+    let text = match &mut *text {
+        Some(text) => text,
+        none => none.insert(device.text(attribute.name).map_err(|error| errno(&error))?),
+    };
+    Ok(text.read_at(offset, out))
+}
+
+/// Sets an attribute to the data written to its file.
+pub(super) fn write_attribute(
+    exports: &Exports,
+    device: Arc<Device>,
+    attribute: &'static Attribute,
+    pool: &DevicePool,
+    data: &[u8],
+    reply: Reply,
+) {
+    if data.len() > MAX_TEXT_BYTES {
+        return reply.error(Errno::TOOBIG);
+    }
+    let Ok(value) = str::from_utf8(data).map(str::to_owned) else { return reply.error(Errno::INVAL) };
+    let len = data.len() as u32;
+    let permit = pool.try_acquire(value.len());
+    let exports = exports.clone();
+    let set = move || match set(&exports, &device, attribute, &value) {
+        Ok(()) => reply.message(&fuse_write_out { size: len, padding: 0 }),
+        Err(errno) => reply.error(errno),
+    };
+    match permit {
+        Some(permit) => pool.start(Box::new(move || {
+            set();
+            drop(permit);
+        })),
+        None => set(),
+    }
+}
+
+fn set(exports: &Exports, device: &Device, attribute: &Attribute, value: &str) -> Result<(), Errno> {
+    let (name, value) = (attribute.name, value.trim_end());
+    match exports.set(device, name, value, &|| true) {
+        Ok(()) => {
+            tracing::info!(device = device.name(), attribute = name, value, "attribute set");
+            Ok(())
+        }
+        Err(error) => {
+            // The writing program only gets an errno, so log the message.
+            tracing::warn!(device = device.name(), attribute = name, value, %error, "attribute not set");
+            Err(errno(&error))
+        }
+    }
 }

@@ -5,17 +5,16 @@
 //! A request may come a second time, after a process that carried it out died before its reply was written. Most may
 //! simply be carried out again; opening finds the handle that was opened, and closing a handle twice is nothing.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use rustix::io::Errno;
 use uzram::device::Device;
 use uzram::units::PAGE_SIZE;
 
-use super::attribute;
 use super::channel::{Channel, Reply};
 use super::connection::MountOptions;
 use super::cpu_latency::CpuLatency;
-use super::disk::{Disk, errno};
+use super::disk::{self, Disk, OpenText, errno};
 use super::handles::{Handles, Open};
 use super::ledger::{Ledger, OpenFileRecord};
 use super::proto::opcode::*;
@@ -25,9 +24,8 @@ use super::proto::{
     fuse_fallocate_in, fuse_lseek_in, fuse_lseek_out, fuse_open_in, fuse_open_out, fuse_read_in,
     fuse_release_in, fuse_setattr_in, fuse_statfs_out, fuse_write_in, fuse_write_out,
 };
-use super::thread_buffer::{self, reply_from_buffer};
+use super::thread_buffer::{self, WarmUp, reply_from_buffer};
 use super::tree::{Node, Tree};
-use super::warm_up::WarmUp;
 use crate::Exports;
 use crate::device_pool::DevicePools;
 
@@ -70,7 +68,7 @@ impl Files {
     /// Finishes a request that a dead process received; `outcome` is the errno of its reply if that may have been sent.
     /// What changed something is only answered then, as that may have been changed again since; the rest may be carried out
     /// again.
-    pub fn finish<C: Channel>(&self, bytes: &[u8], outcome: Option<i32>, channel: &Arc<C>) {
+    pub fn finish(&self, bytes: &[u8], outcome: Option<i32>, channel: &Arc<Channel>) {
         let Some(request) = Request::parse(bytes) else { return };
         let (opcode, unique) = (request.header.opcode, request.header.unique);
         let Some(errno) = outcome.filter(|_| matches!(opcode, FUSE_WRITE | FUSE_FALLOCATE | FUSE_OPEN))
@@ -96,7 +94,7 @@ impl Files {
     /// Carries out a request, and replies to it if it is of a kind that waits for a reply. Ignores bytes that are no
     /// request.
     #[inline]
-    pub fn carry_out<C: Channel>(&self, bytes: &[u8], channel: &Arc<C>) {
+    pub fn carry_out(&self, bytes: &[u8], channel: &Arc<Channel>) {
         let Some(request) = Request::parse(bytes) else { return };
         let opcode = request.header.opcode;
         // Nothing waits for a reply to these.
@@ -176,7 +174,7 @@ impl Files {
 
     /// The kernel may cache names and file attributes for no time at all: a device's size changes when it is reset, and
     /// a loop device would take the cached size.
-    fn lookup<C: Channel>(&self, request: &Request<'_>, reply: Reply<C>) {
+    fn lookup(&self, request: &Request<'_>, reply: Reply) {
         let Some(name) = request.name() else { return reply.error(Errno::INVAL) };
         match self.tree.lookup(request.header.nodeid, name) {
             Some((nodeid, node)) => {
@@ -187,7 +185,7 @@ impl Files {
         }
     }
 
-    fn getattr<C: Channel>(&self, ino: u64, reply: Reply<C>) {
+    fn getattr(&self, ino: u64, reply: Reply) {
         match self.tree.node(ino) {
             Some(node) => {
                 reply.message(&fuse_attr_out { attr: self.attr(ino, &node), ..fuse_attr_out::default() });
@@ -198,7 +196,7 @@ impl Files {
 
     /// Refuses to change anything: a disk's size is its device's. `O_TRUNC` is ignored, as for block devices and in
     /// sysfs.
-    fn setattr<C: Channel>(&self, request: &Request<'_>, set: fuse_setattr_in, reply: Reply<C>) {
+    fn setattr(&self, request: &Request<'_>, set: fuse_setattr_in, reply: Reply) {
         let ino = request.header.nodeid;
         let Some(node) = self.tree.node(ino) else { return reply.error(Errno::STALE) };
         if set.valid & (FATTR_MODE | FATTR_UID | FATTR_GID) != 0 {
@@ -216,7 +214,7 @@ impl Files {
         }
     }
 
-    fn open<C: Channel>(&self, request: &Request<'_>, open: fuse_open_in, reply: Reply<C>) {
+    fn open(&self, request: &Request<'_>, open: fuse_open_in, reply: Reply) {
         let (ino, unique) = (request.header.nodeid, request.header.unique);
         let handle = match self.opened_before(unique) {
             Some(handle) => Ok(handle),
@@ -249,7 +247,7 @@ impl Files {
         self.handles.open(open, OpenFileRecord { ino, mode, unique }).ok_or(Errno::NFILE)
     }
 
-    fn read<C: Channel>(&self, ino: u64, read: fuse_read_in, reply: Reply<C>) {
+    fn read(&self, ino: u64, read: fuse_read_in, reply: Reply) {
         self.request_came();
         // The kernel asks for no more.
         let len = read.size.min(self.max_io_bytes) as usize;
@@ -257,7 +255,7 @@ impl Files {
             Some(Open::Disk(disk)) => disk.read(read.offset, len, reply),
             Some(Open::Attribute(text, _)) => match self.tree.node(ino) {
                 Some(Node::Attribute(device, attribute)) => reply_from_buffer(len, reply, |out, reply| {
-                    match attribute::read(&device, attribute, text, read.offset, out) {
+                    match disk::read_attribute(&device, attribute, text, read.offset, out) {
                         Ok(len) => reply.data(&out[..len]),
                         Err(errno) => reply.error(errno),
                     }
@@ -268,13 +266,13 @@ impl Files {
         }
     }
 
-    fn write<C: Channel>(&self, ino: u64, write: &fuse_write_in, data: &[u8], reply: Reply<C>) {
+    fn write(&self, ino: u64, write: &fuse_write_in, data: &[u8], reply: Reply) {
         self.request_came();
         match self.handles.get(write.fh).as_ref().and_then(|handle| handle.open()) {
             Some(Open::Disk(disk)) => disk.write(write.offset, data, reply),
             Some(Open::Attribute(_, pool)) => match self.tree.node(ino) {
                 Some(Node::Attribute(device, attribute)) => {
-                    attribute::write(self.tree.exports(), device, attribute, pool, data, reply)
+                    disk::write_attribute(self.tree.exports(), device, attribute, pool, data, reply)
                 }
                 _ => reply.error(Errno::STALE),
             },
@@ -299,7 +297,7 @@ impl Files {
         }
     }
 
-    fn fallocate<C: Channel>(&self, zero: fuse_fallocate_in, reply: Reply<C>) {
+    fn fallocate(&self, zero: fuse_fallocate_in, reply: Reply) {
         let keeps_size = zero.mode as i32 & libc::FALLOC_FL_KEEP_SIZE != 0;
         let allocated = match zero.mode as i32 & !libc::FALLOC_FL_KEEP_SIZE {
             libc::FALLOC_FL_PUNCH_HOLE => false,
@@ -320,7 +318,7 @@ impl Files {
         }
     }
 
-    fn lseek<C: Channel>(&self, ino: u64, seek: fuse_lseek_in, reply: Reply<C>) {
+    fn lseek(&self, ino: u64, seek: fuse_lseek_in, reply: Reply) {
         let for_data = match seek.whence as i32 {
             libc::SEEK_DATA => true,
             libc::SEEK_HOLE => false,
@@ -342,7 +340,7 @@ impl Files {
         }
     }
 
-    fn readdir<C: Channel>(&self, request: &Request<'_>, read: fuse_read_in, reply: Reply<C>) {
+    fn readdir(&self, request: &Request<'_>, read: fuse_read_in, reply: Reply) {
         let entries = self.tree.entries(request.header.nodeid);
         let from = usize::try_from(read.offset).unwrap_or(usize::MAX);
         let mut listed = Entries::new(read.size.min(self.max_io_bytes) as usize);
@@ -355,7 +353,7 @@ impl Files {
         reply.data(listed.as_bytes());
     }
 
-    fn statfs<C: Channel>(&self, reply: Reply<C>) {
+    fn statfs(&self, reply: Reply) {
         let devices = self.tree.exports().devices();
         let pages = |bytes: fn(&Device) -> u64| {
             devices.iter().map(|device| bytes(device)).sum::<u64>() / PAGE_SIZE as u64
@@ -377,7 +375,7 @@ impl Files {
 
 /// Carries out a request by its message, or refuses one that is too short.
 #[inline]
-fn with<T: Message, C: Channel>(request: &Request<'_>, reply: Reply<C>, carry_out: impl FnOnce(T, Reply<C>)) {
+fn with<T: Message>(request: &Request<'_>, reply: Reply, carry_out: impl FnOnce(T, Reply)) {
     match request.message() {
         Some(message) => carry_out(message, reply),
         None => reply.error(Errno::INVAL),
@@ -406,7 +404,7 @@ fn open_node(tree: &Tree, pools: &DevicePools, node: Node, mode: i32) -> Result<
         {
             Err(Errno::ACCESS)
         }
-        Node::Attribute(device, _) => Ok(Open::Attribute(Mutex::default(), pools.pool(&device))),
+        Node::Attribute(device, _) => Ok(Open::Attribute(OpenText::default(), pools.pool(&device))),
         Node::WarmUp => Ok(Open::WarmUp),
         Node::Root | Node::Directory => Err(Errno::ISDIR),
     }

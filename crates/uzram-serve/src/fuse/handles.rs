@@ -9,8 +9,7 @@
 
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 
-use super::attribute::OpenText;
-use super::disk::Disk;
+use super::disk::{Disk, OpenText};
 use super::ledger::{Ledger, MAX_OPEN, OpenFileRecord};
 use crate::device_pool::DevicePool;
 

@@ -29,9 +29,6 @@ const WANTED: u64 = FUSE_ASYNC_READ
 
 /// Reads the kernel's first request and answers it; returns what was negotiated. `max_io_bytes` is the longest read or
 /// write; the flags `unwanted` are not asked of the kernel.
-///
-/// # Errors
-/// The system's; `Unsupported` for a protocol that is too old.
 pub(super) fn answer_init(device: BorrowedFd<'_>, max_io_bytes: u32, unwanted: u64) -> io::Result<u64> {
     let mut buffer = vec![0; FUSE_MIN_READ_BUFFER];
     let len = read_request(device, &mut buffer)?.ok_or_else(|| io::Error::from(Errno::NOTCONN))?;
@@ -87,9 +84,6 @@ fn negotiate(init: &fuse_init_in, offered: u64, max_io_bytes: u32) -> (u64, fuse
 }
 
 /// Has the kernel send all unanswered requests again.
-///
-/// # Errors
-/// The kernel's; `EINVAL` before Linux 6.9.
 pub(super) fn notify_resend(device: BorrowedFd<'_>) -> io::Result<()> {
     // A notification is a reply to no request.
     write(device, fuse_out_header { error: FUSE_NOTIFY_RESEND, ..Default::default() }, &[])
@@ -104,9 +98,6 @@ fn write(device: BorrowedFd<'_>, header: fuse_out_header, body: &[u8]) -> io::Re
 }
 
 /// Reads the next request; returns its length, or `None` when the connection has ended.
-///
-/// # Errors
-/// The system's.
 pub(super) fn read_request(channel: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<Option<usize>> {
     loop {
         match rustix::io::read(channel, &mut *buffer) {

@@ -13,14 +13,12 @@
 //!
 //! Code map: `connection` mounts, by `open_device` and `handshake`; `proto` has the protocol's messages, `channel` the
 //! way of replies; `ledger` and `received` have what outlives the process. `tree` names and numbers the files,
-//! `handles` has the open ones, `filesystem` carries out requests, by `disk` for disks and by `attribute` for setting
-//! attributes; `thread_buffer` has the memory of the threads, `cpu_latency` makes CPUs wake fast for requests,
-//! `warm_up` prepares the threads for swap.
+//! `handles` has the open ones, `filesystem` carries out requests, by `disk` for disks and attributes; `thread_buffer`
+//! has the memory of the threads and prepares them for swap, `cpu_latency` makes CPUs wake fast for requests.
 
 mod proto;
-mod resident;
-mod ledger;
 mod received;
+mod ledger;
 mod cpu_latency;
 mod tree;
 mod open_device;
@@ -28,10 +26,8 @@ mod handshake;
 mod connection;
 mod channel;
 mod thread_buffer;
-mod attribute;
 mod disk;
 mod handles;
-mod warm_up;
 mod filesystem;
 mod loopback;
 #[cfg(test)]
@@ -39,7 +35,6 @@ mod tests;
 
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -48,8 +43,7 @@ use uzram::{Error, ErrorKind, Result};
 
 use crate::Exports;
 use crate::device_pool::DevicePools;
-use crate::mounts::MountIdentity;
-use channel::KernelChannel;
+use channel::{Channel, Sink};
 use connection::CLEARS_THEM;
 use cpu_latency::CpuLatency;
 use filesystem::Files;
@@ -73,24 +67,6 @@ pub struct Mount {
 }
 
 impl Mount {
-    /// Mounts the files of `exports` on the directory `dir`, which is created if it is missing, and serves them until
-    /// this process ends. `owner` is shown in the kernel's list of mounts.
-    ///
-    /// # Errors
-    /// As [`Connection::mount`] and [`Mount::serve`].
-    pub fn new(dir: &Path, owner: &Path, exports: Exports, options: MountOptions) -> Result<Mount> {
-        let connection = Arc::new(Connection::mount(dir, owner, options)?);
-        let served = Ledger::new().and_then(|ledger| {
-            ledger.begin_life();
-            Mount::serve(Arc::clone(&connection), exports, Arc::new(ledger))
-        });
-        if served.is_err() {
-            // Nobody serves it. It is also gone when this process has ended.
-            let _ = connection.unmount();
-        }
-        served
-    }
-
     /// Serves the files of `exports` by a connection. Files that were open in an earlier life of the ledger are open
     /// again, if their devices are there, and have the same numbers; unanswered requests come again, from the kernel or
     /// from where they were received ([`Connection::outlives`]). The caller has begun a life in the ledger, and the process
@@ -128,10 +104,10 @@ impl Mount {
         let mut mount = Mount { connection, threads: Vec::with_capacity(options.threads) };
         for (thread, buffers) in buffers.into_iter().enumerate() {
             let (connection, ledger) = (Arc::clone(&mount.connection), Arc::clone(&ledger));
-            let channel = KernelChannel { connection, ledger, outcomes: outcomes.clone(), thread };
-            let channel = Arc::new(channel);
+            let sink = Sink::Kernel(Arc::clone(&connection));
+            let channel = Arc::new(Channel { sink, ledger, outcomes: outcomes.clone(), thread });
             let files = Arc::clone(&files);
-            let run = move || run(&files, &channel, buffers.enter());
+            let run = move || run(&files, &connection, &channel, buffers.enter());
             match thread::Builder::new().name(format!("fuse-{thread}")).spawn(run) {
                 Ok(handle) => mount.threads.push(handle),
                 // Requests go to any channel, so the others can serve them, but for one that is in this thread's buffer.
@@ -151,31 +127,6 @@ impl Mount {
     /// Returns the connection.
     pub fn connection(&self) -> &Arc<Connection> {
         &self.connection
-    }
-
-    /// Returns the mount point.
-    pub fn dir(&self) -> &Path {
-        self.connection.dir()
-    }
-
-    /// Returns the identity of the mount.
-    pub fn identity(&self) -> MountIdentity {
-        self.connection.identity()
-    }
-
-    /// Returns the path of a device's disk.
-    pub fn disk(&self, device: &str) -> PathBuf {
-        self.connection.disk(device)
-    }
-
-    /// Returns the number of threads that serve it.
-    pub fn threads(&self) -> usize {
-        self.connection.threads()
-    }
-
-    /// Returns the limit on CPU wake-up latency, and why the kernel refuses it, if it does.
-    pub fn cpu_latency(&self) -> (CpuLatencyLimit, Option<&str>) {
-        self.connection.cpu_latency()
     }
 
     /// Returns whether all threads have ended, as they do when the files are unmounted and none is open any more.
@@ -202,7 +153,7 @@ impl Mount {
         let deadline = Instant::now() + END_TIMEOUT;
         while !self.is_finished() {
             if Instant::now() >= deadline {
-                let what = format!("files of '{}' are still in use", self.dir().display());
+                let what = format!("files of '{}' are still in use", self.connection.dir().display());
                 return Err(Error::new(ErrorKind::Busy, what));
             }
             thread::sleep(Duration::from_millis(1));
@@ -226,8 +177,8 @@ impl Drop for Mount {
 }
 
 /// Serves requests of a channel until the connection ends.
-fn run(files: &Files, channel: &Arc<KernelChannel>, mut buffer: RequestBuffer) {
-    warm_up::touch_stack();
+fn run(files: &Files, connection: &Connection, channel: &Arc<Channel>, mut buffer: RequestBuffer) {
+    thread_buffer::touch_stack();
     // A panic ends the request with an error, and nothing else: locks are taken even if poisoned.
     let caught = |request: &dyn Fn()| {
         if catch_unwind(AssertUnwindSafe(request)).is_err() {
@@ -239,7 +190,7 @@ fn run(files: &Files, channel: &Arc<KernelChannel>, mut buffer: RequestBuffer) {
     }
     let end = loop {
         let room = buffer.room();
-        match handshake::read_request(channel.fd(), room) {
+        match handshake::read_request(connection.channel(channel.thread), room) {
             Ok(Some(len)) => caught(&|| files.carry_out(&room[..len], channel)),
             Ok(None) => break Ok::<(), io::Error>(()),
             Err(error) => break Err(error),

@@ -31,9 +31,6 @@ pub(super) const FUSERMOUNT: &str = "fusermount3";
 const FUSERMOUNT_SOCKET: &str = "_FUSE_COMMFD";
 
 /// Mounts on `dir`, which is open as `point`, and returns the connection's descriptor.
-///
-/// # Errors
-/// The system's; `Other` with the words of fusermount3. A denial says of what, and what allows it.
 pub(super) fn mounted(dir: &Path, point: &MountPoint, source: &str) -> io::Result<OwnedFd> {
     let device = open().map_err(|error| explained(&error))?;
     match mount(&device, point, source) {
@@ -138,9 +135,6 @@ fn open() -> io::Result<OwnedFd> {
 }
 
 /// Opens a further channel of a connection (Linux 4.2).
-///
-/// # Errors
-/// The system's.
 pub(super) fn cloned(device: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     let channel = open()?;
     let source = device.as_raw_fd().unsigned_abs();

@@ -39,35 +39,22 @@ pub(super) const FATTR_GID: u32 = 1 << 2;
 pub(super) const FATTR_SIZE: u32 = 1 << 3;
 pub(super) const FATTR_FH: u32 = 1 << 6;
 
-/// The numbers of the requests that are known.
-pub(super) mod opcode {
-    pub const FUSE_LOOKUP: u32 = 1;
-    pub const FUSE_FORGET: u32 = 2;
-    pub const FUSE_GETATTR: u32 = 3;
-    pub const FUSE_SETATTR: u32 = 4;
-    pub const FUSE_SYMLINK: u32 = 6;
-    pub const FUSE_MKNOD: u32 = 8;
-    pub const FUSE_MKDIR: u32 = 9;
-    pub const FUSE_UNLINK: u32 = 10;
-    pub const FUSE_RMDIR: u32 = 11;
-    pub const FUSE_RENAME: u32 = 12;
-    pub const FUSE_LINK: u32 = 13;
-    pub const FUSE_OPEN: u32 = 14;
-    pub const FUSE_READ: u32 = 15;
-    pub const FUSE_WRITE: u32 = 16;
-    pub const FUSE_STATFS: u32 = 17;
-    pub const FUSE_RELEASE: u32 = 18;
-    pub const FUSE_INIT: u32 = 26;
-    pub const FUSE_OPENDIR: u32 = 27;
-    pub const FUSE_READDIR: u32 = 28;
-    pub const FUSE_RELEASEDIR: u32 = 29;
-    pub const FUSE_CREATE: u32 = 35;
-    pub const FUSE_INTERRUPT: u32 = 36;
-    pub const FUSE_DESTROY: u32 = 38;
-    pub const FUSE_BATCH_FORGET: u32 = 42;
-    pub const FUSE_FALLOCATE: u32 = 43;
-    pub const FUSE_RENAME2: u32 = 45;
-    pub const FUSE_LSEEK: u32 = 46;
+macro_rules! opcodes {
+    ($($name:ident = $number:literal,)*) => {
+        /// The numbers of the requests that are known.
+        pub(super) mod opcode {
+            $(pub const $name: u32 = $number;)*
+        }
+    };
+}
+
+opcodes! {
+    FUSE_LOOKUP = 1, FUSE_FORGET = 2, FUSE_GETATTR = 3, FUSE_SETATTR = 4, FUSE_SYMLINK = 6,
+    FUSE_MKNOD = 8, FUSE_MKDIR = 9, FUSE_UNLINK = 10, FUSE_RMDIR = 11, FUSE_RENAME = 12,
+    FUSE_LINK = 13, FUSE_OPEN = 14, FUSE_READ = 15, FUSE_WRITE = 16, FUSE_STATFS = 17,
+    FUSE_RELEASE = 18, FUSE_INIT = 26, FUSE_OPENDIR = 27, FUSE_READDIR = 28, FUSE_RELEASEDIR = 29,
+    FUSE_CREATE = 35, FUSE_INTERRUPT = 36, FUSE_DESTROY = 38, FUSE_BATCH_FORGET = 42,
+    FUSE_FALLOCATE = 43, FUSE_RENAME2 = 45, FUSE_LSEEK = 46,
 }
 
 /// A message or a part of one.
@@ -94,167 +81,52 @@ macro_rules! messages {
 messages! {
     /// The start of a request.
     struct fuse_in_header {
-        len: u32,
-        opcode: u32,
-        unique: u64,
-        nodeid: u64,
-        uid: u32,
-        gid: u32,
-        pid: u32,
-        total_extlen: u16,
+        len: u32, opcode: u32, unique: u64, nodeid: u64, uid: u32, gid: u32, pid: u32, total_extlen: u16,
         padding: u16,
     }
     /// The start of a reply; of a notification if `unique` is 0.
-    struct fuse_out_header {
-        len: u32,
-        error: i32,
-        unique: u64,
-    }
+    struct fuse_out_header { len: u32, error: i32, unique: u64, }
     /// The first part of `FUSE_INIT`, which every kernel sends.
-    struct fuse_init_in {
-        major: u32,
-        minor: u32,
-        max_readahead: u32,
-        flags: u32,
-    }
+    struct fuse_init_in { major: u32, minor: u32, max_readahead: u32, flags: u32, }
     struct fuse_init_out {
-        major: u32,
-        minor: u32,
-        max_readahead: u32,
-        flags: u32,
-        max_background: u16,
-        congestion_threshold: u16,
-        max_write: u32,
-        time_gran: u32,
-        max_pages: u16,
-        map_alignment: u16,
-        flags2: u32,
-        max_stack_depth: u32,
-        unused: [u16; 12],
+        major: u32, minor: u32, max_readahead: u32, flags: u32, max_background: u16,
+        congestion_threshold: u16, max_write: u32, time_gran: u32, max_pages: u16, map_alignment: u16,
+        flags2: u32, max_stack_depth: u32, unused: [u16; 12],
     }
     struct fuse_attr {
-        ino: u64,
-        size: u64,
-        blocks: u64,
-        atime: u64,
-        mtime: u64,
-        ctime: u64,
-        atimensec: u32,
-        mtimensec: u32,
-        ctimensec: u32,
-        mode: u32,
-        nlink: u32,
-        uid: u32,
-        gid: u32,
-        rdev: u32,
-        blksize: u32,
+        ino: u64, size: u64, blocks: u64, atime: u64, mtime: u64, ctime: u64, atimensec: u32,
+        mtimensec: u32, ctimensec: u32, mode: u32, nlink: u32, uid: u32, gid: u32, rdev: u32, blksize: u32,
         flags: u32,
     }
     struct fuse_entry_out {
-        nodeid: u64,
-        generation: u64,
-        entry_valid: u64,
-        attr_valid: u64,
-        entry_valid_nsec: u32,
-        attr_valid_nsec: u32,
-        attr: fuse_attr,
+        nodeid: u64, generation: u64, entry_valid: u64, attr_valid: u64, entry_valid_nsec: u32,
+        attr_valid_nsec: u32, attr: fuse_attr,
     }
-    struct fuse_attr_out {
-        attr_valid: u64,
-        attr_valid_nsec: u32,
-        dummy: u32,
-        attr: fuse_attr,
-    }
+    struct fuse_attr_out { attr_valid: u64, attr_valid_nsec: u32, dummy: u32, attr: fuse_attr, }
     struct fuse_setattr_in {
-        valid: u32,
-        padding: u32,
-        fh: u64,
-        size: u64,
-        lock_owner: u64,
-        atime: u64,
-        mtime: u64,
-        ctime: u64,
-        atimensec: u32,
-        mtimensec: u32,
-        ctimensec: u32,
-        mode: u32,
-        unused4: u32,
-        uid: u32,
-        gid: u32,
+        valid: u32, padding: u32, fh: u64, size: u64, lock_owner: u64, atime: u64, mtime: u64, ctime: u64,
+        atimensec: u32, mtimensec: u32, ctimensec: u32, mode: u32, unused4: u32, uid: u32, gid: u32,
         unused5: u32,
     }
-    struct fuse_open_in {
-        flags: u32,
-        open_flags: u32,
-    }
-    struct fuse_open_out {
-        fh: u64,
-        open_flags: u32,
-        backing_id: i32,
-    }
-    struct fuse_release_in {
-        fh: u64,
-        flags: u32,
-        release_flags: u32,
-        lock_owner: u64,
-    }
+    struct fuse_open_in { flags: u32, open_flags: u32, }
+    struct fuse_open_out { fh: u64, open_flags: u32, backing_id: i32, }
+    struct fuse_release_in { fh: u64, flags: u32, release_flags: u32, lock_owner: u64, }
     struct fuse_read_in {
-        fh: u64,
-        offset: u64,
-        size: u32,
-        read_flags: u32,
-        lock_owner: u64,
-        flags: u32,
-        padding: u32,
+        fh: u64, offset: u64, size: u32, read_flags: u32, lock_owner: u64, flags: u32, padding: u32,
     }
     struct fuse_write_in {
-        fh: u64,
-        offset: u64,
-        size: u32,
-        write_flags: u32,
-        lock_owner: u64,
-        flags: u32,
-        padding: u32,
+        fh: u64, offset: u64, size: u32, write_flags: u32, lock_owner: u64, flags: u32, padding: u32,
     }
-    struct fuse_write_out {
-        size: u32,
-        padding: u32,
-    }
-    struct fuse_fallocate_in {
-        fh: u64,
-        offset: u64,
-        length: u64,
-        mode: u32,
-        padding: u32,
-    }
-    struct fuse_lseek_in {
-        fh: u64,
-        offset: u64,
-        whence: u32,
-        padding: u32,
-    }
-    struct fuse_lseek_out {
-        offset: u64,
-    }
+    struct fuse_write_out { size: u32, padding: u32, }
+    struct fuse_fallocate_in { fh: u64, offset: u64, length: u64, mode: u32, padding: u32, }
+    struct fuse_lseek_in { fh: u64, offset: u64, whence: u32, padding: u32, }
+    struct fuse_lseek_out { offset: u64, }
     struct fuse_statfs_out {
-        blocks: u64,
-        bfree: u64,
-        bavail: u64,
-        files: u64,
-        ffree: u64,
-        bsize: u32,
-        namelen: u32,
-        frsize: u32,
-        padding: u32,
-        spare: [u32; 6],
+        blocks: u64, bfree: u64, bavail: u64, files: u64, ffree: u64, bsize: u32, namelen: u32,
+        frsize: u32, padding: u32, spare: [u32; 6],
     }
     /// The start of a directory's entry; its name follows, and zeros up to a multiple of [`FUSE_DIRENT_ALIGN`].
-    struct fuse_dirent {
-        ino: u64,
-        off: u64,
-        namelen: u32,
-        r#type: u32,
-    }
+    struct fuse_dirent { ino: u64, off: u64, namelen: u32, r#type: u32, }
 }
 
 /// The alignment of a directory's entries.

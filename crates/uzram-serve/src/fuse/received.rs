@@ -22,7 +22,6 @@ use uzram::sync::{Arc, AtomicU64, Ordering, fence};
 use uzram::{Error, Result};
 
 use super::proto::{FUSE_MIN_READ_BUFFER, WRITE_HEADERS_BYTES, fuse_in_header};
-use super::resident;
 
 /// The name of the file, which `/proc/PID/maps` shows.
 const NAME: &str = "uzram-requests";
@@ -41,9 +40,6 @@ pub(super) struct Received {
 
 impl Received {
     /// Makes memory for requests of `max_io_bytes`.
-    ///
-    /// # Errors
-    /// `NoMemory` or `Io`: the system refuses the memory.
     pub fn new(threads: usize, max_io_bytes: usize) -> Result<Self> {
         let len = outcomes_bytes(threads) + threads * buffer_bytes(max_io_bytes);
         Received::of(MemoryFile::create(NAME, len as u64)?, threads, max_io_bytes)
@@ -66,21 +62,15 @@ impl Received {
     }
 
     /// Maps the outcomes of all threads.
-    ///
-    /// # Errors
-    /// `NoMemory`.
     pub fn outcomes(&self) -> Result<Outcomes> {
         let region = self.file.region(0, outcomes_bytes(self.threads) as u64)?;
         let words = Table::<AtomicU64>::new_in(Some(&region), self.threads * LINE_WORDS)?;
         words.populate()?;
-        resident::lock(ptr::from_ref(&words[0]).cast(), words.max_bytes());
+        lock(ptr::from_ref(&words[0]).cast(), words.max_bytes());
         Ok(Outcomes { words })
     }
 
     /// Maps a thread's buffer, resident and locked.
-    ///
-    /// # Errors
-    /// `NoMemory`.
     ///
     /// # Safety
     /// `thread` has no other buffer in any process that runs: the process before is dead.
@@ -90,7 +80,7 @@ impl Received {
         // SAFETY: nobody else writes to it (the caller's promise).
         let buffer = unsafe { ZeroedPages::of_region(&region)? };
         buffer.populate()?;
-        resident::lock(buffer.as_ptr(), buffer.len());
+        lock(buffer.as_ptr(), buffer.len());
         Ok(buffer)
     }
 }
@@ -149,6 +139,22 @@ impl Outcomes {
 pub(super) fn request_len(room: &[u8]) -> Option<usize> {
     let len = u32::from_ne_bytes(*room.first_chunk()?) as usize;
     (size_of::<fuse_in_header>()..=room.len()).contains(&len).then_some(len)
+}
+
+/// Allocates `len` bytes that stay resident: touches all of them, and locks them in memory if the system allows it. A
+/// process killed during a page fault in the kernel's copy of a request would fail it.
+pub(super) fn allocate_resident(len: usize) -> Result<ZeroedPages> {
+    let mut pages = ZeroedPages::new(len)?;
+    pages.fill(0);
+    lock(pages.as_ptr(), len);
+    Ok(pages)
+}
+
+/// Locks memory, if the system allows it.
+pub(super) fn lock(start: *const u8, len: usize) {
+    // SAFETY: locking changes no contents. The system refuses addresses where nothing is mapped, and more memory than a
+    // user may lock; it then stays as it is.
+    let _ = unsafe { rustix::mm::mlock(start.cast_mut().cast(), len) };
 }
 
 #[cfg(test)]

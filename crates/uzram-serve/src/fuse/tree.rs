@@ -8,9 +8,10 @@
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
 use uzram::device::{Attribute, Device};
+use uzram::sync::Mutex;
 
 use super::ledger::Ledger;
 use crate::Exports;
@@ -117,13 +118,8 @@ fn ino(number: u64, place: u64) -> u64 {
 impl Tree {
     /// Names the files of `exports`, with the numbers that they have in the ledger.
     pub fn new(exports: Exports, ledger: Arc<Ledger>) -> Self {
-        let numbers = Mutex::new(Numbers::restore(&exports, ledger));
+        let numbers = Mutex::unordered(Numbers::restore(&exports, ledger));
         Tree { exports, numbers }
-    }
-
-    /// A panic cannot leave the map half changed, so poisoning is ignored.
-    fn numbers(&self) -> MutexGuard<'_, Numbers> {
-        self.numbers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns the node of an inode number, unless its device was removed.
@@ -134,7 +130,7 @@ impl Tree {
             _ => {}
         }
         let (number, place) = (ino >> PLACE_BITS, ino & ((1 << PLACE_BITS) - 1));
-        let device = self.numbers().devices.get(&number)?.upgrade()?;
+        let device = self.numbers.lock().devices.get(&number)?.upgrade()?;
         match place {
             DIRECTORY => Some(Node::Directory),
             DISK_PLACE => Some(Node::Disk(device)),
@@ -155,7 +151,7 @@ impl Tree {
             }
             Node::Root => {
                 let device = self.exports.named(name).ok()?;
-                ino(self.numbers().of(&device), DIRECTORY)
+                ino(self.numbers.lock().of(&device), DIRECTORY)
             }
             Node::Directory if name == DISK => parent + DISK_PLACE,
             Node::Directory => {
@@ -192,7 +188,7 @@ impl Tree {
     }
 
     fn directory(&self, device: &Arc<Device>) -> Entry {
-        let ino = ino(self.numbers().of(device), DIRECTORY);
+        let ino = ino(self.numbers.lock().of(device), DIRECTORY);
         Entry { ino, name: device.name().to_owned(), is_directory: true }
     }
 }

@@ -23,9 +23,7 @@ use uzram::units::PAGE_SIZE;
 
 use super::proto::MAX_PAYLOAD_BYTES;
 use super::request::Headers;
-use super::tls_stream;
-use crate::budget::{Budget, Share};
-use crate::device_pool::TASK_BYTES;
+use crate::device_pool::{Budget, Share, TASK_BYTES};
 
 /// Bytes of each buffer if the budget allows it: sixty requests of a page, a little more than a Unix
 /// socket's default buffer holds, and small enough to stay in a core's L2 cache.
@@ -46,6 +44,33 @@ const _: () =
 /// Memory of at least this length is a mapping of its own: it costs nothing before it is touched, and returns to the
 /// system at once. An allocator might keep as much for each of many threads.
 const MIN_MAPPED_BYTES: usize = 32 << 10;
+
+/// The most bytes that a record adds to its contents, with a margin.
+const RECORD_OVERHEAD_BYTES: usize = 64;
+/// Contents of a full record.
+const RECORD_BYTES: usize = 16 << 10;
+/// The smallest receive buffer of a TLS session.
+const MIN_RECEIVE_BYTES: usize = 64 << 10;
+
+// An incomplete record must fit, and so must an incomplete handshake message of several records. Certificate chains in
+// use are shorter than that.
+const _: () = assert!(MIN_RECEIVE_BYTES >= 3 * (RECORD_BYTES + RECORD_OVERHEAD_BYTES));
+
+/// Returns the size of a TLS session's receive buffer for connection buffers of `buffer_bytes`: a whole batch of requests.
+pub(super) const fn tls_receive_bytes(buffer_bytes: usize) -> usize {
+    if buffer_bytes > MIN_RECEIVE_BYTES { buffer_bytes } else { MIN_RECEIVE_BYTES }
+}
+
+/// Returns the size of its send buffer for connection buffers of `buffer_bytes`: a whole batch of replies, and a key
+/// update before it.
+pub(super) const fn tls_send_bytes(buffer_bytes: usize) -> usize {
+    buffer_bytes + (buffer_bytes / RECORD_BYTES + 4) * RECORD_OVERHEAD_BYTES
+}
+
+/// Returns the memory of a TLS session, besides connection buffers of `buffer_bytes`.
+const fn tls_bytes(buffer_bytes: usize) -> usize {
+    2 * tls_receive_bytes(buffer_bytes) + tls_send_bytes(buffer_bytes)
+}
 
 /// Both buffers of a connection, which can serve one session after another.
 pub struct Buffers {
@@ -70,9 +95,6 @@ impl Buffers {
 
     /// Allocates the buffers of a client, as large as the server's budget allows together with those of its TLS
     /// session.
-    ///
-    /// # Errors
-    /// `OutOfMemory` when the system refuses.
     pub(super) fn of_client(budget: &Arc<Budget>, tls: bool) -> io::Result<Self> {
         let least_bytes = connection_bytes(MIN_BUFFER_BYTES, tls);
         let mut len_bytes = BUFFER_BYTES;
@@ -105,7 +127,7 @@ impl Buffers {
 
 /// Returns the memory of a connection with buffers of `len_bytes`.
 fn connection_bytes(len_bytes: usize, tls: bool) -> usize {
-    2 * len_bytes + if tls { tls_stream::memory_bytes(len_bytes) } else { 0 }
+    2 * len_bytes + if tls { tls_bytes(len_bytes) } else { 0 }
 }
 
 /// A zero-initialized block of memory of fixed length.
@@ -118,9 +140,6 @@ pub(super) enum Memory {
 
 impl Memory {
     /// Allocates `len_bytes`.
-    ///
-    /// # Errors
-    /// `OutOfMemory` when the system refuses.
     pub fn new(len_bytes: usize) -> io::Result<Self> {
         if len_bytes >= MIN_MAPPED_BYTES {
             return ZeroedPages::new(len_bytes)
@@ -202,9 +221,6 @@ pub(super) struct SendBuffer {
 
 impl SendBuffer {
     /// Allocates a buffer of `capacity_bytes`.
-    ///
-    /// # Errors
-    /// `OutOfMemory` when the system refuses.
     pub fn new(capacity_bytes: usize) -> io::Result<Self> {
         Ok(SendBuffer { bytes: Memory::new(capacity_bytes)?, len: 0 })
     }

@@ -82,9 +82,6 @@ impl Sockets {
     }
 
     /// Returns the sockets, bound for `addresses`, as listeners of a server with these exports.
-    ///
-    /// # Errors
-    /// `Io` when the system refuses a descriptor.
     pub(super) fn listeners(&self, addresses: &[Listen], exports: &Exports) -> Result<Vec<Listener>> {
         let listener = |(bound, listen): (&Bound, &Listen)| {
             let fd = bound.fd.try_clone();

@@ -209,9 +209,6 @@ impl Entry {
 
 impl Registry {
     /// Creates an empty registry for at most `max_clients` clients, which share `cpus`.
-    ///
-    /// # Errors
-    /// The system's, when it refuses a descriptor.
     pub fn new(
         max_clients: usize,
         cpus: usize,
@@ -404,5 +401,4 @@ impl Clients {
 }
 
 #[cfg(test)]
-#[path = "registry_tests.rs"]
 mod tests;

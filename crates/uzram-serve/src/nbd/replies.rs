@@ -16,7 +16,7 @@ use super::buffer::{Memory, SendBuffer};
 use super::meta_context::{Context, Contexts};
 use super::proto::{NbdError, chunk, command_flags};
 use super::request::{Command, Headers, Refusal, Request, put_chunk_header, simple_reply};
-use crate::budget::Budget;
+use crate::device_pool::Budget;
 
 /// The longest error message sent; the specification allows 4096 bytes.
 const MAX_MESSAGE_BYTES: usize = 512;

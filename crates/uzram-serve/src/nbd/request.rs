@@ -3,9 +3,10 @@
 //! Pure functions of bytes, like [`super::proto`].
 
 use std::io;
+use std::ops::Range;
 
 use super::proto::{
-    Bytes, MAX_PAYLOAD_BYTES, NBD_EXTENDED_REPLY_MAGIC, NBD_EXTENDED_REQUEST_MAGIC, NBD_REQUEST_MAGIC,
+    MAX_PAYLOAD_BYTES, NBD_EXTENDED_REPLY_MAGIC, NBD_EXTENDED_REQUEST_MAGIC, NBD_REQUEST_MAGIC,
     NBD_SIMPLE_REPLY_MAGIC, NBD_STRUCTURED_REPLY_MAGIC, NbdError, command, command_flags, violation,
 };
 
@@ -120,13 +121,9 @@ impl Request {
     /// # Errors
     /// `InvalidData` when it does not begin with its magic: the rest of the stream cannot be parsed.
     pub fn parse(bytes: &[u8], headers: Headers) -> io::Result<Option<Self>> {
-        let Some((request, has_magic)) = Request::fields(bytes, headers) else { return Ok(None) };
-        if has_magic { Ok(Some(request)) } else { Err(violation("a request without its magic")) }
-    }
-
-    fn fields(bytes: &[u8], headers: Headers) -> Option<(Self, bool)> {
-        let mut bytes = Bytes(bytes);
-        let (magic, flags, command) = (bytes.u32()?, bytes.u16()?, bytes.u16()?);
+        let Some(bytes) = bytes.get(..headers.request_bytes()) else { return Ok(None) };
+        let number = |range: Range<usize>| bytes[range].iter().fold(0, |n, byte| n << 8 | u64::from(*byte));
+        let (flags, command) = (number(4..6) as u16, number(6..8) as u16);
         let command = match command {
             command::READ => Command::Read,
             command::WRITE => Command::Write,
@@ -138,19 +135,22 @@ impl Request {
             command::BLOCK_STATUS => Command::BlockStatus,
             _ => Command::Unknown,
         };
-        let (cookie, offset) = (bytes.u64()?, bytes.u64()?);
-        let mut has_payload = command == Command::Write;
-        let (expected, len_bytes) = match headers {
-            Headers::Simple | Headers::Structured => (NBD_REQUEST_MAGIC, u64::from(bytes.u32()?)),
+        let (magic, has_payload) = match headers {
+            Headers::Simple | Headers::Structured => (NBD_REQUEST_MAGIC, command == Command::Write),
             // The specification requires PAYLOAD_LEN on writes. qemu does not set it (up to 10.0 at least) but
             // sends the payload; a write without one has no meaning, so assume it.
             Headers::Extended => {
-                has_payload |= flags & command_flags::PAYLOAD_LEN != 0;
-                (NBD_EXTENDED_REQUEST_MAGIC, bytes.u64()?)
+                let has_payload = command == Command::Write || flags & command_flags::PAYLOAD_LEN != 0;
+                (NBD_EXTENDED_REQUEST_MAGIC, has_payload)
             }
         };
+        if number(0..4) != u64::from(magic) {
+            return Err(violation("a request without its magic"));
+        }
+        let len_bytes = number(24..bytes.len());
         let payload_bytes = if has_payload { len_bytes } else { 0 };
-        Some((Request { flags, command, cookie, offset, len_bytes, payload_bytes }, magic == expected))
+        let (cookie, offset) = (number(8..16), number(16..24));
+        Ok(Some(Request { flags, command, cookie, offset, len_bytes, payload_bytes }))
     }
 
     /// Returns the end of its range. The range has been checked.

@@ -27,8 +27,7 @@ use super::session::{self, SessionConfig};
 use super::socket::{Socket, timespec};
 use super::tls::Tls;
 use crate::Exports;
-use crate::budget::Budget;
-use crate::device_pool::DevicePools;
+use crate::device_pool::{Budget, DevicePools};
 
 /// How long accepting pauses when the system refuses file descriptors, memory or threads.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);

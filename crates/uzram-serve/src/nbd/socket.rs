@@ -70,9 +70,6 @@ impl Socket {
     }
 
     /// Sets the limits on the client's delay in receiving replies, and in sending a payload for which memory is held.
-    ///
-    /// # Errors
-    /// The system's.
     pub fn set_timeouts(&mut self, send: Duration, payload: Duration) -> io::Result<()> {
         // A time-out in the kernel costs nothing for a send that does not wait. The limit is exceeded by one part at
         // most. 0 would mean no time-out.
@@ -83,9 +80,6 @@ impl Socket {
     }
 
     /// Returns the peer.
-    ///
-    /// # Errors
-    /// As [`Peer::of`].
     pub fn peer(&self) -> io::Result<Peer> {
         Peer::of(&self.fd)
     }
@@ -289,9 +283,6 @@ pub(super) struct Wake {
 
 impl Wake {
     /// Creates the eventfd, unless there is one.
-    ///
-    /// # Errors
-    /// The system's, when it refuses a descriptor.
     pub fn prepare(&self) -> io::Result<()> {
         if self.fd.get().is_none() {
             // If another thread was faster, its eventfd is used.

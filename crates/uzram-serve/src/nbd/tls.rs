@@ -9,11 +9,12 @@
 //! ChaCha20-Poly1305 is offered: an AES-GCM key of TLS 1.2 is limited to 2^24 records and cannot be
 //! changed, so a long transfer would lose its connection; TLS 1.3 updates keys.
 
+use std::fmt;
 use std::fs::{Metadata, OpenOptions};
 use std::io::Read;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::Arc;
 
 use rustix::fs::OFlags;
 use rustls::client::verify_server_cert_signed_by_trust_anchor;
@@ -24,6 +25,7 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer, UnixTime};
 use rustls::server::danger::ClientCertVerifier;
 use rustls::server::{NoClientAuth, NoServerSessionStorage, ParsedCertificate, WebPkiClientVerifier};
 use rustls::{CertificateError, CipherSuite, InconsistentKeys, RootCertStore, ServerConfig};
+use uzram::sync::Mutex;
 use uzram::{Error, ErrorKind, Result};
 
 /// The longest file accepted: four times a bundle of all public authorities.
@@ -41,14 +43,13 @@ pub struct TlsFiles {
 }
 
 /// A server's TLS configuration: certificate, key and client CA. Clones share it: a reload applies to all of them.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Tls(Arc<Shared>);
 
-#[derive(Debug)]
 struct Shared {
     files: TlsFiles,
     /// The configuration of new sessions.
-    config: RwLock<Arc<ServerConfig>>,
+    config: Mutex<Arc<ServerConfig>>,
     /// Held during a reload, so that the last reload wins.
     reload: Mutex<()>,
 }
@@ -61,7 +62,7 @@ impl Tls {
     /// `Invalid` when a file is malformed, the key does not match the certificate, or the certificate is not valid now.
     /// The error's setting is the option of the file.
     pub fn load(files: &TlsFiles) -> Result<Tls> {
-        let config = RwLock::new(Arc::new(server_config(files)?));
+        let config = Mutex::unordered(Arc::new(server_config(files)?));
         Ok(Tls(Arc::new(Shared { files: files.clone(), config, reload: Mutex::default() })))
     }
 
@@ -70,10 +71,9 @@ impl Tls {
     /// # Errors
     /// As [`Tls::load`]; the old configuration then stays in force.
     pub fn reload(&self) -> Result<()> {
-        // A panic cannot leave anything half done under either lock, so poisoning is ignored.
-        let _one_at_a_time = self.0.reload.lock().unwrap_or_else(PoisonError::into_inner);
-        let new = Arc::new(server_config(&self.0.files)?);
-        *self.0.config.write().unwrap_or_else(PoisonError::into_inner) = new;
+        let _one_at_a_time = self.0.reload.lock();
+        let config = Arc::new(server_config(&self.0.files)?);
+        *self.0.config.lock() = config;
         Ok(())
     }
 
@@ -84,7 +84,13 @@ impl Tls {
 
     /// Returns the configuration of new sessions.
     pub(super) fn config(&self) -> Arc<ServerConfig> {
-        Arc::clone(&self.0.config.read().unwrap_or_else(PoisonError::into_inner))
+        Arc::clone(&self.0.config.lock())
+    }
+}
+
+impl fmt::Debug for Tls {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.files.fmt(f)
     }
 }
 

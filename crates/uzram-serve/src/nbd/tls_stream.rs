@@ -4,8 +4,8 @@
 //! takes all bytes that have arrived, decrypts all complete records, and one write sends a whole
 //! batch as records of 16 KiB. Decrypted bytes go straight to the reader as far as they fit.
 //!
-//! Memory is bounded by [`memory_bytes`]: received ciphertext by [`receive_bytes`], unread plaintext by the
-//! same, and encrypted data by [`send_bytes`] (more in a handshake with a long certificate chain of the
+//! Memory is bounded: received ciphertext by [`tls_receive_bytes`], unread plaintext by the same, and encrypted data by
+//! [`tls_send_bytes`] (more in a handshake with a long certificate chain of the
 //! server's own). It is small until the client has chosen an export, and then sized for the connection's
 //! buffers.
 //!
@@ -18,36 +18,9 @@ use rustls::unbuffered::{
     ConnectionState, EncodeError, EncodeTlsData, InsufficientSizeError, UnbufferedStatus,
 };
 
-use super::buffer::{MIN_BUFFER_BYTES, Memory};
+use super::buffer::{MIN_BUFFER_BYTES, Memory, tls_receive_bytes, tls_send_bytes};
 use super::proto::violation;
 use super::tls::Tls;
-
-/// The most bytes that a record adds to its contents, with a margin.
-const RECORD_OVERHEAD_BYTES: usize = 64;
-/// Contents of a full record.
-const RECORD_BYTES: usize = 16 << 10;
-/// The smallest receive buffer.
-const MIN_RECEIVE_BYTES: usize = 64 << 10;
-
-// An incomplete record must fit, and so must an incomplete handshake message of several records. Certificate chains in
-// use are shorter than that.
-const _: () = assert!(MIN_RECEIVE_BYTES >= 3 * (RECORD_BYTES + RECORD_OVERHEAD_BYTES));
-
-/// Returns the size of the receive buffer for connection buffers of `buffer_bytes`: a whole batch of requests.
-const fn receive_bytes(buffer_bytes: usize) -> usize {
-    if buffer_bytes > MIN_RECEIVE_BYTES { buffer_bytes } else { MIN_RECEIVE_BYTES }
-}
-
-/// Returns the size of the send buffer for connection buffers of `buffer_bytes`: a whole batch of replies, and a key
-/// update before it.
-const fn send_bytes(buffer_bytes: usize) -> usize {
-    buffer_bytes + (buffer_bytes / RECORD_BYTES + 4) * RECORD_OVERHEAD_BYTES
-}
-
-/// Returns the memory of a session, besides connection buffers of `buffer_bytes`.
-pub(super) const fn memory_bytes(buffer_bytes: usize) -> usize {
-    2 * receive_bytes(buffer_bytes) + send_bytes(buffer_bytes)
-}
 
 /// A TLS session.
 pub(super) struct TlsStream<'a, S> {
@@ -82,12 +55,12 @@ impl<'a, S: Read + Write> TlsStream<'a, S> {
         let mut session = TlsStream {
             stream,
             connection,
-            received: Memory::new(receive_bytes(MIN_BUFFER_BYTES))?,
+            received: Memory::new(tls_receive_bytes(MIN_BUFFER_BYTES))?,
             start: 0,
             end: 0,
             contents: Vec::new(),
             taken: 0,
-            unsent: Memory::new(send_bytes(MIN_BUFFER_BYTES))?,
+            unsent: Memory::new(tls_send_bytes(MIN_BUFFER_BYTES))?,
             batch_bytes: MIN_BUFFER_BYTES,
             ended: false,
             broken: false,
@@ -107,12 +80,9 @@ impl<'a, S: Read + Write> TlsStream<'a, S> {
     }
 
     /// Enlarges the buffers, so that whole batches of `buffer_bytes` are received and sent at once.
-    ///
-    /// # Errors
-    /// `OutOfMemory` when the system refuses.
     pub fn enlarge(&mut self, buffer_bytes: usize) -> io::Result<()> {
-        enlarge(&mut self.received, receive_bytes(buffer_bytes))?;
-        enlarge(&mut self.unsent, send_bytes(buffer_bytes))?;
+        enlarge(&mut self.received, tls_receive_bytes(buffer_bytes))?;
+        enlarge(&mut self.unsent, tls_send_bytes(buffer_bytes))?;
         self.batch_bytes = self.batch_bytes.max(buffer_bytes);
         Ok(())
     }

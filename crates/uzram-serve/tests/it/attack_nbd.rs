@@ -3,19 +3,19 @@
 use std::any::Any;
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
-use std::os::unix::net::UnixStream;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Barrier};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::common::gate::{Gate, gated};
 use crate::common::secure::{Secure, client_config, start_tls};
 use crate::common::{
     ALL_HEADERS, Client, Headers, Random, TestServer, cmd, device, eventually, option_bytes, request_bytes,
     too_few_descriptors,
 };
-use uzram::backing::{Direction, Fault, FaultKind, Faults, FaultyBacking, FileBacking, FileOptions};
-use uzram::device::{Device, NamedBacking};
+use uzram::backing::{Direction, Fault, FaultKind};
+use uzram::device::Device;
 use uzram_serve::nbd::proto::{command_flags, option, reply};
 use uzram_serve::nbd::{Clients, Kicked, Peer, ServerConfig};
 
@@ -100,26 +100,19 @@ fn long_replies_are_right_without_memory_for_them() {
 }
 
 /// Returns a device whose backing device is controlled by the test and has pages 512 to 527.
-fn backed() -> (Arc<Device>, Faults, tempfile::TempDir) {
-    let directory = tempfile::tempdir().unwrap();
-    let options =
-        FileOptions { size_bytes: Some(64 << 20), ..FileOptions::new(directory.path().join("backing")) };
-    let backing = FaultyBacking::new(FileBacking::open(&options).unwrap(), 1).unwrap();
-    let faults = backing.faults();
-    let device = Device::new("zram0").unwrap();
-    device.set_backing(Some(NamedBacking::new("faulty", "in a test", Arc::new(backing)))).unwrap();
-    device.set("disksize", "64M").unwrap();
+fn backed() -> (Arc<Device>, Gate) {
+    let (device, gate) = gated("zram0", "64M", &[]);
     filled(&device, 4 << 20);
     device.set("writeback", "page_indexes=512-527").unwrap();
     assert!(device.stats().pages_backed > 0);
-    (device, faults, directory)
+    (device, gate)
 }
 
 #[test]
 fn a_reply_that_cannot_be_finished_ends_its_connection_alone() {
-    let (device, faults, _directory) = backed();
+    let (device, gate) = backed();
     let server = TestServer::with(device, |config| config.shared_bytes = 0);
-    faults.add(Fault { direction: Some(Direction::Read), ..Fault::always(FaultKind::Error) });
+    gate.faults.add(Fault { direction: Some(Direction::Read), ..Fault::always(FaultKind::Error) });
     let mut steady = server.ready(true);
     for headers in ALL_HEADERS {
         let mut client = server.ready_with(headers);
@@ -194,27 +187,11 @@ fn who_takes_no_reply_over_tls_is_cut_off() {
     assert_eq!(steady.write(0, b"meanwhile").error, 0);
 }
 
-/// Blocks the backing device until dropped, so that requests wait.
-struct Held<'a>(&'a Faults);
-
-impl<'a> Held<'a> {
-    fn new(faults: &'a Faults) -> Self {
-        faults.add(Fault { direction: Some(Direction::Read), ..Fault::always(FaultKind::Hold) });
-        Held(faults)
-    }
-}
-
-impl Drop for Held<'_> {
-    fn drop(&mut self) {
-        self.0.clear();
-    }
-}
-
 /// A write that waits holds memory once it is offloaded, so its payload must not be slow. The payload of a
 /// write that does not wait may be arbitrarily slow.
 #[test]
 fn who_does_not_send_a_payload_that_memory_is_held_for_is_cut_off() {
-    let (device, faults, _directory) = backed();
+    let (device, gate) = backed();
     let server = TestServer::with(device, |config| config.payload_timeout = SHORT);
     let clients = server.clients.clone();
     let mut steady = server.ready(true);
@@ -222,7 +199,7 @@ fn who_does_not_send_a_payload_that_memory_is_held_for_is_cut_off() {
     idle.send(&request_bytes(0, cmd::WRITE, 1, 0, 8192));
     idle.send(&[1; 5000]);
     for trickles in [false, true] {
-        let held = Held::new(&faults);
+        let held = gate.shut(Direction::Read);
         let mut slow = server.ready(false);
         eventually(|| chosen(&clients) == 3);
         // It begins within a page on the backing device.
@@ -388,46 +365,24 @@ fn tls_works_without_shared_memory() {
 }
 
 #[test]
-fn clients_are_listed_with_what_they_do() {
-    let server = with_tcp(device("1M"), |_| {});
-    let clients = server.clients.clone();
-    let mut here = server.ready(true);
-    let there = tcp(&server);
-    eventually(|| clients.list().len() == 2);
-    assert_eq!(here.write(0, &[1; 5000]).error, 0);
-    here.read(0, 0, 100);
-    assert_eq!(here.call(0, cmd::FLUSH, 0, 0, &[]).error, 0);
-    let [one, two] = &clients.list()[..] else { panic!("there are two") };
-    assert!(one.id < two.id);
-    assert_eq!((one.export.as_deref(), two.export.as_deref()), (Some("zram0"), None));
-    let uid = rustix::process::geteuid().as_raw();
-    assert_eq!(one.peer, Peer::Unix { pid: std::process::id() as i32, uid });
-    assert_eq!(two.peer, Peer::Tcp(there.stream.local_addr().unwrap()));
-    assert_eq!(two.listener.to_string(), format!("tcp:{}", server.tcp_address()));
-    // Traffic is counted when the connection waits for the next batch.
-    eventually(|| {
-        let traffic = clients.list()[0].traffic;
-        (traffic.requests, traffic.read_bytes, traffic.written_bytes) == (3, 100, 5000)
-    });
-    drop(there);
-    eventually(|| clients.list().len() == 1);
-}
-
-#[test]
 fn a_kicked_client_goes_and_others_stay() {
     let secure = Secure::new();
     let server = &secure.server;
     let clients = server.clients.clone();
     let mut steady = server.ready(true);
     let steady_id = clients.list()[0].id;
-    let mut victims: Vec<UnixStream> = Vec::new();
     let mut idle = server.ready(true);
     let mut haggling = server.client();
     let mut encrypted = secure.ready();
     let mut busy = server.ready(false);
     busy.request(0, cmd::READ, 0, LONGEST as u32, &[]);
-    victims.extend([idle.stream.try_clone().unwrap(), haggling.stream.try_clone().unwrap()]);
     eventually(|| clients.list().len() == 5);
+    let listed = clients.list();
+    let uid = rustix::process::geteuid().as_raw();
+    assert_eq!(listed[0].peer, Peer::Unix { pid: std::process::id() as i32, uid });
+    assert_eq!(listed[3].peer, Peer::Tcp(encrypted.stream.sock.local_addr().unwrap()));
+    assert_eq!(listed[3].listener.to_string(), format!("tcp:{}", server.tcp_address()));
+    assert_eq!((listed[0].export.as_deref(), &listed[2].export), (Some("zram0"), &None));
     for client in clients.list() {
         if client.id != steady_id {
             assert_eq!(clients.kick(client.id), Kicked::Gone);
@@ -446,14 +401,13 @@ fn a_kicked_client_goes_and_others_stay() {
 /// A kicked connection whose request waits for a device ends when the device has finished it.
 #[test]
 fn a_kicked_client_that_waits_for_its_device_ends_with_that() {
-    let (device, faults, _directory) = backed();
+    let (device, gate) = backed();
     let server = TestServer::with(Arc::clone(&device), |_| {});
     let clients = server.clients.clone();
-    let held = Held::new(&faults);
-    let before = faults.injected();
+    let held = gate.shut(Direction::Read);
     let mut client = server.ready(true);
     client.request(0, cmd::READ, 512 * PAGE as u64, 4096, &[]);
-    eventually(|| faults.injected() > before);
+    held.wait_for(1);
     let id = clients.list()[0].id;
     assert_eq!(clients.kick(id), Kicked::Ending);
     drop(held);
@@ -476,7 +430,10 @@ fn a_client_is_counted_once_whatever_it_says() {
         }
         assert_eq!(chosen(&clients), 0);
     }
-    let _both = [server.ready(true), server.ready(true)];
+    let [first, mut second] = [server.ready(true), server.ready(true)];
     eventually(|| chosen(&clients) == 2);
     assert!(Client::silent(&server.path).refused());
+    assert_eq!(second.write(0, b"still served").error, 0);
+    drop(first);
+    eventually(|| !Client::silent(&server.path).refused());
 }

@@ -17,7 +17,8 @@ use crate::common::secure::{client_config, files};
 use crate::common::{Client, cmd, device, info_request, option_bytes, request_bytes};
 use rustix::fs::{CWD, FileType, Mode, mknodat};
 use rustls::pki_types::ServerName;
-use rustls::{ClientConfig, ClientConnection, StreamOwned};
+use rustls::version::{TLS12, TLS13};
+use rustls::{ClientConfig, ClientConnection, StreamOwned, SupportedProtocolVersion};
 use uzram::ErrorKind;
 use uzram::device::Device;
 use uzram_serve::Exports;
@@ -151,7 +152,7 @@ impl Rig {
     }
 
     /// Returns the TLS configuration of a client, if it uses TLS.
-    fn config(&self, comer: Comer) -> Option<ClientConfig> {
+    fn config(&self, comer: Comer, version: &'static SupportedProtocolVersion) -> Option<ClientConfig> {
         let identity = match comer {
             Comer::Clear | Comer::ClearAfterStart => return None,
             Comer::TlsAtOnce | Comer::WithoutCertificate => None,
@@ -159,12 +160,18 @@ impl Rig {
             Comer::Expired => Some(self.authority.issue(Validity::Past)),
             Comer::Known => Some(self.authority.issue(Validity::Now)),
         };
-        Some(client_config(&self.authority, identity, &rustls::version::TLS13))
+        Some(client_config(&self.authority, identity, version))
     }
 
     /// Returns whether a client can write `data` to the disk.
     fn writes(&self, comer: Comer, data: &[u8]) -> bool {
-        match (comer, self.config(comer)) {
+        let [old, new] = [&TLS12, &TLS13].map(|version| self.writes_by(version, comer, data));
+        assert_eq!(old, new, "{comer:?}");
+        new
+    }
+
+    fn writes_by(&self, version: &'static SupportedProtocolVersion, comer: Comer, data: &[u8]) -> bool {
+        match (comer, self.config(comer, version)) {
             (Comer::TlsAtOnce, Some(config)) => {
                 return greet_and_write(encrypt(self.connect(), config), data).unwrap_or(false);
             }
@@ -367,7 +374,7 @@ fn new_files_are_for_new_clients_and_those_at_work_go_on() {
     let mut stream = rig.connect_tcp();
     greet(&mut stream).unwrap();
     assert!(ask(&mut stream, option::STARTTLS, &[]).unwrap());
-    let mut at_work = Client::on(encrypt(stream, rig.config(Comer::Known).unwrap()));
+    let mut at_work = Client::on(encrypt(stream, rig.config(Comer::Known, &TLS13).unwrap()));
     at_work.go(true);
     let done = AtomicBool::new(false);
     thread::scope(|scope| {
@@ -383,7 +390,7 @@ fn new_files_are_for_new_clients_and_those_at_work_go_on() {
             rounds
         });
         for _ in 0..10 {
-            let before = rig.config(Comer::Known);
+            let before = rig.config(Comer::Known, &TLS13);
             assert!(rig.writes(Comer::Known, b"before"));
             rig.authority = renew(rig.dir.path());
             // Before the reload, the old files are in force.

@@ -4,17 +4,16 @@
 
 #[path = "../../../uzram/tests/it/alone.rs"]
 mod alone;
-mod attack_memory;
 mod attack_nbd;
 mod attack_tls;
 mod common;
+mod fuse_survival;
 mod nbd_clients;
-mod nbd_descriptors;
+mod nbd_costs;
 mod nbd_faults;
 mod nbd_garbage;
 mod nbd_handshake;
 mod nbd_hostile;
-mod nbd_idle;
 mod nbd_requests;
 mod nbd_server;
 mod nbd_status;

@@ -206,20 +206,6 @@ fn nbdcopy_in_and_out() {
 }
 
 #[test]
-fn qemu_img() {
-    let server = TestServer::new("48M");
-    let (source, copy) = (server.directory().join("in.raw"), server.directory().join("out.qcow2"));
-    std::fs::write(&source, image(48 << 20)).unwrap();
-    let (source, copy, uri) = (source.to_str().unwrap(), copy.to_str().unwrap(), &server.uri());
-    let Some(text) = run("qemu-img", &["info", uri]) else { return };
-    assert!(text.contains("virtual size: 48 MiB"), "{text}");
-    run("qemu-img", &["convert", "-n", "-f", "raw", "-O", "raw", source, uri]).unwrap();
-    run("qemu-img", &["compare", "-f", "raw", "-F", "raw", source, uri]).unwrap();
-    run("qemu-img", &["convert", "-f", "raw", "-O", "qcow2", uri, copy]).unwrap();
-    run("qemu-img", &["compare", "-f", "raw", "-F", "qcow2", uri, copy]).unwrap();
-}
-
-#[test]
 fn qemu_io_patterns() {
     let server = TestServer::new("64M");
     let commands = [

@@ -2,10 +2,9 @@
 
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::common::{Client, Random, TestServer, cmd, device, eventually, seed};
+use crate::common::{Client, TestServer, cmd, device, eventually};
 use uzram::ErrorKind;
 use uzram_serve::Exports;
 use uzram_serve::nbd::proto::{option, reply};
@@ -55,35 +54,6 @@ fn a_stale_socket_is_replaced_and_a_successors_is_left_alone() {
 }
 
 #[test]
-fn two_clients_see_each_others_writes() {
-    let server = TestServer::new("1M");
-    let (mut a, mut b) = (server.ready(true), server.ready(false));
-    let mut random = Random::new(seed());
-    for round in 0..100 {
-        let data = random.bytes(5000);
-        let (writer, reader) = if round % 2 == 0 { (&mut a, &mut b) } else { (&mut b, &mut a) };
-        assert_eq!(writer.write(3000, &data).error, 0);
-        assert_eq!(writer.call(0, cmd::FLUSH, 0, 0, &[]).error, 0);
-        assert!(reader.read(0, 3000, 5000).data() == data);
-    }
-}
-
-#[test]
-fn a_client_killed_in_mid_write_disturbs_nobody() {
-    let server = TestServer::new("32M");
-    let mut steady = server.ready(true);
-    let mut random = Random::new(seed());
-    for _ in 0..50 {
-        let mut victim = server.ready(true);
-        victim.request(0, cmd::WRITE, 16 << 20, 8 << 20, &[1; 100_000]);
-        let data = random.bytes(10_000);
-        assert_eq!(steady.write(0, &data).error, 0);
-        drop(victim);
-        assert!(steady.read(0, 0, 10_000).data() == data);
-    }
-}
-
-#[test]
 fn a_connected_client_keeps_the_device_from_being_reset() {
     let server = TestServer::new("1M");
     let mut client = server.ready(true);
@@ -91,18 +61,6 @@ fn a_connected_client_keeps_the_device_from_being_reset() {
     client.request(0, cmd::DISC, 0, 0, &[]);
     assert!(client.at_end());
     eventually(|| server.device.set("reset", "1").is_ok());
-}
-
-#[test]
-fn connections_beyond_the_limit_are_closed_until_one_ends() {
-    let server = TestServer::with(device("1M"), |config| config.max_connections = 2);
-    let first = server.ready(true);
-    let mut second = server.ready(true);
-    // The server counts a client only after replying to it.
-    eventually(|| Client::silent(&server.path).refused());
-    assert_eq!(second.write(0, b"still served").error, 0);
-    drop(first);
-    eventually(|| !Client::silent(&server.path).refused());
 }
 
 /// Returns whether the other side has closed a connection, even if there is unread data.
@@ -193,25 +151,4 @@ fn stopping_an_idle_server_is_immediate() {
         started.elapsed()
     });
     assert!(fastest.min().unwrap() < Duration::from_millis(400));
-}
-
-#[test]
-fn many_clients_come_and_go() {
-    let server = TestServer::new("1M");
-    std::thread::scope(|scope| {
-        for worker in 0..4u64 {
-            let server = &server;
-            scope.spawn(move || {
-                for round in 0..50 {
-                    let mut client = server.ready(round % 2 == 0);
-                    let data = [worker as u8; 100];
-                    assert_eq!(client.write(worker * 100, &data).error, 0);
-                    assert_eq!(client.read(0, worker * 100, 100).data(), data);
-                }
-            });
-        }
-    });
-    let device = Arc::clone(&server.device);
-    drop(server);
-    device.set("reset", "1").unwrap();
 }

@@ -8,67 +8,15 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
+use crate::common::gate::{Gate, gated};
 use crate::common::secure::{Secure, client_config, start_tls};
 use crate::common::{ALL_HEADERS, Client, Headers, Random, Reply, TestServer, cmd, eventually, seed};
 use uzram::ErrorKind;
-use uzram::backing::{Direction, Fault, FaultKind, Faults, FaultyBacking, FileBacking, FileOptions};
-use uzram::device::{Device, NamedBacking};
+use uzram::backing::Direction;
+use uzram::device::Device;
 use uzram_serve::nbd::proto::{NbdError, command_flags};
 
 const PAGE: usize = 4096;
-
-/// A backing device that blocks transfers while it is shut.
-struct Gate {
-    faults: Faults,
-    _directory: tempfile::TempDir,
-}
-
-/// Keeps a gate shut until dropped.
-struct Shut<'a> {
-    gate: &'a Gate,
-    /// Transfers that were blocked before.
-    before: u64,
-}
-
-impl Gate {
-    fn shut(&self, direction: Direction) -> Shut<'_> {
-        let before = self.faults.injected();
-        self.faults.add(Fault { direction: Some(direction), ..Fault::always(FaultKind::Hold) });
-        Shut { gate: self, before }
-    }
-}
-
-impl Drop for Shut<'_> {
-    fn drop(&mut self) {
-        self.gate.faults.clear();
-    }
-}
-
-impl Shut<'_> {
-    /// Waits until `count` transfers wait.
-    fn wait_for(&self, count: u64) {
-        eventually(|| self.gate.faults.injected() - self.before >= count);
-    }
-}
-
-/// Returns a device with a backing device that can be shut.
-fn gated(size: &str, settings: &[(&str, &str)]) -> (Arc<Device>, Gate) {
-    named("zram0", size, settings)
-}
-
-/// Returns such a device of that name.
-fn named(name: &str, size: &str, settings: &[(&str, &str)]) -> (Arc<Device>, Gate) {
-    let directory = tempfile::tempdir().unwrap();
-    let options =
-        FileOptions { size_bytes: Some(64 << 20), ..FileOptions::new(directory.path().join("backing")) };
-    let backing = FaultyBacking::new(FileBacking::open(&options).unwrap(), 1).unwrap();
-    let gate = Gate { faults: backing.faults(), _directory: directory };
-    let device = Device::new(name).unwrap();
-    device.set_backing(Some(NamedBacking::new("gate", "in a test", Arc::new(backing)))).unwrap();
-    settings.iter().for_each(|(name, value)| device.set(name, value).unwrap());
-    device.set("disksize", size).unwrap();
-    (device, gate)
-}
 
 /// Returns the offset of a page.
 fn at(page: u64) -> u64 {
@@ -80,6 +28,22 @@ fn fill<S: Read + Write>(client: &mut Client<S>, pages: Range<u64>) -> Vec<u8> {
     let data: Vec<u8> = pages.clone().flat_map(|page| Random::new(page).bytes(PAGE)).collect();
     assert_eq!(client.write(at(pages.start), &data).error, 0);
     data
+}
+
+/// Asks for the first pages, and returns the requests' cookies and lengths.
+fn ask<S: Read + Write>(client: &mut Client<S>, pages: u64) -> Vec<(u64, usize)> {
+    (0..pages).map(|page| (client.request(0, cmd::READ, at(page), 4096, &[]), PAGE)).collect()
+}
+
+/// Receives the replies to these requests, which have these contents; returns how many a stopping server refused.
+fn are_answered<S: Read + Write>(client: &mut Client<S>, asked: &[(u64, usize)], data: &[u8]) -> usize {
+    let replies = client.replies(asked);
+    let is_refused = |((cookie, _), page): (&(u64, usize), &[u8])| {
+        let is_refused = replies[cookie].error == NbdError::Shutdown as u32;
+        assert!(is_refused || replies[cookie].error == 0 && replies[cookie].data() == page);
+        is_refused
+    };
+    std::iter::zip(asked, data.chunks(PAGE)).map(is_refused).filter(|refused| *refused).count()
 }
 
 /// Writes pages back.
@@ -166,7 +130,7 @@ fn changes_wait_alone<S: Read + Write>(client: &mut Client<S>, device: &Device, 
 
 #[test]
 fn other_requests_of_a_connection_go_on() {
-    let (device, gate) = gated("16M", &[]);
+    let (device, gate) = gated("zram0", "16M", &[]);
     let server = TestServer::with(Arc::clone(&device), |_| {});
     for headers in ALL_HEADERS {
         let mut client = server.ready_with(headers);
@@ -177,7 +141,7 @@ fn other_requests_of_a_connection_go_on() {
 
 #[test]
 fn other_requests_of_an_encrypted_connection_go_on() {
-    let (device, gate) = gated("16M", &[]);
+    let (device, gate) = gated("zram0", "16M", &[]);
     let secure = Secure::over(Arc::clone(&device), false, |_| {});
     for version in [&rustls::version::TLS12, &rustls::version::TLS13] {
         let mut client = start_tls(secure.tcp(), client_config(&secure.authority, None, version));
@@ -190,7 +154,7 @@ fn other_requests_of_an_encrypted_connection_go_on() {
 /// As many requests as can be offloaded, more than there are permits, and more than there are threads.
 #[test]
 fn many_wait_and_all_are_answered() {
-    let (device, gate) = gated("16M", &[]);
+    let (device, gate) = gated("zram0", "16M", &[]);
     let server = TestServer::with(Arc::clone(&device), |_| {});
     for headers in ALL_HEADERS {
         for count in [1, 64, 200] {
@@ -198,18 +162,14 @@ fn many_wait_and_all_are_answered() {
             let data = fill(&mut client, 0..count);
             send_away(&device, 0..count);
             let shut = gate.shut(Direction::Read);
-            let ask = |page| (client.request(0, cmd::READ, at(page), 4096, &[]), PAGE);
-            let asked: Vec<_> = (0..count).map(ask).collect();
+            let asked = ask(&mut client, count);
             // Beyond 64, the connection's own thread waits, besides the 16 threads of the pool.
             shut.wait_for(if count > 64 { 17 } else { count.min(16) });
             if count <= 64 {
                 others_are_answered(&mut client);
             }
             drop(shut);
-            let replies = client.replies(&asked);
-            for ((cookie, _), page) in asked.iter().zip(data.chunks(PAGE)) {
-                assert!(replies[cookie].error == 0 && replies[cookie].data() == page);
-            }
+            assert_eq!(are_answered(&mut client, &asked, &data), 0);
         }
     }
 }
@@ -218,7 +178,7 @@ fn many_wait_and_all_are_answered() {
 fn long_requests_wait_as_well() {
     const LEN: usize = 5 << 20;
     const PAGES: u64 = (LEN / PAGE) as u64;
-    let (device, gate) = gated("64M", &[]);
+    let (device, gate) = gated("zram0", "64M", &[]);
     let server = TestServer::with(Arc::clone(&device), |_| {});
     for headers in ALL_HEADERS {
         let mut client = server.ready_with(headers);
@@ -252,7 +212,7 @@ fn long_requests_wait_as_well() {
 #[test]
 fn writes_wait_for_memory_alone() {
     const PAGES: u64 = 400;
-    let (device, gate) = gated("16M", &[("mem_limit", "1M")]);
+    let (device, gate) = gated("zram0", "16M", &[("mem_limit", "1M")]);
     let server = TestServer::with(Arc::clone(&device), |_| {});
     for headers in ALL_HEADERS {
         let mut client = server.ready_with(headers);
@@ -286,7 +246,7 @@ fn writes_wait_for_memory_alone() {
 
 #[test]
 fn who_says_goodbye_still_gets_what_waits() {
-    let (device, gate) = gated("16M", &[]);
+    let (device, gate) = gated("zram0", "16M", &[]);
     let server = TestServer::with(Arc::clone(&device), |_| {});
     for headers in ALL_HEADERS {
         for says in ["goodbye", "nothing", "nonsense"] {
@@ -294,8 +254,7 @@ fn who_says_goodbye_still_gets_what_waits() {
             let data = fill(&mut client, 0..40);
             send_away(&device, 0..40);
             let shut = gate.shut(Direction::Read);
-            let ask = |page| (client.request(0, cmd::READ, at(page), 4096, &[]), PAGE);
-            let asked: Vec<_> = (0..40).map(ask).collect();
+            let asked = ask(&mut client, 40);
             match says {
                 "goodbye" => drop(client.request(0, cmd::DISC, 0, 0, &[])),
                 "nothing" => client.stream.shutdown(Shutdown::Write).unwrap(),
@@ -304,10 +263,7 @@ fn who_says_goodbye_still_gets_what_waits() {
             shut.wait_for(16);
             assert_eq!(device.set("reset", "1").unwrap_err().kind(), ErrorKind::Busy);
             drop(shut);
-            let replies = client.replies(&asked);
-            for ((cookie, _), page) in asked.iter().zip(data.chunks(PAGE)) {
-                assert!(replies[cookie].data() == page);
-            }
+            assert_eq!(are_answered(&mut client, &asked, &data), 0);
             assert!(client.at_end());
         }
     }
@@ -315,7 +271,7 @@ fn who_says_goodbye_still_gets_what_waits() {
 
 #[test]
 fn who_vanishes_keeps_the_device_until_nothing_waits() {
-    let (device, gate) = gated("16M", &[]);
+    let (device, gate) = gated("zram0", "16M", &[]);
     let server = TestServer::with(Arc::clone(&device), |_| {});
     let [mut steady, mut client, mut other] = [0; 3].map(|_| server.ready(true));
     fill(&mut client, 0..99);
@@ -338,8 +294,8 @@ fn who_vanishes_keeps_the_device_until_nothing_waits() {
 
 #[test]
 fn nobody_waits_for_the_backing_device_of_another() {
-    let (stuck, gate) = named("stuck", "16M", &[]);
-    let (device, _open) = named("device", "16M", &[]);
+    let (stuck, gate) = gated("stuck", "16M", &[]);
+    let (device, _open) = gated("device", "16M", &[]);
     let server = TestServer::with_all(&[Arc::clone(&stuck), Arc::clone(&device)], |_| {});
     let enter = |name: &[u8]| {
         let mut client = server.client();
@@ -351,29 +307,25 @@ fn nobody_waits_for_the_backing_device_of_another() {
     let data = fill(&mut waiting, 0..40);
     send_away(&stuck, 0..40);
     let shut = gate.shut(Direction::Read);
-    let ask = |page| (waiting.request(0, cmd::READ, at(page), 4096, &[]), PAGE);
-    let asked: Vec<_> = (0..40).map(ask).collect();
+    let asked = ask(&mut waiting, 40);
     // As many as there are threads; the other requests are queued.
     shut.wait_for(16);
     let others = fill(&mut client, 0..8);
     send_away(&device, 0..8);
     assert!(client.read(0, 0, 8 * 4096).data() == others);
     drop(shut);
-    let replies = waiting.replies(&asked);
-    let pages = asked.iter().zip(data.chunks(PAGE));
-    assert!(pages.into_iter().all(|((cookie, _), page)| replies[cookie].data() == page));
+    assert_eq!(are_answered(&mut waiting, &asked, &data), 0);
 }
 
 #[test]
 fn a_server_that_stops_waits_for_what_was_begun() {
-    let (device, gate) = gated("16M", &[]);
+    let (device, gate) = gated("zram0", "16M", &[]);
     let server = TestServer::with(Arc::clone(&device), |_| {});
     let mut client = server.ready(true);
     let data = fill(&mut client, 0..40);
     send_away(&device, 0..40);
     let shut = gate.shut(Direction::Read);
-    let ask = |page| (client.request(0, cmd::READ, at(page), 4096, &[]), PAGE);
-    let asked: Vec<_> = (0..40).map(ask).collect();
+    let asked = ask(&mut client, 40);
     shut.wait_for(16);
     // When this is answered, all requests are offloaded.
     assert_eq!(client.call(0, cmd::FLUSH, 0, 0, &[]).error, 0);
@@ -384,15 +336,7 @@ fn a_server_that_stops_waits_for_what_was_begun() {
     thread::sleep(Duration::from_millis(20));
     assert!(!stopping.is_finished());
     drop(shut);
-    let replies = client.replies(&asked);
-    let mut refused = 0;
-    for ((cookie, _), page) in asked.iter().zip(data.chunks(PAGE)) {
-        if replies[cookie].error == NbdError::Shutdown as u32 {
-            refused += 1;
-        } else {
-            assert!(replies[cookie].error == 0 && replies[cookie].data() == page);
-        }
-    }
+    let refused = are_answered(&mut client, &asked, &data);
     assert_eq!(refused, 40 - 16, "as many as there are threads were begun");
     assert!(client.at_end());
     stopping.join().unwrap();
@@ -448,7 +392,7 @@ fn work(mut client: Client, device: &Device, base: u64, seed: u64) {
 fn replies_of_pages_that_come_and_go_are_right() {
     let seed = seed();
     for (limit, by_hand) in [("0", true), ("1M", false)] {
-        let (device, gate) = gated("16M", &[("mem_limit", limit)]);
+        let (device, gate) = gated("zram0", "16M", &[("mem_limit", limit)]);
         let server = TestServer::with(Arc::clone(&device), |_| {});
         let clients: Vec<_> = std::iter::zip(0.., ALL_HEADERS)
             .map(|(number, headers)| {

@@ -1,6 +1,7 @@
 //! Common code of the NBD tests: a server in its own directory, a client with access to every byte of the protocol, and
 //! seeded random numbers.
 
+pub mod gate;
 pub mod pki;
 pub mod secure;
 

@@ -13,7 +13,7 @@ use uzram::device::Device;
 use uzram_serve::nbd::proto::{option, reply};
 use uzram_serve::nbd::{ServerConfig, Tls, TlsFiles};
 
-use super::pki::{Authority, Validity};
+use super::pki::Authority;
 use super::{Client, TestServer, device};
 
 pub type Encrypted<S> = Client<StreamOwned<ClientConnection, S>>;
@@ -78,11 +78,6 @@ impl Secure {
         let mut client = start_tls(self.tcp(), client_config(&self.authority, None, &rustls::version::TLS13));
         client.go(true);
         client
-    }
-
-    /// Returns a client certificate that this server accepts, if it requires one.
-    pub fn identity(&self) -> Option<(String, String)> {
-        Some(self.authority.issue(Validity::Now))
     }
 }
 

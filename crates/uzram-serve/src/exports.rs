@@ -12,26 +12,212 @@
 //!
 //! A listener may name the devices that it serves ([`Exports::only`]).
 //!
-//! Locks: the list's, then an entry's `Users`, then a device's own. Held while names are compared and users counted,
-//! never while a device is created, opened, emptied or used.
+//! Locks: the list's, then an entry's `Users`. Held while names are compared and users counted, never while a device is
+//! created, opened, emptied or used.
 
-mod entry;
-#[cfg(test)]
-mod tests;
-
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use uzram::device::Device;
+use serde::{Deserialize, Serialize};
+use uzram::device::{Device, OpenDevice};
 use uzram::named::hint;
+use uzram::sync::{Mutex, MutexGuard};
 use uzram::{Error, ErrorKind, Result};
 
 use crate::own_devices;
 use crate::record::Recorder;
-use entry::Entry;
 
-pub use entry::{Access, Export, ExportPolicy, ExportedDevice, OpenFile, Users};
+/// When NBD clients may open a device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Export {
+    /// While its file is not open for writing.
+    #[default]
+    WhileFree,
+    /// At any time; read-only while its file is open for writing.
+    Always,
+    /// Never.
+    Never,
+}
+
+impl From<Option<bool>> for Export {
+    /// Converts the user's setting: `export = true`, `export = false`, or none.
+    fn from(export: Option<bool>) -> Self {
+        match export {
+            None => Export::WhileFree,
+            Some(true) => Export::Always,
+            Some(false) => Export::Never,
+        }
+    }
+}
+
+/// How a device is exported.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ExportPolicy {
+    /// When it is exported.
+    pub export: Export,
+    /// Whether it is exported read-only.
+    pub read_only: bool,
+}
+
+/// What an NBD client may do with a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// Only read.
+    Read,
+    /// Read and write.
+    Write,
+}
+
+/// The number of users of a device, by kind.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Users {
+    /// NBD clients that may only read.
+    pub readers: usize,
+    /// NBD clients that may write.
+    pub writers: usize,
+    /// Files open read-only.
+    pub reading_files: usize,
+    /// Files open for writing: a loop device has one.
+    pub writing_files: usize,
+}
+
+impl Users {
+    fn of(&mut self, role: Role) -> &mut usize {
+        match role {
+            Role::Reader => &mut self.readers,
+            Role::Writer => &mut self.writers,
+            Role::ReadingFile => &mut self.reading_files,
+            Role::WritingFile => &mut self.writing_files,
+        }
+    }
+
+    /// Returns the number of NBD clients.
+    pub fn clients(&self) -> usize {
+        self.readers + self.writers
+    }
+
+    /// Returns the number of open files.
+    pub fn files(&self) -> usize {
+        self.reading_files + self.writing_files
+    }
+}
+
+/// One device.
+struct Entry {
+    pub device: Arc<Device>,
+    pub policy: ExportPolicy,
+    users: Mutex<Users>,
+}
+
+impl Entry {
+    pub fn new(device: Arc<Device>, policy: ExportPolicy) -> Self {
+        Entry { device, policy, users: Mutex::default() }
+    }
+
+    /// Opens the device for an NBD client.
+    ///
+    /// # Errors
+    /// `Permission` when the device is not exported now; `Busy` when it is uninitialised.
+    pub fn connect(self: Arc<Self>) -> Result<ExportedDevice> {
+        let mut users = self.users();
+        let Some(access) = self.access(&users) else {
+            let what = format!(
+                "'{}' is attached or open for writing on its machine, and not exported meanwhile (export = true exports \
+                 it for reading)",
+                self.device.name()
+            );
+            return Err(Error::new(ErrorKind::Permission, what).with_setting("export"));
+        };
+        let role = match access {
+            Access::Read => Role::Reader,
+            Access::Write => Role::Writer,
+        };
+        *users.of(role) += 1;
+        drop(users);
+        let user = UserGuard { entry: Arc::clone(&self), role };
+        Ok(ExportedDevice { device: Arc::new(self.device.open()?), access, _user: user })
+    }
+
+    /// Opens the device's file, for writing or not.
+    ///
+    /// # Errors
+    /// `Busy` when an NBD client forbids it, or the device is uninitialised.
+    pub fn open_file(self: Arc<Self>, writes: bool) -> Result<OpenFile> {
+        let mut users = self.users();
+        if let Some(why) = self.writing_obstacle(&users).filter(|_| writes) {
+            let what = format!("'{}' cannot be opened for writing: {why}", self.device.name());
+            return Err(Error::new(ErrorKind::Busy, what));
+        }
+        let role = if writes { Role::WritingFile } else { Role::ReadingFile };
+        *users.of(role) += 1;
+        drop(users);
+        let user = UserGuard { entry: Arc::clone(&self), role };
+        Ok(OpenFile { device: Arc::new(self.device.open()?), _user: Arc::new(user) })
+    }
+
+    pub fn users(&self) -> MutexGuard<'_, Users> {
+        self.users.lock()
+    }
+
+    /// Returns the access of a client that connects now; `None` if it is refused.
+    pub fn access(&self, users: &Users) -> Option<Access> {
+        match self.policy.export {
+            Export::Never => None,
+            Export::WhileFree if users.writing_files > 0 => None,
+            Export::Always if users.writing_files > 0 => Some(Access::Read),
+            _ if self.policy.read_only => Some(Access::Read),
+            _ => Some(Access::Write),
+        }
+    }
+
+    /// Returns why the file cannot be opened for writing now, if it cannot.
+    fn writing_obstacle(&self, users: &Users) -> Option<&'static str> {
+        match self.policy.export {
+            _ if users.writers > 0 => Some("NBD clients may write to it"),
+            Export::WhileFree if users.readers > 0 => Some("NBD clients have it open"),
+            _ => None,
+        }
+    }
+}
+
+/// Whether a user is an NBD client or an open file, and whether it may write.
+#[derive(Clone, Copy)]
+enum Role {
+    Reader,
+    Writer,
+    ReadingFile,
+    WritingFile,
+}
+
+/// Counts one of a device's users until it is dropped.
+struct UserGuard {
+    entry: Arc<Entry>,
+    role: Role,
+}
+
+impl Drop for UserGuard {
+    fn drop(&mut self) {
+        *self.entry.users().of(self.role) -= 1;
+    }
+}
+
+/// A device that an NBD client uses. Drop it after everything else that uses the device.
+pub struct ExportedDevice {
+    /// The open device.
+    pub device: Arc<OpenDevice>,
+    /// The client's access.
+    pub access: Access,
+    _user: UserGuard,
+}
+
+/// An open file of a device. All clones count as one user.
+#[derive(Clone)]
+pub struct OpenFile {
+    /// The open device.
+    pub device: Arc<OpenDevice>,
+    _user: Arc<UserGuard>,
+}
 
 /// Checks what an attribute of a device is about to be set to; the error says what to set instead.
 pub type SettingCheck = Arc<dyn Fn(&Device, &str, &str) -> Result<()> + Send + Sync>;
@@ -40,7 +226,7 @@ pub type SettingCheck = Arc<dyn Fn(&Device, &str, &str) -> Result<()> + Send + S
 /// export, which NBD clients request by the empty name.
 #[derive(Clone, Default)]
 pub struct Exports {
-    devices: Arc<RwLock<Vec<Arc<Entry>>>>,
+    devices: Arc<Mutex<Vec<Arc<Entry>>>>,
     /// The names that NBD clients see; `None` for all.
     only: Option<Arc<[String]>>,
     /// The record of what the devices are attached to, if any is kept.
@@ -59,7 +245,7 @@ impl Exports {
     pub fn with_policies(devices: impl IntoIterator<Item = (Arc<Device>, ExportPolicy)>) -> Self {
         let entry = |(device, policy)| Arc::new(Entry::new(device, policy));
         Exports {
-            devices: Arc::new(RwLock::new(devices.into_iter().map(entry).collect())),
+            devices: Arc::new(Mutex::unordered(devices.into_iter().map(entry).collect())),
             ..Exports::default()
         }
     }
@@ -110,7 +296,7 @@ impl Exports {
     /// # Errors
     /// `Busy` when the list has a device of that name.
     pub fn add(&self, device: Arc<Device>, policy: ExportPolicy) -> Result<()> {
-        let mut devices = self.write();
+        let mut devices = self.devices.lock();
         if devices.iter().any(|other| other.device.name() == device.name()) {
             return Err(Error::new(
                 ErrorKind::Busy,
@@ -129,14 +315,14 @@ impl Exports {
         let device = self.named(name)?;
         // From here on it cannot be opened.
         device.remove()?;
-        self.write().retain(|other| !Arc::ptr_eq(&other.device, &device));
+        self.devices.lock().retain(|other| !Arc::ptr_eq(&other.device, &device));
         Ok(())
     }
 
     /// Returns the export of a name; names compare as bytes. Connecting may still be refused. An export that NBD
     /// clients may never use is not found.
     pub fn find(&self, name: &[u8]) -> Option<NamedExport> {
-        let devices = self.read();
+        let devices = self.devices.lock();
         let mut shown = devices.iter().filter(|entry| self.shows(entry));
         let entry = if name.is_empty() {
             shown.find(|entry| entry.access(&entry.users()).is_some())
@@ -148,7 +334,7 @@ impl Exports {
 
     /// Returns the names of all exports that NBD clients may open now, in order.
     pub fn exported(&self) -> Vec<String> {
-        let devices = self.read();
+        let devices = self.devices.lock();
         let shown = devices.iter().filter(|entry| self.shows(entry));
         let usable = shown.filter(|entry| entry.access(&entry.users()).is_some());
         usable.map(|entry| entry.device.name().to_owned()).collect()
@@ -166,7 +352,7 @@ impl Exports {
     /// # Errors
     /// `Busy` when an NBD client forbids it, or the device is uninitialised; `NotFound` when it has been removed.
     pub fn open_file(&self, device: &Arc<Device>, writes: bool) -> Result<OpenFile> {
-        let found = self.read().iter().find(|entry| Arc::ptr_eq(&entry.device, device)).cloned();
+        let found = self.devices.lock().iter().find(|entry| Arc::ptr_eq(&entry.device, device)).cloned();
         let entry = found
             .ok_or_else(|| Error::new(ErrorKind::NotFound, format!("'{}' was removed", device.name())))?;
         entry.open_file(writes)
@@ -187,7 +373,7 @@ impl Exports {
 
     /// Returns the number of users of a device, by kind; none if there is no such device.
     pub fn users(&self, name: &str) -> Users {
-        let devices = self.read();
+        let devices = self.devices.lock();
         devices
             .iter()
             .find(|entry| entry.device.name() == name)
@@ -200,7 +386,7 @@ impl Exports {
     /// # Errors
     /// `NotFound`, with the existing names.
     pub fn named(&self, name: &str) -> Result<Arc<Device>> {
-        let devices = self.read();
+        let devices = self.devices.lock();
         let found = devices.iter().find(|entry| entry.device.name() == name);
         found.map(|entry| Arc::clone(&entry.device)).ok_or_else(|| {
             let names: Vec<&str> = devices.iter().map(|entry| entry.device.name()).collect();
@@ -211,16 +397,7 @@ impl Exports {
 
     /// Returns all devices, in order, exported or not.
     pub fn devices(&self) -> Vec<Arc<Device>> {
-        self.read().iter().map(|entry| Arc::clone(&entry.device)).collect()
-    }
-
-    /// A panic cannot leave the list half changed, so poisoning is ignored.
-    fn read(&self) -> RwLockReadGuard<'_, Vec<Arc<Entry>>> {
-        self.devices.read().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn write(&self) -> RwLockWriteGuard<'_, Vec<Arc<Entry>>> {
-        self.devices.write().unwrap_or_else(PoisonError::into_inner)
+        self.devices.lock().iter().map(|entry| Arc::clone(&entry.device)).collect()
     }
 }
 
@@ -243,3 +420,6 @@ impl NamedExport {
         self.entry.connect()
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -2,18 +2,17 @@
 //!
 //! Three kinds of processes, all of this program: this one, which holds the connection's descriptors and the ledger;
 //! the servers, of which one serves and one stands by; and one with the programs' threads, which gets only the path, so
-//! that it can end if the servers do not.
+//! that it can end if the servers do not. The test [`role`] is what the other two do.
 //!
 //! Each server fills a device of its own with the same contents, and programs only write what is there: what dies with a
 //! server is not missed.
-#![allow(clippy::unwrap_used)]
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdin, Command, ExitCode, Stdio};
+use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
@@ -124,7 +123,7 @@ impl Drop for Server {
 /// Returns a command that runs this program in another role.
 fn command(role: &str) -> Command {
     let mut command = Command::new(env::current_exe().unwrap());
-    command.env(ROLE, role);
+    command.args(["--exact", "fuse_survival::role", "--nocapture"]).env(ROLE, role);
     command
 }
 
@@ -221,14 +220,21 @@ fn requests_outlive_the_servers(resend: bool) {
     assert!(server.child.wait().unwrap().success());
 }
 
-/// Runs a role: the test harness would start more threads, and catch panics.
-fn main() -> ExitCode {
+#[test]
+fn requests_that_the_kernel_sends_again_outlive_the_servers() {
+    requests_outlive_the_servers(true);
+}
+
+#[test]
+fn requests_that_are_found_again_outlive_the_servers() {
+    requests_outlive_the_servers(false);
+}
+
+#[test]
+fn role() {
     match env::var(ROLE).as_deref() {
         Ok("serve") => serve(),
         Ok(_) => use_files(),
-        // As the harness does.
-        Err(_) if env::args().any(|arg| arg == "--list") => println!("requests_outlive_the_servers: test"),
-        Err(_) => [true, false].into_iter().for_each(requests_outlive_the_servers),
+        Err(_) => {}
     }
-    ExitCode::SUCCESS
 }

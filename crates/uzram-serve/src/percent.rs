@@ -3,7 +3,7 @@
 /// Encodes all but unreserved characters and `/`.
 ///
 /// ```
-/// assert_eq!(uzram_serve::control::percent::encode(b"/run/my zram"), "/run/my%20zram");
+/// assert_eq!(uzram_serve::percent::encode(b"/run/my zram"), "/run/my%20zram");
 /// ```
 pub fn encode(bytes: &[u8]) -> String {
     const HEX: &[u8; 16] = b"0123456789ABCDEF";
