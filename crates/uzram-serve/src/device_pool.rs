@@ -1,10 +1,11 @@
 //! Threads that wait for devices, so that threads which serve NBD connections and the kernel need not.
 //!
-//! Each device in use has a [`DevicePool`] of at most [`MAX_THREADS`] threads, so that no request waits for another
-//! device. A pool starts a thread when all others are busy, and keeps it until the last user of the device is gone.
-//! Tasks that are queued or running are bounded in number and in bytes for all devices of a server together: a
-//! [`TaskPermit`] is taken before a task starts, and held as long as the task's result is kept. Its bytes are a share
-//! of the server's budget: for NBD, of the memory that all clients share; for FUSE, of a budget for tasks alone.
+//! Each device in use has a [`DevicePool`] of at most [`MAX_THREADS`] threads, so that no request waits for
+//! another device. A pool starts a thread when all others are busy, and keeps it until the last user of the
+//! device is gone. Tasks that are queued or running are bounded in number and in bytes for all devices of a
+//! server together: a [`TaskPermit`] is taken before a task starts, and held as long as the task's result is
+//! kept. Its bytes are a share of the server's budget: for NBD, of the memory that all clients share; for
+//! FUSE, of a budget for tasks alone.
 //!
 //! Locks: `DevicePools::pools`, then a pool's `State`, a leaf. None is held while a task runs.
 
@@ -17,16 +18,17 @@ use std::thread::{self, JoinHandle};
 use uzram::device::Device;
 use uzram::sync::{Condvar, Mutex};
 
-/// The most threads of a pool. This many requests of a device can wait for its backing device at a time, besides those
-/// of connections that got no permit.
+/// The most threads of a pool. This many requests of a device can wait for its backing device at a time,
+/// besides those of connections that got no permit.
 const MAX_THREADS: usize = 16;
 /// The most tasks of a server at a time.
 const MAX_TASKS: usize = 1024;
 /// Memory for tasks: enough for one of the longest requests, and many short ones.
 pub(crate) const TASK_BYTES: usize = 40 << 20;
 
-/// A quantity that a server's clients share: bytes of memory, or a number of tasks. A caller takes a [`Share`] and
-/// returns it by dropping it. Nothing waits: if too little is left, taking fails, and the caller falls back to less.
+/// A quantity that a server's clients share: bytes of memory, or a number of tasks. A caller takes a
+/// [`Share`] and returns it by dropping it. Nothing waits: if too little is left, taking fails, and the
+/// caller falls back to less.
 pub(crate) struct Budget {
     total: usize,
     left: AtomicUsize,
@@ -155,8 +157,8 @@ impl DevicePools {
 }
 
 impl DevicePool {
-    /// Takes a permit for a task that needs `len_bytes`, and ensures that there is a thread to run it; `None` when
-    /// there are too many tasks, or the system refuses a thread.
+    /// Takes a permit for a task that needs `len_bytes`, and ensures that there is a thread to run it; `None`
+    /// when there are too many tasks, or the system refuses a thread.
     pub fn try_acquire(&self, len_bytes: usize) -> Option<TaskPermit> {
         let permit =
             TaskPermit { _task: self.bounds.tasks.take(1)?, _bytes: self.bounds.bytes.take(len_bytes)? };
@@ -297,8 +299,8 @@ mod tests {
         assert_eq!(budget.left.load(Relaxed), 10);
     }
 
-    /// Tasks that wait for one device do not wait for each other until all threads do, and do not delay tasks of another
-    /// device; but all share one bound.
+    /// Tasks that wait for one device do not wait for each other until all threads do, and do not delay tasks
+    /// of another device; but all share one bound.
     #[test]
     fn nobody_waits_for_anothers_device() {
         let pools = DevicePools::default();

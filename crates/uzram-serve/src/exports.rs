@@ -1,19 +1,19 @@
 //! The devices of a daemon, and who may open which.
 //!
-//! A device is opened in two ways: over NBD, by any client that a listener admits, and through its file, by root's
-//! programs and by the kernel, whose loop device makes it a disk for file systems and swap. No NBD client may read or
-//! write a device that the kernel expects to use exclusively. So, for each device:
+//! A device is opened in two ways: over NBD, by any client that a listener admits, and through its file, by
+//! root's programs and by the kernel, whose loop device makes it a disk for file systems and swap. No NBD
+//! client may read or write a device that the kernel expects to use exclusively. So, for each device:
 //!
-//! - While its file is open for writing (because it is *attached*, say), it is not exported; with [`Export::Always`] it
-//!   is exported read-only.
-//! - Its file is not opened for writing while an NBD client may write, nor, without [`Export::Always`], while one is
-//!   connected.
+//! - While its file is open for writing (because it is *attached*, say), it is not exported; with
+//!   [`Export::Always`] it is exported read-only.
+//! - Its file is not opened for writing while an NBD client may write, nor, without [`Export::Always`], while
+//!   one is connected.
 //! - A client that was admitted as a reader stays a reader.
 //!
 //! A listener may name the devices that it serves ([`Exports::only`]).
 //!
-//! Locks: the list's, then an entry's `Users`. Held while names are compared and users counted, never while a device is
-//! created, opened, emptied or used.
+//! Locks: the list's, then an entry's `Users`. Held while names are compared and users counted, never while a
+//! device is created, opened, emptied or used.
 
 use std::sync::Arc;
 use std::thread;
@@ -222,8 +222,8 @@ pub struct OpenFile {
 /// Checks what an attribute of a device is about to be set to; the error says what to set instead.
 pub type SettingCheck = Arc<dyn Fn(&Device, &str, &str) -> Result<()> + Send + Sync>;
 
-/// A list of devices, shared by all clones of it. Names are unique; the first exported device is also the default
-/// export, which NBD clients request by the empty name.
+/// A list of devices, shared by all clones of it. Names are unique; the first exported device is also the
+/// default export, which NBD clients request by the empty name.
 #[derive(Clone, Default)]
 pub struct Exports {
     devices: Arc<Mutex<Vec<Arc<Entry>>>>,
@@ -267,7 +267,8 @@ impl Exports {
         self.recorder.as_ref()
     }
 
-    /// Returns the same list, of which NBD clients see only these names. Devices of these names need not exist yet.
+    /// Returns the same list, of which NBD clients see only these names. Devices of these names need not
+    /// exist yet.
     pub fn only(&self, names: Arc<[String]>) -> Self {
         Exports { only: Some(names), ..self.clone() }
     }
@@ -275,8 +276,8 @@ impl Exports {
     /// Sets an attribute of a device, as [`Device::set_interruptible`] does.
     ///
     /// # Errors
-    /// Also those of the check of [`Exports::checked_by`], and `Invalid` if the value is a backing device that lies on the daemon's
-    /// own devices.
+    /// Also those of the check of [`Exports::checked_by`], and `Invalid` if the value is a backing device
+    /// that lies on the daemon's own devices.
     pub fn set(
         &self,
         device: &Device,
@@ -319,8 +320,8 @@ impl Exports {
         Ok(())
     }
 
-    /// Returns the export of a name; names compare as bytes. Connecting may still be refused. An export that NBD
-    /// clients may never use is not found.
+    /// Returns the export of a name; names compare as bytes. Connecting may still be refused. An export that
+    /// NBD clients may never use is not found.
     pub fn find(&self, name: &[u8]) -> Option<NamedExport> {
         let devices = self.devices.lock();
         let mut shown = devices.iter().filter(|entry| self.shows(entry));
@@ -350,7 +351,8 @@ impl Exports {
     /// Opens a device's file, for writing or not.
     ///
     /// # Errors
-    /// `Busy` when an NBD client forbids it, or the device is uninitialised; `NotFound` when it has been removed.
+    /// `Busy` when an NBD client forbids it, or the device is uninitialised; `NotFound` when it has been
+    /// removed.
     pub fn open_file(&self, device: &Arc<Device>, writes: bool) -> Result<OpenFile> {
         let found = self.devices.lock().iter().find(|entry| Arc::ptr_eq(&entry.device, device)).cloned();
         let entry = found
@@ -358,8 +360,8 @@ impl Exports {
         entry.open_file(writes)
     }
 
-    /// Returns the number of open files of a device besides `own` ones. Waits up to `patience` until there are none: a
-    /// block device that was just detached closes its file a moment later.
+    /// Returns the number of open files of a device besides `own` ones. Waits up to `patience` until there
+    /// are none: a block device that was just detached closes its file a moment later.
     pub fn other_files(&self, name: &str, own: usize, patience: Duration) -> usize {
         let deadline = Instant::now() + patience;
         loop {

@@ -1,13 +1,13 @@
 //! Loop devices: files as block devices, loop(4).
 //!
 //! An attachment of a file to a loop device is identified by the device's number and its disk sequence number
-//! (`diskseq`, Linux 5.15), which grows whenever a loop device gets another file and is not reused before the next
-//! boot. Both are recorded when the file is attached. The kernel's information about the file is not used:
-//! `LOOP_GET_STATUS64` queries the file system of the file, which may hang, and its path may be the same in two
-//! containers, changes when a parent directory is renamed, and is meaningless after unmounting.
+//! (`diskseq`, Linux 5.15), which grows whenever a loop device gets another file and is not reused before the
+//! next boot. Both are recorded when the file is attached. The kernel's information about the file is not
+//! used: `LOOP_GET_STATUS64` queries the file system of the file, which may hang, and its path may be the
+//! same in two containers, changes when a parent directory is renamed, and is meaningless after unmounting.
 //!
-//! While a device is held open, it can be detached, but gets no other file. So every operation on an attachment is done
-//! with its device held ([`LoopAttachment::hold`]).
+//! While a device is held open, it can be detached, but gets no other file. So every operation on an
+//! attachment is done with its device held ([`LoopAttachment::hold`]).
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -35,8 +35,8 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// `LOOP_MAJOR`, `<linux/major.h>`.
 const LOOP_MAJOR: u32 = 7;
 
-/// Settings of the device's queue (`Documentation/ABI/stable/sysfs-block`): no throttling of writeback, which favours
-/// reads on slow disks; and no flushes, as there is no volatile cache.
+/// Settings of the device's queue (`Documentation/ABI/stable/sysfs-block`): no throttling of writeback, which
+/// favours reads on slow disks; and no flushes, as there is no volatile cache.
 const TUNING: [(&str, &str); 2] = [("wbt_lat_usec", "0"), ("write_cache", "write through")];
 
 /// An attachment of any file to a loop device.
@@ -84,7 +84,8 @@ fn read_fact(path: &Path) -> Option<Vec<u8>> {
     Some(text.strip_suffix(b"\n").unwrap_or(&text).to_vec())
 }
 
-/// Returns the name of the file of a loop device, by the device's directory in sysfs; `None` for other devices.
+/// Returns the name of the file of a loop device, by the device's directory in sysfs; `None` for other
+/// devices.
 pub(crate) fn backing_file(device: &Path) -> Option<PathBuf> {
     let name = read_fact(&device.join("loop/backing_file"))?;
     // The kernel adds this to the name of a removed file, as after unmounting.
@@ -93,12 +94,12 @@ pub(crate) fn backing_file(device: &Path) -> Option<PathBuf> {
 }
 
 impl LoopAttachment {
-    /// Attaches `file`, which is open for reading and writing, to a free loop device, with direct I/O and blocks of
-    /// 4096 bytes.
+    /// Attaches `file`, which is open for reading and writing, to a free loop device, with direct I/O and
+    /// blocks of 4096 bytes.
     ///
     /// # Errors
-    /// `Permission`; `Unsupported` when the kernel has no loop devices, no direct I/O on that file, or no disk sequence
-    /// numbers; `Io`.
+    /// `Permission`; `Unsupported` when the kernel has no loop devices, no direct I/O on that file, or no
+    /// disk sequence numbers; `Io`.
     pub fn attach(file: &OwnedFd) -> Result<LoopAttachment> {
         let control = open(Path::new("/dev/loop-control"), 0).map_err(|error| match error.raw_os_error() {
             Some(libc::ENOENT | libc::ENODEV | libc::ENXIO) => Error::new(
@@ -125,8 +126,8 @@ impl LoopAttachment {
         Err(Error::new(ErrorKind::Busy, "other processes took all free loop devices"))
     }
 
-    /// Returns the new attachment of `device` if it uses direct I/O; the page cache would hold a second copy, and need
-    /// memory to free memory.
+    /// Returns the new attachment of `device` if it uses direct I/O; the page cache would hold a second copy,
+    /// and need memory to free memory.
     fn checked(number: u32, device: &OwnedFd) -> Result<LoopAttachment> {
         let is_direct = fact(number, "loop/dio").as_deref() == Some(b"1");
         let diskseq = diskseq(device);
@@ -193,7 +194,8 @@ impl LoopAttachment {
         Ok(swap_area::active()?.into_iter().find(|area| self.is_device(&area.path)))
     }
 
-    /// Returns whether a path in the kernel's lists means this device; the path may be from another mount namespace.
+    /// Returns whether a path in the kernel's lists means this device; the path may be from another mount
+    /// namespace.
     fn is_device(self, path: &Path) -> bool {
         path == self.path() || std::fs::metadata(path).is_ok_and(|file| self.has_number(file.rdev()))
     }
@@ -207,8 +209,9 @@ impl LoopAttachment {
         (major(device), minor(device)) == self.device_number()
     }
 
-    /// Returns whether a mount is of a file system on this device. Some file systems have anonymous device numbers: for
-    /// these the source is compared, which only root can choose for a file system that needs a device.
+    /// Returns whether a mount is of a file system on this device. Some file systems have anonymous device
+    /// numbers: for these the source is compared, which only root can choose for a file system that needs a
+    /// device.
     fn is_mounted_as(self, mount: &MountInfo) -> bool {
         mount.device == self.device_number()
             || self.is_device(&mount.source) && needs_device(&mount.file_system)
@@ -288,8 +291,8 @@ impl HeldDevice {
         self.claim().map(std::result::Result::err)
     }
 
-    /// Opens the device exclusively, so that no other use begins meanwhile; returns its use if it is in use. This open
-    /// decides whether the device is in use; the kernel's lists may only say by what.
+    /// Opens the device exclusively, so that no other use begins meanwhile; returns its use if it is in use.
+    /// This open decides whether the device is in use; the kernel's lists may only say by what.
     fn claim(&self) -> Result<std::result::Result<OwnedFd, Use>> {
         match open(&self.path(), libc::O_EXCL) {
             Ok(claimed) => Ok(Ok(claimed)),
@@ -311,7 +314,8 @@ impl HeldDevice {
     }
 }
 
-/// Returns the loop devices whose backing file's name satisfies `wanted`. Only for messages: a name proves nothing.
+/// Returns the loop devices whose backing file's name satisfies `wanted`. Only for messages: a name proves
+/// nothing.
 pub fn named(wanted: impl Fn(&Path) -> bool) -> Vec<PathBuf> {
     let entries = std::fs::read_dir("/sys/block").into_iter().flatten().flatten();
     let number = |name: &[u8]| str::from_utf8(name.strip_prefix(b"loop")?).ok()?.parse().ok();
@@ -329,7 +333,8 @@ pub(crate) fn needs_device(file_system: &str) -> bool {
     known.lines().any(|line| line.strip_prefix('\t') == Some(file_system))
 }
 
-/// Converts an ioctl(2) number, which is an `unsigned long` with glibc and an `int` with musl, and always has 32 bits.
+/// Converts an ioctl(2) number, which is an `unsigned long` with glibc and an `int` with musl, and always has
+/// 32 bits.
 const fn request(number: u32) -> libc::Ioctl {
     number as _
 }

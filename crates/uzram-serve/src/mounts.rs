@@ -1,8 +1,8 @@
 //! Mounts and their identity.
 //!
-//! A mount is identified by its mount ID and its file system's device number, which the kernel assigns, and by the user
-//! who mounted it. Never by its source or path: any user of fusermount3(1) can choose the source, and the path changes
-//! when a parent directory is renamed.
+//! A mount is identified by its mount ID and its file system's device number, which the kernel assigns, and
+//! by the user who mounted it. Never by its source or path: any user of fusermount3(1) can choose the source,
+//! and the path changes when a parent directory is renamed.
 //!
 //! Nothing here sends requests to a file system, which would hang if its server is stopped.
 
@@ -29,7 +29,8 @@ pub struct MountIdentity {
     pub unique_id: Option<u64>,
 }
 
-/// A mount point: its open parent directory, and its name in that. Both stay valid when a parent directory is renamed.
+/// A mount point: its open parent directory, and its name in that. Both stay valid when a parent directory is
+/// renamed.
 #[derive(Debug)]
 pub struct MountPoint {
     parent: OwnedFd,
@@ -52,8 +53,8 @@ impl MountIdentity {
         Ok(same.find(|mount| mount.is_fuse_of(uid) && !self.is_another(mount)))
     }
 
-    /// Returns whether `mount`, which has the same numbers, is certainly another mount: the kernel reuses the numbers
-    /// of removed mounts.
+    /// Returns whether `mount`, which has the same numbers, is certainly another mount: the kernel reuses the
+    /// numbers of removed mounts.
     fn is_another(&self, mount: &MountInfo) -> bool {
         let seen = MountPoint::new(&mount.dir).and_then(|place| place.mount());
         // The unique ID of a mount that another one covers cannot be read.
@@ -180,8 +181,8 @@ pub fn at(dir: &Path) -> io::Result<Option<MountInfo>> {
         opened => opened?,
     };
     let mount = match of(&opened) {
-        // The kernel lists no mount whose root lies outside of the process's root directory (chroot(2)); those that are mounted
-        // inside are listed.
+        // The kernel lists no mount whose root lies outside of the process's root directory (chroot(2));
+        // those that are mounted inside are listed.
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         mount => mount?,
     };

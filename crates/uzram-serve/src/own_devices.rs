@@ -1,10 +1,10 @@
-//! What a file lies on: its file system, the block device of that, what a loop device, a partition or a mapped device is
-//! made of, and so on; and so, backing files on a daemon's own devices: on a file system of a block device that is
-//! attached to one of its files, or among these files. Pages would leave memory for memory, and neither device could be
-//! freed before the other.
+//! What a file lies on: its file system, the block device of that, what a loop device, a partition or a
+//! mapped device is made of, and so on; and so, backing files on a daemon's own devices: on a file system of
+//! a block device that is attached to one of its files, or among these files. Pages would leave memory for
+//! memory, and neither device could be freed before the other.
 //!
-//! The kernel's lists say it, so that no request goes to a file system whose server may be stopped. They do not show all:
-//! not the layers of an overlay, and of a file system on several devices only one.
+//! The kernel's lists say it, so that no request goes to a file system whose server may be stopped. They do
+//! not show all: not the layers of an overlay, and of a file system on several devices only one.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -22,8 +22,8 @@ use crate::loop_device::{self, LoopAttachment, needs_device};
 use crate::mounts::{self, MountInfo};
 use crate::record::{DeviceNumber, Recorder};
 
-/// Checks that no file of a value of `backing_dev` lies on a device of the daemon that `recorder` records, as far as the
-/// kernel tells. Files that do not exist yet are looked for by their directory.
+/// Checks that no file of a value of `backing_dev` lies on a device of the daemon that `recorder` records, as
+/// far as the kernel tells. Files that do not exist yet are looked for by their directory.
 ///
 /// # Errors
 /// `Invalid` if one does.
@@ -48,8 +48,8 @@ pub(crate) fn check_backing(recorder: &Recorder, backing: &str) -> Result<()> {
     Ok(())
 }
 
-/// Returns what has to end before a block device is free, for the end of a message: the devices whose backing files lie on
-/// it.
+/// Returns what has to end before a block device is free, for the end of a message: the devices whose backing
+/// files lie on it.
 pub fn way_out(devices: &[Arc<Device>], attachment: LoopAttachment) -> String {
     let on_it = |device: &Arc<Device>| {
         let (name, backing) = (device.name(), device.backing()?);
@@ -65,8 +65,8 @@ pub fn way_out(devices: &[Arc<Device>], attachment: LoopAttachment) -> String {
     devices.iter().filter_map(on_it).collect()
 }
 
-/// Returns the numbers of all file systems and block devices that an open file lies on; its own number, too, if it is a
-/// block device.
+/// Returns the numbers of all file systems and block devices that an open file lies on; its own number, too,
+/// if it is a block device.
 fn below(file: impl AsFd) -> io::Result<BTreeSet<DeviceNumber>> {
     let stat = rustix::fs::fstat(&file)?;
     let mut stack = Stack { mounts: mounts::all()?, found: BTreeSet::new() };

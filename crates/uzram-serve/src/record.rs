@@ -1,9 +1,11 @@
-//! The record of a daemon's mount and attached devices, by their identity in the kernel. The daemon finds them by it
-//! even if its directories were moved or unmounted; commands find them by it when the daemon is dead.
+//! The record of a daemon's mount and attached devices, by their identity in the kernel. The daemon finds
+//! them by it even if its directories were moved or unmounted; commands find them by it when the daemon is
+//! dead.
 //!
-//! The record is a file in the runtime directory, which only the daemon's user can access. It is written through a
-//! descriptor of that directory, so that it moves with the directory; and before a mount or device can be used, so that
-//! none is unrecorded. Mount IDs and disk sequence numbers start anew on each boot, so the record has the boot ID, too.
+//! The record is a file in the runtime directory, which only the daemon's user can access. It is written
+//! through a descriptor of that directory, so that it moves with the directory; and before a mount or device
+//! can be used, so that none is unrecorded. Mount IDs and disk sequence numbers start anew on each boot, so
+//! the record has the boot ID, too.
 //!
 //! Lock: the record's, a leaf; held while the file is written.
 
@@ -61,11 +63,13 @@ pub struct AttachedDevice {
 }
 
 impl Record {
-    /// Reads the record in the open runtime directory `dir`, without mounts and devices that no longer exist. Returns
-    /// an empty record if there is none, or one of an earlier boot. `shown` is the directory's path for messages.
+    /// Reads the record in the open runtime directory `dir`, without mounts and devices that no longer exist.
+    /// Returns an empty record if there is none, or one of an earlier boot. `shown` is the directory's path
+    /// for messages.
     ///
     /// # Errors
-    /// `Io` when it cannot be read, `Invalid` when it cannot be parsed, `Permission` when it belongs to another user.
+    /// `Io` when it cannot be read, `Invalid` when it cannot be parsed, `Permission` when it belongs to
+    /// another user.
     pub fn read(dir: &OwnedFd, shown: &Path) -> Result<Record> {
         let failed = |error: io::Error| failure(ErrorKind::Io, "read", shown, &error.to_string());
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
@@ -136,8 +140,8 @@ pub struct Recorder {
 }
 
 impl Recorder {
-    /// Starts the record of a daemon that has locked its open runtime directory `dir`. `shown` is the directory's path
-    /// for messages.
+    /// Starts the record of a daemon that has locked its open runtime directory `dir`. `shown` is the
+    /// directory's path for messages.
     ///
     /// # Errors
     /// `Busy` when a dead daemon has left a mount or a device; `Io`, `Invalid`, `Permission`.
@@ -153,8 +157,8 @@ impl Recorder {
         Recorder::resume(dir, shown)
     }
 
-    /// Goes on with the record of a daemon that has locked its open runtime directory `dir`, in another of its processes
-    /// than the one that started it. `shown` is the directory's path for messages.
+    /// Goes on with the record of a daemon that has locked its open runtime directory `dir`, in another of
+    /// its processes than the one that started it. `shown` is the directory's path for messages.
     ///
     /// # Errors
     /// `Io`, `Invalid`, `Permission`.
@@ -179,7 +183,8 @@ impl Recorder {
     /// Records an attached device.
     ///
     /// # Errors
-    /// `NotFound` when it is not attached, `Busy` when the device is attached elsewhere already; `Io` as above.
+    /// `NotFound` when it is not attached, `Busy` when the device is attached elsewhere already; `Io` as
+    /// above.
     pub fn add(&self, device: AttachedDevice) -> Result<()> {
         if !device.attachment.is_current() {
             let path = device.attachment.path();

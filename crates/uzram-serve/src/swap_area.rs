@@ -1,7 +1,8 @@
 //! Swap areas: writing the header, switching areas on and off, and listing the active ones.
 //!
-//! The header is what mkswap(8) writes, by the kernel's `union swap_header` (include/linux/swap.h): at byte 1024
-//! the version 1, the last page, the number of bad pages, a UUID and a label; the magic `SWAPSPACE2` ends the page.
+//! The header is what mkswap(8) writes, by the kernel's `union swap_header` (include/linux/swap.h): at byte
+//! 1024 the version 1, the last page, the number of bad pages, a UUID and a label; the magic `SWAPSPACE2`
+//! ends the page.
 
 use std::ffi::CString;
 use std::fs::{File, OpenOptions};
@@ -75,8 +76,8 @@ pub fn make(device: &Path, size_bytes: u64, label: &str) -> io::Result<()> {
     file.sync_all()
 }
 
-/// Switches a swap area on; it is active when this returns. With `discard`, the kernel discards freed slots. Without a
-/// priority, the kernel chooses one that is lower than all others.
+/// Switches a swap area on; it is active when this returns. With `discard`, the kernel discards freed slots.
+/// Without a priority, the kernel chooses one that is lower than all others.
 ///
 /// # Errors
 /// swapon(2)'s.

@@ -1,5 +1,5 @@
-//! Handling of requests: a function from [`Request`] to [`Response`] over the devices, by one table of routes, which
-//! `GET /v1` lists. docs/control.md describes each; a test holds that page against the table.
+//! Handling of requests: a function from [`Request`] to [`Response`] over the devices, by one table of
+//! routes, which `GET /v1` lists. docs/control.md describes each; a test holds that page against the table.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -56,8 +56,8 @@ pub trait Registrar: Send + Sync {
     /// Why it does not.
     fn upgrade(&self, program: Option<&str>) -> uzram::Result<()>;
 
-    /// Shows the devices as new files, after those before failed. This process ends then, and the next one, when it is
-    /// asked, has done that.
+    /// Shows the devices as new files, after those before failed. This process ends then, and the next one,
+    /// when it is asked, has done that.
     ///
     /// # Errors
     /// Why not.
@@ -95,13 +95,15 @@ struct NewValue {
     value: String,
 }
 
-/// A device to create. Its attributes are set by their turn ([`Attribute::turn`]), in alphabetical order within a turn.
+/// A device to create. Its attributes are set by their turn ([`Attribute::turn`]), in alphabetical order
+/// within a turn.
 #[derive(Deserialize)]
 struct NewDevice {
     name: String,
     #[serde(default)]
     attributes: BTreeMap<String, String>,
-    /// Whether NBD clients may open it: `true` for always, `false` for never; by default while it is not attached.
+    /// Whether NBD clients may open it: `true` for always, `false` for never; by default while it is not
+    /// attached.
     #[serde(default)]
     export: Option<bool>,
     /// Whether it is exported read-only.
@@ -260,8 +262,8 @@ impl Api {
         Ok(Response { shutdown: Some(ending), ..Response::empty(202) })
     }
 
-    /// Returns which device is in use and by what, if any is. An attached block device that is not in use does not
-    /// count.
+    /// Returns which device is in use and by what, if any is. An attached block device that is not in use
+    /// does not count.
     fn in_use(&self) -> Option<String> {
         let device_users = |device: &Arc<Device>| {
             let name = device.name();

@@ -45,8 +45,8 @@ pub struct Response {
 pub enum Body {
     /// JSON text, or empty. Sent as a whole.
     Text(String),
-    /// `{"name", "text"}` of an attribute. The text is generated while it is sent, without a `Content-Length`;
-    /// the connection ends with it.
+    /// `{"name", "text"}` of an attribute. The text is generated while it is sent, without a
+    /// `Content-Length`; the connection ends with it.
     Attribute(&'static str, AttributeText),
 }
 
@@ -67,7 +67,8 @@ impl Response {
 
     /// Creates a response with a JSON body.
     pub fn json(status: u16, body: &impl Serialize) -> Self {
-        // Fails for no value of this API: its maps have strings as keys. The newline is for curl in a terminal.
+        // Fails for no value of this API: its maps have strings as keys. The newline is for curl in a
+        // terminal.
         let text = serde_json::to_string(body).unwrap_or_default() + "\n";
         Response { body: Body::Text(text), ..Response::empty(status) }
     }
@@ -161,7 +162,8 @@ pub fn read_request(stream: &mut (impl Read + Write)) -> Result<Request, Respons
     Ok(Request { method: head.method, path: head.path, body })
 }
 
-/// Appends the bytes of one read, up to `limit` bytes in total; returns 0 only if `bytes` is that long already.
+/// Appends the bytes of one read, up to `limit` bytes in total; returns 0 only if `bytes` is that long
+/// already.
 fn read_more(stream: &mut impl Read, bytes: &mut Vec<u8>, limit: usize) -> Result<usize, Response> {
     let mut piece = [0; 4096];
     let room = piece.len().min(limit.saturating_sub(bytes.len()));

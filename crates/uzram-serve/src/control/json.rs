@@ -1,4 +1,5 @@
-//! The JSON of the control API: the daemon, its devices with their attributes and statistics, and NBD clients.
+//! The JSON of the control API: the daemon, its devices with their attributes and statistics, and NBD
+//! clients.
 
 use std::path::PathBuf;
 use std::time::UNIX_EPOCH;
@@ -19,8 +20,8 @@ pub struct About {
     pub files: Option<FilesJson>,
     /// Whether it was started for a swap area, and ends with it.
     pub ends_with_swap: bool,
-    /// The measures that keep a swap daemon from waiting for memory that only it can free, and the privileges that it
-    /// gave up; none of the latter if it runs a command.
+    /// The measures that keep a swap daemon from waiting for memory that only it can free, and the privileges
+    /// that it gave up; none of the latter if it runs a command.
     pub protection: Vec<MeasureJson>,
     /// Why its devices cannot become block devices, if they cannot.
     #[serde(default)]
@@ -123,9 +124,11 @@ pub struct DeviceJson {
     pub file: Option<PathBuf>,
     /// Its statistics.
     pub stats: StatsJson,
-    /// How its backing device is, as the attribute `backing_state` says in its first line; `None` without one.
+    /// How its backing device is, as the attribute `backing_state` says in its first line; `None` without
+    /// one.
     pub backing_state: Option<String>,
-    /// The attributes whose text does not grow with the disk. One that cannot be read now is null. `None` in a list.
+    /// The attributes whose text does not grow with the disk. One that cannot be read now is null. `None` in
+    /// a list.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub attributes: Option<Map<String, Value>>,
 }
@@ -214,8 +217,8 @@ impl From<Client> for ClientJson {
     }
 }
 
-/// Declares [`DeviceStats`] as JSON. It is also deserialized, so its fields are repeated here; a test finds a missing
-/// one.
+/// Declares [`DeviceStats`] as JSON. It is also deserialized, so its fields are repeated here; a test finds a
+/// missing one.
 macro_rules! mirror {
     ($($field:ident),* $(,)?) => {
         /// The fields of [`DeviceStats`], with the same names, units and meanings.

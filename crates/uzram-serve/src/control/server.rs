@@ -164,8 +164,8 @@ fn converse(stream: &UnixStream, shared: &Shared) {
     }
 }
 
-/// Returns whether the client has closed the connection or its sending half; a client that waits for a response keeps
-/// both halves open.
+/// Returns whether the client has closed the connection or its sending half; a client that waits for a
+/// response keeps both halves open.
 fn has_left(stream: &UnixStream) -> bool {
     let mut fds = [PollFd::new(stream, PollFlags::RDHUP)];
     // `HUP` and `ERR` are always reported. A failure of poll says nothing about the client.
@@ -183,8 +183,9 @@ fn drain(stream: &UnixStream) {
     let _ = io::copy(&mut rest, &mut io::sink());
 }
 
-/// A stream whose reads and writes must all be done within an allowance that starts with the first one, or the first
-/// after a flush. With a time-out for each read, a client could stay forever by sending single bytes.
+/// A stream whose reads and writes must all be done within an allowance that starts with the first one, or
+/// the first after a flush. With a time-out for each read, a client could stay forever by sending single
+/// bytes.
 struct Timed<'a> {
     stream: &'a UnixStream,
     allowance: Duration,

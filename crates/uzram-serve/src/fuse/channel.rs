@@ -1,7 +1,7 @@
 //! The way of a reply to the kernel.
 //!
-//! A request is *under way* from its arrival until its reply was written. A [`Reply`] is sent exactly once: dropped
-//! unsent, by a panic say, it is an I/O error.
+//! A request is *under way* from its arrival until its reply was written. A [`Reply`] is sent exactly once:
+//! dropped unsent, by a panic say, it is an I/O error.
 
 use std::io::{self, IoSlice};
 use std::sync::Arc;

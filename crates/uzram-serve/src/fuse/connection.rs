@@ -1,9 +1,9 @@
 //! A FUSE connection: mounted, initialised, and with a channel for each thread.
 //!
 //! The kernel keeps a connection while any process has its descriptors. So a process that was handed them
-//! ([`Connection::parts`]) can go on where one that was killed stopped: the kernel sends all unanswered requests again,
-//! or they are found where they were received. All channels must be handed on, as closing one fails the requests that
-//! were read from it.
+//! ([`Connection::parts`]) can go on where one that was killed stopped: the kernel sends all unanswered
+//! requests again, or they are found where they were received. All channels must be handed on, as closing one
+//! fails the requests that were read from it.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -25,12 +25,13 @@ use super::tree::DISK;
 use super::{handshake, open_device};
 use crate::mounts::{self, MountIdentity, MountPoint};
 
-/// The longest read or write that the kernel may send at once: its limit, unless `fs.fuse.max_pages_limit` is changed.
+/// The longest read or write that the kernel may send at once: its limit, unless `fs.fuse.max_pages_limit` is
+/// changed.
 pub const MAX_IO_BYTES: usize = 1 << 20;
 /// The most threads that serve a connection.
 const MAX_THREADS: usize = 1024;
-/// The prefix of our mounts' source in the kernel's list. Only informative: any user can mount something with that
-/// source.
+/// The prefix of our mounts' source in the kernel's list. Only informative: any user can mount something with
+/// that source.
 const SOURCE: &str = "uzram:";
 /// Where the kernel lists connections by their file systems' minor device numbers, fusectl.
 const CONNECTIONS: &str = "/sys/fs/fuse/connections";
@@ -43,16 +44,17 @@ pub(super) const CLEARS_THEM: &str =
 pub struct MountOptions {
     /// Threads that serve the kernel.
     pub threads: usize,
-    /// The longest read or write that the kernel sends at once, at most [`MAX_IO_BYTES`]. Each thread has two buffers
-    /// of this size, resident and, as far as the system allows, locked in memory; long sequential requests are faster
-    /// in one piece.
+    /// The longest read or write that the kernel sends at once, at most [`MAX_IO_BYTES`]. Each thread has two
+    /// buffers of this size, resident and, as far as the system allows, locked in memory; long sequential
+    /// requests are faster in one piece.
     pub max_io_bytes: u32,
     /// The limit on CPU wake-up latency while requests follow each other closely.
     pub cpu_latency: CpuLatencyLimit,
-    /// Whether the kernel is asked to send unanswered requests again when another process goes on, if it can (Linux 6.9).
-    /// Tests of what is done on older kernels have it not asked.
+    /// Whether the kernel is asked to send unanswered requests again when another process goes on, if it can
+    /// (Linux 6.9). Tests of what is done on older kernels have it not asked.
     pub resend: bool,
-    /// Whether files cannot be mapped shared. What programs change in such mappings is written out from the page cache.
+    /// Whether files cannot be mapped shared. What programs change in such mappings is written out from the
+    /// page cache.
     #[serde(default)]
     pub refuses_shared_mappings: bool,
     /// Whether requests that take long start no thread: those that serve the kernel carry them out.
@@ -92,8 +94,8 @@ impl MountOptions {
     }
 }
 
-/// A mounted and initialised connection. Dropping it closes its descriptors, but does not unmount; if it was unmounted,
-/// the directory that was made for it is removed.
+/// A mounted and initialised connection. Dropping it closes its descriptors, but does not unmount; if it was
+/// unmounted, the directory that was made for it is removed.
 #[derive(Debug)]
 pub struct Connection {
     facts: ConnectionRecord,
@@ -124,16 +126,16 @@ pub struct ConnectionRecord {
 }
 
 impl Connection {
-    /// Mounts on the directory `dir`, which is created if only it is missing, and initialises the connection. `owner` is
-    /// shown in the kernel's list of mounts.
+    /// Mounts on the directory `dir`, which is created if only it is missing, and initialises the connection.
+    /// `owner` is shown in the kernel's list of mounts.
     ///
-    /// The directory is empty: what is in it would be hidden, and whoever needs it, perhaps this process before it serves,
-    /// would wait for the connection.
+    /// The directory is empty: what is in it would be hidden, and whoever needs it, perhaps this process
+    /// before it serves, would wait for the connection.
     ///
     /// # Errors
-    /// `Unsupported` without `/dev/fuse`, or with a kernel before Linux 5.4; `Invalid` for a path that is not UTF-8;
-    /// `NotFound` if the directory it is to be in does not exist; `Busy` when something is in the directory or mounted there;
-    /// `Permission`; `Io`.
+    /// `Unsupported` without `/dev/fuse`, or with a kernel before Linux 5.4; `Invalid` for a path that is not
+    /// UTF-8; `NotFound` if the directory it is to be in does not exist; `Busy` when something is in the
+    /// directory or mounted there; `Permission`; `Io`.
     pub fn mount(dir: &Path, owner: &Path, options: MountOptions) -> Result<Connection> {
         let failed = |kind, why: &str| cannot_mount(dir, kind, why);
         if !Path::new(open_device::DEVICE).exists() {
@@ -238,7 +240,8 @@ impl Connection {
         }
     }
 
-    /// Returns the description and the descriptors with which another process can go on ([`Connection::from_parts`]).
+    /// Returns the description and the descriptors with which another process can go on
+    /// ([`Connection::from_parts`]).
     ///
     /// # Errors
     /// None at present.
@@ -280,8 +283,9 @@ impl Connection {
         Ok(Connection { facts: record, point, device, channels, received, is_aborted: false })
     }
 
-    /// Lets unanswered requests outlive the process, where the kernel cannot send them again: they are received in memory
-    /// that another process can open, and none is handed to another thread. Call it before the connection is served.
+    /// Lets unanswered requests outlive the process, where the kernel cannot send them again: they are
+    /// received in memory that another process can open, and none is handed to another thread. Call it before
+    /// the connection is served.
     ///
     /// # Errors
     /// `NoMemory` or `Io`: the system refuses the memory.
@@ -304,8 +308,8 @@ impl Connection {
         self.facts.flags & FUSE_HAS_RESEND != 0
     }
 
-    /// Has the kernel send all requests again that were read and not answered. No process may read any channel
-    /// meanwhile, except to end.
+    /// Has the kernel send all requests again that were read and not answered. No process may read any
+    /// channel meanwhile, except to end.
     ///
     /// # Errors
     /// The kernel's.
@@ -313,8 +317,9 @@ impl Connection {
         handshake::notify_resend(self.device.as_fd())
     }
 
-    /// Fails all requests, now and later, once every process that has the connection has called this or ended: it closes
-    /// the connection's descriptors here. Where the kernel's list of connections is mounted, they fail at once.
+    /// Fails all requests, now and later, once every process that has the connection has called this or
+    /// ended: it closes the connection's descriptors here. Where the kernel's list of connections is mounted,
+    /// they fail at once.
     ///
     /// # Errors
     /// The kernel's list of mounts cannot be read, or the system refuses a descriptor.
@@ -414,8 +419,8 @@ impl Drop for Connection {
         if let Err(error) = std::fs::remove_dir(self.dir())
             && error.kind() != io::ErrorKind::NotFound
         {
-            // Another process may have created a file in it; and root's daemon may not remove anything from another
-            // user's directory.
+            // Another process may have created a file in it; and root's daemon may not remove anything from
+            // another user's directory.
             tracing::warn!("'{}', which was made for the files, stays: {error}", self.dir().display());
         }
     }

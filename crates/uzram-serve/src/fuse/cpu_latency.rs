@@ -1,14 +1,14 @@
 //! Limits the wake-up latency of CPUs while requests follow each other closely.
 //!
-//! A synchronous request causes three wake-ups: of the loop device's worker, of a thread here, and of the waiting
-//! process. If their CPUs are idle, waking them takes most of the time, above all in virtual machines: tens of
-//! microseconds each, many times the time for a page. While a process keeps `/dev/cpu_dma_latency` open with a number
-//! of microseconds written to it, no idle CPU enters a state with a longer wake-up latency; with 0 idle CPUs poll (PM
-//! QoS, `Documentation/power/pm_qos_interface.rst`). This needs a cpuidle driver with a polling state; without one it
-//! has no effect.
+//! A synchronous request causes three wake-ups: of the loop device's worker, of a thread here, and of the
+//! waiting process. If their CPUs are idle, waking them takes most of the time, above all in virtual
+//! machines: tens of microseconds each, many times the time for a page. While a process keeps
+//! `/dev/cpu_dma_latency` open with a number of microseconds written to it, no idle CPU enters a state with a
+//! longer wake-up latency; with 0 idle CPUs poll (PM QoS, `Documentation/power/pm_qos_interface.rst`). This
+//! needs a cpuidle driver with a polling state; without one it has no effect.
 //!
-//! The limit is requested when two requests are close, and dropped when none has come for a while, so that CPUs of an
-//! idle machine sleep as usual.
+//! The limit is requested when two requests are close, and dropped when none has come for a while, so that
+//! CPUs of an idle machine sleep as usual.
 
 use std::fmt;
 use std::fs::{File, OpenOptions};
@@ -33,7 +33,8 @@ const CLOSE: Duration = Duration::from_millis(1);
 /// How often the thread checks for requests; after one to two periods without any, the limit is dropped.
 const PERIOD: Duration = Duration::from_millis(5);
 
-/// The limit on the wake-up latency of CPUs in microseconds, while requests follow each other closely; or no limit.
+/// The limit on the wake-up latency of CPUs in microseconds, while requests follow each other closely; or no
+/// limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CpuLatencyLimit(Option<i32>);
 
@@ -94,8 +95,8 @@ pub(super) struct CpuLatency {
 }
 
 struct Shared {
-    /// Whether a request has come in this period. Set under the lock, read without: a stale value at worst misses a
-    /// request.
+    /// Whether a request has come in this period. Set under the lock, read without: a stale value at worst
+    /// misses a request.
     seen: AtomicBool,
     state: Mutex<State>,
     changed: Condvar,

@@ -1,15 +1,16 @@
 //! Requests to a device's files.
 //!
-//! Its disk ends as a block device does: a read or a zeroing that reaches past the end is cut there, and so is a write; a
-//! read at the end gets no bytes, a write ENOSPC, and a zeroing EINVAL.
+//! Its disk ends as a block device does: a read or a zeroing that reaches past the end is cut there, and so
+//! is a write; a read at the end gets no bytes, a write ENOSPC, and a zeroing EINVAL.
 //!
-//! The thread that received a request executes it as far as it need not wait for a backing device or for memory. The
-//! rest goes to the device's [`DevicePool`], so that the thread is free for other requests; without a permit for that,
-//! the thread waits itself. A task drops its hold on the device before it replies, and its permit last.
+//! The thread that received a request executes it as far as it need not wait for a backing device or for
+//! memory. The rest goes to the device's [`DevicePool`], so that the thread is free for other requests;
+//! without a permit for that, the thread waits itself. A task drops its hold on the device before it replies,
+//! and its permit last.
 //!
-//! An attribute is read and written as in sysfs: a read at offset 0 generates the text, and reads at other offsets go on
-//! with that text. Each write sets the attribute to its data, at whatever offset. As setting may take long, the device's
-//! pool does it.
+//! An attribute is read and written as in sysfs: a read at offset 0 generates the text, and reads at other
+//! offsets go on with that text. Each write sets the attribute to its data, at whatever offset. As setting
+//! may take long, the device's pool does it.
 
 use std::sync::Arc;
 
@@ -26,7 +27,8 @@ use super::thread_buffer::reply_from_buffer;
 use crate::device_pool::DevicePool;
 use crate::{Exports, OpenFile};
 
-/// The most bytes that the thread which received a request zeroes itself; that takes no longer than the longest read.
+/// The most bytes that the thread which received a request zeroes itself; that takes no longer than the
+/// longest read.
 const ZERO_AT_ONCE_BYTES: u64 = 16 << 20;
 
 /// An open disk file, and the threads that wait for its device.
@@ -143,8 +145,8 @@ impl Disk {
     }
 }
 
-/// Ends the process if the variable `UZRAM_DIE_AT` has this offset: for tests of requests that kill whoever carries them
-/// out. Only in debug builds.
+/// Ends the process if the variable `UZRAM_DIE_AT` has this offset: for tests of requests that kill whoever
+/// carries them out. Only in debug builds.
 #[cfg(debug_assertions)]
 fn die_if_told(offset: u64) {
     static AT: std::sync::OnceLock<Option<u64>> = std::sync::OnceLock::new();

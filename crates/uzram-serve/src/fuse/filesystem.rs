@@ -1,9 +1,11 @@
 //! Dispatch of the kernel's requests by file.
 //!
-//! Requests for names, sizes and permissions are answered here; `disk` and `attribute` read and write devices.
+//! Requests for names, sizes and permissions are answered here; `disk` and `attribute` read and write
+//! devices.
 //!
-//! A request may come a second time, after a process that carried it out died before its reply was written. Most may
-//! simply be carried out again; opening finds the handle that was opened, and closing a handle twice is nothing.
+//! A request may come a second time, after a process that carried it out died before its reply was written.
+//! Most may simply be carried out again; opening finds the handle that was opened, and closing a handle twice
+//! is nothing.
 
 use std::sync::Arc;
 
@@ -65,9 +67,9 @@ impl Files {
         Files { tree, handles, pools, warm_up, max_io_bytes: options.max_io_bytes, cpu_latency, owner }
     }
 
-    /// Finishes a request that a dead process received; `outcome` is the errno of its reply if that may have been sent.
-    /// What changed something is only answered then, as that may have been changed again since; the rest may be carried out
-    /// again.
+    /// Finishes a request that a dead process received; `outcome` is the errno of its reply if that may have
+    /// been sent. What changed something is only answered then, as that may have been changed again since;
+    /// the rest may be carried out again.
     pub fn finish(&self, bytes: &[u8], outcome: Option<i32>, channel: &Arc<Channel>) {
         let Some(request) = Request::parse(bytes) else { return };
         let (opcode, unique) = (request.header.opcode, request.header.unique);
@@ -91,8 +93,8 @@ impl Files {
         }
     }
 
-    /// Carries out a request, and replies to it if it is of a kind that waits for a reply. Ignores bytes that are no
-    /// request.
+    /// Carries out a request, and replies to it if it is of a kind that waits for a reply. Ignores bytes that
+    /// are no request.
     #[inline]
     pub fn carry_out(&self, bytes: &[u8], channel: &Arc<Channel>) {
         let Some(request) = Request::parse(bytes) else { return };
@@ -129,9 +131,9 @@ impl Files {
             }
             // Of a connection's first request there is no second.
             FUSE_INIT => reply.error(Errno::IO),
-            // After this error the kernel does not send most of these again: it answers programs itself. A write is
-            // stored and visible to every reader before its reply, so there is nothing to flush, and nothing becomes
-            // durable: contents are memory. There are no extended attributes.
+            // After this error the kernel does not send most of these again: it answers programs itself. A
+            // write is stored and visible to every reader before its reply, so there is nothing to flush, and
+            // nothing becomes durable: contents are memory. There are no extended attributes.
             _ => reply.error(Errno::NOSYS),
         }
     }
@@ -172,8 +174,8 @@ impl Files {
         }
     }
 
-    /// The kernel may cache names and file attributes for no time at all: a device's size changes when it is reset, and
-    /// a loop device would take the cached size.
+    /// The kernel may cache names and file attributes for no time at all: a device's size changes when it is
+    /// reset, and a loop device would take the cached size.
     fn lookup(&self, request: &Request<'_>, reply: Reply) {
         let Some(name) = request.name() else { return reply.error(Errno::INVAL) };
         match self.tree.lookup(request.header.nodeid, name) {
@@ -194,8 +196,8 @@ impl Files {
         }
     }
 
-    /// Refuses to change anything: a disk's size is its device's. `O_TRUNC` is ignored, as for block devices and in
-    /// sysfs.
+    /// Refuses to change anything: a disk's size is its device's. `O_TRUNC` is ignored, as for block devices
+    /// and in sysfs.
     fn setattr(&self, request: &Request<'_>, set: fuse_setattr_in, reply: Reply) {
         let ino = request.header.nodeid;
         let Some(node) = self.tree.node(ino) else { return reply.error(Errno::STALE) };
@@ -231,7 +233,8 @@ impl Files {
         }
     }
 
-    /// Returns the handle that the request opened in an earlier life, if it did and it was opened again in this one.
+    /// Returns the handle that the request opened in an earlier life, if it did and it was opened again in
+    /// this one.
     fn opened_before(&self, unique: u64) -> Option<u64> {
         let handle = self.handles.opened_by(unique)?;
         if matches!(self.handles.get(handle)?.open(), Some(Open::Lost)) {

@@ -1,11 +1,12 @@
 //! Open files by their handles.
 //!
-//! A handle is the index of its entry, in the low bits, and the entry's generation, so that it is never used again. Each
-//! open file is in the ledger from before the reply to its opening until before the reply to its closing.
+//! A handle is the index of its entry, in the low bits, and the entry's generation, so that it is never used
+//! again. Each open file is in the ledger from before the reply to its opening until before the reply to its
+//! closing.
 //!
-//! Locks: each entry's own, held for reading while a request is executed, and for writing while a file is opened or
-//! closed. The kernel closes a file after the reply to its last request, so neither waits. Below it the lock of an
-//! attribute's text, held while the text or a piece of it is generated.
+//! Locks: each entry's own, held for reading while a request is executed, and for writing while a file is
+//! opened or closed. The kernel closes a file after the reply to its last request, so neither waits. Below it
+//! the lock of an attribute's text, held while the text or a piece of it is generated.
 
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 
@@ -21,8 +22,8 @@ const _: () = assert!(MAX_OPEN <= 1 << INDEX_BITS);
 pub(super) enum Open {
     /// A device's disk.
     Disk(Disk),
-    /// An attribute: its text, and the pool that sets it. Closing the file may wait for the pool's threads; no request
-    /// depends on it.
+    /// An attribute: its text, and the pool that sets it. Closing the file may wait for the pool's threads;
+    /// no request depends on it.
     Attribute(OpenText, Arc<DevicePool>),
     /// A file whose writes warm up a thread.
     WarmUp,

@@ -22,13 +22,13 @@ const WANTED: u64 = FUSE_ASYNC_READ
     | FUSE_PARALLEL_DIROPS
     | FUSE_MAX_PAGES
     | FUSE_INIT_EXT
-    // Allows shared mappings of a file. They use the page cache, which the kernel keeps coherent with direct reads and
-    // writes (Linux 6.6; before that such a mapping is refused).
+    // Allows shared mappings of a file. They use the page cache, which the kernel keeps coherent with direct
+    // reads and writes (Linux 6.6; before that such a mapping is refused).
     | FUSE_DIRECT_IO_ALLOW_MMAP
     | FUSE_HAS_RESEND;
 
-/// Reads the kernel's first request and answers it; returns what was negotiated. `max_io_bytes` is the longest read or
-/// write; the flags `unwanted` are not asked of the kernel.
+/// Reads the kernel's first request and answers it; returns what was negotiated. `max_io_bytes` is the
+/// longest read or write; the flags `unwanted` are not asked of the kernel.
 pub(super) fn answer_init(device: BorrowedFd<'_>, max_io_bytes: u32, unwanted: u64) -> io::Result<u64> {
     let mut buffer = vec![0; FUSE_MIN_READ_BUFFER];
     let len = read_request(device, &mut buffer)?.ok_or_else(|| io::Error::from(Errno::NOTCONN))?;

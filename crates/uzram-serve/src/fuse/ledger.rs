@@ -1,4 +1,5 @@
-//! What must outlive the process that serves a connection: a small file of shared memory, made of 64-bit words.
+//! What must outlive the process that serves a connection: a small file of shared memory, made of 64-bit
+//! words.
 //!
 //! | words | contents |
 //! |---|---|
@@ -8,7 +9,8 @@
 //! | [`HANDLES_AT`] | the open files |
 //! | [`DEVICES_AT`] | the devices' numbers |
 //!
-//! **Lives.** A *life* is that of a process that serves the connection; they are numbered from 1. The words are:
+//! **Lives.** A *life* is that of a process that serves the connection; they are numbered from 1. The words
+//! are:
 //!
 //! ```text
 //!          32 bits            32 bits
@@ -16,10 +18,10 @@
 //! next   | number           | strikes |   the same, or the one that is about to begin
 //! ```
 //!
-//! A life with an even number has its requests in the first set, another in the second. So when life n + 1 begins, the
-//! set of life n is as its death left it, and the other is still that of life n - 1. [`Ledger::begin_life`] compares
-//! them, stores the outcome in `next`, which settles it even if this process dies before it has begun its life, empties
-//! the other set for itself, and commits by a store to `life`.
+//! A life with an even number has its requests in the first set, another in the second. So when life n + 1
+//! begins, the set of life n is as its death left it, and the other is still that of life n - 1.
+//! [`Ledger::begin_life`] compares them, stores the outcome in `next`, which settles it even if this process
+//! dies before it has begun its life, empties the other set for itself, and commits by a store to `life`.
 //!
 //! **Open files**, by their handles:
 //!
@@ -30,20 +32,22 @@
 //! unique  | of the request that opened it  |
 //! ```
 //!
-//! A store to `state` opens or closes. A closed file leaves the next generation behind, which is part of the next
-//! file's handle: a request to close that is carried out twice closes no other file.
+//! A store to `state` opens or closes. A closed file leaves the next generation behind, which is part of the
+//! next file's handle: a request to close that is carried out twice closes no other file.
 //!
-//! **Devices' numbers**: a number, 0 for none, and the name, with zeros up to its longest length. The number is stored
-//! last.
+//! **Devices' numbers**: a number, 0 for none, and the name, with zeros up to its longest length. The number
+//! is stored last.
 //!
-//! A process may die between any two stores. So each change has one store that commits it, and all stores are ordered
-//! (`Release`): what was stored before the commit is there if the commit is. A killed process's stores are all visible
-//! to the one that finds it dead.
+//! A process may die between any two stores. So each change has one store that commits it, and all stores are
+//! ordered (`Release`): what was stored before the commit is there if the commit is. A killed process's
+//! stores are all visible to the one that finds it dead.
 //!
-//! Another program may have written anything into the file, so nothing read from it is an index, a length or a promise.
+//! Another program may have written anything into the file, so nothing read from it is an index, a length or
+//! a promise.
 //!
-//! Locks: none here. Each open file is changed under its handle's lock, the devices' numbers under the tree's; a word of
-//! the requests belongs to the thread that took it by compare-and-swap; lives begin before threads are started.
+//! Locks: none here. Each open file is changed under its handle's lock, the devices' numbers under the
+//! tree's; a word of the requests belongs to the thread that took it by compare-and-swap; lives begin before
+//! threads are started.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -117,9 +121,9 @@ pub(super) struct UnderWay {
 pub struct Strikes {
     /// The number of this life, from 1.
     pub life: u32,
-    /// Lives in a row, up to the last one, that died without having answered any request, all at the same ones: those
-    /// under way in one and in the next have one in common. The first of a row counts in any case, so that this is 0 in
-    /// the first life only.
+    /// Lives in a row, up to the last one, that died without having answered any request, all at the same
+    /// ones: those under way in one and in the next have one in common. The first of a row counts in any
+    /// case, so that this is 0 in the first life only.
     pub strikes: u32,
 }
 
@@ -197,7 +201,8 @@ impl Ledger {
         self.words[at].store(word, Ordering::Release);
     }
 
-    /// Begins the life of a process that serves. Call it once, before it serves, and when the one before is dead.
+    /// Begins the life of a process that serves. Call it once, before it serves, and when the one before is
+    /// dead.
     pub fn begin_life(&self) -> Strikes {
         let last = self.life();
         let life = last.life.wrapping_add(1);
@@ -260,8 +265,8 @@ impl Ledger {
     /// Notes that a request of `thread` was answered.
     #[inline]
     pub(super) fn end_request(&self, thread: usize, request: UnderWay) {
-        // The thread itself and tasks that it started may count at the same time. A lost count does not matter: it only
-        // matters that the number changes.
+        // The thread itself and tasks that it started may count at the same time. A lost count does not
+        // matter: it only matters that the number changes.
         let lane = lane_at(thread % MAX_LANES);
         self.store(lane, self.load(lane).wrapping_add(1));
         if let Some(word) = request.word.checked_sub(1) {

@@ -26,8 +26,8 @@ impl Loopback {
         Loopback { files, channel: Arc::new(channel) }
     }
 
-    /// Finishes a request that a dead process received; `outcome` is the errno of its reply if that may have been sent.
-    /// Returns its replies.
+    /// Finishes a request that a dead process received; `outcome` is the errno of its reply if that may have
+    /// been sent. Returns its replies.
     pub fn finish(&self, request: &[u8], outcome: Option<i32>) -> Vec<Vec<u8>> {
         self.files.finish(request, outcome, &self.channel);
         self.replies()

@@ -1,20 +1,21 @@
 //! The devices as files: `DIR/zram0/disk` has the contents of `zram0`, next to a file for each attribute.
 //!
-//! The kernel reads and writes the disk through FUSE, without its page cache. A loop device on the file is an ordinary
-//! disk, for file systems and swap. Discards punch holes into the file. A write is stored before its reply; flush and
-//! fsync make nothing durable.
+//! The kernel reads and writes the disk through FUSE, without its page cache. A loop device on the file is an
+//! ordinary disk, for file systems and swap. Discards punch holes into the file. A write is stored before its
+//! reply; flush and fsync make nothing durable.
 //!
 //! Several threads serve the kernel, each with its own channel (`FUSE_DEV_IOC_CLONE`).
 //!
-//! A mount can outlive the process that serves it: another process that has the connection's descriptors and the
-//! [`Ledger`], with the devices' contents, goes on with the same open files, and has the kernel send all unanswered
-//! requests again. A kernel that cannot (before Linux 6.9) copies requests to memory that outlives the process, where
-//! they are found again (`received`). So no program sees an error, only a delay.
+//! A mount can outlive the process that serves it: another process that has the connection's descriptors and
+//! the [`Ledger`], with the devices' contents, goes on with the same open files, and has the kernel send all
+//! unanswered requests again. A kernel that cannot (before Linux 6.9) copies requests to memory that outlives
+//! the process, where they are found again (`received`). So no program sees an error, only a delay.
 //!
-//! Code map: `connection` mounts, by `open_device` and `handshake`; `proto` has the protocol's messages, `channel` the
-//! way of replies; `ledger` and `received` have what outlives the process. `tree` names and numbers the files,
-//! `handles` has the open ones, `filesystem` carries out requests, by `disk` for disks and attributes; `thread_buffer`
-//! has the memory of the threads and prepares them for swap, `cpu_latency` makes CPUs wake fast for requests.
+//! Code map: `connection` mounts, by `open_device` and `handshake`; `proto` has the protocol's messages,
+//! `channel` the way of replies; `ledger` and `received` have what outlives the process. `tree` names and
+//! numbers the files, `handles` has the open ones, `filesystem` carries out requests, by `disk` for disks and
+//! attributes; `thread_buffer` has the memory of the threads and prepares them for swap, `cpu_latency` makes
+//! CPUs wake fast for requests.
 
 mod proto;
 mod received;
@@ -67,10 +68,10 @@ pub struct Mount {
 }
 
 impl Mount {
-    /// Serves the files of `exports` by a connection. Files that were open in an earlier life of the ledger are open
-    /// again, if their devices are there, and have the same numbers; unanswered requests come again, from the kernel or
-    /// from where they were received ([`Connection::outlives`]). The caller has begun a life in the ledger, and the process
-    /// of the one before is dead.
+    /// Serves the files of `exports` by a connection. Files that were open in an earlier life of the ledger
+    /// are open again, if their devices are there, and have the same numbers; unanswered requests come again,
+    /// from the kernel or from where they were received ([`Connection::outlives`]). The caller has begun a
+    /// life in the ledger, and the process of the one before is dead.
     ///
     /// # Errors
     /// `NoMemory`; `Io` when the system refuses a thread, or the kernel to send requests again.
@@ -83,7 +84,8 @@ impl Mount {
         let max_io_bytes = options.max_io_bytes as usize;
         let outcomes = connection.received().map(Received::outcomes).transpose()?.map(Arc::new);
         let buffers = (0..options.threads).map(|thread| match connection.received().zip(outcomes.clone()) {
-            // SAFETY: no other process serves the connection (the caller's promise), and this one serves it once.
+            // SAFETY: no other process serves the connection (the caller's promise), and this one serves it
+            // once.
             Some((received, outcomes)) => unsafe {
                 ThreadBuffers::kept(received, outcomes, thread, max_io_bytes)
             },
@@ -110,7 +112,8 @@ impl Mount {
             let run = move || run(&files, &connection, &channel, buffers.enter());
             match thread::Builder::new().name(format!("fuse-{thread}")).spawn(run) {
                 Ok(handle) => mount.threads.push(handle),
-                // Requests go to any channel, so the others can serve them, but for one that is in this thread's buffer.
+                // Requests go to any channel, so the others can serve them, but for one that is in this
+                // thread's buffer.
                 Err(error) if thread > 0 && outcomes.is_none() => {
                     tracing::warn!(%error, "only {thread} of {} threads serve the files", options.threads);
                     break;
@@ -129,7 +132,8 @@ impl Mount {
         &self.connection
     }
 
-    /// Returns whether all threads have ended, as they do when the files are unmounted and none is open any more.
+    /// Returns whether all threads have ended, as they do when the files are unmounted and none is open any
+    /// more.
     pub fn is_finished(&self) -> bool {
         self.threads.iter().all(JoinHandle::is_finished)
     }
@@ -201,8 +205,8 @@ fn run(files: &Files, connection: &Connection, channel: &Arc<Channel>, mut buffe
     }
 }
 
-/// Returns the name of the file in a mount's root for warming up thread `number`. Write to the files of all threads at
-/// the same time, each write as long as the file.
+/// Returns the name of the file in a mount's root for warming up thread `number`. Write to the files of all
+/// threads at the same time, each write as long as the file.
 pub fn warm_up_file(number: usize) -> String {
     tree::warm_up_name(number)
 }

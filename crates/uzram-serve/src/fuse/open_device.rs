@@ -1,7 +1,7 @@
 //! Opening `/dev/fuse`: with a mount, and as a further channel of one.
 //!
-//! Who may mounts through an open directory, so that it is the one that was checked, even if its path was changed.
-//! Others need fusermount3(1), which takes paths, and checks that they own them.
+//! Who may mounts through an open directory, so that it is the one that was checked, even if its path was
+//! changed. Others need fusermount3(1), which takes paths, and checks that they own them.
 
 use std::ffi::CString;
 use std::fs::OpenOptions;

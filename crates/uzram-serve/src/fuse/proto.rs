@@ -1,7 +1,7 @@
 //! The messages of the FUSE protocol, `<linux/fuse.h>`: the types and fields have the kernel's names.
 //!
-//! All numbers have the machine's byte order. Requests are read with a bound on each length and without assumptions
-//! about alignment.
+//! All numbers have the machine's byte order. Requests are read with a bound on each length and without
+//! assumptions about alignment.
 
 #![allow(non_camel_case_types)]
 
@@ -60,8 +60,8 @@ opcodes! {
 /// A message or a part of one.
 ///
 /// # Safety
-/// The type is `repr(C)` and consists of integers, without padding between or after them, so that any bytes are a valid
-/// value and all bytes of a value are initialised.
+/// The type is `repr(C)` and consists of integers, without padding between or after them, so that any bytes
+/// are a valid value and all bytes of a value are initialised.
 pub(super) unsafe trait Message: Copy {}
 
 macro_rules! messages {
@@ -73,7 +73,8 @@ macro_rules! messages {
         pub(super) struct $name { $(pub $field: $kind,)* }
 
         const _: () = assert!(size_of::<$name>() == 0 $(+ size_of::<$kind>())*, "it has no padding");
-        // SAFETY: `repr(C)`; the fields are integers, arrays of them, or messages; the sum of their sizes is the size.
+        // SAFETY: `repr(C)`; the fields are integers, arrays of them, or messages; the sum of their sizes is
+        // the size.
         unsafe impl Message for $name {}
     )*};
 }
@@ -125,7 +126,8 @@ messages! {
         blocks: u64, bfree: u64, bavail: u64, files: u64, ffree: u64, bsize: u32, namelen: u32,
         frsize: u32, padding: u32, spare: [u32; 6],
     }
-    /// The start of a directory's entry; its name follows, and zeros up to a multiple of [`FUSE_DIRENT_ALIGN`].
+    /// The start of a directory's entry; its name follows, and zeros up to a multiple of
+    /// [`FUSE_DIRENT_ALIGN`].
     struct fuse_dirent { ino: u64, off: u64, namelen: u32, r#type: u32, }
 }
 
@@ -194,7 +196,8 @@ impl Entries {
         Entries { bytes: Vec::new(), most_bytes }
     }
 
-    /// Adds an entry, if there is room for it. `off` is the position of the next entry; `kind` is `DT_DIR` or `DT_REG`.
+    /// Adds an entry, if there is room for it. `off` is the position of the next entry; `kind` is `DT_DIR` or
+    /// `DT_REG`.
     pub fn add(&mut self, ino: u64, off: u64, kind: u8, name: &str) -> bool {
         let entry = fuse_dirent { ino, off, namelen: name.len() as u32, r#type: kind.into() };
         let end =

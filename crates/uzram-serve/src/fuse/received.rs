@@ -1,18 +1,20 @@
-//! Requests that outlive the process that received them, where the kernel cannot send them again (before Linux 6.9).
+//! Requests that outlive the process that received them, where the kernel cannot send them again (before
+//! Linux 6.9).
 //!
-//! A file of shared memory has for each thread a buffer, in which its requests arrive, and a word for the outcome of the
-//! request there: 0, or [`DECIDED`] and the errno of the reply. A thread has one request at a time, which stays in its
-//! buffer until it was answered:
+//! A file of shared memory has for each thread a buffer, in which its requests arrive, and a word for the
+//! outcome of the request there: 0, or [`DECIDED`] and the errno of the reply. A thread has one request at a
+//! time, which stays in its buffer until it was answered:
 //!
 //! 1. The thread clears the length in the buffer's first bytes, then the outcome: nothing is there.
-//! 2. The kernel copies a request to the buffer, length and all. It copies all of it or nothing: the buffer is resident.
+//! 2. The kernel copies a request to the buffer, length and all. It copies all of it or nothing: the buffer
+//!    is resident.
 //! 3. The request is carried out.
 //! 4. The outcome is stored, then the reply is sent, and all begins anew.
 //!
-//! If the process dies, the next one looks into each buffer. A request without an outcome was not answered, so nobody
-//! could have changed what it changes and rely on it: it is carried out, again if need be. One with an outcome may have
-//! been answered, and its pages may have been written to since: it is only answered. If it was already, the kernel does
-//! not know it any more, and refuses the reply.
+//! If the process dies, the next one looks into each buffer. A request without an outcome was not answered,
+//! so nobody could have changed what it changes and rely on it: it is carried out, again if need be. One with
+//! an outcome may have been answered, and its pages may have been written to since: it is only answered. If
+//! it was already, the kernel does not know it any more, and refuses the reply.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr;
@@ -127,7 +129,8 @@ impl Outcomes {
     /// Clears the request in `room` and its outcome.
     pub fn clear(&self, thread: usize, room: &mut [u8]) {
         for byte in room.iter_mut().take(size_of::<u32>()) {
-            // SAFETY: a reference to the byte. The store must not be left out, although the kernel overwrites it.
+            // SAFETY: a reference to the byte. The store must not be left out, although the kernel overwrites
+            // it.
             unsafe { ptr::write_volatile(byte, 0) };
         }
         fence(Ordering::Release);
@@ -141,8 +144,8 @@ pub(super) fn request_len(room: &[u8]) -> Option<usize> {
     (size_of::<fuse_in_header>()..=room.len()).contains(&len).then_some(len)
 }
 
-/// Allocates `len` bytes that stay resident: touches all of them, and locks them in memory if the system allows it. A
-/// process killed during a page fault in the kernel's copy of a request would fail it.
+/// Allocates `len` bytes that stay resident: touches all of them, and locks them in memory if the system
+/// allows it. A process killed during a page fault in the kernel's copy of a request would fail it.
 pub(super) fn allocate_resident(len: usize) -> Result<ZeroedPages> {
     let mut pages = ZeroedPages::new(len)?;
     pages.fill(0);
@@ -152,8 +155,8 @@ pub(super) fn allocate_resident(len: usize) -> Result<ZeroedPages> {
 
 /// Locks memory, if the system allows it.
 pub(super) fn lock(start: *const u8, len: usize) {
-    // SAFETY: locking changes no contents. The system refuses addresses where nothing is mapped, and more memory than a
-    // user may lock; it then stays as it is.
+    // SAFETY: locking changes no contents. The system refuses addresses where nothing is mapped, and more
+    // memory than a user may lock; it then stays as it is.
     let _ = unsafe { rustix::mm::mlock(start.cast_mut().cast(), len) };
 }
 

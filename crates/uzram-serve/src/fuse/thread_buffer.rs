@@ -1,11 +1,11 @@
-//! The memory of a thread that serves the kernel: one buffer in which requests arrive, and one for the data of replies,
-//! which the thread keeps. Reads and writes allocate nothing.
+//! The memory of a thread that serves the kernel: one buffer in which requests arrive, and one for the data
+//! of replies, which the thread keeps. Reads and writes allocate nothing.
 //!
-//! Before swap depends on the threads, they are warmed up: each touches all memory that it will ever use. There are as
-//! many files for that as threads, for writes of the longest request. Each write waits in its thread for the others, so
-//! that every thread gets one: the write fills the thread's request buffer, and the thread touches all other memory that
-//! it needs. A separate process writes to the files, as a process that waits for itself in a system call cannot be
-//! killed.
+//! Before swap depends on the threads, they are warmed up: each touches all memory that it will ever use.
+//! There are as many files for that as threads, for writes of the longest request. Each write waits in its
+//! thread for the others, so that every thread gets one: the write fills the thread's request buffer, and the
+//! thread touches all other memory that it needs. A separate process writes to the files, as a process that
+//! waits for itself in a system call cannot be killed.
 
 use std::cell::RefCell;
 use std::hint::black_box;
@@ -92,8 +92,8 @@ fn room_bytes(len: usize) -> usize {
     len.next_power_of_two()
 }
 
-/// Lends `len` bytes of this thread's buffer to `reply_with`, which replies to a read from them. Replies with an error
-/// when there is no memory for them.
+/// Lends `len` bytes of this thread's buffer to `reply_with`, which replies to a read from them. Replies with
+/// an error when there is no memory for them.
 pub(super) fn reply_from_buffer(len: usize, reply: Reply, reply_with: impl FnOnce(&mut [u8], Reply)) {
     BUFFER.with_borrow_mut(|buffer| match room_in(buffer, len) {
         Ok(room) => reply_with(room, reply),
@@ -101,13 +101,14 @@ pub(super) fn reply_from_buffer(len: usize, reply: Reply, reply_with: impl FnOnc
     });
 }
 
-/// Touches every page of this thread's buffer for reads of `len` bytes, so that no read waits for memory later.
+/// Touches every page of this thread's buffer for reads of `len` bytes, so that no read waits for memory
+/// later.
 pub(super) fn touch(len: usize) -> Result<(), Errno> {
     BUFFER.with_borrow_mut(|buffer| room_in(buffer, len).map(|room| room.fill(0)))
 }
 
-/// Returns the first `len` bytes of a thread's buffer, which is allocated if it is missing or too small, as that of a
-/// thread of a pool may be.
+/// Returns the first `len` bytes of a thread's buffer, which is allocated if it is missing or too small, as
+/// that of a thread of a pool may be.
 fn room_in(buffer: &mut Option<ZeroedPages>, len: usize) -> Result<&mut [u8], Errno> {
     if buffer.as_ref().is_none_or(|kept| kept.len() < len) {
         *buffer = Some(allocate(room_bytes(len))?);

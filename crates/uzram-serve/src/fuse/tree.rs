@@ -1,8 +1,8 @@
 //! The tree of files: a directory for each device, with the file `disk` and one for each attribute in it.
 //!
-//! An inode number consists of the device's number and the file's place in the device's directory. A device gets its
-//! number on the first lookup, and numbers are never reused, so that files of a removed device stay stale even
-//! if a new device has its name. The ledger keeps the numbers for the process's next life.
+//! An inode number consists of the device's number and the file's place in the device's directory. A device
+//! gets its number on the first lookup, and numbers are never reused, so that files of a removed device stay
+//! stale even if a new device has its name. The ledger keeps the numbers for the process's next life.
 //!
 //! Lock: `Tree::numbers`, then the exports' list.
 

@@ -33,7 +33,8 @@ pub struct Listen {
     pub access: SocketAccess,
 }
 
-/// Who may connect to a Unix socket: owner, group and mode of its file. Defaults: the server's user and group, 0600.
+/// Who may connect to a Unix socket: owner, group and mode of its file. Defaults: the server's user and
+/// group, 0600.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SocketAccess {
     /// A user ID.
@@ -246,11 +247,12 @@ mod tests {
 
     #[test]
     fn what_is_no_place_is_refused_in_one_line() {
-        let wrong = "tcp tcp: tcp:: : :: tcp:10809 tcp::10809 tcp:1.2.3.4 tcp:1.2.3.4: tcp:1.2.3.4:x tcp:1.2.3.4:65536
-            tcp:1.2.3.4:-1 tcp:1.2.3.4:+1 tcp:1.2.3:1 tcp:1.2.3.4.5:1 tcp:256.0.0.1:1 tcp:01.2.3.4:1 tcp:localhost:1
-            tcp:::1:1 tcp:::1 tcp:[::1] tcp:[::1]1 tcp:[::1:1 tcp:::1]:1 tcp:[]:1 tcp:[1.2.3.4]:1 tcp:[[::1]]:1
-            tcp:[::1%lo]:1 tcp:[::1]:1:1 tcp:1.2.3.4:99999999999999999999 tcp:1.2.3.4:\u{661} TCP:1.2.3.4:1 unix
-            unix: udp:1.2.3.4:1 /run/nbd.sock nbd://1.2.3.4:1 1.2.3.4:1";
+        let wrong = "tcp tcp: tcp:: : :: tcp:10809 tcp::10809 tcp:1.2.3.4 tcp:1.2.3.4: tcp:1.2.3.4:x
+            tcp:1.2.3.4:65536 tcp:1.2.3.4:-1 tcp:1.2.3.4:+1 tcp:1.2.3:1 tcp:1.2.3.4.5:1 tcp:256.0.0.1:1
+            tcp:01.2.3.4:1 tcp:localhost:1 tcp:::1:1 tcp:::1 tcp:[::1] tcp:[::1]1 tcp:[::1:1 tcp:::1]:1
+            tcp:[]:1 tcp:[1.2.3.4]:1 tcp:[[::1]]:1 tcp:[::1%lo]:1 tcp:[::1]:1:1
+            tcp:1.2.3.4:99999999999999999999 tcp:1.2.3.4:\u{661} TCP:1.2.3.4:1 unix unix: udp:1.2.3.4:1
+            /run/nbd.sock nbd://1.2.3.4:1 1.2.3.4:1";
         let long = format!("unix:/{}", "x".repeat(107));
         let spaced = ["", "tcp:1.2.3.4: 1", "tcp:1.2.3.4:1 ", " tcp:1.2.3.4:1", "unix:a\0b", &long];
         for text in wrong.split_whitespace().chain(spaced) {

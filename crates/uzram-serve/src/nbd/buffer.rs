@@ -1,18 +1,20 @@
 //! The memory of a connection: its two buffers, and the rule by which all connections share memory.
 //!
-//! One `read` receives all requests that have arrived, and one `write` answers them: at a queue depth of sixteen that
-//! is, at best, two system calls for sixteen requests. Payloads go from the receive buffer straight to the device, and
-//! data from the device straight into the send buffer. Both buffers keep their size for the whole session.
+//! One `read` receives all requests that have arrived, and one `write` answers them: at a queue depth of
+//! sixteen that is, at best, two system calls for sixteen requests. Payloads go from the receive buffer
+//! straight to the device, and data from the device straight into the send buffer. Both buffers keep their
+//! size for the whole session.
 //!
-//! **Memory that clients can make a server hold.** Each connection that the `registry` allows has its own memory: a
-//! client has buffers of [`MIN_BUFFER_BYTES`], a handshake one option, and each has TLS's minimum. Everything else
-//! comes from one [`Budget`] of the server, [`SHARED_BYTES`]:
-//! - a client's buffers are larger, up to [`BUFFER_BYTES`], while more than [`TASK_BYTES`] of the budget are left;
+//! **Memory that clients can make a server hold.** Each connection that the `registry` allows has its own
+//! memory: a client has buffers of [`MIN_BUFFER_BYTES`], a handshake one option, and each has TLS's minimum.
+//! Everything else comes from one [`Budget`] of the server, [`SHARED_BYTES`]:
+//! - a client's buffers are larger, up to [`BUFFER_BYTES`], while more than [`TASK_BYTES`] of the budget are
+//!   left;
 //! - a request that is offloaded (`offload`) takes memory for its payload and its reply;
 //! - a reply that must be sent in one piece takes memory for its data (`replies`).
 //!
-//! When the budget is used up, buffers are small, a connection waits for the device itself, and a long reply is
-//! streamed. The kernel's socket buffers are not counted.
+//! When the budget is used up, buffers are small, a connection waits for the device itself, and a long reply
+//! is streamed. The kernel's socket buffers are not counted.
 
 use std::io::{self, Read, Write};
 use std::ops::{Deref, DerefMut};
@@ -34,15 +36,15 @@ pub const MIN_BUFFER_BYTES: usize = 32 << 10;
 /// first ninety clients without TLS.
 pub const SHARED_BYTES: usize = TASK_BYTES + (40 << 20);
 
-/// The smallest buffer. A request's header with a page that arrives in pieces always fits, and so do a whole error
-/// reply and a chunk of at least one page.
+/// The smallest buffer. A request's header with a page that arrives in pieces always fits, and so do a whole
+/// error reply and a chunk of at least one page.
 const LEAST_BYTES: usize = 4 * (PAGE_SIZE + Headers::Extended.data_header_bytes());
 const _: () = assert!(MIN_BUFFER_BYTES >= LEAST_BYTES);
 const _: () =
     assert!(BUFFER_BYTES.is_multiple_of(MIN_BUFFER_BYTES) && MIN_BUFFER_BYTES.is_multiple_of(PAGE_SIZE));
 
-/// Memory of at least this length is a mapping of its own: it costs nothing before it is touched, and returns to the
-/// system at once. An allocator might keep as much for each of many threads.
+/// Memory of at least this length is a mapping of its own: it costs nothing before it is touched, and returns
+/// to the system at once. An allocator might keep as much for each of many threads.
 const MIN_MAPPED_BYTES: usize = 32 << 10;
 
 /// The most bytes that a record adds to its contents, with a margin.
@@ -52,17 +54,18 @@ const RECORD_BYTES: usize = 16 << 10;
 /// The smallest receive buffer of a TLS session.
 const MIN_RECEIVE_BYTES: usize = 64 << 10;
 
-// An incomplete record must fit, and so must an incomplete handshake message of several records. Certificate chains in
-// use are shorter than that.
+// An incomplete record must fit, and so must an incomplete handshake message of several records. Certificate
+// chains in use are shorter than that.
 const _: () = assert!(MIN_RECEIVE_BYTES >= 3 * (RECORD_BYTES + RECORD_OVERHEAD_BYTES));
 
-/// Returns the size of a TLS session's receive buffer for connection buffers of `buffer_bytes`: a whole batch of requests.
+/// Returns the size of a TLS session's receive buffer for connection buffers of `buffer_bytes`: a whole batch
+/// of requests.
 pub(super) const fn tls_receive_bytes(buffer_bytes: usize) -> usize {
     if buffer_bytes > MIN_RECEIVE_BYTES { buffer_bytes } else { MIN_RECEIVE_BYTES }
 }
 
-/// Returns the size of its send buffer for connection buffers of `buffer_bytes`: a whole batch of replies, and a key
-/// update before it.
+/// Returns the size of its send buffer for connection buffers of `buffer_bytes`: a whole batch of replies,
+/// and a key update before it.
 pub(super) const fn tls_send_bytes(buffer_bytes: usize) -> usize {
     buffer_bytes + (buffer_bytes / RECORD_BYTES + 4) * RECORD_OVERHEAD_BYTES
 }
@@ -83,8 +86,8 @@ pub struct Buffers {
 }
 
 impl Buffers {
-    /// Allocates buffers of `len_bytes` each, rounded up to whole pages: [`BUFFER_BYTES`] is the fastest, smaller
-    /// buffers split messages at more places. The budget has memory for one long reply.
+    /// Allocates buffers of `len_bytes` each, rounded up to whole pages: [`BUFFER_BYTES`] is the fastest,
+    /// smaller buffers split messages at more places. The budget has memory for one long reply.
     ///
     /// # Errors
     /// `OutOfMemory` when the system refuses.
@@ -93,8 +96,8 @@ impl Buffers {
         Self::with(len_bytes, Budget::new(MAX_PAYLOAD_BYTES as usize), None)
     }
 
-    /// Allocates the buffers of a client, as large as the server's budget allows together with those of its TLS
-    /// session.
+    /// Allocates the buffers of a client, as large as the server's budget allows together with those of its
+    /// TLS session.
     pub(super) fn of_client(budget: &Arc<Budget>, tls: bool) -> io::Result<Self> {
         let least_bytes = connection_bytes(MIN_BUFFER_BYTES, tls);
         let mut len_bytes = BUFFER_BYTES;
@@ -156,6 +159,7 @@ impl Memory {
 impl Deref for Memory {
     type Target = [u8];
 
+    #[inline(always)]
     fn deref(&self) -> &[u8] {
         match self {
             Memory::Heap(bytes) => bytes,
@@ -165,6 +169,7 @@ impl Deref for Memory {
 }
 
 impl DerefMut for Memory {
+    #[inline(always)]
     fn deref_mut(&mut self) -> &mut [u8] {
         match self {
             Memory::Heap(bytes) => bytes,
@@ -182,11 +187,13 @@ pub(super) struct ReceiveBuffer {
 
 impl ReceiveBuffer {
     /// Returns the received bytes that are not consumed.
+    #[inline(always)]
     pub fn available(&self) -> &[u8] {
         &self.bytes[self.start..self.end]
     }
 
     /// Consumes `len_bytes` of [`available`](Self::available), which has at least that many.
+    #[inline(always)]
     pub fn consume(&mut self, len_bytes: usize) {
         self.start += len_bytes;
         debug_assert!(self.start <= self.end);
@@ -194,8 +201,8 @@ impl ReceiveBuffer {
 
     /// Waits for more bytes; returns their number, 0 at the end of the stream.
     ///
-    /// Moves the remaining bytes to the front first: at most an incomplete page or header, because everything complete
-    /// is consumed before more is read.
+    /// Moves the remaining bytes to the front first: at most an incomplete page or header, because everything
+    /// complete is consumed before more is read.
     pub fn fill(&mut self, stream: &mut impl Read) -> io::Result<usize> {
         self.bytes.copy_within(self.start..self.end, 0);
         self.end -= self.start;
@@ -231,12 +238,13 @@ impl SendBuffer {
     }
 
     /// Returns the capacity.
+    #[inline(always)]
     pub fn capacity_bytes(&self) -> usize {
         self.bytes.len()
     }
 
-    /// Returns room for `len_bytes`, which must not exceed the capacity; sends the unsent bytes first if necessary. The
-    /// room counts as filled; [`retract`](Self::retract) gives it back.
+    /// Returns room for `len_bytes`, which must not exceed the capacity; sends the unsent bytes first if
+    /// necessary. The room counts as filled; [`retract`](Self::retract) gives it back.
     pub fn room(&mut self, stream: &mut impl Write, len_bytes: usize) -> io::Result<&mut [u8]> {
         if len_bytes > self.bytes.len() - self.len {
             self.flush(stream)?;
@@ -247,6 +255,7 @@ impl SendBuffer {
     }
 
     /// Removes the last `len_bytes`.
+    #[inline(always)]
     pub fn retract(&mut self, len_bytes: usize) {
         self.len -= len_bytes;
     }

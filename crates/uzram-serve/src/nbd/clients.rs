@@ -43,7 +43,7 @@ pub struct Traffic {
 
 impl Traffic {
     /// Counts a request that has arrived.
-    #[inline]
+    #[inline(always)]
     pub(super) fn count(&mut self, request: &Request) {
         self.requests += 1;
         match request.command {
@@ -64,6 +64,7 @@ pub(super) struct TrafficCounters {
 
 impl TrafficCounters {
     /// Publishes what has been counted: three plain stores for a whole batch of requests.
+    #[inline(always)]
     pub fn publish(&self, traffic: &Traffic) {
         self.requests.store(traffic.requests, Relaxed);
         self.read_bytes.store(traffic.read_bytes, Relaxed);

@@ -1,13 +1,13 @@
 //! The transmission phase: requests in, replies out, until the client leaves.
 //!
-//! All complete requests of one receive are executed in order and answered with one send. A write's payload is stored
-//! as it arrives. A request is a small value on the stack of its connection's thread. From its header to its reply in
-//! the send buffer nothing is allocated, with two exceptions: a read that is longer than the send buffer and must be
-//! answered in one piece (`Replies::read_whole`), and a request that would wait for the device, which is offloaded.
-//! Both take their memory from the server's budget.
+//! All complete requests of one receive are executed in order and answered with one send. A write's payload
+//! is stored as it arrives. A request is a small value on the stack of its connection's thread. From its
+//! header to its reply in the send buffer nothing is allocated, with two exceptions: a read that is longer
+//! than the send buffer and must be answered in one piece (`Replies::read_whole`), and a request that would
+//! wait for the device, which is offloaded. Both take their memory from the server's budget.
 //!
-//! Invariants: a connection never waits for its client while it holds unsent replies, nor for the device while a pool
-//! can do that instead. Only the connection's own thread touches the stream.
+//! Invariants: a connection never waits for its client while it holds unsent replies, nor for the device
+//! while a pool can do that instead. Only the connection's own thread touches the stream.
 
 use std::io::{self, Read, Write};
 use std::sync::Arc;
@@ -53,11 +53,12 @@ struct Connection<'a, S> {
     published: &'a TrafficCounters,
 }
 
-/// Serves requests until the client disconnects and all offloaded requests are done. Once the server is stopping,
-/// requests that have arrived are answered with `NBD_ESHUTDOWN`.
+/// Serves requests until the client disconnects and all offloaded requests are done. Once the server is
+/// stopping, requests that have arrived are answered with `NBD_ESHUTDOWN`.
 ///
 /// # Errors
-/// The stream's; `InvalidData` for a malformed request; `UnexpectedEof` when the client disconnects within a request.
+/// The stream's; `InvalidData` for a malformed request; `UnexpectedEof` when the client disconnects within a
+/// request.
 pub(super) fn serve<S: Read + Write>(
     stream: &mut S,
     chosen: Chosen,
@@ -160,11 +161,11 @@ impl<S: Read + Write> Connection<'_, S> {
         }
     }
 
-    /// Receives the rest of a write's payload, from byte `at` of the export on, and stores it, as far as that need not
-    /// wait; returns where it would.
+    /// Receives the rest of a write's payload, from byte `at` of the export on, and stores it, as far as that
+    /// need not wait; returns where it would.
     ///
-    /// A payload that has not arrived completely is stored in pieces that end on page boundaries. So its length is
-    /// not bounded by the buffer, and no page is written twice.
+    /// A payload that has not arrived completely is stored in pieces that end on page boundaries. So its
+    /// length is not bounded by the buffer, and no page is written twice.
     fn write(&mut self, request: &Request, mut at: u64, wait: Wait) -> io::Result<Option<u64>> {
         loop {
             let available = self.received.available();
@@ -188,8 +189,8 @@ impl<S: Read + Write> Connection<'_, S> {
         }
     }
 
-    /// Receives the rest of an offloaded write's payload into `payload`. The client must not be slow, as memory is held
-    /// for it.
+    /// Receives the rest of an offloaded write's payload into `payload`. The client must not be slow, as
+    /// memory is held for it.
     fn receive_payload(&mut self, mut payload: &mut [u8]) -> io::Result<()> {
         self.offloaded.expect_payload(true);
         loop {
@@ -227,7 +228,8 @@ impl<S: Read + Write> Connection<'_, S> {
         }
     }
 
-    /// Replies to a `BLOCK_STATUS` that has passed `Request::check`, which does not check the range in a payload.
+    /// Replies to a `BLOCK_STATUS` that has passed `Request::check`, which does not check the range in a
+    /// payload.
     fn block_status(&mut self, request: &Request) -> io::Result<()> {
         let chosen = if request.has(command_flags::PAYLOAD_LEN) {
             self.status_payload(request)?
@@ -283,7 +285,7 @@ impl<S: Read + Write> Connection<'_, S> {
     }
 
     /// Sends the replies that are ready, those of offloaded requests included.
-    #[inline]
+    #[inline(always)]
     fn send(&mut self) -> io::Result<()> {
         if !self.offloaded.is_empty() {
             self.offloaded.collect(self.replies.unsent, self.replies.stream)?;
@@ -292,8 +294,8 @@ impl<S: Read + Write> Connection<'_, S> {
     }
 }
 
-/// Returns how many bytes of a payload for the range from `at` to `end` can be stored now: the whole rest if it has
-/// arrived, otherwise up to the last page boundary that has arrived.
+/// Returns how many bytes of a payload for the range from `at` to `end` can be stored now: the whole rest if
+/// it has arrived, otherwise up to the last page boundary that has arrived.
 fn ready_bytes(at: u64, end: u64, available_bytes: usize) -> usize {
     let arrived = at + available_bytes as u64;
     if arrived >= end {

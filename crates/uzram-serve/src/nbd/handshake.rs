@@ -1,7 +1,7 @@
 //! The handshake: greeting, option negotiation, and the choice of an export.
 //!
-//! It reads exactly the bytes of each message, so that none of the transmission phase are consumed. A client gets
-//! [`MAX_OPTIONS`] options of at most [`MAX_OPTION_BYTES`] each; the socket's deadline limits the time.
+//! It reads exactly the bytes of each message, so that none of the transmission phase are consumed. A client
+//! gets [`MAX_OPTIONS`] options of at most [`MAX_OPTION_BYTES`] each; the socket's deadline limits the time.
 
 use std::error::Error;
 use std::fmt;
@@ -55,8 +55,8 @@ pub(super) enum TlsMode {
 pub(super) enum NextPhase {
     /// The client chose an export.
     Chosen(Chosen),
-    /// The client starts TLS, then negotiates anew. The acknowledgement has been sent, and no byte after the option has
-    /// been read.
+    /// The client starts TLS, then negotiates anew. The acknowledgement has been sent, and no byte after the
+    /// option has been read.
     StartTls,
     /// The client left.
     Left,
@@ -91,8 +91,8 @@ pub(super) fn greet<S: Read + Write>(stream: &mut S) -> io::Result<u32> {
     Ok(client_flags)
 }
 
-/// Negotiates until the client has chosen an export, starts TLS, or leaves. The state lives only in this call, so that
-/// nothing of it is left when TLS starts.
+/// Negotiates until the client has chosen an export, starts TLS, or leaves. The state lives only in this
+/// call, so that nothing of it is left when TLS starts.
 ///
 /// # Errors
 /// The stream's; `InvalidData` when the client broke the protocol; [`NoTls`].
@@ -244,7 +244,8 @@ impl<S: Read + Write> Negotiation<'_, S> {
         self.acknowledge()
     }
 
-    /// Replies to `LIST_META_CONTEXT` and `SET_META_CONTEXT`; returns the selected contexts if the reply was a success.
+    /// Replies to `LIST_META_CONTEXT` and `SET_META_CONTEXT`; returns the selected contexts if the reply was
+    /// a success.
     fn meta_contexts(&mut self, data: &[u8]) -> io::Result<Option<(Arc<Device>, Contexts)>> {
         let lists = self.option == option::LIST_META_CONTEXT;
         let invalid =
@@ -272,8 +273,8 @@ impl<S: Read + Write> Negotiation<'_, S> {
         Ok(Some((device, selected)))
     }
 
-    /// Replies to `EXPORT_NAME`, the old way to choose an export. It has no error reply, so an unknown name ends the
-    /// connection, as do extended headers, with which it is not allowed.
+    /// Replies to `EXPORT_NAME`, the old way to choose an export. It has no error reply, so an unknown name
+    /// ends the connection, as do extended headers, with which it is not allowed.
     fn export_name(&mut self, name: &[u8]) -> io::Result<Chosen> {
         if self.headers == Headers::Extended {
             return Err(violation("extended headers, and then an export chosen in the old way"));

@@ -35,8 +35,8 @@ const KEEPALIVE_PROBES: u32 = 6;
 /// Probes are not sent while data is unacknowledged, so that has a time limit, too: the same two minutes.
 const UNACKNOWLEDGED_TIMEOUT_MS: u32 = 120_000;
 
-/// The listening sockets of a server. They may outlive it: clients that connect meanwhile wait for the next server on
-/// them.
+/// The listening sockets of a server. They may outlive it: clients that connect meanwhile wait for the next
+/// server on them.
 pub struct Sockets(Vec<Bound>);
 
 impl Sockets {
@@ -141,9 +141,9 @@ struct Bound {
     _file: Option<SocketFile>,
 }
 
-/// Listens on a new socket file. On Linux the file gets the mode of the unbound socket, less the umask, so the mode is
-/// set before `bind`, and other users cannot connect at any moment. For other access, the mode is 0 until owner and
-/// group are set.
+/// Listens on a new socket file. On Linux the file gets the mode of the unbound socket, less the umask, so
+/// the mode is set before `bind`, and other users cannot connect at any moment. For other access, the mode is
+/// 0 until owner and group are set.
 fn bind_unix(path: &Path, access: SocketAccess) -> Result<Bound> {
     let address = ListenAddress::Unix(path.to_owned());
     let name = SocketAddrUnix::new(path).map_err(|_| {
@@ -204,8 +204,8 @@ fn hold(path: &Path) -> rustix::io::Result<(OwnedFd, Stat)> {
     Ok((file, stat))
 }
 
-/// Sets the mode of a file opened with `O_PATH`: fchmod(2) refuses such a descriptor, chmod(2) of its `/proc` path
-/// works.
+/// Sets the mode of a file opened with `O_PATH`: fchmod(2) refuses such a descriptor, chmod(2) of its `/proc`
+/// path works.
 fn set_mode(file: &OwnedFd, mode: Mode) -> rustix::io::Result<()> {
     rustix::fs::chmod(format!("/proc/self/fd/{}", file.as_raw_fd()), mode)
 }
@@ -235,8 +235,8 @@ fn bind_tcp(wanted: SocketAddr) -> Result<Bound> {
     Ok(Bound { fd, address: ListenAddress::Tcp(real), _file: None })
 }
 
-/// Makes the kernel send small replies at once and notice hosts that vanish, without waking this process for an idle
-/// connection.
+/// Makes the kernel send small replies at once and notice hosts that vanish, without waking this process for
+/// an idle connection.
 fn set_tcp_options(fd: &OwnedFd) -> rustix::io::Result<()> {
     sockopt::set_tcp_nodelay(fd, true)?;
     sockopt::set_socket_keepalive(fd, true)?;
@@ -325,8 +325,8 @@ fn remove_stale(path: &Path, address: &SocketAddrUnix) -> Result<()> {
     }
 }
 
-/// Returns whether a process listens on a socket file. This needs permission to connect, which `socket-mode` may deny
-/// even to the server's own user; then the file's owner gets it for the time of this check.
+/// Returns whether a process listens on a socket file. This needs permission to connect, which `socket-mode`
+/// may deny even to the server's own user; then the file's owner gets it for the time of this check.
 fn is_served(path: &Path, address: &SocketAddrUnix) -> rustix::io::Result<bool> {
     let probe = || {
         // The socket is non-blocking: a full backlog gives EAGAIN.

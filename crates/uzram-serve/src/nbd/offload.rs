@@ -1,11 +1,12 @@
-//! Requests that would wait for the device, offloaded to the device's pool of threads while the connection goes on.
+//! Requests that would wait for the device, offloaded to the device's pool of threads while the connection
+//! goes on.
 //!
-//! A task owns everything that it needs: the open device, a write's payload and a buffer for the reply. It waits for
-//! the device, puts the reply into that buffer and completes, which wakes the connection's thread if that waits for its
-//! client. Only that thread touches the stream, so replies never interleave.
+//! A task owns everything that it needs: the open device, a write's payload and a buffer for the reply. It
+//! waits for the device, puts the reply into that buffer and completes, which wakes the connection's thread
+//! if that waits for its client. Only that thread touches the stream, so replies never interleave.
 //!
-//! Invariant: every started task completes exactly once, even if it panics, and only after it has dropped its hold on
-//! the device.
+//! Invariant: every started task completes exactly once, even if it panics, and only after it has dropped its
+//! hold on the device.
 
 use std::io::{self, Write};
 use std::sync::Arc;
@@ -148,18 +149,21 @@ impl<'a> Offloaded<'a> {
         Offloaded { pool, done, completed, abandoned: Arc::default(), count: 0 }
     }
 
-    /// Returns whether the connection's own thread may wait for the device before it has tried to offload a request.
+    /// Returns whether the connection's own thread may wait for the device before it has tried to offload a
+    /// request.
+    #[inline(always)]
     pub fn wait(&self) -> Wait {
         if self.pool.is_some() { Wait::No } else { Wait::Yes }
     }
 
     /// Returns whether no replies are outstanding.
+    #[inline(always)]
     pub fn is_empty(&self) -> bool {
         self.count == 0
     }
 
-    /// Takes the memory and the permit to offload the rest of a request, from `at` on; `None` when too many are
-    /// offloaded already, or memory is short.
+    /// Takes the memory and the permit to offload the rest of a request, from `at` on; `None` when too many
+    /// are offloaded already, or memory is short.
     pub fn buffers(&self, request: &Request, at: u64) -> Option<OffloadBuffers> {
         let (pool, wake) = self.pool.as_ref()?;
         let left_bytes = usize::try_from(request.end() - at).ok()?;
@@ -171,8 +175,8 @@ impl<'a> Offloaded<'a> {
         if self.count == MAX_OFFLOADED || wake.prepare().is_err() {
             return None;
         }
-        // Every chunk but the first and the last has at least a page. One more page is for an error that ends the
-        // reply, and keeps `Replies` from splitting data that fits into one chunk.
+        // Every chunk but the first and the last has at least a page. One more page is for an error that ends
+        // the reply, and keeps `Replies` from splitting data that fits into one chunk.
         let reply_bytes = data_bytes + (data_bytes / PAGE_SIZE + 2) * MAX_CHUNK_OVERHEAD_BYTES + PAGE_SIZE;
         Some(OffloadBuffers {
             permit: pool.try_acquire(payload_bytes + reply_bytes)?,

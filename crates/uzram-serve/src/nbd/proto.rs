@@ -1,8 +1,9 @@
 //! The NBD wire format: constants under the specification's names, and parsers of options.
 //! `request` has the headers of requests and replies.
 //!
-//! Pure functions of bytes: nothing here does I/O or can panic on any input. All integers on the wire are big-endian.
-//! Extended headers are those of the specification's branch `extension-ext-header`, as qemu and libnbd have them.
+//! Pure functions of bytes: nothing here does I/O or can panic on any input. All integers on the wire are
+//! big-endian. Extended headers are those of the specification's branch `extension-ext-header`, as qemu and
+//! libnbd have them.
 
 use std::io;
 
@@ -280,8 +281,8 @@ impl<'a> Bytes<'a> {
     }
 }
 
-/// Parses the header of an option: its number, and how many bytes of data follow. `None` when it does not begin with
-/// [`IHAVEOPT`].
+/// Parses the header of an option: its number, and how many bytes of data follow. `None` when it does not
+/// begin with [`IHAVEOPT`].
 pub(super) fn parse_option_header(bytes: &[u8; OPTION_HEADER_BYTES]) -> Option<(u32, u32)> {
     let mut bytes = Bytes(bytes);
     (bytes.u64()? == IHAVEOPT).then_some((bytes.u32()?, bytes.u32()?))

@@ -1,27 +1,27 @@
 //! The connections of a server, and the limits on their number.
 //!
-//! **Clients.** A connection becomes a client when it has chosen an export, not when it connects: connecting alone
-//! keeps no client out. Of the server's `max_clients` places, some are reserved for each listener:
+//! **Clients.** A connection becomes a client when it has chosen an export, not when it connects: connecting
+//! alone keeps no client out. Of the server's `max_clients` places, some are reserved for each listener:
 //! - a sixteenth, and at least one, for the first listener, which is the socket in the runtime directory;
 //! - another sixteenth, and at least one each, divided among the others;
 //! - none if there are fewer than two places for each listener.
 //!
-//! **Handshakes.** Each listener has its own places for handshakes: an eighth of `max_clients`, and at least 64. When
-//! all are taken, new connections wait in the listener's queue until one is free, or until the oldest handshake has
-//! lasted [`HANDSHAKE_TURN`] and is ended. An honest handshake takes milliseconds.
+//! **Handshakes.** Each listener has its own places for handshakes: an eighth of `max_clients`, and at least
+//! 64. When all are taken, new connections wait in the listener's queue until one is free, or until the
+//! oldest handshake has lasted [`HANDSHAKE_TURN`] and is ended. An honest handshake takes milliseconds.
 //!
 //! **Those turned away** are counted for each listener, and noted as failures ([`uzram::failures`]).
 //!
-//! **CPUs.** A request takes microseconds, but the scheduler's default time slice is about 3 ms, and determines a
-//! thread's virtual deadline. When more clients are busy than there are CPUs, some wait far longer than others: of
-//! 1,000 fio clients on 2 CPUs, the slowest got a quarter of the mean. With a slice close to the time of a request, a
-//! thread runs soon after its client has sent, so clients share more evenly, and the total throughput is higher. While
-//! every client has a CPU, threads keep the default slice; they get the short one when the first surplus client comes,
-//! and keep it. `sched_setattr(2)` with a runtime for `SCHED_OTHER` sets the slice since Linux 6.12; older kernels
-//! ignore it.
+//! **CPUs.** A request takes microseconds, but the scheduler's default time slice is about 3 ms, and
+//! determines a thread's virtual deadline. When more clients are busy than there are CPUs, some wait far
+//! longer than others: of 1,000 fio clients on 2 CPUs, the slowest got a quarter of the mean. With a slice
+//! close to the time of a request, a thread runs soon after its client has sent, so clients share more
+//! evenly, and the total throughput is higher. While every client has a CPU, threads keep the default slice;
+//! they get the short one when the first surplus client comes, and keep it. `sched_setattr(2)` with a runtime
+//! for `SCHED_OTHER` sets the slice since Linux 6.12; older kernels ignore it.
 //!
-//! Lock: `Registry::connections`, a leaf; held for a few map operations, a `shutdown(2)`, or as many calls to the
-//! scheduler as there are CPUs, never while waiting (a condition variable aside).
+//! Lock: `Registry::connections`, a leaf; held for a few map operations, a `shutdown(2)`, or as many calls to
+//! the scheduler as there are CPUs, never while waiting (a condition variable aside).
 
 use std::collections::BTreeMap;
 use std::io;
@@ -127,8 +127,8 @@ fn reserved_places(max_clients: usize, listeners: usize) -> impl Iterator<Item =
     })
 }
 
-/// Gives a thread of this process a short time slice. Its policy and niceness stay as they are; a thread with a
-/// real-time policy has no slice, and nothing is changed.
+/// Gives a thread of this process a short time slice. Its policy and niceness stay as they are; a thread with
+/// a real-time policy has no slice, and nothing is changed.
 fn shorten_time_slice(thread: u32) -> io::Result<()> {
     let mut attr = scheduling(thread)?;
     if ![libc::SCHED_OTHER, libc::SCHED_BATCH].contains(&attr.sched_policy.cast_signed()) {
@@ -163,8 +163,8 @@ impl Connections {
         }
     }
 
-    /// Returns whether there is a place for one more client of a listener: one of its reserved places, or one that is
-    /// neither reserved nor taken. Counts a refusal if not.
+    /// Returns whether there is a place for one more client of a listener: one of its reserved places, or one
+    /// that is neither reserved nor taken. Counts a refusal if not.
     fn has_client_place(&mut self, listener: usize, max_clients: usize) -> bool {
         let mut counts = vec![0; self.listeners.len()];
         let clients = self.entries.values().filter(|entry| entry.client.is_some());
@@ -178,8 +178,8 @@ impl Connections {
         false
     }
 
-    /// Shortens the time slices of clients' threads if there are more of them than `cpus`: of all threads when the
-    /// first surplus client comes, then of each `newcomer`.
+    /// Shortens the time slices of clients' threads if there are more of them than `cpus`: of all threads
+    /// when the first surplus client comes, then of each `newcomer`.
     fn shorten_time_slices(&self, cpus: usize, newcomer: u32) {
         let threads: Vec<u32> = self
             .entries
@@ -244,7 +244,8 @@ impl Registry {
         let _ = rustix::io::read(&self.acceptor_wake, &mut [0u8; 8]);
     }
 
-    /// Returns when a listener may accept another connection. If not now, the acceptor is woken once a place is free.
+    /// Returns when a listener may accept another connection. If not now, the acceptor is woken once a place
+    /// is free.
     pub fn when_to_accept(&self, listener: usize, now: Instant) -> Accept {
         let mut connections = self.connections.lock();
         let accept = connections.when_to_accept(listener, self.max_handshakes, now);
@@ -252,8 +253,8 @@ impl Registry {
         accept
     }
 
-    /// Returns whether a waiting connection can be accepted now. If not, ends the oldest handshake once its turn is
-    /// over; its place is free when its thread has ended.
+    /// Returns whether a waiting connection can be accepted now. If not, ends the oldest handshake once its
+    /// turn is over; its place is free when its thread has ended.
     pub fn make_way(&self, listener: usize, now: Instant) -> bool {
         let mut connections = self.connections.lock();
         if connections.of(listener, false).count() < self.max_handshakes {
@@ -354,12 +355,14 @@ impl Drop for Registration<'_> {
     }
 }
 
-/// The connections of a server, for the control API; empty by default. Can be kept after the server has stopped.
+/// The connections of a server, for the control API; empty by default. Can be kept after the server has
+/// stopped.
 #[derive(Clone, Default)]
 pub struct Clients(pub(super) Option<Arc<Registry>>);
 
 impl Clients {
-    /// Returns all connections in the order in which they came, including those that have not chosen an export yet.
+    /// Returns all connections in the order in which they came, including those that have not chosen an
+    /// export yet.
     pub fn list(&self) -> Vec<Client> {
         let Some(registry) = &self.0 else { return Vec::new() };
         let connections = registry.connections.lock();

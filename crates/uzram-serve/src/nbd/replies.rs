@@ -1,8 +1,9 @@
 //! Executes requests that need nothing more from the client, and writes the replies.
 //!
-//! The connection's thread replies through its send buffer and stream; an offloaded task, which may wait for the
-//! device, through its own buffer. Both call the same functions. If replies are chunks, ranges that are known to be
-//! zeros are sent as holes, which carry no data, and the rest as data, read straight into the send buffer.
+//! The connection's thread replies through its send buffer and stream; an offloaded task, which may wait for
+//! the device, through its own buffer. Both call the same functions. If replies are chunks, ranges that are
+//! known to be zeros are sent as holes, which carry no data, and the rest as data, read straight into the
+//! send buffer.
 
 use std::borrow::Cow;
 use std::io::{self, Write};
@@ -20,8 +21,8 @@ use crate::device_pool::Budget;
 
 /// The longest error message sent; the specification allows 4096 bytes.
 const MAX_MESSAGE_BYTES: usize = 512;
-/// The bytes of a zeroing or a trim between two checks whether the server is stopping: 16,384 pages, which take some
-/// milliseconds.
+/// The bytes of a zeroing or a trim between two checks whether the server is stopping: 16,384 pages, which
+/// take some milliseconds.
 const SLICE_BYTES: u64 = 64 << 20;
 /// The most bytes of the disk that one chunk of a `BLOCK_STATUS` covers: 262,144 pages.
 const MAX_COVERED_BYTES: u64 = 1 << 30;
@@ -29,11 +30,11 @@ const MAX_COVERED_BYTES: u64 = 1 << 30;
 /// The reply to requests once the server is stopping.
 pub(super) const STOPPING: Refusal = Refusal { error: NbdError::Shutdown, message: "the server is stopping" };
 
-/// The device, and the buffer and stream for replies. Replies go into `unsent`, and from there to `stream` when it is
-/// full.
+/// The device, and the buffer and stream for replies. Replies go into `unsent`, and from there to `stream`
+/// when it is full.
 ///
-/// A function that takes a [`Wait`] executes a request from byte `at` of the export on. If it would have to wait but
-/// may not, it returns where; it has executed and answered the part before.
+/// A function that takes a [`Wait`] executes a request from byte `at` of the export on. If it would have to
+/// wait but may not, it returns where; it has executed and answered the part before.
 pub(super) struct Replies<'a, W> {
     pub device: &'a Arc<OpenDevice>,
     pub headers: Headers,
@@ -66,12 +67,12 @@ impl From<uzram::Error> for Failure {
 
 impl<W: Write> Replies<'_, W> {
     /// Executes a request that has passed `Request::check` and has no payload.
-    #[inline]
+    #[inline(always)]
     pub fn execute(&mut self, request: &Request, at: u64, wait: Wait) -> io::Result<Option<u64>> {
         match request.command {
             Command::Read => self.read(request, at, wait),
-            // `FAST_ZERO` asks to fail at once if zeroing is not faster than a write. Here it always is: zeroing a
-            // page only changes its slot.
+            // `FAST_ZERO` asks to fail at once if zeroing is not faster than a write. Here it always is:
+            // zeroing a page only changes its slot.
             Command::WriteZeroes => {
                 let allocate = request.has(command_flags::NO_HOLE);
                 self.in_slices(request, at, |device, at, len| device.zero_some(at, len, allocate, wait))
@@ -79,8 +80,8 @@ impl<W: Write> Replies<'_, W> {
             Command::Trim => {
                 self.in_slices(request, at, |device, at, len| device.discard(at, len).map(|()| len))
             }
-            // `CACHE`: a page that is not in memory comes back when it is read. `FLUSH`: a write is visible to every
-            // connection before its reply, so nothing is left to do.
+            // `CACHE`: a page that is not in memory comes back when it is read. `FLUSH`: a write is visible
+            // to every connection before its reply, so nothing is left to do.
             Command::Cache | Command::Flush => self.succeed(request).map(|()| None),
             Command::Write | Command::BlockStatus | Command::Disc | Command::Unknown => {
                 self.fail(request, Refusal::invalid("an unknown command")).map(|()| None)
@@ -88,8 +89,8 @@ impl<W: Write> Replies<'_, W> {
         }
     }
 
-    /// Executes a request without data, which may be as long as the disk, in slices, so that a stopping server does not
-    /// wait for its end. `act` returns the number of bytes done.
+    /// Executes a request without data, which may be as long as the disk, in slices, so that a stopping
+    /// server does not wait for its end. `act` returns the number of bytes done.
     fn in_slices(
         &mut self,
         request: &Request,
@@ -116,7 +117,8 @@ impl<W: Write> Replies<'_, W> {
         }
     }
 
-    /// Reads at most `MAX_PAYLOAD_BYTES`, and replies with the data: with chunks, holes and data in turn, if it may.
+    /// Reads at most `MAX_PAYLOAD_BYTES`, and replies with the data: with chunks, holes and data in turn, if
+    /// it may.
     fn read(&mut self, request: &Request, mut at: u64, wait: Wait) -> io::Result<Option<u64>> {
         let most_bytes = self.most_data_bytes() as u64;
         if request.len_bytes == 0 {
@@ -155,13 +157,14 @@ impl<W: Write> Replies<'_, W> {
     }
 
     /// Returns the most data bytes of one chunk of a read with several: whole pages.
+    #[inline(always)]
     fn most_data_bytes(&self) -> usize {
         self.unsent.capacity_bytes() - PAGE_SIZE
     }
 
-    /// Reads data into the send buffer after its header: all of `len_bytes`, which fit the buffer, if it must be
-    /// `whole`, otherwise up to the first zeros. Returns the number of bytes: 0 when the read would wait, and nothing
-    /// was added; `None` when the device failed and the reply ended with its error.
+    /// Reads data into the send buffer after its header: all of `len_bytes`, which fit the buffer, if it must
+    /// be `whole`, otherwise up to the first zeros. Returns the number of bytes: 0 when the read would wait,
+    /// and nothing was added; `None` when the device failed and the reply ended with its error.
     fn data(
         &mut self,
         request: &Request,
@@ -195,9 +198,9 @@ impl<W: Write> Replies<'_, W> {
 
     /// Replies to a read that is longer than the send buffer and must not be fragmented.
     ///
-    /// The header carries the error, so the read must succeed before the header is sent. So all data is read first,
-    /// into memory that lives as long as this reply, if the budget allows it. Fast clients negotiate structured
-    /// replies, or split their reads.
+    /// The header carries the error, so the read must succeed before the header is sent. So all data is read
+    /// first, into memory that lives as long as this reply, if the budget allows it. Fast clients negotiate
+    /// structured replies, or split their reads.
     fn read_whole(&mut self, request: &Request, wait: Wait) -> io::Result<Option<u64>> {
         let len_bytes = request.len_bytes as usize;
         let share = self.budget.and_then(|budget| budget.take(len_bytes));
@@ -215,12 +218,12 @@ impl<W: Write> Replies<'_, W> {
         self.unsent.put(self.stream, &data).map(|()| None)
     }
 
-    /// Replies to such a read without memory for all of its data: sends the header, which reports success, then the
-    /// data through the send buffer.
+    /// Replies to such a read without memory for all of its data: sends the header, which reports success,
+    /// then the data through the send buffer.
     ///
-    /// If the device fails after that, the connection ends: the specification prescribes that for simple replies, and
-    /// a client that asked for one chunk cannot receive the error otherwise. This waits for the device: without memory
-    /// for the reply, the request cannot be offloaded.
+    /// If the device fails after that, the connection ends: the specification prescribes that for simple
+    /// replies, and a client that asked for one chunk cannot receive the error otherwise. This waits for the
+    /// device: without memory for the reply, the request cannot be offloaded.
     fn stream_whole(&mut self, request: &Request) -> io::Result<()> {
         // Send the replies to other requests before waiting.
         self.unsent.flush(self.stream)?;
@@ -241,12 +244,12 @@ impl<W: Write> Replies<'_, W> {
         Ok(())
     }
 
-    /// Replies to `BLOCK_STATUS`: a chunk for each of `contexts`, with a descriptor for each run of pages that have the
-    /// same status in it.
+    /// Replies to `BLOCK_STATUS`: a chunk for each of `contexts`, with a descriptor for each run of pages
+    /// that have the same status in it.
     ///
-    /// A reply may cover less than the request; the client then asks again from its end. A chunk ends at a quarter of
-    /// the send buffer, which is thousands of descriptors, or at [`MAX_COVERED_BYTES`], so that a request takes some
-    /// milliseconds at most.
+    /// A reply may cover less than the request; the client then asks again from its end. A chunk ends at a
+    /// quarter of the send buffer, which is thousands of descriptors, or at [`MAX_COVERED_BYTES`], so that a
+    /// request takes some milliseconds at most.
     pub fn report_status(&mut self, request: &Request, len_bytes: u64, contexts: Contexts) -> io::Result<()> {
         if contexts.is_empty() {
             return self.fail(request, Refusal::invalid("no metadata context was set"));
@@ -287,8 +290,8 @@ impl<W: Write> Replies<'_, W> {
         Ok(())
     }
 
-    /// Replies to a successful request without data. Structured replies allow a simple reply here, which is the
-    /// shortest.
+    /// Replies to a successful request without data. Structured replies allow a simple reply here, which is
+    /// the shortest.
     pub fn succeed(&mut self, request: &Request) -> io::Result<()> {
         match self.headers {
             Headers::Simple | Headers::Structured => {
@@ -332,8 +335,8 @@ impl<W: Write> Replies<'_, W> {
     }
 }
 
-/// Fills `out`, which has [`Headers::data_header_bytes`], with the header of `len_bytes` of data from byte `at` of the
-/// export on.
+/// Fills `out`, which has [`Headers::data_header_bytes`], with the header of `len_bytes` of data from byte
+/// `at` of the export on.
 fn put_data_header(out: &mut [u8], headers: Headers, request: &Request, at: u64, len_bytes: usize) {
     if headers == Headers::Simple {
         return out.copy_from_slice(&simple_reply(0, request.cookie));
@@ -345,12 +348,14 @@ fn put_data_header(out: &mut [u8], headers: Headers, request: &Request, at: u64,
 }
 
 /// Returns `FLAG_DONE` for the chunk that reaches the end of the request.
+#[inline(always)]
 fn done_flag(request: &Request, end: u64) -> u16 {
     if end == request.end() { chunk::FLAG_DONE } else { 0 }
 }
 
-/// Fills `out` with descriptors of `one_bytes` each, of the `len_bytes` from `at` on, up to the end of `out` or
-/// [`MAX_COVERED_BYTES`], and returns their number. A descriptor is a length and a status, each half of it.
+/// Fills `out` with descriptors of `one_bytes` each, of the `len_bytes` from `at` on, up to the end of `out`
+/// or [`MAX_COVERED_BYTES`], and returns their number. A descriptor is a length and a status, each half of
+/// it.
 fn put_descriptors(
     device: &OpenDevice,
     context: Context,

@@ -26,6 +26,7 @@ pub enum Headers {
 
 impl Headers {
     /// Returns the bytes of a request's header.
+    #[inline(always)]
     pub const fn request_bytes(self) -> usize {
         match self {
             Headers::Simple | Headers::Structured => 28,
@@ -34,6 +35,7 @@ impl Headers {
     }
 
     /// Returns the bytes of a chunk's header, or of a simple reply if there are no chunks.
+    #[inline(always)]
     pub const fn reply_bytes(self) -> usize {
         match self {
             Headers::Simple => SIMPLE_REPLY_BYTES,
@@ -43,18 +45,20 @@ impl Headers {
     }
 
     /// Returns the bytes before the data of a read.
+    #[inline(always)]
     pub const fn data_header_bytes(self) -> usize {
         self.reply_bytes() + if self.has_chunks() { 8 } else { 0 }
     }
 
     /// Returns whether replies can be chunks.
+    #[inline(always)]
     pub const fn has_chunks(self) -> bool {
         !matches!(self, Headers::Simple)
     }
 
-    /// Returns the longest payload that is received, even of a refused request; a longer one ends the connection. The
-    /// specification requires that beyond [`MAX_PAYLOAD_BYTES`] for extended requests; for compact ones twice as much
-    /// is received and discarded.
+    /// Returns the longest payload that is received, even of a refused request; a longer one ends the
+    /// connection. The specification requires that beyond [`MAX_PAYLOAD_BYTES`] for extended requests; for
+    /// compact ones twice as much is received and discarded.
     pub const fn max_received_bytes(self) -> u64 {
         let max = MAX_PAYLOAD_BYTES as u64;
         match self {
@@ -93,7 +97,8 @@ pub struct Request {
     pub cookie: u64,
     /// The start of its range, in bytes from the start of the export.
     pub offset: u64,
-    /// The length of its range; for a `BLOCK_STATUS` with a payload, which has the length of the range, the payload's.
+    /// The length of its range; for a `BLOCK_STATUS` with a payload, which has the length of the range, the
+    /// payload's.
     pub len_bytes: u64,
     /// Bytes that follow the header.
     pub payload_bytes: u64,
@@ -137,8 +142,8 @@ impl Request {
         };
         let (magic, has_payload) = match headers {
             Headers::Simple | Headers::Structured => (NBD_REQUEST_MAGIC, command == Command::Write),
-            // The specification requires PAYLOAD_LEN on writes. qemu does not set it (up to 10.0 at least) but
-            // sends the payload; a write without one has no meaning, so assume it.
+            // The specification requires PAYLOAD_LEN on writes. qemu does not set it (up to 10.0 at least)
+            // but sends the payload; a write without one has no meaning, so assume it.
             Headers::Extended => {
                 let has_payload = command == Command::Write || flags & command_flags::PAYLOAD_LEN != 0;
                 (NBD_EXTENDED_REQUEST_MAGIC, has_payload)
@@ -154,16 +159,19 @@ impl Request {
     }
 
     /// Returns the end of its range. The range has been checked.
+    #[inline(always)]
     pub const fn end(&self) -> u64 {
         self.offset + self.len_bytes
     }
 
     /// Returns whether the command changes the export.
+    #[inline(always)]
     pub const fn changes(&self) -> bool {
         matches!(self.command, Command::Write | Command::Trim | Command::WriteZeroes)
     }
 
     /// Returns whether the client has set this one of [`command_flags`].
+    #[inline(always)]
     pub const fn has(&self, flag: u16) -> bool {
         self.flags & flag != 0
     }
@@ -172,8 +180,8 @@ impl Request {
     /// `BLOCK_STATUS` is not known yet, and not checked.
     ///
     /// # Errors
-    /// The error to reply. The specification requires `NBD_ENOSPC` for writes past the end, and `NBD_EINVAL` for
-    /// everything else past the end.
+    /// The error to reply. The specification requires `NBD_ENOSPC` for writes past the end, and `NBD_EINVAL`
+    /// for everything else past the end.
     pub fn check(&self, size_bytes: u64, headers: Headers) -> Result<(), Refusal> {
         use command_flags::*;
         let payload_len = if headers == Headers::Extended { PAYLOAD_LEN } else { 0 };
@@ -223,8 +231,8 @@ pub fn simple_reply(error: u32, cookie: u64) -> [u8; SIMPLE_REPLY_BYTES] {
     out
 }
 
-/// Fills `out`, which has [`Headers::reply_bytes`], with the header of a chunk of the reply to `request`, before
-/// `payload_bytes` of payload.
+/// Fills `out`, which has [`Headers::reply_bytes`], with the header of a chunk of the reply to `request`,
+/// before `payload_bytes` of payload.
 pub fn put_chunk_header(
     out: &mut [u8],
     headers: Headers,

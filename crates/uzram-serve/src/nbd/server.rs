@@ -35,31 +35,33 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// The settings of a server.
 #[derive(Clone, Debug)]
 pub struct ServerConfig {
-    /// Where to listen. A socket file that a dead server left is replaced. Two servers must not start on the same path
-    /// at the same moment.
+    /// Where to listen. A socket file that a dead server left is replaced. Two servers must not start on the
+    /// same path at the same moment.
     pub listen: Vec<Listen>,
     /// If given, TLS is required over TCP, and optional on Unix sockets: their files' permissions
     /// say who may connect, and no other process can listen there.
     pub tls: Option<Tls>,
-    /// Clients on other machines need no certificate: everyone who can connect over TLS can read and write the disks.
+    /// Clients on other machines need no certificate: everyone who can connect over TLS can read and write
+    /// the disks.
     pub tls_anyone: bool,
-    /// The most clients served at once; further connections are closed. Some of the places are reserved for each
-    /// listener, more for the first, so that no listener's clients can take all places.
+    /// The most clients served at once; further connections are closed. Some of the places are reserved for
+    /// each listener, more for the first, so that no listener's clients can take all places.
     pub max_connections: usize,
     /// How long a client may take to choose an export, TLS included.
     pub handshake_timeout: Duration,
     /// How long a client may receive nothing of its replies, or less than 1 MiB of a long one, before it is
     /// disconnected.
     pub send_timeout: Duration,
-    /// The same for sending the payload of a write for which memory is held. Otherwise clients may be idle forever.
+    /// The same for sending the payload of a write for which memory is held. Otherwise clients may be idle
+    /// forever.
     pub payload_timeout: Duration,
     /// Memory for requests and replies that all clients share, besides each connection's minimum.
     pub shared_bytes: usize,
 }
 
 impl ServerConfig {
-    /// Returns the defaults with one socket file: no TLS, 256 connections, ten seconds for a handshake, thirty for slow
-    /// clients, 80 MiB of shared memory.
+    /// Returns the defaults with one socket file: no TLS, 256 connections, ten seconds for a handshake,
+    /// thirty for slow clients, 80 MiB of shared memory.
     pub fn new(socket_path: impl Into<PathBuf>) -> Self {
         ServerConfig {
             listen: vec![ListenAddress::Unix(socket_path.into()).into()],
@@ -73,20 +75,21 @@ impl ServerConfig {
         }
     }
 
-    /// Returns the file descriptors that a process with this server may need: two for each client, one for each
-    /// handshake, and some for everything else.
+    /// Returns the file descriptors that a process with this server may need: two for each client, one for
+    /// each handshake, and some for everything else.
     pub fn descriptors(&self) -> u64 {
         const OTHERS: usize = 256;
         let handshakes = registry::max_handshakes(self.max_connections) * self.listen.len();
         (2 * self.max_connections + handshakes + OTHERS) as u64
     }
 
-    /// Checks who may connect from other machines: clients with a certificate signed by an authority of `tls`, or
-    /// everyone if `tls_anyone` allows that explicitly. TLS without either encrypts, but authenticates no client.
+    /// Checks who may connect from other machines: clients with a certificate signed by an authority of
+    /// `tls`, or everyone if `tls_anyone` allows that explicitly. TLS without either encrypts, but
+    /// authenticates no client.
     ///
     /// # Errors
-    /// `Permission` when everyone on other machines could connect, and `tls_anyone` is not set; `Invalid` when
-    /// `tls_anyone` contradicts `tls`.
+    /// `Permission` when everyone on other machines could connect, and `tls_anyone` is not set; `Invalid`
+    /// when `tls_anyone` contradicts `tls`.
     pub fn check(&self) -> Result<()> {
         let asks_clients = self.tls.as_ref().is_some_and(Tls::asks_clients);
         if self.tls_anyone && self.tls.is_none() {
@@ -165,8 +168,8 @@ impl Server {
     /// Creates the sockets; clients can connect from now on, and are answered once the server runs.
     ///
     /// # Errors
-    /// As [`ServerConfig::check`]; `Busy` when another server has a path or port; `Invalid` when a path cannot be
-    /// a socket's; `Io` or `NoMemory` when the system refuses.
+    /// As [`ServerConfig::check`]; `Busy` when another server has a path or port; `Invalid` when a path
+    /// cannot be a socket's; `Io` or `NoMemory` when the system refuses.
     pub fn bind(config: ServerConfig, exports: Exports) -> Result<Server> {
         config.check()?;
         let sockets = Arc::new(Sockets::bind(&config.listen)?);
@@ -268,9 +271,9 @@ impl Server {
         }
     }
 
-    /// Waits for a connection to a listener that has room for its handshake, and returns it with the listener's
-    /// index; `None` once the server must stop. `turn` rotates which of several ready listeners comes first, so that
-    /// none starves.
+    /// Waits for a connection to a listener that has room for its handshake, and returns it with the
+    /// listener's index; `None` once the server must stop. `turn` rotates which of several ready listeners
+    /// comes first, so that none starves.
     fn next_connection(&self, turn: usize) -> Option<(Socket, usize)> {
         let mut complained = false;
         let count = self.listeners.len();
@@ -301,8 +304,8 @@ impl Server {
         }
     }
 
-    /// Waits for something to do; returns for each listener whether a connection that may be accepted waits there.
-    /// `None` once the server must stop.
+    /// Waits for something to do; returns for each listener whether a connection that may be accepted waits
+    /// there. `None` once the server must stop.
     fn ready_listeners(&self) -> Option<Vec<bool>> {
         let now = Instant::now();
         let mut wake_at = None;

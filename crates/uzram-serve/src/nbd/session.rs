@@ -25,13 +25,13 @@ pub(super) struct SessionConfig<'a> {
 
 /// Serves one whole session, handshake to disconnect, over `stream`.
 ///
-/// This is what a connection's thread runs, without the handshake's time limit; tests and fuzz targets drive it over
-/// memory, one session after another with the same buffers. Nothing is offloaded: requests that wait for the device
-/// are answered in order.
+/// This is what a connection's thread runs, without the handshake's time limit; tests and fuzz targets drive
+/// it over memory, one session after another with the same buffers. Nothing is offloaded: requests that wait
+/// for the device are answered in order.
 ///
 /// # Errors
-/// Those of `stream`; `InvalidData` when the peer broke the protocol in a way that allows no reply; `UnexpectedEof`
-/// when it disconnected within a message.
+/// Those of `stream`; `InvalidData` when the peer broke the protocol in a way that allows no reply;
+/// `UnexpectedEof` when it disconnected within a message.
 pub fn serve_stream<S: Read + Write>(
     stream: &mut S,
     exports: &Exports,
@@ -65,12 +65,13 @@ fn serve<S: Read + Write>(
     run(stream, SessionConfig { exports, tls, shared }, |_, _, _| Ok(buffers))
 }
 
-/// Runs a session. Calls `chosen` once, when the client has chosen an export, with the export's name and whether the
-/// session runs over TLS; it returns the buffers for requests and replies, or ends the session with an error.
+/// Runs a session. Calls `chosen` once, when the client has chosen an export, with the export's name and
+/// whether the session runs over TLS; it returns the buffers for requests and replies, or ends the session
+/// with an error.
 ///
 /// # Errors
-/// The stream's and `chosen`'s; `InvalidData` when the client broke the protocol, NBD's or TLS's; `UnexpectedEof` when
-/// it disconnected within a message.
+/// The stream's and `chosen`'s; `InvalidData` when the client broke the protocol, NBD's or TLS's;
+/// `UnexpectedEof` when it disconnected within a message.
 pub(super) fn run<S: Read + Write, B: BorrowMut<Buffers>>(
     stream: &mut S,
     config: SessionConfig<'_>,

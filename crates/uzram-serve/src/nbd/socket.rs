@@ -17,10 +17,10 @@ use super::clients::Peer;
 
 /// How long a read polls before it sleeps, if there is another CPU for the client to run on.
 ///
-/// A busy client sends its next bytes within microseconds, often as a header and then a payload, and sleeping and
-/// waking for each costs more than polling. Measured with fio (4 KiB, iodepth 16, two busy CPUs, medians of interleaved
-/// rounds) against 0: random reads 219 to 315 MB/s, random writes 229 to 255, two jobs' writes 464 to 548; processor
-/// time a request 6.0 to 6.0, 7.1 to 5.7 and 6.4 to 6.9 us. An idle connection sleeps.
+/// A busy client sends its next bytes within microseconds, often as a header and then a payload, and sleeping
+/// and waking for each costs more than polling. Measured with fio (4 KiB, iodepth 16, two busy CPUs, medians
+/// of interleaved rounds) against 0: random reads 219 to 315 MB/s, random writes 229 to 255, two jobs' writes
+/// 464 to 548; processor time a request 6.0 to 6.0, 7.1 to 5.7 and 6.4 to 6.9 us. An idle connection sleeps.
 const SPIN: Duration = Duration::from_micros(20);
 /// [`SPIN`], or 0 on a machine with one CPU.
 static OWN_SPIN: LazyLock<Duration> = LazyLock::new(|| {
@@ -69,10 +69,11 @@ impl Socket {
         }
     }
 
-    /// Sets the limits on the client's delay in receiving replies, and in sending a payload for which memory is held.
+    /// Sets the limits on the client's delay in receiving replies, and in sending a payload for which memory
+    /// is held.
     pub fn set_timeouts(&mut self, send: Duration, payload: Duration) -> io::Result<()> {
-        // A time-out in the kernel costs nothing for a send that does not wait. The limit is exceeded by one part at
-        // most. 0 would mean no time-out.
+        // A time-out in the kernel costs nothing for a send that does not wait. The limit is exceeded by one
+        // part at most. 0 would mean no time-out.
         let part = (send / SEND_LIMIT_PARTS).max(Duration::from_millis(1));
         sockopt::set_socket_timeout(&self.fd, sockopt::Timeout::Send, Some(part))?;
         (self.send_timeout, self.payload_timeout) = (Some(send), Some(payload));
@@ -138,14 +139,11 @@ pub(super) fn timespec(duration: Duration) -> Timespec {
 }
 
 impl Socket {
-    /// Waits for bytes before a read without a deadline: forever, unless a payload is expected, or a wake is armed.
+    /// Waits for bytes while a payload is expected or a wake is armed: a read alone waits forever.
     /// `WouldBlock` if none have arrived and `wake` was signalled.
     fn wait_for_client(&self) -> io::Result<()> {
         let (signal, pace) = (self.wake.armed(), self.receiving.as_ref().map(|(_, pace)| pace));
         let deadline = pace.and_then(Pace::deadline);
-        if signal.is_none() && deadline.is_none() {
-            return Ok(());
-        }
         let client = PollFd::new(&self.fd, PollFlags::IN);
         let signal = signal.map(|signal| PollFd::from_borrowed_fd(signal, PollFlags::IN));
         let mut fds = [client.clone(), signal.unwrap_or(client)];
@@ -177,7 +175,9 @@ impl Socket {
                 }
             }
         }
-        self.wait_for_client()?;
+        if self.wake.armed().is_some() || self.receiving.is_some() {
+            self.wait_for_client()?;
+        }
         Ok(recv(&self.fd, buf, RecvFlags::empty())?.1)
     }
 
@@ -269,15 +269,15 @@ impl Closer {
     }
 }
 
-/// Wakes a connection's thread from its wait for the client: an eventfd, created on first use, and the flags that say
-/// what ends or limits that wait. Other threads call only [`Wake::signal`].
+/// Wakes a connection's thread from its wait for the client: an eventfd, created on first use, and the flags
+/// that say what ends or limits that wait. Other threads call only [`Wake::signal`].
 #[derive(Default)]
 pub(super) struct Wake {
     fd: OnceLock<OwnedFd>,
     /// Whether a signal ends the thread's wait for its client.
     armed: AtomicBool,
-    /// Grows when the client begins to owe a payload for which memory is held, and when it does no longer: odd while it
-    /// does.
+    /// Grows when the client begins to owe a payload for which memory is held, and when it does no longer:
+    /// odd while it does.
     payload: AtomicU64,
 }
 
@@ -297,6 +297,7 @@ impl Wake {
     }
 
     /// Returns a descriptor that becomes readable on a signal, if this is armed.
+    #[inline(always)]
     fn armed(&self) -> Option<BorrowedFd<'_>> {
         self.fd.get().filter(|_| self.armed.load(Ordering::Relaxed)).map(AsFd::as_fd)
     }
@@ -308,6 +309,7 @@ impl Wake {
     }
 
     /// Returns a number for the expected payload, if any; later ones have other numbers.
+    #[inline(always)]
     fn expected_payload(&self) -> Option<u64> {
         Some(self.payload.load(Ordering::Relaxed)).filter(|number| number & 1 == 1)
     }
@@ -338,8 +340,8 @@ impl Wake {
 /// The fewest bytes transferred within each time limit: with the default of 30 s, 35 KiB/s.
 const BYTES_PER_LIMIT: u64 = 1 << 20;
 
-/// A transfer in progress of bytes for which the server holds memory: the client must make progress within the time
-/// limit, and transfer [`BYTES_PER_LIMIT`] within each. Single bytes do not help it.
+/// A transfer in progress of bytes for which the server holds memory: the client must make progress within
+/// the time limit, and transfer [`BYTES_PER_LIMIT`] within each. Single bytes do not help it.
 #[derive(Debug)]
 struct Pace {
     limit: Duration,

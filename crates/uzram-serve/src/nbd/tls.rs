@@ -1,8 +1,9 @@
 //! A server's TLS configuration, read from files and checked, at the start and on reload.
 //!
-//! A user who can change a server's certificate, its key or its client CA can decide who reads and writes its disks. So
-//! each file must be a regular file that belongs to the server's user or root and that no other user may write; the key
-//! must not be world-readable either. [`read`] checks the open file, never its path, which may change meanwhile.
+//! A user who can change a server's certificate, its key or its client CA can decide who reads and writes its
+//! disks. So each file must be a regular file that belongs to the server's user or root and that no other
+//! user may write; the key must not be world-readable either. [`read`] checks the open file, never its path,
+//! which may change meanwhile.
 //!
 //! Two choices differ from rustls's defaults. Sessions are not resumed: NBD connections are long, and
 //! without resumption the server stores nothing about past clients. And of TLS 1.2, only
@@ -42,7 +43,8 @@ pub struct TlsFiles {
     pub client_ca: Option<PathBuf>,
 }
 
-/// A server's TLS configuration: certificate, key and client CA. Clones share it: a reload applies to all of them.
+/// A server's TLS configuration: certificate, key and client CA. Clones share it: a reload applies to all of
+/// them.
 #[derive(Clone)]
 pub struct Tls(Arc<Shared>);
 
@@ -58,9 +60,9 @@ impl Tls {
     /// Loads and checks the files.
     ///
     /// # Errors
-    /// `Io` when a file cannot be read; `Permission` when other users may write one, or the key is world-readable;
-    /// `Invalid` when a file is malformed, the key does not match the certificate, or the certificate is not valid now.
-    /// The error's setting is the option of the file.
+    /// `Io` when a file cannot be read; `Permission` when other users may write one, or the key is
+    /// world-readable; `Invalid` when a file is malformed, the key does not match the certificate, or the
+    /// certificate is not valid now. The error's setting is the option of the file.
     pub fn load(files: &TlsFiles) -> Result<Tls> {
         let config = Mutex::unordered(Arc::new(server_config(files)?));
         Ok(Tls(Arc::new(Shared { files: files.clone(), config, reload: Mutex::default() })))
@@ -169,8 +171,8 @@ fn pair_failure(files: &TlsFiles, error: &rustls::Error) -> Error {
 const OTHERS_WRITE: u32 = 0o022;
 const ALL_READ: u32 = 0o004;
 
-/// Reads a file of at most [`MAX_FILE_BYTES`] that must be safe from other users: its mode must have none of the bits
-/// `denied`.
+/// Reads a file of at most [`MAX_FILE_BYTES`] that must be safe from other users: its mode must have none of
+/// the bits `denied`.
 fn read(path: &Path, setting: &'static str, denied: u32) -> Result<Vec<u8>> {
     let shown = path.display();
     let fail =

@@ -4,10 +4,9 @@
 //! takes all bytes that have arrived, decrypts all complete records, and one write sends a whole
 //! batch as records of 16 KiB. Decrypted bytes go straight to the reader as far as they fit.
 //!
-//! Memory is bounded: received ciphertext by [`tls_receive_bytes`], unread plaintext by the same, and encrypted data by
-//! [`tls_send_bytes`] (more in a handshake with a long certificate chain of the
-//! server's own). It is small until the client has chosen an export, and then sized for the connection's
-//! buffers.
+//! Memory is bounded: received ciphertext by [`tls_receive_bytes`], unread plaintext by the same, and
+//! encrypted data by [`tls_send_bytes`] (more in a handshake with a long certificate chain of the server's
+//! own). It is small until the client has chosen an export, and then sized for the connection's buffers.
 //!
 //! Invariant: between calls, `received` holds no complete record.
 

@@ -415,8 +415,8 @@ fn a_kicked_client_that_waits_for_its_device_ends_with_that() {
     device.set("reset", "1").unwrap();
 }
 
-/// Invalid names and lengths do not affect a listener's other clients; and a client that chooses an export repeatedly
-/// counts as one.
+/// Invalid names and lengths do not affect a listener's other clients; and a client that chooses an export
+/// repeatedly counts as one.
 #[test]
 fn a_client_is_counted_once_whatever_it_says() {
     let server = TestServer::with(device("1M"), |config| config.max_connections = 2);

@@ -1,5 +1,5 @@
-//! Access: every kind of listener, with every TLS configuration and every kind of client; TLS files that other users
-//! can change; and files that are replaced while clients work.
+//! Access: every kind of listener, with every TLS configuration and every kind of client; TLS files that
+//! other users can change; and files that are replaced while clients work.
 
 use std::fs::{self, Permissions};
 use std::io::{self, Read, Write};

@@ -1,11 +1,11 @@
 //! Programs read and write a device's file while the processes that serve it are killed, one after another.
 //!
-//! Three kinds of processes, all of this program: this one, which holds the connection's descriptors and the ledger;
-//! the servers, of which one serves and one stands by; and one with the programs' threads, which gets only the path, so
-//! that it can end if the servers do not. The test [`role`] is what the other two do.
+//! Three kinds of processes, all of this program: this one, which holds the connection's descriptors and the
+//! ledger; the servers, of which one serves and one stands by; and one with the programs' threads, which gets
+//! only the path, so that it can end if the servers do not. The test [`role`] is what the other two do.
 //!
-//! Each server fills a device of its own with the same contents, and programs only write what is there: what dies with a
-//! server is not missed.
+//! Each server fills a device of its own with the same contents, and programs only write what is there: what
+//! dies with a server is not missed.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -175,7 +175,8 @@ fn use_file(disk: &Path, random: &mut Random) -> u64 {
     count
 }
 
-/// The kernel sends unanswered requests again if it can and may (`resend`); else they are found where they were received.
+/// The kernel sends unanswered requests again if it can and may (`resend`); else they are found where they
+/// were received.
 fn requests_outlive_the_servers(resend: bool) {
     let dir = tempfile::tempdir().unwrap();
     let options = MountOptions { threads: 3, max_io_bytes: 128 << 10, resend, ..MountOptions::default() };

@@ -13,6 +13,7 @@ mod nbd_costs;
 mod nbd_faults;
 mod nbd_garbage;
 mod nbd_handshake;
+mod nbd_hops;
 mod nbd_hostile;
 mod nbd_requests;
 mod nbd_server;

@@ -121,7 +121,8 @@ fn nbdcopy_of_a_sparse_disk_moves_only_its_data() {
     }
 }
 
-/// Compares the output of `qemu-img map` with the disk: offset, length, whether it is zeros, whether it is data.
+/// Compares the output of `qemu-img map` with the disk: offset, length, whether it is zeros, whether it is
+/// data.
 fn qemu_img_map(program: &str) -> Option<()> {
     let (server, allocation, _) = mapped();
     let text = run(program, &["map", "--output=json", "-f", "raw", &server.uri()])?;

@@ -1,5 +1,5 @@
-//! What clients cost the server's process. Each test is alone in its process, which it measures or leaves without
-//! descriptors.
+//! What clients cost the server's process. Each test is alone in its process, which it measures or leaves
+//! without descriptors.
 
 use std::fs::File;
 use std::io::Write;

@@ -1,4 +1,5 @@
-//! A disk of four times its memory limit, whose backing device fails: clients get an error, and no other data is lost.
+//! A disk of four times its memory limit, whose backing device fails: clients get an error, and no other data
+//! is lost.
 
 use std::time::{Duration, Instant};
 

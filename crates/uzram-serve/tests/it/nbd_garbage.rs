@@ -34,7 +34,8 @@ unsafe impl GlobalAlloc for Counting {
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
         NOW_BYTES.fetch_sub(layout.size(), Relaxed);
-        // SAFETY: the caller guarantees that `pointer` came from this allocator, that is, `System`, with this layout.
+        // SAFETY: the caller guarantees that `pointer` came from this allocator, that is, `System`, with this
+        // layout.
         unsafe { System.dealloc(pointer, layout) }
     }
 }

@@ -220,7 +220,8 @@ fn bad_context_options_are_refused_and_forget_what_was_set() {
 #[test]
 fn contexts_belong_to_the_export_they_were_set_for() {
     let server = TestServer::with_all(&[device("1M"), named("zram1", "2M")], |_| {});
-    // What was set, one after the other; the export that was entered, by the new or the old way; how many count.
+    // What was set, one after the other; the export that was entered, by the new or the old way; how many
+    // count.
     for (sets, entered, count) in [
         (&[("", &BOTH[..1])][..], "zram0", 1),
         (&[("zram0", &BOTH[..1])], "", 1),

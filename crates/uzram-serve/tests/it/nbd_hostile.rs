@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use crate::common::{ALL_HEADERS, Client, Headers, Random, TestServer, cmd, option_bytes, seed};
 use uzram_serve::nbd::proto::command_flags;
 
-/// Runs `attack` while another client writes and reads back, and checks that this gets every reply; afterwards the
-/// server accepts new clients, and the attack holds no device open.
+/// Runs `attack` while another client writes and reads back, and checks that this gets every reply;
+/// afterwards the server accepts new clients, and the attack holds no device open.
 fn beside_a_good_client(server: &TestServer, attack: impl FnOnce()) {
     let done = AtomicBool::new(false);
     std::thread::scope(|scope| {

@@ -12,7 +12,8 @@ const PAYLOAD: u16 = command_flags::PAYLOAD_LEN;
 const END: u64 = 5000 << 10;
 const TAIL: usize = 4 * 4096;
 
-/// Ranges that reach past the end get the specified error and change nothing; those within do what they should.
+/// Ranges that reach past the end get the specified error and change nothing; those within do what they
+/// should.
 #[test]
 fn a_range_past_the_end_gets_the_specified_error_and_changes_nothing() {
     let server = TestServer::new("5000K");

@@ -1,5 +1,5 @@
-//! Requests that wait for a backing device or for memory: they do not delay other requests, and are answered when they
-//! are done.
+//! Requests that wait for a backing device or for memory: they do not delay other requests, and are answered
+//! when they are done.
 
 use std::io::{Read, Write};
 use std::net::Shutdown;
@@ -35,7 +35,8 @@ fn ask<S: Read + Write>(client: &mut Client<S>, pages: u64) -> Vec<(u64, usize)>
     (0..pages).map(|page| (client.request(0, cmd::READ, at(page), 4096, &[]), PAGE)).collect()
 }
 
-/// Receives the replies to these requests, which have these contents; returns how many a stopping server refused.
+/// Receives the replies to these requests, which have these contents; returns how many a stopping server
+/// refused.
 fn are_answered<S: Read + Write>(client: &mut Client<S>, asked: &[(u64, usize)], data: &[u8]) -> usize {
     let replies = client.replies(asked);
     let is_refused = |((cookie, _), page): (&(u64, usize), &[u8])| {
@@ -66,7 +67,8 @@ fn others_are_answered<S: Read + Write>(client: &mut Client<S>) {
     assert_ne!(client.call(0, cmd::READ, 1 << 40, 4096, &[]).error, 0);
 }
 
-/// Reads whole pages and parts while page 9 is on the backing device. As chunks, pages before it are sent at once.
+/// Reads whole pages and parts while page 9 is on the backing device. As chunks, pages before it are sent at
+/// once.
 fn reads_wait_alone<S: Read + Write>(client: &mut Client<S>, device: &Device, gate: &Gate) {
     let data = fill(client, 8..12);
     let chunks = client.headers != Headers::Simple;
@@ -346,8 +348,8 @@ fn a_server_that_stops_waits_for_what_was_begun() {
 /// The number of pages of each client of [`work`].
 const WORKED_ON: u64 = 200;
 
-/// Changes and reads pages from byte `base` on, many at a time, and checks what comes back. It continues until some
-/// pages have left memory, as all may be in use at each attempt.
+/// Changes and reads pages from byte `base` on, many at a time, and checks what comes back. It continues
+/// until some pages have left memory, as all may be in use at each attempt.
 fn work(mut client: Client, device: &Device, base: u64, seed: u64) {
     const ROUNDS: Range<usize> = 15..1000;
     let mut random = Random::new(seed);

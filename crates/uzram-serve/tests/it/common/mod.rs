@@ -1,5 +1,5 @@
-//! Common code of the NBD tests: a server in its own directory, a client with access to every byte of the protocol, and
-//! seeded random numbers.
+//! Common code of the NBD tests: a server in its own directory, a client with access to every byte of the
+//! protocol, and seeded random numbers.
 
 pub mod gate;
 pub mod pki;
@@ -123,7 +123,8 @@ impl TestServer {
         client
     }
 
-    /// Returns a client that has chosen these headers, metadata contexts and the default export, and the contexts' ids.
+    /// Returns a client that has chosen these headers, metadata contexts and the default export, and the
+    /// contexts' ids.
     pub fn with_contexts(&self, headers: Headers, names: &[&[u8]]) -> (Client, Vec<u32>) {
         let mut client = self.client();
         client.agree(headers);
@@ -429,8 +430,9 @@ impl<S: Read + Write> Client<S> {
         self.chunk(whole)
     }
 
-    /// Receives parts of replies, in any order, until the replies to all of these requests are complete; `asked` has
-    /// their cookies and the data length of a simple reply. Also returns replies to other requests.
+    /// Receives parts of replies, in any order, until the replies to all of these requests are complete;
+    /// `asked` has their cookies and the data length of a simple reply. Also returns replies to other
+    /// requests.
     pub fn replies(&mut self, asked: &[(u64, usize)]) -> BTreeMap<u64, Reply> {
         let read_len = |cookie| asked.iter().find(|(asked, _)| *asked == cookie).map_or(0, |(_, len)| *len);
         let mut all: BTreeMap<u64, Reply> = BTreeMap::new();
