@@ -44,8 +44,8 @@ use crate::window::Windows;
 /// The share of the limit that pages take which wait to leave, and the most batches of them.
 const WAITING_SHARE: u64 = 32;
 const MOST_SHELVES: usize = 1024;
-/// The share of pages in memory whose copies are kept. With more, the memory that copies take costs more touches than they save
-/// compressing.
+/// The share of pages in memory whose copies are kept. With more, the memory that copies take costs more
+/// touches than they save compressing.
 const COPIED_SHARE: u64 = 16;
 /// The pages behind a new one come along with it while at least half of the memory is free, up to the next multiple of so many:
 /// allocators hand out memory in blocks of 64 KiB.
@@ -60,10 +60,12 @@ pub(crate) struct Core<T: Trap> {
     windows: Windows,
     waits: Waits,
     benches: Stock<Bench<T::Shelf>>,
-    /// Pages that are to leave, and the shelves for them. Protected by the lock: which batch is on which shelf.
+    /// Pages that are to leave, and the shelves for them. Protected by the lock: which batch is on which
+    /// shelf.
     waiting: Mutex<Waiting>,
     shelves: Box<[T::Shelf]>,
-    /// Where each page that waits lies, or is being opened from; 0 for others. Written by the owner of the page's state.
+    /// Where each page that waits lies, or is being opened from; 0 for others. Written by the owner of the
+    /// page's state.
     slots: Table<AtomicU32>,
     pub(crate) room: Room,
     shares: PerCpu<Share>,
@@ -209,7 +211,8 @@ impl<T: Trap> Core<T> {
         }
     }
 
-    /// Has room made for a page, above the high watermark, and waits for it if the page would exceed the limit.
+    /// Has room made for a page, above the high watermark, and waits for it if the page would exceed the
+    /// limit.
     fn make_way(&self) {
         if self.room.has(1, &self.store) || self.room.gives_up() || self.room.is_held() {
             return;
@@ -233,8 +236,8 @@ impl<T: Trap> Core<T> {
         }
     }
 
-    /// Loads a page that the caller owns, and the neighbours that are to come along. Returns false if it cannot be read. Does not
-    /// wait for room: the caller may be the evictor, which makes it.
+    /// Loads a page that the caller owns, and the neighbours that are to come along. Returns false if it
+    /// cannot be read. Does not wait for room: the caller may be the evictor, which makes it.
     fn load(&self, page: u64, stored: bool, writes: bool) -> bool {
         let window = match self.state(page).get().access() {
             Access::Normal if !stored && self.room.is_half_free(&self.store) => {
@@ -250,9 +253,9 @@ impl<T: Trap> Core<T> {
         self.bring(page, &pages[..=more], writes) > 0
     }
 
-    /// Claims pages next to each other to load them, as long as none is in memory, or another thread's, and `may` allows one more
-    /// than it is given. Notes whether the store has contents of each; returns how many they are. Behind a region there is
-    /// a page that is never claimed.
+    /// Claims pages next to each other to load them, as long as none is in memory, or another thread's, and
+    /// `may` allows one more than it is given. Notes whether the store has contents of each; returns how many
+    /// they are. Behind a region there is a page that is never claimed.
     fn claim(&self, first: u64, stored: &mut [bool], may: impl Fn(usize) -> bool) -> usize {
         for (nth, stored) in stored.iter_mut().enumerate() {
             let state = self.state(first + nth as u64);
@@ -265,8 +268,8 @@ impl<T: Trap> Core<T> {
         stored.len()
     }
 
-    /// Brings pages next to each other that the caller owns, of which `stored` says whether the store has contents. Returns
-    /// how many came.
+    /// Brings pages next to each other that the caller owns, of which `stored` says whether the store has
+    /// contents. Returns how many came.
     fn bring(&self, first: u64, stored: &[bool], writes: bool) -> usize {
         let mut bench = self.benches.take();
         let buffer = &mut bench.buffer;
@@ -331,8 +334,8 @@ impl<T: Trap> Core<T> {
         }
     }
 
-    /// Returns whether another page in memory may keep its copy in the store: those of a share may, and all as long as there is
-    /// memory in plenty; none may beyond the limit.
+    /// Returns whether another page in memory may keep its copy in the store: those of a share may, and all
+    /// as long as there is memory in plenty; none may beyond the limit.
     fn may_copy(&self) -> bool {
         let copied_pages = self.copied_pages.get();
         (COPIED_SHARE * copied_pages <= self.room.resident_pages() && !self.room.gives_up())
@@ -355,7 +358,8 @@ impl<T: Trap> Core<T> {
         }
     }
 
-    /// Brings a page that is said to be in memory, as zeros, if it is not: the program has given its memory back to the system.
+    /// Brings a page that is said to be in memory, as zeros, if it is not: the program has given its memory
+    /// back to the system.
     fn look(&self, page: u64) {
         let Some(copied) = self.state(page).start_look() else { return };
         let mut bench = self.benches.take();
@@ -381,8 +385,8 @@ impl<T: Trap> Core<T> {
         });
     }
 
-    /// Pins pages, so that they are in memory and stay there. Returns false if one of them cannot be read: then it is pinned,
-    /// but not in memory.
+    /// Pins pages, so that they are in memory and stay there. Returns false if one of them cannot be read:
+    /// then it is pinned, but not in memory.
     pub(crate) fn pin(&self, run: Run) -> bool {
         let pages = run.numbers();
         pages.clone().for_each(|page| self.state(page).pin(true));
@@ -439,7 +443,8 @@ impl<T: Trap> Core<T> {
         self.note_change(Instant::now);
     }
 
-    /// Empties those of up to [`MOST_PAGES`] pages that are in memory. Returns false if the trap does not take them as they are.
+    /// Empties those of up to [`MOST_PAGES`] pages that are in memory. Returns false if the trap does not
+    /// take them as they are.
     fn discard_open(&self, first: u64, pages: usize) -> bool {
         let mut nth = 0;
         while nth < pages {
@@ -493,8 +498,8 @@ impl<T: Trap> Core<T> {
 
     /// Writes zeros to a page that is in memory.
     fn zero(&self, page: u64) {
-        // SAFETY: the page is mapped and writable; the program lets it be emptied, and expects other threads' accesses to
-        // see either contents.
+        // SAFETY: the page is mapped and writable; the program lets it be emptied, and expects other threads'
+        // accesses to see either contents.
         unsafe { self.trap.space().address(page).write_bytes(0, PAGE_SIZE) };
     }
 

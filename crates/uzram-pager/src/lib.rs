@@ -14,9 +14,9 @@
 //! # What a program must know
 //!
 //! - A child (fork(2)) has none of this memory: a touch is a SIGSEGV there.
-//! - With `Guard`, [pin](Region::pin) memory that you pass to system calls. A call fails with EFAULT otherwise
-//!   if a page is not in memory; and **a transfer that goes on by itself** (io_uring, libaio, vmsplice) **loses what it
-//!   writes to a page** that leaves meanwhile.
+//! - With `Guard`, [pin](Region::pin) memory that you pass to system calls. A call fails with EFAULT
+//!   otherwise if a page is not in memory; and **a transfer that goes on by itself** (io_uring, libaio,
+//!   vmsplice) **loses what it writes to a page** that leaves meanwhile.
 //! - With it, SIGSEGV belongs to the pager: what is not its own goes to the handler that was there before. A
 //!   handler that is installed later must call the one before. A thread that blocks the signal must not touch the
 //!   memory: the kernel ends the process.
@@ -85,7 +85,7 @@ pub mod descriptors {
 #[cfg(not(loom))]
 pub use figures::Figures;
 #[cfg(not(loom))]
-pub use memory::{Forking, Limited, Memory, Settings};
+pub use memory::{Forking, Memory, Settings};
 #[cfg(not(loom))]
 pub use pager::{DEFAULT_CAPACITY_BYTES, LEAST_LIMIT_BYTES, Pager, PagerBuilder, Pin, Region, TrapKind};
 #[cfg(not(loom))]

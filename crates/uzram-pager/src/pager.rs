@@ -601,7 +601,8 @@ impl Region {
         }
     }
 
-    /// Returns the pages that lie in a range as a whole; what is behind the last byte of the region counts as in it.
+    /// Returns the pages that lie in a range as a whole; what is behind the last byte of the region counts as
+    /// in it.
     fn inner_pages(&self, bytes: impl RangeBounds<usize>) -> Result<Run> {
         let range = self.range(bytes)?;
         let first = range.start.next_multiple_of(PAGE_SIZE);

@@ -105,7 +105,8 @@ impl Room {
     pub(crate) fn most_used_pages(&self, store: &Store) -> u64 {
         let resident = self.resident_pages.get();
         let used = resident + self.stored_pages(store);
-        // Faults look at it once each: next to none writes. Pages that moved in between were counted twice, or not at all.
+        // Faults look at it once each: next to none writes. Pages that moved in between were counted twice,
+        // or not at all.
         if used > self.most_used_pages.load(Ordering::Relaxed) && self.resident_pages.get() == resident {
             self.most_used_pages.fetch_max(used, Ordering::Relaxed);
         }
@@ -123,8 +124,9 @@ impl Room {
         (free / EVICTOR_SHARE).max(LEAST_EVICTOR_PAGES.min(free))
     }
 
-    /// Returns how many pages leave at once, at most. Before they are gone, what they take compressed must have room in what
-    /// faults leave: half of that is for a zspage that has just begun, for tables, and for threads that fault at the same time.
+    /// Returns how many pages leave at once, at most. Before they are gone, what they take compressed must
+    /// have room in what faults leave: half of that is for a zspage that has just begun, for tables, and for
+    /// threads that fault at the same time.
     pub(crate) fn batch_pages(&self) -> usize {
         let (_, free) = self.limit_and_free();
         (Self::evictor_pages(free).saturating_sub(ZSPAGE_PAGES) / 2).clamp(1, MOST_PAGES as u64) as usize

@@ -23,8 +23,10 @@
 //! sets *wanted*. The owner sees the bit when it ends the state, by an exchange: it wakes the threads that wait, and
 //! if the page has left, it loads it again at once.
 //!
-//! - *copied*: the store still has the contents that the page was loaded with. The program may have changed them since.
-//! - *pinned*: the page is not evicted. Set when the pin is in the region's list, and cleared under the lock of that.
+//! - *copied*: the store still has the contents that the page was loaded with. The program may have changed
+//!   them since.
+//! - *pinned*: the page is not evicted. Set when the pin is in the region's list, and cleared under the lock
+//!   of that.
 //! - *access*: how the program says that it will touch the page ([`Access`]).
 
 use crate::sync::{AtomicU8, Ordering};
@@ -91,7 +93,8 @@ impl Seen {
         }
     }
 
-    /// Returns the value of a page whose owner takes it to another place. Whether the store has a copy is said when it is there.
+    /// Returns the value of a page whose owner takes it to another place. Whether the store has a copy is
+    /// said when it is there.
     fn going(self, to: Place) -> u8 {
         to as u8 | self.0 & KEPT
     }
@@ -118,7 +121,8 @@ impl Seen {
 pub(crate) enum Touched {
     /// The caller is to load the page: it owns the state `Loading` now. Says whether the store has contents.
     Load { stored: bool },
-    /// The caller is to open the page, which is in memory: it owns the state `Loading` now. Says whether the store has a copy.
+    /// The caller is to open the page, which is in memory: it owns the state `Loading` now. Says whether the
+    /// store has a copy.
     Open { copied: bool },
     /// It is in memory already.
     In,
@@ -174,24 +178,27 @@ impl State {
         touched
     }
 
-    /// Makes the caller the owner of a page that `may` go there, to `Loading` or `Leaving`; returns its state of before.
+    /// Makes the caller the owner of a page that `may` go there, to `Loading` or `Leaving`; returns its state
+    /// of before.
     fn start(&self, to: Place, may: impl Fn(Seen) -> bool) -> Option<Seen> {
         self.update(|seen| may(seen).then(|| seen.going(to)))
     }
 
-    /// Starts to load the page, if it is not in memory and no other thread is at it; returns whether the store has
-    /// contents.
+    /// Starts to load the page, if it is not in memory and no other thread is at it; returns whether the
+    /// store has contents.
     pub(crate) fn start_load(&self) -> Option<bool> {
         let old = self.start(Place::Loading, |seen| matches!(seen.place(), Place::New | Place::Out));
         old.map(|old| old.place() == Place::Out)
     }
 
-    /// Starts to look whether a page in memory is there; returns whether the store has a copy. The caller ends the state.
+    /// Starts to look whether a page in memory is there; returns whether the store has a copy. The caller
+    /// ends the state.
     pub(crate) fn start_look(&self) -> Option<bool> {
         self.start(Place::Loading, |seen| seen.place() == Place::In).map(Seen::is_copied)
     }
 
-    /// Starts to take the page out of memory, if it is there and not pinned; returns whether the store has a copy.
+    /// Starts to take the page out of memory, if it is there and not pinned; returns whether the store has a
+    /// copy.
     pub(crate) fn start_leave(&self) -> Option<bool> {
         let may_leave = |seen: Seen| seen.place() == Place::In && !seen.is_pinned();
         self.start(Place::Leaving, may_leave).map(Seen::is_copied)
@@ -202,7 +209,8 @@ impl State {
         self.start(Place::Leaving, |seen| seen.place() == Place::Waiting).map(Seen::is_copied)
     }
 
-    /// Starts to empty a page, if it is in this place; returns whether the store has a copy. It belongs to the caller then.
+    /// Starts to empty a page, if it is in this place; returns whether the store has a copy. It belongs to
+    /// the caller then.
     pub(crate) fn start_discard(&self, place: Place) -> Option<bool> {
         self.start(Place::Loading, |seen| seen.place() == place).map(Seen::is_copied)
     }
@@ -212,7 +220,8 @@ impl State {
         self.update(|seen| (seen.place() == place).then_some(seen.0 | WANTED)).is_some()
     }
 
-    /// Ends the state `Loading` or `Leaving`, which the caller owns. Returns whether the page was wanted meanwhile.
+    /// Ends the state `Loading` or `Leaving`, which the caller owns. Returns whether the page was wanted
+    /// meanwhile.
     pub(crate) fn end(&self, place: Place, copied: bool) -> bool {
         let new = |seen: Seen| Some(seen.going(place) | if copied { COPIED } else { 0 });
         self.update(new).is_some_and(|old| old.0 & WANTED != 0)
@@ -237,7 +246,8 @@ impl State {
         self.update(close)
     }
 
-    /// Makes a closed page new. One that is new already is not written: the table's pages take memory when they are.
+    /// Makes a closed page new. One that is new already is not written: the table's pages take memory when
+    /// they are.
     pub(crate) fn reopen(&self) {
         if self.0.load(Ordering::Relaxed) != Place::New as u8 {
             self.0.store(Place::New as u8, Ordering::Release);

@@ -41,8 +41,8 @@ impl<B> Stock<B> {
         })
     }
 
-    /// Takes a free one; waits until there is one. A thread takes no second one, and waits for no page while it has one of
-    /// the benches.
+    /// Takes a free one; waits until there is one. A thread takes no second one, and waits for no page while
+    /// it has one of the benches.
     pub(crate) fn take(&self) -> Taken<'_, B> {
         loop {
             for place in &self.0 {

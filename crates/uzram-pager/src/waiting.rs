@@ -4,7 +4,8 @@
 //! a fraction of compressing it, and evicted a while later. If the program touches it meanwhile, it was not cold: it is
 //! opened again as it is. The kernel's inactive list does the same with the bits that the hardware sets.
 //!
-//! Batches of pages wait in a queue, the oldest first. Each has a shelf, by its number, on which its pages lie.
+//! Batches of pages wait in a queue, the oldest first. Each has a shelf, by its number, on which its pages
+//! lie.
 
 use std::collections::VecDeque;
 
@@ -15,8 +16,8 @@ pub(crate) struct Waiting {
     batches: VecDeque<usize>,
     /// Numbers of shelves that no batch has.
     free: Vec<usize>,
-    /// The pages on each shelf, each at its place; some were touched since. All memory is there beforehand: a signal handler
-    /// adds batches.
+    /// The pages on each shelf, each at its place; some were touched since. All memory is there beforehand: a
+    /// signal handler adds batches.
     pages: Box<[Batch]>,
     /// Room for the numbers of as many pages.
     pub(crate) cold: Vec<u32>,

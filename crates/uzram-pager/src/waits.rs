@@ -1,8 +1,8 @@
 //! Threads that wait for a page that another thread is loading or evicting.
 //!
-//! A futex for each of some groups of pages. A waiter reads the group's number, then tells the page's owner that it waits, and
-//! sleeps for as long as the number stays; the owner changes it. The number comes first: between the other two, the owner may
-//! have ended, and the next one, who was not told, begun.
+//! A futex for each of some groups of pages. A waiter reads the group's number, then tells the page's owner
+//! that it waits, and sleeps for as long as the number stays; the owner changes it. The number comes first:
+//! between the other two, the owner may have ended, and the next one, who was not told, begun.
 
 use crate::sync::{Futex, Ordering};
 
@@ -24,8 +24,8 @@ impl Waits {
         self.group(page).load(Ordering::SeqCst)
     }
 
-    /// Sleeps until [`Waits::wake`] is called for the page, or another one of its group, unless it was since the group had
-    /// this number.
+    /// Sleeps until [`Waits::wake`] is called for the page, or another one of its group, unless it was since
+    /// the group had this number.
     pub(crate) fn wait(&self, page: u64, number: u32) {
         // Interrupted, or changed already: the caller looks again.
         self.group(page).wait(number, None);

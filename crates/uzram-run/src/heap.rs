@@ -21,7 +21,6 @@ use libmimalloc_sys as mi;
 use uzram_pager::{BlockedSignals, Memory};
 
 use crate::inside::{self, Inside};
-use crate::limits;
 use crate::own::{__libc_calloc, __libc_free, __libc_malloc, __libc_memalign, __libc_realloc};
 use crate::process;
 use crate::real::set_errno;
@@ -173,9 +172,9 @@ unsafe extern "C" fn commit(
             }
             return true;
         }
-        let may_use = memory.commit(start.addr(), size);
+        memory.commit(start.addr(), size);
         process::warn_of_failure(memory);
-        may_use
+        true
     })
     .unwrap_or(true)
 }
@@ -192,8 +191,8 @@ fn is_ours(block: *const c_void) -> bool {
     block.addr().wrapping_sub(START.load(Ordering::Relaxed)) < LEN.load(Ordering::Relaxed)
 }
 
-/// Tries again when mimalloc found no memory for a block of `size`: `allocate`, a mapping, and then `otherwise`, unless the program would exceed
-/// a limit.
+/// Tries again when mimalloc found no memory for a block of `size`: `allocate`, a mapping, and then
+/// `otherwise`.
 #[cold]
 #[inline(never)]
 fn again(
@@ -201,17 +200,6 @@ fn again(
     allocate: impl Fn() -> *mut c_void,
     otherwise: impl Fn() -> *mut c_void,
 ) -> *mut c_void {
-    if is_limited() {
-        give_back();
-        let block = allocate();
-        if !block.is_null() {
-            return block;
-        }
-        if !limits::may_use(size.max(LEAST_COMMIT_BYTES), true) {
-            set_errno(libc::ENOMEM);
-            return null_mut();
-        }
-    }
     if more(LEN.load(Ordering::Relaxed)) {
         let block = allocate();
         if !block.is_null() {
@@ -220,21 +208,6 @@ fn again(
     }
     let mapped = if size >= LEAST_COMMIT_BYTES { map_block(MOST_ALIGN, size) } else { None };
     mapped.unwrap_or_else(otherwise)
-}
-
-/// Has mimalloc say now that it does not use what was freed a moment ago, if there is a limit: it would count, or be used again
-/// unseen.
-pub fn give_back() {
-    if is_limited() {
-        // SAFETY: the calling thread is in no function of mimalloc's.
-        unsafe { mi::mi_collect(true) };
-    }
-}
-
-/// Returns whether the program has a limit on its memory.
-#[inline]
-fn is_limited() -> bool {
-    process::with_memory(Memory::is_limited).unwrap_or(false)
 }
 
 /// # Safety
@@ -379,7 +352,7 @@ unsafe fn resize(block: *mut c_void, size: usize) -> *mut c_void {
             }
         } else {
             match mapped_size(block) {
-                None if !(is_limited() && size > usable_size(block)) => return __libc_realloc(block, size),
+                None => return __libc_realloc(block, size),
                 Some(len) if size >= OWN_MAPPING_BYTES && size <= len => return block,
                 Some(len) if grow_mapped(block, len, size) => return block,
                 _ => {}
@@ -519,15 +492,7 @@ unsafe fn usable_size(block: *mut c_void) -> usize {
 /// Maps a block that mimalloc does not have. It reads as zeros.
 #[cold]
 fn allocate_mapped(align: usize, size: usize) -> *mut c_void {
-    let again = || {
-        give_back();
-        is_limited().then(|| map_block(align, size)).flatten()
-    };
-    map_block(align, size).or_else(again).unwrap_or_else(|| {
-        if !limits::may_use(size, true) {
-            set_errno(libc::ENOMEM);
-            return null_mut();
-        }
+    map_block(align, size).unwrap_or_else(|| {
         // SAFETY: any size is allowed. So large a block it maps, and it reads as zeros.
         unsafe { __libc_memalign(align, size) }
     })

@@ -9,7 +9,6 @@
 //! | `real` | the functions whose place this library takes |
 //! | `heap` | malloc(3) and its relatives: mimalloc in the managed memory |
 //! | `maps` | mmap(2) and its relatives |
-//! | `limits` | getrlimit(2) and setrlimit(2) of address space and data |
 //! | `descriptors` | close(2) and its relatives, which spare the library's own descriptors |
 //! | `streams` | what the C library touches in a child before anything else |
 //! | `figures` | the figures that `uzram list` shows |
@@ -30,7 +29,6 @@ mod descriptors;
 mod figures;
 mod heap;
 mod inside;
-mod limits;
 mod maps;
 mod own;
 mod process;

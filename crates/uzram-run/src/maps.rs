@@ -13,7 +13,6 @@ use libc::{
 use uzram_pager::Memory;
 
 use crate::inside::Inside;
-use crate::limits;
 use crate::process::{is_managed_address, with_memory};
 use crate::real::{self, set_errno};
 
@@ -123,10 +122,6 @@ unsafe fn map(
         if let Some(mapped) = mapped {
             return mapped.cast();
         }
-    }
-    let is_data = flags & MAP_SHARED == 0 && protection & libc::PROT_WRITE != 0;
-    if !limits::may_use(len, is_data) {
-        return failed(libc::ENOMEM);
     }
     by_kernel()
 }

@@ -7,11 +7,11 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicUsize, Ordering};
 
 use rustix::fd::{FromRawFd, IntoRawFd, OwnedFd};
+use rustix::process::{Resource, getrlimit};
 use uzram::units::{format_size, pages_to_bytes};
 use uzram_pager::{Forking, Memory, MemoryStats, descriptors};
 
 use crate::inside::Inside;
-use crate::limits;
 use crate::real::{self, next};
 use crate::settings::{Asked, Environment};
 use crate::streams;
@@ -102,20 +102,16 @@ static INIT: extern "C" fn(c_int, *const *const c_char, *const *const c_char) = 
 extern "C" fn init(_: c_int, _: *const *const c_char, environment: *const *const c_char) {
     let _inside = Inside::enter();
     // SAFETY: the loader passes it on.
-    let Some(mut asked) = unsafe { Environment::new(environment) }.asked() else { return };
-    let Some(capacity_bytes) = limits::prepare(asked.limit_bytes) else {
-        let why = "limits on its address space or data leave too little (ulimit -v, ulimit -d)";
+    let Some(asked) = unsafe { Environment::new(environment) }.asked() else { return };
+    // The system counts all that is reserved.
+    if [Resource::As, Resource::Data].into_iter().any(|resource| getrlimit(resource).current.is_some()) {
+        let why = "its address space or data is limited (ulimit -v, ulimit -d)";
         return tell(2, &format!("uzram: the program runs without a limit: {why}\n"));
-    };
-    asked.memory.pager = asked.memory.pager.capacity(capacity_bytes);
+    }
     let memory = match Memory::new(asked.memory.clone()) {
         Ok(memory) => memory,
-        Err(error) => {
-            limits::give_back();
-            return tell(2, &format!("uzram: the program runs without a limit: {error}\n"));
-        }
+        Err(error) => return tell(2, &format!("uzram: the program runs without a limit: {error}\n")),
     };
-    limits::start(&memory);
     let (start, len) = memory.addresses();
     let tells = asked.stats || asked.first_process == Some(std::process::id());
     let errors = AtomicI32::new(if tells { copy_of_errors() } else { NONE });
@@ -133,8 +129,7 @@ extern "C" fn init(_: c_int, _: *const *const c_char, environment: *const *const
     LEN.store(len, Ordering::Relaxed);
     find_code();
     streams::prepare();
-    // The library's threads share one arena of the C library's allocator: each would reserve 64 MiB of its own, at any time, which counts
-    // against the program's limits.
+    // The library's threads share one arena of the C library's allocator.
     // SAFETY: the call changes a setting.
     unsafe { libc::mallopt(libc::M_ARENA_MAX, 1) };
     // Before there is a pager, which publishes more.
@@ -147,11 +142,6 @@ extern "C" fn init(_: c_int, _: *const *const c_char, environment: *const *const
     if !heap::start(&process.memory) {
         tell(2, "uzram: the program's own memory is not managed: the allocator refuses it\n");
     }
-}
-
-/// Returns whether this is the process whose memory it has: a child of vfork(2) has its parent's.
-pub fn is_own_process() -> bool {
-    PROCESS.get().is_some_and(|process| process.id.load(Ordering::Relaxed) == std::process::id())
 }
 
 /// Returns a descriptor of standard error that the program does not come across.

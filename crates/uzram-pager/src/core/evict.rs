@@ -65,7 +65,8 @@ fn slot(shelf: usize, nth: usize) -> u32 {
 }
 
 impl<T: Trap> Core<T> {
-    /// Takes the coldest pages from the program, unless another thread is at that. Returns whether the evictor is to be woken.
+    /// Takes the coldest pages from the program, unless another thread is at that. Returns whether the
+    /// evictor is to be woken.
     ///
     /// For threads that fault, while the evictor rests: the system interrupts each CPU on which a thread of this process runs for
     /// each page that it traps, and that takes longer than everything else. Here the evictor, which runs alone most of the
@@ -80,7 +81,8 @@ impl<T: Trap> Core<T> {
         true
     }
 
-    /// Takes the coldest pages from the program, which wait on a shelf from now on. Returns how many: none without a free one.
+    /// Takes the coldest pages from the program, which wait on a shelf from now on. Returns how many: none
+    /// without a free one.
     fn take_cold(&self, waiting: &mut Waiting) -> usize {
         let Some(shelf) = waiting.free_shelf() else { return 0 };
         let mut pages = std::mem::take(&mut waiting.cold);
@@ -104,7 +106,8 @@ impl<T: Trap> Core<T> {
         count
     }
 
-    /// Evicts the pages of the oldest batch that wait still. Returns false if there is no batch, or no room for any of its pages.
+    /// Evicts the pages of the oldest batch that wait still. Returns false if there is no batch, or no room
+    /// for any of its pages.
     fn evict_oldest(&self, waiting: &mut Waiting) -> bool {
         let Some((shelf, pages)) = waiting.oldest() else { return false };
         let (mut taken, mut count) = ([Taken::default(); MOST_PAGES], 0);
@@ -164,7 +167,8 @@ impl<T: Trap> Core<T> {
         self.end(page, Place::In, false);
     }
 
-    /// Has pages leave that are in memory and may leave: up to [`MOST_PAGES`] pages, in ascending order. Returns how many left.
+    /// Has pages leave that are in memory and may leave: up to [`MOST_PAGES`] pages, in ascending order.
+    /// Returns how many left.
     pub(super) fn evict(&self, pages: impl Iterator<Item = u64>, leave: Leave) -> usize {
         let mut bench = self.benches.take();
         let mut taken = [Taken::default(); MOST_PAGES];
@@ -204,8 +208,8 @@ impl<T: Trap> Core<T> {
         len
     }
 
-    /// Takes `count` neighbours, behind `len` pages that were taken before. Returns the pages that are taken by now: those that
-    /// could not be taken are in memory again.
+    /// Takes `count` neighbours, behind `len` pages that were taken before. Returns the pages that are taken
+    /// by now: those that could not be taken are in memory again.
     fn take(&self, shelf: &T::Shelf, taken: &mut [Taken], mut len: usize, count: usize) -> usize {
         let (mut from, end) = (len, len + count);
         while from < end {
@@ -223,8 +227,9 @@ impl<T: Trap> Core<T> {
         len
     }
 
-    /// Stores the contents of pages that were taken, or discards them, and gives their memory back. Those for which there is no
-    /// room are given back to the program. All that was on the shelf has been given back then, or is released.
+    /// Stores the contents of pages that were taken, or discards them, and gives their memory back. Those for
+    /// which there is no room are given back to the program. All that was on the shelf has been given back
+    /// then, or is released.
     fn finish(&self, shelf: &T::Shelf, buffer: &mut [Page], taken: &mut [Taken], leave: Leave) {
         let is_next = |a: &Taken, b: &Taken| a.page + 1 == b.page && a.nth + 1 == b.nth;
         for chunk in taken.chunk_by_mut(is_next) {
@@ -275,7 +280,8 @@ impl<T: Trap> Core<T> {
         left
     }
 
-    /// Writes a page to the store. Returns false if that has no room for it: then it has no copy of it either.
+    /// Writes a page to the store. Returns false if that has no room for it: then it has no copy of it
+    /// either.
     fn write(&self, page: PageNo, contents: &Page, copied: bool) -> bool {
         if copied && self.is_same(page, contents) {
             self.shares.local().pages_unchanged.add(1);

@@ -56,11 +56,6 @@ impl Committed {
         parts * PART_BYTES as u64
     }
 
-    /// Returns how many bytes are not in use, of `len` bytes at `offset`.
-    pub(super) fn missing(&self, offset: usize, len: usize) -> u64 {
-        self.sum(offset, len, |word, mask| (!word.load(Ordering::Relaxed) & mask).count_ones().into())
-    }
-
     /// Notes that bytes are in use; returns how many were not.
     pub(super) fn add(&self, offset: usize, len: usize) -> u64 {
         self.sum(offset, len, |word, mask| {
@@ -105,7 +100,6 @@ mod tests {
             let run = &mut model[first..first + parts];
             let used = run.iter().filter(|used| **used).count();
             let bytes = |parts: usize| (parts * PART_BYTES) as u64;
-            assert_eq!(committed.missing(offset, len), bytes(parts - used), "step {step}");
             if random.next().is_multiple_of(2) {
                 assert_eq!(committed.add(offset, len), bytes(parts - used), "step {step}");
                 run.fill(true);

@@ -22,7 +22,6 @@ use uzram::sync::Arc;
 
 /// What a thread holds that forks.
 pub struct Forking<'a> {
-    _not_asking: MutexGuard<'a, ()>,
     areas: MutexGuard<'a, Areas>,
     /// If the pager runs.
     paused: Option<Paused<'a>>,
@@ -90,9 +89,8 @@ impl Memory {
             let areas = lock(&self.areas);
             // Under the lock it does not start.
             if stopped.is_some() || self.running().is_none() {
-                let _not_asking = self.limits.hold();
                 let paused = stopped.map(|(running, stopped)| running.pause(stopped));
-                return Forking { _not_asking, areas, paused, _one, _blocked };
+                return Forking { areas, paused, _one, _blocked };
             }
         }
     }
@@ -122,7 +120,7 @@ impl Memory {
     /// The child may not trap touches. All of its memory has been brought in then, and is as the kernel manages it.
     pub fn after_fork_in_child(&self, forking: Forking<'_>) -> Result<()> {
         // Dropped in the reverse order: signals come when no lock is held.
-        let Forking { _blocked, _one, areas, paused, _not_asking } = forking;
+        let Forking { _blocked, _one, areas, paused } = forking;
         let Some(Paused { running, stopped, closed, sharing }) = paused else { return Ok(()) };
         // These are threads of the parent.
         std::mem::forget(lock(&running.threads).take());

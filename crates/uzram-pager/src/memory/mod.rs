@@ -9,21 +9,18 @@
 //!
 //! - `fork.rs`: a child goes on by itself, from its copy of everything
 //! - `committed.rs`: which parts of its memory the allocator uses
-//! - `limits.rs`: limits on address space and data
 //!
-//! Lock order: evicting, the gate's changing, areas, asking, the gate's moving. Signals are blocked while a thread is in here.
+//! Lock order: evicting, the gate's changing, areas, the gate's moving. Signals are blocked while a thread is
+//! in here.
 
 mod committed;
 mod fork;
-mod limits;
 #[cfg(test)]
 mod tests;
 
 pub use fork::Forking;
-pub use limits::Limited;
 
 use committed::Committed;
-use limits::Limits;
 
 use std::fs::File;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -87,12 +84,7 @@ pub struct Memory {
     settings: Settings,
     /// Bytes in use: the allocator's, and mappings that may be accessed.
     used_bytes: Counter,
-    /// The allocator's bytes in use.
-    heap_bytes: Counter,
     committed: Committed,
-    /// Bytes of all mappings, but for the allocator's.
-    mapped_bytes: Counter,
-    limits: Limits,
     running: OnceLock<Running>,
     /// The pager has stopped for good, in a child that may not trap touches.
     is_off: AtomicBool,
@@ -136,7 +128,7 @@ impl Memory {
     pub fn new(settings: Settings) -> Result<Memory> {
         let pages = bytes_to_pages(settings.pager.capacity_bytes());
         let space = Space::new(pages)?;
-        let heap_bytes = limits::heap_bytes(pages_to_bytes(pages));
+        let heap_bytes = (pages_to_bytes(pages) / HEAP_SHARE).next_multiple_of(HEAP_STEP_BYTES);
         let first =
             (space.start() >> PAGE_SHIFT).next_multiple_of(HEAP_ALIGN_PAGES) - (space.start() >> PAGE_SHIFT);
         let heap = Run { first: first as u64, pages: bytes_to_pages(heap_bytes) as usize };
@@ -150,10 +142,7 @@ impl Memory {
             heap,
             settings,
             used_bytes: Counter::new(0),
-            heap_bytes: Counter::new(0),
             committed: Committed::new(heap.bytes())?,
-            mapped_bytes: Counter::new(0),
-            limits: Limits::new(),
             running: OnceLock::new(),
             is_off: AtomicBool::new(false),
             forks: Mutex::default(),
@@ -171,17 +160,11 @@ impl Memory {
         (self.space.start(), self.space.len_bytes())
     }
 
-    /// Notes that the allocator uses memory of its part from now on. Returns false if the program would exceed a limit
-    /// ([`Memory::set_limit`]). If much is in use, a pager takes over; if that cannot start, [`Memory::failure`] says why, and the
-    /// memory is as the kernel gives it.
-    pub fn commit(&self, address: usize, len: usize) -> bool {
+    /// Notes that the allocator uses memory of its part from now on. If much is in use, a pager takes over;
+    /// if that cannot start, [`Memory::failure`] says why, and the memory is as the kernel gives it.
+    pub fn commit(&self, address: usize, len: usize) {
         let offset = address.wrapping_sub(self.heap().0.addr());
-        if self.is_limited() && !self.may_use(self.committed.missing(offset, len), true) {
-            return false;
-        }
-        let more = self.committed.add(offset, len);
-        self.heap_bytes.add(more);
-        self.used_bytes.add(more);
+        self.used_bytes.add(self.committed.add(offset, len));
         if self.running.get().is_none() && self.used_bytes.get() >= self.settings.plain_bytes {
             let _blocked = Blocked::new();
             // A thread that changes areas may start the pager just now, for which it needs locks that this one may have.
@@ -189,7 +172,6 @@ impl Memory {
                 self.start(&areas);
             }
         }
-        true
     }
 
     /// Returns why the pager could not start.
@@ -210,7 +192,7 @@ impl Memory {
         if self.failure.get().is_some() {
             return false;
         }
-        match self.limits.start_pager(|| self.try_start(areas)) {
+        match self.try_start(areas) {
             Ok(running) => self.running.set(running).is_ok(),
             Err(error) => {
                 let _ = self.failure.set(error);
@@ -326,15 +308,11 @@ impl Memory {
     }
 
     /// Maps private anonymous memory of `len` bytes, of which the first is at a multiple of `align`, a power of two. `protection` are
-    /// the bits of mmap(2). Returns `None` if there is no room for it, or the
-    /// program would exceed a limit.
+    /// the bits of mmap(2). Returns `None` if there is no room for it.
     pub fn map(&self, len: usize, align: usize, protection: i32) -> Option<*mut u8> {
         let _blocked = Blocked::new();
         let pages = bytes_to_pages(len as u64);
         let mut areas = lock(&self.areas);
-        if !self.may_use(pages_to_bytes(pages), is_data(protection)) {
-            return None;
-        }
         let align_pages = (align >> PAGE_SHIFT).max(1) as u64;
         // Multiples count from address 0, and the space begins anywhere.
         let offset = (align_pages - (self.space.start() >> PAGE_SHIFT) as u64 % align_pages) % align_pages;
@@ -342,7 +320,6 @@ impl Memory {
         let run = Run { first, pages: pages as usize };
         let protection = Protection(protection);
         self.enter(&mut areas, run, protection).ok()?;
-        self.mapped_bytes.add(run.bytes() as u64);
         if protection.0 != libc::PROT_NONE {
             self.count_use(&areas, run);
         }
@@ -383,19 +360,12 @@ impl Memory {
         };
         let _blocked = Blocked::new();
         let mut areas = self.lock_cleaned(run);
-        let there: usize = areas.pieces(run).iter().map(|(piece, _)| piece.pages).sum();
-        if !self.may_use(pages_to_bytes((run.pages - there) as u64), is_data(protection)) {
-            return Some(Err(libc::ENOMEM));
-        }
         self.take_away(&mut areas, run);
         let entered = self.enter(&mut areas, run, Protection(protection));
         if entered.is_err() {
             areas.free(run);
-        } else {
-            self.mapped_bytes.add(run.bytes() as u64);
-            if protection != libc::PROT_NONE {
-                self.count_use(&areas, run);
-            }
+        } else if protection != libc::PROT_NONE {
+            self.count_use(&areas, run);
         }
         Some(entered.map_err(|_| libc::ENOMEM))
     }
@@ -408,7 +378,6 @@ impl Memory {
         let mut areas = self.lock_cleaned(run);
         self.take_away(&mut areas, run);
         areas.set(run, Use::Foreign);
-        self.mapped_bytes.add(run.bytes() as u64);
         Some(map())
     }
 
@@ -430,7 +399,6 @@ impl Memory {
     /// Unmaps pages at once, so that others can be mapped there. None of them is still to be freed.
     fn take_away(&self, areas: &mut MutexGuard<'_, Areas>, run: Run) {
         for (piece, used) in areas.pieces(run) {
-            self.forget_mapping(piece, used);
             match used {
                 Use::Managed(protection) => {
                     self.forget_use(piece, protection);
@@ -456,12 +424,6 @@ impl Memory {
     /// Starts the pager if the program uses much by now. Returns false if it cannot start.
     fn start_if_much(&self, areas: &Areas) -> bool {
         self.used_bytes.get() < self.settings.plain_bytes || self.start(areas)
-    }
-
-    fn forget_mapping(&self, run: Run, used: Use) {
-        if used != Use::Closed {
-            self.mapped_bytes.sub(run.bytes() as u64);
-        }
     }
 
     fn forget_use(&self, run: Run, protection: Protection) {
@@ -490,7 +452,6 @@ impl Memory {
         let _blocked = Blocked::new();
         let mut areas = lock(&self.areas);
         for (piece, used) in areas.pieces(run) {
-            self.forget_mapping(piece, used);
             match (used, self.core()) {
                 (Use::Managed(protection), Some(core)) => {
                     self.forget_use(piece, protection);
@@ -638,9 +599,7 @@ impl Memory {
     pub fn discard(&self, address: usize, len: usize) {
         let Lies::Inside(run) = self.place(address, len) else { return };
         let _blocked = Blocked::new();
-        let fewer = self.committed.remove(address.wrapping_sub(self.heap().0.addr()), len);
-        self.heap_bytes.sub(fewer);
-        self.used_bytes.sub(fewer);
+        self.used_bytes.sub(self.committed.remove(address.wrapping_sub(self.heap().0.addr()), len));
         match self.core() {
             Some(core) => {
                 let _changing = core.trap.gate.change();
@@ -680,12 +639,9 @@ impl Memory {
             Some((_, Use::Managed(protection))) if areas.is_free(more) => {
                 let protection = *protection;
                 let bytes = more.bytes() as u64;
-                if !self.may_use(bytes, is_data(protection.0))
-                    || self.enter(&mut areas, more, protection).is_err()
-                {
+                if self.enter(&mut areas, more, protection).is_err() {
                     return false;
                 }
-                self.mapped_bytes.add(bytes);
                 if protection.0 != libc::PROT_NONE {
                     self.used_bytes.add(bytes);
                 }
@@ -700,11 +656,6 @@ impl Drop for Threads {
     fn drop(&mut self) {
         self.waiters.end();
     }
-}
-
-/// Returns whether the kernel counts private memory with these bits of mmap(2) as data.
-fn is_data(protection: i32) -> bool {
-    protection & libc::PROT_WRITE != 0
 }
 
 fn no_page_table(error: &dyn std::fmt::Display) -> Error {

@@ -243,7 +243,8 @@ impl Uffd {
                 dst: (to + (done << PAGE_SHIFT)) as u64,
                 src: (from + (done << PAGE_SHIFT)) as u64,
                 len: (count << PAGE_SHIFT) as u64,
-                // A thread that forks must not go on before the page's state has ended: the child would have it half done for ever.
+                // A thread that forks must not go on before the page's state has ended: the child would have
+                // it half done for ever.
                 mode: if self.gate.is_open() { 0 } else { MOVE_DONTWAKE },
                 move_: 0,
             };
