@@ -1,9 +1,5 @@
 //! Pagers and regions that end while they are in use: by SIGKILL, by being dropped, and many at once.
 
-#![allow(clippy::unwrap_used)]
-
-mod common;
-
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
 use std::ptr::null_mut;
@@ -15,7 +11,7 @@ use uzram::random::Random;
 use uzram::units::PAGE_SIZE;
 use uzram_pager::TrapKind;
 
-use common::{MIB, builder, each, each_in_child, expect_pages, fill_pages, pager};
+use crate::common::{MIB, builder, each, each_in_child, expect_pages, fill_pages, pager, wait_until};
 
 /// Says with which trap, and in which folder, a process is to evict until it is killed.
 const SPILL: &str = "UZRAM_PAGER_TEST_SPILL";
@@ -45,7 +41,6 @@ fn shared_files() -> Vec<String> {
 
 #[test]
 fn a_killed_process_leaves_nothing() {
-    const TEST: &str = "a_killed_process_leaves_nothing";
     if let Ok(case) = std::env::var(SPILL) {
         let (trap, dir) = case.split_once(' ').unwrap();
         let trap = TrapKind::ALL.into_iter().find(|kind| kind.name() == trap).unwrap();
@@ -59,7 +54,7 @@ fn a_killed_process_leaves_nothing() {
         let mut random = Random::new(3);
         for _ in 0..3 {
             let mut child = Command::new(std::env::current_exe().unwrap())
-                .args(["--exact", TEST, "--nocapture"])
+                .args(["--exact", "ends::a_killed_process_leaves_nothing", "--nocapture"])
                 .env(SPILL, format!("{} {}", trap.name(), dir.path().display()))
                 .stdout(Stdio::piped())
                 .spawn()
@@ -97,7 +92,6 @@ fn touch_for_ever(start: usize, pages: usize, seed: u64) {
 
 #[test]
 fn touches_of_a_region_that_is_dropped_fail_and_the_pager_goes_on() {
-    const TEST: &str = "touches_of_a_region_that_is_dropped_fail_and_the_pager_goes_on";
     const THREADS: usize = 6;
     let body = |trap| {
         // SAFETY: all fields are integers, or an optional function; the handler is safe to run anywhere.
@@ -116,7 +110,7 @@ fn touches_of_a_region_that_is_dropped_fail_and_the_pager_goes_on() {
             }
             std::thread::sleep(Duration::from_millis(30 * round as u64));
             drop(region);
-            common::wait_until("all threads have ended", || FAILED.load(Ordering::SeqCst) == round * THREADS);
+            wait_until("all threads have ended", || FAILED.load(Ordering::SeqCst) == round * THREADS);
             assert_eq!(pager.stats().mapped_pages, 0);
             let mut other = pager.map(8 * MIB).unwrap();
             assert!(other.iter().all(|byte| *byte == 0));
@@ -127,7 +121,7 @@ fn touches_of_a_region_that_is_dropped_fail_and_the_pager_goes_on() {
         drop(pager);
         println!("dropped");
     };
-    each_in_child(TEST, "dropped", &TrapKind::ALL, body, |_, ended| {
+    each_in_child("dropped", &TrapKind::ALL, body, |_, ended| {
         ended.assert_success();
         assert!(ended.text.contains("dropped") && !ended.text.contains("panicked"), "{}", ended.text);
     });
@@ -135,7 +129,6 @@ fn touches_of_a_region_that_is_dropped_fail_and_the_pager_goes_on() {
 
 #[test]
 fn touches_of_a_region_that_is_dropped_end_the_process_by_default() {
-    const TEST: &str = "touches_of_a_region_that_is_dropped_end_the_process_by_default";
     let body = |trap| {
         let pager = pager(trap, 4 * MIB);
         let region = pager.map(16 * MIB).unwrap();
@@ -147,7 +140,7 @@ fn touches_of_a_region_that_is_dropped_end_the_process_by_default() {
         drop(region);
         std::thread::sleep(Duration::from_secs(20));
     };
-    each_in_child(TEST, "dropped", &TrapKind::ALL, body, |_, ended| {
+    each_in_child("dropped", &TrapKind::ALL, body, |_, ended| {
         ended.assert_signal(libc::SIGSEGV);
         assert!(!ended.text.contains("panicked"), "{}", ended.text);
     });

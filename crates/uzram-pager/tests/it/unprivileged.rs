@@ -1,9 +1,5 @@
 //! A process without rights: as another user, with no way to get more, and a seccomp filter such as container runtimes set.
 
-#![allow(clippy::unwrap_used)]
-
-mod common;
-
 use std::collections::BTreeMap;
 use std::os::unix::fs::chown;
 
@@ -14,7 +10,7 @@ use seccompiler::{
 use uzram::ErrorKind;
 use uzram_pager::{Pager, TrapKind};
 
-use common::{MIB, NOBODY, drop_privileges, in_child, work};
+use crate::common::{MIB, NOBODY, drop_privileges, in_child, work};
 
 /// `MADV_GUARD_INSTALL`.
 const GUARD_INSTALL: u64 = 102;
@@ -45,9 +41,8 @@ fn filter_calls(with_guard_pages: bool) {
 
 #[test]
 fn guard_pages_are_used_without_rights_and_with_a_filter() {
-    const TEST: &str = "guard_pages_are_used_without_rights_and_with_a_filter";
     for with_spill in [false, true] {
-        let ended = in_child(TEST, if with_spill { "with a spill file" } else { "in memory" }, || {
+        let ended = in_child(if with_spill { "with a spill file" } else { "in memory" }, || {
             let dir = tempfile::tempdir().unwrap();
             if geteuid().is_root() {
                 chown(dir.path(), Some(NOBODY), Some(NOBODY)).unwrap();
@@ -76,8 +71,7 @@ fn guard_pages_are_used_without_rights_and_with_a_filter() {
 
 #[test]
 fn a_pager_is_refused_where_touches_cannot_be_trapped() {
-    const TEST: &str = "a_pager_is_refused_where_touches_cannot_be_trapped";
-    let ended = in_child(TEST, "build", || {
+    let ended = in_child("build", || {
         drop_privileges();
         if std::fs::File::options().read(true).write(true).open("/dev/userfaultfd").is_ok() {
             return println!("skipped: this system allows userfaultfd to all");
@@ -99,8 +93,7 @@ fn a_pager_is_refused_where_touches_cannot_be_trapped() {
 
 #[test]
 fn without_rights_uffd_is_refused_and_says_what_it_needs() {
-    const TEST: &str = "without_rights_uffd_is_refused_and_says_what_it_needs";
-    let ended = in_child(TEST, "check", || {
+    let ended = in_child("check", || {
         drop_privileges();
         let sysctl = std::fs::read_to_string("/proc/sys/vm/unprivileged_userfaultfd").unwrap_or_default();
         let device = std::fs::File::options().read(true).write(true).open("/dev/userfaultfd");

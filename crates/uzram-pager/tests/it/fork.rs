@@ -1,16 +1,12 @@
 //! A child of a process with a pager: it has none of the memory, and can do it no harm.
 
-#![allow(clippy::unwrap_used)]
-
-mod common;
-
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use uzram::ErrorKind;
 use uzram::units::PAGE_SIZE;
-use uzram_pager::{Pager, Region, TrapKind};
+use uzram_pager::TrapKind;
 
-use common::{MIB, builder, each_in_child, expect_pages, fill_pages};
+use crate::common::{MIB, each_in_child, expect_pages, fill_pages, filled, wait_until};
 
 /// A child process.
 struct Fork(libc::pid_t);
@@ -60,7 +56,7 @@ impl Fork {
     /// Waits until it has ended.
     fn wait(&self) -> Ended {
         let mut ended = None;
-        common::wait_until("the child has ended", || {
+        wait_until("the child has ended", || {
             ended = self.ended();
             ended.is_some()
         });
@@ -70,23 +66,15 @@ impl Fork {
 
 const PAGES: usize = 4096;
 
-/// Returns a pager and a region of twice its limit, filled.
-fn filled(trap: TrapKind) -> (Pager, Region) {
-    let pager = builder(trap, 8 * MIB).build().unwrap();
-    let mut region = pager.map(PAGES * PAGE_SIZE).unwrap();
-    fill_pages(&mut region, 0, 1);
-    (pager, region)
-}
-
 /// Runs a test in a process of its own with each trap.
-fn each_forks(test: &str, body: impl Fn(TrapKind)) {
-    each_in_child(test, "forks", &TrapKind::ALL, body, |_, ended| ended.assert_success());
+fn each_forks(body: impl Fn(TrapKind)) {
+    each_in_child("forks", &TrapKind::ALL, body, |_, ended| ended.assert_success());
 }
 
 #[test]
 fn a_touch_in_a_child_is_a_sigsegv() {
-    each_forks("a_touch_in_a_child_is_a_sigsegv", |trap| {
-        let (_pager, mut region) = filled(trap);
+    each_forks(|trap| {
+        let (_pager, mut region) = filled(trap, 8 * MIB, PAGES);
         region.pageout(..PAGES / 2 * PAGE_SIZE).unwrap();
         for page in [0, PAGES / 2 - 1, PAGES - 1] {
             let child = Fork::start(|| assert_eq!(std::hint::black_box(region[page * PAGE_SIZE]), 0));
@@ -100,8 +88,8 @@ fn a_touch_in_a_child_is_a_sigsegv() {
 
 #[test]
 fn a_child_gets_errors() {
-    each_forks("a_child_gets_errors", |trap| {
-        let (pager, mut region) = filled(trap);
+    each_forks(|trap| {
+        let (pager, mut region) = filled(trap, 8 * MIB, PAGES);
         let child = Fork::start(|| {
             assert_eq!(pager.map(PAGE_SIZE).err().map(|error| error.kind()), Some(ErrorKind::Busy));
             let busy = |result: uzram::Result<()>| result.is_err_and(|error| error.kind() == ErrorKind::Busy);
@@ -117,8 +105,8 @@ fn a_child_gets_errors() {
 
 #[test]
 fn a_child_that_drops_all_does_no_harm() {
-    each_forks("a_child_that_drops_all_does_no_harm", |trap| {
-        let (pager, region) = filled(trap);
+    each_forks(|trap| {
+        let (pager, region) = filled(trap, 8 * MIB, PAGES);
         let (pager, region) = (Some(pager), Some(region));
         // The parent keeps them: what a child drops is a copy.
         let child = Fork::start(|| {
@@ -142,8 +130,8 @@ fn a_child_that_drops_all_does_no_harm() {
 
 #[test]
 fn a_child_that_unwinds_to_its_end_exits() {
-    each_forks("a_child_that_unwinds_to_its_end_exits", |trap| {
-        let (pager, region) = filled(trap);
+    each_forks(|trap| {
+        let (pager, region) = filled(trap, 8 * MIB, PAGES);
         let pin = region.pin(..MIB).unwrap();
         let child = Fork::start(|| {
             // SAFETY: as above.
@@ -160,8 +148,8 @@ fn a_child_that_unwinds_to_its_end_exits() {
 
 #[test]
 fn the_parent_goes_on_while_children_live_and_end() {
-    each_forks("the_parent_goes_on_while_children_live_and_end", |trap| {
-        let (pager, mut region) = filled(trap);
+    each_forks(|trap| {
+        let (pager, mut region) = filled(trap, 8 * MIB, PAGES);
         for version in 2..12 {
             let child = Fork::start(|| std::thread::sleep(std::time::Duration::from_millis(30)));
             let touching = Fork::start(|| region[(version * 100 + 5) * PAGE_SIZE] = 77);

@@ -1,9 +1,5 @@
 //! What a pager takes, and what it refuses.
 
-#![allow(clippy::unwrap_used)]
-
-mod common;
-
 use std::ops::RangeBounds;
 use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,7 +10,9 @@ use uzram::units::PAGE_SIZE;
 use uzram::{Error, ErrorKind};
 use uzram_pager::{LEAST_LIMIT_BYTES, Pager, TrapKind};
 
-use common::{MIB, builder, drop_privileges, each, each_in_child, expect_pages, fill_pages, in_child, pager};
+use crate::common::{
+    MIB, builder, drop_privileges, each, each_in_child, expect_pages, fill, fill_pages, in_child, pager,
+};
 
 const LIMIT: usize = 64 * MIB;
 /// What the process takes beside its pager, and what the pager may take for itself.
@@ -49,7 +47,7 @@ fn mixed(page: &mut [u8], number: usize, version: u64, writes: bool) {
     let mut wanted = [0; PAGE_SIZE];
     match number % 3 {
         0 => wanted.fill(0),
-        1 => common::fill(&mut wanted, number, version),
+        1 => fill(&mut wanted, number, version),
         _ => Random::new(number as u64 + version).fill(&mut wanted),
     }
     if writes {
@@ -61,7 +59,6 @@ fn mixed(page: &mut [u8], number: usize, version: u64, writes: bool) {
 
 #[test]
 fn resident_memory_stays_within_the_limit() {
-    const TEST: &str = "resident_memory_stays_within_the_limit";
     let body = |trap| {
         let dir = tempfile::tempdir().unwrap();
         let pager = builder(trap, LIMIT).spill(dir.path(), 512 << 20).build().unwrap();
@@ -96,9 +93,40 @@ fn resident_memory_stays_within_the_limit() {
         assert!(peak <= LIMIT + REST && peak > LIMIT / 2 && samples > 5, "{peak} bytes");
         assert_eq!(stats.pages_lost, 0);
     };
-    each_in_child(TEST, "resident", &TrapKind::ALL, body, |trap, ended| {
+    each_in_child("resident", &TrapKind::ALL, body, |trap, ended| {
         println!("{trap:?}: {}", ended.text);
         ended.assert_success();
+    });
+}
+
+/// Memory that is kept below the limit without a spill file is kept below it with one that is full, and what is written to that
+/// is bounded.
+#[test]
+fn a_full_spill_file_is_no_worse_than_none() {
+    // Half of a page compresses: 20 MiB are some 11 MiB compressed.
+    let contents = |number: usize| {
+        let mut page = [0; PAGE_SIZE];
+        Random::new(number as u64).fill(&mut page[..PAGE_SIZE / 2]);
+        page
+    };
+    let dir = tempfile::tempdir().unwrap();
+    each(&TrapKind::ALL, |trap| {
+        for spills in [false, true] {
+            let builder = builder(trap, 16 * MIB);
+            let builder = if spills { builder.spill(dir.path(), 2 << 20) } else { builder };
+            let pager = builder.build().unwrap();
+            let mut region = pager.map(20 * MIB).unwrap();
+            for round in 0..3 {
+                for (number, page) in region.chunks_mut(PAGE_SIZE).enumerate() {
+                    page.copy_from_slice(&contents(number + round));
+                }
+            }
+            let stats = pager.stats();
+            assert!(stats.used_pages_max <= stats.limit_pages, "{trap:?}, spills: {spills}: {stats:?}");
+            for (number, page) in region.chunks(PAGE_SIZE).enumerate() {
+                assert!(page == contents(number + 2), "{trap:?}, page {number}");
+            }
+        }
     });
 }
 
@@ -147,10 +175,9 @@ fn a_capacity_that_is_used_up_is_named() {
 
 #[test]
 fn a_spill_folder_that_cannot_be_used_is_named() {
-    const TEST: &str = "a_spill_folder_that_cannot_be_used_is_named";
     let spill = |trap, path: &std::path::Path| builder(trap, 8 * MIB).spill(path, 1 << 20).build();
     // In a process of its own, without root's rights. It ends here.
-    let ended = in_child(TEST, "not writable", || {
+    let ended = in_child("not writable", || {
         drop_privileges();
         each(&TrapKind::ALL, |trap| {
             assert_eq!(kind_and_setting(spill(trap, "/proc".as_ref())), (ErrorKind::Io, Some("spill")));

@@ -1,10 +1,6 @@
 //! Other users of SIGSEGV beside the traps that use it, each case in a process of its own: handlers from before and after, the
 //! default action, and signals that are sent.
 
-#![allow(clippy::unwrap_used)]
-
-mod common;
-
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -13,7 +9,7 @@ use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
 use uzram::units::PAGE_SIZE;
 use uzram_pager::{Pager, Region, TrapKind};
 
-use common::{MIB, OF_SIGNALS, each_in_child, expect_pages, fill_pages, pager};
+use crate::common::{Ended, MIB, OF_SIGNALS, each_in_child, expect_pages, filled};
 
 /// What the test's handlers are to open, and what they saw.
 static CLOSED_PAGE: AtomicUsize = AtomicUsize::new(0);
@@ -86,9 +82,7 @@ fn touch(address: *mut u8) {
 
 /// Returns a pager with a region that is evicted.
 fn evicted(trap: TrapKind) -> (Pager, Region) {
-    let pager = pager(trap, 8 * MIB);
-    let mut region = pager.map(4 * MIB).unwrap();
-    fill_pages(&mut region, 0, 1);
+    let (pager, region) = filled(trap, 8 * MIB, 1024);
     region.pageout(..).unwrap();
     (pager, region)
 }
@@ -101,7 +95,6 @@ fn check(region: &Region) {
 
 #[test]
 fn a_handler_from_before_gets_what_is_not_the_pagers() {
-    const TEST: &str = "a_handler_from_before_gets_what_is_not_the_pagers";
     let body = |trap, action, flags| {
         let before = set_action(libc::SIGSEGV, action, flags);
         assert_ne!(before.sa_sigaction, action);
@@ -117,14 +110,13 @@ fn a_handler_from_before_gets_what_is_not_the_pagers() {
         body(trap, on_signal_with_info as extern "C" fn(_, _, _) as usize, libc::SA_SIGINFO);
         assert_eq!(SEEN_ADDRESS.load(Ordering::Relaxed), CLOSED_PAGE.load(Ordering::Relaxed) + 123);
     };
-    each_in_child(TEST, "with SA_SIGINFO", &OF_SIGNALS, with_info, |_, ended| ended.assert_success());
+    each_in_child("with SA_SIGINFO", &OF_SIGNALS, with_info, |_, ended| ended.assert_success());
     let without = |trap| body(trap, on_signal as extern "C" fn(_) as usize, 0);
-    each_in_child(TEST, "without", &OF_SIGNALS, without, |_, ended| ended.assert_success());
+    each_in_child("without", &OF_SIGNALS, without, |_, ended| ended.assert_success());
 }
 
 #[test]
 fn a_handler_from_before_gets_touches_of_a_dropped_region() {
-    const TEST: &str = "a_handler_from_before_gets_touches_of_a_dropped_region";
     let body = |trap| {
         let action = on_signal_with_info as extern "C" fn(_, _, _) as usize;
         set_action(libc::SIGSEGV, action, libc::SA_SIGINFO);
@@ -137,7 +129,7 @@ fn a_handler_from_before_gets_touches_of_a_dropped_region() {
         println!("ready");
         touch(page);
     };
-    each_in_child(TEST, "dropped", &OF_SIGNALS, body, |_, ended| {
+    each_in_child("dropped", &OF_SIGNALS, body, |_, ended| {
         assert_eq!(ended.status.code(), Some(9), "{}: {}", ended.status, ended.text);
         assert!(ended.text.contains("ready"));
     });
@@ -145,7 +137,6 @@ fn a_handler_from_before_gets_touches_of_a_dropped_region() {
 
 #[test]
 fn a_handler_from_after_that_calls_the_pagers_works() {
-    const TEST: &str = "a_handler_from_after_that_calls_the_pagers_works";
     let body = |trap| {
         let (pager, region) = evicted(trap);
         let page = map_closed_page();
@@ -160,34 +151,33 @@ fn a_handler_from_after_that_calls_the_pagers_works() {
         check(&more);
         assert!(pager.stats().faults > 0);
     };
-    each_in_child(TEST, "after", &OF_SIGNALS, body, |_, ended| ended.assert_success());
+    each_in_child("after", &OF_SIGNALS, body, |_, ended| ended.assert_success());
 }
 
 #[test]
 fn the_default_action_still_ends_the_process() {
-    const TEST: &str = "the_default_action_still_ends_the_process";
     let dereference = |trap| {
         set_action(libc::SIGSEGV, libc::SIG_DFL, 0);
         let (_pager, region) = evicted(trap);
         check(&region);
         touch(std::hint::black_box(null_mut()));
     };
-    let ends = |_, ended: common::Ended| ended.assert_signal(libc::SIGSEGV);
-    each_in_child(TEST, "a null pointer", &OF_SIGNALS, dereference, ends);
+    let ends = |_, ended: Ended| ended.assert_signal(libc::SIGSEGV);
+    each_in_child("a null pointer", &OF_SIGNALS, dereference, ends);
     let dereference_ignored = |trap| {
         set_action(libc::SIGSEGV, libc::SIG_IGN, 0);
         let (_pager, region) = evicted(trap);
         check(&region);
         touch(std::hint::black_box(null_mut()));
     };
-    each_in_child(TEST, "a null pointer, ignored", &OF_SIGNALS, dereference_ignored, ends);
+    each_in_child("a null pointer, ignored", &OF_SIGNALS, dereference_ignored, ends);
     // The handler of Rust's standard library.
     let dereference_in_rust = |trap| {
         let (_pager, region) = evicted(trap);
         check(&region);
         touch(std::hint::black_box(null_mut()));
     };
-    each_in_child(TEST, "a null pointer, Rust's", &OF_SIGNALS, dereference_in_rust, ends);
+    each_in_child("a null pointer, Rust's", &OF_SIGNALS, dereference_in_rust, ends);
     let kill = |trap| {
         set_action(libc::SIGSEGV, libc::SIG_DFL, 0);
         let (_pager, region) = evicted(trap);
@@ -196,12 +186,11 @@ fn the_default_action_still_ends_the_process() {
         unsafe { libc::kill(libc::getpid(), libc::SIGSEGV) };
         std::thread::sleep(std::time::Duration::from_secs(20));
     };
-    each_in_child(TEST, "a signal that was sent", &OF_SIGNALS, kill, ends);
+    each_in_child("a signal that was sent", &OF_SIGNALS, kill, ends);
 }
 
 #[test]
 fn a_signal_that_is_sent_reaches_the_handler_from_before_or_is_ignored() {
-    const TEST: &str = "a_signal_that_is_sent_reaches_the_handler_from_before_or_is_ignored";
     let send = |region: &Region| {
         for _ in 0..3 {
             // SAFETY: sends this thread a signal.
@@ -216,19 +205,18 @@ fn a_signal_that_is_sent_reaches_the_handler_from_before_or_is_ignored() {
         send(&region);
         assert_eq!(CALLS.load(Ordering::Relaxed), 3);
     };
-    each_in_child(TEST, "handled", &OF_SIGNALS, handled, |_, ended| ended.assert_success());
+    each_in_child("handled", &OF_SIGNALS, handled, |_, ended| ended.assert_success());
     let ignored = |trap| {
         set_action(libc::SIGSEGV, libc::SIG_IGN, 0);
         let (_pager, region) = evicted(trap);
         send(&region);
     };
-    each_in_child(TEST, "ignored", &OF_SIGNALS, ignored, |_, ended| ended.assert_success());
+    each_in_child("ignored", &OF_SIGNALS, ignored, |_, ended| ended.assert_success());
 }
 
 /// The kernel ends a process whose thread blocks the signal of its own touch.
 #[test]
 fn a_thread_that_blocks_the_signal_must_not_touch_evicted_memory() {
-    const TEST: &str = "a_thread_that_blocks_the_signal_must_not_touch_evicted_memory";
     let body = |trap| {
         let (_pager, region) = evicted(trap);
         // SAFETY: a set of this function's.
@@ -244,7 +232,7 @@ fn a_thread_that_blocks_the_signal_must_not_touch_evicted_memory() {
         drop(pin);
         check(&region);
     };
-    each_in_child(TEST, "blocked", &OF_SIGNALS, body, |_, ended| {
+    each_in_child("blocked", &OF_SIGNALS, body, |_, ended| {
         ended.assert_signal(libc::SIGSEGV);
         assert!(ended.text.contains("ready"), "{}", ended.text);
     });

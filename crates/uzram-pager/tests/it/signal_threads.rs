@@ -1,10 +1,6 @@
 //! Touches of evicted memory where a thread has little: in handlers of other signals, on small alternate stacks, on a stack that
 //! is used up, and many at once.
 
-#![allow(clippy::unwrap_used)]
-
-mod common;
-
 use std::os::unix::thread::JoinHandleExt;
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -17,17 +13,9 @@ use uzram::random::Random;
 use uzram::units::PAGE_SIZE;
 use uzram_pager::{Pager, Region, TrapKind};
 
-use common::{MIB, OF_SIGNALS, each, each_in_child, expect_pages, fill_pages, pager, part};
+use crate::common::{MIB, OF_SIGNALS, each, each_in_child, expect_pages, filled, part, wait_until};
 
 const PAGES: usize = 4096;
-
-/// Returns a pager and a region of twice its limit, filled.
-fn filled(trap: TrapKind) -> (Pager, Region) {
-    let pager = pager(trap, 8 * MIB);
-    let mut region = pager.map(PAGES * PAGE_SIZE).unwrap();
-    fill_pages(&mut region, 0, 1);
-    (pager, region)
-}
 
 /// How often handlers are called at least.
 const LEAST_READS: usize = 200;
@@ -91,7 +79,7 @@ fn read_at_random(region: &Region, seed: u64) {
 /// Waits until no handler is at the region, and checks what they did.
 fn check_handlers(pager: &Pager) {
     START.store(0, Ordering::SeqCst);
-    common::wait_until("no handler runs", || RUNNING.load(Ordering::SeqCst) == 0);
+    wait_until("no handler runs", || RUNNING.load(Ordering::SeqCst) == 0);
     let (reads, wrong) = (READS.load(Ordering::Relaxed), WRONG.load(Ordering::Relaxed));
     assert!(reads >= LEAST_READS, "{reads} reads, {:?}", pager.stats());
     assert_eq!(wrong, usize::MAX, "a handler read something else");
@@ -101,9 +89,8 @@ fn check_handlers(pager: &Pager) {
 /// The signals of a timer go to any thread that does not block them: the pager's have to.
 #[test]
 fn handlers_of_a_timer_may_read_evicted_memory() {
-    const TEST: &str = "handlers_of_a_timer_may_read_evicted_memory";
     let body = |trap| {
-        let (pager, region) = filled(trap);
+        let (pager, region) = filled(trap, 8 * MIB, PAGES);
         START.store(region.as_mut_ptr().addr(), Ordering::SeqCst);
         handle(libc::SIGALRM);
         let every = |micros| {
@@ -122,14 +109,13 @@ fn handlers_of_a_timer_may_read_evicted_memory() {
         every(0);
         check_handlers(&pager);
     };
-    each_in_child(TEST, "timer", &TrapKind::ALL, body, |_, ended| ended.assert_success());
+    each_in_child("timer", &TrapKind::ALL, body, |_, ended| ended.assert_success());
 }
 
 #[test]
 fn handlers_of_signals_that_are_sent_to_threads_may_read_evicted_memory() {
-    const TEST: &str = "handlers_of_signals_that_are_sent_to_threads_may_read_evicted_memory";
     let body = |trap| {
-        let (pager, region) = filled(trap);
+        let (pager, region) = filled(trap, 8 * MIB, PAGES);
         let region = Arc::new(region);
         START.store(region.as_mut_ptr().addr(), Ordering::SeqCst);
         handle(libc::SIGUSR1);
@@ -151,7 +137,7 @@ fn handlers_of_signals_that_are_sent_to_threads_may_read_evicted_memory() {
         readers.into_iter().for_each(|reader| reader.join().unwrap());
         check_handlers(&pager);
     };
-    each_in_child(TEST, "sent", &TrapKind::ALL, body, |_, ended| ended.assert_success());
+    each_in_child("sent", &TrapKind::ALL, body, |_, ended| ended.assert_success());
 }
 
 /// Runs `body` with an alternate signal stack of so many bytes, below which there is no memory.
@@ -174,9 +160,8 @@ fn with_alternate_stack(bytes: usize, body: impl FnOnce()) {
 
 #[test]
 fn a_small_alternate_stack_is_enough() {
-    const TEST: &str = "a_small_alternate_stack_is_enough";
     let body = |trap| {
-        let (_pager, region) = filled(trap);
+        let (_pager, region) = filled(trap, 8 * MIB, PAGES);
         // What the kernel puts on the stack, by the CPU's registers.
         // SAFETY: reads a number.
         let frame = (unsafe { libc::getauxval(libc::AT_MINSIGSTKSZ) } as usize).max(libc::MINSIGSTKSZ);
@@ -192,13 +177,13 @@ fn a_small_alternate_stack_is_enough() {
             });
         }
     };
-    each_in_child(TEST, "small", &OF_SIGNALS, body, |_, ended| ended.assert_success());
+    each_in_child("small", &OF_SIGNALS, body, |_, ended| ended.assert_success());
 }
 
 #[test]
 fn a_thread_without_an_alternate_stack_faults() {
     each(&OF_SIGNALS, |trap| {
-        let (_pager, region) = filled(trap);
+        let (_pager, region) = filled(trap, 8 * MIB, PAGES);
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 // SAFETY: disables this thread's; the standard library's is put back, as that frees it.
@@ -223,15 +208,14 @@ fn recurse(depth: u64) -> u64 {
 
 #[test]
 fn rusts_message_for_a_stack_overflow_still_comes() {
-    const TEST: &str = "rusts_message_for_a_stack_overflow_still_comes";
     let body = |trap| {
-        let (_pager, region) = filled(trap);
+        let (_pager, region) = filled(trap, 8 * MIB, PAGES);
         region.pageout(..).unwrap();
         expect_pages(&region, 0, 1);
         let thread = std::thread::Builder::new().name("deep".into()).spawn(|| recurse(0)).unwrap();
         let _ = thread.join();
     };
-    each_in_child(TEST, "deep", &OF_SIGNALS, body, |_, ended| {
+    each_in_child("deep", &OF_SIGNALS, body, |_, ended| {
         ended.assert_signal(libc::SIGABRT);
         assert!(ended.text.contains("'deep'") && ended.text.contains("overflowed"), "{}", ended.text);
     });
@@ -241,7 +225,7 @@ fn rusts_message_for_a_stack_overflow_still_comes() {
 fn many_threads_fault_at_once() {
     const THREADS: usize = 64;
     each(&TrapKind::ALL, |trap| {
-        let (pager, region) = filled(trap);
+        let (pager, region) = filled(trap, 8 * MIB, PAGES);
         let start = region.as_mut_ptr().addr();
         for same in [false, true] {
             region.pageout(..).unwrap();
@@ -269,9 +253,8 @@ fn many_threads_fault_at_once() {
 /// One page that threads touch and evict, again and again: each of them waits for others that move it, and none for ever.
 #[test]
 fn threads_that_fight_for_a_page_all_go_on() {
-    const TEST: &str = "threads_that_fight_for_a_page_all_go_on";
     let body = |trap| {
-        let (_pager, region) = filled(trap);
+        let (_pager, region) = filled(trap, 8 * MIB, PAGES);
         let start = Instant::now();
         std::thread::scope(|scope| {
             for thread in 0..6 {
@@ -288,5 +271,5 @@ fn threads_that_fight_for_a_page_all_go_on() {
             }
         });
     };
-    each_in_child(TEST, "fight", &TrapKind::ALL, body, |_, ended| ended.assert_success());
+    each_in_child("fight", &TrapKind::ALL, body, |_, ended| ended.assert_success());
 }

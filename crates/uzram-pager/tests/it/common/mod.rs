@@ -1,7 +1,5 @@
 //! Pagers in tests, pages that tell which they are, and processes of this program for tests that end or change theirs.
 
-#![allow(dead_code)]
-
 use std::io::Read;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, ExitStatus, Stdio};
@@ -9,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use uzram::random::Random;
 use uzram::units::PAGE_SIZE;
-use uzram_pager::{Pager, PagerBuilder, TrapKind};
+use uzram_pager::{Pager, PagerBuilder, Region, TrapKind};
 
 pub const MIB: usize = 1 << 20;
 /// The trap that uses SIGSEGV.
@@ -37,6 +35,14 @@ pub fn builder(trap: TrapKind, limit: usize) -> PagerBuilder {
 
 pub fn pager(trap: TrapKind, limit: usize) -> Pager {
     builder(trap, limit).build().unwrap()
+}
+
+/// Returns a pager and a region of it, filled with numbers from 0 on.
+pub fn filled(trap: TrapKind, limit: usize, pages: usize) -> (Pager, Region) {
+    let pager = pager(trap, limit);
+    let mut region = pager.map(pages * PAGE_SIZE).unwrap();
+    fill_pages(&mut region, 0, 1);
+    (pager, region)
 }
 
 /// Fills a page with words that compress well, and that tell which page and version it is.
@@ -111,10 +117,21 @@ impl Ended {
     }
 }
 
-/// Runs `body` in a process of its own, which runs this program's test `test`; `None` in that process if it is for another
-/// case. A test may have any number of cases, each with a name of its own. The process ends after `body`.
+/// Runs `body`, a closure of a test, in a process of its own, which runs that test; `None` in that process if it is for
+/// another case. A test may have any number of cases, each with a name of its own. The process ends after `body`.
 #[track_caller]
-pub fn in_child(test: &str, case: &str, body: impl FnOnce()) -> Option<Ended> {
+pub fn in_child<F: FnOnce()>(case: &str, body: F) -> Option<Ended> {
+    in_child_of(test_of::<F>(), case, body)
+}
+
+/// Returns the name of the test that a closure is of: `ends::a_test` of `it::ends::a_test::{{closure}}`.
+fn test_of<F>() -> &'static str {
+    let path = std::any::type_name::<F>().split_once("::").unwrap().1;
+    path.split("::{{closure}}").next().unwrap()
+}
+
+#[track_caller]
+fn in_child_of(test: &str, case: &str, body: impl FnOnce()) -> Option<Ended> {
     if let Ok(wanted) = std::env::var(CASE) {
         if wanted == case {
             prepare_child();
@@ -157,16 +174,15 @@ pub fn in_child(test: &str, case: &str, body: impl FnOnce()) -> Option<Ended> {
 
 /// Runs `body` with each of some traps that works here, each in a process of its own, and hands how that ended to `check`.
 #[track_caller]
-pub fn each_in_child(
-    test: &str,
+pub fn each_in_child<F: Fn(TrapKind)>(
     case: &str,
     traps: &[TrapKind],
-    body: impl Fn(TrapKind),
+    body: F,
     check: impl Fn(TrapKind, Ended),
 ) {
     each(traps, |trap| {
         let case = format!("{case} {}", trap.name());
-        if let Some(ended) = in_child(test, &case, || body(trap)) {
+        if let Some(ended) = in_child_of(test_of::<F>(), &case, || body(trap)) {
             check(trap, ended);
         }
     });

@@ -1,9 +1,5 @@
 //! System calls, and transfers that go on by themselves, on memory that was evicted.
 
-#![allow(clippy::unwrap_used)]
-
-mod common;
-
 use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::OpenOptionsExt;
@@ -13,7 +9,7 @@ use rustix::io::Errno;
 use uzram::units::PAGE_SIZE;
 use uzram_pager::{Pager, Region, TrapKind};
 
-use common::{MIB, each, expect_pages, fill_pages, pager, part, wait_until};
+use crate::common::{MIB, each, expect_pages, fill_pages, pager, part, wait_until};
 
 /// Pages of the region and of the file.
 const PAGES: usize = 64;

@@ -1,0 +1,12 @@
+//! Tests of the whole crate from outside, in one program.
+
+#![allow(clippy::unwrap_used)]
+
+mod common;
+mod ends;
+mod fork;
+mod limits;
+mod signal_threads;
+mod signals;
+mod system_calls;
+mod unprivileged;
