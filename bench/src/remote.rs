@@ -3,13 +3,10 @@
 //!
 //! Needs `redis-server`, `redis-cli` and `redis-benchmark`. The server is started here, and ends with the benchmark.
 
-use std::fmt;
 use std::process::Command;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
-use serde::Serialize;
 use uzram::backing::{Backing, FileBacking, FileOptions, Tiers};
 use uzram::device::Opener;
 use uzram::store::{BackingOptions, PageNo, StoreBuilder, Writeback, WritebackLayout};
@@ -21,9 +18,9 @@ use uzram_remote::{
 
 use crate::harness::corpus::{self, Corpus, Kind, read_back};
 use crate::harness::process::{Process, is_missing, run_to_end};
-use crate::harness::report::{Table, figure_cell};
 use crate::harness::rounds::in_turn;
-use crate::harness::stats::{median, median_ratio, quantile};
+use crate::harness::stats::quantile;
+use crate::harness::{Options, Report, unsupported};
 
 /// How long the server may take to get ready, and redis-benchmark to end.
 const WITHIN: Duration = Duration::from_secs(60);
@@ -35,114 +32,62 @@ const SETS: usize = 2048;
 /// Of these, each to a key of its own, as extents are: their memory is new to the server.
 const NEW_SETS: usize = 512;
 const GETS: usize = 20_000;
-
-/// How to measure.
-#[derive(Clone, Debug)]
-pub struct RemoteOptions {
-    /// Pages of the corpus `mixed` that are written back.
-    pub pages: usize,
-    /// Of these, how many are read in no order.
-    pub reads: usize,
-    /// How many rounds.
-    pub repeat: usize,
-    /// Ends the benchmark when it is set.
-    pub stop: Arc<AtomicBool>,
-}
-
-impl Default for RemoteOptions {
-    fn default() -> Self {
-        RemoteOptions { pages: 32_768, reads: 8192, repeat: 3, stop: Arc::default() }
-    }
-}
-
-impl RemoteOptions {
-    /// Returns amounts that take about a second.
-    pub fn small() -> Self {
-        RemoteOptions { pages: 2048, reads: 200, repeat: 1, ..RemoteOptions::default() }
-    }
-}
-
-/// The results; medians over the rounds.
-#[derive(Clone, Debug, Serialize)]
-pub struct RemoteReport {
-    /// 10^6 bytes of extents that were written in a second.
-    pub out_mb_per_s: f64,
-    /// 10^6 bytes of values of the same size that redis-benchmark's SET wrote in a second.
-    pub set_mb_per_s: f64,
-    /// The ratio of these.
-    pub out_ratio: f64,
-    /// The same of values that all get keys of their own.
-    pub set_new_mb_per_s: f64,
-    /// Extents that were written, divided by that.
-    pub out_new_ratio: f64,
-    /// Times of reads of pages in no order, µs: the median, and the 99th percentile.
-    pub read_us: [f64; 2],
-    /// Those of redis-benchmark's GET of values as long as a page's object, by one client.
-    pub get_us: [f64; 2],
-    /// The ratios of these.
-    pub read_ratios: [f64; 2],
-    /// Pages that were read in a second, in no order and in order.
-    pub pages_per_s: [f64; 2],
-    /// In order, divided by in no order.
-    pub order_ratio: f64,
-    /// 10^6 bytes of extents that were written to a file in a second: encrypted, and not.
-    pub file_mb_per_s: [f64; 2],
-    /// Pages that were read from there in a second, in no order.
-    pub file_pages_per_s: [f64; 2],
-    /// The ratios of these.
-    pub file_ratios: [f64; 2],
-}
-
-/// Returns why it cannot be measured here, if it cannot.
-pub fn obstacle() -> Option<String> {
-    let missing =
-        ["redis-server", "redis-cli", "redis-benchmark"].into_iter().find(|name| is_missing(name))?;
-    Some(format!("{missing} is missing"))
-}
+/// Rounds, unless the options say otherwise.
+const ROUNDS: usize = 3;
 
 /// Measures.
 ///
 /// # Errors
-/// The server does not start, a page is lost, or a program fails; `Busy` once it is to stop.
-pub fn run(options: &RemoteOptions) -> Result<RemoteReport> {
+/// `Unsupported`: a program is missing. The server does not start, a page is lost, or a program fails; `Busy` once it is to
+/// stop.
+pub fn run(options: &Options) -> Result<Report> {
+    const TABLE: &str = "cold pages";
+    const SIDES: [&str; 2] = ["uzram", "redis-benchmark"];
+    const FILES: [&str; 2] = ["encrypted", "not encrypted"];
+    options.check(&[])?;
+    if let Some(name) =
+        ["redis-server", "redis-cli", "redis-benchmark"].into_iter().find(|name| is_missing(name))
+    {
+        return Err(unsupported(format!("{name} is missing")));
+    }
     let server = Server::start()?;
-    let corpus = corpus::build(Kind::Mixed, options.pages)?;
+    let (pages, reads) = options.amount((32_768, 8192), (2048, 200));
+    let corpus = corpus::build(Kind::Mixed, pages)?;
     let (mut ours, mut theirs, mut files) = (Vec::new(), Vec::new(), [Vec::new(), Vec::new()]);
-    let _: [_; 4] = in_turn(options.repeat, &options.stop, |round, which| {
-        let measure = |backing| measure(backing, &corpus, options, round as u64);
+    let _: [_; 4] = in_turn(options.rounds(ROUNDS), &options.stop, |round, which| {
+        let measure = |backing| measure(backing, &corpus, reads, round as u64);
         match which {
-            0 => ours.push(measure(server.backing(options)?)?),
+            0 => ours.push(measure(server.backing(pages)?)?),
             1 => theirs.push(server.benchmark(object_bytes(&ours))?),
-            _ => files[which - 2].push(measure(in_file(&server.dir, options, which == 2)?)?),
+            _ => files[which - 2].push(measure(in_file(&server.dir, pages, which == 2)?)?),
         }
         Ok(())
     })?;
     let each = |of: fn(&Ours) -> f64| ours.iter().map(of).collect::<Vec<_>>();
     let other = |of: fn(&Theirs) -> f64| theirs.iter().map(of).collect::<Vec<_>>();
-    let (out, set) = (each(|round| round.out_mb_per_s), other(|round| round.set_mb_per_s));
-    let set_new = other(|round| round.set_new_mb_per_s);
-    let (p50, p99) = (each(|round| round.read_us[0]), each(|round| round.read_us[1]));
-    let (get_p50, get_p99) = (other(|round| round.get_us[0]), other(|round| round.get_us[1]));
-    let (single, ordered) = (each(|round| round.pages_per_s[0]), each(|round| round.pages_per_s[1]));
     let of_files =
         |of: fn(&Ours) -> f64| files.each_ref().map(|rounds| rounds.iter().map(of).collect::<Vec<_>>());
-    let (file_out, file_in) = (of_files(|round| round.out_mb_per_s), of_files(|round| round.pages_per_s[0]));
-    let ratio = |[encrypted, plain]: &[Vec<f64>; 2]| median_ratio(encrypted, plain);
-    Ok(RemoteReport {
-        out_mb_per_s: median(&out),
-        set_mb_per_s: median(&set),
-        out_ratio: median_ratio(&out, &set),
-        set_new_mb_per_s: median(&set_new),
-        out_new_ratio: median_ratio(&out, &set_new),
-        read_us: [median(&p50), median(&p99)],
-        get_us: [median(&get_p50), median(&get_p99)],
-        read_ratios: [median_ratio(&p50, &get_p50), median_ratio(&p99, &get_p99)],
-        pages_per_s: [median(&single), median(&ordered)],
-        order_ratio: median_ratio(&ordered, &single),
-        file_mb_per_s: file_out.each_ref().map(|rounds| median(rounds)),
-        file_pages_per_s: file_in.each_ref().map(|rounds| median(rounds)),
-        file_ratios: [ratio(&file_out), ratio(&file_in)],
-    })
+    let mut report = Report::default();
+    let out = each(|round| round.out_mb_per_s);
+    for (row, ours, theirs) in [
+        ("extents out / SET, MB/s", &out, other(|round| round.set_mb_per_s)),
+        ("extents out / SET of new keys, MB/s", &out, other(|round| round.set_new_mb_per_s)),
+        ("a page in / GET, p50 µs", &each(|round| round.read_us[0]), other(|round| round.get_us[0])),
+        ("a page in / GET, p99 µs", &each(|round| round.read_us[1]), other(|round| round.get_us[1])),
+    ] {
+        report.compared(TABLE, row, SIDES, [ours, &theirs]);
+    }
+    let [single, ordered] = [each(|round| round.pages_per_s[0]), each(|round| round.pages_per_s[1])];
+    report.compared("pages in", "pages/s", ["in order", "in no order"], [&ordered, &single]);
+    let figures: [(&str, fn(&Ours) -> f64); 2] = [
+        ("extents out, MB/s", |round| round.out_mb_per_s),
+        ("pages in, pages/s", |round| round.pages_per_s[0]),
+    ];
+    for (row, figure) in figures {
+        let [encrypted, plain] = of_files(figure);
+        report.compared("in a file", row, FILES, [&encrypted, &plain]);
+    }
+    Ok(report)
 }
 
 /// Returns the length of a page's object in the last round.
@@ -165,17 +110,15 @@ struct Theirs {
     get_us: [f64; 2],
 }
 
-/// Returns the bytes that a backing is to have.
-fn size_bytes(options: &RemoteOptions) -> u64 {
-    (2 * (options.pages * PAGE_SIZE) as u64).next_multiple_of(8 << 20)
+/// Returns the bytes that a backing is to have for so many pages.
+fn size_bytes(pages: usize) -> u64 {
+    (2 * (pages * PAGE_SIZE) as u64).next_multiple_of(8 << 20)
 }
 
 /// Returns a file as a backing.
-fn in_file(dir: &tempfile::TempDir, options: &RemoteOptions, encrypts: bool) -> Result<Arc<dyn Backing>> {
-    let options = FileOptions {
-        size_bytes: Some(size_bytes(options)),
-        ..FileOptions::new(dir.path().join("cold.img"))
-    };
+fn in_file(dir: &tempfile::TempDir, pages: usize, encrypts: bool) -> Result<Arc<dyn Backing>> {
+    let path = dir.path().join("cold.img");
+    let options = FileOptions { size_bytes: Some(size_bytes(pages)), ..FileOptions::new(path) };
     let file: Arc<dyn Backing> = Arc::new(FileBacking::open(&options)?);
     if !encrypts {
         return Ok(file);
@@ -184,13 +127,14 @@ fn in_file(dir: &tempfile::TempDir, options: &RemoteOptions, encrypts: bool) -> 
     Ok(Arc::new(Tiers::new(vec![file], Some(seal))?))
 }
 
-fn measure(backing: Arc<dyn Backing>, corpus: &Corpus, options: &RemoteOptions, seed: u64) -> Result<Ours> {
+/// Writes the corpus back, and reads so many pages in no order, then all in order.
+fn measure(backing: Arc<dyn Backing>, corpus: &Corpus, reads: usize, seed: u64) -> Result<Ours> {
     let backing = BackingOptions { backing, layout: WritebackLayout::Packed, compressed: true };
-    let store = StoreBuilder::new("remote", options.pages as u64).backing(backing).build()?;
+    let store = StoreBuilder::new("remote", corpus.page_count() as u64).backing(backing).build()?;
     let page = |number: usize| PageNo(number as u32);
     // Pages of one word stay in memory.
     let numbers: Vec<usize> =
-        (0..options.pages).filter(|number| same_word(corpus.page(*number)).is_none()).collect();
+        (0..corpus.page_count()).filter(|number| same_word(corpus.page(*number)).is_none()).collect();
     for number in &numbers {
         store.write(page(*number), corpus.page(*number))?;
     }
@@ -208,7 +152,7 @@ fn measure(backing: Arc<dyn Backing>, corpus: &Corpus, options: &RemoteOptions, 
     let mut out = [0; PAGE_SIZE];
     let mut order = numbers.clone();
     fastrand::Rng::with_seed(seed).shuffle(&mut order);
-    order.truncate(options.reads);
+    order.truncate(reads);
     let single_us = order.iter().map(|number| read(*number, &mut out)).collect::<Result<Vec<_>>>()?;
     // Those that were read are in memory again.
     store.write_back(&Writeback::default())?;
@@ -248,25 +192,20 @@ impl Server {
             "--appendonly",
             "no",
         ]);
-        let process = Process::start(command.arg("--dir").arg(dir.path()))?;
-        let server = Server { port, _process: process, dir };
-        let until = Instant::now() + WITHIN;
-        loop {
+        let mut process = Process::start(command.arg("--dir").arg(dir.path()))?;
+        process.wait_until("served", WITHIN, |_| {
             let mut ping = Command::new("redis-cli");
             let answer = run_to_end(ping.args(["-p", &port.to_string(), "ping"]), WITHIN);
-            match answer {
-                Ok(answer) if answer.contains("PONG") => return Ok(server),
-                Err(error) if Instant::now() > until => return Err(error),
-                _ => std::thread::sleep(Duration::from_millis(20)),
-            }
-        }
+            answer.ok().filter(|answer| answer.contains("PONG"))
+        })?;
+        Ok(Server { port, _process: process, dir })
     }
 
     /// Returns a backing there.
-    fn backing(&self, options: &RemoteOptions) -> Result<Arc<dyn Backing>> {
+    fn backing(&self, pages: usize) -> Result<Arc<dyn Backing>> {
         let address = Address::parse(&format!("redis://127.0.0.1:{}", self.port))?;
         let connect = || RedisStore::connect(address, Credentials::default(), 1);
-        let size_bytes = Some(size_bytes(options));
+        let size_bytes = Some(size_bytes(pages));
         let backing = RemoteBacking::open(&Identity::new()?, size_bytes, Limits::default(), connect)?;
         Ok(Arc::new(backing))
     }
@@ -315,44 +254,6 @@ fn figures(printed: &str, command: &str) -> Option<[f64; 3]> {
     Some([figure("rps")?, figure("p50_latency_ms")?, figure("p99_latency_ms")?])
 }
 
-impl fmt::Display for RemoteReport {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut table = Table::new(["<cold pages in Redis", "uzram", "redis-benchmark", "ratio"]);
-        let mut row = |what: &str, ours: f64, theirs: f64, ratio: f64, decimals| {
-            table.row([
-                what.to_owned(),
-                figure_cell(Some(ours), decimals),
-                figure_cell(Some(theirs), decimals),
-                figure_cell(Some(ratio), 2),
-            ]);
-        };
-        row("extents out / SET, MB/s", self.out_mb_per_s, self.set_mb_per_s, self.out_ratio, 0);
-        row(
-            "extents out / SET of new keys, MB/s",
-            self.out_mb_per_s,
-            self.set_new_mb_per_s,
-            self.out_new_ratio,
-            0,
-        );
-        row("a page in / GET, p50 µs", self.read_us[0], self.get_us[0], self.read_ratios[0], 0);
-        row("a page in / GET, p99 µs", self.read_us[1], self.get_us[1], self.read_ratios[1], 0);
-        writeln!(f, "{table}")?;
-        let [single, ordered] = self.pages_per_s;
-        writeln!(
-            f,
-            "pages a second: {single:.0} in no order, {ordered:.0} in order, {:.2}",
-            self.order_ratio
-        )?;
-        let ([out, plain_out], [read, plain_read]) = (self.file_mb_per_s, self.file_pages_per_s);
-        let [out_ratio, read_ratio] = self.file_ratios;
-        writeln!(
-            f,
-            "a file, encrypted / not: extents out {out:.0} / {plain_out:.0} MB/s, {out_ratio:.2}; pages a second {read:.0} / \
-             {plain_read:.0}, {read_ratio:.2}"
-        )
-    }
-}
-
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
@@ -367,25 +268,5 @@ mod tests {
         assert_eq!(figures(printed, "GET"), Some([200.0, 0.031, 0.1]));
         assert_eq!(figures(printed, "INCR"), None);
         assert_eq!(figures("", "SET"), None);
-    }
-
-    #[test]
-    fn a_small_run_has_all_figures() {
-        if let Some(obstacle) = obstacle() {
-            println!("skipped: {obstacle}");
-            return;
-        }
-        let report = run(&RemoteOptions::small()).unwrap();
-        let figures = [
-            report.out_ratio,
-            report.out_new_ratio,
-            report.read_ratios[0],
-            report.read_ratios[1],
-            report.order_ratio,
-            report.file_ratios[0],
-            report.file_ratios[1],
-        ];
-        assert!(figures.iter().all(|figure| figure.is_finite() && *figure > 0.0), "{report:?}");
-        assert!(report.to_string().contains("extents out / SET"), "{report}");
     }
 }

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use uzram::Result;
 
-use super::io_error;
+use crate::harness::io_error;
 
 /// How often a limit is tried, and how long to wait in between; then by how much more than is used it is set.
 const LIMIT_TRIES: usize = 100;

@@ -4,15 +4,16 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rustix::io::Errno;
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use tempfile::TempDir;
 use uzram::Result;
 
-use super::{PATIENCE, io_error};
-use crate::harness::process::{POLL, Process, find, run_to_end, runtime_dir};
+use super::obstacles::PATIENCE;
+use crate::harness::io_error;
+use crate::harness::process::{Process, find, run_to_end, runtime_dir};
 
 const START_TIMEOUT: Duration = Duration::from_secs(20);
 /// How often unmounting is tried while something else has a file open.
@@ -36,31 +37,14 @@ impl Attached {
         let mut command = Command::new(program);
         command.arg("up").arg("--runtime-dir").arg(dir.path()).args(["--algorithm", algorithm]);
         command.arg("--size").arg(format!("{size_bytes}B")).arg("--attach").args(options);
-        let mut attached = Attached {
-            device: PathBuf::new(),
-            program: program.to_owned(),
-            process: Some(Process::start(&mut command)?),
-            dir,
-        };
-        attached.device = attached.wait_until_attached()?;
-        Ok(attached)
-    }
-
-    fn wait_until_attached(&mut self) -> Result<PathBuf> {
-        let deadline = Instant::now() + START_TIMEOUT;
-        while let Some(process) = &mut self.process {
-            if let Some(device) = named_device(&process.printed(), "attached") {
-                return Ok(device);
-            }
-            if process.has_ended()? {
-                return Err(process.failure("ended before it named its device"));
-            }
-            if Instant::now() > deadline {
-                return Err(process.failure("names no device after 20 s"));
-            }
-            thread::sleep(POLL);
+        let process = Some(Process::start(&mut command)?);
+        let mut attached = Attached { device: PathBuf::new(), program: program.to_owned(), process, dir };
+        if let Some(process) = &mut attached.process {
+            attached.device = process.wait_until("named its device", START_TIMEOUT, |process| {
+                named_device(&process.printed(), "attached")
+            })?;
         }
-        Err(io_error(&self.program, Errno::SRCH))
+        Ok(attached)
     }
 
     /// Returns one of the program's commands, for this daemon.

@@ -16,15 +16,14 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Instant;
 
-use serde::Serialize;
 use uzram::{Error, ErrorKind, Result};
 
 use super::disk::{Attached, Mounted};
-use super::report::Compared;
-use super::{ALGORITHM, BlockOptions, PATIENCE, io_error, kernel_zram};
+use super::obstacles::{ALGORITHM, PATIENCE, kernel_zram};
+use crate::engine::ROUNDS;
 use crate::harness::process::{find, run_to_end, run_unless_stopped, runtime_dir};
 use crate::harness::rounds::in_turn;
-use crate::harness::{go_on, read_back};
+use crate::harness::{Options, Report, io_error, read_back};
 
 /// The threads of `fs_mark`.
 const THREADS: u32 = 8;
@@ -34,26 +33,8 @@ const PIECE_BYTES: usize = 1 << 20;
 /// The most rounds with a file system that has no target.
 const FEW_ROUNDS: usize = 3;
 
-/// One file system; speeds are medians over the rounds.
-#[derive(Clone, Debug, Serialize)]
-pub struct FileSystem {
-    /// Its name.
-    pub name: &'static str,
-    /// The size of its disks.
-    pub size_bytes: u64,
-    /// Small files created and synced in a second.
-    pub files_per_s: Compared,
-    /// 10^6 bytes of a large file written in a second, and synced.
-    pub write_mb_per_s: Compared,
-    /// 10^6 bytes of the large file read in a second.
-    pub read_mb_per_s: Compared,
-}
-
-struct Round {
-    files_per_s: f64,
-    write_mb_per_s: f64,
-    read_mb_per_s: f64,
-}
+/// The figures of a round.
+const FIGURES: [&str; 3] = ["fs_mark, files/s", "large file written, MB/s", "large file read, MB/s"];
 
 /// Returns why nothing can be measured, if so.
 pub fn obstacle() -> Option<String> {
@@ -61,17 +42,36 @@ pub fn obstacle() -> Option<String> {
 }
 
 /// Measures each file system that is available.
-pub(super) fn measure(options: &BlockOptions, notes: &mut Vec<String>) -> Result<Vec<FileSystem>> {
-    let contents = fs::read(&options.corpus).map_err(|error| io_error(&options.corpus, error))?;
-    let mut file_systems = Vec::new();
-    for (name, size_bytes) in [("ext4", options.amounts.ext4_bytes), ("btrfs", options.amounts.btrfs_bytes)] {
-        go_on(&options.stop)?;
-        match obstacle_to(name, size_bytes)? {
-            Some(obstacle) => notes.push(format!("{name} not measured: {obstacle}")),
-            None => file_systems.push(FileSystem::measure(options, name, size_bytes, &contents)?),
+pub(super) fn measure(options: &Options, pages: &Path, report: &mut Report) -> Result<()> {
+    let contents = fs::read(pages).map_err(|error| io_error(pages, error))?;
+    // btrfs needs more for itself.
+    for (name, mib, rounds) in [
+        ("ext4", options.amount(560, 64), options.rounds(ROUNDS)),
+        ("btrfs", options.amount(1024, 128), options.rounds(ROUNDS).min(FEW_ROUNDS)),
+    ] {
+        options.go_on()?;
+        let size_bytes = mib << 20;
+        if let Some(obstacle) = obstacle_to(name, size_bytes)? {
+            report.note(format!("{name} not measured: {obstacle}"));
+            continue;
+        }
+        let uzram = Attached::new(options.uzram()?, ALGORITHM, size_bytes, &[])?;
+        let kernel = kernel_zram(size_bytes)?;
+        let devices = [uzram.path(), &kernel.path()];
+        let figures: [Vec<[f64; 3]>; 2] =
+            in_turn(rounds, &options.stop, |_, which| round(options, name, devices[which], &contents))?;
+        for (at, figure) in FIGURES.into_iter().enumerate() {
+            let [uzram, kernel] =
+                figures.each_ref().map(|rounds| rounds.iter().map(|of| of[at]).collect::<Vec<_>>());
+            let row = format!("{name}, {figure}");
+            report.compared("block devices", &row, ["uzram", "kernel"], [&uzram, &kernel]);
         }
     }
-    Ok(file_systems)
+    report.note(
+        "fs_mark writes zeroes and syncs each file; the large file is the corpus, written in pieces of 1 MiB and synced, \
+         read after mounting anew",
+    );
+    Ok(())
 }
 
 /// Returns why there can be no such file system, if so.
@@ -86,58 +86,30 @@ fn obstacle_to(name: &str, size_bytes: u64) -> Result<Option<String>> {
     Ok(mounted.and_then(Mounted::unmount).err().map(|error| format!("it cannot be mounted: {error}")))
 }
 
-impl FileSystem {
-    fn measure(
-        options: &BlockOptions,
-        name: &'static str,
-        size_bytes: u64,
-        contents: &[u8],
-    ) -> Result<FileSystem> {
-        let uzram = Attached::new(&options.programs.uzram, ALGORITHM, size_bytes, &[])?;
-        let kernel = kernel_zram(size_bytes)?;
-        let devices = [uzram.path(), &kernel.path()];
-        let repeat = if name == "ext4" { options.repeat } else { options.repeat.min(FEW_ROUNDS) };
-        let rounds =
-            in_turn(repeat, &options.stop, |_, which| round(options, name, devices[which], contents))?;
-        let compared = |figure: fn(&Round) -> f64| {
-            let [uzram, kernel] = &rounds;
-            let figures = |rounds: &[Round]| rounds.iter().map(figure).collect::<Vec<_>>();
-            Compared::new(&figures(uzram), &figures(kernel))
-        };
-        Ok(FileSystem {
-            name,
-            size_bytes,
-            files_per_s: compared(|round| round.files_per_s),
-            write_mb_per_s: compared(|round| round.write_mb_per_s),
-            read_mb_per_s: compared(|round| round.read_mb_per_s),
-        })
-    }
-}
-
-fn round(options: &BlockOptions, name: &str, device: &Path, contents: &[u8]) -> Result<Round> {
+/// Returns [`FIGURES`].
+fn round(options: &Options, name: &str, device: &Path, contents: &[u8]) -> Result<[f64; 3]> {
     let dir = runtime_dir()?;
     let mount_point = dir.path().join("mnt");
     fs::create_dir(&mount_point).map_err(|error| io_error(&mount_point, error))?;
 
     make(name, device)?;
     let mounted = Mounted::new(device, name, &mount_point)?;
-    let small_files =
-        FsMark { threads: THREADS, folders: THREADS, files_per_thread: options.amounts.files_per_thread };
+    let small_files = FsMark { threads: THREADS, folders: THREADS, files_per_thread: options.amount(500, 4) };
     let files_per_s = small_files.run(&mount_point, dir.path())?;
     mounted.unmount()?;
-    go_on(&options.stop)?;
+    options.go_on()?;
 
     make(name, device)?;
-    let file = mount_point.join("pages");
+    let (file, file_bytes) = (mount_point.join("pages"), options.amount(256, 8) << 20);
     let mounted = Mounted::new(device, name, &mount_point)?;
-    let write_mb_per_s = write(&file, contents, options.amounts.file_bytes)?;
+    let write_mb_per_s = write(&file, contents, file_bytes)?;
     mounted.unmount()?;
-    go_on(&options.stop)?;
+    options.go_on()?;
     let mounted = Mounted::new(device, name, &mount_point)?;
     let read_mb_per_s = read(&file)?;
-    compare(&file, contents, options.amounts.file_bytes)?;
+    compare(&file, contents, file_bytes)?;
     mounted.unmount()?;
-    Ok(Round { files_per_s, write_mb_per_s, read_mb_per_s })
+    Ok([files_per_s, write_mb_per_s, read_mb_per_s])
 }
 
 /// Returns the command of a program that was found before.

@@ -9,51 +9,45 @@ use std::path::PathBuf;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use serde::Serialize;
 use uzram::units::bytes_to_pages;
 use uzram::{Error, ErrorKind, Result};
 
+use super::obstacles::ALGORITHM;
 use super::swap_area::SwapDaemon;
-use super::{ALGORITHM, BlockOptions, io_error};
-use crate::harness::go_on;
+use crate::harness::report::mib;
+use crate::harness::{Options, Report, io_error};
 
 /// The slot table's bytes for a page.
 const SLOT_BYTES: u64 = 16;
 
-/// One idle daemon.
-#[derive(Clone, Debug, Serialize)]
-pub struct Idle {
-    /// The size of its swap area.
-    pub size_bytes: u64,
-    /// CPU time of its processes, in percent of one CPU.
-    pub cpu_percent: f64,
-    /// The resident memory of its processes, without the slot table's.
-    pub resident_bytes: u64,
-    /// The slot table's resident memory.
-    pub slot_table_bytes: u64,
-}
-
-/// Measures a daemon of each size, all at the same time.
-pub(super) fn measure(options: &BlockOptions) -> Result<Vec<Idle>> {
-    let sizes = &options.amounts.idle_sizes_bytes;
+/// Measures a daemon of each size, all at the same time: the CPU time of its processes, in percent of one CPU, their resident
+/// memory without the slot table's, and the slot table's.
+pub(super) fn measure(options: &Options, report: &mut Report) -> Result<()> {
+    let ms = |normal, small| Duration::from_millis(options.amount(normal, small));
+    let sizes =
+        [("smaller", options.amount(1 << 30, 32 << 20)), ("larger", options.amount(4 << 30, 256 << 20))];
     let mut daemons = Vec::new();
-    for size_bytes in sizes {
-        go_on(&options.stop)?;
-        daemons.push(SwapDaemon::on(&options.programs.uzram, *size_bytes, &["--algorithm", ALGORITHM])?);
+    for (_, size_bytes) in sizes {
+        options.go_on()?;
+        daemons.push(SwapDaemon::on(options.uzram()?, size_bytes, &["--algorithm", ALGORITHM])?);
     }
-    thread::sleep(options.amounts.rest);
-    go_on(&options.stop)?;
+    thread::sleep(ms(2000, 200));
+    options.go_on()?;
     let pids = daemons.iter().map(|daemon| daemon.pid().and_then(family)).collect::<Result<Vec<_>>>()?;
     let before = pids.iter().map(|pids| Clock::read(pids)).collect::<Result<Vec<_>>>()?;
-    thread::sleep(options.amounts.idle);
-    let mut found = Vec::new();
-    for ((pids, size_bytes), before) in pids.iter().zip(sizes).zip(before) {
+    thread::sleep(ms(5000, 300));
+    for ((pids, (name, size_bytes)), before) in pids.iter().zip(sizes).zip(before) {
         let cpu_percent = Clock::read(pids)?.percent_since(&before);
-        let (resident_bytes, slot_table_bytes) = resident(pids, bytes_to_pages(*size_bytes) * SLOT_BYTES)?;
-        found.push(Idle { size_bytes: *size_bytes, cpu_percent, resident_bytes, slot_table_bytes });
+        let (resident_bytes, table_bytes) = resident(pids, bytes_to_pages(size_bytes) * SLOT_BYTES)?;
+        let cells = [
+            ("area MiB", mib(size_bytes)),
+            ("% CPU", cpu_percent),
+            ("resident MiB", mib(resident_bytes)),
+            ("slot table MiB", mib(table_bytes)),
+        ];
+        report.row("idle swap daemon", name, &cells);
     }
-    daemons.into_iter().try_for_each(SwapDaemon::off)?;
-    Ok(found)
+    daemons.into_iter().try_for_each(SwapDaemon::off)
 }
 
 /// Returns a process and all that descend from it.

@@ -10,8 +10,9 @@ use uzram::{Error, ErrorKind, Result};
 use uzram_serve::swap_area::active;
 
 use super::disk::named_device;
-use super::{PATIENCE, io_error, kernel_zram};
+use super::obstacles::PATIENCE;
 use crate::engine::KernelZram;
+use crate::harness::io_error;
 use crate::harness::process::{find, run_to_end, runtime_dir};
 
 /// The highest priority: only this area is used, whatever others the machine has.
@@ -24,6 +25,50 @@ const PROGRAMS: [&str; 3] = ["mkswap", "swapon", "swapoff"];
 pub fn obstacle() -> Option<String> {
     let missing = PROGRAMS.into_iter().find(|name| find(name).is_none());
     missing.map(|name| format!("the program {name} is missing"))
+}
+
+/// Whose a swap area is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Side<'a> {
+    /// A daemon's with these options.
+    Uzram(&'a [&'a str]),
+    /// Kernel zram's with this algorithm.
+    Kernel(&'a str),
+}
+
+/// A swap area that is on.
+pub(crate) enum SwapArea {
+    Daemon(SwapDaemon),
+    Kernel(KernelSwap),
+}
+
+impl SwapArea {
+    /// Switches one on; `uzram` is the program.
+    pub(crate) fn on(uzram: &Path, side: Side<'_>, bytes: u64) -> Result<SwapArea> {
+        match side {
+            Side::Uzram(options) => SwapDaemon::on(uzram, bytes, options).map(SwapArea::Daemon),
+            Side::Kernel(algorithm) => KernelSwap::on_named(algorithm, bytes).map(SwapArea::Kernel),
+        }
+    }
+
+    /// Returns the uncompressed bytes that it stores but the kernel's swap no longer uses.
+    pub(super) fn left_bytes(&self) -> Result<u64> {
+        match self {
+            SwapArea::Daemon(daemon) => daemon.left_bytes(),
+            SwapArea::Kernel(swap) => swap.left_bytes(),
+        }
+    }
+
+    /// Switches it off; returns how many writes have failed.
+    pub(crate) fn off(self) -> Result<u64> {
+        match self {
+            SwapArea::Daemon(daemon) => {
+                let failed_writes = daemon.figure("failed_writes")?;
+                daemon.off().map(|()| failed_writes)
+            }
+            SwapArea::Kernel(swap) => swap.off().map(|()| 0),
+        }
+    }
 }
 
 /// A daemon in the background with an active swap area.
@@ -60,17 +105,12 @@ impl SwapDaemon {
     }
 
     /// Returns the uncompressed bytes that it stores but the kernel no longer uses.
-    pub(super) fn left_bytes(&self) -> Result<u64> {
+    fn left_bytes(&self) -> Result<u64> {
         let stored_bytes = self.figure("orig_data_bytes")?;
         match &self.device {
             Some(device) => Ok(stored_bytes.saturating_sub(used_bytes(device)?)),
             None => Err(Error::new(ErrorKind::Io, "the daemon does not say where its device is")),
         }
-    }
-
-    /// Returns how many writes have failed.
-    pub(crate) fn failed_writes(&self) -> Result<u64> {
-        self.figure("failed_writes")
     }
 
     /// Returns one of the device's figures.
@@ -118,20 +158,12 @@ pub struct KernelSwap {
 }
 
 impl KernelSwap {
-    pub(super) fn on(size_bytes: u64) -> Result<KernelSwap> {
-        KernelSwap::on_device(kernel_zram(size_bytes)?)
-    }
-
     /// Adds a kernel zram device with an algorithm by the kernel's name, and swaps to it before all other areas.
     ///
     /// # Errors
     /// Those of the kernel, and of `mkswap` and `swapon`.
     pub fn on_named(algorithm: &str, size_bytes: u64) -> Result<KernelSwap> {
-        KernelSwap::on_device(KernelZram::add_named(algorithm, size_bytes)?)
-    }
-
-    fn on_device(zram: KernelZram) -> Result<KernelSwap> {
-        let mut swap = KernelSwap { zram, is_on: false };
+        let mut swap = KernelSwap { zram: KernelZram::add_named(algorithm, size_bytes)?, is_on: false };
         run_to_end(&mut swap.command("mkswap", &[]), PATIENCE)?;
         // With discard, as uzram's.
         run_to_end(&mut swap.command("swapon", &["--discard", "--priority", PRIORITY]), PATIENCE)?;
@@ -157,7 +189,7 @@ impl KernelSwap {
     }
 
     /// Returns the uncompressed bytes that it stores but the kernel's swap no longer uses.
-    pub(super) fn left_bytes(&self) -> Result<u64> {
+    fn left_bytes(&self) -> Result<u64> {
         Ok(self.zram.memory()?.stored_bytes.saturating_sub(used_bytes(&self.zram.path())?))
     }
 

@@ -15,8 +15,8 @@ use uzram::units::{PAGE_SIZE, bytes_to_pages};
 use uzram::{Error, ErrorKind, Result};
 
 use super::cgroup::read_stat;
-use super::io_error;
 use crate::harness::corpus::AlignedPage;
+use crate::harness::io_error;
 
 /// The memory limit while it is swapped out.
 const LIMIT_BYTES: u64 = 4 << 20;
@@ -34,8 +34,6 @@ pub struct SwapUser {
     pub pages: PathBuf,
     /// The size of its memory, which these pages fill repeatedly.
     pub size_bytes: u64,
-    /// A file to which `1` is written before pages are touched in no order, and `0` after that.
-    pub tracing_on: Option<PathBuf>,
 }
 
 /// Its measurements.
@@ -79,10 +77,10 @@ impl SwapUser {
         check()?;
         self.shrink()?;
         self.set("memory.limit_in_bytes", NO_LIMIT)?;
-        let in_no_order = shuffled(in_order);
-        self.trace(true)?;
+        // Always the same.
+        let mut in_no_order = in_order;
+        fastrand::Rng::with_seed(1).shuffle(&mut in_no_order);
         let random_in = touch(&memory, &in_no_order);
-        self.trace(false)?;
         check()?;
         let ms = |duration: Duration| duration.as_secs_f64() * 1e3;
         Ok(SwapTimes {
@@ -128,11 +126,6 @@ impl SwapUser {
         outcome.map_err(|error| io_error(&self.cgroup, error))
     }
 
-    fn trace(&self, is_on: bool) -> Result<()> {
-        let Some(path) = &self.tracing_on else { return Ok(()) };
-        fs::write(path, if is_on { "1" } else { "0" }).map_err(|error| io_error(path, error))
-    }
-
     fn set(&self, name: &str, value: &str) -> Result<()> {
         self.try_set(name, value).map_err(|error| io_error(&self.cgroup.join(name), error))
     }
@@ -149,12 +142,6 @@ fn touch(memory: &[AlignedPage], order: &[usize]) -> Duration {
         black_box(memory[*at].0[0]);
     }
     start.elapsed()
-}
-
-/// Returns numbers in no order, always the same.
-fn shuffled(mut numbers: Vec<usize>) -> Vec<usize> {
-    fastrand::Rng::with_seed(1).shuffle(&mut numbers);
-    numbers
 }
 
 /// Returns a checksum of every word and its place.
@@ -177,12 +164,7 @@ mod tests {
         let pages = dir.path().join("pages");
         let bytes: Vec<u8> = (0..3 * PAGE_SIZE).map(|at| (at / 100) as u8).collect();
         fs::write(&pages, &bytes).unwrap();
-        let user = SwapUser {
-            cgroup: dir.path().to_owned(),
-            pages: pages.clone(),
-            size_bytes: 5 << 12,
-            tracing_on: None,
-        };
+        let user = SwapUser { cgroup: dir.path().to_owned(), pages: pages.clone(), size_bytes: 5 << 12 };
         let mut memory = user.fill().unwrap();
         assert_eq!(memory.len(), 5);
         assert!(memory[4].0[..] == bytes[PAGE_SIZE..2 * PAGE_SIZE]);
@@ -194,23 +176,9 @@ mod tests {
     }
 
     #[test]
-    fn pages_are_touched_once_each_in_no_order() {
-        let numbers: Vec<usize> = (0..100).collect();
-        let mut touched = shuffled(numbers.clone());
-        assert_ne!(touched, numbers);
-        touched.sort_unstable();
-        assert_eq!(touched, numbers);
-    }
-
-    #[test]
     fn what_a_cgroup_is_told_goes_there() {
         let dir = tempfile::tempdir().unwrap();
-        let user = SwapUser {
-            cgroup: dir.path().to_owned(),
-            pages: "/dev/null".into(),
-            size_bytes: 1 << 12,
-            tracing_on: None,
-        };
+        let user = SwapUser { cgroup: dir.path().to_owned(), pages: "/dev/null".into(), size_bytes: 1 << 12 };
         user.shrink().unwrap();
         assert_eq!(fs::read_to_string(dir.path().join("memory.limit_in_bytes")).unwrap(), "4194304");
         let gone = SwapUser { cgroup: dir.path().join("gone"), ..user };

@@ -1,6 +1,6 @@
 //! What a codec makes of pages, and how long it takes.
 //!
-//! In a round, all codecs, at all sizes of pages, code the same pages, slice by slice. A slice is long enough that a codec
+//! In a round, all codecs code the same pages, slice by slice. A slice is long enough that a codec
 //! meets it as new: where a second codec codes a page right after the first, the processor predicts the branches that the
 //! page makes it take, and it runs up to 1.2 times as fast. The order of codecs changes with each slice and from round to
 //! round. Pages and compressed bytes are in the CPU's caches.
@@ -13,22 +13,19 @@ use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use rustix::time::{ClockId, clock_gettime};
-use uzram::codec::{Algorithm, ROOM_BYTES};
-use uzram::units::PAGE_SIZE;
+use uzram::codec::{Algorithm, Decoder, Encoder, ROOM_BYTES};
+use uzram::units::{PAGE_SIZE, Page};
 use uzram::zsmalloc::{SizeClass, huge_threshold};
 use uzram::{Pool, Result};
 use uzram_cli::process_pages::spread;
 
-use super::coder::Coder;
-use super::pages::Pages;
+use crate::harness::corpus::Corpus;
 use crate::harness::rounds::order;
 use crate::harness::stats::median;
 use crate::harness::{go_on, read_back};
 
-/// The bytes of a slice: 64 pages of 4 KiB.
-const SLICE_BYTES: usize = 64 * PAGE_SIZE;
-/// Room that a page of so many bytes may take compressed, as a share of it: the engine's for its own.
-const ROOM_SHARE: usize = PAGE_SIZE / (ROOM_BYTES - PAGE_SIZE);
+/// The pages of a slice.
+const SLICE_PAGES: usize = 64;
 
 /// The sizes that objects of the default pool take.
 pub(super) struct Classes(Vec<SizeClass>);
@@ -60,15 +57,15 @@ impl Classes {
     }
 }
 
-/// A codec at one size of pages, and what it did so far.
+/// A codec, and what it did so far.
 pub(super) struct Variant {
     pub(super) algorithm: Algorithm,
-    pub(super) page_bytes: usize,
-    pub(super) coder: Coder,
+    encoder: Encoder,
+    decoder: Decoder,
     /// The compressed pages of a slice, one after another, and the length of each; `None` if it is left as it is.
     encoded: Vec<u8>,
     lens: Vec<Option<usize>>,
-    page: Vec<u8>,
+    page: Page,
     /// Of each slice.
     slices: Vec<Spent>,
 }
@@ -82,66 +79,59 @@ struct Spent {
     decoding: Vec<f64>,
 }
 
-/// Speeds in 10^6 bytes of pages a second.
-pub(super) struct Speeds {
-    pub(super) encoding: f64,
-    /// `None` if nothing was compressed.
-    pub(super) decoding: Option<f64>,
-}
-
-/// What pages take when they are compressed.
-pub(super) struct Stored {
-    /// Compressed, or as they are if that is not smaller.
-    pub(super) bytes: usize,
-    /// Each rounded up to its size class; `None` for pages that the pool does not store.
-    pub(super) class_bytes: Option<usize>,
-}
-
 impl Variant {
-    /// Returns a codec; `None` if it does not code pages of this size.
+    /// Returns a codec.
     ///
     /// # Errors
     /// `NoMemory`.
-    pub(super) fn new(algorithm: &Algorithm, page_bytes: usize) -> Result<Option<Variant>> {
-        Ok(Coder::new(algorithm, page_bytes)?.map(|coder| Variant {
+    pub(super) fn new(algorithm: &Algorithm) -> Result<Variant> {
+        Ok(Variant {
             algorithm: algorithm.clone(),
-            page_bytes,
-            coder,
-            encoded: vec![0; SLICE_BYTES + SLICE_BYTES / ROOM_SHARE],
+            encoder: Encoder::new(algorithm)?,
+            decoder: Decoder::new(algorithm)?,
+            encoded: vec![0; SLICE_PAGES * ROOM_BYTES],
             lens: Vec::new(),
-            page: vec![0; page_bytes],
+            page: [0; PAGE_SIZE],
             slices: Vec::new(),
-        }))
+        })
     }
 
-    /// Compresses all pages, and checks that they decompress to what they were.
+    /// Returns the memory that the encoder and the decoder take on each CPU.
+    pub(super) fn state_bytes(&self) -> usize {
+        self.encoder.state_bytes() + self.decoder.state_bytes()
+    }
+
+    /// Compresses all pages, and checks that they decompress to what they were; returns the bytes that they take compressed,
+    /// or as they are where that is not smaller, and each rounded up to its size class.
     ///
     /// # Errors
     /// `Corrupt`: they do not. `Busy`: interrupted.
-    pub(super) fn store(&mut self, pages: &Pages, classes: &Classes, stop: &AtomicBool) -> Result<Stored> {
-        let is_stored = self.page_bytes == PAGE_SIZE;
-        let mut stored = Stored { bytes: 0, class_bytes: is_stored.then_some(0) };
-        for page in pages.bytes().chunks_exact(self.page_bytes) {
+    pub(super) fn store(
+        &mut self,
+        pages: &Corpus,
+        classes: &Classes,
+        stop: &AtomicBool,
+    ) -> Result<[usize; 2]> {
+        let mut stored = [0, 0];
+        for page in pages.pages() {
             go_on(stop)?;
-            let len = self.coder.encode(page, &mut self.encoded);
+            let len = self.encoder.encode(page, &mut self.encoded).filter(|len| *len < PAGE_SIZE);
             if let Some(len) = len {
-                self.coder.decode(&self.encoded[..len], &mut self.page)?;
+                self.decoder.decode(&self.encoded[..len], &mut self.page)?;
                 read_back(&self.page, page, || format!("{}: a page", self.algorithm))?;
             }
-            stored.bytes += len.unwrap_or(self.page_bytes);
-            if let Some(bytes) = &mut stored.class_bytes {
-                *bytes += classes.bytes(len.unwrap_or(self.page_bytes));
-            }
+            let len = len.unwrap_or(PAGE_SIZE);
+            stored = [stored[0] + len, stored[1] + classes.bytes(len)];
         }
         Ok(stored)
     }
 
     /// Compresses a slice and decompresses it.
-    fn code(&mut self, which: usize, slice: &[u8]) -> Result<()> {
+    fn code(&mut self, which: usize, slice: &[&Page]) -> Result<()> {
         self.lens.clear();
         let (mut at, start) = (0, cpu_seconds());
-        for page in slice.chunks_exact(self.page_bytes) {
-            let len = self.coder.encode(page, &mut self.encoded[at..]);
+        for page in slice {
+            let len = self.encoder.encode(page, &mut self.encoded[at..]).filter(|len| *len < PAGE_SIZE);
             at += len.unwrap_or(0);
             self.lens.push(len);
         }
@@ -149,7 +139,7 @@ impl Variant {
 
         let (mut at, start) = (0, cpu_seconds());
         for len in self.lens.iter().flatten() {
-            self.coder.decode(&self.encoded[at..at + len], &mut self.page)?;
+            self.decoder.decode(&self.encoded[at..at + len], &mut self.page)?;
             black_box(&self.page);
             at += len;
         }
@@ -160,26 +150,26 @@ impl Variant {
         }
         let spent = &mut self.slices[which];
         // The same in each round.
-        spent.encoded_bytes = slice.len();
-        spent.decoded_bytes = self.lens.iter().flatten().count() * self.page_bytes;
+        spent.encoded_bytes = slice.len() * PAGE_SIZE;
+        spent.decoded_bytes = self.lens.iter().flatten().count() * PAGE_SIZE;
         spent.encoding.push(encoding);
         spent.decoding.push(decoding);
         Ok(())
     }
 
-    /// Returns how fast it was.
-    pub(super) fn speeds(&self) -> Speeds {
+    /// Returns how fast it compressed and decompressed, in 10^6 bytes of pages a second; not a number where nothing was
+    /// compressed.
+    pub(super) fn speeds(&self) -> [f64; 2] {
         let speed = |bytes: fn(&Spent) -> usize, times: fn(&Spent) -> &[f64]| {
             // Where nothing was done, the time is that of reading the clock.
             let worked = || self.slices.iter().filter(|spent| bytes(spent) > 0);
             let seconds: f64 = worked().map(|spent| median(times(spent))).sum();
             worked().map(bytes).sum::<usize>() as f64 / 1e6 / seconds
         };
-        let is_decoded = self.slices.iter().any(|spent| spent.decoded_bytes > 0);
-        Speeds {
-            encoding: speed(|spent| spent.encoded_bytes, |spent| &spent.encoding),
-            decoding: is_decoded.then(|| speed(|spent| spent.decoded_bytes, |spent| &spent.decoding)),
-        }
+        [
+            speed(|spent| spent.encoded_bytes, |spent| &spent.encoding),
+            speed(|spent| spent.decoded_bytes, |spent| &spent.decoding),
+        ]
     }
 }
 
@@ -196,13 +186,14 @@ fn cpu_seconds() -> f64 {
 /// `Corrupt`: a codec does not decode. `Busy`: interrupted.
 pub(super) fn measure(
     variants: &mut [Variant],
-    pages: &Pages,
+    pages: &Corpus,
     rounds: usize,
     duration: Duration,
     stop: &AtomicBool,
 ) -> Result<()> {
-    let slices: Vec<&[u8]> = pages.bytes().chunks(SLICE_BYTES).collect();
-    let mut chosen: Vec<&[u8]> = spread(slices.len()).map(|at| slices[at]).collect();
+    let all: Vec<&Page> = pages.pages().collect();
+    let slices: Vec<&[&Page]> = all.chunks(SLICE_PAGES).collect();
+    let mut chosen: Vec<&[&Page]> = spread(slices.len()).map(|at| slices[at]).collect();
     for round in 0..rounds {
         let start = Instant::now();
         for (which, slice) in chosen.iter().enumerate() {
@@ -211,7 +202,8 @@ pub(super) fn measure(
                 break;
             }
             // Into the caches for all, not by the first codec alone.
-            black_box(slice.iter().step_by(64).fold(0, |sum: u8, byte| sum.wrapping_add(*byte)));
+            let bytes = slice.iter().flat_map(|page| page.iter().step_by(64));
+            black_box(bytes.fold(0, |sum: u8, byte| sum.wrapping_add(*byte)));
             for variant in order(round + which, variants.len()) {
                 go_on(stop)?;
                 variants[variant].code(which, slice)?;

@@ -1,78 +1,33 @@
 //! `uzram bench --codecs`: what each codec makes of pages of each corpus, and how fast.
 //!
-//! Rows are codecs, at some levels, with pages of 4 KiB, as the engine codes them, and of 16 KiB. `pages` takes the pages,
-//! `measure` times the codecs, `wide` codes larger pages.
+//! Rows are codecs, at some levels. `pages` takes the pages, `measure` times the codecs.
 
-mod coder;
 mod measure;
 mod pages;
-mod report;
-#[cfg(test)]
-mod tests;
-mod wide;
-
-use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
-use std::time::Duration;
 
 use uzram::Result;
 use uzram::codec::{Algorithm, Kind};
 use uzram::units::PAGE_SIZE;
 
-use crate::engine::Common;
-use crate::harness::corpus::Source;
-use crate::harness::{DEFAULT_CORPUS_PAGES, go_on};
+use crate::harness::{DEFAULT_CORPUS_PAGES, Options, Report, Source};
 use measure::{Classes, Variant};
-pub use report::{CodecRow, CodecsReport};
 
 /// The levels that are measured besides the default of each kind. The kinds themselves are the engine's.
 const LEVELS: [&str; 7] = ["lz4:2", "lz4:8", "lz4hc:4", "zstd:-5", "zstd:3", "zstd:9", "deflate:1"];
+/// Rounds, unless the options say otherwise.
+pub(crate) const ROUNDS: usize = 5;
 
-/// Larger pages: of some arm64 kernels, and the smallest of the kernel's multi-size huge pages that are in use.
-const LARGEST_PAGE_BYTES: usize = 4 * PAGE_SIZE;
-const PAGE_SIZES: [usize; 2] = [PAGE_SIZE, LARGEST_PAGE_BYTES];
-
-/// What to measure.
-#[derive(Clone, Debug)]
-pub struct CodecsOptions {
-    /// The corpora, in the order of the report.
-    pub corpora: Vec<Source>,
-    /// The codecs; `None` for every kind of the engine, and more levels of it. All are compared with lz4: without it there are
-    /// no rows.
-    pub algorithms: Option<Vec<Algorithm>>,
-    /// The sizes of pages in bytes: 4 KiB, and as the case may be 16 KiB.
-    pub page_sizes: Vec<usize>,
-    /// The most pages of 4 KiB of each corpus that are measured.
-    pub pages: usize,
-    /// How long a round of one corpus takes.
-    pub duration: Duration,
-    /// How many rounds.
-    pub repeat: usize,
-    /// Setting it ends the run with an error.
-    pub stop: Arc<AtomicBool>,
-}
-
-impl Default for CodecsOptions {
-    fn default() -> Self {
-        let Common { duration, repeat, stop, .. } = Common::default();
-        CodecsOptions {
-            corpora: vec![
-                Source::Built(crate::harness::corpus::Kind::Mixed, DEFAULT_CORPUS_PAGES),
-                Source::Processes(DEFAULT_CORPUS_PAGES),
-            ],
-            algorithms: None,
-            page_sizes: PAGE_SIZES.to_vec(),
-            // All codecs take some seconds for them.
-            pages: 4096,
-            duration,
-            repeat,
-            stop,
-        }
-    }
+/// Returns the corpora that are measured by default.
+pub fn default_corpora() -> Vec<Source> {
+    let mixed = Source::Built(crate::harness::corpus::Kind::Mixed, DEFAULT_CORPUS_PAGES);
+    vec![mixed, Source::Processes(DEFAULT_CORPUS_PAGES)]
 }
 
 /// Returns the codecs that are measured by default: each kind of the engine, and further levels of it.
-fn algorithms() -> Result<Vec<Algorithm>> {
+///
+/// # Errors
+/// None that a test does not show.
+pub fn default_algorithms() -> Result<Vec<Algorithm>> {
     let levels = LEVELS.iter().map(|text| text.parse()).collect::<Result<Vec<Algorithm>>>()?;
     let of_kind = |kind: Kind| {
         let more = levels.iter().filter(move |algorithm| algorithm.kind() == kind).cloned();
@@ -81,35 +36,97 @@ fn algorithms() -> Result<Vec<Algorithm>> {
     Ok(Kind::ALL.into_iter().flat_map(of_kind).collect())
 }
 
-/// Measures the codecs.
+/// Returns the name of a corpus's table.
+pub(crate) fn table(corpus: &str) -> String {
+    format!("codecs on {corpus}")
+}
+
+/// Measures codecs on corpora, in the order of the report. All are compared with lz4, which must be one of them.
 ///
 /// # Errors
 /// `Invalid` names the invalid option; a corpus that cannot be loaded; `Corrupt` for a codec that does not decode what it
 /// coded.
-pub fn run(options: &CodecsOptions) -> Result<CodecsReport> {
-    let (duration, repeat, stop) = (options.duration, options.repeat, &options.stop);
-    Common { duration, repeat, ..Common::default() }.check()?;
-    let algorithms = options.algorithms.clone().map_or_else(algorithms, Ok)?;
+pub fn run(options: &Options, corpora: &[Source], algorithms: &[Algorithm]) -> Result<Report> {
+    options.check(&[])?;
+    let (rounds, stop, lz4) = (options.rounds(ROUNDS), &options.stop, Algorithm::from(Kind::Lz4));
     let classes = Classes::new()?;
-    let mut report = CodecsReport::default();
-    for pages in pages::load(&options.corpora, options.pages, stop, &mut report.notes)? {
-        let mut variants = Vec::new();
-        for &page_bytes in &options.page_sizes {
-            for algorithm in &algorithms {
-                match Variant::new(algorithm, page_bytes)? {
-                    Some(variant) => variants.push(variant),
-                    None => report.note_missing(algorithm, page_bytes),
-                }
-            }
+    let mut report = Report::default();
+    let most = options.amount(4096, 64);
+    for (name, pages) in pages::load(corpora, most, stop, &mut report.notes)? {
+        let mut variants = algorithms.iter().map(Variant::new).collect::<Result<Vec<_>>>()?;
+        let stored = variants.iter_mut().map(|variant| variant.store(&pages, &classes, stop));
+        let stored = stored.collect::<Result<Vec<_>>>()?;
+        measure::measure(&mut variants, &pages, rounds, options.duration, stop)?;
+        options.go_on()?;
+        let bytes = (pages.page_count() * PAGE_SIZE) as f64;
+        let yardstick = variants.iter().find(|variant| variant.algorithm == lz4).map(Variant::speeds);
+        let [lz4_compress, lz4_decompress] = yardstick.unwrap_or([f64::NAN; 2]);
+        for (variant, [stored_bytes, class_bytes]) in variants.iter().zip(stored) {
+            let [compress, decompress] = variant.speeds();
+            let cells = [
+                ("ratio", bytes / stored_bytes as f64),
+                ("in classes", bytes / class_bytes as f64),
+                ("compress MB/s", compress),
+                ("compress × lz4", compress / lz4_compress),
+                ("decompress MB/s", decompress),
+                ("decompress × lz4", decompress / lz4_decompress),
+                ("KiB a CPU", variant.state_bytes().div_ceil(1024) as f64),
+            ];
+            report.row(&table(&name), &variant.algorithm.to_string(), &cells);
         }
-        let mut stored = Vec::new();
-        for variant in &mut variants {
-            stored.push(variant.store(&pages, &classes, stop)?);
-        }
-        measure::measure(&mut variants, &pages, repeat, duration, stop)?;
-        go_on(stop)?;
-        report.add(&pages, &variants, &stored);
     }
-    report.describe(options);
+    report.note(format!(
+        "{rounds} rounds of {:.2} s for each corpus, in which all codecs code the same pages, 64 at a time, in turn; speeds \
+         are by the sums of the medians of CPU time for these 64",
+        options.duration.as_secs_f64()
+    ));
+    report.note(
+        "same-filled pages are left out; pages that do not get smaller count as they are, and are not decompressed; in \
+         classes: to the bytes that their objects take in a pool, each rounded up to its size class",
+    );
     Ok(report)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+    use crate::harness::corpus::Kind as CorpusKind;
+
+    #[test]
+    fn every_kind_is_measured_at_several_levels() {
+        let algorithms = default_algorithms().unwrap();
+        assert_eq!(algorithms.len(), Kind::ALL.len() + LEVELS.len());
+        let report = run(&Options::tiny(96), &[Options::tiny(96).corpus], &algorithms).unwrap();
+        for algorithm in &algorithms {
+            let of = |column| report.get("codecs on mixed", &algorithm.to_string(), column).unwrap();
+            assert!(of("ratio") > of("in classes") && of("in classes") > 1.0, "{report}");
+            assert!(of("compress MB/s") > 0.0 && of("decompress × lz4") > 0.0, "{report}");
+        }
+        assert_eq!(report.get("codecs on mixed", "lz4", "compress × lz4"), Some(1.0));
+    }
+
+    #[test]
+    fn what_does_not_compress_counts_as_it_is() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("noise.bin");
+        let mut rng = fastrand::Rng::with_seed(9);
+        std::fs::write(&path, (0..20 * PAGE_SIZE).map(|_| rng.u8(..)).collect::<Vec<_>>()).unwrap();
+        let report = run(&Options::tiny(1), &[Source::File(path)], &[Kind::Lz4.into()]).unwrap();
+        let of = |column| report.get("codecs on noise", "lz4", column);
+        assert_eq!([of("ratio"), of("in classes"), of("decompress MB/s")], [Some(1.0), Some(1.0), None]);
+    }
+
+    #[test]
+    fn an_option_that_cannot_be_is_named() {
+        for (repeat, corpus, named) in [
+            (Some(0), Source::Built(CorpusKind::Text, 9), "--repeat"),
+            (None, Source::File("/nonexistent".into()), "/nonexistent"),
+        ] {
+            let options = Options { repeat, ..Options::tiny(1) };
+            let error = run(&options, &[corpus], &[Kind::Lz4.into()]).err().unwrap().to_string();
+            assert!(error.contains(named), "{named}: {error}");
+        }
+    }
 }

@@ -12,11 +12,13 @@ use std::hint::black_box;
 
 use rustix::mm::{Advice, madvise};
 use uzram::codec::{Algorithm, Decoder, Encoder};
+use uzram::device::DEFAULT_CHAIN_SIZE;
 use uzram::units::{PAGE_SIZE, Page};
+use uzram::zsmalloc::huge_threshold;
 use uzram::{Error, ErrorKind, Result};
 
 use super::packed::{ENCODED_MAX_BYTES, Packed};
-use super::{Target, Worker};
+use super::target::{Target, Worker};
 use crate::harness::corpus::{AlignedPage, Corpus};
 
 pub(super) struct CodecLoop {
@@ -34,14 +36,9 @@ struct Span {
 }
 
 impl CodecLoop {
-    pub(super) fn new(
-        algorithm: Algorithm,
-        huge_threshold_bytes: usize,
-        corpus: &Corpus,
-        page_count: usize,
-    ) -> Result<CodecLoop> {
+    pub(super) fn new(algorithm: Algorithm, corpus: &Corpus, page_count: usize) -> Result<CodecLoop> {
         // Compress the corpus once, then place it as often as the device repeats it.
-        let once = Packed::new(&algorithm, huge_threshold_bytes, corpus)?;
+        let once = Packed::new(&algorithm, huge_threshold(DEFAULT_CHAIN_SIZE), corpus)?;
         let total: usize = (0..page_count).map(|page| once.page(page).len()).sum();
         let mut packed = reserve(total)?;
         let mut spans = Vec::with_capacity(page_count);

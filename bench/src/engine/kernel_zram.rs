@@ -1,16 +1,24 @@
-//! A kernel zram device, hot-added for a run.
+//! A kernel zram device, hot-added for a run ([`KernelZram`]), and one that is read and written with O_DIRECT
+//! ([`KernelDevice`]).
 //!
-//! Dropping it resets and removes the device, on errors too; devices that existed before are never touched.
+//! Dropping it resets and removes the device, on errors too; devices that existed before are never touched. Each of its
+//! operations includes a system call and the block layer: it is what programs get.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Duration;
 
+use rustix::fd::OwnedFd;
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
 use uzram::codec::{Algorithm, Kind};
+use uzram::units::{PAGE_SIZE, Page, page_of, pages_to_bytes};
 use uzram::{Error, ErrorKind, Result};
 
-use super::report::{KernelMemory, quotient};
+use super::target::{Target, Worker, fill_in_order};
+use crate::harness::corpus::{AlignedPage, Corpus};
+use crate::harness::{io_error, unsupported};
 
 const CONTROL: &str = "/sys/class/zram-control";
 
@@ -19,13 +27,32 @@ pub struct KernelZram {
     id: u32,
 }
 
+/// The kernel's `mm_stat`.
+pub(crate) struct KernelMemory {
+    /// orig_data_size.
+    pub(crate) stored_bytes: u64,
+    /// compr_data_size.
+    pub(crate) compressed_bytes: u64,
+    /// mem_used_total.
+    pub(crate) used_bytes: u64,
+}
+
 impl KernelZram {
     /// Adds a device of `size_bytes`, with lz4 in place of `memory`, which kernels do not have.
+    ///
+    /// # Errors
+    /// The kernel has no zram, or not this algorithm, or does not let us use it.
     pub fn add(algorithm: &Algorithm, size_bytes: u64) -> Result<KernelZram> {
-        let added = KernelZram::hot_add()?;
-        match algorithm.kind() {
-            Kind::Memory => added.set_algorithm(&Kind::Lz4.into())?,
-            _ => added.set_algorithm(algorithm)?,
+        let lz4 = Algorithm::from(Kind::Lz4);
+        let algorithm = if algorithm.kind() == Kind::Memory { &lz4 } else { algorithm };
+        let name = algorithm.kind().name();
+        let added = KernelZram::hot_add(name)?;
+        // Kernels before 6.12 have no parameters; except for lz4, our defaults are not theirs.
+        if *algorithm != Algorithm::default() {
+            let dictionary = algorithm.dictionary().map(|dictionary| format!(" dict={}", dictionary.path()));
+            let level = algorithm.level();
+            let params = format!("algo={name} level={level}{}", dictionary.unwrap_or_default());
+            added.write("algorithm_params", &params)?;
         }
         added.write("disksize", &size_bytes.to_string())?;
         Ok(added)
@@ -33,27 +60,29 @@ impl KernelZram {
 
     /// Adds a device with an algorithm by the kernel's name, which uzram need not have.
     pub(crate) fn add_named(algorithm: &str, size_bytes: u64) -> Result<KernelZram> {
-        let added = KernelZram::hot_add()?;
-        added.choose(algorithm)?;
+        let added = KernelZram::hot_add(algorithm)?;
         added.write("disksize", &size_bytes.to_string())?;
         Ok(added)
     }
 
     /// Adds a device without a size.
-    fn hot_add() -> Result<KernelZram> {
+    fn hot_add(algorithm: &str) -> Result<KernelZram> {
         let control = Path::new(CONTROL);
         if !control.exists() {
-            return Err(Error::new(
-                ErrorKind::Unsupported,
-                "this kernel has no zram (no /sys/class/zram-control)",
-            ));
+            return Err(unsupported("this kernel has no zram (no /sys/class/zram-control)"));
         }
         let id = read(&control.join("hot_add"))?;
-        Ok(KernelZram {
-            id: id
-                .parse()
-                .map_err(|_| Error::new(ErrorKind::Io, format!("hot_add answered '{id}', not a number")))?,
-        })
+        let number = id.parse();
+        let number = number
+            .map_err(|_| Error::new(ErrorKind::Io, format!("hot_add answered '{id}', not a number")))?;
+        let added = KernelZram { id: number };
+        let known = read(&added.attribute("comp_algorithm"))?;
+        if !known.split_ascii_whitespace().any(|known| known.trim_matches(['[', ']']) == algorithm) {
+            let what = format!("this kernel's zram has no {algorithm}, only: {known}");
+            return Err(unsupported(what).with_setting("--algorithm"));
+        }
+        added.write("comp_algorithm", algorithm)?;
+        Ok(added)
     }
 
     /// Returns the path of the block device.
@@ -62,25 +91,17 @@ impl KernelZram {
     }
 
     /// Compacts its pool.
-    pub fn compact(&self) -> Result<()> {
+    pub(crate) fn compact(&self) -> Result<()> {
         self.write("compact", "1")
     }
 
     /// Returns the figures of `mm_stat`.
-    pub fn memory(&self) -> Result<KernelMemory> {
+    pub(crate) fn memory(&self) -> Result<KernelMemory> {
         let text = read(&self.attribute("mm_stat"))?;
         let fields: Vec<u64> = text.split_ascii_whitespace().filter_map(|field| field.parse().ok()).collect();
         match fields[..] {
-            [stored_bytes, compressed_bytes, used_bytes, _, _, same_pages, _, huge_pages, ..] => {
-                let used_per_compressed = quotient(used_bytes, compressed_bytes);
-                Ok(KernelMemory {
-                    stored_bytes,
-                    compressed_bytes,
-                    used_bytes,
-                    same_pages,
-                    huge_pages,
-                    used_per_compressed,
-                })
+            [stored_bytes, compressed_bytes, used_bytes, ..] => {
+                Ok(KernelMemory { stored_bytes, compressed_bytes, used_bytes })
             }
             _ => Err(Error::new(ErrorKind::Io, format!("mm_stat has an unknown form: '{text}'"))),
         }
@@ -93,27 +114,6 @@ impl KernelZram {
     fn write(&self, name: &str, value: &str) -> Result<()> {
         let path = self.attribute(name);
         fs::write(&path, value).map_err(|error| io_error(&path, error))
-    }
-
-    fn choose(&self, name: &str) -> Result<()> {
-        let known = read(&self.attribute("comp_algorithm"))?;
-        if !known.split_ascii_whitespace().any(|known| known.trim_matches(['[', ']']) == name) {
-            let what = format!("this kernel's zram has no {name}, only: {known}");
-            return Err(Error::new(ErrorKind::Unsupported, what).with_setting("--algorithm"));
-        }
-        self.write("comp_algorithm", name)
-    }
-
-    fn set_algorithm(&self, algorithm: &Algorithm) -> Result<()> {
-        let name = algorithm.kind().name();
-        self.choose(name)?;
-        // Kernels before 6.12 have no parameters; except for lz4, our defaults are not theirs.
-        if *algorithm == Algorithm::default() {
-            return Ok(());
-        }
-        let dictionary = algorithm.dictionary().map(|dictionary| format!(" dict={}", dictionary.path()));
-        let params = format!("algo={name} level={}{}", algorithm.level(), dictionary.unwrap_or_default());
-        self.write("algorithm_params", &params)
     }
 }
 
@@ -136,11 +136,59 @@ fn read(path: &Path) -> Result<String> {
     fs::read_to_string(path).map(|text| text.trim().to_owned()).map_err(|error| io_error(path, error))
 }
 
-pub(super) fn io_error(path: &Path, error: std::io::Error) -> Error {
-    let kind = match error.kind() {
-        std::io::ErrorKind::PermissionDenied => ErrorKind::Permission,
-        std::io::ErrorKind::NotFound => ErrorKind::NotFound,
-        _ => ErrorKind::Io,
-    };
-    Error::new(kind, format!("{}: {error}", path.display()))
+/// A device that is measured.
+pub(crate) struct KernelDevice {
+    disk: OwnedFd,
+    page_count: usize,
+    /// After `disk`: the device can only be removed when `disk` is closed.
+    pub(crate) zram: KernelZram,
+}
+
+impl KernelDevice {
+    /// Adds a device of `size_bytes`.
+    pub(crate) fn add(algorithm: &Algorithm, size_bytes: u64) -> Result<KernelDevice> {
+        let zram = KernelZram::add(algorithm, size_bytes)?;
+        let path = zram.path();
+        let flags = OFlags::RDWR | OFlags::DIRECT | OFlags::CLOEXEC;
+        let disk = rustix::fs::open(&path, flags, Mode::empty()).map_err(|errno| io_error(&path, errno))?;
+        Ok(KernelDevice { disk, page_count: page_of(size_bytes) as usize, zram })
+    }
+}
+
+impl Target for KernelDevice {
+    fn name(&self) -> &'static str {
+        "kernel"
+    }
+
+    fn fill(&self, corpus: &Corpus) -> Result<()> {
+        fill_in_order(self, corpus, self.page_count)
+    }
+
+    fn worker(&self) -> Result<Box<dyn Worker + '_>> {
+        Ok(Box::new(DiskWorker { disk: &self.disk, buffer: Box::new(AlignedPage([0; _])) }))
+    }
+}
+
+struct DiskWorker<'a> {
+    disk: &'a OwnedFd,
+    buffer: Box<AlignedPage>,
+}
+
+impl Worker for DiskWorker<'_> {
+    fn read(&mut self, page: usize) -> Result<&Page> {
+        whole_page(rustix::io::pread(self.disk, &mut self.buffer.0, pages_to_bytes(page as u64)), "read")?;
+        Ok(&self.buffer.0)
+    }
+
+    fn write(&mut self, page: usize, contents: &Page) -> Result<()> {
+        whole_page(rustix::io::pwrite(self.disk, contents, pages_to_bytes(page as u64)), "write")
+    }
+}
+
+fn whole_page(result: std::result::Result<usize, Errno>, what: &str) -> Result<()> {
+    match result {
+        Ok(PAGE_SIZE) => Ok(()),
+        Ok(len) => Err(Error::new(ErrorKind::Io, format!("kernel zram: a short {what} of {len} bytes"))),
+        Err(errno) => Err(Error::new(ErrorKind::Io, format!("kernel zram: {what}: {errno}"))),
+    }
 }

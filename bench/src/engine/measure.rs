@@ -8,7 +8,7 @@ use uzram::Result;
 use uzram::units::PAGE_SIZE;
 
 use super::pattern::{Op, Ops, Pattern};
-use super::{Target, Worker};
+use super::target::{Target, Worker};
 use crate::harness::corpus::Corpus;
 use crate::harness::stats::Histogram;
 use crate::harness::{Gate, Span, Usage, run_together};

@@ -1,151 +1,92 @@
 #![allow(clippy::unwrap_used)]
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
+use super::codec_loop::CodecLoop;
+use super::device::{Against, Bench, run};
 use super::*;
-use crate::harness::to_json;
-use uzram::codec;
+use crate::harness::Source;
+use crate::harness::corpus::Corpus;
+use crate::harness::corpus::Kind;
+use crate::harness::{Options, Report};
+use uzram::codec::{self, Algorithm};
 use uzram::units::PAGE_SIZE;
 
-fn common() -> Common {
-    Common {
-        corpus: Source::Built(Kind::Text, 24),
-        duration: Duration::from_millis(2),
-        repeat: 2,
-        ..Common::default()
-    }
-}
-
 /// A run of a few ms.
-fn tiny() -> BenchOptions {
-    with(common())
+fn tiny() -> Options {
+    let (corpus, duration) = (Source::Built(Kind::Text, 24), Duration::from_millis(2));
+    Options { corpus, duration, repeat: Some(2), ..Options::default() }
 }
 
-fn with(common: Common) -> BenchOptions {
-    BenchOptions { common, patterns: vec![Pattern::RandRead], jobs: vec![1], ..BenchOptions::default() }
+fn bench<'a>(options: &'a Options, patterns: &'a [Pattern], jobs: &'a [usize]) -> Bench<'a> {
+    let comparison = Comparison { options, table: "speed", patterns, jobs };
+    Bench { comparison, size_bytes: None, against: &[] }
 }
 
-#[test]
-fn slices_take_as_long_as_the_rounds_did() {
-    let sliced = |duration_ms, repeat| {
-        let duration = Duration::from_millis(duration_ms);
-        let options = Common { duration, repeat, ..Common::default() }.in_slices();
-        (options.duration.as_millis(), options.repeat)
-    };
-    assert_eq!(sliced(1000, 5), (20, 250));
-    assert_eq!(sliced(500, 3), (20, 75));
-    assert_eq!(sliced(20, 3), (20, 3));
-    assert_eq!(sliced(2, 3), (2, 3), "shorter ones stay");
-    assert_eq!(sliced(60_000, 5), (20, MAX_REPEAT), "no more rounds than there may be");
+/// Random reads by one thread.
+fn reads(options: &Options) -> Bench<'_> {
+    bench(options, &[Pattern::RandRead], &[1])
+}
+
+fn against(options: &Options, against: &[Against]) -> Report {
+    run(&Bench { against, ..reads(options) }).unwrap()
 }
 
 #[test]
 fn every_pattern_runs_beside_the_codec() {
-    let options = BenchOptions {
-        patterns: Pattern::ALL.to_vec(),
-        jobs: vec![1, 2],
-        against: vec![Against::Codec],
-        size_bytes: Some(64 * PAGE_SIZE as u64),
-        ..tiny()
-    };
-    let report = run(options).unwrap();
-    assert_eq!(report.rows.len(), 6 * 2 * 2);
-    for row in &report.rows {
-        assert!(row.mb_per_s > 0.0 && row.p50_us <= row.p99_us && row.p99_us <= row.p999_us, "{row:?}");
-        assert_eq!(row.ratio.is_some(), row.target == "codec");
-        assert_eq!(row.rounds_mb_per_s.len(), 2);
+    let (options, against) = (tiny(), &[Against::Codec]);
+    let size_bytes = Some(64 * PAGE_SIZE as u64);
+    let report = run(&Bench { against, size_bytes, ..bench(&options, &Pattern::ALL, &[1, 2]) }).unwrap();
+    assert_eq!(report.column("speed", "ratio").count(), 6 * 2);
+    for figure in report.figures.iter().filter(|figure| figure.column == "MB/s") {
+        assert_eq!(figure.rounds.len(), 2);
+        let [p50, p99] = ["p50 µs", "p99 µs"].map(|column| report.get("speed", &figure.row, column).unwrap());
+        assert!(figure.value > 0.0 && p50 <= p99, "{figure:?}");
     }
-    assert!(report.row(Pattern::Rw, 2, "codec").is_some());
-    let text = report.to_string();
-    assert!(text.contains("randwrite") && text.contains("memory"), "{text}");
+    assert!(report.get("speed", "rw, 2 jobs, codec", "ratio").unwrap() > 0.0);
+    let memory = "memory of a filled device";
+    assert!(report.get(memory, "of another size, uzram", "used / compressed").unwrap() > 1.0);
 }
 
 #[test]
-fn a_device_without_an_lru_is_one_but_for_its_nodes() {
-    let options = BenchOptions { against: vec![Against::NoLru, Against::Codec], ..tiny() };
-    let report = run(options).unwrap();
-    let row = report.row(Pattern::RandRead, 1, "no-lru").unwrap();
-    assert!(row.mb_per_s > 0.0 && row.ratio.is_some(), "{row:?}");
+fn devices_are_compared() {
+    let report = against(&tiny(), &[Against::NoLru, Against::Codec]);
+    assert!(report.get("speed", "randread, 1 job, no-lru", "ratio").unwrap() > 0.0);
     assert!(report.notes.iter().any(|note| note.contains("lru_enable=0")));
-
-    const PAGES: u64 = 1 << 20;
-    let (algorithm, streams) = (Algorithm::default(), StreamDesign::PerCpu);
-    let fixed_bytes = |device: UzramDevice| device.stats().mem_fixed_bytes;
-    let with = fixed_bytes(UzramDevice::new(&algorithm, streams, pages_to_bytes(PAGES)).unwrap());
-    let without = fixed_bytes(UzramDevice::without_lru(&algorithm, streams, pages_to_bytes(PAGES)).unwrap());
-    let nodes_bytes = uzram::lru::NODE_BYTES as u64 * PAGES;
-    assert!((nodes_bytes..nodes_bytes + (1 << 16)).contains(&(with - without)), "{}", with - without);
-}
-
-#[test]
-fn another_algorithm_is_compared_with_lz4() {
-    let common = Common { algorithm: codec::Kind::Zstd.into(), ..common() };
-    let report = run(BenchOptions { against: vec![Against::Lz4], ..with(common) }).unwrap();
-    let row = report.row(Pattern::RandRead, 1, "lz4").unwrap();
-    assert!(row.mb_per_s > 0.0 && row.ratio.is_some(), "{row:?}");
-    assert!(report.notes.iter().any(|note| note.contains("uzram device with lz4")));
-    assert_eq!("lz4".parse::<Against>().unwrap(), Against::Lz4);
-}
-
-#[test]
-fn the_json_has_rows_and_memory() {
-    let json: serde_json::Value = serde_json::from_str(&to_json(&run(tiny()).unwrap())).unwrap();
-    let row = &json["rows"][0];
-    assert_eq!((&row["rw"], &row["jobs"], &row["target"]), (&"randread".into(), &1.into(), &"uzram".into()));
-    for key in ["mb_per_s", "p50_us", "p99_us", "p999_us"] {
-        assert!(row[key].is_f64(), "{key}");
-    }
-    for key in ["stored_bytes", "compressed_bytes", "used_bytes", "fixed_bytes"] {
-        assert!(json["memory"][key].is_u64(), "{key}");
-    }
+    let options = Options { algorithm: codec::Kind::Zstd.into(), ..tiny() };
+    let report = against(&options, &[Against::Lz4]);
+    assert!(report.get("speed", "randread, 1 job, lz4", "ratio").unwrap() > 0.0);
 }
 
 #[test]
 fn the_kernels_device_is_removed_again() {
-    let options = BenchOptions {
-        against: vec![Against::Kernel],
-        patterns: vec![Pattern::RandRead, Pattern::RandWrite],
-        ..tiny()
-    };
-    let report = run(options).unwrap();
-    match report.row(Pattern::RandWrite, 1, "kernel") {
-        Some(row) => assert!(row.mb_per_s > 0.0 && report.memory.kernel.is_some()),
+    let report = against(&tiny(), &[Against::Kernel]);
+    match report.get("speed", "randread, 1 job, kernel", "MB/s") {
+        Some(speed) => assert!(speed > 0.0),
         None => {
             let why = report.notes.iter().find(|note| note.starts_with("kernel zram left out")).unwrap();
             println!("skipped: {why}");
         }
     }
-}
-
-#[test]
-fn an_algorithm_the_kernel_lacks_is_said_and_the_run_goes_on() {
     let dictionary = codec::Dictionary::new("/nonexistent/dictionary", vec![7; 64]).unwrap();
     let algorithm = Algorithm::new(codec::Kind::Zstd, None, Some(dictionary)).unwrap();
-    let device = kernel::KernelDevice::add(&algorithm, 1 << 20);
-    let error = device.err().unwrap();
-    assert!(!error.to_string().is_empty());
-}
-
-#[test]
-fn without_patterns_only_memory_is_measured() {
-    let report = run(BenchOptions { patterns: Vec::new(), jobs: Vec::new(), ..tiny() }).unwrap();
-    assert!(report.rows.is_empty() && report.size_bytes == 24 * PAGE_SIZE as u64);
+    assert!(kernel_zram::KernelDevice::add(&algorithm, 1 << 20).is_err());
 }
 
 #[test]
 fn an_option_that_cannot_be_is_named() {
-    let cases: [(BenchOptions, &str); 8] = [
-        (BenchOptions { jobs: vec![0], ..tiny() }, "--jobs"),
-        (BenchOptions { jobs: vec![100_000], ..tiny() }, "--jobs"),
-        (BenchOptions { jobs: Vec::new(), ..tiny() }, "--jobs"),
-        (with(Common { repeat: 0, ..common() }), "--repeat"),
-        (with(Common { duration: Duration::ZERO, ..common() }), "--seconds"),
-        (BenchOptions { size_bytes: Some(0), ..tiny() }, "--size"),
-        (BenchOptions { size_bytes: Some(u64::MAX), ..tiny() }, "--size"),
-        (with(Common { corpus: Source::File("/nonexistent".into()), ..common() }), "/nonexistent"),
-    ];
-    for (options, named) in cases {
-        let error = run(options).err().unwrap().to_string();
+    let (options, missing) = (tiny(), Options { corpus: Source::File("/nonexistent".into()), ..tiny() });
+    for (bench, named) in [
+        (bench(&options, &[Pattern::RandRead], &[0]), "--jobs"),
+        (bench(&options, &[Pattern::RandRead], &[100_000]), "--jobs"),
+        (bench(&options, &[Pattern::RandRead], &[]), "--jobs"),
+        (Bench { size_bytes: Some(0), ..reads(&options) }, "--size"),
+        (Bench { size_bytes: Some(u64::MAX), ..reads(&options) }, "--size"),
+        (reads(&missing), "/nonexistent"),
+    ] {
+        let error = run(&bench).err().unwrap().to_string();
         assert!(error.contains(named), "{named}: {error}");
     }
     assert!("disk".parse::<Against>().unwrap_err().to_string().contains("--against"));
@@ -153,12 +94,14 @@ fn an_option_that_cannot_be_is_named() {
 
 #[test]
 fn the_stop_flag_ends_a_run() {
-    let options = with(Common { duration: Duration::from_secs(600), ..common() });
-    let stop = Arc::clone(&options.common.stop);
-    let run = std::thread::spawn(move || run(options));
-    std::thread::sleep(Duration::from_millis(50));
-    stop.store(true, Ordering::Relaxed);
-    assert_eq!(run.join().unwrap().err().unwrap().to_string(), "interrupted");
+    let options = Options { duration: Duration::from_secs(600), ..tiny() };
+    let stop = Arc::clone(&options.stop);
+    std::thread::scope(|scope| {
+        let run = scope.spawn(|| run(&reads(&options)));
+        std::thread::sleep(Duration::from_millis(50));
+        stop.store(true, Ordering::Relaxed);
+        assert_eq!(run.join().unwrap().err().unwrap().to_string(), "interrupted");
+    });
 }
 
 #[test]
@@ -168,11 +111,11 @@ fn same_filled_pages_are_left_out_beside_the_codec() {
     let mut contents = vec![0u8; 2 * PAGE_SIZE];
     contents[..8].copy_from_slice(b"contents");
     std::fs::write(&path, contents).unwrap();
-    for (against, wanted) in [(Vec::new(), 2), (vec![Against::Codec], 1)] {
-        let report =
-            run(BenchOptions { against, ..with(Common { corpus: Source::File(path.clone()), ..common() }) })
-                .unwrap();
-        assert_eq!(report.corpus_pages, wanted);
+    let options = Options { corpus: Source::File(path), ..tiny() };
+    for (targets, wanted) in [(&[][..], "corpus corpus, 8 KiB"), (&[Against::Codec], "corpus corpus, 4 KiB")]
+    {
+        let report = against(&options, targets);
+        assert!(report.notes.iter().any(|note| note.ends_with(wanted)), "{report}");
     }
 }
 
@@ -182,7 +125,7 @@ fn the_bare_loop_copies_what_does_not_compress() {
     let noise: Vec<u8> = (0..PAGE_SIZE).map(|_| rng.u8(..)).collect();
     let contents = [noise, vec![7; PAGE_SIZE]].concat();
     let corpus = Corpus::from_bytes(&contents).unwrap();
-    let codec = codec_loop::CodecLoop::new(Algorithm::default(), 3625, &corpus, 5).unwrap();
+    let codec = CodecLoop::new(Algorithm::default(), &corpus, 5).unwrap();
     verify(&codec, &corpus, 5).unwrap();
     let mut worker = codec.worker().unwrap();
     assert!(worker.write(0, corpus.page(1)).is_ok());

@@ -1,16 +1,15 @@
-//! The measured target: a uzram device, one page an operation; one without an LRU, to see the cost of tracking cold
-//! pages; and one with lz4, to compare algorithms.
+//! The measured target: a uzram device, one page an operation.
 
 use std::sync::Arc;
 
 use uzram::Result;
-use uzram::codec::{Algorithm, Kind};
+use uzram::codec::Algorithm;
 use uzram::device::{Device, DeviceStats, OpenDevice};
 use uzram::stream::StreamDesign;
 use uzram::units::{Page, pages_to_bytes};
 use uzram::zsmalloc::ClassStat;
 
-use super::{Target, Worker, fill_in_order};
+use super::target::{Target, Worker, fill_in_order};
 use crate::harness::corpus::{AlignedPage, Corpus};
 
 /// An open device of the engine.
@@ -27,25 +26,8 @@ impl UzramDevice {
     /// # Errors
     /// A setting that the engine rejects.
     pub fn new(algorithm: &Algorithm, streams: StreamDesign, size_bytes: u64) -> Result<UzramDevice> {
-        Self::with_attributes(&compressing(algorithm, streams), size_bytes)
-    }
-
-    /// Makes the same device without an LRU.
-    ///
-    /// # Errors
-    /// A setting that the engine rejects.
-    pub fn without_lru(algorithm: &Algorithm, streams: StreamDesign, size_bytes: u64) -> Result<UzramDevice> {
-        let [algorithm, streams] = compressing(algorithm, streams);
-        let attributes = [algorithm, streams, ("lru_enable", "0".to_owned())];
-        Ok(Self::with_attributes(&attributes, size_bytes)?.named("no-lru"))
-    }
-
-    /// Makes the same device with lz4.
-    ///
-    /// # Errors
-    /// A setting that the engine rejects.
-    pub fn with_lz4(streams: StreamDesign, size_bytes: u64) -> Result<UzramDevice> {
-        Ok(Self::new(&Kind::Lz4.into(), streams, size_bytes)?.named("lz4"))
+        let attributes = [("comp_algorithm", algorithm.to_string()), ("streams", streams.to_string())];
+        Self::with_attributes(&attributes, size_bytes)
     }
 
     /// Makes a device with these attributes.
@@ -96,11 +78,6 @@ impl UzramDevice {
     pub fn set(&self, attribute: &str, value: &str) -> Result<()> {
         self.device.set(attribute, value)
     }
-}
-
-/// Returns the attributes of an algorithm and a stream design.
-fn compressing(algorithm: &Algorithm, streams: StreamDesign) -> [(&'static str, String); 2] {
-    [("comp_algorithm", algorithm.to_string()), ("streams", streams.to_string())]
 }
 
 impl Target for UzramDevice {

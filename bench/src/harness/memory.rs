@@ -4,11 +4,11 @@ use uzram::units::format_size;
 use uzram::{Result, machine_memory};
 use uzram_cli::process_status::status_field;
 
-/// Returns the sum of fields of `/proc/PROCESS/status` that are in kB, in bytes; `None` without such a process or field.
-pub fn status_bytes(process: &str, fields: &[&str]) -> Option<u64> {
-    let status = std::fs::read_to_string(format!("/proc/{process}/status")).ok()?;
+/// Returns the sum of fields of `/proc/PROCESS/FILE` that are in kB, in bytes; `None` without such a process or field.
+pub fn proc_bytes(process: &str, file: &str, fields: &[&str]) -> Option<u64> {
+    let text = std::fs::read_to_string(format!("/proc/{process}/{file}")).ok()?;
     let bytes =
-        |name: &&str| Some(status_field(&status, name)?.strip_suffix(" kB")?.parse::<u64>().ok()? << 10);
+        |name: &&str| Some(status_field(&text, name)?.trim().strip_suffix(" kB")?.parse::<u64>().ok()? << 10);
     fields.iter().map(bytes).sum()
 }
 
@@ -32,9 +32,11 @@ mod tests {
 
     #[test]
     fn fields_are_added_up() {
-        let of = |fields| status_bytes("self", fields);
+        let of = |fields| proc_bytes("self", "status", fields);
         assert!(of(&["RssAnon"]).unwrap() > 0 && of(&["RssAnon", "RssFile"]) > of(&["RssAnon"]));
-        assert_eq!((of(&["Name"]), of(&["RssAnon", "Nothing"]), status_bytes("0", &[])), (None, None, None));
+        assert_eq!((of(&["Name"]), of(&["RssAnon", "Nothing"])), (None, None));
+        assert!(proc_bytes("self", "smaps_rollup", &["Private_Dirty"]).unwrap() > 0);
+        assert_eq!(proc_bytes("0", "status", &[]), None);
     }
 
     #[test]

@@ -55,21 +55,8 @@ pub fn run_unless_stopped(command: &mut Command, timeout: Duration) -> Result<St
 
 fn run(command: &mut Command, timeout: Duration, stops: impl Fn() -> bool) -> Result<String> {
     let mut process = Process::start(command)?;
-    let deadline = Instant::now() + timeout;
-    while !process.has_ended()? {
-        let error = match (stops(), Instant::now() > deadline) {
-            (true, _) => Error::new(ErrorKind::Busy, "interrupted"),
-            (_, true) => process.failure("did not end in time"),
-            _ => {
-                thread::sleep(POLL);
-                continue;
-            }
-        };
-        process.end_group();
-        return Err(error);
-    }
-    let status = process.status()?;
-    if status.success() { Ok(process.printed()) } else { Err(process.failure(&format!("failed ({status})"))) }
+    process.finish(timeout, stops, POLL, |_| ())?;
+    Ok(process.printed())
 }
 
 /// A child process; dropping it terminates it.
@@ -112,17 +99,60 @@ impl Process {
         }
     }
 
-    /// Has it end, and all that it has started, which is in its group. It was not waited for, so that the group is its own.
-    pub(crate) fn end_group(&self) {
-        let _ = kill_process_group(Pid::from_child(&self.child), Signal::TERM);
-    }
-
-    /// Waits for its end, and returns its status.
+    /// Waits for its end, which must be a success, and looks at it now and then.
     ///
     /// # Errors
-    /// It cannot be waited for.
-    pub fn status(&mut self) -> Result<std::process::ExitStatus> {
-        self.child.wait().map_err(|error| self.failure(&format!("cannot be waited for ({error})")))
+    /// `Io`, with the end of its error output; `Busy` if `stops`. It then ends, and all that it has started.
+    pub(crate) fn finish(
+        &mut self,
+        timeout: Duration,
+        stops: impl Fn() -> bool,
+        every: Duration,
+        mut look: impl FnMut(&Process),
+    ) -> Result<()> {
+        let deadline = Instant::now() + timeout;
+        while !self.has_ended()? {
+            let error = match (stops(), Instant::now() > deadline) {
+                (true, _) => Error::new(ErrorKind::Busy, "interrupted"),
+                (_, true) => self.failure("did not end in time"),
+                _ => {
+                    look(self);
+                    thread::sleep(every);
+                    continue;
+                }
+            };
+            // It was not waited for, so that the group is its own.
+            let _ = kill_process_group(Pid::from_child(&self.child), Signal::TERM);
+            return Err(error);
+        }
+        let status = self.child.wait();
+        let status = status.map_err(|error| self.failure(&format!("cannot be waited for ({error})")))?;
+        if status.success() { Ok(()) } else { Err(self.failure(&format!("failed ({status})"))) }
+    }
+
+    /// Waits until `found` returns something.
+    ///
+    /// # Errors
+    /// It ends before, or takes longer than `timeout`; `what` says what it should do.
+    pub(crate) fn wait_until<T>(
+        &mut self,
+        what: &str,
+        timeout: Duration,
+        mut found: impl FnMut(&Process) -> Option<T>,
+    ) -> Result<T> {
+        let deadline = Instant::now() + timeout;
+        loop {
+            if let Some(found) = found(self) {
+                return Ok(found);
+            }
+            if self.has_ended()? {
+                return Err(self.failure(&format!("ended before it {what}")));
+            }
+            if Instant::now() > deadline {
+                return Err(self.failure(&format!("was too slow: it had not yet {what}")));
+            }
+            thread::sleep(POLL);
+        }
     }
 
     /// Returns its output so far.

@@ -14,111 +14,68 @@
 //! alternates from round to round.
 
 mod fio;
-mod report;
 mod server;
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
-use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
+use uzram::Result;
 use uzram::units::pages_to_bytes;
-use uzram::{Error, ErrorKind, Result};
 
-use crate::harness::corpus::{self, Corpus};
+use crate::engine::{ROUNDS, jobs_text};
+use crate::harness::corpus::{Corpus, Saved};
 use crate::harness::process::{is_missing, run_to_end};
 use crate::harness::rounds::in_turn;
+use crate::harness::{Options, Report, unsupported};
 pub use fio::Fio;
-pub use report::{NbdReport, Row};
 pub use server::Server;
 
-/// What to measure.
-#[derive(Clone, Debug)]
-pub struct NbdOptions {
-    /// The `uzram` program. It is started as
-    /// `PROGRAM up --runtime-dir DIR --size BYTES --algorithm A` and must listen on `DIR/nbd.sock`.
-    pub program: PathBuf,
-    /// A file of pages; the disks are as large as it is.
-    pub corpus: PathBuf,
-    /// Numbers of fio jobs; each has its own connection.
-    pub jobs: Vec<usize>,
-    /// How long one measurement lasts.
-    pub duration: Duration,
-    /// How many rounds.
-    pub repeat: usize,
-    /// Setting it ends the run with an error after stopping what it started.
-    pub stop: Arc<AtomicBool>,
-}
-
-/// One comparison: a pattern, and the two servers.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Comparison {
-    pub(crate) rw: &'static str,
-    /// uzram's algorithm.
-    pub(crate) algorithm: &'static str,
-    /// nbdkit's allocator.
-    pub(crate) allocator: &'static str,
-    /// The ratio uzram / nbdkit to reach.
-    pub(crate) wanted_ratio: f64,
-}
-
-/// Reads come first: they need the disks as they were filled.
-pub(crate) const COMPARISONS: [Comparison; 3] = [
-    Comparison { rw: "randread", algorithm: "lz4", allocator: "malloc", wanted_ratio: 1.2 },
-    Comparison { rw: "randwrite", algorithm: "lz4", allocator: "malloc", wanted_ratio: 0.6 },
-    Comparison { rw: "randwrite", algorithm: "zstd", allocator: "zstd", wanted_ratio: 3.0 },
-];
-
-/// Returns the first missing program of those this needs besides uzram.
-pub fn missing_program() -> Option<&'static str> {
-    ["nbdkit"].into_iter().find(|name| is_missing(name)).or_else(missing_client)
-}
+/// The comparisons: a pattern, uzram's algorithm, and nbdkit's allocator. Reads come first: they need the disks as they were
+/// filled.
+const COMPARISONS: [(&str, &str, &str); 3] =
+    [("randread", "lz4", "malloc"), ("randwrite", "lz4", "malloc"), ("randwrite", "zstd", "zstd")];
+/// The shortest duration that fio can measure.
+const MIN_DURATION: Duration = Duration::from_millis(100);
 
 /// Returns the first missing program of those that use a server.
 pub fn missing_client() -> Option<&'static str> {
     ["fio", "nbdcopy"].into_iter().find(|name| is_missing(name))
 }
 
-/// The shortest duration that fio can measure.
-pub const MIN_DURATION: Duration = Duration::from_millis(100);
-
 /// Runs every comparison.
 ///
 /// # Errors
 /// `Unsupported` if a program is missing, `Io` with the end of its output if one fails, `Invalid` for an
 /// invalid option.
-pub fn run(options: &NbdOptions) -> Result<NbdReport> {
-    check(options)?;
-    let corpus = corpus::load(&options.corpus)?;
+pub fn run(options: &Options) -> Result<Report> {
+    let uzram = options.uzram()?;
+    let missing = missing_client().or_else(|| is_missing("nbdkit").then_some("nbdkit"));
+    if let Some(name) = missing {
+        return Err(unsupported(format!("the program {name} is missing")));
+    }
+    let corpus = options.load_corpus()?;
+    let saved = Saved::new(&options.corpus, &corpus)?;
     let size_bytes = pages_to_bytes(corpus.page_count() as u64);
-    let mut rows = Vec::new();
-    for comparison in &COMPARISONS {
-        let uzram = Server::uzram(&options.program, comparison.algorithm, size_bytes, &[], None)?;
-        let nbdkit = Server::nbdkit(comparison.allocator, size_bytes, None)?;
-        for server in [&uzram, &nbdkit] {
-            fill(server, &options.corpus)?;
+    let mut report = Report::default();
+    for (rw, algorithm, allocator) in COMPARISONS {
+        let servers = [
+            Server::uzram(uzram, algorithm, size_bytes, &[], None)?,
+            Server::nbdkit(allocator, size_bytes, None)?,
+        ];
+        servers.iter().try_for_each(|server| fill(server, saved.path()))?;
+        for jobs in [1, 2] {
+            let [uzram, nbdkit] = compare(options, rw, jobs, &corpus, &servers)?;
+            let row = format!("{rw}, {}, {algorithm} / {allocator}", jobs_text(jobs));
+            report.compared("NBD", &row, ["uzram MB/s", "nbdkit MB/s"], [&uzram, &nbdkit]);
         }
-        for &jobs in &options.jobs {
-            rows.push(compare(options, comparison, jobs, &corpus, [&uzram, &nbdkit])?);
-        }
     }
-    Ok(NbdReport { size_bytes, rows, notes: report::notes(options) })
-}
-
-fn check(options: &NbdOptions) -> Result<()> {
-    if let Some(name) = missing_program() {
-        return Err(Error::new(ErrorKind::Unsupported, format!("the program {name} is missing: install it")));
-    }
-    if options.repeat == 0 || options.duration < MIN_DURATION {
-        return Err(
-            Error::invalid("fio needs at least one round of at least 0.1 s").with_setting("--seconds")
-        );
-    }
-    match options.jobs.iter().find(|jobs| !(1..=64).contains(*jobs)) {
-        Some(jobs) => Err(Error::invalid(format!("{jobs} jobs: it must be 1 to 64")).with_setting("--jobs")),
-        None => Ok(()),
-    }
+    report.note(format!(
+        "NBD: fio over a Unix socket, 4 KiB, iodepth 16, {} interleaved rounds; disks filled with the corpus; the contents \
+         of fio's write buffers are replaced by random corpus pages 1000 times a second",
+        options.rounds(ROUNDS)
+    ));
+    Ok(report)
 }
 
 /// Copies the corpus to a server's disk.
@@ -129,20 +86,51 @@ pub fn fill(server: &Server, corpus: &Path) -> Result<()> {
     run_to_end(Command::new("nbdcopy").arg(corpus).arg(server.uri()), Duration::from_secs(120)).map(drop)
 }
 
-/// Measures the rounds of one row.
-fn compare(
-    options: &NbdOptions,
-    comparison: &Comparison,
+/// Measures two servers in turn; returns 10^6 bytes a second of each round.
+pub(crate) fn compare(
+    options: &Options,
+    rw: &'static str,
     jobs: usize,
     corpus: &Corpus,
-    servers: [&Server; 2],
-) -> Result<Row> {
-    let [uzram, nbdkit] = in_turn(options.repeat, &options.stop, |round, which| {
-        let fio = Fio { rw: comparison.rw, jobs, duration: options.duration, seed: round as u64 + 1 };
-        fio.run(servers[which].uri(), corpus)
-    })?;
-    Ok(Row::new(comparison, jobs, uzram, nbdkit))
+    servers: &[Server; 2],
+) -> Result<[Vec<f64>; 2]> {
+    let duration = options.duration.max(MIN_DURATION);
+    in_turn(options.rounds(ROUNDS), &options.stop, |round, which| {
+        Fio { rw, jobs, duration, seed: round as u64 + 1 }.run(servers[which].uri(), corpus)
+    })
 }
 
 #[cfg(test)]
-mod tests;
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use std::collections::HashSet;
+
+    use super::*;
+    use crate::harness::corpus::{Kind, build, load};
+
+    #[test]
+    fn fio_writes_pages_of_the_corpus() {
+        if let Some(name) = missing_client().or_else(|| is_missing("nbdkit").then_some("nbdkit")) {
+            return println!("skipped: the program {name} is missing");
+        }
+        let corpus = build(Kind::Mixed, 512).unwrap();
+        let server = Server::nbdkit("malloc", pages_to_bytes(512), None).unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let copy = dir.path().join("disk.bin");
+        let known: HashSet<_> = corpus.pages().collect();
+        // On a busy machine fio may write little in its time, and then gets more tries.
+        let counts = (3..8).map(|seed| {
+            let duration = Duration::from_millis(1500) * (1 << (seed - 3));
+            let fio = Fio { rw: "randwrite", jobs: 2, duration, seed };
+            assert!(fio.run(server.uri(), &corpus).unwrap() > 0.0);
+            let mut nbdcopy = Command::new("nbdcopy");
+            run_to_end(nbdcopy.arg(server.uri()).arg(&copy), Duration::from_secs(60)).unwrap();
+            let disk = load(&copy).unwrap();
+            disk.pages().filter(|page| known.contains(page)).collect::<HashSet<_>>().len()
+        });
+        // 512 draws of 512 find 63 %; some pages are torn, or of fio's first noise.
+        let enough = counts.inspect(|count| println!("{count} distinct pages")).find(|count| *count > 100);
+        assert!(enough.is_some(), "pages of the corpus on the disk");
+    }
+}

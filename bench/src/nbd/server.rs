@@ -6,14 +6,13 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::Command;
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use tempfile::TempDir;
 use uzram::Result;
 
 use crate::block::cgroup::Cgroup;
-use crate::harness::process::{POLL, Process, runtime_dir};
+use crate::harness::process::{Process, runtime_dir};
 
 const START_TIMEOUT: Duration = Duration::from_secs(20);
 
@@ -63,16 +62,7 @@ impl Server {
         };
         let socket = dir.path().join("nbd.sock");
         let mut process = Process::start(&mut command)?;
-        let deadline = Instant::now() + START_TIMEOUT;
-        while UnixStream::connect(&socket).is_err() {
-            if process.has_ended()? {
-                return Err(process.failure("ended before it listened"));
-            }
-            if Instant::now() > deadline {
-                return Err(process.failure("does not listen after 20 s"));
-            }
-            thread::sleep(POLL);
-        }
+        process.wait_until("listened", START_TIMEOUT, |_| UnixStream::connect(&socket).ok())?;
         let uri = format!("nbd+unix:///?socket={}", percent_encoded(socket.as_os_str()));
         Ok(Server { uri, _process: process, _dir: dir })
     }

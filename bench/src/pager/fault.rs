@@ -1,7 +1,6 @@
 //! One fault: how long a thread waits that touches a page which was paged out, of random ones, beyond the time that decoding
 //! such a page takes.
 
-use std::path::PathBuf;
 use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
@@ -10,17 +9,9 @@ use uzram::codec::{Algorithm, Decoder, Encoder, Kind, ROOM_BYTES};
 use uzram::units::{PAGE_SIZE, Page, pages_to_bytes};
 
 use super::memory::{Mapping, Memory, changed, corpus_page, touch};
-use super::user::{PagerSettings, Steps, trap_named};
+use super::steps::{PagerSettings, Steps, Touched};
 use crate::harness::run_together;
 use crate::harness::stats::{median, quantile};
-
-/// A process.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub(super) struct Job {
-    pub(super) trap: String,
-    pub(super) corpus: PathBuf,
-    pub(super) pages: usize,
-}
 
 /// What faults of so many threads took.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
@@ -31,35 +22,33 @@ pub(super) struct Faults {
     pub(super) decode_us: f64,
 }
 
-impl Job {
-    /// Is the process: a step is a number of threads.
-    pub(super) fn run(&self, steps: &mut Steps) -> Result<()> {
-        let corpus = Mapping::file(&self.corpus)?;
-        let corpus = corpus.pages();
-        let limit_bytes = 2 * pages_to_bytes(self.pages as u64) + (64 << 20);
-        let pager = PagerSettings::new(trap_named(&self.trap)?, limit_bytes).build()?;
-        let mut memory = Memory::map(Some(&pager), self.pages)?;
-        memory.fill(corpus, 0);
-        let mut order: Vec<u32> = (0..self.pages as u32).collect();
-        let mut random = fastrand::Rng::with_seed(2);
-        while let Some(step) = steps.next() {
-            let threads: usize = step.parse().map_err(|_| uzram::Error::invalid(step))?;
-            memory.page_out()?;
-            random.shuffle(&mut order);
-            let each = self.pages.div_ceil(threads);
-            let jobs = order.chunks(each).map(|order| {
-                let memory = &memory;
-                move |gate: &crate::harness::Gate| {
-                    gate.pass();
-                    touched_us(memory.pages(), order, corpus)
-                }
-            });
-            let times = run_together(jobs)?.concat();
-            let decode_us = decode_us(corpus, &order)?;
-            steps.answer(&Faults { p50_us: median(&times), p99_us: quantile(&times, 0.99), decode_us })?;
-        }
-        Ok(())
+/// Is the process: a step is a number of threads.
+pub(super) fn run(job: &Touched, steps: &mut Steps) -> Result<()> {
+    let corpus = Mapping::file(&job.corpus)?;
+    let corpus = corpus.pages();
+    let limit_bytes = 2 * pages_to_bytes(job.pages as u64) + (64 << 20);
+    let pager = PagerSettings::new(job.trap()?, limit_bytes).build()?;
+    let mut memory = Memory::map(Some(&pager), job.pages)?;
+    memory.fill(corpus, 0);
+    let mut order: Vec<u32> = (0..job.pages as u32).collect();
+    let mut random = fastrand::Rng::with_seed(2);
+    while let Some(step) = steps.next() {
+        let threads: usize = step.parse().map_err(|_| uzram::Error::invalid(step))?;
+        memory.page_out()?;
+        random.shuffle(&mut order);
+        let each = job.pages.div_ceil(threads);
+        let jobs = order.chunks(each).map(|order| {
+            let memory = &memory;
+            move |gate: &crate::harness::Gate| {
+                gate.pass();
+                touched_us(memory.pages(), order, corpus)
+            }
+        });
+        let times = run_together(jobs)?.concat();
+        let decode_us = decode_us(corpus, &order)?;
+        steps.answer(&Faults { p50_us: median(&times), p99_us: quantile(&times, 0.99), decode_us })?;
     }
+    Ok(())
 }
 
 /// Touches pages; returns how long each touch took.

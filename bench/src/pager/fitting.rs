@@ -2,56 +2,44 @@
 //! uses.
 
 use std::hint::black_box;
-use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use serde::{Deserialize, Serialize};
 use uzram::units::{Page, pages_to_bytes};
 use uzram::{Error, ErrorKind, Result};
 use uzram_pager::TrapKind;
 
 use super::memory::{Mapping, Memory};
-use super::user::{PagerSettings, Steps, trap_named};
+use super::steps::{PagerSettings, Steps, Touched};
 use crate::harness::rounds::order;
 use crate::harness::stats::median_ratio;
 
 /// The limit, for each byte of the region.
 const LIMIT: u64 = 4;
 
-/// A process.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub(super) struct Job {
-    pub(super) trap: String,
-    pub(super) corpus: PathBuf,
-    pub(super) pages: usize,
-}
-
-impl Job {
-    /// Is the process: a step is a number of passes over each memory; the answer is the median of the ratios of their times.
-    pub(super) fn run(&self, steps: &mut Steps) -> Result<()> {
-        let trap = trap_named(&self.trap)?;
-        let corpus = Mapping::file(&self.corpus)?;
-        let limit_bytes = (LIMIT * pages_to_bytes(self.pages as u64)).max(uzram_pager::LEAST_LIMIT_BYTES);
-        let pager = PagerSettings::new(trap, limit_bytes).build()?;
-        let plain = match trap {
-            TrapKind::Uffd => Mapping::anonymous(self.pages)?,
-            _ => Mapping::memfd(self.pages)?,
-        };
-        let mut memories = [Memory::map(Some(&pager), self.pages)?, Memory::Kernel(plain)];
-        memories.iter_mut().for_each(|memory| memory.fill(corpus.pages(), 0));
-        let wanted = sum(memories[1].pages());
-        while let Some(step) = steps.next() {
-            let passes: usize = step.parse().map_err(|_| Error::invalid(step))?;
-            let mut times = [const { Vec::<f64>::new() }; 2];
-            for pass in 0..passes {
-                for which in order(pass, 2) {
-                    times[which].push(timed(memories[which].pages(), wanted)?.as_secs_f64());
-                }
+/// Is the process: a step is a number of passes over each memory; the answer is the median of the ratios of their times.
+pub(super) fn run(job: &Touched, steps: &mut Steps) -> Result<()> {
+    let trap = job.trap()?;
+    let corpus = Mapping::file(&job.corpus)?;
+    let limit_bytes = (LIMIT * pages_to_bytes(job.pages as u64)).max(uzram_pager::LEAST_LIMIT_BYTES);
+    let pager = PagerSettings::new(trap, limit_bytes).build()?;
+    let plain = match trap {
+        TrapKind::Uffd => Mapping::anonymous(job.pages)?,
+        _ => Mapping::memfd(job.pages)?,
+    };
+    let mut memories = [Memory::map(Some(&pager), job.pages)?, Memory::Kernel(plain)];
+    memories.iter_mut().for_each(|memory| memory.fill(corpus.pages(), 0));
+    let wanted = sum(memories[1].pages());
+    while let Some(step) = steps.next() {
+        let passes: usize = step.parse().map_err(|_| Error::invalid(step))?;
+        let mut times = [const { Vec::<f64>::new() }; 2];
+        for pass in 0..passes {
+            for which in order(pass, 2) {
+                times[which].push(timed(memories[which].pages(), wanted)?.as_secs_f64());
             }
-            steps.answer(&median_ratio(&times[0], &times[1]))?;
         }
-        Ok(())
+        steps.answer(&median_ratio(&times[0], &times[1]))?;
     }
+    Ok(())
 }
 
 /// Reads all pages, which must have this sum.

@@ -11,7 +11,7 @@ use uzram::units::{PAGE_SIZE, Page};
 use uzram::{Error, ErrorKind, Result};
 use uzram_pager::{Pager, Region};
 
-use crate::block::io_error;
+use crate::harness::io_error;
 
 /// A mapping, unmapped when it is dropped.
 pub(super) struct Mapping {

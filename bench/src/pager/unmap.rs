@@ -18,7 +18,7 @@ use uzram::{Error, ErrorKind, Result};
 use uzram_pager::TrapKind;
 
 use super::memory::{Mapping, Memory, touch};
-use super::user::{self, PagerSettings, Steps, User};
+use super::steps::{PagerSettings, Steps, User};
 use crate::block::swap_area::{self, KernelSwap};
 use crate::harness::run_together;
 
@@ -42,19 +42,6 @@ pub enum Phase {
 }
 
 impl Phase {
-    /// Returns what is done in it.
-    const fn what(self) -> &'static str {
-        match self {
-            Phase::Fill => "filling",
-            Phase::PageOut => "paging out",
-            Phase::Sequential => "touching in order",
-            Phase::PageOutAgain => "paging out again",
-            Phase::Random => "touching at random",
-            Phase::PageOutLast => "paging out the last time",
-            Phase::Unmap => "unmapping",
-        }
-    }
-
     /// All of them.
     pub const ALL: [Phase; 7] = [
         Phase::Fill,
@@ -115,7 +102,7 @@ pub fn kernel_obstacle() -> Option<String> {
 
 /// How to measure.
 pub struct UnmapOptions<'a> {
-    /// A program with the subcommand [`user::SUBCOMMAND`].
+    /// A program with the subcommand [`super::user::SUBCOMMAND`].
     pub program: &'a Path,
     /// A file of pages.
     pub corpus: &'a Path,
@@ -157,7 +144,7 @@ fn run(
     options: &UnmapOptions<'_>,
     jobs: impl Iterator<Item = Job>,
 ) -> Result<Vec<(Phase, Duration)>> {
-    let start = |job| User::start(options.program, &user::Job::Unmap(job));
+    let start = |job: Job| User::start(options.program, "Unmap", &job);
     let mut users = jobs.map(start).collect::<Result<Vec<User>>>()?;
     let mut all = |step: &Step| -> Result<Ran> {
         let step = serde_json::to_string(step).unwrap_or_default();
@@ -185,7 +172,7 @@ fn run(
                 // The kernel keeps some in the lists of each CPU.
                 if left > 256 + options.jobs * options.pages / 10 {
                     let of = options.jobs * options.pages;
-                    let phase = phase.what();
+                    let phase = phase.name();
                     let why = match owner {
                         Owner::Kernel(_) => "was another swap area switched off meanwhile?".to_owned(),
                         Owner::Pager(..) => format!(

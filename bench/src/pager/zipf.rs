@@ -17,16 +17,14 @@ use uzram::units::{PAGE_SIZE, Page, page_of, pages_to_bytes};
 use uzram::{Error, Result};
 use uzram_pager::TrapKind;
 
-use super::PagerOptions;
-use super::limited::LimitedCgroup;
 use super::memory::{Mapping, Memory, changed, corpus_page};
-use super::user::{self, PagerSettings, Steps, User};
-use crate::block::io_error;
+use super::steps::{PagerSettings, Steps, User};
+use crate::block::limited::LimitedCgroup;
 use crate::block::swap_area::KernelSwap;
 use crate::engine::hit_ratio::Zipf;
+use crate::harness::report::{Figure, mib};
 use crate::harness::rounds::in_turn_by_jobs;
-use crate::harness::stats::{median, median_ratio};
-use crate::harness::status_bytes;
+use crate::harness::{Options, Report, io_error, proc_bytes};
 
 /// Pages, for each of the limit.
 const PAGES_PER_LIMIT: u64 = 4;
@@ -44,57 +42,24 @@ const LOOK_EVERY: usize = 64;
 /// How often memory is looked at.
 const SAMPLE_EVERY: Duration = Duration::from_millis(10);
 
-/// The results; medians over the rounds.
-#[derive(Clone, Debug, Serialize)]
-pub struct ZipfAccess {
-    /// The data set.
-    pub size_bytes: u64,
-    /// The limit of the cgroup, and of pagers with a spill file.
-    pub limit_bytes: u64,
-    /// The memory of the kernel's pool; `None` if the kernel was not measured.
-    pub pool_bytes: Option<u64>,
-    /// The kernel's accesses a second.
-    pub kernel_per_s: Option<f64>,
-    /// How often the limit had to be raised for a moment, as the kernel found nothing to reclaim.
-    pub raised: Option<usize>,
-    /// Its major faults, for each access.
-    pub kernel_misses_per_access: Option<f64>,
-    /// The pagers.
-    pub pagers: Vec<PagerAccess>,
-}
-
-/// One pager's.
-#[derive(Clone, Debug, Serialize)]
-pub struct PagerAccess {
-    /// How it traps touches.
-    pub trap: &'static str,
-    /// Whether it has a spill file and the cgroup's limit, or the memory of cgroup and pool together.
-    pub spills: bool,
-    /// Its limit.
-    pub limit_bytes: u64,
-    /// Touches that found no page, for each access.
-    pub misses_per_access: f64,
-    /// Accesses a second.
-    pub per_s: f64,
-    /// The speed divided by the kernel's.
-    pub speed_ratio: Option<f64>,
-    /// The most private and shared memory of the process, less what it had before it made the pager.
-    pub peak_bytes: u64,
-}
-
 /// Runs the measurement.
-pub(super) fn measure(options: &PagerOptions, traps: &[TrapKind], kernel: bool) -> Result<ZipfAccess> {
-    let limit_bytes = options.amounts.limit_bytes;
+pub(super) fn measure(
+    options: &Options,
+    rounds: usize,
+    corpus: &Path,
+    traps: &[TrapKind],
+    kernel: bool,
+    report: &mut Report,
+) -> Result<()> {
+    const TABLE: &str = "Zipf access in less memory";
+    let limit_bytes = options.amount(64 << 20, 4 << 20);
     let pages = (PAGES_PER_LIMIT * page_of(limit_bytes)) as usize;
     let size_bytes = pages_to_bytes(pages as u64);
     let accesses = tempfile::NamedTempFile::new().map_err(|error| io_error(Path::new("accesses"), error))?;
     write_accesses(accesses.path(), pages)?;
-    let job = |pager, cgroup| {
-        let (corpus, accesses) = (options.corpus.clone(), accesses.path().to_owned());
-        user::Job::Zipf(Job { pager, cgroup, corpus, accesses, pages })
-    };
-    let start = |job| -> Result<User> {
-        let mut user = User::start(&options.program, &job)?;
+    let start = |pager, cgroup| -> Result<User> {
+        let (corpus, accesses) = (corpus.to_owned(), accesses.path().to_owned());
+        let mut user = User::start(&options.bench, "Zipf", &Job { pager, cgroup, corpus, accesses, pages })?;
         user.ask::<Slice>("fill", &options.stop)?;
         user.ask::<Slice>(&format!("0 {}", WARM_UP_PER_PAGE * pages), &options.stop)?;
         Ok(user)
@@ -107,66 +72,60 @@ pub(super) fn measure(options: &PagerOptions, traps: &[TrapKind], kernel: bool) 
     if kernel {
         area = Some(KernelSwap::on_named("lz4", size_bytes + size_bytes / 4)?);
         let cgroup = cgroup.insert(LimitedCgroup::new(limit_bytes)?);
-        users.push(start(job(None, Some(cgroup.dir().to_owned())))?);
+        users.push(("kernel".to_owned(), limit_bytes, start(None, Some(cgroup.dir().to_owned()))?));
     }
+    // Without a kernel to compare with, what mixed pages take.
     let pool_bytes = area.as_ref().map(KernelSwap::pool_bytes).transpose()?;
-    let mut pagers = Vec::new();
+    let more_bytes = limit_bytes + pool_bytes.unwrap_or(size_bytes / 2);
     for trap in traps {
-        let spilling = PagerSettings {
-            spill: Some((options.dir.clone(), size_bytes)),
-            ..PagerSettings::new(*trap, limit_bytes)
-        };
-        pagers.push((*trap, spilling));
-        // Without a kernel to compare with, what mixed pages take.
-        let pool_bytes = pool_bytes.unwrap_or(size_bytes / 2);
-        pagers.push((*trap, PagerSettings::new(*trap, limit_bytes + pool_bytes)));
-    }
-    for (_, settings) in &pagers {
-        users.push(start(job(Some(settings.clone()), None))?);
+        let spill = Some((options.dir.clone(), size_bytes));
+        let spilling = PagerSettings { spill, ..PagerSettings::new(*trap, limit_bytes) };
+        users.push((
+            format!("{}, with a spill file", trap.name()),
+            limit_bytes,
+            start(Some(spilling), None)?,
+        ));
+        let plain = PagerSettings::new(*trap, more_bytes);
+        users.push((format!("{}, as much memory", trap.name()), more_bytes, start(Some(plain), None)?));
     }
 
     let step = format!("{} 0", options.duration.as_millis());
-    let slices = in_turn_by_jobs(options.repeat, &[1], users.len(), &options.stop, |turn| {
-        users[turn.variant].ask::<Slice>(&step, &options.stop)
+    let slices = in_turn_by_jobs(rounds, &[1], users.len(), &options.stop, |turn| {
+        users[turn.variant].2.ask::<Slice>(&step, &options.stop)
     })?;
     let speeds: Vec<Vec<f64>> =
         slices[0].iter().map(|rounds| rounds.iter().map(Slice::per_s).collect()).collect();
-    let (of_kernel, of_pagers) = speeds.split_at(usize::from(kernel));
-    let of_kernel = of_kernel.first();
-    let mut rows = Vec::new();
-    for (nth, ((trap, settings), speeds)) in pagers.iter().zip(of_pagers).enumerate() {
-        let peak_bytes = users[usize::from(kernel) + nth].ask::<u64>("memory", &options.stop)?;
-        rows.push(PagerAccess {
-            trap: trap.name(),
-            spills: settings.spill.is_some(),
-            limit_bytes: settings.limit_bytes,
-            misses_per_access: misses(&slices[0][usize::from(kernel) + nth]),
-            per_s: median(speeds),
-            speed_ratio: of_kernel.map(|kernel| median_ratio(speeds, kernel)),
-            peak_bytes,
-        });
+    for (nth, (row, limit_bytes, user)) in users.iter_mut().enumerate() {
+        let misses = slices[0][nth].iter().map(|slice| slice.misses as f64 / slice.accesses.max(1) as f64);
+        report.row(TABLE, row, &[("limit MiB", mib(*limit_bytes))]);
+        report.rounds(TABLE, row, "accesses/s", &speeds[nth]);
+        report.rounds(TABLE, row, "misses", &misses.collect::<Vec<_>>());
+        if row == "kernel" {
+            continue;
+        }
+        if kernel {
+            report.ratio(TABLE, row, "/ kernel zram", [&speeds[nth], &speeds[0]]);
+        }
+        let peak_bytes = user.ask::<u64>("memory", &options.stop)?;
+        let beyond = mib(peak_bytes) - mib(*limit_bytes);
+        report.row(TABLE, row, &[("peak MiB", mib(peak_bytes)), ("beyond limit MiB", beyond)]);
     }
     drop(users);
-    let raised = cgroup.as_ref().map(LimitedCgroup::raised);
+    if let Some(raised) = cgroup.as_ref().map(LimitedCgroup::raised).filter(|raised| *raised > 0) {
+        report.note(format!(
+            "the cgroup's limit was raised for a moment, as the kernel found nothing to reclaim: {raised} times"
+        ));
+    }
     drop(cgroup);
     area.map_or(Ok(()), KernelSwap::off)?;
-    let kernel_per_s = of_kernel.map(|speeds| median(speeds));
-    let kernel_misses_per_access = kernel.then(|| misses(&slices[0][0]));
-    Ok(ZipfAccess {
-        size_bytes,
-        limit_bytes,
-        pool_bytes,
-        kernel_per_s,
-        raised,
-        kernel_misses_per_access,
-        pagers: rows,
-    })
-}
-
-/// Returns the misses for each access, the median of the rounds.
-fn misses(rounds: &[Slice]) -> f64 {
-    let misses = rounds.iter().map(|slice| slice.misses as f64 / slice.accesses.max(1) as f64);
-    median(&misses.collect::<Vec<_>>())
+    for trap in traps.iter().map(|trap| trap.name()) {
+        let of_trap = |figure: &&Figure| figure.column == "beyond limit MiB" && figure.row.starts_with(trap);
+        let most = report.figures.iter().filter(of_trap).map(|figure| figure.value).fold(f64::NAN, f64::max);
+        report.row("Zipf access, most memory", trap, &[("beyond limit MiB", most)]);
+    }
+    let pool = pool_bytes.map(|bytes| format!(", {:.1} MiB of kernel zram's pool", mib(bytes)));
+    report.note(format!("Zipf access to {:.0} MiB{}", mib(size_bytes), pool.unwrap_or_default()));
+    Ok(())
 }
 
 /// Writes the accesses to a file, which all processes map.
@@ -322,5 +281,5 @@ fn major_faults() -> u64 {
 
 /// Returns the private and shared memory of this process.
 fn own_bytes() -> u64 {
-    status_bytes("self", &["RssAnon", "RssShmem"]).unwrap_or(0)
+    proc_bytes("self", "status", &["RssAnon", "RssShmem"]).unwrap_or(0)
 }

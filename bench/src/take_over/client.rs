@@ -13,10 +13,10 @@ use rustix::fs::OFlags;
 use uzram::units::{PAGE_SIZE, pages_to_bytes};
 use uzram::{Error, ErrorKind, Result};
 
-use crate::block::{PATIENCE, io_error};
+use crate::block::PATIENCE;
 use crate::harness::corpus::{AlignedPage, Corpus};
 use crate::harness::process::POLL;
-use crate::harness::{go_on, joined, read_back};
+use crate::harness::{go_on, io_error, joined, read_back};
 
 /// Pages of a write that fills a disk.
 const FILL_PAGES: usize = 256;

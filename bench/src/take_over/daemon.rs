@@ -7,10 +7,9 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde::Deserialize;
-use serde::de::DeserializeOwned;
+use serde_json::Value;
 use uzram::{Error, ErrorKind, Result};
 
-use super::outage::Phases;
 use crate::block::PATIENCE;
 use crate::block::disk::Attached;
 use crate::harness::go_on;
@@ -37,17 +36,6 @@ pub(super) struct Processes {
     take_overs: u64,
 }
 
-/// What counts of `uzram stat NAME --json`.
-#[derive(Deserialize)]
-struct Stat {
-    stats: Stats,
-}
-
-#[derive(Deserialize)]
-struct Stats {
-    mem_used_bytes: u64,
-}
-
 impl Daemon<'_> {
     pub(super) fn start<'a>(
         program: &Path,
@@ -65,14 +53,16 @@ impl Daemon<'_> {
 
     /// Returns the memory of the device's pool.
     pub(super) fn pool_bytes(&self) -> Result<u64> {
-        self.ask::<Stat>(&["stat", "zram0", "--json"]).map(|stat| stat.stats.mem_used_bytes)
+        let stat = self.ask(&["stat", "zram0", "--json"])?;
+        stat["stats"]["mem_used_bytes"]
+            .as_u64()
+            .ok_or_else(|| Error::new(ErrorKind::Io, "the daemon does not say how much memory its pool has"))
     }
 
     /// Waits until a process can take over at once.
     pub(super) fn wait_until_ready(&self) -> Result<Processes> {
-        self.wait_until("no stand-by is ready", |processes| {
-            processes.standby_ready && processes.standby_pid.is_some()
-        })
+        let is_ready = |processes: &Processes| processes.standby_ready && processes.standby_pid.is_some();
+        self.wait_until("no stand-by is ready", is_ready)
     }
 
     /// Kills the process that serves, and waits until another does.
@@ -91,9 +81,9 @@ impl Daemon<'_> {
         run_to_end(&mut self.disk.command(&["upgrade"]), PATIENCE).map(drop)
     }
 
-    /// Returns the phases of every outage so far, which the daemon logs.
-    pub(super) fn phases(&self) -> Phases {
-        Phases::in_log(&self.disk.said())
+    /// Returns what it has logged so far.
+    pub(super) fn said(&self) -> String {
+        self.disk.said()
     }
 
     fn wait_until(&self, not_yet: &str, is_so: impl Fn(&Processes) -> bool) -> Result<Processes> {
@@ -101,7 +91,9 @@ impl Daemon<'_> {
         loop {
             go_on(self.stop)?;
             // A process that dies does not answer.
-            let found = self.ask::<Processes>(&["status", "--json"]);
+            let found = self.ask(&["status", "--json"]).and_then(|status| {
+                serde_json::from_value(status).map_err(|error| Error::new(ErrorKind::Io, error.to_string()))
+            });
             match found {
                 Ok(processes) if is_so(&processes) => return Ok(processes),
                 Err(error) if Instant::now() > deadline => return Err(error),
@@ -113,7 +105,7 @@ impl Daemon<'_> {
         }
     }
 
-    fn ask<T: DeserializeOwned>(&self, command: &[&str]) -> Result<T> {
+    fn ask(&self, command: &[&str]) -> Result<Value> {
         let printed = run_to_end(&mut self.disk.command(command), PATIENCE)?;
         serde_json::from_str(&printed)
             .map_err(|error| Error::new(ErrorKind::Io, format!("uzram {}: {error}", command.join(" "))))

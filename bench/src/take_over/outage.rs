@@ -6,204 +6,174 @@
 use std::thread;
 use std::time::Duration;
 
-use serde::Serialize;
-use uzram::Result;
-use uzram::units::{bytes_to_pages, format_size};
+use uzram::units::{PAGE_SIZE, bytes_to_pages, format_size, pages_to_bytes};
+use uzram::{Error, ErrorKind, Result};
 
 use super::client::{Client, Disk, used_during};
-use super::daemon::Daemon;
-use super::memory::MemoryRow;
-use super::{TakeOverOptions, TakeOverReport};
+use super::daemon::{Daemon, Processes};
+use crate::engine::Packed;
 use crate::harness::corpus::Corpus;
-use crate::harness::go_on;
+use crate::harness::memory::proc_bytes;
+use crate::harness::report::mib;
 use crate::harness::stats::quantile;
+use crate::harness::{Options, Report, SEED, lack_of_memory};
 
 /// How long nothing happens.
 const QUIET: Duration = Duration::from_millis(300);
 /// The longest pause before an event, so that events come at any moment of the daemon's own periods.
 const MAX_PAUSE: Duration = Duration::from_millis(50);
+/// Memory that a page of a device takes beside its object: slot, handle, LRU node, page tables.
+const PAGE_OVERHEAD_BYTES: u64 = 64;
+/// Memory of everything else: the corpus, the processes, buffers.
+const REST_BYTES: u64 = 256 << 20;
+/// The table of the processes' memory.
+const MEMORY: &str = "memory of a daemon";
 
-/// What happens.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Cause {
-    /// Nothing.
-    Nothing,
-    /// `kill -9` of the process that serves.
-    Kill,
-    /// `uzram upgrade`.
-    Upgrade,
-}
-
-impl Cause {
-    /// As it stands in the report.
-    pub fn name(self) -> &'static str {
-        match self {
-            Cause::Nothing => "nothing",
-            Cause::Kill => "kill -9",
-            Cause::Upgrade => "upgrade",
-        }
-    }
-}
-
-/// The daemon's own account of outages, in ms.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
-pub struct Phases {
-    /// From the death of a process until the next one serves.
-    pub outage_ms: Vec<f64>,
-    /// Of it, until no thread of the dead process runs.
-    pub gone_ms: Vec<f64>,
-    /// Of it, until the contents of all devices are found again.
-    pub attach_ms: Vec<f64>,
-}
-
-impl Phases {
-    /// Returns what a daemon's log says.
-    pub(super) fn in_log(log: &str) -> Phases {
-        let mut phases = Phases::default();
-        for line in log.lines() {
-            let found = ["outage_ms=", "gone_ms=", "attach_ms="].map(|name| figure(line, name));
-            if let [Some(outage_ms), Some(gone_ms), Some(attach_ms)] = found {
-                phases.outage_ms.push(outage_ms);
-                phases.gone_ms.push(gone_ms);
-                phases.attach_ms.push(attach_ms);
+/// Measures a device with a pool of 1 GiB, and with `full` one of 16 GiB.
+pub(super) fn measure(options: &Options, corpus: &Corpus, report: &mut Report) -> Result<()> {
+    for (name, pool_bytes) in
+        [("small", options.amount(1 << 30, 4 << 20)), ("large", options.amount(16 << 30, 6 << 20))]
+    {
+        let size_bytes = device_bytes(options, corpus, pool_bytes)?;
+        let needed_bytes =
+            pool_bytes / 100 * 102 + bytes_to_pages(size_bytes) * PAGE_OVERHEAD_BYTES + REST_BYTES;
+        let missing = match (name, options.full) {
+            ("large", false) => Some("it takes --full".to_owned()),
+            ("large", true) => lack_of_memory(needed_bytes)?,
+            _ => None,
+        };
+        match missing {
+            None => of_device(options, corpus, name, size_bytes, report)?,
+            Some(why) => {
+                report.note(format!("outages with {} of pool not measured: {why}", format_size(pool_bytes)));
             }
         }
-        phases
     }
-
-    /// Returns the first `count`, and the others.
-    fn split(&self, count: usize) -> (Phases, Phases) {
-        let parts = [&self.outage_ms, &self.gone_ms, &self.attach_ms]
-            .map(|times| times.split_at(count.min(times.len())));
-        let of = |[outage_ms, gone_ms, attach_ms]: [&[f64]; 3]| Phases {
-            outage_ms: outage_ms.to_vec(),
-            gone_ms: gone_ms.to_vec(),
-            attach_ms: attach_ms.to_vec(),
-        };
-        (of(parts.map(|(first, _)| first)), of(parts.map(|(_, rest)| rest)))
-    }
+    Ok(())
 }
 
-/// Returns the figure after a name in a line.
-fn figure(line: &str, name: &str) -> Option<f64> {
-    line.split_ascii_whitespace().find_map(|word| word.strip_prefix(name))?.parse().ok()
-}
-
-/// The gaps at a client, one for each event.
-#[derive(Clone, Debug, Serialize)]
-pub struct OutageRow {
-    /// The pool's memory, as it was wanted.
-    pub pool_bytes: u64,
-    /// The pool's memory.
-    pub used_bytes: u64,
-    /// The size of the device.
-    pub size_bytes: u64,
-    /// What happened.
-    pub cause: Cause,
-    /// Half of the longest gaps are at most this.
-    pub median_ms: f64,
-    /// 99 of 100 are at most this.
-    pub p99_ms: f64,
-    /// The longest of all.
-    pub max_ms: f64,
-    /// The longest gap at each event.
-    pub gaps_ms: Vec<f64>,
-    /// The daemon's own account; empty when nothing happened.
-    pub phases: Phases,
-}
-
-impl OutageRow {
-    fn new(device: &Device, cause: Cause, gaps_ms: Vec<f64>, phases: Phases) -> OutageRow {
-        OutageRow {
-            pool_bytes: device.pool_bytes,
-            used_bytes: device.used_bytes,
-            size_bytes: device.size_bytes,
-            cause,
-            median_ms: quantile(&gaps_ms, 0.5),
-            p99_ms: quantile(&gaps_ms, 0.99),
-            max_ms: quantile(&gaps_ms, 1.0),
-            gaps_ms,
-            phases,
-        }
-    }
-}
-
-/// The device that is measured.
-struct Device {
-    pool_bytes: u64,
-    used_bytes: u64,
-    size_bytes: u64,
+/// Returns the size of a device whose pool takes about so much memory when all its pages are written.
+fn device_bytes(options: &Options, corpus: &Corpus, pool_bytes: u64) -> Result<u64> {
+    let mean_bytes = Packed::new(&options.algorithm, PAGE_SIZE, corpus)?.mean_bytes();
+    Ok(pages_to_bytes((pool_bytes as f64 / mean_bytes) as u64))
 }
 
 /// Adds the rows of a device of this size, and of the memory of its processes.
-pub(super) fn measure(
-    options: &TakeOverOptions,
+fn of_device(
+    options: &Options,
     corpus: &Corpus,
-    pool_bytes: u64,
+    name: &str,
     size_bytes: u64,
-    report: &mut TakeOverReport,
+    report: &mut Report,
 ) -> Result<()> {
-    let stop = &options.common.stop;
-    go_on(stop)?;
-    let algorithm = options.common.algorithm.to_string();
-    let daemon = Daemon::start(&options.programs.uzram, &algorithm, size_bytes, stop)?;
+    const TABLE: &str = "longest gap at a client";
+    options.go_on()?;
+    let algorithm = options.algorithm.to_string();
+    let daemon = Daemon::start(options.uzram()?, &algorithm, size_bytes, &options.stop)?;
     let page_count = bytes_to_pages(size_bytes) as usize;
-    let disk = Disk { path: daemon.path(), page_count, corpus, stop };
+    let disk = Disk { path: daemon.path(), page_count, corpus, stop: &options.stop };
     disk.fill()?;
-    let device = Device { pool_bytes, used_bytes: daemon.pool_bytes()?, size_bytes };
-    report.memory.push(MemoryRow::read(pool_bytes, "filled", &daemon.wait_until_ready()?)?);
+    let pool_bytes = daemon.pool_bytes()?;
+    add_memory(&format!("{name} pool, filled"), &daemon.wait_until_ready()?, report)?;
 
-    let seed = options.common.seed;
-    let (gaps, answers) = used_during(&disk, seed, |client| {
-        let gaps = disturb(options, &daemon, client)?;
-        Ok((gaps, client.answers()))
+    let kills = options.amount(40, 3);
+    let events = kills + options.amount(20, 2);
+    let (gaps, answers) = used_during(&disk, SEED, |client| {
+        Ok((disturb(options, &daemon, client, kills, events)?, client.answers()))
     })?;
 
-    let phases = daemon.phases();
-    let (of_kills, of_upgrades) = phases.split(options.amounts.kills);
-    report.outages.extend([
-        OutageRow::new(&device, Cause::Nothing, gaps.quiet_ms, Phases::default()),
-        OutageRow::new(&device, Cause::Kill, gaps.killed_ms, of_kills),
-        OutageRow::new(&device, Cause::Upgrade, gaps.upgraded_ms, of_upgrades),
-    ]);
-    report.memory.push(MemoryRow::read(pool_bytes, "after all take-overs", &daemon.wait_until_ready()?)?);
-    report.notes.push(format!(
-        "{answers} answers at the client of {}: {} kills and {} upgrades, no request failed, every page read was right",
+    let own = phases(&daemon.said());
+    let (of_kills, of_upgrades) = own.split_at(kills.min(own.len()));
+    for (cause, gaps_ms, own) in
+        [("nothing", &gaps[0], &[][..]), ("kill -9", &gaps[1], of_kills), ("upgrade", &gaps[2], of_upgrades)]
+    {
+        let row = format!("{name} pool, {cause}");
+        let gap = |fraction| quantile(gaps_ms, fraction);
+        let cells = [
+            ("pool MiB", mib(pool_bytes)),
+            ("device MiB", mib(size_bytes)),
+            ("times", gaps_ms.len() as f64),
+            ("median ms", gap(0.5)),
+            ("p99 ms", gap(0.99)),
+            ("longest ms", gap(1.0)),
+        ];
+        report.row(TABLE, &row, &cells);
+        for (at, column) in ["daemon's own: outage ms", "gone ms", "attach ms"].into_iter().enumerate() {
+            report.rounds(TABLE, &row, column, &own.iter().map(|phases| phases[at]).collect::<Vec<_>>());
+        }
+    }
+    add_memory(&format!("{name} pool, after all take-overs"), &daemon.wait_until_ready()?, report)?;
+    let holder = ["filled", "after all take-overs"].map(|when| format!("{name} pool, {when}, holder"));
+    let most = holder.map(|row| report.get(MEMORY, &row, "private dirty MiB").unwrap_or(f64::NAN));
+    let most = most.into_iter().fold(f64::NAN, f64::max);
+    report.row(MEMORY, &format!("{name} pool, holder at most"), &[("private dirty MiB", most)]);
+    report.note(format!(
+        "{answers} answers at the client of {}: {kills} kills and {} upgrades, no request failed, every page read was right",
         format_size(size_bytes),
-        options.amounts.kills,
-        options.amounts.upgrades
+        events - kills
     ));
     Ok(())
 }
 
-/// The longest gaps of a client, one for each event.
-#[derive(Default)]
-struct Gaps {
-    quiet_ms: Vec<f64>,
-    killed_ms: Vec<f64>,
-    upgraded_ms: Vec<f64>,
-}
-
-/// Kills the process that serves, and upgrades the daemon, again and again while a client uses its device.
-fn disturb(options: &TakeOverOptions, daemon: &Daemon<'_>, client: &Client) -> Result<Gaps> {
-    let stop = &options.common.stop;
-    let mut random = fastrand::Rng::with_seed(options.common.seed);
-    let mut gaps = Gaps::default();
-    for event in 0..options.amounts.kills + options.amounts.upgrades {
+/// Kills the process that serves, and upgrades the daemon, again and again while a client uses its device. Returns the longest
+/// gaps while nothing happened, at each kill, and at each upgrade.
+fn disturb(
+    options: &Options,
+    daemon: &Daemon<'_>,
+    client: &Client,
+    kills: usize,
+    events: usize,
+) -> Result<[Vec<f64>; 3]> {
+    let stop = &options.stop;
+    let mut random = fastrand::Rng::with_seed(SEED);
+    let mut gaps: [Vec<f64>; 3] = Default::default();
+    for event in 0..events {
         let processes = daemon.wait_until_ready()?;
-        gaps.quiet_ms.push(client.longest_gap_ms(stop, || {
+        gaps[0].push(client.longest_gap_ms(stop, || {
             thread::sleep(QUIET);
             Ok(())
         })?);
         thread::sleep(MAX_PAUSE.mul_f64(random.f64()));
-        if event < options.amounts.kills {
-            gaps.killed_ms.push(client.longest_gap_ms(stop, || daemon.kill_worker(&processes))?);
+        if event < kills {
+            gaps[1].push(client.longest_gap_ms(stop, || daemon.kill_worker(&processes))?);
         } else {
-            gaps.upgraded_ms.push(client.longest_gap_ms(stop, || daemon.upgrade())?);
+            gaps[2].push(client.longest_gap_ms(stop, || daemon.upgrade())?);
         }
     }
     Ok(gaps)
+}
+
+/// Returns the daemon's own account of outages, in ms, of its log: from the death of a process until the next one serves; of it,
+/// until no thread of the dead process runs, and until the contents of all devices are found again.
+fn phases(log: &str) -> Vec<[f64; 3]> {
+    let figure = |line: &str, name: &str| -> Option<f64> {
+        line.split_ascii_whitespace().find_map(|word| word.strip_prefix(name))?.parse().ok()
+    };
+    let of = |line: &str| {
+        Some([figure(line, "outage_ms=")?, figure(line, "gone_ms=")?, figure(line, "attach_ms=")?])
+    };
+    log.lines().filter_map(of).collect()
+}
+
+/// Adds the private memory and the page tables of a daemon's processes.
+fn add_memory(when: &str, processes: &Processes, report: &mut Report) -> Result<()> {
+    for (name, pid) in [
+        ("holder", processes.holder_pid),
+        ("worker", Some(processes.worker_pid)),
+        ("stand-by", processes.standby_pid),
+    ] {
+        let pid = pid.map(|pid| pid.to_string()).unwrap_or_default();
+        let bytes = |file, field| {
+            let what = || Error::new(ErrorKind::Io, format!("cannot read the memory of the {name}"));
+            proc_bytes(&pid, file, &[field]).map(mib).ok_or_else(what)
+        };
+        let cells = [
+            ("private dirty MiB", bytes("smaps_rollup", "Private_Dirty")?),
+            ("page tables MiB", bytes("status", "VmPTE")?),
+        ];
+        report.row(MEMORY, &format!("{when}, {name}"), &cells);
+    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -216,12 +186,6 @@ mod tests {
              2000-01-01T00:00:00Z  WARN the process that served has died died=7 outage_ms=3.5 gone_ms=1.0 attach_ms=2.0\n\
              WARN something else outage_ms=9\n\
              WARN the same died=8 outage_ms=4.5 gone_ms=2 attach_ms=1.5\nWARN outage_ms=";
-        let phases = Phases::in_log(log);
-        let wanted = Phases { outage_ms: vec![3.5, 4.5], gone_ms: vec![1.0, 2.0], attach_ms: vec![2.0, 1.5] };
-        assert_eq!(phases, wanted);
-        let (first, rest) = phases.split(1);
-        assert_eq!((first.gone_ms, rest.outage_ms), (vec![1.0], vec![4.5]));
-        assert_eq!(phases.split(3), (wanted, Phases::default()));
-        assert_eq!(Phases::in_log(""), Phases::default());
+        assert_eq!(phases(log), [[3.5, 1.0, 2.0], [4.5, 2.0, 1.5]]);
     }
 }

@@ -14,7 +14,8 @@ use tempfile::TempDir;
 use uzram::random::Random;
 use uzram::{Error, ErrorKind, Result};
 
-use crate::block::{PATIENCE, io_error};
+use crate::block::PATIENCE;
+use crate::harness::io_error;
 use crate::harness::process::{find, run_to_end};
 pub(crate) use watched::{Watched, watch};
 

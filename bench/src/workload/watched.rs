@@ -2,11 +2,11 @@
 
 use std::fs;
 use std::process::Command;
-use std::thread;
 use std::time::{Duration, Instant};
 
-use uzram::{Error, ErrorKind, Result};
+use uzram::Result;
 
+use crate::harness::proc_bytes;
 use crate::harness::process::Process;
 
 /// How often its memory is looked at.
@@ -34,24 +34,8 @@ pub(crate) fn watch(command: &mut Command, timeout: Duration, stops: impl Fn() -
     let start = Instant::now();
     let mut process = Process::start(command)?;
     let mut watched = Watched::default();
-    while !process.has_ended()? {
-        let error = match (stops(), start.elapsed() > timeout) {
-            (true, _) => Error::new(ErrorKind::Busy, "interrupted"),
-            (_, true) => process.failure("did not end in time"),
-            _ => {
-                watched.look(process.id());
-                thread::sleep(EVERY);
-                continue;
-            }
-        };
-        process.end_group();
-        return Err(error);
-    }
+    process.finish(timeout, stops, EVERY, |process| watched.look(process.id()))?;
     watched.seconds = start.elapsed().as_secs_f64();
-    let status = process.status()?;
-    if !status.success() {
-        return Err(process.failure(&format!("failed ({status})")));
-    }
     (watched.printed, watched.said) = (process.printed(), process.said());
     Ok(watched)
 }
@@ -60,15 +44,10 @@ impl Watched {
     /// Looks at a process, and all that it has started.
     fn look(&mut self, process: u32) {
         // Those that have ended meanwhile are gone.
-        if let Ok(status) = fs::read_to_string(format!("/proc/{process}/status")) {
-            for (name, most) in [
-                ("VmHWM:", &mut self.peak_bytes),
-                ("RssAnon:", &mut self.anonymous_bytes),
-                ("RssFile:", &mut self.file_bytes),
-            ] {
-                *most = (*most).max(bytes_of(&status, name).unwrap_or(0));
-            }
-        }
+        let bytes = |field| proc_bytes(&process.to_string(), "status", &[field]).unwrap_or(0);
+        self.peak_bytes = self.peak_bytes.max(bytes("VmHWM"));
+        self.anonymous_bytes = self.anonymous_bytes.max(bytes("RssAnon"));
+        self.file_bytes = self.file_bytes.max(bytes("RssFile"));
         let children = fs::read_to_string(format!("/proc/{process}/task/{process}/children"));
         for child in children.unwrap_or_default().split_ascii_whitespace() {
             child.parse().into_iter().for_each(|child| self.look(child));
@@ -79,12 +58,6 @@ impl Watched {
     pub(crate) fn last_line(&self) -> &str {
         self.said.lines().rfind(|line| line.starts_with("uzram: ")).unwrap_or_default()
     }
-}
-
-/// Returns a figure of /proc/PID/status.
-fn bytes_of(status: &str, name: &str) -> Option<u64> {
-    let line = status.lines().find_map(|line| line.strip_prefix(name))?;
-    line.trim().strip_suffix(" kB")?.parse::<u64>().ok().map(|kib| kib << 10)
 }
 
 #[cfg(test)]

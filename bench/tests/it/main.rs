@@ -2,9 +2,6 @@
 
 #![allow(clippy::unwrap_used)]
 
-mod block;
+mod benchmarks;
 mod commands;
 mod common;
-mod pager;
-mod run;
-mod take_over;

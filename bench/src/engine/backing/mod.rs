@@ -5,212 +5,113 @@
 mod overwrites;
 mod reclaim;
 mod scratch;
-#[cfg(test)]
-mod tests;
 mod written;
 mod zipf;
 
-use std::fmt;
-use std::path::PathBuf;
+use uzram::Result;
 
-use crate::harness::report::{Table, figure_cell};
-use serde::Serialize;
-use uzram::store::WritebackLayout;
-use uzram::units::format_size;
-use uzram::{Error, Result};
+use crate::harness::{Options, Report, unsupported};
+use scratch::{Scratch, Sizes};
 
-use super::{Common, go_on};
-use crate::harness::corpus::Corpus;
-pub(crate) use overwrites::MOST_LIVE_PERCENT;
-pub use overwrites::Overwrites;
-pub use reclaim::ReclaimRow;
-use scratch::Scratch;
-pub use written::Written;
-pub use zipf::ZipfAccess;
-
-/// The default folder of the files: `/tmp` may be in memory.
-pub const DEFAULT_DIR: &str = "/var/tmp";
-
-/// How to measure.
-#[derive(Clone, Debug)]
-pub struct BackingOptions {
-    /// The common options, except that same-filled pages are left out.
-    pub common: Common,
-    /// The folder in which a temporary one is made for the files.
-    pub dir: PathBuf,
-    /// The size of the pages that are written back all at once, and of the file.
-    pub written_size_bytes: u64,
-    /// The size of the file on which random pages are overwritten.
-    pub overwritten_file_bytes: u64,
-    /// The memory limit of the data set under Zipf access, which is four times as large before compression.
-    pub limit_bytes: u64,
-    /// The size of the pages of which half are to leave memory, in each order.
-    pub reclaimed_size_bytes: u64,
-}
-
-impl Default for BackingOptions {
-    fn default() -> Self {
-        BackingOptions {
-            common: Common::default(),
-            dir: DEFAULT_DIR.into(),
-            written_size_bytes: 512 << 20,
-            overwritten_file_bytes: 128 << 20,
-            limit_bytes: 64 << 20,
-            reclaimed_size_bytes: 128 << 20,
-        }
-    }
-}
-
-impl BackingOptions {
-    /// Returns room for a data set that does not compress, and for some dead data.
-    fn zipf_file_bytes(&self) -> u64 {
-        self.limit_bytes * zipf::PAGES_PER_LIMIT / 4 * 5
-    }
-
-    /// Returns why there can be no files, if so: the folder is not writable or has no room.
-    ///
-    /// # Errors
-    /// A corpus that cannot be built.
-    pub fn obstacle(&self) -> Result<Option<Error>> {
-        let corpus = self.load_corpus()?;
-        let scratch = match Scratch::new(&self.dir, &corpus, &self.common.algorithm) {
-            Ok(scratch) => scratch,
-            Err(error) => return Ok(Some(error)),
-        };
-        // The files of one part at a time.
-        let parts_bytes = [
-            self.written_size_bytes,
-            overwrites::files_bytes(self, &scratch)?,
-            2 * self.zipf_file_bytes(),
-            self.reclaimed_size_bytes,
-        ];
-        let most_bytes = parts_bytes.into_iter().max().unwrap_or_default();
-        Ok(scratch.file("room", most_bytes).err())
-    }
-
-    fn load_corpus(&self) -> Result<Corpus> {
-        self.common.corpus.load_until(&self.common.stop)?.without_same_filled()
-    }
-}
-
-/// The results.
-#[derive(Clone, Debug, Serialize)]
-pub struct BackingReport {
-    /// All pages written back.
-    pub written: Written,
-    /// Writes to a file that is nearly full: the packed layout, the fullest last, then the kernel's layout.
-    pub overwrites: Vec<Overwrites>,
-    /// A data set larger than its memory, before compression.
-    pub zipf: ZipfAccess,
-    /// Memory reclaimed in each order.
-    pub reclaim: Vec<ReclaimRow>,
-    /// What was left out, and why.
-    pub notes: Vec<String>,
-}
-
-/// Measures all of it.
+/// Measures all of it. Same-filled pages are left out.
 ///
 /// # Errors
-/// A folder or a file that cannot be made, a page that does not read back, a stop.
-pub fn run(options: &BackingOptions) -> Result<BackingReport> {
-    let corpus = options.load_corpus()?;
+/// `Unsupported`: the folder is not writable or has no room. A file that cannot be made, a page that does not read back,
+/// a stop.
+pub fn run(options: &Options) -> Result<Report> {
+    let corpus = options.load_corpus()?.without_same_filled()?;
+    let sizes = Sizes::of(options);
     let scratch = || {
-        go_on(&options.common.stop)?;
-        Scratch::new(&options.dir, &corpus, &options.common.algorithm)
+        options.go_on()?;
+        Scratch::new(&options.dir, &corpus, &options.algorithm)
     };
-    let mut notes = Vec::new();
+    let try_room = |scratch: Scratch<'_>| scratch.file("room", most_bytes(&sizes, &scratch)?).map(drop);
+    scratch().and_then(try_room).map_err(|error| unsupported(error.to_string()))?;
+    let mut report = Report::default();
     // Each is a separate statement, at whose end its files are removed, before those of the next are made.
-    let written = written::measure(options, &scratch()?, &mut notes)?;
-    let overwrites = overwrites::measure(options, &scratch()?)?;
-    let zipf = zipf::measure(options, &scratch()?)?;
-    let reclaim = reclaim::measure(options, &scratch()?)?;
-    Ok(BackingReport { written, overwrites, zipf, reclaim, notes })
+    written::measure(options, sizes.written_bytes, &scratch()?, &mut report)?;
+    overwrites::measure(options, sizes.overwritten_bytes, &scratch()?, &mut report)?;
+    zipf::measure(options, &sizes, &scratch()?, &mut report)?;
+    reclaim::measure(options, sizes.reclaimed_bytes, &scratch()?, &mut report)?;
+    Ok(report)
 }
 
-impl BackingReport {
-    /// Returns the writes of the packed layout to the fullest file.
-    pub fn fullest(&self) -> Option<&Overwrites> {
-        self.overwrites.iter().rfind(|row| row.layout == WritebackLayout::Packed.name())
+/// Returns the size of the largest files, of which there are those of one part at a time.
+fn most_bytes(sizes: &Sizes, scratch: &Scratch<'_>) -> Result<u64> {
+    let overwritten_bytes = overwrites::files_bytes(sizes.overwritten_bytes, scratch)?;
+    let parts = [sizes.written_bytes, overwritten_bytes, 2 * sizes.zipf_file_bytes(), sizes.reclaimed_bytes];
+    Ok(parts.into_iter().max().unwrap_or_default())
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use std::fs;
+    use std::sync::Arc;
+    use std::sync::atomic::Ordering;
+    use std::thread;
+    use std::time::Duration;
+
+    use super::*;
+    use crate::harness::process::is_missing;
+
+    fn tiny(dir: &tempfile::TempDir) -> Options {
+        Options { dir: dir.path().to_owned(), ..Options::tiny(300) }
     }
-}
 
-impl fmt::Display for BackingReport {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.written.fmt_lines(f)?;
-        let mut table = Table::new([
-            "<random overwrites",
-            "file",
-            "pages",
-            "live %",
-            "extents %",
-            "compressed",
-            "written",
-            "moved",
-            "written/compressed",
-        ]);
-        for row in &self.overwrites {
-            table.row([
-                row.layout.to_owned(),
-                format_size(row.file_bytes),
-                row.pages.to_string(),
-                format!("{:.1}", row.live_percent),
-                format!("{:.1}", row.extents_percent),
-                format_size(row.compressed_bytes),
-                format_size(row.written_bytes),
-                format_size(row.moved_bytes),
-                figure_cell(row.bytes_ratio(), 3),
-            ]);
+    #[test]
+    fn all_of_it_is_measured_and_the_files_go() {
+        let dir = tempfile::tempdir().unwrap();
+        let report = run(&tiny(&dir)).unwrap();
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+        let of = |table: &str, row: &str, column| report.get(table, row, column).unwrap();
+        let written = |column| of("writeback", "all pages", column);
+        assert!(written("compressed MiB") < written("written MiB"), "{report}");
+        assert!(written("bytes / compressed") > 1.0 && written("MB/s") > 0.0, "{report}");
+        assert!((0.5..=1.0).contains(&written("reads / page")), "{report}");
+        match is_missing("fio") {
+            true => println!("skipped: fio is missing"),
+            false => assert!(written("/ fio") > 0.0, "{report}"),
         }
-        write!(f, "\n{table}")?;
-        let zipf = &self.zipf;
-        writeln!(
-            f,
-            "\nZipf access to {}, four times the limit before compression ({} compressed, memory for {}): {:.2} % misses; accesses a second {:.0}, in memory {:.0}, reads from the file {:.0}; ratio {:.2}",
-            format_size(zipf.size_bytes),
-            format_size(zipf.compressed_bytes),
-            format_size(zipf.limit_bytes),
-            zipf.miss_percent,
-            zipf.limited_per_s,
-            zipf.memory_per_s,
-            zipf.backing_per_s,
-            zipf.speed_ratio
-        )?;
-        let mut table = Table::new(["<reclaim by", "MB freed / s", "freed/written back", "refaults %"]);
-        for row in &self.reclaim {
-            table.row([
-                row.order.to_owned(),
-                format!("{:.0}", row.freed_mb_per_s),
-                format!("{:.2}", row.freed_per_written),
-                format!("{:.2}", row.refault_percent),
-            ]);
+        let [less, packed, blocks] = ["packed, 70 % live", "packed, 80 % live", "blocks, 80 % live"]
+            .map(|row| ["live %", "moved MiB"].map(|column| of("random overwrites", row, column)));
+        assert!((75.0..85.0).contains(&packed[0]) && packed[1] > 0.0, "{report}");
+        assert!(less[0] < packed[0] - 5.0 && less[1] < packed[1], "{report}");
+        assert!((79.0..81.0).contains(&blocks[0]) && blocks[1] == 0.0, "{report}");
+        let zipf = |column| of("Zipf access to 4 x the limit", "limited", column);
+        assert!((0.1..99.0).contains(&zipf("misses %")) && zipf("/ computed") > 0.0, "{report}");
+        for order in ["pages", "zspages"] {
+            assert!(of("reclaim by", order, "refaults %") > 0.0, "{report}");
         }
-        write!(f, "\n{table}")?;
-        self.notes.iter().try_for_each(|note| writeln!(f, "{note}"))
     }
-}
 
-impl Written {
-    fn fmt_lines(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let fio = match (self.fio_mb_per_s, self.speed_ratio) {
-            (Some(mb_per_s), Some(ratio)) => format!(", fio {mb_per_s:.0}, ratio {ratio:.2}"),
-            _ => String::new(),
-        };
-        let direct = if self.direct { "O_DIRECT" } else { "the page cache" };
-        writeln!(
-            f,
-            "writeback of {}, {} compressed, by {} and {direct}: {:.0} MB/s{fio}",
-            format_size(self.size_bytes),
-            format_size(self.compressed_bytes),
-            self.engine,
-            self.mb_per_s
-        )?;
-        writeln!(
-            f,
-            "written {}, extents {}; {} reads for {} random pages",
-            format_size(self.written_bytes),
-            format_size(self.extent_bytes),
-            self.device_reads,
-            self.pages_read_back
-        )
+    #[test]
+    fn a_stop_ends_it_and_the_files_go() {
+        let dir = tempfile::tempdir().unwrap();
+        let count = || fs::read_dir(dir.path()).unwrap().count();
+        let options = Options { repeat: Some(1000), ..tiny(&dir) };
+        let stop = Arc::clone(&options.stop);
+        thread::scope(|scope| {
+            let running = scope.spawn(|| run(&options));
+            while count() == 0 && !running.is_finished() {
+                thread::sleep(Duration::from_millis(1));
+            }
+            stop.store(true, Ordering::Relaxed);
+            assert!(running.join().unwrap().unwrap_err().to_string().contains("interrupted"));
+        });
+        assert_eq!(count(), 0);
+    }
+
+    #[test]
+    fn what_keeps_files_from_being_made_is_named() {
+        let dir = tempfile::tempdir().unwrap();
+        let options = Options { dir: "/nonexistent".into(), ..tiny(&dir) };
+        assert!(run(&options).unwrap_err().to_string().contains("/nonexistent"));
+        let corpus = options.load_corpus().unwrap().without_same_filled().unwrap();
+        let scratch = Scratch::new(dir.path(), &corpus, &options.algorithm).unwrap();
+        assert!(scratch.file("room", 1 << 60).err().unwrap().to_string().contains("room"));
+        // The layout of blocks takes more room than the packed one.
+        assert!(overwrites::files_bytes(2 << 20, &scratch).unwrap() > 2 * (2 << 20));
     }
 }

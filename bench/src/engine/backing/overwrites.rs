@@ -5,22 +5,19 @@
 //! and written back, and so on. After three times the file's size has been written, the writes of one size
 //! more are counted. The kernel's layout, a block for each page, gets the pages of the fullest file,
 //! overwritten in the same way.
-//! size more is counted. The kernel's layout, a block for each page, gets the most pages, overwritten alike.
 
-use serde::Serialize;
 use uzram::Result;
 use uzram::store::{ReclaimPolicy, WritebackLayout};
 use uzram::units::pages_to_bytes;
 
-use super::super::report::quotient;
-use super::BackingOptions;
 use super::scratch::{Pages, Scratch};
-use crate::harness::go_on;
+use crate::harness::report::{mib, quotient};
+use crate::harness::{Options, Report, SEED};
 
 /// The shares of the file that live pages take.
 const LIVE_PERCENT: [u64; 3] = [60, 70, MOST_LIVE_PERCENT];
 /// The largest share.
-pub(crate) const MOST_LIVE_PERCENT: u64 = 80;
+const MOST_LIVE_PERCENT: u64 = 80;
 /// The bytes written before counting, in units of the file's size.
 const SETTLED_AFTER: u64 = 3;
 /// Overwrites between two writebacks: the number of pages divided by this.
@@ -28,57 +25,30 @@ const BATCH_SHARE: usize = 32;
 /// The bytes of a packed page beyond its compressed bytes: a header, and alignment of the next one.
 const OVERHEAD_BYTES: f64 = 20.0;
 
-/// The writes with one layout.
-#[derive(Clone, Debug, Serialize)]
-pub struct Overwrites {
-    /// The layout.
-    pub layout: &'static str,
-    /// The size of the file.
-    pub file_bytes: u64,
-    /// Pages, all of them on it.
-    pub pages: u64,
-    /// Their bytes there, in percent of its size.
-    pub live_percent: f64,
-    /// Extents that are not free, in percent of all.
-    pub extents_percent: f64,
-    /// Compressed pages that were written back during the count.
-    pub compressed_bytes: u64,
-    /// Bytes written to the file for them.
-    pub written_bytes: u64,
-    /// Of these, bytes moved within the file.
-    pub moved_bytes: u64,
-}
-
-impl Overwrites {
-    /// Returns the bytes written for each byte written back.
-    pub fn bytes_ratio(&self) -> Option<f64> {
-        quotient(self.written_bytes, self.compressed_bytes)
-    }
-}
-
 /// Measures a row for each live share of the file with the packed layout, the largest last, and then one with
 /// the kernel's.
-pub(super) fn measure(options: &BackingOptions, scratch: &Scratch<'_>) -> Result<Vec<Overwrites>> {
-    let file_bytes = options.overwritten_file_bytes;
+pub(super) fn measure(
+    options: &Options,
+    file_bytes: u64,
+    scratch: &Scratch<'_>,
+    report: &mut Report,
+) -> Result<()> {
     let page_bytes = scratch.mean_bytes()? + OVERHEAD_BYTES;
     let pages_of = |live_percent| live_pages(file_bytes, live_percent, page_bytes);
-    let mut rows = Vec::new();
     for live_percent in LIVE_PERCENT {
-        let page_count = pages_of(live_percent);
-        let mut packed = Overwritten::new(options, scratch, WritebackLayout::Packed, file_bytes, page_count)?;
+        let (layout, page_count) = (WritebackLayout::Packed, pages_of(live_percent));
+        let mut packed = Overwritten::new(options, scratch, layout, file_bytes, page_count)?;
         packed.overwrite(SETTLED_AFTER * file_bytes)?;
-        rows.push(packed.count(file_bytes)?);
+        packed.count(file_bytes, &format!("packed, {live_percent} % live"), report)?;
     }
     let page_count = pages_of(MOST_LIVE_PERCENT);
     let blocks_bytes = blocks_file_bytes(page_count);
     let blocks = Overwritten::new(options, scratch, WritebackLayout::Blocks, blocks_bytes, page_count)?;
-    rows.push(blocks.count(file_bytes)?);
-    Ok(rows)
+    blocks.count(file_bytes, &format!("blocks, {MOST_LIVE_PERCENT} % live"), report)
 }
 
 /// Returns the size of both files: the packed one, and a block for each of its pages.
-pub(super) fn files_bytes(options: &BackingOptions, scratch: &Scratch<'_>) -> Result<u64> {
-    let file_bytes = options.overwritten_file_bytes;
+pub(super) fn files_bytes(file_bytes: u64, scratch: &Scratch<'_>) -> Result<u64> {
     let page_bytes = scratch.mean_bytes()? + OVERHEAD_BYTES;
     Ok(file_bytes + blocks_file_bytes(live_pages(file_bytes, MOST_LIVE_PERCENT, page_bytes)))
 }
@@ -96,15 +66,14 @@ fn blocks_file_bytes(page_count: usize) -> u64 {
 
 /// A store all of whose pages are on its file.
 struct Overwritten<'a> {
-    options: &'a BackingOptions,
-    layout: WritebackLayout,
+    options: &'a Options,
     pages: Pages<'a>,
     random: fastrand::Rng,
 }
 
 impl<'a> Overwritten<'a> {
     fn new(
-        options: &'a BackingOptions,
+        options: &'a Options,
         scratch: &Scratch<'a>,
         layout: WritebackLayout,
         file_bytes: u64,
@@ -116,8 +85,8 @@ impl<'a> Overwritten<'a> {
             batch.iter().try_for_each(|page| pages.write(*page, *page))?;
             pages.write_back()?;
         }
-        let random = fastrand::Rng::with_seed(options.common.seed);
-        Ok(Overwritten { options, layout, pages, random })
+        let random = fastrand::Rng::with_seed(SEED);
+        Ok(Overwritten { options, pages, random })
     }
 
     /// Overwrites random pages and writes them back, until so many bytes have been written to the file.
@@ -130,28 +99,32 @@ impl<'a> Overwritten<'a> {
                 self.pages.write(page, self.random.u32(..))?;
             }
             self.pages.write_back()?;
-            go_on(&self.options.common.stop)?;
+            self.options.go_on()?;
         }
         Ok(())
     }
 
     /// Overwrites, and counts the writes.
-    fn count(mut self, bytes: u64) -> Result<Overwrites> {
+    fn count(mut self, bytes: u64, row: &str, report: &mut Report) -> Result<()> {
         let before = self.pages.backing_stats();
         self.overwrite(bytes)?;
         let after = self.pages.backing_stats();
         self.pages.check()?;
         let percent = |bytes: u64| bytes as f64 / after.len_bytes as f64 * 100.0;
-        Ok(Overwrites {
-            layout: self.layout.name(),
-            file_bytes: after.len_bytes,
-            pages: after.pages,
-            live_percent: percent(after.held_bytes),
-            extents_percent: percent(after.extent_bytes),
-            compressed_bytes: after.object_bytes - before.object_bytes,
-            written_bytes: after.written_bytes - before.written_bytes,
-            moved_bytes: after.cleaned_bytes - before.cleaned_bytes,
-        })
+        let compressed_bytes = after.object_bytes - before.object_bytes;
+        let written_bytes = after.written_bytes - before.written_bytes;
+        let cells = [
+            ("file MiB", mib(after.len_bytes)),
+            ("pages", after.pages as f64),
+            ("live %", percent(after.held_bytes)),
+            ("extents %", percent(after.extent_bytes)),
+            ("compressed MiB", mib(compressed_bytes)),
+            ("written MiB", mib(written_bytes)),
+            ("moved MiB", mib(after.cleaned_bytes - before.cleaned_bytes)),
+            ("written / compressed", quotient(written_bytes, compressed_bytes)),
+        ];
+        report.row("random overwrites", row, &cells);
+        Ok(())
     }
 }
 

@@ -8,17 +8,15 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
-use serde::Serialize;
 use uzram::store::{ReclaimOrder, ReclaimPolicy, WritebackLayout};
 use uzram::units::page_of;
 use uzram::{Error, ErrorKind, Result};
 
-use super::BackingOptions;
 use super::scratch::Scratch;
 use super::zipf::accesses;
-use crate::harness::go_on;
+use crate::engine::compare::ROUNDS;
 use crate::harness::rounds::in_turn;
-use crate::harness::stats::median;
+use crate::harness::{Options, Report, SEED};
 
 /// Accesses per page before the reclaim, and after it.
 const USES_PER_PAGE: [usize; 2] = [4, 1];
@@ -27,52 +25,46 @@ const POLL: Duration = Duration::from_micros(200);
 /// The most time for that.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// The results for one order; medians over the rounds.
-#[derive(Clone, Debug, Serialize)]
-pub struct ReclaimRow {
-    /// `pages` or `zspages`.
-    pub order: &'static str,
-    /// 10^6 bytes of memory freed in a second.
-    pub freed_mb_per_s: f64,
-    /// Memory freed for each compressed byte that was written back.
-    pub freed_per_written: f64,
-    /// The accesses that followed and had to read the file, in percent.
-    pub refault_percent: f64,
-}
+/// The figures of a round: memory freed in a second; memory freed for each compressed byte that was written back; and the
+/// accesses that followed and had to read the file.
+const COLUMNS: [&str; 3] = ["MB freed / s", "freed / written back", "refaults %"];
 
 /// Measures a row for each order.
-pub(super) fn measure(options: &BackingOptions, scratch: &Scratch<'_>) -> Result<Vec<ReclaimRow>> {
-    let rounds: [_; ReclaimOrder::ALL.len()] =
-        in_turn(options.common.repeat, &options.common.stop, |number, which| {
-            round(options, scratch, ReclaimOrder::ALL[which], number)
+pub(super) fn measure(
+    options: &Options,
+    size_bytes: u64,
+    scratch: &Scratch<'_>,
+    report: &mut Report,
+) -> Result<()> {
+    let rounds: [Vec<[f64; 3]>; ReclaimOrder::ALL.len()] =
+        in_turn(options.rounds(ROUNDS), &options.stop, |number, which| {
+            round(options, size_bytes, scratch, ReclaimOrder::ALL[which], number)
         })?;
-    let row = |(order, rounds): (ReclaimOrder, &Vec<ReclaimRow>)| {
-        let middle = |figure: fn(&ReclaimRow) -> f64| median(&rounds.iter().map(figure).collect::<Vec<_>>());
-        ReclaimRow {
-            order: order.name(),
-            freed_mb_per_s: middle(|round| round.freed_mb_per_s),
-            freed_per_written: middle(|round| round.freed_per_written),
-            refault_percent: middle(|round| round.refault_percent),
+    for (order, rounds) in ReclaimOrder::ALL.into_iter().zip(&rounds) {
+        for (at, column) in COLUMNS.into_iter().enumerate() {
+            let figures: Vec<f64> = rounds.iter().map(|round| round[at]).collect();
+            report.rounds("reclaim by", order.name(), column, &figures);
         }
-    };
-    Ok(ReclaimOrder::ALL.into_iter().zip(&rounds).map(row).collect())
+    }
+    Ok(())
 }
 
 fn round(
-    options: &BackingOptions,
+    options: &Options,
+    size_bytes: u64,
     scratch: &Scratch<'_>,
     reclaim: ReclaimOrder,
     number: usize,
-) -> Result<ReclaimRow> {
-    let page_count = page_of(options.reclaimed_size_bytes) as usize;
-    let file = scratch.file("reclaimed", options.reclaimed_size_bytes)?;
+) -> Result<[f64; 3]> {
+    let page_count = page_of(size_bytes) as usize;
+    let file = scratch.file("reclaimed", size_bytes)?;
     let policy = ReclaimPolicy { order: reclaim, ..ReclaimPolicy::default() };
     let mut pages = scratch.store(page_count, Some((file, WritebackLayout::Packed)), policy)?;
     pages.fill()?;
-    let accesses = accesses(page_count, options.common.seed.wrapping_add(number as u64));
+    let accesses = accesses(page_count, SEED.wrapping_add(number as u64));
     let (before, after) = accesses.split_at(USES_PER_PAGE[0] * page_count);
     before.iter().try_for_each(|access| access.carry_out(&mut pages))?;
-    go_on(&options.common.stop)?;
+    options.go_on()?;
 
     let used_bytes = pages.used_bytes();
     let limit_bytes = used_bytes / 2;
@@ -83,7 +75,7 @@ fn round(
             let what = format!("the policy, reclaiming {reclaim}, does not keep the limit");
             return Err(Error::new(ErrorKind::Busy, what));
         }
-        go_on(&options.common.stop)?;
+        options.go_on()?;
         thread::sleep(POLL);
     }
     let elapsed = start.elapsed();
@@ -94,10 +86,9 @@ fn round(
     uses.iter().try_for_each(|access| access.carry_out(&mut pages))?;
     let refaults = pages.backing_stats().reads - left.reads;
     pages.check()?;
-    Ok(ReclaimRow {
-        order: reclaim.name(),
-        freed_mb_per_s: freed_bytes / elapsed.as_secs_f64() / 1e6,
-        freed_per_written: freed_bytes / left.object_bytes.max(1) as f64,
-        refault_percent: refaults as f64 / uses.len() as f64 * 100.0,
-    })
+    Ok([
+        freed_bytes / elapsed.as_secs_f64() / 1e6,
+        freed_bytes / left.object_bytes.max(1) as f64,
+        refaults as f64 / uses.len() as f64 * 100.0,
+    ])
 }

@@ -15,12 +15,44 @@ use uzram::units::{PageNo, pages_to_bytes};
 use uzram::zsmalloc::huge_threshold;
 use uzram::{Error, ErrorKind, Result};
 
-use super::super::Packed;
+use crate::engine::packed::Packed;
 use crate::harness::corpus::{AlignedPage, Corpus};
-use crate::harness::read_back;
+use crate::harness::{Options, read_back};
 
 /// Pages that are read when contents are checked.
 const CHECKED_PAGES: usize = 4096;
+
+/// The sizes that are measured.
+pub(super) struct Sizes {
+    /// Pages that are written back all at once, and their file.
+    pub(super) written_bytes: u64,
+    /// The file on which random pages are overwritten.
+    pub(super) overwritten_bytes: u64,
+    /// The memory limit of the data set under Zipf access, which is four times as large before compression.
+    pub(super) limit_bytes: u64,
+    /// Pages of which half are to leave memory, in each order.
+    pub(super) reclaimed_bytes: u64,
+}
+
+/// Pages of the data set under Zipf access, uncompressed, for each of memory.
+pub(super) const PAGES_PER_LIMIT: u64 = 4;
+
+impl Sizes {
+    pub(super) fn of(options: &Options) -> Sizes {
+        let mib = |normal: u64, small: u64| options.amount(normal, small) << 20;
+        Sizes {
+            written_bytes: mib(512, 4),
+            overwritten_bytes: mib(128, 2),
+            limit_bytes: mib(64, 2),
+            reclaimed_bytes: mib(128, 4),
+        }
+    }
+
+    /// Returns room for a data set that does not compress, and for some dead data.
+    pub(super) fn zipf_file_bytes(&self) -> u64 {
+        self.limit_bytes * PAGES_PER_LIMIT / 4 * 5
+    }
+}
 
 /// The folder, and the common parts of the stores in it.
 pub(super) struct Scratch<'a> {

@@ -3,20 +3,18 @@
 
 use std::time::{Duration, Instant};
 
-use serde::Serialize;
 use uzram::Result;
 use uzram::backing::{Backing, Engine, MARK_BYTES};
 use uzram::store::{BackingStats, ReclaimPolicy, WritebackLayout};
 use uzram::units::page_of;
 
-use super::super::report::quotient;
-use super::BackingOptions;
 use super::scratch::Scratch;
+use crate::engine::compare::ROUNDS;
 use crate::harness::fio;
-use crate::harness::go_on;
 use crate::harness::process::is_missing;
+use crate::harness::report::{mib, quotient};
 use crate::harness::rounds::in_turn;
-use crate::harness::stats::{median, median_ratio};
+use crate::harness::{Options, Report, SEED};
 
 /// The name of the file.
 const NAME: &str = "written";
@@ -26,47 +24,6 @@ const WRITES_IN_FLIGHT: u64 = 4;
 const SLOWEST_BYTES_PER_S: u64 = 2 << 20;
 /// Pages that are read back in random order.
 const READ_BACK_PAGES: usize = 4096;
-
-/// The results; speeds are medians over the rounds.
-#[derive(Clone, Debug, Serialize)]
-pub struct Written {
-    /// Size of the pages, uncompressed.
-    pub size_bytes: u64,
-    /// The engine of fio's writes, and the store's: `io_uring`, or `psync` with as many threads as writes are
-    /// in flight.
-    pub engine: &'static str,
-    /// Whether both bypassed the page cache.
-    pub direct: bool,
-    /// 10^6 bytes of compressed pages that left memory in a second.
-    pub mb_per_s: f64,
-    /// 10^6 bytes that fio wrote in a second, if it is installed.
-    pub fio_mb_per_s: Option<f64>,
-    /// The median of the rounds' ratios.
-    pub speed_ratio: Option<f64>,
-    /// Size of the compressed pages.
-    pub compressed_bytes: u64,
-    /// Bytes written for them.
-    pub written_bytes: u64,
-    /// Size of the extents that hold them.
-    pub extent_bytes: u64,
-    /// Pages then read in random order, each from the device.
-    pub pages_read_back: u64,
-    /// Reads of the device for them.
-    pub device_reads: u64,
-}
-
-impl Written {
-    /// Returns the bytes of the device, written or allocated, whichever are more, divided by compressed
-    /// bytes.
-    pub fn bytes_ratio(&self) -> Option<f64> {
-        quotient(self.written_bytes.max(self.extent_bytes), self.compressed_bytes)
-    }
-
-    /// Returns the reads of the device for each page read back.
-    pub fn reads_ratio(&self) -> Option<f64> {
-        quotient(self.device_reads, self.pages_read_back)
-    }
-}
 
 /// The result of one round.
 struct Round {
@@ -78,57 +35,66 @@ struct Round {
 
 /// Runs the measurement.
 pub(super) fn measure(
-    options: &BackingOptions,
+    options: &Options,
+    size_bytes: u64,
     scratch: &Scratch<'_>,
-    notes: &mut Vec<String>,
-) -> Result<Written> {
-    let target = FioTarget::new(scratch, options.written_size_bytes)?;
+    report: &mut Report,
+) -> Result<()> {
+    const TABLE: &str = "writeback";
+    const ROW: &str = "all pages";
+    let target = FioTarget::new(scratch, size_bytes)?;
     let has_fio = !is_missing("fio");
     if has_fio {
         // The first write takes the file system longer.
         target.write()?;
     } else {
-        notes.push("writeback not compared with fio, which is missing".to_owned());
+        report.note("writeback not compared with fio, which is missing");
     }
-    let (mut rounds, mut fio_mb_per_s) = (Vec::new(), Vec::new());
-    let _: [_; 2] = in_turn(options.common.repeat, &options.common.stop, |number, which| {
+    let (mut rounds, mut fio) = (Vec::new(), Vec::new());
+    let _: [_; 2] = in_turn(options.rounds(ROUNDS), &options.stop, |number, which| {
         if which == 0 {
-            rounds.push(round(options, scratch, number)?);
+            rounds.push(round(options, size_bytes, scratch, number)?);
         } else if has_fio {
-            fio_mb_per_s.push(target.write()?);
+            fio.push(target.write()?);
         }
         Ok(())
     })?;
     let mb_per_s: Vec<_> = rounds.iter().map(|round| round.mb_per_s).collect();
+    report.rounds(TABLE, ROW, "MB/s", &mb_per_s);
+    if has_fio {
+        report.rounds(TABLE, ROW, "fio MB/s", &fio);
+        report.ratio(TABLE, ROW, "/ fio", [&mb_per_s, &fio]);
+    }
     let stats = rounds.last().map(|round| round.stats).unwrap_or_default();
-    Ok(Written {
-        size_bytes: options.written_size_bytes,
-        engine: target.engine,
-        direct: target.direct,
-        mb_per_s: median(&mb_per_s),
-        fio_mb_per_s: has_fio.then(|| median(&fio_mb_per_s)),
-        speed_ratio: has_fio.then(|| median_ratio(&mb_per_s, &fio_mb_per_s)),
-        compressed_bytes: stats.object_bytes,
-        written_bytes: stats.written_bytes,
-        extent_bytes: stats.extent_bytes,
-        pages_read_back: rounds.iter().map(|round| round.pages_read_back).sum(),
-        device_reads: rounds.iter().map(|round| round.device_reads).sum(),
-    })
+    let sum = |figure: fn(&Round) -> u64| rounds.iter().map(figure).sum();
+    let most_bytes = stats.written_bytes.max(stats.extent_bytes);
+    let cells = [
+        ("compressed MiB", mib(stats.object_bytes)),
+        ("written MiB", mib(stats.written_bytes)),
+        ("extents MiB", mib(stats.extent_bytes)),
+        // Written or allocated, whichever are more.
+        ("bytes / compressed", quotient(most_bytes, stats.object_bytes)),
+        ("reads / page", quotient(sum(|round| round.device_reads), sum(|round| round.pages_read_back))),
+    ];
+    report.row(TABLE, ROW, &cells);
+    let cache = if target.direct { "O_DIRECT" } else { "the page cache" };
+    report.note(format!("writeback of {:.0} MiB by {} and {cache}", mib(size_bytes), target.engine));
+    Ok(())
 }
 
 /// Fills a store, writes all of it back, and reads some pages.
-fn round(options: &BackingOptions, scratch: &Scratch<'_>, number: usize) -> Result<Round> {
-    let file = scratch.file(NAME, options.written_size_bytes)?;
-    let page_count = page_of(options.written_size_bytes) as usize;
+fn round(options: &Options, size_bytes: u64, scratch: &Scratch<'_>, number: usize) -> Result<Round> {
+    let file = scratch.file(NAME, size_bytes)?;
+    let page_count = page_of(size_bytes) as usize;
     let mut pages =
         scratch.store(page_count, Some((file, WritebackLayout::Packed)), ReclaimPolicy::default())?;
     pages.fill()?;
-    go_on(&options.common.stop)?;
+    options.go_on()?;
     let start = Instant::now();
     pages.write_back()?;
     let elapsed = start.elapsed();
     let stats = pages.backing_stats();
-    let mut order = pages.shuffled(options.common.seed.wrapping_add(number as u64));
+    let mut order = pages.shuffled(SEED.wrapping_add(number as u64));
     order.truncate(READ_BACK_PAGES);
     order.iter().try_for_each(|page| pages.read(*page))?;
     let device_reads = pages.backing_stats().reads - stats.reads;

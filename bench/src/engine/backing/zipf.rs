@@ -7,22 +7,19 @@
 
 use std::time::{Duration, Instant};
 
-use serde::Serialize;
 use uzram::Result;
 use uzram::store::{ReclaimPolicy, WritebackLayout};
 use uzram::units::{page_of, pages_to_bytes};
 
-use super::BackingOptions;
-use super::scratch::{Pages, Scratch};
+use super::scratch::{PAGES_PER_LIMIT, Pages, Scratch, Sizes};
+use crate::engine::compare::ROUNDS;
 use crate::engine::hit_ratio::Zipf;
-use crate::harness::go_on;
+use crate::harness::report::mib;
 use crate::harness::rounds::in_turn;
-use crate::harness::stats::median;
+use crate::harness::{Options, Report, SEED};
 
-/// Pages of the data set, uncompressed, for each of memory.
-pub(super) const PAGES_PER_LIMIT: u64 = 4;
 /// The exponent of the Zipf distribution.
-pub(super) const EXPONENT: f64 = 0.99;
+const EXPONENT: f64 = 0.99;
 /// The percentage of accesses that are reads.
 const READ_PERCENT: u8 = 90;
 /// Accesses generated in advance, for each page; then they repeat.
@@ -31,27 +28,6 @@ const ACCESSES_PER_PAGE: usize = 16;
 const WARM_UP_PER_PAGE: usize = 2;
 /// Accesses between two checks of the clock.
 const LOOK_EVERY: usize = 32;
-
-/// The results; medians over the rounds.
-#[derive(Clone, Debug, Serialize)]
-pub struct ZipfAccess {
-    /// The data set before compression.
-    pub size_bytes: u64,
-    /// The data set compressed, just after it was stored.
-    pub compressed_bytes: u64,
-    /// Its memory limit.
-    pub limit_bytes: u64,
-    /// Accesses that read the file, in percent.
-    pub miss_percent: f64,
-    /// Accesses a second when all pages are in memory.
-    pub memory_per_s: f64,
-    /// Reads a second of pages that are on the file.
-    pub backing_per_s: f64,
-    /// Accesses a second with the limit.
-    pub limited_per_s: f64,
-    /// The last, divided by 1 / (hits / memory + misses / backing): the median of the rounds' ratios.
-    pub speed_ratio: f64,
-}
 
 /// An access to a page; if it is a write, the page of the corpus to write.
 #[derive(Clone, Copy)]
@@ -131,54 +107,41 @@ impl<'a> Accessed<'a> {
     }
 }
 
-/// The result of one round.
-struct Round {
-    memory: Slice,
-    backing: Slice,
-    limited: Slice,
-}
-
-impl Round {
-    fn speed_ratio(&self) -> f64 {
-        let misses = self.limited.miss_share();
-        let parts = (1.0 - misses) / self.memory.per_s() + misses / self.backing.device_reads_per_s();
-        self.limited.per_s() * parts
-    }
-}
-
 /// Runs the measurement.
-pub(super) fn measure(options: &BackingOptions, scratch: &Scratch<'_>) -> Result<ZipfAccess> {
-    let limit_pages = page_of(options.limit_bytes);
+pub(super) fn measure(
+    options: &Options,
+    sizes: &Sizes,
+    scratch: &Scratch<'_>,
+    report: &mut Report,
+) -> Result<()> {
+    const TABLE: &str = "Zipf access to 4 x the limit";
+    let limit_pages = page_of(sizes.limit_bytes);
     let page_count = (PAGES_PER_LIMIT * limit_pages) as usize;
-    let file_bytes = options.zipf_file_bytes();
     let store = |name: &str| {
-        let file = scratch.file(name, file_bytes)?;
+        let file = scratch.file(name, sizes.zipf_file_bytes())?;
         scratch.store(page_count, Some((file, WritebackLayout::Packed)), ReclaimPolicy::default())
     };
-    let accesses = accesses(page_count, options.common.seed);
+    let accesses = accesses(page_count, SEED);
     let mut memory = Accessed::new(scratch.store(page_count, None, ReclaimPolicy::default())?, &accesses);
     memory.pages.fill()?;
     let compressed_bytes = memory.pages.compressed_bytes();
-    go_on(&options.common.stop)?;
+    options.go_on()?;
     let backing = store("backing")?;
-    let each_once: Vec<_> = backing
-        .shuffled(options.common.seed)
-        .into_iter()
-        .map(|page| Access { page, written: None })
-        .collect();
+    let each_once = backing.shuffled(SEED).into_iter().map(|page| Access { page, written: None });
+    let each_once: Vec<_> = each_once.collect();
     let mut backing = Accessed::new(backing, &each_once);
     backing.pages.fill()?;
-    go_on(&options.common.stop)?;
+    options.go_on()?;
     let mut limited = Accessed::new(store("limited")?, &accesses);
     limited.pages.limit(limit_pages)?;
     limited.pages.fill()?;
     for _ in 0..WARM_UP_PER_PAGE {
-        go_on(&options.common.stop)?;
+        options.go_on()?;
         limited.slice(Duration::MAX, page_count)?;
     }
 
-    let duration = options.common.duration;
-    let slices: [_; 3] = in_turn(options.common.repeat, &options.common.stop, |_, which| match which {
+    let duration = options.duration;
+    let slices: [_; 3] = in_turn(options.rounds(ROUNDS), &options.stop, |_, which| match which {
         0 => memory.slice(duration, usize::MAX),
         1 => {
             backing.pages.write_back()?;
@@ -186,21 +149,29 @@ pub(super) fn measure(options: &BackingOptions, scratch: &Scratch<'_>) -> Result
         }
         _ => limited.slice(duration, usize::MAX),
     })?;
-    let [of_memory, of_backing, of_limited] = slices.map(Vec::into_iter);
-    let rounds: Vec<Round> = of_memory
-        .zip(of_backing.zip(of_limited))
-        .map(|(memory, (backing, limited))| Round { memory, backing, limited })
-        .collect();
     [&mut memory, &mut backing, &mut limited].into_iter().try_for_each(|accessed| accessed.pages.check())?;
-    let middle = |figure: &dyn Fn(&Round) -> f64| median(&rounds.iter().map(figure).collect::<Vec<_>>());
-    Ok(ZipfAccess {
-        size_bytes: pages_to_bytes(page_count as u64),
-        compressed_bytes,
-        limit_bytes: pages_to_bytes(limit_pages),
-        miss_percent: middle(&|round| round.limited.miss_share() * 100.0),
-        memory_per_s: middle(&|round| round.memory.per_s()),
-        backing_per_s: middle(&|round| round.backing.device_reads_per_s()),
-        limited_per_s: middle(&|round| round.limited.per_s()),
-        speed_ratio: middle(&Round::speed_ratio),
-    })
+    let of = |which: usize, figure: fn(&Slice) -> f64| slices[which].iter().map(figure).collect::<Vec<_>>();
+    let (in_memory, from_file) = (of(0, Slice::per_s), of(1, Slice::device_reads_per_s));
+    let (with_limit, misses) = (of(2, Slice::per_s), of(2, Slice::miss_share));
+    let computed: Vec<f64> = (0..misses.len())
+        .map(|round| 1.0 / ((1.0 - misses[round]) / in_memory[round] + misses[round] / from_file[round]))
+        .collect();
+    report.rounds(TABLE, "in memory", "accesses/s", &in_memory);
+    report.rounds(TABLE, "from the file", "accesses/s", &from_file);
+    report.rounds(TABLE, "limited", "accesses/s", &with_limit);
+    report.rounds(
+        TABLE,
+        "limited",
+        "misses %",
+        &misses.iter().map(|share| share * 100.0).collect::<Vec<_>>(),
+    );
+    report.ratio(TABLE, "limited", "/ computed", [&with_limit, &computed]);
+    report.note(format!(
+        "Zipf access to {:.0} MiB, {:.0} compressed, in memory for {:.0}; computed: 1 / (hits / in memory + misses / from \
+         the file)",
+        mib(pages_to_bytes(page_count as u64)),
+        mib(compressed_bytes),
+        mib(sizes.limit_bytes)
+    ));
+    Ok(())
 }

@@ -219,7 +219,7 @@ impl Saved {
     pub fn of(source: &Source, stop: &AtomicBool) -> Result<Saved> {
         match source {
             Source::File(path) => Ok(Saved { path: path.clone(), _dir: None }),
-            _ => Saved::new(source, &source.load_until(stop)?),
+            _ => Saved::temporary(&source.name(), &source.load_until(stop)?),
         }
     }
 
@@ -231,9 +231,17 @@ impl Saved {
         if let Source::File(path) = source {
             return Ok(Saved { path: path.clone(), _dir: None });
         }
+        Saved::temporary(&source.name(), corpus)
+    }
+
+    /// Saves a corpus in a temporary file, by which reports call it so.
+    ///
+    /// # Errors
+    /// As [`Corpus::save`].
+    pub fn temporary(name: &str, corpus: &Corpus) -> Result<Saved> {
         let dir = tempfile::tempdir()
             .map_err(|error| Error::new(ErrorKind::Io, format!("cannot make a temporary folder: {error}")))?;
-        let path = dir.path().join("pages.bin");
+        let path = dir.path().join(format!("{name}.bin"));
         corpus.save(&path)?;
         Ok(Saved { path, _dir: Some(dir) })
     }

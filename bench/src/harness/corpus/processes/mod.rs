@@ -20,7 +20,7 @@ use uzram_cli::program::Program;
 
 use super::{AlignedPage, Corpus};
 use crate::harness::process::{POLL, find, last_words, text_from};
-use crate::harness::{go_on, status_bytes};
+use crate::harness::{go_on, proc_bytes};
 use workloads::{Ready, Workload};
 
 /// The time that a program has to build its data. On an idle machine each takes some seconds.
@@ -128,7 +128,7 @@ fn is_ready(workload: &Workload, program: &Program, dir: &Path, printed: &Path) 
     match workload.ready {
         Ready::Says => Ok(File::open(printed).is_ok_and(|file| text_from(&file, 0).contains("ready"))),
         Ready::Holds(wanted_bytes) => {
-            let anonymous_bytes = |pid: u32| status_bytes(&pid.to_string(), &["RssAnon"]);
+            let anonymous_bytes = |pid: u32| proc_bytes(&pid.to_string(), "status", &["RssAnon"]);
             let held = program.pids().into_iter().filter_map(anonymous_bytes).max();
             Ok(held.is_some_and(|bytes| bytes >= wanted_bytes))
         }

@@ -13,8 +13,8 @@ use std::time::Duration;
 
 use uzram::{Error, ErrorKind, Result};
 
-use crate::block::cgroup::{Cgroup, count_anew};
-use crate::block::io_error;
+use super::cgroup::{Cgroup, count_anew};
+use crate::harness::io_error;
 
 /// How often it is looked whether the program waits, and by how much the limit is raised then.
 const LOOK_EVERY: Duration = Duration::from_millis(2);

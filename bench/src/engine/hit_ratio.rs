@@ -1,0 +1,356 @@
+//! The hit ratio of the engine's LRU, beside that of an exact LRU with as much memory.
+//!
+//! One thread uses the pages of a [`Trace`] one by one, beginning with empty memory, and every use counts. A
+//! page that is not in memory is added to the LRU, one that is there is marked as used, and when memory is
+//! full, 32 pages at once are isolated at the cold end and evicted. The seed decides all except when the
+//! thread changes its CPU, which delays the pages in the last CPU's pagevec a little.
+
+use std::collections::BTreeMap;
+
+use uzram::lru::{Batched, Lru, LruConfig, LruLocks, SingleLock};
+use uzram::{Error, ErrorKind, Result};
+
+use crate::harness::{Options, Report, SEED};
+
+/// The sizes of memory, in percent of the pages.
+const MEMORY_PERCENT: [u32; 2] = [5, 20];
+
+/// Replays every trace with each size of memory.
+///
+/// # Errors
+/// `Busy` when it is stopped, `NoMemory`; `Corrupt` if the LRU misbehaves.
+pub fn run(options: &Options) -> Result<Report> {
+    let (pages, uses) = options.amount((100_000, 1_000_000), (2000, 20_000));
+    let mut report = Report::default();
+    for trace in Trace::ALL {
+        let used = trace.generate(pages, uses, SEED);
+        for percent in MEMORY_PERCENT {
+            options.go_on()?;
+            let capacity_pages = (u64::from(pages) * u64::from(percent) / 100) as usize;
+            let exact = replay(&mut ExactLru::new(pages, capacity_pages), &used)?;
+            for (design, hits) in [
+                (Batched::NAME, replay(&mut EngineLru::<Batched>::new(pages, capacity_pages)?, &used)?),
+                (SingleLock::NAME, replay(&mut EngineLru::<SingleLock>::new(pages, capacity_pages)?, &used)?),
+            ] {
+                let row = format!("{}, {percent} % in memory, {design}", trace.name());
+                let cells = [("hits %", hits), ("exact LRU %", exact), ("points", hits - exact)];
+                report.row("hits", &row, &cells);
+            }
+        }
+    }
+    report.note(format!("hits of {uses} uses of {pages} pages"));
+    Ok(report)
+}
+
+/// Returns the percentage of uses that found their page in memory.
+fn replay(cache: &mut impl Cache, used: &[u32]) -> Result<f64> {
+    let mut hits = 0usize;
+    for page in used {
+        hits += usize::from(cache.touch(*page)?);
+    }
+    Ok(hits as f64 / used.len() as f64 * 100.0)
+}
+
+/// Memory for a number of pages.
+trait Cache {
+    /// Uses a page, and returns whether it was in memory. Afterwards it is.
+    fn touch(&mut self, page: u32) -> Result<bool>;
+}
+
+/// Evicts the page with the oldest last use.
+struct ExactLru {
+    capacity_pages: usize,
+    now: u64,
+    /// For each page in memory, the time of its last use.
+    last_uses: Vec<Option<u64>>,
+    /// The inverse of `last_uses`.
+    by_last_use: BTreeMap<u64, u32>,
+}
+
+impl ExactLru {
+    fn new(pages: u32, capacity_pages: usize) -> ExactLru {
+        let last_uses = vec![None; pages as usize];
+        ExactLru { capacity_pages, now: 0, last_uses, by_last_use: BTreeMap::new() }
+    }
+}
+
+impl Cache for ExactLru {
+    fn touch(&mut self, page: u32) -> Result<bool> {
+        self.now += 1;
+        let last_use = self.last_uses[page as usize].replace(self.now);
+        last_use.inspect(|last_use| _ = self.by_last_use.remove(last_use));
+        self.by_last_use.insert(self.now, page);
+        if self.by_last_use.len() > self.capacity_pages
+            && let Some((_, coldest)) = self.by_last_use.pop_first()
+        {
+            self.last_uses[coldest as usize] = None;
+        }
+        Ok(last_use.is_some())
+    }
+}
+
+/// Pages evicted at once, the kernel's SWAP_CLUSTER_MAX.
+const RECLAIM_PAGES: usize = 32;
+/// The most tries to isolate pages before the LRU counts as broken. The first may find that all pages were
+/// used since the last scan.
+const MAX_TRIES: usize = 8;
+
+/// Evicts the pages that the engine's LRU calls the coldest.
+struct EngineLru<D: LruLocks> {
+    lru: Lru<D>,
+    capacity_pages: usize,
+    in_memory: Vec<bool>,
+    pages_in_memory: usize,
+    isolated: Vec<u32>,
+}
+
+impl<D: LruLocks> EngineLru<D> {
+    fn new(pages: u32, capacity_pages: usize) -> Result<EngineLru<D>> {
+        Ok(EngineLru {
+            lru: Lru::new(&LruConfig::new(u64::from(pages)))?,
+            capacity_pages,
+            in_memory: vec![false; pages as usize],
+            pages_in_memory: 0,
+            isolated: Vec::new(),
+        })
+    }
+
+    /// Makes room for a page.
+    fn reclaim(&mut self) -> Result<()> {
+        for _ in 0..MAX_TRIES {
+            if self.pages_in_memory < self.capacity_pages {
+                return Ok(());
+            }
+            self.lru.isolate(RECLAIM_PAGES.min(self.capacity_pages), &mut self.isolated);
+            for page in self.isolated.drain(..) {
+                if !std::mem::take(&mut self.in_memory[page as usize]) {
+                    return Err(broken::<D>(format!("gave page {page} out, which is not in memory")));
+                }
+                self.lru.evicted(page);
+                self.pages_in_memory -= 1;
+            }
+        }
+        Err(broken::<D>(format!("gave none of {} pages out", self.pages_in_memory)))
+    }
+}
+
+fn broken<D: LruLocks>(what: String) -> Error {
+    Error::new(ErrorKind::Corrupt, format!("the LRU of design {} {what}", D::NAME))
+}
+
+impl<D: LruLocks> Cache for EngineLru<D> {
+    fn touch(&mut self, page: u32) -> Result<bool> {
+        if self.in_memory[page as usize] {
+            self.lru.mark(page);
+            return Ok(true);
+        }
+        self.reclaim()?;
+        self.in_memory[page as usize] = true;
+        self.pages_in_memory += 1;
+        self.lru.add(page);
+        Ok(false)
+    }
+}
+
+/// A kind of trace; a seed and a size give the same trace every time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Trace {
+    /// The nth page is used in proportion to 1 / n; which page is the nth is random.
+    Zipf,
+    /// Zipf among one half of the pages, and after each such use one page of the other half, in order.
+    ScanThroughZipf,
+    /// A quarter of the pages, in order, again and again: an exact LRU with memory for less keeps none of
+    /// them until it is used again.
+    Loop,
+}
+
+impl Trace {
+    /// All of them.
+    const ALL: [Trace; 3] = [Trace::Zipf, Trace::ScanThroughZipf, Trace::Loop];
+
+    /// Returns the name in the report.
+    const fn name(self) -> &'static str {
+        match self {
+            Trace::Zipf => "Zipf",
+            Trace::ScanThroughZipf => "scan through Zipf",
+            Trace::Loop => "loop",
+        }
+    }
+
+    /// Generates so many uses of pages below `pages`, which is at least 4.
+    fn generate(self, pages: u32, uses: usize, seed: u64) -> Vec<u32> {
+        match self {
+            Trace::Zipf => Zipf::new(pages, 1.0, seed).take(uses).collect(),
+            Trace::ScanThroughZipf => {
+                let half = pages / 2;
+                let scan = (half..pages).cycle();
+                Zipf::new(half, 1.0, seed).zip(scan).flat_map(<[u32; 2]>::from).take(uses).collect()
+            }
+            Trace::Loop => (0..pages / 4).cycle().take(uses).collect(),
+        }
+    }
+}
+
+/// Endless draws from a Zipf distribution: the nth page is drawn in proportion to 1 / n^exponent.
+pub(crate) struct Zipf {
+    random: fastrand::Rng,
+    /// At n - 1, the page of rank n.
+    by_rank: Vec<u32>,
+    /// At n - 1, the sum of the weights of the first n ranks.
+    sums: Vec<f64>,
+}
+
+impl Zipf {
+    /// Assigns pages to ranks at random.
+    pub(crate) fn new(pages: u32, exponent: f64, seed: u64) -> Zipf {
+        let mut random = fastrand::Rng::with_seed(seed);
+        let mut by_rank: Vec<u32> = (0..pages).collect();
+        random.shuffle(&mut by_rank);
+        let mut sum = 0.0;
+        let mut sum_up_to = |rank| {
+            sum += f64::from(rank).powf(exponent).recip();
+            sum
+        };
+        Zipf { random, by_rank, sums: (1..=pages).map(&mut sum_up_to).collect() }
+    }
+}
+
+impl Iterator for Zipf {
+    type Item = u32;
+
+    fn next(&mut self) -> Option<u32> {
+        let drawn = self.random.f64() * self.sums.last()?;
+        self.by_rank.get(self.sums.partition_point(|sum| *sum <= drawn)).copied()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    fn hits(cache: &mut impl Cache, trace: &[u32]) -> Vec<bool> {
+        trace.iter().map(|page| cache.touch(*page).unwrap()).collect()
+    }
+
+    #[test]
+    fn the_exact_lru_evicts_what_was_used_the_longest_ago() {
+        let hit = |at: &[usize], len: usize| (0..len).map(|use_| at.contains(&use_)).collect::<Vec<_>>();
+        // 3 evicts 1, because 0 was used again; then 1 evicts 2, and 4 evicts 0.
+        let trace = [0, 1, 2, 0, 3, 1, 0, 3, 4, 1, 2];
+        assert_eq!(hits(&mut ExactLru::new(5, 3), &trace), hit(&[3, 6, 7], trace.len()));
+        assert_eq!(hits(&mut ExactLru::new(5, 1), &[0, 0, 1, 0]), hit(&[1], 4));
+        let all: Vec<u32> = (0..5).chain(0..5).collect();
+        assert_eq!(hits(&mut ExactLru::new(5, 5), &all), hit(&[5, 6, 7, 8, 9], 10));
+    }
+
+    #[test]
+    fn the_exact_lru_agrees_with_a_queue() {
+        for seed in 0..4 {
+            let mut random = fastrand::Rng::with_seed(seed);
+            let mut exact = ExactLru::new(40, 13);
+            let mut queue: Vec<u32> = Vec::new();
+            for step in 0..2000 {
+                let page = random.u32(..40).min(random.u32(..40));
+                let before = queue.iter().position(|other| *other == page).map(|at| queue.remove(at));
+                queue.push(page);
+                if queue.len() > 13 {
+                    queue.remove(0);
+                }
+                assert_eq!(exact.touch(page).unwrap(), before.is_some(), "seed {seed} step {step}");
+            }
+        }
+    }
+
+    fn keeps_what_fits<D: LruLocks>() {
+        let mut random = fastrand::Rng::with_seed(5);
+        let mut cache = EngineLru::<D>::new(400, 100).unwrap();
+        let mut hits = 0;
+        for _ in 0..20_000 {
+            let page = random.u32(..400);
+            let was_in_memory = cache.in_memory[page as usize];
+            assert_eq!(cache.touch(page).unwrap(), was_in_memory);
+            hits += usize::from(was_in_memory);
+            let in_memory = cache.in_memory.iter().filter(|is_in_memory| **is_in_memory).count();
+            assert_eq!(cache.pages_in_memory, in_memory);
+            assert!(in_memory <= 100 && cache.in_memory[page as usize]);
+        }
+        // With uniform use, the hit ratio is about the share of memory, which is not always full.
+        assert!((3000..5500).contains(&hits), "{hits}");
+        let stats = cache.lru.stats();
+        assert_eq!(stats.evicted, stats.isolated);
+        assert_eq!(20_000 - hits as u64 - stats.evicted, cache.pages_in_memory as u64);
+    }
+
+    #[test]
+    fn the_engines_lru_keeps_what_fits() {
+        keeps_what_fits::<Batched>();
+        keeps_what_fits::<SingleLock>();
+    }
+
+    /// All pages are used when memory is full: the first try isolates none.
+    #[test]
+    fn pages_that_are_all_in_use_are_evicted_nonetheless() {
+        let mut cache = EngineLru::<Batched>::new(50, 40).unwrap();
+        let used: Vec<u32> = (0..40).flat_map(|page| [page; 3]).collect();
+        hits(&mut cache, &used);
+        assert!(!cache.touch(45).unwrap());
+        assert!(cache.pages_in_memory <= 40);
+    }
+
+    const PAGES: u32 = 1000;
+    const USES: usize = 100_000;
+
+    #[test]
+    fn zipf_gives_each_rank_its_share() {
+        let trace = Trace::Zipf.generate(PAGES, USES, 1);
+        assert_eq!(trace.len(), USES);
+        let mut counts = vec![0; PAGES as usize];
+        trace.iter().for_each(|page| counts[*page as usize] += 1);
+        counts.sort_unstable_by_key(|count| std::cmp::Reverse(*count));
+        let harmonic = |pages: u32| (1..=pages).map(|rank| 1.0 / f64::from(rank)).sum::<f64>();
+        for head in [1, 2, 10, 100, 500] {
+            let wanted = harmonic(head) / harmonic(PAGES);
+            let share = f64::from(counts[..head as usize].iter().sum::<u32>()) / USES as f64;
+            assert!((share - wanted).abs() < 0.01, "the first {head}: {share:.3}, wanted {wanted:.3}");
+        }
+    }
+
+    #[test]
+    fn a_seed_gives_the_same_trace() {
+        for trace in Trace::ALL {
+            let [first, again, other] = [1, 1, 2].map(|seed| trace.generate(PAGES, USES, seed));
+            assert_eq!(first, again, "{}", trace.name());
+            assert_eq!(first == other, trace == Trace::Loop, "{}", trace.name());
+            assert!(first.iter().all(|page| *page < PAGES), "{}", trace.name());
+        }
+    }
+
+    #[test]
+    fn a_scan_goes_through_one_half_in_order() {
+        let trace = Trace::ScanThroughZipf.generate(PAGES, USES, 3);
+        assert_eq!(trace.len(), USES);
+        for (nth, pair) in trace.chunks(2).enumerate() {
+            assert!(pair[0] < PAGES / 2);
+            assert_eq!(pair[1], PAGES / 2 + nth as u32 % (PAGES / 2));
+        }
+    }
+
+    #[test]
+    fn every_trace_is_replayed() {
+        let report = run(&Options { small: true, ..Options::default() }).unwrap();
+        assert_eq!(report.column("hits", "points").count(), 3 * 2 * 2);
+        assert!(report.column("hits", "hits %").all(|hits| (0.0..100.0).contains(&hits)), "{report}");
+        let of = |row: &str, column| report.get("hits", row, column).unwrap();
+        assert_eq!(of("loop, 5 % in memory, batched", "exact LRU %"), 0.0);
+        for trace in ["Zipf", "scan through Zipf"] {
+            let [little, much] = [5, 20].map(|percent| format!("{trace}, {percent} % in memory, batched"));
+            for column in ["hits %", "exact LRU %"] {
+                assert!(of(&little, column) < of(&much, column), "{report}");
+            }
+        }
+        // Half of the uses of this trace hit only in long rounds; so less than half of all uses can hit.
+        assert!(of("scan through Zipf, 20 % in memory, batched", "hits %") < 50.0);
+    }
+}

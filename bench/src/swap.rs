@@ -1,0 +1,150 @@
+//! Programs that swap: in a cgroup of half of the memory that they take, with a swap daemon that survives, with one that does not, and
+//! with kernel zram of the same size.
+//!
+//! What they print must be the same everywhere, and no write may fail. Each turn has a new swap area.
+
+use std::fs;
+use std::path::Path;
+use std::time::Duration;
+
+use uzram::Result;
+
+use crate::block::limited::LimitedCgroup;
+use crate::block::swap_area::{Side, SwapArea};
+use crate::block::{disk_obstacle, kernel_obstacle};
+use crate::harness::report::mib;
+use crate::harness::rounds::in_turn;
+use crate::harness::{Options, Report, io_error, unsupported};
+use crate::workload::{Amounts, Trial, Workload};
+
+/// How long a program may take.
+const PATIENCE: Duration = Duration::from_secs(600);
+/// The least limit of a cgroup.
+const LEAST_LIMIT_BYTES: u64 = 16 << 20;
+/// How much larger the swap area is than the limit.
+const AREA_LIMITS: u64 = 4;
+/// Rounds, unless the options say otherwise.
+const ROUNDS: usize = 3;
+/// What is compared. A swap daemon has its own default algorithm.
+const SIDES: [(&str, Side<'_>); 3] = [
+    ("uzram", Side::Uzram(&[])),
+    ("uzram --no-survive", Side::Uzram(&["--no-survive"])),
+    ("kernel zram", Side::Kernel("lz4")),
+];
+/// The table of times.
+const TABLE: &str = "program in swap";
+const RATIO: &str = "/ kernel zram";
+
+/// Runs all programs that are installed, of those that are wanted.
+///
+/// # Errors
+/// `Unsupported`: there can be no swap area. A program that fails, or prints something else than with enough memory; an
+/// unknown name; a stop.
+pub fn run(options: &Options) -> Result<Report> {
+    let names: Vec<&str> = Workload::SWAPPED.iter().map(|workload| workload.name()).collect();
+    options.check(&names)?;
+    let obstacle = disk_obstacle(options.uzram()?)?.or_else(crate::block::swap::obstacle);
+    if let Some(obstacle) = obstacle.or_else(kernel_obstacle) {
+        return Err(unsupported(obstacle));
+    }
+    let mut report = Report::default();
+    let mut failed_writes = None;
+    for workload in Workload::SWAPPED.into_iter().filter(|workload| options.has(workload.name())) {
+        match workload.missing() {
+            Some(name) => {
+                report.note(format!("{} not measured: the program {name} is missing", workload.name()));
+            }
+            None => *failed_writes.get_or_insert(0) += measure(options, workload, &mut report)?,
+        }
+    }
+    if let Some(failed_writes) = failed_writes {
+        for (name, _) in &SIDES[..2] {
+            let of_side = |row: &str| row.ends_with(&format!(", {name}"));
+            let ratios =
+                report.figures.iter().filter(|figure| figure.column == RATIO && of_side(&figure.row));
+            let ratios: Vec<f64> = ratios.map(|figure| figure.value).collect();
+            let mean = (ratios.iter().map(|ratio| ratio.ln()).sum::<f64>() / ratios.len() as f64).exp();
+            let slowest = ratios.into_iter().fold(f64::NAN, f64::max);
+            report.row("all programs in swap", name, &[("geometric mean", mean), ("slowest", slowest)]);
+        }
+        report.row("all programs in swap", "uzram", &[("failed writes", failed_writes as f64)]);
+    }
+    Ok(report)
+}
+
+/// Measures a program; returns how many writes have failed.
+fn measure(options: &Options, workload: Workload, report: &mut Report) -> Result<u64> {
+    let amounts = options.amount(Amounts::medium(), Amounts::small());
+    let trial = Trial::new(workload, &amounts, &options.dir, PATIENCE, &options.stop)?;
+    let limit_bytes = trial.half_bytes(LEAST_LIMIT_BYTES);
+    let (mut failed_writes, mut raised) = (0, 0);
+    let turns: [Vec<[f64; 4]>; 3] = in_turn(options.rounds(ROUNDS), &options.stop, |_, side| {
+        let area = SwapArea::on(options.uzram()?, SIDES[side].1, AREA_LIMITS * limit_bytes)?;
+        let cgroup = LimitedCgroup::new(limit_bytes)?;
+        let before = counts()?;
+        let seconds = trial.run(&cgroup.words(), "in a cgroup")?.seconds;
+        let after = counts()?;
+        raised += cgroup.raised();
+        drop(cgroup);
+        failed_writes += area.off()?;
+        let [swapped_in, swapped_out, switches] = [0, 1, 2].map(|at| after[at] - before[at]);
+        let page = rustix::param::page_size() as u64;
+        Ok([seconds, mib(swapped_in * page), mib(swapped_out * page), switches as f64 / 1e3])
+    })?;
+    let figures = |side: usize, at: usize| turns[side].iter().map(|turn| turn[at]).collect::<Vec<_>>();
+    let kernel_s = figures(2, 0);
+    for (side, (name, _)) in SIDES.into_iter().enumerate() {
+        let row = format!("{}, {name}", workload.name());
+        let cells = [
+            ("plain s", trial.plain.seconds),
+            ("peak MiB", mib(trial.plain.peak_bytes)),
+            ("limit MiB", mib(limit_bytes)),
+        ];
+        report.row(TABLE, &row, &cells);
+        for (at, column) in ["s", "MiB in", "MiB out", "1000 switches"].into_iter().enumerate() {
+            report.rounds(TABLE, &row, column, &figures(side, at));
+        }
+        if side < 2 {
+            report.ratio(TABLE, &row, RATIO, [&figures(side, 0), &kernel_s]);
+        }
+    }
+    if raised > 0 {
+        report
+            .note(format!("{}: the cgroups' limit was raised for a moment {raised} times", workload.name()));
+    }
+    Ok(failed_writes)
+}
+
+/// Returns the pages that were swapped in and out, and the context switches, since the machine started.
+fn counts() -> Result<[u64; 3]> {
+    let read = |path: &str| fs::read_to_string(path).map_err(|error| io_error(Path::new(path), error));
+    let vmstat = read("/proc/vmstat")?;
+    Ok([number(&vmstat, "pswpin ")?, number(&vmstat, "pswpout ")?, number(&read("/proc/stat")?, "ctxt ")?])
+}
+
+/// Returns the number of a line that begins with a name.
+fn number(text: &str, name: &str) -> Result<u64> {
+    let number = text.lines().find_map(|line| line.strip_prefix(name)?.trim().parse().ok());
+    number.ok_or_else(|| unsupported(format!("the kernel has no count '{}'", name.trim())))
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    #[test]
+    fn counts_are_found_by_their_whole_name() {
+        let text = "pswpin_more 7\npswpin 12\nctxt 3\n";
+        assert_eq!(number(text, "pswpin ").unwrap(), 12);
+        assert!(number(text, "pswpout ").unwrap_err().to_string().contains("'pswpout'"));
+        assert!(counts().unwrap()[2] > 0);
+    }
+
+    #[test]
+    fn a_program_that_is_unknown_is_refused() {
+        let options = Options { only: vec!["node".into(), "emacs".into()], ..Options::default() };
+        assert!(run(&options).unwrap_err().to_string().contains("emacs"));
+    }
+}
