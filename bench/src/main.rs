@@ -18,11 +18,13 @@ use uzram_bench::{codecs, pager, remote, run, swap, take_over, targets};
 
 /// Measure a device against the bare codec, the kernel's zram and a device without an LRU, in this process.
 ///
-/// Fills a device with the corpus's pages and runs fio's patterns on pages of 4 KiB. The rounds of
-/// all targets are interleaved, so that a noisy machine disturbs each of them alike. The commands measure other things.
+/// Fills a device with the corpus's pages and runs fio's patterns on pages of 4 KiB. The rounds of all
+/// targets are interleaved, so that a noisy machine disturbs each of them alike. The commands measure other
+/// things.
 ///
-/// A corpus is a file of pages, as `uzram corpus` writes it, or is made here: `text`, `binary`, and `heap`, of this machine's
-/// files and of a heap; `mixed`, these three in turn; `processes`, the memory of programs that are started for it.
+/// A corpus is a file of pages, as `uzram corpus` writes it, or is made here: `text`, `binary`, and `heap`,
+/// of this machine's files and of a heap; `mixed`, these three in turn; `processes`, the memory of programs
+/// that are started for it.
 #[derive(Parser)]
 #[command(
     name = "uzram-bench",
@@ -56,8 +58,8 @@ struct Args {
     /// devices and swap too, and print each promise with its figure
     #[arg(long)]
     targets: bool,
-    /// Measure codecs instead: ratio, room in a pool's size classes and speed of each, on each corpus, and on each program's
-    /// part of `processes`
+    /// Measure codecs instead: ratio, room in a pool's size classes and speed of each, on each corpus, and on
+    /// each program's part of `processes`
     #[arg(long, conflicts_with = "targets")]
     codecs: bool,
     /// Print Markdown: with --targets the release's page of their figures, with --codecs the tables
@@ -70,7 +72,8 @@ struct Args {
 /// What all benchmarks have in common.
 #[derive(clap::Args)]
 struct Shared {
-    /// The pages that are stored [default: mixed]; with --codecs there may be several [default: mixed and processes]
+    /// The pages that are stored [default: mixed]; with --codecs there may be several [default: mixed and
+    /// processes]
     #[arg(long, value_name = "FILE|NAME", global = true)]
     corpus: Vec<Source>,
     /// Seconds that each measurement lasts in each round
@@ -79,7 +82,7 @@ struct Shared {
     /// Rounds; the tables show medians [default: 3 or 5]
     #[arg(long, value_name = "R", global = true)]
     repeat: Option<usize>,
-    /// Compression, as `uzram up` takes it
+    /// Compression, as `uzram up` takes it; with --codecs one more codec
     #[arg(long, value_name = "NAME", default_value = "lz4", global = true)]
     algorithm: Algorithm,
     /// The parts to measure, as far as the benchmark has any [default: all]
@@ -102,27 +105,30 @@ struct Shared {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Measure memory and daemons that outlive the process: attaching a store, its speed beside private memory, and outages
+    /// Measure memory and daemons that outlive the process: attaching a store, its speed beside private
+    /// memory, and outages
     ///
-    /// Parts: store, the attach of a store and its speed; outages, kills, upgrades and memory of a daemon while a client uses
-    /// its block device; nbd and swap, beside a daemon with --no-survive. Block devices and swap need root; NBD needs fio and
-    /// nbdcopy.
+    /// Parts: store, the attach of a store and its speed; outages, kills, upgrades and memory of a daemon
+    /// while a client uses its block device; nbd and swap, beside a daemon with --no-survive. Block devices
+    /// and swap need root; NBD needs fio and nbdcopy.
     Survive,
-    /// Measure the pager: memory that is paged out and unmapped, one fault, a loop over memory that fits, Zipf access
+    /// Measure the pager: memory that is paged out and unmapped, one fault, a loop over memory that fits,
+    /// Zipf access
     ///
-    /// Parts: unmap, faults, fitting, zipf. Beside the kernel's swap on zram, as root. Pagers trap touches by userfaultfd and by
-    /// guard pages, as far as this system has them.
+    /// Parts: unmap, faults, fitting, zipf. Beside the kernel's swap on zram, as root. Pagers trap touches by
+    /// userfaultfd and by guard pages, as far as this system has them.
     Pager,
-    /// Measure `uzram run`: programs in half of the memory that they take, one whose memory fits, and starting
+    /// Measure `uzram run`: programs in half of the memory that they take, one whose memory fits, and
+    /// starting
     ///
-    /// Beside the same programs in a cgroup of that size whose swap is on kernel zram, as root, and beside plain mimalloc, where
-    /// that is installed. Programs that are missing are left out.
+    /// Beside the same programs in a cgroup of that size whose swap is on kernel zram, as root, and beside
+    /// plain mimalloc, where that is installed. Programs that are missing are left out.
     Run,
-    /// Measure swap: programs in a cgroup of half of the memory that they take, with a swap daemon, with one that does not survive,
-    /// and with kernel zram
+    /// Measure swap: programs in a cgroup of half of the memory that they take, with a swap daemon, with one
+    /// that does not survive, and with kernel zram
     ///
-    /// Parts: redis, g++, python, node, jvm. Needs root, FUSE, loop devices, kernel zram and the memory controller of cgroups,
-    /// version 1. Programs that are missing are left out.
+    /// Parts: redis, g++, python, node, jvm. Needs root, FUSE, loop devices, kernel zram and the memory
+    /// controller of cgroups, version 1. Programs that are missing are left out.
     Swap,
     /// Measure cold pages in a Redis server of its own, beside redis-benchmark
     ///
@@ -200,7 +206,11 @@ fn measure(args: &Args) -> Result<String> {
     if args.codecs {
         let corpora = &args.shared.corpus;
         let corpora = if corpora.is_empty() { codecs::default_corpora() } else { corpora.clone() };
-        let report = codecs::run(&options, &corpora, &codecs::default_algorithms()?)?;
+        let mut algorithms = codecs::default_algorithms()?;
+        if !algorithms.contains(&options.algorithm) {
+            algorithms.push(options.algorithm.clone());
+        }
+        let report = codecs::run(&options, &corpora, &algorithms)?;
         return Ok(if args.markdown { report.to_markdown() } else { text(&report, json) });
     }
     let jobs: Vec<usize> = args.jobs.iter().copied().map(usize::from).collect();

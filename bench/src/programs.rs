@@ -1,8 +1,8 @@
 //! What is measured on the memory of programs, the corpus `processes`: the algorithm `memory` beside lz4, and parked
 //! programs; and what `memory` makes of pages that do not get smaller.
 //!
-//! The programs run once. Their pages are saved in files, all of them in one and each program's in another, which the
-//! measurements share. What cannot be measured is left out, and a note says why.
+//! The programs run once. Their pages are saved in files, all of them in one and each program's in another,
+//! which the measurements share. What cannot be measured is left out, and a note says why.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -24,15 +24,15 @@ use crate::harness::{DEFAULT_CORPUS_PAGES, Options, Report, Source, lack_of_memo
 
 /// The program that is parked, and whose heap is swapped out.
 const PYTHON: &str = "python";
-/// Pages of all programs together: with more, each program would no longer have about as many as the others. Python's are many
-/// beside what the pool's size classes take in part.
+/// Pages of all programs together: with more, each program would no longer have about as many as the others.
+/// Python's are many beside what the pool's size classes take in part.
 const PROCESS_PAGES: usize = 2 * DEFAULT_CORPUS_PAGES;
 /// Pages of a parked Python: 1 GiB.
 const PARKED_PAGES: usize = (1 << 30) / PAGE_SIZE;
 /// Rounds of codecs for each one of the others: two codecs take a small part of a round's time.
 const CODEC_ROUNDS: usize = 5;
-/// Corpora besides those of the programs: all of them together, those of their pages that the algorithm does not leave to
-/// lz4, and pages of random bytes, as encrypted and compressed data are.
+/// Corpora besides those of the programs: all of them together, those of their pages that the algorithm does
+/// not leave to lz4, and pages of random bytes, as encrypted and compressed data are.
 const ALL: &str = "processes";
 const WORDS: &str = "words";
 const RANDOM: &str = "random";
@@ -43,9 +43,6 @@ const LEAST_WORDS: usize = 64;
 const PER_LZ4: &str = "memory / lz4";
 
 /// Runs all measurements that are possible here.
-///
-/// # Errors
-/// A program that fails, a page that does not read back, a file that cannot be written, a stop.
 pub fn run(options: &Options) -> Result<Report> {
     let dir = tempfile::tempdir()
         .map_err(|error| Error::new(ErrorKind::Io, format!("cannot make a temporary folder: {error}")))?;

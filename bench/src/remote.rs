@@ -1,7 +1,9 @@
-//! Cold pages in a Redis server, beside redis-benchmark on the same server: extents that are written, pages that are read
-//! back in no order, and in order. Then the same in a file, encrypted and not: what encryption costs.
+//! Cold pages in a Redis server, beside redis-benchmark on the same server: extents that are written, pages
+//! that are read back in no order, and in order. Then the same in a file, encrypted and not: what encryption
+//! costs.
 //!
-//! Needs `redis-server`, `redis-cli` and `redis-benchmark`. The server is started here, and ends with the benchmark.
+//! Needs `redis-server`, `redis-cli` and `redis-benchmark`. The server is started here, and ends with the
+//! benchmark.
 
 use std::process::Command;
 use std::sync::Arc;
@@ -18,6 +20,7 @@ use uzram_remote::{
 
 use crate::harness::corpus::{self, Corpus, Kind, read_back};
 use crate::harness::process::{Process, is_missing, run_to_end};
+use crate::harness::report::FigureOf;
 use crate::harness::rounds::in_turn;
 use crate::harness::stats::quantile;
 use crate::harness::{Options, Report, unsupported};
@@ -36,10 +39,6 @@ const GETS: usize = 20_000;
 const ROUNDS: usize = 3;
 
 /// Measures.
-///
-/// # Errors
-/// `Unsupported`: a program is missing. The server does not start, a page is lost, or a program fails; `Busy` once it is to
-/// stop.
 pub fn run(options: &Options) -> Result<Report> {
     const TABLE: &str = "cold pages";
     const SIDES: [&str; 2] = ["uzram", "redis-benchmark"];
@@ -79,7 +78,7 @@ pub fn run(options: &Options) -> Result<Report> {
     }
     let [single, ordered] = [each(|round| round.pages_per_s[0]), each(|round| round.pages_per_s[1])];
     report.compared("pages in", "pages/s", ["in order", "in no order"], [&ordered, &single]);
-    let figures: [(&str, fn(&Ours) -> f64); 2] = [
+    let figures: [FigureOf<Ours>; 2] = [
         ("extents out, MB/s", |round| round.out_mb_per_s),
         ("pages in, pages/s", |round| round.pages_per_s[0]),
     ];
@@ -241,8 +240,8 @@ impl Server {
     }
 }
 
-/// Returns the figures of a command in what redis-benchmark prints: columns with quotation marks, of which the first line
-/// has the names.
+/// Returns the figures of a command in what redis-benchmark prints: columns with quotation marks, of which
+/// the first line has the names.
 fn figures(printed: &str, command: &str) -> Option<[f64; 3]> {
     let cells = |line: &str| -> Vec<String> {
         line.split(',').map(|cell| cell.trim().trim_matches('"').to_owned()).collect()

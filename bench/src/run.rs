@@ -1,8 +1,9 @@
-//! `uzram run`: six programs in half of the memory they take, beside the same in a cgroup of that size whose swap is on kernel zram;
-//! a program whose memory fits, beside plain mimalloc; and what starting costs.
+//! `uzram run`: six programs in half of the memory they take, beside the same in a cgroup of that size whose
+//! swap is on kernel zram; a program whose memory fits, beside plain mimalloc; and what starting costs.
 //!
-//! What the programs print must be the same everywhere. Their memory is looked at every 10 ms (`workload/watched.rs`): the anonymous part of it, which
-//! is what is managed, what is compressed, and the rest that is not of files, against the limit.
+//! What the programs print must be the same everywhere. Their memory is looked at every 10 ms
+//! (`workload/watched.rs`): the anonymous part of it, which is what is managed, what is compressed, and the
+//! rest that is not of files, against the limit.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -42,9 +43,6 @@ const ROUNDS: usize = 3;
 const TABLE: &str = "program in less memory";
 
 /// Runs all measurements that are possible here.
-///
-/// # Errors
-/// `Unsupported`: `uzram run` does not work here. A program that fails, or prints something else than without a limit; a stop.
 pub fn run(options: &Options) -> Result<Report> {
     options.check(&[])?;
     let uzram = options.uzram()?;

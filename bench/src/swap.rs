@@ -1,5 +1,5 @@
-//! Programs that swap: in a cgroup of half of the memory that they take, with a swap daemon that survives, with one that does not, and
-//! with kernel zram of the same size.
+//! Programs that swap: in a cgroup of half of the memory that they take, with a swap daemon that survives,
+//! with one that does not, and with kernel zram of the same size.
 //!
 //! What they print must be the same everywhere, and no write may fail. Each turn has a new swap area.
 
@@ -36,10 +36,6 @@ const TABLE: &str = "program in swap";
 const RATIO: &str = "/ kernel zram";
 
 /// Runs all programs that are installed, of those that are wanted.
-///
-/// # Errors
-/// `Unsupported`: there can be no swap area. A program that fails, or prints something else than with enough memory; an
-/// unknown name; a stop.
 pub fn run(options: &Options) -> Result<Report> {
     let names: Vec<&str> = Workload::SWAPPED.iter().map(|workload| workload.name()).collect();
     options.check(&names)?;

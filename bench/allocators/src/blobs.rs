@@ -1,25 +1,25 @@
-//! Compressed pages as blobs of their exact length: the memory that an allocator takes for each byte stored, when all
-//! are stored, and after a random half was freed and the allocator was asked to return memory.
+//! Compressed pages as blobs of their exact length: the memory that an allocator takes for each byte stored,
+//! when all are stored, and after a random half was freed and the allocator was asked to return memory.
 //!
-//! The pages are those of the corpus `mixed`, compressed with lz4; one that does not become smaller is stored as it is.
-//! uzram's pool checks its objects and keeps 8 bytes with each of them. The program's names of blobs, pointers and lengths or
-//! handles, are in arrays that do not count. Each allocator is measured in its own child process ([`crate::memory`]).
+//! The pages are those of the corpus `mixed`, compressed with lz4; one that does not become smaller is stored
+//! as it is. uzram's pool checks its objects and keeps 8 bytes with each of them. The program's names of
+//! blobs, pointers and lengths or handles, are in arrays that do not count. Each allocator is measured in its
+//! own child process ([`crate::memory`]).
 
 use std::cell::{Cell, RefCell};
 
-use libmimalloc_sys as mimalloc;
-use serde::Serialize;
 use uzram::codec::{Algorithm, Encoder};
 use uzram::mem::Arena;
 use uzram::sync::Arc;
 use uzram::units::PAGE_SIZE;
 use uzram::zsmalloc::{Handle, Pinned, Pool, PoolBuilder};
 use uzram::{Error, ErrorKind, Result};
+use uzram_bench::harness::Report;
 use uzram_bench::harness::corpus::{self, Kind};
 
 use crate::heap::PLAIN;
 use crate::memory::{anonymous_bytes, in_child};
-use crate::peers::{self, MIMALLOC, SYSTEM, pointer, word};
+use crate::peers::{self, MIMALLOC, Peer, SYSTEM, pointer, word};
 
 /// The option that selects the allocator in a child.
 pub const CHILD_OPTION: &str = "--blobs-of";
@@ -28,50 +28,46 @@ const SEED: u64 = 1;
 /// What is stored: the states in which memory is measured.
 pub const STATES: [&str; 2] = ["all stored", "half freed"];
 
-/// The memory that one allocator takes for blobs.
-#[derive(Clone, Debug, Serialize)]
-pub struct Blobs {
-    /// The allocator.
-    pub allocator: &'static str,
-    /// Resident bytes for each byte stored, in each of [`STATES`].
-    pub resident_per_stored: [f64; 2],
-}
+/// The table of the report.
+const TABLE: &str = "compressed pages: bytes in memory / stored";
 
 /// Measures uzram's pool and every other allocator of this build, each in a child process.
-///
-/// # Errors
-/// The error of a child.
-pub fn measure_all(pages: usize) -> Result<Vec<Blobs>> {
-    let names = [PLAIN].into_iter().chain(peers::NAMES.iter().copied());
-    let of = |allocator| {
+pub fn measure_all(pages: usize, report: &mut Report) -> Result<()> {
+    let mut best = [f64::INFINITY; 2];
+    let mut ours = [f64::NAN; 2];
+    for allocator in [PLAIN].into_iter().chain(peers::NAMES.iter().copied()) {
         let printed = in_child(&[CHILD_OPTION, allocator, "--pages", &pages.to_string()])?;
         let numbers: Vec<f64> = printed.split_whitespace().filter_map(|word| word.parse().ok()).collect();
         let [all, half] = numbers[..] else {
             let what = format!("blobs of {allocator}: the child printed '{}'", printed.trim());
             return Err(Error::new(ErrorKind::Io, what));
         };
-        Ok(Blobs { allocator, resident_per_stored: [all, half] })
-    };
-    names.map(of).collect()
+        match allocator {
+            PLAIN => ours = [all, half],
+            _ => best = [best[0].min(all), best[1].min(half)],
+        }
+        report.row(TABLE, allocator, &[(STATES[0], all), (STATES[1], half)]);
+    }
+    let cells = [(STATES[0], ours[0] / best[0]), (STATES[1], ours[1] / best[1])];
+    report.row(TABLE, "uzram / the best other", &cells);
+    Ok(())
 }
 
 /// Run by a child: returns the resident bytes for each byte stored, in each of [`STATES`].
-///
-/// # Errors
-/// An error of the allocator, or of reading /proc.
 pub fn measure(allocator: &str, pages: usize) -> Result<[f64; 2]> {
-    // In a thread, to which the C library gives memory of its own: blobs in what compressing has freed would not grow the process.
+    // In a thread, to which the C library gives memory of its own: blobs in what compressing has freed would
+    // not grow the process.
     let compressing = std::thread::spawn(move || compressed(pages));
     let blobs =
         compressing.join().map_err(|_| Error::new(ErrorKind::Io, "compressing the pages failed"))??;
     match allocator {
         PLAIN => measure_of(&UzramPool::new(&blobs)?, &blobs),
-        SYSTEM => measure_of(&System, &blobs),
-        MIMALLOC => measure_of(&Mimalloc, &blobs),
+        SYSTEM => measure_of(&peers::System, &blobs),
+        MIMALLOC => measure_of(&peers::Mimalloc, &blobs),
         #[cfg(feature = "jemalloc")]
-        peers::JEMALLOC => measure_of(&Jemalloc, &blobs),
+        peers::JEMALLOC => measure_of(&peers::Jemalloc, &blobs),
         #[cfg(feature = "snmalloc")]
-        peers::SNMALLOC => measure_of(&Snmalloc, &blobs),
+        peers::SNMALLOC => measure_of(&peers::Snmalloc, &blobs),
         _ => {
             let what = format!("there is no allocator '{allocator}'");
             Err(Error::invalid(what).with_setting(CHILD_OPTION))
@@ -133,7 +129,7 @@ fn measure_of(allocator: &impl Allocator, blobs: &Contents) -> Result<[f64; 2]> 
     let mut order: Vec<usize> = (0..blobs.len()).collect();
     fastrand::Rng::with_seed(SEED).shuffle(&mut order);
     anonymous_bytes()?;
-    peers::give_back_system()?;
+    Peer::give_back(&peers::System);
     let before_bytes = anonymous_bytes()?;
     let resident = |stored_bytes: usize| -> Result<f64> {
         Ok(anonymous_bytes()?.saturating_sub(before_bytes) as f64 / stored_bytes as f64)
@@ -152,19 +148,34 @@ fn measure_of(allocator: &impl Allocator, blobs: &Contents) -> Result<[f64; 2]> 
     Ok([all, half])
 }
 
-/// Copies a blob to the memory that an allocator returned for it.
-fn filled(address: *mut std::ffi::c_void, blob: &[u8]) -> Result<u64> {
-    let name = word(address)?;
-    // SAFETY: the allocator returned memory of the blob's length, which nothing else uses.
-    unsafe { std::ptr::copy_nonoverlapping(blob.as_ptr(), address.cast(), blob.len()) };
-    Ok(name)
+/// Its names are addresses.
+impl<P: Peer> Allocator for P {
+    fn store(&self, blob: &[u8]) -> Result<u64> {
+        let address = self.alloc(blob.len());
+        let name = word(address)?;
+        // SAFETY: the allocator returned memory of the blob's length, which nothing else uses.
+        unsafe { std::ptr::copy_nonoverlapping(blob.as_ptr(), address.cast(), blob.len()) };
+        Ok(name)
+    }
+
+    unsafe fn free(&self, name: u64, len: usize) -> Result<()> {
+        // SAFETY: the caller's blob came from `store`, with this length, and is in use.
+        unsafe { Peer::free(self, pointer(name), len) };
+        Ok(())
+    }
+
+    fn give_back(&self) -> Result<()> {
+        Peer::give_back(self);
+        Ok(())
+    }
 }
 
 /// uzram's pool.
 struct UzramPool {
     pool: Pool<Pinned>,
     arena: Arc<Arena>,
-    /// The handles, by name; one that was freed is `None`. In memory from the start, as the other allocators' names are.
+    /// The handles, by name; one that was freed is `None`. In memory from the start, as the other allocators'
+    /// names are.
     handles: RefCell<Vec<Option<Handle>>>,
     stored: Cell<usize>,
 }
@@ -197,91 +208,6 @@ impl Allocator for UzramPool {
     fn give_back(&self) -> Result<()> {
         self.pool.compact();
         self.arena.release_free();
-        Ok(())
-    }
-}
-
-/// The C library's allocator.
-struct System;
-
-impl Allocator for System {
-    fn store(&self, blob: &[u8]) -> Result<u64> {
-        // SAFETY: malloc may be called with any size.
-        filled(unsafe { libc::malloc(blob.len()) }, blob)
-    }
-
-    unsafe fn free(&self, name: u64, _: usize) -> Result<()> {
-        // SAFETY: the caller's blob came from `store` and is in use.
-        unsafe { libc::free(pointer(name)) };
-        Ok(())
-    }
-
-    fn give_back(&self) -> Result<()> {
-        peers::give_back_system()
-    }
-}
-
-/// mimalloc.
-struct Mimalloc;
-
-impl Allocator for Mimalloc {
-    fn store(&self, blob: &[u8]) -> Result<u64> {
-        // SAFETY: mi_malloc may be called with any size.
-        filled(unsafe { mimalloc::mi_malloc(blob.len()) }, blob)
-    }
-
-    unsafe fn free(&self, name: u64, _: usize) -> Result<()> {
-        // SAFETY: the caller's blob came from `store` and is in use.
-        unsafe { mimalloc::mi_free(pointer(name)) };
-        Ok(())
-    }
-
-    fn give_back(&self) -> Result<()> {
-        peers::give_back_mimalloc()
-    }
-}
-
-/// jemalloc.
-#[cfg(feature = "jemalloc")]
-struct Jemalloc;
-
-#[cfg(feature = "jemalloc")]
-impl Allocator for Jemalloc {
-    fn store(&self, blob: &[u8]) -> Result<u64> {
-        // SAFETY: malloc may be called with any size.
-        filled(unsafe { tikv_jemalloc_sys::malloc(blob.len()) }, blob)
-    }
-
-    unsafe fn free(&self, name: u64, len: usize) -> Result<()> {
-        // SAFETY: the caller's blob came from `store`, with this length, and is in use.
-        unsafe { tikv_jemalloc_sys::sdallocx(pointer(name), len, 0) };
-        Ok(())
-    }
-
-    fn give_back(&self) -> Result<()> {
-        peers::give_back_jemalloc()
-    }
-}
-
-/// snmalloc.
-#[cfg(feature = "snmalloc")]
-struct Snmalloc;
-
-#[cfg(feature = "snmalloc")]
-impl Allocator for Snmalloc {
-    fn store(&self, blob: &[u8]) -> Result<u64> {
-        // SAFETY: the alignment is a power of two.
-        filled(unsafe { snmalloc_sys::sn_rust_alloc(1, blob.len()) }, blob)
-    }
-
-    unsafe fn free(&self, name: u64, len: usize) -> Result<()> {
-        // SAFETY: the caller's blob came from `store`, with this length and alignment, and is in use.
-        unsafe { snmalloc_sys::sn_rust_dealloc(pointer(name), 1, len) };
-        Ok(())
-    }
-
-    /// Does nothing: the crate has no call for it.
-    fn give_back(&self) -> Result<()> {
         Ok(())
     }
 }

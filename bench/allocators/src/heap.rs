@@ -28,9 +28,6 @@ const EAGER: &str = "uzram eager";
 /// An allocator's objects of one size, each named by a word: an address, or a number.
 pub trait Heap: Sync {
     /// Allocates an object with undefined contents.
-    ///
-    /// # Errors
-    /// There is no memory.
     fn alloc(&self) -> Result<u64>;
 
     /// Returns the address of an object, which by default is its name.
@@ -46,15 +43,9 @@ pub trait Heap: Sync {
     ///
     /// # Safety
     /// It is an object of this heap in use, and is not used afterwards.
-    ///
-    /// # Errors
-    /// The heap finds that it is not.
     unsafe fn free(&self, object: u64) -> Result<()>;
 
     /// Returns as much memory to the system as the allocator can.
-    ///
-    /// # Errors
-    /// The heap finds that it is damaged.
     fn give_back(&self) -> Result<()>;
 }
 
@@ -112,9 +103,6 @@ pub fn names() -> Vec<&'static str> {
 
 /// Opens the heap of that name, for objects of one of [`SIZES_BYTES`]; returns `None` if there is no such
 /// heap.
-///
-/// # Errors
-/// There is no memory for a slab cache.
 pub fn open(name: &str, size_bytes: usize, max_objects: u64) -> Result<Option<Box<dyn Measured>>> {
     fn boxed<P: Policy>(size_bytes: usize, max_objects: u64) -> Result<Box<dyn Measured>> {
         Ok(Box::new(Slab::<P>::new(size_bytes, max_objects)?))

@@ -13,7 +13,6 @@ mod heap;
 mod measured;
 mod memory;
 mod peers;
-mod report;
 mod ring;
 
 use std::process::ExitCode;
@@ -22,12 +21,12 @@ use clap::Parser;
 use uzram::{Error, ErrorKind, Result};
 use uzram_bench::harness::report::text;
 use uzram_bench::harness::rounds::{RoundOptions, Values, measure_case};
-use uzram_bench::harness::stats::{MAX_PAIRS, coverage};
-use uzram_bench::harness::{command, go_on};
+use uzram_bench::harness::stats::{MAX_PAIRS, PairedRatio, coverage};
+use uzram_bench::harness::{Report, command, go_on};
+use uzram_bench::targets::{TargetsReport, judge};
 
 use heap::{SIZES_BYTES, names};
 use measured::{Case, Round};
-use report::{AllocatorsReport, Time};
 
 /// Measure uzram's slab caches beside other allocators, in this process
 #[derive(Parser)]
@@ -76,61 +75,72 @@ fn measure(args: &Args) -> Result<String> {
     }
 }
 
-fn run(args: &Args) -> Result<AllocatorsReport> {
+/// The project's targets, as `uzram bench --targets` has them.
+const TARGETS: &str = include_str!("targets.txt");
+
+fn run(args: &Args) -> Result<TargetsReport> {
     let duration = command::seconds(args.seconds)?;
     if duration.is_zero() {
         return Err(Error::invalid("a measurement must last more than 0 s").with_setting("--seconds"));
     }
     let (stop, progress) = (command::stop_flag()?, command::show_progress);
     let options = RoundOptions { rounds: args.rounds.into(), duration, progress, stop };
-    let mut times = Vec::new();
+    let mut report = Report::default();
     for case in Case::ALL {
         for size_bytes in SIZES_BYTES {
-            times.extend(measure_times(case, size_bytes, &options)?);
+            measure_times(case, size_bytes, &options, &mut report)?;
         }
     }
-    let mut memory = Vec::new();
-    for size_bytes in SIZES_BYTES {
-        progress(&format!("memory, {size_bytes} bytes"));
-        go_on(&options.stop)?;
-        memory.extend(memory::measure_all(size_bytes, args.objects as usize)?);
-    }
+    progress("memory");
+    go_on(&options.stop)?;
+    memory::measure_all(args.objects as usize, &mut report)?;
     progress("compressed pages");
     go_on(&options.stop)?;
-    let blobs = blobs::measure_all(args.pages as usize)?;
+    blobs::measure_all(args.pages as usize, &mut report)?;
     progress("");
-    Ok(AllocatorsReport::new(times, memory, blobs, notes(args)))
+    report.notes = notes(args);
+    Ok(TargetsReport { targets: judge(TARGETS, &report), report })
 }
 
 /// Measures all rounds of a case, a row for each allocator.
-fn measure_times(case: Case, size_bytes: usize, options: &RoundOptions) -> Result<Vec<Time>> {
+fn measure_times(case: Case, size_bytes: usize, options: &RoundOptions, report: &mut Report) -> Result<()> {
     let names = names();
-    let what = format!("{}, {size_bytes} bytes", case.name());
+    let table = format!("{}, {size_bytes} bytes", case.name());
     let mut round = Round::new(case, size_bytes)?;
-    let cells = measure_case(&mut round, &what, &[1], options, names.len(), names.len() - 1)?;
+    let cells = measure_case(&mut round, &table, &[1], options, names.len(), names.len() - 1)?;
     let ns = |values: &Values| values.get("ns_per_object").cloned().unwrap_or_default();
     let ns: Vec<Vec<f64>> = cells.iter().flatten().map(ns).collect();
-    let Some(yardstick) = ns.last() else { return Ok(Vec::new()) };
-    let row = |(name, ns): (&'static str, &Vec<f64>)| {
-        Time::new(case, size_bytes, name, ns, yardstick).ok_or_else(|| {
-            Error::new(ErrorKind::Invalid, format!("{what}: a measurement took no time at all"))
-                .with_setting("--seconds")
-        })
-    };
-    names.into_iter().zip(&ns).map(row).collect()
+    let Some(yardstick) = ns.last() else { return Ok(()) };
+    for (name, ns) in names.into_iter().zip(&ns) {
+        let ratio = PairedRatio::new(ns, yardstick).ok_or_else(|| {
+            let what = format!("{table}: a measurement took no time at all");
+            Error::new(ErrorKind::Invalid, what).with_setting("--seconds")
+        })?;
+        report.rounds(&table, name, "ns/object", ns);
+        let cells = [
+            ("time / mimalloc", ratio.ratio),
+            ("from", ratio.low),
+            ("to", ratio.high),
+            ("rate / mimalloc", ratio.ratio.recip()),
+        ];
+        report.row(&table, name, &cells);
+    }
+    Ok(())
 }
 
 fn notes(args: &Args) -> Vec<String> {
     let mut notes = vec![
         format!(
-            "{} rounds of {:.3} s a measurement, threads not pinned; processor time, but elapsed time for producer/consumer; ratios: the rounds' median, its {:.0}% interval, p of the signed-rank test",
+            "{} rounds of {:.3} s a measurement, threads not pinned; processor time, but elapsed time for \
+             producer/consumer; ratios: the rounds' median, from and to: its {:.0}% interval",
             args.rounds,
             args.seconds,
             100.0 * coverage(args.rounds.into())
         ),
         format!("memory: {} objects, 90 % of them freed at random, memory given back", args.objects),
         format!(
-            "compressed pages: {} of the corpus mixed, with lz4, each a blob of its length; half of them freed at random, memory given back, which compacts uzram's pool",
+            "compressed pages: {} of the corpus mixed, with lz4, each a blob of its length; half of them freed at \
+             random, memory given back, which compacts uzram's pool",
             args.pages
         ),
     ];

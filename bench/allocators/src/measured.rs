@@ -56,16 +56,10 @@ impl Case {
 /// A [`Heap`] of some type.
 pub trait Measured {
     /// Returns the time to allocate and free `objects` objects, or a few more.
-    ///
-    /// # Errors
-    /// The heap's errors.
     fn time(&self, case: Case, objects: u64, seed: u64) -> Result<Duration>;
 
     /// Allocates an object for each place in `objects`, frees all but `kept` of them, drawn at random, and
     /// returns memory to the system. The kept ones stay in use.
-    ///
-    /// # Errors
-    /// The heap's errors.
     fn scatter(&self, objects: &mut [u64], kept: usize, seed: u64) -> Result<()>;
 }
 
@@ -245,9 +239,6 @@ pub struct Round {
 
 impl Round {
     /// Makes the case with fresh slab caches; `designs` are [`names`].
-    ///
-    /// # Errors
-    /// There is no memory.
     pub fn new(case: Case, size_bytes: usize) -> Result<Round> {
         let open = |name| open(name, size_bytes, MAX_OBJECTS);
         let heaps = names().into_iter().filter_map(|name| open(name).transpose()).collect::<Result<_>>()?;
@@ -339,8 +330,9 @@ mod tests {
             check(&Slab::<Sheaves>::new(size_bytes, 1000).unwrap(), size_bytes);
             check(&Slab::<Plain<Sheaves>>::new(size_bytes, 1000).unwrap(), size_bytes);
         }
-        check(&crate::peers::Mimalloc::<64>, 64);
-        check(&crate::peers::System::<256>, 256);
+        use crate::peers::{Mimalloc, OfSize, System};
+        check(&OfSize::<Mimalloc, 64>(Mimalloc), 64);
+        check(&OfSize::<System, 256>(System), 256);
     }
 
     #[test]

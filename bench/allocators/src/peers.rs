@@ -60,14 +60,51 @@ const _: () = assert!(SIZES_BYTES[0] == 64 && SIZES_BYTES[1] == 256, "open() kno
 
 fn of_size<const SIZE: usize>(name: &str) -> Option<Box<dyn Measured>> {
     Some(match name {
-        SYSTEM => Box::new(System::<SIZE>),
+        SYSTEM => Box::new(OfSize::<System, SIZE>(System)),
         #[cfg(feature = "jemalloc")]
-        JEMALLOC => Box::new(Jemalloc::<SIZE>),
+        JEMALLOC => Box::new(OfSize::<Jemalloc, SIZE>(Jemalloc)),
         #[cfg(feature = "snmalloc")]
-        SNMALLOC => Box::new(Snmalloc::<SIZE>),
-        YARDSTICK => Box::new(Mimalloc::<SIZE>),
+        SNMALLOC => Box::new(OfSize::<Snmalloc, SIZE>(Snmalloc)),
+        YARDSTICK => Box::new(OfSize::<Mimalloc, SIZE>(Mimalloc)),
         _ => return None,
     })
+}
+
+/// An allocator of memory of any size, one for the whole process.
+pub trait Peer: Sync {
+    /// Allocates memory; null if there is none.
+    fn alloc(&self, size_bytes: usize) -> *mut c_void;
+
+    /// Frees memory.
+    ///
+    /// # Safety
+    /// `alloc` returned it for that size, and it was not freed since.
+    unsafe fn free(&self, address: *mut c_void, size_bytes: usize);
+
+    /// Returns as much memory to the system as it can.
+    fn give_back(&self);
+}
+
+/// Objects of one size, which is a constant in every call, as in a program that uses them.
+pub struct OfSize<P, const SIZE: usize>(pub P);
+
+impl<P: Peer, const SIZE: usize> Heap for OfSize<P, SIZE> {
+    #[inline]
+    fn alloc(&self) -> Result<u64> {
+        word(self.0.alloc(SIZE))
+    }
+
+    #[inline]
+    unsafe fn free(&self, object: u64) -> Result<()> {
+        // SAFETY: the caller's object came from `alloc` and is in use.
+        unsafe { self.0.free(pointer(object), SIZE) };
+        Ok(())
+    }
+
+    fn give_back(&self) -> Result<()> {
+        self.0.give_back();
+        Ok(())
+    }
 }
 
 /// Returns the address that an allocator returned, as a word.
@@ -88,123 +125,103 @@ pub fn pointer<T>(object: u64) -> *mut T {
 }
 
 /// The C library's allocator.
-pub struct System<const SIZE: usize>;
+pub struct System;
 
-impl<const SIZE: usize> Heap for System<SIZE> {
+impl Peer for System {
     #[inline]
-    fn alloc(&self) -> Result<u64> {
+    fn alloc(&self, size_bytes: usize) -> *mut c_void {
         // SAFETY: malloc may be called with any size.
-        word(unsafe { libc::malloc(SIZE) })
+        unsafe { libc::malloc(size_bytes) }
     }
 
     #[inline]
-    unsafe fn free(&self, object: u64) -> Result<()> {
-        // SAFETY: the caller's object came from `alloc` and is in use.
-        unsafe { libc::free(pointer(object)) };
-        Ok(())
+    unsafe fn free(&self, address: *mut c_void, _: usize) {
+        // SAFETY: the caller's.
+        unsafe { libc::free(address) }
     }
 
-    fn give_back(&self) -> Result<()> {
-        give_back_system()
+    fn give_back(&self) {
+        #[cfg(target_env = "gnu")]
+        // SAFETY: it may be called at any time.
+        unsafe {
+            libc::malloc_trim(0);
+        }
     }
-}
-
-/// Has the C library return memory to the system.
-pub fn give_back_system() -> Result<()> {
-    #[cfg(target_env = "gnu")]
-    // SAFETY: it may be called at any time.
-    unsafe {
-        libc::malloc_trim(0);
-    }
-    Ok(())
 }
 
 /// mimalloc.
-pub struct Mimalloc<const SIZE: usize>;
+pub struct Mimalloc;
 
-impl<const SIZE: usize> Heap for Mimalloc<SIZE> {
+impl Peer for Mimalloc {
     #[inline]
-    fn alloc(&self) -> Result<u64> {
-        // SAFETY: SIZE is below MI_SMALL_SIZE_MAX, which is 1 KiB.
-        word(unsafe { mimalloc::mi_malloc_small(SIZE) })
+    fn alloc(&self, size_bytes: usize) -> *mut c_void {
+        // MI_SMALL_SIZE_MAX is 1 KiB.
+        if size_bytes <= 1024 {
+            // SAFETY: the size is small.
+            unsafe { mimalloc::mi_malloc_small(size_bytes) }
+        } else {
+            // SAFETY: mi_malloc may be called with any size.
+            unsafe { mimalloc::mi_malloc(size_bytes) }
+        }
     }
 
     #[inline]
-    unsafe fn free(&self, object: u64) -> Result<()> {
-        // SAFETY: the caller's object came from `alloc` and is in use.
-        unsafe { mimalloc::mi_free(pointer(object)) };
-        Ok(())
+    unsafe fn free(&self, address: *mut c_void, _: usize) {
+        // SAFETY: the caller's.
+        unsafe { mimalloc::mi_free(address) }
     }
 
-    fn give_back(&self) -> Result<()> {
-        give_back_mimalloc()
+    fn give_back(&self) {
+        // SAFETY: it may be called at any time.
+        unsafe { mimalloc::mi_collect(true) };
     }
-}
-
-/// Has mimalloc return memory to the system.
-pub fn give_back_mimalloc() -> Result<()> {
-    // SAFETY: it may be called at any time.
-    unsafe { mimalloc::mi_collect(true) };
-    Ok(())
 }
 
 /// jemalloc.
 #[cfg(feature = "jemalloc")]
-pub struct Jemalloc<const SIZE: usize>;
+pub struct Jemalloc;
 
 #[cfg(feature = "jemalloc")]
-impl<const SIZE: usize> Heap for Jemalloc<SIZE> {
+impl Peer for Jemalloc {
     #[inline]
-    fn alloc(&self) -> Result<u64> {
+    fn alloc(&self, size_bytes: usize) -> *mut c_void {
         // SAFETY: malloc may be called with any size.
-        word(unsafe { tikv_jemalloc_sys::malloc(SIZE) })
+        unsafe { tikv_jemalloc_sys::malloc(size_bytes) }
     }
 
     #[inline]
-    unsafe fn free(&self, object: u64) -> Result<()> {
-        // SAFETY: the caller's object came from `alloc`, with this size, and is in use.
-        unsafe { tikv_jemalloc_sys::sdallocx(pointer(object), SIZE, 0) };
-        Ok(())
+    unsafe fn free(&self, address: *mut c_void, size_bytes: usize) {
+        // SAFETY: the caller's.
+        unsafe { tikv_jemalloc_sys::sdallocx(address, size_bytes, 0) }
     }
 
-    fn give_back(&self) -> Result<()> {
-        give_back_jemalloc()
+    fn give_back(&self) {
+        // Flush this thread's cache; then purge all arenas (MALLCTL_ARENAS_ALL is their number).
+        for name in [c"thread.tcache.flush", c"arena.4096.purge"] {
+            let none = std::ptr::null_mut::<c_void>();
+            // SAFETY: the name ends with a zero; these two neither read nor write a value.
+            unsafe { tikv_jemalloc_sys::mallctl(name.as_ptr(), none, none.cast(), none, 0) };
+        }
     }
 }
 
-/// Has jemalloc return memory to the system.
-#[cfg(feature = "jemalloc")]
-pub fn give_back_jemalloc() -> Result<()> {
-    // Flush this thread's cache; then purge all arenas (MALLCTL_ARENAS_ALL is their number).
-    for name in [c"thread.tcache.flush", c"arena.4096.purge"] {
-        let none = std::ptr::null_mut::<c_void>();
-        // SAFETY: the name ends with a zero; these two neither read nor write a value.
-        unsafe { tikv_jemalloc_sys::mallctl(name.as_ptr(), none, none.cast(), none, 0) };
-    }
-    Ok(())
-}
-
-/// snmalloc.
+/// snmalloc; the crate has no call to give memory back.
 #[cfg(feature = "snmalloc")]
-pub struct Snmalloc<const SIZE: usize>;
+pub struct Snmalloc;
 
 #[cfg(feature = "snmalloc")]
-impl<const SIZE: usize> Heap for Snmalloc<SIZE> {
+impl Peer for Snmalloc {
     #[inline]
-    fn alloc(&self) -> Result<u64> {
+    fn alloc(&self, size_bytes: usize) -> *mut c_void {
         // SAFETY: the alignment is a power of two.
-        word(unsafe { snmalloc_sys::sn_rust_alloc(ALIGN_BYTES, SIZE) })
+        unsafe { snmalloc_sys::sn_rust_alloc(ALIGN_BYTES, size_bytes).cast() }
     }
 
     #[inline]
-    unsafe fn free(&self, object: u64) -> Result<()> {
-        // SAFETY: the caller's object came from `alloc`, with this size and alignment, and is in use.
-        unsafe { snmalloc_sys::sn_rust_dealloc(pointer(object), ALIGN_BYTES, SIZE) };
-        Ok(())
+    unsafe fn free(&self, address: *mut c_void, size_bytes: usize) {
+        // SAFETY: the caller's, with this alignment.
+        unsafe { snmalloc_sys::sn_rust_dealloc(address.cast(), ALIGN_BYTES, size_bytes) }
     }
 
-    /// Does nothing: the crate has no call for it.
-    fn give_back(&self) -> Result<()> {
-        Ok(())
-    }
+    fn give_back(&self) {}
 }

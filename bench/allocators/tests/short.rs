@@ -20,24 +20,26 @@ fn every_target_is_measured() {
     for target in targets {
         assert!(target["measured"].as_f64().unwrap() > 0.0, "{target}");
     }
+    let figures = |column: &str, allocator: &str| {
+        let all = report["figures"].as_array().unwrap().clone().into_iter();
+        let (column, allocator) = (column.to_owned(), allocator.to_owned());
+        let of_it = all.filter(move |figure| figure["column"] == column && figure["row"] == allocator);
+        of_it.map(|figure| figure["value"].as_f64().unwrap())
+    };
     for allocator in ["uzram", "uzram hardened", "uzram delayed", "uzram eager", "system", "mimalloc"] {
-        let of_it = |rows: &str| {
-            report[rows].as_array().unwrap().iter().filter(|row| row["allocator"] == allocator).count()
-        };
-        assert_eq!((of_it("times"), of_it("memory")), (6, 2), "{allocator}");
+        let of_it = |column: &str| figures(column, allocator).count();
+        assert_eq!((of_it("ns/object"), of_it("64 bytes"), of_it("256 bytes")), (6, 1, 1), "{allocator}");
     }
     // What is stored is in memory, and an allocator that takes several times as much has lost some.
-    let blobs = report["blobs"].as_array().unwrap();
-    for row in blobs {
-        let [all, half] = [0, 1].map(|state| row["resident_per_stored"][state].as_f64().unwrap());
-        assert!((1.0..2.0).contains(&all) && (1.0..4.0).contains(&half), "{row}");
-    }
-    let of_blobs: Vec<_> = blobs.iter().map(|row| row["allocator"].as_str().unwrap()).collect();
-    assert!(["uzram", "system", "mimalloc"].iter().all(|name| of_blobs.contains(name)), "{of_blobs:?}");
-    // A tenth is in use: less cannot be kept, and much more than all would be a leak.
-    for row in report["memory"].as_array().unwrap() {
-        let kept = row["resident_per_live"].as_f64().unwrap();
-        assert!((1.0..40.0).contains(&kept), "{row}");
+    for allocator in ["uzram", "system", "mimalloc"] {
+        let of_it = |column: &str| figures(column, allocator).next().unwrap();
+        assert!((1.0..2.0).contains(&of_it("all stored")), "{allocator}");
+        assert!((1.0..4.0).contains(&of_it("half freed")), "{allocator}");
+        // A tenth is in use: less cannot be kept, and much more than all would be a leak.
+        assert!(
+            ["64 bytes", "256 bytes"].iter().all(|size| (1.0..40.0).contains(&of_it(size))),
+            "{allocator}"
+        );
     }
 }
 

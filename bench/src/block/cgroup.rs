@@ -15,7 +15,8 @@ use crate::harness::io_error;
 const LIMIT_TRIES: usize = 100;
 const LIMIT_PAUSE: Duration = Duration::from_millis(5);
 const LIMIT_SLACK_BYTES: u64 = 1 << 20;
-/// A shell's script that enters a cgroup, whose folder is its name, and becomes the command that its arguments are.
+/// A shell's script that enters a cgroup, whose folder is its name, and becomes the command that its
+/// arguments are.
 const ENTER: &str = "echo $$ > \"$0/cgroup.procs\" && exec \"$@\"";
 const CONTROLLER: &str = "/sys/fs/cgroup/memory";
 
@@ -39,9 +40,6 @@ impl Cgroup {
     }
 
     /// Makes one.
-    ///
-    /// # Errors
-    /// That of mkdir(2).
     pub fn new() -> Result<Cgroup> {
         static MADE: AtomicU64 = AtomicU64::new(0);
         let number = MADE.fetch_add(1, Ordering::Relaxed);
@@ -69,9 +67,6 @@ impl Cgroup {
     }
 
     /// Returns the bytes of memory that are charged to it.
-    ///
-    /// # Errors
-    /// `Io`.
     pub fn used_bytes(&self) -> Result<u64> {
         let path = self.dir.join("memory.usage_in_bytes");
         let text = fs::read_to_string(&path).map_err(|error| io_error(&path, error))?;
@@ -79,12 +74,9 @@ impl Cgroup {
         number.map_err(|_| io_error(&path, std::io::Error::other(format!("'{}'", text.trim()))))
     }
 
-    /// Limits its memory: what is beyond is swapped out, as far as the kernel finds it; what it does not find may stay.
-    /// Returns the limit.
-    ///
-    /// # Errors
-    /// `Io`.
-    pub fn limit(&self, mut bytes: u64) -> Result<u64> {
+    /// Limits its memory: what is beyond is swapped out, as far as the kernel finds it; what it does not find
+    /// may stay. Returns the limit.
+    pub(crate) fn limit(&self, mut bytes: u64) -> Result<u64> {
         let path = self.dir.join("memory.limit_in_bytes");
         let set = |bytes: u64| fs::write(&path, bytes.to_string());
         let is_busy = |outcome: &std::io::Result<()>| {
@@ -106,15 +98,6 @@ impl Cgroup {
         }
         outcome.map(|()| bytes).map_err(|error| io_error(&path, error))
     }
-
-    /// Removes the limit.
-    ///
-    /// # Errors
-    /// `Io`.
-    pub fn unlimit(&self) -> Result<()> {
-        let path = self.dir.join("memory.limit_in_bytes");
-        fs::write(&path, "-1").map_err(|error| io_error(&path, error))
-    }
 }
 
 impl Drop for Cgroup {
@@ -130,8 +113,8 @@ impl Drop for Cgroup {
     }
 }
 
-/// Has the kernel (6.18, measured) bring a cgroup's statistics up to date, by which it chooses what to swap out: else they are up
-/// to 2 s old.
+/// Has the kernel (6.18, measured) bring a cgroup's statistics up to date, by which it chooses what to swap
+/// out: else they are up to 2 s old.
 pub(crate) fn count_anew(dir: &Path) -> Result<()> {
     statistics(dir).map(drop)
 }

@@ -29,9 +29,6 @@ pub struct Attached {
 
 impl Attached {
     /// Starts `PROGRAM up --attach` with an algorithm and more options, and waits until it names its device.
-    ///
-    /// # Errors
-    /// `Io`, with the end of the program's error output.
     pub fn new(program: &Path, algorithm: &str, size_bytes: u64, options: &[&str]) -> Result<Attached> {
         let dir = runtime_dir()?;
         let mut command = Command::new(program);
@@ -108,9 +105,6 @@ pub struct Mounted {
 
 impl Mounted {
     /// Mounts a device at a directory.
-    ///
-    /// # Errors
-    /// That of mount(2).
     pub fn new(device: &Path, file_system: &str, dir: &Path) -> Result<Mounted> {
         mount(device, dir, file_system, MountFlags::empty(), None)
             .map_err(|error| io_error(device, error))?;
@@ -123,9 +117,6 @@ impl Mounted {
     }
 
     /// Writes back dirty data, and closes the device.
-    ///
-    /// # Errors
-    /// That of umount(2), if something uses the file system for longer than a second.
     pub fn unmount(mut self) -> Result<()> {
         self.try_unmount()
     }

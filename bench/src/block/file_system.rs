@@ -118,9 +118,6 @@ fn command(name: &str) -> Command {
 }
 
 /// Makes a file system of that name; what the device held is lost.
-///
-/// # Errors
-/// `Io`, with the end of the error output of `mkfs`.
 pub fn make(name: &str, device: &Path) -> Result<()> {
     let mut command = command(&format!("mkfs.{name}"));
     // mkfs.btrfs asks before it overwrites another file system.
@@ -141,9 +138,6 @@ pub struct FsMark {
 
 impl FsMark {
     /// Runs it on a new file system; its log goes to another folder. Returns files a second.
-    ///
-    /// # Errors
-    /// `Io`, with the end of its error output.
     pub fn run(self, mount_point: &Path, log_dir: &Path) -> Result<f64> {
         let FsMark { threads, folders, files_per_thread } = self;
         let mut command = command("fs_mark");

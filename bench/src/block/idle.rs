@@ -1,5 +1,5 @@
-//! The CPU time and resident memory of daemons whose swap areas are not in use: of all their processes. Memory that
-//! several processes map counts once.
+//! The CPU time and resident memory of daemons whose swap areas are not in use: of all their processes.
+//! Memory that several processes map counts once.
 //!
 //! Their slot tables are counted separately: 16 bytes for each page of the disk, resident as far as they were
 //! touched.
@@ -20,8 +20,8 @@ use crate::harness::{Options, Report, io_error};
 /// The slot table's bytes for a page.
 const SLOT_BYTES: u64 = 16;
 
-/// Measures a daemon of each size, all at the same time: the CPU time of its processes, in percent of one CPU, their resident
-/// memory without the slot table's, and the slot table's.
+/// Measures a daemon of each size, all at the same time: the CPU time of its processes, in percent of one
+/// CPU, their resident memory without the slot table's, and the slot table's.
 pub(super) fn measure(options: &Options, report: &mut Report) -> Result<()> {
     let ms = |normal, small| Duration::from_millis(options.amount(normal, small));
     let sizes =

@@ -13,7 +13,7 @@ pub mod cgroup;
 pub mod disk;
 pub mod file_system;
 mod idle;
-pub mod limited;
+pub(crate) mod limited;
 mod obstacles;
 pub(crate) mod swap;
 pub mod swap_area;
@@ -26,10 +26,6 @@ use crate::harness::{Options, Report, unsupported};
 pub use obstacles::{PATIENCE, disk_obstacle, kernel_obstacle};
 
 /// Runs all measurements that are possible here.
-///
-/// # Errors
-/// `Unsupported`: there can be no block device of uzram. A corpus that cannot be read, a program that fails, contents that do
-/// not read back, a stop.
 pub fn run(options: &Options) -> Result<Report> {
     options.go_on()?;
     if let Some(obstacle) = disk_obstacle(options.uzram()?)? {

@@ -18,9 +18,6 @@ const TRIED_BYTES: u64 = 4 << 20;
 pub const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Returns why there can be no block devices of uzram, if so.
-///
-/// # Errors
-/// No temporary folder can be made.
 pub fn disk_obstacle(program: &Path) -> Result<Option<String>> {
     if !rustix::process::geteuid().is_root() {
         return Ok(Some("block devices are root's".into()));

@@ -1,7 +1,7 @@
 //! Swap: the time that the kernel takes to swap out a program's memory, and the program to fault it in.
 //!
-//! The program is `uzram-bench swap-user`, in its own cgroup ([`super::swap_user`]). When it has ended, all of
-//! its swap is free; pages that are still stored some time later were never discarded by the kernel.
+//! The program is `uzram-bench swap-user`, in its own cgroup ([`super::swap_user`]). When it has ended, all
+//! of its swap is free; pages that are still stored some time later were never discarded by the kernel.
 
 use std::path::Path;
 use std::process::Command;
@@ -16,6 +16,7 @@ use super::swap_area::{self, Side, SwapArea};
 use super::swap_user::SwapTimes;
 use crate::engine::ROUNDS;
 use crate::harness::process::run_to_end;
+use crate::harness::report::FigureOf;
 use crate::harness::rounds::in_turn;
 use crate::harness::{Options, Report, unsupported};
 
@@ -25,12 +26,13 @@ const REST: Duration = Duration::from_secs(2);
 /// What a turn with one of the areas has shown.
 pub(crate) struct Turn {
     pub(crate) times: SwapTimes,
-    /// Bytes that the device still stored, though no longer swapped out, some time after the program had ended.
+    /// Bytes that the device still stored, though no longer swapped out, some time after the program had
+    /// ended.
     left_bytes: u64,
 }
 
 /// The figures of a turn.
-pub(crate) const FIGURES: [(&str, fn(&Turn) -> f64); 6] = [
+pub(crate) const FIGURES: [FigureOf<Turn>; 6] = [
     ("swap-out, ms", |turn| turn.times.swap_out_ms),
     ("fault-in page by page, ms", |turn| turn.times.fault_in_ms),
     ("fault-in in no order, ms", |turn| turn.times.random_in_ms),

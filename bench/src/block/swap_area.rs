@@ -158,10 +158,8 @@ pub struct KernelSwap {
 }
 
 impl KernelSwap {
-    /// Adds a kernel zram device with an algorithm by the kernel's name, and swaps to it before all other areas.
-    ///
-    /// # Errors
-    /// Those of the kernel, and of `mkswap` and `swapon`.
+    /// Adds a kernel zram device with an algorithm by the kernel's name, and swaps to it before all other
+    /// areas.
     pub fn on_named(algorithm: &str, size_bytes: u64) -> Result<KernelSwap> {
         let mut swap = KernelSwap { zram: KernelZram::add_named(algorithm, size_bytes)?, is_on: false };
         run_to_end(&mut swap.command("mkswap", &[]), PATIENCE)?;

@@ -1,7 +1,8 @@
 //! A program whose memory is swapped out: a separate process that the benchmark starts.
 //!
 //! It enters its cgroup, fills its memory with the corpus's pages, has the kernel swap them out by lowering
-//! the cgroup's limit, raises the limit again, and touches one page after the other; then it does so again, and touches them in no order.
+//! the cgroup's limit, raises the limit again, and touches one page after the other; then it does so again,
+//! and touches them in no order.
 
 use std::fs::{self, File};
 use std::hint::black_box;
@@ -43,7 +44,8 @@ pub struct SwapTimes {
     pub swap_out_ms: f64,
     /// The time until every page was in memory again.
     pub fault_in_ms: f64,
-    /// The time until every page was in memory again that had been swapped out a second time, touched in no order.
+    /// The time until every page was in memory again that had been swapped out a second time, touched in no
+    /// order.
     pub random_in_ms: f64,
     /// Bytes on the swap area only when the limit was reached, `swap` of the cgroup's `memory.stat`.
     pub swapped_bytes: u64,
@@ -53,9 +55,6 @@ pub struct SwapTimes {
 
 impl SwapUser {
     /// Runs the program.
-    ///
-    /// # Errors
-    /// A cgroup that cannot be entered or limited, a file that cannot be read, a page with wrong contents.
     pub fn run(&self) -> Result<SwapTimes> {
         self.set("cgroup.procs", &std::process::id().to_string())?;
         let memory = self.fill()?;

@@ -1,12 +1,12 @@
 //! What a codec makes of pages, and how long it takes.
 //!
-//! In a round, all codecs code the same pages, slice by slice. A slice is long enough that a codec
-//! meets it as new: where a second codec codes a page right after the first, the processor predicts the branches that the
-//! page makes it take, and it runs up to 1.2 times as fast. The order of codecs changes with each slice and from round to
-//! round. Pages and compressed bytes are in the CPU's caches.
+//! In a round, all codecs code the same pages, slice by slice. A slice is long enough that a codec meets it
+//! as new: where a second codec codes a page right after the first, the processor predicts the branches that
+//! the page makes it take, and it runs up to 1.2 times as fast. The order of codecs changes with each slice
+//! and from round to round. Pages and compressed bytes are in the CPU's caches.
 //!
-//! A codec's time is the sum over the slices of the median over the rounds. It is the thread's CPU time: a slice takes the
-//! slowest codecs longer than a busy machine leaves a thread alone, and the fastest ones not.
+//! A codec's time is the sum over the slices of the median over the rounds. It is the thread's CPU time: a
+//! slice takes the slowest codecs longer than a busy machine leaves a thread alone, and the fastest ones not.
 
 use std::hint::black_box;
 use std::sync::atomic::AtomicBool;
@@ -32,9 +32,6 @@ pub(super) struct Classes(Vec<SizeClass>);
 
 impl Classes {
     /// Reads them from a pool.
-    ///
-    /// # Errors
-    /// `NoMemory`.
     pub(super) fn new() -> Result<Classes> {
         let pool = Pool::builder("classes").chain_size(uzram::device::DEFAULT_CHAIN_SIZE).build()?;
         let mut classes: Vec<SizeClass> = pool.class_stats().into_iter().map(|stat| stat.class).collect();
@@ -44,7 +41,8 @@ impl Classes {
 
     /// Returns the bytes that an object takes; a page from the huge threshold on.
     fn bytes(&self, len: usize) -> usize {
-        // What an object's header takes: the longest object that is not huge fills the largest class with one.
+        // What an object's header takes: the longest object that is not huge fills the largest class with
+        // one.
         let threshold = huge_threshold(uzram::device::DEFAULT_CHAIN_SIZE);
         if len >= threshold {
             return PAGE_SIZE;
@@ -62,7 +60,8 @@ pub(super) struct Variant {
     pub(super) algorithm: Algorithm,
     encoder: Encoder,
     decoder: Decoder,
-    /// The compressed pages of a slice, one after another, and the length of each; `None` if it is left as it is.
+    /// The compressed pages of a slice, one after another, and the length of each; `None` if it is left as it
+    /// is.
     encoded: Vec<u8>,
     lens: Vec<Option<usize>>,
     page: Page,
@@ -81,9 +80,6 @@ struct Spent {
 
 impl Variant {
     /// Returns a codec.
-    ///
-    /// # Errors
-    /// `NoMemory`.
     pub(super) fn new(algorithm: &Algorithm) -> Result<Variant> {
         Ok(Variant {
             algorithm: algorithm.clone(),
@@ -101,11 +97,8 @@ impl Variant {
         self.encoder.state_bytes() + self.decoder.state_bytes()
     }
 
-    /// Compresses all pages, and checks that they decompress to what they were; returns the bytes that they take compressed,
-    /// or as they are where that is not smaller, and each rounded up to its size class.
-    ///
-    /// # Errors
-    /// `Corrupt`: they do not. `Busy`: interrupted.
+    /// Compresses all pages, and checks that they decompress to what they were; returns the bytes that they
+    /// take compressed, or as they are where that is not smaller, and each rounded up to its size class.
     pub(super) fn store(
         &mut self,
         pages: &Corpus,
@@ -157,8 +150,8 @@ impl Variant {
         Ok(())
     }
 
-    /// Returns how fast it compressed and decompressed, in 10^6 bytes of pages a second; not a number where nothing was
-    /// compressed.
+    /// Returns how fast it compressed and decompressed, in 10^6 bytes of pages a second; not a number where
+    /// nothing was compressed.
     pub(super) fn speeds(&self) -> [f64; 2] {
         let speed = |bytes: fn(&Spent) -> usize, times: fn(&Spent) -> &[f64]| {
             // Where nothing was done, the time is that of reading the clock.
@@ -179,11 +172,8 @@ fn cpu_seconds() -> f64 {
     time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
 }
 
-/// Measures rounds over slices that are evenly spread over the pages: as many as a round of about `duration` has time for,
-/// at least one.
-///
-/// # Errors
-/// `Corrupt`: a codec does not decode. `Busy`: interrupted.
+/// Measures rounds over slices that are evenly spread over the pages: as many as a round of about `duration`
+/// has time for, at least one.
 pub(super) fn measure(
     variants: &mut [Variant],
     pages: &Corpus,

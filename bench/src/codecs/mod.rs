@@ -24,9 +24,6 @@ pub fn default_corpora() -> Vec<Source> {
 }
 
 /// Returns the codecs that are measured by default: each kind of the engine, and further levels of it.
-///
-/// # Errors
-/// None that a test does not show.
 pub fn default_algorithms() -> Result<Vec<Algorithm>> {
     let levels = LEVELS.iter().map(|text| text.parse()).collect::<Result<Vec<Algorithm>>>()?;
     let of_kind = |kind: Kind| {
@@ -41,11 +38,8 @@ pub(crate) fn table(corpus: &str) -> String {
     format!("codecs on {corpus}")
 }
 
-/// Measures codecs on corpora, in the order of the report. All are compared with lz4, which must be one of them.
-///
-/// # Errors
-/// `Invalid` names the invalid option; a corpus that cannot be loaded; `Corrupt` for a codec that does not decode what it
-/// coded.
+/// Measures codecs on corpora, in the order of the report. All are compared with lz4, which must be one of
+/// them.
 pub fn run(options: &Options, corpora: &[Source], algorithms: &[Algorithm]) -> Result<Report> {
     options.check(&[])?;
     let (rounds, stop, lz4) = (options.rounds(ROUNDS), &options.stop, Algorithm::from(Kind::Lz4));

@@ -24,10 +24,8 @@ fn some(corpus: &Corpus, most: usize) -> Result<Corpus> {
     Corpus::from_bytes(&bytes)
 }
 
-/// Loads corpora, each with its name, the `processes` one with each program's part; adds what is missing to `notes`.
-///
-/// # Errors
-/// A corpus cannot be loaded, or has the name of another; if `processes` is the only one, none of its programs runs here.
+/// Loads corpora, each with its name, the `processes` one with each program's part; adds what is missing to
+/// `notes`.
 pub(super) fn load(
     sources: &[Source],
     most: usize,

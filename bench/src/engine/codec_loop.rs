@@ -10,7 +10,6 @@
 
 use std::hint::black_box;
 
-use rustix::mm::{Advice, madvise};
 use uzram::codec::{Algorithm, Decoder, Encoder};
 use uzram::device::DEFAULT_CHAIN_SIZE;
 use uzram::units::{PAGE_SIZE, Page};
@@ -40,7 +39,11 @@ impl CodecLoop {
         // Compress the corpus once, then place it as often as the device repeats it.
         let once = Packed::new(&algorithm, huge_threshold(DEFAULT_CHAIN_SIZE), corpus)?;
         let total: usize = (0..page_count).map(|page| once.page(page).len()).sum();
-        let mut packed = reserve(total)?;
+        let mut packed: Vec<u8> = Vec::new();
+        packed.try_reserve_exact(total).map_err(|_| {
+            let what = format!("no memory for {total} bytes of compressed pages");
+            Error::new(ErrorKind::NoMemory, what).with_setting("--size")
+        })?;
         let mut spans = Vec::with_capacity(page_count);
         for page in 0..page_count {
             let bytes = once.page(page);
@@ -49,27 +52,6 @@ impl CodecLoop {
         }
         Ok(CodecLoop { algorithm, packed, spans })
     }
-}
-
-/// Returns an empty vector with room for `len_bytes`, in huge pages where the system has them: the limit
-/// should be that of the codec, not of the TLB. (With and without them, decoding from 64 MiB and from 1 GiB
-/// of pages differed by less than the rounds did.)
-fn reserve(len_bytes: usize) -> Result<Vec<u8>> {
-    let mut packed: Vec<u8> = Vec::new();
-    packed.try_reserve_exact(len_bytes).map_err(|_| {
-        Error::new(ErrorKind::NoMemory, format!("no memory for {len_bytes} bytes of compressed pages"))
-            .with_setting("--size")
-    })?;
-    let skip = packed.as_ptr().align_offset(PAGE_SIZE);
-    if let Some(len) = packed.capacity().checked_sub(skip) {
-        // SAFETY: the range from the first page boundary on lies within the vector's allocation,
-        // which nobody else uses; huge pages change how it is mapped, never what it holds.
-        let _ = unsafe {
-            let start = packed.as_mut_ptr().add(skip).cast();
-            madvise(start, len / PAGE_SIZE * PAGE_SIZE, Advice::LinuxHugepage)
-        };
-    }
-    Ok(packed)
 }
 
 impl Target for CodecLoop {

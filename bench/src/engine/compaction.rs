@@ -1,5 +1,5 @@
-//! The gains and costs of compaction: how tightly a scattered pool is packed, beside what its objects need and the
-//! kernel's, and how reads slow down meanwhile.
+//! The gains and costs of compaction: how tightly a scattered pool is packed, beside what its objects need
+//! and the kernel's, and how reads slow down meanwhile.
 //!
 //! A pool is scattered by overwrites of random pages, with contents whose sizes change over time ([`Churn`]).
 
@@ -58,9 +58,9 @@ impl Halves {
     }
 }
 
-/// An endless sequence of overwrites, each a page of the device and one of the corpus; the same seed gives the same one.
-/// Pages of the corpus are from its upper and its lower half in turn: in each pass some classes lose objects that others
-/// gain, as when a disk's use changes.
+/// An endless sequence of overwrites, each a page of the device and one of the corpus; the same seed gives
+/// the same one. Pages of the corpus are from its upper and its lower half in turn: in each pass some classes
+/// lose objects that others gain, as when a disk's use changes.
 struct Churn<'a> {
     halves: &'a Halves,
     page_count: usize,
@@ -88,9 +88,6 @@ impl Iterator for Churn<'_> {
 }
 
 /// Measures both.
-///
-/// # Errors
-/// A device that cannot be made, a page that does not read back, a stop.
 pub fn run(options: &Options) -> Result<Report> {
     let corpus = options.load_corpus()?;
     let halves = Halves::new(&corpus, &options.algorithm)?;
@@ -208,9 +205,9 @@ const COMPACTORS: [(Compactor, &str); 3] = [
     (Compactor::Loop, "compact, looped"),
 ];
 
-/// Reads random pages while another thread overwrites some, so that there is always something to compact; only the
-/// compactor differs. The rounds of all compactors are interleaved, and each is compared with the one without
-/// compaction in its round.
+/// Reads random pages while another thread overwrites some, so that there is always something to compact;
+/// only the compactor differs. The rounds of all compactors are interleaved, and each is compared with the
+/// one without compaction in its round.
 fn reads(
     options: &Options,
     corpus: &Corpus,

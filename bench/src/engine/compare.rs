@@ -25,8 +25,8 @@ pub struct Comparison<'a> {
     pub jobs: &'a [usize],
 }
 
-/// Measures every pattern, round by round, with all numbers of jobs and all targets in a round. Ratios are those of
-/// the first target.
+/// Measures every pattern, round by round, with all numbers of jobs and all targets in a round. Ratios are
+/// those of the first target.
 pub(super) fn compare(
     comparison: &Comparison<'_>,
     targets: &[&dyn Target],

@@ -55,10 +55,6 @@ pub struct Bench<'a> {
 }
 
 /// Runs the benchmark.
-///
-/// # Errors
-/// `Invalid` names the invalid option. If the kernel has no zram, or does not let us use it, this is not an
-/// error: the report says why it is missing.
 pub fn run(bench: &Bench<'_>) -> Result<Report> {
     let Bench { comparison: Comparison { options, patterns, jobs, .. }, against, .. } = *bench;
     options.check(&[])?;
@@ -78,7 +74,7 @@ pub fn run(bench: &Bench<'_>) -> Result<Report> {
         UzramDevice::with_attributes(attributes, size_bytes).map(|device| device.named(name))
     };
     let with_algorithm = ("comp_algorithm", algorithm.to_string());
-    let device = named("uzram", &[with_algorithm.clone()])?;
+    let device = named("uzram", std::slice::from_ref(&with_algorithm))?;
     let without_lru = || named("no-lru", &[with_algorithm, ("lru_enable", "0".to_owned())]);
     let without_lru = against.contains(&Against::NoLru).then(without_lru).transpose()?;
     let with_lz4 = || named("lz4", &[("comp_algorithm", "lz4".to_owned())]);
@@ -162,9 +158,6 @@ fn describe(options: &Options, targets: &[&dyn Target], report: &mut Report) {
 }
 
 /// Measures what the targets of the engine's speed and memory take.
-///
-/// # Errors
-/// As [`run`].
 pub fn of_targets(options: &Options) -> Result<Report> {
     const PATTERNS: [Pattern; 2] = [Pattern::RandRead, Pattern::RandWrite];
     let comparison = Comparison { options, table: "4 KiB pages", patterns: &PATTERNS, jobs: &[1, 2] };

@@ -16,9 +16,6 @@ use crate::harness::{Options, Report, SEED};
 const MEMORY_PERCENT: [u32; 2] = [5, 20];
 
 /// Replays every trace with each size of memory.
-///
-/// # Errors
-/// `Busy` when it is stopped, `NoMemory`; `Corrupt` if the LRU misbehaves.
 pub fn run(options: &Options) -> Result<Report> {
     let (pages, uses) = options.amount((100_000, 1_000_000), (2000, 20_000));
     let mut report = Report::default();

@@ -1,8 +1,8 @@
 //! A kernel zram device, hot-added for a run ([`KernelZram`]), and one that is read and written with O_DIRECT
 //! ([`KernelDevice`]).
 //!
-//! Dropping it resets and removes the device, on errors too; devices that existed before are never touched. Each of its
-//! operations includes a system call and the block layer: it is what programs get.
+//! Dropping it resets and removes the device, on errors too; devices that existed before are never touched.
+//! Each of its operations includes a system call and the block layer: it is what programs get.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -39,9 +39,6 @@ pub(crate) struct KernelMemory {
 
 impl KernelZram {
     /// Adds a device of `size_bytes`, with lz4 in place of `memory`, which kernels do not have.
-    ///
-    /// # Errors
-    /// The kernel has no zram, or not this algorithm, or does not let us use it.
     pub fn add(algorithm: &Algorithm, size_bytes: u64) -> Result<KernelZram> {
         let lz4 = Algorithm::from(Kind::Lz4);
         let algorithm = if algorithm.kind() == Kind::Memory { &lz4 } else { algorithm };

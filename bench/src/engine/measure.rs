@@ -61,9 +61,6 @@ pub struct Measurement {
 }
 
 /// Runs the plan's jobs on a target, all at the same time.
-///
-/// # Errors
-/// The error of the first operation that fails; a thread that cannot be started.
 pub fn measure(target: &dyn Target, plan: &Plan<'_>) -> Result<Measurement> {
     let job = |job| {
         move |gate: &Gate| {

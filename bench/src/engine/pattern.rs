@@ -191,13 +191,8 @@ mod tests {
             .collect();
         pages.sort_unstable();
         assert_eq!(pages, [5, 6, 7, 8, 9]);
-    }
-
-    #[test]
-    fn more_jobs_than_pages_is_no_trouble() {
-        for job in 0..7 {
-            let mut ops = Ops::new(Pattern::Read, 1, job, 7, 2, 1);
-            assert!((0..9).all(|_| matches!(ops.next(), Op::Read { page } if page < 2)));
-        }
+        // More jobs than pages.
+        let mut ops = Ops::new(Pattern::Read, 1, 6, 7, 2, 1);
+        assert!((0..9).all(|_| matches!(ops.next(), Op::Read { page } if page < 2)));
     }
 }

@@ -29,8 +29,8 @@ const STEP_PAGES: usize = 1024;
 const SLICE: Duration = Duration::from_millis(200);
 /// The algorithm that `swap on` recompresses with.
 const PARKED_AGAIN: &str = "zstd:3";
-/// The shortest age at which pages are recompressed, and the time after which each page has it: ages are counted in whole
-/// seconds.
+/// The shortest age at which pages are recompressed, and the time after which each page has it: ages are
+/// counted in whole seconds.
 const AGE_S: u64 = 1;
 const ALL_OLD: Duration = Duration::from_secs(AGE_S + 1);
 /// The policy's compressing thread has idle priority, and gets little time on a busy machine.
@@ -40,9 +40,6 @@ const POLL: Duration = Duration::from_millis(20);
 const TABLE: &str = "recompression";
 
 /// Recompresses a device's pages, then again while they are read.
-///
-/// # Errors
-/// A device that cannot be made, a page that does not read back, a stop.
 pub fn run(options: &Options) -> Result<Report> {
     let corpus = options.load_corpus()?;
     let size_bytes = options.amount(1 << 30, 8 << 20);
@@ -69,8 +66,8 @@ pub fn run(options: &Options) -> Result<Report> {
     Ok(report)
 }
 
-/// Makes a device with an algorithm that recompresses, as large as the corpus if no size is given. Only the effect of
-/// recompression is to be seen, not that of compaction.
+/// Makes a device with an algorithm that recompresses, as large as the corpus if no size is given. Only the
+/// effect of recompression is to be seen, not that of compaction.
 fn device(options: &Options, again: &str, size_bytes: u64) -> Result<UzramDevice> {
     let attributes = [
         ("comp_algorithm", options.algorithm.to_string()),
@@ -125,10 +122,10 @@ impl<'a> SteppedDevice<'a> {
         Ok(true)
     }
 
-    /// Measures random reads while another thread recompresses pages without a rate limit. A recompressed page takes
-    /// longer to read, whether others are being recompressed or not. So that this does not count as a cost of
-    /// concurrency, each slice of reads during recompression is between two of half its length without it: together
-    /// these read as many recompressed pages.
+    /// Measures random reads while another thread recompresses pages without a rate limit. A recompressed
+    /// page takes longer to read, whether others are being recompressed or not. So that this does not count
+    /// as a cost of concurrency, each slice of reads during recompression is between two of half its length
+    /// without it: together these read as many recompressed pages.
     fn reads(&self, jobs: usize, report: &mut Report) -> Result<()> {
         const TABLE: &str = "randread during recompression";
         let (slice, rounds) = (self.options.duration.min(SLICE), self.options.rounds(ROUNDS));
@@ -187,12 +184,9 @@ impl<'a> SteppedDevice<'a> {
     }
 }
 
-/// Fills a device with each page of the corpus once, and has its policy recompress them, as pages that were not used for
-/// long. The bound of CPU time is off: only the sum is of interest here, and how fast it is spent would be the bound's.
-///
-/// # Errors
-/// `Unsupported`: that did not end in time. A corpus that cannot be loaded, a device that cannot be made, a page that does
-/// not read back, a stop.
+/// Fills a device with each page of the corpus once, and has its policy recompress them, as pages that were
+/// not used for long. The bound of CPU time is off: only the sum is of interest here, and how fast it is
+/// spent would be the bound's.
 pub fn parked(options: &Options, report: &mut Report) -> Result<()> {
     let corpus = options.load_corpus()?;
     let device = device(options, PARKED_AGAIN, pages_to_bytes(corpus.page_count() as u64))?;
@@ -221,8 +215,8 @@ pub fn parked(options: &Options, report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-/// Waits until the policy's thread has ended a look at the pages of a device, written before `start`, that began when all of
-/// them were old.
+/// Waits until the policy's thread has ended a look at the pages of a device, written before `start`, that
+/// began when all of them were old.
 fn wait_for_a_look_at_all(device: &UzramDevice, options: &Options, start: Instant) -> Result<()> {
     // A look is counted when it begins, and the next one begins after it.
     let mut ended_at = None;

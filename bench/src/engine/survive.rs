@@ -1,15 +1,15 @@
-//! What memory that outlives the process costs: how long it takes to attach a store that was left in it, and how its reads
-//! and writes compare with those of the same store in private memory.
+//! What memory that outlives the process costs: how long it takes to attach a store that was left in it, and
+//! how its reads and writes compare with those of the same store in private memory.
 //!
-//! A store is filled, and dropped while its memory is held. Then it is attached and dropped, again and again. Every other
-//! time the memory is mapped anew, with empty page tables, as in a process that never had it; in between a `StandBy`
-//! maps it ahead. Only the attach is clocked, from its call to its return. Before the next time one page in 1024 is written
-//! again, so that what is attached is always the memory of a store that was in use. First the pages are those that were
-//! written in order; then all are written again in random order, after which slots that follow each other lead to memory
-//! far apart.
+//! A store is filled, and dropped while its memory is held. Then it is attached and dropped, again and again.
+//! Every other time the memory is mapped anew, with empty page tables, as in a process that never had it; in
+//! between a `StandBy` maps it ahead. Only the attach is clocked, from its call to its return. Before the
+//! next time one page in 1024 is written again, so that what is attached is always the memory of a store that
+//! was in use. First the pages are those that were written in order; then all are written again in random
+//! order, after which slots that follow each other lead to memory far apart.
 //!
-//! For the speed, all pages of both stores are written before anything counts, so that their memory is there: having the
-//! system give it is no part of this.
+//! For the speed, all pages of both stores are written before anything counts, so that their memory is there:
+//! having the system give it is no part of this.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
@@ -33,7 +33,8 @@ const MAX_ATTACHES: usize = 32;
 const REWRITTEN_SHARE: usize = 1024;
 /// Pages written between two looks at the stop flag.
 const LOOK_EVERY: usize = 4096;
-/// Memory that a page takes beside its object: slot, handle, LRU node, and what finds its place in random order.
+/// Memory that a page takes beside its object: slot, handle, LRU node, and what finds its place in random
+/// order.
 const PAGE_OVERHEAD_BYTES: f64 = 64.0;
 /// Memory of objects while they are scattered, by their bytes.
 const SCATTERED: f64 = 1.25;
@@ -41,10 +42,6 @@ const SCATTERED: f64 = 1.25;
 const MAPPED: [&str; 2] = ["mapped at attach", "mapped ahead"];
 
 /// Measures all of it. Pages of one word, repeated, are left out: they have no object to be found.
-///
-/// # Errors
-/// `Unsupported`: no store can outlive its process here. `Invalid` names the option that cannot be; a page that does not
-/// read back, a stop.
 pub fn run(options: &Options) -> Result<Report> {
     MeasuredStore::surviving(&options.algorithm, 1).map_err(|error| unsupported(error.to_string()))?;
     let corpus = options.load_corpus()?.without_same_filled()?;
@@ -133,8 +130,8 @@ fn write(options: &Options, corpus: &Corpus, store: &MeasuredStore, pages: &[u32
     Ok(())
 }
 
-/// Attaches a store each way at least once a round, and as often as the rounds' time allows, up to [`MAX_ATTACHES`]; returns
-/// the store, and for each of [`MAPPED`] the times in ms.
+/// Attaches a store each way at least once a round, and as often as the rounds' time allows, up to
+/// [`MAX_ATTACHES`]; returns the store, and for each of [`MAPPED`] the times in ms.
 fn attach_repeatedly(
     options: &Options,
     corpus: &Corpus,
@@ -188,11 +185,8 @@ impl MeasuredStore {
         Ok(MeasuredStore { name: "private", store, page_count })
     }
 
-    /// Drops the store, all of whose pages hold something, and attaches its memory, perhaps mapped ahead; returns how long
-    /// the attach took.
-    ///
-    /// # Errors
-    /// It is in private memory; it cannot be attached, or not all of its pages are found.
+    /// Drops the store, all of whose pages hold something, and attaches its memory, perhaps mapped ahead;
+    /// returns how long the attach took.
     fn attach_again(self, ahead: bool) -> Result<(MeasuredStore, Duration)> {
         let MeasuredStore { name, store, page_count } = self;
         let memory = memory_of(&store)?;

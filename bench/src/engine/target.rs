@@ -34,9 +34,6 @@ pub(super) fn fill_in_order(target: &dyn Target, corpus: &Corpus, page_count: us
 }
 
 /// Reads some pages of a target that was filled with a corpus.
-///
-/// # Errors
-/// `Corrupt`: a page does not hold its page of the corpus.
 pub fn verify(target: &dyn Target, corpus: &Corpus, page_count: usize) -> Result<()> {
     const CHECKED_PAGES: usize = 4096;
     let pages = (0..page_count).step_by(page_count.div_ceil(CHECKED_PAGES));

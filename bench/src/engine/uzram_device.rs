@@ -22,18 +22,12 @@ pub struct UzramDevice {
 
 impl UzramDevice {
     /// Makes a device with this algorithm and these streams.
-    ///
-    /// # Errors
-    /// A setting that the engine rejects.
     pub fn new(algorithm: &Algorithm, streams: StreamDesign, size_bytes: u64) -> Result<UzramDevice> {
         let attributes = [("comp_algorithm", algorithm.to_string()), ("streams", streams.to_string())];
         Self::with_attributes(&attributes, size_bytes)
     }
 
     /// Makes a device with these attributes.
-    ///
-    /// # Errors
-    /// A setting that the engine rejects.
     pub fn with_attributes(attributes: &[(&str, String)], size_bytes: u64) -> Result<UzramDevice> {
         let device = Device::new("bench")?;
         attributes.iter().try_for_each(|(name, value)| device.set(name, value))?;
@@ -64,17 +58,11 @@ impl UzramDevice {
     }
 
     /// Returns an attribute's text.
-    ///
-    /// # Errors
-    /// `NotFound`, `Permission`.
     pub fn get(&self, attribute: &str) -> Result<String> {
         self.device.get(attribute)
     }
 
     /// Sets an attribute.
-    ///
-    /// # Errors
-    /// A value that the engine rejects.
     pub fn set(&self, attribute: &str, value: &str) -> Result<()> {
         self.device.set(attribute, value)
     }

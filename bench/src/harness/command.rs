@@ -36,9 +36,6 @@ pub fn main<C: clap::Parser>(name: &str, run: impl FnOnce(&C) -> Result<()>) -> 
 }
 
 /// Prints a command's result. Succeeds if the reader has closed the pipe: `uzram lab list | head -1`.
-///
-/// # Errors
-/// `Io`: standard output cannot be written.
 pub fn print(text: &str) -> Result<()> {
     let mut stdout = io::stdout().lock();
     match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
@@ -50,9 +47,6 @@ pub fn print(text: &str) -> Result<()> {
 }
 
 /// Parses the value of `--seconds`.
-///
-/// # Errors
-/// `Invalid`: it is negative, or not a number.
 pub fn seconds(seconds: f64) -> Result<Duration> {
     Duration::try_from_secs_f64(seconds)
         .map_err(|error| Error::invalid(error.to_string()).with_setting("--seconds"))
@@ -68,9 +62,6 @@ pub fn show_progress(line: &str) {
 }
 
 /// Returns a flag that SIGINT and SIGTERM set.
-///
-/// # Errors
-/// `Io`: the system refuses the handler.
 pub fn stop_flag() -> Result<Arc<AtomicBool>> {
     if let Some(stop) = STOP.get() {
         return Ok(Arc::clone(stop));
@@ -89,9 +80,6 @@ pub(crate) fn is_stopped() -> bool {
 }
 
 /// Returns the path of this program.
-///
-/// # Errors
-/// `Io`: the system does not know it.
 pub fn this_program() -> Result<PathBuf> {
     std::env::current_exe()
         .map_err(|error| Error::new(ErrorKind::Io, format!("cannot find this program: {error}")))

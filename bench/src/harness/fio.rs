@@ -18,11 +18,8 @@ pub fn command() -> Command {
     command
 }
 
-/// Runs fio for `runtime`, with some slack, and returns its speed in 10^6 bytes a second. `directions` are what it
-/// does, `read`, `write` or both, whose speeds add up.
-///
-/// # Errors
-/// `Io`, with the end of fio's output.
+/// Runs fio for `runtime`, with some slack, and returns its speed in 10^6 bytes a second. `directions` are
+/// what it does, `read`, `write` or both, whose speeds add up.
 pub fn speed(mut command: Command, directions: &[&str], runtime: Duration) -> Result<f64> {
     let io_error =
         |error: std::io::Error| Error::new(ErrorKind::Io, format!("cannot read fio's report: {error}"));

@@ -4,7 +4,8 @@ use uzram::units::format_size;
 use uzram::{Result, machine_memory};
 use uzram_cli::process_status::status_field;
 
-/// Returns the sum of fields of `/proc/PROCESS/FILE` that are in kB, in bytes; `None` without such a process or field.
+/// Returns the sum of fields of `/proc/PROCESS/FILE` that are in kB, in bytes; `None` without such a process
+/// or field.
 pub fn proc_bytes(process: &str, file: &str, fields: &[&str]) -> Option<u64> {
     let text = std::fs::read_to_string(format!("/proc/{process}/{file}")).ok()?;
     let bytes =
@@ -13,9 +14,6 @@ pub fn proc_bytes(process: &str, file: &str, fields: &[&str]) -> Option<u64> {
 }
 
 /// Returns why `needed_bytes` of memory are not to be had now, in words; `None` if they are.
-///
-/// # Errors
-/// The system does not tell how much there is.
 pub fn lack_of_memory(needed_bytes: u64) -> Result<Option<String>> {
     let available_bytes = machine_memory::available_bytes()?.min(machine_memory::read()?.limit_bytes);
     Ok((needed_bytes > available_bytes).then(|| {

@@ -7,7 +7,8 @@
 //! * [`bound`]: bounds of figures.
 //! * [`memory`]: whether there is enough of it.
 //! * [`process`] runs other programs; [`fio`] runs fio and reads its report.
-//! * [`options`]: what every benchmark is asked for; [`report`]: the figures that it returns, their tables and JSON.
+//! * [`options`]: what every benchmark is asked for; [`report`]: the figures that it returns, their tables
+//!   and JSON.
 //! * [`command`]: shared by the programs `uzram-bench` and `uzram-lab`.
 
 pub mod bound;

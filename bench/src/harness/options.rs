@@ -19,10 +19,9 @@ pub const DEFAULT_DIR: &str = "/var/tmp";
 pub(crate) const MAX_REPEAT: usize = 1000;
 const MAX_DURATION: Duration = Duration::from_hours(1);
 
-/// How long a round lasts where two things differ by a few percent. Many short rounds tell them apart better
-/// than a few long ones, between which a busy machine changes its speed more. On one, the cost of the LRU came
-/// to ratios from 0.95 to 1.13 by 3 rounds of 0.5 s, from 0.93 to 1.06 by 50 of 50 ms in four runs, from 0.94 to
-/// 1.02 by 150 of 20 ms, and from 0.97 to 1.01 by 250 of 20 ms in five runs.
+/// How long a round lasts where two things differ by a few percent. Many short rounds tell them apart better than
+/// a few long ones, between which a busy machine changes its speed more. The cost of the LRU came to ratios from
+/// 0.95 to 1.13 by 3 rounds of 0.5 s, from 0.93 to 1.06 by 50 of 50 ms, and from 0.97 to 1.01 by 250 of 20 ms.
 const SLICE: Duration = Duration::from_millis(20);
 
 /// How to measure.
@@ -88,25 +87,16 @@ impl Options {
     }
 
     /// Returns the program `uzram`.
-    ///
-    /// # Errors
-    /// `Unsupported`: there is none.
     pub fn uzram(&self) -> Result<&Path> {
         self.uzram.as_deref().ok_or_else(|| unsupported("no uzram program was found"))
     }
 
     /// Loads the corpus.
-    ///
-    /// # Errors
-    /// As [`Source::load_until`].
     pub fn load_corpus(&self) -> Result<Corpus> {
         self.corpus.load_until(&self.stop)
     }
 
     /// Fails once the benchmark is to stop.
-    ///
-    /// # Errors
-    /// `Busy`: interrupted.
     pub fn go_on(&self) -> Result<()> {
         go_on(&self.stop)
     }
@@ -121,9 +111,6 @@ impl Options {
     }
 
     /// Fails if a benchmark with these parts cannot be measured so.
-    ///
-    /// # Errors
-    /// `Invalid`, naming the option.
     pub fn check(&self, parts: &[&str]) -> Result<()> {
         let bad = |what: String, setting| Err(Error::invalid(what).with_setting(setting));
         if let Some(part) = self.only.iter().find(|only| !parts.contains(&only.as_str())) {

@@ -38,17 +38,11 @@ pub fn find(name: &str) -> Option<PathBuf> {
 }
 
 /// Runs a program until it exits, which must be successfully and within `timeout`; returns its output.
-///
-/// # Errors
-/// `Io`, with the end of its error output.
 pub fn run_to_end(command: &mut Command, timeout: Duration) -> Result<String> {
     run(command, timeout, || false)
 }
 
 /// As [`run_to_end`], but a signal that ends this program ends that one, too, and all that it has started.
-///
-/// # Errors
-/// As [`run_to_end`]; `Busy` after a signal.
 pub fn run_unless_stopped(command: &mut Command, timeout: Duration) -> Result<String> {
     run(command, timeout, is_stopped)
 }
@@ -71,9 +65,6 @@ pub struct Process {
 
 impl Process {
     /// Starts it in its own process group.
-    ///
-    /// # Errors
-    /// It cannot be started.
     pub fn start(command: &mut Command) -> Result<Process> {
         let name = command.get_program().to_string_lossy().into_owned();
         let failed =
@@ -89,9 +80,6 @@ impl Process {
     }
 
     /// Returns whether it has exited.
-    ///
-    /// # Errors
-    /// It cannot be waited for.
     pub fn has_ended(&mut self) -> Result<bool> {
         match self.child.try_wait() {
             Ok(status) => Ok(status.is_some()),
@@ -100,9 +88,6 @@ impl Process {
     }
 
     /// Waits for its end, which must be a success, and looks at it now and then.
-    ///
-    /// # Errors
-    /// `Io`, with the end of its error output; `Busy` if `stops`. It then ends, and all that it has started.
     pub(crate) fn finish(
         &mut self,
         timeout: Duration,
@@ -131,9 +116,6 @@ impl Process {
     }
 
     /// Waits until `found` returns something.
-    ///
-    /// # Errors
-    /// It ends before, or takes longer than `timeout`; `what` says what it should do.
     pub(crate) fn wait_until<T>(
         &mut self,
         what: &str,
@@ -213,9 +195,6 @@ impl Drop for Process {
 }
 
 /// Makes a runtime directory for a daemon, accessible to its owner only.
-///
-/// # Errors
-/// It cannot be made.
 pub fn runtime_dir() -> Result<TempDir> {
     tempfile::Builder::new()
         .prefix(&format!("uzram-bench-{}-", std::process::id()))

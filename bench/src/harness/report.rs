@@ -1,5 +1,5 @@
-//! What a benchmark returns: named figures ([`Report`]), which are its tables, its JSON, and what targets look up. And the
-//! tables of all reports ([`Table`]).
+//! What a benchmark returns: named figures ([`Report`]), which are its tables, its JSON, and what targets
+//! look up. And the tables of all reports ([`Table`]).
 
 use std::fmt;
 
@@ -147,6 +147,9 @@ fn cell(value: f64) -> String {
     };
     figure_cell(Some(value).filter(|value| !value.is_nan()), decimals)
 }
+
+/// A column, or a row, and the figure of a round that is there.
+pub type FigureOf<T> = (&'static str, fn(&T) -> f64);
 
 /// Returns bytes in MiB.
 pub fn mib(bytes: u64) -> f64 {

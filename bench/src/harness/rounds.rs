@@ -20,9 +20,6 @@ const MAX_WORK: u64 = 1 << 40;
 const CALIBRATIONS: usize = 24;
 
 /// Fails once the stop flag is set.
-///
-/// # Errors
-/// `Busy`: interrupted.
 pub fn go_on(stop: &AtomicBool) -> Result<()> {
     match stop.load(Ordering::Relaxed) {
         true => Err(Error::new(ErrorKind::Busy, "interrupted")),
@@ -42,9 +39,6 @@ pub struct Turn {
 }
 
 /// Measures `N` variants in interleaved rounds; returns an array over the rounds for each.
-///
-/// # Errors
-/// The error of the first measurement that fails; `Busy` once `stop` is set.
 pub fn in_turn<const N: usize, T>(
     rounds: usize,
     stop: &AtomicBool,
@@ -55,9 +49,6 @@ pub fn in_turn<const N: usize, T>(
 }
 
 /// Measures variants with every number of jobs in each round: `[jobs][variant][round]`.
-///
-/// # Errors
-/// As [`in_turn`].
 pub fn in_turn_by_jobs<T>(
     rounds: usize,
     jobs: &[usize],
@@ -102,15 +93,9 @@ pub trait Experiment {
     }
 
     /// Prepares for a case; every design is then in the same state.
-    ///
-    /// # Errors
-    /// `Unsupported` says what the system lacks for this case; any other error prevents measuring.
     fn begin(&mut self, case: &str) -> Result<()>;
 
     /// Measures one design in the case begun last.
-    ///
-    /// # Errors
-    /// Any failed operation: figures of failed work would mean nothing.
     fn measure(&mut self, plan: &Plan<'_>) -> Result<Sample>;
 }
 
@@ -172,9 +157,6 @@ impl Default for RoundOptions {
 /// Measures all rounds of a case that was begun: `[jobs][design]`, with an array over the rounds for each
 /// quantity. `what` names the case in the progress; the amount of work is calibrated on the design
 /// `calibrated`.
-///
-/// # Errors
-/// The error of a design that could not be measured.
 pub fn measure_case(
     experiment: &mut dyn Experiment,
     what: &str,

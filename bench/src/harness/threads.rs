@@ -46,9 +46,6 @@ impl Gate {
 
 /// Runs each job on its own thread and returns their results. A job that could not be started is dropped; the
 /// others run to their end all the same.
-///
-/// # Errors
-/// The error of the first job that failed, or could not be started.
 pub fn run_together<F, T>(jobs: impl Iterator<Item = F>) -> Result<Vec<T>>
 where
     F: FnOnce(&Gate) -> Result<T> + Send,
@@ -84,9 +81,6 @@ where
 }
 
 /// Waits for a thread beside the jobs; returns its result.
-///
-/// # Errors
-/// The thread's, or that it panicked.
 pub fn joined<T>(thread: thread::ScopedJoinHandle<'_, Result<T>>) -> Result<T> {
     thread.join().unwrap_or_else(|_| Err(Error::new(ErrorKind::Io, "a thread of the benchmark panicked")))
 }

@@ -21,9 +21,6 @@ pub struct Usage {
 
 impl Usage {
     /// Returns the usage of the calling thread since it started.
-    ///
-    /// # Errors
-    /// The system does not report it.
     pub fn of_this_thread() -> Result<Usage> {
         let mut now = MaybeUninit::<libc::timespec>::zeroed();
         let mut usage = MaybeUninit::<libc::rusage>::zeroed();

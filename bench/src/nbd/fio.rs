@@ -31,11 +31,8 @@ pub struct Fio {
 }
 
 impl Fio {
-    /// Runs it on a server's disk, which is as large as the corpus; returns 10^6 bytes a second, read and written
-    /// together.
-    ///
-    /// # Errors
-    /// `Io`, with the end of fio's output.
+    /// Runs it on a server's disk, which is as large as the corpus; returns 10^6 bytes a second, read and
+    /// written together.
     pub fn run(&self, uri: &str, corpus: &Corpus) -> Result<f64> {
         let buffers = Buffers::new()?;
         let mut command = fio::command();

@@ -31,8 +31,8 @@ use crate::harness::{Options, Report, unsupported};
 pub use fio::Fio;
 pub use server::Server;
 
-/// The comparisons: a pattern, uzram's algorithm, and nbdkit's allocator. Reads come first: they need the disks as they were
-/// filled.
+/// The comparisons: a pattern, uzram's algorithm, and nbdkit's allocator. Reads come first: they need the
+/// disks as they were filled.
 const COMPARISONS: [(&str, &str, &str); 3] =
     [("randread", "lz4", "malloc"), ("randwrite", "lz4", "malloc"), ("randwrite", "zstd", "zstd")];
 /// The shortest duration that fio can measure.
@@ -44,10 +44,6 @@ pub fn missing_client() -> Option<&'static str> {
 }
 
 /// Runs every comparison.
-///
-/// # Errors
-/// `Unsupported` if a program is missing, `Io` with the end of its output if one fails, `Invalid` for an
-/// invalid option.
 pub fn run(options: &Options) -> Result<Report> {
     let uzram = options.uzram()?;
     let missing = missing_client().or_else(|| is_missing("nbdkit").then_some("nbdkit"));
@@ -79,9 +75,6 @@ pub fn run(options: &Options) -> Result<Report> {
 }
 
 /// Copies the corpus to a server's disk.
-///
-/// # Errors
-/// `Io`, with the end of the error output of `nbdcopy`.
 pub fn fill(server: &Server, corpus: &Path) -> Result<()> {
     run_to_end(Command::new("nbdcopy").arg(corpus).arg(server.uri()), Duration::from_secs(120)).map(drop)
 }

@@ -26,9 +26,6 @@ pub struct Server {
 
 impl Server {
     /// Starts a uzram server with more options, in a cgroup if one is given.
-    ///
-    /// # Errors
-    /// `Io`, with the end of the program's error output.
     pub fn uzram(
         program: &Path,
         algorithm: &str,
@@ -44,9 +41,6 @@ impl Server {
     }
 
     /// Starts nbdkit's memory plugin with one of its allocators, in a cgroup if one is given.
-    ///
-    /// # Errors
-    /// `Io`, with the end of the program's error output.
     pub fn nbdkit(allocator: &str, size_bytes: u64, cgroup: Option<&Cgroup>) -> Result<Server> {
         let dir = runtime_dir()?;
         let mut command = Command::new("nbdkit");

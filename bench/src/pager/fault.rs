@@ -1,5 +1,5 @@
-//! One fault: how long a thread waits that touches a page which was paged out, of random ones, beyond the time that decoding
-//! such a page takes.
+//! One fault: how long a thread waits that touches a page which was paged out, of random ones, beyond the
+//! time that decoding such a page takes.
 
 use std::time::Instant;
 

@@ -1,5 +1,5 @@
-//! A loop over memory that fits: a region whose pages are all in memory, beside a plain mapping of the kind that the trap
-//! uses.
+//! A loop over memory that fits: a region whose pages are all in memory, beside a plain mapping of the kind
+//! that the trap uses.
 
 use std::hint::black_box;
 use std::time::{Duration, Instant};
@@ -16,7 +16,8 @@ use crate::harness::stats::median_ratio;
 /// The limit, for each byte of the region.
 const LIMIT: u64 = 4;
 
-/// Is the process: a step is a number of passes over each memory; the answer is the median of the ratios of their times.
+/// Is the process: a step is a number of passes over each memory; the answer is the median of the ratios of
+/// their times.
 pub(super) fn run(job: &Touched, steps: &mut Steps) -> Result<()> {
     let trap = job.trap()?;
     let corpus = Mapping::file(&job.corpus)?;

@@ -1,5 +1,5 @@
-//! The pager, with each way to trap touches: a mapping beside the kernel's swap on zram (`unmap`), one fault (`fault`), memory
-//! that fits (`fitting`), and memory of four times the limit (`zipf`).
+//! The pager, with each way to trap touches: a mapping beside the kernel's swap on zram (`unmap`), one fault
+//! (`fault`), memory that fits (`fitting`), and memory of four times the limit (`zipf`).
 //!
 //! Each side is a process of its own (`user`). The sides take turns, and contents are always checked.
 
@@ -18,6 +18,7 @@ use uzram_pager::TrapKind;
 
 use crate::block::cgroup::Cgroup;
 use crate::harness::corpus::Saved;
+use crate::harness::report::FigureOf;
 use crate::harness::rounds::in_turn_by_jobs;
 use crate::harness::{Options, Report};
 use steps::{Touched, User};
@@ -33,9 +34,6 @@ const ROUNDS: usize = 3;
 const FAULT_THREADS: [usize; 4] = [1, 4, 16, 64];
 
 /// Runs all measurements that are possible here.
-///
-/// # Errors
-/// A process that fails, contents that have changed, a stop.
 pub fn run(options: &Options) -> Result<Report> {
     options.check(&PARTS)?;
     let saved = Saved::of(&options.corpus, &options.stop)?;
@@ -132,7 +130,7 @@ fn faults(options: &Options, corpus: &Path, traps: &[TrapKind], report: &mut Rep
     for (threads, cells) in FAULT_THREADS.into_iter().zip(&cells) {
         for (trap, rounds) in traps.iter().zip(cells) {
             let row = format!("{}, {threads} threads", trap.name());
-            let figures: [(&str, fn(&fault::Faults) -> f64); 5] = [
+            let figures: [FigureOf<fault::Faults>; 5] = [
                 ("p50 µs", |faults| faults.p50_us),
                 ("p99 µs", |faults| faults.p99_us),
                 ("decode µs", |faults| faults.decode_us),

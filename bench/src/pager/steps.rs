@@ -1,5 +1,6 @@
 //! The process whose memory is measured, of its own for each measurement, so that none has memory, threads or
-//! signal handlers of another. It does a step for each line on its standard input, and prints a line of JSON for it.
+//! signal handlers of another. It does a step for each line on its standard input, and prints a line of JSON
+//! for it.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Write};

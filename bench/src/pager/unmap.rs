@@ -1,9 +1,10 @@
-//! Memory that is filled, paged out, faulted in, and at last unmapped while it is paged out: a pager's beside the kernel's
-//! on a swap area of zram.
+//! Memory that is filled, paged out, faulted in, and at last unmapped while it is paged out: a pager's beside
+//! the kernel's on a swap area of zram.
 //!
-//! The test is that of a patch series, "mm/zsmalloc: reduce lock contention in zs_free()" by Wenchao Hao (2026): processes
-//! that map 256 MiB each, write them, page them out by `MADV_PAGEOUT`, and unmap them at the same time. What they share is
-//! the kernel's zram. What the users of a pager share is the pager: its jobs are threads of one process with a region each.
+//! The test is that of a patch series, "mm/zsmalloc: reduce lock contention in zs_free()" by Wenchao Hao
+//! (2026): processes that map 256 MiB each, write them, page them out by `MADV_PAGEOUT`, and unmap them at
+//! the same time. What they share is the kernel's zram. What the users of a pager share is the pager: its
+//! jobs are threads of one process with a region each.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -116,10 +117,8 @@ pub struct UnmapOptions<'a> {
     pub stop: &'a AtomicBool,
 }
 
-/// Measures one side once; returns for each phase the time from the start of its first job to the end of its last one.
-///
-/// # Errors
-/// A swap area that cannot be added, memory that does not leave or has other contents, a stop.
+/// Measures one side once; returns for each phase the time from the start of its first job to the end of its
+/// last one.
 pub fn measure(owner: &Owner, options: &UnmapOptions<'_>) -> Result<Vec<(Phase, Duration)>> {
     let total_bytes = pages_to_bytes((options.jobs * options.pages) as u64);
     match owner {
@@ -214,8 +213,8 @@ struct Ran {
     start_ns: u64,
     end_ns: u64,
     resident_pages: usize,
-    /// The pages that a pager counts as in memory, and those that it left there since it was made because the kernel used them,
-    /// or because it had no room.
+    /// The pages that a pager counts as in memory, and those that it left there since it was made because the
+    /// kernel used them, or because it had no room.
     stayed: [u64; 3],
 }
 

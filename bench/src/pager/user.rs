@@ -17,9 +17,6 @@ enum Job {
 }
 
 /// Is the process: does what the argument of [`SUBCOMMAND`] says.
-///
-/// # Errors
-/// An argument that makes no sense, and those of what it does.
 pub fn run(job: &str) -> Result<()> {
     let job: Job = serde_json::from_str(job)
         .map_err(|error| Error::invalid(format!("this is for the benchmark itself: {error}")))?;

@@ -1,8 +1,9 @@
-//! Zipf access to four times the memory that there is: a pager's region, beside plain memory in a cgroup of the memory
-//! controller with the same limit, which swaps to the kernel's zram.
+//! Zipf access to four times the memory that there is: a pager's region, beside plain memory in a cgroup of
+//! the memory controller with the same limit, which swaps to the kernel's zram.
 //!
-//! The limit of a pager counts compressed memory, and that of a cgroup does not: zram's pool is the kernel's. So a pager is
-//! measured twice: with the cgroup's limit and a spill file, and with the memory that cgroup and pool have together.
+//! The limit of a pager counts compressed memory, and that of a cgroup does not: zram's pool is the kernel's.
+//! So a pager is measured twice: with the cgroup's limit and a spill file, and with the memory that cgroup
+//! and pool have together.
 //!
 //! All of them are processes, which fill their memory, serve a number of accesses, and then take turns.
 
@@ -165,7 +166,8 @@ impl Slice {
 }
 
 impl Job {
-    /// Is the process. The steps: `fill`; `MS COUNT`, accesses for so long, at least so many; `memory`, the peak.
+    /// Is the process. The steps: `fill`; `MS COUNT`, accesses for so long, at least so many; `memory`, the
+    /// peak.
     pub(super) fn run(&self, steps: &mut Steps) -> Result<()> {
         let (corpus, accesses) = (Mapping::file(&self.corpus)?, Mapping::file(&self.accesses)?);
         // In memory before the cgroup is entered, so that they are not counted there.

@@ -1,5 +1,6 @@
-//! A client of a block device that is never idle: one thread reads and writes random pages in turn, past the page cache,
-//! and notes how long it went without an answer. It writes what each page holds already, and checks what it reads.
+//! A client of a block device that is never idle: one thread reads and writes random pages in turn, past the
+//! page cache, and notes how long it went without an answer. It writes what each page holds already, and
+//! checks what it reads.
 
 use std::fs::{File, OpenOptions};
 use std::io::IoSlice;
@@ -69,9 +70,6 @@ pub(super) struct Client {
 }
 
 /// Runs a client of a disk while `disturb` runs.
-///
-/// # Errors
-/// That of the client, else that of `disturb`.
 pub(super) fn used_during<T>(
     disk: &Disk<'_>,
     seed: u64,
@@ -122,9 +120,6 @@ impl Client {
     }
 
     /// Returns the longest gap between two answers while `event` happens, in ms.
-    ///
-    /// # Errors
-    /// That of `event`; no answers come any more.
     pub(super) fn longest_gap_ms(
         &self,
         stop: &AtomicBool,

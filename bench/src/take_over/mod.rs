@@ -1,12 +1,12 @@
 //! What it gives and costs that a daemon outlives the process that serves.
 //!
-//! * `outage`: the longest gap between two answers at a client of the block device (`client`) while the process that
-//!   serves is killed, or exchanged by `uzram upgrade`; beside it the daemon's own phases, and the gap when nothing happens;
-//!   and private memory and page tables of the daemon's processes.
+//! * `outage`: the longest gap between two answers at a client of the block device (`client`) while the
+//!   process that serves is killed, or exchanged by `uzram upgrade`; beside it the daemon's own phases, and
+//!   the gap when nothing happens; and private memory and page tables of the daemon's processes.
 //! * `price`: NBD and swap of such a daemon beside one with `--no-survive`.
 //!
-//! Block devices and swap need root, FUSE and loop devices; NBD needs fio and nbdcopy. What cannot be measured is left
-//! out, and a note says why.
+//! Block devices and swap need root, FUSE and loop devices; NBD needs fio and nbdcopy. What cannot be
+//! measured is left out, and a note says why.
 
 mod client;
 mod daemon;
@@ -23,9 +23,6 @@ use crate::harness::{Options, Report, unsupported};
 pub const PARTS: [&str; 3] = ["outages", "nbd", "swap"];
 
 /// Measures all of it that is possible here. Pages of one word, repeated, are left out: they take no pool.
-///
-/// # Errors
-/// A program that fails, a request that fails, a page that does not read back, a stop.
 pub fn run(options: &Options) -> Result<Report> {
     let uzram = options.uzram()?;
     let corpus = options.load_corpus()?.without_same_filled()?;

@@ -1,7 +1,8 @@
 //! How long a client of the block device waits when the process that serves is killed or exchanged.
 //!
-//! A device is filled. One client uses it all the time. Before each event a stand-by is ready, and the client's longest gap
-//! is taken while nothing happens, too: on a busy machine a client waits now and then without any event.
+//! A device is filled. One client uses it all the time. Before each event a stand-by is ready, and the
+//! client's longest gap is taken while nothing happens, too: on a busy machine a client waits now and then
+//! without any event.
 
 use std::thread;
 use std::time::Duration;
@@ -115,8 +116,8 @@ fn of_device(
     Ok(())
 }
 
-/// Kills the process that serves, and upgrades the daemon, again and again while a client uses its device. Returns the longest
-/// gaps while nothing happened, at each kill, and at each upgrade.
+/// Kills the process that serves, and upgrades the daemon, again and again while a client uses its device.
+/// Returns the longest gaps while nothing happened, at each kill, and at each upgrade.
 fn disturb(
     options: &Options,
     daemon: &Daemon<'_>,
@@ -143,8 +144,9 @@ fn disturb(
     Ok(gaps)
 }
 
-/// Returns the daemon's own account of outages, in ms, of its log: from the death of a process until the next one serves; of it,
-/// until no thread of the dead process runs, and until the contents of all devices are found again.
+/// Returns the daemon's own account of outages, in ms, of its log: from the death of a process until the next
+/// one serves; of it, until no thread of the dead process runs, and until the contents of all devices are
+/// found again.
 fn phases(log: &str) -> Vec<[f64; 3]> {
     let figure = |line: &str, name: &str| -> Option<f64> {
         line.split_ascii_whitespace().find_map(|word| word.strip_prefix(name))?.parse().ok()

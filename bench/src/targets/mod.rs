@@ -1,8 +1,9 @@
 //! The project's targets, measured in one run and printed beside the wanted figures.
 //!
-//! A target is a line of `targets.txt`: its bound, the figure of a report (table, row and column), and its name. Nearly all are
-//! ratios of two things measured in the same run, on the mixed corpus, with lz4 unless stated otherwise; hit ratios are
-//! compared by their difference, and measure no time. If a target cannot be measured on a machine, a note says why.
+//! A target is a line of `targets.txt`: its bound, the figure of a report (table, row and column), and its
+//! name. Nearly all are ratios of two things measured in the same run, on the mixed corpus, with lz4 unless
+//! stated otherwise; hit ratios are compared by their difference, and measure no time. If a target cannot be
+//! measured on a machine, a note says why.
 
 mod target;
 
@@ -23,7 +24,8 @@ const TARGETS: &str = include_str!("targets.txt");
 /// Measures what some targets take.
 type Measurement = fn(&Options) -> Result<Report>;
 
-/// The measurements, each with what it is called where it cannot be done, in the order in which they are made.
+/// The measurements, each with what it is called where it cannot be done, in the order in which they are
+/// made.
 const MEASUREMENTS: [(&str, Measurement); 14] = [
     ("speed", device::of_targets),
     ("hit ratios", hit_ratio::run),
@@ -52,9 +54,6 @@ pub struct TargetsReport {
 }
 
 /// Measures every target; those of some measurements if they are named.
-///
-/// # Errors
-/// As each measurement. One that is not possible here is a note, not an error.
 pub fn measure(options: &Options) -> Result<TargetsReport> {
     options.check(&MEASUREMENTS.map(|(name, _)| name))?;
     let saved = Saved::of(&options.corpus, &options.stop)?;
@@ -74,13 +73,13 @@ pub fn measure(options: &Options) -> Result<TargetsReport> {
             Err(error) => return Err(error),
         }
     }
-    Ok(TargetsReport { targets: targets(&report), report })
+    Ok(TargetsReport { targets: judge(TARGETS, &report), report })
 }
 
-/// Returns the targets with their figures.
-fn targets(report: &Report) -> Vec<Target> {
+/// Returns the targets of such a table with their figures.
+pub fn judge(table: &str, report: &Report) -> Vec<Target> {
     let other_cpu = if has_vbmi2() { "(without AVX-512" } else { "(with AVX-512" };
-    let lines = TARGETS.lines().filter(|line| !line.contains(other_cpu));
+    let lines = table.lines().filter(|line| !line.contains(other_cpu));
     lines.filter_map(|line| parse(line, report)).collect()
 }
 
@@ -150,7 +149,7 @@ mod tests {
     fn every_line_is_a_target() {
         let mut report = Report::default();
         report.row("4 KiB pages", "randwrite, 1 job, codec", &[("ratio", 0.95)]);
-        let targets = targets(&report);
+        let targets = judge(TARGETS, &report);
         assert_eq!(targets.len() + 1, TARGETS.lines().filter(|line| line.contains('|')).count() - 1);
         assert_eq!(targets.len(), 130);
         assert_eq!((targets[0].measured, targets[0].is_met()), (Some(0.95), Some(true)));

@@ -154,9 +154,6 @@ impl Workload {
     }
 
     /// Writes what it works on to a folder.
-    ///
-    /// # Errors
-    /// `Io`.
     pub(crate) fn prepare(self, dir: &Path, amounts: &Amounts) -> Result<()> {
         let write = |name: &str, text: &str| {
             let path = dir.join(name);
@@ -183,8 +180,8 @@ impl Workload {
         }
     }
 
-    /// Returns the command that runs it in that folder, started by `prefix`, which is a command, too, or nothing. It prints
-    /// what the results are checked by.
+    /// Returns the command that runs it in that folder, started by `prefix`, which is a command, too, or
+    /// nothing. It prints what the results are checked by.
     pub(crate) fn command(self, dir: &Path, amounts: &Amounts, prefix: &[String]) -> Command {
         let mut command = Command::new("bash");
         command.env("LC_ALL", "C").env_remove("LD_PRELOAD");
@@ -241,9 +238,6 @@ pub(crate) struct Trial<'a> {
 
 impl<'a> Trial<'a> {
     /// Prepares it in a new folder in `dir`, and runs it. It may take so long each time.
-    ///
-    /// # Errors
-    /// `Io`; `Busy` once `stop` is set.
     pub(crate) fn new(
         workload: Workload,
         amounts: &'a Amounts,
@@ -269,9 +263,6 @@ impl<'a> Trial<'a> {
     }
 
     /// Runs it, started by `prefix`.
-    ///
-    /// # Errors
-    /// As [`Trial::new`]; `Corrupt` if it prints something else than with enough memory. `place` says where, as in `in a cgroup`.
     pub(crate) fn run(&self, prefix: &[String], place: &str) -> Result<Watched> {
         let watched = self.watch(prefix)?;
         if watched.printed == self.plain.printed {

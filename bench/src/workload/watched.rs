@@ -26,10 +26,8 @@ pub(crate) struct Watched {
     pub(crate) file_bytes: u64,
 }
 
-/// Runs a command to its end, which must be a success, and looks at the memory of all processes that it starts.
-///
-/// # Errors
-/// `Io`, with the end of its error output; `Busy` if `stops`.
+/// Runs a command to its end, which must be a success, and looks at the memory of all processes that it
+/// starts.
 pub(crate) fn watch(command: &mut Command, timeout: Duration, stops: impl Fn() -> bool) -> Result<Watched> {
     let start = Instant::now();
     let mut process = Process::start(command)?;

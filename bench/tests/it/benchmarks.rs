@@ -1,4 +1,5 @@
-//! Small runs of all benchmarks: they have every figure, and leave nothing behind, however they end. Most need root.
+//! Small runs of all benchmarks: they have every figure, and leave nothing behind, however they end. Most
+//! need root.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -53,7 +54,8 @@ fn small(dir: &Path) -> Options {
     }
 }
 
-/// Returns everything on the system that belongs to this process's benchmarks, every zram device, and every swap area.
+/// Returns everything on the system that belongs to this process's benchmarks, every zram device, and every
+/// swap area.
 fn things() -> BTreeSet<String> {
     let own = format!("uzram-bench-{}-", std::process::id());
     let swaps = fs::read_to_string("/proc/swaps").unwrap_or_default();

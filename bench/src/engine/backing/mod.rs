@@ -14,10 +14,6 @@ use crate::harness::{Options, Report, unsupported};
 use scratch::{Scratch, Sizes};
 
 /// Measures all of it. Same-filled pages are left out.
-///
-/// # Errors
-/// `Unsupported`: the folder is not writable or has no room. A file that cannot be made, a page that does not read back,
-/// a stop.
 pub fn run(options: &Options) -> Result<Report> {
     let corpus = options.load_corpus()?.without_same_filled()?;
     let sizes = Sizes::of(options);

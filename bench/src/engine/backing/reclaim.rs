@@ -25,8 +25,8 @@ const POLL: Duration = Duration::from_micros(200);
 /// The most time for that.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// The figures of a round: memory freed in a second; memory freed for each compressed byte that was written back; and the
-/// accesses that followed and had to read the file.
+/// The figures of a round: memory freed in a second; memory freed for each compressed byte that was written
+/// back; and the accesses that followed and had to read the file.
 const COLUMNS: [&str; 3] = ["MB freed / s", "freed / written back", "refaults %"];
 
 /// Measures a row for each order.

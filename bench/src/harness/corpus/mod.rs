@@ -48,17 +48,11 @@ pub enum Source {
 
 impl Source {
     /// Loads or builds the pages.
-    ///
-    /// # Errors
-    /// As [`load`], [`build`] and [`processes::build`].
     pub fn load(&self) -> Result<Corpus> {
         self.load_until(&AtomicBool::new(false))
     }
 
     /// The same, ended early by setting `stop`: starting programs takes a while.
-    ///
-    /// # Errors
-    /// As [`Source::load`].
     pub fn load_until(&self, stop: &AtomicBool) -> Result<Corpus> {
         match self {
             Source::File(path) => load(path),
@@ -146,9 +140,6 @@ pub struct Corpus {
 
 impl Corpus {
     /// Makes a corpus of the whole pages in `bytes`; a partial page at the end is left out.
-    ///
-    /// # Errors
-    /// `Invalid` when `bytes` is shorter than a page.
     pub fn from_bytes(bytes: &[u8]) -> Result<Corpus> {
         let (pages, _) = bytes.as_chunks::<PAGE_SIZE>();
         Corpus::new(pages.iter().map(|page| AlignedPage(*page)).collect())
@@ -179,9 +170,6 @@ impl Corpus {
     }
 
     /// Returns the corpus without its same-filled pages (all machine words equal).
-    ///
-    /// # Errors
-    /// `Invalid` if no other page is in it.
     pub fn without_same_filled(&self) -> Result<Corpus> {
         let pages: Vec<_> = self.pages.iter().filter(|page| same_word(&page.0).is_none()).cloned().collect();
         if pages.is_empty() {
@@ -192,9 +180,6 @@ impl Corpus {
     }
 
     /// Writes the pages to a file.
-    ///
-    /// # Errors
-    /// `Io`, naming the file.
     pub fn save(&self, path: &Path) -> Result<()> {
         let write = || {
             let mut file = BufWriter::with_capacity(1 << 20, File::create(path)?);
@@ -213,9 +198,6 @@ pub struct Saved {
 
 impl Saved {
     /// Saves a corpus that is not in a file already.
-    ///
-    /// # Errors
-    /// As [`Source::load`] and [`Corpus::save`].
     pub fn of(source: &Source, stop: &AtomicBool) -> Result<Saved> {
         match source {
             Source::File(path) => Ok(Saved { path: path.clone(), _dir: None }),
@@ -224,9 +206,6 @@ impl Saved {
     }
 
     /// The same for a corpus that was loaded.
-    ///
-    /// # Errors
-    /// As [`Corpus::save`].
     pub fn new(source: &Source, corpus: &Corpus) -> Result<Saved> {
         if let Source::File(path) = source {
             return Ok(Saved { path: path.clone(), _dir: None });
@@ -235,9 +214,6 @@ impl Saved {
     }
 
     /// Saves a corpus in a temporary file, by which reports call it so.
-    ///
-    /// # Errors
-    /// As [`Corpus::save`].
     pub fn temporary(name: &str, corpus: &Corpus) -> Result<Saved> {
         let dir = tempfile::tempdir()
             .map_err(|error| Error::new(ErrorKind::Io, format!("cannot make a temporary folder: {error}")))?;
@@ -254,9 +230,6 @@ impl Saved {
 
 /// Fails unless the bytes read are those written: figures of a target that returns wrong bytes mean nothing.
 /// `what` names the target.
-///
-/// # Errors
-/// `Corrupt`.
 #[inline]
 pub fn read_back(found: &[u8], written: &[u8], what: impl FnOnce() -> String) -> Result<()> {
     match found == written {
@@ -269,9 +242,6 @@ pub fn read_back(found: &[u8], written: &[u8], what: impl FnOnce() -> String) ->
 }
 
 /// Builds a corpus of `pages` pages.
-///
-/// # Errors
-/// `Invalid` when `pages` is 0 or above [`MAX_PAGES`].
 pub fn build(kind: Kind, pages: usize) -> Result<Corpus> {
     if pages == 0 || pages > MAX_PAGES {
         return Err(Error::invalid(format!("a corpus has 1 to {MAX_PAGES} pages, not {pages}")));
@@ -300,10 +270,6 @@ fn interleave(parts: &[Vec<u8>; 3], pages: usize) -> Vec<u8> {
 }
 
 /// Reads a corpus of whole pages from a file; a partial page at the end is left out.
-///
-/// # Errors
-/// `Io` when the file cannot be read; `Invalid` when it holds less than a page or more than
-/// [`MAX_PAGES`].
 pub fn load(path: &Path) -> Result<Corpus> {
     let failed = |error: &std::io::Error| io_error("cannot read the corpus", path, error);
     let mut file = File::open(path).map_err(|error| failed(&error))?;
@@ -323,24 +289,6 @@ pub fn load(path: &Path) -> Result<Corpus> {
         pages.push(AlignedPage(page));
     }
     Corpus::new(pages)
-}
-
-/// Writes `text.bin`, `binary.bin`, `heap.bin` and `mixed.bin`, `mib` MiB each, into `dir`, which
-/// is created when it is missing. Returns their paths.
-///
-/// # Errors
-/// `Invalid` for a size out of bounds, `Io` when a file cannot be written.
-pub fn write_all(dir: &Path, mib: usize) -> Result<Vec<PathBuf>> {
-    std::fs::create_dir_all(dir).map_err(|error| io_error("cannot create the directory", dir, &error))?;
-    let pages = mib.saturating_mul((1 << 20) / PAGE_SIZE);
-    Kind::ALL
-        .into_iter()
-        .map(|kind| {
-            let path = dir.join(format!("{kind}.bin"));
-            build(kind, pages)?.save(&path)?;
-            Ok(path)
-        })
-        .collect()
 }
 
 fn io_error(what: &str, path: &Path, error: &std::io::Error) -> Error {

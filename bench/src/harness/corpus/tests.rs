@@ -87,16 +87,6 @@ fn same_filled_pages_are_left_out() {
 }
 
 #[test]
-fn the_four_files_are_written() {
-    let dir = tempfile::tempdir().unwrap();
-    let paths = write_all(&dir.path().join("corpora"), 1).unwrap();
-    assert_eq!(paths.len(), 4);
-    for path in paths {
-        assert_eq!(std::fs::metadata(path).unwrap().len(), 1 << 20);
-    }
-}
-
-#[test]
 fn generated_text_is_seeded() {
     let text = generated::text(3 * PAGE_SIZE);
     assert_eq!((text.len(), &text), (3 * PAGE_SIZE, &generated::text(3 * PAGE_SIZE)));

@@ -1,8 +1,9 @@
-//! The `processes` corpus: memory of programs that run, as swap would get it. This starts them, waits until each has built
-//! its data, takes some of its pages, and ends it.
+//! The `processes` corpus: memory of programs that run, as swap would get it. This starts them, waits until
+//! each has built its data, takes some of its pages, and ends it.
 //!
-//! `workloads.rs` says what each program does; their data are seeded, or made of files of this machine. Programs that are not
-//! installed, or fail, are left out, and the corpus says so. Pages are chosen as `uzram corpus` chooses them.
+//! `workloads.rs` says what each program does; their data are seeded, or made of files of this machine.
+//! Programs that are not installed, or fail, are left out, and the corpus says so. Pages are chosen as `uzram
+//! corpus` chooses them.
 
 mod workloads;
 
@@ -37,9 +38,6 @@ pub struct Processes {
 }
 
 /// Builds the corpus, with up to `pages` pages, as many of each program.
-///
-/// # Errors
-/// `Unsupported`: none of the programs runs here. `Busy`: interrupted.
 pub fn build(pages: usize, stop: &AtomicBool) -> Result<Processes> {
     let mut processes = Processes { parts: Vec::new(), left_out: Vec::new() };
     let each = pages.div_ceil(workloads::ALL.len());
@@ -61,18 +59,12 @@ pub fn build(pages: usize, stop: &AtomicBool) -> Result<Processes> {
 }
 
 /// Returns up to `pages` pages of a Python of more than 1 GiB.
-///
-/// # Errors
-/// There is none, or it cannot be run; `Busy`: interrupted.
 pub fn large_python(pages: usize, stop: &AtomicBool) -> Result<Corpus> {
     memory_of(&workloads::LARGE_PYTHON, pages, stop)
 }
 
 impl Processes {
     /// Returns the pages of all programs, in groups of neighbours, from each program in turn.
-    ///
-    /// # Errors
-    /// `Invalid`: there is none.
     pub fn whole(&self) -> Result<Corpus> {
         let groups = |corpus: &Corpus| corpus.pages.chunks(GROUP_PAGES).map(<[_]>::to_vec).collect();
         let mut parts: VecDeque<VecDeque<_>> = self.parts.iter().map(|(_, corpus)| groups(corpus)).collect();

@@ -2,28 +2,12 @@
 
 use std::io;
 
-use uzram::units::same_word;
-
 use super::*;
 
 static GO_ON: AtomicBool = AtomicBool::new(false);
 
 fn shell(name: &'static str, prepare: fn(&Path, &mut Command) -> io::Result<()>, ready: Ready) -> Workload {
     Workload { name, program: "sh", prepare, ready }
-}
-
-#[test]
-fn each_program_that_is_installed_yields_pages() {
-    for workload in &workloads::ALL {
-        match memory_of(workload, 64, &GO_ON) {
-            Ok(corpus) => {
-                assert_eq!(corpus.page_count(), 64, "{}", workload.name);
-                assert!(corpus.pages().all(|page| same_word(page).is_none()), "{}", workload.name);
-            }
-            Err(error) if error.kind() == ErrorKind::NotFound => println!("skipped: {error}"),
-            Err(error) => panic!("{}: {error}", workload.name),
-        }
-    }
 }
 
 #[test]
