@@ -11,11 +11,11 @@ use std::time::{Duration, Instant};
 
 use uzram::backing::{Backing, FileBacking, FileOptions, Tiers};
 use uzram::device::Opener;
-use uzram::store::{BackingOptions, PageNo, StoreBuilder, Writeback, WritebackLayout};
+use uzram::store::{BackingOptions, PageNo, StoreBuilder, Writeback};
 use uzram::units::{PAGE_SIZE, same_word};
 use uzram::{Error, ErrorKind, Result};
 use uzram_remote::{
-    Address, Credentials, Identity, Limits, Objects, RedisStore, RemoteBacking, RemoteOpener,
+    Address, Credentials, Identity, Limits, ObjectStore, RedisStore, RemoteBacking, RemoteOpener,
 };
 
 use crate::harness::corpus::{self, Corpus, Kind, read_back};
@@ -115,20 +115,20 @@ fn size_bytes(pages: usize) -> u64 {
 }
 
 /// Returns a file as a backing.
-fn in_file(dir: &tempfile::TempDir, pages: usize, encrypts: bool) -> Result<Arc<dyn Backing>> {
+fn in_file(dir: &tempfile::TempDir, pages: usize, encrypts: bool) -> Result<Arc<Tiers>> {
     let path = dir.path().join("cold.img");
     let options = FileOptions { size_bytes: Some(size_bytes(pages)), ..FileOptions::new(path) };
-    let file: Arc<dyn Backing> = Arc::new(FileBacking::open(&options)?);
+    let file = Backing::Blocks(Arc::new(FileBacking::open(&options)?));
     if !encrypts {
-        return Ok(file);
+        return Ok(file.into());
     }
     let (seal, _) = RemoteOpener.seal(None)?;
     Ok(Arc::new(Tiers::new(vec![file], Some(seal))?))
 }
 
 /// Writes the corpus back, and reads so many pages in no order, then all in order.
-fn measure(backing: Arc<dyn Backing>, corpus: &Corpus, reads: usize, seed: u64) -> Result<Ours> {
-    let backing = BackingOptions { backing, layout: WritebackLayout::Packed, compressed: true };
+fn measure(backing: Arc<Tiers>, corpus: &Corpus, reads: usize, seed: u64) -> Result<Ours> {
+    let backing = BackingOptions::packed(backing);
     let store = StoreBuilder::new("remote", corpus.page_count() as u64).backing(backing).build()?;
     let page = |number: usize| PageNo(number as u32);
     // Pages of one word stay in memory.
@@ -201,17 +201,17 @@ impl Server {
     }
 
     /// Returns a backing there.
-    fn backing(&self, pages: usize) -> Result<Arc<dyn Backing>> {
+    fn backing(&self, pages: usize) -> Result<Arc<Tiers>> {
         let address = Address::parse(&format!("redis://127.0.0.1:{}", self.port))?;
         let connect = || RedisStore::connect(address, Credentials::default(), 1);
         let size_bytes = Some(size_bytes(pages));
         let backing = RemoteBacking::open(&Identity::new()?, size_bytes, Limits::default(), connect)?;
-        Ok(Arc::new(backing))
+        Arc::new(backing).tiers()
     }
 
     /// Runs redis-benchmark: SET of extents, to one key and to new ones, then GET of values of `get_bytes`.
     fn benchmark(&self, get_bytes: usize) -> Result<Theirs> {
-        let extent_bytes = <RedisStore as Objects>::OBJECT_BYTES;
+        let extent_bytes = <RedisStore as ObjectStore>::OBJECT_BYTES;
         let [clients, pipeline] = [SET_CLIENTS, SET_PIPELINE].map(|number| number.to_string());
         let set = |sets: usize, keys: &[&str]| {
             let sets = sets.to_string();

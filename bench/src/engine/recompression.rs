@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use uzram::units::{format_size, page_of, pages_to_bytes};
 use uzram::{Error, ErrorKind, Result};
 
-use super::compare::{Comparison, ROUNDS, compare, jobs_text};
+use super::compare::{ROUNDS, jobs_text};
 use super::measure::{Measurement, Plan, Until, measure};
 use super::pattern::Pattern;
 use super::target::{Target, verify};

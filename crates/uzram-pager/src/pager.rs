@@ -9,8 +9,9 @@ use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use uzram::backing::{Backing, Blocks};
 use uzram::codec::{Algorithm, Kind};
-use uzram::store::{BackingOptions, PolicyThread, Store, StoreBuilder, WritebackLayout};
+use uzram::store::{BackingOptions, PolicyThread, Store, StoreBuilder};
 use uzram::sync::Arc;
 use uzram::units::{PAGE_SHIFT, PAGE_SIZE, bytes_to_pages, pages_to_bytes};
 use uzram::{Error, ErrorKind, Result};
@@ -205,8 +206,8 @@ impl PagerBuilder {
         }
         let spill = self.spill.as_ref().map(|(dir, bytes)| Spill::new(dir, *bytes)).transpose()?;
         if let Some(spill) = &spill {
-            let (backing, layout) = (Arc::<Spill>::clone(spill), WritebackLayout::Packed);
-            store = store.backing(BackingOptions { backing, layout, compressed: true });
+            let spill = Backing::Blocks(Arc::<Spill>::clone(spill) as Arc<dyn Blocks>);
+            store = store.backing(BackingOptions::packed(spill));
         }
         let store = Arc::new(store.build().map_err(rename)?);
         let writers = Writers::start(&store, spill)?;

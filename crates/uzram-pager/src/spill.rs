@@ -20,7 +20,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{FallocateFlags, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::pipe::{PipeFlags, pipe_with};
-use uzram::backing::{Backing, Buffer, Direction, Filling, Transfer};
+use uzram::backing::{Blocks, Buffer, Direction, Transfer};
 use uzram::mem::{Entry, Table};
 use uzram::sync::Arc;
 use uzram::units::PAGE_SIZE;
@@ -136,8 +136,8 @@ impl Spill {
                 continue;
             };
             drop(queue);
-            let Transfer { direction, offset, len_bytes, filling, buffer, token, completion } = transfer;
-            let (buffer, result) = self.carry_out(direction, offset, len_bytes, filling, buffer);
+            let Transfer { direction, offset, len_bytes, buffer, token, completion, .. } = transfer;
+            let (buffer, result) = self.carry_out(direction, offset, len_bytes, buffer);
             completion.done(token, buffer, result);
             queue = lock(&self.queue);
         }
@@ -377,7 +377,7 @@ fn named_file(dir: &Path, mode: Mode) -> rustix::io::Result<OwnedFd> {
     }
 }
 
-impl Backing for Spill {
+impl Blocks for Spill {
     fn len_bytes(&self) -> u64 {
         self.len_bytes
     }
@@ -396,7 +396,6 @@ impl Backing for Spill {
         direction: Direction,
         offset: u64,
         len_bytes: usize,
-        _: Filling,
         mut buffer: Buffer,
     ) -> (Buffer, Result<()>) {
         let result = self.check(offset, len_bytes, buffer.len()).and_then(|()| match direction {
@@ -406,7 +405,7 @@ impl Backing for Spill {
         (buffer, result)
     }
 
-    fn discard(&self, offset: u64, len_bytes: u64, _: Filling) {
+    fn discard(&self, offset: u64, len_bytes: u64) {
         let Some(end) = offset.checked_add(len_bytes).filter(|end| *end <= self.len_bytes) else { return };
         let files = self.files.read().unwrap_or_else(std::sync::PoisonError::into_inner);
         let (first, end) = (offset.div_ceil(BLOCK), end / BLOCK);
@@ -443,8 +442,7 @@ mod tests {
         fn transfer(&self, direction: Direction, first: u64, contents: &mut [u8]) {
             let mut buffer = self.buffers.take().unwrap();
             buffer[..contents.len()].copy_from_slice(contents);
-            let (buffer, result) =
-                self.spill.carry_out(direction, first * BLOCK, contents.len(), Filling::default(), buffer);
+            let (buffer, result) = self.spill.carry_out(direction, first * BLOCK, contents.len(), buffer);
             result.unwrap();
             contents.copy_from_slice(&buffer[..contents.len()]);
         }
@@ -467,7 +465,7 @@ mod tests {
                 let mut contents = vec![0; count as usize * PAGE_SIZE];
                 match random.next() % 8 {
                     0 => {
-                        model.spill.discard(first * BLOCK, count * BLOCK, Filling::default());
+                        model.spill.discard(first * BLOCK, count * BLOCK);
                         model.blocks[part].fill(None);
                     }
                     1 if children.len() < 4 => {
@@ -519,7 +517,7 @@ mod tests {
         let child = rustix::io::dup(&sharing.child_end).unwrap();
         model.spill.after_fork(Some(sharing));
         model.transfer(Direction::Write, 3, &mut [2; PAGE_SIZE]);
-        model.spill.discard(3 * BLOCK, BLOCK, Filling::default());
+        model.spill.discard(3 * BLOCK, BLOCK);
         let mut seen = [0; PAGE_SIZE];
         childs[0].read_exact_at(&mut seen, 3 * BLOCK).unwrap();
         assert_eq!(seen, [1; PAGE_SIZE]);
@@ -540,8 +538,7 @@ mod tests {
         for (offset, len) in
             [(BLOCKS * BLOCK, PAGE_SIZE), (u64::MAX - 4095, PAGE_SIZE), (1, PAGE_SIZE), (0, 0), (0, 3)]
         {
-            let (_, result) =
-                spill.carry_out(Direction::Read, offset, len, Filling::default(), buffers.take().unwrap());
+            let (_, result) = spill.carry_out(Direction::Read, offset, len, buffers.take().unwrap());
             assert!(result.is_err(), "{offset} {len}");
         }
         assert!(Spill::new(&dir.path().join("none"), BLOCK).is_err());

@@ -13,12 +13,14 @@ use serde::{Deserialize, Serialize};
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::{Notify, Semaphore};
 use tokio::time::Instant as Until;
-use uzram::backing::{Backing, Claim, Direction, Filling, Health, MOST_WAIT, Seal, Started, Transfer};
+use uzram::backing::{
+    Backing, Direction, Filling, Health, MOST_WAIT, Objects, Seal, Started, Tiers, Transfer,
+};
 use uzram::store::are_whole;
 use uzram::{Error, ErrorKind, Result};
 
 use crate::breaker::Breaker;
-use crate::objects::{DeviceId, Key as ObjectKey, Objects, take};
+use crate::objects::{DeviceId, Key as ObjectKey, ObjectStore, take};
 use crate::retry::tried;
 use crate::secret::{Key, Sealer};
 use crate::{Failure, SETTING, lock};
@@ -39,8 +41,6 @@ const END_WITHIN: Duration = Duration::from_secs(5);
 const LEASE_ENDS_WITHIN: Duration = Duration::from_secs(1);
 /// How often it looks for removals.
 const LOOK_EVERY: Duration = Duration::from_millis(5);
-/// What a backing without a size of its own uses at least, for extents that are being filled and cleaned.
-const SPARE_BYTES: u64 = 16 << 20;
 
 /// What a backing asks of a store at most.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,7 +51,7 @@ pub struct Limits {
     pub read_deadline: Duration,
     /// The time that a write may take once it has begun, with all that is tried.
     pub write_deadline: Duration,
-    /// How long writers at the memory limit wait while nothing can be written: [`Backing::gone_after`].
+    /// How long writers at the memory limit wait while nothing can be written: [`Health::gone_after`].
     pub gone_after: Duration,
 }
 
@@ -91,10 +91,12 @@ impl Identity {
     }
 }
 
-/// A [`Backing`] in a store of objects.
-pub struct RemoteBacking<O: Objects> {
+/// [`Objects`] of a device in a store.
+pub struct RemoteBacking<O: ObjectStore> {
     shared: Arc<Shared<O>>,
-    /// Whether the device is new, so that nothing is there unless a store has begun to use it.
+    /// The bytes to use; `None` for as many as the device needs.
+    len_bytes: Option<u64>,
+    /// Whether the device is new, so that nothing is there unless something was put there.
     is_new: bool,
     /// `None` once it is dropped.
     runtime: Option<Runtime>,
@@ -108,10 +110,6 @@ struct Shared<O> {
     seal: Arc<Sealer>,
     /// If it is a part of another backing: its first extent there, and what that one's objects are sealed with.
     part: OnceLock<(u32, Arc<dyn Seal>)>,
-    /// The bytes to use; 0 for as many as the device has, until that is known.
-    len_bytes: AtomicU64,
-    /// Whether the size was given.
-    has_size: bool,
     limits: Limits,
     breaker: Breaker,
     /// A permit for each byte that may be written at a time.
@@ -120,8 +118,8 @@ struct Shared<O> {
     /// Objects whose write was refused before it was sent: there is nothing to remove.
     unsent: Mutex<HashSet<ObjectKey>>,
     under_way: UnderWay,
-    /// Of the store that uses it: the numbers of extents and generations begin anew in each, and name other objects.
-    claim: Claim,
+    /// Whether there may be objects.
+    has_put: AtomicBool,
     /// Set by requests that fail: the store is checked soon.
     is_check_due: AtomicBool,
     /// Set at the end: nothing is written any more.
@@ -151,10 +149,22 @@ struct UnderWay {
     ended: Condvar,
 }
 
-impl<O: Objects> RemoteBacking<O> {
-    /// Returns what seals its objects.
+impl<O: ObjectStore> RemoteBacking<O> {
     pub(crate) fn sealer(&self) -> &Sealer {
         &self.shared.seal
+    }
+
+    pub(crate) fn seal(&self) -> Arc<dyn Seal> {
+        Arc::<Sealer>::clone(&self.shared.seal)
+    }
+
+    /// Returns it as the only tier of a device.
+    ///
+    /// # Errors
+    /// As [`Tiers::new`].
+    pub fn tiers(self: &Arc<Self>) -> Result<Arc<Tiers>> {
+        let objects: Arc<dyn Objects> = Arc::<Self>::clone(self);
+        Tiers::new(vec![Backing::Objects(objects)], Some(self.seal())).map(Arc::new)
     }
 
     /// Makes a store of objects the backing of a device: connects to it by `connect`, and waits until it is connected. Of
@@ -235,46 +245,36 @@ impl<O: Objects> RemoteBacking<O> {
             device: identity.device,
             seal: Arc::new(identity.sealer()?),
             part: OnceLock::new(),
-            len_bytes: AtomicU64::new(len_bytes.map_or(0, whole::<O>)),
-            has_size: len_bytes.is_some(),
             limits,
             breaker: Breaker::default(),
             in_flight: Semaphore::new(permits),
             removals: Removals::default(),
             unsent: Mutex::default(),
             under_way: UnderWay::default(),
-            claim: Claim::default(),
+            has_put: AtomicBool::new(false),
             is_check_due: AtomicBool::new(false),
             has_ended: AtomicBool::new(false),
             expired: AtomicU64::new(0),
         });
         runtime.spawn(Arc::clone(&shared).keep_removing());
         runtime.spawn(Arc::clone(&shared).keep_checking());
-        Ok(RemoteBacking { shared, is_new: false, runtime: Some(runtime) })
+        Ok(RemoteBacking { shared, len_bytes, is_new: false, runtime: Some(runtime) })
     }
 }
 
-/// Returns the bytes of whole objects.
-fn whole<O: Objects>(len_bytes: u64) -> u64 {
-    len_bytes / O::OBJECT_BYTES as u64 * O::OBJECT_BYTES as u64
-}
-
-impl<O: Objects> Backing for RemoteBacking<O> {
-    fn len_bytes(&self) -> u64 {
-        self.shared.len_bytes.load(Ordering::Relaxed)
+impl<O: ObjectStore> Objects for RemoteBacking<O> {
+    fn len_bytes(&self) -> Option<u64> {
+        self.len_bytes
     }
 
-    /// Returns 1: any part of an object can be read.
-    fn block_bytes(&self) -> usize {
-        1
+    fn object_bytes(&self) -> usize {
+        O::OBJECT_BYTES
     }
 
-    fn object_bytes(&self) -> Option<usize> {
-        Some(O::OBJECT_BYTES)
-    }
-
-    fn seal(&self) -> Option<Arc<dyn Seal>> {
-        Some(Arc::<Sealer>::clone(&self.shared.seal))
+    fn join(&self, first_extent: u32, seal: Option<&Arc<dyn Seal>>) {
+        // Once.
+        let seal = seal.map_or_else(|| self.seal(), Arc::clone);
+        let _ = self.shared.part.set((first_extent, seal));
     }
 
     /// Without a connection there is none, and the write fails.
@@ -282,52 +282,42 @@ impl<O: Objects> Backing for RemoteBacking<O> {
         self.shared.objects.get().map_or(0, |objects| objects.home(extent))
     }
 
-    fn placement_generation(&self) -> u64 {
-        self.shared.objects.get().map_or(0, Objects::placement_generation)
+    fn put(&self, extent: u32, transfer: Transfer) {
+        self.shared.has_put.store(true, Ordering::Relaxed);
+        self.transfer(extent, transfer);
     }
 
-    fn is_at_risk(&self, _extent: u32, filling: Filling) -> bool {
-        self.shared.objects.get().is_some_and(|objects| objects.is_at_risk(filling.home))
+    fn get(&self, extent: u32, transfer: Transfer) {
+        self.transfer(extent, transfer);
     }
 
-    fn become_part(&self, first_extent: u32, seal: Option<&Arc<dyn Seal>>) {
-        // Once.
-        let seal = seal.map_or_else(|| Arc::<Sealer>::clone(&self.shared.seal) as Arc<dyn Seal>, Arc::clone);
-        let _ = self.shared.part.set((first_extent, seal));
+    fn get_here(&self, extent: u32, filling: Filling, at: usize, out: &mut [u8]) -> bool {
+        let key = self.shared.key(extent, filling);
+        let is_whole = |read: &[u8]| self.shared.is_whole(key, at, read);
+        self.shared.objects.get().is_some_and(|objects| objects.get_here(key, at, out, &is_whole))
     }
 
-    /// Fails the second time.
-    fn begin(&self) -> Result<()> {
-        self.shared.claim.take()
-    }
-
-    fn give_back(&self) {
-        self.shared.claim.give_back();
-    }
-
-    fn is_down(&self, _: usize) -> bool {
-        self.shared.breaker.is_open()
-    }
-
-    /// Uses as many bytes as the disk has, and some for extents that are partly dead.
-    fn set_disk_bytes(&self, bytes: u64) {
-        let len_bytes = whole::<O>(bytes.saturating_add(bytes / 8).saturating_add(SPARE_BYTES));
-        if !self.shared.has_size {
-            self.shared.len_bytes.store(len_bytes, Ordering::Relaxed);
+    /// Puts it into the queue of those that are to be removed.
+    fn delete(&self, extent: u32, filling: Filling) {
+        let key = self.shared.key(extent, filling);
+        if !lock(&self.shared.unsent).remove(&key) {
+            self.shared.removals.add(key);
         }
     }
 
-    fn gone_after(&self) -> Duration {
-        self.shared.limits.gone_after
-    }
-
-    fn health(&self) -> Option<Health> {
+    fn health(&self) -> Health {
         let shared = &self.shared;
-        Some(Health {
+        Health {
             expired: shared.expired.load(Ordering::Relaxed),
             left_behind: shared.removals.left_behind.load(Ordering::Relaxed),
+            placement: shared.objects.get().map_or(0, ObjectStore::placement_generation),
+            gone_after: shared.limits.gone_after,
             ..shared.breaker.health()
-        })
+        }
+    }
+
+    fn is_at_risk(&self, filling: Filling) -> bool {
+        self.shared.objects.get().is_some_and(|objects| objects.is_at_risk(filling.home))
     }
 
     fn end(&self) {
@@ -337,31 +327,6 @@ impl<O: Objects> Backing for RemoteBacking<O> {
         if let (Some(runtime), Some(objects)) = (&self.runtime, self.shared.objects.get()) {
             let ending = objects.end_lease(self.shared.device);
             let _ = runtime.block_on(async { tokio::time::timeout(LEASE_ENDS_WITHIN, ending).await });
-        }
-    }
-
-    fn read_here(&self, offset: u64, filling: Filling, out: &mut [u8]) -> bool {
-        let (key, at) = self.shared.key(offset, filling);
-        let is_whole = |read: &[u8]| self.shared.is_whole(key, at, read);
-        self.shared.objects.get().is_some_and(|objects| objects.get_here(key, at, out, &is_whole))
-    }
-
-    fn start(&self, transfer: Transfer) {
-        let (shared, mut started) = (Arc::clone(&self.shared), Started::new(transfer));
-        let Some(runtime) = &self.runtime else { return };
-        let counted = Counted::new(Arc::clone(&shared));
-        runtime.spawn(async move {
-            let result = shared.carry_out(&mut started).await;
-            started.finish(result.map_err(Failure::into_io));
-            drop(counted);
-        });
-    }
-
-    /// Puts the extent's object into the queue of those that are to be removed.
-    fn discard(&self, offset: u64, _: u64, filling: Filling) {
-        let (key, _) = self.shared.key(offset, filling);
-        if !lock(&self.shared.unsent).remove(&key) {
-            self.shared.removals.add(key);
         }
     }
 }
@@ -383,7 +348,18 @@ impl<O> Drop for Counted<O> {
     }
 }
 
-impl<O: Objects> RemoteBacking<O> {
+impl<O: ObjectStore> RemoteBacking<O> {
+    fn transfer(&self, extent: u32, transfer: Transfer) {
+        let (shared, mut started) = (Arc::clone(&self.shared), Started::new(transfer));
+        let Some(runtime) = &self.runtime else { return };
+        let counted = Counted::new(Arc::clone(&shared));
+        runtime.spawn(async move {
+            let result = shared.carry_out(extent, &mut started).await;
+            started.finish(result.map_err(Failure::into_io));
+            drop(counted);
+        });
+    }
+
     /// Waits until all removals were carried out, or some seconds.
     fn end_removals(&self) {
         let removals = &self.shared.removals;
@@ -395,10 +371,10 @@ impl<O: Objects> RemoteBacking<O> {
     }
 }
 
-impl<O: Objects> Drop for RemoteBacking<O> {
+impl<O: ObjectStore> Drop for RemoteBacking<O> {
     /// Waits for the transfers, each of which has a deadline, and some seconds for removals.
     fn drop(&mut self) {
-        if self.is_new && !self.shared.claim.is_taken() {
+        if self.is_new && !self.shared.has_put.load(Ordering::Relaxed) {
             // Only a lease is there, which nobody else ends.
             self.end();
         }
@@ -420,7 +396,7 @@ impl UnderWay {
     }
 }
 
-impl<O: Objects> Shared<O> {
+impl<O: ObjectStore> Shared<O> {
     fn set_objects(&self, objects: O) {
         // Connected once.
         let _ = self.objects.set(objects);
@@ -440,18 +416,15 @@ impl<O: Objects> Shared<O> {
         }
     }
 
-    /// Returns the key of the object in which a byte lies, and where it lies in it.
-    fn key(&self, offset: u64, filling: Filling) -> (ObjectKey, usize) {
-        let object_bytes = O::OBJECT_BYTES as u64;
-        let extent = (offset / object_bytes) as u32;
-        (ObjectKey { device: self.device, extent, filling }, (offset % object_bytes) as usize)
+    fn key(&self, extent: u32, filling: Filling) -> ObjectKey {
+        ObjectKey { device: self.device, extent, filling }
     }
 
-    async fn carry_out(&self, transfer: &mut Transfer) -> Result<(), Failure> {
+    async fn carry_out(&self, extent: u32, transfer: &mut Transfer) -> Result<(), Failure> {
         let Transfer { direction, offset, len_bytes, filling, buffer, .. } = transfer;
-        let (key, at) = self.key(*offset, *filling);
+        let (key, at) = (self.key(extent, *filling), *offset as usize);
         let inside = at.checked_add(*len_bytes).is_some_and(|end| end <= O::OBJECT_BYTES);
-        if !inside || *len_bytes > buffer.len() || *offset >= self.len_bytes.load(Ordering::Relaxed) {
+        if !inside || *len_bytes > buffer.len() {
             let error = Error::new(ErrorKind::OutOfRange, "a transfer beyond the end of an object");
             return Err(error.into());
         }

@@ -39,7 +39,7 @@ pub use crate::sweep::Swept;
 pub use address::{Address, Server};
 pub use answers::{Failure, Meaning};
 pub use backing::{Identity, Limits, RemoteBacking};
-pub use objects::{DeviceId, Key, Objects};
+pub use objects::{DeviceId, Key, ObjectStore};
 pub use opener::{RemoteOpener, sweep, sweep_s3};
 
 use std::sync::{Mutex, MutexGuard, PoisonError};

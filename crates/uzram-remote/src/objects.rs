@@ -55,7 +55,7 @@ pub struct Key {
 /// The caller sets deadlines: it drops the futures that it no longer waits for, and tries again what failed for a reason that
 /// may pass ([`Meaning::Again`](crate::Meaning)). What a request does that was given up is unknown; the caller removes the object
 /// then.
-pub trait Objects: Send + Sync + 'static {
+pub trait ObjectStore: Send + Sync + 'static {
     /// The most bytes of an object, a power of two.
     const OBJECT_BYTES: usize;
 
@@ -86,13 +86,13 @@ pub trait Objects: Send + Sync + 'static {
         len_bytes: usize,
     ) -> impl Future<Output = Result<Vec<u8>, Failure>> + Send;
 
-    /// Reads as [`Objects::get`] does, on the calling thread, if that is faster, and returns what `is_whole` returns of what was
+    /// Reads as [`ObjectStore::get`] does, on the calling thread, if that is faster, and returns what `is_whole` returns of what was
     /// read. Returns false if it has to be done otherwise.
     fn get_here(&self, _key: Key, _at: usize, _out: &mut [u8], _is_whole: &dyn Fn(&[u8]) -> bool) -> bool {
         false
     }
 
-    /// Called when what [`Objects::get`] read is damaged: reads the same from each copy, one after the other, until
+    /// Called when what [`ObjectStore::get`] read is damaged: reads the same from each copy, one after the other, until
     /// `is_whole` returns that it is not. Whether there is one that is not damaged is up to the caller to find out.
     fn get_whole(
         &self,

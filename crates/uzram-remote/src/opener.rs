@@ -21,7 +21,7 @@ use zeroize::Zeroizing;
 
 use crate::redis::{Credentials, RedisStore};
 use crate::s3::{self, S3Address, S3Login, S3Store};
-use crate::{Address, Identity, Limits, Objects, RemoteBacking, SETTING, Swept, lock, login};
+use crate::{Address, Identity, Limits, ObjectStore, RemoteBacking, SETTING, Swept, lock, login};
 
 /// Many objects at a time on a slow line take longer than those of Redis.
 const S3_LIMITS: Limits = Limits {
@@ -153,13 +153,13 @@ fn open_s3(address: S3Address, copies: u8) -> Result<Elsewhere> {
 }
 
 impl Kept {
-    fn opened<O: Objects>(self, backing: RemoteBacking<O>) -> Elsewhere {
+    fn opened<O: ObjectStore>(self, backing: RemoteBacking<O>) -> Elsewhere {
         // Without it, the device ends with the process.
         let fd = write(&self).ok();
         self.with(backing, fd)
     }
 
-    fn with<O: Objects>(self, backing: RemoteBacking<O>, kept: Option<OwnedFd>) -> Elsewhere {
+    fn with<O: ObjectStore>(self, backing: RemoteBacking<O>, kept: Option<OwnedFd>) -> Elsewhere {
         backing.sealer().pin(kept.as_ref());
         let copies = match self.copies {
             1 => "one copy".to_owned(),
@@ -168,6 +168,7 @@ impl Kept {
         Elsewhere {
             how: format!("encrypted, {copies} of each object, device {}", self.identity.device),
             name: self.name,
+            seal: backing.seal(),
             backing: Arc::new(backing),
             copies: self.copies,
             kept,

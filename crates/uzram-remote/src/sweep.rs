@@ -1,6 +1,6 @@
 //! Leases, and removing what devices have left that are no more.
 //!
-//! As long as a device's process is there, it renews the device's lease ([`Objects::CHECK_EVERY`](crate::Objects)); a lease that
+//! As long as a device's process is there, it renews the device's lease ([`ObjectStore::CHECK_EVERY`](crate::ObjectStore)); a lease that
 //! is not renewed is over after [`LEASE_S`]. The objects of a device without one, at two looks some seconds apart, belong to
 //! nobody: the key that they are sealed with is gone, too.
 

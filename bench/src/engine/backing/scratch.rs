@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use tempfile::TempDir;
-use uzram::backing::{FileBacking, FileOptions};
+use uzram::backing::{Backing, FileBacking, FileOptions};
 use uzram::codec::Algorithm;
 use uzram::device::DEFAULT_CHAIN_SIZE;
 use uzram::store::{
@@ -93,7 +93,11 @@ impl<'a> Scratch<'a> {
         let mut builder =
             StoreBuilder::new("bench", page_count as u64).algorithm(self.algorithm.clone()).policy(policy);
         if let Some((backing, layout)) = backing {
-            builder = builder.backing(BackingOptions { backing, layout, compressed: true });
+            builder = builder.backing(BackingOptions {
+                backing: Backing::Blocks(backing).into(),
+                layout,
+                compressed: true,
+            });
         }
         let store = builder.build()?;
         Ok(Pages {

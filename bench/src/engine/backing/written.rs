@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use uzram::Result;
-use uzram::backing::{Backing, Engine, MARK_BYTES};
+use uzram::backing::{Blocks, Engine, MARK_BYTES};
 use uzram::store::{BackingStats, ReclaimPolicy, WritebackLayout};
 use uzram::units::page_of;
 

@@ -314,10 +314,9 @@ fn a_bucket_that_refuses_reads_gives_io_errors_and_says_so() {
     if missing(&["nbdcopy", "qemu-io"]) {
         return;
     }
-    let (place, server) = (Place::new(), crate::servers::http::Server::start());
+    let (place, server) = (Place::new(), crate::servers::s3::Server::start());
     let mut up = place.command(&["up", "--size", "64M", "--mem-limit", "8M", "--backing", "s3://cold"]);
-    up.env("AWS_ACCESS_KEY_ID", "id").env("AWS_SECRET_ACCESS_KEY", "secret");
-    up.env("AWS_ENDPOINT_URL_S3", format!("http://127.0.0.1:{}", server.port));
+    log_in(&mut up, &server);
     let daemon = crate::common::Daemon::start(up);
     let (source, uri) = (clients::random_file(&place, "source", 32 << 20), place.uri());
     succeed(&place, "nbdcopy", &[clients::arg(&source), &uri]);

@@ -32,7 +32,7 @@ use tokio::task::JoinSet;
 use uzram::{Error, ErrorKind, Result};
 
 use crate::address::MAX_SERVERS;
-use crate::objects::{DeviceId, Key, Objects, take};
+use crate::objects::{DeviceId, Key, ObjectStore, take};
 use crate::sweep::{LEASE, LEASE_S};
 use crate::{Address, Failure, SETTING, Server, lock};
 
@@ -315,7 +315,7 @@ pub fn read_answer(bytes: &[u8]) {
     assert!(refused.is_none_or(|error| !error.to_string().is_empty()));
 }
 
-impl Objects for RedisStore {
+impl ObjectStore for RedisStore {
     const OBJECT_BYTES: usize = OBJECT_BYTES;
 
     fn home(&self, extent: u32) -> u32 {

@@ -20,7 +20,7 @@ use opendal::services::S3;
 use opendal::{HttpTransporter, OperationContext, Operator};
 use uzram::{Error, ErrorKind, Result};
 
-use crate::objects::{DeviceId, Key, Objects};
+use crate::objects::{DeviceId, Key, ObjectStore};
 use crate::retry::tried;
 use crate::sweep::LEASE;
 use crate::{Failure, SETTING};
@@ -193,7 +193,7 @@ async fn get_range(operator: &Operator, name: &str, at: usize, len_bytes: usize)
     Ok(read)
 }
 
-impl Objects for S3Store {
+impl ObjectStore for S3Store {
     const OBJECT_BYTES: usize = OBJECT_BYTES;
     const CHECK_EVERY: Duration = CHECK_EVERY;
 

@@ -5,13 +5,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::common::pages::contents;
+use crate::common::pages::{contents, store_on};
 use crate::common::proxy::Mode;
 use crate::common::{Cluster, able, wait_until};
 use rustix::process::Signal;
-use uzram::backing::Backing;
+use uzram::backing::Objects;
 use uzram::random::Random;
-use uzram::store::{BackingOptions, PageNo, Store, StoreBuilder, Writeback, WritebackLayout};
+use uzram::store::{PageNo, Store, Writeback};
 use uzram::units::PAGE_SIZE;
 use uzram_remote::{Address, Credentials, Identity, Limits, RedisStore, RemoteBacking};
 
@@ -64,14 +64,8 @@ impl Device {
         let backing =
             RemoteBacking::open(&Identity::new().unwrap(), Some(64 << 20), Limits::default(), connect);
         let backing = Arc::new(backing.unwrap());
-        let options = BackingOptions {
-            backing: Arc::<RemoteBacking<RedisStore>>::clone(&backing),
-            layout: WritebackLayout::Packed,
-            compressed: true,
-        };
-        let store = StoreBuilder::new("nodes", PAGES.into()).backing(options).build().unwrap();
         let mut device = Device {
-            store: Arc::new(store),
+            store: Arc::new(store_on(&backing, PAGES)),
             backing,
             versions: vec![0; PAGES as usize],
             random: Random::new(seed),
@@ -139,8 +133,7 @@ impl Device {
     /// Waits until objects have two copies again: what one node lost may be what the next one is asked for.
     fn recover(&mut self) {
         wait_until("pages can be written", || {
-            self.backing.health().unwrap().stopped.is_none()
-                && self.store.write_back(&Writeback::default()).is_ok()
+            self.backing.health().stopped.is_none() && self.store.write_back(&Writeback::default()).is_ok()
         });
         (0..PAGES).for_each(|page| self.write(page));
         wait_until("pages are written", || self.store.write_back(&Writeback::default()).is_ok());
@@ -210,7 +203,7 @@ fn whatever_one_node_does_no_read_fails_or_is_wrong() {
         eprintln!(
             "{fault:?}: {reads} reads, p50 {p50:.2} ms, p99 {p99:.1} ms, p99.9 {max:.1} ms; after detection p99 {after:.1} ms; \
              {:?}, damaged {}",
-            device.backing.health().unwrap(),
+            device.backing.health(),
             device.store.backing_stats().corrupted,
         );
         assert_eq!(failed, 0, "{why}");

@@ -5,15 +5,15 @@ use std::net::TcpStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::common::pages::{check, fill, go_and_come_back, store_on, try_fill};
+use crate::common::pages::{self, check, fill, go_and_come_back, store_on, try_fill};
 use crate::common::{Cluster, Redis, able, wait_until};
 use rustix::process::Signal;
 use uzram::ErrorKind;
-use uzram::backing::{Backing, Buffers, Direction, Filling};
+use uzram::backing::{Direction, Filling, Objects};
 use uzram::store::PolicyThread;
-use uzram::units::PAGE_SIZE;
 use uzram_remote::{
-    Address, Credentials, DeviceId, Identity, Key, Limits, Objects, RedisStore, RemoteBacking, Swept, sweep,
+    Address, Credentials, DeviceId, Identity, Key, Limits, ObjectStore, RedisStore, RemoteBacking, Swept,
+    sweep,
 };
 
 const PAGES: u32 = 4000;
@@ -47,7 +47,7 @@ fn pages_go_to_a_server_and_come_back_and_nothing_stays() {
     let store = store_on(&backing, PAGES);
     let is_left = || redis.ask(&["dbsize"]).trim() == "2";
     go_and_come_back(&store, || (), || wait_until("all but one extent are removed, and the lease", is_left));
-    let health = backing.health().unwrap();
+    let health = backing.health();
     assert_eq!((health.expired, health.left_behind, health.stopped), (0, 0, None));
 }
 
@@ -72,7 +72,7 @@ fn a_cluster_spreads_objects_and_survives_the_death_of_a_master() {
     check(&store, 1);
     wait_until("they can be written again", || try_fill(&store, 2).is_ok());
     check(&store, 2);
-    let stats = backing.health().unwrap();
+    let stats = backing.health();
     assert_eq!(
         (store.backing_stats().failed_reads, store.backing_stats().lost_reads, stats.stopped),
         (0, 0, None)
@@ -92,12 +92,12 @@ fn with_two_copies_a_master_may_be_lost() {
     // The lease has a key at each master.
     let objects = cluster.keys() - 3;
     assert!(objects > 4 && objects.is_multiple_of(2), "{objects}");
-    assert_eq!(backing.health().unwrap().degraded, None);
+    assert_eq!(backing.health().degraded, None);
     cluster.nodes[1].signal(Signal::KILL);
     check(&store, 1);
     let dead = format!("127.0.0.1:{} of ", cluster.nodes[1].port);
     wait_until("the state names the node that is away", || {
-        let health = backing.health().unwrap();
+        let health = backing.health();
         health.degraded.is_some_and(|trouble| trouble.why.contains(&dead)) && health.stopped.is_none()
     });
     // New objects go to the other two.
@@ -190,7 +190,7 @@ fn full_servers_keep_the_lease_and_remove_objects() {
         let store = store_on(&backing, PAGES);
         fill(&store, 1);
         nodes.iter().for_each(|node| drop(node.ask(&["config", "set", "maxmemory", "1"])));
-        wait_until("nothing is written", || backing.health().unwrap().stopped.is_some());
+        wait_until("nothing is written", || backing.health().stopped.is_some());
         assert!(try_fill(&store, 2).is_err());
         let leases = keys(nodes, "lease");
         assert!(leases.len() >= copies.into());
@@ -350,49 +350,6 @@ fn servers_that_cannot_be_used_are_refused_soon() {
     assert!(kind == ErrorKind::Unsupported && what.contains("database"), "{what}");
 }
 
-/// A server that is stopped: reads and writes fail in time, writes soon at once, and all goes on when it does.
-#[test]
-fn a_server_that_stops_for_a_while_loses_nothing() {
-    if !able() {
-        return;
-    }
-    let redis = Redis::start(&[]);
-    let address = Address::parse(&redis.address()).unwrap();
-    let limits = Limits {
-        read_deadline: Duration::from_millis(500),
-        write_deadline: Duration::from_millis(500),
-        ..Limits::default()
-    };
-    let connect = || RedisStore::connect(address, Credentials::default(), 1);
-    let backing = RemoteBacking::open(&Identity::new().unwrap(), Some(64 << 20), limits, connect);
-    let backing = Arc::new(backing.unwrap());
-    let buffers = Buffers::new(1, PAGE_SIZE).unwrap();
-    let transfer = |direction, extent: u64| {
-        let filling = Filling { generation: 1, home: 0 };
-        let mut buffer = buffers.take().unwrap();
-        buffer.fill(extent as u8);
-        let (buffer, result) = backing.carry_out(direction, extent << 18, PAGE_SIZE, filling, buffer);
-        result.map(|()| buffer[7])
-    };
-    transfer(Direction::Write, 1).unwrap();
-    redis.signal(Signal::STOP);
-    assert!(transfer(Direction::Read, 1).is_err());
-    for extent in 2..5 {
-        assert!(transfer(Direction::Write, extent).is_err());
-    }
-    let started = Instant::now();
-    assert!(transfer(Direction::Write, 5).is_err());
-    assert!(started.elapsed() < limits.write_deadline, "it does not wait any more");
-    let stats = backing.health().unwrap();
-    assert!(stats.stopped.is_some() && stats.expired >= 4, "{stats:?}");
-    redis.signal(Signal::CONT);
-    wait_until("it is written to again", || transfer(Direction::Write, 6).is_ok());
-    assert_eq!(transfer(Direction::Read, 1), Ok(1));
-    assert_eq!(backing.health().unwrap().stopped, None);
-    // What may have been written late is removed.
-    wait_until("two objects are left, and the lease", || redis.ask(&["dbsize"]).trim() == "3");
-}
-
 /// A server that has too many clients closes new connections with an error. It is waited for.
 #[test]
 fn a_server_with_too_many_clients_is_waited_for() {
@@ -404,11 +361,7 @@ fn a_server_with_too_many_clients_is_waited_for() {
     let limits = Limits { read_deadline: Duration::from_secs(60), ..Limits::default() };
     let connect = || RedisStore::connect(address, Credentials::default(), 1);
     let backing = RemoteBacking::open(&identity, Some(64 << 20), limits, connect).unwrap();
-    let buffers = Buffers::new(1, PAGE_SIZE).unwrap();
-    let transfer = |direction| {
-        let filling = Filling { generation: 1, home: 0 };
-        backing.carry_out(direction, 0, PAGE_SIZE, filling, buffers.take().unwrap()).1
-    };
+    let transfer = |direction| pages::transfer(&backing, direction, 0);
     transfer(Direction::Write).unwrap();
     let ids = redis.ask(&["client", "list"]);
     // That of redis-cli itself asks for the list.

@@ -5,14 +5,14 @@ use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::common::pages::{check, fill, go_and_come_back, store_on};
+use crate::common::pages::{check, fill, go_and_come_back, store_on, transfer};
 use crate::common::s3::{KEY_ID, SECRET, Server, age};
-use uzram::backing::{Backing, Buffers, Direction, Filling};
+use uzram::backing::{Direction, Filling, Objects};
 use uzram::store::PageNo;
 use uzram::units::PAGE_SIZE;
 use uzram::{Error, ErrorKind};
 use uzram_remote::{
-    DeviceId, Identity, Key, Limits, Objects, RemoteBacking, S3Address, S3Login, S3Store, Swept, sweep_s3,
+    DeviceId, Identity, Key, Limits, ObjectStore, RemoteBacking, S3Address, S3Login, S3Store, Swept, sweep_s3,
 };
 
 const PAGES: u32 = 3000;
@@ -56,7 +56,7 @@ fn pages_go_to_a_bucket_and_come_back_and_nothing_stays() {
     go_and_come_back(&store, is_below, || {
         wait_until("all but one extent are removed, and the lease", is_left)
     });
-    let health = backing.health().unwrap();
+    let health = backing.health();
     assert_eq!((health.expired, health.left_behind, health.stopped), (0, 0, None));
     store.erase_backing();
     assert_eq!(server.objects(), [""; 0].map(std::path::PathBuf::from));
@@ -185,14 +185,6 @@ fn a_server_that_is_away_for_a_while_loses_nothing() {
     let identity = Identity::new().unwrap();
     let connect = || S3Store::connect(address.clone(), &login);
     let backing = RemoteBacking::open(&identity, Some(64 << 20), limits, connect).unwrap();
-    let buffers = Buffers::new(1, PAGE_SIZE).unwrap();
-    let transfer = |backing: &RemoteBacking<S3Store>, direction, extent: u64| {
-        let filling = Filling { generation: 1, home: 0 };
-        let mut buffer = buffers.take().unwrap();
-        buffer.fill(extent as u8);
-        let (buffer, result) = backing.carry_out(direction, extent << 20, PAGE_SIZE, filling, buffer);
-        result.map(|()| buffer[7])
-    };
     transfer(&backing, Direction::Write, 1).unwrap();
     let mut other = None;
     let server = server.without(|| {
@@ -203,7 +195,7 @@ fn a_server_that_is_away_for_a_while_loses_nothing() {
         let started = Instant::now();
         assert!(transfer(&backing, Direction::Write, 5).is_err());
         assert!(started.elapsed() < limits.write_deadline, "it does not wait any more");
-        assert!(backing.health().unwrap().stopped.is_some());
+        assert!(backing.health().stopped.is_some());
         let store = S3Store::new(address.clone(), &login).unwrap();
         let store = std::sync::Mutex::new(Some(store));
         let connect = move || std::future::ready(Ok(store.lock().unwrap().take().unwrap()));
@@ -212,7 +204,7 @@ fn a_server_that_is_away_for_a_while_loses_nothing() {
     });
     wait_until("it is written to again", || transfer(&backing, Direction::Write, 6).is_ok());
     assert_eq!(transfer(&backing, Direction::Read, 1), Ok(1));
-    assert_eq!(backing.health().unwrap().stopped, None);
+    assert_eq!(backing.health().stopped, None);
     let other = other.unwrap();
     assert_eq!(transfer(&other, Direction::Read, 6), Ok(6));
     wait_until("the other one can write, too", || transfer(&other, Direction::Write, 7).is_ok());
@@ -280,26 +272,21 @@ fn what_a_dead_device_left_can_be_swept() {
 #[test]
 fn answers_are_read_errors_or_waited_for() {
     const OBJECT: &str = "/1-1";
-    let server = crate::common::http::Server::start();
-    let login = login(format!("http://127.0.0.1:{}", server.port));
+    let server = Server::start();
+    let login = login(server.url());
     let open = |read_deadline| {
         let limits = Limits { read_deadline, ..Limits::default() };
         let connect = || std::future::ready(S3Store::new(S3Address::parse(ADDRESS).unwrap(), &login));
         RemoteBacking::open(&Identity::new().unwrap(), Some(64 << 20), limits, connect).unwrap()
     };
     let [patient, hasty] = [Duration::from_secs(60), Duration::from_millis(700)].map(open);
-    let buffers = Buffers::new(1, PAGE_SIZE).unwrap();
-    let transfer = |backing: &RemoteBacking<S3Store>, direction| {
-        let (filling, buffer) = (Filling { generation: 1, home: 0 }, buffers.take().unwrap());
-        let (_, result) = backing.carry_out(direction, 1 << 20, PAGE_SIZE, filling, buffer);
-        result.map_err(|error| (error.kind(), error.to_string()))
-    };
-    let read = |backing| transfer(backing, Direction::Read);
-    [&patient, &hasty].iter().for_each(|backing| transfer(backing, Direction::Write).unwrap());
-    let why = |backing: &RemoteBacking<S3Store>| backing.health().unwrap().stopped.map(|trouble| trouble.why);
+    let read =
+        |backing| transfer(backing, Direction::Read, 1).map_err(|error| (error.kind(), error.to_string()));
+    [&patient, &hasty].iter().for_each(|backing| _ = transfer(backing, Direction::Write, 1).unwrap());
+    let why = |backing: &RemoteBacking<S3Store>| backing.health().stopped.map(|trouble| trouble.why);
     for (status, code, kind) in [
         (404, "NoSuchKey", ErrorKind::NotFound),
-        (507, "", ErrorKind::NoSpace),
+        (507, "Words", ErrorKind::NoSpace),
         (307, "TemporaryRedirect", ErrorKind::Io),
         (404, "NoSuchBucket", ErrorKind::Io),
         (400, "ExpiredToken", ErrorKind::Io),

@@ -1,8 +1,7 @@
 //! A backing with injected faults: for tests, and to try out how a device behaves when its disk fails.
 //!
 //! [`Faults`] decides about each transfer when it is started. A transfer without a fault goes straight to the backing
-//! below; one that fails or waits goes through a thread, so that the caller of [`Backing::start`] never calls a
-//! completion.
+//! below; one that fails or waits goes through a thread, so that its caller never calls a completion.
 //!
 //! Locks: two of class `backing queue`, for the faults and their random numbers, and for the transfers that wait for
 //! the thread. Neither is taken under the other.
@@ -11,7 +10,7 @@ use std::ops::Range;
 use std::thread::{JoinHandle, Thread};
 use std::time::{Duration, Instant};
 
-use super::{Backing, Buffer, Completion, Direction, Filling, Health, SETTING, Seal, Transfer};
+use super::{Blocks, Buffer, Completion, Direction, Filling, Health, Objects, SETTING, Seal, Transfer};
 use crate::base::error::{Error, ErrorKind, Result};
 use crate::base::random::Random;
 use crate::base::sync::{Arc, Counter, Mutex, classes};
@@ -113,11 +112,11 @@ impl Faults {
         self.injected.get()
     }
 
-    fn decide(&self, transfer: &Transfer) -> Injected {
+    fn decide(&self, place: u64, transfer: &Transfer) -> Injected {
         let mut plan = self.plan.lock();
         let Plan { random, faults, clears, .. } = &mut *plan;
         let mut injected = Injected { stall: None, held: None, then: None, random: 0 };
-        for fault in faults.iter_mut().filter(|fault| fault.concerns(transfer)) {
+        for fault in faults.iter_mut().filter(|fault| fault.concerns(place, transfer)) {
             if fault.after > 0 {
                 fault.after -= 1;
             } else if fault.times > 0 && random.next().is_multiple_of(fault.one_in.max(1)) {
@@ -149,17 +148,17 @@ impl Injected {
 }
 
 impl Fault {
-    fn concerns(&self, transfer: &Transfer) -> bool {
-        let end = transfer.offset.saturating_add(transfer.len_bytes as u64);
+    fn concerns(&self, place: u64, transfer: &Transfer) -> bool {
+        let end = place.saturating_add(transfer.len_bytes as u64);
         self.direction.is_none_or(|direction| direction == transfer.direction)
             && (self.kind != FaultKind::FlipBit || transfer.direction == Direction::Read)
             && self.range.start < end
-            && transfer.offset < self.range.end
+            && place < self.range.end
     }
 }
 
 /// A backing that injects [`Faults`] into another one. Dropping it carries out stalled and held transfers at once.
-pub struct FaultyBacking<B: Backing + 'static> {
+pub struct FaultyBacking<B: Send + Sync + 'static> {
     shared: Arc<Shared<B>>,
     thread: Option<JoinHandle<()>>,
 }
@@ -167,21 +166,30 @@ pub struct FaultyBacking<B: Backing + 'static> {
 struct Shared<B> {
     inner: B,
     faults: Faults,
-    queue: Mutex<Queue>,
+    queue: Mutex<Queue<B>>,
 }
 
-struct Queue {
-    waiting: Vec<Waiting>,
+struct Queue<B> {
+    waiting: Vec<Waiting<B>>,
     closed: bool,
 }
 
-struct Waiting {
+struct Waiting<B> {
     due: Instant,
     transfer: Transfer,
     injected: Injected,
+    way: Way<B>,
 }
 
-impl<B: Backing + 'static> FaultyBacking<B> {
+/// How the inner backing carries out a transfer.
+struct Way<B> {
+    /// The extent, of objects.
+    extent: u32,
+    block_bytes: usize,
+    start: fn(&B, u32, Transfer),
+}
+
+impl<B: Send + Sync + 'static> FaultyBacking<B> {
     /// Wraps `inner`, at first without faults. Faults at random use the random numbers of `seed`.
     ///
     /// # Errors
@@ -200,19 +208,27 @@ impl<B: Backing + 'static> FaultyBacking<B> {
         self.shared.faults.clone()
     }
 
-    /// Returns the wrapped backing.
-    pub fn inner(&self) -> &B {
-        &self.shared.inner
-    }
-
     fn wake_up(&self) {
         if let Some(thread) = &self.thread {
             thread.thread().unpark();
         }
     }
+
+    /// Starts a transfer, whose first byte is at `place` among all of the backing, with its faults.
+    fn start_at(&self, place: u64, transfer: Transfer, way: Way<B>) {
+        let injected = self.shared.faults.decide(place, &transfer);
+        if injected.is_good() {
+            return (way.start)(&self.shared.inner, way.extent, transfer);
+        }
+        // Cap the stall so that the time does not overflow.
+        const LONGEST: Duration = Duration::from_secs(100 * 365 * 86400);
+        let due = Instant::now() + injected.stall.unwrap_or_default().min(LONGEST);
+        self.shared.queue.lock().waiting.push(Waiting { due, transfer, injected, way });
+        self.wake_up();
+    }
 }
 
-impl<B: Backing + 'static> Backing for FaultyBacking<B> {
+impl<B: Blocks + 'static> Blocks for FaultyBacking<B> {
     fn len_bytes(&self) -> u64 {
         self.shared.inner.len_bytes()
     }
@@ -221,84 +237,67 @@ impl<B: Backing + 'static> Backing for FaultyBacking<B> {
         self.shared.inner.block_bytes()
     }
 
-    fn object_bytes(&self) -> Option<usize> {
+    fn start(&self, transfer: Transfer) {
+        let start = |inner: &B, _, transfer| inner.start(transfer);
+        let way = Way { extent: 0, block_bytes: self.block_bytes(), start };
+        self.start_at(transfer.offset, transfer, way);
+    }
+
+    fn discard(&self, offset: u64, len_bytes: u64) {
+        self.shared.inner.discard(offset, len_bytes);
+    }
+}
+
+impl<O: Objects + 'static> FaultyBacking<O> {
+    fn start_of(&self, extent: u32, transfer: Transfer, start: fn(&O, u32, Transfer)) {
+        let place = u64::from(extent) * self.object_bytes() as u64 + transfer.offset;
+        self.start_at(place, transfer, Way { extent, block_bytes: 1, start });
+    }
+}
+
+impl<O: Objects + 'static> Objects for FaultyBacking<O> {
+    fn len_bytes(&self) -> Option<u64> {
+        self.shared.inner.len_bytes()
+    }
+
+    fn object_bytes(&self) -> usize {
         self.shared.inner.object_bytes()
     }
 
-    fn seal(&self) -> Option<Arc<dyn Seal>> {
-        self.shared.inner.seal()
+    fn join(&self, first_extent: u32, seal: Option<&Arc<dyn Seal>>) {
+        self.shared.inner.join(first_extent, seal);
     }
 
     fn home(&self, extent: u32) -> u32 {
         self.shared.inner.home(extent)
     }
 
-    fn become_part(&self, first_extent: u32, seal: Option<&Arc<dyn Seal>>) {
-        self.shared.inner.become_part(first_extent, seal);
+    fn put(&self, extent: u32, transfer: Transfer) {
+        self.start_of(extent, transfer, O::put);
     }
 
-    fn tiers(&self) -> Vec<Range<u64>> {
-        self.shared.inner.tiers()
+    fn get(&self, extent: u32, transfer: Transfer) {
+        self.start_of(extent, transfer, O::get);
     }
 
-    fn is_down(&self, tier: usize) -> bool {
-        self.shared.inner.is_down(tier)
+    fn delete(&self, extent: u32, filling: Filling) {
+        self.shared.inner.delete(extent, filling);
     }
 
-    fn gone_after(&self) -> Duration {
-        self.shared.inner.gone_after()
-    }
-
-    fn padded_bytes(&self, offset: u64, len_bytes: usize) -> usize {
-        self.shared.inner.padded_bytes(offset, len_bytes)
-    }
-
-    fn placement_generation(&self) -> u64 {
-        self.shared.inner.placement_generation()
-    }
-
-    fn is_at_risk(&self, extent: u32, filling: Filling) -> bool {
-        self.shared.inner.is_at_risk(extent, filling)
-    }
-
-    fn begin(&self) -> Result<()> {
-        self.shared.inner.begin()
-    }
-
-    fn give_back(&self) {
-        self.shared.inner.give_back();
-    }
-
-    fn set_disk_bytes(&self, bytes: u64) {
-        self.shared.inner.set_disk_bytes(bytes);
-    }
-
-    fn health(&self) -> Option<Health> {
+    fn health(&self) -> Health {
         self.shared.inner.health()
+    }
+
+    fn is_at_risk(&self, filling: Filling) -> bool {
+        self.shared.inner.is_at_risk(filling)
     }
 
     fn end(&self) {
         self.shared.inner.end();
     }
-
-    fn start(&self, transfer: Transfer) {
-        let injected = self.shared.faults.decide(&transfer);
-        if injected.is_good() {
-            return self.shared.inner.start(transfer);
-        }
-        // Cap the stall so that the time does not overflow.
-        const LONGEST: Duration = Duration::from_secs(100 * 365 * 86400);
-        let due = Instant::now() + injected.stall.unwrap_or_default().min(LONGEST);
-        self.shared.queue.lock().waiting.push(Waiting { due, transfer, injected });
-        self.wake_up();
-    }
-
-    fn discard(&self, offset: u64, len_bytes: u64, filling: Filling) {
-        self.shared.inner.discard(offset, len_bytes, filling);
-    }
 }
 
-impl<B: Backing + 'static> Drop for FaultyBacking<B> {
+impl<B: Send + Sync + 'static> Drop for FaultyBacking<B> {
     fn drop(&mut self) {
         self.shared.queue.lock().closed = true;
         self.wake_up();
@@ -306,7 +305,7 @@ impl<B: Backing + 'static> Drop for FaultyBacking<B> {
     }
 }
 
-impl<B: Backing> Shared<B> {
+impl<B> Shared<B> {
     fn run(&self) {
         loop {
             let now = Instant::now();
@@ -314,9 +313,9 @@ impl<B: Backing> Shared<B> {
             let clears = self.faults.plan.lock().clears;
             let mut queue = self.queue.lock();
             let closed = queue.closed;
-            let is_held = |waiting: &Waiting| waiting.injected.held.is_some_and(|since| since == clears);
-            let is_due = |waiting: &mut Waiting| closed || waiting.due <= now && !is_held(waiting);
-            let due: Vec<Waiting> = queue.waiting.extract_if(.., is_due).collect();
+            let is_held = |waiting: &Waiting<B>| waiting.injected.held.is_some_and(|since| since == clears);
+            let is_due = |waiting: &mut Waiting<B>| closed || waiting.due <= now && !is_held(waiting);
+            let due: Vec<Waiting<B>> = queue.waiting.extract_if(.., is_due).collect();
             let free = queue.waiting.iter().filter(|waiting| !is_held(waiting));
             let next = free.map(|waiting| waiting.due).min();
             drop(queue);
@@ -334,10 +333,10 @@ impl<B: Backing> Shared<B> {
     }
 
     /// Carries out a transfer, with its other fault if any, after it has stalled or was held.
-    fn let_go(&self, Waiting { mut transfer, injected: what, .. }: Waiting) {
-        let half_bytes = transfer.len_bytes / 2 / self.inner.block_bytes() * self.inner.block_bytes();
+    fn let_go(&self, Waiting { mut transfer, injected: what, way, .. }: Waiting<B>) {
+        let half_bytes = transfer.len_bytes / 2 / way.block_bytes * way.block_bytes;
         match what.then {
-            None => return self.inner.start(transfer),
+            None => return (way.start)(&self.inner, way.extent, transfer),
             Some(FaultKind::NoSpace) => {
                 let full = Error::new(ErrorKind::NoSpace, "an injected lack of space");
                 return transfer.finish(Err(full.with_setting(SETTING)));
@@ -352,7 +351,7 @@ impl<B: Backing> Shared<B> {
             transfer.len_bytes = half_bytes;
         }
         transfer.completion = Arc::new(Spoil { flip, completion: transfer.completion });
-        self.inner.start(transfer);
+        (way.start)(&self.inner, way.extent, transfer);
     }
 }
 

@@ -1,4 +1,5 @@
-//! Backings, where cold pages are written to: bytes by offset, on a file, on a block device, or in a store of objects.
+//! Backings, where cold pages are written to: [`Blocks`], which can be overwritten, on a file or a block device, and
+//! [`Objects`], which are written once, in a store on other machines.
 //! Nothing here knows what the bytes mean: pages, extents, checksums and slots belong to the callers.
 //!
 //! A [`Transfer`] owns its [`Buffer`]. The backing that carries out the transfer owns the buffer until the kernel no
@@ -7,7 +8,7 @@
 //!
 //! - `buffers.rs`: the memory of transfers, allocated in advance
 //! - `threads.rs`: threads that carry out transfers, or prepare them
-//! - `tiers.rs`: several backings, used in order ([`Tiers`])
+//! - `tiers.rs`: the backings of a store, used in order ([`Tiers`])
 //! - `waiter.rs`: waiting for a transfer
 //! - `file/`: a file or block device ([`FileBacking`]), by io_uring or by threads
 //! - `faulty.rs`: a backing with injected faults ([`FaultyBacking`])
@@ -20,7 +21,6 @@
 //! Buffers may be taken and given back under any lock of the engine but a wait table's.
 
 mod buffers;
-mod claim;
 #[cfg(not(loom))]
 mod faulty;
 #[cfg(not(loom))]
@@ -34,7 +34,6 @@ mod waiter;
 mod tests;
 
 pub use buffers::{Buffer, Buffers, MAX_BUFFER_BYTES};
-pub use claim::Claim;
 #[cfg(not(loom))]
 pub use faulty::{Fault, FaultKind, Faults, FaultyBacking};
 #[cfg(not(loom))]
@@ -43,12 +42,13 @@ pub use file::{Engine, FileBacking, FileOptions, MARK_BYTES, MAX_QUEUE_DEPTH, Ma
 #[cfg(not(loom))]
 pub(crate) use threads::Threads;
 pub use tiers::{MAX_TIERS, Tiers};
+pub use waiter::wait_for;
 
 #[cfg(all(test, not(loom)))]
 pub(crate) use file::PanicPoint;
 
 use std::mem::ManuallyDrop;
-use std::ops::{Deref, DerefMut, Range};
+use std::ops::{Deref, DerefMut};
 use std::panic::AssertUnwindSafe;
 use std::time::{Duration, Instant, SystemTime};
 
@@ -61,134 +61,103 @@ const SETTING: &str = "backing_dev";
 #[cfg(not(loom))]
 const FORCE_SETTING: &str = "backing_force";
 
-/// How long a write at the memory limit waits for room. No [`Backing::gone_after`] is longer.
+/// How long a write at the memory limit waits for room. No [`Health::gone_after`] is longer.
 pub const MOST_WAIT: Duration = Duration::from_secs(20);
 
-/// Storage of bytes by offset, outside of memory.
+/// How long a disk may fail before it is considered gone: it does not come back by itself.
+pub(crate) const DISK_GONE_AFTER: Duration = Duration::from_secs(2);
+
+/// Bytes by offset that can be overwritten: a file or a block device.
 ///
 /// Transfers in flight together happen in any order, even if they overlap. Dropping a backing waits for all transfers
 /// that were started. A completion must therefore not drop the last handle to its backing: it would wait for itself.
-pub trait Backing: Send + Sync {
-    /// Returns the size in bytes, a multiple of [`Backing::block_bytes`].
+pub trait Blocks: Send + Sync {
+    /// Returns the size in bytes, a multiple of [`Blocks::block_bytes`].
     fn len_bytes(&self) -> u64;
 
     /// Returns the alignment of offsets and lengths, a power of two.
     fn block_bytes(&self) -> usize;
-
-    /// For a backing that keeps what an extent is filled with as an object that is written once, by one transfer, and never
-    /// changed: the length of its extents in bytes, a power of two. `None` for one whose bytes can be overwritten.
-    ///
-    /// Of an object whose end was not written, a block behind what was written reads as zeros, or the rest if that is less.
-    fn object_bytes(&self) -> Option<usize> {
-        None
-    }
-
-    /// Returns what objects are sealed with before they go there; `None` for a backing that nobody else can read or change.
-    fn seal(&self) -> Option<Arc<dyn Seal>> {
-        None
-    }
-
-    /// Returns what the backing wants to know again about the next object of an extent: [`Filling::home`]. Called before
-    /// the extent is filled.
-    fn home(&self, _extent: u32) -> u32 {
-        0
-    }
-
-    /// Returns the parts of the backing, in the order in which they are to be used, at most [`MAX_TIERS`]; each has
-    /// whole extents.
-    fn tiers(&self) -> Vec<Range<u64>> {
-        std::iter::once(0..self.len_bytes()).collect()
-    }
-
-    /// Returns how many bytes a write of `len_bytes` at an offset really writes.
-    fn padded_bytes(&self, _offset: u64, len_bytes: usize) -> usize {
-        len_bytes
-    }
-
-    /// Returns whether nothing is written to a tier ([`Backing::tiers`]) now.
-    fn is_down(&self, _tier: usize) -> bool {
-        false
-    }
-
-    /// Returns how long the backing may fail before it is considered gone. Until then writers at the memory limit wait for it;
-    /// from then on they are refused at once, until a transfer succeeds. A disk that fails does not come back by itself.
-    fn gone_after(&self) -> Duration {
-        Duration::from_secs(2)
-    }
 
     /// Starts a transfer and returns without waiting for it, or for room in a queue. Its completion is called exactly
     /// once, by another thread and with no lock held, even if the transfer cannot be carried out.
     fn start(&self, transfer: Transfer);
 
     /// Carries out a transfer and waits for it, however many are queued. Must not be called by a completion, which
-    /// other transfers wait for.
-    ///
-    /// # Errors
-    /// The result that a completion would get: `NotFound` if there is no such object. The buffer is returned in any case.
+    /// other transfers wait for. Returns the buffer, and the result that a completion would get.
     fn carry_out(
         &self,
         direction: Direction,
         offset: u64,
         len_bytes: usize,
-        filling: Filling,
-        mut buffer: Buffer,
+        buffer: Buffer,
     ) -> (Buffer, Result<()>) {
-        if direction == Direction::Read && self.read_here(offset, filling, &mut buffer[..len_bytes]) {
-            return (buffer, Ok(()));
-        }
-        waiter::wait_for(|completion| {
+        let filling = Filling::default();
+        wait_for(|completion| {
             self.start(Transfer { direction, offset, len_bytes, filling, buffer, token: 0, completion });
         })
     }
 
-    /// Called before the backing is used as a part of another one: its extents have numbers from `first_extent` on there, and
-    /// its objects are sealed by `seal` instead of its own.
-    fn become_part(&self, _first_extent: u32, _seal: Option<&Arc<dyn Seal>>) {}
+    /// Discards bytes: until they are written again, a read returns zeros, the old bytes, or a mix, or fails. Gives the
+    /// space back to the system, unless it is reserved for this backing. It may wait for the system.
+    fn discard(&self, offset: u64, len_bytes: u64);
+}
 
-    /// Returns a number that changes when extents have to be looked at by [`Backing::is_at_risk`]; at first 0, as long as
-    /// there is nothing to be done.
-    fn placement_generation(&self) -> u64 {
+/// Objects that are written once, by one transfer each, read in part, and deleted: a store on other machines. Each is what an
+/// extent was filled with: another [`Filling`] of the extent is another object.
+pub trait Objects: Send + Sync {
+    /// Returns how many bytes all objects may have; `None` for as many as the device needs.
+    fn len_bytes(&self) -> Option<u64>;
+
+    /// Returns the most bytes of an object, a power of two. Of an object whose end was not written, a block behind what was
+    /// written reads as zeros, or the rest if that is less.
+    fn object_bytes(&self) -> usize;
+
+    /// Called once, before the first use: the first of these extents has the number `first_extent` where they are sealed by
+    /// `seal`. Who has copies can tell by it whether one is damaged.
+    fn join(&self, _first_extent: u32, _seal: Option<&Arc<dyn Seal>>) {}
+
+    /// Returns what the store wants to know again about the next object of an extent: [`Filling::home`]. Called before
+    /// the extent is filled.
+    fn home(&self, _extent: u32) -> u32 {
         0
     }
 
-    /// Returns whether copies of an extent's object have been lost for good, or would be lost together, and there is one to copy
-    /// now.
-    fn is_at_risk(&self, _extent: u32, _filling: Filling) -> bool {
+    /// Starts to write an extent's object, as [`Blocks::start`].
+    fn put(&self, extent: u32, transfer: Transfer);
+
+    /// Starts to read a part of an extent's object, from the transfer's offset in it on, as [`Blocks::start`]. It fails
+    /// with `NotFound` if there is no such object.
+    fn get(&self, extent: u32, transfer: Transfer);
+
+    /// Reads on the calling thread, if that is faster. Returns false if [`Objects::get`] has to do it.
+    fn get_here(&self, _extent: u32, _filling: Filling, _at: usize, _out: &mut [u8]) -> bool {
         false
     }
 
-    /// Reads on the calling thread, if that is faster than a transfer. Returns false if a transfer has to do it.
-    fn read_here(&self, _offset: u64, _filling: Filling, _out: &mut [u8]) -> bool {
+    /// Has an extent's object removed, now or later.
+    fn delete(&self, extent: u32, filling: Filling);
+
+    /// Returns what is known about the store.
+    fn health(&self) -> Health;
+
+    /// Returns whether copies of an extent's object have been lost for good, or would be lost together, and there is one to
+    /// copy now.
+    fn is_at_risk(&self, _filling: Filling) -> bool {
         false
     }
 
-    /// Called when a new store begins to use the backing, but not by one that goes on with another process's.
-    ///
-    /// # Errors
-    /// `Busy` if another store has used it, and it cannot be used by a second one.
-    fn begin(&self) -> Result<()> {
-        Ok(())
-    }
-
-    /// Called when a store that began to use the backing is given up before it has written anything.
-    fn give_back(&self) {}
-
-    /// Called before a device of `bytes` uses the backing, for one that has no size of its own.
-    fn set_disk_bytes(&self, _bytes: u64) {}
-
-    /// Returns what is known about the store that the backing is in; `None` for one that needs no words.
-    fn health(&self) -> Option<Health> {
-        None
-    }
-
-    /// Called when nothing on the backing will be used any more. It may refuse everything then. Waits until what was
-    /// discarded is gone, or for some seconds.
+    /// Called when no object will be used any more. All may be refused then. Waits until what was deleted is gone, or for
+    /// some seconds.
     fn end(&self) {}
+}
 
-    /// Discards bytes, of an extent as it was filled last: until they are written again, a read returns zeros, the old
-    /// bytes, or a mix, or fails. Gives the space back to the system, unless it is reserved for this backing. It may wait
-    /// for the system.
-    fn discard(&self, offset: u64, len_bytes: u64, filling: Filling);
+/// A backing of either kind.
+#[derive(Clone)]
+pub enum Backing {
+    /// Bytes that can be overwritten.
+    Blocks(Arc<dyn Blocks>),
+    /// Objects that are written once.
+    Objects(Arc<dyn Objects>),
 }
 
 /// The direction of a transfer.
@@ -230,6 +199,12 @@ pub struct Health {
     pub degraded: Option<Trouble>,
     /// When the last check of all of it began that succeeded.
     pub checked: Option<Instant>,
+    /// Changes when extents have to be looked at by [`Objects::is_at_risk`]; at first 0, as long as there is nothing to be
+    /// done.
+    pub placement: u64,
+    /// How long it may fail before it is considered gone. Until then writers at the memory limit wait for it; from then on
+    /// they are refused at once, until a transfer succeeds.
+    pub gone_after: Duration,
 }
 
 /// Something that is wrong, and since when.
@@ -248,12 +223,12 @@ impl Trouble {
     }
 }
 
-/// Which filling of an extent is meant. A backing whose bytes can be overwritten ([`Backing::object_bytes`]) ignores it.
+/// Which filling of an extent is meant. [`Blocks`] ignore it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Filling {
     /// Another one each time the extent is filled.
     pub generation: u32,
-    /// What [`Backing::home`] returned before the extent was filled.
+    /// What [`Objects::home`] returned before the extent was filled.
     pub home: u32,
 }
 
@@ -261,7 +236,7 @@ pub struct Filling {
 pub struct Transfer {
     /// The direction.
     pub direction: Direction,
-    /// The offset on the backing, in bytes.
+    /// The offset in the blocks or the object, in bytes.
     pub offset: u64,
     /// The number of bytes, more than 0.
     pub len_bytes: usize,

@@ -1,42 +1,54 @@
-//! [`Tiers`]: several backings one after another, of which the first ones are used first.
+//! [`Tiers`]: the backings of a store, one after another, of which the first ones are used first.
 //!
-//! If one of them keeps extents as objects ([`Backing::object_bytes`]), all do: in a file, an object is the extent's bytes, with
-//! zeros behind what was written, which end it. If one has its objects sealed, all are, with the same key.
+//! If one of them keeps [`Objects`](super::Objects), or what is written is sealed, each extent is an object in all of them, of one
+//! length: in a file, an object is the extent's bytes, with zeros behind what was written, which end it. All are sealed with the same key.
 //!
 //! ```text
 //! offset  0             end of the first        end of the second
 //!         | first tier  | second tier           |
 //! ```
 
-use std::ops::Range;
 use std::time::Duration;
 
-use super::{Backing, Buffer, Claim, Direction, Filling, Health, SETTING, Seal, Transfer};
+use super::{
+    Backing, Buffer, DISK_GONE_AFTER, Direction, Filling, Health, SETTING, Seal, Transfer, wait_for,
+};
 use crate::base::error::{Error, ErrorKind, Result};
-use crate::base::sync::Arc;
+use crate::base::sync::{Arc, AtomicU32, Counter, Ordering};
 use crate::base::units::PAGE_SIZE;
 
 /// The most tiers.
 pub const MAX_TIERS: usize = 4;
 /// Tiers begin at multiples of this, or of the length of objects: no extent lies in two of them.
 const UNIT_BYTES: u64 = 8 << 20;
+/// The length of objects in files.
+const DEFAULT_OBJECT_BYTES: usize = 1 << 20;
+const _: () = assert!(UNIT_BYTES.is_multiple_of(DEFAULT_OBJECT_BYTES as u64));
+/// What objects without a size of their own have at least, for extents that are being filled and cleaned.
+const SPARE_BYTES: u64 = 16 << 20;
 
 /// Backings that are used as one.
 pub struct Tiers {
     tiers: Vec<Tier>,
     object_bytes: Option<usize>,
-    block_bytes: usize,
     seal: Option<Arc<dyn Seal>>,
-    /// Of the store whose objects are sealed: nonces begin anew in each.
-    claim: Claim,
+    /// The size of the disk, for objects that may be as many as the device needs; 0 until it is known.
+    disk_bytes: Counter,
+    /// Not 0 from when the first store begins to use objects: those of another one would have the same numbers and nonces.
+    is_claimed: AtomicU32,
 }
 
 struct Tier {
-    backing: Arc<dyn Backing>,
+    backing: Backing,
     /// Where it begins.
     start: u64,
-    /// Whether it keeps extents as objects itself.
-    has_objects: bool,
+}
+
+impl From<Backing> for Arc<Tiers> {
+    /// Uses one backing, without a seal.
+    fn from(backing: Backing) -> Self {
+        Arc::new(Tiers::join(std::iter::once(Tier { backing, start: 0 }).collect(), None))
+    }
 }
 
 impl Tiers {
@@ -44,53 +56,56 @@ impl Tiers {
     ///
     /// # Errors
     /// `Invalid` for other numbers of tiers, a tier without a size or one that is too small, and for tiers whose objects
-    /// have different lengths.
-    pub fn new(backings: Vec<Arc<dyn Backing>>, seal: Option<Arc<dyn Seal>>) -> Result<Self> {
-        let refused = |what: String| Err(Error::invalid(what).with_setting(SETTING));
+    /// have different lengths; `Unsupported` for blocks that are too large.
+    pub fn new(backings: Vec<Backing>, seal: Option<Arc<dyn Seal>>) -> Result<Self> {
+        let refused = |kind, what: String| Err(Error::new(kind, what).with_setting(SETTING));
         Self::check_number(backings.len())?;
-        let seal = seal.or_else(|| backings.iter().find_map(|backing| backing.seal()));
-        let mut lengths: Vec<_> = backings.iter().filter_map(|backing| backing.object_bytes()).collect();
+        let (mut tiers, mut start, count) = (Vec::new(), 0u64, backings.len());
+        for backing in backings {
+            tiers.push(Tier { backing, start });
+            let number = tiers.len();
+            let len_bytes = tiers[number - 1].len_bytes(0) / UNIT_BYTES * UNIT_BYTES;
+            if len_bytes == 0 && number < count {
+                let least_mib = UNIT_BYTES >> 20;
+                let what = format!(
+                    "tier {number} needs a size, of at least {least_mib} MiB: append it, as in PATH:2G"
+                );
+                return refused(ErrorKind::Invalid, what);
+            }
+            let Some(next) = start.checked_add(len_bytes) else {
+                return refused(ErrorKind::Invalid, "the tiers are too large together".to_owned());
+            };
+            start = next;
+        }
+        let mut lengths: Vec<_> = tiers.iter().filter_map(Tier::object_bytes).collect();
         lengths.dedup();
         if let [one, other, ..] = lengths[..] {
-            return refused(format!(
-                "stores whose objects have {one} and {other} bytes cannot be used together"
-            ));
+            let what = format!("stores whose objects have {one} and {other} bytes cannot be used together");
+            return refused(ErrorKind::Invalid, what);
         }
-        // What is sealed must not be overwritten.
-        let object_bytes = lengths.first().copied().or(seal.is_some().then_some(DEFAULT_OBJECT_BYTES));
-        let (mut tiers, mut start) = (Vec::new(), 0);
-        let count = backings.len();
-        for (number, backing) in backings.into_iter().enumerate() {
-            let has_objects = backing.object_bytes().is_some();
-            let block_bytes = backing.block_bytes();
-            if object_bytes.is_some() && block_bytes > PAGE_SIZE {
-                let what = format!(
-                    "tier {} has blocks of {block_bytes} bytes; at most {PAGE_SIZE} are possible",
-                    number + 1
-                );
-                return Err(Error::new(ErrorKind::Unsupported, what).with_setting(SETTING));
-            }
-            let len_bytes = backing.len_bytes() / UNIT_BYTES * UNIT_BYTES;
-            if len_bytes == 0 && number + 1 < count {
-                let what = format!(
-                    "tier {} needs a size, of at least {} MiB: append it, as in PATH:2G",
-                    number + 1,
-                    UNIT_BYTES >> 20
-                );
-                return refused(what);
-            }
-            backing.become_part(
-                (start / object_bytes.unwrap_or(DEFAULT_OBJECT_BYTES) as u64) as u32,
-                seal.as_ref(),
+        let tiers = Tiers::join(tiers, seal);
+        let blocks = tiers.tiers.iter().position(|tier| tier.block_bytes() > PAGE_SIZE);
+        if let Some(at) = blocks.filter(|_| tiers.object_bytes.is_some()) {
+            let block_bytes = tiers.tiers[at].block_bytes();
+            let what = format!(
+                "tier {} has blocks of {block_bytes} bytes; at most {PAGE_SIZE} are possible",
+                at + 1
             );
-            tiers.push(Tier { backing, start, has_objects });
-            let too_large = || Error::invalid("the tiers are too large together").with_setting(SETTING);
-            start = u64::checked_add(start, len_bytes).ok_or_else(too_large)?;
+            return refused(ErrorKind::Unsupported, what);
         }
-        let blocks = tiers.iter().map(|tier| tier.backing.block_bytes());
-        // Parts of objects are read by `carry_out` only.
-        let block_bytes = if object_bytes.is_some() { 1 } else { blocks.max().unwrap_or(1) };
-        Ok(Tiers { tiers, object_bytes, block_bytes, seal, claim: Claim::default() })
+        Ok(tiers)
+    }
+
+    fn join(tiers: Vec<Tier>, seal: Option<Arc<dyn Seal>>) -> Tiers {
+        // What is sealed must not be overwritten.
+        let object_bytes = tiers.iter().find_map(Tier::object_bytes);
+        let object_bytes = object_bytes.or(seal.is_some().then_some(DEFAULT_OBJECT_BYTES));
+        for Tier { backing, start } in &tiers {
+            if let Backing::Objects(objects) = backing {
+                objects.join((start / objects.object_bytes() as u64) as u32, seal.as_ref());
+            }
+        }
+        Tiers { tiers, object_bytes, seal, disk_bytes: Counter::new(0), is_claimed: AtomicU32::default() }
     }
 
     /// Checks that there can be so many.
@@ -107,174 +122,249 @@ impl Tiers {
         }
     }
 
-    /// Returns the number of the tier at an offset.
-    fn at(&self, offset: u64) -> usize {
-        self.tiers.partition_point(|tier| tier.start <= offset).saturating_sub(1)
+    /// Returns the size of all.
+    pub fn len_bytes(&self) -> u64 {
+        let last = self.tiers.last();
+        last.map_or(0, |last| last.start.saturating_add(last.len_bytes(self.disk_bytes.get())))
     }
 
-    /// Returns the tier that has an object, and the object's number there.
-    fn locate(&self, extent: u32) -> (&Tier, u32) {
-        let object_bytes = self.object_bytes.unwrap_or(DEFAULT_OBJECT_BYTES) as u64;
-        let offset = u64::from(extent) * object_bytes;
-        let tier = &self.tiers[self.at(offset)];
-        (tier, ((offset - tier.start) / object_bytes) as u32)
+    /// Returns the size of one, by its number.
+    pub(crate) fn tier_bytes(&self, tier: usize) -> u64 {
+        self.tiers.get(tier).map_or(0, |tier| tier.len_bytes(self.disk_bytes.get()))
     }
 
-    /// Returns the tier of a transfer, its offset there, and its length: in a file, an object ends with zeros.
-    fn translate(
-        &self,
-        direction: Direction,
-        offset: u64,
-        len_bytes: usize,
-        buffer: &mut Buffer,
-    ) -> (&Tier, u64, usize) {
-        let tier = &self.tiers[self.at(offset)];
-        let whole_bytes = match direction {
-            Direction::Read => len_bytes,
-            Direction::Write => self.padded_bytes(offset, len_bytes).min(buffer.len()),
-        };
-        buffer[len_bytes..whole_bytes].fill(0);
-        (tier, offset - tier.start, whole_bytes)
-    }
-}
-
-impl Backing for Tiers {
-    /// Returns the size of all; of the last one as much as it has now.
-    fn len_bytes(&self) -> u64 {
-        self.tiers.last().map_or(0, |last| last.start.saturating_add(last.backing.len_bytes()))
+    /// Tells the size of the disk, before a device uses the backings.
+    pub(crate) fn set_disk_bytes(&self, bytes: u64) {
+        self.disk_bytes.set(bytes);
     }
 
-    fn block_bytes(&self) -> usize {
-        self.block_bytes
+    /// Returns the alignment of transfers.
+    pub(crate) fn block_bytes(&self) -> usize {
+        match self.object_bytes {
+            // Parts of objects are read by `Tiers::read` only.
+            Some(_) => 1,
+            None => self.tiers.iter().map(Tier::block_bytes).max().unwrap_or(1),
+        }
     }
 
-    fn object_bytes(&self) -> Option<usize> {
+    /// Returns the length of the extents, if each is an object, a power of two.
+    pub(crate) fn object_bytes(&self) -> Option<usize> {
         self.object_bytes
     }
 
-    fn seal(&self) -> Option<Arc<dyn Seal>> {
-        self.seal.clone()
+    /// Returns what objects are sealed with; `None` if nobody else can read or change what is there.
+    pub fn seal(&self) -> Option<&Arc<dyn Seal>> {
+        self.seal.as_ref()
     }
 
-    fn tiers(&self) -> Vec<Range<u64>> {
-        let starts = self.tiers.iter().map(|tier| tier.start);
-        let ends = self.tiers.iter().skip(1).map(|tier| tier.start).chain([self.len_bytes()]);
-        starts.zip(ends).map(|(start, end)| start..end).collect()
+    /// Returns where each tier begins.
+    pub(crate) fn starts(&self) -> impl Iterator<Item = u64> {
+        self.tiers.iter().map(|tier| tier.start)
     }
 
-    fn home(&self, extent: u32) -> u32 {
-        let (tier, extent) = self.locate(extent);
-        tier.backing.home(extent)
-    }
-
-    fn placement_generation(&self) -> u64 {
-        self.tiers.iter().map(|tier| tier.backing.placement_generation()).sum()
-    }
-
-    fn is_at_risk(&self, extent: u32, filling: Filling) -> bool {
-        let (tier, extent) = self.locate(extent);
-        tier.backing.is_at_risk(extent, filling)
-    }
-
-    fn start(&self, mut transfer: Transfer) {
-        let Transfer { direction, offset, len_bytes, .. } = transfer;
-        let (tier, offset, len_bytes) = self.translate(direction, offset, len_bytes, &mut transfer.buffer);
-        tier.backing.start(Transfer { offset, len_bytes, ..transfer });
-    }
-
-    fn carry_out(
-        &self,
-        direction: Direction,
-        offset: u64,
-        len_bytes: usize,
-        filling: Filling,
-        mut buffer: Buffer,
-    ) -> (Buffer, Result<()>) {
-        let (tier, offset, len_bytes) = self.translate(direction, offset, len_bytes, &mut buffer);
-        let block_bytes = tier.backing.block_bytes();
-        let before = (offset % block_bytes as u64) as usize;
-        // A part of an object, in a file that has blocks.
-        let whole_bytes = (before + len_bytes).next_multiple_of(block_bytes);
-        let start = offset - before as u64;
-        let (mut buffer, result) = tier.backing.carry_out(direction, start, whole_bytes, filling, buffer);
-        if before > 0 {
-            buffer.copy_within(before..before + len_bytes, 0);
-        }
-        (buffer, result)
-    }
-
-    /// Fails the second time if objects are sealed, and if a tier does; then none is in use that was not before.
-    fn begin(&self) -> Result<()> {
-        if self.seal.is_some() {
-            self.claim.take()?;
-        }
-        for (number, tier) in self.tiers.iter().enumerate() {
-            tier.backing.begin().inspect_err(|_| {
-                self.tiers[..number].iter().for_each(|tier| tier.backing.give_back());
-                self.claim.give_back();
-            })?;
-        }
-        Ok(())
-    }
-
-    fn give_back(&self) {
-        self.tiers.iter().for_each(|tier| tier.backing.give_back());
-        self.claim.give_back();
-    }
-
-    fn padded_bytes(&self, offset: u64, len_bytes: usize) -> usize {
+    /// Claims the objects for a new store, but not for one that goes on with another process's.
+    ///
+    /// # Errors
+    /// `Busy` if another store has used them.
+    pub(crate) fn begin(&self) -> Result<()> {
         match self.object_bytes {
-            Some(object_bytes) if !self.tiers[self.at(offset)].has_objects => {
+            Some(_) if self.is_claimed.swap(1, Ordering::Relaxed) > 0 => {
+                Err(Error::new(ErrorKind::Busy, "another device has used this backing").with_setting(SETTING))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Gives the claim back, for a store that has not written anything.
+    pub(crate) fn give_back(&self) {
+        self.is_claimed.store(0, Ordering::Relaxed);
+    }
+
+    /// Returns the tier at an offset, and the offset there.
+    fn at(&self, offset: u64) -> (&Tier, u64) {
+        let tier = &self.tiers[self.tiers.partition_point(|tier| tier.start <= offset).saturating_sub(1)];
+        (tier, offset - tier.start)
+    }
+
+    /// Returns what the store of an extent's next object wants to know again about it.
+    pub(crate) fn home(&self, offset: u64) -> u32 {
+        let (tier, offset) = self.at(offset);
+        match &tier.backing {
+            Backing::Blocks(_) => 0,
+            Backing::Objects(objects) => objects.home((offset / objects.object_bytes() as u64) as u32),
+        }
+    }
+
+    /// Returns how many bytes a write of `len_bytes` at an offset really writes: in a file, an object ends with zeros.
+    pub(crate) fn padded_bytes(&self, offset: u64, len_bytes: usize) -> usize {
+        match (self.object_bytes, &self.at(offset).0.backing) {
+            (Some(object_bytes), Backing::Blocks(_)) => {
                 (len_bytes.next_multiple_of(PAGE_SIZE) + PAGE_SIZE).min(object_bytes)
             }
             _ => len_bytes,
         }
     }
 
-    fn is_down(&self, tier: usize) -> bool {
-        self.tiers.get(tier).is_some_and(|tier| tier.backing.is_down(0))
+    /// Starts a transfer.
+    pub(crate) fn start(&self, mut transfer: Transfer) {
+        let Transfer { direction, offset, len_bytes, .. } = transfer;
+        let (tier, at) = self.at(offset);
+        match &tier.backing {
+            Backing::Blocks(blocks) => {
+                if direction == Direction::Write {
+                    transfer.len_bytes = self.padded_bytes(offset, len_bytes).min(transfer.buffer.len());
+                    transfer.buffer[len_bytes..transfer.len_bytes].fill(0);
+                }
+                blocks.start(Transfer { offset: at, ..transfer });
+            }
+            Backing::Objects(objects) => {
+                let object_bytes = objects.object_bytes() as u64;
+                let extent = (at / object_bytes) as u32;
+                let transfer = Transfer { offset: at % object_bytes, ..transfer };
+                match direction {
+                    Direction::Read => objects.get(extent, transfer),
+                    Direction::Write => objects.put(extent, transfer),
+                }
+            }
+        }
     }
 
-    /// Returns that of the tier which is waited for the longest.
-    fn gone_after(&self) -> Duration {
-        self.tiers.iter().map(|tier| tier.backing.gone_after()).max().unwrap_or_default()
+    /// Reads, and waits for that.
+    pub(crate) fn read(
+        &self,
+        offset: u64,
+        len_bytes: usize,
+        filling: Filling,
+        mut buffer: Buffer,
+    ) -> (Buffer, Result<()>) {
+        let (tier, at) = self.at(offset);
+        match &tier.backing {
+            Backing::Blocks(blocks) => {
+                // A part of an object may begin and end within a block.
+                let block_bytes = blocks.block_bytes();
+                let before = (at % block_bytes as u64) as usize;
+                let whole_bytes = (before + len_bytes).next_multiple_of(block_bytes);
+                let (mut buffer, result) =
+                    blocks.carry_out(Direction::Read, at - before as u64, whole_bytes, buffer);
+                if before > 0 {
+                    buffer.copy_within(before..before + len_bytes, 0);
+                }
+                (buffer, result)
+            }
+            Backing::Objects(objects) => {
+                let object_bytes = objects.object_bytes() as u64;
+                let (extent, offset) = ((at / object_bytes) as u32, at % object_bytes);
+                if objects.get_here(extent, filling, offset as usize, &mut buffer[..len_bytes]) {
+                    return (buffer, Ok(()));
+                }
+                let (direction, token) = (Direction::Read, 0);
+                wait_for(|completion| {
+                    let transfer =
+                        Transfer { direction, offset, len_bytes, filling, buffer, token, completion };
+                    objects.get(extent, transfer);
+                })
+            }
+        }
     }
 
-    /// Tells the last tier: all that the disk has may lie there, if the others are used by what was there before.
-    fn set_disk_bytes(&self, bytes: u64) {
-        self.tiers.last().iter().for_each(|last| last.backing.set_disk_bytes(bytes));
+    /// Discards an extent, as it was filled last.
+    pub(crate) fn discard(&self, offset: u64, len_bytes: u64, filling: Filling) {
+        let (tier, at) = self.at(offset);
+        match &tier.backing {
+            Backing::Blocks(blocks) => blocks.discard(at, len_bytes),
+            Backing::Objects(objects) => objects.delete((at / len_bytes) as u32, filling),
+        }
     }
 
-    /// Returns what is known about all that need words together. It is stopped if all are: pages go to another tier than one that
-    /// is. A file is neither checked nor stopped.
-    fn health(&self) -> Option<Health> {
-        let all: Vec<_> = self.tiers.iter().map(|tier| tier.backing.health()).collect();
+    /// Returns whether nothing is written to a tier now.
+    pub(crate) fn is_down(&self, tier: usize) -> bool {
+        self.tiers.get(tier).and_then(Tier::health).is_some_and(|health| health.stopped.is_some())
+    }
+
+    /// Returns whether extents may ever have to be looked at by [`Tiers::is_at_risk`].
+    pub(crate) fn has_objects(&self) -> bool {
+        self.tiers.iter().any(|tier| matches!(tier.backing, Backing::Objects(_)))
+    }
+
+    /// Returns whether the copies of an extent's object are in danger.
+    pub(crate) fn is_at_risk(&self, offset: u64, filling: Filling) -> bool {
+        match &self.at(offset).0.backing {
+            Backing::Blocks(_) => false,
+            Backing::Objects(objects) => objects.is_at_risk(filling),
+        }
+    }
+
+    /// Returns how long writers wait for the tiers while they fail: for the one that is waited for the longest.
+    pub(crate) fn gone_after(&self) -> Duration {
+        let each =
+            self.tiers.iter().map(|tier| tier.health().map_or(DISK_GONE_AFTER, |health| health.gone_after));
+        each.max().unwrap_or_default()
+    }
+
+    /// Returns what is known about all stores together; `None` if there are only blocks. They are stopped if all tiers are: pages go to
+    /// another tier than one that is. Blocks are neither checked nor stopped.
+    pub fn health(&self) -> Option<Health> {
+        let all: Vec<_> = self.tiers.iter().map(Tier::health).collect();
         let are_checked = all.iter().all(Option::is_some);
         let are_stopped = all.iter().all(|health| health.as_ref().is_some_and(|of| of.stopped.is_some()));
-        let Health { expired, left_behind, stopped, degraded, checked } =
-            all.into_iter().flatten().reduce(|one, other| Health {
-                expired: one.expired + other.expired,
-                left_behind: one.left_behind + other.left_behind,
-                stopped: one.stopped.or(other.stopped),
-                degraded: one.degraded.or(other.degraded),
-                checked: one.checked.min(other.checked),
-            })?;
-        let (stopped, degraded) =
-            if are_stopped { (stopped, degraded) } else { (None, stopped.or(degraded)) };
-        Some(Health { expired, left_behind, stopped, degraded, checked: checked.filter(|_| are_checked) })
+        let health = all.into_iter().flatten().reduce(|one, other| Health {
+            expired: one.expired + other.expired,
+            left_behind: one.left_behind + other.left_behind,
+            stopped: one.stopped.or(other.stopped),
+            degraded: one.degraded.or(other.degraded),
+            checked: one.checked.min(other.checked),
+            placement: one.placement + other.placement,
+            gone_after: one.gone_after.max(other.gone_after),
+        })?;
+        let checked = health.checked.filter(|_| are_checked);
+        Some(match are_stopped {
+            true => Health { checked, ..health },
+            false => {
+                Health { checked, degraded: health.stopped.or(health.degraded), stopped: None, ..health }
+            }
+        })
     }
 
-    fn end(&self) {
-        self.tiers.iter().for_each(|tier| tier.backing.end());
-    }
-
-    fn discard(&self, offset: u64, len_bytes: u64, filling: Filling) {
-        let tier = &self.tiers[self.at(offset)];
-        tier.backing.discard(offset - tier.start, len_bytes, filling);
+    /// Ends the use of all objects.
+    pub(crate) fn end(&self) {
+        for tier in &self.tiers {
+            if let Backing::Objects(objects) = &tier.backing {
+                objects.end();
+            }
+        }
     }
 }
 
-/// The length of objects in files.
-const DEFAULT_OBJECT_BYTES: usize = 1 << 20;
+impl Tier {
+    fn len_bytes(&self, disk_bytes: u64) -> u64 {
+        let objects = match &self.backing {
+            Backing::Blocks(blocks) => return blocks.len_bytes(),
+            Backing::Objects(objects) => objects,
+        };
+        // As many as the disk has, and some for extents that are partly dead.
+        let more_bytes = if disk_bytes > 0 { disk_bytes / 8 + SPARE_BYTES } else { 0 };
+        let len_bytes = objects.len_bytes().unwrap_or(disk_bytes.saturating_add(more_bytes));
+        len_bytes - len_bytes % objects.object_bytes() as u64
+    }
 
-const _: () = assert!(UNIT_BYTES.is_multiple_of(DEFAULT_OBJECT_BYTES as u64));
+    fn object_bytes(&self) -> Option<usize> {
+        match &self.backing {
+            Backing::Blocks(_) => None,
+            Backing::Objects(objects) => Some(objects.object_bytes()),
+        }
+    }
+
+    fn block_bytes(&self) -> usize {
+        match &self.backing {
+            Backing::Blocks(blocks) => blocks.block_bytes(),
+            Backing::Objects(_) => 1,
+        }
+    }
+
+    fn health(&self) -> Option<Health> {
+        match &self.backing {
+            Backing::Blocks(_) => None,
+            Backing::Objects(objects) => Some(objects.health()),
+        }
+    }
+}

@@ -13,7 +13,7 @@ struct Waiter {
 }
 
 /// Calls `start` to start a transfer with the completion that it is given, and waits for the transfer.
-pub(super) fn wait_for(start: impl FnOnce(Arc<dyn Completion>)) -> (Buffer, Result<()>) {
+pub fn wait_for(start: impl FnOnce(Arc<dyn Completion>)) -> (Buffer, Result<()>) {
     let waiter =
         Arc::new(Waiter { told: Mutex::new(&classes::BACKING_QUEUE, None), arrived: Condvar::new() });
     let completion: Arc<dyn Completion> = Arc::<Waiter>::clone(&waiter);

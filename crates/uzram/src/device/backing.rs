@@ -1,24 +1,23 @@
-//! A device's backing device: a [`Backing`] with a name and a description for users. It can have several parts, which are
-//! used in order ([`Tiers`]).
+//! A device's backing device: [`Tiers`] with names and descriptions for users.
 
 use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::OnceLock;
 
-use crate::backing::{Backing, Engine, FileBacking, FileOptions, Filling, Seal, Started, Tiers, Transfer};
+use crate::backing::{Backing, Blocks, Engine, FileBacking, FileOptions, Objects, Seal, Tiers};
 use crate::base::error::{Error, ErrorKind, Result};
 use crate::base::sync::Arc;
 use crate::base::units::{format_size, parse_size};
 
-/// A backing with a name and a description.
+/// Backings with names and descriptions.
 #[derive(Clone)]
 pub struct NamedBacking {
     name: String,
-    backing: Arc<dyn Backing>,
+    backing: Arc<Tiers>,
+    /// The tiers, and after them a key, if there is one.
     parts: Vec<Part>,
     copies: u8,
-    encrypted: bool,
 }
 
 /// A file, a block device, or a store on other machines.
@@ -26,13 +25,14 @@ pub struct NamedBacking {
 struct Part {
     name: String,
     how: String,
-    backing: Arc<dyn Backing>,
+    /// `None` for a key, which holds nothing.
+    backing: Option<Backing>,
     /// The same, if it is a file.
     file: Option<Arc<FileBacking>>,
     /// With which another process can go on, if it is elsewhere.
     kept: Option<Arc<OwnedFd>>,
     copies: u8,
-    /// With which all parts are sealed: this one is a key, and holds nothing.
+    /// With which its objects are sealed.
     seal: Option<Arc<dyn Seal>>,
 }
 
@@ -116,8 +116,10 @@ pub struct Elsewhere {
     pub name: String,
     /// How it is accessed.
     pub how: String,
-    /// The backing.
-    pub backing: Arc<dyn Backing>,
+    /// The backing, and what its objects are sealed with.
+    pub backing: Arc<dyn Objects>,
+    /// See `backing`.
+    pub seal: Arc<dyn Seal>,
     /// How many copies it keeps of each object.
     pub copies: u8,
     /// What another process needs to go on ([`Opener::resume`]); `None` if the system refused it.
@@ -150,10 +152,12 @@ pub(super) fn check_encrypts() -> Result<()> {
 }
 
 impl NamedBacking {
-    /// Names any backing. The attribute `backing_dev` shows `name`; messages also show `how` it is accessed.
-    pub fn new(name: impl Into<String>, how: impl Into<String>, backing: Arc<dyn Backing>) -> Self {
-        let (name, how) = (name.into(), how.into());
-        Self::from(Part { name, how, backing, file: None, kept: None, copies: 1, seal: None })
+    /// Names any blocks. The attribute `backing_dev` shows `name`; messages also show `how` they are accessed.
+    pub fn new(name: impl Into<String>, how: impl Into<String>, blocks: Arc<dyn Blocks>) -> Self {
+        let (name, how, blocks) = (name.into(), how.into(), Backing::Blocks(blocks));
+        let (backing, seal) = (Some(blocks.clone()), None);
+        let part = Part { name: name.clone(), how, backing, file: None, kept: None, copies: 1, seal };
+        NamedBacking { name, backing: blocks.into(), parts: std::iter::once(part).collect(), copies: 1 }
     }
 
     /// Opens a backing device given as `PATH`, `PATH:SIZE` or the address of a store on other machines, or several with
@@ -177,7 +181,7 @@ impl NamedBacking {
         let mut parts = Vec::new();
         let mut open = || {
             names.iter().try_for_each(|name| Part::open(name, how).map(|part| parts.push(part)))?;
-            if how.encrypted && !parts.iter().any(|part| part.backing.seal().is_some()) {
+            if how.encrypted && !parts.iter().any(|part| part.seal.is_some()) {
                 parts.push(Part::key(None)?);
             }
             Self::of(parts.clone())
@@ -206,17 +210,14 @@ impl NamedBacking {
     }
 
     fn of(parts: Vec<Part>) -> Result<Self> {
-        if let [part] = &parts[..] {
-            return Ok(Self::from(part.clone()));
-        }
-        let places = || parts.iter().filter(|part| part.seal.is_none());
         let seal = parts.iter().find_map(|part| part.seal.clone());
-        let backing = Tiers::new(places().map(|part| Arc::clone(&part.backing)).collect(), seal)?;
+        let backings = parts.iter().filter_map(|part| part.backing.clone());
+        let backing = Arc::new(Tiers::new(backings.collect(), seal)?);
+        let places = parts.iter().filter(|part| part.backing.is_some());
         Ok(NamedBacking {
-            name: places().map(|part| &*part.name).collect::<Vec<_>>().join(" "),
+            name: places.map(|part| &*part.name).collect::<Vec<_>>().join(" "),
             copies: parts.iter().map(|part| part.copies).max().unwrap_or(1),
-            encrypted: backing.seal().is_some(),
-            backing: Arc::new(backing),
+            backing,
             parts,
         })
     }
@@ -243,18 +244,18 @@ impl NamedBacking {
 
     /// Returns the parts, with which another process can go on; `None` if it cannot.
     pub fn parts(&self) -> Option<Vec<KeptPart<BorrowedFd<'_>>>> {
-        let kept = |part| {
-            let Part { name, backing, file, kept, .. }: &Part = part;
+        let kept = |(tier, part)| {
+            let Part { name, file, kept, .. }: &Part = part;
             let kept = kept.as_ref().map(|kept| kept.as_fd());
             let descriptor = file.as_ref().map(|file| file.descriptor()).or(kept)?;
-            Some(KeptPart { name: name.clone(), len_bytes: backing.len_bytes(), descriptor })
+            Some(KeptPart { name: name.clone(), len_bytes: self.backing.tier_bytes(tier), descriptor })
         };
-        self.parts.iter().map(kept).collect()
+        self.parts.iter().enumerate().map(kept).collect()
     }
 
     /// Returns whether what is there is encrypted.
     pub(super) fn is_encrypted(&self) -> bool {
-        self.encrypted
+        self.backing.seal().is_some()
     }
 
     /// Returns how many copies it keeps of each object.
@@ -305,8 +306,8 @@ impl NamedBacking {
         &self.name
     }
 
-    /// Returns the backing.
-    pub fn backing(&self) -> &Arc<dyn Backing> {
+    /// Returns the tiers.
+    pub fn backing(&self) -> &Arc<Tiers> {
         &self.backing
     }
 }
@@ -333,7 +334,7 @@ impl Part {
 
     fn of_file(path: &str, file: FileBacking) -> Part {
         let (how, file) = (how(&file), Arc::new(file));
-        let backing: Arc<dyn Backing> = Arc::<FileBacking>::clone(&file);
+        let backing = Some(Backing::Blocks(Arc::<FileBacking>::clone(&file) as Arc<dyn Blocks>));
         Part { name: path.to_owned(), how, backing, file: Some(file), kept: None, copies: 1, seal: None }
     }
 
@@ -343,7 +344,7 @@ impl Part {
         Ok(Part {
             name: KEY.to_owned(),
             how: "encrypted".to_owned(),
-            backing: Arc::new(Nothing),
+            backing: None,
             file: None,
             kept: kept.map(Arc::new),
             copies: 1,
@@ -352,47 +353,21 @@ impl Part {
     }
 }
 
-/// The backing of a part that is a key.
-struct Nothing;
-
-impl Backing for Nothing {
-    fn len_bytes(&self) -> u64 {
-        0
-    }
-
-    fn block_bytes(&self) -> usize {
-        1
-    }
-
-    fn start(&self, transfer: Transfer) {
-        Started::new(transfer).finish(Err(Error::new(ErrorKind::OutOfRange, "a key has no bytes")));
-    }
-
-    fn discard(&self, _: u64, _: u64, _: Filling) {}
-}
-
 impl From<Elsewhere> for Part {
-    fn from(Elsewhere { name, how, backing, copies, kept }: Elsewhere) -> Self {
-        Part { name, how, backing, file: None, kept: kept.map(Arc::new), copies, seal: None }
-    }
-}
-
-impl From<Part> for NamedBacking {
-    fn from(part: Part) -> Self {
-        let (name, backing, copies) = (part.name.clone(), Arc::clone(&part.backing), part.copies);
-        let encrypted = backing.seal().is_some();
-        NamedBacking { name, backing, copies, encrypted, parts: std::iter::once(part).collect() }
+    fn from(Elsewhere { name, how, backing, seal, copies, kept }: Elsewhere) -> Self {
+        let (backing, seal) = (Some(Backing::Objects(backing)), Some(seal));
+        Part { name, how, backing, file: None, kept: kept.map(Arc::new), copies, seal }
     }
 }
 
 impl fmt::Display for NamedBacking {
     /// Shows the name, the size, and how it is accessed, of each part.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (at, Part { name, how, backing, seal, .. }) in self.parts.iter().enumerate() {
+        for (at, Part { name, how, backing, .. }) in self.parts.iter().enumerate() {
             f.write_str(if at > 0 { "; " } else { "" })?;
-            match seal {
-                Some(_) => f.write_str(how)?,
-                None => write!(f, "{name}, {}, {how}", format_size(backing.len_bytes()))?,
+            match backing {
+                None => f.write_str(how)?,
+                Some(_) => write!(f, "{name}, {}, {how}", format_size(self.backing.tier_bytes(at)))?,
             }
         }
         Ok(())

@@ -377,7 +377,7 @@ impl Device {
         // It may look at each extent.
         drop(state);
         let used = store.and_then(|store| store.backing_state());
-        Some(used.unwrap_or_else(|| BackingState::of(&**backing.backing())))
+        Some(used.unwrap_or_else(|| BackingState::of(backing.backing())))
     }
 
     /// Returns the backing device that is set, if any.

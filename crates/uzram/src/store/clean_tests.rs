@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use super::tests::config;
 use super::writeback_tests::{ALL, decided, expect, half_random, incompressible, until};
 use super::*;
-use crate::backing::{Backing, Direction, Filling, Transfer};
+use crate::backing::{Backing, Blocks, Direction, Transfer};
 use crate::base::error::ErrorKind;
 use crate::base::random::Random;
 use crate::base::units::{PAGE_SIZE, Page, PageNo};
@@ -19,7 +19,7 @@ const FOOTPRINT: u64 = PAGE_SIZE as u64 + 16;
 /// A device in memory.
 struct Memory(Mutex<Vec<u8>>);
 
-impl Backing for Memory {
+impl Blocks for Memory {
     fn len_bytes(&self) -> u64 {
         self.0.lock().expect("no panic").len() as u64
     }
@@ -40,7 +40,7 @@ impl Backing for Memory {
         completion.done(token, buffer, Ok(()));
     }
 
-    fn discard(&self, _: u64, _: u64, _: Filling) {}
+    fn discard(&self, _: u64, _: u64) {}
 }
 
 fn store_of(len_bytes: u64, config: StoreBuilder) -> Arc<Store> {
@@ -48,7 +48,7 @@ fn store_of(len_bytes: u64, config: StoreBuilder) -> Arc<Store> {
 }
 
 fn store_with(layout: WritebackLayout, len_bytes: u64, config: StoreBuilder) -> Arc<Store> {
-    let backing = Arc::new(Memory(Mutex::new(vec![0; len_bytes as usize])));
+    let backing = Backing::Blocks(Arc::new(Memory(Mutex::new(vec![0; len_bytes as usize])))).into();
     let backing = BackingOptions { backing, layout, compressed: true };
     Arc::new(Store::new(&StoreBuilder { backing: Some(backing), ..config }).expect("a store"))
 }

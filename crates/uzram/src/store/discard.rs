@@ -7,7 +7,6 @@ use std::ops::Range;
 use crate::base::error::Result;
 use crate::base::units::PageNo;
 
-use super::publish::ListUpdate;
 use super::slot::Contents;
 use super::write::Part;
 use super::{Store, Wait};
@@ -28,10 +27,10 @@ impl Store {
         self.slots.discard(pages, |page| {
             let mut slot = self.slots.lock(page);
             let old = self.publish(&mut slot, Contents::Empty);
-            let update = self.note_in_lru(page, &old, &Contents::Empty);
+            let dies = self.mark_dead(page, &old);
             drop(slot);
             self.free(old);
-            if update == ListUpdate::Remove {
+            if dies {
                 dead[count] = page.0;
                 count += 1;
             }

@@ -5,37 +5,33 @@
 //!
 //! | operation | file |
 //! |---|---|
-//! | write a page, or a part of one | `write.rs`, by the steps in `publish.rs` |
+//! | write a page, or a part of one; make room at the limit | `write.rs` |
 //! | read a page, or a part of one | `read.rs` |
 //! | discard pages; zero pages, or parts of them | `discard.rs` |
-//! | query the states of pages, without locks | `extent.rs`, `block_state.rs` |
-//! | recompress pages, mark them idle | `recompress.rs`, `idle.rs` |
+//! | query the states of pages, mark them idle, compact | `states.rs` |
+//! | recompress pages | `recompress.rs` |
 //! | write pages back, read them from the backing device | `writeback/` |
-//! | reclaim at the watermarks, and make writers wait | `policy/` |
-//! | compact, on request and in the background | `compact.rs`, `maintenance.rs` |
+//! | reclaim at the watermarks | `policy/` |
+//! | compact in the background | `maintenance.rs` |
 //! | build a store, change its settings, report statistics | `builder.rs`, `settings.rs`, `stats.rs` |
 //! | outlive the process | `survive/` |
 //!
 //! Lock order: slot, stream, then the pool's or the LRU's. No thread waits for a backing device or for reclaim while it
 //! holds a slot's lock.
 
-mod block_state;
 mod builder;
-mod compact;
 mod designs;
 mod discard;
-mod extent;
-mod idle;
 #[cfg(not(loom))]
 mod maintenance;
 mod policy;
-mod publish;
 mod read;
 mod recompress;
 #[cfg(not(loom))]
 mod reserve;
 mod settings;
 mod slot;
+mod states;
 mod stats;
 mod stream;
 #[cfg(not(loom))]
@@ -90,7 +86,6 @@ use crate::base::units::pages_to_bytes;
 use crate::codec::Algorithm;
 use crate::lru::LruConfig;
 use crate::zsmalloc::{PoolConfig, PoolRegions};
-pub use block_state::BlockState;
 #[cfg(not(loom))]
 pub(crate) use builder::check_limit;
 pub use builder::{
@@ -110,6 +105,7 @@ pub use recompress::{Candidates, Recompression};
 use reserve::Refiller;
 pub use slot::PageState;
 use slot::Slots;
+pub use states::BlockState;
 use stats::Share;
 pub use stats::StoreStats;
 use stream::Codec;
@@ -253,7 +249,7 @@ impl Store {
                 progress: &memory.progress,
             };
             counters.local().add_all(&survive::attach(&parts)?);
-            backing.iter().for_each(|backing| backing.restore_allowance());
+            backing.iter().for_each(|backing| backing.allowance.restore());
         }
         arena.set_limit_pages(builder.limit_pages);
         #[cfg(not(loom))]
@@ -300,7 +296,7 @@ impl Store {
         store.set_policy(builder.policy);
         #[cfg(not(loom))]
         if let Some(backing) = &store.backing {
-            let begun = backing.begin();
+            let begun = backing.log.backing.begin();
             // One that was handed on is in use already.
             if memory.as_ref().is_none_or(|memory| !memory.holds_store) {
                 begun?;
@@ -309,9 +305,9 @@ impl Store {
         #[cfg(not(loom))]
         if let Some(memory) = memory.filter(|memory| !memory.holds_store) {
             store.keep_setting(|kept| *kept = builder.clone());
-            store.backing.iter().for_each(|backing| backing.keep_allowance());
+            store.backing.iter().for_each(|backing| backing.allowance.change_limit(|_| ()));
             memory.complete().inspect_err(|_| {
-                store.backing.iter().for_each(|backing| backing.give_back());
+                store.backing.iter().for_each(|backing| backing.log.backing.give_back());
             })?;
         }
         Ok(store)

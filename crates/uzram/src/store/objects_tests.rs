@@ -7,29 +7,38 @@ use super::tests::config;
 use super::writeback::sealed::tests::Plain;
 use super::writeback_tests::{ALL, agree_with_a_model, expect, half_random, incompressible, overwrite};
 use super::*;
-use crate::backing::{Backing, Direction, Fault, FaultKind, Faults, FaultyBacking, Filling, Seal, Transfer};
+use crate::backing::{
+    Backing, Direction, Fault, FaultKind, Faults, FaultyBacking, Filling, Health, Objects, Seal, Started,
+    Tiers, Transfer, Trouble,
+};
 use crate::base::error::{Error, ErrorKind};
 use crate::base::random::Random;
 use crate::base::sync::{Arc, Counter, Mutex, classes};
 use crate::base::units::{PAGE_SIZE, PageNo};
 
 const OBJECT_BYTES: usize = 64 << 10;
+/// The part of a home that says when it was chosen.
+const HOME_MASK: u32 = 0xff << 24;
 
 /// Homes and bytes of objects, by extent and generation.
-type Held = BTreeMap<(u32, u32), (u32, Vec<u8>)>;
+type Map = BTreeMap<(u32, u32), (u32, Vec<u8>)>;
 
 /// Objects in memory, by extent and filling. Changing one, and writing to one that exists, is a defect.
-struct Objects {
+struct Held {
     len_bytes: u64,
     seal: Option<Arc<dyn Seal>>,
-    held: Mutex<Held>,
+    held: Mutex<Map>,
     /// Changes the homes of all extents: those that have older ones are in danger.
     placement: Counter,
+    /// Not 0 while nothing is read or written.
+    is_down: Counter,
+    /// When it was found to be well.
+    checked: std::time::Instant,
 }
 
 /// Clones share what they hold.
 #[derive(Clone)]
-pub(super) struct Shared(Arc<Objects>);
+pub(super) struct Shared(Arc<Held>);
 
 impl Shared {
     pub(super) fn new(len_bytes: u64) -> Self {
@@ -43,16 +52,23 @@ impl Shared {
 
     fn with(len_bytes: u64, seal: Option<Arc<dyn Seal>>) -> Self {
         let held = Mutex::new(&classes::BACKING_QUEUE, BTreeMap::new());
-        Shared(Arc::new(Objects { len_bytes, seal, held, placement: Counter::new(0) }))
+        Shared(Arc::new(Held {
+            len_bytes,
+            seal,
+            held,
+            placement: Counter::new(0),
+            is_down: Counter::new(0),
+            checked: std::time::Instant::now(),
+        }))
     }
 
     pub(super) fn objects(&self) -> usize {
         self.0.held.lock().len()
     }
 
-    /// A home that differs from extent to extent.
+    /// A home that differs from extent to extent, and has the placement.
     fn home_of(&self, extent: u32) -> u32 {
-        (extent + ((self.0.placement.get() as u32) << 20)).wrapping_mul(0x9e37_79b9) | 1
+        (self.0.placement.get() as u32 & 0xff) << 24 | (extent.wrapping_mul(0x9e37_79b9) >> 8) | 1
     }
 
     /// Returns how many objects are not where they should be.
@@ -60,21 +76,48 @@ impl Shared {
         self.0.held.lock().iter().filter(|((extent, _), (home, _))| *home != self.home_of(*extent)).count()
     }
 
-    fn key(offset: u64, filling: Filling) -> (u32, u32) {
-        assert!(filling.generation != 0 && filling.home & 1 == 1);
-        ((offset / OBJECT_BYTES as u64) as u32, filling.generation)
+    /// Has it down, or not.
+    pub(super) fn set_down(&self, is_down: bool) {
+        self.0.is_down.set(is_down.into());
     }
 
-    fn carry_out(&self, direction: Direction, offset: u64, part: &mut [u8], filling: Filling) -> Result<()> {
-        let (key, at) = (Self::key(offset, filling), offset as usize % OBJECT_BYTES);
+    pub(super) fn tier(&self) -> Backing {
+        Backing::Objects(Arc::new(self.clone()))
+    }
+
+    /// Returns it as a whole backing.
+    pub(super) fn alone(&self) -> Arc<Tiers> {
+        Arc::new(Tiers::new(vec![self.tier()], self.seal()).expect("one tier"))
+    }
+
+    pub(super) fn seal(&self) -> Option<Arc<dyn Seal>> {
+        self.0.seal.clone()
+    }
+
+    fn start(&self, extent: u32, transfer: Transfer) {
+        let objects = self.clone();
+        std::thread::spawn(move || {
+            let mut started = Started::new(transfer);
+            let result = objects.carry_out(extent, &mut started);
+            started.finish(result);
+        });
+    }
+
+    fn carry_out(&self, extent: u32, transfer: &mut Transfer) -> Result<()> {
+        let Transfer { direction, offset, len_bytes, filling, buffer, .. } = transfer;
+        assert!(filling.generation != 0 && filling.home & 1 == 1);
+        let (key, at, part) = ((extent, filling.generation), *offset as usize, &mut buffer[..*len_bytes]);
         assert!(at + part.len() <= OBJECT_BYTES);
+        if self.0.is_down.get() > 0 {
+            return Err(Error::new(ErrorKind::Io, "it is down"));
+        }
         let mut held = self.0.held.lock();
         match direction {
             Direction::Read => {
                 let (home, whole) = held
                     .get(&key)
                     .ok_or_else(|| Error::new(ErrorKind::NotFound, "there is no such object"))?;
-                assert_eq!(*home, filling.home, "extent {} is looked for elsewhere", key.0);
+                assert_eq!(*home, filling.home, "extent {extent} is looked for elsewhere");
                 let there = whole.get(at..).unwrap_or_default();
                 let there = &there[..there.len().min(part.len())];
                 part[..there.len()].copy_from_slice(there);
@@ -92,52 +135,44 @@ impl Shared {
     }
 }
 
-impl Backing for Shared {
-    fn len_bytes(&self) -> u64 {
-        self.0.len_bytes
+impl Objects for Shared {
+    fn len_bytes(&self) -> Option<u64> {
+        Some(self.0.len_bytes)
     }
 
-    fn block_bytes(&self) -> usize {
-        1
-    }
-
-    fn object_bytes(&self) -> Option<usize> {
-        Some(OBJECT_BYTES)
-    }
-
-    fn seal(&self) -> Option<Arc<dyn Seal>> {
-        self.0.seal.clone()
+    fn object_bytes(&self) -> usize {
+        OBJECT_BYTES
     }
 
     fn home(&self, extent: u32) -> u32 {
         self.home_of(extent)
     }
 
-    fn placement_generation(&self) -> u64 {
-        self.0.placement.get()
+    fn put(&self, extent: u32, transfer: Transfer) {
+        self.start(extent, transfer);
     }
 
-    fn is_at_risk(&self, extent: u32, filling: Filling) -> bool {
-        filling.home != self.home_of(extent)
+    fn get(&self, extent: u32, transfer: Transfer) {
+        self.start(extent, transfer);
     }
 
-    fn start(&self, transfer: Transfer) {
-        let objects = self.clone();
-        std::thread::spawn(move || {
-            let Transfer { direction, offset, len_bytes, filling, mut buffer, token, completion } = transfer;
-            let result = objects.carry_out(direction, offset, &mut buffer[..len_bytes], filling);
-            completion.done(token, buffer, result);
-        });
+    fn delete(&self, extent: u32, filling: Filling) {
+        self.0.held.lock().remove(&(extent, filling.generation));
     }
 
-    fn discard(&self, offset: u64, len_bytes: u64, filling: Filling) {
-        assert_eq!(len_bytes, OBJECT_BYTES as u64);
-        self.0.held.lock().remove(&Self::key(offset, filling));
+    fn health(&self) -> Health {
+        let stopped = (self.0.is_down.get() > 0).then(|| Trouble::again(None, "it is down".to_owned()));
+        let (expired, checked) = (1, Some(self.0.checked));
+        Health { expired, checked, stopped, placement: self.0.placement.get(), ..Health::default() }
+    }
+
+    fn is_at_risk(&self, filling: Filling) -> bool {
+        filling.home & HOME_MASK != self.home_of(0) & HOME_MASK
     }
 }
 
-pub(super) fn store_on(backing: Arc<dyn Backing>, config: StoreBuilder) -> Store {
-    let backing = BackingOptions { backing, layout: WritebackLayout::Packed, compressed: true };
+pub(super) fn store_on(backing: Arc<Tiers>, config: StoreBuilder) -> Store {
+    let backing = BackingOptions::packed(backing);
     Store::new(&StoreBuilder { backing: Some(backing), ..config }).expect("a store")
 }
 
@@ -146,12 +181,12 @@ pub(super) fn store_on(backing: Arc<dyn Backing>, config: StoreBuilder) -> Store
 #[test]
 fn extents_are_written_once_and_removed() {
     for objects in [Shared::new(8 << 20), Shared::sealed(8 << 20)] {
-        overwrite_and_remove(Arc::new(objects.clone()), &|| objects.objects());
+        overwrite_and_remove(objects.alone(), &|| objects.objects());
     }
 }
 
 /// `objects` counts those on the backing.
-pub(super) fn overwrite_and_remove(backing: Arc<dyn Backing>, objects: &dyn Fn() -> usize) {
+pub(super) fn overwrite_and_remove(backing: Arc<Tiers>, objects: &dyn Fn() -> usize) {
     const PAGES: u64 = 2000;
     let store = store_on(backing, config(PAGES));
     let (mut versions, mut random) = (vec![0; PAGES as usize], Random::new(3));
@@ -185,7 +220,7 @@ pub(super) fn overwrite_and_remove(backing: Arc<dyn Backing>, objects: &dyn Fn()
 #[test]
 fn a_store_of_objects_that_is_full_refuses_more() {
     const PAGES: u64 = 400;
-    let store = store_on(Arc::new(Shared::new(1 << 20)), config(PAGES));
+    let store = store_on(Shared::new(1 << 20).alone(), config(PAGES));
     (0..PAGES)
         .for_each(|page| store.write(PageNo::from_number(page), &incompressible(page)).expect("memory"));
     let refused = store.write_back(&ALL).map_err(|error| (error.kind(), error.setting()));
@@ -204,8 +239,7 @@ fn a_store_of_objects_that_is_full_refuses_more() {
 fn single_blocks_and_odd_extents_are_refused() {
     let objects = Shared::new(8 << 20);
     let of = |layout, compressed| {
-        let backing: Arc<dyn Backing> = Arc::new(objects.clone());
-        let backing = BackingOptions { backing, layout, compressed };
+        let backing = BackingOptions { backing: objects.alone(), layout, compressed };
         Store::new(&StoreBuilder { backing: Some(backing), ..config(100) }).map(drop)
     };
     let refused = of(WritebackLayout::Blocks, true).expect_err("no blocks");
@@ -218,7 +252,7 @@ fn single_blocks_and_odd_extents_are_refused() {
 fn extents_in_danger_are_rewritten() {
     const PAGES: u64 = 2000;
     for objects in [Shared::new(8 << 20), Shared::sealed(8 << 20)] {
-        let store = store_on(Arc::new(objects.clone()), config(PAGES));
+        let store = store_on(objects.alone(), config(PAGES));
         (0..PAGES)
             .for_each(|page| store.write(PageNo::from_number(page), &half_random(page)).expect("memory"));
         store.write_back(&ALL).expect("room");
@@ -245,8 +279,8 @@ fn everything_at_once_on_objects_agrees_with_a_model() {
         let objects = if seed == 0 { Shared::new(2 << 20) } else { Shared::sealed(2 << 20) };
         let faulty = FaultyBacking::new(objects.clone(), seed).expect("a thread");
         let faults = faulty.faults();
-        let backing: Arc<dyn Backing> = Arc::new(faulty);
-        let backing = BackingOptions { backing, layout: WritebackLayout::Packed, compressed: true };
+        let backing = Tiers::new(vec![Backing::Objects(Arc::new(faulty))], objects.seal()).expect("one tier");
+        let backing = BackingOptions::packed(backing);
         let config = StoreBuilder { backing: Some(backing), limit_pages: 128, ..config(PAGES) };
         let store = Arc::new(Store::new(&config).expect("a store"));
         let policy = PolicyThread::start("test", &store).expect("a thread");
@@ -286,7 +320,7 @@ fn read_ahead(store: &Store, pages: impl Iterator<Item = u64>) -> u64 {
 fn extents_are_read_ahead_where_there_is_a_trend() {
     const FAR: u64 = 20_000;
     for objects in [Shared::new(32 << 20), Shared::sealed(32 << 20)] {
-        let store = store_on(Arc::new(objects), StoreBuilder { limit_pages: 400, ..config(2 * FAR) });
+        let store = store_on(objects.alone(), StoreBuilder { limit_pages: 400, ..config(2 * FAR) });
         for first in (0..2000).chain(FAR..FAR + 2000).step_by(200) {
             (first..first + 200)
                 .for_each(|page| store.write(PageNo::from_number(page), &half_random(page)).expect("memory"));
@@ -317,7 +351,7 @@ fn extents_are_read_ahead_where_there_is_a_trend() {
 fn store_with_faults(objects: &Shared, pages: u64) -> (Store, Faults) {
     let faulty = FaultyBacking::new(objects.clone(), 3).expect("a thread");
     let faults = faulty.faults();
-    (store_on(Arc::new(faulty), config(pages)), faults)
+    (store_on(Backing::Objects(Arc::new(faulty)).into(), config(pages)), faults)
 }
 
 /// A backing that does not answer for a while: cleaning and rescuing give up soon, and go on when it answers again.

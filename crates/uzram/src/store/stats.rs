@@ -4,7 +4,6 @@ use crate::base::counters::per_cpu_counters;
 use crate::base::error::{Error, ErrorKind, Result};
 use crate::base::failures;
 use crate::base::mem::{Account, CHUNK_PAGES};
-use crate::base::sync::Counter;
 use crate::base::units::PAGE_SIZE;
 use crate::lru;
 use crate::zsmalloc::ClassStat;
@@ -149,12 +148,20 @@ impl Share {
     /// Counts that a page now holds `new` instead of `old`.
     #[inline]
     pub(super) fn replaced(&self, old: &Contents, new: &Contents) {
-        change(&self.pages_stored, stored(old), stored(new));
-        change(&self.same_pages, same(old), same(new));
-        change(&self.pages_lost, lost(old), lost(new));
-        change(&self.compr_data_bytes, len(old), len(new));
-        change(&self.huge_pages, huge(old), huge(new));
-        if huge(new) > 0 {
+        let counters = [
+            &self.pages_stored,
+            &self.same_pages,
+            &self.pages_lost,
+            &self.compr_data_bytes,
+            &self.huge_pages,
+        ];
+        let (old, new) = (tally(old), tally(new));
+        for (counter, (old, new)) in counters.into_iter().zip(old.into_iter().zip(new)) {
+            if old != new {
+                counter.add(new.wrapping_sub(old));
+            }
+        }
+        if new[4] > 0 {
             self.huge_pages_since.add(1);
         }
     }
@@ -187,30 +194,14 @@ impl Share {
     }
 }
 
-/// Replaces `old` by `new` in a counter.
+/// Returns what a page counts for that has such contents: pages stored, same-filled and lost, bytes of objects, and huge pages.
 #[inline]
-fn change(counter: &Counter, old: u64, new: u64) {
-    if old != new {
-        counter.add(new.wrapping_sub(old));
+fn tally(contents: &Contents) -> [u64; 5] {
+    match contents {
+        Contents::Empty => [0; 5],
+        Contents::Same(_) => [1, 1, 0, 0, 0],
+        Contents::Lost => [1, 0, 1, 0, 0],
+        Contents::Backed(_) => [1, 0, 0, 0, 0],
+        Contents::Stored { len, .. } => [1, 0, 0, u64::from(*len), u64::from(usize::from(*len) == PAGE_SIZE)],
     }
-}
-
-fn stored(contents: &Contents) -> u64 {
-    u64::from(*contents != Contents::Empty)
-}
-
-fn lost(contents: &Contents) -> u64 {
-    u64::from(*contents == Contents::Lost)
-}
-
-fn same(contents: &Contents) -> u64 {
-    u64::from(matches!(contents, Contents::Same(_)))
-}
-
-fn len(contents: &Contents) -> u64 {
-    if let Contents::Stored { len, .. } = contents { u64::from(*len) } else { 0 }
-}
-
-fn huge(contents: &Contents) -> u64 {
-    u64::from(len(contents) == PAGE_SIZE as u64)
 }

@@ -1,25 +1,29 @@
 //! Pages that are written back to several backings, which are used in order.
 
-use std::time::Instant;
-
 use super::objects_tests::{Shared, overwrite_and_remove, store_on};
 use super::tests::config;
 use super::writeback::sealed::tests::Plain;
 use super::writeback_tests::{ALL, agree_with_a_model, expect, file, half_random, overwrite};
 use super::*;
-use crate::backing::{
-    Backing, FaultyBacking, Filling, Health, MARK_BYTES, Seal, Started, Tiers, Transfer, Trouble,
-};
-use crate::base::error::{Error, ErrorKind};
+use crate::backing::{Backing, FaultyBacking, Health, MARK_BYTES, Seal, Tiers};
+use crate::base::error::ErrorKind;
 use crate::base::random::Random;
-use crate::base::sync::{Arc, Counter};
+use crate::base::sync::Arc;
 use crate::base::units::PageNo;
 
 const TIER_BYTES: u64 = 8 << 20;
 
 /// A file of one tier, and objects.
-fn file_and(objects: &Shared, dir: &tempfile::TempDir) -> Tiers {
-    Tiers::new(vec![Arc::new(file(dir.path(), TIER_BYTES)), Arc::new(objects.clone())], None).expect("sizes")
+fn file_and(objects: &Shared, dir: &tempfile::TempDir) -> Arc<Tiers> {
+    tiers(vec![in_file(dir), objects.tier()], objects.seal())
+}
+
+fn in_file(dir: &tempfile::TempDir) -> Backing {
+    Backing::Blocks(Arc::new(file(dir.path(), TIER_BYTES)))
+}
+
+fn tiers(backings: Vec<Backing>, seal: Option<Arc<dyn Seal>>) -> Arc<Tiers> {
+    Arc::new(Tiers::new(backings, seal).expect("sizes"))
 }
 
 fn write(store: &Store, pages: std::ops::Range<u64>) {
@@ -32,7 +36,7 @@ fn the_first_tier_is_used_first_and_again() {
     for sealed in [false, true] {
         let objects = if sealed { Shared::sealed(32 << 20) } else { Shared::new(32 << 20) };
         let dir = tempfile::tempdir().expect("a directory");
-        let store = store_on(Arc::new(file_and(&objects, &dir)), config(20_000));
+        let store = store_on(file_and(&objects, &dir), config(20_000));
         write(&store, 0..3000);
         assert_eq!((objects.objects(), store.backing_stats().len_bytes), (0, TIER_BYTES + (32 << 20)));
         write(&store, 3000..6000);
@@ -57,15 +61,12 @@ fn the_first_tier_is_used_first_and_again() {
 fn pages_are_overwritten_in_two_tiers() {
     for objects in [Shared::new(TIER_BYTES), Shared::sealed(TIER_BYTES)] {
         let dir = tempfile::tempdir().expect("a directory");
-        let small: Arc<dyn Backing> = Arc::new(objects.clone());
         // A file that is encrypted, as well as before objects.
-        let plain: Arc<dyn Seal> = Arc::new(Plain::default());
-        let before: Arc<dyn Backing> = Arc::new(file(dir.path(), TIER_BYTES));
-        let tiers = match objects.seal() {
-            None => Tiers::new(vec![Arc::clone(&before)], Some(plain)),
-            Some(_) => Tiers::new(vec![before, small], None),
+        let backing = match objects.seal() {
+            None => tiers(vec![in_file(&dir)], Some(Arc::new(Plain::default()))),
+            Some(_) => file_and(&objects, &dir),
         };
-        let store = store_on(Arc::new(tiers.expect("sizes")), config(4000));
+        let store = store_on(backing, config(4000));
         let (mut versions, mut random) = (vec![0; 2000], Random::new(9));
         write(&store, 0..2000);
         overwrite(&store, &mut versions, &mut random);
@@ -73,8 +74,7 @@ fn pages_are_overwritten_in_two_tiers() {
     }
     // Objects in two stores.
     let (one, other) = (Shared::new(TIER_BYTES), Shared::new(TIER_BYTES));
-    let tiers = Tiers::new(vec![Arc::new(one.clone()), Arc::new(other.clone())], None).expect("sizes");
-    overwrite_and_remove(Arc::new(tiers), &|| one.objects() + other.objects());
+    overwrite_and_remove(tiers(vec![one.tier(), other.tier()], None), &|| one.objects() + other.objects());
 }
 
 /// Files one after another can be overwritten, with each layout, as a single one.
@@ -82,8 +82,7 @@ fn pages_are_overwritten_in_two_tiers() {
 fn files_are_used_one_after_another() {
     for (layout, compressed) in [(WritebackLayout::Packed, true), (WritebackLayout::Blocks, false)] {
         let dirs = [0, 1].map(|_| tempfile::tempdir().expect("a directory"));
-        let files = dirs.iter().map(|dir| Arc::new(file(dir.path(), TIER_BYTES)) as Arc<dyn Backing>);
-        let backing: Arc<dyn Backing> = Arc::new(Tiers::new(files.collect(), None).expect("sizes"));
+        let backing = tiers(dirs.iter().map(in_file).collect(), None);
         assert_eq!(backing.object_bytes(), None);
         let backing = BackingOptions { backing, layout, compressed };
         let store = Store::new(&StoreBuilder { backing: Some(backing), ..config(6000) }).expect("a store");
@@ -108,9 +107,8 @@ fn everything_at_once_on_tiers_agrees_with_a_model() {
     let (objects, dir) = (Shared::sealed(TIER_BYTES), tempfile::tempdir().expect("a directory"));
     let faulty = FaultyBacking::new(objects.clone(), 5).expect("a thread");
     let faults = faulty.faults();
-    let tiers = Tiers::new(vec![Arc::new(file(dir.path(), TIER_BYTES)), Arc::new(faulty)], None);
-    let backing: Arc<dyn Backing> = Arc::new(tiers.expect("sizes"));
-    let backing = BackingOptions { backing, layout: WritebackLayout::Packed, compressed: true };
+    let backing = tiers(vec![in_file(&dir), Backing::Objects(Arc::new(faulty))], objects.seal());
+    let backing = BackingOptions::packed(backing);
     let config = StoreBuilder { backing: Some(backing), limit_pages: 128, ..config(PAGES) };
     let store = Arc::new(Store::new(&config).expect("a store"));
     let policy = PolicyThread::start("test", &store).expect("a thread");
@@ -124,98 +122,45 @@ fn everything_at_once_on_tiers_agrees_with_a_model() {
 
 #[test]
 fn tiers_that_do_not_fit_together_are_refused() {
-    let of = |sizes: &[u64]| -> Vec<Arc<dyn Backing>> {
-        sizes.iter().map(|size| Arc::new(Shared::new(*size)) as Arc<dyn Backing>).collect()
-    };
-    let refused = |backings, hint: &str| {
+    let of = |sizes: &[u64]| sizes.iter().map(|size| Shared::new(*size).tier()).collect();
+    let refused = |backings: Vec<Backing>, hint: &str| {
         let error = Tiers::new(backings, None).map(drop).expect_err(hint);
         assert_eq!((error.kind(), error.setting()), (ErrorKind::Invalid, Some("backing_dev")));
         assert!(error.to_string().contains(hint), "{error}");
     };
-    refused(Vec::new(), "1 to 4");
+    refused(of(&[]), "1 to 4");
     refused(of(&[TIER_BYTES; 5]), "1 to 4");
     refused(of(&[4 << 20, TIER_BYTES]), "tier 1 needs a size");
     assert!(Tiers::new(of(&[TIER_BYTES, 4 << 20]), None).is_ok());
 }
 
+/// The numbers of extents and generations begin anew in each store, and so would the nonces.
 #[test]
-fn tiers_of_which_one_is_in_use_are_refused_and_left_alone() {
-    let of = |parts| Arc::new(Tiers::new(parts, None).expect("sizes"));
-    let sealed = || of(vec![Arc::new(Shared::sealed(TIER_BYTES))]);
-    let (free, used) = (sealed(), sealed());
-    used.begin().expect("the first store");
-    let both = of(vec![Arc::<Tiers>::clone(&free), Arc::<Tiers>::clone(&used)]);
-    let error = both.begin().expect_err("a second store");
+fn objects_are_for_one_store() {
+    let tiers = Shared::sealed(TIER_BYTES).alone();
+    let builder = StoreBuilder { backing: Some(BackingOptions::packed(tiers.clone())), ..config(100) };
+    let store = Store::new(&builder).expect("the first store");
+    drop(store);
+    let error = Store::new(&builder).map(drop).expect_err("a second store");
     assert_eq!((error.kind(), error.setting()), (ErrorKind::Busy, Some("backing_dev")));
-    free.begin().expect("nobody uses it");
-    assert!(used.begin().is_err());
-    free.give_back();
-    used.give_back();
-    both.begin().expect("nobody uses them");
-}
-
-/// A tier that can be down.
-struct Fallible {
-    objects: Shared,
-    is_down: Arc<Counter>,
-}
-
-impl Backing for Fallible {
-    fn len_bytes(&self) -> u64 {
-        self.objects.len_bytes()
-    }
-
-    fn block_bytes(&self) -> usize {
-        1
-    }
-
-    fn object_bytes(&self) -> Option<usize> {
-        self.objects.object_bytes()
-    }
-
-    fn home(&self, extent: u32) -> u32 {
-        self.objects.home(extent)
-    }
-
-    fn is_down(&self, _: usize) -> bool {
-        self.is_down.get() > 0
-    }
-
-    fn health(&self) -> Option<Health> {
-        let stopped = self.is_down(0).then(|| Trouble::again(None, "the tier is down".to_owned()));
-        Some(Health { stopped, expired: 1, checked: Some(Instant::now()), ..Health::default() })
-    }
-
-    fn start(&self, transfer: Transfer) {
-        match self.is_down.get() {
-            0 => self.objects.start(transfer),
-            _ => Started::new(transfer).finish(Err(Error::new(ErrorKind::Io, "the tier is down"))),
-        }
-    }
-
-    fn discard(&self, offset: u64, len_bytes: u64, filling: Filling) {
-        self.objects.discard(offset, len_bytes, filling);
-    }
+    tiers.give_back();
+    Store::new(&builder).expect("the first one has written nothing");
 }
 
 #[test]
 fn tiers_are_stopped_once_all_are() {
     let dir = tempfile::tempdir().expect("a directory");
-    let downs = [0; 2].map(|_| Arc::new(Counter::new(0)));
-    let second = |is_down: &Arc<Counter>| -> Arc<dyn Backing> {
-        Arc::new(Fallible { objects: Shared::new(TIER_BYTES), is_down: Arc::clone(is_down) })
-    };
-    let both = Tiers::new(downs.iter().map(second).collect(), None).expect("sizes");
-    let with_file = Tiers::new(vec![Arc::new(file(dir.path(), TIER_BYTES)), second(&downs[1])], None);
-    let with_file = with_file.expect("sizes");
+    let downs = [0; 2].map(|_| Shared::new(TIER_BYTES));
+    let both = tiers(downs.iter().map(Shared::tier).collect(), None);
+    let with_file = file_and(&downs[1], &dir);
     let state = |tiers: &Tiers| {
         let Health { expired, stopped, degraded, checked, .. } = tiers.health().expect("it is known");
         (expired, stopped.is_some(), degraded.is_some(), checked.is_some())
     };
     assert_eq!((state(&both), state(&with_file)), ((2, false, false, true), (1, false, false, false)));
-    downs[1].set(1);
+    downs[1].set_down(true);
     assert_eq!((state(&both), state(&with_file)), ((2, false, true, true), (1, false, true, false)));
-    downs[0].set(1);
+    downs[0].set_down(true);
     assert_eq!((state(&both), state(&with_file)), ((2, true, false, true), (1, false, true, false)));
 }
 
@@ -224,11 +169,8 @@ fn tiers_are_stopped_once_all_are() {
 fn a_tier_that_is_down_keeps_no_other_from_being_cleaned() {
     // The pages of the second tier, of which each takes some 2 KiB, and those written before it is down, which clean it.
     for (in_second, before) in [(0, 0..0), (3000, 0..0), (3500, 9000..10_500)] {
-        let (objects, is_down) = (Shared::new(TIER_BYTES), Arc::new(Counter::new(0)));
-        let dir = tempfile::tempdir().expect("a directory");
-        let second = Fallible { objects: objects.clone(), is_down: Arc::clone(&is_down) };
-        let tiers = Tiers::new(vec![Arc::new(file(dir.path(), TIER_BYTES)), Arc::new(second)], None);
-        let store = store_on(Arc::new(tiers.expect("sizes")), config(12_000));
+        let (objects, dir) = (Shared::new(TIER_BYTES), tempfile::tempdir().expect("a directory"));
+        let store = store_on(file_and(&objects, &dir), config(12_000));
         let in_first = 3600;
         write(&store, 0..in_first + in_second);
         assert_eq!(objects.objects() > 40, in_second > 0);
@@ -237,11 +179,11 @@ fn a_tier_that_is_down_keeps_no_other_from_being_cleaned() {
         };
         half(in_first..in_first + in_second);
         write(&store, before.clone());
-        is_down.set(1);
+        objects.set_down(true);
         // The first tier is half dead now, and nothing else is written to.
         half(0..in_first);
         write(&store, 7900..9000);
-        is_down.set(0);
+        objects.set_down(false);
         let left = (0..in_first + in_second).skip(1).step_by(2).chain(7900..9000).chain(before);
         left.for_each(|page| expect(&store, page, &half_random(page)));
     }

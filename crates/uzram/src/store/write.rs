@@ -1,20 +1,23 @@
-//! Writes of pages and of parts of pages.
+//! Writes of pages and of parts of pages, and the steps by which contents replace others.
 //!
 //! A write compresses the page, stores it as a new object, publishes that in the slot under the slot's lock, and frees
 //! the old object. A write that fails before publication leaves the old contents unchanged.
 //!
-//! At the memory limit a write asks the policy to reclaim pages, and starts over once some were reclaimed.
+//! At the memory limit a write asks the policy's thread to reclaim pages, and starts over once some were reclaimed, or fails.
 //!
 //! Lock order: slot, stream, then the pool's or the LRU's. A whole page is compressed and stored before its slot is
 //! locked. A part of a page is read, changed and stored under the slot's lock. No writer waits for a backing device or
 //! for reclaim while it holds a slot.
 
-use crate::base::error::{Error, Result};
+use std::time::Instant;
+
+use crate::backing::MOST_WAIT;
+use crate::base::error::{Error, ErrorKind, Result};
 use crate::base::mem::Gfp;
 use crate::base::units::{PAGE_SIZE, Page, PageNo, same_word};
 use crate::stream::Streams;
 
-use super::slot::Contents;
+use super::slot::{Backed, Contents, SlotGuard};
 use super::stream::Stream;
 use super::{Store, Wait};
 
@@ -64,13 +67,7 @@ impl Store {
             };
             self.request_room(error, wait, &mut deadline).map_err(|error| self.count_failed_write(error))?;
         };
-        let mut slot = self.slots.lock(page);
-        let old = self.publish(&mut slot, new);
-        slot.touch();
-        let update = self.note_in_lru(page, &old, &new);
-        drop(slot);
-        self.free(old);
-        self.update_lists(page, update);
+        self.replace(self.slots.lock(page), page, new);
         self.count_write();
         Ok(())
     }
@@ -134,6 +131,109 @@ impl Store {
             Some(len) => &stream.compressed[..len],
             None => contents,
         }
+    }
+
+    /// Prefetches the object of a page, if it has one.
+    #[inline]
+    pub(super) fn prefetch_held(&self, page: PageNo) {
+        if let Some(handle) = self.slots.peek_handle(page) {
+            self.pool.prefetch(handle);
+        }
+    }
+
+    /// Publishes `new` as the contents of a locked slot: the commit point. Returns the old contents, for [`Store::free`] once
+    /// the slot is unlocked.
+    #[inline]
+    pub(super) fn publish(&self, slot: &mut SlotGuard<'_>, new: Contents) -> Contents {
+        let old = slot.replace(new);
+        // Under the lock, so that the next change of the page is counted after this one.
+        self.counters.local().replaced(&old, &new);
+        old
+    }
+
+    /// Publishes `new` in a locked slot as a use of the page, unlocks the slot, frees the old contents, and updates the LRU:
+    /// the page's node under the slot's lock, the lists after it.
+    #[inline]
+    pub(super) fn replace(&self, mut slot: SlotGuard<'_>, page: PageNo, new: Contents) {
+        let old = self.publish(&mut slot, new);
+        slot.touch();
+        let is_stored = matches!(new, Contents::Stored { .. });
+        let arrives = is_stored && self.lru.as_ref().is_some_and(|lru| lru.arrive(page.0));
+        let dies = !is_stored && self.mark_dead(page, &old);
+        drop(slot);
+        self.free(old);
+        match &self.lru {
+            Some(lru) if arrives => lru.queue(page.0),
+            Some(lru) if dies => lru.remove_dead(&mut [page.0]),
+            _ => {}
+        }
+    }
+
+    /// Marks a page that no longer holds an object as dead, under its slot's lock. Returns whether it is still in the LRU's
+    /// lists.
+    #[inline]
+    pub(super) fn mark_dead(&self, page: PageNo, old: &Contents) -> bool {
+        // Only these are in the lists. Looking up others would fault in the memory of their nodes.
+        let was_listed = matches!(old, Contents::Stored { .. } | Contents::Backed(_));
+        was_listed && self.lru.as_ref().is_some_and(|lru| lru.mark_dead(page.0))
+    }
+
+    /// Frees the old contents of a slot that is unlocked now.
+    #[inline]
+    pub(super) fn free(&self, old: Contents) {
+        match old {
+            // SAFETY: either `publish` took `old` out of the slot under its lock, so that exactly one caller has it, or
+            // it was stored and never published.
+            Contents::Stored { handle, .. } => unsafe { self.pool.free(handle) },
+            Contents::Backed(Backed { place, len, .. }) => {
+                self.backing.iter().for_each(|backing| backing.log.died(place, usize::from(len)));
+            }
+            Contents::Empty | Contents::Same(_) | Contents::Lost => {}
+        }
+    }
+
+    /// Makes room for a write that failed with `error`, if it failed at the limit and pages can be reclaimed; the
+    /// caller then retries. `deadline` is `None` on the first attempt of a write, and is kept for the next ones.
+    ///
+    /// # Errors
+    /// `WouldBlock` when memory can be freed, and the write must not wait for that; else `error`, if it is of another
+    /// kind or there is no room.
+    #[cold]
+    pub(super) fn request_room(
+        &self,
+        error: Error,
+        wait: Wait,
+        deadline: &mut Option<Instant>,
+    ) -> Result<()> {
+        if error.kind() != ErrorKind::NoSpace || !self.can_reclaim() {
+            return Err(error);
+        }
+        let (watermarks, gone_pages) = (&self.watermarks, self.gone_pages());
+        if self.arena.has_reserve() {
+            // The write never waits for memory; pages are reclaimed for later writes.
+            watermarks.request_reclaim(gone_pages);
+            watermarks.decisions.writers_refused.add(1);
+            return Err(error);
+        }
+        if wait == Wait::No && !watermarks.is_stuck(gone_pages) {
+            let what = "the memory limit is reached, and pages can be reclaimed";
+            return Err(Error::new(ErrorKind::WouldBlock, what));
+        }
+        if wait == Wait::Yes {
+            let deadline = *deadline.get_or_insert_with(|| Instant::now() + MOST_WAIT);
+            if watermarks.wait_for_reclaim(deadline, gone_pages) && Instant::now() < deadline {
+                return Ok(());
+            }
+        }
+        watermarks.decisions.writers_refused.add(1);
+        Err(match watermarks.why_died() {
+            None => error,
+            Some(why) => {
+                let what =
+                    format!("{error}; pages are no longer reclaimed: {why}. Reset the device to go on");
+                Error::new(error.kind(), what).with_setting("mem_limit")
+            }
+        })
     }
 
     /// Counts a write, and wakes the policy's thread if the pool has grown above its high watermark.

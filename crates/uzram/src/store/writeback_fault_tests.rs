@@ -6,7 +6,7 @@ use super::slot::Contents;
 use super::tests::config;
 use super::writeback_tests::{ALL, decided, expect, file, half_random, incompressible, place};
 use super::*;
-use crate::backing::{Direction, Fault, FaultKind, FileBacking, PanicPoint};
+use crate::backing::{Backing, Blocks, Direction, Fault, FaultKind, FileBacking, PanicPoint};
 use crate::base::error::ErrorKind;
 use crate::base::random::Random;
 use crate::base::units::{PAGE_SIZE, PageNo};
@@ -116,8 +116,8 @@ fn a_damaged_owner_stops_nobody() {
 fn a_store_whose_backing_died_goes_on_in_memory() {
     let dir = tempfile::tempdir().expect("a directory");
     let file = Arc::new(file(dir.path(), 8 << 20));
-    let backing: Arc<dyn crate::backing::Backing> = Arc::<FileBacking>::clone(&file);
-    let backing = Some(BackingOptions { backing, layout: WritebackLayout::Packed, compressed: true });
+    let blocks: Arc<dyn Blocks> = Arc::<FileBacking>::clone(&file);
+    let backing = Some(BackingOptions::packed(Backing::Blocks(blocks)));
     let store = Store::new(&StoreBuilder { backing, ..config(200) }).expect("store");
     let write = |pages: Range<u64>| {
         pages.for_each(|page| store.write(PageNo::from_number(page), &half_random(page)).expect("memory"))

@@ -3,7 +3,7 @@
 
 use super::loom_tests::{config, contents, model, read};
 use super::*;
-use crate::backing::{Backing, Completion, Direction, Filling, Transfer};
+use crate::backing::{Backing, Blocks, Completion, Direction, Transfer};
 use crate::base::error::ErrorKind;
 use crate::base::units::{PAGE_SIZE, PageNo};
 use loom::thread;
@@ -13,7 +13,7 @@ const BLOCKS: u64 = 2;
 
 struct Memory(std::sync::Mutex<Vec<u8>>);
 
-impl Backing for Memory {
+impl Blocks for Memory {
     fn len_bytes(&self) -> u64 {
         BLOCKS * PAGE_SIZE as u64
     }
@@ -35,13 +35,13 @@ impl Backing for Memory {
         Completion::done(&*completion, token, buffer, Ok(()));
     }
 
-    fn discard(&self, _: u64, _: u64, _: Filling) {}
+    fn discard(&self, _: u64, _: u64) {}
 }
 
 fn store(pages: u64) -> Arc<Store> {
     let memory = Memory(std::sync::Mutex::new(vec![0; (BLOCKS as usize) * PAGE_SIZE]));
-    let backing =
-        BackingOptions { backing: Arc::new(memory), layout: WritebackLayout::Blocks, compressed: true };
+    let backing = Backing::Blocks(Arc::new(memory)).into();
+    let backing = BackingOptions { backing, layout: WritebackLayout::Blocks, compressed: true };
     Arc::new(Store::new(&StoreBuilder { backing: Some(backing), ..config(pages) }).expect("store"))
 }
 

@@ -10,7 +10,7 @@ use super::slot::{Backed, Contents};
 use super::tests::{config, page, recompression};
 use super::*;
 use crate::backing::{
-    Direction, Fault, FaultKind, Faults, FaultyBacking, FileBacking, FileOptions, MARK_BYTES,
+    Backing, Direction, Fault, FaultKind, Faults, FaultyBacking, FileBacking, FileOptions, MARK_BYTES,
 };
 use crate::base::error::{Error, ErrorKind};
 use crate::base::mem::{HOST_PAGE_BYTES, with_host_pages_of};
@@ -39,7 +39,8 @@ pub(super) fn place(
     let dir = tempfile::tempdir().expect("a directory");
     let faulty = FaultyBacking::new(file(dir.path(), size_bytes), 1).expect("a thread");
     let faults = faulty.faults();
-    let backing = Some(BackingOptions { backing: Arc::new(faulty), layout, compressed });
+    let backing = Backing::Blocks(Arc::new(faulty)).into();
+    let backing = Some(BackingOptions { backing, layout, compressed });
     let store = Arc::new(Store::new(&StoreBuilder { backing, ..config }).expect("store"));
     Place { store, faults, _dir: dir }
 }
@@ -325,8 +326,11 @@ fn a_write_that_was_lost_is_found_out() {
     for layout in WritebackLayout::ALL {
         let dir = tempfile::tempdir().expect("a directory");
         let path = dir.path().join("backing");
-        let backing =
-            Arc::new(file(dir.path(), if layout == WritebackLayout::Packed { 512 << 10 } else { 32 << 10 }));
+        let backing = Backing::Blocks(Arc::new(file(
+            dir.path(),
+            if layout == WritebackLayout::Packed { 512 << 10 } else { 32 << 10 },
+        )))
+        .into();
         let options = BackingOptions { backing, layout, compressed: true };
         let store = Store::new(&StoreBuilder { backing: Some(options), ..config(4) }).expect("store");
         let place = |version: u64| {
@@ -378,7 +382,7 @@ fn failed_writes_leave_the_space_free() {
 fn nothing_of_others_is_written_behind_an_object() {
     for layout in WritebackLayout::ALL {
         let dir = tempfile::tempdir().expect("a directory");
-        let backing = Arc::new(file(dir.path(), 2 << 20));
+        let backing = Backing::Blocks(Arc::new(file(dir.path(), 2 << 20))).into();
         let options = BackingOptions { backing, layout, compressed: true };
         let store = Store::new(&StoreBuilder { backing: Some(options), ..config(64) }).expect("store");
         // Long objects first, in the same buffers.

@@ -1,6 +1,5 @@
 //! Redis servers on loopback, started for a test and ended with it.
 
-pub mod http;
 pub mod pages;
 pub mod proxy;
 pub mod s3;

@@ -2,18 +2,37 @@
 
 use std::sync::Arc;
 
-use uzram::backing::Backing;
+use uzram::backing::{Buffers, Direction, Filling, Objects, Transfer, wait_for};
 use uzram::random::Random;
-use uzram::store::{BackingOptions, PageNo, Store, StoreBuilder, Writeback, WritebackLayout};
+use uzram::store::{BackingOptions, PageNo, Store, StoreBuilder, Writeback};
 use uzram::units::PAGE_SIZE;
+use uzram_remote::{ObjectStore, RemoteBacking};
 
 pub type Page = [u8; PAGE_SIZE];
 
 /// Returns a store of so many pages.
-pub fn store_on<B: Backing + 'static>(backing: &Arc<B>, pages: u32) -> Store {
-    let backing: Arc<dyn Backing> = Arc::<B>::clone(backing);
-    let backing = BackingOptions { backing, layout: WritebackLayout::Packed, compressed: true };
+pub fn store_on<O: ObjectStore>(backing: &Arc<RemoteBacking<O>>, pages: u32) -> Store {
+    let backing = BackingOptions::packed(backing.tiers().unwrap());
     StoreBuilder::new("remote", pages.into()).backing(backing).build().unwrap()
+}
+
+/// Writes an object of an extent that is a page of such bytes, or reads it. Returns one of its bytes.
+pub fn transfer<O: ObjectStore>(
+    backing: &RemoteBacking<O>,
+    direction: Direction,
+    extent: u32,
+) -> uzram::Result<u8> {
+    let (filling, token, offset, len_bytes) = (Filling { generation: 1, home: 0 }, 0, 0, PAGE_SIZE);
+    let mut buffer = Buffers::new(1, PAGE_SIZE).unwrap().take().unwrap();
+    buffer.fill(if direction == Direction::Write { extent as u8 } else { 0 });
+    let (buffer, result) = wait_for(|completion| {
+        let transfer = Transfer { direction, offset, len_bytes, filling, buffer, token, completion };
+        match direction {
+            Direction::Read => backing.get(extent, transfer),
+            Direction::Write => backing.put(extent, transfer),
+        }
+    });
+    result.map(|()| buffer[7])
 }
 
 /// Half of it does not compress.

@@ -11,7 +11,7 @@ use hyper_util::rt::TokioIo;
 use s3s::access::{S3Access, S3AccessContext};
 use s3s::auth::SimpleAuth;
 use s3s::service::S3ServiceBuilder;
-use s3s::{S3Result, s3_error};
+use s3s::{S3Error, S3ErrorCode, S3Result, s3_error};
 use tokio::sync::oneshot;
 use tokio_rustls::TlsAcceptor;
 
@@ -22,9 +22,23 @@ pub const BUCKET: &str = "cold";
 
 const CERTIFICATE: &str = "certificate.pem";
 
-/// What the login may do: no other bucket is made for it, and it may not write to `read-only/`. Notes the requests.
+/// What the login may do: no other bucket is made for it, and it may not write to `read-only/`.
 #[derive(Clone, Default)]
-struct Access(Arc<Mutex<Vec<String>>>);
+struct Access(Arc<Inner>);
+
+#[derive(Default)]
+struct Inner {
+    /// The requests and their objects.
+    requests: Mutex<Vec<(String, String)>>,
+    /// The status and the code with which objects are refused to be read.
+    refusal: Mutex<Option<(u16, &'static str)>>,
+}
+
+fn refused(status: u16, code: &str) -> S3Error {
+    let mut error = S3Error::new(S3ErrorCode::from_bytes(code.as_bytes()).unwrap());
+    error.set_status_code(hyper::StatusCode::from_u16(status).unwrap());
+    error
+}
 
 impl S3Access for Access {
     fn check<'a, 'b, 'c, 'd>(
@@ -36,14 +50,15 @@ impl S3Access for Access {
         'b: 'd,
         'c: 'd,
     {
-        self.0.lock().unwrap().push(request.s3_op().name().to_owned());
-        let answer = match request.s3_path().get_bucket_name() {
+        let (name, key) = (request.s3_op().name(), request.s3_path().get_object_key().unwrap_or_default());
+        self.0.requests.lock().unwrap().push((name.to_owned(), key.to_owned()));
+        let answer = match (request.s3_path().get_bucket_name(), *self.0.refusal.lock().unwrap()) {
             _ if request.credentials().is_none() => Err(s3_error!(AccessDenied)),
-            Some(BUCKET) if request.s3_op().name() == "PutObject" => {
-                let key = request.s3_path().get_object_key().unwrap_or_default();
-                if key.starts_with("read-only/") { Err(s3_error!(AccessDenied)) } else { Ok(()) }
+            (Some(BUCKET), _) if name == "PutObject" && key.starts_with("read-only/") => {
+                Err(s3_error!(AccessDenied))
             }
-            Some(BUCKET) => Ok(()),
+            (Some(BUCKET), Some((status, code))) if name == "GetObject" => Err(refused(status, code)),
+            (Some(BUCKET), _) => Ok(()),
             _ => Err(s3_error!(NoSuchBucket)),
         };
         Box::pin(std::future::ready(answer))
@@ -134,7 +149,21 @@ impl Server {
 
     /// Returns the names of the requests since the last time.
     pub fn requests(&self) -> Vec<String> {
-        std::mem::take(&mut *self.access.0.lock().unwrap())
+        let requests = std::mem::take(&mut *self.access.0.requests.lock().unwrap());
+        requests.into_iter().map(|(name, _)| name).collect()
+    }
+
+    /// Returns how often an object whose name ends so was to be read since the last time.
+    #[allow(dead_code)]
+    pub fn reads_of(&self, end: &str) -> usize {
+        let requests = std::mem::take(&mut *self.access.0.requests.lock().unwrap());
+        requests.iter().filter(|(name, key)| name == "GetObject" && key.ends_with(end)).count()
+    }
+
+    /// From now on reads get this answer; `None` for bytes.
+    #[allow(dead_code)]
+    pub fn refuse(&self, refusal: Option<(u16, &'static str)>) {
+        *self.access.0.refusal.lock().unwrap() = refusal;
     }
 
     /// Returns the files of all objects.

@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::FallocateFlags;
 
 use super::threads::Threads;
-use super::{Backing, Buffer, Direction, Filling, SETTING, Started, Transfer};
+use super::{Blocks, Buffer, Direction, SETTING, Started, Transfer};
 use crate::base::error::{Error, Result};
 use crate::base::sync::Arc;
 use engine::Target;
@@ -79,7 +79,7 @@ impl FileOptions {
     }
 }
 
-/// A [`Backing`] on a file or block device, which it locks: opening the same file again is refused.
+/// [`Blocks`] on a file or block device, which it locks: opening the same file again is refused.
 pub struct FileBacking {
     // Dropped before `target`, which it uses.
     mover: Backend,
@@ -222,7 +222,7 @@ impl FileBacking {
     }
 }
 
-impl Backing for FileBacking {
+impl Blocks for FileBacking {
     fn len_bytes(&self) -> u64 {
         self.target.len_bytes
     }
@@ -246,7 +246,6 @@ impl Backing for FileBacking {
         direction: Direction,
         offset: u64,
         len_bytes: usize,
-        _: Filling,
         mut buffer: Buffer,
     ) -> (Buffer, Result<()>) {
         let result = self.target.carry_out(direction, offset, len_bytes, &mut buffer);
@@ -254,7 +253,7 @@ impl Backing for FileBacking {
     }
 
     /// Punches a hole into a sparse file, or discards on a block device. A file with reserved space keeps it.
-    fn discard(&self, offset: u64, len_bytes: u64, _: Filling) {
+    fn discard(&self, offset: u64, len_bytes: u64) {
         let inside = offset.checked_add(len_bytes).is_some_and(|end| end <= self.target.len_bytes);
         if len_bytes == 0 || !inside || (self.opened.is_reserved && !self.opened.is_block_device) {
             return;

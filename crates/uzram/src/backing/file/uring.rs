@@ -318,7 +318,7 @@ mod tests {
     use super::super::engine::PanicPoint;
     use super::*;
     use crate::backing::Buffers;
-    use crate::backing::tests::Ends;
+    use crate::backing::tests::{Ends, transfer};
     use crate::base::units::PAGE_SIZE;
 
     /// A buffer in use by the kernel when the thread panics is returned when the kernel has completed it.
@@ -335,17 +335,8 @@ mod tests {
         };
         let (ends, buffers) = (Ends::new(), Buffers::new(4, PAGE_SIZE).expect("memory"));
         let start = |token, offset| {
-            let (direction, buffer) = (Direction::Read, buffers.take().expect("free"));
-            let completion: Arc<dyn crate::backing::Completion> = Arc::<Ends>::clone(&ends);
-            uring.start(Transfer {
-                direction,
-                offset,
-                len_bytes: PAGE_SIZE,
-                filling: crate::backing::Filling::default(),
-                buffer,
-                token,
-                completion,
-            });
+            let (buffer, ends) = (buffers.take().expect("free"), Arc::<Ends>::clone(&ends));
+            uring.start(transfer(Direction::Read, offset, PAGE_SIZE, buffer, token, ends));
         };
         // The first transfer waits for the pipe. The second ends at once, by which time the first is in flight.
         start(1, 0);

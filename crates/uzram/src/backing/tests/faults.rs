@@ -27,13 +27,12 @@ impl Bench {
     fn write(&self, offset: u64, byte: u8) -> Result<()> {
         let mut buffer = self.buffers.take().expect("a free buffer");
         buffer.fill(byte);
-        self.backing.carry_out(Direction::Write, offset, BUFFER_BYTES, Filling::default(), buffer).1
+        self.backing.carry_out(Direction::Write, offset, BUFFER_BYTES, buffer).1
     }
 
     fn read(&self, offset: u64) -> Result<Vec<u8>> {
         let buffer = self.buffers.take().expect("a free buffer");
-        let (buffer, result) =
-            self.backing.carry_out(Direction::Read, offset, BUFFER_BYTES, Filling::default(), buffer);
+        let (buffer, result) = self.backing.carry_out(Direction::Read, offset, BUFFER_BYTES, buffer);
         result.map(|()| buffer.to_vec())
     }
 }

@@ -29,7 +29,7 @@ fn both_ways(
     let ends = Ends::new();
     ends.start_part(backing, direction, offset, len_bytes, buffer, 0);
     let (buffer, by_engine) = ends.wait(0);
-    let (buffer, by_caller) = backing.carry_out(direction, offset, len_bytes, Filling::default(), buffer);
+    let (buffer, by_caller) = backing.carry_out(direction, offset, len_bytes, buffer);
     assert_eq!(by_engine, by_caller);
     (buffer, by_caller)
 }
@@ -154,8 +154,8 @@ fn a_bad_transfer_ends_with_an_error() {
             assert_eq!(result.expect_err("bad").kind(), kind, "{engine:?} {offset} {len_bytes}");
             drop(buffer);
         }
-        backing.discard(1 << 20, 1, Filling::default());
-        backing.discard(u64::MAX, u64::MAX, Filling::default());
+        backing.discard(1 << 20, 1);
+        backing.discard(u64::MAX, u64::MAX);
         drop(backing);
         // A bad transfer that the engine finds only while it is being dropped.
         for _ in 0..100 {
@@ -238,18 +238,7 @@ fn a_completion_may_start_transfers_and_its_panic_is_its_own() {
         let backing = Arc::new(open(&directory.path().join("file"), 1 << 20, engine));
         let (ends, buffers) = (Ends::new(), Buffers::new(2, PAGE_SIZE).expect("memory"));
         let chain = Arc::new(Chain { backing: Arc::clone(&backing), ends: Arc::clone(&ends) });
-        let completion: Arc<dyn Completion> = chain;
-        let buffer = block(&buffers, 1);
-        let direction = Direction::Write;
-        backing.start(Transfer {
-            direction,
-            offset: 0,
-            len_bytes: PAGE_SIZE,
-            filling: Filling::default(),
-            buffer,
-            token: 0,
-            completion,
-        });
+        backing.start(transfer(Direction::Write, 0, PAGE_SIZE, block(&buffers, 1), 0, chain));
         let (buffer, result) = ends.wait(1);
         assert!(result.is_ok() && buffer[0] == 1, "{engine:?}");
         ends.start(&*backing, Direction::Read, 0, block(&buffers, 0), 2);
@@ -281,18 +270,9 @@ fn transfers_that_fail_to_begin_hold_up_nothing() {
         let backing = backing.expect("a backing");
         let (ends, buffers) = (Ends::new(), Buffers::new(BAD as u32 + 2, PAGE_SIZE).expect("memory"));
         let (open, gate) = std::sync::mpsc::channel();
-        let completion: Arc<dyn Completion> = Arc::new(Gate { ends: Arc::clone(&ends), open: gate.into() });
-        let (direction, buffer) = (Direction::Read, block(&buffers, 1));
+        let gate = Arc::new(Gate { ends: Arc::clone(&ends), open: gate.into() });
         // The first transfer blocks the engine's thread, so that all others are in the queue when it goes on.
-        backing.start(Transfer {
-            direction,
-            offset: 1,
-            len_bytes: PAGE_SIZE,
-            filling: Filling::default(),
-            buffer,
-            token: 0,
-            completion,
-        });
+        backing.start(transfer(Direction::Read, 1, PAGE_SIZE, block(&buffers, 1), 0, gate));
         for token in 1..=BAD {
             ends.start_part(&backing, Direction::Read, 1, PAGE_SIZE, block(&buffers, 1), token);
         }
@@ -369,15 +349,24 @@ impl Drop for Mounted {
     }
 }
 
-/// ramfs supports neither O_DIRECT nor fallocate.
+/// ramfs supports neither O_DIRECT nor fallocate; what files in other memory support depends on the kernel.
 #[test]
 fn a_file_system_without_direct_io_is_used_through_the_page_cache() {
+    match tempfile::tempdir_in("/dev/shm") {
+        Ok(in_memory) => write_and_read(in_memory.path(), |_| ()),
+        Err(error) => println!("skipped: no /dev/shm: {error}"),
+    }
     let Some(ramfs) = Mounted::new(c"ramfs") else { return };
-    for engine in ENGINES {
-        let path = ramfs.0.path().join("file");
-        let backing = open(&path, 1 << 20, engine);
+    write_and_read(ramfs.0.path(), |backing| {
         assert_eq!((backing.is_direct(), backing.is_reserved()), (false, false));
         assert_eq!((backing.block_bytes(), backing.len_bytes()), (PAGE_SIZE, 1 << 20));
+    });
+}
+
+fn write_and_read(directory: &Path, check: impl Fn(&FileBacking)) {
+    for engine in ENGINES {
+        let backing = open(&directory.join("file"), 1 << 20, engine);
+        check(&backing);
         let buffers = Buffers::new(1, PAGE_SIZE).expect("memory");
         let (buffer, result) = both_ways(&backing, Direction::Write, 0, PAGE_SIZE, block(&buffers, 9));
         assert_eq!(result, Ok(()));
@@ -388,33 +377,72 @@ fn a_file_system_without_direct_io_is_used_through_the_page_cache() {
 }
 
 #[test]
-fn files_in_memory_work_too() {
-    let Ok(directory) = tempfile::tempdir_in("/dev/shm") else {
-        println!("skipped: no /dev/shm");
-        return;
-    };
-    for engine in ENGINES {
-        let backing = open(&directory.path().join("file"), 1 << 20, engine);
-        let buffers = Buffers::new(1, PAGE_SIZE).expect("memory");
-        let (_, result) = both_ways(&backing, Direction::Write, 4096, PAGE_SIZE, block(&buffers, 9));
-        assert_eq!(result, Ok(()), "{engine:?}");
-    }
-}
-
-#[test]
 fn a_sparse_file_gives_discarded_space_back() {
     let directory = directory();
     let path = directory.path().join("file");
     let mut backing = open(&path, 1 << 20, Engine::Auto);
     let blocks = || std::fs::metadata(&path).expect("a file").blocks();
     let before = blocks();
-    backing.discard(0, 1 << 19, Filling::default());
+    backing.discard(0, 1 << 19);
     assert_eq!(blocks(), before, "what was reserved stays");
     backing.pretend_sparse(true);
-    backing.discard(0, 1 << 19, Filling::default());
+    backing.discard(0, 1 << 19);
     if blocks() == before {
         println!("skipped: this file system punches no holes");
         return;
     }
     assert!(blocks() <= before - (1 << 19) / 512, "{} of {before}", blocks());
+}
+
+fn start_one(backing: &FileBacking, ends: &Arc<Ends>, buffers: &Buffers, direction: Direction, token: u64) {
+    let mut buffer = buffers.take().expect("free");
+    buffer.fill(token as u8);
+    ends.start(backing, direction, token * PAGE_SIZE as u64, buffer, token);
+}
+
+/// Every transfer ends, those in flight and those started later; buffers come back, and callers can still carry out
+/// transfers in their own thread.
+#[test]
+fn nobody_waits_for_an_engine_that_died() {
+    const TRANSFERS: u64 = 20;
+    for (engine, panic_point) in
+        ENGINES.into_iter().flat_map(|engine| [(engine, PanicPoint::Begin), (engine, PanicPoint::Advance)])
+    {
+        let directory = directory();
+        let path = directory.path().join("file");
+        let options = FileOptions { queue_depth: 6, ..options(&path, 1 << 20, engine) };
+        let backing = FileBacking::open(&options).expect("a backing");
+        let (ends, buffers) = (Ends::new(), Buffers::new(TRANSFERS as u32, PAGE_SIZE).expect("memory"));
+        start_one(&backing, &ends, &buffers, Direction::Write, 7);
+        assert_eq!(ends.wait(7).1, Ok(()));
+
+        backing.panic_in_next_transfer(panic_point);
+        (0..TRANSFERS).for_each(|token| start_one(&backing, &ends, &buffers, Direction::Read, token));
+        let failed = (0..TRANSFERS).filter_map(|token| ends.wait(token).1.err()).collect::<Vec<_>>();
+        assert!(!failed.is_empty(), "{engine:?}, {panic_point:?}");
+        // A transfer may still end before the engine has noted the panic.
+        let deadline = Instant::now() + DEADLINE;
+        let error = loop {
+            start_one(&backing, &ends, &buffers, Direction::Write, 3);
+            match ends.wait(3).1 {
+                Err(error) if error.to_string().contains("a test asked for it") => break error,
+                other => assert!(Instant::now() < deadline, "{engine:?}, {panic_point:?}: {other:?}"),
+            }
+        };
+        assert_eq!((error.kind(), error.setting()), (ErrorKind::Io, Some("backing_dev")), "{error}");
+        assert!(
+            failed.iter().all(|error| error.kind() == ErrorKind::Io && error.to_string().contains("defect"))
+        );
+        assert_eq!((ends.count(), buffers.free()), (0, TRANSFERS as usize));
+
+        let offset = 7 * PAGE_SIZE as u64;
+        let (read, result) =
+            backing.carry_out(Direction::Read, offset, PAGE_SIZE, buffers.take().expect("free"));
+        assert!(result.is_ok() && read.iter().all(|byte| *byte == 7));
+        let dropped = std::thread::spawn(move || drop(backing));
+        while !dropped.is_finished() {
+            assert!(Instant::now() < deadline, "{engine:?}, {panic_point:?}: its threads do not end");
+            std::thread::yield_now();
+        }
+    }
 }

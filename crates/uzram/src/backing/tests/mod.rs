@@ -4,7 +4,6 @@ mod claims;
 mod faults;
 mod files;
 mod model;
-mod panics;
 
 use std::collections::HashMap;
 use std::fs::Permissions;
@@ -45,6 +44,17 @@ fn open(path: &Path, size_bytes: u64, engine: Engine) -> FileBacking {
     FileBacking::open(&options(path, size_bytes, engine)).expect("a backing")
 }
 
+pub(super) fn transfer(
+    direction: Direction,
+    offset: u64,
+    len_bytes: usize,
+    buffer: Buffer,
+    token: u64,
+    completion: Arc<dyn Completion>,
+) -> Transfer {
+    Transfer { direction, offset, len_bytes, filling: Filling::default(), buffer, token, completion }
+}
+
 /// The maximum time to wait for anything.
 const DEADLINE: Duration = Duration::from_secs(60);
 
@@ -63,7 +73,7 @@ impl Ends {
     /// Starts a transfer of the whole buffer.
     fn start(
         self: &Arc<Self>,
-        on: &dyn Backing,
+        on: &dyn Blocks,
         direction: Direction,
         offset: u64,
         buffer: Buffer,
@@ -75,23 +85,14 @@ impl Ends {
 
     fn start_part(
         self: &Arc<Self>,
-        on: &dyn Backing,
+        on: &dyn Blocks,
         direction: Direction,
         offset: u64,
         len_bytes: usize,
         buffer: Buffer,
         token: u64,
     ) {
-        let completion: Arc<dyn Completion> = Arc::<Ends>::clone(self);
-        on.start(Transfer {
-            direction,
-            offset,
-            len_bytes,
-            filling: Filling::default(),
-            buffer,
-            token,
-            completion,
-        });
+        on.start(transfer(direction, offset, len_bytes, buffer, token, Arc::<Ends>::clone(self)));
     }
 
     /// Waits for the end of `token`.

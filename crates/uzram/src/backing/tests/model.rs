@@ -26,7 +26,7 @@ fn fill(seed: u64, bytes: &mut [u8]) {
 }
 
 impl Model {
-    fn start_one(&mut self, backing: &dyn Backing, buffers: &Buffers, token: u64) {
+    fn start_one(&mut self, backing: &dyn Blocks, buffers: &Buffers, token: u64) {
         let first = self.random.below(BLOCKS);
         let range = first..(first + 1 + self.random.below(MOST_BLOCKS)).min(BLOCKS);
         if self.busy[range.clone()].contains(&true) {
@@ -36,7 +36,7 @@ impl Model {
         let len_bytes = range.len() * self.block_bytes;
         let direction = match self.random.below(5) {
             0 => {
-                backing.discard(offset, len_bytes as u64, Filling::default());
+                backing.discard(offset, len_bytes as u64);
                 self.blocks[range].fill(None);
                 return;
             }
@@ -77,7 +77,7 @@ impl Model {
     }
 }
 
-fn agrees(backing: &dyn Backing, seed: u64, steps: u64) {
+fn agrees(backing: &dyn Blocks, seed: u64, steps: u64) {
     let block_bytes = backing.block_bytes();
     assert!(backing.len_bytes() >= (BLOCKS * block_bytes) as u64);
     let buffers = Buffers::new(24, (MOST_BLOCKS * block_bytes).next_multiple_of(PAGE_SIZE)).expect("memory");

@@ -14,9 +14,8 @@
 //! or that takes too long. With a reserve it fails at once.
 //!
 //! - `watermarks.rs`: the watermarks, waking the thread, and waiting for it
-//! - `room.rs`: what a write does at the limit
 //! - `reclaim.rs`: which pages are reclaimed
-//! - `parked.rs`: recompression of pages that were not used for long, and of hot ones
+//! - `parked.rs`: recompression of pages that were not used for long
 //! - `thread.rs`: when
 //!
 //! Lock order: `policy` is a leaf; the thread holds no lock between its steps.
@@ -24,15 +23,11 @@
 #[cfg(not(loom))]
 mod parked;
 mod reclaim;
-mod room;
 #[cfg(not(loom))]
 mod thread;
 mod watermarks;
 
-use crate::base::mem::{Account, Arena};
-use crate::base::named::named;
 use crate::base::sync::Counter;
-use crate::store::designs::StorePool;
 
 use super::Store;
 #[cfg(all(test, not(loom)))]
@@ -42,83 +37,15 @@ pub(super) use reclaim::Reclaimed;
 #[cfg(not(loom))]
 pub use thread::PolicyThread;
 pub(super) use watermarks::Watermarks;
-
-/// The order in which pages are reclaimed. Parses from and prints as `pages` or `zspages`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum ReclaimOrder {
-    /// The coldest pages, wherever their objects lie.
-    #[default]
-    Pages,
-    /// All pages whose objects are in the coldest zspage, which frees its memory at once.
-    Zspages,
-}
-
-impl ReclaimOrder {
-    /// All orders.
-    pub const ALL: [ReclaimOrder; 2] = [ReclaimOrder::Pages, ReclaimOrder::Zspages];
-
-    /// Returns the name used in settings.
-    pub const fn name(self) -> &'static str {
-        match self {
-            ReclaimOrder::Pages => "pages",
-            ReclaimOrder::Zspages => "zspages",
-        }
-    }
-}
-
-named!(ReclaimOrder, "'{}' is no order to reclaim in: {}");
-
-/// A store's reclaim policy. It has effect only with a backing device or a recompression algorithm.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ReclaimPolicy {
-    /// The high watermark: reclaim starts when the pool and its metadata exceed this percentage, 1 to 100, of the limit
-    /// less the reserve.
-    pub high_percent: u64,
-    /// The low watermark: reclaim ends below this percentage, 0 to `high_percent`.
-    pub low_percent: u64,
-    /// Pages not used for this many seconds are recompressed, and hot ones if an algorithm decodes fast; 0 for never.
-    pub recompress_after_s: u32,
-    /// The most CPU time that this recompression takes, in percent of one CPU, 1 to 100; 0 for no bound.
-    pub recompress_cpu_percent: u64,
-    /// Pages not used for this many seconds are written back; 0 for never.
-    pub writeback_after_s: u32,
-    /// The maximum bytes written to the backing device in a day; 0 for no budget.
-    pub writeback_budget_bytes: u64,
-    /// The order in which pages are reclaimed; fixed when the store is built.
-    pub order: ReclaimOrder,
-}
-
-impl Default for ReclaimPolicy {
-    fn default() -> Self {
-        ReclaimPolicy {
-            high_percent: 95,
-            low_percent: 90,
-            recompress_after_s: 0,
-            recompress_cpu_percent: 2,
-            writeback_after_s: 0,
-            writeback_budget_bytes: 0,
-            order: ReclaimOrder::default(),
-        }
-    }
-}
-
-/// Returns the pages of the pool and its metadata.
-#[inline]
-fn used_pages(arena: &Arena) -> u64 {
-    arena.used_pages(Account::Pool) + arena.used_pages(Account::Slab)
-}
-
-/// Returns the pages of the pool and its metadata that would be left if the pool were packed.
-fn needed_pages(arena: &Arena, pool: &StorePool) -> u64 {
-    used_pages(arena).saturating_sub(pool.freeable_pages())
-}
+pub use watermarks::{ReclaimOrder, ReclaimPolicy};
+use watermarks::{needed_pages, used_pages};
 
 impl Store {
     /// Sets the policy except its order, which cannot be changed.
     pub fn set_policy(&self, policy: ReclaimPolicy) {
         self.watermarks.set_policy(policy);
         if let Some(backing) = &self.backing {
-            backing.set_budget_bytes(policy.writeback_budget_bytes);
+            backing.allowance.set_budget_bytes(policy.writeback_budget_bytes);
         }
         self.update_watermarks();
         // The thread may have to wake up earlier than before.
@@ -131,7 +58,7 @@ impl Store {
         let policy = self.watermarks.policy();
         let decisions = &self.watermarks.decisions;
         let pages = |pages: &Counter| if pages.get() == u64::MAX { 0 } else { pages.get() };
-        let budget_left = self.backing.as_ref().and_then(|backing| backing.budget_left_bytes());
+        let budget_left = self.backing.as_ref().and_then(|backing| backing.allowance.budget_left_bytes());
         vec![
             ("high_pages", pages(&self.watermarks.high_pages)),
             ("low_pages", pages(&self.watermarks.low_pages)),

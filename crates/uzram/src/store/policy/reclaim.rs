@@ -10,7 +10,7 @@ use crate::store::writeback::Pass;
 use crate::store::{Recompression, Store};
 use crate::zsmalloc::{Budget, Effort};
 
-use super::{ReclaimOrder, needed_pages, used_pages};
+use super::watermarks::{ReclaimOrder, needed_pages, used_pages};
 
 /// Pages isolated from the cold end of the LRU at a time.
 const PAGES_AT_ONCE: usize = 64;

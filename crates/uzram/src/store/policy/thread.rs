@@ -9,8 +9,7 @@ use crate::store::Store;
 
 use super::parked::Compressor;
 use super::reclaim::Reclaimed;
-use super::watermarks::Stuck;
-use super::{ReclaimPolicy, used_pages};
+use super::watermarks::{ReclaimPolicy, Stuck, used_pages};
 
 /// The shortest and the longest interval of scans for old pages, in seconds.
 const LOOK_AFTER: [u64; 2] = [1, 60];
@@ -135,7 +134,7 @@ impl Store {
 
     /// Returns how long writers wait for the backing device while it fails.
     fn gone_after(&self) -> Duration {
-        self.backing.as_ref().map_or(Duration::ZERO, |backing| backing.gone_after())
+        self.backing.as_ref().map_or(Duration::ZERO, |backing| backing.log.backing.gone_after())
     }
 
     /// Reclaims pages, or rests if none can be reclaimed. `failing` is the time since which the backing device fails.

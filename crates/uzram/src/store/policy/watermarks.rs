@@ -5,11 +5,80 @@
 
 use std::time::Instant;
 
-use crate::base::mem::Arena;
+use crate::base::mem::{Account, Arena};
+use crate::base::named::named;
 use crate::base::sync::{Condvar, Counter, Mutex, classes};
 use crate::store::designs::StorePool;
 
-use super::{ReclaimPolicy, needed_pages, used_pages};
+/// Returns the pages of the pool and its metadata.
+#[inline]
+pub(super) fn used_pages(arena: &Arena) -> u64 {
+    arena.used_pages(Account::Pool) + arena.used_pages(Account::Slab)
+}
+
+/// Returns the pages of the pool and its metadata that would be left if the pool were packed.
+pub(super) fn needed_pages(arena: &Arena, pool: &StorePool) -> u64 {
+    used_pages(arena).saturating_sub(pool.freeable_pages())
+}
+
+/// The order in which pages are reclaimed. Parses from and prints as `pages` or `zspages`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ReclaimOrder {
+    /// The coldest pages, wherever their objects lie.
+    #[default]
+    Pages,
+    /// All pages whose objects are in the coldest zspage, which frees its memory at once.
+    Zspages,
+}
+
+impl ReclaimOrder {
+    /// All orders.
+    pub const ALL: [ReclaimOrder; 2] = [ReclaimOrder::Pages, ReclaimOrder::Zspages];
+
+    /// Returns the name used in settings.
+    pub const fn name(self) -> &'static str {
+        match self {
+            ReclaimOrder::Pages => "pages",
+            ReclaimOrder::Zspages => "zspages",
+        }
+    }
+}
+
+named!(ReclaimOrder, "'{}' is no order to reclaim in: {}");
+
+/// A store's reclaim policy. It has effect only with a backing device or a recompression algorithm.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReclaimPolicy {
+    /// The high watermark: reclaim starts when the pool and its metadata exceed this percentage, 1 to 100, of the limit
+    /// less the reserve.
+    pub high_percent: u64,
+    /// The low watermark: reclaim ends below this percentage, 0 to `high_percent`.
+    pub low_percent: u64,
+    /// Pages not used for this many seconds are recompressed; 0 for never.
+    pub recompress_after_s: u32,
+    /// The most CPU time that this recompression takes, in percent of one CPU, 1 to 100; 0 for no bound.
+    pub recompress_cpu_percent: u64,
+    /// Pages not used for this many seconds are written back; 0 for never.
+    pub writeback_after_s: u32,
+    /// The maximum bytes written to the backing device in a day; 0 for no budget.
+    pub writeback_budget_bytes: u64,
+    /// The order in which pages are reclaimed; fixed when the store is built.
+    pub order: ReclaimOrder,
+}
+
+impl Default for ReclaimPolicy {
+    fn default() -> Self {
+        ReclaimPolicy {
+            high_percent: 95,
+            low_percent: 90,
+            recompress_after_s: 0,
+            recompress_cpu_percent: 2,
+            writeback_after_s: 0,
+            writeback_budget_bytes: 0,
+            order: ReclaimOrder::default(),
+        }
+    }
+}
 
 /// The policy, its watermarks, the writers that wait for its thread, and statistics.
 pub(in crate::store) struct Watermarks {
@@ -23,7 +92,7 @@ pub(in crate::store) struct Watermarks {
     pub(super) state: Mutex<State>,
     /// Writers at the limit wait for this.
     pub(super) freed: Condvar,
-    pub(super) decisions: Decisions,
+    pub(in crate::store) decisions: Decisions,
 }
 
 #[derive(Default)]
@@ -57,7 +126,7 @@ impl State {
 
 /// Counts of the policy's decisions.
 #[derive(Debug, Default)]
-pub(super) struct Decisions {
+pub(in crate::store) struct Decisions {
     pub(super) wakeups: Counter,
     pub(super) looked_at: Counter,
     pub(super) recompressed: Counter,
@@ -72,7 +141,7 @@ pub(super) struct Decisions {
     pub(super) old_written_back: Counter,
     pub(super) writers_waited: Counter,
     pub(super) writers_waited_ms: Counter,
-    pub(super) writers_refused: Counter,
+    pub(in crate::store) writers_refused: Counter,
     pub(super) stuck: Counter,
     pub(super) failures: Counter,
 }
@@ -130,7 +199,7 @@ impl Watermarks {
     }
 
     /// Returns whether the last reclaim, a moment ago, freed nothing.
-    pub(super) fn is_stuck(&self, gone_pages: u64) -> bool {
+    pub(in crate::store) fn is_stuck(&self, gone_pages: u64) -> bool {
         self.state.lock().is_stuck(Instant::now(), gone_pages)
     }
 
@@ -145,7 +214,7 @@ impl Watermarks {
 
     /// Waits until the thread has freed memory, found that it cannot, or `until` has passed. Returns whether it freed
     /// any.
-    pub(super) fn wait_for_reclaim(&self, until: Instant, gone_pages: u64) -> bool {
+    pub(in crate::store) fn wait_for_reclaim(&self, until: Instant, gone_pages: u64) -> bool {
         let began = Instant::now();
         let mut state = self.state.lock();
         if !self.wake_for_writer(&state, began, gone_pages) {
@@ -168,7 +237,7 @@ impl Watermarks {
     }
 
     /// Wakes the thread to reclaim pages for writers that do not wait.
-    pub(super) fn request_reclaim(&self, gone_pages: u64) {
+    pub(in crate::store) fn request_reclaim(&self, gone_pages: u64) {
         let mut state = self.state.lock();
         if self.wake_for_writer(&state, Instant::now(), gone_pages) {
             state.waiting = state.waiting.max(1);
@@ -197,7 +266,7 @@ impl Watermarks {
     }
 
     /// Returns why the thread has died, if it has.
-    pub(super) fn why_died(&self) -> Option<String> {
+    pub(in crate::store) fn why_died(&self) -> Option<String> {
         self.state.lock().died.clone()
     }
 

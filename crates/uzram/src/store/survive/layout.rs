@@ -12,7 +12,7 @@
 
 use rustix::io::Errno;
 
-use crate::backing::Backing;
+use crate::backing::Tiers;
 use crate::base::error::{Error, ErrorKind, Result};
 use crate::base::mem::{Arena, MemoryFile, Region};
 use crate::base::sync::Arc;
@@ -127,7 +127,7 @@ impl Memory {
     /// `Invalid` for a file that holds no complete store, or one of another version; `Corrupt` for a damaged one.
     pub(in crate::store) fn open(
         file: Arc<MemoryFile>,
-        backing: Option<Arc<dyn Backing>>,
+        backing: Option<Arc<Tiers>>,
     ) -> Result<(Self, StoreBuilder)> {
         let mut bytes = [0; SUPERBLOCK_BYTES];
         file.read_at(0, &mut bytes)?;

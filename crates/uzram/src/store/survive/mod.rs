@@ -21,7 +21,7 @@ pub(super) use settings::LiveSettings;
 
 use std::os::fd::OwnedFd;
 
-use crate::backing::Backing;
+use crate::backing::Tiers;
 use crate::base::cpu::Restartable;
 use crate::base::error::{Error, ErrorKind, Result};
 use crate::base::mem::{MappedAhead, MemoryFile};
@@ -56,7 +56,7 @@ impl Store {
     /// # Safety
     /// As long as the returned store lives, nothing else changes the memory: no other store uses it, in this process or
     /// another, and every thread of a process that did has ended.
-    pub unsafe fn attach(memory: OwnedFd, backing: Option<Arc<dyn Backing>>) -> Result<(Store, Attached)> {
+    pub unsafe fn attach(memory: OwnedFd, backing: Option<Arc<Tiers>>) -> Result<(Store, Attached)> {
         // SAFETY: the caller's promise.
         unsafe { Store::attach_with(memory, backing, |_| ()) }
     }
@@ -70,7 +70,7 @@ impl Store {
     /// As [`Store::attach`].
     pub unsafe fn attach_with(
         memory: OwnedFd,
-        backing: Option<Arc<dyn Backing>>,
+        backing: Option<Arc<Tiers>>,
         progress: impl Fn(AttachProgress) + Send + Sync + 'static,
     ) -> Result<(Store, Attached)> {
         // SAFETY: the caller's promise.
@@ -87,7 +87,7 @@ impl Store {
     /// As [`Store::attach`].
     pub(crate) unsafe fn restore(
         memory: KeptMemory,
-        backing: Option<Arc<dyn Backing>>,
+        backing: Option<Arc<Tiers>>,
         progress: impl Fn(AttachProgress) + Send + Sync + 'static,
     ) -> Result<Restored> {
         check_machine()?;
@@ -111,7 +111,7 @@ impl Store {
 /// As [`Store::attach`].
 unsafe fn attach_file(
     file: Arc<MemoryFile>,
-    backing: Option<Arc<dyn Backing>>,
+    backing: Option<Arc<Tiers>>,
     progress: Box<Progress>,
 ) -> Result<Restored> {
     let (mut memory, builder) = Memory::open(file, backing)?;
@@ -202,7 +202,7 @@ impl StandBy {
     ///
     /// # Safety
     /// As [`Store::attach`].
-    pub unsafe fn attach(self, backing: Option<Arc<dyn Backing>>) -> Result<(Store, Attached)> {
+    pub unsafe fn attach(self, backing: Option<Arc<Tiers>>) -> Result<(Store, Attached)> {
         // SAFETY: the caller's promise.
         unsafe { self.attach_with(backing, |_| ()) }
     }
@@ -216,7 +216,7 @@ impl StandBy {
     /// As [`Store::attach`].
     pub unsafe fn attach_with(
         self,
-        backing: Option<Arc<dyn Backing>>,
+        backing: Option<Arc<Tiers>>,
         progress: impl Fn(AttachProgress) + Send + Sync + 'static,
     ) -> Result<(Store, Attached)> {
         // SAFETY: the caller's promise.

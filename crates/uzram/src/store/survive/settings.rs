@@ -5,7 +5,7 @@
 
 use std::str::FromStr;
 
-use crate::backing::Backing;
+use crate::backing::Tiers;
 use crate::base::error::{Error, ErrorKind, Result};
 use crate::base::mem::{MemoryFile, Table};
 use crate::base::sync::{Arc, AtomicU64, Mutex, Ordering, classes};
@@ -53,7 +53,7 @@ pub(super) fn encode(builder: &StoreBuilder) -> Vec<u8> {
 ///
 /// # Errors
 /// `Corrupt` for any other bytes; `Invalid` without the backing device that the store had, or with one if it had none.
-pub(super) fn decode(bytes: &[u8], backing: Option<Arc<dyn Backing>>) -> Result<StoreBuilder> {
+pub(super) fn decode(bytes: &[u8], backing: Option<Arc<Tiers>>) -> Result<StoreBuilder> {
     let mut input = Input(bytes);
     let name = input.text()?;
     let mut builder = StoreBuilder::new(name, input.number()?);

@@ -40,7 +40,7 @@ impl std::ops::AddAssign for Charge {
 }
 
 /// The writeback limit and the daily budget, and how much of them is left.
-pub(super) struct Allowance {
+pub(in crate::store) struct Allowance {
     state: Mutex<State>,
     /// Set under the lock; `None` in private memory.
     words: Option<Table<Counter>>,
@@ -69,7 +69,7 @@ impl Allowance {
     }
 
     /// Goes on with what another process left of the limit and of the day's budget.
-    pub(super) fn restore(&self) {
+    pub(in crate::store) fn restore(&self) {
         let (mut state, Some(words)) = (self.state.lock(), &self.words) else { return };
         state.limit.left = words[LEFT].get();
         state.day_s = words[DAY].get() as u32;
@@ -136,7 +136,7 @@ impl Allowance {
     }
 
     /// Changes the limit atomically with respect to charges.
-    pub(super) fn change_limit(&self, change: impl FnOnce(&mut WritebackLimit)) {
+    pub(in crate::store) fn change_limit(&self, change: impl FnOnce(&mut WritebackLimit)) {
         self.change(|state| change(&mut state.limit));
     }
 

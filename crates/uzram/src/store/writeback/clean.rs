@@ -24,9 +24,9 @@
 //! A smaller [`MOVED_PER_GAIN`] would end cleaning too early: a device of 1 GiB that is filled to 97 % in order, and then
 //! overwritten at random, has lost the same 3 % of each extent when the first one is moved.
 //!
-//! Extents whose copies on other machines are in danger ([`Backing::is_at_risk`]) are rewritten in the same way.
+//! Extents whose copies on other machines are in danger ([`Tiers::is_at_risk`]) are rewritten in the same way.
 
-use crate::backing::{Buffer, Direction, Filling};
+use crate::backing::{Buffer, Filling};
 
 use super::log::{BLOCK_BYTES, BYTES_MASK, HOLD, Log, Purpose};
 use super::object::{ALIGN_BYTES, Object};
@@ -63,20 +63,20 @@ enum Moved {
 impl Store {
     /// Returns whether extents may ever have to be looked at.
     pub(in crate::store) fn may_rescue(&self) -> bool {
-        self.backing.as_ref().is_some_and(|backing| backing.log.backing.health().is_some())
+        self.backing.as_ref().is_some_and(|backing| backing.log.backing.has_objects())
     }
 
     /// Returns whether extents have to be looked at, as the machines with their copies have changed.
     pub(in crate::store) fn must_rescue(&self) -> bool {
         let backing = self.backing.as_ref();
-        backing.is_some_and(|backing| backing.rescued.get() != backing.log.backing.placement_generation())
+        backing.is_some_and(|backing| backing.rescued.get() != backing.log.placement())
     }
 
     /// Rewrites extents whose copies are in danger, until there are none, or `goes_on` returns false. Returns whether there
     /// are none any more. Goes on where it ended before: extents that cannot be read hold up no others.
     pub(in crate::store) fn rescue(&self, goes_on: impl Fn() -> bool) -> bool {
         let Some(backing) = &self.backing else { return true };
-        let generation = backing.log.backing.placement_generation();
+        let generation = backing.log.placement();
         let (mut began_at, mut unanswered) = (backing.rescue_from.get(), 0);
         let is_one_down = || (0..backing.log.tiers).any(|tier| backing.log.backing.is_down(tier));
         while goes_on() && !is_one_down() && unanswered < UNANSWERED {
@@ -148,8 +148,7 @@ impl Pass<'_> {
     fn move_from(&mut self, extent: u32, buffer: Buffer) -> (Buffer, Moved) {
         let log = &self.backing.log;
         let filling = log.filling(extent);
-        let (buffer, result) =
-            log.backing.carry_out(Direction::Read, log.place(extent, 0), log.extent_bytes, filling, buffer);
+        let (buffer, result) = log.backing.read(log.place(extent, 0), log.extent_bytes, filling, buffer);
         log.counts.read_bytes.add(log.extent_bytes as u64);
         if let Err(error) = result {
             // A store on other machines may answer later.
@@ -194,6 +193,11 @@ impl Pass<'_> {
 }
 
 impl Log {
+    /// Returns a number that changes when extents have to be looked at.
+    fn placement(&self) -> u64 {
+        self.backing.health().map_or(0, |health| health.placement)
+    }
+
     /// Returns whether an extent may be moved, by its word: it is not held, has live objects, and enough of it is dead.
     fn may_move(&self, number: u32, word: u32) -> bool {
         let of = &self.extents[number as usize];
@@ -283,7 +287,7 @@ impl Log {
             let of = &self.extents[*extent as usize];
             of.link.get() == 0
                 && is_used(of.word.load(Ordering::Relaxed))
-                && self.backing.is_at_risk(*extent, self.filling(*extent))
+                && self.backing.is_at_risk(self.place(*extent, 0), self.filling(*extent))
                 && self.hold_if_used(*extent)
         };
         let used = self.used_extents(|_| true);

@@ -1,7 +1,7 @@
 //! The space of a backing device: extents, and the live objects in them.
 //!
 //! The device is divided into *extents*. Each is filled from start to end and then only loses objects, until it is free
-//! and can be refilled. Where the backing keeps an extent as one object ([`Backing::object_bytes`]), it is filled by a
+//! and can be refilled. Where an extent is one object of the backing ([`Tiers::object_bytes`]), it is filled by a
 //! single write, and discarded before it is filled again. An extent's *word* counts the bytes of its live objects, and its
 //! holds: by the thread that fills it, by each write in flight, by the thread that cleans it. Dropping the word to 0
 //! frees the extent.
@@ -13,7 +13,7 @@
 
 use std::ops::{Range, RangeInclusive};
 
-use crate::backing::{Backing, Buffers, Filling, MAX_TIERS, Seal, Tiers};
+use crate::backing::{Buffers, Filling, MAX_TIERS, Seal, Tiers};
 use crate::base::error::{Error, ErrorKind, Result};
 use crate::base::failures;
 use crate::base::mem::{Entry, Region, Table};
@@ -174,7 +174,7 @@ pub(super) enum Purpose {
 
 /// The space of a backing device, and its statistics.
 pub(in crate::store) struct Log {
-    pub(super) backing: Arc<dyn Backing>,
+    pub(in crate::store) backing: Arc<Tiers>,
     pub(super) layout: WritebackLayout,
     pub(super) compressed: bool,
     pub(super) extent_bytes: usize,
@@ -206,19 +206,15 @@ impl Log {
     pub(super) fn new(options: &BackingOptions, region: Option<&Region>) -> Result<Self> {
         let BackingOptions { backing, layout, compressed } = options.clone();
         let (count, extent_bytes) = Log::extents_of(options)?;
-        let (written_once, seal) = (backing.object_bytes().is_some(), backing.seal());
-        if seal.is_some() && !written_once {
-            return Err(Error::invalid("what can be overwritten would be sealed twice with a nonce"));
-        }
+        let (written_once, seal) = (backing.object_bytes().is_some(), backing.seal().cloned());
         let extent_at = |offset: u64| u32::try_from(offset / extent_bytes).unwrap_or(count).min(count);
-        let starts: Vec<u32> = backing.tiers().iter().map(|tier| extent_at(tier.start)).collect();
+        let starts: Vec<u32> = backing.starts().map(extent_at).collect();
         let ends = starts.iter().skip(1).copied().chain([count]);
         let free = starts.iter().zip(ends).map(|(start, end)| {
             let (discarded, emptied) = (Queue::EMPTY, Queue::EMPTY);
             Free { used: *start..*start, end, count: end - start, discarded, emptied }
         });
         let free: Vec<_> = free.collect();
-        Tiers::check_number(free.len())?;
         Ok(Log {
             backing,
             layout,
@@ -544,7 +540,7 @@ impl Log {
             if was_emptied {
                 self.discard(extent);
             }
-            of.crc.set(self.backing.home(extent));
+            of.crc.set(self.backing.home(self.place(extent, 0)));
         }
         Some(extent)
     }

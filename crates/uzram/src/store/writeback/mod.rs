@@ -1,7 +1,6 @@
 //! Pages that leave memory for a backing device, and come back.
 //!
-//! - `object.rs`: the header and the checksum of an object; `sealed.rs`: where it is encrypted; `sealer.rs`: the thread
-//!   that does it
+//! - `object.rs`: the header and the checksum of an object; `sealed.rs`: where it is encrypted
 //! - `log.rs`: the device's space: extents, and the live objects in them
 //! - `writer.rs`: writing pages
 //! - `clean.rs`: freeing extents whose objects are mostly dead
@@ -15,15 +14,13 @@ mod log;
 mod object;
 mod read;
 pub(super) mod sealed;
-mod sealer;
 mod state;
 mod writer;
 
 use std::fmt;
 use std::ops::Range;
-use std::time::Duration;
 
-use crate::backing::Backing;
+use crate::backing::Tiers;
 use crate::base::counters::per_cpu_counters;
 use crate::base::cpu::relax;
 use crate::base::error::{Error, ErrorKind, Result};
@@ -75,12 +72,19 @@ named!(WritebackLayout, "'{}' is no layout of a backing device: {}");
 /// The backing device that a store's cold pages are written back to.
 #[derive(Clone)]
 pub struct BackingOptions {
-    /// The device.
-    pub backing: Arc<dyn Backing>,
+    /// The device, or several.
+    pub backing: Arc<Tiers>,
     /// The layout of pages on it.
     pub layout: WritebackLayout,
     /// Whether pages are written compressed. With the layout `Packed` they always are.
     pub compressed: bool,
+}
+
+impl BackingOptions {
+    /// Uses `backing`, packed.
+    pub fn packed(backing: impl Into<Arc<Tiers>>) -> Self {
+        BackingOptions { backing: backing.into(), layout: WritebackLayout::Packed, compressed: true }
+    }
 }
 
 impl fmt::Debug for BackingOptions {
@@ -269,14 +273,6 @@ impl Store {
         }
     }
 
-    /// Prefetches the object of a page, if it has one.
-    #[inline]
-    pub(super) fn prefetch_held(&self, page: PageNo) {
-        if let Some(handle) = self.slots.peek_handle(page) {
-            self.pool.prefetch(handle);
-        }
-    }
-
     /// Adds a page to a pass if it still is a candidate.
     fn add_if(&self, pass: &mut Pass<'_>, page: PageNo, candidates: Candidates) -> Result<()> {
         pass.make_room()?;
@@ -329,7 +325,7 @@ impl Store {
     /// Returns how the backing device is; `None` without one.
     pub fn backing_state(&self) -> Option<BackingState> {
         let backing = self.backing.as_ref()?;
-        let state = BackingState::with(&*backing.log.backing, &backing.log.failures);
+        let state = BackingState::with(&backing.log.backing, &backing.log.failures);
         let is_failing = matches!(state, BackingState::Failing(_));
         Some(if !is_failing && backing.log.is_full() { BackingState::Full } else { state })
     }
@@ -371,46 +367,6 @@ impl Log {
     fn note_write(&self, result: &Result<()>) {
         self.counts.failed_writes.add(result.is_err().into());
         self.failures.note_write(result);
-    }
-}
-
-impl BackingDevice {
-    /// Goes on with what the process that had the store left of the writeback limit and of the day's budget.
-    pub(super) fn restore_allowance(&self) {
-        self.allowance.restore();
-    }
-
-    /// Has a new store begin to use the device.
-    ///
-    /// # Errors
-    /// As [`Backing::begin`].
-    pub(super) fn begin(&self) -> Result<()> {
-        self.log.backing.begin()
-    }
-
-    /// Returns how long writers wait for it while it fails: [`Backing::gone_after`].
-    pub(super) fn gone_after(&self) -> Duration {
-        self.log.backing.gone_after()
-    }
-
-    /// Gives it back, if the new store is given up.
-    pub(super) fn give_back(&self) {
-        self.log.backing.give_back();
-    }
-
-    /// Writes the allowance to the memory of a new store.
-    pub(super) fn keep_allowance(&self) {
-        self.allowance.change_limit(|_| ());
-    }
-
-    /// Sets how many bytes may be written a day; 0 for no budget.
-    pub(super) fn set_budget_bytes(&self, bytes: u64) {
-        self.allowance.set_budget_bytes(bytes);
-    }
-
-    /// Returns how many bytes of the day's budget are left, if there is a budget.
-    pub(super) fn budget_left_bytes(&self) -> Option<u64> {
-        self.allowance.budget_left_bytes()
     }
 }
 

@@ -13,7 +13,7 @@
 //!
 //! Locks: a slot's, briefly; under it, `backing extents`, a leaf, to find what was read ahead.
 
-use crate::backing::{Direction, Filling};
+use crate::backing::Filling;
 use crate::base::error::{Error, ErrorKind, Result};
 use crate::base::mem::Gfp;
 use crate::base::sync::Arc;
@@ -159,7 +159,7 @@ impl Store {
             if let Some(buffer) = extents.make_room(page, extent, filling) {
                 log.counts.reads.add(1);
                 log.counts.read_bytes.add(log.extent_bytes as u64);
-                extents.start(&*log.backing, extent, log.place(extent, 0), filling, buffer);
+                extents.start(&log.backing, extent, log.place(extent, 0), filling, buffer);
             }
             if distance > 0 {
                 left -= 1;
@@ -186,8 +186,7 @@ impl Store {
         let end = end.max(start + least_bytes as u64);
         let extent_end = log.place(log.extent_of(backed.place) + 1, 0);
         let len_bytes = (end.min(extent_end) - start) as usize;
-        let (buffer, result) =
-            log.backing.carry_out(Direction::Read, start, len_bytes, filling, log.reads.take_waiting());
+        let (buffer, result) = log.backing.read(start, len_bytes, filling, log.reads.take_waiting());
         log.counts.reads.add(1);
         log.counts.read_bytes.add(len_bytes as u64);
         (Window { filling, start, len_bytes, buffer }, result)

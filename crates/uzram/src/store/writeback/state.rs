@@ -5,7 +5,7 @@
 use std::fmt;
 use std::time::{Duration, Instant};
 
-use crate::backing::{Backing, Trouble};
+use crate::backing::{Tiers, Trouble};
 use crate::base::error::{Error, Result};
 use crate::base::failures;
 use crate::base::sync::{Mutex, classes};
@@ -29,12 +29,12 @@ pub enum BackingState {
 
 impl BackingState {
     /// Returns the state of a backing of which no request has failed.
-    pub(crate) fn of(backing: &dyn Backing) -> Self {
+    pub(crate) fn of(backing: &Tiers) -> Self {
         BackingState::with(backing, &Failures::default())
     }
 
     /// Returns the state of a backing.
-    pub(super) fn with(backing: &dyn Backing, failures: &Failures) -> Self {
+    pub(super) fn with(backing: &Tiers, failures: &Failures) -> Self {
         let health = backing.health().unwrap_or_default();
         let failing = health.stopped.or_else(|| failures.since(health.checked));
         let degraded = || health.degraded.map_or(BackingState::Ok, BackingState::Degraded);

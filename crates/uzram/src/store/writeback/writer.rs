@@ -11,6 +11,8 @@
 use std::collections::VecDeque;
 
 use crate::backing::{Buffer, Buffers, Completion, Direction, Transfer};
+#[cfg(not(loom))]
+use crate::backing::{Started, Threads};
 use crate::base::error::{Error, ErrorKind, Result};
 use crate::base::sync::{Arc, Condvar, Counter, Mutex, MutexGuard, classes};
 use crate::base::units::{PAGE_SIZE, Page, PageNo};
@@ -19,7 +21,8 @@ use super::ahead::ReadAhead;
 use super::allowance::{Allowance, Charge};
 use super::log::{BLOCK_BYTES, Log, Purpose};
 use super::object::Object;
-use super::sealer::Sealer;
+#[cfg(not(loom))]
+use super::sealed;
 use super::{BackingOptions, MAX_WRITEBACK_BATCH, WritebackLimit};
 use crate::store::slot::{Backed, Contents, SlotGuard};
 use crate::store::{Regions, Store};
@@ -32,7 +35,7 @@ const _: () = assert!(NUMBERS <= u8::MAX as usize);
 /// A store's backing device.
 pub(in crate::store) struct BackingDevice {
     pub(in crate::store) log: Log,
-    pub(super) allowance: Allowance,
+    pub(in crate::store) allowance: Allowance,
     pub(super) ahead: ReadAhead,
     /// The [`Backing::placement_generation`] for which all extents are where they should be.
     pub(super) rescued: Counter,
@@ -43,9 +46,11 @@ pub(in crate::store) struct BackingDevice {
     buffers: Buffers,
     finished: Arc<Finished>,
     writer: Mutex<Writer>,
-    /// `None` if nothing is sealed.
-    sealer: Option<Sealer>,
+    start: Start,
 }
+
+/// Starts to write what a buffer was filled with, after it was sealed if it is to be.
+type Start = Box<dyn Fn(Transfer) + Send + Sync>;
 
 /// Writes that have ended and were not processed yet.
 struct Finished {
@@ -127,7 +132,7 @@ impl BackingDevice {
             whole: Box::new([0; PAGE_SIZE]),
             dead: Vec::new(),
         };
-        let sealer = Sealer::new(&log, NUMBERS)?;
+        let start = start_of(&log)?;
         let finished = Finished {
             writes: Mutex::new(&classes::BACKING_QUEUE, VecDeque::with_capacity(NUMBERS)),
             arrived: Condvar::new(),
@@ -141,7 +146,7 @@ impl BackingDevice {
             writer: Mutex::new(&classes::WRITEBACK, writer),
             allowance: Allowance::new(limit, regions.allowance)?,
             ahead: ReadAhead::new(&log)?,
-            sealer,
+            start,
             rescued: Counter::new(0),
             rescue_from: Counter::new(0),
             log,
@@ -161,6 +166,27 @@ impl BackingDevice {
         let reads = self.log.reads.count() * self.log.reads.buffer_bytes();
         self.log.table_bytes() + writes + reads + self.ahead.max_bytes()
     }
+}
+
+/// Where objects are sealed, a thread of its own does that while the next buffers are filled, which takes longer.
+fn start_of(log: &Log) -> Result<Start> {
+    let backing = Arc::clone(&log.backing);
+    #[cfg(not(loom))]
+    if let Some(seal) = log.seal.clone() {
+        let extent_bytes = log.extent_bytes as u64;
+        let carry_out = move |mut started: Started, usable: Result<()>| {
+            if usable.is_err() {
+                return started.finish(usable);
+            }
+            let Transfer { offset, len_bytes, filling, buffer, .. } = &mut *started;
+            let extent = (*offset / extent_bytes) as u32;
+            sealed::seal_all(&*seal, &mut buffer[..*len_bytes], extent, filling.generation);
+            backing.start(started.into_transfer());
+        };
+        let thread = Threads::new("uzram-seal", 1, NUMBERS, Box::new(carry_out))?;
+        return Ok(Box::new(move |transfer| thread.start(transfer)));
+    }
+    Ok(Box::new(move |transfer| backing.start(transfer)))
 }
 
 /// The result of a pass.
@@ -379,10 +405,7 @@ impl<'a> Pass<'a> {
             token: u64::from(open.number),
             completion: Arc::<Finished>::clone(&self.backing.finished),
         };
-        match &self.backing.sealer {
-            Some(sealer) => sealer.start(transfer),
-            None => log.backing.start(transfer),
-        }
+        (self.backing.start)(transfer);
     }
 
     /// Waits for a write to end, and publishes its pages.

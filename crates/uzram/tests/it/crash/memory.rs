@@ -10,8 +10,8 @@ use std::time::Duration;
 use rustix::fs::{MemfdFlags, SealFlags, SeekFrom};
 use rustix::mm::{MapFlags, ProtFlags};
 use uzram::Error;
-use uzram::backing::{Backing, Buffer, Direction, Filling, Transfer};
-use uzram::store::{BackingOptions, Store, StoreBuilder, WritebackLayout};
+use uzram::backing::{Backing, Blocks, Buffer, Direction, Tiers, Transfer};
+use uzram::store::{BackingOptions, Store, StoreBuilder};
 
 use super::Model;
 
@@ -38,11 +38,7 @@ impl Survivor {
         });
         let builder = match &backing {
             None => builder,
-            Some(fd) => builder.backing(BackingOptions {
-                backing: Arc::new(MemoryBacking(fd.try_clone().unwrap())),
-                layout: WritebackLayout::Packed,
-                compressed: true,
-            }),
+            Some(fd) => builder.backing(BackingOptions::packed(tiers(fd))),
         };
         let store = Store::create_in(&builder).unwrap();
         let memory = store.memory().unwrap().as_fd().try_clone_to_owned().unwrap();
@@ -53,9 +49,8 @@ impl Survivor {
         self.memory.try_clone().unwrap()
     }
 
-    pub fn backing(&self) -> Option<Arc<dyn Backing>> {
-        let backing = self.backing.as_ref()?.try_clone().unwrap();
-        Some(Arc::new(MemoryBacking(backing)))
+    pub fn backing(&self) -> Option<Arc<Tiers>> {
+        self.backing.as_ref().map(tiers)
     }
 
     /// The ranges of bytes that have memory.
@@ -121,7 +116,11 @@ fn copy(of: &OwnedFd) -> OwnedFd {
 /// A backing device in memory, which outlives the process as a device does.
 struct MemoryBacking(OwnedFd);
 
-impl Backing for MemoryBacking {
+fn tiers(fd: &OwnedFd) -> Arc<Tiers> {
+    Backing::Blocks(Arc::new(MemoryBacking(fd.try_clone().unwrap()))).into()
+}
+
+impl Blocks for MemoryBacking {
     fn len_bytes(&self) -> u64 {
         BACKING_BYTES
     }
@@ -145,14 +144,13 @@ impl Backing for MemoryBacking {
         direction: Direction,
         offset: u64,
         len_bytes: usize,
-        _: Filling,
         mut buffer: Buffer,
     ) -> (Buffer, uzram::Result<()>) {
         let result = copy_part(&self.0, direction, offset, &mut buffer[..len_bytes]);
         (buffer, result)
     }
 
-    fn discard(&self, _: u64, _: u64, _: Filling) {}
+    fn discard(&self, _: u64, _: u64) {}
 }
 
 fn copy_part(fd: &OwnedFd, direction: Direction, offset: u64, part: &mut [u8]) -> uzram::Result<()> {

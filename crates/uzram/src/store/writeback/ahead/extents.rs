@@ -12,7 +12,7 @@ use std::collections::VecDeque;
 
 use super::Window;
 use super::trend::Trend;
-use crate::backing::{Backing, Buffer, Buffers, Completion, Direction, Filling, Transfer};
+use crate::backing::{Buffer, Buffers, Completion, Direction, Filling, Tiers, Transfer};
 use crate::base::error::Result;
 use crate::base::sync::{Arc, Mutex, classes};
 use crate::base::units::PageNo;
@@ -29,7 +29,7 @@ const ZONE_PAGES: u64 = 1 << 14;
 const LEAST_HITS: u32 = 4;
 
 /// The extents that were read ahead.
-pub(in crate::store::writeback) struct Extents {
+pub(in super::super) struct Extents {
     zones: Box<[Mutex<Zone>; ZONES]>,
     kept: Arc<Kept>,
     buffers: Buffers,
@@ -93,7 +93,7 @@ impl Extents {
 
     /// Notes that a page was read from an extent. Returns the step to the pages that are read next, if there is a trend and
     /// the last read was from another extent.
-    pub(in crate::store::writeback) fn note(&self, page: PageNo, extent: u32) -> Option<i64> {
+    pub(in super::super) fn note(&self, page: PageNo, extent: u32) -> Option<i64> {
         let mut zone = self.zone(page).lock();
         zone.trend.note(page.number());
         let step = zone.trend.step().filter(|_| zone.extent != Some(extent));
@@ -105,12 +105,7 @@ impl Extents {
     }
 
     /// Returns a buffer to read an extent for `page`; `None` if it is there or on its way, or there is no memory for it.
-    pub(in crate::store::writeback) fn make_room(
-        &self,
-        page: PageNo,
-        extent: u32,
-        filling: Filling,
-    ) -> Option<Buffer> {
+    pub(in super::super) fn make_room(&self, page: PageNo, extent: u32, filling: Filling) -> Option<Buffer> {
         let mut wasted = None;
         let buffer = {
             let mut kept = self.kept.0.lock();
@@ -140,9 +135,9 @@ impl Extents {
     }
 
     /// Starts to read an extent, for which there is room, from `start` on.
-    pub(in crate::store::writeback) fn start(
+    pub(in super::super) fn start(
         &self,
-        backing: &dyn Backing,
+        backing: &Tiers,
         extent: u32,
         start: u64,
         filling: Filling,
@@ -189,6 +184,7 @@ impl Completion for Reading {
 #[cfg(all(test, loom))]
 mod loom_tests {
     use super::*;
+    use crate::backing::{Backing, Blocks};
     use crate::base::error::{Error, ErrorKind};
     use crate::base::units::PAGE_SIZE;
     use crate::store::loom_tests::model;
@@ -197,7 +193,7 @@ mod loom_tests {
     /// Each byte of an extent is its number. Completes each transfer at once; that of the second fails.
     struct Numbers;
 
-    impl Backing for Numbers {
+    impl Blocks for Numbers {
         fn len_bytes(&self) -> u64 {
             u64::MAX
         }
@@ -214,13 +210,14 @@ mod loom_tests {
             completion.done(token, buffer, result);
         }
 
-        fn discard(&self, _: u64, _: u64, _: Filling) {}
+        fn discard(&self, _: u64, _: u64) {}
     }
 
     fn read_ahead(extents: &Extents, extent: u32) {
         if let Some(buffer) = extents.make_room(PageNo(0), extent, Filling::default()) {
             let start = u64::from(extent) * PAGE_SIZE as u64;
-            extents.start(&Numbers, extent, start, Filling::default(), buffer);
+            let numbers = Arc::<Tiers>::from(Backing::Blocks(Arc::new(Numbers)));
+            extents.start(&numbers, extent, start, Filling::default(), buffer);
         }
     }
 

@@ -1,7 +1,8 @@
 //! Bytes that were read ahead of the pages in them.
 //!
-//! - `streams.rs`: on a file or block device: the bytes after a page, for sequential readers
-//! - `extents.rs`: where the backing keeps each extent as one object: whole extents, in the background
+//! - [`Streams`], on a file or block device: consecutive pages were mostly written together, so a sequential reader's bytes
+//!   after a page are read with it, and kept until the reader goes on
+//! - `extents.rs`: where each extent is an object of the backing: whole extents, in the background
 //! - `trend.rs`: the vote about which pages are read next
 //!
 //! What was read ahead is verified like what comes from the backing for one page.
@@ -9,19 +10,17 @@
 //! Lock: `backing extents`, a leaf but for the locks of buffers, protects what is kept.
 
 mod extents;
-mod streams;
 mod trend;
 
 use crate::backing::{Buffer, Filling};
 use crate::base::error::Result;
-use crate::base::sync::Arc;
+use crate::base::sync::{Arc, Counter, Mutex, classes};
 use crate::base::units::PageNo;
 use crate::store::slot::Backed;
 
-use super::log::Log;
+use super::log::{Log, READ_AHEAD_BYTES};
 use super::sealed::Scratch;
 pub(super) use extents::Extents;
-use streams::Streams;
 
 /// Bytes read from an extent.
 pub(super) struct Window {
@@ -91,5 +90,63 @@ impl ReadAhead {
             ReadAhead::Streams(streams) => streams.find(page, place),
             ReadAhead::Extents(extents) => (extents.find(log.extent_of(place), filling), 0),
         }
+    }
+}
+
+/// Sequential readers tracked at a time.
+const STREAMS: usize = 16;
+
+/// The sequential readers.
+pub(super) struct Streams {
+    streams: [Stream; STREAMS],
+    turn: Counter,
+}
+
+struct Stream {
+    /// The page expected next, and its expected place.
+    next_page: Counter,
+    next_place: Counter,
+    /// The bytes read ahead.
+    window: Mutex<Option<Arc<Window>>>,
+}
+
+impl Default for Streams {
+    fn default() -> Self {
+        let stream = || Stream {
+            next_page: Counter::new(0),
+            next_place: Counter::new(0),
+            window: Mutex::new(&classes::BACKING_EXTENTS, None),
+        };
+        Streams { streams: std::array::from_fn(|_| stream()), turn: Counter::new(0) }
+    }
+}
+
+impl Streams {
+    /// Returns the reader that expects `page` at `place` next, if any.
+    fn expecting(&self, page: PageNo, place: u64) -> Option<&Stream> {
+        let is_next =
+            |stream: &&Stream| stream.next_page.get() == page.number() && stream.next_place.get() == place;
+        self.streams.iter().find(is_next).filter(|_| page.0 > 0)
+    }
+
+    /// As [`ReadAhead::find`].
+    fn find(&self, page: PageNo, place: u64) -> (Option<Arc<Window>>, usize) {
+        match self.expecting(page, place) {
+            Some(stream) => (stream.window.lock().clone(), READ_AHEAD_BYTES),
+            None => (None, 0),
+        }
+    }
+
+    /// Notes that `page` was read at `place`, from `window`, and that the next one is expected at `next_place`.
+    pub(super) fn note(&self, page: PageNo, place: u64, next_place: u64, window: Arc<Window>) {
+        let stream = match self.expecting(page, place) {
+            Some(stream) => {
+                *stream.window.lock() = Some(window);
+                stream
+            }
+            None => &self.streams[self.turn.add(1) as usize % STREAMS],
+        };
+        stream.next_page.set(page.number() + 1);
+        stream.next_place.set(next_place);
     }
 }
