@@ -360,21 +360,14 @@ mod tests {
 
     #[test]
     fn other_answers_mean_what_their_status_says() {
-        for (status, meaning) in [
-            (301, Refused),
-            (307, Refused),
-            (400, Refused),
-            (401, Refused),
-            (403, Refused),
-            (404, Lost),
-            (408, Again),
-            (416, Lost),
-            (429, Again),
-            (500, Again),
-            (503, Again),
-            (507, Full),
-            (520, Again),
-        ] {
+        let statuses: [(_, &[u16]); 4] = [
+            (Refused, &[301, 307, 400, 401, 403]),
+            (Lost, &[404, 416]),
+            (Again, &[408, 429, 500, 503, 520]),
+            (Full, &[507]),
+        ];
+        for (meaning, status) in statuses.iter().flat_map(|(meaning, of)| of.iter().map(|of| (*meaning, *of)))
+        {
             for code in ["", "SomethingNew"] {
                 let failure = of_s3(status, code);
                 assert_eq!(failure.meaning, meaning, "{failure}");

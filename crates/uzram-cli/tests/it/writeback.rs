@@ -4,7 +4,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::common::clients::{arg, complain, fio, missing, random_file, same, succeed};
 use crate::common::{Place, finish, wait_until};
@@ -334,68 +334,6 @@ fn a_full_backing_device_is_left_alone_until_there_is_room() {
     succeed(&place, "fio", &fio(&uri, &["--rw=trim", "--bs=1M", "--size=20M"]));
     assert_eq!(backing_state(&place), "ok\n");
     succeed(&place, "fio", &with(&["--rw=write", "--offset=44M", "--size=10M", "--verify=crc32c"]));
-}
-
-/// Returns how many bytes are written for each that leaves where pages are overwritten at random and the share `live` of a device is
-/// live, as the engine's `store/writeback/clean.rs` says.
-fn theory(live: f64) -> f64 {
-    let (mut low, mut high) = (0.0f64, 1.0f64);
-    for _ in 0..60 {
-        let s = (low + high) / 2.0;
-        if (s - 1.0) / s.ln() < live { low = s } else { high = s }
-    }
-    1.0 / (1.0 - low)
-}
-
-/// Pages of a disk are overwritten at random, with contents that do not compress, while the backing device is nearly full of live
-/// pages. In the long form, of `UZRAM_CLEAN_SECONDS`, that is 97 % of a device of 1 GiB.
-#[test]
-fn overwriting_at_random_costs_what_the_theory_says() {
-    if missing(&["fio"]) {
-        return;
-    }
-    let seconds = std::env::var("UZRAM_CLEAN_SECONDS").ok().and_then(|text| text.parse::<u64>().ok());
-    // In the short form the reserve, and the extents that are being filled, are not small.
-    let (backing_mib, limit_mib, percent, unused_extents): (u64, u64, u64, u64) =
-        if seconds.is_some() { (1024, 64, 97, 0) } else { (32, 4, 85, 4) };
-    let place = Place::new();
-    let backing = cold(&place, &format!("{backing_mib}M"));
-    // What is not on the device is in memory, where the limit is nearly reached while pages are written.
-    let pages = ((backing_mib << 20) * percent / 100 / 4112) + (limit_mib << 20) * 97 / 100 / 4096;
-    let (size, limit) = (format!("{}K", pages * 4), format!("{limit_mib}M"));
-    let _daemon = place.up_sized(&size, &["--mem-limit", &limit, "--backing", &backing, "--log", "error"]);
-    let uri = format!("--uri={}", place.uri());
-    let of = |args: &[&'static str]| [&fio(&uri, args)[..], &["--refill_buffers", "--iodepth=8"]].concat();
-    succeed(&place, "fio", &of(&["--rw=write", "--bs=64k"]));
-    let figures = || {
-        ["written_bytes", "pages_written_back", "held_bytes", "len_bytes"].map(|name| figure(&place, name))
-    };
-    let (before, began) = (figures(), Instant::now());
-    let io_size = format!("--io_size={}", if seconds.is_some() { "128M" } else { "24M" });
-    for round in 1.. {
-        let seed = format!("--randseed={round}");
-        // Without --randrepeat=0 all rounds overwrite the same pages, in the same order.
-        let args = ["--rw=randwrite", "--bs=4k", "--verify=crc32c", "--randrepeat=0"];
-        succeed(&place, "fio", &[&of(&args)[..], &[&io_size, &seed]].concat());
-        if round > 1 && began.elapsed() >= Duration::from_secs(seconds.unwrap_or(0)) {
-            break;
-        }
-    }
-    let [written, left, held, len] = figures();
-    let cost = (written - before[0]) as f64 / ((left - before[1]) * 4112) as f64;
-    let live = held as f64 / (len - unused_extents * len / 128) as f64;
-    println!(
-        "{} pages left in {:?}, {:.2} % live: {cost:.2} bytes written for each, in theory {:.2}",
-        left - before[1],
-        began.elapsed(),
-        100.0 * live,
-        theory(live)
-    );
-    assert!(cost <= 1.3 * theory(live), "{live} live, {cost} bytes, in theory {}", theory(live));
-    expect_no_writes(&place, Duration::from_secs(if seconds.is_some() { 60 } else { 1 }));
-    for failures in ["failed_reads", "failed_writes", "backing_corrupted", "corrupted_objects"] {
-        assert_eq!(place.statistic(failures), 0, "{failures}");
-    }
 }
 
 /// Waits for pages to leave after their idle time: some seconds.

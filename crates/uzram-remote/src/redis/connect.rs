@@ -102,9 +102,6 @@ pub(super) fn connection_info(
 
 /// Asks all servers at a time. Returns the first one that answers, and what it says about itself; of single servers, which have
 /// different objects, the first one in the address that answers.
-///
-/// # Errors
-/// That of the first server, if none answers.
 async fn first_that_answers(address: &Address, credentials: &Credentials) -> Result<(Server, Info), Failure> {
     let mut asked = JoinSet::new();
     for (number, server) in address.servers.iter().enumerate() {

@@ -117,9 +117,6 @@ impl Placement {
     }
 
     /// Checks that an object's copies can be written.
-    ///
-    /// # Errors
-    /// As [`Topology::check`].
     pub(super) fn check(&self, home: u32) -> Result<()> {
         lock(&self.0).now.check(home)
     }
@@ -179,56 +176,87 @@ mod tests {
         (0..300).map(|extent| placement.home(extent)).collect()
     }
 
+    fn endangered(placement: &Placement, homes: &[u32]) -> usize {
+        homes.iter().filter(|home| placement.is_at_risk(**home)).count()
+    }
+
+    /// New objects can be written, and are not in danger.
+    fn are_new_ones_well(placement: &Placement) -> bool {
+        let homes = homes_of(placement);
+        homes.iter().all(|home| placement.check(*home).is_ok()) && endangered(placement, &homes) == 0
+    }
+
+    /// Who is there now, after whether a change counts at once; how often that has counted, and how many of 300 are in danger then.
+    type Step = (bool, [&'static str; 3], u64, std::ops::Range<usize>);
+
     #[test]
     fn copies_are_in_danger_once_a_change_has_lasted() {
-        let placement = Placement::new(0);
-        placement.note(masters(&["a", "b", "c"]));
-        let homes = homes_of(&placement);
-        let endangered =
-            |placement: &Placement| homes.iter().filter(|home| placement.is_at_risk(**home)).count();
-        assert_eq!((placement.generation(), endangered(&placement)), (0, 0));
-        placement.note(masters(&["a", "", "c"]));
-        // New objects go elsewhere at once.
-        assert!((0..300).all(|extent| placement.check(placement.home(extent)).is_ok()));
-        assert_eq!((placement.generation(), endangered(&placement)), (0, 0));
-        placement.note(masters(&["a", "b", "c"]));
-        placement.set_settled_after(Duration::ZERO);
-        placement.note(masters(&["a", "b", "c"]));
-        assert_eq!((placement.generation(), endangered(&placement)), (0, 0));
-        placement.note(masters(&["a", "", "c"]));
-        assert_eq!(placement.generation(), 1);
-        assert!((150..250).contains(&endangered(&placement)), "two of three had a copy there");
-        assert!((0..300).all(|extent| !placement.is_at_risk(placement.home(extent))));
+        const ALL: [&str; 3] = ["a", "b", "c"];
+        let cases: [(u64, &[Step]); 3] = [
+            // Two of three had a copy at the one that is away.
+            (
+                0,
+                &[
+                    (false, ["a", "", "c"], 0, 0..1),
+                    (false, ALL, 0, 0..1),
+                    (true, ALL, 0, 0..1),
+                    (true, ["a", "", "c"], 1, 150..250),
+                ],
+            ),
+            // What cannot be copied waits for its masters.
+            (
+                0,
+                &[
+                    (true, ["a", "b", ""], 1, 200..201),
+                    (true, ["", "b", ""], 2, 200..201),
+                    (true, ["", "b", "c"], 3, 200..201),
+                ],
+            ),
+            // After a resume a master may be away for a while, and then what is there is looked at.
+            (
+                1,
+                &[
+                    (false, ["a", "", "c"], 1, 0..1),
+                    (false, ALL, 1, 0..1),
+                    (true, ALL, 2, 0..1),
+                    (true, ["a", "", "c"], 3, 150..301),
+                ],
+            ),
+        ];
+        for (generation, steps) in cases {
+            let before = of_three();
+            let homes = homes_of(&before);
+            let placement = Placement::new(generation);
+            if generation == 0 {
+                placement.note(masters(&ALL));
+            }
+            for (is_settled, run_ids, generation, count) in steps {
+                if *is_settled {
+                    placement.set_settled_after(Duration::ZERO);
+                }
+                placement.note(masters(run_ids));
+                let found = endangered(&placement, &homes);
+                assert!(count.contains(&found), "{run_ids:?}: {found}");
+                assert_eq!(placement.generation(), *generation, "{run_ids:?}");
+                let are_two = run_ids.iter().filter(|id| !id.is_empty()).count() >= 2;
+                assert!(!are_two || are_new_ones_well(&placement), "{run_ids:?}");
+            }
+        }
     }
 
     #[test]
-    fn what_cannot_be_copied_waits_for_its_masters() {
-        let placement = of_three();
-        let homes = homes_of(&placement);
-        let endangered = || homes.iter().filter(|home| placement.is_at_risk(**home)).count();
-        placement.note(masters(&["a", "b", ""]));
-        let of_two = endangered();
-        placement.note(masters(&["", "b", ""]));
-        assert_eq!(
-            (of_two, endangered(), placement.generation()),
-            (200, 200, 2),
-            "all but those of the other two"
-        );
-        placement.note(masters(&["", "b", "c"]));
-        assert_eq!((endangered(), placement.generation()), (200, 3));
-    }
-
-    #[test]
-    fn a_full_master_puts_no_copies_in_danger() {
+    fn a_full_master_and_the_order_of_replicas_put_no_copies_in_danger() {
         let placement = of_three();
         let homes = homes_of(&placement);
         let full = Topology { full: vec!["id1".to_owned()], ..masters(&["a", "b", "c"]) };
         placement.note(full.clone());
         placement.note(full);
-        assert!(homes.iter().all(|home| !placement.is_at_risk(*home)) && placement.generation() == 0);
-        assert!((0..300).any(|extent| placement.home(extent) != homes[extent as usize]));
-        placement.note(masters(&["a", "b", "c"]));
-        assert!((0..300).all(|extent| placement.home(extent) == homes[extent as usize]));
+        assert_eq!((endangered(&placement, &homes), placement.generation()), (0, 0));
+        assert_ne!(homes_of(&placement), homes);
+        let mut other = masters(&["a", "b", "c"]);
+        other.masters.iter_mut().for_each(|master| master.replicas.clear());
+        placement.note(other);
+        assert_eq!((homes_of(&placement), placement.generation()), (homes, 0));
     }
 
     #[test]
@@ -239,15 +267,15 @@ mod tests {
             let before = homes_of(&placement);
             run_ids[round % 3] = round.to_string();
             placement.note(masters(&run_ids.each_ref().map(String::as_str)));
-            let endangered = before.iter().filter(|home| placement.is_at_risk(**home)).count();
+            let endangered = endangered(&placement, &before);
             assert!((150..=300).contains(&endangered), "round {round}: {endangered}");
-            assert!((0..300).all(|extent| !placement.is_at_risk(placement.home(extent))), "round {round}");
+            assert!(are_new_ones_well(&placement), "round {round}");
         }
         // Then one alone, as often as there are epochs, and more.
         for round in 0..20 {
             run_ids[1] = format!("again {round}");
             placement.note(masters(&run_ids.each_ref().map(String::as_str)));
-            assert!((0..300).all(|extent| !placement.is_at_risk(placement.home(extent))), "round {round}");
+            assert!(are_new_ones_well(&placement), "round {round}");
         }
     }
 
@@ -256,7 +284,7 @@ mod tests {
         let before = of_three();
         let mut homes = Vec::new();
         for round in 0..5 {
-            homes.extend((0..300).map(|extent| before.home(extent)));
+            homes.extend(homes_of(&before));
             before.note(masters(&["a", &round.to_string(), "c"]));
         }
         assert_eq!(before.epoch(), Some(5));
@@ -267,45 +295,11 @@ mod tests {
         placement.continue_from(5);
         // Once.
         placement.continue_from(7);
-        let endangered = || homes.iter().filter(|home| placement.is_at_risk(**home)).count();
-        assert_eq!((placement.epoch(), endangered()), (Some(5), 0));
+        assert_eq!((placement.epoch(), endangered(&placement, &homes)), (Some(5), 0));
         placement.note(masters(&["a", "5", "c"]));
         assert_eq!(placement.epoch(), Some(6));
-        assert!((750..1250).contains(&endangered()), "{}", endangered());
-        assert!((0..300).all(|extent| !placement.is_at_risk(placement.home(extent))));
-    }
-
-    #[test]
-    fn the_order_of_replicas_is_no_change() {
-        let placement = of_three();
-        let mut other = masters(&["a", "b", "c"]);
-        other.masters.iter_mut().for_each(|master| master.replicas.clear());
-        placement.note(other);
-        assert_eq!(placement.generation(), 0);
-    }
-
-    #[test]
-    fn after_a_resume_a_master_may_be_away_for_a_while() {
-        let before = Placement::new(0);
-        before.note(masters(&["a", "b", "c"]));
-        let homes = homes_of(&before);
-        let placement = Placement::new(1);
-        let endangered = |placement: &Placement| {
-            let count = homes.iter().filter(|home| placement.is_at_risk(**home)).count();
-            (placement.generation(), count)
-        };
-        assert_eq!(endangered(&placement), (1, 0));
-        placement.note(masters(&["a", "", "c"]));
-        assert_eq!(endangered(&placement), (1, 0));
-        // Objects can be written at once.
-        assert!((0..300).all(|extent| placement.check(placement.home(extent)).is_ok()));
-        placement.note(masters(&["a", "b", "c"]));
-        assert_eq!(endangered(&placement), (1, 0));
-        placement.set_settled_after(Duration::ZERO);
-        placement.note(masters(&["a", "b", "c"]));
-        assert_eq!(endangered(&placement), (2, 0), "what is there is looked at");
-        placement.note(masters(&["a", "", "c"]));
-        assert!(endangered(&placement) >= (3, 150));
+        assert!((750..1250).contains(&endangered(&placement, &homes)));
+        assert!(are_new_ones_well(&placement));
     }
 
     #[test]
@@ -315,11 +309,11 @@ mod tests {
         // As often as there are epochs, and more.
         for round in 1..20 {
             let homes = homes_of(&placement);
-            assert!(homes.iter().all(|home| !placement.is_at_risk(*home)), "round {round}");
+            assert_eq!(endangered(&placement, &homes), 0, "round {round}");
             run_id += 1;
             placement.note(masters(&["a", &run_id.to_string(), "c"]));
             assert_eq!(placement.generation(), round);
-            let endangered = homes.iter().filter(|home| placement.is_at_risk(**home)).count();
+            let endangered = endangered(&placement, &homes);
             assert!((150..250).contains(&endangered), "round {round}: {endangered}");
         }
         // One that was away and comes back as another process.

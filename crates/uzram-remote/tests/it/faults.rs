@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use crate::common::pages::{contents, store_on, transfer};
+use crate::common::wait_until;
 use uzram::backing::{Direction, Filling, Objects};
 use uzram::random::Random;
 use uzram::store::{PageNo, PolicyThread, Store, Writeback};
@@ -81,6 +82,13 @@ impl Handle {
     fn objects(&self) -> usize {
         self.0.objects.lock().unwrap().len()
     }
+}
+
+/// Returns a new device's backing there.
+fn open(bad: &Handle, len_bytes: Option<u64>, limits: Limits) -> Arc<RemoteBacking<Handle>> {
+    let connected = bad.clone();
+    let connect = || async { Ok(connected) };
+    Arc::new(RemoteBacking::open(&Identity::new().unwrap(), len_bytes, limits, connect).unwrap())
 }
 
 fn refused() -> Failure {
@@ -180,10 +188,7 @@ fn whatever_the_store_does_no_read_is_wrong() {
             write_deadline: Duration::from_millis(10),
             ..Limits::default()
         };
-        let connected = bad.clone();
-        let connect = || async { Ok(connected) };
-        let backing = RemoteBacking::open(&Identity::new().unwrap(), Some(8 << 20), limits, connect).unwrap();
-        let backing = Arc::new(backing);
+        let backing = open(&bad, Some(8 << 20), limits);
         let store = store_on(&backing, PAGES);
         let (mut versions, mut random) = (vec![0; PAGES as usize], Random::new(100 + seed));
         (0..PAGES).for_each(|page| store.write(PageNo(page), &contents(page, 0)).unwrap());
@@ -233,9 +238,7 @@ fn whatever_the_store_does_no_read_is_wrong() {
 #[test]
 fn a_lease_ends_with_a_backing_that_was_never_used() {
     let bad = Handle::new(1);
-    let connected = bad.clone();
-    let connect = || async { Ok(connected) };
-    let backing = RemoteBacking::open(&Identity::new().unwrap(), None, Limits::default(), connect).unwrap();
+    let backing = open(&bad, None, Limits::default());
     assert!(bad.0.leased.lock().unwrap().is_some());
     drop(backing);
     assert_eq!(*bad.0.leased.lock().unwrap(), None);
@@ -262,10 +265,7 @@ fn another_process_goes_on_before_it_is_connected() {
     assert!(transfer(&second, Direction::Read, 7).is_err());
     assert!(second.health().stopped.is_some());
     is_there.store(1, Ordering::Relaxed);
-    let until = std::time::Instant::now() + Duration::from_secs(30);
-    while transfer(&second, Direction::Read, 7) != Ok(7) {
-        assert!(std::time::Instant::now() < until);
-    }
+    wait_until("it is connected", || transfer(&second, Direction::Read, 7) == Ok(7));
     assert_eq!(second.health().stopped, None);
     second.delete(7, Filling { generation: 1, home: 0 });
     second.end();
@@ -275,10 +275,7 @@ fn another_process_goes_on_before_it_is_connected() {
 
 /// Returns a store at its limit, whose backing is `bad`; its pages leave as room is needed.
 fn store_at_limit(bad: &Handle, limits: Limits) -> (Arc<Store>, PolicyThread) {
-    let connected = bad.clone();
-    let connect = || async { Ok(connected) };
-    let backing = RemoteBacking::open(&Identity::new().unwrap(), Some(64 << 20), limits, connect).unwrap();
-    let store = store_on(&Arc::new(backing), 8192);
+    let store = store_on(&open(bad, Some(64 << 20), limits), 8192);
     store.set_limit_pages(512);
     let store = Arc::new(store);
     let policy = PolicyThread::start("away", &store).unwrap();
@@ -337,11 +334,7 @@ fn a_store_that_stays_away_is_waited_for_no_longer() {
     let failure = (0..2000).find_map(|page| store.read(PageNo(page), &mut [0; PAGE_SIZE]).err());
     assert_eq!(failure.expect("some left").errno(), 5);
     bad.always(Fault::None);
-    let until = Instant::now() + Duration::from_secs(60);
-    while write(4000).is_err() {
-        assert!(Instant::now() < until, "it is used again when it is back");
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    wait_until("it is used again when it is back", || write(4000).is_ok());
 }
 
 /// While a store gives no answer, nothing can be cleaned. The extents that only cleaning takes stay free: it goes on when the store
@@ -352,10 +345,7 @@ fn cleaning_goes_on_when_a_silent_store_answers_again() {
     let bad = Handle::new(1);
     let within = Duration::from_millis(500);
     let limits = Limits { read_deadline: within, write_deadline: within, ..Limits::default() };
-    let connected = bad.clone();
-    let connect = || async { Ok(connected) };
-    let backing = RemoteBacking::open(&Identity::new().unwrap(), Some(4 << 20), limits, connect).unwrap();
-    let store = store_on(&Arc::new(backing), 2 * PAGES);
+    let store = store_on(&open(&bad, Some(4 << 20), limits), 2 * PAGES);
     let write_back = || store.write_back(&Writeback::default()).map_err(|error| error.kind());
     let fill = |pages: std::ops::Range<u32>| {
         pages.for_each(|page| store.write(PageNo(page), &contents(page, 0)).unwrap());
@@ -373,11 +363,7 @@ fn cleaning_goes_on_when_a_silent_store_answers_again() {
     assert!(stats.failed_reads > before.failed_reads, "{stats:?}");
     assert_eq!((stats.written_bytes, stats.pages), (before.written_bytes, before.pages));
     bad.always(Fault::None);
-    let until = Instant::now() + Duration::from_secs(60);
-    while write_back().is_err() {
-        assert!(Instant::now() < until, "it goes on");
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    wait_until("it goes on", || write_back().is_ok());
     let fit = fill(PAGES..2 * PAGES);
     assert!(fit * 100 >= fitting * 97, "{fit} of {fitting}");
     let mut out = [0; PAGE_SIZE];

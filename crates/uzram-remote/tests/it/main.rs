@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used)]
 
+#[macro_use]
 mod common;
 mod faults;
 mod nodes;

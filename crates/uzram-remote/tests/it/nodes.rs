@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use crate::common::pages::{contents, store_on};
 use crate::common::proxy::Mode;
-use crate::common::{Cluster, able, wait_until};
+use crate::common::{Cluster, wait_until};
 use rustix::process::Signal;
 use uzram::backing::Objects;
 use uzram::random::Random;
@@ -165,9 +165,7 @@ fn end(cluster: &Cluster, fault: Fault, node: usize) {
 
 #[test]
 fn whatever_one_node_does_no_read_fails_or_is_wrong() {
-    if !able() {
-        return;
-    }
+    needs_redis!();
     let seed =
         std::env::var("SEED").map_or_else(|_| u64::from(std::process::id()), |seed| seed.parse().unwrap());
     eprintln!("SEED={seed}");

@@ -5,8 +5,8 @@ use std::net::TcpStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::common::pages::{self, check, fill, go_and_come_back, store_on, try_fill};
-use crate::common::{Cluster, Redis, able, wait_until};
+use crate::common::pages::{self, check, check_reads, fill, go_and_come_back, store_on, try_fill};
+use crate::common::{Cluster, Redis, wait_until};
 use rustix::process::Signal;
 use uzram::ErrorKind;
 use uzram::backing::{Direction, Filling, Objects};
@@ -39,9 +39,7 @@ fn keys<'a>(nodes: &'a [Redis], end: &str) -> Vec<(&'a Redis, String)> {
 
 #[test]
 fn pages_go_to_a_server_and_come_back_and_nothing_stays() {
-    if !able() {
-        return;
-    }
+    needs_redis!();
     let redis = Redis::start(&[]);
     let backing = Arc::new(open(&redis.address(), 1).unwrap());
     let store = store_on(&backing, PAGES);
@@ -53,9 +51,7 @@ fn pages_go_to_a_server_and_come_back_and_nothing_stays() {
 
 #[test]
 fn a_cluster_spreads_objects_and_survives_the_death_of_a_master() {
-    if !able() {
-        return;
-    }
+    needs_redis!();
     let cluster = Cluster::start(3, 1, true);
     let backing = Arc::new(open(&cluster.address(), 1).unwrap());
     let store = store_on(&backing, PAGES);
@@ -72,19 +68,14 @@ fn a_cluster_spreads_objects_and_survives_the_death_of_a_master() {
     check(&store, 1);
     wait_until("they can be written again", || try_fill(&store, 2).is_ok());
     check(&store, 2);
-    let stats = backing.health();
-    assert_eq!(
-        (store.backing_stats().failed_reads, store.backing_stats().lost_reads, stats.stopped),
-        (0, 0, None)
-    );
+    check_reads(&store);
+    assert_eq!(backing.health().stopped, None);
 }
 
 /// Three masters without replicas: one is killed while pages are read and written.
 #[test]
 fn with_two_copies_a_master_may_be_lost() {
-    if !able() {
-        return;
-    }
+    needs_redis!();
     let cluster = Cluster::start(3, 0, false);
     let backing = Arc::new(open(&cluster.address(), 2).unwrap());
     let store = store_on(&backing, PAGES);
@@ -104,15 +95,13 @@ fn with_two_copies_a_master_may_be_lost() {
     wait_until("pages can be written", || try_fill(&store, 2).is_ok());
     assert!(store.backing_stats().pages >= u64::from(PAGES) / 2);
     check(&store, 2);
-    assert_eq!((store.backing_stats().failed_reads, store.backing_stats().lost_reads), (0, 0));
+    check_reads(&store);
 }
 
 /// A slot with an object is given to another master, the object first: the old one says where it is, then where the slot is.
 #[test]
 fn an_object_is_found_while_its_slot_moves() {
-    if !able() {
-        return;
-    }
+    needs_redis!();
     let cluster = Cluster::start(3, 0, true);
     let backing = Arc::new(open(&cluster.address(), 1).unwrap());
     let store = store_on(&backing, PAGES);
@@ -138,16 +127,13 @@ fn an_object_is_found_while_its_slot_moves() {
     check(&store, 1);
     fill(&store, 2);
     check(&store, 2);
-    let stats = store.backing_stats();
-    assert_eq!((stats.failed_reads, stats.corrupted, stats.lost_reads), (0, 0, 0));
+    check_reads(&store);
 }
 
 /// A master stays away: what it had is copied again, to masters that are well.
 #[test]
 fn what_has_lost_a_copy_is_copied_again() {
-    if !able() {
-        return;
-    }
+    needs_redis!();
     let cluster = Cluster::start(3, 0, false);
     let address = Address::parse(&cluster.address()).unwrap();
     let connect = || async {
@@ -171,16 +157,13 @@ fn what_has_lost_a_copy_is_copied_again() {
         now[0] == now[1] && 2 * now[0] + 2 >= before
     });
     check(&store, 1);
-    let stats = store.backing_stats();
-    assert_eq!((stats.failed_reads, stats.corrupted, stats.lost_reads), (0, 0, 0), "{stats:?}");
+    check_reads(&store);
 }
 
 /// Servers that are full keep what is there, and let go of what is discarded.
 #[test]
 fn full_servers_keep_the_lease_and_remove_objects() {
-    if !able() {
-        return;
-    }
+    needs_redis!();
     let cluster = Cluster::start(3, 0, false);
     let single = Redis::start(&[]);
     for (nodes, address, copies) in
@@ -208,16 +191,14 @@ fn full_servers_keep_the_lease_and_remove_objects() {
         nodes.iter().for_each(|node| drop(node.ask(&["config", "set", "maxmemory", "0"])));
         wait_until("pages can be written again", || try_fill(&store, 3).is_ok());
         check(&store, 3);
-        assert_eq!((store.backing_stats().failed_reads, store.backing_stats().lost_reads), (0, 0));
+        check_reads(&store);
     }
 }
 
 /// Single servers have different objects: a device goes on with the one that has its objects.
 #[test]
 fn of_single_servers_one_is_chosen_for_good() {
-    if !able() {
-        return;
-    }
+    needs_redis!();
     let servers = [Redis::start(&[]), Redis::start(&[])];
     let named = servers.each_ref().map(|redis| redis.address().split_off("redis://".len()));
     let address = Address::parse(&format!("redis://{}:64M", named.join(",")));
@@ -231,9 +212,7 @@ fn of_single_servers_one_is_chosen_for_good() {
 /// The lease tells the next process how often masters have begun anew.
 #[test]
 fn a_lease_hands_on_the_epoch() {
-    if !able() {
-        return;
-    }
+    needs_redis!();
     let cluster = Cluster::start(3, 0, false);
     let address = Address::parse(&cluster.address()).unwrap();
     block_on(async {
@@ -271,9 +250,7 @@ fn a_lease_hands_on_the_epoch() {
 /// A device that is cut off from any one master for so long that its lease is over there, and not from the others, is in use.
 #[test]
 fn a_device_that_is_cut_off_from_one_master_keeps_its_objects() {
-    if !able() {
-        return;
-    }
+    needs_redis!();
     let cluster = Cluster::start(3, 0, true);
     let address = Address::parse(&cluster.address()).unwrap();
     let device = DeviceId::new().unwrap();
@@ -296,66 +273,53 @@ fn a_device_that_is_cut_off_from_one_master_keeps_its_objects() {
 
 #[test]
 fn servers_that_cannot_be_used_are_refused_soon() {
-    if !able() {
-        return;
-    }
+    needs_redis!();
     let refused = |address: &str, copies: u8| {
         let started = Instant::now();
         let error = open(address, copies).map(drop).unwrap_err();
         assert!(started.elapsed() < Duration::from_secs(6), "{address}: {:?}", started.elapsed());
         (error.kind(), error.to_string())
     };
-    let (kind, what) = refused("redis://127.0.0.1:1", 1);
-    assert!(kind == ErrorKind::Io && what.contains("refused"), "{what}");
-    let (kind, what) = refused("redis://name.invalid:1", 1);
-    assert_eq!(kind, ErrorKind::Io, "{what}");
-
     let login = Redis::start(&["--requirepass", "secret"]);
-    let (kind, what) = refused(&login.address(), 1);
-    assert!(kind == ErrorKind::Permission && what.contains("password"), "{what}");
-
     let evicts = Redis::start(&["--maxmemory-policy", "allkeys-lru"]);
-    let (kind, what) = refused(&evicts.address(), 1);
-    assert!(kind == ErrorKind::Unsupported && what.contains("allkeys-lru"), "{what}");
-
     let full = Redis::start(&["--maxmemory", "100kb"]);
-    let (kind, what) = refused(&full.address(), 1);
-    assert!(kind == ErrorKind::NoSpace && what.contains("full"), "{what}");
-
     let master = Redis::start(&[]);
-    let replica = Redis::start(&["--replicaof", "127.0.0.1", &master.port.to_string()]);
-    let (kind, what) = refused(&replica.address(), 1);
-    assert!(kind == ErrorKind::Unsupported && what.contains(&master.port.to_string()), "{what}");
-    let (kind, what) = refused(&master.address(), 2);
-    assert!(kind == ErrorKind::Invalid && what.contains("cluster"), "{what}");
-
+    let master_port = master.port.to_string();
+    let replica = Redis::start(&["--replicaof", "127.0.0.1", &master_port]);
+    let dir = tempfile::tempdir().unwrap();
+    let (_tls, tls_port, _) = Redis::start_with_tls(&[], dir.path());
+    let covered = Cluster::start(3, 0, true);
+    for (address, copies, kind, why) in [
+        ("redis://127.0.0.1:1".to_owned(), 1, ErrorKind::Io, "refused"),
+        ("redis://name.invalid:1".to_owned(), 1, ErrorKind::Io, ""),
+        (login.address(), 1, ErrorKind::Permission, "password"),
+        (evicts.address(), 1, ErrorKind::Unsupported, "allkeys-lru"),
+        (full.address(), 1, ErrorKind::NoSpace, "full"),
+        (replica.address(), 1, ErrorKind::Unsupported, master_port.as_str()),
+        (master.address(), 2, ErrorKind::Invalid, "cluster"),
+        (
+            format!("rediss://127.0.0.1:{tls_port}"),
+            1,
+            ErrorKind::Io,
+            "certificate that this machine does not trust",
+        ),
+        (covered.address(), 2, ErrorKind::Unsupported, "cluster-require-full-coverage"),
+        (format!("{}/3", covered.address()), 1, ErrorKind::Unsupported, "database"),
+    ] {
+        let (found, what) = refused(&address, copies);
+        assert!(found == kind && what.contains(why), "{address}: {what}");
+    }
     let stopped = Redis::start(&[]);
     stopped.signal(Signal::STOP);
     let (kind, what) = refused(&stopped.address(), 1);
     stopped.signal(Signal::CONT);
     assert_eq!(kind, ErrorKind::Io, "{what}");
-
-    let dir = tempfile::tempdir().unwrap();
-    let (_tls, port, _) = Redis::start_with_tls(&[], dir.path());
-    let (kind, what) = refused(&format!("rediss://127.0.0.1:{port}"), 1);
-    assert!(
-        kind == ErrorKind::Io && what.contains("has a certificate that this machine does not trust"),
-        "{what}"
-    );
-
-    let covered = Cluster::start(3, 0, true);
-    let (kind, what) = refused(&covered.address(), 2);
-    assert!(kind == ErrorKind::Unsupported && what.contains("cluster-require-full-coverage"), "{what}");
-    let (kind, what) = refused(&format!("{}/3", covered.address()), 1);
-    assert!(kind == ErrorKind::Unsupported && what.contains("database"), "{what}");
 }
 
 /// A server that has too many clients closes new connections with an error. It is waited for.
 #[test]
 fn a_server_with_too_many_clients_is_waited_for() {
-    if !able() {
-        return;
-    }
+    needs_redis!();
     let redis = Redis::start(&[]);
     let (address, identity) = (Address::parse(&redis.address()).unwrap(), Identity::new().unwrap());
     let limits = Limits { read_deadline: Duration::from_secs(60), ..Limits::default() };
@@ -385,9 +349,7 @@ fn a_server_with_too_many_clients_is_waited_for() {
 /// What a device left that was killed is removed, once its lease is over; devices with a lease, and keys of others, stay.
 #[test]
 fn what_a_dead_device_left_can_be_swept() {
-    if !able() {
-        return;
-    }
+    needs_redis!();
     let cluster = Cluster::start(3, 0, false);
     let address = cluster.address();
     let devices: Vec<_> = (1..=2)

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use crate::common::pages::{check, fill, go_and_come_back, store_on, transfer};
 use crate::common::s3::{KEY_ID, SECRET, Server, age};
+use crate::common::wait_until;
 use uzram::backing::{Direction, Filling, Objects};
 use uzram::store::PageNo;
 use uzram::units::PAGE_SIZE;
@@ -35,14 +36,6 @@ fn open(identity: &Identity, login: &S3Login, address: &str) -> uzram::Result<Re
 
 fn open_on(server: &Server) -> Arc<RemoteBacking<S3Store>> {
     Arc::new(open(&Identity::new().unwrap(), &login(server.url()), ADDRESS).unwrap())
-}
-
-fn wait_until(what: &str, is_so: impl Fn() -> bool) {
-    let until = Instant::now() + Duration::from_secs(60);
-    while !is_so() {
-        assert!(Instant::now() < until, "not within a minute: {what}");
-        std::thread::sleep(Duration::from_millis(20));
-    }
 }
 
 #[test]
@@ -138,36 +131,32 @@ fn stores_that_cannot_be_used_are_refused_soon() {
         (error.kind(), error.to_string())
     };
     let at = |url: &str| S3Login { endpoint: Some(url.to_owned()), ..good.clone() };
-    let (kind, what) = refused(at("http://127.0.0.1:1"), ADDRESS);
-    assert!(kind == ErrorKind::Io && what.contains("refused") && what.contains("backing_dev"), "{what}");
-    let (kind, what) = refused(at("http://name.invalid"), ADDRESS);
-    assert_eq!(kind, ErrorKind::Io, "{what}");
-    let (kind, what) = refused(good.clone(), "s3://other/a");
-    assert!(kind == ErrorKind::Invalid && what.contains("no such bucket"), "{what}");
-    let (kind, what) = refused(S3Login { secret_access_key: "x".to_owned(), ..good.clone() }, ADDRESS);
-    assert!(kind == ErrorKind::Permission && what.contains("secret key"), "{what}");
-    let (kind, what) = refused(S3Login { access_key_id: "x".to_owned(), ..good.clone() }, ADDRESS);
-    assert!(kind == ErrorKind::Permission && what.contains("access key"), "{what}");
-    let (kind, what) = refused(good.clone(), "s3://cold/read-only");
-    assert!(kind == ErrorKind::Permission && what.contains("does not permit"), "{what}");
+    let secret = |secret: &str| S3Login { secret_access_key: secret.to_owned(), ..good.clone() };
+    let id = |id: &str| S3Login { access_key_id: id.to_owned(), ..good.clone() };
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    let silent_url = format!("http://{}", silent.local_addr().unwrap());
+    let stranger = Server::start_with_tls();
+    for (login, address, kind, why) in [
+        (at("http://127.0.0.1:1"), ADDRESS, ErrorKind::Io, "refused"),
+        (at("http://name.invalid"), ADDRESS, ErrorKind::Io, "backing_dev"),
+        (good.clone(), "s3://other/a", ErrorKind::Invalid, "no such bucket"),
+        (secret("x"), ADDRESS, ErrorKind::Permission, "secret key"),
+        (id("x"), ADDRESS, ErrorKind::Permission, "access key"),
+        (good.clone(), "s3://cold/read-only", ErrorKind::Permission, "does not permit"),
+        // It takes connections and says nothing.
+        (at(&silent_url), ADDRESS, ErrorKind::Io, "did not answer"),
+        // It speaks no TLS.
+        (at(&server.url().replace("http", "https")), ADDRESS, ErrorKind::Io, ""),
+        // It has a certificate of its own.
+        (at(&stranger.url()), ADDRESS, ErrorKind::Io, "has a certificate that this machine does not trust"),
+    ] {
+        let (found, what) = refused(login, address);
+        assert!(found == kind && what.contains(why), "{address}: {what}");
+    }
     // Its disk is broken.
     server.make("a/b");
     let (kind, what) = refused(good.clone(), ADDRESS);
     assert!(kind == ErrorKind::Io && what.contains(ADDRESS), "{what}");
-    // It takes connections and says nothing.
-    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
-    let (kind, what) = refused(at(&format!("http://{}", silent.local_addr().unwrap())), ADDRESS);
-    assert!(kind == ErrorKind::Io && what.contains("did not answer"), "{what}");
-    // It speaks no TLS.
-    let (kind, what) = refused(at(&server.url().replace("http", "https")), ADDRESS);
-    assert_eq!(kind, ErrorKind::Io, "{what}");
-    // It has a certificate of its own.
-    let stranger = Server::start_with_tls();
-    let (kind, what) = refused(at(&stranger.url()), ADDRESS);
-    assert!(
-        kind == ErrorKind::Io && what.contains("has a certificate that this machine does not trust"),
-        "{what}"
-    );
     assert_eq!(stranger.requests(), [""; 0]);
 }
 

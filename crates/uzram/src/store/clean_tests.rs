@@ -4,7 +4,7 @@ use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use super::tests::config;
-use super::writeback_tests::{ALL, decided, expect, half_random, incompressible, until};
+use super::writeback_tests::{ALL, check, decided, expect, half_random, incompressible, until, write};
 use super::*;
 use crate::backing::{Backing, Blocks, Direction, Transfer};
 use crate::base::error::ErrorKind;
@@ -178,8 +178,12 @@ fn what_is_written_is_bounded_at_any_live_share() {
 /// live nor free: the reserve, the extents being filled, and the ends of extents.
 #[test]
 fn overwriting_costs_what_the_theory_says() {
-    let (len_bytes, extents) = (64u64 << 20, 128);
-    for (share, seed) in [(80, 1), (90, 2)] {
+    // In the long form, 97 % of a device of 1 GiB.
+    let (len_bytes, extents, cases): (u64, _, &[_]) = match std::env::var_os("UZRAM_CLEAN_LONG") {
+        Some(_) => (1 << 30, 1024, &[(97, 3)]),
+        None => (64 << 20, 128, &[(80, 1), (90, 2)]),
+    };
+    for &(share, seed) in cases {
         let pages = len_bytes * share / 100 / FOOTPRINT;
         let mut model = Model::new(len_bytes, pages, seed, incompressible);
         (0..pages).for_each(|page| model.write(page));
@@ -231,14 +235,13 @@ fn a_full_device_of_blocks_goes_on_when_pages_are_gone() {
     const PAGES: u64 = 400;
     let config = StoreBuilder { checksum: true, ..config(PAGES) };
     let store = store_with(WritebackLayout::Blocks, 1 << 20, config);
-    (0..PAGES)
-        .for_each(|page| store.write(PageNo::from_number(page), &incompressible(page)).expect("memory"));
+    write(&store, 0..PAGES, incompressible);
     let refused = store.write_back(&ALL).map_err(|error| error.kind());
     assert_eq!((refused, store.backing_state()), (Err(ErrorKind::NoSpace), Some(BackingState::Full)));
     (0..PAGES / 2).for_each(|page| store.discard(PageNo::from_number(page)));
     assert_eq!(store.backing_state(), Some(BackingState::Ok));
     assert!(store.write_back(&ALL).is_ok_and(|pages| pages > 0));
-    (PAGES / 2..PAGES).for_each(|page| expect(&store, page, &incompressible(page)));
+    check(&store, PAGES / 2..PAGES, incompressible);
 }
 
 /// With a policy: writes are refused when nothing can leave; then the policy rests; and what was refused is taken once pages are

@@ -13,6 +13,8 @@ use crate::base::thread::{join, spawn_relied_on, touch_stack};
 use crate::store::designs::StorePool;
 use crate::zsmalloc::{Budget, Effort};
 
+use super::StoreBuilder;
+
 /// The interval of checks whether compaction is worth it.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// The interval of compaction steps while it is worth it; each step moves its share of the rate.
@@ -39,34 +41,20 @@ struct Shared {
 }
 
 impl Maintenance {
-    /// Starts the thread for the store `name`.
-    ///
-    /// # Errors
-    /// `NoMemory` when the system gives no thread.
-    pub(super) fn start(
-        name: &str,
-        pool: Arc<StorePool>,
-        arena: Arc<Arena>,
-        threshold_percent: u64,
-        rate_bytes_per_s: u64,
-    ) -> Result<Self> {
+    /// Prepares the thread of a store.
+    pub(super) fn new(builder: &StoreBuilder, pool: Arc<StorePool>, arena: Arc<Arena>) -> Self {
         let shared = Arc::new(Shared {
             pool,
             arena,
-            threshold_percent: Counter::new(threshold_percent),
-            rate_bytes_per_s: Counter::new(rate_bytes_per_s),
+            threshold_percent: Counter::new(builder.compact_threshold_percent),
+            rate_bytes_per_s: Counter::new(builder.compact_rate_bytes),
             ends: Counter::new(0),
         });
         let thread = Mutex::new(&classes::POLICY, None);
-        let maintenance = Maintenance { name: format!("uzram-{name}"), shared, thread };
-        maintenance.begin()?;
-        Ok(maintenance)
+        Maintenance { name: format!("uzram-{}", builder.name), shared, thread }
     }
 
     /// Starts the thread, which there is not, or not any more.
-    ///
-    /// # Errors
-    /// As [`Maintenance::start`].
     pub(super) fn begin(&self) -> Result<()> {
         // Without a releaser, frees give memory back themselves.
         let died = |shared: &mut Arc<Shared>, _: &str| shared.arena.set_releaser(None);

@@ -205,7 +205,24 @@ impl Store {
 
     /// Builds a store, in private memory or in `memory`, and restores the store that `memory` holds, if it holds one.
     fn assemble(builder: &StoreBuilder, memory: Option<survive::Memory>) -> Result<Self> {
-        let regions = memory.as_ref().map(survive::Memory::regions).unwrap_or_default();
+        #[cfg_attr(loom, allow(unused_mut))]
+        let mut store = Store::empty(builder, memory.as_ref())?;
+        #[cfg(not(loom))]
+        if let Some(memory) = memory.as_ref().filter(|memory| memory.holds_store) {
+            store.restore_from(memory)?;
+        }
+        store.arena.set_limit_pages(builder.limit_pages);
+        #[cfg(not(loom))]
+        store.start_threads(builder)?;
+        store.set_policy(builder.policy);
+        #[cfg(not(loom))]
+        store.begin(builder, memory.as_ref())?;
+        Ok(store)
+    }
+
+    /// Makes the parts of a store, without threads. Those in `memory` are as another process left them.
+    fn empty(builder: &StoreBuilder, memory: Option<&survive::Memory>) -> Result<Self> {
+        let regions = memory.map(survive::Memory::regions).unwrap_or_default();
         let address_bytes = address_bytes(builder.pages);
         let is_ready = builder.reserve_pages > 0;
         #[cfg(not(loom))]
@@ -233,84 +250,73 @@ impl Store {
             BackingDevice::new(options, builder.writeback_limit, builder.writeback_batch, regions)
                 .map(Box::new)
         });
-        let backing = backing.transpose()?;
-        #[cfg_attr(loom, allow(unused_mut))]
-        let mut slots = Slots::new_in(regions.slots, builder.pages)?;
-        let counters: PerCpu<Share> = PerCpu::new(|_| Share::default());
-        #[cfg(not(loom))]
-        if let Some(memory) = memory.as_ref().filter(|memory| memory.holds_store) {
-            let parts = survive::Parts {
-                slots: &slots,
-                pool: &pool,
-                arena: &arena,
-                lru: lru.as_ref(),
-                log: backing.as_ref().map(|backing| &backing.log),
-                priorities: recompression.each_ref().map(Option::is_some),
-                progress: &memory.progress,
-            };
-            counters.local().add_all(&survive::attach(&parts)?);
-            backing.iter().for_each(|backing| backing.allowance.restore());
-        }
-        arena.set_limit_pages(builder.limit_pages);
-        #[cfg(not(loom))]
-        let maintenance = Maintenance::start(
-            &builder.name,
-            Arc::clone(&pool),
-            Arc::clone(&arena),
-            builder.compact_threshold_percent,
-            builder.compact_rate_bytes,
-        )?;
-        #[cfg(not(loom))]
-        let refiller = if is_ready {
-            slots.populate()?;
-            lru.as_ref().map_or(Ok(()), StoreLru::populate)?;
-            pool.populate()?;
-            Some(Refiller::start(&builder.name, Arc::clone(&pool), Arc::clone(&arena))?)
-        } else {
-            None
-        };
-        #[cfg(not(loom))]
-        let live_settings = match &memory {
-            Some(memory) => Some(survive::LiveSettings::new(memory)?),
-            None => None,
-        };
-        let store = Store {
+        Ok(Store {
             #[cfg(not(loom))]
-            maintenance,
+            maintenance: Maintenance::new(builder, Arc::clone(&pool), Arc::clone(&arena)),
             #[cfg(not(loom))]
-            _refiller: refiller,
+            _refiller: None,
             #[cfg(not(loom))]
-            live_settings,
-            slots,
+            live_settings: memory.map(survive::LiveSettings::new).transpose()?,
+            slots: Slots::new_in(regions.slots, builder.pages)?,
             codec: primary,
             recompression,
             stream_bytes,
             pool,
             arena,
             lru,
-            counters,
+            counters: PerCpu::new(|_| Share::default()),
             checksum: builder.checksum,
-            backing,
+            backing: backing.transpose()?,
             watermarks: Watermarks::new(builder.policy),
-        };
-        store.set_policy(builder.policy);
-        #[cfg(not(loom))]
-        if let Some(backing) = &store.backing {
-            let begun = backing.log.backing.begin();
-            // One that was handed on is in use already.
-            if memory.as_ref().is_none_or(|memory| !memory.holds_store) {
-                begun?;
-            }
+        })
+    }
+
+    /// Restores what another process left in `memory`.
+    #[cfg(not(loom))]
+    fn restore_from(&self, memory: &survive::Memory) -> Result<()> {
+        let found = survive::attach(&survive::Parts {
+            slots: &self.slots,
+            pool: &self.pool,
+            arena: &self.arena,
+            lru: self.lru.as_ref(),
+            log: self.backing.as_ref().map(|backing| &backing.log),
+            priorities: self.recompression.each_ref().map(Option::is_some),
+            progress: &memory.progress,
+        })?;
+        self.counters.local().add_all(&found);
+        self.backing.iter().for_each(|backing| backing.allowance.restore());
+        Ok(())
+    }
+
+    /// Starts the threads. With a reserve, all memory that reads and writes touch is there after this.
+    #[cfg(not(loom))]
+    fn start_threads(&mut self, builder: &StoreBuilder) -> Result<()> {
+        self.maintenance.begin()?;
+        if builder.reserve_pages > 0 {
+            self.slots.populate()?;
+            self.lru.as_ref().map_or(Ok(()), StoreLru::populate)?;
+            self.pool.populate()?;
+            let (pool, arena) = (Arc::clone(&self.pool), Arc::clone(&self.arena));
+            self._refiller = Some(Refiller::start(&builder.name, pool, arena)?);
         }
-        #[cfg(not(loom))]
-        if let Some(memory) = memory.filter(|memory| !memory.holds_store) {
-            store.keep_setting(|kept| *kept = builder.clone());
-            store.backing.iter().for_each(|backing| backing.allowance.change_limit(|_| ()));
-            memory.complete().inspect_err(|_| {
-                store.backing.iter().for_each(|backing| backing.log.backing.give_back());
-            })?;
+        Ok(())
+    }
+
+    /// Begins to use the backing device, and makes `memory` complete, if the store is a new one.
+    #[cfg(not(loom))]
+    fn begin(&self, builder: &StoreBuilder, memory: Option<&survive::Memory>) -> Result<()> {
+        let begun = self.backing.as_ref().map_or(Ok(()), |backing| backing.log.backing.begin());
+        if memory.is_some_and(|memory| memory.holds_store) {
+            // One that was handed on may be in use already.
+            return Ok(());
         }
-        Ok(store)
+        begun?;
+        let Some(memory) = memory else { return Ok(()) };
+        self.keep_setting(|kept| *kept = builder.clone());
+        self.backing.iter().for_each(|backing| backing.allowance.change_limit(|_| ()));
+        memory.complete().inspect_err(|_| {
+            self.backing.iter().for_each(|backing| backing.log.backing.give_back());
+        })
     }
 
     /// Records changed settings for [`Store::attach`], if the store's memory outlives the process.

@@ -5,7 +5,9 @@ use std::collections::btree_map::Entry;
 
 use super::tests::config;
 use super::writeback::sealed::tests::Plain;
-use super::writeback_tests::{ALL, agree_with_a_model, expect, half_random, incompressible, overwrite};
+use super::writeback_tests::{
+    ALL, agree_with_a_model, check, expect, half_random, incompressible, overwrite, write,
+};
 use super::*;
 use crate::backing::{
     Backing, Direction, Fault, FaultKind, Faults, FaultyBacking, Filling, Health, Objects, Seal, Started,
@@ -190,7 +192,7 @@ pub(super) fn overwrite_and_remove(backing: Arc<Tiers>, objects: &dyn Fn() -> us
     const PAGES: u64 = 2000;
     let store = store_on(backing, config(PAGES));
     let (mut versions, mut random) = (vec![0; PAGES as usize], Random::new(3));
-    (0..PAGES).for_each(|page| store.write(PageNo::from_number(page), &half_random(page)).expect("memory"));
+    write(&store, 0..PAGES, half_random);
     assert_eq!(store.write_back(&ALL), Ok(PAGES));
     let first_objects = objects();
     overwrite(&store, &mut versions, &mut random);
@@ -221,18 +223,17 @@ pub(super) fn overwrite_and_remove(backing: Arc<Tiers>, objects: &dyn Fn() -> us
 fn a_store_of_objects_that_is_full_refuses_more() {
     const PAGES: u64 = 400;
     let store = store_on(Shared::new(1 << 20).alone(), config(PAGES));
-    (0..PAGES)
-        .for_each(|page| store.write(PageNo::from_number(page), &incompressible(page)).expect("memory"));
+    write(&store, 0..PAGES, incompressible);
     let refused = store.write_back(&ALL).map_err(|error| (error.kind(), error.setting()));
     assert_eq!(refused, Err((ErrorKind::NoSpace, Some("backing_dev"))));
     assert_eq!(store.backing_state(), Some(BackingState::Full));
     let held = store.backing_stats().pages;
     assert!((180..256).contains(&held), "{held} pages in 16 extents");
-    (0..PAGES).for_each(|page| expect(&store, page, &incompressible(page)));
+    check(&store, 0..PAGES, incompressible);
     (0..PAGES / 2).for_each(|page| store.discard(PageNo::from_number(page)));
     store.write_back(&ALL).expect("room");
     assert_eq!(store.backing_state(), Some(BackingState::Ok));
-    (PAGES / 2..PAGES).for_each(|page| expect(&store, page, &incompressible(page)));
+    check(&store, PAGES / 2..PAGES, incompressible);
 }
 
 #[test]
@@ -253,8 +254,7 @@ fn extents_in_danger_are_rewritten() {
     const PAGES: u64 = 2000;
     for objects in [Shared::new(8 << 20), Shared::sealed(8 << 20)] {
         let store = store_on(objects.alone(), config(PAGES));
-        (0..PAGES)
-            .for_each(|page| store.write(PageNo::from_number(page), &half_random(page)).expect("memory"));
+        write(&store, 0..PAGES, half_random);
         store.write_back(&ALL).expect("room");
         assert!(!store.must_rescue() && objects.objects() > 60);
         objects.0.placement.add(1);
@@ -266,7 +266,7 @@ fn extents_in_danger_are_rewritten() {
         store.write(PageNo(0), &half_random(0)).expect("memory");
         store.write_back(&ALL).expect("room");
         assert_eq!(objects.misplaced(), 0);
-        (0..PAGES).for_each(|page| expect(&store, page, &half_random(page)));
+        check(&store, 0..PAGES, half_random);
     }
 }
 
@@ -322,8 +322,7 @@ fn extents_are_read_ahead_where_there_is_a_trend() {
     for objects in [Shared::new(32 << 20), Shared::sealed(32 << 20)] {
         let store = store_on(objects.alone(), StoreBuilder { limit_pages: 400, ..config(2 * FAR) });
         for first in (0..2000).chain(FAR..FAR + 2000).step_by(200) {
-            (first..first + 200)
-                .for_each(|page| store.write(PageNo::from_number(page), &half_random(page)).expect("memory"));
+            write(&store, first..first + 200, half_random);
             assert_eq!(store.write_back(&ALL), Ok(200));
         }
         let extents = store.backing_stats().extent_bytes / OBJECT_BYTES as u64;
@@ -381,7 +380,7 @@ fn extents_that_cannot_be_read_now_are_tried_again() {
     faults.clear();
     assert!(store.rescue(|| true) && !store.must_rescue());
     write(&mut (0..PAGES).step_by(2)).expect("room, once extents were cleaned");
-    (0..PAGES).for_each(|page| expect(&store, page, &half_random(page)));
+    check(&store, 0..PAGES, half_random);
 }
 
 /// Some extents in danger cannot be read: all others are rewritten, though only a few are waited for at a time.
@@ -390,7 +389,7 @@ fn extents_that_cannot_be_read_hold_up_no_others() {
     const PAGES: u64 = 2000;
     let objects = Shared::new(8 << 20);
     let (store, faults) = store_with_faults(&objects, PAGES);
-    (0..PAGES).for_each(|page| store.write(PageNo::from_number(page), &half_random(page)).expect("memory"));
+    write(&store, 0..PAGES, half_random);
     store.write_back(&ALL).expect("room");
     objects.0.placement.add(1);
     // More than are waited for in one call, at the beginning and between others.
@@ -404,5 +403,5 @@ fn extents_that_cannot_be_read_hold_up_no_others() {
     assert_eq!(objects.misplaced(), 12);
     faults.clear();
     assert!(store.rescue(|| true) && !store.must_rescue());
-    (0..PAGES).for_each(|page| expect(&store, page, &half_random(page)));
+    check(&store, 0..PAGES, half_random);
 }

@@ -97,9 +97,6 @@ impl Store {
     }
 
     /// Locks a page's slot and reads the page. The slot is not locked while this waits for the backing device.
-    ///
-    /// # Errors
-    /// As [`Store::read_wait`].
     pub(super) fn lock_and_read(&self, page: PageNo, out: &mut Page, wait: Wait) -> Result<SlotGuard<'_>> {
         match &self.backing {
             Some(backing) if wait == Wait::Yes => self.lock_and_read_from_backing(backing, page, out),

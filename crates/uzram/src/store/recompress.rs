@@ -250,9 +250,6 @@ impl Store {
     /// Publishes the smaller object that a page has become, or marks the page. This does not count as a use of the page: the
     /// LRU is not updated. `object` returns the bytes of an object of a length. Returns the slot if the page did not become
     /// smaller.
-    ///
-    /// # Errors
-    /// As [`Store::recompress`].
     pub(super) fn finish_recompression<'a, 'o>(
         &self,
         mut slot: SlotGuard<'a>,

@@ -39,9 +39,6 @@ struct Shared {
 
 impl Refiller {
     /// Fills the reserve of the store `name`, and starts the thread that keeps it filled.
-    ///
-    /// # Errors
-    /// `NoMemory` when the system gives no memory, or no thread.
     pub(super) fn start(name: &str, pool: Arc<StorePool>, arena: Arc<Arena>) -> Result<Self> {
         let shared = Arc::new(Shared { pool, arena, ends: Counter::new(0) });
         shared.refill().map_err(|error| match error.setting() {

@@ -96,9 +96,6 @@ impl Codec {
     }
 
     /// Makes an encoder for a thread that lends no stream.
-    ///
-    /// # Errors
-    /// `NoMemory`.
     #[cfg(not(loom))]
     pub(super) fn encoder(&self) -> Result<Encoder> {
         Encoder::new(&self.algorithm)

@@ -3,7 +3,7 @@
 use super::objects_tests::{Shared, overwrite_and_remove, store_on};
 use super::tests::config;
 use super::writeback::sealed::tests::Plain;
-use super::writeback_tests::{ALL, agree_with_a_model, expect, file, half_random, overwrite};
+use super::writeback_tests::{ALL, agree_with_a_model, check, expect, file, half_random, overwrite};
 use super::*;
 use crate::backing::{Backing, FaultyBacking, Health, MARK_BYTES, Seal, Tiers};
 use crate::base::error::ErrorKind;
@@ -27,7 +27,7 @@ fn tiers(backings: Vec<Backing>, seal: Option<Arc<dyn Seal>>) -> Arc<Tiers> {
 }
 
 fn write(store: &Store, pages: std::ops::Range<u64>) {
-    pages.for_each(|page| store.write(PageNo::from_number(page), &half_random(page)).expect("memory"));
+    writeback_tests::write(store, pages, half_random);
     store.write_back(&ALL).expect("room");
 }
 
@@ -46,7 +46,7 @@ fn the_first_tier_is_used_first_and_again() {
         store.discard_pages(0..2000);
         write(&store, 10_000..11_500);
         assert_eq!(objects.objects(), beyond);
-        (2000..6000).chain(10_000..11_500).for_each(|page| expect(&store, page, &half_random(page)));
+        check(&store, (2000..6000).chain(10_000..11_500), half_random);
         let path = dir.path().join("backing");
         let in_file = std::fs::read(path).expect("the file").split_off(MARK_BYTES);
         let needle = &half_random(2500)[64..96];
@@ -185,6 +185,6 @@ fn a_tier_that_is_down_keeps_no_other_from_being_cleaned() {
         write(&store, 7900..9000);
         objects.set_down(false);
         let left = (0..in_first + in_second).skip(1).step_by(2).chain(7900..9000).chain(before);
-        left.for_each(|page| expect(&store, page, &half_random(page)));
+        check(&store, left, half_random);
     }
 }

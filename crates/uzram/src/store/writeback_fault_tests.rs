@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::slot::Contents;
 use super::tests::config;
-use super::writeback_tests::{ALL, decided, expect, file, half_random, incompressible, place};
+use super::writeback_tests::{ALL, check, decided, expect, file, half_random, incompressible, place, write};
 use super::*;
 use crate::backing::{Backing, Blocks, Direction, Fault, FaultKind, FileBacking, PanicPoint};
 use crate::base::error::ErrorKind;
@@ -32,7 +32,7 @@ fn a_device_that_is_well_again_is_used_soon() {
         assert!(healed.elapsed() < STALL * 3, "{:?}", place.store.policy_stats());
         std::thread::sleep(Duration::from_millis(20));
     }
-    (0..=refused).for_each(|page| expect(&place.store, page, &incompressible(page)));
+    check(&place.store, 0..=refused, incompressible);
     drop(policy);
 }
 
@@ -43,7 +43,7 @@ fn cleaning_that_fails_gives_back_nothing() {
     let place = place(8 << 20, WritebackLayout::Packed, true, config(PAGES));
     let (store, mut random) = (&place.store, Random::new(3));
     let mut versions = vec![0; PAGES as usize];
-    (0..PAGES).for_each(|page| store.write(PageNo::from_number(page), &half_random(page)).expect("memory"));
+    write(store, 0..PAGES, half_random);
     let mut overwrite = |store: &Store| {
         for _ in 0..200 {
             let page = random.below(PAGES as usize);
@@ -83,7 +83,7 @@ fn a_damaged_owner_stops_nobody() {
     );
     let store = &place.store;
     let policy = PolicyThread::start("test", store).expect("a thread");
-    (0..64).for_each(|page| store.write(PageNo::from_number(page), &half_random(page)).expect("memory"));
+    write(store, 0..64, half_random);
     for page in [3, 20, 41] {
         let Contents::Stored { handle, len, .. } = store.slots.lock(PageNo::from_number(page)).contents()
         else {
@@ -132,6 +132,6 @@ fn a_store_whose_backing_died_goes_on_in_memory() {
     }
     write(100..200);
     assert_eq!((store.stats().failed_writes, store.backing_stats().pages), (0, 50));
-    (0..200).for_each(|page| expect(&store, page, &half_random(page)));
+    check(&store, 0..200, half_random);
     assert_eq!(store.stats().failed_reads, 0);
 }

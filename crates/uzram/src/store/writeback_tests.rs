@@ -54,6 +54,14 @@ fn layouts() -> [(WritebackLayout, bool); 3] {
     [(WritebackLayout::Packed, true), (WritebackLayout::Blocks, true), (WritebackLayout::Blocks, false)]
 }
 
+pub(super) fn write(store: &Store, pages: impl IntoIterator<Item = u64>, make: impl Fn(u64) -> Page) {
+    pages.into_iter().for_each(|page| store.write(PageNo::from_number(page), &make(page)).expect("memory"));
+}
+
+pub(super) fn check(store: &Store, pages: impl IntoIterator<Item = u64>, make: impl Fn(u64) -> Page) {
+    pages.into_iter().for_each(|page| expect(store, page, &make(page)));
+}
+
 pub(super) fn expect(store: &Store, page: u64, contents: &Page) {
     let mut read = [1; PAGE_SIZE];
     store.read(PageNo::from_number(page), &mut read).expect("sound");
@@ -181,7 +189,7 @@ fn what_is_done_to_a_page_that_is_being_written_counts() {
         let config = StoreBuilder { recompression: recompression(["zstd:9", "", ""]), ..config(100) };
         let place = place(8 << 20, layout, compressed, config);
         let store = &place.store;
-        (0..20).for_each(|page| store.write(PageNo::from_number(page), &half_random(page)).expect("memory"));
+        write(store, 0..20, half_random);
         place.faults.add(Fault { direction: Some(Direction::Write), ..Fault::always(FaultKind::Hold) });
         std::thread::scope(|scope| {
             let writing = scope.spawn(|| store.write_back(&ALL));
@@ -228,7 +236,7 @@ fn what_is_done_to_a_page_that_is_being_written_counts() {
 fn who_does_not_want_to_wait_is_told() {
     let place = place(8 << 20, WritebackLayout::Packed, true, config(100));
     let store = &place.store;
-    (0..20).for_each(|page| store.write(PageNo::from_number(page), &half_random(page)).expect("memory"));
+    write(store, 0..20, half_random);
     store.write_back(&ALL).expect("room");
     let before = store.stats();
     let mut out = [0; PAGE_SIZE];
@@ -257,7 +265,7 @@ fn a_device_that_fails_loses_nothing_that_is_in_memory() {
     {
         let place = place(8 << 20, layout, compressed, config(400));
         let store = &place.store;
-        (0..400).for_each(|page| store.write(PageNo::from_number(page), &half_random(page)).expect("memory"));
+        write(store, 0..400, half_random);
         let half = Writeback::of(0..200);
         assert_eq!(store.write_back(&half), Ok(200));
         // Writes fail: pages in memory stay there, and so do pages on the device.
@@ -268,7 +276,7 @@ fn a_device_that_fails_loses_nothing_that_is_in_memory() {
         let stats = store.backing_stats();
         assert!(stats.failed_writes > 0 && stats.pages == 200, "{stats:?}");
         (200..400).for_each(|page| assert_eq!(state(store, page), PageState::Compressed));
-        (0..400).for_each(|page| expect(store, page, &half_random(page)));
+        check(store, 0..400, half_random);
         place.faults.clear();
         // Reads of pages on the device fail as long as the device does.
         let on_device: Vec<u64> = (0..400).filter(|page| state(store, *page) == PageState::Backed).collect();
@@ -282,9 +290,9 @@ fn a_device_that_fails_loses_nothing_that_is_in_memory() {
         }
         assert_eq!(store.backing_stats().failed_reads, on_device.len() as u64);
         place.faults.clear();
-        (0..400).for_each(|page| expect(store, page, &half_random(page)));
+        check(store, 0..400, half_random);
         assert_eq!(store.write_back(&ALL).map(|pages| pages > 0), Ok(true), "it works again");
-        (0..400).for_each(|page| expect(store, page, &half_random(page)));
+        check(store, 0..400, half_random);
         assert_eq!(store.backing_stats().corrupted, 0);
     }
 }
@@ -296,7 +304,7 @@ fn a_wrong_bit_is_an_error_and_never_wrong_data() {
         // The limit keeps pages from returning to memory, after which they would not be read again.
         let place = place(8 << 20, layout, compressed, StoreBuilder { limit_pages: 300, ..config(300) });
         let store = &place.store;
-        (0..100).for_each(|page| store.write(PageNo::from_number(page), &half_random(page)).expect("memory"));
+        write(store, 0..100, half_random);
         store.write_back(&ALL).expect("room");
         place.faults.add(Fault { one_in: 2, ..Fault::always(FaultKind::FlipBit) });
         let (mut out, mut wrong) = ([0; PAGE_SIZE], 0);
@@ -315,7 +323,7 @@ fn a_wrong_bit_is_an_error_and_never_wrong_data() {
         assert_eq!((stats.corrupted, store.stats().failed_reads), (wrong, wrong));
         // The bit was flipped by the read, not on the device.
         place.faults.clear();
-        (0..100).for_each(|page| expect(store, page, &half_random(page)));
+        check(store, 0..100, half_random);
     }
 }
 
@@ -357,8 +365,7 @@ fn failed_writes_leave_the_space_free() {
     for (layout, compressed) in layouts() {
         let place = place(2 << 20, layout, compressed, config(512));
         let store = &place.store;
-        (0..512)
-            .for_each(|page| store.write(PageNo::from_number(page), &incompressible(page)).expect("memory"));
+        write(store, 0..512, incompressible);
         place.faults.add(Fault { direction: Some(Direction::Write), ..Fault::always(FaultKind::Error) });
         for _ in 0..20 {
             let some = Writeback::of(0..100);
@@ -372,7 +379,7 @@ fn failed_writes_leave_the_space_free() {
         let _ = store.write_back(&ALL);
         let least = if layout == WritebackLayout::Blocks { 512 } else { 420 };
         assert!(store.backing_stats().pages >= least, "{:?}", store.backing_stats());
-        (0..512).for_each(|page| expect(store, page, &incompressible(page)));
+        check(store, 0..512, incompressible);
     }
 }
 
@@ -386,8 +393,7 @@ fn nothing_of_others_is_written_behind_an_object() {
         let options = BackingOptions { backing, layout, compressed: true };
         let store = Store::new(&StoreBuilder { backing: Some(options), ..config(64) }).expect("store");
         // Long objects first, in the same buffers.
-        (0..64)
-            .for_each(|page| store.write(PageNo::from_number(page), &incompressible(page)).expect("memory"));
+        write(&store, 0..64, incompressible);
         store.write_back(&ALL).expect("room");
         store.discard_pages(0..64);
         let mut letters = [0; PAGE_SIZE];
@@ -412,7 +418,7 @@ fn a_device_that_is_mostly_full_is_cleaned() {
     let place = place(8 << 20, WritebackLayout::Packed, true, config(PAGES));
     let (store, mut random) = (&place.store, Random::new(3));
     let mut versions = vec![0; PAGES as usize];
-    (0..PAGES).for_each(|page| store.write(PageNo::from_number(page), &half_random(page)).expect("memory"));
+    write(store, 0..PAGES, half_random);
     store.write_back(&ALL).expect("room");
     overwrite(store, &mut versions, &mut random);
     let stats = store.backing_stats();
@@ -467,7 +473,7 @@ fn a_limit_of_writes_is_kept() {
     for (layout, compressed) in layouts() {
         let place = place(8 << 20, layout, compressed, config(400));
         let store = &place.store;
-        (0..400).for_each(|page| store.write(PageNo::from_number(page), &half_random(page)).expect("memory"));
+        write(store, 0..400, half_random);
         store.change_writeback_limit(|limit| *limit = WritebackLimit { enabled: true, left: 50 });
         place.faults.add(Fault {
             times: 1,
@@ -487,7 +493,7 @@ fn a_limit_of_writes_is_kept() {
         assert!((least..=100).contains(&stats.pages), "{stats:?}");
         store.change_writeback_limit(|limit| *limit = WritebackLimit { enabled: false, left: 0 });
         store.write_back(&ALL).expect("no limit");
-        (0..400).for_each(|page| expect(store, page, &half_random(page)));
+        check(store, 0..400, half_random);
     }
 }
 
@@ -499,11 +505,10 @@ fn pages_that_were_written_together_are_read_together() {
         place(16 << 20, WritebackLayout::Packed, true, StoreBuilder { limit_pages: 700, ..config(4096) });
     let store = &place.store;
     let policy = PolicyThread::start("test", store).expect("a thread");
-    (0..4096)
-        .for_each(|page| store.write(PageNo::from_number(page), &half_random(page)).expect("others leave"));
+    write(store, 0..4096, half_random);
     drop(policy);
     let before = store.backing_stats();
-    (0..2000).for_each(|page| expect(store, page, &half_random(page)));
+    check(store, 0..2000, half_random);
     let reads = store.backing_stats().reads - before.reads;
     assert!((1..400).contains(&reads), "{reads}");
     let mut random = Random::new(1);
@@ -528,7 +533,7 @@ fn a_policy_writes_back_and_compresses_again_what_is_old() {
         });
         page
     };
-    (0..200).for_each(|page| store.write(PageNo::from_number(page), &words(page)).expect("memory"));
+    write(store, 0..200, words);
     store.set_policy(ReclaimPolicy { recompress_after_s: 1, ..ReclaimPolicy::default() });
     let policy = PolicyThread::start("test", store).expect("a thread");
     until("recompression", || decided(store, "old_recompressed") == 200);
@@ -536,7 +541,7 @@ fn a_policy_writes_back_and_compresses_again_what_is_old() {
     store.set_policy(ReclaimPolicy { writeback_after_s: 2, ..ReclaimPolicy::default() });
     until("writeback", || store.backing_stats().pages == 200);
     drop(policy);
-    (0..200).for_each(|page| expect(store, page, &words(page)));
+    check(store, 0..200, words);
 }
 
 /// Busy pages stay, and recently used ones leave last. A page that is used soon after it left counts as a refault.
@@ -552,7 +557,7 @@ fn cold_pages_leave_and_busy_ones_stay() {
     for config in each_lru {
         let place = place(8 << 20, WritebackLayout::Packed, true, config);
         let store = &place.store;
-        (0..400).for_each(|page| store.write(PageNo::from_number(page), &half_random(page)).expect("memory"));
+        write(store, 0..400, half_random);
         let mut out = [0; PAGE_SIZE];
         (0..2).for_each(|_| {
             (0..40).for_each(|page| store.read(PageNo::from_number(page), &mut out).expect("sound"))
@@ -593,7 +598,7 @@ fn a_page_that_is_about_to_be_discarded_does_not_return() {
     let place =
         place(8 << 20, WritebackLayout::Packed, true, StoreBuilder { limit_pages: 256, ..config(300) });
     let store = &place.store;
-    (0..300).for_each(|page| store.write(PageNo::from_number(page), &half_random(page)).expect("memory"));
+    write(store, 0..300, half_random);
     assert_eq!(store.reclaim(), Reclaimed::Some);
     let backed = || (0..300).filter(|page| state(store, *page) == PageState::Backed).collect::<Vec<_>>();
     let left = backed();
@@ -624,7 +629,7 @@ fn a_write_is_refused_when_nothing_can_leave() {
     let (pages, error) = fill(&first.store).expect("2 MiB");
     assert_eq!((error.kind(), error.setting()), (ErrorKind::NoSpace, Some("mem_limit")));
     assert!((350..=520).contains(&pages), "{pages}");
-    (0..pages).for_each(|page| expect(&first.store, page, &incompressible(page)));
+    check(&first.store, 0..pages, incompressible);
     assert!(decided(&first.store, "writers_refused") == 1, "{:?}", first.store.policy_stats());
     drop(policy);
     // The day's budget is spent.
@@ -634,7 +639,7 @@ fn a_write_is_refused_when_nothing_can_leave() {
     let (pages, _) = fill(&second.store).expect("1 MiB and the budget");
     assert!((350..=520).contains(&pages), "{pages}");
     assert!(second.store.backing_stats().written_bytes <= 1 << 20);
-    (0..pages).for_each(|page| expect(&second.store, page, &incompressible(page)));
+    check(&second.store, 0..pages, incompressible);
     drop(policy);
     // The device is gone.
     let third = place(32 << 20, WritebackLayout::Packed, true, limited());
@@ -647,7 +652,7 @@ fn a_write_is_refused_when_nothing_can_leave() {
         .find(|page| third.store.write(PageNo::from_number(*page), &incompressible(*page)).is_err());
     assert!(refused.is_some());
     third.faults.clear();
-    (0..refused.unwrap_or(0)).for_each(|page| expect(&third.store, page, &incompressible(page)));
+    check(&third.store, 0..refused.unwrap_or(0), incompressible);
     drop(policy);
 }
 

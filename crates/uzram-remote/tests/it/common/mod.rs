@@ -18,6 +18,16 @@ use uzram::random::Random;
 /// How long servers may take to get ready.
 const READY_WITHIN: Duration = Duration::from_secs(60);
 
+/// Ends a test that needs the programs if they are not installed.
+#[allow(unused_macros)]
+macro_rules! needs_redis {
+    () => {
+        if !$crate::common::able() {
+            return;
+        }
+    };
+}
+
 /// Returns whether the programs are installed; says so otherwise.
 pub fn able() -> bool {
     let is_there = |program| Command::new(program).arg("--version").output().is_ok();

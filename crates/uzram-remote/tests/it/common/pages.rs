@@ -62,6 +62,12 @@ pub fn check(store: &Store, version: u32) {
     }
 }
 
+/// Checks that no read has failed.
+pub fn check_reads(store: &Store) {
+    let stats = store.backing_stats();
+    assert_eq!((stats.failed_reads, stats.corrupted, stats.lost_reads), (0, 0, 0), "{stats:?}");
+}
+
 /// Has pages go out and come back, and leaves one in the backing: what was discarded is removed, which `is_left` finds with
 /// what else stays.
 pub fn go_and_come_back(store: &Store, check_names: impl FnOnce(), is_left: impl FnOnce()) {

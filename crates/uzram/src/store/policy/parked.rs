@@ -99,9 +99,6 @@ impl Batch {
 
 impl Compressor {
     /// Starts the thread.
-    ///
-    /// # Errors
-    /// `NoMemory` when the system gives no thread, or no memory.
     pub(super) fn start(store: &Arc<Store>) -> Result<Self> {
         let encoders = encoders(store)?;
         let batch = Batch::new()?;

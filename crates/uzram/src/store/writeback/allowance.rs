@@ -59,9 +59,6 @@ struct State {
 
 impl Allowance {
     /// Creates an allowance with this limit and no budget, of which nothing was used; its words are in `region`.
-    ///
-    /// # Errors
-    /// `NoMemory` when the system refuses.
     pub(super) fn new(limit: WritebackLimit, region: Option<&Region>) -> Result<Self> {
         let words = region.map(|region| Table::new_in(Some(region), WORDS)).transpose()?;
         let state = State { limit, day_s: uptime_s(), ..State::default() };
@@ -98,9 +95,6 @@ impl Allowance {
     }
 
     /// Charges units about to be written.
-    ///
-    /// # Errors
-    /// As [`Allowance::check`], when fewer units are left.
     pub(super) fn charge(&self, units: u64) -> Result<Charge> {
         if units == 0 {
             return Ok(Charge::default());

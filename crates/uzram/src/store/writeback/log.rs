@@ -235,9 +235,6 @@ impl Log {
     }
 
     /// Returns the bytes of a region for the extents of a device.
-    ///
-    /// # Errors
-    /// As [`Log::new`].
     #[cfg(not(loom))]
     pub(in crate::store) fn table_bytes_of(options: &BackingOptions) -> Result<u64> {
         Log::extents_of(options).map(|(count, _)| Table::<Extent>::bytes_of(count as usize))

@@ -114,9 +114,6 @@ impl Completion for Finished {
 impl BackingDevice {
     /// Creates the backing device of a store, with all of its space free, and with this limit and number of writes in
     /// flight.
-    ///
-    /// # Errors
-    /// As [`Log::new`].
     pub(in crate::store) fn new(
         options: &BackingOptions,
         limit: WritebackLimit,

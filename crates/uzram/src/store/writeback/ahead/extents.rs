@@ -57,9 +57,6 @@ struct Entry {
 
 impl Extents {
     /// Has room for some extents of a size.
-    ///
-    /// # Errors
-    /// `NoMemory`.
     pub(super) fn new(extent_bytes: usize) -> Result<Self> {
         let count = (BUDGET_BYTES / extent_bytes).max(LEAST_EXTENTS);
         let kept = Mutex::new(&classes::BACKING_EXTENTS, VecDeque::with_capacity(count + 1));

@@ -58,9 +58,6 @@ pub(super) enum ReadAhead {
 
 impl ReadAhead {
     /// Returns the way that suits a backing.
-    ///
-    /// # Errors
-    /// `NoMemory`.
     pub(super) fn new(log: &Log) -> Result<Self> {
         Ok(match log.written_once {
             true => ReadAhead::Extents(Extents::new(log.extent_bytes)?),
