@@ -12,6 +12,8 @@ mod codec_no_alloc;
 mod crash;
 #[cfg(all(target_os = "linux", target_env = "gnu", target_arch = "x86_64", not(loom)))]
 mod hot_path;
+#[cfg(all(target_os = "linux", target_env = "gnu", target_arch = "x86_64", not(loom)))]
+mod hops;
 #[cfg(target_arch = "x86_64")]
 mod keeper;
 mod layers;
