@@ -6,8 +6,8 @@
 //! measured alternately in one run, because machines change their speed from minute to minute. Each benchmark
 //! is a function from [`harness::Options`] to a [`harness::Report`]: named figures and notes.
 //!
-//! An error ends a benchmark, and removes what it added and started. `Unsupported` says what this machine lacks,
-//! `Invalid` names an option, `Corrupt` a page that does not read back, and `Busy` is an interruption.
+//! An error ends a benchmark, and removes what it added and started. `Unsupported` says what this machine
+//! lacks, `Invalid` names an option, `Corrupt` a page that does not read back, and `Busy` is an interruption.
 
 pub mod block;
 pub mod codecs;

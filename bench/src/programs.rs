@@ -1,5 +1,5 @@
-//! What is measured on the memory of programs, the corpus `processes`: the algorithm `memory` beside lz4, and parked
-//! programs; and what `memory` makes of pages that do not get smaller.
+//! What is measured on the memory of programs, the corpus `processes`: the algorithm `memory` beside lz4, and
+//! parked programs; and what `memory` makes of pages that do not get smaller.
 //!
 //! The programs run once. Their pages are saved in files, all of them in one and each program's in another,
 //! which the measurements share. What cannot be measured is left out, and a note says why.

@@ -1,4 +1,5 @@
-//! Has C code inside the library (mimalloc, codecs) call the library's own functions for memory, which never manage it.
+//! Has C code inside the library (mimalloc, codecs) call the library's own functions for memory, which never
+//! manage it.
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");

@@ -1,9 +1,9 @@
-//! The memory of a store that outlives its process, changed anywhere: superblock, settings, slots, handles, objects. The
-//! input is a list of changes; its first byte says whether the checksums of superblock and settings are made right
-//! again, so that what they protect is read.
+//! The memory of a store that outlives its process, changed anywhere: superblock, settings, slots, handles,
+//! objects. The input is a list of changes; its first byte says whether the checksums of superblock and
+//! settings are made right again, so that what they protect is read.
 //!
-//! Promises: attaching ends, with an error or a store; each page of that store reads as it was written, or as one word,
-//! or not at all; it can be written to, and all of it freed.
+//! Promises: attaching ends, with an error or a store; each page of that store reads as it was written, or as
+//! one word, or not at all; it can be written to, and all of it freed.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::OnceLock;

@@ -1,10 +1,10 @@
-//! Fuzzes the files of a device with the kernel's requests, most of them whole, some torn or of any bytes, and with
-//! deaths of the process that serves: then the same files are served anew, by the same ledger, and requests may come
-//! again.
+//! Fuzzes the files of a device with the kernel's requests, most of them whole, some torn or of any bytes,
+//! and with deaths of the process that serves: then the same files are served anew, by the same ledger, and
+//! requests may come again.
 //!
-//! Promises: each request that waits for a reply gets one, of the form of the protocol; reads return what was written;
-//! open files and numbers stay the same in the next life; an opening that comes again opens nothing new; and when all is
-//! closed, the device is not in use.
+//! Promises: each request that waits for a reply gets one, of the form of the protocol; reads return what was
+//! written; open files and numbers stay the same in the next life; an opening that comes again opens nothing
+//! new; and when all is closed, the device is not in use.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -154,7 +154,8 @@ impl Kernel {
         self.files = Some(Loopback::new(self.exports.clone(), &options(), &self.ledger));
     }
 
-    /// The last request is found where it was received, with its outcome: it is answered as before, and changes nothing.
+    /// The last request is found where it was received, with its outcome: it is answered as before, and
+    /// changes nothing.
     fn finish_answered(&mut self) {
         let Some((request, reply)) = self.answered.take() else { return };
         let again = self.replied(&request, |files| files.finish(&request, Some(reply.0))).expect("a reply");

@@ -1,11 +1,11 @@
 //! Fuzzes the algorithm `memory` on pages of words, with every kernel of w64.
 //!
-//! An input is a page, made of words like those that programs have, and a seed for damage to its compressed form; or
-//! compressed bytes themselves.
+//! An input is a page, made of words like those that programs have, and a seed for damage to its compressed
+//! form; or compressed bytes themselves.
 //!
-//! Promises: all kernels write the same bytes; these decode to the page, and damaged ones to an error or to the same page
-//! with every kernel; nothing outside the buffers is read or written (they have exactly their length, for
-//! AddressSanitizer).
+//! Promises: all kernels write the same bytes; these decode to the page, and damaged ones to an error or to
+//! the same page with every kernel; nothing outside the buffers is read or written (they have exactly their
+//! length, for AddressSanitizer).
 
 use std::cell::RefCell;
 

@@ -1,7 +1,8 @@
-//! Fuzzes what names a store on other machines, and what its servers answer. The first byte of the input chooses.
+//! Fuzzes what names a store on other machines, and what its servers answer. The first byte of the input
+//! chooses.
 //!
-//! Promises: an address that is accepted is shown as a text that means the same, and shows no password; of any answer either two
-//! masters are known, and each extent's copies are on different ones, or none is.
+//! Promises: an address that is accepted is shown as a text that means the same, and shows no password; of
+//! any answer either two masters are known, and each extent's copies are on different ones, or none is.
 
 use uzram_remote::{Address, S3Address, read_answer};
 

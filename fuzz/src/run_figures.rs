@@ -1,8 +1,9 @@
-//! Fuzzes the text in which programs under `uzram run` publish their figures, and which any process can write. The first byte of the
-//! input chooses: bytes as they are, or a true text that the rest of the input changes.
+//! Fuzzes the text in which programs under `uzram run` publish their figures, and which any process can
+//! write. The first byte of the input chooses: bytes as they are, or a true text that the rest of the input
+//! changes.
 //!
-//! Promises: bytes that are accepted are exactly those that writing the figures gives, and of their length; each figure is the
-//! number at its place, by a naive reading.
+//! Promises: bytes that are accepted are exactly those that writing the figures gives, and of their length;
+//! each figure is the number at its place, by a naive reading.
 
 use uzram_pager::Figures;
 

@@ -1,5 +1,6 @@
-//! The gains and costs of recompression: how long it takes to recompress a device's pages, how much memory that frees, and
-//! how reads slow down meanwhile ([`run`]); and what the policy makes of pages that nobody uses ([`parked`]).
+//! The gains and costs of recompression: how long it takes to recompress a device's pages, how much memory
+//! that frees, and how reads slow down meanwhile ([`run`]); and what the policy makes of pages that nobody
+//! uses ([`parked`]).
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;

@@ -19,9 +19,10 @@ pub const DEFAULT_DIR: &str = "/var/tmp";
 pub(crate) const MAX_REPEAT: usize = 1000;
 const MAX_DURATION: Duration = Duration::from_hours(1);
 
-/// How long a round lasts where two things differ by a few percent. Many short rounds tell them apart better than
-/// a few long ones, between which a busy machine changes its speed more. The cost of the LRU came to ratios from
-/// 0.95 to 1.13 by 3 rounds of 0.5 s, from 0.93 to 1.06 by 50 of 50 ms, and from 0.97 to 1.01 by 250 of 20 ms.
+/// How long a round lasts where two things differ by a few percent. Many short rounds tell them apart better
+/// than a few long ones, between which a busy machine changes its speed more. The cost of the LRU came to
+/// ratios from 0.95 to 1.13 by 3 rounds of 0.5 s, from 0.93 to 1.06 by 50 of 50 ms, and from 0.97 to 1.01 by
+/// 250 of 20 ms.
 const SLICE: Duration = Duration::from_millis(20);
 
 /// How to measure.

@@ -97,8 +97,8 @@ impl Failure {
         json!({ "error": self.line, "setting": self.setting })
     }
 
-    /// Returns the failure that another process of this program reported: the last line with [`PREFIX`] in its output,
-    /// or in JSON.
+    /// Returns the failure that another process of this program reported: the last line with [`PREFIX`] in
+    /// its output, or in JSON.
     pub fn printed_in(text: &str) -> Option<Self> {
         text.lines().rev().find_map(|line| match line.strip_prefix(PREFIX) {
             Some(line) => Some(Failure::line(line)),
@@ -209,7 +209,8 @@ pub fn parse<C: clap::Parser>() -> Result<C> {
     })
 }
 
-/// As `parse`, for other programs: calls `complain` with a line about the error, and returns the exit status as `Err`.
+/// As `parse`, for other programs: calls `complain` with a line about the error, and returns the exit status
+/// as `Err`.
 pub fn parse_command_line<C: clap::Parser>(complain: impl FnOnce(&str)) -> std::result::Result<C, ExitCode> {
     parse().map_err(|failure| {
         if failure.is_reported() {
@@ -230,7 +231,8 @@ pub fn usage_failure(error: &clap::Error) -> Failure {
     Failure::usage(usage_line(error)).with_setting(setting)
 }
 
-/// Returns the first paragraph of clap's message as one line, and its suggestion. What follows it is usage and advice.
+/// Returns the first paragraph of clap's message as one line, and its suggestion. What follows it is usage
+/// and advice.
 fn usage_line(error: &clap::Error) -> String {
     if error.kind() == ErrorKind::InvalidUtf8
         && let Some(which) = not_utf8(std::env::args_os())

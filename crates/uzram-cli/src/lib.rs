@@ -1,9 +1,9 @@
-//! The `uzram` program as a library, so that tests and fuzzers can reach its start-up code ([`start`]), and benchmarks the
-//! memory of programs ([`process_pages`]). It parses the command line and runs one command. A failure prints one line on
-//! standard error and sets the exit status.
+//! The `uzram` program as a library, so that tests and fuzzers can reach its start-up code ([`start`]), and
+//! benchmarks the memory of programs ([`process_pages`]). It parses the command line and runs one command. A
+//! failure prints one line on standard error and sets the exit status.
 //!
-//! The modules are declared bottom up: each imports only from those before it, in its folder's `mod.rs` as here
-//! (`tests/layers.rs` checks it).
+//! The modules are declared bottom up: each imports only from those before it, in its folder's `mod.rs` as
+//! here (`tests/layers.rs` checks it).
 //!
 //! | module | what it is |
 //! |---|---|
@@ -18,7 +18,8 @@
 //! | `daemon` | `up` |
 //! | `commands` | `check`, `corpus`, `run`, `train`, `swap` (a client that also starts a daemon), and the programs `bench` and `lab` |
 //!
-//! The exit statuses are those of `failure::Exit`, but for `up --exec` and `run`, which end as their command does.
+//! The exit statuses are those of `failure::Exit`, but for `up --exec` and `run`, which end as their command
+//! does.
 
 mod other_words;
 mod failure;
@@ -142,8 +143,8 @@ fn succeed(args: &SuccessorArgs) -> failure::Result<u8> {
     let read = |error: std::io::Error| {
         Failure::line(format!("what the program before left cannot be read: {error}"))
     };
-    // SAFETY: a daemon starts this program in its place, and leaves it this descriptor and those named there; this
-    // program has opened none of its own. Any other caller harms only itself.
+    // SAFETY: a daemon starts this program in its place, and leaves it this descriptor and those named there;
+    // this program has opened none of its own. Any other caller harms only itself.
     let state = unsafe { State::read(number) }.map_err(read)?;
     let (plan, log) = daemon_plan(&state.words)?;
     live::start_log(log)?;
@@ -177,7 +178,8 @@ pub fn main() -> ExitCode {
     }
 }
 
-/// Returns the failure of a command line that cannot be parsed: `run` tells its own failures from its program's.
+/// Returns the failure of a command line that cannot be parsed: `run` tells its own failures from its
+/// program's.
 fn not_parsed(failure: Failure) -> Failure {
     let words = || std::env::args_os().skip(1).take_while(|word| word != "--");
     output::set_json(words().any(|word| word == "--json"));

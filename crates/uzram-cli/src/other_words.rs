@@ -1,5 +1,5 @@
-//! Words that other programs have for commands, options and keys of files, and what they are here. They come before the
-//! most similar word, which is often another thing.
+//! Words that other programs have for commands, options and keys of files, and what they are here. They come
+//! before the most similar word, which is often another thing.
 
 /// Words of other programs, and the end of a sentence that says what they are here.
 type Row = (&'static [&'static str], &'static str);

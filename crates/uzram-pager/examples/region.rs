@@ -2,9 +2,10 @@
 //!
 //! `cargo run --release --example region [SIZE_MIB] [uffd|guard]`
 //!
-//! The numbers are a slice over a [`Region`](uzram_pager::Region), sorted in place. The pager's limit is a quarter of their
-//! size: what was not used for long is compressed, and what does not fit compressed goes to a file in the folder for
-//! temporary files. Prints the time, the pager's statistics and the most resident memory for every trap that works here.
+//! The numbers are a slice over a [`Region`](uzram_pager::Region), sorted in place. The pager's limit is a
+//! quarter of their size: what was not used for long is compressed, and what does not fit compressed goes to
+//! a file in the folder for temporary files. Prints the time, the pager's statistics and the most resident
+//! memory for every trap that works here.
 
 use std::time::Instant;
 
@@ -40,8 +41,8 @@ fn sort(size_bytes: usize, trap: TrapKind) -> Result<Sorted> {
     let builder = Pager::builder().limit(size_bytes as u64 / 4).capacity(2 * size_bytes as u64).trap(trap);
     let pager = builder.spill(spill.path(), 2 * size_bytes as u64).build()?;
     let region = pager.map(size_bytes)?;
-    // SAFETY: the region has these bytes, starts at a page, lives longer than the slice, and is not used otherwise meanwhile.
-    // Any bytes are numbers.
+    // SAFETY: the region has these bytes, starts at a page, lives longer than the slice, and is not used
+    // otherwise meanwhile. Any bytes are numbers.
     let numbers: &mut [u64] =
         unsafe { std::slice::from_raw_parts_mut(region.as_mut_ptr().cast(), size_bytes / size_of::<u64>()) };
 

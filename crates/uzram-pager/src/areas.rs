@@ -1,7 +1,7 @@
 //! Which pages of a pager's address space are taken, and for what: runs, as a kernel's memory map has them.
 //!
-//! Neighbours that are taken for the same are one area. Free addresses are found first fit, so that they stay dense: tables
-//! with an entry for each page take memory for what was ever used.
+//! Neighbours that are taken for the same are one area. Free addresses are found first fit, so that they stay
+//! dense: tables with an entry for each page take memory for what was ever used.
 
 use std::collections::BTreeMap;
 
@@ -14,8 +14,8 @@ pub(crate) struct Protection(pub(crate) i32);
 impl Protection {
     pub(crate) const READ_WRITE: Protection = Protection(libc::PROT_READ | libc::PROT_WRITE);
 
-    /// Returns whether pages can leave memory and come back: the trap moves pages that a program may read and write, and not
-    /// execute.
+    /// Returns whether pages can leave memory and come back: the trap moves pages that a program may read and
+    /// write, and not execute.
     pub(crate) fn may_leave(self) -> bool {
         self == Self::READ_WRITE
     }

@@ -1,5 +1,5 @@
-//! Wakes one thread that has something to do now and then, as std's `park` and `unpark`: but no matter which thread that is, so that
-//! it may be another one in a child.
+//! Wakes one thread that has something to do now and then, as std's `park` and `unpark`: but no matter which
+//! thread that is, so that it may be another one in a child.
 
 use std::time::Duration;
 

@@ -4,12 +4,11 @@
 //!
 //! **A fault** ([`Core::fault`]):
 //!
-//! 1. The state says what to do: the thread that makes it `Loading` loads the page, others wait for that.
-//! 2. If memory is above the limit, the thread waits until the evictor has made room.
-//! 3. The neighbours that are to come along are claimed in the same way.
-//! 4. Their contents are read from the store into the bench's buffer, and placed all at once. The threads that wait for them run.
-//! 5. The store's copies are freed, or kept if the touch was a read.
-//! 6. The pages enter the LRU, and their states become `In`.
+//! 1. The state says what to do: the thread that makes it `Loading` loads the page, others wait for that. 2.
+//! If memory is above the limit, the thread waits until the evictor has made room. 3. The neighbours that are
+//! to come along are claimed in the same way. 4. Their contents are read from the store into the bench's
+//! buffer, and placed all at once. The threads that wait for them run. 5. The store's copies are freed, or
+//! kept if the touch was a read. 6. The pages enter the LRU, and their states become `In`.
 //!
 //! `evict.rs` has the other direction.
 
@@ -47,8 +46,8 @@ const MOST_SHELVES: usize = 1024;
 /// The share of pages in memory whose copies are kept. With more, the memory that copies take costs more
 /// touches than they save compressing.
 const COPIED_SHARE: u64 = 16;
-/// The pages behind a new one come along with it while at least half of the memory is free, up to the next multiple of so many:
-/// allocators hand out memory in blocks of 64 KiB.
+/// The pages behind a new one come along with it while at least half of the memory is free, up to the next
+/// multiple of so many: allocators hand out memory in blocks of 64 KiB.
 const NEW_AT_ONCE: u64 = 16;
 
 /// See the [module's documentation](self).
@@ -83,7 +82,8 @@ pub(crate) struct Core<T: Trap> {
     mapped_pages: Counter,
     /// The most that was outside memory at once, as far as the evictor looked.
     most_stored: Mutex<Stored>,
-    /// The most pages that the store takes while the spill file is full, and while it has room; `None` without one.
+    /// The most pages that the store takes while the spill file is full, and while it has room; `None`
+    /// without one.
     most_compressed: Option<[u64; 2]>,
     /// Called by the evictor when the limit cannot be kept.
     pub(crate) on_excess: OnceLock<fn()>,
@@ -101,8 +101,9 @@ struct Closed {
 }
 
 impl<T: Trap> Core<T> {
-    /// Makes the core of a pager, for as many pages as the store has. `most_compressed` is for a store with a spill file, which finds
-    /// cold pages itself: the most pages that it keeps in memory while that file is full, and while it has room.
+    /// Makes the core of a pager, for as many pages as the store has. `most_compressed` is for a store with a
+    /// spill file, which finds cold pages itself: the most pages that it keeps in memory while that file is
+    /// full, and while it has room.
     ///
     /// # Errors
     /// `NoMemory`.
@@ -171,8 +172,8 @@ impl<T: Trap> Core<T> {
         }
     }
 
-    /// Brings the page that was touched. `waits`: the caller is the thread that touched it, and returns only when the page is
-    /// there. Returns false if there is nothing to bring.
+    /// Brings the page that was touched. `waits`: the caller is the thread that touched it, and returns only
+    /// when the page is there. Returns false if there is nothing to bring.
     pub(crate) fn fault(&self, page: u64, writes: bool, waits: bool) -> bool {
         loop {
             let number = self.waits.number(page);
@@ -326,8 +327,8 @@ impl<T: Trap> Core<T> {
         }
     }
 
-    /// Places pages. Waits for as long as the system gives no memory: nothing else can be done with contents that
-    /// a program needs.
+    /// Places pages. Waits for as long as the system gives no memory: nothing else can be done with contents
+    /// that a program needs.
     fn place(&self, contents: &[Page], run: Run) {
         while self.trap.place(contents, run).is_err() {
             std::thread::sleep(RETRY);
@@ -653,7 +654,8 @@ impl<T: Trap> Core<T> {
         }
     }
 
-    /// Returns the most of that so far, for each figure; of compressed memory, its pages and bytes at the same time.
+    /// Returns the most of that so far, for each figure; of compressed memory, its pages and bytes at the
+    /// same time.
     pub(crate) fn most_stored(&self) -> Stored {
         let (now, mut most) = (self.stored(), lock(&self.most_stored));
         if now.compressed_pages > most.compressed_pages {
@@ -689,8 +691,8 @@ impl Core<crate::trap::uffd::Uffd> {
 }
 
 impl<T: Trap> Core<T> {
-    /// Writes all that is not in memory to where it belongs, in a child in which no touch is trapped. The pages are mapped, and may be
-    /// written. Returns false if something cannot be read.
+    /// Writes all that is not in memory to where it belongs, in a child in which no touch is trapped. The
+    /// pages are mapped, and may be written. Returns false if something cannot be read.
     pub(crate) fn bring_all(&self, run: Run) -> bool {
         let mut bench = self.benches.take();
         run.numbers().all(|page| {

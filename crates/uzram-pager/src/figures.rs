@@ -1,7 +1,8 @@
 //! The figures of a process as text, which other processes read: `uzram list` and `uzram stat`.
 //!
-//! The text has a line with the version of its form, and one for each figure, in this order: a name, and a number that is filled up
-//! with spaces to 20 characters. So it has always the same length, and a figure is always at the same place.
+//! The text has a line with the version of its form, and one for each figure, in this order: a name, and a
+//! number that is filled up with spaces to 20 characters. So it has always the same length, and a figure is
+//! always at the same place.
 
 use std::io::Write;
 
@@ -102,7 +103,8 @@ impl Figures {
         format!("{{\"pid\":{pid}{}}}", figures.collect::<String>())
     }
 
-    /// Returns the figures of which [`Figures::to_text`] makes exactly these bytes; `None` if there are none such.
+    /// Returns the figures of which [`Figures::to_text`] makes exactly these bytes; `None` if there are none
+    /// such.
     pub fn parse(bytes: &[u8]) -> Option<Figures> {
         let mut lines = str::from_utf8(bytes).ok()?.strip_prefix(HEAD)?.lines();
         let mut figures = Figures::default();

@@ -1,15 +1,18 @@
-//! Who may move pages while the process forks: the threads that serve touches, and those that change the memory map.
+//! Who may move pages while the process forks: the threads that serve touches, and those that change the
+//! memory map.
 //!
 //! The gate closes in two steps:
 //!
-//! 1. [`Gate::stop_changes`] waits for the program's threads that are in the pager. Their stacks may lie in memory that it manages, so that
-//!    all touches are served until they are done.
-//! 2. [`Gate::close`] waits for the threads that serve touches, which touch no such memory. From now on only touches of the thread that
-//!    forks are served, whose stack may be such memory, too. All others are left alone, and must be repeated when the gate is open again.
+//! 1. [`Gate::stop_changes`] waits for the program's threads that are in the pager. Their stacks may lie in
+//!    memory that it manages, so that all touches are served until they are done.
+//! 2. [`Gate::close`] waits for the threads that serve touches, which touch no such memory. From now on only
+//!    touches of the thread that forks are served, whose stack may be such memory, too. All others are left
+//!    alone, and must be repeated when the gate is open again.
 //!
-//! From the second step on the thread that forks is not woken when its page is placed, but when the one that serves it has nothing left to
-//! do: else something might move while the process is copied. It may find its page there before it sleeps, and go on all the same: so
-//! it waits once more, by [`Closed::settle`], before it forks.
+//! From the second step on the thread that forks is not woken when its page is placed, but when the one that
+//! serves it has nothing left to do: else something might move while the process is copied. It may find its
+//! page there before it sleeps, and go on all the same: so it waits once more, by [`Closed::settle`], before
+//! it forks.
 //!
 //! Lock order: changing, moving.
 
@@ -29,7 +32,8 @@ pub(crate) struct Gate {
     serving: AtomicU32,
 }
 
-/// A thread that serves a touch. While it lives, the gate does not close, or a process does not fork that has closed it.
+/// A thread that serves a touch. While it lives, the gate does not close, or a process does not fork that has
+/// closed it.
 pub(crate) enum Admitted<'a> {
     Open {
         _moving: RwLockReadGuard<'a, ()>,
@@ -87,7 +91,8 @@ impl Gate {
         self.serving.store(0, Ordering::SeqCst);
     }
 
-    /// Returns whether this is the thread that forks: then it is woken at the end of serving its touch, wherever its page is.
+    /// Returns whether this is the thread that forks: then it is woken at the end of serving its touch,
+    /// wherever its page is.
     pub(crate) fn is_forker(&self, thread: u32) -> bool {
         self.forker.load(Ordering::SeqCst) == thread
     }
@@ -99,7 +104,8 @@ impl Gate {
 }
 
 impl Closed<'_> {
-    /// Waits until no touch is being served. Nothing moves from now on but pages that this thread has not touched before.
+    /// Waits until no touch is being served. Nothing moves from now on but pages that this thread has not
+    /// touched before.
     pub(crate) fn settle(&self) {
         while self.gate.serving.load(Ordering::SeqCst) > 0 {
             yield_now();

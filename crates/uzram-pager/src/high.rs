@@ -1,5 +1,5 @@
-//! Descriptors that a program which does not know of them must not come across: at high numbers, as a program gets its own from
-//! below, and noted, so that a library can spare them when the program closes all.
+//! Descriptors that a program which does not know of them must not come across: at high numbers, as a program
+//! gets its own from below, and noted, so that a library can spare them when the program closes all.
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 
@@ -27,7 +27,8 @@ fn base() -> RawFd {
     }
 }
 
-/// Moves a descriptor to a high number, where the program does not close it. Where none is free, it stays as it is.
+/// Moves a descriptor to a high number, where the program does not close it. Where none is free, it stays as
+/// it is.
 pub fn keep(fd: OwnedFd) -> OwnedFd {
     let base = base();
     // SAFETY: the call duplicates a descriptor, or fails.

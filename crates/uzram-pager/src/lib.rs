@@ -1,8 +1,8 @@
 //! Memory of a program that compresses itself when it is cold.
 //!
-//! A [`Pager`] has a limit, and [`Region`]s of any size, which are plain memory. Pages that were not used for long are
-//! compressed, in the same engine that stores uzram's disks, and come back when they are touched; what does not fit in
-//! memory compressed goes to a spill file.
+//! A [`Pager`] has a limit, and [`Region`]s of any size, which are plain memory. Pages that were not used for
+//! long are compressed, in the same engine that stores uzram's disks, and come back when they are touched;
+//! what does not fit in memory compressed goes to a spill file.
 //!
 //! # How touches are trapped
 //!
@@ -18,8 +18,8 @@
 //!   otherwise if a page is not in memory; and **a transfer that goes on by itself** (io_uring, libaio,
 //!   vmsplice) **loses what it writes to a page** that leaves meanwhile.
 //! - With it, SIGSEGV belongs to the pager: what is not its own goes to the handler that was there before. A
-//!   handler that is installed later must call the one before. A thread that blocks the signal must not touch the
-//!   memory: the kernel ends the process.
+//!   handler that is installed later must call the one before. A thread that blocks the signal must not touch
+//!   the memory: the kernel ends the process.
 //! - Memory in regions must not be the allocator's of the program itself.
 
 #![cfg_attr(loom, allow(dead_code))]

@@ -1,6 +1,7 @@
 //! A process that forks: the gate, and threads that wait for room.
 //!
-//! What the models have of their own is the kernel's part ([`Kernel`]), and the order of calls in some functions, which they name.
+//! What the models have of their own is the kernel's part ([`Kernel`]), and the order of calls in some
+//! functions, which they name.
 
 use std::sync::OnceLock;
 
@@ -153,8 +154,8 @@ fn check(model: impl Fn() + Sync + Send + 'static) {
     builder.check(model);
 }
 
-/// While the gate is closed only touches of the thread that forks are served, and nothing moves when that goes on. Touches of others are
-/// served afterwards.
+/// While the gate is closed only touches of the thread that forks are served, and nothing moves when that
+/// goes on. Touches of others are served afterwards.
 #[test]
 fn loom_a_touch_is_served_when_the_gate_opens() {
     check(|| {
@@ -168,7 +169,8 @@ fn loom_a_touch_is_served_when_the_gate_opens() {
     });
 }
 
-/// The thread that forks touches its stack at any time, also while it closes the gate: a thread of the model's own does it.
+/// The thread that forks touches its stack at any time, also while it closes the gate: a thread of the
+/// model's own does it.
 #[test]
 fn loom_a_touch_while_the_gate_closes_is_served() {
     check(|| {
@@ -209,8 +211,8 @@ fn store() -> &'static Store {
     STORE.get_or_init(|| StoreBuilder::new("model", 1).lru(false).build().expect("there is memory"))
 }
 
-/// A thread that waits for room lets go when the process forks, and the evictor stops. Nothing can leave, and memory may not grow, so
-/// that nothing else ends the wait.
+/// A thread that waits for room lets go when the process forks, and the evictor stops. Nothing can leave, and
+/// memory may not grow, so that nothing else ends the wait.
 #[test]
 fn loom_a_wait_for_room_ends_when_the_process_forks() {
     store();

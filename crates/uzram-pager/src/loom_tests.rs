@@ -1,7 +1,7 @@
 //! The protocol of a page's state: programs that touch it, evictors, and a thread that empties it.
 //!
-//! The contents are two numbers: what a program sees, 0 if the page is trapped, and what the store has. Moving them is not
-//! atomic with the state, as it is not in the pager.
+//! The contents are two numbers: what a program sees, 0 if the page is trapped, and what the store has.
+//! Moving them is not atomic with the state, as it is not in the pager.
 
 use loom::sync::Arc;
 use loom::sync::atomic::{AtomicU64, Ordering};

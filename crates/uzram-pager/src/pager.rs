@@ -34,14 +34,16 @@ use crate::waiters::{MOST_THREADS, Waiters};
 pub const DEFAULT_CAPACITY_BYTES: u64 = 256 << 30;
 /// The smallest limit: buffers, and the working set of a small loop.
 pub const LEAST_LIMIT_BYTES: u64 = 4 << 20;
-/// The most of the limit that compressed memory takes, in eighths, without room in a spill file and with it. What it takes pages that are
-/// in use do not have: with a quarter, node in half of its memory had a third more faults. zswap takes a fifth of memory by default.
+/// The most of the limit that compressed memory takes, in eighths, without room in a spill file and with it.
+/// What it takes pages that are in use do not have: with a quarter, node in half of its memory had a third
+/// more faults. zswap takes a fifth of memory by default.
 const MOST_COMPRESSED_EIGHTHS: [u64; 2] = [7, 1];
-/// How long the evictor rests when nothing can leave; and at most, as it rests twice as long each time once memory counts as beyond the
-/// limit: what it tries to compress takes time from the program.
+/// How long the evictor rests when nothing can leave; and at most, as it rests twice as long each time once
+/// memory counts as beyond the limit: what it tries to compress takes time from the program.
 const REST: Duration = Duration::from_millis(50);
 const MOST_REST: Duration = Duration::from_millis(400);
-/// How often it finds so before memory counts as beyond the limit: what is being written to the spill file may take as long.
+/// How often it finds so before memory counts as beyond the limit: what is being written to the spill file
+/// may take as long.
 const EXCESS_AFTER: u32 = 3;
 /// How long it leaves taking pages from the program to threads that fault.
 const LATER: Duration = Duration::from_millis(5);
@@ -114,8 +116,9 @@ impl PagerBuilder {
         PagerBuilder { limit_bytes: bytes, ..self }
     }
 
-    /// Has the pager find a lower limit: the least with which threads wait for memory for less than this share of the time, in
-    /// percent of one thread's; 0.1 is a good start. The kernel's own pressure counts too.
+    /// Has the pager find a lower limit: the least with which threads wait for memory for less than this
+    /// share of the time, in percent of one thread's; 0.1 is a good start. The kernel's own pressure counts
+    /// too.
     #[must_use]
     pub fn pressure(self, goal_percent: f64) -> Self {
         PagerBuilder { goal_percent: Some(goal_percent), ..self }
@@ -127,14 +130,15 @@ impl PagerBuilder {
         PagerBuilder { capacity_bytes: bytes, ..self }
     }
 
-    /// Sets the algorithm that compresses pages. By default `memory`, or lz4 where the CPU lacks the vectors for that.
+    /// Sets the algorithm that compresses pages. By default `memory`, or lz4 where the CPU lacks the vectors
+    /// for that.
     #[must_use]
     pub fn algorithm(self, algorithm: Algorithm) -> Self {
         PagerBuilder { algorithm, ..self }
     }
 
-    /// Has pages for which there is no room in memory, compressed, go to a file of up to `bytes` bytes in the folder `path`. The
-    /// file has no name, and ends with the process.
+    /// Has pages for which there is no room in memory, compressed, go to a file of up to `bytes` bytes in the
+    /// folder `path`. The file has no name, and ends with the process.
     #[must_use]
     pub fn spill(self, path: impl Into<PathBuf>, bytes: u64) -> Self {
         PagerBuilder { spill: Some((path.into(), bytes)), ..self }
@@ -157,8 +161,8 @@ impl PagerBuilder {
     /// Makes the pager.
     ///
     /// # Errors
-    /// `Invalid` for a limit or capacity out of range; `Permission` or `Unsupported` for a way to trap touches that this process
-    /// cannot use; `NoMemory`; for the spill file, those of opening it.
+    /// `Invalid` for a limit or capacity out of range; `Permission` or `Unsupported` for a way to trap
+    /// touches that this process cannot use; `NoMemory`; for the spill file, those of opening it.
     pub fn build(self) -> Result<Pager> {
         if self.limit_bytes < LEAST_LIMIT_BYTES {
             return Err(Error::invalid("a pager needs a limit of at least 4 MiB").with_setting("limit"));
@@ -352,8 +356,8 @@ impl<T: Trap> Drop for Evictor<T> {
     }
 }
 
-/// Starts a thread that brings or evicts pages. If it panics, which is a defect, the process ends: its memory would be out of
-/// reach, and threads would wait for ever.
+/// Starts a thread that brings or evicts pages. If it panics, which is a defect, the process ends: its memory
+/// would be out of reach, and threads would wait for ever.
 pub(crate) fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>> {
     let run = || {
         if catch_unwind(AssertUnwindSafe(run)).is_err() {
@@ -454,7 +458,8 @@ impl Pager {
     /// Maps memory of `len` bytes, all zeros.
     ///
     /// # Errors
-    /// `Invalid` for no bytes; `NoSpace` beyond the capacity; `NoMemory`; `Busy` in a child of the process that made the pager.
+    /// `Invalid` for no bytes; `NoSpace` beyond the capacity; `NoMemory`; `Busy` in a child of the process
+    /// that made the pager.
     pub fn map(&self, len: usize) -> Result<Region> {
         if len == 0 {
             return Err(Error::invalid("a region has at least one byte"));
@@ -491,7 +496,8 @@ impl Inner {
     }
 }
 
-/// Memory of a [`Pager`]: plain bytes, of which those that are not used are compressed. Unmapped when it is dropped.
+/// Memory of a [`Pager`]: plain bytes, of which those that are not used are compressed. Unmapped when it is
+/// dropped.
 pub struct Region {
     start: *mut u8,
     len: usize,
@@ -507,8 +513,8 @@ unsafe impl Send for Region {}
 unsafe impl Sync for Region {}
 
 impl Region {
-    /// Compresses the pages that lie in a range of bytes as a whole, and gives their memory back. Those that are in use by
-    /// the kernel, pinned, or for which there is no room, stay.
+    /// Compresses the pages that lie in a range of bytes as a whole, and gives their memory back. Those that
+    /// are in use by the kernel, pinned, or for which there is no room, stay.
     ///
     /// # Errors
     /// `OutOfRange`; `Busy` in a child process.
@@ -560,8 +566,9 @@ impl Region {
         Ok(())
     }
 
-    /// Keeps the pages in which a range of bytes lies in memory until the result is dropped: for memory that system calls access,
-    /// where touches are trapped by SIGSEGV, and for asynchronous transfers. They count against the limit.
+    /// Keeps the pages in which a range of bytes lies in memory until the result is dropped: for memory that
+    /// system calls access, where touches are trapped by SIGSEGV, and for asynchronous transfers. They count
+    /// against the limit.
     ///
     /// # Errors
     /// As [`Region::pageout`]; `Corrupt` if a page cannot be read.
@@ -576,8 +583,8 @@ impl Region {
         Err(Error::new(ErrorKind::Corrupt, "a page cannot be read"))
     }
 
-    /// Returns the address of the first byte. Other threads may access the memory through it, by Rust's rules for raw
-    /// pointers, until the region is dropped.
+    /// Returns the address of the first byte. Other threads may access the memory through it, by Rust's rules
+    /// for raw pointers, until the region is dropped.
     pub fn as_mut_ptr(&self) -> *mut u8 {
         self.start
     }

@@ -1,12 +1,13 @@
-//! A limit that follows the stalls of the program, as Senpai does for a cgroup ("TMO: Transparent Memory Offloading in
-//! Datacenters", Weiner et al., 2022).
+//! A limit that follows the stalls of the program, as Senpai does for a cgroup ("TMO: Transparent Memory
+//! Offloading in Datacenters", Weiner et al., 2022).
 //!
-//! Every interval the time that threads waited for memory is compared with a goal. Below it, the limit shrinks a little, the
-//! less the closer the goal is; above it, the limit grows. So it settles where the program has the memory that
-//! it uses, and what is cold is compressed, without anybody knowing how much that is.
+//! Every interval the time that threads waited for memory is compared with a goal. Below it, the limit
+//! shrinks a little, the less the closer the goal is; above it, the limit grows. So it settles where the
+//! program has the memory that it uses, and what is cold is compressed, without anybody knowing how much that
+//! is.
 //!
-//! Two kinds of waits count: the pager's own faults, which the kernel does not know as such, and what the kernel reports for
-//! the process's cgroup, or else for the machine (`some` of `memory.pressure`).
+//! Two kinds of waits count: the pager's own faults, which the kernel does not know as such, and what the
+//! kernel reports for the process's cgroup, or else for the machine (`some` of `memory.pressure`).
 
 use std::fs;
 use std::path::PathBuf;
@@ -71,8 +72,8 @@ fn factor(ratio: f64) -> f64 {
     if ratio <= 1.0 { 1.0 - MOST_SHRINKING * (1.0 - ratio) } else { 1.0 + MOST_GROWTH * (1.0 - 1.0 / ratio) }
 }
 
-/// Returns the file that tells of stalls: of the process's cgroup (version 2), or of the machine; `None` if the kernel tells of
-/// none.
+/// Returns the file that tells of stalls: of the process's cgroup (version 2), or of the machine; `None` if
+/// the kernel tells of none.
 fn source() -> Option<PathBuf> {
     let cgroup = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
     let of_cgroup = cgroup

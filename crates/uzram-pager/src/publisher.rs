@@ -1,8 +1,8 @@
-//! When figures are published: by the evictor, about once a [`PERIOD`] while they change. In a program that does nothing no thread wakes
-//! up for it.
+//! When figures are published: by the evictor, about once a [`PERIOD`] while they change. In a program that
+//! does nothing no thread wakes up for it.
 //!
-//! A thread that changes them wakes the evictor if nothing was published for a period. From then on the evictor looks by itself, until
-//! a period has passed without a change.
+//! A thread that changes them wakes the evictor if nothing was published for a period. From then on the
+//! evictor looks by itself, until a period has passed without a change.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -55,7 +55,8 @@ pub(crate) struct Publisher {
 }
 
 impl Publisher {
-    /// Publishes figures if it is time. Returns how long the evictor may rest until it looks again; `None` if it need not before a change.
+    /// Publishes figures if it is time. Returns how long the evictor may rest until it looks again; `None` if
+    /// it need not before a change.
     pub(crate) fn look(
         &mut self,
         publishing: &Publishing,

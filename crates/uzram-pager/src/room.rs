@@ -1,11 +1,12 @@
 //! How much memory a pager uses, and who waits for more.
 //!
-//! Used are the pages in memory as they are, compressed memory, and what the tables take for each page that was ever touched.
-//! Above the high watermark threads that fault take cold pages from the program, and wake the evictor, which stores those
-//! that were taken before. If no thread faults, it takes pages itself, until memory is below the low watermark. A fault that
-//! would come near the limit waits for the evictor, unless that found nothing that can leave: then memory grows beyond the
-//! limit, as nothing may be lost. What is left up to the limit is for the compressed memory that the evictor needs before the
-//! pages that it compresses are free.
+//! Used are the pages in memory as they are, compressed memory, and what the tables take for each page that
+//! was ever touched. Above the high watermark threads that fault take cold pages from the program, and wake
+//! the evictor, which stores those that were taken before. If no thread faults, it takes pages itself, until
+//! memory is below the low watermark. A fault that would come near the limit waits for the evictor, unless
+//! that found nothing that can leave: then memory grows beyond the limit, as nothing may be lost. What is
+//! left up to the limit is for the compressed memory that the evictor needs before the pages that it
+//! compresses are free.
 
 use std::time::{Duration, Instant};
 
@@ -21,14 +22,13 @@ use crate::sync::{AtomicBool, AtomicU32, AtomicU64, Futex, Ordering};
 
 /// Bytes of tables for a page: its slot in the store, its state, and where it waits.
 const TABLE_BYTES: u64 = 16 + 1 + 4;
-/// The share of the limit that is free at the high watermark, and the least and the most pages: a thread brings about as many while
-/// the evictor waits for a busy CPU. At the low watermark it is twice as much.
+/// The share of the limit that is free at the high watermark, and the least and the most pages: a thread
+/// brings about as many while the evictor waits for a busy CPU. At the low watermark it is twice as much.
 const FREE_SHARE: u64 = 64;
 const LEAST_FREE_PAGES: u64 = 64;
 const MOST_FREE_PAGES: u64 = 1024;
-/// The least free pages are at most this share of a limit: in models it is smaller than any of a pager.
-const SMALL_SHARE: u64 = 8;
-/// The share of what is free at the high watermark that faults leave to the evictor, and the least pages: two zspages.
+/// The share of what is free at the high watermark that faults leave to the evictor, and the least pages: two
+/// zspages.
 const EVICTOR_SHARE: u64 = 4;
 const LEAST_EVICTOR_PAGES: u64 = 2 * ZSPAGE_PAGES;
 /// The pages by which compressed memory grows for one page at most.
@@ -193,7 +193,8 @@ impl Room {
         self.is_stuck.load(Ordering::Relaxed) && !self.is_hard.load(Ordering::Relaxed)
     }
 
-    /// Has memory not grow beyond the limit though nothing can leave: whoever sets this ends the process then.
+    /// Has memory not grow beyond the limit though nothing can leave: whoever sets this ends the process
+    /// then.
     pub(crate) fn set_hard(&self) {
         self.is_hard.store(true, Ordering::Relaxed);
     }

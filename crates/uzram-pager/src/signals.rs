@@ -1,14 +1,15 @@
 //! The program's signals, which a thread does not take while it moves pages.
 //!
-//! The program's handler may touch memory that is not there; a thread that was interrupted in the pager would then wait for
-//! what it does itself. So the program's threads block signals while they are in the pager, and the pager's own threads
-//! always: a signal that is sent to a process, such as a timer's, goes to any thread that does not block it. A thread inherits
-//! what the one that starts it blocks.
+//! The program's handler may touch memory that is not there; a thread that was interrupted in the pager would
+//! then wait for what it does itself. So the program's threads block signals while they are in the pager, and
+//! the pager's own threads always: a signal that is sent to a process, such as a timer's, goes to any thread
+//! that does not block it. A thread inherits what the one that starts it blocks.
 
 use std::mem::MaybeUninit;
 use std::ptr::null_mut;
 
-/// Signals that a thread's own instructions cause: a thread that blocks these ends the process all the same, without a message.
+/// Signals that a thread's own instructions cause: a thread that blocks these ends the process all the same,
+/// without a message.
 const OF_FAULTS: [libc::c_int; 5] = [libc::SIGSEGV, libc::SIGBUS, libc::SIGILL, libc::SIGFPE, libc::SIGTRAP];
 
 /// Blocks all signals but those of faults in this thread until it is dropped.
@@ -21,7 +22,8 @@ impl Blocked {
     #[allow(clippy::new_without_default)]
     pub fn new() -> Blocked {
         let (mut all, mut before) = (MaybeUninit::uninit(), MaybeUninit::uninit());
-        // SAFETY: the first call makes the set, and the last one the set of before. They fail only for invalid arguments.
+        // SAFETY: the first call makes the set, and the last one the set of before. They fail only for
+        // invalid arguments.
         unsafe {
             libc::sigfillset(all.as_mut_ptr());
             for signal in OF_FAULTS {

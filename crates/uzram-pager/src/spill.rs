@@ -1,11 +1,14 @@
-//! Where pages go that do not fit in memory compressed: files without names, which a child and its parent share.
+//! Where pages go that do not fit in memory compressed: files without names, which a child and its parent
+//! share.
 //!
-//! A child (fork(2)) has its parent's store, which says what lies where in the file. Neither may write there any more what the other
-//! still reads. So a file is *shared* from the fork on: both write to files of their own, at the same offsets, and a table says
-//! which file has a block. The parent goes back to an old file when all that shared it are gone, which a pipe tells: they hold its end
-//! for as long as they live, and until they execute another program.
+//! A child (fork(2)) has its parent's store, which says what lies where in the file. Neither may write there
+//! any more what the other still reads. So a file is *shared* from the fork on: both write to files of their
+//! own, at the same offsets, and a table says which file has a block. The parent goes back to an old file
+//! when all that shared it are gone, which a pipe tells: they hold its end for as long as they live, and
+//! until they execute another program.
 //!
-//! Files are sparse: their size is only a bound. A child that executes another program at once, as most do, costs a pipe.
+//! Files are sparse: their size is only a bound. A child that executes another program at once, as most do,
+//! costs a pipe.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -190,7 +193,8 @@ impl Spill {
     }
 
     fn write(&self, offset: u64, bytes: &[u8]) -> Result<()> {
-        // A write beyond RLIMIT_FSIZE leaves a SIGXFSZ pending for this thread. The program may lower that limit at any time.
+        // A write beyond RLIMIT_FSIZE leaves a SIGXFSZ pending for this thread. The program may lower that
+        // limit at any time.
         check_file_size("a spill file", offset + bytes.len() as u64)?;
         loop {
             let files = self.files.read().unwrap_or_else(std::sync::PoisonError::into_inner);
@@ -237,7 +241,8 @@ impl Spill {
         Ok(())
     }
 
-    /// Copies the blocks of the file that has the fewest to the one that is written to, so that there is room for another file.
+    /// Copies the blocks of the file that has the fewest to the one that is written to, so that there is room
+    /// for another file.
     fn empty_one(&self, files: &mut Files) -> Result<()> {
         let Some(own) = files.own else { return Ok(()) };
         let has = |nth: &usize| self.blocks[*nth].load(Ordering::Acquire);

@@ -19,9 +19,9 @@
 //!   └── a load that failed and may be tried again
 //! ```
 //!
-//! `Loading` and `Leaving` belong to the thread that made them; all others wait for it. A thread that is trapped meanwhile
-//! sets *wanted*. The owner sees the bit when it ends the state, by an exchange: it wakes the threads that wait, and
-//! if the page has left, it loads it again at once.
+//! `Loading` and `Leaving` belong to the thread that made them; all others wait for it. A thread that is
+//! trapped meanwhile sets *wanted*. The owner sees the bit when it ends the state, by an exchange: it wakes
+//! the threads that wait, and if the page has left, it loads it again at once.
 //!
 //! - *copied*: the store still has the contents that the page was loaded with. The program may have changed
 //!   them since.
@@ -145,7 +145,8 @@ impl State {
         Seen(self.0.load(Ordering::Acquire))
     }
 
-    /// Changes the state by `change` until that gives `None`; returns the old value of a change that was made.
+    /// Changes the state by `change` until that gives `None`; returns the old value of a change that was
+    /// made.
     fn update(&self, mut change: impl FnMut(Seen) -> Option<u8>) -> Option<Seen> {
         let mut seen = self.get();
         loop {

@@ -1,5 +1,5 @@
-//! A fixed number of things that threads take and give back: benches, and stacks of the signal handler. They are made
-//! beforehand, as a thread in a signal handler cannot make one.
+//! A fixed number of things that threads take and give back: benches, and stacks of the signal handler. They
+//! are made beforehand, as a thread in a signal handler cannot make one.
 
 use std::cell::UnsafeCell;
 use std::ops::{Deref, DerefMut};

@@ -1,4 +1,5 @@
-//! Atomics, locks and futexes: the system's, or models of them when built with `--cfg loom`, so that loom checks the code that ships.
+//! Atomics, locks and futexes: the system's, or models of them when built with `--cfg loom`, so that loom
+//! checks the code that ships.
 
 #[cfg(loom)]
 mod model;

@@ -207,8 +207,8 @@ fn discarded_ranges_are_zeros() {
     });
 }
 
-/// Threads, each with pages of its own in one region, write, read, evict, prefetch, pin and discard, and know what each page
-/// holds.
+/// Threads, each with pages of its own in one region, write, read, evict, prefetch, pin and discard, and know
+/// what each page holds.
 fn stress(trap: TrapKind, threads: usize, seed: u64, duration: Duration, failing_one_of: u32) {
     const PAGES: usize = 1024;
     let dir = tempfile::tempdir().unwrap();
@@ -280,7 +280,8 @@ fn calls_that_fail_lose_nothing() {
     });
 }
 
-/// Compaction moves pages, too, and Linux 6.18 then moves some with `UFFDIO_MOVE` that it does not count. Needs root.
+/// Compaction moves pages, too, and Linux 6.18 then moves some with `UFFDIO_MOVE` that it does not count.
+/// Needs root.
 #[test]
 fn pages_that_the_kernel_moves_meanwhile_are_not_lost() {
     const COMPACT: &str = "/proc/sys/vm/compact_memory";

@@ -1,8 +1,9 @@
 //! The threads that wait for messages of userfaultfd.
 //!
-//! The kernel wakes all of them for each touch, wherever they are. A thread on the CPU of the one that touched is there at once,
-//! when that one sleeps, and wakes it without an interrupt; one on another CPU takes twice as long, and interrupts that CPU
-//! for nothing if it comes second. So there are as many threads as CPUs from which touches come, and each stays on one of these.
+//! The kernel wakes all of them for each touch, wherever they are. A thread on the CPU of the one that
+//! touched is there at once, when that one sleeps, and wakes it without an interrupt; one on another CPU
+//! takes twice as long, and interrupts that CPU for nothing if it comes second. So there are as many threads
+//! as CPUs from which touches come, and each stays on one of these.
 //!
 //! A message tells which thread touched, and `/proc` where that ran last. This is looked up now and then.
 
@@ -48,8 +49,9 @@ struct State {
 }
 
 impl Waiters {
-    /// Starts the first `count` threads, of at most `most`. If these are all, no thread is looked up: they stay where they are, one on each
-    /// CPU if there are as many, and open no files. A program may rely on the numbers of the files that it opens.
+    /// Starts the first `count` threads, of at most `most`. If these are all, no thread is looked up: they
+    /// stay where they are, one on each CPU if there are as many, and open no files. A program may rely on
+    /// the numbers of the files that it opens.
     ///
     /// # Errors
     /// `NoMemory`.

@@ -1,8 +1,9 @@
 //! Batch that were taken from the program, in memory still, and that leave unless they are touched meanwhile.
 //!
-//! User space does not see which pages a program uses. A page from the cold end of the LRU is therefore trapped first, which costs
-//! a fraction of compressing it, and evicted a while later. If the program touches it meanwhile, it was not cold: it is
-//! opened again as it is. The kernel's inactive list does the same with the bits that the hardware sets.
+//! User space does not see which pages a program uses. A page from the cold end of the LRU is therefore
+//! trapped first, which costs a fraction of compressing it, and evicted a while later. If the program touches
+//! it meanwhile, it was not cold: it is opened again as it is. The kernel's inactive list does the same with
+//! the bits that the hardware sets.
 //!
 //! Batches of pages wait in a queue, the oldest first. Each has a shelf, by its number, on which its pages
 //! lie.

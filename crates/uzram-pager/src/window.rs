@@ -1,8 +1,9 @@
 //! How many neighbours come along with a page.
 //!
-//! A program that touches pages in order faults exactly where the pages that came last end. Then the next window is twice as
-//! large; a fault elsewhere begins a new one, of the least that is asked for. The last faults of several places are remembered,
-//! as threads or parts of a program may go through memory side by side.
+//! A program that touches pages in order faults exactly where the pages that came last end. Then the next
+//! window is twice as large; a fault elsewhere begins a new one, of the least that is asked for. The last
+//! faults of several places are remembered, as threads or parts of a program may go through memory side by
+//! side.
 
 use uzram::sync::{AtomicU64, Ordering};
 
@@ -29,7 +30,8 @@ pub(crate) struct Windows {
 }
 
 impl Windows {
-    /// Returns how many pages are to come from `page` on, at least `least`, which is not 0, and remembers them.
+    /// Returns how many pages are to come from `page` on, at least `least`, which is not 0, and remembers
+    /// them.
     pub(crate) fn next(&self, page: u64, least: usize) -> usize {
         for place in &self.places {
             let seen = place.0.load(Ordering::Relaxed);

@@ -42,8 +42,8 @@ impl Address {
         text.contains("://")
     }
 
-    /// Parses a text. What follows the last colon is a size if a port is before it, or a database: `redis://cache:6379:2G`,
-    /// `redis://cache/1:2G`.
+    /// Parses a text. What follows the last colon is a size if a port is before it, or a database:
+    /// `redis://cache:6379:2G`, `redis://cache/1:2G`.
     ///
     /// # Errors
     /// `Invalid`, also for a text with a password, which other users of the machine could read.

@@ -1,6 +1,7 @@
 //! What the answers of stores mean for reads and writes: the one table, which `docs/remote.md` shows.
 //!
-//! A client of a disk gets EIO for a read that fails, and ENOSPC for a write that finds no room, whatever a store calls it.
+//! A client of a disk gets EIO for a read that fails, and ENOSPC for a write that finds no room, whatever a
+//! store calls it.
 
 use std::error::Error as _;
 use std::io::ErrorKind as Io;
@@ -32,7 +33,8 @@ pub struct Failure {
     error: Error,
 }
 
-/// A row of the table: an answer's name, its meaning, the error of whoever opens a store, and what is said of the store.
+/// A row of the table: an answer's name, its meaning, the error of whoever opens a store, and what is said of
+/// the store.
 type Row = (&'static str, Meaning, ErrorKind, &'static str);
 
 use Meaning::{Again, Full, Lost, Refused};

@@ -1,7 +1,8 @@
 //! [`RemoteBacking`]: carries out a device's transfers on a store of objects.
 //!
-//! A few threads of its own run the requests, many at a time. Each has a deadline. Writes wait while too many bytes are
-//! under way, and fail at once while the store is down ([`Breaker`]). Removals wait in a queue, and are tried again.
+//! A few threads of its own run the requests, many at a time. Each has a deadline. Writes wait while too many
+//! bytes are under way, and fail at once while the store is down ([`Breaker`]). Removals wait in a queue, and
+//! are tried again.
 
 use std::collections::{HashSet, VecDeque};
 use std::future::Future;
@@ -29,7 +30,8 @@ use crate::{Failure, SETTING, lock};
 const THREADS: usize = 2;
 /// Removals that are asked for together.
 const REMOVALS_AT_ONCE: usize = 256;
-/// Objects that may wait for their removal; those of more stay behind. Takes 48 MiB at most: of a large device, at its end.
+/// Objects that may wait for their removal; those of more stay behind. Takes 48 MiB at most: of a large
+/// device, at its end.
 const MAX_REMOVALS: usize = 1 << 20;
 /// How often a store that is down is tried, and a removal that failed.
 const RETRY_EVERY: Duration = Duration::from_millis(500);
@@ -108,7 +110,8 @@ struct Shared<O> {
     connected: Notify,
     device: DeviceId,
     seal: Arc<Sealer>,
-    /// If it is a part of another backing: its first extent there, and what that one's objects are sealed with.
+    /// If it is a part of another backing: its first extent there, and what that one's objects are sealed
+    /// with.
     part: OnceLock<(u32, Arc<dyn Seal>)>,
     limits: Limits,
     breaker: Breaker,
@@ -167,8 +170,8 @@ impl<O: ObjectStore> RemoteBacking<O> {
         Tiers::new(vec![Backing::Objects(objects)], Some(self.seal())).map(Arc::new)
     }
 
-    /// Makes a store of objects the backing of a device: connects to it by `connect`, and waits until it is connected. Of
-    /// the store, `len_bytes` are used at most; `None` for as many as the device has.
+    /// Makes a store of objects the backing of a device: connects to it by `connect`, and waits until it is
+    /// connected. Of the store, `len_bytes` are used at most; `None` for as many as the device has.
     ///
     /// # Errors
     /// Those of `connect`; `NoMemory` when the system gives no threads, or locks no memory.
@@ -197,8 +200,8 @@ impl<O: ObjectStore> RemoteBacking<O> {
         Ok(backing)
     }
 
-    /// Goes on with the objects that a device has there. It is connected later, if the store is away; what needs it waits,
-    /// and fails in time.
+    /// Goes on with the objects that a device has there. It is connected later, if the store is away; what
+    /// needs it waits, and fails in time.
     ///
     /// # Errors
     /// `NoMemory` when the system gives no threads, or locks no memory.
@@ -615,8 +618,8 @@ impl Removals {
         }
     }
 
-    /// Returns the first ones, which stay in their queue until [`Removals::end`], and whether they are of those that have
-    /// failed, which come first if `is_due`.
+    /// Returns the first ones, which stay in their queue until [`Removals::end`], and whether they are of
+    /// those that have failed, which come first if `is_due`.
     fn take(&self, is_due: bool) -> (Vec<ObjectKey>, bool) {
         let waiting = lock(&self.waiting);
         let are_again = is_due && !waiting.again.is_empty();

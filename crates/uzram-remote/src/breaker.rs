@@ -1,4 +1,5 @@
-//! Whether a store is written to: not while it fails. What is read must be tried in any case, since nobody else has it.
+//! Whether a store is written to: not while it fails. What is read must be tried in any case, since nobody
+//! else has it.
 
 use std::sync::Mutex;
 use std::time::Instant;
@@ -49,7 +50,8 @@ impl Breaker {
         lock(&self.state).stopped.is_some()
     }
 
-    /// Changes the state; who reports what fails is told if something is wrong now that was not, or the other way round.
+    /// Changes the state; who reports what fails is told if something is wrong now that was not, or the other
+    /// way round.
     fn change<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
         let mut state = lock(&self.state);
         let are_wrong = |state: &State| (state.stopped.is_some(), state.degraded.is_some());
@@ -86,8 +88,8 @@ impl Breaker {
         self.change(|state| state.stop(why));
     }
 
-    /// Notes the result of a check that began then: writes stop, or go on while a part of the store may be wrong. Writes that
-    /// have stopped since then wait for the next check.
+    /// Notes the result of a check that began then: writes stop, or go on while a part of the store may be
+    /// wrong. Writes that have stopped since then wait for the next check.
     pub(crate) fn note_check(&self, began: Instant, result: Result<Option<String>, Failure>) {
         self.change(|state| match result {
             Ok(degraded) => {

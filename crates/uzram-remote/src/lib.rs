@@ -1,8 +1,10 @@
-//! Backings in stores that others run: cold pages in a Redis or Valkey server or cluster, or in an S3-like store.
+//! Backings in stores that others run: cold pages in a Redis or Valkey server or cluster, or in an S3-like
+//! store.
 //!
-//! A store of objects keeps each extent of a device as one object, under a key that names the device, the extent and its
-//! generation. An object is written once, read in part, and removed; it is never changed. What an index says is in the
-//! device's memory: which extent a page is in, and the extent's generation. The store is searched for leftovers only.
+//! A store of objects keeps each extent of a device as one object, under a key that names the device, the
+//! extent and its generation. An object is written once, read in part, and removed; it is never changed. What
+//! an index says is in the device's memory: which extent a page is in, and the extent's generation. The store
+//! is searched for leftovers only.
 //!
 //! - `address.rs`: texts that name Redis servers
 //! - `answers.rs`: what the answers of stores mean for reads and writes
@@ -17,8 +19,8 @@
 //! - `secret.rs`: the key that a device's objects are sealed with
 //! - `sweep.rs`: leases, and removing what devices have left that are no more
 //!
-//! The threads of a client allocate memory from the system while pages are written back and read: nothing that the
-//! machine's memory depends on, such as its swap, may have such a backing.
+//! The threads of a client allocate memory from the system while pages are written back and read: nothing
+//! that the machine's memory depends on, such as its swap, may have such a backing.
 
 mod address;
 mod answers;

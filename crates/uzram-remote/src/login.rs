@@ -8,8 +8,8 @@
 //!
 //! For S3, and nothing else is searched:
 //!
-//! - `UZRAM_S3_CREDENTIALS_FILE`: a file with the access key's id and the secret key in two lines, or with `aws_access_key_id =
-//!   …`, `aws_secret_access_key = …` and perhaps `aws_session_token = …`
+//! - `UZRAM_S3_CREDENTIALS_FILE`: a file with the access key's id and the secret key in two lines, or with
+//!   `aws_access_key_id = …`, `aws_secret_access_key = …` and perhaps `aws_session_token = …`
 //! - `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`, `AWS_SESSION_TOKEN`: the same, if there is no such file
 //! - `AWS_REGION`: the region, `us-east-1` otherwise
 //! - `AWS_ENDPOINT_URL_S3`, `AWS_ENDPOINT_URL`: the store's URL, if it is not Amazon's
@@ -32,7 +32,8 @@ const MAX_FILE_BYTES: u64 = 16 << 10;
 /// Returns the login to Redis.
 ///
 /// # Errors
-/// `Invalid` if it is too long, or a user has no password; `NotFound`, `Permission` or `Io` if its file cannot be used.
+/// `Invalid` if it is too long, or a user has no password; `NotFound`, `Permission` or `Io` if its file
+/// cannot be used.
 pub(crate) fn redis() -> Result<Credentials> {
     let password = match variable("UZRAM_REDIS_PASSWORD_FILE")? {
         Some(path) => Some(first_line(&read_private(&path)?)),

@@ -52,14 +52,15 @@ pub struct Key {
 
 /// A store of objects, each of which is written once.
 ///
-/// The caller sets deadlines: it drops the futures that it no longer waits for, and tries again what failed for a reason that
-/// may pass ([`Meaning::Again`](crate::Meaning)). What a request does that was given up is unknown; the caller removes the object
-/// then.
+/// The caller sets deadlines: it drops the futures that it no longer waits for, and tries again what failed
+/// for a reason that may pass ([`Meaning::Again`](crate::Meaning)). What a request does that was given up is
+/// unknown; the caller removes the object then.
 pub trait ObjectStore: Send + Sync + 'static {
     /// The most bytes of an object, a power of two.
     const OBJECT_BYTES: usize;
 
-    /// How often a store that seems well is checked, and leases are renewed: somebody may have changed what it keeps.
+    /// How often a store that seems well is checked, and leases are renewed: somebody may have changed what
+    /// it keeps.
     const CHECK_EVERY: Duration = Duration::from_secs(2);
 
     /// Returns what the store wants to know again about an object of that extent ([`Filling::home`]).
@@ -78,7 +79,8 @@ pub trait ObjectStore: Send + Sync + 'static {
     /// Stores an object.
     fn put(&self, key: Key, bytes: &[u8]) -> impl Future<Output = Result<(), Failure>> + Send;
 
-    /// Returns up to `len_bytes` bytes of an object from `at` on; fewer where it ends, and none if it has none there.
+    /// Returns up to `len_bytes` bytes of an object from `at` on; fewer where it ends, and none if it has
+    /// none there.
     fn get(
         &self,
         key: Key,
@@ -86,14 +88,15 @@ pub trait ObjectStore: Send + Sync + 'static {
         len_bytes: usize,
     ) -> impl Future<Output = Result<Vec<u8>, Failure>> + Send;
 
-    /// Reads as [`ObjectStore::get`] does, on the calling thread, if that is faster, and returns what `is_whole` returns of what was
-    /// read. Returns false if it has to be done otherwise.
+    /// Reads as [`ObjectStore::get`] does, on the calling thread, if that is faster, and returns what
+    /// `is_whole` returns of what was read. Returns false if it has to be done otherwise.
     fn get_here(&self, _key: Key, _at: usize, _out: &mut [u8], _is_whole: &dyn Fn(&[u8]) -> bool) -> bool {
         false
     }
 
-    /// Called when what [`ObjectStore::get`] read is damaged: reads the same from each copy, one after the other, until
-    /// `is_whole` returns that it is not. Whether there is one that is not damaged is up to the caller to find out.
+    /// Called when what [`ObjectStore::get`] read is damaged: reads the same from each copy, one after the
+    /// other, until `is_whole` returns that it is not. Whether there is one that is not damaged is up to the
+    /// caller to find out.
     fn get_whole(
         &self,
         _key: Key,
@@ -113,13 +116,13 @@ pub trait ObjectStore: Send + Sync + 'static {
     /// Takes that back, at the device's end.
     fn end_lease(&self, device: DeviceId) -> impl Future<Output = ()> + Send;
 
-    /// Checks that the store is there and keeps what it is given. Returns what is wrong with a part of it, if the rest is used as
-    /// before.
+    /// Checks that the store is there and keeps what it is given. Returns what is wrong with a part of it, if
+    /// the rest is used as before.
     fn check(&self) -> impl Future<Output = Result<Option<String>, Failure>> + Send;
 }
 
-/// Copies what was read from an object's `range` into `out`, of the length of the range; what the object does not have
-/// becomes zeros.
+/// Copies what was read from an object's `range` into `out`, of the length of the range; what the object does
+/// not have becomes zeros.
 ///
 /// # Errors
 /// If nothing was read, or more than what was asked for.

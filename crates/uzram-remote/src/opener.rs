@@ -1,7 +1,8 @@
-//! [`RemoteOpener`]: opens the stores that a program's devices name, and goes on with those of a process that has ended.
+//! [`RemoteOpener`]: opens the stores that a program's devices name, and goes on with those of a process that
+//! has ended.
 //!
-//! What a process needs to go on, key and login included, is in a memory file, which whoever keeps the device's memory
-//! keeps, too. The login comes from the environment (`login.rs`).
+//! What a process needs to go on, key and login included, is in a memory file, which whoever keeps the
+//! device's memory keeps, too. The login comes from the environment (`login.rs`).
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -203,8 +204,8 @@ fn not_kept() -> Error {
     Error::invalid("the descriptor is not that of a store on other machines").with_setting(SETTING)
 }
 
-/// Removes what devices without a lease have left at an address, or with `only_look` looks for it; the login is that of the
-/// environment. Returns what was found, by device.
+/// Removes what devices without a lease have left at an address, or with `only_look` looks for it; the login
+/// is that of the environment. Returns what was found, by device.
 ///
 /// # Errors
 /// As [`RemoteOpener`]; `Io` if not all of the store can be asked: then nothing is removed.

@@ -12,8 +12,8 @@ const FIRST: Duration = Duration::from_millis(50);
 /// A store that is back is noticed so late.
 const LONGEST: Duration = Duration::from_millis(400);
 
-/// Carries out a request, and again while it fails for a reason that may pass and there is time. Does not end a request that is
-/// under way at that time.
+/// Carries out a request, and again while it fails for a reason that may pass and there is time. Does not end
+/// a request that is under way at that time.
 ///
 /// # Errors
 /// That of the last try.
@@ -44,8 +44,8 @@ mod tests {
     use super::*;
     use crate::answers::Meaning;
 
-    /// Tries a request that fails until so many milliseconds have passed. Returns whether it succeeded, after how long, and
-    /// how often it was tried.
+    /// Tries a request that fails until so many milliseconds have passed. Returns whether it succeeded, after
+    /// how long, and how often it was tried.
     async fn try_for_5_s(meaning: Meaning, fails_for_ms: u64) -> (bool, u128, u32) {
         let (began, tries) = (Instant::now(), Cell::new(0));
         let request = || {

@@ -1,13 +1,14 @@
-//! What a device's objects are sealed with: AES-256-GCM (NIST SP 800-38D). Each filling of an extent has a salt, and a key of its
-//! own, which is derived from the device's key and the salt: what the device's key encrypts 32 zero bytes to, with the salt as the
-//! nonce. It encrypts nothing else. A virtual machine that goes on twice from one snapshot has the same device's key and uses the same
-//! nonces, but draws other salts (see [`new_salt`] for when), and so has other keys. Deriving a key takes half as long as
-//! sealing 2 KiB, and is done once for each filling, and for each read. AES-GCM-SIV, which would need no salt, takes three times as
-//! long as AES-GCM.
+//! What a device's objects are sealed with: AES-256-GCM (NIST SP 800-38D). Each filling of an extent has a
+//! salt, and a key of its own, which is derived from the device's key and the salt: what the device's key
+//! encrypts 32 zero bytes to, with the salt as the nonce. It encrypts nothing else. A virtual machine that
+//! goes on twice from one snapshot has the same device's key and uses the same nonces, but draws other salts
+//! (see [`new_salt`] for when), and so has other keys. Deriving a key takes half as long as sealing 2 KiB,
+//! and is done once for each filling, and for each read. AES-GCM-SIV, which would need no salt, takes three
+//! times as long as AES-GCM.
 //!
-//! The device's key is in memory that is locked, so that it is not swapped out, and left out of core files. So is the file in which it
-//! is handed on ([`Pinned`]). A derived key is on the stack while it is used. Both are erased then; what the calls that make them
-//! leave on the stack is not.
+//! The device's key is in memory that is locked, so that it is not swapped out, and left out of core files.
+//! So is the file in which it is handed on ([`Pinned`]). A derived key is on the stack while it is used. Both
+//! are erased then; what the calls that make them leave on the stack is not.
 
 use std::ffi::c_void;
 use std::fmt;
@@ -85,7 +86,8 @@ impl Erased {
 
     fn erase(&mut self) {
         let bytes = (&raw mut self.0).cast::<[u8; size_of::<LessSafeKey>()]>();
-        // SAFETY: the bytes are this value's own. Nothing reads the key after this, and it has no destructor that is run.
+        // SAFETY: the bytes are this value's own. Nothing reads the key after this, and it has no destructor
+        // that is run.
         unsafe { bytes.write_volatile([0; _]) };
     }
 }
@@ -173,8 +175,9 @@ fn random_of_cpu() -> u64 {
     0
 }
 
-/// Draws a salt. Two runs from one snapshot draw the same one once in 2^64 times if the CPU has RDRAND or the kernel learns of the
-/// snapshot (Linux 5.18, and a hypervisor with a VM generation ID), and otherwise may always.
+/// Draws a salt. Two runs from one snapshot draw the same one once in 2^64 times if the CPU has RDRAND or the
+/// kernel learns of the snapshot (Linux 5.18, and a hypervisor with a VM generation ID), and otherwise may
+/// always.
 fn new_salt() -> Salt {
     let mut salt = [0; size_of::<Salt>()];
     // It has given the key, so it does not fail.
@@ -212,8 +215,8 @@ impl Sealer {
         })
     }
 
-    /// Keeps the file in which the key is handed on locked, for as long as this is there. Where that is refused, the file
-    /// may be swapped out.
+    /// Keeps the file in which the key is handed on locked, for as long as this is there. Where that is
+    /// refused, the file may be swapped out.
     pub(crate) fn pin(&self, file: Option<impl AsFd>) {
         let pinned = file.and_then(|file| {
             let len = rustix::fs::fstat(&file).ok()?.st_size;
@@ -255,9 +258,9 @@ impl Pinned {
     /// The system maps or locks no memory.
     fn new(file: impl AsFd, len: usize) -> rustix::io::Result<Pinned> {
         let len = len.max(1);
-        // A private mapping that is only read has the file's own pages. Older kernels refuse a shared one of a file that
-        // nobody can change.
-        // SAFETY: a mapping at an address that the system chooses replaces no other one.
+        // A private mapping that is only read has the file's own pages. Older kernels refuse a shared one of
+        // a file that nobody can change. SAFETY: a mapping at an address that the system chooses replaces no
+        // other one.
         let start = unsafe {
             rustix::mm::mmap(std::ptr::null_mut(), len, ProtFlags::READ, MapFlags::PRIVATE, file, 0)
         };
@@ -341,8 +344,8 @@ mod tests {
         assert_eq!(sealed, plain);
     }
 
-    /// After a snapshot a nonce is used again with the same key. The difference of two texts that are sealed by one key and
-    /// nonce is that of the texts themselves.
+    /// After a snapshot a nonce is used again with the same key. The difference of two texts that are sealed
+    /// by one key and nonce is that of the texts themselves.
     #[test]
     fn a_nonce_that_is_used_again_with_another_salt_says_nothing_of_the_contents() {
         let sealer = Sealer::new(DeviceId::new().unwrap(), &Key::new().unwrap()).unwrap();

@@ -1,15 +1,17 @@
 //! Leases, and removing what devices have left that are no more.
 //!
-//! As long as a device's process is there, it renews the device's lease ([`ObjectStore::CHECK_EVERY`](crate::ObjectStore)); a lease that
-//! is not renewed is over after [`LEASE_S`]. The objects of a device without one, at two looks some seconds apart, belong to
-//! nobody: the key that they are sealed with is gone, too.
+//! As long as a device's process is there, it renews the device's lease
+//! ([`ObjectStore::CHECK_EVERY`](crate::ObjectStore)); a lease that is not renewed is over after [`LEASE_S`].
+//! The objects of a device without one, at two looks some seconds apart, belong to nobody: the key that they
+//! are sealed with is gone, too.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use uzram::Result;
 
-/// How long a lease lasts without being renewed. A machine that sleeps for longer can lose its objects to a sweep.
+/// How long a lease lasts without being renewed. A machine that sleeps for longer can lose its objects to a
+/// sweep.
 pub(crate) const LEASE_S: u64 = 600;
 /// What a lease's name ends with.
 pub(crate) const LEASE: &str = "lease";
@@ -51,8 +53,8 @@ pub(crate) trait Sweepable {
     async fn remove(&self, names: &[String]) -> Result<()>;
 }
 
-/// Goes through a store and removes the objects of devices without a lease; with `only_look`, none. Returns what it found,
-/// by device.
+/// Goes through a store and removes the objects of devices without a lease; with `only_look`, none. Returns
+/// what it found, by device.
 ///
 /// # Errors
 /// Those of the store: if a look fails, nothing is removed.

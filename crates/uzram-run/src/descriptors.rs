@@ -1,5 +1,5 @@
-//! close(2) and its relatives: a program that closes all descriptors, as daemons do, does not close the library's own. To the program
-//! these are not open.
+//! close(2) and its relatives: a program that closes all descriptors, as daemons do, does not close the
+//! library's own. To the program these are not open.
 
 use std::ffi::{c_int, c_uint};
 

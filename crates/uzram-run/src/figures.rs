@@ -1,8 +1,9 @@
-//! The figures that `uzram list` and `uzram stat` show: a text in a file without a name (memfd), which they find among the descriptors of
-//! the process.
+//! The figures that `uzram list` and `uzram stat` show: a text in a file without a name (memfd), which they
+//! find among the descriptors of the process.
 //!
-//! It is written by a mapping. To write to the descriptor would be wrong where the program has closed it by a system call of its own, and
-//! has a file of that number; and with a limit on the size of files (`RLIMIT_FSIZE`) it would be a signal.
+//! It is written by a mapping. To write to the descriptor would be wrong where the program has closed it by a
+//! system call of its own, and has a file of that number; and with a limit on the size of files
+//! (`RLIMIT_FSIZE`) it would be a signal.
 
 use std::ffi::c_int;
 use std::ptr::null_mut;
@@ -19,8 +20,8 @@ use uzram_pager::{Figures, MemoryStats, descriptors};
 const NONE: c_int = -1;
 
 static DESCRIPTOR: AtomicI32 = AtomicI32::new(NONE);
-/// Where the text is mapped; null if there is none. One thread writes to it at a time: the one that starts the process, or goes on in a
-/// child, and after that the pager's.
+/// Where the text is mapped; null if there is none. One thread writes to it at a time: the one that starts
+/// the process, or goes on in a child, and after that the pager's.
 static TEXT: AtomicPtr<u8> = AtomicPtr::new(null_mut());
 static LIMIT_BYTES: AtomicU64 = AtomicU64::new(0);
 
@@ -78,7 +79,8 @@ fn new_file() -> Option<OwnedFd> {
 fn map(file: &OwnedFd) -> bool {
     let (protection, before) = (ProtFlags::READ | ProtFlags::WRITE, TEXT.load(Ordering::Relaxed));
     let flags = if before.is_null() { MapFlags::SHARED } else { MapFlags::SHARED | MapFlags::FIXED };
-    // SAFETY: the address is the system's choice, or that of the mapping of before, which nobody uses at this moment.
+    // SAFETY: the address is the system's choice, or that of the mapping of before, which nobody uses at this
+    // moment.
     let mapped = unsafe { rustix::mm::mmap(before.cast(), Figures::TEXT_BYTES, protection, flags, file, 0) };
     if let Ok(text) = mapped {
         TEXT.store(text.cast(), Ordering::Relaxed);
@@ -93,7 +95,8 @@ pub fn publish(stats: &MemoryStats) {
         return;
     }
     let text = of(stats).to_text();
-    // SAFETY: the mapping has these bytes, which this thread alone writes to. Who reads them does so by read(2).
+    // SAFETY: the mapping has these bytes, which this thread alone writes to. Who reads them does so by
+    // read(2).
     unsafe { to.copy_from_nonoverlapping(text.as_ptr(), text.len()) };
 }
 

@@ -1,15 +1,17 @@
 //! malloc(3) and its relatives.
 //!
-//! A block is mimalloc's in the managed memory, or a mapping of its own there if it is large, or to be aligned to more than mimalloc does
-//! (64 KiB), or mimalloc has no room for it, or of the C library's allocator: what was allocated before the library started, for it,
-//! or when there was no room. Its address tells which.
+//! A block is mimalloc's in the managed memory, or a mapping of its own there if it is large, or to be
+//! aligned to more than mimalloc does (64 KiB), or mimalloc has no room for it, or of the C library's
+//! allocator: what was allocated before the library started, for it, or when there was no room. Its address
+//! tells which.
 //!
 //! # fork(2)
 //!
-//! Nothing here may be half done in a child: [`before_fork`] takes the locks. Signals are blocked while one is held, as a handler may
-//! fork. mimalloc's own locks it cannot take. A thread may be in the middle of purging (one at a time does, which a flag of mimalloc's
-//! says) when another one forks: then nobody purges in the child. So there, each freed page is purged at once, for which the flag does
-//! not matter ([`after_fork_in_child`]).
+//! Nothing here may be half done in a child: [`before_fork`] takes the locks. Signals are blocked while one
+//! is held, as a handler may fork. mimalloc's own locks it cannot take. A thread may be in the middle of
+//! purging (one at a time does, which a flag of mimalloc's says) when another one forks: then nobody purges
+//! in the child. So there, each freed page is purged at once, for which the flag does not matter
+//! ([`after_fork_in_child`]).
 
 use std::collections::BTreeMap;
 use std::ffi::{c_int, c_void};
@@ -29,7 +31,8 @@ use crate::real::set_errno;
 const PURGE_DELAY_MS: mi::mi_option_t = 15;
 const DISALLOW_OS_ALLOC: mi::mi_option_t = 17;
 const ARENA_MAX_OBJECT_KIB: mi::mi_option_t = 45;
-/// What one arena of mimalloc manages at most. It could be twice as much, if the arena's own tables were not too large then.
+/// What one arena of mimalloc manages at most. It could be twice as much, if the arena's own tables were not
+/// too large then.
 const ARENA_BYTES: usize = 8 << 30;
 /// The least.
 const LEAST_ARENA_BYTES: usize = 64 << 20;
@@ -80,7 +83,8 @@ pub struct Forking {
     _blocked: BlockedSignals,
 }
 
-/// Waits until no other thread is in here: before fork(2), and before [`Memory::before_fork`]. What holds these locks may touch the memory.
+/// Waits until no other thread is in here: before fork(2), and before [`Memory::before_fork`]. What holds
+/// these locks may touch the memory.
 pub fn before_fork() -> Forking {
     let _blocked = BlockedSignals::new();
     Forking {
@@ -241,8 +245,8 @@ unsafe fn allocate(size: usize) -> *mut c_void {
 /// # Safety
 /// As calloc(3).
 ///
-/// What the C library and the loader allocate so, they touch in a child before it has a pager: the tables of threads' variables. It
-/// is not managed. The caller is known by where it returns to.
+/// What the C library and the loader allocate so, they touch in a child before it has a pager: the tables of
+/// threads' variables. It is not managed. The caller is known by where it returns to.
 #[cfg(target_arch = "x86_64")]
 #[unsafe(no_mangle)]
 #[unsafe(naked)]

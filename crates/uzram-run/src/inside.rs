@@ -1,7 +1,9 @@
-//! Marks threads while they are in the library: what the C library allocates for them meanwhile is the library's own.
+//! Marks threads while they are in the library: what the C library allocates for them meanwhile is the
+//! library's own.
 //!
-//! The mark is read by each malloc(3), so it costs one instruction: it lies at a fixed place behind the thread's pointer, as a
-//! library that is loaded with the program has room there (the initial-exec model of thread-local storage).
+//! The mark is read by each malloc(3), so it costs one instruction: it lies at a fixed place behind the
+//! thread's pointer, as a library that is loaded with the program has room there (the initial-exec model of
+//! thread-local storage).
 
 #[cfg(target_arch = "x86_64")]
 core::arch::global_asm!(

@@ -1,5 +1,6 @@
-//! The library that `uzram run` loads into a program (`LD_PRELOAD`, ld.so(8)). It takes the place of the C library's functions for
-//! memory, so that what the program gets is memory of a pager, [`uzram_pager::Memory`].
+//! The library that `uzram run` loads into a program (`LD_PRELOAD`, ld.so(8)). It takes the place of the C
+//! library's functions for memory, so that what the program gets is memory of a pager,
+//! [`uzram_pager::Memory`].
 //!
 //! | module | what it does |
 //! |---|---|
@@ -16,14 +17,15 @@
 //!
 //! # Rules
 //!
-//! - **A thread that serves a fault must not wait for the program.** It touches no managed memory, and takes no lock that a thread of
-//!   the program may hold while that touches some: none of mimalloc's, and of the C library's only those of its allocator, which
-//!   protect the library's own memory alone.
-//! - **What the library allocates is its own**: in Rust by the global allocator, in C by the linker (`build.rs`), and in the C
-//!   library by the mark of `inside`.
+//! - **A thread that serves a fault must not wait for the program.** It touches no managed memory, and takes
+//!   no lock that a thread of the program may hold while that touches some: none of mimalloc's, and of the C
+//!   library's only those of its allocator, which protect the library's own memory alone.
+//! - **What the library allocates is its own**: in Rust by the global allocator, in C by the linker
+//!   (`build.rs`), and in the C library by the mark of `inside`.
 //! - Nothing in here calls a function by its C name: the linker would take it for one of the library's own.
-//! - Functions of the C library that call each other do so directly: `malloc` alone is looked up. So are calls from a program that
-//!   is linked statically, or makes system calls itself: these the library does not see.
+//! - Functions of the C library that call each other do so directly: `malloc` alone is looked up. So are
+//!   calls from a program that is linked statically, or makes system calls itself: these the library does not
+//!   see.
 
 mod descriptors;
 mod figures;

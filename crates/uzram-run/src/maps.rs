@@ -1,7 +1,8 @@
 //! mmap(2) and its relatives.
 //!
-//! Private anonymous mappings of some size are managed, unless they are to be at an address elsewhere, or are stacks, locked or of
-//! huge pages: such are the kernel's as before. What concerns managed addresses goes to the pager.
+//! Private anonymous mappings of some size are managed, unless they are to be at an address elsewhere, or are
+//! stacks, locked or of huge pages: such are the kernel's as before. What concerns managed addresses goes to
+//! the pager.
 
 use std::ffi::{c_int, c_void};
 use std::ptr::{self, null_mut};
@@ -37,7 +38,8 @@ fn managed<R>(f: impl FnOnce(&'static Memory) -> R) -> Option<R> {
     with_memory(f)
 }
 
-/// Calls `f` if an address is managed, and returns what a system call would. `None` if the kernel is to be asked.
+/// Calls `f` if an address is managed, and returns what a system call would. `None` if the kernel is to be
+/// asked.
 fn for_managed(
     address: *mut c_void,
     len: usize,
@@ -56,7 +58,8 @@ fn for_managed(
     ))
 }
 
-/// Returns whether a range begins with a page, and is not empty or longer than any could be: otherwise the kernel refuses it.
+/// Returns whether a range begins with a page, and is not empty or longer than any could be: otherwise the
+/// kernel refuses it.
 fn is_sound(address: *mut c_void, len: usize) -> bool {
     address.addr().is_multiple_of(PAGE_BYTES) && len > 0 && len < MOST_BYTES
 }
@@ -269,8 +272,8 @@ unsafe extern "C" fn mremap(
         .unwrap_or_else(|| failed(libc::ENOMEM))
 }
 
-/// Moves or resizes memory of which some is managed. Contents are copied: no pages are exchanged between what is managed and what is
-/// not.
+/// Moves or resizes memory of which some is managed. Contents are copied: no pages are exchanged between what
+/// is managed and what is not.
 ///
 /// # Safety
 /// As mremap(2).
@@ -311,7 +314,8 @@ unsafe fn remap(
         return new;
     }
     let copied = old_len.min(new_len);
-    // SAFETY: both are mapped with at least so many bytes, and do not overlap. The program does not use them meanwhile.
+    // SAFETY: both are mapped with at least so many bytes, and do not overlap. The program does not use them
+    // meanwhile.
     unsafe {
         if protection & libc::PROT_READ == 0 {
             protect(old, old_len, read_write);

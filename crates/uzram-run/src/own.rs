@@ -1,5 +1,5 @@
-//! The library's own memory: the C library's allocator, by the names that nothing takes the place of. The program does not use it any
-//! more. Its locks are free when a process forks: the C library sees to that.
+//! The library's own memory: the C library's allocator, by the names that nothing takes the place of. The
+//! program does not use it any more. Its locks are free when a process forks: the C library sees to that.
 
 use std::alloc::{GlobalAlloc, Layout};
 use std::ffi::{c_int, c_void};

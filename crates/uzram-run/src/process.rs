@@ -21,7 +21,8 @@ use crate::{figures, heap};
 struct Process {
     memory: Memory,
     asked: Asked,
-    /// A descriptor of standard error as it was at the start, for the line at the end; -1 if this process prints none.
+    /// A descriptor of standard error as it was at the start, for the line at the end; -1 if this process
+    /// prints none.
     errors: AtomicI32,
     /// This process. A child of vfork(2) has another number, and this memory.
     id: AtomicU32,
@@ -362,7 +363,8 @@ const STACK_GUARD_BYTES: usize = 4096;
 fn map_stack() -> Option<*mut c_void> {
     let (bytes, flags) =
         (STACK_BYTES + STACK_GUARD_BYTES, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE);
-    // SAFETY: a new mapping at an address that the kernel chooses, of which the first page is made inaccessible.
+    // SAFETY: a new mapping at an address that the kernel chooses, of which the first page is made
+    // inaccessible.
     unsafe {
         let start = real::mmap(std::ptr::null_mut(), bytes, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0);
         let is_mapped = start != libc::MAP_FAILED
@@ -371,8 +373,8 @@ fn map_stack() -> Option<*mut c_void> {
     }
 }
 
-/// Has a thread get a stack of its own, not one that the C library has kept of a thread of the parent's: it would free that one's
-/// variables, which may lie in memory that is not there yet.
+/// Has a thread get a stack of its own, not one that the C library has kept of a thread of the parent's: it
+/// would free that one's variables, which may lie in memory that is not there yet.
 fn with_own_stack(create: impl FnOnce(*const libc::pthread_attr_t) -> c_int) -> c_int {
     let Some(stack) = map_stack() else { return libc::EAGAIN };
     let mut attributes = std::mem::MaybeUninit::uninit();

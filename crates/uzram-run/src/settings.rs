@@ -1,4 +1,5 @@
-//! What `uzram run` has asked for: environment variables, so that programs which the program starts have the same.
+//! What `uzram run` has asked for: environment variables, so that programs which the program starts have the
+//! same.
 
 use std::ffi::{CStr, OsStr, c_char};
 use std::os::unix::ffi::OsStrExt;
@@ -7,8 +8,8 @@ use uzram_pager::{LEAST_LIMIT_BYTES, Pager, Settings, TrapKind};
 
 use crate::{figures, process};
 
-/// A program that never uses more has no pager: neither a thread, nor anything to do when it forks. At most this share of the
-/// limit.
+/// A program that never uses more has no pager: neither a thread, nor anything to do when it forks. At most
+/// this share of the limit.
 const PLAIN_BYTES: u64 = 16 << 20;
 const PLAIN_SHARE: u64 = 4;
 

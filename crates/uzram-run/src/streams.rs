@@ -1,8 +1,9 @@
 //! The C library's streams, stdio(3), when a process forks.
 //!
-//! In the child the C library resets the lock of each open stream before anything else runs: before the child has a pager of its own.
-//! So all streams must be in memory then. The list of streams has a lock, which fork(3) takes. A thread that has it may wait for a
-//! page: so it is taken before the pager stops, and held until the process has forked.
+//! In the child the C library resets the lock of each open stream before anything else runs: before the child
+//! has a pager of its own. So all streams must be in memory then. The list of streams has a lock, which
+//! fork(3) takes. A thread that has it may wait for a page: so it is taken before the pager stops, and held
+//! until the process has forked.
 //!
 //! The functions are for debuggers and the like, and as old as the library.
 
@@ -11,7 +12,8 @@ use std::ffi::c_void;
 use crate::process::is_managed_address;
 use crate::real::Next;
 
-/// Where a stream has the address of its lock: `struct _IO_FILE` of <bits/types/struct_FILE.h>, which is part of the ABI.
+/// Where a stream has the address of its lock: `struct _IO_FILE` of <bits/types/struct_FILE.h>, which is part
+/// of the ABI.
 const LOCK_OFFSET: usize = 136;
 /// The size of that struct, up to the part that only the library uses.
 const STREAM_BYTES: usize = 216;

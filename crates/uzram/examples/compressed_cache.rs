@@ -2,9 +2,10 @@
 //!
 //! `cargo run --release --example compressed_cache [MEMORY_MIB]`
 //!
-//! A map leads from keys to [`Handle`]s of objects, lz4's output, in a [`Pool`] with a limit. When the limit is
-//! reached, [`Pool::reclaim`] names the entries to evict: those that share the least recently filled pages, so
-//! that evicting them frees whole pages. (Evicting as many entries in any order would only leave holes.)
+//! A map leads from keys to [`Handle`]s of objects, lz4's output, in a [`Pool`] with a limit. When the limit
+//! is reached, [`Pool::reclaim`] names the entries to evict: those that share the least recently filled
+//! pages, so that evicting them frees whole pages. (Evicting as many entries in any order would only leave
+//! holes.)
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -1,10 +1,12 @@
-//! Compressed memory that outlives its process: writers are killed, and the next process goes on with their pages.
+//! Compressed memory that outlives its process: writers are killed, and the next process goes on with their
+//! pages.
 //!
 //! `cargo run --release -p uzram --example survive`
 //!
-//! The parent makes a [`Store`] in a memfd and keeps the descriptor. A child inherits it, attaches the store, and writes
-//! all pages in order, round after round, until SIGKILL ends it, mostly in the middle of a write. The parent attaches what
-//! is left: the pages before some page must be of one round, the others of the round before. Then comes the next child.
+//! The parent makes a [`Store`] in a memfd and keeps the descriptor. A child inherits it, attaches the store,
+//! and writes all pages in order, round after round, until SIGKILL ends it, mostly in the middle of a write.
+//! The parent attaches what is left: the pages before some page must be of one round, the others of the round
+//! before. Then comes the next child.
 
 use std::fs::OpenOptions;
 use std::io::{BufRead, BufReader, Write, stdout};
@@ -28,8 +30,8 @@ const WROTE: &str = "wrote round";
 const ROUNDS: u64 = 2;
 const SIGKILL: i32 = 9;
 
-/// What a page holds after a round: a word that names both, repeated, or before noise that compresses badly or not at
-/// all. Round 0 is before all others: nothing was written.
+/// What a page holds after a round: a word that names both, repeated, or before noise that compresses badly
+/// or not at all. Round 0 is before all others: nothing was written.
 fn contents(page: u64, round: u64) -> Page {
     let mut contents = [0; PAGE_SIZE];
     let word = round << u32::BITS | page;
@@ -113,8 +115,8 @@ fn wait_for_rounds(out: &mut BufReader<ChildStdout>) -> Result<u64> {
     rounds.nth(ROUNDS as usize - 1).ok_or_else(|| "the child ended by itself".into())
 }
 
-/// Starts a child and kills it somewhere in a later round; returns the last round that it said it wrote before, and how it
-/// ended.
+/// Starts a child and kills it somewhere in a later round; returns the last round that it said it wrote
+/// before, and how it ended.
 fn kill_a_writer(child: Command, memory: &OwnedFd, random: &mut Random) -> Result<(u64, ExitStatus)> {
     let mut child = start_child(child, memory)?;
     let mut out = child.stdout.take().map(BufReader::new);

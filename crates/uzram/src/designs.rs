@@ -1,9 +1,9 @@
-//! Lock designs, as types: each structure of the engine is generic over how it is locked. The product is over one of each:
-//! [`Pinned`], [`Batched`], [`PerCpu`] and [`Sheaves`].
+//! Lock designs, as types: each structure of the engine is generic over how it is locked. The product is over
+//! one of each: [`Pinned`], [`Batched`], [`PerCpu`] and [`Sheaves`].
 //!
-//! With the feature `designs` there are others: those of the Linux kernel before and after patch series that changed them.
-//! All designs of a structure run the same tests, and `uzram lab` compares them. A [`Store`](crate::Store) then takes its
-//! designs at run time (`PoolDesign`, `LruDesign`, `StreamDesign`).
+//! With the feature `designs` there are others: those of the Linux kernel before and after patch series that
+//! changed them. All designs of a structure run the same tests, and `uzram lab` compares them. A
+//! [`Store`](crate::Store) then takes its designs at run time (`PoolDesign`, `LruDesign`, `StreamDesign`).
 //!
 //! | structure | trait | designs |
 //! |---|---|---|

@@ -1,7 +1,7 @@
 //! zram in user space: compressed memory without a kernel module.
 //!
-//! Linux compresses cold memory with zram: a RAM disk that keeps its pages compressed, in an allocator made for
-//! that (zsmalloc). This crate is that stack as a library. It needs no privileges.
+//! Linux compresses cold memory with zram: a RAM disk that keeps its pages compressed, in an allocator made
+//! for that (zsmalloc). This crate is that stack as a library. It needs no privileges.
 //!
 //! - [`Device`] is the disk, with the kernel's attributes and life cycle.
 //! - [`Store`] is what lies below: page number to contents, with a memory limit, writeback to a file, and a
@@ -25,8 +25,8 @@
 //! }
 //! ```
 //!
-//! All types can be shared between threads. Errors name the setting to change ([`Error::setting`]). Contents are
-//! memory: they are lost when the device is dropped.
+//! All types can be shared between threads. Errors name the setting to change ([`Error::setting`]). Contents
+//! are memory: they are lost when the device is dropped.
 //!
 //! # Features
 //!
@@ -34,14 +34,14 @@
 //!
 //! - `serde`: the statistics implement `serde::Serialize`.
 //! - `designs`: the lock designs of Linux beside the ones in use, and settings that only measurements need.
-//! - `lock-stats`: records acquisitions, waits, holds and bounces between CPUs of every lock, by lock class, at some
-//!   cost in speed.
+//! - `lock-stats`: records acquisitions, waits, holds and bounces between CPUs of every lock, by lock class,
+//!   at some cost in speed.
 //!
 //! # Layers
 //!
-//! Each module imports only from those before it: base, `slab`, [`codec`], `stream`, `zsmalloc`, `lru`, `backing`,
-//! [`store`], [`device`]. [`designs`] lists their lock designs. Hidden modules are for this project's own programs
-//! and are not a stable interface.
+//! Each module imports only from those before it: base, `slab`, [`codec`], `stream`, `zsmalloc`, `lru`,
+//! `backing`, [`store`], [`device`]. [`designs`] lists their lock designs. Hidden modules are for this
+//! project's own programs and are not a stable interface.
 
 // The loom models use only a part of the crate.
 #![cfg_attr(loom, allow(dead_code))]

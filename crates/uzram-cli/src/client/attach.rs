@@ -1,8 +1,9 @@
 //! `uzram attach` and `uzram detach`: a device as a block device, `/dev/loopN` on its file.
 //!
-//! A separate process does this, never the daemon: a daemon that waits in a system call for its own FUSE reply cannot
-//! be killed, not even by SIGKILL. The daemon records attached devices ([`uzram_serve::record`]). They are found only
-//! by that record: through the daemon while it runs, in its runtime directory when it is dead.
+//! A separate process does this, never the daemon: a daemon that waits in a system call for its own FUSE
+//! reply cannot be killed, not even by SIGKILL. The daemon records attached devices
+//! ([`uzram_serve::record`]). They are found only by that record: through the daemon while it runs, in its
+//! runtime directory when it is dead.
 
 use std::ffi::OsStr;
 use std::io;
@@ -40,8 +41,9 @@ const DEATH_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Make a device of a running daemon a block device, and print its path.
 ///
-/// Sets up a loop device on the device's file, so the daemon must show its devices as files (`uzram up --mount`). Needs
-/// root. While attached, NBD clients cannot write to the device, and can read it only if it is always exported.
+/// Sets up a loop device on the device's file, so the daemon must show its devices as files (`uzram up
+/// --mount`). Needs root. While attached, NBD clients cannot write to the device, and can read it only if it
+/// is always exported.
 #[derive(clap::Args)]
 #[command(after_help = "Example: uzram attach zram0     then: mkfs.ext4 /dev/loop0 && mount /dev/loop0 /mnt")]
 pub struct AttachArgs {
@@ -69,7 +71,8 @@ pub struct DetachArgs {
     /// The device, as in zram0
     #[arg(value_parser = parse_name, required_unless_present = "force")]
     name: Option<String>,
-    /// Clean up after a dead daemon (swap, mounted file systems, loop devices, its own mount), and print what was done
+    /// Clean up after a dead daemon (swap, mounted file systems, loop devices, its own mount), and print what
+    /// was done
     #[arg(long, conflicts_with = "name")]
     force: bool,
     /// Detach only this block device, without asking the daemon: NUMBER:DISKSEQ
@@ -179,7 +182,8 @@ pub fn detach(args: &DetachArgs) -> Result<()> {
         if let Some(kept_bytes) = args.swap_off {
             unprotect();
             crate::swap::switch_off::switch_off(attachment, kept_bytes)?;
-            // Swap is off: nothing may keep the daemon from ending. The note of the setting stays, for `uzram swap off`.
+            // Swap is off: nothing may keep the daemon from ending. The note of the setting stays, for `uzram
+            // swap off`.
             let _ = restore_page_cluster(&args.runtime.path()?);
         }
         return attachment.detach().context(failed);
@@ -287,13 +291,14 @@ fn warm_up(root: &OwnedFd, threads: usize) -> io::Result<()> {
     })
 }
 
-/// Returns what the dead daemon of a runtime directory left behind; `None` while a daemon runs, or if nothing is left.
+/// Returns what the dead daemon of a runtime directory left behind; `None` while a daemon runs, or if nothing
+/// is left.
 pub fn left_by_dead(dir: &Path) -> Result<Option<Record>> {
     Ok(record_of_dead(dir)?.filter(|record| !record.is_empty()))
 }
 
-/// Returns the record of the dead daemon of a runtime directory; `None` while the daemon runs. A directory of another
-/// user is not trusted.
+/// Returns the record of the dead daemon of a runtime directory; `None` while the daemon runs. A directory of
+/// another user is not trusted.
 fn record_of_dead(dir: &Path) -> Result<Option<Record>> {
     let Some(open) = runtime_dir::open_own(dir)? else { return Ok(Some(Record::default())) };
     // If no process listens, or only those of a daemon whose holder was killed, it is ending: wait for it.
@@ -353,8 +358,8 @@ pub fn clear(dir: &Path) -> Result<Cleared> {
     Ok(cleared)
 }
 
-/// Fails if there are block devices that look like those of a daemon in `dir` but that no record lists. They are left
-/// to the user.
+/// Fails if there are block devices that look like those of a daemon in `dir` but that no record lists. They
+/// are left to the user.
 pub fn refuse_unrecorded(dir: &Path) -> Result<()> {
     // After its mount was detached, a file's path begins at that mount's root.
     let is_disk_of_none = |file: &Path| file.components().count() == 3 && file.ends_with(DISK);

@@ -20,8 +20,8 @@ pub struct ClientsArgs {
     runtime: RuntimeArgs,
 }
 
-/// Disconnect NBD clients. Replies in flight may be lost, so a client cannot know whether its last writes were
-/// stored. It can reconnect.
+/// Disconnect NBD clients. Replies in flight may be lost, so a client cannot know whether its last writes
+/// were stored. It can reconnect.
 #[derive(clap::Args)]
 #[command(after_help = "Example: uzram kick 7")]
 pub struct KickArgs {

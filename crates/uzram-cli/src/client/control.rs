@@ -62,8 +62,8 @@ pub struct ListArgs {
     runtime: RuntimeArgs,
 }
 
-/// Show a device's statistics, or one attribute as the kernel's file would print it; or the figures of a program that runs under
-/// `uzram run`.
+/// Show a device's statistics, or one attribute as the kernel's file would print it; or the figures of a
+/// program that runs under `uzram run`.
 #[derive(clap::Args)]
 #[command(after_help = "Examples: uzram stat zram0
           uzram stat 4711
@@ -103,8 +103,8 @@ pub struct ResetArgs {
 
 /// Make a running daemon reload its TLS files: certificate, key and client CA.
 ///
-/// New connections use the new files; existing connections and the devices' contents are not affected. If a file is
-/// invalid, the command fails, and the old files stay in force.
+/// New connections use the new files; existing connections and the devices' contents are not affected. If a
+/// file is invalid, the command fails, and the old files stay in force.
 #[derive(clap::Args)]
 #[command(after_help = "Example: uzram reload")]
 pub struct ReloadArgs {
@@ -118,11 +118,12 @@ pub struct ReloadArgs {
 #[derive(clap::Args)]
 #[command(after_help = "Example: uzram down")]
 pub struct DownArgs {
-    /// End even if its devices are in use, except by swap: file systems on them are unmounted, and what was written is
-    /// lost
+    /// End even if its devices are in use, except by swap: file systems on them are unmounted, and what was
+    /// written is lost
     #[arg(long)]
     force: bool,
-    /// Leave contents, block devices and swap areas to the service manager, which started the daemon, for its next start
+    /// Leave contents, block devices and swap areas to the service manager, which started the daemon, for its
+    /// next start
     #[arg(long, conflicts_with = "force")]
     keep: bool,
     #[command(flatten)]
@@ -264,7 +265,8 @@ pub fn set(args: &SetArgs) -> Result<()> {
     Ok(())
 }
 
-/// Returns the progress of setting an attribute, read from the attribute `progress`: name, pages done, all pages or 0.
+/// Returns the progress of setting an attribute, read from the attribute `progress`: name, pages done, all
+/// pages or 0.
 fn progress_text(daemon: &Daemon, name: &str, attribute: &str) -> Option<String> {
     let text = daemon.attribute(name, "progress").ok()?;
     let numbers = text.lines().find_map(|line| line.strip_prefix(attribute)?.strip_prefix(' '))?;

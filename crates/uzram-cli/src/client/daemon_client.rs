@@ -1,10 +1,11 @@
 //! Client of a daemon's control API: one HTTP request and response per connection to its control socket.
 //!
-//! Only a daemon of this user or of root is trusted: only they can write to its directory ([`check_trusted`]), and
-//! the process at the other end runs as one of them (unix(7), `SO_PEERCRED`).
+//! Only a daemon of this user or of root is trusted: only they can write to its directory
+//! ([`check_trusted`]), and the process at the other end runs as one of them (unix(7), `SO_PEERCRED`).
 //!
-//! The process that serves can die, and another one of the same daemon take over. A request whose connection ended
-//! without a whole response is therefore sent again, as long as the daemon's lock is held, for [`PATIENCE`].
+//! The process that serves can die, and another one of the same daemon take over. A request whose connection
+//! ended without a whole response is therefore sent again, as long as the daemon's lock is held, for
+//! [`PATIENCE`].
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::Shutdown;
@@ -29,8 +30,8 @@ use crate::terminal::live::StatusLine;
 
 /// Time-out for each read of a response.
 pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
-/// Time-out for an operation on all pages: recompression with a slow algorithm, or writeback to a disk, takes minutes
-/// per 10 GiB.
+/// Time-out for an operation on all pages: recompression with a slow algorithm, or writeback to a disk, takes
+/// minutes per 10 GiB.
 const WORK_TIMEOUT: Duration = Duration::from_hours(6);
 /// The longest response accepted: enough for `block_state` of a large disk.
 const MAX_ANSWER_BYTES: u64 = 64 << 20;
@@ -112,8 +113,8 @@ impl Request<'_> {
         self.method == "GET" || self.path == "/v1/reload"
     }
 
-    /// Sends it. Ignores write errors: a daemon that refuses early may close before it has read everything, and its
-    /// response says why.
+    /// Sends it. Ignores write errors: a daemon that refuses early may close before it has read everything,
+    /// and its response says why.
     fn send(&self, stream: &mut UnixStream) {
         let Request { method, path, body } = self;
         let body = body.map(Value::to_string).unwrap_or_default();
@@ -167,8 +168,8 @@ impl Daemon {
         self.request(&Request { method, path, body }, None).map_err(|why| self.failure(why))
     }
 
-    /// Like [`Daemon::ask`], but for a long operation: calls `meanwhile` every [`StatusLine::PERIOD`]. On SIGINT it
-    /// shuts down its side of the connection; the daemon then ends the operation and responds.
+    /// Like [`Daemon::ask`], but for a long operation: calls `meanwhile` every [`StatusLine::PERIOD`]. On
+    /// SIGINT it shuts down its side of the connection; the daemon then ends the operation and responds.
     pub fn ask_for_work(
         &self,
         (method, path, body): (&str, &str, &Value),
@@ -180,8 +181,8 @@ impl Daemon {
             .map_err(|why| self.failure(why))
     }
 
-    /// Asks the daemon to end, with `force` even if its devices are in use. Returns whether it said that it will; if
-    /// not, it ended before it could.
+    /// Asks the daemon to end, with `force` even if its devices are in use. Returns whether it said that it
+    /// will; if not, it ended before it could.
     pub fn ask_to_end(&self, force: bool) -> Result<bool> {
         let body = json!({ "force": force });
         match self.request(&Request { method: "POST", path: "/v1/shutdown", body: Some(&body) }, None) {
@@ -306,8 +307,8 @@ impl Daemon {
         matches!(wait_until_free(&self.dir, Duration::ZERO), Ok(false))
     }
 
-    /// Returns whether a process listens on the socket, possibly a stopped one. An ending process no longer listens,
-    /// though it may still hold its memory and files.
+    /// Returns whether a process listens on the socket, possibly a stopped one. An ending process no longer
+    /// listens, though it may still hold its memory and files.
     pub fn is_there(&self) -> bool {
         matches!(self.connect(), Ok(Connected::To(_)))
     }
@@ -405,7 +406,8 @@ fn is_to_be_tried_again(error: &io::Error) -> bool {
     matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut | ErrorKind::Interrupted)
 }
 
-/// Returns the body of an HTTP response, or the error that it reports; `None` if the response is not complete.
+/// Returns the body of an HTTP response, or the error that it reports; `None` if the response is not
+/// complete.
 fn outcome(bytes: &[u8]) -> Option<Result<Value>> {
     let (status, body) = match parse_answer(bytes) {
         Ok(answer) => answer?,

@@ -9,7 +9,8 @@ use crate::output::report;
 use crate::system::runtime_dir::RuntimeArgs;
 use crate::terminal::show::{protection_rows, rows_text};
 
-/// Show the processes of a running daemon: which one serves, which takes over when that dies, and how often one has.
+/// Show the processes of a running daemon: which one serves, which takes over when that dies, and how often
+/// one has.
 #[derive(clap::Args)]
 #[command(after_help = "Examples: uzram status
           uzram status --json | jq .take_overs")]

@@ -1,4 +1,5 @@
-//! `uzram upgrade` and `uzram recover`: another process serves a running daemon's devices, with their contents.
+//! `uzram upgrade` and `uzram recover`: another process serves a running daemon's devices, with their
+//! contents.
 
 use std::path::{Path, PathBuf};
 use std::thread;
@@ -21,8 +22,8 @@ const PERIOD: Duration = Duration::from_millis(50);
 
 /// Serve a running daemon's devices by another program file, without losing their contents.
 ///
-/// Clients, block devices and swap areas stay; their requests wait for the moment of the change. If the new program
-/// cannot serve, the command fails, and the old one goes on.
+/// Clients, block devices and swap areas stay; their requests wait for the moment of the change. If the new
+/// program cannot serve, the command fails, and the old one goes on.
 #[derive(clap::Args)]
 #[command(after_help = "Examples: uzram upgrade
           uzram upgrade --program /usr/local/bin/uzram")]
@@ -34,8 +35,8 @@ pub struct UpgradeArgs {
     runtime: RuntimeArgs,
 }
 
-/// Serve devices again after a daemon gave up, because the processes that served died again and again. Prints where
-/// their files are.
+/// Serve devices again after a daemon gave up, because the processes that served died again and again. Prints
+/// where their files are.
 #[derive(clap::Args)]
 #[command(after_help = "Examples: uzram recover
           uzram recover zram0")]

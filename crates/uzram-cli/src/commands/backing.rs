@@ -23,9 +23,10 @@ enum BackingCommand {
 
 /// Remove what devices have left that are no more
 ///
-/// A device renews its lease, every few seconds or each minute, as long as its daemon is there. If that ends without `uzram down`, because the
-/// machine died, say, its objects stay, and nobody can read them. They are removed once its lease is over, ten minutes
-/// later. The login is that of the environment, as for `uzram up --backing`.
+/// A device renews its lease, every few seconds or each minute, as long as its daemon is there. If that ends
+/// without `uzram down`, because the machine died, say, its objects stay, and nobody can read them. They are
+/// removed once its lease is over, ten minutes later. The login is that of the environment, as for `uzram up
+/// --backing`.
 #[derive(clap::Args)]
 #[command(after_help = "Example: uzram backing sweep redis://cache:6379")]
 struct SweepArgs {

@@ -1,9 +1,9 @@
-//! `uzram check`: what works on this machine, how that was checked, and what follows; or whether a configuration file
-//! is valid here.
+//! `uzram check`: what works on this machine, how that was checked, and what follows; or whether a
+//! configuration file is valid here.
 //!
-//! Each probe tries the feature itself if that leaves nothing behind, and otherwise reads what the kernel says about
-//! it. A probe never fails: it reports "no" with a reason. A configuration file is checked by the code with which
-//! `uzram up` begins.
+//! Each probe tries the feature itself if that leaves nothing behind, and otherwise reads what the kernel
+//! says about it. A probe never fails: it reports "no" with a reason. A configuration file is checked by the
+//! code with which `uzram up` begins.
 
 use std::fmt::Write;
 use std::fs::{self, OpenOptions};
@@ -40,9 +40,9 @@ pub struct CheckArgs {
     /// Fail unless this works here, and say why it does not; can be given several times
     #[arg(long = "for", value_name = "PURPOSE")]
     purposes: Vec<Purpose>,
-    /// Instead, check a file as `uzram up --config` does, without starting a daemon: prints ok and the devices for this
-    /// machine, or fails with the first error. Reads the policy, dictionary and TLS files that it names. Backing files,
-    /// listening, memory and privileges are checked only when the daemon starts
+    /// Instead, check a file as `uzram up --config` does, without starting a daemon: prints ok and the
+    /// devices for this machine, or fails with the first error. Reads the policy, dictionary and TLS files
+    /// that it names. Backing files, listening, memory and privileges are checked only when the daemon starts
     #[arg(long, value_name = "FILE.toml", conflicts_with = "purposes")]
     config: Option<PathBuf>,
 }
@@ -247,8 +247,8 @@ fn files() -> Finding {
     Finding::of("FUSE", try_mount(), [yes, no])
 }
 
-/// Mounts files and unmounts them, in a mount namespace of this process alone if it may have one: a security policy does
-/// not tell otherwise what it forbids. Returns how.
+/// Mounts files and unmounts them, in a mount namespace of this process alone if it may have one: a security
+/// policy does not tell otherwise what it forbids. Returns how.
 fn try_mount() -> std::result::Result<String, String> {
     let is_private = make_private_mounts().is_ok();
     let number = RandomState::new().hash_one(std::process::id());

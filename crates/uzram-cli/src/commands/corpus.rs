@@ -1,8 +1,9 @@
-//! `uzram corpus`: writes the memory of running programs to a file of pages, for `uzram train`, `uzram bench --corpus` and
-//! programs of your own. [`process_pages`] says which pages.
+//! `uzram corpus`: writes the memory of running programs to a file of pages, for `uzram train`, `uzram bench
+//! --corpus` and programs of your own. [`process_pages`] says which pages.
 //!
-//! The file holds whatever the programs had in memory, passwords and keys too. So it is created for its owner alone, by no
-//! path that another user could redirect, before anything is read; and removed if the command fails or is interrupted.
+//! The file holds whatever the programs had in memory, passwords and keys too. So it is created for its owner
+//! alone, by no path that another user could redirect, before anything is read; and removed if the command
+//! fails or is interrupted.
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -37,13 +38,13 @@ const POLL: Duration = Duration::from_millis(20);
 
 /// Write the memory of running programs to a file of pages
 ///
-/// Takes the resident pages that the kernel would swap out: heaps, stacks and what else is private, in pages of 4 KiB.
-/// Same-filled pages are left out, because no codec sees them. If there are more than --size, runs of 16 neighbouring pages
-/// are taken, evenly spread. The programs are not stopped.
+/// Takes the resident pages that the kernel would swap out: heaps, stacks and what else is private, in pages
+/// of 4 KiB. Same-filled pages are left out, because no codec sees them. If there are more than --size, runs
+/// of 16 neighbouring pages are taken, evenly spread. The programs are not stopped.
 ///
-/// The file contains secrets that the programs have in memory. Its mode is 0600; an existing file is not overwritten.
-/// Reading another user's programs takes root; reading one's own, where kernel.yama.ptrace_scope is not 0, too, unless
-/// COMMAND starts them.
+/// The file contains secrets that the programs have in memory. Its mode is 0600; an existing file is not
+/// overwritten. Reading another user's programs takes root; reading one's own, where kernel.yama.ptrace_scope
+/// is not 0, too, unless COMMAND starts them.
 #[derive(clap::Args)]
 #[command(after_help = "Examples: uzram corpus -o pages $(pidof firefox)
           uzram corpus --after 30 -o pages -- make -j4
@@ -64,8 +65,8 @@ pub struct CorpusArgs {
     /// The file to create
     #[arg(short, long, value_name = "FILE")]
     output: PathBuf,
-    /// A program to start; its memory and that of the processes that it starts is taken. What it prints goes to standard
-    /// error, and it has no input
+    /// A program to start; its memory and that of the processes that it starts is taken. What it prints goes
+    /// to standard error, and it has no input
     #[arg(last = true, value_name = "COMMAND")]
     command: Vec<OsString>,
 }

@@ -1,7 +1,7 @@
 //! `uzram run`: a program whose memory is compressed when it is cold.
 //!
-//! It checks what can be checked beforehand, says in the environment what is wanted, and becomes the program (execve(2)): the loader
-//! loads the library `libuzram_run.so` into it, which does the rest.
+//! It checks what can be checked beforehand, says in the environment what is wanted, and becomes the program
+//! (execve(2)): the loader loads the library `libuzram_run.so` into it, which does the rest.
 
 use std::convert::Infallible;
 use std::env;
@@ -35,9 +35,10 @@ const LIBRARY: &str = "libuzram_run.so";
 
 /// Run a program in less memory: what it does not use is compressed.
 ///
-/// Memory of the program beyond the limit is compressed, and what does not fit in memory even so goes to a file without a name. The
-/// limit is for each process: programs that it starts have the same one, each for itself. It bounds what the program allocates and
-/// maps, private and anonymous; not its code, its stacks, and files that it maps.
+/// Memory of the program beyond the limit is compressed, and what does not fit in memory even so goes to a
+/// file without a name. The limit is for each process: programs that it starts have the same one, each for
+/// itself. It bounds what the program allocates and maps, private and anonymous; not its code, its stacks,
+/// and files that it maps.
 ///
 /// It works for dynamically linked programs. Others run as if without it, and a line says so.
 #[derive(clap::Args)]
@@ -48,10 +49,12 @@ pub struct RunArgs {
     /// The most memory, compressed memory included
     #[arg(long, value_name = "SIZE", value_parser = parse_limit, required_unless_present = "pressure")]
     limit: Option<u64>,
-    /// Find a lower limit: the least with which the program waits for memory for less than this share of the time, as in 0.1
+    /// Find a lower limit: the least with which the program waits for memory for less than this share of the
+    /// time, as in 0.1
     #[arg(long, value_name = "PERCENT")]
     pressure: Option<f64>,
-    /// Where to put what does not fit: a folder, and the most bytes; by default /var/tmp and four times the limit
+    /// Where to put what does not fit: a folder, and the most bytes; by default /var/tmp and four times the
+    /// limit
     #[arg(long, value_name = "DIR[:SIZE]", conflicts_with = "no_spill")]
     spill: Option<OsString>,
     /// Put nothing into a file. What does not fit stays in memory, beyond the limit
@@ -204,7 +207,8 @@ fn cannot_run(program: &Path, error: &io::Error) -> Failure {
     Failure::line(format!("cannot run {}: {error}", program.display())).with_exit(exit)
 }
 
-/// Finds the library: in this program's directory, or in `lib/uzram` beside that. It must be as hard to change as this program.
+/// Finds the library: in this program's directory, or in `lib/uzram` beside that. It must be as hard to
+/// change as this program.
 pub fn library() -> Result<PathBuf> {
     let program =
         env::current_exe().map_err(|error| Failure::line(format!("where is this program? {error}")))?;

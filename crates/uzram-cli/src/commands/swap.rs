@@ -1,8 +1,8 @@
 //! `uzram swap on`, `off` and `status`: a swap area in compressed memory.
 //!
 //! The daemon runs in the background, protected from waiting for memory that only it can free
-//! ([`crate::system::protect`]). It ends in the safe order: first swapoff brings all pages back, then the loop device
-//! is freed, then the files are unmounted, last the contents are freed.
+//! ([`crate::system::protect`]). It ends in the safe order: first swapoff brings all pages back, then the
+//! loop device is freed, then the files are unmounted, last the contents are freed.
 
 use std::fs::{self, OpenOptions};
 use std::io::{self, BufRead, BufReader};
@@ -63,8 +63,8 @@ struct OnArgs {
     /// Priority of the swap area; the kernel uses areas of higher priority first
     #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u16).range(..=i64::from(MAX_PRIORITY)))]
     priority: u16,
-    /// Do not discard freed swap slots. Their pages then stay stored until the slots are reused, but freed slots are
-    /// reused before never-used ones
+    /// Do not discard freed swap slots. Their pages then stay stored until the slots are reused, but freed
+    /// slots are reused before never-used ones
     #[arg(long)]
     no_discard: bool,
     /// Set the machine's vm.page-cluster as long as swap is on: the kernel reads up to 2^N pages at once

@@ -30,8 +30,8 @@ const HELD_OUT_ONE_OF: usize = 8;
 
 /// Make a dictionary for lz4, lz4hc, zstd and memory from files of sample pages.
 ///
-/// Samples should resemble the device's future contents: disk images, or memory, in pages of 4 KiB. One page in
-/// eight is held out, to measure the dictionary on pages that it was not made from.
+/// Samples should resemble the device's future contents: disk images, or memory, in pages of 4 KiB. One page
+/// in eight is held out, to measure the dictionary on pages that it was not made from.
 #[derive(clap::Args)]
 #[command(after_help = "Example: uzram train image.raw -o /etc/uzram/pages.dict
          uzram up --algorithm zstd:3,dict=/etc/uzram/pages.dict")]

@@ -1,8 +1,9 @@
 //! `--config FILE.toml`: the devices of a daemon and their uses, in a file.
 //!
-//! `dist/uzram.toml` is an example with every key. A top-level table is a device of that name. Its keys are the
-//! settings of a device ([`settings_file`]), also accepted in its table `attributes`, and those for the device's use:
-//! [`USE_KEYS`]. The other top-level keys are options of the daemon, by their names: [`TOP_KEYS`].
+//! `dist/uzram.toml` is an example with every key. A top-level table is a device of that name. Its keys are
+//! the settings of a device ([`settings_file`]), also accepted in its table `attributes`, and those for the
+//! device's use: [`USE_KEYS`]. The other top-level keys are options of the daemon, by their names:
+//! [`TOP_KEYS`].
 
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};

@@ -1,4 +1,4 @@
-//! The options of the commands that create a device: one for each name of a setting in [`SETTINGS`].
+//! The options of the commands that create a device: one for each name of a setting in [`settings::all`].
 
 use std::path::PathBuf;
 use std::sync::LazyLock;
@@ -8,7 +8,7 @@ use clap::{Arg, ArgAction, ArgGroup, ArgMatches, Args, Command, FromArgMatches};
 use uzram::machine_memory;
 
 use crate::config::policy_file;
-use crate::config::settings::{DeviceSettings, Form, SETTINGS, SIZE_WORD, SettingRow, join_paths};
+use crate::config::settings::{self, DeviceSettings, Form, SIZE_WORD, SettingRow, join_paths};
 use crate::failure::{Context, Failure, Result};
 
 /// The clap group of these options.
@@ -27,7 +27,7 @@ static NAMES: LazyLock<Vec<Name>> = LazyLock::new(|| {
     let names = |row: &'static SettingRow| {
         row.names().map(move |name| Name { row, name, long: name.replace('_', "-") })
     };
-    SETTINGS.iter().flat_map(names).collect()
+    settings::all().flat_map(names).collect()
 });
 
 /// The options that were given.
@@ -39,7 +39,8 @@ pub struct DeviceOptions {
 }
 
 impl DeviceOptions {
-    /// Returns the settings, checked as far as possible without a device. `swaps` tells whether it is used as swap.
+    /// Returns the settings, checked as far as possible without a device. `swaps` tells whether it is used as
+    /// swap.
     pub fn settings(&self, swaps: bool) -> Result<DeviceSettings> {
         let mut settings = DeviceSettings::default();
         for (Name { row, name, long }, texts) in &self.given {
@@ -100,7 +101,8 @@ impl DeviceOptions {
     }
 }
 
-/// Returns an address as messages show it: without a user and a password, which are refused, but may be in it.
+/// Returns an address as messages show it: without a user and a password, which are refused, but may be in
+/// it.
 fn without_login(text: &str) -> String {
     let parts = text.split_once("://").and_then(|(scheme, rest)| Some((scheme, rest.rsplit_once('@')?.1)));
     parts.map_or_else(|| text.to_owned(), |(scheme, rest)| format!("{scheme}://…@{rest}"))

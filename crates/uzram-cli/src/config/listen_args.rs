@@ -1,5 +1,5 @@
-//! Where and how a daemon serves NBD: options of `uzram up`, and top-level keys of a configuration file with the same
-//! names and meaning.
+//! Where and how a daemon serves NBD: options of `uzram up`, and top-level keys of a configuration file with
+//! the same names and meaning.
 
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
@@ -15,10 +15,10 @@ pub const MAX_CONNECTIONS: RangeInclusive<i64> = 1..=65536;
 /// Settings of the NBD server from one source: the command line or a file.
 #[derive(clap::Args, Clone, Debug, Default, PartialEq, Eq)]
 pub struct ListenArgs {
-    /// Serve at one more place, unix:PATH or tcp:ADDRESS:PORT, besides the socket in the runtime directory; may be
-    /// repeated. With NAME,NAME@ before it, the place serves only these devices. Port 0 lets the system choose. Access
-    /// from other machines needs TLS and --tls-client-ca. Root's daemon does not remove a socket in another user's
-    /// directory when it ends: it has given up the privilege
+    /// Serve at one more place, unix:PATH or tcp:ADDRESS:PORT, besides the socket in the runtime directory;
+    /// may be repeated. With NAME,NAME@ before it, the place serves only these devices. Port 0 lets the
+    /// system choose. Access from other machines needs TLS and --tls-client-ca. Root's daemon does not remove
+    /// a socket in another user's directory when it ends: it has given up the privilege
     #[arg(long, value_name = "PLACE")]
     pub listen: Vec<Listen>,
     /// Owner of the sockets of unix: places, a name or number [default: the daemon's user]
@@ -27,8 +27,8 @@ pub struct ListenArgs {
     /// Group of these sockets [default: the daemon's]
     #[arg(long, value_name = "GROUP", value_parser = parse_group)]
     pub socket_group: Option<u32>,
-    /// Permissions of these sockets: write permission gives read and write access to the disks served there [default:
-    /// 0600]
+    /// Permissions of these sockets: write permission gives read and write access to the disks served there
+    /// [default: 0600]
     #[arg(long, value_name = "MODE", value_parser = parse_mode)]
     pub socket_mode: Option<u32>,
     /// The server's certificate (PEM, followed by its chain). It turns TLS on, and requires it over TCP
@@ -40,19 +40,19 @@ pub struct ListenArgs {
     /// Accept over TLS only clients with a certificate signed by one of these authorities (PEM)
     #[arg(long, value_name = "FILE")]
     pub tls_client_ca: Option<PathBuf>,
-    /// Accept clients on other machines without a client certificate: everyone who can connect can read and write the
-    /// disks; TLS then only encrypts
+    /// Accept clients on other machines without a client certificate: everyone who can connect can read and
+    /// write the disks; TLS then only encrypts
     #[arg(long, num_args = 0, default_missing_value = "true", value_name = "BOOL")]
     pub tls_anyone: Option<bool>,
-    /// The most clients served at once; more are refused. A sixteenth is reserved for clients of the socket in the
-    /// runtime directory, another is divided among the --listen places [default: 256]
+    /// The most clients served at once; more are refused. A sixteenth is reserved for clients of the socket
+    /// in the runtime directory, another is divided among the --listen places [default: 256]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(MAX_CONNECTIONS))]
     pub max_connections: Option<u32>,
 }
 
 impl ListenArgs {
-    /// Adds the settings of a configuration file. Places to listen at add up; every other setting may be given only
-    /// once.
+    /// Adds the settings of a configuration file. Places to listen at add up; every other setting may be
+    /// given only once.
     pub fn with_file(mut self, file: ListenArgs, path: &Path) -> Result<ListenArgs> {
         self.listen.extend(file.listen);
         Ok(ListenArgs {

@@ -28,8 +28,8 @@ const NEEDS_LRU: [&str; 2] = ["backing_dev", "recomp_algorithm"];
 /// The default mount point of the devices' files, in the runtime directory.
 const MOUNT_DIR: &str = "mnt";
 
-/// The longest request to a swap area: a cluster of 32 pages, the most that the kernel reclaims or reads ahead at once.
-/// The block layer splits larger merged requests; buffers for them would be locked in memory.
+/// The longest request to a swap area: a cluster of 32 pages, the most that the kernel reclaims or reads
+/// ahead at once. The block layer splits larger merged requests; buffers for them would be locked in memory.
 const SWAP_IO_BYTES: u32 = 128 << 10;
 
 /// Why no process takes over where memory is charged in advance.
@@ -42,9 +42,9 @@ const GIVE_UP_AFTER: Duration = Duration::from_secs(10);
 /// How devices are served as files.
 #[derive(clap::Args)]
 pub struct FilesArgs {
-    /// Limit the wake-up latency of idle CPUs to so many microseconds while requests for files and block devices follow
-    /// each other closely; at 0 CPUs poll, `none` sets no limit. Waking a CPU takes longer than a request, above all in
-    /// a virtual machine. Needs /dev/cpu_dma_latency [default: 0]
+    /// Limit the wake-up latency of idle CPUs to so many microseconds while requests for files and block
+    /// devices follow each other closely; at 0 CPUs poll, `none` sets no limit. Waking a CPU takes longer
+    /// than a request, above all in a virtual machine. Needs /dev/cpu_dma_latency [default: 0]
     #[arg(long, value_name = "US")]
     cpu_latency_us: Option<CpuLatencyLimit>,
 }
@@ -57,8 +57,8 @@ impl FilesArgs {
     }
 }
 
-/// Returns whether the kernel may be asked to send requests again: in tests of what is done on older kernels, which set the
-/// variable `UZRAM_NO_RESEND`, it may not. Only in debug builds.
+/// Returns whether the kernel may be asked to send requests again: in tests of what is done on older kernels,
+/// which set the variable `UZRAM_NO_RESEND`, it may not. Only in debug builds.
 fn may_resend() -> bool {
     !cfg!(debug_assertions) || std::env::var_os("UZRAM_NO_RESEND").is_none()
 }
@@ -66,12 +66,12 @@ fn may_resend() -> bool {
 /// Whether a daemon outlives the process that serves.
 #[derive(clap::Args)]
 pub struct SurviveArgs {
-    /// Have no process ready to take over when the one that serves dies: contents are lost then, and programs that swap
-    /// to them die, too
+    /// Have no process ready to take over when the one that serves dies: contents are lost then, and programs
+    /// that swap to them die, too
     #[arg(long)]
     no_survive: bool,
-    /// How long requests for files and block devices wait before they fail, if the processes that serve die of them
-    /// again and again
+    /// How long requests for files and block devices wait before they fail, if the processes that serve die
+    /// of them again and again
     #[arg(long, value_name = "SECONDS", default_value_t = GIVE_UP_AFTER.as_secs(), conflicts_with = "no_survive")]
     give_up_after: u64,
 }
@@ -143,8 +143,8 @@ pub struct DevicePlan {
 /// NBD access to a device.
 #[derive(clap::Args, Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ExportArgs {
-    /// Whether NBD clients may open the device: true for always, but read-only while it is a block device or its file
-    /// is open for writing; false for never [default: only while it is neither]
+    /// Whether NBD clients may open the device: true for always, but read-only while it is a block device or
+    /// its file is open for writing; false for never [default: only while it is neither]
     #[arg(long, value_name = "true|false", num_args = 0..=1, default_missing_value = "true")]
     pub export: Option<bool>,
     /// Export the device read-only over NBD
@@ -202,8 +202,8 @@ impl DaemonPlan {
         fuse::MountOptions { max_io_bytes, refuses_shared_mappings, starts_no_threads, ..self.files }
     }
 
-    /// Returns the mount point, if the daemon mounts its files: the given one, or the default if a device is to be
-    /// attached.
+    /// Returns the mount point, if the daemon mounts its files: the given one, or the default if a device is
+    /// to be attached.
     pub fn mount_dir(&self) -> Option<PathBuf> {
         let attaches = self.devices.iter().any(|device| device.attached != Attached::No);
         self.mount.clone().or_else(|| attaches.then(|| self.runtime_dir.join(MOUNT_DIR)))
@@ -259,8 +259,8 @@ impl DevicePlan {
         DevicePlan { name: name.to_owned(), settings, attached, export, advance_bytes: None }
     }
 
-    /// Returns who may open the device over NBD. A device to be attached is restricted from the start, so that no
-    /// client opens it first.
+    /// Returns who may open the device over NBD. A device to be attached is restricted from the start, so
+    /// that no client opens it first.
     pub fn export_policy(&self) -> ExportPolicy {
         let ExportArgs { export, read_only } = self.export;
         match (self.attached, export) {
@@ -288,8 +288,8 @@ impl DevicePlan {
             .map_err(|error| Failure::of(self.blame(&error, disksize), &error))
     }
 
-    /// Checks that no backing file lies where the devices' files are mounted: they would hide it, and to open it would wait
-    /// for this daemon.
+    /// Checks that no backing file lies where the devices' files are mounted: they would hide it, and to open
+    /// it would wait for this daemon.
     fn check_beside(&self, mount_dir: &Path) -> Result<()> {
         let Some(Setting { origin, value, .. }) = self.settings.get("backing_dev") else { return Ok(()) };
         match NamedBacking::paths(value).find(|path| is_inside(path, mount_dir)) {
@@ -344,8 +344,8 @@ impl DevicePlan {
         Ok(device)
     }
 
-    /// Returns the origin of the setting to blame when setting `setting` failed. Setting the size creates the disk from
-    /// all other settings, so its error may name one of them.
+    /// Returns the origin of the setting to blame when setting `setting` failed. Setting the size creates the
+    /// disk from all other settings, so its error may name one of them.
     fn blame<'a>(&'a self, error: &uzram::Error, setting: &'a Setting) -> &'a str {
         let is_named = |other: &&Setting| error.setting() == Some(other.attribute);
         let named = self.settings.iter().find(is_named).filter(|_| setting.attribute == "disksize");

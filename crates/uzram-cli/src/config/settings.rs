@@ -1,9 +1,9 @@
-//! The settings of a device, in one table: [`SETTINGS`]. The options of `up`, `add` and `swap on`, the files of
-//! `--config` and `--policy`, and `uzram set` all use it.
+//! The settings of a device, in one table: [`SETTINGS`]. The options of `up`, `add` and `swap on`, the files
+//! of `--config` and `--policy`, and `uzram set` all use it.
 //!
-//! A setting has its attribute's name; short words are aliases, accepted in the same places. In options and files '-'
-//! and '_' are the same. Values go to the attributes as text, and the attributes' own parsers check them, so that a
-//! wrong value gets the same message wherever it is written.
+//! A setting has its attribute's name; short words are aliases, accepted in the same places. In options and
+//! files '-' and '_' are the same. Values go to the attributes as text, and the attributes' own parsers check
+//! them, so that a wrong value gets the same message wherever it is written.
 
 use std::ops::Deref;
 
@@ -26,7 +26,8 @@ pub enum Form {
     SizePerDay,
     /// 0 or 1; in files, also true and false. An option without a value means 1.
     Switch,
-    /// A path, optionally followed by a size; or several: an option is given as often, in files they are an array.
+    /// A path, optionally followed by a size; or several: an option is given as often, in files they are an
+    /// array.
     Path,
 }
 
@@ -95,7 +96,29 @@ const BACKED: SettingRow = SettingRow { is_policy: true, needs: Some("backing_de
 /// The value of `recomp_algorithm` for no recompression.
 const NO_ALGORITHM: &str = "algo=none";
 
-/// The settings of a new device, in the order in which they are set.
+/// The settings that only measurements need, set before all others.
+#[cfg(feature = "designs")]
+static DESIGNS: &[SettingRow] = &[
+    SettingRow { attribute: "chain_size", words: &["chain"], ..NUMBER },
+    SettingRow { attribute: "streams", value_name: "percpu|N", ..TEXT },
+    SettingRow { attribute: "pool_design", ..TEXT },
+    SettingRow { attribute: "lru_design", ..TEXT },
+    SettingRow { attribute: "lru_pagevec", ..NUMBER },
+    SettingRow { attribute: "run_cache_batch", ..NUMBER },
+    SettingRow { attribute: "writeback_layout", ..BACKED },
+    SettingRow {
+        attribute: "compressed_writeback",
+        words: &["writeback_compressed"],
+        form: Form::Switch,
+        value_name: "0|1",
+        note: "[default: 1]",
+        ..BACKED
+    },
+];
+#[cfg(not(feature = "designs"))]
+static DESIGNS: &[SettingRow] = &[];
+
+/// The settings of a new device.
 pub static SETTINGS: &[SettingRow] = &[
     SettingRow {
         attribute: "comp_algorithm",
@@ -132,24 +155,12 @@ pub static SETTINGS: &[SettingRow] = &[
         needs: Some("recomp_algorithm"),
         ..TEXT
     },
-    #[cfg(feature = "designs")]
-    SettingRow { attribute: "chain_size", words: &["chain"], ..NUMBER },
-    #[cfg(feature = "designs")]
-    SettingRow { attribute: "streams", value_name: "percpu|N", ..TEXT },
     SettingRow { attribute: "checksum", ..SWITCH },
-    #[cfg(feature = "designs")]
-    SettingRow { attribute: "pool_design", ..TEXT },
     SettingRow {
         attribute: "lru_enable",
         note: "[default: 0 for swap without recompression and backing device, else 1]",
         ..SWITCH
     },
-    #[cfg(feature = "designs")]
-    SettingRow { attribute: "lru_design", ..TEXT },
-    #[cfg(feature = "designs")]
-    SettingRow { attribute: "lru_pagevec", ..NUMBER },
-    #[cfg(feature = "designs")]
-    SettingRow { attribute: "run_cache_batch", ..NUMBER },
     SettingRow { attribute: "compact_threshold", value_name: "PERCENT", ..TEXT },
     SettingRow { attribute: "compact_rate", ..SIZE },
     SettingRow { attribute: "policy_high", words: &["high"], value_name: "PERCENT", is_policy: true, ..TEXT },
@@ -178,17 +189,6 @@ pub static SETTINGS: &[SettingRow] = &[
         form: Form::SizePerDay,
         value_name: "SIZE/day",
         note: "[default: no limit]",
-        ..BACKED
-    },
-    #[cfg(feature = "designs")]
-    SettingRow { attribute: "writeback_layout", ..BACKED },
-    #[cfg(feature = "designs")]
-    SettingRow {
-        attribute: "compressed_writeback",
-        words: &["writeback_compressed"],
-        form: Form::Switch,
-        value_name: "0|1",
-        note: "[default: 1]",
         ..BACKED
     },
     SettingRow { attribute: "writeback_batch_size", value_name: "N", ..BACKED },
@@ -228,14 +228,21 @@ pub static SETTINGS: &[SettingRow] = &[
     DISKSIZE,
 ];
 
+/// Returns the rows of all settings, in the order in which they are set.
+pub fn all() -> impl Iterator<Item = &'static SettingRow> {
+    DESIGNS.iter().chain(SETTINGS)
+}
+
 impl SettingRow {
-    /// Returns the row of a setting and the name as the table has it; `name` is the attribute's name or an alias.
+    /// Returns the row of a setting and the name as the table has it; `name` is the attribute's name or an
+    /// alias.
     pub fn find(name: &str) -> Option<(&'static SettingRow, &'static str)> {
         let name = name.replace('-', "_");
-        SETTINGS.iter().find_map(|row| Some((row, row.names().find(|other| *other == name)?)))
+        all().find_map(|row| Some((row, row.names().find(|other| *other == name)?)))
     }
 
-    /// Returns the option's help text: the attribute's says at its end when that can be set, which an option does not.
+    /// Returns the option's help text: the attribute's says at its end when that can be set, which an option
+    /// does not.
     pub fn help(&self) -> String {
         let attribute = Device::attributes().iter().find(|row| row.name == self.attribute);
         let help = if self.help.is_empty() { attribute.map_or("", |row| row.help) } else { self.help };
@@ -249,8 +256,8 @@ impl SettingRow {
         [self.attribute].into_iter().chain(self.words.iter().copied())
     }
 
-    /// Returns the attributes and values that `name`, one of [`SettingRow::names`], sets to `text`: `recompress` may
-    /// set two, and a plain algorithm becomes `algo=…`.
+    /// Returns the attributes and values that `name`, one of [`SettingRow::names`], sets to `text`:
+    /// `recompress` may set two, and a plain algorithm becomes `algo=…`.
     pub fn values(&self, name: &str, text: &str) -> Vec<(&'static str, String)> {
         let algorithm = |text: &str| ("recomp_algorithm", format!("algo={text}"));
         match name {
@@ -265,8 +272,8 @@ impl SettingRow {
     }
 }
 
-/// Returns the attributes and values that `uzram set` sets for a name or alias. The name of a writable attribute always
-/// means that attribute; an unknown name is left to the daemon.
+/// Returns the attributes and values that `uzram set` sets for a name or alias. The name of a writable
+/// attribute always means that attribute; an unknown name is left to the daemon.
 pub fn attributes_of(name: &str, text: &str) -> Vec<(String, String)> {
     let is_attribute = Device::attributes().iter().any(|row| row.name == name && row.writable());
     match SettingRow::find(name).filter(|_| !is_attribute) {
@@ -332,21 +339,21 @@ impl DeviceSettings {
         self.0.iter().find(|setting| setting.attribute == attribute)
     }
 
-    /// Adds the settings of a policy that are not set yet, and sorts all into the order in which they are applied.
-    /// Messages put `prefix` before a setting's name. `swaps` tells whether the device is used as swap, and so has a
-    /// recompression algorithm by default.
+    /// Adds the settings of a policy that are not set yet, and sorts all into the order in which they are
+    /// applied. Messages put `prefix` before a setting's name. `swaps` tells whether the device is used as
+    /// swap, and so has a recompression algorithm by default.
     pub fn complete(mut self, mut policy: DeviceSettings, prefix: &str, swaps: bool) -> Result<Self> {
         policy.0.retain(|setting| self.get(setting.attribute).is_none());
         self.0.append(&mut policy.0);
-        let place = |name: &str| SETTINGS.iter().position(|row| row.attribute == name);
+        let place = |name: &str| all().position(|row| row.attribute == name);
         self.0.sort_by_key(|setting| (Attribute::turn(setting.attribute), place(setting.attribute)));
         self.refuse_idle(prefix, swaps)?;
         Ok(self)
     }
 
-    /// Returns whether pages are recompressed if the device is used as swap: unless the settings say otherwise they are, but
-    /// for a device with a backing device, where each would be recompressed before any is written back at the limit, which
-    /// is too slow for writers.
+    /// Returns whether pages are recompressed if the device is used as swap: unless the settings say
+    /// otherwise they are, but for a device with a backing device, where each would be recompressed before
+    /// any is written back at the limit, which is too slow for writers.
     pub fn recompresses_swap(&self) -> bool {
         match self.get("recomp_algorithm") {
             Some(setting) => !setting.is_off(),
@@ -387,7 +394,8 @@ impl Deref for DeviceSettings {
     }
 }
 
-/// Splits `ALGORITHM[:AFTER]`: the text after the last colon is a duration if it parses as one and has a unit.
+/// Splits `ALGORITHM[:AFTER]`: the text after the last colon is a duration if it parses as one and has a
+/// unit.
 fn split_after(text: &str) -> (&str, Option<&str>) {
     let is_duration = |text: &str| text.ends_with(char::is_alphabetic) && parse_duration_s(text).is_ok();
     match text.rsplit_once(':') {
@@ -396,8 +404,8 @@ fn split_after(text: &str) -> (&str, Option<&str>) {
     }
 }
 
-/// Returns what names a backing device of these parts: with absolute paths, as the daemon may run in another directory. A
-/// `:SIZE` after a path stays as it is.
+/// Returns what names a backing device of these parts: with absolute paths, as the daemon may run in another
+/// directory. A `:SIZE` after a path stays as it is.
 pub fn join_paths(parts: &[String]) -> String {
     let from_root = |path: &str| {
         let is_path = path != "none" && !NamedBacking::is_elsewhere(path);
@@ -430,10 +438,10 @@ mod tests {
         // These act on an existing device.
         let others = ["reset", "mem_used_max"];
         for row in Device::attributes().iter().filter(|row| row.writable() && !row.works()) {
-            let is_setting = SETTINGS.iter().any(|setting| setting.attribute == row.name);
+            let is_setting = all().any(|setting| setting.attribute == row.name);
             assert_eq!(is_setting, !others.contains(&row.name), "{}", row.name);
         }
-        let mut names: Vec<_> = SETTINGS.iter().flat_map(SettingRow::names).collect();
+        let mut names: Vec<_> = all().flat_map(SettingRow::names).collect();
         let all = names.len();
         names.sort_unstable();
         names.dedup();

@@ -1,10 +1,10 @@
-//! The settings of a device as keys of a file: in a device's table in a file of `--config`, or at the top level of a
-//! file of `--policy`. In the tables `recompress` and `writeback`, a setting's name is the table's name, `_` and the
-//! key.
+//! The settings of a device as keys of a file: in a device's table in a file of `--config`, or at the top
+//! level of a file of `--policy`. In the tables `recompress` and `writeback`, a setting's name is the table's
+//! name, `_` and the key.
 
 use uzram::machine_memory::Memory;
 
-use crate::config::settings::{DeviceSettings, Form, SETTINGS, SettingRow, join_paths};
+use crate::config::settings::{self, DeviceSettings, Form, SettingRow, join_paths};
 use crate::config::toml_text::Entry;
 use crate::failure::Result;
 
@@ -14,7 +14,8 @@ pub const GROUPS: [&str; 2] = ["recompress", "writeback"];
 /// Where a setting is written, which decides what is allowed.
 #[derive(Clone, Copy)]
 pub enum Kind<'m> {
-    /// A file of `--config`, for a machine with this memory: all settings; sizes may be expressions, paths relative.
+    /// A file of `--config`, for a machine with this memory: all settings; sizes may be expressions, paths
+    /// relative.
     Config(&'m Memory),
     /// A table `attributes` in such a file: all settings; the attributes parse the values.
     Attributes,
@@ -29,11 +30,12 @@ impl Kind<'_> {
 
     /// Returns the names of the settings allowed here.
     pub fn names(self) -> impl Iterator<Item = &'static str> {
-        SETTINGS.iter().filter(move |row| self.has(row)).flat_map(SettingRow::names)
+        settings::all().filter(move |row| self.has(row)).flat_map(SettingRow::names)
     }
 }
 
-/// Adds the setting of a key, or the settings of a table. Messages put `within` before the key, as in `writeback.`.
+/// Adds the setting of a key, or the settings of a table. Messages put `within` before the key, as in
+/// `writeback.`.
 pub fn read(settings: &mut DeviceSettings, entry: Entry<'_>, within: &str, kind: Kind<'_>) -> Result<()> {
     read_in_group(settings, entry, within, "", kind)
 }

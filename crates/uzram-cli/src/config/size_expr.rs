@@ -1,10 +1,10 @@
 //! Sizes in options and in files, which may depend on the machine: `min(ram / 2, 4G)`.
 //!
-//! A size is written as for [`uzram::units::parse_size`]; a number without a unit is a factor, and may have a fraction
-//! (`ram * 0.75`). The operators are `+ - * /` with their usual precedence, parentheses, and `min(…)` and `max(…)` of one or
-//! more sizes; the variables are those of [`Memory`]. The language is that of zram-generator's `zram-size`, except that
-//! plain numbers and `ram` are MiB there. A number without a unit where a size is expected is therefore refused: it
-//! could mean MiB or bytes. 0 is the same in both.
+//! A size is written as for [`uzram::units::parse_size`]; a number without a unit is a factor, and may have a
+//! fraction (`ram * 0.75`). The operators are `+ - * /` with their usual precedence, parentheses, and
+//! `min(…)` and `max(…)` of one or more sizes; the variables are those of [`Memory`]. The language is that of
+//! zram-generator's `zram-size`, except that plain numbers and `ram` are MiB there. A number without a unit
+//! where a size is expected is therefore refused: it could mean MiB or bytes. 0 is the same in both.
 
 use uzram::machine_memory::{self, Memory};
 use uzram::units::{PAGE_SIZE, parse_size, unit_bytes};
@@ -17,11 +17,12 @@ pub const MAX_DEPTH: usize = 32;
 
 const OPERAND: &str = "a size, 'ram', 'limit', 'min(', 'max(' or '('";
 
-/// Reads a size of an option or a file, plain or an expression. An attribute takes plain numbers as bytes, as the kernel
-/// does; here they need a unit, unless they are 0.
+/// Reads a size of an option or a file, plain or an expression. An attribute takes plain numbers as bytes, as
+/// the kernel does; here they need a unit, unless they are 0.
 ///
 /// # Errors
-/// `Invalid`: of a plain size the message is that of [`parse_size`], as an attribute would give it; else as [`evaluate`].
+/// `Invalid`: of a plain size the message is that of [`parse_size`], as an attribute would give it; else as
+/// [`evaluate`].
 pub fn read(text: &str, memory: impl FnOnce() -> Result<Memory>) -> Result<u64> {
     let trimmed = text.trim();
     let is_bare = !trimmed.is_empty() && trimmed.bytes().all(|byte| byte.is_ascii_digit());
@@ -46,7 +47,8 @@ pub fn of_option(text: &str) -> Result<u64> {
 /// Evaluates an expression to bytes, rounded down to whole pages.
 ///
 /// # Errors
-/// `Invalid` for a syntax error (with its column), or if the result is less than a page or does not fit into 64 bits.
+/// `Invalid` for a syntax error (with its column), or if the result is less than a page or does not fit into
+/// 64 bits.
 pub fn evaluate(text: &str, memory: &Memory) -> Result<u64> {
     if text.chars().count() > MAX_CHARS {
         return Err(Error::invalid(format!("it has more than {MAX_CHARS} characters")));
@@ -127,7 +129,8 @@ impl<'a> Parser<'a> {
         Ok(value)
     }
 
-    /// Checks that two values that are added or compared are both sizes or both factors, and returns their `bare`.
+    /// Checks that two values that are added or compared are both sizes or both factors, and returns their
+    /// `bare`.
     fn alike(&self, left: Value, right: Value) -> Result<Option<usize>> {
         match (left.bare, right.bare) {
             (Some(place), None) | (None, Some(place)) => Err(self.lacks_unit(place)),
@@ -461,7 +464,8 @@ mod tests {
             }
         }
 
-        /// Returns the value and whether it is a size; `None` if it is not finite or mixes sizes with factors.
+        /// Returns the value and whether it is a size; `None` if it is not finite or mixes sizes with
+        /// factors.
         fn value(&self) -> Option<(f64, bool)> {
             let value = match self {
                 Tree::Leaf(_, value, is_size) => (*value, *is_size),

@@ -1,5 +1,5 @@
-//! Common code of the TOML files: reading, keys and values, and errors with their position. In keys '-' and '_' are the
-//! same.
+//! Common code of the TOML files: reading, keys and values, and errors with their position. In keys '-' and
+//! '_' are the same.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -94,7 +94,8 @@ impl Source<'_> {
         Failure::usage(format!("{}: '{quoted}': {why}", self.at(span)))
     }
 
-    /// Returns advice for a line that is no TOML, if its value may lack quotes: files of other programs have none.
+    /// Returns advice for a line that is no TOML, if its value may lack quotes: files of other programs have
+    /// none.
     fn unquoted(&self, span: &Range<usize>) -> String {
         let line = self.text.lines().nth(line_number(self.text, span) - 1).unwrap_or_default();
         let Some((key, value)) = line.split_once('=').map(|(key, value)| (key.trim(), value.trim())) else {
@@ -159,7 +160,8 @@ impl<'a> Entry<'a> {
         self.key.replace('_', "-")
     }
 
-    /// Returns a failure that says what another program's key is here, suggests a similar key, or lists all known keys.
+    /// Returns a failure that says what another program's key is here, suggests a similar key, or lists all
+    /// known keys.
     pub fn unknown<'n>(&self, known: impl Iterator<Item = &'n str>) -> Failure {
         let known: Vec<_> = known.collect();
         let hint = other_words::of_key(&self.key).unwrap_or_else(|| hint(&self.key, &known));

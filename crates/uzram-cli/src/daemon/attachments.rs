@@ -1,8 +1,8 @@
 //! Block devices attached to a daemon's files, and swap areas on them.
 //!
-//! The processes `uzram attach` and `uzram detach`, started by the daemon or by users, attach and detach them (see
-//! `client::attach` for why). Either way the daemon's record lists them. When the daemon ends it finds them by this
-//! record, even if its directories were moved or removed.
+//! The processes `uzram attach` and `uzram detach`, started by the daemon or by users, attach and detach them
+//! (see `client::attach` for why). Either way the daemon's record lists them. When the daemon ends it finds
+//! them by this record, even if its directories were moved or removed.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -41,8 +41,8 @@ impl Attachments {
         Attachments { exports, recorder, attendant, swapped_to: BTreeSet::new() }
     }
 
-    /// Takes what the process before had attached for these plans; if it had attached all, also what it had switched
-    /// on and was detached since.
+    /// Takes what the process before had attached for these plans; if it had attached all, also what it had
+    /// switched on and was detached since.
     pub fn adopt(&mut self, plans: &[DevicePlan], has_all: bool) {
         let attached: Vec<_> = self.recorder.attached().into_iter().map(|device| device.name).collect();
         let swaps = plans.iter().filter(|plan| plan.is_swap() && (has_all || attached.contains(&plan.name)));

@@ -1,9 +1,9 @@
 //! A process that runs `uzram attach` and `uzram detach` for a daemon that can no longer run programs itself.
 //!
 //! The daemon starts it, this program with a hidden command, before it gives up privileges
-//! ([`confine`](crate::daemon::confine)). So the attendant has the privileges for its work, but no memory or files of
-//! the daemon. It waits for requests on a socket, and ends when the daemon does. It only attaches and detaches devices
-//! of that daemon.
+//! ([`confine`](crate::daemon::confine)). So the attendant has the privileges for its work, but no memory or
+//! files of the daemon. It waits for requests on a socket, and ends when the daemon does. It only attaches
+//! and detaches devices of that daemon.
 
 use std::ffi::OsString;
 use std::io;
@@ -27,7 +27,8 @@ use crate::system::runtime_dir::RuntimeArgs;
 
 /// The hidden command.
 const COMMAND: &str = "attendant";
-/// The process's name. Not `uzram`: killing all `uzram` processes by name must not kill this one before the daemon.
+/// The process's name. Not `uzram`: killing all `uzram` processes by name must not kill this one before the
+/// daemon.
 const NAME: &std::ffi::CStr = c"attendant";
 /// This very program, even if its file was replaced: another version may have other options.
 const OWN_PROGRAM: &str = "/proc/self/exe";
@@ -138,8 +139,8 @@ impl Attendant {
     }
 }
 
-/// `uzram attendant`: carries out requests until the daemon closes the socket. It gives its caller no more power than
-/// the commands that it runs.
+/// `uzram attendant`: carries out requests until the daemon closes the socket. It gives its caller no more
+/// power than the commands that it runs.
 pub fn run(args: &AttendantArgs) -> Result<()> {
     let uid = rustix::process::geteuid();
     if !socket_peercred(io::stdin()).is_ok_and(|peer| peer.uid == uid) {
@@ -154,7 +155,8 @@ fn serve(runtime_dir: &Path) -> io::Result<()> {
     leave_caller();
     let _ = rustix::thread::set_name(NAME);
     for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGQUIT, libc::SIGHUP] {
-        // SAFETY: the handler does nothing. Unlike SIG_IGN, it is not inherited by the programs that this process runs.
+        // SAFETY: the handler does nothing. Unlike SIG_IGN, it is not inherited by the programs that this
+        // process runs.
         unsafe { signal_hook::low_level::register(signal, || {}) }?;
     }
     let link = Link::from_fd(io::stdin().as_fd().try_clone_to_owned()?);

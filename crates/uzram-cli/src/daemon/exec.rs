@@ -85,8 +85,8 @@ impl Running {
         }
     }
 
-    /// Returns what [`Running::from_parts`] takes: the process, whether it has a process group of its own, and whether it
-    /// was told to end.
+    /// Returns what [`Running::from_parts`] takes: the process, whether it has a process group of its own,
+    /// and whether it was told to end.
     pub fn parts(&self) -> (i32, bool, bool) {
         (self.pid.as_raw_pid(), self.own_group, self.asked)
     }

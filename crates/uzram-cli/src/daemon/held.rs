@@ -1,5 +1,5 @@
-//! What a daemon holds as long as it exists, whichever of its processes serves: locks, sockets, the connection of its
-//! files.
+//! What a daemon holds as long as it exists, whichever of its processes serves: locks, sockets, the
+//! connection of its files.
 
 use std::os::unix::net::UnixListener;
 use std::path::Path;
@@ -26,11 +26,13 @@ use crate::system::runtime_dir::{CONTROL_SOCKET, RuntimeDir};
 /// No lock, record or table of a daemon is longer; what its devices need is checked when they are made.
 const OWN_FILES_BYTES: u64 = 1 << 20;
 
-/// See the [module's documentation](self). Dropping it unmounts, removes the sockets and gives the directory free.
+/// See the [module's documentation](self). Dropping it unmounts, removes the sockets and gives the directory
+/// free.
 pub struct Held {
     /// The plan.
     pub plan: DaemonPlan,
-    /// The measures that protect this process and those that it forks; a fork has to repeat some ([`Held::protect`]).
+    /// The measures that protect this process and those that it forks; a fork has to repeat some
+    /// ([`Held::protect`]).
     pub protection: Vec<MeasureJson>,
     /// The connection of the files; `None` without files.
     pub connection: Option<Arc<fuse::Connection>>,
@@ -146,7 +148,8 @@ impl Held {
         attendant.context(|| "cannot start the process that attaches and detaches".to_owned())
     }
 
-    /// Protects this process for a plan, before it starts threads: they inherit it. Returns the outcome of each measure.
+    /// Protects this process for a plan, before it starts threads: they inherit it. Returns the outcome of
+    /// each measure.
     pub fn protect(plan: &DaemonPlan) -> Vec<MeasureJson> {
         let mut protection = if plan.is_protected() {
             protect()
@@ -190,7 +193,8 @@ fn mount(
     Ok(connection)
 }
 
-/// Has the memory that outlives processes never be swapped out: it would come back only through a swap area that is in it.
+/// Has the memory that outlives processes never be swapped out: it would come back only through a swap area
+/// that is in it.
 fn stay_out_of_swap() -> MeasureJson {
     let refused = keep_memory_out_of_swap().err().map(|error| error.to_string());
     MeasureJson { what: "contents kept out of swap".to_owned(), refused }

@@ -1,10 +1,11 @@
-//! Keeps threads that serve files from waiting for pages that only they can write out, in memory cgroups of version 1:
-//! docs/block-device.md, "In a memory cgroup", says when that is, and what is done about it.
+//! Keeps threads that serve files from waiting for pages that only they can write out, in memory cgroups of
+//! version 1: docs/block-device.md, "In a memory cgroup", says when that is, and what is done about it.
 //!
-//! The kernel waits in `shrink_folio_list` (`folio_wait_writeback`), unless the thread is an I/O flusher. Where no thread can
-//! be one, what is in reach of a loop device or a shared mapping charges nothing while it is served
-//! ([`Charging::InAdvance`]), or neither is allowed ([`Charging::Unsafe`]). The first holds for planned devices by their
-//! defaults ([`DevicePlan::defaults`]), and for all that is added or set later by [`setting_check`].
+//! The kernel waits in `shrink_folio_list` (`folio_wait_writeback`), unless the thread is an I/O flusher.
+//! Where no thread can be one, what is in reach of a loop device or a shared mapping charges nothing while it
+//! is served ([`Charging::InAdvance`]), or neither is allowed ([`Charging::Unsafe`]). The first holds for
+//! planned devices by their defaults ([`DevicePlan::defaults`]), and for all that is added or set later by
+//! [`setting_check`].
 
 use std::sync::Arc;
 
@@ -74,7 +75,8 @@ fn charged_in_advance(mut plan: DaemonPlan) -> DaemonPlan {
     plan
 }
 
-/// Returns the reserve that charges all memory of a device while it is served; `None` for a device without a size.
+/// Returns the reserve that charges all memory of a device while it is served; `None` for a device without a
+/// size.
 fn planned_reserve_bytes(device: &DevicePlan) -> Option<u64> {
     // The kernel keeps a page that a swap area cannot store.
     if device.is_swap() {

@@ -1,10 +1,12 @@
 //! The process that waits for the death of the one that serves, and serves then.
 //!
 //! 1. It maps the memory of all devices ahead, and follows it as it grows ([`Mirror`]).
-//! 2. Its main thread waits for the seat ([`Lives::take_seat`]). It gets it as soon as the main thread of the process
-//!    that serves is dying.
-//! 3. It waits until no other thread of that process can run any more, and restores the devices from their memory.
-//! 4. It serves like any worker ([`worker::serve`]); the kernel sends it the requests for files that were not answered.
+//! 2. Its main thread waits for the seat ([`Lives::take_seat`]). It gets it as soon as the main thread of the
+//!    process that serves is dying.
+//! 3. It waits until no other thread of that process can run any more, and restores the devices from their
+//!    memory.
+//! 4. It serves like any worker ([`worker::serve`]); the kernel sends it the requests for files that were not
+//!    answered.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -123,8 +125,8 @@ pub fn run(
     worker::serve(held, start)
 }
 
-/// Fails all requests for files: the process that served died of the same one again and again. The contents stay, for
-/// NBD clients and `uzram recover`.
+/// Fails all requests for files: the process that served died of the same one again and again. The contents
+/// stay, for NBD clients and `uzram recover`.
 fn give_up(held: &mut Held, home: &Home) {
     let wait = held.plan.give_up_after;
     tracing::error!(
@@ -176,8 +178,8 @@ impl Mapped {
         }
     }
 
-    /// Restores the device. If its memory is damaged beyond pages, it is there without contents, and requests for it
-    /// fail; others go on.
+    /// Restores the device. If its memory is damaged beyond pages, it is there without contents, and requests
+    /// for it fail; others go on.
     fn attach(self, home: &Arc<Home>) -> Exported {
         let Kept { device: kept, memory, backing } = self.kept;
         let keeper = Arc::clone(home) as Arc<dyn Keeper>;
@@ -194,8 +196,8 @@ impl Mapped {
                 (None, Some(memory)) => KeptMemory::from(memory),
                 (None, None) => return Ok(None),
             };
-            // SAFETY: no other process uses the memory: all threads of the one that did have ended, and this process has
-            // the seat, so that no other becomes the next.
+            // SAFETY: no other process uses the memory: all threads of the one that did have ended, and this
+            // process has the seat, so that no other becomes the next.
             unsafe { Device::attach(&kept.name, memory, backing, Arc::clone(&keeper), |_| ()) }.map(Some)
         };
         let device = match attach() {
@@ -215,8 +217,8 @@ impl Mapped {
             }
             Err(error) => {
                 tracing::error!(device = kept.name, "its contents cannot be used any more: {error}");
-                // Nobody will: its memory goes back to the system, and nobody locks its backing device, though the next stand-by
-                // may have the descriptor for a moment.
+                // Nobody will: its memory goes back to the system, and nobody locks its backing device,
+                // though the next stand-by may have the descriptor for a moment.
                 opened.iter().for_each(NamedBacking::unlock_when_dropped);
                 keeper.give_up(&kept.name);
                 empty(&kept.name, keeper)
@@ -327,7 +329,8 @@ fn carry_out(mapped: &mut Vec<Mapped>, order: Order, descriptors: Vec<OwnedFd>) 
             Err(error) => tracing::error!(%error, "a device is not mapped ahead"),
         },
         Order::Forget { name } => mapped.retain(|other| other.kept.device.name != name),
-        // The holder repeats what concerns the process that serves, and a user who is not answered presses ^C again.
+        // The holder repeats what concerns the process that serves, and a user who is not answered presses ^C
+        // again.
         Order::End(_) | Order::Interrupt | Order::CommandEnded | Order::Reload => {}
     }
 }

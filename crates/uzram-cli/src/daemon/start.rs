@@ -1,5 +1,5 @@
-//! The first part of a daemon's start, without side effects: plans and checks a file or a command line as `uzram up`
-//! does. Creates no files or sockets; reads the files that are named, except backing files.
+//! The first part of a daemon's start, without side effects: plans and checks a file or a command line as
+//! `uzram up` does. Creates no files or sockets; reads the files that are named, except backing files.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -56,7 +56,8 @@ pub struct PlannedDevice {
     pub is_swap: bool,
 }
 
-/// Plans `uzram up` with these options; `config` is the text of the file that they name with `--config`, if any.
+/// Plans `uzram up` with these options; `config` is the text of the file that they name with `--config`, if
+/// any.
 ///
 /// # Errors
 /// The message that `uzram up` would print.

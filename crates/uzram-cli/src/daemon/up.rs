@@ -1,4 +1,5 @@
-//! `uzram up`: a daemon that serves devices until it is told to end. Control clients can add and remove devices.
+//! `uzram up`: a daemon that serves devices until it is told to end. Control clients can add and remove
+//! devices.
 //!
 //! It is several processes, of which one serves (`worker`) and one outlives all others ([`holder`]).
 
@@ -21,10 +22,10 @@ use crate::terminal::live::{self, LogLevel};
 
 /// Create a compressed RAM disk and serve it, in the foreground.
 ///
-/// NBD clients use the disk at the URI printed at the start. With --mount it is also a file, and with --attach also a
-/// block device; `uzram stat`, `set`, `reset` and `down` control it. The disk is memory: its contents are lost when
-/// this command ends, and flush and fsync only order writes. They are not lost when the process that serves dies: another
-/// one goes on.
+/// NBD clients use the disk at the URI printed at the start. With --mount it is also a file, and with
+/// --attach also a block device; `uzram stat`, `set`, `reset` and `down` control it. The disk is memory: its
+/// contents are lost when this command ends, and flush and fsync only order writes. They are not lost when
+/// the process that serves dies: another one goes on.
 #[derive(clap::Args)]
 #[command(after_help = "Examples: uzram up --size 4G --algorithm zstd:3 --mem-limit 1G
           uzram up --size 4G --mem-limit 1G --backing /var/lib/uzram/cold.img:4G --recompress zstd:3:10m
@@ -33,9 +34,9 @@ use crate::terminal::live::{self, LogLevel};
           uzram up --size 64M --exec 'nbdinfo \"$uri\"'
           uzram up --size 4G --attach --exec 'mkfs.ext4 -q $device && mount $device /mnt && bash; umount /mnt'")]
 pub struct UpArgs {
-    /// Serve the devices described by a TOML file instead of one described by options (dist/uzram.toml is an example,
-    /// and `uzram check --config` checks a file). SIGHUP then reloads the TLS files, as `uzram reload` does, and does
-    /// not end the daemon
+    /// Serve the devices described by a TOML file instead of one described by options (dist/uzram.toml is an
+    /// example, and `uzram check --config` checks a file). SIGHUP then reloads the TLS files, as `uzram
+    /// reload` does, and does not end the daemon
     #[arg(long, value_name = "FILE.toml", conflicts_with_all = ["name", "attach", "exec"])]
     config: Option<PathBuf>,
     /// The device's name

@@ -1,7 +1,7 @@
 //! The process that serves: it makes the devices or takes them over, and serves them until it is told to end.
 //!
-//! The main thread owns everything and waits for [`Event`]s from the holder and the control API. It releases what it
-//! owns in reverse order: first the servers stop, last the devices are freed.
+//! The main thread owns everything and waits for [`Event`]s from the holder and the control API. It releases
+//! what it owns in reverse order: first the servers stop, last the devices are freed.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -273,8 +273,8 @@ impl<'a> Worker<'a> {
         }
     }
 
-    /// Detaches all devices, and waits until no process uses a device's file, as the contents are lost afterwards. If
-    /// forced, waits only for swap areas: without them programs would be killed.
+    /// Detaches all devices, and waits until no process uses a device's file, as the contents are lost
+    /// afterwards. If forced, waits only for swap areas: without them programs would be killed.
     fn let_go(&mut self, mut ending: Ending, events: &Receiver<Event>) {
         // If the holder cannot be told, the service manager's line is old.
         let tell = |home: &Home, status: &str| drop(home.ask(&Request::Status(status.to_owned()), &[]));
@@ -369,8 +369,8 @@ pub fn needs(held: &Held, backings: impl Iterator<Item = String>) -> Needs {
     }
 }
 
-/// The mount of the devices' files, if any. Dropping it first interrupts long operations of the devices: unmounting
-/// would wait for a process that started one by writing to an attribute's file.
+/// The mount of the devices' files, if any. Dropping it first interrupts long operations of the devices:
+/// unmounting would wait for a process that started one by writing to an attribute's file.
 struct Files {
     mount: Option<fuse::Mount>,
     exports: Exports,
@@ -382,8 +382,8 @@ impl Drop for Files {
     }
 }
 
-/// Returns whether ^C has to be pressed again, and says so, if NBD clients are connected: what they wrote would be lost.
-/// Other users of a device keep the daemon from ending. `asked` is when it was said last.
+/// Returns whether ^C has to be pressed again, and says so, if NBD clients are connected: what they wrote
+/// would be lost. Other users of a device keep the daemon from ending. `asked` is when it was said last.
 fn asks_again(exports: &Exports, asked: &mut Option<Instant>) -> bool {
     let of_device = |device: &Arc<Device>| in_use_by_clients(exports, device.name());
     let Some(in_use) = exports.devices().iter().find_map(of_device) else { return false };

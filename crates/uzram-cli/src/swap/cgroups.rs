@@ -49,8 +49,8 @@ const V2: Version = Version {
     swap: Some("memory.swap.current"),
 };
 
-/// Returns the first cgroup without room for its swapped-out memory, of which at most `most_bytes` come back. Ignores
-/// files that cannot be read: swapoff itself has the last word.
+/// Returns the first cgroup without room for its swapped-out memory, of which at most `most_bytes` come back.
+/// Ignores files that cannot be read: swapoff itself has the last word.
 pub fn find_tight(most_bytes: u64) -> Option<Tight> {
     let tight = |cgroup: Cgroup| {
         let counts = cgroup.counts()?;

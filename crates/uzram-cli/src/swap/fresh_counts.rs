@@ -1,10 +1,11 @@
 //! Makes the kernel flush cgroup statistics while programs swap.
 //!
-//! When a cgroup reaches its memory limit, Linux (6.18, measured) chooses pages to reclaim by statistics that it
-//! flushes every 2 s. If a program with fast swap changes all of its cgroup's memory faster than that, reclaim may
-//! choose nothing, and the OOM killer kills the program although there is swap space: this happened with kernel zram in
-//! 6 of 9 runs of 15 s of a program that used four times its limit in random order. Reading a cgroup's `memory.stat`
-//! flushes its statistics. So, while there are requests, a thread reads the files of the cgroups that swap.
+//! When a cgroup reaches its memory limit, Linux (6.18, measured) chooses pages to reclaim by statistics that
+//! it flushes every 2 s. If a program with fast swap changes all of its cgroup's memory faster than that,
+//! reclaim may choose nothing, and the OOM killer kills the program although there is swap space: this
+//! happened with kernel zram in 6 of 9 runs of 15 s of a program that used four times its limit in random
+//! order. Reading a cgroup's `memory.stat` flushes its statistics. So, while there are requests, a thread
+//! reads the files of the cgroups that swap.
 //!
 //! No request waits for that thread, so it may wait for memory.
 
@@ -36,8 +37,8 @@ pub struct FreshCounts {
 }
 
 impl FreshCounts {
-    /// Starts the thread for programs that swap to one of these devices. Searches once before it returns, which
-    /// allocates the memory that the thread needs.
+    /// Starts the thread for programs that swap to one of these devices. Searches once before it returns,
+    /// which allocates the memory that the thread needs.
     pub fn start(devices: Vec<Arc<Device>>) -> std::io::Result<Self> {
         let (ends, end) = mpsc::channel();
         let mut keeper = Keeper::new(devices);

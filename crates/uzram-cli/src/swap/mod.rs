@@ -1,5 +1,6 @@
-//! What a swap area in compressed memory needs besides its device: checks of memory for its contents and for swapoff,
-//! fresh cgroup statistics, how many pages the kernel reads at once, and whether the machine may hibernate.
+//! What a swap area in compressed memory needs besides its device: checks of memory for its contents and for
+//! swapoff, fresh cgroup statistics, how many pages the kernel reads at once, and whether the machine may
+//! hibernate.
 
 pub mod cgroups;
 pub mod hibernation;

@@ -1,9 +1,9 @@
 //! The most memory that devices may take, and whether there is room for it.
 //!
-//! A daemon must never reach the limit of its cgroup: it would wait for memory that only it can free, or be killed,
-//! which loses all contents. So devices that might not fit are refused ([`check_cgroup`]), at the start and when they
-//! are added. For the machine's memory, which is shared, and as swapped-out pages mostly compress, [`swap_warning`] and
-//! [`fixed_warning`] only warn.
+//! A daemon must never reach the limit of its cgroup: it would wait for memory that only it can free, or be
+//! killed, which loses all contents. So devices that might not fit are refused ([`check_cgroup`]), at the
+//! start and when they are added. For the machine's memory, which is shared, and as swapped-out pages mostly
+//! compress, [`swap_warning`] and [`fixed_warning`] only warn.
 
 use std::sync::Arc;
 
@@ -22,8 +22,8 @@ pub const LEAST_RESERVE_BYTES: u64 = 2 * CHUNK_BYTES;
 /// The most memory of a pool, in sixteenths of its disk, if nothing compresses.
 const POOL_SIXTEENTHS: u64 = 17;
 
-/// Returns the most memory that a device's contents may take, without its fixed cost: `mem_limit`, or the whole disk
-/// uncompressed plus the reserve, if that is less.
+/// Returns the most memory that a device's contents may take, without its fixed cost: `mem_limit`, or the
+/// whole disk uncompressed plus the reserve, if that is less.
 fn most_contents_bytes(device: &DeviceStats) -> u64 {
     let pool_bytes = uncompressed_bytes(device.disksize_bytes).saturating_add(device.reserve_bytes);
     match device.mem_limit_bytes {
@@ -36,7 +36,8 @@ fn uncompressed_bytes(disksize_bytes: u64) -> u64 {
     (disksize_bytes / 16).saturating_mul(POOL_SIXTEENTHS)
 }
 
-/// Returns the reserve of a device that makes all memory resident that its contents may take, in whole chunks.
+/// Returns the reserve of a device that makes all memory resident that its contents may take, in whole
+/// chunks.
 pub fn whole_reserve_bytes(disksize_bytes: u64, mem_limit_bytes: u64) -> u64 {
     // The pool and the slabs share no chunk.
     let most_bytes = uncompressed_bytes(disksize_bytes).next_multiple_of(CHUNK_BYTES) + CHUNK_BYTES;

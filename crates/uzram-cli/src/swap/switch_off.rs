@@ -18,7 +18,8 @@ const TRIES: u32 = 10;
 /// …and how long to wait before it is asked again.
 const TRY_AGAIN: Duration = Duration::from_millis(10);
 
-/// Switches a swap area off unless there is too little memory; the daemon keeps `kept_bytes` of its contents in memory.
+/// Switches a swap area off unless there is too little memory; the daemon keeps `kept_bytes` of its contents
+/// in memory.
 pub fn switch_off(attachment: LoopAttachment, kept_bytes: u64) -> Result<()> {
     let failed = || "cannot read /proc/swaps".to_owned();
     // Held, so that its number is not reused meanwhile.
@@ -56,8 +57,8 @@ pub fn switch_off(attachment: LoopAttachment, kept_bytes: u64) -> Result<()> {
         Some(format!("swap on {shown}: {} still out", format_size(area.used_bytes)))
     };
     let still_used = || attachment.swap_area().ok().flatten().map_or(0, |area| area.used_bytes);
-    // The kernel sometimes reports a lack of memory although there is some, while a program uses the area (seen with Linux
-    // 6.18; why is not known).
+    // The kernel sometimes reports a lack of memory although there is some, while a program uses the area
+    // (seen with Linux 6.18; why is not known).
     let switch_off = || {
         let (mut used_bytes, mut tries) = (area.used_bytes, TRIES);
         loop {

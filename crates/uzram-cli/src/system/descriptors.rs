@@ -5,14 +5,15 @@ use std::io;
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// Gives this process, which has just started, its own session, so that signals from its caller's terminal do not reach
-/// it, and closes all inherited files but the standard ones: they would stay open as long as it runs.
+/// Gives this process, which has just started, its own session, so that signals from its caller's terminal do
+/// not reach it, and closes all inherited files but the standard ones: they would stay open as long as it
+/// runs.
 pub fn leave_caller() {
     // Fails for a process group leader.
     let _ = rustix::process::setsid();
     let first = libc::STDERR_FILENO + 1;
-    // SAFETY: this process has opened no file yet, so nothing in it uses the closed descriptors. By syscall number, as
-    // not all C libraries have the function.
+    // SAFETY: this process has opened no file yet, so nothing in it uses the closed descriptors. By syscall
+    // number, as not all C libraries have the function.
     let closed = unsafe { libc::syscall(libc::SYS_close_range, first, libc::c_uint::MAX, 0) };
     if closed == 0 {
         return;
@@ -30,8 +31,8 @@ fn inherited() -> io::Result<Vec<i32>> {
     Ok(entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect())
 }
 
-/// Raises this process's limit of open files to `wanted`, or warns if the system does not allow it. Without a free
-/// descriptor, no socket accepts a client.
+/// Raises this process's limit of open files to `wanted`, or warns if the system does not allow it. Without a
+/// free descriptor, no socket accepts a client.
 pub fn allow(wanted: u64) {
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
     if current.is_none_or(|current| current >= wanted) {

@@ -7,8 +7,8 @@ use std::{env, fs};
 
 use rustix::fs::Access;
 
-/// Finds a program: at this path, if the name has a slash, else the first in `PATH` that can be executed. An error has
-/// the first place where it is, and why it cannot be executed there.
+/// Finds a program: at this path, if the name has a slash, else the first in `PATH` that can be executed. An
+/// error has the first place where it is, and why it cannot be executed there.
 pub fn find_program(name: &OsStr) -> Result<PathBuf, (PathBuf, io::Error)> {
     let places = match name.as_encoded_bytes().contains(&b'/') {
         true => vec![PathBuf::from(name)],

@@ -12,9 +12,9 @@ use signal_hook::flag;
 
 use crate::failure::{Context, Result};
 
-/// While this exists, the first SIGINT is only recorded, for [`Interrupts::came`]. It interrupts only system calls that
-/// are never restarted (swapoff(2), or a read with a time-out: `SA_RESTART`, signal(7)). A second one kills the
-/// process.
+/// While this exists, the first SIGINT is only recorded, for [`Interrupts::came`]. It interrupts only system
+/// calls that are never restarted (swapoff(2), or a read with a time-out: `SA_RESTART`, signal(7)). A second
+/// one kills the process.
 pub struct Interrupts(Arc<AtomicBool>);
 
 impl Interrupts {
@@ -22,8 +22,8 @@ impl Interrupts {
     pub fn catch() -> Result<Interrupts> {
         let interrupts = Interrupts(Arc::default());
         if !is_ignored(SIGINT) {
-            // In this order: handlers run in order of registration, so the first takes the default action only from the
-            // second signal on.
+            // In this order: handlers run in order of registration, so the first takes the default action
+            // only from the second signal on.
             flag::register_conditional_default(SIGINT, Arc::clone(&interrupts.0))
                 .and_then(|_| flag::register(SIGINT, Arc::clone(&interrupts.0)))
                 .context(|| "cannot handle signals".to_owned())?;
@@ -49,8 +49,8 @@ impl Drop for Interrupts {
     }
 }
 
-/// Makes a write beyond RLIMIT_FSIZE fail with EFBIG: SIGXFSZ would kill this process. Programs that it starts are killed as
-/// usual: handlers are not inherited.
+/// Makes a write beyond RLIMIT_FSIZE fail with EFBIG: SIGXFSZ would kill this process. Programs that it
+/// starts are killed as usual: handlers are not inherited.
 pub fn catch_size_limit() -> io::Result<()> {
     if !is_ignored(libc::SIGXFSZ) {
         // SAFETY: the handler does nothing.
@@ -79,7 +79,8 @@ fn block(signals: impl Iterator<Item = i32>) -> io::Result<libc::sigset_t> {
     }
 }
 
-/// Has a program start with no signal blocked: it would inherit those that this process reads from a descriptor.
+/// Has a program start with no signal blocked: it would inherit those that this process reads from a
+/// descriptor.
 pub fn unblock_signals_of(command: &mut Command) -> &mut Command {
     let unblock = || {
         // SAFETY: a set of zeros is valid, and sigemptyset initialises it.
@@ -107,8 +108,8 @@ pub struct Caught {
 }
 
 impl SignalFd {
-    /// Blocks signals for this thread, and those that it starts, and the processes that it forks, and makes a descriptor
-    /// to read them from.
+    /// Blocks signals for this thread, and those that it starts, and the processes that it forks, and makes a
+    /// descriptor to read them from.
     pub fn new(signals: impl Iterator<Item = i32>) -> io::Result<SignalFd> {
         let set = block(signals)?;
         // SAFETY: the set is valid.
@@ -143,7 +144,8 @@ impl AsFd for SignalFd {
 pub fn is_ignored(signal: i32) -> bool {
     // SAFETY: all fields of the structure are integers, a bit set and a nullable pointer: zeros are valid.
     let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
-    // SAFETY: with a null new action, the call only writes the current one to `action`, which is valid for that.
+    // SAFETY: with a null new action, the call only writes the current one to `action`, which is valid for
+    // that.
     let asked = unsafe { libc::sigaction(signal, std::ptr::null(), &raw mut action) };
     asked == 0 && action.sa_sigaction == libc::SIG_IGN
 }

@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
 
-/// Returns whether `path` is `dir` or lies in it; both are absolute. A directory that is visible in several places is
-/// one: what is mounted on it in one of them is there in the others, too, if they share mounts.
+/// Returns whether `path` is `dir` or lies in it; both are absolute. A directory that is visible in several
+/// places is one: what is mounted on it in one of them is there in the others, too, if they share mounts.
 pub fn is_inside(path: &Path, dir: &Path) -> bool {
     let ((path, path_rest), (dir, dir_rest)) = (split_existing(path), split_existing(dir));
     let dir = file_number(&dir);

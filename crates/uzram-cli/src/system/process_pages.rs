@@ -1,12 +1,13 @@
-//! The memory of running programs: their resident anonymous pages, which are those that a kernel would swap out.
+//! The memory of running programs: their resident anonymous pages, which are those that a kernel would swap
+//! out.
 //!
-//! Taken are pages of private mappings that belong to no file any more: heaps, stacks, and pages of programs and
-//! libraries that were written to. Pages that were never touched, are swapped out, or are shared are not. Nothing is
-//! stopped: the processes run on, change pages while they are read, and may end.
+//! Taken are pages of private mappings that belong to no file any more: heaps, stacks, and pages of programs
+//! and libraries that were written to. Pages that were never touched, are swapped out, or are shared are not.
+//! Nothing is stopped: the processes run on, change pages while they are read, and may end.
 //!
-//! If there are more pages than wanted, runs of up to 16 pages that follow each other are taken, evenly spread
-//! over all of them: the same runs each time for the same memory. Pages come out in the order of processes and addresses,
-//! so that most neighbours in memory are neighbours there.
+//! If there are more pages than wanted, runs of up to 16 pages that follow each other are taken, evenly
+//! spread over all of them: the same runs each time for the same memory. Pages come out in the order of
+//! processes and addresses, so that most neighbours in memory are neighbours there.
 
 use std::fs::File;
 use std::io::{ErrorKind as IoKind, Read};
@@ -22,7 +23,8 @@ use uzram::{Error, ErrorKind, Result};
 
 use crate::system::process_status::status_field;
 
-/// The most pages of a run: 64 KiB, the largest page of the architectures, so that larger pages can be made of a corpus.
+/// The most pages of a run: 64 KiB, the largest page of the architectures, so that larger pages can be made
+/// of a corpus.
 const RUN_PAGES: u64 = 16;
 const RUN_BYTES: u64 = RUN_PAGES * PAGE_SIZE as u64;
 
@@ -58,13 +60,13 @@ impl Taken {
     }
 }
 
-/// Takes up to `max_pages` pages of the processes `pids`, and of those of `others` that have not ended. One that ends
-/// meanwhile yields the pages read so far. Once `stop` is set, the pages found so far are returned.
+/// Takes up to `max_pages` pages of the processes `pids`, and of those of `others` that have not ended. One
+/// that ends meanwhile yields the pages read so far. Once `stop` is set, the pages found so far are returned.
 ///
 /// # Errors
-/// `NotFound`: one of `pids` does not exist, or has ended and was not waited for. `Invalid`: it is a kernel thread.
-/// `Permission`: this process may not read its memory (ptrace(2), "Ptrace access mode checking"). `Io`: another failure of
-/// the system.
+/// `NotFound`: one of `pids` does not exist, or has ended and was not waited for. `Invalid`: it is a kernel
+/// thread. `Permission`: this process may not read its memory (ptrace(2), "Ptrace access mode checking").
+/// `Io`: another failure of the system.
 pub fn take(pids: &[u32], others: &[u32], max_pages: usize, stop: &AtomicBool) -> Result<Taken> {
     let mut taken = Taken::default();
     let (mut processes, mut runs) = (Vec::new(), Vec::new());
@@ -108,15 +110,16 @@ fn cut(region: Range<u64>) -> impl Iterator<Item = Range<u64>> {
     })
 }
 
-/// Returns the numbers below `count`, each once, in an order of which each beginning is evenly spread: those of as many bits,
-/// reversed (van der Corput's sequence).
+/// Returns the numbers below `count`, each once, in an order of which each beginning is evenly spread: those
+/// of as many bits, reversed (van der Corput's sequence).
 pub fn spread(count: usize) -> impl Iterator<Item = usize> {
     let bits = usize::BITS - count.saturating_sub(1).leading_zeros();
     let reversed = move |n: usize| n.reverse_bits().checked_shr(usize::BITS - bits).unwrap_or(0);
     (0..1 << bits).map(reversed).filter(move |at| *at < count)
 }
 
-/// Parts of `/proc/PID` of one process: as they are open, another process that gets its number is not taken for it.
+/// Parts of `/proc/PID` of one process: as they are open, another process that gets its number is not taken
+/// for it.
 struct Process {
     pid: u32,
     maps: String,
@@ -181,7 +184,8 @@ impl Process {
                 continue;
             }
             if matches!(read, Ok(0)) {
-                // The process has ended: the kernel gives an error for a page, and nothing only when there is none left.
+                // The process has ended: the kernel gives an error for a page, and nothing only when there is
+                // none left.
                 self.mem = None;
                 taken.unreadable += (run.end - at) / PAGE_SIZE as u64;
                 return pages;
@@ -232,7 +236,8 @@ fn without_memory(pid: u32, status: &str) -> Error {
     }
 }
 
-/// Returns the readable private mappings in the text of `/proc/PID/maps`, proc_pid_maps(5), but for the kernel's own.
+/// Returns the readable private mappings in the text of `/proc/PID/maps`, proc_pid_maps(5), but for the
+/// kernel's own.
 fn private_ranges(maps: &str) -> Vec<Range<u64>> {
     maps.lines()
         .filter_map(|line| {
@@ -267,7 +272,8 @@ fn scan(pagemap: &File, range: Range<u64>, out: &mut Vec<Range<u64>>) -> Result<
     Ok(())
 }
 
-/// The same by the entries of `/proc/PID/pagemap`, one for each page of the machine, whether it is mapped or not.
+/// The same by the entries of `/proc/PID/pagemap`, one for each page of the machine, whether it is mapped or
+/// not.
 fn look_up(
     pagemap: &File,
     range: Range<u64>,

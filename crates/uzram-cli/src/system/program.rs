@@ -48,7 +48,8 @@ impl Program {
         }))
     }
 
-    /// Returns the program's process and those that it started, directly or not, unless their parents have ended.
+    /// Returns the program's process and those that it started, directly or not, unless their parents have
+    /// ended.
     pub fn pids(&self) -> Vec<u32> {
         let parents = parents();
         let mut pids = vec![self.0.id()];

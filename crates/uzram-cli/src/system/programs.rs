@@ -1,7 +1,8 @@
 //! Programs that run under `uzram run`: their figures, as their processes publish them.
 //!
-//! Each has them in a memfd ([`Figures`]), which is found among its descriptors. Any process can have one of that name, whatever is in
-//! it, or another file that looks so: what is opened is known to be in the kernel's memory before it is, and each length is bounded.
+//! Each has them in a memfd ([`Figures`]), which is found among its descriptors. Any process can have one of
+//! that name, whatever is in it, or another file that looks so: what is opened is known to be in the kernel's
+//! memory before it is, and each length is bounded.
 
 use std::fs::File;
 use std::io::Read;
@@ -103,7 +104,8 @@ fn program(id: u32, memory_files: MemoryFiles) -> Result<Option<Program>, Errno>
 
 /// Reads the figures in a file that a process has open; `None` if there are none.
 fn read(fds: &OwnedFd, name: &std::ffi::CStr, memory_files: MemoryFiles) -> Result<Option<Figures>, Errno> {
-    // This opens nothing really: it is no matter what it is, such as a device that does something when it is opened.
+    // This opens nothing really: it is no matter what it is, such as a device that does something when it is
+    // opened.
     let path = rustix::fs::openat(fds, name, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
     if MemoryFiles::of(&path)? != memory_files {
         return Ok(None);

@@ -1,9 +1,9 @@
 //! Protecting a daemon from waiting for memory that only it can free.
 //!
-//! The kernel reclaims memory by writing pages to swap areas and file systems. If the daemon that stores them waits for
-//! memory itself, this is a deadlock. So no page of this process is ever paged out, and all memory that it may touch while
-//! it serves is touched before: the program, the heap, the pool's reserve (the device's attribute `reserve`), and the
-//! buffers and stacks of its threads (`uzram_serve::fuse`).
+//! The kernel reclaims memory by writing pages to swap areas and file systems. If the daemon that stores them
+//! waits for memory itself, this is a deadlock. So no page of this process is ever paged out, and all memory
+//! that it may touch while it serves is touched before: the program, the heap, the pool's reserve (the
+//! device's attribute `reserve`), and the buffers and stacks of its threads (`uzram_serve::fuse`).
 //!
 //! This happens before other threads are started, so that they inherit it.
 
@@ -58,8 +58,8 @@ pub fn protect() -> Vec<MeasureJson> {
 
 /// Locks the memory of this process, now and later; says why the system refuses if it does.
 pub fn lock_memory() -> Result<(), String> {
-    // First all that is mapped, so that pages come back that are swapped out now: of a process that was just forked, say.
-    // Then pages when they are touched; that does not populate mappings.
+    // First all that is mapped, so that pages come back that are swapped out now: of a process that was just
+    // forked, say. Then pages when they are touched; that does not populate mappings.
     let flags = MlockAllFlags::CURRENT | MlockAllFlags::FUTURE | MlockAllFlags::ONFAULT;
     let locked = rustix::mm::mlockall(MlockAllFlags::CURRENT).and_then(|()| rustix::mm::mlockall(flags));
     locked.map_err(|error| match error {
@@ -69,8 +69,8 @@ pub fn lock_memory() -> Result<(), String> {
     })
 }
 
-/// Has the kernel not write pages out to get memory for this thread, nor wait until that is done; the same for those that
-/// it starts, and their processes.
+/// Has the kernel not write pages out to get memory for this thread, nor wait until that is done; the same
+/// for those that it starts, and their processes.
 pub fn become_io_flusher() -> MeasureJson {
     let refused = set_io_flusher(true).err().map(|error| explain(error, "CAP_SYS_RESOURCE"));
     MeasureJson { what: "marked as I/O flusher".to_owned(), refused }
@@ -92,15 +92,16 @@ pub fn unprotect_child(command: &mut Command) -> &mut Command {
     unsafe { command.pre_exec(unprotect) }
 }
 
-/// Makes a process started by a protected one an ordinary one again, which waits for memory and may be killed by the
-/// OOM killer: for the process that runs swapoff.
+/// Makes a process started by a protected one an ordinary one again, which waits for memory and may be killed
+/// by the OOM killer: for the process that runs swapoff.
 pub fn unprotect() {
     // If this fails, the process only gets memory less easily.
     let _ = set_io_flusher(false);
     let _ = fs::write(OOM_SCORE, "0");
 }
 
-/// Has the OOM killer end this process, which another one replaces, rather than the holder, which none replaces.
+/// Has the OOM killer end this process, which another one replaces, rather than the holder, which none
+/// replaces.
 pub fn end_before_holder() {
     if let Ok(of_holder) = fs::read_to_string(OOM_SCORE) {
         put_before_holder(&of_holder);
@@ -111,7 +112,8 @@ pub fn end_before_holder() {
 fn put_before_holder(of_holder: &str) {
     let limit_bytes = machine_memory::read().map_or(u64::MAX, |memory| memory.limit_bytes);
     let score = score_before_holder(of_holder.trim(), limit_bytes);
-    // Fails without CAP_SYS_RESOURCE if it was higher when this process began; then the kernel chooses by size.
+    // Fails without CAP_SYS_RESOURCE if it was higher when this process began; then the kernel chooses by
+    // size.
     let _ = fs::write(OOM_SCORE, score).or_else(|_| fs::write(OOM_SCORE, "0"));
 }
 
@@ -157,10 +159,11 @@ fn explain(error: Errno, capability: &str) -> String {
     }
 }
 
-/// Sets whether the kernel must not write pages out to get memory for this thread: `PR_SET_IO_FLUSHER`, prctl(2).
+/// Sets whether the kernel must not write pages out to get memory for this thread: `PR_SET_IO_FLUSHER`,
+/// prctl(2).
 fn set_io_flusher(is_one: bool) -> rustix::io::Result<()> {
-    // SAFETY: the option takes only numbers, and only changes how the kernel allocates memory for this thread and those
-    // that it starts.
+    // SAFETY: the option takes only numbers, and only changes how the kernel allocates memory for this thread
+    // and those that it starts.
     match unsafe { libc::prctl(PR_SET_IO_FLUSHER, libc::c_ulong::from(is_one), 0, 0, 0) } {
         0 => Ok(()),
         _ => Err(Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::INVAL)),
@@ -172,8 +175,8 @@ fn touch_program() {
     // Without the list, pages are faulted in on use, as in any other program.
     let Ok(maps) = fs::read_to_string("/proc/self/maps") else { return };
     for (start, len) in maps.lines().filter_map(file_mapping) {
-        // SAFETY: the range is a mapping of this process, and the advice changes no contents. If it fails (a kernel
-        // before 5.14, a truncated file), pages are faulted in on use.
+        // SAFETY: the range is a mapping of this process, and the advice changes no contents. If it fails (a
+        // kernel before 5.14, a truncated file), pages are faulted in on use.
         let _ = unsafe {
             rustix::mm::madvise(
                 std::ptr::without_provenance_mut::<c_void>(start),
@@ -207,8 +210,8 @@ fn keep_heap() {
     }
 }
 
-/// Touches free heap memory, which stays resident, so that small allocations cause no page faults. Call it after all
-/// long-lived allocations.
+/// Touches free heap memory, which stays resident, so that small allocations cause no page faults. Call it
+/// after all long-lived allocations.
 pub fn touch_heap() {
     #[cfg(target_env = "gnu")]
     {

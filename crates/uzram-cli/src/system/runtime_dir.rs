@@ -1,16 +1,17 @@
 //! The runtime directory: where a daemon and its clients meet.
 //!
-//! Its path is `--runtime-dir`, else `$UZRAM_RUNTIME_DIR`, else `/run/uzram` for root and `$XDG_RUNTIME_DIR/uzram` for
-//! other users. Root never uses `$XDG_RUNTIME_DIR`: it is unmounted when root's session ends, and after `su` it is
-//! another user's. The path is UTF-8, as the control API has paths in JSON.
+//! Its path is `--runtime-dir`, else `$UZRAM_RUNTIME_DIR`, else `/run/uzram` for root and
+//! `$XDG_RUNTIME_DIR/uzram` for other users. Root never uses `$XDG_RUNTIME_DIR`: it is unmounted when root's
+//! session ends, and after `su` it is another user's. The path is UTF-8, as the control API has paths in
+//! JSON.
 //!
 //! It belongs to one user (mode 0700) and to one daemon at a time: the process that holds the lock on
 //! `uzram.lock` owns the sockets in it. The lock ends with its process, so sockets that its holder finds
 //! were left by a crash and may be removed. The lock file itself stays: removing it would let two daemons
 //! lock two different files of that name.
 //!
-//! The daemon resolves the path by [`Place`], which follows no symbolic link of another user, and then works on the
-//! directory's descriptor: a directory that replaces it in the path is not touched.
+//! The daemon resolves the path by [`Place`], which follows no symbolic link of another user, and then works
+//! on the directory's descriptor: a directory that replaces it in the path is not touched.
 
 use std::fs::File;
 use std::io::{ErrorKind, Read, Seek, Write};
@@ -157,8 +158,8 @@ impl RuntimeDir {
         writeln!(lock, "{}", std::process::id())
     }
 
-    /// Takes a directory that another program of this process claimed: its descriptor and its lock's, and the sockets
-    /// that were bound in it.
+    /// Takes a directory that another program of this process claimed: its descriptor and its lock's, and the
+    /// sockets that were bound in it.
     pub fn adopt(path: PathBuf, dir: OwnedFd, lock: OwnedFd, sockets: &[&str]) -> RuntimeDir {
         let sockets = sockets.iter().map(|name| (*name).to_owned()).collect();
         RuntimeDir { path, dir, lock: File::from(lock), sockets }
@@ -232,8 +233,8 @@ fn open_private(path: &Path) -> Result<OwnedFd> {
     open_own_at(&place, path)
 }
 
-/// Opens a runtime directory, and checks that it is ours with mode 0700, so that its files can be trusted. Returns
-/// `None` if it does not exist.
+/// Opens a runtime directory, and checks that it is ours with mode 0700, so that its files can be trusted.
+/// Returns `None` if it does not exist.
 pub fn open_own(path: &Path) -> Result<Option<OwnedFd>> {
     let place = match Place::resolve(path) {
         Err(Refused::System(Errno::NOENT)) => return Ok(None),
@@ -295,8 +296,8 @@ fn make_all(path: &Path) -> std::result::Result<Place, Refused> {
     }
 }
 
-/// For clients: checks that only root and this user can have created sockets in `dir`, so that the process listening
-/// there can be trusted. Accepts a directory that does not exist.
+/// For clients: checks that only root and this user can have created sockets in `dir`, so that the process
+/// listening there can be trusted. Accepts a directory that does not exist.
 pub fn check_trusted(dir: &Path) -> Result<()> {
     let distrusted = |why: String| {
         let shown = dir.display();
@@ -342,8 +343,8 @@ pub fn wait_until_free(dir: &Path, timeout: Duration) -> Result<bool> {
         Ok(lock) => lock,
     };
     let deadline = Instant::now() + timeout;
-    // A short shared lock disturbs only a daemon that starts at that moment; a process ID would be useless to a
-    // client in another PID namespace.
+    // A short shared lock disturbs only a daemon that starts at that moment; a process ID would be useless to
+    // a client in another PID namespace.
     while flock(&lock, FlockOperation::NonBlockingLockShared).is_err() {
         if Instant::now() >= deadline {
             return Ok(false);
@@ -353,8 +354,8 @@ pub fn wait_until_free(dir: &Path, timeout: Duration) -> Result<bool> {
     Ok(true)
 }
 
-/// Returns whether the process that claimed a directory is dead, as far as this PID namespace shows it. Its lock is free
-/// only when the processes that it started are dead, too.
+/// Returns whether the process that claimed a directory is dead, as far as this PID namespace shows it. Its
+/// lock is free only when the processes that it started are dead, too.
 pub fn is_owner_dead(dir: &Path) -> bool {
     let Ok(text) = std::fs::read_to_string(dir.join(LOCK_FILE)) else { return false };
     let Ok(pid) = text.trim().parse::<u32>() else { return false };

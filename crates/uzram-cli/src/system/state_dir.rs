@@ -1,5 +1,5 @@
-//! `/var/lib/uzram`: a directory for backing files that only root can read. Created when a backing file is to be in it,
-//! so that the examples work as written.
+//! `/var/lib/uzram`: a directory for backing files that only root can read. Created when a backing file is to
+//! be in it, so that the examples work as written.
 
 use std::path::Path;
 
@@ -12,7 +12,8 @@ use crate::failure::{Context, Result};
 /// The directory.
 const STATE_DIR: &str = "/var/lib/uzram";
 
-/// Creates the directory, mode 0700, if it does not exist and a backing file, `PATH[:SIZE]`, is to be directly in it.
+/// Creates the directory, mode 0700, if it does not exist and a backing file, `PATH[:SIZE]`, is to be
+/// directly in it.
 pub fn make_for(backing: &str) -> Result<()> {
     if Path::new(backing).parent() != Some(Path::new(STATE_DIR)) {
         return Ok(());

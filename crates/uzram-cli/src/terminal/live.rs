@@ -1,5 +1,5 @@
-//! Output on standard error: a daemon's log and, on a terminal, one live line below it, which shows statistics or a
-//! command's progress.
+//! Output on standard error: a daemon's log and, on a terminal, one live line below it, which shows
+//! statistics or a command's progress.
 
 use std::io::{self, IsTerminal, Write};
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -1,5 +1,6 @@
-//! Attacks on a daemon's block devices, swap areas and mounts: mounts with forged sources, moved and unmounted
-//! directories, containers with the same paths, reused numbers, and NBD clients of attached devices. For root.
+//! Attacks on a daemon's block devices, swap areas and mounts: mounts with forged sources, moved and
+//! unmounted directories, containers with the same paths, reused numbers, and NBD clients of attached
+//! devices. For root.
 
 use std::ffi::CString;
 use std::fs::{self, File, OpenOptions};
@@ -575,8 +576,8 @@ fn another_users_directory_names_nothing_of_roots() {
     place.end_clean(daemon);
 }
 
-/// Commands, signals and renames in random order, from two threads at once. A daemon that has ended by itself must
-/// leave nothing, and cleaning up after a killed one must work.
+/// Commands, signals and renames in random order, from two threads at once. A daemon that has ended by itself
+/// must leave nothing, and cleaning up after a killed one must work.
 #[test]
 fn whatever_happens_nothing_is_left_without_a_word() {
     if unable() {

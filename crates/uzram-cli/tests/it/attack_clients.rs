@@ -1,5 +1,5 @@
-//! Hostile clients of a daemon, and the memory, places and time that they can use up. TCP clients run as another user
-//! if this one is root.
+//! Hostile clients of a daemon, and the memory, places and time that they can use up. TCP clients run as
+//! another user if this one is root.
 
 use std::collections::BTreeSet;
 use std::os::unix::fs::MetadataExt;
@@ -27,8 +27,8 @@ fn as_nobody<T: Send>(act: impl FnOnce(bool) -> T + Send) -> T {
     thread::scope(|scope| {
         let thread = scope.spawn(|| {
             let keep = libc::uid_t::MAX;
-            // SAFETY: the call takes only numbers. Unlike glibc's function, the system call applies only to this
-            // thread, which ends with `act`.
+            // SAFETY: the call takes only numbers. Unlike glibc's function, the system call applies only to
+            // this thread, which ends with `act`.
             let answer = unsafe { libc::syscall(libc::SYS_setresuid, keep, NOBODY, keep) };
             act(answer == 0)
         });
@@ -182,7 +182,8 @@ fn a_thousand_clients_that_come_at_once_are_served() {
     }
 }
 
-/// With a usual, low descriptor limit, clients cannot use up all descriptors; the limit is not raised without need.
+/// With a usual, low descriptor limit, clients cannot use up all descriptors; the limit is not raised without
+/// need.
 #[test]
 fn there_are_descriptors_for_all_clients() {
     if too_few_descriptors(4000) {

@@ -1,5 +1,5 @@
-//! Another user of the machine (uid 65534) against what the program reads, writes and connects to: backing files,
-//! runtime directories, control sockets and paths.
+//! Another user of the machine (uid 65534) against what the program reads, writes and connects to: backing
+//! files, runtime directories, control sockets and paths.
 //!
 //! The tests run as root, the attacker's part in processes of that user; without root they are skipped.
 
@@ -62,7 +62,8 @@ fn a_file_made_beforehand_by_another_user_gets_no_pages() {
     }
     let place = place();
     let file = shared(&place).join("cold.img");
-    // The file is empty, so that only its owner reveals the trap; in turn with a mode that would let root in by itself.
+    // The file is empty, so that only its owner reveals the trap; in turn with a mode that would let root in
+    // by itself.
     for mode in ["666", "600"] {
         attack("rm -f \"$1\"; : > \"$1\"; chmod \"$2\" \"$1\"", &[&file, Path::new(mode)]);
         for more in [&[][..], &["--force"]] {
@@ -416,7 +417,8 @@ fn a_race_for_the_name_of_a_backing_file_is_lost_by_the_attacker() {
     let (file, precious) = (dir.join("cold.img"), place.root().join("precious"));
     fs::write(&precious, TREASURE).unwrap();
     set_mode(&precious, 0o600);
-    // Root's file of that name cannot be removed by the attacker in a sticky directory; so root does, each time.
+    // Root's file of that name cannot be removed by the attacker in a sticky directory; so root does, each
+    // time.
     let script =
         "while :; do ln -sf \"$2\" \"$1\"; rm -f \"$1\"; : > \"$1\"; chmod 666 \"$1\"; rm -f \"$1\"; done";
     let mut shell = Command::new("sh");

@@ -1,4 +1,5 @@
-//! `block_state` of a large disk: a text that grows with the disk, but that the daemon never holds as a whole.
+//! `block_state` of a large disk: a text that grows with the disk, but that the daemon never holds as a
+//! whole.
 
 use std::fs::File;
 use std::io::{Read, Write};

@@ -1,5 +1,5 @@
-//! What a daemon's log says, at its default level, of what goes wrong while it serves: a warning at the first failure, and one
-//! at the end.
+//! What a daemon's log says, at its default level, of what goes wrong while it serves: a warning at the first
+//! failure, and one at the end.
 
 use std::io::{Read, Write};
 use std::time::Duration;

@@ -45,8 +45,8 @@ fn secrets() -> Vec<u8> {
     (0..PAGES * PAGE_BYTES / 8).flat_map(|_| random.next().to_le_bytes()).collect()
 }
 
-/// Returns the number of secret pages found in a file, by a part of each; and whether the file has the program's
-/// environment, as a core file has.
+/// Returns the number of secret pages found in a file, by a part of each; and whether the file has the
+/// program's environment, as a core file has.
 fn found_in(path: &Path) -> (usize, bool) {
     let secrets = secrets();
     let mut left: Vec<&[u8]> = secrets.chunks(PAGE_BYTES).map(|page| &page[1024..1056]).collect();
@@ -77,8 +77,8 @@ fn contains(bytes: &[u8], part: &[u8]) -> bool {
     false
 }
 
-/// Returns a command whose processes leave core files of any size in `dir`; prints why and returns `None` if the
-/// machine stores them elsewhere.
+/// Returns a command whose processes leave core files of any size in `dir`; prints why and returns `None` if
+/// the machine stores them elsewhere.
 fn with_cores(command: &Command, dir: &Path) -> Option<Command> {
     let pattern = fs::read_to_string("/proc/sys/kernel/core_pattern").unwrap();
     if pattern.starts_with(['|', '/']) {

@@ -1,5 +1,5 @@
-//! Daemons where a container or a shell puts them: as PID 1, with the processes of another PID namespace in `/proc`, and with
-//! limits on files and processes.
+//! Daemons where a container or a shell puts them: as PID 1, with the processes of another PID namespace in
+//! `/proc`, and with limits on files and processes.
 
 use std::fs::{self, File};
 use std::os::unix::process::CommandExt;
@@ -48,7 +48,8 @@ fn as_pid_1_it_reaps_what_its_command_leaves() {
     }
 }
 
-/// `/proc` is that of the namespace outside: whatever has the number of the dead process there says nothing of it.
+/// `/proc` is that of the namespace outside: whatever has the number of the dead process there says nothing
+/// of it.
 #[test]
 fn another_process_takes_over_where_proc_shows_other_processes() {
     let place = Place::new();

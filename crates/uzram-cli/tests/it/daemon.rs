@@ -277,8 +277,8 @@ fn no_runtime_directory_at_all_is_one_line() {
     }
 }
 
-/// A killed server's socket without any permissions does not prevent a new server's start; a running server's socket
-/// keeps its mode.
+/// A killed server's socket without any permissions does not prevent a new server's start; a running server's
+/// socket keeps its mode.
 #[test]
 fn a_dead_servers_socket_is_replaced_whatever_its_mode() {
     let place = Place::new();

@@ -1,5 +1,5 @@
-//! The end of a disk, as a file (`uzram up --mount`) and as a block device (`uzram attach`): one table of results for both,
-//! so that the kernel's block devices say what the file has to do.
+//! The end of a disk, as a file (`uzram up --mount`) and as a block device (`uzram attach`): one table of
+//! results for both, so that the kernel's block devices say what the file has to do.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -243,7 +243,8 @@ fn asynchronous_requests_end_there_too() {
             let wanted = if before_end == 0 { Err(libc::ENOSPC) } else { Ok(before_end) };
             let mut buffer = Buffer::new(len, len as u8 ^ 0x55);
             let written = asynchronously(&file, 1, buffer.bytes(), offset);
-            // Of a file the kernel makes an error of a short write, and of several requests of which one fails.
+            // Of a file the kernel makes an error of a short write, and of several requests of which one
+            // fails.
             let is_cut = disk.path.ends_with("disk") && (1..len).contains(&before_end);
             let wanted_too = if len > 1 << 20 { libc::ENOSPC } else { libc::EIO };
             let is_wanted = written == wanted || is_cut && written == Err(wanted_too);

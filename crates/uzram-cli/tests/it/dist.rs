@@ -1,5 +1,5 @@
-//! The program that `make dist` builds: static, small, and able to run in a root directory with nothing but itself,
-//! `/dev`, `/proc` and `/sys`. For root; `make test` builds the program and runs this.
+//! The program that `make dist` builds: static, small, and able to run in a root directory with nothing but
+//! itself, `/dev`, `/proc` and `/sys`. For root; `make test` builds the program and runs this.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,5 +1,6 @@
-//! The commands of README.md and of the pages below docs/: blocks marked `sh run` are run unchanged, by root, in their
-//! own mount namespace and runtime directory. Examples in Rust are documentation tests of the crate `uzram`.
+//! The commands of README.md and of the pages below docs/: blocks marked `sh run` are run unchanged, by root,
+//! in their own mount namespace and runtime directory. Examples in Rust are documentation tests of the crate
+//! `uzram`.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,5 +1,5 @@
-//! A service manager that keeps a daemon's descriptors, as systemd does (`FileDescriptorStoreMax=`): a stand-in that
-//! speaks its protocol. For root, with FUSE and loop devices.
+//! A service manager that keeps a daemon's descriptors, as systemd does (`FileDescriptorStoreMax=`): a
+//! stand-in that speaks its protocol. For root, with FUSE and loop devices.
 
 use std::collections::BTreeMap;
 use std::fs::{self, OpenOptions};
@@ -21,8 +21,8 @@ use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg}
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
-/// The stand-in: what it keeps, in the order of arrival, and what it was told of the service. Like systemd, it ignores a
-/// descriptor that it has, by whatever name, and those beyond its limit, without a word.
+/// The stand-in: what it keeps, in the order of arrival, and what it was told of the service. Like systemd,
+/// it ignores a descriptor that it has, by whatever name, and those beyond its limit, without a word.
 struct Manager {
     kept: Arc<Mutex<Kept>>,
     most: usize,
@@ -204,7 +204,8 @@ fn a_daemon_that_needs_more_than_the_manager_keeps_says_so_and_does_not_leave_it
     let has_state =
         || manager.kept.lock().unwrap().fds.iter().any(|(name, _)| name.starts_with("uzram-state-"));
     wait_until("no state is kept", || !has_state());
-    // When there is room again, all that is there now is kept, though other descriptors have the numbers of those that are gone.
+    // When there is room again, all that is there now is kept, though other descriptors have the numbers of
+    // those that are gone.
     (0..8).for_each(|number| _ = place.run(&["remove", &format!("more{number}")]).ok());
     wait_until("a state is kept", has_state);
     place.run(&["add", "again", "--size", "8M"]).ok();

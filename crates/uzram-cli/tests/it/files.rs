@@ -1,4 +1,5 @@
-//! Devices as files (`uzram up --mount`), and as block devices (`uzram attach`): the real program, mounts and tools.
+//! Devices as files (`uzram up --mount`), and as block devices (`uzram attach`): the real program, mounts and
+//! tools.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{ErrorKind, Read, Seek, SeekFrom, Write};
@@ -408,7 +409,8 @@ fn a_commands_block_device_goes_with_it() {
     place.assert_clean();
 }
 
-/// A file system that a command leaves mounted keeps the daemon running until it is unmounted or the daemon is forced.
+/// A file system that a command leaves mounted keeps the daemon running until it is unmounted or the daemon
+/// is forced.
 #[test]
 fn what_a_command_leaves_mounted_is_not_lost_without_a_word() {
     if unable() || missing(&["mkfs.ext4", "mount", "umount"]) {

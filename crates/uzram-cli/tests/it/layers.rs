@@ -1,5 +1,5 @@
-//! The modules of the program, bottom up: `lib.rs` and each folder's `mod.rs` declare them in the order in which they
-//! may import each other.
+//! The modules of the program, bottom up: `lib.rs` and each folder's `mod.rs` declare them in the order in
+//! which they may import each other.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,5 +1,6 @@
-//! Daemons whose files are written by programs of their own memory cgroup, version 1, which is at its limit. For root, with
-//! the memory controller of cgroup v1. The daemons lack CAP_SYS_RESOURCE, with which they would not wait.
+//! Daemons whose files are written by programs of their own memory cgroup, version 1, which is at its limit.
+//! For root, with the memory controller of cgroup v1. The daemons lack CAP_SYS_RESOURCE, with which they
+//! would not wait.
 
 use std::fs::{self, File, OpenOptions};
 use std::path::{Path, PathBuf};
@@ -137,8 +138,9 @@ impl Shared {
         faults
     }
 
-    /// Checks that the threads that serve took no page faults since `before`, but for a few: a thread also takes one when the
-    /// kernel just moves a page, which charges nothing. To charge what was written takes thousands.
+    /// Checks that the threads that serve took no page faults since `before`, but for a few: a thread also
+    /// takes one when the kernel just moves a page, which charges nothing. To charge what was written takes
+    /// thousands.
     fn assert_no_faults(&self, daemon: &Daemon, before: &[(String, u64)]) {
         let now = self.faults(daemon);
         for ((name, now), (same_name, before)) in now.iter().zip(before) {
@@ -152,7 +154,8 @@ impl Shared {
         path
     }
 
-    /// Writes a file system, larger than what the cgroup has left, and reads it. It is synced from outside of the cgroup.
+    /// Writes a file system, larger than what the cgroup has left, and reads it. It is synced from outside of
+    /// the cgroup.
     fn use_file_system(&self, device: &Path) {
         let (dir, source) = (self.place.mount_point("mounted"), self.source());
         let copies = format!("$(seq {COPIES})");

@@ -1,4 +1,5 @@
-//! Mistakes of new users: each gets one line that says what is wrong and what to write instead, and leaves nothing behind.
+//! Mistakes of new users: each gets one line that says what is wrong and what to write instead, and leaves
+//! nothing behind.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -354,8 +355,8 @@ fn a_library_that_was_cut_is_named() {
     }
 }
 
-/// Runs commands of a user without rights in a mount namespace, after `prepare`; returns what `uzram up --mount` and
-/// `uzram check` say about FUSE.
+/// Runs commands of a user without rights in a mount namespace, after `prepare`; returns what `uzram up
+/// --mount` and `uzram check` say about FUSE.
 fn fuse_denied(prepare: &str) -> (Ended, Ended) {
     let place = Place::new();
     fs::set_permissions(place.root(), fs::Permissions::from_mode(0o777)).unwrap();

@@ -1,4 +1,5 @@
-//! Backing devices in Redis servers, and in an S3 server, that are started here: with `redis-server`, `redis-cli` and fio.
+//! Backing devices in Redis servers, and in an S3 server, that are started here: with `redis-server`,
+//! `redis-cli` and fio.
 
 // The servers, as the tests of uzram-remote start them.
 
@@ -85,8 +86,8 @@ fn fio_verifies_though_a_master_is_killed() {
     assert_eq!(left, 0);
 }
 
-/// With TLS. The process that serves is killed; another one goes on with the objects, also if the server is stopped
-/// meanwhile.
+/// With TLS. The process that serves is killed; another one goes on with the objects, also if the server is
+/// stopped meanwhile.
 #[test]
 fn objects_outlive_the_process_that_serves() {
     if !able() || missing(&["fio"]) {
@@ -158,8 +159,8 @@ fn fio_verifies_with_pages_in_a_bucket() {
     assert_eq!(server.objects().len(), 0, "left behind");
 }
 
-/// With TLS. The process that serves is killed; another one goes on with the objects, with the login that the first one had
-/// from a file.
+/// With TLS. The process that serves is killed; another one goes on with the objects, with the login that the
+/// first one had from a file.
 #[test]
 fn objects_in_a_bucket_outlive_the_process_that_serves() {
     if missing(&["fio"]) {

@@ -1,7 +1,7 @@
 //! `uzram run`: programs behave as without it, in less memory.
 //!
-//! The programs in `programs/` check themselves. Each is compiled and run twice, plain and with a limit far below what it needs: outputs
-//! and statuses must be the same.
+//! The programs in `programs/` check themselves. Each is compiled and run twice, plain and with a limit far
+//! below what it needs: outputs and statuses must be the same.
 
 use std::fs;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
@@ -77,7 +77,8 @@ fn limits_are_as_without() {
     }
 }
 
-/// Runs a shell's script, in which `$run` starts a program, both ways, and compares; returns what was said to standard error.
+/// Runs a shell's script, in which `$run` starts a program, both ways, and compares; returns what was said to
+/// standard error.
 fn scripts_agree(script: &str) -> String {
     let shell = |run: &str| {
         let mut command = Command::new("/bin/sh");

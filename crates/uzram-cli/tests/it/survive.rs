@@ -1,5 +1,5 @@
-//! Daemons whose processes are killed, stopped and exchanged while their devices are used. Most for root, with FUSE and
-//! loop devices.
+//! Daemons whose processes are killed, stopped and exchanged while their devices are used. Most for root,
+//! with FUSE and loop devices.
 
 use std::fs::{self, OpenOptions};
 use std::io;
@@ -39,8 +39,8 @@ fn status(place: &Place) -> Option<Value> {
 #[derive(Clone)]
 struct Block([u8; PAGE]);
 
-/// Writes, reads and discards pages of its part of a disk until told to end, and checks every read; then reads all.
-/// Returns the number of operations.
+/// Writes, reads and discards pages of its part of a disk until told to end, and checks every read; then
+/// reads all. Returns the number of operations.
 fn exercise(disk: &Path, part: std::ops::Range<u64>, seed: u64, ends: &AtomicBool) -> io::Result<u64> {
     let direct = libc_o_direct();
     let file = OpenOptions::new().read(true).write(true).custom_flags(direct).open(disk)?;
@@ -622,8 +622,8 @@ fn a_process_takes_over_where_no_memory_is_left() {
         let [holder, worker] = ["holder_pid", "worker_pid"].map(|name| place.process(name).and_then(score));
         holder.zip(worker).is_some_and(|(holder, worker)| worker > holder + 100)
     });
-    // The OOM killer may choose the process that serves: a client connects again. What sockets hold counts, too: there is
-    // no room for many replies.
+    // The OOM killer may choose the process that serves: a client connects again. What sockets hold counts,
+    // too: there is no room for many replies.
     let sparing = ["--connections=1", "--requests=1", "--request-size=65536", &place.uri(), arg(&copy)];
     let read = || run(&place, "nbdcopy", &sparing).status.success();
     wait_until("all is read", read);

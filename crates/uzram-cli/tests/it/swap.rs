@@ -1,5 +1,5 @@
-//! `uzram swap`: real swap areas, programs that need them, and daemons that are killed. For root, with the memory
-//! controller of cgroup v1.
+//! `uzram swap`: real swap areas, programs that need them, and daemons that are killed. For root, with the
+//! memory controller of cgroup v1.
 
 use std::fs;
 use std::path::Path;
@@ -211,7 +211,8 @@ fn a_daemon_that_is_killed_takes_what_was_swapped_out_and_nothing_else() {
     place.assert_clean();
 }
 
-/// However swap goes off: by command, by a signal, by a command after the daemon was killed, and when it did not go on.
+/// However swap goes off: by command, by a signal, by a command after the daemon was killed, and when it did
+/// not go on.
 #[test]
 fn the_kernel_reads_as_many_pages_at_once_as_told_until_swap_is_off() {
     if unable() {

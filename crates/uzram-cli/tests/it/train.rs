@@ -4,7 +4,8 @@ use crate::common::{Place, bare_command, finish};
 
 const PAGE_BYTES: usize = 4096;
 
-/// Returns `pages` different pages that share records of a hundred bytes, which are themselves incompressible.
+/// Returns `pages` different pages that share records of a hundred bytes, which are themselves
+/// incompressible.
 fn corpus(pages: usize) -> Vec<u8> {
     let mut state = 1u64;
     let mut next = move || {

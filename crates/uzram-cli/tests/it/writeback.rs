@@ -311,7 +311,8 @@ fn expect_no_writes(place: &Place, duration: Duration) {
     assert_eq!(figure(place, "written_bytes"), before);
 }
 
-/// What does not fit is refused; then nothing is written, as long as nobody uses the disk; and it goes on when there is room.
+/// What does not fit is refused; then nothing is written, as long as nobody uses the disk; and it goes on
+/// when there is room.
 #[test]
 fn a_full_backing_device_is_left_alone_until_there_is_room() {
     let Some(place) = Place::needing(&["fio"]) else { return };

@@ -2,14 +2,13 @@
 //!
 //! **An eviction** ([`Core::evict`]):
 //!
-//! 1. Each becomes `Leaving`, unless it is pinned.
-//! 2. The trap takes the pages: nobody can change them any more.
-//! 3. A page whose copy in the store is the same is done. Any other is written to the store.
-//! 4. The pages' memory goes back to the system; pages that the store had no room for are given back to the program.
+//! 1. Each becomes `Leaving`, unless it is pinned. 2. The trap takes the pages: nobody can change them any
+//! more. 3. A page whose copy in the store is the same is done. Any other is written to the store. 4. The
+//! pages' memory goes back to the system; pages that the store had no room for are given back to the program.
 //! 5. The states become `Out`: the commit point. A page that was touched meanwhile is loaded again.
 //!
-//! Whether a page was changed since it was loaded is found out in step 3, by comparison. Trapping the first write would cost a
-//! fault, more than decompressing the copy does; and the comparison needs no trap.
+//! Whether a page was changed since it was loaded is found out in step 3, by comparison. Trapping the first
+//! write would cost a fault, more than decompressing the copy does; and the comparison needs no trap.
 
 use std::sync::TryLockError;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -68,9 +67,9 @@ impl<T: Trap> Core<T> {
     /// Takes the coldest pages from the program, unless another thread is at that. Returns whether the
     /// evictor is to be woken.
     ///
-    /// For threads that fault, while the evictor rests: the system interrupts each CPU on which a thread of this process runs for
-    /// each page that it traps, and that takes longer than everything else. Here the evictor, which runs alone most of the
-    /// time, is not one of them.
+    /// For threads that fault, while the evictor rests: the system interrupts each CPU on which a thread of
+    /// this process runs for each page that it traps, and that takes longer than everything else. Here the
+    /// evictor, which runs alone most of the time, is not one of them.
     pub(super) fn help(&self) -> bool {
         let mut waiting = match self.waiting.try_lock() {
             Ok(waiting) => waiting,
@@ -294,15 +293,15 @@ impl<T: Trap> Core<T> {
         is_written
     }
 
-    /// Returns whether the store has these contents for a page in memory: to read them from the spill file would take longer than
-    /// to compress the page.
+    /// Returns whether the store has these contents for a page in memory: to read them from the spill file
+    /// would take longer than to compress the page.
     fn is_same(&self, page: PageNo, contents: &Page) -> bool {
         let mut copy = [0; PAGE_SIZE];
         self.store.read_wait(page, &mut copy, Wait::No).is_ok() && copy == *contents
     }
 
-    /// Gives compressed memory the share of the limit that it has without a spill file while that is full. Returns whether it has more
-    /// now.
+    /// Gives compressed memory the share of the limit that it has without a spill file while that is full.
+    /// Returns whether it has more now.
     pub(crate) fn share_memory(&self) -> bool {
         let Some([without_room, with_room]) = self.most_compressed else { return false };
         let is_full = self.store.backing_state() == Some(BackingState::Full);
@@ -313,7 +312,8 @@ impl<T: Trap> Core<T> {
         before < now
     }
 
-    /// Makes room until memory is below the low watermark. `has_rested`: the last call has returned [`Next::Later`].
+    /// Makes room until memory is below the low watermark. `has_rested`: the last call has returned
+    /// [`Next::Later`].
     pub(crate) fn make_room(&self, mut has_rested: bool) -> Next {
         while self.room.is_above_low(&self.store)
             && !self.ends.load(Ordering::Relaxed)
@@ -349,7 +349,8 @@ impl<T: Trap> Core<T> {
                     return;
                 }
                 let last = run.end().min(first + most);
-                // The program may be here as soon as a page is open, before the thread that brought it has ended its state.
+                // The program may be here as soon as a page is open, before the thread that brought it has
+                // ended its state.
                 (first..last).for_each(|page| self.wait_while(page, Place::Loading));
                 self.evict(first..last, Leave::Store);
             }

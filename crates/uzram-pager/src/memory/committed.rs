@@ -1,4 +1,5 @@
-//! Which parts of the allocator's memory are in use: the allocator says so for runs that overlap, and more than once.
+//! Which parts of the allocator's memory are in use: the allocator says so for runs that overlap, and more
+//! than once.
 
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -42,7 +43,8 @@ impl Committed {
         unsafe { std::slice::from_raw_parts(self.words.as_ptr(), self.count) }
     }
 
-    /// Calls `f` with each word that has parts of bytes at `offset`, and their bits in it; returns the sum of its results in bytes.
+    /// Calls `f` with each word that has parts of bytes at `offset`, and their bits in it; returns the sum of
+    /// its results in bytes.
     fn sum(&self, offset: usize, len: usize, f: impl Fn(&AtomicU64, u64) -> u64) -> u64 {
         let (mut part, end) = (offset / PART_BYTES, (offset + len).div_ceil(PART_BYTES));
         let mut parts = 0u64;

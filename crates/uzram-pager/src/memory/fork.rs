@@ -1,10 +1,11 @@
 //! fork(2): a child has a copy of everything, and goes on by itself.
 //!
-//! 1. Before, the thread that forks waits until no other thread is in the pager (`gate.rs`). From then on nothing moves but the pages
-//!    that it touches itself.
+//! 1. Before, the thread that forks waits until no other thread is in the pager (`gate.rs`). From then on
+//!    nothing moves but the pages that it touches itself.
 //! 2. In the parent, all go on. Touches of other threads were left alone meanwhile, and are repeated.
-//! 3. The child has the pager's memory as it was, and none of its threads. It opens a userfaultfd of its own, registers all
-//!    again, and starts threads of its own. Until then its pages that are not in memory read as zeros: nothing of the program may run.
+//! 3. The child has the pager's memory as it was, and none of its threads. It opens a userfaultfd of its own,
+//!    registers all again, and starts threads of its own. Until then its pages that are not in memory read as
+//!    zeros: nothing of the program may run.
 
 use std::sync::MutexGuard;
 use std::sync::atomic::Ordering;
@@ -36,12 +37,13 @@ struct Paused<'a> {
     sharing: Option<Sharing>,
 }
 
-/// How much of its stack a thread is taken to need yet until it has forked, in bytes: less than the smallest stack has.
+/// How much of its stack a thread is taken to need yet until it has forked, in bytes: less than the smallest
+/// stack has.
 const BELOW: usize = 4096;
 
 impl Forking<'_> {
-    /// Waits until all pages that this thread has touched are wholly there: a child would have one half opened for ever. Call it last
-    /// before the process forks.
+    /// Waits until all pages that this thread has touched are wholly there: a child would have one half
+    /// opened for ever. Call it last before the process forks.
     #[inline(never)]
     pub fn settle(&self) {
         let Some(paused) = &self.paused else { return };
@@ -117,7 +119,8 @@ impl Memory {
     /// Goes on in the child.
     ///
     /// # Errors
-    /// The child may not trap touches. All of its memory has been brought in then, and is as the kernel manages it.
+    /// The child may not trap touches. All of its memory has been brought in then, and is as the kernel
+    /// manages it.
     pub fn after_fork_in_child(&self, forking: Forking<'_>) -> Result<()> {
         // Dropped in the reverse order: signals come when no lock is held.
         let Forking { _blocked, _one, areas, paused } = forking;

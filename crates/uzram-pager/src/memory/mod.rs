@@ -1,9 +1,10 @@
-//! The memory of a whole program, named by addresses, as mmap(2) and its relatives name it: for a library that stands between a
-//! program and these calls.
+//! The memory of a whole program, named by addresses, as mmap(2) and its relatives name it: for a library
+//! that stands between a program and these calls.
 //!
-//! All of it lies in one range of address space. The first part of that is for the program's allocator, the others for what the program
-//! maps. As long as a program has little memory, all of it is as the kernel gave it, and there is no thread: most programs never
-//! need more. Beyond that a pager takes over what is there ([`Memory::note_use`]).
+//! All of it lies in one range of address space. The first part of that is for the program's allocator, the
+//! others for what the program maps. As long as a program has little memory, all of it is as the kernel gave
+//! it, and there is no thread: most programs never need more. Beyond that a pager takes over what is there
+//! ([`Memory::note_use`]).
 //!
 //! Pages that a program may read and write, and not execute, can leave memory; others stay.
 //!
@@ -49,8 +50,8 @@ const HEAP_ALIGN_PAGES: usize = 16;
 
 /// `MADV_DONTNEED_LOCKED`, Linux 5.18.
 const DONTNEED_LOCKED: i32 = 24;
-/// Advice that would have to hold for pages outside memory, too, and for those of children: DONTFORK, WIPEONFORK, GUARD_INSTALL and
-/// GUARD_REMOVE. An older kernel does not know some of it.
+/// Advice that would have to hold for pages outside memory, too, and for those of children: DONTFORK,
+/// WIPEONFORK, GUARD_INSTALL and GUARD_REMOVE. An older kernel does not know some of it.
 const REFUSED_ADVICE: [i32; 4] = [libc::MADV_DONTFORK, libc::MADV_WIPEONFORK, 102, 103];
 /// Fewer pages than a pager pages out with several threads.
 const PAGED_OUT_AT_ONCE: usize = 512;
@@ -65,17 +66,19 @@ pub struct Settings {
     pub pager: PagerBuilder,
     /// The bytes that a program may have in use before the pager starts.
     pub plain_bytes: u64,
-    /// Whether threads wait if the limit would be exceeded, and nothing can be done about it: then `on_excess` ends the process.
+    /// Whether threads wait if the limit would be exceeded, and nothing can be done about it: then
+    /// `on_excess` ends the process.
     pub hard: bool,
-    /// Called by a thread of the pager when the limit cannot be kept: what there is cannot be compressed, and the spill file is full, or
-    /// there is none.
+    /// Called by a thread of the pager when the limit cannot be kept: what there is cannot be compressed, and
+    /// the spill file is full, or there is none.
     pub on_excess: fn(),
-    /// Called by a thread of the pager when figures have changed: at most once a second, and first when the pager starts.
+    /// Called by a thread of the pager when figures have changed: at most once a second, and first when the
+    /// pager starts.
     pub on_figures: fn(&MemoryStats),
 }
 
-/// The memory of a whole program, named by addresses, as mmap(2) and its relatives name it: for a library that stands between a
-/// program and these calls. All of it lies in one range of address space.
+/// The memory of a whole program, named by addresses, as mmap(2) and its relatives name it: for a library
+/// that stands between a program and these calls. All of it lies in one range of address space.
 pub struct Memory {
     space: Arc<Space>,
     areas: Arc<Mutex<Areas>>,
@@ -150,7 +153,8 @@ impl Memory {
         })
     }
 
-    /// Returns the allocator's part: its address, and its bytes. It reads as zeros, and takes memory as it is touched.
+    /// Returns the allocator's part: its address, and its bytes. It reads as zeros, and takes memory as it is
+    /// touched.
     pub fn heap(&self) -> (*mut u8, usize) {
         (self.space.address(self.heap.first), self.heap.bytes())
     }
@@ -167,7 +171,8 @@ impl Memory {
         self.used_bytes.add(self.committed.add(offset, len));
         if self.running.get().is_none() && self.used_bytes.get() >= self.settings.plain_bytes {
             let _blocked = Blocked::new();
-            // A thread that changes areas may start the pager just now, for which it needs locks that this one may have.
+            // A thread that changes areas may start the pager just now, for which it needs locks that this
+            // one may have.
             if let Ok(areas) = self.areas.try_lock() {
                 self.start(&areas);
             }
@@ -214,8 +219,8 @@ impl Memory {
             core.room.set_hard();
         }
         let evictor = Evictor::start(&core, builder.goal_percent())?;
-        // All now: a thread that brings pages starts none. To do that takes locks of the C library, which a thread may hold that waits
-        // for a page.
+        // All now: a thread that brings pages starts none. To do that takes locks of the C library, which a
+        // thread may hold that waits for a page.
         let threads = std::thread::available_parallelism().map_or(1, usize::from).min(MOST_THREADS);
         let waiters = Waiters::start(&core, threads, threads)?;
         for (run, used) in areas.all() {
@@ -289,7 +294,8 @@ impl Memory {
         }
     }
 
-    /// Returns the pages in which bytes at an address lie; `None` if they are elsewhere, an error if some are.
+    /// Returns the pages in which bytes at an address lie; `None` if they are elsewhere, an error if some
+    /// are.
     fn inside(&self, address: usize, len: usize) -> Option<std::result::Result<Run, Errno>> {
         match self.place(address, len) {
             Lies::Inside(run) => Some(Ok(run)),
@@ -307,8 +313,8 @@ impl Memory {
         self.running().map(|running| &*running.core)
     }
 
-    /// Maps private anonymous memory of `len` bytes, of which the first is at a multiple of `align`, a power of two. `protection` are
-    /// the bits of mmap(2). Returns `None` if there is no room for it.
+    /// Maps private anonymous memory of `len` bytes, of which the first is at a multiple of `align`, a power
+    /// of two. `protection` are the bits of mmap(2). Returns `None` if there is no room for it.
     pub fn map(&self, len: usize, align: usize, protection: i32) -> Option<*mut u8> {
         let _blocked = Blocked::new();
         let pages = bytes_to_pages(len as u64);
@@ -346,8 +352,8 @@ impl Memory {
         Ok(())
     }
 
-    /// Maps private anonymous memory at an address in here, in place of what is there: `MAP_FIXED`. Returns `None` if the address
-    /// is elsewhere.
+    /// Maps private anonymous memory at an address in here, in place of what is there: `MAP_FIXED`. Returns
+    /// `None` if the address is elsewhere.
     pub fn map_at(
         &self,
         address: usize,
@@ -370,8 +376,8 @@ impl Memory {
         Some(entered.map_err(|_| libc::ENOMEM))
     }
 
-    /// Has a program map something of its own at addresses in here, in place of what is there. Returns `None` if the addresses are
-    /// elsewhere.
+    /// Has a program map something of its own at addresses in here, in place of what is there. Returns `None`
+    /// if the addresses are elsewhere.
     pub fn replace<R>(&self, address: usize, len: usize, map: impl FnOnce() -> R) -> Option<R> {
         let Lies::Inside(run) = self.place(address, len) else { return None };
         let _blocked = Blocked::new();
@@ -432,7 +438,8 @@ impl Memory {
         }
     }
 
-    /// Unmaps memory, as far as it is in here; returns `None` if none of it is. `others` unmaps what is elsewhere.
+    /// Unmaps memory, as far as it is in here; returns `None` if none of it is. `others` unmaps what is
+    /// elsewhere.
     pub fn unmap(&self, address: usize, len: usize, others: impl Fn(usize, usize)) -> Option<()> {
         let run = match self.place(address, len) {
             Lies::Inside(run) => run,
@@ -505,8 +512,8 @@ impl Memory {
                 core.keep(piece, true);
             }
             let address = self.space.address(piece.first);
-            // SAFETY: the program asks for it, and the pages are mapped. Those that the pager moves it moves as well if they may
-            // not be written: it copies them then.
+            // SAFETY: the program asks for it, and the pages are mapped. Those that the pager moves it moves
+            // as well if they may not be written: it copies them then.
             let changed = unsafe { libc::syscall(libc::SYS_mprotect, address, piece.bytes(), protection.0) };
             if changed != 0 {
                 let error = last_errno();
@@ -533,8 +540,8 @@ impl Memory {
         if next == run.first + run.pages as u64 { Ok(()) } else { Err(libc::ENOMEM) }
     }
 
-    /// Takes a program's advice about memory: madvise(2). Returns `None` if the memory is elsewhere, or the system is to hear it:
-    /// there is no pager.
+    /// Takes a program's advice about memory: madvise(2). Returns `None` if the memory is elsewhere, or the
+    /// system is to hear it: there is no pager.
     pub fn advise(&self, address: usize, len: usize, advice: i32) -> Option<std::result::Result<(), Errno>> {
         let run = match self.inside(address, len)? {
             Ok(run) => run,
@@ -609,8 +616,8 @@ impl Memory {
         }
     }
 
-    /// Returns what the program may do with the memory at an address, up to where that changes: the bits of mmap(2), and how many
-    /// bytes. `None` if it is not memory of this.
+    /// Returns what the program may do with the memory at an address, up to where that changes: the bits of
+    /// mmap(2), and how many bytes. `None` if it is not memory of this.
     pub fn protection(&self, address: usize) -> Option<(i32, usize)> {
         let Lies::Inside(run) = self.place(address, 1) else { return None };
         let _blocked = Blocked::new();

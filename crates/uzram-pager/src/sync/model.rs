@@ -1,5 +1,6 @@
-//! Models of what loom has no models of: futexes, and locks whose `try_read` returns at once and fails while a thread waits for
-//! `write`, as the standard library's does. (loom's own one may have the caller of `try_read` wait.)
+//! Models of what loom has no models of: futexes, and locks whose `try_read` returns at once and fails while
+//! a thread waits for `write`, as the standard library's does. (loom's own one may have the caller of
+//! `try_read` wait.)
 
 use std::ops::Deref;
 use std::sync::{LockResult, TryLockError, TryLockResult};

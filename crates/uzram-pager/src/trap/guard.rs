@@ -1,12 +1,13 @@
 //! Touches trapped by guard pages, for processes that may do nothing special.
 //!
-//! The program's memory is a file in memory (memfd), mapped shared. `MADV_GUARD_INSTALL` (Linux 6.13) takes pages out of the
-//! mapping atomically, and a touch is then a SIGSEGV (`sigsegv.rs`). The pages' contents stay in the file, are read from
-//! there, and their memory is given back by punching a hole. To come back, contents are written to the file, and then
-//! `MADV_GUARD_REMOVE` opens the pages. File and mapping never disagree: both are the page cache.
+//! The program's memory is a file in memory (memfd), mapped shared. `MADV_GUARD_INSTALL` (Linux 6.13) takes
+//! pages out of the mapping atomically, and a touch is then a SIGSEGV (`sigsegv.rs`). The pages' contents
+//! stay in the file, are read from there, and their memory is given back by punching a hole. To come back,
+//! contents are written to the file, and then `MADV_GUARD_REMOVE` opens the pages. File and mapping never
+//! disagree: both are the page cache.
 //!
-//! The kernel can only refuse the whole: it does not say that data is being transferred to a page. What arrives after the
-//! page was taken is lost, if the page is not pinned.
+//! The kernel can only refuse the whole: it does not say that data is being transferred to a page. What
+//! arrives after the page was taken is lost, if the page is not pinned.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -19,7 +20,8 @@ use uzram::{Error, ErrorKind, Result, check_file_size};
 
 use super::{RETRY, Run, Space, Trap};
 
-/// `MADV_GUARD_INSTALL` and `MADV_GUARD_REMOVE` of <asm-generic/mman-common.h>, Linux 6.13; for files, Linux 6.15.
+/// `MADV_GUARD_INSTALL` and `MADV_GUARD_REMOVE` of <asm-generic/mman-common.h>, Linux 6.13; for files, Linux
+/// 6.15.
 const GUARD_INSTALL: i32 = 102;
 const GUARD_REMOVE: i32 = 103;
 

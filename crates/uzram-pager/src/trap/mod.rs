@@ -1,12 +1,14 @@
-//! How a touch of memory that is not there reaches the pager, and how pages come and go beneath a running program.
+//! How a touch of memory that is not there reaches the pager, and how pages come and go beneath a running
+//! program.
 //!
 //! There are two ways, a type each. Both move up to [`MOST_PAGES`] neighbours at once.
 //!
 //! - `uffd.rs`: userfaultfd. System calls may touch memory that is not there. Needs a privilege.
-//! - `guard.rs`: a file in memory, guard pages, and a handler of SIGSEGV (`sigsegv.rs`). Needs nothing; system calls fail
-//!   with EFAULT.
+//! - `guard.rs`: a file in memory, guard pages, and a handler of SIGSEGV (`sigsegv.rs`). Needs nothing;
+//!   system calls fail with EFAULT.
 //!
-//! All addresses of a pager lie in one range of address space, so that a page's number is its place in that range.
+//! All addresses of a pager lie in one range of address space, so that a page's number is its place in that
+//! range.
 
 pub(crate) mod guard;
 pub(crate) mod sigsegv;
@@ -56,7 +58,8 @@ impl Run {
 pub(crate) enum Children {
     /// Nothing: a touch is a SIGSEGV.
     Exclude,
-    /// A copy, as of all memory. Its pages that are not in memory read as zeros until it has a trap of its own.
+    /// A copy, as of all memory. Its pages that are not in memory read as zeros until it has a trap of its
+    /// own.
     Inherit,
 }
 
@@ -85,16 +88,17 @@ pub(crate) trait Trap: Send + Sync + Sized + 'static {
     /// Opens trapped pages, which get these contents.
     ///
     /// # Errors
-    /// `NoMemory`. The caller repeats the call with the same contents: pages that are open by then stay as the program has
-    /// changed them.
+    /// `NoMemory`. The caller repeats the call with the same contents: pages that are open by then stay as
+    /// the program has changed them.
     fn place(&self, contents: &[Page], run: Run) -> Result<()>;
 
-    /// Traps open pages, whose contents stay in memory: on the shelf, from its `nth` place on. Returns how many, from the first:
-    /// fewer if the next one cannot be taken, for example because the kernel transfers data to it.
+    /// Traps open pages, whose contents stay in memory: on the shelf, from its `nth` place on. Returns how
+    /// many, from the first: fewer if the next one cannot be taken, for example because the kernel transfers
+    /// data to it.
     fn take(&self, shelf: &Self::Shelf, nth: usize, run: Run) -> usize;
 
-    /// Returns the contents of pages that were taken, from the shelf's `nth` place on, as they are or copied to the buffer, which
-    /// has room for them. `None` if the system refuses.
+    /// Returns the contents of pages that were taken, from the shelf's `nth` place on, as they are or copied
+    /// to the buffer, which has room for them. `None` if the system refuses.
     fn read<'a>(
         &self,
         shelf: &'a Self::Shelf,
@@ -103,21 +107,23 @@ pub(crate) trait Trap: Send + Sync + Sized + 'static {
         buffer: &'a mut [Page],
     ) -> Option<&'a [Page]>;
 
-    /// Opens pages again that were taken, from the shelf's `nth` place on, with their contents. Waits for as long as the system
-    /// has no memory for that.
+    /// Opens pages again that were taken, from the shelf's `nth` place on, with their contents. Waits for as
+    /// long as the system has no memory for that.
     fn give_back(&self, shelf: &Self::Shelf, nth: usize, run: Run);
 
-    /// Gives the memory of pages that were taken, and not given back, to the system: `runs`. All places of the shelf are free then.
+    /// Gives the memory of pages that were taken, and not given back, to the system: `runs`. All places of
+    /// the shelf are free then.
     fn release(&self, shelf: &Self::Shelf, runs: impl Iterator<Item = Run>);
 
     /// Has touches of a trapped page fail, as its contents are lost.
     fn lose(&self, page: u64);
 
-    /// Gives the memory of a page back whose contents are not needed any more, though it was taken and not released.
+    /// Gives the memory of a page back whose contents are not needed any more, though it was taken and not
+    /// released.
     fn forget(&self, page: u64);
 
-    /// Traps open pages, whose contents are not needed any more, and gives their memory back. Returns false if this trap takes them
-    /// in no other way than [`Trap::take`].
+    /// Traps open pages, whose contents are not needed any more, and gives their memory back. Returns false
+    /// if this trap takes them in no other way than [`Trap::take`].
     fn discard(&self, run: Run) -> bool;
 
     /// Ends [`Trap::lose`]: the page is trapped as others are.
@@ -217,7 +223,8 @@ impl Space {
     }
 }
 
-/// Sets what the kernel does with mapped memory: no huge pages, which would not be trapped page by page, and what a child has of it.
+/// Sets what the kernel does with mapped memory: no huge pages, which would not be trapped page by page, and
+/// what a child has of it.
 ///
 /// # Errors
 /// `NoMemory`.

@@ -1,14 +1,15 @@
 //! The handler of SIGSEGV, one for all pagers of a process.
 //!
-//! A touch of a trapped page is a SIGSEGV in the thread that touched it. The handler finds the pager by the address, has it
-//! bring the page, and returns: the thread touches the page again. Any other SIGSEGV goes to whoever had the signal
-//! before.
+//! A touch of a trapped page is a SIGSEGV in the thread that touched it. The handler finds the pager by the
+//! address, has it bring the page, and returns: the thread touches the page again. Any other SIGSEGV goes to
+//! whoever had the signal before.
 //!
-//! The thread may have been interrupted anywhere in the program, also in its allocator: the handler allocates nothing, and
-//! takes no lock but the engine's, which no thread holds when it touches a program's memory. Others it only tries.
+//! The thread may have been interrupted anywhere in the program, also in its allocator: the handler allocates
+//! nothing, and takes no lock but the engine's, which no thread holds when it touches a program's memory.
+//! Others it only tries.
 //!
-//! Alternate signal stacks, if a thread has one, are small (8 KiB are usual). The handler therefore does its work on
-//! a stack of its own, one of a fixed number, which are mapped with the first pager.
+//! Alternate signal stacks, if a thread has one, are small (8 KiB are usual). The handler therefore does its
+//! work on a stack of its own, one of a fixed number, which are mapped with the first pager.
 
 use std::mem::MaybeUninit;
 use std::ptr::NonNull;
@@ -241,7 +242,8 @@ fn pass_on(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::
     }
 }
 
-/// Restores the default: the thread makes the same touch again, and the process ends as it would have without a pager.
+/// Restores the default: the thread makes the same touch again, and the process ends as it would have without
+/// a pager.
 fn end_by(signal: libc::c_int) {
     // SAFETY: resets the signal, and sends it again if it was sent: it arrives when the handler returns.
     unsafe {
@@ -256,7 +258,8 @@ struct Stack(NonNull<u8>);
 // SAFETY: an address range belongs to no thread.
 unsafe impl Send for Stack {}
 
-/// Mapped once, before the handler is installed. They stay for as long as the process lives, as the handler does.
+/// Mapped once, before the handler is installed. They stay for as long as the process lives, as the handler
+/// does.
 static STACKS: OnceLock<Stock<Stack>> = OnceLock::new();
 
 /// Maps the stacks.
@@ -287,8 +290,8 @@ fn stacks() -> Result<Stock<Stack>> {
 /// `top` is the upper end of a stack that nobody uses, aligned to 16 bytes.
 #[cfg(target_arch = "x86_64")]
 unsafe fn call_on(top: *mut u8, touch: *mut Touch) {
-    // SAFETY: the stack pointer is kept in a register that calls preserve, and restored; the call clobbers what any call
-    // of the C ABI does.
+    // SAFETY: the stack pointer is kept in a register that calls preserve, and restored; the call clobbers
+    // what any call of the C ABI does.
     unsafe {
         std::arch::asm!(
             "mov r12, rsp",

@@ -1,13 +1,15 @@
 //! Touches trapped by userfaultfd(2).
 //!
-//! The program's memory is private and anonymous. A touch of a page that is not there sends a message, which one of the
-//! pager's threads reads; it copies the page in (`UFFDIO_COPY`), which wakes the thread that touched it.
+//! The program's memory is private and anonymous. A touch of a page that is not there sends a message, which
+//! one of the pager's threads reads; it copies the page in (`UFFDIO_COPY`), which wakes the thread that
+//! touched it.
 //!
-//! Pages are taken by `UFFDIO_MOVE` (Linux 6.8) into memory that the program does not know: from then on nobody can
-//! change them. The kernel refuses pages that it transfers data to, and those that a child has too (`EBUSY`).
+//! Pages are taken by `UFFDIO_MOVE` (Linux 6.8) into memory that the program does not know: from then on
+//! nobody can change them. The kernel refuses pages that it transfers data to, and those that a child has too
+//! (`EBUSY`).
 //!
-//! Some kernels move pages and do not count them ([`Uffd::move_pages`]). So that those can be told, pages are only moved to where
-//! none is.
+//! Some kernels move pages and do not count them ([`Uffd::move_pages`]). So that those can be told, pages are
+//! only moved to where none is.
 
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::ptr::NonNull;
@@ -42,7 +44,8 @@ const POISON: Opcode = opcode::read_write::<uffdio_poison>(GROUP, 0x08);
 /// `MADV_POPULATE_WRITE` of <asm-generic/mman-common.h>, Linux 5.14. rustix has it for aligned ranges only.
 const POPULATE_WRITE: i32 = 23;
 
-/// How often a call is repeated that fails with EAGAIN without having done a part: the process's memory map is changing.
+/// How often a call is repeated that fails with EAGAIN without having done a part: the process's memory map
+/// is changing.
 const MOST_RETRIES: usize = 10_000;
 /// Messages that a thread reads at once.
 const MESSAGES: usize = 16;
@@ -70,7 +73,8 @@ impl Uffd {
     /// Returns the trap for a range of address space.
     ///
     /// # Errors
-    /// `Permission` or `Unsupported`: the system has no userfaultfd for this process, or an old one. `NoMemory`.
+    /// `Permission` or `Unsupported`: the system has no userfaultfd for this process, or an old one.
+    /// `NoMemory`.
     pub(crate) fn new(space: Arc<Space>, children: Children) -> Result<Uffd> {
         let fd = match children {
             Children::Exclude => open()?,
@@ -107,7 +111,8 @@ impl Uffd {
         self.signal.register(&self.fd)
     }
 
-    /// Has nothing trapped any more, in a child that cannot go on. What is not in memory reads as zeros from now on.
+    /// Has nothing trapped any more, in a child that cannot go on. What is not in memory reads as zeros from
+    /// now on.
     pub(crate) fn give_up(&self) {
         // SAFETY: the number is not used any more: the pager has stopped for good.
         crate::high::close(unsafe { OwnedFd::from_raw_fd(self.fd.as_raw_fd()) });
@@ -230,9 +235,9 @@ impl Uffd {
 
     /// Moves pages to where none is; returns how many were moved, from the first.
     ///
-    /// Linux 6.18 (6.18.44, measured), which moves neighbours together, does not count those that it moves after it had to wait
-    /// for one, for example because compaction was moving it, too. The next call then fails with EEXIST, as the page is there
-    /// already. Whoever took it for a page that stayed would lose it.
+    /// Linux 6.18 (6.18.44, measured), which moves neighbours together, does not count those that it moves
+    /// after it had to wait for one, for example because compaction was moving it, too. The next call then
+    /// fails with EEXIST, as the page is there already. Whoever took it for a page that stayed would lose it.
     fn move_pages(&self, from: usize, to: usize, pages: usize) -> usize {
         let (mut done, mut retries, mut most) = (0, 0, pages);
         // The page that was made this process's own last.
@@ -302,8 +307,8 @@ impl Trap for Uffd {
 
     fn unmap(&self, run: Run) {
         self.space.reserve_again(run);
-        // Those that wait touch it again, and fail. UFFDIO_UNREGISTER would wake them before it takes the mapping's lock: a
-        // touch between the two waits for ever.
+        // Those that wait touch it again, and fail. UFFDIO_UNREGISTER would wake them before it takes the
+        // mapping's lock: a touch between the two waits for ever.
         self.wake(self.space.address(run.first).addr(), run.pages);
     }
 
@@ -328,7 +333,8 @@ impl Trap for Uffd {
             let offset = done << PAGE_SHIFT;
             done += match self.move_pages(from + offset, to + offset, run.pages - done) {
                 0 => {
-                    // It can be copied even if it cannot be moved. The copy stays until the shelf is released.
+                    // It can be copied even if it cannot be moved. The copy stays until the shelf is
+                    // released.
                     while self.copy(to + offset, &pages[done..=done]).is_err() {
                         std::thread::sleep(RETRY);
                     }
@@ -415,7 +421,8 @@ impl Staging {
         unsafe { std::slice::from_raw_parts(self.start.as_ptr().cast::<Page>().add(nth), pages) }
     }
 
-    /// Gives the memory of all pages back. Waits for as long as the system refuses: none may be here when others are moved here.
+    /// Gives the memory of all pages back. Waits for as long as the system refuses: none may be here when
+    /// others are moved here.
     fn release(&self) {
         let start = self.start.as_ptr().cast();
         // SAFETY: this is the mapping, whose pages were moved here and are not needed any more.
@@ -432,11 +439,12 @@ impl Drop for Staging {
     }
 }
 
-/// Has pages that a child has, too, copied, up to the first that is not in memory. A page that a child had stays marked as shared until
-/// it is written.
+/// Has pages that a child has, too, copied, up to the first that is not in memory. A page that a child had
+/// stays marked as shared until it is written.
 fn make_own(address: usize, pages: usize) {
     let there = (0..pages).take_while(|nth| is_there(address + (nth << PAGE_SHIFT))).count();
-    // SAFETY: the call changes no contents. Pages that are there are not trapped, so that it does not wait for this thread itself.
+    // SAFETY: the call changes no contents. Pages that are there are not trapped, so that it does not wait
+    // for this thread itself.
     let _ = unsafe {
         libc::madvise(std::ptr::without_provenance_mut(address), there << PAGE_SHIFT, POPULATE_WRITE)
     };
@@ -490,7 +498,7 @@ fn register(fd: &OwnedFd, address: usize, len_bytes: usize) -> Result<()> {
 }
 
 fn ioctl<const CODE: Opcode, T>(fd: &OwnedFd, argument: &mut T) -> rustix::io::Result<()> {
-    // SAFETY: each code goes with the struct that its size is of; the kernel reads and writes that, and memory that was
-    // registered, or mapped by this module for it.
+    // SAFETY: each code goes with the struct that its size is of; the kernel reads and writes that, and
+    // memory that was registered, or mapped by this module for it.
     unsafe { rustix::ioctl::ioctl(fd.as_fd(), Updater::<CODE, T>::new(argument)) }
 }

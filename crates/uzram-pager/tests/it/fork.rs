@@ -21,7 +21,8 @@ enum Ended {
 impl Fork {
     /// Starts a child that runs `body` and ends; with 0 if that does not panic.
     fn start(body: impl FnOnce()) -> Fork {
-        // SAFETY: the child uses nothing of threads that it does not have: it allocates, which glibc allows, and ends.
+        // SAFETY: the child uses nothing of threads that it does not have: it allocates, which glibc allows,
+        // and ends.
         match unsafe { libc::fork() } {
             0 => {
                 let result = catch_unwind(AssertUnwindSafe(body));

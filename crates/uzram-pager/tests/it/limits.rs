@@ -99,8 +99,8 @@ fn resident_memory_stays_within_the_limit() {
     });
 }
 
-/// Memory that is kept below the limit without a spill file is kept below it with one that is full, and what is written to that
-/// is bounded.
+/// Memory that is kept below the limit without a spill file is kept below it with one that is full, and what
+/// is written to that is bounded.
 #[test]
 fn a_full_spill_file_is_no_worse_than_none() {
     // Half of a page compresses: 20 MiB are some 11 MiB compressed.

@@ -1,5 +1,5 @@
-//! Touches of evicted memory where a thread has little: in handlers of other signals, on small alternate stacks, on a stack that
-//! is used up, and many at once.
+//! Touches of evicted memory where a thread has little: in handlers of other signals, on small alternate
+//! stacks, on a stack that is used up, and many at once.
 
 use std::os::unix::thread::JoinHandleExt;
 use std::ptr::null_mut;
@@ -20,8 +20,8 @@ const PAGES: usize = 4096;
 /// How often handlers are called at least.
 const LEAST_READS: usize = 200;
 
-/// The region that handlers read, 0 if there is none; how many are at it; how often they were; and where they found something
-/// else.
+/// The region that handlers read, 0 if there is none; how many are at it; how often they were; and where they
+/// found something else.
 static START: AtomicUsize = AtomicUsize::new(0);
 static RUNNING: AtomicUsize = AtomicUsize::new(0);
 static READS: AtomicUsize = AtomicUsize::new(0);
@@ -144,7 +144,8 @@ fn handlers_of_signals_that_are_sent_to_threads_may_read_evicted_memory() {
 fn with_alternate_stack(bytes: usize, body: impl FnOnce()) {
     let len = bytes.next_multiple_of(PAGE_SIZE) + PAGE_SIZE;
     let protection = ProtFlags::READ | ProtFlags::WRITE;
-    // SAFETY: a new mapping, of which the lowest page is closed; the stack is this thread's until it is replaced.
+    // SAFETY: a new mapping, of which the lowest page is closed; the stack is this thread's until it is
+    // replaced.
     unsafe {
         let start = mmap_anonymous(null_mut(), len, protection, MapFlags::PRIVATE).unwrap();
         mprotect(start, PAGE_SIZE, MprotectFlags::empty()).unwrap();
@@ -250,7 +251,8 @@ fn many_threads_fault_at_once() {
     });
 }
 
-/// One page that threads touch and evict, again and again: each of them waits for others that move it, and none for ever.
+/// One page that threads touch and evict, again and again: each of them waits for others that move it, and
+/// none for ever.
 #[test]
 fn threads_that_fight_for_a_page_all_go_on() {
     let body = |trap| {

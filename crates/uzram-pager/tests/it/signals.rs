@@ -1,5 +1,5 @@
-//! Other users of SIGSEGV beside the traps that use it, each case in a process of its own: handlers from before and after, the
-//! default action, and signals that are sent.
+//! Other users of SIGSEGV beside the traps that use it, each case in a process of its own: handlers from
+//! before and after, the default action, and signals that are sent.
 
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -225,7 +225,8 @@ fn a_failed_read_leaves_the_data_in_a_pipe() {
     });
 }
 
-/// A read into a registered buffer that ends after its page was evicted. Returns what the page begins with then.
+/// A read into a registered buffer that ends after its page was evicted. Returns what the page begins with
+/// then.
 fn late_read(region: &mut Region, pager: &Pager, pinned: bool) -> [u8; 8] {
     const PAGE: usize = 17;
     region.fill(b'o');

@@ -1,4 +1,5 @@
-//! A process without rights: as another user, with no way to get more, and a seccomp filter such as container runtimes set.
+//! A process without rights: as another user, with no way to get more, and a seccomp filter such as container
+//! runtimes set.
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::chown;

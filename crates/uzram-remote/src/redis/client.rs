@@ -1,7 +1,7 @@
 //! [`Client`]: sends each command to the node that has its slot, over connections of its own to each node.
 //!
-//! A node that is away fails its own requests, and no others. Reads and writes have different connections, so that a small
-//! read does not wait behind large writes. A single server is a master that has all slots.
+//! A node that is away fails its own requests, and no others. Reads and writes have different connections, so
+//! that a small read does not wait behind large writes. A single server is a master that has all slots.
 
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -109,7 +109,8 @@ impl Client {
         Failure::of_redis(&self.address.to_string(), &no_node())
     }
 
-    /// Sends a command that is not about objects to the master of a key, and waits for the answer not as long as for objects.
+    /// Sends a command that is not about objects to the master of a key, and waits for the answer not as long
+    /// as for objects.
     pub(super) async fn ask(&self, command: &Cmd, key: &str) -> Result<Value, Failure> {
         let slot = slot_of(key);
         let asking = self.send(command, slot, Role::Master, Use::Writes);
@@ -120,8 +121,8 @@ impl Client {
         })
     }
 
-    /// Sends a command that concerns a key of that slot to the node that has it: again where another node has it now, or the
-    /// connection was closed. What a node answers is the caller's to try again.
+    /// Sends a command that concerns a key of that slot to the node that has it: again where another node has
+    /// it now, or the connection was closed. What a node answers is the caller's to try again.
     pub(super) async fn send(&self, command: &Cmd, slot: u16, role: Role, by: Use) -> Result<Value, Failure> {
         let mut node = self.node_of(slot, role).map_err(|_| self.no_node())?;
         let sent = self.send_from(&mut node, command, slot, role, by).await;

@@ -1,4 +1,5 @@
-//! Connecting to servers, and what a server must be like: reachable, a master, not full, and one that evicts nothing.
+//! Connecting to servers, and what a server must be like: reachable, a master, not full, and one that evicts
+//! nothing.
 
 use std::time::Duration;
 
@@ -100,8 +101,8 @@ pub(super) fn connection_info(
     Ok(at.into_connection_info()?.set_tcp_settings(tcp).set_redis_settings(login))
 }
 
-/// Asks all servers at a time. Returns the first one that answers, and what it says about itself; of single servers, which have
-/// different objects, the first one in the address that answers.
+/// Asks all servers at a time. Returns the first one that answers, and what it says about itself; of single
+/// servers, which have different objects, the first one in the address that answers.
 async fn first_that_answers(address: &Address, credentials: &Credentials) -> Result<(Server, Info), Failure> {
     let mut asked = JoinSet::new();
     for (number, server) in address.servers.iter().enumerate() {
@@ -140,13 +141,13 @@ async fn ask(address: Address, server: &Server, credentials: &Credentials) -> Re
     Ok(Info::parse(&connection.send_packed_command(&redis::cmd("INFO")).await?.extract_error()?))
 }
 
-/// Checks that a server, or the nodes of a cluster, keep what they are given. Returns the masters that are well, in a
-/// cluster, with `two` copies also those that are full; its replicas may be away. With `two` copies also returns what is wrong with
-/// one of the other masters, or that one is full.
+/// Checks that a server, or the nodes of a cluster, keep what they are given. Returns the masters that are
+/// well, in a cluster, with `two` copies also those that are full; its replicas may be away. With `two`
+/// copies also returns what is wrong with one of the other masters, or that one is full.
 ///
 /// # Errors
-/// `Unsupported` if one of them may evict keys; if not all masters are well, or with `two` copies fewer than two, what is
-/// wrong with one; `Io` if there is no master at all.
+/// `Unsupported` if one of them may evict keys; if not all masters are well, or with `two` copies fewer than
+/// two, what is wrong with one; `Io` if there is no master at all.
 pub(super) async fn check(
     client: &Client,
     address: &Address,

@@ -1,6 +1,7 @@
-//! Reads from a single server on the thread that wants the bytes: its answer wakes this thread, and no other one before, which
-//! halves the time of a read. Whatever is not answered at once is left to [`Client`](super::client::Client), and so are servers
-//! with TLS. The runtime connects: a name and a login can take long.
+//! Reads from a single server on the thread that wants the bytes: its answer wakes this thread, and no other
+//! one before, which halves the time of a read. Whatever is not answered at once is left to
+//! [`Client`](super::client::Client), and so are servers with TLS. The runtime connects: a name and a login
+//! can take long.
 
 use std::io::{self, Read, Write};
 use std::net::{TcpStream, ToSocketAddrs};
@@ -64,8 +65,8 @@ impl Direct {
         Direct { shared: Arc::new(shared), runtime: Handle::current() }
     }
 
-    /// Sends a command, and returns whether `accept` takes the bytes that are its answer, at most `most_bytes`; false if there is
-    /// no connection yet, or that fails, or takes long.
+    /// Sends a command, and returns whether `accept` takes the bytes that are its answer, at most
+    /// `most_bytes`; false if there is no connection yet, or that fails, or takes long.
     pub(super) fn ask(&self, command: &Cmd, most_bytes: usize, accept: impl FnOnce(&[u8]) -> bool) -> bool {
         let Some(mut connection) = self.connection() else { return false };
         let answer = connection.ask(command, most_bytes, WITHIN);

@@ -1,5 +1,5 @@
-//! When a read that takes long is asked for elsewhere, too: after as long as 19 of 20 reads take (J. Dean and L. A. Barroso,
-//! "The Tail at Scale", 2013).
+//! When a read that takes long is asked for elsewhere, too: after as long as 19 of 20 reads take (J. Dean and
+//! L. A. Barroso, "The Tail at Scale", 2013).
 
 use std::future::Future;
 use std::sync::Mutex;
@@ -53,8 +53,8 @@ impl Latencies {
     }
 }
 
-/// Returns what `first` returns. If it fails, or takes longer than `after`, `other` is run, too; then the first success is
-/// returned, or the error of `first`; that of `other` if only `first` did not find it.
+/// Returns what `first` returns. If it fails, or takes longer than `after`, `other` is run, too; then the
+/// first success is returned, or the error of `first`; that of `other` if only `first` did not find it.
 pub(super) async fn either<T>(
     first: impl Future<Output = Result<T, Failure>>,
     other: impl Future<Output = Result<T, Failure>>,

@@ -1,10 +1,11 @@
 //! A connection to one node, which is made anew when it fails.
 //!
-//! A task of its own connects. Requests wait while it does so for the first time, or after the node closed the connection;
-//! they fail at once while the node is known to be away, and concern no other node.
+//! A task of its own connects. Requests wait while it does so for the first time, or after the node closed
+//! the connection; they fail at once while the node is known to be away, and concern no other node.
 //!
-//! A node is away if it is silent for [`SILENT_FOR`] while something waits for it. Behind a request that its caller has dropped
-//! a `PING` is sent: its answer ends the silence, which would otherwise seem to last until the next request.
+//! A node is away if it is silent for [`SILENT_FOR`] while something waits for it. Behind a request that its
+//! caller has dropped a `PING` is sent: its answer ends the silence, which would otherwise seem to last until
+//! the next request.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -56,8 +57,8 @@ enum State {
 }
 
 impl Link {
-    /// Begins to connect, on the runtime of the caller. With `is_readonly`, a replica answers itself, instead of naming its
-    /// master.
+    /// Begins to connect, on the runtime of the caller. With `is_readonly`, a replica answers itself, instead
+    /// of naming its master.
     pub(super) fn new(client: redis::Client, is_readonly: bool) -> Link {
         let state = watch::Sender::new(State::Connecting);
         let keeper = tokio::spawn(keep_connected(client, is_readonly, state.clone())).abort_handle();
@@ -70,7 +71,8 @@ impl Link {
         Link { shared: Arc::new(shared), keeper }
     }
 
-    /// Sends a command, after `ASKING` if that is so, and returns the answer, which can be an error of the server's.
+    /// Sends a command, after `ASKING` if that is so, and returns the answer, which can be an error of the
+    /// server's.
     pub(super) async fn send(&self, command: &Cmd, is_asking: bool) -> RedisResult<Value> {
         let (mut connection, number) = self.shared.connection().await?;
         let shared = &self.shared;

@@ -61,12 +61,13 @@ pub struct RedisStore {
 }
 
 impl RedisStore {
-    /// Connects to a server, or to the cluster that it belongs to, and checks that it keeps what it is given. Of each
-    /// object there are 1 or 2 `copies`.
+    /// Connects to a server, or to the cluster that it belongs to, and checks that it keeps what it is given.
+    /// Of each object there are 1 or 2 `copies`.
     ///
     /// # Errors
-    /// `Io` if no server answers; `Permission` if it wants another login; `Busy` while it loads its data; `NoSpace` if it
-    /// is full; `Unsupported` if it is a replica, or may evict keys, or cannot have so many copies. All within 5 s.
+    /// `Io` if no server answers; `Permission` if it wants another login; `Busy` while it loads its data;
+    /// `NoSpace` if it is full; `Unsupported` if it is a replica, or may evict keys, or cannot have so many
+    /// copies. All within 5 s.
     pub async fn connect(address: Address, credentials: Credentials, copies: u8) -> Result<RedisStore> {
         let connecting = Self::connect_and_check(address.clone(), credentials, copies);
         tokio::time::timeout(connect::WITHIN, connecting).await.unwrap_or_else(|_| {
@@ -75,7 +76,8 @@ impl RedisStore {
         })
     }
 
-    /// Connects again to servers that were used before, without the checks of [`RedisStore::connect`]: some may be away.
+    /// Connects again to servers that were used before, without the checks of [`RedisStore::connect`]: some
+    /// may be away.
     ///
     /// # Errors
     /// `Io` if no server answers; `Permission` if it wants another login.
@@ -123,8 +125,8 @@ impl RedisStore {
         }
     }
 
-    /// Returns the address, with all nodes of the cluster, or the single server that is used, instead of those that were named:
-    /// a text of it parses again.
+    /// Returns the address, with all nodes of the cluster, or the single server that is used, instead of
+    /// those that were named: a text of it parses again.
     ///
     /// # Errors
     /// `Io` if they cannot be asked for.
@@ -143,8 +145,8 @@ impl RedisStore {
         names(device, filling.home, &format!("{extent}:{}", filling.generation))
     }
 
-    /// Returns the keys of a device's lease: one at each master. A sweep asks all masters, and finds one of them even if its device
-    /// is cut off from the others for long.
+    /// Returns the keys of a device's lease: one at each master. A sweep asks all masters, and finds one of
+    /// them even if its device is cut off from the others for long.
     ///
     /// # Errors
     /// No master is known.

@@ -1,12 +1,13 @@
 //! Where copies are put, and which of those that are there are in danger.
 //!
-//! Objects are written to the masters that are well now. A master that is away, and slots that have moved, put copies in danger
-//! only once that has lasted for a while: most nodes come back. So does a master whose process has begun anew, as it
-//! may have lost what it had: a [home](topology::in_epoch) has the number of the *epoch* in which it was chosen, and each time that
-//! masters have begun anew, another epoch begins. The current epoch is kept in the device's lease, for the next process.
+//! Objects are written to the masters that are well now. A master that is away, and slots that have moved,
+//! put copies in danger only once that has lasted for a while: most nodes come back. So does a master whose
+//! process has begun anew, as it may have lost what it had: a [home](topology::in_epoch) has the number of
+//! the *epoch* in which it was chosen, and each time that masters have begun anew, another epoch begins. The
+//! current epoch is kept in the device's lease, for the next process.
 //!
-//! Two things are not noticed: that a master has begun anew while no process of the device served, and what has not been copied
-//! again when as many epochs have begun as are told apart.
+//! Two things are not noticed: that a master has begun anew while no process of the device served, and what
+//! has not been copied again when as many epochs have begun as are told apart.
 
 use std::collections::HashMap;
 use std::sync::Mutex;
@@ -101,7 +102,8 @@ impl Placement {
         state.is_epoch_known.then_some(state.epoch)
     }
 
-    /// Counts the epochs from the last one of the process before. Objects that were written meanwhile seem older than they are.
+    /// Counts the epochs from the last one of the process before. Objects that were written meanwhile seem
+    /// older than they are.
     pub(super) fn continue_from(&self, last: u32) {
         let mut state = lock(&self.0);
         if !std::mem::replace(&mut state.is_epoch_known, true) {
@@ -126,8 +128,9 @@ impl Placement {
         lock(&self.0).generation
     }
 
-    /// Returns whether copies are in danger: a slot has no master any more, both have the same one, or one that may have lost
-    /// what it had. Those of which no copy has a master are not: there is nothing to copy until one is back.
+    /// Returns whether copies are in danger: a slot has no master any more, both have the same one, or one
+    /// that may have lost what it had. Those of which no copy has a master are not: there is nothing to copy
+    /// until one is back.
     pub(super) fn is_at_risk(&self, home: u32) -> bool {
         let state = lock(&self.0);
         if state.settled.masters.is_empty() {
@@ -186,7 +189,8 @@ mod tests {
         homes.iter().all(|home| placement.check(*home).is_ok()) && endangered(placement, &homes) == 0
     }
 
-    /// Who is there now, after whether a change counts at once; how often that has counted, and how many of 300 are in danger then.
+    /// Who is there now, after whether a change counts at once; how often that has counted, and how many of
+    /// 300 are in danger then.
     type Step = (bool, [&'static str; 3], u64, std::ops::Range<usize>);
 
     #[test]

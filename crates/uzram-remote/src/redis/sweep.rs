@@ -19,8 +19,8 @@ const KEYS_AT_ONCE: usize = 1000;
 /// How long a request is tried again.
 const TRIED_FOR: Duration = Duration::from_secs(1);
 
-/// Goes through the keys of a server, or of all masters of a cluster, and removes the objects of devices without a lease;
-/// with `only_look`, none. Returns what it found, by device.
+/// Goes through the keys of a server, or of all masters of a cluster, and removes the objects of devices
+/// without a lease; with `only_look`, none. Returns what it found, by device.
 ///
 /// # Errors
 /// `Io` if one of the masters cannot be asked: then nothing is removed. `Permission` for another login.

@@ -1,8 +1,8 @@
 //! Which master has which hash slots, and in which two slots the copies of an object lie.
 //!
-//! The slots of an object's copies are chosen once, before it is written, so that different masters have them, and are
-//! kept as its [`Filling::home`](uzram::backing::Filling::home). Each slot has a *tag*, a number whose text hashes to it:
-//! written in braces, it alone decides about the slot of a key.
+//! The slots of an object's copies are chosen once, before it is written, so that different masters have
+//! them, and are kept as its [`Filling::home`](uzram::backing::Filling::home). Each slot has a *tag*, a
+//! number whose text hashes to it: written in braces, it alone decides about the slot of a key.
 
 use std::collections::HashMap;
 use std::ops::RangeInclusive;
@@ -62,8 +62,8 @@ impl Topology {
         Topology { masters: vec![master], nodes: vec![server], full: Vec::new() }
     }
 
-    /// Parses the answer to `CLUSTER SLOTS`: of each range of slots the first and the last, and its nodes, the master first:
-    /// address, port and identifier.
+    /// Parses the answer to `CLUSTER SLOTS`: of each range of slots the first and the last, and its nodes,
+    /// the master first: address, port and identifier.
     pub(super) fn parse(answer: &Value) -> Topology {
         let (mut masters, mut nodes): (Vec<Master>, Vec<Server>) = (Vec::new(), Vec::new());
         let list = |value: &Value| if let Value::Array(values) = value { values.clone() } else { Vec::new() };
@@ -134,8 +134,8 @@ impl Topology {
         self.masters.iter().filter(|master| !self.full.contains(&master.id)).collect()
     }
 
-    /// Returns the home of an extent's next object: slots of two masters, which have room if two have. Other extents have
-    /// others. Returns 0 if there are not two masters, each with slots of its own.
+    /// Returns the home of an extent's next object: slots of two masters, which have room if two have. Other
+    /// extents have others. Returns 0 if there are not two masters, each with slots of its own.
     pub(super) fn home(&self, extent: u32) -> u32 {
         let masters = match self.with_room() {
             some if some.len() >= 2 => some,

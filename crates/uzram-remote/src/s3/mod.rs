@@ -4,7 +4,8 @@
 //! - `sweep.rs`: going through the objects for a sweep
 //! - `transport.rs`: HTTP
 //!
-//! An object's name is `PREFIX/uzram/DEVICE/EXTENT-GENERATION`. It is written by one PUT, and read by one GET of a range.
+//! An object's name is `PREFIX/uzram/DEVICE/EXTENT-GENERATION`. It is written by one PUT, and read by one GET
+//! of a range.
 
 mod address;
 mod sweep;
@@ -84,8 +85,8 @@ impl S3Store {
     /// Returns a store, and checks that it keeps what it is given: an object is written, read and removed.
     ///
     /// # Errors
-    /// `Io` if it does not answer; `Permission` if it wants another login; `Invalid` if there is no such bucket; as
-    /// [`S3Store::new`]. All within 5 s.
+    /// `Io` if it does not answer; `Permission` if it wants another login; `Invalid` if there is no such
+    /// bucket; as [`S3Store::new`]. All within 5 s.
     pub async fn connect(address: S3Address, login: &S3Login) -> Result<S3Store> {
         let store = S3Store::new(address, login)?;
         let until = tokio::time::Instant::now() + WITHIN;

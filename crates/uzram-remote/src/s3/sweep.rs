@@ -1,7 +1,7 @@
 //! Going through the objects in a bucket for a sweep.
 //!
-//! A lease is an object that is written again and again. It is over when it is older than [`LEASE_S`], by the store's clock:
-//! that of an object which the sweep writes.
+//! A lease is an object that is written again and again. It is over when it is older than [`LEASE_S`], by the
+//! store's clock: that of an object which the sweep writes.
 
 use std::collections::BTreeMap;
 
@@ -14,8 +14,8 @@ use crate::objects::DeviceId;
 use crate::sweep::{self, LEASE, LEASE_S, Seen, Sweepable, Swept, split_device};
 use crate::{Failure, S3Address, S3Login};
 
-/// Goes through the objects at an address, and removes those of devices without a lease; with `only_look`, none. Returns
-/// what it found, by device.
+/// Goes through the objects at an address, and removes those of devices without a lease; with `only_look`,
+/// none. Returns what it found, by device.
 ///
 /// # Errors
 /// `Io` if the store cannot be asked: then nothing is removed. `Permission` for another login.

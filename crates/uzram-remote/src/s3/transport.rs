@@ -35,7 +35,8 @@ const MAX_REFUSAL_BYTES: usize = 64 << 10;
 pub(super) struct Transport(Client<HttpsConnector<HttpConnector>, Full<Buffer>>);
 
 impl Transport {
-    /// Returns one without connections. With `tls`, the system's certificates are read: they say whom to trust.
+    /// Returns one without connections. With `tls`, the system's certificates are read: they say whom to
+    /// trust.
     ///
     /// # Errors
     /// `NotFound` if the system has none.

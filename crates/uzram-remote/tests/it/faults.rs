@@ -1,4 +1,5 @@
-//! A backing on a store that fails in every way a store can: delays, drops, lost and changed objects, and one that is full.
+//! A backing on a store that fails in every way a store can: delays, drops, lost and changed objects, and one
+//! that is full.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -176,8 +177,8 @@ impl ObjectStore for Handle {
     }
 }
 
-/// Pages are written, written back and read at random. A read gives what was written, or an error; in the end, without faults,
-/// what was written; and nothing stays in the store.
+/// Pages are written, written back and read at random. A read gives what was written, or an error; in the
+/// end, without faults, what was written; and nothing stays in the store.
 #[test]
 fn whatever_the_store_does_no_read_is_wrong() {
     const PAGES: u32 = 1000;
@@ -284,8 +285,8 @@ fn store_at_limit(bad: &Handle, limits: Limits) -> (Arc<Store>, PolicyThread) {
     (store, policy)
 }
 
-/// A store that is away for a few seconds fails no write, and no read; both go on soon when it is back. It has to be away for
-/// longer than a disk may fail.
+/// A store that is away for a few seconds fails no write, and no read; both go on soon when it is back. It
+/// has to be away for longer than a disk may fail.
 #[test]
 fn writers_and_readers_wait_for_a_store_that_is_away() {
     const AWAY_FOR: Duration = Duration::from_secs(3);
@@ -312,7 +313,8 @@ fn writers_and_readers_wait_for_a_store_that_is_away() {
     });
 }
 
-/// A store that stays away: after the time that is set for it, writers get ENOSPC, and no longer wait; readers get EIO.
+/// A store that stays away: after the time that is set for it, writers get ENOSPC, and no longer wait;
+/// readers get EIO.
 #[test]
 fn a_store_that_stays_away_is_waited_for_no_longer() {
     let bad = Handle::new(1);
@@ -337,8 +339,8 @@ fn a_store_that_stays_away_is_waited_for_no_longer() {
     wait_until("it is used again when it is back", || write(4000).is_ok());
 }
 
-/// While a store gives no answer, nothing can be cleaned. The extents that only cleaning takes stay free: it goes on when the store
-/// answers again, and as much fits as before.
+/// While a store gives no answer, nothing can be cleaned. The extents that only cleaning takes stay free: it
+/// goes on when the store answers again, and as much fits as before.
 #[test]
 fn cleaning_goes_on_when_a_silent_store_answers_again() {
     const PAGES: u32 = 2500;

@@ -1,5 +1,5 @@
-//! A device with two copies in a cluster, of which one node at a time fails in some way while pages are read and written. Needs
-//! `redis-server` and `redis-cli`.
+//! A device with two copies in a cluster, of which one node at a time fails in some way while pages are read
+//! and written. Needs `redis-server` and `redis-cli`.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -80,7 +80,8 @@ impl Device {
         self.store.write(PageNo(page), &contents).unwrap();
     }
 
-    /// Reads a page; panics if it is not as it was written last. Returns whether it went to the cluster, unless it fails.
+    /// Reads a page; panics if it is not as it was written last. Returns whether it went to the cluster,
+    /// unless it fails.
     fn read(&self, page: u32, why: &str) -> Option<bool> {
         let mut out = [0; PAGE_SIZE];
         let before = self.store.backing_stats().reads;
@@ -96,8 +97,8 @@ impl Device {
         Some(self.store.backing_stats().reads > before)
     }
 
-    /// Reads and writes pages for a while, on a busy machine until there was `enough` of it, as another thread has pages leave.
-    /// Returns the number of reads that failed.
+    /// Reads and writes pages for a while, on a busy machine until there was `enough` of it, as another
+    /// thread has pages leave. Returns the number of reads that failed.
     fn use_for(&mut self, lasts: Duration, enough: impl Fn(&Times) -> bool, why: &str) -> (u64, Times) {
         let ends = AtomicBool::new(false);
         let store = Arc::clone(&self.store);

@@ -98,7 +98,8 @@ fn with_two_copies_a_master_may_be_lost() {
     check_reads(&store);
 }
 
-/// A slot with an object is given to another master, the object first: the old one says where it is, then where the slot is.
+/// A slot with an object is given to another master, the object first: the old one says where it is, then
+/// where the slot is.
 #[test]
 fn an_object_is_found_while_its_slot_moves() {
     needs_redis!();
@@ -247,7 +248,8 @@ fn a_lease_hands_on_the_epoch() {
     });
 }
 
-/// A device that is cut off from any one master for so long that its lease is over there, and not from the others, is in use.
+/// A device that is cut off from any one master for so long that its lease is over there, and not from the
+/// others, is in use.
 #[test]
 fn a_device_that_is_cut_off_from_one_master_keeps_its_objects() {
     needs_redis!();
@@ -346,7 +348,8 @@ fn a_server_with_too_many_clients_is_waited_for() {
     });
 }
 
-/// What a device left that was killed is removed, once its lease is over; devices with a lease, and keys of others, stay.
+/// What a device left that was killed is removed, once its lease is over; devices with a lease, and keys of
+/// others, stay.
 #[test]
 fn what_a_dead_device_left_can_be_swept() {
     needs_redis!();

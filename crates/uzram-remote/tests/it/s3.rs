@@ -160,8 +160,8 @@ fn stores_that_cannot_be_used_are_refused_soon() {
     assert_eq!(stranger.requests(), [""; 0]);
 }
 
-/// A server that is away for a while: what is written meanwhile fails, soon at once, and all goes on when it is there. Another
-/// process goes on, too, though it starts while the server is away.
+/// A server that is away for a while: what is written meanwhile fails, soon at once, and all goes on when it
+/// is there. Another process goes on, too, though it starts while the server is away.
 #[test]
 fn a_server_that_is_away_for_a_while_loses_nothing() {
     let server = Server::start();
@@ -220,7 +220,8 @@ fn a_lease_is_renewed_after_a_take_over() {
     assert!(server.objects().is_empty());
 }
 
-/// What a device left that was killed is removed, once its lease is over; devices with a lease, and objects of others, stay.
+/// What a device left that was killed is removed, once its lease is over; devices with a lease, and objects
+/// of others, stay.
 #[test]
 fn what_a_dead_device_left_can_be_swept() {
     let server = Server::start();
@@ -257,7 +258,8 @@ fn what_a_dead_device_left_can_be_swept() {
     assert_eq!(refused.kind(), ErrorKind::Permission);
 }
 
-/// Whatever a server answers, a read is an error of the device, or waits until the server is well; and the state says why.
+/// Whatever a server answers, a read is an error of the device, or waits until the server is well; and the
+/// state says why.
 #[test]
 fn answers_are_read_errors_or_waited_for() {
     const OBJECT: &str = "/1-1";

@@ -6,6 +6,8 @@
 mod alone;
 mod attack_nbd;
 mod attack_tls;
+#[path = "../../../uzram/tests/it/calls.rs"]
+mod calls;
 mod common;
 mod fuse_survival;
 mod nbd_clients;

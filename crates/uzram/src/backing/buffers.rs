@@ -1,8 +1,8 @@
-//! The memory of transfers: buffers of one size, allocated in advance and aligned to [`PAGE_SIZE`], as O_DIRECT needs
-//! it for the files that use it (`file/open.rs`), whatever the host's page size.
+//! The memory of transfers: buffers of one size, allocated in advance and aligned to [`PAGE_SIZE`], as
+//! O_DIRECT needs it for the files that use it (`file/open.rs`), whatever the host's page size.
 //!
-//! All buffers of a pool lie in one mapping, which takes memory only where it was touched. The mapping lives as long as
-//! any buffer, so that a transfer may outlive the pool of its buffer.
+//! All buffers of a pool lie in one mapping, which takes memory only where it was touched. The mapping lives
+//! as long as any buffer, so that a transfer may outlive the pool of its buffer.
 //!
 //! Lock: `backing buffers`, a leaf.
 
@@ -33,8 +33,8 @@ struct Pool {
     given_back: Condvar,
 }
 
-/// A buffer of a [`Buffers`], which gets it back when it is dropped. It holds zeros the first time, and its old
-/// contents later.
+/// A buffer of a [`Buffers`], which gets it back when it is dropped. It holds zeros the first time, and its
+/// old contents later.
 pub struct Buffer {
     pool: Arc<Pool>,
     number: u32,
@@ -96,8 +96,8 @@ impl Buffers {
 }
 
 impl Buffer {
-    /// Returns a pointer to the first byte. The user of the pointer must own the buffer, so that it is neither read nor
-    /// given back meanwhile.
+    /// Returns a pointer to the first byte. The user of the pointer must own the buffer, so that it is
+    /// neither read nor given back meanwhile.
     pub(super) fn start(&self) -> *mut u8 {
         // SAFETY: the mapping has `count` times `buffer_bytes`, and `number` is below `count`.
         unsafe { self.pool.mapping.base().add(self.number as usize * self.pool.buffer_bytes) }
@@ -109,8 +109,8 @@ impl Deref for Buffer {
 
     fn deref(&self) -> &[u8] {
         // SAFETY: the bytes lie in the pool's mapping, which this buffer keeps alive, and were initialised as
-        // zeros. No other buffer has this number until this one is dropped, and the kernel writes to them only
-        // while a backing owns this buffer.
+        // zeros. No other buffer has this number until this one is dropped, and the kernel writes to them
+        // only while a backing owns this buffer.
         unsafe { std::slice::from_raw_parts(self.start(), self.pool.buffer_bytes) }
     }
 }

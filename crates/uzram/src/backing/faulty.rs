@@ -1,10 +1,10 @@
 //! A backing with injected faults: for tests, and to try out how a device behaves when its disk fails.
 //!
-//! [`Faults`] decides about each transfer when it is started. A transfer without a fault goes straight to the backing
-//! below; one that fails or waits goes through a thread, so that its caller never calls a completion.
+//! [`Faults`] decides about each transfer when it is started. A transfer without a fault goes straight to the
+//! backing below; one that fails or waits goes through a thread, so that its caller never calls a completion.
 //!
-//! Locks: two of class `backing queue`, for the faults and their random numbers, and for the transfers that wait for
-//! the thread. Neither is taken under the other.
+//! Locks: two of class `backing queue`, for the faults and their random numbers, and for the transfers that
+//! wait for the thread. Neither is taken under the other.
 
 use std::ops::Range;
 use std::thread::{JoinHandle, Thread};
@@ -51,14 +51,15 @@ pub struct Fault {
 }
 
 impl Fault {
-    /// Creates a fault of every transfer from now on. `Fault::always(FaultKind::Error)` is a device that is gone.
+    /// Creates a fault of every transfer from now on. `Fault::always(FaultKind::Error)` is a device that is
+    /// gone.
     pub const fn always(kind: FaultKind) -> Self {
         Fault { kind, direction: None, range: 0..u64::MAX, one_in: 1, after: 0, times: u64::MAX }
     }
 }
 
-/// The faults of a [`FaultyBacking`]: a handle to change them while it is in use. The same seed, faults and order of
-/// transfers give the same failures.
+/// The faults of a [`FaultyBacking`]: a handle to change them while it is in use. The same seed, faults and
+/// order of transfers give the same failures.
 #[derive(Clone)]
 pub struct Faults {
     plan: Arc<Mutex<Plan>>,
@@ -92,7 +93,8 @@ impl Faults {
         }
     }
 
-    /// Adds a fault. If several apply to a transfer, stalls add up, and only the first of the other faults happens.
+    /// Adds a fault. If several apply to a transfer, stalls add up, and only the first of the other faults
+    /// happens.
     pub fn add(&self, fault: Fault) {
         self.plan.lock().faults.push(fault);
     }
@@ -157,7 +159,8 @@ impl Fault {
     }
 }
 
-/// A backing that injects [`Faults`] into another one. Dropping it carries out stalled and held transfers at once.
+/// A backing that injects [`Faults`] into another one. Dropping it carries out stalled and held transfers at
+/// once.
 pub struct FaultyBacking<B: Send + Sync + 'static> {
     shared: Arc<Shared<B>>,
     thread: Option<JoinHandle<()>>,

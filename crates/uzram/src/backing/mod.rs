@@ -1,10 +1,10 @@
-//! Backings, where cold pages are written to: [`Blocks`], which can be overwritten, on a file or a block device, and
-//! [`Objects`], which are written once, in a store on other machines.
-//! Nothing here knows what the bytes mean: pages, extents, checksums and slots belong to the callers.
+//! Backings, where cold pages are written to: [`Blocks`], which can be overwritten, on a file or a block
+//! device, and [`Objects`], which are written once, in a store on other machines. Nothing here knows what the
+//! bytes mean: pages, extents, checksums and slots belong to the callers.
 //!
-//! A [`Transfer`] owns its [`Buffer`]. The backing that carries out the transfer owns the buffer until the kernel no
-//! longer accesses it, and then passes it to the transfer's [`Completion`] with the result. No thread can therefore
-//! read a partly filled buffer, or free one that the kernel still writes to.
+//! A [`Transfer`] owns its [`Buffer`]. The backing that carries out the transfer owns the buffer until the
+//! kernel no longer accesses it, and then passes it to the transfer's [`Completion`] with the result. No
+//! thread can therefore read a partly filled buffer, or free one that the kernel still writes to.
 //!
 //! - `buffers.rs`: the memory of transfers, allocated in advance
 //! - `threads.rs`: threads that carry out transfers, or prepare them
@@ -13,12 +13,12 @@
 //! - `file/`: a file or block device ([`FileBacking`]), by io_uring or by threads
 //! - `faulty.rs`: a backing with injected faults ([`FaultyBacking`])
 //!
-//! In the steady state, when the queues have grown to the number of transfers in flight, a transfer that succeeds
-//! allocates nothing.
+//! In the steady state, when the queues have grown to the number of transfers in flight, a transfer that
+//! succeeds allocates nothing.
 //!
-//! Locks: `backing queue` (transfers that wait for a thread; the result of a waiter) and `backing buffers` (the free
-//! buffers). Both are leaves: no system call is made, no completion called and no other lock taken under them.
-//! Buffers may be taken and given back under any lock of the engine but a wait table's.
+//! Locks: `backing queue` (transfers that wait for a thread; the result of a waiter) and `backing buffers`
+//! (the free buffers). Both are leaves: no system call is made, no completion called and no other lock taken
+//! under them. Buffers may be taken and given back under any lock of the engine but a wait table's.
 
 mod buffers;
 #[cfg(not(loom))]
@@ -69,8 +69,9 @@ pub(crate) const DISK_GONE_AFTER: Duration = Duration::from_secs(2);
 
 /// Bytes by offset that can be overwritten: a file or a block device.
 ///
-/// Transfers in flight together happen in any order, even if they overlap. Dropping a backing waits for all transfers
-/// that were started. A completion must therefore not drop the last handle to its backing: it would wait for itself.
+/// Transfers in flight together happen in any order, even if they overlap. Dropping a backing waits for all
+/// transfers that were started. A completion must therefore not drop the last handle to its backing: it would
+/// wait for itself.
 pub trait Blocks: Send + Sync {
     /// Returns the size in bytes, a multiple of [`Blocks::block_bytes`].
     fn len_bytes(&self) -> u64;
@@ -78,12 +79,12 @@ pub trait Blocks: Send + Sync {
     /// Returns the alignment of offsets and lengths, a power of two.
     fn block_bytes(&self) -> usize;
 
-    /// Starts a transfer and returns without waiting for it, or for room in a queue. Its completion is called exactly
-    /// once, by another thread and with no lock held, even if the transfer cannot be carried out.
+    /// Starts a transfer and returns without waiting for it, or for room in a queue. Its completion is called
+    /// exactly once, by another thread and with no lock held, even if the transfer cannot be carried out.
     fn start(&self, transfer: Transfer);
 
-    /// Carries out a transfer and waits for it, however many are queued. Must not be called by a completion, which
-    /// other transfers wait for. Returns the buffer, and the result that a completion would get.
+    /// Carries out a transfer and waits for it, however many are queued. Must not be called by a completion,
+    /// which other transfers wait for. Returns the buffer, and the result that a completion would get.
     fn carry_out(
         &self,
         direction: Direction,
@@ -97,27 +98,28 @@ pub trait Blocks: Send + Sync {
         })
     }
 
-    /// Discards bytes: until they are written again, a read returns zeros, the old bytes, or a mix, or fails. Gives the
-    /// space back to the system, unless it is reserved for this backing. It may wait for the system.
+    /// Discards bytes: until they are written again, a read returns zeros, the old bytes, or a mix, or fails.
+    /// Gives the space back to the system, unless it is reserved for this backing. It may wait for the
+    /// system.
     fn discard(&self, offset: u64, len_bytes: u64);
 }
 
-/// Objects that are written once, by one transfer each, read in part, and deleted: a store on other machines. Each is what an
-/// extent was filled with: another [`Filling`] of the extent is another object.
+/// Objects that are written once, by one transfer each, read in part, and deleted: a store on other machines.
+/// Each is what an extent was filled with: another [`Filling`] of the extent is another object.
 pub trait Objects: Send + Sync {
     /// Returns how many bytes all objects may have; `None` for as many as the device needs.
     fn len_bytes(&self) -> Option<u64>;
 
-    /// Returns the most bytes of an object, a power of two. Of an object whose end was not written, a block behind what was
-    /// written reads as zeros, or the rest if that is less.
+    /// Returns the most bytes of an object, a power of two. Of an object whose end was not written, a block
+    /// behind what was written reads as zeros, or the rest if that is less.
     fn object_bytes(&self) -> usize;
 
-    /// Called once, before the first use: the first of these extents has the number `first_extent` where they are sealed by
-    /// `seal`. Who has copies can tell by it whether one is damaged.
+    /// Called once, before the first use: the first of these extents has the number `first_extent` where they
+    /// are sealed by `seal`. Who has copies can tell by it whether one is damaged.
     fn join(&self, _first_extent: u32, _seal: Option<&Arc<dyn Seal>>) {}
 
-    /// Returns what the store wants to know again about the next object of an extent: [`Filling::home`]. Called before
-    /// the extent is filled.
+    /// Returns what the store wants to know again about the next object of an extent: [`Filling::home`].
+    /// Called before the extent is filled.
     fn home(&self, _extent: u32) -> u32 {
         0
     }
@@ -125,8 +127,8 @@ pub trait Objects: Send + Sync {
     /// Starts to write an extent's object, as [`Blocks::start`].
     fn put(&self, extent: u32, transfer: Transfer);
 
-    /// Starts to read a part of an extent's object, from the transfer's offset in it on, as [`Blocks::start`]. It fails
-    /// with `NotFound` if there is no such object.
+    /// Starts to read a part of an extent's object, from the transfer's offset in it on, as
+    /// [`Blocks::start`]. It fails with `NotFound` if there is no such object.
     fn get(&self, extent: u32, transfer: Transfer);
 
     /// Reads on the calling thread, if that is faster. Returns false if [`Objects::get`] has to do it.
@@ -140,14 +142,14 @@ pub trait Objects: Send + Sync {
     /// Returns what is known about the store.
     fn health(&self) -> Health;
 
-    /// Returns whether copies of an extent's object have been lost for good, or would be lost together, and there is one to
-    /// copy now.
+    /// Returns whether copies of an extent's object have been lost for good, or would be lost together, and
+    /// there is one to copy now.
     fn is_at_risk(&self, _filling: Filling) -> bool {
         false
     }
 
-    /// Called when no object will be used any more. All may be refused then. Waits until what was deleted is gone, or for
-    /// some seconds.
+    /// Called when no object will be used any more. All may be refused then. Waits until what was deleted is
+    /// gone, or for some seconds.
     fn end(&self) {}
 }
 
@@ -172,17 +174,18 @@ pub enum Direction {
 /// What tells runs of a machine from the same snapshot apart.
 pub type Salt = [u8; 8];
 
-/// Encrypts `bytes` in place. Returns a tag of them, of `nonce`, of `about`, at most 16 bytes, of the salt, and of the device. Each
-/// nonce is used once with a salt.
+/// Encrypts `bytes` in place. Returns a tag of them, of `nonce`, of `about`, at most 16 bytes, of the salt,
+/// and of the device. Each nonce is used once with a salt.
 pub type SealOne<'a> = dyn Fn([u8; 12], &[u8], &mut [u8]) -> [u8; 16] + 'a;
 
 /// Encrypts what goes to a backing, and finds out whether it came back as it was.
 pub trait Seal: Send + Sync {
-    /// Draws a new salt, and calls `seal_all` once, with the salt and what seals with it. A machine that runs on from a snapshot
-    /// more than once should draw another salt each time.
+    /// Draws a new salt, and calls `seal_all` once, with the salt and what seals with it. A machine that runs
+    /// on from a snapshot more than once should draw another salt each time.
     fn with_new_salt(&self, seal_all: &mut dyn FnMut(Salt, &SealOne<'_>));
 
-    /// Decrypts `bytes` in place. Returns whether all is as it was sealed; otherwise the bytes are worth nothing.
+    /// Decrypts `bytes` in place. Returns whether all is as it was sealed; otherwise the bytes are worth
+    /// nothing.
     fn open(&self, salt: Salt, nonce: [u8; 12], about: &[u8], bytes: &mut [u8], tag: &[u8; 16]) -> bool;
 }
 
@@ -199,11 +202,11 @@ pub struct Health {
     pub degraded: Option<Trouble>,
     /// When the last check of all of it began that succeeded.
     pub checked: Option<Instant>,
-    /// Changes when extents have to be looked at by [`Objects::is_at_risk`]; at first 0, as long as there is nothing to be
-    /// done.
+    /// Changes when extents have to be looked at by [`Objects::is_at_risk`]; at first 0, as long as there is
+    /// nothing to be done.
     pub placement: u64,
-    /// How long it may fail before it is considered gone. Until then writers at the memory limit wait for it; from then on
-    /// they are refused at once, until a transfer succeeds.
+    /// How long it may fail before it is considered gone. Until then writers at the memory limit wait for it;
+    /// from then on they are refused at once, until a transfer succeeds.
     pub gone_after: Duration,
 }
 
@@ -252,15 +255,16 @@ pub struct Transfer {
 
 /// A callback for the end of transfers.
 pub trait Completion: Send + Sync {
-    /// Called when the transfer of `token` has ended; `buffer` is the transfer's. After a failed read the contents of
-    /// the buffer are undefined; after a failed write those of the backing are, within the transfer's range.
+    /// Called when the transfer of `token` has ended; `buffer` is the transfer's. After a failed read the
+    /// contents of the buffer are undefined; after a failed write those of the backing are, within the
+    /// transfer's range.
     ///
     /// Other transfers may wait while this runs. It may start new ones. A panic in it does not affect others.
     fn done(&self, token: u64, buffer: Buffer, result: Result<()>);
 }
 
-/// A transfer that its backing has accepted. Dropping it calls the completion, with its result, or with an error if a
-/// panic ended the thread that carried it out, so that no thread waits for it forever.
+/// A transfer that its backing has accepted. Dropping it calls the completion, with its result, or with an
+/// error if a panic ended the thread that carried it out, so that no thread waits for it forever.
 pub struct Started {
     transfer: ManuallyDrop<Transfer>,
     /// `None` until it is carried out.
@@ -277,8 +281,8 @@ impl Started {
     #[cfg(not(loom))]
     pub(crate) fn into_transfer(self) -> Transfer {
         let mut started = ManuallyDrop::new(self);
-        // SAFETY: `started` is neither used nor dropped after this, so the transfer is taken once. It has no result yet, and
-        // nothing else that would have to be dropped.
+        // SAFETY: `started` is neither used nor dropped after this, so the transfer is taken once. It has no
+        // result yet, and nothing else that would have to be dropped.
         unsafe { ManuallyDrop::take(&mut started.transfer) }
     }
 

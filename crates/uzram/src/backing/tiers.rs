@@ -1,7 +1,8 @@
 //! [`Tiers`]: the backings of a store, one after another, of which the first ones are used first.
 //!
-//! If one of them keeps [`Objects`](super::Objects), or what is written is sealed, each extent is an object in all of them, of one
-//! length: in a file, an object is the extent's bytes, with zeros behind what was written, which end it. All are sealed with the same key.
+//! If one of them keeps [`Objects`](super::Objects), or what is written is sealed, each extent is an object
+//! in all of them, of one length: in a file, an object is the extent's bytes, with zeros behind what was
+//! written, which end it. All are sealed with the same key.
 //!
 //! ```text
 //! offset  0             end of the first        end of the second
@@ -34,7 +35,8 @@ pub struct Tiers {
     seal: Option<Arc<dyn Seal>>,
     /// The size of the disk, for objects that may be as many as the device needs; 0 until it is known.
     disk_bytes: Counter,
-    /// Not 0 from when the first store begins to use objects: those of another one would have the same numbers and nonces.
+    /// Not 0 from when the first store begins to use objects: those of another one would have the same
+    /// numbers and nonces.
     is_claimed: AtomicU32,
 }
 
@@ -52,11 +54,12 @@ impl From<Backing> for Arc<Tiers> {
 }
 
 impl Tiers {
-    /// Makes one of `backings`, 1 to [`MAX_TIERS`]; each but the last has a size. With `seal`, all objects are sealed by it.
+    /// Makes one of `backings`, 1 to [`MAX_TIERS`]; each but the last has a size. With `seal`, all objects
+    /// are sealed by it.
     ///
     /// # Errors
-    /// `Invalid` for other numbers of tiers, a tier without a size or one that is too small, and for tiers whose objects
-    /// have different lengths; `Unsupported` for blocks that are too large.
+    /// `Invalid` for other numbers of tiers, a tier without a size or one that is too small, and for tiers
+    /// whose objects have different lengths; `Unsupported` for blocks that are too large.
     pub fn new(backings: Vec<Backing>, seal: Option<Arc<dyn Seal>>) -> Result<Self> {
         let refused = |kind, what: String| Err(Error::new(kind, what).with_setting(SETTING));
         Self::check_number(backings.len())?;
@@ -195,7 +198,8 @@ impl Tiers {
         }
     }
 
-    /// Returns how many bytes a write of `len_bytes` at an offset really writes: in a file, an object ends with zeros.
+    /// Returns how many bytes a write of `len_bytes` at an offset really writes: in a file, an object ends
+    /// with zeros.
     pub(crate) fn padded_bytes(&self, offset: u64, len_bytes: usize) -> usize {
         match (self.object_bytes, &self.at(offset).0.backing) {
             (Some(object_bytes), Backing::Blocks(_)) => {
@@ -294,15 +298,16 @@ impl Tiers {
         }
     }
 
-    /// Returns how long writers wait for the tiers while they fail: for the one that is waited for the longest.
+    /// Returns how long writers wait for the tiers while they fail: for the one that is waited for the
+    /// longest.
     pub(crate) fn gone_after(&self) -> Duration {
         let each =
             self.tiers.iter().map(|tier| tier.health().map_or(DISK_GONE_AFTER, |health| health.gone_after));
         each.max().unwrap_or_default()
     }
 
-    /// Returns what is known about all stores together; `None` if there are only blocks. They are stopped if all tiers are: pages go to
-    /// another tier than one that is. Blocks are neither checked nor stopped.
+    /// Returns what is known about all stores together; `None` if there are only blocks. They are stopped if
+    /// all tiers are: pages go to another tier than one that is. Blocks are neither checked nor stopped.
     pub fn health(&self) -> Option<Health> {
         let all: Vec<_> = self.tiers.iter().map(Tier::health).collect();
         let are_checked = all.iter().all(Option::is_some);

@@ -1,13 +1,13 @@
 //! Per-CPU statistics: CPUs share no cache line when they count.
 
-/// Clamps a sum of the CPUs' shares at zero. The shares are read one after another: a CPU read late may have subtracted
-/// what a CPU read early had not added yet, so that the sum is below zero.
+/// Clamps a sum of the CPUs' shares at zero. The shares are read one after another: a CPU read late may have
+/// subtracted what a CPU read early had not added yet, so that the sum is below zero.
 pub fn at_least_zero(sum: u64) -> u64 {
     u64::try_from(sum.cast_signed()).unwrap_or(0)
 }
 
-/// Declares statistics from one list of fields: a public struct of sums, and a struct of counters, one per CPU. The
-/// public struct may have further fields that the counters lack; the sum leaves them 0.
+/// Declares statistics from one list of fields: a public struct of sums, and a struct of counters, one per
+/// CPU. The public struct may have further fields that the counters lack; the sum leaves them 0.
 macro_rules! per_cpu_counters {
     (
         $(#[$sum_meta:meta])* $sum_vis:vis struct $sum:ident $({

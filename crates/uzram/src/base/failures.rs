@@ -1,8 +1,8 @@
 //! Wakes the thread that reports what fails, of which a process has at most one.
 //!
-//! That thread sleeps as long as nothing fails, without a time limit. Whoever counts a failure, or changes a state that says
-//! one, calls [`note`] afterwards: a fence and a load, and a system call only if the thread sleeps. Requests that succeed do
-//! not come here.
+//! That thread sleeps as long as nothing fails, without a time limit. Whoever counts a failure, or changes a
+//! state that says one, calls [`note`] afterwards: a fence and a load, and a system call only if the thread
+//! sleeps. Requests that succeed do not come here.
 
 #[cfg(not(loom))]
 use std::time::Duration;
@@ -19,7 +19,8 @@ const WAITS: u32 = 1;
 #[cfg(not(loom))]
 static REPORTER: AtomicU32 = AtomicU32::new(AWAKE);
 
-/// Wakes the thread that waits for failures, if there is one. Called after a failure was counted, or a state was changed.
+/// Wakes the thread that waits for failures, if there is one. Called after a failure was counted, or a state
+/// was changed.
 #[cfg(not(loom))]
 #[cold]
 pub fn note() {
@@ -34,7 +35,8 @@ pub fn note() {
 #[cfg(loom)]
 pub fn note() {}
 
-/// Has failures that are noted from now on end the next [`wait`]. The thread looks at all that may have failed in between.
+/// Has failures that are noted from now on end the next [`wait`]. The thread looks at all that may have
+/// failed in between.
 #[cfg(not(loom))]
 pub fn watch() {
     REPORTER.store(WAITS, Ordering::Relaxed);

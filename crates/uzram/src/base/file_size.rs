@@ -1,5 +1,5 @@
-//! The limit of the length of files, RLIMIT_FSIZE of getrlimit(2). The system answers what goes beyond it with SIGXFSZ, which
-//! ends a program; so it is asked before.
+//! The limit of the length of files, RLIMIT_FSIZE of getrlimit(2). The system answers what goes beyond it
+//! with SIGXFSZ, which ends a program; so it is asked before.
 
 use rustix::process::{Resource, getrlimit};
 

@@ -39,8 +39,8 @@ pub struct Version1Limit {
     pub limit_bytes: u64,
 }
 
-/// Returns this process's memory cgroup if it is of version 1 and has a limit, or an ancestor has. `None` if it cannot be
-/// read.
+/// Returns this process's memory cgroup if it is of version 1 and has a limit, or an ancestor has. `None` if
+/// it cannot be read.
 pub fn version_1_limit() -> Option<Version1Limit> {
     let groups = fs::read("/proc/self/cgroup").ok()?;
     let limit = limit_of_version_1(&groups, &mountinfo::all().ok()?, |path| fs::read_to_string(path).ok())?;
@@ -70,7 +70,8 @@ fn figure(meminfo: &str, name: &str) -> Option<u64> {
     line.trim().strip_suffix(" kB")?.parse::<u64>().ok()?.checked_mul(1 << 10)
 }
 
-/// Returns the lowest limit of the process's control group and its ancestors, of cgroup v1 or v2; `read` reads a file.
+/// Returns the lowest limit of the process's control group and its ancestors, of cgroup v1 or v2; `read`
+/// reads a file.
 fn limit_bytes(groups: &[u8], mounts: &[MountInfo], read: impl Fn(&Path) -> Option<String>) -> Option<u64> {
     let limits = groups.split(|byte| *byte == b'\n').filter_map(|line| {
         let (is_version_2, group) = memory_group(line)?;
@@ -82,7 +83,8 @@ fn limit_bytes(groups: &[u8], mounts: &[MountInfo], read: impl Fn(&Path) -> Opti
     limits.min()
 }
 
-/// Returns the limit of the memory cgroup of version 1, which includes those of ancestors that no mount shows.
+/// Returns the limit of the memory cgroup of version 1, which includes those of ancestors that no mount
+/// shows.
 fn limit_of_version_1(
     groups: &[u8],
     mounts: &[MountInfo],
@@ -97,8 +99,8 @@ fn limit_of_version_1(
     Some(Version1Limit { cgroup: group.display().to_string(), limit_bytes: limit?.trim().parse().ok()? })
 }
 
-/// Parses a line of `/proc/PID/cgroup`. Returns whether the cgroup is of version 2, and its path, if the memory controller
-/// may be in its hierarchy.
+/// Parses a line of `/proc/PID/cgroup`. Returns whether the cgroup is of version 2, and its path, if the
+/// memory controller may be in its hierarchy.
 fn memory_group(line: &[u8]) -> Option<(bool, &Path)> {
     // hierarchy-ID:controller-list:cgroup-path, cgroups(7)
     let mut fields = line.splitn(3, |byte| *byte == b':').skip(1);
@@ -107,8 +109,8 @@ fn memory_group(line: &[u8]) -> Option<(bool, &Path)> {
     (controllers.is_empty() || has_memory()).then_some((controllers.is_empty(), group))
 }
 
-/// Returns the mount of the memory hierarchy that shows `group` and the most of its ancestors, and the path of `group`
-/// below it.
+/// Returns the mount of the memory hierarchy that shows `group` and the most of its ancestors, and the path
+/// of `group` below it.
 fn mount_of<'a>(
     group: &'a Path,
     mounts: &'a [MountInfo],

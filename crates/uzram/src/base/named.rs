@@ -1,7 +1,8 @@
 //! Types whose values have names in settings, and hints for unknown names.
 
-/// Implements `Display` and `FromStr` by the `name()` of each of a type's `ALL`. `$refusal` is the message for an
-/// unknown name; it takes that name and the list of valid ones. `$alias` is another name, which is only parsed.
+/// Implements `Display` and `FromStr` by the `name()` of each of a type's `ALL`. `$refusal` is the message
+/// for an unknown name; it takes that name and the list of valid ones. `$alias` is another name, which is
+/// only parsed.
 macro_rules! named {
     ($type:ident, $refusal:literal $(, $alias:literal = $value:expr)*) => {
         impl std::fmt::Display for $type {
@@ -33,8 +34,8 @@ pub(crate) use named;
 /// The longest name that is compared with others.
 const MAX_NAME_BYTES: usize = 64;
 
-/// Returns the one of `names` that `name` was probably meant to be: the nearest by edit distance, if that is at most a
-/// third of the length. Names that differ only in digits name different things and are left out.
+/// Returns the one of `names` that `name` was probably meant to be: the nearest by edit distance, if that is
+/// at most a third of the length. Names that differ only in digits name different things and are left out.
 pub fn nearest<'a>(name: &str, names: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     if name.len() > MAX_NAME_BYTES {
         return None;
@@ -47,7 +48,8 @@ pub fn nearest<'a>(name: &str, names: impl IntoIterator<Item = &'a str>) -> Opti
     near.min_by_key(|(count, _)| *count).map(|(_, other)| other)
 }
 
-/// Returns a hint for a message about an unknown name: the name that was probably meant, else the list of names.
+/// Returns a hint for a message about an unknown name: the name that was probably meant, else the list of
+/// names.
 pub fn hint(name: &str, names: &[&str]) -> String {
     match nearest(name, names.iter().copied()) {
         Some(other) => format!("did you mean `{other}`?"),

@@ -20,8 +20,8 @@ pub(crate) fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> Result<J
     })
 }
 
-/// Starts a thread that other threads wait for. If `run` panics, calls `died` with the reason, so that they do not wait
-/// for ever. The panic hook has reported the panic by then.
+/// Starts a thread that other threads wait for. If `run` panics, calls `died` with the reason, so that they
+/// do not wait for ever. The panic hook has reported the panic by then.
 ///
 /// # Errors
 /// As [`spawn`].
@@ -65,9 +65,9 @@ pub fn set_scheduling(thread: u32, attr: &sched_attr) -> io::Result<()> {
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Has a thread, 0 for the calling one, run only when a CPU would be idle otherwise (`SCHED_IDLE`, sched(7)), if the system
-/// allows it. A user without privileges cannot take that back, so it is for threads that do nothing else, and hold no lock
-/// that others wait for.
+/// Has a thread, 0 for the calling one, run only when a CPU would be idle otherwise (`SCHED_IDLE`, sched(7)),
+/// if the system allows it. A user without privileges cannot take that back, so it is for threads that do
+/// nothing else, and hold no lock that others wait for.
 pub fn run_when_idle(thread: u32) {
     let _ = scheduling(thread).and_then(|mut attr| {
         (attr.sched_policy, attr.sched_nice, attr.sched_runtime) = (libc::SCHED_IDLE.cast_unsigned(), 0, 0);
@@ -77,8 +77,8 @@ pub fn run_when_idle(thread: u32) {
 
 /// Other CPUs than a thread's, for the threads that it starts.
 ///
-/// The kernel starts a thread where its parent is if no CPU is idle, and leaves it there for as long as such threads live:
-/// also if a CPU runs nothing but a thread that is to leave it to others ([`run_when_idle`]).
+/// The kernel starts a thread where its parent is if no CPU is idle, and leaves it there for as long as such
+/// threads live: also if a CPU runs nothing but a thread that is to leave it to others ([`run_when_idle`]).
 pub(crate) struct OtherCpus {
     allowed: CpuSet,
     here: usize,
@@ -91,8 +91,8 @@ impl OtherCpus {
         Some(OtherCpus { allowed, here: sched_getcpu() })
     }
 
-    /// Moves the calling thread to the `n`th of these CPUs, or another if there are fewer. From there the kernel may move it
-    /// to any that it may use.
+    /// Moves the calling thread to the `n`th of these CPUs, or another if there are fewer. From there the
+    /// kernel may move it to any that it may use.
     pub(crate) fn move_to(&self, n: usize) {
         let others = (0..CpuSet::MAX_CPU).filter(|cpu| *cpu != self.here && self.allowed.is_set(*cpu));
         let count = others.clone().count();
@@ -106,9 +106,9 @@ impl OtherCpus {
     }
 }
 
-/// Calls `work` on as many threads as CPUs are available, this one included, with an iterator over the units that the
-/// thread is to work on: each below `units` comes once. Returns what the calls returned. Where no other thread can be
-/// started this one works alone.
+/// Calls `work` on as many threads as CPUs are available, this one included, with an iterator over the units
+/// that the thread is to work on: each below `units` comes once. Returns what the calls returned. Where no
+/// other thread can be started this one works alone.
 pub(crate) fn share_out<T: Send>(
     units: usize,
     work: impl Fn(&mut dyn Iterator<Item = usize>) -> T + Sync,

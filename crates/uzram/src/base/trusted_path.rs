@@ -1,13 +1,13 @@
-//! Path resolution that no other user can redirect: paths are walked component by component, and the last one is
-//! opened relative to the descriptor of its directory.
+//! Path resolution that no other user can redirect: paths are walked component by component, and the last one
+//! is opened relative to the descriptor of its directory.
 //!
-//! The rule: a symbolic link is followed only in a directory that only root and the user of this process may write to:
-//! it belongs to one of them, and neither its group nor others have write permission ([`only_we_may_write`]).
-//! Anywhere else, in `/tmp` say, another user may have made the link, and would choose which file this process
-//! reads or overwrites. Such a link is an error that names it.
+//! The rule: a symbolic link is followed only in a directory that only root and the user of this process may
+//! write to: it belongs to one of them, and neither its group nor others have write permission
+//! ([`only_we_may_write`]). Anywhere else, in `/tmp` say, another user may have made the link, and would
+//! choose which file this process reads or overwrites. Such a link is an error that names it.
 //!
-//! The last component is never followed when it is opened: [`Place::open`] refuses a link that was put there after the
-//! walk. Callers check the owner and mode of the file by `fstat` of the open descriptor.
+//! The last component is never followed when it is opened: [`Place::open`] refuses a link that was put there
+//! after the walk. Callers check the owner and mode of the file by `fstat` of the open descriptor.
 
 use std::ffi::{OsStr, OsString};
 use std::fmt;
@@ -24,8 +24,8 @@ const MAX_LINKS: usize = 40;
 /// The flags with which directories and links on the way are opened.
 const ON_THE_WAY: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
-/// A name in an open directory: the result of resolving a path. The name need not exist, and was no symbolic link when
-/// the path was resolved.
+/// A name in an open directory: the result of resolving a path. The name need not exist, and was no symbolic
+/// link when the path was resolved.
 #[derive(Debug)]
 pub struct Place {
     dir: OwnedFd,
@@ -79,8 +79,8 @@ impl Place {
     /// Resolves `path`; all components but the last must exist.
     ///
     /// # Errors
-    /// [`Refused::Link`] for a link that the rule does not follow; `ENOENT`, `ENOTDIR`, `ELOOP` for more than 40
-    /// links, and other errors of the system.
+    /// [`Refused::Link`] for a link that the rule does not follow; `ENOENT`, `ENOTDIR`, `ELOOP` for more than
+    /// 40 links, and other errors of the system.
     pub fn resolve(path: &Path) -> Result<Place, Refused> {
         Walk::new(path)?.run()
     }
@@ -137,7 +137,8 @@ impl Walk {
         Ok(walk)
     }
 
-    /// Pushes the components of `path` to be walked next. A path that ends in `/` is walked as if it ended in `/.`.
+    /// Pushes the components of `path` to be walked next. A path that ends in `/` is walked as if it ended in
+    /// `/.`.
     fn push(&mut self, path: &OsStr) -> Result<(), Errno> {
         let bytes = path.as_bytes();
         if bytes.is_empty() {

@@ -17,7 +17,8 @@ pub type Page = [u8; PAGE_SIZE];
 pub struct PageNo(pub u32);
 
 impl PageNo {
-    /// Returns the page that holds byte `offset` of a disk. The caller has checked that `offset` is within the disk.
+    /// Returns the page that holds byte `offset` of a disk. The caller has checked that `offset` is within
+    /// the disk.
     #[inline]
     pub const fn of_byte(offset: u64) -> Self {
         debug_assert!(page_of(offset) <= u32::MAX as u64, "a store has at most 2^32 pages");
@@ -90,8 +91,8 @@ pub fn parse_size(text: &str) -> Result<u64> {
     })
 }
 
-/// Returns what to write in place of a size with a fraction, as 1536M for 1.5G: the same in the next smaller unit, rounded
-/// down. `None` for any other text.
+/// Returns what to write in place of a size with a fraction, as 1536M for 1.5G: the same in the next smaller
+/// unit, rounded down. `None` for any other text.
 fn whole_size(text: &str) -> Option<String> {
     let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.')?;
     let (number, unit) = text.split_at(digits);
@@ -119,8 +120,8 @@ pub fn unit_bytes(suffix: &str) -> Option<u64> {
     }
 }
 
-/// Parses decimal digits and a unit; `unit` returns the factor of a unit in lower case. On failure returns the reason,
-/// `too_much` if the value does not fit 64 bits.
+/// Parses decimal digits and a unit; `unit` returns the factor of a unit in lower case. On failure returns
+/// the reason, `too_much` if the value does not fit 64 bits.
 fn parse_number(
     text: &str,
     too_much: &'static str,

@@ -1,7 +1,7 @@
 //! Long work over many pages: its progress and its cancellation.
 //!
-//! The worker reports each page ([`Work::step`]); an observer reads the [`Progress`], which can also cancel the work.
-//! What was done until then stays done.
+//! The worker reports each page ([`Work::step`]); an observer reads the [`Progress`], which can also cancel
+//! the work. What was done until then stays done.
 
 use super::error::{Error, ErrorKind, Result};
 use super::sync::{Arc, Counter};
@@ -103,8 +103,9 @@ impl<'a> Work<'a> {
         self.progress.done.add(count);
     }
 
-    /// Returns the items until the work is cancelled, which is checked every [`ASK_EVERY_LOOKS`] items: for scans in
-    /// which most pages need no work. [`Work::check`] tells afterwards whether the scan was cut short.
+    /// Returns the items until the work is cancelled, which is checked every [`ASK_EVERY_LOOKS`] items: for
+    /// scans in which most pages need no work. [`Work::check`] tells afterwards whether the scan was cut
+    /// short.
     pub(crate) fn while_wanted<I: Iterator>(&self, items: I) -> impl Iterator<Item = I::Item> {
         let mut looks = 0usize;
         items.take_while(move |_| {
@@ -113,7 +114,8 @@ impl<'a> Work<'a> {
         })
     }
 
-    /// Returns whether the work is still wanted. May make a system call: do not call it under a contended lock.
+    /// Returns whether the work is still wanted. May make a system call: do not call it under a contended
+    /// lock.
     pub(crate) fn still_wanted(&self) -> bool {
         if !self.progress.is_ended() && !(self.is_wanted)() {
             self.progress.end();

@@ -40,8 +40,8 @@ impl Kind {
         }
     }
 
-    /// Returns the algorithm for the memory of programs on this machine: `memory` where its codec for words has the CPU's
-    /// vectors, else lz4, which is faster then.
+    /// Returns the algorithm for the memory of programs on this machine: `memory` where its codec for words
+    /// has the CPU's vectors, else lz4, which is faster then.
     pub fn for_memory() -> Kind {
         if w64::Kernel::fastest().is_portable() { Kind::Lz4 } else { Kind::Memory }
     }
@@ -196,8 +196,8 @@ impl Algorithm {
         }
     }
 
-    /// Returns this algorithm once for each kernel of w64 that the CPU has, the portable one first. All of them write and
-    /// read the same. An algorithm without w64 is returned as it is.
+    /// Returns this algorithm once for each kernel of w64 that the CPU has, the portable one first. All of
+    /// them write and read the same. An algorithm without w64 is returned as it is.
     #[doc(hidden)]
     pub fn with_each_kernel(&self) -> Vec<Algorithm> {
         match &self.method {

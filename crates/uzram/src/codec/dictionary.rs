@@ -25,10 +25,10 @@ const MAX_PATH_BYTES: usize = 4096;
 
 /// The bytes of a dictionary, and the path they were read from.
 ///
-/// A file must begin with the magic number of zstd's dictionaries, as those of its trainer do, so that a wrong path is
-/// not taken for one; bytes that a program gives need not. zstd parses what begins with it, and refuses an invalid one.
-/// All else, and everything for lz4 and lz4hc, is raw contents. lz4's offsets reach 64 KiB, so it uses only the last
-/// 64 KiB.
+/// A file must begin with the magic number of zstd's dictionaries, as those of its trainer do, so that a
+/// wrong path is not taken for one; bytes that a program gives need not. zstd parses what begins with it, and
+/// refuses an invalid one. All else, and everything for lz4 and lz4hc, is raw contents. lz4's offsets reach
+/// 64 KiB, so it uses only the last 64 KiB.
 #[derive(PartialEq, Eq)]
 pub struct Dictionary {
     path: String,

@@ -1,17 +1,17 @@
 //! The algorithm `memory`, for what programs keep in memory: w64 for pages of words, lz4 for all others.
 //!
-//! The first byte of a compressed page says which, at no cost: it is [`w64::FORMAT`], or the first of lz4's block, which is
-//! never that (see [`Encoder::encode_lz4`]). The encoder looks at each page first, which takes about a hundredth of lz4's
-//! time:
+//! The first byte of a compressed page says which, at no cost: it is [`w64::FORMAT`], or the first of lz4's
+//! block, which is never that (see [`Encoder::encode_lz4`]). The encoder looks at each page first, which
+//! takes about a hundredth of lz4's time:
 //!
-//! - In a sample of its words it counts those whose upper 16 bits are zero: pointers, small numbers, zeros. Pages with
-//!   many go to w64.
-//! - Pages with almost none may be encrypted, or compressed already. Those are found by the frequencies of the sample's
-//!   bytes, and not tried at all.
+//! - In a sample of its words it counts those whose upper 16 bits are zero: pointers, small numbers, zeros.
+//!   Pages with many go to w64.
+//! - Pages with almost none may be encrypted, or compressed already. Those are found by the frequencies of
+//!   the sample's bytes, and not tried at all.
 //!
-//! The bounds were chosen on heaps of Python, Ruby, JVM, Node.js, redis and a compiler, and on sources, shared objects
-//! and archives. For other programs the result was on average 0.5 %, and at most 2 %, above what the better codec for each
-//! page gives, and one in 1500 compressible pages was not tried.
+//! The bounds were chosen on heaps of Python, Ruby, JVM, Node.js, redis and a compiler, and on sources,
+//! shared objects and archives. For other programs the result was on average 0.5 %, and at most 2 %, above
+//! what the better codec for each page gives, and one in 1500 compressible pages was not tried.
 
 use super::{Dictionary, lz4, w64};
 use crate::base::error::Result;
@@ -23,8 +23,8 @@ pub(super) const LEVEL: i32 = 1;
 /// Where w64 needs more, the sample has misled, and lz4 is tried.
 const MOST_W64_BYTES: usize = 3072;
 
-/// 64 of a page's 512 words: every other one of four times four cache lines. Lines in a row cost less than the same number
-/// apart, which the CPU does not prefetch.
+/// 64 of a page's 512 words: every other one of four times four cache lines. Lines in a row cost less than
+/// the same number apart, which the CPU does not prefetch.
 struct Sample([u64; 64]);
 
 impl Sample {
@@ -45,9 +45,9 @@ impl Sample {
 
     /// Returns whether bytes are as frequent as if they were random.
     ///
-    /// 256 of them are looked at. Of random ones, 128 have their highest bit set, give or take 8 (a standard deviation),
-    /// and 256 * (1 - (255 / 256)^256) = 162 are different, give or take 5. Five deviations are let pass, or three where
-    /// few are different, as in data that is only partly compressed.
+    /// 256 of them are looked at. Of random ones, 128 have their highest bit set, give or take 8 (a standard
+    /// deviation), and 256 * (1 - (255 / 256)^256) = 162 are different, give or take 5. Five deviations are
+    /// let pass, or three where few are different, as in data that is only partly compressed.
     #[inline(always)]
     fn looks_random(&self) -> bool {
         let words: [u64; 32] = std::array::from_fn(|i| self.0[2 * i + i / 4 % 2]);
@@ -124,9 +124,10 @@ impl Encoder {
         }
     }
 
-    /// An LZ4 block begins with a token, and 0 stands for a repeat of 4 bytes without a literal before. At the start of a
-    /// page only a dictionary can have those, and liblz4 looks for the first repeat behind the first byte: one that begins
-    /// with the page has 5 bytes or more. If it ever were otherwise, the page would not be compressed.
+    /// An LZ4 block begins with a token, and 0 stands for a repeat of 4 bytes without a literal before. At
+    /// the start of a page only a dictionary can have those, and liblz4 looks for the first repeat behind the
+    /// first byte: one that begins with the page has 5 bytes or more. If it ever were otherwise, the page
+    /// would not be compressed.
     fn encode_lz4(&mut self, page: &Page, out: &mut [u8]) -> Option<usize> {
         let len_bytes = self.lz4.encode(page, out)?;
         (!out.starts_with(&w64::FORMAT)).then_some(len_bytes)

@@ -345,7 +345,8 @@ fn seeded_text_and_heap_pages_come_back() {
 #[test]
 fn output_room_of_every_size_is_kept_to() {
     for (algorithm, mut coder) in algorithms().into_iter().zip(Coder::all()) {
-        // What [`Encoder::encode`] promises: zstd and deflate fit with this much to spare, the others exactly.
+        // What [`Encoder::encode`] promises: zstd and deflate fit with this much to spare, the others
+        // exactly.
         let spare_bytes = if matches!(algorithm.kind(), Kind::Zstd | Kind::Deflate) { 16 } else { 0 };
         for (what, page) in coder.shapes() {
             let len_bytes = coder.encode(&page, ROOM_BYTES).unwrap().len();

@@ -1,7 +1,7 @@
 //! The attributes of a device: one table, which the command line and the control API show.
 //!
-//! Names, formats and life cycle are the kernel's where the kernel has the attribute; attributes of uzram's own are
-//! marked so. Some that are write-only in the kernel can also be read here.
+//! Names, formats and life cycle are the kernel's where the kernel has the attribute; attributes of uzram's
+//! own are marked so. Some that are write-only in the kernel can also be read here.
 
 use std::fmt::Display;
 use std::ops::RangeInclusive;
@@ -42,7 +42,8 @@ pub struct Attribute {
     set: Set,
 }
 
-/// How an attribute is set: first its text is parsed, which needs no device, then the value is applied to one.
+/// How an attribute is set: first its text is parsed, which needs no device, then the value is applied to
+/// one.
 #[derive(Clone, Copy)]
 enum Set {
     /// Read-only.
@@ -62,9 +63,9 @@ pub(super) fn find(name: &str) -> Result<&'static Attribute> {
 }
 
 impl Attribute {
-    /// Returns the rank of an attribute when several are set on a new device, lowest first. `disksize` comes last,
-    /// because it builds the store from the others; `backing_dev` just before it, because it may create a file.
-    /// Parameters of algorithms come after the algorithms, which reset them.
+    /// Returns the rank of an attribute when several are set on a new device, lowest first. `disksize` comes
+    /// last, because it builds the store from the others; `backing_dev` just before it, because it may create
+    /// a file. Parameters of algorithms come after the algorithms, which reset them.
     pub fn turn(name: &str) -> u8 {
         match name {
             "comp_algorithm" | "recomp_algorithm" => 0,
@@ -85,8 +86,8 @@ impl Attribute {
         !matches!(self.set, Set::Never)
     }
 
-    /// Returns whether the text grows with the disk: such an attribute is left out of summaries, and read piece by
-    /// piece ([`Device::text`]).
+    /// Returns whether the text grows with the disk: such an attribute is left out of summaries, and read
+    /// piece by piece ([`Device::text`]).
     pub fn is_long(&self) -> bool {
         self.name == BLOCK_STATE
     }
@@ -97,8 +98,8 @@ impl Attribute {
         self.get.map(|get| get(device)).ok_or_else(denied)
     }
 
-    /// Returns whether setting the attribute starts a task over all pages, which may take long and can be interrupted
-    /// ([`Device::set_interruptible`]).
+    /// Returns whether setting the attribute starts a task over all pages, which may take long and can be
+    /// interrupted ([`Device::set_interruptible`]).
     pub fn works(&self) -> bool {
         matches!(self.set, Set::Task { .. })
     }
@@ -106,7 +107,8 @@ impl Attribute {
     /// Checks the text of a value, but not whether a device accepts it now.
     ///
     /// # Errors
-    /// As [`Device::set`]: `Permission` for a read-only attribute, `Invalid` for a value that no device accepts.
+    /// As [`Device::set`]: `Permission` for a read-only attribute, `Invalid` for a value that no device
+    /// accepts.
     pub fn check(&self, value: &str) -> Result<()> {
         match self.set {
             Set::Never => Err(self.read_only()),
@@ -199,7 +201,8 @@ fn io_stat(stats: &DeviceStats) -> Reading {
     }
 }
 
-/// The kernel's counts of writes that waited for a stream, and of failed opens after `remove`, do not exist here.
+/// The kernel's counts of writes that waited for a stream, and of failed opens after `remove`, do not exist
+/// here.
 fn debug_stat(_: &Device) -> Reading {
     Reading {
         text: format!("version: 1\n{:8} {:8}", 0, 0),

@@ -45,7 +45,8 @@ pub struct HowToOpen {
     pub copies: u8,
     /// Whether files and block devices are encrypted, too; stores on other machines always are.
     pub encrypted: bool,
-    /// Whether the device outlives the process: no transfer goes on once the process has ended and was waited for.
+    /// Whether the device outlives the process: no transfer goes on once the process has ended and was waited
+    /// for.
     pub keeps: bool,
 }
 
@@ -81,7 +82,8 @@ impl<D: AsFd> KeptPart<D> {
 /// What the part is called that is a key.
 const KEY: &str = "key";
 
-/// Opens backing devices that are no files: in stores on other machines. What names one begins with `SCHEME://`.
+/// Opens backing devices that are no files: in stores on other machines. What names one begins with
+/// `SCHEME://`.
 pub trait Opener: Send + Sync {
     /// Checks that a text can name a store, without connecting.
     ///
@@ -95,15 +97,15 @@ pub trait Opener: Send + Sync {
     /// If it cannot be reached, or does not keep what it is given.
     fn open(&self, text: &str, copies: u8) -> Result<Elsewhere>;
 
-    /// Goes on where another process was, by a duplicate of [`Elsewhere::kept`]. Does not wait for the store, which may
-    /// be away.
+    /// Goes on where another process was, by a duplicate of [`Elsewhere::kept`]. Does not wait for the store,
+    /// which may be away.
     ///
     /// # Errors
     /// `Invalid` for any other descriptor; `NoMemory`.
     fn resume(&self, kept: OwnedFd, len_bytes: u64) -> Result<Elsewhere>;
 
-    /// Draws a key to seal what is in files, or takes the one that another process kept. Returns with what another process
-    /// gets it; `None` if the system refused that.
+    /// Draws a key to seal what is in files, or takes the one that another process kept. Returns with what
+    /// another process gets it; `None` if the system refused that.
     ///
     /// # Errors
     /// `NoMemory` if no memory can be locked; `Invalid` for any other descriptor.
@@ -152,7 +154,8 @@ pub(super) fn check_encrypts() -> Result<()> {
 }
 
 impl NamedBacking {
-    /// Names any blocks. The attribute `backing_dev` shows `name`; messages also show `how` they are accessed.
+    /// Names any blocks. The attribute `backing_dev` shows `name`; messages also show `how` they are
+    /// accessed.
     pub fn new(name: impl Into<String>, how: impl Into<String>, blocks: Arc<dyn Blocks>) -> Self {
         let (name, how, blocks) = (name.into(), how.into(), Backing::Blocks(blocks));
         let (backing, seal) = (Some(blocks.clone()), None);
@@ -160,14 +163,15 @@ impl NamedBacking {
         NamedBacking { name, backing: blocks.into(), parts: std::iter::once(part).collect(), copies: 1 }
     }
 
-    /// Opens a backing device given as `PATH`, `PATH:SIZE` or the address of a store on other machines, or several with
-    /// spaces in between, which are used in this order: `/var/lib/uzram/cold.img:2G redis://cache:6379`. The text after
-    /// the last colon of a path is a size if it parses as one, else part of the path. With a size, a missing file is
-    /// created.
+    /// Opens a backing device given as `PATH`, `PATH:SIZE` or the address of a store on other machines, or
+    /// several with spaces in between, which are used in this order: `/var/lib/uzram/cold.img:2G
+    /// redis://cache:6379`. The text after the last colon of a path is a size if it parses as one, else part
+    /// of the path. With a size, a missing file is created.
     ///
     /// # Errors
-    /// `Invalid` unless a path is absolute; as [`FileBacking::open`], [`Opener::open`] and [`Tiers::new`]; `Unsupported` for
-    /// a store, or encryption, if the program has no opener. Files that it created are removed.
+    /// `Invalid` unless a path is absolute; as [`FileBacking::open`], [`Opener::open`] and [`Tiers::new`];
+    /// `Unsupported` for a store, or encryption, if the program has no opener. Files that it created are
+    /// removed.
     pub fn open(text: &str, how: HowToOpen) -> Result<Self> {
         Self::check(text)?;
         let names: Vec<_> = split_parts(text).collect();
@@ -193,8 +197,8 @@ impl NamedBacking {
         opened
     }
 
-    /// Goes on with the backing device of another, in this process or one that has ended, by duplicates of the descriptors of
-    /// its [`parts`](NamedBacking::parts). They have their locks already.
+    /// Goes on with the backing device of another, in this process or one that has ended, by duplicates of
+    /// the descriptors of its [`parts`](NamedBacking::parts). They have their locks already.
     ///
     /// # Errors
     /// As [`FileBacking::from_descriptor`], [`Opener::resume`] and [`Opener::seal`].
@@ -379,7 +383,8 @@ fn is_address(text: &str) -> bool {
     text.contains("://") && !text.starts_with('/')
 }
 
-/// Splits a text into its parts: another one begins where a space is followed by the whole path of a file, or by an address.
+/// Splits a text into its parts: another one begins where a space is followed by the whole path of a file, or
+/// by an address.
 fn split_parts(text: &str) -> impl Iterator<Item = &str> {
     let begins = |rest: &str| rest.starts_with('/') || rest.split(' ').next().is_some_and(is_address);
     let mut rest = Some(text.trim());

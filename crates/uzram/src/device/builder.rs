@@ -24,7 +24,8 @@ pub struct DeviceBuilder {
 }
 
 impl Device {
-    /// Creates a builder for a device of that name: 1 to 64 letters, digits, `-`, `_` and `.`, not starting with a dot.
+    /// Creates a builder for a device of that name: 1 to 64 letters, digits, `-`, `_` and `.`, not starting
+    /// with a dot.
     pub fn builder(name: impl Into<String>) -> DeviceBuilder {
         DeviceBuilder {
             name: name.into(),
@@ -37,8 +38,8 @@ impl Device {
 }
 
 impl DeviceBuilder {
-    /// Sets the compression algorithm: an [`Algorithm`], or a [`Kind`](crate::codec::Kind) at its default level.
-    /// The default is lz4.
+    /// Sets the compression algorithm: an [`Algorithm`], or a [`Kind`](crate::codec::Kind) at its default
+    /// level. The default is lz4.
     pub fn algorithm(mut self, algorithm: impl Into<Algorithm>) -> Self {
         self.algorithm = Some(algorithm.into());
         self
@@ -71,8 +72,8 @@ impl DeviceBuilder {
         self
     }
 
-    /// Sets the watermarks, in percent of the memory limit: background reclaim starts above `high` and ends below
-    /// `low`.
+    /// Sets the watermarks, in percent of the memory limit: background reclaim starts above `high` and ends
+    /// below `low`.
     pub fn policy_percent(self, low: u64, high: u64) -> Self {
         self.attribute("policy_high", high).attribute("policy_low", low)
     }

@@ -57,7 +57,8 @@ fn a_range_past_the_end_is_refused_as_a_whole_and_counted() {
             wanted(disk.read_some(offset, &mut read, Wait::No).map(drop));
             wanted(disk.read_until_zeros(offset, &mut read, Wait::Yes).map(drop));
             wanted(disk.zero_bytes(offset, len as u64).map(drop));
-            // The kernel's 894913e2d35c and 391f057f44a5: reading the states of pages went beyond the last one.
+            // The kernel's 894913e2d35c and 391f057f44a5: reading the states of pages went beyond the last
+            // one.
             if len > 0 {
                 wanted(disk.extent(offset, len as u64).map(drop));
             }

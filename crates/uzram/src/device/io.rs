@@ -1,7 +1,7 @@
 //! An open device: I/O on byte ranges, which are cut into pages.
 //!
-//! Each request is checked against the disk's size once; after that its page numbers ([`PageNo`]) are valid. No lock is
-//! taken here.
+//! Each request is checked against the disk's size once; after that its page numbers ([`PageNo`]) are valid.
+//! No lock is taken here.
 
 use std::ops::Range;
 
@@ -89,7 +89,8 @@ fn unless_waiting(done: Result<()>) -> Result<bool> {
 }
 
 impl OpenDevice {
-    /// Adds a user of `device`. The caller holds the device's lock, and thus `state`, so that no reset comes between.
+    /// Adds a user of `device`. The caller holds the device's lock, and thus `state`, so that no reset comes
+    /// between.
     pub(super) fn new(store: Arc<Store>, device: Arc<Device>, state: &State) -> Self {
         device.users.add(1);
         OpenDevice { store, user: User { device }, size_bytes: state.disksize_bytes }
@@ -108,14 +109,14 @@ impl OpenDevice {
     /// Reads into `buf` from byte `offset` on, with any alignment and length.
     ///
     /// # Errors
-    /// `OutOfRange` beyond the end; `Corrupt` when a page is damaged; `Io` when the backing device fails. After the
-    /// latter two `buf` is partly filled.
+    /// `OutOfRange` beyond the end; `Corrupt` when a page is damaged; `Io` when the backing device fails.
+    /// After the latter two `buf` is partly filled.
     pub fn read(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
         self.read_some(offset, buf, Wait::Yes).map(drop)
     }
 
-    /// As [`OpenDevice::read`], but stops where it would have to wait and `wait` is `Wait::No`. Returns the number of
-    /// bytes read.
+    /// As [`OpenDevice::read`], but stops where it would have to wait and `wait` is `Wait::No`. Returns the
+    /// number of bytes read.
     ///
     /// # Errors
     /// As [`OpenDevice::read`].
@@ -123,8 +124,8 @@ impl OpenDevice {
         self.fill(offset, buf, wait, false)
     }
 
-    /// As [`OpenDevice::read_some`], but after the first page stops before any page that is known to be zeros without
-    /// reading it.
+    /// As [`OpenDevice::read_some`], but after the first page stops before any page that is known to be zeros
+    /// without reading it.
     ///
     /// # Errors
     /// As [`OpenDevice::read`].
@@ -132,8 +133,8 @@ impl OpenDevice {
         self.fill(offset, buf, wait, true)
     }
 
-    /// Reads into `buf` until a read would have to wait or, with `stops_at_zeros`, before a page after the first that
-    /// is known to be zeros.
+    /// Reads into `buf` until a read would have to wait or, with `stops_at_zeros`, before a page after the
+    /// first that is known to be zeros.
     #[inline]
     fn fill(&self, offset: u64, buf: &mut [u8], wait: Wait, stops_at_zeros: bool) -> Result<usize> {
         self.check(offset, buf.len() as u64, false)?;
@@ -155,9 +156,9 @@ impl OpenDevice {
         Ok(done)
     }
 
-    /// Returns the state of the page at byte `offset`, and how many bytes from there on are in pages of the same state.
-    /// `len`, at least 1, bounds the work and the result. No contents are read and no lock is taken; the state of each
-    /// page is one that it was in during the call.
+    /// Returns the state of the page at byte `offset`, and how many bytes from there on are in pages of the
+    /// same state. `len`, at least 1, bounds the work and the result. No contents are read and no lock is
+    /// taken; the state of each page is one that it was in during the call.
     ///
     /// # Errors
     /// `OutOfRange` beyond the end, and if `len` is 0.
@@ -170,8 +171,8 @@ impl OpenDevice {
         Ok(Extent { len_bytes: covered_bytes(offset, len, pages), state })
     }
 
-    /// Returns how many of the `len` bytes from `offset` on are known to be zeros: holes, and pages that were written
-    /// with zeros. Otherwise as [`OpenDevice::extent`].
+    /// Returns how many of the `len` bytes from `offset` on are known to be zeros: holes, and pages that were
+    /// written with zeros. Otherwise as [`OpenDevice::extent`].
     ///
     /// # Errors
     /// `OutOfRange` beyond the end.
@@ -187,15 +188,15 @@ impl OpenDevice {
     /// Writes `data` from byte `offset` on, with any alignment and length.
     ///
     /// # Errors
-    /// `OutOfRange` beyond the end; `NoSpace` when `mem_limit` is reached; `NoMemory`; for partly written pages also
-    /// `Corrupt` and `Io`. The pages before the one that failed hold the new data; that page and those after it hold
-    /// the old data.
+    /// `OutOfRange` beyond the end; `NoSpace` when `mem_limit` is reached; `NoMemory`; for partly written
+    /// pages also `Corrupt` and `Io`. The pages before the one that failed hold the new data; that page and
+    /// those after it hold the old data.
     pub fn write(&self, offset: u64, data: &[u8]) -> Result<()> {
         self.write_some(offset, data, Wait::Yes).map(drop)
     }
 
-    /// As [`OpenDevice::write`], but stops where it would have to wait and `wait` is `Wait::No`. Returns the number of
-    /// bytes written.
+    /// As [`OpenDevice::write`], but stops where it would have to wait and `wait` is `Wait::No`. Returns the
+    /// number of bytes written.
     ///
     /// # Errors
     /// As [`OpenDevice::write`].
@@ -234,8 +235,8 @@ impl OpenDevice {
         self.zero_some(offset, len, false, Wait::Yes).map(drop)
     }
 
-    /// Zeroes the range and allocates its pages: none is a hole afterwards. A page of zeros takes its slot and no pool
-    /// memory, so this does not guarantee that later writes find room below `mem_limit`.
+    /// Zeroes the range and allocates its pages: none is a hole afterwards. A page of zeros takes its slot
+    /// and no pool memory, so this does not guarantee that later writes find room below `mem_limit`.
     ///
     /// # Errors
     /// As [`OpenDevice::write`].
@@ -243,8 +244,8 @@ impl OpenDevice {
         self.zero_some(offset, len, true, Wait::Yes).map(drop)
     }
 
-    /// As [`OpenDevice::write_zeroes_allocated`] with `allocate`, else as [`OpenDevice::write_zeroes`], but stops where
-    /// it would have to wait and `wait` is `Wait::No`. Returns the number of bytes zeroed.
+    /// As [`OpenDevice::write_zeroes_allocated`] with `allocate`, else as [`OpenDevice::write_zeroes`], but
+    /// stops where it would have to wait and `wait` is `Wait::No`. Returns the number of bytes zeroed.
     ///
     /// # Errors
     /// As [`OpenDevice::write`].

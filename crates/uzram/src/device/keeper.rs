@@ -1,5 +1,5 @@
-//! Devices whose memory outlives the process: a [`Keeper`] has the descriptors, and [`Device::attach`] restores a device
-//! from them.
+//! Devices whose memory outlives the process: a [`Keeper`] has the descriptors, and [`Device::attach`]
+//! restores a device from them.
 //!
 //! Lock order: a keeper is called with the device's lock held, and takes no lock of the engine.
 
@@ -16,22 +16,25 @@ use super::{Device, HowToOpen, NamedBacking, Params, State};
 ///
 /// It is called with the device's lock held, and must not use the device.
 pub trait Keeper: Send + Sync {
-    /// Called when a device got its store, before it can be used. Duplicates of the descriptors of `memory` and of the
-    /// backing device, if there is one ([`NamedBacking::parts`]), must be kept until [`Keeper::give_up`]; with the
-    /// latter their names and lengths, which [`NamedBacking::from_parts`] needs.
+    /// Called when a device got its store, before it can be used. Duplicates of the descriptors of `memory`
+    /// and of the backing device, if there is one ([`NamedBacking::parts`]), must be kept until
+    /// [`Keeper::give_up`]; with the latter their names and lengths, which [`NamedBacking::from_parts`]
+    /// needs.
     ///
     /// # Errors
     /// If they cannot be kept. The device then stays uninitialised, and `give_up` is not called.
     fn keep(&self, device: &str, memory: BorrowedFd<'_>, backing: Option<&NamedBacking>) -> Result<()>;
 
-    /// Called when the device gives its store up, by a reset or a removal, before the call that does it returns. When this
-    /// returns, the duplicates must be closed: a block device cannot be opened again before.
+    /// Called when the device gives its store up, by a reset or a removal, before the call that does it
+    /// returns. When this returns, the duplicates must be closed: a block device cannot be opened again
+    /// before.
     fn give_up(&self, device: &str);
 }
 
 impl Device {
-    /// Sets who keeps the stores that the device gets from now on: they outlive this process. It stays set when the device
-    /// is reset. Set it before `backing_dev`, which is then accessed so that a dead process writes no more to it.
+    /// Sets who keeps the stores that the device gets from now on: they outlive this process. It stays set
+    /// when the device is reset. Set it before `backing_dev`, which is then accessed so that a dead process
+    /// writes no more to it.
     ///
     /// # Errors
     /// `Busy` once the device is initialised.
@@ -42,19 +45,19 @@ impl Device {
         Ok(())
     }
 
-    /// Checks, before the device is initialised, that its store can outlive the process. All attributes survive but for
-    /// `backing_force`.
+    /// Checks, before the device is initialised, that its store can outlive the process. All attributes
+    /// survive but for `backing_force`.
     ///
     /// # Errors
-    /// `Unsupported` on a machine that can't publish 16 bytes at once, or with a backing device that is no file and no
-    /// block device.
+    /// `Unsupported` on a machine that can't publish 16 bytes at once, or with a backing device that is no
+    /// file and no block device.
     pub fn can_survive(&self) -> Result<()> {
         self.state.lock().can_survive()
     }
 
-    /// Restores an initialised device, with the attributes that it had, from the memory that it had in this process or
-    /// another. `backing` is its backing device, if it had one ([`NamedBacking::from_parts`]). `keeper` keeps all of
-    /// that already. Many threads call `progress` as they go through the pages.
+    /// Restores an initialised device, with the attributes that it had, from the memory that it had in this
+    /// process or another. `backing` is its backing device, if it had one ([`NamedBacking::from_parts`]).
+    /// `keeper` keeps all of that already. Many threads call `progress` as they go through the pages.
     ///
     /// Counts of work done, such as `io_stat`, and `mem_used_max` start anew.
     ///
@@ -62,8 +65,8 @@ impl Device {
     /// `Invalid` for memory of another device, or another backing device; otherwise as [`Store::attach`].
     ///
     /// # Safety
-    /// As [`Store::attach`]: as long as the device has its store, nothing else changes the memory. No other device or store
-    /// uses it, in this process or another, and every thread of a process that did has ended.
+    /// As [`Store::attach`]: as long as the device has its store, nothing else changes the memory. No other
+    /// device or store uses it, in this process or another, and every thread of a process that did has ended.
     pub unsafe fn attach(
         name: &str,
         memory: impl Into<KeptMemory>,

@@ -1,9 +1,9 @@
 //! The zram device over a store: byte offsets, attributes, life cycle, statistics.
 //!
-//! A device starts uninitialised. Setting `disksize` builds its store, with the parameters set so far; `reset` frees
-//! everything and forgets the parameters. In between any number of users can open it ([`Device::open`]); while it is
-//! open it can be neither reset nor removed. Tasks over all pages (`recompress`, for instance) do not prevent that:
-//! they are interrupted.
+//! A device starts uninitialised. Setting `disksize` builds its store, with the parameters set so far;
+//! `reset` frees everything and forgets the parameters. In between any number of users can open it
+//! ([`Device::open`]); while it is open it can be neither reset nor removed. Tasks over all pages
+//! (`recompress`, for instance) do not prevent that: they are interrupted.
 //!
 //! Lock order: the device's lock comes before all others. I/O does not take it.
 
@@ -53,8 +53,8 @@ const TASKS_LOOK_EVERY: Duration = Duration::from_millis(2);
 pub struct Device {
     name: String,
     state: Mutex<State>,
-    /// The number of open handles and tasks. Increased and read under the lock; handles decrease it without the lock,
-    /// tasks under it, so that there are never fewer users than tasks.
+    /// The number of open handles and tasks. Increased and read under the lock; handles decrease it without
+    /// the lock, tasks under it, so that there are never fewer users than tasks.
     users: Counter,
 }
 
@@ -126,8 +126,8 @@ pub struct DeviceStats {
     pub reserve_drained: u64,
     /// Writes that failed because the memory limit was reached.
     pub limit_refused: u64,
-    /// The maximum memory of slot table, LRU, streams and dictionary, which depends on the disk's size and the number
-    /// of streams. It grows when a spare stream is made.
+    /// The maximum memory of slot table, LRU, streams and dictionary, which depends on the disk's size and
+    /// the number of streams. It grows when a spare stream is made.
     pub mem_fixed_bytes: u64,
     /// The current memory of these, and of the tables that grow with the pool.
     pub mem_tables_bytes: u64,
@@ -287,8 +287,8 @@ impl Device {
         attr::find(name)?.set(self, value.trim(), is_wanted)
     }
 
-    /// Checks values of `disksize` and `backing_dev` against the parameters set so far, as far as possible without
-    /// building or opening anything.
+    /// Checks values of `disksize` and `backing_dev` against the parameters set so far, as far as possible
+    /// without building or opening anything.
     ///
     /// # Errors
     /// `Invalid` when they do not fit.
@@ -385,7 +385,8 @@ impl Device {
         self.state.lock().params.backing.clone()
     }
 
-    /// Sets the backing device, like the attribute `backing_dev`, but of any kind. Closes the one that was set before.
+    /// Sets the backing device, like the attribute `backing_dev`, but of any kind. Closes the one that was
+    /// set before.
     ///
     /// # Errors
     /// `Busy` once the device is initialised.
@@ -399,8 +400,8 @@ impl Device {
         Ok(())
     }
 
-    /// Removes what the device has in a store on other machines: for its end, and the end of the process. Its pages there
-    /// are lost.
+    /// Removes what the device has in a store on other machines: for its end, and the end of the process. Its
+    /// pages there are lost.
     pub fn erase_backing(&self) {
         let store = self.state.lock().store.clone();
         store.iter().for_each(|store| store.erase_backing());

@@ -1,5 +1,5 @@
-//! Tasks over all pages of a device, started by an attribute such as `recompress`. A task is a user of the device, but
-//! does not block `reset`, which interrupts it.
+//! Tasks over all pages of a device, started by an attribute such as `recompress`. A task is a user of the
+//! device, but does not block `reset`, which interrupts it.
 
 use std::ops::Deref;
 
@@ -34,7 +34,8 @@ pub(super) struct TaskProgress {
 }
 
 impl Device {
-    /// Begins the task of the attribute `name`, which can be interrupted by `is_wanted` or by [`Device::interrupt`].
+    /// Begins the task of the attribute `name`, which can be interrupted by `is_wanted` or by
+    /// [`Device::interrupt`].
     ///
     /// # Errors
     /// `Invalid` while the device is uninitialised.

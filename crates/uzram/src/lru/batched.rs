@@ -39,7 +39,8 @@ pub struct Batching {
     pub locks: u16,
     /// The most pages of a new batch.
     pub max_pages: u32,
-    /// Whether to remove pages that are no sentinels first: removing a sentinel makes its neighbours sentinels.
+    /// Whether to remove pages that are no sentinels first: removing a sentinel makes its neighbours
+    /// sentinels.
     pub two_passes: bool,
     /// Whether to put all pages of a pagevec in with one splice.
     pub splice: bool,
@@ -305,8 +306,9 @@ fn on(state: State) -> usize {
     usize::from(state.place() == Place::On(List::Active))
 }
 
-/// Returns whether a page must be removed. If its tag has changed by the time its batch lock is taken, another
-/// thread removes it: the one that moved it, or that marked it dead after it was removed and added again.
+/// Returns whether a page must be removed. If its tag has changed by the time its batch lock is taken,
+/// another thread removes it: the one that moved it, or that marked it dead after it was removed and added
+/// again.
 fn is_due(state: State) -> bool {
     state.is_on_list() && state.has(DEAD)
 }

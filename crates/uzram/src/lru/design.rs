@@ -11,8 +11,8 @@ pub struct Lists {
     pub(super) counts: Counts,
 }
 
-/// A way to lock the lists. Pages that are passed in to be put at the front are in the place `Linking`, so that
-/// no other thread takes them out.
+/// A way to lock the lists. Pages that are passed in to be put at the front are in the place `Linking`, so
+/// that no other thread takes them out.
 pub trait LruLocks: Sized + Send + Sync + 'static {
     /// The name in settings.
     const NAME: &'static str;
@@ -27,8 +27,8 @@ pub trait LruLocks: Sized + Send + Sync + 'static {
         lists.claim(pagevec, |_, _| 0)
     }
 
-    /// Puts claimed pages at the front of the inactive and of the active list, the last of each in front; returns
-    /// those that were marked dead meanwhile.
+    /// Puts claimed pages at the front of the inactive and of the active list, the last of each in front;
+    /// returns those that were marked dead meanwhile.
     fn add(&self, lists: &Lists, pages: [&[u32]; 2]) -> Pagevec;
 
     /// Moves those of the pages that are in the inactive list and promoted to the front of the active list;
@@ -39,8 +39,8 @@ pub trait LruLocks: Sized + Send + Sync + 'static {
     /// must be added again, to the front of `pages`; returns how many.
     fn remove(&self, lists: &Lists, pages: &mut [u32]) -> usize;
 
-    /// Returns the bits of a page's state for its place in a list that is linked from its cold end on, whose nth page it is,
-    /// from 0 on.
+    /// Returns the bits of a page's state for its place in a list that is linked from its cold end on, whose
+    /// nth page it is, from 0 on.
     #[cfg(not(loom))]
     fn batch_bits(&self, _nth: usize, _is_last: bool) -> u32 {
         0
@@ -68,8 +68,8 @@ pub struct Claimed {
 }
 
 impl Lists {
-    /// Claims the pages of a drained pagevec that must be put into a list. Sets the bits that `nth` returns for the
-    /// nth page of a list in its state with the same exchange.
+    /// Claims the pages of a drained pagevec that must be put into a list. Sets the bits that `nth` returns
+    /// for the nth page of a list in its state with the same exchange.
     pub(super) fn claim(&self, pagevec: &Pagevec, mut nth: impl FnMut(List, usize) -> u32) -> Claimed {
         let mut claimed = Claimed { lists: [Pagevec::EMPTY; 2], promoted: Pagevec::EMPTY };
         for page in pagevec.pages() {
@@ -94,8 +94,8 @@ impl Lists {
         self.nodes.change(page, on).is_some_and(|state| state.has(DEAD))
     }
 
-    /// Sets the place of a dead page that was unlinked to [`Place::Out`], or to [`Place::Pending`] if it got contents
-    /// again; returns whether it did.
+    /// Sets the place of a dead page that was unlinked to [`Place::Out`], or to [`Place::Pending`] if it got
+    /// contents again; returns whether it did.
     pub(super) fn unlinked_dead(&self, page: u32) -> bool {
         let out = |state: State| {
             let dead = state.has(DEAD);
@@ -109,15 +109,16 @@ impl Lists {
         self.nodes.link(self.nodes.prev(page), self.nodes.next(page));
     }
 
-    /// Returns the last page of a locked list, unless that is empty or another thread is still adding the page.
+    /// Returns the last page of a locked list, unless that is empty or another thread is still adding the
+    /// page.
     pub(super) fn coldest(&self, list: List) -> Option<(u32, State)> {
         let last = self.nodes.last(list)?;
         let state = self.nodes.state(last);
         (state.place() == Place::On(list)).then_some((last, state))
     }
 
-    /// Claims a promoted page of the inactive list, to move it to the active one: no other thread takes it out then.
-    /// Returns whether it was one.
+    /// Claims a promoted page of the inactive list, to move it to the active one: no other thread takes it
+    /// out then. Returns whether it was one.
     pub(super) fn claim_promoted(&self, page: u32) -> bool {
         let claim = |state: State| {
             let promoted = state.place() == Place::On(List::Inactive) && state.has(PROMOTED);

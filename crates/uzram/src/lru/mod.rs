@@ -1,18 +1,18 @@
 //! The LRU: an inactive and an active list of pages, which find the cold ones.
 //!
-//! A new page goes to the front of the inactive list. Its first use after that marks it referenced, its second
-//! moves it to the front of the active list. At the cold end of the inactive list a referenced page moves there
-//! too, and any other is isolated for reclaim. The active list's cold end moves to the front of the inactive
-//! list as long as that is the shorter. An evicted page that comes back is active at once if, since its
-//! eviction, no more pages were evicted or activated than the active list has: a longer inactive list would
-//! have kept it ("Refault Distance", J. Weiner, 2013).
+//! A new page goes to the front of the inactive list. Its first use after that marks it referenced, its
+//! second moves it to the front of the active list. At the cold end of the inactive list a referenced page
+//! moves there too, and any other is isolated for reclaim. The active list's cold end moves to the front of
+//! the inactive list as long as that is the shorter. An evicted page that comes back is active at once if,
+//! since its eviction, no more pages were evicted or activated than the active list has: a longer inactive
+//! list would have kept it ("Refault Distance", J. Weiner, 2013).
 //!
-//! A use only changes a word of the page. Pages that are added or promoted are collected in each CPU's *pagevec*
-//! first, so that the lists are locked once for many of them. An [`LruLocks`] type locks the lists.
+//! A use only changes a word of the page. Pages that are added or promoted are collected in each CPU's
+//! *pagevec* first, so that the lists are locked once for many of them. An [`LruLocks`] type locks the lists.
 //!
-//! What a method returns about a page is a hint, as other threads may change it. Only two things are guaranteed: a
-//! page is isolated by one caller at a time; and a page whose last [`Lru::add`] came after its last
-//! [`Lru::mark_dead`] is in a list or a pagevec.
+//! What a method returns about a page is a hint, as other threads may change it. Only two things are
+//! guaranteed: a page is isolated by one caller at a time; and a page whose last [`Lru::add`] came after its
+//! last [`Lru::mark_dead`] is in a list or a pagevec.
 
 #[cfg(feature = "designs")]
 mod any;
@@ -123,15 +123,16 @@ impl<D: LruLocks> Lru<D> {
         Ok(())
     }
 
-    /// Adds a page that got contents to the front of the inactive list. If it is in the LRU already, marks it as used.
+    /// Adds a page that got contents to the front of the inactive list. If it is in the LRU already, marks it
+    /// as used.
     pub fn add(&self, page: u32) {
         if self.arrive(page) {
             self.queue(page);
         }
     }
 
-    /// Does the first part of [`Lru::add`], for callers that hold a lock on the page; returns whether they must call
-    /// [`Lru::queue`] once that is released.
+    /// Does the first part of [`Lru::add`], for callers that hold a lock on the page; returns whether they
+    /// must call [`Lru::queue`] once that is released.
     #[inline]
     pub fn arrive(&self, page: u32) -> bool {
         let nodes = &self.lists.nodes;
@@ -162,7 +163,8 @@ impl<D: LruLocks> Lru<D> {
         false
     }
 
-    /// Returns whether the page's refault distance, as in the kernel, is at most the length of the active list.
+    /// Returns whether the page's refault distance, as in the kernel, is at most the length of the active
+    /// list.
     fn left_recently(&self, evicted: State) -> bool {
         u64::from(evicted.distance_to(self.age())) <= self.len(List::Active)
     }
@@ -214,8 +216,8 @@ impl<D: LruLocks> Lru<D> {
         }
     }
 
-    /// Marks a page as dead, as its contents are gone. Returns whether it is in a list, so that the caller must
-    /// pass it to [`Lru::remove_dead`] sooner or later.
+    /// Marks a page as dead, as its contents are gone. Returns whether it is in a list, so that the caller
+    /// must pass it to [`Lru::remove_dead`] sooner or later.
     #[inline]
     pub fn mark_dead(&self, page: u32) -> bool {
         let gone = |state: State| match state.place() {
@@ -243,8 +245,9 @@ impl<D: LruLocks> Lru<D> {
         }
     }
 
-    /// Isolates up to `most` pages from the cold end, the coldest first, and appends them to `out`. Each belongs to
-    /// the caller until it calls [`Lru::put_back`] or [`Lru::evicted`], or another thread [`Lru::mark_dead`].
+    /// Isolates up to `most` pages from the cold end, the coldest first, and appends them to `out`. Each
+    /// belongs to the caller until it calls [`Lru::put_back`] or [`Lru::evicted`], or another thread
+    /// [`Lru::mark_dead`].
     ///
     /// Scans each page only about once: if all are in use, it returns few or none.
     pub fn isolate(&self, most: usize, out: &mut Vec<u32>) {
@@ -299,8 +302,8 @@ impl<D: LruLocks> Lru<D> {
         }
     }
 
-    /// Marks a page as evicted if it is isolated, else as dead, as its contents were moved elsewhere. Returns as
-    /// [`Lru::mark_dead`].
+    /// Marks a page as evicted if it is isolated, else as dead, as its contents were moved elsewhere. Returns
+    /// as [`Lru::mark_dead`].
     pub fn leave(&self, page: u32) -> bool {
         if self.is_isolated(page) {
             self.evicted(page);
@@ -309,8 +312,8 @@ impl<D: LruLocks> Lru<D> {
         self.mark_dead(page)
     }
 
-    /// Notes the use of a page whose contents are elsewhere. Returns whether its eviction or its last use is recent,
-    /// so that it should come back.
+    /// Notes the use of a page whose contents are elsewhere. Returns whether its eviction or its last use is
+    /// recent, so that it should come back.
     pub fn refault(&self, page: u32) -> bool {
         let age = self.age();
         let mut is_recent = false;
@@ -336,8 +339,8 @@ impl<D: LruLocks> Lru<D> {
         }
     }
 
-    /// Adds pages that another process wrote, coldest first, each once. The LRU is empty, and no other thread uses it yet: so
-    /// the pages are linked in one pass, without locks.
+    /// Adds pages that another process wrote, coldest first, each once. The LRU is empty, and no other thread
+    /// uses it yet: so the pages are linked in one pass, without locks.
     #[cfg(not(loom))]
     pub fn adopt(&self, pages: impl Iterator<Item = u32>) {
         let Lists { nodes, counts } = &self.lists;

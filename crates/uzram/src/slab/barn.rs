@@ -1,7 +1,7 @@
 //! The barn: the sheaves of a cache that no CPU holds, filled and empty ones, as many as the kernel's has.
 //!
-//! CPUs exchange whole sheaves here: one that frees gives a filled sheaf for an empty one, one that allocates gives
-//! an empty sheaf for a filled one.
+//! CPUs exchange whole sheaves here: one that frees gives a filled sheaf for an empty one, one that allocates
+//! gives an empty sheaf for a filled one.
 //!
 //! Lock: the barn's; the caller holds its CPU's sheaf lock. Nothing is locked under it.
 
@@ -29,8 +29,8 @@ impl Barn {
         Barn(Mutex::new(&classes::SLAB_BARN, inner))
     }
 
-    /// Exchanges an empty sheaf for a filled one; returns that and its number of objects. `None` if there is none:
-    /// the caller fills its sheaf from slabs.
+    /// Exchanges an empty sheaf for a filled one; returns that and its number of objects. `None` if there is
+    /// none: the caller fills its sheaf from slabs.
     pub(super) fn get(&self, empty: usize) -> Option<(usize, u32)> {
         let mut inner = self.0.lock();
         let filled = inner.filled.pop()?;
@@ -38,8 +38,8 @@ impl Barn {
         Some(filled)
     }
 
-    /// Exchanges a filled sheaf of `len` objects for an empty one. `None` if there is none: the caller empties
-    /// its sheaf into slabs.
+    /// Exchanges a filled sheaf of `len` objects for an empty one. `None` if there is none: the caller
+    /// empties its sheaf into slabs.
     pub(super) fn put(&self, filled: usize, len: u32) -> Option<usize> {
         let mut inner = self.0.lock();
         let empty = inner.empty.pop()?;

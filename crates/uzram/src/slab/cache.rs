@@ -57,8 +57,8 @@ impl<P: Policy> Cache<P> {
         layer.populate()
     }
 
-    /// Returns the address of an object of another process's cache, if `object` can be one. The cache is new, made with
-    /// that cache's [`slab_table`](CacheConfig::slab_table); call this before [`Cache::adopt`].
+    /// Returns the address of an object of another process's cache, if `object` can be one. The cache is new,
+    /// made with that cache's [`slab_table`](CacheConfig::slab_table); call this before [`Cache::adopt`].
     #[cfg(not(loom))]
     pub(crate) fn find(&self, object: u32) -> Option<*mut u8> {
         self.core.slabs.find(object)
@@ -74,9 +74,9 @@ impl<P: Policy> Cache<P> {
         Ok(u64::from(slabs.found_slabs()?) << slabs.layout.place_bits)
     }
 
-    /// Takes the runs of those slabs of another process's cache that have an object for whose name `is_used` returns
-    /// true. Returns these slabs, and whether the run of another such slab could not be taken because it overlaps a taken
-    /// one. Removes all other slabs from the slab table. Writes to no slab yet.
+    /// Takes the runs of those slabs of another process's cache that have an object for whose name `is_used`
+    /// returns true. Returns these slabs, and whether the run of another such slab could not be taken because
+    /// it overlaps a taken one. Removes all other slabs from the slab table. Writes to no slab yet.
     ///
     /// # Errors
     /// `Io` if the system does not report which pages of the slab table are in memory.
@@ -103,7 +103,8 @@ impl<P: Policy> Cache<P> {
         slabs.binary_search(&self.core.slabs.split(object).0).is_ok()
     }
 
-    /// Adds slabs that [`Cache::claim_slabs`] returned to this cache. `is_used` returns whether an object is in use.
+    /// Adds slabs that [`Cache::claim_slabs`] returned to this cache. `is_used` returns whether an object is
+    /// in use.
     #[cfg(not(loom))]
     pub(crate) fn adopt(&self, claimed: &[u32], is_used: impl Fn(u32) -> bool) {
         let core = &self.core;
@@ -208,8 +209,8 @@ impl<P: Policy> Cache<P> {
         drained.map(|()| core.slabs.pages_gone() - gone_before)
     }
 
-    /// Returns the address of an object: valid for `size_bytes`, aligned, and not shared with other objects, as
-    /// long as the object is in use.
+    /// Returns the address of an object: valid for `size_bytes`, aligned, and not shared with other objects,
+    /// as long as the object is in use.
     #[inline]
     pub fn address(&self, object: u32) -> *mut u8 {
         self.core.slabs.address(object)

@@ -46,8 +46,8 @@ pub struct CacheConfig {
     pub restartable: bool,
     /// Whether dropping the cache frees objects in use, instead of reporting them as leaks.
     pub free_objects_on_drop: bool,
-    /// A region of [`CacheConfig::slab_table_bytes`] for the *slab table*: it holds the first page of each slab, so
-    /// that another process can find the objects (`Cache::adopt`).
+    /// A region of [`CacheConfig::slab_table_bytes`] for the *slab table*: it holds the first page of each
+    /// slab, so that another process can find the objects (`Cache::adopt`).
     pub slab_table: Option<Region>,
 }
 
@@ -146,8 +146,8 @@ impl Layout {
 /// Models have slabs of two objects: enough to be empty, partial and full.
 const LOOM_OBJECTS: usize = 2;
 
-/// Returns the pages and objects of a slab: the fewest pages that hold enough objects with little left over, but
-/// at least two where a page would hardly ever run empty, which halves the number of slabs to manage.
+/// Returns the pages and objects of a slab: the fewest pages that hold enough objects with little left over,
+/// but at least two where a page would hardly ever run empty, which halves the number of slabs to manage.
 fn slab_of(stride_bytes: usize) -> (usize, usize) {
     let fits = |pages: usize| pages * PAGE_SIZE / stride_bytes;
     let is_good = |pages: &usize| {
@@ -165,9 +165,10 @@ pub(super) fn cpu_partial_slabs(options: &CacheConfig, layout: Layout) -> usize 
     (options.cpu_partial_objects * 2).div_ceil(usize::from(layout.objects))
 }
 
-/// Returns the most slabs of a cache: those for objects in use, and those that each CPU may keep from the others,
-/// which are its active slab, its partial list, one that it is making, and the slabs of its sheaves; and as many
-/// for the barn as for a CPU. The slab table of memory that outlives the process has so many entries, whatever the policy.
+/// Returns the most slabs of a cache: those for objects in use, and those that each CPU may keep from the
+/// others, which are its active slab, its partial list, one that it is making, and the slabs of its sheaves;
+/// and as many for the barn as for a CPU. The slab table of memory that outlives the process has so many
+/// entries, whatever the policy.
 pub(super) fn max_slabs(options: &CacheConfig, layout: Layout) -> u64 {
     let in_use = options.max_objects.div_ceil(u64::from(layout.objects));
     if cfg!(loom) {

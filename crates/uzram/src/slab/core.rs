@@ -1,9 +1,10 @@
 //! Slabs below the CPUs' layer: those with free objects are on the node partial list.
 //!
-//! Several objects are allocated at a time: slabs leave the list under one hold of `list_lock`; then the free objects of
-//! each are taken together, and those left over go back to the last slab. Objects are freed by one exchange of their
-//! slab's word for all of a slab. The first free of a full slab puts it on the list. A free that empties a slab takes
-//! `list_lock`, too, and discards the slab if the list is long enough. All other frees take no lock.
+//! Several objects are allocated at a time: slabs leave the list under one hold of `list_lock`; then the free
+//! objects of each are taken together, and those left over go back to the last slab. Objects are freed by one
+//! exchange of their slab's word for all of a slab. The first free of a full slab puts it on the list. A free
+//! that empties a slab takes `list_lock`, too, and discards the slab if the list is long enough. All other
+//! frees take no lock.
 //!
 //! Locks: `list_lock`, a leaf. Slabs are made and discarded without it.
 
@@ -46,8 +47,8 @@ impl Core {
         })
     }
 
-    /// Adds claimed slabs of another process to this cache. `is_used` returns whether the object of a slab and index is
-    /// in use. No other thread uses the cache yet.
+    /// Adds claimed slabs of another process to this cache. `is_used` returns whether the object of a slab
+    /// and index is in use. No other thread uses the cache yet.
     #[cfg(not(loom))]
     pub(super) fn adopt(&self, slabs: &[u32], is_used: impl Fn(u32, u16) -> bool) {
         for &slab in slabs {
@@ -68,8 +69,8 @@ impl Core {
         self.alloc_by(objects, gfp, |objects, made| self.take(objects, made))
     }
 
-    /// As [`Core::alloc`]. `take` takes objects from existing slabs, and last from the new slab that it is passed; it
-    /// replaces that by [`NO_SLAB`] then.
+    /// As [`Core::alloc`]. `take` takes objects from existing slabs, and last from the new slab that it is
+    /// passed; it replaces that by [`NO_SLAB`] then.
     pub(super) fn alloc_by(
         &self,
         objects: &mut [u32],
@@ -98,8 +99,8 @@ impl Core {
         Ok(taken)
     }
 
-    /// Takes objects from the slabs of the node partial list; if there are none, from the slab `made`. Returns how
-    /// many.
+    /// Takes objects from the slabs of the node partial list; if there are none, from the slab `made`.
+    /// Returns how many.
     fn take(&self, objects: &mut [u32], made: &mut u32) -> Result<usize> {
         let mut slab = self.take_slabs(objects.len());
         let (mut taken, mut result) = (0, Ok(()));
@@ -125,8 +126,8 @@ impl Core {
         result.map(|()| taken)
     }
 
-    /// Removes slabs with `wanted` free objects, or all, from the node partial list; returns the first of a list
-    /// of them in the same order.
+    /// Removes slabs with `wanted` free objects, or all, from the node partial list; returns the first of a
+    /// list of them in the same order.
     fn take_slabs(&self, wanted: usize) -> u32 {
         let (mut first, mut last, mut free) = (NO_SLAB, NO_SLAB, 0);
         if self.node.nr_partial() == 0 {
@@ -186,8 +187,8 @@ impl Core {
         wanted
     }
 
-    /// Puts what is left of a list that was taken from a slab back into it. Sets `result` if the list is damaged: its
-    /// objects are lost then.
+    /// Puts what is left of a list that was taken from a slab back into it. Sets `result` if the list is
+    /// damaged: its objects are lost then.
     fn give_back_if_any(&self, slab: u32, list: FreeList, result: &mut Result<()>) {
         if list.len > 0 && !self.give_back(slab, list) {
             let first = self.slabs.name(slab, list.first);
@@ -201,8 +202,8 @@ impl Core {
         last.is_some_and(|last| self.put_back(slab, Chain { first, last, len }))
     }
 
-    /// Puts a chain of objects back into their slab. Returns false, and frees none, if the slab has fewer objects in use or
-    /// its free list starts with the same object: then one of them is free already.
+    /// Puts a chain of objects back into their slab. Returns false, and frees none, if the slab has fewer
+    /// objects in use or its free list starts with the same object: then one of them is free already.
     fn put_back(&self, slab: u32, chain: Chain) -> bool {
         loop {
             let Some((old, new)) = self.with_chain(slab, chain) else { return false };
@@ -216,8 +217,8 @@ impl Core {
         }
     }
 
-    /// Links a chain of objects with the free list of their slab. Returns the slab's state and the one with these objects;
-    /// `None` if one of them is found to be free already.
+    /// Links a chain of objects with the free list of their slab. Returns the slab's state and the one with
+    /// these objects; `None` if one of them is found to be free already.
     pub(super) fn with_chain(&self, slab: u32, chain: Chain) -> Option<(State, State)> {
         let old = self.slabs.get(slab).word.load();
         if old.inuse < chain.len || old.free == chain.first {
@@ -256,7 +257,8 @@ impl Core {
         self.free_by(objects, |slab, chain| self.put_back(slab, chain))
     }
 
-    /// As [`Core::free_many`]. `put_back` puts a chain of objects back into their slab, as [`Core::put_back`].
+    /// As [`Core::free_many`]. `put_back` puts a chain of objects back into their slab, as
+    /// [`Core::put_back`].
     pub(super) fn free_by(&self, objects: &mut [u32], put_back: impl Fn(u32, Chain) -> bool) -> Result<()> {
         let put_back = |slab, chain: Chain| {
             let done = put_back(slab, chain);
@@ -305,8 +307,8 @@ impl Core {
         objects.iter().map(alone).fold(Ok(()), Result::and)
     }
 
-    /// Sorts the node partial list, the fullest slabs first, so that the emptiest are allocated from last; discards the
-    /// empty ones.
+    /// Sorts the node partial list, the fullest slabs first, so that the emptiest are allocated from last;
+    /// discards the empty ones.
     pub(super) fn shrink(&self) {
         // The slabs by number of objects in use.
         let mut with_inuse = vec![NO_SLAB; usize::from(self.slabs.layout.objects) + 1];
@@ -324,8 +326,8 @@ impl Core {
         self.for_each_from(with_inuse[0], |slab| self.discard(slab));
     }
 
-    /// Moves slabs that belong to the caller, from `first` on, to the node partial list; discards empty ones if that is
-    /// long enough. `release` returns the state of each, and lets it go.
+    /// Moves slabs that belong to the caller, from `first` on, to the node partial list; discards empty ones
+    /// if that is long enough. `release` returns the state of each, and lets it go.
     pub(super) fn put_partials(&self, first: u32, release: impl Fn(u32) -> State) {
         if first == NO_SLAB {
             return;
@@ -365,7 +367,8 @@ impl Core {
         Error::new(ErrorKind::Corrupt, format!("slab cache '{name}', object {object}: {how}"))
     }
 
-    /// As [`Core::corrupt`], for corruption that loses `len` objects: their slab counts them as in use for good.
+    /// As [`Core::corrupt`], for corruption that loses `len` objects: their slab counts them as in use for
+    /// good.
     #[cold]
     pub(super) fn lose(&self, object: u32, len: u16, how: &str) -> Error {
         self.lost.add(len.into());

@@ -188,8 +188,9 @@ mod sequences {
     const _: () = assert!(offset_of!(CpuList, slab) == 8 && offset_of!(CpuList, links) == 16);
     const _: () = assert!(CLOSED == 0x10000 && NONE == 0xffff && super::super::config::UNIT_BYTES == 8);
 
-    /// The start of each sequence: loads the address of this CPU's list into `{cpu}`, its word into `{word}`, and
-    /// the place of its first object into `{result}`, and compares that with [`NONE`]; a closed word's is above.
+    /// The start of each sequence: loads the address of this CPU's list into `{cpu}`, its word into `{word}`,
+    /// and the place of its first object into `{result}`, and compares that with [`NONE`]; a closed word's is
+    /// above.
     macro_rules! own_list {
         () => {
             "cmp {cpu}, {cpus}

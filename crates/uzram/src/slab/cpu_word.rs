@@ -13,8 +13,8 @@
 use crate::base::cpu::{self, PerCpu, Restartable};
 use crate::base::sync::{AtomicU64, Mutex, MutexGuard, Ordering};
 
-/// See the [module's documentation](self). Closing a word clears the bits that are not in `KEPT` and sets those in
-/// `CLOSED`: each user chooses a value at which its fast paths give up.
+/// See the [module's documentation](self). Closing a word clears the bits that are not in `KEPT` and sets
+/// those in `CLOSED`: each user chooses a value at which its fast paths give up.
 #[derive(Debug)]
 #[repr(transparent)]
 pub(super) struct CpuWord<const KEPT: u64, const CLOSED: u64>(AtomicU64);
@@ -42,8 +42,8 @@ impl<const KEPT: u64, const CLOSED: u64> CpuWord<KEPT, CLOSED> {
         self.0.load(Ordering::Acquire)
     }
 
-    /// As [`CpuWord::load`], but waits until the word is open: a fast path may close it for a moment. The caller
-    /// holds the slow lock and has not closed the word.
+    /// As [`CpuWord::load`], but waits until the word is open: a fast path may close it for a moment. The
+    /// caller holds the slow lock and has not closed the word.
     pub(super) fn load_open(&self) -> u64 {
         loop {
             let value = self.load();
@@ -166,8 +166,8 @@ pub(super) struct Opening {
 }
 
 impl Opening {
-    /// Returns the allocations and frees since then, for a word that has `len` objects and `operations` operations
-    /// now. Their sum is the number of operations, their difference the growth of the list.
+    /// Returns the allocations and frees since then, for a word that has `len` objects and `operations`
+    /// operations now. Their sum is the number of operations, their difference the growth of the list.
     pub(super) fn since(&self, len: u32, operations: u32) -> [u64; 2] {
         let operations = i64::from(operations.wrapping_sub(self.operations));
         let growth = i64::from(len) - i64::from(self.len);
@@ -175,8 +175,8 @@ impl Opening {
     }
 }
 
-/// Takes the slow lock of the CPU this thread runs on and closes its word by `close`; if the thread has moved to
-/// another CPU, tries again there. Returns the CPU, the lock's guard, and the word's value.
+/// Takes the slow lock of the CPU this thread runs on and closes its word by `close`; if the thread has moved
+/// to another CPU, tries again there. Returns the CPU, the lock's guard, and the word's value.
 pub(super) fn lock_local<T, W>(
     locks: &PerCpu<Mutex<T>>,
     close: impl Fn(usize) -> Option<W>,

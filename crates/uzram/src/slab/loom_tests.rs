@@ -1,5 +1,6 @@
-//! The caches under loom: two CPUs, slabs of two objects, CPU partial lists of one slab, sheaves of
-//! one object (three in the last model). loom cannot model restartable sequences: these tests use the compare-exchanges.
+//! The caches under loom: two CPUs, slabs of two objects, CPU partial lists of one slab, sheaves of one
+//! object (three in the last model). loom cannot model restartable sequences: these tests use the
+//! compare-exchanges.
 
 use super::*;
 use crate::base::mem::{Arena, Gfp};
@@ -125,7 +126,8 @@ fn remote_free_against_deactivation<P: Policy>() {
     );
 }
 
-/// Allocates the objects of two slabs and frees the first: its slab was full, and goes to the CPU partial list.
+/// Allocates the objects of two slabs and frees the first: its slab was full, and goes to the CPU partial
+/// list.
 fn with_cpu_partial<P: Policy>(model: &Model<P>) -> [u32; 4] {
     let objects: [u32; 4] = model.alloc_many();
     model.free(objects[0]);

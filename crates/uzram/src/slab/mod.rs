@@ -1,8 +1,8 @@
 //! Slab caches: objects of one size, cut from runs of the arena, for the metadata of the engine.
 //!
-//! A [`Cache`] names its objects by number (u32), so that a reference takes four bytes and the memory
-//! could be mapped at another address; [`TypedCache`] stores values of one type. A [`Policy`] type
-//! decides what each CPU keeps for itself: [`Sheaves`], as in Linux 7.0; with the feature `designs` also the slabs of SLUB
+//! A [`Cache`] names its objects by number (u32), so that a reference takes four bytes and the memory could
+//! be mapped at another address; [`TypedCache`] stores values of one type. A [`Policy`] type decides what
+//! each CPU keeps for itself: [`Sheaves`], as in Linux 7.0; with the feature `designs` also the slabs of SLUB
 //! before, in the steps of "slub: Delay freezing of CPU partial slabs" (Chengming Zhou, 2023).
 //!
 //! A hardened cache (all but [`Plain`]) encodes the links between free objects with a secret and treats

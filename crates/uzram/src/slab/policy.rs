@@ -38,8 +38,8 @@ pub trait CpuLayer: Send + Sync + Sized {
     /// Allocates an object on the fast path.
     fn pop(&self, core: &Core) -> Option<u32>;
 
-    /// Frees an object on the fast path, if that has room; returns whether it did. If `hardened`, refuses an object
-    /// that was freed last.
+    /// Frees an object on the fast path, if that has room; returns whether it did. If `hardened`, refuses an
+    /// object that was freed last.
     fn push(&self, core: &Core, object: u32, hardened: bool) -> bool;
 
     /// Allocates an object on the slow path.
@@ -68,7 +68,8 @@ pub trait CpuLayer: Send + Sync + Sized {
     /// `Corrupt` when a free object is found damaged; the rest is done all the same.
     fn drain(&self, core: &Core) -> Result<()>;
 
-    /// Returns the number of free objects that the layer keeps. Updates the counters of fast paths in `stats`.
+    /// Returns the number of free objects that the layer keeps. Updates the counters of fast paths in
+    /// `stats`.
     fn cached(&self, core: &Core, stats: &mut [[u64; Stat::COUNT]]) -> u64;
 
     /// Returns the objects of a sheaf; 0 without sheaves.

@@ -119,7 +119,8 @@ impl CpuLayer for Sheaved {
         core.counters.count(Stat::SheafRefill);
         core.counters.add(Stat::AllocPcs, 1);
         let kept = self.keep(core, &objects[1..taken]);
-        // If another thread filled the sheaf meanwhile, free the rest. This cannot fail: they were just taken.
+        // If another thread filled the sheaf meanwhile, free the rest. This cannot fail: they were just
+        // taken.
         let _ = core.free_many(&mut objects[1 + kept..taken]);
         Ok(objects[0])
     }
@@ -250,8 +251,8 @@ impl Sheaved {
         }
     }
 
-    /// Returns the number of objects that move at a time. A CPU that alternates between allocating and freeing
-    /// fewer objects then stays on its fast paths.
+    /// Returns the number of objects that move at a time. A CPU that alternates between allocating and
+    /// freeing fewer objects then stays on its fast paths.
     fn half(&self) -> u32 {
         self.cells.capacity().div_ceil(2)
     }
@@ -268,8 +269,8 @@ impl Sheaved {
         (cpu, pair, len)
     }
 
-    /// Counts the operations since a word, which is closed now, was opened; returns the number of objects of its
-    /// main sheaf.
+    /// Counts the operations since a word, which is closed now, was opened; returns the number of objects of
+    /// its main sheaf.
     fn closed(&self, core: &Core, cpu: usize, pair: &Pair, word: Word) -> u32 {
         core.counters.add_all_for(cpu, FAST_PATHS, pair.opening.since(word.len, word.operations));
         word.len
@@ -298,8 +299,8 @@ const FIRST_WORD: usize = 4 * WORD_CELLS - size_of::<CpuWord>() / size_of::<Atom
 /// The first cell of the sheaves.
 const FIRST_CELL: usize = (3 + cpu::MAX_CPUS) * WORD_CELLS;
 
-/// Numbered sheaves of the same capacity. Sheaf N is the main sheaf of CPU N if that exists; while the CPU's word
-/// is open, the cells belong to its fast paths. The other sheaves belong to the caller.
+/// Numbered sheaves of the same capacity. Sheaf N is the main sheaf of CPU N if that exists; while the CPU's
+/// word is open, the cells belong to its fast paths. The other sheaves belong to the caller.
 struct Cells {
     cells: Table<AtomicU32>,
     /// loom's words are larger than cells.
@@ -385,8 +386,8 @@ impl Cells {
         None
     }
 
-    /// Puts an object into this CPU's main sheaf, if that has room; if `hardened`, only if the object is not the
-    /// topmost one.
+    /// Puts an object into this CPU's main sheaf, if that has room; if `hardened`, only if the object is not
+    /// the topmost one.
     #[inline]
     fn push(&self, object: u32, hardened: bool) -> bool {
         #[cfg(all(target_arch = "x86_64", target_env = "gnu", not(loom)))]
@@ -450,8 +451,8 @@ impl Cells {
     #[cfg(not(loom))]
     fn word(&self, cpu: usize) -> &CpuWord {
         let cell: *const AtomicU32 = &self.cells[FIRST_WORD + cpu * WORD_CELLS];
-        // SAFETY: the table is page-aligned, so the word is 8-aligned; nothing else uses this cell or the next,
-        // and zeros are a valid word.
+        // SAFETY: the table is page-aligned, so the word is 8-aligned; nothing else uses this cell or the
+        // next, and zeros are a valid word.
         unsafe { &*cell.cast() }
     }
 

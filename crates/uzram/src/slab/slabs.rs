@@ -1,11 +1,11 @@
 //! The slabs of a cache: the addresses of their objects, and the links between free ones.
 //!
-//! A slab is a run of the arena, cut into objects. Slabs are numbered; an object's name is
-//! `[slab's number | place in the slab]`, the place counted in units of 8 bytes. 512 names form a page of
-//! names. A table holds the *origin* of each page of names: the address that the name 0 would have if the
-//! mapping of the page extended to it. So an object's address takes one table lookup and one addition. A
-//! discarded slab's number is reused. For slabs that outlive the process a second table, the *slab table* in a file,
-//! holds the first page of each slab in the arena.
+//! A slab is a run of the arena, cut into objects. Slabs are numbered; an object's name is `[slab's number |
+//! place in the slab]`, the place counted in units of 8 bytes. 512 names form a page of names. A table holds
+//! the *origin* of each page of names: the address that the name 0 would have if the mapping of the page
+//! extended to it. So an object's address takes one table lookup and one addition. A discarded slab's number
+//! is reused. For slabs that outlive the process a second table, the *slab table* in a file, holds the first
+//! page of each slab in the arena.
 //!
 //! A free object holds the link to the next one in its middle, where an overflow of its neighbour does not
 //! reach. The link is the next object's place, encoded with the object's own place and a secret of the
@@ -76,8 +76,8 @@ pub(super) struct Slabs {
     slabs: Table<Slab>,
     /// The origin of each possible page of names, with [`THERE`]; 0 if its slab does not exist.
     origins: Table<AtomicU64>,
-    /// The slab table: one more than the first page of each slab, 0 if the slab does not exist. `None` unless the arena
-    /// outlives the process.
+    /// The slab table: one more than the first page of each slab, 0 if the slab does not exist. `None` unless
+    /// the arena outlives the process.
     pages: Option<Table<AtomicU32>>,
     /// The bits of a name that are the place.
     place_mask: u32,
@@ -212,8 +212,8 @@ impl Slabs {
         (!cfg!(loom)).then(|| start.wrapping_add(offset_bytes).cast_const())
     }
 
-    /// Returns whether `object` may be an object's name: a cheap check. It does not detect discarded slabs, nor,
-    /// unless the stride is a power of two, all places between objects.
+    /// Returns whether `object` may be an object's name: a cheap check. It does not detect discarded slabs,
+    /// nor, unless the stride is a power of two, all places between objects.
     #[inline]
     pub(super) fn may_be_object(&self, object: u32) -> bool {
         object & self.misplaced == 0 && object < self.names_end.load(Ordering::Relaxed)
@@ -402,8 +402,8 @@ impl Slabs {
         }
     }
 
-    /// Returns the address of an object of another process's slab, if `object` can be one: its slab is in the slab
-    /// table and in memory. Call it after [`Arena::find_resident`], before the slab is adopted.
+    /// Returns the address of an object of another process's slab, if `object` can be one: its slab is in the
+    /// slab table and in memory. Call it after [`Arena::find_resident`], before the slab is adopted.
     #[cfg(not(loom))]
     pub(super) fn find(&self, object: u32) -> Option<*mut u8> {
         let (slab, at) = self.split(object);
@@ -433,8 +433,8 @@ impl Slabs {
         Ok(end)
     }
 
-    /// Takes the run of another process's slab; returns whether it did. If the run cannot be taken, or if the slab has
-    /// no objects in use, removes the slab from the slab table.
+    /// Takes the run of another process's slab; returns whether it did. If the run cannot be taken, or if the
+    /// slab has no objects in use, removes the slab from the slab table.
     #[cfg(not(loom))]
     pub(super) fn claim(&self, slab: u32, has_objects: bool) -> bool {
         let pages = self.layout.pages as u8;
@@ -446,8 +446,8 @@ impl Slabs {
         is_taken
     }
 
-    /// Makes a claimed slab one of this cache. `is_used` returns whether the object of an index is in use. Returns
-    /// whether the slab has free objects.
+    /// Makes a claimed slab one of this cache. `is_used` returns whether the object of an index is in use.
+    /// Returns whether the slab has free objects.
     #[cfg(not(loom))]
     pub(super) fn adopt(&self, slab: u32, is_used: impl Fn(u16) -> bool) -> bool {
         let Some(page) = self.page_of(slab) else { return false };

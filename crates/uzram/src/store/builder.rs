@@ -1,7 +1,8 @@
 //! The settings that a [`Store`] is built with.
 //!
-//! A memory limit too small for the first pages is refused ([`check_limit`]): the device would look sound, and every
-//! write would fail. A limit below the memory in use only stops growth, as with the kernel's `mem_limit`.
+//! A memory limit too small for the first pages is refused ([`check_limit`]): the device would look sound,
+//! and every write would fail. A limit below the memory in use only stops growth, as with the kernel's
+//! `mem_limit`.
 
 use crate::base::error::{Error, Result};
 use crate::base::mem::{CHUNK_PAGES, reserve_chunks};
@@ -23,8 +24,8 @@ pub const DEFAULT_COMPACT_THRESHOLD_PERCENT: u64 = 10;
 /// The default of [`StoreBuilder::compact_rate_bytes`]: a few percent of what one core can move in a second.
 pub const DEFAULT_COMPACT_RATE_BYTES: u64 = 64 << 20;
 
-/// Pages of a pool that holds one compressed and one huge page, each in its own zspage: two pages, plus the first slab
-/// of handles (one page) and of zspage descriptors (three pages).
+/// Pages of a pool that holds one compressed and one huge page, each in its own zspage: two pages, plus the
+/// first slab of handles (one page) and of zspage descriptors (three pages).
 const FIRST_PAGES: u64 = 6;
 
 /// Builds a [`Store`].
@@ -63,8 +64,8 @@ pub struct StoreBuilder {
 }
 
 impl StoreBuilder {
-    /// Creates a builder for a store of `pages` pages, 1..=[`MAX_PAGES`], with defaults for all other settings. `name`
-    /// appears in statistics and thread names.
+    /// Creates a builder for a store of `pages` pages, 1..=[`MAX_PAGES`], with defaults for all other
+    /// settings. `name` appears in statistics and thread names.
     pub fn new(name: impl Into<String>, pages: u64) -> Self {
         StoreBuilder {
             name: name.into(),
@@ -118,15 +119,15 @@ impl StoreBuilder {
         StoreBuilder { limit_pages: pages, ..self }
     }
 
-    /// Sets how many pages of free memory are kept ready, rounded up to chunks, so that no read, write or discard waits
-    /// for memory from the system; 0 for none.
+    /// Sets how many pages of free memory are kept ready, rounded up to chunks, so that no read, write or
+    /// discard waits for memory from the system; 0 for none.
     #[must_use]
     pub fn reserve_pages(self, pages: u64) -> Self {
         StoreBuilder { reserve_pages: pages, ..self }
     }
 
-    /// Sets the percentage of the pool's pages that background compaction must be able to free before it runs; 0 for
-    /// never.
+    /// Sets the percentage of the pool's pages that background compaction must be able to free before it
+    /// runs; 0 for never.
     #[must_use]
     pub fn compact_threshold_percent(self, percent: u64) -> Self {
         StoreBuilder { compact_threshold_percent: percent, ..self }

@@ -53,8 +53,8 @@ fn store_with(layout: WritebackLayout, len_bytes: u64, config: StoreBuilder) -> 
     Arc::new(Store::new(&StoreBuilder { backing: Some(backing), ..config }).expect("a store"))
 }
 
-/// Returns how many bytes are written for each that leaves where pages are overwritten at random and the share `live` of the
-/// device is live: 1 / (1 - s) with live = (s - 1) / ln s, as `writeback/clean.rs` says.
+/// Returns how many bytes are written for each that leaves where pages are overwritten at random and the
+/// share `live` of the device is live: 1 / (1 - s) with live = (s - 1) / ln s, as `writeback/clean.rs` says.
 fn theory(live: f64) -> f64 {
     let (mut low, mut high) = (0.0f64, 1.0f64);
     for _ in 0..60 {
@@ -140,8 +140,8 @@ impl Model {
     }
 }
 
-/// However much of a device is live: what is written is bounded by what is overwritten, nothing is written without clients,
-/// and no page is lost.
+/// However much of a device is live: what is written is bounded by what is overwritten, nothing is written
+/// without clients, and no page is lost.
 #[test]
 fn what_is_written_is_bounded_at_any_live_share() {
     for seed in 0..12 {
@@ -174,8 +174,8 @@ fn what_is_written_is_bounded_at_any_live_share() {
     }
 }
 
-/// At a high share that a large device still takes, cleaning costs no more than the theory says, and a part for what is neither
-/// live nor free: the reserve, the extents being filled, and the ends of extents.
+/// At a high share that a large device still takes, cleaning costs no more than the theory says, and a part
+/// for what is neither live nor free: the reserve, the extents being filled, and the ends of extents.
 #[test]
 fn overwriting_costs_what_the_theory_says() {
     // In the long form, 97 % of a device of 1 GiB.
@@ -205,7 +205,8 @@ fn overwriting_costs_what_the_theory_says() {
     }
 }
 
-/// A device that was full takes pages again when others are discarded, and is no longer full before the first one comes.
+/// A device that was full takes pages again when others are discarded, and is no longer full before the first
+/// one comes.
 #[test]
 fn a_full_device_goes_on_when_pages_are_gone() {
     for seed in 0..4 {
@@ -244,8 +245,8 @@ fn a_full_device_of_blocks_goes_on_when_pages_are_gone() {
     check(&store, PAGES / 2..PAGES, incompressible);
 }
 
-/// With a policy: writes are refused when nothing can leave; then the policy rests; and what was refused is taken once pages are
-/// gone.
+/// With a policy: writes are refused when nothing can leave; then the policy rests; and what was refused is
+/// taken once pages are gone.
 #[test]
 fn a_policy_rests_while_the_device_is_full() {
     const PAGES: u64 = 4000;

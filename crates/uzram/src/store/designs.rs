@@ -45,7 +45,8 @@ mod chosen {
             ["pinned", "batched", "percpu"].map(str::to_owned)
         }
 
-        /// Ignores the designs of a store that another program has built: all of them share its memory's format.
+        /// Ignores the designs of a store that another program has built: all of them share its memory's
+        /// format.
         pub fn named(_: [&str; 3]) -> Result<Self> {
             Ok(Designs)
         }

@@ -1,6 +1,7 @@
 //! Discarding and zeroing of pages, and zeroing of parts of pages.
 //!
-//! A discarded page is a hole: it holds nothing, and its slot may leave memory. A zeroed page keeps its slot in memory.
+//! A discarded page is a hole: it holds nothing, and its slot may leave memory. A zeroed page keeps its slot
+//! in memory.
 
 use std::ops::Range;
 

@@ -1,5 +1,5 @@
-//! A store's maintenance thread: it gives free memory back to the system, so that frees need not, and compacts the pool
-//! when that is worth it.
+//! A store's maintenance thread: it gives free memory back to the system, so that frees need not, and
+//! compacts the pool when that is worth it.
 //!
 //! Lock order: the thread holds no lock between its steps, and ends between them.
 
@@ -110,7 +110,8 @@ impl Shared {
             let percent = self.threshold_percent.get();
             let since = last_step.elapsed();
             if percent == 0 {
-                // With a reserve it polls: frees report free chunks only, not what keeps chunks from being free.
+                // With a reserve it polls: frees report free chunks only, not what keeps chunks from being
+                // free.
                 wait = self.arena.has_reserve().then_some(LOOK_EVERY);
             } else if wait.is_none_or(|wait| since >= wait) {
                 last_step = Instant::now();
@@ -119,8 +120,8 @@ impl Shared {
         }
     }
 
-    /// Compacts at the configured rate for the time `since` the last step, if that is worth it. Returns whether to go
-    /// on.
+    /// Compacts at the configured rate for the time `since` the last step, if that is worth it. Returns
+    /// whether to go on.
     fn step(&self, percent: u64, since: Duration) -> bool {
         if !self.is_worth_it(percent) {
             return false;

@@ -1,5 +1,5 @@
-//! The store: page number to contents. A slot table, compression streams, a zsmalloc pool, and an LRU that says which
-//! pages are cold.
+//! The store: page number to contents. A slot table, compression streams, a zsmalloc pool, and an LRU that
+//! says which pages are cold.
 //!
 //! Each operation has its own file; this one defines the struct and its constructor.
 //!
@@ -16,8 +16,8 @@
 //! | build a store, change its settings, report statistics | `builder.rs`, `settings.rs`, `stats.rs` |
 //! | outlive the process | `survive/` |
 //!
-//! Lock order: slot, stream, then the pool's or the LRU's. No thread waits for a backing device or for reclaim while it
-//! holds a slot's lock.
+//! Lock order: slot, stream, then the pool's or the LRU's. No thread waits for a backing device or for
+//! reclaim while it holds a slot's lock.
 
 mod builder;
 mod designs;
@@ -121,8 +121,8 @@ pub use writeback::{
 /// The maximum number of pages of a store: a page number is a u32.
 pub const MAX_PAGES: u64 = 1 << u32::BITS;
 /// Bytes of address space reserved for each byte of the disk, up to the arena's 16 TiB: a pool fragmented by
-/// overwrites may need more than the disk's size. Unused address space costs nothing; a write that would need more
-/// fails.
+/// overwrites may need more than the disk's size. Unused address space costs nothing; a write that would need
+/// more fails.
 const RESERVE_FACTOR: u64 = 4;
 /// Address space reserved in addition, for very small disks.
 const RESERVE_BASE_BYTES: u64 = if cfg!(loom) { 1 << 19 } else { 64 << 20 };
@@ -203,7 +203,8 @@ impl Store {
         Store::assemble(builder, None)
     }
 
-    /// Builds a store, in private memory or in `memory`, and restores the store that `memory` holds, if it holds one.
+    /// Builds a store, in private memory or in `memory`, and restores the store that `memory` holds, if it
+    /// holds one.
     fn assemble(builder: &StoreBuilder, memory: Option<survive::Memory>) -> Result<Self> {
         #[cfg_attr(loom, allow(unused_mut))]
         let mut store = Store::empty(builder, memory.as_ref())?;

@@ -178,8 +178,8 @@ pub(super) fn store_on(backing: Arc<Tiers>, config: StoreBuilder) -> Store {
     Store::new(&StoreBuilder { backing: Some(backing), ..config }).expect("a store")
 }
 
-/// Pages are overwritten at random while most of the space is taken: extents are cleaned, the objects of those are gone,
-/// and nothing is lost. In the end none is left.
+/// Pages are overwritten at random while most of the space is taken: extents are cleaned, the objects of
+/// those are gone, and nothing is lost. In the end none is left.
 #[test]
 fn extents_are_written_once_and_removed() {
     for objects in [Shared::new(8 << 20), Shared::sealed(8 << 20)] {
@@ -270,8 +270,8 @@ fn extents_in_danger_are_rewritten() {
     }
 }
 
-/// Threads do all operations at once, on a backing with faults, and each checks its own pages against a model. The places of
-/// all objects change meanwhile.
+/// Threads do all operations at once, on a backing with faults, and each checks its own pages against a
+/// model. The places of all objects change meanwhile.
 #[test]
 fn everything_at_once_on_objects_agrees_with_a_model() {
     const PAGES: u64 = 600;
@@ -303,7 +303,8 @@ fn everything_at_once_on_objects_agrees_with_a_model() {
     }
 }
 
-/// Reads pages in some order until those that were read ahead are there, and returns how many were found there.
+/// Reads pages in some order until those that were read ahead are there, and returns how many were found
+/// there.
 fn read_ahead(store: &Store, pages: impl Iterator<Item = u64>) -> u64 {
     let before = store.backing_stats().pages_read_ahead;
     for page in pages {
@@ -314,8 +315,8 @@ fn read_ahead(store: &Store, pages: impl Iterator<Item = u64>) -> u64 {
     store.backing_stats().pages_read_ahead - before
 }
 
-/// Readers with a steady step find whole extents that were read ahead of them, several at once; one without finds few, and
-/// hardly any extent is read for it.
+/// Readers with a steady step find whole extents that were read ahead of them, several at once; one without
+/// finds few, and hardly any extent is read for it.
 #[test]
 fn extents_are_read_ahead_where_there_is_a_trend() {
     const FAR: u64 = 20_000;
@@ -353,7 +354,8 @@ fn store_with_faults(objects: &Shared, pages: u64) -> (Store, Faults) {
     (store_on(Backing::Objects(Arc::new(faulty)).into(), config(pages)), faults)
 }
 
-/// A backing that does not answer for a while: cleaning and rescuing give up soon, and go on when it answers again.
+/// A backing that does not answer for a while: cleaning and rescuing give up soon, and go on when it answers
+/// again.
 #[test]
 fn extents_that_cannot_be_read_now_are_tried_again() {
     const PAGES: u64 = 700;
@@ -383,7 +385,8 @@ fn extents_that_cannot_be_read_now_are_tried_again() {
     check(&store, 0..PAGES, half_random);
 }
 
-/// Some extents in danger cannot be read: all others are rewritten, though only a few are waited for at a time.
+/// Some extents in danger cannot be read: all others are rewritten, though only a few are waited for at a
+/// time.
 #[test]
 fn extents_that_cannot_be_read_hold_up_no_others() {
     const PAGES: u64 = 2000;

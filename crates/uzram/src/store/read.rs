@@ -1,8 +1,8 @@
 //! Reads of pages and of parts of pages.
 //!
-//! The slot's lock is held only to pin the object, where the pool's lock design allows that; the page is then decoded
-//! from its zspage straight into the caller's memory. A hole is read without a lock. Pages on the backing device are
-//! read by `writeback/read.rs`.
+//! The slot's lock is held only to pin the object, where the pool's lock design allows that; the page is then
+//! decoded from its zspage straight into the caller's memory. A hole is read without a lock. Pages on the
+//! backing device are read by `writeback/read.rs`.
 
 use std::borrow::Borrow;
 
@@ -48,7 +48,8 @@ impl Store {
         self.read_then(page, out, wait, Then::Return)
     }
 
-    /// Reads a page that the caller is going to discard or to replace: from the backing device it does not return to memory.
+    /// Reads a page that the caller is going to discard or to replace: from the backing device it does not
+    /// return to memory.
     ///
     /// # Errors
     /// As [`Store::read_wait`].
@@ -96,7 +97,8 @@ impl Store {
         Ok(())
     }
 
-    /// Locks a page's slot and reads the page. The slot is not locked while this waits for the backing device.
+    /// Locks a page's slot and reads the page. The slot is not locked while this waits for the backing
+    /// device.
     pub(super) fn lock_and_read(&self, page: PageNo, out: &mut Page, wait: Wait) -> Result<SlotGuard<'_>> {
         match &self.backing {
             Some(backing) if wait == Wait::Yes => self.lock_and_read_from_backing(backing, page, out),
@@ -108,8 +110,8 @@ impl Store {
         }
     }
 
-    /// Reads the contents of a locked slot. Given the guard, it unlocks the slot as soon as the pool allows; given a
-    /// reference, it leaves the slot locked.
+    /// Reads the contents of a locked slot. Given the guard, it unlocks the slot as soon as the pool allows;
+    /// given a reference, it leaves the slot locked.
     ///
     /// # Errors
     /// `Corrupt`; `WouldBlock` for a page on the backing device.
@@ -131,9 +133,9 @@ impl Store {
                 return Err(Error::new(ErrorKind::WouldBlock, "the page is on the backing device"));
             }
             Contents::Stored { handle, len, checksum, priority } => {
-                // SAFETY: the handle is the locked slot's. A thread that replaces the slot's contents frees the handle
-                // only after it has locked and unlocked the slot. The slot stays locked here until the bytes are no
-                // longer used, unless the pool lets reads outlive frees.
+                // SAFETY: the handle is the locked slot's. A thread that replaces the slot's contents frees
+                // the handle only after it has locked and unlocked the slot. The slot stays locked here until
+                // the bytes are no longer used, unless the pool lets reads outlive frees.
                 let bytes = unsafe { self.pool.read(handle, page.0, usize::from(len)) }?;
                 let kept = if self.pool.reads_outlive_frees() {
                     drop(slot);

@@ -1,11 +1,13 @@
 //! Recompression of pages, by algorithms that are slower and compress better.
 //!
-//! The rules are the kernel's. The largest objects come first, by buckets of 64 bytes. A page is tried with the
-//! algorithms of higher priority than the one that compressed it, one after another, until its object falls into a
-//! smaller size class. A page that the last algorithm does not make smaller is marked as incompressible, and skipped
-//! until it is written again. Only reads and writes of the page being recompressed wait for it.
+//! The rules are the kernel's. The largest objects come first, by buckets of 64 bytes. A page is tried with
+//! the algorithms of higher priority than the one that compressed it, one after another, until its object
+//! falls into a smaller size class. A page that the last algorithm does not make smaller is marked as
+//! incompressible, and skipped until it is written again. Only reads and writes of the page being
+//! recompressed wait for it.
 //!
-//! Lock order: a page's slot is locked while it is decoded, encoded and stored, as for a write of a part of it.
+//! Lock order: a page's slot is locked while it is decoded, encoded and stored, as for a write of a part of
+//! it.
 
 use std::ops::{Range, RangeInclusive};
 use std::slice;
@@ -42,7 +44,8 @@ pub struct Candidates {
 pub struct Recompression {
     /// Which pages.
     pub candidates: Candidates,
-    /// Objects smaller than this are skipped, and recompressed objects must be smaller than this; 0 for no threshold.
+    /// Objects smaller than this are skipped, and recompressed objects must be smaller than this; 0 for no
+    /// threshold.
     pub threshold_bytes: usize,
     /// The maximum number of pages tried.
     pub max_pages: u64,
@@ -124,8 +127,8 @@ impl Store {
     /// As [`Store::recompress`], until `work` is interrupted.
     ///
     /// # Errors
-    /// The first error of reading or storing a page, which keeps its old contents; or `Interrupted`. Pages already
-    /// recompressed stay so.
+    /// The first error of reading or storing a page, which keeps its old contents; or `Interrupted`. Pages
+    /// already recompressed stay so.
     pub fn recompress_interruptible(&self, what: &Recompression, work: &Work<'_>) -> Result<u64> {
         let what = &self.within_algorithms(what);
         let (mut recompressed, mut left) = (0, what.max_pages);
@@ -149,9 +152,9 @@ impl Store {
         Ok(recompressed)
     }
 
-    /// Collects candidates among `pages`, which are sorted, from the position `from` on, largest first, whole buckets
-    /// up to [`CANDIDATES`]. Returns them, the number of all candidates from `from` on, and the position to continue
-    /// from.
+    /// Collects candidates among `pages`, which are sorted, from the position `from` on, largest first, whole
+    /// buckets up to [`CANDIDATES`]. Returns them, the number of all candidates from `from` on, and the
+    /// position to continue from.
     ///
     /// # Errors
     /// `Interrupted`.
@@ -190,14 +193,15 @@ impl Store {
         Ok((found.into_iter().map(|(_, page)| page).collect(), all, next))
     }
 
-    /// Recompresses a page if it still is a candidate. Returns whether that was tried, and whether it became smaller.
+    /// Recompresses a page if it still is a candidate. Returns whether that was tried, and whether it became
+    /// smaller.
     pub(super) fn recompress_page(&self, page: PageNo, what: &Recompression) -> Result<(bool, bool)> {
         let (tried, slot) = self.recompress_locked(self.slots.lock(page), page, what)?;
         Ok((tried, slot.is_none()))
     }
 
-    /// Recompresses a page whose slot is locked, if it still is a candidate. Returns whether that was tried, and the
-    /// slot if the page did not become smaller.
+    /// Recompresses a page whose slot is locked, if it still is a candidate. Returns whether that was tried,
+    /// and the slot if the page did not become smaller.
     pub(super) fn recompress_locked<'a>(
         &self,
         slot: SlotGuard<'a>,
@@ -222,8 +226,9 @@ impl Store {
         Ok((tried != Recompressed::Untried, slot))
     }
 
-    /// Tries algorithms of higher priority than that of the page `old`, one after another, until one makes an object of a
-    /// smaller size class. `encode` compresses the page with the algorithm of a priority, if there is one.
+    /// Tries algorithms of higher priority than that of the page `old`, one after another, until one makes an
+    /// object of a smaller size class. `encode` compresses the page with the algorithm of a priority, if
+    /// there is one.
     pub(super) fn first_smaller(
         &self,
         old: Peek,
@@ -247,9 +252,9 @@ impl Store {
         outcome
     }
 
-    /// Publishes the smaller object that a page has become, or marks the page. This does not count as a use of the page: the
-    /// LRU is not updated. `object` returns the bytes of an object of a length. Returns the slot if the page did not become
-    /// smaller.
+    /// Publishes the smaller object that a page has become, or marks the page. This does not count as a use
+    /// of the page: the LRU is not updated. `object` returns the bytes of an object of a length. Returns the
+    /// slot if the page did not become smaller.
     pub(super) fn finish_recompression<'a, 'o>(
         &self,
         mut slot: SlotGuard<'a>,
@@ -280,8 +285,8 @@ impl Store {
         self.free(old);
     }
 
-    /// Returns `what` with its priorities limited to those that have an algorithm, so that pages of the last one are
-    /// not candidates.
+    /// Returns `what` with its priorities limited to those that have an algorithm, so that pages of the last
+    /// one are not candidates.
     pub(super) fn within_algorithms(&self, what: &Recompression) -> Recompression {
         let last = (*what.priorities.end()).min(self.last_priority());
         Recompression { priorities: *what.priorities.start()..=last, ..what.clone() }

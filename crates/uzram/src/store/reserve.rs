@@ -1,6 +1,7 @@
 //! The thread that fills a store's reserve of memory ahead of need: see [`Arena::with_reserve`].
 //!
-//! The thread does nothing else, because it may wait for the system for a long time. No other thread waits for it.
+//! The thread does nothing else, because it may wait for the system for a long time. No other thread waits
+//! for it.
 //!
 //! Lock order: the thread holds no lock while it fills a chunk.
 
@@ -87,8 +88,8 @@ impl Shared {
     }
 }
 
-/// Checks that a disk of `pages` pages and its reserve can be in memory at all: populating more would harm other
-/// processes, or have this process killed by its cgroup's limit.
+/// Checks that a disk of `pages` pages and its reserve can be in memory at all: populating more would harm
+/// other processes, or have this process killed by its cgroup's limit.
 ///
 /// # Errors
 /// `NoMemory` if they do not fit.

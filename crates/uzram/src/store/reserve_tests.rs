@@ -144,8 +144,8 @@ fn relieve_while_awake(store: &Store) {
     store.watermarks.is_awake.set(0);
 }
 
-/// At the limit, where the refiller can do nothing, pages are reclaimed before the reserve is used up, and whole chunks
-/// become free.
+/// At the limit, where the refiller can do nothing, pages are reclaimed before the reserve is used up, and
+/// whole chunks become free.
 #[test]
 fn pages_leave_so_that_the_reserve_stays_free_at_the_limit() {
     for order in ReclaimOrder::ALL {
@@ -305,7 +305,8 @@ fn a_scattered_store_is_packed_by_whole_chunks() {
     }
 }
 
-/// After all pages are discarded, the memory is freed in the background, including what CPUs keep, but for the reserve.
+/// After all pages are discarded, the memory is freed in the background, including what CPUs keep, but for
+/// the reserve.
 #[test]
 fn an_emptied_store_keeps_its_reserve_only() {
     let store = Store::new(&config(24 << 10, 2)).expect("store");

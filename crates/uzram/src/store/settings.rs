@@ -6,8 +6,8 @@ use crate::base::failures;
 use super::Store;
 
 impl Store {
-    /// Ends the store's own thread, which compacts and gives memory back: before the process forks (fork(2)), as no thread may be at
-    /// work then. A child has a store of its own, with the same contents.
+    /// Ends the store's own thread, which compacts and gives memory back: before the process forks (fork(2)),
+    /// as no thread may be at work then. A child has a store of its own, with the same contents.
     #[cfg(not(loom))]
     #[doc(hidden)]
     pub fn end_threads(&self) {
@@ -29,8 +29,8 @@ impl Store {
         self.arena.limit_pages()
     }
 
-    /// Sets [`limit_pages`](super::StoreBuilder::limit_pages). Free memory beyond the limit goes back to the system at
-    /// once; a limit below the memory in use only stops growth.
+    /// Sets [`limit_pages`](super::StoreBuilder::limit_pages). Free memory beyond the limit goes back to the
+    /// system at once; a limit below the memory in use only stops growth.
     pub fn set_limit_pages(&self, pages: u64) {
         self.arena.set_limit_pages(pages);
         self.update_watermarks();

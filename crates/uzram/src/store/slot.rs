@@ -6,12 +6,12 @@
 //!  8   what    [ checksum u32 | handle u32 ], or the word that fills the page, or a place on the backing device
 //! ```
 //!
-//! A lock word of 0 means that the page holds nothing; seeing that takes no lock. Pages of the table that hold no used
-//! slot take no memory and are skipped (`table_pages.rs`). `zero` is set with `same` if the word is 0, so that the lock
-//! word alone gives the state of a page ([`Slots::state`]). A length of 4096 means an uncompressed page; the priority
-//! says which of the store's algorithms compressed it. `writing` is the number of the write to the backing device that
-//! the page is part of; it is reset to 0 when the page is used or changed. The lock protects `what`, which is atomic
-//! only for [`Slots::peek_handle`].
+//! A lock word of 0 means that the page holds nothing; seeing that takes no lock. Pages of the table that
+//! hold no used slot take no memory and are skipped (`table_pages.rs`). `zero` is set with `same` if the word
+//! is 0, so that the lock word alone gives the state of a page ([`Slots::state`]). A length of 4096 means an
+//! uncompressed page; the priority says which of the store's algorithms compressed it. `writing` is the
+//! number of the write to the backing device that the page is part of; it is reset to 0 when the page is used
+//! or changed. The lock protects `what`, which is atomic only for [`Slots::peek_handle`].
 
 use std::ops::Range;
 
@@ -315,14 +315,15 @@ impl Slots {
         Tried::Locked(SlotGuard(slot))
     }
 
-    /// Returns those of `pages` that may hold something. The untouched parts of a large disk cost neither time nor
-    /// memory.
+    /// Returns those of `pages` that may hold something. The untouched parts of a large disk cost neither
+    /// time nor memory.
     pub(super) fn touched(&self, pages: Range<u64>) -> impl Iterator<Item = PageNo> {
         let spans = self.table_pages.spans(pages).filter(|span| span.is_present);
         spans.flat_map(|span| span.slots.map(PageNo::from_number))
     }
 
-    /// Calls `discard` for those of `pages` that hold something, and gives back the table's pages that are then empty.
+    /// Calls `discard` for those of `pages` that hold something, and gives back the table's pages that are
+    /// then empty.
     pub(super) fn discard(&self, pages: Range<u64>, mut discard: impl FnMut(PageNo)) {
         for span in self.table_pages.spans(pages).filter(|span| span.is_present) {
             let slots = span.slots.clone().map(PageNo::from_number);
@@ -333,8 +334,8 @@ impl Slots {
 
     /// Gives back the table's page that holds the slot of `page`, if all its slots are empty.
     fn release_if_empty(&self, page: u64) {
-        // SAFETY: `TablePages::leave` calls this while all slots of the table's page are closed, so that no other
-        // thread changes a slot before it finds the slot's lock free.
+        // SAFETY: `TablePages::leave` calls this while all slots of the table's page are closed, so that no
+        // other thread changes a slot before it finds the slot's lock free.
         self.release_if_empty_by(page, |table_page| unsafe { self.table.release_page(table_page) });
     }
 
@@ -385,8 +386,8 @@ impl Slots {
         if self.table_pages.is_present(page.number()) { self.peek(page).state() } else { PageState::Hole }
     }
 
-    /// Returns the number of consecutive pages, from the first of `pages` on, in a state for which `is_wanted` is true.
-    /// Takes no lock: the state of each page is one that it was in during the call.
+    /// Returns the number of consecutive pages, from the first of `pages` on, in a state for which
+    /// `is_wanted` is true. Takes no lock: the state of each page is one that it was in during the call.
     pub(super) fn run(&self, pages: Range<u64>, is_wanted: impl Fn(PageState) -> bool) -> u64 {
         let mut run = 0;
         for Span { slots, is_present } in self.table_pages.spans(pages) {
@@ -413,8 +414,8 @@ impl Slots {
         Table::<Slot>::bytes_of(pages as usize)
     }
 
-    /// Returns the ranges of the table's pages that are in memory. Call [`Slots::adopt`] for each slot of each of these
-    /// pages, then [`Slots::end_adoption_of`] for the page.
+    /// Returns the ranges of the table's pages that are in memory. Call [`Slots::adopt`] for each slot of
+    /// each of these pages, then [`Slots::end_adoption_of`] for the page.
     ///
     /// # Errors
     /// `Io` if the system does not report which pages are in memory.
@@ -434,8 +435,8 @@ impl Slots {
         first..self.pages().min(first + per_page)
     }
 
-    /// Returns the contents of the slot of `page` that another process left. Frees its lock, whose holder has ended,
-    /// and resets `writing`, as that write has ended too. A slot in an impossible state becomes lost.
+    /// Returns the contents of the slot of `page` that another process left. Frees its lock, whose holder has
+    /// ended, and resets `writing`, as that write has ended too. A slot in an impossible state becomes lost.
     #[cfg(not(loom))]
     pub(super) fn adopt(&self, page: PageNo) -> Contents {
         let slot = &self.table[page.index()].0;
@@ -458,8 +459,8 @@ impl Slots {
         self.table[page.index()].0.bits().reset(LOST);
     }
 
-    /// Ends the adoption of a page of the table, all of whose slots were adopted. Gives the page back to the system
-    /// unless it `holds_something`.
+    /// Ends the adoption of a page of the table, all of whose slots were adopted. Gives the page back to the
+    /// system unless it `holds_something`.
     #[cfg(not(loom))]
     pub(super) fn end_adoption_of(&self, table_page: usize, holds_something: bool) {
         if holds_something {
@@ -487,8 +488,8 @@ impl Slots {
         self.table[page.index()].0.stamp()
     }
 
-    /// Returns the handle that `page` holds, or any other number: a hint. Returns `None` if the slot is not in memory,
-    /// because reading it would fault it in.
+    /// Returns the handle that `page` holds, or any other number: a hint. Returns `None` if the slot is not
+    /// in memory, because reading it would fault it in.
     #[inline]
     pub(super) fn peek_handle(&self, page: PageNo) -> Option<u32> {
         let is_present = self.table_pages.is_present(page.number());
@@ -517,13 +518,14 @@ impl SlotGuard<'_> {
         self.0.set_bits(self.0.bits() & !(IDLE | WRITING_MASK));
     }
 
-    /// Sets the number of the write that the page is part of, 1..=255; 0 for none. The page holds an object of the
-    /// pool. A use or a change of the page resets it to 0.
+    /// Sets the number of the write that the page is part of, 1..=255; 0 for none. The page holds an object
+    /// of the pool. A use or a change of the page resets it to 0.
     pub(super) fn set_writing(&mut self, number: u8) {
         self.0.set_bits(self.0.bits() & !WRITING_MASK | u32::from(number) << WRITING_SHIFT);
     }
 
-    /// Returns the number of the write that the page is part of; 0 if none, or if it was used or changed since.
+    /// Returns the number of the write that the page is part of; 0 if none, or if it was used or changed
+    /// since.
     pub(super) fn writing(&self) -> u8 {
         ((self.0.bits() & WRITING_MASK) >> WRITING_SHIFT) as u8
     }
@@ -543,8 +545,8 @@ impl SlotGuard<'_> {
         }
     }
 
-    /// Replaces the contents of the page and returns the old ones. The caller frees the old object, if any, once the
-    /// slot is unlocked.
+    /// Replaces the contents of the page and returns the old ones. The caller frees the old object, if any,
+    /// once the slot is unlocked.
     #[inline]
     pub(super) fn replace(&mut self, new: Contents) -> Contents {
         let old = self.contents();

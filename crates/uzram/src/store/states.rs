@@ -28,9 +28,9 @@ pub struct BlockState {
 }
 
 impl Store {
-    /// Returns the state of `page`, and the number of consecutive pages from `page` on that are in it: at least 1, at
-    /// most `max_pages`, which bounds the work. Takes no lock: the state of each page is one that it was in during the
-    /// call.
+    /// Returns the state of `page`, and the number of consecutive pages from `page` on that are in it: at
+    /// least 1, at most `max_pages`, which bounds the work. Takes no lock: the state of each page is one that
+    /// it was in during the call.
     ///
     /// # Panics
     /// If `max_pages` is 0 or goes beyond the end.
@@ -40,14 +40,14 @@ impl Store {
         (state, 1 + self.slots.run(behind, |other| other == state))
     }
 
-    /// Returns the number of consecutive pages from `page` on that read as zeros, 0 to `max_pages`; otherwise as
-    /// [`Store::extent`].
+    /// Returns the number of consecutive pages from `page` on that read as zeros, 0 to `max_pages`; otherwise
+    /// as [`Store::extent`].
     pub fn zero_pages(&self, page: PageNo, max_pages: u64) -> u64 {
         self.slots.run(page.number()..page.number() + max_pages, PageState::is_zeros)
     }
 
-    /// Calls `line` for each of `pages` that holds something, until `line` returns false. The arguments are the page's
-    /// number, its last use in seconds of the system's uptime, and how it is stored.
+    /// Calls `line` for each of `pages` that holds something, until `line` returns false. The arguments are
+    /// the page's number, its last use in seconds of the system's uptime, and how it is stored.
     pub fn block_states(&self, pages: Range<u64>, mut line: impl FnMut(u64, u32, BlockState) -> bool) {
         for page in self.slots.touched(pages.start..pages.end.min(self.pages())) {
             let peek = self.slots.peek(page);
@@ -67,8 +67,8 @@ impl Store {
         }
     }
 
-    /// Marks pages that hold an object as idle: all, or those not used for `age_s` seconds. Clears the mark of the
-    /// others.
+    /// Marks pages that hold an object as idle: all, or those not used for `age_s` seconds. Clears the mark
+    /// of the others.
     pub fn mark_idle(&self, age_s: Option<u32>) {
         // It cannot be interrupted.
         let _ = self.mark_idle_interruptible(age_s, &Work::uninterruptible(Unit::Pages));

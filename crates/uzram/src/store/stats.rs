@@ -40,8 +40,8 @@ per_cpu_counters! {
         stream_sleeps,
     };
 
-    /// One CPU's share. A page may be stored on one CPU and freed on another, so that a single share may be below
-    /// zero; only the sums are meaningful.
+    /// One CPU's share. A page may be stored on one CPU and freed on another, so that a single share may be
+    /// below zero; only the sums are meaningful.
     pub(super) struct Share;
 
     /// Pages that hold something, same-filled ones included.
@@ -166,7 +166,8 @@ impl Share {
         }
     }
 
-    /// Counts a read as done or failed. A read that would block is not counted, because the caller retries it.
+    /// Counts a read as done or failed. A read that would block is not counted, because the caller retries
+    /// it.
     #[inline]
     pub(super) fn read(&self, result: &Result<()>) {
         match result {
@@ -179,7 +180,8 @@ impl Share {
         }
     }
 
-    /// Counts a failed write, by its cause. A write that would block is not counted, because the caller retries it.
+    /// Counts a failed write, by its cause. A write that would block is not counted, because the caller
+    /// retries it.
     pub(super) fn failed_write(&self, error: &Error) {
         if error.kind() == ErrorKind::WouldBlock {
             return;
@@ -194,7 +196,8 @@ impl Share {
     }
 }
 
-/// Returns what a page counts for that has such contents: pages stored, same-filled and lost, bytes of objects, and huge pages.
+/// Returns what a page counts for that has such contents: pages stored, same-filled and lost, bytes of
+/// objects, and huge pages.
 #[inline]
 fn tally(contents: &Contents) -> [u64; 5] {
     match contents {

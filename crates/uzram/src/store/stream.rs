@@ -67,8 +67,9 @@ pub(super) struct Codec {
 }
 
 impl Codec {
-    /// Creates the codec of `algorithm`. Adds to `bytes` the memory of its streams and of what they share, now and
-    /// whenever a spare stream is made. With `ready`, all spares are made now and all memory of the streams is touched.
+    /// Creates the codec of `algorithm`. Adds to `bytes` the memory of its streams and of what they share,
+    /// now and whenever a spare stream is made. With `ready`, all spares are made now and all memory of the
+    /// streams is touched.
     pub(super) fn new(
         algorithm: &Algorithm,
         designs: Designs,

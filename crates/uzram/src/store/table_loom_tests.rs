@@ -1,4 +1,5 @@
-//! Loom tests of pages of the slot table that leave while their slots are used. A page has two slots under loom.
+//! Loom tests of pages of the slot table that leave while their slots are used. A page has two slots under
+//! loom.
 
 use super::slot::{Contents, Slots};
 use super::*;
@@ -87,7 +88,8 @@ fn loom_table_page_is_emptied_by_two() {
     });
 }
 
-/// A thread that waits for a closed slot is woken, although the page left with the bit that says that threads wait.
+/// A thread that waits for a closed slot is woken, although the page left with the bit that says that threads
+/// wait.
 #[test]
 fn loom_table_page_leaves_against_those_who_wait() {
     model(|| {

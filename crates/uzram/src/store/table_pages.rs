@@ -1,5 +1,5 @@
-//! Tracks which pages of the slot table are in memory. Pages in which no slot was ever locked are skipped without being
-//! touched, and pages whose slots are all empty again go back to the system.
+//! Tracks which pages of the slot table are in memory. Pages in which no slot was ever locked are skipped
+//! without being touched, and pages whose slots are all empty again go back to the system.
 //!
 //! A page of the table is one of the host's pages: 256 slots if that has 4096 bytes. Its state:
 //!
@@ -11,15 +11,17 @@
 //!    +------------------------- the system took it -----------------------------------+
 //! ```
 //!
-//! - A thread that has locked a slot makes its page PRESENT before it changes anything ([`TablePages::touch`]). The
-//!   slots of a page that is not PRESENT therefore hold nothing, and are not looked at.
-//! - A page leaves while all its slots are *closed*: locked and empty. It leaves with these locks in it, and comes back
-//!   as zeros, which are free locks. A thread that takes one of them finds the page LEAVING or ABSENT, because that
-//!   state was set before. While the page is LEAVING the thread waits: other CPUs may still see the old page, and would
-//!   not see what it writes.
-//! - A thread that locks a slot of a page that has left brings the page back, even if it changes nothing: a read of a
-//!   hole that met a closed slot, for instance. Such a page is PRESENT, empty and counted until the next discard in it.
-//!   It is not searched for: readers would have to check after each hole, and it costs one page of the host at most.
+//! - A thread that has locked a slot makes its page PRESENT before it changes anything
+//!   ([`TablePages::touch`]). The slots of a page that is not PRESENT therefore hold nothing, and are not
+//!   looked at.
+//! - A page leaves while all its slots are *closed*: locked and empty. It leaves with these locks in it, and
+//!   comes back as zeros, which are free locks. A thread that takes one of them finds the page LEAVING or
+//!   ABSENT, because that state was set before. While the page is LEAVING the thread waits: other CPUs may
+//!   still see the old page, and would not see what it writes.
+//! - A thread that locks a slot of a page that has left brings the page back, even if it changes nothing: a
+//!   read of a hole that met a closed slot, for instance. Such a page is PRESENT, empty and counted until the
+//!   next discard in it. It is not searched for: readers would have to check after each hole, and it costs
+//!   one page of the host at most.
 //! - The lock word no longer tells which threads wait for a closed slot, so all waiters are woken.
 //!
 //! A device with a reserve has all pages PRESENT from the start, and none leaves.
@@ -39,8 +41,8 @@ const PRESENT: u32 = 1;
 /// The page is being given back to the system.
 const LEAVING: u32 = 2;
 
-/// The size of a group, as a power of two: slots that are skipped together while none of their pages was ever present
-/// (2 MiB of slots).
+/// The size of a group, as a power of two: slots that are skipped together while none of their pages was ever
+/// present (2 MiB of slots).
 const GROUP_SHIFT: u32 = 17;
 
 /// See the [module's documentation](self).
@@ -48,8 +50,8 @@ pub(super) struct TablePages {
     slots: u64,
     /// Slots of a page, as a power of two.
     page_shift: u32,
-    /// For each group of slots, whether one of its pages was ever present. Only then are the states of its pages read,
-    /// because reading them faults in memory.
+    /// For each group of slots, whether one of its pages was ever present. Only then are the states of its
+    /// pages read, because reading them faults in memory.
     groups: Box<[Stamp]>,
     states: Table<AtomicU32>,
     present: Counter,
@@ -169,9 +171,9 @@ impl TablePages {
         (page as usize, page << self.page_shift..self.slots.min((page + 1) << self.page_shift))
     }
 
-    /// Gives `page` back to the system, if it is present and all its slots can be closed. `close` closes all of them or
-    /// none and returns which; `release` gives the memory back and returns whether the system took it. Returns the
-    /// result of `release`; `None` if it was not called.
+    /// Gives `page` back to the system, if it is present and all its slots can be closed. `close` closes all
+    /// of them or none and returns which; `release` gives the memory back and returns whether the system took
+    /// it. Returns the result of `release`; `None` if it was not called.
     pub(super) fn leave(
         &self,
         page: usize,

@@ -12,8 +12,8 @@ fn store_on_pages_of(host_page_bytes: usize, config: &StoreBuilder) -> Store {
     with_host_pages_of(host_page_bytes, || Store::new(config)).expect("a store")
 }
 
-/// Querying or discarding pages that were never written costs neither memory, as `table_resident_bytes` reports it, nor
-/// much time.
+/// Querying or discarding pages that were never written costs neither memory, as `table_resident_bytes`
+/// reports it, nor much time.
 #[test]
 fn unwritten_space_takes_no_memory_of_the_table() {
     const TIB_PAGES: u64 = 1 << 28;
@@ -121,7 +121,8 @@ impl Worker<'_> {
                         .expect("no limit");
                 }
                 1..6 => {
-                    // Discard all of this thread's pages in some page of the table, so that it is often empty.
+                    // Discard all of this thread's pages in some page of the table, so that it is often
+                    // empty.
                     let some = at / 8 * 8..(at / 8 * 8 + 8).min(self.model.len());
                     for at in some {
                         if self.model[at] != 0 {
@@ -144,8 +145,8 @@ impl Worker<'_> {
     }
 }
 
-/// Threads write, read and discard pages whose slots share pages of the table, which leave and come back meanwhile:
-/// each thread reads only what it wrote, and in the end the table is empty.
+/// Threads write, read and discard pages whose slots share pages of the table, which leave and come back
+/// meanwhile: each thread reads only what it wrote, and in the end the table is empty.
 #[test]
 fn pages_come_and_go_beside_each_other() {
     const THREADS: u64 = 3;

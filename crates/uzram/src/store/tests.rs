@@ -100,8 +100,8 @@ fn a_recompression(random: &mut Random) -> Recompression {
     }
 }
 
-/// Compares seeded writes, part writes, zeroed parts, discards, reads and compactions with an array of pages. A
-/// request that fails, by the limit or by an injected fault, changes nothing.
+/// Compares seeded writes, part writes, zeroed parts, discards, reads and compactions with an array of pages.
+/// A request that fails, by the limit or by an injected fault, changes nothing.
 #[test]
 fn agrees_with_a_naive_model() {
     const PAGES: u64 = 60;
@@ -187,8 +187,8 @@ pub(super) fn join_all<'scope>(threads: impl IntoIterator<Item = std::thread::Sc
     started.into_iter().for_each(|thread| thread.join().expect("no panic"));
 }
 
-/// Eight threads on 64 pages, which also compact: every read returns one of the values written to that page, as a
-/// whole. (The kernel's bf62f69574b1 and others: an object was used after it had been freed.)
+/// Eight threads on 64 pages, which also compact: every read returns one of the values written to that page,
+/// as a whole. (The kernel's bf62f69574b1 and others: an object was used after it had been freed.)
 #[test]
 fn reads_under_writes_are_whole_pages_of_theirs() {
     const PAGES: u64 = 64;
@@ -247,8 +247,8 @@ fn reads_under_writes_are_whole_pages_of_theirs() {
     }
 }
 
-/// A page whose object is shorter than its old one, in the same class, reads as it was written, without bytes of the
-/// old one. (The kernel's 3bf1c285dc40: it exposed bytes after an object's end.)
+/// A page whose object is shorter than its old one, in the same class, reads as it was written, without bytes
+/// of the old one. (The kernel's 3bf1c285dc40: it exposed bytes after an object's end.)
 #[test]
 fn shorter_contents_leave_nothing_of_longer_ones() {
     for config in each_pool_design(&config(4)) {
@@ -372,9 +372,9 @@ fn sizes_out_of_range_are_refused() {
     }
 }
 
-/// Threads write one page with compressed, huge and same-filled contents and discard it, with compaction and release of
-/// memory at the same time: nothing panics, statistics never wrap, and the counts are exact at the end. (The kernel's
-/// b0377ee80429: `huge_pages` went below zero.)
+/// Threads write one page with compressed, huge and same-filled contents and discard it, with compaction and
+/// release of memory at the same time: nothing panics, statistics never wrap, and the counts are exact at the
+/// end. (The kernel's b0377ee80429: `huge_pages` went below zero.)
 #[test]
 fn one_busy_page_keeps_its_counts() {
     let base = StoreBuilder { limit_pages: 400, ..config(1 << 20) };
@@ -406,8 +406,8 @@ fn one_busy_page(config: &StoreBuilder) {
         let watcher = scope.spawn(|| {
             while !stop.load(std::sync::atomic::Ordering::Relaxed) {
                 let stats = store.stats();
-                // The CPUs' shares are read one after the other: a change in between may be counted only in part, but
-                // never makes a sum wrap.
+                // The CPUs' shares are read one after the other: a change in between may be counted only in
+                // part, but never makes a sum wrap.
                 let pages = stats.pages_stored.max(stats.same_pages).max(stats.huge_pages);
                 assert!(pages <= 4 * 8000, "{stats:?}");
                 store.compact();
@@ -558,8 +558,8 @@ fn resident_dirty_kib() -> u64 {
     line.split_whitespace().nth(1).and_then(|kib| kib.parse().ok()).expect("a number")
 }
 
-/// A store whose pages were overwritten by smaller and larger ones compacts them in the background, once that is
-/// enabled. Dropping it ends its thread in the middle of that.
+/// A store whose pages were overwritten by smaller and larger ones compacts them in the background, once that
+/// is enabled. Dropping it ends its thread in the middle of that.
 #[test]
 fn a_scattered_store_is_compacted_by_itself() {
     let scattered = |compact_threshold_percent| {

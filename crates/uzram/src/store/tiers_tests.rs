@@ -167,7 +167,8 @@ fn tiers_are_stopped_once_all_are() {
 /// While a tier is down, the others are cleaned, whatever is free or dead in it.
 #[test]
 fn a_tier_that_is_down_keeps_no_other_from_being_cleaned() {
-    // The pages of the second tier, of which each takes some 2 KiB, and those written before it is down, which clean it.
+    // The pages of the second tier, of which each takes some 2 KiB, and those written before it is down,
+    // which clean it.
     for (in_second, before) in [(0, 0..0), (3000, 0..0), (3500, 9000..10_500)] {
         let (objects, dir) = (Shared::new(TIER_BYTES), tempfile::tempdir().expect("a directory"));
         let store = store_on(file_and(&objects, &dir), config(12_000));

@@ -1,13 +1,14 @@
 //! Writes of pages and of parts of pages, and the steps by which contents replace others.
 //!
-//! A write compresses the page, stores it as a new object, publishes that in the slot under the slot's lock, and frees
-//! the old object. A write that fails before publication leaves the old contents unchanged.
+//! A write compresses the page, stores it as a new object, publishes that in the slot under the slot's lock,
+//! and frees the old object. A write that fails before publication leaves the old contents unchanged.
 //!
-//! At the memory limit a write asks the policy's thread to reclaim pages, and starts over once some were reclaimed, or fails.
+//! At the memory limit a write asks the policy's thread to reclaim pages, and starts over once some were
+//! reclaimed, or fails.
 //!
-//! Lock order: slot, stream, then the pool's or the LRU's. A whole page is compressed and stored before its slot is
-//! locked. A part of a page is read, changed and stored under the slot's lock. No writer waits for a backing device or
-//! for reclaim while it holds a slot.
+//! Lock order: slot, stream, then the pool's or the LRU's. A whole page is compressed and stored before its
+//! slot is locked. A part of a page is read, changed and stored under the slot's lock. No writer waits for a
+//! backing device or for reclaim while it holds a slot.
 
 use std::time::Instant;
 
@@ -52,11 +53,13 @@ impl Store {
     ///
     /// # Errors
     /// - `NoSpace` at the memory limit, when nothing can be reclaimed
-    /// - `WouldBlock` at the memory limit, when pages can be reclaimed and `wait` is `Wait::No`; not counted as a write
+    /// - `WouldBlock` at the memory limit, when pages can be reclaimed and `wait` is `Wait::No`; not counted
+    ///   as a write
     /// - `NoMemory` when the system gives no memory
     ///
-    /// A store with a reserve never waits: it returns `NoSpace` at the limit, even if pages are then reclaimed for the
-    /// next write, and `NoMemory` when the reserve is drained. After an error the page keeps its old contents.
+    /// A store with a reserve never waits: it returns `NoSpace` at the limit, even if pages are then
+    /// reclaimed for the next write, and `NoMemory` when the reserve is drained. After an error the page
+    /// keeps its old contents.
     #[inline]
     pub fn write_wait(&self, page: PageNo, contents: &Page, wait: Wait) -> Result<()> {
         let mut deadline = None;
@@ -82,8 +85,8 @@ impl Store {
 
     /// Overwrites a part of a page from byte `at` on.
     ///
-    /// A page on the backing device is read before its slot is locked, and the slot is unlocked before the write waits
-    /// for room: a thread that must not wait never finds the slot held by one that waits.
+    /// A page on the backing device is read before its slot is locked, and the slot is unlocked before the
+    /// write waits for room: a thread that must not wait never finds the slot held by one that waits.
     pub(super) fn change_part(&self, page: PageNo, at: usize, part: Part<'_>, wait: Wait) -> Result<()> {
         let (mut deadline, mut whole) = (None, [0; PAGE_SIZE]);
         let (slot, new) = loop {
@@ -121,7 +124,8 @@ impl Store {
         Ok(Contents::Stored { handle, len: bytes.len() as u16, checksum, priority: 0 })
     }
 
-    /// Returns the bytes to store for a page: compressed, or the page itself if it does not compress well enough.
+    /// Returns the bytes to store for a page: compressed, or the page itself if it does not compress well
+    /// enough.
     #[inline]
     pub(super) fn compress<'a>(&self, stream: &'a mut Stream, page: PageNo, contents: &'a Page) -> &'a [u8] {
         let len = stream.encoder.encode(contents, &mut stream.compressed);
@@ -141,8 +145,8 @@ impl Store {
         }
     }
 
-    /// Publishes `new` as the contents of a locked slot: the commit point. Returns the old contents, for [`Store::free`] once
-    /// the slot is unlocked.
+    /// Publishes `new` as the contents of a locked slot: the commit point. Returns the old contents, for
+    /// [`Store::free`] once the slot is unlocked.
     #[inline]
     pub(super) fn publish(&self, slot: &mut SlotGuard<'_>, new: Contents) -> Contents {
         let old = slot.replace(new);
@@ -151,8 +155,8 @@ impl Store {
         old
     }
 
-    /// Publishes `new` in a locked slot as a use of the page, unlocks the slot, frees the old contents, and updates the LRU:
-    /// the page's node under the slot's lock, the lists after it.
+    /// Publishes `new` in a locked slot as a use of the page, unlocks the slot, frees the old contents, and
+    /// updates the LRU: the page's node under the slot's lock, the lists after it.
     #[inline]
     pub(super) fn replace(&self, mut slot: SlotGuard<'_>, page: PageNo, new: Contents) {
         let old = self.publish(&mut slot, new);
@@ -169,8 +173,8 @@ impl Store {
         }
     }
 
-    /// Marks a page that no longer holds an object as dead, under its slot's lock. Returns whether it is still in the LRU's
-    /// lists.
+    /// Marks a page that no longer holds an object as dead, under its slot's lock. Returns whether it is
+    /// still in the LRU's lists.
     #[inline]
     pub(super) fn mark_dead(&self, page: PageNo, old: &Contents) -> bool {
         // Only these are in the lists. Looking up others would fault in the memory of their nodes.
@@ -182,8 +186,8 @@ impl Store {
     #[inline]
     pub(super) fn free(&self, old: Contents) {
         match old {
-            // SAFETY: either `publish` took `old` out of the slot under its lock, so that exactly one caller has it, or
-            // it was stored and never published.
+            // SAFETY: either `publish` took `old` out of the slot under its lock, so that exactly one caller
+            // has it, or it was stored and never published.
             Contents::Stored { handle, .. } => unsafe { self.pool.free(handle) },
             Contents::Backed(Backed { place, len, .. }) => {
                 self.backing.iter().for_each(|backing| backing.log.died(place, usize::from(len)));
@@ -192,12 +196,13 @@ impl Store {
         }
     }
 
-    /// Makes room for a write that failed with `error`, if it failed at the limit and pages can be reclaimed; the
-    /// caller then retries. `deadline` is `None` on the first attempt of a write, and is kept for the next ones.
+    /// Makes room for a write that failed with `error`, if it failed at the limit and pages can be reclaimed;
+    /// the caller then retries. `deadline` is `None` on the first attempt of a write, and is kept for the
+    /// next ones.
     ///
     /// # Errors
-    /// `WouldBlock` when memory can be freed, and the write must not wait for that; else `error`, if it is of another
-    /// kind or there is no room.
+    /// `WouldBlock` when memory can be freed, and the write must not wait for that; else `error`, if it is of
+    /// another kind or there is no room.
     #[cold]
     pub(super) fn request_room(
         &self,

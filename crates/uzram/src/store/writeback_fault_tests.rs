@@ -12,7 +12,8 @@ use crate::base::random::Random;
 use crate::base::units::{PAGE_SIZE, PageNo};
 use std::ops::Range;
 
-/// A device that stalled and then failed is used again soon after it has recovered, however long it had stalled.
+/// A device that stalled and then failed is used again soon after it has recovered, however long it had
+/// stalled.
 #[test]
 fn a_device_that_is_well_again_is_used_soon() {
     const STALL: Duration = Duration::from_secs(3);
@@ -111,7 +112,8 @@ fn a_damaged_owner_stops_nobody() {
     drop(policy);
 }
 
-/// After the thread that writes to the backing device has died, pages stay in memory, and those that left can be read.
+/// After the thread that writes to the backing device has died, pages stay in memory, and those that left can
+/// be read.
 #[test]
 fn a_store_whose_backing_died_goes_on_in_memory() {
     let dir = tempfile::tempdir().expect("a directory");

@@ -1,5 +1,5 @@
-//! Loom tests of slots whose pages are being written back or read back. The device is in memory and completes each
-//! transfer at once.
+//! Loom tests of slots whose pages are being written back or read back. The device is in memory and completes
+//! each transfer at once.
 
 use super::loom_tests::{config, contents, model, read};
 use super::*;

@@ -327,8 +327,8 @@ fn a_wrong_bit_is_an_error_and_never_wrong_data() {
     }
 }
 
-/// A device reports a write as done that it lost: older contents of the same page in the same place are not taken for
-/// the last ones.
+/// A device reports a write as done that it lost: older contents of the same page in the same place are not
+/// taken for the last ones.
 #[test]
 fn a_write_that_was_lost_is_found_out() {
     for layout in WritebackLayout::ALL {
@@ -383,8 +383,8 @@ fn failed_writes_leave_the_space_free() {
     }
 }
 
-/// The bytes after an object in a block, and after the last object of a partly filled extent, are zeros, not old
-/// contents of the buffer. (The kernel's 3bf1c285dc40.)
+/// The bytes after an object in a block, and after the last object of a partly filled extent, are zeros, not
+/// old contents of the buffer. (The kernel's 3bf1c285dc40.)
 #[test]
 fn nothing_of_others_is_written_behind_an_object() {
     for layout in WritebackLayout::ALL {
@@ -448,8 +448,8 @@ fn a_device_that_is_mostly_full_is_cleaned() {
     });
 }
 
-/// Overwrites pages at random, many times, and has them leave again. A page's contents are [`half_random`] of its number and
-/// its version.
+/// Overwrites pages at random, many times, and has them leave again. A page's contents are [`half_random`] of
+/// its number and its version.
 pub(super) fn overwrite(store: &Store, versions: &mut [u64], random: &mut Random) {
     for _ in 0..60 {
         for _ in 0..200 {
@@ -544,7 +544,8 @@ fn a_policy_writes_back_and_compresses_again_what_is_old() {
     check(store, 0..200, words);
 }
 
-/// Busy pages stay, and recently used ones leave last. A page that is used soon after it left counts as a refault.
+/// Busy pages stay, and recently used ones leave last. A page that is used soon after it left counts as a
+/// refault.
 #[test]
 fn cold_pages_leave_and_busy_ones_stay() {
     // With a pagevec of one page, the order is that of the writes, whatever their CPUs.
@@ -704,8 +705,8 @@ fn everything_at_once_agrees_with_a_model() {
 /// Threads that do all operations at once.
 const THREADS: u64 = 6;
 
-/// Has threads [`work`] on a store at once, each on its own pages. Meanwhile calls `beside` with what tells whether they are
-/// finished. In the end, without faults, all pages have what the threads' models say.
+/// Has threads [`work`] on a store at once, each on its own pages. Meanwhile calls `beside` with what tells
+/// whether they are finished. In the end, without faults, all pages have what the threads' models say.
 pub(super) fn agree_with_a_model(
     store: &Store,
     faults: &Faults,
@@ -725,7 +726,8 @@ pub(super) fn agree_with_a_model(
     }
 }
 
-/// Runs a thread's share of the events, on the pages whose number modulo `threads` is `thread`. Returns their contents.
+/// Runs a thread's share of the events, on the pages whose number modulo `threads` is `thread`. Returns their
+/// contents.
 fn work(store: &Store, faults: &Faults, seed: u64, thread: u64, threads: u64, events: u64) -> Vec<Page> {
     let mut random = Random::new(seed << 8 | thread);
     let own = (store.pages() - thread).div_ceil(threads);

@@ -1,14 +1,15 @@
 //! Restores a pool whose memory another process left, from the handles of its objects.
 //!
-//! 1. [`RawPool::claim`], for each handle that a slot names: the handle's cell points at the object, whose header must
-//!    name that handle and that owner. Many threads do this.
-//! 2. [`RawPool::settle`] takes the memory of the handles' slabs and of the zspages that were found. Zspages that
-//!    overlap are dropped: the objects claimed in them are lost ([`RawPool::is_lost`]).
-//! 3. [`RawPool::rebuild`] rebuilds the state that follows from these objects: zspage descriptors, lists by fullness,
-//!    lists of free objects. It clears the pins of the process that ended.
+//! 1. [`RawPool::claim`], for each handle that a slot names: the handle's cell points at the object, whose
+//!    header must name that handle and that owner. Many threads do this.
+//! 2. [`RawPool::settle`] takes the memory of the handles' slabs and of the zspages that were found. Zspages
+//!    that overlap are dropped: the objects claimed in them are lost ([`RawPool::is_lost`]).
+//! 3. [`RawPool::rebuild`] rebuilds the state that follows from these objects: zspage descriptors, lists by
+//!    fullness, lists of free objects. It clears the pins of the process that ended.
 //!
-//! No step writes to memory that an earlier one reads, except that pins are cleared, and slabs without an object in use
-//! are removed from the slab table. So if the process dies during an attach, the memory can be attached again.
+//! No step writes to memory that an earlier one reads, except that pins are cleared, and slabs without an
+//! object in use are removed from the slab table. So if the process dies during an attach, the memory can be
+//! attached again.
 
 use crate::base::error::{ErrorKind, Result};
 use crate::base::mem::{Account, Gfp, Run, Table};
@@ -27,11 +28,14 @@ use crate::base::units::PAGE_SIZE;
 const PAGE_WORDS: usize = 2;
 const PAGE_OBJECTS: usize = PAGE_WORDS * u64::BITS as usize;
 
-/// The objects of another process's pool that were claimed. The tables take memory for the pages and handles in use.
+/// The objects of another process's pool that were claimed. The tables take memory for the pages and handles
+/// in use.
 pub struct Attach {
-    /// For each page one more than the class of the zspage that begins there; 0 until an object of it is claimed.
+    /// For each page one more than the class of the zspage that begins there; 0 until an object of it is
+    /// claimed.
     starts: Table<AtomicU32>,
-    /// For each page [`PAGE_OBJECTS`] bits. Those of a zspage's pages are one bitmap of its claimed objects, by index.
+    /// For each page [`PAGE_OBJECTS`] bits. Those of a zspage's pages are one bitmap of its claimed objects,
+    /// by index.
     objects: Table<AtomicU64>,
     /// A bit for each handle that is claimed.
     handles: Table<AtomicU64>,
@@ -86,10 +90,12 @@ impl Attach {
 }
 
 impl<D: PoolLocks> RawPool<D> {
-    /// Begins to attach the contents of the regions that this pool was built with. The pool is otherwise unused.
+    /// Begins to attach the contents of the regions that this pool was built with. The pool is otherwise
+    /// unused.
     ///
     /// # Errors
-    /// `NoMemory` when there is no address space; `Io` if the system does not report which pages are in memory.
+    /// `NoMemory` when there is no address space; `Io` if the system does not report which pages are in
+    /// memory.
     pub fn attach(&self) -> Result<Attach> {
         let pages = self.arena.reserved_pages();
         Ok(Attach {
@@ -99,8 +105,8 @@ impl<D: PoolLocks> RawPool<D> {
         })
     }
 
-    /// Returns the location that a handle's cell holds, if the cell is in memory and the location's class exists.
-    /// Whether the handle's object is there is not checked yet.
+    /// Returns the location that a handle's cell holds, if the cell is in memory and the location's class
+    /// exists. Whether the handle's object is there is not checked yet.
     pub fn find(&self, handle: u32) -> Option<Location> {
         let cell = self.handles.find(handle)?;
         // SAFETY: the cell lies in a page in memory, is aligned, and any bit pattern is a valid cell.
@@ -122,8 +128,8 @@ impl<D: PoolLocks> RawPool<D> {
         }
     }
 
-    /// Claims the object of `len` bytes at the location of `handle` for `owner`. Returns false if it is not all in
-    /// memory, if it names another handle or owner, or if it or the handle was claimed before.
+    /// Claims the object of `len` bytes at the location of `handle` for `owner`. Returns false if it is not
+    /// all in memory, if it names another handle or owner, or if it or the handle was claimed before.
     pub fn claim(&self, attach: &Attach, object: Location, handle: u32, owner: u32, len: usize) -> bool {
         let class = self.classes.get(object.class);
         if !(1..=PAGE_SIZE).contains(&len)
@@ -138,7 +144,8 @@ impl<D: PoolLocks> RawPool<D> {
             [handle, self.huge_owner(object.page)]
         } else {
             debug_assert_eq!(header_bytes, HEADER_BYTES);
-            // SAFETY: the page is in memory, objects are aligned to 16 bytes, and any bit pattern is a valid number.
+            // SAFETY: the page is in memory, objects are aligned to 16 bytes, and any bit pattern is a valid
+            // number.
             unsafe { start.cast::<[u32; 2]>().read() }
         };
         if named != [handle, owner] {
@@ -154,7 +161,8 @@ impl<D: PoolLocks> RawPool<D> {
         Attach::set_bit(&attach.handles, handle as usize) && Attach::set_bit(&attach.objects, at)
     }
 
-    /// Returns whether the zspage of an object can be a run of the arena, and all bytes of the object are in memory.
+    /// Returns whether the zspage of an object can be a run of the arena, and all bytes of the object are in
+    /// memory.
     fn is_in_memory(&self, object: Location, class: &SizeClass) -> bool {
         let size = usize::from(class.size_bytes);
         let offset = usize::from(object.index) * size;
@@ -167,7 +175,8 @@ impl<D: PoolLocks> RawPool<D> {
     /// Takes the memory of all claimed objects.
     ///
     /// # Errors
-    /// `NoMemory` when there is none for the lists; `Io` if the system does not report which pages are in memory.
+    /// `NoMemory` when there is none for the lists; `Io` if the system does not report which pages are in
+    /// memory.
     pub fn settle(&self, attach: &Attach) -> Result<Settled> {
         let (slabs, lacks_slabs) = self.handles.cache().claim_slabs(|handle| attach.has_handle(handle))?;
         let mut settled = Settled { zspages: Vec::new(), slabs, lacks_slabs, lost: Vec::new() };
@@ -241,7 +250,8 @@ impl<D: PoolLocks> RawPool<D> {
         Ok(())
     }
 
-    /// Clears the pins of a claimed handle, which are void, as the process that set them has ended. Returns true.
+    /// Clears the pins of a claimed handle, which are void, as the process that set them has ended. Returns
+    /// true.
     fn renew(&self, handle: u32) -> bool {
         if let Some(cell) = self.handles.find(handle) {
             // SAFETY: the cell lies in a page in memory, is aligned, and is this handle's.

@@ -1,5 +1,5 @@
-//! Per-CPU counters of a pool's lock operations, if the pool is built with them. Without them they cost one test of
-//! a pointer.
+//! Per-CPU counters of a pool's lock operations, if the pool is built with them. Without them they cost one
+//! test of a pointer.
 
 use crate::base::counters::per_cpu_counters;
 use crate::base::cpu::PerCpu;

@@ -1,15 +1,15 @@
-//! Deferred frees: a free only puts a value on a page of its CPU, and a thread passes it to a callback later, which frees
-//! whatever belongs to it.
+//! Deferred frees: a free only puts a value on a page of its CPU, and a thread passes it to a callback later,
+//! which frees whatever belongs to it.
 //!
-//! This is the third version of "mm/zsmalloc: reduce zs_free() latency on swap release path" (W. Hao, May 2026), by which
-//! zram defers all of its slot's free. The pool knows nothing of it: a value that waits is in use, so its object keeps its
-//! handle and its memory.
+//! This is the third version of "mm/zsmalloc: reduce zs_free() latency on swap release path" (W. Hao, May
+//! 2026), by which zram defers all of its slot's free. The pool knows nothing of it: a value that waits is in
+//! use, so its object keeps its handle and its memory.
 //!
-//! A full page is exchanged for a spare one, and its values are freed by the thread that runs [`DeferredFrees::run`]. While
-//! none is spare, a value is freed at once.
+//! A full page is exchanged for a spare one, and its values are freed by the thread that runs
+//! [`DeferredFrees::run`]. While none is spare, a value is freed at once.
 //!
-//! Lock order: the lock of the thread that frees, a CPU's page, the full pages. Callbacks run under the first one only, or
-//! under none.
+//! Lock order: the lock of the thread that frees, a CPU's page, the full pages. Callbacks run under the first
+//! one only, or under none.
 
 use std::thread::{self, Thread};
 use std::time::Duration;
@@ -55,7 +55,8 @@ impl<T: Send> DeferredFrees<T> {
         }
     }
 
-    /// Has a value freed later by a thread that runs [`DeferredFrees::run`], or frees it now if there is no room.
+    /// Has a value freed later by a thread that runs [`DeferredFrees::run`], or frees it now if there is no
+    /// room.
     #[inline]
     pub fn defer(&self, value: T, free: impl Fn(T)) {
         let mut page = self.pages.local().lock();
@@ -66,7 +67,8 @@ impl<T: Send> DeferredFrees<T> {
         page.push(value);
     }
 
-    /// Exchanges a full page for a spare one, and wakes the thread that frees. Returns false if none is spare.
+    /// Exchanges a full page for a spare one, and wakes the thread that frees. Returns false if none is
+    /// spare.
     #[cold]
     fn exchange(&self, page: &mut Vec<T>) -> bool {
         let mut pages = self.full.lock();
@@ -100,8 +102,8 @@ impl<T: Send> DeferredFrees<T> {
         self.full.lock().taken = 0;
     }
 
-    /// Frees values on this thread as they come, as long as `still_wanted`, then those that wait. Unpark the thread when
-    /// `still_wanted` has changed. One thread at a time does this.
+    /// Frees values on this thread as they come, as long as `still_wanted`, then those that wait. Unpark the
+    /// thread when `still_wanted` has changed. One thread at a time does this.
     pub fn run(&self, still_wanted: impl Fn() -> bool, free: impl Fn(T)) {
         self.full.lock().freer = Some(thread::current());
         while still_wanted() {

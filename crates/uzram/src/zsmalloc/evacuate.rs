@@ -35,7 +35,8 @@ impl<D: PoolLocks> RawPool<D> {
             if self.arena.chunks_in_use() < held {
                 continue;
             }
-            // Each chunk's zspages lacked runs of their length, which other chosen chunks may have: hide fewer.
+            // Each chunk's zspages lacked runs of their length, which other chosen chunks may have: hide
+            // fewer.
             most = chosen.len() / 2;
             if most == 0 {
                 (most, kept) = (usize::MAX, [kept, chosen].concat());

@@ -194,8 +194,8 @@ fn loom_zsmalloc_eviction_against_stores_and_frees<D: PoolLocks>() {
     });
 }
 
-/// Two threads defer more frees than there is room for, while one of them frees what waits: each is freed once, after it
-/// was deferred. loom tracks the accesses to each value.
+/// Two threads defer more frees than there is room for, while one of them frees what waits: each is freed
+/// once, after it was deferred. loom tracks the accesses to each value.
 #[cfg(feature = "designs")]
 #[test]
 fn loom_zs_deferred_frees_happen_once() {

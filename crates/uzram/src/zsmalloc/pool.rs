@@ -1,7 +1,7 @@
 //! The pool as a library: byte strings of 1 to 4096 bytes, packed tightly.
 //!
-//! An [`Object`] borrows its pool and frees its bytes when it is dropped. Callers that cannot keep the borrow, for
-//! example because one struct holds the pool and its objects, turn it into a [`Handle`].
+//! An [`Object`] borrows its pool and frees its bytes when it is dropped. Callers that cannot keep the
+//! borrow, for example because one struct holds the pool and its objects, turn it into a [`Handle`].
 
 use std::fmt;
 use std::ops::Deref;
@@ -20,8 +20,8 @@ use super::stats::ClassStat;
 
 /// Memory for byte strings of 1 to 4096 bytes. The default lock design is the fastest one measured.
 ///
-/// All methods can be called from any number of threads. The pool takes no more memory than its limit; pages that
-/// compaction frees go back to the system.
+/// All methods can be called from any number of threads. The pool takes no more memory than its limit; pages
+/// that compaction frees go back to the system.
 ///
 /// ```
 /// let pool = uzram::Pool::builder("names").limit_bytes(16 << 20).build()?;
@@ -60,8 +60,8 @@ pub struct ObjectRead<'a, D: PoolLocks = Pinned>(RawRead<'a, D>);
 
 /// The default memory limit of a pool made by [`PoolBuilder::build`].
 const DEFAULT_LIMIT_BYTES: u64 = 1 << 30;
-/// Address space of such a pool per byte of its limit: objects and metadata share no chunk, and holes in the chunks
-/// of either take address space only.
+/// Address space of such a pool per byte of its limit: objects and metadata share no chunk, and holes in the
+/// chunks of either take address space only.
 const RESERVE_FACTOR: u64 = 4;
 
 /// Builds a [`Pool`]; [`Pool::builder`] returns one.
@@ -113,7 +113,8 @@ impl PoolBuilder {
     /// Makes an empty pool of the default lock design.
     ///
     /// # Errors
-    /// `Invalid` for a limit below a page, or a chain size out of range; `NoMemory` when there is no address space.
+    /// `Invalid` for a limit below a page, or a chain size out of range; `NoMemory` when there is no address
+    /// space.
     pub fn build(self) -> Result<Pool> {
         let limit_pages = self.limit_bytes / PAGE_SIZE as u64;
         if limit_pages == 0 {
@@ -150,14 +151,15 @@ impl<D: PoolLocks> Pool<D> {
     /// Stores a copy of `bytes` (1..=4096).
     ///
     /// # Errors
-    /// `Invalid` for another length, `NoSpace` when the limit of memory or of objects is met, `NoMemory` when the
-    /// system gives no more. Nothing is stored then.
+    /// `Invalid` for another length, `NoSpace` when the limit of memory or of objects is met, `NoMemory` when
+    /// the system gives no more. Nothing is stored then.
     #[inline]
     pub fn store(&self, bytes: &[u8]) -> Result<Object<'_, D>> {
         self.store_for(bytes, 0)
     }
 
-    /// Stores a copy of `bytes` (1..=4096). `owner` identifies them to [`Pool::reclaim`]; each read checks it.
+    /// Stores a copy of `bytes` (1..=4096). `owner` identifies them to [`Pool::reclaim`]; each read checks
+    /// it.
     ///
     /// # Errors
     /// As [`Pool::store`].
@@ -198,15 +200,16 @@ impl<D: PoolLocks> Pool<D> {
         self.object(handle).map(drop)
     }
 
-    /// Compacts the pool as far as that frees pages, while other threads store, read and free; returns the number
-    /// of pages freed. One thread at a time compacts; other callers wait for it.
+    /// Compacts the pool as far as that frees pages, while other threads store, read and free; returns the
+    /// number of pages freed. One thread at a time compacts; other callers wait for it.
     pub fn compact(&self) -> u64 {
         self.raw.compact(Effort::Tight, &mut Budget::unlimited())
     }
 
-    /// Empties the zspages that were stored into longest ago, until `pages` pages are free or all zspages have been
-    /// tried; returns the number of pages freed. `evict` is called with the owner of each object in them and should
-    /// free the object; one that it does not free stays. No lock is held during the call: `evict` may use the pool.
+    /// Empties the zspages that were stored into longest ago, until `pages` pages are free or all zspages
+    /// have been tried; returns the number of pages freed. `evict` is called with the owner of each object in
+    /// them and should free the object; one that it does not free stays. No lock is held during the call:
+    /// `evict` may use the pool.
     ///
     /// # Errors
     /// `Invalid` for a pool that was made without [`PoolBuilder::reclaim`].
@@ -289,7 +292,8 @@ impl<'a, D: PoolLocks> Object<'a, D> {
 impl<D: PoolLocks> Drop for Object<'_, D> {
     #[inline]
     fn drop(&mut self) {
-        // SAFETY: the handle is this pool's, and this is its last use; no reader exists, as one would borrow it.
+        // SAFETY: the handle is this pool's, and this is its last use; no reader exists, as one would borrow
+        // it.
         unsafe { self.pool.raw.free(self.handle.handle) };
     }
 }

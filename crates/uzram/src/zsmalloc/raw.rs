@@ -1,5 +1,6 @@
-//! The pool itself: its parts, and how they refer to each other. Handles are plain numbers here; callers guarantee
-//! their validity. Each operation has a file: `store`, `read`, `free`, `compact`, `evacuate`, `reclaim`, `stats`.
+//! The pool itself: its parts, and how they refer to each other. Handles are plain numbers here; callers
+//! guarantee their validity. Each operation has a file: `store`, `read`, `free`, `compact`, `evacuate`,
+//! `reclaim`, `stats`.
 
 use std::ops::{DerefMut, Range};
 
@@ -36,8 +37,8 @@ pub struct PoolConfig {
     pub count_locks: bool,
     /// Whether zspages are kept in LRU order, for [`RawPool::reclaim`].
     pub reclaim: bool,
-    /// The regions, of [`PoolConfig::region_bytes`], of the tables by which the objects of a pool that outlives the
-    /// process are found again.
+    /// The regions, of [`PoolConfig::region_bytes`], of the tables by which the objects of a pool that
+    /// outlives the process are found again.
     pub regions: Option<PoolRegions>,
 }
 
@@ -75,8 +76,8 @@ impl PoolConfig {
         CacheConfig::new(name, size_of::<u64>(), size_of::<u64>(), self.max_objects_in(pages))
     }
 
-    /// Returns the bytes of the regions of a pool in an arena of `arena_pages`: of the handles' slab table and of the
-    /// page table.
+    /// Returns the bytes of the regions of a pool in an arena of `arena_pages`: of the handles' slab table
+    /// and of the page table.
     ///
     /// # Errors
     /// As [`CacheConfig::slab_table_bytes`].
@@ -175,7 +176,8 @@ impl<D: PoolLocks> RawPool<D> {
     /// Makes a pool in the memory of `arena`.
     ///
     /// # Errors
-    /// `Invalid` for a chain size outside [`CHAIN_SIZES`]; `NoMemory` when there is no address space for the tables.
+    /// `Invalid` for a chain size outside [`CHAIN_SIZES`]; `NoMemory` when there is no address space for the
+    /// tables.
     pub fn new(arena: Arc<Arena>, config: &PoolConfig) -> Result<Self> {
         let pages = arena.reserved_pages();
         if !CHAIN_SIZES.contains(&config.chain_size) && !cfg!(loom) {
@@ -258,7 +260,8 @@ impl<D: PoolLocks> RawPool<D> {
         (self.arena.address(object.page).wrapping_add(offset), header_bytes)
     }
 
-    /// Returns the cell of a handle that is not freed meanwhile; for an invalid number, any other bytes or `None`.
+    /// Returns the cell of a handle that is not freed meanwhile; for an invalid number, any other bytes or
+    /// `None`.
     pub(super) fn cell(&self, handle: u32) -> Option<&D::Cell> {
         #[cfg(loom)]
         // SAFETY: models corrupt nothing: the number is a valid handle.

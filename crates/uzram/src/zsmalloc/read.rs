@@ -80,7 +80,8 @@ impl<D: PoolLocks> Deref for RawRead<'_, D> {
     #[inline]
     fn deref(&self) -> &[u8] {
         // SAFETY: `read` checked that the object has room for `len` bytes from `bytes` on, and they were
-        // written before it was published; the pin keeps it in place, and no thread writes to a stored object.
+        // written before it was published; the pin keeps it in place, and no thread writes to a stored
+        // object.
         unsafe { std::slice::from_raw_parts(self.bytes.as_ptr(), self.len) }
     }
 }

@@ -46,8 +46,8 @@ impl<D: PoolLocks> RawPool<D> {
         Ok(freed)
     }
 
-    /// Empties up to `most` of the zspages that were stored into longest ago: calls `evict` once, with the owners of
-    /// all their objects.
+    /// Empties up to `most` of the zspages that were stored into longest ago: calls `evict` once, with the
+    /// owners of all their objects.
     ///
     /// # Errors
     /// As [`RawPool::reclaim`].
@@ -118,7 +118,8 @@ impl<D: PoolLocks> RawPool<D> {
         if header_bytes == 0 {
             return Some(self.huge_owner(object.page));
         }
-        // SAFETY: an object below `fresh` has a header: the zspage is not held, so no object of it is unwritten.
+        // SAFETY: an object below `fresh` has a header: the zspage is not held, so no object of it is
+        // unwritten.
         let [handle, owner] = unsafe { start.cast::<[u32; 2]>().read() };
         (handle != FREE_TAG).then_some(owner)
     }

@@ -64,7 +64,8 @@ impl<D: PoolLocks> RawPool<D> {
         f()
     }
 
-    /// Returns whether giving free memory back may help against `error`: not if used memory alone reaches the limit.
+    /// Returns whether giving free memory back may help against `error`: not if used memory alone reaches the
+    /// limit.
     fn may_help(&self, error: &Error) -> bool {
         match error.kind() {
             ErrorKind::NoMemory => true,

@@ -72,8 +72,8 @@ pub trait Cell: Default + Send + Sync + 'static {
     /// of its class.
     fn relocate(&self, from: Location, to: Location) -> bool;
 
-    /// Returns the likely location of the object of `cell`: a hint, as other threads may be changing the memory, which
-    /// need not be a cell ([`read_for_hint`]).
+    /// Returns the likely location of the object of `cell`: a hint, as other threads may be changing the
+    /// memory, which need not be a cell ([`read_for_hint`]).
     ///
     /// # Safety
     /// `cell` is aligned and mapped.

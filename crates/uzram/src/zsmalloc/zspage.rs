@@ -226,8 +226,9 @@ impl Lists {
         (room != 0).then(|| self.heads[room.ilog2() as usize])
     }
 
-    /// Returns the last zspage of the emptiest group, neither the empty nor the full one, that has zspages. Compaction
-    /// moves objects from the last zspage to the first, so that it does not move the same objects repeatedly.
+    /// Returns the last zspage of the emptiest group, neither the empty nor the full one, that has zspages.
+    /// Compaction moves objects from the last zspage to the first, so that it does not move the same objects
+    /// repeatedly.
     pub(super) fn emptiest(&mut self, all: &Descriptors) -> Option<u32> {
         let some = self.groups & ((1 << GROUP_FULL) - 2);
         let first = (some != 0).then(|| self.heads[some.trailing_zeros() as usize])?;
@@ -262,7 +263,8 @@ impl Lists {
         })
     }
 
-    /// Returns the number of zspages that packing the class's objects would free: the kernel's `zs_can_compact`.
+    /// Returns the number of zspages that packing the class's objects would free: the kernel's
+    /// `zs_can_compact`.
     pub(super) fn freeable_zspages(&self, class: &SizeClass) -> u64 {
         let objs = u64::from(class.objs_per_zspage);
         (self.zspages() * objs).saturating_sub(self.objs_used) / objs
@@ -285,8 +287,8 @@ impl Lists {
         Some(first)
     }
 
-    /// Calls `f` with the first `most` zspages of each group that has room, fullest group first, until it returns
-    /// `Some`.
+    /// Calls `f` with the first `most` zspages of each group that has room, fullest group first, until it
+    /// returns `Some`.
     pub(super) fn find_with_room<R>(
         &mut self,
         all: &Descriptors,

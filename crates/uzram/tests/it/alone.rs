@@ -4,8 +4,8 @@ use std::process::Command;
 
 const ALONE: &str = "UZRAM_TEST_ALONE";
 
-/// Runs a test, named as `--exact` names it, in a process of its own. Returns whether this is that process; if not, the
-/// test has passed in it.
+/// Runs a test, named as `--exact` names it, in a process of its own. Returns whether this is that process;
+/// if not, the test has passed in it.
 pub fn alone(test: &str) -> bool {
     if std::env::var_os(ALONE).is_some_and(|name| name == test) {
         return true;

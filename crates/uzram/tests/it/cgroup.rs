@@ -1,5 +1,5 @@
-//! A device whose reserve exceeds the cgroup's memory limit is refused, with the setting to change: populating the
-//! reserve would have the process killed.
+//! A device whose reserve exceeds the cgroup's memory limit is refused, with the setting to change:
+//! populating the reserve would have the process killed.
 //!
 //! A child of the test builds the device, in a cgroup of its own.
 

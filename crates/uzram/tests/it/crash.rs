@@ -1,5 +1,5 @@
-//! Death of the process that has a store's memory: at every store to it, and by SIGKILL at any moment; and damage to
-//! that memory.
+//! Death of the process that has a store's memory: at every store to it, and by SIGKILL at any moment; and
+//! damage to that memory.
 //!
 //! A short form runs among the tests. `UZRAM_CRASH_ROUNDS` multiplies it: `make crash`.
 
@@ -101,8 +101,8 @@ fn attach(survivor: &Survivor) -> (Store, Attached) {
     attached.unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// Checks what is left of a store: each page is as in one of two models, a second attach finds the same, and everything
-/// can be freed.
+/// Checks what is left of a store: each page is as in one of two models, a second attach finds the same, and
+/// everything can be freed.
 fn check(survivor: &Survivor, before: &Model, after: &Model, what: &str) {
     let copy = survivor.copy();
     let (store, attached) = attach(&copy);
@@ -142,7 +142,8 @@ fn check(survivor: &Survivor, before: &Model, after: &Model, what: &str) {
     }
 }
 
-/// A store of which nobody has anything but the memory: pages of all kinds, with gaps, some on the backing device.
+/// A store of which nobody has anything but the memory: pages of all kinds, with gaps, some on the backing
+/// device.
 fn base(builder: StoreBuilder, has_backing: bool) -> (Survivor, Model) {
     let (survivor, store) = Survivor::create(builder, has_backing);
     let mut model = Model::new();
@@ -243,8 +244,8 @@ fn death_at_every_store_leaves_old_contents_or_new_ones() {
     println!("{checked} deaths, in {:.1} s", started.elapsed().as_secs_f64());
 }
 
-/// Runs an operation once, in a process that stops before stores, and checks each time what a death there would leave, and
-/// in the end what the whole operation left. Returns how often it stopped.
+/// Runs an operation once, in a process that stops before stores, and checks each time what a death there
+/// would leave, and in the end what the whole operation left. Returns how often it stopped.
 fn check_before_stores(
     survivor: &Survivor,
     operation: &fn(&Store, &mut Model),
@@ -273,8 +274,8 @@ fn check_before_stores(
     }
 }
 
-/// One operation at random on pages of a thread: those of which the number is `which` modulo `threads`. The journal has
-/// what the page held, and what it is to hold, while it is under way.
+/// One operation at random on pages of a thread: those of which the number is `which` modulo `threads`. The
+/// journal has what the page held, and what it is to hold, while it is under way.
 fn step(store: &Store, journal: &Journal, random: &mut Random, which: u32, threads: u32, has_backing: bool) {
     let page = random.below((PAGES / threads) as usize) as u32 * threads + which;
     match random.below(24) {
@@ -381,8 +382,8 @@ fn processes_that_are_killed_lose_nothing() {
     println!("the longest check took {longest:?}");
 }
 
-/// Bits flipped anywhere in memory. What is found may be refused, and is else what was written; of a page of one word, whose
-/// word was hit, it is one word.
+/// Bits flipped anywhere in memory. What is found may be refused, and is else what was written; of a page of
+/// one word, whose word was hit, it is one word.
 #[test]
 fn damage_is_refused_or_does_no_harm() {
     const PAGES: u32 = 200;

@@ -1,5 +1,5 @@
-//! Lock statistics (feature `lock-stats`) against what threads know that they did. The statistics are the process's,
-//! so these tests take turns.
+//! Lock statistics (feature `lock-stats`) against what threads know that they did. The statistics are the
+//! process's, so these tests take turns.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Barrier, MutexGuard, Once, PoisonError};
@@ -11,8 +11,8 @@ use uzram::sync::{
     record_locks_on_demand, reset_lock_stats,
 };
 
-/// Waits for its turn, and begins with statistics of 0. The first one sees that locks are recorded from the start.
-/// The recording ends before the turn.
+/// Waits for its turn, and begins with statistics of 0. The first one sees that locks are recorded from the
+/// start. The recording ends before the turn.
 fn turn() -> (LockRecording, MutexGuard<'static, ()>) {
     static TURN: std::sync::Mutex<()> = std::sync::Mutex::new(());
     static FIRST: Once = Once::new();

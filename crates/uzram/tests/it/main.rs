@@ -4,6 +4,8 @@
 
 mod allocations;
 mod alone;
+#[cfg(all(target_os = "linux", target_env = "gnu", target_arch = "x86_64", not(loom)))]
+mod calls;
 #[cfg(all(target_os = "linux", not(loom)))]
 mod cgroup;
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
@@ -11,9 +13,9 @@ mod codec_no_alloc;
 #[cfg(target_arch = "x86_64")]
 mod crash;
 #[cfg(all(target_os = "linux", target_env = "gnu", target_arch = "x86_64", not(loom)))]
-mod hot_path;
-#[cfg(all(target_os = "linux", target_env = "gnu", target_arch = "x86_64", not(loom)))]
 mod hops;
+#[cfg(all(target_os = "linux", target_env = "gnu", target_arch = "x86_64", not(loom)))]
+mod hot_path;
 #[cfg(target_arch = "x86_64")]
 mod keeper;
 mod layers;

@@ -1,5 +1,5 @@
-//! Memory files that are kept out of swap, beside those that are not. Needs root; one test makes a swap area on a zram
-//! device of the kernel.
+//! Memory files that are kept out of swap, beside those that are not. Needs root; one test makes a swap area
+//! on a zram device of the kernel.
 
 use std::ffi::CString;
 use std::fs;
@@ -100,7 +100,8 @@ impl Mapping {
         Mapping(start.unwrap().cast())
     }
 
-    /// Writes noise that depends on the file's use to all pages, and has the system take them out of memory, if it does.
+    /// Writes noise that depends on the file's use to all pages, and has the system take them out of memory,
+    /// if it does.
     fn fill_and_page_out(&self) {
         // SAFETY: all of the mapping is writable, and nobody else accesses it.
         let bytes = unsafe { std::slice::from_raw_parts_mut(self.0, FILE_BYTES) };
@@ -119,7 +120,8 @@ impl Drop for Mapping {
 
 /// Returns how many pages of a file are in memory, and how many in swap.
 fn count(fd: BorrowedFd<'_>) -> (u64, u64) {
-    // cachestat(2): offset and length; then pages in memory, dirty, under writeback, evicted, and evicted recently.
+    // cachestat(2): offset and length; then pages in memory, dirty, under writeback, evicted, and evicted
+    // recently.
     let (range, mut found) = ([0u64, FILE_BYTES as u64], [0u64; 5]);
     // SAFETY: both arrays are as long as the call's structs, and it writes to the second only.
     let answer = unsafe { libc::syscall(451, fd.as_raw_fd(), range.as_ptr(), found.as_mut_ptr(), 0) };

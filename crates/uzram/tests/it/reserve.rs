@@ -1,7 +1,7 @@
 //! A device with a reserve of memory: reads, writes and discards take no page fault.
 //!
-//! The program's text and data are brought into memory first, as a program that serves a swap disk for its own machine
-//! does by mlockall(2). Threads touch their own memory, stacks and buffers, before they begin.
+//! The program's text and data are brought into memory first, as a program that serves a swap disk for its
+//! own machine does by mlockall(2). Threads touch their own memory, stacks and buffers, before they begin.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -185,8 +185,8 @@ fn faults_with(settings: &[(&str, &str)]) -> i64 {
         full.reserve_drained
     );
 
-    // Once all pages are discarded, all memory is freed but the reserve, the free memory that is always kept, and the
-    // slab caches'.
+    // Once all pages are discarded, all memory is freed but the reserve, the free memory that is always kept,
+    // and the slab caches'.
     let before = minor_faults();
     disk.discard(0, DISK_PAGES * PAGE_SIZE as u64).unwrap();
     let of_discard = minor_faults() - before;

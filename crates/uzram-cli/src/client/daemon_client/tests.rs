@@ -24,8 +24,8 @@ enum Act {
     End,
 }
 
-/// A fake daemon, which does one act for each connection and then stops listening, with its lock still held unless an
-/// act gave it up.
+/// A fake daemon, which does one act for each connection and then stops listening, with its lock still held
+/// unless an act gave it up.
 struct Fake {
     daemon: Daemon,
     thread: JoinHandle<(Vec<String>, Option<RuntimeDir>)>,

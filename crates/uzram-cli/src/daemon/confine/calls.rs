@@ -1,8 +1,8 @@
 //! The system call filter of a serving daemon.
 //!
-//! [`TABLE`] lists all allowed calls, in groups with a reason; extend it when the daemon needs a new call. Any other
-//! call fails with ENOSYS, as on a kernel without it, so that a library that starts to use a new call falls back and no
-//! pages are lost. The filter is seccomp(2)'s, for all threads.
+//! [`TABLE`] lists all allowed calls, in groups with a reason; extend it when the daemon needs a new call.
+//! Any other call fails with ENOSYS, as on a kernel without it, so that a library that starts to use a new
+//! call falls back and no pages are lost. The filter is seccomp(2)'s, for all threads.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -116,9 +116,9 @@ const TABLE: &[Group] = &[
         },
         calls: &[Without(libc::SYS_mmap, 2, EXECUTABLE), Without(libc::SYS_mprotect, 2, EXECUTABLE)],
     },
-    // Creating and ending threads, but no processes (clone3 passes its flags in memory, which a filter cannot read; it
-    // fails, and libc falls back to clone). Connection threads that share CPUs have short time slices. A late thread
-    // still drops its capabilities (`capabilities`); neither call can add any.
+    // Creating and ending threads, but no processes (clone3 passes its flags in memory, which a filter cannot
+    // read; it fails, and libc falls back to clone). Connection threads that share CPUs have short time
+    // slices. A late thread still drops its capabilities (`capabilities`); neither call can add any.
     Group {
         when: ALWAYS,
         any: numbers! {
@@ -146,8 +146,8 @@ const TABLE: &[Group] = &[
         // Only reading limits.
         calls: &[Null(libc::SYS_prlimit64, 2)],
     },
-    // Files: the daemon's record and sockets, dictionaries, certificates, backing files that are set later, /proc and
-    // /sys.
+    // Files: the daemon's record and sockets, dictionaries, certificates, backing files that are set later,
+    // /proc and /sys.
     Group {
         when: ALWAYS,
         any: numbers! {
@@ -178,15 +178,16 @@ const TABLE: &[Group] = &[
         any: &[],
         calls: &[OneOf(libc::SYS_ioctl, 1, &[libc::TCGETS as u64, libc::TIOCGWINSZ as u64])],
     },
-    // Backing device I/O. io_uring requests, such as opening files and sockets, bypass the filter: so these calls are
-    // allowed only if a device has a backing device at the start; one that is set later uses threads.
+    // Backing device I/O. io_uring requests, such as opening files and sockets, bypass the filter: so these
+    // calls are allowed only if a device has a backing device at the start; one that is set later uses
+    // threads.
     Group {
         when: |needs| needs.has_backing,
         any: numbers! { SYS_io_uring_setup SYS_io_uring_enter SYS_io_uring_register },
         calls: &[],
     },
-    // Connections to a store on other machines, and looking up its name. A daemon that was started without one cannot
-    // make any.
+    // Connections to a store on other machines, and looking up its name. A daemon that was started without
+    // one cannot make any.
     Group {
         when: |needs| needs.has_remote,
         any: numbers! { SYS_connect SYS_sendmmsg },

@@ -1,7 +1,7 @@
 //! Dropping capabilities in all threads.
 //!
-//! Linux keeps capabilities per thread, and a thread can change only its own (capset(2)). So each thread gets a signal,
-//! whose handler drops them; glibc does the same for setuid(2).
+//! Linux keeps capabilities per thread, and a thread can change only its own (capset(2)). So each thread gets
+//! a signal, whose handler drops them; glibc does the same for setuid(2).
 
 use std::ffi::c_int;
 use std::fs;
@@ -31,7 +31,8 @@ pub fn keep(kept: CapabilitySet) -> io::Result<()> {
     install(signal)?;
     let own = rustix::thread::gettid();
     let deadline = Instant::now() + PATIENCE;
-    // During a scan, a thread with capabilities may start another one, which the scan misses; a second scan finds it.
+    // During a scan, a thread with capabilities may start another one, which the scan misses; a second scan
+    // finds it.
     let mut clean_looks = 0;
     while clean_looks < 2 {
         let left: Vec<Thread> = threads()?.into_iter().filter(|thread| thread.has_more_than(kept)).collect();
@@ -44,8 +45,8 @@ pub fn keep(kept: CapabilitySet) -> io::Result<()> {
             return Err(io::Error::other(format!("thread '{}' did not respond", first.name)));
         }
         for thread in left.iter().filter(|thread| thread.id != own.as_raw_nonzero().get()) {
-            // SAFETY: the call takes only numbers, and the handler is installed above. If the thread has ended, the
-            // call fails, which is fine.
+            // SAFETY: the call takes only numbers, and the handler is installed above. If the thread has
+            // ended, the call fails, which is fine.
             unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), thread.id, signal) };
         }
         thread::sleep(PERIOD);
@@ -67,7 +68,8 @@ fn lower() -> rustix::io::Result<()> {
     )
 }
 
-/// Installs a signal handler that drops the capabilities of the thread that runs it, and then lets it continue.
+/// Installs a signal handler that drops the capabilities of the thread that runs it, and then lets it
+/// continue.
 fn install(signal: c_int) -> io::Result<()> {
     extern "C" fn on_signal(_: c_int) {
         // SAFETY: errno is the thread's own.

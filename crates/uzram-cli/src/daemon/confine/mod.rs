@@ -1,9 +1,9 @@
 //! Privileges that a daemon gives up once it serves, so that code execution in it gains an attacker little.
 //!
-//! - [`hide`]: no core files, and no tracing by its own user. The daemon's memory holds other programs' swapped-out
-//!   pages and TLS keys.
-//! - [`confine`]: drops capabilities that are no longer needed (`capabilities`), forbids gaining new ones by execve(2)
-//!   (`no_new_privs`), and filters system calls (`calls`).
+//! - [`hide`]: no core files, and no tracing by its own user. The daemon's memory holds other programs'
+//!   swapped-out pages and TLS keys.
+//! - [`confine`]: drops capabilities that are no longer needed (`capabilities`), forbids gaining new ones by
+//!   execve(2) (`no_new_privs`), and filters system calls (`calls`).
 //!
 //! The command of `--exec` and the process that attaches and detaches block devices
 //! ([`attendant`](crate::daemon::attendant)) are started before that and are not confined.
@@ -25,8 +25,8 @@ pub fn hide() -> MeasureJson {
     measure("kept out of core files", refused.map(|error| error.to_string()))
 }
 
-/// Gives up all privileges that serving does not need, and returns the outcome of each measure. Afterwards this process
-/// can run no program; a daemon that must run programs gives up nothing.
+/// Gives up all privileges that serving does not need, and returns the outcome of each measure. Afterwards
+/// this process can run no program; a daemon that must run programs gives up nothing.
 pub fn confine(needs: &Needs) -> Vec<MeasureJson> {
     if needs.runs_programs {
         return Vec::new();

@@ -1,19 +1,21 @@
-//! The process that a user starts: it holds what a daemon needs, starts the processes that serve, and does nothing else.
+//! The process that a user starts: it holds what a daemon needs, starts the processes that serve, and does
+//! nothing else.
 //!
-//! It has one thread, reads no byte of a client, and takes no memory while it runs. It forks all workers, so that each has
-//! what it holds:
+//! It has one thread, reads no byte of a client, and takes no memory while it runs. It forks all workers, so
+//! that each has what it holds:
 //!
 //! - the first worker, which makes the devices; it sends the memory of each to the holder before it is used;
 //! - a stand-by, which has the devices' memory mapped and waits for the death of the worker
 //!   ([`standby`](crate::daemon::standby));
 //! - when the stand-by has taken over, the next stand-by.
 //!
-//! With `--no-survive` there is no stand-by, the devices' memory is the worker's own, and the daemon ends with it.
+//! With `--no-survive` there is no stand-by, the devices' memory is the worker's own, and the daemon ends
+//! with it.
 //!
 //! A dead worker is reaped only after the stand-by serves: until then it looks at the dead one's threads.
 //!
-//! Each worker has two sockets ([`link`](crate::daemon::survive::link)): the holder waits for its requests, for signals,
-//! and for nothing else.
+//! Each worker has two sockets ([`link`](crate::daemon::survive::link)): the holder waits for its requests,
+//! for signals, and for nothing else.
 
 mod processes;
 mod replace;
@@ -41,7 +43,8 @@ use crate::system::protect::touch_heap;
 
 pub use replace::{CAN_SUCCEED, succeed};
 
-/// How long a process has to live for the next one to be started at once when it dies; else that waits as long.
+/// How long a process has to live for the next one to be started at once when it dies; else that waits as
+/// long.
 const LIVES_AT_LEAST: Duration = Duration::from_secs(1);
 
 /// How often an upgraded holder looks whether its stand-by is ready.
@@ -53,7 +56,8 @@ const MAX_STARTS: u32 = 3;
 /// Runs a daemon until it is told to end; returns the exit status.
 pub fn run(plan: DaemonPlan) -> Result<u8> {
     if plan.survives {
-        // SAFETY: nothing in this process uses descriptors that it was started with, but for the standard ones.
+        // SAFETY: nothing in this process uses descriptors that it was started with, but for the standard
+        // ones.
         let left = unsafe { fd_store::take() };
         if let Some((state, store)) =
             left.context(|| "what the service manager keeps cannot be used".to_owned())?
@@ -431,7 +435,8 @@ impl Holder {
         Then::Wait
     }
 
-    /// Makes new files in the place of those that failed, and has another process serve them, if that was not done before.
+    /// Makes new files in the place of those that failed, and has another process serve them, if that was not
+    /// done before.
     fn recover(&mut self) -> std::result::Result<bool, String> {
         let Some(held) = self.held.as_mut() else { return Err("this process holds nothing".to_owned()) };
         if held.lives.get(Shared::GaveUp) == 0 {

@@ -56,7 +56,8 @@ impl Holder {
         let (orders, its_orders) = Link::pair().context(cannot)?;
         let attendant = self.held()?.attendant()?;
         let attendant_pid = attendant.as_ref().map(Attendant::pid);
-        // SAFETY: this process has one thread, so that no lock is held by another that the fork does not have.
+        // SAFETY: this process has one thread, so that no lock is held by another that the fork does not
+        // have.
         match unsafe { libc::fork() } {
             -1 => {
                 let error = io::Error::last_os_error();
@@ -265,8 +266,8 @@ fn is_dead(pid: Pid) -> bool {
     matches!(rustix::process::waitid(WaitId::Pid(pid), options), Ok(Some(_)))
 }
 
-/// Has the kernel kill this process when the holder dies: nothing would take over from it, and it could not give free
-/// what the holder has.
+/// Has the kernel kill this process when the holder dies: nothing would take over from it, and it could not
+/// give free what the holder has.
 fn end_with_parent(holder: u64) {
     // Fails only for an invalid signal.
     let _ = rustix::process::set_parent_process_death_signal(Some(Signal::KILL));
@@ -276,8 +277,8 @@ fn end_with_parent(holder: u64) {
     }
 }
 
-/// Has a panic of this thread end the process at once, so that another one takes over. To unwind would let go of what it
-/// serves: unmount, and detach.
+/// Has a panic of this thread end the process at once, so that another one takes over. To unwind would let go
+/// of what it serves: unmount, and detach.
 fn die_of_panics() {
     let own = std::thread::current().id();
     let tell = std::panic::take_hook();

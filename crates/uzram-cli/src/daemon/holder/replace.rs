@@ -1,5 +1,5 @@
-//! Another program in the place of this one: in the same process after an upgrade, or in a new one by what the service
-//! manager keeps.
+//! Another program in the place of this one: in the same process after an upgrade, or in a new one by what
+//! the service manager keeps.
 
 use std::ffi::OsStr;
 use std::fs::File;

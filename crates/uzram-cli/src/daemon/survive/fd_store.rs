@@ -1,11 +1,13 @@
-//! The service manager's store of file descriptors, which outlives all of a daemon's processes: sd_pid_notify_with_fds(3),
-//! `FileDescriptorStoreMax=` of systemd.service(5).
+//! The service manager's store of file descriptors, which outlives all of a daemon's processes:
+//! sd_pid_notify_with_fds(3), `FileDescriptorStoreMax=` of systemd.service(5).
 //!
-//! Each descriptor is stored by a name of its own, and then the state, which says which name each of its descriptors has.
-//! States are counted: the last one is valid, so that a death in between leaves one. A daemon that is started again finds
-//! all by sd_listen_fds(3), and goes on like the next program after an upgrade.
+//! Each descriptor is stored by a name of its own, and then the state, which says which name each of its
+//! descriptors has. States are counted: the last one is valid, so that a death in between leaves one. A
+//! daemon that is started again finds all by sd_listen_fds(3), and goes on like the next program after an
+//! upgrade.
 //!
-//! The manager keeps at most `FDSTORE` descriptors. It silently ignores any beyond that, and any that it has already.
+//! The manager keeps at most `FDSTORE` descriptors. It silently ignores any beyond that, and any that it has
+//! already.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::env;
@@ -40,7 +42,8 @@ fn most_from_env() -> Option<usize> {
 }
 
 impl FdStore {
-    /// Returns the store, if the manager has one; `stored` is what another program of this process has put into it.
+    /// Returns the store, if the manager has one; `stored` is what another program of this process has put
+    /// into it.
     pub fn from_env(stored: Option<Stored>) -> Option<FdStore> {
         let most = most_from_env().filter(|most| *most > 0);
         most.map(|_| FdStore { stored: stored.unwrap_or_default(), most })
@@ -80,8 +83,8 @@ impl FdStore {
         self.forget_old()
     }
 
-    /// Makes room for so many descriptors more, and another state. Where that takes the room of the last state, that is
-    /// removed before.
+    /// Makes room for so many descriptors more, and another state. Where that takes the room of the last
+    /// state, that is removed before.
     fn make_room(&mut self, new: usize) -> io::Result<()> {
         let needs = |stored: &Stored| stored.count() + new + 1;
         let most = self.most.unwrap_or(usize::MAX);

@@ -1,5 +1,5 @@
-//! What a holder leaves to another program that takes its place, in the same process: numbers of descriptors, which stay
-//! open, and everything else as JSON.
+//! What a holder leaves to another program that takes its place, in the same process: numbers of descriptors,
+//! which stay open, and everything else as JSON.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -17,7 +17,8 @@ use uzram_serve::fuse::ConnectionRecord;
 use super::link::{End, KeptDevice};
 use crate::config::plan::Charging;
 
-/// The version of [`State`], and of everything in shared memory but the stores, which have a version of their own.
+/// The version of [`State`], and of everything in shared memory but the stores, which have a version of their
+/// own.
 pub const VERSION: u32 = 3;
 
 /// The longest state accepted.
@@ -101,7 +102,8 @@ pub struct State {
     pub dead: Vec<i32>,
     /// The devices, each with its memory and its backing device.
     pub devices: Vec<(KeptDevice, Option<Number>, Vec<Number>)>,
-    /// The command of `--exec`: its process, whether it has a process group of its own, and whether it was told to end.
+    /// The command of `--exec`: its process, whether it has a process group of its own, and whether it was
+    /// told to end.
     pub command: Option<(i32, bool, bool)>,
     /// The status of the command, if it has ended.
     pub command_status: Option<u8>,

@@ -1,7 +1,8 @@
 //! Messages between the processes of a daemon, with descriptors.
 //!
-//! Two sockets for each worker: on one it sends requests, each of which the holder answers; on the other the holder sends
-//! orders. A message is one datagram of JSON, with its descriptors in the order that the message says.
+//! Two sockets for each worker: on one it sends requests, each of which the holder answers; on the other the
+//! holder sends orders. A message is one datagram of JSON, with its descriptors in the order that the message
+//! says.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -60,7 +61,8 @@ pub enum Request {
     Settle,
     /// All requests for files are to fail, now and later.
     FailFiles,
-    /// A control client asks the daemon to end, and to leave everything to the service manager for its next start.
+    /// A control client asks the daemon to end, and to leave everything to the service manager for its next
+    /// start.
     Leave,
     /// A control client asks for new files in the place of those that failed.
     Recover,
@@ -87,7 +89,8 @@ pub type Answer = std::result::Result<(), String>;
 /// What the holder tells a worker.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Order {
-    /// To a stand-by: another device. Comes with the memory and the descriptors of the backing device, if it has them.
+    /// To a stand-by: another device. Comes with the memory and the descriptors of the backing device, if it
+    /// has them.
     Device(KeptDevice),
     /// To a stand-by: a device is gone.
     Forget {
@@ -96,8 +99,8 @@ pub enum Order {
     },
     /// The daemon is asked to end.
     End(End),
-    /// The user pressed ^C. The worker asks for a second one while NBD clients are connected; when it does end, it sends
-    /// [`Request::WillEnd`].
+    /// The user pressed ^C. The worker asks for a second one while NBD clients are connected; when it does
+    /// end, it sends [`Request::WillEnd`].
     Interrupt,
     /// The command of `--exec` has ended.
     CommandEnded,

@@ -1,9 +1,11 @@
-//! Memory that a daemon's processes share: which of them serves, and what the others have to know when it dies.
+//! Memory that a daemon's processes share: which of them serves, and what the others have to know when it
+//! dies.
 //!
-//! The process that serves holds the *seat*, a robust mutex in this memory. The stand-by waits for it: the kernel hands
-//! it over as soon as the thread that holds it is dying, long before the memory of that process is freed and its parent
-//! hears of its end. The other threads of a dying process may still run then, for the kernel kills each on its own: the
-//! next process waits until all of them are past their last instruction ([`Watched::wait_until_all_exit`]).
+//! The process that serves holds the *seat*, a robust mutex in this memory. The stand-by waits for it: the
+//! kernel hands it over as soon as the thread that holds it is dying, long before the memory of that process
+//! is freed and its parent hears of its end. The other threads of a dying process may still run then, for the
+//! kernel kills each on its own: the next process waits until all of them are past their last instruction
+//! ([`Watched::wait_until_all_exit`]).
 
 use std::cell::UnsafeCell;
 use std::io;
@@ -44,7 +46,8 @@ struct Shared {
     numbers: [AtomicU64; Number::Count as usize],
 }
 
-/// Where the open episodes are, to the end of the memory. Programs before them left zeros there: none is open.
+/// Where the open episodes are, to the end of the memory. Programs before them left zeros there: none is
+/// open.
 const EPISODES_AT: usize = BYTES / 2;
 
 const _: () = assert!(size_of::<Shared>() <= EPISODES_AT);
@@ -83,8 +86,8 @@ pub struct Lives {
     shared: *mut Shared,
 }
 
-// SAFETY: the memory stays mapped as long as this exists; it has atomics, and a mutex that only system calls of any
-// thread change.
+// SAFETY: the memory stays mapped as long as this exists; it has atomics, and a mutex that only system calls
+// of any thread change.
 unsafe impl Send for Lives {}
 // SAFETY: as above.
 unsafe impl Sync for Lives {}
@@ -95,7 +98,8 @@ impl Lives {
         let memory = rustix::fs::memfd_create("uzram-lives", MemfdFlags::CLOEXEC)?;
         rustix::fs::ftruncate(&memory, BYTES as u64)?;
         let lives = Lives::map(memory)?;
-        // SAFETY: the memory is new: nobody uses the mutex yet. The attributes are initialised before they are used.
+        // SAFETY: the memory is new: nobody uses the mutex yet. The attributes are initialised before they
+        // are used.
         let made = unsafe {
             let mut attributes = std::mem::zeroed();
             let seat = (*lives.shared).seat.get();
@@ -135,8 +139,8 @@ impl Lives {
     }
 
     fn shared(&self) -> &Shared {
-        // SAFETY: the mapping is of this size, aligned to a page, and exists as long as this does; any bytes are valid
-        // for its types.
+        // SAFETY: the mapping is of this size, aligned to a page, and exists as long as this does; any bytes
+        // are valid for its types.
         unsafe { &*self.shared }
     }
 
@@ -153,8 +157,8 @@ impl Lives {
     /// Returns the open episodes, which the process that serves writes.
     pub fn episodes(&self) -> &[KeptEpisode] {
         let count = (BYTES - EPISODES_AT) / size_of::<KeptEpisode>();
-        // SAFETY: they lie in the mapping, aligned and behind all else, as long as this exists; any bytes are valid for their
-        // atomic integers.
+        // SAFETY: they lie in the mapping, aligned and behind all else, as long as this exists; any bytes are
+        // valid for their atomic integers.
         unsafe { std::slice::from_raw_parts(self.shared.byte_add(EPISODES_AT).cast(), count) }
     }
 
@@ -163,7 +167,8 @@ impl Lives {
         self.shared().numbers[number as usize].swap(0, Ordering::AcqRel)
     }
 
-    /// Waits for the seat, and takes it for this thread until it ends; returns whether a thread had it that died.
+    /// Waits for the seat, and takes it for this thread until it ends; returns whether a thread had it that
+    /// died.
     pub fn take_seat(&self) -> io::Result<bool> {
         let seat = self.shared().seat.get();
         // SAFETY: the mutex was initialised by `new`, in memory that is mapped as long as this exists.
@@ -197,16 +202,17 @@ impl Drop for Lives {
 
 /// A process whose end another one waits for.
 ///
-/// A pidfd is readable when all threads are gone, and memory that only they had is freed. `/proc` tells earlier that none of
-/// them runs any more. An error of `/proc` tells nothing: descriptors may be used up, `hidepid=` may hide the process, or what
-/// is mounted there may show another PID namespace.
+/// A pidfd is readable when all threads are gone, and memory that only they had is freed. `/proc` tells
+/// earlier that none of them runs any more. An error of `/proc` tells nothing: descriptors may be used up,
+/// `hidepid=` may hide the process, or what is mounted there may show another PID namespace.
 pub struct Watched {
     pid: u32,
     pidfd: OwnedFd,
 }
 
 impl Watched {
-    /// Watches a process, which may be dead but is not reaped before the watch ends; `None` if there is none of this number.
+    /// Watches a process, which may be dead but is not reaped before the watch ends; `None` if there is none
+    /// of this number.
     pub fn open(pid: u32) -> io::Result<Option<Watched>> {
         let Some(number) = i32::try_from(pid).ok().and_then(Pid::from_raw) else { return Ok(None) };
         match pidfd_open(number, PidfdFlags::empty()) {
@@ -227,8 +233,8 @@ impl Watched {
         self.pid
     }
 
-    /// Waits until no thread of the process, which is dying, can run any of its program again: all have begun to exit, or are
-    /// gone. Calls `slow` once if that takes long: a thread may wait for a device.
+    /// Waits until no thread of the process, which is dying, can run any of its program again: all have begun
+    /// to exit, or are gone. Calls `slow` once if that takes long: a thread may wait for a device.
     pub fn wait_until_all_exit(&self, slow: impl FnOnce()) {
         let tasks = shows_own_numbers().then(|| tasks(self.pid));
         let began = Instant::now();
@@ -250,8 +256,8 @@ impl Watched {
     }
 }
 
-/// Returns whether `/proc` shows processes by the numbers that they have here: that of another PID namespace may be mounted
-/// there (`unshare -pf`).
+/// Returns whether `/proc` shows processes by the numbers that they have here: that of another PID namespace
+/// may be mounted there (`unshare -pf`).
 fn shows_own_numbers() -> bool {
     std::fs::read_link("/proc/self").is_ok_and(|own| own.as_os_str() == &*std::process::id().to_string())
 }
@@ -261,8 +267,8 @@ pub fn can_take_cpus() -> bool {
     rustix::thread::capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::SYS_NICE))
 }
 
-/// Has a dying process leave the CPUs to others. The last of its threads frees its memory, which takes as long as another
-/// process needs to find everything again.
+/// Has a dying process leave the CPUs to others. The last of its threads frees its memory, which takes as
+/// long as another process needs to find everything again.
 pub fn leave_cpus(pid: u32) {
     threads(pid).for_each(run_when_idle);
 }

@@ -69,7 +69,8 @@ fn both_ways_find_the_resident_pages_of_a_huge_mapping() {
     let mut rng = fastrand(seed);
     let mut written = BTreeSet::new();
     for _ in 0..3000 {
-        // The first part is dense enough for regions of several pages, and for more regions than one call returns.
+        // The first part is dense enough for regions of several pages, and for more regions than one call
+        // returns.
         written.insert((rng() % 9000) as usize);
     }
     written.insert(memory.pages - 1);
@@ -103,8 +104,8 @@ fn fastrand(seed: u64) -> impl FnMut() -> u64 {
 fn what_is_gone_or_forbidden_is_counted_and_the_rest_is_read() {
     let memory = Memory::new(8);
     (0..8).for_each(|page| memory.write(page, 7 + page as u64));
-    // Page 1 is same-filled, page 3 is gone, page 5 may not be read any more; the kernel's file reads it all the same.
-    // SAFETY: pages of this test's mapping.
+    // Page 1 is same-filled, page 3 is gone, page 5 may not be read any more; the kernel's file reads it all
+    // the same. SAFETY: pages of this test's mapping.
     unsafe {
         memory.start.add(PAGE_SIZE).write_bytes(9, PAGE_SIZE);
         munmap(memory.start.add(3 * PAGE_SIZE).cast(), PAGE_SIZE).unwrap();

@@ -12,7 +12,8 @@ use uzram::random::Random;
 use super::clients::{missing, run};
 use super::{Daemon, Ended, Place, not_root, wait_until};
 
-/// A file that the test locks that uses swap areas and loop devices: they are the machine's, so one test at a time.
+/// A file that the test locks that uses swap areas and loop devices: they are the machine's, so one test at a
+/// time.
 const ONE_AT_A_TIME: &str = "uzram-block-tests.lock";
 
 /// Returns whether block devices are not available, and prints why; the test is then skipped.
@@ -33,7 +34,8 @@ pub fn unable() -> bool {
 /// The path of a device's file in a mount that was detached.
 const DETACHED: &str = "/zram0/disk";
 
-/// A place that removes its daemon's mounts, loop devices and swap areas when it is dropped, even after a failure.
+/// A place that removes its daemon's mounts, loop devices and swap areas when it is dropped, even after a
+/// failure.
 pub struct BlockPlace {
     place: Place,
     /// Loop devices and swap areas that existed before.
@@ -117,8 +119,8 @@ impl BlockPlace {
         said
     }
 
-    /// Checks that no loop device, swap area or mount is left. A loop device that another program has open is freed
-    /// only when that closes it.
+    /// Checks that no loop device, swap area or mount is left. A loop device that another program has open is
+    /// freed only when that closes it.
     pub fn assert_clean(&self) {
         wait_until("loop devices are free", || self.loops().is_empty());
         assert_eq!(self.mounts(), [""; 0]);
@@ -160,8 +162,8 @@ fn loop_devices(wanted: impl Fn(&Path) -> bool) -> Vec<String> {
     devices
 }
 
-/// Removes the swap areas that killed tests have left in temporary directories: the kernel would swap this test's pages out
-/// to them, and no daemon takes these.
+/// Removes the swap areas that killed tests have left in temporary directories: the kernel would swap this
+/// test's pages out to them, and no daemon takes these.
 fn remove_left_areas() {
     // Its file is gone, or does not answer.
     let is_left = |file: &Path| {
@@ -275,8 +277,8 @@ fn last_of_kernel() -> String {
 
 const HOG_VARIABLE: &str = "UZRAM_TEST_HOG";
 
-/// The body of a hog's process: fills its memory, then checks and changes pages at random for a time or until SIGTERM,
-/// and finally checks all of them. Panics if a page has wrong contents.
+/// The body of a hog's process: fills its memory, then checks and changes pages at random for a time or until
+/// SIGTERM, and finally checks all of them. Panics if a page has wrong contents.
 #[test]
 #[ignore = "the process that other tests start"]
 fn hog() {
@@ -306,8 +308,8 @@ fn hog() {
     println!("all pages are as they were left");
 }
 
-/// Returns the contents of a hog's page: up to half of it is random, so that pages compress differently well. The random
-/// bytes have few values, so that zstd makes pages smaller than lz4 does.
+/// Returns the contents of a hog's page: up to half of it is random, so that pages compress differently well.
+/// The random bytes have few values, so that zstd makes pages smaller than lz4 does.
 fn contents(number: usize, generation: u32) -> [u64; 512] {
     let mut state = ((number as u64) << 32 | u64::from(generation)) ^ 0x5851_f42d_4c95_7f2d;
     let mut page = [number as u64 * 31 + u64::from(generation); 512];

@@ -1,5 +1,5 @@
-//! Runs programs to their end, with a time limit, and collects their output. The tests of `uzram-bench` and `uzram-lab`
-//! use this file, too.
+//! Runs programs to their end, with a time limit, and collects their output. The tests of `uzram-bench` and
+//! `uzram-lab` use this file, too.
 
 use std::io::Read;
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -53,8 +53,8 @@ fn reader(mut pipe: impl Read + Send + 'static) -> JoinHandle<String> {
     })
 }
 
-/// Waits for the end of a program, for at most `patience`. One that runs still is asked to end, so that it leaves nothing
-/// behind, and killed if it does not, with the processes that it started.
+/// Waits for the end of a program, for at most `patience`. One that runs still is asked to end, so that it
+/// leaves nothing behind, and killed if it does not, with the processes that it started.
 pub fn wait(child: &mut Child, patience: Duration) -> ExitStatus {
     if let Some(status) = ended_by(child, Instant::now() + patience) {
         return status;
@@ -72,7 +72,8 @@ pub fn wait(child: &mut Child, patience: Duration) -> ExitStatus {
     panic!("still running after {patience:?}");
 }
 
-/// Returns the processes that a process's threads have started, and those that these have: proc_pid_task_children(5).
+/// Returns the processes that a process's threads have started, and those that these have:
+/// proc_pid_task_children(5).
 fn descendants(of: u32) -> Vec<u32> {
     let threads = std::fs::read_dir(format!("/proc/{of}/task")).into_iter().flatten().flatten();
     let children = threads.filter_map(|thread| std::fs::read_to_string(thread.path().join("children")).ok());
@@ -99,7 +100,8 @@ impl Ended {
         self.stdout
     }
 
-    /// Checks that it failed with `code`; returns the one line with which `program` complains, besides its log.
+    /// Checks that it failed with `code`; returns the one line with which `program` complains, besides its
+    /// log.
     pub fn complaint_of(&self, program: &str, code: i32, is_log: fn(&str) -> bool) -> &str {
         assert_eq!(self.status.code(), Some(code), "stdout: {} stderr: {}", self.stdout, self.stderr);
         let lines: Vec<&str> = self.stderr.lines().filter(|line| !is_log(line)).collect();

@@ -168,7 +168,8 @@ impl Place {
         self.kill_worker();
     }
 
-    /// Starts a daemon with a configuration file, and waits until it has printed the facts about all its devices.
+    /// Starts a daemon with a configuration file, and waits until it has printed the facts about all its
+    /// devices.
     pub fn up_config(&self, text: &str, args: &[&str]) -> Daemon {
         let path = self.root.path().join("uzram.toml");
         std::fs::write(&path, text).unwrap();

@@ -1,4 +1,5 @@
-//! Pagers in tests, pages that tell which they are, and processes of this program for tests that end or change theirs.
+//! Pagers in tests, pages that tell which they are, and processes of this program for tests that end or
+//! change theirs.
 
 use std::io::Read;
 use std::os::unix::process::ExitStatusExt;
@@ -82,7 +83,8 @@ pub fn expect_pages(pages: &[u8], first: usize, version: u64) {
 /// Returns a slice of a region that may be used by system calls and other threads.
 ///
 /// # Safety
-/// The range is inside the region that begins at `start`, which lives longer than the result; nothing else uses it.
+/// The range is inside the region that begins at `start`, which lives longer than the result; nothing else
+/// uses it.
 pub unsafe fn part<'a>(start: usize, first_page: usize, pages: usize) -> &'a mut [u8] {
     // SAFETY: as the caller says.
     unsafe { std::slice::from_raw_parts_mut((start + first_page * PAGE_SIZE) as *mut u8, pages * PAGE_SIZE) }
@@ -117,8 +119,9 @@ impl Ended {
     }
 }
 
-/// Runs `body`, a closure of a test, in a process of its own, which runs that test; `None` in that process if it is for
-/// another case. A test may have any number of cases, each with a name of its own. The process ends after `body`.
+/// Runs `body`, a closure of a test, in a process of its own, which runs that test; `None` in that process if
+/// it is for another case. A test may have any number of cases, each with a name of its own. The process ends
+/// after `body`.
 #[track_caller]
 pub fn in_child<F: FnOnce()>(case: &str, body: F) -> Option<Ended> {
     in_child_of(test_of::<F>(), case, body)
@@ -172,7 +175,8 @@ fn in_child_of(test: &str, case: &str, body: impl FnOnce()) -> Option<Ended> {
     Some(Ended { status, text })
 }
 
-/// Runs `body` with each of some traps that works here, each in a process of its own, and hands how that ended to `check`.
+/// Runs `body` with each of some traps that works here, each in a process of its own, and hands how that
+/// ended to `check`.
 #[track_caller]
 pub fn each_in_child<F: Fn(TrapKind)>(
     case: &str,
@@ -198,8 +202,8 @@ fn prepare_child() {
     }
 }
 
-/// Threads, each with pages of its own, write and read memory that is `share` times the limit, at random places, and check what
-/// they read.
+/// Threads, each with pages of its own, write and read memory that is `share` times the limit, at random
+/// places, and check what they read.
 pub fn work(pager: &Pager, threads: usize, share: usize, rounds: usize) {
     let limit_pages = pager.stats().limit_pages as usize;
     let pages = share * limit_pages / threads;

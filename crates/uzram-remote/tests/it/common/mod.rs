@@ -51,8 +51,8 @@ impl Redis {
         Redis::start_at(free_port, |_| options.iter().map(|option| (*option).to_owned()).collect())
     }
 
-    /// The same with TLS: at a port that is returned, with a certificate that is written to `dir`. It wants no certificate of
-    /// clients.
+    /// The same with TLS: at a port that is returned, with a certificate that is written to `dir`. It wants
+    /// no certificate of clients.
     pub fn start_with_tls(options: &[&str], dir: &Path) -> (Redis, u16, PathBuf) {
         let made = rcgen::generate_simple_self_signed(["127.0.0.1".to_owned()]).unwrap();
         let [certificate, key] = ["certificate.pem", "key.pem"].map(|name| dir.join(name));
@@ -66,8 +66,8 @@ impl Redis {
         (Redis::start(&[options, &tls, &more].concat()), port, certificate)
     }
 
-    /// The same at one of the ports that `choose` returns, with options for it: somebody else may take it before the
-    /// server does.
+    /// The same at one of the ports that `choose` returns, with options for it: somebody else may take it
+    /// before the server does.
     fn start_at(choose: fn() -> u16, mut options: impl FnMut(u16) -> Vec<String>) -> Redis {
         const TRIES: usize = 5;
         for _ in 0..TRIES {
@@ -141,8 +141,8 @@ impl Drop for Redis {
     }
 }
 
-/// Masters, each with so many replicas. One cluster at a time: many servers that start at once on few CPUs take each other for
-/// dead.
+/// Masters, each with so many replicas. One cluster at a time: many servers that start at once on few CPUs
+/// take each other for dead.
 pub struct Cluster {
     pub nodes: Vec<Redis>,
     /// What clients connect to instead, if there are proxies: one of each node.
@@ -156,8 +156,8 @@ impl Cluster {
         Cluster::start_nodes(masters, replicas, covered, None)
     }
 
-    /// Starts a cluster behind proxies, which its nodes name instead of themselves. What the nodes tell each other of the
-    /// cluster does not go through them.
+    /// Starts a cluster behind proxies, which its nodes name instead of themselves. What the nodes tell each
+    /// other of the cluster does not go through them.
     pub fn start_behind_proxies(masters: usize, replicas: usize, seed: u64) -> Cluster {
         Cluster::start_nodes(masters, replicas, false, Some(seed))
     }
@@ -221,7 +221,8 @@ impl Cluster {
         }
     }
 
-    /// Returns the replica that a master got at the start: masters come first, and their replicas in some order.
+    /// Returns the replica that a master got at the start: masters come first, and their replicas in some
+    /// order.
     pub fn replica_of(&self, master: usize) -> &Redis {
         let id = self.nodes[master].ask(&["cluster", "myid"]);
         let is_its = |node: &&Redis| {

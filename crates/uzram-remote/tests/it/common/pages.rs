@@ -68,8 +68,8 @@ pub fn check_reads(store: &Store) {
     assert_eq!((stats.failed_reads, stats.corrupted, stats.lost_reads), (0, 0, 0), "{stats:?}");
 }
 
-/// Has pages go out and come back, and leaves one in the backing: what was discarded is removed, which `is_left` finds with
-/// what else stays.
+/// Has pages go out and come back, and leaves one in the backing: what was discarded is removed, which
+/// `is_left` finds with what else stays.
 pub fn go_and_come_back(store: &Store, check_names: impl FnOnce(), is_left: impl FnOnce()) {
     for version in 0..3 {
         fill(store, version);

@@ -1,5 +1,5 @@
-//! A proxy before a server, which misbehaves as it is told: it delays, swallows, damages what the server says, or resets
-//! connections.
+//! A proxy before a server, which misbehaves as it is told: it delays, swallows, damages what the server
+//! says, or resets connections.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};

@@ -1,13 +1,13 @@
 //! Whether an open file or block device may be used as a backing: its owner, and its contents.
 //!
 //! The rules, checked on the open descriptor, because the path may lead elsewhere by now:
-//! - A regular file belongs to the user of this process, gives other users no permission, and has one name: a file that
-//!   another user created, or may read or write, would expose this user's memory.
-//! - A block device's node belongs to root and gives no permission to all users. Its group may have some: systems use
-//!   `root:disk` with mode 0660.
-//! - It has uzram's mark ([`Mark`]), or is empty: a file of 0 bytes, or a device with zeros at its beginning and end,
-//!   where file systems, partition tables and the like have their signatures. Anything else is used only with
-//!   [`super::FileOptions::force`], because its contents are lost.
+//! - A regular file belongs to the user of this process, gives other users no permission, and has one name: a
+//!   file that another user created, or may read or write, would expose this user's memory.
+//! - A block device's node belongs to root and gives no permission to all users. Its group may have some:
+//!   systems use `root:disk` with mode 0660.
+//! - It has uzram's mark ([`Mark`]), or is empty: a file of 0 bytes, or a device with zeros at its beginning
+//!   and end, where file systems, partition tables and the like have their signatures. Anything else is used
+//!   only with [`super::FileOptions::force`], because its contents are lost.
 
 use std::os::fd::OwnedFd;
 
@@ -17,8 +17,8 @@ use rustix::io::Errno;
 use super::mark::{MARK_BYTES, Mark};
 use crate::base::units::format_size;
 
-/// The bytes that must be zeros at the beginning and at the end of an empty device. Of the known signatures, those of
-/// ZFS reach farthest from the ends: 512 KiB.
+/// The bytes that must be zeros at the beginning and at the end of an empty device. Of the known signatures,
+/// those of ZFS reach farthest from the ends: 512 KiB.
 const SIGNATURE_BYTES: usize = 1 << 20;
 
 /// The permissions of a file for users other than its owner.

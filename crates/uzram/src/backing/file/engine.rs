@@ -23,12 +23,13 @@ pub(crate) enum PanicPoint {
 /// The open file or block device.
 pub(super) struct Target {
     pub(super) fd: OwnedFd,
-    /// Where the backing's bytes begin, after the header: a multiple of `block_bytes`. The sum with `len_bytes` is at
-    /// most the maximum size of a file.
+    /// Where the backing's bytes begin, after the header: a multiple of `block_bytes`. The sum with
+    /// `len_bytes` is at most the maximum size of a file.
     pub(super) start_bytes: u64,
     pub(super) len_bytes: u64,
     pub(super) block_bytes: usize,
-    /// Whether to give up the lock when this is closed: other processes may have the descriptor, and keep the file locked.
+    /// Whether to give up the lock when this is closed: other processes may have the descriptor, and keep the
+    /// file locked.
     pub(super) unlocks: Stamp,
     /// Where the next transfer panics.
     #[cfg(test)]

@@ -8,8 +8,8 @@
 //! 4092  crc32     u32, of all the bytes before it
 //! ```
 //!
-//! Numbers are little-endian. The checksum covers all bytes, so anything else written into them (a file system's
-//! superblock, a partition table, a swap header) destroys the mark, and overwriting that needs
+//! Numbers are little-endian. The checksum covers all bytes, so anything else written into them (a file
+//! system's superblock, a partition table, a swap header) destroys the mark, and overwriting that needs
 //! [`super::FileOptions::force`]. The mark is not secret: a user who may write to the file can forge it.
 
 use std::collections::hash_map::RandomState;

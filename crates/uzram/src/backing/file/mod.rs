@@ -52,8 +52,8 @@ pub enum Engine {
 pub struct FileOptions {
     /// A regular file, which may be created, or a block device.
     pub path: PathBuf,
-    /// How many bytes to use after the header; `None` for all that exist. With a size, a missing file is created, a
-    /// shorter file is extended, and a longer file keeps its length.
+    /// How many bytes to use after the header; `None` for all that exist. With a size, a missing file is
+    /// created, a shorter file is extended, and a longer file keeps its length.
     pub size_bytes: Option<u64>,
     /// The engine.
     pub engine: Engine,
@@ -94,14 +94,14 @@ enum Backend {
 }
 
 impl FileBacking {
-    /// Opens or creates a file, or opens a block device. Its first block becomes uzram's header; the other bytes are
-    /// neither used nor cleared.
+    /// Opens or creates a file, or opens a block device. Its first block becomes uzram's header; the other
+    /// bytes are neither used nor cleared.
     ///
     /// # Errors
-    /// `NotFound`; `Permission`, also if other users may read or write it, or may have put a symbolic link into its
-    /// path; `Busy` if it is in use, or without [`FileOptions::force`] if it holds other data; `NoSpace` if the file
-    /// system is too full; `Invalid` if it is neither a file nor a block device, or has no room for a block;
-    /// `Unsupported` if [`Engine::Uring`] is not available; `NoMemory`.
+    /// `NotFound`; `Permission`, also if other users may read or write it, or may have put a symbolic link
+    /// into its path; `Busy` if it is in use, or without [`FileOptions::force`] if it holds other data;
+    /// `NoSpace` if the file system is too full; `Invalid` if it is neither a file nor a block device, or has
+    /// no room for a block; `Unsupported` if [`Engine::Uring`] is not available; `NoMemory`.
     pub fn open(options: &FileOptions) -> Result<Self> {
         if options.queue_depth == 0 || options.queue_depth > MAX_QUEUE_DEPTH {
             let what = format!("a queue depth of {}: it must be 1 to {MAX_QUEUE_DEPTH}", options.queue_depth);
@@ -110,39 +110,41 @@ impl FileBacking {
         Self::start(open::open(options)?, options.engine, options.queue_depth)
     }
 
-    /// Goes on with the open file of a [`FileBacking`] of `len_bytes`, by a duplicate of its descriptor, in this process or
-    /// another. `name` names it in messages.
+    /// Goes on with the open file of a [`FileBacking`] of `len_bytes`, by a duplicate of its descriptor, in
+    /// this process or another. `name` names it in messages.
     ///
-    /// The transfers of a dead process must not go on: its [`Engine`] is [`Engine::Threads`], with which they end before
-    /// it is waited for. So is the engine of this one.
+    /// The transfers of a dead process must not go on: its [`Engine`] is [`Engine::Threads`], with which they
+    /// end before it is waited for. So is the engine of this one.
     ///
     /// # Errors
-    /// `Invalid` for a descriptor of anything else, or another length; `Busy` if the lock was given up and another process
-    /// has it; `NoSpace`; `NoMemory`.
+    /// `Invalid` for a descriptor of anything else, or another length; `Busy` if the lock was given up and
+    /// another process has it; `NoSpace`; `NoMemory`.
     pub fn from_descriptor(name: &str, fd: OwnedFd, len_bytes: u64) -> Result<Self> {
         let opened = open::reopen(fd, Path::new(name), len_bytes)?;
         Self::start(opened, Engine::Threads, DEFAULT_QUEUE_DEPTH)
     }
 
-    /// Removes the file, if it was created when it was opened: for who gives the backing up before its first use.
+    /// Removes the file, if it was created when it was opened: for who gives the backing up before its first
+    /// use.
     pub(crate) fn undo(&self) {
         self.opened.undo();
     }
 
-    /// Returns the descriptor. A duplicate of it keeps the file locked after this backing was dropped, and a block device
-    /// claimed, unless [`FileBacking::unlock_when_dropped`] was called; a block device until the duplicate is closed.
+    /// Returns the descriptor. A duplicate of it keeps the file locked after this backing was dropped, and a
+    /// block device claimed, unless [`FileBacking::unlock_when_dropped`] was called; a block device until the
+    /// duplicate is closed.
     pub fn descriptor(&self) -> BorrowedFd<'_> {
         self.target.fd.as_fd()
     }
 
-    /// Has the lock given up when this backing is dropped and its transfers have ended, whoever else has its descriptor; as
-    /// for one that was just opened.
+    /// Has the lock given up when this backing is dropped and its transfers have ended, whoever else has its
+    /// descriptor; as for one that was just opened.
     pub fn unlock_when_dropped(&self) {
         self.target.unlocks.set(1);
     }
 
-    /// Has the lock stay as long as a duplicate of the descriptor is open, though this backing is dropped; as for one that
-    /// was made from a descriptor.
+    /// Has the lock stay as long as a duplicate of the descriptor is open, though this backing is dropped; as
+    /// for one that was made from a descriptor.
     pub fn keep_lock(&self) {
         self.target.unlocks.set(0);
     }
@@ -227,8 +229,8 @@ impl Blocks for FileBacking {
         self.target.len_bytes
     }
 
-    /// Returns the system's alignment for O_DIRECT if known, else 4096. If it is below 4096, writes that are not
-    /// multiples of 4096 may be slower.
+    /// Returns the system's alignment for O_DIRECT if known, else 4096. If it is below 4096, writes that are
+    /// not multiples of 4096 may be slower.
     fn block_bytes(&self) -> usize {
         self.target.block_bytes
     }

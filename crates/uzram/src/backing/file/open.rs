@@ -1,11 +1,12 @@
-//! Opens the file of a backing: opens or creates it, locks it, sets its size, reserves its space, and finds out how it
-//! can be read and written.
+//! Opens the file of a backing: opens or creates it, locks it, sets its size, reserves its space, and finds
+//! out how it can be read and written.
 //!
-//! [`Place`] resolves the path and follows no link of other users; `claim.rs` decides whether the file may be used. The
-//! backing's bytes lie after a header of one O_DIRECT block and at least [`MARK_BYTES`], which begins with the
-//! [`Mark`].
+//! [`Place`] resolves the path and follows no link of other users; `claim.rs` decides whether the file may be
+//! used. The backing's bytes lie after a header of one O_DIRECT block and at least [`MARK_BYTES`], which
+//! begins with the [`Mark`].
 //!
-//! On failure, a file that was created is removed, and a file that could not be extended gets its old length back.
+//! On failure, a file that was created is removed, and a file that could not be extended gets its old length
+//! back.
 
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -119,8 +120,8 @@ fn prepare(fd: OwnedFd, options: &FileOptions, opened: &mut Opened) -> Result<Ta
     })
 }
 
-/// Goes on with the open file of a backing of `len_bytes`, whose flags and lock the descriptor has. Reads nothing of it: a
-/// device that is slow now must not hold up everything else.
+/// Goes on with the open file of a backing of `len_bytes`, whose flags and lock the descriptor has. Reads
+/// nothing of it: a device that is slow now must not hold up everything else.
 pub(super) fn reopen(fd: OwnedFd, name: &Path, len_bytes: u64) -> Result<(Target, Opened)> {
     let failed = |errno| from_errno(name, errno);
     let stat = rustix::fs::fstat(&fd).map_err(failed)?;
@@ -318,7 +319,8 @@ fn reserve(fd: &OwnedFd, path: &Path, file_bytes: u64, len_bytes: u64) -> Result
 fn direct_block_bytes(fd: &OwnedFd) -> Option<usize> {
     let block_bytes = declared_block_bytes(fd)?;
     set_flags(fd, OFlags::DIRECT, true).ok()?;
-    // Some file systems refuse only the transfer, so try one. A read at the end of a file, which is empty, will do.
+    // Some file systems refuse only the transfer, so try one. A read at the end of a file, which is empty,
+    // will do.
     let tried = Buffers::new(1, block_bytes.next_multiple_of(PAGE_SIZE)).ok().and_then(|buffers| {
         let mut buffer = buffers.take()?;
         rustix::io::retry_on_intr(|| rustix::io::pread(fd, &mut buffer[..block_bytes], 0)).ok()
@@ -330,8 +332,8 @@ fn direct_block_bytes(fd: &OwnedFd) -> Option<usize> {
     Some(block_bytes)
 }
 
-/// Returns the alignment that STATX_DIOALIGN (Linux 6.1) reports, a page if it is not known, and `None` if O_DIRECT is
-/// not supported or the alignment not usable.
+/// Returns the alignment that STATX_DIOALIGN (Linux 6.1) reports, a page if it is not known, and `None` if
+/// O_DIRECT is not supported or the alignment not usable.
 fn declared_block_bytes(fd: &OwnedFd) -> Option<usize> {
     let Ok(statx) = rustix::fs::statx(fd, c"", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN) else {
         return Some(PAGE_SIZE);

@@ -1,15 +1,17 @@
 //! The engine `uring`: one thread and its io_uring.
 //!
-//! Only this thread submits and reaps. The kernel ties a request to the thread that submitted it: it interrupts that
-//! thread to complete the request, and cancels the request when the thread ends. Callers' threads must have neither, so
-//! callers only add transfers to a queue, and wake the thread if it sleeps: the ring always has a read of an eventfd in
-//! flight.
+//! Only this thread submits and reaps. The kernel ties a request to the thread that submitted it: it
+//! interrupts that thread to complete the request, and cancels the request when the thread ends. Callers'
+//! threads must have neither, so callers only add transfers to a queue, and wake the thread if it sleeps: the
+//! ring always has a read of an eventfd in flight.
 //!
-//! Invariant: the kernel may access a buffer from the push of its entry until its completion was reaped. During that
-//! time, and no longer, the buffer belongs to [`InFlight`]. The file stays open as long, through [`Target`].
+//! Invariant: the kernel may access a buffer from the push of its entry until its completion was reaped.
+//! During that time, and no longer, the buffer belongs to [`InFlight`]. The file stays open as long, through
+//! [`Target`].
 //!
-//! After a panic no further transfer is pushed. Those already in the ring are carried out, and end with an error; all
-//! others end with an error at once. A buffer whose completion will never be reaped is leaked rather than freed.
+//! After a panic no further transfer is pushed. Those already in the ring are carried out, and end with an
+//! error; all others end with an error at once. A buffer whose completion will never be reaped is leaked
+//! rather than freed.
 //!
 //! Lock: `backing queue`, held only to add transfers to the queue and to take them out.
 
@@ -97,8 +99,8 @@ impl Uring {
     }
 }
 
-/// Creates a ring whose completion work runs when its thread waits, instead of interrupting it (DEFER_TASKRUN, Linux
-/// 6.1), or else an ordinary one. The thread that will use the ring must enable it.
+/// Creates a ring whose completion work runs when its thread waits, instead of interrupting it
+/// (DEFER_TASKRUN, Linux 6.1), or else an ordinary one. The thread that will use the ring must enable it.
 fn make_ring(entries: u32) -> std::io::Result<IoUring> {
     let mut builder = IoUring::builder();
     builder.setup_r_disabled();
@@ -197,7 +199,8 @@ impl Driver {
                 continue;
             }
             self.submit_and_wait();
-            // While awake, the thread sees new transfers without being woken: those that completions start above all.
+            // While awake, the thread sees new transfers without being woken: those that completions start
+            // above all.
             self.shared.queue.lock().asleep = false;
             self.reap();
         }
@@ -211,8 +214,8 @@ impl Driver {
         self.run();
     }
 
-    /// Takes as many transfers out of the queue as there are free places. Returns false when the backing is being
-    /// dropped and all transfers have ended.
+    /// Takes as many transfers out of the queue as there are free places. Returns false when the backing is
+    /// being dropped and all transfers have ended.
     fn take_fresh(&mut self) -> bool {
         let mut queue = self.shared.queue.lock();
         let room = self.in_flight.free.len().min(queue.transfers.len());
@@ -256,8 +259,8 @@ impl Driver {
             Direction::Write => opcode::Write::new(fd, start, len_bytes).offset(progress.offset()).build(),
         };
         let place = self.in_flight.put(transfer, progress) as u64;
-        // SAFETY: `in_flight` owns the buffer, and keeps it until the entry's completion was reaped, or forever;
-        // `target` keeps the file open.
+        // SAFETY: `in_flight` owns the buffer, and keeps it until the entry's completion was reaped, or
+        // forever; `target` keeps the file open.
         unsafe { push(&mut self.ring, &entry.user_data(place)) };
     }
 
@@ -338,7 +341,8 @@ mod tests {
             let (buffer, ends) = (buffers.take().expect("free"), Arc::<Ends>::clone(&ends));
             uring.start(transfer(Direction::Read, offset, PAGE_SIZE, buffer, token, ends));
         };
-        // The first transfer waits for the pipe. The second ends at once, by which time the first is in flight.
+        // The first transfer waits for the pipe. The second ends at once, by which time the first is in
+        // flight.
         start(1, 0);
         start(2, 1);
         assert_eq!(ends.wait(2).1.expect_err("no block").kind(), ErrorKind::Invalid);

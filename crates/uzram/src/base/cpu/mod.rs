@@ -65,12 +65,13 @@ pub fn prefetch_write<T>(address: *const T) {
     let _ = address;
 }
 
-/// Reads eight bytes of unknown content, for a hint: the result may be any number. Returns `None` where [`prefetch`]
-/// does nothing.
+/// Reads eight bytes of unknown content, for a hint: the result may be any number. Returns `None` where
+/// [`prefetch`] does nothing.
 ///
-/// Other threads may write the bytes concurrently and non-atomically, so that any read in Rust, atomic or not, would be
-/// a data race. To the compiler this is no read but an instruction that yields an unknown number and changes no
-/// memory; no other thread can tell whether it was executed. To the processor it is a plain load.
+/// Other threads may write the bytes concurrently and non-atomically, so that any read in Rust, atomic or
+/// not, would be a data race. To the compiler this is no read but an instruction that yields an unknown
+/// number and changes no memory; no other thread can tell whether it was executed. To the processor it is a
+/// plain load.
 ///
 /// # Safety
 /// The bytes are mapped.
@@ -216,9 +217,9 @@ mod imp {
         (last < super::MAX_CPUS).then_some(last)
     }
 
-    /// Returns one more than the highest CPU that this thread, the process or init may run on, for systems whose list
-    /// of possible CPUs cannot be read. The highest counts, not their number: a container may have only CPU 7. A thread
-    /// that runs on a higher CPU still works, but more slowly.
+    /// Returns one more than the highest CPU that this thread, the process or init may run on, for systems
+    /// whose list of possible CPUs cannot be read. The highest counts, not their number: a container may have
+    /// only CPU 7. A thread that runs on a higher CPU still works, but more slowly.
     fn fallback_possible() -> usize {
         let of_process = rustix::process::getpid();
         let init = rustix::process::Pid::INIT;
@@ -238,8 +239,8 @@ mod imp {
     mod tests {
         use super::{fallback_possible, last_cpu};
 
-        /// Where `/sys` cannot be read, the possible CPUs include the one that this thread is bound to, whatever its
-        /// number.
+        /// Where `/sys` cannot be read, the possible CPUs include the one that this thread is bound to,
+        /// whatever its number.
         #[test]
         fn without_a_list_the_allowed_cpus_tell_how_many_there_are() {
             let before = rustix::thread::sched_getaffinity(None).expect("affinity");

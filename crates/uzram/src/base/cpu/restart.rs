@@ -79,7 +79,8 @@ std::arch::global_asm!(".weak __rseq_size", ".weak __rseq_offset");
 #[cfg(all(target_arch = "x86_64", target_env = "gnu", target_feature = "crt-static", not(loom)))]
 fn glibc_variables() -> (*const u32, *const isize) {
     let (size, offset);
-    // SAFETY: this reads two entries of the global offset table; the entry of an undefined weak symbol is null.
+    // SAFETY: this reads two entries of the global offset table; the entry of an undefined weak symbol is
+    // null.
     unsafe {
         std::arch::asm!(
             "mov {0}, qword ptr [rip + __rseq_size@GOTPCREL]",
@@ -132,8 +133,8 @@ pub(super) fn allowed_cpus(process: i32) -> Option<[u64; super::MAX_CPUS / u64::
 mod imp {
     use rustix::thread::{MembarrierCommand, membarrier};
 
-    /// Returns whether all CPU numbers lie below `MAX_CPUS`. Asks the kernel by a system call: in a container,
-    /// files in /sys may be faked.
+    /// Returns whether all CPU numbers lie below `MAX_CPUS`. Asks the kernel by a system call: in a
+    /// container, files in /sys may be faked.
     pub(super) fn cpus_are_few() -> bool {
         super::allowed_cpus(0).is_some()
     }

@@ -1,7 +1,8 @@
-//! Adoption of an arena whose memory another process left: its pages in memory are found first, then its runs.
+//! Adoption of an arena whose memory another process left: its pages in memory are found first, then its
+//! runs.
 //!
-//! 1. [`Arena::find_resident`] asks the file which pages are in memory, and makes their chunks usable.
-//! 2. The pool and the slab caches read these pages, and take the runs that they recognize ([`Arena::adopt_run`]).
+//! 1. [`Arena::find_resident`] asks the file which pages are in memory, and makes their chunks usable. 2. The
+//! pool and the slab caches read these pages, and take the runs that they recognize ([`Arena::adopt_run`]).
 //! 3. [`Arena::end_adoption`] charges the pages in memory, and gives those of no run back to the system.
 
 use std::ops::Range;
@@ -16,11 +17,12 @@ use crate::base::units::PAGE_SIZE;
 const CHUNK_BYTES: u64 = CHUNK_PAGES as u64 * PAGE_SIZE as u64;
 
 impl Arena {
-    /// Marks the pages in memory as resident, and makes the chunks up to the last of them usable. The arena is new,
-    /// made by [`Arena::new_in`] or [`Arena::with_reserve_in`].
+    /// Marks the pages in memory as resident, and makes the chunks up to the last of them usable. The arena
+    /// is new, made by [`Arena::new_in`] or [`Arena::with_reserve_in`].
     ///
     /// # Errors
-    /// `Io` if the system does not report which pages are in memory; `NoMemory` when it gives none for the tables.
+    /// `Io` if the system does not report which pages are in memory; `NoMemory` when it gives none for the
+    /// tables.
     pub fn find_resident(&self) -> Result<()> {
         let Some(region) = self.mapping.region() else { return Ok(()) };
         let len_bytes = self.mapping.len_bytes() as u64;
@@ -72,8 +74,8 @@ impl Arena {
         }
     }
 
-    /// Takes a run for `account`, with its first `committed` pages committed; returns false if a page of it is taken,
-    /// or if its chunk belongs to another account.
+    /// Takes a run for `account`, with its first `committed` pages committed; returns false if a page of it
+    /// is taken, or if its chunk belongs to another account.
     pub fn adopt_run(&self, run: Run, account: Account, committed: u64) -> bool {
         let mut inner = self.inner.lock();
         if !inner.runs.take_at(account, run.page, usize::from(run.pages)) {
@@ -86,8 +88,8 @@ impl Arena {
         true
     }
 
-    /// Charges the pages in memory, after all runs were adopted, and gives the free ones back to the system. With a
-    /// reserve, free chunks that are entirely in memory become the reserve's.
+    /// Charges the pages in memory, after all runs were adopted, and gives the free ones back to the system.
+    /// With a reserve, free chunks that are entirely in memory become the reserve's.
     pub fn end_adoption(&self) {
         if self.has_reserve() {
             self.sort_chunks();
@@ -108,7 +110,8 @@ impl Arena {
         self.release_free();
     }
 
-    /// Makes the chunks present that have runs or are entirely in memory; gives the memory of the others back.
+    /// Makes the chunks present that have runs or are entirely in memory; gives the memory of the others
+    /// back.
     fn sort_chunks(&self) {
         let chunks = self.inner.lock().runs.chunks();
         for chunk in 0..chunks {

@@ -1,10 +1,11 @@
 //! A file that is mapped ahead of its use, while another process uses it.
 //!
-//! A page that another process took has to be mapped here before it is used, with a page fault each if need be. This maps
-//! all that are there beforehand, again and again as they come, so that later uses take no faults. The other process
-//! may give any of them back meanwhile, and counts what the file takes. So the pages are not touched, and not populated
-//! (`madvise`), which would fill a hole that was just punched: `UFFDIO_CONTINUE` of userfaultfd(2) maps a page that is
-//! there, and never makes one. Nor does it bring one back from swap, which this process may be about to serve.
+//! A page that another process took has to be mapped here before it is used, with a page fault each if need
+//! be. This maps all that are there beforehand, again and again as they come, so that later uses take no
+//! faults. The other process may give any of them back meanwhile, and counts what the file takes. So the
+//! pages are not touched, and not populated (`madvise`), which would fill a hole that was just punched:
+//! `UFFDIO_CONTINUE` of userfaultfd(2) maps a page that is there, and never makes one. Nor does it bring one
+//! back from swap, which this process may be about to serve.
 
 use std::fs::File;
 use std::ops::Range;
@@ -45,8 +46,8 @@ impl MappedAhead {
     /// Maps a whole file. Pages follow with [`MappedAhead::catch_up`].
     ///
     /// # Errors
-    /// `Unsupported` where userfaultfd(2) or `/proc/self/pagemap` is not available; `NoMemory` when there is no address
-    /// space.
+    /// `Unsupported` where userfaultfd(2) or `/proc/self/pagemap` is not available; `NoMemory` when there is
+    /// no address space.
     pub fn new(file: Arc<MemoryFile>) -> Result<Self> {
         let unsupported = |what: &str, error: &dyn std::fmt::Display| {
             let what = format!("memory cannot be mapped ahead of its use: {what}: {error}");
@@ -70,8 +71,8 @@ impl MappedAhead {
             mode: UFFDIO_REGISTER_MODE_MINOR.into(),
             ioctls: 0,
         };
-        // SAFETY: the struct is the one of this request. Nobody accesses the mapping as long as it is registered: its address
-        // is known here only.
+        // SAFETY: the struct is the one of this request. Nobody accesses the mapping as long as it is
+        // registered: its address is known here only.
         unsafe { request::<{ ioctl::UFFDIO_REGISTER as Opcode }, _>(&faults, &mut registered) }
             .map_err(|error| unsupported("userfaultfd of shared memory", &error))?;
         let page_table =
@@ -79,8 +80,8 @@ impl MappedAhead {
         Ok(MappedAhead { file, whole: Whole::new(whole, page_table), faults, page_bytes })
     }
 
-    /// Maps the pages that the file has in memory now and that are not mapped yet, as long as `goes_on` returns true.
-    /// Returns how many it mapped, in bytes.
+    /// Maps the pages that the file has in memory now and that are not mapped yet, as long as `goes_on`
+    /// returns true. Returns how many it mapped, in bytes.
     ///
     /// # Errors
     /// `Io` if the system does not report which pages the file has, or which are mapped.
@@ -115,8 +116,8 @@ impl MappedAhead {
         failure.map_or(Ok((mapped_pages * self.page_bytes) as u64), Err)
     }
 
-    /// Maps those of at most [`PAGES_AT_ONCE`] pages that are not mapped, and that the file has in memory; returns how
-    /// many.
+    /// Maps those of at most [`PAGES_AT_ONCE`] pages that are not mapped, and that the file has in memory;
+    /// returns how many.
     fn map_missing(&self, all: &Region, pages: Range<usize>) -> Result<usize> {
         let mut entries = [[0; ENTRY_BYTES]; PAGES_AT_ONCE];
         let entries = &mut entries[..pages.len()];
@@ -149,7 +150,8 @@ impl MappedAhead {
         in_memory.map(|page| self.map_present(page)).sum()
     }
 
-    /// Maps those of these pages, none of which is mapped, that the file has, also those in swap; returns how many.
+    /// Maps those of these pages, none of which is mapped, that the file has, also those in swap; returns how
+    /// many.
     fn map_present(&self, pages: Range<usize>) -> usize {
         let (mut next, mut mapped) = (pages.start, 0);
         while next < pages.end {

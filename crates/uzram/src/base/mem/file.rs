@@ -1,7 +1,10 @@
-//! Memory that outlives the process: an anonymous file, which exists as long as a process holds its descriptor.
+//! Memory that outlives the process: an anonymous file, which exists as long as a process holds its
+//! descriptor.
 //!
-//! A memfd is sealed against resizing, so that a process with its descriptor cannot make accesses to a mapping of it
-//! fail. A file that is never swapped out (`noswap.rs`) cannot be sealed: nobody but this user can open it. Like private memory, it takes memory only where it was written to; punching a hole gives memory back.
+//! A memfd is sealed against resizing, so that a process with its descriptor cannot make accesses to a
+//! mapping of it fail. A file that is never swapped out (`noswap.rs`) cannot be sealed: nobody but this user
+//! can open it. Like private memory, it takes memory only where it was written to; punching a hole gives
+//! memory back.
 
 use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -35,8 +38,8 @@ pub struct Region {
     len_bytes: u64,
 }
 
-/// The most ranges of mapped pages that are taken of a part: as many as a chunk of the arena can have, for every second page
-/// may be missing. With more, the file is asked.
+/// The most ranges of mapped pages that are taken of a part: as many as a chunk of the arena can have, for
+/// every second page may be missing. With more, the file is asked.
 const MAPPED_AT_ONCE: usize = 257;
 
 /// The length is fixed, and so are the seals.
@@ -47,8 +50,8 @@ fn failed(what: &str, error: rustix::io::Errno) -> Error {
 }
 
 impl MemoryFile {
-    /// Creates a file of zeros. It is closed on exec. `/proc/PID/maps` shows it by this name, unless it is one that is never
-    /// swapped out ([`keep_memory_out_of_swap`](super::keep_memory_out_of_swap)).
+    /// Creates a file of zeros. It is closed on exec. `/proc/PID/maps` shows it by this name, unless it is
+    /// one that is never swapped out ([`keep_memory_out_of_swap`](super::keep_memory_out_of_swap)).
     ///
     /// # Errors
     /// `Io` when the system has no such files; `NoSpace` when it allows none of that length (`ulimit -f`).
@@ -159,8 +162,8 @@ impl Region {
         Some(unsafe { whole.start().add(self.offset as usize) })
     }
 
-    /// Gives the memory of a part back to the system; returns whether the system took it. The part then reads as zeros
-    /// in all processes. Unlike `MADV_REMOVE`, this works for locked memory.
+    /// Gives the memory of a part back to the system; returns whether the system took it. The part then reads
+    /// as zeros in all processes. Unlike `MADV_REMOVE`, this works for locked memory.
     pub(super) fn punch(&self, offset: u64, len_bytes: u64) -> bool {
         debug_assert!(offset + len_bytes <= self.len_bytes);
         let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
@@ -172,8 +175,8 @@ impl Region {
         }
     }
 
-    /// Returns how many pages of a range of bytes of the file are in memory, and how many in swap, by cachestat(2), which is
-    /// faster than to seek; `None` where that is not available (before Linux 6.5).
+    /// Returns how many pages of a range of bytes of the file are in memory, and how many in swap, by
+    /// cachestat(2), which is faster than to seek; `None` where that is not available (before Linux 6.5).
     pub(super) fn count_pages(&self, bytes: Range<u64>) -> Option<(u64, u64)> {
         let range = cachestat_range { off: bytes.start, len: bytes.end.saturating_sub(bytes.start) };
         // A length of 0 would be all of the file.
@@ -191,7 +194,8 @@ impl Region {
         (answer == 0).then_some((found.nr_cache, found.nr_evicted))
     }
 
-    /// Returns the place in the file of the first memory of the region at or after `at`, which is such a place, too.
+    /// Returns the place in the file of the first memory of the region at or after `at`, which is such a
+    /// place, too.
     fn next_data(&self, at: u64) -> Result<Option<u64>> {
         match rustix::fs::seek(&self.file.fd, SeekFrom::Data(at)) {
             Ok(data) => Ok(Some(data).filter(|data| *data < self.offset + self.len_bytes)),
@@ -247,8 +251,8 @@ impl Region {
         self.walk_data(part, pages, f)
     }
 
-    /// As [`Region::for_each_data_in`], with the number of pages that have memory, if it is known: to seek the end of
-    /// the part's last range could lead far beyond the part.
+    /// As [`Region::for_each_data_in`], with the number of pages that have memory, if it is known: to seek
+    /// the end of the part's last range could lead far beyond the part.
     fn walk_data(
         &self,
         part: Range<u64>,

@@ -18,13 +18,13 @@ const SLACK: u64 = 16;
 /// Chunks that are surveyed per acquisition of the arena's lock.
 const CHUNKS_PER_HOLD: usize = 64;
 
-/// Chunks that are being evacuated: no run of them is taken until this is dropped. Dropping it gives the memory
-/// of their free pages back to the system, that of an empty chunk in one call; with a reserve, only that of empty
-/// chunks beyond it.
+/// Chunks that are being evacuated: no run of them is taken until this is dropped. Dropping it gives the
+/// memory of their free pages back to the system, that of an empty chunk in one call; with a reserve, only
+/// that of empty chunks beyond it.
 ///
 /// Meanwhile `Gfp::NoWait` takes runs only from chunks in use, so that relocated runs start no new chunk.
-/// Only one `HiddenChunks` at a time is not empty. (If the reservation is used up, an allocation that finds no
-/// other run shows all chunks early: the evacuation may then free fewer.)
+/// Only one `HiddenChunks` at a time is not empty. (If the reservation is used up, an allocation that finds
+/// no other run shows all chunks early: the evacuation may then free fewer.)
 pub struct HiddenChunks<'a> {
     arena: &'a Arena,
     /// In ascending order.

@@ -10,15 +10,15 @@ use super::file::Region;
 use crate::base::error::{Error, ErrorKind, Result};
 use crate::base::sync::rewrite;
 
-/// A mapping of private anonymous memory, or of a [`Region`] of a file: it takes memory only where it is touched. It is
-/// unmapped when dropped.
+/// A mapping of private anonymous memory, or of a [`Region`] of a file: it takes memory only where it is
+/// touched. It is unmapped when dropped.
 pub(crate) struct Mapping {
     base: NonNull<u8>,
     len_bytes: usize,
     page_bytes: usize,
     region: Option<Region>,
-    /// What to unmap: more than `len_bytes` where a test emulates larger pages. `None` for a part of a file that is
-    /// mapped as a whole ([`Region::mapped_ahead`]).
+    /// What to unmap: more than `len_bytes` where a test emulates larger pages. `None` for a part of a file
+    /// that is mapped as a whole ([`Region::mapped_ahead`]).
     _mapped: Option<Mapped>,
 }
 
@@ -35,8 +35,8 @@ unsafe impl Send for Mapped {}
 unsafe impl Sync for Mapped {}
 
 impl Mapped {
-    /// Maps `len_bytes` bytes of a file from `offset` on, shared with other processes. Both are multiples of the host's
-    /// page size.
+    /// Maps `len_bytes` bytes of a file from `offset` on, shared with other processes. Both are multiples of
+    /// the host's page size.
     ///
     /// # Errors
     /// `NoMemory` when the system refuses.
@@ -78,8 +78,8 @@ impl Mapped {
 
 impl Drop for Mapped {
     fn drop(&mut self) {
-        // SAFETY: this value owns the address space, and every user of it borrowed this value, or holds the file that
-        // owns it.
+        // SAFETY: this value owns the address space, and every user of it borrowed this value, or holds the
+        // file that owns it.
         let unmapped = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), self.len_bytes) };
         debug_assert!(unmapped.is_ok(), "munmap: {unmapped:?}");
     }
@@ -109,8 +109,8 @@ thread_local! {
 #[cfg(all(test, not(loom)))]
 pub(crate) const HOST_PAGE_BYTES: [usize; 3] = [4 << 10, 16 << 10, 64 << 10];
 
-/// Runs a test with emulated host pages of `page_bytes`, a multiple of this host's: mappings that this thread makes
-/// meanwhile are aligned to such pages, and only release whole ones as long as they live.
+/// Runs a test with emulated host pages of `page_bytes`, a multiple of this host's: mappings that this thread
+/// makes meanwhile are aligned to such pages, and only release whole ones as long as they live.
 #[cfg(all(test, not(loom)))]
 pub(crate) fn with_host_pages_of<R>(page_bytes: usize, test: impl FnOnce() -> R) -> R {
     struct Restore(Option<usize>);
@@ -175,8 +175,8 @@ impl Mapping {
         Ok(Mapping { base, len_bytes, page_bytes, region: None, _mapped: Some(mapped) })
     }
 
-    /// Maps the first `len_bytes` bytes of a region, rounded up to whole pages of the host; private memory if `region`
-    /// is `None`.
+    /// Maps the first `len_bytes` bytes of a region, rounded up to whole pages of the host; private memory if
+    /// `region` is `None`.
     ///
     /// # Errors
     /// As [`Mapping::new`]; `Invalid` for a shorter region.
@@ -316,13 +316,13 @@ impl Mapping {
     }
 }
 
-/// Keeps the pages of `bytes`, whatever else they hold now or later, out of this process's core files: for buffers in
-/// memory that this module did not map.
+/// Keeps the pages of `bytes`, whatever else they hold now or later, out of this process's core files: for
+/// buffers in memory that this module did not map.
 pub fn leave_out_of_cores(bytes: &[u8]) {
     let page_bytes = rustix::param::page_size();
     let start = bytes.as_ptr().map_addr(|address| address & !(page_bytes - 1));
     let len_bytes = (bytes.as_ptr().addr() - start.addr() + bytes.len()).next_multiple_of(page_bytes);
-    // SAFETY: the pages are mapped, as `bytes` lies in all of them, and the advice changes no contents. A kernel that
-    // refuses it changes nothing.
+    // SAFETY: the pages are mapped, as `bytes` lies in all of them, and the advice changes no contents. A
+    // kernel that refuses it changes nothing.
     let _ = unsafe { rustix::mm::madvise(start.cast_mut().cast(), len_bytes, Advice::LinuxDontDump) };
 }

@@ -122,8 +122,8 @@ pub struct Arena {
     usage: Padded<Usages>,
     /// The target number of free present chunks; 0 without a reserve.
     reserve_chunks: usize,
-    /// 1 if the reserve lacked chunks at the limit when last checked ([`Arena::lacks_reserve`]). Changed under the
-    /// arena's lock.
+    /// 1 if the reserve lacked chunks at the limit when last checked ([`Arena::lacks_reserve`]). Changed
+    /// under the arena's lock.
     lacks_reserve: Counter,
     /// Bytes of the arena's own tables, which a reserve keeps resident.
     reserve_table_bytes: usize,
@@ -167,8 +167,8 @@ impl Arena {
         pages_of(reserve_bytes) << PAGE_SHIFT
     }
 
-    /// As [`Arena::new`], in a region of a file; in private memory if `region` is `None`. The arena ignores memory that
-    /// the region already holds until [`Arena::find_resident`].
+    /// As [`Arena::new`], in a region of a file; in private memory if `region` is `None`. The arena ignores
+    /// memory that the region already holds until [`Arena::find_resident`].
     ///
     /// # Errors
     /// As [`Arena::new`]; `Invalid` for a region shorter than [`Arena::region_bytes`].

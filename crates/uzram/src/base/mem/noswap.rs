@@ -1,9 +1,9 @@
-//! Memory files that are never swapped out, for a process that serves swap itself: bringing such a page back could wait
-//! for the process that waits for it.
+//! Memory files that are never swapped out, for a process that serves swap itself: bringing such a page back
+//! could wait for the process that waits for it.
 //!
-//! The pages of a memfd can be swapped out whenever no mapping locks them, such as when the process that served has died.
-//! So these files are on a tmpfs mounted with `noswap` (Linux 6.4). It has no path, and exists as long as a process has it
-//! open, or one of its files.
+//! The pages of a memfd can be swapped out whenever no mapping locks them, such as when the process that
+//! served has died. So these files are on a tmpfs mounted with `noswap` (Linux 6.4). It has no path, and
+//! exists as long as a process has it open, or one of its files.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::OnceLock;
@@ -20,11 +20,12 @@ use crate::base::error::{Error, ErrorKind, Result};
 /// The root of the tmpfs. Children that are forked inherit it.
 static DIRECTORY: OnceLock<OwnedFd> = OnceLock::new();
 
-/// Has all [`MemoryFile`](super::MemoryFile)s that are created from now on, by this process and those that it forks, be
-/// never swapped out. Those that exist are not affected.
+/// Has all [`MemoryFile`](super::MemoryFile)s that are created from now on, by this process and those that it
+/// forks, be never swapped out. Those that exist are not affected.
 ///
 /// # Errors
-/// `Unsupported` before Linux 6.4, or without the privilege to mount (`CAP_SYS_ADMIN` outside of user namespaces).
+/// `Unsupported` before Linux 6.4, or without the privilege to mount (`CAP_SYS_ADMIN` outside of user
+/// namespaces).
 pub fn keep_memory_out_of_swap() -> Result<()> {
     if DIRECTORY.get().is_none() {
         let directory = mount().map_err(|(what, errno)| {
@@ -57,8 +58,8 @@ pub(super) fn create_file(directory: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
 fn mount() -> Result<OwnedFd, (&'static str, Errno)> {
     let at = |what| move |errno| (what, errno);
     let options = fsopen(c"tmpfs", FsOpenFlags::FSOPEN_CLOEXEC).map_err(at("fsopen of a tmpfs"))?;
-    // No limits: like memfds, the files are limited by the memory cgroup. No huge pages: they would make untouched pages
-    // resident.
+    // No limits: like memfds, the files are limited by the memory cgroup. No huge pages: they would make
+    // untouched pages resident.
     for (name, value) in [(c"size", c"0"), (c"nr_inodes", c"0"), (c"mode", c"0700"), (c"huge", c"never")] {
         fsconfig_set_string(&options, name, value).map_err(at("the options of a tmpfs"))?;
     }

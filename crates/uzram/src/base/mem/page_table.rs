@@ -23,8 +23,9 @@ pub enum Wanted {
     PresentOfNoFile,
 }
 
-/// Looks for pages in a range of addresses; skips what is not mapped, however large. Returns how many entries of `found` it
-/// filled: the first ranges, in order. If that is all of them, there may be more behind the last one.
+/// Looks for pages in a range of addresses; skips what is not mapped, however large. Returns how many entries
+/// of `found` it filled: the first ranges, in order. If that is all of them, there may be more behind the
+/// last one.
 ///
 /// # Errors
 /// `ENOTTY` before Linux 6.7; others of the system.
@@ -52,9 +53,9 @@ pub fn scan_page_table(
         category_anyof_mask: 0,
         return_mask: PAGE_IS_PRESENT.into(),
     };
-    // `walk_end` is no help to a caller: Linux 6.18 leaves it behind regions that it returned, if there are many.
-    // SAFETY: the struct is that of this request; the call writes there, and at most `vec_len` regions to `vec`, which is an
-    // array of as many that is borrowed meanwhile. It changes no mapping.
+    // `walk_end` is no help to a caller: Linux 6.18 leaves it behind regions that it returned, if there are
+    // many. SAFETY: the struct is that of this request; the call writes there, and at most `vec_len` regions
+    // to `vec`, which is an array of as many that is borrowed meanwhile. It changes no mapping.
     let count = unsafe { libc::ioctl(page_table.as_raw_fd(), PAGEMAP_SCAN, &raw mut scan) };
     match usize::try_from(count) {
         Ok(count) => Ok(count.min(found.len())),

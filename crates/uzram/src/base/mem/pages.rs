@@ -23,7 +23,8 @@ impl ZeroedPages {
         Ok(ZeroedPages { mapping: Mapping::new(len_bytes.max(1), Access::ReadWrite)?, len_bytes })
     }
 
-    /// Makes a buffer of a region of a file: what was written to it is there, and stays when the buffer is dropped.
+    /// Makes a buffer of a region of a file: what was written to it is there, and stays when the buffer is
+    /// dropped.
     ///
     /// # Errors
     /// `Invalid` for an empty region; `NoMemory` when the system refuses.
@@ -48,16 +49,16 @@ impl Deref for ZeroedPages {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        // SAFETY: the mapping is readable, has at least this length, and belongs to this value; writers borrow the
-        // value mutably (`deref_mut`), and there are no others (`of_region`).
+        // SAFETY: the mapping is readable, has at least this length, and belongs to this value; writers
+        // borrow the value mutably (`deref_mut`), and there are no others (`of_region`).
         unsafe { std::slice::from_raw_parts(self.mapping.base(), self.len_bytes) }
     }
 }
 
 impl DerefMut for ZeroedPages {
     fn deref_mut(&mut self) -> &mut [u8] {
-        // SAFETY: the mapping is readable and writable, has at least this length, and belongs to this value alone
-        // (`of_region`), which is borrowed mutably.
+        // SAFETY: the mapping is readable and writable, has at least this length, and belongs to this value
+        // alone (`of_region`), which is borrowed mutably.
         unsafe { std::slice::from_raw_parts_mut(self.mapping.base(), self.len_bytes) }
     }
 }

@@ -22,8 +22,8 @@ const GROUPS_PER_STEP: usize = 16;
 const MOST_KEPT_FOR_RELEASER: u64 = 8;
 
 impl Arena {
-    /// Returns whether the arena keeps free memory: memory that [`Arena::release_free`] could give back, or with a
-    /// reserve, that is present or in a CPU's cache.
+    /// Returns whether the arena keeps free memory: memory that [`Arena::release_free`] could give back, or
+    /// with a reserve, that is present or in a CPU's cache.
     pub fn keeps_free(&self) -> bool {
         self.charged_pages() > self.used_pages(Account::Pool) + self.used_pages(Account::Slab)
     }
@@ -186,8 +186,8 @@ impl Arena {
         groups_of(chunk).zip(bits).for_each(|(group, bits)| self.restore(&mut inner, group, bits));
     }
 
-    /// Returns the free pages of a group whose memory the system can take: it takes only whole host pages, of which
-    /// no part may be used.
+    /// Returns the free pages of a group whose memory the system can take: it takes only whole host pages, of
+    /// which no part may be used.
     fn releasable(&self, inner: &Inner, group: usize) -> u64 {
         let unit_pages = (self.mapping.page_bytes() / PAGE_SIZE).max(1) as u32;
         units_to_release(self.resident[group].load(Ordering::Relaxed), inner.runs.taken(group), unit_pages)
@@ -230,8 +230,8 @@ impl Arena {
     }
 }
 
-/// Returns the pages of all aligned units of `unit_pages` (a power of two, at most 64) of which no page is taken and
-/// at least one is in memory.
+/// Returns the pages of all aligned units of `unit_pages` (a power of two, at most 64) of which no page is
+/// taken and at least one is in memory.
 pub(super) fn units_to_release(resident: u64, taken: u64, unit_pages: u32) -> u64 {
     let unit = u64::MAX >> (u64::BITS - unit_pages.min(u64::BITS));
     let units = (0..u64::BITS).step_by(unit_pages as usize).map(|at| unit << at);

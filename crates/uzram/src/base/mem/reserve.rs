@@ -1,16 +1,16 @@
 //! The reserve: chunks that are made resident before they are needed, so that no allocation waits for memory.
 //!
-//! In an arena with a reserve a chunk is *present* (all its pages are resident and charged) or *absent* (none is,
-//! and no run of it is taken). Runs are taken only from present chunks, so committing their pages charges nothing,
-//! and touching them takes no page fault. A dedicated thread, the *refiller*, makes chunks present and keeps the
-//! reserve's number of them free; an allocation never does, and fails if it finds no free chunk. Memory goes back
-//! by whole chunks only, and not in the threads that free.
+//! In an arena with a reserve a chunk is *present* (all its pages are resident and charged) or *absent* (none
+//! is, and no run of it is taken). Runs are taken only from present chunks, so committing their pages charges
+//! nothing, and touching them takes no page fault. A dedicated thread, the *refiller*, makes chunks present
+//! and keeps the reserve's number of them free; an allocation never does, and fails if it finds no free
+//! chunk. Memory goes back by whole chunks only, and not in the threads that free.
 //!
-//! At the limit the refiller cannot fill chunks. There the store's policy keeps the reserve free: it bounds what is
-//! stored to [`Arena::limit_but_reserve_pages`], and compacts while [`Arena::lacks_reserve`].
+//! At the limit the refiller cannot fill chunks. There the store's policy keeps the reserve free: it bounds
+//! what is stored to [`Arena::limit_but_reserve_pages`], and compacts while [`Arena::lacks_reserve`].
 //!
-//! Filling or emptying a chunk takes system calls, which are made without a lock: the absent chunk and its bits in
-//! `resident` belong to that thread meanwhile.
+//! Filling or emptying a chunk takes system calls, which are made without a lock: the absent chunk and its
+//! bits in `resident` belong to that thread meanwhile.
 
 use std::ops::Range;
 use std::thread::Thread;
@@ -23,11 +23,12 @@ use crate::base::sync::{MutexGuard, Ordering};
 use crate::base::units::PAGE_SIZE;
 
 const CHUNK_BYTES: usize = CHUNK_PAGES as usize * PAGE_SIZE;
-/// The fewest chunks of a reserve: pool pages and slab pages share no chunk, so the first stored page takes two.
+/// The fewest chunks of a reserve: pool pages and slab pages share no chunk, so the first stored page takes
+/// two.
 const MIN_RESERVE_CHUNKS: u64 = 2;
 
-/// Returns the number of chunks of a reserve of `pages` pages, at least two: one for the first stored page and one
-/// for its handle. 0 for 0 pages.
+/// Returns the number of chunks of a reserve of `pages` pages, at least two: one for the first stored page
+/// and one for its handle. 0 for 0 pages.
 pub fn reserve_chunks(pages: u64) -> u64 {
     if pages > 0 { pages.div_ceil(u64::from(CHUNK_PAGES)).max(MIN_RESERVE_CHUNKS) } else { 0 }
 }
@@ -85,8 +86,8 @@ impl Arena {
         }
     }
 
-    /// Returns the limit less the reserve: the pages that may be used. The reserve counts as at most half of the limit,
-    /// so that something can be stored even if the reserve is as large. 0 without a limit.
+    /// Returns the limit less the reserve: the pages that may be used. The reserve counts as at most half of
+    /// the limit, so that something can be stored even if the reserve is as large. 0 without a limit.
     pub fn limit_but_reserve_pages(&self) -> u64 {
         self.limit_pages() - self.chunks_free_at_limit() as u64 * u64::from(CHUNK_PAGES)
     }
@@ -107,13 +108,13 @@ impl Arena {
         self.reserve_table_bytes
     }
 
-    /// Makes chunks present until the reserve is full: the lowest absent ones first, then new ones. `prepare` is
-    /// called with the pages of each chunk before they can be taken, and populates their entries in other tables.
-    /// No lock is held during the call. Only one thread at a time may call this.
+    /// Makes chunks present until the reserve is full: the lowest absent ones first, then new ones. `prepare`
+    /// is called with the pages of each chunk before they can be taken, and populates their entries in other
+    /// tables. No lock is held during the call. Only one thread at a time may call this.
     ///
     /// # Errors
-    /// `NoSpace` when the limit is reached or the reservation used up, `NoMemory` when the system gives no more, and
-    /// errors of `prepare`: chunks filled until then stay.
+    /// `NoSpace` when the limit is reached or the reservation used up, `NoMemory` when the system gives no
+    /// more, and errors of `prepare`: chunks filled until then stay.
     pub fn refill(&self, prepare: impl Fn(Range<u32>) -> Result<()>) -> Result<()> {
         while let Some(chunk) = self.chunk_to_fill()? {
             let filled = self.fill(chunk, &prepare);
@@ -132,8 +133,8 @@ impl Arena {
         Ok(())
     }
 
-    /// Registers the refiller: the thread is unparked when a run is taken and the reserve is not full, once until
-    /// its call of [`Arena::refill`] succeeds.
+    /// Registers the refiller: the thread is unparked when a run is taken and the reserve is not full, once
+    /// until its call of [`Arena::refill`] succeeds.
     pub fn set_refiller(&self, thread: Option<Thread>) {
         let mut inner = self.inner.lock();
         inner.refiller = thread;
@@ -192,7 +193,8 @@ impl Arena {
         self.mapping.populate(chunk * CHUNK_BYTES, CHUNK_BYTES)
     }
 
-    /// Gives the memory of an absent chunk back to the system. The chunk belongs to the caller until this returns.
+    /// Gives the memory of an absent chunk back to the system. The chunk belongs to the caller until this
+    /// returns.
     fn empty(&self, chunk: usize) {
         // SAFETY: no run of an absent chunk is taken, and this one belongs to the caller.
         if unsafe { self.mapping.release(chunk * CHUNK_BYTES, CHUNK_BYTES) } {
@@ -304,13 +306,15 @@ impl Arena {
         refiller.iter().for_each(Thread::unpark);
     }
 
-    /// Implements [`Arena::release_beyond_limit`] for arenas with a reserve: gives back chunks of the reserve too.
+    /// Implements [`Arena::release_beyond_limit`] for arenas with a reserve: gives back chunks of the reserve
+    /// too.
     pub(super) fn release_chunks_beyond_limit(&self) {
         self.flush_caches();
         self.release_chunks_beyond(0, || self.is_beyond_limit());
     }
 
-    /// Gives free chunks back, the highest first, as long as more than `keep` are free and `goes_on` returns true.
+    /// Gives free chunks back, the highest first, as long as more than `keep` are free and `goes_on` returns
+    /// true.
     fn release_chunks_beyond(&self, keep: usize, goes_on: impl Fn() -> bool) {
         let _reclaim = self.reclaim.lock();
         while goes_on() {

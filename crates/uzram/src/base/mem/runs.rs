@@ -188,8 +188,8 @@ impl Runs {
         Ok(())
     }
 
-    /// Makes room for `chunks` chunks, so that adding them allocates nothing; returns the bytes that the tables
-    /// take.
+    /// Makes room for `chunks` chunks, so that adding them allocates nothing; returns the bytes that the
+    /// tables take.
     ///
     /// # Errors
     /// `NoMemory` when the tables cannot grow.
@@ -257,7 +257,8 @@ impl Runs {
         Some(chunk)
     }
 
-    /// Makes an absent chunk that belongs to the caller present. It is a free one, unless runs of it were adopted.
+    /// Makes an absent chunk that belongs to the caller present. It is a free one, unless runs of it were
+    /// adopted.
     pub(super) fn bring(&mut self, chunk: usize) {
         debug_assert!(self.chunks[chunk].absent);
         self.chunks[chunk].absent = false;
@@ -290,8 +291,8 @@ impl Runs {
         Some(page)
     }
 
-    /// Takes these pages of a chunk for `account`; returns false if one of them is taken, or if the chunk belongs to
-    /// another account.
+    /// Takes these pages of a chunk for `account`; returns false if one of them is taken, or if the chunk
+    /// belongs to another account.
     pub(super) fn take_at(&mut self, account: Account, page: u32, pages: usize) -> bool {
         let (chunk, bits) = ((page / CHUNK_PAGES) as usize, mask(page, pages as u32));
         let is_free = self.taken.get(group_of(page)).is_some_and(|taken| taken & bits == 0);

@@ -49,8 +49,8 @@ impl<T: Entry> Table<T> {
         Table::new_in(None, len)
     }
 
-    /// As [`Table::new`], in a region of a file of at least [`Table::bytes_of`] bytes, whose contents stay; in private
-    /// memory if `region` is `None`.
+    /// As [`Table::new`], in a region of a file of at least [`Table::bytes_of`] bytes, whose contents stay;
+    /// in private memory if `region` is `None`.
     ///
     /// # Errors
     /// As [`Table::new`].
@@ -131,8 +131,8 @@ impl<T: Entry> Table<T> {
         Ok(())
     }
 
-    /// Returns the number of entries per page of the host, the unit in which a table takes memory. The first entry
-    /// starts a page.
+    /// Returns the number of entries per page of the host, the unit in which a table takes memory. The first
+    /// entry starts a page.
     pub fn entries_per_page(&self) -> usize {
         #[cfg(not(loom))]
         return self.mapping.page_bytes() / size_of::<T>();
@@ -141,9 +141,9 @@ impl<T: Entry> Table<T> {
         return 2;
     }
 
-    /// Gives the memory of a page of entries back to the system; returns whether it took it. The entries are then their
-    /// type's default. A concurrent reader sees the old value or the default. After this returns, no CPU sees the old
-    /// page.
+    /// Gives the memory of a page of entries back to the system; returns whether it took it. The entries are
+    /// then their type's default. A concurrent reader sees the old value or the default. After this returns,
+    /// no CPU sees the old page.
     ///
     /// # Safety
     /// Every writer is excluded until it has seen an entry of the page become the default.
@@ -151,7 +151,8 @@ impl<T: Entry> Table<T> {
         #[cfg(not(loom))]
         {
             let page_bytes = self.mapping.page_bytes();
-            // SAFETY: the caller's promise. To readers, atomics that become zero look as if zero had been stored.
+            // SAFETY: the caller's promise. To readers, atomics that become zero look as if zero had been
+            // stored.
             unsafe { self.mapping.release(page * page_bytes, page_bytes) }
         }
         #[cfg(loom)]
@@ -162,8 +163,8 @@ impl<T: Entry> Table<T> {
         }
     }
 
-    /// Calls `f` with the ranges of entries that are in memory, in order; all other entries have the default value. For
-    /// a table in private memory, calls `f` once, with all entries.
+    /// Calls `f` with the ranges of entries that are in memory, in order; all other entries have the default
+    /// value. For a table in private memory, calls `f` once, with all entries.
     ///
     /// # Errors
     /// `Io` if the system does not report which pages are in memory.

@@ -1,8 +1,9 @@
 //! The mapping of a whole file that was mapped ahead, and which of its pages are mapped.
 //!
-//! A page that is mapped is in memory: the system takes it out of all mappings before it takes it out of the file, be it
-//! that a hole is punched or that it is swapped out. So a look at this process's page tables finds pages in memory in a
-//! fraction of the time that it takes to ask about the file. A page that is not mapped may be in memory, too.
+//! A page that is mapped is in memory: the system takes it out of all mappings before it takes it out of the
+//! file, be it that a hole is punched or that it is swapped out. So a look at this process's page tables
+//! finds pages in memory in a fraction of the time that it takes to ask about the file. A page that is not
+//! mapped may be in memory, too.
 
 use std::fs::File;
 use std::ops::Range;
@@ -39,9 +40,9 @@ impl Whole {
         &self.page_table
     }
 
-    /// Finds mapped pages in a range of bytes of the file, which consists of whole pages of the host. Fills `found` with the
-    /// first ranges of bytes that are mapped, in order, and returns how many these are; if that is all of `found`, there may
-    /// be more. `None` if the system does not tell, or the range is empty.
+    /// Finds mapped pages in a range of bytes of the file, which consists of whole pages of the host. Fills
+    /// `found` with the first ranges of bytes that are mapped, in order, and returns how many these are; if
+    /// that is all of `found`, there may be more. `None` if the system does not tell, or the range is empty.
     pub(super) fn find_mapped(&self, bytes: Range<u64>, found: &mut [FoundPages]) -> Option<usize> {
         // A child of that process has page tables of its own.
         if bytes.is_empty() || self.process != std::process::id() {
@@ -56,8 +57,9 @@ impl Whole {
         Some(count)
     }
 
-    /// Returns the first range of mapped pages in a range of bytes of the file, which consists of whole pages of the host;
-    /// an empty one at its end if none is. `None` if the system does not tell, or the range is empty.
+    /// Returns the first range of mapped pages in a range of bytes of the file, which consists of whole pages
+    /// of the host; an empty one at its end if none is. `None` if the system does not tell, or the range is
+    /// empty.
     pub(super) fn first_mapped(&self, bytes: Range<u64>) -> Option<Range<u64>> {
         let mut found = [NO_PAGES];
         let none = bytes.end..bytes.end;

@@ -55,8 +55,8 @@ impl WaitTable {
         WaitTable { buckets: (0..buckets.max(1)).map(bucket).collect(), last_cpus: LastCpus::new() }
     }
 
-    /// Wakes all sleeping threads to check their locks again: some locks were released without a [`BitGuard`],
-    /// as their memory became zeros.
+    /// Wakes all sleeping threads to check their locks again: some locks were released without a
+    /// [`BitGuard`], as their memory became zeros.
     pub fn wake_all(&self) {
         self.buckets.iter().for_each(Bucket::wake);
     }
@@ -154,8 +154,8 @@ impl BitLock {
     }
 
     /// Takes the lock if it is free and the value is 0; returns whether it did. The lock stays taken until
-    /// [`BitLock::reopen`], or until the word's memory becomes zeros. There is no guard, so that a thread can hold many
-    /// locks; it must not wait for other threads meanwhile.
+    /// [`BitLock::reopen`], or until the word's memory becomes zeros. There is no guard, so that a thread can
+    /// hold many locks; it must not wait for other threads meanwhile.
     pub fn close(&self) -> bool {
         self.0.compare_exchange(0, LOCKED, Ordering::Acquire, Ordering::Relaxed).is_ok()
     }
@@ -167,7 +167,8 @@ impl BitLock {
         }
     }
 
-    /// Sets the value and frees the lock, even if it is taken: its holder was a thread of a process that has ended.
+    /// Sets the value and frees the lock, even if it is taken: its holder was a thread of a process that has
+    /// ended.
     #[cfg(not(loom))]
     pub fn reset(&self, value: u32) {
         debug_assert_eq!(value & !Self::VALUE_MASK, 0, "the top two bits are the lock's");
@@ -199,9 +200,9 @@ impl BitGuard<'_> {
         self.value = value;
     }
 
-    /// Releases the lock by calling `replace` with the locked word and the unlocked one: if the word equals the first,
-    /// `replace` stores the second, together with other data, and returns true. Afterwards the caller only drops the
-    /// guard.
+    /// Releases the lock by calling `replace` with the locked word and the unlocked one: if the word equals
+    /// the first, `replace` stores the second, together with other data, and returns true. Afterwards the
+    /// caller only drops the guard.
     #[cfg(all(target_arch = "x86_64", not(any(loom, tsan))))]
     #[inline]
     pub(super) fn release_by(&mut self, replace: impl Fn(u32, u32) -> bool) {

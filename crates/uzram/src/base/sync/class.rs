@@ -24,7 +24,8 @@ impl LockClass {
     }
 }
 
-/// Declares the classes and the list of them. `several` marks those of which a thread may hold one and wait for another.
+/// Declares the classes and the list of them. `several` marks those of which a thread may hold one and wait
+/// for another.
 macro_rules! classes {
     ($($(#[$doc:meta])* $class:ident $name:literal $($several:ident)?,)*) => {
         /// The lock classes, in lock order: a thread that holds one may only wait for a later one.
@@ -114,7 +115,8 @@ classes! {
     ZS_DEFERRED "zs_deferred",
     /// The full and the spare ones of these pages.
     ZS_DEFERRED_FULL "zs_deferred_full",
-    /// Locks of the programs over the engine. The order does not cover them: a thread may hold and wait for any.
+    /// Locks of the programs over the engine. The order does not cover them: a thread may hold and wait for
+    /// any.
     PROGRAM "program" several,
 }
 

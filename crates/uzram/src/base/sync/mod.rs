@@ -1,8 +1,8 @@
 //! The only door to atomics and locks: the standard library's, or loom's models of them when built
 //! with `--cfg loom`, so that loom checks the code that ships.
 //!
-//! Every lock of the engine belongs to a [`LockClass`] declared here, in lock order. Debug builds
-//! check that order at each acquisition; the feature `lock-stats` records acquisitions, waits and holds per class.
+//! Every lock of the engine belongs to a [`LockClass`] declared here, in lock order. Debug builds check that
+//! order at each acquisition; the feature `lock-stats` records acquisitions, waits and holds per class.
 //! Without both a class costs nothing.
 
 mod bit_lock;

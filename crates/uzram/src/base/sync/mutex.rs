@@ -95,7 +95,8 @@ impl<'a, T> MutexGuard<'a, T> {
         MutexGuard { guard, lock, hold }
     }
 
-    /// As [`MutexGuard::wait`], for `at_most` that long. Models have no time: there it only releases the lock briefly.
+    /// As [`MutexGuard::wait`], for `at_most` that long. Models have no time: there it only releases the lock
+    /// briefly.
     #[cfg(not(tsan))]
     pub fn wait_for(self, condvar: &super::Condvar, at_most: std::time::Duration) -> MutexGuard<'a, T> {
         let MutexGuard { guard, lock, mut hold } = self;
@@ -106,7 +107,8 @@ impl<'a, T> MutexGuard<'a, T> {
         MutexGuard { guard, lock, hold }
     }
 
-    /// Returns without a notification: ThreadSanitizer does not see the standard library release and take the lock.
+    /// Returns without a notification: ThreadSanitizer does not see the standard library release and take the
+    /// lock.
     #[cfg(tsan)]
     pub fn wait(self, condvar: &super::Condvar) -> MutexGuard<'a, T> {
         self.wait_for(condvar, super::TSAN_NAP)

@@ -1,12 +1,13 @@
-//! Lock statistics, with the meaning of the kernel's `/proc/lock_stat` (Documentation/locking/lockstat.rst): the
-//! feature `lock-stats`. Without it what a lock has of this is empty, and costs nothing.
+//! Lock statistics, with the meaning of the kernel's `/proc/lock_stat` (Documentation/locking/lockstat.rst):
+//! the feature `lock-stats`. Without it what a lock has of this is empty, and costs nothing.
 //!
-//! A lock is recorded under its class, and under its mode ([`LockMode`]) if it has readers. An acquisition, or a wait,
-//! *bounces* if the lock was last taken on another CPU: then its cache line, and what it protects, have to come from
-//! there. The lock itself knows only that CPU ([`LastCpu`]). All counters belong to a class and are per CPU, so that
-//! counting moves no cache line between CPUs. An acquisition is counted when the lock is released, which keeps the
-//! counting out of the critical section; a hold includes the release, and reading the clock once. Only a hold that ends as its
-//! thread waits for a condition is counted just before; taking the lock again after that is an acquisition, and no wait.
+//! A lock is recorded under its class, and under its mode ([`LockMode`]) if it has readers. An acquisition,
+//! or a wait, *bounces* if the lock was last taken on another CPU: then its cache line, and what it protects,
+//! have to come from there. The lock itself knows only that CPU ([`LastCpu`]). All counters belong to a class
+//! and are per CPU, so that counting moves no cache line between CPUs. An acquisition is counted when the
+//! lock is released, which keeps the counting out of the critical section; a hold includes the release, and
+//! reading the clock once. Only a hold that ends as its thread waits for a condition is counted just before;
+//! taking the lock again after that is an acquisition, and no wait.
 
 pub(super) use recording::{LastCpu, LastCpus, Recorded};
 #[cfg(feature = "lock-stats")]
@@ -158,8 +159,8 @@ mod recording {
         }
     }
 
-    /// The CPU that last took a lock, plus 1; 0 if none has. Written by holders only, but readers share a lock: then it
-    /// is the CPU of one of them.
+    /// The CPU that last took a lock, plus 1; 0 if none has. Written by holders only, but readers share a
+    /// lock: then it is the CPU of one of them.
     pub(in crate::base::sync) struct LastCpu(AtomicU16);
 
     const _: () = assert!(cpu::MAX_CPUS < u16::MAX as usize);
@@ -191,8 +192,8 @@ mod recording {
         cpu::current() as u16 + 1
     }
 
-    /// The [`LastCpu`]s of locks that are bits of a word, which has no room for one. Keys that are a multiple of
-    /// [`LastCpus::COUNT`] apart share one: in a store, pages that are 256 MiB apart.
+    /// The [`LastCpu`]s of locks that are bits of a word, which has no room for one. Keys that are a multiple
+    /// of [`LastCpus::COUNT`] apart share one: in a store, pages that are 256 MiB apart.
     pub(in crate::base::sync) struct LastCpus(Box<[LastCpu]>);
 
     impl LastCpus {
@@ -295,7 +296,8 @@ mod recording {
         pub hold: LockTimes,
     }
 
-    /// Returns the statistics of every class, in lock order: exclusive holds, and shared ones if there were any.
+    /// Returns the statistics of every class, in lock order: exclusive holds, and shared ones if there were
+    /// any.
     pub fn lock_stats() -> Vec<LockStat> {
         let of_class = |class: &&'static LockClass| {
             let exclusive = sum(class, LockMode::Exclusive);

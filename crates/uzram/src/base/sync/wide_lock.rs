@@ -6,10 +6,10 @@
 //!  8   data    a number that the release of the lock publishes
 //! ```
 //!
-//! A holder that replaces the data publishes it, the holder's bits and the unlocked state in one store, a 16-byte
-//! compare-and-exchange. In memory that outlives the process, the word therefore holds its old contents or its new
-//! ones, never a mix, wherever the process died. On a CPU without such a store ([`stores_16_bytes`]), and in models,
-//! the data is stored first, then the lock is released.
+//! A holder that replaces the data publishes it, the holder's bits and the unlocked state in one store, a
+//! 16-byte compare-and-exchange. In memory that outlives the process, the word therefore holds its old
+//! contents or its new ones, never a mix, wherever the process died. On a CPU without such a store
+//! ([`stores_16_bytes`]), and in models, the data is stored first, then the lock is released.
 
 use super::bit_lock::{BitGuard, BitLock, WaitTable};
 use super::{Access, AtomicU64, Ordering, Stamp};
@@ -129,8 +129,8 @@ impl Drop for WideGuard<'_> {
             let (stamp, old) = (self.word.stamp(), self.word.data.load(Ordering::Relaxed));
             let word = std::ptr::from_ref(self.word);
             self.lock.release_by(|locked, unlocked| {
-                // SAFETY: a `WideLock` has 16 bytes, aligned to 16, laid out as drawn above, that only atomic instructions
-                // change while it is shared.
+                // SAFETY: a `WideLock` has 16 bytes, aligned to 16, laid out as drawn above, that only atomic
+                // instructions change while it is shared.
                 unsafe { replace_16_bytes(word, [join(locked, stamp), old], [join(unlocked, stamp), new]) }
             });
             return;
@@ -195,7 +195,8 @@ mod tests {
         assert_eq!((word.peek_data(), word.bits().peek()), (7, 4));
     }
 
-    /// Checks that data and bits agree for every holder, also while other threads sleep until the lock is free.
+    /// Checks that data and bits agree for every holder, also while other threads sleep until the lock is
+    /// free.
     #[test]
     fn many_threads_see_data_and_bits_that_agree() {
         let (word, table) = (WideLock::default(), WaitTable::new(1));

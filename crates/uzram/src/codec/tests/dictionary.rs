@@ -43,8 +43,8 @@ fn dictionaries_help_and_are_independent_of_the_level() {
     }
 }
 
-/// Compressed pages do not name their dictionary: decoding with another one gives an error or another page, which the
-/// store's checksum detects.
+/// Compressed pages do not name their dictionary: decoding with another one gives an error or another page,
+/// which the store's checksum detects.
 #[test]
 fn a_wrong_dictionary_is_an_error_or_another_page() {
     let mut altered = trained().to_vec();

@@ -99,7 +99,8 @@ fn edges() -> Vec<(String, Page)> {
             move |i: usize| if i.is_multiple_of(5) { unique(i) } else { 0x7f00_0000_1000 + (i as u64 % 7) };
         pages.push((format!("masks from {base}"), page_of(|i| if is_set(i) { word(i) } else { 0 })));
     }
-    // Repeats of words, their upper 48 bits, halves, and upper halves, at distances up to and beyond the longest.
+    // Repeats of words, their upper 48 bits, halves, and upper halves, at distances up to and beyond the
+    // longest.
     for distance in [1, 2, 7, 8, 9, 254, 255, 256, 257, 300] {
         let repeats = |change: fn(u64) -> u64| {
             page_of(|i| if i < distance { unique(i) } else { change(unique(i % distance)) })
@@ -129,7 +130,8 @@ fn edges() -> Vec<(String, Page)> {
     pages
 }
 
-/// Returns a page of words that are zero, new, small, or like an earlier one, each as often as this page's dice say.
+/// Returns a page of words that are zero, new, small, or like an earlier one, each as often as this page's
+/// dice say.
 fn mixed_page(random: &mut Random) -> Page {
     let weights: [usize; 6] = std::array::from_fn(|_| random.below(8));
     let mut words: Vec<u64> = Vec::new();
@@ -203,7 +205,8 @@ fn classes_have_their_lengths() {
     let mut kernels = Kernels::new();
     let mut len_of = |page: Page| kernels.assert_round_trip("classes", &page).len();
     assert_eq!(len_of([0; PAGE_SIZE]), 1 + 64);
-    // A number below 65536 has the upper bits of the zero before the first word: two planes of a byte, a distance, a short.
+    // A number below 65536 has the upper bits of the zero before the first word: two planes of a byte, a
+    // distance, a short.
     assert_eq!(len_of(page_of(|i| u64::from(i == 500) * 9)), 1 + 64 + 2 + 1 + 2);
     // The distance to that zero, 1, is the one that all repeats use, and is sent once.
     assert_eq!(len_of(page_of(|_| 9)), 1 + 64 + 128 + 1 + 2);

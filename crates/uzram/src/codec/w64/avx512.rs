@@ -22,14 +22,14 @@ impl Avx512 {
 /// Runs a body of instructions that a value of [`Avx512`] proves to be there.
 macro_rules! with {
     ($($body:tt)*) => {
-        // SAFETY: `self` proves that the CPU has these instructions; they read and write the arrays that they are
-        // given, at any alignment.
+        // SAFETY: `self` proves that the CPU has these instructions; they read and write the arrays that they
+        // are given, at any alignment.
         unsafe { $($body)* }
     };
 }
 
-/// Defines functions that return their vector as it is, in a register. An expansion of it then cannot be merged with the
-/// load of it: straight from memory it is microcode on AMD.
+/// Defines functions that return their vector as it is, in a register. An expansion of it then cannot be
+/// merged with the load of it: straight from memory it is microcode on AMD.
 macro_rules! in_register {
     ($($name:ident: $vector:ty, $class:ident;)*) => {
         $(

@@ -1,8 +1,9 @@
 //! The decoder, the same for all kernels.
 //!
-//! It first finds where each stream begins, from the planes and the numbers of bits in them. From then on it cannot
-//! fail: every stream has exactly what the planes take, and a distance that reaches before the first lane yields zero.
-//! What a group of eight lanes reads beyond the end of a stream lies in the planes, and decides nothing.
+//! It first finds where each stream begins, from the planes and the numbers of bits in them. From then on it
+//! cannot fail: every stream has exactly what the planes take, and a distance that reaches before the first
+//! lane yields zero. What a group of eight lanes reads beyond the end of a stream lies in the planes, and
+//! decides nothing.
 
 use std::mem::MaybeUninit;
 use std::ops::BitXor;
@@ -33,8 +34,8 @@ impl Counts {
     }
 }
 
-/// Takes the last `len` bits, rounded up to bytes, from the end of `bytes`, and returns what is before them. The bits
-/// beyond must be zero.
+/// Takes the last `len` bits, rounded up to bytes, from the end of `bytes`, and returns what is before them.
+/// The bits beyond must be zero.
 #[inline(always)]
 fn split_plane(bytes: &[u8], len: usize) -> Option<(&[u8], &[u8])> {
     let (rest, plane) = bytes.split_at_checked(bytes.len().checked_sub(len.div_ceil(8))?)?;
@@ -59,7 +60,8 @@ fn count(first: &[u8], second: &[u8]) -> Counts {
     counts
 }
 
-/// Finds the planes and streams. Returns both levels and where the literals begin, or `None` if the lengths are wrong.
+/// Finds the planes and streams. Returns both levels and where the literals begin, or `None` if the lengths
+/// are wrong.
 #[inline(always)]
 fn parse(bytes: &[u8]) -> Option<(Level<'_>, Level<'_>, usize)> {
     let (rest, nonzero_words) = split_plane(bytes, 8 * WORD_GROUPS)?;
@@ -135,10 +137,10 @@ impl<T: Copy + Default + BitXor<Output = T>, const N: usize> Slots<T, N> {
         assert!(self.len + 8 <= N);
         let (start, first) = (self.start(), self.len);
         for lane in 0..8 {
-            // Volatile, because a lane is loaded faster than it is taken out of a vector register, where the compiler would
-            // keep all eight.
-            // SAFETY: both are elements of arrays. `Lanes::slots` returns slots before the lane's own, which are
-            // initialised. The lane's own is within the memory, as just checked.
+            // Volatile, because a lane is loaded faster than it is taken out of a vector register, where the
+            // compiler would keep all eight. SAFETY: both are elements of arrays. `Lanes::slots` returns
+            // slots before the lane's own, which are initialised. The lane's own is within the memory, as
+            // just checked.
             unsafe {
                 let slot = usize::from((&raw const from[lane]).read_volatile());
                 debug_assert!(slot < first + lane);

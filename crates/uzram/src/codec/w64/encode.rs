@@ -1,7 +1,8 @@
 //! The encoder, the same for all kernels.
 //!
-//! Each level is three loops over groups of eight lanes: collect those that are not zero, look up where each was
-//! before, sort them into classes. Only the loop in the middle goes lane by lane. No branch depends on the page.
+//! Each level is three loops over groups of eight lanes: collect those that are not zero, look up where each
+//! was before, sort them into classes. Only the loop in the middle goes lane by lane. No branch depends on
+//! the page.
 
 use std::alloc::{Layout, alloc};
 
@@ -57,8 +58,8 @@ impl<T: Copy + Default, const GROUPS: usize, const LANES: usize> Level<T, GROUPS
         self.len.div_ceil(8)
     }
 
-    /// Looks up each lane by both its hashes, which `pair` finds among those of its group. An empty entry of a table
-    /// is position 0, as good as any: what is found there is compared like all else.
+    /// Looks up each lane by both its hashes, which `pair` finds among those of its group. An empty entry of
+    /// a table is position 0, as good as any: what is found there is compared like all else.
     #[inline(always)]
     fn look_up(&mut self, pair: impl Fn(&[u32; 16], usize) -> [u32; 2]) {
         let (mut whole, mut upper): (Table, Table) = ([0; 512], [0; 512]);
@@ -132,8 +133,8 @@ impl Work {
         if start.is_null() {
             return Err(Error::new(ErrorKind::NoMemory, "no memory for the state of a w64 encoder"));
         }
-        // SAFETY: allocated for this type by the allocator that a Box frees to. Its fields are integers, for which zeros
-        // are values.
+        // SAFETY: allocated for this type by the allocator that a Box frees to. Its fields are integers, for
+        // which zeros are values.
         unsafe {
             start.write_bytes(0, 1);
             Ok(Box::from_raw(start))

@@ -1,11 +1,11 @@
 //! The operations on eight lanes that the coder is made of, and their portable form.
 //!
-//! A lane is a word (64 bits), a half (32 bits), a short (16 bits) or a byte. A mask has a bit for each lane, lane 0
-//! in bit 0. To *pack* is to move the lanes of a mask together, in order; to *spread* is the reverse, with zeros in the
-//! other lanes.
+//! A lane is a word (64 bits), a half (32 bits), a short (16 bits) or a byte. A mask has a bit for each lane,
+//! lane 0 in bit 0. To *pack* is to move the lanes of a mask together, in order; to *spread* is the reverse,
+//! with zeros in the other lanes.
 //!
-//! Every implementation returns the same: what is coded does not depend on the CPU. A value of an implementation's
-//! type exists only on CPUs that have its instructions.
+//! Every implementation returns the same: what is coded does not depend on the CPU. A value of an
+//! implementation's type exists only on CPUs that have its instructions.
 
 /// A mask of eight lanes; its upper 24 bits are zero.
 pub(super) type Mask = u32;
@@ -47,7 +47,8 @@ pub(super) trait Lanes: Copy {
     fn hash_words(self, words: Self::Words, to: &mut [u32; 16]);
     /// Hashes each half, and each half's upper 16 bits.
     fn hash_halves(self, halves: Self::Halves, whole: &mut [u32; 8], upper: &mut [u32; 8]);
-    /// Returns, for lane `i`, `first + i - 1 - positions[i]` as a byte, and the lanes where it is from 0 to 255.
+    /// Returns, for lane `i`, `first + i - 1 - positions[i]` as a byte, and the lanes where it is from 0 to
+    /// 255.
     fn distances(self, first: usize, positions: &[u16; 8]) -> (u64, Mask);
 
     /// Packs words to `to`; `to` has room for all eight.
@@ -72,10 +73,11 @@ pub(super) trait Lanes: Copy {
     fn spread_shorts_to_words(self, from: &[u8; 16], mask: Mask) -> Self::Words;
     /// Spreads shorts and widens them to halves.
     fn spread_shorts_to_halves(self, from: &[u8; 16], mask: Mask) -> Self::Halves;
-    /// Returns in each lane the byte of the last lane of `mask` up to this one: `from[1]` is that of the first, and
-    /// `from[0]` stands for the lanes before it.
+    /// Returns in each lane the byte of the last lane of `mask` up to this one: `from[1]` is that of the
+    /// first, and `from[0]` stands for the lanes before it.
     fn last_bytes(self, from: &[u8; 16], mask: Mask) -> u64;
-    /// Returns, in each lane `i` of `mask`, `first + i - 1 - distances[i]`, at least 0; in the others, 0. `first` is at least 1.
+    /// Returns, in each lane `i` of `mask`, `first + i - 1 - distances[i]`, at least 0; in the others, 0.
+    /// `first` is at least 1.
     fn slots(self, first: usize, distances: u64, mask: Mask) -> Self::Shorts;
 }
 

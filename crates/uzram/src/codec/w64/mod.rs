@@ -1,13 +1,13 @@
 //! A codec for pages that are words: what programs keep in memory, pointers, numbers and zeros.
 //!
-//! A page is 512 words of 64 bits. Most of those that are not zero repeat an earlier word of the page, or its upper 48
-//! bits. Two bits a word say how, and what goes with them is kept in a stream of its own for each kind. So neither
-//! encoder nor decoder branches on what a page holds, and both work on eight words at once.
+//! A page is 512 words of 64 bits. Most of those that are not zero repeat an earlier word of the page, or its
+//! upper 48 bits. Two bits a word say how, and what goes with them is kept in a stream of its own for each
+//! kind. So neither encoder nor decoder branches on what a page holds, and both work on eight words at once.
 //!
 //! # The format, version 0
 //!
-//! Numbers are little-endian, lane `i` of a plane is bit `i % 8` of byte `i / 8`, and unused bits are zero. A compressed
-//! page is, without gaps:
+//! Numbers are little-endian, lane `i` of a plane is bit `i % 8` of byte `i / 8`, and unused bits are zero. A
+//! compressed page is, without gaps:
 //!
 //! | bytes | what |
 //! |---|---|
@@ -22,8 +22,8 @@
 //! | 2 × ⌈`w` / 8⌉ | the first and the second plane of classes of the words |
 //! | 64 | which words are not zero |
 //!
-//! It is read from its end, and no length is written: the last plane gives `w`, its number of bits. The words that are
-//! not zero are taken together and have one class each, by their bits in the two planes:
+//! It is read from its end, and no length is written: the last plane gives `w`, its number of bits. The words
+//! that are not zero are taken together and have one class each, by their bits in the two planes:
 //!
 //! | first | second | class |
 //! |---|---|---|
@@ -32,8 +32,9 @@
 //! | 0 | 1 | an earlier word, at the next distance |
 //! | 1 | 1 | an earlier word, at the next distance, its low 16 bits xored with the next of `L` |
 //!
-//! So `D` is the number of bits of the second plane, `L` that of both at once, and `o` that of neither. A distance is a
-//! byte, that many words and one more back among those that are not zero; before the first word there are zeros.
+//! So `D` is the number of bits of the second plane, `L` that of both at once, and `o` that of neither. A
+//! distance is a byte, that many words and one more back among those that are not zero; before the first word
+//! there are zeros.
 //!
 //! The 2 `o` halves of the others go through the same scheme. The `h` that are not zero have these classes:
 //!
@@ -44,7 +45,8 @@
 //! | 0 | 1 | an earlier half, at the next distance |
 //! | 1 | 1 | an earlier half, at the next distance, xored with the next short |
 //!
-//! Bytes are a page's if all lengths are as the planes say. There is no checksum: other damage gives another page.
+//! Bytes are a page's if all lengths are as the planes say. There is no checksum: other damage gives another
+//! page.
 
 mod lanes;
 mod decode;
@@ -60,8 +62,8 @@ use crate::base::units::Page;
 const _: () =
     assert!(cfg!(target_endian = "little"), "w64's streams are the memory of little-endian numbers");
 
-/// The first byte of a compressed page: the version of the format. It is also where the decoder finds the last distance
-/// before the first, and so must be 0.
+/// The first byte of a compressed page: the version of the format. It is also where the decoder finds the
+/// last distance before the first, and so must be 0.
 pub(super) const FORMAT: [u8; 1] = [0];
 /// Groups of eight words, and of eight halves, in a page.
 const WORD_GROUPS: usize = 64;
@@ -141,8 +143,8 @@ pub(crate) fn on_kernel<T>(nth: usize, f: impl FnOnce() -> T) -> T {
     result
 }
 
-/// Returns whether `pext` and `pdep` take a few cycles. On AMD before Zen 3 (family 0x19) and on Hygon they are
-/// microcode of up to hundreds (Agner Fog, Instruction tables).
+/// Returns whether `pext` and `pdep` take a few cycles. On AMD before Zen 3 (family 0x19) and on Hygon they
+/// are microcode of up to hundreds (Agner Fog, Instruction tables).
 #[cfg(target_arch = "x86_64")]
 fn has_fast_pext() -> bool {
     use std::arch::x86_64::__cpuid;
@@ -154,7 +156,8 @@ fn has_fast_pext() -> bool {
     !is(b"HygonGenuine") && (!is(b"AuthenticAMD") || family >= 0x19)
 }
 
-/// Calls a generic function with the lanes of a kernel, from a function for which the compiler may use its instructions.
+/// Calls a generic function with the lanes of a kernel, from a function for which the compiler may use its
+/// instructions.
 macro_rules! with_lanes {
     ($kernel:expr, $l:ident => $call:expr, ($($name:ident: $type:ty),*) -> $result:ty) => {{
         #[cfg(target_arch = "x86_64")]
@@ -195,8 +198,8 @@ impl Encoder {
         Ok(Encoder { kernel, work: encode::Work::new()? })
     }
 
-    /// Compresses `page` into the start of `out`. Returns the compressed length in bytes, or `None` if it does not fit:
-    /// `out` is then unchanged.
+    /// Compresses `page` into the start of `out`. Returns the compressed length in bytes, or `None` if it
+    /// does not fit: `out` is then unchanged.
     pub(super) fn encode(&mut self, page: &Page, out: &mut [u8]) -> Option<usize> {
         let work = &mut *self.work;
         with_lanes!(self.kernel, l => work.encode(l, page, out),

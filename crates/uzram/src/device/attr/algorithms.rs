@@ -59,7 +59,8 @@ pub(super) fn parse_priority(text: &str, least: usize) -> Result<usize> {
     number_within("priority", text, least..=MAX_RECOMPRESSION)
 }
 
-/// Finds the first algorithm of that priority and that kind, each if given. Returns its priority and the algorithm.
+/// Finds the first algorithm of that priority and that kind, each if given. Returns its priority and the
+/// algorithm.
 pub(super) fn find(
     params: &Params,
     priority: Option<usize>,

@@ -62,8 +62,8 @@ pub(super) fn writeback(task: &Task<'_>, wanted: Writeback) -> Result<()> {
     task.write_back_interruptible(&wanted, &task.work).map(drop)
 }
 
-/// Parses a type of pages, or ranges of pages. The syntax is the kernel's with `all` added; what the kernel ignores is
-/// refused.
+/// Parses a type of pages, or ranges of pages. The syntax is the kernel's with `all` added; what the kernel
+/// ignores is refused.
 pub(super) fn parse_writeback(value: &str) -> Result<Writeback> {
     let refused = |what: String| Err(Error::invalid(what).with_setting("writeback"));
     let (mut kind, mut ranges) = (None, Vec::new());

@@ -26,8 +26,8 @@ fn try_change_policy(device: &Device, change: impl FnOnce(&mut ReclaimPolicy) ->
     Ok(())
 }
 
-/// Sets the high watermark, and lowers the low watermark to it, so that both can be set in either order from the
-/// defaults.
+/// Sets the high watermark, and lowers the low watermark to it, so that both can be set in either order from
+/// the defaults.
 pub(super) fn set_policy_high(device: &Device, percent: u64) -> Result<()> {
     change_policy(device, |policy| {
         policy.high_percent = percent;

@@ -1,5 +1,5 @@
-//! The table of attributes: a row for each has its name, its help text, how it is shown, how a text is parsed, and how
-//! the value is applied. Parsing needs no device, so that a value can be checked without one.
+//! The table of attributes: a row for each has its name, its help text, how it is shown, how a text is
+//! parsed, and how the value is applied. Parsing needs no device, so that a value can be checked without one.
 
 use crate::base::units::pages_to_bytes;
 use crate::base::work::Unit;
@@ -21,7 +21,8 @@ use super::policy::*;
 use super::pool::*;
 use super::*;
 
-/// An attribute set at any time, by `$parse`, `fn(&str) -> Result<T>`, and `$apply`, `fn(&Device, T) -> Result<()>`.
+/// An attribute set at any time, by `$parse`, `fn(&str) -> Result<T>`, and `$apply`, `fn(&Device, T) ->
+/// Result<()>`.
 macro_rules! at_any_time {
     ($parse:expr, $apply:expr) => {
         Set::Value {
@@ -32,7 +33,8 @@ macro_rules! at_any_time {
 }
 
 /// An attribute set only before the device is initialised, by `$parse`, `fn(&str) -> Result<T>`, and `$put`,
-/// `fn(&mut Params, T)`. `$check`, `fn(&str) -> Result<()>`, is for values whose parsing does more than read the text.
+/// `fn(&mut Params, T)`. `$check`, `fn(&str) -> Result<()>`, is for values whose parsing does more than read
+/// the text.
 macro_rules! before {
     ($parse:expr, $put:expr) => {
         before!($parse, $put, |text| parsed(text, $parse, |_| Ok(())))
@@ -45,7 +47,8 @@ macro_rules! before {
     };
 }
 
-/// An attribute that starts a task, by `$parse`, `fn(&str) -> Result<T>`, and `$run`, `fn(&Task, T) -> Result<()>`.
+/// An attribute that starts a task, by `$parse`, `fn(&str) -> Result<T>`, and `$run`, `fn(&Task, T) ->
+/// Result<()>`.
 macro_rules! task {
     ($unit:expr, $parse:expr, $run:expr) => {
         Set::Task {

@@ -1,8 +1,8 @@
 //! The text of an attribute, read piece by piece like a file.
 //!
-//! A text that grows with the disk is generated while it is read: the reader keeps one line of it, and holds the store
-//! only while a piece is generated. Pages may change meanwhile, so that the lines are of different moments; a page has
-//! at most one line.
+//! A text that grows with the disk is generated while it is read: the reader keeps one line of it, and holds
+//! the store only while a piece is generated. Pages may change meanwhile, so that the lines are of different
+//! moments; a page has at most one line.
 
 use std::io::Write;
 
@@ -38,8 +38,8 @@ pub(super) struct BlockStates {
 }
 
 impl AttributeText {
-    /// Copies the text at an offset into `out`. Returns the number of bytes, 0 at the end. Reading `block_state` at a
-    /// smaller offset than before starts from the first page again.
+    /// Copies the text at an offset into `out`. Returns the number of bytes, 0 at the end. Reading
+    /// `block_state` at a smaller offset than before starts from the first page again.
     pub fn read_at(&mut self, offset: u64, out: &mut [u8]) -> usize {
         match &mut self.0 {
             Kind::Whole(text) => {
@@ -52,8 +52,8 @@ impl AttributeText {
 }
 
 impl Device {
-    /// Returns an attribute's text, to be read piece by piece. [`Device::get`] returns it whole, without the last
-    /// newline.
+    /// Returns an attribute's text, to be read piece by piece. [`Device::get`] returns it whole, without the
+    /// last newline.
     ///
     /// # Errors
     /// As [`Device::get`].

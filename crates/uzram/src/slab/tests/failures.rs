@@ -1,4 +1,5 @@
-//! Failing calls of the arena, one in turn, and full caches: only the allocation that needed the memory fails.
+//! Failing calls of the arena, one in turn, and full caches: only the allocation that needed the memory
+//! fails.
 
 use super::objects::Live;
 use super::*;

@@ -3,7 +3,8 @@
 //! `objects.rs` fills objects and checks their contents; `model.rs` compares one thread's operations with a
 //! naive model; in `threads.rs` eight threads pass objects to each other while memory is short, slabs are
 //! discarded and threads are moved between CPUs; `failures.rs` fails each call of the arena in turn;
-//! `errors.rs` misuses caches. `SLAB_STRESS=N` in the environment makes `model` and `threads` N times as long.
+//! `errors.rs` misuses caches. `SLAB_STRESS=N` in the environment makes `model` and `threads` N times as
+//! long.
 
 #![allow(clippy::unwrap_used)]
 

@@ -1,9 +1,9 @@
 //! Recompression of pages that nobody has used for long, without anybody waiting for it.
 //!
-//! The policy's thread copies a batch of such pages, each while its slot is locked. A second thread, of idle priority,
-//! compresses the copies. It takes no lock that others wait for, so it does no harm if it does not run for long. Then
-//! the policy's thread locks each slot again, and publishes the smaller object if the page still has the contents that
-//! were compressed.
+//! The policy's thread copies a batch of such pages, each while its slot is locked. A second thread, of idle
+//! priority, compresses the copies. It takes no lock that others wait for, so it does no harm if it does not
+//! run for long. Then the policy's thread locks each slot again, and publishes the smaller object if the page
+//! still has the contents that were compressed.
 //!
 //! The CPU time of both is kept below a share of one CPU: after a batch, the next one waits.
 
@@ -132,8 +132,8 @@ impl Compressor {
         Ok(None)
     }
 
-    /// Has the next batch wait so long that CPU time stays below `percent` percent of one CPU, if that is not 0. Returns
-    /// the CPU time that was taken.
+    /// Has the next batch wait so long that CPU time stays below `percent` percent of one CPU, if that is not
+    /// 0. Returns the CPU time that was taken.
     fn rest(&mut self, percent: u64) -> Duration {
         let Some(batch) = &mut self.batch else { return Duration::ZERO };
         let cpu_time = std::mem::take(&mut batch.cpu_time);
@@ -186,8 +186,9 @@ fn compress(
 }
 
 impl Store {
-    /// Recompresses pages that were not used for `age_s` seconds, within `percent` percent of one CPU's time, or as fast as
-    /// possible if that is 0. Counts those that became smaller. Returns whether it finished before more urgent work came up.
+    /// Recompresses pages that were not used for `age_s` seconds, within `percent` percent of one CPU's time,
+    /// or as fast as possible if that is 0. Counts those that became smaller. Returns whether it finished
+    /// before more urgent work came up.
     pub(super) fn recompress_parked(&self, age_s: u32, percent: u64, compressor: &mut Compressor) -> bool {
         let what = self.within_algorithms(&Recompression::default());
         let mut pages = self.old_pages(age_s).filter(|page| what.may_win(self.slots.peek(*page)));
@@ -263,8 +264,8 @@ impl Store {
     }
 }
 
-/// Copies, compresses and publishes one batch of `pages`, however recently they were used; calls `between` before it is
-/// published. Returns the number of pages copied.
+/// Copies, compresses and publishes one batch of `pages`, however recently they were used; calls `between`
+/// before it is published. Returns the number of pages copied.
 #[cfg(test)]
 pub(in crate::store) fn one_batch(
     store: &Store,

@@ -15,9 +15,9 @@ use super::watermarks::{ReclaimPolicy, Stuck, used_pages};
 const LOOK_AFTER: [u64; 2] = [1, 60];
 /// Scans within the age at which a page is recompressed or written back.
 const LOOKS: u64 = 16;
-/// When no page can be reclaimed, the thread rests for this multiple of the time that it took to find out, within
-/// these bounds: a device that stalls and then fails may recover long before four times its stall. Writers are refused
-/// for [`LEAST_REST`] only; then the next one wakes the thread.
+/// When no page can be reclaimed, the thread rests for this multiple of the time that it took to find out,
+/// within these bounds: a device that stalls and then fails may recover long before four times its stall.
+/// Writers are refused for [`LEAST_REST`] only; then the next one wakes the thread.
 const REST_FACTOR: u32 = 4;
 const LEAST_REST: Duration = Duration::from_millis(100);
 const MOST_REST: Duration = Duration::from_secs(1);
@@ -118,8 +118,8 @@ impl Store {
         started.ok()
     }
 
-    /// Recompresses or writes back pages that were not used for the time that the policy sets. Returns whether it
-    /// finished before more urgent work came up.
+    /// Recompresses or writes back pages that were not used for the time that the policy sets. Returns
+    /// whether it finished before more urgent work came up.
     fn look_for_old(self: &Arc<Self>, policy: &ReclaimPolicy, compressor: &mut Option<Compressor>) -> bool {
         self.watermarks.decisions.looks.add(1);
         if compressor.is_none() {
@@ -137,7 +137,8 @@ impl Store {
         self.backing.as_ref().map_or(Duration::ZERO, |backing| backing.log.backing.gone_after())
     }
 
-    /// Reclaims pages, or rests if none can be reclaimed. `failing` is the time since which the backing device fails.
+    /// Reclaims pages, or rests if none can be reclaimed. `failing` is the time since which the backing
+    /// device fails.
     fn reclaim_or_rest(&self, failing: &mut Option<Instant>) {
         let began = Instant::now();
         let held = || (self.gone_pages(), used_pages(&self.arena));

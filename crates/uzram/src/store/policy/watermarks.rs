@@ -1,5 +1,5 @@
-//! The watermarks of a store's policy. The policy's thread is woken above the high watermark, and writers wait for it
-//! at the limit.
+//! The watermarks of a store's policy. The policy's thread is woken above the high watermark, and writers
+//! wait for it at the limit.
 //!
 //! Lock: `policy`, a leaf.
 
@@ -49,8 +49,8 @@ named!(ReclaimOrder, "'{}' is no order to reclaim in: {}");
 /// A store's reclaim policy. It has effect only with a backing device or a recompression algorithm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReclaimPolicy {
-    /// The high watermark: reclaim starts when the pool and its metadata exceed this percentage, 1 to 100, of the limit
-    /// less the reserve.
+    /// The high watermark: reclaim starts when the pool and its metadata exceed this percentage, 1 to 100, of
+    /// the limit less the reserve.
     pub high_percent: u64,
     /// The low watermark: reclaim ends below this percentage, 0 to `high_percent`.
     pub low_percent: u64,
@@ -109,8 +109,8 @@ pub(super) struct State {
     stuck: Option<Stuck>,
 }
 
-/// A reclaim that freed nothing. It counts until a time has passed, or a page is gone from the backing device, where that
-/// leaves room.
+/// A reclaim that freed nothing. It counts until a time has passed, or a page is gone from the backing
+/// device, where that leaves room.
 #[derive(Clone, Copy)]
 pub(in crate::store) struct Stuck {
     pub(super) until: Instant,
@@ -176,7 +176,8 @@ impl Watermarks {
         needed_pages(arena, pool) < self.low_pages.get()
     }
 
-    /// Returns whether pages should be reclaimed: the pool is above the high watermark, or `lacks_reserve` is true.
+    /// Returns whether pages should be reclaimed: the pool is above the high watermark, or `lacks_reserve` is
+    /// true.
     #[inline]
     fn is_above_high(&self, arena: &Arena, lacks_reserve: impl Fn(&Arena) -> bool) -> bool {
         let high_pages = self.high_pages.get();
@@ -203,7 +204,8 @@ impl Watermarks {
         self.state.lock().is_stuck(Instant::now(), gone_pages)
     }
 
-    /// Wakes the thread for writers that need room. Returns false if there is no thread or it freed nothing recently.
+    /// Wakes the thread for writers that need room. Returns false if there is no thread or it freed nothing
+    /// recently.
     fn wake_for_writer(&self, state: &State, now: Instant, gone_pages: u64) -> bool {
         let can_free = !state.ends && !state.is_stuck(now, gone_pages);
         let Some(thread) = state.thread.as_ref().filter(|_| can_free) else { return false };
@@ -212,8 +214,8 @@ impl Watermarks {
         true
     }
 
-    /// Waits until the thread has freed memory, found that it cannot, or `until` has passed. Returns whether it freed
-    /// any.
+    /// Waits until the thread has freed memory, found that it cannot, or `until` has passed. Returns whether
+    /// it freed any.
     pub(in crate::store) fn wait_for_reclaim(&self, until: Instant, gone_pages: u64) -> bool {
         let began = Instant::now();
         let mut state = self.state.lock();

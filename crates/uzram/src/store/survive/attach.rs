@@ -1,16 +1,18 @@
 //! Restores a store from the memory that another process left.
 //!
-//! The slots are the roots. Each names an object or a place on the backing device, or holds its contents itself. The
-//! last store to a slot was the commit of the last write (`base/sync/wide_lock.rs`), so no slot is torn. All other
-//! state follows from them:
+//! The slots are the roots. Each names an object or a place on the backing device, or holds its contents
+//! itself. The last store to a slot was the commit of the last write (`base/sync/wide_lock.rs`), so no slot
+//! is torn. All other state follows from them:
 //!
 //! 1. The arena asks the file which pages are in memory.
-//! 2. Many threads go through the slots that are in memory. They free each slot's lock and reset its write to the
-//!    backing device. The pool finds each object by its handle; the extents account for each object on the backing
-//!    device. Then, by ranges of addresses, the pool checks that each object belongs to the page. A page whose object
-//!    is not there is *lost*.
-//! 3. The pool takes the memory of the zspages and handles that were found, and the arena gives all other memory back.
-//! 4. One thread rebuilds the zspage descriptors, lists and slabs, and another the LRU, by the pages' last use.
+//! 2. Many threads go through the slots that are in memory. They free each slot's lock and reset its write to
+//!    the backing device. The pool finds each object by its handle; the extents account for each object on
+//!    the backing device. Then, by ranges of addresses, the pool checks that each object belongs to the page.
+//!    A page whose object is not there is *lost*.
+//! 3. The pool takes the memory of the zspages and handles that were found, and the arena gives all other
+//!    memory back.
+//! 4. One thread rebuilds the zspage descriptors, lists and slabs, and another the LRU, by the pages' last
+//!    use.
 //! 5. Counters are set, and free extents are queued.
 
 use std::collections::HashSet;
@@ -89,8 +91,8 @@ struct Found {
 /// Returns whether an object belongs to its handle and page, and has its length.
 type Keeps<'a> = dyn Fn(Location, u32, u32, usize) -> bool + Sync + 'a;
 
-/// Restores the state of these parts, which are otherwise unused, from their memory. Returns counts for the store's
-/// counters.
+/// Restores the state of these parts, which are otherwise unused, from their memory. Returns counts for the
+/// store's counters.
 ///
 /// # Errors
 /// `NoMemory` when the system gives none; `Io` if it does not report which pages are in memory.
@@ -147,8 +149,8 @@ fn rebuild(parts: &Parts<'_>, claims: &Attach, settled: &Settled, found: &[Found
     Ok(())
 }
 
-/// Adopts all slots in these ranges of pages of the slot table, with a thread per CPU: each time some slots, then the objects
-/// that they name, by ranges of addresses.
+/// Adopts all slots in these ranges of pages of the slot table, with a thread per CPU: each time some slots,
+/// then the objects that they name, by ranges of addresses.
 fn go_through(parts: &Parts<'_>, ranges: &[Range<usize>], keeps: &Keeps<'_>) -> Result<Vec<Found>> {
     if let Some(log) = parts.log {
         log.begin_adoption()?;
@@ -249,8 +251,8 @@ fn note(parts: &Parts<'_>, page: PageNo, contents: &Contents, found: &mut Found,
     }
 }
 
-/// Claims the objects of a range of addresses. `keeps` returns whether an object belongs to its handle and page, and has its
-/// length; the contents of pages whose object does not are lost.
+/// Claims the objects of a range of addresses. `keeps` returns whether an object belongs to its handle and
+/// page, and has its length; the contents of pages whose object does not are lost.
 fn claim(parts: &Parts<'_>, objects: &[Named], keeps: &Keeps<'_>, found: &mut Found) {
     for objects in objects.chunks(AHEAD) {
         objects.iter().for_each(|named| parts.pool.prefetch_found(named.object));

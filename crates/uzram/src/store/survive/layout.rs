@@ -27,8 +27,8 @@ use super::settings;
 
 /// The first bytes of a complete file.
 const MAGIC: u64 = u64::from_le_bytes(*b"uzram\0M\x01");
-/// The version of the layout of the memory of a store that outlives the process, and of what it has on a backing device. A store
-/// attaches only memory of its own version.
+/// The version of the layout of the memory of a store that outlives the process, and of what it has on a
+/// backing device. A store attaches only memory of its own version.
 pub const LAYOUT_VERSION: u64 = 4;
 /// The number of words of the superblock, the checksum of the others included.
 const WORDS: usize = 12;
@@ -124,7 +124,8 @@ impl Memory {
     /// Opens a file; returns it with the builder of its store.
     ///
     /// # Errors
-    /// `Invalid` for a file that holds no complete store, or one of another version; `Corrupt` for a damaged one.
+    /// `Invalid` for a file that holds no complete store, or one of another version; `Corrupt` for a damaged
+    /// one.
     pub(in crate::store) fn open(
         file: Arc<MemoryFile>,
         backing: Option<Arc<Tiers>>,

@@ -2,7 +2,8 @@
 //!
 //! - `layout.rs`: the regions of the file, and the superblock that describes them
 //! - `settings.rs`: the fixed settings of a store as bytes, and the settings that change while it is used
-//! - `attach.rs`: restores all other state from the slots; `objects.rs`: the objects that they name, by address
+//! - `attach.rs`: restores all other state from the slots; `objects.rs`: the objects that they name, by
+//!   address
 
 mod attach;
 mod layout;
@@ -30,9 +31,9 @@ use crate::base::sync::{Arc, stores_16_bytes};
 use super::{Store, StoreBuilder, StoreStats};
 
 impl Store {
-    /// Makes a store in memory that outlives the process: its contents exist as long as a process holds the descriptor
-    /// of [`Store::memory`], and [`Store::attach`] finds them. The first touch of such memory takes longer than that of
-    /// private memory.
+    /// Makes a store in memory that outlives the process: its contents exist as long as a process holds the
+    /// descriptor of [`Store::memory`], and [`Store::attach`] finds them. The first touch of such memory
+    /// takes longer than that of private memory.
     ///
     /// # Errors
     /// As [`StoreBuilder::build`]; `Unsupported` on a machine that can't publish 16 bytes at once.
@@ -43,19 +44,19 @@ impl Store {
         Store::assemble(builder, Some(memory))
     }
 
-    /// Restores the store that [`Store::create_in`] made in this memory, in this process or one that has ended. Every
-    /// page has the contents of its last write; if that write was not finished, those before it or its own. Reads of
-    /// pages that are found damaged fail until the pages are written.
+    /// Restores the store that [`Store::create_in`] made in this memory, in this process or one that has
+    /// ended. Every page has the contents of its last write; if that write was not finished, those before it
+    /// or its own. Reads of pages that are found damaged fail until the pages are written.
     ///
     /// `backing` is the backing device of the store, if it had one.
     ///
     /// # Errors
-    /// `Invalid` for any other descriptor, memory of another version, or another backing device; `Corrupt` for a
-    /// damaged superblock; otherwise as [`StoreBuilder::build`].
+    /// `Invalid` for any other descriptor, memory of another version, or another backing device; `Corrupt`
+    /// for a damaged superblock; otherwise as [`StoreBuilder::build`].
     ///
     /// # Safety
-    /// As long as the returned store lives, nothing else changes the memory: no other store uses it, in this process or
-    /// another, and every thread of a process that did has ended.
+    /// As long as the returned store lives, nothing else changes the memory: no other store uses it, in this
+    /// process or another, and every thread of a process that did has ended.
     pub unsafe fn attach(memory: OwnedFd, backing: Option<Arc<Tiers>>) -> Result<(Store, Attached)> {
         // SAFETY: the caller's promise.
         unsafe { Store::attach_with(memory, backing, |_| ()) }
@@ -78,7 +79,8 @@ impl Store {
         Ok((restored.store, restored.attached))
     }
 
-    /// As [`Store::attach_with`], of memory that was mapped ahead or not. Returns also the builder of the store.
+    /// As [`Store::attach_with`], of memory that was mapped ahead or not. Returns also the builder of the
+    /// store.
     ///
     /// # Errors
     /// As [`Store::attach`].
@@ -99,7 +101,8 @@ impl Store {
         unsafe { attach_file(file, backing, Box::new(progress)) }
     }
 
-    /// Returns the memory of a store that outlives the process, for [`Store::attach`]; `None` for other stores.
+    /// Returns the memory of a store that outlives the process, for [`Store::attach`]; `None` for other
+    /// stores.
     pub fn memory(&self) -> Option<&Arc<MemoryFile>> {
         self.live_settings.as_ref().map(LiveSettings::file)
     }
@@ -150,8 +153,8 @@ pub(crate) struct Restored {
 }
 
 impl StoreBuilder {
-    /// Checks, as far as possible without making a store, that its memory can outlive the process. Every setting
-    /// survives, and every design can.
+    /// Checks, as far as possible without making a store, that its memory can outlive the process. Every
+    /// setting survives, and every design can.
     ///
     /// # Errors
     /// `Unsupported` on a machine that can't publish 16 bytes at once.
@@ -160,16 +163,17 @@ impl StoreBuilder {
     }
 }
 
-/// The memory of a store that another process uses, mapped ahead of an attach, which is faster then: it takes no page
-/// faults.
+/// The memory of a store that another process uses, mapped ahead of an attach, which is faster then: it takes
+/// no page faults.
 pub struct StandBy(MappedAhead);
 
 impl StandBy {
     /// Maps a store's memory. Its pages follow with [`StandBy::catch_up`].
     ///
     /// # Errors
-    /// `Invalid` for a descriptor that is not of such memory; `Unsupported` where userfaultfd(2) or `/proc` is not
-    /// available, or on a machine that can't publish 16 bytes at once; `NoMemory` when there is no address space.
+    /// `Invalid` for a descriptor that is not of such memory; `Unsupported` where userfaultfd(2) or `/proc`
+    /// is not available, or on a machine that can't publish 16 bytes at once; `NoMemory` when there is no
+    /// address space.
     pub fn new(memory: OwnedFd) -> Result<StandBy> {
         check_machine()?;
         let mapped = MappedAhead::new(MemoryFile::from_fd(memory)?)?;
@@ -178,8 +182,9 @@ impl StandBy {
         Ok(StandBy(mapped))
     }
 
-    /// Maps the pages that the memory has got since the last call, but for those in swap. It changes neither contents nor
-    /// which pages are in memory, so the other process goes on meanwhile. Returns the number of bytes mapped.
+    /// Maps the pages that the memory has got since the last call, but for those in swap. It changes neither
+    /// contents nor which pages are in memory, so the other process goes on meanwhile. Returns the number of
+    /// bytes mapped.
     ///
     /// # Errors
     /// `Io` if the system does not report which pages are in memory, or which are mapped.

@@ -1,7 +1,7 @@
 //! The objects that slots name, sorted by where they are.
 //!
-//! Slots that follow each other can name objects anywhere. To look at these in the slots' order takes a miss of the TLB and
-//! several of the cache for each; by ranges of addresses it takes one for each page of memory.
+//! Slots that follow each other can name objects anywhere. To look at these in the slots' order takes a miss
+//! of the TLB and several of the cache for each; by ranges of addresses it takes one for each page of memory.
 
 use crate::base::units::PageNo;
 use crate::zsmalloc::Location;

@@ -1,5 +1,5 @@
-//! The settings of a store that outlives the process: the fixed ones, encoded as bytes, and those that change while it
-//! is used, in two copies.
+//! The settings of a store that outlives the process: the fixed ones, encoded as bytes, and those that change
+//! while it is used, in two copies.
 //!
 //! Numbers are 8 bytes, little-endian; names and dictionaries are preceded by their length.
 
@@ -52,7 +52,8 @@ pub(super) fn encode(builder: &StoreBuilder) -> Vec<u8> {
 /// Decodes what [`encode`] returned.
 ///
 /// # Errors
-/// `Corrupt` for any other bytes; `Invalid` without the backing device that the store had, or with one if it had none.
+/// `Corrupt` for any other bytes; `Invalid` without the backing device that the store had, or with one if it
+/// had none.
 pub(super) fn decode(bytes: &[u8], backing: Option<Arc<Tiers>>) -> Result<StoreBuilder> {
     let mut input = Input(bytes);
     let name = input.text()?;
@@ -177,8 +178,9 @@ const COPY: usize = LIVE + 2;
 /// Which of them is the checksum.
 const CHECKSUM: usize = COPY - 1;
 
-/// The settings that change, in memory that outlives the process: two copies, of which the newer one with a right checksum
-/// is valid. A change overwrites the other copy, so that a death in between leaves the valid one.
+/// The settings that change, in memory that outlives the process: two copies, of which the newer one with a
+/// right checksum is valid. A change overwrites the other copy, so that a death in between leaves the valid
+/// one.
 pub(in crate::store) struct LiveSettings {
     words: Table<AtomicU64>,
     file: Arc<MemoryFile>,
@@ -215,7 +217,8 @@ impl LiveSettings {
         }
     }
 
-    /// Sets the changeable settings of `builder`, if a copy is valid. Returns its count of changes and its first word.
+    /// Sets the changeable settings of `builder`, if a copy is valid. Returns its count of changes and its
+    /// first word.
     pub(super) fn read_into(&self, builder: &mut StoreBuilder) -> (u64, usize) {
         let copy = |first: usize| -> [u64; COPY] {
             std::array::from_fn(|at| self.words[first + at].load(Ordering::Relaxed))

@@ -1,8 +1,8 @@
-//! How much may be written to a backing device: the kernel's writeback limit, which counts down, and a daily budget, to
-//! bound the wear of flash. Writes that move objects are counted, but not refused.
+//! How much may be written to a backing device: the kernel's writeback limit, which counts down, and a daily
+//! budget, to bound the wear of flash. Writes that move objects are counted, but not refused.
 //!
-//! Where the store's memory outlives the process, each change also sets words in it, one for each number, with relaxed
-//! stores: a kill leaves each number as it was before or after the change.
+//! Where the store's memory outlives the process, each change also sets words in it, one for each number,
+//! with relaxed stores: a kill leaves each number as it was before or after the change.
 //!
 //! Lock: `policy`, a leaf.
 
@@ -16,7 +16,8 @@ use super::log::BLOCK_BYTES;
 
 const DAY_S: u32 = 24 * 60 * 60;
 
-/// The words in memory that outlives the process: what is left of the limit, when the day began, and what was spent since.
+/// The words in memory that outlives the process: what is left of the limit, when the day began, and what was
+/// spent since.
 const LEFT: usize = 0;
 const DAY: usize = 1;
 const SPENT: usize = 2;
@@ -58,7 +59,8 @@ struct State {
 }
 
 impl Allowance {
-    /// Creates an allowance with this limit and no budget, of which nothing was used; its words are in `region`.
+    /// Creates an allowance with this limit and no budget, of which nothing was used; its words are in
+    /// `region`.
     pub(super) fn new(limit: WritebackLimit, region: Option<&Region>) -> Result<Self> {
         let words = region.map(|region| Table::new_in(Some(region), WORDS)).transpose()?;
         let state = State { limit, day_s: uptime_s(), ..State::default() };

@@ -1,30 +1,34 @@
 //! Cleaning: freeing extents whose objects are mostly dead, by rewriting the live ones together elsewhere.
 //!
-//! The extents with the fewest live bytes are read whole. Each object in them that its page's slot still refers to is
-//! written to another extent. Until that write has ended the page is read from the old place, so the old extent is
-//! held. An object that cannot be read stays where it is, and its extent is not cleaned again until all objects in it
-//! are dead.
+//! The extents with the fewest live bytes are read whole. Each object in them that its page's slot still
+//! refers to is written to another extent. Until that write has ended the page is read from the old place, so
+//! the old extent is held. An object that cannot be read stays where it is, and its extent is not cleaned
+//! again until all objects in it are dead.
 //!
 //! # The rule
 //!
-//! Cleaning gains a free extent for each [`MOVED_PER_GAIN`] that it moves, or it moves none. An extent is moved only if the
-//! bytes in it that are not live are 1 / [`MOVED_PER_GAIN`] of it, and a block more, which a flush may leave unused. In an extent
-//! that was filled with moved objects, only those bytes count whose objects have died since: moving it again for bytes that were
-//! never filled gains nothing. So the bytes moved are bounded by the bytes that died. When no object dies, cleaning ends; it
-//! goes on when objects have died. Pages that find no room stay in memory: the device is *full* ([`Log::is_full`]).
+//! Cleaning gains a free extent for each [`MOVED_PER_GAIN`] that it moves, or it moves none. An extent is
+//! moved only if the bytes in it that are not live are 1 / [`MOVED_PER_GAIN`] of it, and a block more, which
+//! a flush may leave unused. In an extent that was filled with moved objects, only those bytes count whose
+//! objects have died since: moving it again for bytes that were never filled gains nothing. So the bytes
+//! moved are bounded by the bytes that died. When no object dies, cleaning ends; it goes on when objects have
+//! died. Pages that find no room stay in memory: the device is *full* ([`Log::is_full`]).
 //!
 //! # What a page costs
 //!
-//! Let a share u of the device be live, and pages be overwritten at random. If the extents are cleaned in turn, each has a share s
-//! that is live, with u = (s - 1) / ln s (J. Menon, A Performance Comparison of RAID-5 and Log-Structured Arrays, HPDC 1995;
-//! P. Desnoyers, Analytic Modeling of SSD Write Performance, SYSTOR 2012). A byte of a page that leaves then costs 1 / (1 - s) bytes
-//! written; to take the emptiest extents first costs no more. That is 2.7 bytes at 80 % live, 5.2 at 90 %, 10.2 at 95 %, and 16.8
-//! at 97 %. The rule bounds it by [`MOVED_PER_GAIN`], which the theory reaches at 98.4 %. The reserve, extents that are being
-//! filled and ends of extents are neither live nor free, so a device of 1 GiB gets there at 98 %, and one of 24 MiB at 93 %.
-//! A smaller [`MOVED_PER_GAIN`] would end cleaning too early: a device of 1 GiB that is filled to 97 % in order, and then
-//! overwritten at random, has lost the same 3 % of each extent when the first one is moved.
+//! Let a share u of the device be live, and pages be overwritten at random. If the extents are cleaned in
+//! turn, each has a share s that is live, with u = (s - 1) / ln s (J. Menon, A Performance Comparison of
+//! RAID-5 and Log-Structured Arrays, HPDC 1995; P. Desnoyers, Analytic Modeling of SSD Write Performance,
+//! SYSTOR 2012). A byte of a page that leaves then costs 1 / (1 - s) bytes written; to take the emptiest
+//! extents first costs no more. That is 2.7 bytes at 80 % live, 5.2 at 90 %, 10.2 at 95 %, and 16.8 at 97 %.
+//! The rule bounds it by [`MOVED_PER_GAIN`], which the theory reaches at 98.4 %. The reserve, extents that
+//! are being filled and ends of extents are neither live nor free, so a device of 1 GiB gets there at 98 %,
+//! and one of 24 MiB at 93 %. A smaller [`MOVED_PER_GAIN`] would end cleaning too early: a device of 1 GiB
+//! that is filled to 97 % in order, and then overwritten at random, has lost the same 3 % of each extent when
+//! the first one is moved.
 //!
-//! Extents whose copies on other machines are in danger ([`Tiers::is_at_risk`]) are rewritten in the same way.
+//! Extents whose copies on other machines are in danger ([`Tiers::is_at_risk`]) are rewritten in the same
+//! way.
 
 use crate::backing::{Buffer, Filling};
 
@@ -46,7 +50,8 @@ const ENDANGERED: usize = 2;
 /// Extents in danger that could not be read, after which something else is done for a while.
 const UNANSWERED: usize = 4;
 
-/// The most extents that are moved for each that is gained: at most so many bytes are written for each of a page that leaves.
+/// The most extents that are moved for each that is gained: at most so many bytes are written for each of a
+/// page that leaves.
 const MOVED_PER_GAIN: usize = 32;
 
 /// What became of an extent whose objects were to be rewritten.
@@ -72,8 +77,9 @@ impl Store {
         backing.is_some_and(|backing| backing.rescued.get() != backing.log.placement())
     }
 
-    /// Rewrites extents whose copies are in danger, until there are none, or `goes_on` returns false. Returns whether there
-    /// are none any more. Goes on where it ended before: extents that cannot be read hold up no others.
+    /// Rewrites extents whose copies are in danger, until there are none, or `goes_on` returns false. Returns
+    /// whether there are none any more. Goes on where it ended before: extents that cannot be read hold up no
+    /// others.
     pub(in crate::store) fn rescue(&self, goes_on: impl Fn() -> bool) -> bool {
         let Some(backing) = &self.backing else { return true };
         let generation = backing.log.placement();
@@ -123,8 +129,8 @@ impl Pass<'_> {
         }
     }
 
-    /// Rewrites the live objects of extents that are held, and releases them. Returns the extent for which the backing has not
-    /// answered, if any: those behind it stay as they are.
+    /// Rewrites the live objects of extents that are held, and releases them. Returns the extent for which
+    /// the backing has not answered, if any: those behind it stay as they are.
     fn move_all(&mut self, extents: &[u32]) -> Option<u32> {
         let mut moved = Vec::with_capacity(extents.len());
         let mut buffer = self.spare_buffer();
@@ -181,7 +187,8 @@ impl Pass<'_> {
         (buffer, moved)
     }
 
-    /// Returns whether an object is live: its page's slot refers to `place`. Returns false if the slot is busy.
+    /// Returns whether an object is live: its page's slot refers to `place`. Returns false if the slot is
+    /// busy.
     fn lives_at(&self, object: &Object, place: u64) -> bool {
         let backed = Backed { place, len: object.len, priority: object.priority };
         let page = object.page;
@@ -198,7 +205,8 @@ impl Log {
         self.backing.health().map_or(0, |health| health.placement)
     }
 
-    /// Returns whether an extent may be moved, by its word: it is not held, has live objects, and enough of it is dead.
+    /// Returns whether an extent may be moved, by its word: it is not held, has live objects, and enough of
+    /// it is dead.
     fn may_move(&self, number: u32, word: u32) -> bool {
         let of = &self.extents[number as usize];
         let least_bytes = self.extent_bytes / MOVED_PER_GAIN + BLOCK_BYTES;
@@ -211,16 +219,17 @@ impl Log {
             let of = &self.extents[number as usize];
             let word = of.word.load(Ordering::Relaxed);
             let gain_bytes = of.gain_bytes(word);
-            // Those written once are gained whole, of few that fit together into fewer: surely of two that are half empty.
+            // Those written once are gained whole, of few that fit together into fewer: surely of two that
+            // are half empty.
             let counts = self.may_move(number, word) && (!self.written_once || gain_bytes >= word);
             if counts { u64::from(gain_bytes) } else { 0 }
         };
         self.used_extents(of_tier).into_iter().map(gain).sum()
     }
 
-    /// Selects up to `most` extents that may be moved, with the fewest live bytes, that together fit into what is free, and
-    /// `begun_bytes` besides, and holds them for cleaning. They are of one tier, which is not down, so that each keeps its
-    /// reserve.
+    /// Selects up to `most` extents that may be moved, with the fewest live bytes, that together fit into
+    /// what is free, and `begun_bytes` besides, and holds them for cleaning. They are of one tier, which is
+    /// not down, so that each keeps its reserve.
     fn victims(&self, most: usize, begun_bytes: usize) -> Vec<u32> {
         let in_use = self.in_use();
         let tiers = (0..self.tiers).filter(|tier| in_use[*tier]);
@@ -236,7 +245,8 @@ impl Log {
         Vec::new()
     }
 
-    /// Returns the live bytes and numbers of the extents of a tier that have the fewest, of those that may be moved.
+    /// Returns the live bytes and numbers of the extents of a tier that have the fewest, of those that may be
+    /// moved.
     fn emptiest(&self, tier: usize, most: usize) -> Vec<(u32, u32)> {
         let mut best: Vec<(u32, u32)> = Vec::with_capacity(most + 1);
         for number in self.used_extents(|other| other == tier) {
@@ -314,8 +324,8 @@ fn is_used(word: u32) -> bool {
     word != 0 && word & !BYTES_MASK == 0
 }
 
-/// Returns where the next object may begin after a place where none does, and whether the gap is intended: after a
-/// flush, filling continues at the next block, and the rest of the last block is zeros.
+/// Returns where the next object may begin after a place where none does, and whether the gap is intended:
+/// after a flush, filling continues at the next block, and the rest of the last block is zeros.
 fn after_no_object(extent: &[u8], at: usize) -> (usize, bool) {
     let block_end = (at + 1).next_multiple_of(BLOCK_BYTES).min(extent.len());
     let is_empty = extent[at..block_end].iter().all(|byte| *byte == 0);

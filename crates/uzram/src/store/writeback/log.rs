@@ -1,13 +1,13 @@
 //! The space of a backing device: extents, and the live objects in them.
 //!
-//! The device is divided into *extents*. Each is filled from start to end and then only loses objects, until it is free
-//! and can be refilled. Where an extent is one object of the backing ([`Tiers::object_bytes`]), it is filled by a
-//! single write, and discarded before it is filled again. An extent's *word* counts the bytes of its live objects, and its
-//! holds: by the thread that fills it, by each write in flight, by the thread that cleans it. Dropping the word to 0
-//! frees the extent.
+//! The device is divided into *extents*. Each is filled from start to end and then only loses objects, until
+//! it is free and can be refilled. Where an extent is one object of the backing ([`Tiers::object_bytes`]), it
+//! is filled by a single write, and discarded before it is filled again. An extent's *word* counts the bytes
+//! of its live objects, and its holds: by the thread that fills it, by each write in flight, by the thread
+//! that cleans it. Dropping the word to 0 frees the extent.
 //!
-//! A slot that refers to a place in an extent keeps the extent from being refilled, so the extent's generation, read
-//! under the slot's lock, is the one that the object was written with.
+//! A slot that refers to a place in an extent keeps the extent from being refilled, so the extent's
+//! generation, read under the slot's lock, is the one that the object was written with.
 //!
 //! Lock: `backing extents`, a leaf, protects the free extents.
 
@@ -69,15 +69,16 @@ pub(super) struct Extent {
     generation: Stamp,
     /// While free, the next free extent; else not 0 if it could not be cleaned.
     pub(super) link: Stamp,
-    /// With the layout `Blocks`, the CRC of its only object, which has no header. Otherwise [`Filling::home`], where the
-    /// backing keeps the extent as one object.
+    /// With the layout `Blocks`, the CRC of its only object, which has no header. Otherwise
+    /// [`Filling::home`], where the backing keeps the extent as one object.
     crc: Stamp,
     /// With the layout `Blocks`, the checksum of its only object. Otherwise [`Extent::filled_bytes`].
     checksum: Stamp,
 }
 
 impl Extent {
-    /// Returns the bytes of live objects that a packed extent is full with: what it has less has died, or was never filled.
+    /// Returns the bytes of live objects that a packed extent is full with: what it has less has died, or was
+    /// never filled.
     fn filled_bytes(&self) -> u32 {
         self.checksum.get()
     }
@@ -121,7 +122,8 @@ impl Free {
             self.used.end += 1;
             (self.used.end - 1, false)
         } else {
-            // No extent is between the queues: only a thread that holds `writeback` discards or takes extents.
+            // No extent is between the queues: only a thread that holds `writeback` discards or takes
+            // extents.
             let clean = self.discarded.pop(extents).map(|extent| (extent, false));
             clean.or_else(|| Some((self.emptied.pop(extents)?, true)))?
         };
@@ -201,8 +203,8 @@ impl Log {
     /// Creates the space of a device, with all extents free.
     ///
     /// # Errors
-    /// `Invalid` for a device that is too small; `Unsupported` for one with blocks larger than [`BLOCK_BYTES`];
-    /// `NoMemory`.
+    /// `Invalid` for a device that is too small; `Unsupported` for one with blocks larger than
+    /// [`BLOCK_BYTES`]; `NoMemory`.
     pub(super) fn new(options: &BackingOptions, region: Option<&Region>) -> Result<Self> {
         let BackingOptions { backing, layout, compressed } = options.clone();
         let (count, extent_bytes) = Log::extents_of(options)?;
@@ -274,8 +276,9 @@ impl Log {
         Ok((u32::try_from(count).unwrap_or(NONE - 1).min(NONE - 1), extent_bytes))
     }
 
-    /// Begins the adoption of the extents that another process left: resets the extents' live bytes and links. All else
-    /// stays. Marks the extents that the dead process held: a write to one may still be on its way to the device.
+    /// Begins the adoption of the extents that another process left: resets the extents' live bytes and
+    /// links. All else stays. Marks the extents that the dead process held: a write to one may still be on
+    /// its way to the device.
     #[cfg(not(loom))]
     pub(in crate::store) fn begin_adoption(&self) -> Result<()> {
         self.counts.pages.set(0);
@@ -371,8 +374,8 @@ impl Log {
         used.map(|(tier, _)| tier.count as usize * self.extent_bytes).sum()
     }
 
-    /// Returns which tiers are written to now: those that are not down. If all are, it is all of them: then the writes say
-    /// why nothing is written.
+    /// Returns which tiers are written to now: those that are not down. If all are, it is all of them: then
+    /// the writes say why nothing is written.
     pub(super) fn in_use(&self) -> [bool; MAX_TIERS] {
         let is_up = |tier| tier < self.tiers && !self.backing.is_down(tier);
         match std::array::from_fn(is_up) {
@@ -417,8 +420,8 @@ impl Log {
         self.filling(self.extent_of(place))
     }
 
-    /// Writes an object into `out`, the [`Log::footprint`] bytes from its place on. What is to be sealed is sealed when the
-    /// extent is written.
+    /// Writes an object into `out`, the [`Log::footprint`] bytes from its place on. What is to be sealed is
+    /// sealed when the extent is written.
     pub(super) fn put(&self, out: &mut [u8], extent: u32, object: &Object, bytes: &[u8]) {
         let of = &self.extents[extent as usize];
         let generation = of.generation.get();
@@ -444,8 +447,9 @@ impl Log {
         out[end..].fill(0);
     }
 
-    /// Returns the packed object at the start of `bytes`, which were read from `place` in an extent of that generation, and
-    /// its own bytes; `scratch` is for those that were sealed. Returns `None` if it is not as it was written.
+    /// Returns the packed object at the start of `bytes`, which were read from `place` in an extent of that
+    /// generation, and its own bytes; `scratch` is for those that were sealed. Returns `None` if it is not as
+    /// it was written.
     pub(super) fn parse<'a>(
         &self,
         bytes: &'a [u8],
@@ -458,8 +462,8 @@ impl Log {
         sealed::parse(&**seal, bytes, Position { extent: self.extent_of(place), generation, at }, scratch)
     }
 
-    /// Returns the checksum and the bytes of the object of `page` at the start of `bytes`, which were read from its
-    /// place in an extent of that generation. Returns `None` if it is not as it was written.
+    /// Returns the checksum and the bytes of the object of `page` at the start of `bytes`, which were read
+    /// from its place in an extent of that generation. Returns `None` if it is not as it was written.
     pub(super) fn find<'a>(
         &self,
         bytes: &'a [u8],
@@ -484,19 +488,22 @@ impl Log {
         }
     }
 
-    /// Takes a free extent to fill, and holds it for the caller. Returns `None` if too few are free for that purpose.
+    /// Takes a free extent to fill, and holds it for the caller. Returns `None` if too few are free for that
+    /// purpose.
     pub(super) fn take(&self, purpose: Purpose) -> Option<u32> {
         loop {
             let extent = self.take_any(purpose)?;
             let of = &self.extents[extent as usize];
-            // Its next generation would be its first one again, with the same nonces: it is never filled again.
+            // Its next generation would be its first one again, with the same nonces: it is never filled
+            // again.
             if self.seal.is_some() && of.generation.get() == u32::MAX {
                 continue;
             }
             of.link.set(0);
             of.generation.set(of.generation.get().wrapping_add(1));
             if self.layout == WritebackLayout::Packed {
-                // Moved objects are counted one by one: what a flush leaves unused would be moved again and again.
+                // Moved objects are counted one by one: what a flush leaves unused would be moved again and
+                // again.
                 let is_counted = purpose == Purpose::Moved && !self.written_once;
                 of.set_filled_bytes(if is_counted { 0 } else { self.usable_bytes(self.extent_bytes) });
             }
@@ -516,8 +523,8 @@ impl Log {
             let with = |more_than: u32, is_used: bool| {
                 (0..self.tiers).find(|tier| in_use[*tier] == is_used && free[*tier].count > more_than)
             };
-            // Each tier keeps its reserve, by which it can be cleaned while the others are down. Where those in use have no
-            // room, one that is down is taken: then the write says why nothing is written.
+            // Each tier keeps its reserve, by which it can be cleaned while the others are down. Where those
+            // in use have no room, one that is down is taken: then the write says why nothing is written.
             let reserved = self.reserved_extents();
             let tier = match purpose {
                 Purpose::New => with(reserved, true).or_else(|| with(reserved, false)),
@@ -582,8 +589,8 @@ impl Log {
         }
     }
 
-    /// Returns whether the device is full: from the page on that found no extent, until so many are found, or could be, that
-    /// it is not full again at once.
+    /// Returns whether the device is full: from the page on that found no extent, until so many are found, or
+    /// could be, that it is not full again at once.
     pub(in crate::store) fn is_full(&self) -> bool {
         if self.missing.get() > 0 && self.available_extents() >= self.ample_extents() {
             self.missing.set(0);

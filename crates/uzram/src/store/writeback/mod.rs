@@ -58,7 +58,8 @@ impl WritebackLayout {
         }
     }
 
-    /// Returns the default number of writes in flight: a few MiB of packed extents, or the kernel's 32 blocks.
+    /// Returns the default number of writes in flight: a few MiB of packed extents, or the kernel's 32
+    /// blocks.
     pub(crate) const fn default_batch(self) -> u64 {
         match self {
             WritebackLayout::Packed => 4,
@@ -142,7 +143,8 @@ per_cpu_counters! {
     object_bytes,
     /// Pages that returned to memory.
     pages_returned,
-    /// Pages that stayed in memory because they were used, overwritten or discarded while they were being written.
+    /// Pages that stayed in memory because they were used, overwritten or discarded while they were being
+    /// written.
     pages_kept,
     /// Failed writes to the device.
     failed_writes,
@@ -190,8 +192,8 @@ fn in_order(ranges: &[Range<u64>], end: u64) -> Vec<Range<u64>> {
 }
 
 impl Store {
-    /// Writes pages to the backing device, and returns the number that left memory: the largest first, if not all may be
-    /// written or have room, otherwise in the order of their numbers. Busy pages stay.
+    /// Writes pages to the backing device, and returns the number that left memory: the largest first, if not
+    /// all may be written or have room, otherwise in the order of their numbers. Busy pages stay.
     ///
     /// # Errors
     /// As [`Store::write_back_interruptible`].
@@ -202,9 +204,9 @@ impl Store {
     /// As [`Store::write_back`], until `work` is interrupted.
     ///
     /// # Errors
-    /// `Unsupported` without a backing device; `NoSpace` when it is full; `Io` when [`WritebackLimit`] or the day's
-    /// budget is used up; the device's last error, after all other pages were tried; `Interrupted`, after writes in
-    /// flight ended.
+    /// `Unsupported` without a backing device; `NoSpace` when it is full; `Io` when [`WritebackLimit`] or the
+    /// day's budget is used up; the device's last error, after all other pages were tried; `Interrupted`,
+    /// after writes in flight ended.
     pub fn write_back_interruptible(&self, what: &Writeback, work: &Work<'_>) -> Result<u64> {
         let backing = self.backing.as_ref().ok_or_else(|| {
             Error::new(ErrorKind::Unsupported, "there is no backing device").with_setting("backing_dev")
@@ -261,7 +263,8 @@ impl Store {
         !allowance.limit().enabled && allowance.budget_left_bytes().is_none() && taken_bytes() <= usable_bytes
     }
 
-    /// Prefetches slots, LRU nodes and objects of the next pages, which are cold. `page(n)` returns the page `n` ahead.
+    /// Prefetches slots, LRU nodes and objects of the next pages, which are cold. `page(n)` returns the page
+    /// `n` ahead.
     #[inline]
     pub(super) fn prefetch_object(&self, page: impl Fn(usize) -> Option<PageNo>) {
         if let Some(page) = page(2 * AHEAD) {
@@ -292,7 +295,8 @@ impl Store {
         self.backing.as_ref().map(|backing| backing.allowance.limit()).unwrap_or_default()
     }
 
-    /// Changes the writeback limit, atomically with respect to writes. Without a backing device it has no effect.
+    /// Changes the writeback limit, atomically with respect to writes. Without a backing device it has no
+    /// effect.
     pub fn change_writeback_limit(&self, change: impl FnOnce(&mut WritebackLimit)) {
         match &self.backing {
             Some(backing) => {
@@ -314,8 +318,9 @@ impl Store {
         self.keep_setting(|kept| kept.writeback_batch = Some(writes));
     }
 
-    /// Discards what is on a backing device that keeps extents as objects, before the store is given up for ever: pages there
-    /// are lost. Waits for a thread that writes pages back, and some seconds until they are gone.
+    /// Discards what is on a backing device that keeps extents as objects, before the store is given up for
+    /// ever: pages there are lost. Waits for a thread that writes pages back, and some seconds until they are
+    /// gone.
     pub fn erase_backing(&self) {
         if let Some(backing) = self.backing.as_ref().filter(|backing| backing.log.written_once) {
             backing.erase();
@@ -335,8 +340,8 @@ impl Store {
         self.backing.as_ref().is_some_and(|backing| backing.log.is_full())
     }
 
-    /// Returns the number of pages that were on the backing device and no longer are, modulo 2^64: if it is full, no more pages
-    /// leave until this changes.
+    /// Returns the number of pages that were on the backing device and no longer are, modulo 2^64: if it is
+    /// full, no more pages leave until this changes.
     pub(super) fn gone_pages(&self) -> u64 {
         self.backing.as_ref().map_or(0, |backing| backing.log.gone_pages())
     }
@@ -353,7 +358,8 @@ impl Store {
 }
 
 impl Log {
-    /// Notes a read that failed. Whatever the backing calls it, for whoever wants the page it is an error of the device.
+    /// Notes a read that failed. Whatever the backing calls it, for whoever wants the page it is an error of
+    /// the device.
     fn failed_read(&self, error: Error) -> Error {
         self.counts.failed_reads.add(1);
         match error.kind() {

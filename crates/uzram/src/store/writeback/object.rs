@@ -9,8 +9,8 @@
 //! 15   mark       u8    never 0, so that a header is not all zeros
 //! ```
 //!
-//! The generation changes whenever an extent is reused, so that an old object, left over after a lost write, is not
-//! taken for a new one.
+//! The generation changes whenever an extent is reused, so that an old object, left over after a lost write,
+//! is not taken for a new one.
 
 use crate::base::units::{PAGE_SIZE, PageNo};
 
@@ -52,8 +52,8 @@ impl Object {
         header
     }
 
-    /// Returns the object at the start of `bytes`, in an extent of that generation, and its own bytes. Returns `None`
-    /// if there is no object, or it is not as it was written.
+    /// Returns the object at the start of `bytes`, in an extent of that generation, and its own bytes.
+    /// Returns `None` if there is no object, or it is not as it was written.
     pub(super) fn parse(bytes: &[u8], generation: u32) -> Option<(Object, &[u8])> {
         let (header, rest) = bytes.split_first_chunk::<HEADER_BYTES>()?;
         let word =

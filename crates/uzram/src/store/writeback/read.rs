@@ -1,15 +1,16 @@
 //! Reading pages from the backing device, and returning some of them to memory.
 //!
-//! A page's place and the generation of its extent are read under the slot's lock, which is then released: the read of
-//! the device holds no lock. If the page is changed meanwhile, its extent may even be refilled; then the bytes read
-//! have the wrong generation, and the read starts over from the slot. Bytes that do not match are damaged only if the
-//! slot still refers to the same place and generation.
+//! A page's place and the generation of its extent are read under the slot's lock, which is then released:
+//! the read of the device holds no lock. If the page is changed meanwhile, its extent may even be refilled;
+//! then the bytes read have the wrong generation, and the read starts over from the slot. Bytes that do not
+//! match are damaged only if the slot still refers to the same place and generation.
 //!
-//! Pages that are probably read next are read ahead (`ahead/`), and verified like those that come from the device.
+//! Pages that are probably read next are read ahead (`ahead/`), and verified like those that come from the
+//! device.
 //!
-//! A page returns to memory if the LRU says that it was used soon after it left (a refault), or if there is room below
-//! the policy's low watermark, unless the reader says that it is about to discard it. Other pages stay on the device and
-//! are read from it again the next time.
+//! A page returns to memory if the LRU says that it was used soon after it left (a refault), or if there is
+//! room below the policy's low watermark, unless the reader says that it is about to discard it. Other pages
+//! stay on the device and are read from it again the next time.
 //!
 //! Locks: a slot's, briefly; under it, `backing extents`, a leaf, to find what was read ahead.
 

@@ -1,4 +1,5 @@
-//! An object on a backing that others can read or change: encrypted, with a tag that tells whether it is as it was written.
+//! An object on a backing that others can read or change: encrypted, with a tag that tells whether it is as
+//! it was written.
 //!
 //! ```text
 //!  0   page       u32   the page's number
@@ -11,11 +12,12 @@
 //! 36   bytes            encrypted
 //! ```
 //!
-//! The nonce is the extent, its generation and the object's place: an extent of a generation is filled once, from its start
-//! to its end, so none is used twice with a key. But all of these are counters in memory: a virtual machine that is cloned, or
-//! goes back to a snapshot, fills the same extent of the same generation with something else. So each filling has a salt,
-//! from which its key is derived, and which is drawn when all bytes are there that are sealed with it ([`seal_all`]): of a snapshot
-//! before, every run draws its own, and of one after, every run seals the same bytes.
+//! The nonce is the extent, its generation and the object's place: an extent of a generation is filled once,
+//! from its start to its end, so none is used twice with a key. But all of these are counters in memory: a
+//! virtual machine that is cloned, or goes back to a snapshot, fills the same extent of the same generation
+//! with something else. So each filling has a salt, from which its key is derived, and which is drawn when
+//! all bytes are there that are sealed with it ([`seal_all`]): of a snapshot before, every run draws its own,
+//! and of one after, every run seals the same bytes.
 //!
 //! Who can read the backing learns which pages are written when, and how well they compress.
 
@@ -78,7 +80,8 @@ pub(super) fn footprint(len_bytes: usize) -> usize {
 /// Seals all objects of an extent's filling, which were put there one after another, in place.
 pub(super) fn seal_all(seal: &dyn Seal, filled: &mut [u8], extent: u32, generation: u32) {
     let mut at = 0;
-    // The salt is drawn now and not before: from here on the bytes are the same, whatever becomes of a copy of this machine.
+    // The salt is drawn now and not before: from here on the bytes are the same, whatever becomes of a copy
+    // of this machine.
     seal.with_new_salt(&mut |salt, seal_one| {
         while let Some(len) = put_at(filled, at) {
             let (header, rest) = filled[at..].split_at_mut(HEADER_BYTES);
@@ -102,8 +105,8 @@ fn put_at(filled: &[u8], at: usize) -> Option<usize> {
     (header[7] == MARK && OVERHEAD_BYTES + len <= rest.len()).then_some(len)
 }
 
-/// Returns the object at the start of `bytes`, and its own bytes, which are in `scratch` then. Returns `None` if there is no
-/// object, or it is not as it was written there.
+/// Returns the object at the start of `bytes`, and its own bytes, which are in `scratch` then. Returns `None`
+/// if there is no object, or it is not as it was written there.
 pub(super) fn parse<'a>(
     seal: &dyn Seal,
     bytes: &[u8],
@@ -132,8 +135,9 @@ pub(super) fn parse<'a>(
     Some((object, own))
 }
 
-/// Returns whether what was read from byte `at` of an extent, where an object begins, is as it was written: the first object,
-/// and those behind it that were read as a whole. A backing with copies can ask for another one otherwise.
+/// Returns whether what was read from byte `at` of an extent, where an object begins, is as it was written:
+/// the first object, and those behind it that were read as a whole. A backing with copies can ask for another
+/// one otherwise.
 pub fn are_whole(seal: &dyn Seal, read: &[u8], extent: u32, generation: u32, at: usize) -> bool {
     let (mut done, mut scratch) = (0, SCRATCH);
     loop {
@@ -246,7 +250,8 @@ pub(in crate::store) mod tests {
         assert_eq!(parse(&seal, &[0; 64], first, &mut scratch), None);
     }
 
-    /// As two clones of a virtual machine do, or one that goes back to a snapshot. The key is the same, and so are all counters.
+    /// As two clones of a virtual machine do, or one that goes back to a snapshot. The key is the same, and
+    /// so are all counters.
     #[test]
     fn a_filling_that_two_runs_of_a_machine_fill_is_sealed_by_different_salts() {
         let (seal, mut random, mut scratch) = (Plain::default(), Random::new(9), SCRATCH);

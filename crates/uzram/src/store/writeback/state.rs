@@ -1,4 +1,5 @@
-//! How a backing device is, for those who ask or warn: what it knows of itself, and whether requests have failed just now.
+//! How a backing device is, for those who ask or warn: what it knows of itself, and whether requests have
+//! failed just now.
 //!
 //! Lock: `backing extents`, a leaf.
 
@@ -21,7 +22,8 @@ pub enum BackingState {
     Ok,
     /// They can, though a part of it is away or full.
     Degraded(Trouble),
-    /// It is full: pages leave again when enough of those on it were overwritten or discarded, without a restart.
+    /// It is full: pages leave again when enough of those on it were overwritten or discarded, without a
+    /// restart.
     Full,
     /// Reads or writes fail.
     Failing(Trouble),

@@ -1,10 +1,10 @@
 //! Writing pages to the backing device.
 //!
-//! One thread at a time writes pages back, in a [`Pass`]. It copies objects into a buffer under their pages' slot
-//! locks, which it only tries, and notes the number of the write in each slot. A full buffer is written while others
-//! are filled. When the write has ended, each page whose slot still has the number was neither used nor changed since:
-//! its place on the device is published in the slot, and its object in memory is freed. All other pages stay in memory,
-//! and their copies on the device are dead.
+//! One thread at a time writes pages back, in a [`Pass`]. It copies objects into a buffer under their pages'
+//! slot locks, which it only tries, and notes the number of the write in each slot. A full buffer is written
+//! while others are filled. When the write has ended, each page whose slot still has the number was neither
+//! used nor changed since: its place on the device is published in the slot, and its object in memory is
+//! freed. All other pages stay in memory, and their copies on the device are dead.
 //!
 //! Lock order: `writeback`, for the whole pass, then slots, which are only tried: a busy page is not cold.
 
@@ -112,8 +112,8 @@ impl Completion for Finished {
 }
 
 impl BackingDevice {
-    /// Creates the backing device of a store, with all of its space free, and with this limit and number of writes in
-    /// flight.
+    /// Creates the backing device of a store, with all of its space free, and with this limit and number of
+    /// writes in flight.
     pub(in crate::store) fn new(
         options: &BackingOptions,
         limit: WritebackLimit,
@@ -165,7 +165,8 @@ impl BackingDevice {
     }
 }
 
-/// Where objects are sealed, a thread of its own does that while the next buffers are filled, which takes longer.
+/// Where objects are sealed, a thread of its own does that while the next buffers are filled, which takes
+/// longer.
 fn start_of(log: &Log) -> Result<Start> {
     let backing = Arc::clone(&log.backing);
     #[cfg(not(loom))]
@@ -195,7 +196,8 @@ pub(in crate::store) struct Outcome {
     pub(in crate::store) kept: u64,
     /// The last error of the device.
     pub(in crate::store) error: Option<Error>,
-    /// Why the device did not answer when an extent was to be cleaned: there may be no room only because of that.
+    /// Why the device did not answer when an extent was to be cleaned: there may be no room only because of
+    /// that.
     pub(in crate::store) unanswered: Option<Error>,
 }
 
@@ -221,8 +223,8 @@ impl<'a> Pass<'a> {
         self.writer.is_contended()
     }
 
-    /// Returns the bytes of objects in memory that will be freed when the pending writes end, if their pages stay
-    /// unused.
+    /// Returns the bytes of objects in memory that will be freed when the pending writes end, if their pages
+    /// stay unused.
     pub(in crate::store) fn pending_bytes(&self) -> u64 {
         self.pending_bytes
     }
@@ -235,8 +237,8 @@ impl<'a> Pass<'a> {
     /// Makes room for one more page. It may wait for writes.
     ///
     /// # Errors
-    /// `NoSpace` when the device is full of live objects; `Io` when no more may be written; the device's when it does not
-    /// answer.
+    /// `NoSpace` when the device is full of live objects; `Io` when no more may be written; the device's when
+    /// it does not answer.
     pub(in crate::store) fn make_room(&mut self) -> Result<()> {
         self.backing.allowance.check()?;
         self.open(Purpose::New)

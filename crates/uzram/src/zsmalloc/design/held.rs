@@ -1,4 +1,5 @@
-//! Handles of the kernel's designs: their words hold only the location, and a zspage is held while an object of it is read.
+//! Handles of the kernel's designs: their words hold only the location, and a zspage is held while an object
+//! of it is read.
 
 use crate::base::cpu::read_for_hint;
 use crate::base::sync::{AtomicU64, Ordering};

@@ -32,7 +32,8 @@ fn beside_a_freer<T: Send, R>(frees: &DeferredFrees<T>, free: impl Fn(T) + Send,
     })
 }
 
-/// Threads store objects, read them, and defer their frees, with few and with many spare pages, beside compaction.
+/// Threads store objects, read them, and defer their frees, with few and with many spare pages, beside
+/// compaction.
 fn each_object_is_freed_once_and_in_use_until_then<D: PoolLocks>() {
     for spare in [0, 3, 100] {
         let (pool, frees) = (pool::<D>(8), DeferredFrees::new(spare));

@@ -236,8 +236,8 @@ fn lengths_beside_every_class_border_fit<D: PoolLocks>() {
     }
 }
 
-/// A shorter object in the place of a longer one reads as its own bytes only. (The kernel's 3bf1c285dc40 fixed
-/// a leak of bytes beyond an object's end.)
+/// A shorter object in the place of a longer one reads as its own bytes only. (The kernel's 3bf1c285dc40
+/// fixed a leak of bytes beyond an object's end.)
 fn a_shorter_object_shows_nothing_of_a_longer_one<D: PoolLocks>() {
     let pool = pool::<D>(8);
     for (long, short) in [(56, 41), (3000, 2985), (PAGE_SIZE, 4000), (24, 1)] {

@@ -63,7 +63,8 @@ fn agrees_with_a_naive_model<D: PoolLocks>() {
     }
 }
 
-/// One thread's operations, with injected failures of the arena; checks everything after each series of failures.
+/// One thread's operations, with injected failures of the arena; checks everything after each series of
+/// failures.
 fn agree<D: PoolLocks>(pool: &RawPool<D>, seed: u64) {
     let mut random = Random::new(seed);
     let mut live: HashMap<u32, Live> = HashMap::new();

@@ -1,5 +1,5 @@
-//! What outlives a process: a store's memory and its backing device, a journal of what its pages hold; and the processes
-//! themselves.
+//! What outlives a process: a store's memory and its backing device, a journal of what its pages hold; and
+//! the processes themselves.
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
@@ -165,7 +165,8 @@ fn copy_part(fd: &OwnedFd, direction: Direction, offset: u64, part: &mut [u8]) -
     }
 }
 
-/// What each page holds, and what it is to hold while that is being changed, by numbers; in memory that children share.
+/// What each page holds, and what it is to hold while that is being changed, by numbers; in memory that
+/// children share.
 pub struct Journal(&'static [(AtomicU64, AtomicU64)]);
 
 impl Journal {
@@ -229,7 +230,8 @@ impl Journal {
 
 impl Drop for Journal {
     fn drop(&mut self) {
-        // SAFETY: it was mapped by `new`, and nobody has a reference any more: it is borrowed from this value.
+        // SAFETY: it was mapped by `new`, and nobody has a reference any more: it is borrowed from this
+        // value.
         unsafe { rustix::mm::munmap(self.0.as_ptr().cast_mut().cast(), size_of_val(self.0)) }.unwrap();
     }
 }
@@ -271,8 +273,8 @@ pub fn start_child(child: impl FnOnce()) -> i32 {
     unsafe { libc::_exit(if done.is_ok() { 0 } else { 1 }) }
 }
 
-/// Waits until a child has stopped itself, and returns `None`, or has ended, and returns its status as [`in_child`] does;
-/// with what it reported last.
+/// Waits until a child has stopped itself, and returns `None`, or has ended, and returns its status as
+/// [`in_child`] does; with what it reported last.
 pub fn wait_for_stop(pid: i32) -> (Option<i32>, u64) {
     let status = wait_for(pid, libc::WUNTRACED);
     let ended = if libc::WIFSTOPPED(status) { None } else { Some(exit_status(status)) };
@@ -285,7 +287,8 @@ pub fn resume(pid: i32) {
     assert_eq!(unsafe { libc::kill(pid, libc::SIGCONT) }, 0);
 }
 
-/// Runs `child` in a process of its own; returns its exit status, or less than 0 for a signal, and what it reported.
+/// Runs `child` in a process of its own; returns its exit status, or less than 0 for a signal, and what it
+/// reported.
 pub fn in_child(child: impl FnOnce()) -> (i32, u64) {
     let pid = start_child(child);
     (wait(pid), told().load(SeqCst))

@@ -1,11 +1,11 @@
-//! The stores of a process, one after another: all memory that outlives the process is made read-only, so that each
-//! store to it faults; the fault's handler counts it, and lets it happen alone by single-stepping. What is checked is
-//! the code that ships, every instruction of it. Before a store that was chosen the process stops, so that its parent
-//! can look at what a death there would leave, and goes on; or it dies.
+//! The stores of a process, one after another: all memory that outlives the process is made read-only, so
+//! that each store to it faults; the fault's handler counts it, and lets it happen alone by single-stepping.
+//! What is checked is the code that ships, every instruction of it. Before a store that was chosen the
+//! process stops, so that its parent can look at what a death there would leave, and goes on; or it dies.
 //!
-//! A copy by `rep movsb` counts as a store for each half of what is left, down to [`COPIED_AT_ONCE`] bytes; the handler
-//! makes it, as the CPU's trap flag would stop it at each byte. One by other string instructions is one store. Memory
-//! that an operation makes usable is not watched.
+//! A copy by `rep movsb` counts as a store for each half of what is left, down to [`COPIED_AT_ONCE`] bytes;
+//! the handler makes it, as the CPU's trap flag would stop it at each byte. One by other string instructions
+//! is one store. Memory that an operation makes usable is not watched.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicI32, AtomicU64, AtomicUsize, Ordering::SeqCst};
@@ -46,8 +46,9 @@ pub enum Stops {
     These(Vec<u64>),
 }
 
-/// Stops this process before stores, each time after the number of the store was [reported](memory::report), until its
-/// parent has it [go on](memory::resume). A process that dies there leaves what the parent finds meanwhile.
+/// Stops this process before stores, each time after the number of the store was [reported](memory::report),
+/// until its parent has it [go on](memory::resume). A process that dies there leaves what the parent finds
+/// meanwhile.
 pub fn stop_before(stops: Stops) {
     assert!(STOPS.set(stops).is_ok(), "once a process");
     watch();
@@ -58,8 +59,8 @@ pub fn count() {
     watch();
 }
 
-/// Has the thread that comes to the store of that number, from 1 on, stop for ever instead of carrying it out, and the
-/// process exit with [`DIED`] when others have carried out `others` more.
+/// Has the thread that comes to the store of that number, from 1 on, stop for ever instead of carrying it
+/// out, and the process exit with [`DIED`] when others have carried out `others` more.
 pub fn die_at_store(number: u64, others: u64) {
     OTHERS.store(others, SeqCst);
     DIE_AT.store(number, SeqCst);
@@ -176,8 +177,8 @@ fn copy(registers: &mut [i64], first: usize, end: usize) {
     let bytes = most.min(end - start);
     let last = (start + bytes).next_multiple_of(PAGE);
     protect(first, last, libc::PROT_READ | libc::PROT_WRITE);
-    // SAFETY: the instruction copies these bytes, and the destination was just made writable. The trap is as the kernel's
-    // at this instruction: nobody else relies on anything here.
+    // SAFETY: the instruction copies these bytes, and the destination was just made writable. The trap is as
+    // the kernel's at this instruction: nobody else relies on anything here.
     unsafe { std::ptr::copy(registers[from] as *const u8, start as *mut u8, bytes) };
     protect(first, last, libc::PROT_READ);
     registers[to] += bytes as i64;

@@ -41,8 +41,8 @@ fn give_all_back(arena: &Arena) {
     assert_eq!((arena.charged_pages(), arena.resident_bytes(), arena.reserve_free_pages()), (0, 0, 0));
 }
 
-/// Seeded events take and free runs, and fill, evacuate and release chunks: a taken run is resident before it is
-/// touched, and every count is right.
+/// Seeded events take and free runs, and fill, evacuate and release chunks: a taken run is resident before it
+/// is touched, and every count is right.
 #[test]
 fn counts_agree_with_a_model_and_with_the_system_in_whole_chunks() {
     let (mut drained, mut hides) = (0, 0);
@@ -206,7 +206,8 @@ fn the_limit_bounds_chunks() {
     assert_eq!(refill(&arena).expect_err("used up").kind(), ErrorKind::NoSpace);
 }
 
-/// Memory that was used when the limit was lowered goes back once it is free, even if the reserve is not full.
+/// Memory that was used when the limit was lowered goes back once it is free, even if the reserve is not
+/// full.
 #[test]
 fn a_limit_that_was_lowered_is_kept_in_the_end() {
     let arena = reserved(64 << 20, 8, 0);
@@ -223,8 +224,8 @@ fn a_limit_that_was_lowered_is_kept_in_the_end() {
     recount_chunks(&arena);
 }
 
-/// Frees wake the releaser when there are surplus free chunks, and release nothing themselves; the releaser keeps
-/// the reserve.
+/// Frees wake the releaser when there are surplus free chunks, and release nothing themselves; the releaser
+/// keeps the reserve.
 #[test]
 fn surplus_goes_back_by_whole_chunks() {
     for batch in [0, 32] {
@@ -332,8 +333,8 @@ fn locked_chunks_go_back() {
     recount_chunks(&arena);
 }
 
-/// Takers, a refiller and a releaser run concurrently: a taken run is resident and belongs to one thread, and at the
-/// end every count is right.
+/// Takers, a refiller and a releaser run concurrently: a taken run is resident and belongs to one thread, and
+/// at the end every count is right.
 #[test]
 fn chunks_are_filled_and_given_back_beside_takers() {
     for batch in [0, 32] {

@@ -90,7 +90,8 @@ fn runs_freed_together_are_freed_like_others() {
     }
 }
 
-/// A releaser runs beside threads that free: memory stays bounded, and the surplus is released when they stop.
+/// A releaser runs beside threads that free: memory stays bounded, and the surplus is released when they
+/// stop.
 #[test]
 fn a_releaser_keeps_up_with_takers() {
     let arena = Arena::new(512 << 20).expect("address space");

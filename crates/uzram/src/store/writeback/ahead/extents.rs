@@ -1,12 +1,13 @@
 //! Whole extents, read in the background where the backing keeps each as one object.
 //!
-//! Reads of pages vote about which are read next ([`Trend`]), each zone of the disk by itself, so that readers of different
-//! parts do not outvote one another. Where there is a trend, a read that enters an extent has the extents of the pages that
-//! come next read. A page whose extent is not there yet is read alone, as ever: no read waits for another one.
+//! Reads of pages vote about which are read next ([`Trend`]), each zone of the disk by itself, so that
+//! readers of different parts do not outvote one another. Where there is a trend, a read that enters an
+//! extent has the extents of the pages that come next read. A page whose extent is not there yet is read
+//! alone, as ever: no read waits for another one.
 //!
-//! An object is never changed, so the bytes of an extent's filling stay valid; those of an older filling are not found. The
-//! memory is bounded: the extents used least recently make room. If one goes of which hardly any page was read, the zone's
-//! vote begins anew.
+//! An object is never changed, so the bytes of an extent's filling stay valid; those of an older filling are
+//! not found. The memory is bounded: the extents used least recently make room. If one goes of which hardly
+//! any page was read, the zone's vote begins anew.
 
 use std::collections::VecDeque;
 
@@ -88,8 +89,8 @@ impl Extents {
         Some(window)
     }
 
-    /// Notes that a page was read from an extent. Returns the step to the pages that are read next, if there is a trend and
-    /// the last read was from another extent.
+    /// Notes that a page was read from an extent. Returns the step to the pages that are read next, if there
+    /// is a trend and the last read was from another extent.
     pub(in super::super) fn note(&self, page: PageNo, extent: u32) -> Option<i64> {
         let mut zone = self.zone(page).lock();
         zone.trend.note(page.number());
@@ -101,7 +102,8 @@ impl Extents {
         step
     }
 
-    /// Returns a buffer to read an extent for `page`; `None` if it is there or on its way, or there is no memory for it.
+    /// Returns a buffer to read an extent for `page`; `None` if it is there or on its way, or there is no
+    /// memory for it.
     pub(in super::super) fn make_room(&self, page: PageNo, extent: u32, filling: Filling) -> Option<Buffer> {
         let mut wasted = None;
         let buffer = {

@@ -1,7 +1,7 @@
 //! Bytes that were read ahead of the pages in them.
 //!
-//! - [`Streams`], on a file or block device: consecutive pages were mostly written together, so a sequential reader's bytes
-//!   after a page are read with it, and kept until the reader goes on
+//! - [`Streams`], on a file or block device: consecutive pages were mostly written together, so a sequential
+//!   reader's bytes after a page are read with it, and kept until the reader goes on
 //! - `extents.rs`: where each extent is an object of the backing: whole extents, in the background
 //! - `trend.rs`: the vote about which pages are read next
 //!
@@ -31,8 +31,8 @@ pub(super) struct Window {
 }
 
 impl Window {
-    /// Returns the checksum and the bytes of the object of a page, if the window has it as it was written; `scratch` is for
-    /// those that were sealed.
+    /// Returns the checksum and the bytes of the object of a page, if the window has it as it was written;
+    /// `scratch` is for those that were sealed.
     pub(super) fn find<'a>(
         &'a self,
         log: &Log,
@@ -74,8 +74,8 @@ impl ReadAhead {
         }
     }
 
-    /// Returns bytes that may have the object of a page that is read, and if there are none, how many to read from its place
-    /// on, which may be fewer than the object has.
+    /// Returns bytes that may have the object of a page that is read, and if there are none, how many to read
+    /// from its place on, which may be fewer than the object has.
     pub(super) fn find(
         &self,
         log: &Log,
@@ -134,7 +134,8 @@ impl Streams {
         }
     }
 
-    /// Notes that `page` was read at `place`, from `window`, and that the next one is expected at `next_place`.
+    /// Notes that `page` was read at `place`, from `window`, and that the next one is expected at
+    /// `next_place`.
     pub(super) fn note(&self, page: PageNo, place: u64, next_place: u64, window: Arc<Window>) {
         let stream = match self.expecting(page, place) {
             Some(stream) => {

@@ -1,7 +1,7 @@
-//! Which pages are read next: a vote over the steps between the numbers of those read last (H. A. Maruf and M. Chowdhury,
-//! "Effectively Prefetching Remote Memory with Leap", USENIX ATC 2020, algorithm 1). A step that more than half of the last
-//! reads took is the trend; the votes of the last few are counted first, then of twice as many, and so on. The majority is
-//! found by R. S. Boyer and J S. Moore's algorithm.
+//! Which pages are read next: a vote over the steps between the numbers of those read last (H. A. Maruf and
+//! M. Chowdhury, "Effectively Prefetching Remote Memory with Leap", USENIX ATC 2020, algorithm 1). A step
+//! that more than half of the last reads took is the trend; the votes of the last few are counted first, then
+//! of twice as many, and so on. The majority is found by R. S. Boyer and J S. Moore's algorithm.
 
 /// Steps that are remembered.
 const STEPS: usize = 32;
