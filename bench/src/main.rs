@@ -13,7 +13,7 @@ use uzram_bench::engine::{Comparison, Pattern, survive};
 use uzram_bench::harness::corpus::Kind;
 use uzram_bench::harness::options::DEFAULT_DIR;
 use uzram_bench::harness::report::text;
-use uzram_bench::harness::{Options, Report, Source, command, to_json};
+use uzram_bench::harness::{Options, Report, Source, command, process, to_json};
 use uzram_bench::{codecs, pager, remote, run, swap, take_over, targets};
 
 /// Measure a device against the bare codec, the kernel's zram and a device without an LRU, in this process.
@@ -192,7 +192,7 @@ fn options(args: &Args) -> Result<Options> {
         full: shared.full,
         uzram: command::uzram_program(),
         bench: command::this_program()?,
-        stop: command::stop_flag()?,
+        stop: process::stop_flag()?,
     })
 }
 

@@ -11,7 +11,7 @@ use clap::{Parser, Subcommand};
 use serde::Serialize;
 use uzram::{Error, ErrorKind, Result};
 use uzram_bench::harness::rounds::RoundOptions;
-use uzram_bench::harness::{Source, command, to_json};
+use uzram_bench::harness::{Source, command, process, to_json};
 use uzram_bench::pager::user;
 use uzram_lab::experiment::callgrind::{self, Program};
 use uzram_lab::experiment::{self, Designs, LabOptions, Length, Series};
@@ -209,7 +209,7 @@ fn scale_tables(args: &ScaleArgs) -> Result<()> {
 impl Measuring {
     fn options(&self) -> Result<LabOptions> {
         let (duration, progress) = (command::seconds(self.seconds)?, command::show_progress);
-        let stop = command::stop_flag()?;
+        let stop = process::stop_flag()?;
         let default = LabOptions::default();
         Ok(LabOptions {
             cases: self.case.clone(),
@@ -264,7 +264,7 @@ fn write_report(args: &ReportArgs) -> Result<()> {
         duration: args.seconds.map(command::seconds).transpose()?,
         jobs: args.jobs.clone(),
         corpus: args.corpus.clone(),
-        stop: command::stop_flag()?,
+        stop: process::stop_flag()?,
     })?;
     command::print(&written.text)?;
     written.outcome

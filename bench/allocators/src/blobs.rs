@@ -17,9 +17,10 @@ use uzram::{Error, ErrorKind, Result};
 use uzram_bench::harness::Report;
 use uzram_bench::harness::corpus::{self, Kind};
 
-use crate::heap::PLAIN;
+use crate::heap::pointer;
 use crate::memory::{anonymous_bytes, in_child};
-use crate::peers::{self, MIMALLOC, Peer, SYSTEM, pointer, word};
+use crate::peers::{self, MIMALLOC, Peer, SYSTEM, word};
+use crate::slab::PLAIN;
 
 /// The option that selects the allocator in a child.
 pub const CHILD_OPTION: &str = "--blobs-of";

@@ -1,29 +1,12 @@
-//! The compared allocators: a [`Heap`] has objects of one size. The slab caches are here, the other
-//! allocators in [`peers`](super::peers).
+//! What is compared: a [`Heap`] has objects of one size.
 
 use uzram::Result;
-use uzram::mem::{Arena, Gfp};
-use uzram::slab::{Cache, CacheConfig, DelayedFreeze, EagerFreeze, Plain, Policy, Sheaves};
-use uzram::sync::Arc;
-
-use crate::measured::Measured;
-use crate::peers::{self, pointer};
 
 /// The measured object sizes.
 pub const SIZES_BYTES: [usize; 2] = [64, 256];
 
 /// The allocator that the targets refer to. It is measured last, so that the lab calibrates on it.
 pub const YARDSTICK: &str = "mimalloc";
-
-/// The slab caches by default, without hardening.
-pub const PLAIN: &str = "uzram";
-
-/// The slab caches as the engine uses them.
-pub const HARDENED: &str = "uzram hardened";
-
-/// Slab caches with the kernel's earlier policies, without hardening; for information.
-const DELAYED: &str = "uzram delayed";
-const EAGER: &str = "uzram eager";
 
 /// An allocator's objects of one size, each named by a word: an address, or a number.
 pub trait Heap: Sync {
@@ -52,66 +35,8 @@ pub trait Heap: Sync {
 /// The alignment of objects, as `malloc` guarantees it.
 pub const ALIGN_BYTES: usize = 16;
 
-/// A slab cache.
-pub struct Slab<P: Policy> {
-    cache: Cache<P>,
-    arena: Arc<Arena>,
-}
-
-impl<P: Policy> Slab<P> {
-    /// Makes a cache of at most `max_objects` objects.
-    pub fn new(size_bytes: usize, max_objects: u64) -> Result<Slab<P>> {
-        // Twice, to have room for partly filled slabs, and in small caches for a slab of each CPU.
-        let reserve_bytes = 2 * max_objects * size_bytes as u64 + (64 << 20);
-        let arena = Arc::new(Arena::new(reserve_bytes)?);
-        let options = CacheConfig {
-            free_objects_on_drop: true,
-            ..CacheConfig::new("bench", size_bytes, ALIGN_BYTES, max_objects)
-        };
-        Ok(Slab { cache: Cache::new(Arc::clone(&arena), options)?, arena })
-    }
-}
-
-impl<P: Policy> Heap for Slab<P> {
-    #[inline]
-    fn alloc(&self) -> Result<u64> {
-        self.cache.alloc(Gfp::MayWait).map(u64::from)
-    }
-
-    #[inline]
-    unsafe fn address(&self, object: u64) -> *mut u64 {
-        self.cache.address(object as u32).cast()
-    }
-
-    #[inline]
-    unsafe fn free(&self, object: u64) -> Result<()> {
-        self.cache.free(object as u32)
-    }
-
-    fn give_back(&self) -> Result<()> {
-        self.cache.shrink()?;
-        // The arena's free memory kept for reuse is also the cache's.
-        self.arena.release_free();
-        Ok(())
-    }
-}
-
-/// Returns the heaps that this build can compare; the yardstick is the last.
-pub fn names() -> Vec<&'static str> {
-    [&[PLAIN, HARDENED, DELAYED, EAGER], peers::NAMES].concat()
-}
-
-/// Opens the heap of that name, for objects of one of [`SIZES_BYTES`]; returns `None` if there is no such
-/// heap.
-pub fn open(name: &str, size_bytes: usize, max_objects: u64) -> Result<Option<Box<dyn Measured>>> {
-    fn boxed<P: Policy>(size_bytes: usize, max_objects: u64) -> Result<Box<dyn Measured>> {
-        Ok(Box::new(Slab::<P>::new(size_bytes, max_objects)?))
-    }
-    Ok(Some(match name {
-        PLAIN => boxed::<Plain<Sheaves>>(size_bytes, max_objects)?,
-        HARDENED => boxed::<Sheaves>(size_bytes, max_objects)?,
-        DELAYED => boxed::<Plain<DelayedFreeze>>(size_bytes, max_objects)?,
-        EAGER => boxed::<Plain<EagerFreeze>>(size_bytes, max_objects)?,
-        _ => return Ok(peers::open(name, size_bytes)),
-    }))
+/// Returns the pointer to an object whose name is its address.
+#[inline]
+pub fn pointer<T>(object: u64) -> *mut T {
+    std::ptr::with_exposed_provenance_mut(object as usize)
 }

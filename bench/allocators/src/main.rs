@@ -14,6 +14,7 @@ mod measured;
 mod memory;
 mod peers;
 mod ring;
+mod slab;
 
 use std::process::ExitCode;
 
@@ -22,11 +23,12 @@ use uzram::{Error, ErrorKind, Result};
 use uzram_bench::harness::report::text;
 use uzram_bench::harness::rounds::{RoundOptions, Values, measure_case};
 use uzram_bench::harness::stats::{MAX_PAIRS, PairedRatio, coverage};
-use uzram_bench::harness::{Report, command, go_on};
+use uzram_bench::harness::{Report, command, go_on, process};
 use uzram_bench::targets::{TargetsReport, judge};
 
-use heap::{SIZES_BYTES, names};
-use measured::{Case, Round};
+use heap::SIZES_BYTES;
+use measured::Case;
+use slab::{Round, names};
 
 /// Measure uzram's slab caches beside other allocators, in this process
 #[derive(Parser)]
@@ -83,7 +85,7 @@ fn run(args: &Args) -> Result<TargetsReport> {
     if duration.is_zero() {
         return Err(Error::invalid("a measurement must last more than 0 s").with_setting("--seconds"));
     }
-    let (stop, progress) = (command::stop_flag()?, command::show_progress);
+    let (stop, progress) = (process::stop_flag()?, command::show_progress);
     let options = RoundOptions { rounds: args.rounds.into(), duration, progress, stop };
     let mut report = Report::default();
     for case in Case::ALL {

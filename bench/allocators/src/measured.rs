@@ -11,9 +11,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use uzram::{Error, ErrorKind, Result};
-use uzram_bench::harness::rounds::{Experiment, Plan, Sample};
 
-use crate::heap::{Heap, names, open};
+use crate::heap::Heap;
 use crate::ring::{Consumer, Producer, Ring};
 
 /// Objects that are allocated before they are freed, in a batch.
@@ -26,7 +25,7 @@ const SHUFFLES: usize = 64;
 const RING_OBJECTS: usize = 1024;
 
 /// The most objects in use at a time.
-const MAX_OBJECTS: u64 = 1 << 16;
+pub const MAX_OBJECTS: u64 = 1 << 16;
 
 /// A way to allocate and free.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -231,39 +230,13 @@ fn damaged() -> Error {
     Error::new(ErrorKind::Corrupt, "another thread changed an object in use")
 }
 
-/// One case at one size, with every allocator of this build: an experiment of the lab.
-pub struct Round {
-    case: Case,
-    heaps: Vec<Box<dyn Measured>>,
-}
-
-impl Round {
-    /// Makes the case with fresh slab caches; `designs` are [`names`].
-    pub fn new(case: Case, size_bytes: usize) -> Result<Round> {
-        let open = |name| open(name, size_bytes, MAX_OBJECTS);
-        let heaps = names().into_iter().filter_map(|name| open(name).transpose()).collect::<Result<_>>()?;
-        Ok(Round { case, heaps })
-    }
-}
-
-impl Experiment for Round {
-    fn begin(&mut self, _case: &str) -> Result<()> {
-        Ok(())
-    }
-
-    fn measure(&mut self, plan: &Plan<'_>) -> Result<Sample> {
-        let elapsed = self.heaps[plan.design].time(self.case, plan.work, plan.seed)?;
-        let ns_per_object = elapsed.as_secs_f64() * 1e9 / plan.work as f64;
-        Ok(Sample { elapsed, values: vec![("ns_per_object", ns_per_object)] })
-    }
-}
-
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
 
     use super::*;
-    use crate::heap::{ALIGN_BYTES, SIZES_BYTES, Slab};
+    use crate::heap::{ALIGN_BYTES, SIZES_BYTES};
+    use crate::slab::{Slab, names, open};
     use std::sync::atomic::{AtomicU64, Ordering};
     use uzram::slab::{Plain, Sheaves};
 

@@ -12,7 +12,8 @@ use uzram::{Error, ErrorKind, Result};
 use uzram_bench::harness::process::run_to_end;
 use uzram_bench::harness::{Report, command, proc_bytes};
 
-use crate::heap::{PLAIN, SIZES_BYTES, names, open};
+use crate::heap::SIZES_BYTES;
+use crate::slab::{PLAIN, names, open};
 
 /// One object in this many is kept.
 const KEPT_ONE_IN: usize = 10;

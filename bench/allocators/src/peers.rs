@@ -17,7 +17,7 @@ use uzram::{Error, ErrorKind, Result};
 
 #[cfg(feature = "snmalloc")]
 use crate::heap::ALIGN_BYTES;
-use crate::heap::{Heap, SIZES_BYTES, YARDSTICK};
+use crate::heap::{Heap, SIZES_BYTES, YARDSTICK, pointer};
 use crate::measured::Measured;
 
 /// The C library's.
@@ -116,12 +116,6 @@ pub fn word(address: *mut c_void) -> Result<u64> {
 #[cold]
 fn none() -> Error {
     Error::new(ErrorKind::NoMemory, "the allocator returned no memory")
-}
-
-/// Returns the pointer to an object whose name is its address.
-#[inline]
-pub fn pointer<T>(object: u64) -> *mut T {
-    std::ptr::with_exposed_provenance_mut(object as usize)
 }
 
 /// The C library's allocator.

@@ -7,18 +7,12 @@
 use std::io::{self, IsTerminal, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use signal_hook::consts::{SIGINT, SIGTERM};
 use uzram::{Error, ErrorKind, Result};
 use uzram_cli::{USAGE_STATUS, parse_command_line};
 
 use super::process::find;
-
-/// The flag of [`stop_flag`].
-static STOP: OnceLock<Arc<AtomicBool>> = OnceLock::new();
 
 /// Parses this process's command line and runs the command; prints its error on standard error.
 pub fn main<C: clap::Parser>(name: &str, run: impl FnOnce(&C) -> Result<()>) -> ExitCode {
@@ -59,24 +53,6 @@ pub fn show_progress(line: &str) {
         // If standard error is closed, nobody sees the line.
         let _ = write!(stderr, "\r\x1b[K{line}").and_then(|()| stderr.flush());
     }
-}
-
-/// Returns a flag that SIGINT and SIGTERM set.
-pub fn stop_flag() -> Result<Arc<AtomicBool>> {
-    if let Some(stop) = STOP.get() {
-        return Ok(Arc::clone(stop));
-    }
-    let stop = Arc::new(AtomicBool::new(false));
-    for signal in [SIGINT, SIGTERM] {
-        signal_hook::flag::register(signal, Arc::clone(&stop))
-            .map_err(|error| Error::new(ErrorKind::Io, format!("cannot handle signals: {error}")))?;
-    }
-    Ok(Arc::clone(STOP.get_or_init(|| stop)))
-}
-
-/// Returns whether the flag of [`stop_flag`] is set.
-pub(crate) fn is_stopped() -> bool {
-    STOP.get().is_some_and(|stop| stop.load(Ordering::Relaxed))
 }
 
 /// Returns the path of this program.

@@ -6,16 +6,38 @@ use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
+use signal_hook::consts::{SIGINT, SIGTERM};
 use tempfile::TempDir;
 use uzram::{Error, ErrorKind, Result};
 
-use super::command::is_stopped;
-
 const END_TIMEOUT: Duration = Duration::from_secs(10);
+/// The flag of [`stop_flag`].
+static STOP: OnceLock<Arc<AtomicBool>> = OnceLock::new();
+
+/// Returns a flag that SIGINT and SIGTERM set.
+pub fn stop_flag() -> Result<Arc<AtomicBool>> {
+    if let Some(stop) = STOP.get() {
+        return Ok(Arc::clone(stop));
+    }
+    let stop = Arc::new(AtomicBool::new(false));
+    for signal in [SIGINT, SIGTERM] {
+        signal_hook::flag::register(signal, Arc::clone(&stop))
+            .map_err(|error| Error::new(ErrorKind::Io, format!("cannot handle signals: {error}")))?;
+    }
+    Ok(Arc::clone(STOP.get_or_init(|| stop)))
+}
+
+/// Returns whether the flag of [`stop_flag`] is set.
+pub(crate) fn is_stopped() -> bool {
+    STOP.get().is_some_and(|stop| stop.load(Ordering::Relaxed))
+}
+
 /// The interval at which conditions are polled.
 pub const POLL: Duration = Duration::from_millis(5);
 /// How much of the end of a program's error output goes into an error.

@@ -2,7 +2,7 @@
 
 use uzram::{Error, Result};
 use uzram_bench::harness::rounds::RoundOptions;
-use uzram_bench::harness::{Source, command};
+use uzram_bench::harness::{Source, command, process};
 
 use crate::experiment::{LabOptions, Series, cpus};
 use crate::tables;
@@ -53,7 +53,7 @@ impl Workload {
             jobs: vec![jobs],
             rounds: RoundOptions {
                 duration,
-                stop: command::stop_flag()?,
+                stop: process::stop_flag()?,
                 progress: command::show_progress,
                 ..RoundOptions::default()
             },

@@ -1,7 +1,5 @@
 //! Text for machines that have no files: seeded sentences of words with a natural skew.
 
-use super::heap::words;
-
 /// Returns `len_bytes` of generated text, always the same.
 pub(super) fn text(len_bytes: usize) -> Vec<u8> {
     let mut rng = fastrand::Rng::with_seed(3);
@@ -15,4 +13,12 @@ pub(super) fn text(len_bytes: usize) -> Vec<u8> {
     }
     out.truncate(len_bytes);
     out
+}
+
+/// Makes up `count` words of 2 to 9 of English's commonest letters.
+pub(super) fn words(rng: &mut fastrand::Rng, count: usize) -> Vec<String> {
+    const LETTERS: &[u8; 12] = b"etaoinshrdlu";
+    (0..count)
+        .map(|_| (0..rng.usize(2..10)).map(|_| char::from(LETTERS[rng.usize(..12)])).collect())
+        .collect()
 }

@@ -16,7 +16,7 @@ use std::os::unix::fs::FileExt;
 use serde_json::{Value, json};
 use uzram::units::{PAGE_SHIFT, PAGE_SIZE};
 
-use super::generated;
+use super::generated::{self, words};
 
 /// Gaps of up to this many pages between pages that hold objects are taken too: they are the
 /// free parts of tables and the holes of freed objects.
@@ -127,14 +127,6 @@ fn session(rng: &mut fastrand::Rng) -> [u64; 4] {
 
 fn pick<'a>(rng: &mut fastrand::Rng, words: &'a [String]) -> &'a str {
     &words[rng.usize(..words.len())]
-}
-
-/// Makes up `count` words of 2 to 9 of English's commonest letters.
-pub(super) fn words(rng: &mut fastrand::Rng, count: usize) -> Vec<String> {
-    const LETTERS: &[u8; 12] = b"etaoinshrdlu";
-    (0..count)
-        .map(|_| (0..rng.usize(2..10)).map(|_| char::from(LETTERS[rng.usize(..12)])).collect())
-        .collect()
 }
 
 /// Page numbers collected from the addresses of objects.

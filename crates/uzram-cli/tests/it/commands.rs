@@ -57,7 +57,7 @@ fn a_command_line_that_makes_no_sense_is_one_line_and_status_2() {
         (&["up", "--size", "99999999T"], "too large"),
         (&["up", "--mem-limit", "lots"], "--mem-limit"),
         (&["up", "--high", "many"], "--high"),
-        (&["up", "--lru-enable", "exact"], "--lru-enable"),
+        (&["up", "--lru-enable=exact"], "--lru-enable"),
         (&["up", "--compact-threshold", "101"], "--compact-threshold"),
         (&["up", "--name", "a/b"], "--name"),
         (&["up", "--log", "loud"], "--log"),

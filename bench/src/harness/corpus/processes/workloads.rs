@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use super::super::heap::words;
+use super::super::generated::words;
 
 /// A program whose memory is taken.
 pub(super) struct Workload {
