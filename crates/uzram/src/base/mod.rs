@@ -1,21 +1,21 @@
-//! The lowest layer: used by all others.
+//! The lowest layer: used by all others. A module imports only from those declared before it.
 
-pub mod clock;
-pub mod counters;
-pub mod cpu;
 pub mod error;
-pub mod failures;
+pub mod clock;
+pub mod units;
 pub mod file_size;
-#[cfg(not(loom))]
-pub mod machine_memory;
-pub mod mem;
-#[cfg(not(loom))]
-pub mod mountinfo;
 pub mod named;
 pub mod random;
+pub mod trusted_path;
+#[cfg(not(loom))]
+pub mod mountinfo;
+#[cfg(not(loom))]
+pub mod machine_memory;
+pub mod cpu;
 pub mod sync;
+pub mod failures;
 #[cfg(not(loom))]
 pub mod thread;
-pub mod trusted_path;
-pub mod units;
+pub mod counters;
+pub mod mem;
 pub mod work;

@@ -1,32 +1,22 @@
-//! The layers of the engine, bottom up: a module imports only from modules below it.
+//! Which file imports which, in all crates: none imports one that imports it, and modules import only those that are
+//! declared before them. And who uses what of the system.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-const LAYERS: [&str; 9] =
-    ["base", "slab", "codec", "stream", "zsmalloc", "lru", "backing", "store", "device"];
-const BASE: [&str; 16] = [
-    "error",
-    "clock",
-    "units",
-    "file_size",
-    "named",
-    "random",
-    "trusted_path",
-    "mountinfo",
-    "machine_memory",
-    "cpu",
-    "sync",
-    "failures",
-    "thread",
-    "counters",
-    "mem",
-    "work",
-];
+/// The folders whose `mod.rs` or `lib.rs` declares modules in the order in which they may import each other.
+const ORDERED: [&str; 3] = ["crates/uzram/src", "crates/uzram/src/base", "crates/uzram-cli/src"];
 
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+/// Returns the files below a folder that are not only for tests.
 fn rust_files(dir: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path());
     let mut files: Vec<PathBuf> = entries
+        .filter(|path| !path.file_name().unwrap().to_str().unwrap().contains("test"))
         .flat_map(|path| if path.is_dir() { rust_files(&path) } else { vec![path] })
         .filter(|path| path.extension().is_some_and(|extension| extension == "rs"))
         .collect();
@@ -34,19 +24,11 @@ fn rust_files(dir: &Path) -> Vec<PathBuf> {
     files
 }
 
-/// Returns the index in `layers` of the module that `path` belongs to.
-fn layer_of(path: &Path, layers: &[&str]) -> Option<usize> {
-    path.iter().find_map(|part| {
-        let name = part.to_str().unwrap().trim_end_matches(".rs");
-        layers.iter().position(|layer| *layer == name)
-    })
-}
-
-/// Returns the code of a file, without comments, white space and test items.
+/// Returns the code of a file, without comments and test items.
 fn code(file: &Path) -> String {
     let text = fs::read_to_string(file).unwrap();
     let lines = text.lines().filter(|line| !line.trim_start().starts_with("//"));
-    without_tests(&lines.flat_map(str::chars).filter(|c| !c.is_whitespace()).collect::<String>())
+    without_tests(&lines.flat_map(|line| [line, "\n"]).collect::<String>())
 }
 
 /// Returns code without test items.
@@ -73,90 +55,174 @@ fn item_len(code: &str) -> usize {
     end.map_or(code.len(), |(at, _)| if depth < 0 { at } else { at + 1 })
 }
 
-/// Returns the first names after each `prefix` in `code`, including those in braces.
-fn mentions<'a>(code: &'a str, prefix: &str) -> Vec<&'a str> {
-    let is_name = |c: char| c.is_alphanumeric() || c == '_';
-    let first = |rest: &'a str| rest.split(|c| !is_name(c)).next().unwrap();
-    let mut names = Vec::new();
-    for rest in code.split(prefix).skip(1) {
-        let Some(list) = rest.strip_prefix('{') else {
-            names.push(first(rest));
-            continue;
-        };
-        // The list's own items are at depth 0.
-        let mut depth = 0;
-        let mut item = 0;
-        for (at, c) in list.char_indices() {
-            match c {
-                '{' => depth += 1,
-                '}' if depth == 0 => {
-                    names.push(first(&list[item..]));
-                    break;
-                }
-                '}' => depth -= 1,
-                ',' if depth == 0 => {
-                    names.push(first(&list[item..]));
-                    item = at + 1;
-                }
+/// Returns the paths that begin with `prefix` in code, those in braces one by one.
+fn paths(code: &str, prefix: &str) -> Vec<String> {
+    let starts = code.match_indices(prefix).map(|(at, _)| at);
+    let is_name = |c: char| c.is_alphanumeric() || c == '_' || c == ':';
+    let starts = starts.filter(|at| !code[..*at].ends_with(is_name));
+    starts.flat_map(|at| tree(&code[at..])).collect()
+}
+
+/// Returns the paths of the import that `code` begins with.
+fn tree(code: &str) -> Vec<String> {
+    let end = code.find(|c: char| !(c.is_alphanumeric() || c == '_' || c == ':')).unwrap_or(code.len());
+    let (prefix, rest) = code.split_at(end);
+    if !rest.starts_with('{') {
+        return vec![prefix.trim_end_matches("::").to_owned()];
+    }
+    let (mut depth, mut item, mut all) = (0, 1, Vec::new());
+    for (at, c) in rest.char_indices() {
+        match c {
+            '{' => depth += 1,
+            '}' => depth -= 1,
+            _ => {}
+        }
+        if depth == 1 && c == ',' || depth == 0 {
+            all.extend(tree(rest[item..at].trim_start()).iter().map(|path| format!("{prefix}{path}")));
+            item = at + 1;
+        }
+        if depth == 0 {
+            break;
+        }
+    }
+    all
+}
+
+/// A file's module: what it imports, and what it hands on, as paths from the crate's root.
+#[derive(Default)]
+struct Module {
+    file: PathBuf,
+    imports: BTreeSet<String>,
+    exports: BTreeSet<String>,
+}
+
+/// Returns a path from the crate's root; `None` for another crate's.
+fn absolute(module: &str, path: &str, is_child: impl Fn(&str) -> bool) -> Option<String> {
+    let (first, rest) = path.split_once("::").unwrap_or((path, ""));
+    let join = |a: &str, b: &str| [a, b].join("::").trim_matches(':').to_owned();
+    match first {
+        "crate" => Some(rest.to_owned()),
+        "self" => Some(join(module, rest)),
+        "super" => {
+            let parent = module.rsplit_once("::").map_or("", |(parent, _)| parent);
+            if rest.starts_with("super") {
+                absolute(parent, rest, is_child)
+            } else {
+                Some(join(parent, rest))
+            }
+        }
+        _ => is_child(&join(module, first)).then(|| join(module, path)),
+    }
+}
+
+/// Returns a crate's modules.
+fn modules(src: &Path) -> BTreeMap<String, Module> {
+    let mut codes = BTreeMap::new();
+    for file in rust_files(src) {
+        let name = file.strip_prefix(src).unwrap().with_extension("").to_str().unwrap().replace('/', "::");
+        let is_root = name == "lib" || name == "main" && !src.join("lib.rs").exists();
+        let name = if is_root { "" } else { name.strip_suffix("::mod").unwrap_or(&name) }.to_owned();
+        codes.insert(name, (code(&file), file));
+    }
+    let module = |(name, (code, file)): (&String, &(String, PathBuf))| {
+        let mut module = Module { file: file.clone(), ..Module::default() };
+        let from_root = |path: String| absolute(name, &path, |child| codes.contains_key(child));
+        for (at, _) in code.match_indices("use ") {
+            let line = &code[code[..at].rfind('\n').map_or(0, |at| at + 1)..at];
+            let found = tree(&code[at + 4..]).into_iter().filter_map(from_root);
+            match line.trim() {
+                "" => module.imports.extend(found),
+                "pub" | "pub(crate)" | "pub(super)" => module.exports.extend(found),
                 _ => {}
             }
         }
-    }
-    names
+        let inline = ["crate::", "super::", "self::"].iter().flat_map(|prefix| paths(code, prefix));
+        module.imports.extend(inline.filter_map(from_root).filter(|path| !module.exports.contains(path)));
+        (name.clone(), module)
+    };
+    codes.iter().map(module).collect()
 }
 
-fn check(dir: &Path, prefixes: &[&str], layers: &[&str]) {
-    let mut seen = vec![false; layers.len()];
-    for file in rust_files(dir) {
-        let Some(own) = layer_of(file.strip_prefix(dir).unwrap(), layers) else { continue };
-        seen[own] = true;
-        let code = code(&file);
-        for prefix in prefixes {
-            for name in mentions(&code, prefix) {
-                let Some(other) = layers.iter().position(|layer| *layer == name) else { continue };
-                assert!(other <= own, "{}: '{}' may not use '{name}'", file.display(), layers[own]);
-            }
-        }
+/// Returns the module that has what a path leads to, past those that hand it on.
+fn home<'a>(modules: &'a BTreeMap<String, Module>, path: &str) -> Option<&'a String> {
+    if let Some((name, _)) = modules.get_key_value(path) {
+        return Some(name);
     }
-    assert!(seen.iter().all(|seen| *seen), "every layer exists: {layers:?} {seen:?}");
+    let (parent, item) = path.rsplit_once("::").unwrap_or(("", path));
+    let Some((name, module)) = modules.get_key_value(parent) else { return home(modules, parent) };
+    let handed = module.exports.iter().find(|export| export.rsplit("::").next() == Some(item));
+    handed.filter(|export| *export != path).map_or(Some(name), |export| home(modules, export))
 }
 
 #[test]
-fn a_module_imports_only_from_below() {
-    let src = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
-    check(&src, &["crate::"], &LAYERS);
-    check(&src.join("base"), &["crate::base::", "super::"], &BASE);
-    let modules = |file| code(&src.join(file));
-    let declared = modules("lib.rs");
-    let declared = mentions(&declared, "mod");
-    let (layers, others) = declared.split_at(LAYERS.len());
-    assert_eq!(layers, LAYERS, "lib.rs declares the layers in their order");
-    assert_eq!(others, ["designs"], "and nothing else but this list");
-    let base = modules("base/mod.rs");
-    let (mut declared, mut listed) = (mentions(&base, "mod"), BASE);
-    declared.sort_unstable();
-    listed.sort_unstable();
-    assert_eq!(declared, listed, "every module of base has its place");
+fn no_file_imports_one_that_imports_it() {
+    let root = root();
+    let crates = fs::read_dir(root.join("crates")).unwrap().map(|entry| entry.unwrap().path());
+    let others = ["bench", "bench/allocators", "lab", "fuzz"].map(|name| root.join(name));
+    let mut circles = Vec::new();
+    for src in crates.chain(others).map(|dir| dir.join("src")) {
+        let modules = modules(&src);
+        let mut edges = BTreeSet::new();
+        for (name, module) in &modules {
+            let targets = module.imports.iter().filter_map(|path| home(&modules, path));
+            edges.extend(targets.filter(|target| *target != name).map(|target| (name, target)));
+        }
+        let back = edges.iter().filter(|(from, to)| from < to && edges.contains(&(*to, *from)));
+        circles.extend(
+            back.map(|(from, to)| (&modules[*from].file, &modules[*to].file))
+                .map(|(a, b)| format!("{} and {}", a.display(), b.display())),
+        );
+        for ordered in ORDERED.map(|dir| root.join(dir)) {
+            let Ok(inside) = ordered.strip_prefix(&src) else { continue };
+            let parent = inside.to_str().unwrap().replace('/', "::");
+            let text = code(&modules[&parent].file);
+            let order: Vec<&str> = text.lines().filter_map(|line| declared(line)).collect();
+            assert!(order.len() > 5, "{order:?}");
+            let place = |module: &str| {
+                let module =
+                    module.strip_prefix(parent.as_str())?.trim_start_matches(':').split("::").next()?;
+                order.iter().position(|declared| *declared == module)
+            };
+            for (from, to) in &edges {
+                let (Some(own), Some(other)) = (place(from), place(to)) else { continue };
+                assert!(other <= own, "{from} imports {to}, which is declared after it");
+            }
+        }
+    }
+    assert!(circles.is_empty(), "{circles:#?}");
+}
+
+/// Returns the module that a line declares.
+fn declared(line: &str) -> Option<&str> {
+    let line = ["pub ", "pub(crate) "].iter().find_map(|word| line.strip_prefix(word)).unwrap_or(line);
+    line.strip_prefix("mod ")?.strip_suffix(';')
 }
 
 #[test]
 fn imports_are_found_in_groups_too() {
-    let code = "usecrate::{base::mem::{Arena,Run},store};usecrate::slab::Cache;";
-    assert_eq!(mentions(code, "crate::"), ["base", "store", "slab"]);
-    assert_eq!(mentions("usestd::sync::{Arc,Mutex};", "std::sync::"), ["Arc", "Mutex"]);
+    assert_eq!(
+        tree("crate::{a::b::{C, self},\n d as e};"),
+        ["crate::a::b::C", "crate::a::b::self", "crate::d"]
+    );
+    assert_eq!(
+        paths("use std::sync::{Arc, Mutex}; std::sync::mpsc::channel()", "std::sync::"),
+        ["std::sync::Arc", "std::sync::Mutex", "std::sync::mpsc::channel"]
+    );
+    assert_eq!(absolute("a::b", "super::super::c", |_| false).unwrap(), "c");
+    assert_eq!(absolute("a", "b::C", |child| child == "a::b").unwrap(), "a::b::C");
 }
 
 #[test]
 fn what_only_tests_have_is_passed_over_and_nothing_else() {
-    let code = "usea;#[cfg(all(test,not(loom)))]modtests;useb;#[cfg(test)]#[x(y)]fnt(){if[1;2]{}}usec;";
-    assert_eq!(without_tests(code), "usea;useb;usec;");
-    assert_eq!(without_tests("structS{a:A,#[cfg(test)]b:B}usec;"), "structS{a:A,}usec;");
+    let code = "use a;#[cfg(all(test, not(loom)))]mod tests;use b;#[cfg(test)]#[x(y)]fn t(){if[1;2]{}}use c;";
+    assert_eq!(without_tests(code), "use a;use b;use c;");
+    assert_eq!(without_tests("struct S{a:A,#[cfg(test)]b:B}use c;"), "struct S{a:A,}use c;");
 }
 
 /// Only `base::mem` uses mmap and madvise, only `base::sync` uses atomics and locks.
 #[test]
 fn there_is_one_door_to_memory_and_one_to_locks() {
-    let src = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let src = root().join("crates/uzram/src");
     let doors = [
         ("base/mem", "rustix::", &["mm"][..]),
         ("base/mem", "libc::", &["mincore", "mmap", "madvise"]),
@@ -165,14 +231,15 @@ fn there_is_one_door_to_memory_and_one_to_locks() {
     ];
     for file in rust_files(&src) {
         let name = file.strip_prefix(&src).unwrap().to_str().unwrap();
-        // Tests may use anything; `base/cpu` cannot use modules above it, and the arena's injected faults are
-        // for tests, too.
-        if name.ends_with("tests.rs") || name.contains("/tests/") || name.starts_with("base/cpu") {
+        // `base/cpu` cannot use modules above it, and the arena's injected faults are for tests.
+        if name.starts_with("base/cpu") {
             continue;
         }
         let code = code(&file).replace("std::sync::Mutex<Option<faults", "");
         for (door, prefix, closed) in doors {
-            let used = mentions(&code, prefix).into_iter().find(|used| closed.contains(used));
+            let names = paths(&code, prefix);
+            let names = names.iter().filter_map(|path| path.strip_prefix(prefix)?.split("::").next());
+            let used = names.into_iter().find(|used| closed.contains(used));
             assert!(
                 used.is_none() || name.starts_with(door),
                 "{name} uses {prefix}{used:?}, which is {door}'s"
