@@ -5,7 +5,33 @@
 
 use std::collections::BTreeMap;
 
-use crate::trap::Run;
+use uzram::units::PAGE_SHIFT;
+
+/// Pages by their numbers, neighbours.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Run {
+    pub(crate) first: u64,
+    pub(crate) pages: usize,
+}
+
+impl Run {
+    pub(crate) const fn new(first: u64, pages: usize) -> Run {
+        Run { first, pages }
+    }
+
+    /// Returns the number behind the last one.
+    pub(crate) fn end(self) -> u64 {
+        self.first + self.pages as u64
+    }
+
+    pub(crate) fn numbers(self) -> std::ops::Range<u64> {
+        self.first..self.end()
+    }
+
+    pub(crate) fn bytes(self) -> usize {
+        self.pages << PAGE_SHIFT
+    }
+}
 
 /// What a program may do with pages: the bits of `PROT_READ`, `PROT_WRITE` and `PROT_EXEC`, mmap(2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -4,18 +4,22 @@
 //!
 //! **A fault** ([`Core::fault`]):
 //!
-//! 1. The state says what to do: the thread that makes it `Loading` loads the page, others wait for that. 2.
-//! If memory is above the limit, the thread waits until the evictor has made room. 3. The neighbours that are
-//! to come along are claimed in the same way. 4. Their contents are read from the store into the bench's
-//! buffer, and placed all at once. The threads that wait for them run. 5. The store's copies are freed, or
-//! kept if the touch was a read. 6. The pages enter the LRU, and their states become `In`.
+//! 1. The state says what to do: the thread that makes it `Loading` loads the page, others wait for that.
+//! 2. If memory is above the limit, the thread waits until the evictor has made room.
+//! 3. The neighbours that are to come along are claimed in the same way.
+//! 4. Their contents are read from the store into the bench's buffer, and placed all at once. The threads
+//!    that wait for them run.
+//! 5. The store's copies are freed, or kept if the touch was a read.
+//! 6. The pages enter the LRU, and their states become `In`.
 //!
 //! `evict.rs` has the other direction.
 
 mod evict;
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::thread::JoinHandle;
 use std::time::Instant;
 
 use uzram::cpu::PerCpu;
@@ -26,8 +30,6 @@ use uzram::sync::{Arc, AtomicU32, Counter};
 use uzram::units::{PAGE_SIZE, Page, bytes_to_pages};
 use uzram::{Error, ErrorKind, Result};
 
-use self::evict::Leave;
-pub(crate) use self::evict::Next;
 use crate::areas::{Areas, Protection, Use};
 use crate::bench::Bench;
 use crate::publisher::Publishing;
@@ -49,6 +51,24 @@ const COPIED_SHARE: u64 = 16;
 /// The pages behind a new one come along with it while at least half of the memory is free, up to the next
 /// multiple of so many: allocators hand out memory in blocks of 64 KiB.
 const NEW_AT_ONCE: u64 = 16;
+
+/// What happens to the contents of pages that leave.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Leave {
+    Store,
+    Discard,
+}
+
+/// What the evictor does next.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Next {
+    /// Nothing: there is room.
+    Enough,
+    /// It takes pages itself, if no thread that faults has done so by then.
+    Later,
+    /// It tries again: nothing can leave.
+    Stuck,
+}
 
 /// See the [module's documentation](self).
 pub(crate) struct Core<T: Trap> {
@@ -727,4 +747,17 @@ impl<T: Trap> Core<T> {
 /// Locks what is valid even if a thread that held the lock has panicked.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Starts a thread that brings or evicts pages. If it panics, which is a defect, the process ends: its memory
+/// would be out of reach, and threads would wait for ever.
+pub(crate) fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>> {
+    let run = || {
+        if catch_unwind(AssertUnwindSafe(run)).is_err() {
+            std::process::abort();
+        }
+    };
+    std::thread::Builder::new().name(name.into()).spawn(run).map_err(|error| {
+        Error::new(ErrorKind::NoMemory, format!("cannot start the thread '{name}': {error}"))
+    })
 }

@@ -2,7 +2,6 @@
 
 use std::mem::ManuallyDrop;
 use std::ops::{Deref, DerefMut, Range, RangeBounds};
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::Mutex;
 use std::sync::atomic::Ordering;
@@ -17,7 +16,7 @@ use uzram::units::{PAGE_SHIFT, PAGE_SIZE, bytes_to_pages, pages_to_bytes};
 use uzram::{Error, ErrorKind, Result};
 
 use crate::areas::Areas;
-use crate::core::{Core, Next, lock};
+use crate::core::{Core, Next, lock, spawn};
 use crate::pressure::{self, Governor};
 use crate::publisher::Publisher;
 use crate::signals::Blocked;
@@ -354,19 +353,6 @@ impl<T: Trap> Drop for Evictor<T> {
         self.core.room.wake_evictor();
         self.thread.take().into_iter().for_each(|thread| drop(thread.join()));
     }
-}
-
-/// Starts a thread that brings or evicts pages. If it panics, which is a defect, the process ends: its memory
-/// would be out of reach, and threads would wait for ever.
-pub(crate) fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>> {
-    let run = || {
-        if catch_unwind(AssertUnwindSafe(run)).is_err() {
-            std::process::abort();
-        }
-    };
-    std::thread::Builder::new().name(name.into()).spawn(run).map_err(|error| {
-        Error::new(ErrorKind::NoMemory, format!("cannot start the thread '{name}': {error}"))
-    })
 }
 
 /// With userfaultfd: threads that wait for touches.

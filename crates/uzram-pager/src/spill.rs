@@ -29,9 +29,8 @@ use uzram::sync::Arc;
 use uzram::units::PAGE_SIZE;
 use uzram::{Error, ErrorKind, Result, check_file_size};
 
-use crate::core::lock;
+use crate::core::{lock, spawn};
 use crate::high;
-use crate::pager::spawn;
 
 /// The most files. Of the last one the blocks of another become part.
 const MOST_FILES: usize = 8;

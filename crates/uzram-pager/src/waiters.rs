@@ -15,7 +15,7 @@ use rustix::thread::{CpuSet, Pid, gettid, sched_getaffinity, sched_setaffinity};
 use uzram::Result;
 use uzram::sync::Counter;
 
-use crate::core::{Core, lock};
+use crate::core::{Core, lock, spawn};
 use crate::trap::Trap;
 use crate::trap::uffd::{Touch, Uffd};
 
@@ -89,7 +89,7 @@ impl Waiters {
             }
             waiters.serve();
         };
-        state.threads.push(crate::pager::spawn(&format!("uzram-pager-{}", state.threads.len()), run)?);
+        state.threads.push(spawn(&format!("uzram-pager-{}", state.threads.len()), run)?);
         Ok(())
     }
 

@@ -2,9 +2,11 @@
 //!
 //! **An eviction** ([`Core::evict`]):
 //!
-//! 1. Each becomes `Leaving`, unless it is pinned. 2. The trap takes the pages: nobody can change them any
-//! more. 3. A page whose copy in the store is the same is done. Any other is written to the store. 4. The
-//! pages' memory goes back to the system; pages that the store had no room for are given back to the program.
+//! 1. Each becomes `Leaving`, unless it is pinned.
+//! 2. The trap takes the pages: nobody can change them any more.
+//! 3. A page whose copy in the store is the same is done. Any other is written to the store.
+//! 4. The pages' memory goes back to the system; pages that the store had no room for are given back to the
+//!    program.
 //! 5. The states become `Out`: the commit point. A page that was touched meanwhile is loaded again.
 //!
 //! Whether a page was changed since it was loaded is found out in step 3, by comparison. Trapping the first
@@ -17,7 +19,7 @@ use std::time::Instant;
 use uzram::store::{BackingState, PageNo, Wait};
 use uzram::units::{PAGE_SIZE, Page};
 
-use super::{Core, lock};
+use super::{Core, Leave, Next, lock};
 use crate::bench::Bench;
 use crate::state::Place;
 use crate::trap::{MOST_PAGES, Run, Trap};
@@ -27,24 +29,6 @@ use crate::waiting::Waiting;
 const MOST_ALONE: usize = 1024;
 /// The most threads that help to evict.
 const MOST_HELPERS: usize = 3;
-
-/// What happens to the contents of pages that leave.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Leave {
-    Store,
-    Discard,
-}
-
-/// What the evictor does next.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Next {
-    /// Nothing: there is room.
-    Enough,
-    /// It takes pages itself, if no thread that faults has done so by then.
-    Later,
-    /// It tries again: nothing can leave.
-    Stuck,
-}
 
 /// A page that was taken from the program.
 #[derive(Clone, Copy, Default)]

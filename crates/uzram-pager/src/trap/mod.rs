@@ -21,37 +21,12 @@ use uzram::units::{PAGE_SHIFT, PAGE_SIZE, Page};
 use uzram::{Error, ErrorKind, Result};
 
 use crate::areas::Protection;
+pub(crate) use crate::areas::Run;
 
 /// How long a thread waits before it asks the system again for what it must have.
 pub(crate) const RETRY: std::time::Duration = std::time::Duration::from_millis(1);
 
 pub(crate) use crate::MOST_PAGES;
-
-/// Pages by their numbers, neighbours.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Run {
-    pub(crate) first: u64,
-    pub(crate) pages: usize,
-}
-
-impl Run {
-    pub(crate) const fn new(first: u64, pages: usize) -> Run {
-        Run { first, pages }
-    }
-
-    /// Returns the number behind the last one.
-    pub(crate) fn end(self) -> u64 {
-        self.first + self.pages as u64
-    }
-
-    pub(crate) fn numbers(self) -> std::ops::Range<u64> {
-        self.first..self.end()
-    }
-
-    pub(crate) fn bytes(self) -> usize {
-        self.pages << PAGE_SHIFT
-    }
-}
 
 /// What a child (fork(2)) has of a pager's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,8 +1,9 @@
 //! Adoption of an arena whose memory another process left: its pages in memory are found first, then its
 //! runs.
 //!
-//! 1. [`Arena::find_resident`] asks the file which pages are in memory, and makes their chunks usable. 2. The
-//! pool and the slab caches read these pages, and take the runs that they recognize ([`Arena::adopt_run`]).
+//! 1. [`Arena::find_resident`] asks the file which pages are in memory, and makes their chunks usable.
+//! 2. The pool and the slab caches read these pages, and take the runs that they recognize
+//!    ([`Arena::adopt_run`]).
 //! 3. [`Arena::end_adoption`] charges the pages in memory, and gives those of no run back to the system.
 
 use std::ops::Range;
