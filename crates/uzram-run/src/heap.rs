@@ -23,9 +23,8 @@ use libmimalloc_sys as mi;
 use uzram_pager::{BlockedSignals, Memory};
 
 use crate::inside::{self, Inside};
-use crate::own::{__libc_calloc, __libc_free, __libc_malloc, __libc_memalign, __libc_realloc};
-use crate::process;
-use crate::real::set_errno;
+use crate::real::{__libc_calloc, __libc_free, __libc_malloc, __libc_memalign, __libc_realloc, set_errno};
+use crate::state;
 
 /// mimalloc's options by number: libmimalloc-sys has names for some, from other versions.
 const PURGE_DELAY_MS: mi::mi_option_t = 15;
@@ -167,7 +166,7 @@ unsafe extern "C" fn commit(
         return true;
     }
     let _inside = Inside::enter();
-    process::with_memory(|memory| {
+    state::with_memory(|memory| {
         if !commits {
             let _blocked = BlockedSignals::new();
             // While the process forks it stays as it is: mimalloc must not wait here, see above.
@@ -177,7 +176,7 @@ unsafe extern "C" fn commit(
             return true;
         }
         memory.commit(start.addr(), size);
-        process::warn_of_failure(memory);
+        state::warn_of_failure(memory);
         true
     })
     .unwrap_or(true)
@@ -260,7 +259,7 @@ unsafe extern "C" fn calloc(count: usize, size: usize) -> *mut c_void {
 unsafe extern "C" fn calloc_for(count: usize, size: usize, caller: usize) -> *mut c_void {
     // SAFETY: as the caller's.
     unsafe {
-        if process::is_of_libc(caller) {
+        if state::is_of_libc(caller) {
             return __libc_calloc(count, size);
         }
         allocate_zeros(count, size)
@@ -507,7 +506,7 @@ fn map_block(align: usize, size: usize) -> Option<*mut c_void> {
     let _inside = Inside::enter();
     let len = size.max(1).checked_next_multiple_of(4096)?;
     let map = |memory: &Memory| memory.map(len, align, libc::PROT_READ | libc::PROT_WRITE);
-    let block: *mut c_void = process::with_memory(map).flatten()?.cast();
+    let block: *mut c_void = state::with_memory(map).flatten()?.cast();
     let _blocked = BlockedSignals::new();
     MAPPED.lock().unwrap_or_else(PoisonError::into_inner).insert(block.expose_provenance(), len);
     Some(block)
@@ -522,7 +521,7 @@ fn grow_mapped(block: *mut c_void, old_len: usize, size: usize) -> bool {
     let (_inside, _blocked) = (Inside::enter(), BlockedSignals::new());
     let mut mapped = MAPPED.lock().unwrap_or_else(PoisonError::into_inner);
     let grows = |memory: &Memory| memory.grow(block.addr(), old_len, len);
-    if !process::with_memory(grows).unwrap_or(false) {
+    if !state::with_memory(grows).unwrap_or(false) {
         return false;
     }
     mapped.insert(block.addr(), len);
@@ -531,7 +530,7 @@ fn grow_mapped(block: *mut c_void, old_len: usize, size: usize) -> bool {
 
 /// Returns the bytes of a block that is a mapping of its own.
 fn mapped_size(block: *const c_void) -> Option<usize> {
-    if !process::is_managed_address(block.addr()) {
+    if !state::is_managed_address(block.addr()) {
         return None;
     }
     let (_inside, _blocked) = (Inside::enter(), BlockedSignals::new());
@@ -540,12 +539,12 @@ fn mapped_size(block: *const c_void) -> Option<usize> {
 
 /// Unmaps such a block; returns false for others.
 fn free_mapped(block: *mut c_void) -> bool {
-    if !process::is_managed_address(block.addr()) {
+    if !state::is_managed_address(block.addr()) {
         return false;
     }
     let (_inside, _blocked) = (Inside::enter(), BlockedSignals::new());
     let len = MAPPED.lock().unwrap_or_else(PoisonError::into_inner).remove(&block.addr());
     let Some(len) = len else { return false };
-    process::with_memory(|memory| memory.unmap(block.addr(), len, |_, _| {}));
+    state::with_memory(|memory| memory.unmap(block.addr(), len, |_, _| {}));
     true
 }

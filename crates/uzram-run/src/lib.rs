@@ -36,4 +36,5 @@ mod own;
 mod process;
 mod real;
 mod settings;
+mod state;
 mod streams;

@@ -14,8 +14,8 @@ use libc::{
 use uzram_pager::Memory;
 
 use crate::inside::Inside;
-use crate::process::{is_managed_address, with_memory};
 use crate::real::{self, set_errno};
+use crate::state::{is_managed_address, with_memory};
 
 /// Smaller mappings are not worth a run of pages of their own.
 const LEAST_BYTES: usize = 64 << 10;

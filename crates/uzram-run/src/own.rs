@@ -5,14 +5,7 @@ use std::alloc::{GlobalAlloc, Layout};
 use std::ffi::{c_int, c_void};
 
 use crate::heap;
-
-unsafe extern "C" {
-    pub fn __libc_malloc(size: usize) -> *mut c_void;
-    pub fn __libc_calloc(count: usize, size: usize) -> *mut c_void;
-    pub fn __libc_realloc(block: *mut c_void, size: usize) -> *mut c_void;
-    pub fn __libc_memalign(align: usize, size: usize) -> *mut c_void;
-    pub fn __libc_free(block: *mut c_void);
-}
+use crate::real::{__libc_calloc, __libc_free, __libc_malloc, __libc_memalign, __libc_realloc};
 
 /// What malloc(3) aligns blocks to.
 const ALIGN: usize = 16;

@@ -31,6 +31,15 @@ pub unsafe extern "C" fn munmap(address: *mut c_void, len: usize) -> c_int {
     unsafe { libc::syscall(libc::SYS_munmap, address, len) as c_int }
 }
 
+// The allocator of the C library, by the names that nothing takes the place of.
+unsafe extern "C" {
+    pub fn __libc_malloc(size: usize) -> *mut c_void;
+    pub fn __libc_calloc(count: usize, size: usize) -> *mut c_void;
+    pub fn __libc_realloc(block: *mut c_void, size: usize) -> *mut c_void;
+    pub fn __libc_memalign(align: usize, size: usize) -> *mut c_void;
+    pub fn __libc_free(block: *mut c_void);
+}
+
 /// A function of the library behind this one, looked up when it is called first.
 pub struct Next {
     name: &'static CStr,

@@ -6,7 +6,7 @@ use std::os::unix::ffi::OsStrExt;
 
 use uzram_pager::{LEAST_LIMIT_BYTES, Pager, Settings, TrapKind};
 
-use crate::{figures, process};
+use crate::figures;
 
 /// A program that never uses more has no pager: neither a thread, nor anything to do when it forks. At most
 /// this share of the limit.
@@ -83,7 +83,7 @@ impl Environment {
                 pager,
                 plain_bytes: PLAIN_BYTES.min(limit_bytes / PLAIN_SHARE),
                 hard: self.get("UZRAM_RUN_HARD").is_some(),
-                on_excess: process::on_excess,
+                on_excess: || {},
                 on_figures: figures::publish,
             },
             limit_bytes,

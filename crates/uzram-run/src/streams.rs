@@ -9,8 +9,8 @@
 
 use std::ffi::c_void;
 
-use crate::process::is_managed_address;
 use crate::real::Next;
+use crate::state::is_managed_address;
 
 /// Where a stream has the address of its lock: `struct _IO_FILE` of <bits/types/struct_FILE.h>, which is part
 /// of the ABI.

@@ -81,7 +81,6 @@ const TEXT: SettingRow = SettingRow {
     is_policy: false,
     needs: None,
 };
-const NUMBER: SettingRow = SettingRow { value_name: "N", ..TEXT };
 const SIZE: SettingRow = SettingRow { form: Form::Size, value_name: "SIZE", ..TEXT };
 const SWITCH: SettingRow = SettingRow { form: Form::Switch, value_name: "0|1", ..TEXT };
 const DISKSIZE: SettingRow = SettingRow {
@@ -99,12 +98,12 @@ const NO_ALGORITHM: &str = "algo=none";
 /// The settings that only measurements need, set before all others.
 #[cfg(feature = "designs")]
 static DESIGNS: &[SettingRow] = &[
-    SettingRow { attribute: "chain_size", words: &["chain"], ..NUMBER },
+    SettingRow { attribute: "chain_size", words: &["chain"], value_name: "N", ..TEXT },
     SettingRow { attribute: "streams", value_name: "percpu|N", ..TEXT },
     SettingRow { attribute: "pool_design", ..TEXT },
     SettingRow { attribute: "lru_design", ..TEXT },
-    SettingRow { attribute: "lru_pagevec", ..NUMBER },
-    SettingRow { attribute: "run_cache_batch", ..NUMBER },
+    SettingRow { attribute: "lru_pagevec", value_name: "N", ..TEXT },
+    SettingRow { attribute: "run_cache_batch", value_name: "N", ..TEXT },
     SettingRow { attribute: "writeback_layout", ..BACKED },
     SettingRow {
         attribute: "compressed_writeback",
