@@ -1,7 +1,8 @@
 //! The slot table: what each page holds, in 16 bytes.
 //!
 //! ```text
-//!  0   lock    [ locked | waiters | same | zero | idle | incompressible | backed | lost | writing 8 | … | priority | length 0..=4096 ]
+//!  0   lock    [ locked | waiters | same | zero | idle | incompressible | backed | lost | writing 8 | …
+//!               | priority | length 0..=4096 ]
 //!  4   used    time of the page's last use, in seconds
 //!  8   what    [ checksum u32 | handle u32 ], or the word that fills the page, or a place on the backing device
 //! ```

@@ -1,5 +1,5 @@
-//! Which functions of this project a warm operation enters, by callgrind's list. That omits what is inlined in every
-//! build: one-line accessors.
+//! Which functions of this project a warm operation enters, by callgrind's list. That omits what is inlined
+//! in every build: one-line accessors.
 
 use std::collections::{BTreeMap, HashMap};
 use std::process::Command;
@@ -12,8 +12,9 @@ pub fn is_counted() -> bool {
     std::env::var_os(ROLE).is_some()
 }
 
-/// Runs a test of this program, which does the operation `times` times if [`is_counted`]. Returns the functions
-/// that were entered as often, each with its file below `crates/` and its calls; `None` without valgrind.
+/// Runs a test of this program, which does the operation `times` times if [`is_counted`]. Returns the
+/// functions that were entered as often, each with its file below `crates/` and its calls; `None` without
+/// valgrind.
 pub fn functions(test: &str, times: u64) -> Option<BTreeMap<String, (String, u64)>> {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("calls");

@@ -1,5 +1,5 @@
-//! Which file imports which, in all crates: none imports one that imports it, and modules import only those that are
-//! declared before them. And who uses what of the system.
+//! Which file imports which, in all crates: none imports one that imports it, and modules import only those
+//! that are declared before them. And who uses what of the system.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
