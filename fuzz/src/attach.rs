@@ -29,11 +29,7 @@ struct Image {
     parts: Vec<(u64, Vec<u8>)>,
 }
 
-/// Runs one input.
-///
-/// # Panics
-/// When a promise is broken; that is what it is for.
-pub fn run(bytes: &[u8]) {
+pub(crate) fn run(bytes: &[u8]) {
     let image = image();
     let mut input = Input::new(bytes);
     let rights_checksums = input.byte() % 2 == 1;
@@ -144,8 +140,7 @@ fn right_checksums(memory: &OwnedFd) {
     write_at(memory, 0, &superblock);
 }
 
-/// Inputs to begin with.
-pub fn seeds() -> Vec<Vec<u8>> {
+pub(crate) fn seeds() -> Vec<Vec<u8>> {
     let change = |part: u8, at: u16, change: u8| [&[part], &at.to_le_bytes()[..], &[change]].concat();
     vec![
         vec![0],

@@ -18,11 +18,7 @@ const MAX_READ_BYTES: u64 = 16 << 20;
 /// The largest reserve to try.
 const MAX_RESERVE_BYTES: u64 = 8 << 20;
 
-/// Runs one input.
-///
-/// A promise is broken; that is its purpose.
-/// When a promise is broken; that is what it is for.
-pub fn run(bytes: &[u8]) {
+pub(crate) fn run(bytes: &[u8]) {
     let text = String::from_utf8_lossy(bytes);
     let device = Device::new("zram0").expect("a good name");
     for line in text.split('\n').take(MAX_LINES) {
@@ -214,8 +210,7 @@ fn check_name(text: &str) {
     }
 }
 
-/// Returns the initial inputs.
-pub fn seeds() -> Vec<Vec<u8>> {
+pub(crate) fn seeds() -> Vec<Vec<u8>> {
     [
         "comp_algorithm=zstd:3\nchain_size=4\nchecksum=1\nmem_limit=1M\nrun_cache_batch=0\ndisksize=64KiB\n\
          disksize=1M\nmm_stat\nio_stat\nclasses\ndebug_stat\nmem_charged\nmem_fixed\nreset=1",

@@ -24,11 +24,7 @@ struct Guarded {
     after: [u8; 64],
 }
 
-/// Runs one input.
-///
-/// # Panics
-/// A promise is broken; that is its purpose.
-pub fn run(bytes: &[u8]) {
+pub(crate) fn run(bytes: &[u8]) {
     let mut input = Input::new(bytes);
     let settings = input.byte();
     let Chosen { algorithm, good } = &CHOICES[usize::from(settings >> 1) % CHOICES.len()];
@@ -110,8 +106,7 @@ fn change(bytes: &mut Vec<u8>, input: &mut Input<'_>) {
     }
 }
 
-/// Returns the initial inputs.
-pub fn seeds() -> Vec<Vec<u8>> {
+pub(crate) fn seeds() -> Vec<Vec<u8>> {
     let text: Page = std::array::from_fn(|at| b"compressed memory "[at % 18]);
     let letters: Page = std::array::from_fn(|at| {
         b'a' + ((at as u32).wrapping_mul(2_654_435_761) >> 24).leading_zeros() as u8 % 8

@@ -15,11 +15,7 @@ use crate::input::Input;
 const ENOUGH_BYTES: usize = PAGE_SIZE + 128;
 const CANARY: u8 = 0xc5;
 
-/// Runs one input.
-///
-/// A promise is broken; that is its purpose.
-/// When a promise is broken; that is what it is for.
-pub fn run(bytes: &[u8]) {
+pub(crate) fn run(bytes: &[u8]) {
     let mut input = Input::new(bytes);
     let Some(algorithm) = algorithm(&mut input) else { return };
     let room_bytes = usize::from(input.u16()) % (ENOUGH_BYTES + 1);
@@ -118,8 +114,7 @@ fn page(input: &mut Input<'_>) -> Page {
     page
 }
 
-/// Returns the initial inputs.
-pub fn seeds() -> Vec<Vec<u8>> {
+pub(crate) fn seeds() -> Vec<Vec<u8>> {
     let noise = [0, 0xff, 3, 2, 1];
     let text = *b"\0\xff\x03\x01\x0bcompressible";
     let repeated = [1, 0xff, 3, 0x40, 0];

@@ -37,11 +37,7 @@ fn names_backing(bytes: &[u8]) -> bool {
     plain.windows(11).any(|name| name == b"backing_dev")
 }
 
-/// Runs one input.
-///
-/// A promise is broken; that is its purpose.
-/// When a promise is broken; that is what it is for.
-pub fn run(bytes: &[u8]) {
+pub(crate) fn run(bytes: &[u8]) {
     if names_backing(bytes) {
         return;
     }
@@ -89,8 +85,7 @@ fn check(response: &[u8]) -> u16 {
     status
 }
 
-/// Returns the initial inputs.
-pub fn seeds() -> Vec<Vec<u8>> {
+pub(crate) fn seeds() -> Vec<Vec<u8>> {
     let request = |tear: u8, line: &str, body: &str| {
         let tear = char::from(tear);
         let length = body.len();

@@ -23,11 +23,7 @@ const BACKING_SIZE: &str = "512K";
 /// What the first pages of a device take: it can have no lower limit.
 const LEAST_LIMIT_BYTES: u64 = 24 << 10;
 
-/// Runs one input.
-///
-/// A promise is broken; that is its purpose.
-/// When a promise is broken; that is what it is for.
-pub fn run(bytes: &[u8]) {
+pub(crate) fn run(bytes: &[u8]) {
     let mut input = Input::new(bytes);
     let device = Device::new("zram0").expect("a good name");
     let mut machine = Machine::start(&device, &mut input);
@@ -329,8 +325,7 @@ impl<'a> Machine<'a> {
     }
 }
 
-/// Returns the initial inputs.
-pub fn seeds() -> Vec<Vec<u8>> {
+pub(crate) fn seeds() -> Vec<Vec<u8>> {
     // An operation; its page; its offset from the page's edge; its number of pages, within the disk; its
     // other parameters.
     let op = |op: u8, page: u8, pages: u8, rest: &[u8]| [&[op, page, 0, pages, 0], rest].concat();

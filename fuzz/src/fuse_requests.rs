@@ -57,11 +57,7 @@ thread_local! {
     ]));
 }
 
-/// Runs one input.
-///
-/// # Panics
-/// A promise is broken; that is its purpose.
-pub fn run(bytes: &[u8]) {
+pub(crate) fn run(bytes: &[u8]) {
     let exports = EXPORTS.with_borrow(Clone::clone);
     let device = exports.devices().remove(0);
     let empties = |device: &Arc<Device>| {
@@ -408,8 +404,7 @@ impl Kernel {
     }
 }
 
-/// Returns the initial inputs.
-pub fn seeds() -> Vec<Vec<u8>> {
+pub(crate) fn seeds() -> Vec<Vec<u8>> {
     // The bytes are the choices of `step`, each with its own.
     let open = |mode| [3, 0, mode];
     let write = [10, 0, 2, 1, 4, 0, 77];

@@ -12,26 +12,28 @@
 //!   them is a small change of the operations;
 //! - wherever a naive model can predict the result, the two are compared.
 
-pub mod attach;
-pub mod attributes;
-pub mod backing_mark;
-pub mod codec_decode;
-pub mod codec_round_trip;
-pub mod control_http;
-pub mod device_ops;
-pub mod fuse_requests;
+mod attach;
+mod attributes;
+mod codec_decode;
+mod codec_round_trip;
+mod control_http;
+mod device_ops;
+mod formats;
+mod fuse_requests;
 mod input;
-pub mod lru_ops;
-pub mod memory_codec;
+mod lru_ops;
+mod memory_codec;
 mod model;
-pub mod nbd_handshake;
-pub mod nbd_tls;
-pub mod nbd_transmission;
-pub mod pool_ops;
-pub mod remote;
-pub mod run_figures;
-pub mod size_expr;
-pub mod start;
+#[allow(dead_code, clippy::unwrap_used)]
+#[path = "../../crates/uzram-serve/tests/it/common/client.rs"]
+mod nbd_client;
+mod nbd_handshake;
+mod nbd_tls;
+mod nbd_transmission;
+mod pool_ops;
+mod remote;
+mod size_expr;
+mod start;
 mod wire;
 
 /// One fuzz target.
@@ -47,26 +49,30 @@ pub struct Target {
     pub seeds: fn() -> Vec<Vec<u8>>,
 }
 
+const fn target_of(name: &'static str, run: fn(&[u8]), seeds: fn() -> Vec<Vec<u8>>) -> Target {
+    Target { name, run, seeds }
+}
+
 /// All targets.
 pub static TARGETS: &[Target] = &[
-    Target { name: "nbd_handshake", run: nbd_handshake::run, seeds: nbd_handshake::seeds },
-    Target { name: "nbd_tls", run: nbd_tls::run, seeds: nbd_tls::seeds },
-    Target { name: "nbd_transmission", run: nbd_transmission::run, seeds: nbd_transmission::seeds },
-    Target { name: "fuse_requests", run: fuse_requests::run, seeds: fuse_requests::seeds },
-    Target { name: "control_http", run: control_http::run, seeds: control_http::seeds },
-    Target { name: "codec_decode", run: codec_decode::run, seeds: codec_decode::seeds },
-    Target { name: "codec_round_trip", run: codec_round_trip::run, seeds: codec_round_trip::seeds },
-    Target { name: "memory_codec", run: memory_codec::run, seeds: memory_codec::seeds },
-    Target { name: "device_ops", run: device_ops::run, seeds: device_ops::seeds },
-    Target { name: "pool_ops", run: pool_ops::run, seeds: pool_ops::seeds },
-    Target { name: "lru_ops", run: lru_ops::run, seeds: lru_ops::seeds },
-    Target { name: "attach", run: attach::run, seeds: attach::seeds },
-    Target { name: "attributes", run: attributes::run, seeds: attributes::seeds },
-    Target { name: "backing_mark", run: backing_mark::run, seeds: backing_mark::seeds },
-    Target { name: "remote", run: remote::run, seeds: remote::seeds },
-    Target { name: "run_figures", run: run_figures::run, seeds: run_figures::seeds },
-    Target { name: "size_expr", run: size_expr::run, seeds: size_expr::seeds },
-    Target { name: "start", run: start::run, seeds: start::seeds },
+    target_of("nbd_handshake", nbd_handshake::run, nbd_handshake::seeds),
+    target_of("nbd_tls", nbd_tls::run, nbd_tls::seeds),
+    target_of("nbd_transmission", nbd_transmission::run, nbd_transmission::seeds),
+    target_of("fuse_requests", fuse_requests::run, fuse_requests::seeds),
+    target_of("control_http", control_http::run, control_http::seeds),
+    target_of("codec_decode", codec_decode::run, codec_decode::seeds),
+    target_of("codec_round_trip", codec_round_trip::run, codec_round_trip::seeds),
+    target_of("memory_codec", memory_codec::run, memory_codec::seeds),
+    target_of("device_ops", device_ops::run, device_ops::seeds),
+    target_of("pool_ops", pool_ops::run, pool_ops::seeds),
+    target_of("lru_ops", lru_ops::run, lru_ops::seeds),
+    target_of("attach", attach::run, attach::seeds),
+    target_of("attributes", attributes::run, attributes::seeds),
+    target_of("backing_mark", formats::run_mark, formats::seeds_of_mark),
+    target_of("remote", remote::run, remote::seeds),
+    target_of("run_figures", formats::run_figures, formats::seeds_of_figures),
+    target_of("size_expr", size_expr::run, size_expr::seeds),
+    target_of("start", start::run, start::seeds),
 ];
 
 /// Returns the target of that name.

@@ -23,11 +23,7 @@ const MAX_MOVES: usize = 4;
 /// The number of pages that are named but have no node.
 const BEYOND: u32 = 2;
 
-/// Runs one input.
-///
-/// # Panics
-/// A promise is broken; that is its purpose.
-pub fn run(bytes: &[u8]) {
+pub(crate) fn run(bytes: &[u8]) {
     let mut input = Input::new(bytes);
     let cpus = Cpus::bind(input.byte());
     let pages = input.one_of(&[300, 300, 40, 3]);
@@ -403,8 +399,7 @@ fn flows(mut stats: LruStats) -> LruStats {
     stats
 }
 
-/// Returns the initial inputs.
-pub fn seeds() -> Vec<Vec<u8>> {
+pub(crate) fn seeds() -> Vec<Vec<u8>> {
     const ADD: u8 = 0;
     const MARK: u8 = 3;
     const DOOM: u8 = 6;

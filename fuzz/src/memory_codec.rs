@@ -30,11 +30,7 @@ thread_local! {
     };
 }
 
-/// Runs one input.
-///
-/// # Panics
-/// A promise is broken; that is its purpose.
-pub fn run(bytes: &[u8]) {
+pub(crate) fn run(bytes: &[u8]) {
     let mut input = Input::new(bytes);
     CODERS.with_borrow_mut(|coders| {
         if input.byte() == 0 {
@@ -135,8 +131,7 @@ fn page(input: &mut Input<'_>) -> Page {
     page
 }
 
-/// Returns the initial inputs.
-pub fn seeds() -> Vec<Vec<u8>> {
+pub(crate) fn seeds() -> Vec<Vec<u8>> {
     let mut random = Random::new(0);
     let mut seeds: Vec<Vec<u8>> = vec![vec![], vec![0; 65], vec![1, 7, 0]];
     for classes in [&[1u8, 2][..], &[2, 4, 5], &[0, 1, 2, 3, 4, 5, 6, 7], &[6, 7, 2], &[0x42, 4, 5, 1]] {

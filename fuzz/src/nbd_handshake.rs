@@ -7,7 +7,6 @@
 //! Promises: the session ends; every option is answered as a naive parser of the same bytes expects, with a
 //! message if it is refused; and when it is over, no device is in use. The devices are kept from one input to
 //! the next, emptied.
-//! input to the next, empty again.
 
 use std::cell::RefCell;
 use std::io::ErrorKind;
@@ -19,7 +18,10 @@ use uzram_serve::nbd::proto::{self, info, option, reply, transmission_flags};
 use uzram_serve::nbd::{Buffers, serve_stream};
 
 use crate::input::Input;
-use crate::wire::{self, Header, Heard, Wire};
+use crate::nbd_client::{
+    Client, cmd, context_request, extended_request_bytes, info_request, option_bytes, request_bytes,
+};
+use crate::wire::Wire;
 
 const SIZE_BYTES: u64 = 64 << 10;
 const OTHER_SIZE_BYTES: u64 = 4 << 10;
@@ -64,11 +66,7 @@ thread_local! {
     static BENCH: RefCell<Bench> = RefCell::new(Bench::new());
 }
 
-/// Runs one input.
-///
-/// # Panics
-/// A promise is broken; that is its purpose.
-pub fn run(bytes: &[u8]) {
+pub(crate) fn run(bytes: &[u8]) {
     BENCH.with_borrow_mut(|bench| run_on(bench, bytes));
 }
 
@@ -80,14 +78,14 @@ fn run_on(bench: &mut Bench, bytes: &[u8]) {
     let mut wire = Wire::new(said, first >> 1);
     let exports = &bench.exports[usize::from(first & 1)];
     let result = serve_stream(&mut wire, exports, &mut bench.buffers);
-    let mut client = Client {
-        said: Heard(said),
-        heard: Heard(&wire.heard),
+    let mut session = Session {
+        said: Client::on(said),
+        heard: Client::on(&wire.heard),
         sizes: [SIZE_BYTES, if first & 1 == 0 { 0 } else { OTHER_SIZE_BYTES }],
         headers: None,
         contexts: None,
     };
-    let end = client.follow();
+    let end = session.follow();
     let kind = result.err().map(|error| error.kind());
     match end {
         End::Chosen => {
@@ -99,7 +97,7 @@ fn run_on(bench: &mut Bench, bytes: &[u8]) {
         }
         End::Ended(expected) => {
             assert_eq!(kind, expected);
-            assert!(client.heard.0.is_empty(), "more was said than asked for");
+            assert!(session.heard.stream.is_empty(), "more was said than asked for");
         }
     }
     assert_eq!(bench.users(), users, "nobody has a device open when the session is over");
@@ -112,9 +110,9 @@ enum End {
 }
 
 /// A naive parser of the client's bytes, beside the server's replies.
-struct Client<'a> {
-    said: Heard<'a>,
-    heard: Heard<'a>,
+struct Session<'a> {
+    said: Client<&'a [u8]>,
+    heard: Client<&'a [u8]>,
     /// Of `zram0` and `zram1`; 0 is a device without a size.
     sizes: [u64; 2],
     /// The option that negotiated headers, if one did.
@@ -123,13 +121,13 @@ struct Client<'a> {
     contexts: Option<(usize, bool)>,
 }
 
-impl Client<'_> {
+impl Session<'_> {
     fn follow(&mut self) -> End {
         let torn = End::Ended(Some(ErrorKind::UnexpectedEof));
         let violation = End::Ended(Some(ErrorKind::InvalidData));
         let heard = &mut self.heard;
         assert_eq!((heard.u64(), heard.u64(), heard.u16()), (proto::NBDMAGIC, proto::IHAVEOPT, 3));
-        if self.said.0.len() < 4 {
+        if self.said.stream.len() < 4 {
             return torn;
         }
         let flags = self.said.u32();
@@ -137,17 +135,17 @@ impl Client<'_> {
             return violation;
         }
         for _ in 0..MAX_OPTIONS {
-            if self.said.0.len() < 16 {
+            if self.said.stream.len() < 16 {
                 return torn;
             }
             let (magic, asked, len_bytes) = (self.said.u64(), self.said.u32(), self.said.u32());
             if magic != proto::IHAVEOPT || len_bytes > MAX_OPTION_BYTES {
                 return violation;
             }
-            if self.said.0.len() < len_bytes as usize {
+            if self.said.stream.len() < len_bytes as usize {
                 return torn;
             }
-            let data = self.said.take(len_bytes as usize);
+            let data = &self.said.take_vec(len_bytes as usize);
             match asked {
                 option::EXPORT_NAME => return self.export_name(data, flags & 2 == 0),
                 option::ABORT => {
@@ -189,9 +187,7 @@ impl Client<'_> {
 
     /// Takes the next reply; returns its type and its data.
     fn any_reply(&mut self, asked: u32) -> (u32, Vec<u8>) {
-        assert_eq!((self.heard.u64(), self.heard.u32()), (proto::NBD_REP_MAGIC, asked));
-        let (kind, len_bytes) = (self.heard.u32(), self.heard.u32());
-        let data = self.heard.take(len_bytes as usize).to_vec();
+        let (kind, data) = self.heard.option_reply(asked);
         let in_words = str::from_utf8(&data).is_ok_and(|text| !text.is_empty());
         assert!(kind & 1 << 31 == 0 || in_words, "option {asked} is refused in words");
         (kind, data)
@@ -224,7 +220,7 @@ impl Client<'_> {
         }
         let flags = self.flags(device);
         assert_eq!((self.heard.u64(), self.heard.u16()), (self.sizes[device], flags));
-        assert!(!with_zeroes || self.heard.take(124) == [0; 124]);
+        assert!(!with_zeroes || self.heard.take::<124>() == [0; 124]);
         End::Chosen
     }
 
@@ -272,7 +268,9 @@ impl Client<'_> {
             let named =
                 queries.contains(&name) || lists && (queries.is_empty() || queries.contains(&namespace));
             if named {
-                assert_eq!(self.expect(asked, reply::META_CONTEXT)[4..], *name);
+                let told = self.expect(asked, reply::META_CONTEXT);
+                // The id is reserved, and 0 in a list.
+                assert_eq!((told[..4] == [0; 4], &told[4..]), (lists, name));
                 any = true;
             }
         }
@@ -304,41 +302,57 @@ fn split_queries(data: &[u8]) -> Option<(&[u8], Vec<&[u8]>)> {
     (queries.len() == u32::from_be_bytes(*count) as usize).then_some((name, queries))
 }
 
-/// Returns the initial inputs.
-pub fn seeds() -> Vec<Vec<u8>> {
-    let ask_all = wire::info_request(b"zram1", &[info::NAME, info::DESCRIPTION, info::BLOCK_SIZE]);
-    let read = Header { flags: 0, command: 0, cookie: 1, offset: 0, len_bytes: 512 };
-    let (long_read, read) = (read.bytes(true), read.bytes(false));
-    let structured = wire::option(option::STRUCTURED_REPLY, &[]);
-    let extended = wire::option(option::EXTENDED_HEADERS, &[]);
-    let go = wire::option(option::GO, &wire::info_request(b"", &[]));
-    let both = wire::context_request(b"", &[b"base:allocation", b"uzram:state"]);
-    let wild = wire::context_request(b"zram1", &[b"base:", b"uzram:", b"x-y:z"]);
+pub(crate) fn seeds() -> Vec<Vec<u8>> {
+    let ask_all = info_request(b"zram1", &[info::NAME, info::DESCRIPTION, info::BLOCK_SIZE]);
+    let long_read = extended_request_bytes(0, cmd::READ, 1, 0, 512);
+    let read = request_bytes(0, cmd::READ, 1, 0, 512);
+    let structured = option_bytes(option::STRUCTURED_REPLY, &[]);
+    let extended = option_bytes(option::EXTENDED_HEADERS, &[]);
+    let structured_again = structured.clone();
+    let go = option_bytes(option::GO, &info_request(b"", &[]));
+    let both = context_request(b"", &[b"base:allocation", b"uzram:state"]);
+    let wild = context_request(b"zram1", &[b"base:", b"uzram:", b"x-y:z"]);
     let (list, set) = (option::LIST_META_CONTEXT, option::SET_META_CONTEXT);
     let sessions = [
-        [structured.clone(), wire::option(option::INFO, &ask_all), go.clone(), read.clone()].concat(),
-        [wire::option(option::LIST, &[]), wire::option(option::EXPORT_NAME, b"zram0"), read].concat(),
-        [wire::option(option::LIST, b"x"), wire::option(99, b"?"), wire::option(option::ABORT, &[])].concat(),
+        [structured.clone(), option_bytes(option::INFO, &ask_all), go.clone(), read.clone()].concat(),
+        [option_bytes(option::LIST, &[]), option_bytes(option::EXPORT_NAME, b"zram0"), read].concat(),
+        [option_bytes(option::LIST, b"x"), option_bytes(99, b"?"), option_bytes(option::ABORT, &[])].concat(),
         [
             structured.clone(),
-            wire::option(option::GO, &ask_all),
-            wire::option(option::EXPORT_NAME, b"nonesuch"),
+            option_bytes(option::GO, &ask_all),
+            option_bytes(option::EXPORT_NAME, b"nonesuch"),
         ]
         .concat(),
-        [structured.clone(), wire::option(set, &both), wire::option(list, &wild), go.clone()].concat(),
-        [extended.clone(), structured, wire::option(set, &both), go.clone(), long_read].concat(),
-        [wire::option(list, &both), extended.clone(), wire::option(set, &wild), wire::option(set, b"?"), go]
+        [structured.clone(), option_bytes(set, &both), option_bytes(list, &wild), go.clone()].concat(),
+        [extended.clone(), structured, option_bytes(set, &both), go.clone(), long_read].concat(),
+        [option_bytes(list, &both), extended.clone(), option_bytes(set, &wild), option_bytes(set, b"?"), go]
             .concat(),
-        [
-            extended,
-            wire::option(list, &wire::context_request(b"", &[])),
-            wire::option(option::EXPORT_NAME, b""),
-        ]
-        .concat(),
+        [extended, option_bytes(list, &context_request(b"", &[])), option_bytes(option::EXPORT_NAME, b"")]
+            .concat(),
     ];
+    // Options that are refused, before one that works; and the names of both contexts, in another order.
+    let refused = [
+        option_bytes(option::GO, &info_request(b"other", &[])),
+        option_bytes(option::INFO, &info_request(&[0xff; 4096], &[])),
+        option_bytes(option::GO, b""),
+        option_bytes(option::GO, &[0xff; 9]),
+        option_bytes(option::GO, &[&info_request(b"", &[])[..], b"x"].concat()),
+        option_bytes(option::STRUCTURED_REPLY, b"x"),
+        option_bytes(option::EXTENDED_HEADERS, b"x"),
+        option_bytes(set, &both[..both.len() - 1]),
+        option_bytes(set, &[&[0; 4][..], &[0xff; 4]].concat()),
+        option_bytes(list, &context_request(b"", &[b"no colon"])),
+        option_bytes(set, &context_request(b"other", &[b"base:allocation"])),
+        option_bytes(set, &context_request(b"", &[b"uzram:state", b"base:", b"base:allocation", b"uzram:state"])),
+        option_bytes(option::STARTTLS, b""),
+        option_bytes(4, &[0; 60_000]),
+        option_bytes(option::EXPORT_NAME, b"zram0"),
+    ]
+    .concat();
     let with_flags =
         |(first, flags, session): (u8, u8, Vec<u8>)| [&[first, 0, 0, 0, flags], &session[..]].concat();
     std::iter::zip([(1, 3), (0, 2), (7, 1), (0, 3), (1, 3), (0, 3), (1, 3), (0, 3)], sessions)
+        .chain([((1, 1), refused.clone()), ((0, 1), [structured_again, refused].concat())])
         .map(|((first, flags), session)| with_flags((first, flags, session)))
         .collect()
 }

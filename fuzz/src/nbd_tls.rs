@@ -19,7 +19,8 @@ use uzram_serve::nbd::proto::{self, info, option};
 use uzram_serve::nbd::{Buffers, Tls, TlsFiles, serve_stream_with_tls};
 
 use crate::input::Input;
-use crate::wire::{self, Header, Heard, Wire};
+use crate::nbd_client::{Client, cmd, info_request, option_bytes, request_bytes};
+use crate::wire::Wire;
 
 /// State kept from one input to the next.
 struct Bench {
@@ -58,11 +59,7 @@ fn tls() -> Tls {
     Tls::load(&TlsFiles { cert, key, client_ca: None }).expect("a good pair")
 }
 
-/// Runs one input.
-///
-/// # Panics
-/// A promise is broken; that is its purpose.
-pub fn run(bytes: &[u8]) {
+pub(crate) fn run(bytes: &[u8]) {
     BENCH.with_borrow_mut(|bench| run_on(bench, bytes));
 }
 
@@ -87,11 +84,11 @@ fn run_on(bench: &mut Bench, bytes: &[u8]) {
 /// Parses the greeting and the option replies. They end with the messages, or where an export was chosen or
 /// TLS started.
 fn check(heard: &[u8], tls_required: bool) {
-    let mut heard = Heard(heard);
+    let mut heard = Client::on(heard);
     assert_eq!((heard.u64(), heard.u64(), heard.u16()), (proto::NBDMAGIC, proto::IHAVEOPT, 3));
-    while heard.0.starts_with(&proto::NBD_REP_MAGIC.to_be_bytes()) {
+    while heard.stream.starts_with(&proto::NBD_REP_MAGIC.to_be_bytes()) {
         let (_, asked, reply, len) = (heard.u64(), heard.u32(), heard.u32(), heard.u32());
-        heard.take(len as usize);
+        heard.take_vec(len as usize);
         assert!(!tls_required || reply != proto::reply::INFO, "exports are told about after TLS only");
         if [option::GO, option::STARTTLS].contains(&asked) && reply == proto::reply::ACK {
             return;
@@ -114,19 +111,18 @@ fn client_hello() -> Vec<u8> {
     hello
 }
 
-/// Returns the initial inputs.
-pub fn seeds() -> Vec<Vec<u8>> {
-    let ask_all = wire::info_request(b"zram0", &[info::NAME, info::DESCRIPTION, info::BLOCK_SIZE]);
-    let read = Header { flags: 0, command: 0, cookie: 1, offset: 0, len_bytes: 512 }.bytes(false);
-    let go = wire::option(option::GO, &wire::info_request(b"", &[]));
-    let starttls = wire::option(option::STARTTLS, &[]);
+pub(crate) fn seeds() -> Vec<Vec<u8>> {
+    let ask_all = info_request(b"zram0", &[info::NAME, info::DESCRIPTION, info::BLOCK_SIZE]);
+    let read = request_bytes(0, cmd::READ, 1, 0, 512);
+    let go = option_bytes(option::GO, &info_request(b"", &[]));
+    let starttls = option_bytes(option::STARTTLS, &[]);
     let sessions = [
-        [wire::option(option::STARTTLS, b"x"), starttls.clone(), client_hello()].concat(),
-        [wire::option(option::GO, &ask_all), starttls.clone(), starttls.clone()].concat(),
-        [wire::option(option::LIST, &[]), go.clone(), read.clone()].concat(),
-        [wire::option(option::EXPORT_NAME, b"zram0"), read].concat(),
-        [starttls, go, wire::option(option::ABORT, &[])].concat(),
-        [wire::option(option::INFO, &ask_all), wire::option(option::ABORT, &[])].concat(),
+        [option_bytes(option::STARTTLS, b"x"), starttls.clone(), client_hello()].concat(),
+        [option_bytes(option::GO, &ask_all), starttls.clone(), starttls.clone()].concat(),
+        [option_bytes(option::LIST, &[]), go.clone(), read.clone()].concat(),
+        [option_bytes(option::EXPORT_NAME, b"zram0"), read].concat(),
+        [starttls, go, option_bytes(option::ABORT, &[])].concat(),
+        [option_bytes(option::INFO, &ask_all), option_bytes(option::ABORT, &[])].concat(),
     ];
     let greeted = |(first, session): (u8, Vec<u8>)| [&[first, 0, 0, 0, 3], &session[..]].concat();
     std::iter::zip([0, 1, 2, 1, 15, 0], sessions).map(greeted).collect()

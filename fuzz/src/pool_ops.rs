@@ -41,11 +41,7 @@ const DESIGNS: &[fn(&mut Input<'_>)] = &[
     operate::<ClassLocks<4>>,
 ];
 
-/// Runs one input.
-///
-/// # Panics
-/// A promise is broken; that is its purpose.
-pub fn run(bytes: &[u8]) {
+pub(crate) fn run(bytes: &[u8]) {
     let mut input = Input::new(bytes);
     input.one_of(DESIGNS)(&mut input);
 }
@@ -378,8 +374,7 @@ fn ideal_pages(stat: &ClassStat) -> u64 {
     zspages * u64::from(pages_per_zspage) + (rest * u64::from(size_bytes)).div_ceil(PAGE_SIZE as u64)
 }
 
-/// Returns the initial inputs.
-pub fn seeds() -> Vec<Vec<u8>> {
+pub(crate) fn seeds() -> Vec<Vec<u8>> {
     // So many objects of one of the common lengths; of one near a boundary, and of the classes above it.
     let store = |usual: u8, count: u8| vec![0, 160, usual, count - 1, 0];
     let sweep = |border: u8, count: u8| vec![0, 80, border, 1, count - 1, 2];

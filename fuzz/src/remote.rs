@@ -8,11 +8,7 @@ use uzram_remote::{Address, S3Address, read_answer};
 
 use crate::input::Input;
 
-/// Runs one input.
-///
-/// # Panics
-/// A promise is broken; that is its purpose.
-pub fn run(bytes: &[u8]) {
+pub(crate) fn run(bytes: &[u8]) {
     let mut input = Input::new(bytes);
     if input.byte().is_multiple_of(2) {
         return read_answer(input.rest());
@@ -42,8 +38,7 @@ pub fn run(bytes: &[u8]) {
     }
 }
 
-/// Returns the initial inputs.
-pub fn seeds() -> Vec<Vec<u8>> {
+pub(crate) fn seeds() -> Vec<Vec<u8>> {
     let address = |text: &str| [&[1], text.as_bytes()].concat();
     let answer = |text: &str| [&[0], text.as_bytes()].concat();
     let node = |port: u16, id: &str| format!("*3\r\n$9\r\n127.0.0.1\r\n:{port}\r\n${}\r\n{id}\r\n", id.len());

@@ -10,11 +10,7 @@ use uzram_cli::size_expr::{MAX_CHARS, MAX_DEPTH, evaluate};
 
 use crate::input::Input;
 
-/// Runs one input.
-///
-/// # Panics
-/// A promise is broken; that is its purpose.
-pub fn run(bytes: &[u8]) {
+pub(crate) fn run(bytes: &[u8]) {
     let mut input = Input::new(bytes);
     let memory = Memory { ram_bytes: input.u64(), limit_bytes: input.u32().into() };
     let text = String::from_utf8_lossy(input.rest());
@@ -150,8 +146,7 @@ fn number(text: &str) -> Option<(f64, bool)> {
     Some((number * unit as f64, has_unit || number == 0.0)).filter(|(value, _)| value.is_finite())
 }
 
-/// Returns the initial inputs.
-pub fn seeds() -> Vec<Vec<u8>> {
+pub(crate) fn seeds() -> Vec<Vec<u8>> {
     let machine: Vec<u8> = [&(16u64 << 30).to_le_bytes()[..], &(2u32 << 30).to_le_bytes()].concat();
     [
         "min(ram / 2, 4G)",
@@ -171,31 +166,4 @@ pub fn seeds() -> Vec<Vec<u8>> {
     .iter()
     .map(|text| [&machine[..], text.as_bytes()].concat())
     .collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_naive_evaluator_is_right_by_itself() {
-        let memory = Memory { ram_bytes: 100, limit_bytes: 7 };
-        for (text, value) in [
-            ("1 + 2 * 3", Some((7.0, false))),
-            ("8 - 4 - 2", Some((2.0, false))),
-            ("(8 - (4 - 2)) * 2", Some((12.0, false))),
-            ("min( ram, limit ) / 2", Some((3.5, true))),
-            ("max(1k, 2b, (3b))", Some((1024.0, true))),
-            ("max(1k, 2)", None),
-            ("ram - 1", None),
-            ("0", Some((0.0, true))),
-            ("(1)(2)", None),
-            ("(1", None),
-            ("1,2", None),
-            ("1/0", None),
-            ("", None),
-        ] {
-            assert_eq!(naive(text, &memory), value, "{text}");
-        }
-    }
 }

@@ -20,11 +20,7 @@ const MAX_TOLD_BYTES: usize = 4096;
 /// The largest disk.
 const MAX_DISK_BYTES: u64 = 16 << 40;
 
-/// Runs one input.
-///
-/// # Panics
-/// A promise is broken; that is its purpose.
-pub fn run(bytes: &[u8]) {
+pub(crate) fn run(bytes: &[u8]) {
     let mut input = Input::new(bytes);
     let memory = Memory { ram_bytes: input.u64(), limit_bytes: input.u32().into() };
     let text = String::from_utf8_lossy(input.rest()).into_owned();
@@ -88,8 +84,7 @@ fn check_refusal(line: &str, text: &str) {
     assert!(!line.is_empty() && line.len() <= MAX_TOLD_BYTES + 8 * text.len(), "{line}");
 }
 
-/// Returns the initial inputs.
-pub fn seeds() -> Vec<Vec<u8>> {
+pub(crate) fn seeds() -> Vec<Vec<u8>> {
     let machine: Vec<u8> = [&(16u64 << 30).to_le_bytes()[..], &(2u32 << 30).to_le_bytes()].concat();
     let files = [
         "[zram0]\nsize = 'min(ram / 2, 4G)'\nmem-limit = 'ram / 4'\nswap = true\nswap-priority = 100\n",

@@ -71,89 +71,37 @@ fn mutate(input: &mut Vec<u8>, seeds: &[Vec<u8>], random: &mut Random) {
     input.truncate(MAX_INPUT_BYTES);
 }
 
-#[test]
-fn nbd_handshake() {
-    run_mutations("nbd_handshake", 20_000);
+/// Makes a test of each of these targets, which runs so many mutations.
+macro_rules! tests {
+    ($($target:ident: $rounds:expr,)*) => {
+        $(
+            #[test]
+            fn $target() {
+                run_mutations(stringify!($target), $rounds);
+            }
+        )*
+    };
 }
 
-#[test]
-fn nbd_transmission() {
-    run_mutations("nbd_transmission", 20_000);
-}
-
-#[test]
-fn fuse_requests() {
-    run_mutations("fuse_requests", 3000);
-}
-
-#[test]
-fn control_http() {
-    run_mutations("control_http", 6000);
-}
-
-#[test]
-fn codec_decode() {
-    run_mutations("codec_decode", 6000);
-}
-
-#[test]
-fn codec_round_trip() {
-    run_mutations("codec_round_trip", 3000);
-}
-
-#[test]
-fn memory_codec() {
-    run_mutations("memory_codec", 1500);
-}
-
-#[test]
-fn device_ops() {
-    run_mutations("device_ops", 1500);
-}
-
-#[test]
-fn pool_ops() {
-    run_mutations("pool_ops", 1500);
-}
-
-#[test]
-fn lru_ops() {
-    run_mutations("lru_ops", 1500);
-}
-
-#[test]
-fn attach() {
-    run_mutations("attach", 1000);
-}
-
-#[test]
-fn attributes() {
-    run_mutations("attributes", 1500);
-}
-
-#[test]
-fn backing_mark() {
-    run_mutations("backing_mark", 20_000);
-}
-
-#[test]
-fn remote() {
-    run_mutations("remote", 5_000);
-}
-
-#[test]
-fn run_figures() {
-    run_mutations("run_figures", 20_000);
-}
-
-#[test]
-fn size_expr() {
-    run_mutations("size_expr", 50_000);
-}
-
-#[test]
-fn start() {
-    run_mutations("start", 3000);
+tests! {
+    nbd_handshake: 20_000,
+    nbd_tls: 2000,
+    nbd_transmission: 20_000,
+    fuse_requests: 3000,
+    control_http: 6000,
+    codec_decode: 6000,
+    codec_round_trip: 3000,
+    memory_codec: 1500,
+    device_ops: 1500,
+    pool_ops: 1500,
+    lru_ops: 1500,
+    attach: 1000,
+    attributes: 1500,
+    backing_mark: 20_000,
+    remote: 5_000,
+    run_figures: 20_000,
+    size_expr: 50_000,
+    start: 3000,
 }
 
 /// Runs all targets on empty inputs and long ones of one byte.

@@ -1,18 +1,14 @@
-//! Loading and evicting: the same for both ways to trap a touch.
-//!
-//! A page's [`State`] says where its contents are, and which thread may move them.
+//! Loading and evicting: the same for both ways to trap a touch. A page's [`State`] says where its contents are,
+//! and which thread may move them.
 //!
 //! **A fault** ([`Core::fault`]):
-//!
 //! 1. The state says what to do: the thread that makes it `Loading` loads the page, others wait for that.
 //! 2. If memory is above the limit, the thread waits until the evictor has made room.
 //! 3. The neighbours that are to come along are claimed in the same way.
-//! 4. Their contents are read from the store into the bench's buffer, and placed all at once. The threads
-//!    that wait for them run.
+//! 4. Their contents are read from the store into the bench's buffer, and placed all at once. The threads that
+//!    wait for them run.
 //! 5. The store's copies are freed, or kept if the touch was a read.
 //! 6. The pages enter the LRU, and their states become `In`.
-//!
-//! `evict.rs` has the other direction.
 
 mod evict;
 
@@ -123,10 +119,7 @@ struct Closed {
 impl<T: Trap> Core<T> {
     /// Makes the core of a pager, for as many pages as the store has. `most_compressed` is for a store with a
     /// spill file, which finds cold pages itself: the most pages that it keeps in memory while that file is
-    /// full, and while it has room.
-    ///
-    /// # Errors
-    /// `NoMemory`.
+    /// full, and while it has room. Errors: `NoMemory`.
     pub(crate) fn new(
         trap: T,
         areas: Arc<Mutex<Areas>>,
@@ -524,10 +517,7 @@ impl<T: Trap> Core<T> {
         unsafe { self.trap.space().address(page).write_bytes(0, PAGE_SIZE) };
     }
 
-    /// Maps memory of `len` bytes, all new pages.
-    ///
-    /// # Errors
-    /// `NoSpace`, `NoMemory`.
+    /// Maps memory of `len` bytes, all new pages. Errors: `NoSpace`, `NoMemory`.
     pub(crate) fn map(&self, len: usize) -> Result<Run> {
         let run = self.take_addresses(len).or_else(|_| {
             self.clean();
@@ -542,10 +532,7 @@ impl<T: Trap> Core<T> {
         Ok(run)
     }
 
-    /// Takes addresses for so many bytes, and the page behind them.
-    ///
-    /// # Errors
-    /// `NoSpace`.
+    /// Takes addresses for so many bytes, and the page behind them. Errors: `NoSpace`.
     fn take_addresses(&self, len: usize) -> Result<Run> {
         let full = || {
             let what = "the pager has no address space for a region of this size";
@@ -700,10 +687,7 @@ impl<T: Trap> Core<T> {
 }
 
 impl Core<crate::trap::uffd::Uffd> {
-    /// Registers all shelves in a child.
-    ///
-    /// # Errors
-    /// `NoMemory`.
+    /// Registers all shelves in a child. Errors: `NoMemory`.
     pub(crate) fn renew_shelves(&self) -> Result<()> {
         self.benches.for_each_free(|bench| self.trap.renew_shelf(&bench.shelf))?;
         self.shelves.iter().try_for_each(|shelf| self.trap.renew_shelf(shelf))

@@ -1,26 +1,9 @@
-//! Memory of a program that compresses itself when it is cold.
+//! Memory of a program that compresses itself when it is cold: docs/pager.md says how touches are trapped, and
+//! **what a program must know**; docs/internals/pager.md says how it works.
 //!
 //! A [`Pager`] has a limit, and [`Region`]s of any size, which are plain memory. Pages that were not used for
 //! long are compressed, in the same engine that stores uzram's disks, and come back when they are touched;
 //! what does not fit in memory compressed goes to a spill file.
-//!
-//! # How touches are trapped
-//!
-//! | [`TrapKind`] | needs | system calls on memory that is not there |
-//! |---|---|---|
-//! | `Uffd` | root, CAP_SYS_PTRACE, /dev/userfaultfd, or `vm.unprivileged_userfaultfd=1`; Linux 6.8 | work |
-//! | `Guard` | nothing; Linux 6.15 | fail with EFAULT |
-//!
-//! # What a program must know
-//!
-//! - A child (fork(2)) has none of this memory: a touch is a SIGSEGV there.
-//! - With `Guard`, [pin](Region::pin) memory that you pass to system calls. A call fails with EFAULT
-//!   otherwise if a page is not in memory; and **a transfer that goes on by itself** (io_uring, libaio,
-//!   vmsplice) **loses what it writes to a page** that leaves meanwhile.
-//! - With it, SIGSEGV belongs to the pager: what is not its own goes to the handler that was there before. A
-//!   handler that is installed later must call the one before. A thread that blocks the signal must not touch
-//!   the memory: the kernel ends the process.
-//! - Memory in regions must not be the allocator's of the program itself.
 
 #![cfg_attr(loom, allow(dead_code))]
 
@@ -61,6 +44,9 @@ mod sync;
 mod loom_fork_tests;
 #[cfg(all(test, loom))]
 mod loom_tests;
+/// As tests from outside name this crate, whose helpers those inside share.
+#[cfg(all(test, not(loom)))]
+extern crate self as uzram_pager;
 #[cfg(all(test, not(loom)))]
 mod tests;
 #[cfg(not(loom))]

@@ -68,10 +68,8 @@ impl TrapKind {
         }
     }
 
-    /// Returns the best way that this process can use on this machine.
-    ///
-    /// # Errors
-    /// Why there is none, and what would allow each.
+    /// Returns the best way that this process can use on this machine. Errors: why there is none, and what
+    /// would allow each.
     fn of_this_process() -> Result<TrapKind> {
         let Err(no_uffd) = TrapKind::Uffd.check() else { return Ok(TrapKind::Uffd) };
         if TrapKind::Guard.check().is_ok() {
@@ -246,10 +244,7 @@ pub(crate) struct Writers {
 }
 
 impl Writers {
-    /// Starts them.
-    ///
-    /// # Errors
-    /// `NoMemory`.
+    /// Starts them. Errors: `NoMemory`.
     pub(crate) fn start(store: &Arc<Store>, spill: Option<Arc<Spill>>) -> Result<Writers> {
         let thread = spill.as_ref().map(Spill::start_thread).transpose()?;
         Ok(Writers { _policy: PolicyThread::start("pager", store)?, _thread: thread, spill })

@@ -101,7 +101,6 @@ impl Room {
         store.charged_pages() + self.touched_pages.get() * self.table_bytes / PAGE_SIZE as u64
     }
 
-    /// Returns the most of [`Room::used_pages`] so far.
     pub(crate) fn most_used_pages(&self, store: &Store) -> u64 {
         let resident = self.resident_pages.get();
         let used = resident + self.stored_pages(store);

@@ -92,10 +92,7 @@ pub(crate) struct Sharing {
 }
 
 impl Spill {
-    /// Makes a file of up to so many bytes in a folder.
-    ///
-    /// # Errors
-    /// `Io`: there can be no file; `NoMemory`.
+    /// Makes a file of up to so many bytes in a folder. Errors: `Io`: there can be no file; `NoMemory`.
     pub(crate) fn new(dir: &Path, len_bytes: u64) -> Result<Arc<Spill>> {
         let len_bytes = len_bytes.next_multiple_of(BLOCK);
         let spill = Arc::new(Spill {
@@ -116,10 +113,7 @@ impl Spill {
         Ok(spill)
     }
 
-    /// Starts the thread.
-    ///
-    /// # Errors
-    /// `NoMemory`.
+    /// Starts the thread. Errors: `NoMemory`.
     pub(crate) fn start_thread(self: &Arc<Self>) -> Result<SpillThread> {
         let spill = Arc::clone(self);
         self.ends.store(false, Ordering::Relaxed);
@@ -344,10 +338,7 @@ fn failed(error: &std::io::Error) -> Error {
     Error::new(kind, format!("the spill file: {error}")).with_setting("spill")
 }
 
-/// Makes a file without a name, which is gone when nobody has it open.
-///
-/// # Errors
-/// `Io`.
+/// Makes a file without a name, which is gone when nobody has it open. Errors: `Io`.
 pub(crate) fn unnamed_file(dir: &Path) -> Result<File> {
     let failed = |error: Errno| {
         let what = format!("no spill file in {}: {error}", dir.display());

@@ -19,10 +19,7 @@ pub(crate) struct Stock<B>(Box<[Place<B>]>);
 unsafe impl<B: Send> Sync for Stock<B> {}
 
 impl<B> Stock<B> {
-    /// Makes `count` of them, each by `make` with its number.
-    ///
-    /// # Errors
-    /// Those of `make`.
+    /// Makes `count` of them, each by `make` with its number. Errors: those of `make`.
     pub(crate) fn new(count: usize, make: impl Fn(usize) -> Result<B>) -> Result<Self> {
         let place = |nth| {
             make(nth).map(|thing| Place { taken: AtomicBool::new(false), thing: UnsafeCell::new(thing) })
@@ -30,10 +27,7 @@ impl<B> Stock<B> {
         Ok(Stock((0..count).map(place).collect::<Result<_>>()?))
     }
 
-    /// Calls `f` with each of them, none of which is taken.
-    ///
-    /// # Errors
-    /// Those of `f`.
+    /// Calls `f` with each of them, none of which is taken. Errors: those of `f`.
     pub(crate) fn for_each_free(&self, f: impl Fn(&B) -> Result<()>) -> Result<()> {
         self.0.iter().try_for_each(|place| {
             assert!(!place.taken.swap(true, Ordering::Acquire), "it is free");

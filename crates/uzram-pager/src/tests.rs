@@ -2,59 +2,24 @@
 
 #![allow(clippy::unwrap_used)]
 
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use uzram::random::Random;
 use uzram::units::PAGE_SIZE;
 
+#[path = "../tests/it/common/mod.rs"]
+#[allow(dead_code)]
+mod common;
+
 use crate::{Access, Pager, Region, TrapKind, faults};
+use common::{MIB, builder, expect_pages, fill, fill_pages, pager};
 
-const MIB: usize = 1 << 20;
-
-/// Injected faults are the process's, so tests run one after the other.
-static ONE: Mutex<()> = Mutex::new(());
-
-fn one() -> MutexGuard<'static, ()> {
-    ONE.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// Runs a test with each way that works here.
+/// Runs a test with each way that works here, and no other test meanwhile: injected faults are the process's.
 fn each(test: impl Fn(TrapKind)) {
-    let _one = one();
-    for trap in TrapKind::ALL {
-        match trap.check() {
-            Ok(()) => test(trap),
-            Err(error) => println!("skipped: {}: {error}", trap.name()),
-        }
-    }
-}
-
-fn pager(trap: TrapKind, limit: usize) -> Pager {
-    Pager::builder().limit(limit as u64).capacity(1 << 30).trap(trap).build().unwrap()
-}
-
-/// Fills a page with words that compress, and that tell which page and version it is.
-fn fill(page: &mut [u8], number: usize, version: u64) {
-    let mut random = Random::new(number as u64 ^ version << 32);
-    for (at, word) in page.as_chunks_mut::<8>().0.iter_mut().enumerate() {
-        let value = if at % 4 == 0 { random.next() } else { (number as u64) << 20 | version };
-        *word = value.to_le_bytes();
-    }
-}
-
-fn expect(page: &[u8], number: usize, version: u64) {
-    let mut wanted = [0; PAGE_SIZE];
-    fill(&mut wanted, number, version);
-    let found = u64::from_le_bytes(page[8..16].try_into().unwrap());
-    let differ = page.iter().zip(&wanted).filter(|(a, b)| a != b).count();
-    assert!(
-        *page == wanted[..page.len()],
-        "page {number} has not version {version}, but that of page {}, version {}; {differ} bytes differ",
-        found >> 20,
-        found & 0xfffff
-    );
+    static ONE: Mutex<()> = Mutex::new(());
+    let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
+    common::each(&TrapKind::ALL, test);
 }
 
 fn resident_pages(region: &Region) -> usize {
@@ -72,17 +37,12 @@ fn memory_is_zeros_and_keeps_what_is_written() {
         let mut region = pager.map(3 * MIB + 100).unwrap();
         assert_eq!(region.len(), 3 * MIB + 100);
         assert!(region.iter().all(|byte| *byte == 0));
-        for (number, page) in region.chunks_mut(PAGE_SIZE).enumerate() {
-            let len = page.len() / 8 * 8;
-            fill(&mut page[..len], number, 1);
-        }
+        fill_pages(&mut region, 0, 1);
         for _ in 0..2 {
             region.pageout(..).unwrap();
             let stats = pager.stats();
             assert_eq!(stats.resident_pages, 0, "{trap:?} {stats:?}");
-            for (number, page) in region.chunks(PAGE_SIZE).enumerate() {
-                expect(&page[..page.len() / 8 * 8], number, 1);
-            }
+            expect_pages(&region, 0, 1);
         }
         // The last touch may return before the pager has counted.
         region.pageout(..).unwrap();
@@ -104,12 +64,8 @@ fn more_than_the_limit_is_compressed_and_the_limit_is_kept_at_every_moment() {
             std::thread::scope(|scope| {
                 let writer = scope.spawn(|| {
                     for version in 0..3 {
-                        for (number, page) in region.chunks_mut(PAGE_SIZE).enumerate() {
-                            fill(page, number, version);
-                        }
-                        for (number, page) in region.chunks(PAGE_SIZE).enumerate() {
-                            expect(page, number, version);
-                        }
+                        fill_pages(&mut region, 0, version);
+                        expect_pages(&region, 0, version);
                     }
                 });
                 while !writer.is_finished() {
@@ -143,23 +99,20 @@ fn pages_that_were_only_read_are_not_compressed_again() {
     each(|trap| {
         let pager = pager(trap, 64 * MIB);
         let mut region = pager.map(4 * MIB).unwrap();
-        for (number, page) in region.chunks_mut(PAGE_SIZE).enumerate() {
-            fill(page, number, 1);
-        }
+        fill_pages(&mut region, 0, 1);
         region.pageout(..).unwrap();
         // No others come along.
         region.advise(.., Access::Random).unwrap();
-        for (number, page) in region[..MIB].chunks(PAGE_SIZE).enumerate() {
-            expect(page, number, 1);
-        }
+        expect_pages(&region[..MIB], 0, 1);
         // One of them is changed after it was read.
         fill(&mut region[5 * PAGE_SIZE..6 * PAGE_SIZE], 5, 2);
         region.pageout(..).unwrap();
         let unchanged = pager.stats().pages_unchanged;
         assert!((16..256).contains(&unchanged), "{trap:?} {unchanged}");
-        for (number, page) in region.chunks(PAGE_SIZE).enumerate() {
-            expect(page, number, if number == 5 { 2 } else { 1 });
-        }
+        let changed = 5 * PAGE_SIZE..6 * PAGE_SIZE;
+        expect_pages(&region[..changed.start], 0, 1);
+        expect_pages(&region[changed.clone()], 5, 2);
+        expect_pages(&region[changed.end..], 6, 1);
     });
 }
 
@@ -207,65 +160,12 @@ fn discarded_ranges_are_zeros() {
     });
 }
 
-/// Threads, each with pages of its own in one region, write, read, evict, prefetch, pin and discard, and know
-/// what each page holds.
+/// [`common::stress`] with faults injected into one of so many calls.
 fn stress(trap: TrapKind, threads: usize, seed: u64, duration: Duration, failing_one_of: u32) {
-    const PAGES: usize = 1024;
     let dir = tempfile::tempdir().unwrap();
-    let builder = Pager::builder().limit(6 << 20).capacity(1 << 30).trap(trap);
-    let pager = builder.spill(dir.path(), 64 << 20).build().unwrap();
-    let region = pager.map(threads * PAGES * PAGE_SIZE).unwrap();
+    let pager = builder(trap, 6 << 20).spill(dir.path(), 64 << 20).build().unwrap();
     let _faults = faults::inject(failing_one_of);
-    let start = region.as_mut_ptr().addr();
-    let stop = AtomicBool::new(false);
-    std::thread::scope(|scope| {
-        for thread in 0..threads {
-            let (region, stop) = (&region, &stop);
-            scope.spawn(move || {
-                let mut random = Random::new(seed + thread as u64);
-                let mut versions = [0u64; PAGES];
-                let mut version = 0;
-                while !stop.load(Ordering::Relaxed) {
-                    let page = random.below(PAGES);
-                    let pages = 1 + random.below(40).min(PAGES - page - 1);
-                    let number = thread * PAGES + page;
-                    let range = number * PAGE_SIZE..(number + pages) * PAGE_SIZE;
-                    // SAFETY: the pages are this thread's.
-                    let mine = unsafe {
-                        std::slice::from_raw_parts_mut((start + range.start) as *mut u8, range.len())
-                    };
-                    match random.below(16) {
-                        0 => region.pageout(range).unwrap(),
-                        1 => region.prefetch(range).unwrap(),
-                        2 => drop(region.pin(range).unwrap()),
-                        3..8 => {
-                            version += 1;
-                            for (nth, page) in mine.chunks_mut(PAGE_SIZE).enumerate() {
-                                fill(page, number + nth, version);
-                            }
-                            versions[page..page + pages].fill(version);
-                        }
-                        _ => {
-                            for (nth, contents) in mine.chunks(PAGE_SIZE).enumerate() {
-                                match versions[page + nth] {
-                                    0 => assert!(contents.iter().all(|byte| *byte == 0), "seed {seed}"),
-                                    version => expect(contents, number + nth, version),
-                                }
-                            }
-                        }
-                    }
-                }
-            });
-        }
-        // As the others do, or time would be up only if none of them has failed.
-        let end = Instant::now() + duration;
-        while Instant::now() < end {
-            std::thread::sleep(Duration::from_millis(20));
-        }
-        stop.store(true, Ordering::Relaxed);
-    });
-    let stats = pager.stats();
-    assert!(stats.pages_out > 100 && stats.pages_lost == 0, "{trap:?} {stats:?}");
+    common::stress(&pager, threads, seed, duration);
 }
 
 #[test]
@@ -338,12 +238,9 @@ fn hints_change_how_many_pages_come_along() {
 #[test]
 fn a_goal_for_pressure_finds_what_is_in_use() {
     each(|trap| {
-        let builder = Pager::builder().limit(64 << 20).capacity(1 << 30).trap(trap);
-        let pager = builder.pressure(20.0).build().unwrap();
+        let pager = builder(trap, 64 << 20).pressure(20.0).build().unwrap();
         let mut region = pager.map(32 * MIB).unwrap();
-        for (number, page) in region.chunks_mut(PAGE_SIZE).enumerate() {
-            fill(page, number, 1);
-        }
+        fill_pages(&mut region, 0, 1);
         let (end, mut sum) = (Instant::now() + Duration::from_secs(20), 0u64);
         while pager.stats().resident_pages > 7500 && Instant::now() < end {
             for at in (0..4 * MIB).step_by(PAGE_SIZE) {
@@ -352,9 +249,7 @@ fn a_goal_for_pressure_finds_what_is_in_use() {
         }
         let stats = pager.stats();
         assert!(stats.resident_pages <= 7500 && stats.limit_pages < 16384, "{trap:?} {stats:?} {sum}");
-        for (number, page) in region.chunks(PAGE_SIZE).enumerate() {
-            expect(page, number, 1);
-        }
+        expect_pages(&region, 0, 1);
         assert!(Pager::builder().limit(64 << 20).pressure(0.0).build().is_err());
     });
 }

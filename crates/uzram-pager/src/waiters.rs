@@ -51,10 +51,7 @@ struct State {
 impl Waiters {
     /// Starts the first `count` threads, of at most `most`. If these are all, no thread is looked up: they
     /// stay where they are, one on each CPU if there are as many, and open no files. A program may rely on
-    /// the numbers of the files that it opens.
-    ///
-    /// # Errors
-    /// `NoMemory`.
+    /// the numbers of the files that it opens. Errors: `NoMemory`.
     pub(crate) fn start(core: &Arc<Core<Uffd>>, count: usize, most: usize) -> Result<Arc<Self>> {
         let waiters = Arc::new(Waiters {
             core: Arc::clone(core),
@@ -110,7 +107,6 @@ impl Waiters {
         }
     }
 
-    /// Brings a page that was touched.
     fn bring(self: &Arc<Self>, page: u64, touch: &Touch) {
         let gate = &self.core.trap.gate;
         // All touches are repeated when the process has forked.

@@ -90,7 +90,6 @@ impl Address {
     }
 }
 
-/// Splits off a size, if the text has one.
 fn split_size(text: &str) -> (&str, Option<u64>) {
     let sized = text.rsplit_once(':').filter(|(before, _)| {
         let (servers, database) = before.split_once('/').unzip();

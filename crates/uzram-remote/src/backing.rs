@@ -84,10 +84,7 @@ impl Identity {
         Ok(Identity { device: DeviceId::new()?, key: Key::new()? })
     }
 
-    /// Returns what seals its objects.
-    ///
-    /// # Errors
-    /// `NoMemory` if no memory can be locked.
+    /// Returns what seals its objects. Errors: `NoMemory` if no memory can be locked.
     pub(crate) fn sealer(&self) -> Result<Sealer> {
         Sealer::new(self.device, &self.key)
     }

@@ -37,10 +37,8 @@ impl State {
 }
 
 impl Breaker {
-    /// Fails if nothing may be written.
-    ///
-    /// # Errors
-    /// That of the last write or check that failed, which is not tried again.
+    /// Fails if nothing may be written. Errors: that of the last write or check that failed, which is not
+    /// tried again.
     pub(crate) fn check(&self) -> Result<(), Failure> {
         lock(&self.state).stopped.as_ref().map_or(Ok(()), |(why, ..)| Err(why.clone().given_up()))
     }

@@ -6,19 +6,6 @@
 //! an index says is in the device's memory: which extent a page is in, and the extent's generation. The store
 //! is searched for leftovers only.
 //!
-//! - `address.rs`: texts that name Redis servers
-//! - `answers.rs`: what the answers of stores mean for reads and writes
-//! - `backing.rs`: [`RemoteBacking`], which carries out a device's transfers
-//! - `breaker.rs`: whether the store is written to
-//! - `login.rs`: logins in the environment and in files
-//! - `objects.rs`: what a store of objects can do
-//! - `opener.rs`: [`RemoteOpener`], by which a program's devices get such backings
-//! - `retry.rs`: trying again what failed for a reason that may pass
-//! - `redis/`: Redis and Valkey, single servers and clusters
-//! - `s3/`: S3 and stores that speak its protocol
-//! - `secret.rs`: the key that a device's objects are sealed with
-//! - `sweep.rs`: leases, and removing what devices have left that are no more
-//!
 //! The threads of a client allocate memory from the system while pages are written back and read: nothing
 //! that the machine's memory depends on, such as its swap, may have such a backing.
 

@@ -1,18 +1,5 @@
-//! Logins, which come from the environment, or from files that no other user can read.
-//!
-//! For Redis:
-//!
-//! - `UZRAM_REDIS_USER`: the user, who needs a password
-//! - `UZRAM_REDIS_PASSWORD_FILE`: a file that has the password in its first line
-//! - `UZRAM_REDIS_PASSWORD`: the password
-//!
-//! For S3, and nothing else is searched:
-//!
-//! - `UZRAM_S3_CREDENTIALS_FILE`: a file with the access key's id and the secret key in two lines, or with
-//!   `aws_access_key_id = …`, `aws_secret_access_key = …` and perhaps `aws_session_token = …`
-//! - `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`, `AWS_SESSION_TOKEN`: the same, if there is no such file
-//! - `AWS_REGION`: the region, `us-east-1` otherwise
-//! - `AWS_ENDPOINT_URL_S3`, `AWS_ENDPOINT_URL`: the store's URL, if it is not Amazon's
+//! Logins, which come from the environment, or from files that no other user can read: docs/remote.md lists
+//! them.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -29,11 +16,8 @@ const MAX_LOGIN_BYTES: usize = 4096;
 /// The most bytes of a file.
 const MAX_FILE_BYTES: u64 = 16 << 10;
 
-/// Returns the login to Redis.
-///
-/// # Errors
-/// `Invalid` if it is too long, or a user has no password; `NotFound`, `Permission` or `Io` if its file
-/// cannot be used.
+/// Returns the login to Redis. Errors: `Invalid` if it is too long, or a user has no password; `NotFound`,
+/// `Permission` or `Io` if its file cannot be used.
 pub(crate) fn redis() -> Result<Credentials> {
     let password = match variable("UZRAM_REDIS_PASSWORD_FILE")? {
         Some(path) => Some(first_line(&read_private(&path)?)),
@@ -54,10 +38,8 @@ fn checked(login: Credentials) -> Result<Credentials> {
     }
 }
 
-/// Returns the login to S3, and where it is.
-///
-/// # Errors
-/// `Permission` if there is none; `Invalid` if it cannot be one; as [`redis`] for its file.
+/// Returns the login to S3, and where it is. Errors: `Permission` if there is none; `Invalid` if it cannot be
+/// one; as [`redis`] for its file.
 pub(crate) fn s3() -> Result<S3Login> {
     let keys =
         match variable("UZRAM_S3_CREDENTIALS_FILE")? {
@@ -94,10 +76,7 @@ pub(crate) fn s3() -> Result<S3Login> {
     .checked()
 }
 
-/// Returns a variable of the environment, unless it is empty.
-///
-/// # Errors
-/// `Invalid` if it is not UTF-8.
+/// Returns a variable of the environment, unless it is empty. Errors: `Invalid` if it is not UTF-8.
 fn variable(name: &str) -> Result<Option<String>> {
     value_of(name, std::env::var_os(name))
 }

@@ -122,10 +122,7 @@ pub trait ObjectStore: Send + Sync + 'static {
 }
 
 /// Copies what was read from an object's `range` into `out`, of the length of the range; what the object does
-/// not have becomes zeros.
-///
-/// # Errors
-/// If nothing was read, or more than what was asked for.
+/// not have becomes zeros. Errors: if nothing was read, or more than what was asked for.
 pub(crate) fn take(read: &[u8], out: &mut [u8]) -> Result<(), Failure> {
     if read.is_empty() {
         return Err(Failure::lost("the store"));

@@ -13,10 +13,7 @@ const FIRST: Duration = Duration::from_millis(50);
 const LONGEST: Duration = Duration::from_millis(400);
 
 /// Carries out a request, and again while it fails for a reason that may pass and there is time. Does not end
-/// a request that is under way at that time.
-///
-/// # Errors
-/// That of the last try.
+/// a request that is under way at that time. Errors: that of the last try.
 pub(crate) async fn tried<T, F>(until: Instant, request: impl Fn() -> F) -> Result<T, Failure>
 where
     F: Future<Output = Result<T, Failure>>,

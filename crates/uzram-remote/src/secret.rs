@@ -42,10 +42,7 @@ const MAX_HOST_PAGE_BYTES: usize = 64 << 10;
 pub(crate) struct Key([u8; KEY_BYTES]);
 
 impl Key {
-    /// Draws a new one.
-    ///
-    /// # Errors
-    /// `Io` if the system gives no random bytes.
+    /// Draws a new one. Errors: `Io` if the system gives no random bytes.
     pub(crate) fn new() -> Result<Key> {
         let mut key = Key([0; KEY_BYTES]);
         let filled = SystemRandom::new().fill(&mut key.0);
@@ -186,10 +183,7 @@ fn new_salt() -> Salt {
 }
 
 impl Sealer {
-    /// Seals with a key.
-    ///
-    /// # Errors
-    /// `NoMemory` if no memory can be locked.
+    /// Seals with a key. Errors: `NoMemory` if no memory can be locked.
     pub(crate) fn new(device: DeviceId, key: &Key) -> Result<Sealer> {
         Ok(Sealer { device, key: Locked::new(key)?, pinned: OnceLock::new() })
     }
@@ -252,10 +246,7 @@ unsafe impl Send for Pinned {}
 unsafe impl Sync for Pinned {}
 
 impl Pinned {
-    /// Locks the pages of a file of `len` bytes.
-    ///
-    /// # Errors
-    /// The system maps or locks no memory.
+    /// Locks the pages of a file of `len` bytes. Errors: the system maps or locks no memory.
     fn new(file: impl AsFd, len: usize) -> rustix::io::Result<Pinned> {
         let len = len.max(1);
         // A private mapping that is only read has the file's own pages. Older kernels refuse a shared one of

@@ -43,10 +43,7 @@ pub(crate) struct Seen<'a> {
 
 /// A store that can be searched.
 pub(crate) trait Sweepable {
-    /// Goes through everything of devices once.
-    ///
-    /// # Errors
-    /// If not all of the store can be asked.
+    /// Goes through everything of devices once. Errors: if not all of the store can be asked.
     async fn look(&self, each: &mut dyn FnMut(Seen<'_>)) -> Result<()>;
 
     /// Removes objects, at most [`OBJECTS_AT_ONCE`].
@@ -54,10 +51,7 @@ pub(crate) trait Sweepable {
 }
 
 /// Goes through a store and removes the objects of devices without a lease; with `only_look`, none. Returns
-/// what it found, by device.
-///
-/// # Errors
-/// Those of the store: if a look fails, nothing is removed.
+/// what it found, by device. Errors: those of the store: if a look fails, nothing is removed.
 pub(crate) async fn sweep(store: &impl Sweepable, only_look: bool) -> Result<BTreeMap<String, Swept>> {
     let mut found: BTreeMap<String, Swept> = BTreeMap::new();
     store
@@ -94,7 +88,6 @@ pub(crate) async fn sweep(store: &impl Sweepable, only_look: bool) -> Result<BTr
     Ok(found)
 }
 
-/// Splits a name that begins with a device.
 pub(crate) fn split_device(name: &str) -> Option<(&str, &str)> {
     let (device, rest) = name.split_at_checked(DEVICE_DIGITS)?;
     let is_device = device.bytes().all(|byte| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte));

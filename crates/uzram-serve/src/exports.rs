@@ -103,16 +103,21 @@ impl Users {
     }
 }
 
-/// One device.
-struct Entry {
-    pub device: Arc<Device>,
-    pub policy: ExportPolicy,
+/// A device of the list.
+pub struct Entry {
+    device: Arc<Device>,
+    policy: ExportPolicy,
     users: Mutex<Users>,
 }
 
 impl Entry {
-    pub fn new(device: Arc<Device>, policy: ExportPolicy) -> Self {
+    fn new(device: Arc<Device>, policy: ExportPolicy) -> Self {
         Entry { device, policy, users: Mutex::default() }
+    }
+
+    /// Returns the device.
+    pub fn device(&self) -> &Arc<Device> {
+        &self.device
     }
 
     /// Opens the device for an NBD client.
@@ -139,11 +144,9 @@ impl Entry {
         Ok(ExportedDevice { device: Arc::new(self.device.open()?), access, _user: user })
     }
 
-    /// Opens the device's file, for writing or not.
-    ///
-    /// # Errors
-    /// `Busy` when an NBD client forbids it, or the device is uninitialised.
-    pub fn open_file(self: Arc<Self>, writes: bool) -> Result<OpenFile> {
+    /// Opens the device's file, for writing or not. Errors: `Busy` when an NBD client forbids it, or the
+    /// device is uninitialised.
+    fn open_file(self: Arc<Self>, writes: bool) -> Result<OpenFile> {
         let mut users = self.users();
         if let Some(why) = self.writing_obstacle(&users).filter(|_| writes) {
             let what = format!("'{}' cannot be opened for writing: {why}", self.device.name());
@@ -156,12 +159,12 @@ impl Entry {
         Ok(OpenFile { device: Arc::new(self.device.open()?), _user: Arc::new(user) })
     }
 
-    pub fn users(&self) -> MutexGuard<'_, Users> {
+    fn users(&self) -> MutexGuard<'_, Users> {
         self.users.lock()
     }
 
     /// Returns the access of a client that connects now; `None` if it is refused.
-    pub fn access(&self, users: &Users) -> Option<Access> {
+    fn access(&self, users: &Users) -> Option<Access> {
         match self.policy.export {
             Export::Never => None,
             Export::WhileFree if users.writing_files > 0 => None,
@@ -322,7 +325,7 @@ impl Exports {
 
     /// Returns the export of a name; names compare as bytes. Connecting may still be refused. An export that
     /// NBD clients may never use is not found.
-    pub fn find(&self, name: &[u8]) -> Option<NamedExport> {
+    pub fn find(&self, name: &[u8]) -> Option<Arc<Entry>> {
         let devices = self.devices.lock();
         let mut shown = devices.iter().filter(|entry| self.shows(entry));
         let entry = if name.is_empty() {
@@ -330,7 +333,7 @@ impl Exports {
         } else {
             shown.find(|entry| entry.device.name().as_bytes() == name)
         };
-        entry.map(|entry| NamedExport { entry: Arc::clone(entry) })
+        entry.cloned()
     }
 
     /// Returns the names of all exports that NBD clients may open now, in order.
@@ -400,26 +403,6 @@ impl Exports {
     /// Returns all devices, in order, exported or not.
     pub fn devices(&self) -> Vec<Arc<Device>> {
         self.devices.lock().iter().map(|entry| Arc::clone(&entry.device)).collect()
-    }
-}
-
-/// An export that an NBD client has named.
-pub struct NamedExport {
-    entry: Arc<Entry>,
-}
-
-impl NamedExport {
-    /// Returns the device.
-    pub fn device(&self) -> &Arc<Device> {
-        &self.entry.device
-    }
-
-    /// Opens the device for a client.
-    ///
-    /// # Errors
-    /// `Permission` when the device is not exported now; `Busy` when it is uninitialised.
-    pub fn connect(self) -> Result<ExportedDevice> {
-        self.entry.connect()
     }
 }
 

@@ -69,7 +69,6 @@ impl std::fmt::Display for Use {
     }
 }
 
-/// Returns the path of a loop device.
 fn device_path(number: u32) -> PathBuf {
     PathBuf::from(format!("/dev/loop{number}"))
 }

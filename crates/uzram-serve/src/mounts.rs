@@ -38,7 +38,6 @@ pub struct MountPoint {
 }
 
 impl MountIdentity {
-    /// Returns the identity of `mount`, whose root is `root`.
     fn new(mount: &MountInfo, root: &OwnedFd) -> MountIdentity {
         MountIdentity { id: mount.id, device: mount.device, unique_id: unique_id(root) }
     }

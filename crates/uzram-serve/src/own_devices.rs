@@ -23,10 +23,8 @@ use crate::mounts::{self, MountInfo};
 use crate::record::{DeviceNumber, Recorder};
 
 /// Checks that no file of a value of `backing_dev` lies on a device of the daemon that `recorder` records, as
-/// far as the kernel tells. Files that do not exist yet are looked for by their directory.
-///
-/// # Errors
-/// `Invalid` if one does.
+/// far as the kernel tells. Files that do not exist yet are looked for by their directory. Errors: `Invalid`
+/// if one does.
 pub(crate) fn check_backing(recorder: &Recorder, backing: &str) -> Result<()> {
     for path in NamedBacking::paths(backing) {
         let open = |path: &Path| rustix::fs::openat(CWD, path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty());

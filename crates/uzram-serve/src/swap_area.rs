@@ -86,10 +86,7 @@ pub fn switch_on(device: &Path, priority: Option<u16>, discard: bool) -> io::Res
     let path = CString::new(device.as_os_str().as_bytes())?;
     let flags = prefer | if discard { SWAP_FLAG_DISCARD } else { 0 };
     // SAFETY: `path` ends with a zero and lives through the call.
-    match unsafe { libc::swapon(path.as_ptr(), flags) } {
-        0 => Ok(()),
-        _ => Err(io::Error::last_os_error()),
-    }
+    outcome(unsafe { libc::swapon(path.as_ptr(), flags) })
 }
 
 /// Switches a swap area off: its pages go back to memory, which may take long.
@@ -99,10 +96,12 @@ pub fn switch_on(device: &Path, priority: Option<u16>, discard: bool) -> io::Res
 pub fn switch_off(device: &Path) -> io::Result<()> {
     let path = CString::new(device.as_os_str().as_bytes())?;
     // SAFETY: `path` ends with a zero and lives through the call.
-    match unsafe { libc::swapoff(path.as_ptr()) } {
-        0 => Ok(()),
-        _ => Err(io::Error::last_os_error()),
-    }
+    outcome(unsafe { libc::swapoff(path.as_ptr()) })
+}
+
+/// Returns what a system call that returns 0 or sets `errno` did.
+fn outcome(returned: i32) -> io::Result<()> {
+    if returned == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
 /// Returns the active swap areas; none on a kernel without swap.

@@ -9,7 +9,6 @@
 //! Devices, buffers and the model are kept from one input to the next, emptied: making them would take most
 //! of the time.
 
-mod reply;
 mod script;
 
 use std::cell::RefCell;
@@ -22,9 +21,9 @@ use uzram_serve::nbd::{Buffers, serve_stream};
 
 use crate::input::Input;
 use crate::model::Model;
-use crate::wire::{Header, Heard, Wire};
-use reply::Reply;
-use script::{End, Script};
+use crate::nbd_client::{Client, Headers, Reply, extended_request_bytes};
+use crate::wire::Wire;
+use script::{End, Header, Script};
 
 const DISK_PAGES: usize = 8;
 const DISK_BYTES: usize = DISK_PAGES << 12;
@@ -63,11 +62,7 @@ thread_local! {
     static BENCH: RefCell<Bench> = RefCell::new(Bench::new());
 }
 
-/// Runs one input.
-///
-/// # Panics
-/// A promise is broken; that is its purpose.
-pub fn run(bytes: &[u8]) {
+pub(crate) fn run(bytes: &[u8]) {
     BENCH.with_borrow_mut(|bench| run_on(bench, bytes));
 }
 
@@ -91,13 +86,13 @@ fn run_on(bench: &mut Bench, bytes: &[u8]) {
     let mut wire = Wire::hearing(&script.said, tear, std::mem::take(kept));
     let result = serve_stream(&mut wire, exports, buffers);
 
-    let mut heard = Heard(&wire.heard);
+    let mut heard = Client::on(&wire.heard[..]);
     let contexts = script.take_handshake(&mut heard);
     for (header, payload) in &script.requests {
-        let reply = Reply::take(&mut heard, script.headers, header);
+        let reply = take_reply(&mut heard, header);
         judge(model, header, payload, &reply, &script, &contexts, limited);
     }
-    script.check_end(&result, heard.0);
+    script.check_end(&result, heard.stream);
     if let Some(range) = script.cut_write.and_then(|cut| model.range(cut.offset, cut.len_bytes)) {
         model.lose(range);
     }
@@ -117,6 +112,30 @@ fn run_on(bench: &mut Bench, bytes: &[u8]) {
     disk.discard(0, DISK_BYTES as u64).expect("in range");
     model.clear();
     assert_eq!(Arc::strong_count(device), 3, "nobody else has it open when the session is over");
+}
+
+/// Receives a reply, and checks its form: this server sends contents in order and without gaps.
+fn take_reply(heard: &mut Client<&[u8]>, request: &Header) -> Reply {
+    let reads = request.command == command::READ;
+    let reply = heard.reply(if reads { request.len_bytes as usize } else { 0 });
+    assert_eq!(reply.cookie, request.cookie, "{request:?}");
+    assert!(reply.offset.is_none_or(|offset| offset == request.offset), "{request:?}");
+    let has_chunks = heard.headers != Headers::Simple;
+    assert!(reply.error == 0 || !has_chunks || !reply.message.is_empty(), "{request:?}: no words");
+    assert!(reads || reply.chunks.is_empty(), "{request:?} answered with data");
+    assert!(request.command == command::BLOCK_STATUS || reply.statuses.is_empty(), "{request:?}");
+    let mut next = if has_chunks { request.offset } else { 0 };
+    let start = next;
+    for (at, data) in &reply.chunks {
+        assert_eq!(*at, next, "{request:?}");
+        next += data.len() as u64;
+    }
+    assert!(reply.error != 0 || !reads || next - start == request.len_bytes, "{request:?}");
+    let is_split = |holes: &[(u64, u64)]| holes[0].0 + holes[0].1 >= holes[1].0;
+    assert!(!reply.holes.windows(2).any(is_split), "{request:?}: one hole in two");
+    let whole = request.flags & command_flags::DF != 0;
+    assert!(reply.chunks.len() <= 1 || !whole, "{request:?} in fragments");
+    reply
 }
 
 /// Compares a reply with the model, and updates the model.
@@ -149,9 +168,9 @@ fn judge(
     }
     match header.command {
         READ => {
-            model.check_read(header.offset, &reply.data, "a read");
+            model.check_read(header.offset, &reply.data(), "a read");
             let whole = header.flags & command_flags::DF != 0;
-            let may_have_holes = !whole && script.headers.has_chunks();
+            let may_have_holes = !whole && script.headers != Headers::Simple;
             check_holes(model, header, &reply.holes, may_have_holes);
         }
         WRITE => model.write(header.offset, payload),
@@ -227,8 +246,7 @@ fn check_status(model: &Model, header: &Header, len_bytes: u64, is_own: bool, de
     }
 }
 
-/// Returns the initial inputs.
-pub fn seeds() -> Vec<Vec<u8>> {
+pub(crate) fn seeds() -> Vec<Vec<u8>> {
     // A request's kind and flags; its page; its offset from the page's edge; its number of pages; its other
     // parameters.
     let request = |kind: u8, flags: u8, page: u8, pages: u8| [kind, flags, page, 0, pages];
@@ -255,7 +273,7 @@ pub fn seeds() -> Vec<Vec<u8>> {
     let bad_magic = [244, 0, 0, 0, 1, 2, 3];
     let cut_write = [2, 0, 1, 0, 4, 0xff, 0, 0x20, 2, 1];
     let bad_flags = [0, 0xff, 0, 0, 1, 0, 0, 0, 255, 0, 0, 0, 0, 0, 0, 0, 0x80, 1];
-    let flush_header = Header { flags: 0, command: 3, cookie: 1, offset: 0, len_bytes: 0 }.bytes(true);
+    let flush_header = extended_request_bytes(0, command::FLUSH, 1, 0, 0);
     // A bit of checksum, headers, how the export is chosen, contexts; the limit; how messages are torn.
     let (extended, simple, structured, old, no_contexts) = (0, 1 << 2, 2 << 2, 1 << 4, 3 << 5);
     let with =

@@ -2,11 +2,13 @@
 
 use std::io::{self, ErrorKind};
 
-use uzram_serve::nbd::proto::{self, MAX_PAYLOAD_BYTES, command, command_flags, option, transmission_flags};
+use uzram_serve::nbd::proto::{MAX_PAYLOAD_BYTES, command, command_flags, option, reply, transmission_flags};
 
 use super::DISK_BYTES;
 use crate::input::Input;
-use crate::wire::{self, Header, Heard};
+use crate::nbd_client::{
+    Client, Headers, context_request, extended_request_bytes, info_request, option_bytes, request_bytes,
+};
 
 /// The most requests of one input, bytes that they may transfer together, and pages of contents that are slow
 /// to compress: a bound on its time.
@@ -15,20 +17,6 @@ const MAX_MOVED_BYTES: usize = 2 * DISK_BYTES;
 const MAX_COMPRESSED_BYTES: usize = 3 << 12;
 /// The most pieces of a torn session, for the same reason.
 const MAX_PIECES: usize = 256;
-
-/// The negotiated headers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Headers {
-    Simple,
-    Structured,
-    Extended,
-}
-
-impl Headers {
-    pub fn has_chunks(self) -> bool {
-        self != Headers::Simple
-    }
-}
 
 /// How the client's messages end.
 pub(super) enum End {
@@ -59,6 +47,28 @@ pub(super) struct Script {
     compressed_bytes: usize,
 }
 
+/// A request's header.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Header {
+    pub flags: u16,
+    pub command: u16,
+    pub cookie: u64,
+    pub offset: u64,
+    /// Only 32 bits in the compact form.
+    pub len_bytes: u64,
+}
+
+impl Header {
+    /// Returns the header as a client sends it.
+    pub fn bytes(&self, headers: Headers) -> Vec<u8> {
+        let Header { flags, command, cookie, offset, len_bytes } = *self;
+        match headers {
+            Headers::Extended => extended_request_bytes(flags, command, cookie, offset, len_bytes),
+            _ => request_bytes(flags, command, cookie, offset, len_bytes as u32),
+        }
+    }
+}
+
 const NAMES: [&str; 2] = ["base:allocation", "uzram:state"];
 
 impl Script {
@@ -67,22 +77,22 @@ impl Script {
         let headers = [Headers::Extended, Headers::Simple, Headers::Structured, Headers::Extended]
             [usize::from(settings % 4)];
         let go = headers == Headers::Extended || settings & 4 == 0;
-        let sets = [settings & 8 == 0, settings & 16 == 0].map(|set| set && headers.has_chunks());
+        let sets = [settings & 8 == 0, settings & 16 == 0].map(|set| set && headers != Headers::Simple);
         let mut said = 3u32.to_be_bytes().to_vec();
         match headers {
             Headers::Simple => {}
-            Headers::Structured => said.extend(wire::option(option::STRUCTURED_REPLY, &[])),
-            Headers::Extended => said.extend(wire::option(option::EXTENDED_HEADERS, &[])),
+            Headers::Structured => said.extend(option_bytes(option::STRUCTURED_REPLY, &[])),
+            Headers::Extended => said.extend(option_bytes(option::EXTENDED_HEADERS, &[])),
         }
         if sets != [false; 2] {
             let queries: Vec<&[u8]> =
                 NAMES.iter().zip(sets).filter(|(_, set)| *set).map(|(name, _)| name.as_bytes()).collect();
-            said.extend(wire::option(option::SET_META_CONTEXT, &wire::context_request(b"", &queries)));
+            said.extend(option_bytes(option::SET_META_CONTEXT, &context_request(b"", &queries)));
         }
         said.extend(if go {
-            wire::option(option::GO, &wire::info_request(b"zram0", &[]))
+            option_bytes(option::GO, &info_request(b"zram0", &[]))
         } else {
-            wire::option(option::EXPORT_NAME, b"")
+            option_bytes(option::EXPORT_NAME, b"")
         });
         let torn_bytes = MAX_PIECES * usize::from(tear);
         let mut script = Script {
@@ -102,37 +112,34 @@ impl Script {
 
     /// Parses the server's side of the handshake; returns the number of each context that was set, and
     /// whether it is uzram's own.
-    pub fn take_handshake(&self, heard: &mut Heard<'_>) -> Vec<(u32, bool)> {
-        heard.take(18);
-        let mut reply = |option: u32| {
-            assert_eq!((heard.u64(), heard.u32()), (proto::NBD_REP_MAGIC, option));
-            let (kind, len_bytes) = (heard.u32(), heard.u32());
-            (kind, heard.take(len_bytes as usize))
-        };
+    pub fn take_handshake(&self, heard: &mut Client<&[u8]>) -> Vec<(u32, bool)> {
+        heard.take::<18>();
+        heard.headers = self.headers;
+        let acknowledged = (reply::ACK, vec![]);
         match self.headers {
             Headers::Simple => {}
-            Headers::Structured => assert_eq!(reply(option::STRUCTURED_REPLY), (proto::reply::ACK, &[][..])),
-            Headers::Extended => assert_eq!(reply(option::EXTENDED_HEADERS), (proto::reply::ACK, &[][..])),
+            Headers::Structured => assert_eq!(heard.option_reply(option::STRUCTURED_REPLY), acknowledged),
+            Headers::Extended => assert_eq!(heard.option_reply(option::EXTENDED_HEADERS), acknowledged),
         }
         let mut contexts = Vec::new();
-        if self.sets != [false; 2] {
-            for (name, _) in NAMES.iter().zip(self.sets).filter(|(_, set)| *set) {
-                let (kind, data) = reply(option::SET_META_CONTEXT);
-                let (id, told) = data.split_first_chunk::<4>().expect("a number");
-                assert_eq!((kind, told), (proto::reply::META_CONTEXT, name.as_bytes()));
-                contexts.push((u32::from_be_bytes(*id), *name == NAMES[1]));
-            }
-            assert_eq!(reply(option::SET_META_CONTEXT), (proto::reply::ACK, &[][..]));
+        for (name, _) in NAMES.iter().zip(self.sets).filter(|(_, set)| *set) {
+            let (kind, data) = heard.option_reply(option::SET_META_CONTEXT);
+            let (id, told) = data.split_first_chunk::<4>().expect("a number");
+            assert_eq!((kind, told), (reply::META_CONTEXT, name.as_bytes()));
+            contexts.push((u32::from_be_bytes(*id), *name == NAMES[1]));
         }
-        let told = if self.go { reply(option::GO).1[2..].to_vec() } else { heard.take(10).to_vec() };
+        if !contexts.is_empty() {
+            assert_eq!(heard.option_reply(option::SET_META_CONTEXT), acknowledged);
+        }
+        let told = if self.go { heard.option_reply(option::GO).1.split_off(2) } else { heard.take_vec(10) };
         assert_eq!(told[..8], (DISK_BYTES as u64).to_be_bytes());
         let flags = u16::from_be_bytes([told[8], told[9]]);
         use transmission_flags::*;
-        assert_eq!(flags & SEND_DF != 0, self.headers.has_chunks());
+        assert_eq!(flags & SEND_DF != 0, self.headers != Headers::Simple);
         let filters = self.headers == Headers::Extended && !contexts.is_empty();
         assert_eq!(flags & BLOCK_STATUS_PAYLOAD != 0, filters);
         if self.go {
-            heard.take(20);
+            assert_eq!(heard.option_reply(option::GO), acknowledged);
         }
         contexts
     }
@@ -152,14 +159,14 @@ impl Script {
             }
             244..=247 => {
                 let header = self.header(input, u16::from(kind));
-                let mut header = header.bytes(self.headers == Headers::Extended);
+                let mut header = header.bytes(self.headers);
                 header[usize::from(input.byte() % 4)] ^= 1 << (input.byte() % 8);
                 self.said.extend(header);
                 self.end = End::Violation;
                 false
             }
             248..=251 => {
-                let header = self.header(input, command::READ).bytes(self.headers == Headers::Extended);
+                let header = self.header(input, command::READ).bytes(self.headers);
                 let cut_bytes = 1 + usize::from(input.byte()) % (header.len() - 1);
                 self.said.extend_from_slice(&header[..cut_bytes]);
                 self.end = End::Torn;
@@ -174,7 +181,7 @@ impl Script {
     }
 
     fn say(&mut self, header: &Header) {
-        self.said.extend(header.bytes(self.headers == Headers::Extended));
+        self.said.extend(header.bytes(self.headers));
     }
 
     fn header(&self, input: &mut Input<'_>, command: u16) -> Header {
@@ -206,21 +213,17 @@ impl Script {
 
     fn add_request(&mut self, input: &mut Input<'_>, kind: u8) -> bool {
         use command::*;
-        let commands = [
-            READ,
-            READ,
-            WRITE,
-            WRITE,
-            WRITE,
-            FLUSH,
-            TRIM,
-            WRITE_ZEROES,
-            CACHE,
-            BLOCK_STATUS,
-            BLOCK_STATUS,
-            9,
-        ];
-        let mut header = self.header(input, commands[usize::from(kind) % commands.len()]);
+        let command = match kind % 12 {
+            0 | 1 => READ,
+            2..=4 => WRITE,
+            5 => FLUSH,
+            6 => TRIM,
+            7 => WRITE_ZEROES,
+            8 => CACHE,
+            9 | 10 => BLOCK_STATUS,
+            _ => 9,
+        };
+        let mut header = self.header(input, command);
         if header.command == FLUSH && header.flags == 0 {
             (header.offset, header.len_bytes) = (0, 0);
         }
@@ -318,7 +321,7 @@ impl Script {
         let payload_len = if self.headers == Headers::Extended { PAYLOAD_LEN } else { 0 };
         let known = match header.command {
             WRITE_ZEROES => FUA | NO_HOLE | FAST_ZERO,
-            READ if self.headers.has_chunks() => FUA | DF,
+            READ if self.headers != Headers::Simple => FUA | DF,
             READ | TRIM | CACHE => FUA,
             WRITE => FUA | payload_len,
             FLUSH if (header.offset, header.len_bytes) == (0, 0) => FUA,

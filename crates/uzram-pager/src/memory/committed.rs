@@ -24,9 +24,7 @@ unsafe impl Send for Committed {}
 unsafe impl Sync for Committed {}
 
 impl Committed {
-    /// Returns the parts of `bytes`, of which none is in use. Takes memory as they are used.
-    ///
-    /// # Errors
+    /// Returns the parts of `bytes`, of which none is in use. Takes memory as they are used. Errors:
     /// `NoMemory`.
     pub(super) fn new(bytes: usize) -> Result<Committed> {
         let count = bytes.div_ceil(PART_BYTES).div_ceil(WORD_BITS).max(1);

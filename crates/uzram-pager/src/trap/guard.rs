@@ -32,10 +32,7 @@ pub(crate) struct Guard {
 }
 
 impl Guard {
-    /// Returns the trap; reserves address space for `pages`.
-    ///
-    /// # Errors
-    /// `NoMemory`.
+    /// Returns the trap; reserves address space for `pages`. Errors: `NoMemory`.
     pub(crate) fn new(pages: u64) -> Result<Guard> {
         let refused = |error: Errno| {
             let what = format!("the system refused a file in memory of {pages} pages: {error}");
@@ -53,10 +50,7 @@ impl Guard {
         Ok(Guard { file, space: Space::new(pages)? })
     }
 
-    /// Returns whether this system has guard pages for files.
-    ///
-    /// # Errors
-    /// `Unsupported`; `NoMemory`.
+    /// Returns whether this system has guard pages for files. Errors: `Unsupported`; `NoMemory`.
     pub(crate) fn check() -> Result<()> {
         Guard::new(1)?.map(Run::new(0, 1))
     }

@@ -45,26 +45,17 @@ pub(crate) trait Trap: Send + Sync + Sized + 'static {
     /// Where pages lie that were taken from the program: up to [`MOST_PAGES`], each at its place.
     type Shelf: Send + Sync;
 
-    /// Makes a shelf.
-    ///
-    /// # Errors
-    /// `NoMemory`.
+    /// Makes a shelf. Errors: `NoMemory`.
     fn shelf(&self) -> Result<Self::Shelf>;
 
-    /// Makes pages usable, all trapped.
-    ///
-    /// # Errors
-    /// `NoMemory`.
+    /// Makes pages usable, all trapped. Errors: `NoMemory`.
     fn map(&self, run: Run) -> Result<()>;
 
     /// Takes mapped pages away from the program, whatever is in them. Threads that wait for one fail.
     fn unmap(&self, run: Run);
 
-    /// Opens trapped pages, which get these contents.
-    ///
-    /// # Errors
-    /// `NoMemory`. The caller repeats the call with the same contents: pages that are open by then stay as
-    /// the program has changed them.
+    /// Opens trapped pages, which get these contents. Errors: `NoMemory`. The caller repeats the call with
+    /// the same contents: pages that are open by then stay as the program has changed them.
     fn place(&self, contents: &[Page], run: Run) -> Result<()>;
 
     /// Traps open pages, whose contents stay in memory: on the shelf, from its `nth` place on. Returns how
@@ -123,10 +114,7 @@ unsafe impl Send for Space {}
 unsafe impl Sync for Space {}
 
 impl Space {
-    /// Reserves room for `pages`.
-    ///
-    /// # Errors
-    /// `NoMemory`.
+    /// Reserves room for `pages`. Errors: `NoMemory`.
     pub(crate) fn new(pages: u64) -> Result<Space> {
         let refused = |why: &dyn std::fmt::Display| {
             let what = format!("the system refused {pages} pages of address space: {why}");
@@ -151,7 +139,6 @@ impl Space {
         self.len_bytes
     }
 
-    /// Returns the address of a page.
     pub(crate) fn address(&self, page: u64) -> *mut u8 {
         let offset = (page as usize) << PAGE_SHIFT;
         assert!(offset <= self.len_bytes, "inside the space");
@@ -173,10 +160,7 @@ impl Space {
         Some(Run { first, pages: end - first as usize })
     }
 
-    /// Maps private memory in place of what was there.
-    ///
-    /// # Errors
-    /// `NoMemory`.
+    /// Maps private memory in place of what was there. Errors: `NoMemory`.
     pub(crate) fn map(&self, run: Run, protection: Protection, children: Children) -> Result<()> {
         let address = self.address(run.first);
         self.replace(run, ProtFlags::from_bits_retain(protection.0.cast_unsigned()))
@@ -199,10 +183,7 @@ impl Space {
 }
 
 /// Sets what the kernel does with mapped memory: no huge pages, which would not be trapped page by page, and
-/// what a child has of it.
-///
-/// # Errors
-/// `NoMemory`.
+/// what a child has of it. Errors: `NoMemory`.
 fn advise(start: *mut u8, len_bytes: usize, children: Children) -> Result<()> {
     let dont_fork = (children == Children::Exclude).then_some(Advice::LinuxDontFork);
     for advice in [Some(Advice::LinuxNoHugepage), dont_fork].into_iter().flatten() {

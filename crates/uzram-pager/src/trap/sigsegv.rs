@@ -62,10 +62,8 @@ static PROCESS: AtomicU32 = AtomicU32::new(0);
 /// A registration, which ends when this is dropped.
 pub(crate) struct Registered(&'static Entry);
 
-/// Has `handler` bring the pages of a range of addresses.
-///
-/// # Errors
-/// `NoMemory`; `Busy`: there are too many pagers.
+/// Has `handler` bring the pages of a range of addresses. Errors: `NoMemory`; `Busy`: there are too many
+/// pagers.
 pub(crate) fn register(start: usize, len_bytes: usize, handler: Box<dyn Handler>) -> Result<Registered> {
     install()?;
     let handler = Box::into_raw(Box::new(handler));

@@ -70,11 +70,8 @@ pub(crate) struct Touch {
 }
 
 impl Uffd {
-    /// Returns the trap for a range of address space.
-    ///
-    /// # Errors
-    /// `Permission` or `Unsupported`: the system has no userfaultfd for this process, or an old one.
-    /// `NoMemory`.
+    /// Returns the trap for a range of address space. Errors: `Permission` or `Unsupported`: the system has
+    /// no userfaultfd for this process, or an old one. `NoMemory`.
     pub(crate) fn new(space: Arc<Space>, children: Children) -> Result<Uffd> {
         let fd = match children {
             Children::Exclude => open()?,
@@ -95,9 +92,7 @@ impl Uffd {
     }
 
     /// Goes on in a child, by a descriptor of its own. All that was registered must be registered again.
-    ///
-    /// # Errors
-    /// `Permission` or `Unsupported`: the child may not use userfaultfd.
+    /// Errors: `Permission` or `Unsupported`: the child may not use userfaultfd.
     pub(crate) fn renew(&self) -> Result<()> {
         let new = open()?;
         // The number stays, so that nothing has to be told.
@@ -118,35 +113,24 @@ impl Uffd {
         crate::high::close(unsafe { OwnedFd::from_raw_fd(self.fd.as_raw_fd()) });
     }
 
-    /// Registers a shelf in a child.
-    ///
-    /// # Errors
-    /// `NoMemory`.
+    /// Registers a shelf in a child. Errors: `NoMemory`.
     pub(crate) fn renew_shelf(&self, shelf: &Staging) -> Result<()> {
         shelf.register(&self.fd)
     }
 
-    /// Maps pages that a program may access so, all trapped. Whatever was mapped there is gone.
-    ///
-    /// # Errors
+    /// Maps pages that a program may access so, all trapped. Whatever was mapped there is gone. Errors:
     /// `NoMemory`.
     pub(crate) fn map_as(&self, run: Run, protection: Protection) -> Result<()> {
         self.space.map(run, protection, self.children)?;
         self.register(run)
     }
 
-    /// Traps the touches of mapped pages that are not in memory.
-    ///
-    /// # Errors
-    /// `NoMemory`.
+    /// Traps the touches of mapped pages that are not in memory. Errors: `NoMemory`.
     pub(crate) fn register(&self, run: Run) -> Result<()> {
         register(&self.fd, self.space.address(run.first).addr(), run.bytes())
     }
 
-    /// Waits for touches, and hands them to `touched`.
-    ///
-    /// # Errors
-    /// `Io`: the descriptor cannot be read.
+    /// Waits for touches, and hands them to `touched`. Errors: `Io`: the descriptor cannot be read.
     pub(crate) fn wait(&self, mut touched: impl FnMut(Touch)) -> Result<()> {
         let mut messages = [[0u8; size_of::<uffd_msg>()]; MESSAGES];
         let read = loop {

@@ -11,7 +11,6 @@ use crate::common::{MIB, each_in_child, expect_pages, fill_pages, filled, wait_u
 /// A child process.
 struct Fork(libc::pid_t);
 
-/// How one ended.
 #[derive(Debug, PartialEq, Eq)]
 enum Ended {
     Exit(i32),
@@ -36,7 +35,6 @@ impl Fork {
         }
     }
 
-    /// Returns how it ended, if it has.
     fn ended(&self) -> Option<Ended> {
         let mut status = 0;
         // SAFETY: waits for this process's child.

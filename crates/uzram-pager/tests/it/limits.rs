@@ -11,7 +11,8 @@ use uzram::{Error, ErrorKind};
 use uzram_pager::{LEAST_LIMIT_BYTES, Pager, TrapKind};
 
 use crate::common::{
-    MIB, builder, drop_privileges, each, each_in_child, expect_pages, fill, fill_pages, in_child, pager,
+    Ended, MIB, builder, drop_privileges, each, each_in_child, expect_pages, fill, fill_pages, in_child,
+    pager,
 };
 
 const LIMIT: usize = 64 * MIB;
@@ -93,10 +94,7 @@ fn resident_memory_stays_within_the_limit() {
         assert!(peak <= LIMIT + REST && peak > LIMIT / 2 && samples > 5, "{peak} bytes");
         assert_eq!(stats.pages_lost, 0);
     };
-    each_in_child("resident", &TrapKind::ALL, body, |trap, ended| {
-        println!("{trap:?}: {}", ended.text);
-        ended.assert_success();
-    });
+    each_in_child("resident", &TrapKind::ALL, body, |_, ended| ended.assert_success());
 }
 
 /// Memory that is kept below the limit without a spill file is kept below it with one that is full, and what
@@ -185,9 +183,7 @@ fn a_spill_folder_that_cannot_be_used_is_named() {
             assert_eq!(kind_and_setting(spill(trap, "/usr".as_ref())), (ErrorKind::Io, Some("spill")));
         });
     });
-    if let Some(ended) = ended {
-        ended.assert_success();
-    }
+    ended.iter().for_each(Ended::assert_success);
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("file");
     std::fs::write(&file, "not a folder").unwrap();

@@ -9,7 +9,7 @@ use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
 use uzram::units::PAGE_SIZE;
 use uzram_pager::{Pager, Region, TrapKind};
 
-use crate::common::{Ended, MIB, OF_SIGNALS, each_in_child, expect_pages, filled};
+use crate::common::{MIB, OF_SIGNALS, each_in_child, expect_pages, filled};
 
 /// What the test's handlers are to open, and what they saw.
 static CLOSED_PAGE: AtomicUsize = AtomicUsize::new(0);
@@ -80,7 +80,6 @@ fn touch(address: *mut u8) {
     unsafe { address.write_volatile(address.read_volatile() | 1) };
 }
 
-/// Returns a pager with a region that is evicted.
 fn evicted(trap: TrapKind) -> (Pager, Region) {
     let (pager, region) = filled(trap, 8 * MIB, 1024);
     region.pageout(..).unwrap();
@@ -156,37 +155,28 @@ fn a_handler_from_after_that_calls_the_pagers_works() {
 
 #[test]
 fn the_default_action_still_ends_the_process() {
-    let dereference = |trap| {
-        set_action(libc::SIGSEGV, libc::SIG_DFL, 0);
-        let (_pager, region) = evicted(trap);
-        check(&region);
-        touch(std::hint::black_box(null_mut()));
-    };
-    let ends = |_, ended: Ended| ended.assert_signal(libc::SIGSEGV);
-    each_in_child("a null pointer", &OF_SIGNALS, dereference, ends);
-    let dereference_ignored = |trap| {
-        set_action(libc::SIGSEGV, libc::SIG_IGN, 0);
-        let (_pager, region) = evicted(trap);
-        check(&region);
-        touch(std::hint::black_box(null_mut()));
-    };
-    each_in_child("a null pointer, ignored", &OF_SIGNALS, dereference_ignored, ends);
-    // The handler of Rust's standard library.
-    let dereference_in_rust = |trap| {
-        let (_pager, region) = evicted(trap);
-        check(&region);
-        touch(std::hint::black_box(null_mut()));
-    };
-    each_in_child("a null pointer, Rust's", &OF_SIGNALS, dereference_in_rust, ends);
-    let kill = |trap| {
-        set_action(libc::SIGSEGV, libc::SIG_DFL, 0);
-        let (_pager, region) = evicted(trap);
-        check(&region);
+    let kill = || {
         // SAFETY: sends this process a signal.
         unsafe { libc::kill(libc::getpid(), libc::SIGSEGV) };
         std::thread::sleep(std::time::Duration::from_secs(20));
     };
-    each_in_child("a signal that was sent", &OF_SIGNALS, kill, ends);
+    let dereference = || touch(std::hint::black_box(null_mut()));
+    let cases: [(_, _, &dyn Fn()); 4] = [
+        ("a null pointer", Some(libc::SIG_DFL), &dereference),
+        ("a null pointer, ignored", Some(libc::SIG_IGN), &dereference),
+        // The handler of Rust's standard library.
+        ("a null pointer, Rust's", None, &dereference),
+        ("a signal that was sent", Some(libc::SIG_DFL), &kill),
+    ];
+    for (case, action, end) in cases {
+        let body = |trap| {
+            action.map(|action| set_action(libc::SIGSEGV, action, 0));
+            let (_pager, region) = evicted(trap);
+            check(&region);
+            end();
+        };
+        each_in_child(case, &OF_SIGNALS, body, |_, ended| ended.assert_signal(libc::SIGSEGV));
+    }
 }
 
 #[test]

@@ -27,7 +27,7 @@ struct Call {
 }
 
 // SAFETY of all calls: the kernel writes to the parts of a region, which nothing else uses, or fails.
-const CALLS: [Call; 8] = [
+const CALLS: [Call; 6] = [
     Call {
         name: "read",
         into_memory: true,
@@ -57,20 +57,6 @@ const CALLS: [Call; 8] = [
         run: |file, parts| unsafe { libc::writev(file.as_raw_fd(), parts.as_ptr(), parts.len() as i32) },
     },
     Call {
-        name: "preadv",
-        into_memory: true,
-        parts: &[(63, 1), (0, 4)],
-        // SAFETY: see above.
-        run: |file, parts| unsafe { libc::preadv(file.as_raw_fd(), parts.as_ptr(), parts.len() as i32, 0) },
-    },
-    Call {
-        name: "pwritev",
-        into_memory: false,
-        parts: &[(16, 32)],
-        // SAFETY: see above.
-        run: |file, parts| unsafe { libc::pwritev(file.as_raw_fd(), parts.as_ptr(), parts.len() as i32, 0) },
-    },
-    Call {
         name: "io_uring read",
         into_memory: true,
         parts: &[(4, 9)],
@@ -90,7 +76,6 @@ const CALLS: [Call; 8] = [
     },
 ];
 
-/// Has a ring do an operation; sets errno as a system call does.
 fn by_ring(operation: &io_uring::squeue::Entry) -> isize {
     let mut ring = IoUring::new(4).unwrap();
     // SAFETY: the memory stays until the operation has ended, below.

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::chown;
+use std::time::Duration;
 
 use rustix::process::geteuid;
 use seccompiler::{
@@ -11,7 +12,7 @@ use seccompiler::{
 use uzram::ErrorKind;
 use uzram_pager::{Pager, TrapKind};
 
-use crate::common::{MIB, NOBODY, drop_privileges, in_child, work};
+use crate::common::{Ended, MIB, NOBODY, drop_privileges, in_child, stress};
 
 /// `MADV_GUARD_INSTALL`.
 const GUARD_INSTALL: u64 = 102;
@@ -59,14 +60,9 @@ fn guard_pages_are_used_without_rights_and_with_a_filter() {
             }
             let pager = builder.build().unwrap();
             assert_eq!(pager.trap(), TrapKind::Guard);
-            work(&pager, 4, 4, 2000);
-            let stats = pager.stats();
-            assert!(stats.pages_out > 8192 && stats.pages_lost == 0, "{stats:?}");
+            stress(&pager, 4, 1, Duration::from_secs(2));
         });
-        if let Some(ended) = ended {
-            print!("{}", ended.text);
-            ended.assert_success();
-        }
+        ended.iter().for_each(Ended::assert_success);
     }
 }
 
@@ -86,10 +82,7 @@ fn a_pager_is_refused_where_touches_cannot_be_trapped() {
         }
         println!("{text}");
     });
-    if let Some(ended) = ended {
-        print!("{}", ended.text);
-        ended.assert_success();
-    }
+    ended.iter().for_each(Ended::assert_success);
 }
 
 #[test]
@@ -111,8 +104,5 @@ fn without_rights_uffd_is_refused_and_says_what_it_needs() {
         let builder = Pager::builder().limit((8 * MIB) as u64).trap(TrapKind::Uffd);
         assert_eq!(builder.build().err().map(|error| error.kind()), Some(ErrorKind::Permission));
     });
-    if let Some(ended) = ended {
-        print!("{}", ended.text);
-        ended.assert_success();
-    }
+    ended.iter().for_each(Ended::assert_success);
 }

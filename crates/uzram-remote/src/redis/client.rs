@@ -60,10 +60,7 @@ impl Client {
         Client::new(address, credentials, Topology::of_server(server), false)
     }
 
-    /// Uses a cluster, by the servers that the address names.
-    ///
-    /// # Errors
-    /// None of them says which nodes it has.
+    /// Uses a cluster, by the servers that the address names. Errors: none of them says which nodes it has.
     pub(super) async fn of_cluster(address: &Address, credentials: &Credentials) -> Result<Client, Failure> {
         let named = Topology { nodes: address.servers.clone(), ..Topology::default() };
         let client = Client::new(address, credentials, named, true);

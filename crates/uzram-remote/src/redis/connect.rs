@@ -143,9 +143,7 @@ async fn ask(address: Address, server: &Server, credentials: &Credentials) -> Re
 
 /// Checks that a server, or the nodes of a cluster, keep what they are given. Returns the masters that are
 /// well, in a cluster, with `two` copies also those that are full; its replicas may be away. With `two`
-/// copies also returns what is wrong with one of the other masters, or that one is full.
-///
-/// # Errors
+/// copies also returns what is wrong with one of the other masters, or that one is full. Errors:
 /// `Unsupported` if one of them may evict keys; if not all masters are well, or with `two` copies fewer than
 /// two, what is wrong with one; `Io` if there is no master at all.
 pub(super) async fn check(

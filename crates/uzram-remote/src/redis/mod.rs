@@ -1,16 +1,5 @@
-//! Redis and Valkey: a single server, or a cluster.
-//!
-//! - `client.rs`: sending each command to the node that has its slot
-//! - `connect.rs`: connecting, and what a server must be like
-//! - `direct.rs`: reads from a single server, on the thread that wants the bytes
-//! - `hedge.rs`: when a read that takes long is asked for elsewhere, too
-//! - `link.rs`: a connection to one node, made anew when it fails
-//! - `placement.rs`: where copies are put, and which are in danger
-//! - `sweep.rs`: going through the keys for a sweep
-//! - `topology.rs`: which master has which slots, and the two slots of an object that has two copies
-//!
-//! An object is the value of a key, `uzram:DEVICE[:{TAG}]:EXTENT:GENERATION`. Any part of it can
-//! be read.
+//! Redis and Valkey: a single server, or a cluster. An object is the value of a key,
+//! `uzram:DEVICE[:{TAG}]:EXTENT:GENERATION`. Any part of it can be read.
 
 mod client;
 mod connect;
@@ -146,10 +135,7 @@ impl RedisStore {
     }
 
     /// Returns the keys of a device's lease: one at each master. A sweep asks all masters, and finds one of
-    /// them even if its device is cut off from the others for long.
-    ///
-    /// # Errors
-    /// No master is known.
+    /// them even if its device is cut off from the others for long. Errors: no master is known.
     fn lease_names(&self, device: DeviceId) -> Result<Vec<String>, Failure> {
         if !self.client.is_cluster {
             return Ok(vec![names(device, 0, LEASE).0]);
@@ -176,10 +162,8 @@ impl RedisStore {
         asked.join_all().await
     }
 
-    /// Returns the last epoch of the process before, which it wrote to the lease; 0 if that is gone.
-    ///
-    /// # Errors
-    /// If no master is known, or one of the leases cannot be read and none of the others is there.
+    /// Returns the last epoch of the process before, which it wrote to the lease; 0 if that is gone. Errors:
+    /// if no master is known, or one of the leases cannot be read and none of the others is there.
     async fn read_epoch(&self, device: DeviceId) -> Result<u32, Failure> {
         let get = |name: &str| std::mem::take(redis::cmd("GET").arg(name));
         let (mut epoch, mut failure) = (None, None);

@@ -20,10 +20,8 @@ const KEYS_AT_ONCE: usize = 1000;
 const TRIED_FOR: Duration = Duration::from_secs(1);
 
 /// Goes through the keys of a server, or of all masters of a cluster, and removes the objects of devices
-/// without a lease; with `only_look`, none. Returns what it found, by device.
-///
-/// # Errors
-/// `Io` if one of the masters cannot be asked: then nothing is removed. `Permission` for another login.
+/// without a lease; with `only_look`, none. Returns what it found, by device. Errors: `Io` if one of the
+/// masters cannot be asked: then nothing is removed. `Permission` for another login.
 pub(crate) async fn sweep(
     address: Address,
     login: Credentials,

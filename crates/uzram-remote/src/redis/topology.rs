@@ -112,10 +112,8 @@ impl Topology {
         next == SLOTS
     }
 
-    /// Checks that there are masters for two copies.
-    ///
-    /// # Errors
-    /// `Unsupported` otherwise; `NoSpace` if all but one are full.
+    /// Checks that there are masters for two copies. Errors: `Unsupported` otherwise; `NoSpace` if all but
+    /// one are full.
     pub(super) fn check_masters(&self) -> Result<()> {
         let (count, with_room) = (self.masters.len(), self.with_room().len());
         if with_room >= 2 {
@@ -169,12 +167,10 @@ impl Topology {
         self.masters.iter().filter_map(|master| tag(*master.ranges.first()?.start()))
     }
 
-    /// Returns the servers of the masters.
     pub(super) fn masters(&self) -> Vec<Server> {
         self.masters.iter().map(|master| master.server.clone()).collect()
     }
 
-    /// Returns the master that has a slot.
     pub(super) fn master_of(&self, slot: u16) -> Option<&Master> {
         self.owner(slot).map(|number| &self.masters[number])
     }
@@ -184,10 +180,8 @@ impl Topology {
         self.masters.iter().position(|master| master.ranges.iter().any(|range| range.contains(&slot)))
     }
 
-    /// Checks that different masters have the slots of a home.
-    ///
-    /// # Errors
-    /// `Io` if the copies would be lost together, or a slot has no master.
+    /// Checks that different masters have the slots of a home. Errors: `Io` if the copies would be lost
+    /// together, or a slot has no master.
     pub(super) fn check(&self, home: u32) -> Result<()> {
         let apart = slots(home).is_some_and(|[first, second]| {
             matches!((self.owner(first), self.owner(second)), (Some(first), Some(second)) if first != second)
@@ -218,7 +212,6 @@ pub(super) fn epoch_of(home: u32) -> u32 {
     (home & !MARK) >> EPOCH_SHIFT
 }
 
-/// Returns the slots of a home.
 pub(super) fn slots(home: u32) -> Option<[u16; 2]> {
     (home & MARK != 0).then(|| [home >> 14, home].map(|slot| (slot & u32::from(SLOTS - 1)) as u16))
 }

@@ -135,10 +135,7 @@ impl S3Store {
         Failure::of_s3(&self.address.to_string(), error)
     }
 
-    /// Waits for an answer.
-    ///
-    /// # Errors
-    /// If there is none in time.
+    /// Waits for an answer. Errors: if there is none in time.
     async fn answer<T>(&self, request: impl Future<Output = opendal::Result<T>>) -> Result<T, Failure> {
         match tokio::time::timeout(ANSWER_WITHIN, request).await {
             Ok(answer) => answer.map_err(|error| self.explain(&error)),

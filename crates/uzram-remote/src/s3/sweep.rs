@@ -15,10 +15,8 @@ use crate::sweep::{self, LEASE, LEASE_S, Seen, Sweepable, Swept, split_device};
 use crate::{Failure, S3Address, S3Login};
 
 /// Goes through the objects at an address, and removes those of devices without a lease; with `only_look`,
-/// none. Returns what it found, by device.
-///
-/// # Errors
-/// `Io` if the store cannot be asked: then nothing is removed. `Permission` for another login.
+/// none. Returns what it found, by device. Errors: `Io` if the store cannot be asked: then nothing is
+/// removed. `Permission` for another login.
 pub(crate) async fn sweep(
     address: S3Address,
     login: &S3Login,

@@ -36,10 +36,7 @@ pub(super) struct Transport(Client<HttpsConnector<HttpConnector>, Full<Buffer>>)
 
 impl Transport {
     /// Returns one without connections. With `tls`, the system's certificates are read: they say whom to
-    /// trust.
-    ///
-    /// # Errors
-    /// `NotFound` if the system has none.
+    /// trust. Errors: `NotFound` if the system has none.
     pub(super) fn new(tls: bool) -> Result<Transport> {
         let mut roots = RootCertStore::empty();
         if tls {

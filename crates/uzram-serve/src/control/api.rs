@@ -32,10 +32,7 @@ pub type Admission = Box<dyn Fn(&[Arc<Device>]) -> uzram::Result<()> + Send + Sy
 
 /// What else of a daemon hears of control clients' requests: the process that holds what outlives this one.
 pub trait Registrar: Send + Sync {
-    /// Called for a device that a client adds, before it has contents.
-    ///
-    /// # Errors
-    /// Why it cannot be added.
+    /// Called for a device that a client adds, before it has contents. Errors: why it cannot be added.
     fn added(&self, device: &Arc<Device>, policy: ExportPolicy) -> uzram::Result<()>;
 
     /// Called when a device was removed.
@@ -44,23 +41,15 @@ pub trait Registrar: Send + Sync {
     /// Called before a client is told that the daemon ends.
     fn will_end(&self, ending: Ending);
 
-    /// Ends the daemon, and leaves everything to the service manager for its next start.
-    ///
-    /// # Errors
+    /// Ends the daemon, and leaves everything to the service manager for its next start. Errors:
     /// `Unsupported` if no service manager keeps it.
     fn leave(&self) -> uzram::Result<()>;
 
-    /// Has another program serve: the one at this path, or that of the running one.
-    ///
-    /// # Errors
-    /// Why it does not.
+    /// Has another program serve: the one at this path, or that of the running one. Errors: why it does not.
     fn upgrade(&self, program: Option<&str>) -> uzram::Result<()>;
 
     /// Shows the devices as new files, after those before failed. This process ends then, and the next one,
-    /// when it is asked, has done that.
-    ///
-    /// # Errors
-    /// Why not.
+    /// when it is asked, has done that. Errors: why not.
     fn recover(&self) -> uzram::Result<()>;
 
     /// Describes the daemon's processes.
@@ -526,10 +515,7 @@ pub static ROUTES: &[Route] = &[
     ),
 ];
 
-/// Handles one request by the table.
-///
-/// # Errors
-/// The response to a request that is refused.
+/// Handles one request by the table. Errors: the response to a request that is refused.
 fn dispatch(api: &Api, call: Call<'_>) -> Result<Response, Response> {
     let segments = segments(&call.request.path)?;
     let mut methods = Vec::new();

@@ -4,7 +4,7 @@ use std::io::{self, ErrorKind, Read, Write};
 use std::net::Shutdown;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -12,6 +12,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::api::Api;
 use super::http::{self, Ending, refusal};
+use crate::device_pool::Budget;
 
 /// Limits on clients.
 #[derive(Clone, Copy, Debug)]
@@ -47,7 +48,8 @@ struct Shared {
     api: Api,
     limits: Limits,
     on_shutdown: Box<dyn Fn(Ending) + Send + Sync>,
-    connections: AtomicUsize,
+    /// The places of connections.
+    connections: Arc<Budget>,
     stopping: AtomicBool,
 }
 
@@ -76,7 +78,7 @@ impl Server {
             api,
             limits,
             on_shutdown: Box::new(on_shutdown),
-            connections: AtomicUsize::new(0),
+            connections: Budget::new(limits.connections),
             stopping: AtomicBool::new(false),
         });
         let acceptor = {
@@ -114,36 +116,18 @@ fn accept(listener: &UnixListener, shared: &Arc<Shared>) {
     }
 }
 
-/// Counts a connection in [`Shared::connections`] until it is dropped.
-struct ConnectionGuard(Arc<Shared>);
-
-impl ConnectionGuard {
-    fn take(shared: &Arc<Shared>) -> Option<ConnectionGuard> {
-        let limit = shared.limits.connections;
-        // Only the acceptor adds, so the count cannot pass the limit between the two steps.
-        (shared.connections.load(Ordering::Relaxed) < limit).then(|| {
-            shared.connections.fetch_add(1, Ordering::Relaxed);
-            ConnectionGuard(Arc::clone(shared))
-        })
-    }
-}
-
-impl Drop for ConnectionGuard {
-    fn drop(&mut self) {
-        self.0.connections.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
 fn admit(stream: UnixStream, shared: &Arc<Shared>) {
-    let Some(guard) = ConnectionGuard::take(shared) else {
+    let Some(place) = shared.connections.take(1) else {
         tracing::warn!(limit = shared.limits.connections, "control connection refused: too many");
         // Normally the empty socket buffer takes these few bytes; do not wait if it does not.
         let _ = stream.set_nonblocking(true);
         let _ = refusal(503, "too many control connections; try again").write_to(&mut &stream);
         return;
     };
+    let shared = Arc::clone(shared);
     let spawned = thread::Builder::new().name("control-client".to_owned()).spawn(move || {
-        converse(&stream, &guard.0);
+        converse(&stream, &shared);
+        drop(place);
     });
     if let Err(error) = spawned {
         tracing::warn!(%error, "cannot start a thread for a control connection");

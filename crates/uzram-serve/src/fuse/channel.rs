@@ -32,7 +32,6 @@ pub(super) enum Sink {
 }
 
 impl Channel {
-    /// Sends a reply.
     fn send(&self, reply: &[IoSlice<'_>; 2]) -> io::Result<()> {
         // A reply without data is one part: fewer for the kernel to look at.
         let parts = if reply[1].is_empty() { &reply[..1] } else { &reply[..] };

@@ -309,10 +309,7 @@ impl Connection {
     }
 
     /// Has the kernel send all requests again that were read and not answered. No process may read any
-    /// channel meanwhile, except to end.
-    ///
-    /// # Errors
-    /// The kernel's.
+    /// channel meanwhile, except to end. Errors: the kernel's.
     pub(super) fn resend(&self) -> io::Result<()> {
         handshake::notify_resend(self.device.as_fd())
     }

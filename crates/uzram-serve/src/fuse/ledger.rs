@@ -93,7 +93,6 @@ const HANDLE_WORDS: usize = 4;
 const STATE: usize = 0;
 const FILE: usize = 1;
 const UNIQUE: usize = 2;
-/// The largest access: of `O_RDWR`.
 const MAX_ACCESS: u32 = libc::O_RDWR as u32 + 1;
 
 /// The longest name of a device, `Device::check_name`.
@@ -287,7 +286,6 @@ impl Ledger {
         (generation, file)
     }
 
-    /// Enters an open file as handle `index`.
     pub(super) fn enter_file(&self, index: usize, generation: u32, file: OpenFileRecord) {
         let at = entry_at(index);
         self.store(at + FILE, file.ino);

@@ -55,8 +55,7 @@ pub use connection::{Connection, ConnectionRecord, MAX_IO_BYTES, MountOptions};
 pub use cpu_latency::CpuLatencyLimit;
 pub use ledger::{Ledger, Strikes};
 pub use loopback::Loopback;
-/// The name of the disk's file in its device's directory.
-pub use tree::DISK;
+pub use tree::{DISK, warm_up_file};
 
 /// How long the threads may take to end after unmounting.
 const END_TIMEOUT: Duration = Duration::from_secs(2);
@@ -203,10 +202,4 @@ fn run(files: &Files, connection: &Connection, channel: &Arc<Channel>, mut buffe
     if let Err(error) = end {
         tracing::warn!(%error, "a thread that served files ended with an error");
     }
-}
-
-/// Returns the name of the file in a mount's root for warming up thread `number`. Write to the files of all
-/// threads at the same time, each write as long as the file.
-pub fn warm_up_file(number: usize) -> String {
-    tree::warm_up_name(number)
 }

@@ -136,7 +136,6 @@ const FUSE_DIRENT_ALIGN: usize = size_of::<u64>();
 /// What comes before the data of a write.
 pub(super) const WRITE_HEADERS_BYTES: usize = size_of::<fuse_in_header>() + size_of::<fuse_write_in>();
 
-/// Returns the bytes of a message.
 pub(super) fn bytes_of<T: Message>(message: &T) -> &[u8] {
     // SAFETY: all bytes of a message are initialised (`Message`), and it is borrowed as long as they are.
     unsafe { std::slice::from_raw_parts(std::ptr::from_ref(message).cast(), size_of::<T>()) }
@@ -242,25 +241,6 @@ mod tests {
         for (size, wanted) in sizes {
             assert_eq!(size, wanted);
         }
-    }
-
-    #[test]
-    fn lengths_are_checked() {
-        let write = fuse_write_in { size: 3, ..Default::default() };
-        let header = fuse_in_header { len: WRITE_HEADERS_BYTES as u32 + 3, ..Default::default() };
-        let whole = [&[0][..], bytes_of(&header), bytes_of(&write), b"abc"].concat();
-        // Not aligned.
-        let whole = &whole[1..];
-        let request = Request::parse(whole).unwrap();
-        assert_eq!(request.write().unwrap(), (write, &b"abc"[..]));
-        for len in 0..whole.len() {
-            assert!(Request::parse(&whole[..len]).is_none(), "{len}");
-            let body = Request { header, body: &whole[size_of::<fuse_in_header>()..][..len.min(42)] };
-            assert!(body.write().is_none());
-        }
-        let name = |body| Request { header, body }.name().map(|name| name.to_owned());
-        assert_eq!(name(b"ab\0c"), Some("ab".into()));
-        assert_eq!((name(b"ab"), name(b"")), (None, None));
     }
 
     #[test]

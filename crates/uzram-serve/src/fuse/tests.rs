@@ -95,30 +95,6 @@ impl Kernel {
 }
 
 #[test]
-fn a_short_write_is_short_when_it_is_answered_again() {
-    let end = 8192;
-    for (offset, len, outcome, wanted) in [
-        (end - 4096, 8192, 0, Ok(4096)),
-        (end - 1, 4096, 0, Ok(1)),
-        (end - 4096, 4096, 0, Ok(4096)),
-        (end, 4096, libc::ENOSPC, Err(libc::ENOSPC)),
-    ] {
-        let mut kernel = Kernel::new("8K");
-        let (ino, fh) = kernel.open("disk", libc::O_RDWR);
-        let write = fuse_write_in { fh, offset, size: len, ..Default::default() };
-        let request = kernel.request(opcode::FUSE_WRITE, ino, &[bytes_of(&write), &vec![7; len as usize]]);
-        let first = parsed(kernel.files.carry_out(&request));
-        let size = match &first {
-            (0, data) => Ok(take::<fuse_write_out>(&mut &data[..]).unwrap().size),
-            (errno, _) => Err(*errno),
-        };
-        assert_eq!(size, wanted, "{len} at {offset}");
-        kernel.files = serve(&kernel.exports, &kernel.ledger);
-        assert_eq!(parsed(kernel.files.finish(&request, Some(outcome))), first, "{len} at {offset}");
-    }
-}
-
-#[test]
 fn an_attribute_is_read_anew_from_its_start_and_set_at_any_offset() {
     let mut kernel = Kernel::new("1M");
     let file = kernel.open("mem_limit", libc::O_RDWR);

@@ -35,7 +35,6 @@ const PLACE_BITS: u32 = 16;
 const NUMBERS_END: u64 = 1 << (u64::BITS - PLACE_BITS);
 /// The place of a device's directory.
 const DIRECTORY: u64 = 0;
-/// The place of its disk.
 const DISK_PLACE: u64 = 1;
 /// The place of its first attribute.
 const FIRST_ATTRIBUTE: u64 = 2;
@@ -193,8 +192,9 @@ impl Tree {
     }
 }
 
-/// Returns the name of the file for warming up thread `number`.
-pub(super) fn warm_up_name(number: usize) -> String {
+/// Returns the name of the file in a mount's root for warming up thread `number`. Write to the files of all
+/// threads at the same time, each write as long as the file.
+pub fn warm_up_file(number: usize) -> String {
     format!("{WARM_UP}{number}")
 }
 
@@ -280,8 +280,8 @@ mod tests {
         let look = |name: &str| {
             tree.lookup(ROOT, OsStr::new(name)).map(|(ino, node)| (ino, matches!(node, Node::WarmUp)))
         };
-        assert_eq!(look(&warm_up_name(0)), Some((2, true)));
-        assert_eq!(look(&warm_up_name(65533)), Some((65535, true)));
+        assert_eq!(look(&warm_up_file(0)), Some((2, true)));
+        assert_eq!(look(&warm_up_file(65533)), Some((65535, true)));
         for wrong in [".warm-up-", ".warm-up-x", ".warm-up-65534", ".warm-up-99999999999"] {
             assert_eq!(look(wrong), None, "{wrong}");
         }

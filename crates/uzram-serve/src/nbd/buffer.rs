@@ -116,7 +116,6 @@ impl Buffers {
         Ok(Buffers { received, unsent: SendBuffer::new(len_bytes)?, budget, _share: share })
     }
 
-    /// Returns the bytes of each buffer.
     pub(super) fn len_bytes(&self) -> usize {
         self.unsent.capacity_bytes()
     }
@@ -128,7 +127,6 @@ impl Buffers {
     }
 }
 
-/// Returns the memory of a connection with buffers of `len_bytes`.
 fn connection_bytes(len_bytes: usize, tls: bool) -> usize {
     2 * len_bytes + if tls { tls_bytes(len_bytes) } else { 0 }
 }

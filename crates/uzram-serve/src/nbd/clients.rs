@@ -94,7 +94,6 @@ pub enum Peer {
 }
 
 impl Peer {
-    /// Returns the peer of `socket`.
     pub(super) fn of(socket: &OwnedFd) -> io::Result<Peer> {
         match getsockname(socket)?.address_family() {
             AddressFamily::UNIX => peer_process(socket),

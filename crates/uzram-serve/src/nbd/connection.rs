@@ -54,11 +54,8 @@ struct Connection<'a, S> {
 }
 
 /// Serves requests until the client disconnects and all offloaded requests are done. Once the server is
-/// stopping, requests that have arrived are answered with `NBD_ESHUTDOWN`.
-///
-/// # Errors
-/// The stream's; `InvalidData` for a malformed request; `UnexpectedEof` when the client disconnects within a
-/// request.
+/// stopping, requests that have arrived are answered with `NBD_ESHUTDOWN`. Errors: the stream's;
+/// `InvalidData` for a malformed request; `UnexpectedEof` when the client disconnects within a request.
 pub(super) fn serve<S: Read + Write>(
     stream: &mut S,
     chosen: Chosen,
@@ -209,10 +206,8 @@ impl<S: Read + Write> Connection<'_, S> {
         Ok(())
     }
 
-    /// Receives the rest of a payload and discards it, to stay in step with the client.
-    ///
-    /// # Errors
-    /// `InvalidData` when the payload is far too long; the stream's.
+    /// Receives the rest of a payload and discards it, to stay in step with the client. Errors: `InvalidData`
+    /// when the payload is far too long; the stream's.
     fn discard_payload(&mut self, mut left_bytes: u64) -> io::Result<()> {
         if left_bytes > self.replies.headers.max_received_bytes() {
             return Err(violation("a payload that is far too long"));
@@ -318,45 +313,4 @@ fn parse_selection(payload: &[u8], set: Contexts) -> Option<(u64, Contexts)> {
         }
     }
     (!contexts.is_empty()).then_some((len_bytes, contexts))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_piece_ends_with_the_payload_or_with_a_page() {
-        for (at, len, available, ready) in [
-            (5, 100, 200, 100),
-            (0, 8192, 4095, 0),
-            (0, 8192, 8191, 4096),
-            (4000, 8192, 96, 96),
-            (4000, 8192, 95, 0),
-            (4000, 8192, 5000, 96 + 4096),
-            (0, 0, 0, 0),
-        ] {
-            assert_eq!(ready_bytes(at, at + len, available), ready, "{len} at {at}");
-        }
-    }
-
-    #[test]
-    fn a_payload_names_contexts_that_were_set_each_once() {
-        let payload = |len: u64, ids: &[u32]| {
-            let ids = ids.iter().flat_map(|id| id.to_be_bytes());
-            len.to_be_bytes().into_iter().chain(ids).collect::<Vec<_>>()
-        };
-        let [one, two] = Context::ALL;
-        let all: Contexts = Context::ALL.into_iter().collect();
-        let only_two: Contexts = [two].into_iter().collect();
-        let good = payload(5, &[two.id(), one.id()]);
-        assert_eq!(parse_selection(&good, all), Some((5, all)));
-        assert_eq!(parse_selection(&payload(u64::MAX, &[two.id()]), all), Some((u64::MAX, only_two)));
-        assert_eq!(parse_selection(&good, only_two), None, "the first was not set");
-        for bad in [&[][..], &[one.id(), one.id()], &[0], &[77]] {
-            assert_eq!(parse_selection(&payload(5, bad), all), None, "{bad:?}");
-        }
-        for len in (0..good.len()).filter(|len| *len != 12) {
-            assert_eq!(parse_selection(&good[..len], all), None, "cut at {len}");
-        }
-    }
 }

@@ -74,10 +74,8 @@ impl fmt::Display for NoTls {
 
 impl Error for NoTls {}
 
-/// Sends the greeting and returns the client's flags.
-///
-/// # Errors
-/// The stream's; `InvalidData` when the client broke the protocol.
+/// Sends the greeting and returns the client's flags. Errors: the stream's; `InvalidData` when the client
+/// broke the protocol.
 pub(super) fn greet<S: Read + Write>(stream: &mut S) -> io::Result<u32> {
     let flags = handshake_flags::FIXED_NEWSTYLE | handshake_flags::NO_ZEROES;
     let magics = [proto::NBDMAGIC, proto::IHAVEOPT].map(u64::to_be_bytes).concat();
@@ -92,10 +90,8 @@ pub(super) fn greet<S: Read + Write>(stream: &mut S) -> io::Result<u32> {
 }
 
 /// Negotiates until the client has chosen an export, starts TLS, or leaves. The state lives only in this
-/// call, so that nothing of it is left when TLS starts.
-///
-/// # Errors
-/// The stream's; `InvalidData` when the client broke the protocol; [`NoTls`].
+/// call, so that nothing of it is left when TLS starts. Errors: the stream's; `InvalidData` when the client
+/// broke the protocol; [`NoTls`].
 pub(super) fn haggle<S: Read + Write>(
     stream: &mut S,
     exports: &Exports,
@@ -204,7 +200,6 @@ impl<S: Read + Write> Negotiation<'_, S> {
         self.reply(error, &[why.as_bytes()])
     }
 
-    /// Returns the transmission flags of `export` for this client.
     fn transmission_flags(&self, export: &ExportedDevice) -> u16 {
         use transmission_flags::*;
         let df = if self.headers.has_chunks() { SEND_DF } else { 0 };

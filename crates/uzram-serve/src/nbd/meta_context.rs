@@ -109,32 +109,3 @@ impl FromIterator<Context> for Contexts {
         all
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn queries_select_by_name_and_list_by_namespace() {
-        use Context::*;
-        for (query, lists, selects) in [
-            (&b"base:allocation"[..], &[Allocation][..], &[Allocation][..]),
-            (b"uzram:state", &[State], &[State]),
-            (b"base:", &[Allocation], &[]),
-            (b"uzram:", &[State], &[]),
-            (b"base:allocatio", &[], &[]),
-            (b"uzram:state:", &[], &[]),
-            (b"qemu:allocation-depth", &[], &[]),
-            (b":", &[], &[]),
-        ] {
-            for (wildcards, expected) in [(true, lists), (false, selects)] {
-                let mut contexts = Contexts::default();
-                assert!(contexts.select(query, wildcards));
-                assert_eq!(contexts.iter().collect::<Vec<_>>(), expected, "{query:?}");
-            }
-        }
-        for bad in [&b""[..], b"base", b"\xff"] {
-            assert!(!Contexts::default().select(bad, true));
-        }
-    }
-}

@@ -118,7 +118,6 @@ pub(super) fn max_handshakes(max_clients: usize) -> usize {
     (max_clients / 8).max(MIN_HANDSHAKES)
 }
 
-/// Returns the number of places that are reserved for each of `listeners` listeners.
 fn reserved_places(max_clients: usize, listeners: usize) -> impl Iterator<Item = usize> {
     let (sixteenth, least) = if max_clients >= 2 * listeners { (max_clients / 16, 1) } else { (0, 0) };
     (0..listeners).map(move |listener| {

@@ -410,29 +410,4 @@ mod tests {
         let full = uzram::Error::new(uzram::ErrorKind::NoSpace, "full").with_setting("mem_limit");
         assert_eq!(Failure::from(full).message, "full (setting: mem_limit)");
     }
-
-    #[test]
-    fn descriptors_are_runs_of_the_same_status() {
-        let device = uzram::device::Device::new("zram0").unwrap();
-        device.set("disksize", "2G").unwrap();
-        let disk = device.open().unwrap();
-        disk.write(4096, &[1; 4096]).unwrap();
-        disk.write(8192, b"abc").unwrap();
-        for one_bytes in [8, 16] {
-            let told = |context, offset, len, most: usize| {
-                let mut out = vec![0; most * one_bytes];
-                let count = put_descriptors(&disk, context, offset, len, one_bytes, &mut out).unwrap();
-                let number = |bytes: &[u8]| bytes.iter().fold(0u64, |all, byte| all << 8 | u64::from(*byte));
-                let halves = |d: &[u8]| (number(&d[..one_bytes / 2]), number(&d[one_bytes / 2..]));
-                out.chunks(one_bytes).take(count).map(halves).collect::<Vec<_>>()
-            };
-            let [allocation, state] = Context::ALL.map(|context| told(context, 10, 20_000, 9));
-            assert_eq!(allocation, [(4086, 3), (8192, 0), (7722, 3)]);
-            assert_eq!(state, [(4086, 0), (4096, 2), (4096, 3), (7722, 0)]);
-            assert_eq!(told(Context::Allocation, 10, 20_000, 2), allocation[..2]);
-            assert_eq!(told(Context::State, 10, 20_000, 1), state[..1]);
-            let cut = told(Context::State, 16384, u64::from(u32::MAX) / 4 * 2, 9);
-            assert_eq!(cut, [(MAX_COVERED_BYTES, 0)], "bounded work");
-        }
-    }
 }

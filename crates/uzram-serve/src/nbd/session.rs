@@ -67,11 +67,8 @@ fn serve<S: Read + Write>(
 
 /// Runs a session. Calls `chosen` once, when the client has chosen an export, with the export's name and
 /// whether the session runs over TLS; it returns the buffers for requests and replies, or ends the session
-/// with an error.
-///
-/// # Errors
-/// The stream's and `chosen`'s; `InvalidData` when the client broke the protocol, NBD's or TLS's;
-/// `UnexpectedEof` when it disconnected within a message.
+/// with an error. Errors: the stream's and `chosen`'s; `InvalidData` when the client broke the protocol,
+/// NBD's or TLS's; `UnexpectedEof` when it disconnected within a message.
 pub(super) fn run<S: Read + Write, B: BorrowMut<Buffers>>(
     stream: &mut S,
     config: SessionConfig<'_>,

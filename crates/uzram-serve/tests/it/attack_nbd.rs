@@ -33,16 +33,8 @@ fn with_tcp(device: Arc<Device>, configure: impl FnOnce(&mut ServerConfig)) -> T
     })
 }
 
-/// Connects over TCP, and sends nothing.
-fn tcp(server: &TestServer) -> Client<TcpStream> {
-    let stream = TcpStream::connect(server.tcp_address()).unwrap();
-    stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
-    stream.set_write_timeout(Some(Duration::from_secs(20))).unwrap();
-    Client::on(stream)
-}
-
 fn tcp_ready(server: &TestServer) -> Client<TcpStream> {
-    let mut client = tcp(server);
+    let mut client = server.tcp();
     client.greet();
     client.go(false);
     client
@@ -219,7 +211,6 @@ fn who_does_not_send_a_payload_that_memory_is_held_for_is_cut_off() {
     assert_eq!(idle.reply(0).error, 0);
 }
 
-/// All clients connect at once, and all are served.
 #[test]
 fn a_thousand_clients_that_come_at_once_are_served() {
     const CLIENTS: usize = 1000;
@@ -273,7 +264,7 @@ fn no_number_of_idle_clients_keeps_other_listeners_out() {
     let clients = server.clients.clone();
     let mut idle = Vec::new();
     loop {
-        let mut client = tcp(&server);
+        let mut client = server.tcp();
         let mut greeting = [0; 18];
         if client.stream.read_exact(&mut greeting).is_err() {
             break;
@@ -302,7 +293,7 @@ fn a_flood_of_handshakes_leaves_other_listeners_alone() {
     // Silent clients, and clients within an option.
     let flood: Vec<_> = (0..300)
         .map(|index| {
-            let mut client = tcp(&server);
+            let mut client = server.tcp();
             if index % 2 == 0 {
                 client.send(&3u32.to_be_bytes());
                 client.send(&option_bytes(option::INFO, &[0; 100])[..50]);
@@ -340,28 +331,6 @@ fn floods_over_tls_leave_other_listeners_alone() {
     }
     assert_eq!(secure.ready().write(0, b"there").error, 0);
     flood.truncate(1);
-}
-
-/// TLS sessions also work with the smallest buffers.
-#[test]
-fn tls_works_without_shared_memory() {
-    let secure = Secure::with(false, |config| config.shared_bytes = 0);
-    let data = Random::new(7).bytes(3 << 20);
-    for structured in [false, true] {
-        let config = client_config(&secure.authority, None, &rustls::version::TLS13);
-        let mut client = start_tls(secure.tcp(), config);
-        client.go(structured);
-        assert_eq!(client.write(1000, &data).error, 0);
-        assert!(client.read(0, 1000, data.len() as u32).data() == data);
-        // Many requests at once, whose replies fill every buffer.
-        let asked: Vec<_> = (0..40)
-            .map(|page| (client.request(0, cmd::READ, 1000 + page * 20_000, 20_000, &[]), 20_000))
-            .collect();
-        let replies = client.replies(&asked);
-        for (index, (cookie, _)) in asked.iter().enumerate() {
-            assert!(replies[cookie].data() == data[index * 20_000..][..20_000]);
-        }
-    }
 }
 
 #[test]

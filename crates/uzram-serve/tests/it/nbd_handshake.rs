@@ -34,36 +34,6 @@ fn info_and_go_tell_what_was_asked() {
 }
 
 #[test]
-fn an_option_that_cannot_be_done_is_answered_and_the_next_one_works() {
-    let server = TestServer::new("1M");
-    for headers in ALL_HEADERS {
-        let mut client = server.client();
-        client.agree(headers);
-        for (number, data, error) in [
-            (option::GO, info_request(b"other", &[]), reply::ERR_UNKNOWN),
-            (option::INFO, info_request(&[0xff; 4096], &[]), reply::ERR_UNKNOWN),
-            (option::GO, vec![], reply::ERR_INVALID),
-            (option::GO, vec![0xff; 9], reply::ERR_INVALID),
-            (option::GO, [info_request(b"", &[]), vec![0]].concat(), reply::ERR_INVALID),
-            (option::INFO, vec![0xff; 60_000], reply::ERR_INVALID),
-            (option::LIST, vec![1], reply::ERR_INVALID),
-            (option::STRUCTURED_REPLY, vec![1], reply::ERR_INVALID),
-            (option::STARTTLS, vec![], reply::ERR_UNSUP),
-            (option::EXTENDED_HEADERS, vec![1], reply::ERR_INVALID),
-            (option::SET_META_CONTEXT, vec![0; 60_000], reply::ERR_INVALID),
-            (option::LIST_META_CONTEXT, vec![0, 0, 0, 5, b'z'], reply::ERR_INVALID),
-            (4, vec![0; 60_000], reply::ERR_UNSUP),
-            (0xdead_beef, vec![], reply::ERR_UNSUP),
-        ] {
-            let replies = client.option(number, &data);
-            assert!(replies.len() == 1 && replies[0].0 == error, "option {number}: {replies:?}");
-            assert!(!replies[0].1.is_empty(), "option {number} is refused in words");
-        }
-        assert_eq!(client.enter().0, 1 << 20);
-    }
-}
-
-#[test]
 fn an_uninitialised_device_is_refused_with_the_setting_to_change() {
     let server = TestServer::with(Device::new("zram0").unwrap(), |_| {});
     let mut client = server.client();
@@ -76,22 +46,6 @@ fn an_uninitialised_device_is_refused_with_the_setting_to_change() {
     assert!(client.at_end());
     server.device.set("disksize", "1M").unwrap();
     server.ready(true);
-}
-
-#[test]
-fn export_name_ends_the_handshake_with_and_without_zeroes() {
-    let server = TestServer::new("1M");
-    for (client_flags, len) in [(3u32, 10), (1, 134), (0, 134)] {
-        let mut client = Client::silent(&server.path);
-        client.take::<18>();
-        client.send(&client_flags.to_be_bytes());
-        client.send(&option_bytes(option::EXPORT_NAME, b"zram0"));
-        let answer = client.take_vec(len);
-        assert_eq!(answer[..8], (1u64 << 20).to_be_bytes());
-        assert!(answer[10..].iter().all(|byte| *byte == 0));
-        assert_eq!(client.write(5, b"hello").error, 0);
-        assert_eq!(client.read(0, 5, 5).data(), b"hello");
-    }
 }
 
 /// What a client says after the greeting, the last of which ends its connection.
@@ -124,97 +78,6 @@ fn a_handshake_out_of_step_ends_the_connection() {
     }
     assert!(client.at_end(), "endless haggling");
     server.ready(true);
-}
-
-#[test]
-fn extended_headers_are_the_last_word() {
-    let server = TestServer::new("1M");
-    let mut client = server.client();
-    for headers in [Headers::Structured, Headers::Extended, Headers::Extended] {
-        client.agree(headers);
-    }
-    let refused = client.option(option::STRUCTURED_REPLY, &[]).remove(0);
-    assert_eq!(refused.0, reply::ERR_EXT_HEADER_REQD);
-    let flags = client.enter().1;
-    assert_ne!(flags & transmission_flags::SEND_DF, 0);
-    assert_eq!(flags & transmission_flags::BLOCK_STATUS_PAYLOAD, 0, "no contexts are set");
-    assert_eq!(client.write(0, b"extended").error, 0);
-    let mut client = server.client();
-    client.agree(Headers::Extended);
-    client.send(&option_bytes(option::EXPORT_NAME, b"zram0"));
-    assert!(client.at_end(), "not with the old way to choose an export");
-    // The other form of requests has the wrong magic.
-    let compact = [request_bytes(0, cmd::FLUSH, 1, 0, 0), vec![0; 4]].concat();
-    let extended = extended_request_bytes(0, cmd::FLUSH, 1, 0, 0);
-    for (headers, wrong) in [(Headers::Extended, compact), (Headers::Structured, extended)] {
-        let mut client = server.ready_with(headers);
-        client.send(&wrong);
-        assert!(client.at_end());
-    }
-}
-
-#[test]
-fn contexts_are_listed_and_set_by_query() {
-    let server = TestServer::new("1M");
-    let too_long = [b"base:".to_vec(), vec![b'x'; 5000]].concat();
-    for headers in [Headers::Structured, Headers::Extended] {
-        let mut client = server.client();
-        client.agree(headers);
-        for (queries, listed, set) in [
-            (&[][..], &BOTH[..], &[][..]),
-            (&BOTH, &BOTH, &BOTH),
-            (&[b"uzram:state", b"base:allocation", b"uzram:state"], &BOTH, &BOTH),
-            (&[b"base:"], &BOTH[..1], &[]),
-            (&[b"uzram:"], &BOTH[1..], &[]),
-            (&[b"qemu:dirty-bitmap:x", b"x-y:", b"base:nonesuch", &too_long], &[], &[]),
-            (&[b"base:", b"uzram:state"], &BOTH, &BOTH[1..]),
-        ] {
-            for name in [&b""[..], b"zram0"] {
-                for (option, expected) in
-                    [(option::LIST_META_CONTEXT, listed), (option::SET_META_CONTEXT, set)]
-                {
-                    let contexts = client.contexts(option, name, queries).unwrap();
-                    let names: Vec<&[u8]> = contexts.iter().map(|(_, name)| name.as_bytes()).collect();
-                    assert_eq!(names, expected);
-                    let mut ids: Vec<u32> = contexts.iter().map(|(id, _)| *id).collect();
-                    ids.dedup();
-                    let is_list = option == option::LIST_META_CONTEXT;
-                    assert!(if is_list {
-                        ids.iter().all(|id| *id == 0)
-                    } else {
-                        ids.len() == expected.len()
-                    });
-                }
-            }
-        }
-    }
-}
-
-#[test]
-fn bad_context_options_are_refused_and_forget_what_was_set() {
-    let server = TestServer::new("1M");
-    let good = context_request(b"", &BOTH);
-    for (data, error) in [
-        (good[..good.len() - 1].to_vec(), reply::ERR_INVALID),
-        ([&good[..], b"x"].concat(), reply::ERR_INVALID),
-        (vec![], reply::ERR_INVALID),
-        ([&[0; 4][..], &u32::MAX.to_be_bytes()].concat(), reply::ERR_INVALID),
-        (context_request(b"", &[b"no colon"]), reply::ERR_INVALID),
-        (context_request(b"other", &BOTH), reply::ERR_UNKNOWN),
-    ] {
-        let mut client = server.client();
-        client.agree(Headers::Structured);
-        assert_eq!(client.contexts(option::SET_META_CONTEXT, b"", &BOTH).unwrap().len(), 2);
-        // Listing does not change the contexts that are set.
-        assert_eq!(client.option(option::LIST_META_CONTEXT, &data).pop().unwrap().0, error);
-        assert_eq!(client.option(option::SET_META_CONTEXT, &data).pop().unwrap().0, error, "{data:?}");
-        client.enter();
-        assert_eq!(client.call(0, cmd::BLOCK_STATUS, 0, 4096, &[]).error, EINVAL);
-    }
-    let mut client = server.client();
-    for option in [option::LIST_META_CONTEXT, option::SET_META_CONTEXT] {
-        assert_eq!(client.contexts(option, b"", &BOTH), Err(reply::ERR_INVALID), "not with simple replies");
-    }
 }
 
 #[test]

@@ -4,10 +4,10 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::time::{Duration, Instant};
 
-use crate::common::{Client, TestServer, cmd, device, eventually};
+use crate::common::{Client, Headers, TestServer, cmd, device, eventually};
 use uzram::ErrorKind;
 use uzram_serve::Exports;
-use uzram_serve::nbd::proto::{option, reply};
+use uzram_serve::nbd::proto::{command_flags, option, reply};
 use uzram_serve::nbd::{Server, ServerConfig};
 
 #[test]
@@ -151,4 +151,28 @@ fn stopping_an_idle_server_is_immediate() {
         started.elapsed()
     });
     assert!(fastest.min().unwrap() < Duration::from_millis(400));
+}
+
+/// Zeroing and trimming terabytes takes long, but delays neither other clients nor the server's end.
+#[test]
+fn a_server_that_stops_does_not_wait_for_terabytes() {
+    let server = TestServer::new("16T");
+    let mut clients: Vec<Client> = (0..2).map(|_| server.ready_with(Headers::Extended)).collect();
+    let mut small = server.ready(true);
+    // The first is done at once, as nothing was written; the other allocates every page.
+    for (client, (flags, command)) in
+        clients.iter_mut().zip([(0, cmd::TRIM), (command_flags::NO_HOLE, cmd::WRITE_ZEROES)])
+    {
+        client.long_request(flags, command, 0, 16 << 40, &[]);
+    }
+    assert_eq!(small.write(0, b"meanwhile").error, 0);
+    let started = Instant::now();
+    drop(server);
+    assert!(started.elapsed() < Duration::from_secs(30), "{:?}", started.elapsed());
+    for mut client in clients {
+        // The client got ESHUTDOWN, was disconnected, or, on a fast machine, the request is done.
+        let mut heard = Vec::new();
+        let _ = std::io::Read::read_to_end(&mut client.stream, &mut heard);
+        assert!(heard.is_empty() || heard[..4] == 0x6e8a_278cu32.to_be_bytes());
+    }
 }

@@ -16,7 +16,7 @@ use rustls::{ClientConnection, StreamOwned};
 use uzram::ErrorKind;
 use uzram_serve::Exports;
 use uzram_serve::nbd::proto::{option, reply, transmission_flags};
-use uzram_serve::nbd::{Buffers, Listen, Server, ServerConfig, Tls, TlsFiles, serve_stream_with_tls};
+use uzram_serve::nbd::{Buffers, Listen, SHARED_BYTES, ServerConfig, Tls, TlsFiles, serve_stream_with_tls};
 
 /// Returns whether TLS is refused: the handshake fails, or the first message after it.
 fn refused<S: Read + Write>(mut client: Encrypted<S>) -> bool {
@@ -40,19 +40,20 @@ fn rest(stream: &mut impl Read) -> Vec<u8> {
     heard
 }
 
+/// With the most memory, and with the smallest buffers.
 #[test]
 fn data_survives_both_versions_of_tls() {
-    let secure = Secure::new();
-    let mut steady = secure.steady();
     let mut random = Random::new(seed());
-    for version in [&rustls::version::TLS12, &rustls::version::TLS13] {
+    for (version, shared_bytes) in [(&rustls::version::TLS12, SHARED_BYTES), (&rustls::version::TLS13, 0)] {
+        let secure = Secure::with(false, |config| config.shared_bytes = shared_bytes);
+        let mut steady = secure.steady();
         for structured in [false, true] {
             let mut client = start_tls(secure.tcp(), client_config(&secure.authority, None, version));
             let (size, _) = client.go(structured);
             assert_eq!(size, 32 << 20);
-            for _ in 0..30 {
-                let len = 1 + random.below_u64(700_000) as usize;
-                let offset = 4096 + random.below_u64(31 << 20);
+            for longest in [700_000; 30].into_iter().chain([3 << 20]) {
+                let len = 1 + random.below_u64(longest) as usize;
+                let offset = 4096 + random.below_u64(28 << 20);
                 let data = random.bytes(len);
                 assert_eq!(client.write(offset, &data).error, 0);
                 assert!(client.read(0, offset, len as u32).data() == data);
@@ -69,8 +70,8 @@ fn data_survives_both_versions_of_tls() {
                 assert!(reply.data() == steady.read(0, page * 4096, 4096).data());
             }
         }
+        check(&mut steady);
     }
-    check(&mut steady);
 }
 
 /// A stream that returns few bytes at a time.
@@ -318,22 +319,10 @@ fn whoever_stops_in_mid_handshake_is_dropped_in_time() {
             client
         })
         .into();
-    // One sends its hello in single bytes, which must not extend the deadline.
-    let mut dripping = secure.tcp();
-    dripping.send(&starttls);
-    let drip = std::thread::spawn(move || {
-        for byte in hello.iter().cycle().take(1000) {
-            if dripping.stream.write_all(&[*byte]).is_err() {
-                return;
-            }
-            std::thread::sleep(Duration::from_millis(10));
-        }
-    });
     check(&mut steady);
     secure.ready();
     slow.iter_mut().for_each(|client| drop(rest(&mut client.stream)));
     encrypted.iter_mut().for_each(|client| drop(rest(&mut client.stream)));
-    drip.join().unwrap();
     assert!(started.elapsed() >= timeout);
     assert!(started.elapsed() < Duration::from_secs(60), "{:?}", started.elapsed());
     check(&mut steady);
@@ -391,36 +380,11 @@ fn files_that_do_not_do_are_refused_with_the_option_to_change() {
 
 #[test]
 fn other_machines_are_let_in_with_tls_only() {
-    let bind = |address: &str, tls: Option<Tls>| {
-        let listen: Vec<Listen> = vec![address.parse().unwrap()];
-        Server::bind(
-            ServerConfig { listen, tls, ..ServerConfig::new("unused") },
-            Exports::new([device("1M")]),
-        )
-    };
     for address in ["tcp:0.0.0.0:0", "tcp:[::]:0", "tcp:192.0.2.1:10809", "tcp:[::ffff:10.0.0.1]:1"] {
-        let error = bind(address, None).err().expect(address);
+        let listen: Vec<Listen> = vec![address.parse().unwrap()];
+        let config = ServerConfig { listen, ..ServerConfig::new("unused") };
+        let error = config.check().expect_err(address);
         assert_eq!(error.kind(), ErrorKind::Permission);
         assert!(error.to_string().contains("tls-cert"), "{error}");
-    }
-    let dir = tempfile::tempdir().unwrap();
-    Authority::new("authority").write_all(dir.path());
-    let tls = Tls::load(&files(dir.path(), true)).unwrap();
-    for (address, tls, scheme) in [
-        ("tcp:127.0.0.1:0", None, "nbd://127.0.0.1:"),
-        ("tcp:127.1.2.3:0", None, "nbd://127.1.2.3:"),
-        ("tcp:[::1]:0", None, "nbd://[::1]:"),
-        ("tcp:0.0.0.0:0", Some(tls), "nbds://"),
-    ] {
-        let server = match bind(address, tls) {
-            Ok(server) => server,
-            Err(error) if address.contains("::1") => {
-                println!("skipped: no IPv6 here: {error}");
-                continue;
-            }
-            Err(error) => panic!("{error}"),
-        };
-        let uris: Vec<String> = server.endpoints().iter().map(|endpoint| endpoint.uri("zram0")).collect();
-        assert!(uris.len() == 1 && uris[0].starts_with(scheme) && !uris[0].contains(":0/"), "{uris:?}");
     }
 }

@@ -110,6 +110,7 @@ pub struct Ended {
 impl Ended {
     #[track_caller]
     pub fn assert_success(&self) {
+        print!("{}", self.text);
         assert!(self.status.success(), "{}: {}", self.status, self.text);
     }
 
@@ -202,39 +203,50 @@ fn prepare_child() {
     }
 }
 
-/// Threads, each with pages of its own, write and read memory that is `share` times the limit, at random
-/// places, and check what they read.
-pub fn work(pager: &Pager, threads: usize, share: usize, rounds: usize) {
-    let limit_pages = pager.stats().limit_pages as usize;
-    let pages = share * limit_pages / threads;
-    let region = pager.map(threads * pages * PAGE_SIZE).unwrap();
+/// Threads, each with pages of its own in one region, write, read, evict, prefetch and pin, and know what each
+/// page holds.
+pub fn stress(pager: &Pager, threads: usize, seed: u64, duration: Duration) {
+    const PAGES: usize = 1024;
+    let region = pager.map(threads * PAGES * PAGE_SIZE).unwrap();
     let start = region.as_mut_ptr().addr();
+    let end = Instant::now() + duration;
     std::thread::scope(|scope| {
         for thread in 0..threads {
+            let region = &region;
             scope.spawn(move || {
-                // SAFETY: the pages are this thread's, and the region outlives the scope.
-                let mine = unsafe { part(start, thread * pages, pages) };
-                fill_pages(mine, thread * pages, 1);
-                let mut versions = vec![1; pages];
-                let mut random = Random::new(thread as u64);
-                for version in 2..2 + rounds as u64 {
-                    let (first, few) = (random.below(pages), 1 + random.below(32));
-                    let last = pages.min(first + few);
-                    let range = first * PAGE_SIZE..last * PAGE_SIZE;
-                    for (page, version) in (first..last).zip(&versions[first..last]) {
-                        expect_pages(&mine[page * PAGE_SIZE..][..PAGE_SIZE], thread * pages + page, *version);
+                let mut random = Random::new(seed + thread as u64);
+                let (mut versions, mut version) = ([0u64; PAGES], 0);
+                while Instant::now() < end {
+                    let page = random.below(PAGES);
+                    let pages = 1 + random.below(40).min(PAGES - page - 1);
+                    let number = thread * PAGES + page;
+                    let range = number * PAGE_SIZE..(number + pages) * PAGE_SIZE;
+                    // SAFETY: the pages are this thread's, and the region outlives the scope.
+                    let mine = unsafe { part(start, number, pages) };
+                    match random.below(16) {
+                        0 => region.pageout(range).unwrap(),
+                        1 => region.prefetch(range).unwrap(),
+                        2 => drop(region.pin(range).unwrap()),
+                        3..8 => {
+                            version += 1;
+                            fill_pages(mine, number, version);
+                            versions[page..page + pages].fill(version);
+                        }
+                        _ => {
+                            for (nth, contents) in mine.chunks(PAGE_SIZE).enumerate() {
+                                match versions[page + nth] {
+                                    0 => assert!(contents.iter().all(|byte| *byte == 0), "seed {seed}"),
+                                    version => expect_pages(contents, number + nth, version),
+                                }
+                            }
+                        }
                     }
-                    if random.below(2) == 0 {
-                        fill_pages(&mut mine[range], thread * pages + first, version);
-                        versions[first..last].fill(version);
-                    }
-                }
-                for (page, version) in versions.iter().enumerate() {
-                    expect_pages(&mine[page * PAGE_SIZE..][..PAGE_SIZE], thread * pages + page, *version);
                 }
             });
         }
     });
+    let stats = pager.stats();
+    assert!(stats.pages_out > 100 && stats.pages_lost == 0, "{:?} {stats:?}", pager.trap());
 }
 
 /// Gives up root's rights, if this process has them.

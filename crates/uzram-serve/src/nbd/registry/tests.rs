@@ -43,16 +43,6 @@ fn fill(registry: &Registry, listener: usize) -> Vec<Registration<'_>> {
 }
 
 #[test]
-fn clients_are_counted_when_they_are_ready() {
-    let registry = registry(2, 1);
-    let mut connections: Vec<_> = (0..5).map(|_| admit(&registry, 0).unwrap()).collect();
-    assert!(connections[4].become_client("e") && connections[0].become_client("e"));
-    assert!(!connections[1].become_client("e") && admit(&registry, 0).is_none(), "there are two already");
-    connections.remove(4);
-    assert!(admit(&registry, 0).unwrap().become_client("e"));
-}
-
-#[test]
 fn threads_of_more_clients_than_cpus_all_have_short_slices() {
     let registry = Registry::new(8, 2, std::iter::once(ListenAddress::Unix("/x".into()))).unwrap();
     let usual = slice_ns(this_thread());
@@ -178,28 +168,4 @@ fn those_turned_away_are_counted_by_their_reason() {
         why: "peer sent no certificates".to_owned(),
     };
     assert_eq!((&turned_away[0].1, &turned_away[1].1), (&TurnedAway::default(), &wanted));
-}
-
-#[test]
-fn clients_are_listed_and_kicked() {
-    let registry = registry(10, 2);
-    assert_eq!(clients(&registry).kick(1), Kicked::Unknown);
-    let (closer, mut theirs) = connection();
-    let place = registry.admit(1, closer, PEER).unwrap();
-    assert_eq!(clients(&registry).list()[0].export, None);
-    assert!(place.become_client("zram0"));
-    let other = admit(&registry, 0).unwrap();
-    let listed: Vec<_> =
-        clients(&registry).list().into_iter().map(|client| (client.id, client.export)).collect();
-    assert_eq!(listed, [(place.id, Some("zram0".to_owned())), (other.id, None)]);
-    let id = place.id;
-    thread::scope(|scope| {
-        let kick = scope.spawn(|| clients(&registry).kick(id));
-        assert_eq!(theirs.read(&mut [0]).unwrap(), 0);
-        drop(place);
-        assert_eq!(kick.join().unwrap(), Kicked::Gone);
-    });
-    // A connection whose thread is busy.
-    assert_eq!(clients(&registry).kick(other.id), Kicked::Ending);
-    assert_eq!(clients(&registry).list().len(), 1);
 }

@@ -4,7 +4,6 @@ use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
 
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
@@ -67,10 +66,7 @@ impl Secure {
 
     /// Returns a TCP client that has sent nothing.
     pub fn silent(&self) -> Client<TcpStream> {
-        let stream = TcpStream::connect(self.port).unwrap();
-        stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
-        stream.set_write_timeout(Some(Duration::from_secs(60))).unwrap();
-        Client::on(stream)
+        self.server.tcp()
     }
 
     /// Returns a TCP client that has chosen the default export over TLS.
