@@ -1,10 +1,10 @@
-//! Fuzzes two small formats that any process can write: the mark at the beginning of a backing file or device,
-//! and the text in which programs under `uzram run` publish their figures. The first byte of the input chooses:
-//! bytes as they are, or a true form that the rest of the input changes.
+//! Fuzzes two small formats that any process can write: the mark at the beginning of a backing file or
+//! device, and the text in which programs under `uzram run` publish their figures. The first byte of the
+//! input chooses: bytes as they are, or a true form that the rest of the input changes.
 //!
 //! Promises: bytes that are accepted are exactly those that writing what was read gives; what follows a mark
-//! changes nothing, figures have one length, and a part of either is rejected; each figure is the number at its
-//! place, by a naive reading.
+//! changes nothing, figures have one length, and a part of either is rejected; each figure is the number at
+//! its place, by a naive reading.
 
 use uzram::backing::{MARK_BYTES, Mark};
 use uzram_pager::Figures;

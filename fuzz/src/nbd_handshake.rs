@@ -343,7 +343,10 @@ pub(crate) fn seeds() -> Vec<Vec<u8>> {
         option_bytes(set, &[&[0; 4][..], &[0xff; 4]].concat()),
         option_bytes(list, &context_request(b"", &[b"no colon"])),
         option_bytes(set, &context_request(b"other", &[b"base:allocation"])),
-        option_bytes(set, &context_request(b"", &[b"uzram:state", b"base:", b"base:allocation", b"uzram:state"])),
+        option_bytes(
+            set,
+            &context_request(b"", &[b"uzram:state", b"base:", b"base:allocation", b"uzram:state"]),
+        ),
         option_bytes(option::STARTTLS, b""),
         option_bytes(4, &[0; 60_000]),
         option_bytes(option::EXPORT_NAME, b"zram0"),

@@ -13,29 +13,14 @@ use uzram::random::Random;
 use uzram::{Error, Result};
 use uzram_pager::{Pager, PagerStats, TrapKind};
 
-/// The numbers are below this: random ones hardly compress, sorted ones compress well.
-const BOUND: u64 = 1 << 40;
-const SEED: u64 = 1;
-
-/// What a run has shown.
-struct Sorted {
-    fill_seconds: f64,
-    sort_seconds: f64,
-    check_seconds: f64,
-    stats: PagerStats,
-    /// The most memory that the process had resident.
-    peak_bytes: u64,
-}
-
-/// Sorts numbers of `size_bytes` bytes, and checks the result.
+/// Sorts numbers of `size_bytes` bytes.
 ///
 /// # Errors
 /// Those of the pager.
 ///
 /// # Panics
 /// If the result is not what was to be sorted, in order.
-fn sort(size_bytes: usize, trap: TrapKind) -> Result<Sorted> {
-    reset_peak();
+fn sort(size_bytes: usize, trap: TrapKind) -> Result<PagerStats> {
     let spill =
         tempfile::tempdir().map_err(|error| Error::invalid(format!("no folder to spill to: {error}")))?;
     let builder = Pager::builder().limit(size_bytes as u64 / 4).capacity(2 * size_bytes as u64).trap(trap);
@@ -45,44 +30,18 @@ fn sort(size_bytes: usize, trap: TrapKind) -> Result<Sorted> {
     // otherwise meanwhile. Any bytes are numbers.
     let numbers: &mut [u64] =
         unsafe { std::slice::from_raw_parts_mut(region.as_mut_ptr().cast(), size_bytes / size_of::<u64>()) };
-
-    let start = Instant::now();
-    let mut random = Random::new(SEED);
-    numbers.iter_mut().for_each(|number| *number = random.below_u64(BOUND));
-    let fill_seconds = start.elapsed().as_secs_f64();
-
-    let start = Instant::now();
+    // Random numbers below 2^40 hardly compress, sorted ones do.
+    let random_numbers = |count| {
+        let mut random = Random::new(1);
+        (0..count).map(move |_| random.below_u64(1 << 40))
+    };
+    numbers.iter_mut().zip(random_numbers(usize::MAX)).for_each(|(number, random)| *number = random);
     numbers.sort_unstable();
-    let sort_seconds = start.elapsed().as_secs_f64();
-
-    let start = Instant::now();
     assert!(numbers.is_sorted(), "not in order");
-    let mut random = Random::new(SEED);
-    let wanted = checksum((0..numbers.len()).map(|_| random.below_u64(BOUND)));
-    assert_eq!(checksum(numbers.iter().copied()), wanted, "other numbers than before");
-    let check_seconds = start.elapsed().as_secs_f64();
-    Ok(Sorted { fill_seconds, sort_seconds, check_seconds, stats: pager.stats(), peak_bytes: peak_bytes() })
-}
-
-/// Returns the sums of numbers and of what a hash makes of them, which are the same in any order.
-fn checksum(numbers: impl Iterator<Item = u64>) -> (u64, u64) {
-    numbers.fold((0, 0), |(sum, hashes), number| {
-        (sum.wrapping_add(number), hashes.wrapping_add(Random::new(number).next()))
-    })
-}
-
-/// Has [`peak_bytes`] begin anew.
-fn reset_peak() {
-    // Without it, the first run's peak is shown for all.
-    let _ = std::fs::write("/proc/self/clear_refs", "5");
-}
-
-/// Returns the most memory that the process had resident; 0 if the system does not say.
-fn peak_bytes() -> u64 {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
-    let kib = line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok());
-    kib.unwrap_or(0) << 10
+    let sum = |all: u64, number: u64| all.wrapping_add(Random::new(number).next());
+    let wanted = random_numbers(numbers.len()).fold(0, sum);
+    assert_eq!(numbers.iter().copied().fold(0, sum), wanted, "other numbers than before");
+    Ok(pager.stats())
 }
 
 fn main() -> Result<()> {
@@ -91,30 +50,24 @@ fn main() -> Result<()> {
         if let Ok(mib) = argument.parse::<usize>() {
             size_mib = mib;
         } else if let Some(trap) = TrapKind::ALL.into_iter().find(|trap| trap.name() == argument) {
-            trap.check()?;
             traps.push(trap);
         } else {
             return Err(Error::invalid(format!("'{argument}' is neither a size in MiB nor a trap")));
         }
     }
-    if traps.is_empty() {
-        traps = TrapKind::ALL.into();
-    }
-    for trap in traps {
-        if let Err(error) = trap.check() {
-            println!("{:<8} skipped: {error}", trap.name());
-            continue;
+    for trap in if traps.is_empty() { TrapKind::ALL.into() } else { traps } {
+        // Has the peak begin anew; without it, the first run's is shown for all.
+        let _ = std::fs::write("/proc/self/clear_refs", "5");
+        let start = Instant::now();
+        match trap.check().and_then(|()| sort(size_mib << 20, trap)) {
+            Ok(stats) => {
+                let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+                let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap_or("?").trim();
+                let seconds = start.elapsed().as_secs_f64();
+                println!("{:<8} {size_mib} MiB in {seconds:.1} s, {peak} resident: {stats:?}", trap.name());
+            }
+            Err(error) => println!("{:<8} skipped: {error}", trap.name()),
         }
-        let sorted = sort(size_mib << 20, trap)?;
-        println!(
-            "{:<8} {size_mib} MiB: filled in {:.1} s, sorted in {:.1} s, checked in {:.1} s; at most {} MiB resident",
-            trap.name(),
-            sorted.fill_seconds,
-            sorted.sort_seconds,
-            sorted.check_seconds,
-            sorted.peak_bytes >> 20
-        );
-        println!("         {:?}", sorted.stats);
     }
     Ok(())
 }
@@ -130,10 +83,8 @@ mod tests {
                 println!("skipped: {}: {error}", trap.name());
                 continue;
             }
-            match sort(64 << 20, trap) {
-                Ok(sorted) => assert!(sorted.stats.pages_out > 12 << 8, "{trap:?} {:?}", sorted.stats),
-                Err(error) => panic!("{trap:?}: {error}"),
-            }
+            let stats = sort(64 << 20, trap).unwrap_or_else(|error| panic!("{trap:?}: {error}"));
+            assert!(stats.pages_out > 12 << 8, "{trap:?} {stats:?}");
         }
     }
 }

@@ -1,12 +1,12 @@
-//! Loading and evicting: the same for both ways to trap a touch. A page's [`State`] says where its contents are,
-//! and which thread may move them.
+//! Loading and evicting: the same for both ways to trap a touch. A page's [`State`] says where its contents
+//! are, and which thread may move them.
 //!
 //! **A fault** ([`Core::fault`]):
 //! 1. The state says what to do: the thread that makes it `Loading` loads the page, others wait for that.
 //! 2. If memory is above the limit, the thread waits until the evictor has made room.
 //! 3. The neighbours that are to come along are claimed in the same way.
-//! 4. Their contents are read from the store into the bench's buffer, and placed all at once. The threads that
-//!    wait for them run.
+//! 4. Their contents are read from the store into the bench's buffer, and placed all at once. The threads
+//!    that wait for them run.
 //! 5. The store's copies are freed, or kept if the touch was a read.
 //! 6. The pages enter the LRU, and their states become `In`.
 

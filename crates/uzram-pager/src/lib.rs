@@ -1,5 +1,5 @@
-//! Memory of a program that compresses itself when it is cold: docs/pager.md says how touches are trapped, and
-//! **what a program must know**; docs/internals/pager.md says how it works.
+//! Memory of a program that compresses itself when it is cold: docs/pager.md says how touches are trapped,
+//! and **what a program must know**; docs/internals/pager.md says how it works.
 //!
 //! A [`Pager`] has a limit, and [`Region`]s of any size, which are plain memory. Pages that were not used for
 //! long are compressed, in the same engine that stores uzram's disks, and come back when they are touched;

@@ -1,8 +1,8 @@
 //! Evicting: pages leave the program's memory ([`Core::evict`]).
 //! 1. Each becomes `Leaving`, unless it is pinned.
 //! 2. The trap takes the pages: nobody can change them any more.
-//! 3. A page whose copy in the store is the same is done. Any other is written to the store. Trapping the first
-//!    write instead of comparing would cost a fault, more than decompressing the copy does.
+//! 3. A page whose copy in the store is the same is done. Any other is written to the store. Trapping the
+//!    first write instead of comparing would cost a fault, more than decompressing the copy does.
 //! 4. The pages' memory goes back to the system; pages that the store had no room for are given back.
 //! 5. The states become `Out`: the commit point. A page that was touched meanwhile is loaded again.
 

@@ -128,25 +128,6 @@ fn touches_of_a_region_that_is_dropped_fail_and_the_pager_goes_on() {
 }
 
 #[test]
-fn touches_of_a_region_that_is_dropped_end_the_process_by_default() {
-    let body = |trap| {
-        let pager = pager(trap, 4 * MIB);
-        let region = pager.map(16 * MIB).unwrap();
-        let start = region.as_mut_ptr().addr();
-        for seed in 0..4 {
-            std::thread::spawn(move || touch_for_ever(start, 4096, seed));
-        }
-        std::thread::sleep(Duration::from_millis(50));
-        drop(region);
-        std::thread::sleep(Duration::from_secs(20));
-    };
-    each_in_child("dropped", &TrapKind::ALL, body, |_, ended| {
-        ended.assert_signal(libc::SIGSEGV);
-        assert!(!ended.text.contains("panicked"), "{}", ended.text);
-    });
-}
-
-#[test]
 fn regions_come_and_go_in_many_threads() {
     const THREADS: usize = 8;
     each(&TrapKind::ALL, |trap| {

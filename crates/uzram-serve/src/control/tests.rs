@@ -10,7 +10,6 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use uzram::device::Device;
-use uzram::random::Random;
 
 use super::http::{MAX_BODY_BYTES, MAX_HEAD_BYTES};
 use super::{About, Api, Ending, Limits, Server, api::ROUTES, exchange};

@@ -1,20 +1,8 @@
-//! The memory of a connection: its two buffers, and the rule by which all connections share memory.
+//! The memory of a connection: its two buffers, which keep their size for the whole session, and the rule by
+//! which all connections share memory (docs/internals/nbd.md).
 //!
-//! One `read` receives all requests that have arrived, and one `write` answers them: at a queue depth of
-//! sixteen that is, at best, two system calls for sixteen requests. Payloads go from the receive buffer
-//! straight to the device, and data from the device straight into the send buffer. Both buffers keep their
-//! size for the whole session.
-//!
-//! **Memory that clients can make a server hold.** Each connection that the `registry` allows has its own
-//! memory: a client has buffers of [`MIN_BUFFER_BYTES`], a handshake one option, and each has TLS's minimum.
-//! Everything else comes from one [`Budget`] of the server, [`SHARED_BYTES`]:
-//! - a client's buffers are larger, up to [`BUFFER_BYTES`], while more than [`TASK_BYTES`] of the budget are
-//!   left;
-//! - a request that is offloaded (`offload`) takes memory for its payload and its reply;
-//! - a reply that must be sent in one piece takes memory for its data (`replies`).
-//!
-//! When the budget is used up, buffers are small, a connection waits for the device itself, and a long reply
-//! is streamed. The kernel's socket buffers are not counted.
+//! One `read` receives all requests that have arrived, and one `write` answers them. Payloads go from the
+//! receive buffer straight to the device, and data from the device straight into the send buffer.
 
 use std::io::{self, Read, Write};
 use std::ops::{Deref, DerefMut};

@@ -1,24 +1,6 @@
-//! The connections of a server, and the limits on their number.
-//!
-//! **Clients.** A connection becomes a client when it has chosen an export, not when it connects: connecting
-//! alone keeps no client out. Of the server's `max_clients` places, some are reserved for each listener:
-//! - a sixteenth, and at least one, for the first listener, which is the socket in the runtime directory;
-//! - another sixteenth, and at least one each, divided among the others;
-//! - none if there are fewer than two places for each listener.
-//!
-//! **Handshakes.** Each listener has its own places for handshakes: an eighth of `max_clients`, and at least
-//! 64. When all are taken, new connections wait in the listener's queue until one is free, or until the
-//! oldest handshake has lasted [`HANDSHAKE_TURN`] and is ended. An honest handshake takes milliseconds.
-//!
-//! **Those turned away** are counted for each listener, and noted as failures ([`uzram::failures`]).
-//!
-//! **CPUs.** A request takes microseconds, but the scheduler's default time slice is about 3 ms, and
-//! determines a thread's virtual deadline. When more clients are busy than there are CPUs, some wait far
-//! longer than others: of 1,000 fio clients on 2 CPUs, the slowest got a quarter of the mean. With a slice
-//! close to the time of a request, a thread runs soon after its client has sent, so clients share more
-//! evenly, and the total throughput is higher. While every client has a CPU, threads keep the default slice;
-//! they get the short one when the first surplus client comes, and keep it. `sched_setattr(2)` with a runtime
-//! for `SCHED_OTHER` sets the slice since Linux 6.12; older kernels ignore it.
+//! The connections of a server, and the limits on their number: docs/internals/nbd.md has the rules for
+//! clients and handshakes, and says why threads get short time slices. Those turned away are counted for each
+//! listener, and noted as failures ([`uzram::failures`]).
 //!
 //! Lock: `Registry::connections`, a leaf; held for a few map operations, a `shutdown(2)`, or as many calls to
 //! the scheduler as there are CPUs, never while waiting (a condition variable aside).

@@ -9,7 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::common::gate::{Gate, gated};
-use crate::common::secure::{Secure, client_config, start_tls};
+use crate::common::secure::Secure;
 use crate::common::{
     ALL_HEADERS, Client, Headers, Random, TestServer, cmd, device, eventually, option_bytes, request_bytes,
     too_few_descriptors,
@@ -171,7 +171,7 @@ fn who_takes_no_reply_over_tls_is_cut_off() {
     let secure = Secure::with(false, |config| config.send_timeout = SHORT);
     let clients = secure.server.clients.clone();
     let mut steady = secure.steady();
-    let mut deaf = start_tls(secure.tcp(), client_config(&secure.authority, None, &rustls::version::TLS13));
+    let mut deaf = secure.over(&rustls::version::TLS13);
     deaf.go(false);
     deaf.request(0, cmd::READ, 0, LONGEST as u32, &[]);
     deaf.stream.flush().unwrap();

@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used)]
 
+#[path = "../../../uzram/tests/it/allocations/mod.rs"]
+mod allocations;
 #[path = "../../../uzram/tests/it/alone.rs"]
 mod alone;
 mod attack_nbd;

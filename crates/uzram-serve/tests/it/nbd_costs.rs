@@ -7,7 +7,7 @@ use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
 use crate::alone::alone;
-use crate::common::secure::{Secure, client_config, start_tls};
+use crate::common::secure::Secure;
 use crate::common::{Client, TestServer, cmd, eventually};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use uzram_serve::nbd::SHARED_BYTES;
@@ -95,8 +95,7 @@ fn unread_replies_over_tls_take_no_more_than_there_is_for_all() {
     let before_bytes = anonymous_bytes();
     let deaf: Vec<_> = (0..CLIENTS)
         .map(|_| {
-            let config = client_config(&secure.authority, None, &rustls::version::TLS13);
-            let mut client = start_tls(secure.tcp(), config);
+            let mut client = secure.over(&rustls::version::TLS13);
             client.go(false);
             client.request(0, cmd::READ, 0, 32 << 20, &[]);
             client.stream.flush().unwrap();

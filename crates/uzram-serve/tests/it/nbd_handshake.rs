@@ -1,7 +1,6 @@
 //! The handshake, byte by byte: options, metadata contexts, and the choice of an export.
 
-use crate::common::{ALL_HEADERS, Client, EINVAL, Headers, TestServer, cmd, context_request, device};
-use crate::common::{extended_request_bytes, info_request, named, option_bytes, request_bytes};
+use crate::common::{Client, EINVAL, Headers, TestServer, cmd, device, info_request, named, option_bytes};
 use uzram::device::Device;
 use uzram_serve::nbd::proto::{info, option, reply, transmission_flags};
 

@@ -1,7 +1,7 @@
 //! Requests and replies, byte by byte, in all three forms of headers.
 
 use crate::common::{
-    ALL_HEADERS, Client, EINVAL, ENOSPC, EOVERFLOW, Headers, Random, Reply, TestServer, cmd, eventually,
+    ALL_HEADERS, EINVAL, ENOSPC, EOVERFLOW, Headers, Random, TestServer, cmd, eventually,
     extended_request_bytes, request_bytes, seed,
 };
 use uzram_serve::nbd::Traffic;

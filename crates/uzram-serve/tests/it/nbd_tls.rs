@@ -48,7 +48,7 @@ fn data_survives_both_versions_of_tls() {
         let secure = Secure::with(false, |config| config.shared_bytes = shared_bytes);
         let mut steady = secure.steady();
         for structured in [false, true] {
-            let mut client = start_tls(secure.tcp(), client_config(&secure.authority, None, version));
+            let mut client = secure.over(version);
             let (size, _) = client.go(structured);
             assert_eq!(size, 32 << 20);
             for longest in [700_000; 30].into_iter().chain([3 << 20]) {
@@ -259,8 +259,7 @@ fn a_session_ends_in_order() {
 fn stopping_ends_encrypted_clients_in_order() {
     let secure = Secure::new();
     let mut idle = secure.ready();
-    let mut haggling =
-        start_tls(secure.tcp(), client_config(&secure.authority, None, &rustls::version::TLS13));
+    let mut haggling = secure.over(&rustls::version::TLS13);
     assert_eq!(haggling.option(option::LIST, &[]).len(), 2);
     let mut starting = secure.tcp();
     assert_eq!(starting.option(option::STARTTLS, &[]), [(reply::ACK, vec![])]);
@@ -284,11 +283,11 @@ fn whoever_stops_in_mid_handshake_is_dropped_in_time() {
     let secure = Secure::with(false, |config| config.handshake_timeout = timeout);
     let mut steady = secure.steady();
     let started = Instant::now();
-    let config = || client_config(&secure.authority, None, &rustls::version::TLS13);
     let hello = {
+        let config = client_config(&secure.authority, None, &rustls::version::TLS13);
         let name = ServerName::try_from("localhost").unwrap();
         let mut bytes = Vec::new();
-        ClientConnection::new(Arc::new(config()), name).unwrap().write_tls(&mut bytes).unwrap();
+        ClientConnection::new(Arc::new(config), name).unwrap().write_tls(&mut bytes).unwrap();
         bytes
     };
     let starttls = option_bytes(option::STARTTLS, &[]);
@@ -312,7 +311,7 @@ fn whoever_stops_in_mid_handshake_is_dropped_in_time() {
     slow.push(secure.silent());
     let mut encrypted: Vec<_> = [&[][..], &starttls[..9]]
         .map(|said| {
-            let mut client = start_tls(secure.tcp(), config());
+            let mut client = secure.over(&rustls::version::TLS13);
             assert_eq!(client.option(option::LIST, &[]).len(), 2);
             client.send(said);
             client.stream.flush().unwrap();

@@ -9,7 +9,7 @@ use std::thread;
 use std::time::Duration;
 
 use crate::common::gate::{Gate, gated};
-use crate::common::secure::{Secure, client_config, start_tls};
+use crate::common::secure::Secure;
 use crate::common::{ALL_HEADERS, Client, Headers, Random, Reply, TestServer, cmd, eventually, seed};
 use uzram::ErrorKind;
 use uzram::backing::Direction;
@@ -144,9 +144,9 @@ fn other_requests_of_a_connection_go_on() {
 #[test]
 fn other_requests_of_an_encrypted_connection_go_on() {
     let (device, gate) = gated("zram0", "16M", &[]);
-    let secure = Secure::over(Arc::clone(&device), false, |_| {});
+    let secure = Secure::serving(Arc::clone(&device), false, |_| {});
     for version in [&rustls::version::TLS12, &rustls::version::TLS13] {
-        let mut client = start_tls(secure.tcp(), client_config(&secure.authority, None, version));
+        let mut client = secure.over(version);
         client.go(version == &rustls::version::TLS13);
         reads_wait_alone(&mut client, &device, &gate);
         changes_wait_alone(&mut client, &device, &gate);

@@ -203,8 +203,8 @@ fn prepare_child() {
     }
 }
 
-/// Threads, each with pages of its own in one region, write, read, evict, prefetch and pin, and know what each
-/// page holds.
+/// Threads, each with pages of its own in one region, write, read, evict, prefetch and pin, and know what
+/// each page holds.
 pub fn stress(pager: &Pager, threads: usize, seed: u64, duration: Duration) {
     const PAGES: usize = 1024;
     let region = pager.map(threads * PAGES * PAGE_SIZE).unwrap();

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use rustls::version::TLS13;
 use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned, SupportedProtocolVersion};
 use uzram::device::Device;
 use uzram_serve::nbd::proto::{option, reply};
@@ -30,11 +31,11 @@ impl Secure {
     }
 
     pub fn with(client_certificates: bool, configure: impl FnOnce(&mut ServerConfig)) -> Self {
-        Self::over(device("32M"), client_certificates, configure)
+        Self::serving(device("32M"), client_certificates, configure)
     }
 
     /// Starts a server of an existing device.
-    pub fn over(
+    pub fn serving(
         device: Arc<Device>,
         client_certificates: bool,
         configure: impl FnOnce(&mut ServerConfig),
@@ -69,9 +70,14 @@ impl Secure {
         self.server.tcp()
     }
 
+    /// Returns a TCP client that has started TLS of a version.
+    pub fn over(&self, version: &'static SupportedProtocolVersion) -> Encrypted<TcpStream> {
+        start_tls(self.tcp(), client_config(&self.authority, None, version))
+    }
+
     /// Returns a TCP client that has chosen the default export over TLS.
     pub fn ready(&self) -> Encrypted<TcpStream> {
-        let mut client = start_tls(self.tcp(), client_config(&self.authority, None, &rustls::version::TLS13));
+        let mut client = self.over(&TLS13);
         client.go(true);
         client
     }
