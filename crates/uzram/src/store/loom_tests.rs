@@ -40,7 +40,12 @@ pub(super) fn model(f: impl Fn() + Sync + Send + 'static) {
     // Two preemptions find what three do, in a thousandth of the time; set LOOM_MAX_PREEMPTIONS for more.
     builder.preemption_bound = builder.preemption_bound.or(Some(2));
     builder.max_branches = 5000;
-    builder.check(f);
+    let f = std::sync::Arc::new(f);
+    builder.check(move || {
+        // Making a store takes more than loom's stacks have, 4096 words.
+        let (f, large) = (f.clone(), thread::Builder::new().stack_size(4 * 4096));
+        large.spawn(move || f()).expect("a thread").join().expect("no panic");
+    });
 }
 
 /// A page is read while it is overwritten, its old object freed and the memory reused.
