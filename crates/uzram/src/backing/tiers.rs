@@ -183,7 +183,6 @@ impl Tiers {
         self.is_claimed.store(0, Ordering::Relaxed);
     }
 
-    /// Returns the tier at an offset, and the offset there.
     fn at(&self, offset: u64) -> (&Tier, u64) {
         let tier = &self.tiers[self.tiers.partition_point(|tier| tier.start <= offset).saturating_sub(1)];
         (tier, offset - tier.start)
@@ -209,7 +208,6 @@ impl Tiers {
         }
     }
 
-    /// Starts a transfer.
     pub(crate) fn start(&self, mut transfer: Transfer) {
         let Transfer { direction, offset, len_bytes, .. } = transfer;
         let (tier, at) = self.at(offset);
@@ -233,7 +231,6 @@ impl Tiers {
         }
     }
 
-    /// Reads, and waits for that.
     pub(crate) fn read(
         &self,
         offset: u64,
@@ -271,7 +268,6 @@ impl Tiers {
         }
     }
 
-    /// Discards an extent, as it was filled last.
     pub(crate) fn discard(&self, offset: u64, len_bytes: u64, filling: Filling) {
         let (tier, at) = self.at(offset);
         match &tier.backing {

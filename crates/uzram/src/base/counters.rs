@@ -43,6 +43,17 @@ macro_rules! per_cpu_counters {
             }
         }
 
+        #[allow(dead_code)]
+        impl $sum {
+            /// Returns the figures with their names.
+            pub(crate) fn named(&self) -> Vec<(&'static str, u64)> {
+                vec![
+                    $($((stringify!($other), self.$other),)*)?
+                    $((stringify!($field), self.$field),)*
+                ]
+            }
+        }
+
         $(#[$share_meta])*
         #[derive(Debug, Default)]
         $share_vis struct $share {

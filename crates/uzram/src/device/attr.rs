@@ -11,7 +11,7 @@ use crate::base::error::{Error, ErrorKind, Result};
 use crate::base::named::hint;
 use crate::base::units::{bytes_to_pages, page_of, parse_size};
 use crate::base::work::Unit;
-use crate::store::check_limit;
+use crate::store::{Store, StoreBuilder, check_limit};
 
 mod algorithms;
 mod backing;
@@ -48,13 +48,18 @@ pub struct Attribute {
 enum Set {
     /// Read-only.
     Never,
-    /// Sets a value.
-    Value { check: fn(&str) -> Result<()>, apply: fn(&str, &Device, &str) -> Result<()> },
+    Value {
+        check: fn(&str) -> Result<()>,
+        apply: fn(&str, &Device, &str) -> Result<()>,
+    },
     /// Starts a task over all pages, which can be interrupted.
-    Task { unit: Unit, check: fn(&str) -> Result<()>, run: fn(&Task<'_>, &str) -> Result<()> },
+    Task {
+        unit: Unit,
+        check: fn(&str) -> Result<()>,
+        run: fn(&Task<'_>, &str) -> Result<()>,
+    },
 }
 
-/// Returns the attribute of that name.
 pub(super) fn find(name: &str) -> Result<&'static Attribute> {
     TABLE.iter().find(|row| row.name == name).ok_or_else(|| {
         let names: Vec<_> = TABLE.iter().map(|row| row.name).collect();
@@ -224,7 +229,6 @@ fn progress(device: &Device) -> Reading {
     }
 }
 
-/// Returns the words of a value, each split as `name=value`.
 fn words(value: &str) -> impl Iterator<Item = (&str, &str)> {
     value.split_whitespace().map(|word| word.split_once('=').unwrap_or((word, "")))
 }
@@ -237,7 +241,18 @@ fn put<T>(name: &str, device: &Device, value: T, put: impl FnOnce(&mut Params, T
     Ok(())
 }
 
-/// Parses a number in a range.
+/// Changes a setting that can be changed at any time: in the store, if there is one, and in the parameters.
+fn live(
+    device: &Device,
+    change: impl FnOnce(&Store) -> Result<()>,
+    put: impl FnOnce(&mut StoreBuilder),
+) -> Result<()> {
+    let mut state = device.state.lock();
+    state.store.as_deref().map_or(Ok(()), change)?;
+    put(&mut state.params.store);
+    Ok(())
+}
+
 fn number_within<T>(name: &str, value: &str, range: RangeInclusive<T>) -> Result<T>
 where
     T: FromStr + PartialOrd + Display,
@@ -247,7 +262,6 @@ where
     value.parse().ok().filter(|number| range.contains(number)).ok_or_else(wanted)
 }
 
-/// Parses a switch, 0 or 1.
 fn switch(name: &str, value: &str) -> Result<bool> {
     match value {
         "0" => Ok(false),

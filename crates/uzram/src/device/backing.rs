@@ -27,12 +27,10 @@ struct Part {
     how: String,
     /// `None` for a key, which holds nothing.
     backing: Option<Backing>,
-    /// The same, if it is a file.
     file: Option<Arc<FileBacking>>,
     /// With which another process can go on, if it is elsewhere.
     kept: Option<Arc<OwnedFd>>,
     copies: u8,
-    /// With which its objects are sealed.
     seal: Option<Arc<dyn Seal>>,
 }
 
@@ -257,7 +255,6 @@ impl NamedBacking {
         self.parts.iter().enumerate().map(kept).collect()
     }
 
-    /// Returns whether what is there is encrypted.
     pub(super) fn is_encrypted(&self) -> bool {
         self.backing.seal().is_some()
     }
@@ -342,7 +339,6 @@ impl Part {
         Part { name: path.to_owned(), how, backing, file: Some(file), kept: None, copies: 1, seal: None }
     }
 
-    /// Returns the part that is a key.
     fn key(kept: Option<OwnedFd>) -> Result<Part> {
         let (seal, kept) = opener()?.seal(kept)?;
         Ok(Part {
@@ -378,7 +374,6 @@ impl fmt::Display for NamedBacking {
     }
 }
 
-/// Returns whether a text is the address of a store on other machines.
 fn is_address(text: &str) -> bool {
     text.contains("://") && !text.starts_with('/')
 }
@@ -396,7 +391,6 @@ fn split_parts(text: &str) -> impl Iterator<Item = &str> {
     })
 }
 
-/// Splits a text into a path and its size, if it has one.
 fn split(text: &str) -> (&str, Option<u64>) {
     let sized = text.rsplit_once(':').and_then(|(path, size)| Some((path, parse_size(size).ok()?)));
     sized.map_or((text, None), |(path, size_bytes)| (path, Some(size_bytes)))

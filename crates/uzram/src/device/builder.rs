@@ -19,7 +19,6 @@ pub struct DeviceBuilder {
     /// Recompression algorithms by priority; the first has priority 1.
     recompression: Vec<Algorithm>,
     backing: Option<NamedBacking>,
-    /// The other attributes.
     attributes: Vec<(&'static str, String)>,
 }
 

@@ -63,13 +63,11 @@ fn pieces(offset: u64, len: u64) -> impl Iterator<Item = Piece> {
     })
 }
 
-/// Returns the pages that lie entirely in a byte range.
 fn whole_pages(offset: u64, len: u64) -> Range<u64> {
     let (first, end) = (bytes_to_pages(offset), page_of(offset + len));
     first..end.max(first)
 }
 
-/// Returns the number of pages that a byte range touches.
 fn pages_touched(offset: u64, len: u64) -> u64 {
     bytes_to_pages(offset_in_page(offset) as u64 + len)
 }

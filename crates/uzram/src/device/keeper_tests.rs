@@ -61,7 +61,6 @@ fn device(keeper: &Arc<Shelf>) -> Arc<Device> {
     device
 }
 
-/// Attaches the device that a keeper keeps, whose process has dropped it.
 fn attach(name: &str, keeper: &Arc<Shelf>) -> Result<Arc<Device>> {
     let (memory, backing) = {
         let kept = keeper.kept();

@@ -97,80 +97,100 @@ impl Default for Params {
     }
 }
 
-/// A snapshot of a device's statistics. Sizes are in bytes, pages are of 4096 bytes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize))]
-#[non_exhaustive]
-pub struct DeviceStats {
+/// Declares [`DeviceStats`], each with how it is found from the size of the disk, the store, and its statistics.
+macro_rules! device_stats {
+    (
+        |$disksize:ident, $store:ident, $stats:ident, $backing:ident|
+        $($(#[$doc:meta])* $field:ident: $value:expr,)*
+    ) => {
+        /// A snapshot of a device's statistics. Sizes are in bytes, pages are of 4096 bytes.
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+        #[cfg_attr(feature = "serde", derive(serde::Serialize))]
+        #[non_exhaustive]
+        pub struct DeviceStats {
+            $($(#[$doc])* pub $field: u64,)*
+        }
+
+        impl DeviceStats {
+            fn of($disksize: u64, $store: &Store) -> Self {
+                let ($stats, $backing) = ($store.stats(), $store.backing_stats());
+                DeviceStats { $($field: $value,)* }
+            }
+        }
+    };
+}
+
+device_stats! {
+    |disksize_bytes, store, stats, backing|
     /// The size of the disk.
-    pub disksize_bytes: u64,
+    disksize_bytes: disksize_bytes,
     /// The uncompressed size of the pages that hold something (mm_stat `orig_data_size`).
-    pub orig_data_bytes: u64,
+    orig_data_bytes: pages_to_bytes(stats.pages_stored),
     /// Their compressed size (mm_stat `compr_data_size`).
-    pub compr_data_bytes: u64,
+    compr_data_bytes: stats.compr_data_bytes,
     /// Memory of the pool (mm_stat `mem_used_total`).
-    pub mem_used_bytes: u64,
+    mem_used_bytes: pages_to_bytes(stats.pool_pages),
     /// The maximum of `mem_used_bytes` so far (mm_stat `mem_used_max`).
-    pub mem_used_max_bytes: u64,
+    mem_used_max_bytes: pages_to_bytes(stats.pool_pages_max),
     /// The limit of `mem_charged_bytes`; 0 for none.
-    pub mem_limit_bytes: u64,
+    mem_limit_bytes: pages_to_bytes(stats.limit_pages),
     /// Memory of the pool and of its metadata slabs, and free memory kept for reuse.
-    pub mem_charged_bytes: u64,
+    mem_charged_bytes: pages_to_bytes(stats.charged_pages),
     /// The size of all 2 MiB chunks that hold any of `mem_charged_bytes`: the address space in use.
-    pub mem_chunk_bytes: u64,
+    mem_chunk_bytes: pages_to_bytes(stats.chunk_pages),
     /// Free memory to keep ready, so that no request waits for it: the attribute `reserve`; 0 for none.
-    pub reserve_bytes: u64,
+    reserve_bytes: pages_to_bytes(stats.reserve_pages),
     /// Free memory that is ready now, in whole chunks; may exceed `reserve_bytes`.
-    pub reserve_free_bytes: u64,
+    reserve_free_bytes: pages_to_bytes(stats.reserve_free_pages),
     /// Writes that failed because the reserve was drained.
-    pub reserve_drained: u64,
+    reserve_drained: stats.reserve_drained,
     /// Writes that failed because the memory limit was reached.
-    pub limit_refused: u64,
+    limit_refused: stats.limit_refused,
     /// The maximum memory of slot table, LRU, streams and dictionary, which depends on the disk's size and
     /// the number of streams. It grows when a spare stream is made.
-    pub mem_fixed_bytes: u64,
+    mem_fixed_bytes: store.fixed_bytes() as u64,
     /// The current memory of these, and of the tables that grow with the pool.
-    pub mem_tables_bytes: u64,
+    mem_tables_bytes: 0,
     /// Same-filled pages.
-    pub same_pages: u64,
+    same_pages: stats.same_pages,
     /// Pages freed by compaction.
-    pub pages_compacted: u64,
+    pages_compacted: stats.pages_compacted,
     /// Pages made smaller by recompression.
-    pub pages_recompressed: u64,
+    pages_recompressed: stats.pages_recompressed,
     /// Pages stored uncompressed.
-    pub huge_pages: u64,
+    huge_pages: stats.huge_pages,
     /// Pages stored uncompressed so far.
-    pub huge_pages_since: u64,
+    huge_pages_since: stats.huge_pages_since,
     /// Pages read.
-    pub pages_read: u64,
+    pages_read: stats.pages_read,
     /// Pages written.
-    pub pages_written: u64,
+    pages_written: stats.pages_written,
     /// Reads that failed.
-    pub failed_reads: u64,
+    failed_reads: stats.failed_reads,
     /// Writes that failed.
-    pub failed_writes: u64,
+    failed_writes: stats.failed_writes,
     /// Pages discarded.
-    pub notify_free: u64,
+    notify_free: stats.notify_free,
     /// Objects found damaged when they were freed; their memory is not used again.
-    pub corrupted_objects: u64,
+    corrupted_objects: stats.corrupted,
     /// Times a thread waited because all compression streams were in use.
-    pub stream_sleeps: u64,
+    stream_sleeps: stats.stream_sleeps,
     /// The size of the backing device; 0 without one.
-    pub backing_bytes: u64,
+    backing_bytes: backing.len_bytes,
     /// Bytes of the backing device that pages take, headers and padding included (bd_stat `bd_count`).
-    pub backing_held_bytes: u64,
+    backing_held_bytes: backing.held_bytes,
     /// Pages on the backing device and not in memory.
-    pub pages_backed: u64,
+    pages_backed: backing.pages,
     /// Pages written back so far.
-    pub pages_written_back: u64,
+    pages_written_back: backing.pages_written_back,
     /// Pages returned from the backing device to memory so far.
-    pub pages_returned: u64,
+    pages_returned: backing.pages_returned,
     /// Failed writes to the backing device.
-    pub backing_failed_writes: u64,
+    backing_failed_writes: backing.failed_writes,
     /// Failed reads from the backing device.
-    pub backing_failed_reads: u64,
+    backing_failed_reads: backing.failed_reads,
     /// Pages read back damaged: their reads fail.
-    pub backing_corrupted: u64,
+    backing_corrupted: backing.corrupted,
 }
 
 impl Params {
@@ -188,14 +208,12 @@ impl Params {
         Ok(())
     }
 
-    /// Starts the thread of a store's policy, if pages can be reclaimed.
     fn start_policy(&self, name: &str, store: &Arc<Store>) -> Result<Option<PolicyThread>> {
         let recompresses = self.store.recompression.iter().any(Option::is_some);
         let reclaims = recompresses || self.backing.is_some();
         reclaims.then(|| PolicyThread::start(name, store)).transpose()
     }
 
-    /// Returns the store's backing device and its options, if one is set.
     fn backing_options(&self) -> Result<Option<BackingOptions>> {
         let Some(device) = &self.backing else { return Ok(None) };
         self.check_layout()?;
@@ -321,43 +339,7 @@ impl Device {
         let Some(store) = store else {
             return DeviceStats { mem_limit_bytes: pages_to_bytes(limit_pages), ..DeviceStats::default() };
         };
-        let (stats, backing) = (store.stats(), store.backing_stats());
-        DeviceStats {
-            disksize_bytes,
-            orig_data_bytes: pages_to_bytes(stats.pages_stored),
-            compr_data_bytes: stats.compr_data_bytes,
-            mem_used_bytes: pages_to_bytes(stats.pool_pages),
-            mem_used_max_bytes: pages_to_bytes(stats.pool_pages_max),
-            mem_limit_bytes: pages_to_bytes(stats.limit_pages),
-            mem_charged_bytes: pages_to_bytes(stats.charged_pages),
-            mem_chunk_bytes: pages_to_bytes(stats.chunk_pages),
-            reserve_bytes: pages_to_bytes(stats.reserve_pages),
-            reserve_free_bytes: pages_to_bytes(stats.reserve_free_pages),
-            reserve_drained: stats.reserve_drained,
-            limit_refused: stats.limit_refused,
-            mem_fixed_bytes: store.fixed_bytes() as u64,
-            mem_tables_bytes: 0,
-            same_pages: stats.same_pages,
-            pages_compacted: stats.pages_compacted,
-            pages_recompressed: stats.pages_recompressed,
-            huge_pages: stats.huge_pages,
-            huge_pages_since: stats.huge_pages_since,
-            pages_read: stats.pages_read,
-            pages_written: stats.pages_written,
-            failed_reads: stats.failed_reads,
-            failed_writes: stats.failed_writes,
-            notify_free: stats.notify_free,
-            corrupted_objects: stats.corrupted,
-            stream_sleeps: stats.stream_sleeps,
-            backing_bytes: backing.len_bytes,
-            backing_held_bytes: backing.held_bytes,
-            pages_backed: backing.pages,
-            pages_written_back: backing.pages_written_back,
-            pages_returned: backing.pages_returned,
-            backing_failed_writes: backing.failed_writes,
-            backing_failed_reads: backing.failed_reads,
-            backing_corrupted: backing.corrupted,
-        }
+        DeviceStats::of(disksize_bytes, &store)
     }
 
     /// Returns the statistics of the LRU; all 0 while uninitialised.

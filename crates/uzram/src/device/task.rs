@@ -24,12 +24,10 @@ struct Listed<'a> {
     progress: Arc<Progress>,
 }
 
-/// A running task and its progress.
 #[derive(Clone, Debug)]
 pub(super) struct TaskProgress {
     /// The attribute that started it.
     pub(super) name: &'static str,
-    /// Its progress.
     pub(super) progress: Arc<Progress>,
 }
 

@@ -111,7 +111,6 @@ fn reset_and_removal_end_what_is_being_done_unless_somebody_has_the_device_open(
     }
 }
 
-/// A reset of an open device is refused and interrupts no task, even if another task ends at that moment.
 #[test]
 fn what_is_done_to_an_open_device_goes_on_when_another_task_ends() {
     let device = device(&[("disksize", "4M")]);

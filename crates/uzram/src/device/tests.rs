@@ -155,7 +155,6 @@ fn extents_agree_with_a_naive_model() {
     }
 }
 
-/// Under concurrent writes, each page is reported in a state that it had.
 #[test]
 fn extents_under_writers_are_states_that_pages_had() {
     const PAGES: u64 = 16;

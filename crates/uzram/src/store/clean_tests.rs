@@ -16,7 +16,6 @@ const MOST_WRITTEN: u64 = 32;
 /// What a page takes that does not compress.
 const FOOTPRINT: u64 = PAGE_SIZE as u64 + 16;
 
-/// A device in memory.
 struct Memory(Mutex<Vec<u8>>);
 
 impl Blocks for Memory {

@@ -98,7 +98,6 @@ mod chosen {
     }
 }
 
-/// Returns a builder for each pool design there is.
 #[cfg(all(test, not(loom)))]
 pub(super) fn each_pool_design(base: &super::StoreBuilder) -> Vec<super::StoreBuilder> {
     #[cfg(feature = "designs")]

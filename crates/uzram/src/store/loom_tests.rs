@@ -85,7 +85,6 @@ fn loom_store_writes_against_writing() {
     });
 }
 
-/// A page is discarded while it is read.
 #[test]
 fn loom_store_reads_against_discarding() {
     model(|| {

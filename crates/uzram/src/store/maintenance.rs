@@ -65,7 +65,6 @@ impl Maintenance {
         Ok(())
     }
 
-    /// Ends the thread.
     pub(super) fn end(&self) {
         self.shared.arena.set_releaser(None);
         self.shared.ends.set(1);

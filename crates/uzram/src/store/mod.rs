@@ -184,7 +184,6 @@ fn address_bytes(pages: u64) -> u64 {
     pages_to_bytes(pages) * RESERVE_FACTOR + RESERVE_BASE_BYTES
 }
 
-/// Returns the settings of a store's pool.
 fn pool_config(builder: &StoreBuilder, regions: Option<PoolRegions>) -> PoolConfig {
     PoolConfig {
         max_objects: Some(builder.pages + SPARE_OBJECTS),
@@ -197,7 +196,6 @@ fn pool_config(builder: &StoreBuilder, regions: Option<PoolRegions>) -> PoolConf
 }
 
 impl Store {
-    /// See [`StoreBuilder::build`].
     fn new(builder: &StoreBuilder) -> Result<Self> {
         builder.check()?;
         Store::assemble(builder, None)
@@ -272,7 +270,6 @@ impl Store {
         })
     }
 
-    /// Restores what another process left in `memory`.
     #[cfg(not(loom))]
     fn restore_from(&self, memory: &survive::Memory) -> Result<()> {
         let found = survive::attach(&survive::Parts {
@@ -303,7 +300,6 @@ impl Store {
         Ok(())
     }
 
-    /// Begins to use the backing device, and makes `memory` complete, if the store is a new one.
     #[cfg(not(loom))]
     fn begin(&self, builder: &StoreBuilder, memory: Option<&survive::Memory>) -> Result<()> {
         let begun = self.backing.as_ref().map_or(Ok(()), |backing| backing.log.backing.begin());

@@ -47,7 +47,6 @@ impl Shared {
         Self::with(len_bytes, None)
     }
 
-    /// With objects that are sealed.
     pub(super) fn sealed(len_bytes: u64) -> Self {
         Self::with(len_bytes, Some(Arc::new(Plain::default())))
     }
@@ -68,7 +67,6 @@ impl Shared {
         self.0.held.lock().len()
     }
 
-    /// A home that differs from extent to extent, and has the placement.
     fn home_of(&self, extent: u32) -> u32 {
         (self.0.placement.get() as u32 & 0xff) << 24 | (extent.wrapping_mul(0x9e37_79b9) >> 8) | 1
     }
@@ -78,7 +76,6 @@ impl Shared {
         self.0.held.lock().iter().filter(|((extent, _), (home, _))| *home != self.home_of(*extent)).count()
     }
 
-    /// Has it down, or not.
     pub(super) fn set_down(&self, is_down: bool) {
         self.0.is_down.set(is_down.into());
     }
@@ -187,7 +184,6 @@ fn extents_are_written_once_and_removed() {
     }
 }
 
-/// `objects` counts those on the backing.
 pub(super) fn overwrite_and_remove(backing: Arc<Tiers>, objects: &dyn Fn() -> usize) {
     const PAGES: u64 = 2000;
     let store = store_on(backing, config(PAGES));

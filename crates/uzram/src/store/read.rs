@@ -152,7 +152,6 @@ impl Store {
         Ok(())
     }
 
-    /// Decodes an object.
     #[inline]
     pub(super) fn decode(&self, priority: u8, bytes: &[u8], out: &mut Page) -> Result<()> {
         if bytes.len() == PAGE_SIZE {

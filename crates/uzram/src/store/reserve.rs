@@ -101,7 +101,6 @@ pub(super) fn check_fits(pages: u64, reserve_pages: u64) -> Result<()> {
     }
 }
 
-/// As [`check_fits`], for the given memory.
 pub(super) fn check_fits_into(memory: &Memory, pages: u64, reserve_pages: u64) -> Result<()> {
     let table_bytes = pages * (SLOT_BYTES + lru::NODE_BYTES) as u64;
     let wanted_bytes = reserve_pages.saturating_mul(PAGE_SIZE as u64).saturating_add(table_bytes);

@@ -22,7 +22,6 @@ fn noise(seed: u64) -> Page {
     std::array::from_fn(|_| random.next() as u8)
 }
 
-/// Writes pages that do not compress, from `from` on, until a write fails. Returns the page and the error.
 fn write_until_it_fails(store: &Store, from: u64) -> (u64, Error) {
     (from..)
         .find_map(|at| Some((at, store.write(PageNo::from_number(at), &noise(at)).err()?)))

@@ -47,7 +47,6 @@ const WAIT_BUCKETS: usize = if cfg!(loom) { 1 } else { 64 };
 #[derive(Default)]
 struct Slot(WideLock);
 
-/// The size of a slot.
 #[cfg(not(loom))]
 pub(super) const SLOT_BYTES: usize = 16;
 #[cfg(not(loom))]
@@ -101,7 +100,6 @@ pub(super) struct Backed {
 pub(super) struct Peek(u32);
 
 impl Peek {
-    /// Returns the state of the page.
     #[inline]
     fn state(self) -> PageState {
         match self.0 {
@@ -163,7 +161,6 @@ impl Peek {
     }
 }
 
-/// Returns the contents of a slot with these flags, not 0, and this word.
 #[inline]
 fn contents_of(flags: u32, what: u64) -> Contents {
     if flags & SAME != 0 {
@@ -222,14 +219,12 @@ impl PageState {
     }
 }
 
-/// The slots of a device.
 pub(super) struct Slots {
     table: Table<Slot>,
     table_pages: TablePages,
     waiters: WaitTable,
 }
 
-/// One slot, locked.
 pub(super) struct SlotGuard<'a>(WideGuard<'a>);
 
 /// The result of trying a slot's lock.
@@ -243,7 +238,6 @@ pub(super) enum Tried<'a> {
 }
 
 impl<'a> Tried<'a> {
-    /// Returns the slot, if its lock was free.
     pub(super) fn locked(self) -> Option<SlotGuard<'a>> {
         match self {
             Tried::Locked(slot) => Some(slot),
@@ -291,7 +285,6 @@ impl Slots {
         self.table.resident_bytes()
     }
 
-    /// Returns the number of the table's pages in memory.
     #[cfg(test)]
     pub(super) fn table_pages(&self) -> u64 {
         self.table_pages.present()
@@ -340,7 +333,6 @@ impl Slots {
         self.release_if_empty_by(page, |table_page| unsafe { self.table.release_page(table_page) });
     }
 
-    /// As [`Slots::release_if_empty`], by calling `release`, which returns whether the system took the page.
     pub(super) fn release_if_empty_by(&self, page: u64, release: impl FnOnce(usize) -> bool) {
         let (table_page, slots) = self.table_pages.page_of(page);
         // If two threads empty the last slots of a page at the same time, one sees what the other did.
@@ -409,7 +401,6 @@ impl Slots {
         run
     }
 
-    /// Returns the bytes of a region for the slots of `pages` pages.
     #[cfg(not(loom))]
     pub(super) fn region_bytes(pages: u64) -> u64 {
         Table::<Slot>::bytes_of(pages as usize)
@@ -428,7 +419,6 @@ impl Slots {
         Ok(ranges)
     }
 
-    /// Returns the slots of a page of the table.
     #[cfg(not(loom))]
     pub(super) fn of_table_page(&self, table_page: usize) -> Range<u64> {
         let per_page = self.table.entries_per_page() as u64;
@@ -472,7 +462,6 @@ impl Slots {
         }
     }
 
-    /// Prefetches the slot of `page`, for a [`Slots::lock`] soon.
     #[inline]
     pub(super) fn prefetch(&self, page: PageNo) {
         prefetch(&raw const self.table[page.index()]);

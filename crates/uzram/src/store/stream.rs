@@ -55,7 +55,6 @@ impl Stream {
     }
 }
 
-/// Pages that warm up a stream.
 const WARM_UP_PAGES: usize = 32;
 
 /// An algorithm and its streams.
@@ -102,7 +101,6 @@ impl Codec {
         Encoder::new(&self.algorithm)
     }
 
-    /// As [`Decoder::decode`].
     #[inline]
     pub(super) fn decode(&self, bytes: &[u8], out: &mut Page) -> Result<()> {
         match &self.stateless_decoder {

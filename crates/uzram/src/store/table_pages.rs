@@ -68,7 +68,6 @@ pub(super) struct Span {
 }
 
 impl TablePages {
-    /// Creates the states for a table of `slots` slots, with all pages absent.
     pub(super) fn new(slots: u64, slots_per_page: u64) -> Result<Self> {
         debug_assert!(slots_per_page.is_power_of_two(), "the sizes of the host's pages and of slots are");
         Ok(TablePages {
@@ -165,7 +164,6 @@ impl TablePages {
         })
     }
 
-    /// Returns the number and the slots of the page that holds `slot`.
     pub(super) fn page_of(&self, slot: u64) -> (usize, Range<u64>) {
         let page = slot >> self.page_shift;
         (page as usize, page << self.page_shift..self.slots.min((page + 1) << self.page_shift))

@@ -73,7 +73,6 @@ fn the_table_shrinks_when_pages_are_discarded() {
     }
 }
 
-/// With a reserve all of the table is in memory, and stays.
 #[test]
 fn a_table_of_a_store_with_a_reserve_stays() {
     let store = Store::new(&StoreBuilder { reserve_pages: 1024, ..config(1 << 16) }).expect("a store");

@@ -13,7 +13,6 @@ pub(super) fn config(pages: u64) -> StoreBuilder {
     StoreBuilder { compact_threshold_percent: 0, ..StoreBuilder::new("test", pages) }
 }
 
-/// Returns `base` with all combinations of stream designs and pool designs that there are.
 fn with_designs(base: &StoreBuilder) -> Vec<StoreBuilder> {
     let configs = each_pool_design(base);
     #[cfg(feature = "designs")]
@@ -37,7 +36,6 @@ fn configs(pages: u64) -> [StoreBuilder; 5] {
     ]
 }
 
-/// Returns the recompression algorithms of these names; an empty name is none.
 pub(super) fn recompression(names: [&str; MAX_RECOMPRESSION]) -> [Option<Algorithm>; MAX_RECOMPRESSION] {
     names.map(|name| (!name.is_empty()).then(|| name.parse().expect("known")))
 }
@@ -85,7 +83,6 @@ fn check_stats(store: &Store, model: &[Option<Page>]) {
     assert_eq!(stats.corrupted, 0);
 }
 
-/// Returns a random request.
 fn a_recompression(random: &mut Random) -> Recompression {
     let first = 1 + random.below(MAX_RECOMPRESSION) as u8;
     Recompression {
@@ -480,7 +477,6 @@ fn writers_at_the_limit(config: &StoreBuilder) {
     assert!(done > 1500 && refused > 30, "{done} written, {refused} refused");
 }
 
-/// A write that finds no memory fails, and leaves the old contents.
 #[test]
 fn a_write_without_memory_leaves_the_old_contents() {
     for config in with_designs(&config(1000)) {

@@ -13,7 +13,6 @@ use crate::base::units::PageNo;
 
 const TIER_BYTES: u64 = 8 << 20;
 
-/// A file of one tier, and objects.
 fn file_and(objects: &Shared, dir: &tempfile::TempDir) -> Arc<Tiers> {
     tiers(vec![in_file(dir), objects.tier()], objects.seal())
 }
@@ -77,7 +76,6 @@ fn pages_are_overwritten_in_two_tiers() {
     overwrite_and_remove(tiers(vec![one.tier(), other.tier()], None), &|| one.objects() + other.objects());
 }
 
-/// Files one after another can be overwritten, with each layout, as a single one.
 #[test]
 fn files_are_used_one_after_another() {
     for (layout, compressed) in [(WritebackLayout::Packed, true), (WritebackLayout::Blocks, false)] {
@@ -164,7 +162,6 @@ fn tiers_are_stopped_once_all_are() {
     assert_eq!((state(&both), state(&with_file)), ((2, true, false, true), (1, false, true, false)));
 }
 
-/// While a tier is down, the others are cleaned, whatever is free or dead in it.
 #[test]
 fn a_tier_that_is_down_keeps_no_other_from_being_cleaned() {
     // The pages of the second tier, of which each takes some 2 KiB, and those written before it is down,

@@ -26,7 +26,6 @@ use super::{Store, Wait};
 #[derive(Clone, Copy)]
 pub(super) enum Part<'a> {
     Bytes(&'a [u8]),
-    /// This many zeros.
     Zeros(usize),
 }
 
@@ -137,7 +136,6 @@ impl Store {
         }
     }
 
-    /// Prefetches the object of a page, if it has one.
     #[inline]
     pub(super) fn prefetch_held(&self, page: PageNo) {
         if let Some(handle) = self.slots.peek_handle(page) {
@@ -182,7 +180,6 @@ impl Store {
         was_listed && self.lru.as_ref().is_some_and(|lru| lru.mark_dead(page.0))
     }
 
-    /// Frees the old contents of a slot that is unlocked now.
     #[inline]
     pub(super) fn free(&self, old: Contents) {
         match old {

@@ -17,7 +17,6 @@ use crate::base::mem::{HOST_PAGE_BYTES, with_host_pages_of};
 use crate::base::random::Random;
 use crate::base::units::{PAGE_SIZE, Page, PageNo};
 
-/// Creates a backing of `size_bytes` in a directory.
 pub(super) fn file(dir: &Path, size_bytes: u64) -> FileBacking {
     let options = FileOptions { size_bytes: Some(size_bytes), ..FileOptions::new(dir.join("backing")) };
     FileBacking::open(&options).expect("a file")
@@ -167,7 +166,6 @@ fn writes_beyond_the_limit_have_others_leave() {
     }
 }
 
-/// Waits until `is_so`.
 pub(super) fn until(what: &str, is_so: impl Fn() -> bool) {
     for _ in 0..20_000 {
         if is_so() {
@@ -182,7 +180,6 @@ fn state(store: &Store, page: u64) -> PageState {
     store.extent(PageNo::from_number(page), 1).0
 }
 
-/// Each operation on a page that is being written back has a defined outcome.
 #[test]
 fn what_is_done_to_a_page_that_is_being_written_counts() {
     for (layout, compressed) in layouts() {
@@ -297,7 +294,6 @@ fn a_device_that_fails_loses_nothing_that_is_in_memory() {
     }
 }
 
-/// A wrong bit on the device is an error of its page, and of no other page.
 #[test]
 fn a_wrong_bit_is_an_error_and_never_wrong_data() {
     for (layout, compressed) in layouts() {
@@ -411,7 +407,6 @@ fn nothing_of_others_is_written_behind_an_object() {
     }
 }
 
-/// Pages are overwritten at random on a device that is mostly full: extents are cleaned, and nothing is lost.
 #[test]
 fn a_device_that_is_mostly_full_is_cleaned() {
     const PAGES: u64 = 3000;
@@ -615,7 +610,6 @@ fn a_page_that_is_about_to_be_discarded_does_not_return() {
     assert_ne!(backed(), left, "a page that is read otherwise returns");
 }
 
-/// A write at the limit is refused only when no page can leave, or no more may be written.
 #[test]
 fn a_write_is_refused_when_nothing_can_leave() {
     let limited = || StoreBuilder { limit_pages: 256, ..config(4096) };

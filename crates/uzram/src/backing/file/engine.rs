@@ -119,7 +119,6 @@ impl Progress {
         self.start + self.done_bytes as u64
     }
 
-    /// Returns the range of the rest in the buffer.
     pub(super) fn rest(&self) -> std::ops::Range<usize> {
         self.done_bytes..self.len_bytes
     }

@@ -33,7 +33,6 @@ pub struct Mark {
 }
 
 impl Mark {
-    /// Creates a mark with a new random id.
     pub(super) fn random() -> Mark {
         let mut id = [0; 16];
         // The standard library keys each of these from the system's random numbers.

@@ -212,7 +212,6 @@ impl FileBacking {
         self.opened.is_reserved = !sparse;
     }
 
-    /// Makes the next transfer panic.
     #[cfg(test)]
     pub(crate) fn panic_in_next_transfer(&self, panic_point: PanicPoint) {
         *self.target.panic_point.lock().expect("no panic under it") = Some(panic_point);

@@ -50,7 +50,6 @@ impl Opened {
     }
 }
 
-/// Opens the file according to `options`.
 pub(super) fn open(options: &FileOptions) -> Result<(Target, Opened)> {
     if options.size_bytes.is_some_and(|size| size > MAX_SIZE_BYTES) {
         return Err(failure(
@@ -203,7 +202,6 @@ fn check_owner(fd: &OwnedFd, path: &Path, is_block_device: bool) -> Result<()> {
     objection.map_or(Ok(()), |what| Err(failure(path, ErrorKind::Permission, &what)))
 }
 
-/// Writes a new mark into the header, durably.
 fn write_mark(fd: &OwnedFd, header_bytes: usize, path: &Path) -> Result<()> {
     let buffers = Buffers::new(1, header_bytes.next_multiple_of(PAGE_SIZE))?;
     let mut buffer = buffers.take_waiting();
@@ -219,7 +217,6 @@ fn write_mark(fd: &OwnedFd, header_bytes: usize, path: &Path) -> Result<()> {
     }
 }
 
-/// Opens an existing file or device, or creates a file.
 fn open_file(options: &FileOptions) -> Result<(OwnedFd, Opened)> {
     let path = &options.path;
     let failed = |errno| from_errno(path, errno);

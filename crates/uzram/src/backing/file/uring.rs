@@ -153,7 +153,6 @@ impl InFlight {
         place
     }
 
-    /// Removes the transfer at `place`, which the kernel has completed.
     fn remove(&mut self, place: usize) -> Option<(Started, Progress)> {
         let removed = self.places.get_mut(place)?.take()?;
         self.free.push(place);
@@ -248,7 +247,6 @@ impl Driver {
         self.fresh = fresh;
     }
 
-    /// Pushes the rest of a transfer to the kernel.
     fn push_rest(&mut self, transfer: Started, progress: Progress) {
         let (rest, fd) = (progress.rest(), types::Fd(self.target.fd.as_raw_fd()));
         let len_bytes = rest.len() as u32; // At most MAX_BUFFER_BYTES.
@@ -324,7 +322,6 @@ mod tests {
     use crate::backing::tests::{Ends, transfer};
     use crate::base::units::PAGE_SIZE;
 
-    /// A buffer in use by the kernel when the thread panics is returned when the kernel has completed it.
     #[test]
     fn the_kernel_keeps_its_buffers_when_the_thread_panics() {
         let (reader, mut writer) = std::io::pipe().expect("a pipe");

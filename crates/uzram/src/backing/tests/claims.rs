@@ -28,7 +28,6 @@ fn refused(options: &FileOptions) -> (Error, String) {
     (error, text)
 }
 
-/// Returns options for 1 MiB of the file or device at `path`.
 fn sized(path: &Path) -> FileOptions {
     options(path, 1 << 20, Engine::Threads)
 }
@@ -117,7 +116,6 @@ fn what_holds_something_else_wants_force_and_is_known_again() {
     assert_eq!(refused(&sized(&path)).0.setting(), Some("backing_force"));
 }
 
-/// A file system or swap area created over a backing is not taken for a backing.
 #[test]
 fn a_file_system_made_over_a_backing_is_safe() {
     let directory = directory();

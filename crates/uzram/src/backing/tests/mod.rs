@@ -95,7 +95,6 @@ impl Ends {
         on.start(transfer(direction, offset, len_bytes, buffer, token, Arc::<Ends>::clone(self)));
     }
 
-    /// Waits for the end of `token`.
     pub(in crate::backing) fn wait(&self, token: u64) -> (Buffer, Result<()>) {
         let deadline = Instant::now() + DEADLINE;
         let mut ends = self.ends.lock();

@@ -54,7 +54,6 @@ pub(super) fn parse_recomp_algorithm<T>(
     }
 }
 
-/// Parses a priority of at least `least`.
 pub(super) fn parse_priority(text: &str, least: usize) -> Result<usize> {
     number_within("priority", text, least..=MAX_RECOMPRESSION)
 }

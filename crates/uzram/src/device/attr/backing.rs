@@ -4,15 +4,14 @@ use std::ops::Range;
 
 use crate::backing::Health;
 use crate::base::error::{Error, ErrorKind, Result};
-use crate::base::sync::Arc;
 use crate::base::units::bytes_to_pages;
-use crate::store::{BackingStats, Candidates, MAX_PAGES, Store, Writeback, WritebackLimit};
+use crate::store::{Candidates, MAX_PAGES, Store, Writeback, WritebackLimit};
 
 use super::super::backing::check_encrypts;
 use super::super::task::Task;
 use super::super::{Device, HowToOpen, NamedBacking, State};
 use super::cold::page_type;
-use super::{Reading, Value, switch, words};
+use super::{Reading, Value, live, switch, words};
 
 pub(super) fn backing_dev(device: &Device) -> Reading {
     device.backing().map_or_else(|| "none".to_owned(), |backing| backing.name().to_owned()).into()
@@ -104,7 +103,6 @@ fn parse_candidates(name: &str) -> Result<Candidates> {
     }
 }
 
-/// Parses the range of pages from `first` to `last`, both included.
 fn parse_pages(first: &str, last: &str) -> Result<Range<u64>> {
     let parse = |text: &str| {
         let bad = |_| Error::invalid(format!("'{text}' is no number of a page")).with_setting("writeback");
@@ -133,45 +131,23 @@ fn beyond_the_end(page: u64, why: &str) -> Error {
         .with_setting("writeback")
 }
 
-impl State {
-    /// Returns the store, if it has a backing device.
-    fn backed_store(&self) -> Option<&Arc<Store>> {
-        self.params.backing.as_ref().and(self.store.as_ref())
-    }
-
-    fn writeback_limit(&self) -> WritebackLimit {
-        self.backed_store().map_or(self.params.store.writeback_limit, |store| store.writeback_limit())
-    }
-
-    fn change_writeback_limit(&mut self, change: impl Fn(&mut WritebackLimit)) {
-        if let Some(store) = &self.store {
-            store.change_writeback_limit(&change);
-        }
-        change(&mut self.params.store.writeback_limit);
-    }
-}
-
 pub(super) fn writeback_limit(device: &Device) -> WritebackLimit {
-    device.state.lock().writeback_limit()
+    let State { params, store, .. } = &*device.state.lock();
+    let backed = params.backing.as_ref().and(store.as_ref());
+    backed.map_or(params.store.writeback_limit, |store| store.writeback_limit())
 }
 
 pub(super) fn change_writeback_limit(device: &Device, change: impl Fn(&mut WritebackLimit)) -> Result<()> {
-    device.state.lock().change_writeback_limit(change);
-    Ok(())
+    let change_store = |store: &Store| {
+        store.change_writeback_limit(&change);
+        Ok(())
+    };
+    live(device, change_store, |config| change(&mut config.writeback_limit))
 }
 
 pub(super) fn writeback_batch_size(device: &Device) -> u64 {
     let params = &device.state.lock().params;
     params.store.writeback_batch.unwrap_or_else(|| params.writeback_layout.default_batch())
-}
-
-pub(super) fn set_writeback_batch_size(device: &Device, writes: u64) -> Result<()> {
-    let mut state = device.state.lock();
-    if let Some(store) = &state.store {
-        store.set_writeback_batch(writes);
-    }
-    state.params.store.writeback_batch = Some(writes);
-    Ok(())
 }
 
 pub(super) fn bd_stat(device: &Device) -> Reading {
@@ -182,44 +158,7 @@ pub(super) fn bd_stat(device: &Device) -> Reading {
 }
 
 pub(super) fn backing(device: &Device) -> Reading {
-    let BackingStats {
-        pages,
-        held_bytes,
-        extent_bytes,
-        len_bytes,
-        read_bytes,
-        reads,
-        written_bytes,
-        cleaned_bytes,
-        pages_written_back,
-        object_bytes,
-        pages_returned,
-        pages_kept,
-        pages_read_ahead,
-        failed_writes,
-        failed_reads,
-        lost_reads,
-        corrupted,
-    } = device.backing_stats();
-    Reading::lines(&[
-        ("len_bytes", len_bytes),
-        ("extent_bytes", extent_bytes),
-        ("held_bytes", held_bytes),
-        ("pages", pages),
-        ("pages_written_back", pages_written_back),
-        ("object_bytes", object_bytes),
-        ("pages_returned", pages_returned),
-        ("pages_kept", pages_kept),
-        ("reads", reads),
-        ("read_bytes", read_bytes),
-        ("pages_read_ahead", pages_read_ahead),
-        ("written_bytes", written_bytes),
-        ("cleaned_bytes", cleaned_bytes),
-        ("failed_reads", failed_reads),
-        ("lost_reads", lost_reads),
-        ("failed_writes", failed_writes),
-        ("corrupted", corrupted),
-    ])
+    Reading::lines(&device.backing_stats().named())
 }
 
 /// Shows how the backing device is, and what a store on other machines lost.

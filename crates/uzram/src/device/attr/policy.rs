@@ -7,7 +7,6 @@ use crate::store::ReclaimPolicy;
 use super::super::Device;
 use super::Reading;
 
-/// Changes the policy in the parameters, and in the store if there is one.
 pub(super) fn change_policy(device: &Device, change: impl FnOnce(&mut ReclaimPolicy)) -> Result<()> {
     try_change_policy(device, |policy| {
         change(policy);

@@ -54,15 +54,6 @@ pub(super) fn compact(task: &Task<'_>) -> Result<()> {
     task.work.check()
 }
 
-pub(super) fn set_compact_threshold(device: &Device, percent: u64) -> Result<()> {
-    let mut state = device.state.lock();
-    if let Some(store) = &state.store {
-        store.set_compact_threshold_percent(percent);
-    }
-    state.params.store.compact_threshold_percent = percent;
-    Ok(())
-}
-
 pub(super) fn parse_compact_rate(value: &str) -> Result<u64> {
     let bytes = parse_size(value)?;
     if bytes < LEAST_COMPACT_RATE_BYTES {
@@ -72,15 +63,6 @@ pub(super) fn parse_compact_rate(value: &str) -> Result<u64> {
     Ok(bytes)
 }
 
-pub(super) fn set_compact_rate(device: &Device, bytes: u64) -> Result<()> {
-    let mut state = device.state.lock();
-    if let Some(store) = &state.store {
-        store.set_compact_rate_bytes(bytes);
-    }
-    state.params.store.compact_rate_bytes = bytes;
-    Ok(())
-}
-
 /// Parses a size, and rounds it up to whole chunks.
 pub(super) fn parse_reserve_pages(value: &str) -> Result<u64> {
     let chunks = reserve_chunks(bytes_to_pages(parse_size(value)?));
@@ -88,17 +70,6 @@ pub(super) fn parse_reserve_pages(value: &str) -> Result<u64> {
     Ok((chunks * u64::from(CHUNK_PAGES)).min(page_of(u64::MAX)))
 }
 
-#[cfg(feature = "designs")]
-pub(super) fn set_lru_pagevec(device: &Device, pages: usize) -> Result<()> {
-    let mut state = device.state.lock();
-    if let Some(store) = &state.store {
-        store.set_lru_pagevec_pages(pages)?;
-    }
-    state.params.store.lru_pagevec_pages = pages;
-    Ok(())
-}
-
-/// Returns the statistics of the LRU.
 pub(super) fn lru(device: &Device) -> Reading {
     let stats = device.lru_stats();
     Reading::lines(&[
@@ -118,14 +89,4 @@ pub(super) fn lru(device: &Device) -> Reading {
         ("batch_locks", stats.batch_locks),
         ("batch_locks_contended", stats.batch_locks_contended),
     ])
-}
-
-#[cfg(feature = "designs")]
-pub(super) fn set_run_cache_batch(device: &Device, pages: usize) -> Result<()> {
-    let mut state = device.state.lock();
-    if let Some(store) = &state.store {
-        store.set_run_cache_batch_pages(pages)?;
-    }
-    state.params.store.run_cache_batch_pages = pages;
-    Ok(())
 }

@@ -23,12 +23,10 @@ pub enum Value {
 }
 
 impl Value {
-    /// Returns counts as fields.
     pub(super) fn counts(counts: &[(&'static str, u64)]) -> Value {
         Value::Fields(Value::fields(counts).collect())
     }
 
-    /// Returns a text, named so, and counts as fields.
     pub(super) fn named(name: &'static str, text: String, counts: &[(&'static str, u64)]) -> Value {
         let name = std::iter::once((name, Value::Text(text)));
         Value::Fields(name.chain(Value::fields(counts)).collect())
@@ -46,7 +44,6 @@ impl Reading {
         Reading { text: columns.join(" "), value: Value::counts(counts) }
     }
 
-    /// Shows counts with their names, one a line.
     pub(super) fn lines(counts: &[(&'static str, u64)]) -> Reading {
         let width = counts.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
         let lines: Vec<_> = counts.iter().map(|(name, count)| format!("{name:width$} {count}")).collect();

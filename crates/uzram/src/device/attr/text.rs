@@ -106,7 +106,6 @@ fn copy(from: &[u8], to: &mut [u8]) -> usize {
     len
 }
 
-/// Formats a line in the columns of the kernel's `block_state`.
 fn line(page: u64, used_s: u32, state: BlockState) -> [u8; LINE_BYTES] {
     let BlockState { same, backed, huge, idle, recompressed, incompressible } = state;
     let flag = |is_set: bool, letter: char| if is_set { letter } else { '.' };

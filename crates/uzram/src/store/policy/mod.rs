@@ -58,10 +58,9 @@ impl Store {
     /// their names.
     pub fn policy_stats(&self) -> Vec<(&'static str, u64)> {
         let policy = self.watermarks.policy();
-        let decisions = &self.watermarks.decisions;
         let pages = |pages: &Counter| if pages.get() == u64::MAX { 0 } else { pages.get() };
         let budget_left = self.backing.as_ref().and_then(|backing| backing.allowance.budget_left_bytes());
-        vec![
+        let mut stats = vec![
             ("high_pages", pages(&self.watermarks.high_pages)),
             ("low_pages", pages(&self.watermarks.low_pages)),
             ("used_pages", used_pages(&self.arena)),
@@ -69,25 +68,13 @@ impl Store {
             ("recompress_after_s", u64::from(policy.recompress_after_s)),
             ("writeback_after_s", u64::from(policy.writeback_after_s)),
             ("budget_left_bytes", budget_left.unwrap_or(0)),
-            ("wakeups", decisions.wakeups.get()),
-            ("looked_at", decisions.looked_at.get()),
-            ("recompressed", decisions.recompressed.get()),
-            ("not_smaller", decisions.not_smaller.get()),
-            ("written_back", decisions.written_back.get()),
-            ("kept", decisions.kept.get()),
-            ("busy", decisions.busy.get()),
-            ("packed_pages", decisions.packed_pages.get()),
-            ("looks", decisions.looks.get()),
-            ("old_recompressed", decisions.old_recompressed.get()),
-            ("recompress_cpu_ms", decisions.recompress_cpu_us.get() / 1000),
-            ("old_written_back", decisions.old_written_back.get()),
-            ("writers_waited", decisions.writers_waited.get()),
-            ("writers_waited_ms", decisions.writers_waited_ms.get()),
-            ("writers_refused", decisions.writers_refused.get()),
-            ("stuck", decisions.stuck.get()),
-            ("failures", decisions.failures.get()),
-            ("thread_died", u64::from(self.watermarks.why_died().is_some())),
-        ]
+        ];
+        stats.extend(self.watermarks.decisions.named().map(|decision| match decision {
+            ("recompress_cpu_us", us) => ("recompress_cpu_ms", us / 1000),
+            other => other,
+        }));
+        stats.push(("thread_died", u64::from(self.watermarks.why_died().is_some())));
+        stats
     }
 
     /// Computes the watermarks from the policy and the limit.

@@ -23,10 +23,8 @@ use crate::store::slot::Peek;
 use crate::store::stream::Codec;
 use crate::store::{MAX_RECOMPRESSION, Recompression, Store};
 
-/// The encoders of the recompression algorithms, by priority.
 type Encoders = [Option<Encoder>; MAX_RECOMPRESSION];
 
-/// Pages of a batch.
 const BATCH: usize = 16;
 
 /// The thread of idle priority, and its batch.
@@ -47,7 +45,6 @@ struct Batch {
     contents: ZeroedPages,
     objects: ZeroedPages,
     began: Instant,
-    /// The CPU time that it took so far.
     cpu_time: Duration,
 }
 

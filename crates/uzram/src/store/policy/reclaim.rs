@@ -105,7 +105,6 @@ impl Store {
         self.slots.touched(pages).take_while(is_undisturbed).filter(is_old)
     }
 
-    /// Returns whether a page was not used for `age_s` seconds.
     pub(super) fn is_unused(&self, page: PageNo, age_s: u32) -> bool {
         uptime_s().saturating_sub(self.slots.used_s(page)) >= age_s
     }
@@ -134,7 +133,6 @@ impl Store {
     }
 }
 
-/// The result of a reclaim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::store) enum Reclaimed {
     /// Pages were reclaimed, or the pool was packed.

@@ -114,7 +114,6 @@ pub(super) struct State {
 #[derive(Clone, Copy)]
 pub(in crate::store) struct Stuck {
     pub(super) until: Instant,
-    /// [`Store::gone_pages`](crate::store::Store::gone_pages) at the time.
     pub(super) gone_pages: u64,
 }
 
@@ -124,26 +123,28 @@ impl State {
     }
 }
 
-/// Counts of the policy's decisions.
-#[derive(Debug, Default)]
-pub(in crate::store) struct Decisions {
-    pub(super) wakeups: Counter,
-    pub(super) looked_at: Counter,
-    pub(super) recompressed: Counter,
-    pub(super) not_smaller: Counter,
-    pub(super) written_back: Counter,
-    pub(super) kept: Counter,
-    pub(super) busy: Counter,
-    pub(super) packed_pages: Counter,
-    pub(super) looks: Counter,
-    pub(super) old_recompressed: Counter,
-    pub(super) recompress_cpu_us: Counter,
-    pub(super) old_written_back: Counter,
-    pub(super) writers_waited: Counter,
-    pub(super) writers_waited_ms: Counter,
-    pub(in crate::store) writers_refused: Counter,
-    pub(super) stuck: Counter,
-    pub(super) failures: Counter,
+/// Declares counts of the policy's decisions from one list of names.
+macro_rules! decisions {
+    ($($name:ident,)*) => {
+        /// Counts of the policy's decisions.
+        #[derive(Debug, Default)]
+        pub(in crate::store) struct Decisions {
+            $(pub(in crate::store) $name: Counter,)*
+        }
+
+        impl Decisions {
+            /// Returns the counts with their names.
+            pub(super) fn named(&self) -> [(&'static str, u64); [$(stringify!($name)),*].len()] {
+                [$((stringify!($name), self.$name.get())),*]
+            }
+        }
+    };
+}
+
+decisions! {
+    wakeups, looked_at, recompressed, not_smaller, written_back, kept, busy, packed_pages, looks,
+    old_recompressed, recompress_cpu_us, old_written_back, writers_waited, writers_waited_ms, writers_refused,
+    stuck, failures,
 }
 
 impl Watermarks {
@@ -267,7 +268,6 @@ impl Watermarks {
         self.freed.notify_all();
     }
 
-    /// Returns why the thread has died, if it has.
     pub(in crate::store) fn why_died(&self) -> Option<String> {
         self.state.lock().died.clone()
     }
@@ -278,7 +278,6 @@ impl Watermarks {
         *settings = ReclaimPolicy { order: settings.order, ..policy };
     }
 
-    /// Returns the current policy.
     pub(super) fn policy(&self) -> ReclaimPolicy {
         *self.settings.lock()
     }

@@ -64,7 +64,6 @@ pub struct AttachProgress {
 /// What is called with it.
 pub(in crate::store) type Progress = dyn Fn(AttachProgress) + Send + Sync;
 
-/// The parts of a store that is being built.
 pub(in crate::store) struct Parts<'a> {
     pub(in crate::store) slots: &'a Slots,
     pub(in crate::store) pool: &'a StorePool,
@@ -276,7 +275,6 @@ fn lose(parts: &Parts<'_>, page: PageNo, found: &Found) {
     found.counts.replaced(&Contents::Empty, &Contents::Lost);
 }
 
-/// Returns whether the store has an algorithm of that priority.
 fn has_algorithm(parts: &Parts<'_>, priority: u8) -> bool {
     priority == 0 || parts.priorities.get(usize::from(priority) - 1) == Some(&true)
 }

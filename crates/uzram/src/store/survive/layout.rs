@@ -32,7 +32,6 @@ const MAGIC: u64 = u64::from_le_bytes(*b"uzram\0M\x01");
 pub const LAYOUT_VERSION: u64 = 4;
 /// The number of words of the superblock, the checksum of the others included.
 const WORDS: usize = 12;
-/// Which of them is the checksum.
 const CHECKSUM: usize = 2;
 const SUPERBLOCK_BYTES: usize = WORDS * size_of::<u64>();
 const LIVE_SETTINGS_AT: u64 = 4096;
@@ -45,7 +44,6 @@ const ALIGN_BYTES: u64 = 2 << 20;
 pub(in crate::store) struct Memory {
     pub(in crate::store) file: Arc<MemoryFile>,
     pub(in crate::store) live_settings: Region,
-    /// Whether it holds a store to restore.
     pub(in crate::store) holds_store: bool,
     /// Called as that store is restored.
     pub(in crate::store) progress: Box<Progress>,
@@ -100,7 +98,6 @@ impl Memory {
         Memory::of(file, &lengths, superblock, false)
     }
 
-    /// Returns the regions that the parts of the store have their memory in.
     pub(in crate::store) fn regions(&self) -> Regions<'_> {
         Regions {
             arena: Some(&self.arena),
@@ -206,7 +203,6 @@ pub(super) fn checksum_but<const N: usize>(at: usize, words: &[u64; N]) -> u64 {
 }
 
 impl MemoryFile {
-    /// Writes bytes at an offset.
     fn write_at(&self, mut at: u64, mut bytes: &[u8]) -> Result<()> {
         while !bytes.is_empty() {
             match rustix::io::pwrite(self, bytes, at) {
@@ -223,7 +219,6 @@ impl MemoryFile {
         Ok(())
     }
 
-    /// Reads bytes at an offset.
     fn read_at(&self, mut at: u64, mut bytes: &mut [u8]) -> Result<()> {
         while !bytes.is_empty() {
             match rustix::io::pread(self, &mut *bytes, at) {

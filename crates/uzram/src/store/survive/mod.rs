@@ -144,7 +144,6 @@ impl From<StandBy> for KeptMemory {
     }
 }
 
-/// A restored store.
 pub(crate) struct Restored {
     pub(crate) store: Store,
     /// What it was built with, and what was set since.

@@ -175,7 +175,6 @@ impl<'a> Input<'a> {
 const LIVE: usize = 14;
 /// The number of words of a copy: a count of the changes, the settings, and a checksum of both.
 const COPY: usize = LIVE + 2;
-/// Which of them is the checksum.
 const CHECKSUM: usize = COPY - 1;
 
 /// The settings that change, in memory that outlives the process: two copies, of which the newer one with a
@@ -201,7 +200,6 @@ impl LiveSettings {
         &self.file
     }
 
-    /// Changes settings, all of them at once.
     pub(in crate::store) fn change(&self, change: impl FnOnce(&mut StoreBuilder)) {
         let _writer = self.writer.lock();
         let mut builder = StoreBuilder::new("", 1);

@@ -25,7 +25,6 @@ fn contents(seed: u64) -> [u8; PAGE_SIZE] {
     page
 }
 
-/// Reads all pages of a store.
 fn read_all(store: &Store) -> Vec<Result<Box<[u8; PAGE_SIZE]>>> {
     let read = |page| {
         let mut out = Box::new([0; PAGE_SIZE]);
@@ -50,7 +49,6 @@ fn attach(memory: OwnedFd) -> (Store, Attached) {
     unsafe { Store::attach(memory, None) }.expect("attached")
 }
 
-/// Writes a page; with a reserve, as soon as that is filled.
 fn write(store: &Store, page: u64, seed: u64) {
     while let Err(error) = store.write(PageNo::from_number(page), &contents(seed)) {
         assert_eq!(error.setting(), Some("reserve"), "{error}");

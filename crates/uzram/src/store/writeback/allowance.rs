@@ -75,7 +75,6 @@ impl Allowance {
         state.spent = words[SPENT].get();
     }
 
-    /// Changes the state, and sets the words to it.
     fn change<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
         let mut state = self.state.lock();
         let result = change(&mut state);
@@ -96,7 +95,6 @@ impl Allowance {
         self.change(|state| state.check(1))
     }
 
-    /// Charges units about to be written.
     pub(super) fn charge(&self, units: u64) -> Result<Charge> {
         if units == 0 {
             return Ok(Charge::default());
@@ -116,7 +114,6 @@ impl Allowance {
         Charge { limited: 0, spent: units }
     }
 
-    /// Gives back the charge of a write that failed.
     pub(super) fn give_back(&self, charge: Charge) {
         self.change(|state| {
             if state.limit.enabled {
@@ -131,7 +128,6 @@ impl Allowance {
         self.state.lock().limit
     }
 
-    /// Changes the limit atomically with respect to charges.
     pub(in crate::store) fn change_limit(&self, change: impl FnOnce(&mut WritebackLimit)) {
         self.change(|state| change(&mut state.limit));
     }
@@ -141,7 +137,6 @@ impl Allowance {
         self.state.lock().budget_bytes = bytes;
     }
 
-    /// Returns how many bytes of the day's budget are left, if there is a budget.
     pub(in crate::store) fn budget_left_bytes(&self) -> Option<u64> {
         self.change(|state| state.left_today(uptime_s()))
             .map(|units| units.saturating_mul(BLOCK_BYTES as u64))

@@ -33,7 +33,6 @@ const MIN_EXTENT_BYTES: u64 = 64 << 10;
 const MANY_EXTENTS: u64 = 128;
 /// The minimum number of extents of a device.
 const LEAST_EXTENTS: u64 = if cfg!(loom) { 2 } else { 8 };
-/// Free extents of each tier that are reserved for cleaning.
 pub(super) const RESERVED_EXTENTS: u32 = 2;
 /// Bytes read at a time by sequential reads of pages.
 pub(super) const READ_AHEAD_BYTES: usize = 64 << 10;
@@ -87,7 +86,6 @@ impl Extent {
         self.checksum.set(bytes as u32);
     }
 
-    /// Returns how many bytes are gained by cleaning a packed extent that has so many live ones.
     pub(super) fn gain_bytes(&self, live_bytes: u32) -> u32 {
         self.filled_bytes().saturating_sub(live_bytes)
     }
@@ -110,7 +108,6 @@ pub(super) struct Free {
 }
 
 impl Free {
-    /// Returns the tier that has an extent.
     fn of(tiers: &mut [Free], extent: u32) -> &mut Free {
         let at = tiers.partition_point(|tier| tier.end <= extent);
         &mut tiers[at]
@@ -180,7 +177,6 @@ pub(in crate::store) struct Log {
     pub(super) layout: WritebackLayout,
     pub(super) compressed: bool,
     pub(super) extent_bytes: usize,
-    /// Whether an extent is written once.
     pub(super) written_once: bool,
     /// With which objects are sealed, if they are.
     pub(super) seal: Option<Arc<dyn Seal>>,
@@ -193,7 +189,6 @@ pub(in crate::store) struct Log {
     pub(super) moved_from: Counter,
     /// Not 0 while the device is full: the extents that pages that leave memory have yet to find.
     missing: Counter,
-    /// Buffers for reads of pages.
     pub(super) reads: Buffers,
     pub(super) counts: BackingCounts,
     pub(super) failures: Failures,
@@ -355,7 +350,6 @@ impl Log {
         self.extents.max_bytes()
     }
 
-    /// Returns the bytes of all extents.
     pub(super) fn len_bytes(&self) -> u64 {
         u64::from(self.count) * self.extent_bytes as u64
     }
@@ -384,7 +378,6 @@ impl Log {
         }
     }
 
-    /// Returns the bytes of an extent that an object of `len_bytes` takes.
     pub(super) fn footprint(&self, len_bytes: usize) -> usize {
         match self.layout {
             WritebackLayout::Packed if self.seal.is_some() => sealed::footprint(len_bytes),
@@ -398,12 +391,10 @@ impl Log {
         self.footprint(PAGE_SIZE)
     }
 
-    /// Returns the place of byte `at` of an extent.
     pub(super) fn place(&self, extent: u32, at: usize) -> u64 {
         u64::from(extent) * self.extent_bytes as u64 + at as u64
     }
 
-    /// Returns the extent of a place.
     pub(super) fn extent_of(&self, place: u64) -> u32 {
         (place / self.extent_bytes as u64) as u32
     }
@@ -557,7 +548,6 @@ impl Log {
             || self.free.lock().iter().zip(in_use).any(|(tier, is_used)| is_used && has_more(tier))
     }
 
-    /// Adds a hold to an extent that is held already.
     pub(super) fn hold(&self, extent: u32) {
         self.extents[extent as usize].word.fetch_add(HOLD, Ordering::Relaxed);
     }
@@ -627,7 +617,6 @@ impl Log {
         self.counts.pages_written_back.get().wrapping_sub(self.counts.pages.get())
     }
 
-    /// Counts a live object in an extent that is held.
     pub(super) fn lives(&self, extent: u32, len_bytes: usize) {
         let footprint = self.footprint(len_bytes);
         self.extents[extent as usize].word.fetch_add(footprint as u32, Ordering::Relaxed);
@@ -653,7 +642,6 @@ impl Log {
         Free::of(&mut self.free.lock(), extent).put(&self.extents, extent);
     }
 
-    /// Discards emptied extents on the device.
     pub(super) fn discard_emptied(&self) {
         if self.layout == WritebackLayout::Blocks {
             // The kernel does not discard single blocks.

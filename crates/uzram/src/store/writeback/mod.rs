@@ -116,27 +116,19 @@ pub struct WritebackLimit {
 per_cpu_counters! {
     /// Statistics of a store's backing device.
     pub struct BackingStats {
-        /// Bytes of the extents in use, dead objects included; cleaning frees the space of those.
-        extent_bytes,
         /// The size of the device.
         len_bytes,
+        /// Bytes of the extents in use, dead objects included; cleaning frees the space of those.
+        extent_bytes,
     };
 
     /// The counters, not per CPU: counting costs little compared to a transfer.
     pub(super) struct BackingCounts;
 
+    /// Bytes of the device that pages take, headers and padding included.
+    held_bytes,
     /// Pages on the device and not in memory.
     pages,
-    /// Bytes of the device that these pages take, headers and padding included.
-    held_bytes,
-    /// Bytes read, by reads of pages and by cleaning.
-    read_bytes,
-    /// Reads of the device for reads of pages.
-    reads,
-    /// Bytes written.
-    written_bytes,
-    /// Bytes of objects moved by cleaning; part of the bytes written.
-    cleaned_bytes,
     /// Pages that left memory.
     pages_written_back,
     /// Bytes of memory that the objects of these pages took.
@@ -146,14 +138,22 @@ per_cpu_counters! {
     /// Pages that stayed in memory because they were used, overwritten or discarded while they were being
     /// written.
     pages_kept,
-    /// Failed writes to the device.
-    failed_writes,
+    /// Reads of the device for reads of pages.
+    reads,
+    /// Bytes read, by reads of pages and by cleaning.
+    read_bytes,
     /// Pages that were read from bytes that had been read ahead.
     pages_read_ahead,
+    /// Bytes written.
+    written_bytes,
+    /// Bytes of objects moved by cleaning; part of the bytes written.
+    cleaned_bytes,
     /// Failed reads from the device.
     failed_reads,
     /// Of these, reads of what a store on other machines no longer has.
     lost_reads,
+    /// Failed writes to the device.
+    failed_writes,
     /// Pages read back damaged: their reads fail.
     corrupted,
 }
@@ -276,7 +276,6 @@ impl Store {
         }
     }
 
-    /// Adds a page to a pass if it still is a candidate.
     fn add_if(&self, pass: &mut Pass<'_>, page: PageNo, candidates: Candidates) -> Result<()> {
         pass.make_room()?;
         for _ in 0..TRIES {
@@ -335,7 +334,6 @@ impl Store {
         Some(if !is_failing && backing.log.is_full() { BackingState::Full } else { state })
     }
 
-    /// Returns whether the backing device is full.
     pub(super) fn is_backing_full(&self) -> bool {
         self.backing.as_ref().is_some_and(|backing| backing.log.is_full())
     }
@@ -369,7 +367,6 @@ impl Log {
         error.with_kind(ErrorKind::Io)
     }
 
-    /// Notes how a write has ended.
     fn note_write(&self, result: &Result<()>) {
         self.counts.failed_writes.add(result.is_err().into());
         self.failures.note_write(result);

@@ -14,7 +14,6 @@
 
 use crate::base::units::{PAGE_SIZE, PageNo};
 
-/// The size of a header.
 pub(super) const HEADER_BYTES: usize = 16;
 /// The alignment of packed objects.
 pub(super) const ALIGN_BYTES: usize = 8;
@@ -31,7 +30,6 @@ pub(super) struct Object {
 }
 
 impl Object {
-    /// Returns the CRC of the object in an extent of that generation.
     pub(super) fn crc(&self, generation: u32, bytes: &[u8]) -> u32 {
         let mut hasher = crc32fast::Hasher::new();
         hasher.update(&generation.to_le_bytes());
@@ -40,7 +38,6 @@ impl Object {
         hasher.finalize()
     }
 
-    /// Returns the header that precedes the object's bytes.
     pub(super) fn header(&self, crc: u32) -> [u8; HEADER_BYTES] {
         let mut header = [0; HEADER_BYTES];
         header[..4].copy_from_slice(&self.page.0.to_le_bytes());
@@ -77,7 +74,6 @@ pub(super) mod tests {
     use super::*;
     use crate::base::random::Random;
 
-    /// Returns any object, and its bytes.
     pub(in crate::store::writeback) fn random_object(random: &mut Random) -> (Object, Vec<u8>) {
         let mut bytes = vec![0; 1 + random.below(PAGE_SIZE)];
         random.fill(&mut bytes);

@@ -29,7 +29,6 @@ use crate::store::Store;
 use crate::store::read::Then;
 use crate::store::slot::{Backed, Contents, SlotGuard};
 
-/// Extents that are read ahead of a reader.
 const EXTENTS_AHEAD: usize = if cfg!(loom) { 1 } else { 2 };
 /// Pages that are looked at to find them.
 const PAGES_AHEAD: i64 = if cfg!(loom) { 2 } else { 1024 };
@@ -43,7 +42,6 @@ enum Found {
 }
 
 impl Store {
-    /// Reads a page; from the backing device, if it still is there.
     pub(in crate::store) fn read_from_backing(
         &self,
         backing: &BackingDevice,
@@ -86,7 +84,6 @@ impl Store {
         }
     }
 
-    /// Reads the object of a page, and may return the page to memory.
     fn read_object(
         &self,
         backing: &BackingDevice,
@@ -141,7 +138,6 @@ impl Store {
         Ok(Found::Page)
     }
 
-    /// Starts to read the extents of the pages that come next after `page`, each `step` after the last one.
     fn read_extents_ahead(&self, log: &Log, extents: &Extents, page: PageNo, step: i64) {
         let (mut last, mut left) = (None, EXTENTS_AHEAD);
         // The extent of the page itself does not count.
@@ -198,7 +194,6 @@ impl Store {
         is_there(&self.slots.lock(page), backed, filling, log)
     }
 
-    /// Returns whether a page that was read should return to memory.
     fn should_return(&self, page: PageNo) -> bool {
         let is_recent = self.lru.as_ref().is_none_or(|lru| lru.refault(page.0));
         // The page would take memory that is kept free for writes.

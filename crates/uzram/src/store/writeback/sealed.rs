@@ -30,9 +30,7 @@ use super::object::{ALIGN_BYTES, Object};
 const HEADER_BYTES: usize = 32;
 /// The part of it that says what the object is.
 const ABOUT_BYTES: usize = 8;
-/// The part of it with the salt.
 const SALT_BYTES: usize = size_of::<Salt>();
-/// The encrypted checksum.
 const CHECKSUM_BYTES: usize = 4;
 /// The bytes of a sealed object besides its own.
 pub(super) const OVERHEAD_BYTES: usize = HEADER_BYTES + CHECKSUM_BYTES;

@@ -35,7 +35,6 @@ impl BackingState {
         BackingState::with(backing, &Failures::default())
     }
 
-    /// Returns the state of a backing.
     pub(super) fn with(backing: &Tiers, failures: &Failures) -> Self {
         let health = backing.health().unwrap_or_default();
         let failing = health.stopped.or_else(|| failures.since(health.checked));
@@ -90,7 +89,6 @@ impl Default for Failures {
 }
 
 impl Failures {
-    /// Notes a read that failed.
     pub(super) fn note_read(&self, error: &Error) {
         let (now, why) = (Instant::now(), error.to_string());
         let mut last = self.0.lock();
@@ -103,7 +101,6 @@ impl Failures {
         }
     }
 
-    /// Notes how a write has ended.
     pub(super) fn note_write(&self, result: &Result<()>) {
         let mut last = self.0.lock();
         let before = last.write.take();
@@ -117,7 +114,6 @@ impl Failures {
         }
     }
 
-    /// Returns the trouble, if requests fail, and the backing was not `checked` since.
     fn since(&self, checked: Option<Instant>) -> Option<Trouble> {
         let is_over = |at: Instant| checked.is_some_and(|checked| checked > at);
         let last = self.0.lock();

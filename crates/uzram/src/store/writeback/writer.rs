@@ -32,7 +32,6 @@ const MORE_BUFFERS: u64 = 3;
 const NUMBERS: usize = (MAX_WRITEBACK_BATCH + MORE_BUFFERS) as usize;
 const _: () = assert!(NUMBERS <= u8::MAX as usize);
 
-/// A store's backing device.
 pub(in crate::store) struct BackingDevice {
     pub(in crate::store) log: Log,
     pub(in crate::store) allowance: Allowance,
@@ -229,7 +228,6 @@ impl<'a> Pass<'a> {
         self.pending_bytes
     }
 
-    /// Returns whether a write has failed.
     pub(in crate::store) fn has_failed(&self) -> bool {
         self.outcome.error.is_some()
     }
@@ -310,7 +308,6 @@ impl<'a> Pass<'a> {
         self.writer.begun[purpose as usize].map_or(0, |(_, at)| self.backing.log.extent_bytes - at)
     }
 
-    /// Takes a free buffer.
     pub(super) fn spare_buffer(&self) -> Buffer {
         self.backing.buffers.take_waiting()
     }

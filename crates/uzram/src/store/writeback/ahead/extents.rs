@@ -156,7 +156,6 @@ impl Extents {
     }
 }
 
-/// The read of an extent.
 struct Reading {
     kept: Arc<Kept>,
     extent: u32,

@@ -48,11 +48,9 @@ impl Window {
     }
 }
 
-/// What is read ahead.
 pub(super) enum ReadAhead {
     /// The bytes after a page.
     Streams(Box<Streams>),
-    /// Whole extents.
     Extents(Extents),
 }
 
@@ -100,7 +98,6 @@ pub(super) struct Streams {
 }
 
 struct Stream {
-    /// The page expected next, and its expected place.
     next_page: Counter,
     next_place: Counter,
     /// The bytes read ahead.
@@ -119,7 +116,6 @@ impl Default for Streams {
 }
 
 impl Streams {
-    /// Returns the reader that expects `page` at `place` next, if any.
     fn expecting(&self, page: PageNo, place: u64) -> Option<&Stream> {
         let is_next =
             |stream: &&Stream| stream.next_page.get() == page.number() && stream.next_place.get() == place;

@@ -3,7 +3,6 @@
 //! that more than half of the last reads took is the trend; the votes of the last few are counted first, then
 //! of twice as many, and so on. The majority is found by R. S. Boyer and J S. Moore's algorithm.
 
-/// Steps that are remembered.
 const STEPS: usize = 32;
 /// The last steps that are counted first.
 const LEAST_STEPS: usize = 4;
@@ -20,7 +19,6 @@ pub(super) struct Trend {
 }
 
 impl Trend {
-    /// Notes a read.
     pub(super) fn note(&mut self, page: u64) {
         let step = page.wrapping_sub(self.last_page) as i64;
         if self.has_read && step == 0 {
@@ -45,7 +43,6 @@ impl Trend {
         None
     }
 
-    /// Forgets all reads.
     pub(super) fn forget(&mut self) {
         *self = Trend::default();
     }
