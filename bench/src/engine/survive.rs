@@ -197,7 +197,7 @@ impl MeasuredStore {
             stand_by.catch_up()?;
             start = Instant::now();
             // SAFETY: the store that had the memory was dropped.
-            unsafe { stand_by.attach(None)? }
+            unsafe { Store::attach(stand_by, None)? }
         } else {
             start = Instant::now();
             // SAFETY: as above.

@@ -30,6 +30,8 @@ mod threads;
 mod tiers;
 mod waiter;
 
+#[cfg(test)]
+mod memory;
 #[cfg(all(test, not(loom)))]
 mod tests;
 
@@ -46,6 +48,8 @@ pub use waiter::wait_for;
 
 #[cfg(all(test, not(loom)))]
 pub(crate) use file::PanicPoint;
+#[cfg(test)]
+pub(crate) use memory::Memory;
 
 use std::mem::ManuallyDrop;
 use std::ops::{Deref, DerefMut};

@@ -34,9 +34,6 @@ struct Queue {
 
 impl Threads {
     /// Starts `count` threads, which have room for so many transfers in their queue without taking memory.
-    ///
-    /// # Errors
-    /// `NoMemory` when the system gives no thread.
     pub(crate) fn new(name: &str, count: usize, queue_depth: usize, carry_out: CarryOut) -> Result<Self> {
         let transfers = VecDeque::with_capacity(queue_depth);
         let queue = Queue { transfers, usable: Ok(()), closed: false };

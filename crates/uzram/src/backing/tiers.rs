@@ -12,7 +12,7 @@
 use std::time::Duration;
 
 use super::{
-    Backing, Buffer, DISK_GONE_AFTER, Direction, Filling, Health, SETTING, Seal, Transfer, wait_for,
+    Backing, Buffer, DISK_GONE_AFTER, Direction, Filling, Health, Objects, SETTING, Seal, Transfer, wait_for,
 };
 use crate::base::error::{Error, ErrorKind, Result};
 use crate::base::sync::{Arc, AtomicU32, Counter, Ordering};
@@ -61,40 +61,34 @@ impl Tiers {
     /// `Invalid` for other numbers of tiers, a tier without a size or one that is too small, and for tiers
     /// whose objects have different lengths; `Unsupported` for blocks that are too large.
     pub fn new(backings: Vec<Backing>, seal: Option<Arc<dyn Seal>>) -> Result<Self> {
-        let refused = |kind, what: String| Err(Error::new(kind, what).with_setting(SETTING));
+        let refused = |kind, what: String| Error::new(kind, what).with_setting(SETTING);
         Self::check_number(backings.len())?;
         let (mut tiers, mut start, count) = (Vec::new(), 0u64, backings.len());
-        for backing in backings {
-            tiers.push(Tier { backing, start });
-            let number = tiers.len();
-            let len_bytes = tiers[number - 1].len_bytes(0) / UNIT_BYTES * UNIT_BYTES;
+        for (number, backing) in (1..).zip(backings) {
+            let tier = Tier { backing, start };
+            let len_bytes = tier.len_bytes(0) / UNIT_BYTES * UNIT_BYTES;
+            tiers.push(tier);
             if len_bytes == 0 && number < count {
                 let least_mib = UNIT_BYTES >> 20;
-                let what = format!(
-                    "tier {number} needs a size, of at least {least_mib} MiB: append it, as in PATH:2G"
-                );
-                return refused(ErrorKind::Invalid, what);
+                let what = "needs a size, of at least";
+                let what = format!("tier {number} {what} {least_mib} MiB: append it, as in PATH:2G");
+                return Err(refused(ErrorKind::Invalid, what));
             }
-            let Some(next) = start.checked_add(len_bytes) else {
-                return refused(ErrorKind::Invalid, "the tiers are too large together".to_owned());
-            };
-            start = next;
+            let too_large = || refused(ErrorKind::Invalid, "the tiers are too large together".to_owned());
+            start = start.checked_add(len_bytes).ok_or_else(too_large)?;
         }
         let mut lengths: Vec<_> = tiers.iter().filter_map(Tier::object_bytes).collect();
         lengths.dedup();
         if let [one, other, ..] = lengths[..] {
             let what = format!("stores whose objects have {one} and {other} bytes cannot be used together");
-            return refused(ErrorKind::Invalid, what);
+            return Err(refused(ErrorKind::Invalid, what));
         }
         let tiers = Tiers::join(tiers, seal);
-        let blocks = tiers.tiers.iter().position(|tier| tier.block_bytes() > PAGE_SIZE);
-        if let Some(at) = blocks.filter(|_| tiers.object_bytes.is_some()) {
-            let block_bytes = tiers.tiers[at].block_bytes();
-            let what = format!(
-                "tier {} has blocks of {block_bytes} bytes; at most {PAGE_SIZE} are possible",
-                at + 1
-            );
-            return refused(ErrorKind::Unsupported, what);
+        let mut sizes = (1..).zip(tiers.tiers.iter().map(Tier::block_bytes));
+        let too_large = sizes.find(|(_, bytes)| *bytes > PAGE_SIZE && tiers.object_bytes.is_some());
+        if let Some((number, bytes)) = too_large {
+            let what = format!("tier {number} has blocks of {bytes} bytes; at most {PAGE_SIZE} are possible");
+            return Err(refused(ErrorKind::Unsupported, what));
         }
         Ok(tiers)
     }
@@ -103,18 +97,13 @@ impl Tiers {
         // What is sealed must not be overwritten.
         let object_bytes = tiers.iter().find_map(Tier::object_bytes);
         let object_bytes = object_bytes.or(seal.is_some().then_some(DEFAULT_OBJECT_BYTES));
-        for Tier { backing, start } in &tiers {
-            if let Backing::Objects(objects) = backing {
-                objects.join((start / objects.object_bytes() as u64) as u32, seal.as_ref());
-            }
+        for (objects, start) in tiers.iter().filter_map(|tier| Some((tier.objects()?, tier.start))) {
+            objects.join((start / objects.object_bytes() as u64) as u32, seal.as_ref());
         }
         Tiers { tiers, object_bytes, seal, disk_bytes: Counter::new(0), is_claimed: AtomicU32::default() }
     }
 
     /// Checks that there can be so many.
-    ///
-    /// # Errors
-    /// `Invalid` if not.
     pub(crate) fn check_number(tiers: usize) -> Result<()> {
         match tiers {
             1..=MAX_TIERS => Ok(()),
@@ -166,9 +155,6 @@ impl Tiers {
     }
 
     /// Claims the objects for a new store, but not for one that goes on with another process's.
-    ///
-    /// # Errors
-    /// `Busy` if another store has used them.
     pub(crate) fn begin(&self) -> Result<()> {
         match self.object_bytes {
             Some(_) if self.is_claimed.swap(1, Ordering::Relaxed) > 0 => {
@@ -191,10 +177,7 @@ impl Tiers {
     /// Returns what the store of an extent's next object wants to know again about it.
     pub(crate) fn home(&self, offset: u64) -> u32 {
         let (tier, offset) = self.at(offset);
-        match &tier.backing {
-            Backing::Blocks(_) => 0,
-            Backing::Objects(objects) => objects.home((offset / objects.object_bytes() as u64) as u32),
-        }
+        tier.objects().map_or(0, |objects| objects.home((offset / objects.object_bytes() as u64) as u32))
     }
 
     /// Returns how many bytes a write of `len_bytes` at an offset really writes: in a file, an object ends
@@ -283,15 +266,12 @@ impl Tiers {
 
     /// Returns whether extents may ever have to be looked at by [`Tiers::is_at_risk`].
     pub(crate) fn has_objects(&self) -> bool {
-        self.tiers.iter().any(|tier| matches!(tier.backing, Backing::Objects(_)))
+        self.tiers.iter().any(|tier| tier.objects().is_some())
     }
 
     /// Returns whether the copies of an extent's object are in danger.
     pub(crate) fn is_at_risk(&self, offset: u64, filling: Filling) -> bool {
-        match &self.at(offset).0.backing {
-            Backing::Blocks(_) => false,
-            Backing::Objects(objects) => objects.is_at_risk(filling),
-        }
+        self.at(offset).0.objects().is_some_and(|objects| objects.is_at_risk(filling))
     }
 
     /// Returns how long writers wait for the tiers while they fail: for the one that is waited for the
@@ -328,11 +308,7 @@ impl Tiers {
 
     /// Ends the use of all objects.
     pub(crate) fn end(&self) {
-        for tier in &self.tiers {
-            if let Backing::Objects(objects) = &tier.backing {
-                objects.end();
-            }
-        }
+        self.tiers.iter().filter_map(Tier::objects).for_each(|objects| objects.end());
     }
 }
 
@@ -348,11 +324,15 @@ impl Tier {
         len_bytes - len_bytes % objects.object_bytes() as u64
     }
 
-    fn object_bytes(&self) -> Option<usize> {
+    fn objects(&self) -> Option<&dyn Objects> {
         match &self.backing {
             Backing::Blocks(_) => None,
-            Backing::Objects(objects) => Some(objects.object_bytes()),
+            Backing::Objects(objects) => Some(&**objects),
         }
+    }
+
+    fn object_bytes(&self) -> Option<usize> {
+        self.objects().map(|objects| objects.object_bytes())
     }
 
     fn block_bytes(&self) -> usize {
@@ -363,9 +343,6 @@ impl Tier {
     }
 
     fn health(&self) -> Option<Health> {
-        match &self.backing {
-            Backing::Blocks(_) => None,
-            Backing::Objects(objects) => Some(objects.health()),
-        }
+        self.objects().map(|objects| objects.health())
     }
 }

@@ -84,29 +84,17 @@ const KEY: &str = "key";
 /// `SCHEME://`.
 pub trait Opener: Send + Sync {
     /// Checks that a text can name a store, without connecting.
-    ///
-    /// # Errors
-    /// `Invalid` if it cannot.
     fn check(&self, text: &str) -> Result<()>;
 
     /// Opens a store that keeps so many copies of each object, 1 or 2.
-    ///
-    /// # Errors
-    /// If it cannot be reached, or does not keep what it is given.
     fn open(&self, text: &str, copies: u8) -> Result<Elsewhere>;
 
     /// Goes on where another process was, by a duplicate of [`Elsewhere::kept`]. Does not wait for the store,
     /// which may be away.
-    ///
-    /// # Errors
-    /// `Invalid` for any other descriptor; `NoMemory`.
     fn resume(&self, kept: OwnedFd, len_bytes: u64) -> Result<Elsewhere>;
 
     /// Draws a key to seal what is in files, or takes the one that another process kept. Returns with what
     /// another process gets it; `None` if the system refused that.
-    ///
-    /// # Errors
-    /// `NoMemory` if no memory can be locked; `Invalid` for any other descriptor.
     fn seal(&self, kept: Option<OwnedFd>) -> Result<(Arc<dyn Seal>, Option<OwnedFd>)>;
 }
 
@@ -141,9 +129,6 @@ fn opener() -> Result<&'static dyn Opener> {
 }
 
 /// Fails if the program cannot encrypt what goes to files.
-///
-/// # Errors
-/// `Unsupported`.
 pub(super) fn check_encrypts() -> Result<()> {
     opener().map(drop).map_err(|error| {
         let what = "this program was built without encryption (the feature 'remote')";
@@ -276,9 +261,6 @@ impl NamedBacking {
     }
 
     /// Checks that a text can name files, block devices or stores.
-    ///
-    /// # Errors
-    /// `Invalid` unless a path is absolute, for too many, and as [`Opener::check`].
     pub(super) fn check(text: &str) -> Result<()> {
         let refused = |what: String| Err(Error::invalid(what).with_setting("backing_dev"));
         Tiers::check_number(split_parts(text).count())?;

@@ -115,18 +115,12 @@ impl OpenDevice {
 
     /// As [`OpenDevice::read`], but stops where it would have to wait and `wait` is `Wait::No`. Returns the
     /// number of bytes read.
-    ///
-    /// # Errors
-    /// As [`OpenDevice::read`].
     pub fn read_some(&self, offset: u64, buf: &mut [u8], wait: Wait) -> Result<usize> {
         self.fill(offset, buf, wait, false)
     }
 
     /// As [`OpenDevice::read_some`], but after the first page stops before any page that is known to be zeros
     /// without reading it.
-    ///
-    /// # Errors
-    /// As [`OpenDevice::read`].
     pub fn read_until_zeros(&self, offset: u64, buf: &mut [u8], wait: Wait) -> Result<usize> {
         self.fill(offset, buf, wait, true)
     }
@@ -195,9 +189,6 @@ impl OpenDevice {
 
     /// As [`OpenDevice::write`], but stops where it would have to wait and `wait` is `Wait::No`. Returns the
     /// number of bytes written.
-    ///
-    /// # Errors
-    /// As [`OpenDevice::write`].
     pub fn write_some(&self, offset: u64, data: &[u8], wait: Wait) -> Result<usize> {
         self.check(offset, data.len() as u64, true)?;
         let mut done = 0;
@@ -244,9 +235,6 @@ impl OpenDevice {
 
     /// As [`OpenDevice::write_zeroes_allocated`] with `allocate`, else as [`OpenDevice::write_zeroes`], but
     /// stops where it would have to wait and `wait` is `Wait::No`. Returns the number of bytes zeroed.
-    ///
-    /// # Errors
-    /// As [`OpenDevice::write`].
     pub fn zero_some(&self, offset: u64, len: u64, allocate: bool, wait: Wait) -> Result<u64> {
         self.check(offset, len, true)?;
         // In page order: no page is changed after one that could not be.

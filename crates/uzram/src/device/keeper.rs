@@ -20,9 +20,6 @@ pub trait Keeper: Send + Sync {
     /// and of the backing device, if there is one ([`NamedBacking::parts`]), must be kept until
     /// [`Keeper::give_up`]; with the latter their names and lengths, which [`NamedBacking::from_parts`]
     /// needs.
-    ///
-    /// # Errors
-    /// If they cannot be kept. The device then stays uninitialised, and `give_up` is not called.
     fn keep(&self, device: &str, memory: BorrowedFd<'_>, backing: Option<&NamedBacking>) -> Result<()>;
 
     /// Called when the device gives its store up, by a reset or a removal, before the call that does it

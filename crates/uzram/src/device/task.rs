@@ -34,9 +34,6 @@ pub(super) struct TaskProgress {
 impl Device {
     /// Begins the task of the attribute `name`, which can be interrupted by `is_wanted` or by
     /// [`Device::interrupt`].
-    ///
-    /// # Errors
-    /// `Invalid` while the device is uninitialised.
     pub(super) fn begin<'a>(
         &'a self,
         name: &'static str,

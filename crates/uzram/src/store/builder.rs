@@ -89,82 +89,6 @@ impl StoreBuilder {
         }
     }
 
-    /// Sets the algorithm that compresses pages when they are written.
-    #[must_use]
-    pub fn algorithm(self, algorithm: Algorithm) -> Self {
-        StoreBuilder { algorithm, ..self }
-    }
-
-    /// Sets the recompression algorithms; that of priority `n` is at index `n - 1`.
-    #[must_use]
-    pub fn recompression(self, algorithms: [Option<Algorithm>; MAX_RECOMPRESSION]) -> Self {
-        StoreBuilder { recompression: algorithms, ..self }
-    }
-
-    /// Sets whether pages are kept in LRU order, which reclaim needs. The default is that they are.
-    #[must_use]
-    pub fn lru(self, on: bool) -> Self {
-        StoreBuilder { lru: on, ..self }
-    }
-
-    /// Sets whether each page has a checksum that every read verifies.
-    #[must_use]
-    pub fn checksum(self, enabled: bool) -> Self {
-        StoreBuilder { checksum: enabled, ..self }
-    }
-
-    /// Sets the limit of [`charged_pages`](super::StoreStats::charged_pages); 0 for no limit.
-    #[must_use]
-    pub fn limit_pages(self, pages: u64) -> Self {
-        StoreBuilder { limit_pages: pages, ..self }
-    }
-
-    /// Sets how many pages of free memory are kept ready, rounded up to chunks, so that no read, write or
-    /// discard waits for memory from the system; 0 for none.
-    #[must_use]
-    pub fn reserve_pages(self, pages: u64) -> Self {
-        StoreBuilder { reserve_pages: pages, ..self }
-    }
-
-    /// Sets the percentage of the pool's pages that background compaction must be able to free before it
-    /// runs; 0 for never.
-    #[must_use]
-    pub fn compact_threshold_percent(self, percent: u64) -> Self {
-        StoreBuilder { compact_threshold_percent: percent, ..self }
-    }
-
-    /// Sets the maximum bytes of objects that background compaction moves in a second.
-    #[must_use]
-    pub fn compact_rate_bytes(self, bytes: u64) -> Self {
-        StoreBuilder { compact_rate_bytes: bytes, ..self }
-    }
-
-    /// Sets the backing device that cold pages are written back to.
-    #[must_use]
-    pub fn backing(self, backing: BackingOptions) -> Self {
-        StoreBuilder { backing: Some(backing), ..self }
-    }
-
-    /// Sets how much may be written to the backing device. The default is no limit.
-    #[must_use]
-    pub fn writeback_limit(self, limit: WritebackLimit) -> Self {
-        StoreBuilder { writeback_limit: limit, ..self }
-    }
-
-    /// Sets how many writes to the backing device may be in flight, from 1 to [`MAX_WRITEBACK_BATCH`].
-    ///
-    /// [`MAX_WRITEBACK_BATCH`]: super::MAX_WRITEBACK_BATCH
-    #[must_use]
-    pub fn writeback_batch(self, writes: u64) -> Self {
-        StoreBuilder { writeback_batch: Some(writes), ..self }
-    }
-
-    /// Sets which pages are reclaimed in the background, and when.
-    #[must_use]
-    pub fn policy(self, policy: ReclaimPolicy) -> Self {
-        StoreBuilder { policy, ..self }
-    }
-
     /// Builds the store.
     ///
     /// # Errors
@@ -183,6 +107,50 @@ impl StoreBuilder {
         }
         check_limit(self.limit_pages, self.reserve_pages)
     }
+}
+
+/// Declares methods that each set a field: `name(argument: type) => field: value`.
+macro_rules! setters {
+    ($($(#[$doc:meta])* $name:ident($argument:ident: $type:ty) => $field:ident: $value:expr;)*) => {
+        impl StoreBuilder {
+            $($(#[$doc])*
+            #[must_use]
+            pub fn $name(self, $argument: $type) -> Self {
+                StoreBuilder { $field: $value, ..self }
+            })*
+        }
+    };
+}
+
+setters! {
+    /// Sets the algorithm that compresses pages when they are written.
+    algorithm(algorithm: Algorithm) => algorithm: algorithm;
+    /// Sets the recompression algorithms; that of priority `n` is at index `n - 1`.
+    recompression(algorithms: [Option<Algorithm>; MAX_RECOMPRESSION]) => recompression: algorithms;
+    /// Sets whether pages are kept in LRU order, which reclaim needs. The default is that they are.
+    lru(on: bool) => lru: on;
+    /// Sets whether each page has a checksum that every read verifies.
+    checksum(enabled: bool) => checksum: enabled;
+    /// Sets the limit of [`charged_pages`](super::StoreStats::charged_pages); 0 for no limit.
+    limit_pages(pages: u64) => limit_pages: pages;
+    /// Sets how many pages of free memory are kept ready, rounded up to chunks, so that no read, write or
+    /// discard waits for memory from the system; 0 for none.
+    reserve_pages(pages: u64) => reserve_pages: pages;
+    /// Sets the percentage of the pool's pages that background compaction must be able to free before it
+    /// runs; 0 for never.
+    compact_threshold_percent(percent: u64) => compact_threshold_percent: percent;
+    /// Sets the maximum bytes of objects that background compaction moves in a second.
+    compact_rate_bytes(bytes: u64) => compact_rate_bytes: bytes;
+    /// Sets the backing device that cold pages are written back to.
+    backing(backing: BackingOptions) => backing: Some(backing);
+    /// Sets how much may be written to the backing device. The default is no limit.
+    writeback_limit(limit: WritebackLimit) => writeback_limit: limit;
+    /// Sets how many writes to the backing device may be in flight, from 1 to [`MAX_WRITEBACK_BATCH`].
+    ///
+    /// [`MAX_WRITEBACK_BATCH`]: super::MAX_WRITEBACK_BATCH
+    writeback_batch(writes: u64) => writeback_batch: Some(writes);
+    /// Sets which pages are reclaimed in the background, and when.
+    policy(policy: ReclaimPolicy) => policy: policy;
 }
 
 /// Settings for measurements.
@@ -205,30 +173,19 @@ impl StoreBuilder {
     pub fn streams(self, streams: crate::stream::StreamDesign) -> Self {
         StoreBuilder { designs: Designs { streams, ..self.designs }, ..self }
     }
+}
 
+#[cfg(feature = "designs")]
+setters! {
     /// Sets the maximum number of pages of a zspage.
-    #[must_use]
-    pub fn chain_size(self, pages: usize) -> Self {
-        StoreBuilder { chain_size: pages, ..self }
-    }
-
+    chain_size(pages: usize) => chain_size: pages;
     /// Sets the size of each CPU's pagevec, 1 to [`lru::MAX_PAGEVEC_PAGES`].
-    #[must_use]
-    pub fn lru_pagevec_pages(self, pages: usize) -> Self {
-        StoreBuilder { lru_pagevec_pages: pages, ..self }
-    }
-
+    lru_pagevec_pages(pages: usize) => lru_pagevec_pages: pages;
     /// Sets how many pages a CPU's run cache moves at a time; 0 for no run caches.
-    #[must_use]
-    pub fn run_cache_batch_pages(self, pages: usize) -> Self {
-        StoreBuilder { run_cache_batch_pages: pages, ..self }
-    }
+    run_cache_batch_pages(pages: usize) => run_cache_batch_pages: pages;
 }
 
 /// Checks that a memory limit leaves room for the reserve, and for the first pages.
-///
-/// # Errors
-/// `Invalid` if it does not.
 pub(crate) fn check_limit(limit_pages: u64, reserve_pages: u64) -> Result<()> {
     let reserve_pages = reserve_chunks(reserve_pages).saturating_mul(u64::from(CHUNK_PAGES));
     // The reserve is filled before the first write, and includes the two chunks that the first page needs.

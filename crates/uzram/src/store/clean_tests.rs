@@ -1,12 +1,14 @@
 //! Devices that are full, or nearly: what cleaning writes, when it ends, and that it goes on.
 
-use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use super::tests::config;
-use super::writeback_tests::{ALL, check, decided, expect, half_random, incompressible, until, write};
+use super::objects_tests::Shared;
+use super::tests::{config, discard, expect, put, until};
+use super::writeback_tests::{
+    ALL, LAYOUTS, PACKED, check, decided, half_random, incompressible, policy, refusal, store_on, write,
+};
 use super::*;
-use crate::backing::{Backing, Blocks, Direction, Transfer};
+use crate::backing::Memory;
 use crate::base::error::ErrorKind;
 use crate::base::random::Random;
 use crate::base::units::{PAGE_SIZE, Page, PageNo};
@@ -15,42 +17,6 @@ use crate::base::units::{PAGE_SIZE, Page, PageNo};
 const MOST_WRITTEN: u64 = 32;
 /// What a page takes that does not compress.
 const FOOTPRINT: u64 = PAGE_SIZE as u64 + 16;
-
-struct Memory(Mutex<Vec<u8>>);
-
-impl Blocks for Memory {
-    fn len_bytes(&self) -> u64 {
-        self.0.lock().expect("no panic").len() as u64
-    }
-
-    fn block_bytes(&self) -> usize {
-        PAGE_SIZE
-    }
-
-    fn start(&self, transfer: Transfer) {
-        let Transfer { direction, offset, len_bytes, mut buffer, token, completion, .. } = transfer;
-        let mut bytes = self.0.lock().expect("no panic");
-        let there = &mut bytes[offset as usize..][..len_bytes];
-        match direction {
-            Direction::Read => buffer[..len_bytes].copy_from_slice(there),
-            Direction::Write => there.copy_from_slice(&buffer[..len_bytes]),
-        }
-        drop(bytes);
-        completion.done(token, buffer, Ok(()));
-    }
-
-    fn discard(&self, _: u64, _: u64) {}
-}
-
-fn store_of(len_bytes: u64, config: StoreBuilder) -> Arc<Store> {
-    store_with(WritebackLayout::Packed, len_bytes, config)
-}
-
-fn store_with(layout: WritebackLayout, len_bytes: u64, config: StoreBuilder) -> Arc<Store> {
-    let backing = Backing::Blocks(Arc::new(Memory(Mutex::new(vec![0; len_bytes as usize])))).into();
-    let backing = BackingOptions { backing, layout, compressed: true };
-    Arc::new(Store::new(&StoreBuilder { backing: Some(backing), ..config }).expect("a store"))
-}
 
 /// Returns how many bytes are written for each that leaves where pages are overwritten at random and the
 /// share `live` of the device is live: 1 / (1 - s) with live = (s - 1) / ln s, as `writeback/clean.rs` says.
@@ -83,26 +49,24 @@ struct Model {
 }
 
 impl Model {
+    /// Writes each page once.
     fn new(len_bytes: u64, pages: u64, seed: u64, makes: fn(u64) -> Page) -> Model {
-        let store = store_of(len_bytes, config(pages));
+        let store = store_on(Memory::new(len_bytes), PACKED, config(pages));
+        write(&store, 0..pages, makes);
         let versions = vec![0; pages as usize];
         Model { store, seed, random: Random::new(seed), versions, makes, died_bytes: 0, flushes: 0 }
     }
 
-    fn contents(&self, page: u64) -> Page {
-        (self.makes)(page + self.versions[page as usize])
-    }
-
-    fn write(&mut self, page: u64) {
-        self.store.write(PageNo::from_number(page), &self.contents(page)).expect("memory");
+    fn expect(&self, pages: impl Iterator<Item = u64>) {
+        check(&self.store, pages, |page| (self.makes)(page + self.versions[page as usize]));
     }
 
     fn overwrite(&mut self, count: u64) {
         let before = self.store.backing_stats().held_bytes;
         for _ in 0..count {
-            let page = self.random.below(self.versions.len()) as u64;
-            self.versions[page as usize] += self.versions.len() as u64;
-            self.write(page);
+            let page = self.random.below(self.versions.len());
+            self.versions[page] += self.versions.len() as u64;
+            put(&self.store, page as u64, &(self.makes)(page as u64 + self.versions[page]));
         }
         self.died_bytes += before - self.store.backing_stats().held_bytes;
     }
@@ -110,13 +74,9 @@ impl Model {
     /// Has pages leave. Returns whether the device was full.
     fn write_back(&mut self) -> bool {
         self.flushes += 1;
-        match self.store.write_back(&ALL) {
-            Ok(_) => false,
-            Err(error) => {
-                assert_eq!(error.kind(), ErrorKind::NoSpace, "seed {}: {error}", self.seed);
-                true
-            }
-        }
+        let refusal = refusal(&self.store).map(|(kind, _)| kind);
+        assert!(matches!(refusal, None | Some(ErrorKind::NoSpace)), "seed {}: {refusal:?}", self.seed);
+        refusal.is_some()
     }
 
     /// Checks that the bytes moved so far are bounded by those that died, and by what flushes wasted.
@@ -130,9 +90,7 @@ impl Model {
     /// Checks that nothing is written, whatever is asked for, as no page is gone.
     fn check_rest(&mut self) {
         let before = self.store.backing_stats();
-        for _ in 0..20 {
-            assert!(self.write_back(), "seed {}", self.seed);
-        }
+        assert!((0..20).all(|_| self.write_back()), "seed {}", self.seed);
         let after = self.store.backing_stats();
         assert_eq!(after.written_bytes, before.written_bytes, "seed {}: {after:?}", self.seed);
         assert_eq!(self.store.backing_state(), Some(BackingState::Full), "seed {}", self.seed);
@@ -152,24 +110,21 @@ fn what_is_written_is_bounded_at_any_live_share() {
         let share = 60 + 3 * random.below(15) as u64;
         let pages = len_bytes * share / 100 / footprint;
         let mut model = Model::new(len_bytes, pages, seed, makes);
-        (0..pages).for_each(|page| model.write(page));
         let mut was_full = model.write_back();
-        let rounds = 4 * pages / 100;
-        for _ in 0..rounds {
+        for _ in 0..4 * pages / 100 {
             model.overwrite(100);
             was_full |= model.write_back();
             model.check();
         }
         let stats = model.store.backing_stats();
         // A page that left cost no more than the rule says, the reserve and what is just being filled aside.
-        let left_bytes = stats.pages_written_back * footprint;
-        let most = MOST_WRITTEN * left_bytes + len_bytes;
+        let most = MOST_WRITTEN * stats.pages_written_back * footprint + len_bytes;
         assert!(stats.written_bytes <= most, "seed {seed}, {share} %: {stats:?}");
         assert!(was_full || share < 97, "seed {seed}, {share} %: {stats:?}");
         if model.write_back() {
             model.check_rest();
         }
-        (0..pages).for_each(|page| expect(&model.store, page, &model.contents(page)));
+        model.expect(0..pages);
     }
 }
 
@@ -185,18 +140,15 @@ fn overwriting_costs_what_the_theory_says() {
     for &(share, seed) in cases {
         let pages = len_bytes * share / 100 / FOOTPRINT;
         let mut model = Model::new(len_bytes, pages, seed, incompressible);
-        (0..pages).for_each(|page| model.write(page));
         model.write_back();
-        let turnover = |model: &mut Model| {
+        let mut turn_over = || {
             for _ in 0..pages / 256 {
                 model.overwrite(256);
                 assert!(!model.write_back(), "seed {seed}, {share} %");
             }
+            model.store.backing_stats()
         };
-        turnover(&mut model);
-        let before = model.store.backing_stats();
-        turnover(&mut model);
-        let after = model.store.backing_stats();
+        let (before, after) = (turn_over(), turn_over());
         let left_bytes = (after.pages_written_back - before.pages_written_back) * FOOTPRINT;
         let cost = (after.written_bytes - before.written_bytes) as f64 / left_bytes as f64;
         let live = after.held_bytes as f64 / (len_bytes - 4 * len_bytes / extents) as f64;
@@ -212,36 +164,40 @@ fn a_full_device_goes_on_when_pages_are_gone() {
         let (len_bytes, pages) = (4 << 20, 1400);
         let mut model = Model::new(len_bytes, pages, seed, incompressible);
         assert_eq!(model.store.backing_state(), Some(BackingState::Ok));
-        (0..pages).for_each(|page| model.write(page));
         assert!(model.write_back());
         model.check_rest();
         // Some of each extent, or all of some.
         let (some, step) = if seed % 2 == 0 { (0..pages, 5) } else { (0..pages / 5, 1) };
-        some.clone().step_by(step).for_each(|page| model.store.discard(PageNo::from_number(page)));
+        let is_gone = |page: &u64| some.contains(page) && page.is_multiple_of(step);
+        discard(&model.store, (0..pages).filter(is_gone));
         assert_eq!(model.store.backing_state(), Some(BackingState::Ok), "seed {seed}");
-        let is_gone = |page: &u64| some.contains(page) && (page - some.start).is_multiple_of(step as u64);
         let before = model.store.backing_stats().pages;
         model.write_back();
         assert!(model.store.backing_stats().pages > before + pages / 10, "seed {seed}");
-        (0..pages)
-            .filter(|page| !is_gone(page))
-            .for_each(|page| expect(&model.store, page, &model.contents(page)));
+        model.expect((0..pages).filter(|page| !is_gone(page)));
     }
 }
 
-/// The same of single blocks, with checksums.
+/// The same of single blocks, with checksums, and of objects.
 #[test]
-fn a_full_device_of_blocks_goes_on_when_pages_are_gone() {
+fn a_full_device_of_blocks_or_objects_goes_on_when_pages_are_gone() {
     const PAGES: u64 = 400;
-    let config = StoreBuilder { checksum: true, ..config(PAGES) };
-    let store = store_with(WritebackLayout::Blocks, 1 << 20, config);
-    write(&store, 0..PAGES, incompressible);
-    let refused = store.write_back(&ALL).map_err(|error| error.kind());
-    assert_eq!((refused, store.backing_state()), (Err(ErrorKind::NoSpace), Some(BackingState::Full)));
-    (0..PAGES / 2).for_each(|page| store.discard(PageNo::from_number(page)));
-    assert_eq!(store.backing_state(), Some(BackingState::Ok));
-    assert!(store.write_back(&ALL).is_ok_and(|pages| pages > 0));
-    check(&store, PAGES / 2..PAGES, incompressible);
+    let checked = StoreBuilder { checksum: true, ..config(PAGES) };
+    for store in [
+        store_on(Memory::new(1 << 20), LAYOUTS[1], checked),
+        store_on(Shared::new(1 << 20).tier(), PACKED, config(PAGES)),
+    ] {
+        write(&store, 0..PAGES, incompressible);
+        assert_eq!(refusal(&store), Some((ErrorKind::NoSpace, Some("backing_dev"))));
+        assert_eq!(store.backing_state(), Some(BackingState::Full));
+        let held = store.backing_stats().pages;
+        assert!((180..=256).contains(&held), "{held} pages");
+        check(&store, 0..PAGES, incompressible);
+        discard(&store, 0..PAGES / 2);
+        assert_eq!(store.backing_state(), Some(BackingState::Ok));
+        assert!(store.write_back(&ALL).is_ok_and(|pages| pages > 0));
+        check(&store, PAGES / 2..PAGES, incompressible);
+    }
 }
 
 /// With a policy: writes are refused when nothing can leave; then the policy rests; and what was refused is
@@ -249,8 +205,9 @@ fn a_full_device_of_blocks_goes_on_when_pages_are_gone() {
 #[test]
 fn a_policy_rests_while_the_device_is_full() {
     const PAGES: u64 = 4000;
-    let store = store_of(4 << 20, StoreBuilder { limit_pages: 512, ..config(PAGES) });
-    let policy = PolicyThread::start("test", &store).expect("a thread");
+    let limited = StoreBuilder { limit_pages: 512, ..config(PAGES) };
+    let store = store_on(Memory::new(4 << 20), PACKED, limited);
+    let _policy = policy(&store);
     let write = |page: u64, version: u64| {
         store.write(PageNo::from_number(page), &incompressible(page + version * PAGES))
     };
@@ -259,15 +216,14 @@ fn a_policy_rests_while_the_device_is_full() {
     // Dead objects in all extents: what was once moved round and round.
     let mut versions = vec![0; refused as usize];
     for version in 1..2000 {
-        let page = random.below(versions.len()) as u64;
-        if write(page, version).is_ok() {
-            versions[page as usize] = version;
+        let page = random.below(versions.len());
+        if write(page as u64, version).is_ok() {
+            versions[page] = version;
         }
     }
     let written = || store.backing_stats().written_bytes;
     until("the policy found nothing that can leave", || {
-        let stuck = decided(&store, "stuck");
-        let before = written();
+        let (stuck, before) = (decided(&store, "stuck"), written());
         std::thread::sleep(Duration::from_millis(300));
         before == written() && stuck > 0
     });
@@ -276,15 +232,12 @@ fn a_policy_rests_while_the_device_is_full() {
     std::thread::sleep(Duration::from_millis(700));
     assert_eq!((written(), decided(&store, "wakeups")), (before, wakeups));
     // A tenth of the pages is gone: others can leave at once, and the refused one is written.
-    (0..refused / 10).for_each(|page| store.discard(PageNo::from_number(page)));
+    discard(&store, 0..refused / 10);
     let began = Instant::now();
-    for page in refused..refused + 100 {
-        write(page, 0).expect("others leave");
-    }
+    (refused..refused + 100).for_each(|page| write(page, 0).expect("others leave"));
     assert!(began.elapsed() < Duration::from_secs(20));
     assert_eq!(store.backing_state(), Some(BackingState::Ok));
     for page in refused / 10..refused {
         expect(&store, page, &incompressible(page + versions[page as usize] * PAGES));
     }
-    drop(policy);
 }

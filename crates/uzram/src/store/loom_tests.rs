@@ -35,6 +35,14 @@ pub(super) fn read(store: &Store, page: u64) -> u8 {
     seed
 }
 
+pub(super) fn spawn<T: 'static>(
+    store: &Arc<Store>,
+    run: impl FnOnce(&Store) -> T + 'static,
+) -> thread::JoinHandle<T> {
+    let store = Arc::clone(store);
+    thread::spawn(move || run(&store))
+}
+
 pub(super) fn model(f: impl Fn() + Sync + Send + 'static) {
     let mut builder = loom::model::Builder::new();
     // Two preemptions find what three do, in a thousandth of the time; set LOOM_MAX_PREEMPTIONS for more.
@@ -54,14 +62,11 @@ fn loom_store_reads_against_overwriting() {
     model(|| {
         let store = store(2);
         store.write(PageNo(0), &contents(1)).expect("memory");
-        let writer = {
-            let store = Arc::clone(&store);
-            thread::spawn(move || {
-                store.write(PageNo(0), &contents(2)).expect("memory");
-                // Takes the memory of the first object, if it is free.
-                store.write(PageNo(1), &contents(3)).expect("memory");
-            })
-        };
+        let writer = spawn(&store, |store| {
+            store.write(PageNo(0), &contents(2)).expect("memory");
+            // Takes the memory of the first object, if it is free.
+            store.write(PageNo(1), &contents(3)).expect("memory");
+        });
         assert!(matches!(read(&store, 0), 1 | 2));
         writer.join().expect("no panic");
         assert_eq!((read(&store, 0), read(&store, 1)), (2, 3));
@@ -74,10 +79,7 @@ fn loom_store_reads_against_overwriting() {
 fn loom_store_writes_against_writing() {
     model(|| {
         let store = store(1);
-        let writer = {
-            let store = Arc::clone(&store);
-            thread::spawn(move || store.write(PageNo(0), &contents(2)).expect("memory"))
-        };
+        let writer = spawn(&store, |store| store.write(PageNo(0), &contents(2)).expect("memory"));
         store.write(PageNo(0), &contents(1)).expect("memory");
         writer.join().expect("no panic");
         assert!(matches!(read(&store, 0), 1 | 2));
@@ -90,10 +92,7 @@ fn loom_store_reads_against_discarding() {
     model(|| {
         let store = store(1);
         store.write(PageNo(0), &contents(1)).expect("memory");
-        let reader = {
-            let store = Arc::clone(&store);
-            thread::spawn(move || assert!(matches!(read(&store, 0), 0 | 1)))
-        };
+        let reader = spawn(&store, |store| assert!(matches!(read(store, 0), 0 | 1)));
         store.discard(PageNo(0));
         reader.join().expect("no panic");
         assert_eq!((read(&store, 0), store.stats().pages_stored), (0, 0));
@@ -106,13 +105,10 @@ fn loom_store_reads_against_discarding() {
 fn loom_store_states_against_writing() {
     model(|| {
         let store = store(1);
-        let writer = {
-            let store = Arc::clone(&store);
-            thread::spawn(move || {
-                store.write(PageNo(0), &contents(1)).expect("memory");
-                store.zero(PageNo(0));
-            })
-        };
+        let writer = spawn(&store, |store| {
+            store.write(PageNo(0), &contents(1)).expect("memory");
+            store.zero(PageNo(0));
+        });
         let states = [(); 2].map(|()| store.extent(PageNo(0), 1).0);
         use PageState::*;
         let order = |state| [Hole, Compressed, Zero].iter().position(|other| *other == state);

@@ -61,8 +61,6 @@ mod objects_tests;
 mod recompress_tests;
 #[cfg(all(test, not(loom)))]
 mod reserve_tests;
-#[cfg(all(test, not(loom)))]
-mod tiers_tests;
 #[cfg(all(test, loom))]
 mod table_loom_tests;
 #[cfg(all(test, not(loom)))]

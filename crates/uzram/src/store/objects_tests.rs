@@ -1,17 +1,18 @@
-//! Pages that are written back to a backing that keeps each extent as one object.
+//! Pages that are written back to a backing that keeps each extent as one object, or to several backings,
+//! which are used in order.
 
 use std::collections::BTreeMap;
-use std::collections::btree_map::Entry;
+use std::time::{Duration, Instant};
 
-use super::tests::config;
+use super::tests::{config, discard, expect};
 use super::writeback::sealed::tests::Plain;
 use super::writeback_tests::{
-    ALL, agree_with_a_model, check, expect, half_random, incompressible, overwrite, write,
+    ALL, LAYOUTS, Layout, PACKED, Versions, agree_with_a_model, check, file, half_random, refusal, store_on,
 };
 use super::*;
 use crate::backing::{
-    Backing, Direction, Fault, FaultKind, Faults, FaultyBacking, Filling, Health, Objects, Seal, Started,
-    Tiers, Transfer, Trouble,
+    Backing, Direction, Fault, FaultKind, Faults, FaultyBacking, Filling, Health, MARK_BYTES, Objects, Seal,
+    Started, Tiers, Transfer, Trouble,
 };
 use crate::base::error::{Error, ErrorKind};
 use crate::base::random::Random;
@@ -21,21 +22,20 @@ use crate::base::units::{PAGE_SIZE, PageNo};
 const OBJECT_BYTES: usize = 64 << 10;
 /// The part of a home that says when it was chosen.
 const HOME_MASK: u32 = 0xff << 24;
-
-/// Homes and bytes of objects, by extent and generation.
-type Map = BTreeMap<(u32, u32), (u32, Vec<u8>)>;
+const TIER_BYTES: u64 = 8 << 20;
 
 /// Objects in memory, by extent and filling. Changing one, and writing to one that exists, is a defect.
 struct Held {
     len_bytes: u64,
     seal: Option<Arc<dyn Seal>>,
-    held: Mutex<Map>,
+    /// Homes and bytes, by extent and generation.
+    held: Mutex<BTreeMap<(u32, u32), (u32, Vec<u8>)>>,
     /// Changes the homes of all extents: those that have older ones are in danger.
     placement: Counter,
     /// Not 0 while nothing is read or written.
     is_down: Counter,
     /// When it was found to be well.
-    checked: std::time::Instant,
+    checked: Instant,
 }
 
 /// Clones share what they hold.
@@ -44,29 +44,30 @@ pub(super) struct Shared(Arc<Held>);
 
 impl Shared {
     pub(super) fn new(len_bytes: u64) -> Self {
-        Self::with(len_bytes, None)
+        Self::with(len_bytes, false)
     }
 
-    pub(super) fn sealed(len_bytes: u64) -> Self {
-        Self::with(len_bytes, Some(Arc::new(Plain::default())))
-    }
-
-    fn with(len_bytes: u64, seal: Option<Arc<dyn Seal>>) -> Self {
-        let held = Mutex::new(&classes::BACKING_QUEUE, BTreeMap::new());
+    fn with(len_bytes: u64, is_sealed: bool) -> Self {
         Shared(Arc::new(Held {
             len_bytes,
-            seal,
-            held,
+            seal: is_sealed.then(|| Arc::new(Plain::default()) as Arc<dyn Seal>),
+            held: Mutex::new(&classes::BACKING_QUEUE, BTreeMap::new()),
             placement: Counter::new(0),
             is_down: Counter::new(0),
-            checked: std::time::Instant::now(),
+            checked: Instant::now(),
         }))
     }
 
-    pub(super) fn objects(&self) -> usize {
+    /// Returns two, of which the second has objects that are sealed.
+    fn both(len_bytes: u64) -> [Self; 2] {
+        [false, true].map(|is_sealed| Self::with(len_bytes, is_sealed))
+    }
+
+    fn objects(&self) -> usize {
         self.0.held.lock().len()
     }
 
+    /// A home that differs from extent to extent, and has the placement.
     fn home_of(&self, extent: u32) -> u32 {
         (self.0.placement.get() as u32 & 0xff) << 24 | (extent.wrapping_mul(0x9e37_79b9) >> 8) | 1
     }
@@ -76,7 +77,7 @@ impl Shared {
         self.0.held.lock().iter().filter(|((extent, _), (home, _))| *home != self.home_of(*extent)).count()
     }
 
-    pub(super) fn set_down(&self, is_down: bool) {
+    fn set_down(&self, is_down: bool) {
         self.0.is_down.set(is_down.into());
     }
 
@@ -84,13 +85,19 @@ impl Shared {
         Backing::Objects(Arc::new(self.clone()))
     }
 
-    /// Returns it as a whole backing.
-    pub(super) fn alone(&self) -> Arc<Tiers> {
-        Arc::new(Tiers::new(vec![self.tier()], self.seal()).expect("one tier"))
+    /// Returns it behind others, as a whole backing.
+    fn behind(&self, others: impl IntoIterator<Item = Backing>) -> Arc<Tiers> {
+        tiers(others.into_iter().chain([self.tier()]), self.0.seal.clone())
     }
 
-    pub(super) fn seal(&self) -> Option<Arc<dyn Seal>> {
-        self.0.seal.clone()
+    fn alone(&self) -> Arc<Tiers> {
+        self.behind([])
+    }
+
+    fn with_faults(&self, seed: u64) -> (Backing, Faults) {
+        let faulty = FaultyBacking::new(self.clone(), seed).expect("a thread");
+        let faults = faulty.faults();
+        (Backing::Objects(Arc::new(faulty)), faults)
     }
 
     fn start(&self, extent: u32, transfer: Transfer) {
@@ -111,25 +118,19 @@ impl Shared {
             return Err(Error::new(ErrorKind::Io, "it is down"));
         }
         let mut held = self.0.held.lock();
-        match direction {
-            Direction::Read => {
-                let (home, whole) = held
-                    .get(&key)
-                    .ok_or_else(|| Error::new(ErrorKind::NotFound, "there is no such object"))?;
-                assert_eq!(*home, filling.home, "extent {extent} is looked for elsewhere");
-                let there = whole.get(at..).unwrap_or_default();
-                let there = &there[..there.len().min(part.len())];
-                part[..there.len()].copy_from_slice(there);
-                part[there.len()..].fill(0);
-            }
-            Direction::Write => {
-                assert_eq!(at, 0, "written in parts");
-                match held.entry(key) {
-                    Entry::Occupied(_) => panic!("object {key:?} is written twice"),
-                    Entry::Vacant(vacant) => vacant.insert((filling.home, part.to_vec())),
-                };
-            }
+        if *direction == Direction::Write {
+            assert_eq!(at, 0, "written in parts");
+            let before = held.insert(key, (filling.home, part.to_vec()));
+            assert!(before.is_none(), "object {key:?} is written twice");
+            return Ok(());
         }
+        let none = || Error::new(ErrorKind::NotFound, "there is no such object");
+        let (home, whole) = held.get(&key).ok_or_else(none)?;
+        assert_eq!(*home, filling.home, "extent {extent} is looked for elsewhere");
+        let there = whole.get(at..).unwrap_or_default();
+        let there = &there[..there.len().min(part.len())];
+        part[..there.len()].copy_from_slice(there);
+        part[there.len()..].fill(0);
         Ok(())
     }
 }
@@ -170,129 +171,126 @@ impl Objects for Shared {
     }
 }
 
-pub(super) fn store_on(backing: Arc<Tiers>, config: StoreBuilder) -> Store {
-    let backing = BackingOptions::packed(backing);
-    Store::new(&StoreBuilder { backing: Some(backing), ..config }).expect("a store")
+fn dir() -> tempfile::TempDir {
+    tempfile::tempdir().expect("a directory")
+}
+
+fn in_file(dir: &tempfile::TempDir) -> Backing {
+    Backing::Blocks(Arc::new(file(dir, TIER_BYTES)))
+}
+
+fn tiers(backings: impl IntoIterator<Item = Backing>, seal: Option<Arc<dyn Seal>>) -> Arc<Tiers> {
+    Arc::new(Tiers::new(backings.into_iter().collect(), seal).expect("sizes"))
+}
+
+/// Writes pages, and has them leave.
+fn write(store: &Store, pages: impl IntoIterator<Item = u64>) {
+    writeback_tests::write(store, pages, half_random);
+    store.write_back(&ALL).expect("room");
 }
 
 /// Pages are overwritten at random while most of the space is taken: extents are cleaned, the objects of
-/// those are gone, and nothing is lost. In the end none is left.
+/// those are gone, and nothing is lost. In the end no object is left.
 #[test]
-fn extents_are_written_once_and_removed() {
-    for objects in [Shared::new(8 << 20), Shared::sealed(8 << 20)] {
-        overwrite_and_remove(objects.alone(), &|| objects.objects());
-    }
-}
-
-pub(super) fn overwrite_and_remove(backing: Arc<Tiers>, objects: &dyn Fn() -> usize) {
+fn pages_are_overwritten_on_any_backing() {
     const PAGES: u64 = 2000;
-    let store = store_on(backing, config(PAGES));
-    let (mut versions, mut random) = (vec![0; PAGES as usize], Random::new(3));
-    write(&store, 0..PAGES, half_random);
-    assert_eq!(store.write_back(&ALL), Ok(PAGES));
-    let first_objects = objects();
-    overwrite(&store, &mut versions, &mut random);
-    let stats = store.backing_stats();
-    assert!(stats.cleaned_bytes > 0 && stats.pages == PAGES, "{stats:?}");
-    assert!(first_objects >= 64 && objects() as u64 <= stats.len_bytes / OBJECT_BYTES as u64);
-    assert!(objects() as u64 <= stats.extent_bytes / OBJECT_BYTES as u64 + 64, "{stats:?}");
-    (0..).zip(&versions).for_each(|(page, version)| expect(&store, page, &half_random(page + version)));
-    // What somebody else removed is an error, and nothing else.
-    store.write_back(&ALL).expect("room");
-    store.erase_backing();
-    assert_eq!(objects(), 0);
-    let (mut out, mut lost) = ([0; PAGE_SIZE], 0);
-    for (page, version) in (0..).zip(&versions) {
-        match store.read(PageNo::from_number(page), &mut out) {
-            Ok(()) => assert!(out == half_random(page + version), "page {page}"),
-            Err(error) => {
-                assert_eq!(error.kind(), ErrorKind::Io);
-                lost += 1;
+    let dirs = [(); 6].map(|()| dir());
+    let file = |at: usize| in_file(&dirs[at]);
+    let [[plain, sealed], [one, other], [_, behind]] = [(); 3].map(|()| Shared::both(TIER_BYTES));
+    let key: Arc<dyn Seal> = Arc::new(Plain::default());
+    let cases: [(_, Layout, &[&Shared]); 7] = [
+        (plain.alone(), PACKED, &[&plain]),
+        (sealed.alone(), PACKED, &[&sealed]),
+        (tiers([one.tier(), other.tier()], None), PACKED, &[&one, &other]),
+        (behind.behind([file(0)]), PACKED, &[]),
+        (tiers([file(1)], Some(key)), PACKED, &[]),
+        (tiers([file(2), file(3)], None), PACKED, &[]),
+        (tiers([file(4), file(5)], None), LAYOUTS[2], &[]),
+    ];
+    for (backing, layout, held) in cases {
+        let objects = || held.iter().map(|of| of.objects()).sum::<usize>();
+        let store = store_on(backing, layout, config(6000));
+        let mut versions = Versions::new(PAGES, 3);
+        write(&store, 0..PAGES);
+        let first_objects = objects();
+        versions.turn_over(&store);
+        let (stats, last_objects) = (store.backing_stats(), objects() as u64);
+        versions.check(&store, 0..PAGES);
+        if held.is_empty() {
+            continue;
+        }
+        assert!(stats.cleaned_bytes > 0 || held.len() > 1, "{stats:?}");
+        assert_eq!(stats.pages, PAGES);
+        assert!(first_objects >= 64 && last_objects <= stats.len_bytes / OBJECT_BYTES as u64);
+        assert!(last_objects <= stats.extent_bytes / OBJECT_BYTES as u64 + 64, "{stats:?}");
+        // What somebody else removed is an error, and nothing else.
+        store.write_back(&ALL).expect("room");
+        store.erase_backing();
+        assert_eq!(objects(), 0);
+        let (mut out, mut lost) = ([0; PAGE_SIZE], 0);
+        for (page, version) in (0..).zip(&versions.0) {
+            match store.read(PageNo::from_number(page), &mut out) {
+                Ok(()) => assert!(out == half_random(page + version), "page {page}"),
+                Err(error) => {
+                    assert_eq!(error.kind(), ErrorKind::Io);
+                    lost += 1;
+                }
             }
         }
+        assert!(lost > 0);
     }
-    assert!(lost > 0);
-}
-
-/// Without space for more, a page stays in memory, and leaves when others were discarded.
-#[test]
-fn a_store_of_objects_that_is_full_refuses_more() {
-    const PAGES: u64 = 400;
-    let store = store_on(Shared::new(1 << 20).alone(), config(PAGES));
-    write(&store, 0..PAGES, incompressible);
-    let refused = store.write_back(&ALL).map_err(|error| (error.kind(), error.setting()));
-    assert_eq!(refused, Err((ErrorKind::NoSpace, Some("backing_dev"))));
-    assert_eq!(store.backing_state(), Some(BackingState::Full));
-    let held = store.backing_stats().pages;
-    assert!((180..256).contains(&held), "{held} pages in 16 extents");
-    check(&store, 0..PAGES, incompressible);
-    (0..PAGES / 2).for_each(|page| store.discard(PageNo::from_number(page)));
-    store.write_back(&ALL).expect("room");
-    assert_eq!(store.backing_state(), Some(BackingState::Ok));
-    check(&store, PAGES / 2..PAGES, incompressible);
 }
 
 #[test]
-fn single_blocks_and_odd_extents_are_refused() {
-    let objects = Shared::new(8 << 20);
-    let of = |layout, compressed| {
-        let backing = BackingOptions { backing: objects.alone(), layout, compressed };
-        Store::new(&StoreBuilder { backing: Some(backing), ..config(100) }).map(drop)
-    };
-    let refused = of(WritebackLayout::Blocks, true).expect_err("no blocks");
+fn single_blocks_are_refused() {
+    let backing = Shared::new(TIER_BYTES).alone();
+    let backing = BackingOptions { backing, layout: WritebackLayout::Blocks, compressed: true };
+    let refused = Store::new(&config(100).backing(backing)).map(drop).expect_err("no blocks");
     assert_eq!((refused.kind(), refused.setting()), (ErrorKind::Unsupported, Some("writeback_layout")));
-    of(WritebackLayout::Packed, true).expect("objects");
 }
 
 /// When the places of all copies have changed, all extents are rewritten, and nothing is lost.
 #[test]
 fn extents_in_danger_are_rewritten() {
     const PAGES: u64 = 2000;
-    for objects in [Shared::new(8 << 20), Shared::sealed(8 << 20)] {
-        let store = store_on(objects.alone(), config(PAGES));
-        write(&store, 0..PAGES, half_random);
-        store.write_back(&ALL).expect("room");
+    for objects in Shared::both(8 << 20) {
+        let store = store_on(objects.alone(), PACKED, config(PAGES));
+        write(&store, 0..PAGES);
         assert!(!store.must_rescue() && objects.objects() > 60);
         objects.0.placement.add(1);
         assert!(store.must_rescue() && objects.misplaced() > 60);
         assert!(!store.rescue(|| false), "it was not to begin");
         assert!(store.rescue(|| true) && !store.must_rescue());
         // Extents that are free now are discarded when others are needed.
-        store.discard_pages(0..1);
-        store.write(PageNo(0), &half_random(0)).expect("memory");
-        store.write_back(&ALL).expect("room");
+        discard(&store, [0]);
+        write(&store, [0]);
         assert_eq!(objects.misplaced(), 0);
         check(&store, 0..PAGES, half_random);
     }
 }
 
-/// Threads do all operations at once, on a backing with faults, and each checks its own pages against a
-/// model. The places of all objects change meanwhile.
+/// Threads do all operations at once, on a backing with faults, alone or behind a file, and each checks its
+/// own pages against a model. The places of all objects change meanwhile.
 #[test]
 fn everything_at_once_on_objects_agrees_with_a_model() {
-    const PAGES: u64 = 600;
-    for seed in 0..2 {
-        let objects = if seed == 0 { Shared::new(2 << 20) } else { Shared::sealed(2 << 20) };
-        let faulty = FaultyBacking::new(objects.clone(), seed).expect("a thread");
-        let faults = faulty.faults();
-        let backing = Tiers::new(vec![Backing::Objects(Arc::new(faulty))], objects.seal()).expect("one tier");
-        let backing = BackingOptions::packed(backing);
-        let config = StoreBuilder { backing: Some(backing), limit_pages: 128, ..config(PAGES) };
-        let store = Arc::new(Store::new(&config).expect("a store"));
-        let policy = PolicyThread::start("test", &store).expect("a thread");
-        agree_with_a_model(&store, &faults, 100 + seed, 20_000, |_| {
-            for _ in 0..20 {
-                std::thread::sleep(std::time::Duration::from_millis(20));
+    let [plain, sealed] = Shared::both(2 << 20);
+    let behind = Shared::with(TIER_BYTES, true);
+    for (seed, objects, pages) in [(100, plain, 600), (101, sealed, 600), (7, behind, 6000)] {
+        let (dir, (faulty, faults)) = (dir(), objects.with_faults(seed));
+        let is_alone = pages == 600;
+        let first = (!is_alone).then(|| in_file(&dir));
+        let backing = tiers(first.into_iter().chain([faulty]), objects.0.seal.clone());
+        let store = store_on(backing, PACKED, StoreBuilder { limit_pages: 128, ..config(pages) });
+        agree_with_a_model(&store, &faults, seed, 20_000, |_| {
+            for _ in 0..if is_alone { 20 } else { 0 } {
+                std::thread::sleep(Duration::from_millis(20));
                 objects.0.placement.add(1);
                 store.rescue(|| true);
             }
         });
-        drop(policy);
         let stats = store.backing_stats();
-        assert!(stats.pages_written_back > 1000 && stats.cleaned_bytes > 0, "{stats:?}");
-        assert!(stats.pages_returned > 0 && stats.failed_writes > 0, "{stats:?}");
-        store.discard_pages(0..PAGES);
-        assert_eq!((store.backing_stats().pages, store.backing_stats().held_bytes), (0, 0), "seed {seed}");
+        assert!(stats.pages_returned > 0, "{stats:?}");
+        assert!(!is_alone || stats.cleaned_bytes > 0 && stats.failed_writes > 0, "{stats:?}");
         // Objects of which the write failed later are removed, too.
         store.erase_backing();
         assert_eq!(objects.objects(), 0, "seed {seed}");
@@ -306,7 +304,7 @@ fn read_ahead(store: &Store, pages: impl Iterator<Item = u64>) -> u64 {
     for page in pages {
         expect(store, page, &half_random(page));
         // Another thread fetches extents meanwhile.
-        std::thread::sleep(std::time::Duration::from_micros(200));
+        std::thread::sleep(Duration::from_micros(200));
     }
     store.backing_stats().pages_read_ahead - before
 }
@@ -316,11 +314,11 @@ fn read_ahead(store: &Store, pages: impl Iterator<Item = u64>) -> u64 {
 #[test]
 fn extents_are_read_ahead_where_there_is_a_trend() {
     const FAR: u64 = 20_000;
-    for objects in [Shared::new(32 << 20), Shared::sealed(32 << 20)] {
-        let store = store_on(objects.alone(), StoreBuilder { limit_pages: 400, ..config(2 * FAR) });
+    for objects in Shared::both(32 << 20) {
+        let limited = StoreBuilder { limit_pages: 400, ..config(2 * FAR) };
+        let store = store_on(objects.alone(), PACKED, limited);
         for first in (0..2000).chain(FAR..FAR + 2000).step_by(200) {
-            write(&store, first..first + 200, half_random);
-            assert_eq!(store.write_back(&ALL), Ok(200));
+            write(&store, first..first + 200);
         }
         let extents = store.backing_stats().extent_bytes / OBJECT_BYTES as u64;
         assert!(extents > 100, "{extents}");
@@ -344,31 +342,23 @@ fn extents_are_read_ahead_where_there_is_a_trend() {
     }
 }
 
-fn store_with_faults(objects: &Shared, pages: u64) -> (Store, Faults) {
-    let faulty = FaultyBacking::new(objects.clone(), 3).expect("a thread");
-    let faults = faulty.faults();
-    (store_on(Backing::Objects(Arc::new(faulty)).into(), config(pages)), faults)
-}
-
 /// A backing that does not answer for a while: cleaning and rescuing give up soon, and go on when it answers
 /// again.
 #[test]
 fn extents_that_cannot_be_read_now_are_tried_again() {
     const PAGES: u64 = 700;
     let objects = Shared::new(2 << 20);
-    let (store, faults) = store_with_faults(&objects, PAGES);
-    let write = |pages: &mut dyn Iterator<Item = u64>| {
-        pages.for_each(|page| store.write(PageNo::from_number(page), &half_random(page)).expect("memory"));
-        store.write_back(&ALL).map_err(|error| error.kind())
-    };
-    write(&mut (0..PAGES)).expect("room");
+    let (backing, faults) = objects.with_faults(3);
+    let store = store_on(backing, PACKED, config(PAGES));
+    write(&store, 0..PAGES);
     // Most extents are half dead.
-    (0..PAGES).step_by(2).for_each(|page| store.discard(PageNo::from_number(page)));
+    discard(&store, (0..PAGES).step_by(2));
     let failing = |direction| Fault { direction: Some(direction), ..Fault::always(FaultKind::Error) };
     faults.add(failing(Direction::Read));
-    let reads = || store.backing_stats().failed_reads;
-    assert_eq!(write(&mut (0..PAGES).step_by(2)), Err(ErrorKind::Io), "it may not be full");
-    assert!((1..10).contains(&reads()), "{} reads", reads());
+    writeback_tests::write(&store, (0..PAGES).step_by(2), half_random);
+    assert_eq!(refusal(&store).map(|(kind, _)| kind), Some(ErrorKind::Io), "it may not be full");
+    let reads = store.backing_stats().failed_reads;
+    assert!((1..10).contains(&reads), "{reads} reads");
     assert_eq!(store.backing_state().map(|state| state.name()), Some("failing"));
     objects.0.placement.add(1);
     assert!(!store.rescue(|| true) && store.must_rescue());
@@ -377,7 +367,7 @@ fn extents_that_cannot_be_read_now_are_tried_again() {
     assert!(!store.rescue(|| true) && store.must_rescue());
     faults.clear();
     assert!(store.rescue(|| true) && !store.must_rescue());
-    write(&mut (0..PAGES).step_by(2)).expect("room, once extents were cleaned");
+    write(&store, (0..PAGES).step_by(2));
     check(&store, 0..PAGES, half_random);
 }
 
@@ -387,20 +377,127 @@ fn extents_that_cannot_be_read_now_are_tried_again() {
 fn extents_that_cannot_be_read_hold_up_no_others() {
     const PAGES: u64 = 2000;
     let objects = Shared::new(8 << 20);
-    let (store, faults) = store_with_faults(&objects, PAGES);
-    write(&store, 0..PAGES, half_random);
-    store.write_back(&ALL).expect("room");
+    let (backing, faults) = objects.with_faults(3);
+    let store = store_on(backing, PACKED, config(PAGES));
+    write(&store, 0..PAGES);
     objects.0.placement.add(1);
     // More than are waited for in one call, at the beginning and between others.
     for range in [0..10, 20..21, 30..31] {
         let range = range.start * OBJECT_BYTES as u64..range.end * OBJECT_BYTES as u64;
         faults.add(Fault { range, ..Fault::always(FaultKind::Error) });
     }
-    for _ in 0..5 {
-        assert!(!store.rescue(|| true));
-    }
+    assert!((0..5).all(|_| !store.rescue(|| true)));
     assert_eq!(objects.misplaced(), 12);
     faults.clear();
     assert!(store.rescue(|| true) && !store.must_rescue());
     check(&store, 0..PAGES, half_random);
+}
+
+#[test]
+fn the_first_tier_is_used_first_and_again() {
+    for (objects, sealed) in Shared::both(32 << 20).into_iter().zip([false, true]) {
+        let dir = dir();
+        let store = store_on(objects.behind([in_file(&dir)]), PACKED, config(20_000));
+        write(&store, 0..3000);
+        assert_eq!((objects.objects(), store.backing_stats().len_bytes), (0, TIER_BYTES + (32 << 20)));
+        write(&store, 3000..6000);
+        let beyond = objects.objects();
+        assert!(beyond > 10, "{beyond}");
+        // What is free in the first one is used before more of the second.
+        store.discard_pages(0..2000);
+        write(&store, 10_000..11_500);
+        assert_eq!(objects.objects(), beyond);
+        check(&store, (2000..6000).chain(10_000..11_500), half_random);
+        let in_file = std::fs::read(dir.path().join("backing")).expect("the file").split_off(MARK_BYTES);
+        let needle = &half_random(2500)[64..96];
+        let is_readable = in_file.windows(needle.len()).any(|window| window == needle);
+        assert_eq!(is_readable, !sealed, "what is in the file is sealed, too");
+        store.erase_backing();
+        assert_eq!(objects.objects(), 0);
+    }
+}
+
+#[test]
+fn files_are_used_one_after_another() {
+    for layout in [PACKED, LAYOUTS[2]] {
+        let dirs = [(); 2].map(|()| dir());
+        let backing = tiers(dirs.iter().map(in_file), None);
+        assert_eq!(backing.object_bytes(), None);
+        let store = store_on(backing, layout, config(6000));
+        let is_written = |dir: &tempfile::TempDir| {
+            let bytes = std::fs::read(dir.path().join("backing")).expect("the file");
+            bytes[MARK_BYTES..].iter().any(|byte| *byte != 0)
+        };
+        write(&store, 0..1500);
+        assert_eq!(dirs.each_ref().map(is_written), [true, false]);
+        write(&store, 1500..3700);
+        assert_eq!(dirs.each_ref().map(is_written), [true, layout != PACKED]);
+        check(&store, 0..3700, half_random);
+    }
+}
+
+#[test]
+fn tiers_that_do_not_fit_together_are_refused() {
+    let of = |sizes: &[u64]| {
+        let backings = sizes.iter().map(|size| Shared::new(*size).tier()).collect();
+        Tiers::new(backings, None).map(drop)
+    };
+    for (sizes, hint) in
+        [(&[][..], "1 to 4"), (&[TIER_BYTES; 5], "1 to 4"), (&[4 << 20, TIER_BYTES], "tier 1 needs a size")]
+    {
+        let error = of(sizes).expect_err(hint);
+        assert_eq!((error.kind(), error.setting()), (ErrorKind::Invalid, Some("backing_dev")));
+        assert!(error.to_string().contains(hint), "{error}");
+    }
+    assert!(of(&[TIER_BYTES, 4 << 20]).is_ok());
+}
+
+/// The numbers of extents and generations begin anew in each store, and so would the nonces.
+#[test]
+fn objects_are_for_one_store() {
+    let tiers = Shared::with(TIER_BYTES, true).alone();
+    let builder = config(100).backing(BackingOptions::packed(tiers.clone()));
+    drop(Store::new(&builder).expect("the first store"));
+    let error = Store::new(&builder).map(drop).expect_err("a second store");
+    assert_eq!((error.kind(), error.setting()), (ErrorKind::Busy, Some("backing_dev")));
+    tiers.give_back();
+    Store::new(&builder).expect("the first one has written nothing");
+}
+
+#[test]
+fn tiers_are_stopped_once_all_are() {
+    let (dir, downs) = (dir(), [0; 2].map(|_| Shared::new(TIER_BYTES)));
+    let (both, with_file) = (downs[1].behind([downs[0].tier()]), downs[1].behind([in_file(&dir)]));
+    let state = |tiers: &Tiers| {
+        let Health { expired, stopped, degraded, checked, .. } = tiers.health().expect("it is known");
+        (expired, stopped.is_some(), degraded.is_some(), checked.is_some())
+    };
+    assert_eq!((state(&both), state(&with_file)), ((2, false, false, true), (1, false, false, false)));
+    downs[1].set_down(true);
+    assert_eq!((state(&both), state(&with_file)), ((2, false, true, true), (1, false, true, false)));
+    downs[0].set_down(true);
+    assert_eq!((state(&both), state(&with_file)), ((2, true, false, true), (1, false, true, false)));
+}
+
+/// While a tier is down, the others are cleaned, whatever is free or dead in it.
+#[test]
+fn a_tier_that_is_down_keeps_no_other_from_being_cleaned() {
+    // The pages of the second tier, of which each takes some 2 KiB, and those written before it is down,
+    // which clean it.
+    for (in_second, before) in [(0, 0..0), (3000, 0..0), (3500, 9000..10_500)] {
+        let (objects, dir) = (Shared::new(TIER_BYTES), dir());
+        let store = store_on(objects.behind([in_file(&dir)]), PACKED, config(12_000));
+        let in_first = 3600;
+        write(&store, 0..in_first + in_second);
+        assert_eq!(objects.objects() > 40, in_second > 0);
+        discard(&store, (in_first..in_first + in_second).step_by(2));
+        write(&store, before.clone());
+        objects.set_down(true);
+        // The first tier is half dead now, and nothing else is written to.
+        discard(&store, (0..in_first).step_by(2));
+        write(&store, 7900..9000);
+        objects.set_down(false);
+        let left = (0..in_first + in_second).skip(1).step_by(2).chain(7900..9000).chain(before);
+        check(&store, left, half_random);
+    }
 }

@@ -112,9 +112,6 @@ impl Store {
 
     /// Reads the contents of a locked slot. Given the guard, it unlocks the slot as soon as the pool allows;
     /// given a reference, it leaves the slot locked.
-    ///
-    /// # Errors
-    /// `Corrupt`; `WouldBlock` for a page on the backing device.
     #[inline]
     pub(super) fn read_locked<'a>(
         &self,

@@ -155,9 +155,6 @@ impl Store {
     /// Collects candidates among `pages`, which are sorted, from the position `from` on, largest first, whole
     /// buckets up to [`CANDIDATES`]. Returns them, the number of all candidates from `from` on, and the
     /// position to continue from.
-    ///
-    /// # Errors
-    /// `Interrupted`.
     pub(super) fn largest(
         &self,
         pages: &[Range<u64>],

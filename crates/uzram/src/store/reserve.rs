@@ -90,9 +90,6 @@ impl Shared {
 
 /// Checks that a disk of `pages` pages and its reserve can be in memory at all: populating more would harm
 /// other processes, or have this process killed by its cgroup's limit.
-///
-/// # Errors
-/// `NoMemory` if they do not fit.
 pub(super) fn check_fits(pages: u64, reserve_pages: u64) -> Result<()> {
     match machine_memory::read() {
         Ok(memory) => check_fits_into(&memory, pages, reserve_pages),

@@ -408,9 +408,6 @@ impl Slots {
 
     /// Returns the ranges of the table's pages that are in memory. Call [`Slots::adopt`] for each slot of
     /// each of these pages, then [`Slots::end_adoption_of`] for the page.
-    ///
-    /// # Errors
-    /// `Io` if the system does not report which pages are in memory.
     #[cfg(not(loom))]
     pub(super) fn resident_ranges(&self) -> Result<Vec<Range<usize>>> {
         let (mut ranges, per_page) = (Vec::new(), self.table.entries_per_page());

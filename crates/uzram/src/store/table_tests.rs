@@ -1,11 +1,10 @@
 //! The slot table takes memory only for used slots, with any page size of the host.
 
-use super::tests::{config, join_all};
+use super::tests::{config, discard, expect, on_threads, put, store};
 use super::*;
 use crate::base::mem::{HOST_PAGE_BYTES, with_host_pages_of};
 use crate::base::random::Random;
 use crate::base::units::{PAGE_SIZE, PageNo};
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 fn store_on_pages_of(host_page_bytes: usize, config: &StoreBuilder) -> Store {
@@ -17,16 +16,16 @@ fn store_on_pages_of(host_page_bytes: usize, config: &StoreBuilder) -> Store {
 #[test]
 fn unwritten_space_takes_no_memory_of_the_table() {
     const TIB_PAGES: u64 = 1 << 28;
-    let store = Store::new(&config(TIB_PAGES)).expect("a store");
+    let store = store(&config(TIB_PAGES));
     let before = store.table_resident_bytes();
     let start = Instant::now();
     store.discard_pages(0..TIB_PAGES);
     assert_eq!(store.extent(PageNo(5), TIB_PAGES - 5), (PageState::Hole, TIB_PAGES - 5));
     assert_eq!(store.zero_pages(PageNo(0), TIB_PAGES), TIB_PAGES);
     store.prefetch_object(|ahead| Some(PageNo(ahead as u32)));
-    let mut read = [1; PAGE_SIZE];
-    for page in (0..TIB_PAGES).step_by(1 << 20) {
-        store.read(PageNo::from_number(page), &mut read).expect("a hole");
+    for page in (0..TIB_PAGES).step_by(3001) {
+        expect(&store, page, &[0; PAGE_SIZE]);
+        store.discard(PageNo::from_number(page));
         store.zero_part(PageNo::from_number(page), 1, 1, false, Wait::No).expect("a hole");
     }
     assert_eq!(store.table_resident_bytes(), before);
@@ -75,7 +74,7 @@ fn the_table_shrinks_when_pages_are_discarded() {
 
 #[test]
 fn a_table_of_a_store_with_a_reserve_stays() {
-    let store = Store::new(&StoreBuilder { reserve_pages: 1024, ..config(1 << 16) }).expect("a store");
+    let store = store(&StoreBuilder { reserve_pages: 1024, ..config(1 << 16) });
     let before = (store.table_resident_bytes(), store.slots.table_memory_bytes());
     assert_eq!(before.1, (1 << 16) * slot::SLOT_BYTES);
     (0..1 << 16).for_each(|page| store.zero(PageNo::from_number(page)));
@@ -84,87 +83,51 @@ fn a_table_of_a_store_with_a_reserve_stays() {
     assert_eq!(store.slots.table_pages(), ((1 << 16) * slot::SLOT_BYTES / rustix::param::page_size()) as u64);
 }
 
-/// A thread of [`pages_come_and_go_beside_each_other`], with its own pages.
-struct Worker<'a> {
-    store: &'a Store,
-    /// The byte that each of its pages is filled with; 0 for a hole.
-    model: Vec<u8>,
-    thread: u64,
-    threads: u64,
-    random: Random,
-    left: &'a AtomicU64,
-}
-
-impl Worker<'_> {
-    fn page(&self, at: usize) -> u64 {
-        at as u64 * self.threads + self.thread
-    }
-
-    fn check(&self, at: usize) {
-        let (page, byte) = (self.page(at), self.model[at]);
-        let mut read = [0xff; PAGE_SIZE];
-        self.store.read(PageNo::from_number(page), &mut read).expect("sound");
-        assert!(read.iter().all(|other| *other == byte), "page {page} holds {} and not {byte}", read[0]);
-        let state = if byte == 0 { PageState::Hole } else { PageState::Same };
-        assert_eq!(self.store.extent(PageNo::from_number(page), 1).0, state, "page {page}");
-    }
-
-    fn run(mut self, events: usize) {
-        for _ in 0..events {
-            let at = self.random.below(self.model.len());
-            match self.random.below(8) {
-                0 => {
-                    self.model[at] = 1 + self.random.below(255) as u8;
-                    self.store
-                        .write(PageNo::from_number(self.page(at)), &[self.model[at]; PAGE_SIZE])
-                        .expect("no limit");
-                }
-                1..6 => {
-                    // Discard all of this thread's pages in some page of the table, so that it is often
-                    // empty.
-                    let some = at / 8 * 8..(at / 8 * 8 + 8).min(self.model.len());
-                    for at in some {
-                        if self.model[at] != 0 {
-                            self.model[at] = 0;
-                            self.store.discard(PageNo::from_number(self.page(at)));
-                        }
-                    }
-                    let is_empty = self.store.slots.table_pages() == 0;
-                    self.left.fetch_add(u64::from(is_empty), Ordering::Relaxed);
-                }
-                _ => {}
-            }
-            self.check(at);
-        }
-        (0..self.model.len()).for_each(|at| self.check(at));
-        self.store.discard_pages(0..0);
-        for at in 0..self.model.len() {
-            self.store.discard(PageNo::from_number(self.page(at)));
-        }
-    }
-}
-
 /// Threads write, read and discard pages whose slots share pages of the table, which leave and come back
 /// meanwhile: each thread reads only what it wrote, and in the end the table is empty.
 #[test]
 fn pages_come_and_go_beside_each_other() {
     const THREADS: u64 = 3;
     for (seed, host_page_bytes) in (0..6).zip(HOST_PAGE_BYTES.into_iter().cycle()) {
-        let slots_per_page = host_page_bytes / slot::SLOT_BYTES;
         // The last page of the table is not full.
-        let pages = slots_per_page as u64 + 12;
+        let pages = (host_page_bytes / slot::SLOT_BYTES) as u64 + 12;
         let store = store_on_pages_of(host_page_bytes, &config(pages));
-        let left = AtomicU64::new(0);
-        std::thread::scope(|scope| {
-            join_all((0..THREADS).map(|thread| {
-                let mine = if host_page_bytes == HOST_PAGE_BYTES[0] { pages / THREADS } else { 8 };
-                let random = Random::new(seed * THREADS + thread);
-                let model = vec![0; mine as usize];
-                let worker = Worker { store: &store, model, thread, threads: THREADS, random, left: &left };
-                scope.spawn(|| worker.run(20_000))
-            }));
+        let left = on_threads(THREADS, |thread, _| {
+            let mut random = Random::new(seed * THREADS + thread);
+            // The byte that each of the thread's pages is filled with; 0 for a hole.
+            let mine = if host_page_bytes == HOST_PAGE_BYTES[0] { pages / THREADS } else { 8 };
+            let (mut model, mut left) = (vec![0; mine as usize], false);
+            let number = |at: usize| at as u64 * THREADS + thread;
+            let check = |at: usize, byte: u8| {
+                expect(&store, number(at), &[byte; PAGE_SIZE]);
+                let state = if byte == 0 { PageState::Hole } else { PageState::Same };
+                assert_eq!(store.extent(PageNo::from_number(number(at)), 1).0, state, "page {}", number(at));
+            };
+            for _ in 0..20_000 {
+                let at = random.below(model.len());
+                match random.below(8) {
+                    0 => {
+                        model[at] = 1 + random.below(255) as u8;
+                        put(&store, number(at), &[model[at]; PAGE_SIZE]);
+                    }
+                    1..6 => {
+                        // Discard all of this thread's pages in some page of the table, so that it is often
+                        // empty.
+                        let some = at / 8 * 8..(at / 8 * 8 + 8).min(model.len());
+                        let held = some.clone().filter(|at| model[*at] != 0);
+                        discard(&store, held.map(number));
+                        model[some].fill(0);
+                        left |= store.slots.table_pages() == 0;
+                    }
+                    _ => {}
+                }
+                check(at, model[at]);
+            }
+            model.iter().enumerate().for_each(|(at, byte)| check(at, *byte));
+            discard(&store, (0..model.len()).map(number));
+            left
         });
-        assert!(left.into_inner() > 0, "seed {seed}: no page of the table ever left");
+        assert!(left.contains(&true), "seed {seed}: no page of the table ever left");
         assert_eq!(store.extent(PageNo(0), pages), (PageState::Hole, pages), "seed {seed}");
         // Not by the system's count: a read of a slot just after its page left faults in zeros.
         assert_eq!(store.slots.table_pages(), 0, "seed {seed}");

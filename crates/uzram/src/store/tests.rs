@@ -1,3 +1,5 @@
+//! Pages in memory, and what all tests of stores share.
+
 use super::designs::each_pool_design;
 use super::policy::one_batch;
 use super::slot::Contents;
@@ -7,37 +9,50 @@ use crate::base::random::Random;
 use crate::base::units::{PAGE_SIZE, Page, PageNo, fill_with_word, same_word};
 use crate::codec::Encoder;
 use crate::zsmalloc::ClassStat;
+use std::time::Duration;
 
 pub(super) fn config(pages: u64) -> StoreBuilder {
     // No background compaction.
     StoreBuilder { compact_threshold_percent: 0, ..StoreBuilder::new("test", pages) }
 }
 
-fn with_designs(base: &StoreBuilder) -> Vec<StoreBuilder> {
-    let configs = each_pool_design(base);
-    #[cfg(feature = "designs")]
-    let configs = {
-        use crate::stream::StreamDesign;
-        let list = |count: usize| StreamDesign::IdleList(count.try_into().expect("in range"));
-        let streams = [StreamDesign::PerCpu, list(1), list(3)];
-        configs.iter().flat_map(|config| streams.map(|streams| config.clone().streams(streams))).collect()
-    };
-    configs
+pub(super) fn store(config: &StoreBuilder) -> Store {
+    Store::new(config).expect("a store")
 }
 
-fn configs(pages: u64) -> [StoreBuilder; 5] {
-    let base = config(pages);
-    [
-        base.clone(),
-        StoreBuilder { checksum: true, chain_size: 4, ..base.clone() },
-        StoreBuilder { algorithm: "zstd".parse().expect("known"), run_cache_batch_pages: 0, ..base.clone() },
-        StoreBuilder { limit_pages: 40, chain_size: 8, ..base.clone() },
-        StoreBuilder { recompression: recompression(["zstd:3", "", "deflate"]), checksum: true, ..base },
-    ]
-}
-
+/// Returns the recompression algorithms of these names; an empty name is none.
 pub(super) fn recompression(names: [&str; MAX_RECOMPRESSION]) -> [Option<Algorithm>; MAX_RECOMPRESSION] {
     names.map(|name| (!name.is_empty()).then(|| name.parse().expect("known")))
+}
+
+pub(super) fn put(store: &Store, page: u64, contents: &Page) {
+    store.write(PageNo::from_number(page), contents).expect("memory");
+}
+
+pub(super) fn get(store: &Store, page: u64) -> Page {
+    let mut read = [1; PAGE_SIZE];
+    store.read(PageNo::from_number(page), &mut read).unwrap_or_else(|error| panic!("page {page}: {error}"));
+    read
+}
+
+pub(super) fn expect(store: &Store, page: u64, contents: &Page) {
+    assert!(get(store, page) == *contents, "page {page}");
+}
+
+pub(super) fn discard(store: &Store, pages: impl IntoIterator<Item = u64>) {
+    pages.into_iter().for_each(|page| store.discard(PageNo::from_number(page)));
+}
+
+/// Returns the number of objects in the pool.
+pub(super) fn objects(store: &Store) -> u64 {
+    store.class_stats().iter().map(|stat| stat.obj_used).sum()
+}
+
+/// Returns a page of `len` random bytes, and then zeros.
+pub(super) fn noise(len: usize, seed: u64) -> Page {
+    let mut page = [0; PAGE_SIZE];
+    Random::new(seed).fill(&mut page[..len]);
+    page
 }
 
 /// A page of one of the kinds that the store treats differently.
@@ -52,13 +67,70 @@ pub(super) fn page(random: &mut Random) -> Page {
             random.fill(&mut page[..len]);
         }
         _ => {
-            let period = 1 + random.below(300);
-            let mut unit = vec![0; period];
+            let mut unit = vec![0; 1 + random.below(300)];
             random.fill(&mut unit);
             page.iter_mut().zip(unit.iter().cycle()).for_each(|(byte, unit)| *byte = *unit);
         }
     }
     page
+}
+
+pub(super) fn until(what: &str, is_so: impl Fn() -> bool) {
+    for _ in 0..60_000 {
+        if is_so() {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    panic!("{what} did not come about");
+}
+
+/// Calls `run` in threads, with their numbers and a count of those that still run. Returns what it returned.
+pub(super) fn on_threads<T: Send>(threads: u64, run: impl Fn(u64, &Counter) -> T + Sync) -> Vec<T> {
+    struct Runs<'a>(&'a Counter);
+    impl Drop for Runs<'_> {
+        fn drop(&mut self) {
+            self.0.sub(1);
+        }
+    }
+    let running = Counter::new(threads);
+    std::thread::scope(|scope| {
+        let (run, running) = (&run, &running);
+        let start = |thread| {
+            scope.spawn(move || {
+                let _runs = Runs(running);
+                run(thread, running)
+            })
+        };
+        let started: Vec<_> = (0..threads).map(start).collect();
+        // ThreadSanitizer sees joins, but not the end of a scope.
+        started.into_iter().map(|thread| thread.join().expect("no panic")).collect()
+    })
+}
+
+/// Returns `base` with all combinations of stream designs and pool designs that there are.
+fn with_designs(base: &StoreBuilder) -> Vec<StoreBuilder> {
+    let configs = each_pool_design(base);
+    #[cfg(feature = "designs")]
+    let configs = {
+        use crate::stream::StreamDesign;
+        let list = |count: usize| StreamDesign::IdleList(count.try_into().expect("in range"));
+        let streams = [StreamDesign::PerCpu, list(1), list(3)];
+        configs.iter().flat_map(|config| streams.map(|streams| config.clone().streams(streams))).collect()
+    };
+    configs
+}
+
+fn configs(pages: u64) -> Vec<StoreBuilder> {
+    let base = config(pages);
+    let all = [
+        base.clone(),
+        StoreBuilder { checksum: true, chain_size: 4, ..base.clone() },
+        StoreBuilder { algorithm: "zstd".parse().expect("known"), run_cache_batch_pages: 0, ..base.clone() },
+        StoreBuilder { limit_pages: 40, chain_size: 8, ..base.clone() },
+        StoreBuilder { recompression: recompression(["zstd:3", "", "deflate"]), checksum: true, ..base },
+    ];
+    all.iter().flat_map(with_designs).collect()
 }
 
 /// Checks the counters against the contents of every page; `None` was never written.
@@ -78,19 +150,14 @@ fn check_stats(store: &Store, model: &[Option<Page>]) {
         assert_eq!(stats.compr_data_bytes, lens.iter().sum::<u64>());
         assert_eq!(stats.huge_pages, lens.iter().filter(|len| **len == PAGE_SIZE as u64).count() as u64);
     }
-    let objects: u64 = store.class_stats().iter().map(|stat| stat.obj_used).sum();
-    assert_eq!(objects, lens.len() as u64, "every stored page has one object");
-    assert_eq!(stats.corrupted, 0);
+    assert_eq!((objects(store), stats.corrupted), (lens.len() as u64, 0), "each stored page has one object");
 }
 
 fn a_recompression(random: &mut Random) -> Recompression {
     let first = 1 + random.below(MAX_RECOMPRESSION) as u8;
+    let (idle, huge) = (random.below(2) == 0, random.below(3) == 0);
     Recompression {
-        candidates: Candidates {
-            idle: random.below(2) == 0,
-            huge: random.below(3) == 0,
-            incompressible: false,
-        },
+        candidates: Candidates { idle, huge, incompressible: false },
         threshold_bytes: [0, 0, 100, 1500][random.below(4)],
         max_pages: [u64::MAX, 7][random.below(2)],
         priorities: first..=first + random.below(MAX_RECOMPRESSION + 1 - usize::from(first)) as u8,
@@ -102,10 +169,8 @@ fn a_recompression(random: &mut Random) -> Recompression {
 #[test]
 fn agrees_with_a_naive_model() {
     const PAGES: u64 = 60;
-    let configs: Vec<StoreBuilder> = configs(PAGES).iter().flat_map(with_designs).collect();
-    for (seed, config) in (0..).zip(&configs) {
-        let mut random = Random::new(seed);
-        let store = Store::new(config).expect("store");
+    for (seed, config) in (0..).zip(&configs(PAGES)) {
+        let (store, mut random) = (store(config), Random::new(seed));
         let mut model: Vec<Option<Page>> = vec![None; PAGES as usize];
         let (mut written, mut refused) = (0, 0);
         for step in 0..3000 {
@@ -159,29 +224,19 @@ fn agrees_with_a_naive_model() {
                     continue;
                 }
             };
-            match done {
-                Ok(()) => {
-                    model[number] = Some(expected);
-                    written += 1;
-                }
-                Err(ref error) => {
+            match &done {
+                Ok(()) => (model[number], written) = (Some(expected), written + 1),
+                Err(error) => {
                     refused += 1;
                     assert!(matches!(error.kind(), ErrorKind::NoSpace | ErrorKind::NoMemory), "{error}");
                 }
             }
             // A failed request has changed nothing.
-            let mut read = [1; PAGE_SIZE];
-            store.read(PageNo(number as u32), &mut read).expect("sound");
-            assert!(read == model[number].unwrap_or([0; PAGE_SIZE]), "seed {seed} step {step}: {done:?}");
+            let wanted = model[number].unwrap_or([0; PAGE_SIZE]);
+            assert!(get(&store, number as u64) == wanted, "seed {seed} step {step}: {done:?}");
         }
         assert!(written > 500 && refused > 10, "seed {seed}: {written} written, {refused} refused");
     }
-}
-
-/// Joins threads: ThreadSanitizer sees joins, but not the end of a scope.
-pub(super) fn join_all<'scope>(threads: impl IntoIterator<Item = std::thread::ScopedJoinHandle<'scope, ()>>) {
-    let started: Vec<_> = threads.into_iter().collect();
-    started.into_iter().for_each(|thread| thread.join().expect("no panic"));
 }
 
 /// Eight threads on 64 pages, which also compact: every read returns one of the values written to that page,
@@ -189,57 +244,40 @@ pub(super) fn join_all<'scope>(threads: impl IntoIterator<Item = std::thread::Sc
 #[test]
 fn reads_under_writes_are_whole_pages_of_theirs() {
     const PAGES: u64 = 64;
+    // The first word of page `number` in version `version` holds both, and determines the rest.
+    let make = |number: u64, version: u64| {
+        let word = number << 32 | version;
+        let mut page = noise(8 + Random::new(word).below(PAGE_SIZE - 8), word);
+        page[..8].copy_from_slice(&word.to_le_bytes());
+        page
+    };
     let zstd = StoreBuilder { algorithm: "zstd".parse().expect("known"), checksum: true, ..config(PAGES) };
     for config in with_designs(&config(PAGES)).into_iter().chain(with_designs(&zstd)) {
-        let store = Store::new(&config).expect("store");
-        // Page `number` in version `version`: its first word holds both, and determines the rest.
-        let make = |number: u64, version: u64| {
-            let mut page = [0; PAGE_SIZE];
-            let mut random = Random::new(number << 32 | version);
-            let random_len = random.below(PAGE_SIZE);
-            random.fill(&mut page[8..][..random_len.min(PAGE_SIZE - 8)]);
-            page[..8].copy_from_slice(&(number << 32 | version).to_le_bytes());
-            page
-        };
-        std::thread::scope(|scope| {
-            join_all((0..8u64).map(|thread| {
-                let store = &store;
-                scope.spawn(move || {
-                    let mut random = Random::new(thread);
-                    let mut read = [0; PAGE_SIZE];
-                    for step in 0..if cfg!(tsan) { 100 } else { 1500 } {
-                        let number = random.below(PAGES as usize) as u64;
-                        if step % 50 == 7 * thread {
-                            store.compact();
-                        }
-                        match random.below(10) {
-                            0 => store.discard(PageNo::from_number(number)),
-                            1..=4 => {
-                                let version = 1 + random.below(1000) as u64;
-                                store
-                                    .write(PageNo::from_number(number), &make(number, version))
-                                    .expect("memory");
-                            }
-                            _ => {
-                                store.read(PageNo::from_number(number), &mut read).expect("sound");
-                                let word = u64::from_le_bytes(read[..8].try_into().expect("8 bytes"));
-                                let expected = if word == 0 {
-                                    [0; PAGE_SIZE]
-                                } else {
-                                    make(word >> 32, word & 0xffff_ffff)
-                                };
-                                assert!(word == 0 || word >> 32 == number, "thread {thread}: page {number}");
-                                assert!(read == expected, "thread {thread}: page {number} is torn");
-                            }
-                        }
+        let store = store(&config);
+        on_threads(8, |thread, _| {
+            let mut random = Random::new(thread);
+            for step in 0..if cfg!(tsan) { 100 } else { 1500 } {
+                let number = random.below_u64(PAGES);
+                if step % 50 == 7 * thread {
+                    store.compact();
+                }
+                match random.below(10) {
+                    0 => store.discard(PageNo::from_number(number)),
+                    1..=4 => put(&store, number, &make(number, 1 + random.below_u64(1000))),
+                    _ => {
+                        let read = get(&store, number);
+                        let word = u64::from_le_bytes(*read.first_chunk().expect("8 bytes"));
+                        assert!(word == 0 || word >> 32 == number, "thread {thread}: page {number}");
+                        let is_whole = || read == make(number, word & 0xffff_ffff);
+                        assert!(if word == 0 { read == [0; PAGE_SIZE] } else { is_whole() }, "page {number}");
                     }
-                })
-            }));
+                }
+            }
         });
         let stats = store.stats();
-        let objects: u64 = store.class_stats().iter().map(|stat| stat.obj_used).sum();
-        assert_eq!((stats.pages_stored - stats.same_pages, stats.corrupted), (objects, 0), "{config:?}");
-        (0..PAGES).for_each(|number| store.discard(PageNo::from_number(number)));
+        let stored = stats.pages_stored - stats.same_pages;
+        assert_eq!((stored, stats.corrupted), (objects(&store), 0), "{config:?}");
+        discard(&store, 0..PAGES);
         assert_eq!(store.stats().pool_pages, 0, "{config:?}");
     }
 }
@@ -249,15 +287,11 @@ fn reads_under_writes_are_whole_pages_of_theirs() {
 #[test]
 fn shorter_contents_leave_nothing_of_longer_ones() {
     for config in each_pool_design(&config(4)) {
-        let store = Store::new(&config).expect("store");
-        let mut contents = [0; PAGE_SIZE];
+        let store = store(&config);
         for len in (8..PAGE_SIZE).rev().step_by(3) {
-            contents[len..].fill(0);
-            Random::new(len as u64).fill(&mut contents[..len]);
-            store.write(PageNo(1), &contents).expect("memory");
-            let mut read = [1; PAGE_SIZE];
-            store.read(PageNo(1), &mut read).expect("sound");
-            assert!(read == contents, "{config:?} {len}");
+            let contents = noise(len, len as u64);
+            put(&store, 1, &contents);
+            expect(&store, 1, &contents);
         }
     }
 }
@@ -265,79 +299,54 @@ fn shorter_contents_leave_nothing_of_longer_ones() {
 /// Threads write disjoint parts of the same pages: no write is lost.
 #[test]
 fn part_writes_of_one_page_do_not_undo_each_other() {
-    let store = Store::new(&config(4)).expect("store");
-    std::thread::scope(|scope| {
-        join_all((0..8usize).map(|thread| {
-            let store = &store;
-            scope.spawn(move || {
-                for round in 1..=200u8 {
-                    for page in 0..4 {
-                        let bytes = [round ^ thread as u8; 512];
-                        store
-                            .write_part(PageNo::from_number(page), thread * 512, &bytes, Wait::Yes)
-                            .expect("memory");
-                        let mut read = [0; 512];
-                        store
-                            .read_part(PageNo::from_number(page), thread * 512, &mut read, Wait::Yes)
-                            .expect("sound");
-                        assert_eq!(read, bytes);
-                    }
-                }
-            })
-        }));
+    let store = store(&config(4));
+    on_threads(8, |thread, _| {
+        let at = thread as usize * 512;
+        for (round, page) in (1..=200u8).flat_map(|round| [0, 1, 2, 3].map(|page| (round, PageNo(page)))) {
+            let (bytes, mut read) = ([round ^ thread as u8; 512], [0; 512]);
+            store.write_part(page, at, &bytes, Wait::Yes).expect("memory");
+            store.read_part(page, at, &mut read, Wait::Yes).expect("sound");
+            assert_eq!(read, bytes);
+        }
     });
 }
 
 #[test]
 fn damage_is_an_error() {
-    let store = Store::new(&StoreBuilder { checksum: true, ..config(8) }).expect("store");
-    let mut contents = [7; PAGE_SIZE];
-    Random::new(1).fill(&mut contents);
-    store.write(PageNo(3), &contents).expect("memory");
-    let Contents::Stored { handle, len, .. } = store.slots.lock(PageNo(3)).contents() else {
-        panic!("stored")
-    };
+    let store = store(&StoreBuilder { checksum: true, ..config(8) });
+    let mut contents = noise(PAGE_SIZE, 1);
+    put(&store, 3, &contents);
+    let other = store.slots.lock(PageNo(3)).contents();
+    let Contents::Stored { handle, len, .. } = other else { panic!("{other:?}") };
     // SAFETY: the slot holds the handle, and no other thread frees it.
     let pinned = unsafe { store.pool.read(handle, 3, usize::from(len)) }.expect("sound");
     // SAFETY: no other thread uses the store; the page is huge, so its bytes are the page's.
     unsafe { pinned.as_ptr().cast_mut().add(100).write(!contents[100]) };
     drop(pinned);
-    assert_eq!(store.read(PageNo(3), &mut contents).unwrap_err().kind(), ErrorKind::Corrupt);
-    assert_eq!(store.stats().failed_reads, 1);
-    // A slot that refers to another page's object.
-    let other = store.slots.lock(PageNo(3)).contents();
+    // A slot that refers to another page's object is damaged, too.
     store.slots.lock(PageNo(4)).replace(other);
-    assert_eq!(store.read(PageNo(4), &mut contents).unwrap_err().kind(), ErrorKind::Corrupt);
+    for page in [3, 4] {
+        assert_eq!(store.read(PageNo(page), &mut contents).unwrap_err().kind(), ErrorKind::Corrupt);
+    }
+    assert_eq!(store.stats().failed_reads, 2);
 }
 
 #[test]
 fn a_full_store_takes_discards_and_then_writes() {
-    let store = Store::new(&StoreBuilder { limit_pages: 100, ..config(1000) }).expect("store");
-    let mut random = Random::new(1);
-    let mut contents = [0; PAGE_SIZE];
-    let mut written = 0;
-    let error = loop {
-        random.fill(&mut contents);
-        match store.write(PageNo::from_number(written), &contents) {
-            Ok(()) => written += 1,
-            Err(error) => break error,
-        }
-    };
+    let store = store(&StoreBuilder { limit_pages: 100, ..config(1000) });
+    let write = |page| store.write(PageNo::from_number(page), &noise(PAGE_SIZE, page));
+    let (written, error) = (0..).find_map(|page| Some((page, write(page).err()?))).expect("there is a limit");
     assert_eq!(error.setting(), Some("mem_limit"));
-    assert!((90..100).contains(&written), "{written}");
-    assert!(store.stats().charged_pages <= 100);
-    (0..10).for_each(|page| store.discard(PageNo::from_number(page)));
-    store.write(PageNo(500), &contents).expect("there is room again");
+    assert!((90..100).contains(&written) && store.stats().charged_pages <= 100, "{written}");
+    discard(&store, 0..10);
+    write(500).expect("there is room again");
     store.set_limit_pages(0);
-    store.write(PageNo(501), &contents).expect("no limit any more");
+    write(501).expect("no limit any more");
 }
 
 #[test]
 fn a_limit_below_what_the_first_pages_take_is_refused() {
-    let mut raw = [0; PAGE_SIZE];
-    Random::new(1).fill(&mut raw);
-    let mut compressible = raw;
-    compressible[2000..].fill(0);
+    let (raw, compressible) = (noise(PAGE_SIZE, 1), noise(2000, 1));
     for config in each_pool_design(&config(16)) {
         let with = |limit_pages| StoreBuilder { limit_pages, ..config.clone() };
         for limit_pages in 1..6 {
@@ -347,25 +356,22 @@ fn a_limit_below_what_the_first_pages_take_is_refused() {
         }
         // This holds only if the thread stays on one CPU: each CPU has slabs of its own.
         let is_least = |_| {
-            let store = Store::new(&with(6)).expect("store");
-            let is_stored = |(page, contents)| store.write(PageNo::from_number(page), contents).is_ok();
+            let store = store(&with(6));
+            let is_stored = |(page, contents)| store.write(PageNo(page), contents).is_ok();
             [(0, &raw), (1, &compressible)].into_iter().all(is_stored) && store.stats().charged_pages == 6
         };
         assert!((0..20).any(is_least), "{config:?}");
         // An existing store accepts any limit, and keeps its pages.
-        let store = Store::new(&with(0)).expect("store");
-        store.write(PageNo(0), &raw).expect("no limit");
+        let store = store(&with(0));
+        put(&store, 0, &raw);
         store.set_limit_pages(1);
-        let mut read = [0; PAGE_SIZE];
-        store.read(PageNo(0), &mut read).expect("sound");
-        assert_eq!((store.stats().limit_pages, read == raw), (1, true));
+        assert_eq!((store.stats().limit_pages, get(&store, 0) == raw), (1, true));
     }
-}
-
-#[test]
-fn sizes_out_of_range_are_refused() {
     for pages in [0, MAX_PAGES + 1] {
-        assert_eq!(Store::new(&config(pages)).err().and_then(|error| error.setting()), Some("disksize"));
+        assert_eq!(
+            Store::new(&self::config(pages)).err().and_then(|error| error.setting()),
+            Some("disksize")
+        );
     }
 }
 
@@ -374,132 +380,84 @@ fn sizes_out_of_range_are_refused() {
 /// end. (The kernel's b0377ee80429: `huge_pages` went below zero.)
 #[test]
 fn one_busy_page_keeps_its_counts() {
-    let base = StoreBuilder { limit_pages: 400, ..config(1 << 20) };
-    each_pool_design(&base).iter().for_each(one_busy_page);
-}
-
-fn one_busy_page(config: &StoreBuilder) {
-    let store = Store::new(config).expect("store");
-    let stop = std::sync::atomic::AtomicBool::new(false);
-    let (mut stored, mut huge) = ([0; PAGE_SIZE], [0; PAGE_SIZE]);
-    Random::new(3).fill(&mut stored[..2000]);
-    Random::new(4).fill(&mut huge);
-    std::thread::scope(|scope| {
-        let writers: Vec<_> = (0..4)
-            .map(|thread| {
-                let (store, stored, huge) = (&store, &stored, &huge);
-                scope.spawn(move || {
-                    for round in 0..8000u64 {
-                        match (round + thread) % 4 {
-                            0 => store.write(PageNo(7), stored).expect("memory"),
-                            1 => store.write(PageNo(7), huge).expect("memory"),
-                            2 => store.write(PageNo(7), &[0xde; PAGE_SIZE]).expect("memory"),
-                            _ => store.discard(PageNo(7)),
-                        }
-                    }
-                })
-            })
-            .collect();
-        let watcher = scope.spawn(|| {
-            while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+    const ROUNDS: u64 = 8000;
+    let contents = [noise(2000, 3), noise(PAGE_SIZE, 4), [0xde; PAGE_SIZE]];
+    for config in each_pool_design(&StoreBuilder { limit_pages: 400, ..config(1 << 20) }) {
+        let store = store(&config);
+        on_threads(5, |thread, running| {
+            if thread < 4 {
+                (thread..thread + ROUNDS).for_each(|round| match contents.get(round as usize % 4) {
+                    Some(contents) => put(&store, 7, contents),
+                    None => store.discard(PageNo(7)),
+                });
+            }
+            while thread == 4 && running.get() > 1 {
                 let stats = store.stats();
                 // The CPUs' shares are read one after the other: a change in between may be counted only in
                 // part, but never makes a sum wrap.
                 let pages = stats.pages_stored.max(stats.same_pages).max(stats.huge_pages);
-                assert!(pages <= 4 * 8000, "{stats:?}");
+                assert!(pages <= 4 * ROUNDS, "{stats:?}");
                 store.compact();
             }
         });
-        let ended: Vec<_> = writers.into_iter().map(|writer| writer.join()).collect();
-        stop.store(true, std::sync::atomic::Ordering::Relaxed);
-        assert!(ended.iter().all(Result::is_ok));
-        join_all([watcher]);
-    });
-    store.discard(PageNo(7));
-    let stats = store.stats();
-    let counts = [stats.pages_stored, stats.same_pages, stats.huge_pages, stats.compr_data_bytes];
-    assert_eq!((counts, stats.pool_pages, stats.corrupted), ([0; 4], 0, 0), "{config:?}");
+        store.discard(PageNo(7));
+        let stats = store.stats();
+        let counts = [stats.pages_stored, stats.same_pages, stats.huge_pages, stats.compr_data_bytes];
+        assert_eq!((counts, stats.pool_pages, stats.corrupted), ([0; 4], 0, 0), "{config:?}");
+    }
 }
 
 /// Eight writers at the limit: charged memory never exceeds it, and a write that fails leaves the old page.
 #[test]
 fn the_limit_holds_under_many_writers() {
-    let base = StoreBuilder { limit_pages: 300, ..config(4096) };
-    with_designs(&base).iter().for_each(writers_at_the_limit);
-}
-
-fn writers_at_the_limit(config: &StoreBuilder) {
-    let store = Store::new(config).expect("store");
-    let (mut done, mut refused) = (0, 0);
-    std::thread::scope(|scope| {
-        let writers: Vec<_> = (0..8u64)
-            .map(|thread| {
-                let store = &store;
-                scope.spawn(move || {
-                    let mut random = Random::new(thread);
-                    let (mut page, mut read) = ([0; PAGE_SIZE], [0; PAGE_SIZE]);
-                    let (mut held, mut counts) = (Vec::new(), (0, 0));
-                    for round in 0..if cfg!(tsan) { 500 } else { 1500u64 } {
-                        let number = thread * 512 + random.below(512) as u64;
-                        let len = 8 + random.below(PAGE_SIZE - 8);
-                        random.fill(&mut page[..len]);
-                        page[..8].copy_from_slice(&(number << 32 | round).to_le_bytes());
-                        store.read(PageNo::from_number(number), &mut read).expect("sound");
-                        let old = read;
-                        match store.write(PageNo::from_number(number), &page) {
-                            Ok(()) => {
-                                held.push(number);
-                                counts.0 += 1;
-                            }
-                            Err(error) => {
-                                assert_eq!(error.setting(), Some("mem_limit"));
-                                store.read(PageNo::from_number(number), &mut read).expect("sound");
-                                assert!(read == old, "a failed write changed the page");
-                                held.drain(..held.len().div_ceil(2))
-                                    .for_each(|page| store.discard(PageNo::from_number(page)));
-                                counts.1 += 1;
-                            }
-                        }
-                        if round % 300 == 20 * thread {
-                            store.compact();
-                        }
-                        assert!(store.stats().charged_pages <= config.limit_pages);
+    for config in with_designs(&StoreBuilder { limit_pages: 300, ..config(4096) }) {
+        let store = store(&config);
+        let counts = on_threads(8, |thread, _| {
+            let (mut random, mut held, mut refused) = (Random::new(thread), Vec::new(), 0);
+            let rounds = if cfg!(tsan) { 500 } else { 1500 };
+            for round in 0..rounds {
+                let number = thread * 512 + random.below(512) as u64;
+                let mut page = noise(8 + random.below(PAGE_SIZE - 8), random.next());
+                page[..8].copy_from_slice(&(number << 32 | round).to_le_bytes());
+                let old = get(&store, number);
+                match store.write(PageNo::from_number(number), &page) {
+                    Ok(()) => held.push(number),
+                    Err(error) => {
+                        assert_eq!(error.setting(), Some("mem_limit"));
+                        assert!(get(&store, number) == old, "a failed write changed the page");
+                        discard(&store, held.drain(..held.len().div_ceil(2)));
+                        refused += 1;
                     }
-                    counts
-                })
-            })
-            .collect();
-        for writer in writers {
-            let counts = writer.join().expect("no panic");
-            (done, refused) = (done + counts.0, refused + counts.1);
-        }
-    });
-    assert!(done > 1500 && refused > 30, "{done} written, {refused} refused");
+                }
+                if round % 300 == 20 * thread {
+                    store.compact();
+                }
+                assert!(store.stats().charged_pages <= config.limit_pages);
+            }
+            (rounds - refused, refused)
+        });
+        let (done, refused) = counts.iter().fold((0, 0), |sum, count| (sum.0 + count.0, sum.1 + count.1));
+        assert!(done > 1500 && refused > 30, "{done} written, {refused} refused");
+    }
 }
 
+/// A write that finds no memory fails, and leaves the old contents.
 #[test]
 fn a_write_without_memory_leaves_the_old_contents() {
     for config in with_designs(&config(1000)) {
-        let (store, mut random) = (Store::new(&config).expect("store"), Random::new(1));
-        let (mut huge, mut half, mut quarter) = ([0; PAGE_SIZE], [0; PAGE_SIZE], [0; PAGE_SIZE]);
-        random.fill(&mut huge);
-        random.fill(&mut half[..PAGE_SIZE / 2]);
-        random.fill(&mut quarter[..PAGE_SIZE / 4]);
-        (0..300).for_each(|page| store.write(PageNo::from_number(page), &half).expect("memory"));
-        let mut read = [0; PAGE_SIZE];
+        let (store, half) = (store(&config), noise(PAGE_SIZE / 2, 1));
+        (0..300).for_each(|page| put(&store, page, &half));
         // Both need a new zspage.
-        for (page, contents) in [(10, &huge), (11, &quarter)] {
+        for (page, contents) in [(10, noise(PAGE_SIZE, 2)), (11, noise(PAGE_SIZE / 4, 3))] {
             store.arena.inject_faults(0, 1);
-            let error = store.write(PageNo::from_number(page), contents).expect_err("no run at all");
+            let error = store.write(PageNo::from_number(page), &contents).expect_err("no run at all");
             store.arena.inject_faults(0, 0);
             assert_eq!(error.kind(), ErrorKind::NoMemory);
-            store.read(PageNo::from_number(page), &mut read).expect("sound");
-            assert!(read == half, "a failed write changed page {page}");
-            store.write(PageNo::from_number(page), contents).expect("memory");
-            store.read(PageNo::from_number(page), &mut read).expect("sound");
-            assert!(read == *contents, "page {page}");
+            expect(&store, page, &half);
+            put(&store, page, &contents);
+            expect(&store, page, &contents);
         }
-        assert_eq!(store.class_stats().iter().map(|stat| stat.obj_used).sum::<u64>(), 300);
+        assert_eq!(objects(&store), 300);
     }
 }
 
@@ -507,51 +465,17 @@ fn a_write_without_memory_leaves_the_old_contents() {
 #[test]
 fn memory_that_must_go_back_first_is_waited_for() {
     for config in with_designs(&config(1000)) {
-        let store = Store::new(&config).expect("store");
-        let (mut small, mut large) = ([0; PAGE_SIZE], [0; PAGE_SIZE]);
-        Random::new(1).fill(&mut small[..1000]);
-        Random::new(2).fill(&mut large[..3000]);
-        (0..100).for_each(|page| store.write(PageNo::from_number(page), &small).expect("memory"));
-        (0..100).for_each(|page| store.discard(PageNo::from_number(page)));
+        let (store, small, large) = (store(&config), noise(1000, 1), noise(3000, 2));
+        (0..100).for_each(|page| put(&store, page, &small));
+        discard(&store, 0..100);
         let (stats, before) = (store.stats(), store.stats().charged_pages);
         assert!(stats.pool_pages == 0 && before > 20, "{stats:?}");
         store.set_limit_pages(before);
         // The free pages are kept in runs of a length that these writes cannot use.
-        (0..20)
-            .for_each(|page| store.write(PageNo::from_number(page), &large).expect("as much as was freed"));
+        (0..20).for_each(|page| put(&store, page, &large));
         assert!(store.stats().charged_pages <= before);
-        let mut read = [0; PAGE_SIZE];
-        for page in 0..20 {
-            store.read(PageNo::from_number(page), &mut read).expect("sound");
-            assert!(read == large, "page {page}");
-        }
+        (0..20).for_each(|page| expect(&store, page, &large));
     }
-}
-
-#[test]
-fn looking_at_an_empty_disk_takes_no_memory() {
-    let grown_kib = || {
-        let store = Store::new(&config(1 << 24)).expect("store");
-        let mut page = [1; PAGE_SIZE];
-        let before = resident_dirty_kib();
-        for number in (0..1 << 24).step_by(199) {
-            store.read(PageNo::from_number(number), &mut page).expect("empty");
-            store.discard(PageNo::from_number(number));
-            store.zero_part(PageNo::from_number(number), 5, 100, false, Wait::Yes).expect("empty");
-        }
-        assert_eq!(page, [0; PAGE_SIZE]);
-        resident_dirty_kib().saturating_sub(before)
-    };
-    // Memory that other tests take meanwhile is counted, too, but not every time.
-    let least = (0..10).map(|_| grown_kib()).find(|grown| *grown < 8 << 10);
-    assert!(least.is_some(), "memory for a table of 256 MiB of which nothing is used");
-}
-
-/// Returns the anonymous memory of this process (other tests run at the same time, hence the generous bound).
-fn resident_dirty_kib() -> u64 {
-    let text = std::fs::read_to_string("/proc/self/status").expect("procfs");
-    let line = text.lines().find(|line| line.starts_with("RssAnon:")).expect("a kernel of 4.5 or later");
-    line.split_whitespace().nth(1).and_then(|kib| kib.parse().ok()).expect("a number")
 }
 
 /// A store whose pages were overwritten by smaller and larger ones compacts them in the background, once that
@@ -560,41 +484,26 @@ fn resident_dirty_kib() -> u64 {
 fn a_scattered_store_is_compacted_by_itself() {
     let scattered = |compact_threshold_percent| {
         let config = StoreBuilder { compact_threshold_percent, compact_rate_bytes: 64 << 20, ..config(4096) };
-        let store = Store::new(&config).expect("store");
-        let mut random = Random::new(1);
-        let mut contents = [0; PAGE_SIZE];
-        for _ in 0..3 {
-            for page in 0..4096 {
-                contents.fill(0);
-                let len = 256 + random.below(3000);
-                random.fill(&mut contents[..len]);
-                store.write(PageNo::from_number(page), &contents).expect("memory");
-            }
+        let (store, mut random) = (store(&config), Random::new(1));
+        for page in (0..3).flat_map(|_| 0..4096) {
+            put(&store, page, &noise(256 + random.below(3000), random.next()));
         }
-        (0..4096).filter(|page| page % 4 != 0).for_each(|page| store.discard(PageNo::from_number(page)));
+        discard(&store, (0..4096).filter(|page| page % 4 != 0));
         store
     };
     let freeable = |store: &Store| store.class_stats().iter().map(ClassStat::freeable_pages).sum::<u64>();
-    let wait_until = |what: &str, done: &dyn Fn() -> bool| {
-        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
-        while !done() {
-            assert!(std::time::Instant::now() < deadline, "{what}");
-            std::thread::sleep(std::time::Duration::from_millis(20));
-        }
-    };
     let store = scattered(0);
     let before = store.stats().pool_pages;
-    std::thread::sleep(std::time::Duration::from_millis(1500));
+    std::thread::sleep(Duration::from_millis(1500));
     assert_eq!((store.stats().pages_compacted, store.stats().pool_pages), (0, before), "nobody asked for it");
     assert!(freeable(&store) * 100 > before * 20, "{} of {before}", freeable(&store));
     store.set_compact_threshold_percent(20);
     // A step is counted when it has ended.
-    wait_until("compacted", &|| {
+    until("compaction", || {
         let stats = store.stats();
-        freeable(&store) * 100 <= stats.pool_pages * 20
-            && stats.pages_compacted > 0
-            && stats.pool_pages < before
+        let is_packed = freeable(&store) * 100 <= stats.pool_pages * 20;
+        is_packed && stats.pages_compacted > 0 && stats.pool_pages < before
     });
     let store = scattered(10);
-    wait_until("begun", &|| store.stats().pages_compacted > 0);
+    until("the next one", || store.stats().pages_compacted > 0);
 }

@@ -1,10 +1,5 @@
-//! Writes of pages and of parts of pages, and the steps by which contents replace others.
-//!
-//! A write compresses the page, stores it as a new object, publishes that in the slot under the slot's lock,
-//! and frees the old object. A write that fails before publication leaves the old contents unchanged.
-//!
-//! At the memory limit a write asks the policy's thread to reclaim pages, and starts over once some were
-//! reclaimed, or fails.
+//! Writes of pages and of parts of pages, and the steps by which contents replace others, as ARCHITECTURE.md
+//! tells them.
 //!
 //! Lock order: slot, stream, then the pool's or the LRU's. A whole page is compressed and stored before its
 //! slot is locked. A part of a page is read, changed and stored under the slot's lock. No writer waits for a

@@ -1,46 +1,17 @@
 //! Loom tests of slots whose pages are being written back or read back. The device is in memory and completes
 //! each transfer at once.
 
-use super::loom_tests::{config, contents, model, read};
+use super::loom_tests::{config, contents, model, read, spawn};
 use super::*;
-use crate::backing::{Backing, Blocks, Completion, Direction, Transfer};
+use crate::backing::Memory;
 use crate::base::error::ErrorKind;
 use crate::base::units::{PAGE_SIZE, PageNo};
-use loom::thread;
 
 /// The minimum number of blocks.
 const BLOCKS: u64 = 2;
 
-struct Memory(std::sync::Mutex<Vec<u8>>);
-
-impl Blocks for Memory {
-    fn len_bytes(&self) -> u64 {
-        BLOCKS * PAGE_SIZE as u64
-    }
-
-    fn block_bytes(&self) -> usize {
-        PAGE_SIZE
-    }
-
-    fn start(&self, transfer: Transfer) {
-        let Transfer { direction, offset, len_bytes, mut buffer, token, completion, .. } = transfer;
-        let range = offset as usize..offset as usize + len_bytes;
-        {
-            let mut bytes = self.0.lock().expect("nobody panics");
-            match direction {
-                Direction::Read => buffer[..len_bytes].copy_from_slice(&bytes[range]),
-                Direction::Write => bytes[range].copy_from_slice(&buffer[..len_bytes]),
-            }
-        }
-        Completion::done(&*completion, token, buffer, Ok(()));
-    }
-
-    fn discard(&self, _: u64, _: u64) {}
-}
-
 fn store(pages: u64) -> Arc<Store> {
-    let memory = Memory(std::sync::Mutex::new(vec![0; (BLOCKS as usize) * PAGE_SIZE]));
-    let backing = Backing::Blocks(Arc::new(memory)).into();
+    let backing = Memory::new(BLOCKS * PAGE_SIZE as u64).into();
     let backing = BackingOptions { backing, layout: WritebackLayout::Blocks, compressed: true };
     Arc::new(Store::new(&StoreBuilder { backing: Some(backing), ..config(pages) }).expect("store"))
 }
@@ -62,10 +33,7 @@ fn loom_store_writeback_against_writing() {
     model(|| {
         let store = store(1);
         store.write(PageNo(0), &contents(1)).expect("memory");
-        let writer = {
-            let store = Arc::clone(&store);
-            thread::spawn(move || store.write(PageNo(0), &contents(2)).expect("memory"))
-        };
+        let writer = spawn(&store, |store| store.write(PageNo(0), &contents(2)).expect("memory"));
         write_back(&store, 0);
         writer.join().expect("no panic");
         assert!(matches!(held(&store), (1, 0) | (0, 1)));
@@ -79,10 +47,7 @@ fn loom_store_writeback_against_discarding() {
     model(|| {
         let store = store(1);
         store.write(PageNo(0), &contents(1)).expect("memory");
-        let discarder = {
-            let store = Arc::clone(&store);
-            thread::spawn(move || store.discard(PageNo(0)))
-        };
+        let discarder = spawn(&store, |store| store.discard(PageNo(0)));
         write_back(&store, 0);
         discarder.join().expect("no panic");
         assert_eq!((held(&store), read(&store, 0)), ((0, 0), 0));
@@ -95,10 +60,7 @@ fn loom_store_writeback_against_reading() {
     model(|| {
         let store = store(1);
         store.write(PageNo(0), &contents(1)).expect("memory");
-        let reader = {
-            let store = Arc::clone(&store);
-            thread::spawn(move || assert_eq!(read(&store, 0), 1))
-        };
+        let reader = spawn(&store, |store| assert_eq!(read(store, 0), 1));
         write_back(&store, 0);
         reader.join().expect("no panic");
         let (in_memory, on_device) = held(&store);
@@ -112,10 +74,7 @@ fn loom_store_writeback_against_writeback() {
     model(|| {
         let store = store(1);
         store.write(PageNo(0), &contents(1)).expect("memory");
-        let other = {
-            let store = Arc::clone(&store);
-            thread::spawn(move || write_back(&store, 0))
-        };
+        let other = spawn(&store, |store| write_back(store, 0));
         let written = write_back(&store, 0);
         assert_eq!(written + other.join().expect("no panic"), 1);
         assert_eq!((held(&store), read(&store, 0)), ((0, 1), 1));
@@ -129,10 +88,7 @@ fn loom_store_coming_back_against_writing() {
         let store = store(1);
         store.write(PageNo(0), &contents(1)).expect("memory");
         write_back(&store, 0);
-        let writer = {
-            let store = Arc::clone(&store);
-            thread::spawn(move || store.write(PageNo(0), &contents(2)).expect("memory"))
-        };
+        let writer = spawn(&store, |store| store.write(PageNo(0), &contents(2)).expect("memory"));
         assert!(matches!(read(&store, 0), 1 | 2));
         writer.join().expect("no panic");
         assert_eq!((held(&store), read(&store, 0)), ((1, 0), 2));
@@ -148,16 +104,13 @@ fn loom_store_coming_back_against_the_block_written_anew() {
             store.write(PageNo::from_number(page), &contents(1)).expect("memory");
             write_back(&store, page);
         }
-        let writer = {
-            let store = Arc::clone(&store);
-            thread::spawn(move || {
-                store.write(PageNo(0), &contents(2)).expect("memory");
-                // Its old block is the only one that is free then, or about to be.
-                let what = Writeback::of(0..1);
-                let written = store.write_back(&what).map_err(|error| error.kind());
-                assert!(matches!(written, Ok(_) | Err(ErrorKind::NoSpace)), "{written:?}");
-            })
-        };
+        let writer = spawn(&store, |store| {
+            store.write(PageNo(0), &contents(2)).expect("memory");
+            // Its old block is the only one that is free then, or about to be.
+            let what = Writeback::of(0..1);
+            let written = store.write_back(&what).map_err(|error| error.kind());
+            assert!(matches!(written, Ok(_) | Err(ErrorKind::NoSpace)), "{written:?}");
+        });
         assert!(matches!(read(&store, 0), 1 | 2));
         writer.join().expect("no panic");
         assert_eq!(read(&store, 0), 2);

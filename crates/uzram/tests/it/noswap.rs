@@ -255,7 +255,7 @@ fn a_store_lives_in_such_a_file() {
                     write(&store, 3000..4000, version + 10);
                     stand_by.catch_up().unwrap();
                     drop(store);
-                    stand_by.attach(None)
+                    Store::attach(stand_by, None)
                 }
                 Err(error) => {
                     println!("not mapped ahead: {error}");

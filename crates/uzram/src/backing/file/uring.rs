@@ -57,9 +57,6 @@ struct Queue {
 
 impl Uring {
     /// Creates a ring for `queue_depth` transfers in flight.
-    ///
-    /// # Errors
-    /// `Unsupported` when the system has no io_uring, does not permit it, or gives it no memory.
     pub(super) fn new(target: Arc<Target>, queue_depth: usize) -> Result<Self> {
         // One more entry for the eventfd, so that a push always finds room.
         let ring = make_ring(queue_depth as u32 + 1).map_err(|error| refused(&error))?;

@@ -1,18 +1,5 @@
-//! Reclaim: which pages leave memory in the background, and when.
-//!
-//! The policy's thread reclaims pages. When the pool grows above the policy's high watermark, a writer wakes
-//! the thread, and it reclaims pages until the pool, if it were packed, would be below the low watermark.
-//! Each page is recompressed, if that was not tried and moves it to a smaller size class, or else written
-//! back. If the pool is then still too large because it is fragmented, it is packed. Once a second or less
-//! often, pages that were not used for the time that the policy sets are recompressed or written back.
-//!
-//! With a reserve the watermarks are percentages of the limit less the reserve
-//! ([`Arena::limit_but_reserve_pages`]), and the thread is also woken when the reserve lacks chunks at the
-//! limit: then the pool is packed until whole chunks are free, and pages are reclaimed as long as that is not
-//! enough.
-//!
-//! A writer that reaches the limit waits until the thread has freed memory, and fails only if nothing can be
-//! reclaimed or that takes too long. With a reserve it fails at once.
+//! Reclaim: which pages leave memory in the background, and when. ARCHITECTURE.md tells its steps, and
+//! docs/internals/reserve.md what a reserve changes.
 //!
 //! - `watermarks.rs`: the watermarks, waking the thread, and waiting for it
 //! - `reclaim.rs`: which pages are reclaimed

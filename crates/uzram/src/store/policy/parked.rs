@@ -1,9 +1,6 @@
-//! Recompression of pages that nobody has used for long, without anybody waiting for it.
-//!
-//! The policy's thread copies a batch of such pages, each while its slot is locked. A second thread, of idle
-//! priority, compresses the copies. It takes no lock that others wait for, so it does no harm if it does not
-//! run for long. Then the policy's thread locks each slot again, and publishes the smaller object if the page
-//! still has the contents that were compressed.
+//! Recompression of pages that nobody has used for long, without anybody waiting for it: the policy's thread
+//! copies a batch of pages, a thread of idle priority, which holds no lock, compresses the copies, and the
+//! policy's thread publishes those whose pages did not change.
 //!
 //! The CPU time of both is kept below a share of one CPU: after a batch, the next one waits.
 

@@ -92,9 +92,6 @@ type Keeps<'a> = dyn Fn(Location, u32, u32, usize) -> bool + Sync + 'a;
 
 /// Restores the state of these parts, which are otherwise unused, from their memory. Returns counts for the
 /// store's counters.
-///
-/// # Errors
-/// `NoMemory` when the system gives none; `Io` if it does not report which pages are in memory.
 pub(in crate::store) fn attach(parts: &Parts<'_>) -> Result<Share> {
     parts.arena.find_resident()?;
     let claims = parts.pool.attach()?;

@@ -78,9 +78,6 @@ impl Lengths {
 
 impl Memory {
     /// Creates the file of a new store. It is incomplete until [`Memory::complete`].
-    ///
-    /// # Errors
-    /// As [`MemoryFile::create`]; `Invalid` if the settings take too many bytes.
     pub(in crate::store) fn create(builder: &StoreBuilder) -> Result<Self> {
         let lengths = Lengths::of(builder)?;
         let settings = settings::encode(builder);
@@ -109,9 +106,6 @@ impl Memory {
     }
 
     /// Writes the superblock, which makes the file complete: an incomplete file cannot be opened.
-    ///
-    /// # Errors
-    /// `Io` if it cannot be written.
     pub(in crate::store) fn complete(&self) -> Result<()> {
         let bytes = self.superblock.map(u64::to_le_bytes).concat();
         self.file.write_at(8, &bytes[8..])?;

@@ -13,7 +13,6 @@ mod settings;
 #[cfg(test)]
 mod tests;
 
-use attach::Progress;
 pub use attach::{AttachProgress, Attached};
 pub(super) use attach::{Parts, attach};
 pub use layout::LAYOUT_VERSION;
@@ -57,20 +56,20 @@ impl Store {
     /// # Safety
     /// As long as the returned store lives, nothing else changes the memory: no other store uses it, in this
     /// process or another, and every thread of a process that did has ended.
-    pub unsafe fn attach(memory: OwnedFd, backing: Option<Arc<Tiers>>) -> Result<(Store, Attached)> {
+    pub unsafe fn attach(
+        memory: impl Into<KeptMemory>,
+        backing: Option<Arc<Tiers>>,
+    ) -> Result<(Store, Attached)> {
         // SAFETY: the caller's promise.
         unsafe { Store::attach_with(memory, backing, |_| ()) }
     }
 
     /// As [`Store::attach`]. Many threads call `progress` as they go through the pages.
     ///
-    /// # Errors
-    /// As [`Store::attach`].
-    ///
     /// # Safety
     /// As [`Store::attach`].
     pub unsafe fn attach_with(
-        memory: OwnedFd,
+        memory: impl Into<KeptMemory>,
         backing: Option<Arc<Tiers>>,
         progress: impl Fn(AttachProgress) + Send + Sync + 'static,
     ) -> Result<(Store, Attached)> {
@@ -79,11 +78,7 @@ impl Store {
         Ok((restored.store, restored.attached))
     }
 
-    /// As [`Store::attach_with`], of memory that was mapped ahead or not. Returns also the builder of the
-    /// store.
-    ///
-    /// # Errors
-    /// As [`Store::attach`].
+    /// As [`Store::attach_with`]. Returns also the builder of the store.
     ///
     /// # Safety
     /// As [`Store::attach`].
@@ -97,8 +92,11 @@ impl Store {
             KeptMemory::File(memory) => MemoryFile::from_fd(memory)?,
             KeptMemory::MappedAhead(stand_by) => stand_by.0.into_file(),
         };
-        // SAFETY: the caller's promise.
-        unsafe { attach_file(file, backing, Box::new(progress)) }
+        let (mut memory, builder) = Memory::open(file, backing)?;
+        memory.progress = Box::new(progress);
+        let store = Store::assemble(&builder, Some(memory))?;
+        let StoreStats { pages_stored, pages_lost, .. } = store.stats();
+        Ok(Restored { store, builder, attached: Attached { pages: pages_stored, pages_lost } })
     }
 
     /// Returns the memory of a store that outlives the process, for [`Store::attach`]; `None` for other
@@ -106,22 +104,6 @@ impl Store {
     pub fn memory(&self) -> Option<&Arc<MemoryFile>> {
         self.live_settings.as_ref().map(LiveSettings::file)
     }
-}
-
-/// As [`Store::attach`], after the machine and the descriptor were checked.
-///
-/// # Safety
-/// As [`Store::attach`].
-unsafe fn attach_file(
-    file: Arc<MemoryFile>,
-    backing: Option<Arc<Tiers>>,
-    progress: Box<Progress>,
-) -> Result<Restored> {
-    let (mut memory, builder) = Memory::open(file, backing)?;
-    memory.progress = progress;
-    let store = Store::assemble(&builder, Some(memory))?;
-    let StoreStats { pages_stored, pages_lost, .. } = store.stats();
-    Ok(Restored { store, builder, attached: Attached { pages: pages_stored, pages_lost } })
 }
 
 /// The memory of a store that its process left.
@@ -192,45 +174,11 @@ impl StandBy {
     }
 
     /// As [`StandBy::catch_up`], but ends early when `goes_on`, called repeatedly, returns false.
-    ///
-    /// # Errors
-    /// As [`StandBy::catch_up`].
     pub fn catch_up_while(&self, goes_on: &dyn Fn() -> bool) -> Result<u64> {
         self.0.catch_up(goes_on)
     }
-
-    /// As [`Store::attach`].
-    ///
-    /// # Errors
-    /// As [`Store::attach`].
-    ///
-    /// # Safety
-    /// As [`Store::attach`].
-    pub unsafe fn attach(self, backing: Option<Arc<Tiers>>) -> Result<(Store, Attached)> {
-        // SAFETY: the caller's promise.
-        unsafe { self.attach_with(backing, |_| ()) }
-    }
-
-    /// As [`Store::attach_with`].
-    ///
-    /// # Errors
-    /// As [`Store::attach`].
-    ///
-    /// # Safety
-    /// As [`Store::attach`].
-    pub unsafe fn attach_with(
-        self,
-        backing: Option<Arc<Tiers>>,
-        progress: impl Fn(AttachProgress) + Send + Sync + 'static,
-    ) -> Result<(Store, Attached)> {
-        // SAFETY: the caller's promise.
-        let restored = unsafe { Store::restore(self.into(), backing, progress) }?;
-        Ok((restored.store, restored.attached))
-    }
 }
 
-/// # Errors
-/// `Unsupported` on a machine that can't publish 16 bytes at once.
 fn check_machine() -> Result<()> {
     if stores_16_bytes() {
         return Ok(());

@@ -1,28 +1,19 @@
 //! Tests of stores that are restored from the memory of others.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::super::*;
 use super::*;
 use crate::base::random::Random;
+use crate::base::sync::{Mutex, classes};
 use crate::base::units::PAGE_SIZE;
 use crate::codec::{Kind, on_kernel};
 use crate::store::designs::each_pool_design;
+use crate::store::tests::{discard, on_threads, page, until};
 
-/// Returns the contents of a page: one repeated word, noise, or noise followed by zeros, depending on `seed`.
+/// Returns a page of one of the kinds that the store treats differently, depending on `seed`.
 fn contents(seed: u64) -> [u8; PAGE_SIZE] {
-    let mut random = Random::new(seed);
-    let mut page = [0; PAGE_SIZE];
-    match seed % 5 {
-        0 => page.chunks_exact_mut(8).for_each(|word| word.copy_from_slice(&seed.to_le_bytes())),
-        1 => random.fill(&mut page),
-        _ => {
-            let noise = 100 + random.below(3000);
-            random.fill(&mut page[..noise]);
-        }
-    }
-    page
+    page(&mut Random::new(seed))
 }
 
 fn read_all(store: &Store) -> Vec<Result<Box<[u8; PAGE_SIZE]>>> {
@@ -144,15 +135,9 @@ fn what_was_written_is_found_again() {
             assert_eq!((attached.pages, attached.pages_lost), (model.len() as u64, 0), "case {case}");
             check_against(&store, &model);
             let now = store.stats();
-            let of = |stats: &StoreStats| {
-                [
-                    stats.pages_stored,
-                    stats.compr_data_bytes,
-                    stats.same_pages,
-                    stats.huge_pages,
-                    stats.limit_pages,
-                ]
-            };
+            let of = |stats: &StoreStats| (stats.pages_stored, stats.same_pages, stats.huge_pages);
+            assert_eq!(of(&now), of(&before), "case {case}");
+            let of = |stats: &StoreStats| (stats.compr_data_bytes, stats.limit_pages);
             assert_eq!(of(&now), of(&before), "case {case}");
             assert!(now.pool_pages <= before.pool_pages, "case {case}");
         }
@@ -161,7 +146,7 @@ fn what_was_written_is_found_again() {
         let (again, _) = attach(end(store));
         let now = again.stats();
         assert_eq!((now.pool_pages, now.compr_data_bytes), (before.pool_pages, before.compr_data_bytes));
-        (0..3000).for_each(|page| again.discard(PageNo::from_number(page)));
+        discard(&again, 0..3000);
         let empty = again.stats();
         assert_eq!((empty.pages_stored, empty.compr_data_bytes, empty.pool_pages), (0, 0, 0), "case {case}");
     }
@@ -187,23 +172,9 @@ fn progress_is_told() {
 /// Checks that a store charges exactly the memory that its file has for the arena, as soon as no other thread
 /// gives memory back.
 fn check_charged(store: &Store) {
-    let is_exact = || store.stats().charged_pages == store.arena.resident_bytes() as u64 / PAGE_SIZE as u64;
-    for _ in 0..1000 {
-        if is_exact() {
-            return;
-        }
-        std::thread::sleep(std::time::Duration::from_millis(5));
-    }
-    panic!("{} bytes are in memory: {:?}", store.arena.resident_bytes(), store.stats());
-}
-
-/// Stops a thread, also when a test fails.
-struct StopOnDrop<'a>(&'a AtomicBool);
-
-impl Drop for StopOnDrop<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
+    until("a charge of what is in memory", || {
+        store.stats().charged_pages == store.arena.resident_bytes() as u64 / PAGE_SIZE as u64
+    });
 }
 
 /// A stand-by maps what comes while the store is used, and neither adds memory to it nor keeps any.
@@ -212,7 +183,6 @@ fn a_stand_by_changes_nothing() {
     const PAGES: u64 = 4000;
     let store = Store::create_in(&StoreBuilder::new("survives", PAGES).checksum(true)).expect("a store");
     let mut model: BTreeMap<_, _> = (0..PAGES).map(|page| (page, page)).collect();
-    let mut random = Random::new(7);
     let stand_by = match StandBy::new(memory_of(&store)) {
         Err(error) if error.kind() == ErrorKind::Unsupported => return println!("skipped: {error}"),
         stand_by => stand_by.expect("mapped"),
@@ -220,17 +190,14 @@ fn a_stand_by_changes_nothing() {
     (0..PAGES).for_each(|page| write(&store, page, page));
     check_charged(&store);
     assert!(stand_by.catch_up().expect("mapped") > 4000 * 1000, "they are not mapped yet");
-    let stop = AtomicBool::new(false);
-    std::thread::scope(|scope| {
-        let stop_at_end = StopOnDrop(&stop);
-        let catching_up = scope.spawn(|| {
-            let mut bytes = 0;
-            while !stop.load(Ordering::Relaxed) {
-                bytes += stand_by.catch_up().expect("mapped");
-            }
-            bytes
-        });
-        for round in 1..20 {
+    let users = Mutex::new(&classes::DEVICE, (&mut model, Random::new(7)));
+    let mapped_bytes = on_threads(2, |thread, running| {
+        let mut bytes = 0;
+        while thread == 1 && running.get() > 1 {
+            bytes += stand_by.catch_up().expect("mapped");
+        }
+        for round in 1..if thread == 0 { 20 } else { 1 } {
+            let (model, random) = &mut *users.lock();
             // Memory is given back while pages are missing.
             let first = random.below(PAGES as usize / 2) as u64;
             store.discard_pages(first..first + PAGES / 2);
@@ -243,9 +210,9 @@ fn a_stand_by_changes_nothing() {
                 model.insert(page, round * 10_000 + page);
             }
         }
-        drop(stop_at_end);
-        assert!(catching_up.join().expect("no panic") > 0);
+        bytes
     });
+    assert!(mapped_bytes[1] > 0);
     check_against(&store, &model);
     check_charged(&store);
     (0..PAGES).for_each(|page| write(&store, page, page));
@@ -253,7 +220,7 @@ fn a_stand_by_changes_nothing() {
     assert_eq!(stand_by.catch_up().expect("mapped"), 0, "all of it is mapped");
     drop(store);
     // SAFETY: the store that had the memory was dropped.
-    let (store, attached) = unsafe { stand_by.attach(None) }.expect("attached");
+    let (store, attached) = unsafe { Store::attach(stand_by, None) }.expect("attached");
     assert_eq!((attached.pages, attached.pages_lost), (PAGES, 0));
     check_charged(&store);
     check_against(&store, &(0..PAGES).map(|page| (page, page)).collect());
@@ -269,5 +236,5 @@ fn only_a_stores_memory_is_stood_by() {
     let empty = std::os::fd::AsFd::as_fd(&*empty).try_clone_to_owned().expect("a descriptor");
     let Ok(stand_by) = StandBy::new(empty) else { return println!("skipped: no userfaultfd") };
     // SAFETY: nobody uses the memory.
-    assert_eq!(unsafe { stand_by.attach(None) }.err().expect("no store").kind(), ErrorKind::Invalid);
+    assert_eq!(unsafe { Store::attach(stand_by, None) }.err().expect("no store").kind(), ErrorKind::Invalid);
 }

@@ -88,9 +88,6 @@ impl Allowance {
     }
 
     /// Checks that anything may be written.
-    ///
-    /// # Errors
-    /// `Io`, as in the kernel, when the limit or the day's budget is used up.
     pub(super) fn check(&self) -> Result<()> {
         self.change(|state| state.check(1))
     }

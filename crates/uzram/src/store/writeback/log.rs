@@ -24,7 +24,7 @@ use super::object::{ALIGN_BYTES, HEADER_BYTES, Object};
 use super::sealed::{self, OVERHEAD_BYTES, Position, Scratch};
 use super::state::Failures;
 use super::{BackingCounts, BackingOptions, WritebackLayout};
-use crate::store::slot::Backed;
+use crate::store::slot::{Backed, Contents, SlotGuard};
 
 /// The size of packed extents on a large device.
 const MAX_EXTENT_BYTES: u64 = 1 << 20;
@@ -160,6 +160,15 @@ impl Queue {
         }
         Some(first)
     }
+}
+
+/// A page's object on the device.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) struct Placed {
+    pub(super) page: PageNo,
+    pub(super) backed: Backed,
+    /// That of the extent, which it was written with.
+    pub(super) filling: Filling,
 }
 
 /// What an extent is taken for.
@@ -313,9 +322,6 @@ impl Log {
     }
 
     /// Ends the adoption, after all objects were adopted: extents without objects are free.
-    ///
-    /// # Errors
-    /// `Io` if the system does not report which pages are in memory.
     #[cfg(not(loom))]
     pub(in crate::store) fn end_adoption(&self) -> Result<()> {
         let mut ranges = Vec::new();
@@ -406,11 +412,6 @@ impl Log {
         Filling { generation: of.generation.get(), home }
     }
 
-    /// Returns the filling of the extent of a place, where the caller knows of a live object.
-    pub(super) fn filling_at(&self, place: u64) -> Filling {
-        self.filling(self.extent_of(place))
-    }
-
     /// Writes an object into `out`, the [`Log::footprint`] bytes from its place on. What is to be sealed is
     /// sealed when the extent is written.
     pub(super) fn put(&self, out: &mut [u8], extent: u32, object: &Object, bytes: &[u8]) {
@@ -453,14 +454,19 @@ impl Log {
         sealed::parse(&**seal, bytes, Position { extent: self.extent_of(place), generation, at }, scratch)
     }
 
-    /// Returns the checksum and the bytes of the object of `page` at the start of `bytes`, which were read
-    /// from its place in an extent of that generation. Returns `None` if it is not as it was written.
+    /// Returns where a page is, by its slot, which is locked; `None` if it is not on the device. Equal ones
+    /// refer to the same object.
+    pub(super) fn placed(&self, page: PageNo, slot: &SlotGuard<'_>) -> Option<Placed> {
+        let Contents::Backed(backed) = slot.contents() else { return None };
+        Some(Placed { page, backed, filling: self.filling(self.extent_of(backed.place)) })
+    }
+
+    /// Returns the checksum and the bytes of an object at the start of `bytes`, which were read from its
+    /// place. Returns `None` if it is not as it was written.
     pub(super) fn find<'a>(
         &self,
         bytes: &'a [u8],
-        Filling { generation, .. }: Filling,
-        page: PageNo,
-        backed: Backed,
+        Placed { page, backed, filling: Filling { generation, .. } }: Placed,
         scratch: &'a mut Scratch,
     ) -> Option<(u32, &'a [u8])> {
         let Backed { place, len, priority } = backed;

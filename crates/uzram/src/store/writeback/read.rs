@@ -1,20 +1,14 @@
-//! Reading pages from the backing device, and returning some of them to memory.
+//! Reading pages from the backing device, and returning some of them to memory: step 4 of writeback in
+//! ARCHITECTURE.md.
 //!
-//! A page's place and the generation of its extent are read under the slot's lock, which is then released:
-//! the read of the device holds no lock. If the page is changed meanwhile, its extent may even be refilled;
-//! then the bytes read have the wrong generation, and the read starts over from the slot. Bytes that do not
-//! match are damaged only if the slot still refers to the same place and generation.
-//!
-//! Pages that are probably read next are read ahead (`ahead/`), and verified like those that come from the
-//! device.
+//! Bytes that do not match are damaged only if the slot still refers to the same place and generation. Those
+//! that were read ahead (`ahead/`) are verified like those that come from the device.
 //!
 //! A page returns to memory if the LRU says that it was used soon after it left (a refault), or if there is
-//! room below the policy's low watermark, unless the reader says that it is about to discard it. Other pages
-//! stay on the device and are read from it again the next time.
+//! room below the policy's low watermark, unless the reader says that it is about to discard it.
 //!
 //! Locks: a slot's, briefly; under it, `backing extents`, a leaf, to find what was read ahead.
 
-use crate::backing::Filling;
 use crate::base::error::{Error, ErrorKind, Result};
 use crate::base::mem::Gfp;
 use crate::base::sync::Arc;
@@ -22,7 +16,7 @@ use crate::base::units::{PAGE_SIZE, Page, PageNo};
 
 use super::BackingDevice;
 use super::ahead::{Extents, ReadAhead, Window};
-use super::log::{BLOCK_BYTES, Log, READ_AHEAD_BYTES};
+use super::log::{BLOCK_BYTES, Log, Placed, READ_AHEAD_BYTES};
 use super::object::ALIGN_BYTES;
 use super::sealed::SCRATCH;
 use crate::store::Store;
@@ -51,10 +45,9 @@ impl Store {
     ) -> Result<()> {
         loop {
             let slot = self.slots.lock(page);
-            let Contents::Backed(backed) = slot.contents() else { return self.read_locked(slot, page, out) };
-            let filling = backing.log.filling_at(backed.place);
+            let Some(at) = backing.log.placed(page, &slot) else { return self.read_locked(slot, page, out) };
             drop(slot);
-            if let Found::Page = self.read_object(backing, page, backed, filling, out, then)? {
+            if let Found::Page = self.read_object(backing, at, out, then)? {
                 return Ok(());
             }
         }
@@ -69,47 +62,38 @@ impl Store {
     ) -> Result<SlotGuard<'_>> {
         loop {
             let slot = self.slots.lock(page);
-            let Contents::Backed(backed) = slot.contents() else {
+            let Some(at) = backing.log.placed(page, &slot) else {
                 self.read_locked(&slot, page, out)?;
                 return Ok(slot);
             };
-            let filling = backing.log.filling_at(backed.place);
             drop(slot);
-            if let Found::Page = self.read_object(backing, page, backed, filling, out, Then::Return)? {
+            if let Found::Page = self.read_object(backing, at, out, Then::Return)? {
                 let slot = self.slots.lock(page);
-                if is_there(&slot, backed, filling, &backing.log) {
+                if backing.log.placed(page, &slot) == Some(at) {
                     return Ok(slot);
                 }
             }
         }
     }
 
-    fn read_object(
-        &self,
-        backing: &BackingDevice,
-        page: PageNo,
-        backed: Backed,
-        filling: Filling,
-        out: &mut Page,
-        then: Then,
-    ) -> Result<Found> {
+    fn read_object(&self, backing: &BackingDevice, at: Placed, out: &mut Page, then: Then) -> Result<Found> {
         let log = &backing.log;
         let mut scratch = SCRATCH;
-        let (ahead, least_bytes) = backing.ahead.find(log, page, backed.place, filling);
-        let ahead = ahead.filter(|window| window.find(log, page, backed, filling, &mut scratch).is_some());
+        let (ahead, least_bytes) = backing.ahead.find(log, at);
+        let ahead = ahead.filter(|window| window.find(log, at, &mut scratch).is_some());
         let (window, result) = match ahead {
             Some(window) => {
                 log.counts.pages_read_ahead.add(1);
                 (window, Ok(()))
             }
             None => {
-                let (window, result) = self.read_window(log, backed, filling, least_bytes);
+                let (window, result) = read_window(log, at, least_bytes);
                 (Arc::new(window), result)
             }
         };
-        let (checksum, bytes) = match (result, window.find(log, page, backed, filling, &mut scratch)) {
+        let (checksum, bytes) = match (result, window.find(log, at, &mut scratch)) {
             (Ok(()), Some(found)) => found,
-            _ if !self.is_at(page, backed, filling, log) => return Ok(Found::Changed),
+            _ if log.placed(at.page, &self.slots.lock(at.page)) != Some(at) => return Ok(Found::Changed),
             (Err(error), _) => return Err(log.failed_read(error)),
             (Ok(()), None) => {
                 log.counts.corrupted.add(1);
@@ -117,27 +101,28 @@ impl Store {
                 return Err(Error::new(ErrorKind::Corrupt, what));
             }
         };
-        self.decode(backed.priority, bytes, out)?;
+        self.decode(at.backed.priority, bytes, out)?;
         self.verify(checksum, out)?;
-        if then == Then::Return && self.should_return(page) {
+        if then == Then::Return && self.should_return(at.page) {
             // Without room the page stays on the device.
-            let _ = self.return_to_memory(log, page, backed, filling, bytes, checksum);
+            let _ = self.return_to_memory(log, at, bytes, checksum);
         }
         match &backing.ahead {
             ReadAhead::Streams(streams) => {
-                let next_place = backed.place + log.footprint(usize::from(backed.len)) as u64;
-                streams.note(page, backed.place, next_place, window);
+                let next_place = at.backed.place + log.footprint(usize::from(at.backed.len)) as u64;
+                streams.note(at.page, at.backed.place, next_place, window);
             }
             ReadAhead::Extents(extents) => {
                 drop(window);
-                if let Some(step) = extents.note(page, log.extent_of(backed.place)) {
-                    self.read_extents_ahead(log, extents, page, step);
+                if let Some(step) = extents.note(at.page, log.extent_of(at.backed.place)) {
+                    self.read_extents_ahead(log, extents, at.page, step);
                 }
             }
         }
         Ok(Found::Page)
     }
 
+    /// Starts to read the extents of the pages that come next after `page`, each `step` after the last one.
     fn read_extents_ahead(&self, log: &Log, extents: &Extents, page: PageNo, step: i64) {
         let (mut last, mut left) = (None, EXTENTS_AHEAD);
         // The extent of the page itself does not count.
@@ -158,40 +143,11 @@ impl Store {
                 log.counts.read_bytes.add(log.extent_bytes as u64);
                 extents.start(&log.backing, extent, log.place(extent, 0), filling, buffer);
             }
-            if distance > 0 {
-                left -= 1;
-            }
+            left -= usize::from(distance > 0);
             if left == 0 {
                 return;
             }
         }
-    }
-
-    /// Reads the blocks in which an object lies, and those after them up to `least_bytes`.
-    fn read_window(
-        &self,
-        log: &Log,
-        backed: Backed,
-        filling: Filling,
-        least_bytes: usize,
-    ) -> (Window, Result<()>) {
-        // A part of an object of the backing can begin and end anywhere.
-        let block_bytes = if log.written_once { ALIGN_BYTES } else { BLOCK_BYTES } as u64;
-        let start = backed.place / block_bytes * block_bytes;
-        let end =
-            (backed.place + log.footprint(usize::from(backed.len)) as u64).next_multiple_of(block_bytes);
-        let end = end.max(start + least_bytes as u64);
-        let extent_end = log.place(log.extent_of(backed.place) + 1, 0);
-        let len_bytes = (end.min(extent_end) - start) as usize;
-        let (buffer, result) = log.backing.read(start, len_bytes, filling, log.reads.take_waiting());
-        log.counts.reads.add(1);
-        log.counts.read_bytes.add(len_bytes as u64);
-        (Window { filling, start, len_bytes, buffer }, result)
-    }
-
-    /// Returns whether a page still is at that place.
-    fn is_at(&self, page: PageNo, backed: Backed, filling: Filling, log: &Log) -> bool {
-        is_there(&self.slots.lock(page), backed, filling, log)
     }
 
     fn should_return(&self, page: PageNo) -> bool {
@@ -202,30 +158,22 @@ impl Store {
     }
 
     /// Stores the object that was read in the pool, and publishes it if the page still is at that place.
-    fn return_to_memory(
-        &self,
-        log: &Log,
-        page: PageNo,
-        backed: Backed,
-        filling: Filling,
-        bytes: &[u8],
-        checksum: u32,
-    ) -> Result<()> {
-        let Backed { len, priority, .. } = backed;
-        let handle = if log.compressed {
-            self.pool.store(bytes, page.0, Gfp::MayWait).map(|handle| (handle, len, priority))
+    fn return_to_memory(&self, log: &Log, at: Placed, bytes: &[u8], checksum: u32) -> Result<()> {
+        let Placed { page, backed: Backed { len, priority, .. }, .. } = at;
+        let new = if log.compressed {
+            let handle = self.pool.store(bytes, page.0, Gfp::MayWait)?;
+            Contents::Stored { handle, len, checksum, priority }
         } else {
             let Ok(whole) = <&Page>::try_from(bytes) else { return Ok(()) };
-            match self.store_page(page, whole) {
-                Ok(Contents::Stored { handle, len, priority, .. }) => Ok((handle, len, priority)),
-                Ok(_) => return Ok(()),
-                Err(error) => Err(error),
+            match self.store_page(page, whole)? {
+                Contents::Stored { handle, len, priority, .. } => {
+                    Contents::Stored { handle, len, checksum, priority }
+                }
+                _ => return Ok(()),
             }
         };
-        let (handle, len, priority) = handle?;
-        let new = Contents::Stored { handle, len, checksum, priority };
         let slot = self.slots.lock(page);
-        if is_there(&slot, backed, filling, log) {
+        if log.placed(page, &slot) == Some(at) {
             log.counts.pages_returned.add(1);
             self.replace(slot, page, new);
         } else {
@@ -236,9 +184,23 @@ impl Store {
     }
 }
 
-/// Returns whether a slot refers to that place, in an extent that was not refilled since.
-fn is_there(slot: &SlotGuard<'_>, backed: Backed, filling: Filling, log: &Log) -> bool {
-    slot.contents() == Contents::Backed(backed) && log.filling_at(backed.place) == filling
+/// Reads the blocks in which an object lies, and those after them up to `least_bytes`.
+fn read_window(
+    log: &Log,
+    Placed { backed, filling, .. }: Placed,
+    least_bytes: usize,
+) -> (Window, Result<()>) {
+    // A part of an object of the backing can begin and end anywhere.
+    let block_bytes = if log.written_once { ALIGN_BYTES } else { BLOCK_BYTES } as u64;
+    let start = backed.place / block_bytes * block_bytes;
+    let end = (backed.place + log.footprint(usize::from(backed.len)) as u64).next_multiple_of(block_bytes);
+    let end = end.max(start + least_bytes as u64);
+    let extent_end = log.place(log.extent_of(backed.place) + 1, 0);
+    let len_bytes = (end.min(extent_end) - start) as usize;
+    let (buffer, result) = log.backing.read(start, len_bytes, filling, log.reads.take_waiting());
+    log.counts.reads.add(1);
+    log.counts.read_bytes.add(len_bytes as u64);
+    (Window { filling, start, len_bytes, buffer }, result)
 }
 
 const _: () = assert!(READ_AHEAD_BYTES >= 3 * PAGE_SIZE);

@@ -1,10 +1,5 @@
-//! Writing pages to the backing device.
-//!
-//! One thread at a time writes pages back, in a [`Pass`]. It copies objects into a buffer under their pages'
-//! slot locks, which it only tries, and notes the number of the write in each slot. A full buffer is written
-//! while others are filled. When the write has ended, each page whose slot still has the number was neither
-//! used nor changed since: its place on the device is published in the slot, and its object in memory is
-//! freed. All other pages stay in memory, and their copies on the device are dead.
+//! Writing pages to the backing device, one thread at a time, in a [`Pass`]: the steps 1 to 3 of writeback in
+//! ARCHITECTURE.md.
 //!
 //! Lock order: `writeback`, for the whole pass, then slots, which are only tried: a busy page is not cold.
 
@@ -243,9 +238,6 @@ impl<'a> Pass<'a> {
     }
 
     /// Copies the object of a page, for which there is room, into the buffer to be written. Unlocks the slot.
-    ///
-    /// # Errors
-    /// `Corrupt` when the object is damaged; `Io` when no more may be written. The page stays.
     pub(in crate::store) fn add(&mut self, mut slot: SlotGuard<'_>, page: PageNo) -> Result<()> {
         let Contents::Stored { handle, len, checksum, priority } = slot.contents() else { return Ok(()) };
         let mut object = Object { page, checksum, len, priority };
@@ -272,9 +264,6 @@ impl<'a> Pass<'a> {
     }
 
     /// Copies an object of an extent that is being cleaned into the buffer to be written.
-    ///
-    /// # Errors
-    /// `NoSpace` when there is no free extent; cleaning selects its victims so that there is one.
     pub(super) fn add_moved(&mut self, object: &Object, bytes: &[u8], from: u64) -> Result<()> {
         self.open(Purpose::Moved)?;
         let writer = &mut *self.writer;

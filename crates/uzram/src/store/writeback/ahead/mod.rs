@@ -18,7 +18,7 @@ use crate::base::sync::{Arc, Counter, Mutex, classes};
 use crate::base::units::PageNo;
 use crate::store::slot::Backed;
 
-use super::log::{Log, READ_AHEAD_BYTES};
+use super::log::{Log, Placed, READ_AHEAD_BYTES};
 use super::sealed::Scratch;
 pub(super) use extents::Extents;
 
@@ -36,15 +36,14 @@ impl Window {
     pub(super) fn find<'a>(
         &'a self,
         log: &Log,
-        page: PageNo,
-        backed: Backed,
-        filling: Filling,
+        object: Placed,
         scratch: &'a mut Scratch,
     ) -> Option<(u32, &'a [u8])> {
-        let at = usize::try_from(backed.place.checked_sub(self.start)?).ok()?;
+        let Placed { backed: Backed { place, .. }, filling, .. } = object;
+        let at = usize::try_from(place.checked_sub(self.start)?).ok()?;
         let bytes = self.buffer[..self.len_bytes].get(at..)?;
-        let is_right = self.filling == filling && log.extent_of(self.start) == log.extent_of(backed.place);
-        log.find(bytes, filling, page, backed, scratch).filter(|_| is_right)
+        let is_right = self.filling == filling && log.extent_of(self.start) == log.extent_of(place);
+        log.find(bytes, object, scratch).filter(|_| is_right)
     }
 }
 
@@ -74,13 +73,8 @@ impl ReadAhead {
 
     /// Returns bytes that may have the object of a page that is read, and if there are none, how many to read
     /// from its place on, which may be fewer than the object has.
-    pub(super) fn find(
-        &self,
-        log: &Log,
-        page: PageNo,
-        place: u64,
-        filling: Filling,
-    ) -> (Option<Arc<Window>>, usize) {
+    pub(super) fn find(&self, log: &Log, object: Placed) -> (Option<Arc<Window>>, usize) {
+        let Placed { page, backed: Backed { place, .. }, filling } = object;
         match self {
             ReadAhead::Streams(streams) => streams.find(page, place),
             ReadAhead::Extents(extents) => (extents.find(log.extent_of(place), filling), 0),
