@@ -28,7 +28,6 @@ struct Pool {
     count: u32,
     /// The numbers of the free buffers, with capacity for all.
     free: Mutex<Vec<u32>>,
-    /// Threads that wait for a buffer.
     waiting: Counter,
     given_back: Condvar,
 }

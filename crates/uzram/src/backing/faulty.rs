@@ -194,9 +194,7 @@ struct Way<B> {
 
 impl<B: Send + Sync + 'static> FaultyBacking<B> {
     /// Wraps `inner`, at first without faults. Faults at random use the random numbers of `seed`.
-    ///
-    /// # Errors
-    /// `NoMemory` when the system gives no thread.
+    /// Fails with `NoMemory` when the system gives no thread.
     pub fn new(inner: B, seed: u64) -> Result<Self> {
         let queue = Mutex::new(&classes::BACKING_QUEUE, Queue { waiting: Vec::new(), closed: false });
         let shared = Arc::new(Shared { inner, faults: Faults::new(seed), queue });

@@ -9,7 +9,6 @@
 //! - `buffers.rs`: the memory of transfers, allocated in advance
 //! - `threads.rs`: threads that carry out transfers, or prepare them
 //! - `tiers.rs`: the backings of a store, used in order ([`Tiers`])
-//! - `waiter.rs`: waiting for a transfer
 //! - `file/`: a file or block device ([`FileBacking`]), by io_uring or by threads
 //! - `faulty.rs`: a backing with injected faults ([`FaultyBacking`])
 //!
@@ -28,7 +27,6 @@ mod file;
 #[cfg(not(loom))]
 mod threads;
 mod tiers;
-mod waiter;
 
 #[cfg(test)]
 mod memory;
@@ -44,7 +42,6 @@ pub use file::{Engine, FileBacking, FileOptions, MARK_BYTES, MAX_QUEUE_DEPTH, Ma
 #[cfg(not(loom))]
 pub(crate) use threads::Threads;
 pub use tiers::{MAX_TIERS, Tiers};
-pub use waiter::wait_for;
 
 #[cfg(all(test, not(loom)))]
 pub(crate) use file::PanicPoint;
@@ -57,7 +54,7 @@ use std::panic::AssertUnwindSafe;
 use std::time::{Duration, Instant, SystemTime};
 
 use crate::base::error::{Error, ErrorKind, Result};
-use crate::base::sync::Arc;
+use crate::base::sync::{Arc, Condvar, Mutex, classes};
 
 /// The attribute that errors of this layer name.
 const SETTING: &str = "backing_dev";
@@ -336,5 +333,33 @@ impl Transfer {
         let Transfer { completion, token, buffer, .. } = self;
         // The panic hook has reported a panic; other transfers go on.
         let _ = std::panic::catch_unwind(AssertUnwindSafe(move || completion.done(token, buffer, result)));
+    }
+}
+
+/// The result of one transfer, once it has ended.
+struct Waiter {
+    told: Mutex<Option<(Buffer, Result<()>)>>,
+    arrived: Condvar,
+}
+
+/// Calls `start` to start a transfer with the completion that it is given, and waits for the transfer.
+pub fn wait_for(start: impl FnOnce(Arc<dyn Completion>)) -> (Buffer, Result<()>) {
+    let waiter =
+        Arc::new(Waiter { told: Mutex::new(&classes::BACKING_QUEUE, None), arrived: Condvar::new() });
+    let completion: Arc<dyn Completion> = Arc::<Waiter>::clone(&waiter);
+    start(completion);
+    let mut told = waiter.told.lock();
+    loop {
+        match told.take() {
+            Some(answer) => return answer,
+            None => told = told.wait(&waiter.arrived),
+        }
+    }
+}
+
+impl Completion for Waiter {
+    fn done(&self, _token: u64, buffer: Buffer, result: Result<()>) {
+        *self.told.lock() = Some((buffer, result));
+        self.arrived.notify_one();
     }
 }

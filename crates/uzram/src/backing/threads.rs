@@ -50,7 +50,6 @@ impl Threads {
         Ok(engine)
     }
 
-    /// Adds a transfer to the queue.
     pub(crate) fn start(&self, transfer: Transfer) {
         self.shared.queue.lock().transfers.push_back(Started::new(transfer));
         self.shared.changed.notify_one();

@@ -22,7 +22,6 @@ use crate::base::units::PAGE_SIZE;
 pub const MAX_TIERS: usize = 4;
 /// Tiers begin at multiples of this, or of the length of objects: no extent lies in two of them.
 const UNIT_BYTES: u64 = 8 << 20;
-/// The length of objects in files.
 const DEFAULT_OBJECT_BYTES: usize = 1 << 20;
 const _: () = assert!(UNIT_BYTES.is_multiple_of(DEFAULT_OBJECT_BYTES as u64));
 /// What objects without a size of their own have at least, for extents that are being filled and cleaned.
@@ -103,7 +102,6 @@ impl Tiers {
         Tiers { tiers, object_bytes, seal, disk_bytes: Counter::new(0), is_claimed: AtomicU32::default() }
     }
 
-    /// Checks that there can be so many.
     pub(crate) fn check_number(tiers: usize) -> Result<()> {
         match tiers {
             1..=MAX_TIERS => Ok(()),
@@ -259,7 +257,6 @@ impl Tiers {
         }
     }
 
-    /// Returns whether nothing is written to a tier now.
     pub(crate) fn is_down(&self, tier: usize) -> bool {
         self.tiers.get(tier).and_then(Tier::health).is_some_and(|health| health.stopped.is_some())
     }
@@ -306,7 +303,6 @@ impl Tiers {
         })
     }
 
-    /// Ends the use of all objects.
     pub(crate) fn end(&self) {
         self.tiers.iter().filter_map(Tier::objects).for_each(|objects| objects.end());
     }

@@ -16,15 +16,12 @@ use crate::store::{Store, StoreBuilder, check_limit};
 mod algorithms;
 mod backing;
 mod cold;
-mod policy;
 mod pool;
-mod reading;
 mod table;
 mod text;
 
-pub use reading::{Reading, Value};
 pub(super) use table::TABLE;
-pub use text::AttributeText;
+pub use text::{AttributeText, Reading, Value};
 
 use super::task::{Task, TaskProgress};
 use super::{Device, DeviceStats, Params};
@@ -134,7 +131,6 @@ impl Attribute {
     }
 }
 
-/// Parses a size in bytes.
 pub(super) fn parse_disksize(value: &str) -> Result<u64> {
     match parse_size(value)? {
         0 => Err(Error::invalid("disksize must be greater than 0").with_setting("disksize")),

@@ -77,7 +77,6 @@ impl<D: AsFd> KeptPart<D> {
     }
 }
 
-/// What the part is called that is a key.
 const KEY: &str = "key";
 
 /// Opens backing devices that are no files: in stores on other machines. What names one begins with
@@ -182,9 +181,7 @@ impl NamedBacking {
 
     /// Goes on with the backing device of another, in this process or one that has ended, by duplicates of
     /// the descriptors of its [`parts`](NamedBacking::parts). They have their locks already.
-    ///
-    /// # Errors
-    /// As [`FileBacking::from_descriptor`], [`Opener::resume`] and [`Opener::seal`].
+    /// Fails as [`FileBacking::from_descriptor`], [`Opener::resume`] and [`Opener::seal`].
     pub fn from_parts(parts: impl IntoIterator<Item = KeptPart<OwnedFd>>) -> Result<Self> {
         let resume = |KeptPart { name, len_bytes, descriptor }: KeptPart<OwnedFd>| {
             Ok(match &*name {

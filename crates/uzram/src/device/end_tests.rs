@@ -1,7 +1,5 @@
 //! The end of a disk: a range that reaches past it is refused as a whole, whatever the operation.
 
-use std::ops::Range;
-
 use super::tests::device;
 use super::*;
 use crate::base::units::PAGE_SIZE;
@@ -29,64 +27,46 @@ fn a_range_past_the_end_is_refused_as_a_whole_and_counted() {
         let start = end - tail_bytes as u64;
         let mut model: Vec<u8> = (0..tail_bytes).map(|at| (at / 3) as u8 | 1).collect();
         disk.write(start, &model).expect("memory");
-        let expect = |model: &[u8], what: &str| {
-            let mut tail = vec![0; tail_bytes];
-            disk.read(start, &mut tail).expect("in range");
-            assert!(tail == model, "{size}: {what}");
-        };
         let (mut failed_reads, mut failed_writes) = (0, 0);
         for (offset, len) in ranges(end) {
-            let what = format!("{len} bytes at {offset}");
-            let is_inside = offset.checked_add(len as u64).is_some_and(|range_end| range_end <= end);
-            let wanted = |done: Result<()>| {
-                assert_eq!(
-                    done.map_err(|error| error.kind()),
-                    is_inside.then_some(()).ok_or(ErrorKind::OutOfRange),
-                    "{what}"
-                );
+            let (what, bytes) = (format!("{size}: {len} bytes at {offset}"), len as u64);
+            let is_inside = offset.checked_add(bytes).is_some_and(|range_end| range_end <= end);
+            let check = |done: Result<()>| {
+                let wanted = is_inside.then_some(()).ok_or(ErrorKind::OutOfRange);
+                assert_eq!(done.map_err(|error| error.kind()), wanted, "{what}");
             };
-            let range = |model: &[u8]| {
-                let at = (offset.saturating_sub(start) as usize).min(model.len());
-                at..if is_inside { at + len } else { at }
-            };
+            let at = (offset.saturating_sub(start) as usize).min(tail_bytes);
+            let range = at..if is_inside { at + len } else { at };
 
             let mut read = vec![0xee; len];
-            wanted(disk.read(offset, &mut read));
-            let as_before = vec![0xee; len];
-            assert!(read == if is_inside { &model[range(&model)] } else { &as_before }, "{what}");
-            wanted(disk.read_some(offset, &mut read, Wait::No).map(drop));
-            wanted(disk.read_until_zeros(offset, &mut read, Wait::Yes).map(drop));
-            wanted(disk.zero_bytes(offset, len as u64).map(drop));
+            check(disk.read(offset, &mut read));
+            assert!(if is_inside { read == model[range.clone()] } else { read == vec![0xee; len] }, "{what}");
+            check(disk.read_some(offset, &mut read, Wait::No).map(drop));
+            check(disk.read_until_zeros(offset, &mut read, Wait::Yes).map(drop));
+            check(disk.zero_bytes(offset, bytes).map(drop));
             // The kernel's 894913e2d35c and 391f057f44a5: reading the states of pages went beyond the last
             // one.
             if len > 0 {
-                wanted(disk.extent(offset, len as u64).map(drop));
+                check(disk.extent(offset, bytes).map(drop));
             }
             failed_reads += if is_inside { 0 } else { 4 + u64::from(len > 0) };
 
-            wanted(disk.write(offset, &vec![7; len]));
-            let written = range(&model);
-            model[written].fill(7);
-            expect(&model, &what);
-            wanted(disk.write_some(offset, &vec![9; len], Wait::No).map(drop));
-            let written = range(&model);
-            model[written].fill(9);
-            expect(&model, &what);
-            wanted(disk.write_zeroes_allocated(offset, len as u64));
-            let zeroed = range(&model);
-            model[zeroed].fill(0);
-            expect(&model, &what);
-            wanted(disk.write(offset, &vec![7; len]));
-            wanted(disk.write_zeroes(offset, len as u64));
-            expect(&model, &what);
-            wanted(disk.discard(offset, len as u64));
-            // Whole pages, counted from `start`, which is one's beginning.
-            let Range { start: first, end: last } = range(&model);
-            let pages = first.next_multiple_of(PAGE_SIZE)..last & !(PAGE_SIZE - 1);
-            if !pages.is_empty() {
-                model[pages].fill(0);
+            let whole = range.start.next_multiple_of(PAGE_SIZE)..range.end & !(PAGE_SIZE - 1);
+            let writes: [(&dyn Fn() -> Result<()>, u8, _); 6] = [
+                (&|| disk.write(offset, &vec![7; len]), 7, range.clone()),
+                (&|| disk.write_some(offset, &vec![9; len], Wait::No).map(drop), 9, range.clone()),
+                (&|| disk.write_zeroes_allocated(offset, bytes), 0, range.clone()),
+                (&|| disk.write(offset, &vec![7; len]), 7, range.clone()),
+                (&|| disk.discard(offset, bytes), 0, whole),
+                (&|| disk.write_zeroes(offset, bytes), 0, range),
+            ];
+            for (write, byte, changed) in writes {
+                check(write());
+                model.get_mut(changed).unwrap_or_default().fill(byte);
+                let mut tail = vec![0; tail_bytes];
+                disk.read(start, &mut tail).expect("in range");
+                assert!(tail == model, "{what}");
             }
-            expect(&model, &what);
             failed_writes += if is_inside { 0 } else { 6 };
         }
         let last = Extent { len_bytes: 1, state: PageState::Hole };

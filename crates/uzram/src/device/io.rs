@@ -151,9 +151,7 @@ impl OpenDevice {
     /// Returns the state of the page at byte `offset`, and how many bytes from there on are in pages of the
     /// same state. `len`, at least 1, bounds the work and the result. No contents are read and no lock is
     /// taken; the state of each page is one that it was in during the call.
-    ///
-    /// # Errors
-    /// `OutOfRange` beyond the end, and if `len` is 0.
+    /// Fails with `OutOfRange` beyond the end, and if `len` is 0.
     pub fn extent(&self, offset: u64, len: u64) -> Result<Extent> {
         if len == 0 {
             return Err(Error::new(ErrorKind::OutOfRange, "an extent must have at least one byte"));
@@ -164,10 +162,7 @@ impl OpenDevice {
     }
 
     /// Returns how many of the `len` bytes from `offset` on are known to be zeros: holes, and pages that were
-    /// written with zeros. Otherwise as [`OpenDevice::extent`].
-    ///
-    /// # Errors
-    /// `OutOfRange` beyond the end.
+    /// written with zeros. Otherwise as [`OpenDevice::extent`]. Fails with `OutOfRange` beyond the end.
     pub fn zero_bytes(&self, offset: u64, len: u64) -> Result<u64> {
         self.check(offset, len, false)?;
         if len == 0 {
@@ -207,9 +202,7 @@ impl OpenDevice {
     }
 
     /// Discards the whole pages of the range, which then read as zeros; partly covered pages are unchanged.
-    ///
-    /// # Errors
-    /// `OutOfRange` beyond the end.
+    /// Fails with `OutOfRange` beyond the end.
     pub fn discard(&self, offset: u64, len: u64) -> Result<()> {
         self.check(offset, len, true)?;
         self.store.discard_pages(whole_pages(offset, len));
@@ -217,18 +210,14 @@ impl OpenDevice {
     }
 
     /// Zeroes the range: whole pages are discarded, parts of other pages are overwritten.
-    ///
-    /// # Errors
-    /// As [`OpenDevice::write`].
+    /// Fails as [`OpenDevice::write`].
     pub fn write_zeroes(&self, offset: u64, len: u64) -> Result<()> {
         self.zero_some(offset, len, false, Wait::Yes).map(drop)
     }
 
     /// Zeroes the range and allocates its pages: none is a hole afterwards. A page of zeros takes its slot
     /// and no pool memory, so this does not guarantee that later writes find room below `mem_limit`.
-    ///
-    /// # Errors
-    /// As [`OpenDevice::write`].
+    /// Fails as [`OpenDevice::write`].
     pub fn write_zeroes_allocated(&self, offset: u64, len: u64) -> Result<()> {
         self.zero_some(offset, len, true, Wait::Yes).map(drop)
     }

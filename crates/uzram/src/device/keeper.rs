@@ -6,7 +6,7 @@
 use std::os::fd::BorrowedFd;
 
 use crate::base::error::{Error, ErrorKind, Result};
-use crate::base::sync::{Arc, Counter, Mutex, classes};
+use crate::base::sync::Arc;
 use crate::base::units::pages_to_bytes;
 use crate::store::{AttachProgress, Attached, KeptMemory, Store, StoreBuilder};
 
@@ -31,10 +31,7 @@ pub trait Keeper: Send + Sync {
 impl Device {
     /// Sets who keeps the stores that the device gets from now on: they outlive this process. It stays set
     /// when the device is reset. Set it before `backing_dev`, which is then accessed so that a dead process
-    /// writes no more to it.
-    ///
-    /// # Errors
-    /// `Busy` once the device is initialised.
+    /// writes no more to it. Fails with `Busy` once the device is initialised.
     pub fn set_keeper(&self, keeper: Arc<dyn Keeper>) -> Result<()> {
         let mut state = self.state.lock();
         state.uninitialised("the keeper")?;
@@ -77,9 +74,8 @@ impl Device {
         let restored = unsafe { Store::restore(memory.into(), of_backing, progress) }?;
         let StoreBuilder { name: had_name, pages, backing: options, .. } = &restored.builder;
         if had_name != name {
-            return Err(Error::invalid(format!(
-                "the memory is that of device '{had_name}', not of '{name}'"
-            )));
+            let what = format!("the memory is that of device '{had_name}', not of '{name}'");
+            return Err(Error::invalid(what));
         }
         let disksize_bytes = pages_to_bytes(*pages);
         let (copies, encrypted) =
@@ -100,12 +96,7 @@ impl Device {
             disksize_bytes,
             ..State::default()
         };
-        let device = Device {
-            name: name.to_owned(),
-            state: Mutex::new(&classes::DEVICE, state),
-            users: Counter::new(0),
-        };
-        Ok((Arc::new(device), restored.attached))
+        Ok((Arc::new(Device::with(name, state)), restored.attached))
     }
 }
 
@@ -114,10 +105,8 @@ impl State {
         self.params.store.can_survive()?;
         match &self.params.backing {
             Some(backing) if backing.parts().is_none() => {
-                let what = format!(
-                    "the backing device '{}' is none that another process can go on with",
-                    backing.name()
-                );
+                let name = backing.name();
+                let what = format!("the backing device '{name}' is none that another process can go on with");
                 Err(Error::new(ErrorKind::Unsupported, what).with_setting("backing_dev"))
             }
             _ => Ok(()),

@@ -79,7 +79,6 @@ struct Params {
     /// The store's parameters but for name, size and backing device.
     store: StoreBuilder,
     backing: Option<NamedBacking>,
-    /// How the next backing device is opened.
     how_to_open: HowToOpen,
     writeback_layout: WritebackLayout,
     compressed_writeback: bool,
@@ -97,7 +96,7 @@ impl Default for Params {
     }
 }
 
-/// Declares [`DeviceStats`], each with how it is found from the size of the disk, the store, and its statistics.
+/// Declares [`DeviceStats`]: each figure, and how it is found.
 macro_rules! device_stats {
     (
         |$disksize:ident, $store:ident, $stats:ident, $backing:ident|
@@ -194,7 +193,6 @@ device_stats! {
 }
 
 impl Params {
-    /// Checks that `writeback_layout` and `compressed_writeback` fit together.
     fn check_layout(&self) -> Result<()> {
         if self.writeback_layout == WritebackLayout::Packed && !self.compressed_writeback {
             let what = "packed pages are written as they are compressed: set compressed_writeback to 1, or \
@@ -238,17 +236,15 @@ impl Device {
     /// dot: it becomes an export's name and part of paths.
     pub fn new(name: &str) -> Result<Arc<Device>> {
         Device::check_name(name)?;
-        Ok(Arc::new(Device {
-            name: name.to_owned(),
-            state: Mutex::new(&classes::DEVICE, State::default()),
-            users: Counter::new(0),
-        }))
+        Ok(Arc::new(Device::with(name, State::default())))
     }
 
-    /// Checks a device's name.
-    ///
-    /// # Errors
-    /// As [`Device::new`].
+    fn with(name: &str, state: State) -> Device {
+        let state = Mutex::new(&classes::DEVICE, state);
+        Device { name: name.to_owned(), state, users: Counter::new(0) }
+    }
+
+    /// Checks a device's name. Fails as [`Device::new`].
     pub fn check_name(name: &str) -> Result<()> {
         let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
         if name.is_empty() || name.len() > 64 || name.starts_with('.') || !name.chars().all(allowed) {
@@ -268,6 +264,10 @@ impl Device {
         self.state.lock().disksize_bytes
     }
 
+    fn store(&self) -> Option<Arc<Store>> {
+        self.state.lock().store.clone()
+    }
+
     /// Returns the table of attributes.
     pub fn attributes() -> &'static [Attribute] {
         attr::TABLE
@@ -281,10 +281,7 @@ impl Device {
         self.reading(name).map(|reading| reading.text)
     }
 
-    /// Reads an attribute, as text and as a value.
-    ///
-    /// # Errors
-    /// As [`Device::get`].
+    /// Reads an attribute, as text and as a value. Fails as [`Device::get`].
     pub fn reading(&self, name: &str) -> Result<Reading> {
         attr::find(name)?.get(self)
     }
@@ -306,10 +303,7 @@ impl Device {
     }
 
     /// Checks values of `disksize` and `backing_dev` against the parameters set so far, as far as possible
-    /// without building or opening anything.
-    ///
-    /// # Errors
-    /// `Invalid` when they do not fit.
+    /// without building or opening anything. Fails with `Invalid` when they do not fit.
     pub fn check(&self, disksize: &str, backing_dev: Option<&str>) -> Result<()> {
         let pages = bytes_to_pages(attr::parse_disksize(disksize.trim())?);
         let backing_dev = backing_dev.map(str::trim).filter(|text| *text != "none");
@@ -326,7 +320,7 @@ impl Device {
 
     /// Returns the current statistics. While uninitialised, all but the limit are 0.
     pub fn stats(&self) -> DeviceStats {
-        let tables = self.state.lock().store.clone().map_or(0, |store| store.table_resident_bytes());
+        let tables = self.store().map_or(0, |store| store.table_resident_bytes());
         DeviceStats { mem_tables_bytes: tables as u64, ..self.counts() }
     }
 
@@ -344,12 +338,12 @@ impl Device {
 
     /// Returns the statistics of the LRU; all 0 while uninitialised.
     pub fn lru_stats(&self) -> lru::LruStats {
-        self.state.lock().store.as_ref().map(|store| store.lru_stats()).unwrap_or_default()
+        self.store().map(|store| store.lru_stats()).unwrap_or_default()
     }
 
     /// Returns the statistics of the backing device; all 0 without one or while uninitialised.
     pub fn backing_stats(&self) -> BackingStats {
-        self.state.lock().store.as_ref().map(|store| store.backing_stats()).unwrap_or_default()
+        self.store().map(|store| store.backing_stats()).unwrap_or_default()
     }
 
     /// Returns how the backing device is; `None` without one.
@@ -368,10 +362,7 @@ impl Device {
     }
 
     /// Sets the backing device, like the attribute `backing_dev`, but of any kind. Closes the one that was
-    /// set before.
-    ///
-    /// # Errors
-    /// `Busy` once the device is initialised.
+    /// set before. Fails with `Busy` once the device is initialised.
     pub fn set_backing(&self, backing: Option<NamedBacking>) -> Result<()> {
         let mut state = self.state.lock();
         state.uninitialised("backing_dev")?;
@@ -385,27 +376,22 @@ impl Device {
     /// Removes what the device has in a store on other machines: for its end, and the end of the process. Its
     /// pages there are lost.
     pub fn erase_backing(&self) {
-        let store = self.state.lock().store.clone();
-        store.iter().for_each(|store| store.erase_backing());
+        self.store().iter().for_each(|store| store.erase_backing());
     }
 
     /// Returns whether writes find room below the memory limit, and in the reserve if there is one.
     pub fn has_room(&self) -> bool {
-        let store = self.state.lock().store.clone();
-        store.is_none_or(|store| store.has_room())
+        self.store().is_none_or(|store| store.has_room())
     }
 
     /// Returns the statistics of each size class of the pool, smallest first; none while uninitialised.
     pub fn class_stats(&self) -> Vec<ClassStat> {
         // Without the device's lock: it walks all classes.
-        let store = self.state.lock().store.clone();
-        store.map(|store| store.class_stats()).unwrap_or_default()
+        self.store().map(|store| store.class_stats()).unwrap_or_default()
     }
 
     /// Opens the disk for I/O. `reset` fails with `Busy` until all [`OpenDevice`]s are dropped.
-    ///
-    /// # Errors
-    /// `Busy` while the device is uninitialised.
+    /// Fails with `Busy` while the device is uninitialised.
     pub fn open(self: &Arc<Self>) -> Result<OpenDevice> {
         let state = self.state.lock();
         let Some(store) = state.store.clone() else {
@@ -452,15 +438,12 @@ impl Device {
         Ok(())
     }
 
-    /// Frees everything and forgets all parameters.
     fn reset(&self) -> Result<()> {
         self.empty(false)
     }
 
     /// Frees everything permanently: the device cannot be initialised or opened again.
-    ///
-    /// # Errors
-    /// `Busy` while it is open, or if a task does not end in time.
+    /// Fails with `Busy` while it is open, or if a task does not end in time.
     pub fn remove(&self) -> Result<()> {
         self.empty(true)
     }

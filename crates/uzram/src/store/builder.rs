@@ -89,18 +89,14 @@ impl StoreBuilder {
         }
     }
 
-    /// Builds the store.
-    ///
-    /// # Errors
-    /// As [`StoreBuilder::check`]; `Invalid` for a setting out of range; `NoMemory` when the system refuses.
+    /// Builds the store. Fails as [`StoreBuilder::check`]; `Invalid` for a setting out of range; `NoMemory`
+    /// when the system refuses.
     pub fn build(&self) -> Result<Store> {
         Store::new(self)
     }
 
-    /// Checks the settings as far as possible without building a store.
-    ///
-    /// # Errors
-    /// `Invalid` for a disk size out of range, or a limit too small for the reserve or the first pages.
+    /// Checks the settings as far as possible without building a store. Fails with `Invalid` for a disk size
+    /// out of range, or a limit too small for the reserve or the first pages.
     pub fn check(&self) -> Result<()> {
         if self.pages == 0 || self.pages > MAX_PAGES {
             return Err(Error::invalid("a disk has from 4 KiB to 16 TiB").with_setting("disksize"));

@@ -52,9 +52,7 @@ impl Store {
     }
 
     /// Zeroes `len` bytes of a page from byte `at` on. A hole stays a hole, unless `allocate` is set.
-    ///
-    /// # Errors
-    /// As [`Store::write_part`].
+    /// Fails as [`Store::write_part`].
     pub fn zero_part(&self, page: PageNo, at: usize, len: usize, allocate: bool, wait: Wait) -> Result<()> {
         if !allocate && self.slots.is_empty(page) {
             return Ok(());

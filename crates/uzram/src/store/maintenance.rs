@@ -41,7 +41,6 @@ struct Shared {
 }
 
 impl Maintenance {
-    /// Prepares the thread of a store.
     pub(super) fn new(builder: &StoreBuilder, pool: Arc<StorePool>, arena: Arc<Arena>) -> Self {
         let shared = Arc::new(Shared {
             pool,

@@ -23,10 +23,7 @@ pub(super) enum Then {
 }
 
 impl Store {
-    /// Reads a page; waits for the backing device if the page is there.
-    ///
-    /// # Errors
-    /// As [`Store::read_wait`].
+    /// Reads a page; waits for the backing device if the page is there. Fails as [`Store::read_wait`].
     ///
     /// # Panics
     /// If the page is beyond the end, as all methods that take a page.
@@ -49,10 +46,7 @@ impl Store {
     }
 
     /// Reads a page that the caller is going to discard or to replace: from the backing device it does not
-    /// return to memory.
-    ///
-    /// # Errors
-    /// As [`Store::read_wait`].
+    /// return to memory. Fails as [`Store::read_wait`].
     #[inline]
     pub fn read_once(&self, page: PageNo, out: &mut Page) -> Result<()> {
         self.read_then(page, out, Wait::Yes, Then::Stay)
@@ -86,10 +80,7 @@ impl Store {
         read
     }
 
-    /// Reads the part of a page from byte `at` on.
-    ///
-    /// # Errors
-    /// As [`Store::read_wait`].
+    /// Reads the part of a page from byte `at` on. Fails as [`Store::read_wait`].
     pub fn read_part(&self, page: PageNo, at: usize, out: &mut [u8], wait: Wait) -> Result<()> {
         let mut whole = [0; PAGE_SIZE];
         self.read_wait(page, &mut whole, wait)?;

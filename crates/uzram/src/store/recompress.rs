@@ -22,7 +22,6 @@ use super::slot::{Contents, Peek, SlotGuard};
 use super::stream::Stream;
 use super::{MAX_RECOMPRESSION, Store};
 
-/// The width of a bucket of candidates.
 const BUCKET_BYTES: usize = 64;
 const BUCKETS: usize = PAGE_SIZE / BUCKET_BYTES + 1;
 /// Candidates collected at a time: 4 MiB of page numbers.
@@ -83,7 +82,6 @@ impl Recompression {
     }
 }
 
-/// What became of a page that was recompressed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Recompressed {
     /// There was no algorithm to try.
@@ -117,9 +115,7 @@ fn bucket_of(peek: Peek) -> usize {
 
 impl Store {
     /// Recompresses pages, and returns the number that became smaller.
-    ///
-    /// # Errors
-    /// As [`Store::recompress_interruptible`].
+    /// Fails as [`Store::recompress_interruptible`].
     pub fn recompress(&self, what: &Recompression) -> Result<u64> {
         self.recompress_interruptible(what, &Work::uninterruptible(Unit::Pages))
     }

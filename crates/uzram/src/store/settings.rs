@@ -15,9 +15,7 @@ impl Store {
     }
 
     /// Starts it again, in the process that has forked or in the child.
-    ///
-    /// # Errors
-    /// `NoMemory`: memory is given back later, and nothing is compacted.
+    /// Fails with `NoMemory`: memory is given back later, and nothing is compacted.
     #[cfg(not(loom))]
     #[doc(hidden)]
     pub fn begin_threads(&self) -> Result<()> {
@@ -41,9 +39,7 @@ impl Store {
     }
 
     /// Sets [`run_cache_batch_pages`](super::StoreBuilder::run_cache_batch_pages).
-    ///
-    /// # Errors
-    /// `Invalid` above [`MAX_BATCH_PAGES`](super::MAX_BATCH_PAGES).
+    /// Fails with `Invalid` above [`MAX_BATCH_PAGES`](super::MAX_BATCH_PAGES).
     #[cfg(feature = "designs")]
     pub fn set_run_cache_batch_pages(&self, pages: usize) -> Result<()> {
         self.arena.set_run_cache_batch_pages(pages)?;
@@ -52,9 +48,7 @@ impl Store {
     }
 
     /// Sets [`lru_pagevec_pages`](super::StoreBuilder::lru_pagevec_pages).
-    ///
-    /// # Errors
-    /// `Invalid` for 0, or above [`lru::MAX_PAGEVEC_PAGES`](crate::lru::MAX_PAGEVEC_PAGES).
+    /// Fails with `Invalid` for 0, or above [`lru::MAX_PAGEVEC_PAGES`](crate::lru::MAX_PAGEVEC_PAGES).
     #[cfg(feature = "designs")]
     pub fn set_lru_pagevec_pages(&self, pages: usize) -> Result<()> {
         self.lru.as_ref().map_or(Ok(()), |lru| lru.set_pagevec_pages(pages))?;

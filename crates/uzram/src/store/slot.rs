@@ -78,13 +78,11 @@ pub(super) enum Contents {
         /// The priority of the algorithm that compressed it.
         priority: u8,
     },
-    /// An object on the backing device only.
     Backed(Backed),
     /// Contents that were found damaged: reads fail until the page is written.
     Lost,
 }
 
-/// An object on the backing device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Backed {
     /// Its offset on the device, in bytes.
@@ -124,13 +122,11 @@ impl Peek {
         self.0 & LEN_MASK != 0
     }
 
-    /// Returns whether the page is on the backing device.
     #[inline]
     pub(super) fn is_backed(self) -> bool {
         self.0 & BACKED != 0
     }
 
-    /// Returns whether the page is same-filled.
     pub(super) fn is_same(self) -> bool {
         self.0 & SAME != 0
     }
@@ -155,7 +151,6 @@ impl Peek {
         self.0 & INCOMPRESSIBLE != 0
     }
 
-    /// Returns the priority of the algorithm that compressed the page.
     pub(super) fn priority(self) -> u8 {
         ((self.0 & PRIORITY_MASK) >> PRIORITY_SHIFT) as u8
     }

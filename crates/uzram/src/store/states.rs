@@ -74,10 +74,7 @@ impl Store {
         let _ = self.mark_idle_interruptible(age_s, &Work::uninterruptible(Unit::Pages));
     }
 
-    /// As [`Store::mark_idle`], until `work` is interrupted.
-    ///
-    /// # Errors
-    /// `Interrupted`.
+    /// As [`Store::mark_idle`], until `work` is interrupted. Fails with `Interrupted`.
     pub fn mark_idle_interruptible(&self, age_s: Option<u32>, work: &Work<'_>) -> Result<()> {
         let now_s = uptime_s();
         let pages = self.slots.touched(0..self.pages());

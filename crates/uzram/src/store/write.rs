@@ -17,7 +17,6 @@ use super::slot::{Backed, Contents, SlotGuard};
 use super::stream::Stream;
 use super::{Store, Wait};
 
-/// The data that overwrites a part of a page.
 #[derive(Clone, Copy)]
 pub(super) enum Part<'a> {
     Bytes(&'a [u8]),
@@ -35,9 +34,7 @@ impl Part<'_> {
 
 impl Store {
     /// Writes a page. At the memory limit it waits for pages to be reclaimed, if any can be.
-    ///
-    /// # Errors
-    /// As [`Store::write_wait`].
+    /// Fails as [`Store::write_wait`].
     #[inline]
     pub fn write(&self, page: PageNo, contents: &Page) -> Result<()> {
         self.write_wait(page, contents, Wait::Yes)
@@ -70,9 +67,7 @@ impl Store {
     }
 
     /// Writes the part of a page from byte `at` on; the rest is unchanged.
-    ///
-    /// # Errors
-    /// As [`Store::write_wait`] and [`Store::read_wait`].
+    /// Fails as [`Store::write_wait`] and [`Store::read_wait`].
     pub fn write_part(&self, page: PageNo, at: usize, bytes: &[u8], wait: Wait) -> Result<()> {
         self.change_part(page, at, Part::Bytes(bytes), wait)
     }

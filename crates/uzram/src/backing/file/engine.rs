@@ -12,7 +12,6 @@ use crate::base::sync::Stamp;
 /// How often a transfer is retried that was interrupted, or that the system lacked resources for.
 const MAX_RETRIES: u32 = 1000;
 
-/// Where a test makes a transfer panic.
 #[cfg(test)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PanicPoint {
@@ -31,7 +30,6 @@ pub(super) struct Target {
     /// Whether to give up the lock when this is closed: other processes may have the descriptor, and keep the
     /// file locked.
     pub(super) unlocks: Stamp,
-    /// Where the next transfer panics.
     #[cfg(test)]
     pub(super) panic_point: std::sync::Mutex<Option<PanicPoint>>,
 }
@@ -46,6 +44,24 @@ impl Drop for Target {
 }
 
 impl Target {
+    /// `[start_bytes, len_bytes]` is where the backing's bytes are.
+    pub(super) fn new(
+        fd: OwnedFd,
+        [start_bytes, len_bytes]: [u64; 2],
+        block_bytes: usize,
+        unlocks: Stamp,
+    ) -> Self {
+        Target {
+            fd,
+            start_bytes,
+            len_bytes,
+            block_bytes,
+            unlocks,
+            #[cfg(test)]
+            panic_point: Default::default(),
+        }
+    }
+
     /// Begins a transfer, after checking that it is aligned and lies within the file and the buffer.
     pub(super) fn begin(
         &self,

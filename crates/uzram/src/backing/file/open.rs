@@ -31,7 +31,6 @@ const BLOCK_BYTES: std::ops::RangeInclusive<usize> = 512..=64 << 10;
 /// The maximum size: that of a file less the largest header.
 const MAX_SIZE_BYTES: u64 = i64::MAX as u64 - *BLOCK_BYTES.end() as u64;
 
-/// The properties of the opened file.
 pub(super) struct Opened {
     pub(super) is_block_device: bool,
     pub(super) is_direct: bool,
@@ -52,11 +51,8 @@ impl Opened {
 
 pub(super) fn open(options: &FileOptions) -> Result<(Target, Opened)> {
     if options.size_bytes.is_some_and(|size| size > MAX_SIZE_BYTES) {
-        return Err(failure(
-            &options.path,
-            ErrorKind::Invalid,
-            "cannot have that size: no file can be that large",
-        ));
+        let what = "cannot have that size: no file can be that large";
+        return Err(failure(&options.path, ErrorKind::Invalid, what));
     }
     let (fd, mut opened) = open_file(options)?;
     match prepare(fd, options, &mut opened) {
@@ -82,9 +78,8 @@ fn prepare(fd: OwnedFd, options: &FileOptions, opened: &mut Opened) -> Result<Ta
     let len_bytes = match options.size_bytes {
         Some(size) if opened.is_block_device && size > room_bytes => {
             let has = format_size(there_bytes);
-            let what = format!(
-                "has only {has}, {start_bytes} bytes of them for uzram's header: less than requested"
-            );
+            let header = format!("{start_bytes} bytes of them for uzram's header");
+            let what = format!("has only {has}, {header}: less than requested");
             return Err(failure(path, ErrorKind::Invalid, &what));
         }
         size => size.unwrap_or(room_bytes),
@@ -108,15 +103,7 @@ fn prepare(fd: OwnedFd, options: &FileOptions, opened: &mut Opened) -> Result<Ta
     let unlocks = Stamp::default();
     // A process that was forked meanwhile may have the descriptor for a moment.
     unlocks.set(1);
-    Ok(Target {
-        fd,
-        start_bytes,
-        len_bytes,
-        block_bytes,
-        unlocks,
-        #[cfg(test)]
-        panic_point: Default::default(),
-    })
+    Ok(Target::new(fd, [start_bytes, len_bytes], block_bytes, unlocks))
 }
 
 /// Goes on with the open file of a backing of `len_bytes`, whose flags and lock the descriptor has. Reads
@@ -131,9 +118,8 @@ pub(super) fn reopen(fd: OwnedFd, name: &Path, len_bytes: u64) -> Result<(Target
     let start_bytes = block_bytes.max(MARK_BYTES) as u64;
     let fits = start_bytes.checked_add(len_bytes).is_some_and(|end| end <= there_bytes);
     if len_bytes == 0 || !len_bytes.is_multiple_of(block_bytes as u64) || !fits {
-        let what = format!(
-            "cannot have been one of {len_bytes} bytes: it has {there_bytes}, in blocks of {block_bytes}"
-        );
+        let has = format!("it has {there_bytes}, in blocks of {block_bytes}");
+        let what = format!("cannot have been one of {len_bytes} bytes: {has}");
         return Err(failure(name, ErrorKind::Invalid, &what));
     }
     // If the lock is held, which it should be, this has no effect.
@@ -141,15 +127,7 @@ pub(super) fn reopen(fd: OwnedFd, name: &Path, len_bytes: u64) -> Result<(Target
     // In units of 512 bytes, stat(2).
     let allocated_bytes = (stat.st_blocks as u64).saturating_mul(512);
     let is_reserved = is_block_device || allocated_bytes >= start_bytes + len_bytes;
-    let target = Target {
-        fd,
-        start_bytes,
-        len_bytes,
-        block_bytes,
-        unlocks: Stamp::default(),
-        #[cfg(test)]
-        panic_point: Default::default(),
-    };
+    let target = Target::new(fd, [start_bytes, len_bytes], block_bytes, Stamp::default());
     Ok((target, Opened { is_block_device, is_direct, is_reserved, made: None }))
 }
 
@@ -296,19 +274,12 @@ fn reserve(fd: &OwnedFd, path: &Path, file_bytes: u64, len_bytes: u64) -> Result
     reserved.map_err(|errno| {
         // Free the space that was reserved before it ran out.
         let _ = rustix::fs::ftruncate(fd, file_bytes);
-        match errno {
-            Errno::NOSPC | Errno::DQUOT => failure(
-                path,
-                ErrorKind::NoSpace,
-                "cannot be extended to the requested size: the file system is full",
-            ),
-            Errno::FBIG => failure(
-                path,
-                ErrorKind::Invalid,
-                "cannot be extended to the requested size: it exceeds the maximum file size",
-            ),
-            errno => from_errno(path, errno),
-        }
+        let (kind, why) = match errno {
+            Errno::NOSPC | Errno::DQUOT => (ErrorKind::NoSpace, "the file system is full"),
+            Errno::FBIG => (ErrorKind::Invalid, "it exceeds the maximum file size"),
+            errno => return from_errno(path, errno),
+        };
+        failure(path, kind, &format!("cannot be extended to the requested size: {why}"))
     })
 }
 

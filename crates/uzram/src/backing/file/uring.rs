@@ -311,7 +311,6 @@ unsafe fn push(ring: &mut IoUring, entry: &squeue::Entry) {
 #[cfg(test)]
 mod tests {
     use std::io::Write;
-    use std::sync::Mutex;
 
     use super::super::engine::PanicPoint;
     use super::*;
@@ -323,9 +322,7 @@ mod tests {
     fn the_kernel_keeps_its_buffers_when_the_thread_panics() {
         let (reader, mut writer) = std::io::pipe().expect("a pipe");
         let (fd, len_bytes) = (OwnedFd::from(reader), 1 << 20);
-        let panic_point = Mutex::default();
-        let (block_bytes, unlocks) = (PAGE_SIZE, Default::default());
-        let target = Arc::new(Target { fd, start_bytes: 0, len_bytes, block_bytes, unlocks, panic_point });
+        let target = Arc::new(Target::new(fd, [0, len_bytes], PAGE_SIZE, Default::default()));
         let uring = match Uring::new(Arc::clone(&target), 4) {
             Ok(uring) => uring,
             Err(error) => return println!("skipped: {error}"),
@@ -333,7 +330,7 @@ mod tests {
         let (ends, buffers) = (Ends::new(), Buffers::new(4, PAGE_SIZE).expect("memory"));
         let start = |token, offset| {
             let (buffer, ends) = (buffers.take().expect("free"), Arc::<Ends>::clone(&ends));
-            uring.start(transfer(Direction::Read, offset, PAGE_SIZE, buffer, token, ends));
+            uring.start(transfer((Direction::Read, offset), PAGE_SIZE, buffer, token, ends));
         };
         // The first transfer waits for the pipe. The second ends at once, by which time the first is in
         // flight.

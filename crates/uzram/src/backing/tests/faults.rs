@@ -96,7 +96,7 @@ fn a_stall_lasts_and_ends_with_the_backing() {
     bench.faults.add(Fault { times: 1, ..Fault::always(FaultKind::Stall(Duration::MAX)) });
     let ends = Ends::new();
     let buffer = bench.buffers.take().expect("free");
-    ends.start(&bench.backing, Direction::Read, 0, buffer, 1);
+    ends.start(&bench.backing, (Direction::Read, 0), buffer, 1);
     assert_eq!(bench.read(0).expect("no error"), [1; BUFFER_BYTES]);
     assert_eq!(ends.count(), 0);
     drop(bench.backing);
@@ -112,7 +112,7 @@ fn what_is_held_begins_when_the_faults_are_cleared() {
         let mut buffer = bench.buffers.take().expect("free");
         buffer.fill(token as u8);
         let offset = token * BUFFER_BYTES as u64;
-        ends.start(&bench.backing, Direction::Write, offset, buffer, token);
+        ends.start(&bench.backing, (Direction::Write, offset), buffer, token);
     };
     for first in [1, 5] {
         let injected = bench.faults.injected();
@@ -167,7 +167,7 @@ fn every_transfer_ends_once_whatever_happens() {
         for token in 0..TRANSFERS {
             let buffer = bench.buffers.take().expect("free: at most 12 are in flight");
             let direction = if token % 2 == 0 { Direction::Write } else { Direction::Read };
-            ends.start(&bench.backing, direction, token % places * BUFFER_BYTES as u64, buffer, token);
+            ends.start(&bench.backing, (direction, token % places * BUFFER_BYTES as u64), buffer, token);
             if token >= AT_A_TIME - 1 {
                 end(token + 1 - AT_A_TIME);
             }

@@ -19,17 +19,11 @@ fn block(buffers: &Buffers, byte: u8) -> Buffer {
 }
 
 /// Carries out a transfer by the engine and again by this thread, and checks that the results are equal.
-fn both_ways(
-    backing: &FileBacking,
-    direction: Direction,
-    offset: u64,
-    len_bytes: usize,
-    buffer: Buffer,
-) -> (Buffer, Result<()>) {
+fn both_ways(backing: &FileBacking, at: Where, len_bytes: usize, buffer: Buffer) -> (Buffer, Result<()>) {
     let ends = Ends::new();
-    ends.start_part(backing, direction, offset, len_bytes, buffer, 0);
+    ends.start_part(backing, at, len_bytes, buffer, 0);
     let (buffer, by_engine) = ends.wait(0);
-    let (buffer, by_caller) = backing.carry_out(direction, offset, len_bytes, buffer);
+    let (buffer, by_caller) = backing.carry_out(at.0, at.1, len_bytes, buffer);
     assert_eq!(by_engine, by_caller);
     (buffer, by_caller)
 }
@@ -69,12 +63,12 @@ fn a_file_is_made_reserved_kept_and_extended() {
         assert_eq!(data.len(), (1 << 20) + HEADER_BYTES);
         assert_eq!(data.permissions().mode() & 0o777, 0o600);
         assert!(backing.is_reserved() && data.blocks() * 512 >= 1 << 20, "{} blocks", data.blocks());
-        let (_, result) = both_ways(&backing, Direction::Write, 0, PAGE_SIZE, block(&buffers, 7));
+        let (_, result) = both_ways(&backing, (Direction::Write, 0), PAGE_SIZE, block(&buffers, 7));
         assert_eq!(result, Ok(()));
     }
     let backing = open(&path, 2 << 20, Engine::Auto);
     assert_eq!((backing.len_bytes(), file_bytes(&path)), (2 << 20, (2 << 20) + HEADER_BYTES));
-    let (read, result) = both_ways(&backing, Direction::Read, 0, PAGE_SIZE, block(&buffers, 0));
+    let (read, result) = both_ways(&backing, (Direction::Read, 0), PAGE_SIZE, block(&buffers, 0));
     assert!(result.is_ok() && read.iter().all(|byte| *byte == 7), "what was in it is kept");
     drop((backing, read));
     let part = open(&path, 1 << 20, Engine::Auto);
@@ -150,7 +144,7 @@ fn a_bad_transfer_ends_with_an_error() {
             (u64::MAX - 4095, PAGE_SIZE, ErrorKind::OutOfRange),
         ] {
             let (buffer, result) =
-                both_ways(&backing, Direction::Write, offset, len_bytes, block(&buffers, 1));
+                both_ways(&backing, (Direction::Write, offset), len_bytes, block(&buffers, 1));
             assert_eq!(result.expect_err("bad").kind(), kind, "{engine:?} {offset} {len_bytes}");
             drop(buffer);
         }
@@ -161,7 +155,7 @@ fn a_bad_transfer_ends_with_an_error() {
         for _ in 0..100 {
             let backing = open(&directory.path().join("file"), 1 << 20, engine);
             let (buffers, ends) = (Buffers::new(1, PAGE_SIZE).expect("memory"), Ends::new());
-            ends.start_part(&backing, Direction::Read, 1, PAGE_SIZE, block(&buffers, 1), 0);
+            ends.start_part(&backing, (Direction::Read, 1), PAGE_SIZE, block(&buffers, 1), 0);
             drop(backing);
             assert_eq!(ends.wait(0).1.expect_err("bad").kind(), ErrorKind::Invalid);
         }
@@ -182,7 +176,7 @@ fn a_file_that_becomes_shorter_is_an_error() {
             file.set_len(HEADER_BYTES + kept_pages * PAGE_SIZE as u64).expect("cut");
             for offset in [0, 1 << 19] {
                 let (_, result) =
-                    both_ways(&backing, Direction::Read, offset, 4 * PAGE_SIZE, block(&buffers, 1));
+                    both_ways(&backing, (Direction::Read, offset), 4 * PAGE_SIZE, block(&buffers, 1));
                 let error = result.expect_err("it is not there");
                 assert_eq!(error.kind(), ErrorKind::Io, "{engine:?} {error}");
                 assert!(error.to_string().contains("shorter"), "{engine:?} {error}");
@@ -201,7 +195,7 @@ fn all_that_was_started_ends_before_a_backing_is_gone() {
         let (ends, backing) = (Ends::new(), open(&path, 1 << 20, engine));
         for token in 0..TRANSFERS {
             let offset = token * PAGE_SIZE as u64;
-            ends.start(&backing, Direction::Write, offset, block(&buffers, token as u8 + 1), token);
+            ends.start(&backing, (Direction::Write, offset), block(&buffers, token as u8 + 1), token);
         }
         drop(backing);
         assert_eq!(ends.count(), TRANSFERS as usize, "{engine:?}");
@@ -226,7 +220,7 @@ struct Chain {
 
 impl Completion for Chain {
     fn done(&self, _token: u64, buffer: Buffer, _result: Result<()>) {
-        self.ends.start(&*self.backing, Direction::Read, 0, buffer, 1);
+        self.ends.start(&*self.backing, (Direction::Read, 0), buffer, 1);
         std::panic::resume_unwind(Box::new("a completion's own fault"));
     }
 }
@@ -238,10 +232,10 @@ fn a_completion_may_start_transfers_and_its_panic_is_its_own() {
         let backing = Arc::new(open(&directory.path().join("file"), 1 << 20, engine));
         let (ends, buffers) = (Ends::new(), Buffers::new(2, PAGE_SIZE).expect("memory"));
         let chain = Arc::new(Chain { backing: Arc::clone(&backing), ends: Arc::clone(&ends) });
-        backing.start(transfer(Direction::Write, 0, PAGE_SIZE, block(&buffers, 1), 0, chain));
+        backing.start(transfer((Direction::Write, 0), PAGE_SIZE, block(&buffers, 1), 0, chain));
         let (buffer, result) = ends.wait(1);
         assert!(result.is_ok() && buffer[0] == 1, "{engine:?}");
-        ends.start(&*backing, Direction::Read, 0, block(&buffers, 0), 2);
+        ends.start(&*backing, (Direction::Read, 0), block(&buffers, 0), 2);
         assert_eq!(ends.wait(2).1, Ok(()), "{engine:?} goes on");
     }
 }
@@ -272,11 +266,11 @@ fn transfers_that_fail_to_begin_hold_up_nothing() {
         let (open, gate) = std::sync::mpsc::channel();
         let gate = Arc::new(Gate { ends: Arc::clone(&ends), open: gate.into() });
         // The first transfer blocks the engine's thread, so that all others are in the queue when it goes on.
-        backing.start(transfer(Direction::Read, 1, PAGE_SIZE, block(&buffers, 1), 0, gate));
+        backing.start(transfer((Direction::Read, 1), PAGE_SIZE, block(&buffers, 1), 0, gate));
         for token in 1..=BAD {
-            ends.start_part(&backing, Direction::Read, 1, PAGE_SIZE, block(&buffers, 1), token);
+            ends.start_part(&backing, (Direction::Read, 1), PAGE_SIZE, block(&buffers, 1), token);
         }
-        ends.start(&backing, Direction::Write, 0, block(&buffers, 7), BAD + 1);
+        ends.start(&backing, (Direction::Write, 0), block(&buffers, 7), BAD + 1);
         open.send(()).expect("it waits");
         let all = BAD as usize + 2;
         let deadline = std::time::Instant::now() + std::time::Duration::from_secs(20);
@@ -317,7 +311,7 @@ fn where_io_uring_is_forbidden_threads_do_its_work() {
         assert_eq!(backing.engine(), Engine::Threads);
         assert_eq!(backing.fallback(), Some(&error));
         let buffers = Buffers::new(1, PAGE_SIZE).expect("memory");
-        let (_, result) = both_ways(&backing, Direction::Write, 0, PAGE_SIZE, block(&buffers, 1));
+        let (_, result) = both_ways(&backing, (Direction::Write, 0), PAGE_SIZE, block(&buffers, 1));
         assert_eq!(result, Ok(()));
     });
     forbidden.join().expect("no failure");
@@ -368,10 +362,10 @@ fn write_and_read(directory: &Path, check: impl Fn(&FileBacking)) {
         let backing = open(&directory.join("file"), 1 << 20, engine);
         check(&backing);
         let buffers = Buffers::new(1, PAGE_SIZE).expect("memory");
-        let (buffer, result) = both_ways(&backing, Direction::Write, 0, PAGE_SIZE, block(&buffers, 9));
+        let (buffer, result) = both_ways(&backing, (Direction::Write, 0), PAGE_SIZE, block(&buffers, 9));
         assert_eq!(result, Ok(()));
         drop(buffer);
-        let (buffer, result) = both_ways(&backing, Direction::Read, 0, PAGE_SIZE, block(&buffers, 0));
+        let (buffer, result) = both_ways(&backing, (Direction::Read, 0), PAGE_SIZE, block(&buffers, 0));
         assert!(result.is_ok() && buffer.iter().all(|byte| *byte == 9));
     }
 }
@@ -397,7 +391,7 @@ fn a_sparse_file_gives_discarded_space_back() {
 fn start_one(backing: &FileBacking, ends: &Arc<Ends>, buffers: &Buffers, direction: Direction, token: u64) {
     let mut buffer = buffers.take().expect("free");
     buffer.fill(token as u8);
-    ends.start(backing, direction, token * PAGE_SIZE as u64, buffer, token);
+    ends.start(backing, (direction, token * PAGE_SIZE as u64), buffer, token);
 }
 
 /// Every transfer ends, those in flight and those started later; buffers come back, and callers can still

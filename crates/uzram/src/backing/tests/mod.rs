@@ -44,9 +44,11 @@ fn open(path: &Path, size_bytes: u64, engine: Engine) -> FileBacking {
     FileBacking::open(&options(path, size_bytes, engine)).expect("a backing")
 }
 
+/// The direction and the offset of a transfer.
+type Where = (Direction, u64);
+
 pub(super) fn transfer(
-    direction: Direction,
-    offset: u64,
+    (direction, offset): Where,
     len_bytes: usize,
     buffer: Buffer,
     token: u64,
@@ -71,28 +73,20 @@ impl Ends {
     }
 
     /// Starts a transfer of the whole buffer.
-    fn start(
-        self: &Arc<Self>,
-        on: &dyn Blocks,
-        direction: Direction,
-        offset: u64,
-        buffer: Buffer,
-        token: u64,
-    ) {
+    fn start(self: &Arc<Self>, on: &dyn Blocks, at: Where, buffer: Buffer, token: u64) {
         let len_bytes = buffer.len();
-        self.start_part(on, direction, offset, len_bytes, buffer, token);
+        self.start_part(on, at, len_bytes, buffer, token);
     }
 
     fn start_part(
         self: &Arc<Self>,
         on: &dyn Blocks,
-        direction: Direction,
-        offset: u64,
+        at: Where,
         len_bytes: usize,
         buffer: Buffer,
         token: u64,
     ) {
-        on.start(transfer(direction, offset, len_bytes, buffer, token, Arc::<Ends>::clone(self)));
+        on.start(transfer(at, len_bytes, buffer, token, Arc::<Ends>::clone(self)));
     }
 
     pub(in crate::backing) fn wait(&self, token: u64) -> (Buffer, Result<()>) {

@@ -53,7 +53,7 @@ impl Model {
         }
         self.busy[range.clone()].fill(true);
         self.in_flight.insert(token, (direction, range));
-        self.ends.start_part(backing, direction, offset, len_bytes, buffer, token);
+        self.ends.start_part(backing, (direction, offset), len_bytes, buffer, token);
     }
 
     fn end_one(&mut self) {

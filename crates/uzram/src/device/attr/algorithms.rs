@@ -84,7 +84,6 @@ pub(super) fn find(
     })
 }
 
-/// Parameters of one of a device's algorithms.
 #[derive(Default)]
 pub(super) struct AlgorithmParams {
     kind: Option<Kind>,

@@ -39,7 +39,6 @@ pub(super) fn block_state(device: &Device) -> Reading {
     String::from_utf8(text).unwrap_or_default().into()
 }
 
-/// The pages to recompress, and the algorithm to use.
 #[derive(Default)]
 pub(super) struct RecompressRequest {
     what: Recompression,

@@ -17,7 +17,6 @@ use super::super::Device;
 use super::algorithms::*;
 use super::backing::*;
 use super::cold::*;
-use super::policy::*;
 use super::pool::*;
 use super::*;
 

@@ -278,12 +278,10 @@ pub(in crate::store) fn one_batch(
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::{AtomicU64, Ordering};
-
     use super::*;
     use crate::base::random::Random;
     use crate::store::StoreBuilder;
-    use crate::store::tests::{config, recompression};
+    use crate::store::tests::{config, get, on_threads, put, recompression};
 
     const PAGES: u64 = 200;
 
@@ -298,16 +296,6 @@ mod tests {
         std::array::from_fn(|_| b"etaoin shrdlu"[random.below(13)])
     }
 
-    fn write(store: &Store, page: u64, seed: u64) {
-        store.write(PageNo::from_number(page), &contents(seed)).expect("written");
-    }
-
-    fn is(store: &Store, page: u64, seed: u64) -> bool {
-        let mut read = [0; PAGE_SIZE];
-        store.read(PageNo::from_number(page), &mut read).expect("read");
-        read == contents(seed)
-    }
-
     fn all() -> impl Iterator<Item = PageNo> {
         (0..PAGES).map(PageNo::from_number)
     }
@@ -315,18 +303,18 @@ mod tests {
     #[test]
     fn what_changed_meanwhile_keeps_its_contents() {
         let store = store();
-        (0..PAGES).for_each(|page| write(&store, page, page));
+        (0..PAGES).for_each(|page| put(&store, page, &contents(page)));
         let before = store.stats().compr_data_bytes;
         let copied = one_batch(&store, &mut all(), || {
-            write(&store, 1, 1001);
+            put(&store, 1, &contents(1001));
             store.discard(PageNo(2));
             // The same contents again: whoever wrote them, they are what was compressed.
-            write(&store, 3, 3);
+            put(&store, 3, &contents(3));
         });
         assert_eq!(copied, BATCH);
         assert!(store.stats().compr_data_bytes < before);
         assert_eq!(store.watermarks.decisions.old_recompressed.get(), BATCH as u64 - 2);
-        assert!(is(&store, 1, 1001) && is(&store, 3, 3) && is(&store, 0, 0) && is(&store, 15, 15));
+        assert!([(1, 1001), (3, 3), (0, 0), (15, 15)].iter().all(|of| get(&store, of.0) == contents(of.1)));
         // They are not tried again.
         assert_eq!(one_batch(&store, &mut (3..16).map(PageNo), || ()), 0);
     }
@@ -334,35 +322,28 @@ mod tests {
     #[test]
     fn pages_are_what_was_written_last() {
         let (store, writers) = (store(), 2);
-        let ended = AtomicU64::new(0);
-        std::thread::scope(|scope| {
-            for thread in 0..writers {
-                let (store, ended) = (&store, &ended);
-                scope.spawn(move || {
-                    let (mut random, mut written) = (Random::new(thread), [None; PAGES as usize]);
-                    for _ in 0..20_000 {
-                        let page = writers * random.below_u64(PAGES / writers) + thread;
-                        let last = &mut written[page as usize];
-                        match random.below(20) {
-                            0 => {
-                                store.discard(PageNo::from_number(page));
-                                *last = None;
-                            }
-                            1..8 => {
-                                // Few different contents, so that the same ones come again.
-                                let seed = random.below_u64(3);
-                                write(store, page, seed);
-                                *last = Some(seed);
-                            }
-                            _ => assert!(last.is_none_or(|seed| is(store, page, seed)), "page {page}"),
-                        }
-                    }
-                    ended.fetch_add(1, Ordering::Relaxed);
-                });
-            }
-            while ended.load(Ordering::Relaxed) < writers {
+        on_threads(writers + 1, |thread, running| {
+            while thread == writers && running.get() > 1 {
                 let mut pages = all();
                 while one_batch(&store, &mut pages, || ()) > 0 {}
+            }
+            let (mut random, mut written) = (Random::new(thread), [None; PAGES as usize]);
+            for _ in 0..if thread < writers { 20_000 } else { 0 } {
+                let page = writers * random.below_u64(PAGES / writers) + thread;
+                let last = &mut written[page as usize];
+                match random.below(20) {
+                    0 => {
+                        store.discard(PageNo::from_number(page));
+                        *last = None;
+                    }
+                    // Few different contents, so that the same ones come again.
+                    1..8 => {
+                        let seed = random.below_u64(3);
+                        put(&store, page, &contents(seed));
+                        *last = Some(seed);
+                    }
+                    _ => assert!(last.is_none_or(|seed| get(&store, page) == contents(seed)), "page {page}"),
+                }
             }
         });
         assert!(store.watermarks.decisions.old_recompressed.get() > 0);

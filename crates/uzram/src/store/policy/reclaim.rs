@@ -14,7 +14,6 @@ use super::watermarks::{ReclaimOrder, needed_pages, used_pages};
 
 /// Pages isolated from the cold end of the LRU at a time.
 const PAGES_AT_ONCE: usize = 64;
-/// Zspages emptied at a time.
 const ZSPAGES_AT_ONCE: usize = 16;
 /// A reclaim frees at least the limit divided by this.
 const LEAST_SHARE: u64 = 64;
@@ -173,7 +172,6 @@ impl<'a> Reclaimer<'a> {
         }
     }
 
-    /// Reclaims the coldest pages.
     fn pages(&mut self) {
         let Some(lru) = &self.store.lru else { return };
         let stats = lru.stats();

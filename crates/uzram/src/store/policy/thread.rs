@@ -23,7 +23,6 @@ const LEAST_REST: Duration = Duration::from_millis(100);
 const MOST_REST: Duration = Duration::from_secs(1);
 /// The interval of checks whether extents on other machines are in danger.
 const RESCUE_EVERY: Duration = Duration::from_secs(5);
-/// The rest when all candidates are in use.
 const SHORTEST_REST: Duration = Duration::from_millis(1);
 
 /// The thread that carries out a store's policy. Dropping this ends it.
@@ -33,10 +32,7 @@ pub struct PolicyThread {
 }
 
 impl PolicyThread {
-    /// Starts the thread.
-    ///
-    /// # Errors
-    /// `NoMemory` when the system gives no thread.
+    /// Starts the thread. Fails with `NoMemory` when the system gives no thread.
     pub fn start(name: &str, store: &Arc<Store>) -> Result<Self> {
         let died = |store: &mut Arc<Store>, why: &str| store.watermarks.thread_died(why);
         let name = format!("uzram-{name}-policy");

@@ -99,7 +99,6 @@ pub(in crate::store) struct Watermarks {
 pub(super) struct State {
     pub(super) thread: Option<std::thread::Thread>,
     pub(super) ends: bool,
-    /// Why the thread has died, if it has.
     died: Option<String>,
     /// Writers that wait and were not notified yet.
     pub(super) waiting: u64,
@@ -172,7 +171,6 @@ impl Watermarks {
         self.high_pages.set(if can_reclaim { mark(policy.high_percent) } else { u64::MAX });
     }
 
-    /// Returns whether there is room for pages that return to memory.
     pub(in crate::store) fn has_room(&self, arena: &Arena, pool: &StorePool) -> bool {
         needed_pages(arena, pool) < self.low_pages.get()
     }
@@ -308,25 +306,41 @@ mod tests {
     use super::*;
     use crate::backing::MOST_WAIT;
 
+    /// With a thread, which is this one.
+    fn watermarks() -> Watermarks {
+        let watermarks = Watermarks::new(ReclaimPolicy::default());
+        watermarks.state.lock().thread = Some(std::thread::current());
+        watermarks
+    }
+
+    fn wait(watermarks: &Watermarks) -> bool {
+        watermarks.wait_for_reclaim(Instant::now() + MOST_WAIT, 0)
+    }
+
+    /// Calls `meanwhile` while a writer waits. Returns whether the writer was told that memory was freed.
+    fn is_freed(watermarks: &Watermarks, meanwhile: impl FnOnce()) -> bool {
+        std::thread::scope(|scope| {
+            let writer = scope.spawn(|| wait(watermarks));
+            while watermarks.state.lock().waiting == 0 {
+                std::thread::yield_now();
+            }
+            meanwhile();
+            writer.join().expect("no panic")
+        })
+    }
+
     /// No more is reclaimed for writers that were notified already, however late they run.
     #[test]
     fn a_writer_that_was_told_is_not_waited_for() {
-        let watermarks = Watermarks::new(ReclaimPolicy::default());
-        watermarks.state.lock().thread = Some(std::thread::current());
+        let watermarks = watermarks();
         let stuck = Stuck { until: Instant::now() + MOST_WAIT, gone_pages: 0 };
         for stuck in [None, Some(stuck)] {
             watermarks.state.lock().stuck = None;
-            std::thread::scope(|scope| {
-                let writer = scope.spawn(|| watermarks.wait_for_reclaim(Instant::now() + MOST_WAIT, 0));
-                while watermarks.state.lock().waiting == 0 {
-                    std::thread::yield_now();
-                }
+            let is_freed = is_freed(&watermarks, || {
                 watermarks.notify_waiters(stuck);
                 assert_eq!(watermarks.state.lock().waiting, 0);
-                let was_freed = writer.join().expect("no panic");
-                assert_eq!(was_freed, stuck.is_none());
             });
-            assert_eq!(watermarks.state.lock().waiting, 0);
+            assert_eq!((is_freed, watermarks.state.lock().waiting), (stuck.is_none(), 0));
         }
         assert!(watermarks.is_stuck(0));
         assert!(!watermarks.is_stuck(1), "a page that is gone leaves room");
@@ -335,34 +349,19 @@ mod tests {
     /// A waiting writer is woken when the thread dies, and later writers do not wait.
     #[test]
     fn nobody_waits_for_a_thread_that_died() {
-        let watermarks = Watermarks::new(ReclaimPolicy::default());
-        watermarks.state.lock().thread = Some(std::thread::current());
-        std::thread::scope(|scope| {
-            let writer = scope.spawn(|| watermarks.wait_for_reclaim(Instant::now() + MOST_WAIT, 0));
-            while watermarks.state.lock().waiting == 0 {
-                std::thread::yield_now();
-            }
-            let began = Instant::now();
-            watermarks.thread_died("it was a test");
-            assert!(!writer.join().expect("no panic"));
-            assert!(!watermarks.wait_for_reclaim(Instant::now() + MOST_WAIT, 0));
-            assert!(began.elapsed() < MOST_WAIT / 2);
-        });
+        let (watermarks, began) = (watermarks(), Instant::now());
+        assert!(!is_freed(&watermarks, || watermarks.thread_died("it was a test")));
+        assert!(!wait(&watermarks));
+        assert!(began.elapsed() < MOST_WAIT / 2);
         assert_eq!(watermarks.why_died().as_deref(), Some("it was a test"));
     }
 
     #[test]
     fn a_writer_waits_no_longer_than_it_is_to() {
-        let watermarks = Watermarks::new(ReclaimPolicy::default());
-        assert!(
-            !watermarks.wait_for_reclaim(Instant::now() + MOST_WAIT, 0),
-            "there is no thread to wait for"
-        );
-        watermarks.state.lock().thread = Some(std::thread::current());
-        assert!(
-            !watermarks.wait_for_reclaim(Instant::now() + Duration::from_millis(20), 0),
-            "nobody frees anything"
-        );
+        let none = Watermarks::new(ReclaimPolicy::default());
+        assert!(!wait(&none), "there is no thread to wait for");
+        let (watermarks, until) = (watermarks(), Instant::now() + Duration::from_millis(20));
+        assert!(!watermarks.wait_for_reclaim(until, 0), "nobody frees anything");
         assert_eq!(watermarks.state.lock().waiting, 0);
         assert_eq!(watermarks.decisions.writers_waited.get(), 1);
     }

@@ -1,19 +1,7 @@
-//! Restores a store from the memory that another process left.
-//!
-//! The slots are the roots. Each names an object or a place on the backing device, or holds its contents
-//! itself. The last store to a slot was the commit of the last write (`base/sync/wide_lock.rs`), so no slot
-//! is torn. All other state follows from them:
-//!
-//! 1. The arena asks the file which pages are in memory.
-//! 2. Many threads go through the slots that are in memory. They free each slot's lock and reset its write to
-//!    the backing device. The pool finds each object by its handle; the extents account for each object on
-//!    the backing device. Then, by ranges of addresses, the pool checks that each object belongs to the page.
-//!    A page whose object is not there is *lost*.
-//! 3. The pool takes the memory of the zspages and handles that were found, and the arena gives all other
-//!    memory back.
-//! 4. One thread rebuilds the zspage descriptors, lists and slabs, and another the LRU, by the pages' last
-//!    use.
-//! 5. Counters are set, and free extents are queued.
+//! Restores a store from the memory that another process left, as docs/internals/survival.md tells. The slots
+//! are the roots: each names an object or a place on the backing device, or holds its contents itself. The
+//! last store to a slot was the commit of the last write (`base/sync/wide_lock.rs`), so no slot is torn. All
+//! other state follows from them.
 
 use std::collections::HashSet;
 use std::ops::Range;
@@ -31,7 +19,6 @@ use super::super::MAX_RECOMPRESSION;
 use super::super::slot::{Backed, Contents, Slots};
 use super::super::stats::Share;
 use super::super::writeback::Log;
-use super::objects::{ByAddress, Named, RANGES};
 
 /// Pages of the slot table that a thread takes at a time.
 const UNIT_PAGES: usize = if cfg!(test) { 1 } else { 32 };
@@ -75,13 +62,11 @@ pub(in crate::store) struct Parts<'a> {
     pub(in crate::store) progress: &'a Progress,
 }
 
-/// What a thread found in its slots.
 #[derive(Default)]
 struct Found {
     counts: Share,
     /// Pages with objects in memory: [last use, in seconds u32 | page u32].
     uses: Vec<u64>,
-    /// Handles of huge objects.
     huge: Vec<u32>,
     /// Pages that name an object which is not there.
     lost: Vec<u32>,
@@ -285,4 +270,45 @@ fn by_last_use(mut uses: Vec<Vec<u64>>) -> impl Iterator<Item = u32> {
     // The sort detects the sorted runs.
     all.sort();
     all.into_iter().map(|used| used as u32)
+}
+
+const RANGES: usize = 256;
+/// The fewest pages of a range: their entries in the page tables take a page.
+const LEAST_PAGES: u32 = 512;
+
+/// An object, as a slot and a handle name it.
+#[derive(Clone, Copy)]
+struct Named {
+    object: Location,
+    handle: u32,
+    owner: PageNo,
+    len: u16,
+}
+
+/// The objects that slots name, sorted by where they are: slots that follow each other can name objects
+/// anywhere, and to look at these in the slots' order takes a miss of the TLB and several of the cache for
+/// each.
+struct ByAddress {
+    ranges: [Vec<Named>; RANGES],
+    /// Each range has two to the power of this pages.
+    order: u32,
+}
+
+impl ByAddress {
+    /// Makes ranges for the addresses of the arena's first pages.
+    fn new(pages: u32) -> Self {
+        let range_pages = pages.div_ceil(RANGES as u32).max(LEAST_PAGES).next_power_of_two();
+        ByAddress { ranges: [const { Vec::new() }; RANGES], order: range_pages.trailing_zeros() }
+    }
+
+    fn push(&mut self, named: Named) {
+        let range = (named.object.page >> self.order) as usize;
+        // Objects beyond the pages are in the last range: they are not there.
+        self.ranges[range.min(RANGES - 1)].push(named);
+    }
+
+    /// Returns the objects of a range, in the order in which they were pushed.
+    fn of(&self, range: usize) -> &[Named] {
+        &self.ranges[range]
+    }
 }

@@ -10,7 +10,9 @@
 //!
 //! The regions follow each other, each aligned to 2 MiB, and take memory only where they were written to.
 
-use rustix::io::Errno;
+use std::fs::File;
+use std::os::fd::AsFd;
+use std::os::unix::fs::FileExt;
 
 use crate::backing::Tiers;
 use crate::base::error::{Error, ErrorKind, Result};
@@ -25,7 +27,6 @@ use super::super::{Regions, StoreBuilder, address_bytes, pool_config};
 use super::attach::Progress;
 use super::settings;
 
-/// The first bytes of a complete file.
 const MAGIC: u64 = u64::from_le_bytes(*b"uzram\0M\x01");
 /// The version of the layout of the memory of a store that outlives the process, and of what it has on a
 /// backing device. A store attaches only memory of its own version.
@@ -45,7 +46,6 @@ pub(in crate::store) struct Memory {
     pub(in crate::store) file: Arc<MemoryFile>,
     pub(in crate::store) live_settings: Region,
     pub(in crate::store) holds_store: bool,
-    /// Called as that store is restored.
     pub(in crate::store) progress: Box<Progress>,
     slots: Region,
     pool: PoolRegions,
@@ -80,7 +80,7 @@ impl Memory {
     /// Creates the file of a new store. It is incomplete until [`Memory::complete`].
     pub(in crate::store) fn create(builder: &StoreBuilder) -> Result<Self> {
         let lengths = Lengths::of(builder)?;
-        let settings = settings::encode(builder);
+        let settings = settings::encode(builder)?;
         if SETTINGS_AT + settings.len() as u64 > REGIONS_AT {
             return Err(Error::invalid("the settings and dictionaries of a store take too many bytes"));
         }
@@ -197,36 +197,20 @@ pub(super) fn checksum_but<const N: usize>(at: usize, words: &[u64; N]) -> u64 {
 }
 
 impl MemoryFile {
-    fn write_at(&self, mut at: u64, mut bytes: &[u8]) -> Result<()> {
-        while !bytes.is_empty() {
-            match rustix::io::pwrite(self, bytes, at) {
-                Err(Errno::INTR) => {}
-                Err(error) => {
-                    return Err(Error::new(
-                        ErrorKind::Io,
-                        format!("a memory file cannot be written: {error}"),
-                    ));
-                }
-                Ok(written) => (at, bytes) = (at + written as u64, &bytes[written..]),
-            }
-        }
-        Ok(())
+    /// Calls `act` with another descriptor of the file.
+    fn with(&self, what: &str, act: impl FnOnce(&File) -> std::io::Result<()>) -> Result<()> {
+        let done = self.as_fd().try_clone_to_owned().and_then(|fd| act(&File::from(fd)));
+        done.map_err(|error| match error.kind() {
+            std::io::ErrorKind::UnexpectedEof => Error::invalid("the memory holds no complete store"),
+            _ => Error::new(ErrorKind::Io, format!("a memory file cannot be {what}: {error}")),
+        })
     }
 
-    fn read_at(&self, mut at: u64, mut bytes: &mut [u8]) -> Result<()> {
-        while !bytes.is_empty() {
-            match rustix::io::pread(self, &mut *bytes, at) {
-                Err(Errno::INTR) => {}
-                Err(error) => {
-                    return Err(Error::new(ErrorKind::Io, format!("a memory file cannot be read: {error}")));
-                }
-                Ok(0) => return Err(Error::invalid("the memory holds no complete store")),
-                Ok(read) => {
-                    at += read as u64;
-                    bytes = &mut bytes[read..];
-                }
-            }
-        }
-        Ok(())
+    fn write_at(&self, at: u64, bytes: &[u8]) -> Result<()> {
+        self.with("written", |file| file.write_all_at(bytes, at))
+    }
+
+    fn read_at(&self, at: u64, bytes: &mut [u8]) -> Result<()> {
+        self.with("read", |file| file.read_exact_at(bytes, at))
     }
 }

@@ -2,12 +2,10 @@
 //!
 //! - `layout.rs`: the regions of the file, and the superblock that describes them
 //! - `settings.rs`: the fixed settings of a store as bytes, and the settings that change while it is used
-//! - `attach.rs`: restores all other state from the slots; `objects.rs`: the objects that they name, by
-//!   address
+//! - `attach.rs`: restores all other state from the slots
 
 mod attach;
 mod layout;
-mod objects;
 mod settings;
 
 #[cfg(test)]
@@ -33,9 +31,7 @@ impl Store {
     /// Makes a store in memory that outlives the process: its contents exist as long as a process holds the
     /// descriptor of [`Store::memory`], and [`Store::attach`] finds them. The first touch of such memory
     /// takes longer than that of private memory.
-    ///
-    /// # Errors
-    /// As [`StoreBuilder::build`]; `Unsupported` on a machine that can't publish 16 bytes at once.
+    /// Fails as [`StoreBuilder::build`]; `Unsupported` on a machine that can't publish 16 bytes at once.
     pub fn create_in(builder: &StoreBuilder) -> Result<Store> {
         builder.can_survive()?;
         builder.check()?;
@@ -136,9 +132,7 @@ pub(crate) struct Restored {
 impl StoreBuilder {
     /// Checks, as far as possible without making a store, that its memory can outlive the process. Every
     /// setting survives, and every design can.
-    ///
-    /// # Errors
-    /// `Unsupported` on a machine that can't publish 16 bytes at once.
+    /// Fails with `Unsupported` on a machine that can't publish 16 bytes at once.
     pub fn can_survive(&self) -> Result<()> {
         check_machine()
     }
@@ -166,9 +160,7 @@ impl StandBy {
     /// Maps the pages that the memory has got since the last call, but for those in swap. It changes neither
     /// contents nor which pages are in memory, so the other process goes on meanwhile. Returns the number of
     /// bytes mapped.
-    ///
-    /// # Errors
-    /// `Io` if the system does not report which pages are in memory, or which are mapped.
+    /// Fails with `Io` if the system does not report which pages are in memory, or which are mapped.
     pub fn catch_up(&self) -> Result<u64> {
         self.catch_up_while(&|| true)
     }

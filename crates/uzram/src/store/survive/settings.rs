@@ -11,7 +11,7 @@ use crate::base::mem::{MemoryFile, Table};
 use crate::base::sync::{Arc, AtomicU64, Mutex, Ordering, classes};
 use crate::codec::{Algorithm, Dictionary, Kind};
 
-use super::super::{BackingOptions, Designs, ReclaimPolicy, StoreBuilder, WritebackLimit};
+use super::super::{BackingOptions, Designs, StoreBuilder};
 use super::layout::{Memory, checksum_but};
 
 /// The longest name, path or dictionary that is accepted.
@@ -20,33 +20,10 @@ const MAX_BYTES: u64 = 2 << 20;
 /// Stands for the name of the LRU's design if there is no LRU.
 const NO_LRU: &str = "none";
 
-/// Encodes the fixed settings.
-pub(super) fn encode(builder: &StoreBuilder) -> Vec<u8> {
-    let mut out = Vec::new();
-    put_bytes(&mut out, builder.name.as_bytes());
-    put(&mut out, builder.pages);
-    put(&mut out, builder.chain_size as u64);
-    let [pool, lru, streams] = builder.designs.names();
-    put_text(&mut out, &pool);
-    put_text(&mut out, if builder.lru { lru.as_str() } else { NO_LRU });
-    put(&mut out, u64::from(builder.checksum));
-    put(&mut out, builder.reserve_pages);
-    put_text(&mut out, &streams);
-    // Whether writers release their streams while they wait for memory, as earlier versions could.
-    put(&mut out, 0);
-    put_text(&mut out, &builder.policy.order);
-    put_algorithm(&mut out, &builder.algorithm);
-    for algorithm in &builder.recompression {
-        put(&mut out, u64::from(algorithm.is_some()));
-        algorithm.iter().for_each(|algorithm| put_algorithm(&mut out, algorithm));
-    }
-    put(&mut out, u64::from(builder.backing.is_some()));
-    if let Some(BackingOptions { backing, layout, compressed }) = &builder.backing {
-        put(&mut out, backing.len_bytes());
-        put_text(&mut out, layout);
-        put(&mut out, u64::from(*compressed));
-    }
-    out
+pub(super) fn encode(builder: &StoreBuilder) -> Result<Vec<u8>> {
+    let mut record = Record { out: Some(Vec::new()), input: &[] };
+    record.fixed(&mut builder.clone(), None)?;
+    Ok(record.out.unwrap_or_default())
 }
 
 /// Decodes what [`encode`] returned.
@@ -55,119 +32,120 @@ pub(super) fn encode(builder: &StoreBuilder) -> Vec<u8> {
 /// `Corrupt` for any other bytes; `Invalid` without the backing device that the store had, or with one if it
 /// had none.
 pub(super) fn decode(bytes: &[u8], backing: Option<Arc<Tiers>>) -> Result<StoreBuilder> {
-    let mut input = Input(bytes);
-    let name = input.text()?;
-    let mut builder = StoreBuilder::new(name, input.number()?);
-    builder.chain_size = input.number()? as usize;
-    let (pool, lru) = (input.text()?, input.text()?);
-    builder.lru = lru != NO_LRU;
-    builder.checksum = input.flag()?;
-    builder.reserve_pages = input.number()?;
-    let (lru, streams) = (if builder.lru { lru } else { "batched" }, input.text()?);
-    builder.designs = Designs::named([pool, lru, streams]).map_err(|_| damaged())?;
-    input.flag()?;
-    builder.policy.order = input.parse()?;
-    builder.algorithm = input.algorithm()?;
-    for algorithm in &mut builder.recompression {
-        *algorithm = if input.flag()? { Some(input.algorithm()?) } else { None };
-    }
-    builder.backing = match (input.flag()?, backing) {
-        (false, None) => None,
-        (true, Some(backing)) => {
-            let (had_bytes, has_bytes) = (input.number()?, backing.len_bytes());
-            if had_bytes != has_bytes {
-                let what =
-                    format!("the store's backing device had {had_bytes} bytes, and this one has {has_bytes}");
-                return Err(Error::invalid(what).with_setting("backing_dev"));
-            }
-            Some(BackingOptions { backing, layout: input.parse()?, compressed: input.flag()? })
-        }
-        (true, None) => {
-            return Err(Error::invalid("the store had a backing device").with_setting("backing_dev"));
-        }
-        (false, Some(_)) => {
-            return Err(Error::invalid("the store had no backing device").with_setting("backing_dev"));
-        }
-    };
-    if !input.0.is_empty() {
-        return Err(damaged());
-    }
-    Ok(builder)
-}
-
-fn put(out: &mut Vec<u8>, number: u64) {
-    out.extend(number.to_le_bytes());
-}
-
-fn put_bytes(out: &mut Vec<u8>, bytes: &[u8]) {
-    put(out, bytes.len() as u64);
-    out.extend(bytes);
-}
-
-fn put_text(out: &mut Vec<u8>, text: &(impl ToString + ?Sized)) {
-    put_bytes(out, text.to_string().as_bytes());
-}
-
-fn put_algorithm(out: &mut Vec<u8>, algorithm: &Algorithm) {
-    put_text(out, &algorithm.kind());
-    put(out, i64::from(algorithm.level()).cast_unsigned());
-    put(out, u64::from(algorithm.dictionary().is_some()));
-    if let Some(dictionary) = algorithm.dictionary() {
-        put_bytes(out, dictionary.path().as_bytes());
-        put_bytes(out, dictionary.bytes());
-    }
+    let (mut record, mut builder) = (Record { out: None, input: bytes }, StoreBuilder::new("", 0));
+    record.fixed(&mut builder, backing)?;
+    if record.input.is_empty() { Ok(builder) } else { Err(damaged()) }
 }
 
 fn damaged() -> Error {
     Error::new(ErrorKind::Corrupt, "the store's record of settings is damaged")
 }
 
-/// The bytes that are left to read.
-struct Input<'a>(&'a [u8]);
+/// A record of settings that is written, or the rest of one that is read. Each method writes a value, or
+/// reads one instead, and returns it.
+struct Record<'a> {
+    out: Option<Vec<u8>>,
+    input: &'a [u8],
+}
 
-impl<'a> Input<'a> {
-    fn number(&mut self) -> Result<u64> {
-        let (number, rest) = self.0.split_first_chunk().ok_or_else(damaged)?;
-        self.0 = rest;
+impl Record<'_> {
+    fn number(&mut self, value: u64) -> Result<u64> {
+        if let Some(out) = &mut self.out {
+            out.extend(value.to_le_bytes());
+            return Ok(value);
+        }
+        let (number, rest) = self.input.split_first_chunk().ok_or_else(damaged)?;
+        self.input = rest;
         Ok(u64::from_le_bytes(*number))
     }
 
-    fn flag(&mut self) -> Result<bool> {
-        match self.number()? {
+    fn flag(&mut self, value: bool) -> Result<bool> {
+        match self.number(value.into())? {
             0 => Ok(false),
             1 => Ok(true),
             _ => Err(damaged()),
         }
     }
 
-    fn bytes(&mut self) -> Result<&'a [u8]> {
-        let len = self.number()?;
-        if len > MAX_BYTES || len > self.0.len() as u64 {
-            return Err(damaged());
+    fn bytes(&mut self, value: &[u8]) -> Result<Vec<u8>> {
+        let len = self.number(value.len() as u64)?;
+        if let Some(out) = &mut self.out {
+            out.extend(value);
+            return Ok(value.to_vec());
         }
-        let (bytes, rest) = self.0.split_at(len as usize);
-        self.0 = rest;
-        Ok(bytes)
+        let at = usize::try_from(len).ok().filter(|at| len <= MAX_BYTES && *at <= self.input.len());
+        let (bytes, rest) = self.input.split_at(at.ok_or_else(damaged)?);
+        self.input = rest;
+        Ok(bytes.to_vec())
     }
 
-    fn text(&mut self) -> Result<&'a str> {
-        std::str::from_utf8(self.bytes()?).map_err(|_| damaged())
+    fn named<T: FromStr + ToString>(&mut self, value: &T) -> Result<T> {
+        let bytes = self.bytes(value.to_string().as_bytes())?;
+        std::str::from_utf8(&bytes).ok().and_then(|text| text.parse().ok()).ok_or_else(damaged)
     }
 
-    fn parse<T: FromStr>(&mut self) -> Result<T> {
-        self.text()?.parse().map_err(|_| damaged())
-    }
-
-    fn algorithm(&mut self) -> Result<Algorithm> {
-        let kind: Kind = self.parse()?;
-        let level = i32::try_from(self.number()?.cast_signed()).map_err(|_| damaged())?;
-        let dictionary = if self.flag()? {
-            let path = self.text()?;
-            Some(Dictionary::new(path, self.bytes()?.to_vec())?)
+    fn algorithm(&mut self, value: &Algorithm) -> Result<Algorithm> {
+        let kind: Kind = self.named(&value.kind())?;
+        let level = self.number(i64::from(value.level()).cast_unsigned())?;
+        let level = i32::try_from(level.cast_signed()).map_err(|_| damaged())?;
+        let had = value.dictionary();
+        let dictionary = if self.flag(had.is_some())? {
+            let path = self.named(&had.map_or_else(String::new, |had| had.path().to_owned()))?;
+            Some((path, self.bytes(had.map_or(&[], |had| had.bytes()))?))
         } else {
             None
         };
+        if self.out.is_some() {
+            return Ok(value.clone());
+        }
+        let dictionary = dictionary.map(|(path, bytes)| Dictionary::new(&path, bytes)).transpose()?;
         Algorithm::new(kind, Some(level), dictionary)
+    }
+
+    /// The fixed settings. `backing` is that of a store that is read.
+    fn fixed(&mut self, builder: &mut StoreBuilder, backing: Option<Arc<Tiers>>) -> Result<()> {
+        builder.name = self.named(&builder.name)?;
+        builder.pages = self.number(builder.pages)?;
+        builder.chain_size = self.number(builder.chain_size as u64)? as usize;
+        let [pool, lru, streams] = builder.designs.names();
+        let pool = self.named(&pool)?;
+        let lru = self.named(&if builder.lru { lru } else { NO_LRU.to_owned() })?;
+        builder.lru = lru != NO_LRU;
+        builder.checksum = self.flag(builder.checksum)?;
+        builder.reserve_pages = self.number(builder.reserve_pages)?;
+        let streams = self.named(&streams)?;
+        let lru = if builder.lru { lru.as_str() } else { "batched" };
+        builder.designs = Designs::named([&pool, lru, &streams]).map_err(|_| damaged())?;
+        // Whether writers release their streams while they wait for memory, as earlier versions could.
+        self.flag(false)?;
+        builder.policy.order = self.named(&builder.policy.order)?;
+        builder.algorithm = self.algorithm(&builder.algorithm)?;
+        for algorithm in &mut builder.recompression {
+            let value = algorithm.clone().unwrap_or_default();
+            *algorithm = if self.flag(algorithm.is_some())? { Some(self.algorithm(&value)?) } else { None };
+        }
+        let had = builder.backing.clone().or(backing.map(BackingOptions::packed));
+        let has_backing = self.flag(had.is_some())?;
+        let refused = |what: String| Err(Error::invalid(what).with_setting("backing_dev"));
+        builder.backing = match (has_backing, had) {
+            (false, None) => None,
+            (true, Some(BackingOptions { backing, layout, compressed })) => {
+                let has_bytes = backing.len_bytes();
+                let had_bytes = self.number(has_bytes)?;
+                if had_bytes != has_bytes {
+                    let what = "the store's backing device had";
+                    return refused(format!("{what} {had_bytes} bytes, and this one has {has_bytes}"));
+                }
+                Some(BackingOptions {
+                    backing,
+                    layout: self.named(&layout)?,
+                    compressed: self.flag(compressed)?,
+                })
+            }
+            (true, None) => return refused("the store had a backing device".to_owned()),
+            (false, Some(_)) => return refused("the store had no backing device".to_owned()),
+        };
+        Ok(())
     }
 }
 
@@ -207,7 +185,11 @@ impl LiveSettings {
         change(&mut builder);
         let mut copy = [0; COPY];
         copy[0] = changes + 1;
-        copy[1..=LIVE].copy_from_slice(&numbers(&builder));
+        let mut places = copy[1..=LIVE].iter_mut();
+        for_each_live(&mut builder, |value| {
+            places.next().into_iter().for_each(|place| *place = value);
+            value
+        });
         copy[CHECKSUM] = checksum_but(CHECKSUM, &copy);
         let first = if at == 0 { COPY } else { 0 };
         for (place, word) in (first..).zip(copy) {
@@ -227,48 +209,28 @@ impl LiveSettings {
             .filter(|(copy, _)| copy[0] != 0 && copy[CHECKSUM] == checksum_but(CHECKSUM, copy))
             .max_by_key(|(copy, _)| copy[0]);
         let Some((copy, first)) = last else { return (0, COPY) };
-        set_numbers(builder, std::array::from_fn(|at| copy[1 + at]));
+        let mut values = copy[1..=LIVE].iter();
+        for_each_live(builder, |value| values.next().copied().unwrap_or(value));
         (copy[0], first)
     }
 }
 
-fn numbers(builder: &StoreBuilder) -> [u64; LIVE] {
-    let policy = &builder.policy;
-    [
-        builder.limit_pages,
-        builder.run_cache_batch_pages as u64,
-        builder.lru_pagevec_pages as u64,
-        builder.compact_threshold_percent,
-        builder.compact_rate_bytes,
-        policy.high_percent,
-        policy.low_percent,
-        u64::from(policy.recompress_after_s),
-        policy.recompress_cpu_percent,
-        u64::from(policy.writeback_after_s),
-        policy.writeback_budget_bytes,
-        u64::from(builder.writeback_limit.enabled),
-        builder.writeback_limit.left,
-        builder.writeback_batch.unwrap_or(0),
-    ]
-}
-
-fn set_numbers(builder: &mut StoreBuilder, numbers: [u64; LIVE]) {
-    let [limit, run_cache, pagevec, threshold, rate, rest @ ..] = numbers;
-    let [high, low, recompress, recompress_cpu, writeback, budget, is_limited, left, batch] = rest;
-    builder.limit_pages = limit;
-    builder.run_cache_batch_pages = run_cache as usize;
-    builder.lru_pagevec_pages = pagevec as usize;
-    builder.compact_threshold_percent = threshold;
-    builder.compact_rate_bytes = rate;
-    builder.policy = ReclaimPolicy {
-        high_percent: high,
-        low_percent: low,
-        recompress_after_s: recompress as u32,
-        recompress_cpu_percent: recompress_cpu,
-        writeback_after_s: writeback as u32,
-        writeback_budget_bytes: budget,
-        order: builder.policy.order,
-    };
-    builder.writeback_limit = WritebackLimit { enabled: is_limited != 0, left };
-    builder.writeback_batch = (batch > 0).then_some(batch);
+/// Calls `word` with each setting that changes, in the order of a copy, and sets it to what that returns.
+fn for_each_live(builder: &mut StoreBuilder, mut word: impl FnMut(u64) -> u64) {
+    builder.limit_pages = word(builder.limit_pages);
+    builder.run_cache_batch_pages = word(builder.run_cache_batch_pages as u64) as usize;
+    builder.lru_pagevec_pages = word(builder.lru_pagevec_pages as u64) as usize;
+    builder.compact_threshold_percent = word(builder.compact_threshold_percent);
+    builder.compact_rate_bytes = word(builder.compact_rate_bytes);
+    let policy = &mut builder.policy;
+    policy.high_percent = word(policy.high_percent);
+    policy.low_percent = word(policy.low_percent);
+    policy.recompress_after_s = word(policy.recompress_after_s.into()) as u32;
+    policy.recompress_cpu_percent = word(policy.recompress_cpu_percent);
+    policy.writeback_after_s = word(policy.writeback_after_s.into()) as u32;
+    policy.writeback_budget_bytes = word(policy.writeback_budget_bytes);
+    let limit = &mut builder.writeback_limit;
+    limit.enabled = word(limit.enabled.into()) != 0;
+    limit.left = word(limit.left);
+    builder.writeback_batch = Some(word(builder.writeback_batch.unwrap_or(0))).filter(|batch| *batch > 0);
 }

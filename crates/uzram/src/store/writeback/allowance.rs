@@ -87,7 +87,6 @@ impl Allowance {
         result
     }
 
-    /// Checks that anything may be written.
     pub(super) fn check(&self) -> Result<()> {
         self.change(|state| state.check(1))
     }

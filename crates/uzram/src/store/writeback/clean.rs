@@ -66,7 +66,6 @@ enum Moved {
 }
 
 impl Store {
-    /// Returns whether extents may ever have to be looked at.
     pub(in crate::store) fn may_rescue(&self) -> bool {
         self.backing.as_ref().is_some_and(|backing| backing.log.backing.has_objects())
     }

@@ -31,7 +31,6 @@ const MAX_EXTENT_BYTES: u64 = 1 << 20;
 const MIN_EXTENT_BYTES: u64 = 64 << 10;
 /// The number of extents that smaller devices are divided into, down to [`MIN_EXTENT_BYTES`] each.
 const MANY_EXTENTS: u64 = 128;
-/// The minimum number of extents of a device.
 const LEAST_EXTENTS: u64 = if cfg!(loom) { 2 } else { 8 };
 pub(super) const RESERVED_EXTENTS: u32 = 2;
 /// Bytes read at a time by sequential reads of pages.
@@ -51,7 +50,6 @@ const _: () = assert!(*OBJECT_BYTES.end() <= BYTES_MASK as usize);
 
 /// A full device is no longer full when this share of its extents is found, or could be.
 const AMPLE_SHARE: u32 = 64;
-/// Extents that are discarded on the device at a time.
 const DISCARDS_AT_ONCE: usize = 64;
 
 /// No extent.
@@ -98,7 +96,6 @@ unsafe impl Entry for Extent {}
 pub(super) struct Free {
     /// The tier's extents that were used; all others come after them.
     used: Range<u32>,
-    /// The end of the tier's extents.
     pub(super) end: u32,
     pub(super) count: u32,
     /// Extents that were discarded on the device.
@@ -240,7 +237,6 @@ impl Log {
         })
     }
 
-    /// Returns the bytes of a region for the extents of a device.
     #[cfg(not(loom))]
     pub(in crate::store) fn table_bytes_of(options: &BackingOptions) -> Result<u64> {
         Log::extents_of(options).map(|(count, _)| Table::<Extent>::bytes_of(count as usize))
@@ -351,7 +347,6 @@ impl Log {
         Ok(())
     }
 
-    /// Returns the maximum memory of the tables.
     pub(super) fn table_bytes(&self) -> usize {
         self.extents.max_bytes()
     }
@@ -360,7 +355,6 @@ impl Log {
         u64::from(self.count) * self.extent_bytes as u64
     }
 
-    /// Returns the bytes of the extents that are not free.
     pub(super) fn used_bytes(&self) -> u64 {
         let free: u32 = self.free.lock().iter().map(|tier| tier.count).sum();
         u64::from(self.count - free) * self.extent_bytes as u64
@@ -392,7 +386,6 @@ impl Log {
         }
     }
 
-    /// Returns the footprint of the largest object.
     pub(super) fn max_footprint(&self) -> usize {
         self.footprint(PAGE_SIZE)
     }
@@ -558,7 +551,6 @@ impl Log {
         self.extents[extent as usize].word.fetch_add(HOLD, Ordering::Relaxed);
     }
 
-    /// Drops a hold of an extent.
     pub(super) fn release(&self, extent: u32) {
         self.lower(extent, HOLD);
     }
@@ -660,7 +652,6 @@ impl Log {
         }
     }
 
-    /// Discards all extents in which something may be.
     pub(super) fn discard_all(&self) {
         while let Some(extent) = self.take_emptied() {
             self.discard(extent);

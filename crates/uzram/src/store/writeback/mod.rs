@@ -194,9 +194,7 @@ fn in_order(ranges: &[Range<u64>], end: u64) -> Vec<Range<u64>> {
 impl Store {
     /// Writes pages to the backing device, and returns the number that left memory: the largest first, if not
     /// all may be written or have room, otherwise in the order of their numbers. Busy pages stay.
-    ///
-    /// # Errors
-    /// As [`Store::write_back_interruptible`].
+    /// Fails as [`Store::write_back_interruptible`].
     pub fn write_back(&self, what: &Writeback) -> Result<u64> {
         self.write_back_interruptible(what, &Work::uninterruptible(Unit::Pages))
     }

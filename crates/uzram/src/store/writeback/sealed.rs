@@ -26,7 +26,6 @@ use crate::base::units::{PAGE_SIZE, PageNo};
 
 use super::object::{ALIGN_BYTES, Object};
 
-/// What comes before the encrypted bytes.
 const HEADER_BYTES: usize = 32;
 /// The part of it that says what the object is.
 const ABOUT_BYTES: usize = 8;
@@ -70,7 +69,6 @@ pub(super) fn put(out: &mut [u8], object: &Object, bytes: &[u8]) {
     rest[CHECKSUM_BYTES..][..bytes.len()].copy_from_slice(bytes);
 }
 
-/// Returns the bytes from the start of an object to the next one.
 pub(super) fn footprint(len_bytes: usize) -> usize {
     (OVERHEAD_BYTES + len_bytes).next_multiple_of(ALIGN_BYTES)
 }
@@ -212,26 +210,24 @@ pub(in crate::store) mod tests {
         }
     }
 
+    fn sealed(seal: &Plain, object: &Object, bytes: &[u8], position: Position) -> Vec<u8> {
+        let mut out = vec![0; OVERHEAD_BYTES + bytes.len()];
+        put(&mut out, object, bytes);
+        seal_all(seal, &mut out, position.extent, position.generation);
+        out
+    }
+
     #[test]
     fn a_sealed_object_is_found_as_it_was_written_there_or_not_at_all() {
         let (seal, mut random, mut scratch) = (Plain::default(), Random::new(7), SCRATCH);
         for round in 0..200 {
             let (object, bytes) = random_object(&mut random);
-            let position =
-                Position { extent: round, generation: random.next() as u32, at: random.next() as u32 };
-            let position = Position { at: 0, ..position };
-            let mut out = vec![0; OVERHEAD_BYTES + bytes.len()];
-            put(&mut out, &object, &bytes);
-            seal_all(&seal, &mut out, round, position.generation);
-            assert!(
-                bytes.len() < 16 || !out.windows(16).any(|window| window == &bytes[..16]),
-                "round {round}"
-            );
-            assert_eq!(
-                parse(&seal, &out, position, &mut scratch),
-                Some((object, &bytes[..])),
-                "round {round}"
-            );
+            let position = Position { extent: round, generation: random.next() as u32, at: 0 };
+            let mut out = sealed(&seal, &object, &bytes, position);
+            let is_readable = out.windows(16).any(|window| Some(window) == bytes.get(..16));
+            assert!(!is_readable, "round {round}");
+            let found = parse(&seal, &out, position, &mut scratch);
+            assert_eq!(found, Some((object, &bytes[..])), "round {round}");
             for other in [
                 Position { extent: round + 1, ..position },
                 Position { generation: position.generation.wrapping_add(1), ..position },
@@ -254,18 +250,16 @@ pub(in crate::store) mod tests {
     fn a_filling_that_two_runs_of_a_machine_fill_is_sealed_by_different_salts() {
         let (seal, mut random, mut scratch) = (Plain::default(), Random::new(9), SCRATCH);
         let position = Position { extent: 3, generation: 4, at: 0 };
-        let mut sealed: Vec<Vec<u8>> = Vec::new();
+        let mut all: Vec<Vec<u8>> = Vec::new();
         for _ in 0..20 {
             let (object, bytes) = random_object(&mut random);
-            let mut out = vec![0; OVERHEAD_BYTES + bytes.len()];
-            put(&mut out, &object, &bytes);
             // Fails if a nonce is used twice with a salt.
-            seal_all(&seal, &mut out, position.extent, position.generation);
+            let out = sealed(&seal, &object, &bytes, position);
             assert_eq!(parse(&seal, &out, position, &mut scratch), Some((object, &bytes[..])));
-            sealed.push(out);
+            all.push(out);
         }
-        let salts: HashSet<&[u8]> = sealed.iter().map(|out| &out[ABOUT_BYTES..][..SALT_BYTES]).collect();
-        assert_eq!(salts.len(), sealed.len());
+        let salts: HashSet<&[u8]> = all.iter().map(|out| &out[ABOUT_BYTES..][..SALT_BYTES]).collect();
+        assert_eq!(salts.len(), all.len());
     }
 
     #[test]

@@ -71,7 +71,6 @@ impl fmt::Display for BackingState {
     }
 }
 
-/// The last requests of a backing that failed.
 pub(super) struct Failures(Mutex<Last>);
 
 #[derive(Default)]

@@ -188,7 +188,6 @@ pub(in crate::store) struct Outcome {
     pub(in crate::store) written: u64,
     /// Pages that were written, or should have been, and stayed in memory.
     pub(in crate::store) kept: u64,
-    /// The last error of the device.
     pub(in crate::store) error: Option<Error>,
     /// Why the device did not answer when an extent was to be cleaned: there may be no room only because of
     /// that.

@@ -3,14 +3,12 @@
 //! - [`Streams`], on a file or block device: consecutive pages were mostly written together, so a sequential
 //!   reader's bytes after a page are read with it, and kept until the reader goes on
 //! - `extents.rs`: where each extent is an object of the backing: whole extents, in the background
-//! - `trend.rs`: the vote about which pages are read next
 //!
 //! What was read ahead is verified like what comes from the backing for one page.
 //!
 //! Lock: `backing extents`, a leaf but for the locks of buffers, protects what is kept.
 
 mod extents;
-mod trend;
 
 use crate::backing::{Buffer, Filling};
 use crate::base::error::Result;
@@ -116,7 +114,6 @@ impl Streams {
         self.streams.iter().find(is_next).filter(|_| page.0 > 0)
     }
 
-    /// As [`ReadAhead::find`].
     fn find(&self, page: PageNo, place: u64) -> (Option<Arc<Window>>, usize) {
         match self.expecting(page, place) {
             Some(stream) => (stream.window.lock().clone(), READ_AHEAD_BYTES),
