@@ -77,8 +77,7 @@ impl Shared {
         self.run();
     }
 
-    /// Waits for a transfer, and returns it with the error to end it with, if any. Returns `None` when the
-    /// backing is dropped and the queue is empty.
+    /// Waits for a transfer, and the error to end it with, if any. `None` when all is done and dropped.
     fn next(&self) -> Option<(Started, Result<()>)> {
         let mut queue = self.queue.lock();
         loop {

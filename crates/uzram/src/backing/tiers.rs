@@ -178,8 +178,7 @@ impl Tiers {
         tier.objects().map_or(0, |objects| objects.home((offset / objects.object_bytes() as u64) as u32))
     }
 
-    /// Returns how many bytes a write of `len_bytes` at an offset really writes: in a file, an object ends
-    /// with zeros.
+    /// Returns how many bytes a write really writes: in a file, an object ends with zeros.
     pub(crate) fn padded_bytes(&self, offset: u64, len_bytes: usize) -> usize {
         match (self.object_bytes, &self.at(offset).0.backing) {
             (Some(object_bytes), Backing::Blocks(_)) => {
@@ -271,8 +270,7 @@ impl Tiers {
         self.at(offset).0.objects().is_some_and(|objects| objects.is_at_risk(filling))
     }
 
-    /// Returns how long writers wait for the tiers while they fail: for the one that is waited for the
-    /// longest.
+    /// Returns how long writers wait for tiers that fail: for the one that is waited for the longest.
     pub(crate) fn gone_after(&self) -> Duration {
         let each =
             self.tiers.iter().map(|tier| tier.health().map_or(DISK_GONE_AFTER, |health| health.gone_after));

@@ -17,11 +17,13 @@ mod algorithms;
 mod backing;
 mod cold;
 mod pool;
+mod reading;
 mod table;
 mod text;
 
+pub use reading::{Reading, Value};
 pub(super) use table::TABLE;
-pub use text::{AttributeText, Reading, Value};
+pub use text::AttributeText;
 
 use super::task::{Task, TaskProgress};
 use super::{Device, DeviceStats, Params};
@@ -39,8 +41,7 @@ pub struct Attribute {
     set: Set,
 }
 
-/// How an attribute is set: first its text is parsed, which needs no device, then the value is applied to
-/// one.
+/// How an attribute is set: its text is parsed, without a device, and then applied to one.
 #[derive(Clone, Copy)]
 enum Set {
     /// Read-only.
@@ -202,8 +203,7 @@ fn io_stat(stats: &DeviceStats) -> Reading {
     }
 }
 
-/// The kernel's counts of writes that waited for a stream, and of failed opens after `remove`, do not exist
-/// here.
+/// The kernel's counts of writes that waited for a stream, and of failed opens, do not exist here.
 fn debug_stat(_: &Device) -> Reading {
     Reading {
         text: format!("version: 1\n{:8} {:8}", 0, 0),

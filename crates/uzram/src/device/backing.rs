@@ -21,7 +21,7 @@ pub struct NamedBacking {
 }
 
 /// A file, a block device, or a store on other machines.
-#[derive(Clone)]
+#[derive(Clone, Default)]
 struct Part {
     name: String,
     how: String,
@@ -140,8 +140,7 @@ impl NamedBacking {
     /// accessed.
     pub fn new(name: impl Into<String>, how: impl Into<String>, blocks: Arc<dyn Blocks>) -> Self {
         let (name, how, blocks) = (name.into(), how.into(), Backing::Blocks(blocks));
-        let (backing, seal) = (Some(blocks.clone()), None);
-        let part = Part { name: name.clone(), how, backing, file: None, kept: None, copies: 1, seal };
+        let part = Part { name: name.clone(), how, backing: Some(blocks.clone()), ..Part::default() };
         NamedBacking { name, backing: blocks.into(), parts: std::iter::once(part).collect(), copies: 1 }
     }
 
@@ -200,7 +199,7 @@ impl NamedBacking {
         let places = parts.iter().filter(|part| part.backing.is_some());
         Ok(NamedBacking {
             name: places.map(|part| &*part.name).collect::<Vec<_>>().join(" "),
-            copies: parts.iter().map(|part| part.copies).max().unwrap_or(1),
+            copies: parts.iter().map(|part| part.copies).fold(1, u8::max),
             backing,
             parts,
         })
@@ -315,20 +314,13 @@ impl Part {
     fn of_file(path: &str, file: FileBacking) -> Part {
         let (how, file) = (how(&file), Arc::new(file));
         let backing = Some(Backing::Blocks(Arc::<FileBacking>::clone(&file) as Arc<dyn Blocks>));
-        Part { name: path.to_owned(), how, backing, file: Some(file), kept: None, copies: 1, seal: None }
+        Part { name: path.to_owned(), how, backing, file: Some(file), ..Part::default() }
     }
 
     fn key(kept: Option<OwnedFd>) -> Result<Part> {
         let (seal, kept) = opener()?.seal(kept)?;
-        Ok(Part {
-            name: KEY.to_owned(),
-            how: "encrypted".to_owned(),
-            backing: None,
-            file: None,
-            kept: kept.map(Arc::new),
-            copies: 1,
-            seal: Some(seal),
-        })
+        let (name, how, kept) = (KEY.to_owned(), "encrypted".to_owned(), kept.map(Arc::new));
+        Ok(Part { name, how, kept, seal: Some(seal), ..Part::default() })
     }
 }
 
@@ -357,8 +349,7 @@ fn is_address(text: &str) -> bool {
     text.contains("://") && !text.starts_with('/')
 }
 
-/// Splits a text into its parts: another one begins where a space is followed by the whole path of a file, or
-/// by an address.
+/// Splits a text into its parts: another one begins where a space precedes a whole path or an address.
 fn split_parts(text: &str) -> impl Iterator<Item = &str> {
     let begins = |rest: &str| rest.starts_with('/') || rest.split(' ').next().is_some_and(is_address);
     let mut rest = Some(text.trim());

@@ -87,8 +87,7 @@ fn unless_waiting(done: Result<()>) -> Result<bool> {
 }
 
 impl OpenDevice {
-    /// Adds a user of `device`. The caller holds the device's lock, and thus `state`, so that no reset comes
-    /// between.
+    /// Adds a user of `device`, whose lock the caller holds, so that no reset comes between.
     pub(super) fn new(store: Arc<Store>, device: Arc<Device>, state: &State) -> Self {
         device.users.add(1);
         OpenDevice { store, user: User { device }, size_bytes: state.disksize_bytes }

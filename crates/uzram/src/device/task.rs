@@ -32,8 +32,7 @@ pub(super) struct TaskProgress {
 }
 
 impl Device {
-    /// Begins the task of the attribute `name`, which can be interrupted by `is_wanted` or by
-    /// [`Device::interrupt`].
+    /// Begins the task of the attribute `name`, which `is_wanted` or [`Device::interrupt`] can end.
     pub(super) fn begin<'a>(
         &'a self,
         name: &'static str,

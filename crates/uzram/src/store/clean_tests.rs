@@ -156,8 +156,7 @@ fn overwriting_costs_what_the_theory_says() {
     }
 }
 
-/// A device that was full takes pages again when others are discarded, and is no longer full before the first
-/// one comes.
+/// A device that was full takes pages again when others are discarded, and is not full before one comes.
 #[test]
 fn a_full_device_goes_on_when_pages_are_gone() {
     for seed in 0..4 {

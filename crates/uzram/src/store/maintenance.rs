@@ -118,8 +118,7 @@ impl Shared {
         }
     }
 
-    /// Compacts at the configured rate for the time `since` the last step, if that is worth it. Returns
-    /// whether to go on.
+    /// Compacts for the time `since` the last step, if that is worth it. Returns whether to go on.
     fn step(&self, percent: u64, since: Duration) -> bool {
         if !self.is_worth_it(percent) {
             return false;

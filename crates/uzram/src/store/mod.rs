@@ -199,8 +199,7 @@ impl Store {
         Store::assemble(builder, None)
     }
 
-    /// Builds a store, in private memory or in `memory`, and restores the store that `memory` holds, if it
-    /// holds one.
+    /// Builds a store, in private memory or in `memory`, and restores the store that is in there.
     fn assemble(builder: &StoreBuilder, memory: Option<survive::Memory>) -> Result<Self> {
         #[cfg_attr(loom, allow(unused_mut))]
         let mut store = Store::empty(builder, memory.as_ref())?;

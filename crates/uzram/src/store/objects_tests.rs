@@ -297,8 +297,7 @@ fn everything_at_once_on_objects_agrees_with_a_model() {
     }
 }
 
-/// Reads pages in some order until those that were read ahead are there, and returns how many were found
-/// there.
+/// Reads pages until those that were read ahead are there. Returns how many were found there.
 fn read_ahead(store: &Store, pages: impl Iterator<Item = u64>) -> u64 {
     let before = store.backing_stats().pages_read_ahead;
     for page in pages {
@@ -342,8 +341,7 @@ fn extents_are_read_ahead_where_there_is_a_trend() {
     }
 }
 
-/// A backing that does not answer for a while: cleaning and rescuing give up soon, and go on when it answers
-/// again.
+/// A backing that does not answer for a while: cleaning and rescuing give up, and go on when it does.
 #[test]
 fn extents_that_cannot_be_read_now_are_tried_again() {
     const PAGES: u64 = 700;
@@ -371,8 +369,7 @@ fn extents_that_cannot_be_read_now_are_tried_again() {
     check(&store, 0..PAGES, half_random);
 }
 
-/// Some extents in danger cannot be read: all others are rewritten, though only a few are waited for at a
-/// time.
+/// Extents in danger that cannot be read: all others are rewritten, though only a few are waited for.
 #[test]
 fn extents_that_cannot_be_read_hold_up_no_others() {
     const PAGES: u64 = 2000;
@@ -482,8 +479,7 @@ fn tiers_are_stopped_once_all_are() {
 /// While a tier is down, the others are cleaned, whatever is free or dead in it.
 #[test]
 fn a_tier_that_is_down_keeps_no_other_from_being_cleaned() {
-    // The pages of the second tier, of which each takes some 2 KiB, and those written before it is down,
-    // which clean it.
+    // The pages of the second tier, and those written before it is down, which clean it.
     for (in_second, before) in [(0, 0..0), (3000, 0..0), (3500, 9000..10_500)] {
         let (objects, dir) = (Shared::new(TIER_BYTES), dir());
         let store = store_on(objects.behind([in_file(&dir)]), PACKED, config(12_000));

@@ -88,8 +88,7 @@ impl Store {
         Ok(())
     }
 
-    /// Locks a page's slot and reads the page. The slot is not locked while this waits for the backing
-    /// device.
+    /// As [`Store::read_wait`], and locks the slot, but not while this waits for the backing device.
     pub(super) fn lock_and_read(&self, page: PageNo, out: &mut Page, wait: Wait) -> Result<SlotGuard<'_>> {
         match &self.backing {
             Some(backing) if wait == Wait::Yes => self.lock_and_read_from_backing(backing, page, out),
@@ -101,8 +100,7 @@ impl Store {
         }
     }
 
-    /// Reads the contents of a locked slot. Given the guard, it unlocks the slot as soon as the pool allows;
-    /// given a reference, it leaves the slot locked.
+    /// Reads the contents of a locked slot; given the guard, it unlocks the slot as soon as the pool allows.
     #[inline]
     pub(super) fn read_locked<'a>(
         &self,

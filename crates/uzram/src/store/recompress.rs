@@ -139,9 +139,10 @@ impl Store {
                 if left == 0 {
                     break;
                 }
-                let (tried, smaller) = self.recompress_page(page, what)?;
+                let (tried, slot) = self.recompress_locked(self.slots.lock(page), page, what)?;
                 left -= u64::from(tried);
-                recompressed += u64::from(smaller);
+                recompressed += u64::from(slot.is_none());
+                drop(slot);
                 work.step()?;
             }
         }
@@ -186,15 +187,8 @@ impl Store {
         Ok((found.into_iter().map(|(_, page)| page).collect(), all, next))
     }
 
-    /// Recompresses a page if it still is a candidate. Returns whether that was tried, and whether it became
-    /// smaller.
-    pub(super) fn recompress_page(&self, page: PageNo, what: &Recompression) -> Result<(bool, bool)> {
-        let (tried, slot) = self.recompress_locked(self.slots.lock(page), page, what)?;
-        Ok((tried, slot.is_none()))
-    }
-
-    /// Recompresses a page whose slot is locked, if it still is a candidate. Returns whether that was tried,
-    /// and the slot if the page did not become smaller.
+    /// Recompresses a page, whose slot is locked, if it still is a candidate. Returns whether it was tried, and
+    /// the slot if the page did not become smaller.
     pub(super) fn recompress_locked<'a>(
         &self,
         slot: SlotGuard<'a>,
@@ -261,7 +255,10 @@ impl Store {
         if let Recompressed::Smaller { len, priority } = outcome {
             let handle = self.pool.store(object(len), page.0, Gfp::MayWait)?;
             let new = Contents::Stored { handle, len: len as u16, checksum, priority };
-            self.replace_smaller(slot, new);
+            let old = self.publish(&mut slot, new);
+            self.counters.local().pages_recompressed.add(1);
+            drop(slot);
+            self.free(old);
             return Ok(None);
         }
         let has_tried_all = *what.priorities.end() >= self.last_priority();
@@ -271,15 +268,7 @@ impl Store {
         Ok(Some(slot))
     }
 
-    fn replace_smaller(&self, mut slot: SlotGuard<'_>, new: Contents) {
-        let old = self.publish(&mut slot, new);
-        self.counters.local().pages_recompressed.add(1);
-        drop(slot);
-        self.free(old);
-    }
-
-    /// Returns `what` with its priorities limited to those that have an algorithm, so that pages of the last
-    /// one are not candidates.
+    /// Returns `what` with its priorities limited to those that have an algorithm.
     pub(super) fn within_algorithms(&self, what: &Recompression) -> Recompression {
         let last = (*what.priorities.end()).min(self.last_priority());
         Recompression { priorities: *what.priorities.start()..=last, ..what.clone() }

@@ -103,8 +103,7 @@ fn mixed(seed: u64) -> Page {
     noise(seed as usize % 7 * 512, seed)
 }
 
-/// At the limit, where the refiller can do nothing, pages are reclaimed before the reserve is used up, and
-/// whole chunks become free.
+/// At the limit, pages are reclaimed before the reserve is used up, and whole chunks become free.
 #[test]
 fn pages_leave_so_that_the_reserve_stays_free_at_the_limit() {
     for order in ReclaimOrder::ALL {
@@ -230,8 +229,7 @@ fn a_scattered_store_is_packed_by_whole_chunks() {
         store.compact();
         let after = store.arena.chunks_in_use();
         assert!(2 * after <= before, "{design:?}: {after} of {before} chunks");
-        // Chunks being filled or emptied are charged. Memory that CPUs kept may be freed later; one more
-        // chunk is kept then.
+        // Chunks being filled or emptied are charged. One more chunk may be kept.
         until("its reserve alone is free", || {
             let stats = store.stats();
             let is_resident = pages_to_bytes(stats.charged_pages) as usize == store.arena.resident_bytes();
@@ -243,8 +241,7 @@ fn a_scattered_store_is_packed_by_whole_chunks() {
     }
 }
 
-/// After all pages are discarded, the memory is freed in the background, including what CPUs keep, but for
-/// the reserve.
+/// After all pages are discarded, all memory but the reserve is freed in the background.
 #[test]
 fn an_emptied_store_keeps_its_reserve_only() {
     let store = store(&config(24 << 10, 2));

@@ -304,15 +304,13 @@ impl Slots {
         Tried::Locked(SlotGuard(slot))
     }
 
-    /// Returns those of `pages` that may hold something. The untouched parts of a large disk cost neither
-    /// time nor memory.
+    /// Returns those of `pages` that may hold something. The untouched parts of a disk cost nothing.
     pub(super) fn touched(&self, pages: Range<u64>) -> impl Iterator<Item = PageNo> {
         let spans = self.table_pages.spans(pages).filter(|span| span.is_present);
         spans.flat_map(|span| span.slots.map(PageNo::from_number))
     }
 
-    /// Calls `discard` for those of `pages` that hold something, and gives back the table's pages that are
-    /// then empty.
+    /// Calls `discard` for those of `pages` that hold something, and gives back what is empty of the table.
     pub(super) fn discard(&self, pages: Range<u64>, mut discard: impl FnMut(PageNo)) {
         for span in self.table_pages.spans(pages).filter(|span| span.is_present) {
             let slots = span.slots.clone().map(PageNo::from_number);
@@ -442,8 +440,7 @@ impl Slots {
         self.table[page.index()].0.bits().reset(LOST);
     }
 
-    /// Ends the adoption of a page of the table, all of whose slots were adopted. Gives the page back to the
-    /// system unless it `holds_something`.
+    /// Ends the adoption of a page of the table; gives it back to the system unless it `holds_something`.
     #[cfg(not(loom))]
     pub(super) fn end_adoption_of(&self, table_page: usize, holds_something: bool) {
         if holds_something {
@@ -500,14 +497,12 @@ impl SlotGuard<'_> {
         self.0.set_bits(self.0.bits() & !(IDLE | WRITING_MASK));
     }
 
-    /// Sets the number of the write that the page is part of, 1..=255; 0 for none. The page holds an object
-    /// of the pool. A use or a change of the page resets it to 0.
+    /// Sets the number of the write that the page is part of, 1..=255, until the page is used or changed.
     pub(super) fn set_writing(&mut self, number: u8) {
         self.0.set_bits(self.0.bits() & !WRITING_MASK | u32::from(number) << WRITING_SHIFT);
     }
 
-    /// Returns the number of the write that the page is part of; 0 if none, or if it was used or changed
-    /// since.
+    /// Returns the number of the write that the page is part of; 0 if it was used or changed since.
     pub(super) fn writing(&self) -> u8 {
         ((self.0.bits() & WRITING_MASK) >> WRITING_SHIFT) as u8
     }
@@ -527,8 +522,7 @@ impl SlotGuard<'_> {
         }
     }
 
-    /// Replaces the contents of the page and returns the old ones. The caller frees the old object, if any,
-    /// once the slot is unlocked.
+    /// Replaces the contents; the caller frees the old object once the slot is unlocked.
     #[inline]
     pub(super) fn replace(&mut self, new: Contents) -> Contents {
         let old = self.contents();

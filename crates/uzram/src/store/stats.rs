@@ -166,8 +166,7 @@ impl Share {
         }
     }
 
-    /// Counts a read as done or failed. A read that would block is not counted, because the caller retries
-    /// it.
+    /// Counts a read, unless it would block: then the caller retries it.
     #[inline]
     pub(super) fn read(&self, result: &Result<()>) {
         match result {
@@ -180,8 +179,7 @@ impl Share {
         }
     }
 
-    /// Counts a failed write, by its cause. A write that would block is not counted, because the caller
-    /// retries it.
+    /// Counts a failed write, by its cause, unless it would block: then the caller retries it.
     pub(super) fn failed_write(&self, error: &Error) {
         if error.kind() == ErrorKind::WouldBlock {
             return;
@@ -196,8 +194,7 @@ impl Share {
     }
 }
 
-/// Returns what a page counts for that has such contents: pages stored, same-filled and lost, bytes of
-/// objects, and huge pages.
+/// Returns the pages stored, same-filled and lost, the bytes of objects, and the huge pages of such contents.
 #[inline]
 fn tally(contents: &Contents) -> [u64; 5] {
     match contents {

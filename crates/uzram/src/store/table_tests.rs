@@ -11,8 +11,7 @@ fn store_on_pages_of(host_page_bytes: usize, config: &StoreBuilder) -> Store {
     with_host_pages_of(host_page_bytes, || Store::new(config)).expect("a store")
 }
 
-/// Querying or discarding pages that were never written costs neither memory, as `table_resident_bytes`
-/// reports it, nor much time.
+/// Looking at pages that were never written, or discarding them, costs neither memory nor much time.
 #[test]
 fn unwritten_space_takes_no_memory_of_the_table() {
     const TIB_PAGES: u64 = 1 << 28;
@@ -83,8 +82,7 @@ fn a_table_of_a_store_with_a_reserve_stays() {
     assert_eq!(store.slots.table_pages(), ((1 << 16) * slot::SLOT_BYTES / rustix::param::page_size()) as u64);
 }
 
-/// Threads write, read and discard pages whose slots share pages of the table, which leave and come back
-/// meanwhile: each thread reads only what it wrote, and in the end the table is empty.
+/// Threads use pages whose slots share pages of the table, which leave and come back meanwhile.
 #[test]
 fn pages_come_and_go_beside_each_other() {
     const THREADS: u64 = 3;
@@ -111,8 +109,7 @@ fn pages_come_and_go_beside_each_other() {
                         put(&store, number(at), &[model[at]; PAGE_SIZE]);
                     }
                     1..6 => {
-                        // Discard all of this thread's pages in some page of the table, so that it is often
-                        // empty.
+                        // All of this thread's pages in some page of the table, so that it is often empty.
                         let some = at / 8 * 8..(at / 8 * 8 + 8).min(model.len());
                         let held = some.clone().filter(|at| model[*at] != 0);
                         discard(&store, held.map(number));

@@ -393,8 +393,7 @@ fn one_busy_page_keeps_its_counts() {
             }
             while thread == 4 && running.get() > 1 {
                 let stats = store.stats();
-                // The CPUs' shares are read one after the other: a change in between may be counted only in
-                // part, but never makes a sum wrap.
+                // The CPUs' shares are read one after the other: a change in between may be counted in part.
                 let pages = stats.pages_stored.max(stats.same_pages).max(stats.huge_pages);
                 assert!(pages <= 4 * ROUNDS, "{stats:?}");
                 store.compact();

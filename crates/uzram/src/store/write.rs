@@ -113,8 +113,7 @@ impl Store {
         Ok(Contents::Stored { handle, len: bytes.len() as u16, checksum, priority: 0 })
     }
 
-    /// Returns the bytes to store for a page: compressed, or the page itself if it does not compress well
-    /// enough.
+    /// Returns the bytes to store for a page: compressed, or the page itself if that is not much shorter.
     #[inline]
     pub(super) fn compress<'a>(&self, stream: &'a mut Stream, page: PageNo, contents: &'a Page) -> &'a [u8] {
         let len = stream.encoder.encode(contents, &mut stream.compressed);
@@ -133,8 +132,7 @@ impl Store {
         }
     }
 
-    /// Publishes `new` as the contents of a locked slot: the commit point. Returns the old contents, for
-    /// [`Store::free`] once the slot is unlocked.
+    /// Publishes `new`: the commit point. Returns the old contents, to be freed once the slot is unlocked.
     #[inline]
     pub(super) fn publish(&self, slot: &mut SlotGuard<'_>, new: Contents) -> Contents {
         let old = slot.replace(new);
@@ -161,8 +159,7 @@ impl Store {
         }
     }
 
-    /// Marks a page that no longer holds an object as dead, under its slot's lock. Returns whether it is
-    /// still in the LRU's lists.
+    /// Marks a page that no longer holds an object as dead. Returns whether it is still in the LRU's lists.
     #[inline]
     pub(super) fn mark_dead(&self, page: PageNo, old: &Contents) -> bool {
         // Only these are in the lists. Looking up others would fault in the memory of their nodes.

@@ -87,8 +87,7 @@ fn write_back_at(Place { store, .. }: &Place, page: PageNo) -> u64 {
     }
 }
 
-/// A device reports a write as done that it lost: older contents of the same page in the same place are not
-/// taken for the last ones.
+/// A device lost a write that it reported as done: older contents there are not taken for the last ones.
 #[test]
 fn a_write_that_was_lost_is_found_out() {
     for layout in [LAYOUTS[0], LAYOUTS[1]] {
@@ -151,8 +150,7 @@ fn nothing_of_others_is_written_behind_an_object() {
     }
 }
 
-/// A device that stalled and then failed is used again soon after it has recovered, however long it had
-/// stalled.
+/// A device that stalled and then failed is used again soon after it has recovered.
 #[test]
 fn a_device_that_is_well_again_is_used_soon() {
     const STALL: Duration = Duration::from_secs(3);

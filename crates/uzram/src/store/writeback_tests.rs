@@ -511,8 +511,7 @@ pub(super) fn agree_with_a_model(
     assert_eq!((held.pages_stored, held.compr_data_bytes, held.corrupted), (0, 0, 0), "seed {seed}");
 }
 
-/// Runs a thread's share of the events, on the pages whose number modulo [`THREADS`] is `thread`. Returns
-/// their contents.
+/// Runs a thread's share of the events, on its own pages. Returns their contents.
 fn work(store: &Store, faults: &Faults, seed: u64, thread: u64, events: u64) -> Vec<Page> {
     let mut random = Random::new(seed << 8 | thread);
     let own = (store.pages() - thread).div_ceil(THREADS) as usize;

@@ -124,8 +124,7 @@ impl FileBacking {
         Self::start(opened, Engine::Threads, DEFAULT_QUEUE_DEPTH)
     }
 
-    /// Removes the file, if it was created when it was opened: for who gives the backing up before its first
-    /// use.
+    /// Removes the file, if it was created: for who gives the backing up before its first use.
     pub(crate) fn undo(&self) {
         self.opened.undo();
     }

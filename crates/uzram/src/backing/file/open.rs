@@ -131,8 +131,7 @@ pub(super) fn reopen(fd: OwnedFd, name: &Path, len_bytes: u64) -> Result<(Target
     Ok((target, Opened { is_block_device, is_direct, is_reserved, made: None }))
 }
 
-/// Locks the file against other backings, and returns its size. A block device needs no lock: it was opened
-/// exclusively.
+/// Locks the file, and returns its size. A block device was opened exclusively.
 fn claim_alone(fd: &OwnedFd, path: &Path, is_block_device: bool) -> Result<u64> {
     let failed = |errno| from_errno(path, errno);
     if is_block_device {
@@ -287,8 +286,7 @@ fn reserve(fd: &OwnedFd, path: &Path, file_bytes: u64, len_bytes: u64) -> Result
 fn direct_block_bytes(fd: &OwnedFd) -> Option<usize> {
     let block_bytes = declared_block_bytes(fd)?;
     set_flags(fd, OFlags::DIRECT, true).ok()?;
-    // Some file systems refuse only the transfer, so try one. A read at the end of a file, which is empty,
-    // will do.
+    // Some file systems refuse only the transfer, so try one: a read, perhaps at the end of the file.
     let tried = Buffers::new(1, block_bytes.next_multiple_of(PAGE_SIZE)).ok().and_then(|buffers| {
         let mut buffer = buffers.take()?;
         rustix::io::retry_on_intr(|| rustix::io::pread(fd, &mut buffer[..block_bytes], 0)).ok()

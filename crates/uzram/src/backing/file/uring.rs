@@ -195,8 +195,7 @@ impl Driver {
                 continue;
             }
             self.submit_and_wait();
-            // While awake, the thread sees new transfers without being woken: those that completions start
-            // above all.
+            // While awake, the thread sees new transfers without being woken, above all those of completions.
             self.shared.queue.lock().asleep = false;
             self.reap();
         }
@@ -332,8 +331,7 @@ mod tests {
             let (buffer, ends) = (buffers.take().expect("free"), Arc::<Ends>::clone(&ends));
             uring.start(transfer((Direction::Read, offset), PAGE_SIZE, buffer, token, ends));
         };
-        // The first transfer waits for the pipe. The second ends at once, by which time the first is in
-        // flight.
+        // The first transfer waits for the pipe. The second ends at once, when the first is in flight.
         start(1, 0);
         start(2, 1);
         assert_eq!(ends.wait(2).1.expect_err("no block").kind(), ErrorKind::Invalid);

@@ -394,8 +394,7 @@ fn start_one(backing: &FileBacking, ends: &Arc<Ends>, buffers: &Buffers, directi
     ends.start(backing, (direction, token * PAGE_SIZE as u64), buffer, token);
 }
 
-/// Every transfer ends, those in flight and those started later; buffers come back, and callers can still
-/// carry out transfers in their own thread.
+/// Every transfer ends, buffers come back, and callers can still carry out transfers themselves.
 #[test]
 fn nobody_waits_for_an_engine_that_died() {
     const TRANSFERS: u64 = 20;

@@ -58,8 +58,7 @@ pub(super) fn parse_priority(text: &str, least: usize) -> Result<usize> {
     number_within("priority", text, least..=MAX_RECOMPRESSION)
 }
 
-/// Finds the first algorithm of that priority and that kind, each if given. Returns its priority and the
-/// algorithm.
+/// Finds the first algorithm of that priority and kind, each if given. Returns its priority, too.
 pub(super) fn find(
     params: &Params,
     priority: Option<usize>,

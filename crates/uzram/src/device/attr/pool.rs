@@ -92,14 +92,10 @@ pub(super) fn lru(device: &Device) -> Reading {
     ])
 }
 
-pub(super) fn change_policy(device: &Device, change: impl FnOnce(&mut ReclaimPolicy)) -> Result<()> {
-    try_change_policy(device, |policy| {
-        change(policy);
-        Ok(())
-    })
-}
-
-fn try_change_policy(device: &Device, change: impl FnOnce(&mut ReclaimPolicy) -> Result<()>) -> Result<()> {
+pub(super) fn change_policy(
+    device: &Device,
+    change: impl FnOnce(&mut ReclaimPolicy) -> Result<()>,
+) -> Result<()> {
     let mut state = device.state.lock();
     let mut policy = state.params.store.policy;
     change(&mut policy)?;
@@ -110,17 +106,17 @@ fn try_change_policy(device: &Device, change: impl FnOnce(&mut ReclaimPolicy) ->
     Ok(())
 }
 
-/// Sets the high watermark, and lowers the low watermark to it, so that both can be set in either order from
-/// the defaults.
+/// Sets the high watermark, and lowers the low one to it: both can be set in either order.
 pub(super) fn set_policy_high(device: &Device, percent: u64) -> Result<()> {
     change_policy(device, |policy| {
         policy.high_percent = percent;
         policy.low_percent = policy.low_percent.min(percent);
+        Ok(())
     })
 }
 
 pub(super) fn set_policy_low(device: &Device, percent: u64) -> Result<()> {
-    try_change_policy(device, |policy| {
+    change_policy(device, |policy| {
         if percent > policy.high_percent {
             let high = policy.high_percent;
             let what = format!("policy_low={percent} would be above policy_high, which is {high}");

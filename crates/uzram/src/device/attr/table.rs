@@ -89,7 +89,10 @@ macro_rules! of_policy {
             $name,
             $help,
             |device| device.state.lock().params.store.policy.$field.into(),
-            at_any_time!($parse, |device, value| change_policy(device, |policy| policy.$field = value)),
+            at_any_time!($parse, |device, value| change_policy(device, |policy| {
+                policy.$field = value;
+                Ok(())
+            })),
         )
     };
 }

@@ -180,9 +180,8 @@ fn compress(
 }
 
 impl Store {
-    /// Recompresses pages that were not used for `age_s` seconds, within `percent` percent of one CPU's time,
-    /// or as fast as possible if that is 0. Counts those that became smaller. Returns whether it finished
-    /// before more urgent work came up.
+    /// Recompresses pages that were not used for `age_s` seconds, within `percent` percent of one CPU's time;
+    /// 0 for no bound. Returns whether it finished before more urgent work came up.
     pub(super) fn recompress_parked(&self, age_s: u32, percent: u64, compressor: &mut Compressor) -> bool {
         let what = self.within_algorithms(&Recompression::default());
         let mut pages = self.old_pages(age_s).filter(|page| what.may_win(self.slots.peek(*page)));

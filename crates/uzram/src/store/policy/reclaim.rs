@@ -55,8 +55,7 @@ impl Store {
         chunk_pages.max(self.arena.limit_pages() / LEAST_SHARE).max(PAGES_AT_ONCE as u64 / 2)
     }
 
-    /// Returns whether writers find room below the limit, and in the reserve if there is one, without another
-    /// reclaim.
+    /// Returns whether writers find room without another reclaim.
     pub(super) fn has_reclaimed_enough(&self) -> bool {
         !self.arena.lacks_reserve()
             && used_pages(&self.arena) + self.least_pages() <= self.arena.limit_pages()
@@ -91,8 +90,7 @@ impl Store {
         freed
     }
 
-    /// Returns the pages that hold an object and were not used for `age_s`; none if that is 0. The iterator
-    /// ends early when more urgent work comes up.
+    /// Returns the pages that were not used for `age_s`; none if that is 0. Ends early for more urgent work.
     pub(super) fn old_pages(&self, age_s: u32) -> impl Iterator<Item = PageNo> {
         let is_old = move |page: &PageNo| self.slots.peek(*page).is_stored() && self.is_unused(*page, age_s);
         let pages = if age_s > 0 { 0..self.pages() } else { 0..0 };
@@ -108,8 +106,7 @@ impl Store {
         uptime_s().saturating_sub(self.slots.used_s(page)) >= age_s
     }
 
-    /// Writes back pages that were not used for `age_s` seconds. Returns whether it finished before more
-    /// urgent work came up.
+    /// Writes back old pages. Returns whether it finished before more urgent work came up.
     pub(super) fn write_back_old(&self, age_s: u32) -> bool {
         let Some(backing) = &self.backing else { return true };
         let (mut pass, decisions) = (None, &self.watermarks.decisions);
@@ -223,8 +220,7 @@ impl<'a> Reclaimer<'a> {
             && needed.saturating_sub(pending_bytes / PAGE_SIZE as u64) > self.goal
     }
 
-    /// Recompresses a page or adds it to the pass, if it still `is_cold` once its slot is locked. Returns
-    /// whether it was added.
+    /// Recompresses a page or adds it to the pass, if it still `is_cold`. Returns whether it was added.
     fn page(&mut self, page: PageNo, is_cold: impl FnOnce() -> bool) -> bool {
         let (store, decisions) = (self.store, &self.store.watermarks.decisions);
         decisions.looked_at.add(1);

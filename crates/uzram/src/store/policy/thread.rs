@@ -114,8 +114,7 @@ impl Store {
         started.ok()
     }
 
-    /// Recompresses or writes back pages that were not used for the time that the policy sets. Returns
-    /// whether it finished before more urgent work came up.
+    /// Recompresses or writes back old pages. Returns whether it finished before more urgent work came up.
     fn look_for_old(self: &Arc<Self>, policy: &ReclaimPolicy, compressor: &mut Option<Compressor>) -> bool {
         self.watermarks.decisions.looks.add(1);
         if compressor.is_none() {
@@ -133,8 +132,7 @@ impl Store {
         self.backing.as_ref().map_or(Duration::ZERO, |backing| backing.log.backing.gone_after())
     }
 
-    /// Reclaims pages, or rests if none can be reclaimed. `failing` is the time since which the backing
-    /// device fails.
+    /// Reclaims pages, or rests if none can be. `failing` is the time since which the backing device fails.
     fn reclaim_or_rest(&self, failing: &mut Option<Instant>) {
         let began = Instant::now();
         let held = || (self.gone_pages(), used_pages(&self.arena));

@@ -175,8 +175,7 @@ impl Watermarks {
         needed_pages(arena, pool) < self.low_pages.get()
     }
 
-    /// Returns whether pages should be reclaimed: the pool is above the high watermark, or `lacks_reserve` is
-    /// true.
+    /// Returns whether pages should be reclaimed.
     #[inline]
     fn is_above_high(&self, arena: &Arena, lacks_reserve: impl Fn(&Arena) -> bool) -> bool {
         let high_pages = self.high_pages.get();
@@ -213,8 +212,7 @@ impl Watermarks {
         true
     }
 
-    /// Waits until the thread has freed memory, found that it cannot, or `until` has passed. Returns whether
-    /// it freed any.
+    /// Waits until the thread has freed memory, or cannot, or `until`. Returns whether it freed any.
     pub(in crate::store) fn wait_for_reclaim(&self, until: Instant, gone_pages: u64) -> bool {
         let began = Instant::now();
         let mut state = self.state.lock();

@@ -22,8 +22,7 @@ use super::super::writeback::Log;
 
 /// Pages of the slot table that a thread takes at a time.
 const UNIT_PAGES: usize = if cfg!(test) { 1 } else { 32 };
-/// Such units that are gone through together: 2^19 slots on a host with pages of 4 KiB. Their objects take
-/// 10 MiB while they are sorted.
+/// Such units that are gone through together. Their objects take 10 MiB while they are sorted.
 const UNITS_AT_ONCE: usize = if cfg!(test) { 2 } else { 64 };
 /// Handles, and objects, that are prefetched together, so that their cache misses overlap.
 const AHEAD: usize = 48;
@@ -75,8 +74,7 @@ struct Found {
 /// Returns whether an object belongs to its handle and page, and has its length.
 type Keeps<'a> = dyn Fn(Location, u32, u32, usize) -> bool + Sync + 'a;
 
-/// Restores the state of these parts, which are otherwise unused, from their memory. Returns counts for the
-/// store's counters.
+/// Restores the state of these parts from their memory. Returns counts for the store's counters.
 pub(in crate::store) fn attach(parts: &Parts<'_>) -> Result<Share> {
     parts.arena.find_resident()?;
     let claims = parts.pool.attach()?;
@@ -232,8 +230,7 @@ fn note(parts: &Parts<'_>, page: PageNo, contents: &Contents, found: &mut Found,
     }
 }
 
-/// Claims the objects of a range of addresses. `keeps` returns whether an object belongs to its handle and
-/// page, and has its length; the contents of pages whose object does not are lost.
+/// Claims objects. The contents of pages whose object `keeps` does not know are lost.
 fn claim(parts: &Parts<'_>, objects: &[Named], keeps: &Keeps<'_>, found: &mut Found) {
     for objects in objects.chunks(AHEAD) {
         objects.iter().for_each(|named| parts.pool.prefetch_found(named.object));

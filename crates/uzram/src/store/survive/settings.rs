@@ -41,8 +41,7 @@ fn damaged() -> Error {
     Error::new(ErrorKind::Corrupt, "the store's record of settings is damaged")
 }
 
-/// A record of settings that is written, or the rest of one that is read. Each method writes a value, or
-/// reads one instead, and returns it.
+/// Settings that are written, or the rest of those that are read. Each method does that with a value.
 struct Record<'a> {
     out: Option<Vec<u8>>,
     input: &'a [u8],
@@ -197,8 +196,7 @@ impl LiveSettings {
         }
     }
 
-    /// Sets the changeable settings of `builder`, if a copy is valid. Returns its count of changes and its
-    /// first word.
+    /// Sets the changeable settings, if a copy is valid. Returns its count of changes and its first word.
     pub(super) fn read_into(&self, builder: &mut StoreBuilder) -> (u64, usize) {
         let copy = |first: usize| -> [u64; COPY] {
             std::array::from_fn(|at| self.words[first + at].load(Ordering::Relaxed))

@@ -169,8 +169,7 @@ fn progress_is_told() {
     assert!(end.0 == end.1 && end.0 >= attached.pages && end.0 < 210_000, "{told:?}");
 }
 
-/// Checks that a store charges exactly the memory that its file has for the arena, as soon as no other thread
-/// gives memory back.
+/// Checks that a store charges exactly the memory that its file has for the arena.
 fn check_charged(store: &Store) {
     until("a charge of what is in memory", || {
         store.stats().charged_pages == store.arena.resident_bytes() as u64 / PAGE_SIZE as u64

@@ -16,8 +16,7 @@ use super::log::BLOCK_BYTES;
 
 const DAY_S: u32 = 24 * 60 * 60;
 
-/// The words in memory that outlives the process: what is left of the limit, when the day began, and what was
-/// spent since.
+/// The words in memory that outlives the process, one for each number.
 const LEFT: usize = 0;
 const DAY: usize = 1;
 const SPENT: usize = 2;
@@ -59,8 +58,7 @@ struct State {
 }
 
 impl Allowance {
-    /// Creates an allowance with this limit and no budget, of which nothing was used; its words are in
-    /// `region`.
+    /// Creates an allowance of which nothing was used, without a budget; its words are in `region`.
     pub(super) fn new(limit: WritebackLimit, region: Option<&Region>) -> Result<Self> {
         let words = region.map(|region| Table::new_in(Some(region), WORDS)).transpose()?;
         let state = State { limit, day_s: uptime_s(), ..State::default() };

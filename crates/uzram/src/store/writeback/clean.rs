@@ -50,8 +50,7 @@ const ENDANGERED: usize = 2;
 /// Extents in danger that could not be read, after which something else is done for a while.
 const UNANSWERED: usize = 4;
 
-/// The most extents that are moved for each that is gained: at most so many bytes are written for each of a
-/// page that leaves.
+/// The most extents moved for each that is gained, and bytes written for each of a page that leaves.
 const MOVED_PER_GAIN: usize = 32;
 
 /// What became of an extent whose objects were to be rewritten.
@@ -76,9 +75,8 @@ impl Store {
         backing.is_some_and(|backing| backing.rescued.get() != backing.log.placement())
     }
 
-    /// Rewrites extents whose copies are in danger, until there are none, or `goes_on` returns false. Returns
-    /// whether there are none any more. Goes on where it ended before: extents that cannot be read hold up no
-    /// others.
+    /// Rewrites extents whose copies are in danger, while `goes_on`, from where it ended before: extents that
+    /// cannot be read hold up no others. Returns whether there are none any more.
     pub(in crate::store) fn rescue(&self, goes_on: impl Fn() -> bool) -> bool {
         let Some(backing) = &self.backing else { return true };
         let generation = backing.log.placement();
@@ -186,8 +184,7 @@ impl Pass<'_> {
         (buffer, moved)
     }
 
-    /// Returns whether an object is live: its page's slot refers to `place`. Returns false if the slot is
-    /// busy.
+    /// Returns whether its page's slot, if that is not busy, refers to an object at `place`.
     fn lives_at(&self, object: &Object, place: u64) -> bool {
         let backed = Backed { place, len: object.len, priority: object.priority };
         let page = object.page;
@@ -204,8 +201,7 @@ impl Log {
         self.backing.health().map_or(0, |health| health.placement)
     }
 
-    /// Returns whether an extent may be moved, by its word: it is not held, has live objects, and enough of
-    /// it is dead.
+    /// Returns whether an extent is not held, has live objects, and enough of it is dead.
     fn may_move(&self, number: u32, word: u32) -> bool {
         let of = &self.extents[number as usize];
         let least_bytes = self.extent_bytes / MOVED_PER_GAIN + BLOCK_BYTES;
@@ -218,8 +214,7 @@ impl Log {
             let of = &self.extents[number as usize];
             let word = of.word.load(Ordering::Relaxed);
             let gain_bytes = of.gain_bytes(word);
-            // Those written once are gained whole, of few that fit together into fewer: surely of two that
-            // are half empty.
+            // Those written once are gained whole, of few that fit into fewer: surely of two half empty ones.
             let counts = self.may_move(number, word) && (!self.written_once || gain_bytes >= word);
             if counts { u64::from(gain_bytes) } else { 0 }
         };
@@ -244,8 +239,7 @@ impl Log {
         Vec::new()
     }
 
-    /// Returns the live bytes and numbers of the extents of a tier that have the fewest, of those that may be
-    /// moved.
+    /// Returns live bytes and numbers of the extents of a tier that may be moved and have the fewest.
     fn emptiest(&self, tier: usize, most: usize) -> Vec<(u32, u32)> {
         let mut best: Vec<(u32, u32)> = Vec::with_capacity(most + 1);
         for number in self.used_extents(|other| other == tier) {

@@ -74,8 +74,7 @@ pub(super) struct Extent {
 }
 
 impl Extent {
-    /// Returns the bytes of live objects that a packed extent is full with: what it has less has died, or was
-    /// never filled.
+    /// Returns the bytes of live objects that a packed extent was filled with: the others have died.
     fn filled_bytes(&self) -> u32 {
         self.checksum.get()
     }
@@ -116,8 +115,7 @@ impl Free {
             self.used.end += 1;
             (self.used.end - 1, false)
         } else {
-            // No extent is between the queues: only a thread that holds `writeback` discards or takes
-            // extents.
+            // None is between the queues: only a thread that holds `writeback` discards or takes extents.
             let clean = self.discarded.pop(extents).map(|extent| (extent, false));
             clean.or_else(|| Some((self.emptied.pop(extents)?, true)))?
         };
@@ -432,9 +430,7 @@ impl Log {
         out[end..].fill(0);
     }
 
-    /// Returns the packed object at the start of `bytes`, which were read from `place` in an extent of that
-    /// generation, and its own bytes; `scratch` is for those that were sealed. Returns `None` if it is not as
-    /// it was written.
+    /// As [`Log::find`], of any packed object, in an extent of that generation.
     pub(super) fn parse<'a>(
         &self,
         bytes: &'a [u8],
@@ -478,22 +474,19 @@ impl Log {
         }
     }
 
-    /// Takes a free extent to fill, and holds it for the caller. Returns `None` if too few are free for that
-    /// purpose.
+    /// Takes a free extent to fill, and holds it; `None` if too few are free for that purpose.
     pub(super) fn take(&self, purpose: Purpose) -> Option<u32> {
         loop {
             let extent = self.take_any(purpose)?;
             let of = &self.extents[extent as usize];
-            // Its next generation would be its first one again, with the same nonces: it is never filled
-            // again.
+            // Its next generation would have the same nonces as its first one: it is never filled again.
             if self.seal.is_some() && of.generation.get() == u32::MAX {
                 continue;
             }
             of.link.set(0);
             of.generation.set(of.generation.get().wrapping_add(1));
             if self.layout == WritebackLayout::Packed {
-                // Moved objects are counted one by one: what a flush leaves unused would be moved again and
-                // again.
+                // Those are counted one by one: what a flush leaves unused would be moved again and again.
                 let is_counted = purpose == Purpose::Moved && !self.written_once;
                 of.set_filled_bytes(if is_counted { 0 } else { self.usable_bytes(self.extent_bytes) });
             }

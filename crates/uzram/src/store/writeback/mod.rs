@@ -261,8 +261,7 @@ impl Store {
         !allowance.limit().enabled && allowance.budget_left_bytes().is_none() && taken_bytes() <= usable_bytes
     }
 
-    /// Prefetches slots, LRU nodes and objects of the next pages, which are cold. `page(n)` returns the page
-    /// `n` ahead.
+    /// Prefetches slots, LRU nodes and objects of the next pages. `page(n)` returns the page `n` ahead.
     #[inline]
     pub(super) fn prefetch_object(&self, page: impl Fn(usize) -> Option<PageNo>) {
         if let Some(page) = page(2 * AHEAD) {

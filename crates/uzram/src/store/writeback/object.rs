@@ -49,8 +49,7 @@ impl Object {
         header
     }
 
-    /// Returns the object at the start of `bytes`, in an extent of that generation, and its own bytes.
-    /// Returns `None` if there is no object, or it is not as it was written.
+    /// Returns the object at the start of `bytes`, and its own bytes, if it is there as it was written.
     pub(super) fn parse(bytes: &[u8], generation: u32) -> Option<(Object, &[u8])> {
         let (header, rest) = bytes.split_first_chunk::<HEADER_BYTES>()?;
         let word =

@@ -106,8 +106,7 @@ impl Completion for Finished {
 }
 
 impl BackingDevice {
-    /// Creates the backing device of a store, with all of its space free, and with this limit and number of
-    /// writes in flight.
+    /// Creates the backing device of a store, with all of its space free.
     pub(in crate::store) fn new(
         options: &BackingOptions,
         limit: WritebackLimit,
@@ -159,8 +158,7 @@ impl BackingDevice {
     }
 }
 
-/// Where objects are sealed, a thread of its own does that while the next buffers are filled, which takes
-/// longer.
+/// Where objects are sealed, a thread of its own does that, as it takes longer than filling a buffer.
 fn start_of(log: &Log) -> Result<Start> {
     let backing = Arc::clone(&log.backing);
     #[cfg(not(loom))]
@@ -189,8 +187,7 @@ pub(in crate::store) struct Outcome {
     /// Pages that were written, or should have been, and stayed in memory.
     pub(in crate::store) kept: u64,
     pub(in crate::store) error: Option<Error>,
-    /// Why the device did not answer when an extent was to be cleaned: there may be no room only because of
-    /// that.
+    /// Why the device did not answer when an extent was to be cleaned: there may be no room because of that.
     pub(in crate::store) unanswered: Option<Error>,
 }
 
@@ -216,8 +213,7 @@ impl<'a> Pass<'a> {
         self.writer.is_contended()
     }
 
-    /// Returns the bytes of objects in memory that will be freed when the pending writes end, if their pages
-    /// stay unused.
+    /// Returns the bytes of objects that will be freed when the pending writes end.
     pub(in crate::store) fn pending_bytes(&self) -> u64 {
         self.pending_bytes
     }

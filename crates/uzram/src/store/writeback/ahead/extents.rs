@@ -84,8 +84,7 @@ impl Extents {
         Some(window)
     }
 
-    /// Notes that a page was read from an extent. Returns the step to the pages that are read next, if there
-    /// is a trend and the last read was from another extent.
+    /// Notes that a page was read. Returns the step to the next ones, on a trend that entered another extent.
     pub(in super::super) fn note(&self, page: PageNo, extent: u32) -> Option<i64> {
         let mut zone = self.zone(page).lock();
         zone.trend.note(page.number());
@@ -97,8 +96,7 @@ impl Extents {
         step
     }
 
-    /// Returns a buffer to read an extent for `page`; `None` if it is there or on its way, or there is no
-    /// memory for it.
+    /// Returns a buffer to read an extent; `None` if it is there or on its way, or there is no memory.
     pub(in super::super) fn make_room(&self, page: PageNo, extent: u32, filling: Filling) -> Option<Buffer> {
         let mut wasted = None;
         let buffer = {

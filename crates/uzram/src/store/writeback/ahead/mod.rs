@@ -29,8 +29,7 @@ pub(super) struct Window {
 }
 
 impl Window {
-    /// Returns the checksum and the bytes of the object of a page, if the window has it as it was written;
-    /// `scratch` is for those that were sealed.
+    /// As [`Log::find`], if the window has the object.
     pub(super) fn find<'a>(
         &'a self,
         log: &Log,
@@ -69,8 +68,7 @@ impl ReadAhead {
         }
     }
 
-    /// Returns bytes that may have the object of a page that is read, and if there are none, how many to read
-    /// from its place on, which may be fewer than the object has.
+    /// Returns bytes that may have an object, or else how many to read from its place on at least.
     pub(super) fn find(&self, log: &Log, object: Placed) -> (Option<Arc<Window>>, usize) {
         let Placed { page, backed: Backed { place, .. }, filling } = object;
         match self {
@@ -121,8 +119,7 @@ impl Streams {
         }
     }
 
-    /// Notes that `page` was read at `place`, from `window`, and that the next one is expected at
-    /// `next_place`.
+    /// Notes that `page` was read at `place`, from `window`, and the place of the next one.
     pub(super) fn note(&self, page: PageNo, place: u64, next_place: u64, window: Arc<Window>) {
         let stream = match self.expecting(page, place) {
             Some(stream) => {
