@@ -9,7 +9,7 @@ use crate::base::units::PAGE_SIZE;
 pub(crate) struct Memory(Mutex<Vec<u8>>);
 
 impl Memory {
-    pub(crate) fn new(len_bytes: u64) -> Backing {
+    pub(crate) fn backing(len_bytes: u64) -> Backing {
         Backing::Blocks(Arc::new(Memory(Mutex::new(vec![0; len_bytes as usize]))))
     }
 }

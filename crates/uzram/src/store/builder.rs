@@ -73,7 +73,7 @@ impl StoreBuilder {
             algorithm: Algorithm::default(),
             recompression: [const { None }; MAX_RECOMPRESSION],
             chain_size: DEFAULT_CHAIN_SIZE,
-            designs: Designs::default(),
+            designs: Default::default(),
             lru: true,
             lru_pagevec_pages: lru::DEFAULT_PAGEVEC_PAGES,
             checksum: false,

@@ -51,7 +51,7 @@ struct Model {
 impl Model {
     /// Writes each page once.
     fn new(len_bytes: u64, pages: u64, seed: u64, makes: fn(u64) -> Page) -> Model {
-        let store = store_on(Memory::new(len_bytes), PACKED, config(pages));
+        let store = store_on(Memory::backing(len_bytes), PACKED, config(pages));
         write(&store, 0..pages, makes);
         let versions = vec![0; pages as usize];
         Model { store, seed, random: Random::new(seed), versions, makes, died_bytes: 0, flushes: 0 }
@@ -183,7 +183,7 @@ fn a_full_device_of_blocks_or_objects_goes_on_when_pages_are_gone() {
     const PAGES: u64 = 400;
     let checked = StoreBuilder { checksum: true, ..config(PAGES) };
     for store in [
-        store_on(Memory::new(1 << 20), LAYOUTS[1], checked),
+        store_on(Memory::backing(1 << 20), LAYOUTS[1], checked),
         store_on(Shared::new(1 << 20).tier(), PACKED, config(PAGES)),
     ] {
         write(&store, 0..PAGES, incompressible);
@@ -205,7 +205,7 @@ fn a_full_device_of_blocks_or_objects_goes_on_when_pages_are_gone() {
 fn a_policy_rests_while_the_device_is_full() {
     const PAGES: u64 = 4000;
     let limited = StoreBuilder { limit_pages: 512, ..config(PAGES) };
-    let store = store_on(Memory::new(4 << 20), PACKED, limited);
+    let store = store_on(Memory::backing(4 << 20), PACKED, limited);
     let _policy = policy(&store);
     let write = |page: u64, version: u64| {
         store.write(PageNo::from_number(page), &incompressible(page + version * PAGES))

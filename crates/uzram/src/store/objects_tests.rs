@@ -24,12 +24,14 @@ const OBJECT_BYTES: usize = 64 << 10;
 const HOME_MASK: u32 = 0xff << 24;
 const TIER_BYTES: u64 = 8 << 20;
 
+/// Homes and bytes, by extent and generation.
+type Map = BTreeMap<(u32, u32), (u32, Vec<u8>)>;
+
 /// Objects in memory, by extent and filling. Changing one, and writing to one that exists, is a defect.
 struct Held {
     len_bytes: u64,
     seal: Option<Arc<dyn Seal>>,
-    /// Homes and bytes, by extent and generation.
-    held: Mutex<BTreeMap<(u32, u32), (u32, Vec<u8>)>>,
+    held: Mutex<Map>,
     /// Changes the homes of all extents: those that have older ones are in danger.
     placement: Counter,
     /// Not 0 while nothing is read or written.

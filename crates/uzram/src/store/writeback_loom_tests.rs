@@ -11,7 +11,7 @@ use crate::base::units::{PAGE_SIZE, PageNo};
 const BLOCKS: u64 = 2;
 
 fn store(pages: u64) -> Arc<Store> {
-    let backing = Memory::new(BLOCKS * PAGE_SIZE as u64).into();
+    let backing = Memory::backing(BLOCKS * PAGE_SIZE as u64).into();
     let backing = BackingOptions { backing, layout: WritebackLayout::Blocks, compressed: true };
     Arc::new(Store::new(&StoreBuilder { backing: Some(backing), ..config(pages) }).expect("store"))
 }
