@@ -29,7 +29,7 @@ mod threads;
 mod tiers;
 
 #[cfg(test)]
-mod memory;
+mod test_memory;
 #[cfg(all(test, not(loom)))]
 mod tests;
 
@@ -46,7 +46,7 @@ pub use tiers::{MAX_TIERS, Tiers};
 #[cfg(all(test, not(loom)))]
 pub(crate) use file::PanicPoint;
 #[cfg(test)]
-pub(crate) use memory::Memory;
+pub(crate) use test_memory::Memory;
 
 use std::mem::ManuallyDrop;
 use std::ops::{Deref, DerefMut};

@@ -35,7 +35,7 @@ pub use any::LruDesign;
 pub use batched::{Batched, Batching};
 pub use counts::LruStats;
 pub use design::{Claimed, Lists, LockedLists, LruLocks};
-pub use node::List;
+pub use node::{List, NODE_BYTES};
 pub use pagevec::MAX_PAGEVEC_PAGES;
 #[cfg(feature = "designs")]
 pub use single_lock::SingleLock;
@@ -48,8 +48,6 @@ use counts::Counts;
 use node::{DEAD, LISTS, Nodes, OPEN, PROMOTED, Place, REFERENCED, SENTINEL, State};
 use pagevec::Pagevec;
 
-/// Bytes of a node: the fixed cost of a page.
-pub const NODE_BYTES: usize = 12;
 /// The most pages of an LRU: two numbers are the lists' heads.
 pub const MAX_PAGES: u64 = (1 << u32::BITS) - 2;
 /// The default size of a pagevec: a batch.

@@ -148,7 +148,9 @@ struct Node {
 unsafe impl Entry for Node {}
 
 #[cfg(not(loom))]
-const _: () = assert!(size_of::<Node>() == super::NODE_BYTES);
+/// Bytes of a node: the fixed cost of a page.
+pub const NODE_BYTES: usize = 12;
+const _: () = assert!(size_of::<Node>() == NODE_BYTES);
 
 /// The nodes of all pages, followed by the heads of the lists, which are circular.
 ///

@@ -76,7 +76,7 @@ mod writeback_tests;
 
 use crate::base::cpu::PerCpu;
 use crate::base::error::Result;
-pub use crate::base::mem::MAX_BATCH_PAGES;
+pub use crate::base::mem::{Account, CHUNK_PAGES, MAX_BATCH_PAGES};
 use crate::base::mem::{Arena, Region};
 use crate::base::sync::{Arc, Counter};
 pub use crate::base::units::PageNo;
@@ -242,8 +242,9 @@ impl Store {
         for (place, algorithm) in recompression.iter_mut().zip(&builder.recompression) {
             *place = algorithm.as_ref().map(codec).transpose()?;
         }
+        let tables = [regions.extents, regions.allowance];
         let backing = builder.backing.as_ref().map(|options| {
-            BackingDevice::new(options, builder.writeback_limit, builder.writeback_batch, regions)
+            BackingDevice::new(options, builder.writeback_limit, builder.writeback_batch, tables)
                 .map(Box::new)
         });
         Ok(Store {
@@ -252,7 +253,7 @@ impl Store {
             #[cfg(not(loom))]
             _refiller: None,
             #[cfg(not(loom))]
-            live_settings: memory.map(survive::LiveSettings::new).transpose()?,
+            live_settings: memory.map(survive::Memory::live_settings).transpose()?,
             slots: Slots::new_in(regions.slots, builder.pages)?,
             codec: primary,
             recompression,
@@ -327,5 +328,75 @@ impl Store {
     /// Returns the number of pages.
     pub fn pages(&self) -> u64 {
         self.slots.pages()
+    }
+}
+
+impl Store {
+    /// Returns the current statistics.
+    pub fn stats(&self) -> StoreStats {
+        let arena = &self.arena;
+        StoreStats {
+            pool_pages: self.pool.pages_used(),
+            pool_pages_max: arena.used_pages_max(Account::Pool),
+            slab_pages: arena.used_pages(Account::Slab),
+            charged_pages: arena.charged_pages(),
+            chunk_pages: arena.chunks_held() * u64::from(CHUNK_PAGES),
+            limit_pages: arena.limit_pages(),
+            reserve_pages: arena.reserve_pages(),
+            reserve_free_pages: arena.reserve_free_pages(),
+            pages_compacted: self.pool.pages_compacted(),
+            corrupted: self.pool.corrupted(),
+            stream_sleeps: self.codec.sleeps()
+                + self.recompression.iter().flatten().map(Codec::sleeps).sum::<u64>(),
+            ..Share::sum(self.counters.iter())
+        }
+    }
+
+    /// Returns [`StoreStats::charged_pages`] alone, at next to no cost.
+    pub fn charged_pages(&self) -> u64 {
+        self.arena.charged_pages()
+    }
+
+    /// Returns the statistics of each size class.
+    pub fn class_stats(&self) -> Vec<crate::zsmalloc::ClassStat> {
+        self.pool.class_stats()
+    }
+
+    /// Returns the statistics of the LRU; all 0 without one.
+    pub fn lru_stats(&self) -> crate::lru::LruStats {
+        self.lru.as_ref().map(StoreLru::stats).unwrap_or_default()
+    }
+
+    /// Returns the maximum memory of slot table, LRU, streams, dictionary and counters, whatever is stored.
+    pub fn fixed_bytes(&self) -> usize {
+        let lru_bytes = self.lru.as_ref().map_or(0, StoreLru::max_bytes);
+        let backing_bytes = self.backing.as_ref().map_or(0, |backing| backing.max_bytes());
+        self.slots.max_bytes()
+            + lru_bytes
+            + backing_bytes
+            + self.stream_bytes.get() as usize
+            + self.counters.bytes()
+            + self.arena.reserve_table_bytes()
+    }
+
+    /// Returns how much of [`Store::fixed_bytes`] is in memory now, plus the tables that grow with the pool.
+    #[cfg(not(loom))]
+    pub fn table_resident_bytes(&self) -> usize {
+        // Whole pages are resident, and the last one may be used in part.
+        let unused_by_lru = |lru: &StoreLru| lru.max_bytes().saturating_sub(lru.resident_bytes());
+        let unused = self.slots.max_bytes().saturating_sub(self.slots.resident_bytes())
+            + self.lru.as_ref().map_or(0, unused_by_lru);
+        self.fixed_bytes() - unused + self.pool.table_resident_bytes() + self.arena.table_resident_bytes()
+    }
+
+    /// Resets [`StoreStats::pool_pages_max`] to the current value.
+    pub fn reset_pool_max(&self) {
+        self.arena.reset_used_max(Account::Pool);
+    }
+
+    /// Counts a request that failed before it reached any page.
+    pub(crate) fn count_failure(&self, is_write: bool) {
+        let share = self.counters.local();
+        if is_write { &share.failed_writes } else { &share.failed_reads }.add(1);
     }
 }

@@ -3,15 +3,9 @@
 use crate::base::counters::per_cpu_counters;
 use crate::base::error::{Error, ErrorKind, Result};
 use crate::base::failures;
-use crate::base::mem::{Account, CHUNK_PAGES};
 use crate::base::units::PAGE_SIZE;
-use crate::lru;
-use crate::zsmalloc::ClassStat;
 
-use super::Store;
-use super::designs::StoreLru;
 use super::slot::Contents;
-use super::stream::Codec;
 
 per_cpu_counters! {
     /// Statistics of a store. Pages are of 4096 bytes.
@@ -72,76 +66,6 @@ per_cpu_counters! {
     notify_free,
     /// Pages made smaller by recompression so far.
     pages_recompressed,
-}
-
-impl Store {
-    /// Returns the current statistics.
-    pub fn stats(&self) -> StoreStats {
-        let arena = &self.arena;
-        StoreStats {
-            pool_pages: self.pool.pages_used(),
-            pool_pages_max: arena.used_pages_max(Account::Pool),
-            slab_pages: arena.used_pages(Account::Slab),
-            charged_pages: arena.charged_pages(),
-            chunk_pages: arena.chunks_held() * u64::from(CHUNK_PAGES),
-            limit_pages: arena.limit_pages(),
-            reserve_pages: arena.reserve_pages(),
-            reserve_free_pages: arena.reserve_free_pages(),
-            pages_compacted: self.pool.pages_compacted(),
-            corrupted: self.pool.corrupted(),
-            stream_sleeps: self.codec.sleeps()
-                + self.recompression.iter().flatten().map(Codec::sleeps).sum::<u64>(),
-            ..Share::sum(self.counters.iter())
-        }
-    }
-
-    /// Returns [`StoreStats::charged_pages`] alone, at next to no cost.
-    pub fn charged_pages(&self) -> u64 {
-        self.arena.charged_pages()
-    }
-
-    /// Returns the statistics of each size class.
-    pub fn class_stats(&self) -> Vec<ClassStat> {
-        self.pool.class_stats()
-    }
-
-    /// Returns the statistics of the LRU; all 0 without one.
-    pub fn lru_stats(&self) -> lru::LruStats {
-        self.lru.as_ref().map(StoreLru::stats).unwrap_or_default()
-    }
-
-    /// Returns the maximum memory of slot table, LRU, streams, dictionary and counters, whatever is stored.
-    pub fn fixed_bytes(&self) -> usize {
-        let lru_bytes = self.lru.as_ref().map_or(0, StoreLru::max_bytes);
-        let backing_bytes = self.backing.as_ref().map_or(0, |backing| backing.max_bytes());
-        self.slots.max_bytes()
-            + lru_bytes
-            + backing_bytes
-            + self.stream_bytes.get() as usize
-            + self.counters.bytes()
-            + self.arena.reserve_table_bytes()
-    }
-
-    /// Returns how much of [`Store::fixed_bytes`] is in memory now, plus the tables that grow with the pool.
-    #[cfg(not(loom))]
-    pub fn table_resident_bytes(&self) -> usize {
-        // Whole pages are resident, and the last one may be used in part.
-        let unused_by_lru = |lru: &StoreLru| lru.max_bytes().saturating_sub(lru.resident_bytes());
-        let unused = self.slots.max_bytes().saturating_sub(self.slots.resident_bytes())
-            + self.lru.as_ref().map_or(0, unused_by_lru);
-        self.fixed_bytes() - unused + self.pool.table_resident_bytes() + self.arena.table_resident_bytes()
-    }
-
-    /// Resets [`StoreStats::pool_pages_max`] to the current value.
-    pub fn reset_pool_max(&self) {
-        self.arena.reset_used_max(Account::Pool);
-    }
-
-    /// Counts a request that failed before it reached any page.
-    pub(crate) fn count_failure(&self, is_write: bool) {
-        let share = self.counters.local();
-        if is_write { &share.failed_writes } else { &share.failed_reads }.add(1);
-    }
 }
 
 impl Share {

@@ -28,7 +28,20 @@ fn rust_files(dir: &Path) -> Vec<PathBuf> {
 fn code(file: &Path) -> String {
     let text = fs::read_to_string(file).unwrap();
     let lines = text.lines().filter(|line| !line.trim_start().starts_with("//"));
-    without_tests(&lines.flat_map(|line| [line, "\n"]).collect::<String>())
+    // In a module inside the file `super` is the file.
+    let mut is_inside = false;
+    let lines = lines.map(|line| {
+        is_inside =
+            if line.ends_with(" {") && line.contains("mod ") { true } else { is_inside && line != "}" };
+        if is_inside {
+            line.replace("super::super", "crate_").replace("super::", "self::").replace("crate_", "super")
+        } else {
+            line.to_owned()
+        }
+    });
+    without_tests(
+        &lines.flat_map(|line| [line, "\n".to_owned()]).collect::<String>().replace("(in crate::", "(in "),
+    )
 }
 
 /// Returns code without test items.

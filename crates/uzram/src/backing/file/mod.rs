@@ -13,7 +13,7 @@ mod open;
 mod uring;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use rustix::fs::FallocateFlags;
 
@@ -22,7 +22,8 @@ use super::{Blocks, Buffer, Direction, SETTING, Started, Transfer};
 use crate::base::error::{Error, Result};
 use crate::base::sync::Arc;
 use engine::Target;
-use open::Opened;
+use open::{DEFAULT_QUEUE_DEPTH, Opened};
+pub use open::{Engine, FileOptions};
 use uring::Uring;
 
 #[cfg(test)]
@@ -31,53 +32,8 @@ pub use mark::{MARK_BYTES, Mark};
 
 /// The maximum queue depth of a backing.
 pub const MAX_QUEUE_DEPTH: usize = 1024;
-const DEFAULT_QUEUE_DEPTH: usize = 64;
 /// The maximum number of threads of a backing.
 const MAX_THREADS: usize = 4;
-
-/// The engine that carries out transfers.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Engine {
-    /// [`Engine::Uring`] where the system permits it, else [`Engine::Threads`].
-    #[default]
-    Auto,
-    /// io_uring, from Linux 5.10 on. Containers often forbid it.
-    Uring,
-    /// A few threads that read and write.
-    Threads,
-}
-
-/// Which file to open, and how.
-#[derive(Clone, Debug)]
-pub struct FileOptions {
-    /// A regular file, which may be created, or a block device.
-    pub path: PathBuf,
-    /// How many bytes to use after the header; `None` for all that exist. With a size, a missing file is
-    /// created, a shorter file is extended, and a longer file keeps its length.
-    pub size_bytes: Option<u64>,
-    /// The engine.
-    pub engine: Engine,
-    /// The maximum number of transfers in flight, up to [`MAX_QUEUE_DEPTH`]. Others wait.
-    pub queue_depth: usize,
-    /// Whether to bypass the page cache (O_DIRECT) if the file system supports that.
-    pub direct: bool,
-    /// Whether to overwrite a file or device that holds other data.
-    pub force: bool,
-}
-
-impl FileOptions {
-    /// Creates options to use all of the file at `path`, bypassing the page cache.
-    pub fn new(path: impl Into<PathBuf>) -> Self {
-        FileOptions {
-            path: path.into(),
-            size_bytes: None,
-            engine: Engine::Auto,
-            queue_depth: DEFAULT_QUEUE_DEPTH,
-            direct: true,
-            force: false,
-        }
-    }
-}
 
 /// [`Blocks`] on a file or block device, which it locks: opening the same file again is refused.
 pub struct FileBacking {

@@ -9,12 +9,11 @@
 //! back.
 
 use std::os::fd::OwnedFd;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use rustix::fs::{AtFlags, FallocateFlags, FileType, FlockOperation, Mode, OFlags, StatxFlags};
 use rustix::io::Errno;
 
-use super::FileOptions;
 use super::claim::{self, Contents};
 use super::engine::Target;
 use super::mark::{MARK_BYTES, Mark};
@@ -25,6 +24,52 @@ use crate::base::file_size::check_file_size;
 use crate::base::sync::Stamp;
 use crate::base::trusted_path::{Place, Refused};
 use crate::base::units::{PAGE_SIZE, format_size};
+
+pub(super) const DEFAULT_QUEUE_DEPTH: usize = 64;
+
+/// The engine that carries out transfers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Engine {
+    /// [`Engine::Uring`] where the system permits it, else [`Engine::Threads`].
+    #[default]
+    Auto,
+    /// io_uring, from Linux 5.10 on. Containers often forbid it.
+    Uring,
+    /// A few threads that read and write.
+    Threads,
+}
+
+/// Which file to open, and how.
+#[derive(Clone, Debug)]
+pub struct FileOptions {
+    /// A regular file, which may be created, or a block device.
+    pub path: PathBuf,
+    /// How many bytes to use after the header; `None` for all that exist. With a size, a missing file is
+    /// created, a shorter file is extended, and a longer file keeps its length.
+    pub size_bytes: Option<u64>,
+    /// The engine.
+    pub engine: Engine,
+    /// The maximum number of transfers in flight, up to [`MAX_QUEUE_DEPTH`](super::MAX_QUEUE_DEPTH). Others wait.
+    pub queue_depth: usize,
+    /// Whether to bypass the page cache (O_DIRECT) if the file system supports that.
+    pub direct: bool,
+    /// Whether to overwrite a file or device that holds other data.
+    pub force: bool,
+}
+
+impl FileOptions {
+    /// Creates options to use all of the file at `path`, bypassing the page cache.
+    pub fn new(path: impl Into<PathBuf>) -> Self {
+        FileOptions {
+            path: path.into(),
+            size_bytes: None,
+            engine: Engine::Auto,
+            queue_depth: DEFAULT_QUEUE_DEPTH,
+            direct: true,
+            force: false,
+        }
+    }
+}
 
 /// The range of O_DIRECT block sizes that are used; with any other the page cache is used.
 const BLOCK_BYTES: std::ops::RangeInclusive<usize> = 512..=64 << 10;

@@ -1,9 +1,9 @@
 //! Charging pages to accounts, and the limit. Lock-free: atomic counts and the pages' resident bits.
 
 use super::runs::{group_of, mask};
-use super::{Account, Arena};
+use super::{Account, Arena, Usage};
 use crate::base::error::{Error, ErrorKind};
-use crate::base::sync::{Counter, Ordering};
+use crate::base::sync::Ordering;
 
 /// No page could be charged: the limit is reached. [`Arena::release_free`] may help.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -13,20 +13,6 @@ impl From<Full> for Error {
     fn from(_: Full) -> Self {
         Error::new(ErrorKind::NoSpace, "the device's memory limit is reached").with_setting("mem_limit")
     }
-}
-
-#[derive(Default)]
-pub(super) struct Usages {
-    /// The number of set bits in `resident`.
-    pub(super) charged_pages: Counter,
-    pool: Usage,
-    slab: Usage,
-}
-
-#[derive(Default)]
-pub(super) struct Usage {
-    pub(super) pages: Counter,
-    pages_max: Counter,
 }
 
 impl Arena {

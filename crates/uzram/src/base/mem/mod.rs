@@ -74,7 +74,6 @@ use super::sync::{AtomicU64, Counter, Mutex, Ordering, classes};
 use super::units::{PAGE_SHIFT, PAGE_SIZE, bytes_to_pages};
 use std::thread::Thread;
 
-use charge::Usages;
 pub(crate) use map::{Access, Mapping};
 #[cfg(all(test, not(loom)))]
 pub(crate) use map::{HOST_PAGE_BYTES, with_host_pages_of};
@@ -100,6 +99,20 @@ pub struct Run {
     pub page: u32,
     /// The number of its pages, 1..=16.
     pub pages: u8,
+}
+
+#[derive(Default)]
+struct Usages {
+    /// The number of set bits in `resident`.
+    charged_pages: Counter,
+    pool: Usage,
+    slab: Usage,
+}
+
+#[derive(Default)]
+struct Usage {
+    pages: Counter,
+    pages_max: Counter,
 }
 
 /// See the [module's documentation](self).

@@ -44,7 +44,7 @@ const ALIGN_BYTES: u64 = 2 << 20;
 /// The file and its parts.
 pub(in crate::store) struct Memory {
     pub(in crate::store) file: Arc<MemoryFile>,
-    pub(in crate::store) live_settings: Region,
+    live_settings: Region,
     pub(in crate::store) holds_store: bool,
     pub(in crate::store) progress: Box<Progress>,
     slots: Region,
@@ -91,8 +91,12 @@ impl Memory {
         superblock[3] = settings.len() as u64;
         superblock[4] = u64::from(crc32fast::hash(&settings));
         superblock[5..10].copy_from_slice(&lengths.0);
-        superblock[CHECKSUM] = checksum_but(CHECKSUM, &superblock);
+        superblock[CHECKSUM] = settings::checksum_but(CHECKSUM, &superblock);
         Memory::of(file, &lengths, superblock, false)
+    }
+
+    pub(in crate::store) fn live_settings(&self) -> Result<settings::LiveSettings> {
+        settings::LiveSettings::new(&self.file, &self.live_settings)
     }
 
     pub(in crate::store) fn regions(&self) -> Regions<'_> {
@@ -138,7 +142,7 @@ impl Memory {
         }
         let damaged = |what| Error::new(ErrorKind::Corrupt, format!("the store's {what} is damaged"));
         let settings_bytes = superblock[3];
-        if superblock[CHECKSUM] != checksum_but(CHECKSUM, &superblock)
+        if superblock[CHECKSUM] != settings::checksum_but(CHECKSUM, &superblock)
             || settings_bytes > REGIONS_AT - SETTINGS_AT
         {
             return Err(damaged("superblock"));
@@ -156,7 +160,7 @@ impl Memory {
             ));
         }
         let memory = Memory::of(file, &lengths, superblock, true)?;
-        settings::LiveSettings::new(&memory)?.read_into(&mut builder);
+        memory.live_settings()?.read_into(&mut builder);
         Ok((memory, builder))
     }
 
@@ -187,13 +191,6 @@ impl Memory {
             file,
         })
     }
-}
-
-/// Returns the checksum of words, with the one at `at` as 0: that is where the checksum is kept.
-pub(super) fn checksum_but<const N: usize>(at: usize, words: &[u64; N]) -> u64 {
-    let mut words = *words;
-    words[at] = 0;
-    u64::from(crc32fast::hash(&words.map(u64::to_le_bytes).concat()))
 }
 
 impl MemoryFile {

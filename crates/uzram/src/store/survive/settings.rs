@@ -7,12 +7,11 @@ use std::str::FromStr;
 
 use crate::backing::Tiers;
 use crate::base::error::{Error, ErrorKind, Result};
-use crate::base::mem::{MemoryFile, Table};
+use crate::base::mem::{MemoryFile, Region, Table};
 use crate::base::sync::{Arc, AtomicU64, Mutex, Ordering, classes};
 use crate::codec::{Algorithm, Dictionary, Kind};
 
 use super::super::{BackingOptions, Designs, StoreBuilder};
-use super::layout::{Memory, checksum_but};
 
 /// The longest name, path or dictionary that is accepted.
 const MAX_BYTES: u64 = 2 << 20;
@@ -165,10 +164,10 @@ pub(in crate::store) struct LiveSettings {
 }
 
 impl LiveSettings {
-    pub(in crate::store) fn new(memory: &Memory) -> Result<Self> {
+    pub(super) fn new(file: &Arc<MemoryFile>, region: &Region) -> Result<Self> {
         Ok(LiveSettings {
-            words: Table::new_in(Some(&memory.live_settings), 2 * COPY)?,
-            file: Arc::clone(&memory.file),
+            words: Table::new_in(Some(region), 2 * COPY)?,
+            file: Arc::clone(file),
             writer: Mutex::new(&classes::LIVE_SETTINGS, ()),
         })
     }
@@ -231,4 +230,11 @@ fn for_each_live(builder: &mut StoreBuilder, mut word: impl FnMut(u64) -> u64) {
     limit.enabled = word(limit.enabled.into()) != 0;
     limit.left = word(limit.left);
     builder.writeback_batch = Some(word(builder.writeback_batch.unwrap_or(0))).filter(|batch| *batch > 0);
+}
+
+/// Returns the checksum of words, with the one at `at` as 0: that is where the checksum is kept.
+pub(super) fn checksum_but<const N: usize>(at: usize, words: &[u64; N]) -> u64 {
+    let mut words = *words;
+    words[at] = 0;
+    u64::from(crc32fast::hash(&words.map(u64::to_le_bytes).concat()))
 }

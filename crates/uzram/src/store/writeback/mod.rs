@@ -10,6 +10,7 @@
 mod ahead;
 mod allowance;
 mod clean;
+mod device;
 mod log;
 mod object;
 mod read;
@@ -32,9 +33,10 @@ use crate::base::work::{Unit, Work};
 use super::recompress::Cursor;
 use super::slot::Tried;
 use super::{Candidates, Store};
+pub(super) use device::BackingDevice;
 pub(super) use log::Log;
 pub use state::BackingState;
-pub(super) use writer::{BackingDevice, Pass};
+pub(super) use writer::Pass;
 
 /// The layout of pages on a backing device. Parses from and prints as `packed` or `blocks`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
