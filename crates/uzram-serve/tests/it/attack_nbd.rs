@@ -68,25 +68,32 @@ fn filled(device: &Arc<Device>, len: usize) -> Vec<u8> {
 }
 
 #[test]
-fn long_replies_are_right_without_memory_for_them() {
-    const LEN: usize = 3 << 20;
-    for shared_bytes in [0, 1 << 20, 64 << 20] {
+fn long_replies_are_right_with_and_without_memory_for_them() {
+    // Around the sizes at which the way of replying changes, and the longest.
+    let long = [(0, 3 << 20), (1, 3 << 20), (4095, 2 << 20), (5000, 100_001), (0, 40_000)];
+    let edges = [(1, 252 << 10), (4095, (252 << 10) + 1), (4096, LONGEST), (12_345, LONGEST)];
+    for (shared_bytes, ranges) in [(0, &long[..]), (1 << 20, &long), (64 << 20, &long), (64 << 20, &edges)] {
         let disk = device("64M");
-        let data = filled(&disk, LEN);
+        let data = filled(&disk, LONGEST + 12_345);
         let server = TestServer::with(disk, |config| config.shared_bytes = shared_bytes);
         for headers in ALL_HEADERS {
             let mut client = server.ready_with(headers);
-            for (from, len) in [(0, LEN), (1, LEN - 1), (4095, 2 << 20), (5000, 100_001), (0, 40_000)] {
+            for (from, len) in ranges {
                 let df = if headers == Headers::Simple { 0 } else { command_flags::DF };
                 for flags in [0, df] {
-                    let reply = client.read(flags, from as u64, len as u32);
-                    assert!(reply.error == 0 && reply.data() == data[from..from + len]);
+                    let reply = client.read(flags, *from as u64, *len as u32);
+                    assert!(reply.error == 0 && reply.data() == data[*from..from + len]);
                     assert!(flags == 0 || reply.chunks.len() == 1);
+                    let mut next = if headers == Headers::Simple { 0 } else { *from as u64 };
+                    for (at, chunk) in &reply.chunks {
+                        assert_eq!(*at, next);
+                        next += chunk.len() as u64;
+                    }
                 }
             }
             // Errors that are known before the reply are reported normally.
             assert_ne!(client.read(0, 63 << 20, 2 << 20).error, 0);
-            assert_eq!(client.write(0, &data).error, 0);
+            assert_eq!(client.write(0, &data[..LONGEST]).error, 0);
         }
     }
 }

@@ -154,29 +154,6 @@ fn long_lengths_work_where_no_data_goes() {
     assert_eq!(client.read(0, 4096, 4096).data(), [0; 4096]);
 }
 
-/// Reads and writes of 32 MiB, and around the sizes at which the server's way of replying changes.
-#[test]
-fn long_requests_in_every_form() {
-    let server = TestServer::new("40M");
-    let mut random = Random::new(seed());
-    for (len, offset) in [(32 << 20, 4096), (32 << 20, 12_345), (252 << 10, 1), ((252 << 10) + 1, 4095)] {
-        let data = random.bytes(len);
-        let mut client = server.ready(true);
-        assert_eq!(client.write(offset, &data).error, 0);
-        let reply = client.read(0, offset, len as u32);
-        let mut expected = offset;
-        for (at, chunk) in &reply.chunks {
-            assert_eq!(*at, expected);
-            expected += chunk.len() as u64;
-        }
-        assert!(reply.data() == data, "fragmented");
-        let reply = client.read(command_flags::DF, offset, len as u32);
-        assert_eq!(reply.chunks.len(), 1);
-        assert!(reply.data() == data, "unfragmented");
-        assert!(server.ready(false).read(0, offset, len as u32).data() == data, "simple");
-    }
-}
-
 /// A full device replies ENOSPC with the engine's message, and the session goes on.
 #[test]
 fn a_full_device_names_the_setting() {
