@@ -48,16 +48,13 @@ impl From<Exit> for ExitCode {
 pub struct Failure {
     /// A one-line message, without the program's name; empty if nothing is to be reported.
     line: String,
-    /// The setting to change, if one would help.
     setting: Option<String>,
     exit: Exit,
 }
 
-/// The result of a command.
 pub type Result<T> = std::result::Result<T, Failure>;
 
 impl Failure {
-    /// Creates a failure with the message `line`.
     pub fn line(line: impl Into<String>) -> Self {
         Failure { line: line.into(), setting: None, exit: Exit::Failed }
     }
@@ -67,27 +64,22 @@ impl Failure {
         Failure::line(line).with_exit(Exit::Usage)
     }
 
-    /// Creates a failure to end with, of which nothing is reported.
     fn silent(exit: Exit) -> Self {
         Failure::line("").with_exit(exit)
     }
 
-    /// Returns the line that would be printed.
     pub fn into_line(self) -> String {
         self.line
     }
 
-    /// Returns the line that would be printed.
     pub fn message(&self) -> &str {
         &self.line
     }
 
-    /// Returns the exit status.
     pub const fn exit(&self) -> Exit {
         self.exit
     }
 
-    /// Returns whether there is something to report.
     pub fn is_reported(&self) -> bool {
         !self.line.is_empty()
     }
@@ -180,7 +172,6 @@ fn size_limit_hint(error: &io::Error) -> &'static str {
     }
 }
 
-/// Prints a command's result.
 pub fn print(text: &str) -> Result<()> {
     let mut stdout = io::stdout().lock();
     match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
@@ -193,7 +184,6 @@ pub fn print(text: &str) -> Result<()> {
 /// The exit status for an invalid command line, or an invalid file that it names.
 pub const USAGE_STATUS: u8 = Exit::Usage as u8;
 
-/// Parses this process's command line.
 pub fn parse<C: clap::Parser>() -> Result<C> {
     C::try_parse().map_err(|error| match error.kind() {
         ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {

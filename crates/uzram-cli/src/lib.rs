@@ -157,7 +157,7 @@ fn daemon_plan(words: &[std::ffi::OsString]) -> failure::Result<(config::plan::D
     let cli = Cli::try_parse_from(words).map_err(|error| failure::usage_failure(&error))?;
     output::set_json(cli.json);
     match cli.command {
-        Command::Up(args) => Ok((args.plan()?, args.log())),
+        Command::Up(args) => Ok((args.plan()?, args.log)),
         Command::Swap(args) => Ok((args.plan()?, live::LogLevel::Info)),
         _ => Err(Failure::line("this command line starts no daemon")),
     }
@@ -189,7 +189,6 @@ fn not_parsed(failure: Failure) -> Failure {
     }
 }
 
-/// Runs a command; returns the exit status.
 fn carry_out(cli: Cli) -> failure::Result<u8> {
     output::set_json(cli.json);
     match cli.command {

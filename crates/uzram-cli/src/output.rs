@@ -9,12 +9,10 @@ use crate::failure::{Context, Result, print};
 /// Whether this process prints JSON. Set before anything is printed; processes that it forks have the same.
 static JSON: AtomicBool = AtomicBool::new(false);
 
-/// Has this process print JSON, or text.
 pub fn set_json(is_json: bool) {
     JSON.store(is_json, Ordering::Relaxed);
 }
 
-/// Returns whether this process prints JSON.
 pub fn is_json() -> bool {
     JSON.load(Ordering::Relaxed)
 }
@@ -24,7 +22,6 @@ pub fn report<T: Serialize>(value: &T, text: impl FnOnce(&T) -> String) -> Resul
     print(&rendered(value, text)?)
 }
 
-/// Returns what [`report`] prints.
 pub fn rendered<T: Serialize>(value: &T, text: impl FnOnce(&T) -> String) -> Result<String> {
     if !is_json() {
         return Ok(text(value));

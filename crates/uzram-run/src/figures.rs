@@ -88,7 +88,6 @@ fn map(file: &OwnedFd) -> bool {
     mapped.is_ok()
 }
 
-/// Publishes figures.
 pub fn publish(stats: &MemoryStats) {
     let to = TEXT.load(Ordering::Relaxed);
     if to.is_null() {
@@ -100,7 +99,6 @@ pub fn publish(stats: &MemoryStats) {
     unsafe { to.copy_from_nonoverlapping(text.as_ptr(), text.len()) };
 }
 
-/// Returns the figures of this process.
 pub fn of(stats: &MemoryStats) -> Figures {
     let (limit_bytes, pager) = (LIMIT_BYTES.load(Ordering::Relaxed), &stats.pager);
     Figures {

@@ -13,15 +13,12 @@ use crate::figures;
 const PLAIN_BYTES: u64 = 16 << 20;
 const PLAIN_SHARE: u64 = 4;
 
-/// What is asked for.
 pub struct Asked {
     pub memory: Settings,
     pub limit_bytes: u64,
     /// Whether there is a spill file.
     pub spills: bool,
-    /// Whether each process prints all figures when it ends.
     pub stats: bool,
-    /// Whether what is printed at the end is JSON.
     pub json: bool,
     /// The process that `uzram run` has become.
     pub first_process: Option<u32>,

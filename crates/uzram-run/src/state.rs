@@ -18,7 +18,6 @@ pub struct Process {
     pub errors: AtomicI32,
     /// This process. A child of vfork(2) has another number, and this memory.
     pub id: AtomicU32,
-    /// Whether the line was printed.
     pub has_told: AtomicBool,
     has_warned: AtomicBool,
     /// Whether it was said that the limit is exceeded.
@@ -94,7 +93,6 @@ pub fn tell(fd: c_int, text: &str) {
 }
 
 impl Process {
-    /// Prints a line to standard error as it was at the start.
     pub fn tell(&self, text: &str) {
         tell(Some(self.errors.load(Ordering::Relaxed)).filter(|fd| *fd != NONE).unwrap_or(2), text);
     }

@@ -97,7 +97,6 @@ pub fn attachment_text(attachment: LoopAttachment) -> String {
     format!("{}:{}", attachment.number, attachment.diskseq)
 }
 
-/// `uzram attach`; prints the block device.
 pub fn attach(args: &AttachArgs) -> Result<()> {
     require_root()?;
     let daemon = Daemon::at(&args.runtime)?;
@@ -137,7 +136,6 @@ pub fn attach(args: &AttachArgs) -> Result<()> {
     })
 }
 
-/// Has the daemon record the attached device.
 fn record(daemon: &Daemon, name: &str, attachment: LoopAttachment) -> Result<()> {
     let path = format!("{}/attachment", device_path(name));
     let Err(failure) = daemon.ask("PUT", &path, Some(&json!(attachment))) else { return Ok(()) };
@@ -158,7 +156,6 @@ pub fn restore_page_cluster(dir: &Path) -> Result<()> {
     page_cluster::restore(dir).context(|| "cannot restore vm.page-cluster".to_owned())
 }
 
-/// Makes a block device a swap area, and activates it.
 fn swap_on(attachment: LoopAttachment, name: &str, priority: Option<u16>, discard: bool) -> Result<()> {
     let path = attachment.path();
     let failed = || format!("cannot swap to {}", path.display());
@@ -173,7 +170,6 @@ fn swap_on(attachment: LoopAttachment, name: &str, priority: Option<u16>, discar
         .context(failed)
 }
 
-/// `uzram detach`
 pub fn detach(args: &DetachArgs) -> Result<()> {
     require_root()?;
     let Some(name) = &args.name else { return clear_dead(&args.runtime.path()?) };
@@ -196,7 +192,6 @@ pub fn detach(args: &DetachArgs) -> Result<()> {
     devices.into_iter().try_for_each(|device| device.attachment.detach().context(failed))
 }
 
-/// Fails unless this process runs as root.
 pub fn require_root() -> Result<()> {
     if rustix::process::geteuid().is_root() {
         Ok(())
@@ -319,12 +314,10 @@ fn clear_dead(dir: &Path) -> Result<()> {
 /// What was done after a dead daemon.
 #[derive(Default, Serialize)]
 pub struct Cleared {
-    /// A sentence for each step.
     done: Vec<String>,
 }
 
 impl Cleared {
-    /// Returns a line for each step.
     pub fn text(&self) -> String {
         match self.done.as_slice() {
             [] => "nothing was left\n".to_owned(),
@@ -379,7 +372,6 @@ pub fn refuse_unrecorded(dir: &Path) -> Result<()> {
     )))
 }
 
-/// Ends every use of a dead daemon's block device, and frees it.
 fn clear_device(attachment: LoopAttachment, name: &str, done: &mut Vec<String>) -> Result<()> {
     let path = attachment.path();
     let shown = path.display();

@@ -36,7 +36,6 @@ fn parse_id(text: &str) -> std::result::Result<u64, &'static str> {
     text.parse().map_err(|_| "a client is named by its number: `uzram clients` lists them")
 }
 
-/// `uzram clients`
 pub fn clients(args: &ClientsArgs) -> Result<()> {
     let clients: ClientsJson = understand(Daemon::at(&args.runtime)?.ask("GET", "/v1/clients", None)?)?;
     report(&clients, |clients| table(&clients.clients, SystemTime::now()))
@@ -53,7 +52,6 @@ pub fn kick(args: &KickArgs) -> Result<()> {
     failures.into_iter().next().map_or(Ok(()), Err)
 }
 
-/// Formats one line for each client.
 fn table(clients: &[ClientJson], now: SystemTime) -> String {
     let mut text = format!(
         "{:>6} {:<12} {:>9} {:>10} {:>10} {:>10}  {:<24} LISTENER\n",
@@ -87,38 +85,5 @@ fn duration(seconds: u64) -> String {
         (0, 0, _) => format!("{minutes}m{}s", seconds % 60),
         (0, _, _) => format!("{hours}h{}m", minutes % 60),
         _ => format!("{days}d{}h", hours % 24),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_client_is_a_line() {
-        let client = ClientJson {
-            id: 7,
-            listener: "tcp:127.0.0.1:10809".to_owned(),
-            peer: "127.0.0.1:4711".to_owned(),
-            pid: None,
-            uid: None,
-            export: Some("zram0".to_owned()),
-            connected_at_s: 1000,
-            requests: 12,
-            read_bytes: 8192,
-            written_bytes: 0,
-        };
-        let silent = ClientJson { export: None, peer: "pid 1, uid 0".to_owned(), ..client.clone() };
-        let text = table(&[client, silent], UNIX_EPOCH + Duration::from_secs(1000 + 3 * 3600 + 120));
-        let lines: Vec<Vec<&str>> = text.lines().map(|line| line.split_whitespace().collect()).collect();
-        assert_eq!(lines.len(), 3);
-        assert_eq!(lines[1][..5], ["7", "zram0", "3h2m", "12", "8"]);
-        assert_eq!(lines[2][1], "-");
-    }
-
-    #[test]
-    fn a_duration_has_two_units_at_most() {
-        let told = [0, 59, 60, 3599, 3600, 86399, 86400, 90_000].map(duration);
-        assert_eq!(told, ["0s", "59s", "1m0s", "59m59s", "1h0m", "23h59m", "1d0h", "1d1h"]);
     }
 }

@@ -137,7 +137,6 @@ fn parse_setting(text: &str) -> std::result::Result<(String, String), String> {
     }
 }
 
-/// `uzram add`; prints the new device's URIs.
 pub fn add(args: &AddArgs) -> Result<()> {
     let settings = args.device.settings(false)?;
     let backing = settings.get("backing_dev");
@@ -159,7 +158,6 @@ pub fn add(args: &AddArgs) -> Result<()> {
     report(&device, |device| device.uris.iter().map(|uri| format!("{uri}\n")).collect())
 }
 
-/// `uzram remove`
 pub fn remove(args: &RemoveArgs) -> Result<()> {
     Daemon::at(&args.runtime)?
         .ask("DELETE", &device_path(&args.name), None)
@@ -167,7 +165,6 @@ pub fn remove(args: &RemoveArgs) -> Result<()> {
     Ok(())
 }
 
-/// `uzram list`
 pub fn list(args: &ListArgs) -> Result<()> {
     let all = programs::all();
     let answer = match Daemon::at(&args.runtime) {
@@ -188,7 +185,6 @@ pub fn list(args: &ListArgs) -> Result<()> {
     })
 }
 
-/// `uzram stat`
 pub fn stat(args: &StatArgs) -> Result<()> {
     let is_number = args.name.bytes().all(|byte| byte.is_ascii_digit());
     let id = args.name.parse().ok().filter(|_| is_number && args.attribute.is_none());
@@ -226,7 +222,6 @@ fn stat_device(args: &StatArgs, daemon: &Daemon) -> Result<()> {
     report(&json!({ "name": name, "value": value }), |_| text)
 }
 
-/// `uzram set`
 pub fn set(args: &SetArgs) -> Result<()> {
     let daemon = Daemon::at(&args.runtime)?;
     let works = |attribute: &str| Device::attributes().iter().any(|row| row.name == attribute && row.works());
@@ -278,7 +273,6 @@ fn progress_text(daemon: &Daemon, name: &str, attribute: &str) -> Option<String>
     })
 }
 
-/// `uzram reset`
 pub fn reset(args: &ResetArgs) -> Result<()> {
     let path = format!("{}/reset", device_path(&args.name));
     Daemon::at(&args.runtime)?
@@ -287,7 +281,6 @@ pub fn reset(args: &ResetArgs) -> Result<()> {
     Ok(())
 }
 
-/// `uzram reload`
 pub fn reload(args: &ReloadArgs) -> Result<()> {
     Daemon::at(&args.runtime)?
         .ask("POST", "/v1/reload", None)
@@ -295,7 +288,6 @@ pub fn reload(args: &ReloadArgs) -> Result<()> {
     Ok(())
 }
 
-/// `uzram down`
 pub fn down(args: &DownArgs) -> Result<()> {
     let daemon = Daemon::at(&args.runtime)?;
     if args.keep {
@@ -332,7 +324,6 @@ pub fn end(daemon: &Daemon, force: bool) -> Result<()> {
     }
 }
 
-/// Shortens a value to what a message should quote.
 fn shorten(value: &str) -> String {
     const MAX_CHARS: usize = 60;
     match value.char_indices().nth(MAX_CHARS) {

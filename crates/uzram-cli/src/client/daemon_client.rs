@@ -42,28 +42,23 @@ const PATIENCE: Duration = Duration::from_secs(15);
 const LISTENER_PATIENCE: Duration = Duration::from_secs(1);
 /// Pauses between two tries: the first; each is twice as long as the one before.
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
-/// The longest pause.
 const MAX_PAUSE: Duration = Duration::from_millis(200);
 /// What a failure says if the request may have been carried out before.
 const REPEATED: &str =
     " (asked again after the daemon's worker died: the first time may have been carried out)";
 
-/// Deserializes a response.
 pub fn understand<T: serde::de::DeserializeOwned>(value: Value) -> Result<T> {
     serde_json::from_value(value).context(|| "unexpected response from the daemon".to_owned())
 }
 
 /// The daemon of a runtime directory, running or not.
 pub struct Daemon {
-    /// The runtime directory.
     pub dir: PathBuf,
     socket: PathBuf,
-    /// Time-out for each read of a response.
     pub answer_timeout: Duration,
     patience: Duration,
 }
 
-/// A request to the control API.
 struct Request<'a> {
     method: &'a str,
     path: &'a str,
@@ -76,30 +71,23 @@ struct Work<'a> {
     meanwhile: &'a mut dyn FnMut(),
 }
 
-/// The outcome of connecting.
 enum Connected {
     To(UnixStream),
     /// No process listens on the socket.
     Refused,
-    /// There is no socket.
     Absent,
 }
 
-/// The outcome of sending a request once.
 enum Attempt {
     /// A response, or a failure that another try would not change.
     Final(Result<Value>),
     /// The connection ended before a whole response had come. The request may have been carried out.
     Cut,
-    /// As [`Connected::Refused`].
     Refused,
-    /// As [`Connected::Absent`].
     Absent,
 }
 
-/// Why a request has no response.
 enum Unanswered {
-    /// No daemon is running.
     Absent,
     /// The daemon ended after it had received the request.
     Ended,
@@ -132,13 +120,11 @@ impl Daemon {
         Daemon::in_dir(runtime.path()?)
     }
 
-    /// Returns the daemon of a runtime directory.
     pub fn in_dir(dir: PathBuf) -> Result<Daemon> {
         let socket = socket_path(&dir, CONTROL_SOCKET)?;
         Ok(Daemon { dir, socket, answer_timeout: ANSWER_TIMEOUT, patience: PATIENCE })
     }
 
-    /// Returns the daemon's description.
     pub fn about(&self) -> Result<About> {
         self.about_if_running()?.ok_or_else(|| self.absent())
     }
@@ -157,7 +143,6 @@ impl Daemon {
         }
     }
 
-    /// Returns the value of a device's attribute.
     pub fn attribute(&self, device: &str, attribute: &str) -> Result<String> {
         let answer = self.ask("GET", &attribute_path(device, attribute), None)?;
         understand(answer["text"].clone())
@@ -231,7 +216,6 @@ impl Daemon {
         }
     }
 
-    /// Sends a request once.
     fn attempt(&self, request: &Request<'_>, work: Option<&mut Work<'_>>) -> Attempt {
         let mut stream = match self.connect() {
             Ok(Connected::To(stream)) => stream,
@@ -293,7 +277,6 @@ impl Daemon {
         }
     }
 
-    /// Fails if a response is longer than any of a daemon.
     fn bounded(&self, bytes: Vec<u8>) -> Result<Vec<u8>> {
         if (bytes.len() as u64) < MAX_ANSWER_BYTES {
             return Ok(bytes);
@@ -392,12 +375,10 @@ impl Daemon {
     }
 }
 
-/// Returns the path of a device in the control API.
 pub fn device_path(name: &str) -> String {
     format!("/v1/devices/{}", encode_segment(name))
 }
 
-/// Returns the path of a device's attribute in the control API.
 pub fn attribute_path(name: &str, attribute: &str) -> String {
     format!("{}/attributes/{}", device_path(name), encode_segment(attribute))
 }

@@ -72,7 +72,6 @@ struct RecoveredDevice {
 }
 
 impl Recovered {
-    /// Returns a line for each device, or one for all of them.
     fn text(&self) -> String {
         if self.devices.is_empty() {
             return self.files.iter().map(|dir| format!("{}\n", dir.display())).collect();
@@ -86,7 +85,6 @@ impl Recovered {
     }
 }
 
-/// `uzram upgrade`
 pub fn upgrade(args: &UpgradeArgs) -> Result<()> {
     let daemon = Daemon::at(&args.runtime)?;
     let failed = |failure: Failure| failure.map_line(|line| format!("cannot upgrade: {line}"));
@@ -115,7 +113,6 @@ pub fn upgrade(args: &UpgradeArgs) -> Result<()> {
     }
 }
 
-/// Returns whether another process serves than before.
 fn has_changed(before: &SurvivalJson, now: &SurvivalJson) -> bool {
     now.worker_pid != before.worker_pid && now.take_overs > before.take_overs
 }
@@ -133,7 +130,6 @@ fn absolute(program: &Path) -> Result<String> {
     path.into_os_string().into_string().map_err(not_utf8)
 }
 
-/// `uzram recover`
 pub fn recover(args: &RecoverArgs) -> Result<()> {
     let daemon = Daemon::at(&args.runtime)?;
     let answer = daemon
@@ -149,18 +145,6 @@ pub fn recover(args: &RecoverArgs) -> Result<()> {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
-
-    #[test]
-    fn another_worker_that_took_over_is_an_upgrade() {
-        let state = |worker_pid, take_overs| SurvivalJson { worker_pid, take_overs, ..Default::default() };
-        let before = state(5, 1);
-        for (now, changed) in [((5, 1), false), ((6, 1), false), ((5, 2), false), ((6, 2), true)] {
-            assert_eq!(has_changed(&before, &state(now.0, now.1)), changed, "{now:?}");
-        }
-        let text = |last_outage_ms| upgraded_text(&Upgraded { worker_pid: 6, last_outage_ms });
-        assert_eq!(text(Some(2.04)), "upgraded: worker 6, outage 2.0 ms\n");
-        assert_eq!(text(None), "upgraded: worker 6\n");
-    }
 
     #[test]
     fn the_daemon_gets_an_absolute_path() {

@@ -37,7 +37,6 @@ struct SweepArgs {
     dry_run: bool,
 }
 
-/// Runs the command.
 pub fn run(args: &BackingArgs) -> Result<()> {
     let BackingCommand::Sweep(SweepArgs { address, dry_run }) = &args.command;
     let found = sweep(address, *dry_run)?;

@@ -82,7 +82,6 @@ impl Purpose {
 #[derive(Serialize)]
 struct Checked {
     checks: Vec<Finding>,
-    /// What was asked for.
     purposes: Vec<PurposeJson>,
 }
 
@@ -91,14 +90,12 @@ struct Checked {
 struct PurposeJson {
     purpose: Purpose,
     works: bool,
-    /// The features that it lacks.
     missing: Vec<&'static str>,
 }
 
 /// The result of one probe.
 #[derive(Serialize)]
 struct Finding {
-    /// The feature.
     name: &'static str,
     works: Works,
     /// What was tried, and its outcome.
@@ -150,7 +147,6 @@ impl Checked {
         self.checks.iter().map(line).collect()
     }
 
-    /// Returns why something does not work that was asked for.
     fn refused(&self) -> Option<String> {
         let because = |name: &&str| {
             let check = self.checks.iter().find(|check| check.name == *name)?;

@@ -83,7 +83,6 @@ fn parse_seconds(text: &str) -> std::result::Result<Duration, String> {
     seconds.filter(|time| *time <= Duration::from_hours(24)).ok_or("write seconds, up to 86400".to_owned())
 }
 
-/// Takes the pages, writes the file and prints what was taken.
 pub fn run(args: &CorpusArgs) -> Result<()> {
     if args.after.is_some() && args.command.is_empty() {
         return Err(Failure::usage("--after is for a COMMAND, which this starts".to_owned()));

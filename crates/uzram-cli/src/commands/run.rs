@@ -28,9 +28,7 @@ use crate::terminal::live;
 
 /// The default of a spill file's size, in limits.
 const SPILL_LIMITS: u64 = 4;
-/// Where it is by default.
 const SPILL_DIR: &str = "/var/tmp";
-/// The library.
 const LIBRARY: &str = "libuzram_run.so";
 
 /// Run a program in less memory: what it does not use is compressed.
@@ -82,7 +80,6 @@ fn parse_limit(text: &str) -> std::result::Result<u64, String> {
     Ok(bytes)
 }
 
-/// `uzram run`: becomes the program.
 pub fn run(args: &RunArgs) -> Result<Infallible> {
     let ours = |failure: Failure| match failure.exit() {
         Exit::Failed | Exit::Usage => failure.with_exit(Exit::RunFailed),
@@ -175,7 +172,6 @@ fn become_program(mut command: Command, program: &Path) -> Result<Infallible> {
     Err(cannot_run(program, &error))
 }
 
-/// Splits DIR:SIZE.
 fn split_spill(text: &OsStr, limit: u64) -> Result<(OsString, u64)> {
     use std::os::unix::ffi::OsStrExt;
     let bytes = text.as_bytes();
@@ -190,7 +186,6 @@ fn split_spill(text: &OsStr, limit: u64) -> Result<(OsString, u64)> {
     }
 }
 
-/// Finds a program.
 fn find(name: &OsStr) -> Result<PathBuf> {
     find_program(name).map_err(|(place, error)| match error.kind() {
         ErrorKind::NotFound => {

@@ -128,7 +128,6 @@ struct StatusArgs {
     runtime: RuntimeArgs,
 }
 
-/// Runs one of the commands; returns the exit status.
 pub fn run(args: &SwapArgs) -> Result<u8> {
     match &args.command {
         SwapCommand::On(args) => on(args),
@@ -224,26 +223,18 @@ fn own_program() -> Result<Command> {
 /// The output of `uzram swap status --json`.
 #[derive(Serialize)]
 struct StatusJson {
-    /// The active swap areas on the daemon's devices; may be empty.
     areas: Vec<AreaJson>,
-    /// The daemon's protection measures, and why one was refused.
     protection: Vec<MeasureJson>,
-    /// The mount of the devices' files; null if there is none.
     files: Option<FilesJson>,
 }
 
 /// An active swap area.
 #[derive(Serialize)]
 struct AreaJson {
-    /// The daemon's device, as in `zram0`.
     name: String,
-    /// The block device that the kernel swaps to.
     path: PathBuf,
-    /// The kernel uses areas of higher priority first.
     priority: i32,
-    /// The area's size.
     size_bytes: u64,
-    /// Bytes swapped out to it.
     used_bytes: u64,
     /// The statistics of the daemon's device, as in `uzram stat --json`.
     stats: StatsJson,
@@ -303,7 +294,6 @@ fn off_without_daemon(dir: &std::path::Path, failure: Failure) -> Result<()> {
     }
 }
 
-/// Returns the active swap areas on a daemon's devices.
 fn areas(daemon: &Daemon) -> Result<Vec<(AttachedDevice, ActiveArea)>> {
     let mut areas = Vec::new();
     for device in attached(daemon)? {

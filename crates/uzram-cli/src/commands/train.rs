@@ -23,7 +23,6 @@ use crate::terminal::live;
 
 /// The most sample pages: 64 MiB, a thousand times the default size of a dictionary.
 const MAX_PAGES: u64 = 16384;
-/// The smallest dictionary size.
 const LEAST_BYTES: u64 = 1 << 10;
 /// One page in this many is held out.
 const HELD_OUT_ONE_OF: usize = 8;
@@ -56,7 +55,6 @@ fn parse_dictionary_size(text: &str) -> std::result::Result<u64, String> {
     if can_be { Ok(bytes) } else { Err("write 1K to 1M".to_owned()) }
 }
 
-/// Trains, measures, writes the dictionary and prints a summary.
 pub fn run(args: &TrainArgs) -> Result<()> {
     let exists = || Failure::line(format!("{} exists: remove it or write another", args.output.display()));
     if args.output.symlink_metadata().is_ok() {
@@ -153,9 +151,7 @@ impl Trained<'_> {
 struct Samples {
     training: Vec<Page>,
     held_out: Vec<Page>,
-    /// Pages in the files.
     all: u64,
-    /// Pages read.
     taken: u64,
     same_filled: u64,
     repeated: u64,

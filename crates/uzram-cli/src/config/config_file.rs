@@ -25,9 +25,7 @@ use crate::config::toml_text::{self, Entry, Source};
 use crate::failure::{Context, Failure, Result};
 use crate::system::accounts::{parse_group, parse_mode, parse_user};
 
-/// The default size of a device.
 const DEFAULT_SIZE: &str = "min(ram / 2, 4G)";
-/// Top-level keys, besides devices.
 const TOP_KEYS: [&str; 11] = [
     "mount",
     "cpu-latency-us",
@@ -41,7 +39,6 @@ const TOP_KEYS: [&str; 11] = [
     "tls-anyone",
     "max-connections",
 ];
-/// Keys of a device, besides its settings.
 const USE_KEYS: [&str; 9] =
     [POLICY, ATTRIBUTES, ATTACH, EXPORT, READ_ONLY, SWAP, SWAP_PRIORITY, SWAP_DISCARD, HOST_MEMORY_LIMIT];
 const POLICY: &str = "policy";
@@ -57,26 +54,21 @@ const HOST_MEMORY_LIMIT: &str = "host-memory-limit";
 /// The contents of a file.
 #[derive(Debug, Default)]
 pub struct ConfigFile {
-    /// The mount point of the devices' files, an absolute path.
     pub mount: Option<PathBuf>,
     /// The limit on CPU wake-up latency while requests for these files arrive.
     pub cpu_latency: Option<CpuLatencyLimit>,
-    /// Where and how to serve NBD.
     pub nbd: ListenArgs,
-    /// The devices, in the file's order.
     pub devices: Vec<DevicePlan>,
     /// A log line for each device that `host-memory-limit` excludes on this machine.
     pub left_out: Vec<String>,
 }
 
-/// Reads a file for this machine.
 pub fn read(path: &Path) -> Result<ConfigFile> {
     let name = path.display().to_string();
     let text = toml_text::read(path).context(|| name.clone())?;
     parse(Source { name: &name, text: &text }, &machine_memory::read()?)
 }
 
-/// Parses a file's text for a machine with this memory.
 pub fn parse(file: Source<'_>, memory: &Memory) -> Result<ConfigFile> {
     let mut config = ConfigFile::default();
     for entry in toml_text::parse(file)? {
@@ -131,7 +123,6 @@ impl Entry<'_> {
         parse_mode(text).map_err(|why| self.wrong(why))
     }
 
-    /// Parses one place to listen at, or an array of them.
     fn places(&self) -> Result<Vec<Listen>> {
         let place = |value: &DeValue<'_>| {
             let text = value.as_str().ok_or_else(|| self.wrong("write a place or an array of places"))?;
@@ -143,14 +134,12 @@ impl Entry<'_> {
         }
     }
 
-    /// Parses `host-memory-limit`: bytes, and the text.
     fn most_ram(&self, memory: &Memory) -> Result<(u64, String)> {
         let text = self.text()?;
         let bytes = if text.trim() == "none" { u64::MAX } else { self.size(&text, memory)? };
         Ok((bytes, text))
     }
 
-    /// Parses a whole number within a range.
     fn number<T: TryFrom<i64>>(&self, range: RangeInclusive<i64>) -> Result<T> {
         let number = self.value.as_integer().and(self.text()?.parse::<i64>().ok());
         let number = number.filter(|number| range.contains(number)).and_then(|number| number.try_into().ok());

@@ -11,7 +11,6 @@ use crate::config::policy_file;
 use crate::config::settings::{self, DeviceSettings, Form, SIZE_WORD, SettingRow, join_paths};
 use crate::failure::{Context, Failure, Result};
 
-/// The clap group of these options.
 const GROUP: &str = "DeviceOptions";
 const POLICY: &str = "policy";
 const DEFAULT_SIZE: &str = "1G";
@@ -94,7 +93,6 @@ impl Args for DeviceOptions {
 }
 
 impl DeviceOptions {
-    /// Returns the first option that was given, as it is written.
     pub fn first(&self) -> Option<String> {
         let given = self.given.first().map(|(name, _)| format!("--{}", name.long));
         given.or_else(|| self.policy.as_ref().map(|_| format!("--{POLICY}")))

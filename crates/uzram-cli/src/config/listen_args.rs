@@ -9,7 +9,6 @@ use uzram_serve::nbd::{Listen, ListenAddress, ServerConfig, SocketAccess, Tls, T
 use crate::failure::{Context, Failure, Result};
 use crate::system::accounts::{parse_group, parse_mode, parse_user};
 
-/// The range of `--max-connections`.
 pub const MAX_CONNECTIONS: RangeInclusive<i64> = 1..=65536;
 
 /// Settings of the NBD server from one source: the command line or a file.

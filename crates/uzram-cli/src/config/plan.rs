@@ -36,7 +36,6 @@ const SWAP_IO_BYTES: u32 = 128 << 10;
 const TAKES_OVER: &str = "a process that takes over would charge memory, and wait for pages that only it can write out. The \
                           daemon's memory cgroup is of version 1 and has a limit: give it CAP_SYS_RESOURCE";
 
-/// The default of [`DaemonPlan::give_up_after`].
 const GIVE_UP_AFTER: Duration = Duration::from_secs(10);
 
 /// How devices are served as files.
@@ -85,19 +84,13 @@ impl SurviveArgs {
     }
 }
 
-/// The plan of a daemon.
 pub struct DaemonPlan {
-    /// The directory of its sockets.
     pub runtime_dir: PathBuf,
-    /// The devices to create at the start.
     pub devices: Vec<DevicePlan>,
     /// A log line for each device that is not for this machine.
     pub left_out: Vec<String>,
-    /// Where and how it serves NBD.
     pub nbd: nbd::ServerConfig,
-    /// The mount point of its devices' files, if one was given.
     pub mount: Option<PathBuf>,
-    /// How it serves these files.
     pub files: fuse::MountOptions,
     /// A shell command to run; the daemon ends with it.
     pub exec: Option<String>,
@@ -109,7 +102,6 @@ pub struct DaemonPlan {
     pub survives: bool,
     /// How long requests for files wait before they fail, when all that serve them die.
     pub give_up_after: Duration,
-    /// When its memory is charged.
     pub charging: Charging,
 }
 
@@ -128,13 +120,9 @@ pub enum Charging {
 /// The plan of a device.
 #[derive(Debug)]
 pub struct DevicePlan {
-    /// The device's name.
     pub name: String,
-    /// The attributes to set, in this order.
     pub settings: DeviceSettings,
-    /// Whether it becomes a block device or a swap area.
     pub attached: Attached,
-    /// Access for NBD clients, as the user set it.
     pub export: ExportArgs,
     /// What is charged in advance for its contents, if anything is: its reserve, unless that is set.
     pub advance_bytes: Option<u64>,
@@ -155,11 +143,8 @@ pub struct ExportArgs {
 /// What a device becomes, besides an export and a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Attached {
-    /// Nothing.
     No,
-    /// A block device.
     Block,
-    /// A block device used as swap.
     Swap(SwapPlan),
 }
 
@@ -241,7 +226,6 @@ impl DaemonPlan {
         })
     }
 
-    /// Returns whether one of the devices is used as swap.
     pub fn swaps(&self) -> bool {
         self.devices.iter().any(DevicePlan::is_swap)
     }
@@ -253,7 +237,6 @@ impl DaemonPlan {
 }
 
 impl DevicePlan {
-    /// Creates the plan of a device that is not attached.
     pub fn new(name: &str, settings: DeviceSettings) -> Self {
         let (attached, export) = (Attached::No, ExportArgs::default());
         DevicePlan { name: name.to_owned(), settings, attached, export, advance_bytes: None }
@@ -352,7 +335,6 @@ impl DevicePlan {
         &named.unwrap_or(setting).origin
     }
 
-    /// Returns whether the device is used as swap.
     pub fn is_swap(&self) -> bool {
         matches!(self.attached, Attached::Swap(_))
     }

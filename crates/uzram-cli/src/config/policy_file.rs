@@ -9,7 +9,6 @@ use crate::config::settings_file::{self, Kind};
 use crate::config::toml_text::{self, Source};
 use crate::failure::{Context, Result};
 
-/// The option's long help.
 pub const HELP: &str =
     "A TOML file that says which pages leave memory, when and where to. Options override it. Every \
 key is optional:
@@ -37,7 +36,6 @@ pub fn read(option: &str, path: &Path) -> Result<DeviceSettings> {
     settings(Source { name: &name, text: &text })
 }
 
-/// Parses the text of a policy file.
 pub fn settings(source: Source<'_>) -> Result<DeviceSettings> {
     let mut settings = DeviceSettings::default();
     for entry in toml_text::parse(source)? {
@@ -89,30 +87,20 @@ mod tests {
 
     #[test]
     fn a_file_that_makes_no_sense_says_where_and_why() {
-        for (text, place, why) in [
-            ("high = 90\nhgih = 95\n", "p.toml:2: 'hgih = 95': ", "unknown key `hgih`; did you mean `high`?"),
-            ("[writeback]\naftr = 1", "p.toml:2: 'aftr = 1': ", "unknown key `aftr`; did you mean `after`?"),
-            ("[writeback]\nafter = 1.5\n", "p.toml:2: after: ", "a string, a whole number"),
-            ("high = [1]", "p.toml:1: high: ", "invalid type"),
-            ("high = 101", "p.toml:1: high: ", "'101' is no policy_high"),
-            (
-                "policy-high = 1\npolicy_high = 2",
-                "p.toml:2: policy_high: ",
-                "p.toml:1: policy-high already sets it",
-            ),
-            ("high = 1\npolicy_high = 2", "p.toml:2: policy_high: ", "p.toml:1: high already sets it"),
-            ("writeback = 3", "p.toml:1: 'writeback = 3': ", "unknown key"),
-            ("size = 3", "p.toml:1: 'size = 3': ", "unknown key"),
-            ("\n\nlow 3", "p.toml:3: 'low 3': ", ""),
-            ("low = 1\nlow = 2", "p.toml:2: 'low = 2': ", "duplicate"),
-            ("low = \"", "p.toml:1: 'low = \"': ", ""),
-            ("high = 99999999999999999999999", "p.toml:1: ", ""),
+        for (text, said) in [
+            ("high = 90\nhgih = 95\n", "p.toml:2: 'hgih = 95': unknown key `hgih`; did you mean `high`?"),
+            ("[writeback]\naftr = 1", "p.toml:2: 'aftr = 1': unknown key `aftr`; did you mean `after`?"),
+            ("high = 101", "p.toml:1: high: '101' is no policy_high"),
+            ("high = 1\npolicy_high = 2", "p.toml:2: policy_high: --policy p.toml:1: high already sets it"),
+            ("size = 3", "p.toml:1: 'size = 3': unknown key"),
+            ("\n\nlow 3", "p.toml:3: 'low 3': "),
+            ("low = \"", "p.toml:1: 'low = \"': "),
+            ("high = 99999999999999999999999", "p.toml:1: "),
         ] {
             let Err(failure) = settings(text) else { panic!("{text}") };
             assert_eq!(failure.exit(), Exit::Usage, "{text}");
             let line = failure.into_line();
-            let rest = line.strip_prefix("--policy ").unwrap();
-            assert!(rest.starts_with(place) && rest.contains(why), "{text}: {line}");
+            assert!(line.starts_with(&format!("--policy {said}")), "{text}: {line}");
         }
         let long = format!("backing = \"/{}\"\nlow = {{}}", "x".repeat(100_000));
         let Err(failure) = settings(&long) else { panic!() };

@@ -50,13 +50,10 @@ impl Form {
 /// A row of the table.
 #[derive(Debug)]
 pub struct SettingRow {
-    /// The setting's name, which is its attribute's.
     pub attribute: &'static str,
     /// Aliases, the recommended one first. [`SettingRow::values`] says what their values mean.
     pub words: &'static [&'static str],
-    /// The syntax of its value.
     pub form: Form,
-    /// The name of its value in help texts.
     pub value_name: &'static str,
     /// The option's help text; if empty, that of the attribute.
     help: &'static str,
@@ -68,7 +65,6 @@ pub struct SettingRow {
     pub needs: Option<&'static str>,
 }
 
-/// The alias of `disksize`.
 pub const SIZE_WORD: &str = "size";
 
 const TEXT: SettingRow = SettingRow {
@@ -288,9 +284,7 @@ pub fn attributes_of(name: &str, text: &str) -> Vec<(String, String)> {
 pub struct Setting {
     /// Where the user set it: an option with its value, or a position in a file.
     pub origin: String,
-    /// The device's attribute.
     pub attribute: &'static str,
-    /// The attribute's new value.
     pub value: String,
 }
 
@@ -328,12 +322,10 @@ impl DeviceSettings {
         Ok(())
     }
 
-    /// Adds the size of the disk.
     pub fn add_size(&mut self, text: &str, origin: &str) -> Result<()> {
         self.add(&DISKSIZE, SIZE_WORD, text, origin)
     }
 
-    /// Returns the setting of an attribute.
     pub fn get(&self, attribute: &str) -> Option<&Setting> {
         self.0.iter().find(|setting| setting.attribute == attribute)
     }

@@ -28,7 +28,6 @@ impl Kind<'_> {
         !matches!(self, Kind::Policy) || row.is_policy
     }
 
-    /// Returns the names of the settings allowed here.
     pub fn names(self) -> impl Iterator<Item = &'static str> {
         settings::all().filter(move |row| self.has(row)).flat_map(SettingRow::names)
     }
@@ -64,7 +63,6 @@ fn read_in_group(
     settings.add(row, name, &text, &entry.place_of(&shown))
 }
 
-/// Returns a value as text for its attribute.
 fn value(entry: &Entry<'_>, row: &SettingRow, kind: Kind<'_>) -> Result<String> {
     if entry.value.is_bool() && row.form != Form::Switch {
         return Err(entry.wrong("write a value other than true or false"));

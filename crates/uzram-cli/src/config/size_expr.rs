@@ -276,7 +276,6 @@ fn is_part_of_name(c: char) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use uzram::random::Random;
 
     const MEMORY: Memory = Memory { ram_bytes: 16 << 30, limit_bytes: 3 << 30 };
 
@@ -407,109 +406,5 @@ mod tests {
         assert!(evaluate(&format!("{:MAX_CHARS$}", "ram"), &MEMORY).is_ok());
         let error = evaluate(&"(".repeat(100_000), &MEMORY).expect_err("too long").to_string();
         assert!(error.len() < 100, "{error}");
-    }
-
-    /// A random expression as a tree, the model for the parser.
-    enum Tree {
-        /// Text, value, and whether it is a size (0 is).
-        Leaf(&'static str, f64, bool),
-        Binary(char, Box<Tree>, Box<Tree>),
-        Call(&'static str, Vec<Tree>),
-    }
-
-    impl Tree {
-        fn random(random: &mut Random, depth: usize) -> Tree {
-            let below = |random: &mut Random| Box::new(Tree::random(random, depth - 1));
-            let leaves = [
-                ("ram", MEMORY.ram_bytes as f64, true),
-                ("limit", MEMORY.limit_bytes as f64, true),
-                ("3", 3.0, false),
-                ("0.75", 0.75, false),
-                ("5G", 5.0 * (1u64 << 30) as f64, true),
-                ("0", 0.0, true),
-                ("12k", 12288.0, true),
-            ];
-            match random.below(if depth == 0 { 1 } else { 7 }) {
-                0 => {
-                    let (text, value, is_size) = leaves[random.below(leaves.len())];
-                    Tree::Leaf(text, value, is_size)
-                }
-                kind @ 1..=4 => Tree::Binary(['+', '-', '*', '/'][kind - 1], below(random), below(random)),
-                kind => {
-                    let items = (0..1 + random.below(3)).map(|_| *below(random)).collect();
-                    Tree::Call(["min", "max"][kind - 5], items)
-                }
-            }
-        }
-
-        /// Returns the expression with as few parentheses as possible.
-        fn text(&self) -> String {
-            let strength = |tree: &Tree| match tree {
-                Tree::Binary('+' | '-', ..) => 1,
-                Tree::Binary(..) => 2,
-                _ => 3,
-            };
-            let part = |tree: &Tree, least: i32| {
-                if strength(tree) < least { format!("({})", tree.text()) } else { tree.text() }
-            };
-            match self {
-                Tree::Leaf(text, ..) => (*text).to_owned(),
-                Tree::Binary(sign, left, right) => {
-                    let own = strength(self);
-                    format!("{} {sign}{}", part(left, own), part(right, own + 1))
-                }
-                Tree::Call(name, items) => {
-                    format!("{name}({})", items.iter().map(Tree::text).collect::<Vec<_>>().join(", "))
-                }
-            }
-        }
-
-        /// Returns the value and whether it is a size; `None` if it is not finite or mixes sizes with
-        /// factors.
-        fn value(&self) -> Option<(f64, bool)> {
-            let value = match self {
-                Tree::Leaf(_, value, is_size) => (*value, *is_size),
-                Tree::Binary(sign, left, right) => {
-                    let ((left, of_left), (right, of_right)) = (left.value()?, right.value()?);
-                    match sign {
-                        '+' | '-' if of_left != of_right => return None,
-                        '+' => (left + right, of_left),
-                        '-' => (left - right, of_left),
-                        '*' => (left * right, of_left || of_right),
-                        _ => (left / right, of_left || of_right),
-                    }
-                }
-                Tree::Call(name, items) => {
-                    let choose = if *name == "min" { f64::min } else { f64::max };
-                    let items = items.iter().map(Tree::value).collect::<Option<Vec<_>>>()?;
-                    let is_size = items[0].1;
-                    if items.iter().any(|item| item.1 != is_size) {
-                        return None;
-                    }
-                    (items.into_iter().map(|item| item.0).reduce(choose)?, is_size)
-                }
-            };
-            value.0.is_finite().then_some(value)
-        }
-    }
-
-    #[test]
-    fn random_expressions_come_to_what_their_trees_do() {
-        let mut random = Random::new(7);
-        let mut sizes = 0;
-        for _ in 0..20_000 {
-            let depth = random.below(5);
-            let tree = Tree::random(&mut random, depth);
-            let text = tree.text();
-            if text.chars().count() > MAX_CHARS {
-                continue;
-            }
-            let fits = |bytes: &f64| (4096.0..u64::MAX as f64).contains(bytes);
-            let size = tree.value().filter(|(_, is_size)| *is_size).map(|(bytes, _)| bytes);
-            let expected = size.filter(fits).map(|bytes| bytes as u64 / 4096 * 4096);
-            assert_eq!(evaluate(&text, &MEMORY).ok(), expected, "{text}");
-            sizes += usize::from(expected.is_some());
-        }
-        assert!(sizes > 2000, "only {sizes} were sizes");
     }
 }

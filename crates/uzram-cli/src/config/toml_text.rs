@@ -18,7 +18,6 @@ use uzram::named::hint;
 use crate::failure::{self, Failure};
 use crate::other_words;
 
-/// The largest file that is read.
 const MAX_FILE_BYTES: u64 = 64 << 10;
 /// How much of a line a message quotes.
 const MAX_QUOTED_CHARS: usize = 60;
@@ -58,7 +57,6 @@ impl<'de> Deserialize<'de> for Text {
     }
 }
 
-/// Reads a file's text.
 pub fn read(path: &Path) -> std::io::Result<String> {
     let mut text = String::new();
     File::open(path)?.take(MAX_FILE_BYTES + 1).read_to_string(&mut text)?;
@@ -74,12 +72,10 @@ pub fn read(path: &Path) -> std::io::Result<String> {
 pub struct Source<'a> {
     /// The file's name; messages begin with it.
     pub name: &'a str,
-    /// The whole text.
     pub text: &'a str,
 }
 
 impl Source<'_> {
-    /// Returns the position as `FILE:LINE`.
     pub fn at(&self, span: &Range<usize>) -> String {
         format!("{}:{}", self.name, line_number(self.text, span))
     }
@@ -119,13 +115,11 @@ impl Source<'_> {
     }
 }
 
-/// Parses a file into its top-level entries.
 pub fn parse(file: Source<'_>) -> failure::Result<Vec<Entry<'_>>> {
     let table = DeTable::parse(file.text).map_err(|error| file.parser_failure(&error))?;
     entries(file, table.into_inner())
 }
 
-/// A key and its value.
 pub struct Entry<'a> {
     pub file: Source<'a>,
     pub key: Cow<'a, str>,
@@ -134,7 +128,6 @@ pub struct Entry<'a> {
     value_span: Range<usize>,
 }
 
-/// Returns the entries of a table, in the file's order.
 fn entries<'a>(file: Source<'a>, table: DeTable<'a>) -> failure::Result<Vec<Entry<'a>>> {
     let entry = |(key, value): (Spanned<Cow<'a, str>>, Spanned<DeValue<'a>>)| Entry {
         file,
@@ -155,7 +148,6 @@ fn entries<'a>(file: Source<'a>, table: DeTable<'a>) -> failure::Result<Vec<Entr
 }
 
 impl<'a> Entry<'a> {
-    /// Returns the key with '-' for '_'.
     pub fn dashed(&self) -> String {
         self.key.replace('_', "-")
     }
@@ -182,7 +174,6 @@ impl<'a> Entry<'a> {
         Failure::usage(format!("{}: {why}", self.place()))
     }
 
-    /// Returns the value as text for an attribute.
     pub fn text(&self) -> failure::Result<String> {
         let value = Spanned::new(self.value_span.clone(), self.value.clone());
         let text = Text::deserialize(ValueDeserializer::from(value));
@@ -201,7 +192,6 @@ impl<'a> Entry<'a> {
         self.value.as_bool().ok_or_else(|| self.wrong("write true or false"))
     }
 
-    /// Returns the entries of a table.
     pub fn table(self) -> failure::Result<Vec<Entry<'a>>> {
         match self.value {
             DeValue::Table(table) => entries(self.file, table),
@@ -210,7 +200,6 @@ impl<'a> Entry<'a> {
     }
 }
 
-/// Returns the line of a span, counted from 1.
 fn line_number(text: &str, span: &Range<usize>) -> usize {
     let before = text.as_bytes().iter().take(span.start);
     1 + before.filter(|byte| **byte == b'\n').count()

@@ -36,7 +36,6 @@ pub struct Attachments {
 }
 
 impl Attachments {
-    /// Creates the attachments of the daemon with these devices.
     pub fn new(exports: Exports, recorder: Arc<Recorder>, attendant: Option<Attendant>) -> Self {
         Attachments { exports, recorder, attendant, swapped_to: BTreeSet::new() }
     }
@@ -66,7 +65,6 @@ impl Attachments {
         Ok(())
     }
 
-    /// Returns the block device of a device.
     pub fn device(&self, name: &str) -> Option<PathBuf> {
         let attached = self.recorder.attached().into_iter().find(|device| device.name == name);
         attached.map(|device| device.attachment.path())

@@ -44,17 +44,10 @@ pub struct AttendantArgs {
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Request {
     /// `uzram attach`, with a swap area if `swap` is given.
-    Attach {
-        /// The device.
-        name: String,
-        /// The swap area to make on it.
-        swap: Option<SwapPlan>,
-    },
+    Attach { name: String, swap: Option<SwapPlan> },
     /// `uzram detach`
     Detach {
-        /// The device.
         name: String,
-        /// The loop device that it is attached to.
         attachment: LoopAttachment,
         /// Switch the swap area on it off first; the daemon keeps this many bytes of its contents in memory.
         swap_off: Option<u64>,
@@ -88,7 +81,6 @@ impl Request {
         words
     }
 
-    /// Returns the command for messages.
     fn shown(&self) -> String {
         match self {
             Request::Attach { name, .. } => format!("`uzram attach {name}`"),
@@ -122,7 +114,6 @@ impl Attendant {
         }
     }
 
-    /// Returns its process ID.
     pub fn pid(&self) -> Pid {
         self.pid
     }

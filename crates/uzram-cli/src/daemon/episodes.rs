@@ -22,37 +22,28 @@ const LOOK_MS: [u64; 2] = [1000, 60_000];
 /// What can be wrong with a device, or with a listener for its clients.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Condition {
-    /// Its name, which differs from those of all others.
     pub name: &'static str,
-    /// Says that it has ended.
     pub ended: &'static str,
-    /// Says what was counted.
     pub counted: &'static str,
 }
 
 /// Whether a condition holds at the moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Level {
-    /// No.
     Clear,
     /// Keeps an open episode open; does not open one.
     Lingering,
-    /// Yes, even if nothing fails.
     Active,
 }
 
 /// A condition at the moment.
 #[derive(Debug)]
 pub struct Reading {
-    /// The device or listener.
     pub subject: String,
-    /// The condition.
     pub condition: &'static Condition,
     /// Says what is wrong, and which setting to change.
     pub text: String,
-    /// Failures so far.
     pub count: u64,
-    /// Whether it holds.
     pub level: Level,
 }
 
@@ -66,7 +57,6 @@ pub struct KeptEpisode {
     text: AtomicU64,
 }
 
-/// The episodes of all devices and listeners.
 pub struct Episodes<'a> {
     kept: &'a [KeptEpisode],
     episodes: Vec<Episode<'a>>,
@@ -74,7 +64,6 @@ pub struct Episodes<'a> {
     is_first: bool,
 }
 
-/// The episodes of one condition, one after another.
 struct Episode<'a> {
     key: u64,
     /// The count that was read last.
@@ -88,7 +77,6 @@ struct Episode<'a> {
 /// An open episode. Times are in milliseconds since boot.
 struct Open {
     began_ms: u64,
-    /// Failures during it.
     count: u64,
     /// The hash of the text that was logged last.
     text: u64,

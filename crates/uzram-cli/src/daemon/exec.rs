@@ -26,15 +26,11 @@ use crate::terminal::show;
 /// How the command reaches the first device.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Address {
-    /// The device's name.
     pub name: String,
-    /// The directory of the sockets.
     pub runtime_dir: PathBuf,
-    /// The NBD socket.
     pub socket: PathBuf,
     /// The NBD URIs; the first is that of the NBD socket.
     pub uris: Vec<String>,
-    /// The block device, if the device is attached.
     pub block_device: Option<PathBuf>,
 }
 
@@ -42,7 +38,6 @@ pub struct Address {
 pub struct Running {
     pid: Pid,
     own_group: bool,
-    /// It was asked to end.
     asked: bool,
 }
 
@@ -70,7 +65,6 @@ pub fn start(command: &str, address: &Address) -> Result<Running> {
 }
 
 impl Running {
-    /// Returns the command's process.
     pub fn pid(&self) -> Pid {
         self.pid
     }
@@ -122,16 +116,4 @@ fn exit_code(status: ExitStatus) -> u8 {
     let code = status.code().or(status.signal().map(|signal| 128 + signal)).unwrap_or(1);
     // A status has 8 bits, and signals go up to 64.
     u8::try_from(code).unwrap_or(1)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_killed_command_counts_as_a_shell_counts() {
-        assert_eq!(exit_code(ExitStatus::from_raw(3 << 8)), 3);
-        assert_eq!(exit_code(ExitStatus::from_raw(15)), 143);
-        assert_eq!(exit_code(ExitStatus::from_raw(0)), 0);
-    }
 }

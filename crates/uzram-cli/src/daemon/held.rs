@@ -29,7 +29,6 @@ const OWN_FILES_BYTES: u64 = 1 << 20;
 /// See the [module's documentation](self). Dropping it unmounts, removes the sockets and gives the directory
 /// free.
 pub struct Held {
-    /// The plan.
     pub plan: DaemonPlan,
     /// The measures that protect this process and those that it forks; a fork has to repeat some
     /// ([`Held::protect`]).
@@ -38,15 +37,11 @@ pub struct Held {
     pub connection: Option<Arc<fuse::Connection>>,
     /// Connections that failed, of files that other programs may still have open.
     pub failed: Vec<Arc<fuse::Connection>>,
-    /// What the daemon's processes share.
     pub lives: Arc<Lives>,
     /// What outlives the process that serves the files.
     pub ledger: Arc<fuse::Ledger>,
-    /// The NBD sockets.
     pub nbd: Arc<nbd::Sockets>,
-    /// The socket of the control API.
     pub control: UnixListener,
-    /// The runtime directory, locked.
     pub dir: RuntimeDir,
 }
 

@@ -11,7 +11,6 @@ use std::time::Duration;
 
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, sendmsg_addr};
 
-/// The environment variable with the manager's socket.
 const SOCKET: &str = "NOTIFY_SOCKET";
 
 /// How long the manager may take to read a descriptor.
@@ -22,7 +21,6 @@ pub fn ready(status: &str) {
     notify(&["READY=1", &format!("STATUS={status}")]);
 }
 
-/// Reports a long operation, such as swapoff.
 pub fn status(status: &str) {
     notify(&[&format!("STATUS={status}")]);
 }

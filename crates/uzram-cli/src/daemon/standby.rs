@@ -248,7 +248,6 @@ struct Stop {
     event: OwnedFd,
 }
 
-/// The thread that maps memory ahead.
 struct Mirror {
     thread: JoinHandle<Vec<Mapped>>,
     stop: Arc<Stop>,
@@ -269,7 +268,6 @@ impl Mirror {
         Ok(Mirror { thread, stop })
     }
 
-    /// Ends the thread; returns the devices.
     fn stop(self) -> Vec<Mapped> {
         self.stop.is_set.store(true, Ordering::Relaxed);
         // An eventfd takes a number of 8 bytes.

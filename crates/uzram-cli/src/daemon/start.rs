@@ -81,7 +81,7 @@ fn plan_text(words: &[String], config: &str, memory: &Memory) -> Result<Planned>
         let name = path.display().to_string();
         config_file::parse(Source { name: &name, text: config }, memory)
     };
-    let plan = checked(&args, args.config().map(parse).transpose()?)?;
+    let plan = checked(&args, args.config.as_deref().map(parse).transpose()?)?;
     let devices = plan.devices.into_iter().map(|device| PlannedDevice {
         is_swap: matches!(device.attached, Attached::Swap(_)),
         settings: values(&device.settings),

@@ -16,17 +16,12 @@ pub const READY: &str = "swap";
 /// The facts about a daemon that has begun to serve.
 #[derive(Serialize)]
 pub struct Started {
-    /// The NBD URIs of all devices.
     pub exports: Vec<String>,
-    /// The socket of the control API.
     pub control_socket: PathBuf,
-    /// The mount of the devices' files; null if there is none.
     pub files: Option<FilesJson>,
     /// What the user should know.
     pub warnings: Vec<String>,
-    /// The devices.
     pub devices: Vec<StartedDevice>,
-    /// The block devices and swap areas.
     pub attached: Vec<AttachedBlock>,
 }
 
@@ -36,7 +31,6 @@ pub struct StartedDevice {
     name: String,
     size_bytes: u64,
     algorithm: Option<String>,
-    /// The backing device; null if there is none.
     backing: Option<String>,
     /// The most memory of slot table, LRU and streams.
     mem_fixed_bytes: u64,
@@ -85,7 +79,6 @@ pub fn all_warnings(about: &About, warnings: Vec<String>) -> Vec<String> {
 }
 
 impl Started {
-    /// Returns a line for each fact.
     pub fn text(&self) -> String {
         let exports = self.exports.iter().map(|uri| fact("export", uri));
         let control = fact("control", self.control_socket.display());

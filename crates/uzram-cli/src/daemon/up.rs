@@ -4,7 +4,7 @@
 //! It is several processes, of which one serves (`worker`) and one outlives all others ([`holder`]).
 
 use std::ffi::OsString;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use clap::{Args as _, FromArgMatches};
 
@@ -38,7 +38,7 @@ pub struct UpArgs {
     /// example, and `uzram check --config` checks a file). SIGHUP then reloads the TLS files, as `uzram
     /// reload` does, and does not end the daemon
     #[arg(long, value_name = "FILE.toml", conflicts_with_all = ["name", "attach", "exec"])]
-    config: Option<PathBuf>,
+    pub config: Option<PathBuf>,
     /// The device's name
     #[arg(long, value_name = "NAME", default_value = "zram0", value_parser = parse_name)]
     name: String,
@@ -64,18 +64,12 @@ pub struct UpArgs {
     exec: Option<String>,
     /// How much to log on standard error
     #[arg(long, value_name = "LEVEL", value_enum, default_value = "info")]
-    log: LogLevel,
+    pub log: LogLevel,
     #[command(flatten)]
     runtime: RuntimeArgs,
 }
 
 impl UpArgs {
-    /// Returns how much to log.
-    pub fn log(&self) -> LogLevel {
-        self.log
-    }
-
-    /// Returns the plan of these options.
     pub fn plan(&self) -> Result<DaemonPlan> {
         let config = self.config.as_deref().map(config_file::read).transpose()?;
         self.plan_with(config, self.runtime.path()?)
@@ -86,11 +80,6 @@ impl UpArgs {
         let command = UpArgs::augment_args(clap::Command::new("up").no_binary_name(true));
         let args = command.try_get_matches_from(words).and_then(|matches| UpArgs::from_arg_matches(&matches));
         args.map_err(|error| crate::failure::usage_failure(&error))
-    }
-
-    /// Returns the file of `--config`.
-    pub fn config(&self) -> Option<&Path> {
-        self.config.as_deref()
     }
 
     /// Returns the plan of these options and of `config`, the file of `--config`.
@@ -131,7 +120,6 @@ impl UpArgs {
         self.device.first().or(export.map(str::to_owned))
     }
 
-    /// The device that options describe.
     fn device_plan(&self) -> Result<DevicePlan> {
         let attached = if self.attach { Attached::Block } else { Attached::No };
         let device = DevicePlan::new(&self.name, self.device.settings(false)?);
@@ -139,7 +127,6 @@ impl UpArgs {
     }
 }
 
-/// Runs `uzram up`; returns the exit status.
 pub fn run(args: &UpArgs) -> Result<u8> {
     live::start_log(args.log)?;
     serve(args.plan()?)

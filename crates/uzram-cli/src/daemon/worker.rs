@@ -37,12 +37,9 @@ use crate::terminal::live::{self, LiveLine};
 /// A second ^C ends the daemon if it comes within this time of the first.
 const SECOND_WITHIN: Duration = Duration::from_secs(30);
 
-/// A device, and who may open it over NBD.
 pub type Exported = (Arc<Device>, ExportPolicy);
 
-/// How a worker starts.
 pub struct Start {
-    /// Its ties to the holder.
     pub home: Arc<Home>,
     /// The process that attaches and detaches; `None` if the daemon is not root's or shows no files.
     pub attendant: Option<Attendant>,
@@ -50,7 +47,6 @@ pub struct Start {
     pub devices: Vec<Exported>,
     /// Whether a worker before has made all devices of the plan, and has printed what it serves.
     pub has_started: bool,
-    /// The measures that protect this process.
     pub protection: Vec<MeasureJson>,
     /// Whether it has given up its privileges.
     pub is_confined: bool,
@@ -94,7 +90,6 @@ struct Worker<'a> {
     files: Files,
     exports: Exports,
     uris: Arc<Uris>,
-    /// The devices at the start.
     devices: Vec<Arc<Device>>,
     about: About,
     home: Arc<Home>,
@@ -318,7 +313,6 @@ fn uris(endpoints: Vec<nbd::Endpoint>, exports: Exports) -> impl Fn(&str) -> Vec
     }
 }
 
-/// Returns the devices that are swapped to.
 fn swapped_to(plan: &DaemonPlan, all: &[Arc<Device>]) -> Vec<Arc<Device>> {
     let is_swap = |device: &&Arc<Device>| {
         plan.devices.iter().any(|planned| planned.is_swap() && planned.name == device.name())

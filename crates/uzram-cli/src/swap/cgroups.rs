@@ -14,7 +14,6 @@ const NO_LIMIT_BYTES: u64 = 1 << 62;
 /// A cgroup with too little room for its swapped-out memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tight {
-    /// Its directory.
     pub dir: PathBuf,
     /// Bytes that it and its descendants have swapped out.
     pub swapped_bytes: u64,
@@ -113,7 +112,6 @@ impl Cgroup {
         fs::read_to_string(self.dir.join(name)).ok()?.trim().parse().ok()
     }
 
-    /// Reads the cgroup's counts, which include its descendants.
     fn counts(&self) -> Option<Counts> {
         let text = fs::read_to_string(self.dir.join(STATISTICS)).ok()?;
         Some(Counts { text, prefix: self.version.stat_prefix })
@@ -142,7 +140,6 @@ impl Cgroup {
     }
 }
 
-/// The lines of a cgroup's `memory.stat`.
 struct Counts {
     text: String,
     prefix: &'static str,

@@ -13,12 +13,10 @@ use std::path::{Path, PathBuf};
 /// The kernel's setting, and the number of this boot (random(4)).
 const SETTING: &str = "/proc/sys/vm/page-cluster";
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
-/// The file in the runtime directory.
 const FILE: &str = "page-cluster";
 /// The highest value that Linux takes.
 pub const MAX: u8 = 31;
 
-/// Where the setting and the note of it are.
 struct Places {
     setting: PathBuf,
     note: PathBuf,
@@ -94,19 +92,6 @@ mod tests {
     fn places(dir: &Path) -> Places {
         fs::write(dir.join("setting"), "3\n").unwrap();
         Places { setting: dir.join("setting"), note: dir.join(FILE) }
-    }
-
-    #[test]
-    fn what_was_before_comes_back() {
-        let dir = tempfile::tempdir().unwrap();
-        let places = places(dir.path());
-        places.restore().unwrap();
-        places.set(5).unwrap();
-        assert_eq!(places.value().unwrap(), 5);
-        // A second area.
-        places.set(1).unwrap();
-        places.restore().unwrap();
-        assert_eq!((places.value().unwrap(), places.note.exists()), (3, false));
     }
 
     #[test]

@@ -37,7 +37,6 @@ impl Interrupts {
         Interrupts(Arc::new(AtomicBool::new(came)))
     }
 
-    /// Returns whether a SIGINT was received.
     pub fn came(&self) -> bool {
         self.0.load(Ordering::Relaxed)
     }
@@ -99,9 +98,7 @@ pub fn unblock_signals_of(command: &mut Command) -> &mut Command {
 /// Signals that a process reads from a descriptor.
 pub struct SignalFd(OwnedFd);
 
-/// A signal that was read.
 pub struct Caught {
-    /// Its number.
     pub signal: i32,
     /// Whether the kernel sent it, that is, the terminal to its whole foreground group.
     pub from_kernel: bool,
@@ -140,7 +137,6 @@ impl AsFd for SignalFd {
     }
 }
 
-/// Returns whether this process ignores a signal.
 pub fn is_ignored(signal: i32) -> bool {
     // SAFETY: all fields of the structure are integers, a bit set and a nullable pointer: zeros are valid.
     let mut action: libc::sigaction = unsafe { std::mem::zeroed() };

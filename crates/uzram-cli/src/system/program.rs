@@ -130,14 +130,4 @@ mod tests {
         };
         wait_until("all have ended", || !pids.iter().any(is_there));
     }
-
-    #[test]
-    fn how_a_program_ended_is_said() {
-        for (script, wanted) in [("exit 7", "with status 7"), ("kill -9 $$", "by signal 9")] {
-            let program = Program::start(Command::new("sh").args(["-c", script])).unwrap();
-            wait_until("it ends", || program.ended().unwrap().is_some());
-            assert_eq!(program.ended().unwrap().unwrap(), wanted, "as often as it is asked for");
-        }
-        assert!(Program::start(&mut Command::new("/nonexistent/program")).is_err());
-    }
 }

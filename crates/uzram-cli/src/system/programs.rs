@@ -23,7 +23,6 @@ const MOST_COMMAND_BYTES: u64 = 64;
 
 /// A program that runs under `uzram run`.
 pub struct Program {
-    /// Its process.
     pub id: u32,
     /// The name of its command, printable.
     pub command: String,

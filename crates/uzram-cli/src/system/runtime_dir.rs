@@ -29,9 +29,7 @@ use uzram::trusted_path::{Place, Refused, only_we_may_write};
 
 use crate::failure::{Context, Failure, Result};
 
-/// The socket for NBD clients.
 pub const NBD_SOCKET: &str = "nbd.sock";
-/// The socket for control clients.
 pub const CONTROL_SOCKET: &str = "control.sock";
 /// The environment variable that names the runtime directory if `--runtime-dir` does not.
 pub const RUNTIME_DIR_VARIABLE: &str = "UZRAM_RUNTIME_DIR";
@@ -97,7 +95,6 @@ fn choose(
     })
 }
 
-/// Returns the path of a socket in `dir`.
 pub fn socket_path(dir: &Path, name: &str) -> Result<PathBuf> {
     let path = dir.join(name);
     let len_bytes = path.as_os_str().as_bytes().len();
@@ -150,7 +147,6 @@ impl RuntimeDir {
         Ok(claimed)
     }
 
-    /// Writes this process's ID to the lock.
     pub fn sign(&self) -> std::io::Result<()> {
         self.lock.set_len(0)?;
         let mut lock = &self.lock;
@@ -165,12 +161,10 @@ impl RuntimeDir {
         RuntimeDir { path, dir, lock: File::from(lock), sockets }
     }
 
-    /// Returns the descriptors of the directory and its lock.
     pub fn descriptors(&self) -> [BorrowedFd<'_>; 2] {
         [self.dir.as_fd(), self.lock.as_fd()]
     }
 
-    /// Returns a descriptor of the directory.
     pub fn descriptor(&self) -> Result<OwnedFd> {
         self.dir.try_clone().context(|| format!("runtime directory '{}'", self.path.display()))
     }

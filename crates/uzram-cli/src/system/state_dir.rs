@@ -9,7 +9,6 @@ use uzram::trusted_path::{Place, Refused};
 
 use crate::failure::{Context, Result};
 
-/// The directory.
 const STATE_DIR: &str = "/var/lib/uzram";
 
 /// Creates the directory, mode 0700, if it does not exist and a backing file, `PATH[:SIZE]`, is to be

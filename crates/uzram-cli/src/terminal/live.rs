@@ -38,7 +38,6 @@ pub enum LogLevel {
     Trace,
 }
 
-/// Starts this process's log, on standard error.
 pub fn start_log(level: LogLevel) -> Result<()> {
     let level = match level {
         LogLevel::Error => LevelFilter::ERROR,
@@ -124,7 +123,6 @@ impl StatusLine {
     /// Redraw period while waiting for an operation.
     pub const PERIOD: Duration = Duration::from_millis(250);
 
-    /// Creates a status line if standard error is a terminal.
     pub fn new() -> Option<StatusLine> {
         io::stderr().is_terminal().then_some(StatusLine(()))
     }
@@ -176,15 +174,12 @@ pub struct LiveLine {
 }
 
 impl LiveLine {
-    /// Redraw period.
     pub const PERIOD: Duration = Duration::from_secs(1);
 
-    /// Creates a live line if standard error is a terminal.
     pub fn new(now: StatsJson) -> Option<LiveLine> {
         StatusLine::new().map(|line| LiveLine { line, last: now, last_at: Instant::now() })
     }
 
-    /// Redraws the line with the rates since the last draw.
     pub fn draw(&mut self, now: StatsJson) {
         let at = Instant::now();
         self.line.draw(line(&self.last, &now, at - self.last_at));

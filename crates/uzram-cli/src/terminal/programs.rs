@@ -9,7 +9,6 @@ use uzram_pager::Figures;
 use crate::system::programs::Program;
 use crate::terminal::show::ratio;
 
-/// Formats one line for each program.
 pub fn program_table(programs: &[Program]) -> String {
     let mut text = format!(
         "{:>10} {:<16} {:>10} {:>10} {:>10} {:>10} {:>10}\n",
@@ -32,7 +31,6 @@ pub fn program_table(programs: &[Program]) -> String {
     text
 }
 
-/// Formats all figures of a program.
 pub fn program_details(program: &Program) -> String {
     let Program { id, command, figures } = program;
     let most = |bytes: u64| format!("at most {} so far", format_size(bytes));
@@ -77,7 +75,6 @@ fn limit_note(figures: &Figures) -> String {
     }
 }
 
-/// Returns all figures of a program as JSON.
 pub fn program_json(program: &Program) -> Value {
     // What the pager writes is an object.
     let mut json: Value = serde_json::from_str(&program.figures.to_json(program.id)).unwrap_or_default();
@@ -91,18 +88,6 @@ mod tests {
 
     fn program(figures: Figures) -> Program {
         Program { id: 17, command: "hungry".to_owned(), figures }
-    }
-
-    #[test]
-    fn a_program_without_a_pager_has_its_limit_alone() {
-        let limit = Figures { limit_bytes: 24 << 20, limit_now_bytes: 24 << 20, ..Figures::default() };
-        let table = program_table(&[program(limit)]);
-        assert_eq!(
-            table.lines().nth(1).unwrap_or_default().split_whitespace().collect::<Vec<_>>(),
-            ["17", "hungry", "24", "MiB", "-", "-", "-", "-"]
-        );
-        let text = program_details(&program(limit));
-        assert!(text.contains("nothing is compressed") && !text.contains("faults"), "{text}");
     }
 
     #[test]

@@ -36,7 +36,6 @@ pub fn per_second(count: u64, elapsed: Duration) -> f64 {
     if elapsed.is_zero() { 0.0 } else { count as f64 / elapsed.as_secs_f64() }
 }
 
-/// Formats the statistics of one device.
 pub fn stats_table(name: &str, stats: &StatsJson) -> String {
     let limit = match stats.mem_limit_bytes {
         0 => "no limit".to_owned(),
@@ -105,7 +104,6 @@ pub fn stats_table(name: &str, stats: &StatsJson) -> String {
     text
 }
 
-/// Returns the rows about the backing device.
 fn backing_rows(stats: &StatsJson) -> [(&'static str, String, String); 3] {
     let (held, all) = (format_size(stats.backing_held_bytes), format_size(stats.backing_bytes));
     let damaged = match stats.backing_corrupted {
@@ -119,7 +117,6 @@ fn backing_rows(stats: &StatsJson) -> [(&'static str, String, String); 3] {
     ]
 }
 
-/// Formats the statistics of one device and its URIs.
 pub fn device_details(device: &DeviceJson) -> String {
     let mut text = stats_table(&device.name, &device.stats);
     for uri in &device.uris {
@@ -184,22 +181,6 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_ratio_counts_all_memory() {
-        let stats = StatsJson {
-            orig_data_bytes: 6 << 20,
-            compr_data_bytes: 2 << 20,
-            mem_charged_bytes: 3 << 20,
-            mem_tables_bytes: 1 << 20,
-            ..StatsJson::default()
-        };
-        let text = stats_table("zram0", &stats);
-        let line = |what: &str| text.lines().find(|line| line.trim().starts_with(what)).map(str::to_owned);
-        assert!(line("ratio").is_some_and(|line| line.contains(" 1.50 ")), "{text}");
-        assert!(line("compression").is_some_and(|line| line.contains(" 3.00 ")), "{text}");
-        assert!(line("charged").is_some_and(|line| line.contains("no limit")), "{text}");
-    }
-
-    #[test]
     fn only_a_device_with_a_backing_device_says_what_it_has_there() {
         let rows = ["backed", "written back", "returned"].map(|row| format!("\n  {row} "));
         let text = stats_table("zram0", &StatsJson::default());
@@ -236,11 +217,5 @@ mod tests {
         assert_eq!(row(full).as_deref(), Some("  reserve              10 MiB  ready of 8 MiB"));
         let drained = row(StatsJson { reserve_free_bytes: 0, reserve_drained: 3, ..full });
         assert!(drained.is_some_and(|row| row.ends_with("ready of 8 MiB; 3 writes found none")));
-    }
-
-    #[test]
-    fn an_empty_device_has_no_ratio() {
-        assert_eq!(ratio(0, 4096), "-");
-        assert_eq!(ratio(4096, 0), "-");
     }
 }

@@ -11,25 +11,13 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use crate::common::block::{BlockPlace, unable};
+use crate::common::block::{BlockPlace, swap_device, unable};
 use crate::common::clients::{arg, succeed};
 use crate::common::{Ended, daemon_in, finish, wait_until};
 use crate::nbd::{Client, cmd, info_request};
 use rustix::mount::{MountFlags, UnmountFlags};
 use rustix::process::{Pid, Signal, kill_process};
 use uzram_serve::nbd::proto::{NbdError, option, reply, transmission_flags};
-
-/// Starts a swap daemon in the background; returns its block device.
-fn swap_on(place: &BlockPlace) -> String {
-    let facts = place.run(&["swap", "on", "--size", "64M"]).ok();
-    device_after("swap", &facts)
-}
-
-/// Returns the block device after `word` in a daemon's output.
-fn device_after(word: &str, facts: &str) -> String {
-    let line = facts.lines().find(|line| line.split_whitespace().next() == Some(word));
-    line.unwrap_or_else(|| panic!("{facts}")).split_whitespace().nth(1).unwrap().to_owned()
-}
 
 fn is_running(pid: Pid) -> bool {
     let of_process = |name: &str| format!("/proc/{}/{name}", pid.as_raw_nonzero());
@@ -93,8 +81,7 @@ fn a_mounts_source_proves_nothing() {
     // The device is free, and the only daemon here is running.
     place.run(&["detach", "zram0"]).ok();
     place.run(&["attach", "zram0"]).ok();
-    let force = place.run(&["detach", "--force"]);
-    assert!(force.complaint(1).contains("lives"), "{}", force.stderr);
+    place.run(&["detach", "--force"]).says(1, "lives");
     place.end(daemon);
     // Clearing after a dead daemon does not touch the attacker's mounts.
     let daemon = place.up_sized("16M", &["--attach"]);
@@ -148,7 +135,7 @@ fn swap_ends_before_its_daemon_does_wherever_the_directories_are() {
     for loss in Loss::ALL {
         let place = BlockPlace::new();
         loss.prepare(&place);
-        let device = swap_on(&place);
+        let device = place.swap_on(&["--size", "64M"]);
         let daemon = place.daemon_id();
         let _guard = NotLeft(daemon);
         loss.happen(&place);
@@ -179,7 +166,7 @@ fn what_a_dead_daemon_left_is_found_by_its_record() {
     }
     for loss in [Loss::LazyUnmount, Loss::Moved] {
         let place = BlockPlace::new();
-        let device = swap_on(&place);
+        let device = place.swap_on(&["--size", "64M"]);
         let _guard = NotLeft(place.daemon_id());
         loss.happen(&place);
         let dir = if loss == Loss::Moved { place.root().join("moved") } else { place.dir() };
@@ -192,13 +179,12 @@ fn what_a_dead_daemon_left_is_found_by_its_record() {
     // Without the record, the device is named and left alone.
     let place = BlockPlace::new();
     Loss::TmpfsGone.prepare(&place);
-    let device = swap_on(&place);
+    let device = place.swap_on(&["--size", "64M"]);
     let daemon = place.daemon_id();
     Loss::TmpfsGone.happen(&place);
     kill(daemon);
     for args in [&["swap", "off"][..], &["detach", "--force"]] {
-        let ended = place.run(args);
-        assert!(ended.complaint(1).contains(&device), "{args:?}: {}", ended.stderr);
+        place.run(args).says(1, &device);
     }
     assert_eq!(place.swap_areas(), [device.as_str()]);
 }
@@ -258,8 +244,8 @@ fn containers_with_the_same_paths_leave_each_other_alone() {
     let Some(place) = BlockPlace::needing(&["unshare", "nsenter"]) else { return };
     let [one, other] = [Container::new(&place), Container::new(&place)];
     let on = ["swap", "on", "--size", "64M"];
-    let first = device_after("swap", &one.run(&on).ok());
-    let second = device_after("swap", &other.run(&on).ok());
+    let first = swap_device(&one.run(&on).ok());
+    let second = swap_device(&other.run(&on).ok());
     assert_ne!(first, second);
     let status = one.run(&["swap", "status"]).ok();
     assert!(status.contains(&first) && !status.contains(&second), "{status}");
@@ -310,8 +296,7 @@ fn a_daemon_does_not_end_beneath_open_files() {
     let up = || place.up_sized("16M", &["--mount", arg(&place.dir().join("mnt"))]);
     let daemon = up();
     let disk = File::open(place.disk()).unwrap();
-    let down = place.run(&["down"]);
-    assert!(down.complaint(1).contains("in use by 1 open file"), "{}", down.stderr);
+    place.run(&["down"]).says(1, "in use by 1 open file");
     for _ in 0..3 {
         daemon.signal(Signal::TERM);
         std::thread::sleep(Duration::from_millis(50));
@@ -419,7 +404,7 @@ fn who_attaches_a_device_has_it_alone() {
         if always && read_only {
             attach.ok();
         } else {
-            assert!(attach.complaint(1).contains("NBD clients have it open"), "{}", attach.stderr);
+            attach.says(1, "NBD clients have it open");
             drop(before);
             wait_until("the client is gone", || place.run(&["attach", "d"]).status.success());
         }
@@ -467,8 +452,7 @@ fn what_clients_wrote_is_not_lost_without_a_word() {
     let mut client = client(port_of(&daemon.facts));
     client.enter_export(b"zram0");
     assert_eq!(client.write(0, &[7; 4096]).error, 0);
-    let down = place.run(&["down"]);
-    assert!(down.complaint(1).contains("in use by 1 NBD client"), "{}", down.stderr);
+    place.run(&["down"]).says(1, "in use by 1 NBD client");
     assert_eq!(client.read(0, 0, 4096).data(), [7; 4096]);
     drop(client);
     wait_until("the client is gone", || place.run(&["down"]).status.success());
@@ -569,8 +553,7 @@ fn another_users_directory_names_nothing_of_roots() {
     for dir in ["mnt", "mnt/below"] {
         let (mount, run) = (open.join(dir), open.join("r"));
         let up = ["up", "--size", "16M", "--mount", arg(&mount), "--runtime-dir", arg(&run)];
-        let up = place.run(&up);
-        assert!(up.complaint(1).contains("symbolic link"), "{}", up.stderr);
+        place.run(&up).says(1, "symbolic link");
     }
     assert!(fs::read_dir(&target).unwrap().next().is_none());
     place.end_clean(daemon);
@@ -586,7 +569,7 @@ fn whatever_happens_nothing_is_left_without_a_word() {
     let seed = crate::nbd::seed();
     for round in 0..6 {
         let place = BlockPlace::new();
-        let device = swap_on(&place);
+        let device = place.swap_on(&["--size", "64M"]);
         let (dir, moved) = (place.dir(), place.root().join("moved"));
         let daemon = daemon_in(&dir);
         let _guard = NotLeft(daemon);

@@ -4,16 +4,14 @@
 use std::collections::BTreeSet;
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixStream;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::process::Command;
-use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::common::nbd::{READ, Raw, a_moment, port};
-use crate::common::{Daemon, PATIENCE, Place, ask, connect, not_root, wait_until};
+use crate::common::{Daemon, PATIENCE, Place, not_root, wait_until};
 use crate::nbd::too_few_descriptors;
 use rustix::process::Signal;
 
@@ -34,10 +32,6 @@ fn as_nobody<T: Send>(act: impl FnOnce(bool) -> T + Send) -> T {
         });
         thread.join().unwrap()
     })
-}
-
-fn threads(daemon: &Daemon) -> usize {
-    std::fs::read_dir(format!("/proc/{}/task", daemon.id())).unwrap().count()
 }
 
 /// Returns a daemon's list of clients.
@@ -102,84 +96,11 @@ fn idle_clients_of_a_port_leave_roots_own_socket_alone() {
     place.run(&args).ok();
     assert!(idle[..3].iter_mut().all(Raw::ends));
     assert!(idle[3..].iter_mut().all(|client| client.works(1)));
-    assert!(place.run(&["kick", &ids[0]]).complaint(1).contains("no client"));
+    place.run(&["kick", &ids[0]]).says(1, "no client");
     assert!(Raw::tcp(&port).enter().unwrap().works(1));
     daemon.signal(Signal::TERM);
     let (_, log) = daemon.ended();
     assert!(log.contains("clients were refused") && log.contains("max-connections is 256"), "{log}");
-}
-
-#[test]
-fn a_flood_of_handshakes_leaves_roots_own_socket_alone() {
-    if too_few_descriptors(2000) {
-        return;
-    }
-    let place = Place::new();
-    let daemon = place.up(&LISTEN);
-    let port = port(&daemon);
-    let flood: Vec<Raw> = as_nobody(|_| (0..500).map(|_| Raw::tcp(&port)).collect());
-    // A slow client of root's.
-    let slow = Raw::unix(&place);
-    let began = Instant::now();
-    for _ in 0..20 {
-        assert!(Raw::unix(&place).enter().unwrap().works(1));
-    }
-    // Much less than their turns.
-    assert!(began.elapsed() < Duration::from_secs(15), "{:?}", began.elapsed());
-    assert!(slow.enter().unwrap().works(2));
-    wait_until("all places for handshakes are taken", || {
-        clients(&place).iter().filter(|client| client["uid"].is_null()).count() >= 64
-    });
-    // The oldest handshakes give way to later ones.
-    wait_until("the last of them is greeted", || {
-        clients(&place).iter().any(|client| client["id"].as_u64().unwrap() > 300)
-    });
-    drop(flood);
-    daemon.signal(Signal::TERM);
-    let (_, log) = daemon.ended();
-    assert!(log.contains("gave way to new connections"), "{log}");
-}
-
-/// All clients connect at once, and all are served.
-#[test]
-fn a_thousand_clients_that_come_at_once_are_served() {
-    const CLIENTS: usize = 1000;
-    if too_few_descriptors(3000) {
-        return;
-    }
-    let place = Place::new();
-    let daemon = place.up(&[&["--max-connections", "1100"], &LISTEN[..]].concat());
-    let port = port(&daemon);
-    for round in 0..3 {
-        let began = Instant::now();
-        let (ready, done) = (Barrier::new(CLIENTS), Barrier::new(CLIENTS));
-        let serve = |index: usize| {
-            ready.wait();
-            // A client that fails must not make the others wait.
-            let client = catch_unwind(AssertUnwindSafe(|| {
-                let client = if round == 1 { Raw::unix(&place) } else { Raw::tcp(&port) };
-                client.enter()?.if_served(index as u64)
-            }));
-            // No client leaves before all are served.
-            done.wait();
-            matches!(client, Ok(Some(_)))
-        };
-        let served: usize = thread::scope(|scope| {
-            let serve = &serve;
-            let threads: Vec<_> = (0..CLIENTS)
-                .map(|index| {
-                    let thread = thread::Builder::new().stack_size(256 << 10);
-                    thread.spawn_scoped(scope, move || serve(index)).unwrap()
-                })
-                .collect();
-            threads.into_iter().map(|thread| usize::from(thread.join().unwrap())).sum()
-        });
-        if served < CLIENTS {
-            daemon.signal(Signal::TERM);
-            panic!("{served} are served in {:?}: {}", began.elapsed(), daemon.ended().1);
-        }
-        wait_until("their threads have gone", || threads(&daemon) < 100);
-    }
 }
 
 /// With a usual, low descriptor limit, clients cannot use up all descriptors; the limit is not raised without
@@ -286,31 +207,5 @@ fn a_socket_is_for_whom_it_is_said_to_be_and_for_nobody_else_before() {
         let may_be = |seen: &&Access| **seen == expected || seen.0 == 0;
         assert!(seen.iter().all(|seen| may_be(&seen)), "{options:?}: {seen:?}");
     }
-    let refused = place.run(&["up", "--socket-mode", "0660"]);
-    assert!(refused.complaint(2).contains("give listen a unix:PATH"), "{}", refused.stderr);
-}
-
-/// Silent, slow and lying control clients keep neither NBD clients nor each other out for long.
-#[test]
-fn control_clients_that_say_nothing_keep_nobody_out_for_long() {
-    let place = Place::new();
-    let _daemon = place.up(&[]);
-    let control = place.socket("control.sock");
-    let silent: Vec<UnixStream> = (0..100).map(|_| connect(&control)).collect();
-    assert!(Raw::unix(&place).enter().unwrap().works(1));
-    wait_until("somebody is listened to again", || place.run(&["clients"]).status.success());
-    for lie in [
-        "DELETE /v1/clients/18446744073709551616 HTTP/1.1\r\n\r\n",
-        "DELETE /v1/clients/%2d1 HTTP/1.1\r\n\r\n",
-        "DELETE /v1/clients/1/ HTTP/1.1\r\n\r\n",
-        "POST /v1/clients HTTP/1.1\r\nContent-Length: 4294967296\r\n\r\n",
-    ] {
-        let answer = ask(&control, lie.as_bytes());
-        assert!(answer.starts_with("HTTP/1.1 4"), "{lie}: {answer}");
-    }
-    let long = format!("DELETE /v1/clients/{} HTTP/1.1\r\n\r\n", "9".repeat(1 << 20));
-    assert!(ask(&control, long.as_bytes()).starts_with("HTTP/1.1 431"));
-    assert!(place.run(&["kick", "0"]).complaint(1).contains("there is no client 0"));
-    assert!(place.run(&["kick", "me"]).complaint(2).contains("'me'"));
-    drop(silent);
+    place.run(&["up", "--socket-mode", "0660"]).says(2, "give listen a unix:PATH");
 }

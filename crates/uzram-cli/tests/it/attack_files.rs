@@ -67,9 +67,7 @@ fn a_file_made_beforehand_by_another_user_gets_no_pages() {
     for mode in ["666", "600"] {
         attack("rm -f \"$1\"; : > \"$1\"; chmod \"$2\" \"$1\"", &[&file, Path::new(mode)]);
         for more in [&[][..], &["--force"]] {
-            let ended = up_on(&place, &sized(&file), more);
-            let line = ended.complaint(1);
-            assert!(line.contains("belongs to user 65534") && line.contains("another path"), "{line}");
+            up_on(&place, &sized(&file), more).says(1, "belongs to user 65534").says(1, "another path");
             assert_eq!(fs::metadata(&file).unwrap().len(), 0, "something was written to it");
         }
     }
@@ -97,8 +95,7 @@ fn a_symbolic_link_of_another_user_overwrites_nothing() {
     }
     // Also in the middle of a path.
     attack("ln -s \"$2\" \"$1\"", &[&inner, place.root()]);
-    let ended = up_on(&place, &sized(&inner.join("precious")), &["--force"]);
-    assert!(ended.complaint(1).contains("is a symbolic link"), "{}", ended.stderr);
+    up_on(&place, &sized(&inner.join("precious")), &["--force"]).says(1, "is a symbolic link");
     assert_eq!(fs::read(&target).unwrap(), TREASURE);
     assert!(!missing.exists());
     // Root's own links are followed.
@@ -123,7 +120,7 @@ fn a_hard_link_and_a_file_that_others_may_read_are_refused() {
     for more in [&[][..], &["--force"]] {
         let ended = up_on(&place, &sized(&link), more);
         assert_eq!(fs::read(&target).unwrap(), TREASURE);
-        assert!(ended.complaint(1).contains("hard links"), "{}", ended.stderr);
+        ended.says(1, "hard links");
     }
 
     let open = dir.join("open.img");
@@ -146,18 +143,15 @@ fn what_holds_something_else_wants_force_and_an_own_mark_is_taken_again() {
     let path = place.root().join("cold.img");
     fs::write(&path, TREASURE).unwrap();
     set_mode(&path, 0o600);
-    let refused = up_on(&place, &sized(&path), &[]);
-    let line = refused.complaint(1);
-    assert!(line.contains("--force") && line.contains("(setting: backing_force)"), "{line}");
+    up_on(&place, &sized(&path), &[]).says(1, "--force").says(1, "(setting: backing_force)");
     assert_eq!(fs::read(&path).unwrap(), TREASURE);
     let alone = place.run(&["up", "--exec", "true", "--force"]);
-    assert!(alone.complaint(2).starts_with("--force: nothing to take: give --backing"), "{}", alone.stderr);
+    assert!(alone.complaint(2).starts_with("--force: nothing to take: give --backing"), "{alone}");
 
     // A running daemon gives the same error, and uses the file with `backing_force`.
     let daemon = place.up(&[]);
     let add = ["add", "zram1", "--size", "1M", "--backing", &sized(&path)];
-    let refused = place.run(&add);
-    assert!(refused.complaint(1).contains("backing_force"), "{}", refused.stderr);
+    place.run(&add).says(1, "backing_force");
     assert_eq!(fs::read(&path).unwrap(), TREASURE);
     place.run(&[&add[..], &["--force"]].concat()).ok();
     assert_eq!(place.run(&["stat", "zram1", "backing_force"]).ok(), "1\n");
@@ -177,7 +171,7 @@ fn what_holds_something_else_wants_force_and_an_own_mark_is_taken_again() {
         let _ = place.run(&["down"]);
         crate::common::collect(child)
     };
-    assert!(taken(false).complaint(1).contains("--force"));
+    taken(false).says(1, "--force");
     assert_eq!(fs::read(&path).unwrap(), TREASURE);
     assert!(taken(true).status.success());
 }
@@ -247,25 +241,21 @@ fn a_fake_daemon_of_another_user_is_not_believed() {
     let dir = shared(&place).join("run");
     attack("mkdir -m 755 \"$1\"", &[&dir]);
     let fake = FakeDaemon::start(&dir.join("control.sock"));
-    let ended = stat_in(&dir);
-    let line = ended.complaint(1);
-    assert!(line.contains("belongs to user 65534") && line.contains("--runtime-dir"), "{line}");
+    stat_in(&dir).says(1, "belongs to user 65534").says(1, "--runtime-dir");
     // Through the attacker's link to root's directory.
     let own = place.root().join("own");
     fs::create_dir(&own).unwrap();
     let link = dir.parent().unwrap().join("link");
     attack("ln -s \"$2\" \"$1\"", &[&link, &own]);
-    assert!(stat_in(&link).complaint(1).contains("is a symbolic link"));
+    stat_in(&link).says(1, "is a symbolic link");
     // In root's directory, which is writable by other users.
     drop(fake);
     set_mode(&own, 0o777);
     let fake = FakeDaemon::start(&own.join("control.sock"));
-    assert!(stat_in(&own).complaint(1).contains("mode 0777"));
+    stat_in(&own).says(1, "mode 0777");
     // In root's directory, which is no longer writable by other users.
     set_mode(&own, 0o755);
-    let ended = stat_in(&own);
-    let line = ended.complaint(1);
-    assert!(line.contains("a process of user 65534") && line.contains("--runtime-dir"), "{line}");
+    stat_in(&own).says(1, "a process of user 65534").says(1, "--runtime-dir");
     drop(fake);
 }
 
@@ -287,9 +277,7 @@ fn a_runtime_directory_behind_another_user_s_link_is_not_served_in() {
         finish(command)
     };
     for path in [link.clone(), link.join("deeper")] {
-        let ended = up(&path);
-        let line = ended.complaint(1);
-        assert!(line.contains(&format!("'{}' is a symbolic link", link.display())), "{line}");
+        up(&path).says(1, &format!("'{}' is a symbolic link", link.display()));
     }
     assert_eq!(fs::read(own.join("uzram.lock")).unwrap(), TREASURE);
     assert_eq!(fs::read_dir(&own).unwrap().count(), 1, "something was made in it");
@@ -302,7 +290,7 @@ fn a_runtime_directory_behind_another_user_s_link_is_not_served_in() {
     let precious = place.root().join("precious");
     fs::write(&precious, TREASURE).unwrap();
     symlink(&precious, own.join("uzram.lock")).unwrap();
-    assert!(up(&own).complaint(1).contains("cannot open"));
+    up(&own).says(1, "cannot open");
     assert_eq!(fs::read(&precious).unwrap(), TREASURE);
 }
 
@@ -323,7 +311,7 @@ fn root_is_not_led_by_xdg_runtime_dir() {
         command.env_remove("UZRAM_RUNTIME_DIR").env("XDG_RUNTIME_DIR", &xdg);
         finish(command)
     };
-    assert!(alone("status").complaint(3).contains("no daemon is running in '/run/uzram'"));
+    alone("status").says(3, "no daemon is running in '/run/uzram'");
     let served = alone("up --size 1M --log error --exec 'dirname $socket; stat -c %a /run/uzram'");
     assert_eq!(served.ok(), "/run/uzram\n700\n");
     assert_eq!(fs::read_dir(&xdg).unwrap().count(), 0);
@@ -331,7 +319,7 @@ fn root_is_not_led_by_xdg_runtime_dir() {
     let mut command = bare_command(&["status"]);
     command.env("XDG_RUNTIME_DIR", &xdg).uid(ATTACKER).gid(ATTACKER);
     let wanted = format!("no daemon is running in '{}'", xdg.join("uzram").display());
-    assert!(finish(command).complaint(3).contains(&wanted));
+    finish(command).says(3, &wanted);
 }
 
 #[test]
@@ -345,14 +333,14 @@ fn paths_that_are_not_utf_8_are_refused_at_the_start() {
         finish(command)
     };
     let ended = option(&bad);
-    assert!(ended.complaint(1).contains("is not UTF-8; choose another --runtime-dir"), "{}", ended.stderr);
+    assert!(ended.complaint(1).contains("is not UTF-8; choose another --runtime-dir"), "{ended}");
     assert!(!bad.exists());
-    assert!(stat_in(&bad).complaint(1).contains("is not UTF-8"));
+    stat_in(&bad).says(1, "is not UTF-8");
     // Relative to a directory with such a name.
     fs::create_dir(&bad).unwrap();
     let mut command = bare_command(&args);
     command.arg("run").current_dir(&bad);
-    assert!(finish(command).complaint(1).contains("is not UTF-8"));
+    finish(command).says(1, "is not UTF-8");
     assert_eq!(fs::read_dir(&bad).unwrap().count(), 0);
 }
 
@@ -373,7 +361,7 @@ fn a_mount_that_is_not_utf_8_is_refused_at_the_start() {
         ask.push(" stat zram0");
         command.arg(dir).arg("--exec").arg(&ask);
         let ended = finish(command);
-        assert!(ended.complaint(1).contains("not UTF-8; choose another directory"), "{}", ended.stderr);
+        assert!(ended.complaint(1).contains("not UTF-8; choose another directory"), "{ended}");
     }
     assert!(!bad.exists(), "a directory that was made is removed");
     let mounts = fs::read("/proc/self/mountinfo").unwrap();
@@ -402,8 +390,7 @@ fn the_state_directory_is_made_for_its_owner_alone() {
     assert_eq!(alone("true", "/var/lib/uzram/cold.img").ok(), wanted);
     assert_eq!(alone("mkdir -m 700 /var/lib/uzram", "/var/lib/uzram/cold.img").ok(), wanted);
     // Other directories are not created.
-    let ended = alone("true", "/var/lib/uzram/deeper/cold.img");
-    assert!(ended.complaint(1).contains("No such file"), "{}", ended.stderr);
+    alone("true", "/var/lib/uzram/deeper/cold.img").says(1, "No such file");
 }
 
 /// An attacker that races the daemon for the name of its file gains nothing, and no file of root's is lost.

@@ -1,8 +1,6 @@
 //! Attributes as files (`uzram up --mount`), under the tools that are used on those of sysfs.
 
-use std::fs::{self, File, OpenOptions};
-use std::io::{Read, Seek, SeekFrom, Write};
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::fs::{self};
 
 use crate::common::Daemon;
 use crate::common::block::BlockPlace;
@@ -92,32 +90,4 @@ fn tools_copy_attributes_and_set_them() {
         assert!(complaint.contains(said), "{what}: {complaint}");
     }
     assert_eq!(shell("cat $1/mem_limit"), before);
-}
-
-#[test]
-fn an_open_attribute_is_read_and_set_again_and_again() {
-    let Some(place) = BlockPlace::if_able() else { return };
-    let _daemon = up(&place);
-    let mut file = OpenOptions::new().read(true).write(true).open(place.files().join("mem_limit")).unwrap();
-    let (mut text, mut other) = (String::new(), File::open(place.files().join("mem_limit")).unwrap());
-    file.read_to_string(&mut text).unwrap();
-    assert_eq!(text, "0\n");
-    for mib in [1u64, 20, 300] {
-        // Where the last operation ended, as in sysfs.
-        file.write_all(format!("{mib}M").as_bytes()).unwrap();
-        for reader in [&mut file, &mut other] {
-            let mut text = String::new();
-            reader.seek(SeekFrom::Start(0)).unwrap();
-            reader.read_to_string(&mut text).unwrap();
-            assert_eq!(text, format!("{}\n", mib << 20));
-        }
-        assert_eq!(place.number("mem_limit"), mib << 20);
-    }
-    assert_eq!(file.write_at(b"much", 99).unwrap_err().raw_os_error(), Some(libc::EINVAL));
-    assert_eq!(file.metadata().map(|found| (found.len(), found.blocks())).unwrap(), (4096, 0));
-    assert_eq!(file.seek(SeekFrom::End(0)).unwrap(), 4096);
-    file.write_all(b"7M").unwrap();
-    assert_eq!(place.number("mem_limit"), 7 << 20);
-    // Programs read a file that shows no size to its end.
-    assert_eq!(fs::metadata(place.files().join("block_state")).unwrap().len(), 0);
 }

@@ -154,8 +154,7 @@ fn daemons_that_swap_leave_no_core_files() {
     let command = place.command(&["swap", "on", "--size", "64M"]);
     let Some(command) = with_cores(&command, cores.path()) else { return };
     finish(command).ok();
-    let status = place.run(&["swap", "status"]).ok();
-    assert!(status.contains("kept out of core files   yes"), "{status}");
+    place.run(&["swap", "status"]).shows(&["kept out of core files   yes"]);
     // Only the process that attaches needs other capabilities.
     place.wait_for_standby();
     assert_confined(place.worker_id(), SYS_ADMIN | IPC_LOCK);
@@ -228,8 +227,7 @@ fn the_process_that_attaches_has_nothing_of_the_daemons_and_outlives_its_program
 #[test]
 fn who_is_no_daemon_has_nobody_attach_for_it() {
     let place = Place::new();
-    let ended = place.run(&["attendant"]);
-    assert!(ended.complaint(1).contains("only a daemon starts this"), "{}", ended.stderr);
+    place.run(&["attendant"]).says(1, "only a daemon starts this");
 }
 
 #[test]
@@ -315,7 +313,7 @@ fn a_users_mount_is_unmounted_by_a_program_that_may() {
     let mut command = Command::new("unshare");
     command.args(["--mount", "sh", "-c", script, "sh"]).arg(place.root()).env_remove("UZRAM_RUNTIME_DIR");
     let ended = finish(command);
-    assert!(!ended.stderr.contains("WARN"), "{}", ended.stderr);
+    assert!(!ended.stderr.contains("WARN"), "{ended}");
     assert_eq!(ended.ok(), "zram0\nSeccomp:\t0\n");
     assert!(!home.join("run/mnt").exists(), "it was unmounted, and removed");
 }

@@ -44,7 +44,7 @@ fn as_pid_1_it_reaps_what_its_command_leaves() {
         let args = [&["up", "--size", "4M", "--exec", LEAVE_ORPHANS], survives].concat();
         let Some(command) = as_pid_1(&place, &["--mount-proc"], &args) else { return };
         let ended = finish(command);
-        assert!(ended.status.success(), "{survives:?}: {}: {}", ended.status, ended.stderr);
+        assert!(ended.status.success(), "{survives:?}: {ended}");
     }
 }
 
@@ -63,7 +63,7 @@ fn another_process_takes_over_where_proc_shows_other_processes() {
     let args = ["up", "--size", "4M", "--exec", &script];
     let Some(command) = as_pid_1(&place, &[], &args) else { return };
     let ended = finish(command);
-    assert!(ended.status.success(), "{}: {}", ended.status, ended.stderr);
+    assert!(ended.status.success(), "{ended}");
 }
 
 #[test]

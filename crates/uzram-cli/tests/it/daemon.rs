@@ -86,13 +86,12 @@ fn what_a_device_does_not_take_is_one_line() {
         (&["set", "zram0", "disksize=1M"], "cannot set disksize to '1M'"),
         (&["reset", "zram9"], "no device 'zram9'"),
     ] {
-        let ended = place.run(args);
-        let line = ended.complaint(1);
-        assert!(line.contains(mentions), "{args:?}: {line}");
+        place.run(args).says(1, mentions);
     }
     // The command stops at the first failure, and says what was set before.
-    let ended = place.run(&["set", "zram0", "mem_limit=2M", "nonesuch=1", "mem_limit=3M"]);
-    assert!(ended.complaint(1).contains("already set: mem_limit"), "{}", ended.stderr);
+    place
+        .run(&["set", "zram0", "mem_limit=2M", "nonesuch=1", "mem_limit=3M"])
+        .says(1, "already set: mem_limit");
     assert_eq!(place.run(&["stat", "zram0", "mem_limit"]).ok(), "2097152\n");
 
     // The daemon refuses a value that is too long, with a reason.
@@ -147,7 +146,7 @@ fn a_command_runs_with_the_addresses_and_its_status_is_ours() {
     // Standard output belongs to the command; the daemon uses standard error.
     assert_eq!(ended.stdout, format!("nbd+unix:///zram0?socket={socket}|{socket}|zram0\n"));
     assert!(ended.status.success());
-    assert!(ended.stderr.contains("fixed cost") && ended.stderr.contains("\n  stored "), "{}", ended.stderr);
+    assert!(ended.stderr.contains("fixed cost") && ended.stderr.contains("\n  stored "), "{ended}");
 
     assert_eq!(exec("exit 7").status.code(), Some(7));
     assert_eq!(exec("kill -TERM $$").status.code(), Some(143));
@@ -188,7 +187,7 @@ fn signals_reach_the_command_and_all_it_started() {
             });
         }
         let ended = crate::common::collect(child);
-        assert_eq!(ended.status.code(), Some(code), "{trap} {signals:?} {}", ended.stderr);
+        assert_eq!(ended.status.code(), Some(code), "{trap} {signals:?} {ended}");
         assert!(!place.socket("control.sock").exists());
         // SIGTERM ends `sleep 61` with its shell. SIGINT does not end a shell's background process, and a
         // shell's trap may run first: then kill it here. It may stay as a zombie that nothing in this
@@ -221,59 +220,22 @@ fn the_runtime_directory_is_private_or_refused() {
     let open = place.root().join("open");
     fs::create_dir(&open).unwrap();
     fs::set_permissions(&open, Permissions::from_mode(0o755)).unwrap();
-    let ended = up(open.clone());
-    let line = ended.complaint(1);
-    assert!(line.contains("mode 0755") && line.contains("chmod 700"), "{line}");
+    up(open.clone()).says(1, "mode 0755").says(1, "chmod 700");
     fs::set_permissions(&open, Permissions::from_mode(0o700)).unwrap();
     assert!(up(open.clone()).status.success());
 
     fs::write(open.join("nbd.sock"), "").unwrap();
-    assert!(up(open.clone()).complaint(1).contains("not a socket"));
+    up(open.clone()).says(1, "not a socket");
     assert!(open.join("nbd.sock").exists());
-    assert!(up(open.join("nbd.sock")).complaint(1).contains("is not a directory"));
-    assert!(up(place.root().join("x".repeat(120))).complaint(1).contains("too long for a socket"));
-    assert!(up(PathBuf::from("/proc/uzram")).complaint(1).contains("cannot create"));
+    up(open.join("nbd.sock")).says(1, "is not a directory");
+    up(place.root().join("x".repeat(120))).says(1, "too long for a socket");
+    up(PathBuf::from("/proc/uzram")).says(1, "cannot create");
 
     let foreign = place.root().join("foreign");
     fs::create_dir(&foreign).unwrap();
     match std::os::unix::fs::chown(&foreign, Some(65534), None) {
         Ok(()) => assert!(up(foreign).complaint(1).contains("belongs to user 65534")),
         Err(error) => println!("skipped: giving a directory away: {error}"),
-    }
-}
-
-#[test]
-fn the_environment_names_the_runtime_directory() {
-    let place = Place::new();
-    let script = "dirname \"$socket\"";
-    let args = ["up", "--size", "1M", "--log", "error", "--exec", script];
-    // Root ignores the variable, as `attack_files` shows.
-    if !rustix::process::geteuid().is_root() {
-        let mut command = bare_command(&args);
-        command.env("XDG_RUNTIME_DIR", place.root());
-        assert_eq!(finish(command).ok().trim(), place.root().join("uzram").to_str().unwrap());
-    }
-    let mut command = bare_command(&args);
-    command.env("XDG_RUNTIME_DIR", place.root()).env("UZRAM_RUNTIME_DIR", place.dir());
-    assert_eq!(finish(command).ok().trim(), place.dir().to_str().unwrap());
-    // A relative path is relative to the program's working directory.
-    let mut command = bare_command(&args);
-    command.args(["--runtime-dir", "near"]).current_dir(place.root());
-    assert!(finish(command).ok().trim().ends_with("/near"));
-}
-
-#[test]
-fn no_runtime_directory_at_all_is_one_line() {
-    let mut command = bare_command(&["status"]);
-    if rustix::process::geteuid().is_root() {
-        command.uid(65534).gid(65534);
-    }
-    match command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn() {
-        Ok(child) => {
-            let ended = crate::common::collect(child);
-            assert!(ended.complaint(1).contains("no runtime directory: give --runtime-dir"));
-        }
-        Err(error) => println!("skipped: running as another user: {error}"),
     }
 }
 
@@ -298,8 +260,7 @@ fn a_dead_servers_socket_is_replaced_whatever_its_mode() {
     drop(killed.ended());
     assert_eq!(mode(&path) & 0o777, 0);
     let _daemon = crate::common::Daemon::start(command("two"));
-    let second = finish(command("three"));
-    assert!(second.complaint(1).contains("another server has"), "{}", second.stderr);
+    finish(command("three")).says(1, "another server has");
     assert_eq!(mode(&path) & 0o777, 0);
 }
 

@@ -82,8 +82,7 @@ fn without_encryption_it_says_so() {
     let mut command = Command::new(program());
     command.args(["up", "--size", "1M", "--encrypt", "--backing", &format!("{}:4M", file.display())]);
     command.arg("--runtime-dir").arg(dir.path().join("run"));
-    let said = finish(command);
-    assert!(said.complaint(1).contains("built without encryption (the feature 'remote')"), "{}", said.stderr);
+    finish(command).says(1, "built without encryption (the feature 'remote')");
     assert!(!file.exists());
 }
 
@@ -124,8 +123,7 @@ fn it_serves_where_nothing_else_is() {
     // In one mount namespace: another would not see the daemon's mounts.
     let script =
         "chroot . /uzram swap on --size 64M >&2 && chroot . /uzram swap status; chroot . /uzram swap off >&2";
-    let status = finish(root.script(script, &[])).ok();
-    assert!(status.contains("64.0 MiB"), "{status}");
+    finish(root.script(script, &[])).shows(&["64.0 MiB"]);
 }
 
 fn finish_copy(from: &str, to: &str) {

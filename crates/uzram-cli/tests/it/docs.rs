@@ -65,7 +65,7 @@ fn commands_of_the_documents_run() {
             command.args(["--mount", "sh", "-euc", &block]).current_dir(place.root());
             command.env("PATH", &path).env("UZRAM_RUNTIME_DIR", place.dir());
             let ended = finish(command);
-            let told = format!("{}{}", ended.stdout, ended.stderr);
+            let told = format!("{ended}");
             assert!(ended.status.success(), "{}:{line}: {}\n{told}", page.display(), ended.status);
             ran += 1;
         }

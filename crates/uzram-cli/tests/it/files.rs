@@ -5,12 +5,10 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{ErrorKind, Read, Seek, SeekFrom, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::time::Instant;
 
 use crate::common::block::{BlockPlace, unable};
 use crate::common::clients::{arg, complain, missing, succeed};
-use crate::common::{Daemon, PATIENCE, wait_until};
+use crate::common::{Daemon, wait_until};
 use rustix::process::Signal;
 use uzram::random::Random;
 
@@ -57,7 +55,7 @@ fn the_disk_is_a_file() {
     assert_eq!(cut.metadata().unwrap().len(), 16 << 20);
     disk.sync_all().unwrap();
     // While the file is open, the device cannot be reset.
-    assert!(place.run(&["reset", "zram0"]).complaint(1).contains("in use"));
+    place.run(&["reset", "zram0"]).says(1, "in use");
     drop((disk, cut));
     wait_until("it is closed", || place.run(&["reset", "zram0"]).status.success());
     assert_eq!(File::open(place.disk()).unwrap_err().raw_os_error(), Some(16), "it has no size");
@@ -196,43 +194,6 @@ fn since_linux(major: u32, minor: u32) -> bool {
     here >= (major, minor)
 }
 
-/// Discarding a TiB that was never written takes no memory, and does not delay other requests.
-#[test]
-fn discarding_what_was_never_written_takes_no_memory_and_keeps_nobody_waiting() {
-    const LEN: u64 = 1 << 40;
-    let Some(place) = BlockPlace::if_able() else { return };
-    let _daemon = up(&place, "1T", &[]);
-    let disk = OpenOptions::new().read(true).write(true).open(place.disk()).unwrap();
-    write_and_read(&disk, 5 << 30, 1 << 20, 3);
-    let tables_bytes = || place.statistic("mem_tables_bytes");
-    let before_bytes = tables_bytes();
-    let hole = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
-    // `turn` is odd during a discard; repeat until a read began and ended within one.
-    let (turn, was_read) = (AtomicUsize::new(0), AtomicBool::new(false));
-    let deadline = Instant::now() + PATIENCE;
-    std::thread::scope(|scope| {
-        let discarding = scope.spawn(|| {
-            while !was_read.load(Ordering::Relaxed) && Instant::now() < deadline {
-                turn.fetch_add(1, Ordering::SeqCst);
-                fallocate(&disk, hole, 6 << 30, LEN - (6 << 30)).unwrap();
-                turn.fetch_add(1, Ordering::SeqCst);
-            }
-        });
-        let reader = File::open(place.disk()).unwrap();
-        while !discarding.is_finished() {
-            let before = turn.load(Ordering::SeqCst);
-            reader.read_exact_at(&mut [0; 4096], 5 << 30).unwrap();
-            if before % 2 == 1 && turn.load(Ordering::SeqCst) == before {
-                was_read.store(true, Ordering::Relaxed);
-            }
-        }
-        discarding.join().unwrap();
-    });
-    assert!(was_read.into_inner(), "it could not be read meanwhile");
-    let after_bytes = tables_bytes();
-    assert!(after_bytes <= before_bytes + (1 << 20), "{before_bytes} before, {after_bytes} after");
-}
-
 /// Holes longer than a thread makes at once, which begin and end within pages, or past the end.
 #[test]
 fn long_holes_are_made_whole() {
@@ -318,47 +279,14 @@ fn random_operations_agree_with_a_model() {
 }
 
 #[test]
-fn attributes_are_files() {
-    let Some(place) = BlockPlace::if_able() else { return };
-    let _daemon = up(&place, "16M", &[]);
-    let attribute = |name: &str| place.files().join(name);
-    let read = |name: &str| fs::read_to_string(attribute(name)).unwrap();
-    assert_eq!(read("disksize"), "16777216\n");
-    assert_eq!(read("initstate"), "1\n");
-    assert_eq!(read("mm_stat").split_whitespace().count(), 9);
-    fs::write(attribute("mem_limit"), "8M\n").unwrap();
-    assert_eq!(read("mem_limit"), "8388608\n");
-    assert_eq!(fs::write(attribute("mem_limit"), "much").unwrap_err().raw_os_error(), Some(22));
-    assert_eq!(fs::write(attribute("comp_algorithm"), "zstd").unwrap_err().raw_os_error(), Some(16));
-    assert_eq!(fs::write(attribute("nothing"), "1").unwrap_err().kind(), ErrorKind::PermissionDenied);
-    assert_eq!(fs::remove_file(attribute("disk")).unwrap_err().kind(), ErrorKind::PermissionDenied);
-    assert!(fs::read(attribute("reset")).is_err(), "it is only written");
-    // Added devices appear, removed ones disappear.
-    place.run(&["add", "logs", "--size", "8M"]).ok();
-    let logs = place.dir().join("mnt/logs/disk");
-    assert_eq!(fs::metadata(&logs).unwrap().len(), 8 << 20);
-    let names = |dir| -> Vec<String> {
-        fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
-    };
-    assert_eq!(names(place.dir().join("mnt")), ["zram0", "logs"]);
-    assert!(names(place.files()).contains(&"mm_stat".to_owned()));
-    place.run(&["remove", "logs"]).ok();
-    wait_until("it is gone", || !logs.exists());
-    let json = place.json(&["stat", "zram0"]);
-    assert_eq!(json["file"], arg(&place.disk()));
-}
-
-#[test]
 fn a_block_device_is_attached_once_and_detached_when_free() {
     let Some(place) = BlockPlace::needing(&["mkfs.ext4", "mount", "umount"]) else { return };
     let daemon = up(&place, "64M", &[]);
     let device = place.run(&["attach", "zram0"]).ok();
     let device = device.trim();
     assert_eq!(place.loops(), [device]);
-    let again = place.run(&["attach", "zram0"]);
-    assert!(again.complaint(1).contains(&format!("attached already, as {device}")), "{}", again.stderr);
-    let none = place.run(&["attach", "zram1"]);
-    assert!(none.complaint(1).contains("no device 'zram1'"), "{}", none.stderr);
+    place.run(&["attach", "zram0"]).says(1, &format!("attached already, as {device}"));
+    place.run(&["attach", "zram1"]).says(1, "no device 'zram1'");
     let queue = |name: &str| {
         let path = format!("/sys/block/{}/queue/{name}", device.trim_start_matches("/dev/"));
         // Not every kernel throttles writes.
@@ -372,20 +300,16 @@ fn a_block_device_is_attached_once_and_detached_when_free() {
     succeed(&place, "mount", &[device, arg(&dir)]);
     fs::write(dir.join("a"), "something").unwrap();
     // A device in use cannot be detached.
-    let detach = place.run(&["detach", "zram0"]);
-    assert!(detach.complaint(1).contains(&format!("{device} is mounted on")), "{}", detach.stderr);
-    let down = place.run(&["down"]);
-    assert!(down.complaint(1).contains("zram0 is in use"), "{}", down.stderr);
-    let force = place.run(&["detach", "--force"]);
-    assert!(force.complaint(1).contains("lives"), "{}", force.stderr);
+    place.run(&["detach", "zram0"]).says(1, &format!("{device} is mounted on"));
+    place.run(&["down"]).says(1, "zram0 is in use");
+    place.run(&["detach", "--force"]).says(1, "lives");
     let held = File::open(dir.join("a")).unwrap();
     complain(&place, "umount", &[arg(&dir)]);
     drop(held);
     succeed(&place, "umount", &[arg(&dir)]);
     place.run(&["detach", "zram0"]).ok();
     assert_eq!(place.loops(), [""; 0]);
-    let detach = place.run(&["detach", "zram0"]);
-    assert!(detach.complaint(1).contains("zram0 is not attached"), "{}", detach.stderr);
+    place.run(&["detach", "zram0"]).says(1, "zram0 is not attached");
 
     // Its contents are unchanged.
     let device = place.run(&["attach", "zram0"]).ok();
@@ -394,19 +318,6 @@ fn a_block_device_is_attached_once_and_detached_when_free() {
     succeed(&place, "umount", &[arg(&dir)]);
     place.run(&["detach", "zram0"]).ok();
     place.end_clean(daemon);
-}
-
-#[test]
-fn a_commands_block_device_goes_with_it() {
-    let Some(place) = BlockPlace::needing(&["mkfs.ext4", "mount", "umount"]) else { return };
-    let dir = place.mount_point("fs");
-    let command = format!(
-        "test -b $device && mkfs.ext4 -q $device && mount $device {0} && echo hello >{0}/a && cat {0}/a && umount {0}",
-        dir.display()
-    );
-    let ended = place.run(&["up", "--size", "64M", "--attach", "--exec", &command]);
-    assert_eq!(ended.ok(), "hello\n");
-    place.assert_clean();
 }
 
 /// A file system that a command leaves mounted keeps the daemon running until it is unmounted or the daemon
@@ -426,8 +337,7 @@ fn what_a_command_leaves_mounted_is_not_lost_without_a_word() {
         up.signal(Signal::TERM);
         up.signal(Signal::TERM);
         fs::write(dir.join("a"), "something").unwrap();
-        let down = place.run(&["down"]);
-        assert!(down.complaint(1).contains("zram0 is in use"), "{}", down.stderr);
+        place.run(&["down"]).says(1, "zram0 is in use");
         if force {
             let said = place.run(&["down", "--force"]).ok();
             assert!(said.contains(&format!("unmounted {}", dir.display())), "{said}");
@@ -454,8 +364,7 @@ fn a_dead_daemons_block_device_is_cleared() {
     daemon.ended();
     // Requests fail, and never hang.
     wait_until("writes fail", || file.sync_all().is_err());
-    let up = place.run(&["up", "--size", "64M", "--attach"]);
-    assert!(up.complaint(1).contains("uzram detach --force"), "{}", up.stderr);
+    place.run(&["up", "--size", "64M", "--attach"]).says(1, "uzram detach --force");
     drop(file);
     let said = place.run(&["detach", "--force"]).ok();
     assert!(said.contains(&format!("unmounted {}", dir.display())), "{said}");
@@ -474,13 +383,11 @@ fn two_daemons_do_not_meet() {
     let _one = up(&place, "16M", &["--attach"]);
     let first = place.loops();
     // Not in the same place…
-    let same = place.run(&["up", "--size", "16M", "--attach"]);
-    assert!(same.complaint(1).contains("already serves"), "{}", same.stderr);
+    place.run(&["up", "--size", "16M", "--attach"]).says(1, "already serves");
     let other_dir = place.root().join("other");
     let mount = place.dir().join("mnt");
     let taken = ["up", "--size", "16M", "--runtime-dir", arg(&other_dir), "--mount", arg(&mount)];
-    let taken = place.run(&taken);
-    assert!(taken.complaint(1).contains("something is mounted there"), "{}", taken.stderr);
+    place.run(&taken).says(1, "something is mounted there");
     // …but in another.
     let command = "test $device != \"$UZRAM_OTHER\" && mkfs.ext4 -q $device";
     let mut other = place.command(&["up", "--size", "16M", "--attach", "--exec", command]);
@@ -488,16 +395,6 @@ fn two_daemons_do_not_meet() {
     crate::common::finish(other).ok();
     assert_eq!(place.loops(), first);
     place.run(&["down"]).ok();
-    place.assert_clean();
-}
-
-#[test]
-fn fio_finds_what_it_wrote_on_the_block_device() {
-    let Some(place) = BlockPlace::needing(&["fio"]) else { return };
-    let command = "fio --name=verify --filename=$device --direct=1 --ioengine=libaio --iodepth=16 --rw=randwrite \
-                   --bssplit=4k/60:64k/30:1m/10 --size=96M --norandommap=0 --verify=crc32c --verify_fatal=1 \
-                   --verify_state_save=0 --trim_percentage=10 --output=/dev/null";
-    place.run(&["up", "--size", "128M", "--attach", "--exec", command]).ok();
     place.assert_clean();
 }
 
@@ -566,39 +463,6 @@ fn a_daemon_whose_terminal_is_gone_takes_its_block_device_along() {
     }
 }
 
-/// Returns the current limit on CPU wake-up latency of all processes together; `None` if it cannot be read.
-fn cpu_latency_us() -> Option<i32> {
-    let mut limit_us = [0; 4];
-    File::open("/dev/cpu_dma_latency").ok()?.read_exact(&mut limit_us).unwrap();
-    Some(i32::from_ne_bytes(limit_us))
-}
-
-#[test]
-fn cpus_wake_fast_while_requests_come() {
-    const LIMIT_US: i32 = 3;
-    let Some(usual_us) = cpu_latency_us().filter(|usual_us| *usual_us > LIMIT_US) else {
-        println!("skipped: no /dev/cpu_dma_latency, or others ask for as much there");
-        return;
-    };
-    let Some(place) = BlockPlace::needing(&["dd"]) else { return };
-    for (limit, is_asked) in [("3", true), ("none", false)] {
-        let daemon = up(&place, "64M", &["--cpu-latency-us", limit]);
-        assert!(daemon.facts.contains(if is_asked { "CPU latency 3 us" } else { "CPU latency none" }));
-        let mut read = std::process::Command::new("dd");
-        read.args([&format!("if={}", place.disk().display()), "of=/dev/null", "bs=4k", "status=none"]);
-        let mut asked = false;
-        wait_until("many requests were answered", || {
-            let mut read = read.spawn().unwrap();
-            while read.try_wait().unwrap().is_none() {
-                asked |= cpu_latency_us() == Some(LIMIT_US);
-            }
-            asked == is_asked
-        });
-        wait_until("it is asked for no longer", || cpu_latency_us() == Some(usual_us));
-        daemon.terminate();
-    }
-}
-
 #[test]
 fn without_what_it_needs_there_is_one_clear_line() {
     let Some(place) = BlockPlace::needing(&["unshare", "mount"]) else { return };
@@ -618,13 +482,12 @@ fn without_what_it_needs_there_is_one_clear_line() {
         (fuse, "up --size 16M --attach", "/dev/loop-control"),
         (fuse, "swap on --size 64M", "/dev/loop-control"),
     ] {
-        let ended = without(node, args);
-        assert!(ended.complaint(1).contains(what), "{args}: {}", ended.stderr);
+        without(node, args).says(1, what);
     }
     // The daemon works without this node.
     let ended = without(fuse, &format!("up --size 16M --mount {}/mnt --exec true", place.dir().display()));
     let said = "CPU latency none: /dev/cpu_dma_latency: No such file";
-    assert!(ended.status.success() && ended.stderr.contains(said), "{}", ended.stderr);
+    assert!(ended.status.success() && ended.stderr.contains(said), "{ended}");
     let nobody = |args: &[&str]| {
         use std::os::unix::process::CommandExt;
         let mut command = crate::common::bare_command(args);
@@ -634,8 +497,7 @@ fn without_what_it_needs_there_is_one_clear_line() {
     for args in
         [&["attach", "zram0"][..], &["detach", "zram0"], &["swap", "on", "--size", "64M"], &["swap", "off"]]
     {
-        let ended = nobody(args);
-        assert!(ended.complaint(1).contains("as root"), "{args:?}: {}", ended.stderr);
+        nobody(args).says(1, "as root");
     }
     place.assert_clean();
 }

@@ -21,7 +21,6 @@ mod dist;
 mod docs;
 mod fd_store;
 mod files;
-mod interruptions;
 mod json;
 mod layers;
 mod limits;
@@ -29,9 +28,7 @@ mod memory_cgroup;
 mod mistakes;
 mod network;
 mod places;
-mod pool;
 mod programs;
-mod recompress;
 mod reload;
 #[cfg(feature = "remote")]
 mod remote;

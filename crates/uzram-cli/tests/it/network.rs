@@ -2,7 +2,7 @@
 
 use std::os::unix::fs::PermissionsExt;
 
-use crate::common::clients::{arg, complain, random_file, same, succeed};
+use crate::common::clients::{arg, random_file, same, succeed};
 use crate::common::{Daemon, Place};
 use crate::nbd::pki::{Authority, Validity, write};
 
@@ -71,30 +71,6 @@ fn libnbd_and_qemu_come_over_tls() {
     args.push(&image);
     let said = succeed(&place, "qemu-io", &args);
     assert!(!said.contains("failed"), "{said}");
-}
-
-#[test]
-fn who_does_not_fit_is_kept_out() {
-    let Some(place) = Place::needing(&["nbdinfo", "qemu-img"]) else { return };
-    let daemon = secure_daemon(&place);
-    let (uri, port) = tcp(&daemon);
-    let stranger = place.root().join("stranger");
-    std::fs::create_dir(&stranger).unwrap();
-    Authority::new("stranger").write_all(&stranger);
-    complain(&place, "nbdinfo", &[&format!("{uri}?tls-certificates={}", stranger.display())]);
-    // A client that trusts the server, but has no certificate.
-    let bare = place.root().join("bare");
-    std::fs::create_dir(&bare).unwrap();
-    std::fs::copy(place.root().join("ca-cert.pem"), bare.join("ca-cert.pem")).unwrap();
-    complain(&place, "nbdinfo", &[&format!("{uri}?tls-certificates={}", bare.display())]);
-    let plain = uri.replace("nbds://", "nbd://");
-    let said = complain(&place, "nbdinfo", &[&plain]);
-    assert!(said.contains("TLS"), "{said}");
-    complain(&place, "qemu-img", &["info", &format!("nbd://127.0.0.1:{port}/zram0")]);
-    // Meanwhile, a valid client is served.
-    let good = format!("{uri}?tls-certificates={}", place.root().display());
-    assert_eq!(succeed(&place, "nbdinfo", &["--size", &good]).trim(), "67108864");
-    assert_eq!(succeed(&place, "nbdinfo", &["--size", &place.uri()]).trim(), "67108864");
 }
 
 #[test]
@@ -180,38 +156,4 @@ fn what_cannot_be_served_is_refused_in_one_line() {
         assert!(complaint.contains(words), "{args:?}: {complaint}");
         assert!(!place.socket("nbd.sock").exists());
     }
-}
-
-#[test]
-fn everyone_is_let_in_where_that_is_said() {
-    let Some(place) = Place::needing(&["nbdinfo"]) else { return };
-    Authority::new("authority").write_all(place.root());
-    let options = tls_options(&place, false);
-    let mut args = vec!["--tls-anyone", "--listen", "tcp:0.0.0.0:0"];
-    args.extend(options.iter().map(String::as_str));
-    let daemon = place.up_sized("1M", &args);
-    let uri = uris(&daemon).into_iter().find(|uri| uri.starts_with("nbds://")).unwrap();
-    let port = uri.rsplit_once(':').unwrap().1;
-    let bare = place.root().join("bare");
-    std::fs::create_dir(&bare).unwrap();
-    std::fs::copy(place.root().join("ca-cert.pem"), bare.join("ca-cert.pem")).unwrap();
-    let uri = format!("nbds://127.0.0.1:{port}?tls-certificates={}", bare.display());
-    assert_eq!(succeed(&place, "nbdinfo", &["--size", &uri]).trim(), "1048576");
-    // No client is served without TLS.
-    complain(&place, "nbdinfo", &[&uri.replace("nbds://", "nbd://")]);
-}
-
-#[test]
-fn a_key_that_everybody_can_read_is_refused() {
-    let place = Place::new();
-    Authority::new("authority").write_all(place.root());
-    let options = tls_options(&place, false);
-    let mut args = vec!["up", "--size", "1M", "--exec", "true"];
-    args.extend(options.iter().map(String::as_str));
-    let ended = place.run(&args);
-    assert!(ended.status.success() && !ended.stderr.contains("WARN"), "{}", ended.stderr);
-    let key = place.root().join("server-key.pem");
-    std::fs::set_permissions(&key, std::fs::Permissions::from_mode(0o644)).unwrap();
-    let ended = place.run(&args);
-    assert!(ended.complaint(1).contains("every user of this machine may read this key"), "{}", ended.stderr);
 }

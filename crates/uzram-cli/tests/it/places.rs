@@ -95,8 +95,7 @@ fn a_backing_file_does_not_lie_where_files_are_mounted() {
     )
     .unwrap();
     for command in ["up", "check"] {
-        let ended = place.run(&[command, "--config", arg(&config)]);
-        assert!(ended.complaint(2).contains("where the devices' files are mounted"), "{}", ended.stderr);
+        place.run(&[command, "--config", arg(&config)]).says(2, "where the devices' files are mounted");
     }
     assert!(!root.join("new").exists());
     place.assert_clean();
@@ -144,7 +143,7 @@ fn a_backing_file_does_not_lie_on_the_daemons_own_devices() {
     place.run(&["reset", "zram1"]).ok();
     let cold = format!("{}:1M", dir.join("cold").display());
     let set = place.run(&["set", "zram1", &format!("backing_dev={cold}")]);
-    assert!(set.complaint(1).contains(&on_it), "{}", set.stderr);
+    set.says(1, &on_it);
     let attribute = place.dir().join("mnt/zram1/backing_dev");
     assert_eq!(fs::write(&attribute, &cold).unwrap_err().raw_os_error(), Some(libc::EINVAL));
     // Elsewhere it may lie, and the daemon ends as usual.
@@ -160,17 +159,12 @@ fn attaching_says_what_is_in_the_way() {
     let daemon = place.up(&["--mount", arg(&place.dir().join("mnt"))]);
     let attach = || place.run(&["attach", "zram0"]);
     place.run(&["reset", "zram0"]).ok();
-    let said = attach();
-    assert!(
-        said.complaint(1).contains("it has no size") && said.stderr.contains("disksize="),
-        "{}",
-        said.stderr
-    );
+    attach().says(1, "it has no size").says(1, "disksize=");
     place.run(&["set", "zram0", "disksize=1M"]).ok();
     // A client is named while it is there, and waited for when it has just left.
     let client = crate::common::nbd::Raw::unix(&place).enter().unwrap();
     wait_until("it is counted", || place.run(&["clients"]).ok().contains("zram0"));
-    assert!(attach().complaint(1).contains("NBD clients have it open"));
+    attach().says(1, "NBD clients have it open");
     drop(client);
     attach().ok();
     place.run(&["detach", "zram0"]).ok();
@@ -189,7 +183,7 @@ fn attaching_says_what_is_in_the_way() {
             if said.status.success() {
                 let _ = place.run(&["detach", "zram0"]);
             } else {
-                assert!(said.complaint(1).contains("it has no size"), "{}", said.stderr);
+                said.says(1, "it has no size");
             }
         }
     });

@@ -59,11 +59,7 @@ impl Drop for Holder {
 fn listed(place: &Place) -> Vec<Value> {
     let ended = place.run(&["list", "--json"]);
     if !ended.status.success() {
-        assert!(
-            ended.status.code() == Some(3) && ended.stderr.contains("no daemon is running"),
-            "{}",
-            ended.stderr
-        );
+        assert!(ended.status.code() == Some(3) && ended.stderr.contains("no daemon is running"), "{ended}");
         return Vec::new();
     }
     let json: Value = serde_json::from_str(&ended.stdout).unwrap();
@@ -132,8 +128,7 @@ fn running_programs_are_listed() {
     drop(daemon);
     holder.end();
     assert!(find(&place, id).is_none() && find(&place, child_id).is_none());
-    let gone = place.run(&["stat", &id.to_string()]);
-    assert!(gone.complaint(3).contains("does not run under `uzram run`"), "{}", gone.stderr);
+    place.run(&["stat", &id.to_string()]).says(3, "does not run under `uzram run`");
 }
 
 #[test]
@@ -167,7 +162,7 @@ fn a_small_program_is_listed_with_its_limit() {
         wait_until("it is listed", || find(&place, id).is_some_and(|program| program["command"] == name));
         let program = find(&place, id).unwrap();
         assert_eq!((&program["limit_bytes"], &program["runs"]), (&(32u64 << 20).into(), &false.into()));
-        assert!(place.run(&["stat", &id.to_string()]).ok().contains("nothing is compressed"));
+        place.run(&["stat", &id.to_string()]).shows(&["nothing is compressed"]);
     }
     drop(child.stdin.take());
     wait(&mut child, PATIENCE);
@@ -217,8 +212,7 @@ fn what_only_looks_like_figures_is_left_out() {
     ];
     rustix::fs::fcntl_add_seals(&fakes[2], rustix::fs::SealFlags::all()).unwrap_or_default();
     assert!(find(&place, own.into()).is_none());
-    let stat = place.run(&["stat", &own.to_string()]);
-    assert!(stat.complaint(3).contains("does not run under `uzram run`"), "{}", stat.stderr);
+    place.run(&["stat", &own.to_string()]).says(3, "does not run under `uzram run`");
     // What is right is found among them.
     fakes.push(fake(name, &of(own.into()), len));
     assert_eq!(find(&place, own.into()).unwrap()["limit_bytes"], 77 << 20);
@@ -239,8 +233,6 @@ fn programs_of_other_users_are_not_shown() {
         command.uid(65534).gid(65534).env("UZRAM_RUNTIME_DIR", "/nonexistent");
         finish(command)
     };
-    let list = as_other(&["list"]);
-    assert!(list.complaint(3).contains("no daemon is running"), "{}", list.stderr);
-    let stat = as_other(&["stat", &holder.id().to_string()]);
-    assert!(stat.complaint(3).contains("or is another user's"), "{}", stat.stderr);
+    as_other(&["list"]).says(3, "no daemon is running");
+    as_other(&["stat", &holder.id().to_string()]).says(3, "or is another user's");
 }

@@ -80,8 +80,7 @@ fn certificates_are_read_again_and_contents_and_clients_stay() {
     }
     if rustix::process::geteuid().is_root() {
         chown(live.join("ca-cert.pem"), Some(65534), None).unwrap();
-        let ended = place.run(&["reload"]);
-        assert!(ended.complaint(1).contains("belongs to user 65534"), "{}", ended.stderr);
+        place.run(&["reload"]).says(1, "belongs to user 65534");
         assert!(is_let_in(&place, &new));
     } else {
         println!("skipped: this user is not root, and cannot give files away");
@@ -127,15 +126,13 @@ fn a_hang_up_ends_any_other_daemon() {
 fn without_tls_there_is_nothing_to_reload() {
     let place = Place::new();
     let daemon = place.up_config("[zram0]\nsize = '1M'\n", &[]);
-    let ended = place.run(&["reload"]);
-    assert!(ended.complaint(1).contains("this server speaks no TLS"), "{}", ended.stderr);
+    place.run(&["reload"]).says(1, "this server speaks no TLS");
     daemon.signal(Signal::HUP);
     assert_eq!(place.number("disksize"), 1 << 20);
     daemon.signal(Signal::TERM);
     let (status, log) = daemon.ended();
     assert!(status.success() && log.contains("speaks no TLS"), "{log}");
-    let ended = place.run(&["reload"]);
-    assert!(ended.complaint(3).contains("no daemon is running"), "{}", ended.stderr);
+    place.run(&["reload"]).says(3, "no daemon is running");
 }
 
 #[test]
@@ -164,9 +161,9 @@ fn a_setting_is_given_once_and_completely() {
         let kept = lines.iter().filter(|line| !line.starts_with(key)).map(String::as_str);
         kept.collect::<Vec<_>>().join("\n").replace("127.0.0.1", "0.0.0.0")
     };
-    assert!(up(&without("tls-key"), &[]).complaint(2).contains("tls-cert is given without tls-key"));
-    assert!(up(&without("tls-client-ca"), &[]).complaint(2).contains("tls-client-ca"));
-    assert!(up(&without("nothing"), &["--tls-anyone"]).complaint(2).contains("tls-anyone lets everyone in"));
+    up(&without("tls-key"), &[]).says(2, "tls-cert is given without tls-key");
+    up(&without("tls-client-ca"), &[]).says(2, "tls-client-ca");
+    up(&without("nothing"), &["--tls-anyone"]).says(2, "tls-anyone lets everyone in");
     let text = without("tls-client-ca").replace("max-connections", "tls-anyone = true\nmax-connections");
     assert!(up(&text, &["--tls-anyone"]).complaint(2).starts_with("--tls-anyone: "));
     if missing(&["nbdinfo"]) {

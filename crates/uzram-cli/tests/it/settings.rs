@@ -65,7 +65,7 @@ fn parameters_of_algorithms_come_after_these_however_a_device_is_made() {
     }
     let again = ["--algorithm-params=priority=1 level=5", "--recompress=zstd", "--size=1M"];
     place.run(&[&["add", "again"], &again[..]].concat()).ok();
-    assert!(place.run(&["stat", "again", "recomp_algorithm"]).ok().contains("[zstd:5]"));
+    place.run(&["stat", "again", "recomp_algorithm"]).shows(&["[zstd:5]"]);
 }
 
 #[test]
@@ -74,8 +74,8 @@ fn a_dictionary_is_for_the_daemon_to_read() {
     let _daemon = place.up(&[]);
     let with = |path: &str| place.run(&["add", "more", "--algorithm", &format!("zstd,dict={path}")]);
     // The daemon looked for the file.
-    assert!(with("/nonexistent").complaint(1).contains("dict=/nonexistent: No such file"));
-    assert!(with("near").complaint(2).contains("dict=near: write the whole path"));
+    with("/nonexistent").says(1, "dict=/nonexistent: No such file");
+    with("near").says(2, "dict=near: write the whole path");
     assert!(
         place
             .run(&["add", "more", "--algorithm", "deflate,dict=/a"])
@@ -104,6 +104,6 @@ fn short_words_and_the_attributes_names_mean_the_same_everywhere() {
         (&["--backing-force"], "--backing-force: nothing to take: give --backing"),
     ] {
         let ended = Place::new().run(&[&["up"], args].concat());
-        assert!(ended.complaint(2).starts_with(said), "{}", ended.stderr);
+        assert!(ended.complaint(2).starts_with(said), "{ended}");
     }
 }

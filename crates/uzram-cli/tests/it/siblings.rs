@@ -31,9 +31,7 @@ fn the_program_beside_it_comes_before_path() {
         finish(command)
     };
     for (word, name) in [("bench", "uzram-bench"), ("lab", "uzram-lab")] {
-        let ended = run(word);
-        let line = ended.complaint(1);
-        assert!(line.contains(&format!("{name} is neither beside uzram nor in PATH")), "{line}");
+        run(word).says(1, &format!("{name} is neither beside uzram nor in PATH"));
         for dir in [elsewhere.path(), dir.path()] {
             sibling(dir, name);
             let ended = run(word);
@@ -51,7 +49,5 @@ fn a_program_that_cannot_be_run_is_named() {
     fs::write(&program, "not a program").unwrap();
     let mut command = Command::new(&uzram);
     command.args(["lab", "list"]);
-    let ended = finish(command);
-    let line = ended.complaint(1);
-    assert!(line.contains(program.to_str().unwrap()), "{line}");
+    finish(command).says(1, program.to_str().unwrap());
 }

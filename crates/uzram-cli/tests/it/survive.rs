@@ -191,8 +191,7 @@ fn a_program_that_swaps_outlives_them() {
     const HOG_MIB: u64 = 128;
     let Some(cgroup) = Cgroup::new("survive", HOG_MIB / 4 * MIB) else { return };
     let Some(place) = BlockPlace::if_able() else { return };
-    place.run(&["swap", "on", "--size", "512M"]).ok();
-    let device = place.swap_areas().pop().unwrap();
+    let device = place.swap_on(&["--size", "512M"]);
     let seconds = 3600;
     let mut hog = Hog::start(&cgroup, HOG_MIB, seconds).swaps_out(&device, HOG_MIB / 4 * MIB);
     let mut random = Random::new(8);
@@ -202,10 +201,7 @@ fn a_program_that_swaps_outlives_them() {
         place.kill_worker();
         assert!(hog.is_running());
     }
-    // Ends it: it checks all its pages then.
-    kill_process(Pid::from_raw(hog.id() as i32).unwrap(), Signal::TERM).unwrap();
-    let ended = hog.ended(Duration::from_secs(120));
-    assert!(ended.stdout.contains("all pages are as they were left"), "{}{}", ended.stdout, ended.stderr);
+    hog.verified(Duration::from_secs(120), true);
     assert_eq!(place.statistic("failed_writes") + place.statistic("failed_reads"), 0);
     place.run(&["swap", "off"]).ok();
     place.assert_clean();
@@ -353,9 +349,8 @@ fn an_end_that_was_asked_for_comes_though_processes_die() {
 fn a_swap_area_goes_off_though_a_process_dies_meanwhile() {
     let Some(cgroup) = Cgroup::new("off", 16 * MIB) else { return };
     let Some(place) = BlockPlace::if_able() else { return };
-    place.run(&["swap", "on", "--size", "256M"]).ok();
-    let device = place.swap_areas().pop().unwrap();
-    let mut hog = Hog::start(&cgroup, 48, 3600).swaps_out(&device, 16 * MIB);
+    let device = place.swap_on(&["--size", "256M"]);
+    let hog = Hog::start(&cgroup, 48, 3600).swaps_out(&device, 16 * MIB);
     cgroup.set_limit(1 << 30);
     place.wait_for_standby();
     let worker = place.worker_id();
@@ -363,10 +358,7 @@ fn a_swap_area_goes_off_though_a_process_dies_meanwhile() {
     thread::sleep(Duration::from_millis(20));
     let _ = kill_process(worker, Signal::KILL);
     crate::common::collect(off).ok();
-    assert!(hog.is_running());
-    kill_process(Pid::from_raw(hog.id() as i32).unwrap(), Signal::TERM).unwrap();
-    let ended = hog.ended(Duration::from_secs(60));
-    assert!(ended.stdout.contains("all pages are as they were left"), "{}{}", ended.stdout, ended.stderr);
+    hog.verified(Duration::from_secs(60), true);
     place.assert_clean();
 }
 
@@ -398,10 +390,8 @@ fn another_program_goes_on_with_everything() {
     let daemon = place.up_sized("64M", &["--attach", "--backing", &cold]);
     place.run(&["add", "second", "--size", "8M"]).ok();
     let device = place.loops().pop().unwrap();
-    let refused = place.run(&["upgrade", "--program", "/bin/true"]);
-    assert!(refused.complaint(1).contains("cannot take over"), "{}", refused.stderr);
-    let refused = place.run(&["upgrade", "--program", "/no/such/program"]);
-    assert!(refused.complaint(1).contains("cannot run /no/such/program"), "{}", refused.stderr);
+    place.run(&["upgrade", "--program", "/bin/true"]).says(1, "cannot take over");
+    place.run(&["upgrade", "--program", "/no/such/program"]).says(1, "cannot run /no/such/program");
     assert_eq!(place.take_overs(), 0);
     exercise_during(Path::new(&device), 64 * MIB / PAGE as u64, || {
         let said = place.run(&["upgrade", "--program", next.to_str().unwrap()]).ok();
@@ -411,7 +401,7 @@ fn another_program_goes_on_with_everything() {
     });
     let exe = fs::read_link(format!("/proc/{}/exe", daemon.id())).unwrap();
     assert_eq!(exe, next.canonicalize().unwrap());
-    assert!(place.run(&["list"]).ok().contains("second"));
+    place.run(&["list"]).shows(&["second"]);
     let said = place.end(daemon);
     // The kill is a warning, the replacements are not.
     let warnings: Vec<&str> = said.lines().filter(|line| !line.contains(" INFO ")).collect();
@@ -448,7 +438,7 @@ fn a_command_and_its_status_outlive_them() {
          '{uzram}' status | grep -q '^take-overs *1$' && exit 7"
     );
     let ended = place.run(&["up", "--size", "1M", "--exec", &command]);
-    assert_eq!(ended.status.code(), Some(7), "{}", ended.stderr);
+    assert_eq!(ended.status.code(), Some(7), "{ended}");
     let alone =
         place.run(&["up", "--size", "1M", "--no-survive", "--exec", &format!("'{uzram}' status --json")]);
     let status: Value = serde_json::from_str(&alone.ok()).unwrap();
@@ -459,8 +449,7 @@ fn a_command_and_its_status_outlive_them() {
 fn without_a_stand_by_the_daemon_ends_with_the_process_that_serves() {
     let place = Place::new();
     let daemon = place.up(&["--no-survive"]);
-    let refused = place.run(&["upgrade"]);
-    assert!(refused.complaint(1).contains("has no stand-by"), "{}", refused.stderr);
+    place.run(&["upgrade"]).says(1, "has no stand-by");
     kill_process(place.worker_id(), Signal::KILL).unwrap();
     let (status, said) = daemon.ended();
     assert!(status.code() == Some(1) && said.contains("and with it all contents"), "{said}");
@@ -477,7 +466,7 @@ fn nothing_of_a_swap_area_is_swapped_out() {
     command.args(["swap", "on", "--size", "256M"]).env("UZRAM_RUNTIME_DIR", place.dir());
     finish(command).ok();
     let device = place.swap_areas().pop().unwrap();
-    let mut hog = Hog::start(&cgroup, 64, 3600).swaps_out(&device, 32 * MIB);
+    let hog = Hog::start(&cgroup, 64, 3600).swaps_out(&device, 32 * MIB);
     for _ in 0..3 {
         place.wait_for_standby();
         daemons.empty();
@@ -492,12 +481,8 @@ fn nothing_of_a_swap_area_is_swapped_out() {
         daemons.empty();
         assert!(daemons.swapped_bytes() < 8 * MIB, "{}", daemons.swapped_bytes());
     }
-    let status = place.run(&["swap", "status"]).ok();
-    assert!(status.contains("contents kept out of swap yes"), "{status}");
-    assert!(hog.is_running());
-    kill_process(Pid::from_raw(hog.id() as i32).unwrap(), Signal::TERM).unwrap();
-    let ended = hog.ended(Duration::from_secs(60));
-    assert!(ended.stdout.contains("all pages are as they were left"), "{}{}", ended.stdout, ended.stderr);
+    place.run(&["swap", "status"]).shows(&["contents kept out of swap yes"]);
+    hog.verified(Duration::from_secs(60), true);
     place.run(&["swap", "off"]).ok();
     place.assert_clean();
 }

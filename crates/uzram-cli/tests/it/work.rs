@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::common::block::{BlockPlace, Cgroup, Hog, swapped_bytes, swapped_bytes_if_on};
 use crate::common::nbd::{Raw, WRITE};
 use crate::common::{Daemon, Place, connect, in_a_terminal, wait_until};
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::Signal;
 use uzram::random::Random;
 
 const MIB: u64 = 1 << 20;
@@ -125,13 +125,11 @@ fn swap_stays_on_when_switching_it_off_is_interrupted() {
 /// Interrupts `swap off`, which must then leave everything in order; returns false if it had ended before.
 fn is_interrupted_in_time(place: &BlockPlace, cgroup: &Cgroup) -> bool {
     cgroup.set_limit(HOG_LIMIT_BYTES);
-    place.run(&["swap", "on", "--size", "512M"]).ok();
-    let device = place.swap_areas().remove(0);
+    let device = place.swap_on(&["--size", "512M"]);
     let hog = Hog::start(cgroup, 192, 120).swaps_out(&device, 128 * MIB);
     cgroup.set_limit(1 << 30);
     // The stopped hog brings no pages back itself.
-    let hog_id = Pid::from_raw(hog.id() as i32).unwrap();
-    kill_process(hog_id, Signal::STOP).unwrap();
+    hog.signal(Signal::STOP);
     let before = swapped_bytes(&device);
     let off = place.start(&["swap", "off"]);
     wait_until("it comes back", || swapped_bytes_if_on(&device).is_none_or(|bytes| bytes + MIB < before));
@@ -146,10 +144,8 @@ fn is_interrupted_in_time(place: &BlockPlace, cgroup: &Cgroup) -> bool {
         );
         assert_eq!(place.swap_areas(), [device.as_str()]);
     }
-    kill_process(hog_id, Signal::CONT).unwrap();
-    kill_process(hog_id, Signal::TERM).unwrap();
-    let ended = hog.ended(Duration::from_secs(60));
-    assert!(ended.status.success(), "{}", ended.stderr);
+    hog.signal(Signal::CONT);
+    hog.verified(Duration::from_secs(60), true);
     // `swap off` also ends the daemon, unless that was done before.
     if !status.success() {
         place.run(&["swap", "off"]).ok();

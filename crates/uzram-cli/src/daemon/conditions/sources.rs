@@ -22,7 +22,6 @@ static NO_TLS: Condition =
 static TLS: Condition =
     Condition { name: "tls", ended: "TLS handshakes do not fail any more", counted: "failed" };
 
-/// Reads all conditions.
 pub fn read(exports: &Exports, clients: &Clients) -> Vec<Reading> {
     let devices = exports.devices();
     let of_devices = devices.iter().flat_map(|device| of_device(device));

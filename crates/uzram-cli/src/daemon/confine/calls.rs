@@ -43,7 +43,6 @@ impl Needs {
     }
 }
 
-/// Calls allowed for one reason.
 struct Group {
     /// Whether a daemon with these needs may make them.
     when: fn(&Needs) -> bool,
@@ -55,13 +54,9 @@ struct Group {
 /// A call (its number) and the condition on one argument (its index) under which it is allowed.
 #[derive(Clone, Copy)]
 enum Call {
-    /// If the argument is one of these values.
     OneOf(i64, u8, &'static [u64]),
-    /// If the argument has none of these bits.
     Without(i64, u8, u64),
-    /// If the argument has all of these bits.
     With(i64, u8, u64),
-    /// If the argument is a null pointer.
     Null(i64, u8),
 }
 

@@ -110,18 +110,14 @@ struct Holder {
     command: Option<exec::Running>,
     /// The status of the command, which has ended.
     command_status: Option<u8>,
-    /// Who told the daemon to end.
     ending: Option<End>,
     starts: u32,
-    /// When the next stand-by is to be started.
     standby_after: Option<Instant>,
-    /// The daemon's command line.
     words: Vec<OsString>,
     /// The program that is to take this one's place.
     next_program: Option<PathBuf>,
     /// This program has taken the place of another, of which a process still serves.
     replaces_worker: bool,
-    /// The service manager's store, if it has one.
     store: Option<FdStore>,
     /// What is to be stored has changed.
     is_changed: bool,
@@ -129,13 +125,11 @@ struct Holder {
     announces: bool,
 }
 
-/// What a fork does.
 enum Role {
     First,
     StandBy,
 }
 
-/// What the holder does after a request.
 enum Then {
     Answer(Answer),
     /// The answer comes later.
@@ -146,7 +140,6 @@ enum Then {
 }
 
 impl Holder {
-    /// Creates a holder without devices and processes.
     fn new(held: Held, signals: SignalFd) -> Holder {
         let store = FdStore::from_env(None).filter(|_| held.plan.survives);
         Holder {
@@ -174,7 +167,6 @@ impl Holder {
         self.held.as_ref().ok_or_else(|| Failure::line("this process holds nothing"))
     }
 
-    /// Holds until the daemon ends; returns the exit status.
     fn hold(mut self) -> Result<u8> {
         loop {
             if let Some(status) = self.wait()? {

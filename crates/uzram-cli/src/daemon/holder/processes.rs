@@ -86,7 +86,6 @@ impl Holder {
         }
     }
 
-    /// Does a fork's work; returns its exit status.
     pub(super) fn work(
         &mut self,
         role: Role,
@@ -125,7 +124,6 @@ impl Holder {
         !self.dead.is_empty()
     }
 
-    /// Reaps dead processes.
     pub(super) fn reap_dead(&mut self) {
         self.dead.retain(|pid| matches!(rustix::process::waitpid(Some(*pid), WaitOptions::NOHANG), Ok(None)));
         if !self.dead.is_empty() {
@@ -155,7 +153,6 @@ impl Holder {
         own.any(|other| other == pid) || command == Some(pid) || self.dead.contains(&pid)
     }
 
-    /// Returns whether a process serves that is not dead.
     pub(super) fn is_served(&self) -> bool {
         self.worker.as_ref().is_some_and(|worker| !is_dead(worker.pid))
     }
@@ -290,7 +287,6 @@ fn die_of_panics() {
     }));
 }
 
-/// Serves as the first process.
 fn first(held: &Held, home: &Arc<Home>, attendant: Option<Attendant>) -> Result<u8> {
     // Locks are not inherited.
     Held::protect(&held.plan);

@@ -129,7 +129,7 @@ impl Holder {
     /// Has another program take this one's place. Returns why it cannot.
     pub(super) fn become_program(&mut self, program: &Path) -> io::Error {
         let leave = || -> io::Result<(File, Command)> {
-            let state = self.state()?;
+            let mut state = self.state()?;
             state.leave_open()?;
             let (file, number) = state.write()?;
             let mut command = Command::new(program);

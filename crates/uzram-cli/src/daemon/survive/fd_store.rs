@@ -26,7 +26,6 @@ const STATE: &str = "uzram-state-";
 /// The number of the first descriptor that a manager hands over: `SD_LISTEN_FDS_START`.
 const FIRST: RawFd = 3;
 
-/// The manager's store.
 pub struct FdStore {
     stored: Stored,
     /// The most descriptors that it keeps; `None` if the manager does not say.
@@ -49,14 +48,13 @@ impl FdStore {
         most.map(|_| FdStore { stored: stored.unwrap_or_default(), most })
     }
 
-    /// Returns what is in it.
     pub fn stored(&self) -> &Stored {
         &self.stored
     }
 
     /// Stores a state with its descriptors in the place of the last one.
     pub fn put(&mut self, mut state: State) -> io::Result<()> {
-        let numbers: BTreeSet<Number> = state.numbers().into_iter().collect();
+        let numbers: BTreeSet<Number> = state.numbers().map(|number| *number).collect();
         // Those of closed descriptors first, whatever fails: other descriptors get the same numbers.
         let (names, closed): (BTreeMap<_, _>, BTreeMap<_, _>) = std::mem::take(&mut self.stored.names)
             .into_iter()
@@ -110,7 +108,6 @@ impl FdStore {
 }
 
 impl Stored {
-    /// Returns how many descriptors the manager has.
     fn count(&self) -> usize {
         self.names.len() + self.old_names.len() + usize::from(self.has_state)
     }
@@ -160,7 +157,7 @@ pub unsafe fn take() -> io::Result<Option<(State, FdStore)>> {
     let mut state = State::read_from(fd.into())?;
     let before = state.stored.take().unwrap_or_default();
     let mut stored = Stored { states: count, has_state: true, named: before.named, ..Stored::default() };
-    for number in state.numbers_mut() {
+    for number in state.numbers() {
         let missing =
             || io::Error::other(format!("the service manager has lost descriptor {}", number.raw()));
         let name = before.names.get(number).ok_or_else(missing)?;

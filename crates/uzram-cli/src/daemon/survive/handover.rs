@@ -29,17 +29,14 @@ const MAX_BYTES: u64 = 16 << 20;
 pub struct Number(RawFd);
 
 impl Number {
-    /// Returns a number.
     pub fn new(number: RawFd) -> Number {
         Number(number)
     }
 
-    /// Returns the number of a descriptor.
     pub fn of(fd: BorrowedFd<'_>) -> Number {
         Number(fd.as_raw_fd())
     }
 
-    /// Returns it as the system has it.
     pub fn raw(self) -> RawFd {
         self.0
     }
@@ -76,40 +73,28 @@ struct Versions {
 /// Everything that a holder has.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct State {
-    /// [`VERSION`].
     pub version: u32,
     /// The version of the stores' memory.
     pub layout: u64,
-    /// The daemon's command line.
     pub words: Vec<OsString>,
     /// The runtime directory, and its lock.
     pub dir: [Number; 2],
-    /// The NBD sockets.
     pub nbd: Vec<Number>,
-    /// The socket of the control API.
     pub control: Number,
     /// What the processes share, and what outlives the one that serves files.
     pub shared: [Number; 2],
-    /// The connection of the files.
     pub connection: Option<(ConnectionRecord, Vec<Number>)>,
-    /// When the daemon's memory is charged.
     pub charging: Charging,
-    /// The measures that protect the process.
     pub protection: Vec<MeasureJson>,
-    /// The process that serves, and the stand-by.
     pub processes: [Option<ProcessState>; 2],
-    /// Processes to reap.
     pub dead: Vec<i32>,
     /// The devices, each with its memory and its backing device.
     pub devices: Vec<(KeptDevice, Option<Number>, Vec<Number>)>,
     /// The command of `--exec`: its process, whether it has a process group of its own, and whether it was
     /// told to end.
     pub command: Option<(i32, bool, bool)>,
-    /// The status of the command, if it has ended.
     pub command_status: Option<u8>,
-    /// Who told the daemon to end.
     pub ending: Option<End>,
-    /// What the service manager has, if it keeps descriptors.
     pub stored: Option<Stored>,
 }
 
@@ -124,33 +109,21 @@ pub struct Stored {
     pub named: u64,
     /// The count of the last state; 0 before the first.
     pub states: u64,
-    /// Whether the manager has that state.
     pub has_state: bool,
 }
 
 /// A process that serves or waits to.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct ProcessState {
-    /// Its process ID.
     pub pid: i32,
     /// The holder's ends of its sockets.
     pub links: [Number; 2],
-    /// Its attendant.
     pub attendant: Option<i32>,
 }
 
 impl State {
-    /// Returns the numbers of all descriptors.
-    pub fn numbers(&self) -> Vec<Number> {
-        let connection = self.connection.iter().flat_map(|(_, numbers)| numbers);
-        let links = self.processes.iter().flatten().flat_map(|process| &process.links);
-        let memory = self.devices.iter().flat_map(|(_, memory, backing)| memory.iter().chain(backing));
-        let single = self.dir.iter().chain([&self.control]).chain(&self.shared);
-        single.chain(&self.nbd).chain(connection).chain(links).chain(memory).copied().collect()
-    }
-
-    /// Returns the same numbers to change them.
-    pub fn numbers_mut(&mut self) -> impl Iterator<Item = &mut Number> {
+    /// Returns the numbers of all descriptors, to read or to change them.
+    pub fn numbers(&mut self) -> impl Iterator<Item = &mut Number> {
         let connection = self.connection.iter_mut().flat_map(|(_, numbers)| numbers);
         let links = self.processes.iter_mut().flatten().flat_map(|process| &mut process.links);
         let memory =
@@ -160,8 +133,8 @@ impl State {
     }
 
     /// Keeps all descriptors open across execve(2).
-    pub fn leave_open(&self) -> io::Result<()> {
-        self.numbers().into_iter().try_for_each(|number| {
+    pub fn leave_open(&mut self) -> io::Result<()> {
+        self.numbers().try_for_each(|number| {
             // SAFETY: the call fails for a number that no descriptor has.
             let fd = unsafe { number.borrow() };
             Ok(fcntl_setfd(fd, fcntl_getfd(fd)? - FdFlags::CLOEXEC)?)
@@ -185,7 +158,6 @@ impl State {
         State::read_from(File::from(unsafe { Number(number).take() }?))
     }
 
-    /// Reads a state from the file that it was written to.
     pub fn read_from(mut file: File) -> io::Result<State> {
         file.rewind()?;
         let mut bytes = Vec::new();

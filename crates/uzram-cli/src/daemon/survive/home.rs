@@ -23,18 +23,14 @@ const GAVE_UP: &str = "the processes that served died of the same request for a 
 pub enum Event {
     /// A signal that asks the daemon to end.
     Signal {
-        /// The signal.
         signal: Signal,
         /// Whether the kernel sent it, that is, the terminal to its whole foreground group.
         from_terminal: bool,
     },
-    /// A control client asks the daemon to end.
     Shutdown(Ending),
-    /// The command of `--exec` has ended.
     CommandEnded,
 }
 
-/// The ties of a worker to its holder.
 pub struct Home {
     /// Held from a request until its answer.
     requests: Mutex<Link>,
@@ -104,7 +100,6 @@ impl Home {
         Ok(())
     }
 
-    /// Returns the description of the processes for control clients.
     pub fn survival(&self) -> SurvivalJson {
         let pid = |number| u32::try_from(self.lives.get(number)).unwrap_or(0);
         let (take_overs, outage_ns) = (self.lives.get(Number::TakeOvers), self.lives.get(Number::OutageNs));

@@ -29,31 +29,24 @@ const MAX_DESCRIPTORS: usize = 2 + MAX_TIERS;
 pub enum Request {
     /// A device was added to the list.
     Added {
-        /// Its name.
         name: String,
-        /// Who may open it over NBD.
         policy: ExportPolicy,
     },
     /// A device was removed from the list.
     Removed {
-        /// Its name.
         name: String,
     },
     /// A device has got its store. Comes with its memory and the descriptors of its backing device's parts.
     Keep {
-        /// The device.
         name: String,
-        /// The parts of the backing device.
         backing: Vec<KeptBacking>,
     },
     /// A device has given its store up.
     GiveUp {
-        /// The device.
         name: String,
     },
     /// The process serves; for the first time, or after a take-over.
     Serving(Served),
-    /// A line for the service manager.
     Status(String),
     /// A control client or the user's ^C ends the daemon: if this process dies before, the next one ends it.
     WillEnd(End),
@@ -77,9 +70,7 @@ pub enum Request {
 /// What the process that serves tells the holder.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Served {
-    /// A line for the service manager.
     pub status: String,
-    /// The environment of the command of `--exec`.
     pub address: crate::daemon::exec::Address,
 }
 
@@ -94,26 +85,20 @@ pub enum Order {
     Device(KeptDevice),
     /// To a stand-by: a device is gone.
     Forget {
-        /// Its name.
         name: String,
     },
-    /// The daemon is asked to end.
     End(End),
     /// The user pressed ^C. The worker asks for a second one while NBD clients are connected; when it does
     /// end, it sends [`Request::WillEnd`].
     Interrupt,
-    /// The command of `--exec` has ended.
     CommandEnded,
-    /// Read the TLS files again.
     Reload,
 }
 
 /// Who asked a daemon to end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum End {
-    /// This signal.
     Signal(i32),
-    /// A control client.
     Client {
         /// Even if devices are in use, except by swap.
         force: bool,
@@ -123,9 +108,7 @@ pub enum End {
 /// A device that the holder keeps.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct KeptDevice {
-    /// Its name.
     pub name: String,
-    /// Who may open it over NBD.
     pub policy: ExportPolicy,
     /// Whether it has a store, whose memory is the first descriptor.
     pub has_memory: bool,
@@ -136,25 +119,19 @@ pub struct KeptDevice {
 /// A part of the backing device of a device that the holder keeps.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KeptBacking {
-    /// Its path or address.
     pub name: String,
-    /// Its length.
     pub len_bytes: u64,
 }
 
 /// A device, with the descriptors of its memory and its backing device.
 #[derive(Debug)]
 pub struct Kept {
-    /// The device.
     pub device: KeptDevice,
-    /// The memory of its store, if it has one.
     pub memory: Option<OwnedFd>,
-    /// The parts of its backing device, if it has one.
     pub backing: Vec<OwnedFd>,
 }
 
 impl Kept {
-    /// Makes a device without a store.
     pub fn without_memory(name: String, policy: ExportPolicy) -> Kept {
         let device = KeptDevice { name, policy, has_memory: false, backing: Vec::new() };
         Kept { device, memory: None, backing: Vec::new() }
@@ -190,18 +167,15 @@ pub fn put(list: &mut Vec<Kept>, kept: Kept) {
 #[derive(Debug)]
 pub struct Link(OwnedFd);
 
-/// A message and its descriptors.
 pub type Received<T> = (T, Vec<OwnedFd>);
 
 impl Link {
-    /// Makes a socket.
     pub fn pair() -> io::Result<(Link, Link)> {
         let flags = SocketFlags::CLOEXEC;
         let (one, other) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
         Ok((Link(one), Link(other)))
     }
 
-    /// Takes the end of a socket that another program made.
     pub fn from_fd(fd: OwnedFd) -> Link {
         Link(fd)
     }
@@ -265,7 +239,6 @@ impl Link {
         }
     }
 
-    /// Sends a request and waits for its answer.
     pub fn ask<A: DeserializeOwned>(
         &self,
         request: &impl Serialize,

@@ -58,7 +58,6 @@ const _: () = assert!(size_of::<Shared>() <= EPISODES_AT);
 pub enum Number {
     /// The process that holds everything; 0 without one.
     Holder,
-    /// The process that serves.
     Worker,
     /// The stand-by; 0 without one.
     StandBy,
@@ -70,13 +69,11 @@ pub enum Number {
     GaveUp,
     /// Whether there are new files in their place.
     Recovered,
-    /// Take-overs so far.
     TakeOvers,
     /// The last outage: from the death of a process until the next one served.
     OutageNs,
     /// Whether the holder ended the process that served so that another one does.
     Replaced,
-    /// The number of numbers.
     Count,
 }
 
@@ -93,7 +90,6 @@ unsafe impl Send for Lives {}
 unsafe impl Sync for Lives {}
 
 impl Lives {
-    /// Makes the memory, with a free seat.
     pub fn new() -> io::Result<Lives> {
         let memory = rustix::fs::memfd_create("uzram-lives", MemfdFlags::CLOEXEC)?;
         rustix::fs::ftruncate(&memory, BYTES as u64)?;
@@ -144,12 +140,10 @@ impl Lives {
         unsafe { &*self.shared }
     }
 
-    /// Returns a number.
     pub fn get(&self, number: Number) -> u64 {
         self.shared().numbers[number as usize].load(Ordering::Acquire)
     }
 
-    /// Sets a number.
     pub fn set(&self, number: Number, value: u64) {
         self.shared().numbers[number as usize].store(value, Ordering::Release);
     }
@@ -228,7 +222,6 @@ impl Watched {
         opened.map(drop).map_err(|error| format!("pidfd_open(2), which Linux 5.3 has, fails: {error}"))
     }
 
-    /// Returns the process.
     pub fn pid(&self) -> u32 {
         self.pid
     }

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use rustix::process::Signal;
+use rustix::process::{Pid, Signal, kill_process};
 use uzram::random::Random;
 
 use super::clients::{missing, run};
@@ -96,6 +96,11 @@ impl BlockPlace {
         loops
     }
 
+    /// Starts a daemon that swaps, in the background; returns its block device.
+    pub fn swap_on(&self, args: &[&str]) -> String {
+        swap_device(&self.place.run(&[&["swap", "on"], args].concat()).ok())
+    }
+
     /// Returns the loop devices that have become swap areas since this place was created.
     pub fn swap_areas(&self) -> Vec<String> {
         active_areas().filter(|area| !self.others.contains(area)).collect()
@@ -147,6 +152,12 @@ impl Drop for BlockPlace {
             let _ = run(&self.place, "losetup", &["-d", device]);
         }
     }
+}
+
+/// Returns the device in the output of `swap on`.
+pub fn swap_device(facts: &str) -> String {
+    let line = facts.lines().find_map(|line| line.strip_prefix("swap ")).unwrap_or_else(|| panic!("{facts}"));
+    line.split_whitespace().next().unwrap().to_owned()
 }
 
 /// Returns the loop devices whose file's path satisfies `wanted`.
@@ -221,8 +232,12 @@ impl Cgroup {
         Some(cgroup)
     }
 
+    pub fn set(&self, name: &str, value: &str) {
+        fs::write(self.dir.join(name), value).unwrap();
+    }
+
     pub fn set_limit(&self, bytes: u64) {
-        fs::write(self.dir.join("memory.limit_in_bytes"), bytes.to_string()).unwrap();
+        self.set("memory.limit_in_bytes", &bytes.to_string());
     }
 
     /// Sets the limit to the memory that it has, or as near to that as the kernel allows.
@@ -335,8 +350,19 @@ impl Hog {
         Hog { child }
     }
 
-    pub fn id(&self) -> u32 {
-        self.child.id()
+    pub fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.child), signal).unwrap();
+    }
+
+    /// Ends it if `ends`, else waits until it ends. All of its pages must be as it left them.
+    pub fn verified(mut self, patience: Duration, ends: bool) {
+        if ends {
+            assert!(self.is_running());
+            self.signal(Signal::TERM);
+        }
+        let ended = self.ended(patience);
+        assert!(ended.status.success(), "{ended}");
+        assert!(ended.stdout.contains("all pages are as they were left"), "{ended}");
     }
 
     pub fn is_running(&mut self) -> bool {
@@ -348,7 +374,7 @@ impl Hog {
         wait_until("much is swapped out", || swapped_bytes(device) > bytes || !self.is_running());
         if !self.is_running() {
             let ended = self.ended(Duration::ZERO);
-            panic!("{}: {}{}", ended.status, ended.stdout, ended.stderr);
+            panic!("{ended}");
         }
         self
     }

@@ -1,6 +1,5 @@
 //! Common NBD clients and file system tools, run in a test's own directory.
 
-use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Output, Stdio};
@@ -68,14 +67,6 @@ pub fn fio<'a>(uri_option: &'a str, rest: &[&'a str]) -> Vec<&'a str> {
     let mut args = vec!["--name=test", "--ioengine=nbd", uri_option, "--thread", "--verify_state_save=0"];
     args.extend(rest);
     args
-}
-
-/// Starts a client with its output, which matters only if it fails, in a file.
-pub fn start(place: &Place, output: &str, program: &str, args: &[&str]) -> Child {
-    let file = File::create(place.root().join(output)).unwrap();
-    let mut command = Command::new(program);
-    command.args(args).current_dir(place.root()).env("PATH", program_path());
-    command.stdin(Stdio::null()).stdout(file.try_clone().unwrap()).stderr(file).spawn().unwrap()
 }
 
 /// Creates a file of seeded random bytes, which do not compress.

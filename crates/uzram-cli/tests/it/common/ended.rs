@@ -93,10 +93,16 @@ fn ended_by(child: &mut Child, deadline: Instant) -> Option<ExitStatus> {
     }
 }
 
+impl std::fmt::Display for Ended {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}: {}{}", self.status, self.stdout, self.stderr)
+    }
+}
+
 impl Ended {
     /// Checks that it succeeded; returns its output.
     pub fn ok(self) -> String {
-        assert!(self.status.success(), "{}: {}", self.status, self.stderr);
+        assert!(self.status.success(), "{self}");
         self.stdout
     }
 
@@ -105,7 +111,7 @@ impl Ended {
     pub fn complaint_of(&self, program: &str, code: i32, is_log: fn(&str) -> bool) -> &str {
         assert_eq!(self.status.code(), Some(code), "stdout: {} stderr: {}", self.stdout, self.stderr);
         let lines: Vec<&str> = self.stderr.lines().filter(|line| !is_log(line)).collect();
-        assert_eq!(lines.len(), 1, "{}", self.stderr);
+        assert_eq!(lines.len(), 1, "{self}");
         assert!(self.stdout.is_empty(), "{}", self.stdout);
         let line = lines[0].strip_prefix(program).expect("begins with the program's name");
         line.strip_prefix(": ").expect("a colon follows the program's name")

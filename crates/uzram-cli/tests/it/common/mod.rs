@@ -71,6 +71,22 @@ impl Place {
         finish(self.command(args))
     }
 
+    /// Runs commands that must fail: each with its exit status, and what its one line of complaint says.
+    /// Reports all that do not.
+    pub fn refuses(&self, rows: &[(&[&str], i32, &[&str])]) {
+        let mut wrong = String::new();
+        for (args, code, said) in rows {
+            let ended = self.run(args);
+            let lines: Vec<_> = ended.stderr.lines().filter(|line| !line.contains(" INFO ")).collect();
+            let has_all = |line: &str| said.iter().all(|said| line.contains(said));
+            let is_wanted = matches!(lines[..], [line] if line.starts_with("uzram: ") && has_all(line));
+            if ended.status.code() != Some(*code) || !is_wanted || !ended.stdout.is_empty() {
+                wrong += &format!("{args:?}: {code} and {said:?} wanted, {ended}\n");
+            }
+        }
+        assert!(wrong.is_empty(), "{wrong}");
+    }
+
     /// Ends the daemon regularly. It may notice only a moment later that its clients have left.
     pub fn down(&self) {
         wait_until("it may end", || self.run(&["down"]).status.success());
@@ -259,6 +275,19 @@ impl Ended {
     /// Checks that it failed with `code`; returns its one line of complaint.
     pub fn complaint(&self, code: i32) -> &str {
         self.complaint_of("uzram", code, |line| line.contains(" INFO "))
+    }
+
+    /// The same, and that this line has `words`.
+    pub fn says(&self, code: i32, words: &str) -> &Ended {
+        assert!(self.complaint(code).contains(words), "no '{words}' in: {self}");
+        self
+    }
+
+    /// Checks that it succeeded, and that its output has all of these words; returns the output.
+    pub fn shows(self, words: &[&str]) -> String {
+        let said = self.ok();
+        words.iter().for_each(|words| assert!(said.contains(words), "no '{words}' in: {said}"));
+        said
     }
 }
 

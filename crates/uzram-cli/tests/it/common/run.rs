@@ -75,8 +75,8 @@ impl Program {
     /// Runs it both ways, and compares; returns what was said to standard error with the limit.
     pub fn behaves(&self, options: &[&str], args: &[&str]) -> String {
         let (plain, limited) = (self.plain(args), self.limited(options, args));
-        assert_eq!(limited.status, plain.status, "{args:?}: {}", limited.stderr);
-        assert_eq!(limited.stdout, plain.stdout, "{args:?}: {}", limited.stderr);
+        assert_eq!(limited.status, plain.status, "{args:?}: {limited}");
+        assert_eq!(limited.stdout, plain.stdout, "{args:?}: {limited}");
         limited.stderr
     }
 }
