@@ -43,10 +43,8 @@ use clap::{Parser, Subcommand};
 
 use client::attach::{self, AttachArgs, DetachArgs};
 use client::clients;
-use client::control::{
-    self, AddArgs, DownArgs, ListArgs, ReloadArgs, RemoveArgs, ResetArgs, SetArgs, StatArgs,
-};
-use client::status::{self, StatusArgs};
+use client::control::{self, AddArgs, DownArgs, RemoveArgs, ResetArgs, SetArgs, StatArgs};
+use client::status;
 use client::survival::{self, RecoverArgs, UpgradeArgs};
 #[cfg(feature = "remote")]
 use commands::backing;
@@ -55,6 +53,7 @@ use daemon::survive::handover::{self, State};
 use daemon::{attendant, holder, up};
 use failure::{Exit, Failure};
 use system::interrupts::catch_size_limit;
+use system::runtime_dir::RuntimeArgs;
 use terminal::live;
 
 #[derive(Parser)]
@@ -78,11 +77,18 @@ enum Command {
     Run(Box<run::RunArgs>),
     Add(AddArgs),
     Remove(RemoveArgs),
-    List(ListArgs),
+    /// List the devices of a running daemon, and the programs that run under `uzram run`.
+    ///
+    /// Programs are shown whether a daemon is running or not: those of this user, to root all.
+    #[command(after_help = "Example: uzram list --json")]
+    List(RuntimeArgs),
     Stat(StatArgs),
     Set(SetArgs),
     Reset(ResetArgs),
-    Clients(clients::ClientsArgs),
+    /// List the NBD clients of a running daemon: peer, device, connection time, requests and bytes.
+    #[command(after_help = "Examples: uzram clients
+          uzram clients --json | jq '.clients[] | select(.export == \"zram0\") | .id'")]
+    Clients(RuntimeArgs),
     Kick(clients::KickArgs),
     Attach(AttachArgs),
     #[command(hide = true)]
@@ -91,8 +97,17 @@ enum Command {
     Successor(SuccessorArgs),
     Detach(DetachArgs),
     Swap(swap_commands::SwapArgs),
-    Status(StatusArgs),
-    Reload(ReloadArgs),
+    /// Show the processes of a running daemon: which one serves, which takes over when that dies, and how
+    /// often one has.
+    #[command(after_help = "Examples: uzram status
+          uzram status --json | jq .take_overs")]
+    Status(RuntimeArgs),
+    /// Make a running daemon reload its TLS files: certificate, key and client CA.
+    ///
+    /// New connections use the new files; existing connections and the devices' contents are not affected. If
+    /// a file is invalid, the command fails, and the old files stay in force.
+    #[command(after_help = "Example: uzram reload")]
+    Reload(RuntimeArgs),
     Upgrade(UpgradeArgs),
     Recover(RecoverArgs),
     Down(DownArgs),

@@ -11,15 +11,6 @@ use crate::failure::{Failure, Result};
 use crate::output::report;
 use crate::system::runtime_dir::RuntimeArgs;
 
-/// List the NBD clients of a running daemon: peer, device, connection time, requests and bytes.
-#[derive(clap::Args)]
-#[command(after_help = "Examples: uzram clients
-          uzram clients --json | jq '.clients[] | select(.export == \"zram0\") | .id'")]
-pub struct ClientsArgs {
-    #[command(flatten)]
-    runtime: RuntimeArgs,
-}
-
 /// Disconnect NBD clients. Replies in flight may be lost, so a client cannot know whether its last writes
 /// were stored. It can reconnect.
 #[derive(clap::Args)]
@@ -36,8 +27,8 @@ fn parse_id(text: &str) -> std::result::Result<u64, &'static str> {
     text.parse().map_err(|_| "a client is named by its number: `uzram clients` lists them")
 }
 
-pub fn clients(args: &ClientsArgs) -> Result<()> {
-    let clients: ClientsJson = understand(Daemon::at(&args.runtime)?.ask("GET", "/v1/clients", None)?)?;
+pub fn clients(runtime: &RuntimeArgs) -> Result<()> {
+    let clients: ClientsJson = understand(Daemon::at(runtime)?.ask("GET", "/v1/clients", None)?)?;
     report(&clients, |clients| table(&clients.clients, SystemTime::now()))
 }
 

@@ -52,16 +52,6 @@ pub struct RemoveArgs {
     runtime: RuntimeArgs,
 }
 
-/// List the devices of a running daemon, and the programs that run under `uzram run`.
-///
-/// Programs are shown whether a daemon is running or not: those of this user, to root all.
-#[derive(clap::Args)]
-#[command(after_help = "Example: uzram list --json")]
-pub struct ListArgs {
-    #[command(flatten)]
-    runtime: RuntimeArgs,
-}
-
 /// Show a device's statistics, or one attribute as the kernel's file would print it; or the figures of a
 /// program that runs under `uzram run`.
 #[derive(clap::Args)]
@@ -97,17 +87,6 @@ pub struct SetArgs {
 pub struct ResetArgs {
     /// The device, as in zram0
     name: String,
-    #[command(flatten)]
-    runtime: RuntimeArgs,
-}
-
-/// Make a running daemon reload its TLS files: certificate, key and client CA.
-///
-/// New connections use the new files; existing connections and the devices' contents are not affected. If a
-/// file is invalid, the command fails, and the old files stay in force.
-#[derive(clap::Args)]
-#[command(after_help = "Example: uzram reload")]
-pub struct ReloadArgs {
     #[command(flatten)]
     runtime: RuntimeArgs,
 }
@@ -165,9 +144,9 @@ pub fn remove(args: &RemoveArgs) -> Result<()> {
     Ok(())
 }
 
-pub fn list(args: &ListArgs) -> Result<()> {
+pub fn list(runtime: &RuntimeArgs) -> Result<()> {
     let all = programs::all();
-    let answer = match Daemon::at(&args.runtime) {
+    let answer = match Daemon::at(runtime) {
         Ok(daemon) => match daemon.get_if_running("/v1/devices")? {
             None if all.is_empty() => return Err(daemon.absent()),
             answer => answer,
@@ -281,8 +260,8 @@ pub fn reset(args: &ResetArgs) -> Result<()> {
     Ok(())
 }
 
-pub fn reload(args: &ReloadArgs) -> Result<()> {
-    Daemon::at(&args.runtime)?
+pub fn reload(runtime: &RuntimeArgs) -> Result<()> {
+    Daemon::at(runtime)?
         .ask("POST", "/v1/reload", None)
         .map_err(|failure| failure.map_line(|line| format!("cannot reload: {line}")))?;
     Ok(())

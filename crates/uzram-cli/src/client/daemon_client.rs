@@ -71,19 +71,14 @@ struct Work<'a> {
     meanwhile: &'a mut dyn FnMut(),
 }
 
-enum Connected {
-    To(UnixStream),
-    /// No process listens on the socket.
-    Refused,
-    Absent,
-}
-
 enum Attempt {
     /// A response, or a failure that another try would not change.
     Final(Result<Value>),
     /// The connection ended before a whole response had come. The request may have been carried out.
     Cut,
+    /// No process listens on the socket.
     Refused,
+    /// There is no socket.
     Absent,
 }
 
@@ -218,10 +213,8 @@ impl Daemon {
 
     fn attempt(&self, request: &Request<'_>, work: Option<&mut Work<'_>>) -> Attempt {
         let mut stream = match self.connect() {
-            Ok(Connected::To(stream)) => stream,
-            Ok(Connected::Refused) => return Attempt::Refused,
-            Ok(Connected::Absent) => return Attempt::Absent,
-            Err(failure) => return Attempt::Final(Err(failure)),
+            Ok(stream) => stream,
+            Err(attempt) => return attempt,
         };
         request.send(&mut stream);
         let read = match work {
@@ -293,12 +286,13 @@ impl Daemon {
     /// Returns whether a process listens on the socket, possibly a stopped one. An ending process no longer
     /// listens, though it may still hold its memory and files.
     pub fn is_there(&self) -> bool {
-        matches!(self.connect(), Ok(Connected::To(_)))
+        self.connect().is_ok()
     }
 
     /// Connects with time-outs, as the standard library's connect would wait forever for a stopped daemon.
-    fn connect(&self) -> Result<Connected> {
-        check_trusted(&self.dir)?;
+    fn connect(&self) -> std::result::Result<UnixStream, Attempt> {
+        let failed = |failure| Attempt::Final(Err(failure));
+        check_trusted(&self.dir).map_err(failed)?;
         let connected = SocketAddrUnix::new(&self.socket).and_then(|address| {
             let socket = rustix::net::socket_with(
                 AddressFamily::UNIX,
@@ -313,16 +307,16 @@ impl Daemon {
         });
         let stream = match connected {
             Ok(stream) => stream,
-            Err(Errno::NOENT) => return Ok(Connected::Absent),
-            Err(Errno::CONNREFUSED) => return Ok(Connected::Refused),
-            Err(Errno::AGAIN) => return Err(self.silent()),
+            Err(Errno::NOENT) => return Err(Attempt::Absent),
+            Err(Errno::CONNREFUSED) => return Err(Attempt::Refused),
+            Err(Errno::AGAIN) => return Err(failed(self.silent())),
             Err(error) => {
                 let what = format!("cannot connect to '{}'", self.socket.display());
-                return Err(denied(&self.dir, &what, &error.into()));
+                return Err(failed(denied(&self.dir, &what, &error.into())));
             }
         };
-        self.check_peer(&stream)?;
-        Ok(Connected::To(stream))
+        self.check_peer(&stream).map_err(failed)?;
+        Ok(stream)
     }
 
     fn failure(&self, why: Unanswered) -> Failure {

@@ -9,16 +9,6 @@ use crate::output::report;
 use crate::system::runtime_dir::RuntimeArgs;
 use crate::terminal::show::{protection_rows, rows_text};
 
-/// Show the processes of a running daemon: which one serves, which takes over when that dies, and how often
-/// one has.
-#[derive(clap::Args)]
-#[command(after_help = "Examples: uzram status
-          uzram status --json | jq .take_overs")]
-pub struct StatusArgs {
-    #[command(flatten)]
-    runtime: RuntimeArgs,
-}
-
 /// The output of `uzram status --json`; `pid` is the process that answers.
 #[derive(Serialize)]
 struct StatusJson {
@@ -31,9 +21,8 @@ struct StatusJson {
 }
 
 /// `uzram status`
-pub fn status(args: &StatusArgs) -> Result<()> {
-    let About { pid, files, ends_with_swap, protection, survival, .. } =
-        Daemon::at(&args.runtime)?.about()?;
+pub fn status(runtime: &RuntimeArgs) -> Result<()> {
+    let About { pid, files, ends_with_swap, protection, survival, .. } = Daemon::at(runtime)?.about()?;
     let survival = survival.unwrap_or_default();
     report(&StatusJson { pid, survival, files, ends_with_swap, protection }, status_text)
 }

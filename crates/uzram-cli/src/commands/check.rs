@@ -110,12 +110,13 @@ pub fn run(args: &CheckArgs) -> Result<()> {
         return report(&ConfigJson::new(path, &start::plan_file(path)?), ConfigJson::text);
     }
     let held = rustix::thread::capabilities(None).map_or(CapabilitySet::empty(), |sets| sets.effective);
+    let [with_userfaultfd, with_guard_pages] = pagers();
     let checks = vec![
         files(),
         loop_devices(),
         swap(),
-        pager_with_userfaultfd(),
-        pager_with_guard_pages(),
+        with_userfaultfd,
+        with_guard_pages,
         run_library(),
         io_uring(),
         restartable_sequences(),
@@ -222,14 +223,6 @@ impl Finding {
             Err(checked_by) => Finding { name, works: Works::No, checked_by, follows: no },
         }
     }
-
-    /// Returns the same of a feature that works in part at most.
-    fn partly(mut self) -> Finding {
-        if self.works == Works::Yes {
-            self.works = Works::Partly;
-        }
-        self
-    }
 }
 
 /// Returns what was tried as a [`Finding`] has it.
@@ -309,20 +302,21 @@ fn pager(trap: TrapKind, name: &'static str, yes: &str, follows: [&'static str; 
     Finding::of(name, tried, follows)
 }
 
-fn pager_with_userfaultfd() -> Finding {
-    let follows = [
+fn pagers() -> [Finding; 2] {
+    let with_userfaultfd = [
         "a process's own memory can be compressed, and system calls may touch it",
         "uzram run refuses; a pager needs guard pages: pin what system calls touch",
     ];
-    pager(TrapKind::Uffd, "pager: uffd", "userfaultfd(2) succeeds, and moves pages", follows)
-}
-
-fn pager_with_guard_pages() -> Finding {
-    let follows = [
+    let with_guard_pages = [
         "the same without privileges, but memory that system calls touch must be pinned",
         "a process's own memory can be compressed with uffd only",
     ];
-    pager(TrapKind::Guard, "pager: guard", "madvise(2) installs a guard page", follows).partly()
+    let (moves, guards) = ("userfaultfd(2) succeeds, and moves pages", "madvise(2) installs a guard page");
+    let mut guard = pager(TrapKind::Guard, "pager: guard", guards, with_guard_pages);
+    if guard.works == Works::Yes {
+        guard.works = Works::Partly;
+    }
+    [pager(TrapKind::Uffd, "pager: uffd", moves, with_userfaultfd), guard]
 }
 
 fn restartable_sequences() -> Finding {

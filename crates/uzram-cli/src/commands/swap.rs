@@ -49,8 +49,13 @@ pub struct SwapArgs {
 #[derive(clap::Subcommand)]
 enum SwapCommand {
     On(Box<OnArgs>),
-    Off(OffArgs),
-    Status(StatusArgs),
+    /// Switch the swap area off: swapped-out pages come back to memory, and the daemon ends.
+    #[command(after_help = "Example: uzram swap off")]
+    Off(RuntimeArgs),
+    /// Show the swap areas, the memory that they take, and how the daemon is protected.
+    #[command(after_help = "Examples: uzram swap status
+          uzram swap status --json | jq '.areas[] | {path, used_bytes, failed: .stats.failed_writes}'")]
+    Status(RuntimeArgs),
 }
 
 /// Start a daemon in the background and swap to it; the swap area is active when this returns.
@@ -109,23 +114,6 @@ impl SwapArgs {
             _ => Err(Failure::line("this command starts no daemon")),
         }
     }
-}
-
-/// Switch the swap area off: swapped-out pages come back to memory, and the daemon ends.
-#[derive(clap::Args)]
-#[command(after_help = "Example: uzram swap off")]
-struct OffArgs {
-    #[command(flatten)]
-    runtime: RuntimeArgs,
-}
-
-/// Show the swap areas, the memory that they take, and how the daemon is protected.
-#[derive(clap::Args)]
-#[command(after_help = "Examples: uzram swap status
-          uzram swap status --json | jq '.areas[] | {path, used_bytes, failed: .stats.failed_writes}'")]
-struct StatusArgs {
-    #[command(flatten)]
-    runtime: RuntimeArgs,
 }
 
 pub fn run(args: &SwapArgs) -> Result<u8> {
@@ -240,9 +228,9 @@ struct AreaJson {
     stats: StatsJson,
 }
 
-fn off(args: &OffArgs) -> Result<()> {
+fn off(runtime: &RuntimeArgs) -> Result<()> {
     require_root()?;
-    let daemon = Daemon::at(&args.runtime)?;
+    let daemon = Daemon::at(runtime)?;
     let shown = daemon.dir.display();
     let about = match daemon.about_if_running() {
         Ok(Some(about)) => about,
@@ -308,8 +296,8 @@ fn stats(name: &str, daemon: &Daemon) -> Result<StatsJson> {
     understand(answer["stats"].clone())
 }
 
-fn status(args: &StatusArgs) -> Result<()> {
-    let daemon = Daemon::at(&args.runtime)?;
+fn status(runtime: &RuntimeArgs) -> Result<()> {
+    let daemon = Daemon::at(runtime)?;
     let shown = daemon.dir.display();
     let about = match daemon.about_if_running() {
         Ok(Some(about)) => about,

@@ -36,10 +36,16 @@ impl Kind<'_> {
 /// Adds the setting of a key, or the settings of a table. Messages put `within` before the key, as in
 /// `writeback.`.
 pub fn read(settings: &mut DeviceSettings, entry: Entry<'_>, within: &str, kind: Kind<'_>) -> Result<()> {
-    read_in_group(settings, entry, within, "", kind)
+    let key = entry.key.clone().into_owned();
+    if !entry.value.is_table() || !GROUPS.contains(&key.as_str()) {
+        return read_one(settings, entry, within, "", kind);
+    }
+    let (group, within) = (format!("{key}_"), format!("{within}{key}."));
+    entry.table()?.into_iter().try_for_each(|key| read_one(settings, key, &within, &group, kind))
 }
 
-fn read_in_group(
+/// Adds the setting of a key in a group.
+fn read_one(
     settings: &mut DeviceSettings,
     entry: Entry<'_>,
     within: &str,
@@ -47,13 +53,6 @@ fn read_in_group(
     kind: Kind<'_>,
 ) -> Result<()> {
     let shown = format!("{within}{}", entry.key);
-    if group.is_empty() && entry.value.is_table() && GROUPS.contains(&entry.key.as_ref()) {
-        let (group, within) = (format!("{}_", entry.key), format!("{shown}."));
-        return entry
-            .table()?
-            .into_iter()
-            .try_for_each(|key| read_in_group(settings, key, &within, &group, kind));
-    }
     let found = SettingRow::find(&format!("{group}{}", entry.key)).filter(|(row, _)| kind.has(row));
     let Some((row, name)) = found else {
         let known = kind.names().filter_map(|name| name.strip_prefix(group));

@@ -44,7 +44,7 @@ pub const OF_ROOT: &str = "/run/uzram";
 /// The longest path of a Unix socket: `sun_path` without its final zero, unix(7).
 const MAX_SOCKET_PATH_BYTES: usize = 107;
 
-/// The option of every command that talks to a daemon or starts one.
+// The option of every command that talks to a daemon or starts one.
 #[derive(clap::Args)]
 pub struct RuntimeArgs {
     /// The directory of the daemon's sockets [default: $UZRAM_RUNTIME_DIR, else /run/uzram for root and

@@ -40,9 +40,7 @@ fn set_mode(path: &Path, mode: u32) {
 
 /// Runs a shell script as the attacker, with `paths` as `$1` and so on.
 fn attack(script: &str, paths: &[&Path]) {
-    let mut shell = Command::new("sh");
-    shell.args(["-c", script, "sh"]).args(paths).uid(ATTACKER).gid(ATTACKER);
-    finish(shell).ok();
+    finish(Command::new("sh").args(["-c", script, "sh"]).args(paths).uid(ATTACKER).gid(ATTACKER)).ok();
 }
 
 /// Runs `uzram up` with a backing file; the daemon ends at once if it starts.
@@ -212,9 +210,7 @@ impl Drop for FakeDaemon {
 }
 
 fn stat_in(dir: &Path) -> Ended {
-    let mut command = bare_command(&["stat", "zram0", "mm_stat"]);
-    command.env("UZRAM_RUNTIME_DIR", dir);
-    finish(command)
+    finish(bare_command(&["stat", "zram0", "mm_stat"]).env("UZRAM_RUNTIME_DIR", dir))
 }
 
 /// Returns whether the attacker cannot run python3.
@@ -327,20 +323,14 @@ fn paths_that_are_not_utf_8_are_refused_at_the_start() {
     let place = Place::new();
     let bad = place.root().join(OsStr::from_bytes(b"d\xff\xfe"));
     let args = ["up", "--size", "1M", "--log", "error", "--exec", "true", "--runtime-dir"];
-    let option = |dir: &Path| -> Ended {
-        let mut command = bare_command(&args);
-        command.arg(dir);
-        finish(command)
-    };
+    let option = |dir: &Path| -> Ended { finish(bare_command(&args).arg(dir)) };
     let ended = option(&bad);
     assert!(ended.complaint(1).contains("is not UTF-8; choose another --runtime-dir"), "{ended}");
     assert!(!bad.exists());
     stat_in(&bad).says(1, "is not UTF-8");
     // Relative to a directory with such a name.
     fs::create_dir(&bad).unwrap();
-    let mut command = bare_command(&args);
-    command.arg("run").current_dir(&bad);
-    finish(command).says(1, "is not UTF-8");
+    finish(bare_command(&args).arg("run").current_dir(&bad)).says(1, "is not UTF-8");
     assert_eq!(fs::read_dir(&bad).unwrap().count(), 0);
 }
 

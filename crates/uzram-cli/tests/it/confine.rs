@@ -261,9 +261,7 @@ fn what_stays_in_another_users_directory_is_said() {
     let (socket, mnt) = (dir.join("nbd.sock"), dir.join("mnt"));
     let listen = format!("unix:{}", socket.display());
     let daemon = place.up(&["--listen", &listen, "--mount", mnt.to_str().unwrap()]);
-    place.run(&["down"]).ok();
-    let (status, said) = daemon.ended();
-    assert!(status.success(), "{said}");
+    let said = place.end(daemon);
     assert!(!socket.exists() && !mnt.exists(), "the holder, which is not confined, removes them: {said}");
     place.assert_clean();
 }

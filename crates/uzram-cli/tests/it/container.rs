@@ -26,9 +26,7 @@ fn as_pid_1(place: &Place, options: &[&str], args: &[&str]) -> Option<Command> {
         command.env("UZRAM_RUNTIME_DIR", place.dir()).current_dir(place.root());
         command
     };
-    let mut can = unshare();
-    can.arg("true");
-    if !rustix::process::geteuid().is_root() || !finish(can).status.success() {
+    if !rustix::process::geteuid().is_root() || !finish(unshare().arg("true")).status.success() {
         println!("skipped: no PID namespaces");
         return None;
     }
@@ -87,15 +85,7 @@ fn a_limit_on_the_length_of_files_is_named_and_kills_nobody() {
     // What the command does with its own limit is its own affair.
     let own = ["up", "--size", "1M", "--exec", "ulimit -f 0; echo > file; exit 3"];
     let mut command = place.command(&own);
-    assert_eq!(
-        finish({
-            command.current_dir(place.root());
-            command
-        })
-        .status
-        .code(),
-        Some(128 + libc::SIGXFSZ)
-    );
+    assert_eq!(finish(command.current_dir(place.root())).status.code(), Some(128 + libc::SIGXFSZ));
 
     // Output that goes to a file.
     let mut command = with_file_size(place.command(&["check"]), 0);

@@ -127,7 +127,5 @@ fn it_serves_where_nothing_else_is() {
 }
 
 fn finish_copy(from: &str, to: &str) {
-    let mut command = Command::new("nbdcopy");
-    command.args([from, to]);
-    finish(command).ok();
+    finish(Command::new("nbdcopy").args([from, to])).ok();
 }

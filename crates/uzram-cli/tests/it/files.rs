@@ -351,54 +351,6 @@ fn what_a_command_leaves_mounted_is_not_lost_without_a_word() {
 }
 
 #[test]
-fn a_dead_daemons_block_device_is_cleared() {
-    let Some(place) = BlockPlace::needing(&["mkfs.ext4", "mount", "umount"]) else { return };
-    let daemon = up(&place, "64M", &["--attach"]);
-    let device = place.loops().remove(0);
-    succeed(&place, "mkfs.ext4", &["-q", &device]);
-    let dir = place.mount_point("fs");
-    succeed(&place, "mount", &[&device, arg(&dir)]);
-    let mut file = File::create(dir.join("a")).unwrap();
-    file.write_all(&[7; 100_000]).unwrap();
-    daemon.signal(Signal::KILL);
-    daemon.ended();
-    // Requests fail, and never hang.
-    wait_until("writes fail", || file.sync_all().is_err());
-    place.run(&["up", "--size", "64M", "--attach"]).says(1, "uzram detach --force");
-    drop(file);
-    let said = place.run(&["detach", "--force"]).ok();
-    assert!(said.contains(&format!("unmounted {}", dir.display())), "{said}");
-    assert!(said.contains(&format!("freed {device}")), "{said}");
-    place.assert_clean();
-    assert_eq!(place.run(&["detach", "--force"]).ok(), "nothing was left\n");
-    // Another daemon can start.
-    let ended = place.run(&["up", "--size", "64M", "--attach", "--exec", "mkfs.ext4 -q $device"]);
-    ended.ok();
-    place.assert_clean();
-}
-
-#[test]
-fn two_daemons_do_not_meet() {
-    let Some(place) = BlockPlace::needing(&["mkfs.ext4"]) else { return };
-    let _one = up(&place, "16M", &["--attach"]);
-    let first = place.loops();
-    // Not in the same place…
-    place.run(&["up", "--size", "16M", "--attach"]).says(1, "already serves");
-    let other_dir = place.root().join("other");
-    let mount = place.dir().join("mnt");
-    let taken = ["up", "--size", "16M", "--runtime-dir", arg(&other_dir), "--mount", arg(&mount)];
-    place.run(&taken).says(1, "something is mounted there");
-    // …but in another.
-    let command = "test $device != \"$UZRAM_OTHER\" && mkfs.ext4 -q $device";
-    let mut other = place.command(&["up", "--size", "16M", "--attach", "--exec", command]);
-    other.env("UZRAM_RUNTIME_DIR", &other_dir).env("UZRAM_OTHER", &first[0]);
-    crate::common::finish(other).ok();
-    assert_eq!(place.loops(), first);
-    place.run(&["down"]).ok();
-    place.assert_clean();
-}
-
-#[test]
 fn file_systems_fill_empty_and_give_their_memory_back() {
     let Some(place) =
         BlockPlace::needing(&["mkfs.ext4", "mkfs.xfs", "mkfs.btrfs", "mount", "umount", "fstrim"])

@@ -1,11 +1,7 @@
 //! The memory limit of a disk, and the memory that it gives back.
 
-use std::fs;
-use std::path::Path;
-
-use crate::common::block::{BlockPlace, Cgroup};
 use crate::common::clients::{arg, qemu_io, random_file, succeed};
-use crate::common::{Daemon, Place, finish, wait_until};
+use crate::common::{Place, wait_until};
 
 const MIB: u64 = 1 << 20;
 
@@ -57,46 +53,5 @@ fn a_limit_below_what_a_device_needs_is_refused() {
         ended.says(1, "at least 24 KiB");
     }
     assert_eq!(place.number("mem_limit"), 24 << 10);
-    daemon.signal(rustix::process::Signal::TERM);
-    assert!(daemon.ended().0.success());
-}
-
-#[test]
-fn devices_that_might_not_fit_into_the_cgroup_are_refused() {
-    let Some(cgroup) = Cgroup::new("room", 256 * MIB) else { return };
-    // The place is dropped, and its daemons end, before the cgroup is removed.
-    let place = Place::new();
-    let up = |args: &[&str]| {
-        let mut command = cgroup.command(Path::new(env!("CARGO_BIN_EXE_uzram")));
-        command.args(["up", "--size", "1G"]).args(args).env("UZRAM_RUNTIME_DIR", place.dir());
-        command
-    };
-    finish(up(&["--exec", "true"])).says(1, "this process's cgroup").says(1, "--mem-limit");
-    let daemon = Daemon::start(up(&["--mem-limit", "64M"]));
-    let add = |limit: &str| place.run(&["add", "more", "--size", "1G", "--mem-limit", limit]);
-    add("192M").says(1, "more may take 192 MiB").says(1, "--mem-limit");
-    assert!(!place.run(&["list"]).ok().contains("more"));
-    add("32M").ok();
-    place.run(&["list"]).shows(&["more"]);
-    place.end(daemon);
-}
-
-#[test]
-fn swap_that_may_outgrow_the_machine_is_warned_about() {
-    let meminfo = fs::read_to_string("/proc/meminfo").unwrap();
-    let ram_kib: u64 = meminfo.lines().next().unwrap().split_whitespace().nth(1).unwrap().parse().unwrap();
-    let Some(place) = BlockPlace::if_able() else { return };
-    let size = format!("{ram_kib}K");
-    let on = |args: &[&str]| place.run(&[&["swap", "on", "--size", &size], args].concat()).ok();
-    let facts = on(&[]);
-    let warnings: Vec<&str> = facts.lines().filter(|line| line.starts_with("warning ")).collect();
-    let about_memory = |line: &&&str| line.contains("swap on zram0 may take") && line.contains("--mem-limit");
-    assert_eq!(warnings.iter().filter(about_memory).count(), 1, "{facts}");
-    let log = fs::read_to_string(place.dir().join("uzram.log")).unwrap();
-    assert!(log.contains("WARN") && log.contains("swap on zram0 may take"), "{log}");
-    place.run(&["swap", "off"]).ok();
-    let facts = on(&["--mem-limit", "64M"]);
-    assert!(!facts.contains("may take"), "{facts}");
-    place.run(&["swap", "off"]).ok();
-    place.assert_clean();
+    daemon.terminate();
 }

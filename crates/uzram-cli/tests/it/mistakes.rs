@@ -57,22 +57,6 @@ fn sizes_say_what_to_write() {
 }
 
 #[test]
-fn a_disk_with_tables_beyond_the_machine_is_warned_about() {
-    let memory = uzram::machine_memory::read().unwrap();
-    if memory.ram_bytes >= 200 << 30 || memory.limit_bytes < memory.ram_bytes {
-        return println!("skipped: the machine is too large, or the cgroup limited");
-    }
-    let place = Place::new();
-    let add = format!("{} add more --size 16T", env!("CARGO_BIN_EXE_uzram"));
-    let ended = place.run(&["up", "--size", "16T", "--exec", &add]);
-    assert!(ended.status.success(), "{ended}");
-    for name in ["zram0", "more"] {
-        let warning = format!("the tables of {name} may take 112.");
-        assert!(ended.stderr.contains(&warning) && ended.stderr.contains("(--size)"), "{ended}");
-    }
-}
-
-#[test]
 fn words_of_other_programs_are_translated() {
     let place = Place::new();
     let config = place.root().join("uzram.toml");
@@ -217,10 +201,7 @@ fn another_user_is_told_that_the_daemon_is_roots() {
         &["up"],
     ] {
         let mut command = place.command(args);
-        let ended = finish({
-            command.uid(NOBODY).gid(NOBODY);
-            command
-        });
+        let ended = finish(command.uid(NOBODY).gid(NOBODY));
         if args == ["list"] && ended.status.success() {
             // Programs under `uzram run` of this user.
             continue;
@@ -307,28 +288,6 @@ fn an_unconfirmed_interrupt_is_forgotten_by_a_take_over() {
     assert_eq!(terminal.ended().0, Some(0));
 }
 
-#[test]
-fn a_library_that_was_cut_is_named() {
-    if let Err(error) = uzram_pager::TrapKind::Uffd.check() {
-        return println!("skipped: {error}");
-    }
-    let place = Place::new();
-    let (program, cut) = (place.root().join("uzram"), place.root().join("libuzram_run.so"));
-    let own = Path::new(env!("CARGO_BIN_EXE_uzram"));
-    fs::hard_link(own, &program).or_else(|_| fs::copy(own, &program).map(drop)).unwrap();
-    // The beginning of any ELF file will do.
-    let begin = &fs::read(own).unwrap()[..8192];
-    for (begin, said) in [(begin, "is not whole: it has 8192 bytes of"), (&[][..], "is no library")] {
-        fs::write(&cut, begin).unwrap();
-        let mut command = Command::new(&program);
-        command.args(["run", "--limit", "64M", "--", "/bin/true"]);
-        let ended = finish(command);
-        let line = ended.complaint(125);
-        let name = cut.display().to_string();
-        assert!(line.contains(&name) && line.contains(said) && line.contains("install it again"), "{line}");
-    }
-}
-
 /// Runs commands of a user without rights in a mount namespace, after `prepare`; returns what `uzram up
 /// --mount` and `uzram check` say about FUSE.
 fn fuse_denied(prepare: &str) -> (Ended, Ended) {
@@ -346,9 +305,7 @@ fn fuse_denied(prepare: &str) -> (Ended, Ended) {
             let path = entry.unwrap().path();
             let _ = if path.is_dir() { fs::remove_dir_all(path) } else { fs::remove_file(path) };
         });
-        let mut command = Command::new("unshare");
-        command.args(["-m", "sh", "-euc", &script, "sh", program]).args(args);
-        finish(command)
+        finish(Command::new("unshare").args(["-m", "sh", "-euc", &script, "sh", program]).args(args))
     };
     let up = run(&["up", "--size", "1M", "--mount", mount.to_str().unwrap(), "--exec", "true"]);
     (up, run(&["check"]))

@@ -99,16 +99,6 @@ fn every_place_is_announced_listed_and_cleared_away() {
 }
 
 #[test]
-fn a_command_knows_all_the_ways_to_the_disk() {
-    let place = Place::new();
-    let command = "echo $uri; for each in $uris; do echo $each; done";
-    let said = place.run(&["up", "--size", "1M", "--listen", "tcp:127.0.0.1:0", "--exec", command]).ok();
-    let lines: Vec<&str> = said.lines().collect();
-    assert_eq!(lines[..2], [place.uri(), place.uri()]);
-    assert!(lines.len() == 3 && lines[2].starts_with("nbd://127.0.0.1:"), "{said}");
-}
-
-#[test]
 fn what_cannot_be_served_is_refused_in_one_line() {
     let place = Place::new();
     let authority = Authority::new("authority");

@@ -229,9 +229,7 @@ fn programs_of_other_users_are_not_shown() {
     let (place, holder) = (Place::new(), Holder::start(&[], 2));
     wait_until("root sees it", || find(&place, holder.id()).is_some());
     let as_other = |args: &[&str]| -> Ended {
-        let mut command = bare_command(args);
-        command.uid(65534).gid(65534).env("UZRAM_RUNTIME_DIR", "/nonexistent");
-        finish(command)
+        finish(bare_command(args).uid(65534).gid(65534).env("UZRAM_RUNTIME_DIR", "/nonexistent"))
     };
     as_other(&["list"]).says(3, "no daemon is running");
     as_other(&["stat", &holder.id().to_string()]).says(3, "or is another user's");

@@ -4,7 +4,7 @@ use std::fs;
 use std::os::unix::fs::chown;
 use std::path::{Path, PathBuf};
 
-use crate::common::clients::{Connected, complain, missing, run, succeed};
+use crate::common::clients::{Connected, run};
 use crate::common::{Daemon, Place, wait_until};
 use crate::nbd::pki::{Authority, write};
 use rustix::process::Signal;
@@ -114,15 +114,6 @@ fn a_hang_up_reloads_a_daemon_with_a_configuration_file() {
 }
 
 #[test]
-fn a_hang_up_ends_any_other_daemon() {
-    let place = Place::new();
-    let daemon = place.up(&[]);
-    daemon.signal(Signal::HUP);
-    let (status, log) = daemon.ended();
-    assert!(status.success() && log.contains("ending"), "{log}");
-}
-
-#[test]
 fn without_tls_there_is_nothing_to_reload() {
     let place = Place::new();
     let daemon = place.up_config("[zram0]\nsize = '1M'\n", &[]);
@@ -133,49 +124,4 @@ fn without_tls_there_is_nothing_to_reload() {
     let (status, log) = daemon.ended();
     assert!(status.success() && log.contains("speaks no TLS"), "{log}");
     place.run(&["reload"]).says(3, "no daemon is running");
-}
-
-#[test]
-fn a_setting_is_given_once_and_completely() {
-    let place = Place::new();
-    let dir = certificates(&place, "live");
-    let path = place.root().join("uzram.toml");
-    let up = |text: &str, args: &[&str]| {
-        fs::write(&path, text).unwrap();
-        place.run(&[&["up", "--config", path.to_str().unwrap()], args].concat())
-    };
-    let cert = dir.join("server-cert.pem");
-    let cert = cert.to_str().unwrap();
-    for args in [
-        &["--tls-cert", cert][..],
-        &["--tls-key", cert],
-        &["--tls-client-ca", cert],
-        &["--max-connections", "3"],
-    ] {
-        let ended = up(&config(&dir), args);
-        let line = ended.complaint(2);
-        assert!(line.starts_with(args[0]) && line.contains("give it in one of them"), "{line}");
-    }
-    let lines: Vec<String> = config(&dir).lines().map(str::to_owned).collect();
-    let without = |key: &str| {
-        let kept = lines.iter().filter(|line| !line.starts_with(key)).map(String::as_str);
-        kept.collect::<Vec<_>>().join("\n").replace("127.0.0.1", "0.0.0.0")
-    };
-    up(&without("tls-key"), &[]).says(2, "tls-cert is given without tls-key");
-    up(&without("tls-client-ca"), &[]).says(2, "tls-client-ca");
-    up(&without("nothing"), &["--tls-anyone"]).says(2, "tls-anyone lets everyone in");
-    let text = without("tls-client-ca").replace("max-connections", "tls-anyone = true\nmax-connections");
-    assert!(up(&text, &["--tls-anyone"]).complaint(2).starts_with("--tls-anyone: "));
-    if missing(&["nbdinfo"]) {
-        return;
-    }
-    // One half may be in the file, and the other on the command line.
-    let key = dir.join("server-key.pem");
-    let daemon = place.up_config(&without("tls-key"), &["--tls-key", key.to_str().unwrap()]);
-    // The URI has the machine's name, which the machine may not be able to resolve.
-    let line = daemon.facts.lines().find(|line| line.contains("nbds://")).unwrap();
-    let port = line.rsplit_once(':').unwrap().1.split('/').next().unwrap();
-    let known = format!("nbds://127.0.0.1:{port}?tls-certificates={}", dir.display());
-    assert_eq!(succeed(&place, "nbdinfo", &["--size", &known]).trim(), "1048576");
-    complain(&place, "nbdinfo", &[&format!("nbd://127.0.0.1:{port}")]);
 }

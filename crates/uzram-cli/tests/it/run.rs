@@ -43,11 +43,7 @@ fn programs_are_as_without() {
 /// Runs a shell's script, in which `$run` starts a program, both ways, and compares; returns what was said to
 /// standard error.
 fn scripts_agree(script: &str) -> String {
-    let shell = |run: &str| {
-        let mut command = Command::new("/bin/sh");
-        command.args(["-c", script]).env("run", run);
-        finish(command)
-    };
+    let shell = |run: &str| finish(Command::new("/bin/sh").args(["-c", script]).env("run", run));
     let (plain, limited) = (shell(""), shell(&format!("{} run --limit 24M --", env!("CARGO_BIN_EXE_uzram"))));
     assert_eq!(limited.status, plain.status, "{script}: {limited}");
     assert_eq!(limited.stdout, plain.stdout, "{script}: {limited}");
@@ -113,10 +109,7 @@ fn a_python_program_is_right_and_stays_below_the_limit() {
         return println!("skipped: there is no {}", run[4]);
     }
     let mut plain = Command::new(run[4]);
-    let plain = finish({
-        plain.args(&run[5..]);
-        plain
-    });
+    let plain = finish(plain.args(&run[5..]));
     let ended = finish(bare_command(&run));
     assert!(ended.status.success(), "{ended}");
     assert_eq!(ended.stdout, plain.ok());
@@ -272,9 +265,7 @@ fn a_user_without_the_right_is_told_what_to_do() {
     if !can_run() || sysctl.trim() == "1" {
         return println!("skipped: every user has the right here");
     }
-    let mut command = bare_command(&["run", "--limit", "24M", "--", "/bin/true"]);
-    command.uid(65534).gid(65534);
-    let ended = finish(command);
+    let ended = finish(bare_command(&["run", "--limit", "24M", "--", "/bin/true"]).uid(65534).gid(65534));
     let complaint = ended.complaint(125);
     for wanted in ["CAP_SYS_PTRACE", "vm.unprivileged_userfaultfd=1", "docker run --device /dev/userfaultfd"]
     {

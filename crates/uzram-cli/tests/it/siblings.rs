@@ -26,9 +26,7 @@ fn the_program_beside_it_comes_before_path() {
     let (dir, elsewhere) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let uzram = copy(dir.path());
     let run = |word: &str| {
-        let mut command = Command::new(&uzram);
-        command.args([word, "--help", "--json", "x y"]).env("PATH", elsewhere.path());
-        finish(command)
+        finish(Command::new(&uzram).args([word, "--help", "--json", "x y"]).env("PATH", elsewhere.path()))
     };
     for (word, name) in [("bench", "uzram-bench"), ("lab", "uzram-lab")] {
         run(word).says(1, &format!("{name} is neither beside uzram nor in PATH"));
@@ -47,7 +45,5 @@ fn a_program_that_cannot_be_run_is_named() {
     let uzram = copy(dir.path());
     let program = dir.path().join("uzram-lab");
     fs::write(&program, "not a program").unwrap();
-    let mut command = Command::new(&uzram);
-    command.args(["lab", "list"]);
-    finish(command).says(1, program.to_str().unwrap());
+    finish(Command::new(&uzram).args(["lab", "list"])).says(1, program.to_str().unwrap());
 }

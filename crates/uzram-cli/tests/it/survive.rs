@@ -502,9 +502,7 @@ fn all_die_of_a_request(kernel: Kernel) {
     const DEADLY: u64 = 12 * MIB;
     let Some(place) = BlockPlace::if_able() else { return };
     let args = ["up", "--size", "16M", "--attach", "--give-up-after", "1"];
-    let mut command = kernel.command(&place, &args);
-    command.env("UZRAM_DIE_AT", DEADLY.to_string());
-    let daemon = Daemon::start(command);
+    let daemon = Daemon::start(kernel.command(&place, &args).env("UZRAM_DIE_AT", DEADLY.to_string()));
     let device = place.loops().pop().unwrap();
     let open = |path: &Path| {
         OpenOptions::new().read(true).write(true).custom_flags(libc_o_direct()).open(path).unwrap()

@@ -45,9 +45,7 @@ fn a_file_is_made_taken_and_let_go() {
     assert_eq!(place.run(&["reset", "zram0"]).ok(), "");
     assert_eq!(place.run(&["stat", "zram0", "backing_dev"]).ok(), "none\n");
     // The command, not the daemon, makes a path absolute.
-    let mut add = place.command(&["add", "zram1", "--backing", "cold.img"]);
-    add.current_dir(place.root());
-    finish(add).ok();
+    finish(place.command(&["add", "zram1", "--backing", "cold.img"]).current_dir(place.root())).ok();
     assert_eq!(place.run(&["stat", "zram1", "backing_dev"]).ok().trim(), path.to_str().unwrap());
 }
 

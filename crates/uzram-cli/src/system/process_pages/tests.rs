@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::ptr;
 
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, mprotect, munmap};
+use uzram::random::Random;
 use uzram::units::PAGE_SHIFT;
 
 use super::*;
@@ -66,12 +67,12 @@ fn both_ways_find_the_resident_pages_of_a_huge_mapping() {
     // 64 GiB; the entries of its pages alone would be 128 MiB.
     let memory = Memory::new(16 << 20);
     let seed = 5;
-    let mut rng = fastrand(seed);
+    let mut random = Random::new(seed);
     let mut written = BTreeSet::new();
     for _ in 0..3000 {
         // The first part is dense enough for regions of several pages, and for more regions than one call
         // returns.
-        written.insert((rng() % 9000) as usize);
+        written.insert(random.below(9000));
     }
     written.insert(memory.pages - 1);
     written.iter().for_each(|page| memory.write(*page, *page as u64));
@@ -89,15 +90,6 @@ fn both_ways_find_the_resident_pages_of_a_huge_mapping() {
     let dense = memory.range().start..memory.range().start + (9000 << PAGE_SHIFT);
     look_up(&process.pagemap, dense, &GO_ON, &mut regions).unwrap();
     assert!(memory.numbers(&regions) == wanted[..wanted.len() - 1], "seed {seed}");
-}
-
-/// A generator of numbers, by the multiplier of Knuth's MMIX.
-fn fastrand(seed: u64) -> impl FnMut() -> u64 {
-    let mut state = seed;
-    move || {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        state >> 33
-    }
 }
 
 #[test]
@@ -142,32 +134,6 @@ fn a_process_that_ends_while_it_is_read_is_no_error() {
         (error.kind(), error.to_string()),
         (ErrorKind::NotFound, format!("there is no process {}", child.id()))
     );
-}
-
-#[test]
-fn processes_without_memory_are_named() {
-    // Among others, one that has ended is left out.
-    let mut child = std::process::Command::new("true").spawn().unwrap();
-    let is_zombie = || {
-        let stat = std::fs::read_to_string(format!("/proc/{}/stat", child.id())).unwrap();
-        stat.contains(") Z")
-    };
-    while !is_zombie() {
-        std::thread::yield_now();
-    }
-    let error = take(&[child.id()], &[], 10, &GO_ON).err().unwrap();
-    let taken = take(&[std::process::id()], &[child.id()], 10, &GO_ON).unwrap();
-    child.wait().unwrap();
-    assert!(error.to_string().contains("has ended"), "{error}");
-    assert_eq!(taken.pages.len(), 10);
-    let error = without_memory(2, "Name:\tkthreadd\nState:\tS (sleeping)\n");
-    assert!(error.to_string().starts_with("process 2 is a kernel thread"), "{error}");
-}
-
-#[test]
-fn a_stop_ends_it_early() {
-    let taken = take(&[std::process::id()], &[], usize::MAX, &AtomicBool::new(true)).unwrap();
-    assert!(taken.pages.is_empty());
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! Runs programs to their end, with a time limit, and collects their output. The tests of `uzram-bench` and
 //! `uzram-lab` use this file, too.
 
+use std::borrow::BorrowMut;
 use std::io::Read;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread::{self, JoinHandle};
@@ -21,8 +22,8 @@ pub struct Ended {
 }
 
 /// Runs a program to its end.
-pub fn finish(mut command: Command) -> Ended {
-    collect(start(&mut command))
+pub fn finish(mut command: impl BorrowMut<Command>) -> Ended {
+    collect(start(command.borrow_mut()))
 }
 
 /// Starts a program whose output [`collect`] reads.

@@ -8,6 +8,7 @@ pub mod run;
 
 pub use ended::*;
 
+use std::borrow::BorrowMut;
 use std::ffi::OsString;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::PermissionsExt;
@@ -219,9 +220,8 @@ impl Drop for Place {
 
 impl Daemon {
     /// Waits until it serves.
-    pub fn start(mut command: Command) -> Daemon {
-        let mut child =
-            command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    pub fn start(mut command: impl BorrowMut<Command>) -> Daemon {
+        let mut child = start(command.borrow_mut());
         let mut facts = String::new();
         let mut stdout = BufReader::new(child.stdout.take().unwrap());
         while !facts.contains("fixed cost") {
