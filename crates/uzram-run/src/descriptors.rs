@@ -25,16 +25,12 @@ unsafe extern "C" fn close(fd: c_int) -> c_int {
     next!(c"close", fn(c_int) -> c_int, (fd), else -1)
 }
 
-/// # Safety
-/// As `close_range`(2).
-#[unsafe(no_mangle)]
-unsafe extern "C" fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
-    // SAFETY: as the caller's.
-    unsafe { close_all(first, last, flags) }
+crate::real::export! {
+    close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int = close_all;
 }
 
 /// # Safety
-/// As the function above.
+/// As `close_range`(2).
 unsafe fn close_all(first: c_uint, last: c_uint, flags: c_int) -> c_int {
     // SAFETY: as the caller's.
     let close = |first: c_uint, last: c_uint| unsafe {

@@ -213,16 +213,17 @@ fn again(
     mapped.unwrap_or_else(otherwise)
 }
 
-/// # Safety
-/// As malloc(3).
-#[unsafe(no_mangle)]
-unsafe extern "C" fn malloc(size: usize) -> *mut c_void {
-    // SAFETY: as the caller's.
-    unsafe { allocate(size) }
+crate::real::export! {
+    malloc(size: usize) -> *mut c_void = allocate;
+    free(block: *mut c_void) -> () = release;
+    realloc(block: *mut c_void, size: usize) -> *mut c_void = resize;
+    memalign(align: usize, size: usize) -> *mut c_void = allocate_aligned;
+    aligned_alloc(align: usize, size: usize) -> *mut c_void = allocate_aligned;
+    malloc_usable_size(block: *mut c_void) -> usize = usable_size;
 }
 
 /// # Safety
-/// As the function above.
+/// As malloc(3).
 #[inline]
 unsafe fn allocate(size: usize) -> *mut c_void {
     if !is_managed() {
@@ -276,7 +277,7 @@ unsafe extern "C" fn calloc(count: usize, size: usize) -> *mut c_void {
 }
 
 /// # Safety
-/// As the function above.
+/// As calloc(3).
 #[inline]
 unsafe fn allocate_zeros(count: usize, size: usize) -> *mut c_void {
     if !is_managed() {
@@ -305,14 +306,6 @@ unsafe fn allocate_zeros(count: usize, size: usize) -> *mut c_void {
 
 /// # Safety
 /// As free(3).
-#[unsafe(no_mangle)]
-unsafe extern "C" fn free(block: *mut c_void) {
-    // SAFETY: as the caller's.
-    unsafe { release(block) };
-}
-
-/// # Safety
-/// As the function above.
 #[inline]
 pub unsafe fn release(block: *mut c_void) {
     // SAFETY: it is a block of the allocator whose address it has.
@@ -327,14 +320,6 @@ pub unsafe fn release(block: *mut c_void) {
 
 /// # Safety
 /// As realloc(3).
-#[unsafe(no_mangle)]
-unsafe extern "C" fn realloc(block: *mut c_void, size: usize) -> *mut c_void {
-    // SAFETY: as the caller's.
-    unsafe { resize(block, size) }
-}
-
-/// # Safety
-/// As the function above.
 #[inline]
 unsafe fn resize(block: *mut c_void, size: usize) -> *mut c_void {
     // SAFETY: as the caller's; a block goes to the allocator whose address it has.
@@ -384,14 +369,6 @@ unsafe extern "C" fn reallocarray(block: *mut c_void, count: usize, size: usize)
 
 /// # Safety
 /// As memalign(3).
-#[unsafe(no_mangle)]
-unsafe extern "C" fn memalign(align: usize, size: usize) -> *mut c_void {
-    // SAFETY: as the caller's.
-    unsafe { allocate_aligned(align, size) }
-}
-
-/// # Safety
-/// As the function above.
 #[inline]
 unsafe fn allocate_aligned(align: usize, size: usize) -> *mut c_void {
     let Some(align) = align.max(LEAST_ALIGN).checked_next_power_of_two() else {
@@ -416,14 +393,6 @@ unsafe fn allocate_aligned(align: usize, size: usize) -> *mut c_void {
         );
     }
     block
-}
-
-/// # Safety
-/// As `aligned_alloc`(3).
-#[unsafe(no_mangle)]
-unsafe extern "C" fn aligned_alloc(align: usize, size: usize) -> *mut c_void {
-    // SAFETY: as the caller's.
-    unsafe { allocate_aligned(align, size) }
 }
 
 /// # Safety
@@ -468,14 +437,6 @@ unsafe extern "C" fn pvalloc(size: usize) -> *mut c_void {
 
 /// # Safety
 /// As `malloc_usable_size`(3).
-#[unsafe(no_mangle)]
-unsafe extern "C" fn malloc_usable_size(block: *mut c_void) -> usize {
-    // SAFETY: as the caller's.
-    unsafe { usable_size(block) }
-}
-
-/// # Safety
-/// As the function above.
 #[inline]
 unsafe fn usable_size(block: *mut c_void) -> usize {
     if block.is_null() {

@@ -69,23 +69,16 @@ fn failed(error: c_int) -> *mut c_void {
     MAP_FAILED
 }
 
-/// # Safety
-/// As mmap(2).
-#[unsafe(no_mangle)]
-unsafe extern "C" fn mmap(
-    address: *mut c_void,
-    len: usize,
-    protection: c_int,
-    flags: c_int,
-    fd: c_int,
-    offset: i64,
-) -> *mut c_void {
-    // SAFETY: as the caller's.
-    unsafe { map(address, len, protection, flags, fd, offset) }
+real::export! {
+    mmap(at: *mut c_void, len: usize, protection: c_int, flags: c_int, fd: c_int, from: i64) -> *mut c_void = map;
+    mmap64(at: *mut c_void, len: usize, protection: c_int, flags: c_int, fd: c_int, from: i64) -> *mut c_void = map;
+    munmap(address: *mut c_void, len: usize) -> c_int = unmap;
+    mprotect(address: *mut c_void, len: usize, protection: c_int) -> c_int = protect;
+    madvise(address: *mut c_void, len: usize, advice: c_int) -> c_int = advise;
 }
 
 /// # Safety
-/// As the function above.
+/// As mmap(2).
 unsafe fn map(
     address: *mut c_void,
     len: usize,
@@ -129,21 +122,6 @@ unsafe fn map(
     by_kernel()
 }
 
-/// # Safety
-/// As mmap(2).
-#[unsafe(no_mangle)]
-unsafe extern "C" fn mmap64(
-    address: *mut c_void,
-    len: usize,
-    protection: c_int,
-    flags: c_int,
-    fd: c_int,
-    offset: i64,
-) -> *mut c_void {
-    // SAFETY: as the caller's.
-    unsafe { map(address, len, protection, flags, fd, offset) }
-}
-
 /// Returns whether bytes lie among the managed addresses, or some of them.
 fn overlaps(address: usize, len: usize) -> bool {
     is_managed_address(address) || is_managed_address(address.saturating_add(len.saturating_sub(1)))
@@ -151,14 +129,6 @@ fn overlaps(address: usize, len: usize) -> bool {
 
 /// # Safety
 /// As munmap(2).
-#[unsafe(no_mangle)]
-unsafe extern "C" fn munmap(address: *mut c_void, len: usize) -> c_int {
-    // SAFETY: as the caller's.
-    unsafe { unmap(address, len) }
-}
-
-/// # Safety
-/// As the function above.
 unsafe fn unmap(address: *mut c_void, len: usize) -> c_int {
     // SAFETY: as the caller's.
     let by_kernel =
@@ -177,14 +147,6 @@ unsafe fn unmap(address: *mut c_void, len: usize) -> c_int {
 
 /// # Safety
 /// As mprotect(2).
-#[unsafe(no_mangle)]
-unsafe extern "C" fn mprotect(address: *mut c_void, len: usize, protection: c_int) -> c_int {
-    // SAFETY: as the caller's.
-    unsafe { protect(address, len, protection) }
-}
-
-/// # Safety
-/// As the function above.
 unsafe fn protect(address: *mut c_void, len: usize, protection: c_int) -> c_int {
     let changed = for_managed(address, len, |memory| memory.protect(address.addr(), len, protection));
     // SAFETY: as the caller's.
@@ -193,14 +155,6 @@ unsafe fn protect(address: *mut c_void, len: usize, protection: c_int) -> c_int 
 
 /// # Safety
 /// As madvise(2).
-#[unsafe(no_mangle)]
-unsafe extern "C" fn madvise(address: *mut c_void, len: usize, advice: c_int) -> c_int {
-    // SAFETY: as the caller's.
-    unsafe { advise(address, len, advice) }
-}
-
-/// # Safety
-/// As the function above.
 unsafe fn advise(address: *mut c_void, len: usize, advice: c_int) -> c_int {
     let taken = for_managed(address, len, |memory| memory.advise(address.addr(), len, advice));
     // SAFETY: as the caller's.

@@ -83,6 +83,18 @@ macro_rules! next {
 }
 pub(crate) use next;
 
+/// Exports functions by the names of the C library's: each is the one behind the `=`.
+macro_rules! export {
+    ($($name:ident($($argument:ident: $kind:ty),*) -> $result:ty = $function:ident;)*) => {$(
+        #[unsafe(no_mangle)]
+        unsafe extern "C" fn $name($($argument: $kind),*) -> $result {
+            // SAFETY: as the caller's.
+            unsafe { $function($($argument),*) }
+        }
+    )*};
+}
+pub(crate) use export;
+
 /// Sets errno(3).
 pub fn set_errno(error: c_int) {
     // SAFETY: it is this thread's.

@@ -271,51 +271,6 @@ mod tests {
         Reading { subject: "zram0".to_owned(), condition: &CONDITION, text: text.to_owned(), count, level }
     }
 
-    /// Looks at the condition at a time; returns the line that is logged.
-    fn look(episodes: &mut Episodes<'_>, at_ms: u64, count: u64, level: Level) -> Option<String> {
-        let (mut lines, _) = episodes.look(&[reading(count, level, "writes are refused")], at_ms);
-        assert!(lines.len() < 2, "{lines:?}");
-        lines.pop()
-    }
-
-    #[test]
-    fn an_episode_is_logged_when_it_begins_and_when_it_has_ended() {
-        let mut episodes = Episodes::new(&[]);
-        assert_eq!(look(&mut episodes, 0, 0, Level::Lingering), None, "nothing was refused");
-        assert_eq!(look(&mut episodes, 1000, 1, Level::Lingering).unwrap(), "zram0: writes are refused");
-        assert_eq!(look(&mut episodes, 2000, 900, Level::Lingering), None);
-        assert_eq!(look(&mut episodes, 9000, 900, Level::Lingering), None, "there is no room still");
-        assert_eq!(look(&mut episodes, 13_000, 900, Level::Clear), None);
-        assert_eq!(look(&mut episodes, 14_000, 901, Level::Clear), None, "one more");
-        assert_eq!(look(&mut episodes, 15_000, 901, Level::Clear), None);
-        let ended = look(&mut episodes, 15_000 + CALM_MS, 901, Level::Clear).unwrap();
-        assert_eq!(ended, "zram0: writes are accepted again after 14 s; refused: 901");
-        assert_eq!(look(&mut episodes, 30_000, 901, Level::Clear), None);
-    }
-
-    #[test]
-    fn the_next_process_goes_on_with_an_episode() {
-        let kept: [KeptEpisode; 2] = Default::default();
-        let mut first = Episodes::new(&kept);
-        look(&mut first, 1000, 7, Level::Lingering).unwrap();
-        drop(first);
-        let mut next = Episodes::new(&kept);
-        assert_eq!(look(&mut next, 2000, 0, Level::Lingering), None);
-        assert_eq!(look(&mut next, 3000, 3, Level::Lingering), None);
-        assert_eq!(look(&mut next, 4000, 3, Level::Clear), None);
-        drop(next);
-        let mut last = Episodes::new(&kept);
-        assert_eq!(look(&mut last, 5000, 0, Level::Clear), None);
-        let ended = look(&mut last, 5000 + CALM_MS, 0, Level::Clear).unwrap();
-        assert_eq!(ended, "zram0: writes are accepted again after 4.0 s; refused: 10");
-        drop(last);
-        assert!(kept.iter().all(|kept| kept.key() == 0));
-        // What was kept of something that is gone makes room.
-        kept.iter().for_each(|kept| kept.key.store(77, Ordering::Relaxed));
-        look(&mut Episodes::new(&kept), 9000, 1, Level::Clear).unwrap();
-        assert_eq!(kept.iter().filter(|kept| kept.key() != 0).count(), 1);
-    }
-
     #[test]
     fn another_state_is_logged_once_and_a_lasting_one_each_hour() {
         let mut episodes = Episodes::new(&[]);

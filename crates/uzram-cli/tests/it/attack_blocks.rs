@@ -4,7 +4,6 @@
 
 use std::ffi::CString;
 use std::fs::{self, File, OpenOptions};
-use std::net::TcpStream;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
@@ -13,8 +12,9 @@ use std::time::Duration;
 
 use crate::common::block::{BlockPlace, swap_device, unable};
 use crate::common::clients::{arg, succeed};
+use crate::common::nbd::{port, tcp};
 use crate::common::{Ended, daemon_in, finish, wait_until};
-use crate::nbd::{Client, cmd, info_request};
+use crate::nbd::{cmd, info_request};
 use rustix::mount::{MountFlags, UnmountFlags};
 use rustix::process::{Pid, Signal, kill_process};
 use uzram_serve::nbd::proto::{NbdError, option, reply, transmission_flags};
@@ -42,7 +42,6 @@ fn wait_for_end(pid: Pid) {
     wait_until("the daemon has ended", || !is_running(pid));
 }
 
-/// Kills a daemon, and waits until all of its threads have ended.
 fn kill(pid: Pid) {
     kill_process(pid, Signal::KILL).unwrap();
     wait_for_end(pid);
@@ -97,9 +96,7 @@ fn a_mounts_source_proves_nothing() {
 /// How a daemon can lose its directories.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Loss {
-    /// Its mount is detached.
     LazyUnmount,
-    /// A parent directory is renamed.
     Moved,
     /// The file system of its runtime directory is detached, with all mounts below it.
     TmpfsGone,
@@ -108,7 +105,6 @@ enum Loss {
 impl Loss {
     const ALL: [Loss; 3] = [Loss::LazyUnmount, Loss::Moved, Loss::TmpfsGone];
 
-    /// Prepares the directories before the daemon starts.
     fn prepare(self, place: &BlockPlace) {
         if self == Loss::TmpfsGone {
             fs::DirBuilder::new().mode(0o700).create(place.dir()).unwrap();
@@ -314,39 +310,22 @@ fn a_daemon_does_not_end_beneath_open_files() {
     place.assert_clean();
 }
 
-/// A client of a TCP port, to which any user of the machine can connect.
-fn client(port: u16) -> Client<TcpStream> {
-    let stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
-    stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
-    let mut client = Client::on(stream);
-    client.greet();
-    client
-}
-
-/// Returns the export names that a client lists.
-fn listed(port: u16) -> Vec<String> {
-    let replies = client(port).option(option::LIST, &[]);
+fn listed(port: &str) -> Vec<String> {
+    let replies = tcp(port).option(option::LIST, &[]);
     let names = replies.into_iter().filter(|(kind, _)| *kind == reply::SERVER);
     names.map(|(_, data)| String::from_utf8(data[4..].to_vec()).unwrap()).collect()
 }
 
-/// Returns the error for a client that chooses an export.
-fn refusal(port: u16, name: &str) -> u32 {
-    let mut replies = client(port).option(option::GO, &info_request(name.as_bytes(), &[]));
+fn refusal(port: &str, name: &str) -> u32 {
+    let mut replies = tcp(port).option(option::GO, &info_request(name.as_bytes(), &[]));
     replies.pop().unwrap().0
 }
 
-/// Returns a daemon's port, from the URI of another export in its output.
-fn port_of(facts: &str) -> u16 {
-    let at = facts.find("nbd://127.0.0.1:").unwrap_or_else(|| panic!("{facts}")) + "nbd://127.0.0.1:".len();
-    facts[at..].split('/').next().unwrap().parse().unwrap()
-}
-
 /// Starts a daemon with these devices of a file and an exported device `free`; returns it and its TCP port.
-fn with_config(place: &BlockPlace, devices: &str) -> (crate::common::Daemon, u16) {
-    let text = format!("listen = [\"tcp:127.0.0.1:0\"]\n[free]\nsize = \"8M\"\n{devices}");
+fn with_config(place: &BlockPlace, keys: &str, devices: &str) -> (crate::common::Daemon, String) {
+    let text = format!("{keys}listen = [\"tcp:127.0.0.1:0\"]\n[free]\nsize = \"8M\"\n{devices}");
     let daemon = place.up_config(&text, &[]);
-    let port = port_of(&daemon.facts);
+    let port = port(&daemon);
     (daemon, port)
 }
 
@@ -354,15 +333,15 @@ fn with_config(place: &BlockPlace, devices: &str) -> (crate::common::Daemon, u16
 fn nobody_reads_or_changes_swapped_out_memory() {
     let Some(place) = BlockPlace::if_able() else { return };
     let swap = "[mem]\nsize = \"64M\"\nswap = true\n";
-    let (daemon, port) = with_config(&place, swap);
+    let (daemon, port) = with_config(&place, "", swap);
     assert_eq!(place.swap_areas().len(), 1);
-    assert_eq!(listed(port), ["free"]);
-    assert_eq!(refusal(port, "mem"), reply::ERR_UNKNOWN);
+    assert_eq!(listed(&port), ["free"]);
+    assert_eq!(refusal(&port, "mem"), reply::ERR_UNKNOWN);
     daemon.terminate();
     // With an explicit `export`, it can be read.
-    let (daemon, port) = with_config(&place, &format!("{swap}export = true\n"));
-    assert_eq!(listed(port), ["free", "mem"]);
-    let mut client = client(port);
+    let (daemon, port) = with_config(&place, "", &format!("{swap}export = true\n"));
+    assert_eq!(listed(&port), ["free", "mem"]);
+    let mut client = tcp(&port);
     let (_, flags) = client.enter_export(b"mem");
     assert_ne!(flags & transmission_flags::READ_ONLY, 0);
     assert_eq!(client.read(0, 4086, 10).data(), b"SWAPSPACE2");
@@ -379,24 +358,18 @@ fn nobody_reads_or_changes_swapped_out_memory() {
 fn who_attaches_a_device_has_it_alone() {
     let Some(place) = BlockPlace::if_able() else { return };
     let mount = format!("mount = \"{}\"\n", place.dir().join("mnt").display());
-    let config = |keys: &str| format!("[d]\nsize = \"16M\"\n{keys}");
-    let start = |keys: &str| {
-        let text = format!("{mount}listen = \"tcp:127.0.0.1:0\"\n[free]\nsize = \"8M\"\n{}", config(keys));
-        let daemon = place.up_config(&text, &[]);
-        let port = port_of(&daemon.facts);
-        (daemon, port)
-    };
+    let start = |keys: &str| with_config(&place, &mount, &format!("[d]\nsize = \"16M\"\n{keys}"));
     for keys in
         ["", "export = true\n", "read-only = true\n", "export = true\nread-only = true\n", "export = false\n"]
     {
         let (daemon, port) = start(keys);
         let (always, read_only) = (keys.contains("export = true"), keys.contains("read-only"));
         if keys == "export = false\n" {
-            assert_eq!(refusal(port, "d"), reply::ERR_UNKNOWN);
+            assert_eq!(refusal(&port, "d"), reply::ERR_UNKNOWN);
             daemon.terminate();
             continue;
         }
-        let mut before = client(port);
+        let mut before = tcp(&port);
         let (_, flags) = before.enter_export(b"d");
         assert_eq!(flags & transmission_flags::READ_ONLY != 0, read_only, "{keys}");
         assert_eq!(before.write(0, &[7; 4096]).error == 0, !read_only, "{keys}");
@@ -410,21 +383,21 @@ fn who_attaches_a_device_has_it_alone() {
         }
         // While it is attached, only the kernel writes.
         if always {
-            let mut reader = client(port);
+            let mut reader = tcp(&port);
             let (_, flags) = reader.enter_export(b"d");
             assert_ne!(flags & transmission_flags::READ_ONLY, 0, "{keys}");
             assert_eq!(reader.write(0, &[1; 4096]).error, NbdError::Perm as u32, "{keys}");
         } else {
-            assert_eq!(refusal(port, "d"), reply::ERR_POLICY, "{keys}");
-            assert_eq!(listed(port), ["free"]);
+            assert_eq!(refusal(&port, "d"), reply::ERR_POLICY, "{keys}");
+            assert_eq!(listed(&port), ["free"]);
         }
         place.run(&["detach", "d"]).ok();
-        wait_until("it is exported again", || listed(port) == ["free", "d"]);
+        wait_until("it is exported again", || listed(&port) == ["free", "d"]);
         // A file open for writing has the same effect as a block device.
         let disk = OpenOptions::new().write(true).open(place.dir().join("mnt/d/disk"));
         let readers_only = always && read_only;
         if let Ok(disk) = disk {
-            assert!(readers_only || refused_or_reader(port), "{keys}");
+            assert!(readers_only || refused_or_reader(&port), "{keys}");
             drop(disk);
         }
         daemon.terminate();
@@ -433,8 +406,8 @@ fn who_attaches_a_device_has_it_alone() {
 }
 
 /// Returns whether a new client of the export `d` cannot write.
-fn refused_or_reader(port: u16) -> bool {
-    let mut client = client(port);
+fn refused_or_reader(port: &str) -> bool {
+    let mut client = tcp(port);
     let replies = client.option(option::GO, &info_request(b"d", &[]));
     match &replies[..] {
         [(reply::INFO, info), (reply::ACK, _)] => {
@@ -449,7 +422,7 @@ fn what_clients_wrote_is_not_lost_without_a_word() {
     let place = crate::common::Place::new();
     let up = || place.up(&["--listen", "tcp:127.0.0.1:0"]);
     let daemon = up();
-    let mut client = client(port_of(&daemon.facts));
+    let mut client = tcp(&port(&daemon));
     client.enter_export(b"zram0");
     assert_eq!(client.write(0, &[7; 4096]).error, 0);
     place.run(&["down"]).says(1, "in use by 1 NBD client");
@@ -458,7 +431,7 @@ fn what_clients_wrote_is_not_lost_without_a_word() {
     wait_until("the client is gone", || place.run(&["down"]).status.success());
     assert!(daemon.ended().0.success());
     let daemon = up();
-    let mut client = self::client(port_of(&daemon.facts));
+    let mut client = tcp(&port(&daemon));
     client.enter_export(b"zram0");
     place.run(&["down", "--force"]).ok();
     assert!(daemon.ended().0.success());
@@ -469,13 +442,13 @@ fn a_listener_serves_the_devices_that_it_names() {
     let place = crate::common::Place::new();
     let text = "listen = [\"free@tcp:127.0.0.1:0\"]\n[secret]\nsize = \"8M\"\n[free]\nsize = \"8M\"\n";
     let daemon = place.up_config(text, &[]);
-    let port = port_of(&daemon.facts);
-    assert_eq!(listed(port), ["free"]);
+    let port = port(&daemon);
+    assert_eq!(listed(&port), ["free"]);
     for name in ["secret", "other"] {
-        assert_eq!(refusal(port, name), reply::ERR_UNKNOWN, "{name}");
+        assert_eq!(refusal(&port, name), reply::ERR_UNKNOWN, "{name}");
     }
     // The listener has its own default export; a device added later is served if the listener names it.
-    let mut default = client(port);
+    let mut default = tcp(&port);
     default.enter_export(b"");
     assert_eq!(default.write(0, &[7; 4096]).error, 0);
     assert!(
@@ -491,7 +464,6 @@ fn a_listener_serves_the_devices_that_it_names() {
     assert!(daemon.ended().0.success());
 }
 
-/// Runs a shell command as user 65534.
 fn as_another_user(command: &str) -> std::process::Output {
     use std::os::unix::process::CommandExt;
     let mut shell = Command::new("sh");

@@ -2,6 +2,7 @@
 //! another user if this one is root.
 
 use std::collections::BTreeSet;
+use std::net::TcpStream;
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -10,14 +11,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::common::nbd::{READ, Raw, a_moment, port};
+use crate::common::nbd::{Client, cmd, port, tcp, tcp_if_admitted, works};
 use crate::common::{Daemon, PATIENCE, Place, not_root, wait_until};
 use crate::nbd::too_few_descriptors;
 use rustix::process::Signal;
 
 const LISTEN: [&str; 2] = ["--listen", "tcp:127.0.0.1:0"];
 const MIB: u64 = 1 << 20;
-/// A user who owns no files.
 const NOBODY: libc::uid_t = 65534;
 
 /// Runs `act` in a thread as another user, if this user is root; its argument says whether that worked.
@@ -34,7 +34,6 @@ fn as_nobody<T: Send>(act: impl FnOnce(bool) -> T + Send) -> T {
     })
 }
 
-/// Returns a daemon's list of clients.
 fn clients(place: &Place) -> Vec<serde_json::Value> {
     let json = place.json(&["clients"]);
     json["clients"].as_array().unwrap().clone()
@@ -47,10 +46,11 @@ fn unread_replies_take_no_more_memory_than_there_is_for_all() {
     let daemon = place.up_sized("64M", &[&["--mem-limit", "8M"], &LISTEN[..]].concat());
     let before_bytes = daemon.anonymous_bytes();
     let port = port(&daemon);
-    let _deaf: Vec<Raw> = as_nobody(|_| {
+    let _deaf: Vec<Client<TcpStream>> = as_nobody(|_| {
         let deaf = (0..100).map(|_| {
-            let mut client = Raw::tcp(&port).enter().unwrap();
-            client.request(READ, 0, 32 << 20, &[]).unwrap();
+            let mut client = tcp(&port);
+            client.enter();
+            client.request(0, cmd::READ, 0, 32 << 20, &[]);
             client
         });
         deaf.collect()
@@ -58,12 +58,12 @@ fn unread_replies_take_no_more_memory_than_there_is_for_all() {
     let (began, mut most_bytes) = (Instant::now(), 0);
     while began.elapsed() < Duration::from_secs(4) {
         most_bytes = most_bytes.max(daemon.anonymous_bytes());
-        a_moment();
+        thread::sleep(Duration::from_millis(10));
     }
     let grown = (most_bytes - before_bytes) / MIB;
     // 80 MiB of shared memory, 64 KiB for each of 256 places, and the threads.
     assert!(grown < 80 + 16 + 16, "{grown} MiB more than before");
-    assert!(Raw::unix(&place).enter().unwrap().works(3), "root is served meanwhile");
+    assert!(works(&mut place.nbd(), 3), "root is served meanwhile");
 }
 
 #[test]
@@ -76,12 +76,16 @@ fn idle_clients_of_a_port_leave_roots_own_socket_alone() {
     let port = port(&daemon);
     let mut idle = as_nobody(|_| {
         // One at a time, until no place is left.
-        let served = || Raw::tcp(&port).enter()?.if_served(1);
+        let served = || {
+            let mut client = tcp_if_admitted(&port)?;
+            client.enter();
+            works(&mut client, 1).then_some(client)
+        };
         std::iter::from_fn(served).take(300).collect::<Vec<_>>()
     });
     assert!(idle.len() < 256, "{} clients are served", idle.len());
     for _ in 0..10 {
-        assert!(Raw::unix(&place).enter().unwrap().works(2));
+        assert!(works(&mut place.nbd(), 2));
     }
     // Root lists them, and makes room.
     let listed = clients(&place);
@@ -94,10 +98,10 @@ fn idle_clients_of_a_port_leave_roots_own_socket_alone() {
     let mut args = vec!["kick"];
     args.extend(ids.iter().map(String::as_str));
     place.run(&args).ok();
-    assert!(idle[..3].iter_mut().all(Raw::ends));
-    assert!(idle[3..].iter_mut().all(|client| client.works(1)));
+    assert!(idle[..3].iter_mut().all(Client::at_end));
+    assert!(idle[3..].iter_mut().all(|client| works(client, 1)));
     place.run(&["kick", &ids[0]]).says(1, "no client");
-    assert!(Raw::tcp(&port).enter().unwrap().works(1));
+    tcp(&port).enter();
     daemon.signal(Signal::TERM);
     let (_, log) = daemon.ended();
     assert!(log.contains("clients were refused") && log.contains("max-connections is 256"), "{log}");
@@ -142,7 +146,6 @@ fn another_user_reaches_no_socket_of_the_runtime_directory() {
     });
 }
 
-/// A socket file's permissions, owner and group.
 type Access = (u32, u32, u32);
 
 fn access(path: &Path) -> Option<Access> {

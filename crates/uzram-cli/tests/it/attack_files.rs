@@ -14,12 +14,10 @@ use std::process::{Child, Command, Stdio};
 use crate::common::clients::missing;
 use crate::common::{Ended, PATIENCE, Place, bare_command, finish, not_root, wait_until};
 
-/// The attacker.
 const ATTACKER: u32 = 65534;
 /// The contents of files that must not change.
 const TREASURE: &[u8] = b"root's own words\n";
 
-/// Returns a place that the attacker can enter.
 fn place() -> Place {
     let place = Place::new();
     set_mode(place.root(), 0o711);

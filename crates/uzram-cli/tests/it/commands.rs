@@ -1,8 +1,11 @@
 //! The command line: help, usage errors, each command's message without a daemon, and output.
 
-use std::process::Stdio;
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 
-use crate::common::{Place, bare_command, collect, finish};
+use crate::common::{Place, bare_command, collect, finish, not_root};
 use serde_json::Value;
 
 #[test]
@@ -42,22 +45,13 @@ fn without_a_daemon_every_client_says_how_to_start_one() {
 #[test]
 fn without_swap_the_commands_of_swap_say_so() {
     let place = Place::new();
-    let is_root = rustix::process::geteuid().is_root();
-    let swap = |command: &str| {
-        let ended = place.run(&["swap", command]);
-        (ended.status.code(), ended.complaint(ended.status.code().unwrap()).to_owned())
-    };
     let here = place.dir().display().to_string();
     let absent = format!("there is no swap: no daemon is running in '{here}' (`uzram swap on` starts one)");
-    assert_eq!(swap("status"), (Some(3), absent));
-    if is_root {
-        // The command may find block devices that look like a daemon's.
-        let (status, line) = swap("off");
-        let absent = format!("there is no swap to switch off: no daemon is running in '{here}'");
-        assert!((status, &line) == (Some(3), &absent) || line.contains("it is left alone"), "{line}");
+    place.refuses(&[(&["swap", "status"], 3, &[&absent])]);
+    if !not_root() {
         // Invalid settings are found before a daemon or its log exists.
-        let on = place.run(&["swap", "on", "--algorithm", "nonesuch"]);
-        assert!(on.complaint(2).starts_with("--algorithm nonesuch: ") && !place.dir().exists(), "{on}");
+        place.refuses(&[(&["swap", "on", "--algorithm", "nonesuch"], 2, &["--algorithm nonesuch: "])]);
+        assert!(!place.dir().exists());
     }
     let _daemon = place.up(&[]);
     assert_eq!(place.run(&["swap", "status"]).ok(), "no active swap area\n");
@@ -65,13 +59,10 @@ fn without_swap_the_commands_of_swap_say_so() {
     assert_eq!((&json["areas"], &json["files"]), (&serde_json::json!([]), &Value::Null));
     let measures = json["protection"].as_array().unwrap().iter().map(|measure| &measure["what"]);
     assert_eq!(measures.collect::<Vec<_>>(), ["capabilities given up", "system calls filtered"]);
-    if is_root {
-        let line = swap("off");
+    if !not_root() {
         let wanted =
             format!("there is no swap to switch off: the daemon in '{here}' has no active swap area");
-        assert_eq!(line, (Some(1), format!("{wanted} (`uzram down` ends it)")));
-    } else {
-        println!("skipped: swap is switched off by root");
+        place.refuses(&[(&["swap", "off"], 1, &[&wanted, "(`uzram down` ends it)"])]);
     }
 }
 
@@ -188,4 +179,44 @@ fn the_security_page_names_tests_that_are_there() {
         named += 1;
     }
     assert!(named > 40, "{named}");
+}
+
+fn copy(dir: &Path) -> PathBuf {
+    let (from, to) = (Path::new(env!("CARGO_BIN_EXE_uzram")), dir.join("uzram"));
+    fs::hard_link(from, &to).or_else(|_| fs::copy(from, &to).map(drop)).unwrap();
+    to
+}
+
+/// Creates a program that prints its name and arguments, and exits with status 7.
+fn sibling(dir: &Path, name: &str) {
+    let path = dir.join(name);
+    fs::write(&path, "#!/bin/sh\necho \"$0\" \"$@\"\nexit 7\n").unwrap();
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+}
+
+#[test]
+fn the_program_beside_it_comes_before_path() {
+    let (dir, elsewhere) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let uzram = copy(dir.path());
+    let run = |word: &str| {
+        finish(Command::new(&uzram).args([word, "--help", "--json", "x y"]).env("PATH", elsewhere.path()))
+    };
+    for (word, name) in [("bench", "uzram-bench"), ("lab", "uzram-lab")] {
+        run(word).says(1, &format!("{name} is neither beside uzram nor in PATH"));
+        for dir in [elsewhere.path(), dir.path()] {
+            sibling(dir, name);
+            let ended = run(word);
+            let wanted = format!("{} --help --json x y\n", dir.join(name).display());
+            assert_eq!((ended.status.code(), ended.stdout.as_str()), (Some(7), wanted.as_str()));
+        }
+    }
+}
+
+#[test]
+fn a_program_that_cannot_be_run_is_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let uzram = copy(dir.path());
+    let program = dir.path().join("uzram-lab");
+    fs::write(&program, "not a program").unwrap();
+    finish(Command::new(&uzram).args(["lab", "list"])).says(1, program.to_str().unwrap());
 }

@@ -7,7 +7,7 @@ use std::process::Command;
 
 use crate::common::block::BlockPlace;
 use crate::common::clients::missing;
-use crate::common::nbd::{READ, Raw, WRITE};
+use crate::common::nbd::works;
 use crate::common::{Daemon, Place, finish, status_field, wait_until};
 use rustix::process::{Pid, Signal, kill_process};
 use uzram::random::Random;
@@ -117,14 +117,12 @@ fn users_memory_is_not_in_core_files() {
     let args = [&["up", "--size", "16M"][..], if has_files { &mount } else { &[] }].concat();
     let Some(command) = with_cores(&place.command(&args), cores.path()) else { return };
     let daemon = Daemon::start(command);
-    let mut client = Raw::unix(&place).enter().unwrap();
+    let mut client = place.nbd();
     let secrets = secrets();
     for (number, page) in secrets.chunks(PAGE_BYTES).enumerate() {
         let at = (number * PAGE_BYTES) as u64;
-        client.request(WRITE, at, PAGE_BYTES as u32, page).unwrap();
-        assert!(client.reply(0).is_some());
-        client.request(READ, at, PAGE_BYTES as u32, &[]).unwrap();
-        assert_eq!(client.reply(PAGE_BYTES).unwrap(), page);
+        assert_eq!(client.write(at, page).error, 0);
+        assert_eq!(client.read(0, at, PAGE_BYTES as u32).data(), page);
     }
     drop(client);
     if has_files {
@@ -170,7 +168,6 @@ fn daemons_that_swap_leave_no_core_files() {
     place.assert_clean();
 }
 
-/// Returns the process that attaches for a daemon.
 fn attendant_of(daemon: Pid) -> u32 {
     let processes = fs::read_dir("/proc").unwrap().filter_map(|entry| {
         let entry = entry.unwrap();
@@ -246,7 +243,7 @@ fn a_daemon_keeps_what_it_needs_and_no_more() {
     let files: Vec<_> = files.filter_map(|file| fs::read_link(file.unwrap().path()).ok()).collect();
     assert!(files.iter().any(|file| file.ends_with("cold")), "{files:?}");
     assert!(!files.iter().any(|file| file.to_string_lossy().contains("io_uring")), "{files:?}");
-    assert!(Raw::unix(&place).enter().unwrap().works(3));
+    assert!(works(&mut place.nbd(), 3));
     assert_confined(place.worker_id(), IPC_LOCK);
     place.run(&["remove", "other"]).ok();
     place.end(daemon);

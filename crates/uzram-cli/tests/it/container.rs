@@ -94,7 +94,6 @@ fn a_limit_on_the_length_of_files_is_named_and_kills_nobody() {
     refused(crate::common::collect(child));
 }
 
-/// Returns how many threads a user has.
 fn threads_of(user: u32) -> u64 {
     let processes = fs::read_dir("/proc").unwrap().flatten();
     let threads = processes.filter_map(|process| {

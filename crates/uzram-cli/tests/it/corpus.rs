@@ -32,7 +32,6 @@ impl Running {
         Running(command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap())
     }
 
-    /// A process whose memory is known.
     fn holder() -> (Running, String) {
         use std::io::{BufRead, BufReader};
         let mut holder = Running::start(Command::new("sh").args(["-c", HOLDER]).process_group(0));

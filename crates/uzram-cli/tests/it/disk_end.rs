@@ -39,7 +39,6 @@ fn errno(result: io::Result<usize>) -> Result<u64, i32> {
     result.map(|len| len as u64).map_err(|error| error.raw_os_error().unwrap())
 }
 
-/// Memory for direct I/O.
 struct Buffer(Vec<u8>);
 
 impl Buffer {

@@ -8,7 +8,6 @@ use std::process::{Child, Command};
 use crate::common::*;
 use tempfile::TempDir;
 
-/// The most bytes of the program.
 const MOST_BYTES: u64 = 8 << 20;
 /// The type of the ELF program header that names a dynamic linker (elf(5)).
 const PT_INTERP: u32 = 3;

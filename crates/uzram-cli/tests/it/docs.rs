@@ -8,7 +8,6 @@ use std::process::Command;
 
 use crate::common::{Place, finish, not_root};
 
-/// Returns README.md and every page below docs/.
 fn pages() -> Vec<PathBuf> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).unwrap();
     let (mut pages, mut dirs) = (vec![root.join("README.md")], vec![root.join("docs")]);

@@ -9,6 +9,8 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use crate::common::block::{BlockPlace, unable};
 use crate::common::clients::{arg, complain, missing, succeed};
 use crate::common::{Daemon, wait_until};
+use rustix::io::Errno;
+use rustix::mm::{MapFlags, MsyncFlags, ProtFlags};
 use rustix::process::Signal;
 use uzram::random::Random;
 
@@ -97,53 +99,6 @@ fn holes_are_punched_found_and_free() {
     assert!(fallocate(&disk, 0, 0, 4096).is_err(), "no room can be promised");
 }
 
-/// A file mapped shared, unmapped when dropped.
-struct Map {
-    start: *mut u8,
-    len: usize,
-}
-
-impl Map {
-    fn new(file: &File, len: usize) -> std::io::Result<Map> {
-        let protection = libc::PROT_READ | libc::PROT_WRITE;
-        // SAFETY: a new mapping at an address of the kernel's choice touches nothing that exists.
-        let start = unsafe {
-            libc::mmap(std::ptr::null_mut(), len, protection, libc::MAP_SHARED, file.as_raw_fd(), 0)
-        };
-        if start == libc::MAP_FAILED {
-            return Err(std::io::Error::last_os_error());
-        }
-        Ok(Map { start: start.cast(), len })
-    }
-
-    fn write(&self, at: usize, bytes: &[u8]) {
-        assert!(at + bytes.len() <= self.len);
-        // SAFETY: the range lies in the mapping, and no reference to it exists.
-        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.start.add(at), bytes.len()) };
-    }
-
-    fn read(&self, at: usize, len: usize) -> Vec<u8> {
-        assert!(at + len <= self.len);
-        let mut bytes = vec![0; len];
-        // SAFETY: as above.
-        unsafe { std::ptr::copy_nonoverlapping(self.start.add(at), bytes.as_mut_ptr(), len) };
-        bytes
-    }
-
-    fn sync(&self) {
-        // SAFETY: the range is the mapping.
-        let synced = unsafe { libc::msync(self.start.cast(), self.len, libc::MS_SYNC) };
-        assert_eq!(synced, 0, "msync: {}", std::io::Error::last_os_error());
-    }
-}
-
-impl Drop for Map {
-    fn drop(&mut self) {
-        // SAFETY: the mapping is this value's own.
-        unsafe { libc::munmap(self.start.cast(), self.len) };
-    }
-}
-
 /// What is written to a mapping is read from the file, and the other way round.
 #[test]
 fn the_disk_can_be_mapped() {
@@ -151,20 +106,24 @@ fn the_disk_can_be_mapped() {
     let Some(place) = BlockPlace::if_able() else { return };
     let daemon = up(&place, "16M", &[]);
     let disk = OpenOptions::new().read(true).write(true).open(place.disk()).unwrap();
-    let map = match Map::new(&disk, LEN) {
-        Ok(map) => map,
-        Err(error) if error.raw_os_error() == Some(libc::ENODEV) && !since_linux(6, 6) => {
-            println!("skipped: files without page cache can be mapped shared since Linux 6.6");
-            return;
-        }
-        Err(error) => panic!("mmap: {error}"),
-    };
+    let access = ProtFlags::READ | ProtFlags::WRITE;
+    // SAFETY: a new mapping at an address of the kernel's choice touches nothing that exists.
+    let start =
+        match unsafe { rustix::mm::mmap(std::ptr::null_mut(), LEN, access, MapFlags::SHARED, &disk, 0) } {
+            Err(Errno::NODEV) if !since_linux(6, 6) => {
+                return println!("skipped: files without page cache can be mapped shared since Linux 6.6");
+            }
+            mapped => mapped.unwrap().cast::<u8>(),
+        };
+    // SAFETY: the ranges lie in the mapping, and no reference to it exists.
+    let write = |at: usize, bytes: &[u8]| unsafe { start.add(at).copy_from(bytes.as_ptr(), bytes.len()) };
     let text = |seed: u8, len: usize| -> Vec<u8> { (0..len).map(|at| (at / 9) as u8 ^ seed).collect() };
     let mut read = vec![0; 2 << 20];
     for (seed, at) in [(1, 0), (2, 4096 * 5 + 77), (3, LEN - (2 << 20))] {
         let bytes = text(seed, 2 << 20);
-        map.write(at, &bytes);
-        map.sync();
+        write(at, &bytes);
+        // SAFETY: the range is the mapping.
+        unsafe { rustix::mm::msync(start.cast(), LEN, MsyncFlags::SYNC) }.unwrap();
         disk.read_exact_at(&mut read, at as u64).unwrap();
         assert!(read == bytes, "written to the mapping at {at}");
         // Through another open file.
@@ -172,12 +131,17 @@ fn the_disk_can_be_mapped() {
         assert!(read == bytes);
         let bytes = text(seed ^ 0x80, 100_000);
         disk.write_all_at(&bytes, at as u64 + 333).unwrap();
-        assert!(map.read(at + 333, bytes.len()) == bytes, "written to the file at {at}");
+        let mut read = vec![0; bytes.len()];
+        // SAFETY: as above.
+        unsafe { start.add(at + 333).copy_to(read.as_mut_ptr(), read.len()) };
+        assert!(read == bytes, "written to the file at {at}");
     }
     assert!(place.statistic("orig_data_bytes") >= 4 << 20);
     // Dirty pages are written when the file is closed.
-    map.write(9 << 20, b"at last");
-    drop((map, disk));
+    write(9 << 20, b"at last");
+    // SAFETY: nobody uses the mapping any more.
+    unsafe { rustix::mm::munmap(start.cast(), LEN) }.unwrap();
+    drop(disk);
     wait_until("it is written", || {
         let mut read = [0; 7];
         File::open(place.disk()).unwrap().read_exact_at(&mut read, 9 << 20).unwrap();

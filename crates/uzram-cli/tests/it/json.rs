@@ -7,7 +7,6 @@ use serde_json::{Deserializer, Value};
 
 /// Separate programs, with tests of their own.
 const SIBLINGS: [&str; 2] = ["bench", "lab"];
-/// Commands that print nothing.
 const SILENT: [&str; 6] = ["remove", "set", "reset", "kick", "reload", "down"];
 /// Words for which a number has a unit, at the end of a name.
 const MEASURES: [&str; 12] =
@@ -31,7 +30,6 @@ fn leaves(path: &[String]) -> Vec<Vec<String>> {
     names.flat_map(|name| leaves(&[path, &[name.to_owned()]].concat())).collect()
 }
 
-/// Checks names, units and texts of what a command has printed.
 fn check_style(command: &str, value: &Value) {
     match value {
         Value::Object(fields) => fields.iter().for_each(|(name, field)| {
@@ -61,7 +59,6 @@ fn check_style(command: &str, value: &Value) {
     }
 }
 
-/// Returns the documents in a command's output.
 fn documents(text: &str) -> Vec<Value> {
     Deserializer::from_str(text)
         .into_iter()

@@ -4,7 +4,6 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Returns the modules that a file declares, in order.
 fn declared(file: &Path) -> Vec<String> {
     let text = fs::read_to_string(file).unwrap();
     let modules = text.lines().filter_map(|line| {

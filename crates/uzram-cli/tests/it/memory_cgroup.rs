@@ -15,7 +15,6 @@ use uzram::random::Random;
 use uzram::units::PAGE_SIZE;
 
 const MIB: u64 = 1 << 20;
-/// The limit of a daemon and the program that writes.
 const LIMIT_BYTES: u64 = 130 * MIB;
 const MEM_LIMIT: &str = "80M";
 /// What is written compresses to less than `MEM_LIMIT`, and is more than the rest of the cgroup.
@@ -47,7 +46,6 @@ fn mapper() {
     unsafe { rustix::mm::msync(memory.as_mut_ptr().cast(), len, MsyncFlags::SYNC) }.unwrap();
 }
 
-/// Returns pages that are random by a third.
 fn contents() -> Vec<u8> {
     let mut random = Random::new(1);
     let mut bytes = vec![0x5a; SOURCE_BYTES];
@@ -85,7 +83,6 @@ impl Shared {
         finish(self.command(args, without)).complaint(1).to_owned()
     }
 
-    /// Returns a shell script in the cgroup.
     fn shell(&self, script: &str, args: &[&Path]) -> Command {
         let mut command = self.cgroup.command(Path::new("sh"));
         command.args(["-ec", script, "sh"]).args(args).env("PATH", program_path());

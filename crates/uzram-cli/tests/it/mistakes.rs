@@ -9,11 +9,10 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Command;
 
-use crate::common::nbd::Raw;
+use crate::common::nbd::works;
 use crate::common::{Ended, Place, Terminal, bare_command, finish, not_root, wait_until};
 use rustix::process::Signal;
 
-/// A user without rights.
 const NOBODY: u32 = 65534;
 
 #[test]
@@ -235,11 +234,11 @@ fn interrupts_are_confirmed_while_clients_are_connected() {
             terminal
         };
         let mut terminal = start();
-        let mut client = Raw::unix(&place).enter().unwrap();
-        assert!(client.works(1));
+        let mut client = place.nbd();
+        assert!(works(&mut client, 1));
         terminal.press_interrupt();
         wait_until("it asks", || terminal.shown().contains(again));
-        assert!(client.works(2), "it goes on");
+        assert!(works(&mut client, 2), "it goes on");
         terminal.press_interrupt();
         let (code, shown) = terminal.ended();
         assert_eq!(code, Some(0), "{shown}");
@@ -247,7 +246,7 @@ fn interrupts_are_confirmed_while_clients_are_connected() {
 
         // Without a client once is enough.
         let mut terminal = start();
-        let client = Raw::unix(&place).enter().unwrap();
+        let client = place.nbd();
         drop(client);
         wait_until("it has left", || !place.run(&["clients"]).ok().contains("zram0"));
         terminal.press_interrupt();
@@ -258,8 +257,8 @@ fn interrupts_are_confirmed_while_clients_are_connected() {
         let options: Vec<_> = options.split_whitespace().collect();
         for signal in [Signal::TERM, Signal::INT] {
             let daemon = place.up_sized("1M", &options);
-            let mut client = Raw::unix(&place).enter().unwrap();
-            assert!(client.works(1));
+            let mut client = place.nbd();
+            assert!(works(&mut client, 1));
             daemon.signal(signal);
             assert!(daemon.ended().0.success());
         }
@@ -272,7 +271,7 @@ fn an_unconfirmed_interrupt_is_forgotten_by_a_take_over() {
     let place = Place::new();
     let mut terminal = Terminal::start(&place, "up --size 1M --log error");
     wait_until("it serves", || terminal.shown().contains("fixed cost"));
-    let client = Raw::unix(&place).enter().unwrap();
+    let client = place.nbd();
     terminal.press_interrupt();
     wait_until("it asks", || terminal.shown().contains("press ^C again"));
     let before = place.worker_id();
@@ -282,7 +281,7 @@ fn an_unconfirmed_interrupt_is_forgotten_by_a_take_over() {
     rustix::process::kill_process(before, Signal::KILL).unwrap();
     drop(client);
     wait_until("another one serves", || place.worker_id() != before);
-    assert!(Raw::unix(&place).enter().unwrap().works(1));
+    assert!(works(&mut place.nbd(), 1));
     wait_until("the client has left", || !place.run(&["clients"]).ok().contains("zram0"));
     terminal.press_interrupt();
     assert_eq!(terminal.ended().0, Some(0));

@@ -162,7 +162,7 @@ fn attaching_says_what_is_in_the_way() {
     attach().says(1, "it has no size").says(1, "disksize=");
     place.run(&["set", "zram0", "disksize=1M"]).ok();
     // A client is named while it is there, and waited for when it has just left.
-    let client = crate::common::nbd::Raw::unix(&place).enter().unwrap();
+    let client = place.nbd();
     wait_until("it is counted", || place.run(&["clients"]).ok().contains("zram0"));
     attach().says(1, "NBD clients have it open");
     drop(client);

@@ -35,7 +35,6 @@ impl Holder {
         self.child.id().into()
     }
 
-    /// Returns the child that it has started.
     fn child_id(&self) -> u64 {
         let children = fs::read_to_string(format!("/proc/{0}/task/{0}/children", self.id())).unwrap();
         children.trim().parse().unwrap()

@@ -11,7 +11,6 @@ use std::time::Duration;
 
 use crate::common::block::{BlockPlace, Cgroup, Hog, unable};
 use crate::common::clients::{arg, missing, random_file, run, succeed};
-use crate::common::nbd::Raw;
 use crate::common::{Daemon, Place, finish, wait_until};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
@@ -24,7 +23,6 @@ const DISK_KILLS: u64 = 50;
 /// Kills while a program swaps.
 const SWAP_KILLS: u64 = 10;
 
-/// Returns how many times as many kills to do as usual.
 fn rounds() -> u64 {
     std::env::var("UZRAM_CRASH_ROUNDS").ok().and_then(|text| text.parse().ok()).unwrap_or(1)
 }
@@ -222,9 +220,8 @@ fn contents_and_devices_outlive_them_for_any_user() {
     fs::set_permissions(place.root(), fs::Permissions::from_mode(0o777)).unwrap();
     let daemon = Daemon::start(run(&["up", "--size", "16M"]));
     let contents = [7; PAGE];
-    let mut client = Raw::unix(&place).enter().unwrap();
-    client.request(1, 3 * PAGE as u64, PAGE as u32, &contents).unwrap();
-    assert!(client.reply(0).is_some());
+    let mut client = place.nbd();
+    assert_eq!(client.write(3 * PAGE as u64, &contents).error, 0);
     finish(run(&["add", "second", "--size", "8M", "--algorithm", "zstd:5", "--mem-limit", "4M"])).ok();
     finish(run(&["set", "second", "mem_limit=5M"])).ok();
     finish(run(&["add", "third", "--size", "8M"])).ok();
@@ -238,9 +235,8 @@ fn contents_and_devices_outlive_them_for_any_user() {
         let worker = Pid::from_raw(status()["worker_pid"].as_i64().unwrap() as i32).unwrap();
         kill_process(worker, Signal::KILL).unwrap();
         wait_until("another process serves", || status()["take_overs"] == kill);
-        let mut again = Raw::unix(&place).enter().unwrap();
-        again.request(0, 3 * PAGE as u64, PAGE as u32, &[]).unwrap();
-        assert_eq!(again.reply(PAGE).unwrap(), contents);
+        let mut again = place.nbd();
+        assert_eq!(again.read(0, 3 * PAGE as u64, PAGE as u32).data(), contents);
         let list = finish(run(&["list"])).ok();
         assert!(list.contains("second") && list.contains("empty") && !list.contains("third"), "{list}");
         assert_eq!(finish(run(&["stat", "second", "mem_limit"])).ok().trim(), (5 * MIB).to_string());
@@ -251,7 +247,7 @@ fn contents_and_devices_outlive_them_for_any_user() {
         );
     }
     // A connection whose process died is closed.
-    assert!(client.request(0, 0, PAGE as u32, &[]).is_err() || client.reply(PAGE).is_none());
+    assert!(client.at_end());
     finish(run(&["down"])).ok();
     let (status, said) = daemon.ended();
     assert!(status.success(), "{said}");

@@ -12,7 +12,6 @@ use crate::common::{finish, wait_until};
 use rustix::process::{Signal, kill_process};
 
 const MIB: u64 = 1 << 20;
-/// The hog's memory; its limit is a quarter of it.
 const HOG_MIB: u64 = 192;
 const LIMIT_BYTES: u64 = HOG_MIB / 4 * MIB;
 /// The limit of the daemon's cgroup, in tests with one.

@@ -4,7 +4,6 @@ use std::io::{Read, Write};
 use std::time::Duration;
 
 use crate::common::block::{BlockPlace, Cgroup, Hog, swapped_bytes, swapped_bytes_if_on};
-use crate::common::nbd::{Raw, WRITE};
 use crate::common::{Daemon, Place, connect, in_a_terminal, wait_until};
 use rustix::process::Signal;
 use uzram::random::Random;
@@ -31,11 +30,10 @@ fn fill(place: &Place) {
     while text.len() < MIB as usize {
         text += &format!("{} ", random.below(10_000));
     }
-    let mut client = Raw::unix(place).enter().unwrap();
+    let mut client = place.nbd();
     for part in 0..PAGES * 4096 / MIB {
         let part_text = format!("{part:8}{}", &text[..MIB as usize - 8]);
-        client.request(WRITE, part * MIB, MIB as u32, part_text.as_bytes()).unwrap();
-        client.reply(0).unwrap();
+        assert_eq!(client.write(part * MIB, part_text.as_bytes()).error, 0);
     }
 }
 
@@ -43,7 +41,6 @@ fn recompressed(place: &Place) -> u64 {
     place.statistic("pages_recompressed")
 }
 
-/// Waits until more pages were recompressed.
 fn wait_for_more(place: &Place) {
     let before = recompressed(place);
     wait_until("it works", || recompressed(place) > before);

@@ -10,7 +10,6 @@ use crate::common::{Place, finish};
 use serde_json::Value;
 use uzram::backing::MARK_BYTES;
 
-/// Returns attributes of a device, from its JSON.
 fn attributes<const N: usize>(place: &Place, names: [&str; N]) -> [String; N] {
     let json = place.json(&["stat", "zram0"]);
     names.map(|name| match &json["attributes"][name] {
@@ -136,7 +135,6 @@ fn what_makes_no_sense_is_one_line() {
     assert!(!other.exists());
 }
 
-/// The buffers of a connection.
 const CONNECTION_BYTES: u64 = 1 << 20;
 
 #[test]

@@ -298,14 +298,6 @@ mod tests {
     }
 
     #[test]
-    fn a_late_thread_may_still_give_up_capabilities() {
-        let rules = rules(&Needs::default()).unwrap();
-        for call in [libc::SYS_capget, libc::SYS_capset, libc::SYS_rt_sigreturn] {
-            assert!(rules.get(&call).is_some_and(Vec::is_empty), "call {call}");
-        }
-    }
-
-    #[test]
     fn no_call_stands_with_arguments_and_without() {
         // The unconditional rule would be lost: a list of rules that is not empty restricts the call.
         let all =
@@ -315,12 +307,5 @@ mod tests {
         for number in TABLE.iter().flat_map(|group| group.any) {
             assert!(rules[number].is_empty() && seen.insert(number), "call {number}");
         }
-    }
-
-    #[test]
-    fn capabilities_are_those_of_what_is_still_to_be_done() {
-        assert!(Needs::default().capabilities().is_empty());
-        let swap = Needs { unmounts: true, locks_memory: true, ..Needs::default() };
-        assert_eq!(swap.capabilities(), CapabilitySet::SYS_ADMIN | CapabilitySet::IPC_LOCK);
     }
 }

@@ -260,33 +260,3 @@ impl AsFd for Link {
         self.0.as_fd()
     }
 }
-
-#[cfg(test)]
-mod tests {
-    #![allow(clippy::unwrap_used)]
-    use super::*;
-
-    #[test]
-    fn messages_arrive_with_their_descriptors() {
-        let (here, there) = Link::pair().unwrap();
-        let null = std::fs::File::open("/dev/null").unwrap();
-        let keep = Request::Keep {
-            name: "a".to_owned(),
-            backing: vec![KeptBacking { name: "/b".to_owned(), len_bytes: 7 }],
-        };
-        here.send(&keep, &[null.as_fd(), null.as_fd()]).unwrap();
-        here.send(&Request::Status("x".to_owned()), &[]).unwrap();
-        let (got, descriptors) = there.receive::<Request>().unwrap().unwrap();
-        assert!(matches!(got, Request::Keep { name, .. } if name == "a") && descriptors.len() == 2);
-        assert!(
-            matches!(there.receive::<Request>().unwrap().unwrap(), (Request::Status(_), none) if none.is_empty())
-        );
-        let long = Request::Status("x".repeat(MAX_MESSAGE_BYTES));
-        assert!(here.send(&long, &[]).is_err());
-        // No such message, and then none any more.
-        here.send(&7, &[]).unwrap();
-        assert!(there.receive::<Request>().is_err());
-        drop(here);
-        assert!(there.receive::<Request>().unwrap().is_none() && there.send(&7, &[]).is_err());
-    }
-}

@@ -308,30 +308,8 @@ fn flags(stat: &str) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
-    use std::sync::Arc;
 
     use super::*;
-
-    #[test]
-    fn the_seat_passes_on_when_its_thread_ends() {
-        let lives = Arc::new(Lives::new().unwrap());
-        let first = {
-            let lives = Arc::clone(&lives);
-            thread::spawn(move || {
-                assert!(!lives.take_seat().unwrap());
-                lives.set(Number::Worker, 7);
-                thread::sleep(Duration::from_millis(50));
-            })
-        };
-        while lives.get(Number::Worker) != 7 {
-            thread::yield_now();
-        }
-        assert!(lives.take_seat().unwrap(), "the thread ended with it");
-        first.join().unwrap();
-        let again = Lives::from_fd(lives.memory.try_clone().unwrap()).unwrap();
-        assert_eq!(again.get(Number::Worker), 7);
-        assert!(Lives::from_fd(std::fs::File::open("/dev/null").unwrap().into()).is_err());
-    }
 
     #[test]
     fn a_process_leaves_the_cpus_and_takes_them_again() {

@@ -79,7 +79,6 @@ impl BlockPlace {
         self.files().join("disk")
     }
 
-    /// Creates a mount point.
     pub fn mount_point(&self, name: &str) -> PathBuf {
         let dir = self.place.root().join(name);
         fs::create_dir_all(&dir).unwrap();
@@ -154,7 +153,6 @@ impl Drop for BlockPlace {
     }
 }
 
-/// Returns the device in the output of `swap on`.
 pub fn swap_device(facts: &str) -> String {
     let line = facts.lines().find_map(|line| line.strip_prefix("swap ")).unwrap_or_else(|| panic!("{facts}"));
     line.split_whitespace().next().unwrap().to_owned()
@@ -190,7 +188,6 @@ fn remove_left_areas() {
     }
 }
 
-/// Returns the loop devices that are active swap areas.
 fn active_areas() -> impl Iterator<Item = String> {
     let list = fs::read_to_string("/proc/swaps").unwrap();
     let areas: Vec<String> =
@@ -262,7 +259,6 @@ impl Cgroup {
         line.parse().unwrap()
     }
 
-    /// Returns a command that runs a program in it.
     pub fn command(&self, program: &Path) -> Command {
         let mut command = Command::new("sh");
         command.args(["-c", "echo $$ > \"$0\"/cgroup.procs && exec \"$@\""]);
@@ -379,7 +375,6 @@ impl Hog {
         self
     }
 
-    /// Waits for its end.
     pub fn ended(mut self, patience: Duration) -> Ended {
         let deadline = Instant::now() + patience;
         while self.is_running() {

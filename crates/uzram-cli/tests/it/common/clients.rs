@@ -25,7 +25,6 @@ pub fn client(place: &Place, program: &str, args: &[&str]) -> Command {
     command
 }
 
-/// Runs a client to its end.
 pub fn run(place: &Place, program: &str, args: &[&str]) -> Output {
     client(place, program, args).output().unwrap()
 }
@@ -47,12 +46,10 @@ pub fn complain(place: &Place, program: &str, args: &[&str]) -> String {
     stdout + &stderr
 }
 
-/// Converts bytes to text.
 pub fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// Runs qemu-io commands, of which none may fail.
 pub fn qemu_io(place: &Place, commands: &[&str]) {
     let uri = place.uri();
     let mut args = vec!["-f", "raw"];
@@ -79,12 +76,10 @@ pub fn random_file(place: &Place, name: &str, len_bytes: usize) -> PathBuf {
     path
 }
 
-/// Returns whether two files have the same contents.
 pub fn same(one: &Path, other: &Path) -> bool {
     std::fs::read(one).unwrap() == std::fs::read(other).unwrap()
 }
 
-/// Converts a path to an argument.
 pub fn arg(path: &Path) -> &str {
     path.to_str().unwrap()
 }

@@ -14,14 +14,12 @@ pub const PATIENCE: Duration = Duration::from_secs(60);
 /// How long a program that is asked to end may clean up.
 const TO_END: Duration = Duration::from_secs(30);
 
-/// The status and output of a finished program.
 pub struct Ended {
     pub status: ExitStatus,
     pub stdout: String,
     pub stderr: String,
 }
 
-/// Runs a program to its end.
 pub fn finish(mut command: impl BorrowMut<Command>) -> Ended {
     collect(start(command.borrow_mut()))
 }
@@ -31,7 +29,6 @@ pub fn start(command: &mut Command) -> Child {
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
 }
 
-/// Waits for a program, and reads its output.
 pub fn collect(child: Child) -> Ended {
     collect_within(child, PATIENCE)
 }

@@ -27,7 +27,6 @@ use tempfile::TempDir;
 /// A temporary directory, and the runtime directory in it.
 pub struct Place {
     root: TempDir,
-    /// The user of all commands, if it is another one.
     user: Option<u32>,
 }
 
@@ -93,7 +92,6 @@ impl Place {
         wait_until("it may end", || self.run(&["down"]).status.success());
     }
 
-    /// Ends the daemon, which succeeds; returns its log.
     pub fn end(&self, daemon: Daemon) -> String {
         self.down();
         let (status, said) = daemon.ended();
@@ -106,7 +104,6 @@ impl Place {
         (!clients::missing(programs)).then(Place::new)
     }
 
-    /// Returns what a command prints as JSON.
     pub fn json(&self, args: &[&str]) -> Value {
         serde_json::from_str(&self.run(&[args, &["--json"]].concat()).ok()).unwrap()
     }
@@ -126,7 +123,6 @@ impl Place {
         Pid::from_raw(self.json(&["status"])[name].as_i64()? as i32)
     }
 
-    /// Returns the URI of the device of a daemon here.
     pub fn uri(&self) -> String {
         format!("nbd+unix:///zram0?socket={}", self.socket("nbd.sock").display())
     }
@@ -136,7 +132,6 @@ impl Place {
         self.run(&["stat", "zram0", attribute]).ok().trim().parse().unwrap()
     }
 
-    /// Returns a statistic of that device.
     pub fn statistic(&self, name: &str) -> u64 {
         self.json(&["stat", "zram0"])["stats"][name].as_u64().unwrap()
     }
@@ -155,7 +150,6 @@ impl Place {
         self.up_sized("16M", args)
     }
 
-    /// Starts a daemon and waits until it serves.
     pub fn up_sized(&self, size: &str, args: &[&str]) -> Daemon {
         Daemon::start(self.command(&[&["up", "--size", size], args].concat()))
     }
@@ -219,7 +213,6 @@ impl Drop for Place {
 }
 
 impl Daemon {
-    /// Waits until it serves.
     pub fn start(mut command: impl BorrowMut<Command>) -> Daemon {
         let mut child = start(command.borrow_mut());
         let mut facts = String::new();
@@ -272,7 +265,6 @@ pub fn with_file_size(mut command: Command, bytes: u64) -> Command {
 }
 
 impl Ended {
-    /// Checks that it failed with `code`; returns its one line of complaint.
     pub fn complaint(&self, code: i32) -> &str {
         self.complaint_of("uzram", code, |line| line.contains(" INFO "))
     }
@@ -302,7 +294,6 @@ impl Started {
         self.child.id()
     }
 
-    /// Returns its standard error so far.
     pub fn said(&self) -> String {
         std::fs::read_to_string(&self.log).unwrap()
     }
@@ -311,7 +302,6 @@ impl Started {
         kill_process(Pid::from_child(&self.child), signal).unwrap();
     }
 
-    /// Waits for its end.
     pub fn ended(mut self) -> (ExitStatus, String) {
         (wait(&mut self.child, PATIENCE), self.said())
     }
@@ -337,7 +327,6 @@ impl Daemon {
         self.child.id()
     }
 
-    /// Returns its resident memory.
     pub fn resident_bytes(&self) -> u64 {
         self.memory_bytes("VmRSS")
     }
@@ -363,13 +352,11 @@ impl Daemon {
         kill_process(Pid::from_child(&self.child), signal).unwrap();
     }
 
-    /// Has it end by a signal, with success.
     pub fn terminate(self) {
         self.signal(Signal::TERM);
         assert!(self.ended().0.success());
     }
 
-    /// Waits for its end.
     pub fn ended(mut self) -> (ExitStatus, String) {
         let status = wait(&mut self.child, PATIENCE);
         let mut stderr = String::new();
@@ -395,7 +382,6 @@ pub fn not_root() -> bool {
     !is_root
 }
 
-/// Connects, with time-outs.
 pub fn connect(socket: &Path) -> UnixStream {
     let stream = UnixStream::connect(socket).unwrap();
     stream.set_read_timeout(Some(PATIENCE)).unwrap();

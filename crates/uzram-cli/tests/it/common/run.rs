@@ -22,7 +22,6 @@ pub fn can_run() -> bool {
     }
 }
 
-/// Builds the library, beside the program.
 fn library() -> &'static Path {
     static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
     LIBRARY.get_or_init(|| {
