@@ -3,7 +3,7 @@
 //! failure prints one line on standard error and sets the exit status.
 //!
 //! The modules are declared bottom up: each imports only from those before it, in its folder's `mod.rs` as
-//! here (`tests/layers.rs` checks it).
+//! here (`crates/uzram/tests/it/layers.rs` checks it).
 //!
 //! | module | what it is |
 //! |---|---|

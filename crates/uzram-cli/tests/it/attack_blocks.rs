@@ -7,13 +7,13 @@ use std::fs::{self, File, OpenOptions};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use crate::common::block::{BlockPlace, swap_device, unable};
 use crate::common::clients::{arg, succeed};
 use crate::common::nbd::{port, tcp};
-use crate::common::{Ended, daemon_in, finish, wait_until};
+use crate::common::{Ended, Killed, daemon_in, finish, wait_until};
 use crate::nbd::{cmd, info_request};
 use rustix::mount::{MountFlags, UnmountFlags};
 use rustix::process::{Pid, Signal, kill_process};
@@ -187,7 +187,7 @@ fn what_a_dead_daemon_left_is_found_by_its_record() {
 
 /// A mount namespace in which the place's directory is an empty file system.
 struct Container {
-    process: Child,
+    process: Killed,
     dir: PathBuf,
 }
 
@@ -203,7 +203,7 @@ impl Container {
         );
         let mut command = Command::new("unshare");
         command.args(["-m", "sh", "-c", &script]).stdin(Stdio::null()).stdout(Stdio::null());
-        let container = Container { process: command.spawn().unwrap(), dir };
+        let container = Container { process: Killed(command.spawn().unwrap()), dir };
         wait_until("the container is there", || ready.exists());
         container
     }
@@ -230,8 +230,6 @@ impl Container {
 impl Drop for Container {
     fn drop(&mut self) {
         let _ = self.run(&["swap", "off"]);
-        let _ = self.process.kill();
-        let _ = self.process.wait();
     }
 }
 

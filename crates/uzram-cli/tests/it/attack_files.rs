@@ -9,10 +9,10 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 
 use crate::common::clients::missing;
-use crate::common::{Ended, PATIENCE, Place, bare_command, finish, not_root, wait_until};
+use crate::common::{Ended, Killed, PATIENCE, Place, bare_command, finish, not_root, wait_until};
 
 const ATTACKER: u32 = 65534;
 /// The contents of files that must not change.
@@ -172,39 +172,28 @@ fn what_holds_something_else_wants_force_and_an_own_mark_is_taken_again() {
     assert!(taken(true).status.success());
 }
 
-/// A process of the attacker that listens on a socket and answers every request with a device of its choice.
-struct FakeDaemon(Child);
-
-impl FakeDaemon {
-    fn start(socket: &Path) -> FakeDaemon {
-        let script = "import os, socket, sys\n\
-            server = socket.socket(socket.AF_UNIX)\n\
-            server.bind(sys.argv[1])\n\
-            os.chmod(sys.argv[1], 0o777)\n\
-            server.listen()\n\
-            while True:\n\
-            \x20   client, _ = server.accept()\n\
-            \x20   client.recv(4096)\n\
-            \x20   body = b'{\"name\": \"mm_stat\", \"value\": \"a lie\"}'\n\
-            \x20   head = b'HTTP/1.1 200 OK\\r\\nContent-Length: %d\\r\\n\\r\\n' % len(body)\n\
-            \x20   client.sendall(head + body)\n\
-            \x20   client.close()\n";
-        let mut python = Command::new("python3");
-        python.args(["-c", script]).arg(socket).uid(ATTACKER).gid(ATTACKER).current_dir("/");
-        let daemon = FakeDaemon(python.stdin(Stdio::null()).stderr(Stdio::null()).spawn().unwrap());
-        wait_until("the fake daemon listens", || {
-            fs::metadata(socket).is_ok_and(|found| found.mode() & 0o777 == 0o777)
-        });
-        daemon
-    }
-}
-
-impl Drop for FakeDaemon {
-    fn drop(&mut self) {
-        // The process may have ended already.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
+/// Starts a process of the attacker that listens on a socket and answers every request with a device of its
+/// choice.
+fn fake_daemon(socket: &Path) -> Killed {
+    let script = "import os, socket, sys\n\
+        server = socket.socket(socket.AF_UNIX)\n\
+        server.bind(sys.argv[1])\n\
+        os.chmod(sys.argv[1], 0o777)\n\
+        server.listen()\n\
+        while True:\n\
+        \x20   client, _ = server.accept()\n\
+        \x20   client.recv(4096)\n\
+        \x20   body = b'{\"name\": \"mm_stat\", \"value\": \"a lie\"}'\n\
+        \x20   head = b'HTTP/1.1 200 OK\\r\\nContent-Length: %d\\r\\n\\r\\n' % len(body)\n\
+        \x20   client.sendall(head + body)\n\
+        \x20   client.close()\n";
+    let mut python = Command::new("python3");
+    python.args(["-c", script]).arg(socket).uid(ATTACKER).gid(ATTACKER).current_dir("/");
+    let daemon = Killed(python.stdin(Stdio::null()).stderr(Stdio::null()).spawn().unwrap());
+    wait_until("the fake daemon listens", || {
+        fs::metadata(socket).is_ok_and(|found| found.mode() & 0o777 == 0o777)
+    });
+    daemon
 }
 
 fn stat_in(dir: &Path) -> Ended {
@@ -234,7 +223,7 @@ fn a_fake_daemon_of_another_user_is_not_believed() {
     // In the attacker's directory.
     let dir = shared(&place).join("run");
     attack("mkdir -m 755 \"$1\"", &[&dir]);
-    let fake = FakeDaemon::start(&dir.join("control.sock"));
+    let fake = fake_daemon(&dir.join("control.sock"));
     stat_in(&dir).says(1, "belongs to user 65534").says(1, "--runtime-dir");
     // Through the attacker's link to root's directory.
     let own = place.root().join("own");
@@ -245,7 +234,7 @@ fn a_fake_daemon_of_another_user_is_not_believed() {
     // In root's directory, which is writable by other users.
     drop(fake);
     set_mode(&own, 0o777);
-    let fake = FakeDaemon::start(&own.join("control.sock"));
+    let fake = fake_daemon(&own.join("control.sock"));
     stat_in(&own).says(1, "mode 0777");
     // In root's directory, which is no longer writable by other users.
     set_mode(&own, 0o755);

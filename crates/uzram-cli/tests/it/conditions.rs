@@ -5,21 +5,21 @@ use std::io::Read;
 use std::time::Duration;
 
 use crate::common::nbd::{cmd, tcp};
-use crate::common::{Place, Started, status_field, wait_until};
+use crate::common::{Daemon, Place, status_field, wait_until};
 use crate::nbd::info_request;
 use crate::nbd::pki::Authority;
 use uzram::random::Random;
 use uzram_serve::nbd::proto::{option, reply};
 
 const MIB: u64 = 1 << 20;
-fn start(place: &Place, args: &[&str]) -> Started {
+fn start(place: &Place, args: &[&str]) -> Daemon {
     let started = place.start(&[&["up"], args].concat());
     wait_until("it serves", || place.run(&["status"]).status.success());
     started
 }
 
 /// Returns how many lines of the log have these words.
-fn lines(daemon: &Started, level: &str, words: &str) -> usize {
+fn lines(daemon: &Daemon, level: &str, words: &str) -> usize {
     daemon.said().lines().filter(|line| line.contains(level) && line.contains(words)).count()
 }
 
@@ -128,6 +128,5 @@ fn clients_that_are_turned_away_are_logged_at_the_first_and_at_the_end() {
         let counted = daemon.said().lines().any(|line| line.contains(ended) && line.ends_with(": 3"));
         assert!(counted, "{}", daemon.said());
     }
-    place.down();
-    assert!(daemon.ended().0.success());
+    place.end(daemon);
 }

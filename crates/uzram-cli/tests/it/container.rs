@@ -140,7 +140,5 @@ fn a_daemon_goes_on_when_no_stand_by_can_be_started() {
     limit("1000");
     wait_for_standby();
     assert_eq!(status("take_overs"), 0);
-    place.down();
-    let (status, said) = daemon.ended();
-    assert!(status.success(), "{said}");
+    place.end(daemon);
 }

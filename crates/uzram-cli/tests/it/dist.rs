@@ -3,7 +3,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command};
+use std::process::Command;
 
 use crate::common::*;
 use tempfile::TempDir;
@@ -47,17 +47,6 @@ impl Root {
     }
 }
 
-/// Ends the daemon of a failed test.
-struct Running(Child);
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        // It has ended already if nothing failed.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
 #[test]
 #[ignore = "needs target/dist/uzram, which `make dist` builds"]
 fn it_is_static_and_small() {
@@ -98,7 +87,7 @@ fn it_serves_where_nothing_else_is() {
         checks.iter().find(|check| check["name"] == name).unwrap()["works"] == "yes"
     };
     assert!(works("rseq"), "{checks}");
-    let mut daemon = Running(start(&mut root.command(&["up", "--size", "64M"])));
+    let mut daemon = Killed(start(&mut root.command(&["up", "--size", "64M"])));
     wait_until("it answers", || root.run(&["status"]).status.success());
     assert_eq!(root.run(&["stat", "zram0", "disksize"]).ok().trim(), (64 << 20).to_string());
     // Clients run outside.

@@ -19,7 +19,6 @@ mod docs;
 mod fd_store;
 mod files;
 mod json;
-mod layers;
 mod memory_cgroup;
 mod mistakes;
 mod network;

@@ -3,7 +3,7 @@
 
 use std::fs::{self, OpenOptions};
 use std::io;
-use std::os::unix::fs::{FileExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -208,49 +208,29 @@ fn a_program_that_swaps_outlives_them() {
 /// Over NBD, as a user without privileges: clients get a closed connection, and find everything again.
 #[test]
 fn contents_and_devices_outlive_them_for_any_user() {
-    let place = Place::new();
-    let run = |args: &[&str]| {
-        let mut command = place.command(args);
-        if rustix::process::geteuid().is_root() {
-            use std::os::unix::process::CommandExt;
-            command.uid(65534).gid(65534);
-        }
-        command
-    };
-    fs::set_permissions(place.root(), fs::Permissions::from_mode(0o777)).unwrap();
-    let daemon = Daemon::start(run(&["up", "--size", "16M"]));
+    let place = Place::without_rights();
+    let daemon = place.up(&[]);
     let contents = [7; PAGE];
     let mut client = place.nbd();
     assert_eq!(client.write(3 * PAGE as u64, &contents).error, 0);
-    finish(run(&["add", "second", "--size", "8M", "--algorithm", "zstd:5", "--mem-limit", "4M"])).ok();
-    finish(run(&["set", "second", "mem_limit=5M"])).ok();
-    finish(run(&["add", "third", "--size", "8M"])).ok();
-    finish(run(&["remove", "third"])).ok();
-    finish(run(&["add", "empty", "--size", "1M"])).ok();
-    finish(run(&["reset", "empty"])).ok();
-    let shown = |name: &str| finish(run(&["stat", name])).stdout;
-    let status = || -> Value { serde_json::from_str(&finish(run(&["status", "--json"])).ok()).unwrap() };
-    for kill in 1..=3 {
-        wait_until("a stand-by is ready", || status()["standby_ready"] == true);
-        let worker = Pid::from_raw(status()["worker_pid"].as_i64().unwrap() as i32).unwrap();
-        kill_process(worker, Signal::KILL).unwrap();
-        wait_until("another process serves", || status()["take_overs"] == kill);
+    place.run(&["add", "second", "--size", "8M", "--algorithm", "zstd:5", "--mem-limit", "4M"]).ok();
+    place.run(&["set", "second", "mem_limit=5M"]).ok();
+    place.run(&["add", "third", "--size", "8M"]).ok();
+    place.run(&["remove", "third"]).ok();
+    place.run(&["add", "empty", "--size", "1M"]).ok();
+    place.run(&["reset", "empty"]).ok();
+    for _ in 0..3 {
+        place.take_over();
         let mut again = place.nbd();
         assert_eq!(again.read(0, 3 * PAGE as u64, PAGE as u32).data(), contents);
-        let list = finish(run(&["list"])).ok();
-        assert!(list.contains("second") && list.contains("empty") && !list.contains("third"), "{list}");
-        assert_eq!(finish(run(&["stat", "second", "mem_limit"])).ok().trim(), (5 * MIB).to_string());
-        assert!(
-            finish(run(&["stat", "second", "comp_algorithm"])).ok().contains("[zstd:5]"),
-            "{}",
-            shown("second")
-        );
+        let list = place.run(&["list"]).shows(&["second", "empty"]);
+        assert!(!list.contains("third"), "{list}");
+        assert_eq!(place.run(&["stat", "second", "mem_limit"]).ok().trim(), (5 * MIB).to_string());
+        place.run(&["stat", "second", "comp_algorithm"]).shows(&["[zstd:5]"]);
     }
     // A connection whose process died is closed.
     assert!(client.at_end());
-    finish(run(&["down"])).ok();
-    let (status, said) = daemon.ended();
-    assert!(status.success(), "{said}");
+    place.end(daemon);
 }
 
 /// The stand-by dies, then at once the process that serves; both at once; each is stopped and goes on.

@@ -121,7 +121,6 @@ fn what_makes_no_sense_is_one_line() {
         ("high = 20\nlow = 30\n", "policy.toml:2: low: policy_low=30 would be above policy_high"),
         ("[recompress]\nafter = '1m'\n", "policy.toml:2: recompress.after: nothing to compress pages again"),
         ("high = 101", "policy.toml:1: high: '101' is no policy_high: write 1 to 100"),
-        ("[writeback]\ncompressed = false", "compressed_writeback"),
         ("[[[", "policy.toml:1: '[[['"),
     ] {
         let line = with(text, 2);

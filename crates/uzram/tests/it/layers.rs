@@ -6,7 +6,18 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// The folders whose `mod.rs` or `lib.rs` declares modules in the order in which they may import each other.
-const ORDERED: [&str; 3] = ["crates/uzram/src", "crates/uzram/src/base", "crates/uzram-cli/src"];
+const ORDERED: [&str; 10] = [
+    "crates/uzram/src",
+    "crates/uzram/src/base",
+    "crates/uzram-cli/src",
+    "crates/uzram-cli/src/client",
+    "crates/uzram-cli/src/commands",
+    "crates/uzram-cli/src/config",
+    "crates/uzram-cli/src/daemon",
+    "crates/uzram-cli/src/swap",
+    "crates/uzram-cli/src/system",
+    "crates/uzram-cli/src/terminal",
+];
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
@@ -190,7 +201,7 @@ fn no_file_imports_one_that_imports_it() {
             let parent = inside.to_str().unwrap().replace('/', "::");
             let text = code(&modules[&parent].file);
             let order: Vec<&str> = text.lines().filter_map(|line| declared(line)).collect();
-            assert!(order.len() > 5, "{order:?}");
+            assert!(order.len() > 2, "{order:?}");
             let place = |module: &str| {
                 let module =
                     module.strip_prefix(parent.as_str())?.trim_start_matches(':').split("::").next()?;

@@ -1,16 +1,17 @@
 //! Block devices and swap in tests: for root, with FUSE and loop devices; leaves nothing behind.
 
 use std::fs::{self, File};
+use std::io::read_to_string;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 use uzram::random::Random;
 
 use super::clients::{missing, run};
-use super::{Daemon, Ended, Place, not_root, wait_until};
+use super::{Daemon, Ended, Killed, Place, not_root, wait, wait_until};
 
 /// A file that the test locks that uses swap areas and loop devices: they are the machine's, so one test at a
 /// time.
@@ -333,7 +334,7 @@ fn contents(number: usize, generation: u32) -> [u64; 512] {
 
 /// A process that uses more memory than its limit, and checks it; killed when dropped.
 pub struct Hog {
-    child: Child,
+    child: Killed,
 }
 
 impl Hog {
@@ -343,7 +344,7 @@ impl Hog {
         command.args(["--exact", "common::block::hog", "--ignored", "--nocapture"]);
         command.env(HOG_VARIABLE, format!("{mib} {seconds}"));
         let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-        Hog { child }
+        Hog { child: Killed(child) }
     }
 
     pub fn signal(&self, signal: Signal) {
@@ -376,26 +377,12 @@ impl Hog {
     }
 
     pub fn ended(mut self, patience: Duration) -> Ended {
-        let deadline = Instant::now() + patience;
-        while self.is_running() {
-            assert!(Instant::now() < deadline, "the hog still runs");
-            std::thread::sleep(Duration::from_millis(10));
+        let status = wait(&mut self.child, patience);
+        let stdout = read_to_string(self.child.stdout.take().unwrap()).unwrap();
+        let mut stderr = read_to_string(self.child.stderr.take().unwrap()).unwrap();
+        if status.signal() == Some(Signal::KILL.as_raw()) {
+            stderr += &last_of_kernel();
         }
-        let mut ended =
-            Ended { status: self.child.wait().unwrap(), stdout: String::new(), stderr: String::new() };
-        use std::io::Read;
-        self.child.stdout.take().unwrap().read_to_string(&mut ended.stdout).unwrap();
-        self.child.stderr.take().unwrap().read_to_string(&mut ended.stderr).unwrap();
-        if ended.status.signal() == Some(Signal::KILL.as_raw()) {
-            ended.stderr += &last_of_kernel();
-        }
-        ended
-    }
-}
-
-impl Drop for Hog {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        Ended { status, stdout, stderr }
     }
 }

@@ -10,7 +10,8 @@ pub use ended::*;
 
 use std::borrow::BorrowMut;
 use std::ffi::OsString;
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufRead, BufReader, Read, Write, read_to_string};
+use std::ops::{Deref, DerefMut};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
@@ -137,12 +138,12 @@ impl Place {
     }
 
     /// Starts a program with standard error in a file, and does not wait for it.
-    pub fn start(&self, args: &[&str]) -> Started {
+    pub fn start(&self, args: &[&str]) -> Daemon {
         let log = self.root().join("stderr");
         let file = std::fs::File::create(&log).unwrap();
         let child =
             self.command(args).stdin(Stdio::null()).stdout(Stdio::null()).stderr(file).spawn().unwrap();
-        Started { child, log }
+        Daemon { child: Killed(child), facts: String::new(), stdout: None, log: Some(log) }
     }
 
     /// Starts a daemon with a disk of 16 MiB and waits until it serves.
@@ -189,7 +190,8 @@ impl Place {
         wait_until("it answers", || self.run(&["status"]).status.success());
         let wanted = self.json(&["list"])["devices"].as_array().unwrap().len();
         while daemon.facts.matches("fixed cost").count() < wanted {
-            assert!(daemon.stdout.read_line(&mut daemon.facts).unwrap() > 0, "{}", daemon.facts);
+            let read = daemon.stdout.as_mut().unwrap().read_line(&mut daemon.facts).unwrap();
+            assert!(read > 0, "{}", daemon.facts);
         }
         daemon
     }
@@ -214,18 +216,15 @@ impl Drop for Place {
 
 impl Daemon {
     pub fn start(mut command: impl BorrowMut<Command>) -> Daemon {
-        let mut child = start(command.borrow_mut());
+        let mut child = Killed(start(command.borrow_mut()));
         let mut facts = String::new();
         let mut stdout = BufReader::new(child.stdout.take().unwrap());
         while !facts.contains("fixed cost") {
             if stdout.read_line(&mut facts).unwrap() == 0 {
-                let mut stderr = String::new();
-                child.stderr.take().unwrap().read_to_string(&mut stderr).unwrap();
-                child.wait().unwrap();
-                panic!("the daemon did not start: {stderr}");
+                panic!("the daemon did not start: {}", read_to_string(child.stderr.take().unwrap()).unwrap());
             }
         }
-        Daemon { child, facts, stdout }
+        Daemon { child, facts, stdout: Some(stdout), log: None }
     }
 }
 
@@ -283,48 +282,48 @@ impl Ended {
     }
 }
 
-/// A program that was started; killed when dropped.
-pub struct Started {
-    child: Child,
-    log: PathBuf,
-}
+/// A process; killed when dropped.
+pub struct Killed(pub Child);
 
-impl Started {
-    pub fn id(&self) -> u32 {
-        self.child.id()
-    }
+impl Deref for Killed {
+    type Target = Child;
 
-    pub fn said(&self) -> String {
-        std::fs::read_to_string(&self.log).unwrap()
-    }
-
-    pub fn signal(&self, signal: Signal) {
-        kill_process(Pid::from_child(&self.child), signal).unwrap();
-    }
-
-    pub fn ended(mut self) -> (ExitStatus, String) {
-        (wait(&mut self.child, PATIENCE), self.said())
+    fn deref(&self) -> &Child {
+        &self.0
     }
 }
 
-impl Drop for Started {
+impl DerefMut for Killed {
+    fn deref_mut(&mut self) -> &mut Child {
+        &mut self.0
+    }
+}
+
+impl Drop for Killed {
     fn drop(&mut self) {
         // Both fail only if it has ended already.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        let _ = self.kill();
+        let _ = self.wait();
     }
 }
 
-/// A running daemon; killed when dropped.
+/// A running daemon, or another command; killed when dropped.
 pub struct Daemon {
-    child: Child,
+    child: Killed,
     pub facts: String,
-    stdout: BufReader<std::process::ChildStdout>,
+    stdout: Option<BufReader<std::process::ChildStdout>>,
+    /// The file of standard error, if it is no pipe.
+    log: Option<PathBuf>,
 }
 
 impl Daemon {
     pub fn id(&self) -> u32 {
         self.child.id()
+    }
+
+    /// Returns what a command of [`Place::start`] has said so far.
+    pub fn said(&self) -> String {
+        std::fs::read_to_string(self.log.as_ref().unwrap()).unwrap()
     }
 
     pub fn resident_bytes(&self) -> u64 {
@@ -359,17 +358,8 @@ impl Daemon {
 
     pub fn ended(mut self) -> (ExitStatus, String) {
         let status = wait(&mut self.child, PATIENCE);
-        let mut stderr = String::new();
-        self.child.stderr.take().unwrap().read_to_string(&mut stderr).unwrap();
-        (status, stderr)
-    }
-}
-
-impl Drop for Daemon {
-    fn drop(&mut self) {
-        // Both fail only if it has ended already.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        let stderr = self.child.stderr.take();
+        (status, stderr.map_or_else(|| self.said(), |stderr| read_to_string(stderr).unwrap()))
     }
 }
 
