@@ -115,7 +115,7 @@ pub struct Algorithm {
 #[derive(Clone)]
 pub(super) enum Method {
     Lz4(Option<Arc<lz4::Digest>>),
-    Lz4hc(Option<Arc<lz4hc::Digest>>),
+    Lz4hc(Option<Arc<lz4::Digest>>),
     Zstd(Option<Arc<zstd::Digest>>),
     Deflate,
     /// The digest is lz4's: w64 uses no dictionary.
@@ -134,22 +134,13 @@ impl Algorithm {
             return Err(kind.not_a_level(&level.to_string()));
         }
         let source = dictionary.map(Arc::new);
+        let Some(source) = source else { return Ok(Algorithm { level, ..kind.into() }) };
         let method = match kind {
-            Kind::Lz4 => Method::Lz4(source.map(lz4::Digest::new).transpose()?.map(Arc::new)),
-            Kind::Memory => {
-                let digest = source.map(lz4::Digest::new).transpose()?;
-                Method::Memory(w64::Kernel::fastest(), digest.map(Arc::new))
-            }
-            Kind::Lz4hc => {
-                let digest = source.map(|source| lz4hc::Digest::new(level, source)).transpose()?;
-                Method::Lz4hc(digest.map(Arc::new))
-            }
-            Kind::Zstd => {
-                let digest = source.map(|source| zstd::Digest::new(level, source)).transpose()?;
-                Method::Zstd(digest.map(Arc::new))
-            }
-            Kind::Deflate if source.is_some() => return Err(no_dictionary()),
-            Kind::Deflate => Method::Deflate,
+            Kind::Lz4 => Method::Lz4(Some(Arc::new(lz4::Digest::new(source)?))),
+            Kind::Memory => Method::Memory(w64::Kernel::fastest(), Some(Arc::new(lz4::Digest::new(source)?))),
+            Kind::Lz4hc => Method::Lz4hc(Some(Arc::new(lz4hc::digest(level, source)?))),
+            Kind::Zstd => Method::Zstd(Some(Arc::new(zstd::Digest::new(level, source)?))),
+            Kind::Deflate => return Err(no_dictionary()),
         };
         Ok(Algorithm { level, method })
     }
@@ -177,8 +168,9 @@ impl Algorithm {
 
     pub(super) fn source(&self) -> Option<&Arc<Dictionary>> {
         match &self.method {
-            Method::Lz4(digest) | Method::Memory(_, digest) => digest.as_ref().map(|digest| &digest.source),
-            Method::Lz4hc(digest) => digest.as_ref().map(|digest| &digest.source),
+            Method::Lz4(digest) | Method::Lz4hc(digest) | Method::Memory(_, digest) => {
+                digest.as_ref().map(|digest| &digest.source)
+            }
             Method::Zstd(digest) => digest.as_ref().map(|digest| &digest.source),
             Method::Deflate => None,
         }
@@ -187,10 +179,9 @@ impl Algorithm {
     /// Returns the bytes of memory that all coders share: the dictionary and its tables.
     pub fn shared_bytes(&self) -> usize {
         match &self.method {
-            Method::Lz4(digest) | Method::Memory(_, digest) => {
+            Method::Lz4(digest) | Method::Lz4hc(digest) | Method::Memory(_, digest) => {
                 digest.as_ref().map_or(0, |digest| digest.bytes())
             }
-            Method::Lz4hc(digest) => digest.as_ref().map_or(0, |digest| digest.bytes()),
             Method::Zstd(digest) => digest.as_ref().map_or(0, |digest| digest.bytes()),
             Method::Deflate => 0,
         }

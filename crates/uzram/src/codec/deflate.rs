@@ -101,7 +101,6 @@ impl Drop for Encoder {
     }
 }
 
-/// A decompressor, which this owns.
 pub(super) struct Decoder {
     decompressor: NonNull<libdeflate_decompressor>,
     state_bytes: usize,

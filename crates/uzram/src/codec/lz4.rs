@@ -82,28 +82,43 @@ pub(super) fn room(out: &[u8]) -> c_int {
     c_int::try_from(out.len()).unwrap_or(c_int::MAX)
 }
 
-/// A dictionary with its match table, for any number of encoders.
+/// A dictionary with its match tables, for any number of encoders: lz4's, or lz4hc's of one level.
 pub(super) struct Digest {
-    table: Box<[u64]>,
-    /// Owns the bytes that `table` points to.
+    tables: Box<[u64]>,
+    /// Owns the bytes that `tables` points to.
     pub(super) source: Arc<Dictionary>,
 }
 
+/// `LZ4_loadDictSlow` or `LZ4_loadDictHC`.
+pub(super) type LoadDictionary = unsafe extern "C" fn(*mut c_void, *const c_char, c_int) -> c_int;
+
 impl Digest {
     pub(super) fn new(source: Arc<Dictionary>) -> Result<Digest> {
-        // SAFETY: takes nothing and returns a constant.
-        let mut table = state(unsafe { LZ4_sizeofState() })?;
+        // SAFETY: takes nothing and returns a constant. LZ4_loadDictSlow initialises a state of that size.
+        Ok(unsafe { Digest::loaded(source, state(LZ4_sizeofState())?, LZ4_loadDictSlow) })
+    }
+
+    /// # Safety
+    /// `tables` is a state for `load`.
+    pub(super) unsafe fn loaded(
+        source: Arc<Dictionary>,
+        mut tables: Box<[u64]>,
+        load: LoadDictionary,
+    ) -> Digest {
         let reachable = reachable(&source);
-        // SAFETY: `table` is a whole state, which the call initialises. It keeps pointers to
-        // `reachable`, at most 64 KiB: they live as long as `source`, which is never changed.
-        unsafe {
-            LZ4_loadDictSlow(table.as_mut_ptr().cast(), reachable.as_ptr().cast(), reachable.len() as c_int)
-        };
-        Ok(Digest { table, source })
+        // SAFETY: the caller's promise. The state keeps pointers to `reachable`, at most 64 KiB: they live as
+        // long as `source`, which is never changed.
+        unsafe { load(tables.as_mut_ptr().cast(), reachable.as_ptr().cast(), reachable.len() as c_int) };
+        Digest { tables, source }
+    }
+
+    /// Returns the address of the tables, which encoders only read.
+    pub(super) fn tables(&self) -> *const c_void {
+        self.tables.as_ptr().cast()
     }
 
     pub(super) fn bytes(&self) -> usize {
-        size_of_val(&*self.table) + self.source.bytes().len()
+        size_of_val(&*self.tables) + self.source.bytes().len()
     }
 }
 
@@ -127,6 +142,7 @@ impl Encoder {
     pub(super) fn encode(&mut self, page: &Page, out: &mut [u8]) -> Option<usize> {
         let (state_bytes, state) = (self.state_bytes(), self.state.as_mut_ptr().cast::<c_void>());
         let (source, dest, out_bytes) = (page.as_ptr().cast(), out.as_mut_ptr().cast(), room(out));
+        let page_bytes = PAGE_SIZE as c_int;
         // SAFETY: `state` has at least LZ4_sizeofState bytes aligned to 8 (`new` made it so), and this
         // encoder owns it. Both branches first initialise it, so that its pointers to the last page are
         // never followed. liblz4 reads PAGE_SIZE bytes of `page` and writes at most `out_bytes` bytes,
@@ -134,18 +150,12 @@ impl Encoder {
         // up to 4 KiB look it up in place), and `digest` keeps it alive.
         let len_bytes = unsafe {
             match &self.digest {
-                None => LZ4_compress_fast_extState(
-                    state,
-                    source,
-                    dest,
-                    PAGE_SIZE as c_int,
-                    out_bytes,
-                    self.acceleration,
-                ),
+                None => {
+                    LZ4_compress_fast_extState(state, source, dest, page_bytes, out_bytes, self.acceleration)
+                }
                 Some(digest) => {
                     LZ4_initStream(state, state_bytes);
-                    LZ4_attach_dictionary(state, digest.table.as_ptr().cast());
-                    let page_bytes = PAGE_SIZE as c_int;
+                    LZ4_attach_dictionary(state, digest.tables());
                     LZ4_compress_fast_continue(state, source, dest, page_bytes, out_bytes, self.acceleration)
                 }
             }

@@ -7,7 +7,8 @@
 
 use std::ffi::{c_char, c_int, c_void};
 
-use super::{Dictionary, lz4};
+use super::Dictionary;
+use super::lz4::{self, Digest};
 use crate::base::error::Result;
 use crate::base::sync::Arc;
 use crate::base::units::{PAGE_SIZE, Page};
@@ -56,28 +57,10 @@ fn state(level: i32) -> Result<Box<[u64]>> {
     Ok(state)
 }
 
-/// A dictionary with its match tables, for any number of encoders of one level.
-pub(super) struct Digest {
-    tables: Box<[u64]>,
-    /// Owns the bytes that `tables` points to.
-    pub(super) source: Arc<Dictionary>,
-}
-
-impl Digest {
-    pub(super) fn new(level: i32, source: Arc<Dictionary>) -> Result<Digest> {
-        let mut tables = state(level)?;
-        let reachable = lz4::reachable(&source);
-        // SAFETY: `tables` is an initialised state with its level set. It keeps pointers to `reachable`,
-        // at most 64 KiB: they live as long as `source`, which is never changed.
-        unsafe {
-            LZ4_loadDictHC(tables.as_mut_ptr().cast(), reachable.as_ptr().cast(), reachable.len() as c_int)
-        };
-        Ok(Digest { tables, source })
-    }
-
-    pub(super) fn bytes(&self) -> usize {
-        size_of_val(&*self.tables) + self.source.bytes().len()
-    }
+/// Makes lz4hc's match tables of a dictionary, for any number of encoders of one level.
+pub(super) fn digest(level: i32, source: Arc<Dictionary>) -> Result<Digest> {
+    // SAFETY: an initialised state with its level set.
+    Ok(unsafe { Digest::loaded(source, state(level)?, LZ4_loadDictHC) })
 }
 
 /// liblz4's match tables, set to a level.
@@ -98,6 +81,7 @@ impl Encoder {
     pub(super) fn encode(&mut self, page: &Page, out: &mut [u8]) -> Option<usize> {
         let state = self.state.as_mut_ptr().cast::<c_void>();
         let (source, dest, out_bytes) = (page.as_ptr().cast(), out.as_mut_ptr().cast(), lz4::room(out));
+        let page_bytes = PAGE_SIZE as c_int;
         // SAFETY: `state` has at least LZ4_sizeofStateHC bytes, is initialised (`new` made it so), and
         // this encoder owns it. The reset forgets the last page's address, which is never followed.
         // liblz4 reads PAGE_SIZE bytes of `page` and writes at most `out_bytes` bytes, which `out` has.
@@ -106,17 +90,12 @@ impl Encoder {
         let len_bytes = unsafe {
             match &self.digest {
                 None => LZ4_compress_HC_extStateHC_fastReset(
-                    state,
-                    source,
-                    dest,
-                    PAGE_SIZE as c_int,
-                    out_bytes,
-                    self.level,
+                    state, source, dest, page_bytes, out_bytes, self.level,
                 ),
                 Some(digest) => {
                     LZ4_resetStreamHC_fast(state, self.level);
-                    LZ4_attach_HC_dictionary(state, digest.tables.as_ptr().cast());
-                    LZ4_compress_HC_continue(state, source, dest, PAGE_SIZE as c_int, out_bytes)
+                    LZ4_attach_HC_dictionary(state, digest.tables());
+                    LZ4_compress_HC_continue(state, source, dest, page_bytes, out_bytes)
                 }
             }
         };

@@ -18,7 +18,6 @@ use crate::base::error::Result;
 use crate::base::sync::Arc;
 use crate::base::units::Page;
 
-/// The only level.
 pub(super) const LEVEL: i32 = 1;
 /// Where w64 needs more, the sample has misled, and lz4 is tried.
 const MOST_W64_BYTES: usize = 3072;
@@ -37,7 +36,6 @@ impl Sample {
         }))
     }
 
-    /// Returns the number of words below `bound`.
     #[inline(always)]
     fn count_below(&self, bound: u64) -> u32 {
         self.0.iter().map(|word| u32::from(*word < bound)).sum()

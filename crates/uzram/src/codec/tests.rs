@@ -268,7 +268,6 @@ fn heap_page(random: &mut Random) -> Page {
     words.collect::<Vec<u8>>().try_into().unwrap()
 }
 
-/// Returns one page of each relevant shape.
 fn shapes() -> Vec<(String, Page)> {
     let random = &mut Random::new(SEED);
     let mut half: Page = random.bytes(PAGE_SIZE).try_into().unwrap();

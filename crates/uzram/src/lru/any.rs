@@ -30,7 +30,6 @@ impl LruDesign {
 
 named!(LruDesign, "no LRU lock design '{}'; there are: {}");
 
-/// An [`Lru`] of one of the designs.
 pub(crate) enum AnyLru {
     Batched(Lru<Batched>),
     SingleLock(Lru<SingleLock>),

@@ -6,14 +6,12 @@ use crate::base::sync::{Counter, Mutex, MutexGuard, Timed};
 
 use super::node::{LISTS, List};
 
-/// The guard of `lru_lock`.
 pub(super) type LruGuard<'a, T> = Timed<'a, MutexGuard<'a, T>>;
 
 per_cpu_counters! {
     /// The statistics of an LRU: numbers of pages, except those of the locks.
     pub struct LruStats;
 
-    /// A CPU's share.
     pub(super) struct Share;
 
     /// In the inactive list.
@@ -84,7 +82,6 @@ impl Counts {
         self.local().activated.add(1);
     }
 
-    /// Takes `lru_lock`.
     #[inline]
     pub(super) fn lock_lru<'a, T>(&'a self, lru_lock: &'a Mutex<T>) -> LruGuard<'a, T> {
         let share = self.local();

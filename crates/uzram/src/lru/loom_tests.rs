@@ -7,38 +7,27 @@ use loom::thread;
 
 const PAGES: u32 = 6;
 
-/// Makes a model for each design and several batching parameters.
+const SMALL: Batching = Batching { locks: 2, max_pages: 3, two_passes: false, splice: true };
+
+/// Runs a model for each design and several batching parameters.
 macro_rules! for_every_design {
     ($($model:ident),* $(,)?) => {
         $(mod $model {
             use super::*;
 
-            const SMALL: Batching = Batching { locks: 2, max_pages: 3, two_passes: false, splice: true };
-
-            #[cfg(feature = "designs")]
             #[test]
-            fn single_lock() {
+            fn every_design() {
+                #[cfg(feature = "designs")]
                 super::$model::<SingleLock>(SMALL);
-            }
-
-            #[test]
-            fn batched() {
-                super::$model::<Batched>(SMALL);
-            }
-
-            #[test]
-            fn two_passes() {
-                super::$model::<Batched>(Batching { two_passes: true, ..SMALL });
-            }
-
-            #[test]
-            fn one_tag_for_all() {
-                super::$model::<Batched>(Batching { locks: 1, ..SMALL });
-            }
-
-            #[test]
-            fn open_batches() {
-                super::$model::<Batched>(Batching { splice: false, ..SMALL });
+                for batching in [
+                    SMALL,
+                    Batching { two_passes: true, ..SMALL },
+                    // One tag for all, and open batches.
+                    Batching { locks: 1, ..SMALL },
+                    Batching { splice: false, ..SMALL },
+                ] {
+                    super::$model::<Batched>(batching);
+                }
             }
         })*
     };

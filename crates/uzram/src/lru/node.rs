@@ -23,10 +23,8 @@ pub enum List {
     Active,
 }
 
-/// Both lists.
 pub(super) const LISTS: [List; 2] = [List::Inactive, List::Active];
 
-/// The place of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Place {
     /// The page has no contents.
@@ -60,7 +58,6 @@ const TAG_SHIFT: u32 = 8;
 const TAG_MASK: u32 = 0xff << TAG_SHIFT;
 const FLAGS_MASK: u32 = (1 << TAG_SHIFT) - 1;
 
-/// A node's state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct State(u32);
 
@@ -184,7 +181,6 @@ impl Nodes {
         self.table.max_bytes()
     }
 
-    /// Returns whether the page has a node.
     #[inline]
     pub(super) fn has(&self, page: u32) -> bool {
         page < self.pages
@@ -234,7 +230,6 @@ impl Nodes {
         self.link(head, first);
     }
 
-    /// Returns the last node of a list.
     pub(super) fn last(&self, list: List) -> Option<u32> {
         let last = self.prev(self.head(list));
         (last != self.head(list)).then_some(last)

@@ -11,23 +11,19 @@ pub struct Pagevec {
 }
 
 impl Pagevec {
-    /// No pages.
     pub(super) const EMPTY: Pagevec = Pagevec { pages: [0; MAX_PAGEVEC_PAGES], len: 0 };
 
-    /// Appends a page.
     #[inline]
     pub(super) fn push(&mut self, page: u32) {
         self.pages[self.len] = page;
         self.len += 1;
     }
 
-    /// Returns the number of pages.
     #[inline]
     pub(super) fn len(&self) -> usize {
         self.len
     }
 
-    /// Returns the pages, for reordering.
     pub(super) fn pages_mut(&mut self) -> &mut [u32] {
         &mut self.pages[..self.len]
     }

@@ -5,39 +5,24 @@ use super::*;
 use crate::base::random::Random;
 use std::collections::{HashMap, VecDeque};
 
-/// Makes a test for every design and several batching parameters.
+/// Sizes and steps of batches, beside the default ones.
+const BATCHINGS: [Batching; 3] = [
+    Batching { locks: 2, max_pages: 40, two_passes: false, splice: true },
+    Batching { locks: 3, max_pages: 4, two_passes: true, splice: false },
+    Batching { locks: 32, max_pages: 14, two_passes: false, splice: false },
+];
+
+/// Runs a test for every design, that of batches with several parameters.
 macro_rules! for_every_design {
     ($($test:ident),* $(,)?) => {
         $(mod $test {
             use super::*;
 
-            #[cfg(feature = "designs")]
             #[test]
-            fn single_lock() {
+            fn every_design() {
+                #[cfg(feature = "designs")]
                 super::$test::<SingleLock>(Batching::default());
-            }
-
-            #[test]
-            fn batched() {
-                super::$test::<Batched>(Batching::default());
-            }
-
-            #[test]
-            fn few_long_batches_in_one_pass() {
-                let batching = Batching { locks: 2, max_pages: 40, two_passes: false, splice: true };
-                super::$test::<Batched>(batching);
-            }
-
-            #[test]
-            fn short_open_batches() {
-                let batching = Batching { locks: 3, max_pages: 4, two_passes: true, splice: false };
-                super::$test::<Batched>(batching);
-            }
-
-            #[test]
-            fn open_batches_in_one_pass() {
-                let batching = Batching { two_passes: false, splice: false, ..Batching::default() };
-                super::$test::<Batched>(batching);
+                BATCHINGS.into_iter().chain([Batching::default()]).for_each(super::$test::<Batched>);
             }
         })*
     };

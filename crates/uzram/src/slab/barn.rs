@@ -56,7 +56,6 @@ impl Barn {
         }
     }
 
-    /// Returns the number of objects in all sheaves.
     pub(super) fn objects(&self) -> u64 {
         self.0.lock().filled.iter().map(|(_, len)| u64::from(*len)).sum()
     }

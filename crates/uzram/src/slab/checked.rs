@@ -22,7 +22,6 @@ impl Checked {
         Ok(Checked { in_use: Table::new((places / 64 + 1) as usize)? })
     }
 
-    /// As [`super::Cache::populate`].
     pub(super) fn populate(&self) -> Result<()> {
         self.in_use.populate()
     }
@@ -59,7 +58,6 @@ impl Checked {
         Ok(())
     }
 
-    /// Returns the first object that is in use.
     pub(super) fn first_in_use(&self) -> Option<u32> {
         let words = (0..self.in_use.len()).map(|i| self.in_use[i].load(Ordering::Relaxed));
         words.enumerate().find(|(_, word)| *word != 0).map(|(i, word)| i as u32 * 64 + word.trailing_zeros())

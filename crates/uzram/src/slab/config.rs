@@ -100,14 +100,11 @@ impl CacheConfig {
     }
 }
 
-/// The layout of a slab.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Layout {
     /// Bytes from one object to the next.
     pub(super) stride_bytes: usize,
-    /// Pages of a slab.
     pub(super) pages: usize,
-    /// Objects of a slab.
     pub(super) objects: u16,
     /// Bits of a place.
     pub(super) place_bits: u32,

@@ -26,7 +26,6 @@ const OPERATION: u64 = 1 << 32;
 
 type CpuWord = cpu_word::CpuWord<{ u64::MAX }, CLOSED>;
 
-/// A decoded word.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Word {
     pub(super) list: FreeList,
@@ -41,7 +40,6 @@ impl Word {
     }
 }
 
-/// One CPU's free list.
 #[repr(C)]
 pub(super) struct CpuList {
     word: CpuWord,
@@ -52,7 +50,6 @@ pub(super) struct CpuList {
     links: AtomicU64,
 }
 
-/// All CPUs' free lists.
 pub(super) struct CpuLists {
     lists: PerCpu<CpuList>,
     rseq: Option<Restartable>,
@@ -129,7 +126,6 @@ impl CpuLists {
         (is_open && first != NONE).then(|| slabs.name(slab, first))
     }
 
-    /// Returns a CPU's word.
     pub(super) fn peek(&self, cpu: usize) -> Word {
         Word::decode(self.lists.of(cpu).word.load())
     }

@@ -53,7 +53,6 @@ impl<const STEPS: u8> Policy for FreezeSteps<STEPS> {
     };
 }
 
-/// The counters of the fast paths.
 const FAST_PATHS: [Stat; 2] = [Stat::AllocFastpath, Stat::FreeFastpath];
 
 /// A CPU's slabs. Protected by the CPU's slow lock.
@@ -180,7 +179,6 @@ impl<const STEPS: u8> CpuSlabs<STEPS> {
         result.map(|()| taken)
     }
 
-    /// As [`Core::put_back`].
     fn put_back(&self, core: &Core, slab: u32, chain: Chain) -> bool {
         let (old, new, list_lock) = loop {
             let Some((old, mut new)) = core.with_chain(slab, chain) else { return false };

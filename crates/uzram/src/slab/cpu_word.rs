@@ -30,7 +30,6 @@ impl<const KEPT: u64, const CLOSED: u64> CpuWord<KEPT, CLOSED> {
         value & KEPT | CLOSED
     }
 
-    /// Returns whether a word of this value is closed.
     #[inline]
     pub(super) const fn is_closed(value: u64) -> bool {
         value == Self::closed(value)
@@ -86,7 +85,6 @@ impl<const KEPT: u64, const CLOSED: u64> CpuWord<KEPT, CLOSED> {
         }
     }
 
-    /// Opens the word with `value`.
     #[inline]
     pub(super) fn open(&self, value: u64) {
         debug_assert!(!Self::is_closed(value) && Self::is_closed(self.load()), "{value:#x}");

@@ -13,7 +13,6 @@ struct Model<P: Policy> {
     contents: Vec<Access>,
 }
 
-/// Objects of a slab.
 const PER_SLAB: usize = 2;
 
 impl<P: Policy> Model<P> {
@@ -51,7 +50,6 @@ impl<P: Policy> Model<P> {
         self.cache.free(object).expect("in use");
     }
 
-    /// Allocates `N` objects.
     fn alloc_many<const N: usize>(&self) -> [u32; N] {
         [(); N].map(|()| self.alloc())
     }

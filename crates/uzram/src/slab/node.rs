@@ -26,7 +26,6 @@ pub(super) struct Partial {
     len: u64,
 }
 
-/// Holds `list_lock`.
 pub(super) struct ListLock<'a> {
     partial: MutexGuard<'a, Partial>,
     node: &'a Node,
@@ -41,7 +40,6 @@ impl Node {
         Node { list: Padded(Mutex::new(&classes::SLAB_LIST, partial)), nr_partial: Counter::default() }
     }
 
-    /// Takes `list_lock`.
     #[inline]
     pub(super) fn lock<'a>(&'a self, counters: &'a Counters) -> ListLock<'a> {
         counters.count(Stat::ListLockAcquired);
@@ -85,12 +83,10 @@ impl Partial {
         self.len
     }
 
-    /// Returns the first slab, if there is one.
     pub(super) fn first(&self) -> Option<u32> {
         (self.head != NO_SLAB).then_some(self.head)
     }
 
-    /// Returns whether a slab is on the list.
     pub(super) fn contains(&self, slabs: &Slabs, slab: u32) -> bool {
         // SAFETY: `list_lock` is held.
         unsafe { slabs.get(slab).prev.with_mut(|prev| *prev != OFF_LIST) }
@@ -105,7 +101,6 @@ impl Partial {
         self.len += 1;
     }
 
-    /// Removes a slab, which is on the list.
     pub(super) fn remove(&mut self, slabs: &Slabs, slab: u32) {
         debug_assert!(self.contains(slabs, slab), "slab {slab} is not on the list");
         // SAFETY: `list_lock` is held, and the slab is on the list.

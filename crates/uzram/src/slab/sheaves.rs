@@ -49,7 +49,6 @@ use super::cpu_word::{self, Opening, lock_local};
 use super::policy::{CpuLayer, Policy};
 use super::stats::Stat;
 
-/// The most objects of a sheaf.
 pub(super) const MAX_SHEAF_OBJECTS: usize = 256;
 
 /// Per-CPU arrays of free objects, above the node partial list.
@@ -75,7 +74,6 @@ pub struct Sheaved {
     barn: Barn,
 }
 
-/// The counters of the fast paths.
 const FAST_PATHS: [Stat; 2] = [Stat::AllocPcs, Stat::FreePcs];
 
 impl CpuLayer for Sheaved {
@@ -289,14 +287,12 @@ type CpuWord = cpu_word::CpuWord<{ !(OPERATION - 1) }, 0>;
 const NOTHING: u32 = u32::MAX;
 /// Not an object's name either: the cell above a sheaf's highest cell holds it.
 const FULL: u32 = u32::MAX - 1;
-/// Cells of a cache line.
 const LINE_CELLS: usize = if cfg!(loom) { 2 } else { 16 };
 /// Cells that a word occupies: two lines, as the prefetchers of x86-64 fetch them in pairs.
 const WORD_CELLS: usize = 2 * LINE_CELLS;
 /// The cell at which CPU 0's word starts.
 #[cfg(not(loom))]
 const FIRST_WORD: usize = 4 * WORD_CELLS - size_of::<CpuWord>() / size_of::<AtomicU32>();
-/// The first cell of the sheaves.
 const FIRST_CELL: usize = (3 + cpu::MAX_CPUS) * WORD_CELLS;
 
 /// Numbered sheaves of the same capacity. Sheaf N is the main sheaf of CPU N if that exists; while the CPU's
@@ -312,7 +308,6 @@ struct Cells {
     rseq: Option<Restartable>,
 }
 
-/// A decoded word.
 #[derive(Clone, Copy, Debug)]
 struct Word {
     /// Objects in the main sheaf.
@@ -447,7 +442,6 @@ impl Cells {
         Word { len: top_of(word) as u32 - self.bottom(cpu) as u32, operations: (word / OPERATION) as u32 }
     }
 
-    /// Returns a CPU's word.
     #[cfg(not(loom))]
     fn word(&self, cpu: usize) -> &CpuWord {
         let cell: *const AtomicU32 = &self.cells[FIRST_WORD + cpu * WORD_CELLS];
@@ -493,7 +487,6 @@ impl Cells {
     }
 }
 
-/// Returns a word's `top`.
 #[inline]
 fn top_of(word: u64) -> usize {
     word as u32 as usize

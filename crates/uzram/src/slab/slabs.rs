@@ -30,13 +30,11 @@ const THERE: u64 = 1;
 /// The byte that debug builds fill free objects with: the kernel's POISON_FREE.
 #[cfg(all(debug_assertions, not(loom)))]
 pub(super) const POISON: u8 = 0x6b;
-/// No slab.
 pub(super) const NO_SLAB: u32 = u32::MAX;
 /// As the previous slab: the slab is not on the node partial list. The kernel has a flag for that,
 /// on_partial.
 pub(super) const OFF_LIST: u32 = NO_SLAB - 1;
 
-/// The metadata of a slab.
 #[derive(Debug, Default)]
 pub(super) struct Slab {
     pub(super) word: SlabWord,
@@ -86,9 +84,7 @@ pub(super) struct Slabs {
     numbers: Mutex<Numbers>,
     /// The upper bound of all objects' names, those of discarded slabs included.
     names_end: AtomicU32,
-    /// Slabs that exist.
     live: Counter,
-    /// Slabs that were discarded.
     gone: Counter,
     /// loom's atomics cannot lie in an arena: its links are in a table.
     #[cfg(loom)]
@@ -144,7 +140,6 @@ impl Slabs {
         self.origins.populate_range(0..self.first_page_of_names(self.max_slabs).min(self.origins.len()))
     }
 
-    /// Returns the most slabs.
     #[cfg(all(debug_assertions, not(loom)))]
     pub(super) fn max_slabs(&self) -> u64 {
         self.max_slabs.into()
@@ -160,7 +155,6 @@ impl Slabs {
         self.gone.get() * self.layout.pages as u64
     }
 
-    /// Returns the resident bytes of the tables.
     #[cfg(not(loom))]
     pub(super) fn table_resident_bytes(&self) -> usize {
         self.slabs.resident_bytes() + self.origins.resident_bytes()
@@ -219,7 +213,6 @@ impl Slabs {
         object & self.misplaced == 0 && object < self.names_end.load(Ordering::Relaxed)
     }
 
-    /// Returns whether a slab exists.
     #[inline]
     fn exists(&self, slab: u32) -> bool {
         self.start_if_there(slab).is_some()
@@ -237,7 +230,6 @@ impl Slabs {
         (origin != 0).then(|| at_origin(origin, self.name(slab, 0)))
     }
 
-    /// Returns the address of a slab.
     #[inline]
     pub(super) fn start(&self, slab: u32) -> *mut u8 {
         at_origin(self.origin(slab).load(Ordering::Acquire), self.name(slab, 0))

@@ -10,7 +10,6 @@ use crate::base::sync::Counter;
 
 /// Whether slow paths count.
 static COUNTING: Counter = Counter::new(0);
-/// Whether times are measured.
 static TIMING: Counter = Counter::new(0);
 
 /// Turns counting of slow path events on or off for every cache of this process. Off by default.
@@ -24,13 +23,11 @@ pub fn set_timing(on: bool) {
     TIMING.set(on.into());
 }
 
-/// Returns whether times are measured.
 #[inline]
 pub(super) fn timing() -> bool {
     TIMING.get() != 0
 }
 
-/// The counters of a cache.
 pub(super) struct Counters(PerCpu<[Counter; Stat::COUNT]>);
 
 impl Counters {
@@ -51,7 +48,6 @@ impl Counters {
         self.0.local()[stat as usize].add(n);
     }
 
-    /// As [`Counters::add_for`], for several counters.
     pub(super) fn add_all_for<const N: usize>(&self, cpu: usize, counters: [Stat; N], counts: [u64; N]) {
         counters.into_iter().zip(counts).for_each(|(stat, n)| self.add_for(cpu, stat, n));
     }

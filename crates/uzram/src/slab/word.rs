@@ -14,7 +14,6 @@
 
 use crate::base::sync::{AtomicU64, Ordering};
 
-/// No object.
 pub(super) const NONE: u16 = u16::MAX;
 
 const INUSE_SHIFT: u32 = 16;
@@ -36,11 +35,9 @@ impl FreeList {
 /// A decoded slab word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct State {
-    /// The first free object.
     pub(super) free: u16,
     /// Objects not in the free list.
     pub(super) inuse: u16,
-    /// Objects of the slab.
     pub(super) objects: u16,
     /// Whether a CPU owns the slab.
     pub(super) frozen: bool,
@@ -57,7 +54,6 @@ impl State {
         self.free == NONE
     }
 
-    /// Returns the free objects.
     pub(super) fn free_list(self) -> FreeList {
         FreeList { first: self.free, len: self.objects - self.inuse }
     }
@@ -79,7 +75,6 @@ impl State {
     }
 }
 
-/// A slab's word in memory.
 #[derive(Debug, Default)]
 pub(super) struct SlabWord(AtomicU64);
 

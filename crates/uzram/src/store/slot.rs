@@ -20,7 +20,7 @@ use crate::base::clock::uptime_s;
 use crate::base::cpu::prefetch;
 use crate::base::error::Result;
 use crate::base::mem::{Entry, Region, Table};
-use crate::base::sync::{BitLock, Ordering, WaitTable, WideGuard, WideLock, fence};
+use crate::base::sync::{Ordering, WaitTable, WideGuard, WideLock, fence};
 use crate::base::units::{PAGE_SIZE, PageNo};
 
 use super::table_pages::{Span, TablePages};
@@ -38,7 +38,7 @@ const PRIORITY_MASK: u32 = 3 << PRIORITY_SHIFT;
 const LEN_MASK: u32 = (1 << PRIORITY_SHIFT) - 1;
 const FLAGS: u32 =
     SAME | ZERO | IDLE | INCOMPRESSIBLE | BACKED | LOST | WRITING_MASK | PRIORITY_MASK | LEN_MASK;
-const _: () = assert!(FLAGS & !BitLock::VALUE_MASK == 0 && PAGE_SIZE <= LEN_MASK as usize);
+const _: () = assert!(FLAGS & !WideLock::BITS_MASK == 0 && PAGE_SIZE <= LEN_MASK as usize);
 
 /// Buckets of the wait table: enough that two contended slots rarely share one.
 const WAIT_BUCKETS: usize = if cfg!(loom) { 1 } else { 64 };
@@ -332,12 +332,12 @@ impl Slots {
         fence(Ordering::SeqCst);
         // Check the slots after `page` first: sequential discards have not reached those yet.
         let mut others = (page..slots.end).chain(slots.start..page);
-        if !others.all(|page| self.table[page as usize].0.bits().peek() == 0) {
+        if !others.all(|page| self.table[page as usize].0.peek_bits() == 0) {
             return;
         }
         let slots = slots.start as usize..slots.end as usize;
         let close = || {
-            let closed = slots.clone().take_while(|slot| self.table[*slot].0.bits().close()).count();
+            let closed = slots.clone().take_while(|slot| self.table[*slot].0.close()).count();
             let are_all = closed == slots.len();
             if !are_all {
                 self.reopen(slots.start..slots.start + closed);
@@ -352,7 +352,7 @@ impl Slots {
     }
 
     fn reopen(&self, slots: Range<usize>) {
-        slots.for_each(|slot| self.table[slot].0.bits().reopen(&self.waiters, slot));
+        slots.for_each(|slot| self.table[slot].0.reopen(&self.waiters, slot));
     }
 
     /// Returns whether `page` holds nothing and no thread is changing that.
@@ -363,7 +363,7 @@ impl Slots {
 
     #[inline]
     fn is_free_and_zero(&self, page: PageNo) -> bool {
-        self.table[page.index()].0.bits().is_free_and_zero()
+        self.table[page.index()].0.is_free_and_zero()
     }
 
     /// Returns a state that `page` was in during the call. Takes no lock.
@@ -421,23 +421,23 @@ impl Slots {
     #[cfg(not(loom))]
     pub(super) fn adopt(&self, page: PageNo) -> Contents {
         let slot = &self.table[page.index()].0;
-        let (flags, what) = (slot.bits().peek(), slot.peek_data());
+        let (flags, what) = (slot.peek_bits(), slot.peek_data());
         if flags == 0 && what == 0 {
-            slot.bits().reset(0);
+            slot.reset(0);
             return Contents::Empty;
         }
         if flags == 0 || flags & !FLAGS != 0 || !is_sound(flags, what) {
-            slot.bits().reset(LOST);
+            slot.reset(LOST);
             return Contents::Lost;
         }
-        slot.bits().reset(flags & !WRITING_MASK);
+        slot.reset(flags & !WRITING_MASK);
         contents_of(flags, what)
     }
 
     /// Marks the contents of `page` as damaged. No other thread uses the slots yet.
     #[cfg(not(loom))]
     pub(super) fn lose(&self, page: PageNo) {
-        self.table[page.index()].0.bits().reset(LOST);
+        self.table[page.index()].0.reset(LOST);
     }
 
     /// Ends the adoption of a page of the table; gives it back to the system unless it `holds_something`.
@@ -459,7 +459,7 @@ impl Slots {
     /// Returns the flags of `page`, one of [`Slots::touched`]. Takes no lock.
     #[inline]
     pub(super) fn peek(&self, page: PageNo) -> Peek {
-        Peek(self.table[page.index()].0.bits().peek())
+        Peek(self.table[page.index()].0.peek_bits())
     }
 
     /// Returns the time of the last use of `page`, in seconds of the system's uptime; 0 for never.

@@ -6,7 +6,6 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Barrier, mpsc};
 use std::time::{Duration, Instant};
 
-/// Returns the designs, each with its maximum number of streams.
 fn designs() -> Vec<(StreamDesign, usize)> {
     let list = |count| (StreamDesign::IdleList(StreamCount::try_from(count).expect("in range")), count);
     vec![(StreamDesign::PerCpu, (1 + SPARES_PER_CPU) * cpu::possible()), list(1), list(2), list(5)]

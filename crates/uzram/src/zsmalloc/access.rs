@@ -4,46 +4,34 @@ use crate::base::sync::Access;
 
 use super::word::Location;
 
-/// Reports accesses to objects' bytes to loom, by location; otherwise empty.
-pub(super) struct ObjectAccess {
-    #[cfg(loom)]
-    places: Box<[Access]>,
-    #[cfg(not(loom))]
-    _places: Access,
-}
+/// Reports accesses to objects' bytes, by location, in models; otherwise empty.
+pub(super) struct ObjectAccess(Box<[Access]>);
 
-#[cfg(loom)]
 impl ObjectAccess {
     /// The most objects of a page: models store large ones.
     const OBJECTS: usize = 4;
 
     pub(super) fn new(pages: usize) -> Self {
-        ObjectAccess { places: (0..pages * Self::OBJECTS).map(|_| Access::default()).collect() }
+        let places = if cfg!(loom) { pages * Self::OBJECTS } else { 0 };
+        ObjectAccess((0..places).map(|_| Access::default()).collect())
+    }
+
+    #[inline]
+    pub(super) fn read(&self, object: Location) {
+        if cfg!(loom) {
+            self.place(object).read();
+        }
+    }
+
+    #[inline]
+    pub(super) fn write(&self, object: Location) {
+        if cfg!(loom) {
+            self.place(object).write();
+        }
     }
 
     fn place(&self, object: Location) -> &Access {
         assert!(usize::from(object.index) < Self::OBJECTS, "models store large objects");
-        &self.places[object.page as usize * Self::OBJECTS + usize::from(object.index)]
+        &self.0[object.page as usize * Self::OBJECTS + usize::from(object.index)]
     }
-
-    pub(super) fn read(&self, object: Location) {
-        self.place(object).read();
-    }
-
-    pub(super) fn write(&self, object: Location) {
-        self.place(object).write();
-    }
-}
-
-#[cfg(not(loom))]
-impl ObjectAccess {
-    pub(super) fn new(_: usize) -> Self {
-        ObjectAccess { _places: Access::default() }
-    }
-
-    #[inline]
-    pub(super) fn read(&self, _: Location) {}
-
-    #[inline]
-    pub(super) fn write(&self, _: Location) {}
 }

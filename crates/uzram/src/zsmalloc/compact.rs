@@ -82,7 +82,6 @@ impl<'a> Budget<'a> {
         self.work.into_iter().for_each(|work| work.note(1));
     }
 
-    /// Runs `f` with at most `bytes` of the budget.
     fn with_at_most<R>(&mut self, bytes: u64, f: impl FnOnce(&mut Budget<'a>) -> R) -> R {
         let given = self.bytes.min(bytes);
         let mut part = Budget { bytes: given, work: self.work };

@@ -38,13 +38,11 @@ impl Counts {
         Counts(wanted.then(|| PerCpu::new(|_| Share::default())))
     }
 
-    /// Adds one to a counter.
     #[inline]
     pub(super) fn count(&self, which: impl FnOnce(&Share) -> &Counter) {
         self.add(which, 1);
     }
 
-    /// Adds `n` to a counter.
     #[inline]
     pub(super) fn add(&self, which: impl FnOnce(&Share) -> &Counter, n: u64) {
         if let Some(shares) = &self.0 {

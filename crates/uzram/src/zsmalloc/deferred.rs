@@ -19,7 +19,6 @@ use crate::base::sync::{Mutex, classes};
 
 /// How long the thread waits for a full page before it frees what is on the others.
 const LINGER: Duration = Duration::from_millis(2);
-/// Bytes of a CPU's page.
 const PAGE_BYTES: usize = if cfg!(loom) { 8 } else { 4096 };
 
 /// See the [module's documentation](self).

@@ -78,7 +78,6 @@ impl<D: PoolLocks> Model<D> {
     }
 }
 
-/// Checks `f` on a new pool.
 fn model<D: PoolLocks>(f: impl Fn(Arc<Model<D>>) + Sync + Send + 'static) {
     check(move || f(Model::new(false)));
 }

@@ -16,7 +16,6 @@ use super::lru::Lru;
 use super::word::{Cell, Location};
 use super::zspage::{Descriptor, Descriptors, Lists};
 
-/// Bytes of a cache line.
 pub(super) const LINE_BYTES: usize = 64;
 
 /// The most objects that fit into a page: those of the smallest class.
@@ -245,7 +244,6 @@ impl<D: PoolLocks> RawPool<D> {
         D::READS_OUTLIVE_FREES
     }
 
-    /// Locks the lists of a class.
     #[inline]
     pub(super) fn lists(&self, class: u8) -> Timed<'_, D::Lists<'_>> {
         Timed::new(self.locks.lists(class, &self.counts), self.counts.lists_hold_ns())

@@ -13,7 +13,6 @@ use super::raw::RawPool;
 use super::word::Location;
 use super::zspage::{GROUP_ISOLATED, Lists};
 
-/// An isolated zspage.
 struct Isolated {
     page: u32,
     class: u8,

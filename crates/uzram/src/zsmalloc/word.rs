@@ -9,6 +9,7 @@
 //! With the class in the word, a free finds it without any lock ("mm/zsmalloc: encode class_idx in
 //! obj", W. Hao, 2026); the kernel's earlier design, `Split`, does not read it.
 
+use crate::base::cpu::read_for_hint;
 use crate::base::sync::{AtomicU64, Ordering};
 
 use super::class::MAX_OBJECTS;
@@ -52,16 +53,32 @@ impl Location {
     }
 }
 
-/// A handle's word, as a lock design defines it. Any bit pattern is a valid cell.
+/// A handle's word, as a lock design defines it: `repr(transparent)` over an atomic integer.
 pub trait Cell: Default + Send + Sync + 'static {
+    /// Returns the word.
+    fn word(&self) -> &AtomicU64;
+
     /// Points the handle at its object, which has been written.
-    fn publish(&self, object: Location);
+    #[inline]
+    fn publish(&self, object: Location) {
+        self.word().store(object.encode(), Ordering::Release);
+    }
 
     /// Returns the location of the handle's object, whatever the design's bits are.
-    fn object(&self) -> Location;
+    #[inline]
+    fn object(&self) -> Location {
+        Location::decode(self.word().load(Ordering::Acquire))
+    }
 
     /// Clears the design's bits. No other thread uses the handle.
-    fn renew(&self);
+    fn renew(&self) {
+        let old = self.word().load(Ordering::Relaxed);
+        let clean = Location::decode(old).encode();
+        // Do not write to the page unless the word changes.
+        if clean != old {
+            self.word().store(clean, Ordering::Relaxed);
+        }
+    }
 
     /// Returns whether the handle points at `object` and the object can be moved now. The caller holds
     /// the [`MigrationGuard`](super::design::MigrationGuard) of its class.
@@ -77,16 +94,10 @@ pub trait Cell: Default + Send + Sync + 'static {
     ///
     /// # Safety
     /// `cell` is aligned and mapped.
-    unsafe fn hint(cell: *const Self) -> Option<Location>;
-}
-
-/// Clears the design's bits of a word.
-pub(super) fn renew(word: &AtomicU64) {
-    let old = word.load(Ordering::Relaxed);
-    let clean = Location::decode(old).encode();
-    // Do not write to the page unless the word changes.
-    if clean != old {
-        word.store(clean, Ordering::Relaxed);
+    #[inline]
+    unsafe fn hint(cell: *const Self) -> Option<Location> {
+        // SAFETY: the caller's promise; a cell is its word.
+        unsafe { read_for_hint(cell.cast()) }.map(Location::decode)
     }
 }
 

@@ -118,7 +118,6 @@ impl Descriptor {
     }
 }
 
-/// All descriptors of a pool.
 pub(super) struct Descriptors(TypedCache<Descriptor>);
 
 impl Descriptors {
@@ -201,12 +200,10 @@ impl Lists {
         Lists { heads: [NONE; LISTS], lengths: [0; LISTS], groups: 0, objs_used: 0, pages_used: 0 }
     }
 
-    /// Returns the number of zspages of a group.
     pub(super) fn len(&self, group: usize) -> u32 {
         self.lengths[group]
     }
 
-    /// Returns the number of zspages of all groups.
     pub(super) fn zspages(&self) -> u64 {
         self.lengths.iter().map(|len| u64::from(*len)).sum()
     }

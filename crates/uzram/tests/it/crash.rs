@@ -20,7 +20,6 @@ type Page = [u8; PAGE_SIZE];
 /// What each page holds: a [`contents`] by its number. Others are holes.
 type Model = BTreeMap<u32, u64>;
 
-/// Pages of a store.
 const PAGES: u32 = 1024;
 /// Where the slots are in a store's memory; superblock and settings are before them.
 const SLOTS_AT: u64 = 16 << 20;

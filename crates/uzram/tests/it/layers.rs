@@ -55,7 +55,6 @@ fn code(file: &Path) -> String {
     )
 }
 
-/// Returns code without test items.
 fn without_tests(code: &str) -> String {
     let (mut kept, mut rest) = (String::new(), code);
     while let Some(at) = ["#[cfg(test)]", "#[cfg(all(test"].iter().filter_map(|cfg| rest.find(cfg)).min() {

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use uzram::sync::{
-    BitLock, Condvar, LockMode, LockRecording, LockStat, Mutex, RwLock, WaitTable, classes, lock_stats,
+    Condvar, LockMode, LockRecording, LockStat, Mutex, RwLock, WaitTable, WideLock, classes, lock_stats,
     record_locks_on_demand, reset_lock_stats,
 };
 
@@ -67,7 +67,7 @@ fn acquisitions_of_several_threads_add_up() {
     let _turn = turn();
     const THREADS: u64 = 4;
     let locks = [(); 2].map(|()| Mutex::new(&classes::DEVICE, ()));
-    let (pool, slot, table) = (RwLock::new(&classes::ZS_POOL), BitLock::default(), WaitTable::new(4));
+    let (pool, slot, table) = (RwLock::new(&classes::ZS_POOL), WideLock::default(), WaitTable::new(4));
     let taken: [AtomicU64; 4] = Default::default();
     let held_ns = AtomicU64::new(0);
     std::thread::scope(|scope| {
@@ -116,7 +116,7 @@ fn a_bounce_is_an_acquisition_after_another_cpus() {
     std::thread::scope(|scope| {
         scope.spawn(|| {
             let (lock, other) = (Mutex::new(&classes::DEVICE, ()), Mutex::new(&classes::DEVICE, ()));
-            let (slot, table) = (BitLock::default(), WaitTable::new(1));
+            let (slot, table) = (WideLock::default(), WaitTable::new(1));
             for turn in 0..40 {
                 // Twice on each CPU: 0, 0, 1, 1, 0, …
                 move_to(cpus[turn / 2 % 2]);

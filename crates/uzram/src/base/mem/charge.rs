@@ -78,9 +78,6 @@ impl Arena {
     }
 
     pub(super) fn usage(&self, account: Account) -> &Usage {
-        match account {
-            Account::Pool => &self.usage.pool,
-            Account::Slab => &self.usage.slab,
-        }
+        &self.usage.of[account as usize]
     }
 }

@@ -105,8 +105,7 @@ pub struct Run {
 struct Usages {
     /// The number of set bits in `resident`.
     charged_pages: Counter,
-    pool: Usage,
-    slab: Usage,
+    of: [Usage; Account::ALL.len()],
 }
 
 #[derive(Default)]
@@ -158,7 +157,6 @@ struct Inner {
     releaser: Option<Thread>,
     /// Whether the releaser was woken and has not checked for surplus since.
     releaser_is_told: bool,
-    /// The thread that fills the reserve.
     refiller: Option<Thread>,
     /// Chunks that the refiller is filling.
     chunks_on_their_way: usize,
@@ -405,7 +403,6 @@ impl Arena {
     }
 }
 
-/// Returns the number of pages of an arena for `reserve_bytes`.
 fn pages_of(reserve_bytes: u64) -> u64 {
     let chunk_pages = u64::from(CHUNK_PAGES);
     let max_pages = (1 << u32::BITS) - chunk_pages;

@@ -25,7 +25,11 @@ impl Arena {
     /// Returns whether the arena keeps free memory: memory that [`Arena::release_free`] could give back, or
     /// with a reserve, that is present or in a CPU's cache.
     pub fn keeps_free(&self) -> bool {
-        self.charged_pages() > self.used_pages(Account::Pool) + self.used_pages(Account::Slab)
+        self.charged_pages() > self.all_used_pages()
+    }
+
+    pub(super) fn all_used_pages(&self) -> u64 {
+        Account::ALL.into_iter().map(|account| self.used_pages(account)).sum()
     }
 
     /// Gives free memory back if more is charged than the limit allows, because it was lowered.
@@ -84,7 +88,7 @@ impl Arena {
     }
 
     /// Gives surplus memory back, or wakes the releaser. Called after a free.
-    pub(super) fn deal_with_surplus(&self, mut inner: MutexGuard<'_, Inner>) {
+    pub(super) fn deal_with_surplus(&self, inner: MutexGuard<'_, Inner>) {
         let keep = self.keep_pages();
         if self.has_reserve() {
             self.tell_of_surplus_chunks(inner, keep);
@@ -93,16 +97,8 @@ impl Arena {
         if inner.free_resident_pages <= keep {
             return;
         }
-        if let Some(releaser) = &inner.releaser
-            && inner.free_resident_pages <= keep * MOST_KEPT_FOR_RELEASER
-        {
-            if !inner.releaser_is_told {
-                let releaser = releaser.clone();
-                inner.releaser_is_told = true;
-                drop(inner);
-                releaser.unpark();
-            }
-            return;
+        if inner.releaser.is_some() && inner.free_resident_pages <= keep * MOST_KEPT_FOR_RELEASER {
+            return self.tell_releaser(inner);
         }
         drop(inner);
         // If another thread is releasing already, leave it to that.
@@ -111,10 +107,20 @@ impl Arena {
         }
     }
 
-    /// Returns the number of free pages to keep.
+    /// Wakes the releaser, if there is one, once until it has released surplus memory.
+    pub(super) fn tell_releaser(&self, mut inner: MutexGuard<'_, Inner>) {
+        if inner.releaser_is_told {
+            return;
+        }
+        if let Some(releaser) = inner.releaser.clone() {
+            inner.releaser_is_told = true;
+            drop(inner);
+            releaser.unpark();
+        }
+    }
+
     pub(super) fn keep_pages(&self) -> u64 {
-        let used_pages: u64 = Account::ALL.into_iter().map(|account| self.used_pages(account)).sum();
-        KEPT_FREE_PAGES.max(used_pages / USED_PER_KEPT_PAGE)
+        KEPT_FREE_PAGES.max(self.all_used_pages() / USED_PER_KEPT_PAGE)
     }
 
     /// Empties the CPUs' run caches.

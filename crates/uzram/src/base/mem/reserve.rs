@@ -17,7 +17,7 @@ use std::thread::Thread;
 
 use super::charge::Full;
 use super::runs::{CHUNK_PAGES, groups_of};
-use super::{Account, Arena, Inner, Region, used_up};
+use super::{Arena, Inner, Region, used_up};
 use crate::base::error::{Error, ErrorKind, Result};
 use crate::base::sync::{MutexGuard, Ordering};
 use crate::base::units::PAGE_SIZE;
@@ -258,14 +258,9 @@ impl Arena {
     }
 
     /// Wakes the releaser if more than the reserve and `keep_pages` are free. Called after a free.
-    pub(super) fn tell_of_surplus_chunks(&self, mut inner: MutexGuard<'_, Inner>, keep_pages: u64) {
-        if inner.runs.free_chunks() <= self.reserve_chunks + chunks_of(keep_pages) || inner.releaser_is_told {
-            return;
-        }
-        if let Some(releaser) = inner.releaser.clone() {
-            inner.releaser_is_told = true;
-            drop(inner);
-            releaser.unpark();
+    pub(super) fn tell_of_surplus_chunks(&self, inner: MutexGuard<'_, Inner>, keep_pages: u64) {
+        if inner.runs.free_chunks() > self.reserve_chunks + chunks_of(keep_pages) {
+            self.tell_releaser(inner);
         }
     }
 
@@ -274,8 +269,7 @@ impl Arena {
         self.inner.lock().releaser_is_told = false;
         let kept = chunks_of(self.keep_pages());
         let most = self.reserve_chunks + kept;
-        let used_pages: u64 = Account::ALL.into_iter().map(|account| self.used_pages(account)).sum();
-        if self.charged_pages() > used_pages + most as u64 * u64::from(CHUNK_PAGES) {
+        if self.charged_pages() > self.all_used_pages() + most as u64 * u64::from(CHUNK_PAGES) {
             // A few cached runs may keep many chunks from being free.
             self.flush_caches();
         }
@@ -337,7 +331,6 @@ impl Arena {
     }
 }
 
-/// Returns the number of chunks that hold `pages` pages.
 fn chunks_of(pages: u64) -> usize {
     pages.div_ceil(u64::from(CHUNK_PAGES)) as usize
 }

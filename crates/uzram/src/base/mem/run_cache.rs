@@ -33,7 +33,6 @@ impl RunCache {
         self.stacks.iter_mut().flatten().map(touch).sum()
     }
 
-    /// Returns the stack of an account's runs of `pages` pages.
     #[inline]
     pub(super) fn stack(&mut self, account: Account, pages: usize) -> &mut Vec<u32> {
         &mut self.stacks[account as usize][pages - 1]

@@ -24,7 +24,6 @@ pub enum Account {
 }
 
 impl Account {
-    /// All accounts.
     pub(super) const ALL: [Account; 2] = [Account::Pool, Account::Slab];
 }
 
@@ -41,9 +40,7 @@ pub(super) fn touch<T: Copy + Default>(empty: &mut Vec<T>) -> usize {
 pub const MAX_RUN_PAGES: usize = 16;
 /// Pages of a chunk, the unit in which an arena grows: 2 MiB, the huge page of x86-64.
 pub const CHUNK_PAGES: u32 = if cfg!(loom) { 64 } else { 512 };
-/// Pages of a group.
 pub(super) const GROUP_PAGES: u32 = u64::BITS;
-/// Groups of a chunk.
 pub(super) const CHUNK_GROUPS: usize = (CHUNK_PAGES / GROUP_PAGES) as usize;
 
 /// The taken pages, a bit each, and indexes derived from them.
@@ -60,7 +57,6 @@ pub(super) struct Runs {
     room: [Tree; Account::ALL.len()],
     /// 1 for each free chunk that is neither hidden nor absent.
     free_chunks: Tree,
-    /// The number of these chunks.
     free_count: usize,
     /// 1 for each absent chunk that no thread is filling or emptying. Without a reserve there are none.
     absent_chunks: Tree,
@@ -99,13 +95,11 @@ pub(super) fn mask(page: u32, pages: u32) -> u64 {
     (u64::MAX >> (u64::BITS - pages)) << (page % GROUP_PAGES)
 }
 
-/// Returns the group of a page.
 #[inline]
 pub(super) fn group_of(page: u32) -> usize {
     (page / GROUP_PAGES) as usize
 }
 
-/// Returns the groups of a chunk.
 #[inline]
 pub(super) fn groups_of(chunk: usize) -> std::ops::Range<usize> {
     chunk * CHUNK_GROUPS..(chunk + 1) * CHUNK_GROUPS
@@ -147,12 +141,10 @@ fn longest_run(taken: u64) -> u8 {
 }
 
 impl Runs {
-    /// Returns the number of groups.
     pub(super) fn groups(&self) -> usize {
         self.taken.len()
     }
 
-    /// Returns the number of chunks.
     pub(super) fn chunks(&self) -> usize {
         self.chunks.len()
     }
@@ -172,18 +164,8 @@ impl Runs {
     /// # Errors
     /// `NoMemory` when the tables cannot grow.
     pub(super) fn add_chunk(&mut self) -> Result<()> {
-        let no_memory = |_| Error::new(ErrorKind::NoMemory, "no memory for the arena's bitmap");
-        let chunk = self.chunks.len();
-        self.taken.try_reserve(CHUNK_GROUPS).map_err(no_memory)?;
-        self.longest.try_reserve(CHUNK_GROUPS).map_err(no_memory)?;
-        self.chunks.try_reserve(1).map_err(no_memory)?;
-        for tree in self.room.iter_mut().chain([&mut self.free_chunks]) {
-            tree.grow(chunk + 1)?;
-        }
-        let groups = self.groups() + CHUNK_GROUPS;
-        self.taken.resize(groups, 0);
-        self.longest.resize(groups, MAX_RUN_PAGES as u8);
-        self.chunks.push(Chunk::default());
+        self.make_room(1)?;
+        let chunk = self.push(Chunk::default());
         self.refresh(chunk);
         Ok(())
     }
@@ -194,27 +176,36 @@ impl Runs {
     /// # Errors
     /// `NoMemory` when the tables cannot grow.
     pub(super) fn reserve(&mut self, chunks: usize) -> Result<usize> {
-        let no_memory = |_| Error::new(ErrorKind::NoMemory, "no memory for the arena's bitmap");
         debug_assert!(self.chunks.is_empty());
-        self.taken.try_reserve_exact(chunks * CHUNK_GROUPS).map_err(no_memory)?;
-        self.longest.try_reserve_exact(chunks * CHUNK_GROUPS).map_err(no_memory)?;
-        self.chunks.try_reserve_exact(chunks).map_err(no_memory)?;
-        let mut bytes = touch(&mut self.taken) + touch(&mut self.longest) + touch(&mut self.chunks);
-        for tree in self.room.iter_mut().chain([&mut self.free_chunks, &mut self.absent_chunks]) {
-            tree.grow(chunks)?;
-            bytes += tree.bytes();
-        }
-        Ok(bytes)
+        self.make_room(chunks)?;
+        let trees = self.room.iter().chain([&self.free_chunks, &self.absent_chunks]);
+        let trees: usize = trees.map(Tree::bytes).sum();
+        Ok(trees + touch(&mut self.taken) + touch(&mut self.longest) + touch(&mut self.chunks))
+    }
+
+    /// Makes room for this many chunks more.
+    fn make_room(&mut self, chunks: usize) -> Result<()> {
+        let no_memory = |_| Error::new(ErrorKind::NoMemory, "no memory for the arena's bitmap");
+        self.taken.try_reserve(chunks * CHUNK_GROUPS).map_err(no_memory)?;
+        self.longest.try_reserve(chunks * CHUNK_GROUPS).map_err(no_memory)?;
+        self.chunks.try_reserve(chunks).map_err(no_memory)?;
+        let all = self.chunks.len() + chunks;
+        let mut trees = self.room.iter_mut().chain([&mut self.free_chunks, &mut self.absent_chunks]);
+        trees.try_for_each(|tree| tree.grow(all))
+    }
+
+    fn push(&mut self, chunk: Chunk) -> usize {
+        let groups = self.groups() + CHUNK_GROUPS;
+        self.taken.resize(groups, 0);
+        self.longest.resize(groups, MAX_RUN_PAGES as u8);
+        self.chunks.push(chunk);
+        self.chunks.len() - 1
     }
 
     /// Adds an absent chunk after the last one, which belongs to the caller; returns its number.
     /// [`Runs::reserve`] has made room for it.
     pub(super) fn add_absent_chunk(&mut self) -> usize {
-        let (chunk, groups) = (self.chunks.len(), self.groups() + CHUNK_GROUPS);
-        self.taken.resize(groups, 0);
-        self.longest.resize(groups, MAX_RUN_PAGES as u8);
-        self.chunks.push(Chunk { absent: true, ..Chunk::default() });
-        chunk
+        self.push(Chunk { absent: true, ..Chunk::default() })
     }
 
     /// Returns the number of free chunks of which runs can be taken.

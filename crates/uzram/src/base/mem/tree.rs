@@ -36,29 +36,25 @@ impl Tree {
     /// Returns the lowest leaf of at least `least` (more than 0).
     #[inline]
     pub(super) fn first(&self, least: u8) -> Option<usize> {
-        if self.leaves == 0 || self.nodes[1] < least {
-            return None;
-        }
-        let mut node = 1;
-        while node < self.leaves {
-            node *= 2;
-            if self.nodes[node] < least {
-                node += 1;
-            }
-        }
-        Some(node - self.leaves)
+        self.find::<0>(least)
     }
 
     /// Returns the highest leaf of at least `least` (more than 0).
     pub(super) fn last(&self, least: u8) -> Option<usize> {
+        self.find::<1>(least)
+    }
+
+    /// `SIDE` is 0 to prefer lower leaves, 1 to prefer higher ones.
+    #[inline]
+    fn find<const SIDE: usize>(&self, least: u8) -> Option<usize> {
         if self.leaves == 0 || self.nodes[1] < least {
             return None;
         }
         let mut node = 1;
         while node < self.leaves {
-            node = 2 * node + 1;
+            node = 2 * node + SIDE;
             if self.nodes[node] < least {
-                node -= 1;
+                node ^= 1;
             }
         }
         Some(node - self.leaves)
@@ -70,12 +66,10 @@ impl Tree {
         self.nodes[self.leaves + leaf]
     }
 
-    /// Returns the bytes of the tree.
     pub(super) fn bytes(&self) -> usize {
         self.nodes.len()
     }
 
-    /// Sets a leaf that there is room for.
     #[inline]
     pub(super) fn set(&mut self, leaf: usize, value: u8) {
         let mut node = self.leaves + leaf;

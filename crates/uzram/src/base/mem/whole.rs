@@ -21,7 +21,6 @@ pub(super) struct Whole {
     mapped: Mapped,
     /// `/proc/self/pagemap` of the process that mapped it.
     page_table: File,
-    /// That process.
     process: u32,
 }
 

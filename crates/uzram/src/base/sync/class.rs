@@ -32,7 +32,6 @@ macro_rules! classes {
         pub mod classes {
             use super::LockClass;
 
-            /// Each class's rank.
             #[allow(non_camel_case_types, clippy::upper_case_acronyms)]
             enum Rank { $($class,)* }
 

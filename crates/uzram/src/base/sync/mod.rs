@@ -5,7 +5,6 @@
 //! order at each acquisition; the feature `lock-stats` records acquisitions, waits and holds per class.
 //! Without both a class costs nothing.
 
-mod bit_lock;
 mod class;
 mod guarded;
 mod mutex;
@@ -14,7 +13,6 @@ mod stats;
 mod timed;
 mod wide_lock;
 
-pub use bit_lock::{BitGuard, BitLock, WaitTable};
 pub use class::{LockClass, classes};
 pub use guarded::{Access, Guarded};
 pub use mutex::{Mutex, MutexGuard};
@@ -24,7 +22,7 @@ pub use stats::{
     LockMode, LockRecording, LockStat, LockTimes, lock_stats, record_locks_on_demand, reset_lock_stats,
 };
 pub use timed::Timed;
-pub use wide_lock::{WideGuard, WideLock, stores_16_bytes};
+pub use wide_lock::{WaitTable, WideGuard, WideLock, stores_16_bytes};
 
 #[cfg(not(loom))]
 use std::hint::spin_loop;

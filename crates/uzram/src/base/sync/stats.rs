@@ -86,8 +86,10 @@ mod recording {
     const CLASSES: usize = classes::ALL.len();
 
     /// The counters of each class, each CPU, and both modes. All zeros, so that unused ones take no memory.
-    static COUNTERS: [[Padded<[Counters; 2]>; SHARES]; CLASSES] =
-        [const { [const { Padded([const { Counters::new() }; 2]) }; SHARES] }; CLASSES];
+    static COUNTERS: [[Padded<[Counters; 2]>; SHARES]; CLASSES] = {
+        const NONE: Counters = [const { Times([const { Counter::new(0) }; 5]) }; 2];
+        [const { [const { Padded([NONE; 2]) }; SHARES] }; CLASSES]
+    };
 
     /// Locks are recorded while this is not 0: the number of [`LockRecording`]s, and [`ALWAYS`].
     static RECORDING: Padded<AtomicU32> = Padded(AtomicU32::new(ALWAYS));
@@ -98,63 +100,38 @@ mod recording {
         RECORDING.load(Ordering::Relaxed) != 0
     }
 
-    #[derive(Debug)]
-    struct Counters {
-        contention_bounces: Counter,
-        wait: Times,
-        acquisition_bounces: Counter,
-        hold: Times,
+    /// The waits and the holds of a class in one mode.
+    type Counters = [Times; 2];
+    const WAITS: usize = 0;
+    const HOLDS: usize = 1;
+
+    /// Returns this CPU's counters for a class.
+    #[inline]
+    fn local(class: &LockClass, mode: LockMode) -> &'static Counters {
+        &COUNTERS[class.rank()][cpu::current() % SHARES][mode as usize]
     }
 
-    #[derive(Debug)]
-    struct Times {
-        count: Counter,
-        total_ns: Counter,
-        max_ns: Counter,
-        /// `u64::MAX` minus the shortest time that is not 0, or 0 if there is none.
-        shortest: Counter,
-    }
+    /// Counters by the constants below.
+    struct Times([Counter; 5]);
 
-    impl Counters {
-        const fn new() -> Self {
-            Counters {
-                contention_bounces: Counter::new(0),
-                wait: Times::new(),
-                acquisition_bounces: Counter::new(0),
-                hold: Times::new(),
-            }
-        }
-
-        /// Returns this CPU's counters for a class.
-        #[inline]
-        fn local(class: &LockClass, mode: LockMode) -> &'static Counters {
-            &COUNTERS[class.rank()][cpu::current() % SHARES][mode as usize]
-        }
-    }
+    const COUNT: usize = 0;
+    const BOUNCES: usize = 1;
+    const TOTAL_NS: usize = 2;
+    const MAX_NS: usize = 3;
+    /// `u64::MAX` minus the shortest time that is not 0, or 0 if there is none.
+    const SHORTEST: usize = 4;
 
     impl Times {
-        const fn new() -> Self {
-            Times {
-                count: Counter::new(0),
-                total_ns: Counter::new(0),
-                max_ns: Counter::new(0),
-                shortest: Counter::new(0),
-            }
-        }
-
-        fn add(&self, time: Duration) {
+        fn add(&self, time: Duration, bounced: bool) {
             let ns = time.as_nanos() as u64;
-            self.count.add(1);
-            self.total_ns.add(ns);
-            self.max_ns.raise(ns);
+            self.0[COUNT].add(1);
+            self.0[TOTAL_NS].add(ns);
+            self.0[MAX_NS].raise(ns);
             if ns > 0 {
-                self.shortest.raise(u64::MAX - ns);
+                self.0[SHORTEST].raise(u64::MAX - ns);
             }
-        }
-
-        fn reset(&self) {
-            for counter in [&self.count, &self.total_ns, &self.max_ns, &self.shortest] {
-                counter.set(0);
+            if bounced {
+                self.0[BOUNCES].add(1);
             }
         }
     }
@@ -235,11 +212,7 @@ mod recording {
         pub(in crate::base::sync) fn end(&mut self, class: &'static LockClass) {
             let Some(since) = self.since.take() else { return };
             let held = since.elapsed();
-            let counters = Counters::local(class, self.mode);
-            counters.hold.add(held);
-            if self.bounced {
-                counters.acquisition_bounces.add(1);
-            }
+            local(class, self.mode)[HOLDS].add(held, self.bounced);
         }
     }
 
@@ -253,11 +226,7 @@ mod recording {
         let (bounced, start) = (last.is_another(), is_recording().then(Instant::now));
         let guard = wait();
         if let Some(start) = start {
-            let counters = Counters::local(class, mode);
-            counters.wait.add(start.elapsed());
-            if bounced {
-                counters.contention_bounces.add(1);
-            }
+            local(class, mode)[WAITS].add(start.elapsed(), bounced);
         }
         guard
     }
@@ -309,34 +278,29 @@ mod recording {
     }
 
     fn sum(class: &'static LockClass, mode: LockMode) -> LockStat {
-        let all = || COUNTERS[class.rank()].iter().map(|share| &share[mode as usize]);
-        let times = |of: fn(&Counters) -> &Times| LockTimes {
-            count: all().map(|counters| of(counters).count.get()).sum(),
-            min_ns: match all().map(|counters| of(counters).shortest.get()).max() {
-                None | Some(0) => 0,
-                Some(shortest) => u64::MAX - shortest,
-            },
-            max_ns: all().map(|counters| of(counters).max_ns.get()).max().unwrap_or_default(),
-            total_ns: all().map(|counters| of(counters).total_ns.get()).sum(),
+        let each = |of: usize, which: usize| {
+            COUNTERS[class.rank()].iter().map(move |share| share[mode as usize][of].0[which].get())
+        };
+        let times = |of| LockTimes {
+            count: each(of, COUNT).sum(),
+            min_ns: each(of, SHORTEST).max().filter(|most| *most > 0).map_or(0, |most| u64::MAX - most),
+            max_ns: each(of, MAX_NS).max().unwrap_or_default(),
+            total_ns: each(of, TOTAL_NS).sum(),
         };
         LockStat {
             class: class.name,
             mode,
-            contention_bounces: all().map(|counters| counters.contention_bounces.get()).sum(),
-            wait: times(|counters| &counters.wait),
-            acquisition_bounces: all().map(|counters| counters.acquisition_bounces.get()).sum(),
-            hold: times(|counters| &counters.hold),
+            contention_bounces: each(WAITS, BOUNCES).sum(),
+            wait: times(WAITS),
+            acquisition_bounces: each(HOLDS, BOUNCES).sum(),
+            hold: times(HOLDS),
         }
     }
 
     /// Sets all statistics to 0. Threads that take locks meanwhile may be recorded in part.
     pub fn reset_lock_stats() {
-        for counters in COUNTERS.iter().flatten().flat_map(|share| &share.0) {
-            counters.contention_bounces.set(0);
-            counters.acquisition_bounces.set(0);
-            counters.wait.reset();
-            counters.hold.reset();
-        }
+        let times = COUNTERS.iter().flatten().flat_map(|share| &share.0).flatten();
+        times.flat_map(|times| &times.0).for_each(|counter| counter.set(0));
     }
 
     /// From now on locks are recorded only while a [`LockRecording`] exists, instead of always.

@@ -2,7 +2,6 @@
 
 use super::*;
 
-/// Returns whether bytes are w64's.
 fn is_w64(bytes: &[u8]) -> bool {
     bytes.starts_with(&super::super::w64::FORMAT)
 }

@@ -126,7 +126,6 @@ fn zero_halves(halves: __m256i) -> Mask {
     _mm256_movemask_ps(_mm256_castsi256_ps(zero)).cast_unsigned()
 }
 
-/// Hashes four words, as [`Lanes::hash_words`].
 #[target_feature(enable = "avx2")]
 #[inline]
 fn hash_four(words: __m256i) -> __m256i {

@@ -102,7 +102,6 @@ fn parse(bytes: &[u8]) -> Option<(Level<'_>, Level<'_>, usize)> {
     (rest.len() == end && rest.starts_with(&FORMAT)).then_some((words, halves, literals))
 }
 
-/// Returns `N` bytes from `at` on.
 #[inline(always)]
 fn bytes_at<const N: usize>(bytes: &[u8], at: usize) -> &[u8; N] {
     bytes[at..].first_chunk().expect("the last plane follows every stream")
@@ -151,7 +150,6 @@ impl<T: Copy + Default + BitXor<Output = T>, const N: usize> Slots<T, N> {
         self.len = first + 8;
     }
 
-    /// Returns eight slots from `at` on.
     #[inline(always)]
     fn eight(&self, at: usize) -> &[T; 8] {
         assert!(at + 8 <= self.len);

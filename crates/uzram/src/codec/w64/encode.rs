@@ -17,7 +17,6 @@ const WORDS: usize = BEFORE + 8 * WORD_GROUPS + SPARE;
 const HALVES: usize = BEFORE + 8 * HALF_GROUPS + SPARE;
 /// Zeros before the lanes, as many as the longest distance.
 const BEFORE: usize = 256;
-/// One in each byte.
 const ONES: u64 = 0x0101_0101_0101_0101;
 
 /// Positions by hash.
@@ -27,13 +26,10 @@ type Table = [u16; 512];
 pub(super) struct Work {
     words: Level<u64, WORD_GROUPS, WORDS>,
     halves: Level<u32, HALF_GROUPS, HALVES>,
-    /// The words of class *other*.
     others: [u64; WORDS],
-    /// The halves of class *literal*.
     literals: [u32; HALVES],
 }
 
-/// A level's lanes and streams.
 struct Level<T, const GROUPS: usize, const LANES: usize> {
     /// `BEFORE` zeros, and the lanes that are not zero.
     lanes: [T; LANES],
@@ -80,7 +76,6 @@ impl<T: Copy + Default, const GROUPS: usize, const LANES: usize> Level<T, GROUPS
         }
     }
 
-    /// Notes a group's distances and its classes.
     #[inline(always)]
     fn put(&mut self, group: usize, classes: [Mask; 2], distances: u64, count: Mask) {
         self.classes[0][group] = classes[0] as u8;
@@ -103,20 +98,17 @@ fn room<T>(all: &mut [T], at: usize) -> &mut [T; 8] {
     all[at..].first_chunk_mut().expect("spare lanes follow")
 }
 
-/// Returns the eight lanes from `at` on.
 #[inline(always)]
 fn eight<T>(lanes: &[T], at: usize) -> &[T; 8] {
     lanes[at..].first_chunk().expect("spare lanes follow")
 }
 
-/// Returns the bytes of numbers.
 #[inline(always)]
 fn bytes_of<T: Number>(numbers: &[T]) -> &[u8] {
     // SAFETY: the numbers' own memory, in which every byte is initialised: `Number` is for integers only.
     unsafe { std::slice::from_raw_parts(numbers.as_ptr().cast(), size_of_val(numbers)) }
 }
 
-/// An integer.
 trait Number {}
 impl Number for u16 {}
 impl Number for u32 {}
@@ -214,7 +206,6 @@ impl Work {
         others
     }
 
-    /// Takes the halves of the others.
     #[inline(always)]
     fn take_halves<L: Lanes>(&mut self, l: L, others: usize) {
         let halves = &mut self.halves;

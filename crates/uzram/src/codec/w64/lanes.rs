@@ -17,11 +17,8 @@ pub(super) const HASH_SHIFT: u32 = 32 - 9;
 
 /// Eight lanes of each width. All packing and spreading functions may write, or read, all eight lanes.
 pub(super) trait Lanes: Copy {
-    /// Eight words.
     type Words: Copy;
-    /// Eight halves.
     type Halves: Copy;
-    /// Eight shorts.
     type Shorts: Copy;
 
     fn words(self, from: &[u64; 8]) -> Self::Words;

@@ -118,7 +118,6 @@ impl Kernel {
         }
     }
 
-    /// Returns the fastest kernel.
     pub(super) fn fastest() -> Kernel {
         #[cfg(all(test, not(loom)))]
         if let Some(kernel) = ONLY.get().and_then(|nth| Kernel::all().nth(nth)) {
@@ -185,7 +184,6 @@ macro_rules! with_lanes {
     }};
 }
 
-/// Encodes pages.
 pub(super) struct Encoder {
     kernel: Kernel,
     work: Box<encode::Work>,
@@ -224,7 +222,6 @@ pub(super) fn decode(kernel: Kernel, bytes: &[u8], page: &mut Page) -> Result<()
         .ok_or_else(|| Error::new(ErrorKind::Corrupt, "w64: the bytes are not those of one page"))
 }
 
-/// Returns the words of 64 bytes.
 #[inline(always)]
 pub(super) fn words_of(bytes: &[u8; 64]) -> [u64; 8] {
     std::array::from_fn(|i| {
@@ -234,7 +231,6 @@ pub(super) fn words_of(bytes: &[u8; 64]) -> [u64; 8] {
     })
 }
 
-/// Returns the bytes of eight words.
 #[inline(always)]
 fn bytes_of_words(words: [u64; 8]) -> [u8; 64] {
     let mut bytes = [0; 64];
@@ -242,7 +238,6 @@ fn bytes_of_words(words: [u64; 8]) -> [u8; 64] {
     bytes
 }
 
-/// Returns the halves of 32 bytes.
 #[inline(always)]
 fn halves_of(bytes: &[u8; 32]) -> [u32; 8] {
     std::array::from_fn(|i| {
@@ -252,13 +247,11 @@ fn halves_of(bytes: &[u8; 32]) -> [u32; 8] {
     })
 }
 
-/// Returns the halves of four words.
 #[inline(always)]
 fn halves_of_words(words: &[u64; 4]) -> [u32; 8] {
     std::array::from_fn(|i| (words[i / 2] >> (32 * (i % 2))) as u32)
 }
 
-/// Returns the words of eight halves.
 #[inline(always)]
 fn words_of_halves(halves: &[u32; 8]) -> [u64; 4] {
     std::array::from_fn(|i| u64::from(halves[2 * i]) | u64::from(halves[2 * i + 1]) << 32)

@@ -12,7 +12,6 @@ pub(super) struct Live {
 }
 
 impl Live {
-    /// Fills a new object.
     pub(super) fn new<P: Policy>(cache: &Cache<P>, size: usize, object: u32, stamp: u64) -> Self {
         let live = Live { object, stamp };
         let (words, rest) = bytes_of(cache, size, object).as_chunks_mut();
@@ -43,7 +42,6 @@ impl Live {
     }
 }
 
-/// Returns the bytes of an object.
 #[allow(clippy::mut_from_ref, reason = "the object is the caller's, and the cache's no more")]
 pub(super) fn bytes_of<P: Policy>(cache: &Cache<P>, size: usize, object: u32) -> &mut [u8] {
     // SAFETY: the callers own the object, which has `size` bytes, as long as they keep the slice; or they

@@ -13,16 +13,7 @@ use std::sync::atomic::AtomicBool;
 use std::thread::{Scope, ScopedJoinHandle};
 use std::time::Duration;
 
-for_every_policy!(
-    objects_are_freed_by_other_threads,
-    faults_of_the_arena_lose_nothing,
-    a_tight_limit_loses_nothing,
-    shrinking_all_the_time_loses_nothing,
-    threads_exit_while_their_objects_live_on,
-    threads_are_moved_between_cpus,
-    everything_happens_at_once,
-    slabs_are_taken_away_under_fast_paths,
-);
+for_every_policy!(threads_that_pass_objects_lose_none, slabs_are_taken_away_under_fast_paths);
 
 const THREADS: usize = 8;
 /// Sizes and alignments of the caches that share an arena, all used by every thread.
@@ -47,39 +38,24 @@ struct Stress {
     lives: usize,
 }
 
-fn objects_are_freed_by_other_threads<P: Policy>() {
-    run::<P>(Stress::default());
-}
-
-fn faults_of_the_arena_lose_nothing<P: Policy>() {
-    run::<P>(Stress { faults_one_in: 3, ..Stress::default() });
-}
-
-fn a_tight_limit_loses_nothing<P: Policy>() {
-    run::<P>(Stress { limit_pages: 150, ..Stress::default() });
-}
-
-fn shrinking_all_the_time_loses_nothing<P: Policy>() {
-    run::<P>(Stress { shrinking: true, ..Stress::default() });
-}
-
-fn threads_exit_while_their_objects_live_on<P: Policy>() {
-    run::<P>(Stress { lives: 20, ..Stress::default() });
-}
-
-fn threads_are_moved_between_cpus<P: Policy>() {
-    run::<P>(Stress { moving: true, ..Stress::default() });
-}
-
-fn everything_happens_at_once<P: Policy>() {
-    run::<P>(Stress { faults_one_in: 20, limit_pages: 300, shrinking: true, moving: true, lives: 4 });
-}
-
-fn run<P: Policy>(stress: Stress) {
-    let kinds = kinds();
-    for (seed, kind) in (0..kinds.len() as u64 * stress_factor()).zip(kinds.into_iter().cycle()) {
-        let _context = Context(format!("seed {seed}, {kind:?}, {stress:?}"));
-        Shared::<P>::new(stress, kind, seed).run();
+/// Each disturbance alone, and all at once.
+fn threads_that_pass_objects_lose_none<P: Policy>() {
+    let none = Stress::default();
+    let all = Stress { faults_one_in: 20, limit_pages: 300, shrinking: true, moving: true, lives: 4 };
+    for stress in [
+        none,
+        Stress { faults_one_in: 3, ..none },
+        Stress { limit_pages: 150, ..none },
+        Stress { shrinking: true, ..none },
+        Stress { lives: 20, ..none },
+        Stress { moving: true, ..none },
+        all,
+    ] {
+        let kinds = kinds();
+        for (seed, kind) in (0..kinds.len() as u64 * stress_factor()).zip(kinds.into_iter().cycle()) {
+            let _context = Context(format!("seed {seed}, {kind:?}, {stress:?}"));
+            Shared::<P>::new(stress, kind, seed).run();
+        }
     }
 }
 
@@ -121,7 +97,6 @@ struct Shared<P: Policy> {
     stress: Stress,
     seed: u64,
     arena: Arc<Arena>,
-    /// One cache for each of [`SHAPES`].
     caches: Vec<Cache<P>>,
     claims: Claims,
     /// The objects passed to each thread and not freed yet.

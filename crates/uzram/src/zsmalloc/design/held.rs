@@ -1,10 +1,9 @@
 //! Handles of the kernel's designs: their words hold only the location, and a zspage is held while an object
 //! of it is read.
 
-use crate::base::cpu::read_for_hint;
-use crate::base::sync::{AtomicU64, Ordering};
+use crate::base::sync::AtomicU64;
 use crate::zsmalloc::RawPool;
-use crate::zsmalloc::word::{Cell, Location, renew};
+use crate::zsmalloc::word::{Cell, Location};
 
 use super::PoolLocks;
 
@@ -15,17 +14,8 @@ pub struct WordCell(AtomicU64);
 
 impl Cell for WordCell {
     #[inline]
-    fn object(&self) -> Location {
-        Location::decode(self.0.load(Ordering::Acquire))
-    }
-
-    fn renew(&self) {
-        renew(&self.0);
-    }
-
-    #[inline]
-    fn publish(&self, object: Location) {
-        self.0.store(object.encode(), Ordering::Release);
+    fn word(&self) -> &AtomicU64 {
+        &self.0
     }
 
     fn is_movable(&self, object: Location) -> bool {
@@ -35,12 +25,6 @@ impl Cell for WordCell {
     fn relocate(&self, _: Location, to: Location) -> bool {
         self.publish(to);
         true
-    }
-
-    #[inline]
-    unsafe fn hint(cell: *const Self) -> Option<Location> {
-        // SAFETY: the caller's promise; a cell is its word.
-        unsafe { read_for_hint(cell.cast()) }.map(Location::decode)
     }
 }
 

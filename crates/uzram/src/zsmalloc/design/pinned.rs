@@ -16,11 +16,11 @@
 //! A caller may only pin a handle that it knows is not freed yet (the store holds the slot's lock
 //! meanwhile).
 
-use crate::base::cpu::{Padded, read_for_hint};
+use crate::base::cpu::Padded;
 use crate::base::sync::{AtomicU64, Mutex, MutexGuard, Ordering, classes, fence};
 use crate::zsmalloc::RawPool;
 use crate::zsmalloc::counts::Counts;
-use crate::zsmalloc::word::{Cell, DESIGN_BITS, Location, renew};
+use crate::zsmalloc::word::{Cell, DESIGN_BITS, Location};
 use crate::zsmalloc::zspage::Lists;
 
 use super::{MigrationGuard, PoolLocks, Released};
@@ -43,17 +43,8 @@ pub struct PinCell(AtomicU64);
 
 impl Cell for PinCell {
     #[inline]
-    fn object(&self) -> Location {
-        Location::decode(self.0.load(Ordering::Acquire))
-    }
-
-    fn renew(&self) {
-        renew(&self.0);
-    }
-
-    #[inline]
-    fn publish(&self, object: Location) {
-        self.0.store(object.encode(), Ordering::Release);
+    fn word(&self) -> &AtomicU64 {
+        &self.0
     }
 
     fn is_movable(&self, object: Location) -> bool {
@@ -64,12 +55,6 @@ impl Cell for PinCell {
         let (from, to) = (from.encode(), to.encode());
         // Acquire: past readers' accesses come before the old location is reused.
         self.0.compare_exchange(from, to, Ordering::AcqRel, Ordering::Relaxed).is_ok()
-    }
-
-    #[inline]
-    unsafe fn hint(cell: *const Self) -> Option<Location> {
-        // SAFETY: the caller's promise; a cell is its word.
-        unsafe { read_for_hint(cell.cast()) }.map(Location::decode)
     }
 }
 

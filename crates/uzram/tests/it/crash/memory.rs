@@ -306,7 +306,6 @@ fn wait(pid: i32) -> i32 {
     exit_status(wait_for(pid, 0))
 }
 
-/// As `waitpid`, which it calls.
 fn wait_for(pid: i32, options: i32) -> i32 {
     let mut status = 0;
     // SAFETY: the process is this one's child, and `status` is valid.

@@ -14,9 +14,7 @@ use super::memory;
 
 const MAX_RANGES: usize = 64;
 const PAGE: usize = 4096;
-/// The CPU's trap flag.
 const TRAP_FLAG: i64 = 0x100;
-/// The CPU's direction flag.
 const DIRECTION_FLAG: i64 = 0x400;
 const REP_MOVSB: [u8; 2] = [0xf3, 0xa4];
 /// Bytes of which a copy counts as one store.

@@ -10,7 +10,6 @@ fn refill(arena: &Arena) -> Result<()> {
     arena.refill(|_| Ok(()))
 }
 
-/// Makes an arena with a full reserve.
 fn reserved(address_bytes: u64, chunks: u64, batch: usize) -> Arena {
     let arena = Arena::with_reserve(address_bytes, chunks * CHUNK).expect("memory");
     arena.set_run_cache_batch_pages(batch).expect("batch");
@@ -360,39 +359,7 @@ fn chunks_are_filled_and_given_back_beside_takers() {
             for thread in 0..3 {
                 let (arena, takers, drained) = (&arena, &takers, &drained);
                 scope.spawn(move || {
-                    let (mut random, mut live) = (Random::new(thread), Vec::<(Run, u64)>::new());
-                    let free_one = |live: &mut Vec<(Run, u64)>, at: usize| {
-                        let (run, mark) = live.swap_remove(at);
-                        for page in run.page..run.page + u32::from(run.pages) {
-                            // SAFETY: the run is this thread's, and its pages are committed.
-                            assert_eq!(unsafe { arena.address(page).cast::<u64>().read() }, mark, "{run:?}");
-                        }
-                        free(arena, run, Account::Pool);
-                    };
-                    for event in 0..60_000u64 {
-                        let wanted = [800, 20][event as usize / 10_000 % 2];
-                        if live.len() > wanted || random.below(3) == 0 && !live.is_empty() {
-                            let at = random.below(live.len());
-                            free_one(&mut live, at);
-                            continue;
-                        }
-                        let Ok(run) = arena.alloc_run(1 + random.below(16), Account::Pool, Gfp::MayWait)
-                        else {
-                            drained.fetch_add(1, Relaxed);
-                            std::thread::yield_now();
-                            continue;
-                        };
-                        arena.commit(Account::Pool, run.page, run.pages.into()).expect("it is charged");
-                        let mark = thread << 32 | event | 1 << 48;
-                        for page in run.page..run.page + u32::from(run.pages) {
-                            // SAFETY: as above.
-                            unsafe { arena.address(page).cast::<u64>().write(mark) };
-                        }
-                        live.push((run, mark));
-                    }
-                    while !live.is_empty() {
-                        free_one(&mut live, 0);
-                    }
+                    drained.fetch_add(Taker::new(arena, thread + 1).run(60_000), Relaxed);
                     takers.fetch_sub(1, Relaxed);
                 });
             }

@@ -107,7 +107,7 @@ fn a_releaser_keeps_up_with_takers() {
         arena.set_releaser(Some(releaser.thread().clone()));
         let takers = [0, 1].map(|thread| {
             let arena = &arena;
-            scope.spawn(move || Taker::new(arena, thread).run(20_000))
+            scope.spawn(move || _ = Taker::new(arena, thread).run(20_000))
         });
         let outcome = takers.map(|taker| taker.join());
         // The last surplus has woken the releaser: wait for it.
