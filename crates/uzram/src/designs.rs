@@ -21,7 +21,7 @@ pub use crate::zsmalloc::design::{Pinned, PoolLocks};
 pub use crate::{
     lru::{LruDesign, SingleLock},
     slab::{DelayedFreeze, EagerFreeze, OnPartial, UnfreezeFirst},
-    stream::{IdleList, StreamCount, StreamDesign},
+    stream::{IdleList, StreamDesign},
     zsmalloc::PoolDesign,
     zsmalloc::deferred::DeferredFrees,
     zsmalloc::design::{

@@ -6,10 +6,7 @@ use rustix::process::{Resource, getrlimit};
 use super::error::{Error, ErrorKind, Result};
 use super::units::format_size;
 
-/// Checks that a file may be so long.
-///
-/// # Errors
-/// `NoSpace`, with `what` the file is, and what to set.
+/// Checks that a file may be so long. Fails with `NoSpace`, with `what` the file is, and what to set.
 pub fn check_file_size(what: &str, len_bytes: u64) -> Result<()> {
     match getrlimit(Resource::Fsize).current {
         Some(most_bytes) if most_bytes < len_bytes => Err(Error::new(

@@ -17,10 +17,8 @@ pub struct Memory {
     pub limit_bytes: u64,
 }
 
-/// Returns the memory of this machine and the limit of this process's control group.
-///
-/// # Errors
-/// `Io` if `/proc` does not tell.
+/// Returns the memory of this machine and the limit of this process's control group. Fails with `Io` if
+/// `/proc` does not tell.
 pub fn read() -> Result<Memory> {
     let ram_bytes = meminfo("MemTotal:")?;
     // If these cannot be read, there are no control groups.
@@ -47,10 +45,8 @@ pub fn version_1_limit() -> Option<Version1Limit> {
     (limit.limit_bytes < meminfo("MemTotal:").ok()?).then_some(limit)
 }
 
-/// Returns the kernel's estimate of the memory that programs can still allocate.
-///
-/// # Errors
-/// `Io` if `/proc` does not tell.
+/// Returns the kernel's estimate of the memory that programs can still allocate. Fails with `Io` if `/proc`
+/// does not tell.
 pub fn available_bytes() -> Result<u64> {
     meminfo("MemAvailable:")
 }

@@ -10,10 +10,7 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_getcpu, sched_setaffinity}
 use super::error::{Error, ErrorKind, Result};
 use super::sync::{AtomicU64, Ordering};
 
-/// Starts a thread.
-///
-/// # Errors
-/// `NoMemory` when the system gives none.
+/// Starts a thread. Fails with `NoMemory` when the system gives none.
 pub(crate) fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>> {
     Builder::new().name(name.into()).spawn(run).map_err(|error| {
         Error::new(ErrorKind::NoMemory, format!("cannot start the thread '{name}': {error}"))
@@ -21,10 +18,7 @@ pub(crate) fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> Result<J
 }
 
 /// Starts a thread that other threads wait for. If `run` panics, calls `died` with the reason, so that they
-/// do not wait for ever. The panic hook has reported the panic by then.
-///
-/// # Errors
-/// As [`spawn`].
+/// do not wait for ever. The panic hook has reported the panic by then. Fails as [`spawn`].
 pub(crate) fn spawn_relied_on<S: Send + 'static>(
     name: &str,
     mut state: S,
@@ -55,10 +49,8 @@ pub fn scheduling(thread: u32) -> io::Result<sched_attr> {
     if result == 0 { Ok(attr) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Sets how a thread, 0 for the calling one, is scheduled.
-///
-/// # Errors
-/// As [`scheduling`], or when the user lacks the privilege.
+/// Sets how a thread, 0 for the calling one, is scheduled. Fails as [`scheduling`], or when the user lacks
+/// the privilege.
 pub fn set_scheduling(thread: u32, attr: &sched_attr) -> io::Result<()> {
     // SAFETY: the call reads the struct, whose length is in it.
     let result = unsafe { libc::syscall(libc::SYS_sched_setattr, thread, &raw const *attr, 0) };

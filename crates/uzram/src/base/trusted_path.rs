@@ -85,34 +85,23 @@ impl Place {
         Walk::new(path)?.run()
     }
 
-    /// Returns the status of the file.
-    ///
-    /// # Errors
-    /// `ENOENT` if it does not exist; other errors of the system.
+    /// Returns the status of the file. Fails with `ENOENT` if it does not exist; other errors of the system.
     pub fn status(&self) -> Result<Stat, Errno> {
         rustix::fs::statat(&self.dir, &self.name, AtFlags::SYMLINK_NOFOLLOW)
     }
 
-    /// Opens the file, or creates it with `O_CREAT`.
-    ///
-    /// # Errors
-    /// `ELOOP` for a symbolic link (`ENOTDIR` with `O_DIRECTORY`); other errors of the system.
+    /// Opens the file, or creates it with `O_CREAT`. Fails with `ELOOP` for a symbolic link (`ENOTDIR` with
+    /// `O_DIRECTORY`); other errors of the system.
     pub fn open(&self, flags: OFlags, mode: Mode) -> Result<OwnedFd, Errno> {
         rustix::fs::openat(&self.dir, &self.name, flags | OFlags::NOFOLLOW | OFlags::CLOEXEC, mode)
     }
 
-    /// Makes a directory of this name.
-    ///
-    /// # Errors
-    /// `EEXIST` if the name exists; other errors of the system.
+    /// Makes a directory of this name. Fails with `EEXIST` if the name exists; other errors of the system.
     pub fn make_dir(&self, mode: Mode) -> Result<(), Errno> {
         rustix::fs::mkdirat(&self.dir, &self.name, mode)
     }
 
-    /// Removes the file.
-    ///
-    /// # Errors
-    /// Those of the system.
+    /// Removes the file. Fails with those of the system.
     pub fn remove_file(&self) -> Result<(), Errno> {
         rustix::fs::unlinkat(&self.dir, &self.name, AtFlags::empty())
     }

@@ -87,10 +87,7 @@ impl<'a> Work<'a> {
         self.progress.all.set(self.progress.done().saturating_add(pages));
     }
 
-    /// Counts one as done.
-    ///
-    /// # Errors
-    /// `Interrupted` if the work is cancelled.
+    /// Counts one as done. Fails with `Interrupted` if the work is cancelled.
     pub fn step(&self) -> Result<()> {
         if self.progress.done.add(1).is_multiple_of(ASK_EVERY) {
             self.still_wanted();
@@ -123,10 +120,7 @@ impl<'a> Work<'a> {
         !self.progress.is_ended()
     }
 
-    /// Fails once the work is cancelled.
-    ///
-    /// # Errors
-    /// `Interrupted` if the work is cancelled.
+    /// Fails once the work is cancelled. Fails with `Interrupted` if the work is cancelled.
     pub fn check(&self) -> Result<()> {
         if self.progress.is_ended() {
             let what = format!("interrupted: {} {}", self.progress.done(), self.unit.done());

@@ -119,9 +119,6 @@ pub struct StatelessDecoder {
 
 impl StatelessDecoder {
     /// As [`Decoder::decode`].
-    ///
-    /// # Errors
-    /// As [`Decoder::decode`].
     #[inline]
     pub fn decode(&self, bytes: &[u8], page: &mut Page) -> Result<()> {
         let dictionary = self.dictionary.as_deref();

@@ -1,8 +1,5 @@
 //! The barn: the sheaves of a cache that no CPU holds, filled and empty ones, as many as the kernel's has.
 //!
-//! CPUs exchange whole sheaves here: one that frees gives a filled sheaf for an empty one, one that allocates
-//! gives an empty sheaf for a filled one.
-//!
 //! Lock: the barn's; the caller holds its CPU's sheaf lock. Nothing is locked under it.
 
 use std::ops::Range;

@@ -1,7 +1,6 @@
 //! The public interface of a cache: of objects, and of values of one type.
 
 use std::marker::PhantomData;
-use std::ops::{Deref, DerefMut};
 
 use crate::base::error::Result;
 use crate::base::mem::{Arena, Gfp};
@@ -12,9 +11,6 @@ use super::checked::Checked;
 use super::core::Core;
 use super::policy::CpuLayer;
 use super::{CacheConfig, CacheInfo, Policy, Sheaves};
-
-/// [`Cache::free_bulk`] passes up to this many objects to the slow path together.
-const BULK_OBJECTS: usize = 64;
 
 /// A cache of objects of one size.
 ///
@@ -64,10 +60,8 @@ impl<P: Policy> Cache<P> {
         self.core.slabs.find(object)
     }
 
-    /// Returns an upper bound of the names of objects of another process's cache.
-    ///
-    /// # Errors
-    /// `Io` if the system does not report which pages of the slab table are in memory.
+    /// Returns an upper bound of the names of objects of another process's cache. Fails with `Io` if the
+    /// system does not report which pages of the slab table are in memory.
     #[cfg(not(loom))]
     pub(crate) fn found_names(&self) -> Result<u64> {
         let slabs = &self.core.slabs;
@@ -76,10 +70,8 @@ impl<P: Policy> Cache<P> {
 
     /// Takes the runs of those slabs of another process's cache that have an object for whose name `is_used`
     /// returns true. Returns these slabs, and whether the run of another such slab could not be taken because
-    /// it overlaps a taken one. Removes all other slabs from the slab table. Writes to no slab yet.
-    ///
-    /// # Errors
-    /// `Io` if the system does not report which pages of the slab table are in memory.
+    /// it overlaps a taken one. Removes all other slabs from the slab table. Writes to no slab yet. Fails
+    /// with `Io` if the system does not report which pages of the slab table are in memory.
     #[cfg(not(loom))]
     pub(crate) fn claim_slabs(&self, is_used: impl Fn(u32) -> bool) -> Result<(Vec<u32>, bool)> {
         let slabs = &self.core.slabs;
@@ -136,23 +128,6 @@ impl<P: Policy> Cache<P> {
         Ok(object)
     }
 
-    /// Fills `objects` with new objects; on an error allocates none.
-    ///
-    /// # Errors
-    /// As [`Cache::alloc`].
-    pub fn alloc_bulk(&self, objects: &mut [u32], gfp: Gfp) -> Result<()> {
-        for i in 0..objects.len() {
-            match self.alloc(gfp) {
-                Ok(object) => objects[i] = object,
-                Err(error) => {
-                    let freed = self.free_bulk(&objects[..i]);
-                    return freed.and(Err(error));
-                }
-            }
-        }
-        Ok(())
-    }
-
     /// Frees an object that [`Cache::alloc`] returned. No thread uses its bytes any more.
     ///
     /// # Errors
@@ -163,31 +138,6 @@ impl<P: Policy> Cache<P> {
     pub fn free(&self, object: u32) -> Result<()> {
         let Cache { core, layer, .. } = self;
         if self.push(object)? { Ok(()) } else { layer.free_slow(core, object) }
-    }
-
-    /// Frees objects, in any order.
-    ///
-    /// # Errors
-    /// As [`Cache::free`] for one of them; the others are freed.
-    pub fn free_bulk(&self, objects: &[u32]) -> Result<()> {
-        let Cache { core, layer, .. } = self;
-        let mut result = Ok(());
-        for objects in objects.chunks(BULK_OBJECTS) {
-            let mut refused = [0; BULK_OBJECTS];
-            let mut count = 0;
-            for &object in objects {
-                match self.push(object) {
-                    Ok(true) => {}
-                    Ok(false) => {
-                        refused[count] = object;
-                        count += 1;
-                    }
-                    Err(error) => result = Err(error),
-                }
-            }
-            result = layer.free_many(core, &mut refused[..count]).and(result);
-        }
-        result
     }
 
     /// Frees objects directly to their slabs, past every CPU's list and sheaves.
@@ -334,10 +284,7 @@ impl<T: Send + Sync, P: Policy> TypedCache<T, P> {
         CacheConfig::new(name, size, align, max_objects)
     }
 
-    /// Makes an empty cache. `options` come from [`TypedCache::options`].
-    ///
-    /// # Errors
-    /// As [`Cache::new`].
+    /// Makes an empty cache. `options` come from [`TypedCache::options`]. Fails as [`Cache::new`].
     pub fn new(arena: Arc<Arena>, options: CacheConfig) -> Result<Self> {
         let fits = options.size_bytes >= size_of::<T>() && options.align_bytes >= align_of::<T>();
         assert!(fits || cfg!(loom), "the objects have room for a value");
@@ -351,9 +298,6 @@ impl<T: Send + Sync, P: Policy> TypedCache<T, P> {
         })
     }
 
-    /// As [`Cache::populate`].
-    ///
-    /// # Errors
     /// As [`Cache::populate`].
     pub fn populate(&self) -> Result<()> {
         self.cache.populate()
@@ -394,10 +338,7 @@ impl<T: Send + Sync, P: Policy> TypedCache<T, P> {
         unsafe { &*self.at(object) }
     }
 
-    /// Drops the value of an object and frees the object.
-    ///
-    /// # Errors
-    /// As [`Cache::free`].
+    /// Drops the value of an object and frees the object. Fails as [`Cache::free`].
     ///
     /// # Safety
     /// `object` is allocated, and no thread uses it any more.
@@ -411,23 +352,12 @@ impl<T: Send + Sync, P: Policy> TypedCache<T, P> {
         Ok(())
     }
 
-    /// As [`TypedCache::insert`], but returns a guard that frees the object when it is dropped.
-    ///
-    /// # Errors
-    /// As [`Cache::alloc`]; the value is dropped.
-    pub fn own(&self, value: T, gfp: Gfp) -> Result<Owned<'_, T, P>> {
-        Ok(Owned { object: self.insert(value, gfp)?, cache: self })
-    }
-
     /// Returns the address of an object's value, if `object` may be one: a hint for prefetching.
     #[inline]
     pub fn hint(&self, object: u32) -> Option<*const T> {
         self.cache.hint(object).map(<*const u8>::cast)
     }
 
-    /// As [`Cache::shrink`].
-    ///
-    /// # Errors
     /// As [`Cache::shrink`].
     pub fn shrink(&self) -> Result<u64> {
         self.cache.shrink()
@@ -453,37 +383,5 @@ impl<T: Send + Sync, P: Policy> TypedCache<T, P> {
     #[cfg(loom)]
     fn at(&self, object: u32) -> *mut T {
         self.values[object as usize].get().cast()
-    }
-}
-
-/// A value in an object, which is freed when this is dropped.
-pub struct Owned<'a, T: Send + Sync, P: Policy = Sheaves> {
-    cache: &'a TypedCache<T, P>,
-    object: u32,
-}
-
-impl<T: Send + Sync, P: Policy> Deref for Owned<'_, T, P> {
-    type Target = T;
-
-    #[inline]
-    fn deref(&self) -> &T {
-        // SAFETY: the object is in use until this is dropped.
-        unsafe { self.cache.get(self.object) }
-    }
-}
-
-impl<T: Send + Sync, P: Policy> DerefMut for Owned<'_, T, P> {
-    #[inline]
-    fn deref_mut(&mut self) -> &mut T {
-        // SAFETY: as in `deref`; only this value knows the object's number, so there is no other reference.
-        unsafe { &mut *self.cache.at(self.object) }
-    }
-}
-
-impl<T: Send + Sync, P: Policy> Drop for Owned<'_, T, P> {
-    #[inline]
-    fn drop(&mut self) {
-        // SAFETY: the object is in use, and this value was its only user. `remove` counts an error.
-        let _ = unsafe { self.cache.remove(self.object) };
     }
 }

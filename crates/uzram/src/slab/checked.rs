@@ -26,10 +26,8 @@ impl Checked {
         self.in_use.populate()
     }
 
-    /// Checks an object that is being allocated.
-    ///
-    /// # Errors
-    /// `Corrupt` when it is in use already, or was written to while it was free.
+    /// Checks an object that is being allocated. Fails with `Corrupt` when it is in use already, or was
+    /// written to while it was free.
     pub(super) fn take(&self, core: &Core, object: u32) -> Result<()> {
         if self.flip(object, true) {
             return Err(core.corrupt(object, "handed out twice"));
@@ -45,10 +43,8 @@ impl Checked {
         self.flip(object, true);
     }
 
-    /// Checks an object that is being freed, and poisons it.
-    ///
-    /// # Errors
-    /// `Corrupt` when `object` is no object, or not in use.
+    /// Checks an object that is being freed, and poisons it. Fails with `Corrupt` when `object` is no object,
+    /// or not in use.
     pub(super) fn put(&self, core: &Core, object: u32) -> Result<()> {
         core.check_is_object(object)?;
         if !self.flip(object, false) {

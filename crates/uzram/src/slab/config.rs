@@ -113,10 +113,8 @@ pub(super) struct Layout {
 }
 
 impl Layout {
-    /// Returns the layout for objects of `size_bytes` aligned to `align_bytes`.
-    ///
-    /// # Errors
-    /// `Invalid` for an invalid size or alignment.
+    /// Returns the layout for objects of `size_bytes` aligned to `align_bytes`. Fails with `Invalid` for an
+    /// invalid size or alignment.
     pub(super) fn new(size_bytes: usize, align_bytes: usize) -> Result<Self> {
         if !(1..=PAGE_SIZE).contains(&size_bytes) || !align_bytes.is_power_of_two() || align_bytes > PAGE_SIZE
         {

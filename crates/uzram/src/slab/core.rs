@@ -59,11 +59,8 @@ impl Core {
         self.slabs.end_adoption(slabs.iter().max().map_or(0, |last| last + 1));
     }
 
-    /// Takes 1 to `objects.len()` objects from slabs; returns how many.
-    ///
-    /// # Errors
-    /// As the arena; `NoSpace` when the cache is full, `Corrupt` when a free list is damaged. No object is
-    /// taken then.
+    /// Takes 1 to `objects.len()` objects from slabs; returns how many. Fails as the arena; `NoSpace` when
+    /// the cache is full, `Corrupt` when a free list is damaged. No object is taken then.
     #[cold]
     pub(super) fn alloc(&self, objects: &mut [u32], gfp: Gfp) -> Result<usize> {
         self.alloc_by(objects, gfp, |objects, made| self.take(objects, made))
@@ -248,11 +245,8 @@ impl Core {
         }
     }
 
-    /// Frees objects of any slabs; sorts them, to free those of a slab together. Skips numbers that are
-    /// found to be no object in use.
-    ///
-    /// # Errors
-    /// `Corrupt` for the first one skipped.
+    /// Frees objects of any slabs; sorts them, to free those of a slab together. Skips numbers that are found
+    /// to be no object in use. Fails with `Corrupt` for the first one skipped.
     pub(super) fn free_many(&self, objects: &mut [u32]) -> Result<()> {
         self.free_by(objects, |slab, chain| self.put_back(slab, chain))
     }
@@ -350,8 +344,7 @@ impl Core {
         });
     }
 
-    /// # Errors
-    /// `Corrupt` when `object` is no object of this cache.
+    /// Fails with `Corrupt` when `object` is no object of this cache.
     pub(super) fn check_is_object(&self, object: u32) -> Result<()> {
         match self.slabs.is_object(object) {
             true => Ok(()),

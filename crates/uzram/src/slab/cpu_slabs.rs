@@ -107,10 +107,6 @@ impl<const STEPS: u8> CpuLayer for CpuSlabs<STEPS> {
         self.free_many(core, &mut [object])
     }
 
-    fn free_many(&self, core: &Core, objects: &mut [u32]) -> Result<()> {
-        core.free_by(objects, |slab, chain| self.put_back(core, slab, chain))
-    }
-
     /// Takes every slab from the CPUs.
     fn drain(&self, core: &Core) -> Result<()> {
         let mut result = Ok(());
@@ -151,11 +147,12 @@ impl<const STEPS: u8> CpuSlabs<STEPS> {
     const UNFREEZE_FIRST: bool = STEPS >= 2;
     const DELAYED: bool = STEPS >= 3;
 
+    fn free_many(&self, core: &Core, objects: &mut [u32]) -> Result<()> {
+        core.free_by(objects, |slab, chain| self.put_back(core, slab, chain))
+    }
+
     /// Takes objects from this CPU's list and from existing slabs, from that of `made` last; returns how
-    /// many.
-    ///
-    /// # Errors
-    /// `Corrupt` when a free list is damaged. No object is taken then.
+    /// many. Fails with `Corrupt` when a free list is damaged. No object is taken then.
     fn take(&self, core: &Core, objects: &mut [u32], made: &mut u32) -> Result<usize> {
         let (cpu, mut own, word) = lock_local(&self.cpus, |cpu| self.lists.close_local(cpu));
         let mut list = Self::closed(core, cpu, &own, word);
@@ -307,10 +304,8 @@ impl<const STEPS: u8> CpuSlabs<STEPS> {
         done
     }
 
-    /// Gives up an active slab: the rest of the CPU's list goes back to it.
-    ///
-    /// # Errors
-    /// `Corrupt` when the list is damaged. Its objects are lost then.
+    /// Gives up an active slab: the rest of the CPU's list goes back to it. Fails with `Corrupt` when the
+    /// list is damaged. Its objects are lost then.
     fn deactivate(core: &Core, slab: u32, list: FreeList) -> Result<()> {
         let mut returned = None;
         let mut result = Ok(());
@@ -339,9 +334,6 @@ impl<const STEPS: u8> CpuSlabs<STEPS> {
                 continue;
             }
             let remote = !old.is_full();
-            if remote {
-                core.counters.count(Stat::DeactivateRemoteFrees);
-            }
             if drops {
                 core.counters.count(Stat::DeactivateEmpty);
                 core.discard(slab);

@@ -5,10 +5,8 @@
 //! a word does not soon have the same value again. Fast paths do not touch a closed word. The holder of
 //! the CPU's slow lock closes the word, then owns everything that it guards, and opens it again.
 //!
-//! With restartable sequences, closing the word on its own CPU is a sequence too: no other sequence is
-//! under way there. From another CPU it takes a mark and a system call: a sequence that read the word
-//! before the mark may still commit, and overwrite it, but not after the call; so the closer checks the
-//! mark again.
+//! With restartable sequences, closing the word on its own CPU is a sequence too. From another CPU it takes a
+//! mark and a system call, before which a sequence that is under way may still overwrite the mark.
 
 use crate::base::cpu::{self, PerCpu, Restartable};
 use crate::base::sync::{AtomicU64, Mutex, MutexGuard, Ordering};

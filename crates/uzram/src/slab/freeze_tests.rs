@@ -28,8 +28,7 @@ fn with_node_partial<P: Policy>(slabs: usize) -> Cache<P> {
         ..CacheConfig::new("count", 64, 8, 1 << 20)
     };
     let cache = Cache::new(arena, options).expect("cache");
-    let mut all = vec![0; OBJECTS * slabs];
-    cache.alloc_bulk(&mut all, Gfp::MayWait).expect("memory");
+    let all: Vec<u32> = (0..OBJECTS * slabs).map(|_| cache.alloc(Gfp::MayWait).expect("memory")).collect();
     all.chunks(OBJECTS).for_each(|slab| cache.free(slab[7]).expect("in use"));
     cache.shrink().expect("no damage");
     let info = cache.info();

@@ -11,19 +11,6 @@
 //! bit for each object and fill free ones with poison, and so find every double free, foreign object, and
 //! write to a free object. A [`Corrupt`](crate::ErrorKind::Corrupt) error names the cache, the object and
 //! how the corruption was found.
-//!
-//! | file | contents |
-//! |---|---|
-//! | `cache`, `config` | the public interface |
-//! | `policy` | the policies |
-//! | `sheaves` | per-CPU arrays of free objects, and their fast paths |
-//! | `barn` | the arrays that no CPU has |
-//! | `core` | allocation from the node partial list, and frees into slabs |
-//! | `cpu_slabs`, `cpu_list` | with `designs`: SLUB's CPU slabs, and a CPU's free list |
-//! | `cpu_word` | the word that fast paths change |
-//! | `node` | the node partial list and `list_lock` |
-//! | `slabs`, `word` | slabs, links between free objects, the slab word |
-//! | `stats`, `checked` | counters, the checks of debug builds |
 
 #[cfg(test)]
 #[macro_use]
@@ -53,7 +40,7 @@ mod freeze_tests;
 mod tests;
 mod word;
 
-pub use cache::{Cache, Owned, TypedCache};
+pub use cache::{Cache, TypedCache};
 pub use config::CacheConfig;
 #[cfg(feature = "designs")]
 pub use cpu_slabs::{DelayedFreeze, EagerFreeze, OnPartial, UnfreezeFirst};

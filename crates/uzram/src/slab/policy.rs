@@ -21,16 +21,10 @@ pub trait Policy: Send + Sync + Sized + 'static {
 
 /// The layer of each CPU's own, which allocations and frees try first.
 pub trait CpuLayer: Send + Sync + Sized {
-    /// Makes the layer of a cache whose slabs are `core`'s.
-    ///
-    /// # Errors
-    /// `Invalid` for an invalid option.
+    /// Makes the layer of a cache whose slabs are `core`'s. Fails with `Invalid` for an invalid option.
     fn new(core: &Core) -> Result<Self>;
 
-    /// Makes all of its memory resident.
-    ///
-    /// # Errors
-    /// `NoMemory` when the system gives none.
+    /// Makes all of its memory resident. Fails with `NoMemory` when the system gives none.
     fn populate(&self) -> Result<()> {
         Ok(())
     }
@@ -42,30 +36,14 @@ pub trait CpuLayer: Send + Sync + Sized {
     /// object that was freed last.
     fn push(&self, core: &Core, object: u32, hardened: bool) -> bool;
 
-    /// Allocates an object on the slow path.
-    ///
-    /// # Errors
-    /// As [`Cache::alloc`](super::Cache::alloc).
+    /// Allocates an object on the slow path. Fails as [`Cache::alloc`](super::Cache::alloc).
     fn alloc_slow(&self, core: &Core, gfp: Gfp) -> Result<u32>;
 
-    /// Frees an object on the slow path.
-    ///
-    /// # Errors
-    /// As [`Cache::free`](super::Cache::free).
+    /// Frees an object on the slow path. Fails as [`Cache::free`](super::Cache::free).
     fn free_slow(&self, core: &Core, object: u32) -> Result<()>;
 
-    /// Frees objects on the slow path; may sort them.
-    ///
-    /// # Errors
-    /// The first error; the other objects are freed.
-    fn free_many(&self, core: &Core, objects: &mut [u32]) -> Result<()> {
-        objects.iter().map(|object| self.free_slow(core, *object)).fold(Ok(()), Result::and)
-    }
-
-    /// Gives all slabs and free objects back to `core`.
-    ///
-    /// # Errors
-    /// `Corrupt` when a free object is found damaged; the rest is done all the same.
+    /// Gives all slabs and free objects back to `core`. Fails with `Corrupt` when a free object is found
+    /// damaged; the rest is done all the same.
     fn drain(&self, core: &Core) -> Result<()>;
 
     /// Returns the number of free objects that the layer keeps. Updates the counters of fast paths in

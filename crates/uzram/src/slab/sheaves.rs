@@ -1,12 +1,9 @@
 //! Sheaves: arrays of free objects, so that a CPU allocates and frees objects of any slab without touching
 //! the slab.
 //!
-//! Each CPU has a *main* sheaf that its fast paths use, and a *spare* one; the *barn* has some more, filled
-//! and empty ones, for all CPUs. If the main sheaf runs empty, the CPU fills half of it from the spare; if
-//! it runs full, it empties half of it into the spare. If the spare is empty, or full, the CPU exchanges it
-//! for one of the barn, or goes to the slabs. So threads that allocate what other threads free pass whole
-//! sheaves to each other. The idea is Vlastimil Babka's ("SLUB percpu sheaves", 2025), after Bonwick's and
-//! Adams's magazines.
+//! Each CPU has a *main* sheaf that its fast paths use, and a *spare* one, to which and from which half a
+//! sheaf moves. If the spare is empty, or full, the CPU exchanges it for one of the barn, or goes to the
+//! slabs. The idea is Vlastimil Babka's ("SLUB percpu sheaves", 2025), after Bonwick's and Adams's magazines.
 //!
 //! Locks: each CPU's sheaf lock, then the barn's. Neither is held during calls to the slabs.
 //!
@@ -32,9 +29,8 @@
 //!
 //! Each part is on cache lines of its own; only used parts take memory. The word of a CPU that this
 //! machine does not have stays 0, which is closed; threads that are not registered for restartable
-//! sequences are on CPU -1 or -2. A word is at the end of its lines to avoid 4K aliasing: a processor that
-//! first compares only the lowest 12 bits of addresses would otherwise take a write to the start of an
-//! object for one to the word.
+//! sequences are on CPU -1 or -2. A word is at the end of its lines, where its lowest 12 bits are not those of
+//! the start of an object, to avoid 4K aliasing.
 //!
 //! Without restartable sequences a fast path closes the word for the few instructions it takes.
 
@@ -317,10 +313,8 @@ struct Word {
 }
 
 impl Cells {
-    /// Makes empty sheaves, and opens the words.
-    ///
-    /// # Errors
-    /// `NoMemory` when there is no address space for them.
+    /// Makes empty sheaves, and opens the words. Fails with `NoMemory` when there is no address space for
+    /// them.
     fn new(sheaves: usize, capacity: u32, rseq: Option<Restartable>) -> Result<Self> {
         let stride = (capacity as usize + 2).next_multiple_of(LINE_CELLS);
         let cells = Cells {
@@ -345,10 +339,8 @@ impl Cells {
         Ok(cells)
     }
 
-    /// Makes the words of this machine's CPUs and all sheaves resident.
-    ///
-    /// # Errors
-    /// `NoMemory` when the system gives none.
+    /// Makes the words of this machine's CPUs and all sheaves resident. Fails with `NoMemory` when the system
+    /// gives none.
     fn populate(&self) -> Result<()> {
         // The words of CPUs -2 and -1 and the cells of closed words come before the word of CPU 0.
         self.cells.populate_range(0..(3 + cpu::possible()) * WORD_CELLS)?;

@@ -92,10 +92,8 @@ pub(super) struct Slabs {
 }
 
 impl Slabs {
-    /// Makes the tables for `max_slabs` slabs (at most as many as names can address).
-    ///
-    /// # Errors
-    /// `NoMemory` when there is no address space for the tables.
+    /// Makes the tables for `max_slabs` slabs (at most as many as names can address). Fails with `NoMemory`
+    /// when there is no address space for the tables.
     pub(super) fn new(
         arena: Arc<Arena>,
         layout: Layout,
@@ -131,10 +129,8 @@ impl Slabs {
         })
     }
 
-    /// Makes the tables resident, up to the entries of the last possible slab.
-    ///
-    /// # Errors
-    /// `NoMemory` when the system gives none.
+    /// Makes the tables resident, up to the entries of the last possible slab. Fails with `NoMemory` when the
+    /// system gives none.
     pub(super) fn populate(&self) -> Result<()> {
         self.slabs.populate()?;
         self.origins.populate_range(0..self.first_page_of_names(self.max_slabs).min(self.origins.len()))
@@ -321,11 +317,8 @@ impl Slabs {
         (1..len).try_fold(first, |at, _| self.next(slab, at).filter(|next| *next != NONE))
     }
 
-    /// Makes a slab, which no other thread knows yet; returns its number. All its objects count as taken
-    /// and form one chain from place 0.
-    ///
-    /// # Errors
-    /// As the arena, and `NoSpace` when the cache has its most slabs.
+    /// Makes a slab, which no other thread knows yet; returns its number. All its objects count as taken and
+    /// form one chain from place 0. Fails as the arena, and `NoSpace` when the cache has its most slabs.
     #[cold]
     pub(super) fn make(&self, options: &CacheConfig, gfp: Gfp) -> Result<u32> {
         let run = self.arena.alloc_run(self.layout.pages, Account::Slab, gfp)?;

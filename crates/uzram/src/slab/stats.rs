@@ -135,8 +135,6 @@ stats! {
     DeactivateToHead "deactivate_to_head",
     /// Slabs that went to its tail.
     DeactivateToTail "deactivate_to_tail",
-    /// Slabs into which other CPUs had freed objects meanwhile.
-    DeactivateRemoteFrees "deactivate_remote_frees",
     /// Active slabs that were given up because they had no free object.
     DeactivateBypass "deactivate_bypass",
     /// Compare-exchanges of slab words, for which the kernel uses a double-width one.

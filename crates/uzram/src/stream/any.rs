@@ -4,7 +4,7 @@ use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::str::FromStr;
 
-use super::idle_list::{self, IdleList, StreamCount};
+use super::idle_list::{self, IdleList, MAX_STREAMS};
 use super::{PerCpu, Streams, per_cpu};
 use crate::base::error::{Error, Result};
 
@@ -14,8 +14,8 @@ pub enum StreamDesign {
     /// One stream for each CPU: [`PerCpu`](super::PerCpu).
     #[default]
     PerCpu,
-    /// A locked list of this many idle streams: [`IdleList`](super::IdleList).
-    IdleList(StreamCount),
+    /// A locked list of this many idle streams, 1 to 1024: [`IdleList`](super::IdleList).
+    IdleList(u16),
 }
 
 impl FromStr for StreamDesign {
@@ -26,12 +26,11 @@ impl FromStr for StreamDesign {
         if text == "percpu" {
             return Ok(StreamDesign::PerCpu);
         }
-        let count: usize = text.parse().map_err(|_| {
-            let what =
-                format!("'{text}' is not valid: write percpu, or a number from 1 to {}", StreamCount::MAX);
+        let count = text.parse().ok().filter(|count| (1..=MAX_STREAMS).contains(count));
+        count.map(StreamDesign::IdleList).ok_or_else(|| {
+            let what = format!("'{text}' is not valid: write percpu, or a number from 1 to {MAX_STREAMS}");
             Error::invalid(what).with_setting("streams")
-        })?;
-        StreamCount::try_from(count).map(StreamDesign::IdleList)
+        })
     }
 }
 
@@ -39,7 +38,7 @@ impl fmt::Display for StreamDesign {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             StreamDesign::PerCpu => f.write_str("percpu"),
-            StreamDesign::IdleList(count) => write!(f, "{}", count.get()),
+            StreamDesign::IdleList(count) => count.fmt(f),
         }
     }
 }

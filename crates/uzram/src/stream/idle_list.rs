@@ -13,41 +13,16 @@
 //! that have not run yet as idle streams. A thread sleeps only when no stream is idle; each return adds
 //! one to both numbers; and taking a stream reduces the idle ones.
 
-use std::num::NonZeroU16;
 use std::ops::{Deref, DerefMut};
 
 use super::Streams;
 use crate::base::cpu::Padded;
-use crate::base::error::Error;
 use crate::base::sync::{Condvar, Mutex, MutexGuard, classes};
 
-/// A number of streams, 1..=[`StreamCount::MAX`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct StreamCount(NonZeroU16);
-
-impl StreamCount {
-    /// The maximum number of streams. All are created in advance, and one of zstd takes a sixth of a MiB at
-    /// the default level. A larger number is likely a mistake: more streams than threads that compress at
-    /// once are of no use.
-    pub const MAX: usize = 1024;
-
-    /// Returns the number.
-    pub fn get(self) -> u16 {
-        self.0.get()
-    }
-}
-
-impl TryFrom<usize> for StreamCount {
-    type Error = Error;
-
-    fn try_from(count: usize) -> Result<Self, Error> {
-        let in_range = u16::try_from(count).ok().filter(|_| count <= StreamCount::MAX);
-        in_range.and_then(NonZeroU16::new).map(StreamCount).ok_or_else(|| {
-            let what = format!("a list of {count} streams: it must have 1 to {}", StreamCount::MAX);
-            Error::invalid(what).with_setting("streams")
-        })
-    }
-}
+/// The most streams of a list. All are created in advance, and one of zstd takes a sixth of a MiB at the
+/// default level. A larger number is likely a mistake: more streams than threads that compress at once are of
+/// no use.
+pub(super) const MAX_STREAMS: u16 = 1024;
 
 /// A fixed number of streams, and a locked list of the idle ones. A thread that finds none sleeps until
 /// one is returned.
@@ -80,15 +55,15 @@ struct Taken<'a, S> {
 }
 
 impl<S> IdleList<S> {
-    /// Creates a list of `count` streams.
+    /// Creates a list of `count` streams, at least one.
     ///
     /// # Errors
     /// The first error of `stream`.
-    pub fn new<E>(count: StreamCount, mut stream: impl FnMut() -> Result<S, E>) -> Result<Self, E> {
+    pub fn new<E>(count: u16, mut stream: impl FnMut() -> Result<S, E>) -> Result<Self, E> {
         let make = |_| stream().map(|stream| Padded(Mutex::new(&classes::STREAM, stream)));
-        let list = List { idle: (0..count.get()).collect(), waiting: 0, sleeps: 0 };
+        let list = List { idle: (0..count).collect(), waiting: 0, sleeps: 0 };
         Ok(IdleList {
-            streams: (0..count.get()).map(make).collect::<Result<_, E>>()?,
+            streams: (0..count).map(make).collect::<Result<_, E>>()?,
             list: Box::new(Padded(Mutex::new(&classes::STREAM_LIST, list))),
             returned: Condvar::new(),
         })

@@ -53,10 +53,6 @@ fn lending_of(threads: u32, uses: u32, streams: impl Fn(Make) -> Tested + Send +
     });
 }
 
-fn list(count: usize) -> StreamDesign {
-    StreamDesign::IdleList(StreamCount::try_from(count).expect("in range"))
-}
-
 #[test]
 fn loom_streams_per_cpu_one_each() {
     lending(StreamDesign::PerCpu, 2, 1);
@@ -75,21 +71,21 @@ fn loom_streams_per_cpu_fewer_than_threads() {
 
 #[test]
 fn loom_streams_idle_list_of_one() {
-    lending(list(1), 2, 2);
+    lending(StreamDesign::IdleList(1), 2, 2);
 }
 
 #[test]
 fn loom_streams_idle_list_of_one_wakes_each() {
-    lending(list(1), 3, 1);
+    lending(StreamDesign::IdleList(1), 3, 1);
 }
 
 #[test]
 fn loom_streams_idle_list_of_two() {
-    lending(list(2), 3, 1);
+    lending(StreamDesign::IdleList(2), 3, 1);
 }
 
 /// Two threads return a stream before any of the two waiting threads has run: both must be woken.
 #[test]
 fn loom_streams_idle_list_of_two_wakes_each() {
-    lending(list(2), 4, 1);
+    lending(StreamDesign::IdleList(2), 4, 1);
 }

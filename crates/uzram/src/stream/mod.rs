@@ -21,7 +21,7 @@ mod tests;
 #[cfg(feature = "designs")]
 pub use any::{AnyStreams, StreamDesign};
 #[cfg(feature = "designs")]
-pub use idle_list::{IdleList, StreamCount};
+pub use idle_list::IdleList;
 pub use per_cpu::PerCpu;
 
 use std::ops::DerefMut;

@@ -7,7 +7,7 @@ use std::sync::{Barrier, mpsc};
 use std::time::{Duration, Instant};
 
 fn designs() -> Vec<(StreamDesign, usize)> {
-    let list = |count| (StreamDesign::IdleList(StreamCount::try_from(count).expect("in range")), count);
+    let list = |count: u16| (StreamDesign::IdleList(count), usize::from(count));
     vec![(StreamDesign::PerCpu, (1 + SPARES_PER_CPU) * cpu::possible()), list(1), list(2), list(5)]
 }
 

@@ -87,10 +87,7 @@ impl AnyPool {
         }
     }
 
-    /// As [`RawPool::read`].
-    ///
-    /// # Errors
-    /// As [`RawPool::read`].
+    /// As [`RawPool::read`]. Fails as [`RawPool::read`].
     ///
     /// # Safety
     /// As [`RawPool::read`].

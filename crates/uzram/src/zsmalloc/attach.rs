@@ -91,11 +91,8 @@ impl Attach {
 
 impl<D: PoolLocks> RawPool<D> {
     /// Begins to attach the contents of the regions that this pool was built with. The pool is otherwise
-    /// unused.
-    ///
-    /// # Errors
-    /// `NoMemory` when there is no address space; `Io` if the system does not report which pages are in
-    /// memory.
+    /// unused. Fails with `NoMemory` when there is no address space; `Io` if the system does not report which
+    /// pages are in memory.
     pub fn attach(&self) -> Result<Attach> {
         let pages = self.arena.reserved_pages();
         Ok(Attach {
@@ -172,11 +169,8 @@ impl<D: PoolLocks> RawPool<D> {
         fits_group && page.is_some_and(|page| self.arena.is_resident(page, (last - first + 1) as u32))
     }
 
-    /// Takes the memory of all claimed objects.
-    ///
-    /// # Errors
-    /// `NoMemory` when there is none for the lists; `Io` if the system does not report which pages are in
-    /// memory.
+    /// Takes the memory of all claimed objects. Fails with `NoMemory` when there is none for the lists; `Io`
+    /// if the system does not report which pages are in memory.
     pub fn settle(&self, attach: &Attach) -> Result<Settled> {
         let (slabs, lacks_slabs) = self.handles.cache().claim_slabs(|handle| attach.has_handle(handle))?;
         let mut settled = Settled { zspages: Vec::new(), slabs, lacks_slabs, lost: Vec::new() };
@@ -230,10 +224,8 @@ impl<D: PoolLocks> RawPool<D> {
         is_lost
     }
 
-    /// Rebuilds the pool's descriptors and lists. Calls `grow` when the arena has no memory for them.
-    ///
-    /// # Errors
-    /// Those of the arena and of `grow`.
+    /// Rebuilds the pool's descriptors and lists. Calls `grow` when the arena has no memory for them. Fails
+    /// with those of the arena and of `grow`.
     pub fn rebuild(&self, attach: &Attach, settled: &Settled, grow: &dyn Fn() -> Result<()>) -> Result<()> {
         self.handles.cache().adopt(&settled.slabs, |handle| attach.has_handle(handle) && self.renew(handle));
         for found in &settled.zspages {

@@ -129,10 +129,7 @@ impl PoolBuilder {
 
     /// Makes an empty pool of any lock design in the memory of `arena`. No other pool may use the arena, as
     /// [`Pool::pages_used`] counts all its zspages. It must have room for two chunks of [`CHUNK_PAGES`]:
-    /// objects and metadata never share one.
-    ///
-    /// # Errors
-    /// As [`PoolBuilder::build`], except for the limit.
+    /// objects and metadata never share one. Fails as [`PoolBuilder::build`], except for the limit.
     pub fn build_in<D: PoolLocks>(self, arena: Arc<Arena>) -> Result<Pool<D>> {
         // Any number will do as long as pools differ.
         static POOLS: Counter = Counter::new(0);
@@ -159,10 +156,7 @@ impl<D: PoolLocks> Pool<D> {
     }
 
     /// Stores a copy of `bytes` (1..=4096). `owner` identifies them to [`Pool::reclaim`]; each read checks
-    /// it.
-    ///
-    /// # Errors
-    /// As [`Pool::store`].
+    /// it. Fails as [`Pool::store`].
     #[inline]
     pub fn store_for(&self, bytes: &[u8], owner: u32) -> Result<Object<'_, D>> {
         let handle = self.raw.store(bytes, owner, Gfp::MayWait)?;

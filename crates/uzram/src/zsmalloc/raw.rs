@@ -76,10 +76,7 @@ impl PoolConfig {
     }
 
     /// Returns the bytes of the regions of a pool in an arena of `arena_pages`: of the handles' slab table
-    /// and of the page table.
-    ///
-    /// # Errors
-    /// As [`CacheConfig::slab_table_bytes`].
+    /// and of the page table. Fails as [`CacheConfig::slab_table_bytes`].
     #[cfg(not(loom))]
     pub fn region_bytes(&self, arena_pages: u64) -> Result<[u64; 2]> {
         let handles = self.handles_in(arena_pages as usize).slab_table_bytes()?;
@@ -172,11 +169,8 @@ pub struct RawPool<D: PoolLocks> {
 }
 
 impl<D: PoolLocks> RawPool<D> {
-    /// Makes a pool in the memory of `arena`.
-    ///
-    /// # Errors
-    /// `Invalid` for a chain size outside [`CHAIN_SIZES`]; `NoMemory` when there is no address space for the
-    /// tables.
+    /// Makes a pool in the memory of `arena`. Fails with `Invalid` for a chain size outside [`CHAIN_SIZES`];
+    /// `NoMemory` when there is no address space for the tables.
     pub fn new(arena: Arc<Arena>, config: &PoolConfig) -> Result<Self> {
         let pages = arena.reserved_pages();
         if !CHAIN_SIZES.contains(&config.chain_size) && !cfg!(loom) {
@@ -209,19 +203,14 @@ impl<D: PoolLocks> RawPool<D> {
         })
     }
 
-    /// Populates the tables whose size does not depend on the arena's.
-    ///
-    /// # Errors
-    /// `NoMemory` when the system gives none.
+    /// Populates the tables whose size does not depend on the arena's. Fails with `NoMemory` when the system
+    /// gives none.
     pub fn populate(&self) -> Result<()> {
         self.handles.populate()?;
         self.zspages.populate()
     }
 
-    /// Populates the table entries of these pages of the arena.
-    ///
-    /// # Errors
-    /// As [`RawPool::populate`].
+    /// Populates the table entries of these pages of the arena. Fails as [`RawPool::populate`].
     pub fn populate_for(&self, pages: Range<u32>) -> Result<()> {
         let pages = pages.start as usize..pages.end as usize;
         self.lru.as_ref().map_or(Ok(()), |lru| lru.populate(pages.clone()))?;

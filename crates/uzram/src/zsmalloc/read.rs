@@ -11,10 +11,8 @@ use super::raw::{LINE_BYTES, RawPool};
 use super::word::{Cell, Location};
 
 impl<D: PoolLocks> RawPool<D> {
-    /// Protects the first `len` bytes of an object for reading.
-    ///
-    /// # Errors
-    /// `Corrupt` when the object does not belong to this handle and owner.
+    /// Protects the first `len` bytes of an object for reading. Fails with `Corrupt` when the object does not
+    /// belong to this handle and owner.
     ///
     /// # Safety
     /// The handle is in use and is not being freed; unless [`READS_OUTLIVE_FREES`], it is not freed

@@ -31,10 +31,8 @@ pub struct Reclaimed {
 impl<D: PoolLocks> RawPool<D> {
     /// Empties the zspages that were stored into longest ago, until `pages` pages are free or all zspages
     /// have been tried; returns the number of pages freed. `evict` is called with the owner of each object in
-    /// them, no lock held, and should free the object, which may be gone already.
-    ///
-    /// # Errors
-    /// `Invalid` for a pool that does not keep its zspages in LRU order.
+    /// them, no lock held, and should free the object, which may be gone already. Fails with `Invalid` for a
+    /// pool that does not keep its zspages in LRU order.
     pub fn reclaim(&self, pages: u64, mut evict: impl FnMut(u32)) -> Result<u64> {
         let (mut freed, mut left) = (0, self.lru.as_ref().map_or(1, Lru::len));
         while freed < pages && left > 0 {
@@ -46,10 +44,7 @@ impl<D: PoolLocks> RawPool<D> {
     }
 
     /// Empties up to `most` of the zspages that were stored into longest ago: calls `evict` once, with the
-    /// owners of all their objects.
-    ///
-    /// # Errors
-    /// As [`RawPool::reclaim`].
+    /// owners of all their objects. Fails as [`RawPool::reclaim`].
     pub fn reclaim_coldest(&self, most: usize, evict: impl FnOnce(&[u32])) -> Result<Reclaimed> {
         let Some(lru) = &self.lru else {
             let what = "the pool does not keep its zspages in LRU order: build it with `reclaim`";

@@ -12,21 +12,16 @@ use super::raw::{LINE_BYTES, RawPool};
 use super::word::{Cell, Location};
 
 impl<D: PoolLocks> RawPool<D> {
-    /// Stores a copy of `bytes` (1..=4096) for `owner`, and returns its handle.
-    ///
-    /// # Errors
-    /// As [`RawPool::reserve`]. On an error nothing is stored.
+    /// Stores a copy of `bytes` (1..=4096) for `owner`, and returns its handle. Fails as
+    /// [`RawPool::reserve`]. On an error nothing is stored.
     #[inline]
     pub fn store(&self, bytes: &[u8], owner: u32, gfp: Gfp) -> Result<u32> {
         self.reserve(bytes.len(), gfp)?.write(bytes, owner)
     }
 
-    /// Allocates an object with room for `len` bytes (1..=4096), to be written later.
-    ///
-    /// # Errors
-    /// `Invalid` for another length, `NoSpace` when the arena's limit is reached, `NoMemory` when the
-    /// system gives no more. If `gfp` forbids waiting, the latter two only mean that the allocation
-    /// would have to wait.
+    /// Allocates an object with room for `len` bytes (1..=4096), to be written later. Fails with `Invalid`
+    /// for another length, `NoSpace` when the arena's limit is reached, `NoMemory` when the system gives no
+    /// more. If `gfp` forbids waiting, the latter two only mean that the allocation would have to wait.
     #[inline]
     pub fn reserve(&self, len: usize, gfp: Gfp) -> Result<Reserved<'_, D>> {
         if len == 0 || len > PAGE_SIZE {

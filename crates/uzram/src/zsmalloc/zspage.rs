@@ -141,10 +141,8 @@ impl Descriptors {
         self.0.insert(descriptor, gfp)
     }
 
-    /// Frees a descriptor that is on no list.
-    ///
-    /// # Errors
-    /// `Corrupt` when `id` is found to be no descriptor, or free already.
+    /// Frees a descriptor that is on no list. Fails with `Corrupt` when `id` is found to be no descriptor, or
+    /// free already.
     ///
     /// # Safety
     /// [`Descriptors::alloc`] returned it, and no thread uses it any more.

@@ -5,9 +5,9 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::time::{Duration, Instant};
 
+use crate::alone::only;
 use uzram::device::Device;
 
 /// Tells the child which `cgroup.procs` file to write its process id to.
@@ -67,8 +67,7 @@ fn a_reserve_that_the_cgroup_does_not_allow_is_refused() {
         return in_cgroup(&procs);
     }
     let Some(cgroup) = Cgroup::new() else { return };
-    let output = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "cgroup::a_reserve_that_the_cgroup_does_not_allow_is_refused", "--nocapture"])
+    let output = only("cgroup::a_reserve_that_the_cgroup_does_not_allow_is_refused")
         .env(PROCS, cgroup.0.join("cgroup.procs"))
         .output()
         .unwrap();

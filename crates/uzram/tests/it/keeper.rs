@@ -5,9 +5,10 @@ use std::io::{BufRead, BufReader, IoSlice, IoSliceMut, Read, Write};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 use std::sync::{Arc, Mutex};
 
+use crate::alone::only;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
     SendFlags, recvmsg, sendmsg,
@@ -193,8 +194,7 @@ fn a_killed_process_leaves_a_device_with_its_attributes_and_contents() {
     let (ours, theirs) = UnixStream::pair().unwrap();
     // Unlike `try_clone`, dup(2) makes a descriptor that stays open on exec.
     let inherited = rustix::io::dup(&theirs).unwrap();
-    let mut child = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "--nocapture", TEST])
+    let mut child = only(TEST)
         .env(SOCKET, format!("{}:{path}", inherited.as_raw_fd()))
         .stdout(Stdio::piped())
         .spawn()

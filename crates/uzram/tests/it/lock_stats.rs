@@ -6,6 +6,7 @@ use std::sync::{Barrier, MutexGuard, Once, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+use uzram::random::Random;
 use uzram::sync::{
     Condvar, LockMode, LockRecording, LockStat, Mutex, RwLock, WaitTable, WideLock, classes, lock_stats,
     record_locks_on_demand, reset_lock_stats,
@@ -74,15 +75,12 @@ fn acquisitions_of_several_threads_add_up() {
         for thread in 0..THREADS {
             let (locks, pool, slot, table, taken, held_ns) = (&locks, &pool, &slot, &table, &taken, &held_ns);
             scope.spawn(move || {
-                let mut random = 0x9e37_79b9_7f4a_7c15 ^ (thread + 1);
+                let mut random = Random::new(thread);
                 for _ in 0..3000 {
-                    random ^= random << 13;
-                    random ^= random >> 7;
-                    random ^= random << 17;
-                    let kind = (random % 4) as usize;
+                    let kind = random.below(4);
                     match kind {
                         0 => {
-                            let device = locks[(random >> 8) as usize % 2].lock();
+                            let device = locks[random.below(2)].lock();
                             let since = Instant::now();
                             std::hint::black_box(&device);
                             held_ns.fetch_add(since.elapsed().as_nanos() as u64, Ordering::Relaxed);

@@ -10,8 +10,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::fs::{MemfdFlags, SealFlags};
-use rustix::mm::{Advice, MapFlags, ProtFlags};
-use uzram::mem::{MappedAhead, MemoryFile, keep_memory_out_of_swap};
+use rustix::mm::Advice;
+use uzram::mem::{MappedAhead, MemoryFile, ZeroedPages, keep_memory_out_of_swap};
 use uzram::random::Random;
 use uzram::store::{PageNo, StandBy, StoreBuilder};
 use uzram::units::PAGE_SIZE;
@@ -89,33 +89,14 @@ impl Drop for SwapArea {
     }
 }
 
-/// A mapping of [`FILE_BYTES`] of a file.
-struct Mapping(*mut u8);
-
-impl Mapping {
-    fn of(fd: BorrowedFd<'_>) -> Mapping {
-        let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED);
-        // SAFETY: a new mapping, at an address that the kernel chooses.
-        let start = unsafe { rustix::mm::mmap(std::ptr::null_mut(), FILE_BYTES, protection, flags, fd, 0) };
-        Mapping(start.unwrap().cast())
-    }
-
-    /// Writes noise that depends on the file's use to all pages, and has the system take them out of memory,
-    /// if it does.
-    fn fill_and_page_out(&self) {
-        // SAFETY: all of the mapping is writable, and nobody else accesses it.
-        let bytes = unsafe { std::slice::from_raw_parts_mut(self.0, FILE_BYTES) };
-        Random::new(1).fill(bytes);
-        // SAFETY: the advice changes no contents.
-        unsafe { rustix::mm::madvise(self.0.cast(), FILE_BYTES, Advice::LinuxPageOut) }.unwrap();
-    }
-}
-
-impl Drop for Mapping {
-    fn drop(&mut self) {
-        // SAFETY: nobody has a reference into the mapping.
-        unsafe { rustix::mm::munmap(self.0.cast(), FILE_BYTES) }.unwrap();
-    }
+/// Writes noise to all pages of a file, and has the system take them out of memory, if it does.
+fn fill_and_page_out(file: &Arc<MemoryFile>) {
+    let all = file.region(0, FILE_BYTES as u64).unwrap();
+    // SAFETY: nobody else uses the file.
+    let mut pages = unsafe { ZeroedPages::of_region(&all) }.unwrap();
+    Random::new(1).fill(&mut pages);
+    // SAFETY: the advice changes no contents.
+    unsafe { rustix::mm::madvise(pages.as_mut_ptr().cast(), FILE_BYTES, Advice::LinuxPageOut) }.unwrap();
 }
 
 /// Returns how many pages of a file are in memory, and how many in swap.
@@ -151,10 +132,7 @@ fn a_memfd_is_swapped_out_and_a_file_that_is_kept_out_is_not() {
         Err(why) => return println!("skipped: no swap area: {why}"),
     };
     let (swapped, kept) = (memfd(), MemoryFile::create("test", FILE_BYTES as u64).unwrap());
-    for file in [&swapped, &kept] {
-        let mapping = Mapping::of(file.as_fd());
-        mapping.fill_and_page_out();
-    }
+    [&swapped, &kept].into_iter().for_each(fill_and_page_out);
     // Some come back, also those around them.
     assert_eq!(rustix::io::pread(swapped.as_fd(), &mut [0], 300 * PAGE_SIZE as u64).unwrap(), 1);
     let (in_memory, in_swap) = count(swapped.as_fd());

@@ -125,10 +125,7 @@ impl<T> PerCpu<T> {
         PerCpu { entries: (0..possible()).map(entry).map(Padded).collect() }
     }
 
-    /// Makes each CPU's entry, or fails with the first error of `entry`.
-    ///
-    /// # Errors
-    /// Those of `entry`.
+    /// Makes each CPU's entry, or fails with the first error of `entry`. Fails with those of `entry`.
     pub fn try_new<E>(entry: impl FnMut(usize) -> Result<T, E>) -> Result<Self, E> {
         let entries = (0..possible()).map(entry).map(|made| made.map(Padded));
         Ok(PerCpu { entries: entries.collect::<Result<_, E>>()? })

@@ -43,11 +43,8 @@ pub struct MappedAhead {
 }
 
 impl MappedAhead {
-    /// Maps a whole file. Pages follow with [`MappedAhead::catch_up`].
-    ///
-    /// # Errors
-    /// `Unsupported` where userfaultfd(2) or `/proc/self/pagemap` is not available; `NoMemory` when there is
-    /// no address space.
+    /// Maps a whole file. Pages follow with [`MappedAhead::catch_up`]. Fails with `Unsupported` where
+    /// userfaultfd(2) or `/proc/self/pagemap` is not available; `NoMemory` when there is no address space.
     pub fn new(file: Arc<MemoryFile>) -> Result<Self> {
         let unsupported = |what: &str, error: &dyn std::fmt::Display| {
             let what = format!("memory cannot be mapped ahead of its use: {what}: {error}");
@@ -81,10 +78,8 @@ impl MappedAhead {
     }
 
     /// Maps the pages that the file has in memory now and that are not mapped yet, as long as `goes_on`
-    /// returns true. Returns how many it mapped, in bytes.
-    ///
-    /// # Errors
-    /// `Io` if the system does not report which pages the file has, or which are mapped.
+    /// returns true. Returns how many it mapped, in bytes. Fails with `Io` if the system does not report
+    /// which pages the file has, or which are mapped.
     pub fn catch_up(&self, goes_on: &dyn Fn() -> bool) -> Result<u64> {
         let all = self.file.region(0, self.file.len_bytes())?;
         let (mut mapped_pages, mut failure) = (0, None);

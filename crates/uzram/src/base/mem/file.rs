@@ -51,10 +51,9 @@ fn failed(what: &str, error: rustix::io::Errno) -> Error {
 
 impl MemoryFile {
     /// Creates a file of zeros. It is closed on exec. `/proc/PID/maps` shows it by this name, unless it is
-    /// one that is never swapped out ([`keep_memory_out_of_swap`](super::keep_memory_out_of_swap)).
-    ///
-    /// # Errors
-    /// `Io` when the system has no such files; `NoSpace` when it allows none of that length (`ulimit -f`).
+    /// one that is never swapped out ([`keep_memory_out_of_swap`](super::keep_memory_out_of_swap)). Fails
+    /// with `Io` when the system has no such files; `NoSpace` when it allows none of that length (`ulimit
+    /// -f`).
     pub fn create(name: &str, len_bytes: u64) -> Result<Arc<Self>> {
         check_file_size("a memory file", len_bytes)?;
         let sized = |fd: &OwnedFd| {
@@ -77,10 +76,8 @@ impl MemoryFile {
         Ok(Arc::new(MemoryFile { fd, len_bytes, whole: OnceLock::new() }))
     }
 
-    /// Opens a file that [`MemoryFile::create`] created, in this process or another.
-    ///
-    /// # Errors
-    /// `Invalid` for any other descriptor: a file that others can shrink is not safe to map.
+    /// Opens a file that [`MemoryFile::create`] created, in this process or another. Fails with `Invalid` for
+    /// any other descriptor: a file that others can shrink is not safe to map.
     pub fn from_fd(fd: OwnedFd) -> Result<Arc<Self>> {
         let invalid =
             |_| Error::invalid("the descriptor is not of a memory file, or one that others can shrink");
@@ -110,10 +107,8 @@ impl MemoryFile {
         self.len_bytes
     }
 
-    /// Returns a part of the file.
-    ///
-    /// # Errors
-    /// `Invalid` if the part does not begin on a page of the host, or does not lie inside the file.
+    /// Returns a part of the file. Fails with `Invalid` if the part does not begin on a page of the host, or
+    /// does not lie inside the file.
     pub fn region(self: &Arc<Self>, offset: u64, len_bytes: u64) -> Result<Region> {
         let is_inside = offset.checked_add(len_bytes).is_some_and(|end| end <= self.len_bytes);
         if !is_inside || !offset.is_multiple_of(rustix::param::page_size() as u64) {
@@ -205,9 +200,7 @@ impl Region {
     }
 
     /// Returns a multiple of `step_bytes` at or behind which the region has no memory, the smallest one.
-    ///
-    /// # Errors
-    /// As [`Region::for_each_data`].
+    /// Fails as [`Region::for_each_data`].
     pub fn data_end(&self, step_bytes: u64) -> Result<u64> {
         let (mut below, mut end) = (0, self.len_bytes.div_ceil(step_bytes));
         while below < end {
@@ -220,18 +213,14 @@ impl Region {
         Ok(end * step_bytes)
     }
 
-    /// Calls `f` with each range of bytes of the region that has memory, rounded to pages, in order.
-    ///
-    /// # Errors
-    /// `Io` if the system does not report which ranges have memory.
+    /// Calls `f` with each range of bytes of the region that has memory, rounded to pages, in order. Fails
+    /// with `Io` if the system does not report which ranges have memory.
     pub fn for_each_data(&self, f: impl FnMut(Range<u64>)) -> Result<()> {
         self.walk_data(0..self.len_bytes, None, f)
     }
 
     /// As [`Region::for_each_data`], in a small part of the region that consists of whole pages of the host.
-    ///
-    /// # Errors
-    /// As [`Region::for_each_data`].
+    /// Fails as [`Region::for_each_data`].
     pub fn for_each_data_in(&self, part: Range<u64>, mut f: impl FnMut(Range<u64>)) -> Result<()> {
         let bytes = self.offset + part.start..self.offset + part.end;
         // A page that is mapped is in memory. If as many are mapped as the file has there, these are all.

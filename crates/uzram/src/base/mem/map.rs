@@ -36,21 +36,14 @@ unsafe impl Sync for Mapped {}
 
 impl Mapped {
     /// Maps `len_bytes` bytes of a file from `offset` on, shared with other processes. Both are multiples of
-    /// the host's page size.
-    ///
-    /// # Errors
-    /// `NoMemory` when the system refuses.
+    /// the host's page size. Fails with `NoMemory` when the system refuses.
     pub(super) fn shared(fd: BorrowedFd<'_>, offset: u64, len_bytes: usize, access: Access) -> Result<Self> {
         let flags = MapFlags::SHARED | MapFlags::NORESERVE;
         // SAFETY: a new mapping at an address that the kernel chooses affects no existing memory.
         let start = unsafe {
             rustix::mm::mmap(std::ptr::null_mut(), len_bytes, access.protection(), flags, fd, offset)
         };
-        let start = start.map_err(|error| {
-            let what = format!("the system refused {len_bytes} bytes of address space: {error}");
-            Error::new(ErrorKind::NoMemory, what).with_setting("disksize")
-        })?;
-        let mapped = Mapped::at(start, len_bytes)?;
+        let mapped = Mapped::at(start.map_err(|error| refused(len_bytes, &error))?, len_bytes)?;
         mapped.advise();
         Ok(mapped)
     }
@@ -74,6 +67,11 @@ impl Mapped {
         // SAFETY: as above.
         let _ = unsafe { rustix::mm::madvise(start, len_bytes, Advice::LinuxDontDump) };
     }
+}
+
+fn refused(len_bytes: usize, why: &dyn std::fmt::Display) -> Error {
+    let what = format!("the system refused {len_bytes} bytes of address space: {why}");
+    Error::new(ErrorKind::NoMemory, what).with_setting("disksize")
 }
 
 impl Drop for Mapped {
@@ -147,18 +145,12 @@ impl Access {
 }
 
 impl Mapping {
-    /// Reserves `len_bytes` bytes (more than 0), rounded up to whole pages of the host.
-    ///
-    /// # Errors
-    /// `NoMemory` when the system refuses.
+    /// Reserves `len_bytes` bytes (more than 0), rounded up to whole pages of the host. Fails with `NoMemory`
+    /// when the system refuses.
     pub(crate) fn new(len_bytes: usize, access: Access) -> Result<Self> {
         let protection = access.protection();
         let page_bytes = host_page_bytes();
-        let refused = |why: &str| {
-            let what = format!("the system refused {len_bytes} bytes of address space: {why}");
-            Error::new(ErrorKind::NoMemory, what).with_setting("disksize")
-        };
-        let too_many = || refused("that is more than there is");
+        let too_many = || refused(len_bytes, &"that is more than there is");
         let len_bytes = len_bytes.checked_next_multiple_of(page_bytes).ok_or_else(too_many)?;
         // The system aligns to its own pages, which may be smaller than emulated ones.
         let spare_bytes = page_bytes - rustix::param::page_size();
@@ -168,7 +160,7 @@ impl Mapping {
         // memory.
         let base =
             unsafe { rustix::mm::mmap_anonymous(std::ptr::null_mut(), mapped_bytes, protection, flags) };
-        let mapped = Mapped::at(base.map_err(|error| refused(&error.to_string()))?, mapped_bytes)?;
+        let mapped = Mapped::at(base.map_err(|error| refused(len_bytes, &error))?, mapped_bytes)?;
         mapped.advise();
         // SAFETY: the system's page size divides `page_bytes`, so the offset is at most `spare_bytes`.
         let base = unsafe { mapped.start.add(mapped.start.as_ptr().align_offset(page_bytes)) };
@@ -176,10 +168,7 @@ impl Mapping {
     }
 
     /// Maps the first `len_bytes` bytes of a region, rounded up to whole pages of the host; private memory if
-    /// `region` is `None`.
-    ///
-    /// # Errors
-    /// As [`Mapping::new`]; `Invalid` for a shorter region.
+    /// `region` is `None`. Fails as [`Mapping::new`]; `Invalid` for a shorter region.
     pub(crate) fn new_in(region: Option<&Region>, len_bytes: usize, access: Access) -> Result<Self> {
         let Some(region) = region else { return Mapping::new(len_bytes, access) };
         let page_bytes = rustix::param::page_size();
@@ -224,10 +213,7 @@ impl Mapping {
         unsafe { self.base().add(offset).cast() }
     }
 
-    /// Makes a page-aligned part readable and writable.
-    ///
-    /// # Errors
-    /// `NoMemory` when the system refuses.
+    /// Makes a page-aligned part readable and writable. Fails with `NoMemory` when the system refuses.
     pub(super) fn enable(&self, offset: usize, len: usize) -> Result<()> {
         let start = self.part(offset, len);
         // SAFETY: the range lies inside this mapping, and more access invalidates nothing.
@@ -236,10 +222,8 @@ impl Mapping {
     }
 
     /// Makes a page-aligned part, which is readable and writable, resident. The contents stay, and other
-    /// threads may use them meanwhile.
-    ///
-    /// # Errors
-    /// `NoMemory` when the system gives none; some of the part may be resident then.
+    /// threads may use them meanwhile. Fails with `NoMemory` when the system gives none; some of the part may
+    /// be resident then.
     pub(super) fn populate(&self, offset: usize, len: usize) -> Result<()> {
         if len == 0 {
             return Ok(());

@@ -12,18 +12,13 @@
 //!
 //! Each page has a *resident* bit: set when it is first committed, cleared when its memory goes
 //! back to the system. [`Arena::charged_pages`] counts these bits: it is the memory that the arena
-//! takes, including free pages kept for reuse. [`Arena::set_limit_pages`] bounds it. (On hosts whose
-//! pages are larger than 4096 bytes the system may take up to a host page for each of ours; it goes
-//! back when none of its pages is taken.) Free pages are kept in each CPU's run cache, up to two
-//! batches of each account and length, and beyond that up to a sixteenth of the used pages; all of
-//! them go back when the limit is reached. A free releases the surplus, or leaves it to a thread
-//! ([`Arena::set_releaser`]). (With a reserve, see below, chunks are charged, kept and given back.)
+//! takes, including free pages kept for reuse, up to two batches of each account and length in each CPU's run
+//! cache, and beyond that up to a sixteenth of the used pages. All of them go back when the limit is reached.
+//! (On hosts with larger pages the system may take up to one of these for each of ours.) A free releases the
+//! surplus, or leaves it to a thread ([`Arena::set_releaser`]). With a reserve (`reserve.rs`) whole chunks are
+//! charged, kept and given back.
 //!
-//! Callers that can relocate runs evacuate sparse chunks: [`Arena::hide_sparse_chunks`] chooses them
-//! and keeps them from filling up again meanwhile.
-//!
-//! An arena with a *reserve* ([`Arena::with_reserve`]) makes whole chunks resident ahead of use: a
-//! thread that takes runs and touches their pages never waits for memory.
+//! Callers that can relocate runs evacuate sparse chunks (`hide.rs`).
 //!
 //! Lock order: reclaim, run cache, arena. `commit` takes no lock and makes no system call: it may
 //! be called with any lock held. Do not call the others under a size class's lock.

@@ -21,11 +21,8 @@ use crate::base::error::{Error, ErrorKind, Result};
 static DIRECTORY: OnceLock<OwnedFd> = OnceLock::new();
 
 /// Has all [`MemoryFile`](super::MemoryFile)s that are created from now on, by this process and those that it
-/// forks, be never swapped out. Those that exist are not affected.
-///
-/// # Errors
-/// `Unsupported` before Linux 6.4, or without the privilege to mount (`CAP_SYS_ADMIN` outside of user
-/// namespaces).
+/// forks, be never swapped out. Those that exist are not affected. Fails with `Unsupported` before Linux 6.4,
+/// or without the privilege to mount (`CAP_SYS_ADMIN` outside of user namespaces).
 pub fn keep_memory_out_of_swap() -> Result<()> {
     if DIRECTORY.get().is_none() {
         let directory = mount().map_err(|(what, errno)| {

@@ -25,10 +25,7 @@ pub enum Wanted {
 
 /// Looks for pages in a range of addresses; skips what is not mapped, however large. Returns how many entries
 /// of `found` it filled: the first ranges, in order. If that is all of them, there may be more behind the
-/// last one.
-///
-/// # Errors
-/// `ENOTTY` before Linux 6.7; others of the system.
+/// last one. Fails with `ENOTTY` before Linux 6.7; others of the system.
 pub fn scan_page_table(
     page_table: &File,
     addresses: Range<u64>,

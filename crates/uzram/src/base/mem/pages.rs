@@ -15,19 +15,13 @@ pub struct ZeroedPages {
 }
 
 impl ZeroedPages {
-    /// Makes a buffer of `len_bytes` bytes.
-    ///
-    /// # Errors
-    /// `NoMemory` when the system refuses.
+    /// Makes a buffer of `len_bytes` bytes. Fails with `NoMemory` when the system refuses.
     pub fn new(len_bytes: usize) -> Result<Self> {
         Ok(ZeroedPages { mapping: Mapping::new(len_bytes.max(1), Access::ReadWrite)?, len_bytes })
     }
 
     /// Makes a buffer of a region of a file: what was written to it is there, and stays when the buffer is
-    /// dropped.
-    ///
-    /// # Errors
-    /// `Invalid` for an empty region; `NoMemory` when the system refuses.
+    /// dropped. Fails with `Invalid` for an empty region; `NoMemory` when the system refuses.
     ///
     /// # Safety
     /// While the buffer lives, nobody else writes to the region, in this process or another.
@@ -36,10 +30,7 @@ impl ZeroedPages {
         Ok(ZeroedPages { mapping: Mapping::new_in(Some(region), len_bytes, Access::ReadWrite)?, len_bytes })
     }
 
-    /// Makes all of it resident. The contents stay.
-    ///
-    /// # Errors
-    /// `NoMemory` when the system gives none.
+    /// Makes all of it resident. The contents stay. Fails with `NoMemory` when the system gives none.
     pub fn populate(&self) -> Result<()> {
         self.mapping.populate(0, self.mapping.len_bytes())
     }

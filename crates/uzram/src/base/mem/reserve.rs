@@ -44,10 +44,8 @@ impl Arena {
         Arena::with_reserve_in(None, address_bytes, reserve_pages)
     }
 
-    /// As [`Arena::with_reserve`], in a region of a file as in [`Arena::new_in`].
-    ///
-    /// # Errors
-    /// As [`Arena::with_reserve`] and [`Arena::new_in`].
+    /// As [`Arena::with_reserve`], in a region of a file as in [`Arena::new_in`]. Fails as
+    /// [`Arena::with_reserve`] and [`Arena::new_in`].
     pub fn with_reserve_in(region: Option<&Region>, address_bytes: u64, reserve_pages: u64) -> Result<Self> {
         let mut arena = Arena::new_in(region, address_bytes)?;
         let chunks = reserve_chunks(reserve_pages);

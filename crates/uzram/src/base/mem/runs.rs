@@ -159,10 +159,7 @@ impl Runs {
         self.taken[group]
     }
 
-    /// Adds a free chunk after the last one.
-    ///
-    /// # Errors
-    /// `NoMemory` when the tables cannot grow.
+    /// Adds a free chunk after the last one. Fails with `NoMemory` when the tables cannot grow.
     pub(super) fn add_chunk(&mut self) -> Result<()> {
         self.make_room(1)?;
         let chunk = self.push(Chunk::default());
@@ -171,10 +168,7 @@ impl Runs {
     }
 
     /// Makes room for `chunks` chunks, so that adding them allocates nothing; returns the bytes that the
-    /// tables take.
-    ///
-    /// # Errors
-    /// `NoMemory` when the tables cannot grow.
+    /// tables take. Fails with `NoMemory` when the tables cannot grow.
     pub(super) fn reserve(&mut self, chunks: usize) -> Result<usize> {
         debug_assert!(self.chunks.is_empty());
         self.make_room(chunks)?;

@@ -41,19 +41,13 @@ pub struct Table<T> {
 }
 
 impl<T: Entry> Table<T> {
-    /// Reserves room for `len` entries (at least 1).
-    ///
-    /// # Errors
-    /// `NoMemory` when the system refuses.
+    /// Reserves room for `len` entries (at least 1). Fails with `NoMemory` when the system refuses.
     pub fn new(len: usize) -> Result<Self> {
         Table::new_in(None, len)
     }
 
     /// As [`Table::new`], in a region of a file of at least [`Table::bytes_of`] bytes, whose contents stay;
-    /// in private memory if `region` is `None`.
-    ///
-    /// # Errors
-    /// As [`Table::new`].
+    /// in private memory if `region` is `None`. Fails as [`Table::new`].
     pub fn new_in(region: Option<&Region>, len: usize) -> Result<Self> {
         #[cfg(loom)]
         assert!(region.is_none(), "models have no files");
@@ -106,18 +100,12 @@ impl<T: Entry> Table<T> {
         self.mapping.base().cast()
     }
 
-    /// Makes all entries resident.
-    ///
-    /// # Errors
-    /// `NoMemory` when the system gives none.
+    /// Makes all entries resident. Fails with `NoMemory` when the system gives none.
     pub fn populate(&self) -> Result<()> {
         self.populate_range(0..self.len)
     }
 
-    /// Makes the entries of `range` resident.
-    ///
-    /// # Errors
-    /// As [`Table::populate`].
+    /// Makes the entries of `range` resident. Fails as [`Table::populate`].
     pub fn populate_range(&self, range: Range<usize>) -> Result<()> {
         debug_assert!(range.start <= range.end && range.end <= self.len);
         #[cfg(not(loom))]
@@ -164,10 +152,8 @@ impl<T: Entry> Table<T> {
     }
 
     /// Calls `f` with the ranges of entries that are in memory, in order; all other entries have the default
-    /// value. For a table in private memory, calls `f` once, with all entries.
-    ///
-    /// # Errors
-    /// `Io` if the system does not report which pages are in memory.
+    /// value. For a table in private memory, calls `f` once, with all entries. Fails with `Io` if the system
+    /// does not report which pages are in memory.
     #[cfg(not(loom))]
     pub fn for_each_resident(&self, mut f: impl FnMut(Range<usize>)) -> Result<()> {
         let Some(region) = self.mapping.region() else {

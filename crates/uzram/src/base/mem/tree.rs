@@ -12,10 +12,8 @@ pub(super) struct Tree {
 }
 
 impl Tree {
-    /// Makes room for the leaves below `len`.
-    ///
-    /// # Errors
-    /// `NoMemory` when there is none; the tree is unchanged then.
+    /// Makes room for the leaves below `len`. Fails with `NoMemory` when there is none; the tree is unchanged
+    /// then.
     pub(super) fn grow(&mut self, len: usize) -> Result<()> {
         if len <= self.leaves {
             return Ok(());

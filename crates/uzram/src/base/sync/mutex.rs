@@ -85,43 +85,38 @@ impl<T> Mutex<T> {
 }
 
 impl<'a, T> MutexGuard<'a, T> {
-    /// Waits on `condvar` and releases the lock meanwhile. May return without a notification.
-    #[cfg(not(tsan))]
+    /// Waits on `condvar` and releases the lock meanwhile. May return without a notification: under
+    /// ThreadSanitizer, which does not see the standard library release and take the lock, it always does.
     pub fn wait(self, condvar: &super::Condvar) -> MutexGuard<'a, T> {
-        let MutexGuard { guard, lock, mut hold } = self;
-        hold.pause();
-        let guard = condvar.wait(guard).unwrap_or_else(|poisoned| poisoned.into_inner());
-        hold.resume(&lock.last);
-        MutexGuard { guard, lock, hold }
+        #[cfg(tsan)]
+        return self.wait_for(condvar, super::TSAN_NAP);
+        #[cfg(not(tsan))]
+        self.released(|guard, _| condvar.wait(guard).unwrap_or_else(|poisoned| poisoned.into_inner()))
     }
 
     /// As [`MutexGuard::wait`], for `at_most` that long. Models have no time: there it only releases the lock
     /// briefly.
-    #[cfg(not(tsan))]
     pub fn wait_for(self, condvar: &super::Condvar, at_most: std::time::Duration) -> MutexGuard<'a, T> {
-        let MutexGuard { guard, lock, mut hold } = self;
-        hold.pause();
-        let (guard, _) =
-            condvar.wait_timeout(guard, at_most).unwrap_or_else(|poisoned| poisoned.into_inner());
-        hold.resume(&lock.last);
-        MutexGuard { guard, lock, hold }
+        #[cfg(tsan)]
+        return self.released(|guard, lock| {
+            drop((guard, condvar));
+            std::thread::sleep(at_most.min(super::TSAN_NAP));
+            lock.wait_inner()
+        });
+        #[cfg(not(tsan))]
+        self.released(|guard, _| {
+            condvar.wait_timeout(guard, at_most).unwrap_or_else(|poisoned| poisoned.into_inner()).0
+        })
     }
 
-    /// Returns without a notification: ThreadSanitizer does not see the standard library release and take the
-    /// lock.
-    #[cfg(tsan)]
-    pub fn wait(self, condvar: &super::Condvar) -> MutexGuard<'a, T> {
-        self.wait_for(condvar, super::TSAN_NAP)
-    }
-
-    /// As [`MutexGuard::wait`], for `at_most` that long.
-    #[cfg(tsan)]
-    pub fn wait_for(self, _: &super::Condvar, at_most: std::time::Duration) -> MutexGuard<'a, T> {
+    /// Has `wait` release the lock and take it again.
+    fn released(
+        self,
+        wait: impl FnOnce(imp::MutexGuard<'a, T>, &'a Mutex<T>) -> imp::MutexGuard<'a, T>,
+    ) -> MutexGuard<'a, T> {
         let MutexGuard { guard, lock, mut hold } = self;
         hold.pause();
-        drop(guard);
-        std::thread::sleep(at_most.min(super::TSAN_NAP));
-        let guard = lock.wait_inner();
+        let guard = wait(guard, lock);
         hold.resume(&lock.last);
         MutexGuard { guard, lock, hold }
     }

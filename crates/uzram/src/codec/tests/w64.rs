@@ -157,39 +157,10 @@ fn mixed_page(random: &mut Random) -> Page {
     page_of(|i| words[i])
 }
 
-/// Pages of this process's own heap, in which it keeps various data.
-fn heap_pages() -> Vec<(String, Page)> {
-    let random = &mut Random::new(SEED);
-    let kept: std::collections::BTreeMap<String, (u64, Box<[u32]>)> = (0..3000)
-        .map(|i| {
-            (format!("key {i}"), (random.next() >> 40, (0..i % 9).collect::<Vec<u32>>().into_boxed_slice()))
-        })
-        .collect();
-    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
-    let memory = std::fs::File::open("/proc/self/mem").unwrap();
-    let ranges =
-        maps.lines().filter(|line| line.contains(" rw-p ") && (line.ends_with("[heap]") || line.len() < 60));
-    let pages: Vec<_> = ranges
-        .flat_map(|line| {
-            let (start, end) = line.split_once(' ').unwrap().0.split_once('-').unwrap();
-            let [start, end] = [start, end].map(|at| u64::from_str_radix(at, 16).unwrap());
-            (start..end.min(start + (400 << 12))).step_by(PAGE_SIZE)
-        })
-        .filter_map(|at| {
-            let mut page = [0; PAGE_SIZE];
-            std::os::unix::fs::FileExt::read_exact_at(&memory, &mut page, at).ok()?;
-            (page != [0; PAGE_SIZE]).then(|| (format!("heap {at:#x}"), page))
-        })
-        .take(2000)
-        .collect();
-    assert!(kept.len() == 3000 && pages.len() > 50, "{} pages", pages.len());
-    pages
-}
-
 #[test]
 fn pages_come_back_from_every_kernel() {
     let mut kernels = Kernels::new();
-    let pages = edges().into_iter().chain(shapes()).chain(periodic()).chain(real()).chain(heap_pages());
+    let pages = edges().into_iter().chain(shapes()).chain(periodic()).chain(real());
     for (what, page) in pages {
         kernels.assert_round_trip(&what, &page);
     }

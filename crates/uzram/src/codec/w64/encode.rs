@@ -114,10 +114,7 @@ impl Number for u16 {}
 impl Number for u32 {}
 
 impl Work {
-    /// Allocates the memory, and touches it.
-    ///
-    /// # Errors
-    /// `NoMemory` when the system gives none.
+    /// Allocates the memory, and touches it. Fails with `NoMemory` when the system gives none.
     pub(super) fn new() -> Result<Box<Work>> {
         let layout = Layout::new::<Work>();
         // SAFETY: the layout's size is not 0.

@@ -190,8 +190,7 @@ pub(super) struct Encoder {
 }
 
 impl Encoder {
-    /// # Errors
-    /// `NoMemory` when the system gives none.
+    /// Fails with `NoMemory` when the system gives none.
     pub(super) fn new(kernel: Kernel) -> Result<Encoder> {
         Ok(Encoder { kernel, work: encode::Work::new()? })
     }
@@ -213,10 +212,8 @@ impl Encoder {
     }
 }
 
-/// Decompresses a page.
-///
-/// # Errors
-/// `Corrupt` if the bytes are not those of exactly one page; the page is then unchanged.
+/// Decompresses a page. Fails with `Corrupt` if the bytes are not those of exactly one page; the page is then
+/// unchanged.
 pub(super) fn decode(kernel: Kernel, bytes: &[u8], page: &mut Page) -> Result<()> {
     with_lanes!(kernel, l => decode::decode(l, bytes, page), (bytes: &[u8], page: &mut Page) -> Option<()>)
         .ok_or_else(|| Error::new(ErrorKind::Corrupt, "w64: the bytes are not those of one page"))

@@ -12,7 +12,6 @@ use crate::slab::Sheaves;
 
 for_every_policy!(
     what_is_freed_twice_is_found,
-    what_is_freed_twice_at_once_is_found,
     numbers_of_no_object_in_use_are_found,
     objects_of_slabs_that_are_gone_are_found,
     a_write_to_a_free_object_is_found,
@@ -28,7 +27,7 @@ struct Fixture<P: Policy> {
     arena: Arc<Arena>,
     cache: Cache<P>,
     size: usize,
-    kind: Kind,
+    kind: bool,
     live: Vec<Live>,
     freed: Vec<u32>,
     found: usize,
@@ -52,7 +51,7 @@ fn for_each_fixture<P: Policy>(what: &'static str, test: impl Fn(&mut Fixture<P>
 }
 
 impl<P: Policy> Fixture<P> {
-    fn new(what: &'static str, shape: (usize, usize), kind: Kind) -> Self {
+    fn new(what: &'static str, shape: (usize, usize), kind: bool) -> Self {
         let (arena, size) = (arena(), shape.0);
         let cache = cache_of::<P>(&arena, shape, kind);
         let mut objects: Vec<u32> = (0..400).map(|_| cache.alloc(Gfp::MayWait).unwrap()).collect();
@@ -61,7 +60,7 @@ impl<P: Policy> Fixture<P> {
         let mut freed: Vec<u32> = objects.drain(100..250).collect();
         let mut random = Random::new(1);
         freed.extend((0..100).map(|_| objects.swap_remove(random.below(objects.len()))));
-        cache.free_bulk(&freed).unwrap();
+        free_all(&cache, &freed);
         let live = (0..).zip(objects).map(|(stamp, object)| Live::new(&cache, size, object, stamp)).collect();
         Fixture { what, arena, cache, size, kind, live, freed, found: 0, missed: 0, lossy: false }
     }
@@ -152,14 +151,6 @@ fn what_is_freed_twice_is_found<P: Policy>() {
     });
 }
 
-fn what_is_freed_twice_at_once_is_found<P: Policy>() {
-    for_each_fixture::<P>("freed twice at once were", |fixture| {
-        let twice = fixture.live.pop().unwrap().object;
-        let answer = fixture.cache.free_bulk(&[twice, twice]);
-        fixture.judge(twice, answer);
-    });
-}
-
 fn numbers_of_no_object_in_use_are_found<P: Policy>() {
     for_each_fixture::<P>("numbers of no object in use were", |fixture| {
         let mut live: Vec<u32> = fixture.live.iter().map(|live| live.object).collect();
@@ -185,7 +176,7 @@ fn numbers_of_no_object_in_use_are_found<P: Policy>() {
 fn objects_of_slabs_that_are_gone_are_found<P: Policy>() {
     for_each_fixture::<P>("objects of slabs that are gone were", |fixture| {
         let objects: Vec<u32> = fixture.live.drain(..).map(|live| live.object).collect();
-        fixture.cache.free_bulk(&objects).unwrap();
+        free_all(&fixture.cache, &objects);
         fixture.cache.shrink().unwrap();
         assert_eq!(fixture.cache.info().num_slabs, 0);
         for object in objects {
@@ -264,13 +255,14 @@ fn a_damaged_link_is_found<P: Policy>() {
 }
 
 fn objects_in_use_at_the_end_are_reported<P: Policy>() {
-    for kind in kinds() {
+    for restartable in kinds() {
         for free_objects_on_drop in [false, true] {
             let arena = arena();
-            let options = CacheConfig { free_objects_on_drop, ..kind.options("leaky", 64, 8, 1000) };
+            let options =
+                CacheConfig { free_objects_on_drop, restartable, ..CacheConfig::new("leaky", 64, 8, 1000) };
             let cache = Cache::<P>::new(arena.clone(), options).unwrap();
             let objects: Vec<u32> = (0..100).map(|_| cache.alloc(Gfp::MayWait).unwrap()).collect();
-            cache.free_bulk(&objects[3..]).unwrap();
+            free_all(&cache, &objects[3..]);
             let ended = cache.close();
             assert_eq!(arena.used_pages(Account::Slab), 0, "the memory goes back all the same");
             if free_objects_on_drop {
@@ -293,7 +285,7 @@ fn a_drop_reports_objects_in_use() {
             let name = if free_objects_on_drop { "whole" } else { "leaky" };
             let options = CacheConfig { free_objects_on_drop, ..CacheConfig::new(name, 64, 8, 1000) };
             let cache = Cache::<Sheaves>::new(arena(), options).unwrap();
-            cache.alloc_bulk(&mut [0; 7], Gfp::MayWait).unwrap();
+            (0..7).for_each(|_| _ = cache.alloc(Gfp::MayWait).unwrap());
         }
         return;
     }

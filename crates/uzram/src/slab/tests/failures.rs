@@ -20,28 +20,26 @@ fn script<P: Policy>(arena: &Arc<Arena>, cache: Cache<P>, size: usize) -> bool {
     let (mut live, mut failures, mut stamp): (Vec<Live>, _, _) = (Vec::new(), 0, 0);
     for step in 0..150 {
         let most = if step % 50 < 25 { (64 << 10) / size.max(256) } else { 5 };
-        let mut objects = vec![u32::MAX; 1 + random.below(30)];
-        let single = objects.len() < 10;
+        let count = 1 + random.below(30);
         if live.len() < most {
-            while let Err(error) = match objects.as_mut_slice() {
-                [first, ..] if single => cache.alloc(Gfp::MayWait).map(|object| *first = object),
-                objects => cache.alloc_bulk(objects, Gfp::MayWait),
-            } {
-                failures += 1;
-                assert!(matches!(error.kind(), ErrorKind::NoSpace | ErrorKind::NoMemory), "{error}");
-                assert_eq!(failures, 1, "{error}");
-                check_info(arena, &cache, live.len());
-            }
-            let new = if single { &objects[..1] } else { &objects[..] };
-            for object in new {
+            for _ in 0..count {
+                let object = loop {
+                    let error = match cache.alloc(Gfp::MayWait) {
+                        Ok(object) => break object,
+                        Err(error) => error,
+                    };
+                    failures += 1;
+                    assert!(matches!(error.kind(), ErrorKind::NoSpace | ErrorKind::NoMemory), "{error}");
+                    assert_eq!(failures, 1, "{error}");
+                    check_info(arena, &cache, live.len());
+                };
                 stamp += 1;
-                live.push(Live::new(&cache, size, *object, stamp));
+                live.push(Live::new(&cache, size, object, stamp));
             }
         } else {
-            let freed = live.split_off(live.len().saturating_sub(objects.len()).max(most));
+            let freed = live.split_off(live.len().saturating_sub(count).max(most));
             freed.iter().for_each(|live| live.check(&cache, size));
-            let freed: Vec<u32> = freed.into_iter().map(|live| live.object).collect();
-            cache.free_bulk(&freed).unwrap();
+            freed.into_iter().for_each(|live| cache.free(live.object).unwrap());
         }
         if step % 20 == 19 {
             cache.shrink().unwrap();
@@ -79,9 +77,13 @@ fn a_full_cache_names_its_setting<P: Policy>() {
     let cpus = allowed_cpus();
     // On one CPU: a full cache does not use objects that are free on another.
     sched_setaffinity(None, &cpus[0]).unwrap();
-    for kind in kinds() {
+    for restartable in kinds() {
         let arena = arena();
-        let options = CacheConfig { max_objects_setting: "how_many", ..kind.options("full", 64, 8, 1000) };
+        let options = CacheConfig {
+            max_objects_setting: "how_many",
+            restartable,
+            ..CacheConfig::new("full", 64, 8, 1000)
+        };
         let cache = Cache::<P>::new(arena.clone(), options).unwrap();
         let mut live = Vec::new();
         let error = loop {
@@ -94,7 +96,6 @@ fn a_full_cache_names_its_setting<P: Policy>() {
         assert_eq!((error.kind(), error.setting()), (ErrorKind::NoSpace, Some("how_many")), "{error}");
         assert!(error.to_string().contains("full"), "{error}");
         check_info(&arena, &cache, live.len());
-        assert!(cache.alloc_bulk(&mut [0; 3], Gfp::MayWait).is_err());
         for at in [0, 500, 900] {
             live[at].check(&cache, 64);
             cache.free(live[at].object).unwrap();
@@ -110,9 +111,10 @@ fn a_full_cache_names_its_setting<P: Policy>() {
 fn no_object_is_refused_because_others_are_kept_free<P: Policy>() {
     const MOST: usize = 1000;
     let cpus = allowed_cpus();
-    for kind in kinds() {
+    for restartable in kinds() {
         let arena = arena();
-        let cache = Cache::<P>::new(arena.clone(), kind.options("full", 64, 8, MOST as u64)).unwrap();
+        let config = CacheConfig { restartable, ..CacheConfig::new("full", 64, 8, MOST as u64) };
+        let cache = Cache::<P>::new(arena.clone(), config).unwrap();
         let mut random = Random::new(5);
         let mut live: Vec<u32> = Vec::new();
         for _ in 0..30 {
@@ -128,7 +130,7 @@ fn no_object_is_refused_because_others_are_kept_free<P: Policy>() {
                 cache.free(live.swap_remove(random.below(live.len()))).unwrap();
             }
         }
-        cache.free_bulk(&live).unwrap();
+        free_all(&cache, &live);
         check_all_is_back(&arena, vec![cache]);
     }
 }

@@ -40,23 +40,9 @@ fn stress_factor() -> u64 {
     std::env::var("SLAB_STRESS").ok().and_then(|factor| factor.parse().ok()).unwrap_or(1)
 }
 
-/// Settings that do not depend on the policy.
-#[derive(Clone, Copy, Debug)]
-struct Kind {
-    /// Whether fast paths are restartable sequences.
-    restartable: bool,
-}
-
-/// Returns the kinds that this machine supports.
-fn kinds() -> Vec<Kind> {
-    let restartable = [true, false].into_iter().filter(|wanted| !wanted || Restartable::get().is_some());
-    restartable.map(|restartable| Kind { restartable }).collect()
-}
-
-impl Kind {
-    fn options(self, name: impl Into<String>, size: usize, align: usize, max_objects: u64) -> CacheConfig {
-        CacheConfig { restartable: self.restartable, ..CacheConfig::new(name, size, align, max_objects) }
-    }
+/// Returns whether fast paths may be restartable sequences, as this machine supports it.
+fn kinds() -> Vec<bool> {
+    [true, false].into_iter().filter(|wanted| !wanted || Restartable::get().is_some()).collect()
 }
 
 fn arena() -> Arc<Arena> {
@@ -64,10 +50,14 @@ fn arena() -> Arc<Arena> {
 }
 
 /// Makes a cache of as many objects as its arena has room for, named after the policy and shape.
-fn cache_of<P: Policy>(arena: &Arc<Arena>, shape: (usize, usize), kind: Kind) -> Cache<P> {
-    let (size, align) = shape;
-    let name = format!("{}-{size}-{align}", P::NAME);
-    Cache::new(arena.clone(), kind.options(name, size, align, ARENA_BYTES / size as u64)).unwrap()
+fn cache_of<P: Policy>(arena: &Arc<Arena>, (size, align): (usize, usize), restartable: bool) -> Cache<P> {
+    let config =
+        CacheConfig::new(format!("{}-{size}-{align}", P::NAME), size, align, ARENA_BYTES / size as u64);
+    Cache::new(arena.clone(), CacheConfig { restartable, ..config }).unwrap()
+}
+
+fn free_all<P: Policy>(cache: &Cache<P>, objects: &[u32]) {
+    objects.iter().for_each(|object| cache.free(*object).unwrap());
 }
 
 /// Checks the state of a cache with `live` objects in use, which is idle and has the arena for itself.

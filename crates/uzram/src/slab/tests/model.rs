@@ -43,7 +43,7 @@ fn agrees_with_a_naive_model<P: Policy>() {
 }
 
 impl<P: Policy> Model<P> {
-    fn new(shape: (usize, usize), kind: Kind, seed: u64, cpus: &[CpuSet]) -> Self {
+    fn new(shape: (usize, usize), kind: bool, seed: u64, cpus: &[CpuSet]) -> Self {
         let arena = arena();
         let cache = cache_of(&arena, shape, kind);
         Model {
@@ -72,10 +72,10 @@ impl<P: Policy> Model<P> {
             0..50 => self.free(),
             50..60 => self.alloc(if grow { Gfp::MayWait } else { Gfp::NoWait }),
             60..70 => self.free(),
-            70..82 if grow => self.alloc_bulk(),
-            70..82 => self.free_bulk(),
-            82..85 => self.alloc_bulk(),
-            85..88 => self.free_bulk(),
+            70..82 if grow => self.repeat(|model| model.alloc(Gfp::MayWait)),
+            70..82 => self.repeat(Self::free),
+            82..85 => self.repeat(|model| model.alloc(Gfp::MayWait)),
+            85..88 => self.repeat(Self::free),
             88..90 => self.shrink(),
             90..92 => self.live.iter().for_each(|live| live.check(&self.cache, self.size)),
             92..96 => check_info(&self.arena, &self.cache, self.live.len()),
@@ -93,22 +93,15 @@ impl<P: Policy> Model<P> {
         }
     }
 
-    fn alloc_bulk(&mut self) {
-        let mut objects = vec![u32::MAX; self.random.below(100) >> self.random.below(4)];
-        self.cache.alloc_bulk(&mut objects, Gfp::MayWait).unwrap();
-        objects.into_iter().for_each(|object| self.handed_out(object));
+    fn repeat(&mut self, f: impl Fn(&mut Self)) {
+        let times = self.random.below(100) >> self.random.below(4);
+        (0..times).for_each(|_| f(self));
     }
 
     fn free(&mut self) {
         if let Some(object) = self.take_back() {
             self.cache.free(object).unwrap();
         }
-    }
-
-    fn free_bulk(&mut self) {
-        let objects = self.random.below(100) >> self.random.below(4);
-        let objects: Vec<u32> = (0..objects).map_while(|_| self.take_back()).collect();
-        self.cache.free_bulk(&objects).unwrap();
     }
 
     fn shrink(&mut self) {
@@ -147,7 +140,7 @@ impl<P: Policy> Model<P> {
 
     fn finish(mut self) {
         while !self.live.is_empty() {
-            self.free_bulk();
+            self.free();
         }
         check_info(&self.arena, &self.cache, 0);
         check_all_is_back(&self.arena, vec![self.cache]);

@@ -111,7 +111,7 @@ struct Shared<P: Policy> {
 }
 
 impl<P: Policy> Shared<P> {
-    fn new(stress: Stress, kind: Kind, seed: u64) -> Self {
+    fn new(stress: Stress, kind: bool, seed: u64) -> Self {
         let arena = arena();
         arena.set_run_cache_batch_pages(32).unwrap();
         Shared {
@@ -246,8 +246,8 @@ impl<'a, P: Policy> Worker<'a, P> {
             match self.random.below(16) {
                 0..6 => self.alloc(cache),
                 6..10 => self.free_one(cache),
-                10 => self.alloc_bulk(cache),
-                11 => self.free_bulk(cache),
+                10 => (0..self.random.below(40)).for_each(|_| self.alloc(cache)),
+                11 => (0..self.random.below(40)).for_each(|_| self.free_one(cache)),
                 12 | 13 => self.hand_over(cache),
                 14 => self.free_what_came(),
                 _ if self.random.below(8) > 0 => {}
@@ -283,17 +283,6 @@ impl<'a, P: Policy> Worker<'a, P> {
         }
     }
 
-    fn alloc_bulk(&mut self, cache: usize) {
-        if !self.has_room(cache) {
-            return self.free_bulk(cache);
-        }
-        let mut objects = vec![u32::MAX; self.random.below(40)];
-        match self.shared.caches[cache].alloc_bulk(&mut objects, Gfp::MayWait) {
-            Ok(()) => objects.into_iter().for_each(|object| self.handed_out(cache, object)),
-            Err(error) => self.refused(Gfp::MayWait, &error),
-        }
-    }
-
     fn handed_out(&mut self, at: usize, object: u32) {
         let (cache, (size, align)) = (&self.shared.caches[at], SHAPES[at]);
         self.shared.claims.take(cache.address(object), size, align);
@@ -321,18 +310,6 @@ impl<'a, P: Policy> Worker<'a, P> {
         if let Some(live) = self.take(cache) {
             self.shared.free((cache, live));
         }
-    }
-
-    fn free_bulk(&mut self, at: usize) {
-        let (cache, size) = (&self.shared.caches[at], SHAPES[at].0);
-        let mut objects = Vec::new();
-        for _ in 0..self.random.below(40) {
-            let Some(live) = self.take(at) else { break };
-            live.check(cache, size);
-            self.shared.claims.give_back(cache.address(live.object));
-            objects.push(live.object);
-        }
-        cache.free_bulk(&objects).unwrap();
     }
 
     fn hand_over(&mut self, cache: usize) {

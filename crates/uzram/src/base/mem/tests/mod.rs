@@ -56,83 +56,137 @@ fn recount(arena: &Arena) {
     assert_eq!(inner.free_resident_pages, (0..inner.runs.groups()).map(free).sum::<u64>());
 }
 
+/// The runs that a test has taken of an arena, with the pages that are committed of each, and hidden chunks.
+struct Model<'a> {
+    arena: &'a Arena,
+    random: Random,
+    live: Vec<(Run, Account, u32)>,
+    hidden: Option<HiddenChunks<'a>>,
+    hides: u64,
+    /// Runs that a reserve did not have.
+    drained: u64,
+}
+
+impl<'a> Model<'a> {
+    fn new(arena: &'a Arena, seed: u64) -> Self {
+        arena.set_releaser(seed.is_multiple_of(2).then(std::thread::current));
+        Model { arena, random: Random::new(seed), live: Vec::new(), hidden: None, hides: 0, drained: 0 }
+    }
+
+    /// Does `steps` things at random: grows, shrinks, and grows again.
+    fn run(&mut self, steps: usize) {
+        for step in 0..steps {
+            let takes_of_10 = [7, 4, 6][step * 3 / steps];
+            match self.random.below(120) {
+                0..80 if self.random.below(10) < takes_of_10 => self.take(),
+                0..80 if !self.live.is_empty() => {
+                    let (run, account, committed) = self.live.swap_remove(self.random.below(self.live.len()));
+                    self.arena.free_run(run, account, committed.into());
+                }
+                80..118 if !self.live.is_empty() => self.commit_more(),
+                118 => self.free_a_third(),
+                119 => self.manage(),
+                _ => {}
+            }
+        }
+    }
+
+    /// Takes a run: with a reserve, it is resident.
+    fn take(&mut self) {
+        let (account, pages) = (Account::ALL[self.random.below(2)], 1 + self.random.below(16));
+        match self.arena.alloc_run(pages, account, Gfp::MayWait) {
+            Ok(run) => {
+                let in_memory = self.arena.resident_in(run.page, pages);
+                assert!(!self.arena.has_reserve() || in_memory == pages as u64, "{run:?} is not there");
+                assert!(self.hidden.as_ref().is_none_or(|hidden| !hidden.contains(run.page)), "{run:?}");
+                self.live.push((run, account, 0));
+            }
+            Err(error) => {
+                let why = (error.kind(), error.setting());
+                assert_eq!(why, (ErrorKind::NoMemory, Some("reserve")));
+                assert_eq!(self.arena.reserve_free_pages(), 0);
+                self.drained += 1;
+                // The failed allocation has shown all hidden chunks.
+                self.hidden = None;
+                self.arena.refill(|_| Ok(())).expect("memory");
+            }
+        }
+    }
+
+    /// Commits further pages of a run: with a reserve, they are charged already.
+    fn commit_more(&mut self) {
+        let index = self.random.below(self.live.len());
+        let (run, account, committed) = &mut self.live[index];
+        let room = u32::from(run.pages) - *committed;
+        if room > 0 {
+            let (more, before) = (1 + self.random.below(room as usize) as u32, self.arena.charged_pages());
+            self.arena.commit(*account, run.page + *committed, more).expect("no limit");
+            assert!(!self.arena.has_reserve() || self.arena.charged_pages() == before);
+            touch(self.arena, run.page + *committed, more);
+            *committed += more;
+        }
+    }
+
+    /// Frees a third of one account's runs, in one call.
+    fn free_a_third(&mut self) {
+        let account = Account::ALL[self.random.below(2)];
+        let is_freed = |(run, of, _): &mut (Run, Account, u32)| *of == account && run.page.is_multiple_of(3);
+        let freed: Vec<_> = self.live.extract_if(.., is_freed).map(|(run, _, of)| (run, of.into())).collect();
+        self.arena.free_runs(account, &freed);
+    }
+
+    fn manage(&mut self) {
+        match self.random.below(6) {
+            0 => self.arena.release_free(),
+            1 => self.arena.release_surplus(),
+            2 => self.arena.release_kept(),
+            3 if self.arena.has_reserve() => self.arena.refill(|_| Ok(())).expect("memory"),
+            4 => self.hidden = None,
+            _ if self.hidden.is_none() => {
+                let chunks = hide(self.arena, Account::ALL[self.random.below(2)]);
+                self.hides += u64::from(!chunks.is_empty());
+                self.hidden = Some(chunks);
+            }
+            _ => recount(self.arena),
+        }
+    }
+
+    /// Checks all counts, and frees all runs.
+    fn end(mut self) {
+        self.hidden = None;
+        let mut owners = HashMap::new();
+        for (run, account, _) in &self.live {
+            let owner = *owners.entry(run.page / CHUNK_PAGES).or_insert(*account);
+            assert_eq!(owner, *account, "two accounts in the chunk of {run:?}");
+        }
+        for account in Account::ALL {
+            let used = self.live.iter().filter(|(_, of, _)| *of == account);
+            let used = used.map(|(_, _, committed)| u64::from(*committed)).sum::<u64>();
+            assert_eq!(self.arena.used_pages(account), used);
+        }
+        recount(self.arena);
+        for (run, account, committed) in self.live {
+            self.arena.free_run(run, account, committed.into());
+        }
+        assert_eq!(Account::ALL.map(|account| self.arena.used_pages(account)), [0, 0]);
+    }
+}
+
 /// Seeded events take, grow and free runs of two accounts; the counts agree with a list of live runs, and the
 /// charge with the system's count of resident pages.
 #[test]
 fn counts_agree_with_a_model_and_with_the_system() {
     let mut hides = 0;
     for seed in 0..9 {
-        let mut random = Random::new(seed);
+        println!("seed {seed}");
         let arena = arena_on_pages_of(HOST_PAGE_BYTES[seed as usize / 3], 64 << 20);
         arena.set_run_cache_batch_pages([0, 8, 32][seed as usize % 3]).expect("batch");
-        arena.set_releaser((seed % 2 == 0).then(std::thread::current));
-        let mut live: Vec<(Run, Account, u32)> = Vec::new();
-        let mut hidden = None::<HiddenChunks<'_>>;
-        for step in 0..4000 {
-            match random.below(12) {
-                0..=4 => {
-                    let account = Account::ALL[random.below(2)];
-                    let run = arena.alloc_run(1 + random.below(16), account, Gfp::MayWait).expect("memory");
-                    assert!(hidden.as_ref().is_none_or(|hidden| !hidden.contains(run.page)), "seed {seed}");
-                    live.push((run, account, 0));
-                }
-                5..=7 if !live.is_empty() => {
-                    let index = random.below(live.len());
-                    let (run, account, committed) = &mut live[index];
-                    let room = u32::from(run.pages) - *committed;
-                    if room > 0 {
-                        let more = 1 + random.below(room as usize) as u32;
-                        arena.commit(*account, run.page + *committed, more).expect("no limit");
-                        touch(&arena, run.page + *committed, more);
-                        *committed += more;
-                    }
-                }
-                8..=9 if !live.is_empty() => {
-                    let (run, account, committed) = live.swap_remove(random.below(live.len()));
-                    arena.free_run(run, account, u64::from(committed));
-                }
-                10 if step % 20 == 0 => {
-                    // Frees a third of one account's runs.
-                    let account = Account::ALL[random.below(2)];
-                    let is_freed = |of: &Account, page: u32| *of == account && page.is_multiple_of(3);
-                    let freed = live.iter().filter(|(run, of, _)| is_freed(of, run.page));
-                    let freed: Vec<_> =
-                        freed.map(|(run, _, committed)| (*run, u64::from(*committed))).collect();
-                    live.retain(|(run, of, _)| !is_freed(of, run.page));
-                    arena.free_runs(account, &freed);
-                }
-                11 if step % 10 == 0 => match random.below(4) {
-                    0 => arena.release_free(),
-                    1 => arena.release_surplus(),
-                    2 => hidden = None,
-                    _ if hidden.is_none() => {
-                        let chunks = hide(&arena, Account::ALL[random.below(2)]);
-                        hides += u64::from(!chunks.is_empty());
-                        hidden = Some(chunks);
-                    }
-                    _ => {}
-                },
-                _ => {}
-            }
-        }
-        drop(hidden);
-        let mut owners = HashMap::new();
-        for (run, account, _) in &live {
-            let owner = *owners.entry(run.page / CHUNK_PAGES).or_insert(*account);
-            assert_eq!(owner, *account, "seed {seed}: two accounts in the chunk of {run:?}");
-        }
-        for account in Account::ALL {
-            let used = live.iter().filter(|(_, of, _)| *of == account);
-            let used = used.map(|(_, _, committed)| u64::from(*committed)).sum::<u64>();
-            assert_eq!(arena.used_pages(account), used, "seed {seed}");
-        }
-        recount(&arena);
-        for (run, account, committed) in live.drain(..) {
-            arena.free_run(run, account, u64::from(committed));
-        }
+        let mut model = Model::new(&arena, seed);
+        model.run(6000);
+        hides += model.hides;
+        model.end();
         arena.release_free();
-        assert_eq!((arena.charged_pages(), arena.resident_bytes()), (0, 0), "seed {seed}");
-        assert_eq!(Account::ALL.map(|account| arena.used_pages(account)), [0, 0]);
+        assert_eq!((arena.charged_pages(), arena.resident_bytes()), (0, 0));
     }
     assert!(hides > 3, "{hides}");
 }
@@ -247,20 +301,26 @@ fn memory_of_partly_committed_runs_goes_back_whatever_the_hosts_pages() {
     }
 }
 
+/// Locks these pages as they become resident, and keeps them so, like mlockall(2) with MCL_ONFAULT; returns
+/// false where that cannot be done.
+fn locks(arena: &Arena, page: u32, pages: usize) -> bool {
+    let (start, len) = (arena.address(page).cast(), pages * PAGE_SIZE);
+    // SAFETY: advice for no bytes does nothing, and an unknown advice is refused.
+    if unsafe { rustix::mm::madvise(start, 0, rustix::mm::Advice::LinuxDontneedLocked) }.is_err() {
+        println!("skipped: locked memory goes back since Linux 5.18");
+        return false;
+    }
+    // SAFETY: the pages are the test's, and locking changes no contents.
+    let locked = unsafe { rustix::mm::mlock_with(start, len, rustix::mm::MlockFlags::ONFAULT) };
+    locked.inspect_err(|error| println!("skipped: no memory can be locked here ({error})")).is_ok()
+}
+
 /// Memory that the embedding program locked goes back like any other.
 #[test]
 fn locked_memory_goes_back() {
     let arena = Arena::new(64 << 20).expect("address space");
     let runs: Vec<Run> = (0..4).map(|_| filled(&arena, 4, Account::Pool)).collect();
-    let (start, len) = (arena.address(runs[1].page), 8 * PAGE_SIZE);
-    // SAFETY: advice for no bytes does nothing, and an unknown advice is refused.
-    if unsafe { rustix::mm::madvise(start.cast(), 0, rustix::mm::Advice::LinuxDontneedLocked) }.is_err() {
-        println!("skipped: locked memory goes back since Linux 5.18");
-        return;
-    }
-    // SAFETY: the pages are this test's, and locking changes no contents.
-    if let Err(error) = unsafe { rustix::mm::mlock(start.cast(), len) } {
-        println!("skipped: no memory can be locked here ({error})");
+    if !locks(&arena, runs[1].page, 8) {
         return;
     }
     runs.into_iter().for_each(|run| free(&arena, run, Account::Pool));

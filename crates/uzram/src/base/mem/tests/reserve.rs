@@ -40,80 +40,25 @@ fn give_all_back(arena: &Arena) {
     assert_eq!((arena.charged_pages(), arena.resident_bytes(), arena.reserve_free_pages()), (0, 0, 0));
 }
 
-/// Seeded events take and free runs, and fill, evacuate and release chunks: a taken run is resident before it
-/// is touched, and every count is right.
+/// As without a reserve, and chunks are filled, evacuated and released.
 #[test]
 fn counts_agree_with_a_model_and_with_the_system_in_whole_chunks() {
     let (mut drained, mut hides) = (0, 0);
     for seed in 0..6 {
-        let mut random = Random::new(seed);
+        println!("seed {seed}");
         let arena = reserved(64 << 20, 2 + seed % 3, [0, 8, 32][seed as usize % 3]);
         assert_eq!(arena.charged_pages(), (2 + seed % 3) * CHUNK);
-        arena.set_releaser((seed % 2 == 0).then(std::thread::current));
-        let mut live: Vec<(Run, Account, u32)> = Vec::new();
-        let mut hidden = None::<HiddenChunks<'_>>;
-        for step in 0..6000 {
-            // Grows, shrinks, and grows again.
-            let takes = [7, 3, 6][step / 2000];
-            match random.below(12) {
-                0..10 if random.below(10) < takes => {
-                    let account = Account::ALL[random.below(2)];
-                    let pages = 1 + random.below(16);
-                    match arena.alloc_run(pages, account, Gfp::MayWait) {
-                        Ok(run) => {
-                            let in_memory = arena.resident_in(run.page, pages);
-                            assert_eq!(in_memory, pages as u64, "seed {seed}: {run:?} is not there");
-                            assert!(hidden.as_ref().is_none_or(|hidden| !hidden.contains(run.page)));
-                            let committed = random.below(pages + 1) as u32;
-                            if committed > 0 {
-                                let before = arena.charged_pages();
-                                arena.commit(account, run.page, committed).expect("it is charged");
-                                assert_eq!(arena.charged_pages(), before);
-                                touch(&arena, run.page, committed);
-                            }
-                            live.push((run, account, committed));
-                        }
-                        Err(error) => {
-                            let why = (error.kind(), error.setting());
-                            assert_eq!(why, (ErrorKind::NoMemory, Some("reserve")), "seed {seed}");
-                            assert_eq!(arena.reserve_free_pages(), 0);
-                            drained += 1;
-                            // The failed allocation has shown all hidden chunks.
-                            hidden = None;
-                            refill(&arena).expect("memory");
-                        }
-                    }
-                }
-                0..10 if !live.is_empty() => {
-                    let (run, account, committed) = live.swap_remove(random.below(live.len()));
-                    arena.free_run(run, account, committed.into());
-                }
-                10 if step % 20 == 0 => match random.below(6) {
-                    0 => arena.release_free(),
-                    1 => arena.release_surplus(),
-                    2 => arena.release_kept(),
-                    3 => refill(&arena).expect("memory"),
-                    4 => hidden = None,
-                    _ if hidden.is_none() => {
-                        let chunks = hide(&arena, Account::ALL[random.below(2)]);
-                        hides += u64::from(!chunks.is_empty());
-                        hidden = Some(chunks);
-                    }
-                    _ => {}
-                },
-                11 if step % 200 == 0 => recount_chunks(&arena),
-                _ => {}
-            }
+        let mut model = Model::new(&arena, seed);
+        for _ in 0..10 {
+            model.run(1000);
+            recount_chunks(&arena);
         }
-        drop(hidden);
-        recount_chunks(&arena);
-        for (run, account, committed) in live.drain(..) {
-            arena.free_run(run, account, committed.into());
-        }
+        (drained, hides) = (drained + model.drained, hides + model.hides);
+        model.end();
         arena.release_kept();
         refill(&arena).expect("memory");
         recount_chunks(&arena);
-        assert_eq!(arena.charged_pages(), arena.reserve_pages(), "seed {seed}");
+        assert_eq!(arena.charged_pages(), arena.reserve_pages());
         give_all_back(&arena);
         recount_chunks(&arena);
     }
@@ -305,17 +250,7 @@ fn moving_empties_whole_chunks() {
 fn locked_chunks_go_back() {
     let arena = reserved(64 << 20, 2, 0);
     let run = filled(&arena, 16, Account::Pool);
-    let (start, len) = (arena.address(0), 4 * CHUNK_PAGES as usize * PAGE_SIZE);
-    // SAFETY: advice for no bytes does nothing, and an unknown advice is refused.
-    if unsafe { rustix::mm::madvise(start.cast(), 0, rustix::mm::Advice::LinuxDontneedLocked) }.is_err() {
-        println!("skipped: locked memory goes back since Linux 5.18");
-        return;
-    }
-    // Like mlockall(2) with MCL_ONFAULT: resident pages stay resident.
-    // SAFETY: the pages are this test's, and locking changes no contents.
-    if let Err(error) = unsafe { rustix::mm::mlock_with(start.cast(), len, rustix::mm::MlockFlags::ONFAULT) }
-    {
-        println!("skipped: no memory can be locked here ({error})");
+    if !locks(&arena, 0, 4 * CHUNK_PAGES as usize) {
         return;
     }
     recount_chunks(&arena);
