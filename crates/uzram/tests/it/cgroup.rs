@@ -5,9 +5,8 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
 
-use crate::alone::only;
+use crate::alone::{only, wait_until};
 use uzram::device::Device;
 
 /// Tells the child which `cgroup.procs` file to write its process id to.
@@ -41,10 +40,7 @@ impl Cgroup {
 impl Drop for Cgroup {
     fn drop(&mut self) {
         // The cgroup is busy for a moment after its last process has ended.
-        let until = Instant::now() + Duration::from_secs(20);
-        while fs::remove_dir(&self.0).is_err() && Instant::now() < until {
-            std::thread::sleep(Duration::from_millis(20));
-        }
+        wait_until(|| fs::remove_dir(&self.0).is_ok());
     }
 }
 

@@ -6,10 +6,10 @@
 mod memory;
 mod stepping;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use crate::alone::alone;
+use crate::alone::{alone, wait_until};
 use memory::{Journal, Survivor, in_child, kill_after, resume, start_child, wait_for_stop};
 use uzram::codec::{Algorithm, Kind};
 use uzram::random::Random;
@@ -134,22 +134,20 @@ fn check(survivor: &Survivor, before: &Model, after: &Model, what: &str) {
     );
     assert_eq!(store.backing_stats().pages, 0, "{what}");
     // A thread of the store gives free memory back.
-    let until = Instant::now() + Duration::from_secs(60);
-    while store.stats().charged_pages != copy.arena_pages() {
-        assert!(Instant::now() < until, "{what}: {:?}, {} pages", store.stats(), copy.arena_pages());
-        std::thread::sleep(Duration::from_millis(1));
-    }
+    let is_given_back = || store.stats().charged_pages == copy.arena_pages();
+    assert!(wait_until(is_given_back), "{what}: {:?}, {} pages", store.stats(), copy.arena_pages());
 }
 
 /// A store of which nobody has anything but the memory: pages of all kinds, with gaps, some on the backing
 /// device.
-fn base(builder: StoreBuilder, has_backing: bool) -> (Survivor, Model) {
+fn base(builder: StoreBuilder, pages: u32, has_backing: bool) -> (Survivor, Model) {
     let (survivor, store) = Survivor::create(builder, has_backing);
     let mut model = Model::new();
-    (0..512).for_each(|page| write(&store, &mut model, page, 8 + u64::from(page)));
-    (0..512).filter(|page| page % 5 == 3).for_each(|page| discard(&store, &mut model, page..page + 1));
+    (0..pages).for_each(|page| write(&store, &mut model, page, 8 + u64::from(page)));
+    (0..pages).filter(|page| page % 5 == 3).for_each(|page| discard(&store, &mut model, page..page + 1));
     if has_backing {
-        assert!(store.write_back(&Writeback::of(400..450)).unwrap() > 30);
+        let last = u64::from(pages) / 100 * 100;
+        assert!(store.write_back(&Writeback::of(last - 100..last - 50)).unwrap() > 30);
     }
     (survivor, model)
 }
@@ -190,9 +188,9 @@ const OPERATIONS: &[Operation] = &[
     ("set the limit", |store, _| store.set_limit_pages(5000)),
 ];
 
-fn recompressing(name: &str) -> StoreBuilder {
+fn recompressing(name: &str, pages: u32) -> StoreBuilder {
     let zstd = Algorithm::from(Kind::Zstd);
-    StoreBuilder::new(name, PAGES.into()).recompression([Some(zstd), None, None])
+    StoreBuilder::new(name, pages.into()).recompression([Some(zstd), None, None])
 }
 
 #[test]
@@ -204,13 +202,13 @@ fn death_at_every_store_leaves_old_contents_or_new_ones() {
     let (started, mut checked) = (Instant::now(), 0);
     // One design whole, and the others in turn.
     #[cfg(not(feature = "designs"))]
-    let designs = [("pinned", recompressing("steps"))];
+    let designs = [("pinned", recompressing("steps", PAGES))];
     #[cfg(feature = "designs")]
     let designs = uzram::designs::PoolDesign::ALL
-        .map(|design| (design.name(), recompressing("steps").pool_design(design)));
+        .map(|design| (design.name(), recompressing("steps", PAGES).pool_design(design)));
     let others = designs.len() - 1;
     for (number, (design, builder)) in designs.into_iter().enumerate() {
-        let (survivor, before) = base(builder, true);
+        let (survivor, before) = base(builder, 512, true);
         let is_wanted = |at: usize| number == 0 || rounds() > 1 || at % others == number - 1;
         let operations = OPERATIONS.iter().enumerate().filter(|(at, _)| is_wanted(*at));
         for (_, (name, operation)) in operations {
@@ -219,7 +217,7 @@ fn death_at_every_store_leaves_old_contents_or_new_ones() {
             let whole = survivor.copy();
             let (status, stores) = in_child(|| {
                 let (store, _) = attach(&whole);
-                stepping::count();
+                stepping::watch();
                 operation(&store, &mut before.clone());
                 memory::report(stepping::stores());
             });
@@ -227,13 +225,12 @@ fn death_at_every_store_leaves_old_contents_or_new_ones() {
             let mut after = before.clone();
             operation(&attach(&survivor.copy()).0, &mut after);
             check(&whole, &after, &after, &format!("{what}, whole"));
-            let stops = if rounds() > 1 || stores <= TRIED_STORES {
-                stepping::Stops::All
+            let stops: Box<stepping::Stops> = if rounds() > 1 || stores <= TRIED_STORES {
+                Box::new(|_| true)
             } else {
-                let mut numbers: Vec<u64> =
-                    (0..TRIED_STORES).map(|_| 1 + random.below(stores as usize) as u64).collect();
-                numbers.sort_unstable();
-                stepping::Stops::These(numbers)
+                let tried = (0..TRIED_STORES).map(|_| 1 + random.below(stores as usize) as u64);
+                let tried = tried.collect::<BTreeSet<_>>();
+                Box::new(move |number| tried.contains(&number))
             };
             let stopped = check_before_stores(&survivor, operation, stops, &before, &after, &what);
             println!("{what}: {stores} stores, death before {stopped}");
@@ -248,7 +245,7 @@ fn death_at_every_store_leaves_old_contents_or_new_ones() {
 fn check_before_stores(
     survivor: &Survivor,
     operation: &fn(&Store, &mut Model),
-    stops: stepping::Stops,
+    stops: Box<stepping::Stops>,
     before: &Model,
     after: &Model,
     what: &str,
@@ -329,7 +326,7 @@ fn death_of_one_thread_and_then_of_the_other_leaves_old_contents_or_new_ones() {
         return;
     }
     let mut random = seeded();
-    let (survivor, model) = base(recompressing("threads"), true);
+    let (survivor, model) = base(recompressing("threads", PAGES), 512, true);
     for round in 0..30 * rounds() {
         let (dead, journal) = (survivor.copy(), Journal::new(PAGES));
         model.iter().for_each(|(page, number)| journal.set(*page, *number));
@@ -356,7 +353,7 @@ fn processes_that_are_killed_lose_nothing() {
     let mut random = seeded();
     let mut longest = Duration::ZERO;
     for has_backing in [false, true] {
-        let (survivor, model) = base(recompressing("killed"), has_backing);
+        let (survivor, model) = base(recompressing("killed", PAGES), 512, has_backing);
         let journal = Journal::new(PAGES);
         model.iter().for_each(|(page, number)| journal.set(*page, *number));
         for kill in 0..100 * rounds() {
@@ -392,17 +389,7 @@ fn damage_is_refused_or_does_no_harm() {
     let mut random = seeded();
     let (mut refused, mut lost, mut failed) = (0, 0, 0);
     for has_backing in [false, true] {
-        let zstd = Algorithm::from(Kind::Zstd);
-        let builder =
-            StoreBuilder::new("damaged", PAGES.into()).checksum(true).recompression([Some(zstd), None, None]);
-        let (survivor, store) = Survivor::create(builder, has_backing);
-        let mut model = Model::new();
-        (0..PAGES).for_each(|page| write(&store, &mut model, page, 8 + u64::from(page)));
-        (0..PAGES).filter(|page| page % 5 == 3).for_each(|page| discard(&store, &mut model, page..page + 1));
-        if has_backing {
-            store.write_back(&Writeback::of(100..150)).unwrap();
-        }
-        drop(store);
+        let (survivor, model) = base(recompressing("damaged", PAGES).checksum(true), PAGES, has_backing);
         let data = survivor.data();
         let in_part = |wanted: fn(u64) -> bool| -> Vec<_> {
             data.iter().filter(|range| wanted(range.start)).cloned().collect()

@@ -7,8 +7,8 @@ use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
+use crate::alone::wait_until;
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::Advice;
 use uzram::mem::{MappedAhead, MemoryFile, ZeroedPages, keep_memory_out_of_swap};
@@ -79,12 +79,9 @@ impl Drop for SwapArea {
             return;
         }
         // Others may have it open for a moment.
-        let until = Instant::now() + Duration::from_secs(60);
-        while fs::write("/sys/class/zram-control/hot_remove", self.device.to_string()).is_err() {
-            if Instant::now() > until {
-                return println!("{} is left behind", self.path());
-            }
-            std::thread::sleep(Duration::from_millis(20));
+        let remove = || fs::write("/sys/class/zram-control/hot_remove", self.device.to_string());
+        if !wait_until(|| remove().is_ok()) {
+            println!("{} is left behind", self.path());
         }
     }
 }
@@ -200,22 +197,12 @@ fn a_store_lives_in_such_a_file() {
     let write = |store: &Store, pages: Range<u64>, version| {
         pages.for_each(|page| store.write(PageNo::from_number(page), &contents(page, version)).unwrap());
     };
-    let charged = |store: &Store, memory: &OwnedFd| {
-        let until = Instant::now() + Duration::from_secs(60);
-        loop {
-            let blocks = rustix::fs::fstat(memory).unwrap().st_blocks as u64;
-            let pages = blocks / (PAGE_SIZE as u64 / 512);
-            let charged = store.stats().charged_pages;
-            // Beside the arena there are slots, tables and settings.
-            if (charged..charged + 200).contains(&pages) || Instant::now() > until {
-                return (pages, charged);
-            }
-            std::thread::sleep(Duration::from_millis(10));
-        }
-    };
     let check_charged = |store: &Store, memory: &OwnedFd| {
-        let (pages, charged) = charged(store, memory);
-        assert!((charged..charged + 200).contains(&pages), "{pages} in memory, {charged} charged");
+        let pages = || rustix::fs::fstat(memory).unwrap().st_blocks as u64 / (PAGE_SIZE as u64 / 512);
+        let charged = || store.stats().charged_pages;
+        // Beside the arena there are slots, tables and settings.
+        let is_charged = || (charged()..charged() + 200).contains(&pages());
+        assert!(wait_until(is_charged), "{} in memory, {} charged", pages(), charged());
     };
     for version in 0..3 {
         write(&store, 0..4000, version);

@@ -5,9 +5,9 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use crate::alone::alone;
+use crate::alone::{alone, wait_until};
 use uzram::ErrorKind;
 use uzram::device::{Device, DeviceStats, OpenDevice};
 use uzram::random::Random;
@@ -191,12 +191,9 @@ fn faults_with(settings: &[(&str, &str)]) -> i64 {
     disk.discard(0, DISK_PAGES * PAGE_SIZE as u64).unwrap();
     let of_discard = minor_faults() - before;
     let most = RESERVE_BYTES + (8 << 20);
-    let until = Instant::now() + Duration::from_secs(60);
     let is_settled =
         |stats: DeviceStats| stats.mem_charged_bytes <= most && stats.reserve_free_bytes >= RESERVE_BYTES;
-    while !is_settled(device.stats()) && Instant::now() < until {
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    wait_until(|| is_settled(device.stats()));
     let left = device.stats();
     println!(
         "{settings:?}: {} MiB charged in the end, {of_discard} page faults",

@@ -4,7 +4,7 @@
 //! Debug builds find all of it. To print what release builds find, run
 //! `cargo test --release -p uzram --lib slab::tests::errors -- --show-output`.
 
-use super::objects::{Claims, Live, bytes_of};
+use super::objects::{Objects, bytes_of};
 use super::*;
 use crate::base::error::{Error, ErrorKind, Result};
 use crate::base::random::Random;
@@ -24,11 +24,8 @@ const SHAPES: [(usize, usize); 3] = [(8, 8), (24, 8), (704, 8)];
 /// A cache with some objects in use and some freed in several ways.
 struct Fixture<P: Policy> {
     what: &'static str,
-    arena: Arc<Arena>,
-    cache: Cache<P>,
-    size: usize,
+    objects: Objects<P>,
     kind: bool,
-    live: Vec<Live>,
     freed: Vec<u32>,
     found: usize,
     missed: usize,
@@ -52,17 +49,16 @@ fn for_each_fixture<P: Policy>(what: &'static str, test: impl Fn(&mut Fixture<P>
 
 impl<P: Policy> Fixture<P> {
     fn new(what: &'static str, shape: (usize, usize), kind: bool) -> Self {
-        let (arena, size) = (arena(), shape.0);
-        let cache = cache_of::<P>(&arena, shape, kind);
-        let mut objects: Vec<u32> = (0..400).map(|_| cache.alloc(Gfp::MayWait).unwrap()).collect();
+        let mut objects = Objects::new(shape, kind);
+        (0..400).for_each(|_| objects.alloc(Gfp::MayWait).unwrap());
         // Free some in allocation order, whose slabs may be discarded; then some at random. This CPU
         // still has the last ones in its list or sheaf.
-        let mut freed: Vec<u32> = objects.drain(100..250).collect();
+        let mut freed: Vec<u32> = (100..250).rev().map(|at| objects.take(at)).collect();
+        freed.reverse();
         let mut random = Random::new(1);
-        freed.extend((0..100).map(|_| objects.swap_remove(random.below(objects.len()))));
-        free_all(&cache, &freed);
-        let live = (0..).zip(objects).map(|(stamp, object)| Live::new(&cache, size, object, stamp)).collect();
-        Fixture { what, arena, cache, size, kind, live, freed, found: 0, missed: 0, lossy: false }
+        freed.extend((0..100).map(|_| objects.take(random.below(objects.live.len()))));
+        free_all(&objects.cache, &freed);
+        Fixture { what, objects, kind, freed, found: 0, missed: 0, lossy: false }
     }
 
     /// Counts the result of a misuse of `object`: debug builds must find it.
@@ -85,30 +81,18 @@ impl<P: Policy> Fixture<P> {
     fn check_error(&self, object: u32, error: &Error) {
         let text = error.to_string();
         assert_eq!((error.kind(), error.setting()), (ErrorKind::Corrupt, None), "{text}");
-        assert!(text.contains(&self.cache.info().name), "{text}");
+        assert!(text.contains(&self.objects.cache.info().name), "{text}");
         assert!(
             text.contains(&object.to_string()) || text.contains(&format!("{object:#x}")),
             "{object}: {text}"
         );
     }
 
-    /// Allocates 600 objects, fills them, and returns the errors. Checks that the objects are of this cache
-    /// and were not in use.
+    /// Allocates 600 objects, and returns the errors. Checks that the objects are of this cache and were not
+    /// in use.
     fn alloc_600(&mut self) -> Vec<Error> {
-        let claims = Claims::new(&self.arena);
-        let shape = (self.size, 8);
-        self.live.iter().for_each(|live| claims.take(self.cache.address(live.object), shape.0, shape.1));
-        let mut errors = Vec::new();
-        for stamp in 0..600 {
-            match self.cache.alloc(Gfp::MayWait) {
-                Ok(object) => {
-                    claims.take(self.cache.address(object), shape.0, shape.1);
-                    self.live.push(Live::new(&self.cache, self.size, object, stamp << 32));
-                }
-                Err(error) => errors.push(error),
-            }
-        }
-        self.live.iter().for_each(|live| live.check(&self.cache, self.size));
+        let errors = (0..600).filter_map(|_| self.objects.alloc(Gfp::MayWait).err()).collect();
+        self.objects.check();
         errors
     }
 
@@ -116,36 +100,29 @@ impl<P: Policy> Fixture<P> {
     fn finish(mut self) {
         if !cfg!(debug_assertions) {
             let all = self.found + self.missed;
-            let Fixture { what, size, kind, found, .. } = &self;
+            let Fixture { what, kind, found, objects: Objects { size, .. }, .. } = &self;
             println!("{}, {size} bytes, {kind:?}: {found} of {all} {what} found", P::NAME);
         }
         if self.missed > 0 || self.lossy {
             return;
         }
-        check_info(&self.arena, &self.cache, self.live.len());
-        for stamp in 1000..1600 {
-            let object = self.cache.alloc(Gfp::MayWait).unwrap();
-            self.live.push(Live::new(&self.cache, self.size, object, stamp));
-        }
-        for live in &self.live {
-            live.check(&self.cache, self.size);
-            self.cache.free(live.object).unwrap();
-        }
-        check_all_is_back(&self.arena, vec![self.cache]);
+        self.objects.check_info();
+        assert!(self.alloc_600().is_empty());
+        self.objects.finish();
     }
 }
 
 fn what_is_freed_twice_is_found<P: Policy>() {
     for_each_fixture::<P>("freed twice were", |fixture| {
         for object in fixture.freed.clone() {
-            let answer = fixture.cache.free(object);
+            let answer = fixture.objects.cache.free(object);
             fixture.judge(object, answer);
         }
         // Again when no CPU caches them. A release build may find here what it missed before.
-        let shrunk = fixture.cache.shrink();
+        let shrunk = fixture.objects.cache.shrink();
         assert!(shrunk.is_ok() || fixture.missed > 0, "{shrunk:?}");
         for object in fixture.freed.clone() {
-            let answer = fixture.cache.free(object);
+            let answer = fixture.objects.cache.free(object);
             fixture.judge(object, answer);
         }
     });
@@ -153,7 +130,7 @@ fn what_is_freed_twice_is_found<P: Policy>() {
 
 fn numbers_of_no_object_in_use_are_found<P: Policy>() {
     for_each_fixture::<P>("numbers of no object in use were", |fixture| {
-        let mut live: Vec<u32> = fixture.live.iter().map(|live| live.object).collect();
+        let mut live: Vec<u32> = fixture.objects.live.iter().map(|live| live.object).collect();
         live.sort_unstable();
         let mut random = Random::new(2);
         let near: Vec<u32> = live
@@ -163,7 +140,7 @@ fn numbers_of_no_object_in_use_are_found<P: Policy>() {
         let any: Vec<u32> = (0..2000).map(|_| random.next() as u32 >> random.below(32)).collect();
         let strange = near.into_iter().chain(any).chain([0, u32::MAX, u32::MAX - 1, 1 << 31]);
         for number in strange.filter(|number| live.binary_search(number).is_err()) {
-            let answer = fixture.cache.free(number);
+            let answer = fixture.objects.cache.free(number);
             let missed = answer.is_ok();
             fixture.judge(number, answer);
             if missed {
@@ -175,12 +152,13 @@ fn numbers_of_no_object_in_use_are_found<P: Policy>() {
 
 fn objects_of_slabs_that_are_gone_are_found<P: Policy>() {
     for_each_fixture::<P>("objects of slabs that are gone were", |fixture| {
-        let objects: Vec<u32> = fixture.live.drain(..).map(|live| live.object).collect();
-        free_all(&fixture.cache, &objects);
-        fixture.cache.shrink().unwrap();
-        assert_eq!(fixture.cache.info().num_slabs, 0);
+        let objects: Vec<u32> =
+            (0..fixture.objects.live.len()).rev().map(|at| fixture.objects.take(at)).collect();
+        free_all(&fixture.objects.cache, &objects);
+        fixture.objects.cache.shrink().unwrap();
+        assert_eq!(fixture.objects.cache.info().num_slabs, 0);
         for object in objects {
-            let answer = fixture.cache.free(object);
+            let answer = fixture.objects.cache.free(object);
             fixture.judge(object, answer);
         }
     });
@@ -196,16 +174,16 @@ fn link_of(size: usize) -> std::ops::Range<usize> {
 /// A byte of an object is written after it was freed: the object is not allocated again.
 fn a_write_to_a_free_object_is_found<P: Policy>() {
     for_each_fixture::<P>("written after they were freed were", |fixture| {
-        let size = fixture.size;
+        let size = fixture.objects.size;
         let link = link_of(size);
         let mut random = Random::new(3);
         for at in [0, link.start - 1, link.end, size - 1, random.below(size), random.below(size)] {
             if link.contains(&at) || at >= size {
                 continue;
             }
-            let damaged = fixture.live.pop().unwrap().object;
-            fixture.cache.free(damaged).unwrap();
-            bytes_of(&fixture.cache, size, damaged)[at] ^= 0x10;
+            let damaged = fixture.objects.take(fixture.objects.live.len() - 1);
+            fixture.objects.cache.free(damaged).unwrap();
+            bytes_of(&fixture.objects.cache, size, damaged)[at] ^= 0x10;
             let found = fixture.alloc_600();
             assert!(found.len() <= 1, "{found:?}");
             let missed = found.is_empty();
@@ -215,10 +193,10 @@ fn a_write_to_a_free_object_is_found<P: Policy>() {
                 continue;
             }
             // The damaged object counts as in use, and has no owner.
-            fixture.live.iter().for_each(|live| live.check(&fixture.cache, size));
-            assert!(fixture.live.iter().all(|live| live.object != damaged));
-            check_info(&fixture.arena, &fixture.cache, fixture.live.len() + 1);
-            fixture.cache.free(damaged).unwrap();
+            let Objects { arena, cache, live, .. } = &fixture.objects;
+            assert!(live.iter().all(|live| live.object != damaged));
+            check_info(arena, cache, live.len() + 1);
+            fixture.objects.cache.free(damaged).unwrap();
         }
     });
 }
@@ -230,25 +208,21 @@ fn a_damaged_link_is_found<P: Policy>() {
         if !P::HARDENED {
             return;
         }
-        let size = fixture.size;
-        fixture.cache.shrink().unwrap();
+        let size = fixture.objects.size;
+        fixture.objects.cache.shrink().unwrap();
         let mut random = Random::new(4);
         for pattern in [[0; 4], [0xff; 4], [0x6b; 4], random.next().to_le_bytes()[..4].try_into().unwrap()] {
             // An object whose slab has others in use, so that the slab stays.
-            let damaged = fixture.live[fixture.live.len() / 2].object;
-            fixture.live.retain(|live| live.object != damaged);
-            fixture.cache.free(damaged).unwrap();
-            fixture.cache.shrink().unwrap();
-            bytes_of(&fixture.cache, size, damaged)[link_of(size)].copy_from_slice(&pattern);
+            let damaged = fixture.objects.take(fixture.objects.live.len() / 2);
+            fixture.objects.cache.free(damaged).unwrap();
+            fixture.objects.cache.shrink().unwrap();
+            bytes_of(&fixture.objects.cache, size, damaged)[link_of(size)].copy_from_slice(&pattern);
             let found = fixture.alloc_600();
             let missed = found.is_empty();
             fixture.judge(damaged, found.into_iter().next().map_or(Ok(()), Err));
-            assert!(missed || fixture.live.iter().all(|live| live.object != damaged), "it is used again");
-            assert_eq!(
-                fixture.cache.info().active_objs,
-                fixture.live.len() as u64,
-                "what is lost is in no use"
-            );
+            let Objects { cache, live, .. } = &fixture.objects;
+            assert!(missed || live.iter().all(|live| live.object != damaged), "it is used again");
+            assert_eq!(cache.info().active_objs, live.len() as u64, "what is lost is in no use");
         }
         fixture.lossy = true;
     });

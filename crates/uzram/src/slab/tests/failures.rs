@@ -1,7 +1,7 @@
 //! Failing calls of the arena, one in turn, and full caches: only the allocation that needed the memory
 //! fails.
 
-use super::objects::Live;
+use super::objects::Objects;
 use super::*;
 use crate::base::error::ErrorKind;
 use crate::base::random::Random;
@@ -14,43 +14,35 @@ for_every_policy!(
 
 /// Allocates, frees and shrinks by a seed, and retries what failed. Returns whether a call of the arena
 /// has failed.
-fn script<P: Policy>(arena: &Arc<Arena>, cache: Cache<P>, size: usize) -> bool {
+fn script<P: Policy>(mut objects: Objects<P>) -> bool {
     const SEED: u64 = 4;
     let mut random = Random::new(SEED);
-    let (mut live, mut failures, mut stamp): (Vec<Live>, _, _) = (Vec::new(), 0, 0);
+    let mut failures = 0;
     for step in 0..150 {
-        let most = if step % 50 < 25 { (64 << 10) / size.max(256) } else { 5 };
+        let most = if step % 50 < 25 { (64 << 10) / objects.size.max(256) } else { 5 };
         let count = 1 + random.below(30);
-        if live.len() < most {
+        let all = objects.live.len();
+        if all < most {
             for _ in 0..count {
-                let object = loop {
-                    let error = match cache.alloc(Gfp::MayWait) {
-                        Ok(object) => break object,
-                        Err(error) => error,
-                    };
+                while let Err(error) = objects.alloc(Gfp::MayWait) {
                     failures += 1;
                     assert!(matches!(error.kind(), ErrorKind::NoSpace | ErrorKind::NoMemory), "{error}");
                     assert_eq!(failures, 1, "{error}");
-                    check_info(arena, &cache, live.len());
-                };
-                stamp += 1;
-                live.push(Live::new(&cache, size, object, stamp));
+                    objects.check_info();
+                }
             }
         } else {
-            let freed = live.split_off(live.len().saturating_sub(count).max(most));
-            freed.iter().for_each(|live| live.check(&cache, size));
-            freed.into_iter().for_each(|live| cache.free(live.object).unwrap());
+            (all.saturating_sub(count).max(most)..all).rev().for_each(|at| objects.free(at));
         }
         if step % 20 == 19 {
-            cache.shrink().unwrap();
+            objects.cache.shrink().unwrap();
         }
-        check_info(arena, &cache, live.len());
+        objects.check_info();
     }
-    live.iter().for_each(|live| live.check(&cache, size));
-    live.into_iter().for_each(|live| cache.free(live.object).unwrap());
-    let failed = !arena.injects_faults();
-    arena.inject_faults(0, 0);
-    check_all_is_back(arena, vec![cache]);
+    (0..objects.live.len()).rev().for_each(|at| objects.free(at));
+    let failed = !objects.arena.injects_faults();
+    objects.arena.inject_faults(0, 0);
+    objects.finish();
     failed
 }
 
@@ -61,10 +53,9 @@ fn each_call_of_the_arena_fails_in_turn<P: Policy>() {
     for shape in [(64, 64), (704, 8), (4096, 8)] {
         for calls_before in 0.. {
             let _context = Context(format!("{shape:?}, {calls_before} calls before the one that fails"));
-            let arena = arena();
-            let cache = cache_of::<P>(&arena, shape, kinds()[0]);
-            arena.inject_fault_after(calls_before);
-            if !script(&arena, cache, shape.0) {
+            let objects = Objects::<P>::new(shape, kinds()[0]);
+            objects.arena.inject_fault_after(calls_before);
+            if !script(objects) {
                 // The script makes fewer calls: all have failed once.
                 assert!(calls_before > 10, "{calls_before} calls");
                 break;
@@ -85,25 +76,21 @@ fn a_full_cache_names_its_setting<P: Policy>() {
             ..CacheConfig::new("full", 64, 8, 1000)
         };
         let cache = Cache::<P>::new(arena.clone(), options).unwrap();
-        let mut live = Vec::new();
+        let mut objects = Objects::of(arena, cache, (64, 8));
         let error = loop {
-            match cache.alloc(Gfp::MayWait) {
-                Ok(object) => live.push(Live::new(&cache, 64, object, live.len() as u64)),
-                Err(error) => break error,
+            if let Err(error) = objects.alloc(Gfp::MayWait) {
+                break error;
             }
         };
-        assert!(live.len() >= 1000, "{}", live.len());
+        assert!(objects.live.len() >= 1000, "{}", objects.live.len());
         assert_eq!((error.kind(), error.setting()), (ErrorKind::NoSpace, Some("how_many")), "{error}");
         assert!(error.to_string().contains("full"), "{error}");
-        check_info(&arena, &cache, live.len());
+        objects.check_info();
         for at in [0, 500, 900] {
-            live[at].check(&cache, 64);
-            cache.free(live[at].object).unwrap();
-            live[at] = Live::new(&cache, 64, cache.alloc(Gfp::MayWait).unwrap(), 1 << 32);
+            objects.free(at);
+            objects.alloc(Gfp::MayWait).unwrap();
         }
-        live.iter().for_each(|live| live.check(&cache, 64));
-        live.into_iter().for_each(|live| cache.free(live.object).unwrap());
-        check_all_is_back(&arena, vec![cache]);
+        objects.finish();
     }
 }
 
@@ -115,22 +102,18 @@ fn no_object_is_refused_because_others_are_kept_free<P: Policy>() {
         let arena = arena();
         let config = CacheConfig { restartable, ..CacheConfig::new("full", 64, 8, MOST as u64) };
         let cache = Cache::<P>::new(arena.clone(), config).unwrap();
-        let mut random = Random::new(5);
-        let mut live: Vec<u32> = Vec::new();
+        let (mut random, mut objects) = (Random::new(5), Objects::of(arena, cache, (64, 8)));
         for _ in 0..30 {
             sched_setaffinity(None, &cpus[random.below(cpus.len())]).unwrap();
-            while live.len() < MOST {
-                live.push(cache.alloc(Gfp::MayWait).unwrap());
-            }
+            (objects.live.len()..MOST).for_each(|_| objects.alloc(Gfp::MayWait).unwrap());
             let keep = random.below(MOST) >> random.below(10);
-            while live.len() > keep {
+            while objects.live.len() > keep {
                 if random.below(50) == 0 {
                     sched_setaffinity(None, &cpus[random.below(cpus.len())]).unwrap();
                 }
-                cache.free(live.swap_remove(random.below(live.len()))).unwrap();
+                objects.free(random.below(objects.live.len()));
             }
         }
-        free_all(&cache, &live);
-        check_all_is_back(&arena, vec![cache]);
+        objects.finish();
     }
 }

@@ -1,6 +1,7 @@
 //! The contents of a test's objects, and the addresses in use.
 
 use super::*;
+use crate::base::error::Result;
 use crate::base::sync::{AtomicU64, Ordering};
 
 /// An object in use. Its contents are computed from both numbers.
@@ -49,7 +50,69 @@ pub(super) fn bytes_of<P: Policy>(cache: &Cache<P>, size: usize, object: u32) ->
     unsafe { std::slice::from_raw_parts_mut(cache.address(object), size) }
 }
 
-/// The addresses of an arena at which objects in use start, shared by all threads.
+/// A cache that has its arena for itself, and its objects in use.
+pub(super) struct Objects<P: Policy> {
+    pub(super) arena: Arc<Arena>,
+    pub(super) cache: Cache<P>,
+    pub(super) size: usize,
+    align: usize,
+    claims: Claims,
+    pub(super) live: Vec<Live>,
+    stamp: u64,
+}
+
+impl<P: Policy> Objects<P> {
+    /// Makes a cache of as many objects as its arena has room for.
+    pub(super) fn new(shape: (usize, usize), restartable: bool) -> Self {
+        let arena = arena();
+        let cache = cache_of(&arena, shape, restartable);
+        Self::of(arena, cache, shape)
+    }
+
+    pub(super) fn of(arena: Arc<Arena>, cache: Cache<P>, (size, align): (usize, usize)) -> Self {
+        let claims = Claims::new(&arena);
+        Objects { arena, cache, size, align, claims, live: Vec::new(), stamp: 0 }
+    }
+
+    /// Allocates an object, and fills it.
+    pub(super) fn alloc(&mut self, gfp: Gfp) -> Result<()> {
+        let object = self.cache.alloc(gfp)?;
+        self.claims.take(self.cache.address(object), self.size, self.align);
+        self.stamp += 1;
+        self.live.push(Live::new(&self.cache, self.size, object, self.stamp));
+        Ok(())
+    }
+
+    /// Takes an object out of those in use, to free it, after checking that it has not changed or moved.
+    pub(super) fn take(&mut self, at: usize) -> u32 {
+        let live = self.live.swap_remove(at);
+        live.check(&self.cache, self.size);
+        self.claims.give_back(self.cache.address(live.object), self.size);
+        live.object
+    }
+
+    pub(super) fn free(&mut self, at: usize) {
+        let object = self.take(at);
+        self.cache.free(object).unwrap();
+    }
+
+    pub(super) fn check(&self) {
+        self.live.iter().for_each(|live| live.check(&self.cache, self.size));
+    }
+
+    pub(super) fn check_info(&self) {
+        check_info(&self.arena, &self.cache, self.live.len());
+    }
+
+    /// Frees all objects, and checks that everything is given back.
+    pub(super) fn finish(mut self) {
+        (0..self.live.len()).rev().for_each(|at| self.free(at));
+        self.check_info();
+        check_all_is_back(&self.arena, vec![self.cache]);
+    }
+}
+
+/// The addresses of an arena that objects in use have, shared by all threads.
 pub(super) struct Claims {
     base: usize,
     /// A bit for each 8 bytes, in words of 64.
@@ -62,24 +125,30 @@ impl Claims {
         Claims { base: arena.address(0).addr(), bits: (0..words).map(|_| AtomicU64::new(0)).collect() }
     }
 
-    /// Claims the address of a new object.
+    /// Claims the bytes of a new object.
     pub(super) fn take(&self, address: *mut u8, size: usize, align: usize) {
         assert_eq!(address.addr() % align, 0, "{address:?} is not aligned to {align}");
         let offset = address.addr().checked_sub(self.base).expect("before the arena");
         assert!(offset + size <= self.bits.len() * 64 * 8, "beyond the arena");
-        let (word, bit) = self.bit(address);
-        assert_eq!(word.fetch_or(bit, Ordering::Relaxed) & bit, 0, "{address:?} was handed out twice");
+        for (word, bits) in self.bits(address, size) {
+            assert_eq!(word.fetch_or(bits, Ordering::Relaxed) & bits, 0, "{address:?} was handed out twice");
+        }
     }
 
     /// Gives up the claim of an object that is about to be freed.
-    pub(super) fn give_back(&self, address: *mut u8) {
-        let (word, bit) = self.bit(address);
-        assert_ne!(word.fetch_and(!bit, Ordering::Relaxed) & bit, 0, "{address:?} is not in use");
+    pub(super) fn give_back(&self, address: *mut u8, size: usize) {
+        for (word, bits) in self.bits(address, size) {
+            assert_eq!(word.fetch_and(!bits, Ordering::Relaxed) & bits, bits, "{address:?} is not in use");
+        }
     }
 
     // The callers use Relaxed, so that race detectors see no ordering that the cache does not provide.
-    fn bit(&self, address: *mut u8) -> (&AtomicU64, u64) {
-        let at = (address.addr() - self.base) / 8;
-        (&self.bits[at / 64], 1 << (at % 64))
+    fn bits(&self, address: *mut u8, size: usize) -> impl Iterator<Item = (&AtomicU64, u64)> {
+        let first = (address.addr() - self.base) / 8;
+        let end = first + size.div_ceil(8);
+        (first / 64..end.div_ceil(64)).map(move |word| {
+            let (from, to) = (first.max(word * 64), end.min(word * 64 + 64));
+            (&self.bits[word], !0 >> (64 - (to - from)) << (from % 64))
+        })
     }
 }

@@ -199,7 +199,7 @@ impl<P: Policy> Shared<P> {
     fn free(&self, (cache, live): Parcel) {
         let (size, cache) = (SHAPES[cache].0, &self.caches[cache]);
         live.check(cache, size);
-        self.claims.give_back(cache.address(live.object));
+        self.claims.give_back(cache.address(live.object), size);
         cache.free(live.object).unwrap();
     }
 

@@ -29,9 +29,8 @@ pub(super) fn check<D: PoolLocks>(pool: &RawPool<D>, live: &HashMap<u32, Live>) 
     let mut pages = 0;
     for (class, stat) in (0..pool.classes.iter().len()).rev().zip(pool.class_stats()) {
         let mut lists = pool.lists(class as u8);
-        let zspages: u64 = stat.zspages.iter().map(|count| u64::from(*count)).sum();
         assert_eq!((stat.class, stat.zspages[0]), (*pool.classes.get(class as u8), 0));
-        assert_eq!(stat.obj_allocated, zspages * u64::from(stat.class.objs_per_zspage));
+        assert_eq!(stat.obj_allocated, zspages(&stat) * u64::from(stat.class.objs_per_zspage));
         let (mut inuse, mut committed) = (0, 0);
         for group in 0..FULLNESS_GROUPS {
             for _ in 0..stat.zspages[group] {

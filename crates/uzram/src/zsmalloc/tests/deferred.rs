@@ -1,6 +1,7 @@
 //! Deferred frees, over pools of every design.
 
 use std::collections::HashMap;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -17,18 +18,13 @@ for_every_design!(each_object_is_freed_once_and_in_use_until_then);
 
 /// Calls `f` beside a thread that frees, also when that panics.
 fn beside_a_freer<T: Send, R>(frees: &DeferredFrees<T>, free: impl Fn(T) + Send, f: impl FnOnce() -> R) -> R {
-    struct End<'a>(&'a AtomicBool, &'a thread::Thread);
-    impl Drop for End<'_> {
-        fn drop(&mut self) {
-            self.0.store(true, Ordering::Relaxed);
-            self.1.unpark();
-        }
-    }
     let ends = AtomicBool::new(false);
     thread::scope(|scope| {
         let freer = scope.spawn(|| frees.run(|| !ends.load(Ordering::Relaxed), free));
-        let _end = End(&ends, freer.thread());
-        f()
+        let result = catch_unwind(AssertUnwindSafe(f));
+        ends.store(true, Ordering::Relaxed);
+        freer.thread().unpark();
+        result.unwrap_or_else(|panic| resume_unwind(panic))
     })
 }
 

@@ -1,7 +1,7 @@
 //! Compares seeded random operations with a naive model, a map.
 
 use std::collections::{HashMap, HashSet};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::check::{Live, check};
 use super::{contents, free, pool, read};
@@ -123,7 +123,7 @@ fn threads_agree<D: PoolLocks>(pool: &RawPool<D>, seed: u64) {
     const STEPS: u64 = if cfg!(tsan) { 200 } else { 2000 };
     type Shared = Mutex<Option<(u32, Live)>>;
     let shared: Vec<Shared> = (0..64).map(|_| Mutex::new(&classes::SLOT, None)).collect();
-    let (done, working) = (AtomicBool::new(false), AtomicU64::new(THREADS));
+    let done = AtomicBool::new(false);
     let own: Vec<HashMap<u32, Live>> = std::thread::scope(|scope| {
         scope.spawn(|| {
             let mut random = Random::new(seed);
@@ -133,10 +133,8 @@ fn threads_agree<D: PoolLocks>(pool: &RawPool<D>, seed: u64) {
             }
         });
         let worker = |thread: u64| {
-            let (shared, working, done) = (&shared, &working, &done);
+            let shared = &shared;
             scope.spawn(move || {
-                // Also when it panics.
-                let _end = End { working, done };
                 let mut random = Random::new(seed << 32 | thread);
                 let mut live: HashMap<u32, Live> = HashMap::new();
                 for step in 0..STEPS {
@@ -152,31 +150,19 @@ fn threads_agree<D: PoolLocks>(pool: &RawPool<D>, seed: u64) {
             })
         };
         let workers: Vec<_> = (0..THREADS).map(worker).collect();
-        workers.into_iter().map(|worker| worker.join().expect("no panic")).collect()
+        let ended: Vec<_> = workers.into_iter().map(|worker| worker.join()).collect();
+        done.store(true, Ordering::Relaxed);
+        ended.into_iter().map(|live| live.expect("no panic")).collect()
     });
     pool.arena.inject_faults(0, 0);
     let shared = shared.into_iter().filter_map(|slot| slot.lock().take());
     let live: HashMap<u32, Live> = shared.chain(own.into_iter().flatten()).collect();
     check(pool, &live);
-    let mut budget = Budget::unlimited();
-    pool.compact(Effort::Tight, &mut budget);
+    pool.compact(Effort::Tight, &mut Budget::unlimited());
     check(pool, &live);
     live.into_keys().for_each(|handle| free(pool, handle));
     check(pool, &HashMap::new());
     assert_eq!(pool.corrupted(), 0);
-}
-
-struct End<'a> {
-    working: &'a AtomicU64,
-    done: &'a AtomicBool,
-}
-
-impl Drop for End<'_> {
-    fn drop(&mut self) {
-        if self.working.fetch_sub(1, Ordering::Relaxed) == 1 || std::thread::panicking() {
-            self.done.store(true, Ordering::Relaxed);
-        }
-    }
 }
 
 fn step_of_a_thread<D: PoolLocks>(

@@ -276,9 +276,7 @@ pub fn start_child(child: impl FnOnce()) -> i32 {
 /// Waits until a child has stopped itself, and returns `None`, or has ended, and returns its status as
 /// [`in_child`] does; with what it reported last.
 pub fn wait_for_stop(pid: i32) -> (Option<i32>, u64) {
-    let status = wait_for(pid, libc::WUNTRACED);
-    let ended = if libc::WIFSTOPPED(status) { None } else { Some(exit_status(status)) };
-    (ended, told().load(SeqCst))
+    (wait(pid, libc::WUNTRACED), told().load(SeqCst))
 }
 
 /// Has a child that stopped itself go on.
@@ -291,7 +289,7 @@ pub fn resume(pid: i32) {
 /// reported.
 pub fn in_child(child: impl FnOnce()) -> (i32, u64) {
     let pid = start_child(child);
-    (wait(pid), told().load(SeqCst))
+    (wait(pid, 0).unwrap(), told().load(SeqCst))
 }
 
 /// Kills a child after some time, and returns its status as [`in_child`] does.
@@ -299,20 +297,16 @@ pub fn kill_after(pid: i32, time: Duration) -> i32 {
     std::thread::sleep(time);
     // SAFETY: numbers only; the child was not waited for yet.
     unsafe { libc::kill(pid, libc::SIGKILL) };
-    wait(pid)
+    wait(pid, 0).unwrap()
 }
 
-fn wait(pid: i32) -> i32 {
-    exit_status(wait_for(pid, 0))
-}
-
-fn wait_for(pid: i32, options: i32) -> i32 {
+fn wait(pid: i32, options: i32) -> Option<i32> {
     let mut status = 0;
     // SAFETY: the process is this one's child, and `status` is valid.
     assert_eq!(unsafe { libc::waitpid(pid, &mut status, options) }, pid);
-    status
-}
-
-fn exit_status(status: i32) -> i32 {
-    if libc::WIFEXITED(status) { libc::WEXITSTATUS(status) } else { -libc::WTERMSIG(status) }
+    match status {
+        _ if libc::WIFSTOPPED(status) => None,
+        _ if libc::WIFEXITED(status) => Some(libc::WEXITSTATUS(status)),
+        _ => Some(-libc::WTERMSIG(status)),
+    }
 }

@@ -25,7 +25,7 @@ pub const DIED: i32 = 42;
 static RANGES: [(AtomicUsize, AtomicUsize); MAX_RANGES] =
     [const { (AtomicUsize::new(0), AtomicUsize::new(0)) }; MAX_RANGES];
 /// Before which stores the process stops; it is not set if before none.
-static STOPS: OnceLock<Stops> = OnceLock::new();
+static STOPS: OnceLock<Box<Stops>> = OnceLock::new();
 /// Stores so far, and the one not to be carried out.
 static COUNT: AtomicU64 = AtomicU64::new(0);
 static DIE_AT: AtomicU64 = AtomicU64::new(u64::MAX);
@@ -36,24 +36,14 @@ static STEPPER: AtomicI32 = AtomicI32::new(0);
 static INSTRUCTION: AtomicUsize = AtomicUsize::new(0);
 static WRITABLE: (AtomicUsize, AtomicUsize) = (AtomicUsize::new(0), AtomicUsize::new(0));
 
-/// Before which stores the process stops.
-pub enum Stops {
-    /// Before all.
-    All,
-    /// Before those of these numbers, in order, from 1 on.
-    These(Vec<u64>),
-}
+/// Whether the process stops before the store of a number, from 1 on.
+pub type Stops = dyn Fn(u64) -> bool + Send + Sync;
 
 /// Stops this process before stores, each time after the number of the store was [reported](memory::report),
 /// until its parent has it [go on](memory::resume). A process that dies there leaves what the parent finds
 /// meanwhile.
-pub fn stop_before(stops: Stops) {
+pub fn stop_before(stops: Box<Stops>) {
     assert!(STOPS.set(stops).is_ok(), "once a process");
-    watch();
-}
-
-/// Counts the stores.
-pub fn count() {
     watch();
 }
 
@@ -65,8 +55,8 @@ pub fn die_at_store(number: u64, others: u64) {
     watch();
 }
 
-/// Has each store fault from now on.
-fn watch() {
+/// Counts the stores: each faults from now on.
+pub fn watch() {
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
     let shared = maps.lines().filter(|line| line.contains("/memfd:uzram-") && line.contains(" rw-s "));
     let ranges: Vec<(usize, usize)> = shared
@@ -129,11 +119,7 @@ extern "C" fn on_fault(_: i32, info: *mut libc::siginfo_t, context: *mut libc::c
         return;
     }
     let count = COUNT.fetch_add(1, SeqCst) + 1;
-    let is_stop = STOPS.get().is_some_and(|stops| match stops {
-        Stops::All => true,
-        Stops::These(numbers) => numbers.binary_search(&count).is_ok(),
-    });
-    if is_stop {
+    if STOPS.get().is_some_and(|stops| stops(count)) {
         memory::report(count);
         // To this thread, so that it is the one that stops at once.
         // SAFETY: numbers only.
