@@ -145,7 +145,7 @@ fn work_together(cache: &Cache) -> Result<()> {
     println!("{:10} of 32000 look-ups hit", cache.hits.load(Ordering::Relaxed));
     println!("{entries:10} pages cached, {} evicted", cache.evicted.load(Ordering::Relaxed));
     let (charged, limit) = (cache.pool.charged_bytes() >> 10, cache.pool.limit_bytes() >> 10);
-    println!("{charged:10} KiB in memory, of {limit} KiB, for {} KiB of pages", entries * PAGE_SIZE >> 10);
+    println!("{charged:10} KiB in memory, of {limit} KiB, for {} KiB of pages", entries * PAGE_SIZE / 1024);
     Ok(())
 }
 

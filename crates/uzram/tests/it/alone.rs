@@ -1,7 +1,6 @@
 //! Tests that measure or change their whole process: each has one of its own.
 
 use std::process::Command;
-use std::time::{Duration, Instant};
 
 const ALONE: &str = "UZRAM_TEST_ALONE";
 
@@ -25,16 +24,4 @@ pub fn alone(test: &str) -> bool {
     assert!(output.status.success(), "{}: {}", output.status, String::from_utf8_lossy(&output.stderr));
     assert!(text.contains("1 passed"), "there is no test {test}");
     false
-}
-
-/// Waits until something is so, for a minute at most. Returns whether it is.
-pub fn wait_until(is_so: impl Fn() -> bool) -> bool {
-    let until = Instant::now() + Duration::from_secs(60);
-    while !is_so() {
-        if Instant::now() > until {
-            return false;
-        }
-        std::thread::sleep(Duration::from_millis(2));
-    }
-    true
 }

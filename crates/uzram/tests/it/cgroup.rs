@@ -6,7 +6,8 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use crate::alone::{only, wait_until};
+use crate::alone::only;
+use crate::wait_until;
 use uzram::device::Device;
 
 /// Tells the child which `cgroup.procs` file to write its process id to.

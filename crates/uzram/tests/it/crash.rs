@@ -9,7 +9,8 @@ mod stepping;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use crate::alone::{alone, wait_until};
+use crate::alone::alone;
+use crate::wait_until;
 use memory::{Journal, Survivor, in_child, kill_after, resume, start_child, wait_for_stop};
 use uzram::codec::{Algorithm, Kind};
 use uzram::random::Random;

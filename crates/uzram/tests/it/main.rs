@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used)]
 
+use std::time::{Duration, Instant};
+
 mod allocations;
 mod alone;
 #[cfg(all(target_os = "linux", target_env = "gnu", target_arch = "x86_64", not(loom)))]
@@ -25,3 +27,15 @@ mod lock_stats;
 mod noswap;
 #[cfg(all(target_os = "linux", not(loom)))]
 mod reserve;
+
+/// Waits until something is so, for a minute at most. Returns whether it is.
+fn wait_until(is_so: impl Fn() -> bool) -> bool {
+    let until = Instant::now() + Duration::from_secs(60);
+    while !is_so() {
+        if Instant::now() > until {
+            return false;
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    true
+}

@@ -8,7 +8,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
-use crate::alone::wait_until;
+use crate::wait_until;
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::Advice;
 use uzram::mem::{MappedAhead, MemoryFile, ZeroedPages, keep_memory_out_of_swap};

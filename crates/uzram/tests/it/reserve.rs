@@ -7,7 +7,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use crate::alone::{alone, wait_until};
+use crate::alone::alone;
+use crate::wait_until;
 use uzram::ErrorKind;
 use uzram::device::{Device, DeviceStats, OpenDevice};
 use uzram::random::Random;

@@ -86,10 +86,8 @@ mod recording {
     const CLASSES: usize = classes::ALL.len();
 
     /// The counters of each class, each CPU, and both modes. All zeros, so that unused ones take no memory.
-    static COUNTERS: [[Padded<[Counters; 2]>; SHARES]; CLASSES] = {
-        const NONE: Counters = [const { Times([const { Counter::new(0) }; 5]) }; 2];
-        [const { [const { Padded([NONE; 2]) }; SHARES] }; CLASSES]
-    };
+    static COUNTERS: [[Padded<[Counters; 2]>; SHARES]; CLASSES] =
+        [const { [const { Padded([const { [const { Times::none() }; 2] }; 2]) }; SHARES] }; CLASSES];
 
     /// Locks are recorded while this is not 0: the number of [`LockRecording`]s, and [`ALWAYS`].
     static RECORDING: Padded<AtomicU32> = Padded(AtomicU32::new(ALWAYS));
@@ -122,6 +120,10 @@ mod recording {
     const SHORTEST: usize = 4;
 
     impl Times {
+        const fn none() -> Self {
+            Times([const { Counter::new(0) }; 5])
+        }
+
         fn add(&self, time: Duration, bounced: bool) {
             let ns = time.as_nanos() as u64;
             self.0[COUNT].add(1);

@@ -77,15 +77,15 @@ impl<'a> Model<'a> {
     fn run(&mut self, steps: usize) {
         for step in 0..steps {
             let takes_of_10 = [7, 4, 6][step * 3 / steps];
-            match self.random.below(120) {
-                0..80 if self.random.below(10) < takes_of_10 => self.take(),
-                0..80 if !self.live.is_empty() => {
+            match self.random.below(240) {
+                0..160 if self.random.below(10) < takes_of_10 => self.take(),
+                0..160 if !self.live.is_empty() => {
                     let (run, account, committed) = self.live.swap_remove(self.random.below(self.live.len()));
                     self.arena.free_run(run, account, committed.into());
                 }
-                80..118 if !self.live.is_empty() => self.commit_more(),
-                118 => self.free_a_third(),
-                119 => self.manage(),
+                160..238 if !self.live.is_empty() => self.commit_more(),
+                238 if self.random.below(4) == 0 => self.free_a_third(),
+                239 => self.manage(),
                 _ => {}
             }
         }
@@ -147,6 +147,7 @@ impl<'a> Model<'a> {
                 self.hides += u64::from(!chunks.is_empty());
                 self.hidden = Some(chunks);
             }
+            _ if self.arena.has_reserve() => reserve::recount_chunks(self.arena),
             _ => recount(self.arena),
         }
     }
