@@ -11,13 +11,10 @@ mod restart;
 
 use std::ops::Deref;
 
+pub(crate) use restart::MAX_CPUS;
 pub use restart::Restartable;
 #[cfg(all(target_arch = "x86_64", target_env = "gnu", not(loom)))]
 pub(crate) use restart::restartable;
-
-/// The most CPUs of any machine: the kernel's limit, NR_CPUS. In models two are enough for every
-/// interleaving of two and three threads; up to two threads each have a CPU of their own.
-pub(crate) const MAX_CPUS: usize = if cfg!(loom) { 2 } else { 8192 };
 
 /// Returns the CPU this thread runs on, below [`possible`].
 #[inline]
@@ -28,6 +25,16 @@ pub fn current() -> usize {
 /// Returns the number of possible CPUs of this machine: the entries of a [`PerCpu`].
 pub fn possible() -> usize {
     imp::possible()
+}
+
+impl Restartable {
+    /// Returns whether sequences work in this thread, on this CPU: glibc registered the thread, and a
+    /// [`PerCpu`] has an entry for the CPU. If not, every sequence leaves without a commit.
+    pub fn works_here(self) -> bool {
+        // SAFETY: the area was found by [`Restartable::get`].
+        let cpu = unsafe { restart::cpu_id(self.area_offset()) };
+        usize::try_from(cpu).is_ok_and(|cpu| cpu < possible())
+    }
 }
 
 /// Yields the CPU while this thread waits for another that holds something for a few instructions,

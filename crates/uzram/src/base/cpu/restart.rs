@@ -13,6 +13,10 @@
 use std::num::NonZeroIsize;
 use std::sync::OnceLock;
 
+/// The most CPUs of any machine: the kernel's limit, NR_CPUS. In models two are enough for every
+/// interleaving of two and three threads; up to two threads each have a CPU of their own.
+pub(crate) const MAX_CPUS: usize = if cfg!(loom) { 2 } else { 8192 };
+
 /// Proof that this process can use restartable sequences.
 #[derive(Clone, Copy, Debug)]
 pub struct Restartable {
@@ -35,14 +39,6 @@ impl Restartable {
     #[inline]
     pub fn area_offset(self) -> isize {
         self.area.get()
-    }
-
-    /// Returns whether sequences work in this thread, on this CPU: glibc registered the thread, and a
-    /// [`PerCpu`](super::PerCpu) has an entry for the CPU. If not, every sequence leaves without a commit.
-    pub fn works_here(self) -> bool {
-        // SAFETY: the area was found by `area_offset`.
-        let cpu = unsafe { cpu_id(self.area.get()) };
-        usize::try_from(cpu).is_ok_and(|cpu| cpu < super::possible())
     }
 
     /// Restarts every sequence that is under way in any thread of this process: a sequence that
@@ -121,8 +117,8 @@ pub(super) unsafe fn cpu_id(_area: isize) -> i32 {
 /// Returns the CPUs that a process (0: this thread) may run on, a bit each. `None` if CPU numbers may reach
 /// `MAX_CPUS`: the kernel refuses a set that is too small for all its CPUs.
 #[cfg(not(loom))]
-pub(super) fn allowed_cpus(process: i32) -> Option<[u64; super::MAX_CPUS / u64::BITS as usize]> {
-    let mut set = [0; super::MAX_CPUS / u64::BITS as usize];
+pub(super) fn allowed_cpus(process: i32) -> Option<[u64; MAX_CPUS / u64::BITS as usize]> {
+    let mut set = [0; MAX_CPUS / u64::BITS as usize];
     // SAFETY: the kernel writes a set of CPUs of at most this size.
     let written =
         unsafe { libc::syscall(libc::SYS_sched_getaffinity, process, size_of_val(&set), set.as_mut_ptr()) };
@@ -167,7 +163,7 @@ mod imp {
 
 /// Makes a restartable sequence of x86-64 instructions: adds the prologue and the abort handler.
 ///
-/// The sequence starts with the number of the CPU in `{cpu}`, below [`MAX_CPUS`](super::MAX_CPUS); it is
+/// The sequence starts with the number of the CPU in `{cpu}`, below [`MAX_CPUS`]; it is
 /// -1 or -2 in a thread that is not registered, and then the sequence must leave. Its last instruction is
 /// the store that commits it. It leaves by a jump to `43b`, which puts -1 into `{result}` or, with
 /// `restartable!(or "{label}": …)`, jumps to that label. `{rseq}` is [`Restartable::area_offset`].

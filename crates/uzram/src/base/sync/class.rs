@@ -1,6 +1,4 @@
-//! Lock classes: the lock order of the engine, and its check in debug builds.
-
-use super::stats::{LastCpu, LockMode, Recorded};
+//! Lock classes: the lock order of the engine.
 
 /// A class of locks: its name and its place in the lock order.
 #[derive(Debug)]
@@ -9,11 +7,11 @@ pub struct LockClass {
     pub name: &'static str,
     // Used only by the check in debug builds, and by statistics.
     #[cfg_attr(not(debug_assertions), allow(dead_code))]
-    rank: u32,
+    pub(super) rank: u32,
     /// Whether a thread may wait for a lock of the class while it holds others of it: all threads take them
     /// in one order.
     #[cfg_attr(not(debug_assertions), allow(dead_code))]
-    several: bool,
+    pub(super) several: bool,
 }
 
 #[cfg(feature = "lock-stats")]
@@ -117,129 +115,6 @@ classes! {
     /// Locks of the programs over the engine. The order does not cover them: a thread may hold and wait for
     /// any.
     PROGRAM "program" several,
-}
-
-/// Exists while a lock of its class is held: checks the lock order (debug builds) and records the hold
-/// (feature `lock-stats`); otherwise empty.
-pub(super) struct Hold {
-    #[cfg(any(debug_assertions, feature = "lock-stats"))]
-    class: &'static LockClass,
-    recorded: Recorded,
-}
-
-#[cfg(not(any(debug_assertions, feature = "lock-stats")))]
-const _: () = assert!(size_of::<Hold>() == 0);
-
-impl Hold {
-    /// Panics in debug builds if the thread may not wait for a lock of `class` now.
-    #[inline]
-    pub(super) fn check_order(class: &'static LockClass) {
-        order::check(class);
-    }
-
-    /// Takes the lock: by `try_take` if that succeeds at once, else by `wait`. The class must come
-    /// after all classes that the thread holds already.
-    pub(super) fn take<G>(
-        class: &'static LockClass,
-        last: &LastCpu,
-        mode: LockMode,
-        try_take: impl FnOnce() -> Option<G>,
-        wait: impl FnOnce() -> G,
-    ) -> (G, Hold) {
-        order::check(class);
-        #[cfg(feature = "lock-stats")]
-        let guard = try_take().unwrap_or_else(|| super::stats::wait_for(class, last, mode, wait));
-        #[cfg(not(feature = "lock-stats"))]
-        let guard = {
-            let _ = try_take;
-            wait()
-        };
-        (guard, Hold::new(class, last, mode))
-    }
-
-    /// For a lock that was taken without waiting: the lock order does not apply.
-    pub(super) fn new(class: &'static LockClass, last: &LastCpu, mode: LockMode) -> Self {
-        order::push(class);
-        #[cfg(not(any(debug_assertions, feature = "lock-stats")))]
-        let _ = class;
-        Hold {
-            #[cfg(any(debug_assertions, feature = "lock-stats"))]
-            class,
-            recorded: Recorded::start(last, mode),
-        }
-    }
-
-    /// For a lock that is released while its holder waits for a condition.
-    #[inline]
-    pub(super) fn pause(&mut self) {
-        #[cfg(feature = "lock-stats")]
-        self.recorded.end(self.class);
-    }
-
-    /// For a lock that its holder has taken again after [`Hold::pause`].
-    #[inline]
-    pub(super) fn resume(&mut self, last: &LastCpu) {
-        self.recorded.restart(last);
-    }
-}
-
-#[cfg(any(debug_assertions, feature = "lock-stats"))]
-impl Drop for Hold {
-    fn drop(&mut self) {
-        order::pop(self.class);
-        self.recorded.end(self.class);
-    }
-}
-
-// loom runs its threads as coroutines of one thread, so a thread-local list would mix them up.
-#[cfg(all(debug_assertions, not(loom)))]
-mod order {
-    use super::LockClass;
-    use std::cell::Cell;
-
-    thread_local! {
-        // How many locks of each rank this thread holds.
-        static HELD: Cell<[u8; super::classes::ALL.len()]> =
-            const { Cell::new([0; super::classes::ALL.len()]) };
-    }
-
-    fn change(class: &LockClass, by: i8) {
-        if class.rank == super::classes::PROGRAM.rank {
-            return;
-        }
-        HELD.with(|cell| {
-            let mut held = cell.get();
-            held[class.rank as usize] = held[class.rank as usize].wrapping_add_signed(by);
-            cell.set(held);
-        });
-    }
-
-    pub(super) fn push(class: &LockClass) {
-        change(class, 1);
-    }
-
-    pub(super) fn pop(class: &LockClass) {
-        change(class, -1);
-    }
-
-    pub(super) fn check(class: &LockClass) {
-        HELD.with(|cell| {
-            let first = class.rank as usize + usize::from(class.several);
-            if let Some(rank) = cell.get()[first..].iter().position(|held| *held > 0) {
-                let holder = super::classes::ALL[first + rank].name;
-                panic!("lock order: waiting for '{}' while holding '{holder}'", class.name);
-            }
-        });
-    }
-}
-
-#[cfg(not(all(debug_assertions, not(loom))))]
-mod order {
-    use super::LockClass;
-    pub(super) fn check(_: &LockClass) {}
-    pub(super) fn push(_: &LockClass) {}
-    #[cfg(any(debug_assertions, feature = "lock-stats"))]
-    pub(super) fn pop(_: &LockClass) {}
 }
 
 #[cfg(test)]

@@ -6,6 +6,7 @@
 //! Without both a class costs nothing.
 
 mod class;
+mod hold;
 mod guarded;
 mod mutex;
 mod rw_lock;

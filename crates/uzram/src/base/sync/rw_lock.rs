@@ -3,7 +3,8 @@
 use std::sync::{TryLockError, TryLockResult};
 
 use super::Counter;
-use super::class::{Hold, LockClass};
+use super::class::LockClass;
+use super::hold::Hold;
 use super::stats::{LastCpu, LockMode};
 
 #[cfg(loom)]

@@ -16,7 +16,8 @@
 //! contents or its new ones, never a mix, wherever the process died. On a CPU without such a store
 //! ([`stores_16_bytes`]), and in models, the data is stored first, then the lock is released.
 
-use super::class::{Hold, classes};
+use super::class::classes;
+use super::hold::Hold;
 use super::stats::{LastCpus, LockMode};
 use super::{Access, AtomicU32, AtomicU64, Condvar, Mutex, Ordering, Stamp, spin_loop};
 
