@@ -23,10 +23,8 @@ use crate::input::Input;
 use crate::model::Model;
 use crate::nbd_client::{Client, Headers, Reply, extended_request_bytes};
 use crate::wire::Wire;
-use script::{End, Header, Script};
+use script::{DISK_BYTES, End, Header, Script};
 
-const DISK_PAGES: usize = 8;
-const DISK_BYTES: usize = DISK_PAGES << 12;
 /// Small, so that replies and payloads exceed it.
 const BUFFER_BYTES: usize = 20 << 10;
 

@@ -4,7 +4,6 @@ use std::io::{self, ErrorKind};
 
 use uzram_serve::nbd::proto::{MAX_PAYLOAD_BYTES, command, command_flags, option, reply, transmission_flags};
 
-use super::DISK_BYTES;
 use crate::input::Input;
 use crate::nbd_client::{
     Client, Headers, context_request, extended_request_bytes, info_request, option_bytes, request_bytes,
@@ -17,6 +16,9 @@ const MAX_MOVED_BYTES: usize = 2 * DISK_BYTES;
 const MAX_COMPRESSED_BYTES: usize = 3 << 12;
 /// The most pieces of a torn session, for the same reason.
 const MAX_PIECES: usize = 256;
+
+const DISK_PAGES: usize = 8;
+pub(super) const DISK_BYTES: usize = DISK_PAGES << 12;
 
 /// How the client's messages end.
 pub(super) enum End {

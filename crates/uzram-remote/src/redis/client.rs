@@ -9,9 +9,8 @@ use std::time::{Duration, Instant};
 use redis::{Cmd, ErrorKind as Kind, RedisError, RedisResult, ServerErrorKind, Value};
 use tokio::task::JoinSet;
 
-use super::connect::{Credentials, connection_info};
 use super::direct::Direct;
-use super::link::Link;
+use super::link::{Credentials, Link, connection_info};
 use super::topology::{Topology, slot_of};
 use crate::{Address, Failure, Server, lock};
 

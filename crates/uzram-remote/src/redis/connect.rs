@@ -3,37 +3,17 @@
 
 use std::time::Duration;
 
-use redis::io::tcp::TcpSettings;
-use redis::{
-    AsyncConnectionConfig, ConnectionAddr, ConnectionInfo, IntoConnectionInfo, RedisConnectionInfo,
-    RedisResult, Value,
-};
-use serde::{Deserialize, Serialize};
+use redis::{AsyncConnectionConfig, RedisResult, Value};
 use tokio::task::JoinSet;
 use uzram::{Error, ErrorKind, Result};
 
 use super::client::{ANSWER_WITHIN, Client};
-use super::link::CONNECTED_WITHIN;
-use super::topology::{Master, Topology};
+use super::link::{CONNECTED_WITHIN, Credentials, connection_info};
+use super::topology::{Master, Topology, text};
 use crate::{Address, Failure, SETTING, Server};
 
 /// How long connecting may take, with all checks.
 pub(super) const WITHIN: Duration = Duration::from_secs(5);
-
-/// A login. Not shown by `Debug`.
-#[derive(Clone, Default, Serialize, Deserialize)]
-pub struct Credentials {
-    /// The user; the server's default user without one.
-    pub user: Option<String>,
-    /// The password, if the server wants one.
-    pub password: Option<String>,
-}
-
-impl std::fmt::Debug for Credentials {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Credentials")
-    }
-}
 
 /// What a server says about itself: the answer to `INFO`.
 struct Info(String);
@@ -76,29 +56,6 @@ pub(super) async fn connect(address: &Address, credentials: &Credentials) -> Res
         return Err(Error::new(ErrorKind::Unsupported, what).with_setting(SETTING).into());
     }
     Client::of_cluster(address, credentials).await
-}
-
-/// Returns how to reach a server.
-pub(super) fn connection_info(
-    address: &Address,
-    server: &Server,
-    credentials: &Credentials,
-) -> RedisResult<ConnectionInfo> {
-    let (host, port) = (server.host.clone(), server.port);
-    let at = match address.tls {
-        true => ConnectionAddr::TcpTls { host, port, insecure: false, tls_params: None },
-        false => ConnectionAddr::Tcp(host, port),
-    };
-    let mut login =
-        RedisConnectionInfo::default().set_db(i64::from(address.database)).set_lib_name("uzram", "");
-    if let Some(user) = &credentials.user {
-        login = login.set_username(user);
-    }
-    if let Some(password) = &credentials.password {
-        login = login.set_password(password);
-    }
-    let tcp = TcpSettings::default().set_nodelay(true);
-    Ok(at.into_connection_info()?.set_tcp_settings(tcp).set_redis_settings(login))
 }
 
 /// Asks all servers at a time. Returns the first one that answers, and what it says about itself; of single
@@ -242,16 +199,6 @@ fn check_server(node: &str, info: &Info, is_in_cluster: bool) -> Result<()> {
         return refused(ErrorKind::NoSpace, format!("is full: {used} bytes of maxmemory {most} are used"));
     }
     Ok(())
-}
-
-/// Returns a value that is a text, or an empty one.
-pub(super) fn text(value: &Value) -> String {
-    match value {
-        Value::BulkString(bytes) => String::from_utf8_lossy(bytes).into_owned(),
-        Value::SimpleString(text) => text.clone(),
-        Value::VerbatimString { text, .. } => text.clone(),
-        _ => String::new(),
-    }
 }
 
 /// Returns the texts in a list or a map.

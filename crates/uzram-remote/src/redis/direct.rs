@@ -11,8 +11,7 @@ use std::time::{Duration, Instant};
 use redis::{Cmd, ErrorKind as Kind, Parser, RedisError, RedisResult, Value};
 use tokio::runtime::Handle;
 
-use super::connect::Credentials;
-use super::link::CONNECTED_WITHIN;
+use super::link::{CONNECTED_WITHIN, Credentials};
 use crate::{Address, Server, lock};
 
 /// How long an answer may take.

@@ -12,10 +12,17 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use redis::aio::MultiplexedConnection;
-use redis::{AsyncConnectionConfig, Cmd, RedisError, RedisResult, Value};
+use redis::io::tcp::TcpSettings;
+use redis::{
+    AsyncConnectionConfig, Cmd, ConnectionAddr, ConnectionInfo, IntoConnectionInfo, RedisConnectionInfo,
+    RedisError, RedisResult, Value,
+};
+use serde::{Deserialize, Serialize};
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
+
+use crate::{Address, Server};
 
 /// How long the connection to a node may take, with the login.
 pub(super) const CONNECTED_WITHIN: Duration = Duration::from_secs(1);
@@ -23,6 +30,44 @@ pub(super) const CONNECTED_WITHIN: Duration = Duration::from_secs(1);
 const SILENT_FOR: Duration = Duration::from_millis(1500);
 /// Between two tries to connect.
 const TRY_EVERY: Duration = Duration::from_millis(200);
+
+/// A login. Not shown by `Debug`.
+#[derive(Clone, Default, Serialize, Deserialize)]
+pub struct Credentials {
+    /// The user; the server's default user without one.
+    pub user: Option<String>,
+    /// The password, if the server wants one.
+    pub password: Option<String>,
+}
+
+impl std::fmt::Debug for Credentials {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Credentials")
+    }
+}
+
+/// Returns how to reach a server.
+pub(super) fn connection_info(
+    address: &Address,
+    server: &Server,
+    credentials: &Credentials,
+) -> RedisResult<ConnectionInfo> {
+    let (host, port) = (server.host.clone(), server.port);
+    let at = match address.tls {
+        true => ConnectionAddr::TcpTls { host, port, insecure: false, tls_params: None },
+        false => ConnectionAddr::Tcp(host, port),
+    };
+    let mut login =
+        RedisConnectionInfo::default().set_db(i64::from(address.database)).set_lib_name("uzram", "");
+    if let Some(user) = &credentials.user {
+        login = login.set_username(user);
+    }
+    if let Some(password) = &credentials.password {
+        login = login.set_password(password);
+    }
+    let tcp = TcpSettings::default().set_nodelay(true);
+    Ok(at.into_connection_info()?.set_tcp_settings(tcp).set_redis_settings(login))
+}
 
 /// A connection to a node.
 pub(super) struct Link {

@@ -26,9 +26,9 @@ use crate::sweep::{LEASE, LEASE_S};
 use crate::{Address, Failure, SETTING, Server, lock};
 
 use client::{Client, Role, Use};
-pub use connect::Credentials;
 use direct::Direct;
 use hedge::Latencies;
+pub use link::Credentials;
 use placement::Placement;
 pub(crate) use sweep::sweep;
 use topology::{Topology, slot_of};
@@ -170,7 +170,7 @@ impl RedisStore {
         for (_, answer) in self.ask_each(self.lease_names(device)?, get).await {
             match answer {
                 // One of them may be of a time before.
-                Ok(value) => epoch = epoch.max(epoch_of_lease(&connect::text(&value))),
+                Ok(value) => epoch = epoch.max(epoch_of_lease(&topology::text(&value))),
                 Err(of_lease) => failure = Some(of_lease),
             }
         }

@@ -8,7 +8,9 @@ use tokio::time::Instant;
 use uzram::{Error, ErrorKind, Result};
 
 use super::client::Client;
-use super::connect::{self, Credentials, text};
+use super::connect;
+use super::link::Credentials;
+use super::topology::text;
 use super::unlink;
 use crate::retry::tried;
 use crate::sweep::{self, LEASE, Seen, Sweepable, Swept, split_device};

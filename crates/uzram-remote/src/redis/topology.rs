@@ -11,7 +11,6 @@ use std::sync::OnceLock;
 use redis::Value;
 use uzram::{Error, ErrorKind, Result};
 
-use super::connect::text;
 use crate::Server;
 
 /// The hash slots of a cluster.
@@ -262,6 +261,16 @@ fn crc16(bytes: &[u8]) -> u16 {
         table
     };
     bytes.iter().fold(0, |crc, byte| (crc << 8) ^ TABLE[usize::from((crc >> 8) as u8 ^ byte)])
+}
+
+/// Returns a value that is a text, or an empty one.
+pub(super) fn text(value: &Value) -> String {
+    match value {
+        Value::BulkString(bytes) => String::from_utf8_lossy(bytes).into_owned(),
+        Value::SimpleString(text) => text.clone(),
+        Value::VerbatimString { text, .. } => text.clone(),
+        _ => String::new(),
+    }
 }
 
 #[cfg(test)]
