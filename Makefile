@@ -1,6 +1,7 @@
 # The targets of this repository; `make help` lists them. Needs Rust 1.95, a C compiler, bash and coreutils.
 
 UZRAM = cargo run --quiet --release -p uzram-cli --
+LAB = cargo run --quiet --release -p uzram-cli --features designs -- lab
 PROGRAMS = nbdcopy fio nbdkit fs_mark mkfs.ext4 mkfs.btrfs mkswap swapon swapoff
 # Those whose memory the corpus `processes` is made of.
 CORPUS_PROGRAMS = python3 g++ node redis-server java
@@ -46,11 +47,10 @@ bench: ## Measure every performance target, and codecs on pages of files and of 
 	@bench/allocators/run
 
 lab: ## Run every table of the lab in full, instruction counts included (minutes)
-	@cargo build --release
-	@cargo build --release -p uzram-lab
+	@cargo build --release -p uzram-cli -p uzram-run -p uzram-lab --features uzram-cli/designs
 	@tools/install-programs valgrind $(PROGRAMS) lua-sources
-	@tools/bounded 3600 $(UZRAM) lab run streams slab-freeze zs-lock zs-free zs-defer lru-batch --callgrind
-	@tools/bounded 3600 $(UZRAM) lab run unmap streams-nbd zs-lock-disk --rounds 5
+	@tools/bounded 3600 $(LAB) run streams slab-freeze zs-lock zs-free zs-defer lru-batch --callgrind
+	@tools/bounded 3600 $(LAB) run unmap streams-nbd zs-lock-disk --rounds 5
 	@tools/bounded 1200 cargo test -p uzram-lab --features lock-stats --test it locks::
 
 fuzz: ## Fuzz all code that parses outside input
