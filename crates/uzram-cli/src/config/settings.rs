@@ -91,7 +91,7 @@ const BACKED: SettingRow = SettingRow { is_policy: true, needs: Some("backing_de
 /// The value of `recomp_algorithm` for no recompression.
 const NO_ALGORITHM: &str = "algo=none";
 
-/// The settings that only measurements need, set before all others.
+/// The settings that only measurements need.
 #[cfg(feature = "designs")]
 static DESIGNS: &[SettingRow] = &[
     SettingRow { attribute: "chain_size", words: &["chain"], value_name: "N", ..TEXT },
@@ -225,7 +225,7 @@ pub static SETTINGS: &[SettingRow] = &[
 
 /// Returns the rows of all settings, in the order in which they are set.
 pub fn all() -> impl Iterator<Item = &'static SettingRow> {
-    DESIGNS.iter().chain(SETTINGS)
+    SETTINGS.iter().chain(DESIGNS)
 }
 
 impl SettingRow {

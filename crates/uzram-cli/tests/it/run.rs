@@ -167,7 +167,7 @@ fn on_a_host_without_memory_a_program_with_a_limit_lives() {
     let run = |limit: &str| {
         let uzram = env!("CARGO_BIN_EXE_uzram");
         let mut command = host.command(Path::new(uzram));
-        command.args(["run", "--limit", limit, "--spill", &spill, "--", python, script, "160"]);
+        command.args(["run", "--limit", limit, "--spill", &spill, "--", python, script, "120"]);
         finish(command)
     };
     let lives = run("32M");
