@@ -27,6 +27,8 @@ const TABLE_BYTES: u64 = 16 + 1 + 4;
 const FREE_SHARE: u64 = 64;
 const LEAST_FREE_PAGES: u64 = 64;
 const MOST_FREE_PAGES: u64 = 1024;
+/// The least free pages are at most this share of a limit: in models it is smaller than any of a pager.
+const SMALL_SHARE: u64 = 8;
 /// The share of what is free at the high watermark that faults leave to the evictor, and the least pages: two
 /// zspages.
 const EVICTOR_SHARE: u64 = 4;
@@ -134,7 +136,7 @@ impl Room {
     /// Returns whether there is room for so many pages below the high watermark.
     pub(crate) fn has(&self, pages: usize, store: &Store) -> bool {
         let (limit, free) = self.limit_and_free();
-        self.used_pages(store) + pages as u64 <= limit.saturating_sub(free)
+        self.used_pages(store) + pages as u64 <= limit - free
     }
 
     pub(crate) fn is_half_free(&self, store: &Store) -> bool {
@@ -143,19 +145,19 @@ impl Room {
 
     pub(crate) fn is_above_low(&self, store: &Store) -> bool {
         let (limit, free) = self.limit_and_free();
-        self.used_pages(store) > limit.saturating_sub(2 * free)
+        self.used_pages(store) > limit - 2 * free
     }
 
     /// Returns whether the limit is nearer than the high watermark.
     pub(crate) fn is_urgent(&self, store: &Store) -> bool {
         let (limit, free) = self.limit_and_free();
-        self.used_pages(store) >= limit.saturating_sub(free / 2)
+        self.used_pages(store) >= limit - free / 2
     }
 
     /// Returns whether a fault may bring a page: the rest up to the limit is the evictor's.
     fn fits_page(&self, store: &Store) -> bool {
         let (limit, free) = self.limit_and_free();
-        self.used_pages(store) < limit.saturating_sub(Self::evictor_pages(free))
+        self.used_pages(store) < limit - Self::evictor_pages(free)
     }
 
     /// Waits until there is room for a page, or none can be made.

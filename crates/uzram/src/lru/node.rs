@@ -144,9 +144,9 @@ struct Node {
 // SAFETY: the fields are atomic integers, which are zero by default and have no destructors.
 unsafe impl Entry for Node {}
 
-#[cfg(not(loom))]
 /// Bytes of a node: the fixed cost of a page.
 pub const NODE_BYTES: usize = 12;
+#[cfg(not(loom))]
 const _: () = assert!(size_of::<Node>() == NODE_BYTES);
 
 /// The nodes of all pages, followed by the heads of the lists, which are circular.
