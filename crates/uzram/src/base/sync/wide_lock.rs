@@ -28,7 +28,7 @@ const WAITERS: u32 = 1 << 30;
 /// does not compress under the lock.
 const SPINS: u32 = if cfg!(loom) { 1 } else { 100 };
 
-/// See the [module's documentation](self).
+/// Two lock bits, 30 bits of the holder, a stamp and a word of data in 16 bytes, which are published together.
 #[derive(Default)]
 #[cfg_attr(not(loom), repr(C, align(16)))]
 pub struct WideLock {
