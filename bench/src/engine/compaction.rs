@@ -1,7 +1,7 @@
 //! The gains and costs of compaction: how tightly a scattered pool is packed, beside what its objects need
 //! and the kernel's, and how reads slow down meanwhile.
 //!
-//! A pool is scattered by overwrites of random pages, with contents whose sizes change over time ([`Churn`]).
+//! A pool is scattered by overwrites of random pages, with contents whose sizes change over time (`Churn`).
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;

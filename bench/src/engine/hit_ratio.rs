@@ -1,6 +1,6 @@
 //! The hit ratio of the engine's LRU, beside that of an exact LRU with as much memory.
 //!
-//! One thread uses the pages of a [`Trace`] one by one, beginning with empty memory, and every use counts. A
+//! One thread uses the pages of a `Trace` one by one, beginning with empty memory, and every use counts. A
 //! page that is not in memory is added to the LRU, one that is there is marked as used, and when memory is
 //! full, 32 pages at once are isolated at the cold end and evicted. The seed decides all except when the
 //! thread changes its CPU, which delays the pages in the last CPU's pagevec a little.

@@ -102,7 +102,7 @@ impl Options {
         go_on(&self.stop)
     }
 
-    /// The same time, by a benchmark with this default of rounds, in rounds of at most [`SLICE`].
+    /// The same time, by a benchmark with this default of rounds, in rounds of at most `SLICE`.
     #[must_use]
     pub fn in_slices(&self, default: usize) -> Options {
         let rounds = self.rounds(default);

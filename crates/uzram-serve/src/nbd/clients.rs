@@ -154,7 +154,7 @@ pub struct TurnedAway {
     pub why: String,
 }
 
-/// The outcome of [`Clients::kick`].
+/// The outcome of `Clients::kick`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kicked {
     /// The connection has ended.
