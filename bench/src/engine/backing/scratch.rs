@@ -42,7 +42,7 @@ impl Sizes {
         let mib = |normal: u64, small: u64| options.amount(normal, small) << 20;
         Sizes {
             written_bytes: mib(512, 4),
-            overwritten_bytes: mib(128, 2),
+            overwritten_bytes: mib(128, 4),
             limit_bytes: mib(64, 2),
             reclaimed_bytes: mib(128, 4),
         }
