@@ -67,8 +67,10 @@ crash: ## Kill processes 10,000 times, and at every store to memory that outlive
 	@UZRAM_CRASH_ROUNDS=200 tools/bounded 10800 cargo test -p uzram-cli --test it -- --nocapture survive::a_disk_outlives
 	@UZRAM_CRASH_ROUNDS=100 tools/bounded 10800 cargo test -p uzram-cli --test it -- --nocapture survive::a_program_that_swaps
 
-full: ## Overwrite pages at random on a backing of 1 GiB that is 97 % live, and check what is written to that
+full: ## Overwrite a disk at random for ten minutes whose backing is 97 % live, and check what is written to that
 	@UZRAM_CLEAN_LONG=1 tools/bounded 1800 cargo test -p uzram --lib -- --nocapture overwriting_costs
+	@UZRAM_CLEAN_SECONDS=600 tools/bounded 1800 \
+		cargo test -p uzram-cli --test it -- --nocapture writeback::overwriting_at_random
 
 hog: ## Run a program that swaps in a quarter of the memory it needs, for ten minutes, as root
 	@UZRAM_HOG_SECONDS=600 tools/bounded 1200 \

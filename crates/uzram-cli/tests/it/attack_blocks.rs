@@ -4,20 +4,32 @@
 
 use std::ffi::CString;
 use std::fs::{self, File, OpenOptions};
+use std::net::TcpStream;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use crate::common::block::{BlockPlace, swap_device, unable};
+use crate::common::block::{BlockPlace, unable};
 use crate::common::clients::{arg, succeed};
-use crate::common::nbd::{port, tcp};
-use crate::common::{Ended, Killed, daemon_in, finish, wait_until};
-use crate::nbd::{cmd, info_request};
+use crate::common::{Ended, daemon_in, finish, wait_until};
+use crate::nbd::{Client, cmd, info_request};
 use rustix::mount::{MountFlags, UnmountFlags};
 use rustix::process::{Pid, Signal, kill_process};
 use uzram_serve::nbd::proto::{NbdError, option, reply, transmission_flags};
+
+/// Starts a swap daemon in the background; returns its block device.
+fn swap_on(place: &BlockPlace) -> String {
+    let facts = place.run(&["swap", "on", "--size", "64M"]).ok();
+    device_after("swap", &facts)
+}
+
+/// Returns the block device after `word` in a daemon's output.
+fn device_after(word: &str, facts: &str) -> String {
+    let line = facts.lines().find(|line| line.split_whitespace().next() == Some(word));
+    line.unwrap_or_else(|| panic!("{facts}")).split_whitespace().nth(1).unwrap().to_owned()
+}
 
 fn is_running(pid: Pid) -> bool {
     let of_process = |name: &str| format!("/proc/{}/{name}", pid.as_raw_nonzero());
@@ -42,6 +54,7 @@ fn wait_for_end(pid: Pid) {
     wait_until("the daemon has ended", || !is_running(pid));
 }
 
+/// Kills a daemon, and waits until all of its threads have ended.
 fn kill(pid: Pid) {
     kill_process(pid, Signal::KILL).unwrap();
     wait_for_end(pid);
@@ -80,7 +93,8 @@ fn a_mounts_source_proves_nothing() {
     // The device is free, and the only daemon here is running.
     place.run(&["detach", "zram0"]).ok();
     place.run(&["attach", "zram0"]).ok();
-    place.run(&["detach", "--force"]).says(1, "lives");
+    let force = place.run(&["detach", "--force"]);
+    assert!(force.complaint(1).contains("lives"), "{}", force.stderr);
     place.end(daemon);
     // Clearing after a dead daemon does not touch the attacker's mounts.
     let daemon = place.up_sized("16M", &["--attach"]);
@@ -96,7 +110,9 @@ fn a_mounts_source_proves_nothing() {
 /// How a daemon can lose its directories.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Loss {
+    /// Its mount is detached.
     LazyUnmount,
+    /// A parent directory is renamed.
     Moved,
     /// The file system of its runtime directory is detached, with all mounts below it.
     TmpfsGone,
@@ -105,6 +121,7 @@ enum Loss {
 impl Loss {
     const ALL: [Loss; 3] = [Loss::LazyUnmount, Loss::Moved, Loss::TmpfsGone];
 
+    /// Prepares the directories before the daemon starts.
     fn prepare(self, place: &BlockPlace) {
         if self == Loss::TmpfsGone {
             fs::DirBuilder::new().mode(0o700).create(place.dir()).unwrap();
@@ -131,7 +148,7 @@ fn swap_ends_before_its_daemon_does_wherever_the_directories_are() {
     for loss in Loss::ALL {
         let place = BlockPlace::new();
         loss.prepare(&place);
-        let device = place.swap_on(&["--size", "64M"]);
+        let device = swap_on(&place);
         let daemon = place.daemon_id();
         let _guard = NotLeft(daemon);
         loss.happen(&place);
@@ -162,7 +179,7 @@ fn what_a_dead_daemon_left_is_found_by_its_record() {
     }
     for loss in [Loss::LazyUnmount, Loss::Moved] {
         let place = BlockPlace::new();
-        let device = place.swap_on(&["--size", "64M"]);
+        let device = swap_on(&place);
         let _guard = NotLeft(place.daemon_id());
         loss.happen(&place);
         let dir = if loss == Loss::Moved { place.root().join("moved") } else { place.dir() };
@@ -175,19 +192,20 @@ fn what_a_dead_daemon_left_is_found_by_its_record() {
     // Without the record, the device is named and left alone.
     let place = BlockPlace::new();
     Loss::TmpfsGone.prepare(&place);
-    let device = place.swap_on(&["--size", "64M"]);
+    let device = swap_on(&place);
     let daemon = place.daemon_id();
     Loss::TmpfsGone.happen(&place);
     kill(daemon);
     for args in [&["swap", "off"][..], &["detach", "--force"]] {
-        place.run(args).says(1, &device);
+        let ended = place.run(args);
+        assert!(ended.complaint(1).contains(&device), "{args:?}: {}", ended.stderr);
     }
     assert_eq!(place.swap_areas(), [device.as_str()]);
 }
 
 /// A mount namespace in which the place's directory is an empty file system.
 struct Container {
-    process: Killed,
+    process: Child,
     dir: PathBuf,
 }
 
@@ -203,7 +221,7 @@ impl Container {
         );
         let mut command = Command::new("unshare");
         command.args(["-m", "sh", "-c", &script]).stdin(Stdio::null()).stdout(Stdio::null());
-        let container = Container { process: Killed(command.spawn().unwrap()), dir };
+        let container = Container { process: command.spawn().unwrap(), dir };
         wait_until("the container is there", || ready.exists());
         container
     }
@@ -230,6 +248,8 @@ impl Container {
 impl Drop for Container {
     fn drop(&mut self) {
         let _ = self.run(&["swap", "off"]);
+        let _ = self.process.kill();
+        let _ = self.process.wait();
     }
 }
 
@@ -238,8 +258,8 @@ fn containers_with_the_same_paths_leave_each_other_alone() {
     let Some(place) = BlockPlace::needing(&["unshare", "nsenter"]) else { return };
     let [one, other] = [Container::new(&place), Container::new(&place)];
     let on = ["swap", "on", "--size", "64M"];
-    let first = swap_device(&one.run(&on).ok());
-    let second = swap_device(&other.run(&on).ok());
+    let first = device_after("swap", &one.run(&on).ok());
+    let second = device_after("swap", &other.run(&on).ok());
     assert_ne!(first, second);
     let status = one.run(&["swap", "status"]).ok();
     assert!(status.contains(&first) && !status.contains(&second), "{status}");
@@ -290,7 +310,8 @@ fn a_daemon_does_not_end_beneath_open_files() {
     let up = || place.up_sized("16M", &["--mount", arg(&place.dir().join("mnt"))]);
     let daemon = up();
     let disk = File::open(place.disk()).unwrap();
-    place.run(&["down"]).says(1, "in use by 1 open file");
+    let down = place.run(&["down"]);
+    assert!(down.complaint(1).contains("in use by 1 open file"), "{}", down.stderr);
     for _ in 0..3 {
         daemon.signal(Signal::TERM);
         std::thread::sleep(Duration::from_millis(50));
@@ -308,22 +329,39 @@ fn a_daemon_does_not_end_beneath_open_files() {
     place.assert_clean();
 }
 
-fn listed(port: &str) -> Vec<String> {
-    let replies = tcp(port).option(option::LIST, &[]);
+/// A client of a TCP port, to which any user of the machine can connect.
+fn client(port: u16) -> Client<TcpStream> {
+    let stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    let mut client = Client::on(stream);
+    client.greet();
+    client
+}
+
+/// Returns the export names that a client lists.
+fn listed(port: u16) -> Vec<String> {
+    let replies = client(port).option(option::LIST, &[]);
     let names = replies.into_iter().filter(|(kind, _)| *kind == reply::SERVER);
     names.map(|(_, data)| String::from_utf8(data[4..].to_vec()).unwrap()).collect()
 }
 
-fn refusal(port: &str, name: &str) -> u32 {
-    let mut replies = tcp(port).option(option::GO, &info_request(name.as_bytes(), &[]));
+/// Returns the error for a client that chooses an export.
+fn refusal(port: u16, name: &str) -> u32 {
+    let mut replies = client(port).option(option::GO, &info_request(name.as_bytes(), &[]));
     replies.pop().unwrap().0
 }
 
+/// Returns a daemon's port, from the URI of another export in its output.
+fn port_of(facts: &str) -> u16 {
+    let at = facts.find("nbd://127.0.0.1:").unwrap_or_else(|| panic!("{facts}")) + "nbd://127.0.0.1:".len();
+    facts[at..].split('/').next().unwrap().parse().unwrap()
+}
+
 /// Starts a daemon with these devices of a file and an exported device `free`; returns it and its TCP port.
-fn with_config(place: &BlockPlace, keys: &str, devices: &str) -> (crate::common::Daemon, String) {
-    let text = format!("{keys}listen = [\"tcp:127.0.0.1:0\"]\n[free]\nsize = \"8M\"\n{devices}");
+fn with_config(place: &BlockPlace, devices: &str) -> (crate::common::Daemon, u16) {
+    let text = format!("listen = [\"tcp:127.0.0.1:0\"]\n[free]\nsize = \"8M\"\n{devices}");
     let daemon = place.up_config(&text, &[]);
-    let port = port(&daemon);
+    let port = port_of(&daemon.facts);
     (daemon, port)
 }
 
@@ -331,15 +369,15 @@ fn with_config(place: &BlockPlace, keys: &str, devices: &str) -> (crate::common:
 fn nobody_reads_or_changes_swapped_out_memory() {
     let Some(place) = BlockPlace::if_able() else { return };
     let swap = "[mem]\nsize = \"64M\"\nswap = true\n";
-    let (daemon, port) = with_config(&place, "", swap);
+    let (daemon, port) = with_config(&place, swap);
     assert_eq!(place.swap_areas().len(), 1);
-    assert_eq!(listed(&port), ["free"]);
-    assert_eq!(refusal(&port, "mem"), reply::ERR_UNKNOWN);
+    assert_eq!(listed(port), ["free"]);
+    assert_eq!(refusal(port, "mem"), reply::ERR_UNKNOWN);
     daemon.terminate();
     // With an explicit `export`, it can be read.
-    let (daemon, port) = with_config(&place, "", &format!("{swap}export = true\n"));
-    assert_eq!(listed(&port), ["free", "mem"]);
-    let mut client = tcp(&port);
+    let (daemon, port) = with_config(&place, &format!("{swap}export = true\n"));
+    assert_eq!(listed(port), ["free", "mem"]);
+    let mut client = client(port);
     let (_, flags) = client.enter_export(b"mem");
     assert_ne!(flags & transmission_flags::READ_ONLY, 0);
     assert_eq!(client.read(0, 4086, 10).data(), b"SWAPSPACE2");
@@ -356,18 +394,24 @@ fn nobody_reads_or_changes_swapped_out_memory() {
 fn who_attaches_a_device_has_it_alone() {
     let Some(place) = BlockPlace::if_able() else { return };
     let mount = format!("mount = \"{}\"\n", place.dir().join("mnt").display());
-    let start = |keys: &str| with_config(&place, &mount, &format!("[d]\nsize = \"16M\"\n{keys}"));
+    let config = |keys: &str| format!("[d]\nsize = \"16M\"\n{keys}");
+    let start = |keys: &str| {
+        let text = format!("{mount}listen = \"tcp:127.0.0.1:0\"\n[free]\nsize = \"8M\"\n{}", config(keys));
+        let daemon = place.up_config(&text, &[]);
+        let port = port_of(&daemon.facts);
+        (daemon, port)
+    };
     for keys in
         ["", "export = true\n", "read-only = true\n", "export = true\nread-only = true\n", "export = false\n"]
     {
         let (daemon, port) = start(keys);
         let (always, read_only) = (keys.contains("export = true"), keys.contains("read-only"));
         if keys == "export = false\n" {
-            assert_eq!(refusal(&port, "d"), reply::ERR_UNKNOWN);
+            assert_eq!(refusal(port, "d"), reply::ERR_UNKNOWN);
             daemon.terminate();
             continue;
         }
-        let mut before = tcp(&port);
+        let mut before = client(port);
         let (_, flags) = before.enter_export(b"d");
         assert_eq!(flags & transmission_flags::READ_ONLY != 0, read_only, "{keys}");
         assert_eq!(before.write(0, &[7; 4096]).error == 0, !read_only, "{keys}");
@@ -375,27 +419,27 @@ fn who_attaches_a_device_has_it_alone() {
         if always && read_only {
             attach.ok();
         } else {
-            attach.says(1, "NBD clients have it open");
+            assert!(attach.complaint(1).contains("NBD clients have it open"), "{}", attach.stderr);
             drop(before);
             wait_until("the client is gone", || place.run(&["attach", "d"]).status.success());
         }
         // While it is attached, only the kernel writes.
         if always {
-            let mut reader = tcp(&port);
+            let mut reader = client(port);
             let (_, flags) = reader.enter_export(b"d");
             assert_ne!(flags & transmission_flags::READ_ONLY, 0, "{keys}");
             assert_eq!(reader.write(0, &[1; 4096]).error, NbdError::Perm as u32, "{keys}");
         } else {
-            assert_eq!(refusal(&port, "d"), reply::ERR_POLICY, "{keys}");
-            assert_eq!(listed(&port), ["free"]);
+            assert_eq!(refusal(port, "d"), reply::ERR_POLICY, "{keys}");
+            assert_eq!(listed(port), ["free"]);
         }
         place.run(&["detach", "d"]).ok();
-        wait_until("it is exported again", || listed(&port) == ["free", "d"]);
+        wait_until("it is exported again", || listed(port) == ["free", "d"]);
         // A file open for writing has the same effect as a block device.
         let disk = OpenOptions::new().write(true).open(place.dir().join("mnt/d/disk"));
         let readers_only = always && read_only;
         if let Ok(disk) = disk {
-            assert!(readers_only || refused_or_reader(&port), "{keys}");
+            assert!(readers_only || refused_or_reader(port), "{keys}");
             drop(disk);
         }
         daemon.terminate();
@@ -404,8 +448,8 @@ fn who_attaches_a_device_has_it_alone() {
 }
 
 /// Returns whether a new client of the export `d` cannot write.
-fn refused_or_reader(port: &str) -> bool {
-    let mut client = tcp(port);
+fn refused_or_reader(port: u16) -> bool {
+    let mut client = client(port);
     let replies = client.option(option::GO, &info_request(b"d", &[]));
     match &replies[..] {
         [(reply::INFO, info), (reply::ACK, _)] => {
@@ -420,16 +464,17 @@ fn what_clients_wrote_is_not_lost_without_a_word() {
     let place = crate::common::Place::new();
     let up = || place.up(&["--listen", "tcp:127.0.0.1:0"]);
     let daemon = up();
-    let mut client = tcp(&port(&daemon));
+    let mut client = client(port_of(&daemon.facts));
     client.enter_export(b"zram0");
     assert_eq!(client.write(0, &[7; 4096]).error, 0);
-    place.run(&["down"]).says(1, "in use by 1 NBD client");
+    let down = place.run(&["down"]);
+    assert!(down.complaint(1).contains("in use by 1 NBD client"), "{}", down.stderr);
     assert_eq!(client.read(0, 0, 4096).data(), [7; 4096]);
     drop(client);
     wait_until("the client is gone", || place.run(&["down"]).status.success());
     assert!(daemon.ended().0.success());
     let daemon = up();
-    let mut client = tcp(&port(&daemon));
+    let mut client = self::client(port_of(&daemon.facts));
     client.enter_export(b"zram0");
     place.run(&["down", "--force"]).ok();
     assert!(daemon.ended().0.success());
@@ -440,13 +485,13 @@ fn a_listener_serves_the_devices_that_it_names() {
     let place = crate::common::Place::new();
     let text = "listen = [\"free@tcp:127.0.0.1:0\"]\n[secret]\nsize = \"8M\"\n[free]\nsize = \"8M\"\n";
     let daemon = place.up_config(text, &[]);
-    let port = port(&daemon);
-    assert_eq!(listed(&port), ["free"]);
+    let port = port_of(&daemon.facts);
+    assert_eq!(listed(port), ["free"]);
     for name in ["secret", "other"] {
-        assert_eq!(refusal(&port, name), reply::ERR_UNKNOWN, "{name}");
+        assert_eq!(refusal(port, name), reply::ERR_UNKNOWN, "{name}");
     }
     // The listener has its own default export; a device added later is served if the listener names it.
-    let mut default = tcp(&port);
+    let mut default = client(port);
     default.enter_export(b"");
     assert_eq!(default.write(0, &[7; 4096]).error, 0);
     assert!(
@@ -462,6 +507,7 @@ fn a_listener_serves_the_devices_that_it_names() {
     assert!(daemon.ended().0.success());
 }
 
+/// Runs a shell command as user 65534.
 fn as_another_user(command: &str) -> std::process::Output {
     use std::os::unix::process::CommandExt;
     let mut shell = Command::new("sh");
@@ -523,7 +569,8 @@ fn another_users_directory_names_nothing_of_roots() {
     for dir in ["mnt", "mnt/below"] {
         let (mount, run) = (open.join(dir), open.join("r"));
         let up = ["up", "--size", "16M", "--mount", arg(&mount), "--runtime-dir", arg(&run)];
-        place.run(&up).says(1, "symbolic link");
+        let up = place.run(&up);
+        assert!(up.complaint(1).contains("symbolic link"), "{}", up.stderr);
     }
     assert!(fs::read_dir(&target).unwrap().next().is_none());
     place.end_clean(daemon);
@@ -539,7 +586,7 @@ fn whatever_happens_nothing_is_left_without_a_word() {
     let seed = crate::nbd::seed();
     for round in 0..6 {
         let place = BlockPlace::new();
-        let device = place.swap_on(&["--size", "64M"]);
+        let device = swap_on(&place);
         let (dir, moved) = (place.dir(), place.root().join("moved"));
         let daemon = daemon_in(&dir);
         let _guard = NotLeft(daemon);

@@ -2,22 +2,24 @@
 //! another user if this one is root.
 
 use std::collections::BTreeSet;
-use std::net::TcpStream;
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixStream;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::process::Command;
+use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::common::nbd::{Client, cmd, port, tcp, tcp_if_admitted, works};
-use crate::common::{Daemon, PATIENCE, Place, not_root, wait_until};
+use crate::common::nbd::{READ, Raw, a_moment, port};
+use crate::common::{Daemon, PATIENCE, Place, ask, connect, not_root, wait_until};
 use crate::nbd::too_few_descriptors;
 use rustix::process::Signal;
 
 const LISTEN: [&str; 2] = ["--listen", "tcp:127.0.0.1:0"];
 const MIB: u64 = 1 << 20;
+/// A user who owns no files.
 const NOBODY: libc::uid_t = 65534;
 
 /// Runs `act` in a thread as another user, if this user is root; its argument says whether that worked.
@@ -34,6 +36,11 @@ fn as_nobody<T: Send>(act: impl FnOnce(bool) -> T + Send) -> T {
     })
 }
 
+fn threads(daemon: &Daemon) -> usize {
+    std::fs::read_dir(format!("/proc/{}/task", daemon.id())).unwrap().count()
+}
+
+/// Returns a daemon's list of clients.
 fn clients(place: &Place) -> Vec<serde_json::Value> {
     let json = place.json(&["clients"]);
     json["clients"].as_array().unwrap().clone()
@@ -46,11 +53,10 @@ fn unread_replies_take_no_more_memory_than_there_is_for_all() {
     let daemon = place.up_sized("64M", &[&["--mem-limit", "8M"], &LISTEN[..]].concat());
     let before_bytes = daemon.anonymous_bytes();
     let port = port(&daemon);
-    let _deaf: Vec<Client<TcpStream>> = as_nobody(|_| {
+    let _deaf: Vec<Raw> = as_nobody(|_| {
         let deaf = (0..100).map(|_| {
-            let mut client = tcp(&port);
-            client.enter();
-            client.request(0, cmd::READ, 0, 32 << 20, &[]);
+            let mut client = Raw::tcp(&port).enter().unwrap();
+            client.request(READ, 0, 32 << 20, &[]).unwrap();
             client
         });
         deaf.collect()
@@ -58,12 +64,12 @@ fn unread_replies_take_no_more_memory_than_there_is_for_all() {
     let (began, mut most_bytes) = (Instant::now(), 0);
     while began.elapsed() < Duration::from_secs(4) {
         most_bytes = most_bytes.max(daemon.anonymous_bytes());
-        thread::sleep(Duration::from_millis(10));
+        a_moment();
     }
     let grown = (most_bytes - before_bytes) / MIB;
     // 80 MiB of shared memory, 64 KiB for each of 256 places, and the threads.
     assert!(grown < 80 + 16 + 16, "{grown} MiB more than before");
-    assert!(works(&mut place.nbd(), 3), "root is served meanwhile");
+    assert!(Raw::unix(&place).enter().unwrap().works(3), "root is served meanwhile");
 }
 
 #[test]
@@ -76,16 +82,12 @@ fn idle_clients_of_a_port_leave_roots_own_socket_alone() {
     let port = port(&daemon);
     let mut idle = as_nobody(|_| {
         // One at a time, until no place is left.
-        let served = || {
-            let mut client = tcp_if_admitted(&port)?;
-            client.enter();
-            works(&mut client, 1).then_some(client)
-        };
+        let served = || Raw::tcp(&port).enter()?.if_served(1);
         std::iter::from_fn(served).take(300).collect::<Vec<_>>()
     });
     assert!(idle.len() < 256, "{} clients are served", idle.len());
     for _ in 0..10 {
-        assert!(works(&mut place.nbd(), 2));
+        assert!(Raw::unix(&place).enter().unwrap().works(2));
     }
     // Root lists them, and makes room.
     let listed = clients(&place);
@@ -98,13 +100,86 @@ fn idle_clients_of_a_port_leave_roots_own_socket_alone() {
     let mut args = vec!["kick"];
     args.extend(ids.iter().map(String::as_str));
     place.run(&args).ok();
-    assert!(idle[..3].iter_mut().all(Client::at_end));
-    assert!(idle[3..].iter_mut().all(|client| works(client, 1)));
-    place.run(&["kick", &ids[0]]).says(1, "no client");
-    tcp(&port).enter();
+    assert!(idle[..3].iter_mut().all(Raw::ends));
+    assert!(idle[3..].iter_mut().all(|client| client.works(1)));
+    assert!(place.run(&["kick", &ids[0]]).complaint(1).contains("no client"));
+    assert!(Raw::tcp(&port).enter().unwrap().works(1));
     daemon.signal(Signal::TERM);
     let (_, log) = daemon.ended();
     assert!(log.contains("clients were refused") && log.contains("max-connections is 256"), "{log}");
+}
+
+#[test]
+fn a_flood_of_handshakes_leaves_roots_own_socket_alone() {
+    if too_few_descriptors(2000) {
+        return;
+    }
+    let place = Place::new();
+    let daemon = place.up(&LISTEN);
+    let port = port(&daemon);
+    let flood: Vec<Raw> = as_nobody(|_| (0..500).map(|_| Raw::tcp(&port)).collect());
+    // A slow client of root's.
+    let slow = Raw::unix(&place);
+    let began = Instant::now();
+    for _ in 0..20 {
+        assert!(Raw::unix(&place).enter().unwrap().works(1));
+    }
+    // Much less than their turns.
+    assert!(began.elapsed() < Duration::from_secs(15), "{:?}", began.elapsed());
+    assert!(slow.enter().unwrap().works(2));
+    wait_until("all places for handshakes are taken", || {
+        clients(&place).iter().filter(|client| client["uid"].is_null()).count() >= 64
+    });
+    // The oldest handshakes give way to later ones.
+    wait_until("the last of them is greeted", || {
+        clients(&place).iter().any(|client| client["id"].as_u64().unwrap() > 300)
+    });
+    drop(flood);
+    daemon.signal(Signal::TERM);
+    let (_, log) = daemon.ended();
+    assert!(log.contains("gave way to new connections"), "{log}");
+}
+
+/// All clients connect at once, and all are served.
+#[test]
+fn a_thousand_clients_that_come_at_once_are_served() {
+    const CLIENTS: usize = 1000;
+    if too_few_descriptors(3000) {
+        return;
+    }
+    let place = Place::new();
+    let daemon = place.up(&[&["--max-connections", "1100"], &LISTEN[..]].concat());
+    let port = port(&daemon);
+    for round in 0..3 {
+        let began = Instant::now();
+        let (ready, done) = (Barrier::new(CLIENTS), Barrier::new(CLIENTS));
+        let serve = |index: usize| {
+            ready.wait();
+            // A client that fails must not make the others wait.
+            let client = catch_unwind(AssertUnwindSafe(|| {
+                let client = if round == 1 { Raw::unix(&place) } else { Raw::tcp(&port) };
+                client.enter()?.if_served(index as u64)
+            }));
+            // No client leaves before all are served.
+            done.wait();
+            matches!(client, Ok(Some(_)))
+        };
+        let served: usize = thread::scope(|scope| {
+            let serve = &serve;
+            let threads: Vec<_> = (0..CLIENTS)
+                .map(|index| {
+                    let thread = thread::Builder::new().stack_size(256 << 10);
+                    thread.spawn_scoped(scope, move || serve(index)).unwrap()
+                })
+                .collect();
+            threads.into_iter().map(|thread| usize::from(thread.join().unwrap())).sum()
+        });
+        if served < CLIENTS {
+            daemon.signal(Signal::TERM);
+            panic!("{served} are served in {:?}: {}", began.elapsed(), daemon.ended().1);
+        }
+        wait_until("their threads have gone", || threads(&daemon) < 100);
+    }
 }
 
 /// With a usual, low descriptor limit, clients cannot use up all descriptors; the limit is not raised without
@@ -146,6 +221,7 @@ fn another_user_reaches_no_socket_of_the_runtime_directory() {
     });
 }
 
+/// A socket file's permissions, owner and group.
 type Access = (u32, u32, u32);
 
 fn access(path: &Path) -> Option<Access> {
@@ -210,5 +286,31 @@ fn a_socket_is_for_whom_it_is_said_to_be_and_for_nobody_else_before() {
         let may_be = |seen: &&Access| **seen == expected || seen.0 == 0;
         assert!(seen.iter().all(|seen| may_be(&seen)), "{options:?}: {seen:?}");
     }
-    place.run(&["up", "--socket-mode", "0660"]).says(2, "give listen a unix:PATH");
+    let refused = place.run(&["up", "--socket-mode", "0660"]);
+    assert!(refused.complaint(2).contains("give listen a unix:PATH"), "{}", refused.stderr);
+}
+
+/// Silent, slow and lying control clients keep neither NBD clients nor each other out for long.
+#[test]
+fn control_clients_that_say_nothing_keep_nobody_out_for_long() {
+    let place = Place::new();
+    let _daemon = place.up(&[]);
+    let control = place.socket("control.sock");
+    let silent: Vec<UnixStream> = (0..100).map(|_| connect(&control)).collect();
+    assert!(Raw::unix(&place).enter().unwrap().works(1));
+    wait_until("somebody is listened to again", || place.run(&["clients"]).status.success());
+    for lie in [
+        "DELETE /v1/clients/18446744073709551616 HTTP/1.1\r\n\r\n",
+        "DELETE /v1/clients/%2d1 HTTP/1.1\r\n\r\n",
+        "DELETE /v1/clients/1/ HTTP/1.1\r\n\r\n",
+        "POST /v1/clients HTTP/1.1\r\nContent-Length: 4294967296\r\n\r\n",
+    ] {
+        let answer = ask(&control, lie.as_bytes());
+        assert!(answer.starts_with("HTTP/1.1 4"), "{lie}: {answer}");
+    }
+    let long = format!("DELETE /v1/clients/{} HTTP/1.1\r\n\r\n", "9".repeat(1 << 20));
+    assert!(ask(&control, long.as_bytes()).starts_with("HTTP/1.1 431"));
+    assert!(place.run(&["kick", "0"]).complaint(1).contains("there is no client 0"));
+    assert!(place.run(&["kick", "me"]).complaint(2).contains("'me'"));
+    drop(silent);
 }

@@ -1,35 +1,40 @@
 //! What a daemon's log says, at its default level, of what goes wrong while it serves: a warning at the first
 //! failure, and one at the end.
 
-use std::io::Read;
+use std::io::{Read, Write};
 use std::time::Duration;
 
-use crate::common::nbd::{cmd, tcp};
-use crate::common::{Daemon, Place, status_field, wait_until};
-use crate::nbd::info_request;
+use crate::common::nbd::{Raw, WRITE};
+use crate::common::{Place, Started, status_field, wait_until};
 use crate::nbd::pki::Authority;
 use uzram::random::Random;
-use uzram_serve::nbd::proto::{option, reply};
 
 const MIB: u64 = 1 << 20;
-fn start(place: &Place, args: &[&str]) -> Daemon {
+/// The command NBD_CMD_TRIM.
+const TRIM: u16 = 4;
+
+/// Starts a daemon whose log can be read while it serves.
+fn start(place: &Place, args: &[&str]) -> Started {
     let started = place.start(&[&["up"], args].concat());
     wait_until("it serves", || place.run(&["status"]).status.success());
     started
 }
 
 /// Returns how many lines of the log have these words.
-fn lines(daemon: &Daemon, level: &str, words: &str) -> usize {
+fn lines(daemon: &Started, level: &str, words: &str) -> usize {
     daemon.said().lines().filter(|line| line.contains(level) && line.contains(words)).count()
 }
 
 /// Writes random bytes to the disk, a MiB at a time; returns how many could be written, at most `most`.
 fn write_random(place: &Place, seed: u64, most: u64) -> u64 {
-    let mut client = place.nbd();
+    let mut client = Raw::unix(place).enter().unwrap();
     let mut random = Random::new(seed);
     let mut written = || {
         let bytes = random.bytes(MIB as usize);
-        (0..most).find(|nth| client.write(nth * MIB, &bytes).error != 0)
+        (0..most).find(|nth| {
+            client.request(WRITE, nth * MIB, MIB as u32, &bytes).unwrap();
+            client.reply(0).is_none()
+        })
     };
     written().unwrap_or(most)
 }
@@ -86,7 +91,10 @@ fn a_full_backing_device_is_logged_once_and_its_end_too() {
         lines(&daemon, "WARN", words)
     };
     wait_until("it is logged", || (full(), refused()) == (1, 1));
-    assert_eq!(place.nbd().call(0, cmd::TRIM, 0, 64 << 20, &[]).error, 0);
+    let mut client = Raw::unix(&place).enter().unwrap();
+    client.request(TRIM, 0, 64 << 20, &[]).unwrap();
+    assert!(client.reply(0).is_some());
+    drop(client);
     let ended = || {
         lines(&daemon, "WARN", "zram0: the backing device is ok again after ")
             + lines(&daemon, "WARN", "zram0: writes are accepted again after ")
@@ -111,13 +119,17 @@ fn clients_that_are_turned_away_are_logged_at_the_first_and_at_the_end() {
     let uri = uris.iter().find_map(|uri| uri.as_str().unwrap().strip_prefix("nbds://")).unwrap();
     let port = uri.split_once('/').unwrap().0.to_owned();
     for _ in 0..3 {
-        let refused = tcp(&port).option(option::GO, &info_request(b"", &[])).pop().unwrap();
-        assert_eq!(refused.0, reply::ERR_TLS_REQD);
-        let mut client = tcp(&port);
-        assert_eq!(client.option(option::STARTTLS, &[])[0].0, reply::ACK);
-        // What is no TLS.
-        client.send(&[0x16, 3, 1, 0, 4, 9, 9, 9, 9]);
-        let _ = client.stream.read_to_end(&mut Vec::new());
+        assert!(Raw::tcp(&port).enter().is_none(), "TLS is required");
+        let mut client = Raw::tcp(&port);
+        client.0.read_exact(&mut [0; 18]).unwrap();
+        // NBD_OPT_STARTTLS, and what is no TLS.
+        client
+            .0
+            .write_all(&[&3u32.to_be_bytes()[..], b"IHAVEOPT", &[0, 0, 0, 5, 0, 0, 0, 0]].concat())
+            .unwrap();
+        client.0.read_exact(&mut [0; 20]).unwrap();
+        client.0.write_all(&[0x16, 3, 1, 0, 4, 9, 9, 9, 9]).unwrap();
+        assert!(client.ends());
     }
     for (begun, ended) in [
         ("clients without TLS are turned away", "no more clients without TLS after "),
@@ -128,5 +140,6 @@ fn clients_that_are_turned_away_are_logged_at_the_first_and_at_the_end() {
         let counted = daemon.said().lines().any(|line| line.contains(ended) && line.ends_with(": 3"));
         assert!(counted, "{}", daemon.said());
     }
-    place.end(daemon);
+    place.down();
+    assert!(daemon.ended().0.success());
 }

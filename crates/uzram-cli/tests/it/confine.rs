@@ -7,7 +7,7 @@ use std::process::Command;
 
 use crate::common::block::BlockPlace;
 use crate::common::clients::missing;
-use crate::common::nbd::works;
+use crate::common::nbd::{READ, Raw, WRITE};
 use crate::common::{Daemon, Place, finish, status_field, wait_until};
 use rustix::process::{Pid, Signal, kill_process};
 use uzram::random::Random;
@@ -117,12 +117,14 @@ fn users_memory_is_not_in_core_files() {
     let args = [&["up", "--size", "16M"][..], if has_files { &mount } else { &[] }].concat();
     let Some(command) = with_cores(&place.command(&args), cores.path()) else { return };
     let daemon = Daemon::start(command);
-    let mut client = place.nbd();
+    let mut client = Raw::unix(&place).enter().unwrap();
     let secrets = secrets();
     for (number, page) in secrets.chunks(PAGE_BYTES).enumerate() {
         let at = (number * PAGE_BYTES) as u64;
-        assert_eq!(client.write(at, page).error, 0);
-        assert_eq!(client.read(0, at, PAGE_BYTES as u32).data(), page);
+        client.request(WRITE, at, PAGE_BYTES as u32, page).unwrap();
+        assert!(client.reply(0).is_some());
+        client.request(READ, at, PAGE_BYTES as u32, &[]).unwrap();
+        assert_eq!(client.reply(PAGE_BYTES).unwrap(), page);
     }
     drop(client);
     if has_files {
@@ -152,7 +154,8 @@ fn daemons_that_swap_leave_no_core_files() {
     let command = place.command(&["swap", "on", "--size", "64M"]);
     let Some(command) = with_cores(&command, cores.path()) else { return };
     finish(command).ok();
-    place.run(&["swap", "status"]).shows(&["kept out of core files   yes"]);
+    let status = place.run(&["swap", "status"]).ok();
+    assert!(status.contains("kept out of core files   yes"), "{status}");
     // Only the process that attaches needs other capabilities.
     place.wait_for_standby();
     assert_confined(place.worker_id(), SYS_ADMIN | IPC_LOCK);
@@ -168,6 +171,7 @@ fn daemons_that_swap_leave_no_core_files() {
     place.assert_clean();
 }
 
+/// Returns the process that attaches for a daemon.
 fn attendant_of(daemon: Pid) -> u32 {
     let processes = fs::read_dir("/proc").unwrap().filter_map(|entry| {
         let entry = entry.unwrap();
@@ -224,7 +228,8 @@ fn the_process_that_attaches_has_nothing_of_the_daemons_and_outlives_its_program
 #[test]
 fn who_is_no_daemon_has_nobody_attach_for_it() {
     let place = Place::new();
-    place.run(&["attendant"]).says(1, "only a daemon starts this");
+    let ended = place.run(&["attendant"]);
+    assert!(ended.complaint(1).contains("only a daemon starts this"), "{}", ended.stderr);
 }
 
 #[test]
@@ -243,7 +248,7 @@ fn a_daemon_keeps_what_it_needs_and_no_more() {
     let files: Vec<_> = files.filter_map(|file| fs::read_link(file.unwrap().path()).ok()).collect();
     assert!(files.iter().any(|file| file.ends_with("cold")), "{files:?}");
     assert!(!files.iter().any(|file| file.to_string_lossy().contains("io_uring")), "{files:?}");
-    assert!(works(&mut place.nbd(), 3));
+    assert!(Raw::unix(&place).enter().unwrap().works(3));
     assert_confined(place.worker_id(), IPC_LOCK);
     place.run(&["remove", "other"]).ok();
     place.end(daemon);
@@ -258,7 +263,9 @@ fn what_stays_in_another_users_directory_is_said() {
     let (socket, mnt) = (dir.join("nbd.sock"), dir.join("mnt"));
     let listen = format!("unix:{}", socket.display());
     let daemon = place.up(&["--listen", &listen, "--mount", mnt.to_str().unwrap()]);
-    let said = place.end(daemon);
+    place.run(&["down"]).ok();
+    let (status, said) = daemon.ended();
+    assert!(status.success(), "{said}");
     assert!(!socket.exists() && !mnt.exists(), "the holder, which is not confined, removes them: {said}");
     place.assert_clean();
 }
@@ -308,7 +315,7 @@ fn a_users_mount_is_unmounted_by_a_program_that_may() {
     let mut command = Command::new("unshare");
     command.args(["--mount", "sh", "-c", script, "sh"]).arg(place.root()).env_remove("UZRAM_RUNTIME_DIR");
     let ended = finish(command);
-    assert!(!ended.stderr.contains("WARN"), "{ended}");
+    assert!(!ended.stderr.contains("WARN"), "{}", ended.stderr);
     assert_eq!(ended.ok(), "zram0\nSeccomp:\t0\n");
     assert!(!home.join("run/mnt").exists(), "it was unmounted, and removed");
 }

@@ -26,7 +26,9 @@ fn as_pid_1(place: &Place, options: &[&str], args: &[&str]) -> Option<Command> {
         command.env("UZRAM_RUNTIME_DIR", place.dir()).current_dir(place.root());
         command
     };
-    if !rustix::process::geteuid().is_root() || !finish(unshare().arg("true")).status.success() {
+    let mut can = unshare();
+    can.arg("true");
+    if !rustix::process::geteuid().is_root() || !finish(can).status.success() {
         println!("skipped: no PID namespaces");
         return None;
     }
@@ -42,7 +44,7 @@ fn as_pid_1_it_reaps_what_its_command_leaves() {
         let args = [&["up", "--size", "4M", "--exec", LEAVE_ORPHANS], survives].concat();
         let Some(command) = as_pid_1(&place, &["--mount-proc"], &args) else { return };
         let ended = finish(command);
-        assert!(ended.status.success(), "{survives:?}: {ended}");
+        assert!(ended.status.success(), "{survives:?}: {}: {}", ended.status, ended.stderr);
     }
 }
 
@@ -61,7 +63,7 @@ fn another_process_takes_over_where_proc_shows_other_processes() {
     let args = ["up", "--size", "4M", "--exec", &script];
     let Some(command) = as_pid_1(&place, &[], &args) else { return };
     let ended = finish(command);
-    assert!(ended.status.success(), "{ended}");
+    assert!(ended.status.success(), "{}: {}", ended.status, ended.stderr);
 }
 
 #[test]
@@ -85,7 +87,15 @@ fn a_limit_on_the_length_of_files_is_named_and_kills_nobody() {
     // What the command does with its own limit is its own affair.
     let own = ["up", "--size", "1M", "--exec", "ulimit -f 0; echo > file; exit 3"];
     let mut command = place.command(&own);
-    assert_eq!(finish(command.current_dir(place.root())).status.code(), Some(128 + libc::SIGXFSZ));
+    assert_eq!(
+        finish({
+            command.current_dir(place.root());
+            command
+        })
+        .status
+        .code(),
+        Some(128 + libc::SIGXFSZ)
+    );
 
     // Output that goes to a file.
     let mut command = with_file_size(place.command(&["check"]), 0);
@@ -94,6 +104,7 @@ fn a_limit_on_the_length_of_files_is_named_and_kills_nobody() {
     refused(crate::common::collect(child));
 }
 
+/// Returns how many threads a user has.
 fn threads_of(user: u32) -> u64 {
     let processes = fs::read_dir("/proc").unwrap().flatten();
     let threads = processes.filter_map(|process| {
@@ -140,5 +151,7 @@ fn a_daemon_goes_on_when_no_stand_by_can_be_started() {
     limit("1000");
     wait_for_standby();
     assert_eq!(status("take_overs"), 0);
-    place.end(daemon);
+    place.down();
+    let (status, said) = daemon.ended();
+    assert!(status.success(), "{said}");
 }

@@ -9,50 +9,93 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Command;
 
-use crate::common::nbd::works;
+use crate::common::nbd::Raw;
 use crate::common::{Ended, Place, Terminal, bare_command, finish, not_root, wait_until};
 use rustix::process::Signal;
 
+/// A user without rights.
 const NOBODY: u32 = 65534;
+
+/// Arguments, the exit status, and what the one line says.
+type Row<'a> = (&'a [&'a str], i32, &'a [&'a str]);
+
+/// Runs each row, and fails with all that went wrong.
+fn check(place: &Place, rows: &[Row<'_>]) {
+    let mut wrong = String::new();
+    for (args, status, said) in rows {
+        let ended = place.run(args);
+        let line = ended.stderr.lines().find(|line| line.starts_with("uzram: ")).unwrap_or_default();
+        if ended.status.code() != Some(*status) || !said.iter().all(|said| line.contains(said)) {
+            wrong += &format!("{args:?}: {status} and {said:?} wanted, {}: {}\n", ended.status, ended.stderr);
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong}");
+}
 
 #[test]
 fn sizes_say_what_to_write() {
     let place = Place::new();
     let unit = "has no unit: write 64M for MiB";
-    place.refuses(&[
-        (&["up", "--size", "64"], 2, &["--size 64: ", unit]),
-        (&["add", "a", "--size", "64"], 2, &["--size 64: ", unit]),
-        (&["up", "--mem-limit", "64"], 2, &["--mem-limit 64: ", unit]),
-        (&["up", "--reserve=64"], 2, &["--reserve 64: ", unit]),
-        (&["run", "--limit", "64", "--", "/bin/true"], 125, &["--limit", unit]),
-        (&["train", "/a", "-o", "/b", "--size", "64"], 2, &["--size", unit]),
-        (&["up", "--size", "1.5G"], 2, &["--size 1.5G: ", "no fractions: write 1536M"]),
-        (&["up", "--size", "min(ram, 0.5T)"], 2, &["no fractions: write 512G"]),
-        (&["run", "--limit", "1.5G", "--", "/bin/true"], 125, &["no fractions: write 1536M"]),
-        (&["up", "--size", "-1G"], 2, &["--size -1G: ", "it is negative"]),
-        (&["up", "--size=-1G"], 2, &["--size -1G: ", "it is negative"]),
-        (&["up", "--size", "rma/2"], 2, &["'ram'", "found 'rma'"]),
-        (&["up", "--size", "--attach"], 2, &["--size: its value is missing before --attach"]),
-        (&["up", "--high", "-1"], 2, &["--high -1: '-1' is no policy_high: write 1 to 100"]),
-        (&["swap", "on", "--priority", "-5"], 2, &["'-5'", "a number cannot be negative"]),
-        (&["up", "--give-up-after", "soon"], 2, &["--give-up-after", "write a whole number"]),
-        (&["up", "--backing", "/nonexistent/cold:1.5G"], 1, &["does not exist", "write 1536M"]),
-    ]);
+    check(
+        &place,
+        &[
+            (&["up", "--size", "64"], 2, &["--size 64: ", unit]),
+            (&["add", "a", "--size", "64"], 2, &["--size 64: ", unit]),
+            (&["up", "--mem-limit", "64"], 2, &["--mem-limit 64: ", unit]),
+            (&["up", "--reserve=64"], 2, &["--reserve 64: ", unit]),
+            (&["run", "--limit", "64", "--", "/bin/true"], 125, &["--limit", unit]),
+            (&["train", "/a", "-o", "/b", "--size", "64"], 2, &["--size", unit]),
+            (&["up", "--size", "1.5G"], 2, &["--size 1.5G: ", "no fractions: write 1536M"]),
+            (&["up", "--size", "min(ram, 0.5T)"], 2, &["no fractions: write 512G"]),
+            (&["run", "--limit", "1.5G", "--", "/bin/true"], 125, &["no fractions: write 1536M"]),
+            (&["up", "--size", "-1G"], 2, &["--size -1G: ", "it is negative"]),
+            (&["up", "--size=-1G"], 2, &["--size -1G: ", "it is negative"]),
+            (&["up", "--size", "rma/2"], 2, &["'ram'", "found 'rma'"]),
+            (&["up", "--size", "--attach"], 2, &["--size: its value is missing before --attach"]),
+            (&["up", "--high", "-1"], 2, &["--high -1: '-1' is no policy_high: write 1 to 100"]),
+            (&["swap", "on", "--priority", "-5"], 2, &["'-5'", "a number cannot be negative"]),
+            (&["up", "--give-up-after", "soon"], 2, &["--give-up-after", "write a whole number"]),
+            (&["up", "--backing", "/nonexistent/cold:1.5G"], 1, &["does not exist", "write 1536M"]),
+        ],
+    );
     // What a file takes, options take, too.
     for size in ["ram/2", "min(ram / 2, 64M)", "64M"] {
         let ended = place.run(&["up", "--size", size, "--log", "error", "--exec", "uzram=1"]);
-        assert!(ended.status.success(), "{size}: {ended}");
+        assert!(ended.status.success(), "{size}: {}", ended.stderr);
     }
     let memory = uzram::machine_memory::read().unwrap();
     let _daemon = place.up_sized("ram/2", &["--mem-limit", "min(ram, 32M)"]);
     assert_eq!(place.number("disksize"), memory.ram_bytes / 2 / 4096 * 4096);
     assert_eq!(place.number("mem_limit"), 32 << 20);
-    place.refuses(&[
-        (&["set", "zram0", "mem_limit=1"], 1, &["cannot set mem_limit to '1'", "it takes at least 24 KiB"]),
-        (&["set", "zram0", "mem_limit=1.5G"], 1, &["no fractions: write 1536M"]),
-        (&["set", "zram0", "mem_limit=-1G"], 1, &["it is negative"]),
-    ]);
+    check(
+        &place,
+        &[
+            (
+                &["set", "zram0", "mem_limit=1"],
+                1,
+                &["cannot set mem_limit to '1'", "it takes at least 24 KiB"],
+            ),
+            (&["set", "zram0", "mem_limit=1.5G"], 1, &["no fractions: write 1536M"]),
+            (&["set", "zram0", "mem_limit=-1G"], 1, &["it is negative"]),
+        ],
+    );
     assert_eq!(place.number("mem_limit"), 32 << 20);
+}
+
+#[test]
+fn a_disk_with_tables_beyond_the_machine_is_warned_about() {
+    let memory = uzram::machine_memory::read().unwrap();
+    if memory.ram_bytes >= 200 << 30 || memory.limit_bytes < memory.ram_bytes {
+        return println!("skipped: the machine is too large, or the cgroup limited");
+    }
+    let place = Place::new();
+    let add = format!("{} add more --size 16T", env!("CARGO_BIN_EXE_uzram"));
+    let ended = place.run(&["up", "--size", "16T", "--exec", &add]);
+    assert!(ended.status.success(), "{}", ended.stderr);
+    for name in ["zram0", "more"] {
+        let warning = format!("the tables of {name} may take 112.");
+        assert!(ended.stderr.contains(&warning) && ended.stderr.contains("(--size)"), "{}", ended.stderr);
+    }
 }
 
 #[test]
@@ -63,32 +106,30 @@ fn words_of_other_programs_are_translated() {
     let config = config.to_str().unwrap();
     let with = |option: &str| format!("{option} cannot be used with --config {config}");
     let daemon: &[&str] = &["`uzram swap on`", "dist/systemd/uzram.service"];
-    place.refuses(&[
-        (&["stop"], 2, &["unrecognized subcommand 'stop'; `uzram down` ends the daemon"]),
-        (&["shutdown"], 2, &["`uzram down`"]),
-        (&["start"], 2, &["`uzram up`"]),
-        (&["ls"], 2, &["`uzram list`"]),
-        (&["rm", "zram0"], 2, &["`uzram remove`"]),
-        (&["umount"], 2, &["`uzram detach`"]),
-        (&["swapoff"], 2, &["`uzram swap off`"]),
-        (&["stauts"], 2, &["did you mean `stat"]),
-        (&["up", "--daemon"], 2, daemon),
-        (&["up", "--background"], 2, daemon),
-        (&["up", "-d"], 2, daemon),
-        (&["up", "--memory", "1G"], 2, &["--mem-limit"]),
-        (&["up", "--log", "loud"], 2, &["--log"]),
-        (&["up", "--name", "a/b"], 2, &["--name"]),
-        (&["list", "zram0"], 2, &["zram0"]),
-        (&["set", "zram0"], 2, &["ATTRIBUTE=VALUE"]),
-        (&["set", "zram0", "=1"], 2, &["ATTRIBUTE=VALUE"]),
-        (&["up", "--compression", "lz4"], 2, &["--algorithm"]),
-        (&["kick", "abc"], 2, &["'abc'", "a client is named by its number: `uzram clients` lists them"]),
-        (&["kick", "-1"], 2, &["a number cannot be negative"]),
-        (&["up", "--config", config, "--size", "1G"], 2, &[&with("--size"), "device's table"]),
-        (&["up", "--config", config, "--read-only"], 2, &[&with("--read-only")]),
-        (&["up", "--config", config, "--policy", "x"], 2, &[&with("--policy")]),
-        (&["up", "--config", config, "--name", "x"], 2, &["cannot be used with '--name"]),
-    ]);
+    check(
+        &place,
+        &[
+            (&["stop"], 2, &["unrecognized subcommand 'stop'; `uzram down` ends the daemon"]),
+            (&["shutdown"], 2, &["`uzram down`"]),
+            (&["start"], 2, &["`uzram up`"]),
+            (&["ls"], 2, &["`uzram list`"]),
+            (&["rm", "zram0"], 2, &["`uzram remove`"]),
+            (&["umount"], 2, &["`uzram detach`"]),
+            (&["swapoff"], 2, &["`uzram swap off`"]),
+            (&["stauts"], 2, &["did you mean `stat"]),
+            (&["up", "--daemon"], 2, daemon),
+            (&["up", "--background"], 2, daemon),
+            (&["up", "-d"], 2, daemon),
+            (&["up", "--memory", "1G"], 2, &["--mem-limit"]),
+            (&["up", "--compression", "lz4"], 2, &["--algorithm"]),
+            (&["kick", "abc"], 2, &["'abc'", "a client is named by its number: `uzram clients` lists them"]),
+            (&["kick", "-1"], 2, &["a number cannot be negative"]),
+            (&["up", "--config", config, "--size", "1G"], 2, &[&with("--size"), "device's table"]),
+            (&["up", "--config", config, "--read-only"], 2, &[&with("--read-only")]),
+            (&["up", "--config", config, "--policy", "x"], 2, &[&with("--policy")]),
+            (&["up", "--config", config, "--name", "x"], 2, &["cannot be used with '--name"]),
+        ],
+    );
     assert!(!place.dir().exists(), "nothing was tried");
 }
 
@@ -98,9 +139,9 @@ fn a_file_that_is_no_dictionary_is_refused() {
     let is_none = ["dict=/etc/passwd: it is not a dictionary", "`uzram train`"];
     for kind in ["lz4", "lz4hc:2", "zstd:3", "memory"] {
         let algorithm = format!("{kind},dict=/etc/passwd");
-        place.refuses(&[(&["up", "--algorithm", &algorithm], 2, &is_none)]);
+        check(&place, &[(&["up", "--algorithm", &algorithm], 2, &is_none)]);
     }
-    place.refuses(&[(&["up", "--algorithm-params", "dict=/etc/passwd"], 2, &is_none)]);
+    check(&place, &[(&["up", "--algorithm-params", "dict=/etc/passwd"], 2, &is_none)]);
     assert!(!place.dir().exists(), "nothing was tried");
 }
 
@@ -114,7 +155,8 @@ fn an_argument_that_is_not_utf_8_is_named() {
     ] {
         let mut command = place.command(&["up"]);
         command.args(words.iter().map(|word| OsStr::from_bytes(word)));
-        finish(command).says(2, named);
+        let ended = finish(command);
+        assert!(ended.complaint(2).contains(named), "{}", ended.stderr);
     }
 }
 
@@ -153,7 +195,8 @@ fn keys_of_zram_generator_say_what_they_are_here() {
         ("swap = yes", "write true or false"),
         ("host-memory-limit = 9048", "9048 has no unit: write 9048M for MiB, as zram-generator reads it"),
     ] {
-        said(line).says(2, answer);
+        let ended = said(line);
+        assert!(ended.complaint(2).contains(answer), "{line}: {}", ended.stderr);
     }
     said("host-memory-limit = 'none'\nswap-priority = 100").ok();
 }
@@ -166,7 +209,7 @@ fn a_mount_in_a_missing_directory_is_refused_and_makes_none() {
     let (missing, mount) = (missing.to_str().unwrap(), mount.to_str().unwrap());
     let why = format!("cannot mount '{mount}': '{missing}' does not exist: create it");
     if Path::new("/dev/fuse").exists() {
-        place.refuses(&[(&["up", "--size", "1M", "--mount", mount], 1, &[&why])]);
+        check(&place, &[(&["up", "--size", "1M", "--mount", mount], 1, &[&why])]);
     } else {
         println!("skipped: there is no /dev/fuse");
     }
@@ -200,12 +243,15 @@ fn another_user_is_told_that_the_daemon_is_roots() {
         &["up"],
     ] {
         let mut command = place.command(args);
-        let ended = finish(command.uid(NOBODY).gid(NOBODY));
+        let ended = finish({
+            command.uid(NOBODY).gid(NOBODY);
+            command
+        });
         if args == ["list"] && ended.status.success() {
             // Programs under `uzram run` of this user.
             continue;
         }
-        ended.says(1, &wanted);
+        assert!(ended.complaint(1).contains(&wanted), "{args:?}: {}", ended.stderr);
     }
 }
 
@@ -215,7 +261,7 @@ fn files_made_for_a_refused_backing_are_removed() {
     let (first, second) = (place.root().join("first"), place.root().join("nope/second"));
     let [one, two] = [&first, &second].map(|path| format!("{}:4M", path.display()));
     let args = ["up", "--size", "1M", "--backing", &one, "--backing", &two];
-    place.refuses(&[(&args, 1, &["nope/second"])]);
+    check(&place, &[(&args, 1, &["nope/second"])]);
     assert!(!first.exists());
 }
 
@@ -234,11 +280,11 @@ fn interrupts_are_confirmed_while_clients_are_connected() {
             terminal
         };
         let mut terminal = start();
-        let mut client = place.nbd();
-        assert!(works(&mut client, 1));
+        let mut client = Raw::unix(&place).enter().unwrap();
+        assert!(client.works(1));
         terminal.press_interrupt();
         wait_until("it asks", || terminal.shown().contains(again));
-        assert!(works(&mut client, 2), "it goes on");
+        assert!(client.works(2), "it goes on");
         terminal.press_interrupt();
         let (code, shown) = terminal.ended();
         assert_eq!(code, Some(0), "{shown}");
@@ -246,7 +292,7 @@ fn interrupts_are_confirmed_while_clients_are_connected() {
 
         // Without a client once is enough.
         let mut terminal = start();
-        let client = place.nbd();
+        let client = Raw::unix(&place).enter().unwrap();
         drop(client);
         wait_until("it has left", || !place.run(&["clients"]).ok().contains("zram0"));
         terminal.press_interrupt();
@@ -257,8 +303,8 @@ fn interrupts_are_confirmed_while_clients_are_connected() {
         let options: Vec<_> = options.split_whitespace().collect();
         for signal in [Signal::TERM, Signal::INT] {
             let daemon = place.up_sized("1M", &options);
-            let mut client = place.nbd();
-            assert!(works(&mut client, 1));
+            let mut client = Raw::unix(&place).enter().unwrap();
+            assert!(client.works(1));
             daemon.signal(signal);
             assert!(daemon.ended().0.success());
         }
@@ -271,7 +317,7 @@ fn an_unconfirmed_interrupt_is_forgotten_by_a_take_over() {
     let place = Place::new();
     let mut terminal = Terminal::start(&place, "up --size 1M --log error");
     wait_until("it serves", || terminal.shown().contains("fixed cost"));
-    let client = place.nbd();
+    let client = Raw::unix(&place).enter().unwrap();
     terminal.press_interrupt();
     wait_until("it asks", || terminal.shown().contains("press ^C again"));
     let before = place.worker_id();
@@ -281,10 +327,32 @@ fn an_unconfirmed_interrupt_is_forgotten_by_a_take_over() {
     rustix::process::kill_process(before, Signal::KILL).unwrap();
     drop(client);
     wait_until("another one serves", || place.worker_id() != before);
-    assert!(works(&mut place.nbd(), 1));
+    assert!(Raw::unix(&place).enter().unwrap().works(1));
     wait_until("the client has left", || !place.run(&["clients"]).ok().contains("zram0"));
     terminal.press_interrupt();
     assert_eq!(terminal.ended().0, Some(0));
+}
+
+#[test]
+fn a_library_that_was_cut_is_named() {
+    if let Err(error) = uzram_pager::TrapKind::Uffd.check() {
+        return println!("skipped: {error}");
+    }
+    let place = Place::new();
+    let (program, cut) = (place.root().join("uzram"), place.root().join("libuzram_run.so"));
+    let own = Path::new(env!("CARGO_BIN_EXE_uzram"));
+    fs::hard_link(own, &program).or_else(|_| fs::copy(own, &program).map(drop)).unwrap();
+    // The beginning of any ELF file will do.
+    let begin = &fs::read(own).unwrap()[..8192];
+    for (begin, said) in [(begin, "is not whole: it has 8192 bytes of"), (&[][..], "is no library")] {
+        fs::write(&cut, begin).unwrap();
+        let mut command = Command::new(&program);
+        command.args(["run", "--limit", "64M", "--", "/bin/true"]);
+        let ended = finish(command);
+        let line = ended.complaint(125);
+        let name = cut.display().to_string();
+        assert!(line.contains(&name) && line.contains(said) && line.contains("install it again"), "{line}");
+    }
 }
 
 /// Runs commands of a user without rights in a mount namespace, after `prepare`; returns what `uzram up
@@ -304,7 +372,9 @@ fn fuse_denied(prepare: &str) -> (Ended, Ended) {
             let path = entry.unwrap().path();
             let _ = if path.is_dir() { fs::remove_dir_all(path) } else { fs::remove_file(path) };
         });
-        finish(Command::new("unshare").args(["-m", "sh", "-euc", &script, "sh", program]).args(args))
+        let mut command = Command::new("unshare");
+        command.args(["-m", "sh", "-euc", &script, "sh", program]).args(args);
+        finish(command)
     };
     let up = run(&["up", "--size", "1M", "--mount", mount.to_str().unwrap(), "--exec", "true"]);
     (up, run(&["check"]))

@@ -1,16 +1,12 @@
-//! NBD clients and control clients that users have: TLS and its reloading, `--listen`, libnbd, qemu, curl.
+//! `--listen` and TLS: common clients, and invalid command lines.
 
-use std::fs;
-use std::os::unix::fs::{PermissionsExt, chown};
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::os::unix::fs::PermissionsExt;
 
-use crate::common::clients::{Connected, arg, complain, random_file, run, same, succeed};
-use crate::common::{Daemon, Place, finish, has_program, wait_until};
-use crate::nbd::pki::{Authority, write};
-use rustix::process::Signal;
-use serde_json::Value;
+use crate::common::clients::{arg, complain, random_file, same, succeed};
+use crate::common::{Daemon, Place};
+use crate::nbd::pki::{Authority, Validity, write};
 
+/// Returns the announced URIs.
 fn uris(daemon: &Daemon) -> Vec<String> {
     daemon
         .facts
@@ -78,6 +74,30 @@ fn libnbd_and_qemu_come_over_tls() {
 }
 
 #[test]
+fn who_does_not_fit_is_kept_out() {
+    let Some(place) = Place::needing(&["nbdinfo", "qemu-img"]) else { return };
+    let daemon = secure_daemon(&place);
+    let (uri, port) = tcp(&daemon);
+    let stranger = place.root().join("stranger");
+    std::fs::create_dir(&stranger).unwrap();
+    Authority::new("stranger").write_all(&stranger);
+    complain(&place, "nbdinfo", &[&format!("{uri}?tls-certificates={}", stranger.display())]);
+    // A client that trusts the server, but has no certificate.
+    let bare = place.root().join("bare");
+    std::fs::create_dir(&bare).unwrap();
+    std::fs::copy(place.root().join("ca-cert.pem"), bare.join("ca-cert.pem")).unwrap();
+    complain(&place, "nbdinfo", &[&format!("{uri}?tls-certificates={}", bare.display())]);
+    let plain = uri.replace("nbds://", "nbd://");
+    let said = complain(&place, "nbdinfo", &[&plain]);
+    assert!(said.contains("TLS"), "{said}");
+    complain(&place, "qemu-img", &["info", &format!("nbd://127.0.0.1:{port}/zram0")]);
+    // Meanwhile, a valid client is served.
+    let good = format!("{uri}?tls-certificates={}", place.root().display());
+    assert_eq!(succeed(&place, "nbdinfo", &["--size", &good]).trim(), "67108864");
+    assert_eq!(succeed(&place, "nbdinfo", &["--size", &place.uri()]).trim(), "67108864");
+}
+
+#[test]
 fn every_place_is_announced_listed_and_cleared_away() {
     let place = Place::new();
     let daemon = secure_daemon(&place);
@@ -103,228 +123,95 @@ fn every_place_is_announced_listed_and_cleared_away() {
 }
 
 #[test]
+fn a_command_knows_all_the_ways_to_the_disk() {
+    let place = Place::new();
+    let command = "echo $uri; for each in $uris; do echo $each; done";
+    let said = place.run(&["up", "--size", "1M", "--listen", "tcp:127.0.0.1:0", "--exec", command]).ok();
+    let lines: Vec<&str> = said.lines().collect();
+    assert_eq!(lines[..2], [place.uri(), place.uri()]);
+    assert!(lines.len() == 3 && lines[2].starts_with("nbd://127.0.0.1:"), "{said}");
+}
+
+#[test]
 fn what_cannot_be_served_is_refused_in_one_line() {
     let place = Place::new();
-    Authority::new("authority").write_all(place.root());
+    let authority = Authority::new("authority");
+    authority.write_all(place.root());
+    let (cert, _) = authority.issue(Validity::Past);
+    let expired = write(place.root(), "expired.pem", &cert);
     let file = |name: &str| place.root().join(name).to_str().unwrap().to_owned();
-    let (cert, key, ca) = (file("server-cert.pem"), file("server-key.pem"), file("ca-cert.pem"));
+    let (cert, key, other) = (file("server-cert.pem"), file("server-key.pem"), file("client-key.pem"));
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let taken = format!("tcp:{}", listener.local_addr().unwrap());
-    let everywhere = ["up", "--listen", "tcp:0.0.0.0:0"];
-    let tls = ["--tls-cert", &cert, "--tls-key", &key];
-    place.refuses(&[
-        (&everywhere, 2, &["tls-client-ca"]),
+    let in_the_way = format!("unix:{cert}");
+    for (args, code, words) in [
+        (&["--listen", "tcp:0.0.0.0:0"][..], 2, "tls-client-ca"),
+        (&["--listen", "tcp:[::]:0"], 2, "tls-client-ca"),
         // Every client would be admitted, with TLS or without.
-        (&[&everywhere[..], &tls].concat(), 2, &["tls-client-ca"]),
-        (&[&everywhere[..], &["--tls-anyone"]].concat(), 2, &["tls-cert"]),
-        (&[&["up", "--tls-anyone", "--tls-client-ca", &ca], &tls[..]].concat(), 2, &["tls-anyone"]),
-        (&["up", "--listen", "10809"], 2, &["tcp:ADDRESS:PORT"]),
-        (&["up", "--listen", &format!("unix:{cert}")], 1, &["not a socket"]),
-        (&["up", "--listen", &taken], 1, &["another server"]),
-        (&["up", "--tls-cert", &cert], 2, &["--tls-key"]),
-        (&["up", "--tls-key", &key], 2, &["--tls-cert"]),
-        (&["up", "--tls-client-ca", &cert], 2, &["--tls-cert"]),
-        (&["up", "--tls-cert", &cert, "--tls-key", &file("client-key.pem")], 1, &["does not belong"]),
-        (&["up", "--max-connections", "0"], 2, &["--max-connections"]),
-    ]);
-    assert!(!place.socket("nbd.sock").exists());
-}
-
-#[test]
-fn curl_is_enough() {
-    if !has_program("curl") {
-        println!("skipped: no curl");
-        return;
-    }
-    let place = Place::new();
-    let _daemon = place.up(&[]);
-    let curl = |args: &[&str]| {
-        let mut command = Command::new("curl");
-        command.args(["-sS", "--max-time", "10", "-w", "%{http_code}", "--unix-socket"]);
-        command.arg(place.socket("control.sock")).args(args);
-        let text = finish(command).ok();
-        let (body, status) = text.split_at(text.len() - 3);
-        (status.to_owned(), serde_json::from_str(body).unwrap_or(Value::Null))
-    };
-    let base = "http://localhost/v1/devices";
-    let (status, body) = curl(&[base]);
-    assert_eq!((status.as_str(), &body["devices"][0]["name"]), ("200", &"zram0".into()));
-    let limit = format!("{base}/zram0/attributes/mem_limit");
-    assert_eq!(curl(&["-X", "PUT", "-d", r#"{"value": "4M"}"#, &limit]).0, "204");
-    assert_eq!(curl(&[&limit]).1["value"], 4 << 20);
-    let (status, body) = curl(&["-X", "PUT", "-d", "4M", &limit]);
-    assert!(status == "400" && body["errno"] == 22 && body["setting"].is_null(), "{body}");
-    let big = "x".repeat(100_000);
-    assert_eq!(curl(&["-X", "PUT", "-d", &big, &limit]).0, "413");
-    assert_eq!(curl(&["-H", &format!("X: {}", &big[..20_000]), base]).0, "431");
-    assert_eq!(curl(&["-X", "DELETE", base]).0, "405");
-    assert_eq!(curl(&["-X", "POST", &format!("{base}/zram0/reset")]).0, "204");
-    assert_eq!(curl(&["-X", "POST", "http://localhost/v1/shutdown"]).0, "202");
-}
-
-#[test]
-fn a_file_system_comes_back_whole() {
-    let Some(place) = Place::needing(&["mkfs.ext4", "e2fsck", "nbdcopy", "nbdinfo"]) else { return };
-    let _daemon = place.up_sized("64M", &[]);
-    let (image, copy) = (place.root().join("image"), place.root().join("copy"));
-    // The sources of all crates: a real tree.
-    let tree = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
-    succeed(&place, "mkfs.ext4", &["-q", "-d", arg(tree), arg(&image), "64M"]);
-    assert_eq!(succeed(&place, "nbdinfo", &["--size", &place.uri()]).trim(), "67108864");
-
-    succeed(&place, "nbdcopy", &["--flush", arg(&image), &place.uri()]);
-    succeed(&place, "nbdcopy", &[&place.uri(), arg(&copy)]);
-    assert!(same(&image, &copy));
-    succeed(&place, "e2fsck", &["-f", "-n", arg(&copy)]);
-    let (stored, charged) = (place.statistic("orig_data_bytes"), place.statistic("mem_charged_bytes"));
-    assert!(stored > 0 && charged < stored, "{charged} bytes for {stored}");
-}
-
-#[test]
-fn devices_are_added_used_and_removed() {
-    let Some(place) = Place::needing(&["nbdcopy", "nbdinfo", "qemu-io"]) else { return };
-    let _daemon = place.up(&[]);
-    let added =
-        place.run(&["add", "logs", "--size", "8M", "--algorithm", "zstd:3", "--mem-limit", "4M"]).ok();
-    let uri = added.trim();
-    assert!(uri.starts_with("nbd+unix:///logs?socket="), "{added}");
-    assert_eq!(succeed(&place, "nbdinfo", &["--size", uri]).trim(), "8388608");
-    assert_eq!(place.run(&["stat", "logs", "mem_limit"]).ok(), "4194304\n");
-    place.run(&["stat", "logs", "comp_algorithm"]).shows(&["[zstd:3]"]);
-    assert!(succeed(&place, "nbdinfo", &["--list", &place.uri()]).contains("\"logs\""));
-
-    // Each device has its own contents for every client.
-    let (first, second) = (random_file(&place, "first", 2 << 20), random_file(&place, "second", 3 << 20));
-    succeed(&place, "nbdcopy", &[arg(&first), &place.uri()]);
-    succeed(&place, "nbdcopy", &[arg(&second), uri]);
-    for (uri, file) in [(place.uri().as_str(), &first), (uri, &second)] {
-        let copy = place.root().join("copy");
-        succeed(&place, "nbdcopy", &[uri, arg(&copy)]);
-        assert!(std::fs::read(&copy).unwrap().starts_with(&std::fs::read(file).unwrap()));
-    }
-
-    place.run(&["add", "logs"]).says(1, "there is a device 'logs' already");
-    let user = Connected::new(&place, uri);
-    place.run(&["remove", "logs"]).says(1, "in use (users: 1)");
-    drop(user);
-    wait_until("it can be removed", || place.run(&["remove", "logs"]).status.success());
-    assert!(!place.run(&["list"]).ok().contains("logs"));
-    complain(&place, "nbdinfo", &[uri]);
-    assert_eq!(succeed(&place, "nbdinfo", &["--size", &place.uri()]).trim(), "16777216");
-}
-
-fn config(dir: &Path) -> String {
-    let file = |name: &str| dir.join(name).display().to_string();
-    format!(
-        "listen = 'tcp:127.0.0.1:0'\ntls-cert = '{}'\ntls-key = '{}'\ntls-client-ca = '{}'\nmax-connections = 20\n\
-         [zram0]\nsize = '1M'\n",
-        file("server-cert.pem"),
-        file("server-key.pem"),
-        file("ca-cert.pem"),
-    )
-}
-
-/// Creates a directory with new certificates of a new authority.
-fn certificates(place: &Place, name: &str) -> PathBuf {
-    let dir = place.root().join(name);
-    fs::create_dir(&dir).unwrap();
-    Authority::new(name).write_all(&dir);
-    dir
-}
-
-/// Replaces the files in `dir` by those in `new`.
-fn replace(dir: &Path, new: &Path) {
-    for entry in fs::read_dir(new).unwrap() {
-        let name = entry.unwrap().file_name().into_string().unwrap();
-        write(dir, &name, &fs::read_to_string(new.join(&name)).unwrap());
-    }
-}
-
-/// Returns the URI of the daemon's TCP port, for a client with these certificates.
-fn uri(daemon: &Daemon, certificates: &Path) -> String {
-    let line = daemon.facts.lines().find(|line| line.contains("nbds://127.0.0.1:")).unwrap();
-    format!("{}?tls-certificates={}", line.split_whitespace().nth(1).unwrap(), certificates.display())
-}
-
-fn is_let_in(place: &Place, uri: &str) -> bool {
-    run(place, "nbdinfo", &["--size", uri]).status.success()
-}
-
-#[test]
-fn certificates_are_read_again_and_contents_and_clients_stay() {
-    let Some(place) = Place::needing(&["nbdinfo", "qemu-io"]) else { return };
-    let [live, first, second] = ["live", "first", "second"].map(|name| certificates(&place, name));
-    replace(&live, &first);
-    let daemon = place.up_config(&config(&live), &[]);
-    let (old, new) = (uri(&daemon, &first), uri(&daemon, &second));
-    assert!(is_let_in(&place, &old) && !is_let_in(&place, &new));
-    let mut client = Connected::new(&place, &place.uri());
-    client.command("write -P 0x5a 0 64k", "wrote");
-
-    replace(&live, &second);
-    assert!(is_let_in(&place, &old), "nobody said that they were to be read");
-    assert_eq!(place.run(&["reload"]).ok(), "");
-    assert!(is_let_in(&place, &new) && !is_let_in(&place, &old));
-    client.command("read -P 0x5a 0 64k", "read");
-
-    // An invalid file leaves everything unchanged.
-    for (name, text, setting) in [
-        ("server-cert.pem", "", "tls-cert"),
-        ("server-key.pem", "x", "tls-key"),
-        ("ca-cert.pem", "", "tls-client-ca"),
+        (&["--listen", "tcp:0.0.0.0:0", "--tls-cert", &cert, "--tls-key", &key], 2, "tls-client-ca"),
+        (&["--listen", "tcp:0.0.0.0:0", "--tls-anyone"], 2, "tls-cert"),
+        (
+            &[
+                "--tls-anyone",
+                "--tls-cert",
+                &cert,
+                "--tls-key",
+                &key,
+                "--tls-client-ca",
+                &file("ca-cert.pem"),
+            ],
+            2,
+            "tls-anyone",
+        ),
+        (&["--listen", "tcp:localhost:0"], 2, "127.0.0.1"),
+        (&["--listen", "10809"], 2, "tcp:ADDRESS:PORT"),
+        (&["--listen", &in_the_way], 1, "not a socket"),
+        (&["--listen", &taken], 1, "another server"),
+        (&["--tls-cert", &cert], 2, "--tls-key"),
+        (&["--tls-key", &key], 2, "--tls-cert"),
+        (&["--tls-client-ca", &cert], 2, "--tls-cert"),
+        (&["--tls-cert", &cert, "--tls-key", &other], 1, "does not belong"),
+        (&["--tls-cert", arg(&expired), "--tls-key", &key], 1, "expired"),
+        (&["--tls-cert", &file("none.pem"), "--tls-key", &key], 1, "tls-cert"),
+        (&["--max-connections", "0"], 2, "--max-connections"),
     ] {
-        let good = fs::read_to_string(live.join(name)).unwrap();
-        write(&live, name, text);
-        let ended = place.run(&["reload"]);
-        let line = ended.complaint(1);
-        assert!(line.starts_with("cannot reload: ") && line.contains(setting), "{line}");
-        assert!(is_let_in(&place, &new) && !is_let_in(&place, &old));
-        write(&live, name, &good);
+        let ended = place.run(&[&["up", "--size", "1M"], args].concat());
+        let complaint = ended.complaint(code);
+        assert!(complaint.contains(words), "{args:?}: {complaint}");
+        assert!(!place.socket("nbd.sock").exists());
     }
-    if rustix::process::geteuid().is_root() {
-        chown(live.join("ca-cert.pem"), Some(65534), None).unwrap();
-        place.run(&["reload"]).says(1, "belongs to user 65534");
-        assert!(is_let_in(&place, &new));
-    } else {
-        println!("skipped: this user is not root, and cannot give files away");
-    }
-    client.command("read -P 0x5a 0 64k", "read");
-    drop(client);
-    place.down();
-    let (status, log) = daemon.ended();
-    assert!(status.success() && log.contains("ERROR") && log.contains("stays in force"), "{log}");
 }
 
 #[test]
-fn a_hang_up_reloads_a_daemon_with_a_configuration_file() {
+fn everyone_is_let_in_where_that_is_said() {
     let Some(place) = Place::needing(&["nbdinfo"]) else { return };
-    let [live, first, second] = ["live", "first", "second"].map(|name| certificates(&place, name));
-    replace(&live, &first);
-    let daemon = place.up_config(&config(&live), &[]);
-    let (old, new) = (uri(&daemon, &first), uri(&daemon, &second));
-    assert!(is_let_in(&place, &old));
-    replace(&live, &second);
-    daemon.signal(Signal::HUP);
-    wait_until("new certificates are in force", || is_let_in(&place, &new));
-    write(&live, "server-key.pem", "nothing");
-    for _ in 0..20 {
-        daemon.signal(Signal::HUP);
-    }
-    assert!(is_let_in(&place, &new) && !is_let_in(&place, &old));
-    daemon.signal(Signal::TERM);
-    let (status, log) = daemon.ended();
-    assert!(status.success() && log.contains("stays in force"), "{log}");
+    Authority::new("authority").write_all(place.root());
+    let options = tls_options(&place, false);
+    let mut args = vec!["--tls-anyone", "--listen", "tcp:0.0.0.0:0"];
+    args.extend(options.iter().map(String::as_str));
+    let daemon = place.up_sized("1M", &args);
+    let uri = uris(&daemon).into_iter().find(|uri| uri.starts_with("nbds://")).unwrap();
+    let port = uri.rsplit_once(':').unwrap().1;
+    let bare = place.root().join("bare");
+    std::fs::create_dir(&bare).unwrap();
+    std::fs::copy(place.root().join("ca-cert.pem"), bare.join("ca-cert.pem")).unwrap();
+    let uri = format!("nbds://127.0.0.1:{port}?tls-certificates={}", bare.display());
+    assert_eq!(succeed(&place, "nbdinfo", &["--size", &uri]).trim(), "1048576");
+    // No client is served without TLS.
+    complain(&place, "nbdinfo", &[&uri.replace("nbds://", "nbd://")]);
 }
 
 #[test]
-fn without_tls_there_is_nothing_to_reload() {
+fn a_key_that_everybody_can_read_is_refused() {
     let place = Place::new();
-    let daemon = place.up_config("[zram0]\nsize = '1M'\n", &[]);
-    place.run(&["reload"]).says(1, "this server speaks no TLS");
-    daemon.signal(Signal::HUP);
-    assert_eq!(place.number("disksize"), 1 << 20);
-    daemon.signal(Signal::TERM);
-    let (status, log) = daemon.ended();
-    assert!(status.success() && log.contains("speaks no TLS"), "{log}");
-    place.run(&["reload"]).says(3, "no daemon is running");
+    Authority::new("authority").write_all(place.root());
+    let options = tls_options(&place, false);
+    let mut args = vec!["up", "--size", "1M", "--exec", "true"];
+    args.extend(options.iter().map(String::as_str));
+    let ended = place.run(&args);
+    assert!(ended.status.success() && !ended.stderr.contains("WARN"), "{}", ended.stderr);
+    let key = place.root().join("server-key.pem");
+    std::fs::set_permissions(&key, std::fs::Permissions::from_mode(0o644)).unwrap();
+    let ended = place.run(&args);
+    assert!(ended.complaint(1).contains("every user of this machine may read this key"), "{}", ended.stderr);
 }

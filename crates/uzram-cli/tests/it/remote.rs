@@ -9,11 +9,20 @@ use std::time::Duration;
 
 use crate::common::clients::{self, fio, missing, succeed};
 use crate::common::{Place, collect_within, finish, start, wait_until};
-use crate::servers::{Redis, able};
+use crate::servers::{Cluster, Redis, able};
 use rustix::process::{Signal, kill_process};
 
 /// As much as it takes on a busy machine.
 const FIO_WITHIN: Duration = Duration::from_secs(300);
+
+/// fio, as it writes and verifies so much of a disk, and how to find that nothing was lost.
+fn verify(uzram: &str, io_size: &str) -> String {
+    format!(
+        "fio --name=verify --ioengine=nbd --uri=$uri --thread --iodepth=8 --rw=randwrite --bs=4k --size=2G --io_size={io_size} \
+         --verify=crc32c --verify_fatal=1 --verify_state_save=0 --buffer_compress_percentage=50 --refill_buffers \
+         --output=/dev/null && wait && {uzram} stat zram0 backing_state | grep '^lost 0$'"
+    )
+}
 
 /// Has fio write so much of the device, at random places, and leave the checks to [`read_back`].
 fn write(place: &Place, size: &str, seed: &str) {
@@ -38,6 +47,43 @@ fn job(place: &Place, size: &str, seed: &str, verify: &str) {
         &seed,
     ];
     succeed(place, "fio", &fio(&uri, &job));
+}
+
+/// Three masters without replicas: one is killed while fio writes and verifies, and nothing is lost.
+#[test]
+fn fio_verifies_though_a_master_is_killed() {
+    if !able() || missing(&["fio"]) {
+        return;
+    }
+    let (place, cluster) = (Place::new(), Cluster::start(3, 0, false));
+    // The node that the address names stays.
+    let victim = cluster.nodes[2].id();
+    let uzram = env!("CARGO_BIN_EXE_uzram");
+    let verify = verify(uzram, "512M");
+    let command = format!(
+        "(until {uzram} stat zram0 backing | grep -q 'pages_written_back .....'; do sleep 0.1; done; kill -KILL {victim}) & {verify}"
+    );
+    let address = cluster.address();
+    let args = [
+        "up",
+        "--size",
+        "2G",
+        "--mem-limit",
+        "128M",
+        "--backing",
+        &address,
+        "--copies",
+        "2",
+        "--exec",
+        &command,
+    ];
+    let ended = collect_within(start(&mut place.command(&args)), FIO_WITHIN);
+    let said = ended.ok();
+    assert!(!said.contains("device is failing"), "{said}");
+    // What the daemon left there, it removed; what the dead master had is lost with it.
+    let left: u64 =
+        cluster.nodes[..2].iter().map(|node| node.ask(&["dbsize"]).trim().parse::<u64>().unwrap()).sum();
+    assert_eq!(left, 0);
 }
 
 /// With TLS. The process that serves is killed; another one goes on with the objects, also if the server is
@@ -96,6 +142,21 @@ fn log_in<'a>(command: &'a mut Command, server: &crate::servers::s3::Server) -> 
         ("AWS_SECRET_ACCESS_KEY", crate::servers::s3::SECRET),
     ];
     command.envs(login).env("AWS_ENDPOINT_URL_S3", server.url()).env("SSL_CERT_FILE", server.certificate())
+}
+
+#[test]
+fn fio_verifies_with_pages_in_a_bucket() {
+    if missing(&["fio"]) {
+        return;
+    }
+    let (place, server) = (Place::new(), crate::servers::s3::Server::start());
+    let verify = verify(env!("CARGO_BIN_EXE_uzram"), "384M");
+    let size = ["--size", "2G", "--mem-limit", "128M"];
+    let mut up = place.command(&["up"]);
+    up.args(size).args(["--backing", "s3://cold/pages:3G", "--exec", &verify]);
+    let said = collect_within(start(log_in(&mut up, &server)), FIO_WITHIN).ok();
+    assert!(!said.contains("device is failing") && !said.contains(crate::servers::s3::SECRET), "{said}");
+    assert_eq!(server.objects().len(), 0, "left behind");
 }
 
 /// With TLS. The process that serves is killed; another one goes on with the objects, with the login that the
@@ -163,11 +224,14 @@ fn what_cannot_be_used_is_refused_in_one_line() {
         if args.contains(&"blocks") {
             command.env("UZRAM_REDIS_PASSWORD", "secret");
         }
-        assert!(!finish(command).says(status, hint).stderr.contains("secret@"), "{args:?}");
+        let refused = finish(command);
+        let line = refused.complaint(status);
+        assert!(line.contains(hint) && !line.contains("secret@"), "{args:?}: {line}");
     }
     // One that was started without may open no connections later.
     let _daemon = place.up(&[]);
-    place.run(&["add", "zram1", "--size", "16M", "--backing", &address]).says(1, "was started without");
+    let added = place.run(&["add", "zram1", "--size", "16M", "--backing", &address]);
+    assert!(added.complaint(1).contains("was started without"), "{}", added.stderr);
 }
 
 /// Pages that a file has no room for go to a server, and all are there for the process that serves next.
@@ -243,4 +307,35 @@ fn a_file_can_be_encrypted() {
         assert!(place.statistic("pages_backed") > 1000);
         place.end(daemon);
     }
+}
+
+/// Whatever a store answers, a program that reads gets EIO, and the state says that reads fail, and why.
+#[test]
+fn a_bucket_that_refuses_reads_gives_io_errors_and_says_so() {
+    if missing(&["nbdcopy", "qemu-io"]) {
+        return;
+    }
+    let (place, server) = (Place::new(), crate::servers::s3::Server::start());
+    let mut up = place.command(&["up", "--size", "64M", "--mem-limit", "8M", "--backing", "s3://cold"]);
+    log_in(&mut up, &server);
+    let daemon = crate::common::Daemon::start(up);
+    let (source, uri) = (clients::random_file(&place, "source", 32 << 20), place.uri());
+    succeed(&place, "nbdcopy", &[clients::arg(&source), &uri]);
+    let state = || place.run(&["stat", "zram0", "backing_state"]).ok();
+    assert!(place.statistic("pages_backed") > 1000 && state().starts_with("ok\n"), "{}", state());
+    for (status, code) in [(403, "AccessDenied"), (307, "TemporaryRedirect")] {
+        server.refuse(Some((status, code)));
+        let mut read = Command::new("qemu-io");
+        read.args(["-r", "-f", "raw", "-c", "read 0 4M", &uri]);
+        let said = collect_within(start(&mut read), Duration::from_secs(60));
+        let said = format!("{}{}", said.stdout, said.stderr);
+        assert!(said.contains("Input/output error"), "{status}: {said}");
+        wait_until("the state says why", || {
+            state().starts_with("failing for ") && state().contains(&status.to_string())
+        });
+    }
+    server.refuse(None);
+    wait_until("it is well", || state().starts_with("ok\n"));
+    place.down();
+    daemon.ended();
 }

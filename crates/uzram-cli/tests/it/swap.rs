@@ -6,12 +6,13 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use crate::common::block::{BlockPlace, Cgroup, Hog, swap_device, swapped_bytes, unable};
+use crate::common::block::{BlockPlace, Cgroup, Hog, swapped_bytes, unable};
 use crate::common::clients::{arg, succeed};
-use crate::common::{finish, wait_until};
-use rustix::process::{Signal, kill_process};
+use crate::common::{Ended, finish, wait_until};
+use rustix::process::{Pid, Signal, kill_process};
 
 const MIB: u64 = 1 << 20;
+/// The hog's memory; its limit is a quarter of it.
 const HOG_MIB: u64 = 192;
 const LIMIT_BYTES: u64 = HOG_MIB / 4 * MIB;
 /// The limit of the daemon's cgroup, in tests with one.
@@ -21,12 +22,24 @@ const HOG_SECONDS: u64 = 60;
 const PATIENCE: Duration = Duration::from_secs(40);
 
 fn swap_on(place: &BlockPlace, args: &[&str]) -> String {
-    place.swap_on(&[&["--size", "512M"], args].concat())
+    let args = [&["swap", "on", "--size", "512M"], args].concat();
+    device_of(&place.run(&args).ok())
+}
+
+/// Returns the device in the output of `swap on`.
+fn device_of(facts: &str) -> String {
+    let line = facts.lines().find(|line| line.starts_with("swap ")).unwrap_or_else(|| panic!("{facts}"));
+    line.split_whitespace().nth(1).unwrap().to_owned()
 }
 
 /// Starts a hog, and waits until it has much swapped out to a device.
 fn start_hog(cgroup: &Cgroup, seconds: u64, device: &str) -> Hog {
     Hog::start(cgroup, HOG_MIB, seconds).swaps_out(device, LIMIT_BYTES)
+}
+
+fn assert_verified(ended: &Ended) {
+    assert!(ended.status.success(), "{}: {}{}", ended.status, ended.stdout, ended.stderr);
+    assert!(ended.stdout.contains("all pages are as they were left"), "{}", ended.stdout);
 }
 
 fn hog_seconds() -> u64 {
@@ -46,20 +59,22 @@ fn a_program_runs_in_a_quarter_of_the_memory_it_needs() {
         command.env("UZRAM_RUNTIME_DIR", place.dir());
         finish(command)
     };
-    on("192M").says(1, "this process's cgroup");
-    let device = swap_device(&on("160M").ok());
+    let refused = on("192M");
+    assert!(refused.complaint(1).contains("this process's cgroup"), "{}", refused.stderr);
+    let device = device_of(&on("160M").ok());
     assert_eq!(place.swap_areas(), [device.as_str()]);
     let mut hog = start_hog(&cgroup, hog_seconds(), &device);
     assert!(hog.is_running());
     let status = place.run(&["swap", "status"]).ok();
     assert!(status.contains(&device) && status.contains("memory locked            yes"), "{status}");
-    place.run(&["swap", "on", "--size", "64M"]).says(1, "already serves");
-    hog.verified(Duration::from_secs(hog_seconds() + 60), false);
+    let again = place.run(&["swap", "on", "--size", "64M"]);
+    assert!(again.complaint(1).contains("already serves"), "{}", again.stderr);
+    assert_verified(&hog.ended(Duration::from_secs(hog_seconds() + 60)));
     assert_eq!(place.statistic("failed_writes") + place.statistic("failed_reads"), 0);
     place.run(&["swap", "off"]).ok();
     place.assert_clean();
     let off = place.run(&["swap", "off"]);
-    assert!(off.complaint(3).starts_with("there is no swap to switch off: no daemon"), "{off}");
+    assert!(off.complaint(3).starts_with("there is no swap to switch off: no daemon"), "{}", off.stderr);
 }
 
 /// A program that is stopped leaves its pages unused.
@@ -72,11 +87,15 @@ fn what_a_parked_program_left_is_compressed_again() {
     assert!(shown("recomp_algorithm").contains("[zstd"), "{}", shown("recomp_algorithm"));
     assert_eq!([shown("recompress_after"), shown("recompress_cpu")], ["600", "2"]);
     place.run(&["set", "zram0", "recompress_after=1s", "recompress_cpu=50"]).ok();
-    let hog = start_hog(&cgroup, 3600, &device);
-    hog.signal(Signal::STOP);
+    let mut hog = start_hog(&cgroup, 3600, &device);
+    let tell = |signal| kill_process(Pid::from_raw(hog.id() as i32).unwrap(), signal).unwrap();
+    tell(Signal::STOP);
     wait_until("pages are compressed again", || place.statistic("pages_recompressed") > 20);
-    hog.signal(Signal::CONT);
-    hog.verified(PATIENCE, true);
+    tell(Signal::CONT);
+    assert!(hog.is_running());
+    let tell = |signal| kill_process(Pid::from_raw(hog.id() as i32).unwrap(), signal).unwrap();
+    tell(Signal::TERM);
+    assert_verified(&hog.ended(PATIENCE));
     place.run(&["swap", "off"]).ok();
     swap_on(&place, &["--recompress", "none"]);
     assert_eq!(shown("recomp_algorithm"), "");
@@ -100,7 +119,7 @@ fn swap_goes_off_under_load_where_memory_suffices() {
     cgroup.set_limit(4 * HOG_MIB * MIB);
     place.run(&["swap", "off"]).ok();
     place.assert_clean();
-    hog.verified(PATIENCE, false);
+    assert_verified(&hog.ended(PATIENCE));
 }
 
 #[test]
@@ -110,7 +129,7 @@ fn freed_places_stay_stored_without_discards_alone() {
     for (args, goes_back) in [(&["--no-discard"][..], false), (&[], true)] {
         let device = swap_on(&place, args);
         let hog = start_hog(&cgroup, 8, &device);
-        hog.verified(PATIENCE, false);
+        assert_verified(&hog.ended(PATIENCE));
         let stored = || place.statistic("orig_data_bytes");
         if goes_back {
             wait_until("it is freed", || swapped_bytes(&device) < MIB && stored() < 8 * MIB);
@@ -145,7 +164,27 @@ fn writes_that_find_no_memory_fail_and_nobody_waits() {
     drop(hog);
     // A smaller hog gets all its memory.
     let small = Hog::start(&cgroup, 20, 2);
-    small.verified(PATIENCE, false);
+    assert_verified(&small.ended(PATIENCE));
+    place.run(&["swap", "off"]).ok();
+    place.assert_clean();
+}
+
+#[test]
+fn pages_leave_in_time_for_those_that_are_swapped_out() {
+    let Some(place) = BlockPlace::if_able() else { return };
+    let Some(cgroup) = Cgroup::new("leaving", 80 * MIB) else { return };
+    let backing = format!("{}:1G", place.root().join("cold.img").display());
+    let on = ["swap", "on", "--size", "1G", "--mem-limit", "40M", "--backing", &backing];
+    let device = device_of(&place.run(&on).ok());
+    let mut hog = Hog::start(&cgroup, 240, 8);
+    wait_until("pages have left", || place.statistic("pages_backed") > 1000 || !hog.is_running());
+    assert_verified(&hog.ended(PATIENCE));
+    let count = |name: &str| place.statistic(name);
+    let status = place.run(&["swap", "status"]).ok();
+    assert!(status.contains(&device) && status.contains("refused at mem_limit     0 writes"), "{status}");
+    assert!(count("pages_written_back") > 1000, "{status}");
+    wait_until("the reserve is free", || count("reserve_free_bytes") >= 8 * MIB);
+    assert_eq!((count("failed_writes"), count("failed_reads")), (0, 0), "{status}");
     place.run(&["swap", "off"]).ok();
     place.assert_clean();
 }
@@ -160,7 +199,8 @@ fn a_daemon_that_is_killed_takes_what_was_swapped_out_and_nothing_else() {
     // The hog is killed at its first lost page; the machine goes on.
     assert!(!hog.ended(PATIENCE).status.success());
     wait_until("the daemon is gone", || place.run(&["swap", "status"]).stderr.contains("is dead"));
-    place.run(&["swap", "on", "--size", "64M"]).says(1, "uzram swap off");
+    let on = place.run(&["swap", "on", "--size", "64M"]);
+    assert!(on.complaint(1).contains("uzram swap off"), "{}", on.stderr);
     let said = place.run(&["swap", "off"]).ok();
     assert!(said.contains(&format!("switched swap on {device} (zram0) off")), "{said}");
     assert!(said.contains(&format!("freed {device}")), "{said}");
@@ -197,9 +237,10 @@ fn the_kernel_reads_as_many_pages_at_once_as_told_until_swap_is_off() {
     wait_until("the daemon is gone", || place.run(&["swap", "status"]).stderr.contains("is dead"));
     place.run(&["swap", "off"]).ok();
     assert_eq!(setting(), before);
-    place.run(&["swap", "on", "--size", "64M", "--page-cluster", "32"]).says(2, "page-cluster");
+    let refused = place.run(&["swap", "on", "--size", "64M", "--page-cluster", "32"]);
+    assert!(refused.complaint(2).contains("page-cluster"), "{}", refused.stderr);
     let refused = place.run(&["swap", "on", "--size", "4K", "--page-cluster", other]);
-    assert!(!refused.status.success() && refused.stderr.contains("too small"), "{refused}");
+    assert!(!refused.status.success() && refused.stderr.contains("too small"), "{}", refused.stderr);
     assert_eq!(setting(), before);
     place.assert_clean();
 }
@@ -216,7 +257,7 @@ fn the_daemon_keeps_nothing_of_its_callers_busy() {
     caller.args(["swap", "on", "--size", "64M", "--runtime-dir", "../run", "--backing", "../cold.img:16M"]);
     caller.current_dir(&dir).env_remove("UZRAM_RUNTIME_DIR");
     let facts = finish(caller).ok();
-    assert_eq!(place.swap_areas(), [swap_device(&facts)]);
+    assert_eq!(place.swap_areas(), [device_of(&facts)]);
     let process = format!("/proc/{}", place.daemon_id().as_raw_nonzero());
     assert_eq!(fs::read_link(format!("{process}/cwd")).unwrap(), Path::new("/"));
     let files = fs::read_dir(format!("{process}/fd")).unwrap();
@@ -246,7 +287,8 @@ fn a_swap_area_keeps_its_daemon() {
     let files = &status["files"];
     assert!(files["cpu_latency_us"].is_u64() || files["cpu_latency_refused"].is_string(), "{status}");
     for command in [&["down"][..], &["detach", "zram0"]] {
-        place.run(command).says(1, "swapped to");
+        let refused = place.run(command);
+        assert!(refused.complaint(1).contains("swapped to"), "{command:?}: {}", refused.stderr);
     }
     // On a signal it ends in the safe order.
     kill_process(place.daemon_id(), Signal::TERM).unwrap();

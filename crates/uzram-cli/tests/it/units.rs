@@ -20,6 +20,7 @@ Where=/tmp
 Type=tmpfs
 ";
 
+/// Returns what systemd reports for a boot with this service.
 fn verify(service: &str) -> String {
     let place = Place::new();
     for (name, text, target) in

@@ -4,8 +4,9 @@ use std::io::{Read, Write};
 use std::time::Duration;
 
 use crate::common::block::{BlockPlace, Cgroup, Hog, swapped_bytes, swapped_bytes_if_on};
+use crate::common::nbd::{Raw, WRITE};
 use crate::common::{Daemon, Place, connect, in_a_terminal, wait_until};
-use rustix::process::Signal;
+use rustix::process::{Pid, Signal, kill_process};
 use uzram::random::Random;
 
 const MIB: u64 = 1 << 20;
@@ -30,10 +31,11 @@ fn fill(place: &Place) {
     while text.len() < MIB as usize {
         text += &format!("{} ", random.below(10_000));
     }
-    let mut client = place.nbd();
+    let mut client = Raw::unix(place).enter().unwrap();
     for part in 0..PAGES * 4096 / MIB {
         let part_text = format!("{part:8}{}", &text[..MIB as usize - 8]);
-        assert_eq!(client.write(part * MIB, part_text.as_bytes()).error, 0);
+        client.request(WRITE, part * MIB, MIB as u32, part_text.as_bytes()).unwrap();
+        client.reply(0).unwrap();
     }
 }
 
@@ -41,6 +43,7 @@ fn recompressed(place: &Place) -> u64 {
     place.statistic("pages_recompressed")
 }
 
+/// Waits until more pages were recompressed.
 fn wait_for_more(place: &Place) {
     let before = recompressed(place);
     wait_until("it works", || recompressed(place) > before);
@@ -122,11 +125,13 @@ fn swap_stays_on_when_switching_it_off_is_interrupted() {
 /// Interrupts `swap off`, which must then leave everything in order; returns false if it had ended before.
 fn is_interrupted_in_time(place: &BlockPlace, cgroup: &Cgroup) -> bool {
     cgroup.set_limit(HOG_LIMIT_BYTES);
-    let device = place.swap_on(&["--size", "512M"]);
+    place.run(&["swap", "on", "--size", "512M"]).ok();
+    let device = place.swap_areas().remove(0);
     let hog = Hog::start(cgroup, 192, 120).swaps_out(&device, 128 * MIB);
     cgroup.set_limit(1 << 30);
     // The stopped hog brings no pages back itself.
-    hog.signal(Signal::STOP);
+    let hog_id = Pid::from_raw(hog.id() as i32).unwrap();
+    kill_process(hog_id, Signal::STOP).unwrap();
     let before = swapped_bytes(&device);
     let off = place.start(&["swap", "off"]);
     wait_until("it comes back", || swapped_bytes_if_on(&device).is_none_or(|bytes| bytes + MIB < before));
@@ -141,8 +146,10 @@ fn is_interrupted_in_time(place: &BlockPlace, cgroup: &Cgroup) -> bool {
         );
         assert_eq!(place.swap_areas(), [device.as_str()]);
     }
-    hog.signal(Signal::CONT);
-    hog.verified(Duration::from_secs(60), true);
+    kill_process(hog_id, Signal::CONT).unwrap();
+    kill_process(hog_id, Signal::TERM).unwrap();
+    let ended = hog.ended(Duration::from_secs(60));
+    assert!(ended.status.success(), "{}", ended.stderr);
     // `swap off` also ends the daemon, unless that was done before.
     if !status.success() {
         place.run(&["swap", "off"]).ok();

@@ -1,17 +1,16 @@
 //! Block devices and swap in tests: for root, with FUSE and loop devices; leaves nothing behind.
 
 use std::fs::{self, File};
-use std::io::read_to_string;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::Signal;
 use uzram::random::Random;
 
 use super::clients::{missing, run};
-use super::{Daemon, Ended, Killed, Place, not_root, wait, wait_until};
+use super::{Daemon, Ended, Place, not_root, wait_until};
 
 /// A file that the test locks that uses swap areas and loop devices: they are the machine's, so one test at a
 /// time.
@@ -80,6 +79,7 @@ impl BlockPlace {
         self.files().join("disk")
     }
 
+    /// Creates a mount point.
     pub fn mount_point(&self, name: &str) -> PathBuf {
         let dir = self.place.root().join(name);
         fs::create_dir_all(&dir).unwrap();
@@ -94,11 +94,6 @@ impl BlockPlace {
         let mut loops = loop_devices(is_ours);
         loops.retain(|device| !self.others.contains(device));
         loops
-    }
-
-    /// Starts a daemon that swaps, in the background; returns its block device.
-    pub fn swap_on(&self, args: &[&str]) -> String {
-        swap_device(&self.place.run(&[&["swap", "on"], args].concat()).ok())
     }
 
     /// Returns the loop devices that have become swap areas since this place was created.
@@ -154,11 +149,6 @@ impl Drop for BlockPlace {
     }
 }
 
-pub fn swap_device(facts: &str) -> String {
-    let line = facts.lines().find_map(|line| line.strip_prefix("swap ")).unwrap_or_else(|| panic!("{facts}"));
-    line.split_whitespace().next().unwrap().to_owned()
-}
-
 /// Returns the loop devices whose file's path satisfies `wanted`.
 fn loop_devices(wanted: impl Fn(&Path) -> bool) -> Vec<String> {
     let mut devices = Vec::new();
@@ -189,6 +179,7 @@ fn remove_left_areas() {
     }
 }
 
+/// Returns the loop devices that are active swap areas.
 fn active_areas() -> impl Iterator<Item = String> {
     let list = fs::read_to_string("/proc/swaps").unwrap();
     let areas: Vec<String> =
@@ -230,12 +221,8 @@ impl Cgroup {
         Some(cgroup)
     }
 
-    pub fn set(&self, name: &str, value: &str) {
-        fs::write(self.dir.join(name), value).unwrap();
-    }
-
     pub fn set_limit(&self, bytes: u64) {
-        self.set("memory.limit_in_bytes", &bytes.to_string());
+        fs::write(self.dir.join("memory.limit_in_bytes"), bytes.to_string()).unwrap();
     }
 
     /// Sets the limit to the memory that it has, or as near to that as the kernel allows.
@@ -260,6 +247,7 @@ impl Cgroup {
         line.parse().unwrap()
     }
 
+    /// Returns a command that runs a program in it.
     pub fn command(&self, program: &Path) -> Command {
         let mut command = Command::new("sh");
         command.args(["-c", "echo $$ > \"$0\"/cgroup.procs && exec \"$@\""]);
@@ -334,7 +322,7 @@ fn contents(number: usize, generation: u32) -> [u64; 512] {
 
 /// A process that uses more memory than its limit, and checks it; killed when dropped.
 pub struct Hog {
-    child: Killed,
+    child: Child,
 }
 
 impl Hog {
@@ -344,22 +332,11 @@ impl Hog {
         command.args(["--exact", "common::block::hog", "--ignored", "--nocapture"]);
         command.env(HOG_VARIABLE, format!("{mib} {seconds}"));
         let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-        Hog { child: Killed(child) }
+        Hog { child }
     }
 
-    pub fn signal(&self, signal: Signal) {
-        kill_process(Pid::from_child(&self.child), signal).unwrap();
-    }
-
-    /// Ends it if `ends`, else waits until it ends. All of its pages must be as it left them.
-    pub fn verified(mut self, patience: Duration, ends: bool) {
-        if ends {
-            assert!(self.is_running());
-            self.signal(Signal::TERM);
-        }
-        let ended = self.ended(patience);
-        assert!(ended.status.success(), "{ended}");
-        assert!(ended.stdout.contains("all pages are as they were left"), "{ended}");
+    pub fn id(&self) -> u32 {
+        self.child.id()
     }
 
     pub fn is_running(&mut self) -> bool {
@@ -371,18 +348,33 @@ impl Hog {
         wait_until("much is swapped out", || swapped_bytes(device) > bytes || !self.is_running());
         if !self.is_running() {
             let ended = self.ended(Duration::ZERO);
-            panic!("{ended}");
+            panic!("{}: {}{}", ended.status, ended.stdout, ended.stderr);
         }
         self
     }
 
+    /// Waits for its end.
     pub fn ended(mut self, patience: Duration) -> Ended {
-        let status = wait(&mut self.child, patience);
-        let stdout = read_to_string(self.child.stdout.take().unwrap()).unwrap();
-        let mut stderr = read_to_string(self.child.stderr.take().unwrap()).unwrap();
-        if status.signal() == Some(Signal::KILL.as_raw()) {
-            stderr += &last_of_kernel();
+        let deadline = Instant::now() + patience;
+        while self.is_running() {
+            assert!(Instant::now() < deadline, "the hog still runs");
+            std::thread::sleep(Duration::from_millis(10));
         }
-        Ended { status, stdout, stderr }
+        let mut ended =
+            Ended { status: self.child.wait().unwrap(), stdout: String::new(), stderr: String::new() };
+        use std::io::Read;
+        self.child.stdout.take().unwrap().read_to_string(&mut ended.stdout).unwrap();
+        self.child.stderr.take().unwrap().read_to_string(&mut ended.stderr).unwrap();
+        if ended.status.signal() == Some(Signal::KILL.as_raw()) {
+            ended.stderr += &last_of_kernel();
+        }
+        ended
+    }
+}
+
+impl Drop for Hog {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
     }
 }

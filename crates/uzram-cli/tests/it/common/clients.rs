@@ -1,5 +1,6 @@
 //! Common NBD clients and file system tools, run in a test's own directory.
 
+use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Output, Stdio};
@@ -25,6 +26,7 @@ pub fn client(place: &Place, program: &str, args: &[&str]) -> Command {
     command
 }
 
+/// Runs a client to its end.
 pub fn run(place: &Place, program: &str, args: &[&str]) -> Output {
     client(place, program, args).output().unwrap()
 }
@@ -46,10 +48,12 @@ pub fn complain(place: &Place, program: &str, args: &[&str]) -> String {
     stdout + &stderr
 }
 
+/// Converts bytes to text.
 pub fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
+/// Runs qemu-io commands, of which none may fail.
 pub fn qemu_io(place: &Place, commands: &[&str]) {
     let uri = place.uri();
     let mut args = vec!["-f", "raw"];
@@ -66,6 +70,14 @@ pub fn fio<'a>(uri_option: &'a str, rest: &[&'a str]) -> Vec<&'a str> {
     args
 }
 
+/// Starts a client with its output, which matters only if it fails, in a file.
+pub fn start(place: &Place, output: &str, program: &str, args: &[&str]) -> Child {
+    let file = File::create(place.root().join(output)).unwrap();
+    let mut command = Command::new(program);
+    command.args(args).current_dir(place.root()).env("PATH", program_path());
+    command.stdin(Stdio::null()).stdout(file.try_clone().unwrap()).stderr(file).spawn().unwrap()
+}
+
 /// Creates a file of seeded random bytes, which do not compress.
 pub fn random_file(place: &Place, name: &str, len_bytes: usize) -> PathBuf {
     let mut random = Random::new(len_bytes as u64);
@@ -76,10 +88,12 @@ pub fn random_file(place: &Place, name: &str, len_bytes: usize) -> PathBuf {
     path
 }
 
+/// Returns whether two files have the same contents.
 pub fn same(one: &Path, other: &Path) -> bool {
     std::fs::read(one).unwrap() == std::fs::read(other).unwrap()
 }
 
+/// Converts a path to an argument.
 pub fn arg(path: &Path) -> &str {
     path.to_str().unwrap()
 }

@@ -8,10 +8,8 @@ pub mod run;
 
 pub use ended::*;
 
-use std::borrow::BorrowMut;
 use std::ffi::OsString;
-use std::io::{BufRead, BufReader, Read, Write, read_to_string};
-use std::ops::{Deref, DerefMut};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
@@ -28,6 +26,7 @@ use tempfile::TempDir;
 /// A temporary directory, and the runtime directory in it.
 pub struct Place {
     root: TempDir,
+    /// The user of all commands, if it is another one.
     user: Option<u32>,
 }
 
@@ -72,27 +71,12 @@ impl Place {
         finish(self.command(args))
     }
 
-    /// Runs commands that must fail: each with its exit status, and what its one line of complaint says.
-    /// Reports all that do not.
-    pub fn refuses(&self, rows: &[(&[&str], i32, &[&str])]) {
-        let mut wrong = String::new();
-        for (args, code, said) in rows {
-            let ended = self.run(args);
-            let lines: Vec<_> = ended.stderr.lines().filter(|line| !line.contains(" INFO ")).collect();
-            let has_all = |line: &str| said.iter().all(|said| line.contains(said));
-            let is_wanted = matches!(lines[..], [line] if line.starts_with("uzram: ") && has_all(line));
-            if ended.status.code() != Some(*code) || !is_wanted || !ended.stdout.is_empty() {
-                wrong += &format!("{args:?}: {code} and {said:?} wanted, {ended}\n");
-            }
-        }
-        assert!(wrong.is_empty(), "{wrong}");
-    }
-
     /// Ends the daemon regularly. It may notice only a moment later that its clients have left.
     pub fn down(&self) {
         wait_until("it may end", || self.run(&["down"]).status.success());
     }
 
+    /// Ends the daemon, which succeeds; returns its log.
     pub fn end(&self, daemon: Daemon) -> String {
         self.down();
         let (status, said) = daemon.ended();
@@ -105,6 +89,7 @@ impl Place {
         (!clients::missing(programs)).then(Place::new)
     }
 
+    /// Returns what a command prints as JSON.
     pub fn json(&self, args: &[&str]) -> Value {
         serde_json::from_str(&self.run(&[args, &["--json"]].concat()).ok()).unwrap()
     }
@@ -124,6 +109,7 @@ impl Place {
         Pid::from_raw(self.json(&["status"])[name].as_i64()? as i32)
     }
 
+    /// Returns the URI of the device of a daemon here.
     pub fn uri(&self) -> String {
         format!("nbd+unix:///zram0?socket={}", self.socket("nbd.sock").display())
     }
@@ -133,17 +119,18 @@ impl Place {
         self.run(&["stat", "zram0", attribute]).ok().trim().parse().unwrap()
     }
 
+    /// Returns a statistic of that device.
     pub fn statistic(&self, name: &str) -> u64 {
         self.json(&["stat", "zram0"])["stats"][name].as_u64().unwrap()
     }
 
     /// Starts a program with standard error in a file, and does not wait for it.
-    pub fn start(&self, args: &[&str]) -> Daemon {
+    pub fn start(&self, args: &[&str]) -> Started {
         let log = self.root().join("stderr");
         let file = std::fs::File::create(&log).unwrap();
         let child =
             self.command(args).stdin(Stdio::null()).stdout(Stdio::null()).stderr(file).spawn().unwrap();
-        Daemon { child: Killed(child), facts: String::new(), stdout: None, log: Some(log) }
+        Started { child, log }
     }
 
     /// Starts a daemon with a disk of 16 MiB and waits until it serves.
@@ -151,6 +138,7 @@ impl Place {
         self.up_sized("16M", args)
     }
 
+    /// Starts a daemon and waits until it serves.
     pub fn up_sized(&self, size: &str, args: &[&str]) -> Daemon {
         Daemon::start(self.command(&[&["up", "--size", size], args].concat()))
     }
@@ -190,8 +178,7 @@ impl Place {
         wait_until("it answers", || self.run(&["status"]).status.success());
         let wanted = self.json(&["list"])["devices"].as_array().unwrap().len();
         while daemon.facts.matches("fixed cost").count() < wanted {
-            let read = daemon.stdout.as_mut().unwrap().read_line(&mut daemon.facts).unwrap();
-            assert!(read > 0, "{}", daemon.facts);
+            assert!(daemon.stdout.read_line(&mut daemon.facts).unwrap() > 0, "{}", daemon.facts);
         }
         daemon
     }
@@ -215,16 +202,21 @@ impl Drop for Place {
 }
 
 impl Daemon {
-    pub fn start(mut command: impl BorrowMut<Command>) -> Daemon {
-        let mut child = Killed(start(command.borrow_mut()));
+    /// Waits until it serves.
+    pub fn start(mut command: Command) -> Daemon {
+        let mut child =
+            command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let mut facts = String::new();
         let mut stdout = BufReader::new(child.stdout.take().unwrap());
         while !facts.contains("fixed cost") {
             if stdout.read_line(&mut facts).unwrap() == 0 {
-                panic!("the daemon did not start: {}", read_to_string(child.stderr.take().unwrap()).unwrap());
+                let mut stderr = String::new();
+                child.stderr.take().unwrap().read_to_string(&mut stderr).unwrap();
+                child.wait().unwrap();
+                panic!("the daemon did not start: {stderr}");
             }
         }
-        Daemon { child, facts, stdout: Some(stdout), log: None }
+        Daemon { child, facts, stdout }
     }
 }
 
@@ -264,56 +256,51 @@ pub fn with_file_size(mut command: Command, bytes: u64) -> Command {
 }
 
 impl Ended {
+    /// Checks that it failed with `code`; returns its one line of complaint.
     pub fn complaint(&self, code: i32) -> &str {
         self.complaint_of("uzram", code, |line| line.contains(" INFO "))
     }
+}
 
-    /// The same, and that this line has `words`.
-    pub fn says(&self, code: i32, words: &str) -> &Ended {
-        assert!(self.complaint(code).contains(words), "no '{words}' in: {self}");
-        self
+/// A program that was started; killed when dropped.
+pub struct Started {
+    child: Child,
+    log: PathBuf,
+}
+
+impl Started {
+    pub fn id(&self) -> u32 {
+        self.child.id()
     }
 
-    /// Checks that it succeeded, and that its output has all of these words; returns the output.
-    pub fn shows(self, words: &[&str]) -> String {
-        let said = self.ok();
-        words.iter().for_each(|words| assert!(said.contains(words), "no '{words}' in: {said}"));
-        said
+    /// Returns its standard error so far.
+    pub fn said(&self) -> String {
+        std::fs::read_to_string(&self.log).unwrap()
+    }
+
+    pub fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.child), signal).unwrap();
+    }
+
+    /// Waits for its end.
+    pub fn ended(mut self) -> (ExitStatus, String) {
+        (wait(&mut self.child, PATIENCE), self.said())
     }
 }
 
-/// A process; killed when dropped.
-pub struct Killed(pub Child);
-
-impl Deref for Killed {
-    type Target = Child;
-
-    fn deref(&self) -> &Child {
-        &self.0
-    }
-}
-
-impl DerefMut for Killed {
-    fn deref_mut(&mut self) -> &mut Child {
-        &mut self.0
-    }
-}
-
-impl Drop for Killed {
+impl Drop for Started {
     fn drop(&mut self) {
         // Both fail only if it has ended already.
-        let _ = self.kill();
-        let _ = self.wait();
+        let _ = self.child.kill();
+        let _ = self.child.wait();
     }
 }
 
-/// A running daemon, or another command; killed when dropped.
+/// A running daemon; killed when dropped.
 pub struct Daemon {
-    child: Killed,
+    child: Child,
     pub facts: String,
-    stdout: Option<BufReader<std::process::ChildStdout>>,
-    /// The file of standard error, if it is no pipe.
-    log: Option<PathBuf>,
+    stdout: BufReader<std::process::ChildStdout>,
 }
 
 impl Daemon {
@@ -321,11 +308,7 @@ impl Daemon {
         self.child.id()
     }
 
-    /// Returns what a command of [`Place::start`] has said so far.
-    pub fn said(&self) -> String {
-        std::fs::read_to_string(self.log.as_ref().unwrap()).unwrap()
-    }
-
+    /// Returns its resident memory.
     pub fn resident_bytes(&self) -> u64 {
         self.memory_bytes("VmRSS")
     }
@@ -351,15 +334,26 @@ impl Daemon {
         kill_process(Pid::from_child(&self.child), signal).unwrap();
     }
 
+    /// Has it end by a signal, with success.
     pub fn terminate(self) {
         self.signal(Signal::TERM);
         assert!(self.ended().0.success());
     }
 
+    /// Waits for its end.
     pub fn ended(mut self) -> (ExitStatus, String) {
         let status = wait(&mut self.child, PATIENCE);
-        let stderr = self.child.stderr.take();
-        (status, stderr.map_or_else(|| self.said(), |stderr| read_to_string(stderr).unwrap()))
+        let mut stderr = String::new();
+        self.child.stderr.take().unwrap().read_to_string(&mut stderr).unwrap();
+        (status, stderr)
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        // Both fail only if it has ended already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
     }
 }
 
@@ -372,6 +366,7 @@ pub fn not_root() -> bool {
     !is_root
 }
 
+/// Connects, with time-outs.
 pub fn connect(socket: &Path) -> UnixStream {
     let stream = UnixStream::connect(socket).unwrap();
     stream.set_read_timeout(Some(PATIENCE)).unwrap();

@@ -22,6 +22,7 @@ pub fn can_run() -> bool {
     }
 }
 
+/// Builds the library, beside the program.
 fn library() -> &'static Path {
     static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
     LIBRARY.get_or_init(|| {
@@ -74,8 +75,8 @@ impl Program {
     /// Runs it both ways, and compares; returns what was said to standard error with the limit.
     pub fn behaves(&self, options: &[&str], args: &[&str]) -> String {
         let (plain, limited) = (self.plain(args), self.limited(options, args));
-        assert_eq!(limited.status, plain.status, "{args:?}: {limited}");
-        assert_eq!(limited.stdout, plain.stdout, "{args:?}: {limited}");
+        assert_eq!(limited.status, plain.status, "{args:?}: {}", limited.stderr);
+        assert_eq!(limited.stdout, plain.stdout, "{args:?}: {}", limited.stderr);
         limited.stderr
     }
 }
