@@ -215,7 +215,10 @@ fn measure(args: &Args) -> Result<String> {
     }
     let jobs: Vec<usize> = args.jobs.iter().copied().map(usize::from).collect();
     let comparison = Comparison { options: &options, table: "4 KiB pages", patterns: &args.rw, jobs: &jobs };
-    Ok(text(&device::run(&Bench { comparison, size_bytes: args.size, against: &args.against })?, json))
+    Ok(text(
+        &device::run(&Bench { comparison, size_bytes: args.size, against: &args.against, memory: true })?,
+        json,
+    ))
 }
 
 /// Measures memory and daemons that outlive the process.

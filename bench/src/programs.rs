@@ -17,8 +17,8 @@ use crate::block::swap_area::Side;
 use crate::codecs;
 use crate::engine::device::{self, Against, Bench};
 use crate::engine::{Comparison, Pattern, ROUNDS, recompression};
-use crate::harness::corpus::Corpus;
 use crate::harness::corpus::processes::{self, Processes};
+use crate::harness::corpus::{self, Corpus};
 use crate::harness::options::MAX_REPEAT;
 use crate::harness::{DEFAULT_CORPUS_PAGES, Options, Report, Source, lack_of_memory, unsupported};
 
@@ -72,7 +72,7 @@ fn measure(options: &Options, dir: &Path, programs: Option<&Processes>, report: 
     let random: Vec<u8> = std::iter::repeat_with(|| rng.u8(..)).take(RANDOM_PAGES * PAGE_SIZE).collect();
     let mut files = vec![save(RANDOM, &Corpus::from_bytes(&random)?)?];
     let Some(programs) = programs else { return compare_codecs(options, &algorithm, &files, &[], report) };
-    let (whole, mixed) = (programs.whole()?, options.load_corpus()?);
+    let (whole, mixed) = (programs.whole()?, mixed(options).load_until(&options.stop)?);
     let all = save(ALL, &whole)?;
     files.push(all.clone());
     files.extend(words(&whole, &algorithm)?.map(|words| save(WORDS, &words)).transpose()?);
@@ -88,7 +88,7 @@ fn measure(options: &Options, dir: &Path, programs: Option<&Processes>, report: 
     let (patterns, jobs) = (&[Pattern::RandWrite], &[1]);
     let comparison = Comparison { options: &writes, table: "pages of programs", patterns, jobs };
     let against = &[Against::Lz4, Against::Kernel];
-    report.append(device::run(&Bench { comparison, size_bytes: None, against })?);
+    report.append(device::run(&Bench { comparison, size_bytes: None, against, memory: false })?);
     let python = names.contains(&PYTHON).then(|| dir.join(format!("{PYTHON}.bin")));
     let lz4 = |path: &Path| Options { algorithm: Kind::Lz4.into(), ..on(path) };
     let swapped = python.as_deref().ok_or_else(|| unsupported(format!("{PYTHON} was left out")));
@@ -175,6 +175,11 @@ fn misjudged(corpora: &[Corpus], algorithm: &Algorithm) -> Result<f64> {
     Ok(misjudged as f64 / smaller as f64)
 }
 
+/// Returns the corpus `mixed`, whichever the other measurements have.
+fn mixed(options: &Options) -> Source {
+    Source::Built(corpus::Kind::Mixed, options.amount(DEFAULT_CORPUS_PAGES, 512))
+}
+
 /// Measures the algorithm and lz4 on the mixed corpus and those in files, of which some are a program's.
 fn compare_codecs(
     options: &Options,
@@ -185,7 +190,7 @@ fn compare_codecs(
 ) -> Result<()> {
     let repeat = Some((CODEC_ROUNDS * options.rounds(codecs::ROUNDS)).min(MAX_REPEAT));
     let corpora: Vec<Source> =
-        [options.corpus.clone()].into_iter().chain(files.iter().cloned().map(Source::File)).collect();
+        [mixed(options)].into_iter().chain(files.iter().cloned().map(Source::File)).collect();
     let algorithms = [Kind::Lz4.into(), algorithm.clone()];
     report.append(codecs::run(&Options { repeat, ..options.clone() }, &corpora, &algorithms)?);
     let (name, mut lowest) = (algorithm.to_string(), [f64::NAN; 2]);

@@ -227,30 +227,21 @@ impl Measuring {
     ) -> Result<()> {
         let tables = self.tables.iter().map(|name| tables::table(name)).collect::<Result<Vec<_>>>()?;
         tables.iter().try_for_each(|table| check(table))?;
-        report_on(&tables, self.json.as_deref(), report)
+        let json = self.json.as_deref().map(JsonFile::create).transpose()?;
+        let mut lines = String::new();
+        // The file is written even if standard output is closed.
+        let mut printed = Ok(());
+        for (i, table) in tables.iter().enumerate() {
+            let outcome = report(table);
+            command::show_progress("");
+            let report = outcome.map_err(|error| of_run(table.name, &error))?;
+            printed =
+                printed.and_then(|()| command::print(&format!("{}{report}", if i > 0 { "\n" } else { "" })));
+            lines += &format!("{}\n", to_json(&report));
+        }
+        json.map_or(Ok(()), |json| json.write(&lines))?;
+        printed
     }
-}
-
-/// Prints the report on each table, and writes them to the file.
-fn report_on<R: Display + Serialize>(
-    tables: &[&Series],
-    json: Option<&Path>,
-    report: impl Fn(&Series) -> Result<R>,
-) -> Result<()> {
-    let json = json.map(JsonFile::create).transpose()?;
-    let mut lines = String::new();
-    // The file is written even if standard output is closed.
-    let mut printed = Ok(());
-    for (i, table) in tables.iter().enumerate() {
-        let outcome = report(table);
-        command::show_progress("");
-        let report = outcome.map_err(|error| of_run(table.name, &error))?;
-        printed =
-            printed.and_then(|()| command::print(&format!("{}{report}", if i > 0 { "\n" } else { "" })));
-        lines += &format!("{}\n", to_json(&report));
-    }
-    json.map_or(Ok(()), |json| json.write(&lines))?;
-    printed
 }
 
 fn write_report(args: &ReportArgs) -> Result<()> {

@@ -55,11 +55,6 @@ pub struct ScaleReport {
     published: Vec<Beside>,
 }
 
-/// Returns the names of the tables that measure a lock's hold time.
-pub fn tables() -> Vec<&'static str> {
-    TABLES.iter().filter(|table| !table.locks.is_empty()).map(|table| table.name).collect()
-}
-
 /// Measures a table with one job, and reports on its locks. The options' numbers of jobs are not used.
 ///
 /// # Errors
@@ -75,7 +70,8 @@ pub fn measure(table: &Series, options: &LabOptions) -> Result<ScaleReport> {
 /// `Invalid`: the table measures no hold time, or an option does not fit it.
 pub fn check(table: &Series, options: &LabOptions) -> Result<LabOptions> {
     if table.locks.is_empty() {
-        let known = tables().join(", ");
+        let known = TABLES.iter().filter(|table| !table.locks.is_empty()).map(|table| table.name);
+        let known = known.collect::<Vec<_>>().join(", ");
         return Err(Error::invalid(format!("'{}' measures no lock's hold time, only: {known}", table.name)));
     }
     let options = LabOptions { jobs: vec![1], ..options.clone() };

@@ -16,7 +16,7 @@ use super::swap_area::{self, Side, SwapArea};
 use super::swap_user::SwapTimes;
 use crate::engine::ROUNDS;
 use crate::harness::process::run_to_end;
-use crate::harness::report::FigureOf;
+use crate::harness::report::{FigureOf, mib};
 use crate::harness::rounds::in_turn;
 use crate::harness::{Options, Report, unsupported};
 
@@ -36,10 +36,8 @@ pub(crate) const FIGURES: [FigureOf<Turn>; 6] = [
     ("swap-out, ms", |turn| turn.times.swap_out_ms),
     ("fault-in page by page, ms", |turn| turn.times.fault_in_ms),
     ("fault-in in no order, ms", |turn| turn.times.random_in_ms),
-    ("on the swap area alone when all had moved out, MiB", |turn| {
-        turn.times.swapped_bytes as f64 / 1048576.0
-    }),
-    ("there and in memory, MiB", |turn| turn.times.cached_bytes as f64 / 1048576.0),
+    ("on the swap area alone when all had moved out, MiB", |turn| mib(turn.times.swapped_bytes)),
+    ("there and in memory, MiB", |turn| mib(turn.times.cached_bytes)),
     ("free, but still stored afterwards, KiB", |turn| turn.left_bytes as f64 / 1024.0),
 ];
 

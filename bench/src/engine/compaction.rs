@@ -12,7 +12,7 @@ use uzram::codec::Algorithm;
 use uzram::units::{PAGE_SIZE, format_size, page_of, pages_to_bytes};
 use uzram::zsmalloc::ClassStat;
 
-use super::compare::{ROUNDS, add_rounds, jobs_text, speeds};
+use super::compare::{ROUNDS, add_rounds, speeds};
 use super::kernel_zram::KernelDevice;
 use super::measure::{Measurement, Plan, Until, measure};
 use super::packed::Packed;
@@ -20,7 +20,7 @@ use super::pattern::Pattern;
 use super::target::{Target, verify_pages};
 use super::uzram_device::UzramDevice;
 use crate::harness::corpus::Corpus;
-use crate::harness::report::{mib, quotient};
+use crate::harness::report::{jobs_text, mib, quotient};
 use crate::harness::rounds::in_turn;
 use crate::harness::{Options, Report, SEED, go_on, joined};
 

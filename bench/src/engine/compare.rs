@@ -6,6 +6,7 @@ use super::measure::{Measurement, Plan, Until, measure};
 use super::pattern::Pattern;
 use super::target::Target;
 use crate::harness::corpus::Corpus;
+use crate::harness::report::jobs_text;
 use crate::harness::rounds::in_turn_by_jobs;
 use crate::harness::{Options, Report, SEED};
 
@@ -79,9 +80,4 @@ pub(super) fn add_rounds(report: &mut Report, table: &str, row: &str, rounds: &[
         let each: Vec<f64> = rounds.iter().map(|round| round.latencies.quantile_us(fraction)).collect();
         report.rounds(table, row, column, &each);
     }
-}
-
-/// Returns a number of jobs in words.
-pub(crate) fn jobs_text(jobs: usize) -> String {
-    if jobs == 1 { "1 job".to_owned() } else { format!("{jobs} jobs") }
 }

@@ -52,6 +52,8 @@ pub struct Bench<'a> {
     pub size_bytes: Option<u64>,
     /// The targets to compare with.
     pub against: &'a [Against],
+    /// Whether the memory of the filled device is told.
+    pub memory: bool,
 }
 
 /// Runs the benchmark.
@@ -96,7 +98,9 @@ pub fn run(bench: &Bench<'_>) -> Result<Report> {
         verify(*target, &corpus, page_count)?;
         options.go_on()?;
     }
-    add_memory(&mut report, &device, kernel.as_ref(), page_count == corpus.page_count())?;
+    if bench.memory {
+        add_memory(&mut report, &device, kernel.as_ref(), page_count == corpus.page_count())?;
+    }
     compare(&bench.comparison, &targets, &corpus, page_count, &mut report)?;
     let [device, corpus] = [size_bytes, pages_to_bytes(corpus.page_count() as u64)].map(format_size);
     report.note(format!("device {device}, corpus {}, {corpus}", options.corpus.name()));
@@ -162,15 +166,18 @@ pub fn of_targets(options: &Options) -> Result<Report> {
     const PATTERNS: [Pattern; 2] = [Pattern::RandRead, Pattern::RandWrite];
     let comparison = Comparison { options, table: "4 KiB pages", patterns: &PATTERNS, jobs: &[1, 2] };
     let against = &[Against::Codec, Against::Kernel];
-    let mut report = run(&Bench { comparison, size_bytes: None, against })?;
-    // Without the pages that are left out beside the codec.
-    report.figures.retain(|figure| !figure.table.starts_with("memory"));
+    let mut report = run(&Bench { comparison, size_bytes: None, against, memory: false })?;
     PATTERNS.into_iter().for_each(|pattern| add_gain(&mut report, pattern));
     let slices = Comparison { options: &options.in_slices(ROUNDS), table: "beside no LRU", ..comparison };
-    report.append(run(&Bench { comparison: slices, size_bytes: None, against: &[Against::NoLru] })?);
+    report.append(run(&Bench {
+        comparison: slices,
+        size_bytes: None,
+        against: &[Against::NoLru],
+        memory: false,
+    })?);
     let comparison = Comparison { patterns: &[], ..comparison };
     for size_bytes in [None, Some(options.amount(1 << 30, 1 << 20))] {
-        report.append(run(&Bench { comparison, size_bytes, against: &[Against::Kernel] })?);
+        report.append(run(&Bench { comparison, size_bytes, against: &[Against::Kernel], memory: true })?);
     }
     Ok(report)
 }

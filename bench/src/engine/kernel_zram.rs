@@ -16,8 +16,7 @@ use uzram::codec::{Algorithm, Kind};
 use uzram::units::{PAGE_SIZE, Page, page_of, pages_to_bytes};
 use uzram::{Error, ErrorKind, Result};
 
-use super::target::{Target, Worker, fill_in_order};
-use crate::harness::corpus::{AlignedPage, Corpus};
+use super::target::Disk;
 use crate::harness::{io_error, unsupported};
 
 const CONTROL: &str = "/sys/class/zram-control";
@@ -152,33 +151,21 @@ impl KernelDevice {
     }
 }
 
-impl Target for KernelDevice {
+impl Disk for KernelDevice {
     fn name(&self) -> &'static str {
         "kernel"
     }
 
-    fn fill(&self, corpus: &Corpus) -> Result<()> {
-        fill_in_order(self, corpus, self.page_count)
+    fn page_count(&self) -> usize {
+        self.page_count
     }
 
-    fn worker(&self) -> Result<Box<dyn Worker + '_>> {
-        Ok(Box::new(DiskWorker { disk: &self.disk, buffer: Box::new(AlignedPage([0; _])) }))
-    }
-}
-
-struct DiskWorker<'a> {
-    disk: &'a OwnedFd,
-    buffer: Box<AlignedPage>,
-}
-
-impl Worker for DiskWorker<'_> {
-    fn read(&mut self, page: usize) -> Result<&Page> {
-        whole_page(rustix::io::pread(self.disk, &mut self.buffer.0, pages_to_bytes(page as u64)), "read")?;
-        Ok(&self.buffer.0)
+    fn read(&self, page: usize, buffer: &mut Page) -> Result<()> {
+        whole_page(rustix::io::pread(&self.disk, buffer, pages_to_bytes(page as u64)), "read")
     }
 
-    fn write(&mut self, page: usize, contents: &Page) -> Result<()> {
-        whole_page(rustix::io::pwrite(self.disk, contents, pages_to_bytes(page as u64)), "write")
+    fn write(&self, page: usize, contents: &Page) -> Result<()> {
+        whole_page(rustix::io::pwrite(&self.disk, contents, pages_to_bytes(page as u64)), "write")
     }
 }
 

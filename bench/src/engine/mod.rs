@@ -33,7 +33,7 @@ mod tests;
 mod uzram_device;
 
 pub use compare::Comparison;
-pub(crate) use compare::{ROUNDS, jobs_text};
+pub(crate) use compare::ROUNDS;
 pub use kernel_zram::KernelZram;
 pub use measure::{Measurement, Plan, Until, mb_per_s, measure};
 pub use packed::Packed;

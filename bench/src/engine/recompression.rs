@@ -9,14 +9,14 @@ use std::time::{Duration, Instant};
 use uzram::units::{format_size, page_of, pages_to_bytes};
 use uzram::{Error, ErrorKind, Result};
 
-use super::compare::{ROUNDS, jobs_text};
+use super::compare::ROUNDS;
 use super::measure::{Measurement, Plan, Until, measure};
 use super::pattern::Pattern;
 use super::target::{Target, verify};
 use super::uzram_device::UzramDevice;
 use crate::harness::corpus::Corpus;
 use crate::harness::options::MAX_REPEAT;
-use crate::harness::report::{mib, quotient};
+use crate::harness::report::{jobs_text, mib, quotient};
 use crate::harness::rounds::in_turn;
 use crate::harness::stats::Histogram;
 use crate::harness::{Options, Report, SEED, go_on, joined, unsupported};

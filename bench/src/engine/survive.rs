@@ -22,8 +22,8 @@ use uzram::{Error, ErrorKind, Result};
 use super::compare::{Comparison, ROUNDS, compare};
 use super::packed::Packed;
 use super::pattern::Pattern;
-use super::target::{Target, Worker, checked_page_count, fill_in_order, verify};
-use crate::harness::corpus::{AlignedPage, Corpus};
+use super::target::{Disk, Target, checked_page_count, verify};
+use crate::harness::corpus::Corpus;
 use crate::harness::report::mib;
 use crate::harness::{Options, Report, SEED, lack_of_memory, unsupported};
 
@@ -224,32 +224,20 @@ fn memory_of(store: &Store) -> Result<OwnedFd> {
     })
 }
 
-impl Target for MeasuredStore {
+impl Disk for MeasuredStore {
     fn name(&self) -> &'static str {
         self.name
     }
 
-    fn fill(&self, corpus: &Corpus) -> Result<()> {
-        fill_in_order(self, corpus, self.page_count)
+    fn page_count(&self) -> usize {
+        self.page_count
     }
 
-    fn worker(&self) -> Result<Box<dyn Worker + '_>> {
-        Ok(Box::new(StoreWorker { store: &self.store, buffer: Box::new(AlignedPage([0; _])) }))
-    }
-}
-
-struct StoreWorker<'a> {
-    store: &'a Store,
-    buffer: Box<AlignedPage>,
-}
-
-impl Worker for StoreWorker<'_> {
-    fn read(&mut self, page: usize) -> Result<&Page> {
-        self.store.read(PageNo(page as u32), &mut self.buffer.0)?;
-        Ok(&self.buffer.0)
+    fn read(&self, page: usize, buffer: &mut Page) -> Result<()> {
+        self.store.read(PageNo(page as u32), buffer)
     }
 
-    fn write(&mut self, page: usize, contents: &Page) -> Result<()> {
+    fn write(&self, page: usize, contents: &Page) -> Result<()> {
         self.store.write(PageNo(page as u32), contents)
     }
 }

@@ -3,7 +3,7 @@
 use uzram::units::{Page, bytes_to_pages, format_size, pages_to_bytes};
 use uzram::{Error, Result};
 
-use crate::harness::corpus::{self, Corpus};
+use crate::harness::corpus::{self, AlignedPage, Corpus};
 use crate::harness::read_back;
 
 /// One thing that is measured. Its threads each take a worker.
@@ -25,6 +25,49 @@ pub trait Worker {
 
     /// Stores `contents`, a page of a corpus and thus aligned, in a page.
     fn write(&mut self, page: usize, contents: &Page) -> Result<()>;
+}
+
+/// A [`Target`] whose threads read and write pages, each for itself.
+pub(super) trait Disk: Sync {
+    /// Returns the name in the report.
+    fn name(&self) -> &'static str;
+
+    /// Returns the pages that it has.
+    fn page_count(&self) -> usize;
+
+    fn read(&self, page: usize, buffer: &mut Page) -> Result<()>;
+
+    fn write(&self, page: usize, contents: &Page) -> Result<()>;
+}
+
+struct DiskWorker<'a, D> {
+    disk: &'a D,
+    buffer: Box<AlignedPage>,
+}
+
+impl<D: Disk> Worker for DiskWorker<'_, D> {
+    fn read(&mut self, page: usize) -> Result<&Page> {
+        self.disk.read(page, &mut self.buffer.0)?;
+        Ok(&self.buffer.0)
+    }
+
+    fn write(&mut self, page: usize, contents: &Page) -> Result<()> {
+        self.disk.write(page, contents)
+    }
+}
+
+impl<D: Disk> Target for D {
+    fn name(&self) -> &'static str {
+        Disk::name(self)
+    }
+
+    fn fill(&self, corpus: &Corpus) -> Result<()> {
+        fill_in_order(self, corpus, self.page_count())
+    }
+
+    fn worker(&self) -> Result<Box<dyn Worker + '_>> {
+        Ok(Box::new(DiskWorker { disk: self, buffer: Box::new(AlignedPage([0; _])) }))
+    }
 }
 
 /// Fills a target one page after another, by one thread.

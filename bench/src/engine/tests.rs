@@ -22,7 +22,7 @@ fn tiny() -> Options {
 
 fn bench<'a>(options: &'a Options, patterns: &'a [Pattern], jobs: &'a [usize]) -> Bench<'a> {
     let comparison = Comparison { options, table: "speed", patterns, jobs };
-    Bench { comparison, size_bytes: None, against: &[] }
+    Bench { comparison, size_bytes: None, against: &[], memory: true }
 }
 
 /// Random reads by one thread.

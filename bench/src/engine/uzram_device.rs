@@ -9,8 +9,7 @@ use uzram::stream::StreamDesign;
 use uzram::units::{Page, pages_to_bytes};
 use uzram::zsmalloc::ClassStat;
 
-use super::target::{Target, Worker, fill_in_order};
-use crate::harness::corpus::{AlignedPage, Corpus};
+use super::target::Disk;
 
 /// An open device of the engine.
 pub struct UzramDevice {
@@ -68,32 +67,20 @@ impl UzramDevice {
     }
 }
 
-impl Target for UzramDevice {
+impl Disk for UzramDevice {
     fn name(&self) -> &'static str {
         self.name
     }
 
-    fn fill(&self, corpus: &Corpus) -> Result<()> {
-        fill_in_order(self, corpus, self.page_count)
+    fn page_count(&self) -> usize {
+        self.page_count
     }
 
-    fn worker(&self) -> Result<Box<dyn Worker + '_>> {
-        Ok(Box::new(DeviceWorker { open: &self.open, buffer: Box::new(AlignedPage([0; _])) }))
-    }
-}
-
-struct DeviceWorker<'a> {
-    open: &'a OpenDevice,
-    buffer: Box<AlignedPage>,
-}
-
-impl Worker for DeviceWorker<'_> {
-    fn read(&mut self, page: usize) -> Result<&Page> {
-        self.open.read(pages_to_bytes(page as u64), &mut self.buffer.0)?;
-        Ok(&self.buffer.0)
+    fn read(&self, page: usize, buffer: &mut Page) -> Result<()> {
+        self.open.read(pages_to_bytes(page as u64), buffer)
     }
 
-    fn write(&mut self, page: usize, contents: &Page) -> Result<()> {
+    fn write(&self, page: usize, contents: &Page) -> Result<()> {
         self.open.write(pages_to_bytes(page as u64), contents)
     }
 }

@@ -156,6 +156,11 @@ pub fn mib(bytes: u64) -> f64 {
     bytes as f64 / f64::from(1 << 20)
 }
 
+/// Returns `1 job`, `2 jobs`.
+pub fn jobs_text(jobs: usize) -> String {
+    format!("{jobs} job{}", if jobs == 1 { "" } else { "s" })
+}
+
 /// Returns one number divided by another; not a number if that is 0.
 pub fn quotient(a: u64, b: u64) -> f64 {
     if b > 0 { a as f64 / b as f64 } else { f64::NAN }

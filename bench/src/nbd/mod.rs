@@ -23,9 +23,10 @@ use std::time::Duration;
 use uzram::Result;
 use uzram::units::pages_to_bytes;
 
-use crate::engine::{ROUNDS, jobs_text};
+use crate::engine::ROUNDS;
 use crate::harness::corpus::{Corpus, Saved};
 use crate::harness::process::{is_missing, run_to_end};
+use crate::harness::report::jobs_text;
 use crate::harness::rounds::in_turn;
 use crate::harness::{Options, Report, unsupported};
 pub use fio::Fio;

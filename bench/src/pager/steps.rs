@@ -106,7 +106,6 @@ impl Steps {
 /// A process that does the steps; dropping it kills it.
 pub(super) struct User {
     child: Child,
-    /// `None` after the last step.
     stdin: ChildStdin,
     stdout: BufReader<ChildStdout>,
     said: File,

@@ -8,8 +8,8 @@ use uzram::units::pages_to_bytes;
 
 use crate::block::swap::{self, figures, in_turn_with};
 use crate::block::swap_area::Side;
-use crate::engine::jobs_text;
 use crate::harness::corpus::Corpus;
+use crate::harness::report::jobs_text;
 use crate::harness::{Options, Report};
 use crate::nbd::{self, Server};
 

@@ -4,13 +4,13 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
 use crate::common::wait_until;
+use crate::library;
 use uzram::{ErrorKind, Result};
 use uzram_bench::harness::corpus::Kind;
 use uzram_bench::harness::{Options, Report, Source};
@@ -26,18 +26,6 @@ fn alone() -> MutexGuard<'static, ()> {
 
 fn bench() -> PathBuf {
     env!("CARGO_BIN_EXE_uzram-bench").into()
-}
-
-/// Builds the library of `uzram run`, beside the benchmark.
-fn build_library() {
-    let dir = bench().parent().unwrap().to_owned();
-    let mut cargo = Command::new(env!("CARGO"));
-    cargo.args(["build", "--quiet", "-p", "uzram-run", "--target-dir"]).arg(dir.parent().unwrap());
-    if dir.ends_with("release") {
-        cargo.arg("--release");
-    }
-    let built = cargo.output().unwrap();
-    assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
 }
 
 /// Little work, with files in a folder.
@@ -103,7 +91,7 @@ fn every_target_is_measured_and_nothing_is_left() {
     let _alone = alone();
     let dir = tempfile::tempdir().unwrap();
     let before = things();
-    build_library();
+    library::build_beside(env!("CARGO_BIN_EXE_uzram-bench"));
     let options = small(dir.path());
     let measured = targets::measure(&options).unwrap();
     println!("{measured}");

@@ -5,3 +5,5 @@
 mod benchmarks;
 mod commands;
 mod common;
+#[path = "../../../crates/uzram-cli/tests/it/common/library.rs"]
+mod library;

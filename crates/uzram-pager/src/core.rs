@@ -26,14 +26,14 @@ use uzram::sync::{Arc, AtomicU32, Counter};
 use uzram::units::{PAGE_SIZE, Page, bytes_to_pages};
 use uzram::{Error, ErrorKind, Result};
 
-use crate::areas::{Areas, Protection, Use};
+use crate::areas::{Areas, Protection, Run, Use};
 use crate::bench::Bench;
 use crate::publisher::Publishing;
 use crate::room::Room;
 use crate::state::{Access, Place, State, Touched};
 use crate::stats::{MemoryStats, PagerStats, Share, Stored, sum};
 use crate::stock::Stock;
-use crate::trap::{MOST_PAGES, RETRY, Run, Trap};
+use crate::trap::{MOST_PAGES, RETRY, Trap};
 use crate::waiting::Waiting;
 use crate::waits::Waits;
 use crate::window::Windows;

@@ -71,7 +71,7 @@ pub mod descriptors {
 #[cfg(not(loom))]
 pub use figures::Figures;
 #[cfg(not(loom))]
-pub use memory::{Forking, Memory, Settings};
+pub use memory::{Forking, Memory, Settings, is_address_space_limited};
 #[cfg(not(loom))]
 pub use pager::{DEFAULT_CAPACITY_BYTES, LEAST_LIMIT_BYTES, Pager, PagerBuilder, Pin, Region, TrapKind};
 #[cfg(not(loom))]

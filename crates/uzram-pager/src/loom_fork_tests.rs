@@ -18,6 +18,8 @@ use crate::room::Room;
 /// The thread that forks; other threads have other numbers, and each a page of its own.
 const FORKER: u32 = 1;
 const THREADS: usize = 3;
+/// The pages of a limit: the least of a pager.
+const LIMIT: u64 = 1024;
 
 /// The kernel's part: touches of pages that are not there send messages, and wait.
 struct Kernel {
@@ -217,10 +219,10 @@ fn store() -> &'static Store {
 fn loom_a_wait_for_room_ends_when_the_process_forks() {
     store();
     check(|| {
-        // The limit is a page, which is in memory.
-        let shared = Arc::new((Room::new(1, 1), Gate::new(), Mutex::new(()), AtomicBool::new(false)));
+        // All pages of the limit are in memory.
+        let shared = Arc::new((Room::new(LIMIT, 1), Gate::new(), Mutex::new(()), AtomicBool::new(false)));
         shared.0.set_hard();
-        shared.0.came(false);
+        (0..LIMIT).for_each(|_| shared.0.came(false));
         let spawn = |run: fn(&Room, &Gate, &Mutex<()>, &AtomicBool)| {
             let shared = Arc::clone(&shared);
             thread::spawn(move || run(&shared.0, &shared.1, &shared.2, &shared.3))
@@ -231,14 +233,10 @@ fn loom_a_wait_for_room_ends_when_the_process_forks() {
                 room.wait_for_page(store(), || {});
             }
         });
-        // As `Evictor::start` and `Core::make_room`.
+        // As `Evictor::start`.
         let evictor = spawn(|room, _, evicting, ends| {
             while !ends.load(Ordering::Relaxed) {
-                let working = evicting.lock().expect("no panic");
-                if room.is_above_low(store()) && !room.is_held() {
-                    room.made(false);
-                }
-                drop(working);
+                drop(evicting.lock().expect("no panic"));
                 room.rest(None);
             }
         });

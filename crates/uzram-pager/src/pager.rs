@@ -15,7 +15,7 @@ use uzram::sync::Arc;
 use uzram::units::{PAGE_SHIFT, PAGE_SIZE, bytes_to_pages, pages_to_bytes};
 use uzram::{Error, ErrorKind, Result};
 
-use crate::areas::Areas;
+use crate::areas::{Areas, Run};
 use crate::core::{Core, Next, lock, spawn};
 use crate::pressure::{self, Governor};
 use crate::publisher::Publisher;
@@ -26,7 +26,7 @@ use crate::stats::PagerStats;
 use crate::trap::guard::Guard;
 use crate::trap::sigsegv::{self, Handler, Registered};
 use crate::trap::uffd::Uffd;
-use crate::trap::{Children, Run, Space, Trap};
+use crate::trap::{Children, Space, Trap};
 use crate::waiters::{MOST_THREADS, Waiters};
 
 /// The default of [`PagerBuilder::capacity`].

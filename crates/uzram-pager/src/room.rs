@@ -27,8 +27,6 @@ const TABLE_BYTES: u64 = 16 + 1 + 4;
 const FREE_SHARE: u64 = 64;
 const LEAST_FREE_PAGES: u64 = 64;
 const MOST_FREE_PAGES: u64 = 1024;
-/// The least free pages are at most this share of a limit: in models it is smaller than any of a pager.
-const SMALL_SHARE: u64 = 8;
 /// The share of what is free at the high watermark that faults leave to the evictor, and the least pages: two
 /// zspages.
 const EVICTOR_SHARE: u64 = 4;
@@ -117,12 +115,12 @@ impl Room {
     /// Returns the limit, and the pages that are free at the high watermark.
     fn limit_and_free(&self) -> (u64, u64) {
         let limit = self.limit_pages.get();
-        (limit, (limit / FREE_SHARE).clamp(LEAST_FREE_PAGES.min(limit / SMALL_SHARE), MOST_FREE_PAGES))
+        (limit, (limit / FREE_SHARE).clamp(LEAST_FREE_PAGES, MOST_FREE_PAGES))
     }
 
     /// Returns the pages up to the limit that faults leave to the evictor.
     fn evictor_pages(free: u64) -> u64 {
-        (free / EVICTOR_SHARE).max(LEAST_EVICTOR_PAGES.min(free))
+        (free / EVICTOR_SHARE).max(LEAST_EVICTOR_PAGES)
     }
 
     /// Returns how many pages leave at once, at most. Before they are gone, what they take compressed must
@@ -130,7 +128,7 @@ impl Room {
     /// threads that fault at the same time.
     pub(crate) fn batch_pages(&self) -> usize {
         let (_, free) = self.limit_and_free();
-        (Self::evictor_pages(free).saturating_sub(ZSPAGE_PAGES) / 2).clamp(1, MOST_PAGES as u64) as usize
+        ((Self::evictor_pages(free) - ZSPAGE_PAGES) / 2).clamp(1, MOST_PAGES as u64) as usize
     }
 
     /// Returns whether there is room for so many pages below the high watermark.

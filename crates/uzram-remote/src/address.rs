@@ -37,11 +37,6 @@ pub struct Server {
 }
 
 impl Address {
-    /// Returns whether a text names a store of this crate, rather than a file.
-    pub fn is_meant_by(text: &str) -> bool {
-        text.contains("://")
-    }
-
     /// Parses a text. What follows the last colon is a size if a port is before it, or a database:
     /// `redis://cache:6379:2G`, `redis://cache/1:2G`.
     ///

@@ -6,7 +6,6 @@ use std::fmt::Write as _;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::fd::{FromRawFd, IntoRawFd, OwnedFd};
-use rustix::process::{Resource, getrlimit};
 use uzram::units::{format_size, pages_to_bytes};
 use uzram_pager::{Forking, Memory, MemoryStats, descriptors};
 
@@ -26,8 +25,7 @@ extern "C" fn init(_: c_int, _: *const *const c_char, environment: *const *const
     let _inside = Inside::enter();
     // SAFETY: the loader passes it on.
     let Some(mut asked) = unsafe { Environment::new(environment) }.asked() else { return };
-    // The system counts all that is reserved.
-    if [Resource::As, Resource::Data].into_iter().any(|resource| getrlimit(resource).current.is_some()) {
+    if uzram_pager::is_address_space_limited() {
         let why = "its address space or data is limited (ulimit -v, ulimit -d)";
         return tell(2, &format!("uzram: the program runs without a limit: {why}\n"));
     }

@@ -146,15 +146,15 @@ impl Recorder {
     /// # Errors
     /// `Busy` when a dead daemon has left a mount or a device; `Io`, `Invalid`, `Permission`.
     pub fn start(dir: OwnedFd, shown: &Path) -> Result<Recorder> {
-        let left = Record::read(&dir, shown)?;
-        if !left.is_empty() {
+        let record = Record::read(&dir, shown)?;
+        if !record.is_empty() {
             let what = format!(
                 "a daemon that died left {}: `uzram detach --force` as root, or `fusermount3 -u` as another user, clears it",
-                left.describe()
+                record.describe()
             );
             return Err(Error::new(ErrorKind::Busy, what));
         }
-        Recorder::resume(dir, shown)
+        Recorder::of(dir, shown, record, "begin")
     }
 
     /// Goes on with the record of a daemon that has locked its open runtime directory `dir`, in another of
@@ -163,8 +163,12 @@ impl Recorder {
     /// # Errors
     /// `Io`, `Invalid`, `Permission`.
     pub fn resume(dir: OwnedFd, shown: &Path) -> Result<Recorder> {
-        let mut record = Record::read(&dir, shown)?;
-        let failed = |error: io::Error| failure(ErrorKind::Io, "go on with", shown, &error.to_string());
+        let record = Record::read(&dir, shown)?;
+        Recorder::of(dir, shown, record, "go on with")
+    }
+
+    fn of(dir: OwnedFd, shown: &Path, mut record: Record, did: &str) -> Result<Recorder> {
+        let failed = |error: io::Error| failure(ErrorKind::Io, did, shown, &error.to_string());
         record.boot_id = boot_id().map_err(failed)?;
         Ok(Recorder { dir, shown: shown.to_owned(), record: Mutex::unordered(record) })
     }

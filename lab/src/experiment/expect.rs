@@ -7,8 +7,9 @@
 use uzram_bench::harness::bound::Bound;
 use uzram_bench::harness::stats::{PairedRatio, at_least, can_judge, coverage, median};
 
+use super::jobs_text;
 use super::row::{Row, Side};
-use super::series::{Designs, Expect, Figure, Series, jobs_text};
+use super::series::{Designs, Expect, Figure, Series};
 
 /// The most rows that are named individually.
 const MOST_NAMED: usize = 6;

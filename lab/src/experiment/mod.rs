@@ -41,5 +41,6 @@ pub(crate) use report::wrap;
 pub(crate) use row::busiest;
 pub use row::{Row, Side, side};
 pub use run::run;
-pub use series::{Column, Designs, Expect, Figure, HeldLock, Jobs, Length, Open, Series, Unit, jobs_text};
+pub use series::{Column, Designs, Expect, Figure, HeldLock, Jobs, Length, Open, Series, Unit};
 pub(crate) use series::{by_name, spoken};
+pub use uzram_bench::harness::report::jobs_text;

@@ -3,6 +3,7 @@
 use uzram::{Error, Result};
 use uzram_bench::harness::Source;
 use uzram_bench::harness::bound::Bound;
+use uzram_bench::harness::report::jobs_text;
 use uzram_bench::harness::rounds::Experiment;
 
 use super::clock;
@@ -298,11 +299,6 @@ impl Jobs {
             Jobs::MoreThanCpus => "more jobs than CPUs".to_owned(),
         }
     }
-}
-
-/// Returns `1 job`, `2 jobs`.
-pub fn jobs_text(jobs: usize) -> String {
-    format!("{jobs} job{}", if jobs == 1 { "" } else { "s" })
 }
 
 /// Returns a design's name in a sentence. The table `streams` calls a list of idle streams by their number.

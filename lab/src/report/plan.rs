@@ -1,7 +1,7 @@
 //! How each table is measured so that all of them fit into the time.
 //!
-//! The same options give the same plan on the same machine, whichever tables are chosen, so that what was
-//! measured can be kept.
+//! The same options give the same plan on the same machine, whichever tables are chosen: a table alone
+//! is measured as it is among all.
 
 use std::time::Duration;
 
@@ -229,7 +229,7 @@ mod tests {
         }
     }
 
-    /// A table has the same options whichever others are measured, so that its result can be kept.
+    /// A table has the same options whichever others are measured.
     #[test]
     fn the_plan_of_a_table_does_not_depend_on_the_others() {
         let all = plan(&options(true)).unwrap();

@@ -58,7 +58,7 @@ pub(super) struct Measured {
     pub(super) unix_s: u64,
     /// How long it took.
     pub(super) took_s: f64,
-    /// Rounds, and the length of a measurement.
+    /// Rounds.
     pub(super) rounds: usize,
 }
 

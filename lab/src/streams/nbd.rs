@@ -21,6 +21,7 @@ use uzram_bench::harness::Source;
 use uzram_bench::harness::command::uzram_program;
 use uzram_bench::harness::corpus::{Corpus, Saved};
 use uzram_bench::harness::process::is_missing;
+use uzram_bench::harness::report::mib;
 use uzram_bench::nbd::{Fio, Server, fill, missing_client};
 
 /// Numbers of fio jobs.
@@ -140,7 +141,7 @@ impl Experiment for Servers {
         let work_bytes = plan.work as f64 * PAGE_SIZE as f64;
         let mut values = vec![("mb_per_s", mb_per_s)];
         if let Some(cgroup) = cgroup {
-            values.push(("memory_mib", cgroup.used_bytes()? as f64 / f64::from(1 << 20)));
+            values.push(("memory_mib", mib(cgroup.used_bytes()?)));
         }
         Ok(Sample { elapsed: Duration::from_secs_f64(work_bytes / (mb_per_s * 1e6)), values })
     }

@@ -4,7 +4,7 @@
 //! It is the test of Wenchao Hao's series "mm/zsmalloc: reduce lock contention in zs_free()" of 2026 itself,
 //! whose changes `zs-free` measures alone. A job maps as much memory as four times the corpus, 256 MiB with
 //! the default one; the time by which designs are compared is that to unmap it while it is paged out. The
-//! other phases are columns, and the findings compare them.
+//! other phases are columns.
 //!
 //! The kernel's jobs are processes, as in the series: they share the kernel's zram. A pager's are threads of
 //! one process, with a region each: they share the pager, its pool and its locks.
@@ -20,6 +20,7 @@ use uzram::codec::Kind;
 use uzram::designs::PoolDesign;
 use uzram::units::pages_to_bytes;
 use uzram_bench::harness::corpus::{Corpus, Saved};
+use uzram_bench::harness::report::mib;
 use uzram_bench::harness::{Source, command, go_on};
 use uzram_bench::pager::unmap::{Owner, Phase, UnmapOptions, kernel_obstacle, measure};
 use uzram_pager::TrapKind;
@@ -196,7 +197,7 @@ impl Experiment for Sides {
         let unmap = times.iter().find(|(phase, _)| *phase == Phase::Unmap).map(|(_, time)| *time);
         let mut values: Vec<_> =
             times.iter().map(|(phase, time)| (phase_name(*phase), time.as_secs_f64())).collect();
-        values.push((JOB_MIB, pages_to_bytes(self.pages as u64) as f64 / f64::from(1 << 20)));
+        values.push((JOB_MIB, mib(pages_to_bytes(self.pages as u64))));
         Ok(Sample { elapsed: unmap.unwrap_or_default(), values })
     }
 }

@@ -9,7 +9,7 @@ use crate::output::report;
 use crate::system::runtime_dir::RuntimeArgs;
 use crate::terminal::show::{protection_rows, rows_text};
 
-/// The output of `uzram status --json`; `pid` is the process that answers.
+/// The output of `uzram status --json`; `pid` is the process that holds the daemon.
 #[derive(Serialize)]
 struct StatusJson {
     pid: u32,

@@ -13,7 +13,6 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use rustix::process::{Resource, getrlimit};
 use uzram::check_file_size;
 use uzram::codec::Algorithm;
 use uzram::units::format_size;
@@ -104,9 +103,7 @@ fn start(args: &RunArgs) -> Result<Infallible> {
             return become_program(command, &program);
         }
     }
-    let is_limited =
-        [Resource::As, Resource::Data].into_iter().any(|limit| getrlimit(limit).current.is_some());
-    if args.hard && is_limited {
+    if args.hard && uzram_pager::is_address_space_limited() {
         let why = "a program whose address space or data is limited (ulimit -v, ulimit -d) is not managed";
         return Err(Failure::line(format!("{why}, and --hard was given")));
     }

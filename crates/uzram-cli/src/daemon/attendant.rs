@@ -120,12 +120,14 @@ impl Attendant {
 
     /// Has the process carry out a request, and returns the command's output.
     pub fn run(&mut self, request: &Request) -> Result<String> {
+        let by_hand = |why: &str| {
+            let what = request.shown();
+            Failure::line(format!("cannot run {what}: {why}: run it by hand"))
+        };
         match self.link.ask::<Answer>(request, &[]) {
-            Ok(answer) => answer.map_err(Failure::line),
-            Err(error) => Err(Failure::line(format!(
-                "cannot run {}: the daemon's attendant process has ended ({error}): run it by hand",
-                request.shown()
-            ))),
+            Ok(Some(answer)) => answer.map_err(Failure::line),
+            Ok(None) => Err(by_hand("the daemon's attendant process has ended")),
+            Err(error) => Err(by_hand(&format!("the daemon's attendant process does not listen ({error})"))),
         }
     }
 }

@@ -14,9 +14,10 @@ use uzram::store::{BackingState, PageNo, Wait};
 use uzram::units::{PAGE_SIZE, Page};
 
 use super::{Core, Leave, Next, lock};
+use crate::areas::Run;
 use crate::bench::Bench;
 use crate::state::Place;
-use crate::trap::{MOST_PAGES, Run, Trap};
+use crate::trap::{MOST_PAGES, Trap};
 use crate::waiting::Waiting;
 
 /// Pages that one thread evicts alone: it takes about as long as starting some threads, several times over.

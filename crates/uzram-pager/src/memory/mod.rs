@@ -4,7 +4,7 @@
 //! All of it lies in one range of address space. The first part of that is for the program's allocator, the
 //! others for what the program maps. As long as a program has little memory, all of it is as the kernel gave
 //! it, and there is no thread: most programs never need more. Beyond that a pager takes over what is there
-//! ([`Memory::note_use`]).
+//! (`Memory::count_use`).
 //!
 //! Pages that a program may read and write, and not execute, can leave memory; others stay.
 //!
@@ -27,19 +27,20 @@ use std::fs::File;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock};
 
+use rustix::process::{Resource, getrlimit};
 use uzram::mem::{FoundPages, Wanted, scan_page_table};
 use uzram::sync::{Arc, Counter};
 use uzram::units::{PAGE_SHIFT, PAGE_SIZE, bytes_to_pages, pages_to_bytes};
 use uzram::{Error, ErrorKind, Result};
 
-use crate::areas::{Areas, Protection, Use};
+use crate::areas::{Areas, Protection, Run, Use};
 use crate::core::{Core, lock};
 use crate::pager::{Evictor, PagerBuilder, Writers};
 use crate::signals::Blocked;
 use crate::spill::Spill;
 use crate::stats::MemoryStats;
 use crate::trap::uffd::Uffd;
-use crate::trap::{Children, Run, Space};
+use crate::trap::{Children, Space};
 use crate::waiters::{MOST_THREADS, Waiters};
 
 /// How much of the address space the allocator gets: one part in so many.
@@ -75,6 +76,12 @@ pub struct Settings {
     /// Called by a thread of the pager when figures have changed: at most once a second, and first when the
     /// pager starts.
     pub on_figures: fn(&MemoryStats),
+}
+
+/// Returns whether this process's address space or data is limited (RLIMIT_AS, RLIMIT_DATA). The system counts
+/// all that is reserved there, so that a [`Memory`] has no room.
+pub fn is_address_space_limited() -> bool {
+    [Resource::As, Resource::Data].into_iter().any(|limit| getrlimit(limit).current.is_some())
 }
 
 /// The memory of a whole program, named by addresses, as mmap(2) and its relatives name it: for a library

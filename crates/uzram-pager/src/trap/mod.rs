@@ -20,8 +20,7 @@ use rustix::mm::{Advice, MapFlags, ProtFlags};
 use uzram::units::{PAGE_SHIFT, PAGE_SIZE, Page};
 use uzram::{Error, ErrorKind, Result};
 
-use crate::areas::Protection;
-pub(crate) use crate::areas::Run;
+use crate::areas::{Protection, Run};
 
 /// How long a thread waits before it asks the system again for what it must have.
 pub(crate) const RETRY: std::time::Duration = std::time::Duration::from_millis(1);

@@ -213,7 +213,8 @@ impl Api {
     }
 
     fn registrar(&self) -> Result<&Arc<dyn Registrar>, Response> {
-        let none = || refusal(409, "this daemon has one process, and ends with it (--no-survive)");
+        // A daemon has one: this is for servers of the API alone.
+        let none = || refusal(409, "no process holds this daemon");
         self.registrar.as_ref().ok_or_else(none)
     }
 

@@ -212,13 +212,10 @@ pub(super) fn write_attribute(
         return reply.error(Errno::TOOBIG);
     }
     let Ok(value) = str::from_utf8(data).map(str::to_owned) else { return reply.error(Errno::INVAL) };
-    let len = data.len() as u32;
+    let len = data.len();
     let permit = pool.try_acquire(value.len());
     let exports = exports.clone();
-    let set = move || match set(&exports, &device, attribute, &value) {
-        Ok(()) => reply.message(&fuse_write_out { size: len, padding: 0 }),
-        Err(errno) => reply.error(errno),
-    };
+    let set = move || answer_write(reply, set(&exports, &device, attribute, &value), len);
     match permit {
         Some(permit) => pool.start(Box::new(move || {
             set();
@@ -228,17 +225,15 @@ pub(super) fn write_attribute(
     }
 }
 
-fn set(exports: &Exports, device: &Device, attribute: &Attribute, value: &str) -> Result<(), Errno> {
+fn set(exports: &Exports, device: &Device, attribute: &Attribute, value: &str) -> uzram::Result<()> {
     let (name, value) = (attribute.name, value.trim_end());
-    match exports.set(device, name, value, &|| true) {
-        Ok(()) => {
-            tracing::info!(device = device.name(), attribute = name, value, "attribute set");
-            Ok(())
-        }
+    let done = exports.set(device, name, value, &|| true);
+    match &done {
+        Ok(()) => tracing::info!(device = device.name(), attribute = name, value, "attribute set"),
+        // The writing program only gets an errno, so log the message.
         Err(error) => {
-            // The writing program only gets an errno, so log the message.
             tracing::warn!(device = device.name(), attribute = name, value, %error, "attribute not set");
-            Err(errno(&error))
         }
     }
+    done
 }

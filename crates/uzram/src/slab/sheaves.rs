@@ -154,7 +154,7 @@ impl CpuLayer for Sheaved {
     }
 
     fn capacity(&self) -> u32 {
-        self.cells.capacity()
+        self.cells.capacity
     }
 }
 
@@ -188,7 +188,7 @@ impl Sheaved {
     /// Puts as many objects into this CPU's main sheaf as it has room for; returns how many.
     fn keep(&self, core: &Core, objects: &[u32]) -> usize {
         let (cpu, mut pair, len) = self.close_local(core);
-        let kept = objects.len().min((self.cells.capacity() - len) as usize);
+        let kept = objects.len().min((self.cells.capacity - len) as usize);
         for (i, object) in (len..).zip(&objects[..kept]) {
             self.cells.set(cpu, i, *object);
         }
@@ -210,7 +210,7 @@ impl Sheaved {
             self.open(cpu, &mut pair, len);
             return Err(core.corrupt(object, "freed twice: it was freed last on this CPU"));
         }
-        let (capacity, half) = (self.cells.capacity(), self.half());
+        let (capacity, half) = (self.cells.capacity, self.half());
         let mut flush = 0;
         if len == capacity {
             if pair.spare_len + half > capacity {
@@ -248,7 +248,7 @@ impl Sheaved {
     /// Returns the number of objects that move at a time. A CPU that alternates between allocating and
     /// freeing fewer objects then stays on its fast paths.
     fn half(&self) -> u32 {
-        self.cells.capacity().div_ceil(2)
+        self.cells.capacity.div_ceil(2)
     }
 
     fn objects(&self, sheaf: usize, range: std::ops::Range<u32>) -> impl Iterator<Item = u32> {
@@ -345,11 +345,6 @@ impl Cells {
         // The words of CPUs -2 and -1 and the cells of closed words come before the word of CPU 0.
         self.cells.populate_range(0..(3 + cpu::possible()) * WORD_CELLS)?;
         self.cells.populate_range(FIRST_CELL..self.cells.len())
-    }
-
-    /// Returns the most objects of a sheaf.
-    fn capacity(&self) -> u32 {
-        self.capacity
     }
 
     /// Takes the topmost object of this CPU's main sheaf. If it fails, the slow path calls

@@ -12,9 +12,9 @@ use crate::zsmalloc::PoolConfig;
 #[cfg(not(feature = "designs"))]
 mod chosen {
     use super::*;
-    use crate::lru::{Batched, Lru};
+    use crate::lru::{Batched, Lru, LruLocks};
     use crate::stream::PerCpu;
-    use crate::zsmalloc::{Pinned, RawPool};
+    use crate::zsmalloc::{Pinned, PoolLocks, RawPool};
 
     pub type StorePool = RawPool<Pinned>;
     pub type StoreLru = Lru<Batched>;
@@ -42,7 +42,7 @@ mod chosen {
 
         /// Returns the names of the designs of pool, LRU and streams.
         pub fn names(self) -> [String; 3] {
-            ["pinned", "batched", "percpu"].map(str::to_owned)
+            [Pinned::NAME, Batched::NAME, "percpu"].map(str::to_owned)
         }
 
         /// Ignores the designs of a store that another program has built: all of them share its memory's

@@ -62,7 +62,7 @@ pub(super) struct Codec {
     pub(super) streams: StoreStreams<Stream>,
     algorithm: Algorithm,
     /// Set if the algorithm decodes without state; then reads take no stream.
-    stateless_decoder: Option<StatelessDecoder>,
+    pub(super) stateless_decoder: Option<StatelessDecoder>,
 }
 
 impl Codec {
@@ -112,11 +112,5 @@ impl Codec {
     /// Returns how often a thread waited because all streams were in use.
     pub(super) fn sleeps(&self) -> u64 {
         self.streams.sleeps()
-    }
-
-    /// Returns whether the algorithm decodes without state. Reads then take no stream.
-    #[cfg(test)]
-    pub(super) fn decodes_without_state(&self) -> bool {
-        self.stateless_decoder.is_some()
     }
 }

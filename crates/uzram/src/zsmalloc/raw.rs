@@ -71,8 +71,7 @@ impl PoolConfig {
 
     fn handles_in(&self, pages: usize) -> CacheConfig {
         // A cell is a word, in every design.
-        let name = format!("zs_handle-{}", self.name);
-        CacheConfig::new(name, size_of::<u64>(), size_of::<u64>(), self.max_objects_in(pages))
+        TypedCache::<AtomicU64>::options(format!("zs_handle-{}", self.name), self.max_objects_in(pages))
     }
 
     /// Returns the bytes of the regions of a pool in an arena of `arena_pages`: of the handles' slab table

@@ -5,8 +5,8 @@
 //! - [`confine`]: drops capabilities that are no longer needed (`capabilities`), forbids gaining new ones by
 //!   execve(2) (`no_new_privs`), and filters system calls (`calls`).
 //!
-//! The command of `--exec` and the process that attaches and detaches block devices
-//! ([`attendant`](crate::daemon::attendant)) are started before that and are not confined.
+//! The process that attaches and detaches block devices ([`attendant`](crate::daemon::attendant)) is started
+//! before that; the command of `--exec` is started by the holder. Neither is confined.
 
 mod calls;
 mod capabilities;

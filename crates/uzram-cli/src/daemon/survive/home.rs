@@ -2,12 +2,13 @@
 
 use std::io;
 use std::os::fd::BorrowedFd;
+use std::sync::Arc;
 use std::sync::mpsc::{self, Sender};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 
 use rustix::process::Signal;
 use uzram::device::{Device, Keeper, KeptPart, NamedBacking};
+use uzram::sync::Mutex;
 use uzram::{Error, ErrorKind, Result};
 use uzram_serve::control::{Ending, Registrar, SurvivalJson};
 use uzram_serve::{ExportPolicy, nbd};
@@ -51,10 +52,16 @@ impl Home {
         self.keeps.then(|| Arc::clone(self) as Arc<dyn Keeper>)
     }
 
-    /// Asks the holder; waits for its answer.
+    /// Asks the holder; waits for its answer. Does not return if the holder is dead: the kernel kills this
+    /// process, too, and what it serves stays as it is until then. A caller told of a failure would let go of it.
     pub fn ask(&self, request: &Request, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
-        let requests = self.requests.lock().unwrap_or_else(PoisonError::into_inner);
-        requests.ask::<Answer>(request, descriptors)?.map_err(io::Error::other)
+        let requests = self.requests.lock();
+        match requests.ask::<Answer>(request, descriptors)? {
+            Some(answer) => answer.map_err(io::Error::other),
+            None => loop {
+                thread::park();
+            },
+        }
     }
 
     /// Starts the thread that turns the holder's orders into events.
@@ -184,5 +191,30 @@ impl Registrar for Registry {
 
     fn survival(&self) -> SurvivalJson {
         self.0.survival()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn who_asks_a_dead_holder_gets_no_answer() {
+        for dies_after_it_reads in [false, true] {
+            let (requests, holder) = Link::pair().unwrap();
+            let (orders, _holder_orders) = Link::pair().unwrap();
+            let home = Home::new(requests, Arc::new(orders), Arc::new(Lives::new().unwrap()), false);
+            let (tell, answers) = mpsc::channel();
+            // It never ends, as a worker's would, which is killed.
+            thread::spawn(move || tell.send(home.ask(&Request::Settle, &[])));
+            if dies_after_it_reads {
+                holder.receive::<Request>().unwrap();
+            }
+            drop(holder);
+            let answer = answers.recv_timeout(Duration::from_millis(50));
+            assert!(matches!(answer, Err(mpsc::RecvTimeoutError::Timeout)), "{answer:?}");
+        }
     }
 }

@@ -239,13 +239,17 @@ impl Link {
         }
     }
 
+    /// Sends a request, and waits for its answer; `None` when the other side is gone.
     pub fn ask<A: DeserializeOwned>(
         &self,
         request: &impl Serialize,
         descriptors: &[BorrowedFd<'_>],
-    ) -> io::Result<A> {
-        self.send(request, descriptors)?;
-        Ok(self.receive()?.ok_or(io::ErrorKind::UnexpectedEof)?.0)
+    ) -> io::Result<Option<A>> {
+        match self.send(request, descriptors) {
+            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => return Ok(None),
+            sent => sent?,
+        }
+        Ok(self.receive()?.map(|(answer, _)| answer))
     }
 }
 

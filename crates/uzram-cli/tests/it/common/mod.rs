@@ -3,6 +3,7 @@
 pub mod block;
 pub mod clients;
 mod ended;
+mod library;
 pub mod nbd;
 pub mod run;
 

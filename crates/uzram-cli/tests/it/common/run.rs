@@ -6,7 +6,7 @@ use std::sync::OnceLock;
 
 use uzram_pager::TrapKind;
 
-use super::{Ended, bare_command, finish};
+use super::{Ended, bare_command, finish, library};
 
 /// Returns whether the tests can run here; says why not.
 pub fn can_run() -> bool {
@@ -25,17 +25,7 @@ pub fn can_run() -> bool {
 /// Builds the library, beside the program.
 fn library() -> &'static Path {
     static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
-    LIBRARY.get_or_init(|| {
-        let dir = Path::new(env!("CARGO_BIN_EXE_uzram")).parent().unwrap();
-        let mut cargo = Command::new(env!("CARGO"));
-        cargo.args(["build", "--quiet", "-p", "uzram-run", "--target-dir"]).arg(dir.parent().unwrap());
-        if dir.ends_with("release") {
-            cargo.arg("--release");
-        }
-        let built = cargo.output().unwrap();
-        assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
-        dir.join("libuzram_run.so")
-    })
+    LIBRARY.get_or_init(|| library::build_beside(env!("CARGO_BIN_EXE_uzram")))
 }
 
 /// A compiled program of `programs/`.

@@ -273,7 +273,7 @@ impl<S: Read> Client<S> {
 }
 
 impl<S: Read + Write> Client<S> {
-    /// Answers the greeting with both flags.
+    /// Receives the greeting and sends the flags of a client: fixed newstyle, and no zeroes.
     pub fn greet(&mut self) {
         let greeting: [u8; 18] = self.take();
         assert_eq!(greeting[..8], *b"NBDMAGIC");

@@ -7,19 +7,11 @@ pub struct LockClass {
     pub name: &'static str,
     // Used only by the check in debug builds, and by statistics.
     #[cfg_attr(not(debug_assertions), allow(dead_code))]
-    pub(super) rank: u32,
+    pub(super) rank: usize,
     /// Whether a thread may wait for a lock of the class while it holds others of it: all threads take them
     /// in one order.
     #[cfg_attr(not(debug_assertions), allow(dead_code))]
     pub(super) several: bool,
-}
-
-#[cfg(feature = "lock-stats")]
-impl LockClass {
-    /// Returns its index in [`classes::ALL`].
-    pub(super) fn rank(&self) -> usize {
-        self.rank as usize
-    }
 }
 
 /// Declares the classes and the list of them. `several` marks those of which a thread may hold one and wait
@@ -37,7 +29,7 @@ macro_rules! classes {
                 $(#[$doc])*
                 pub static $class: LockClass = LockClass {
                     name: $name,
-                    rank: Rank::$class as u32,
+                    rank: Rank::$class as usize,
                     several: {
                         const SEVERAL: &[&str] = &[$(stringify!($several))?];
                         !SEVERAL.is_empty()
@@ -124,7 +116,7 @@ mod tests {
     #[test]
     fn the_list_is_in_lock_order() {
         for (rank, class) in classes::ALL.iter().enumerate() {
-            assert_eq!(class.rank as usize, rank, "{}", class.name);
+            assert_eq!(class.rank, rank, "{}", class.name);
         }
     }
 }

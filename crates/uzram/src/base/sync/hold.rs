@@ -97,7 +97,7 @@ mod order {
         }
         HELD.with(|cell| {
             let mut held = cell.get();
-            held[class.rank as usize] = held[class.rank as usize].wrapping_add_signed(by);
+            held[class.rank] = held[class.rank].wrapping_add_signed(by);
             cell.set(held);
         });
     }
@@ -112,7 +112,7 @@ mod order {
 
     pub(super) fn check(class: &LockClass) {
         HELD.with(|cell| {
-            let first = class.rank as usize + usize::from(class.several);
+            let first = class.rank + usize::from(class.several);
             if let Some(rank) = cell.get()[first..].iter().position(|held| *held > 0) {
                 let holder = classes::ALL[first + rank].name;
                 panic!("lock order: waiting for '{}' while holding '{holder}'", class.name);

@@ -106,7 +106,7 @@ mod recording {
     /// Returns this CPU's counters for a class.
     #[inline]
     fn local(class: &LockClass, mode: LockMode) -> &'static Counters {
-        &COUNTERS[class.rank()][cpu::current() % SHARES][mode as usize]
+        &COUNTERS[class.rank][cpu::current() % SHARES][mode as usize]
     }
 
     /// Counters by the constants below.
@@ -281,7 +281,7 @@ mod recording {
 
     fn sum(class: &'static LockClass, mode: LockMode) -> LockStat {
         let each = |of: usize, which: usize| {
-            COUNTERS[class.rank()].iter().map(move |share| share[mode as usize][of].0[which].get())
+            COUNTERS[class.rank].iter().map(move |share| share[mode as usize][of].0[which].get())
         };
         let times = |of| LockTimes {
             count: each(of, COUNT).sum(),

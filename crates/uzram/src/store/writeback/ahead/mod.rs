@@ -39,8 +39,10 @@ impl Window {
         let Placed { backed: Backed { place, .. }, filling, .. } = object;
         let at = usize::try_from(place.checked_sub(self.start)?).ok()?;
         let bytes = self.buffer[..self.len_bytes].get(at..)?;
-        let is_right = self.filling == filling && log.extent_of(self.start) == log.extent_of(place);
-        log.find(bytes, object, scratch).filter(|_| is_right)
+        if self.filling != filling || log.extent_of(self.start) != log.extent_of(place) {
+            return None;
+        }
+        log.find(bytes, object, scratch)
     }
 }
 
