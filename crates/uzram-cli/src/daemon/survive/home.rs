@@ -44,7 +44,7 @@ pub struct Home {
 impl Home {
     /// Creates the ties from the worker's ends of the sockets.
     pub fn new(requests: Link, orders: Arc<Link>, lives: Arc<Lives>, keeps: bool) -> Home {
-        Home { requests: Mutex::new(requests), orders, lives, keeps }
+        Home { requests: Mutex::unordered(requests), orders, lives, keeps }
     }
 
     /// Returns who keeps a device's memory; `None` if it ends with this process.
