@@ -16,7 +16,6 @@ use uzram::units::PAGE_SIZE;
 use crate::input::Input;
 
 const PAGES: u32 = 48;
-/// The most changes of one input.
 const MAX_CHANGES: usize = 32;
 /// Where the superblock's words are, and the settings.
 const WORD_BYTES: usize = 8;

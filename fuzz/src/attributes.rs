@@ -10,12 +10,10 @@ use uzram::stream::StreamDesign;
 use uzram::units::{format_size, pages_to_bytes, parse_duration_s, parse_size};
 use uzram::{Error, ErrorKind};
 
-/// The most lines of one input.
 const MAX_LINES: usize = 24;
 /// The largest device whose attributes are read: the statistics of larger ones take long.
 const MAX_READ_BYTES: u64 = 16 << 20;
 
-/// The largest reserve to try.
 const MAX_RESERVE_BYTES: u64 = 8 << 20;
 
 pub(crate) fn run(bytes: &[u8]) {
@@ -75,7 +73,6 @@ fn takes_memory(device: &Device, name: &str, value: &str) -> bool {
         || name == "reserve" && is_more_than(MAX_RESERVE_BYTES)
 }
 
-/// Checks that an attribute has the value that it accepted.
 fn check_taken(device: &Device, name: &str, value: &str) {
     let read = |name| device.get(name).expect("readable");
     match name {
@@ -197,7 +194,6 @@ fn check_algorithm(text: &str) {
     }
 }
 
-/// Checks that an accepted name can be part of a path.
 fn check_name(text: &str) {
     match Device::new(text) {
         Ok(device) => {

@@ -16,7 +16,6 @@ use crate::input::Input;
 
 const CANARY: [u8; 64] = [0xc5; 64];
 
-/// A page between canaries.
 #[repr(C)]
 struct Guarded {
     before: [u8; 64],

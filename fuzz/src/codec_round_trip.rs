@@ -95,7 +95,6 @@ fn check(decoder: &mut Decoder, compressed: &[u8], page: &Page) {
     assert!(*decoded == *page, "another page comes back");
 }
 
-/// Returns a page of stretches, each made in a different way.
 fn page(input: &mut Input<'_>) -> Page {
     let mut page = [0; PAGE_SIZE];
     let mut at = 0;

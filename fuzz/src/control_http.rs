@@ -13,7 +13,6 @@ use uzram_serve::{
 
 use crate::wire::Wire;
 
-/// The most connections of one input.
 const MAX_CONNECTIONS: usize = 8;
 /// The largest disk: a device may become as large as the system allows, and then operations on all pages take
 /// long. The input ends there.

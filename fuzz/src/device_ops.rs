@@ -52,7 +52,6 @@ struct Machine<'a> {
 }
 
 impl<'a> Machine<'a> {
-    /// Initialises the device.
     fn start(device: &'a Arc<Device>, input: &mut Input<'_>) -> Machine<'a> {
         let size_bytes = PAGE_SIZE * (1 + usize::from(input.byte()) % MAX_DISK_PAGES);
         for (name, value) in [
@@ -92,7 +91,6 @@ impl<'a> Machine<'a> {
         }
     }
 
-    /// May give the device a backing device.
     fn take_backing(device: &Device, input: &mut Input<'_>) -> Option<NamedTempFile> {
         let layouts = [("", ""), ("", ""), ("packed", "1"), ("blocks", "1"), ("blocks", "0")];
         let (layout, compressed) = input.one_of(&layouts);

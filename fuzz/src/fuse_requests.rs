@@ -75,7 +75,6 @@ pub(crate) fn run(bytes: &[u8]) {
     kernel.close_all();
 }
 
-/// A file that is open.
 #[derive(Clone, Copy)]
 struct Opened {
     handle: u64,
@@ -94,7 +93,6 @@ struct Kernel {
     /// The numbers that names were found to have.
     numbers: BTreeMap<(u64, &'static str), u64>,
     unique: u64,
-    /// The last request that was answered, and its reply.
     answered: Option<(Vec<u8>, Reply)>,
 }
 
@@ -105,7 +103,6 @@ fn options() -> MountOptions {
     MountOptions { threads: 1, max_io_bytes: MAX_IO_BYTES as u32, ..MountOptions::default() }
 }
 
-/// Returns a request of these parts.
 fn request(opcode: u32, unique: u64, nodeid: u64, body: &[u8]) -> Vec<u8> {
     let len = (HEADER_BYTES + body.len()) as u32;
     [
@@ -242,7 +239,6 @@ impl Kernel {
         Some(ino)
     }
 
-    /// Finds a file of the device.
     fn file(&mut self, input: &mut Input<'_>) -> u64 {
         let directory = self.look_up(ROOT, NAME).expect("the device is there");
         let name = input.one_of(&["disk", "disk", "disksize", "mm_stat", SAFE[0], SAFE[1], SAFE[2]]);
@@ -301,7 +297,6 @@ impl Kernel {
         (offset as u64, usize::from(input.byte()) * unit % (MAX_IO_BYTES + 1))
     }
 
-    /// Returns the part of a range that lies in the disk.
     fn before_end(offset: u64, len: usize) -> Range<usize> {
         let start = DISK_BYTES.min(offset as usize);
         start..DISK_BYTES.min(start + len)

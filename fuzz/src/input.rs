@@ -2,7 +2,6 @@
 
 use uzram::random::Random;
 
-/// The rest of an input.
 pub(crate) struct Input<'a>(&'a [u8]);
 
 impl<'a> Input<'a> {

@@ -5,17 +5,14 @@ use std::ops::Range;
 use uzram::device::{DeviceStats, OpenDevice, PageState};
 use uzram::units::{PAGE_SIZE, bytes_to_pages, page_of};
 
-/// A naive disk.
 pub(crate) struct Model {
     bytes: Vec<u8>,
     pages: Vec<Page>,
     has_backing: bool,
 }
 
-/// What is known of a page.
 #[derive(Clone, Copy, PartialEq)]
 struct Page {
-    /// Whether `Model::bytes` has the page's contents.
     contents_known: bool,
     held: Held,
 }
@@ -199,7 +196,6 @@ impl Model {
     }
 }
 
-/// Returns the pages of a byte range, each with its part of the range.
 fn pieces(range: Range<usize>) -> impl Iterator<Item = (usize, Range<usize>)> {
     let mut at = range.start;
     std::iter::from_fn(move || {

@@ -96,7 +96,6 @@ fn check(heard: &[u8], tls_required: bool) {
     }
 }
 
-/// Returns the first bytes of a TLS client.
 fn client_hello() -> Vec<u8> {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let config = rustls::ClientConfig::builder_with_provider(provider)

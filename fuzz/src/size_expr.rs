@@ -40,7 +40,6 @@ pub(crate) fn run(bytes: &[u8]) {
     }
 }
 
-/// Returns the nesting depth of parentheses.
 fn depth(text: &str) -> usize {
     let (mut depth, mut deepest) = (0usize, 0);
     for c in text.chars() {
@@ -64,7 +63,6 @@ fn is_balanced(text: &str) -> bool {
     open == Some(0)
 }
 
-/// Returns the places of these characters outside of parentheses.
 fn outside<'a>(text: &'a str, wanted: &'a [char]) -> impl Iterator<Item = usize> + 'a {
     let mut depth = 0;
     text.char_indices().filter_map(move |(at, c)| {

@@ -17,7 +17,6 @@ use crate::input::Input;
 
 /// The longest error message, beside the text itself: the names of all attributes.
 const MAX_TOLD_BYTES: usize = 4096;
-/// The largest disk.
 const MAX_DISK_BYTES: u64 = 16 << 40;
 
 pub(crate) fn run(bytes: &[u8]) {

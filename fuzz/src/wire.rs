@@ -2,7 +2,6 @@
 
 use std::io::{self, Read, Write};
 
-/// Both directions of a connection.
 pub(crate) struct Wire<'a> {
     said: &'a [u8],
     /// The most bytes that one read returns, so that messages are torn; at least 1.

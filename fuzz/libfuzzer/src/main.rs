@@ -3,7 +3,6 @@
 
 use std::sync::LazyLock;
 
-/// The function of that target.
 static RUN: LazyLock<fn(&[u8])> = LazyLock::new(|| {
     let name = std::env::var("UZRAM_FUZZ_TARGET").expect("UZRAM_FUZZ_TARGET is set");
     uzram_fuzz::target(&name).expect("UZRAM_FUZZ_TARGET names a target").run

@@ -32,7 +32,6 @@ pub(super) enum End {
     Garbage,
 }
 
-/// All of the client's messages, and their meaning.
 pub(super) struct Script {
     pub headers: Headers,
     go: bool,
@@ -49,7 +48,6 @@ pub(super) struct Script {
     compressed_bytes: usize,
 }
 
-/// A request's header.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Header {
     pub flags: u16,

@@ -30,7 +30,6 @@ fn evict_for_ever(trap: TrapKind, dir: &str) -> ! {
     unreachable!()
 }
 
-/// Returns the names of this project's files in /dev/shm.
 fn shared_files() -> Vec<String> {
     let Ok(files) = std::fs::read_dir("/dev/shm") else { return Vec::new() };
     let names = files.filter_map(|file| file.ok()?.file_name().into_string().ok());
@@ -73,7 +72,6 @@ fn a_killed_process_leaves_nothing() {
 /// Threads whose touch has failed.
 static FAILED: AtomicUsize = AtomicUsize::new(0);
 
-/// Counts the thread, and ends it.
 extern "C" fn on_signal(_: c_int, _: *mut siginfo_t, _: *mut c_void) {
     FAILED.fetch_add(1, Ordering::SeqCst);
     // SAFETY: ends this thread, which nobody joins, and which holds nothing.

@@ -8,7 +8,6 @@ use uzram_pager::TrapKind;
 
 use crate::common::{MIB, each_in_child, expect_pages, fill_pages, filled, wait_until};
 
-/// A child process.
 struct Fork(libc::pid_t);
 
 #[derive(Debug, PartialEq, Eq)]
@@ -52,7 +51,6 @@ impl Fork {
         }
     }
 
-    /// Waits until it has ended.
     fn wait(&self) -> Ended {
         let mut ended = None;
         wait_until("the child has ended", || {
@@ -65,7 +63,6 @@ impl Fork {
 
 const PAGES: usize = 4096;
 
-/// Runs a test in a process of its own with each trap.
 fn each_forks(body: impl Fn(TrapKind)) {
     each_in_child("forks", &TrapKind::ALL, body, |_, ended| ended.assert_success());
 }

@@ -19,7 +19,6 @@ const LIMIT: usize = 64 * MIB;
 /// What the process takes beside its pager, and what the pager may take for itself.
 const REST: usize = 16 * MIB;
 
-/// Returns the bytes of a line of /proc/self/status.
 fn status_bytes(name: &str) -> usize {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).unwrap();
@@ -38,7 +37,6 @@ fn file_bytes() -> usize {
         .sum()
 }
 
-/// Returns the memory that this process takes.
 fn resident_bytes() -> usize {
     status_bytes("RssAnon") + status_bytes("RssShmem").max(file_bytes())
 }

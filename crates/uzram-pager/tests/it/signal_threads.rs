@@ -27,7 +27,6 @@ static RUNNING: AtomicUsize = AtomicUsize::new(0);
 static READS: AtomicUsize = AtomicUsize::new(0);
 static WRONG: AtomicUsize = AtomicUsize::new(usize::MAX);
 
-/// Reads some pages of the region.
 extern "C" fn on_signal(_: c_int) {
     RUNNING.fetch_add(1, Ordering::SeqCst);
     let start = START.load(Ordering::SeqCst);

@@ -86,7 +86,6 @@ fn evicted(trap: TrapKind) -> (Pager, Region) {
     (pager, region)
 }
 
-/// Checks that the pager works.
 fn check(region: &Region) {
     region.pageout(..).unwrap();
     expect_pages(region, 0, 1);

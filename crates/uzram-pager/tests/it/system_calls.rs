@@ -11,7 +11,6 @@ use uzram_pager::{Pager, Region, TrapKind};
 
 use crate::common::{MIB, each, expect_pages, fill_pages, pager, part, wait_until};
 
-/// Pages of the region and of the file.
 const PAGES: usize = 64;
 /// What the pages of the file are numbered from.
 const OF_FILE: usize = 1000;
@@ -19,7 +18,6 @@ const OF_FILE: usize = 1000;
 /// A system call between a file, from its start on, and parts of a region.
 struct Call {
     name: &'static str,
-    /// Whether it writes to memory.
     into_memory: bool,
     /// First pages and numbers of pages.
     parts: &'static [(usize, usize)],

@@ -45,7 +45,6 @@ macro_rules! per_cpu_counters {
 
         #[allow(dead_code)]
         impl $sum {
-            /// Returns the figures with their names.
             pub(crate) fn named(&self) -> Vec<(&'static str, u64)> {
                 vec![
                     $($((stringify!($other), self.$other),)*)?
@@ -61,7 +60,6 @@ macro_rules! per_cpu_counters {
         }
 
         impl $share {
-            /// Adds the values of `other` to these counters.
             #[allow(dead_code)]
             pub(super) fn add_all(&self, other: &Self) {
                 $(self.$field.add(other.$field.get());)*

@@ -51,7 +51,6 @@ pub fn available_bytes() -> Result<u64> {
     meminfo("MemAvailable:")
 }
 
-/// Reads a figure of `/proc/meminfo`, in bytes.
 fn meminfo(name: &str) -> Result<u64> {
     let unknown = |why: String| {
         Error::new(ErrorKind::Io, format!("cannot find out how much memory there is: /proc/meminfo {why}"))

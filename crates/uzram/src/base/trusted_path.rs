@@ -37,12 +37,9 @@ pub struct Place {
 pub enum Refused {
     /// A symbolic link lies in a directory that other users may write to.
     Link {
-        /// The link.
         link: PathBuf,
-        /// Its directory.
         dir: PathBuf,
     },
-    /// A system call failed.
     System(Errno),
 }
 
@@ -107,7 +104,6 @@ impl Place {
     }
 }
 
-/// The state of a path walk.
 struct Walk {
     dir: OwnedFd,
     /// The path of `dir`, for messages.

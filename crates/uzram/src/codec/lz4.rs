@@ -66,7 +66,6 @@ pub(super) fn state(state_bytes: c_int) -> Result<Box<[u64]>> {
     Ok(state.into_boxed_slice())
 }
 
-/// Returns the part of a dictionary that pages can refer to.
 pub(super) fn reachable(dictionary: &Dictionary) -> &[u8] {
     let bytes = dictionary.bytes();
     &bytes[bytes.len().saturating_sub(WINDOW_BYTES)..]
@@ -168,7 +167,6 @@ impl Encoder {
     }
 }
 
-/// See [`super::Decoder::decode`].
 pub(super) fn decode(bytes: &[u8], page: &mut Page, dictionary: Option<&Dictionary>) -> Result<()> {
     let source_bytes = c_int::try_from(bytes.len())
         .map_err(|_| Error::new(ErrorKind::Corrupt, "lz4: the compressed page is longer than 2 GiB"))?;

@@ -64,7 +64,6 @@ impl Sample {
     }
 }
 
-/// Which codec a page goes to.
 #[derive(Debug, PartialEq, Eq)]
 enum Choice {
     W64,
@@ -89,7 +88,6 @@ impl Choice {
     }
 }
 
-/// Chooses, and compresses.
 pub(super) struct Encoder {
     w64: w64::Encoder,
     lz4: lz4::Encoder,
@@ -102,7 +100,6 @@ impl Encoder {
         Ok(Encoder { w64, lz4: lz4::Encoder::new(lz4::DEFAULT_ACCELERATION, digest)? })
     }
 
-    /// See [`super::Encoder::encode`].
     pub(super) fn encode(&mut self, page: &Page, out: &mut [u8]) -> Option<usize> {
         match self.w64.kernel().call(
             #[inline(always)]
@@ -136,7 +133,6 @@ impl Encoder {
     }
 }
 
-/// See [`super::Decoder::decode`].
 pub(super) fn decode(
     kernel: w64::Kernel,
     bytes: &[u8],

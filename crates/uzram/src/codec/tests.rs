@@ -57,7 +57,6 @@ fn algorithm(text: &str) -> Algorithm {
     text.parse().unwrap()
 }
 
-/// Returns the algorithm `name` with a dictionary of these bytes.
 fn with(name: &str, bytes: &[u8]) -> Algorithm {
     let plain = algorithm(name);
     let dictionary = Dictionary::new(&format!("/dictionary/{}", bytes.len()), bytes.to_vec()).unwrap();
@@ -73,7 +72,6 @@ fn raw() -> &'static [u8] {
     &RAW
 }
 
-/// Returns a dictionary trained on pages like those of [`shapes`].
 fn trained() -> &'static [u8] {
     static TRAINED: LazyLock<Vec<u8>> = LazyLock::new(|| {
         let random = &mut Random::new(SEED);
@@ -86,7 +84,6 @@ fn trained() -> &'static [u8] {
 /// Larger than any compressed page.
 const ROOM_BYTES: usize = 2 * PAGE_SIZE;
 
-/// The seed of all of these tests.
 const SEED: u64 = 0x7a72_616d;
 
 /// Memory whose last byte lies just before an inaccessible page.
@@ -128,7 +125,6 @@ impl Fenced {
         unsafe { std::slice::from_raw_parts_mut(self.start, Self::BYTES) }
     }
 
-    /// The last `len_bytes` bytes, up to the fence.
     fn last(&mut self, len_bytes: usize) -> &mut [u8] {
         self.whole().split_at_mut(Self::BYTES - len_bytes).1
     }
@@ -215,7 +211,6 @@ impl Coder {
         self.name.starts_with("memory") && (what == "random" || what.starts_with("period"))
     }
 
-    /// Returns the pages of [`shapes`] that the encoder does not refuse.
     fn shapes(&mut self) -> Vec<(String, Page)> {
         shapes().into_iter().filter(|(what, _)| !self.may_refuse(what)).collect()
     }
@@ -297,7 +292,6 @@ fn periodic() -> impl Iterator<Item = (String, Page)> {
     })
 }
 
-/// Returns a few hundred pages of this program and of its sources.
 fn real() -> Vec<(String, Page)> {
     let program = std::fs::read("/proc/self/exe").unwrap();
     let sources: Vec<u8> = [

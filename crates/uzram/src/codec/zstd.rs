@@ -54,7 +54,6 @@ impl Digest {
     }
 }
 
-/// A compression context with its parameters.
 pub(super) struct Encoder {
     context: CCtx<'static>,
     /// Referred to by the context; dropped after it.
@@ -102,7 +101,6 @@ impl Encoder {
     }
 }
 
-/// A decompression context with its parameters.
 pub(super) struct Decoder {
     context: DCtx<'static>,
     /// Referred to by the context; dropped after it.

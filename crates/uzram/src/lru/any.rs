@@ -8,10 +8,8 @@ use super::{Batched, Lru, LruConfig, LruLocks, LruStats, SingleLock};
 /// A lock design, chosen at run time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LruDesign {
-    /// [`Batched`].
     #[default]
     Batched,
-    /// [`SingleLock`].
     SingleLock,
 }
 

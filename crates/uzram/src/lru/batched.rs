@@ -65,7 +65,6 @@ pub struct Batched {
     batching: Batching,
 }
 
-/// The open batches at the fronts of the lists.
 #[derive(Debug, Default)]
 struct Fronts {
     open: [Open; 2],
@@ -202,7 +201,6 @@ impl Batched {
         }
     }
 
-    /// Puts a page that is in no list into the open batch of a list.
     fn push(&self, lists: &Lists, fronts: &mut Fronts, list: List, page: u32) {
         let open = &mut fronts.open[list as usize];
         if open.pages == 0 {
@@ -301,7 +299,6 @@ impl Batched {
     }
 }
 
-/// Returns the index of the list that a page is in.
 fn on(state: State) -> usize {
     usize::from(state.place() == Place::On(List::Active))
 }

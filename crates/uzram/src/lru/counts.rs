@@ -92,13 +92,11 @@ impl Counts {
         Timed::new(guard, self.times_holds.then_some(&share.lru_lock_hold_ns))
     }
 
-    /// Counts pages that were put into a list.
     #[inline]
     pub(super) fn came(&self, list: List, pages: usize) {
         Self::len_in(self.local(), list).add(pages as u64);
     }
 
-    /// Counts pages that were taken out of a list.
     #[inline]
     pub(super) fn left(&self, list: List, pages: usize) {
         Self::len_in(self.local(), list).sub(pages as u64);

@@ -16,7 +16,6 @@ pub struct Lists {
 pub trait LruLocks: Sized + Send + Sync + 'static {
     /// The name in settings.
     const NAME: &'static str;
-    /// The guard of all locks.
     type LockedLists<'a>: LockedLists;
 
     /// Makes the locks; takes the parameters that the design has.
@@ -52,10 +51,8 @@ pub trait LruLocks: Sized + Send + Sync + 'static {
 
 /// The guard of all locks of a design.
 pub trait LockedLists {
-    /// Takes a page out of its list.
     fn unlink(&mut self, page: u32);
 
-    /// Puts a page that is in no list at the front of one.
     fn put_front(&mut self, list: List, page: u32);
 }
 
@@ -63,7 +60,6 @@ pub trait LockedLists {
 pub struct Claimed {
     /// Pages to put into each list: no other thread takes them out meanwhile.
     pub(super) lists: [Pagevec; 2],
-    /// Pages that are in a list, to be activated.
     pub(super) promoted: Pagevec,
 }
 
@@ -104,7 +100,6 @@ impl Lists {
         self.nodes.change(page, out).is_some_and(|state| !state.has(DEAD))
     }
 
-    /// Links the neighbours of a page with each other.
     pub(super) fn unlink(&self, page: u32) {
         self.nodes.link(self.nodes.prev(page), self.nodes.next(page));
     }

@@ -27,19 +27,16 @@ pub(super) const LISTS: [List; 2] = [List::Inactive, List::Active];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Place {
-    /// The page has no contents.
     Out,
     /// In a CPU's pagevec, to be put into a list.
     Pending,
     /// Being put into a list, or moved, by one thread: no other thread takes it out.
     Linking,
-    /// In a list.
     On(List),
     /// Taken from the cold end by a caller that decides what to do with it.
     Isolated,
     /// The page's contents were moved elsewhere; the state also has the age at which.
     Evicted,
-    /// The node is the head of a list.
     Head,
 }
 
@@ -109,7 +106,6 @@ impl State {
         State(self.0 & !flags)
     }
 
-    /// Returns the state bits of a page of a batch.
     pub(super) fn batch_bits(tag: u8, is_edge: bool) -> u32 {
         u32::from(tag) << TAG_SHIFT | if is_edge { SENTINEL } else { 0 }
     }
@@ -128,7 +124,6 @@ impl State {
         (age << TAG_SHIFT).wrapping_sub(self.0 & !FLAGS_MASK) >> TAG_SHIFT
     }
 
-    /// Returns the state of a place, with no other bits.
     pub(super) fn only(place: Place) -> Self {
         State(0).at(place)
     }
@@ -208,7 +203,6 @@ impl Nodes {
         self.node(id).next.load(Ordering::Relaxed)
     }
 
-    /// Links two nodes.
     pub(super) fn link(&self, prev: u32, next: u32) {
         self.node(prev).next.store(next, Ordering::Relaxed);
         self.node(next).prev.store(prev, Ordering::Relaxed);
@@ -223,7 +217,6 @@ impl Nodes {
         node.state.store(state.0, Ordering::Relaxed);
     }
 
-    /// Puts a chain of linked nodes at the front of a list.
     pub(super) fn link_at_front(&self, list: List, first: u32, last: u32) {
         let head = self.head(list);
         self.link(last, self.next(head));

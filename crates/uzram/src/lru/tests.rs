@@ -265,7 +265,6 @@ fn keeps_its_order_among_threads<D: LruLocks>(batching: Batching) {
     }
 }
 
-/// Removes a range as a whole and in part.
 fn bulk_removal<D: LruLocks>(batching: Batching) {
     let lru = lru::<D>(4096, 14, batching);
     (0..4096).for_each(|page| lru.add(page));
@@ -332,7 +331,6 @@ fn pages_without_a_node_are_never_cold() {
     check(&lru);
 }
 
-/// Returns the number of hits of a trace in an LRU that keeps `kept` pages.
 fn hits<D: LruLocks>(trace: &[u32], pages: u32, kept: usize, batching: Batching) -> usize {
     let lru = lru::<D>(u64::from(pages), DEFAULT_PAGEVEC_PAGES, batching);
     let (mut present, mut count, mut hits) = (vec![false; pages as usize], 0, 0);

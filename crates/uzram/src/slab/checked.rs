@@ -11,7 +11,6 @@ use crate::base::sync::{AtomicU64, Ordering};
 use super::core::Core;
 use super::slabs::POISON;
 
-/// The bits of a cache's objects.
 pub(super) struct Checked {
     in_use: Table<AtomicU64>,
 }
@@ -78,7 +77,6 @@ impl Checked {
         }
     }
 
-    /// Returns the first byte of a free object that was written to.
     fn damaged(&self, core: &Core, object: u32) -> Option<usize> {
         outside_link(core).find(|at| {
             // SAFETY: the object was free until now and belongs to the thread that takes it.
@@ -87,7 +85,6 @@ impl Checked {
     }
 }
 
-/// Returns the offsets of an object's bytes that are not its link.
 fn outside_link(core: &Core) -> impl Iterator<Item = usize> {
     let layout = core.slabs.layout;
     let link = layout.link_offset_bytes..layout.link_offset_bytes + size_of::<u32>();

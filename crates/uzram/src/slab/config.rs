@@ -102,13 +102,10 @@ impl CacheConfig {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Layout {
-    /// Bytes from one object to the next.
     pub(super) stride_bytes: usize,
     pub(super) pages: usize,
     pub(super) objects: u16,
-    /// Bits of a place.
     pub(super) place_bits: u32,
-    /// The offset of an object's link from its start.
     pub(super) link_offset_bytes: usize,
 }
 
@@ -132,7 +129,6 @@ impl Layout {
         })
     }
 
-    /// Returns the units from one object to the next.
     pub(super) fn stride(self) -> u16 {
         (self.stride_bytes / UNIT_BYTES) as u16
     }

@@ -26,7 +26,6 @@ pub struct Core {
     pub(super) counters: Counters,
     pub(super) rseq: Option<Restartable>,
     pub(super) node: Node,
-    /// Times corruption was found.
     pub(super) corrupted: Counter,
     /// Objects lost by corruption.
     pub(super) lost: Counter,

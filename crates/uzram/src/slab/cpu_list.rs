@@ -114,7 +114,6 @@ impl CpuLists {
         operations
     }
 
-    /// Returns the first object of this CPU's list.
     pub(super) fn head(&self, slabs: &Slabs) -> Option<u32> {
         let own = self.lists.local();
         let word = own.word.load();

@@ -107,7 +107,6 @@ impl<const STEPS: u8> CpuLayer for CpuSlabs<STEPS> {
         self.free_many(core, &mut [object])
     }
 
-    /// Takes every slab from the CPUs.
     fn drain(&self, core: &Core) -> Result<()> {
         let mut result = Ok(());
         for cpu in 0..self.cpus.len() {
@@ -387,7 +386,6 @@ impl<const STEPS: u8> CpuSlabs<STEPS> {
 }
 
 impl Own {
-    /// Returns the allocations and frees on the fast path since the word was opened.
     fn since_open(&self, word: Word) -> [u64; 2] {
         self.opening.since(word.list.len.into(), word.operations)
     }

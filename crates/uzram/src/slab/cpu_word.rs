@@ -23,7 +23,6 @@ impl<const KEPT: u64, const CLOSED: u64> CpuWord<KEPT, CLOSED> {
         CpuWord(AtomicU64::new(value))
     }
 
-    /// Returns the closed form of a word.
     const fn closed(value: u64) -> u64 {
         value & KEPT | CLOSED
     }
@@ -156,7 +155,6 @@ impl<const KEPT: u64, const CLOSED: u64> CpuWord<KEPT, CLOSED> {
 /// The state of a CPU's word when it was last opened, to compute what fast paths did since.
 #[derive(Debug, Default)]
 pub(super) struct Opening {
-    /// Objects in the CPU's list.
     pub(super) len: u32,
     pub(super) operations: u32,
 }

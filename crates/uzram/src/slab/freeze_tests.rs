@@ -36,7 +36,6 @@ fn with_node_partial<P: Policy>(slabs: usize) -> Cache<P> {
     cache
 }
 
-/// Returns the increase of a counter while `f` runs, and the result of `f`.
 fn counted<P: Policy, R>(cache: &Cache<P>, stat: Stat, f: impl FnOnce() -> R) -> (u64, R) {
     let before = total(&cache.info(), stat);
     let result = f();
@@ -75,7 +74,6 @@ fn delayed_freezing_saves_an_exchange_on_the_way_in_and_all_on_the_way_out() {
     assert_eq!(exchanges_per_slab::<DelayedFreeze>(), [1.0, 0.0]);
 }
 
-/// The counters follow a slab through its states.
 #[test]
 fn the_counters_follow_a_slab() {
     let cache = with_node_partial::<DelayedFreeze>(8);

@@ -12,7 +12,6 @@ use crate::base::sync::{Counter, Mutex, MutexGuard, classes};
 use super::slabs::{NO_SLAB, OFF_LIST, Slabs};
 use super::stats::{Counters, Stat, timing};
 
-/// The node partial list.
 pub(super) struct Node {
     list: Padded<Mutex<Partial>>,
     /// Its length, for reading without the lock where a stale value will do.
@@ -78,7 +77,6 @@ impl Drop for ListLock<'_> {
 }
 
 impl Partial {
-    /// Returns the number of slabs on the list.
     pub(super) fn len(&self) -> u64 {
         self.len
     }

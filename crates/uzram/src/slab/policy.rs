@@ -11,7 +11,6 @@ use super::stats::Stat;
 
 /// The choices that differ between caches.
 pub trait Policy: Send + Sync + Sized + 'static {
-    /// The layer in front of the slabs.
     type Layer: CpuLayer;
     /// The name in statistics.
     const NAME: &'static str;
@@ -29,7 +28,6 @@ pub trait CpuLayer: Send + Sync + Sized {
         Ok(())
     }
 
-    /// Allocates an object on the fast path.
     fn pop(&self, core: &Core) -> Option<u32>;
 
     /// Frees an object on the fast path, if that has room; returns whether it did. If `hardened`, refuses an

@@ -299,14 +299,12 @@ struct Cells {
     #[cfg(loom)]
     words: PerCpu<CpuWord>,
     capacity: u32,
-    /// Cells from one sheaf to the next.
     stride: usize,
     rseq: Option<Restartable>,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Word {
-    /// Objects in the main sheaf.
     len: u32,
     /// Operations since the cache was made, modulo 2^32.
     operations: u32,
@@ -405,12 +403,10 @@ impl Cells {
         self.decode(cpu, self.word(cpu).load_open())
     }
 
-    /// Returns the object in cell `i` of a sheaf, counted from the lowest.
     fn get(&self, sheaf: usize, i: u32) -> u32 {
         self.of(sheaf, i).load(Ordering::Relaxed)
     }
 
-    /// Puts an object into cell `i` of a sheaf.
     fn set(&self, sheaf: usize, i: u32, object: u32) {
         self.of(sheaf, i).store(object, Ordering::Relaxed);
     }

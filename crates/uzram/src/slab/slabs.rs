@@ -77,7 +77,6 @@ pub(super) struct Slabs {
     /// The slab table: one more than the first page of each slab, 0 if the slab does not exist. `None` unless
     /// the arena outlives the process.
     pages: Option<Table<AtomicU32>>,
-    /// The bits of a name that are the place.
     place_mask: u32,
     /// Bits that are 0 in every object's name.
     misplaced: u32,
@@ -141,7 +140,6 @@ impl Slabs {
         self.max_slabs.into()
     }
 
-    /// Returns the number of slabs that exist.
     pub(super) fn live(&self) -> u64 {
         self.live.get()
     }
@@ -161,19 +159,16 @@ impl Slabs {
         &self.slabs[slab as usize]
     }
 
-    /// Returns an object's slab and its place in it.
     #[inline]
     pub(super) fn split(&self, object: u32) -> (u32, u16) {
         (object >> self.layout.place_bits, (object & self.place_mask) as u16)
     }
 
-    /// Returns the name of the object at a place.
     #[inline]
     pub(super) fn name(&self, slab: u32, at: u16) -> u32 {
         slab << self.layout.place_bits | u32::from(at)
     }
 
-    /// Returns whether `object` is the name of an object of a slab that exists.
     pub(super) fn is_object(&self, object: u32) -> bool {
         let (slab, at) = self.split(object);
         let stride = self.layout.stride();
@@ -250,7 +245,6 @@ impl Slabs {
         }
     }
 
-    /// Returns the key that encodes the link at a place.
     #[inline]
     pub(super) fn key(&self, at: u16) -> u32 {
         self.secret ^ u32::from(at) << 16
@@ -408,7 +402,6 @@ impl Slabs {
         self.arena.is_resident(page, self.layout.pages as u32).then_some(page)
     }
 
-    /// Returns an upper bound of the numbers of another process's slabs.
     #[cfg(not(loom))]
     pub(super) fn found_slabs(&self) -> Result<u32> {
         let mut end = 0;
@@ -470,7 +463,6 @@ impl Slabs {
         self.names_end.store(end << self.layout.place_bits, Ordering::Relaxed);
     }
 
-    /// Iterates over the slabs that exist.
     pub(super) fn iter(&self) -> impl Iterator<Item = u32> {
         let fresh = self.numbers.lock().fresh;
         (0..fresh).filter(|slab| self.exists(*slab))

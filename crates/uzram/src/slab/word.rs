@@ -32,14 +32,11 @@ impl FreeList {
     pub(super) const EMPTY: FreeList = FreeList { first: NONE, len: 0 };
 }
 
-/// A decoded slab word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct State {
     pub(super) free: u16,
-    /// Objects not in the free list.
     pub(super) inuse: u16,
     pub(super) objects: u16,
-    /// Whether a CPU owns the slab.
     pub(super) frozen: bool,
 }
 
@@ -49,7 +46,6 @@ impl State {
         State { free: NONE, inuse: objects, objects, frozen }
     }
 
-    /// Returns whether no object is free.
     pub(super) fn is_full(self) -> bool {
         self.free == NONE
     }

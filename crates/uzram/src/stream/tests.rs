@@ -11,7 +11,6 @@ fn designs() -> Vec<(StreamDesign, usize)> {
     vec![(StreamDesign::PerCpu, (1 + SPARES_PER_CPU) * cpu::possible()), list(1), list(2), list(5)]
 }
 
-/// Creates streams that hold their number.
 fn numbered(design: StreamDesign) -> AnyStreams<(usize, bool)> {
     let made = AtomicUsize::new(0);
     let stream = move || Ok::<_, ()>((made.fetch_add(1, Ordering::Relaxed), false));
@@ -131,7 +130,6 @@ fn a_stream_that_cannot_be_made_is_an_error() {
     }
 }
 
-/// Returns a function that creates `count` streams, and then fails.
 fn at_most(count: usize) -> impl Fn() -> Result<(), &'static str> {
     let made = AtomicUsize::new(0);
     move || if made.fetch_add(1, Ordering::Relaxed) < count { Ok(()) } else { Err("no memory") }
@@ -174,7 +172,6 @@ fn spare_streams_are_made_when_all_are_lent() {
     }
 }
 
-/// Existing spare streams are not created again.
 #[test]
 fn spare_streams_can_be_made_beforehand() {
     for (design, count) in designs() {

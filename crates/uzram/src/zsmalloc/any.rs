@@ -19,14 +19,10 @@ use super::{Attach, Location, Settled};
 /// A lock design, chosen at run time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PoolDesign {
-    /// [`Pinned`].
     #[default]
     Pinned,
-    /// [`ClassIndexed`].
     ClassIndexed,
-    /// [`Consolidated`].
     Consolidated,
-    /// [`Split`].
     Split,
 }
 
@@ -60,7 +56,6 @@ macro_rules! each {
     };
 }
 
-/// A [`RawPool`] of one of the designs.
 pub(crate) enum AnyPool {
     Pinned(RawPool<Pinned>),
     ClassIndexed(RawPool<ClassIndexed>),
@@ -68,7 +63,6 @@ pub(crate) enum AnyPool {
     Split(RawPool<Split>),
 }
 
-/// A [`RawRead`] of a pool of any design.
 pub(crate) enum AnyRead<'a> {
     Pinned(RawRead<'a, Pinned>),
     ClassIndexed(RawRead<'a, ClassIndexed>),

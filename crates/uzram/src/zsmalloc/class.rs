@@ -56,7 +56,6 @@ impl SizeClass {
         self.pages_per_zspage == 1 && self.objs_per_zspage == 1
     }
 
-    /// Returns the number of pages of a zspage that its first `objects` objects span.
     #[inline]
     pub(super) fn pages_for(&self, objects: usize) -> usize {
         (objects * usize::from(self.size_bytes)).div_ceil(PAGE_SIZE)

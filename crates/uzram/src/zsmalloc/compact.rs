@@ -94,15 +94,12 @@ impl<'a> Budget<'a> {
 /// The result of moving a zspage's objects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Outcome {
-    /// The source is empty.
     Emptied,
-    /// The destination is full.
     Filled,
     /// The remaining objects are being read or written.
     Stuck,
     /// Other threads wait for the lock, or the budget is spent.
     Yield,
-    /// The memory limit is reached.
     Full,
 }
 
@@ -331,7 +328,6 @@ impl<D: PoolLocks> RawPool<D> {
         self.cell(handle).filter(|cell| cell.is_movable(object))
     }
 
-    /// Copies an object to another location of its class.
     fn copy(&self, from: Location, to: Location, to_zspage: u32) {
         self.contents().read(from);
         self.contents().write(to);

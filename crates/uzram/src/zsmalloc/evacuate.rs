@@ -45,7 +45,6 @@ impl<D: PoolLocks> RawPool<D> {
         freed
     }
 
-    /// Moves the zspages of a class out of the hidden chunks.
     fn leave_chunks(&self, class: u8, hidden: &HiddenChunks<'_>, budget: &mut Budget<'_>) -> i64 {
         let mut freed = 0;
         // A zspage that some objects stay in moves to an emptier group, which is visited later.

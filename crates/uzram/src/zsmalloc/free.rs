@@ -12,7 +12,6 @@ use super::zspage::Lists;
 /// Replaces the handle in the header of a free object.
 pub(super) const FREE_TAG: u32 = u32::MAX;
 
-/// An empty zspage that is on no list.
 #[derive(Clone, Copy, Debug)]
 #[must_use = "its pages are to be given back"]
 pub(super) struct Emptied {
@@ -145,7 +144,6 @@ impl<D: PoolLocks> RawPool<D> {
         Some(self.take_off(lists, id, class))
     }
 
-    /// Takes an empty zspage off the lists.
     fn take_off(&self, lists: &mut Lists, id: u32, class: u8) -> Emptied {
         lists.remove(&self.zspages, id);
         let (page, committed) = self.zspages.with(lists, id, |zspage| (zspage.page, zspage.committed));
@@ -164,14 +162,12 @@ impl<D: PoolLocks> RawPool<D> {
         (inuse == 0).then(|| self.take_off(lists, id, unsafe { self.zspages.get(id) }.class))
     }
 
-    /// Gives the memory of a zspage back to the arena.
     pub(super) fn give_back(&self, emptied: Emptied) {
         self.counts.count(|share| &share.runs_freed);
         let (run, committed) = self.give_descriptor_back(emptied);
         self.arena.free_run(run, Account::Pool, committed);
     }
 
-    /// Gives the memory of zspages back to the arena, in one call.
     pub(super) fn give_back_all(&self, emptied: &EmptiedList) {
         let mut runs = [(Run { page: 0, pages: 0 }, 0); EmptiedList::MOST];
         for (run, emptied) in runs.iter_mut().zip(emptied.iter()) {

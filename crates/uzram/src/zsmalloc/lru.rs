@@ -44,13 +44,11 @@ impl Lru {
         })
     }
 
-    /// Populates the table entries of these pages.
     pub(super) fn populate(&self, pages: Range<usize>) -> Result<()> {
         self.links.populate_range(pages.clone())?;
         self.classes.populate_range(pages)
     }
 
-    /// Returns the number of zspages on the list.
     pub(super) fn len(&self) -> u64 {
         self.order.lock().len
     }

@@ -64,7 +64,6 @@ impl PoolConfig {
         }
     }
 
-    /// Returns the most objects that a pool in an arena of `pages` pages can hold.
     fn max_objects_in(&self, pages: usize) -> u64 {
         self.max_objects.unwrap_or((pages as u64 * OBJECTS_A_PAGE).min(u32::MAX.into()))
     }
@@ -92,7 +91,6 @@ pub trait PoolLocks: Sized + Send + Sync + 'static {
     const READS_OUTLIVE_FREES: bool;
     /// Whether the pages of an emptied zspage are freed while its class's lists are still locked.
     const FREES_PAGES_LOCKED: bool;
-    /// The handle's word.
     type Cell: Cell;
     /// The locked lists of a class.
     type Lists<'a>: DerefMut<Target = Lists>;
@@ -103,10 +101,8 @@ pub trait PoolLocks: Sized + Send + Sync + 'static {
     /// Makes the locks for `classes` classes.
     fn new(classes: usize) -> Self;
 
-    /// Locks the lists of a class.
     fn lists(&self, class: u8, counts: &Counts) -> Self::Lists<'_>;
 
-    /// Locks the lists of a class to move its objects.
     fn lock_for_migration(&self, class: u8, counts: &Counts) -> Self::MigrationGuard<'_>;
 
     /// Finds a handle's object, and keeps it in place until [`PoolLocks::unpin`].
@@ -237,7 +233,6 @@ impl<D: PoolLocks> RawPool<D> {
         Timed::new(self.locks.lists(class, &self.counts), self.counts.lists_hold_ns())
     }
 
-    /// Returns an object's address and the size of its header.
     #[inline]
     pub(super) fn place(&self, object: Location) -> (*mut u8, usize) {
         let class = self.classes.get(object.class);
@@ -265,7 +260,6 @@ impl<D: PoolLocks> RawPool<D> {
         to.set_huge_handle(from.huge_handle());
     }
 
-    /// Returns the owner of the huge object that starts at `page`.
     #[inline]
     pub(super) fn huge_owner(&self, page: u32) -> u32 {
         !(self.page_table[page as usize].load(Ordering::Relaxed) >> u32::BITS) as u32

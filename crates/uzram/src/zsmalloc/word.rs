@@ -55,7 +55,6 @@ impl Location {
 
 /// A handle's word, as a lock design defines it: `repr(transparent)` over an atomic integer.
 pub trait Cell: Default + Send + Sync + 'static {
-    /// Returns the word.
     fn word(&self) -> &AtomicU64;
 
     /// Points the handle at its object, which has been written.

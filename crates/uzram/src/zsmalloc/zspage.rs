@@ -29,7 +29,6 @@ pub(super) const NONE: u32 = u32::MAX;
 /// The mutable state of a zspage.
 #[derive(Debug)]
 pub struct Zspage {
-    /// The run's first page.
     pub(super) page: u32,
     /// Neighbours in the circular list of its group.
     prev: u32,
@@ -40,11 +39,9 @@ pub struct Zspage {
     pub(super) fresh: u16,
     pub(super) inuse: u16,
     group: u8,
-    /// Pages committed so far.
     pub(super) committed: u8,
 }
 
-/// Returns the group of a zspage with `inuse` of `objs` objects in use.
 #[inline]
 pub(super) fn fullness_group(inuse: u16, objs: u16) -> usize {
     match inuse {
@@ -131,7 +128,6 @@ impl Descriptors {
         TypedCache::new(arena, options).map(Descriptors)
     }
 
-    /// As [`TypedCache::populate`].
     pub(super) fn populate(&self) -> Result<()> {
         self.0.populate()
     }
@@ -214,7 +210,6 @@ impl Lists {
         counts
     }
 
-    /// Returns the first zspage of the fullest group that has room.
     #[inline]
     pub(super) fn fullest_with_room(&self) -> Option<u32> {
         let room = self.groups & ((1 << GROUP_FULL) - 1);
@@ -230,7 +225,6 @@ impl Lists {
         Some(all.with(self, first, |zspage| zspage.prev))
     }
 
-    /// Makes a zspage the last of its group.
     pub(super) fn move_to_back(&mut self, all: &Descriptors, id: u32) {
         let group = all.with(self, id, |zspage| usize::from(zspage.group));
         self.remove(all, id);
@@ -246,7 +240,6 @@ impl Lists {
         }
     }
 
-    /// Returns the fullest zspage that has room, other than `other`.
     pub(super) fn fullest_but(&mut self, all: &Descriptors, other: u32) -> Option<u32> {
         (1..GROUP_FULL).rev().find_map(|group| {
             let first = self.heads[group];
@@ -272,7 +265,6 @@ impl Lists {
         self.objs_used / objs * u64::from(class.pages_per_zspage) + rest
     }
 
-    /// Makes the first zspage of a group its last, and returns it.
     pub(super) fn rotate(&mut self, all: &Descriptors, group: usize) -> Option<u32> {
         let first = self.heads[group];
         if first == NONE {
@@ -302,7 +294,6 @@ impl Lists {
         None
     }
 
-    /// Puts a zspage at the front of `group`.
     pub(super) fn insert(&mut self, all: &Descriptors, id: u32, group: usize) {
         let next = self.heads[group];
         let (prev, next) = if next == NONE {
@@ -319,7 +310,6 @@ impl Lists {
         self.lengths[group] += 1;
     }
 
-    /// Takes a zspage out of the list of its group.
     pub(super) fn remove(&mut self, all: &Descriptors, id: u32) {
         let (prev, next, group) = all.with(self, id, |zspage| (zspage.prev, zspage.next, zspage.group));
         let group = usize::from(group);

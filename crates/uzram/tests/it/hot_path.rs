@@ -135,7 +135,6 @@ fn child(disk: &OpenDevice, pages: &[Page], operations: u64) -> ! {
     unsafe { libc::_exit(0) }
 }
 
-/// Returns the report of a child that runs `operations` on a device with these settings.
 fn report_of(settings: &[(&str, &str)], operations: u64) -> String {
     let device: Arc<Device> = Device::new("zram0").unwrap();
     settings.iter().for_each(|(name, value)| device.set(name, value).unwrap());

@@ -103,7 +103,6 @@ fn receive(socket: &UnixStream) -> (Vec<String>, Vec<OwnedFd>) {
     (words.collect(), fds.collect())
 }
 
-/// All attributes that can be read and are no statistics.
 fn attributes(device: &Device) -> BTreeMap<&'static str, String> {
     let rows = Device::attributes().iter().filter(|row| !STATISTICS.contains(&row.name));
     rows.filter_map(|row| Some((row.name, device.get(row.name).ok()?))).collect()

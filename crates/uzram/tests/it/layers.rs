@@ -86,7 +86,6 @@ fn paths(code: &str, prefix: &str) -> Vec<String> {
     starts.flat_map(|at| tree(&code[at..])).collect()
 }
 
-/// Returns the paths of the import that `code` begins with.
 fn tree(code: &str) -> Vec<String> {
     let end = code.find(|c: char| !(c.is_alphanumeric() || c == '_' || c == ':')).unwrap_or(code.len());
     let (prefix, rest) = code.split_at(end);
@@ -138,7 +137,6 @@ fn absolute(module: &str, path: &str, is_child: impl Fn(&str) -> bool) -> Option
     }
 }
 
-/// Returns a crate's modules.
 fn modules(src: &Path) -> BTreeMap<String, Module> {
     let mut codes = BTreeMap::new();
     for file in rust_files(src) {
@@ -215,7 +213,6 @@ fn no_file_imports_one_that_imports_it() {
     assert!(circles.is_empty(), "{circles:#?}");
 }
 
-/// Returns the module that a line declares.
 fn declared(line: &str) -> Option<&str> {
     let line = ["pub ", "pub(crate) "].iter().find_map(|word| line.strip_prefix(word)).unwrap_or(line);
     line.strip_prefix("mod ")?.strip_suffix(';')

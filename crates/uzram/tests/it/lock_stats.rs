@@ -35,7 +35,6 @@ fn exclusive(class: &str) -> LockStat {
     stat(class, LockMode::Exclusive)
 }
 
-/// Checks what is true of all statistics.
 fn assert_sound(stat: &LockStat) {
     assert!(stat.acquisition_bounces <= stat.hold.count, "{stat:?}");
     assert!(stat.contention_bounces <= stat.wait.count && stat.wait.count <= stat.hold.count, "{stat:?}");

@@ -96,7 +96,6 @@ fn fill_and_page_out(file: &Arc<MemoryFile>) {
     unsafe { rustix::mm::madvise(pages.as_mut_ptr().cast(), FILE_BYTES, Advice::LinuxPageOut) }.unwrap();
 }
 
-/// Returns how many pages of a file are in memory, and how many in swap.
 fn count(fd: BorrowedFd<'_>) -> (u64, u64) {
     // cachestat(2): offset and length; then pages in memory, dirty, under writeback, evicted, and evicted
     // recently.
@@ -111,7 +110,6 @@ fn duplicate(file: &MemoryFile) -> OwnedFd {
     file.as_fd().try_clone_to_owned().unwrap()
 }
 
-/// Makes a memfd, whatever files the engine makes.
 fn memfd() -> Arc<MemoryFile> {
     let fd = rustix::fs::memfd_create("test", MemfdFlags::ALLOW_SEALING | MemfdFlags::CLOEXEC).unwrap();
     rustix::fs::ftruncate(&fd, FILE_BYTES as u64).unwrap();

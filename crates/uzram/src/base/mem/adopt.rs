@@ -49,7 +49,6 @@ impl Arena {
         Ok(())
     }
 
-    /// Sets the resident bits of the pages of a range of bytes.
     fn set_resident(&self, data: &Range<u64>) {
         let [mut page, end] = [data.start, data.end].map(|at| (at / PAGE_SIZE as u64) as u32);
         while page < end {

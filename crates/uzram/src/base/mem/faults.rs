@@ -4,7 +4,6 @@ use super::Arena;
 use crate::base::error::{Error, ErrorKind, Result};
 use crate::base::random::Random;
 
-/// The calls that fail.
 pub(super) enum Faults {
     /// About one in `one_in`.
     Seeded { random: Random, one_in: usize },

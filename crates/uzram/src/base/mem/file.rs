@@ -26,7 +26,6 @@ use super::whole::{NO_PAGES, Whole};
 pub struct MemoryFile {
     fd: OwnedFd,
     len_bytes: u64,
-    /// A mapping of all of it, once it has been mapped ahead.
     whole: OnceLock<Whole>,
 }
 

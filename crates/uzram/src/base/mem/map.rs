@@ -103,7 +103,6 @@ thread_local! {
     static EMULATED_PAGE_BYTES: std::cell::Cell<Option<usize>> = const { std::cell::Cell::new(None) };
 }
 
-/// Page sizes of hosts.
 #[cfg(all(test, not(loom)))]
 pub(crate) const HOST_PAGE_BYTES: [usize; 3] = [4 << 10, 16 << 10, 64 << 10];
 
@@ -125,13 +124,11 @@ pub(crate) fn with_host_pages_of<R>(page_bytes: usize, test: impl FnOnce() -> R)
     test()
 }
 
-/// The initial protection of a mapping.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Access {
     /// No access before [`Mapping::enable`]: the reservation is not charged, even with strict
     /// overcommit.
     None,
-    /// Readable and writable.
     ReadWrite,
 }
 
@@ -192,7 +189,6 @@ impl Mapping {
         self.region.as_ref()
     }
 
-    /// Returns the address of the first byte.
     #[inline]
     pub(crate) fn base(&self) -> *mut u8 {
         self.base.as_ptr()
@@ -279,7 +275,6 @@ impl Mapping {
         self.resident_bytes_in(0, self.len_bytes)
     }
 
-    /// Returns the resident bytes of a page-aligned part.
     pub(super) fn resident_bytes_in(&self, offset: usize, len: usize) -> usize {
         const STEP_BYTES: usize = 64 << 20;
         let host_page = rustix::param::page_size();

@@ -153,7 +153,6 @@ struct Inner {
     /// Whether the releaser was woken and has not checked for surplus since.
     releaser_is_told: bool,
     refiller: Option<Thread>,
-    /// Chunks that the refiller is filling.
     chunks_on_their_way: usize,
     /// Whether the refiller was woken and has not filled the reserve since.
     refiller_is_told: bool,
@@ -353,7 +352,6 @@ impl Arena {
         }
     }
 
-    /// Makes another chunk usable.
     fn grow(&self, inner: &mut Inner) -> Result<()> {
         if self.has_reserve() {
             return Err(self.drained(inner));
@@ -388,7 +386,6 @@ impl Arena {
         self.resident_of(group_of(page), mask(page, pages as u32))
     }
 
-    /// Returns how many of the pages `bits` of a group are in memory.
     fn resident_of(&self, group: usize, bits: u64) -> u64 {
         u64::from((self.resident[group].load(Ordering::Relaxed) & bits).count_ones())
     }

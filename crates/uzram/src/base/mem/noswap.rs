@@ -45,13 +45,11 @@ pub fn noswap_directory() -> Option<BorrowedFd<'static>> {
     DIRECTORY.get().map(AsFd::as_fd)
 }
 
-/// Creates a file that has no name, and cannot be given one.
 pub(super) fn create_file(directory: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
     let flags = OFlags::TMPFILE | OFlags::EXCL | OFlags::RDWR | OFlags::CLOEXEC;
     rustix::fs::openat(directory, c".", flags, Mode::RUSR | Mode::WUSR)
 }
 
-/// Mounts the tmpfs at no path.
 fn mount() -> Result<OwnedFd, (&'static str, Errno)> {
     let at = |what| move |errno| (what, errno);
     let options = fsopen(c"tmpfs", FsOpenFlags::FSOPEN_CLOEXEC).map_err(at("fsopen of a tmpfs"))?;

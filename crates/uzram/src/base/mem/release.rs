@@ -123,7 +123,6 @@ impl Arena {
         KEPT_FREE_PAGES.max(self.all_used_pages() / USED_PER_KEPT_PAGE)
     }
 
-    /// Empties the CPUs' run caches.
     pub(super) fn flush_caches(&self) {
         for cache in self.caches.iter() {
             let mut cache = cache.lock();

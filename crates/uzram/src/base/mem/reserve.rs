@@ -318,7 +318,6 @@ impl Arena {
         }
     }
 
-    /// Makes a free chunk absent.
     fn take_away(&self, mut inner: MutexGuard<'_, Inner>, chunk: usize) {
         inner.runs.take_away(chunk);
         inner.free_resident_pages -= u64::from(CHUNK_PAGES);

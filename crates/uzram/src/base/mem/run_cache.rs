@@ -16,7 +16,6 @@ pub(super) struct RunCache {
     stacks: [[Vec<u32>; MAX_RUN_PAGES]; Account::ALL.len()],
 }
 
-/// Returns the number of runs of `pages` pages in a batch of `batch_pages`, at least one.
 pub(super) fn batch_runs(batch_pages: usize, pages: usize) -> usize {
     (batch_pages / pages).max(1)
 }

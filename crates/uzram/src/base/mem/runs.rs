@@ -72,7 +72,6 @@ struct Chunk {
     absent: bool,
 }
 
-/// The taken runs of an account.
 #[derive(Clone, Copy, Default)]
 struct Live {
     runs: u64,
@@ -149,12 +148,10 @@ impl Runs {
         self.chunks.len()
     }
 
-    /// Returns whether no page of a chunk is taken.
     pub(super) fn is_free(&self, chunk: usize) -> bool {
         self.chunks[chunk].taken_pages == 0
     }
 
-    /// Returns the taken pages of a group, a bit each.
     pub(super) fn taken(&self, group: usize) -> u64 {
         self.taken[group]
     }
@@ -207,7 +204,6 @@ impl Runs {
         self.free_count
     }
 
-    /// Returns whether a chunk is one of them.
     pub(super) fn can_be_taken(&self, chunk: usize) -> bool {
         self.free_chunks.get(chunk) > 0
     }
@@ -260,7 +256,6 @@ impl Runs {
         })
     }
 
-    /// Takes the lowest run of `pages` pages in the account's chunks, and returns its first page.
     pub(super) fn take_own(&mut self, account: Account, pages: usize) -> Option<u32> {
         let chunk = self.room[account as usize].first(pages as u8)?;
         self.take_in(chunk, account, pages)
@@ -291,7 +286,6 @@ impl Runs {
         true
     }
 
-    /// Frees a run.
     pub(super) fn put(&mut self, page: u32, pages: usize) {
         if let Some(owner) = self.chunks[(page / CHUNK_PAGES) as usize].owner {
             let live = &mut self.live[owner as usize];
@@ -324,7 +318,6 @@ impl Runs {
         true
     }
 
-    /// Ends the hiding of a chunk.
     pub(super) fn show(&mut self, chunk: usize) {
         self.chunks[chunk].hidden = false;
         self.refresh(chunk);

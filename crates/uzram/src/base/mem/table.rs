@@ -93,7 +93,6 @@ impl<T: Entry> Table<T> {
         return unsafe { &*self.mapping.base().cast::<T>().add(index) };
     }
 
-    /// Returns the address of the first entry.
     #[cfg(not(loom))]
     #[inline]
     pub(crate) fn as_ptr(&self) -> *const T {

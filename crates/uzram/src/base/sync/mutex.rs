@@ -110,7 +110,6 @@ impl<'a, T> MutexGuard<'a, T> {
         })
     }
 
-    /// Has `wait` release the lock and take it again.
     fn released(
         self,
         wait: impl FnOnce(imp::MutexGuard<'a, T>, &'a Mutex<T>) -> imp::MutexGuard<'a, T>,

@@ -188,7 +188,6 @@ mod recording {
         }
     }
 
-    /// A hold that is being recorded.
     pub(in crate::base::sync) struct Recorded {
         mode: LockMode,
         bounced: bool,

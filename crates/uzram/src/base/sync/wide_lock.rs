@@ -294,7 +294,6 @@ impl Drop for WideGuard<'_> {
     }
 }
 
-/// Returns the first eight bytes of a word.
 #[cfg(all(target_arch = "x86_64", not(any(loom, tsan))))]
 fn join(bits: u32, stamp: u32) -> u64 {
     u64::from(stamp) << u32::BITS | u64::from(bits)

@@ -6,7 +6,6 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 use super::*;
 use crate::base::random::Random;
 
-/// Returns the device and inode that a path resolves to.
 fn resolved(path: &Path) -> Result<(u64, u64), Refused> {
     let stat = Place::resolve(path)?.status()?;
     assert_ne!(FileType::from_raw_mode(stat.st_mode), FileType::Symlink, "{}", path.display());

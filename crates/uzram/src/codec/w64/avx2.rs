@@ -50,12 +50,9 @@ const fn packing(reverse: bool) -> [[u32; 8]; 16] {
     table
 }
 
-/// Lane numbers, as bytes.
 const LANES: u64 = 0x0706_0504_0302_0100;
-/// The lowest bit of each byte.
 const ONES: u64 = 0x0101_0101_0101_0101;
 
-/// Returns all bits of the bytes of `mask`.
 #[target_feature(enable = "bmi2")]
 #[inline]
 fn byte_mask(mask: Mask) -> u64 {
@@ -69,7 +66,6 @@ fn short_mask(mask: Mask) -> u64 {
     _pdep_u64(mask.into(), 0x0001_0001_0001_0001) * 0xffff
 }
 
-/// Returns all bits of the halves of `mask`.
 #[target_feature(enable = "avx2")]
 #[inline]
 fn half_mask(mask: Mask) -> __m256i {
@@ -389,7 +385,6 @@ impl Lanes for Avx2 {
     }
 }
 
-/// Returns the two halves of eight elements.
 #[inline(always)]
 fn halved<T>(all: &[T; 8]) -> [&[T; 4]; 2] {
     let ([low, high], _) = all.as_chunks() else { unreachable!() };

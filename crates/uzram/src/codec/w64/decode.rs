@@ -42,7 +42,6 @@ fn split_plane(bytes: &[u8], len: usize) -> Option<(&[u8], &[u8])> {
     (len.is_multiple_of(8) || plane[len / 8] >> (len % 8) == 0).then_some((rest, plane))
 }
 
-/// Counts the bits of two planes.
 #[inline(always)]
 fn count(first: &[u8], second: &[u8]) -> Counts {
     let mut counts = Counts::default();

@@ -33,7 +33,6 @@ pub(super) struct Work {
 struct Level<T, const GROUPS: usize, const LANES: usize> {
     /// `BEFORE` zeros, and the lanes that are not zero.
     lanes: [T; LANES],
-    /// The number of lanes that are not zero.
     len: usize,
     /// The hashes of the whole lanes and of their upper bits, in the order that the level's lookup knows.
     hashes: [[u32; 16]; GROUPS],
@@ -84,7 +83,6 @@ impl<T: Copy + Default, const GROUPS: usize, const LANES: usize> Level<T, GROUPS
         self.distances_len += count.count_ones() as usize;
     }
 
-    /// Returns the lanes of a group that are among the level's.
     #[inline(always)]
     fn live(&self, group: usize) -> Mask {
         let left = self.len - 8 * group;
@@ -92,7 +90,6 @@ impl<T: Copy + Default, const GROUPS: usize, const LANES: usize> Level<T, GROUPS
     }
 }
 
-/// Returns the eight elements from `at` on.
 #[inline(always)]
 fn room<T>(all: &mut [T], at: usize) -> &mut [T; 8] {
     all[at..].first_chunk_mut().expect("spare lanes follow")
@@ -130,7 +127,6 @@ impl Work {
         }
     }
 
-    /// See [`super::Encoder::encode`].
     #[inline(always)]
     pub(super) fn encode<L: Lanes>(&mut self, l: L, page: &Page, out: &mut [u8]) -> Option<usize> {
         self.take_words(l, page);
@@ -159,7 +155,6 @@ impl Work {
         }
     }
 
-    /// Sorts the words into classes, and returns the number of others.
     #[inline(always)]
     fn sort_words<L: Lanes>(&mut self, l: L) -> usize {
         let words = &mut self.words;
@@ -224,7 +219,6 @@ impl Work {
         }
     }
 
-    /// Sorts the halves into classes, and returns the number of literals.
     #[inline(always)]
     fn sort_halves<L: Lanes>(&mut self, l: L) -> usize {
         let halves = &mut self.halves;

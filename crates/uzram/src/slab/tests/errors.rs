@@ -164,7 +164,6 @@ fn objects_of_slabs_that_are_gone_are_found<P: Policy>() {
     });
 }
 
-/// Returns the bytes in the middle of an object that hold the link of a free one.
 fn link_of(size: usize) -> std::ops::Range<usize> {
     let stride = size.next_multiple_of(8);
     let start = (stride / 2) & !3;

@@ -7,7 +7,6 @@ use crate::base::random::Random;
 
 for_every_policy!(agrees_with_a_naive_model);
 
-/// Sizes with alignments.
 const SHAPES: [(usize, usize); 10] =
     [(8, 8), (24, 8), (32, 32), (64, 64), (100, 8), (256, 8), (704, 8), (2048, 8), (4096, 8), (4096, 4096)];
 

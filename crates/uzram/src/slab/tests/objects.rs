@@ -74,7 +74,6 @@ impl<P: Policy> Objects<P> {
         Objects { arena, cache, size, align, claims, live: Vec::new(), stamp: 0 }
     }
 
-    /// Allocates an object, and fills it.
     pub(super) fn alloc(&mut self, gfp: Gfp) -> Result<()> {
         let object = self.cache.alloc(gfp)?;
         self.claims.take(self.cache.address(object), self.size, self.align);
@@ -125,7 +124,6 @@ impl Claims {
         Claims { base: arena.address(0).addr(), bits: (0..words).map(|_| AtomicU64::new(0)).collect() }
     }
 
-    /// Claims the bytes of a new object.
     pub(super) fn take(&self, address: *mut u8, size: usize, align: usize) {
         assert_eq!(address.addr() % align, 0, "{address:?} is not aligned to {align}");
         let offset = address.addr().checked_sub(self.base).expect("before the arena");
@@ -135,7 +133,6 @@ impl Claims {
         }
     }
 
-    /// Gives up the claim of an object that is about to be freed.
     pub(super) fn give_back(&self, address: *mut u8, size: usize) {
         for (word, bits) in self.bits(address, size) {
             assert_eq!(word.fetch_and(!bits, Ordering::Relaxed) & bits, bits, "{address:?} is not in use");

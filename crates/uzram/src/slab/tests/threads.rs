@@ -23,7 +23,6 @@ const STEPS: usize = 1500;
 /// The most objects in a mailbox; a sender frees further ones itself.
 const MAX_WAITING: usize = 200;
 
-/// The disturbances of the threads.
 #[derive(Clone, Copy, Debug, Default)]
 struct Stress {
     /// One in this many calls of the arena fails; 0: none.
@@ -90,7 +89,6 @@ fn slabs_are_taken_away_under_fast_paths<P: Policy>() {
     }
 }
 
-/// An object of one of the caches.
 type Parcel = (usize, Live);
 
 struct Shared<P: Policy> {

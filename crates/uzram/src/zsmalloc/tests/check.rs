@@ -10,7 +10,6 @@ use crate::zsmalloc::raw::RawPool;
 use crate::zsmalloc::word::Location;
 use crate::zsmalloc::zspage::{FULLNESS_GROUPS, Lists, NONE_INDEX, fullness_group};
 
-/// An object that a test has stored.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Live {
     pub(super) owner: u32,

@@ -40,7 +40,6 @@ fn a_dropped_object_is_freed<D: PoolLocks>() {
     pool.store(&[]).unwrap_err();
 }
 
-/// A pool that makes its own arena keeps to its limit.
 #[test]
 fn a_built_pool_keeps_its_limit() {
     let pool = Pool::builder("built").limit_bytes(2 << 20).build().unwrap();

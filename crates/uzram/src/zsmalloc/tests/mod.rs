@@ -34,13 +34,11 @@ fn read<D: PoolLocks>(pool: &RawPool<D>, handle: u32, owner: u32, len: usize) ->
     unsafe { pool.read(handle, owner, len) }
 }
 
-/// Frees a handle that the test no longer uses.
 fn free<D: PoolLocks>(pool: &RawPool<D>, handle: u32) {
     // SAFETY: the handle is in use and the test's.
     unsafe { pool.free(handle) };
 }
 
-/// Returns the location of the object of a handle that the test has not freed.
 fn object<D: PoolLocks>(pool: &RawPool<D>, handle: u32) -> super::word::Location {
     // SAFETY: the handle is in use.
     unsafe {

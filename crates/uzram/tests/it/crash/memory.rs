@@ -236,7 +236,6 @@ impl Drop for Journal {
     }
 }
 
-/// A number that a child tells its parent.
 fn told() -> &'static AtomicU64 {
     static TOLD: std::sync::OnceLock<Journal> = std::sync::OnceLock::new();
     &TOLD.get_or_init(|| Journal::new(1)).0[0].0

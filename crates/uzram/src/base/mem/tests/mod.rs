@@ -21,13 +21,11 @@ fn touch(arena: &Arena, page: u32, pages: u32) {
     }
 }
 
-/// Commits and touches all pages of a run.
 fn fill(arena: &Arena, run: Run, account: Account) {
     arena.commit(account, run.page, u32::from(run.pages)).expect("no limit");
     touch(arena, run.page, u32::from(run.pages));
 }
 
-/// Takes a run and makes all its pages resident.
 fn filled(arena: &Arena, pages: usize, account: Account) -> Run {
     let run = arena.alloc_run(pages, account, Gfp::MayWait).expect("memory");
     fill(arena, run, account);
@@ -39,12 +37,10 @@ fn free(arena: &Arena, run: Run, account: Account) {
     arena.free_run(run, account, u64::from(run.pages));
 }
 
-/// Hides as many chunks of an account as possible.
 fn hide(arena: &Arena, account: Account) -> HiddenChunks<'_> {
     arena.hide_sparse_chunks(account, usize::MAX, &[])
 }
 
-/// Asserts that every count matches the system's.
 fn recount(arena: &Arena) {
     assert_eq!(arena.resident_bytes() as u64, arena.charged_pages() * PAGE_SIZE as u64);
     let chunk_bytes = CHUNK_PAGES as usize * PAGE_SIZE;
@@ -127,7 +123,6 @@ impl<'a> Model<'a> {
         }
     }
 
-    /// Frees a third of one account's runs, in one call.
     fn free_a_third(&mut self) {
         let account = Account::ALL[self.random.below(2)];
         let is_freed = |(run, of, _): &mut (Run, Account, u32)| *of == account && run.page.is_multiple_of(3);
@@ -152,7 +147,6 @@ impl<'a> Model<'a> {
         }
     }
 
-    /// Checks all counts, and frees all runs.
     fn end(mut self) {
         self.hidden = None;
         let mut owners = HashMap::new();
@@ -440,7 +434,6 @@ impl<'a> Taker<'a> {
         self.live.push((run, account, self.next_mark));
     }
 
-    /// Frees up to `most` runs, those of an account in one call.
     fn free(&mut self, most: usize) {
         let mut freed = [Vec::new(), Vec::new()];
         for _ in 0..most.min(self.live.len()) {
