@@ -36,10 +36,8 @@ impl MountInfo {
     }
 }
 
-/// Returns all mounts that this process sees, in the order in which they were mounted.
-///
-/// # Errors
-/// If the kernel's list cannot be read.
+/// Returns all mounts that this process sees, in the order in which they were mounted. Fails if the kernel's
+/// list cannot be read.
 pub fn all() -> io::Result<Vec<MountInfo>> {
     Ok(parse(&std::fs::read("/proc/self/mountinfo")?))
 }

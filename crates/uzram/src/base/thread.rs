@@ -36,10 +36,8 @@ pub(crate) fn spawn_relied_on<S: Send + 'static>(
     })
 }
 
-/// Returns how a thread, 0 for the calling one, is scheduled.
-///
-/// # Errors
-/// The system's, for example when a sandbox forbids the call, or there is no such thread.
+/// Returns how a thread, 0 for the calling one, is scheduled. Fails with the system's error, for example when
+/// a sandbox forbids the call, or there is no such thread.
 pub fn scheduling(thread: u32) -> io::Result<sched_attr> {
     let size = size_of::<sched_attr>() as u32;
     // SAFETY: all fields of the structure are integers: zeros are valid.

@@ -37,9 +37,12 @@ pub struct Place {
 pub enum Refused {
     /// A symbolic link lies in a directory that other users may write to.
     Link {
+        /// The link.
         link: PathBuf,
+        /// Its directory.
         dir: PathBuf,
     },
+    /// A system call failed.
     System(Errno),
 }
 
@@ -73,11 +76,9 @@ pub fn only_we_may_write(stat: &Stat) -> bool {
 }
 
 impl Place {
-    /// Resolves `path`; all components but the last must exist.
-    ///
-    /// # Errors
-    /// [`Refused::Link`] for a link that the rule does not follow; `ENOENT`, `ENOTDIR`, `ELOOP` for more than
-    /// 40 links, and other errors of the system.
+    /// Resolves `path`; all components but the last must exist. Fails with [`Refused::Link`] for a link that
+    /// the rule does not follow; `ENOENT`, `ENOTDIR`, `ELOOP` for more than 40 links, and other errors of the
+    /// system.
     pub fn resolve(path: &Path) -> Result<Place, Refused> {
         Walk::new(path)?.run()
     }
@@ -104,6 +105,7 @@ impl Place {
     }
 }
 
+/// The state of a path walk.
 struct Walk {
     dir: OwnedFd,
     /// The path of `dir`, for messages.

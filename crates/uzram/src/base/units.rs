@@ -78,11 +78,8 @@ pub const fn bytes_to_pages(bytes: u64) -> u64 {
     bytes.div_ceil(PAGE_SIZE as u64)
 }
 
-/// Reads a size: decimal digits and an optional K, M, G or T (powers of 1024; an `iB` or `B` may
-/// follow).
-///
-/// # Errors
-/// `Invalid` when the text is anything else or the size does not fit 64 bits.
+/// Reads a size: decimal digits and an optional K, M, G or T (powers of 1024; an `iB` or `B` may follow).
+/// Fails with `Invalid` when the text is anything else or the size does not fit 64 bits.
 pub fn parse_size(text: &str) -> Result<u64> {
     parse_number(text, "too large", unit_bytes).map_err(|why| {
         let why = whole_size(text.trim())
@@ -138,10 +135,8 @@ fn parse_number(
     number.checked_mul(unit).ok_or(too_much)
 }
 
-/// Reads a duration in seconds: decimal digits and an optional unit s, m, h or d; seconds without one.
-///
-/// # Errors
-/// `Invalid` when the text is anything else or the duration does not fit 64 bits.
+/// Reads a duration in seconds: decimal digits and an optional unit s, m, h or d; seconds without one. Fails
+/// with `Invalid` when the text is anything else or the duration does not fit 64 bits.
 pub fn parse_duration_s(text: &str) -> Result<u64> {
     let bad = |why: &str| {
         Error::invalid(format!(

@@ -79,11 +79,8 @@ impl Kind {
         }
     }
 
-    /// Parses a level.
-    ///
-    /// # Errors
-    /// `Invalid` for a level that this algorithm does not have, including those that the library would
-    /// silently clamp.
+    /// Parses a level. Fails with `Invalid` for a level that this algorithm does not have, including those
+    /// that the library would silently clamp.
     pub fn parse_level(self, text: &str) -> Result<i32> {
         let level = text.parse().ok().filter(|level| self.has_level(*level));
         level.ok_or_else(|| self.not_a_level(text))
@@ -123,10 +120,8 @@ pub(super) enum Method {
 }
 
 impl Algorithm {
-    /// Creates the algorithm `kind` at `level`, or at its default level, with or without a dictionary.
-    ///
-    /// # Errors
-    /// `Invalid` for a level that `kind` does not have, or a dictionary that it cannot use; `NoMemory`
+    /// Creates the algorithm `kind` at `level`, or at its default level, with or without a dictionary. Fails
+    /// with `Invalid` for a level that `kind` does not have, or a dictionary that it cannot use; `NoMemory`
     /// when the system gives none for the dictionary's tables.
     pub fn new(kind: Kind, level: Option<i32>, dictionary: Option<Dictionary>) -> Result<Algorithm> {
         let level = level.unwrap_or(kind.default_level());
@@ -231,10 +226,8 @@ impl PartialEq for Algorithm {
 impl Eq for Algorithm {}
 
 impl Algorithm {
-    /// Checks a text as far as possible without reading the dictionary.
-    ///
-    /// # Errors
-    /// `Invalid`, as when parsing it.
+    /// Checks a text as far as possible without reading the dictionary. Fails with `Invalid`, as when parsing
+    /// it.
     pub fn check(text: &str) -> Result<()> {
         let (kind, _, path) = Self::parts(text)?;
         match path {

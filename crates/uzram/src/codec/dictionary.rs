@@ -36,10 +36,8 @@ pub struct Dictionary {
 }
 
 impl Dictionary {
-    /// Reads the file at `path`.
-    ///
-    /// # Errors
-    /// `Invalid`, naming the file, when it cannot be read or is no dictionary.
+    /// Reads the file at `path`. Fails with `Invalid`, naming the file, when it cannot be read or is no
+    /// dictionary.
     pub fn read(path: &str) -> Result<Dictionary> {
         Dictionary::check_path(path)?;
         let refused = |why: &str| Error::invalid(format!("dict={path}: {why}"));
@@ -56,10 +54,8 @@ impl Dictionary {
         Ok(dictionary)
     }
 
-    /// Creates a dictionary from `bytes`; it is shown as `path`.
-    ///
-    /// # Errors
-    /// `Invalid` unless it has [`MIN_DICTIONARY_BYTES`] to [`MAX_DICTIONARY_BYTES`] and the path is valid.
+    /// Creates a dictionary from `bytes`; it is shown as `path`. Fails with `Invalid` unless it has
+    /// [`MIN_DICTIONARY_BYTES`] to [`MAX_DICTIONARY_BYTES`] and the path is valid.
     pub fn new(path: &str, bytes: Vec<u8>) -> Result<Dictionary> {
         Dictionary::check_path(path)?;
         match bytes.len() {

@@ -53,10 +53,7 @@ enum EncoderState {
 }
 
 impl Encoder {
-    /// Creates an encoder, and allocates all of its memory.
-    ///
-    /// # Errors
-    /// `NoMemory` when the system gives none.
+    /// Creates an encoder, and allocates all of its memory. Fails with `NoMemory` when the system gives none.
     pub fn new(algorithm: &Algorithm) -> Result<Encoder> {
         let level = algorithm.level();
         Ok(Encoder(match &algorithm.method {
@@ -139,9 +136,7 @@ enum DecoderState {
 }
 
 impl Decoder {
-    /// Creates a decoder, and allocates all of its memory. It reads every level of its algorithm.
-    ///
-    /// # Errors
+    /// Creates a decoder, and allocates all of its memory. It reads every level of its algorithm. Fails with
     /// `NoMemory` when the system gives none.
     pub fn new(algorithm: &Algorithm) -> Result<Decoder> {
         if let Some(stateless) = algorithm.stateless_decoder() {
@@ -153,11 +148,8 @@ impl Decoder {
         }))
     }
 
-    /// Decompresses `bytes`, exactly one compressed page, into `page`.
-    ///
-    /// # Errors
-    /// `Corrupt` if the bytes do not decode to exactly one page; `page` may then be partly overwritten.
-    /// The decoder stays usable.
+    /// Decompresses `bytes`, exactly one compressed page, into `page`. Fails with `Corrupt` if the bytes do
+    /// not decode to exactly one page; `page` may then be partly overwritten. The decoder stays usable.
     #[inline]
     pub fn decode(&mut self, bytes: &[u8], page: &mut Page) -> Result<()> {
         match &mut self.0 {

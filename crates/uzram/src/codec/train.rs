@@ -8,12 +8,9 @@ use super::{MAX_DICTIONARY_BYTES, MIN_DICTIONARY_BYTES};
 /// The minimum bytes of samples per byte of the dictionary; with fewer the dictionary overfits.
 pub const MIN_SAMPLE_FACTOR: usize = 8;
 
-/// Returns a zstd dictionary of at most `len_bytes` for pages like `samples`. Its most useful contents
-/// come last, so that it is also good for lz4.
-///
-/// # Errors
-/// `Invalid` for a length out of range, for fewer than [`MIN_SAMPLE_FACTOR`] times `len_bytes` of
-/// samples, or if the trainer fails.
+/// Returns a zstd dictionary of at most `len_bytes` for pages like `samples`. Its most useful contents come
+/// last, so that it is also good for lz4. Fails with `Invalid` for a length out of range, for fewer than
+/// [`MIN_SAMPLE_FACTOR`] times `len_bytes` of samples, or if the trainer fails.
 pub fn train(samples: &[Page], len_bytes: usize) -> Result<Vec<u8>> {
     /// The minimum size, for the dictionary's header and tables.
     const LEAST_BYTES: usize = 1024;

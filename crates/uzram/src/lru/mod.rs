@@ -91,10 +91,8 @@ pub struct Lru<D: LruLocks = Batched> {
 }
 
 impl<D: LruLocks> Lru<D> {
-    /// Makes an empty LRU.
-    ///
-    /// # Errors
-    /// `Invalid` for a pagevec of no or too many pages; `NoMemory` when there is none.
+    /// Makes an empty LRU. Fails with `Invalid` for a pagevec of no or too many pages; `NoMemory` when there
+    /// is none.
     pub fn new(options: &LruConfig) -> Result<Self> {
         let pages = options.pages.min(MAX_PAGES) as u32;
         let empty = |_| Mutex::new(&classes::LRU_PAGEVEC, Pagevec::EMPTY);
@@ -108,10 +106,8 @@ impl<D: LruLocks> Lru<D> {
         Ok(lru)
     }
 
-    /// Sets the size of the CPUs' pagevecs.
-    ///
-    /// # Errors
-    /// `Invalid` for 0 and for more than [`MAX_PAGEVEC_PAGES`].
+    /// Sets the size of the CPUs' pagevecs. Fails with `Invalid` for 0 and for more than
+    /// [`MAX_PAGEVEC_PAGES`].
     pub fn set_pagevec_pages(&self, pages: usize) -> Result<()> {
         if !(1..=MAX_PAGEVEC_PAGES).contains(&pages) {
             let range = format!("a pagevec has 1 to {MAX_PAGEVEC_PAGES} pages");
@@ -375,10 +371,7 @@ impl<D: LruLocks> Lru<D> {
         self.lists.counts.sum()
     }
 
-    /// Makes the nodes resident.
-    ///
-    /// # Errors
-    /// `NoMemory` when the system gives none.
+    /// Makes the nodes resident. Fails with `NoMemory` when the system gives none.
     pub fn populate(&self) -> Result<()> {
         self.lists.nodes.populate()
     }

@@ -26,10 +26,8 @@ pub struct Cache<P: Policy = Sheaves> {
 }
 
 impl<P: Policy> Cache<P> {
-    /// Makes an empty cache in the memory of `arena`.
-    ///
-    /// # Errors
-    /// `Invalid` for an invalid option; `NoMemory` when there is no address space for its tables.
+    /// Makes an empty cache in the memory of `arena`. Fails with `Invalid` for an invalid option; `NoMemory`
+    /// when there is no address space for its tables.
     pub fn new(arena: Arc<Arena>, options: CacheConfig) -> Result<Self> {
         let core = Core::new(arena, options, P::HARDENED)?;
         Ok(Cache {
@@ -42,9 +40,7 @@ impl<P: Policy> Cache<P> {
     }
 
     /// Makes the cache's own tables resident, so that allocations and frees take no page faults on them.
-    ///
-    /// # Errors
-    /// `NoMemory` when the system gives none.
+    /// Fails with `NoMemory` when the system gives none.
     pub fn populate(&self) -> Result<()> {
         let Cache { core, layer, .. } = self;
         core.slabs.populate()?;
@@ -109,13 +105,10 @@ impl<P: Policy> Cache<P> {
         }
     }
 
-    /// Allocates an object.
-    ///
-    /// # Errors
-    /// `NoSpace` when the limit of the arena or of the cache is reached, `NoMemory` when the system
-    /// gives no more or `gfp` does not allow asking it. `Corrupt` when a free object is found
-    /// damaged: that object and those linked after it are lost, and the next call goes on without
-    /// them.
+    /// Allocates an object. Fails with `NoSpace` when the limit of the arena or of the cache is reached,
+    /// `NoMemory` when the system gives no more or `gfp` does not allow asking it. `Corrupt` when a free
+    /// object is found damaged: that object and those linked after it are lost, and the next call goes on
+    /// without them.
     #[inline]
     pub fn alloc(&self, gfp: Gfp) -> Result<u32> {
         let Cache { core, layer, .. } = self;
@@ -128,12 +121,10 @@ impl<P: Policy> Cache<P> {
         Ok(object)
     }
 
-    /// Frees an object that [`Cache::alloc`] returned. No thread uses its bytes any more.
-    ///
-    /// # Errors
+    /// Frees an object that [`Cache::alloc`] returned. No thread uses its bytes any more. Fails with
     /// `Corrupt` when it is found to be no object of this cache, or free already (always found in debug
-    /// builds); the cache is unchanged then. What a release build misses here may be reported later, by
-    /// a free of another object that flushes a sheaf.
+    /// builds); the cache is unchanged then. What a release build misses here may be reported later, by a
+    /// free of another object that flushes a sheaf.
     #[inline]
     pub fn free(&self, object: u32) -> Result<()> {
         let Cache { core, layer, .. } = self;
@@ -147,9 +138,7 @@ impl<P: Policy> Cache<P> {
     }
 
     /// Takes all free objects back from the CPUs, and gives every empty slab back to the arena; returns the
-    /// number of pages that went back meanwhile. Other threads may allocate and free concurrently.
-    ///
-    /// # Errors
+    /// number of pages that went back meanwhile. Other threads may allocate and free concurrently. Fails with
     /// `Corrupt` when free objects were found damaged; the rest is done all the same.
     pub fn shrink(&self) -> Result<u64> {
         let Cache { core, layer, .. } = self;
@@ -209,10 +198,8 @@ impl<P: Policy> Cache<P> {
         self.core.slabs.table_resident_bytes()
     }
 
-    /// Closes the cache. All of its memory goes back.
-    ///
-    /// # Errors
-    /// `Busy` when objects are still in use, unless `free_objects_on_drop` is set.
+    /// Closes the cache. All of its memory goes back. Fails with `Busy` when objects are still in use, unless
+    /// `free_objects_on_drop` is set.
     pub fn close(self) -> Result<()> {
         let leaked = self.leaked();
         // The error is the report.
@@ -222,10 +209,8 @@ impl<P: Policy> Cache<P> {
 }
 
 impl<P: Policy> Cache<P> {
-    /// Frees an object on the fast path; returns false if that has to be left to the slow path.
-    ///
-    /// # Errors
-    /// In debug builds as [`Cache::free`]; otherwise none.
+    /// Frees an object on the fast path; returns false if that has to be left to the slow path. Fails in
+    /// debug builds as [`Cache::free`].
     #[inline]
     fn push(&self, object: u32) -> Result<bool> {
         let Cache { core, layer, .. } = self;
@@ -315,10 +300,8 @@ impl<T: Send + Sync, P: Policy> TypedCache<T, P> {
         &self.cache
     }
 
-    /// Puts a value into a new object; returns the object's number.
-    ///
-    /// # Errors
-    /// As [`Cache::alloc`]; the value is dropped.
+    /// Puts a value into a new object; returns the object's number. Fails as [`Cache::alloc`]; the value is
+    /// dropped.
     #[inline]
     pub fn insert(&self, value: T, gfp: Gfp) -> Result<u32> {
         let object = self.cache.alloc(gfp)?;

@@ -80,19 +80,15 @@ impl CacheConfig {
         }
     }
 
-    /// Returns the bytes of [`CacheConfig::slab_table`].
-    ///
-    /// # Errors
-    /// `Invalid` for an invalid size or alignment.
+    /// Returns the bytes of [`CacheConfig::slab_table`]. Fails with `Invalid` for an invalid size or
+    /// alignment.
     pub fn slab_table_bytes(&self) -> Result<u64> {
         let layout = Layout::new(self.size_bytes, self.align_bytes)?;
         Ok(Table::<AtomicU32>::bytes_of(max_slabs(self, layout) as usize))
     }
 
-    /// Returns the bytes of address space that an arena needs for this cache alone.
-    ///
-    /// # Errors
-    /// `Invalid` for an invalid size or alignment.
+    /// Returns the bytes of address space that an arena needs for this cache alone. Fails with `Invalid` for
+    /// an invalid size or alignment.
     pub fn reserve_bytes(&self) -> Result<u64> {
         let layout = Layout::new(self.size_bytes, self.align_bytes)?;
         // A run crosses no border of 64 pages: twice as much suffices, whatever is left over at the borders.

@@ -80,10 +80,7 @@ impl<S> DerefMut for AnyLent<'_, S> {
 }
 
 impl<S> AnyStreams<S> {
-    /// Creates the streams of `design`.
-    ///
-    /// # Errors
-    /// The first error of `make`.
+    /// Creates the streams of `design`. Fails with the first error of `make`.
     pub fn new<E>(
         design: StreamDesign,
         make: impl Fn() -> Result<S, E> + Send + Sync + 'static,

@@ -55,10 +55,7 @@ struct Taken<'a, S> {
 }
 
 impl<S> IdleList<S> {
-    /// Creates a list of `count` streams, at least one.
-    ///
-    /// # Errors
-    /// The first error of `stream`.
+    /// Creates a list of `count` streams, at least one. Fails with the first error of `stream`.
     pub fn new<E>(count: u16, mut stream: impl FnMut() -> Result<S, E>) -> Result<Self, E> {
         let make = |_| stream().map(|stream| Padded(Mutex::new(&classes::STREAM, stream)));
         let list = List { idle: (0..count).collect(), waiting: 0, sleeps: 0 };

@@ -35,10 +35,8 @@ enum Place<'a, S> {
 }
 
 impl<S> PerCpu<S> {
-    /// Creates each CPU's stream; up to [`SPARES_PER_CPU`] spare ones per CPU are created when needed.
-    ///
-    /// # Errors
-    /// The first error of `make`.
+    /// Creates each CPU's stream; up to [`SPARES_PER_CPU`] spare ones per CPU are created when needed. Fails
+    /// with the first error of `make`.
     pub fn new<E>(make: impl Fn() -> Result<S, E> + Send + Sync + 'static) -> Result<Self, E> {
         PerCpu::with_spares(SPARES_PER_CPU * cpu::possible(), make)
     }

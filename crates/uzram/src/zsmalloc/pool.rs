@@ -110,11 +110,8 @@ impl PoolBuilder {
         self
     }
 
-    /// Makes an empty pool of the default lock design.
-    ///
-    /// # Errors
-    /// `Invalid` for a limit below a page, or a chain size out of range; `NoMemory` when there is no address
-    /// space.
+    /// Makes an empty pool of the default lock design. Fails with `Invalid` for a limit below a page, or a
+    /// chain size out of range; `NoMemory` when there is no address space.
     pub fn build(self) -> Result<Pool> {
         let limit_pages = self.limit_bytes / PAGE_SIZE as u64;
         if limit_pages == 0 {
@@ -145,11 +142,8 @@ impl Pool {
 }
 
 impl<D: PoolLocks> Pool<D> {
-    /// Stores a copy of `bytes` (1..=4096).
-    ///
-    /// # Errors
-    /// `Invalid` for another length, `NoSpace` when the limit of memory or of objects is met, `NoMemory` when
-    /// the system gives no more. Nothing is stored then.
+    /// Stores a copy of `bytes` (1..=4096). Fails with `Invalid` for another length, `NoSpace` when the limit
+    /// of memory or of objects is met, `NoMemory` when the system gives no more. Nothing is stored then.
     #[inline]
     pub fn store(&self, bytes: &[u8]) -> Result<Object<'_, D>> {
         self.store_for(bytes, 0)
@@ -164,19 +158,15 @@ impl<D: PoolLocks> Pool<D> {
         Ok(Object { pool: self, handle })
     }
 
-    /// Turns a handle back into an object, which frees its bytes when it is dropped.
-    ///
-    /// # Errors
-    /// `Invalid` for a handle of another pool; its bytes stay there.
+    /// Turns a handle back into an object, which frees its bytes when it is dropped. Fails with `Invalid` for
+    /// a handle of another pool; its bytes stay there.
     #[inline]
     pub fn object(&self, handle: Handle) -> Result<Object<'_, D>> {
         self.check(&handle)?;
         Ok(Object { pool: self, handle })
     }
 
-    /// Returns the bytes of a handle. Reading waits for no other thread's reading or storing.
-    ///
-    /// # Errors
+    /// Returns the bytes of a handle. Reading waits for no other thread's reading or storing. Fails with
     /// `Invalid` for a handle of another pool, `Corrupt` when the memory was damaged.
     #[inline]
     pub fn read<'a>(&'a self, handle: &'a Handle) -> Result<ObjectRead<'a, D>> {
@@ -185,10 +175,7 @@ impl<D: PoolLocks> Pool<D> {
         unsafe { self.raw.read(handle.handle, handle.owner, usize::from(handle.len)) }.map(ObjectRead)
     }
 
-    /// Frees the bytes of a handle.
-    ///
-    /// # Errors
-    /// `Invalid` for a handle of another pool; its bytes stay there.
+    /// Frees the bytes of a handle. Fails with `Invalid` for a handle of another pool; its bytes stay there.
     #[inline]
     pub fn free(&self, handle: Handle) -> Result<()> {
         self.object(handle).map(drop)
@@ -203,10 +190,8 @@ impl<D: PoolLocks> Pool<D> {
     /// Empties the zspages that were stored into longest ago, until `pages` pages are free or all zspages
     /// have been tried; returns the number of pages freed. `evict` is called with the owner of each object in
     /// them and should free the object; one that it does not free stays. No lock is held during the call:
-    /// `evict` may use the pool.
-    ///
-    /// # Errors
-    /// `Invalid` for a pool that was made without [`PoolBuilder::reclaim`].
+    /// `evict` may use the pool. Fails with `Invalid` for a pool that was made without
+    /// [`PoolBuilder::reclaim`].
     pub fn reclaim(&self, pages: u64, evict: impl FnMut(u32)) -> Result<u64> {
         self.raw.reclaim(pages, evict)
     }
@@ -254,10 +239,8 @@ impl<D: PoolLocks> Pool<D> {
 }
 
 impl<'a, D: PoolLocks> Object<'a, D> {
-    /// Returns the bytes. Reading waits for no other thread's reading or storing.
-    ///
-    /// # Errors
-    /// `Corrupt` when the memory was damaged.
+    /// Returns the bytes. Reading waits for no other thread's reading or storing. Fails with `Corrupt` when
+    /// the memory was damaged.
     #[inline]
     pub fn read(&self) -> Result<ObjectRead<'_, D>> {
         self.pool.read(&self.handle)

@@ -80,11 +80,8 @@ pub struct Reserved<'a, D: PoolLocks> {
 }
 
 impl<'a, D: PoolLocks> Reserved<'a, D> {
-    /// Stores a copy of `bytes` for `owner`. If the bytes need an object of another class, frees the
-    /// reserved one and allocates theirs.
-    ///
-    /// # Errors
-    /// None for as many bytes as were reserved; else as [`RawPool::store`] with [`Gfp::MayWait`].
+    /// Stores a copy of `bytes` for `owner`. If the bytes need an object of another class, frees the reserved
+    /// one and allocates theirs, which fails as [`RawPool::store`] with [`Gfp::MayWait`].
     #[inline]
     pub fn write(self, bytes: &[u8], owner: u32) -> Result<u32> {
         let pool = self.pool;

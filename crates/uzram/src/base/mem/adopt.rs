@@ -19,11 +19,8 @@ const CHUNK_BYTES: u64 = CHUNK_PAGES as u64 * PAGE_SIZE as u64;
 
 impl Arena {
     /// Marks the pages in memory as resident, and makes the chunks up to the last of them usable. The arena
-    /// is new, made by [`Arena::new_in`] or [`Arena::with_reserve_in`].
-    ///
-    /// # Errors
-    /// `Io` if the system does not report which pages are in memory; `NoMemory` when it gives none for the
-    /// tables.
+    /// is new, made by [`Arena::new_in`] or [`Arena::with_reserve_in`]. Fails with `Io` if the system does
+    /// not report which pages are in memory; `NoMemory` when it gives none for the tables.
     pub fn find_resident(&self) -> Result<()> {
         let Some(region) = self.mapping.region() else { return Ok(()) };
         let len_bytes = self.mapping.len_bytes() as u64;

@@ -16,11 +16,8 @@ impl From<Full> for Error {
 }
 
 impl Arena {
-    /// Charges pages to `account` before they are touched: `pages` pages from `page` on, of one run,
-    /// none of them committed yet.
-    ///
-    /// # Errors
-    /// `Full` if that would exceed the limit; nothing is charged then.
+    /// Charges pages to `account` before they are touched: `pages` pages from `page` on, of one run, none of
+    /// them committed yet. Fails with `Full` if that would exceed the limit; nothing is charged then.
     pub fn commit(&self, account: Account, page: u32, pages: u32) -> Result<(), Full> {
         #[cfg(test)]
         self.inject(super::faults::Faults::page).map_err(|_| Full)?;

@@ -159,9 +159,7 @@ struct Inner {
 }
 
 impl Arena {
-    /// Reserves address space for `reserve_bytes`, rounded up to chunks, at most 16 TiB.
-    ///
-    /// # Errors
+    /// Reserves address space for `reserve_bytes`, rounded up to chunks, at most 16 TiB. Fails with
     /// `NoMemory` when the system refuses the reservation.
     pub fn new(reserve_bytes: u64) -> Result<Self> {
         Arena::new_in(None, reserve_bytes)
@@ -173,10 +171,8 @@ impl Arena {
     }
 
     /// As [`Arena::new`], in a region of a file; in private memory if `region` is `None`. The arena ignores
-    /// memory that the region already holds until [`Arena::find_resident`].
-    ///
-    /// # Errors
-    /// As [`Arena::new`]; `Invalid` for a region shorter than [`Arena::region_bytes`].
+    /// memory that the region already holds until [`Arena::find_resident`]. Fails as [`Arena::new`];
+    /// `Invalid` for a region shorter than [`Arena::region_bytes`].
     pub fn new_in(region: Option<&Region>, reserve_bytes: u64) -> Result<Self> {
         let (pages, chunk_pages) = (pages_of(reserve_bytes), u64::from(CHUNK_PAGES));
         Ok(Arena {
@@ -219,11 +215,9 @@ impl Arena {
         (offset_bytes >> PAGE_SHIFT) as u32
     }
 
-    /// Takes a run of `pages` pages (1..=16) for `account`. Charges nothing.
-    ///
-    /// # Errors
-    /// `NoMemory` when the system gives no more, or when no run is free and `gfp` does not allow
-    /// growing; `NoSpace` when the reservation is used up.
+    /// Takes a run of `pages` pages (1..=16) for `account`. Charges nothing. Fails with `NoMemory` when the
+    /// system gives no more, or when no run is free and `gfp` does not allow growing; `NoSpace` when the
+    /// reservation is used up.
     pub fn alloc_run(&self, pages: usize, account: Account, gfp: Gfp) -> Result<Run> {
         assert!((1..=MAX_RUN_PAGES).contains(&pages), "runs have 1 to 16 pages");
         #[cfg(test)]
@@ -302,11 +296,8 @@ impl Arena {
         }
     }
 
-    /// Sets the batch size, in pages, of the CPUs' run caches, at most [`MAX_BATCH_PAGES`]; 0 empties
-    /// the caches and turns them off.
-    ///
-    /// # Errors
-    /// `Invalid` beyond the maximum.
+    /// Sets the batch size, in pages, of the CPUs' run caches, at most [`MAX_BATCH_PAGES`]; 0 empties the
+    /// caches and turns them off. Fails with `Invalid` beyond the maximum.
     pub fn set_run_cache_batch_pages(&self, pages: usize) -> Result<()> {
         if pages > MAX_BATCH_PAGES {
             let most = format!("a run cache moves at most {MAX_BATCH_PAGES} pages at a time");

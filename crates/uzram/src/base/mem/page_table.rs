@@ -17,7 +17,9 @@ const PAGEMAP_SCAN: libc::Ioctl = opcode::read_write::<pm_scan_arg>(b'f', 16) as
 /// Which pages are looked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wanted {
+    /// Those that are in memory.
     Present,
+    /// Of these, those that belong to no file.
     PresentOfNoFile,
 }
 

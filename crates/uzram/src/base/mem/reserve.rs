@@ -35,11 +35,9 @@ pub fn reserve_chunks(pages: u64) -> u64 {
 
 impl Arena {
     /// Makes an arena like [`Arena::new`], with a reserve of `reserve_pages` (more than 0), rounded up as
-    /// [`reserve_chunks`] does. The reserve is empty until [`Arena::refill`] fills it.
-    ///
-    /// # Errors
-    /// `NoMemory` when the system has no memory for the tables, which are all populated here; `Invalid` for a
-    /// reserve that is larger than the reservation.
+    /// [`reserve_chunks`] does. The reserve is empty until [`Arena::refill`] fills it. Fails with `NoMemory`
+    /// when the system has no memory for the tables, which are all populated here; `Invalid` for a reserve
+    /// that is larger than the reservation.
     pub fn with_reserve(address_bytes: u64, reserve_pages: u64) -> Result<Self> {
         Arena::with_reserve_in(None, address_bytes, reserve_pages)
     }
@@ -108,11 +106,9 @@ impl Arena {
 
     /// Makes chunks present until the reserve is full: the lowest absent ones first, then new ones. `prepare`
     /// is called with the pages of each chunk before they can be taken, and populates their entries in other
-    /// tables. No lock is held during the call. Only one thread at a time may call this.
-    ///
-    /// # Errors
-    /// `NoSpace` when the limit is reached or the reservation used up, `NoMemory` when the system gives no
-    /// more, and errors of `prepare`: chunks filled until then stay.
+    /// tables. No lock is held during the call. Only one thread at a time may call this. Fails with `NoSpace`
+    /// when the limit is reached or the reservation used up, `NoMemory` when the system gives no more, and
+    /// errors of `prepare`: chunks filled until then stay.
     pub fn refill(&self, prepare: impl Fn(Range<u32>) -> Result<()>) -> Result<()> {
         while let Some(chunk) = self.chunk_to_fill()? {
             let filled = self.fill(chunk, &prepare);
