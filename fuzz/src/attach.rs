@@ -33,15 +33,12 @@ pub(crate) fn run(bytes: &[u8]) {
     let mut input = Input::new(bytes);
     let rights_checksums = input.byte() % 2 == 1;
     let memory = memory_of(image);
-    for _ in 0..MAX_CHANGES {
-        if input.is_empty() {
-            break;
-        }
+    input.each(MAX_CHANGES, |input| {
         let (part, at, change) = (input.byte(), input.u16(), input.byte());
         let (start, bytes) = &image.parts[usize::from(part) % image.parts.len()];
         let at = usize::from(at) % bytes.len();
         write_at(&memory, start + at as u64, &[bytes[at] ^ change]);
-    }
+    });
     if rights_checksums {
         right_checksums(&memory);
     }
@@ -124,34 +121,36 @@ fn write_at(memory: &OwnedFd, at: u64, bytes: &[u8]) {
 fn right_checksums(memory: &OwnedFd) {
     let mut superblock = [0; SUPERBLOCK_BYTES];
     rustix::io::pread(memory, &mut superblock, 0).expect("a memfd");
-    let word = |bytes: &[u8], at: usize| {
-        u64::from_le_bytes(bytes[at * WORD_BYTES..][..WORD_BYTES].try_into().expect("8 bytes"))
-    };
-    let mut settings = vec![0; word(&superblock, 3).min(PAGE_SIZE as u64) as usize];
+    let len_bytes = superblock[3 * WORD_BYTES..].first_chunk().copied().map_or(0, u64::from_le_bytes);
+    let mut settings = vec![0; len_bytes.min(PAGE_SIZE as u64) as usize];
     rustix::io::pread(memory, &mut settings, SETTINGS_AT).expect("a memfd");
-    let mut set = |at: usize, number: u64| {
-        superblock[at * WORD_BYTES..][..WORD_BYTES].copy_from_slice(&number.to_le_bytes());
+    let set = |bytes: &mut [u8], at: usize, number: u32| {
+        bytes[at * WORD_BYTES..][..WORD_BYTES].copy_from_slice(&u64::from(number).to_le_bytes());
     };
-    set(4, crc32fast::hash(&settings).into());
-    set(2, 0);
+    set(&mut superblock, 4, crc32fast::hash(&settings));
+    set(&mut superblock, 2, 0);
     let checksum = crc32fast::hash(&superblock);
-    superblock[2 * WORD_BYTES..][..WORD_BYTES].copy_from_slice(&u64::from(checksum).to_le_bytes());
+    set(&mut superblock, 2, checksum);
     write_at(memory, 0, &superblock);
 }
 
 pub(crate) fn seeds() -> Vec<Vec<u8>> {
-    let change = |part: u8, at: u16, change: u8| [&[part], &at.to_le_bytes()[..], &[change]].concat();
-    vec![
-        vec![0],
-        vec![1],
+    let seeds: [(u8, &[(u8, u16, u8)]); 9] = [
+        (0, &[]),
+        (1, &[]),
         // The superblock, the settings that change, those that do not.
-        [&[0], &change(0, 8, 1)[..]].concat(),
-        [&[1], &change(0, 40, 1)[..]].concat(),
-        [&[1], &change(1, 64, 0xff)[..], &change(1, 0, 1)[..]].concat(),
-        [&[1], &change(2, 12, 1)[..]].concat(),
+        (0, &[(0, 8, 1)]),
+        (1, &[(0, 40, 1)]),
+        (1, &[(1, 64, 0xff), (1, 0, 1)]),
+        (1, &[(2, 12, 1)]),
         // Slots, and what follows.
-        [&[0], &change(3, 16, 0x80)[..], &change(3, 24, 1)[..], &change(3, 19, 0x20)[..]].concat(),
-        [&[0], &change(4, 0, 1)[..], &change(5, 12, 2)[..]].concat(),
-        [&[0], &change(6, 4, 1)[..], &change(7, 0, 0xff)[..], &change(8, 2048, 4)[..]].concat(),
-    ]
+        (0, &[(3, 16, 0x80), (3, 24, 1), (3, 19, 0x20)]),
+        (0, &[(4, 0, 1), (5, 12, 2)]),
+        (0, &[(6, 4, 1), (7, 0, 0xff), (8, 2048, 4)]),
+    ];
+    let bytes = |(part, at, change): &(u8, u16, u8)| {
+        let [low, high] = at.to_le_bytes();
+        [*part, low, high, *change]
+    };
+    seeds.map(|(rights, changes)| [rights].into_iter().chain(changes.iter().flat_map(bytes)).collect()).into()
 }

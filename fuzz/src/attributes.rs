@@ -24,11 +24,7 @@ pub(crate) fn run(bytes: &[u8]) {
         check_size(value);
         check_algorithm(value);
         check_name(value);
-        if many_streams(name, value)
-            || is_a_file(name, value)
-            || takes_long(&device, name)
-            || takes_memory(&device, name, value)
-        {
+        if is_left_out(&device, name, value.trim()) {
             continue;
         }
         let initialised = device.size_bytes() > 0;
@@ -47,30 +43,20 @@ pub(crate) fn run(bytes: &[u8]) {
     assert_eq!(device.stats(), Default::default());
 }
 
-/// Returns whether a value asks for more than a few streams, which take long to make and test no more.
-fn many_streams(name: &str, value: &str) -> bool {
-    let many = |design| matches!(design, StreamDesign::IdleList(count) if count > 8);
-    name == "streams" && value.parse().is_ok_and(many)
-}
-
-/// Returns whether a value names a file: these are not opened, to protect the files of the user who runs
-/// this.
-fn is_a_file(name: &str, value: &str) -> bool {
-    name == "backing_dev" && value.trim().starts_with('/')
-}
-
-/// Returns whether an attribute visits every page of a disk.
-fn takes_long(device: &Device, name: &str) -> bool {
-    let works = ["idle", "recompress", "compact", "writeback", "recompress_after", "writeback_after"];
-    device.size_bytes() > MAX_READ_BYTES && works.contains(&name)
-}
-
-/// Returns whether a value populates much memory: a reserve, with which all tables are in memory.
-fn takes_memory(device: &Device, name: &str, value: &str) -> bool {
-    let reserves = device.get("reserve").is_ok_and(|reserve| reserve != "0");
-    let is_more_than = |bytes| parse_size(value.trim()).is_ok_and(|size| size > bytes);
-    name == "disksize" && reserves && is_more_than(MAX_READ_BYTES)
-        || name == "reserve" && is_more_than(MAX_RESERVE_BYTES)
+/// Returns whether a value is not set: one that visits every page of a large disk, opens a file of the user
+/// who runs this, or takes much time or memory: many streams, and a reserve, with which tables are in memory.
+fn is_left_out(device: &Device, name: &str, value: &str) -> bool {
+    let is_more_than = |bytes| parse_size(value).is_ok_and(|size| size > bytes);
+    match name {
+        "idle" | "recompress" | "compact" | "writeback" | "recompress_after" | "writeback_after" => {
+            device.size_bytes() > MAX_READ_BYTES
+        }
+        "backing_dev" => value.starts_with('/'),
+        "streams" => matches!(value.parse(), Ok(StreamDesign::IdleList(count)) if count > 8),
+        "disksize" => is_more_than(MAX_READ_BYTES) && device.get("reserve").is_ok_and(|bytes| bytes != "0"),
+        "reserve" => is_more_than(MAX_RESERVE_BYTES),
+        _ => false,
+    }
 }
 
 fn check_taken(device: &Device, name: &str, value: &str) {
@@ -91,26 +77,7 @@ fn check_taken(device: &Device, name: &str, value: &str) {
             let wanted = if bytes == 0 { 0 } else { bytes.max(4 << 20) };
             assert_eq!(read(name), wanted.to_string());
         }
-        "comp_algorithm" => {
-            assert!(read(name).contains(&format!("[{}]", algorithm(value).expect("it was taken"))))
-        }
-        "chain_size"
-        | "run_cache_batch"
-        | "checksum"
-        | "compact_threshold"
-        | "lru_pagevec"
-        | "lru_enable"
-        | "writeback_limit"
-        | "writeback_limit_enable"
-        | "writeback_batch_size"
-        | "compressed_writeback"
-        | "backing_force"
-        | "backing_copies"
-        | "backing_encrypted"
-        | "policy_high"
-        | "policy_low" => {
-            assert_eq!(read(name).parse(), value.parse::<u64>(), "{name}");
-        }
+        "comp_algorithm" => assert!(read(name).contains(&shown(value))),
         "recompress_after" | "writeback_after" => {
             assert_eq!(read(name), parse_duration_s(value).expect("it was taken").to_string(), "{name}");
         }
@@ -120,26 +87,26 @@ fn check_taken(device: &Device, name: &str, value: &str) {
             assert_eq!(read(name), bytes.to_string());
         }
         "streams" => assert_eq!(read(name).parse(), value.parse::<StreamDesign>()),
-        "pool_design" | "lru_design" | "writeback_layout" | "reclaim" => {
-            assert_eq!(read(name), value, "{name}");
-        }
+        "pool_design" | "lru_design" | "writeback_layout" | "reclaim" => assert_eq!(read(name), value),
         "backing_dev" => assert_eq!((value, read(name).as_str()), ("none", "none")),
         // Parameters are only visible in the algorithms.
         "algorithm_params" => assert!(read("comp_algorithm").contains('[')),
-        "recomp_algorithm" => assert!(read(name).contains(&value_of("algo", value))),
+        "recomp_algorithm" => {
+            let mut values = value.split_whitespace().filter_map(|word| word.split_once('='));
+            let (_, last) = values.rfind(|(word, _)| *word == "algo").expect("it was taken");
+            assert!(read(name).contains(&shown(last)));
+        }
         "reset" => assert_eq!((device.size_bytes(), read("initstate")), (0, "0".to_owned())),
         "compact" | "idle" => assert!(device.size_bytes() > 0),
         "recompress" => assert!(!read("recomp_algorithm").is_empty()),
-        _ => assert_eq!((name, value), ("mem_used_max", "0")),
+        "mem_used_max" => assert_eq!(value, "0"),
+        _ => assert_eq!(read(name).parse(), value.parse::<u64>(), "{name}"),
     }
 }
 
-/// Returns the algorithm in brackets that a list of words gives for a name.
-fn value_of(name: &str, words: &str) -> String {
-    let mut values = words.split_whitespace().filter_map(|word| word.split_once('='));
-    let last = values.rfind(|(word, _)| *word == name);
-    let (_, value) = last.expect("it was taken");
-    format!("[{}]", algorithm(value).expect("it was taken"))
+/// Returns how the attributes show an algorithm that is in use.
+fn shown(algorithm: &str) -> String {
+    format!("[{}]", algorithm.parse::<Algorithm>().expect("it was taken"))
 }
 
 fn check_refused(name: &str, error: &Error, initialised: bool) {
@@ -184,13 +151,9 @@ fn check_size(text: &str) {
     }
 }
 
-fn algorithm(text: &str) -> Option<Algorithm> {
-    text.parse().ok()
-}
-
 fn check_algorithm(text: &str) {
-    if let Some(parsed) = algorithm(text) {
-        assert_eq!(algorithm(&parsed.to_string()), Some(parsed), "{text:?}");
+    if let Ok(parsed) = text.parse::<Algorithm>() {
+        assert_eq!(parsed.to_string().parse(), Ok(parsed), "{text:?}");
     }
 }
 

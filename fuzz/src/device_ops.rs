@@ -27,12 +27,7 @@ pub(crate) fn run(bytes: &[u8]) {
     let mut input = Input::new(bytes);
     let device = Device::new("zram0").expect("a good name");
     let mut machine = Machine::start(&device, &mut input);
-    for _ in 0..MAX_OPS {
-        if input.is_empty() {
-            break;
-        }
-        machine.step(&mut input);
-    }
+    input.each(MAX_OPS, |input| machine.step(input));
     machine.finish();
 }
 
@@ -55,19 +50,14 @@ impl<'a> Machine<'a> {
     fn start(device: &'a Arc<Device>, input: &mut Input<'_>) -> Machine<'a> {
         let size_bytes = PAGE_SIZE * (1 + usize::from(input.byte()) % MAX_DISK_PAGES);
         for (name, value) in [
-            (
-                "comp_algorithm",
-                input
-                    .one_of(&["lz4", "zstd", "lz4hc:3", "zstd:-3", "deflate:1", "lz4:9", "memory"])
-                    .to_owned(),
-            ),
-            ("checksum", input.one_of(&["0", "1"]).to_owned()),
-            ("chain_size", (4 + input.byte() % 13).to_string()),
-            ("run_cache_batch", input.one_of(&["0", "1", "32", "512"]).to_owned()),
-            ("streams", input.one_of(&["percpu", "1", "percpu", "3"]).to_owned()),
-            ("reserve", input.one_of(&["0", "0", "1", "6M"]).to_owned()),
+            ("comp_algorithm", &["lz4", "zstd", "lz4hc:3", "zstd:-3", "deflate:1", "lz4:9", "memory"][..]),
+            ("checksum", &["0", "1"]),
+            ("chain_size", &["4", "5", "6", "7", "8", "9", "10", "11", "12", "13", "14", "15", "16"]),
+            ("run_cache_batch", &["0", "1", "32", "512"]),
+            ("streams", &["percpu", "1", "percpu", "3"]),
+            ("reserve", &["0", "0", "1", "6M"]),
         ] {
-            device.set(name, &value).expect(name);
+            device.set(name, input.one_of(value)).expect(name);
         }
         let again = input.one_of(&["", "algo=zstd:3", "priority=2 algo=deflate:9", "priority=3 algo=lz4hc"]);
         if !again.is_empty() {
@@ -75,18 +65,15 @@ impl<'a> Machine<'a> {
         }
         let backing = Self::take_backing(device, input);
         device.set("disksize", &size_bytes.to_string()).expect("a size");
-        let disk = device.open().expect("it has a size");
-        let reserves = device.get("reserve").expect("readable") != "0";
-        let recompresses = !device.get("recomp_algorithm").expect("readable").is_empty();
         Machine {
             device,
-            disk,
+            disk: device.open().expect("it has a size"),
             model: Model::new(size_bytes, backing.is_some()),
             limited: false,
             // A reserve is charged from the start.
             charged_bytes: device.stats().mem_charged_bytes,
-            reserves,
-            recompresses,
+            reserves: device.get("reserve").expect("readable") != "0",
+            recompresses: !again.is_empty(),
             backing,
         }
     }

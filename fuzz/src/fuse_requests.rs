@@ -60,18 +60,9 @@ thread_local! {
 pub(crate) fn run(bytes: &[u8]) {
     let exports = EXPORTS.with_borrow(Clone::clone);
     let device = exports.devices().remove(0);
-    let empties = |device: &Arc<Device>| {
-        device.open().expect("it has a size").discard(0, DISK_BYTES as u64).expect("in range");
-    };
-    empties(&device);
+    device.open().expect("it has a size").discard(0, DISK_BYTES as u64).expect("in range");
     let mut kernel = Kernel::new(exports);
-    let mut input = Input::new(bytes);
-    for _ in 0..MAX_REQUESTS {
-        if input.is_empty() {
-            break;
-        }
-        kernel.step(&mut input);
-    }
+    Input::new(bytes).each(MAX_REQUESTS, |input| kernel.step(input));
     kernel.close_all();
 }
 
@@ -99,37 +90,25 @@ struct Kernel {
 /// The error of a reply, and its data.
 type Reply = (i32, Vec<u8>);
 
-fn options() -> MountOptions {
-    MountOptions { threads: 1, max_io_bytes: MAX_IO_BYTES as u32, ..MountOptions::default() }
-}
-
 fn request(opcode: u32, unique: u64, nodeid: u64, body: &[u8]) -> Vec<u8> {
-    let len = (HEADER_BYTES + body.len()) as u32;
-    [
-        &len.to_ne_bytes()[..],
-        &opcode.to_ne_bytes(),
-        &unique.to_ne_bytes(),
-        &nodeid.to_ne_bytes(),
-        &[0; 16],
-        body,
-    ]
-    .concat()
+    let len_and_opcode = (HEADER_BYTES + body.len()) as u64 | u64::from(opcode) << 32;
+    [words(&[len_and_opcode, unique, nodeid, 0, 0]), body.to_vec()].concat()
 }
 
+/// Returns words as their bytes; two numbers of 32 bits are one word, the first one low.
 fn words(words: &[u64]) -> Vec<u8> {
-    words.iter().copied().flat_map(u64::to_ne_bytes).collect()
+    words.iter().copied().flat_map(u64::to_le_bytes).collect()
 }
 
 fn u64_at(bytes: &[u8], at: usize) -> u64 {
-    bytes[at..].first_chunk().copied().map_or(0, u64::from_ne_bytes)
+    bytes[at..].first_chunk().copied().map_or(0, u64::from_le_bytes)
 }
 
 impl Kernel {
     fn new(exports: Exports) -> Self {
-        let ledger = Arc::new(Ledger::new().expect("memory"));
         let mut kernel = Kernel {
             exports,
-            ledger,
+            ledger: Arc::new(Ledger::new().expect("memory")),
             files: None,
             contents: vec![0; DISK_BYTES],
             opened: Vec::new(),
@@ -144,7 +123,9 @@ impl Kernel {
     fn begin_life(&mut self) {
         self.files = None;
         self.ledger.begin_life();
-        self.files = Some(Loopback::new(self.exports.clone(), &options(), &self.ledger));
+        let max_io_bytes = MAX_IO_BYTES as u32;
+        let options = MountOptions { threads: 1, max_io_bytes, ..MountOptions::default() };
+        self.files = Some(Loopback::new(self.exports.clone(), &options, &self.ledger));
     }
 
     /// The last request is found where it was received, with its outcome: it is answered as before, and
@@ -168,13 +149,13 @@ impl Kernel {
     }
 
     /// Sends a request; returns the error and the data of its reply, if it waits for one.
-    fn send(&mut self, bytes: &[u8]) -> Option<(i32, Vec<u8>)> {
+    fn send(&mut self, bytes: &[u8]) -> Option<Reply> {
         let reply = self.replied(bytes, |files| files.carry_out(bytes))?;
         self.answered = Some((bytes.to_vec(), reply.clone()));
         Some(reply)
     }
 
-    fn replied(&self, bytes: &[u8], carry_out: impl Fn(&Loopback) -> Vec<Vec<u8>>) -> Option<(i32, Vec<u8>)> {
+    fn replied(&self, bytes: &[u8], carry_out: impl Fn(&Loopback) -> Vec<Vec<u8>>) -> Option<Reply> {
         let replies = self.files.as_ref().map(carry_out).unwrap_or_default();
         assert!(replies.len() <= 1, "a request gets one reply");
         let reply = replies.first()?;
@@ -187,7 +168,7 @@ impl Kernel {
     }
 
     /// Sends a whole request, which waits for its reply.
-    fn ask(&mut self, opcode: u32, nodeid: u64, body: &[u8]) -> (i32, Vec<u8>) {
+    fn ask(&mut self, opcode: u32, nodeid: u64, body: &[u8]) -> Reply {
         let unique = self.next_unique();
         self.send(&request(opcode, unique, nodeid, body)).expect("a reply")
     }
@@ -219,8 +200,7 @@ impl Kernel {
             _ => self.any_bytes(input),
         }
         let files = self.exports.users(NAME).files();
-        let disks = self.opened.iter().filter(|opened| opened.ino & ((1 << PLACE_BITS) - 1) == DISK_PLACE);
-        assert_eq!(files, disks.count());
+        assert_eq!(files, self.opened.iter().filter(|opened| Self::is_disk(opened)).count());
     }
 
     fn any_ino(&self, input: &mut Input<'_>) -> u64 {
@@ -250,16 +230,11 @@ impl Kernel {
             return;
         }
         let (ino, mode) = (self.file(input), u64::from(input.byte() % 3));
-        let unique = self.next_unique();
-        self.open_as(ino, mode, unique);
-    }
-
-    fn open_as(&mut self, ino: u64, mode: u64, unique: u64) {
-        let (error, opened) = self.send(&request(OPEN, unique, ino, &words(&[mode]))).expect("a reply");
+        let (error, opened) = self.ask(OPEN, ino, &words(&[mode]));
         if error == 0 {
             let handle = u64_at(&opened, 0);
             assert!(self.opened.iter().all(|other| other.handle != handle), "a handle is of one file");
-            self.opened.push(Opened { handle, ino, unique: unique & !RESEND, writes: mode != 0 });
+            self.opened.push(Opened { handle, ino, unique: self.unique, writes: mode != 0 });
         }
     }
 
@@ -352,28 +327,16 @@ impl Kernel {
             let found = u64_at(&reply, 0);
             assert!((offset..=DISK_BYTES as u64).contains(&found));
             // Data between would have been skipped.
-            assert!(
-                whence == 4 || self.contents[offset as usize..found as usize].iter().all(|byte| *byte == 0)
-            );
+            let skipped = &self.contents[offset as usize..found as usize];
+            assert!(whence == 4 || skipped.iter().all(|byte| *byte == 0));
         }
     }
 
     /// A request of any bytes: whole, or with a wrong length.
     fn any_bytes(&mut self, input: &mut Input<'_>) {
-        let opcode = input.one_of(&[
-            LOOKUP,
-            FORGET,
-            READ,
-            WRITE,
-            INTERRUPT,
-            BATCH_FORGET,
-            FALLOCATE,
-            LSEEK,
-            3,
-            4,
-            28,
-            9999,
-        ]);
+        let kept = [3, 4, 28, 9999];
+        let opcodes = [LOOKUP, FORGET, READ, WRITE, INTERRUPT, BATCH_FORGET, FALLOCATE, LSEEK];
+        let opcode = input.one_of(&[&opcodes[..], &kept].concat());
         let (nodeid, unique) = (self.any_ino(input), self.next_unique());
         let body_bytes = usize::from(input.byte());
         let mut bytes = request(opcode, unique, nodeid, input.bytes(body_bytes));

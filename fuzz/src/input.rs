@@ -1,5 +1,6 @@
 //! An input as a sequence of choices. It never runs out: past its end every choice is 0.
 
+use uzram::machine_memory::Memory;
 use uzram::random::Random;
 
 pub(crate) struct Input<'a>(&'a [u8]);
@@ -41,12 +42,26 @@ impl<'a> Input<'a> {
         head
     }
 
-    /// Returns the rest of the input.
     pub fn rest(self) -> &'a [u8] {
         self.0
     }
 
-    fn array<const N: usize>(&mut self) -> [u8; N] {
+    /// Calls `step` until the input ends, at most `most` times.
+    pub fn each(&mut self, most: usize, mut step: impl FnMut(&mut Self)) {
+        for _ in 0..most {
+            if self.is_empty() {
+                break;
+            }
+            step(self);
+        }
+    }
+
+    /// Returns the machine that the first bytes of an input describe.
+    pub fn machine(&mut self) -> Memory {
+        Memory { ram_bytes: self.u64(), limit_bytes: self.u32().into() }
+    }
+
+    pub fn array<const N: usize>(&mut self) -> [u8; N] {
         let mut array = [0; N];
         let head = self.bytes(N);
         array[..head.len()].copy_from_slice(head);
@@ -80,6 +95,11 @@ impl<'a> Input<'a> {
         }
         contents
     }
+}
+
+/// Returns an input that describes a machine with 16 GiB and a limit of 2 GiB, and goes on with a text.
+pub(crate) fn on_a_machine(text: &str) -> Vec<u8> {
+    [&(16u64 << 30).to_le_bytes()[..], &(2u32 << 30).to_le_bytes(), text.as_bytes()].concat()
 }
 
 /// Fills `out` with repetitions of `period`; does nothing if that is empty. By doubling: under the fuzzers, a

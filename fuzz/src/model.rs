@@ -17,6 +17,10 @@ struct Page {
     held: Held,
 }
 
+impl Page {
+    const EMPTY: Page = Page { contents_known: true, held: Held::No };
+}
+
 /// Whether a page counts as holding something. One that was never written, or discarded since,
 /// does not, though it reads as zeros.
 #[derive(Clone, Copy, PartialEq)]
@@ -30,15 +34,14 @@ impl Model {
     /// Makes a disk of `size_bytes`, whole pages, never written; its pages may go to a backing device, if it
     /// has one.
     pub fn new(size_bytes: usize, has_backing: bool) -> Self {
-        let empty = Page { contents_known: true, held: Held::No };
         let pages = bytes_to_pages(size_bytes as u64) as usize;
-        Model { bytes: vec![0; size_bytes], pages: vec![empty; pages], has_backing }
+        Model { bytes: vec![0; size_bytes], pages: vec![Page::EMPTY; pages], has_backing }
     }
 
     /// Resets the disk to never written.
     pub fn clear(&mut self) {
         self.bytes.fill(0);
-        self.pages.fill(Page { contents_known: true, held: Held::No });
+        self.pages.fill(Page::EMPTY);
     }
 
     pub fn size_bytes(&self) -> u64 {
@@ -53,22 +56,15 @@ impl Model {
 
     /// Notes a write that succeeded.
     pub fn write(&mut self, offset: u64, data: &[u8]) {
-        let start = offset as usize;
-        self.bytes[start..start + data.len()].copy_from_slice(data);
-        for (page, covered) in pieces(start..start + data.len()) {
-            self.pages[page].held = Held::Yes;
-            self.pages[page].contents_known |= covered.len() == PAGE_SIZE;
-        }
+        let range = offset as usize..offset as usize + data.len();
+        self.write_zeroes_allocated(range.clone());
+        self.bytes[range].copy_from_slice(data);
     }
 
     /// Notes zeroes that were written: whole pages are freed, and parts of pages that hold nothing stay so.
     pub fn write_zeroes(&mut self, range: Range<usize>) {
-        for (page, covered) in pieces(range) {
-            if covered.len() == PAGE_SIZE {
-                self.pages[page] = Page { contents_known: true, held: Held::No };
-            }
-            self.bytes[covered].fill(0);
-        }
+        self.bytes[range.clone()].fill(0);
+        self.discard(range);
     }
 
     /// Notes zeroes that were written so that the pages hold them.
@@ -102,7 +98,7 @@ impl Model {
     pub fn discard(&mut self, range: Range<usize>) {
         for (page, covered) in pieces(range) {
             if covered.len() == PAGE_SIZE {
-                self.pages[page] = Page { contents_known: true, held: Held::No };
+                self.pages[page] = Page::EMPTY;
                 self.bytes[covered].fill(0);
             }
         }
@@ -172,21 +168,16 @@ impl Model {
         let count = |wanted: &dyn Fn(usize) -> bool| {
             (0..self.pages.len()).filter(|page| wanted(*page)).count() as u64
         };
-        let sure = count(&|page| self.pages[page].held == Held::Yes);
-        let maybe = count(&|page| self.pages[page].held == Held::Maybe);
-        let stored = stats.orig_data_bytes / PAGE_SIZE as u64;
-        assert!(
-            (sure..=sure + maybe).contains(&stored),
-            "{stored} pages are stored, and should be {sure} and {maybe} perhaps"
-        );
+        let check = |what: &str, counted: u64, sure: u64, maybe: u64| {
+            let is_right = (sure..=sure + maybe).contains(&counted);
+            assert!(is_right, "{counted} pages are {what}, and should be {sure} and {maybe} perhaps");
+        };
+        let held = |held| count(&|page| self.pages[page].held == held);
+        check("stored", stats.orig_data_bytes / PAGE_SIZE as u64, held(Held::Yes), held(Held::Maybe));
         let known = Page { contents_known: true, held: Held::Yes };
         let sure = count(&|page| self.pages[page] == known && self.is_one_word(page));
         let maybe = count(&|page| self.pages[page] != known && self.pages[page].held != Held::No);
-        let same = stats.same_pages;
-        assert!(
-            (sure..=sure + maybe).contains(&same),
-            "{same} pages are one word, repeated, and should be {sure} and {maybe} perhaps"
-        );
+        check("one word, repeated", stats.same_pages, sure, maybe);
     }
 
     fn is_one_word(&self, page: usize) -> bool {

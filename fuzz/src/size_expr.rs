@@ -8,11 +8,11 @@ use uzram::machine_memory::Memory;
 use uzram::units::parse_size;
 use uzram_cli::size_expr::{MAX_CHARS, MAX_DEPTH, evaluate};
 
-use crate::input::Input;
+use crate::input::{Input, on_a_machine};
 
 pub(crate) fn run(bytes: &[u8]) {
     let mut input = Input::new(bytes);
-    let memory = Memory { ram_bytes: input.u64(), limit_bytes: input.u32().into() };
+    let memory = input.machine();
     let text = String::from_utf8_lossy(input.rest());
     let taken = evaluate(&text, &memory);
     if let Err(error) = &taken {
@@ -145,7 +145,6 @@ fn number(text: &str) -> Option<(f64, bool)> {
 }
 
 pub(crate) fn seeds() -> Vec<Vec<u8>> {
-    let machine: Vec<u8> = [&(16u64 << 30).to_le_bytes()[..], &(2u32 << 30).to_le_bytes()].concat();
     [
         "min(ram / 2, 4G)",
         "ram * 0.75 - (limit + 512MiB) / 3",
@@ -161,7 +160,6 @@ pub(crate) fn seeds() -> Vec<Vec<u8>> {
         " 512M ",
         "(((((((((((((((((((((((((((((((ram)))))))))))))))))))))))))))))))",
     ]
-    .iter()
-    .map(|text| [&machine[..], text.as_bytes()].concat())
-    .collect()
+    .map(on_a_machine)
+    .into()
 }

@@ -13,7 +13,7 @@ use uzram::machine_memory::Memory;
 use uzram::units::parse_size;
 use uzram_cli::start::{Planned, PlannedDevice, plan, policy};
 
-use crate::input::Input;
+use crate::input::{Input, on_a_machine};
 
 /// The longest error message, beside the text itself: the names of all attributes.
 const MAX_TOLD_BYTES: usize = 4096;
@@ -21,20 +21,31 @@ const MAX_DISK_BYTES: u64 = 16 << 40;
 
 pub(crate) fn run(bytes: &[u8]) {
     let mut input = Input::new(bytes);
-    let memory = Memory { ram_bytes: input.u64(), limit_bytes: input.u32().into() };
-    let text = String::from_utf8_lossy(input.rest()).into_owned();
-    let (options, config) = text.split_once("\n\n").unwrap_or((&text, ""));
-    if names_files(&text) {
-        return;
+    let memory = input.machine();
+    start(&memory, &String::from_utf8_lossy(input.rest()));
+}
+
+/// Returns whether the options are accepted, or the file as one of a policy of several settings.
+fn start(memory: &Memory, text: &str) -> bool {
+    if names_files(text) {
+        return false;
     }
+    let (options, config) = text.split_once("\n\n").unwrap_or((text, ""));
     let words: Vec<String> = options.lines().map(str::to_owned).collect();
-    match plan(&words, config, &memory) {
-        Ok(planned) => check(&planned),
-        Err(line) => check_refusal(&line, &text),
+    let planned = plan(&words, config, memory);
+    match &planned {
+        Ok(planned) => check(planned),
+        Err(line) => check_refusal(line, text),
     }
     match policy(config) {
-        Ok(settings) => assert!(settings.iter().all(|(name, _)| is_writable(name))),
-        Err(line) => check_refusal(&line, &text),
+        Ok(settings) => {
+            assert!(settings.iter().all(|(name, _)| is_writable(name)));
+            planned.is_ok() || settings.len() > 3
+        }
+        Err(line) => {
+            check_refusal(&line, text);
+            planned.is_ok()
+        }
     }
 }
 
@@ -84,7 +95,6 @@ fn check_refusal(line: &str, text: &str) {
 }
 
 pub(crate) fn seeds() -> Vec<Vec<u8>> {
-    let machine: Vec<u8> = [&(16u64 << 30).to_le_bytes()[..], &(2u32 << 30).to_le_bytes()].concat();
     let files = [
         "[zram0]\nsize = 'min(ram / 2, 4G)'\nmem-limit = 'ram / 4'\nswap = true\nswap-priority = 100\n",
         "mount = '/run/uzram/mnt'\ncpu-latency-us = 'none'\nlisten = ['tcp:127.0.0.1:10809', 'a@unix:/a']\n\
@@ -104,7 +114,7 @@ pub(crate) fn seeds() -> Vec<Vec<u8>> {
     ];
     let of_files = files.map(|config| format!("--config=u.toml\n\n{config}"));
     let texts = of_files.into_iter().chain(options.map(str::to_owned));
-    texts.map(|text| [&machine[..], text.as_bytes()].concat()).collect()
+    texts.map(|text| on_a_machine(&text)).collect()
 }
 
 #[cfg(test)]
@@ -113,13 +123,9 @@ mod tests {
 
     #[test]
     fn the_seeds_get_somewhere() {
-        let memory = Memory { ram_bytes: 16 << 30, limit_bytes: 2 << 30 };
         let accepted = seeds().into_iter().filter(|seed| {
-            let text = String::from_utf8_lossy(&seed[12..]).into_owned();
-            assert!(!names_files(&text), "{text}");
-            let (options, config) = text.split_once("\n\n").unwrap_or((&text, ""));
-            let words: Vec<String> = options.lines().map(str::to_owned).collect();
-            plan(&words, config, &memory).is_ok() || policy(config).is_ok_and(|settings| settings.len() > 3)
+            let mut input = Input::new(seed);
+            start(&input.machine(), &String::from_utf8_lossy(input.rest()))
         });
         assert_eq!(accepted.count(), 7);
     }
