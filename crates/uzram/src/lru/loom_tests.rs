@@ -3,7 +3,7 @@
 
 use super::*;
 use crate::base::sync::Arc;
-use loom::thread;
+use crate::base::sync::models::{beside, model};
 
 const PAGES: u32 = 6;
 
@@ -92,18 +92,26 @@ fn run<D: LruLocks>(
     other: impl Fn(&Lru<D>) + Send + Sync + 'static,
     end: impl Fn(&Model<D>) + Send + Sync + 'static,
 ) {
-    let mut builder = loom::model::Builder::new();
-    builder.preemption_bound = builder.preemption_bound.or(Some(3));
-    builder.check(move || {
-        let model = make();
-        let thread = {
-            let (model, one) = (Arc::clone(&model), one.clone());
-            thread::spawn(move || one(&model.0))
-        };
+    model(3, move || {
+        let (model, one) = (make(), one.clone());
+        let thread = beside(&model, move |model| one(&model.0));
         other(&model.0);
         thread.join().expect("no panic");
         end(&model);
     });
+}
+
+/// Removes those of these pages at once that are not gone.
+fn remove_some<D: LruLocks>(lru: &Lru<D>, pages: &[u32]) {
+    let mut dead: Vec<u32> = pages.iter().copied().filter(|page| lru.mark_dead(*page)).collect();
+    lru.remove_dead(&mut dead);
+}
+
+/// Isolates up to `most` of the coldest pages.
+fn isolated<D: LruLocks>(lru: &Lru<D>, most: usize) -> Vec<u32> {
+    let mut out = Vec::new();
+    lru.isolate(most, &mut out);
+    out
 }
 
 /// Pages 0, 1 and 2 are a batch, of which 1 is no sentinel; page 3 is another.
@@ -129,11 +137,7 @@ fn loom_lru_removal_meets_pages_that_come<D: LruLocks>(batching: Batching) {
         lru.add(4);
         lru.remove(3);
     };
-    let other = |lru: &Lru<D>| {
-        let mut dead: Vec<u32> = [1, 2].into_iter().filter(|page| lru.mark_dead(*page)).collect();
-        lru.remove_dead(&mut dead);
-    };
-    run(make, one, other, |model| model.end(&[0, 4], &[]));
+    run(make, one, |lru| remove_some(lru, &[1, 2]), |model| model.end(&[0, 4], &[]));
 }
 
 /// Removals leave the page that was last in a batch at the front of the list while a page is added.
@@ -182,10 +186,7 @@ fn loom_lru_edge_is_removed_from_two_batches<D: LruLocks>(batching: Batching) {
 /// Edges of two batches are removed together while a middle page of each is removed.
 fn loom_lru_edges_of_two_batches_are_removed<D: LruLocks>(batching: Batching) {
     let make = move || Model::<D>::new(batching, 6);
-    let edges = |lru: &Lru<D>| {
-        let mut dead: Vec<u32> = [0, 3].into_iter().filter(|page| lru.mark_dead(*page)).collect();
-        lru.remove_dead(&mut dead);
-    };
+    let edges = |lru: &Lru<D>| remove_some(lru, &[0, 3]);
     let within = |lru: &Lru<D>| {
         lru.remove(1);
         lru.remove(4);
@@ -197,8 +198,7 @@ fn loom_lru_edges_of_two_batches_are_removed<D: LruLocks>(batching: Batching) {
 fn loom_lru_scan_meets_removal<D: LruLocks>(batching: Batching) {
     let make = move || Model::<D>::new(batching, 3);
     let scan = |lru: &Lru<D>| {
-        let mut out = Vec::new();
-        lru.isolate(1, &mut out);
+        let out = isolated(lru, 1);
         assert!(out.len() == 1 && out[0] < 2, "{out:?}");
         lru.put_back(&out);
     };
@@ -209,9 +209,7 @@ fn loom_lru_scan_meets_removal<D: LruLocks>(batching: Batching) {
 fn loom_lru_scan_meets_removal_in_a_batch<D: LruLocks>(batching: Batching) {
     let make = move || Model::<D>::new(batching, 3);
     let scan = |lru: &Lru<D>| {
-        let mut out = Vec::new();
-        lru.isolate(1, &mut out);
-        assert_eq!(out, [0]);
+        assert_eq!(isolated(lru, 1), [0]);
         lru.evicted(0);
     };
     run(make, scan, |lru| lru.remove(1), |model| model.end(&[2], &[]));
@@ -219,11 +217,7 @@ fn loom_lru_scan_meets_removal_in_a_batch<D: LruLocks>(batching: Batching) {
 
 fn loom_lru_scan_meets_pages_that_come<D: LruLocks>(batching: Batching) {
     let make = move || Model::<D>::new(batching, 1);
-    let scan = |lru: &Lru<D>| {
-        let mut out = Vec::new();
-        lru.isolate(2, &mut out);
-        out.iter().for_each(|page| lru.evicted(*page));
-    };
+    let scan = |lru: &Lru<D>| isolated(lru, 2).into_iter().for_each(|page| lru.evicted(page));
     let come = |lru: &Lru<D>| {
         lru.add(1);
         lru.mark(1);
@@ -267,11 +261,6 @@ fn loom_lru_activation_meets_removal<D: LruLocks>(batching: Batching) {
         model
     };
     run(make, |lru| lru.mark(1), |lru| lru.remove(0), |model| model.end(&[2], &[1]));
-    let make = move || {
-        let model = Model::<D>::new(batching, 3);
-        model.0.mark(1);
-        model
-    };
     run(make, |lru| lru.mark(1), |lru| lru.remove(1), |model| model.end(&[0, 2], &[]));
 }
 
@@ -279,9 +268,7 @@ fn loom_lru_activation_meets_removal<D: LruLocks>(batching: Batching) {
 fn loom_lru_evicted_page_comes_anew<D: LruLocks>(batching: Batching) {
     let make = move || {
         let model = Model::<D>::new(batching, 2);
-        let mut out = Vec::new();
-        model.0.isolate(1, &mut out);
-        assert_eq!(out, [0]);
+        assert_eq!(isolated(&model.0, 1), [0]);
         model
     };
     let anew = |lru: &Lru<D>| {
@@ -295,8 +282,7 @@ fn loom_lru_evicted_page_comes_anew<D: LruLocks>(batching: Batching) {
 fn loom_lru_scans_meet<D: LruLocks>(batching: Batching) {
     let make = move || Model::<D>::new(batching, 2);
     let scan = |lru: &Lru<D>| {
-        let mut out = Vec::new();
-        lru.isolate(1, &mut out);
+        let out = isolated(lru, 1);
         assert_eq!(out.len(), 1);
         lru.evicted(out[0]);
     };

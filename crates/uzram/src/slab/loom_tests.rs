@@ -4,8 +4,8 @@
 
 use super::*;
 use crate::base::mem::{Arena, Gfp};
+use crate::base::sync::models::{beside, model, together};
 use crate::base::sync::{Access, Arc};
-use loom::thread;
 
 /// A cache, and an access that loom checks for each object: its owner writes to it.
 struct Model<P: Policy> {
@@ -54,6 +54,10 @@ impl<P: Policy> Model<P> {
         [(); N].map(|()| self.alloc())
     }
 
+    fn alloc_and_free(&self) {
+        self.free(self.alloc());
+    }
+
     /// Checks that everything was freed.
     fn end(&self) {
         self.cache.shrink().expect("no damage");
@@ -69,16 +73,11 @@ fn race<P: Policy, const N: usize>(
     here: impl Fn(&Model<P>, [u32; N]) + Send + Sync + 'static,
     there: impl Fn(&Model<P>, [u32; N]) + Send + Sync + Copy + 'static,
 ) {
-    let mut builder = loom::model::Builder::new();
     // Errors in refilling take three preemptions to show.
-    builder.preemption_bound = builder.preemption_bound.or(Some(3));
-    builder.check(move || {
+    model(3, move || {
         let model = Model::<P>::new(slabs);
         let objects = before(&model);
-        let other = {
-            let model = Arc::clone(&model);
-            thread::spawn(move || there(&model, objects))
-        };
+        let other = beside(&model, move |model| there(model, objects));
         here(&model, objects);
         other.join().expect("no panic");
         model.end();
@@ -90,10 +89,7 @@ fn fast_path_against_remote_free<P: Policy>() {
     race::<P, 1>(
         3,
         |model| model.alloc_many(),
-        |model, _| {
-            let object = model.alloc();
-            model.free(object);
-        },
+        |model, _| model.alloc_and_free(),
         |model, [object]| model.free(object),
     );
 }
@@ -173,10 +169,7 @@ fn shrink_against_alloc<P: Policy>() {
             model.cache.shrink().expect("no damage");
             model.free(kept);
         },
-        |model, _| {
-            let object = model.alloc();
-            model.free(object);
-        },
+        |model, _| model.alloc_and_free(),
     );
 }
 
@@ -187,18 +180,7 @@ fn three_threads<P: Policy>() {
     builder.preemption_bound = Some(builder.preemption_bound.unwrap_or(1).min(2));
     builder.check(|| {
         let model = Model::<P>::new(4);
-        let others = [(); 2].map(|()| {
-            let model = Arc::clone(&model);
-            thread::spawn(move || {
-                let object = model.alloc();
-                model.free(object);
-            })
-        });
-        let object = model.alloc();
-        model.free(object);
-        for other in others {
-            other.join().expect("no panic");
-        }
+        together(3, &model, Model::alloc_and_free);
         model.end();
     });
 }
@@ -207,23 +189,17 @@ fn three_threads<P: Policy>() {
 /// another CPU frees an object of each.
 #[test]
 fn sheaf_refill_against_remote_frees() {
-    let mut builder = loom::model::Builder::new();
-    builder.preemption_bound = builder.preemption_bound.or(Some(3));
-    builder.check(|| {
+    model(3, || {
         // Half a sheaf is two objects.
         let model = Model::<Sheaves>::with_sheaves(4, 3);
         let [first, second, third, fourth] = model.alloc_many();
         [first, third].into_iter().for_each(|object| model.free(object));
         model.cache.shrink().expect("no damage");
-        let other = {
-            let model = Arc::clone(&model);
-            thread::spawn(move || {
-                [second, fourth].into_iter().for_each(|object| model.touch(object));
-                model.cache.free_to_slabs(&mut [second, fourth]).expect("in use");
-            })
-        };
-        let object = model.alloc();
-        model.free(object);
+        let other = beside(&model, move |model| {
+            [second, fourth].into_iter().for_each(|object| model.touch(object));
+            model.cache.free_to_slabs(&mut [second, fourth]).expect("in use");
+        });
+        model.alloc_and_free();
         other.join().expect("no panic");
         model.end();
     });

@@ -1,6 +1,7 @@
 //! Loom tests of every design, in several sizes. Loom reports a lost wake-up as a deadlock.
 
 use super::*;
+use crate::base::sync::models::{model, together};
 use crate::base::sync::{Arc, AtomicU32, Counter, Guarded, Ordering};
 
 type Tested = AnyStreams<(Guarded<u32>, u32)>;
@@ -14,19 +15,16 @@ fn lending(design: StreamDesign, threads: u32, uses: u32) {
 
 /// As [`lending`], for the streams that `streams` creates.
 fn lending_of(threads: u32, uses: u32, streams: impl Fn(Make) -> Tested + Send + Sync + 'static) {
-    let mut builder = loom::model::Builder::new();
     // With a bound of two, loom does not find the wake-up that four threads could lose.
-    builder.preemption_bound = builder.preemption_bound.or(Some(3));
-    builder.check(move || {
-        let count = std::sync::Arc::new(Counter::new(0));
-        let made = std::sync::Arc::clone(&count);
+    model(3, move || {
+        let count = Arc::new(Counter::new(0));
+        let made = Arc::clone(&count);
         let make = move || {
             made.add(1);
             Ok::<_, ()>((Guarded::new(0), 0))
         };
-        let streams: Arc<Tested> = Arc::new(streams(Box::new(make)));
-        let (lent, done) = (Arc::new(AtomicU32::new(0)), Arc::new(AtomicU32::new(0)));
-        let work = move |streams: &Tested, lent: &AtomicU32, done: &AtomicU32| {
+        let shared = Arc::new((streams(Box::new(make)), AtomicU32::new(0), AtomicU32::new(0)));
+        together(threads, &shared, move |(streams, lent, done)| {
             for _ in 0..uses {
                 let stream = streams.lend();
                 // SAFETY: the stream is lent to this thread alone; loom would detect another access.
@@ -37,19 +35,8 @@ fn lending_of(threads: u32, uses: u32, streams: impl Fn(Make) -> Tested + Send +
                 drop(stream);
                 done.fetch_add(1, Ordering::Relaxed);
             }
-        };
-        let others: Vec<_> = (1..threads)
-            .map(|_| {
-                let (streams, lent, done) = (Arc::clone(&streams), Arc::clone(&lent), Arc::clone(&done));
-                let work = work.clone();
-                loom::thread::spawn(move || work(&streams, &lent, &done))
-            })
-            .collect();
-        work(&streams, &lent, &done);
-        for other in others {
-            other.join().expect("no panic");
-        }
-        assert_eq!(done.load(Ordering::Relaxed), threads * uses);
+        });
+        assert_eq!(shared.2.load(Ordering::Relaxed), threads * uses);
     });
 }
 

@@ -5,8 +5,8 @@ use super::compact::{Budget, Effort};
 use super::design::PoolLocks;
 use super::raw::{PoolConfig, RawPool};
 use crate::base::mem::{Arena, Gfp};
+use crate::base::sync::models::{self, beside};
 use crate::base::sync::{Arc, AtomicU32, Ordering};
-use loom::thread;
 
 for_every_design!(
     loom_zsmalloc_frees_against_compaction,
@@ -82,22 +82,9 @@ fn model<D: PoolLocks>(f: impl Fn(Arc<Model<D>>) + Sync + Send + 'static) {
     check(move || f(Model::new(false)));
 }
 
-/// Checks `f` in every interleaving of at most two preemptions: three take many times as long and find no
-/// more. Set LOOM_MAX_PREEMPTIONS for more.
+/// Checks `f` with two preemptions: three take many times as long and find no more.
 fn check(f: impl Fn() + Sync + Send + 'static) {
-    let mut builder = loom::model::Builder::new();
-    builder.preemption_bound = builder.preemption_bound.or(Some(2));
-    // A pool's operations have many branches.
-    builder.max_branches = 10_000;
-    builder.check(f);
-}
-
-fn beside<D: PoolLocks>(
-    pool: &Arc<Model<D>>,
-    f: impl FnOnce(&Model<D>) + Send + 'static,
-) -> thread::JoinHandle<()> {
-    let pool = Arc::clone(pool);
-    thread::spawn(move || f(&pool))
+    models::model(2, f);
 }
 
 fn loom_zsmalloc_frees_against_compaction<D: PoolLocks>() {
@@ -128,10 +115,7 @@ fn loom_zsmalloc_reads_against_compaction<D: PoolLocks>() {
 fn loom_zsmalloc_stores_against_compaction<D: PoolLocks>() {
     model::<D>(|pool| {
         let [one, two] = pool.two_half_full();
-        let writer = {
-            let pool = Arc::clone(&pool);
-            thread::spawn(move || pool.store(5))
-        };
+        let writer = beside(&pool, |pool| pool.store(5));
         pool.compact();
         let three = writer.join().expect("no panic");
         pool.end(&[one, two, three], 2);
@@ -173,13 +157,10 @@ fn loom_zsmalloc_eviction_against_stores_and_frees<D: PoolLocks>() {
     check(|| {
         let pool = Model::<D>::new(true);
         let (one, two) = (pool.store(1), pool.store(2));
-        let other = {
-            let pool = Arc::clone(&pool);
-            thread::spawn(move || {
-                pool.free(one);
-                pool.store(3)
-            })
-        };
+        let other = beside(&pool, move |pool| {
+            pool.free(one);
+            pool.store(3)
+        });
         let mut two_is_left = true;
         let evict = |owner: u32| {
             if owner == 2 && std::mem::take(&mut two_is_left) {
@@ -221,13 +202,10 @@ fn loom_zs_deferred_frees_happen_once() {
     for spare in [0, 1] {
         check(move || {
             let frees = Arc::new(Frees { frees: DeferredFrees::new(spare), values: Default::default() });
-            let other = {
-                let frees = Arc::clone(&frees);
-                thread::spawn(move || {
-                    frees.defer(3..5);
-                    frees.frees.flush(|value| frees.free(value));
-                })
-            };
+            let other = beside(&frees, |frees| {
+                frees.defer(3..5);
+                frees.frees.flush(|value| frees.free(value));
+            });
             frees.defer(0..3);
             other.join().expect("no panic");
             frees.frees.flush(|value| frees.free(value));

@@ -2,18 +2,11 @@
 
 use super::*;
 use crate::base::sync::Arc;
-use loom::thread;
+use crate::base::sync::models::{beside, model};
 
 /// Pages of a run: four runs fill a model's chunk.
 const PAGES: usize = 16;
 const CHUNK: u64 = CHUNK_PAGES as u64;
-
-fn model(f: impl Fn() + Sync + Send + 'static) {
-    let mut builder = loom::model::Builder::new();
-    builder.preemption_bound = builder.preemption_bound.or(Some(2));
-    builder.max_branches = 5000;
-    builder.check(f);
-}
 
 fn refill(arena: &Arena) {
     arena.refill(|_| Ok(())).expect("memory");
@@ -51,31 +44,26 @@ fn end(arena: &Arena) {
     assert_eq!(arena.resident_bytes() as u64, 2 * CHUNK * PAGE_SIZE as u64);
 }
 
-/// Two threads, each with its own account, take and free `takes` runs while a third runs `beside`.
-fn takers(takes: usize, before: fn(&Arena) -> Vec<Run>, beside: fn(&Arena)) {
-    model(move || {
+/// Two threads, each with its own account, take and free a run while a third runs `other`.
+fn takers(before: fn(&Arena) -> Vec<Run>, other: fn(&Arena)) {
+    model(2, move || {
         let arena = reserved();
         let taken = before(&arena);
-        let other = {
-            let arena = Arc::clone(&arena);
-            thread::spawn(move || beside(&arena))
-        };
-        let taker = {
-            let arena = Arc::clone(&arena);
-            thread::spawn(move || use_runs(&arena, Account::Slab, takes))
-        };
+        let other = beside(&arena, other);
+        let taker = beside(&arena, |arena| use_run(arena, Account::Slab));
         taken.into_iter().for_each(|run| give(&arena, Account::Pool, 7, run));
-        use_runs(&arena, Account::Pool, takes);
+        use_run(&arena, Account::Pool);
         taker.join().expect("no panic");
         other.join().expect("no panic");
         end(&arena);
     });
 }
 
-fn use_runs(arena: &Arena, account: Account, takes: usize) {
+fn use_run(arena: &Arena, account: Account) {
     let mark = 1 + account as u64;
-    let runs: Vec<_> = (0..takes).filter_map(|_| take(arena, account, mark)).collect();
-    runs.into_iter().for_each(|run| give(arena, account, mark, run));
+    if let Some(run) = take(arena, account, mark) {
+        give(arena, account, mark, run);
+    }
 }
 
 fn take_none(_: &Arena) -> Vec<Run> {
@@ -103,18 +91,18 @@ fn take_one_of_five(arena: &Arena) -> Vec<Run> {
 /// Each taker starts a chunk, which leaves only chunks that are filled meanwhile.
 #[test]
 fn loom_reserve_takers_beside_a_refiller() {
-    takers(1, take_none, refill);
+    takers(take_none, refill);
 }
 
 #[test]
 fn loom_reserve_takers_beside_a_releaser() {
-    takers(1, take_one_of_five, |arena| arena.release_kept());
+    takers(take_one_of_five, |arena| arena.release_kept());
 }
 
 /// A chunk is released and filled again.
 #[test]
 fn loom_reserve_takers_beside_one_who_does_both() {
-    takers(1, take_one_of_five, |arena| {
+    takers(take_one_of_five, |arena| {
         arena.release_kept();
         refill(arena);
     });
@@ -123,7 +111,7 @@ fn loom_reserve_takers_beside_one_who_does_both() {
 /// The limit is lowered, so that free chunks are released, and raised again.
 #[test]
 fn loom_reserve_takers_beside_a_limit() {
-    takers(1, take_none, |arena| {
+    takers(take_none, |arena| {
         arena.set_limit_pages(1);
         arena.set_limit_pages(0);
         refill(arena);
@@ -133,17 +121,11 @@ fn loom_reserve_takers_beside_a_limit() {
 /// A refiller and a releaser run concurrently.
 #[test]
 fn loom_reserve_refiller_beside_a_releaser() {
-    model(|| {
+    model(2, || {
         let arena = reserved();
         let mut taken = take_three_chunks(&arena);
-        let refiller = {
-            let arena = Arc::clone(&arena);
-            thread::spawn(move || refill(&arena))
-        };
-        let releaser = {
-            let arena = Arc::clone(&arena);
-            thread::spawn(move || arena.release_kept())
-        };
+        let refiller = beside(&arena, refill);
+        let releaser = beside(&arena, Arena::release_kept);
         let last = taken.split_off(8);
         last.into_iter().for_each(|run| give(&arena, Account::Pool, 7, run));
         let run = take(&arena, Account::Slab, 3).expect("two were free");

@@ -251,7 +251,6 @@ impl Runs {
     pub(super) fn take(&mut self, account: Account, pages: usize) -> Option<u32> {
         self.take_own(account, pages).or_else(|| {
             let chunk = self.free_chunks.first(1)?;
-            self.chunks[chunk].owner = Some(account);
             self.take_in(chunk, account, pages)
         })
     }
@@ -265,10 +264,15 @@ impl Runs {
         debug_assert!((1..=MAX_RUN_PAGES).contains(&pages));
         let group = groups_of(chunk).find(|group| usize::from(self.longest[*group]) >= pages)?;
         let page = group as u32 * GROUP_PAGES + starts(self.taken[group], pages as u32).trailing_zeros();
+        self.take_pages(page, pages, account);
+        Some(page)
+    }
+
+    fn take_pages(&mut self, page: u32, pages: usize, account: Account) {
+        self.chunks[(page / CHUNK_PAGES) as usize].owner = Some(account);
         self.mark(page, mask(page, pages as u32), true);
         let live = &mut self.live[account as usize];
         (live.runs, live.pages) = (live.runs + 1, live.pages + pages as u64);
-        Some(page)
     }
 
     /// Takes these pages of a chunk for `account`; returns false if one of them is taken, or if the chunk
@@ -279,10 +283,7 @@ impl Runs {
         if !is_free || self.chunks[chunk].owner.is_some_and(|owner| owner != account) {
             return false;
         }
-        self.chunks[chunk].owner = Some(account);
-        self.mark(page, bits, true);
-        let live = &mut self.live[account as usize];
-        (live.runs, live.pages) = (live.runs + 1, live.pages + pages as u64);
+        self.take_pages(page, pages, account);
         true
     }
 

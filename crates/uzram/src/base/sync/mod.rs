@@ -8,6 +8,8 @@
 mod class;
 mod hold;
 mod guarded;
+#[cfg(all(test, loom))]
+pub(crate) mod models;
 mod mutex;
 mod rw_lock;
 mod stats;

@@ -385,6 +385,7 @@ mod tests {
 #[cfg(all(test, loom))]
 mod loom_tests {
     use super::*;
+    use crate::base::sync::models::together;
     use crate::base::sync::{Arc, Guarded};
 
     /// Checks that `threads` threads that each take the lock once exclude each other, that each gets
@@ -392,23 +393,13 @@ mod loom_tests {
     fn exclusion(threads: u32) {
         loom::model(move || {
             let shared = Arc::new((WideLock::default(), WaitTable::new(1), Guarded::new(0u32)));
-            let add = |shared: &(WideLock, WaitTable, Guarded<u32>)| {
-                let mut guard = shared.0.lock(&shared.1, 0);
+            together(threads, &shared, |(word, table, sum)| {
+                let mut guard = word.lock(table, 0);
                 // SAFETY: the lock is held.
-                unsafe { shared.2.with_mut(|sum| *sum += 1) };
+                unsafe { sum.with_mut(|sum| *sum += 1) };
                 let next = guard.bits() + 1;
                 guard.set_bits(next);
-            };
-            let others: Vec<_> = (1..threads)
-                .map(|_| {
-                    let shared = Arc::clone(&shared);
-                    loom::thread::spawn(move || add(&shared))
-                })
-                .collect();
-            add(&shared);
-            for other in others {
-                other.join().expect("no panic");
-            }
+            });
             let guard = shared.0.lock(&shared.1, 0);
             // SAFETY: the lock is held.
             assert_eq!((guard.bits(), unsafe { shared.2.with_mut(|sum| *sum) }), (threads, threads));

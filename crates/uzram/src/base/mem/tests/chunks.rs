@@ -6,12 +6,11 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 /// Moves the runs that lie in hidden chunks, as an evacuation does; returns how many.
 fn move_out(arena: &Arena, hidden: &HiddenChunks<'_>, live: &mut [Run]) -> usize {
     let inside = live.iter_mut().filter(|run| hidden.contains(run.page));
-    inside
-        .map(|run| {
-            let to = filled(arena, usize::from(run.pages), Account::Pool);
-            free(arena, std::mem::replace(run, to), Account::Pool);
-        })
-        .count()
+    let moved = inside.map(|run| {
+        let to = filled(arena, usize::from(run.pages), Account::Pool);
+        free(arena, std::mem::replace(run, to), Account::Pool);
+    });
+    moved.count()
 }
 
 /// Fills `chunks` chunks with runs of `pages` pages and frees all for which `keep` returns false.
@@ -28,8 +27,7 @@ fn scattered(arena: &Arena, chunks: u32, pages: usize, keep: impl Fn(Run) -> boo
 fn moving_leaves_about_the_ideal_number_of_chunks() {
     for seed in 0..6 {
         let mut random = Random::new(seed);
-        let arena = Arena::new(1 << 30).expect("address space");
-        arena.set_run_cache_batch_pages([0, 32][seed as usize % 2]).expect("batch");
+        let arena = arena(1 << 30, [0, 32][seed as usize % 2]);
         let (most_pages, runs) = ([1, 4, 8][seed as usize % 3], 4000);
         let mut live: Vec<Run> = Vec::new();
         let mut slabs: Vec<Run> = Vec::new();
@@ -70,8 +68,7 @@ fn moving_leaves_about_the_ideal_number_of_chunks() {
 #[test]
 fn no_run_of_a_hidden_chunk_is_taken() {
     for batch in [0, 32] {
-        let arena = Arena::new(64 << 20).expect("address space");
-        arena.set_run_cache_batch_pages(batch).expect("batch");
+        let arena = arena(64 << 20, batch);
         let chunk_pages = CHUNK_PAGES;
         // Half of the first chunk is taken, and an eighth of the second.
         let mut live = scattered(&arena, 2, 4, |run| {
@@ -79,9 +76,7 @@ fn no_run_of_a_hidden_chunk_is_taken() {
         });
         let hidden = hide(&arena, Account::Pool);
         assert!(hidden.contains(chunk_pages) && hidden.contains(2 * chunk_pages - 1));
-        assert!(
-            !hidden.contains(0) && !hidden.contains(chunk_pages - 1) && !hidden.contains(2 * chunk_pages)
-        );
+        assert!(![0, chunk_pages - 1, 2 * chunk_pages].iter().any(|page| hidden.contains(*page)));
         assert!(hide(&arena, Account::Pool).is_empty(), "one at a time");
 
         // Neither runs freed there nor runs free before are taken.
@@ -94,8 +89,7 @@ fn no_run_of_a_hidden_chunk_is_taken() {
             fill(&arena, run, Account::Pool);
             live.push(run);
         }
-        let refused = arena.alloc_run(4, Account::Pool, Gfp::NoWait).unwrap_err();
-        assert_eq!(refused.kind(), ErrorKind::NoMemory);
+        assert_eq!(refused(&arena, 4, Gfp::NoWait).0, ErrorKind::NoMemory);
         let other = filled(&arena, 4, Account::Pool);
         assert!(!hidden.contains(other.page), "it grows instead");
         assert_eq!(arena.chunks_held(), 3);
@@ -146,11 +140,8 @@ fn nothing_is_hidden_where_nothing_is_won() {
     let arena = Arena::new(64 << 20).expect("address space");
     scattered(&arena, 4, 1, |run| run.page.is_multiple_of(2));
     let pairs = 4 * CHUNK_PAGES / 2;
-    (0..4 * pairs).for_each(|_| {
-        filled(&arena, 2, Account::Pool);
-    });
-    let hidden = hide(&arena, Account::Pool);
-    assert!(hidden.is_empty());
+    (0..4 * pairs).for_each(|_| _ = filled(&arena, 2, Account::Pool));
+    assert!(hide(&arena, Account::Pool).is_empty());
 }
 
 /// If no address space is left, an allocation uses hidden chunks rather than fail.
@@ -163,7 +154,7 @@ fn hiding_refuses_nobody_who_may_wait() {
     for _ in 0..2 * CHUNK_PAGES / 4 * 3 / 4 {
         filled(&arena, 4, Account::Pool);
     }
-    assert_eq!(arena.alloc_run(1, Account::Pool, Gfp::MayWait).unwrap_err().kind(), ErrorKind::NoSpace);
+    assert_eq!(refused(&arena, 1, Gfp::MayWait).0, ErrorKind::NoSpace);
     drop(hidden);
     recount(&arena);
     assert_eq!(arena.charged_pages(), 2 * u64::from(CHUNK_PAGES));
@@ -174,8 +165,7 @@ fn hiding_refuses_nobody_who_may_wait() {
 #[test]
 fn chunks_are_hidden_beside_takers() {
     for batch in [0, 32] {
-        let arena = Arena::new(512 << 20).expect("address space");
-        arena.set_run_cache_batch_pages(batch).expect("batch");
+        let arena = arena(512 << 20, batch);
         let (takers, hides) = (AtomicU64::new(3), AtomicU64::new(0));
         std::thread::scope(|scope| {
             let releaser = scope.spawn(|| {
@@ -202,7 +192,7 @@ fn chunks_are_hidden_beside_takers() {
                     let hidden = hide(&arena, Account::Pool);
                     hides.fetch_add(u64::from(!hidden.is_empty()), Relaxed);
                     for _ in 0..100 {
-                        let run = arena.alloc_run(2, Account::Pool, Gfp::MayWait).expect("address space");
+                        let run = taken(&arena, 2, Account::Pool);
                         assert!(!hidden.contains(run.page), "a hidden chunk's run was handed out");
                         arena.free_run(run, Account::Pool, 0);
                     }

@@ -14,6 +14,24 @@ fn arena_on_pages_of(host_page_bytes: usize, reserve_bytes: u64) -> Arena {
     with_host_pages_of(host_page_bytes, || Arena::new(reserve_bytes)).expect("address space")
 }
 
+fn arena(reserve_bytes: u64, batch_pages: usize) -> Arena {
+    let arena = Arena::new(reserve_bytes).expect("address space");
+    arena.set_run_cache_batch_pages(batch_pages).expect("batch");
+    arena
+}
+
+fn taken(arena: &Arena, pages: usize, account: Account) -> Run {
+    arena.alloc_run(pages, account, Gfp::MayWait).expect("memory")
+}
+
+fn refused(arena: &Arena, pages: usize, gfp: Gfp) -> (ErrorKind, Option<&'static str>) {
+    why(&arena.alloc_run(pages, Account::Pool, gfp).expect_err("there is no run"))
+}
+
+fn why(error: &Error) -> (ErrorKind, Option<&'static str>) {
+    (error.kind(), error.setting())
+}
+
 fn touch(arena: &Arena, page: u32, pages: u32) {
     for page in page..page + pages {
         // SAFETY: the caller committed the page and is its only user.
@@ -27,7 +45,7 @@ fn fill(arena: &Arena, run: Run, account: Account) {
 }
 
 fn filled(arena: &Arena, pages: usize, account: Account) -> Run {
-    let run = arena.alloc_run(pages, account, Gfp::MayWait).expect("memory");
+    let run = taken(arena, pages, account);
     fill(arena, run, account);
     run
 }
@@ -98,8 +116,7 @@ impl<'a> Model<'a> {
                 self.live.push((run, account, 0));
             }
             Err(error) => {
-                let why = (error.kind(), error.setting());
-                assert_eq!(why, (ErrorKind::NoMemory, Some("reserve")));
+                assert_eq!(why(&error), (ErrorKind::NoMemory, Some("reserve")));
                 assert_eq!(self.arena.reserve_free_pages(), 0);
                 self.drained += 1;
                 // The failed allocation has shown all hidden chunks.
@@ -189,37 +206,32 @@ fn counts_agree_with_a_model_and_with_the_system() {
 /// A chunk that one account had used can be used by the other once it is free.
 #[test]
 fn a_free_chunk_is_anybodys() {
-    let arena = Arena::new(4 * u64::from(CHUNK_PAGES) * PAGE_SIZE as u64).expect("address space");
-    arena.set_run_cache_batch_pages(32).expect("batch");
+    let arena = arena(3 * u64::from(CHUNK_PAGES) * PAGE_SIZE as u64 + 1, 32);
     let runs = 4 * CHUNK_PAGES as usize / MAX_RUN_PAGES;
     for account in [Account::Pool, Account::Slab, Account::Pool] {
-        let taken: Vec<Run> = (0..runs)
-            .map(|_| {
-                arena.alloc_run(MAX_RUN_PAGES, account, Gfp::MayWait).expect("the others left all of them")
-            })
-            .collect();
-        assert_eq!(arena.alloc_run(1, account, Gfp::MayWait).unwrap_err().kind(), ErrorKind::NoSpace);
-        taken.into_iter().for_each(|run| arena.free_run(run, account, 0));
+        let runs: Vec<Run> = (0..runs).map(|_| taken(&arena, MAX_RUN_PAGES, account)).collect();
+        assert_eq!(refused(&arena, 1, Gfp::MayWait).0, ErrorKind::NoSpace);
+        runs.into_iter().for_each(|run| arena.free_run(run, account, 0));
         arena.release_free();
     }
+    assert_eq!(arena.set_run_cache_batch_pages(MAX_BATCH_PAGES + 1).unwrap_err().kind(), ErrorKind::Invalid);
 }
 
 #[test]
 fn the_limit_bounds_what_is_in_memory() {
     let arena = Arena::new(64 << 20).expect("address space");
     arena.set_limit_pages(10);
-    let run = arena.alloc_run(16, Account::Pool, Gfp::MayWait).expect("address space");
+    let run = taken(&arena, 16, Account::Pool);
     arena.commit(Account::Pool, run.page, 10).expect("within the limit");
     assert_eq!(arena.commit(Account::Slab, run.page + 10, 1), Err(Full));
     assert_eq!(Error::from(Full).setting(), Some("mem_limit"));
     assert_eq!((arena.charged_pages(), arena.used_pages_max(Account::Pool)), (10, 10));
     arena.free_run(run, Account::Pool, 10);
     assert_eq!(arena.charged_pages(), 10, "kept for reuse");
-    let again = arena.alloc_run(16, Account::Pool, Gfp::MayWait).expect("address space");
-    assert_eq!(again.page, run.page);
-    arena.commit(Account::Pool, again.page, 10).expect("what is in memory already costs nothing");
+    assert_eq!(taken(&arena, 16, Account::Pool), run);
+    arena.commit(Account::Pool, run.page, 10).expect("what is in memory already costs nothing");
     assert_eq!(arena.charged_pages(), 10);
-    arena.free_run(again, Account::Pool, 10);
+    arena.free_run(run, Account::Pool, 10);
     arena.release_free();
     assert_eq!(arena.charged_pages(), 0);
 }
@@ -231,16 +243,9 @@ fn freed_memory_goes_back_by_itself() {
     {
         let arena = arena_on_pages_of(host_page_bytes, 256 << 20);
         arena.set_run_cache_batch_pages(batch).expect("batch");
-        let runs: Vec<Run> =
-            (0..1000).map(|_| arena.alloc_run(16, Account::Pool, Gfp::MayWait).expect("memory")).collect();
-        for run in &runs {
-            arena.commit(Account::Pool, run.page, 16).expect("no limit");
-            touch(&arena, run.page, 16);
-        }
+        let runs: Vec<Run> = (0..1000).map(|_| filled(&arena, 16, Account::Pool)).collect();
         assert!(arena.charged_pages() >= 16_000);
-        for run in runs {
-            arena.free_run(run, Account::Pool, 16);
-        }
+        runs.into_iter().for_each(|run| free(&arena, run, Account::Pool));
         assert!(arena.charged_pages() <= KEPT_FREE_PAGES + 16 * 64, "{}", arena.charged_pages());
         assert_eq!(arena.resident_bytes() as u64, arena.charged_pages() * PAGE_SIZE as u64);
     }
@@ -267,7 +272,7 @@ fn memory_of_partly_committed_runs_goes_back_whatever_the_hosts_pages() {
         let mut random = Random::new(host_page_bytes as u64);
         let mut runs: Vec<(Run, u64)> = Vec::new();
         while arena.charged_pages() < 3700 {
-            let run = arena.alloc_run(1 + random.below(16), Account::Pool, Gfp::MayWait).expect("memory");
+            let run = taken(&arena, 1 + random.below(16), Account::Pool);
             let committed = 1 + random.below(usize::from(run.pages)) as u32;
             arena.commit(Account::Pool, run.page, committed).expect("no limit");
             touch(&arena, run.page, committed);
@@ -334,8 +339,7 @@ fn locked_memory_goes_back() {
 fn memory_goes_back_beside_takers() {
     const LIMIT_PAGES: u64 = 4 * 16 * 20;
     for batch in [0, 32] {
-        let arena = Arena::new(256 << 20).expect("address space");
-        arena.set_run_cache_batch_pages(batch).expect("batch");
+        let arena = arena(256 << 20, batch);
         arena.set_limit_pages(LIMIT_PAGES);
         std::thread::scope(|scope| {
             for seed in 0..4 {
@@ -345,26 +349,20 @@ fn memory_goes_back_beside_takers() {
                     let mut live: Vec<Run> = Vec::new();
                     for _ in 0..4000 {
                         if live.len() < 20 && random.below(5) < 3 {
-                            let run = arena
-                                .alloc_run(1 + random.below(16), Account::Pool, Gfp::MayWait)
-                                .expect("memory");
-                            let pages = u32::from(run.pages);
-                            let commit = || arena.commit(Account::Pool, run.page, pages);
-                            commit()
-                                .or_else(|_| {
-                                    arena.release_free();
-                                    commit()
-                                })
-                                .expect("all four together stay within the limit");
-                            touch(arena, run.page, pages);
+                            let run = taken(arena, 1 + random.below(16), Account::Pool);
+                            if arena.commit(Account::Pool, run.page, run.pages.into()).is_err() {
+                                // All four together stay within the limit.
+                                arena.release_free();
+                                fill(arena, run, Account::Pool);
+                            }
+                            touch(arena, run.page, run.pages.into());
                             live.push(run);
                         } else if !live.is_empty() {
-                            let run = live.swap_remove(random.below(live.len()));
-                            arena.free_run(run, Account::Pool, u64::from(run.pages));
+                            free(arena, live.swap_remove(random.below(live.len())), Account::Pool);
                         }
                         assert!(arena.charged_pages() <= LIMIT_PAGES);
                     }
-                    live.into_iter().for_each(|run| arena.free_run(run, Account::Pool, u64::from(run.pages)));
+                    live.into_iter().for_each(|run| free(arena, run, Account::Pool));
                 });
             }
         });
@@ -372,18 +370,6 @@ fn memory_goes_back_beside_takers() {
         arena.release_free();
         assert_eq!((arena.charged_pages(), arena.used_pages(Account::Pool)), (0, 0));
     }
-}
-
-#[test]
-fn the_reservation_ends_with_an_error() {
-    let arena = Arena::new(1).expect("address space");
-    let runs: Vec<_> = (0..32)
-        .map(|_| arena.alloc_run(16, Account::Pool, Gfp::MayWait).expect("a chunk holds 32 of them"))
-        .collect();
-    assert_eq!(arena.alloc_run(1, Account::Pool, Gfp::MayWait).unwrap_err().kind(), ErrorKind::NoSpace);
-    arena.free_run(runs[7], Account::Pool, 0);
-    assert_eq!(arena.alloc_run(16, Account::Pool, Gfp::MayWait).expect("freed"), runs[7]);
-    assert_eq!(arena.set_run_cache_batch_pages(MAX_BATCH_PAGES + 1).unwrap_err().kind(), ErrorKind::Invalid);
 }
 
 /// A thread that takes runs, writes a mark into every page, and checks it before it frees them.

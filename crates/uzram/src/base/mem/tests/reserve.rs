@@ -34,6 +34,10 @@ pub(super) fn recount_chunks(arena: &Arena) {
     }
 }
 
+fn take_all(arena: &Arena) -> Vec<Run> {
+    std::iter::from_fn(|| arena.alloc_run(16, Account::Pool, Gfp::MayWait).ok()).collect()
+}
+
 /// Releases all free memory, which must be all there is.
 fn give_all_back(arena: &Arena) {
     arena.set_limit_pages(1);
@@ -69,7 +73,7 @@ fn a_reserve_has_two_chunks_at_least_and_no_more_than_there_can_be() {
     let arena = Arena::with_reserve(64 << 20, 2 * CHUNK + 1).expect("memory");
     assert_eq!(arena.reserve_pages(), 3 * CHUNK);
     let error = Arena::with_reserve(4 << 20, 3 * CHUNK).err().expect("there is no address space");
-    assert_eq!((error.kind(), error.setting()), (ErrorKind::Invalid, Some("reserve")));
+    assert_eq!(why(&error), (ErrorKind::Invalid, Some("reserve")));
     let without = Arena::new(64 << 20).expect("address space");
     let of_reserve = (without.reserve_pages(), without.reserve_free_pages(), without.reserve_table_bytes());
     assert_eq!((without.has_reserve(), of_reserve), (false, (0, 0, 0)));
@@ -81,15 +85,8 @@ fn a_drained_reserve_fails_until_it_is_filled() {
     let arena = reserved(64 << 20, 2, 32);
     arena.set_refiller(Some(std::thread::current()));
     arena.hold_refills(true);
-    let mut live = Vec::new();
-    let error = loop {
-        match arena.alloc_run(16, Account::Pool, Gfp::MayWait) {
-            Ok(run) => live.push(run),
-            Err(error) => break error,
-        }
-    };
-    assert_eq!((error.kind(), error.setting()), (ErrorKind::NoMemory, Some("reserve")));
-    assert_eq!(live.len() as u64, 2 * CHUNK / 16);
+    assert_eq!(take_all(&arena).len() as u64, 2 * CHUNK / 16);
+    assert_eq!(refused(&arena, 16, Gfp::MayWait), (ErrorKind::NoMemory, Some("reserve")));
     assert!(arena.inner.lock().refiller_is_told);
     assert_eq!(refill(&arena).expect_err("held").kind(), ErrorKind::NoMemory);
     recount_chunks(&arena);
@@ -98,7 +95,7 @@ fn a_drained_reserve_fails_until_it_is_filled() {
     refill(&arena).expect("memory");
     assert!(!arena.inner.lock().refiller_is_told);
     assert_eq!(arena.reserve_free_pages(), 2 * CHUNK);
-    live.push(arena.alloc_run(16, Account::Slab, Gfp::MayWait).expect("filled"));
+    taken(&arena, 16, Account::Slab);
     assert!(arena.inner.lock().refiller_is_told);
     recount_chunks(&arena);
     // The entries of a chunk in other tables are prepared before the chunk is present.
@@ -118,14 +115,12 @@ fn the_limit_bounds_chunks() {
     let first = filled(&arena, 16, Account::Pool);
     refill(&arena).expect("one more is allowed");
     filled(&arena, 16, Account::Slab);
-    let error = refill(&arena).expect_err("the limit");
-    assert_eq!((error.kind(), error.setting()), (ErrorKind::NoSpace, Some("mem_limit")));
+    let at_limit = (ErrorKind::NoSpace, Some("mem_limit"));
+    assert_eq!(why(&refill(&arena).expect_err("the limit")), at_limit);
     assert_eq!((arena.charged_pages(), arena.reserve_free_pages()), (3 * CHUNK, CHUNK));
-    let taken: Vec<Run> =
-        std::iter::from_fn(|| arena.alloc_run(16, Account::Pool, Gfp::MayWait).ok()).collect();
+    let taken = take_all(&arena);
     assert_eq!(taken.len() as u64, 2 * CHUNK / 16 - 1);
-    let error = arena.alloc_run(16, Account::Pool, Gfp::MayWait).expect_err("drained, and the limit is why");
-    assert_eq!((error.kind(), error.setting()), (ErrorKind::NoSpace, Some("mem_limit")));
+    assert_eq!(refused(&arena, 16, Gfp::MayWait), at_limit, "drained, and the limit is why");
     recount_chunks(&arena);
     arena.set_limit_pages(4 * CHUNK);
     assert!(refill(&arena).is_err());
@@ -141,9 +136,8 @@ fn the_limit_bounds_chunks() {
     recount_chunks(&arena);
     // The end of the address space names another setting.
     let arena = reserved(4 << 20, 2, 0);
-    while arena.alloc_run(16, Account::Pool, Gfp::MayWait).is_ok() {}
-    let error = arena.alloc_run(16, Account::Pool, Gfp::MayWait).expect_err("used up");
-    assert_eq!((error.kind(), error.setting()), (ErrorKind::NoSpace, Some("disksize")));
+    take_all(&arena);
+    assert_eq!(refused(&arena, 16, Gfp::MayWait), (ErrorKind::NoSpace, Some("disksize")));
     assert_eq!(refill(&arena).expect_err("used up").kind(), ErrorKind::NoSpace);
 }
 
@@ -175,7 +169,7 @@ fn surplus_goes_back_by_whole_chunks() {
         let is_told = || arena.inner.lock().releaser_is_told;
         let mut live = Vec::new();
         for _ in 0..10 * CHUNK / 16 {
-            live.push(arena.alloc_run(16, Account::Pool, Gfp::MayWait).expect("memory"));
+            live.push(taken(&arena, 16, Account::Pool));
             refill(&arena).expect("memory");
         }
         live.iter().for_each(|run| arena.commit(Account::Pool, run.page, 16).expect("it is charged"));
@@ -210,21 +204,13 @@ fn surplus_goes_back_by_whole_chunks() {
 #[test]
 fn moving_empties_whole_chunks() {
     let arena = reserved(64 << 20, 2, 0);
-    let mut live: Vec<Run> = (0..3 * CHUNK / 4)
-        .map(|_| {
-            refill(&arena).expect("memory");
-            filled(&arena, 4, Account::Pool)
-        })
-        .collect();
-    let mut index = 0;
-    live.retain(|run| {
-        index += 1;
-        let stays = index % 4 == 0;
-        if !stays {
-            free(&arena, *run, Account::Pool);
-        }
-        stays
-    });
+    let mut live = Vec::new();
+    for _ in 0..3 * CHUNK / 4 {
+        refill(&arena).expect("memory");
+        live.push(filled(&arena, 4, Account::Pool));
+    }
+    let freed = live.extract_if(.., |run| !(run.page / 4).is_multiple_of(4));
+    freed.for_each(|run| free(&arena, run, Account::Pool));
     assert_eq!((arena.charged_pages(), arena.chunks_in_use()), (5 * CHUNK, 3));
     let hidden = hide(&arena, Account::Pool);
     let chunks = hidden.chunks().len();

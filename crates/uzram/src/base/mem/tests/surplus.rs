@@ -9,6 +9,10 @@ fn filled_runs(arena: &Arena, runs: usize) -> Vec<Run> {
     (0..runs).map(|_| filled(arena, 16, Account::Pool)).collect()
 }
 
+fn fill_and_free(arena: &Arena, runs: usize) {
+    filled_runs(arena, runs).into_iter().for_each(|run| free(arena, run, Account::Pool));
+}
+
 #[test]
 fn frees_leave_surplus_to_the_releaser() {
     let arena = Arena::new(256 << 20).expect("address space");
@@ -37,18 +41,14 @@ fn frees_leave_surplus_to_the_releaser() {
     recount(&arena);
 
     // The releaser does not run: frees release what must be released.
-    for run in filled_runs(&arena, 1000) {
-        free(&arena, run, Account::Pool);
-    }
+    fill_and_free(&arena, 1000);
     assert!(is_told());
     assert!(arena.charged_pages() <= 8 * KEPT_FREE_PAGES, "{}", arena.charged_pages());
     // There is no releaser: frees release all surplus.
     arena.set_releaser(None);
-    free(&arena, filled(&arena, 16, Account::Pool), Account::Pool);
+    fill_and_free(&arena, 1);
     assert!(!is_told());
-    for run in filled_runs(&arena, 1000) {
-        free(&arena, run, Account::Pool);
-    }
+    fill_and_free(&arena, 1000);
     assert!(arena.charged_pages() <= KEPT_FREE_PAGES, "{}", arena.charged_pages());
     recount(&arena);
 }
@@ -61,11 +61,10 @@ fn runs_freed_together_are_freed_like_others() {
     one.set(cpu::current());
     rustix::thread::sched_setaffinity(None, &one).expect("it runs there");
     for batch in [0, 32] {
-        let arenas = [(); 2].map(|()| Arena::new(256 << 20).expect("address space"));
+        let arenas = [(); 2].map(|()| arena(256 << 20, batch));
         let mut random = Random::new(batch as u64);
         let lengths: Vec<usize> = (0..500).map(|_| 1 + random.below(16)).collect();
         let runs = arenas.each_ref().map(|arena| {
-            arena.set_run_cache_batch_pages(batch).expect("batch");
             lengths.iter().map(|pages| filled(arena, *pages, Account::Pool)).collect::<Vec<_>>()
         });
         assert_eq!(runs[0], runs[1]);
@@ -94,8 +93,7 @@ fn runs_freed_together_are_freed_like_others() {
 /// stop.
 #[test]
 fn a_releaser_keeps_up_with_takers() {
-    let arena = Arena::new(512 << 20).expect("address space");
-    arena.set_run_cache_batch_pages(32).expect("batch");
+    let arena = arena(512 << 20, 32);
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let releaser = scope.spawn(|| {
