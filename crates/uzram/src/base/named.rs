@@ -31,6 +31,82 @@ macro_rules! named {
 
 pub(crate) use named;
 
+/// Makes `$design`, an enum of designs with names, the first of which is the default; `$any`, an enum of a
+/// `$of` of each; and functions of `$any` that call the function of the same name of that `$of`.
+#[cfg(feature = "designs")]
+macro_rules! any_design {
+    (
+        $design:ident, $refusal:literal, $any:ident of $of:ident $designs:tt;
+        fn new($($arg:ident: $type:ty),*);
+        $($(#[$attr:meta])* fn $name:ident(&self $(, $param:ident: $param_type:ty)*) $(-> $out:ty)?;)*
+    ) => {
+        $crate::base::named::any_design!(
+            @enums $design, $refusal, $any, $of, $designs, $($arg: $type,)* => ($($arg),*)
+        );
+
+        impl $any {
+            $(
+                $(#[$attr])*
+                #[inline]
+                pub fn $name(&self $(, $param: $param_type)*) $(-> $out)? {
+                    $crate::base::named::any_design!(@each $any $designs, self, it => it.$name($($param),*))
+                }
+            )*
+        }
+    };
+    (
+        @enums $design:ident, $refusal:literal, $any:ident, $of:ident, [$default:ident $(, $other:ident)*],
+        $($arg:ident: $type:ty,)* => $args:tt
+    ) => {
+        /// A lock design, chosen at run time.
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+        pub enum $design {
+            #[doc = concat!("[`", stringify!($default), "`].")]
+            #[default]
+            $default,
+            $(#[doc = concat!("[`", stringify!($other), "`].")] $other,)*
+        }
+
+        impl $design {
+            /// All of them.
+            pub const ALL: [$design; 1 + [$(stringify!($other)),*].len()] =
+                [$design::$default $(, $design::$other)*];
+
+            /// Returns its name in settings.
+            pub const fn name(self) -> &'static str {
+                match self {
+                    $design::$default => $default::NAME,
+                    $($design::$other => $other::NAME,)*
+                }
+            }
+        }
+
+        $crate::base::named::named!($design, $refusal);
+
+        pub(crate) enum $any {
+            $default($of<$default>),
+            $($other($of<$other>),)*
+        }
+
+        impl $any {
+            pub fn new(design: $design, $($arg: $type),*) -> $crate::base::error::Result<Self> {
+                match design {
+                    $design::$default => $of::new $args.map($any::$default),
+                    $($design::$other => $of::new $args.map($any::$other),)*
+                }
+            }
+        }
+    };
+    (@each $any:ident [$($design:ident),*], $value:expr, $it:ident => $then:expr) => {
+        match $value {
+            $($any::$design($it) => $then,)*
+        }
+    };
+}
+
+#[cfg(feature = "designs")]
+pub(crate) use any_design;
+
 /// The longest name that is compared with others.
 const MAX_NAME_BYTES: usize = 64;
 

@@ -1,67 +1,13 @@
 //! An LRU of any lock design, chosen at run time.
 
 use crate::base::error::Result;
-use crate::base::named::named;
+use crate::base::named::any_design;
 
 use super::{Batched, Lru, LruConfig, LruLocks, LruStats, SingleLock};
 
-/// A lock design, chosen at run time.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum LruDesign {
-    #[default]
-    Batched,
-    SingleLock,
-}
-
-impl LruDesign {
-    /// All of them.
-    pub const ALL: [LruDesign; 2] = [LruDesign::Batched, LruDesign::SingleLock];
-
-    /// Returns its name in settings.
-    pub const fn name(self) -> &'static str {
-        match self {
-            LruDesign::Batched => Batched::NAME,
-            LruDesign::SingleLock => SingleLock::NAME,
-        }
-    }
-}
-
-named!(LruDesign, "no LRU lock design '{}'; there are: {}");
-
-pub(crate) enum AnyLru {
-    Batched(Lru<Batched>),
-    SingleLock(Lru<SingleLock>),
-}
-
-impl AnyLru {
-    /// As [`Lru::new`].
-    pub fn new(design: LruDesign, config: &LruConfig) -> Result<Self> {
-        match design {
-            LruDesign::Batched => Lru::new(config).map(AnyLru::Batched),
-            LruDesign::SingleLock => Lru::new(config).map(AnyLru::SingleLock),
-        }
-    }
-}
-
-/// Functions that call the function of the same name of the design's LRU.
-macro_rules! forward {
-    ($($(#[$attr:meta])* fn $name:ident(&self $(, $arg:ident: $type:ty)*) $(-> $out:ty)?;)*) => {
-        impl AnyLru {
-            $(
-                $(#[$attr])*
-                #[inline]
-                pub fn $name(&self $(, $arg: $type)*) $(-> $out)? {
-                    match self {
-                        AnyLru::Batched(lru) => lru.$name($($arg),*),
-                        AnyLru::SingleLock(lru) => lru.$name($($arg),*),
-                    }
-                }
-            )*
-        }
-    };
-}
-
-forward! {
+any_design! {
+    LruDesign, "no LRU lock design '{}'; there are: {}", AnyLru of Lru [Batched, SingleLock];
+    fn new(config: &LruConfig);
     fn arrive(&self, page: u32) -> bool;
     fn queue(&self, page: u32);
     fn mark(&self, page: u32);

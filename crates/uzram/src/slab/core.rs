@@ -187,9 +187,7 @@ impl Core {
     /// damaged: its objects are lost then.
     fn give_back_if_any(&self, slab: u32, list: FreeList, result: &mut Result<()>) {
         if list.len > 0 && !self.give_back(slab, list) {
-            let first = self.slabs.name(slab, list.first);
-            *result =
-                Err(self.lose(first, list.len, "a link after it was overwritten, or it was freed twice"));
+            *result = Err(self.lose_list(slab, list));
         }
     }
 
@@ -362,9 +360,15 @@ impl Core {
     /// As [`Core::corrupt`], for corruption that loses `len` objects: their slab counts them as in use for
     /// good.
     #[cold]
-    pub(super) fn lose(&self, object: u32, len: u16, how: &str) -> Error {
+    fn lose(&self, object: u32, len: u16, how: &str) -> Error {
         self.lost.add(len.into());
         self.corrupt(object, how)
+    }
+
+    #[cold]
+    pub(super) fn lose_list(&self, slab: u32, list: FreeList) -> Error {
+        let first = self.slabs.name(slab, list.first);
+        self.lose(first, list.len, "a link after it was overwritten, or it was freed twice")
     }
 
     pub(super) fn discard(&self, slab: u32) {

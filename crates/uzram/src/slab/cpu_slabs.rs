@@ -313,9 +313,7 @@ impl<const STEPS: u8> CpuSlabs<STEPS> {
             let fits = list.len <= core.slabs.get(slab).word.load().inuse;
             returned = core.slabs.last_of(slab, list.first, list.len).filter(|_| fits);
             if returned.is_none() {
-                let first = core.slabs.name(slab, list.first);
-                result =
-                    Err(core.lose(first, list.len, "a link after it was overwritten, or it was freed twice"));
+                result = Err(core.lose_list(slab, list));
             }
         }
         loop {

@@ -3,7 +3,6 @@
 //! `list_lock` protects the list and the on_partial flag of slabs. It is a leaf: no other lock is taken
 //! under it. There is one list for all NUMA nodes.
 
-use std::ops::{Deref, DerefMut};
 use std::time::Instant;
 
 use crate::base::cpu::Padded;
@@ -19,7 +18,7 @@ pub(super) struct Node {
 }
 
 /// Protected by `list_lock`.
-pub(super) struct Partial {
+struct Partial {
     head: u32,
     tail: u32,
     len: u64,
@@ -53,20 +52,6 @@ impl Node {
     }
 }
 
-impl Deref for ListLock<'_> {
-    type Target = Partial;
-
-    fn deref(&self) -> &Partial {
-        &self.partial
-    }
-}
-
-impl DerefMut for ListLock<'_> {
-    fn deref_mut(&mut self) -> &mut Partial {
-        &mut self.partial
-    }
-}
-
 impl Drop for ListLock<'_> {
     fn drop(&mut self) {
         self.node.nr_partial.set(self.partial.len);
@@ -76,13 +61,13 @@ impl Drop for ListLock<'_> {
     }
 }
 
-impl Partial {
+impl ListLock<'_> {
     pub(super) fn len(&self) -> u64 {
-        self.len
+        self.partial.len
     }
 
     pub(super) fn first(&self) -> Option<u32> {
-        (self.head != NO_SLAB).then_some(self.head)
+        Some(self.partial.head).filter(|slab| *slab != NO_SLAB)
     }
 
     pub(super) fn contains(&self, slabs: &Slabs, slab: u32) -> bool {
@@ -93,10 +78,10 @@ impl Partial {
     /// Adds a slab that is on no list, at the head if `first`, else at the tail.
     pub(super) fn add(&mut self, slabs: &Slabs, slab: u32, first: bool) {
         debug_assert!(!self.contains(slabs, slab), "slab {slab} is on the list already");
-        let (prev, next) = if first { (NO_SLAB, self.head) } else { (self.tail, NO_SLAB) };
+        let (prev, next) = if first { (NO_SLAB, self.partial.head) } else { (self.partial.tail, NO_SLAB) };
         self.link(slabs, prev, slab);
         self.link(slabs, slab, next);
-        self.len += 1;
+        self.partial.len += 1;
     }
 
     pub(super) fn remove(&mut self, slabs: &Slabs, slab: u32) {
@@ -107,7 +92,7 @@ impl Partial {
             (slab.prev.with_mut(|prev| std::mem::replace(prev, OFF_LIST)), slab.next.with_mut(|next| *next))
         };
         self.link(slabs, prev, next);
-        self.len -= 1;
+        self.partial.len -= 1;
     }
 
     /// Links two slabs; [`NO_SLAB`] stands for the end of the list on its side.
@@ -116,11 +101,11 @@ impl Partial {
         // on no other.
         unsafe {
             match prev {
-                NO_SLAB => self.head = next,
+                NO_SLAB => self.partial.head = next,
                 before => slabs.get(before).next.with_mut(|own| *own = next),
             }
             match next {
-                NO_SLAB => self.tail = prev,
+                NO_SLAB => self.partial.tail = prev,
                 after => slabs.get(after).prev.with_mut(|own| *own = prev),
             }
         }

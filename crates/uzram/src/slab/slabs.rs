@@ -171,8 +171,12 @@ impl Slabs {
 
     pub(super) fn is_object(&self, object: u32) -> bool {
         let (slab, at) = self.split(object);
+        self.exists(slab) && self.is_place(at)
+    }
+
+    fn is_place(&self, at: u16) -> bool {
         let stride = self.layout.stride();
-        self.exists(slab) && at.is_multiple_of(stride) && at / stride < self.layout.objects
+        at.is_multiple_of(stride) && at / stride < self.layout.objects
     }
 
     /// Returns the address of an object; any address for a name that is no object's.
@@ -325,15 +329,10 @@ impl Slabs {
             let what = format!("the slab cache '{}' is full", options.name);
             return Err(Error::new(ErrorKind::NoSpace, what).with_setting(options.max_objects_setting));
         };
-        let start = self.arena.address(run.page).expose_provenance() as u64;
-        let offset_bytes = u64::from(self.name(slab, 0)) * UNIT_BYTES as u64;
-        self.set_origin(slab, start.wrapping_sub(offset_bytes) | THERE);
+        self.begin(slab, run.page);
         if let Some(pages) = &self.pages {
             pages[slab as usize].store(run.page + 1, Ordering::Release);
         }
-        // SAFETY: no other thread knows this slab.
-        unsafe { self.get(slab).prev.with_mut(|prev| *prev = OFF_LIST) };
-        self.live.add(1);
         #[cfg(all(debug_assertions, not(loom)))]
         // SAFETY: the run belongs to this slab, none of whose objects is in use, and its pages are committed.
         unsafe {
@@ -348,6 +347,16 @@ impl Slabs {
         Ok(slab)
     }
 
+    /// Makes a slab of the run that starts at `page`. No other thread knows it yet.
+    fn begin(&self, slab: u32, page: u32) {
+        let start = self.arena.address(page).expose_provenance() as u64;
+        let offset_bytes = u64::from(self.name(slab, 0)) * UNIT_BYTES as u64;
+        self.set_origin(slab, start.wrapping_sub(offset_bytes) | THERE);
+        // SAFETY: no other thread knows this slab.
+        unsafe { self.get(slab).prev.with_mut(|prev| *prev = OFF_LIST) };
+        self.live.add(1);
+    }
+
     /// Gives an empty slab, which is on no list, back to the arena.
     pub(super) fn discard(&self, slab: u32) {
         let page = self.arena.page_at(self.start(slab));
@@ -358,12 +367,7 @@ impl Slabs {
         let pages = self.layout.pages as u64;
         self.live.sub(1);
         self.gone.add(1);
-        {
-            let mut numbers = self.numbers.lock();
-            let next = std::mem::replace(&mut numbers.free, slab);
-            // SAFETY: the slab is on no list, and the table's lock is held.
-            unsafe { self.get(slab).next.with_mut(|own| *own = next) };
-        }
+        self.put_number(&mut self.numbers.lock(), slab);
         self.arena.free_run(Run { page, pages: pages as u8 }, Account::Slab, pages);
     }
 
@@ -386,11 +390,7 @@ impl Slabs {
     #[cfg(not(loom))]
     pub(super) fn find(&self, object: u32) -> Option<*mut u8> {
         let (slab, at) = self.split(object);
-        let stride = self.layout.stride();
-        if !at.is_multiple_of(stride) || at / stride >= self.layout.objects {
-            return None;
-        }
-        let page = self.page_of(slab)?;
+        let page = self.page_of(slab).filter(|_| self.is_place(at))?;
         Some(self.arena.address(page).wrapping_add(usize::from(at) * UNIT_BYTES))
     }
 
@@ -429,12 +429,7 @@ impl Slabs {
     #[cfg(not(loom))]
     pub(super) fn adopt(&self, slab: u32, is_used: impl Fn(u16) -> bool) -> bool {
         let Some(page) = self.page_of(slab) else { return false };
-        let start = self.arena.address(page).expose_provenance() as u64;
-        let offset_bytes = u64::from(self.name(slab, 0)) * UNIT_BYTES as u64;
-        self.set_origin(slab, start.wrapping_sub(offset_bytes) | THERE);
-        // SAFETY: no other thread knows this slab.
-        unsafe { self.get(slab).prev.with_mut(|prev| *prev = OFF_LIST) };
-        self.live.add(1);
+        self.begin(slab, page);
         let (stride, objects) = (self.layout.stride(), self.layout.objects);
         let mut state = State { inuse: objects, ..State::full(objects, false) };
         for index in (0..objects).rev().filter(|index| !is_used(*index)) {
@@ -456,9 +451,7 @@ impl Slabs {
         let mut numbers = self.numbers.lock();
         numbers.fresh = end;
         for slab in (0..end).rev().filter(|slab| !self.exists(*slab)) {
-            let next = std::mem::replace(&mut numbers.free, slab);
-            // SAFETY: the slab does not exist, and the table's lock is held.
-            unsafe { self.get(slab).next.with_mut(|own| *own = next) };
+            self.put_number(&mut numbers, slab);
         }
         self.names_end.store(end << self.layout.place_bits, Ordering::Relaxed);
     }
@@ -466,6 +459,12 @@ impl Slabs {
     pub(super) fn iter(&self) -> impl Iterator<Item = u32> {
         let fresh = self.numbers.lock().fresh;
         (0..fresh).filter(|slab| self.exists(*slab))
+    }
+
+    fn put_number(&self, numbers: &mut Numbers, slab: u32) {
+        let next = std::mem::replace(&mut numbers.free, slab);
+        // SAFETY: the slab is on no list, and the table's lock is held.
+        unsafe { self.get(slab).next.with_mut(|own| *own = next) };
     }
 
     fn take_number(&self) -> Option<u32> {

@@ -4,7 +4,7 @@ use std::ops::{Deref, Range};
 
 use crate::base::error::Result;
 use crate::base::mem::{Arena, Gfp};
-use crate::base::named::named;
+use crate::base::named::any_design;
 use crate::base::sync::Arc;
 
 use super::compact::{Budget, Effort};
@@ -16,53 +16,6 @@ use super::stats::ClassStat;
 #[cfg(not(loom))]
 use super::{Attach, Location, Settled};
 
-/// A lock design, chosen at run time.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum PoolDesign {
-    #[default]
-    Pinned,
-    ClassIndexed,
-    Consolidated,
-    Split,
-}
-
-impl PoolDesign {
-    /// All of them.
-    pub const ALL: [PoolDesign; 4] =
-        [PoolDesign::Pinned, PoolDesign::ClassIndexed, PoolDesign::Consolidated, PoolDesign::Split];
-
-    /// Returns its name in settings.
-    pub const fn name(self) -> &'static str {
-        match self {
-            PoolDesign::Pinned => Pinned::NAME,
-            PoolDesign::ClassIndexed => ClassIndexed::NAME,
-            PoolDesign::Consolidated => Consolidated::NAME,
-            PoolDesign::Split => Split::NAME,
-        }
-    }
-}
-
-named!(PoolDesign, "no pool lock design '{}'; there are: {}");
-
-/// Evaluates `$then` with `$it` bound to the value of `$any`, an enum over the designs.
-macro_rules! each {
-    ($of:ident::$any:expr, $it:ident => $then:expr) => {
-        match $any {
-            $of::Pinned($it) => $then,
-            $of::ClassIndexed($it) => $then,
-            $of::Consolidated($it) => $then,
-            $of::Split($it) => $then,
-        }
-    };
-}
-
-pub(crate) enum AnyPool {
-    Pinned(RawPool<Pinned>),
-    ClassIndexed(RawPool<ClassIndexed>),
-    Consolidated(RawPool<Consolidated>),
-    Split(RawPool<Split>),
-}
-
 pub(crate) enum AnyRead<'a> {
     Pinned(RawRead<'a, Pinned>),
     ClassIndexed(RawRead<'a, ClassIndexed>),
@@ -71,16 +24,6 @@ pub(crate) enum AnyRead<'a> {
 }
 
 impl AnyPool {
-    /// As [`RawPool::new`].
-    pub fn new(design: PoolDesign, arena: Arc<Arena>, config: &PoolConfig) -> Result<Self> {
-        match design {
-            PoolDesign::Pinned => RawPool::new(arena, config).map(AnyPool::Pinned),
-            PoolDesign::ClassIndexed => RawPool::new(arena, config).map(AnyPool::ClassIndexed),
-            PoolDesign::Consolidated => RawPool::new(arena, config).map(AnyPool::Consolidated),
-            PoolDesign::Split => RawPool::new(arena, config).map(AnyPool::Split),
-        }
-    }
-
     /// As [`RawPool::read`]. Fails as [`RawPool::read`].
     ///
     /// # Safety
@@ -105,26 +48,16 @@ impl AnyPool {
     #[inline]
     pub unsafe fn free(&self, handle: u32) {
         // SAFETY: the caller's promise.
-        each!(AnyPool::self, pool => unsafe { pool.free(handle) });
+        any_design!(
+            @each AnyPool [Pinned, ClassIndexed, Consolidated, Split], self, pool => unsafe { pool.free(handle) }
+        );
     }
 }
 
-/// Functions that call the function of the same name of the design's pool.
-macro_rules! forward {
-    ($($(#[$attr:meta])* fn $name:ident(&self $(, $arg:ident: $type:ty)*) $(-> $out:ty)?;)*) => {
-        impl AnyPool {
-            $(
-                $(#[$attr])*
-                #[inline]
-                pub fn $name(&self $(, $arg: $type)*) $(-> $out)? {
-                    each!(AnyPool::self, pool => pool.$name($($arg),*))
-                }
-            )*
-        }
-    };
-}
-
-forward! {
+any_design! {
+    PoolDesign, "no pool lock design '{}'; there are: {}",
+    AnyPool of RawPool [Pinned, ClassIndexed, Consolidated, Split];
+    fn new(arena: Arc<Arena>, config: &PoolConfig);
     fn reads_outlive_frees(&self) -> bool;
     fn huge_threshold(&self) -> usize;
     fn class_bytes(&self, len: usize) -> usize;
@@ -166,6 +99,6 @@ impl Deref for AnyRead<'_> {
 
     #[inline]
     fn deref(&self) -> &[u8] {
-        each!(AnyRead::self, read => read)
+        any_design!(@each AnyRead [Pinned, ClassIndexed, Consolidated, Split], self, read => read)
     }
 }

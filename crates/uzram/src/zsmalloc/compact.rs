@@ -1,10 +1,4 @@
-//! Compaction: moves objects together to free zspages and chunks of the arena.
-//!
-//! 1. Each class's objects move from its emptiest zspages into its fullest that have room, as long as
-//!    that frees a zspage: what the kernel's `zs_compact` does.
-//! 2. With [`Effort::Tight`] this goes on until at most one zspage of the class has gaps; its objects then
-//!    move into a new zspage that has only the pages they need.
-//! 3. Zspages of the arena's emptiest chunks move into other chunks, if that frees chunks.
+//! Compaction: moves objects together to free zspages and chunks of the arena (`docs/internals/zsmalloc.md`).
 //!
 //! Reads and writes continue meanwhile. Compaction checks after each object whether another thread waits
 //! for the class's lock, and yields it; an object that is being read or written stays in place.

@@ -1,16 +1,9 @@
-//! The reserve: chunks that are made resident before they are needed, so that no allocation waits for memory.
+//! The reserve: chunks that are made resident before they are needed, so that no allocation waits for memory
+//! (`docs/internals/reserve.md`).
 //!
 //! In an arena with a reserve a chunk is *present* (all its pages are resident and charged) or *absent* (none
-//! is, and no run of it is taken). Runs are taken only from present chunks, so committing their pages charges
-//! nothing, and touching them takes no page fault. A dedicated thread, the *refiller*, makes chunks present
-//! and keeps the reserve's number of them free; an allocation never does, and fails if it finds no free
-//! chunk. Memory goes back by whole chunks only, and not in the threads that free.
-//!
-//! At the limit the refiller cannot fill chunks. There the store's policy keeps the reserve free: it bounds
-//! what is stored to [`Arena::limit_but_reserve_pages`], and compacts while [`Arena::lacks_reserve`].
-//!
-//! Filling or emptying a chunk takes system calls, which are made without a lock: the absent chunk and its
-//! bits in `resident` belong to that thread meanwhile.
+//! is, and no run of it is taken). Runs are taken only from present chunks. A chunk is filled or emptied
+//! without a lock: the absent chunk and its bits in `resident` belong to that thread meanwhile.
 
 use std::ops::Range;
 use std::thread::Thread;

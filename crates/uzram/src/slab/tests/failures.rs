@@ -77,11 +77,7 @@ fn a_full_cache_names_its_setting<P: Policy>() {
         };
         let cache = Cache::<P>::new(arena.clone(), options).unwrap();
         let mut objects = Objects::of(arena, cache, (64, 8));
-        let error = loop {
-            if let Err(error) = objects.alloc(Gfp::MayWait) {
-                break error;
-            }
-        };
+        let error = (0..).find_map(|_| objects.alloc(Gfp::MayWait).err()).unwrap();
         assert!(objects.live.len() >= 1000, "{}", objects.live.len());
         assert_eq!((error.kind(), error.setting()), (ErrorKind::NoSpace, Some("how_many")), "{error}");
         assert!(error.to_string().contains("full"), "{error}");

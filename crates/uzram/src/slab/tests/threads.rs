@@ -37,6 +37,12 @@ struct Stress {
     lives: usize,
 }
 
+impl Stress {
+    fn may_refuse(self) -> bool {
+        self.faults_one_in > 0 || self.limit_pages > 0
+    }
+}
+
 /// Each disturbance alone, and all at once.
 fn threads_that_pass_objects_lose_none<P: Policy>() {
     let none = Stress::default();
@@ -142,11 +148,10 @@ impl<P: Policy> Shared<P> {
             let workers: Vec<_> = (0..THREADS).map(|number| self.spawn_lives(scope, number)).collect();
             let results: Vec<_> = workers.into_iter().map(ScopedJoinHandle::join).collect();
             self.done.store(true, Ordering::Relaxed);
-            results.into_iter().chain(disturbing.into_iter().map(ScopedJoinHandle::join)).for_each(
-                |result| {
-                    result.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-                },
-            );
+            let disturbed = disturbing.into_iter().map(ScopedJoinHandle::join);
+            for panic in results.into_iter().chain(disturbed).filter_map(Result::err) {
+                std::panic::resume_unwind(panic);
+            }
         });
         self.finish();
     }
@@ -207,8 +212,7 @@ impl<P: Policy> Shared<P> {
             parcels.into_iter().for_each(|parcel| self.free(parcel));
         }
         let refused = self.refused.into_inner();
-        let may_refuse = self.stress.faults_one_in > 0 || self.stress.limit_pages > 0;
-        assert_eq!(refused > 0, may_refuse, "{refused} allocations were refused");
+        assert_eq!(refused > 0, self.stress.may_refuse(), "{refused} allocations were refused");
         if self.stress.moving && self.cpus.len() > 1 {
             assert!(self.moved.into_inner() > 0, "no thread was moved");
         }
@@ -238,7 +242,7 @@ impl<'a, P: Policy> Worker<'a, P> {
     }
 
     fn run(mut self, steps: usize) {
-        let me = Running::new(self.shared);
+        self.shared.running.lock().push(gettid());
         for _ in 0..steps {
             let cache = self.random.below(SHAPES.len());
             match self.random.below(16) {
@@ -257,13 +261,12 @@ impl<'a, P: Policy> Worker<'a, P> {
             }
         }
         // The remaining objects outlive the thread.
-        let own = std::mem::take(&mut self.own);
-        let left = own
-            .into_iter()
-            .enumerate()
-            .flat_map(|(cache, own)| own.into_iter().map(move |live| (cache, live)));
-        self.shared.mailboxes[self.number].lock().extend(left);
-        drop(me);
+        let mut mailbox = self.shared.mailboxes[self.number].lock();
+        for (cache, own) in self.own.into_iter().enumerate() {
+            mailbox.extend(own.into_iter().map(|live| (cache, live)));
+        }
+        drop(mailbox);
+        self.shared.running.lock().retain(|thread| *thread != gettid());
     }
 
     fn has_room(&self, cache: usize) -> bool {
@@ -276,25 +279,17 @@ impl<'a, P: Policy> Worker<'a, P> {
         }
         let gfp = if self.random.below(8) == 0 { Gfp::NoWait } else { Gfp::MayWait };
         match self.shared.caches[cache].alloc(gfp) {
-            Ok(object) => self.handed_out(cache, object),
-            Err(error) => self.refused(gfp, &error),
-        }
-    }
-
-    fn handed_out(&mut self, at: usize, object: u32) {
-        let (cache, (size, align)) = (&self.shared.caches[at], SHAPES[at]);
-        self.shared.claims.take(cache.address(object), size, align);
-        let stamp = self.shared.stamp.fetch_add(1, Ordering::Relaxed);
-        self.own[at].push(Live::new(cache, size, object, stamp));
-    }
-
-    fn refused(&self, gfp: Gfp, error: &crate::base::error::Error) {
-        assert!(matches!(error.kind(), ErrorKind::NoMemory | ErrorKind::NoSpace), "{error}");
-        let stress = self.shared.stress;
-        if stress.faults_one_in > 0 || stress.limit_pages > 0 {
-            self.shared.refused.fetch_add(1, Ordering::Relaxed);
-        } else {
-            assert_eq!(gfp, Gfp::NoWait, "{error}");
+            Ok(object) => {
+                let (of, (size, align)) = (&self.shared.caches[cache], SHAPES[cache]);
+                self.shared.claims.take(of.address(object), size, align);
+                let stamp = self.shared.stamp.fetch_add(1, Ordering::Relaxed);
+                self.own[cache].push(Live::new(of, size, object, stamp));
+            }
+            Err(error) => {
+                assert!(matches!(error.kind(), ErrorKind::NoMemory | ErrorKind::NoSpace), "{error}");
+                assert!(gfp == Gfp::NoWait || self.shared.stress.may_refuse(), "{error}");
+                self.shared.refused.fetch_add(self.shared.stress.may_refuse().into(), Ordering::Relaxed);
+            }
         }
     }
 
@@ -326,21 +321,5 @@ impl<'a, P: Policy> Worker<'a, P> {
     fn free_what_came(&self) {
         let parcels = std::mem::take(&mut *self.shared.mailboxes[self.number].lock());
         parcels.into_iter().for_each(|parcel| self.shared.free(parcel));
-    }
-}
-
-/// Registers this thread as one that may be moved, until it is dropped.
-struct Running<'a>(&'a Mutex<Vec<Pid>>);
-
-impl<'a> Running<'a> {
-    fn new<P: Policy>(shared: &'a Shared<P>) -> Self {
-        shared.running.lock().push(gettid());
-        Running(&shared.running)
-    }
-}
-
-impl Drop for Running<'_> {
-    fn drop(&mut self) {
-        self.0.lock().retain(|thread| *thread != gettid());
     }
 }
