@@ -46,10 +46,10 @@ bench: ## Measure every performance target, and codecs on pages of files and of 
 	@tools/bounded 1200 $(UZRAM) bench --codecs
 	@bench/allocators/run
 
-lab: ## Run every table of the lab in full, instruction counts included (minutes)
+lab: ## Run every table of the lab in full (minutes)
 	@cargo build --release -p uzram-cli -p uzram-run -p uzram-lab --features uzram-cli/designs
-	@tools/install-programs valgrind $(PROGRAMS) lua-sources
-	@tools/bounded 3600 $(LAB) run streams slab-freeze zs-lock zs-free zs-defer lru-batch --callgrind
+	@tools/install-programs $(PROGRAMS)
+	@tools/bounded 3600 $(LAB) run streams slab-freeze zs-lock zs-free zs-defer lru-batch
 	@tools/bounded 3600 $(LAB) run unmap streams-nbd zs-lock-disk --rounds 5
 	@tools/bounded 1200 cargo test -p uzram-lab --features lock-stats --test it locks::
 

@@ -13,7 +13,6 @@ use uzram::{Error, ErrorKind, Result};
 use uzram_bench::harness::rounds::RoundOptions;
 use uzram_bench::harness::{Source, command, process, to_json};
 use uzram_bench::pager::user;
-use uzram_lab::experiment::callgrind::{self, Program};
 use uzram_lab::experiment::{self, Designs, LabOptions, Length, Series};
 use uzram_lab::locks::{self, LocksArgs};
 use uzram_lab::report::{self, ReportOptions};
@@ -42,14 +41,15 @@ enum Command {
     List,
     /// Run tables and print them
     Run(RunArgs),
-    /// Measure every table and write a page about them, as HTML, Markdown and JSON
-    Report(ReportArgs),
+    /// Measure every table and write a page about them, as HTML and JSON
+    Report(ReportOptions),
     /// Measure for how long one job holds a table's locks (slab-freeze, zs-free, lru-batch): how many CPUs
     /// saturate them
-    Scale(ScaleArgs),
+    #[command(after_help = "Example: uzram lab scale lru-batch --json lru-batch.json")]
+    Scale(Measuring),
     /// Record the locks of a table's case, and print them in the columns of /proc/lock_stat
     Locks(LocksArgs),
-    /// Run the work for callgrind
+    /// Do a design's work once, for a profiler
     #[command(hide = true)]
     Work { table: String, case: String, design: String, corpus: PathBuf },
     /// Be the program whose memory is measured: a table starts it
@@ -65,24 +65,14 @@ struct RunArgs {
     /// Numbers of jobs: threads, or what the table says [default: the table's]
     #[arg(long, value_delimiter = ',', value_name = "N,…")]
     jobs: Vec<usize>,
-    /// Also count instructions, branches and mispredictions, with valgrind: takes minutes more
-    #[arg(long)]
-    callgrind: bool,
-}
-
-#[derive(clap::Args)]
-#[command(after_help = "Example: uzram lab scale lru-batch --json lru-batch.json")]
-struct ScaleArgs {
-    #[command(flatten)]
-    measuring: Measuring,
 }
 
 /// Which tables are measured, and how.
 #[derive(clap::Args)]
 struct Measuring {
     /// Names of tables, as `uzram lab list` shows them
-    #[arg(required = true, value_name = "TABLE")]
-    tables: Vec<String>,
+    #[arg(required = true, value_name = "TABLE", value_parser = tables::table)]
+    tables: Vec<&'static Series>,
     /// About how many seconds one measurement takes
     #[arg(long, value_name = "S", default_value_t = RoundOptions::default().duration.as_secs_f64())]
     seconds: f64,
@@ -100,31 +90,6 @@ struct Measuring {
     json: Option<PathBuf>,
 }
 
-#[derive(clap::Args)]
-#[command(after_help = "Example: uzram lab report out --quick")]
-struct ReportArgs {
-    /// The folder that the report is written into
-    dir: PathBuf,
-    /// Take less than five minutes, instead of less than an hour
-    #[arg(long)]
-    quick: bool,
-    /// Tables, as `uzram lab list` shows them [default: all]
-    #[arg(long, value_delimiter = ',', value_name = "TABLE,…")]
-    tables: Vec<String>,
-    /// Rounds [default: as many as the time allows]
-    #[arg(long, value_name = "N")]
-    rounds: Option<usize>,
-    /// About how many seconds one measurement takes [default: as the time allows]
-    #[arg(long, value_name = "S")]
-    seconds: Option<f64>,
-    /// Numbers of jobs [default: each table's]
-    #[arg(long, value_delimiter = ',', value_name = "N,…")]
-    jobs: Vec<usize>,
-    /// The pages that are stored, of tables that store some [default: mixed]
-    #[arg(long, value_name = "FILE|NAME")]
-    corpus: Option<Source>,
-}
-
 fn main() -> ExitCode {
     command::main("uzram-lab", |args: &Args| match &args.command {
         Command::List => command::print(&list()?),
@@ -134,7 +99,7 @@ fn main() -> ExitCode {
         Command::Locks(args) => locks::run(args),
         Command::MemoryUser { job } => user::run(job),
         Command::Work { table, case, design, corpus } => {
-            callgrind::work(tables::table(table)?, case, design, corpus)
+            experiment::work(tables::table(table)?, case, design, corpus)
         }
     })
 }
@@ -193,17 +158,16 @@ fn jobs(table: &Series) -> String {
 }
 
 fn run_tables(args: &RunArgs) -> Result<()> {
-    let callgrind = args.callgrind.then(this_program).transpose()?;
-    let options = LabOptions { jobs: args.jobs.clone(), callgrind, ..args.measuring.options()? };
+    let options = LabOptions { jobs: args.jobs.clone(), ..args.measuring.options()? };
     // Report invalid options before minutes of measuring.
     let check = |table: &Series| options.estimate(table).map(drop);
     args.measuring.report(check, |table| experiment::run(table, &options))
 }
 
-fn scale_tables(args: &ScaleArgs) -> Result<()> {
-    let options = args.measuring.options()?;
+fn scale_tables(measuring: &Measuring) -> Result<()> {
+    let options = measuring.options()?;
     let check = |table: &Series| scale::check(table, &options).map(drop);
-    args.measuring.report(check, |table| scale::measure(table, &options))
+    measuring.report(check, |table| scale::measure(table, &options))
 }
 
 impl Measuring {
@@ -225,13 +189,12 @@ impl Measuring {
         check: impl Fn(&Series) -> Result<()>,
         report: impl Fn(&Series) -> Result<R>,
     ) -> Result<()> {
-        let tables = self.tables.iter().map(|name| tables::table(name)).collect::<Result<Vec<_>>>()?;
-        tables.iter().try_for_each(|table| check(table))?;
+        self.tables.iter().try_for_each(|table| check(table))?;
         let json = self.json.as_deref().map(JsonFile::create).transpose()?;
         let mut lines = String::new();
         // The file is written even if standard output is closed.
         let mut printed = Ok(());
-        for (i, table) in tables.iter().enumerate() {
+        for (i, table) in self.tables.iter().enumerate() {
             let outcome = report(table);
             command::show_progress("");
             let report = outcome.map_err(|error| of_run(table.name, &error))?;
@@ -244,19 +207,8 @@ impl Measuring {
     }
 }
 
-fn write_report(args: &ReportArgs) -> Result<()> {
-    let named = args.tables.iter().map(|name| tables::table(name)).collect::<Result<Vec<_>>>()?;
-    let is_wanted = |table: &&Series| named.is_empty() || named.iter().any(|named| named.name == table.name);
-    let written = report::run(&ReportOptions {
-        dir: args.dir.clone(),
-        quick: args.quick,
-        tables: TABLES.into_iter().filter(is_wanted).collect(),
-        rounds: args.rounds,
-        duration: args.seconds.map(command::seconds).transpose()?,
-        jobs: args.jobs.clone(),
-        corpus: args.corpus.clone(),
-        stop: process::stop_flag()?,
-    })?;
+fn write_report(options: &ReportOptions) -> Result<()> {
+    let written = report::run(options, &process::stop_flag()?)?;
     command::print(&written.text)?;
     written.outcome
 }
@@ -268,10 +220,6 @@ fn of_run(table: &str, error: &Error) -> Error {
         kind => kind,
     };
     Error::new(kind, format!("{table}: {error}"))
-}
-
-fn this_program() -> Result<Program> {
-    Ok(Program { path: command::this_program()?, args: vec!["work".to_owned()] })
 }
 
 /// The file that `--json` names. An existing file is replaced atomically when everything has been measured: a

@@ -207,8 +207,6 @@ impl Figure {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
-
     use super::*;
     use crate::tables::TABLES;
 

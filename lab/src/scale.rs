@@ -207,8 +207,6 @@ fn beside(table: &Series, case: &str, locks: &[Saturation]) -> Vec<Beside> {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
-
     use super::*;
     use crate::experiment::testing::{row, side};
     use crate::tables;

@@ -18,14 +18,10 @@ pub(crate) struct Done {
     pub(crate) units: u64,
 }
 
-/// The path of [`clocked`], for [`Series::counted_function`](super::Series::counted_function).
-pub(crate) const CLOCKED: &str = "uzram_lab::experiment::clock::clocked";
-
 /// If a second run counts locks and the like, which costs time, it does the timed run's work divided by this.
 pub(crate) const COUNTED_SHARE: u64 = 4;
 
-/// Runs and times a thread's work. Callgrind looks for this function by name ([`CLOCKED`]), so it must not be
-/// inlined.
+/// Runs and times a thread's work. Profilers look for this function by its name, so it must not be inlined.
 #[inline(never)]
 pub(crate) fn clocked(work: ThreadWork<'_>) -> Result<Done> {
     #[cfg(feature = "lock-stats")]
@@ -37,7 +33,7 @@ pub(crate) fn clocked(work: ThreadWork<'_>) -> Result<Done> {
     Ok(Done { span: Span { start, end, usage: Usage::of_this_thread()? - usage }, units })
 }
 
-/// Runs a thread's work in the counting run, which neither the clock nor callgrind should see.
+/// Runs a thread's work in the counting run, which neither the clock nor a profiler should see.
 pub(crate) fn unclocked(work: ThreadWork<'_>) -> Result<Done> {
     let now = Instant::now();
     Ok(Done { span: Span { start: now, end: now, usage: Usage::default() }, units: work()? })

@@ -198,7 +198,6 @@ impl Expect {
     }
 }
 
-/// Returns the number of measured rounds.
 fn rounds(row: &Row) -> usize {
     row.after.values.get("elapsed_s").map_or(0, Vec::len)
 }

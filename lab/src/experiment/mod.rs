@@ -7,7 +7,7 @@
 //!
 //! * `clock`: runs a thread's work with or without the clock; `kept_arena`: an arena that keeps freed memory.
 //! * `series`: what a table is; `row`: two designs compared.
-//! * `callgrind`: the slow mode, which counts instructions instead of seconds; `options`: how to run a table.
+//! * `options`: how to run a table.
 //! * `expect`: judges the expectations.
 //! * `report`: rows of medians, the ratio of the rounds' elapsed times with its interval and rank
 //!   test ([`uzram_bench::harness::stats::PairedRatio`]), as a table and as JSON.
@@ -18,7 +18,6 @@ pub(crate) mod clock;
 mod kept_arena;
 mod series;
 mod row;
-pub mod callgrind;
 mod options;
 mod expect;
 mod report;
@@ -40,7 +39,7 @@ pub use report::LabReport;
 pub(crate) use report::wrap;
 pub(crate) use row::busiest;
 pub use row::{Row, Side, side};
-pub use run::run;
+pub use run::{run, work};
 pub use series::{Column, Designs, Expect, Figure, HeldLock, Jobs, Length, Open, Series, Unit};
 pub(crate) use series::{by_name, spoken};
 pub use uzram_bench::harness::report::jobs_text;

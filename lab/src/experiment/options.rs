@@ -10,7 +10,6 @@ use uzram_bench::harness::rounds::RoundOptions;
 use uzram_bench::harness::stats::MAX_PAIRS;
 use uzram_bench::harness::{DEFAULT_CORPUS_PAGES, Source};
 
-use super::callgrind;
 use super::series::{Length, MAX_JOBS, Series};
 
 /// Returns the number of CPUs that jobs can run on.
@@ -38,8 +37,6 @@ pub struct LabOptions {
     pub rounds: RoundOptions,
     /// The pages, if a table needs some.
     pub corpus: Source,
-    /// Whether to count instructions too, by running this program under callgrind ([`callgrind`]).
-    pub callgrind: Option<callgrind::Program>,
 }
 
 const MAX_DURATION: Duration = Duration::from_hours(1);
@@ -51,7 +48,6 @@ impl Default for LabOptions {
             jobs: Vec::new(),
             rounds: RoundOptions::default(),
             corpus: Source::Built(Kind::Mixed, DEFAULT_CORPUS_PAGES),
-            callgrind: None,
         }
     }
 }
@@ -73,13 +69,10 @@ impl LabOptions {
             (*case, jobs)
         };
         let cases: Vec<_> = table.cases.iter().filter(|(case, _)| wanted(case)).map(jobs_of).collect();
-        let jobs = || cases.iter().flat_map(|(_, jobs)| jobs);
-        if let Some(jobs) = jobs().find(|jobs| !(1..=MAX_JOBS).contains(*jobs)) {
+        if let Some(jobs) =
+            cases.iter().flat_map(|(_, jobs)| jobs).find(|jobs| !(1..=MAX_JOBS).contains(*jobs))
+        {
             return bad(format!("{jobs} jobs: it must be 1 to {MAX_JOBS}"), "--jobs");
-        }
-        let counts = self.callgrind.is_some() && !table.length.is_fixed();
-        if counts && !jobs().any(|jobs| *jobs == 1) {
-            return bad("callgrind counts one job: 1 must be among the jobs".into(), "--jobs");
         }
         let RoundOptions { rounds, duration, .. } = self.rounds;
         if !(1..=MAX_PAIRS).contains(&rounds) {

@@ -7,8 +7,7 @@
 //!   the `design` and its `values`: for every quantity an array with one number a round. Entries at one index
 //!   in `before` and `after` were measured in one round, one shortly after the other. Units are in the names;
 //!   `…_per_page`, `…_per_write` and `…_per_object` are counts divided by pages or objects. Quantities that a
-//!   case does not have are left out. callgrind's counts (`instructions_per_page` and the like) are counted
-//!   once, an array of one, and exact if a job is one thread.
+//!   case does not have are left out.
 //! * `ratio`, the median over the rounds of elapsed seconds before / after: above 1 the design
 //!   after is faster; from `ratio_low` to `ratio_high` its interval, and `p` of the rank test;
 //! * `published`: the figures of the series' author, in the same form but with one number for each quantity
@@ -21,7 +20,7 @@ use serde::Serialize;
 use super::expect::{self, Outcome};
 use super::options::{LabOptions, cpus, pages_of};
 use super::row::{Row, Side};
-use super::series::{Column, Length, Series, Unit};
+use super::series::{Column, Length, Series};
 use crate::published::Source as PublishedSource;
 use uzram_bench::harness::Source;
 use uzram_bench::harness::report::{Table, figure_cell};
@@ -47,8 +46,6 @@ pub struct LabReport {
     pub(crate) outcomes: Vec<Outcome>,
     #[serde(skip)]
     columns: &'static [Column],
-    #[serde(skip)]
-    unit: Unit,
 }
 
 impl LabReport {
@@ -70,8 +67,7 @@ impl LabReport {
         notes.push(format!("published: {series}; on {machine}: {command}{note}"));
         notes.extend(left_out);
         let (outcomes, verdict) = expect::verdict(table, &rows, cpus());
-        let (columns, unit) = (table.columns, table.unit);
-        LabReport { table: table.name, series, rows, notes, verdict, outcomes, columns, unit }
+        LabReport { table: table.name, series, rows, notes, verdict, outcomes, columns: table.columns }
     }
 }
 
@@ -98,9 +94,8 @@ impl fmt::Display for LabReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "{}: {}", self.table, self.series)?;
         for case in self.rows.chunk_by(|a, b| a.case == b.case) {
-            self.fmt_case(f, case)?;
+            write!(f, "\n{}\n{}", case[0].case, self.case_table(case).0)?;
         }
-        self.fmt_counts(f)?;
         writeln!(f)?;
         self.notes.iter().try_for_each(|note| wrap(f, note))?;
         writeln!(f, "\nVerdict")?;
@@ -109,11 +104,6 @@ impl fmt::Display for LabReport {
 }
 
 impl LabReport {
-    fn fmt_case(&self, f: &mut fmt::Formatter<'_>, rows: &[Row]) -> fmt::Result {
-        let case = rows.first().map_or("", |row| &row.case);
-        write!(f, "\n{case}\n{}", self.case_table(rows).0)
-    }
-
     /// Returns the table of one case's rows, and for each line the row whose gain it shows, if it shows one.
     pub(crate) fn case_table<'a>(&self, rows: &'a [Row]) -> (Table, Vec<Option<&'a Row>>) {
         let columns = self.columns.iter().map(|column| column.heading);
@@ -148,42 +138,6 @@ impl LabReport {
             figure_cell(side.median(column.value).map(|value| value * column.scale), column.decimals)
         };
         [jobs, side.design.clone()].into_iter().chain(self.columns.iter().map(cell)).collect()
-    }
-
-    /// Prints callgrind's counts, if there are any.
-    fn fmt_counts(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let names = self.unit.counts();
-        let instructions = |side: &Side| side.median(names[0]);
-        let counted = |row: &&Row| instructions(&row.after).is_some();
-        let rows: Vec<Row> = self.rows.iter().filter(counted).cloned().collect();
-        let cells = |case: &str, side: &Side| {
-            let decimals = [1, 1, 2];
-            let counts = names.iter().zip(decimals);
-            let counts = counts.map(|(name, decimals)| figure_cell(side.median(name), decimals));
-            [case.to_owned(), side.design.clone()].into_iter().chain(counts).collect::<Vec<_>>()
-        };
-        let ratio = |row: &Row| {
-            let ratio = instructions(&row.before).zip(instructions(&row.after));
-            vec![figure_cell(ratio.map(|(before, after)| before / after), 4)]
-        };
-        let mut table = Table::new([
-            "<case",
-            "<design",
-            "instructions",
-            "branches",
-            "mispredictions",
-            "instructions before / after",
-        ]);
-        for case in rows.chunk_by(|a, b| a.case == b.case) {
-            for (i, (side, row)) in lines(case).into_iter().enumerate() {
-                let case = if i == 0 { case[0].case.as_str() } else { "" };
-                table.row([cells(case, side), row.map(ratio).unwrap_or_default()].concat());
-            }
-        }
-        match table.is_empty() {
-            true => Ok(()),
-            false => write!(f, "\ncallgrind, one job, for each {}\n{table}", self.unit.name()),
-        }
     }
 }
 

@@ -26,12 +26,6 @@ impl Side {
         let (user, system) = (self.values.get("user_s")?, self.values.get("system_s")?);
         Some(user.iter().zip(system).map(|(user, system)| user + system).collect())
     }
-
-    /// Returns the mean of a quantity, by which counts of rare events are judged.
-    pub fn mean(&self, quantity: &str) -> Option<f64> {
-        let rounds = self.values.get(quantity).filter(|rounds| !rounds.is_empty())?;
-        Some(rounds.iter().sum::<f64>() / rounds.len() as f64)
-    }
 }
 
 /// A design before against the one after, in one case with one number of jobs.

@@ -2,16 +2,17 @@
 //! row for each design that is compared.
 
 use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::atomic::AtomicBool;
 
 use uzram::{Error, ErrorKind, Result};
 
-use super::callgrind;
 use super::options::LabOptions;
 use super::report::LabReport;
 use super::row::{Row, Side};
-use super::series::Series;
-use uzram_bench::harness::go_on;
-use uzram_bench::harness::rounds::{Values, measure_case};
+use super::series::{Series, Unit};
+use uzram_bench::harness::Source;
+use uzram_bench::harness::rounds::{Plan, Values, measure_case};
 
 /// Quantities that are summed over all cases for the total.
 const ADDED_UP: [&str; 3] = ["elapsed_s", "user_s", "system_s"];
@@ -44,15 +45,10 @@ pub fn run(table: &Series, options: &LabOptions) -> Result<LabReport> {
         let what = format!("{}: {case}", table.name);
         let all = designs.all().len();
         let calibrated = designs.before.len();
-        let mut cells = measure_case(experiment.as_mut(), &what, jobs, &options.rounds, all, calibrated)?;
+        let cells = measure_case(experiment.as_mut(), &what, jobs, &options.rounds, all, calibrated)?;
         for (jobs, cells) in jobs.iter().zip(&cells) {
             let totals = totals.entry(*jobs).or_insert_with(|| vec![Values::new(); cells.len()]);
             totals.iter_mut().zip(cells).for_each(|(total, cell)| add_up(total, cell));
-        }
-        if let Some(program) = options.callgrind.as_ref().filter(|_| !table.length.is_fixed()) {
-            (options.rounds.progress)(&format!("{}: {case} under callgrind", table.name));
-            count(table, case, program, jobs, &mut cells, &mut notes)?;
-            go_on(&options.rounds.stop)?;
         }
         for (jobs, cells) in jobs.iter().zip(&cells) {
             rows.extend(rows_of(table, case, *jobs, cells)?);
@@ -69,6 +65,23 @@ pub fn run(table: &Series, options: &LabOptions) -> Result<LabReport> {
     }
 }
 
+/// Does a fixed amount of a design's work once, with one job, for a profiler to look at.
+///
+/// # Errors
+/// Those of [`Series::open`] and of its experiment.
+pub fn work(table: &Series, case: &str, design: &str, corpus: &Path) -> Result<()> {
+    let mut experiment = (table.open)(&Source::File(corpus.to_owned()), &[design.to_owned()])?;
+    experiment.begin(case)?;
+    let stop = AtomicBool::new(false);
+    let work = match table.unit {
+        // A multiple of seven, because the benchmark's jobs check the clock every seventh page.
+        Unit::Page => 1022,
+        // Many times the number in flight.
+        Unit::Object => 120_000,
+    };
+    experiment.measure(&Plan { design: 0, jobs: 1, work, seed: 1, stop: &stop }).map(drop)
+}
+
 /// Adds a case to the total, round by round.
 fn add_up(total: &mut Values, case: &Values) {
     for name in ADDED_UP {
@@ -76,31 +89,6 @@ fn add_up(total: &mut Values, case: &Values) {
         let sums = total.entry(name).or_insert_with(|| vec![0.0; rounds.len()]);
         sums.iter_mut().zip(rounds).for_each(|(sum, value)| *sum += value);
     }
-}
-
-/// Adds callgrind's counts of one job to that row's values, or a note that says why there are none.
-fn count(
-    table: &Series,
-    case: &str,
-    program: &callgrind::Program,
-    jobs: &[usize],
-    cells: &mut [Vec<Values>],
-    notes: &mut Vec<String>,
-) -> Result<()> {
-    let Some(cell) = jobs.iter().position(|jobs| *jobs == 1).and_then(|one| cells.get_mut(one)) else {
-        return Ok(());
-    };
-    if !callgrind::is_there() {
-        if notes.is_empty() {
-            notes.push("callgrind left out: the program valgrind is missing".to_owned());
-        }
-        return Ok(());
-    }
-    let designs = (table.designs)().all();
-    for (values, counts) in cell.iter_mut().zip(program.count(table, case, &designs)?) {
-        values.extend(counts.into_iter().map(|(name, value)| (name, vec![value])));
-    }
-    Ok(())
 }
 
 /// Returns the rows of one case and number of jobs: each design before against `after`, and `after` against

@@ -6,10 +6,8 @@ use uzram_bench::harness::bound::Bound;
 use uzram_bench::harness::report::jobs_text;
 use uzram_bench::harness::rounds::Experiment;
 
-use super::clock;
 use crate::published::{self, Published};
 
-/// The most jobs.
 pub(super) const MAX_JOBS: usize = 256;
 
 /// A measured quantity of a table, and how it is printed.
@@ -96,14 +94,6 @@ impl Unit {
             ],
         }
     }
-
-    /// Returns the names of callgrind's counts for a unit: instructions, branches, mispredicted branches.
-    pub const fn counts(self) -> [&'static str; 3] {
-        match self {
-            Unit::Page => ["instructions_per_page", "branches_per_page", "mispredictions_per_page"],
-            Unit::Object => ["instructions_per_object", "branches_per_object", "mispredictions_per_object"],
-        }
-    }
 }
 
 /// How long a measurement is.
@@ -111,8 +101,7 @@ impl Unit {
 pub enum Length {
     /// About as long as wanted.
     Calibrated,
-    /// As long as its work takes, which is always the same. Such a table runs other programs, so that
-    /// callgrind cannot count it.
+    /// As long as its work takes, which is always the same. Such a table runs other programs.
     Fixed {
         /// About how many seconds a measurement of a case takes with so many jobs, with the default corpus.
         seconds: fn(&str, usize) -> f64,
@@ -158,9 +147,6 @@ pub struct Series {
     /// The name of the rows that sum the seconds of all cases, if all were run; `None` if cases have
     /// different numbers of jobs.
     pub total: Option<&'static str>,
-    /// The function that callgrind counts, by its path: it does the measured work and nothing else. Counting
-    /// is turned on when it is entered and off when it returns, so it must not call itself.
-    pub counted_function: &'static str,
     /// How long a measurement is.
     pub length: Length,
     /// Prepares to measure these designs.
@@ -172,8 +158,7 @@ pub struct Series {
 }
 
 impl Series {
-    /// A table without all that only some have. Its measurements are calibrated, and its work is run by
-    /// `clock::clocked`.
+    /// A table without all that only some have. Its measurements are calibrated.
     pub const NEW: Series = Series {
         name: "",
         about: "",
@@ -186,7 +171,6 @@ impl Series {
         columns: &[],
         legend: Vec::new,
         total: None,
-        counted_function: clock::CLOCKED,
         length: Length::Calibrated,
         open: |_, _| Err(Error::invalid("the table measures nothing")),
         expectations: &[],

@@ -1,5 +1,4 @@
 //! Shared by the tests of all tables.
-#![allow(clippy::unwrap_used)]
 
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
@@ -13,7 +12,6 @@ pub(crate) fn rounds(rounds: usize, duration: Duration) -> RoundOptions {
     RoundOptions { rounds, duration, ..RoundOptions::default() }
 }
 
-/// Returns a plan for so much work.
 pub(crate) fn plan(design: usize, jobs: usize, work: u64, stop: &AtomicBool) -> Plan<'_> {
     Plan { design, jobs, work, seed: 7, stop }
 }
@@ -56,14 +54,6 @@ pub(crate) fn run_short(table: &Series, options: &LabOptions, rows: usize, said:
 /// Returns a quantity of a measurement.
 pub(crate) fn value(sample: &Sample, name: &str) -> f64 {
     sample.values.iter().find(|value| value.0 == name).unwrap().1
-}
-
-/// Checks that all that the table prints was measured of both sides of a row.
-pub(crate) fn assert_complete(table: &Series, row: &Row) {
-    for side in [&row.before, &row.after] {
-        let is_there = |value| side.median(value).is_some();
-        assert!(table.columns.iter().all(|column| is_there(column.value)), "{}: {}", row.case, side.design);
-    }
 }
 
 /// Returns a design with the same measurements in each of 9 rounds.

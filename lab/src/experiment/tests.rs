@@ -1,8 +1,6 @@
-#![allow(clippy::unwrap_used)]
-
 use std::cell::RefCell;
 use std::collections::BTreeSet;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 
 use super::testing::{open_case, plan, rounds, row, run_short, side, verdict_text};
 use std::time::Duration;
@@ -151,39 +149,6 @@ fn the_json_has_the_documented_form() {
         }]
     });
     assert_eq!(json, wanted);
-}
-
-#[test]
-fn an_option_that_cannot_be_is_named() {
-    let timed = |count, duration| LabOptions { rounds: rounds(count, duration), ..options() };
-    let second = Duration::from_secs(1);
-    let cases = [
-        (LabOptions { cases: vec!["three".to_owned()], ..options() }, "--case"),
-        (LabOptions { jobs: vec![1, 0], ..options() }, "--jobs"),
-        (LabOptions { jobs: vec![257], ..options() }, "--jobs"),
-        (timed(0, second), "--rounds"),
-        (timed(101, second), "--rounds"),
-        (timed(4, Duration::ZERO), "--seconds"),
-        (timed(4, 3601 * second), "--seconds"),
-    ];
-    for (options, named) in cases {
-        let error = run(&CLOCKWORK, &options).err().unwrap().to_string();
-        assert!(error.contains(named), "{named}: {error}");
-    }
-    assert!(table("slabs").err().unwrap().to_string().contains("streams"));
-}
-
-#[test]
-fn the_stop_flag_ends_a_run() {
-    let options = options();
-    options.rounds.stop.store(true, Ordering::Relaxed);
-    assert_eq!(run(&CLOCKWORK, &options).err().unwrap().to_string(), "interrupted");
-}
-
-#[test]
-fn the_estimate_counts_every_measurement() {
-    // 2 cases, 2 numbers of jobs, 2 designs, 4 rounds and the warm-up.
-    assert_eq!(options().estimate(&CLOCKWORK).unwrap(), Duration::from_millis(400));
 }
 
 /// A small corpus, for the tables that need one.

@@ -2,16 +2,11 @@
 //! `/proc/lock_stat`.
 //!
 //! The engine records locks in builds with its feature `lock-stats` only, as that takes time at every lock.
-//! So there are two programs: `uzram-lab` measures tables with the engine as it ships, and starts
-//! `uzram-lab-locks`, which is the same code with the feature, for this command. A build of `uzram-lab` with
-//! the feature records itself.
 //!
 //! Only what a table clocks is recorded: not the preparations, nor a second run that counts.
 
 mod report;
 mod workload;
-#[cfg(not(feature = "lock-stats"))]
-mod program;
 #[cfg(feature = "lock-stats")]
 mod record;
 
@@ -23,15 +18,22 @@ pub use report::{HEADINGS, LockRow, LocksReport, Times};
 pub use workload::LocksArgs;
 use workload::Workload;
 
+/// The command that builds a program that records locks.
+#[cfg(not(feature = "lock-stats"))]
+const BUILD: &str = "cargo build --release -p uzram-lab --features lock-stats";
+
 /// Runs the command: records each design and prints its locks.
 ///
 /// # Errors
-/// `Invalid` names what the command line asks for and there is not; `Unsupported` if the program that records
-/// is missing; any other error is of a design that could not be run.
+/// `Invalid` names what the command line asks for and there is not; `Unsupported` if this build cannot record;
+/// any other error is of a design that could not be run.
 pub fn run(args: &LocksArgs) -> Result<()> {
     let workload = Workload::new(args)?;
     #[cfg(not(feature = "lock-stats"))]
-    return program::become_recorder(&workload);
+    return Err(uzram_bench::harness::unsupported(format!(
+        "this uzram-lab does not record the locks of {}: build it with `{BUILD}`",
+        workload.table.name
+    )));
     #[cfg(feature = "lock-stats")]
     return record_all(args, &workload);
 }

@@ -155,8 +155,6 @@ impl fmt::Display for LocksReport {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
-
     use super::*;
     use crate::zs_free;
     use uzram_bench::harness::to_json;

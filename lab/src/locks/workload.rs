@@ -87,32 +87,3 @@ fn table_and_case(workload: &str) -> Result<(&'static Series, &'static str)> {
     })?;
     Ok((table, found))
 }
-
-#[cfg(test)]
-mod tests {
-    #![allow(clippy::unwrap_used)]
-
-    use super::*;
-
-    #[test]
-    fn a_workload_is_a_case_of_a_table() {
-        for (text, wanted) in [
-            ("zs-free:no-run-cache", ("zs-free", "no-run-cache")),
-            ("lru-batch", ("lru-batch", "page-fault")),
-            ("lru-batch:page-fault", ("lru-batch", "page-fault")),
-        ] {
-            let (table, case) = table_and_case(text).unwrap();
-            assert_eq!((table.name, case), wanted);
-        }
-        for (text, mentions) in [
-            ("slabs", "streams"),
-            ("zs-free", "zs-free:run-cache, zs-free:no-run-cache"),
-            ("zs-free:", "zs-free:run-cache"),
-            ("streams:trim", "streams:randwrite"),
-            ("unmap", "other programs"),
-        ] {
-            let error = table_and_case(text).err().unwrap().to_string();
-            assert!(error.contains(mentions), "{text}: {error}");
-        }
-    }
-}

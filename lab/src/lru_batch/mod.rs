@@ -28,9 +28,7 @@ use crate::experiment::{
 use tasks::Faults;
 use uzram_bench::harness::Source;
 
-/// The only case.
 const CASE: &str = "page-fault";
-/// Numbers of tasks.
 const JOBS: [usize; 4] = [1, 2, 4, 8];
 
 const SINGLE_LOCK: &str = "single-lock";
@@ -83,7 +81,6 @@ const DESIGNS: [(&str, Setup); 6] = [
     (AFTER, batched(true, true, 1)),
     (LONG_BATCHES, batched(true, true, LONGER)),
 ];
-/// The index of the one after.
 const AFTER_AT: usize = 4;
 
 /// See the [module's documentation](self).

@@ -29,15 +29,11 @@ const MOST_OF_INTERVAL: f64 = 1.5;
 /// The least that the vertical axis spans, in both directions.
 const LEAST_SPAN: f64 = 1.06;
 
-/// A chart.
 pub(super) struct Chart {
     pub(super) title: String,
-    /// What the horizontal axis counts.
-    pub(super) across: String,
     pub(super) lines: Vec<Line>,
 }
 
-/// A line of a chart.
 pub(super) struct Line {
     pub(super) name: String,
     /// The colour: a line of published figures has that of the line that it belongs to.
@@ -47,7 +43,6 @@ pub(super) struct Line {
     pub(super) points: Vec<Point>,
 }
 
-/// A point of a line.
 pub(super) struct Point {
     pub(super) at: usize,
     pub(super) ratio: f64,
@@ -61,14 +56,13 @@ impl Chart {
         format!("<figure>\n<figcaption>{title}</figcaption>\n{picture}{legend}</figure>\n")
     }
 
-    /// Returns the picture.
     fn to_svg(&self) -> String {
         let scale = Scale::of(self);
         let mut svg = format!(
             "<svg class=\"chart\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" role=\"img\" aria-label=\"{}\">\n",
             escape(&self.spoken())
         );
-        scale.draw_axes(&mut svg, &self.across);
+        scale.draw_axes(&mut svg);
         for (i, line) in self.lines.iter().enumerate() {
             let shift = (i as f64 - (self.lines.len() - 1) as f64 / 2.0) * scale.dodge;
             line.draw(&mut svg, &scale, shift);
@@ -144,9 +138,8 @@ impl Line {
     }
 }
 
-/// Where things are.
 struct Scale {
-    /// What the horizontal axis counts, side by side at the same distance.
+    /// The numbers of jobs, side by side at the same distance.
     across: Vec<usize>,
     /// The logarithms of the lowest and the highest ratio.
     low: f64,
@@ -199,7 +192,7 @@ impl Scale {
         ticks
     }
 
-    fn draw_axes(&self, svg: &mut String, across: &str) {
+    fn draw_axes(&self, svg: &mut String) {
         let (right, bottom) = (WIDTH - RIGHT, HEIGHT - BOTTOM);
         let one = self.y(1.0);
         let _ = writeln!(
@@ -228,10 +221,9 @@ impl Scale {
         }
         let _ = writeln!(
             svg,
-            "<text class=\"tick\" x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"middle\">{}</text>",
+            "<text class=\"tick\" x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"middle\">jobs</text>",
             (LEFT + right) / 2.0,
-            HEIGHT - 6.0,
-            escape(across)
+            HEIGHT - 6.0
         );
     }
 }
@@ -248,7 +240,7 @@ mod tests {
         };
         let points = points.iter().map(point).collect();
         let line = Line { name: "a < b".to_owned(), colour: 0, is_published: false, points };
-        Chart { title: "t".to_owned(), across: "jobs".to_owned(), lines: vec![line] }
+        Chart { title: "t".to_owned(), lines: vec![line] }
     }
 
     #[test]

@@ -58,5 +58,5 @@ fn chart(table: &Series, report: &LabReport, case: &str, what: &str, comparisons
             lines.push(Line { name, colour, is_published: true, points });
         }
     }
-    Chart { title: format!("{case}{what}"), across: "jobs".to_owned(), lines }
+    Chart { title: format!("{case}{what}"), lines }
 }

@@ -23,7 +23,6 @@ pub(super) fn escape(text: &str) -> String {
     escaped
 }
 
-/// Returns a paragraph.
 pub(super) fn paragraph(text: &str) -> String {
     format!("<p>{}</p>\n", escape(text))
 }

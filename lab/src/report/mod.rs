@@ -1,15 +1,15 @@
 //! The report: every table measured, and one page about all of them.
 //!
-//! [`run`] measures the tables and writes into a folder `report.html`, `report.md` and `report.json`. The
-//! page needs no network and no script. Figures in it are those of the rows, published, or expected.
+//! [`run`] measures the tables and writes into a folder `report.html` and `report.json`. The page needs no
+//! network and no script. Figures in it are those of the rows, published, or expected.
 //!
 //! * `results`: what is asked for, and what comes of it.
 //! * `plan`: how each table is measured so that all of them fit into the time.
-//! * `progress`: the bar, and the time left.
+//! * `progress`: the time left.
 //! * `machine`: what it was measured on.
 //! * `summary`: wins and losses, and the verdict on a series in a few sentences.
 //! * `chart`, `bars`: pictures, as SVG; `figures` says what is in a series' pictures.
-//! * `html`: text and tables; `page`, `markdown`, `json`: the three forms.
+//! * `html`: text and tables; `page`, `json`: the two forms.
 
 mod machine;
 mod progress;
@@ -21,7 +21,6 @@ mod bars;
 mod chart;
 mod figures;
 mod page;
-mod markdown;
 mod json;
 
 #[cfg(test)]
@@ -29,16 +28,16 @@ mod tests;
 
 use std::fs;
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
 use uzram::{Error, ErrorKind, Result};
-use uzram_bench::harness::{Source, go_on};
+use uzram_bench::harness::go_on;
 
 use crate::experiment;
-use crate::tables::TABLES;
 use machine::{Machine, now_unix_s};
 use plan::Planned;
-use progress::Progress;
 pub use results::ReportOptions;
 use results::{Measured, Report, Section, is_left_out};
 use summary::sentences;
@@ -52,64 +51,40 @@ pub struct Written {
     pub outcome: Result<()>,
 }
 
-/// Measures the tables and writes the report.
+/// Measures the tables and writes the report; setting `stop` ends that with an error.
 ///
 /// # Errors
 /// `Invalid` names the option that fits no table; `Busy`: interrupted; `Io`: the folder cannot be written.
-pub fn run(options: &ReportOptions) -> Result<Written> {
-    let planned = plan::plan(options)?;
+pub fn run(options: &ReportOptions, stop: &Arc<AtomicBool>) -> Result<Written> {
+    let planned = plan::plan(options, stop)?;
     fs::create_dir_all(&options.dir).map_err(|error| failed(&options.dir, &error))?;
-    let mut progress = Progress::new(planned.iter().map(|planned| (planned.table.name, planned.estimate)));
-    let sections = planned.iter().map(|planned| measure(planned, &mut progress)).collect::<Result<_>>()?;
+    let left_s = |at: usize| planned[at..].iter().map(|planned| planned.estimate_s).sum();
+    let measured = planned.iter().enumerate().map(|(at, planned)| measure(planned, left_s(at)));
+    let sections = measured.collect::<Result<_>>()?;
     let machine = Machine::of_this_system();
-    write(&options.dir, &Report { machine, command: command(options), quick: options.quick, sections })
+    write(&options.dir, &Report { machine, command: command(), quick: options.quick, sections })
 }
 
-/// Measures one table.
-///
-/// # Errors
-/// `Busy`: interrupted.
-fn measure(planned: &Planned, progress: &mut Progress) -> Result<Section> {
+/// Measures one table, which with those after it takes about so long; fails if it is interrupted.
+fn measure(planned: &Planned, left_s: f64) -> Result<Section> {
     let start = Instant::now();
-    progress.begin(planned.table.name);
+    progress::begin(planned.table.name, left_s);
     let outcome = experiment::run(planned.table, &planned.options);
-    progress.end(planned.table.name);
     let took_s = start.elapsed().as_secs_f64();
+    progress::end(planned.table.name, took_s);
     let rounds = planned.options.rounds.rounds;
     go_on(&planned.options.rounds.stop)?;
     let outcome = outcome.map(|report| Measured { report, unix_s: now_unix_s(), took_s, rounds });
     Ok(Section { table: planned.table, outcome })
 }
 
-/// Returns the command that makes such a report, in a folder called `DIR`.
-fn command(options: &ReportOptions) -> String {
-    let mut command = "uzram lab report DIR".to_owned();
-    if options.quick {
-        command += " --quick";
-    }
-    if options.tables.len() < TABLES.len() {
-        let names: Vec<_> = options.tables.iter().map(|table| table.name).collect();
-        command += &format!(" --tables {}", names.join(","));
-    }
-    if let Some(rounds) = options.rounds {
-        command += &format!(" --rounds {rounds}");
-    }
-    if let Some(duration) = options.duration {
-        command += &format!(" --seconds {}", duration.as_secs_f64());
-    }
-    if !options.jobs.is_empty() {
-        let jobs: Vec<_> = options.jobs.iter().map(usize::to_string).collect();
-        command += &format!(" --jobs {}", jobs.join(","));
-    }
-    match &options.corpus {
-        None => {}
-        Some(Source::File(path)) => command += &format!(" --corpus {}", path.display()),
-        Some(corpus) => command += &format!(" --corpus {}", corpus.name()),
-    }
-    command
+/// Returns the command that makes this report.
+fn command() -> String {
+    let args = std::env::args_os().skip(1);
+    args.fold("uzram lab".to_owned(), |command, arg| command + " " + &arg.to_string_lossy())
 }
 
-/// Writes the three forms.
+/// Writes the two forms.
 fn write(dir: &Path, report: &Report) -> Result<Written> {
     let mut text = String::new();
     for Section { table, outcome } in &report.sections {
@@ -121,12 +96,7 @@ fn write(dir: &Path, report: &Report) -> Result<Written> {
             Err(_) => {}
         }
     }
-    let forms = [
-        ("report.html", page::page(report)),
-        ("report.md", markdown::markdown(report)),
-        ("report.json", json::json(report)),
-    ];
-    for (name, form) in forms {
+    for (name, form) in [("report.html", page::page(report)), ("report.json", json::json(report))] {
         let path = dir.join(name);
         write_file(&path, &form)?;
         text += &format!("{}\n", path.display());

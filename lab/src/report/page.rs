@@ -17,7 +17,6 @@ use crate::experiment::{Row, Series, jobs_text};
 
 const STYLE: &str = include_str!("style.css");
 
-/// Returns the page.
 pub(super) fn page(report: &Report) -> String {
     let sections: String = report.sections.iter().map(|one| section(one, report.quick)).collect();
     format!(
@@ -29,7 +28,7 @@ pub(super) fn page(report: &Report) -> String {
 }
 
 /// Describes what was measured, and how.
-pub(super) fn how(report: &Report) -> String {
+fn how(report: &Report) -> String {
     let measured: Vec<&Measured> = report.measured().map(|(_, measured)| measured).collect();
     let rows: usize = measured.iter().map(|measured| measured.report.rows.len()).sum();
     let rounds = |pick: fn(usize, usize) -> usize| measured.iter().map(|one| one.rounds).reduce(pick);
@@ -47,7 +46,7 @@ pub(super) fn how(report: &Report) -> String {
 }
 
 /// Returns the names of a table's designs, in words.
-pub(super) fn designs(table: &Series) -> String {
+fn designs(table: &Series) -> String {
     let comparisons = Comparison::all(&(table.designs)());
     comparisons.iter().map(Comparison::name).collect::<Vec<_>>().join(", ")
 }

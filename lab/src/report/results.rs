@@ -1,9 +1,6 @@
 //! What a report is asked for, and its results.
 
 use std::path::PathBuf;
-use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
-use std::time::Duration;
 
 use uzram::{Error, ErrorKind, Result};
 use uzram_bench::harness::Source;
@@ -14,25 +11,30 @@ use crate::experiment::{LabReport, Row, Series};
 use crate::published;
 use crate::scale::ScaleReport;
 
-/// What is measured, and where the report goes.
-#[derive(Clone)]
+/// What is measured, and where the report goes: the command line of `uzram lab report`.
+#[derive(Clone, clap::Args)]
+#[command(after_help = "Example: uzram lab report out --quick")]
 pub struct ReportOptions {
-    /// The folder.
+    /// The folder that the report is written into
     pub dir: PathBuf,
-    /// Whether all tables together may take a few minutes only, instead of most of an hour.
+    /// Take less than five minutes, instead of less than an hour
+    #[arg(long)]
     pub quick: bool,
-    /// The tables, in this order.
+    /// Tables, as `uzram lab list` shows them [default: all]
+    #[arg(long, value_delimiter = ',', value_name = "TABLE,…", value_parser = crate::tables::table)]
     pub tables: Vec<&'static Series>,
-    /// The number of rounds; `None` for as many as the time allows.
+    /// Rounds [default: 15, or 5]
+    #[arg(long, value_name = "N")]
     pub rounds: Option<usize>,
-    /// The length of a measurement; `None` for as long as the time allows.
-    pub duration: Option<Duration>,
-    /// Numbers of jobs; empty for the tables' own.
+    /// About how many seconds one measurement takes [default: 0.15, or 0.03]
+    #[arg(long, value_name = "S")]
+    pub seconds: Option<f64>,
+    /// Numbers of jobs [default: each table's]
+    #[arg(long, value_delimiter = ',', value_name = "N,…")]
     pub jobs: Vec<usize>,
-    /// The pages that are stored; `None` for the tables' own.
+    /// The pages that are stored, of tables that store some [default: mixed]
+    #[arg(long, value_name = "FILE|NAME")]
     pub corpus: Option<Source>,
-    /// Setting it ends the run with an error.
-    pub stop: Arc<AtomicBool>,
 }
 
 /// All results.
@@ -56,9 +58,7 @@ pub(super) struct Measured {
     pub(super) report: LabReport,
     /// When, in seconds since 1970.
     pub(super) unix_s: u64,
-    /// How long it took.
     pub(super) took_s: f64,
-    /// Rounds.
     pub(super) rounds: usize,
 }
 

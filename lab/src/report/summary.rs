@@ -17,6 +17,9 @@ pub(super) enum Effect {
 }
 
 impl Effect {
+    /// All, in the order of their declaration.
+    const ALL: [Effect; 4] = [Effect::Faster, Effect::Slower, Effect::Even, Effect::Unknown];
+
     pub(super) fn of(row: &Row) -> Effect {
         let rounds = row.after.values.get("elapsed_s").map_or(0, Vec::len);
         match row.gain {
@@ -71,36 +74,19 @@ impl Comparison {
     }
 }
 
-/// Numbers of rows with each effect.
+/// Numbers of rows with each effect, in the order of [`Effect::ALL`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Tally {
-    pub(super) faster: usize,
-    pub(super) slower: usize,
-    pub(super) even: usize,
-    pub(super) unknown: usize,
-}
+pub(super) struct Tally([usize; 4]);
 
 impl Tally {
     pub(super) fn of<'a>(rows: impl IntoIterator<Item = &'a Row>) -> Tally {
         let mut tally = Tally::default();
-        for row in rows {
-            *match Effect::of(row) {
-                Effect::Faster => &mut tally.faster,
-                Effect::Slower => &mut tally.slower,
-                Effect::Even => &mut tally.even,
-                Effect::Unknown => &mut tally.unknown,
-            } += 1;
-        }
+        rows.into_iter().for_each(|row| tally.0[Effect::of(row) as usize] += 1);
         tally
     }
 
     pub(super) fn parts(&self) -> [(Effect, usize); 4] {
-        [
-            (Effect::Faster, self.faster),
-            (Effect::Slower, self.slower),
-            (Effect::Even, self.even),
-            (Effect::Unknown, self.unknown),
-        ]
+        Effect::ALL.map(|effect| (effect, self.0[effect as usize]))
     }
 }
 
@@ -147,15 +133,15 @@ fn gained(name: &str, rows: &[&Row]) -> String {
     let least = ratios.iter().copied().fold(f64::INFINITY, f64::min);
     let most = ratios.iter().copied().fold(0.0, f64::max);
     let gain = format!("a median gain of {:.2} ({least:.2} to {most:.2})", median(&ratios));
-    let tally = Tally::of(rows.iter().copied());
+    let [faster, slower, even, unknown] = Tally::of(rows.iter().copied()).0;
     match rows.len() {
         0 => format!("{name} was not measured."),
-        all if tally.unknown == all => {
+        all if unknown == all => {
             format!("{name} has {gain} in {all} rows, of too few rounds to tell it from the noise.")
         }
         all => format!(
-            "{name} is faster in {} of {all} rows, slower in {} and within the noise in {}, with {gain}.",
-            tally.faster, tally.slower, tally.even
+            "{name} is faster in {faster} of {all} rows, slower in {slower} and within the noise in {even}, with \
+             {gain}."
         ),
     }
 }

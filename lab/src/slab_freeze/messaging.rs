@@ -40,7 +40,6 @@ enum Member {
     Receiver(Receiver<Message>),
 }
 
-/// Makes the cache of the messages.
 pub(super) fn caches<P: Policy>(arena: &Arc<Arena>, groups: usize) -> Result<Vec<Objects<P>>> {
     if groups > MAX_GROUPS {
         let what = format!("{groups} groups of {} threads: there may be {MAX_GROUPS}", 2 * SIDE);
@@ -69,7 +68,6 @@ pub(super) fn run<P: Policy>(caches: &[Objects<P>], plan: &Plan<'_>, run_work: R
     }))
 }
 
-/// A group.
 fn group() -> Vec<Member> {
     let (queues, receivers): (Vec<_>, Vec<_>) = (0..SIDE).map(|_| queue(QUEUE)).unzip();
     let senders = (0..SIDE).map(|sender| Member::Sender { sender, queues: queues.clone() });

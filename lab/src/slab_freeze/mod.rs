@@ -128,7 +128,6 @@ fn legend() -> Vec<String> {
         steps,
         "elapsed: seconds; ns/obj: elapsed for an object allocated and freed; for 1000 objects: xchgs, exchanges of slab words (the kernel's cmpxchg_double), failed ones among them, locks, times list_lock was taken, waits, times it was not free; held: µs for which it was held for 1000 objects, reading the clock included".to_owned(),
         "a job of messaging is a group of 20 senders and 20 receivers, one of rawpkt a thread".to_owned(),
-        "callgrind: exact for rawpkt only, as a job of messaging is many threads; valgrind has no restartable sequences, so fast paths are compare-exchanges there".to_owned(),
     ]
 }
 

@@ -64,7 +64,6 @@ impl<P: Policy> Objects<P> {
         self.cache.free(object)
     }
 
-    /// Returns the state and the counters.
     pub(crate) fn info(&self) -> CacheInfo {
         self.cache.info()
     }
@@ -75,7 +74,6 @@ impl<P: Policy> Objects<P> {
 pub(crate) struct Content<const N: usize>([u8; N]);
 
 impl<const N: usize> Content<N> {
-    /// Returns the content of this sender.
     pub(crate) fn of(sender: usize) -> Self {
         // Never zero, as fresh memory is.
         Content([sender as u8 | 0x80; N])

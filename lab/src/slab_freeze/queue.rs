@@ -23,10 +23,8 @@ struct Inner<T> {
     receiver: bool,
 }
 
-/// Sends to a queue.
 pub(super) struct Sender<T>(Arc<Queue<T>>);
 
-/// Receives from a queue.
 pub(super) struct Receiver<T>(Arc<Queue<T>>);
 
 /// Makes a queue that holds `capacity` messages.

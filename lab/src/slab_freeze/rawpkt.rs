@@ -74,7 +74,6 @@ impl Socket {
     }
 }
 
-/// Makes the caches of the packets.
 pub(super) fn caches<P: Policy>(arena: &Arc<Arena>, threads: usize) -> Result<Vec<Objects<P>>> {
     let in_flight = threads as u64 * (WINDOW + BATCH);
     let cache = |name, size_bytes| Objects::new(arena, name, size_bytes, LINE_BYTES, in_flight);
@@ -239,8 +238,6 @@ impl<P: Policy> Receiver<'_, P> {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
-
     use std::time::{Duration, Instant};
 
     use uzram::slab::DelayedFreeze;

@@ -13,7 +13,6 @@ pub mod nbd;
 mod tests;
 
 use uzram::Result;
-use uzram::codec::Algorithm;
 use uzram::stream::StreamDesign;
 use uzram::units::pages_to_bytes;
 
@@ -39,7 +38,6 @@ const CASES: &[(&str, &[usize])] = &{
     cases
 };
 
-/// The total of the six patterns.
 const ALL_SIX: &str = "all six";
 
 /// See the [module's documentation](self).
@@ -60,7 +58,6 @@ pub static SERIES: Series = Series {
     ],
     legend,
     total: Some(ALL_SIX),
-    counted_function: "uzram_bench::engine::measure::run_job",
     open,
     expectations: &[
         Expect::of(Figure::Speed, Bound::NotBelow(1.0)),
@@ -95,12 +92,11 @@ fn open(corpus: &Source, designs: &[String]) -> Result<Box<dyn Experiment>> {
     let size_bytes = pages_to_bytes(corpus.page_count() as u64);
     let devices = designs
         .iter()
-        .map(|design| UzramDevice::new(&Algorithm::default(), design.parse()?, size_bytes))
+        .map(|design| UzramDevice::with_attributes(&[("streams", design.clone())], size_bytes))
         .collect::<Result<_>>()?;
     Ok(Box::new(Devices { corpus, devices, pattern: Pattern::Read, filled: false }))
 }
 
-/// A device for each design.
 struct Devices {
     corpus: Corpus,
     devices: Vec<UzramDevice>,

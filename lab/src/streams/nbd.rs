@@ -24,14 +24,12 @@ use uzram_bench::harness::process::is_missing;
 use uzram_bench::harness::report::mib;
 use uzram_bench::nbd::{Fio, Server, fill, missing_client};
 
-/// Numbers of fio jobs.
 const JOBS: [usize; 2] = [2, PUBLISHED_JOBS];
 /// How long fio runs, and how long it takes to start and end.
 const RUNTIME: Duration = Duration::from_millis(300);
 const FIO_S: f64 = 0.25;
 /// nbdkit's sides, each with its allocator.
 const NBDKIT: [(&str, &str); 2] = [("nbdkit-malloc", "malloc"), ("nbdkit-zstd", "zstd")];
-/// uzram's algorithm.
 const ALGORITHM: &str = "lz4";
 
 /// See the [module's documentation](self).
@@ -52,7 +50,6 @@ pub static SERIES: Series = Series {
     designs,
     columns: &[Column::new("mb_per_s", "MB/s", 1.0, 0), Column::new("memory_mib", "memory", 1.0, 0)],
     legend,
-    counted_function: "",
     length: Length::Fixed { seconds: |_, _| RUNTIME.as_secs_f64() + FIO_S, is_of_corpus: false },
     open,
     expectations: &[Expect::of(Figure::Speed, Bound::NotBelow(1.0))],
@@ -92,7 +89,6 @@ fn open(source: &Source, designs: &[String]) -> Result<Box<dyn Experiment>> {
     Ok(Box::new(Servers { program, corpus, saved, designs, pattern: "read", servers: Vec::new() }))
 }
 
-/// A server for each design.
 struct Servers {
     program: PathBuf,
     corpus: Corpus,
@@ -149,8 +145,6 @@ impl Experiment for Servers {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
-
     use super::*;
 
     #[test]

@@ -1,5 +1,3 @@
-#![allow(clippy::unwrap_used)]
-
 use super::*;
 use crate::experiment::testing::value;
 use uzram_bench::harness::corpus::Kind;

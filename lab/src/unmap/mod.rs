@@ -62,7 +62,6 @@ pub static SERIES: Series = Series {
         Column::new(phase_name(Phase::Unmap), "unmap", 1000.0, 1),
     ],
     legend,
-    counted_function: "",
     length: Length::Fixed {
         // Of the slowest side. More jobs than CPUs take turns.
         seconds: |_, jobs| 4.0 * jobs.div_ceil(cpus()) as f64,

@@ -184,7 +184,6 @@ impl Experiment for Pools {
     }
 }
 
-/// Measures one design with a fresh pool.
 fn measure<D: PoolLocks>(memory: &Memory, pages: &Packed, plan: &Plan<'_>) -> Result<Sample> {
     measure_frees::<D>(memory, pages, plan, None)
 }

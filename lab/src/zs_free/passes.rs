@@ -159,7 +159,6 @@ fn equal_classes<D: PoolLocks>(pool: &Pool<D>) -> f64 {
     if all > 0.0 { all * all / squares } else { 0.0 }
 }
 
-/// The frees of a pass.
 struct Emptied {
     jobs: Vec<Done>,
     freer: Option<Done>,

@@ -26,13 +26,11 @@ use uzram_bench::engine::UzramDevice;
 use uzram_bench::harness::Source;
 use uzram_bench::harness::corpus::Corpus;
 
-/// The only case.
 const CASE: &str = "files";
 /// The largest distance of the speed's interval from 1.
 const WANTED: f64 = 0.03;
 /// Threads of the author's fs_mark.
 const PUBLISHED_THREADS: usize = 32;
-/// Numbers of threads.
 const JOBS: [usize; 4] = [1, 2, 8, PUBLISHED_THREADS];
 
 const BEFORE: &str = PoolDesign::Split.name();
@@ -100,7 +98,6 @@ fn open(corpus: &Source, designs: &[String]) -> Result<Box<dyn Experiment>> {
     Ok(Box::new(Disks { corpus, disks }))
 }
 
-/// A device for each design.
 struct Disks {
     corpus: Corpus,
     disks: Vec<Disk>,

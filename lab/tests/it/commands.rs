@@ -3,19 +3,13 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::symlink;
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
 use crate::common::{PATIENCE, collect, collect_within, finish, start, wait_until};
-
-/// Returns the command `uzram-lab args`.
-fn lab(args: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_uzram-lab"));
-    command.args(args);
-    command
-}
+use crate::{corpus, lab};
 
 #[test]
 fn the_list_says_what_each_table_is() {
@@ -29,7 +23,7 @@ fn the_list_says_what_each_table_is() {
         "min:",
         "streams-nbd",
         "zs-lock-disk",
-        "ext4: 32; btrfs: 32; build: 2; build-linux: 2",
+        "files on ext4 and btrfs, on a block device",
         "slab-freeze",
         "Delay freezing of CPU partial slabs",
         "delayed against eager, on-partial, unfreeze-first; sheaves against delayed",
@@ -49,38 +43,51 @@ fn the_list_says_what_each_table_is() {
 }
 
 #[test]
-fn what_cannot_be_run_is_one_line() {
+fn what_cannot_be_is_one_line() {
     for (args, status, mentions) in [
+        (&["walk"][..], 2, "walk"),
+        (&["run"], 2, "<TABLE"),
         (
-            &["slabs"][..],
+            &["run", "slabs"],
             2,
             "no table 'slabs', only: streams, streams-nbd, slab-freeze, zs-lock, zs-lock-disk, zs-free, zs-defer, lru-batch, unmap",
         ),
-        (&["slab-freeze", "--case", "randread"], 2, "messaging, rawpkt"),
-        (&["zs-free", "--case", "randread"], 2, "run-cache, no-run-cache"),
-        (&["streams", "--case", "trim"], 2, "--case"),
-        (&["streams", "--jobs", "0"], 2, "--jobs"),
-        (&["streams", "--rounds", "0"], 2, "--rounds"),
-        (&["streams", "--seconds", "0"], 2, "--seconds"),
-        (&["streams", "--seconds=-1"], 2, "--seconds"),
-        (&["streams", "--seconds", "NaN"], 2, "--seconds"),
-        (&["streams", "--jobs", "2", "--callgrind"], 2, "--jobs"),
-        (&["streams", "--json", "/nonexistent/streams.json"], 1, "/nonexistent/streams.json"),
+        (&["run", "slab-freeze", "--case", "randread"], 2, "messaging, rawpkt"),
+        (&["run", "zs-free", "--case", "randread"], 2, "run-cache, no-run-cache"),
+        (&["run", "streams", "--case", "trim"], 2, "--case"),
+        (&["run", "streams", "--jobs", "0"], 2, "--jobs"),
+        (&["run", "streams", "--jobs", "257"], 2, "--jobs"),
+        (&["run", "streams", "--rounds", "101"], 2, "--rounds"),
+        (&["run", "streams", "--seconds", "3601"], 2, "--seconds"),
+        (&["run", "streams", "--rounds", "0"], 2, "--rounds"),
+        (&["run", "streams", "--rounds", "some"], 2, "--rounds"),
+        (&["run", "streams", "--seconds", "0"], 2, "--seconds"),
+        (&["run", "streams", "--seconds=-1"], 2, "--seconds"),
+        (&["run", "streams", "--seconds", "NaN"], 2, "--seconds"),
+        (&["run", "streams", "--json", "/nonexistent/streams.json"], 1, "/nonexistent/streams.json"),
+        (
+            &["scale", "unmap"],
+            2,
+            "'unmap' measures no lock's hold time, only: slab-freeze, zs-free, lru-batch",
+        ),
+        (&["scale", "zs-free", "--case", "trim"], 2, "--case"),
+        (&["report", "/tmp", "--tables", "slabs"], 2, "no table 'slabs'"),
+        (&["report", "/tmp", "--seconds", "0"], 2, "--seconds"),
+        (&["report", "/tmp", "--jobs", "0"], 2, "--jobs"),
+        (&["report", "/tmp", "--rounds", "0"], 2, "--rounds"),
+        (&["report", "/dev/null", "--tables", "lru-batch"], 1, "/dev/null"),
+        (&["locks"], 2, "<TABLE:CASE>"),
+        (&["locks", "slabs"], 2, "no table 'slabs'"),
+        (&["locks", "zs-free"], 2, "zs-free:run-cache, zs-free:no-run-cache"),
+        (&["locks", "zs-free:"], 2, "zs-free:run-cache"),
+        (&["locks", "streams:trim"], 2, "streams:randwrite"),
+        (&["locks", "unmap"], 2, "other programs"),
+        (&["locks", "lru-batch", "--jobs", "0"], 2, "--jobs"),
+        (&["locks", "lru-batch", "--seconds", "0"], 2, "--seconds"),
+        (&["locks", "lru-batch", "--seconds=-1"], 2, "--seconds"),
     ] {
-        let ended = finish(lab(&[&["run"], args].concat()));
+        let ended = finish(lab(args));
         let line = ended.complaint("uzram-lab", status);
-        assert!(line.contains(mentions), "{args:?}: {line}");
-    }
-}
-
-#[test]
-fn what_does_not_scale_is_one_line() {
-    for (args, mentions) in [
-        (&["unmap"][..], "'unmap' measures no lock's hold time, only: slab-freeze, zs-free, lru-batch"),
-        (&["zs-free", "--case", "trim"], "--case"),
-    ] {
-        let ended = finish(lab(&[&["scale"], args].concat()));
-        let line = ended.complaint("uzram-lab", 2);
         assert!(line.contains(mentions), "{args:?}: {line}");
     }
 }
@@ -89,17 +96,6 @@ fn what_does_not_scale_is_one_line() {
 fn help_speaks_of_the_word_that_users_type() {
     let text = finish(lab(&["--help"])).ok();
     assert!(text.contains("Usage: uzram lab ") && text.contains("Example: uzram lab "), "{text}");
-}
-
-#[test]
-fn a_command_line_that_makes_no_sense_is_one_line_and_status_2() {
-    for (args, mentions) in
-        [(&["run"][..], "<TABLE"), (&["run", "streams", "--rounds", "some"], "--rounds"), (&["walk"], "walk")]
-    {
-        let ended = finish(lab(args));
-        let line = ended.complaint("uzram-lab", 2);
-        assert!(line.contains(mentions), "{args:?}: {line}");
-    }
 }
 
 /// Returns the numbers at a place that must be an array of `rounds` measured values.
@@ -166,9 +162,7 @@ fn locks_saturate_with_so_many_cpus() {
 #[test]
 fn memory_is_paged_out_and_unmapped() {
     let dir = tempfile::tempdir().unwrap();
-    let (corpus, file) = (dir.path().join("pages"), dir.path().join("unmap.json"));
-    let pages: Vec<u8> = (0..256 << 12).map(|at| (at / 7) as u8).collect();
-    fs::write(&corpus, pages).unwrap();
+    let (corpus, file) = (corpus(dir.path()), dir.path().join("unmap.json"));
     let mut command = lab(&["run", "unmap", "--rounds", "2", "--jobs", "1,2", "--json"]);
     let text = collect_within(start(command.arg(&file).arg("--corpus").arg(&corpus)), 2 * PATIENCE).ok();
     for said in ["paged-out", "class-indexed", "split", "random", "24.1 ms"] {
@@ -196,9 +190,7 @@ fn print_what_was_left_out(text: &str) {
 /// measured here.
 fn run_with_programs(args: &[&str], rounds: usize) -> Option<(String, Vec<Value>)> {
     let dir = tempfile::tempdir().unwrap();
-    let (corpus, file) = (dir.path().join("pages"), dir.path().join("rows.json"));
-    let pages: Vec<u8> = (0..256 << 12).map(|at| (at / 7) as u8).collect();
-    fs::write(&corpus, pages).unwrap();
+    let (corpus, file) = (corpus(dir.path()), dir.path().join("rows.json"));
     let mut command = lab(&[&["run"], args].concat());
     command.args(["--rounds", &rounds.to_string(), "--json"]).arg(&file).arg("--corpus").arg(&corpus);
     let ended = collect_within(start(&mut command), 4 * PATIENCE);
@@ -236,38 +228,13 @@ fn measures_with_programs(table: &str, cases: &[&str], side: &str, (speed, least
 }
 
 #[test]
-fn files_and_a_build_are_measured_on_disks() {
-    measures_with_programs("zs-lock-disk", &["ext4", "btrfs", "build"], "before", ("files_per_s", 1.0));
+fn files_are_measured_on_disks() {
+    measures_with_programs("zs-lock-disk", &["ext4", "btrfs"], "before", ("files_per_s", 1.0));
 }
 
 #[test]
 fn servers_are_measured_by_a_client() {
     measures_with_programs("streams-nbd", &["randread", "randrw"], "after", ("mb_per_s", 0.0));
-}
-
-/// Makes three short runs under valgrind, which may take a while each.
-#[test]
-fn callgrind_counts_what_a_page_takes() {
-    let dir = tempfile::tempdir().unwrap();
-    let file = dir.path().join("streams.json");
-    let mut command = lab(&["run", "streams", "--seconds", "0.01", "--rounds", "1"]);
-    command.args(["--jobs", "1", "--case", "randwrite", "--callgrind", "--json"]).arg(&file);
-    let text = collect_within(start(&mut command), 2 * PATIENCE).ok();
-    if text.contains("the program valgrind is missing") {
-        println!("skipped: callgrind's counts: the program valgrind is missing");
-        return;
-    }
-    assert!(text.contains("mispredictions"), "{text}");
-    let json: Value = serde_json::from_str(&fs::read_to_string(&file).unwrap()).unwrap();
-    let count = |row: usize, side: &str, name: &str| measured(&json["rows"][row][side]["values"][name], 1)[0];
-    for name in ["instructions_per_page", "branches_per_page", "mispredictions_per_page"] {
-        let all = [count(0, "before", name), count(1, "before", name), count(0, "after", name)];
-        assert!(all.iter().all(|count| *count > 1.0), "{name}: {all:?}");
-    }
-    // Compressing a page takes some ten thousand, of which the stream takes a few hundred.
-    let name = "instructions_per_page";
-    let (list, percpu) = (count(0, "before", name), count(0, "after", name));
-    assert!(percpu > 1000.0 && (list / percpu - 1.0).abs() < 0.1, "{list} {percpu}");
 }
 
 #[test]

@@ -1,66 +1,22 @@
-//! Tests of `uzram lab locks`: with the feature `lock-stats` what it records, without it how it finds the
-//! program that does.
+//! Tests of `uzram lab locks`: with the feature `lock-stats` what it records.
 
 use std::process::Command;
 
 use crate::common::finish;
+use crate::lab;
 
-/// Returns the command `uzram-lab locks args`.
 fn locks(args: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_uzram-lab"));
-    command.arg("locks").args(args);
+    let mut command = lab(&["locks"]);
+    command.args(args);
     command
 }
 
-#[test]
-fn what_cannot_be_recorded_is_one_line() {
-    for (args, mentions) in [
-        (&["slabs"][..], "no table 'slabs'"),
-        (&["zs-free"], "zs-free:run-cache, zs-free:no-run-cache"),
-        (&["streams:trim"], "streams:randwrite"),
-        (&["unmap"], "other programs"),
-        (&["lru-batch", "--jobs", "0"], "--jobs"),
-        (&["lru-batch", "--seconds", "0"], "--seconds"),
-        (&["lru-batch", "--seconds=-1"], "--seconds"),
-        (&[], "<TABLE:CASE>"),
-    ] {
-        let ended = finish(locks(args));
-        let line = ended.complaint("uzram-lab", 2);
-        assert!(line.contains(mentions), "{args:?}: {line}");
-    }
-}
-
 #[cfg(not(feature = "lock-stats"))]
-mod without_statistics {
-    use std::fs;
-    use std::os::unix::fs::PermissionsExt;
-    use std::path::Path;
-
-    use super::*;
-
-    #[test]
-    fn the_program_that_records_is_started_or_the_command_that_builds_it_told() {
-        let (dir, elsewhere) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-        let (from, lab) = (Path::new(env!("CARGO_BIN_EXE_uzram-lab")), dir.path().join("uzram-lab"));
-        fs::hard_link(from, &lab).or_else(|_| fs::copy(from, &lab).map(drop)).unwrap();
-        let run = || {
-            let mut command = Command::new(&lab);
-            command.args(["locks", "zs-free:run-cache", "--jobs", "2"]).env("PATH", elsewhere.path());
-            finish(command)
-        };
-        let ended = run();
-        let line = ended.complaint("uzram-lab", 1);
-        let build = "`cargo build --release -p uzram-lab --features lock-stats --bin uzram-lab-locks`";
-        assert!(line.contains(build), "{line}");
-        for dir in [elsewhere.path(), dir.path()] {
-            let program = dir.join("uzram-lab-locks");
-            fs::write(&program, "#!/bin/sh\necho \"$0\" \"$@\"\nexit 7\n").unwrap();
-            fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
-            let ended = run();
-            let wanted = format!("{} zs-free:run-cache --jobs 2\n", program.display());
-            assert_eq!((ended.status.code(), ended.stdout.as_str()), (Some(7), wanted.as_str()));
-        }
-    }
+#[test]
+fn a_program_that_cannot_record_tells_the_command_that_builds_one() {
+    let ended = finish(locks(&["zs-free:run-cache"]));
+    let build = "`cargo build --release -p uzram-lab --features lock-stats`";
+    assert!(ended.complaint("uzram-lab", 1).contains(build), "{}", ended.stderr);
 }
 
 #[cfg(feature = "lock-stats")]
@@ -73,14 +29,7 @@ mod with_statistics {
 
     use super::*;
     use crate::common::{collect, start};
-
-    /// Writes a small corpus, whose pages are all different.
-    fn corpus() -> tempfile::NamedTempFile {
-        let file = tempfile::NamedTempFile::new().unwrap();
-        let pages: Vec<u8> = (0..256 << 12).map(|at| (at / 7) as u8).collect();
-        std::fs::write(file.path(), pages).unwrap();
-        file
-    }
+    use crate::corpus;
 
     /// The figures of each class, by heading.
     type Rows = BTreeMap<String, BTreeMap<&'static str, f64>>;
@@ -120,11 +69,12 @@ mod with_statistics {
     /// Three threads free objects: which locks a free takes is known of every design.
     #[test]
     fn columns_parse_back_and_add_up() {
-        let corpus = corpus();
+        let dir = tempfile::tempdir().unwrap();
+        let corpus = corpus(dir.path());
         let args =
             ["zs-free:run-cache", "--jobs", "3", "--seconds", "0.05", "--design", "split,class-indexed"];
         let mut command = locks(&args);
-        let text = collect(start(command.arg("--corpus").arg(corpus.path()))).ok();
+        let text = collect(start(command.arg("--corpus").arg(&corpus))).ok();
         let (split, indexed) = text.split_once("\n\n").unwrap();
         assert!(split.starts_with("zs-free:run-cache, split, 3 jobs: "), "{split}");
         for text in [split, indexed] {
@@ -141,16 +91,17 @@ mod with_statistics {
         }
     }
 
-    /// Every case of every table is recorded, in text and in JSON, by either program.
+    /// Every case of every table is recorded.
     #[test]
     fn every_case_is_recorded() {
-        let corpus = corpus();
+        let dir = tempfile::tempdir().unwrap();
+        let corpus = corpus(dir.path());
         for table in TABLES.iter().filter(|table| !table.length.is_fixed()) {
             for case in table.case_names() {
                 let name = format!("{}:{case}", table.name);
                 let args = [&name[..], "--jobs", "2", "--seconds", "0.005", "--json"];
                 let mut command = locks(&args);
-                let text = collect(start(command.arg("--corpus").arg(corpus.path()))).ok();
+                let text = collect(start(command.arg("--corpus").arg(&corpus))).ok();
                 let json: Value = serde_json::from_str(&text).unwrap();
                 assert_eq!(
                     (&json["table"], &json["case"], &json["jobs"]),
@@ -164,10 +115,7 @@ mod with_statistics {
                 assert!(locks.iter().all(|lock| lock["class"].is_string()), "{name}");
             }
         }
-        let Some(program) = option_env!("CARGO_BIN_EXE_uzram-lab-locks") else { return };
-        let mut command = Command::new(program);
-        command.args(["lru-batch", "--design", "single-lock", "--seconds", "0.005"]);
-        let text = finish(command).ok();
+        let text = finish(locks(&["lru-batch", "--design", "single-lock", "--seconds", "0.005"])).ok();
         let rows = parse(&text);
         assert_adds_up(&rows);
         assert!(rows["lru_lock"]["acquisitions"] > 0.0 && !rows.contains_key("lru_batch"), "{text}");

@@ -1,27 +1,20 @@
 //! Tests of `uzram lab report`: all tables in smoke size, an interruption, and the page in a browser.
 
 use std::fs::{self, File};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Stdio};
 
 use serde_json::Value;
 
 use crate::common::{PATIENCE, collect_within, finish, start, wait};
+use crate::{corpus, lab};
 
 /// Returns the command `uzram-lab report args`, with the smallest measurements.
 fn report(dir: &Path, args: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_uzram-lab"));
-    command.arg("report").arg(dir).args(["--quick", "--rounds", "1", "--seconds", "0.001", "--jobs", "1,2"]);
+    let mut command = lab(&["report"]);
+    command.arg(dir).args(["--quick", "--rounds", "1", "--seconds", "0.001", "--jobs", "1,2"]);
     command.args(args);
     command
-}
-
-/// Writes a small corpus; returns its path.
-fn corpus(dir: &Path) -> PathBuf {
-    let corpus = dir.join("pages");
-    let pages: Vec<u8> = (0..256 << 12).map(|at| (at / 7) as u8).collect();
-    fs::write(&corpus, pages).unwrap();
-    corpus
 }
 
 fn json(dir: &Path) -> Value {
@@ -42,8 +35,7 @@ fn every_table_in_smoke_size() {
     assert!(ended.status.success(), "{}", ended.stderr);
     let tables = json(&dir)["tables"].as_array().unwrap().clone();
     assert_eq!(tables.len(), names.len());
-    let [page, markdown] =
-        ["report.html", "report.md"].map(|name| fs::read_to_string(dir.join(name)).unwrap());
+    let page = fs::read_to_string(dir.join("report.html")).unwrap();
     for (table, listed) in tables.iter().zip(names) {
         let name = table["table"].as_str().unwrap();
         assert_eq!(listed, name);
@@ -59,32 +51,7 @@ fn every_table_in_smoke_size() {
         let is_held = !table["scale"]["locks"].as_array().unwrap().is_empty();
         assert_eq!(is_held, ["slab-freeze", "zs-free", "lru-batch"].contains(&name), "{name}");
     }
-    assert!([page, markdown].iter().all(|form| form.contains("Published, beside what the locks allow")));
-}
-
-fn lab(args: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_uzram-lab"));
-    command.args(args);
-    command
-}
-
-#[test]
-fn what_cannot_be_reported_is_one_line() {
-    let temporary = tempfile::tempdir().unwrap();
-    let file = temporary.path().join("file");
-    fs::write(&file, "").unwrap();
-    for (dir, args, status, mentions) in [
-        (temporary.path(), ["--tables", "slabs"], 2, "no table 'slabs'"),
-        (temporary.path(), ["--seconds", "0"], 2, "--seconds"),
-        (temporary.path(), ["--jobs", "0"], 2, "--jobs"),
-        (&file, ["--tables", "lru-batch"], 1, "file"),
-    ] {
-        let mut command = lab(&["report"]);
-        command.arg(dir).args(args);
-        let ended = finish(command);
-        let line = ended.complaint("uzram-lab", status);
-        assert!(line.contains(mentions), "{args:?}: {line}");
-    }
+    assert!(page.contains("Published, beside what the locks allow"));
 }
 
 /// A screen, and what the reader prefers.
@@ -95,10 +62,8 @@ struct Screen {
 }
 
 impl Screen {
-    const ALL: [Screen; 4] = [
+    const ALL: [Screen; 2] = [
         Screen { width: 390, height: 844, is_dark: false },
-        Screen { width: 390, height: 844, is_dark: true },
-        Screen { width: 1280, height: 800, is_dark: false },
         Screen { width: 1280, height: 800, is_dark: true },
     ];
 
@@ -164,7 +129,6 @@ fn a_browser_shows_the_page() {
     let [page, copy, framed] = ["report.html", "copy.html", "framed.html"].map(|name| dir.join(name));
     let text = fs::read_to_string(&page).unwrap();
     fs::write(&copy, text.replace("</body>", FINDINGS)).unwrap();
-    let mut pictures = Vec::new();
     let (dump, log) = Screen::ALL[0].open(&page, dir, &["--dump-dom".to_owned()]);
     // That is how it logs what pages do wrong.
     assert!(!log.contains("CONSOLE"), "{log}");
@@ -177,22 +141,10 @@ fn a_browser_shows_the_page() {
         let (dump, _) = screen.open(&framed, dir, &["--dump-dom".to_owned(), budget]);
         let title = dump.split_once("<title>").unwrap().1.split_once("</title>").unwrap().0;
         let found: Vec<&str> = title.split(" | ").collect();
-        assert_eq!(
-            found[..2],
-            [screen.width.to_string(), screen.width.to_string()],
-            "the page is as wide as the screen: {dump}"
-        );
+        let width = screen.width.to_string();
+        assert_eq!(found[..2], [&width, &width], "the page is as wide as the screen: {dump}");
         let background = found[2].trim_matches(|char: char| !char.is_ascii_digit());
         let light: u32 = background.split(", ").map(|part| part.parse::<u32>().unwrap()).sum();
         assert_eq!(light < 200, screen.is_dark, "{title}");
-        let picture = dir.join("picture.png");
-        screen.open(&page, dir, &[format!("--screenshot={}", picture.display())]);
-        pictures.push(fs::read(&picture).unwrap());
     }
-    for (screen, picture) in Screen::ALL.iter().zip(&pictures) {
-        // A PNG's first chunk has its width and height.
-        let number = |at: usize| u32::from_be_bytes(picture[at..at + 4].try_into().unwrap());
-        assert_eq!((number(16), number(20)), (screen.width, screen.height));
-    }
-    assert!(pictures[0] != pictures[1] && pictures[2] != pictures[3], "dark and light look different");
 }
