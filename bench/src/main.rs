@@ -7,13 +7,12 @@ use clap::{Parser, Subcommand};
 use uzram::codec::Algorithm;
 use uzram::units::parse_size;
 use uzram::{Error, Result};
-use uzram_bench::block::swap_user::SwapUser;
 use uzram_bench::engine::device::{self, Against, Bench};
 use uzram_bench::engine::{Comparison, Pattern, survive};
 use uzram_bench::harness::corpus::Kind;
 use uzram_bench::harness::options::DEFAULT_DIR;
 use uzram_bench::harness::report::text;
-use uzram_bench::harness::{Options, Report, Source, command, process, to_json};
+use uzram_bench::harness::{Options, Report, Source, command, process};
 use uzram_bench::{codecs, pager, remote, run, swap, take_over, targets};
 
 /// Measure a device against the bare codec, the kernel's zram and a device without an LRU, in this process.
@@ -134,25 +133,9 @@ enum Command {
     ///
     /// Needs redis-server, redis-cli and redis-benchmark.
     Remote,
-    #[command(hide = true)]
-    SwapUser(SwapUserArgs),
     /// Be the program whose memory is measured: the benchmark starts it
     #[command(hide = true, name = pager::user::SUBCOMMAND)]
     MemoryUser { job: String },
-}
-
-/// Be the program whose memory a benchmark of swap has moved out: the benchmark starts it.
-#[derive(clap::Args)]
-struct SwapUserArgs {
-    /// The folder of the cgroup to enter
-    #[arg(long, value_name = "DIR")]
-    cgroup: PathBuf,
-    /// A file of pages to fill memory with
-    #[arg(long, value_name = "FILE")]
-    pages: PathBuf,
-    /// How much memory
-    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
-    size: u64,
 }
 
 fn main() -> ExitCode {
@@ -160,7 +143,6 @@ fn main() -> ExitCode {
         let benchmark = match &args.command {
             None => return command::print(&measure(args)?),
             Some(Command::MemoryUser { job }) => return pager::user::run(job),
-            Some(Command::SwapUser(args)) => return swap_user(args),
             Some(Command::Survive) => survive,
             Some(Command::Pager) => pager::run,
             Some(Command::Run) => run::run,
@@ -235,10 +217,4 @@ fn survive(options: &Options) -> Result<Report> {
         }
     }
     Ok(report)
-}
-
-/// Is the program that is swapped out, and prints its times.
-fn swap_user(args: &SwapUserArgs) -> Result<()> {
-    let user = SwapUser { cgroup: args.cgroup.clone(), pages: args.pages.clone(), size_bytes: args.size };
-    command::print(&format!("{}\n", to_json(&user.run()?)))
 }

@@ -12,7 +12,7 @@ use uzram::units::{PAGE_SIZE, Page, pages_to_bytes};
 use uzram::{Error, ErrorKind, Result};
 
 use crate::block::disk_obstacle;
-use crate::block::swap::{self, figures, in_turn_with};
+use crate::block::swap::{self, in_turn_with};
 use crate::block::swap_area::Side;
 use crate::codecs;
 use crate::engine::device::{self, Against, Bench};
@@ -20,6 +20,7 @@ use crate::engine::{Comparison, Pattern, ROUNDS, recompression};
 use crate::harness::corpus::processes::{self, Processes};
 use crate::harness::corpus::{self, Corpus};
 use crate::harness::options::MAX_REPEAT;
+use crate::harness::report::each;
 use crate::harness::{DEFAULT_CORPUS_PAGES, Options, Report, Source, lack_of_memory, unsupported};
 
 /// The program that is parked, and whose heap is swapped out.
@@ -222,7 +223,7 @@ fn swap_out(options: &Options, algorithm: &Algorithm, python: &Path, report: &mu
     let sides = daemons.each_ref().map(|daemon| Side::Uzram(daemon));
     let turns = in_turn_with(options, python, sides, Duration::ZERO)?;
     for (name, figure) in &swap::FIGURES[..2] {
-        let [ours, of_lz4] = turns.each_ref().map(|turns| figures(turns, *figure));
+        let [ours, of_lz4] = turns.each_ref().map(|turns| each(turns, *figure));
         report.compared("a Python heap in swap", name, ["memory", "lz4"], [&ours, &of_lz4]);
         report.ratio("a Python heap in swap", name, "speed", [&of_lz4, &ours]);
     }
@@ -231,8 +232,6 @@ fn swap_out(options: &Options, algorithm: &Algorithm, python: &Path, report: &mu
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
-
     use super::*;
     use crate::harness::corpus::{Kind as CorpusKind, build};
 

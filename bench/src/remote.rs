@@ -20,7 +20,7 @@ use uzram_remote::{
 
 use crate::harness::corpus::{self, Corpus, Kind, read_back};
 use crate::harness::process::{Process, is_missing, run_to_end};
-use crate::harness::report::FigureOf;
+use crate::harness::report::{FigureOf, each};
 use crate::harness::rounds::in_turn;
 use crate::harness::stats::quantile;
 use crate::harness::{Options, Report, unsupported};
@@ -35,7 +35,6 @@ const SETS: usize = 2048;
 /// Of these, each to a key of its own, as extents are: their memory is new to the server.
 const NEW_SETS: usize = 512;
 const GETS: usize = 20_000;
-/// Rounds, unless the options say otherwise.
 const ROUNDS: usize = 3;
 
 /// Measures.
@@ -62,28 +61,24 @@ pub fn run(options: &Options) -> Result<Report> {
         }
         Ok(())
     })?;
-    let each = |of: fn(&Ours) -> f64| ours.iter().map(of).collect::<Vec<_>>();
-    let other = |of: fn(&Theirs) -> f64| theirs.iter().map(of).collect::<Vec<_>>();
-    let of_files =
-        |of: fn(&Ours) -> f64| files.each_ref().map(|rounds| rounds.iter().map(of).collect::<Vec<_>>());
     let mut report = Report::default();
-    let out = each(|round| round.out_mb_per_s);
-    for (row, ours, theirs) in [
-        ("extents out / SET, MB/s", &out, other(|round| round.set_mb_per_s)),
-        ("extents out / SET of new keys, MB/s", &out, other(|round| round.set_new_mb_per_s)),
-        ("a page in / GET, p50 µs", &each(|round| round.read_us[0]), other(|round| round.get_us[0])),
-        ("a page in / GET, p99 µs", &each(|round| round.read_us[1]), other(|round| round.get_us[1])),
-    ] {
-        report.compared(TABLE, row, SIDES, [ours, &theirs]);
+    let figures: [(&str, fn(&Ours) -> f64, fn(&Theirs) -> f64); 4] = [
+        ("extents out / SET, MB/s", |round| round.out_mb_per_s, |round| round.set_mb_per_s),
+        ("extents out / SET of new keys, MB/s", |round| round.out_mb_per_s, |round| round.set_new_mb_per_s),
+        ("a page in / GET, p50 µs", |round| round.read_us[0], |round| round.get_us[0]),
+        ("a page in / GET, p99 µs", |round| round.read_us[1], |round| round.get_us[1]),
+    ];
+    for (row, of_ours, of_theirs) in figures {
+        report.compared(TABLE, row, SIDES, [&each(&ours, of_ours), &each(&theirs, of_theirs)]);
     }
-    let [single, ordered] = [each(|round| round.pages_per_s[0]), each(|round| round.pages_per_s[1])];
+    let [single, ordered] = [0, 1].map(|which| each(&ours, |round| round.pages_per_s[which]));
     report.compared("pages in", "pages/s", ["in order", "in no order"], [&ordered, &single]);
     let figures: [FigureOf<Ours>; 2] = [
         ("extents out, MB/s", |round| round.out_mb_per_s),
         ("pages in, pages/s", |round| round.pages_per_s[0]),
     ];
     for (row, figure) in figures {
-        let [encrypted, plain] = of_files(figure);
+        let [encrypted, plain] = files.each_ref().map(|rounds| each(rounds, figure));
         report.compared("in a file", row, FILES, [&encrypted, &plain]);
     }
     Ok(report)
@@ -114,7 +109,6 @@ fn size_bytes(pages: usize) -> u64 {
     (2 * (pages * PAGE_SIZE) as u64).next_multiple_of(8 << 20)
 }
 
-/// Returns a file as a backing.
 fn in_file(dir: &tempfile::TempDir, pages: usize, encrypts: bool) -> Result<Arc<Tiers>> {
     let path = dir.path().join("cold.img");
     let options = FileOptions { size_bytes: Some(size_bytes(pages)), ..FileOptions::new(path) };
@@ -166,7 +160,6 @@ fn measure(backing: Arc<Tiers>, corpus: &Corpus, reads: usize, seed: u64) -> Res
     })
 }
 
-/// The server.
 struct Server {
     port: u16,
     _process: Process,
@@ -200,7 +193,6 @@ impl Server {
         Ok(Server { port, _process: process, dir })
     }
 
-    /// Returns a backing there.
     fn backing(&self, pages: usize) -> Result<Arc<Tiers>> {
         let address = Address::parse(&format!("redis://127.0.0.1:{}", self.port))?;
         let connect = || RedisStore::connect(address, Credentials::default(), 1);
@@ -255,8 +247,6 @@ fn figures(printed: &str, command: &str) -> Option<[f64; 3]> {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
-
     use super::*;
 
     #[test]

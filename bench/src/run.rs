@@ -16,7 +16,7 @@ use uzram_pager::{LEAST_LIMIT_BYTES, TrapKind};
 use crate::block::cgroup::Cgroup;
 use crate::block::limited::LimitedCgroup;
 use crate::block::swap_area::KernelSwap;
-use crate::harness::report::mib;
+use crate::harness::report::{each, mib};
 use crate::harness::rounds::{in_turn, in_turn_by_jobs};
 use crate::harness::stats::{median, median_ratio};
 use crate::harness::{Options, Report, unsupported};
@@ -25,7 +25,6 @@ use crate::workload::{Amounts, Trial, Watched, Workload, temporary, watch};
 
 /// The algorithm of the kernel's swap area. `uzram run` has its own default.
 const ALGORITHM: &str = "lz4";
-/// How long a program may take.
 const PATIENCE: Duration = Duration::from_secs(900);
 /// How often a program is started that does nothing.
 const STARTS: usize = 40;
@@ -37,9 +36,7 @@ const MIMALLOC_DIRS: [&str; 4] =
     ["/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/lib"];
 const MIMALLOC: [&str; 2] = ["libmimalloc.so.3", "libmimalloc.so.2"];
 
-/// Rounds, unless the options say otherwise.
 const ROUNDS: usize = 3;
-/// The table of programs.
 const TABLE: &str = "program in less memory";
 
 /// Runs all measurements that are possible here.
@@ -90,7 +87,6 @@ fn limited_by_uzram(uzram: &Path, dir: &Path, limit_bytes: u64) -> Vec<String> {
     [uzram.as_str(), "run", "--limit", &limit, "--spill", &spill, "--"].map(str::to_owned).into()
 }
 
-/// Returns the amounts to work on.
 fn amounts(options: &Options) -> Amounts {
     options.amount(Amounts::default(), Amounts::small())
 }
@@ -120,7 +116,7 @@ fn measure(
         in_cgroup
     })?;
     swap.map(KernelSwap::off).transpose()?;
-    let seconds = |rounds: &[Watched]| rounds.iter().map(|run| run.seconds).collect::<Vec<_>>();
+    let seconds = |rounds: &[Watched]| each(rounds, |run| run.seconds);
     let uzram = &cells[0][0];
     let most = |figure: fn(&Watched) -> u64| mib(uzram.iter().map(figure).max().unwrap_or_default());
     let limit_mib = mib(limit_bytes);
@@ -152,7 +148,6 @@ fn measure(
     Ok(())
 }
 
-/// Returns the library, if it is installed.
 fn mimalloc() -> Option<PathBuf> {
     let places = MIMALLOC_DIRS.iter().flat_map(|dir| MIMALLOC.map(|name| Path::new(dir).join(name)));
     places.into_iter().find(|place| place.exists())
@@ -181,7 +176,7 @@ fn fitting_ratio(options: &Options, uzram: &Path, mimalloc: &Path) -> Result<f64
 /// Returns by how much longer a program takes that does nothing, in milliseconds.
 fn start_ms(options: &Options, uzram: &Path) -> Result<f64> {
     let prefix = limited_by_uzram(uzram, &options.dir, 1 << 30);
-    let [limited, plain] = in_turn(STARTS, &options.stop, |_, which| {
+    let [limited, plain] = in_turn(options.amount(STARTS, 4), &options.stop, |_, which| {
         let mut command = Command::new(if which == 0 { prefix[0].as_str() } else { "/bin/true" });
         if which == 0 {
             command.args(&prefix[1..]).arg("/bin/true");
@@ -198,8 +193,6 @@ fn start_ms(options: &Options, uzram: &Path) -> Result<f64> {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
-
     use super::*;
 
     #[test]

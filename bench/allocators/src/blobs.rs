@@ -29,7 +29,6 @@ const SEED: u64 = 1;
 /// What is stored: the states in which memory is measured.
 pub const STATES: [&str; 2] = ["all stored", "half freed"];
 
-/// The table of the report.
 const TABLE: &str = "compressed pages: bytes in memory / stored";
 
 /// Measures uzram's pool and every other allocator of this build, each in a child process.
@@ -93,7 +92,6 @@ impl Contents {
     }
 }
 
-/// Compresses pages.
 fn compressed(pages: usize) -> Result<Contents> {
     let mut encoder = Encoder::new(&Algorithm::default())?;
     let mut out = vec![0; 2 * PAGE_SIZE];
@@ -171,7 +169,6 @@ impl<P: Peer> Allocator for P {
     }
 }
 
-/// uzram's pool.
 struct UzramPool {
     pool: Pool<Pinned>,
     arena: Arc<Arena>,

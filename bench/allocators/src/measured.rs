@@ -102,7 +102,6 @@ impl<H: Heap> Measured for H {
     }
 }
 
-/// Returns the CPU time of this thread.
 fn thread_time() -> Duration {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: `time` is valid for writing. The clock of the calling thread is always there.
@@ -232,8 +231,6 @@ fn damaged() -> Error {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
-
     use super::*;
     use crate::heap::{ALIGN_BYTES, SIZES_BYTES};
     use crate::slab::{Slab, names, open};

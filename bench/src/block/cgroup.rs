@@ -119,7 +119,6 @@ pub(crate) fn count_anew(dir: &Path) -> Result<()> {
     statistics(dir).map(drop)
 }
 
-/// Returns a cgroup's `memory.stat`.
 fn statistics(dir: &Path) -> Result<String> {
     let path = dir.join("memory.stat");
     fs::read_to_string(&path).map_err(|error| io_error(&path, error))
@@ -134,8 +133,6 @@ pub(super) fn read_stat(dir: &Path, name: &str) -> Result<Option<u64>> {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
-
     use super::*;
 
     #[test]

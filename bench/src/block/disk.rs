@@ -152,8 +152,6 @@ impl Drop for Mounted {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
-
     use super::*;
 
     #[test]

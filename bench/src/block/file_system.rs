@@ -22,10 +22,10 @@ use super::disk::{Attached, Mounted};
 use super::obstacles::{ALGORITHM, PATIENCE, kernel_zram};
 use crate::engine::ROUNDS;
 use crate::harness::process::{find, run_to_end, run_unless_stopped, runtime_dir};
+use crate::harness::report::each;
 use crate::harness::rounds::in_turn;
 use crate::harness::{Options, Report, io_error, read_back};
 
-/// The threads of `fs_mark`.
 const THREADS: u32 = 8;
 /// The size of `fs_mark`'s files.
 pub const SMALL_FILE_BYTES: u32 = 100_000;
@@ -61,8 +61,7 @@ pub(super) fn measure(options: &Options, pages: &Path, report: &mut Report) -> R
         let figures: [Vec<[f64; 3]>; 2] =
             in_turn(rounds, &options.stop, |_, which| round(options, name, devices[which], &contents))?;
         for (at, figure) in FIGURES.into_iter().enumerate() {
-            let [uzram, kernel] =
-                figures.each_ref().map(|rounds| rounds.iter().map(|of| of[at]).collect::<Vec<_>>());
+            let [uzram, kernel] = figures.each_ref().map(|rounds| each(rounds, |of| of[at]));
             let row = format!("{name}, {figure}");
             report.compared("block devices", &row, ["uzram", "kernel"], [&uzram, &kernel]);
         }
@@ -221,8 +220,6 @@ fn compare(path: &Path, contents: &[u8], size_bytes: u64) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
-
     use super::*;
 
     #[test]

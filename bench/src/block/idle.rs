@@ -151,8 +151,6 @@ fn mappings(smaps: &str) -> Vec<Mapping> {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
-
     use super::*;
 
     #[test]

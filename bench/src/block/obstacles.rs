@@ -39,7 +39,6 @@ pub fn kernel_obstacle() -> Option<String> {
     kernel_zram(TRIED_BYTES).err().map(|error| error.to_string())
 }
 
-/// Adds a kernel zram device.
 pub(crate) fn kernel_zram(size_bytes: u64) -> Result<KernelZram> {
     KernelZram::add(&Algorithm::default(), size_bytes)
 }

@@ -1,6 +1,6 @@
 //! Swap: the time that the kernel takes to swap out a program's memory, and the program to fault it in.
 //!
-//! The program is `uzram-bench swap-user`, in its own cgroup ([`super::swap_user`]). When it has ended, all
+//! The program is [`super::swap_user`], in its own cgroup. When it has ended, all
 //! of its swap is free; pages that are still stored some time later were never discarded by the kernel.
 
 use std::path::Path;
@@ -13,12 +13,13 @@ use uzram::{Error, ErrorKind, Result};
 use super::cgroup::Cgroup;
 use super::obstacles::{ALGORITHM, PATIENCE};
 use super::swap_area::{self, Side, SwapArea};
-use super::swap_user::SwapTimes;
+use super::swap_user::{SwapTimes, SwapUser};
 use crate::engine::ROUNDS;
 use crate::harness::process::run_to_end;
-use crate::harness::report::{FigureOf, mib};
+use crate::harness::report::{FigureOf, each, mib};
 use crate::harness::rounds::in_turn;
 use crate::harness::{Options, Report, unsupported};
+use crate::pager::user::SUBCOMMAND;
 
 /// How long to rest before leftovers are looked at.
 const REST: Duration = Duration::from_secs(2);
@@ -31,7 +32,6 @@ pub(crate) struct Turn {
     left_bytes: u64,
 }
 
-/// The figures of a turn.
 pub(crate) const FIGURES: [FigureOf<Turn>; 6] = [
     ("swap-out, ms", |turn| turn.times.swap_out_ms),
     ("fault-in page by page, ms", |turn| turn.times.fault_in_ms),
@@ -53,17 +53,12 @@ pub(super) fn measure(options: &Options, pages: &Path, report: &mut Report) -> R
     let turns = in_turn_with(options, pages, sides, options.amount(REST, REST / 10))?;
     for (daemon, uzram) in ["default", "--no-survive"].into_iter().zip(&turns) {
         for (name, figure) in FIGURES {
-            let [uzram, kernel] = [uzram, &turns[2]].map(|turns| figures(turns, figure));
+            let [uzram, kernel] = [uzram, &turns[2]].map(|turns| each(turns, figure));
             let row = format!("{daemon}, {name}");
             report.compared("swap", &row, ["uzram", "kernel"], [&uzram, &kernel]);
         }
     }
     Ok(())
-}
-
-/// Returns a figure of each turn.
-pub(crate) fn figures(turns: &[Turn], figure: fn(&Turn) -> f64) -> Vec<f64> {
-    turns.iter().map(figure).collect()
 }
 
 /// Measures swap areas in turn, for a program whose memory a file of pages fills.
@@ -77,11 +72,12 @@ pub(crate) fn in_turn_with<const N: usize>(
     in_turn(options.rounds(ROUNDS), &options.stop, |_, which| {
         let area = SwapArea::on(options.uzram()?, sides[which], area_mib << 20)?;
         let cgroup = Cgroup::new()?;
-        let mut command = Command::new(&options.bench);
-        command.args(["swap-user", "--cgroup"]).arg(cgroup.dir()).arg("--pages").arg(pages);
-        let printed = run_to_end(command.arg("--size").arg(format!("{swapped_mib}M")), PATIENCE)?;
+        let (pages, size_bytes) = (pages.to_owned(), swapped_mib << 20);
+        let user = SwapUser { cgroup: cgroup.dir().to_owned(), pages, size_bytes };
+        let job = serde_json::json!({ "Swap": user }).to_string();
+        let printed = run_to_end(Command::new(&options.bench).args([SUBCOMMAND, &job]), PATIENCE)?;
         let times: SwapTimes = serde_json::from_str(&printed)
-            .map_err(|error| Error::new(ErrorKind::Io, format!("uzram-bench swap-user: {error}")))?;
+            .map_err(|error| Error::new(ErrorKind::Io, format!("the program that swaps: {error}")))?;
         if times.swapped_bytes == 0 {
             return Err(unsupported("nothing was swapped out: is vm.swappiness 0?"));
         }

@@ -18,7 +18,6 @@ use crate::harness::process::{find, run_to_end, runtime_dir};
 /// The highest priority: only this area is used, whatever others the machine has.
 const PRIORITY: &str = "32767";
 
-/// The programs that the kernel's area needs.
 const PROGRAMS: [&str; 3] = ["mkswap", "swapon", "swapoff"];
 
 /// Returns why there can be no swap area of the kernel's, if so.
@@ -36,14 +35,12 @@ pub(crate) enum Side<'a> {
     Kernel(&'a str),
 }
 
-/// A swap area that is on.
 pub(crate) enum SwapArea {
     Daemon(SwapDaemon),
     Kernel(KernelSwap),
 }
 
 impl SwapArea {
-    /// Switches one on; `uzram` is the program.
     pub(crate) fn on(uzram: &Path, side: Side<'_>, bytes: u64) -> Result<SwapArea> {
         match side {
             Side::Uzram(options) => SwapDaemon::on(uzram, bytes, options).map(SwapArea::Daemon),
@@ -93,7 +90,6 @@ impl SwapDaemon {
         Ok(daemon)
     }
 
-    /// Runs `PROGRAM swap off`.
     pub(crate) fn off(mut self) -> Result<()> {
         self.try_off()
     }
@@ -113,7 +109,6 @@ impl SwapDaemon {
         }
     }
 
-    /// Returns one of the device's figures.
     fn figure(&self, name: &str) -> Result<u64> {
         let printed = run_to_end(self.command(&["stat", "zram0"]).arg("--json"), PATIENCE)?;
         let json: Value = serde_json::from_str(&printed).unwrap_or_default();

@@ -27,7 +27,7 @@ const TRIES: usize = 50;
 const NO_LIMIT: &str = "-1";
 
 /// The program's parameters.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct SwapUser {
     /// The folder of a cgroup of the memory controller, version 1, without a limit.
     pub cgroup: PathBuf,
@@ -91,7 +91,6 @@ impl SwapUser {
         })
     }
 
-    /// Returns memory filled with the pages.
     fn fill(&self) -> Result<Vec<AlignedPage>> {
         let failed = |error| io_error(&self.pages, error);
         let mut file = File::open(&self.pages).map_err(failed)?;
@@ -153,8 +152,6 @@ fn checksum(memory: &[AlignedPage]) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
-
     use super::*;
 
     #[test]

@@ -24,14 +24,12 @@ use crate::harness::rounds::order;
 use crate::harness::stats::median;
 use crate::harness::{go_on, read_back};
 
-/// The pages of a slice.
 const SLICE_PAGES: usize = 64;
 
 /// The sizes that objects of the default pool take.
 pub(super) struct Classes(Vec<SizeClass>);
 
 impl Classes {
-    /// Reads them from a pool.
     pub(super) fn new() -> Result<Classes> {
         let pool = Pool::builder("classes").chain_size(uzram::device::DEFAULT_CHAIN_SIZE).build()?;
         let mut classes: Vec<SizeClass> = pool.class_stats().into_iter().map(|stat| stat.class).collect();
@@ -79,7 +77,6 @@ struct Spent {
 }
 
 impl Variant {
-    /// Returns a codec.
     pub(super) fn new(algorithm: &Algorithm) -> Result<Variant> {
         Ok(Variant {
             algorithm: algorithm.clone(),
@@ -166,7 +163,6 @@ impl Variant {
     }
 }
 
-/// Returns the CPU time of this thread so far.
 fn cpu_seconds() -> f64 {
     let time = clock_gettime(ClockId::ThreadCPUTime);
     time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
@@ -205,8 +201,6 @@ pub(super) fn measure(
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
-
     use super::*;
 
     /// The pool's own arithmetic, told by what it stores.

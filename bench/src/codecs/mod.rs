@@ -14,7 +14,6 @@ use measure::{Classes, Variant};
 
 /// The levels that are measured besides the default of each kind. The kinds themselves are the engine's.
 const LEVELS: [&str; 7] = ["lz4:2", "lz4:8", "lz4hc:4", "zstd:-5", "zstd:3", "zstd:9", "deflate:1"];
-/// Rounds, unless the options say otherwise.
 pub(crate) const ROUNDS: usize = 5;
 
 /// Returns the corpora that are measured by default.
@@ -33,7 +32,6 @@ pub fn default_algorithms() -> Result<Vec<Algorithm>> {
     Ok(Kind::ALL.into_iter().flat_map(of_kind).collect())
 }
 
-/// Returns the name of a corpus's table.
 pub(crate) fn table(corpus: &str) -> String {
     format!("codecs on {corpus}")
 }
@@ -83,10 +81,7 @@ pub fn run(options: &Options, corpora: &[Source], algorithms: &[Algorithm]) -> R
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
-
     use super::*;
-    use crate::harness::corpus::Kind as CorpusKind;
 
     #[test]
     fn every_kind_is_measured_at_several_levels() {
@@ -110,17 +105,5 @@ mod tests {
         let report = run(&Options::tiny(1), &[Source::File(path)], &[Kind::Lz4.into()]).unwrap();
         let of = |column| report.get("codecs on noise", "lz4", column);
         assert_eq!([of("ratio"), of("in classes"), of("decompress MB/s")], [Some(1.0), Some(1.0), None]);
-    }
-
-    #[test]
-    fn an_option_that_cannot_be_is_named() {
-        for (repeat, corpus, named) in [
-            (Some(0), Source::Built(CorpusKind::Text, 9), "--repeat"),
-            (None, Source::File("/nonexistent".into()), "/nonexistent"),
-        ] {
-            let options = Options { repeat, ..Options::tiny(1) };
-            let error = run(&options, &[corpus], &[Kind::Lz4.into()]).err().unwrap().to_string();
-            assert!(error.contains(named), "{named}: {error}");
-        }
     }
 }

@@ -78,8 +78,6 @@ fn in_groups(mixed: &Corpus) -> Result<Corpus> {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
-
     use super::*;
 
     fn corpus(pages: usize) -> Corpus {

@@ -20,7 +20,7 @@ use super::pattern::Pattern;
 use super::target::{Target, verify_pages};
 use super::uzram_device::UzramDevice;
 use crate::harness::corpus::Corpus;
-use crate::harness::report::{jobs_text, mib, quotient};
+use crate::harness::report::{each, jobs_text, mib, quotient};
 use crate::harness::rounds::in_turn;
 use crate::harness::{Options, Report, SEED, go_on, joined};
 
@@ -235,9 +235,7 @@ fn reads(
                 round(&device, COMPACTORS[which].0, &plan, halves)
             })?;
         let rounds = rounds.map(|rounds| rounds.into_iter().unzip::<_, _, Vec<_>, Vec<_>>());
-        let p999 = |rounds: &[Measurement]| -> Vec<f64> {
-            rounds.iter().map(|round| round.latencies.quantile_us(0.999)).collect()
-        };
+        let p999 = |rounds: &[Measurement]| each(rounds, |round| round.latencies.quantile_us(0.999));
         let idle = &rounds[0].0;
         for ((_, name), (reads, compacted_per_s)) in COMPACTORS.iter().zip(&rounds) {
             let row = format!("{}, {name}", jobs_text(jobs));
@@ -311,8 +309,6 @@ fn compact(device: &UzramDevice, ends: &AtomicBool) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
-
     use super::*;
 
     /// Returns pages whose first `noisy` bytes are noise.

@@ -6,11 +6,10 @@ use super::measure::{Measurement, Plan, Until, measure};
 use super::pattern::Pattern;
 use super::target::Target;
 use crate::harness::corpus::Corpus;
-use crate::harness::report::jobs_text;
+use crate::harness::report::{each, jobs_text};
 use crate::harness::rounds::in_turn_by_jobs;
 use crate::harness::{Options, Report, SEED};
 
-/// Rounds, unless the options say otherwise.
 pub(crate) const ROUNDS: usize = 5;
 
 /// What to measure of targets.
@@ -70,14 +69,12 @@ pub(super) fn compare(
 }
 
 pub(super) fn speeds(rounds: &[Measurement]) -> Vec<f64> {
-    rounds.iter().map(|round| round.mb_per_s).collect()
+    each(rounds, |round| round.mb_per_s)
 }
 
-/// Adds speed and latencies.
 pub(super) fn add_rounds(report: &mut Report, table: &str, row: &str, rounds: &[Measurement]) {
     report.rounds(table, row, "MB/s", &speeds(rounds));
     for (column, fraction) in [("p50 µs", 0.5), ("p99 µs", 0.99), ("p99.9 µs", 0.999)] {
-        let each: Vec<f64> = rounds.iter().map(|round| round.latencies.quantile_us(fraction)).collect();
-        report.rounds(table, row, column, &each);
+        report.rounds(table, row, column, &each(rounds, |round| round.latencies.quantile_us(fraction)));
     }
 }

@@ -13,8 +13,6 @@ use super::uzram_device::UzramDevice;
 use crate::harness::report::{mib, quotient};
 use crate::harness::{Options, Report};
 
-const MAX_JOBS: usize = 256;
-
 /// A target that uzram is compared with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Against {
@@ -58,11 +56,8 @@ pub struct Bench<'a> {
 
 /// Runs the benchmark.
 pub fn run(bench: &Bench<'_>) -> Result<Report> {
-    let Bench { comparison: Comparison { options, patterns, jobs, .. }, against, .. } = *bench;
+    let Bench { comparison: Comparison { options, .. }, against, .. } = *bench;
     options.check(&[])?;
-    if jobs.iter().any(|jobs| !(1..=MAX_JOBS).contains(jobs)) || (jobs.is_empty() && !patterns.is_empty()) {
-        return Err(Error::invalid(format!("there must be 1 to {MAX_JOBS} jobs")).with_setting("--jobs"));
-    }
     let corpus = match against.contains(&Against::Codec) {
         true => options.load_corpus()?.without_same_filled()?,
         false => options.load_corpus()?,
@@ -137,7 +132,6 @@ fn add_memory(
     Ok(())
 }
 
-/// Adds how it was measured.
 fn describe(options: &Options, targets: &[&dyn Target], report: &mut Report) {
     report.note(format!(
         "{} interleaved rounds of {:.2} s, medians; every {SAMPLE_EVERY}th page timed; ratio = uzram / target, \

@@ -162,10 +162,8 @@ enum Trace {
 }
 
 impl Trace {
-    /// All of them.
     const ALL: [Trace; 3] = [Trace::Zipf, Trace::ScanThroughZipf, Trace::Loop];
 
-    /// Returns the name in the report.
     const fn name(self) -> &'static str {
         match self {
             Trace::Zipf => "Zipf",
@@ -223,24 +221,7 @@ impl Iterator for Zipf {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
-
     use super::*;
-
-    fn hits(cache: &mut impl Cache, trace: &[u32]) -> Vec<bool> {
-        trace.iter().map(|page| cache.touch(*page).unwrap()).collect()
-    }
-
-    #[test]
-    fn the_exact_lru_evicts_what_was_used_the_longest_ago() {
-        let hit = |at: &[usize], len: usize| (0..len).map(|use_| at.contains(&use_)).collect::<Vec<_>>();
-        // 3 evicts 1, because 0 was used again; then 1 evicts 2, and 4 evicts 0.
-        let trace = [0, 1, 2, 0, 3, 1, 0, 3, 4, 1, 2];
-        assert_eq!(hits(&mut ExactLru::new(5, 3), &trace), hit(&[3, 6, 7], trace.len()));
-        assert_eq!(hits(&mut ExactLru::new(5, 1), &[0, 0, 1, 0]), hit(&[1], 4));
-        let all: Vec<u32> = (0..5).chain(0..5).collect();
-        assert_eq!(hits(&mut ExactLru::new(5, 5), &all), hit(&[5, 6, 7, 8, 9], 10));
-    }
 
     #[test]
     fn the_exact_lru_agrees_with_a_queue() {
@@ -291,7 +272,7 @@ mod tests {
     fn pages_that_are_all_in_use_are_evicted_nonetheless() {
         let mut cache = EngineLru::<Batched>::new(50, 40).unwrap();
         let used: Vec<u32> = (0..40).flat_map(|page| [page; 3]).collect();
-        hits(&mut cache, &used);
+        replay(&mut cache, &used).unwrap();
         assert!(!cache.touch(45).unwrap());
         assert!(cache.pages_in_memory <= 40);
     }

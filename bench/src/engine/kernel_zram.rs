@@ -86,12 +86,10 @@ impl KernelZram {
         PathBuf::from(format!("/dev/zram{}", self.id))
     }
 
-    /// Compacts its pool.
     pub(crate) fn compact(&self) -> Result<()> {
         self.write("compact", "1")
     }
 
-    /// Returns the figures of `mm_stat`.
     pub(crate) fn memory(&self) -> Result<KernelMemory> {
         let text = read(&self.attribute("mm_stat"))?;
         let fields: Vec<u64> = text.split_ascii_whitespace().filter_map(|field| field.parse().ok()).collect();
@@ -141,7 +139,6 @@ pub(crate) struct KernelDevice {
 }
 
 impl KernelDevice {
-    /// Adds a device of `size_bytes`.
     pub(crate) fn add(algorithm: &Algorithm, size_bytes: u64) -> Result<KernelDevice> {
         let zram = KernelZram::add(algorithm, size_bytes)?;
         let path = zram.path();

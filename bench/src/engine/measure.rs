@@ -94,7 +94,7 @@ struct Job {
     latencies: Histogram,
 }
 
-/// Runs one job. callgrind looks for its name, so it must stay a function.
+/// Runs one job. Profilers look for its name, so it must stay a function.
 #[inline(never)]
 fn run_job(worker: &mut dyn Worker, plan: &Plan<'_>, job: usize) -> Result<Job> {
     #[cfg(feature = "lock-stats")]

@@ -98,14 +98,12 @@ impl<'a> SteppedDevice<'a> {
         Ok(device)
     }
 
-    /// Rewrites all pages.
     fn fill(&self) -> Result<()> {
         self.device.fill(self.corpus)?;
         self.steps_left.store(self.steps(), Ordering::Relaxed);
         go_on(&self.options.stop)
     }
 
-    /// Returns the number of steps for all pages.
     fn steps(&self) -> usize {
         self.page_count.div_ceil(STEP_PAGES)
     }
@@ -241,8 +239,6 @@ fn policy_count(device: &UzramDevice, name: &str) -> Result<u64> {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
-
     use super::*;
 
     #[test]

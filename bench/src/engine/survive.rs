@@ -244,8 +244,6 @@ impl Disk for MeasuredStore {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
-
     use super::*;
 
     #[test]

@@ -29,10 +29,8 @@ pub trait Worker {
 
 /// A [`Target`] whose threads read and write pages, each for itself.
 pub(super) trait Disk: Sync {
-    /// Returns the name in the report.
     fn name(&self) -> &'static str;
 
-    /// Returns the pages that it has.
     fn page_count(&self) -> usize;
 
     fn read(&self, page: usize, buffer: &mut Page) -> Result<()>;

@@ -1,5 +1,3 @@
-#![allow(clippy::unwrap_used)]
-
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -73,23 +71,6 @@ fn the_kernels_device_is_removed_again() {
     let dictionary = codec::Dictionary::new("/nonexistent/dictionary", vec![7; 64]).unwrap();
     let algorithm = Algorithm::new(codec::Kind::Zstd, None, Some(dictionary)).unwrap();
     assert!(kernel_zram::KernelDevice::add(&algorithm, 1 << 20).is_err());
-}
-
-#[test]
-fn an_option_that_cannot_be_is_named() {
-    let (options, missing) = (tiny(), Options { corpus: Source::File("/nonexistent".into()), ..tiny() });
-    for (bench, named) in [
-        (bench(&options, &[Pattern::RandRead], &[0]), "--jobs"),
-        (bench(&options, &[Pattern::RandRead], &[100_000]), "--jobs"),
-        (bench(&options, &[Pattern::RandRead], &[]), "--jobs"),
-        (Bench { size_bytes: Some(0), ..reads(&options) }, "--size"),
-        (Bench { size_bytes: Some(u64::MAX), ..reads(&options) }, "--size"),
-        (reads(&missing), "/nonexistent"),
-    ] {
-        let error = run(&bench).err().unwrap().to_string();
-        assert!(error.contains(named), "{named}: {error}");
-    }
-    assert!("disk".parse::<Against>().unwrap_err().to_string().contains("--against"));
 }
 
 #[test]

@@ -3,9 +3,7 @@
 use std::sync::Arc;
 
 use uzram::Result;
-use uzram::codec::Algorithm;
 use uzram::device::{Device, DeviceStats, OpenDevice};
-use uzram::stream::StreamDesign;
 use uzram::units::{Page, pages_to_bytes};
 use uzram::zsmalloc::ClassStat;
 
@@ -20,12 +18,6 @@ pub struct UzramDevice {
 }
 
 impl UzramDevice {
-    /// Makes a device with this algorithm and these streams.
-    pub fn new(algorithm: &Algorithm, streams: StreamDesign, size_bytes: u64) -> Result<UzramDevice> {
-        let attributes = [("comp_algorithm", algorithm.to_string()), ("streams", streams.to_string())];
-        Self::with_attributes(&attributes, size_bytes)
-    }
-
     /// Makes a device with these attributes.
     pub fn with_attributes(attributes: &[(&str, String)], size_bytes: u64) -> Result<UzramDevice> {
         let device = Device::new("bench")?;

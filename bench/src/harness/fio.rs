@@ -47,8 +47,6 @@ fn parsed(text: &str, directions: &[&str]) -> Result<f64> {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
-
     use super::*;
 
     #[test]

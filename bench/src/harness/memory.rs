@@ -24,8 +24,6 @@ pub fn lack_of_memory(needed_bytes: u64) -> Result<Option<String>> {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
-
     use super::*;
 
     #[test]

@@ -43,6 +43,11 @@ impl Report {
         self.push(table, row, column, median(rounds), rounds);
     }
 
+    /// Adds the medians of several figures of some rounds.
+    pub fn medians<T>(&mut self, table: &str, row: &str, rounds: &[T], figures: &[FigureOf<T>]) {
+        figures.iter().for_each(|(column, figure)| self.rounds(table, row, column, &each(rounds, figure)));
+    }
+
     /// Adds the median of the rounds' ratios.
     pub fn ratio(&mut self, table: &str, row: &str, column: &'static str, [a, b]: [&[f64]; 2]) {
         let ratio = median_ratio(a, b);
@@ -150,6 +155,11 @@ fn cell(value: f64) -> String {
 
 /// A column, or a row, and the figure of a round that is there.
 pub type FigureOf<T> = (&'static str, fn(&T) -> f64);
+
+/// Returns a figure of each round.
+pub fn each<T>(rounds: &[T], figure: impl Fn(&T) -> f64) -> Vec<f64> {
+    rounds.iter().map(figure).collect()
+}
 
 /// Returns bytes in MiB.
 pub fn mib(bytes: u64) -> f64 {

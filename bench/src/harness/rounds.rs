@@ -16,7 +16,6 @@ use uzram::{Error, ErrorKind, Result};
 /// The most work of a measurement, whatever a clock says.
 const MAX_WORK: u64 = 1 << 40;
 
-/// The most measurements of a calibration.
 const CALIBRATIONS: usize = 24;
 
 /// Fails once the stop flag is set.
@@ -221,8 +220,6 @@ fn append(values: &mut Values, sample: &Sample) {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
-
     use super::*;
 
     #[test]

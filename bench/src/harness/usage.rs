@@ -73,8 +73,6 @@ impl AddAssign for Usage {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
-
     use super::*;
 
     #[test]

@@ -96,8 +96,6 @@ pub(crate) fn compare(
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
-
     use std::collections::HashSet;
 
     use super::*;

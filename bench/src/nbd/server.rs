@@ -85,8 +85,6 @@ fn percent_encoded(path: &OsStr) -> String {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
-
     use super::*;
 
     #[test]

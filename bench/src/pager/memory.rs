@@ -38,7 +38,6 @@ impl Mapping {
         Ok(mapping)
     }
 
-    /// Maps a file in memory.
     pub(super) fn memfd(pages: usize) -> Result<Mapping> {
         let file = memfd_create("uzram-bench", MemfdFlags::CLOEXEC).map_err(no_memory)?;
         ftruncate(&file, (pages * PAGE_SIZE) as u64).map_err(no_memory)?;
@@ -173,7 +172,6 @@ pub(super) fn corpus_page(corpus: &[Page], number: usize) -> &Page {
     &corpus[number % corpus.len()]
 }
 
-/// Returns the error that a page does not hold what was written.
 pub(super) fn changed(page: usize) -> Error {
     Error::new(ErrorKind::Corrupt, format!("page {page} changed while it was paged out"))
 }

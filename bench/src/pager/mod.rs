@@ -137,9 +137,7 @@ fn faults(options: &Options, corpus: &Path, traps: &[TrapKind], report: &mut Rep
                 ("p50 beyond µs", |faults| faults.p50_us - faults.decode_us),
                 ("p99 beyond µs", |faults| faults.p99_us - faults.decode_us),
             ];
-            for (column, figure) in figures {
-                report.rounds(TABLE, &row, column, &rounds.iter().map(figure).collect::<Vec<_>>());
-            }
+            report.medians(TABLE, &row, rounds, &figures);
         }
     }
     Ok(())

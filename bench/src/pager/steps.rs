@@ -22,7 +22,6 @@ use crate::harness::{go_on, to_json};
 
 /// The subcommand by which a program is such a process.
 pub const SUBCOMMAND: &str = "memory-user";
-/// How long a step may take.
 const PATIENCE: Duration = Duration::from_secs(180);
 const LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
 
@@ -42,7 +41,6 @@ impl Touched {
         Touched { trap: trap.name().to_owned(), corpus: corpus.to_owned(), pages }
     }
 
-    /// Returns how the pager traps touches.
     pub(super) fn trap(&self) -> Result<TrapKind> {
         trap_named(&self.trap)
     }
@@ -82,7 +80,6 @@ fn trap_named(name: &str) -> Result<TrapKind> {
     found.ok_or_else(|| Error::invalid(format!("there is no trap '{name}'")))
 }
 
-/// The steps that are asked for.
 pub(super) struct Steps;
 
 impl Steps {
@@ -130,12 +127,10 @@ impl User {
         Ok(User { child, stdin, stdout: BufReader::new(stdout), said })
     }
 
-    /// Has it do a step.
     pub(super) fn tell(&mut self, step: &str) -> Result<()> {
         writeln!(self.stdin, "{step}").map_err(|_| self.failure("ended"))
     }
 
-    /// Waits for its answer.
     pub(super) fn hear<T: DeserializeOwned>(&mut self, stop: &AtomicBool) -> Result<T> {
         let deadline = Instant::now() + PATIENCE;
         loop {

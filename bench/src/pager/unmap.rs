@@ -223,7 +223,6 @@ impl Job {
         Job { pager, corpus: options.corpus.to_owned(), pages: options.pages, first, threads }
     }
 
-    /// Is the process.
     pub(super) fn run(&self, steps: &mut Steps) -> Result<()> {
         let corpus = Mapping::file(&self.corpus)?;
         // The corpus is in memory before the first phase.

@@ -6,6 +6,7 @@ use uzram::{Error, Result};
 pub use super::steps::SUBCOMMAND;
 use super::steps::{Steps, Touched};
 use super::{fault, fitting, unmap, zipf};
+use crate::block::swap_user::SwapUser;
 
 /// What such a process does.
 #[derive(Deserialize)]
@@ -14,6 +15,7 @@ enum Job {
     Fault(Touched),
     Fitting(Touched),
     Zipf(zipf::Job),
+    Swap(SwapUser),
 }
 
 /// Is the process: does what the argument of [`SUBCOMMAND`] says.
@@ -25,5 +27,6 @@ pub fn run(job: &str) -> Result<()> {
         Job::Fault(job) => fault::run(&job, &mut Steps),
         Job::Fitting(job) => fitting::run(&job, &mut Steps),
         Job::Zipf(job) => job.run(&mut Steps),
+        Job::Swap(user) => Steps.answer(&user.run()?),
     }
 }

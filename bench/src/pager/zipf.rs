@@ -23,7 +23,7 @@ use super::steps::{PagerSettings, Steps, User};
 use crate::block::limited::LimitedCgroup;
 use crate::block::swap_area::KernelSwap;
 use crate::engine::hit_ratio::Zipf;
-use crate::harness::report::{Figure, mib};
+use crate::harness::report::{Figure, each, mib};
 use crate::harness::rounds::in_turn_by_jobs;
 use crate::harness::{Options, Report, io_error, proc_bytes};
 
@@ -43,7 +43,6 @@ const LOOK_EVERY: usize = 64;
 /// How often memory is looked at.
 const SAMPLE_EVERY: Duration = Duration::from_millis(10);
 
-/// Runs the measurement.
 pub(super) fn measure(
     options: &Options,
     rounds: usize,
@@ -94,13 +93,12 @@ pub(super) fn measure(
     let slices = in_turn_by_jobs(rounds, &[1], users.len(), &options.stop, |turn| {
         users[turn.variant].2.ask::<Slice>(&step, &options.stop)
     })?;
-    let speeds: Vec<Vec<f64>> =
-        slices[0].iter().map(|rounds| rounds.iter().map(Slice::per_s).collect()).collect();
+    let speeds: Vec<Vec<f64>> = slices[0].iter().map(|rounds| each(rounds, Slice::per_s)).collect();
     for (nth, (row, limit_bytes, user)) in users.iter_mut().enumerate() {
-        let misses = slices[0][nth].iter().map(|slice| slice.misses as f64 / slice.accesses.max(1) as f64);
+        let misses = each(&slices[0][nth], |slice| slice.misses as f64 / slice.accesses.max(1) as f64);
         report.row(TABLE, row, &[("limit MiB", mib(*limit_bytes))]);
         report.rounds(TABLE, row, "accesses/s", &speeds[nth]);
-        report.rounds(TABLE, row, "misses", &misses.collect::<Vec<_>>());
+        report.rounds(TABLE, row, "misses", &misses);
         if row == "kernel" {
             continue;
         }

@@ -61,7 +61,6 @@ impl Disk<'_> {
 /// What a client has seen; see the [module's documentation](self).
 #[derive(Default)]
 pub(super) struct Client {
-    /// Whether it is to end.
     ends: AtomicBool,
     /// Whether it has ended, by an error.
     failed: AtomicBool,
@@ -114,7 +113,6 @@ impl Client {
         Ok(())
     }
 
-    /// Returns the number of answers so far.
     pub(super) fn answers(&self) -> u64 {
         self.answers.load(Ordering::Acquire)
     }
@@ -148,8 +146,6 @@ impl Client {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
-
     use super::*;
     use crate::harness::corpus::{Kind, build};
 

@@ -20,7 +20,6 @@ const PERIOD: Duration = Duration::from_millis(50);
 /// How long to leave a daemon alone after a kill: to ask it starts a program, which takes time of a CPU.
 const LEFT_ALONE: Duration = Duration::from_millis(200);
 
-/// A running daemon.
 pub(super) struct Daemon<'a> {
     disk: Attached,
     stop: &'a AtomicBool,
@@ -46,7 +45,6 @@ impl Daemon<'_> {
         Ok(Daemon { disk: Attached::new(program, algorithm, size_bytes, &[])?, stop })
     }
 
-    /// Returns the path of its block device.
     pub(super) fn path(&self) -> &Path {
         self.disk.path()
     }
@@ -81,7 +79,6 @@ impl Daemon<'_> {
         run_to_end(&mut self.disk.command(&["upgrade"]), PATIENCE).map(drop)
     }
 
-    /// Returns what it has logged so far.
     pub(super) fn said(&self) -> String {
         self.disk.said()
     }

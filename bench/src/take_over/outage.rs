@@ -15,11 +15,10 @@ use super::daemon::{Daemon, Processes};
 use crate::engine::Packed;
 use crate::harness::corpus::Corpus;
 use crate::harness::memory::proc_bytes;
-use crate::harness::report::mib;
+use crate::harness::report::{each, mib};
 use crate::harness::stats::quantile;
 use crate::harness::{Options, Report, SEED, lack_of_memory};
 
-/// How long nothing happens.
 const QUIET: Duration = Duration::from_millis(300);
 /// The longest pause before an event, so that events come at any moment of the daemon's own periods.
 const MAX_PAUSE: Duration = Duration::from_millis(50);
@@ -27,7 +26,6 @@ const MAX_PAUSE: Duration = Duration::from_millis(50);
 const PAGE_OVERHEAD_BYTES: u64 = 64;
 /// Memory of everything else: the corpus, the processes, buffers.
 const REST_BYTES: u64 = 256 << 20;
-/// The table of the processes' memory.
 const MEMORY: &str = "memory of a daemon";
 
 /// Measures a device with a pool of 1 GiB, and with `full` one of 16 GiB.
@@ -100,7 +98,7 @@ fn of_device(
         ];
         report.row(TABLE, &row, &cells);
         for (at, column) in ["daemon's own: outage ms", "gone ms", "attach ms"].into_iter().enumerate() {
-            report.rounds(TABLE, &row, column, &own.iter().map(|phases| phases[at]).collect::<Vec<_>>());
+            report.rounds(TABLE, &row, column, &each(own, |phases| phases[at]));
         }
     }
     add_memory(&format!("{name} pool, after all take-overs"), &daemon.wait_until_ready()?, report)?;

@@ -6,10 +6,10 @@ use std::time::Duration;
 use uzram::Result;
 use uzram::units::pages_to_bytes;
 
-use crate::block::swap::{self, figures, in_turn_with};
+use crate::block::swap::{self, in_turn_with};
 use crate::block::swap_area::Side;
 use crate::harness::corpus::Corpus;
-use crate::harness::report::jobs_text;
+use crate::harness::report::{each, jobs_text};
 use crate::harness::{Options, Report};
 use crate::nbd::{self, Server};
 
@@ -42,7 +42,6 @@ pub(super) fn measure_nbd(
             let [survive, no_survive] = nbd::compare(options, rw, jobs, corpus, &servers)?;
             let row = format!("NBD {rw}, {}, MB/s", jobs_text(jobs));
             report.compared(TABLE, &row, NAMES, [&survive, &no_survive]);
-            report.ratio(TABLE, &row, "speed", [&survive, &no_survive]);
         }
     }
     Ok(())
@@ -60,7 +59,7 @@ pub(super) fn measure_swap(options: &Options, path: &Path, report: &mut Report) 
     let sides = [Side::Uzram(&survive), Side::Uzram(&no_survive)];
     let turns = in_turn_with(options, path, sides, Duration::ZERO)?;
     for (name, figure) in &swap::FIGURES[..2] {
-        let [survive, no_survive] = turns.each_ref().map(|turns| figures(turns, *figure));
+        let [survive, no_survive] = turns.each_ref().map(|turns| each(turns, *figure));
         report.compared(TABLE, name, NAMES, [&survive, &no_survive]);
         report.ratio(TABLE, name, "speed", [&no_survive, &survive]);
     }

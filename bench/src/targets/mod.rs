@@ -141,8 +141,6 @@ impl fmt::Display for TargetsReport {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
-
     use super::*;
 
     #[test]

@@ -72,13 +72,13 @@ impl Amounts {
     /// Returns amounts with which each program takes about a second.
     pub fn small() -> Amounts {
         Amounts {
-            python_mib: 64,
-            sqlite_rows: 60_000,
-            redis_keys: 30_000,
+            python_mib: 48,
+            sqlite_rows: 40_000,
+            redis_keys: 20_000,
             sort_bytes: 24 << 20,
             classes: 1,
-            node_items: 120_000,
-            jvm_items: 200_000,
+            node_items: 80_000,
+            jvm_items: 120_000,
         }
     }
 }
@@ -252,7 +252,6 @@ impl<'a> Trial<'a> {
         Ok(trial)
     }
 
-    /// Returns the folder.
     pub(crate) fn dir(&self) -> &Path {
         self.dir.path()
     }

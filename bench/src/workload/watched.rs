@@ -9,7 +9,6 @@ use uzram::Result;
 use crate::harness::proc_bytes;
 use crate::harness::process::Process;
 
-/// How often its memory is looked at.
 const EVERY: Duration = Duration::from_millis(10);
 
 /// What a program has printed, and taken.
@@ -60,8 +59,6 @@ impl Watched {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
-
     use super::*;
 
     #[test]

@@ -18,6 +18,9 @@ fn what_makes_no_sense_is_one_line() {
         (&["--seconds", "NaN"], 2, "--seconds"),
         (&["--seconds", "0"], 2, "--seconds"),
         (&["--repeat", "0"], 2, "--repeat"),
+        (&["--repeat", "1001"], 2, "--repeat"),
+        (&["--against", "disk"], 2, "--against"),
+        (&["--size", "17T"], 2, "--size"),
         (&["--size", "0"], 2, "--size"),
         (&["--markdown"], 2, "--targets|--codecs"),
         (&["--codecs", "--targets"], 2, "--targets"),
@@ -31,8 +34,10 @@ fn what_makes_no_sense_is_one_line() {
         (&["remote", "--only", "reads"], 2, "--only"),
         (&["--aginst", "codec"], 2, "did you mean `--against`?"),
         (&["--corpus", "/nonexistent"], 1, "/nonexistent"),
+        (&["--codecs", "--corpus", "/nonexistent"], 1, "/nonexistent"),
+        (&["memory-user", "walk"], 2, "for the benchmark itself"),
         (
-            &["swap-user", "--cgroup", "/none", "--pages", "/dev/null", "--size", "1M"],
+            &["memory-user", r#"{"Swap":{"cgroup":"/none","pages":"/dev/null","size_bytes":1}}"#],
             1,
             "/none/cgroup.procs",
         ),
@@ -91,7 +96,7 @@ fn a_short_run_prints_a_table_or_json() {
 #[test]
 fn help_speaks_of_the_word_that_users_type() {
     let text = bench(&["--help"]).ok();
-    assert!(text.contains("Usage: uzram bench ") && !text.contains("swap-user"), "{text}");
+    assert!(text.contains("Usage: uzram bench ") && !text.contains("memory-user"), "{text}");
     assert!(text.contains("Example: uzram bench ") && text.contains("survive"), "{text}");
     let text = bench(&["survive", "--help"]).ok();
     assert!(text.contains("Usage: uzram bench survive ") && text.contains("--full"), "{text}");

@@ -1,9 +1,8 @@
 //! The gains and costs of a backing file: the speed of writeback and the room that pages take (`written`),
-//! write amplification when the file is nearly full (`overwrites`), the speed of a data set larger than its
-//! memory (`zipf`), and the order of reclaim (`reclaim`). `scratch` has the stores and their files.
+//! write amplification when the file is nearly full (`overwrites`), and the speed of a data set larger than
+//! its memory (`zipf`). `scratch` has the stores and their files.
 
 mod overwrites;
-mod reclaim;
 mod scratch;
 mod written;
 mod zipf;
@@ -28,21 +27,18 @@ pub fn run(options: &Options) -> Result<Report> {
     written::measure(options, sizes.written_bytes, &scratch()?, &mut report)?;
     overwrites::measure(options, sizes.overwritten_bytes, &scratch()?, &mut report)?;
     zipf::measure(options, &sizes, &scratch()?, &mut report)?;
-    reclaim::measure(options, sizes.reclaimed_bytes, &scratch()?, &mut report)?;
     Ok(report)
 }
 
 /// Returns the size of the largest files, of which there are those of one part at a time.
 fn most_bytes(sizes: &Sizes, scratch: &Scratch<'_>) -> Result<u64> {
     let overwritten_bytes = overwrites::files_bytes(sizes.overwritten_bytes, scratch)?;
-    let parts = [sizes.written_bytes, overwritten_bytes, 2 * sizes.zipf_file_bytes(), sizes.reclaimed_bytes];
+    let parts = [sizes.written_bytes, overwritten_bytes, 2 * sizes.zipf_file_bytes()];
     Ok(parts.into_iter().max().unwrap_or_default())
 }
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
-
     use std::fs;
     use std::sync::Arc;
     use std::sync::atomic::Ordering;
@@ -77,9 +73,6 @@ mod tests {
         assert!((79.0..81.0).contains(&blocks[0]) && blocks[1] == 0.0, "{report}");
         let zipf = |column| of("Zipf access to 4 x the limit", "limited", column);
         assert!((0.1..99.0).contains(&zipf("misses %")) && zipf("/ computed") > 0.0, "{report}");
-        for order in ["pages", "zspages"] {
-            assert!(of("reclaim by", order, "refaults %") > 0.0, "{report}");
-        }
     }
 
     #[test]

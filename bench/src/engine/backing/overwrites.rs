@@ -7,7 +7,7 @@
 //! overwritten in the same way.
 
 use uzram::Result;
-use uzram::store::{ReclaimPolicy, WritebackLayout};
+use uzram::store::WritebackLayout;
 use uzram::units::pages_to_bytes;
 
 use super::scratch::{Pages, Scratch};
@@ -16,7 +16,6 @@ use crate::harness::{Options, Report, SEED};
 
 /// The shares of the file that live pages take.
 const LIVE_PERCENT: [u64; 3] = [60, 70, MOST_LIVE_PERCENT];
-/// The largest share.
 const MOST_LIVE_PERCENT: u64 = 80;
 /// The bytes written before counting, in units of the file's size.
 const SETTLED_AFTER: u64 = 3;
@@ -80,7 +79,7 @@ impl<'a> Overwritten<'a> {
         page_count: usize,
     ) -> Result<Self> {
         let file = scratch.file(layout.name(), file_bytes)?;
-        let mut pages = scratch.store(page_count, Some((file, layout)), ReclaimPolicy::default())?;
+        let mut pages = scratch.store(page_count, Some((file, layout)))?;
         for batch in (0..page_count as u32).collect::<Vec<_>>().chunks(batch_pages(page_count)) {
             batch.iter().try_for_each(|page| pages.write(*page, *page))?;
             pages.write_back()?;

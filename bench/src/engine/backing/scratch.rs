@@ -8,10 +8,9 @@ use uzram::backing::{Backing, FileBacking, FileOptions};
 use uzram::codec::Algorithm;
 use uzram::device::DEFAULT_CHAIN_SIZE;
 use uzram::store::{
-    BackingOptions, BackingStats, PolicyThread, ReclaimPolicy, Store, StoreBuilder, Writeback,
-    WritebackLayout,
+    BackingOptions, BackingStats, PolicyThread, Store, StoreBuilder, Writeback, WritebackLayout,
 };
-use uzram::units::{PageNo, pages_to_bytes};
+use uzram::units::PageNo;
 use uzram::zsmalloc::huge_threshold;
 use uzram::{Error, ErrorKind, Result};
 
@@ -30,8 +29,6 @@ pub(super) struct Sizes {
     pub(super) overwritten_bytes: u64,
     /// The memory limit of the data set under Zipf access, which is four times as large before compression.
     pub(super) limit_bytes: u64,
-    /// Pages of which half are to leave memory, in each order.
-    pub(super) reclaimed_bytes: u64,
 }
 
 /// Pages of the data set under Zipf access, uncompressed, for each of memory.
@@ -40,12 +37,7 @@ pub(super) const PAGES_PER_LIMIT: u64 = 4;
 impl Sizes {
     pub(super) fn of(options: &Options) -> Sizes {
         let mib = |normal: u64, small: u64| options.amount(normal, small) << 20;
-        Sizes {
-            written_bytes: mib(512, 4),
-            overwritten_bytes: mib(128, 4),
-            limit_bytes: mib(64, 2),
-            reclaimed_bytes: mib(128, 4),
-        }
+        Sizes { written_bytes: mib(512, 4), overwritten_bytes: mib(128, 4), limit_bytes: mib(64, 2) }
     }
 
     /// Returns room for a data set that does not compress, and for some dead data.
@@ -62,17 +54,14 @@ pub(super) struct Scratch<'a> {
 }
 
 impl<'a> Scratch<'a> {
-    /// Makes a new folder in `dir`.
     pub(super) fn new(dir: &Path, corpus: &'a Corpus, algorithm: &'a Algorithm) -> Result<Scratch<'a>> {
         Ok(Scratch { dir: folder(dir)?, corpus, algorithm })
     }
 
-    /// Returns the mean compressed size of the corpus's pages.
     pub(super) fn mean_bytes(&self) -> Result<f64> {
         Ok(Packed::new(self.algorithm, huge_threshold(DEFAULT_CHAIN_SIZE), self.corpus)?.mean_bytes())
     }
 
-    /// Returns the path of the file with that name.
     pub(super) fn path(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
     }
@@ -88,10 +77,8 @@ impl<'a> Scratch<'a> {
         &self,
         page_count: usize,
         backing: Option<(Arc<FileBacking>, WritebackLayout)>,
-        policy: ReclaimPolicy,
     ) -> Result<Pages<'a>> {
-        let mut builder =
-            StoreBuilder::new("bench", page_count as u64).algorithm(self.algorithm.clone()).policy(policy);
+        let mut builder = StoreBuilder::new("bench", page_count as u64).algorithm(self.algorithm.clone());
         if let Some((backing, layout)) = backing {
             builder = builder.backing(BackingOptions {
                 backing: Backing::Blocks(backing).into(),
@@ -148,12 +135,6 @@ impl Pages<'_> {
     /// Returns the compressed size of its pages in memory.
     pub(super) fn compressed_bytes(&self) -> u64 {
         self.store.stats().compr_data_bytes
-    }
-
-    /// Returns the memory of the pool and its metadata.
-    pub(super) fn used_bytes(&self) -> u64 {
-        let stats = self.store.stats();
-        pages_to_bytes(stats.pool_pages + stats.slab_pages)
     }
 
     #[inline]

@@ -5,14 +5,14 @@ use std::time::{Duration, Instant};
 
 use uzram::Result;
 use uzram::backing::{Blocks, Engine, MARK_BYTES};
-use uzram::store::{BackingStats, ReclaimPolicy, WritebackLayout};
+use uzram::store::{BackingStats, WritebackLayout};
 use uzram::units::page_of;
 
 use super::scratch::Scratch;
 use crate::engine::compare::ROUNDS;
 use crate::harness::fio;
 use crate::harness::process::is_missing;
-use crate::harness::report::{mib, quotient};
+use crate::harness::report::{each, mib, quotient};
 use crate::harness::rounds::in_turn;
 use crate::harness::{Options, Report, SEED};
 
@@ -25,7 +25,6 @@ const SLOWEST_BYTES_PER_S: u64 = 2 << 20;
 /// Pages that are read back in random order.
 const READ_BACK_PAGES: usize = 4096;
 
-/// The result of one round.
 struct Round {
     mb_per_s: f64,
     stats: BackingStats,
@@ -33,7 +32,6 @@ struct Round {
     device_reads: u64,
 }
 
-/// Runs the measurement.
 pub(super) fn measure(
     options: &Options,
     size_bytes: u64,
@@ -59,7 +57,7 @@ pub(super) fn measure(
         }
         Ok(())
     })?;
-    let mb_per_s: Vec<_> = rounds.iter().map(|round| round.mb_per_s).collect();
+    let mb_per_s = each(&rounds, |round: &Round| round.mb_per_s);
     report.rounds(TABLE, ROW, "MB/s", &mb_per_s);
     if has_fio {
         report.rounds(TABLE, ROW, "fio MB/s", &fio);
@@ -86,8 +84,7 @@ pub(super) fn measure(
 fn round(options: &Options, size_bytes: u64, scratch: &Scratch<'_>, number: usize) -> Result<Round> {
     let file = scratch.file(NAME, size_bytes)?;
     let page_count = page_of(size_bytes) as usize;
-    let mut pages =
-        scratch.store(page_count, Some((file, WritebackLayout::Packed)), ReclaimPolicy::default())?;
+    let mut pages = scratch.store(page_count, Some((file, WritebackLayout::Packed)))?;
     pages.fill()?;
     options.go_on()?;
     let start = Instant::now();
@@ -119,7 +116,6 @@ struct FioTarget<'a> {
 }
 
 impl<'a> FioTarget<'a> {
-    /// Makes the file.
     fn new(scratch: &'a Scratch<'a>, size_bytes: u64) -> Result<FioTarget<'a>> {
         let file = scratch.file(NAME, size_bytes)?;
         let engine = match file.engine() {

@@ -8,17 +8,16 @@
 use std::time::{Duration, Instant};
 
 use uzram::Result;
-use uzram::store::{ReclaimPolicy, WritebackLayout};
+use uzram::store::WritebackLayout;
 use uzram::units::{page_of, pages_to_bytes};
 
 use super::scratch::{PAGES_PER_LIMIT, Pages, Scratch, Sizes};
 use crate::engine::compare::ROUNDS;
 use crate::engine::hit_ratio::Zipf;
-use crate::harness::report::mib;
+use crate::harness::report::{each, mib};
 use crate::harness::rounds::in_turn;
 use crate::harness::{Options, Report, SEED};
 
-/// The exponent of the Zipf distribution.
 const EXPONENT: f64 = 0.99;
 /// The percentage of accesses that are reads.
 const READ_PERCENT: u8 = 90;
@@ -31,13 +30,13 @@ const LOOK_EVERY: usize = 32;
 
 /// An access to a page; if it is a write, the page of the corpus to write.
 #[derive(Clone, Copy)]
-pub(super) struct Access {
-    pub(super) page: u32,
-    pub(super) written: Option<u32>,
+struct Access {
+    page: u32,
+    written: Option<u32>,
 }
 
 /// Generates accesses to so many pages from a seed.
-pub(super) fn accesses(page_count: usize, seed: u64) -> Vec<Access> {
+fn accesses(page_count: usize, seed: u64) -> Vec<Access> {
     let mut random = fastrand::Rng::with_seed(!seed);
     let mut access =
         |page| Access { page, written: (random.u8(..100) >= READ_PERCENT).then(|| random.u32(..)) };
@@ -46,7 +45,7 @@ pub(super) fn accesses(page_count: usize, seed: u64) -> Vec<Access> {
 }
 
 impl Access {
-    pub(super) fn carry_out(self, pages: &mut Pages<'_>) -> Result<()> {
+    fn carry_out(self, pages: &mut Pages<'_>) -> Result<()> {
         match self.written {
             None => pages.read(self.page),
             Some(corpus_page) => pages.write(self.page, corpus_page),
@@ -61,7 +60,6 @@ struct Accessed<'a> {
     done: usize,
 }
 
-/// The result of a slice.
 struct Slice {
     accesses: usize,
     device_reads: u64,
@@ -107,7 +105,6 @@ impl<'a> Accessed<'a> {
     }
 }
 
-/// Runs the measurement.
 pub(super) fn measure(
     options: &Options,
     sizes: &Sizes,
@@ -119,10 +116,10 @@ pub(super) fn measure(
     let page_count = (PAGES_PER_LIMIT * limit_pages) as usize;
     let store = |name: &str| {
         let file = scratch.file(name, sizes.zipf_file_bytes())?;
-        scratch.store(page_count, Some((file, WritebackLayout::Packed)), ReclaimPolicy::default())
+        scratch.store(page_count, Some((file, WritebackLayout::Packed)))
     };
     let accesses = accesses(page_count, SEED);
-    let mut memory = Accessed::new(scratch.store(page_count, None, ReclaimPolicy::default())?, &accesses);
+    let mut memory = Accessed::new(scratch.store(page_count, None)?, &accesses);
     memory.pages.fill()?;
     let compressed_bytes = memory.pages.compressed_bytes();
     options.go_on()?;
@@ -150,7 +147,7 @@ pub(super) fn measure(
         _ => limited.slice(duration, usize::MAX),
     })?;
     [&mut memory, &mut backing, &mut limited].into_iter().try_for_each(|accessed| accessed.pages.check())?;
-    let of = |which: usize, figure: fn(&Slice) -> f64| slices[which].iter().map(figure).collect::<Vec<_>>();
+    let of = |which: usize, figure: fn(&Slice) -> f64| each(&slices[which], figure);
     let (in_memory, from_file) = (of(0, Slice::per_s), of(1, Slice::device_reads_per_s));
     let (with_limit, misses) = (of(2, Slice::per_s), of(2, Slice::miss_share));
     let computed: Vec<f64> = (0..misses.len())
@@ -159,12 +156,7 @@ pub(super) fn measure(
     report.rounds(TABLE, "in memory", "accesses/s", &in_memory);
     report.rounds(TABLE, "from the file", "accesses/s", &from_file);
     report.rounds(TABLE, "limited", "accesses/s", &with_limit);
-    report.rounds(
-        TABLE,
-        "limited",
-        "misses %",
-        &misses.iter().map(|share| share * 100.0).collect::<Vec<_>>(),
-    );
+    report.rounds(TABLE, "limited", "misses %", &each(&misses, |share| share * 100.0));
     report.ratio(TABLE, "limited", "/ computed", [&with_limit, &computed]);
     report.note(format!(
         "Zipf access to {:.0} MiB, {:.0} compressed, in memory for {:.0}; computed: 1 / (hits / in memory + misses / from \

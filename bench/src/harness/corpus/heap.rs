@@ -207,8 +207,6 @@ fn allocator_ranges(maps: &str) -> Vec<std::ops::Range<u64>> {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
-
     use super::*;
 
     #[test]

@@ -21,7 +21,7 @@ use uzram_cli::program::Program;
 
 use super::{AlignedPage, Corpus};
 use crate::harness::process::{POLL, find, last_words, text_from};
-use crate::harness::{go_on, proc_bytes};
+use crate::harness::{go_on, joined, proc_bytes};
 use workloads::{Ready, Workload};
 
 /// The time that a program has to build its data. On an idle machine each takes some seconds.
@@ -37,12 +37,17 @@ pub struct Processes {
     pub left_out: Vec<String>,
 }
 
-/// Builds the corpus, with up to `pages` pages, as many of each program.
+/// Builds the corpus, with up to `pages` pages, as many of each program. The programs run at the same time.
 pub fn build(pages: usize, stop: &AtomicBool) -> Result<Processes> {
     let mut processes = Processes { parts: Vec::new(), left_out: Vec::new() };
     let each = pages.div_ceil(workloads::ALL.len());
-    for workload in &workloads::ALL {
-        match memory_of(workload, each, stop) {
+    let taken = thread::scope(|scope| {
+        let threads =
+            workloads::ALL.each_ref().map(|workload| scope.spawn(move || memory_of(workload, each, stop)));
+        threads.map(joined)
+    });
+    for (workload, taken) in workloads::ALL.iter().zip(taken) {
+        match taken {
             Ok(corpus) => processes.parts.push((workload.name, corpus)),
             Err(error) => {
                 go_on(stop)?;

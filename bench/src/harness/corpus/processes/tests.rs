@@ -1,5 +1,3 @@
-#![allow(clippy::unwrap_used)]
-
 use std::io;
 
 use super::*;
