@@ -91,7 +91,6 @@ fn amounts(options: &Options) -> Amounts {
     options.amount(Amounts::default(), Amounts::small())
 }
 
-/// Measures one program in half of its memory.
 fn measure(
     options: &Options,
     uzram: &Path,

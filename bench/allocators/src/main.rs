@@ -77,7 +77,6 @@ fn measure(args: &Args) -> Result<String> {
     }
 }
 
-/// The project's targets, as `uzram bench --targets` has them.
 const TARGETS: &str = include_str!("targets.txt");
 
 fn run(args: &Args) -> Result<TargetsReport> {

@@ -33,7 +33,6 @@ const PIECE_BYTES: usize = 1 << 20;
 /// The most rounds with a file system that has no target.
 const FEW_ROUNDS: usize = 3;
 
-/// The figures of a round.
 const FIGURES: [&str; 3] = ["fs_mark, files/s", "large file written, MB/s", "large file read, MB/s"];
 
 /// Returns why nothing can be measured, if so.
@@ -41,7 +40,6 @@ pub fn obstacle() -> Option<String> {
     find("fs_mark").is_none().then(|| "the program fs_mark is missing".into())
 }
 
-/// Measures each file system that is available.
 pub(super) fn measure(options: &Options, pages: &Path, report: &mut Report) -> Result<()> {
     let contents = fs::read(pages).map_err(|error| io_error(pages, error))?;
     // btrfs needs more for itself.
@@ -111,7 +109,6 @@ fn round(options: &Options, name: &str, device: &Path, contents: &[u8]) -> Resul
     Ok([files_per_s, write_mb_per_s, read_mb_per_s])
 }
 
-/// Returns the command of a program that was found before.
 fn command(name: &str) -> Command {
     Command::new(find(name).unwrap_or_else(|| name.into()))
 }

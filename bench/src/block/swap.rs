@@ -21,7 +21,6 @@ use crate::harness::rounds::in_turn;
 use crate::harness::{Options, Report, unsupported};
 use crate::pager::user::SUBCOMMAND;
 
-/// How long to rest before leftovers are looked at.
 const REST: Duration = Duration::from_secs(2);
 
 /// What a turn with one of the areas has shown.

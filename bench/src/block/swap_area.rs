@@ -74,12 +74,10 @@ pub(crate) struct SwapDaemon {
     dir: TempDir,
     /// The block device, once the daemon has reported that swap is on.
     device: Option<PathBuf>,
-    /// Whether it ended as it should.
     is_over: bool,
 }
 
 impl SwapDaemon {
-    /// Runs `PROGRAM swap on` with these options.
     pub(crate) fn on(program: &Path, size_bytes: u64, options: &[&str]) -> Result<SwapDaemon> {
         let mut daemon =
             SwapDaemon { program: program.to_owned(), dir: runtime_dir()?, device: None, is_over: false };
@@ -123,7 +121,6 @@ impl SwapDaemon {
         text.trim().parse().map_err(|_| Error::new(ErrorKind::Io, format!("{}: '{text}'", path.display())))
     }
 
-    /// Returns one of the program's commands.
     fn command(&self, command: &[&str]) -> Command {
         let mut program = Command::new(&self.program);
         program.args(command).arg("--runtime-dir").arg(self.dir.path());

@@ -142,7 +142,6 @@ fn touch(memory: &[AlignedPage], order: &[usize]) -> Duration {
     start.elapsed()
 }
 
-/// Returns a checksum of every word and its place.
 fn checksum(memory: &[AlignedPage]) -> u64 {
     let words = memory.iter().flat_map(|page| page.0.as_chunks::<8>().0);
     words

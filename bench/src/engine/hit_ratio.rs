@@ -112,7 +112,6 @@ impl<D: LruLocks> EngineLru<D> {
         })
     }
 
-    /// Makes room for a page.
     fn reclaim(&mut self) -> Result<()> {
         for _ in 0..MAX_TRIES {
             if self.pages_in_memory < self.capacity_pages {

@@ -61,7 +61,6 @@ impl KernelZram {
         Ok(added)
     }
 
-    /// Adds a device without a size.
     fn hot_add(algorithm: &str) -> Result<KernelZram> {
         let control = Path::new(CONTROL);
         if !control.exists() {
@@ -130,7 +129,6 @@ fn read(path: &Path) -> Result<String> {
     fs::read_to_string(path).map(|text| text.trim().to_owned()).map_err(|error| io_error(path, error))
 }
 
-/// A device that is measured.
 pub(crate) struct KernelDevice {
     disk: OwnedFd,
     page_count: usize,

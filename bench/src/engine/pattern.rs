@@ -96,7 +96,6 @@ pub(super) struct Ops {
 }
 
 impl Ops {
-    /// Makes the operations of job `job` of `jobs`.
     pub(super) fn new(
         pattern: Pattern,
         seed: u64,

@@ -67,7 +67,6 @@ pub fn uzram_program() -> Option<PathBuf> {
     beside.filter(|program| program.is_file()).or_else(|| find("uzram"))
 }
 
-/// Prints one line on standard error, which may be closed.
 fn error_line(name: &str, line: &str) {
     let _ = writeln!(io::stderr().lock(), "{name}: {line}");
 }

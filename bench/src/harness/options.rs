@@ -15,7 +15,6 @@ use super::go_on;
 pub const SEED: u64 = 1;
 /// The default folder of large files: `/tmp` may be in memory.
 pub const DEFAULT_DIR: &str = "/var/tmp";
-/// The most rounds.
 pub(crate) const MAX_REPEAT: usize = 1000;
 const MAX_DURATION: Duration = Duration::from_hours(1);
 

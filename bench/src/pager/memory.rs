@@ -167,7 +167,6 @@ impl Memory {
     }
 }
 
-/// Returns a page of a corpus, which is repeated.
 pub(super) fn corpus_page(corpus: &[Page], number: usize) -> &Page {
     &corpus[number % corpus.len()]
 }

@@ -74,7 +74,6 @@ impl PagerSettings {
     }
 }
 
-/// Returns the way to trap touches of this name.
 fn trap_named(name: &str) -> Result<TrapKind> {
     let found = TrapKind::ALL.into_iter().find(|trap| trap.name() == name);
     found.ok_or_else(|| Error::invalid(format!("there is no trap '{name}'")))
@@ -151,7 +150,6 @@ impl User {
         }
     }
 
-    /// Has it do a step, and waits for the answer.
     pub(super) fn ask<T: DeserializeOwned>(&mut self, step: &str, stop: &AtomicBool) -> Result<T> {
         self.tell(step)?;
         self.hear(stop)

@@ -137,7 +137,6 @@ pub fn measure(owner: &Owner, options: &UnmapOptions<'_>) -> Result<Vec<(Phase, 
     }
 }
 
-/// Runs the processes, all of them at the same time.
 fn run(
     owner: &Owner,
     options: &UnmapOptions<'_>,

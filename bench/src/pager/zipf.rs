@@ -30,7 +30,6 @@ use crate::harness::{Options, Report, io_error, proc_bytes};
 /// Pages, for each of the limit.
 const PAGES_PER_LIMIT: u64 = 4;
 const EXPONENT: f64 = 0.99;
-/// The share of writes.
 const WRITES_ONE_OF: u32 = 10;
 /// Marks an access that writes.
 const WRITES: u32 = 1 << 31;
@@ -40,7 +39,6 @@ const ACCESSES_PER_PAGE: usize = 16;
 const WARM_UP_PER_PAGE: usize = 2;
 /// Accesses between two looks at the clock.
 const LOOK_EVERY: usize = 64;
-/// How often memory is looked at.
 const SAMPLE_EVERY: Duration = Duration::from_millis(10);
 
 pub(super) fn measure(

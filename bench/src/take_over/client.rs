@@ -39,7 +39,6 @@ impl Disk<'_> {
         opened.map_err(|error| io_error(self.path, error))
     }
 
-    /// Writes all its pages, in order.
     pub(super) fn fill(&self) -> Result<()> {
         let file = self.open()?;
         for first in (0..self.page_count).step_by(FILL_PAGES) {

@@ -15,7 +15,6 @@ use crate::block::disk::Attached;
 use crate::harness::go_on;
 use crate::harness::process::run_to_end;
 
-/// How often the daemon is asked.
 const PERIOD: Duration = Duration::from_millis(50);
 /// How long to leave a daemon alone after a kill: to ask it starts a program, which takes time of a CPU.
 const LEFT_ALONE: Duration = Duration::from_millis(200);
@@ -49,7 +48,6 @@ impl Daemon<'_> {
         self.disk.path()
     }
 
-    /// Returns the memory of the device's pool.
     pub(super) fn pool_bytes(&self) -> Result<u64> {
         let stat = self.ask(&["stat", "zram0", "--json"])?;
         stat["stats"]["mem_used_bytes"]
@@ -74,7 +72,6 @@ impl Daemon<'_> {
         self.wait_until("no process took over", |now| now.take_overs > before.take_overs).map(drop)
     }
 
-    /// Runs `uzram upgrade`, to the same program.
     pub(super) fn upgrade(&self) -> Result<()> {
         run_to_end(&mut self.disk.command(&["upgrade"]), PATIENCE).map(drop)
     }

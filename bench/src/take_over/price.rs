@@ -13,7 +13,6 @@ use crate::harness::report::{each, jobs_text};
 use crate::harness::{Options, Report};
 use crate::nbd::{self, Server};
 
-/// The option of the other daemon.
 const NO_SURVIVE: &str = "--no-survive";
 const TABLE: &str = "beside --no-survive";
 const NAMES: [&str; 2] = ["default", NO_SURVIVE];

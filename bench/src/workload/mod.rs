@@ -153,7 +153,6 @@ impl Workload {
         }
     }
 
-    /// Writes what it works on to a folder.
     pub(crate) fn prepare(self, dir: &Path, amounts: &Amounts) -> Result<()> {
         let write = |name: &str, text: &str| {
             let path = dir.join(name);
@@ -278,7 +277,6 @@ impl<'a> Trial<'a> {
     }
 }
 
-/// Makes a folder in another one.
 pub(crate) fn temporary(dir: &Path) -> Result<TempDir> {
     tempfile::Builder::new()
         .prefix("uzram-bench-")

@@ -38,7 +38,6 @@ pub(crate) fn watch(command: &mut Command, timeout: Duration, stops: impl Fn() -
 }
 
 impl Watched {
-    /// Looks at a process, and all that it has started.
     fn look(&mut self, process: u32) {
         // Those that have ended meanwhile are gone.
         let bytes = |field| proc_bytes(&process.to_string(), "status", &[field]).unwrap_or(0);

@@ -12,7 +12,6 @@ pub(crate) type ThreadWork<'a> = &'a mut dyn FnMut() -> Result<u64>;
 /// [`clocked`] or [`unclocked`].
 pub(crate) type RunWork = fn(ThreadWork<'_>) -> Result<Done>;
 
-/// The finished work of a thread.
 pub(crate) struct Done {
     pub(crate) span: Span,
     pub(crate) units: u64,
@@ -54,7 +53,6 @@ impl Total {
         Total { elapsed, usage, units: done.iter().map(|done| done.units).sum() }
     }
 
-    /// Returns a quantity divided by the units of work.
     pub(crate) fn per_unit(&self, value: f64) -> f64 {
         value / self.units.max(1) as f64
     }

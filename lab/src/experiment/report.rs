@@ -153,7 +153,6 @@ fn lines(rows: &[Row]) -> Vec<(&Side, Option<&Row>)> {
     before.chain([(&first.after, None)]).chain(beyond).collect()
 }
 
-/// Returns the cells that compare two designs.
 fn gain_cells(row: &Row) -> Vec<String> {
     vec![format!("{:.2}", row.gain), format!("{:.3}", row.gain.p)]
 }

@@ -50,7 +50,6 @@ pub(super) struct Point {
 }
 
 impl Chart {
-    /// Returns the picture with its title and legend.
     pub(super) fn to_figure(&self) -> String {
         let (title, picture, legend) = (escape(&self.title), self.to_svg(), self.legend());
         format!("<figure>\n<figcaption>{title}</figcaption>\n{picture}{legend}</figure>\n")

@@ -9,7 +9,6 @@ use crate::published::Published;
 /// Colours of the page.
 pub(super) const COLOURS: usize = 6;
 
-/// Returns the charts of a table.
 pub(super) fn charts(table: &Series, report: &LabReport) -> Vec<Chart> {
     let all = Comparison::all(&(table.designs)());
     let mut cases: Vec<&str> = report.rows.iter().map(|row| row.case.as_str()).collect();

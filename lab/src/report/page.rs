@@ -74,7 +74,6 @@ fn header(report: &Report) -> String {
     )
 }
 
-/// Returns wins and losses of all series.
 fn summary(report: &Report) -> String {
     let mut html = String::from("<section id=\"summary\">\n<h2>Wins and losses</h2>\n");
     html += &paragraph(
@@ -124,7 +123,6 @@ fn wins_and_losses(table: &Series, rows: &[Row]) -> String {
     html
 }
 
-/// Returns why a table was not measured.
 fn missing(error: &Error) -> String {
     let what = if is_left_out(error) { "Left out" } else { "Not measured" };
     paragraph(&format!("{what}: {error}"))

@@ -37,7 +37,6 @@ pub struct ReportOptions {
     pub corpus: Option<Source>,
 }
 
-/// All results.
 pub(super) struct Report {
     pub(super) machine: Machine,
     /// The command that makes such a report.

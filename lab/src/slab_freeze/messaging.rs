@@ -27,14 +27,12 @@ const QUEUE: usize = 256;
 /// The most groups: the threads of more exceed what some systems allow a user.
 const MAX_GROUPS: usize = 64;
 
-/// A message in flight.
 struct Message {
     object: u32,
     /// The sender's index in the group.
     sender: u32,
 }
 
-/// A thread of a group.
 enum Member {
     Sender { sender: usize, queues: Vec<Sender<Message>> },
     Receiver(Receiver<Message>),

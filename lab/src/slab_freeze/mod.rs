@@ -154,7 +154,6 @@ impl Experiment for Caches {
     }
 }
 
-/// Measures one design with fresh caches.
 fn measure<P: Policy>(arena: &Arc<Arena>, case: Case, plan: &Plan<'_>) -> Result<Sample> {
     let caches = match case {
         Case::Messaging => messaging::caches::<P>(arena, plan.jobs)?,

@@ -216,7 +216,6 @@ fn empty_deferred<D: PoolLocks>(
     })
 }
 
-/// Frees each thread's objects on that thread, all at the same time.
 fn free_all(
     handles: Vec<Vec<Handle>>,
     run_work: RunWork,

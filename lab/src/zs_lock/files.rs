@@ -16,7 +16,6 @@ use uzram_bench::harness::{Gate, read_back, run_together};
 pub(super) const FILE_PAGES: usize = 100_000usize.div_ceil(PAGE_SIZE);
 /// The disk's places for files: five for each of the most threads.
 const PLACES: usize = 5 * 256;
-/// The size of the disk.
 pub(super) const DISK_BYTES: u64 = (PLACES * FILE_PAGES * PAGE_SIZE) as u64;
 /// One place in this many is left free.
 const ONE_FREE_OF: usize = 5;

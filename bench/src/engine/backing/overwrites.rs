@@ -103,7 +103,6 @@ impl<'a> Overwritten<'a> {
         Ok(())
     }
 
-    /// Overwrites, and counts the writes.
     fn count(mut self, bytes: u64, row: &str, report: &mut Report) -> Result<()> {
         let before = self.pages.backing_stats();
         self.overwrite(bytes)?;
