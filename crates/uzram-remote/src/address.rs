@@ -1,9 +1,9 @@
 //! Texts that name a store: `redis://HOST:PORT[,HOST:PORT...][/DATABASE][:SIZE]`, or `rediss://` for TLS.
 
 use uzram::units::parse_size;
-use uzram::{Error, Result};
+use uzram::{ErrorKind, Result};
 
-use crate::SETTING;
+use crate::error;
 
 /// The port of a server whose text has none.
 const DEFAULT_PORT: u16 = 6379;
@@ -43,8 +43,7 @@ impl Address {
     /// # Errors
     /// `Invalid`, also for a text with a password, which other users of the machine could read.
     pub fn parse(text: &str) -> Result<Address> {
-        let refused =
-            |why: &str| Err(Error::invalid(format!("no address of a store: {why}")).with_setting(SETTING));
+        let refused = |why: &str| Err(error(ErrorKind::Invalid, format!("no address of a store: {why}")));
         if text.len() > MAX_TEXT_BYTES || text.contains(|c: char| c.is_control() || c.is_whitespace()) {
             return refused("it is too long, or contains a space or a control character");
         }

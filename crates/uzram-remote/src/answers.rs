@@ -10,7 +10,7 @@ use std::ops::RangeInclusive;
 use redis::{ErrorKind as Redis, RedisError};
 use uzram::{Error, ErrorKind};
 
-use crate::SETTING;
+use crate::error;
 
 /// What an answer, or that there is none, means for a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -158,20 +158,18 @@ impl Failure {
 
     /// Returns that of a store which has no bytes of an object.
     pub(crate) fn lost(store: impl std::fmt::Display) -> Failure {
-        let error = Error::new(ErrorKind::NotFound, format!("{store} has lost an object"));
-        Failure::new(Lost, error.with_setting(SETTING))
+        Failure::new(Lost, error(ErrorKind::NotFound, format!("{store} has lost an object")))
     }
 
     /// Returns that of an answer which is none to what was asked.
     pub(crate) fn odd_answer(store: impl std::fmt::Display) -> Failure {
         let what = format!("{store} gave an answer that does not belong to the request");
-        Failure::new(Again, Error::new(ErrorKind::Io, what).with_setting(SETTING))
+        Failure::new(Again, error(ErrorKind::Io, what))
     }
 
     /// Returns that of a request without an answer in time.
     pub(crate) fn silent(store: impl std::fmt::Display) -> Failure {
-        let error = Error::new(ErrorKind::Io, format!("{store} does not answer"));
-        Failure::new(Again, error.with_setting(SETTING))
+        Failure::new(Again, error(ErrorKind::Io, format!("{store} does not answer")))
     }
 
     /// Returns that of a request to a Redis server, which is shown as `store`.
@@ -190,11 +188,10 @@ impl Failure {
                 explain(Refused, ErrorKind::Io, store, "refuses the request", &details)
             }
             None => {
-                let is_closed = error.is_connection_dropped();
                 let kind = match () {
                     () if error.is_connection_refusal() => Io::ConnectionRefused,
                     () if error.is_timeout() => Io::TimedOut,
-                    () if is_closed => Io::ConnectionReset,
+                    () if error.is_connection_dropped() => Io::ConnectionReset,
                     () => Io::Other,
                 };
                 of_connection(store, kind, &details)
@@ -210,15 +207,11 @@ impl Failure {
         }
         let details = if error.source().is_some() { cause.to_string() } else { error.message().to_owned() };
         if let Some(Refusal { status, code, .. }) = cause.downcast_ref() {
-            let of_code = S3
-                .iter()
-                .find(|(name, ..)| name == code)
-                .map(|(_, meaning, kind, what)| (meaning, kind, what));
-            let of_status = || {
-                let found = S3_STATUSES.iter().find(|(statuses, ..)| statuses.contains(status));
-                found.map(|(_, meaning, kind, what)| (meaning, kind, what))
-            };
-            if let Some((meaning, kind, what)) = of_code.or_else(of_status) {
+            if let Some((_, meaning, kind, what)) = S3.iter().find(|(name, ..)| name == code) {
+                return explain(*meaning, *kind, store, what, &details);
+            }
+            let of_status = S3_STATUSES.iter().find(|(statuses, ..)| statuses.contains(status));
+            if let Some((_, meaning, kind, what)) = of_status {
                 return explain(*meaning, *kind, store, what, &details);
             }
         }
@@ -311,7 +304,7 @@ fn of_connection(store: &str, kind: Io, details: &str) -> Failure {
 fn explain(meaning: Meaning, kind: ErrorKind, store: &str, what: &str, details: &str) -> Failure {
     // A server chose the text of the details.
     let details: String = details.chars().filter(|c| !c.is_control()).take(MAX_DETAILS).collect();
-    Failure::new(meaning, Error::new(kind, format!("{store} {what} ({details})")).with_setting(SETTING))
+    Failure::new(meaning, error(kind, format!("{store} {what} ({details})")))
 }
 
 #[cfg(test)]

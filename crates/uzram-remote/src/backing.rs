@@ -7,7 +7,7 @@
 use std::collections::{HashSet, VecDeque};
 use std::future::Future;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
@@ -18,13 +18,14 @@ use uzram::backing::{
     Backing, Direction, Filling, Health, MOST_WAIT, Objects, Seal, Started, Tiers, Transfer,
 };
 use uzram::store::are_whole;
+use uzram::sync::{Condvar, Mutex};
 use uzram::{Error, ErrorKind, Result};
 
 use crate::breaker::Breaker;
 use crate::objects::{DeviceId, Key as ObjectKey, ObjectStore, take};
 use crate::retry::tried;
 use crate::secret::{Key, Sealer};
-use crate::{Failure, SETTING, lock};
+use crate::{Failure, error};
 
 /// Threads that run requests: what a request takes is mostly time of the network and of the store.
 const THREADS: usize = 2;
@@ -234,10 +235,8 @@ impl<O: ObjectStore> RemoteBacking<O> {
     fn start(identity: &Identity, len_bytes: Option<u64>, limits: Limits) -> Result<Self> {
         let mut runtime = Builder::new_multi_thread();
         runtime.worker_threads(THREADS).thread_name("uzram-remote").enable_all();
-        let runtime = runtime.build().map_err(|error| {
-            let what = format!("the system gave no threads: {error}");
-            Error::new(ErrorKind::NoMemory, what).with_setting(SETTING)
-        })?;
+        let no_threads = |why| error(ErrorKind::NoMemory, format!("the system gave no threads: {why}"));
+        let runtime = runtime.build().map_err(no_threads)?;
         let permits = limits.in_flight_bytes.clamp(O::OBJECT_BYTES, Semaphore::MAX_PERMITS);
         let shared = Arc::new(Shared {
             objects: OnceLock::new(),
@@ -300,7 +299,7 @@ impl<O: ObjectStore> Objects for RemoteBacking<O> {
     /// Puts it into the queue of those that are to be removed.
     fn delete(&self, extent: u32, filling: Filling) {
         let key = self.shared.key(extent, filling);
-        if !lock(&self.shared.unsent).remove(&key) {
+        if !self.shared.unsent.lock().remove(&key) {
             self.shared.removals.add(key);
         }
     }
@@ -336,14 +335,14 @@ struct Counted<O>(Arc<Shared<O>>);
 
 impl<O> Counted<O> {
     fn new(shared: Arc<Shared<O>>) -> Self {
-        *lock(&shared.under_way.count) += 1;
+        *shared.under_way.count.lock() += 1;
         Counted(shared)
     }
 }
 
 impl<O> Drop for Counted<O> {
     fn drop(&mut self) {
-        *lock(&self.0.under_way.count) -= 1;
+        *self.0.under_way.count.lock() -= 1;
         self.0.under_way.ended.notify_all();
     }
 }
@@ -389,9 +388,9 @@ impl<O: ObjectStore> Drop for RemoteBacking<O> {
 impl UnderWay {
     /// Waits until no transfer is under way.
     fn wait(&self) {
-        let mut count = lock(&self.count);
+        let mut count = self.count.lock();
         while *count > 0 {
-            count = self.ended.wait(count).unwrap_or_else(PoisonError::into_inner);
+            count = count.wait(&self.ended);
         }
     }
 }
@@ -471,7 +470,7 @@ impl<O: ObjectStore> Shared<O> {
         let permits = self.in_flight.acquire_many(bytes.len() as u32).await;
         let _permits = permits.map_err(|_| Error::new(ErrorKind::Io, "the backing is being closed"))?;
         if let Err(refusal) = self.may_write() {
-            lock(&self.unsent).insert(key);
+            self.unsent.lock().insert(key);
             return Err(refusal);
         }
         let until = Until::now() + self.limits.write_deadline;
@@ -500,7 +499,7 @@ impl<O: ObjectStore> Shared<O> {
 
     fn check_used(&self) -> Result<()> {
         match self.has_ended.load(Ordering::Relaxed) {
-            true => Err(Error::new(ErrorKind::Io, "the backing is no longer used").with_setting(SETTING)),
+            true => Err(error(ErrorKind::Io, "the backing is no longer used")),
             false => Ok(()),
         }
     }
@@ -605,7 +604,7 @@ impl<O: ObjectStore> Shared<O> {
 
 impl Removals {
     fn add(&self, key: ObjectKey) {
-        let mut waiting = lock(&self.waiting);
+        let mut waiting = self.waiting.lock();
         if waiting.new.len() + waiting.again.len() < MAX_REMOVALS {
             waiting.new.push_back(key);
             drop(waiting);
@@ -618,7 +617,7 @@ impl Removals {
     /// Returns the first ones, which stay in their queue until [`Removals::end`], and whether they are of
     /// those that have failed, which come first if `is_due`.
     fn take(&self, is_due: bool) -> (Vec<ObjectKey>, bool) {
-        let waiting = lock(&self.waiting);
+        let waiting = self.waiting.lock();
         let are_again = is_due && !waiting.again.is_empty();
         let queue = if are_again { &waiting.again } else { &waiting.new };
         (queue.iter().take(REMOVALS_AT_ONCE).copied().collect(), are_again)
@@ -626,18 +625,18 @@ impl Removals {
 
     /// Ends the removal of the first `count` of a queue; those that failed are tried again later.
     fn end(&self, count: usize, are_again: bool, failed: Vec<ObjectKey>) {
-        let mut waiting = lock(&self.waiting);
+        let mut waiting = self.waiting.lock();
         let Waiting { new, again } = &mut *waiting;
         (if are_again { &mut *again } else { new }).drain(..count);
         again.extend(failed);
     }
 
     fn has_new(&self) -> bool {
-        !lock(&self.waiting).new.is_empty()
+        !self.waiting.lock().new.is_empty()
     }
 
     fn is_empty(&self) -> bool {
-        let waiting = lock(&self.waiting);
+        let waiting = self.waiting.lock();
         waiting.new.is_empty() && waiting.again.is_empty()
     }
 }

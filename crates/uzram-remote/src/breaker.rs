@@ -1,13 +1,13 @@
 //! Whether a store is written to: not while it fails. What is read must be tried in any case, since nobody
 //! else has it.
 
-use std::sync::Mutex;
 use std::time::Instant;
 
 use uzram::backing::{Health, Trouble};
 use uzram::failures;
+use uzram::sync::Mutex;
 
-use crate::{Failure, lock};
+use crate::Failure;
 
 /// Failures in a row after which no more is written.
 const FAILURES: u32 = 3;
@@ -40,18 +40,18 @@ impl Breaker {
     /// Fails if nothing may be written. Errors: that of the last write or check that failed, which is not
     /// tried again.
     pub(crate) fn check(&self) -> Result<(), Failure> {
-        lock(&self.state).stopped.as_ref().map_or(Ok(()), |(why, ..)| Err(why.clone().given_up()))
+        self.state.lock().stopped.as_ref().map_or(Ok(()), |(why, ..)| Err(why.clone().given_up()))
     }
 
     /// Returns whether nothing may be written.
     pub(crate) fn is_open(&self) -> bool {
-        lock(&self.state).stopped.is_some()
+        self.state.lock().stopped.is_some()
     }
 
     /// Changes the state; who reports what fails is told if something is wrong now that was not, or the other
     /// way round.
     fn change<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         let are_wrong = |state: &State| (state.stopped.is_some(), state.degraded.is_some());
         let before = are_wrong(&state);
         let changed = change(&mut state);
@@ -104,7 +104,7 @@ impl Breaker {
 
     /// Returns what is known about the store, but not the counts.
     pub(crate) fn health(&self) -> Health {
-        let state = lock(&self.state);
+        let state = self.state.lock();
         Health {
             stopped: state.stopped.as_ref().map(|(_, trouble, _)| trouble.clone()),
             degraded: state.degraded.clone(),

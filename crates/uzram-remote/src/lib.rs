@@ -31,12 +31,14 @@ pub use backing::{Identity, Limits, RemoteBacking};
 pub use objects::{DeviceId, Key, ObjectStore};
 pub use opener::{RemoteOpener, sweep, sweep_s3};
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::borrow::Cow;
+
+use uzram::{Error, ErrorKind};
 
 /// The attribute that errors of this crate name.
 const SETTING: &str = "backing_dev";
 
-/// Locks a mutex. A panic under one leaves what it protects whole: numbers, lists and keys.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+/// Returns an error that names the attribute.
+fn error(kind: ErrorKind, what: impl Into<Cow<'static, str>>) -> Error {
+    Error::new(kind, what).with_setting(SETTING)
 }

@@ -6,10 +6,10 @@ use std::fs::File;
 use std::io::Read;
 use std::os::unix::fs::MetadataExt;
 
-use uzram::{Error, ErrorKind, Result};
+use uzram::{ErrorKind, Result};
 
 use crate::redis::Credentials;
-use crate::{S3Login, SETTING};
+use crate::{S3Login, error};
 
 /// The most bytes of a user's name, and of a password.
 const MAX_LOGIN_BYTES: usize = 4096;
@@ -29,11 +29,11 @@ pub(crate) fn redis() -> Result<Credentials> {
 fn checked(login: Credentials) -> Result<Credentials> {
     if login.user.is_some() && login.password.as_ref().is_none_or(String::is_empty) {
         let what = "UZRAM_REDIS_USER is set, but neither UZRAM_REDIS_PASSWORD_FILE nor UZRAM_REDIS_PASSWORD has a password";
-        return Err(Error::invalid(what).with_setting(SETTING));
+        return Err(error(ErrorKind::Invalid, what));
     }
     let is_long = |text: &Option<String>| text.as_ref().is_some_and(|text| text.len() > MAX_LOGIN_BYTES);
     match is_long(&login.user) || is_long(&login.password) {
-        true => Err(Error::invalid("the user's name or the password is too long").with_setting(SETTING)),
+        true => Err(error(ErrorKind::Invalid, "the user's name or the password is too long")),
         false => Ok(login),
     }
 }
@@ -48,7 +48,7 @@ pub(crate) fn s3() -> Result<S3Login> {
                 Some(keys.ok_or_else(|| {
                     let what = "it has neither an access key's id and a secret key in two lines, nor \
                             aws_access_key_id = … and aws_secret_access_key = …";
-                    Error::invalid(format!("{path}: {what}")).with_setting(SETTING)
+                    error(ErrorKind::Invalid, format!("{path}: {what}"))
                 })?)
             }
             None => {
@@ -61,7 +61,7 @@ pub(crate) fn s3() -> Result<S3Login> {
     let Some(Keys { id, secret, token }) = keys else {
         let what = "no login to S3: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or UZRAM_S3_CREDENTIALS_FILE. Nothing \
                     else is searched";
-        return Err(Error::new(ErrorKind::Permission, what).with_setting(SETTING));
+        return Err(error(ErrorKind::Permission, what));
     };
     S3Login {
         access_key_id: id,
@@ -83,7 +83,7 @@ fn variable(name: &str) -> Result<Option<String>> {
 
 fn value_of(name: &str, value: Option<OsString>) -> Result<Option<String>> {
     match value.map(OsString::into_string) {
-        Some(Err(_)) => Err(Error::invalid(format!("{name} is not UTF-8")).with_setting(SETTING)),
+        Some(Err(_)) => Err(error(ErrorKind::Invalid, format!("{name} is not UTF-8"))),
         Some(Ok(value)) => Ok(Some(value).filter(|value| !value.is_empty())),
         None => Ok(None),
     }
@@ -126,7 +126,7 @@ fn parse_keys(text: &str) -> Option<Keys> {
 
 /// Reads a file that only this user and root may read.
 fn read_private(path: &str) -> Result<String> {
-    let refused = |kind, why: &str| Err(Error::new(kind, format!("{path}: {why}")).with_setting(SETTING));
+    let refused = |kind, why: &str| Err(error(kind, format!("{path}: {why}")));
     let opened = File::open(path).and_then(|file| Ok((file.metadata()?, file)));
     let (metadata, file) = match opened {
         Ok(opened) => opened,

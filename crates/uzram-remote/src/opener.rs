@@ -9,7 +9,7 @@ use std::fs::File;
 use std::future::Future;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::fs::{MemfdFlags, SealFlags};
@@ -17,12 +17,13 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use uzram::backing::{MOST_WAIT, Seal};
 use uzram::device::{Elsewhere, Opener};
+use uzram::sync::Mutex;
 use uzram::{Error, ErrorKind, Result};
 use zeroize::Zeroizing;
 
 use crate::redis::{Credentials, RedisStore};
 use crate::s3::{self, S3Address, S3Login, S3Store};
-use crate::{Address, Identity, Limits, ObjectStore, RemoteBacking, SETTING, Swept, lock, login};
+use crate::{Address, Identity, Limits, ObjectStore, RemoteBacking, Swept, error, login};
 
 /// Many objects at a time on a slow line take longer than those of Redis.
 const S3_LIMITS: Limits = Limits {
@@ -96,9 +97,9 @@ impl Opener for RemoteOpener {
             }
             (Place::S3(address), Login::S3(login)) => {
                 // Certificates are read now. Later, files cannot be.
-                let store = Mutex::new(Some(S3Store::new(address, &login)?));
+                let store = Mutex::unordered(Some(S3Store::new(address, &login)?));
                 let connect = move || {
-                    let store = lock(&store).take();
+                    let store = store.lock().take();
                     std::future::ready(store.ok_or_else(|| Error::new(ErrorKind::Busy, "connected already")))
                 };
                 let backing = RemoteBacking::resume(&kept.identity, len_bytes, S3_LIMITS, connect)?;
@@ -201,7 +202,7 @@ fn read<T: DeserializeOwned>(fd: OwnedFd) -> Result<(T, OwnedFd)> {
 }
 
 fn not_kept() -> Error {
-    Error::invalid("the descriptor is not that of a store on other machines").with_setting(SETTING)
+    error(ErrorKind::Invalid, "the descriptor is not that of a store on other machines")
 }
 
 /// Removes what devices without a lease have left at an address, or with `only_look` looks for it; the login

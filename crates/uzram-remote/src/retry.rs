@@ -5,12 +5,28 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::answers::Failure;
+use uzram::ErrorKind;
 
+use crate::answers::Failure;
+use crate::error;
+
+/// How long opening a store may take, with all checks.
+pub(crate) const OPENED_WITHIN: Duration = Duration::from_secs(5);
 /// The first wait; each is twice as long as the one before, up to [`LONGEST`].
 const FIRST: Duration = Duration::from_millis(50);
 /// A store that is back is noticed so late.
 const LONGEST: Duration = Duration::from_millis(400);
+
+/// Returns what opens a store. Errors: `Io` if that takes longer than [`OPENED_WITHIN`].
+pub(crate) async fn opened<T>(
+    store: &impl std::fmt::Display,
+    opening: impl Future<Output = uzram::Result<T>>,
+) -> uzram::Result<T> {
+    tokio::time::timeout(OPENED_WITHIN, opening).await.unwrap_or_else(|_| {
+        let what = format!("{store} did not answer within {} s", OPENED_WITHIN.as_secs());
+        Err(error(ErrorKind::Io, what))
+    })
+}
 
 /// Carries out a request, and again while it fails for a reason that may pass and there is time. Does not end
 /// a request that is under way at that time. Errors: that of the last try.
@@ -36,7 +52,7 @@ mod tests {
 
     use std::cell::Cell;
 
-    use uzram::{Error, ErrorKind};
+    use uzram::Error;
 
     use super::*;
     use crate::answers::Meaning;

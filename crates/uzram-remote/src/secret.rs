@@ -7,13 +7,14 @@
 //! times as long as AES-GCM.
 //!
 //! The device's key is in memory that is locked, so that it is not swapped out, and left out of core files.
-//! So is the file in which it is handed on ([`Pinned`]). A derived key is on the stack while it is used. Both
+//! So is the file in which it is handed on. A derived key is on the stack while it is used. Both
 //! are erased then; what the calls that make them leave on the stack is not.
 
 use std::ffi::c_void;
 use std::fmt;
 use std::mem::ManuallyDrop;
 use std::os::fd::AsFd;
+use std::ptr;
 use std::sync::OnceLock;
 
 use ring::aead::{AES_256_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, Tag, UnboundKey};
@@ -24,7 +25,7 @@ use uzram::backing::{Salt, Seal, SealOne};
 use uzram::{Error, ErrorKind, Result};
 use zeroize::{Zeroize, Zeroizing};
 
-use crate::SETTING;
+use crate::error;
 use crate::objects::DeviceId;
 
 const KEY_BYTES: usize = 32;
@@ -33,9 +34,6 @@ const TAG_BYTES: usize = 16;
 const MAX_ABOUT_BYTES: usize = 16;
 /// The device, and what is said, with its length.
 const ASSOCIATED_BYTES: usize = 16 + 1 + MAX_ABOUT_BYTES;
-
-/// The size of a page, to which locking applies, on machines with the largest pages, too.
-const MAX_HOST_PAGE_BYTES: usize = 64 << 10;
 
 /// A device's key, as it is handed on to the next process. Not shown by `Debug`.
 #[derive(Clone, Serialize, Deserialize)]
@@ -66,9 +64,9 @@ impl fmt::Debug for Key {
 pub(crate) struct Sealer {
     device: DeviceId,
     /// The device's key.
-    key: Box<Locked>,
+    key: LockedKey,
     /// The file in which it is handed on.
-    pinned: OnceLock<Pinned>,
+    pinned: OnceLock<LockedPages>,
 }
 
 /// A key that is ready for use, and erased when it is dropped.
@@ -76,12 +74,14 @@ struct Erased(ManuallyDrop<LessSafeKey>);
 
 impl Erased {
     fn new(key: &[u8; KEY_BYTES]) -> Result<Erased> {
-        let unusable = |_| Error::invalid("a key of another length").with_setting(SETTING);
+        let unusable = |_| error(ErrorKind::Invalid, "a key of another length");
         let key = UnboundKey::new(&AES_256_GCM, key).map_err(unusable)?;
         Ok(Erased(ManuallyDrop::new(LessSafeKey::new(key))))
     }
+}
 
-    fn erase(&mut self) {
+impl Drop for Erased {
+    fn drop(&mut self) {
         let bytes = (&raw mut self.0).cast::<[u8; size_of::<LessSafeKey>()]>();
         // SAFETY: the bytes are this value's own. Nothing reads the key after this, and it has no destructor
         // that is run.
@@ -89,63 +89,89 @@ impl Erased {
     }
 }
 
-impl Drop for Erased {
+/// Memory of a mapping, which stays in memory and is left out of core files; unmapped when it is dropped.
+struct LockedPages {
+    start: *mut c_void,
+    len: usize,
+}
+
+// SAFETY: whoever reads or writes through the pointer upholds what a shared reference needs, and the pages
+// are unmapped once.
+unsafe impl Send for LockedPages {}
+// SAFETY: as for `Send`.
+unsafe impl Sync for LockedPages {}
+
+impl LockedPages {
+    /// Locks a mapping of `len` bytes. Errors: that of `mapped`; the system locks no memory.
+    ///
+    /// # Safety
+    /// The mapping is the caller's, who gives it away.
+    unsafe fn new(mapped: rustix::io::Result<*mut c_void>, len: usize) -> rustix::io::Result<Self> {
+        let pages = LockedPages { start: mapped?, len };
+        // SAFETY: the pages are the mapping's. Neither call changes what they hold.
+        unsafe {
+            rustix::mm::madvise(pages.start, len, Advice::LinuxDontDump)?;
+            rustix::mm::mlock(pages.start, len)?;
+        }
+        Ok(pages)
+    }
+
+    /// Locks the pages of a file of `len` bytes. Errors: the system maps or locks no memory.
+    fn of_file(file: impl AsFd, len: usize) -> rustix::io::Result<Self> {
+        let len = len.max(1);
+        // A private mapping that is only read has the file's own pages. Older kernels refuse a shared one of
+        // a file that nobody can change. SAFETY: a mapping at an address that the system chooses replaces no
+        // other one, and is this one's.
+        unsafe {
+            let start = rustix::mm::mmap(ptr::null_mut(), len, ProtFlags::READ, MapFlags::PRIVATE, file, 0);
+            LockedPages::new(start, len)
+        }
+    }
+}
+
+impl Drop for LockedPages {
     fn drop(&mut self) {
-        self.erase();
+        // A failure leaves them.
+        // SAFETY: the mapping is this one's, and nothing refers to it.
+        let _ = unsafe { rustix::mm::munmap(self.start, self.len) };
     }
 }
 
 /// A key in locked memory, on pages of its own: nothing else is locked or left out of core files with it.
-#[repr(C, align(65536))]
-struct Locked(Erased);
+struct LockedKey(LockedPages);
 
-const _: () = assert!(align_of::<Locked>() == MAX_HOST_PAGE_BYTES);
-
-impl Locked {
+impl LockedKey {
     /// Locks memory, and puts a key there.
-    fn new(key: &Key) -> Result<Box<Locked>> {
-        let mut place = Box::<Locked>::new_uninit();
-        // SAFETY: the pages are the box's own, from its start to its end: its alignment is that of pages.
-        let locked = unsafe { lock_pages(place.as_mut_ptr().cast(), size_of::<Locked>()) };
-        locked.map_err(|error| {
+    fn new(key: &Key) -> Result<LockedKey> {
+        let (len, flags) = (size_of::<Erased>(), ProtFlags::READ | ProtFlags::WRITE);
+        // SAFETY: a mapping at an address that the system chooses replaces no other one, and is this one's.
+        let pages = unsafe {
+            let start = rustix::mm::mmap_anonymous(ptr::null_mut(), len, flags, MapFlags::PRIVATE);
+            LockedPages::new(start, len)
+        };
+        let pages = pages.map_err(|why| {
             let what = format!(
-                "no memory can be locked for the key of a backing device ({error}): raise RLIMIT_MEMLOCK (LimitMEMLOCK= of the \
+                "no memory can be locked for the key of a backing device ({why}): raise RLIMIT_MEMLOCK (LimitMEMLOCK= of the \
                  service)"
             );
-            Error::new(ErrorKind::NoMemory, what).with_setting(SETTING)
+            error(ErrorKind::NoMemory, what)
         })?;
         let key = Erased::new(&key.0)?;
-        // SAFETY: the place is the box's own, and has no other field than the one that is written.
-        Ok(unsafe {
-            (&raw mut (*place.as_mut_ptr()).0).write(key);
-            place.assume_init()
-        })
+        // SAFETY: the pages have room for it, begin where it may, and nothing refers to them.
+        unsafe { pages.start.cast::<Erased>().write(key) };
+        Ok(LockedKey(pages))
+    }
+
+    fn key(&self) -> &LessSafeKey {
+        // SAFETY: `new` has put it there, and nobody changes it.
+        unsafe { &(*self.0.start.cast::<Erased>()).0 }
     }
 }
 
-impl Drop for Locked {
+impl Drop for LockedKey {
     fn drop(&mut self) {
-        // Before it may be swapped out.
-        self.0.erase();
-        let (start, len) = ((&raw mut *self).cast(), size_of::<Locked>());
-        // The allocator gets ordinary memory back. A failure leaves it locked.
-        // SAFETY: as in `new`. Neither call changes what the pages hold.
-        let _ = unsafe {
-            rustix::mm::munlock(start, len)
-                .and_then(|()| rustix::mm::madvise(start, len, Advice::LinuxDoDump))
-        };
-    }
-}
-
-/// Keeps pages in memory, and leaves them out of core files. Does not change what they hold.
-///
-/// # Safety
-/// The pages are the caller's.
-unsafe fn lock_pages(start: *mut c_void, len: usize) -> rustix::io::Result<()> {
-    // SAFETY: the caller's promise.
-    unsafe {
-        rustix::mm::madvise(start, len, Advice::LinuxDontDump)?;
-        rustix::mm::mlock(start, len)
+        // SAFETY: `new` has put it there, and its memory is unmapped after this.
+        unsafe { self.0.start.cast::<Erased>().drop_in_place() };
     }
 }
 
@@ -185,7 +211,7 @@ fn new_salt() -> Salt {
 impl Sealer {
     /// Seals with a key. Errors: `NoMemory` if no memory can be locked.
     pub(crate) fn new(device: DeviceId, key: &Key) -> Result<Sealer> {
-        Ok(Sealer { device, key: Locked::new(key)?, pinned: OnceLock::new() })
+        Ok(Sealer { device, key: LockedKey::new(key)?, pinned: OnceLock::new() })
     }
 
     /// Derives the key of a salt; `None` never, as all lengths are right.
@@ -194,7 +220,7 @@ impl Sealer {
         nonce[..salt.len()].copy_from_slice(&salt);
         let nonce = Nonce::assume_unique_for_key(nonce);
         // Of zeros, what comes out is the cipher's stream. Nobody sees the tag.
-        let _ = self.key.0.0.seal_in_place_separate_tag(nonce, Aad::empty(), &mut *key).ok()?;
+        let _ = self.key.key().seal_in_place_separate_tag(nonce, Aad::empty(), &mut *key).ok()?;
         Erased::new(&key).ok()
     }
 
@@ -214,7 +240,7 @@ impl Sealer {
     pub(crate) fn pin(&self, file: Option<impl AsFd>) {
         let pinned = file.and_then(|file| {
             let len = rustix::fs::fstat(&file).ok()?.st_size;
-            Pinned::new(file, len as usize).ok()
+            LockedPages::of_file(file, len as usize).ok()
         });
         // The first one stays.
         pinned.into_iter().for_each(|pinned| _ = self.pinned.set(pinned));
@@ -231,42 +257,6 @@ impl Sealer {
         rest[0] = about.len() as u8;
         rest[1..][..about.len()].copy_from_slice(about);
         Aad::from(all)
-    }
-}
-
-/// A mapping of a memory file with a key, which keeps the file's pages locked.
-struct Pinned {
-    start: *mut c_void,
-    len: usize,
-}
-
-// SAFETY: nobody reads or writes through the pointer, and its pages are unmapped once.
-unsafe impl Send for Pinned {}
-// SAFETY: as for `Send`.
-unsafe impl Sync for Pinned {}
-
-impl Pinned {
-    /// Locks the pages of a file of `len` bytes. Errors: the system maps or locks no memory.
-    fn new(file: impl AsFd, len: usize) -> rustix::io::Result<Pinned> {
-        let len = len.max(1);
-        // A private mapping that is only read has the file's own pages. Older kernels refuse a shared one of
-        // a file that nobody can change. SAFETY: a mapping at an address that the system chooses replaces no
-        // other one.
-        let start = unsafe {
-            rustix::mm::mmap(std::ptr::null_mut(), len, ProtFlags::READ, MapFlags::PRIVATE, file, 0)
-        };
-        let pinned = Pinned { start: start?, len };
-        // SAFETY: the pages are the mapping's, which nobody reads or writes.
-        unsafe { lock_pages(pinned.start, len)? };
-        Ok(pinned)
-    }
-}
-
-impl Drop for Pinned {
-    fn drop(&mut self) {
-        // A failure leaves them.
-        // SAFETY: the mapping is this one's, and nothing refers to it.
-        let _ = unsafe { rustix::mm::munmap(self.start, self.len) };
     }
 }
 

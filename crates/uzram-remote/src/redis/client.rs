@@ -3,16 +3,17 @@
 //! A node that is away fails its own requests, and no others. Reads and writes have different connections, so
 //! that a small read does not wait behind large writes. A single server is a master that has all slots.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use redis::{Cmd, ErrorKind as Kind, RedisError, RedisResult, ServerErrorKind, Value};
 use tokio::task::JoinSet;
+use uzram::sync::Mutex;
 
 use super::direct::Direct;
 use super::link::{Credentials, Link, connection_info};
 use super::topology::{Topology, slot_of};
-use crate::{Address, Failure, Server, lock};
+use crate::{Address, Failure, Server};
 
 /// How long an answer that is not about objects may take.
 pub(super) const ANSWER_WITHIN: Duration = Duration::from_secs(1);
@@ -72,7 +73,7 @@ impl Client {
             address: address.clone(),
             credentials: credentials.clone(),
             is_cluster,
-            topology: Mutex::new(Arc::new(topology)),
+            topology: Mutex::unordered(Arc::new(topology)),
             refreshed: tokio::sync::Mutex::default(),
             nodes: Mutex::default(),
         }
@@ -87,7 +88,7 @@ impl Client {
 
     /// Returns which node had which slots, when they were asked for last.
     pub(super) fn topology(&self) -> Arc<Topology> {
-        Arc::clone(&lock(&self.topology))
+        Arc::clone(&self.topology.lock())
     }
 
     /// Returns what errors call a node.
@@ -227,11 +228,11 @@ impl Client {
         if topology.masters.is_empty() {
             return;
         }
-        *lock(&self.topology) = Arc::clone(topology);
+        *self.topology.lock() = Arc::clone(topology);
         let is_used = |node: &Node| {
             topology.nodes.contains(&node.server) || self.address.servers.contains(&node.server)
         };
-        lock(&self.nodes).retain(is_used);
+        self.nodes.lock().retain(is_used);
     }
 
     /// Asks for the slots again, unless somebody does so or has just done it.
@@ -261,7 +262,7 @@ impl Client {
     }
 
     fn link(&self, server: &Server, by: Use) -> RedisResult<Arc<Link>> {
-        let mut nodes = lock(&self.nodes);
+        let mut nodes = self.nodes.lock();
         let at = nodes.iter().position(|node| node.server == *server).unwrap_or_else(|| {
             nodes.push(Node { server: server.clone(), links: [None, None] });
             nodes.len() - 1
@@ -302,19 +303,16 @@ mod tests {
     use uzram::{Error, ErrorKind};
 
     use super::*;
-    use crate::redis::fake::Fake;
+    use crate::redis::fake::{Fake, address_of};
     use crate::redis::{connect, sweep};
-
-    fn address_of(fake: &Fake) -> Address {
-        Address { servers: vec![fake.server.clone()], tls: false, database: 0, size_bytes: None }
-    }
 
     #[tokio::test]
     async fn a_single_server_sends_nobody_elsewhere() {
         let other = Fake::start("+OK\r\n").await;
         for kind in ["MOVED", "ASK"] {
             let fake = Fake::start(&format!("-{kind} 7 {}\r\n", other.server)).await;
-            let client = Client::of_server(&address_of(&fake), &Credentials::default(), fake.server.clone());
+            let client =
+                Client::of_server(&address_of([&fake]), &Credentials::default(), fake.server.clone());
             let answer = client.send(&redis::cmd("GET"), 7, Role::Master, Use::Reads).await;
             let failure = answer.unwrap_err().to_string();
             assert!(failure.contains("sends requests elsewhere"), "{kind}: {failure}");
@@ -325,7 +323,7 @@ mod tests {
     #[tokio::test]
     async fn a_cluster_without_masters_is_refused() {
         let fake = Fake::start("*0\r\n").await;
-        let address = address_of(&fake);
+        let address = address_of([&fake]);
         let client = Client::of_cluster(&address, &Credentials::default()).await.unwrap();
         let checked = connect::check(&client, &address, false).await;
         assert_eq!(Error::from(checked.unwrap_err()).kind(), ErrorKind::Io);

@@ -1,8 +1,6 @@
 //! Connecting to servers, and what a server must be like: reachable, a master, not full, and one that evicts
 //! nothing.
 
-use std::time::Duration;
-
 use redis::{AsyncConnectionConfig, RedisResult, Value};
 use tokio::task::JoinSet;
 use uzram::{Error, ErrorKind, Result};
@@ -10,10 +8,7 @@ use uzram::{Error, ErrorKind, Result};
 use super::client::{ANSWER_WITHIN, Client};
 use super::link::{CONNECTED_WITHIN, Credentials, connection_info};
 use super::topology::{Master, Topology, text};
-use crate::{Address, Failure, SETTING, Server};
-
-/// How long connecting may take, with all checks.
-pub(super) const WITHIN: Duration = Duration::from_secs(5);
+use crate::{Address, Failure, Server, error};
 
 /// What a server says about itself: the answer to `INFO`.
 struct Info(String);
@@ -53,7 +48,7 @@ pub(super) async fn connect(address: &Address, credentials: &Credentials) -> Res
     }
     if address.database > 0 {
         let what = format!("{address} is a cluster, which has no database but 0");
-        return Err(Error::new(ErrorKind::Unsupported, what).with_setting(SETTING).into());
+        return Err(error(ErrorKind::Unsupported, what).into());
     }
     Client::of_cluster(address, credentials).await
 }
@@ -83,7 +78,7 @@ async fn first_that_answers(address: &Address, credentials: &Credentials) -> Res
     }
     match answers.into_iter().next().flatten() {
         Some(Err(error)) => Err(Failure::of_redis(&address.to_string(), &error)),
-        _ => Err(Error::invalid("no server is named").with_setting(SETTING).into()),
+        _ => Err(error(ErrorKind::Invalid, "no server is named").into()),
     }
 }
 
@@ -143,7 +138,7 @@ pub(super) async fn check(
         // The caller says what two copies need.
         None if !enough && !two => {
             let what = format!("{address} names no master with slots that can be asked");
-            Err(Error::new(ErrorKind::Io, what).with_setting(SETTING).into())
+            Err(error(ErrorKind::Io, what).into())
         }
         failure => Ok((Topology { masters, nodes: topology.nodes.clone(), full }, failure.or(is_full))),
     }
@@ -174,15 +169,15 @@ pub(super) fn check_answer(answer: &Value) -> Result<()> {
 }
 
 fn check_server(node: &str, info: &Info, is_in_cluster: bool) -> Result<()> {
-    let refused = |kind, what: String| Err(Error::new(kind, format!("{node} {what}")).with_setting(SETTING));
+    let refused = |kind, what: &str| Err(error(kind, format!("{node} {what}")));
     if info.get("loading") == Some("1") {
-        return refused(ErrorKind::Busy, "is loading its data. Try again later".to_owned());
+        return refused(ErrorKind::Busy, "is loading its data. Try again later");
     }
     let is_replica = info.get("role") == Some("slave");
     if is_replica && !is_in_cluster {
         let master = info.get("master_host").unwrap_or_default();
         let port = info.number("master_port");
-        return refused(ErrorKind::Unsupported, format!("is a replica of {master}:{port}. Name its master"));
+        return refused(ErrorKind::Unsupported, &format!("is a replica of {master}:{port}. Name its master"));
     }
     match info.get("maxmemory_policy") {
         Some("noeviction") => {}
@@ -190,13 +185,13 @@ fn check_server(node: &str, info: &Info, is_in_cluster: bool) -> Result<()> {
             let what = format!(
                 "may evict keys, and with them pages (maxmemory-policy {policy}): it needs maxmemory-policy noeviction"
             );
-            return refused(ErrorKind::Unsupported, what);
+            return refused(ErrorKind::Unsupported, &what);
         }
-        None => return refused(ErrorKind::Unsupported, "does not say whether it evicts keys".to_owned()),
+        None => return refused(ErrorKind::Unsupported, "does not say whether it evicts keys"),
     }
     let (used, most) = (info.number("used_memory"), info.number("maxmemory"));
     if !is_replica && most > 0 && used >= most {
-        return refused(ErrorKind::NoSpace, format!("is full: {used} bytes of maxmemory {most} are used"));
+        return refused(ErrorKind::NoSpace, &format!("is full: {used} bytes of maxmemory {most} are used"));
     }
     Ok(())
 }
@@ -214,14 +209,14 @@ fn text_values(value: &Value) -> Vec<String> {
 mod tests {
     #![allow(clippy::unwrap_used)]
 
-    use std::time::Instant;
+    use std::time::{Duration, Instant};
 
     use super::*;
-    use crate::redis::fake::Fake;
+    use crate::redis::fake::{Fake, address_of};
+    use crate::retry::OPENED_WITHIN;
 
     async fn first_of(fakes: &[&Fake]) -> Result<usize> {
-        let servers: Vec<_> = fakes.iter().map(|fake| fake.server.clone()).collect();
-        let address = Address { servers, tls: false, database: 0, size_bytes: None };
+        let address = address_of(fakes.iter().copied());
         let (first, _) = first_that_answers(&address, &Credentials::default()).await?;
         Ok(address.servers.iter().position(|server| *server == first).unwrap())
     }
@@ -235,7 +230,7 @@ mod tests {
         silent.answers_after(Duration::from_secs(60));
         let started = Instant::now();
         assert_eq!(first_of(&[&silent, &silent, &node]).await, Ok(2));
-        assert!(started.elapsed() < WITHIN, "{:?}", started.elapsed());
+        assert!(started.elapsed() < OPENED_WITHIN, "{:?}", started.elapsed());
         // Another single server has other objects.
         let late = Fake::start(&answer("cluster_enabled:0")).await;
         late.answers_after(Duration::from_millis(100));

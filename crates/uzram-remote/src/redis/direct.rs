@@ -5,14 +5,15 @@
 
 use std::io::{self, Read, Write};
 use std::net::{TcpStream, ToSocketAddrs};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use redis::{Cmd, ErrorKind as Kind, Parser, RedisError, RedisResult, Value};
 use tokio::runtime::Handle;
+use uzram::sync::Mutex;
 
 use super::link::{CONNECTED_WITHIN, Credentials};
-use crate::{Address, Server, lock};
+use crate::{Address, Server};
 
 /// How long an answer may take.
 const WITHIN: Duration = Duration::from_millis(100);
@@ -71,7 +72,7 @@ impl Direct {
         let answer = connection.ask(command, most_bytes, WITHIN);
         let has_failed = !matches!(answer, Ok(Value::BulkString(_)));
         let is_accepted = matches!(answer, Ok(Value::BulkString(bytes)) if accept(&bytes));
-        let mut state = lock(&self.shared.state);
+        let mut state = self.shared.state.lock();
         state.in_use -= 1;
         if has_failed {
             state.idle.clear();
@@ -85,7 +86,7 @@ impl Direct {
 
     /// Returns a connection. If there is none, one is made for a later read.
     fn connection(&self) -> Option<Connection> {
-        let mut state = lock(&self.shared.state);
+        let mut state = self.shared.state.lock();
         if state.failed.is_some_and(|at| at.elapsed() < PAUSE) {
             return None;
         }
@@ -104,7 +105,7 @@ impl Direct {
 impl Shared {
     fn connect(&self) {
         let connected = self.open();
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         state.is_connecting = false;
         match connected {
             Ok(connection) => state.idle.push(connection),
@@ -185,7 +186,7 @@ mod tests {
     use crate::redis::fake::Fake;
 
     fn idle(direct: &Direct) -> usize {
-        lock(&direct.shared.state).idle.len()
+        direct.shared.state.lock().idle.len()
     }
 
     fn wait_until_idle(direct: &Direct) {
@@ -255,7 +256,7 @@ mod tests {
         fake.answers_after(3 * WITHIN);
         assert!(!ask(true));
         assert_eq!(idle(&direct), 0);
-        let state = lock(&direct.shared.state);
+        let state = direct.shared.state.lock();
         assert!(state.failed.is_some() && state.in_use == 0);
     }
 }

@@ -9,7 +9,7 @@ use std::time::Duration;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{TcpListener, TcpStream};
 
-use crate::Server;
+use crate::{Address, Server};
 
 pub(super) struct Fake {
     pub(super) server: Server,
@@ -44,6 +44,12 @@ impl Fake {
     pub(super) fn connections(&self) -> u64 {
         self.state.connections.load(Ordering::Relaxed)
     }
+}
+
+/// Returns an address that names these servers.
+pub(super) fn address_of<'a>(fakes: impl IntoIterator<Item = &'a Fake>) -> Address {
+    let servers = fakes.into_iter().map(|fake| fake.server.clone()).collect();
+    Address { servers, tls: false, database: 0, size_bytes: None }
 }
 
 /// Answers until the connection is closed.

@@ -2,10 +2,11 @@
 //! L. A. Barroso, "The Tail at Scale", 2013).
 
 use std::future::Future;
-use std::sync::Mutex;
 use std::time::Duration;
 
-use crate::{Failure, lock};
+use uzram::sync::Mutex;
+
+use crate::Failure;
 
 /// Reads of which the times are known.
 const READS: usize = 256;
@@ -32,13 +33,13 @@ struct State {
 impl Latencies {
     /// Returns how long to wait for a read before it is asked for elsewhere.
     pub(super) fn hedge_after(&self) -> Duration {
-        let state = lock(&self.state);
+        let state = self.state.lock();
         state.percentile.map_or(LONGEST, |time| time.clamp(SHORTEST, LONGEST))
     }
 
     /// Notes the time of a read.
     pub(super) fn note(&self, time: Duration) {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         let State { last, next, percentile } = &mut *state;
         match last.len() < READS {
             true => last.push(time),
@@ -64,22 +65,19 @@ pub(super) async fn either<T>(
     tokio::pin!(other);
     let failure = match tokio::time::timeout(after, &mut first).await {
         Ok(Ok(read)) => return Ok(read),
-        Ok(Err(error)) => Some(error),
-        Err(_) => None,
+        Ok(Err(failure)) => failure,
+        Err(_) => tokio::select! {
+            read = &mut first => match read {
+                Ok(read) => return Ok(read),
+                Err(failure) => failure,
+            },
+            read = &mut other => match read {
+                Ok(read) => return Ok(read),
+                Err(of_other) => return first.await.map_err(|failure| either_error(failure, of_other)),
+            },
+        },
     };
-    if let Some(failure) = failure {
-        return other.await.map_err(|of_other| either_error(failure, of_other));
-    }
-    tokio::select! {
-        read = &mut first => match read {
-            Ok(read) => Ok(read),
-            Err(failure) => other.await.map_err(|of_other| either_error(failure, of_other)),
-        },
-        read = &mut other => match read {
-            Ok(read) => Ok(read),
-            Err(of_other) => first.await.map_err(|failure| either_error(failure, of_other)),
-        },
-    }
+    other.await.map_err(|of_other| either_error(failure, of_other))
 }
 
 /// Nothing is lost as long as one of them may have it.

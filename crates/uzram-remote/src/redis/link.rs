@@ -260,8 +260,12 @@ mod tests {
     /// On a busy machine, too.
     const NOTICED_WITHIN: Duration = Duration::from_secs(30);
 
-    fn link_to(fake: &Fake) -> Link {
-        Link::new(redis::Client::open(format!("redis://{}", fake.server)).unwrap(), false)
+    /// Returns a server that has answered once, and a link to it.
+    async fn linked() -> (Fake, Link) {
+        let fake = Fake::start("+OK\r\n").await;
+        let link = Link::new(redis::Client::open(format!("redis://{}", fake.server)).unwrap(), false);
+        assert_eq!(link.send(&redis::cmd("GET"), false).await, Ok(Value::Okay));
+        (fake, link)
     }
 
     /// Sends a request, and drops it soon.
@@ -273,9 +277,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_request_that_was_dropped_makes_no_node_silent() {
-        let fake = Fake::start("+OK\r\n").await;
-        let link = link_to(&fake);
-        assert_eq!(link.send(&redis::cmd("GET"), false).await, Ok(Value::Okay));
+        let (fake, link) = linked().await;
         fake.answers_after(Duration::from_millis(50));
         send_and_drop(&link).await;
         tokio::time::sleep(SILENT_FOR + Duration::from_millis(200)).await;
@@ -283,31 +285,21 @@ mod tests {
         assert_eq!(fake.connections(), 1);
     }
 
+    /// Also if nothing is sent after the one that was dropped.
     #[tokio::test]
     async fn a_node_that_hangs_is_noticed_even_if_each_request_is_dropped() {
-        let fake = Fake::start("+OK\r\n").await;
-        let link = link_to(&fake);
-        assert_eq!(link.send(&redis::cmd("GET"), false).await, Ok(Value::Okay));
-        fake.answers_after(Duration::from_secs(60));
-        let started = Instant::now();
-        while !link.is_down() {
-            assert!(started.elapsed() < NOTICED_WITHIN, "it is not noticed");
+        for sends_more in [true, false] {
+            let (fake, link) = linked().await;
+            fake.answers_after(Duration::from_secs(60));
             send_and_drop(&link).await;
-        }
-    }
-
-    /// Nothing is sent after the one that was dropped.
-    #[tokio::test]
-    async fn a_node_that_hangs_is_noticed_by_one_request_that_is_dropped() {
-        let fake = Fake::start("+OK\r\n").await;
-        let link = link_to(&fake);
-        assert_eq!(link.send(&redis::cmd("GET"), false).await, Ok(Value::Okay));
-        fake.answers_after(Duration::from_secs(60));
-        send_and_drop(&link).await;
-        let started = Instant::now();
-        while !link.is_down() {
-            assert!(started.elapsed() < NOTICED_WITHIN, "it is not noticed");
-            tokio::time::sleep(Duration::from_millis(20)).await;
+            let started = Instant::now();
+            while !link.is_down() {
+                assert!(started.elapsed() < NOTICED_WITHIN, "it is not noticed");
+                match sends_more {
+                    true => send_and_drop(&link).await,
+                    false => tokio::time::sleep(Duration::from_millis(20)).await,
+                }
+            }
         }
     }
 }

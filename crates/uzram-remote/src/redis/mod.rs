@@ -13,17 +13,19 @@ mod sweep;
 mod topology;
 
 use std::collections::{HashMap, HashSet};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use redis::{Cmd, Value};
 use tokio::task::JoinSet;
-use uzram::{Error, ErrorKind, Result};
+use uzram::sync::Mutex;
+use uzram::{Error, Result};
 
 use crate::address::MAX_SERVERS;
 use crate::objects::{DeviceId, Key, ObjectStore, take};
+use crate::retry::opened;
 use crate::sweep::{LEASE, LEASE_S};
-use crate::{Address, Failure, SETTING, Server, lock};
+use crate::{Address, Failure, Server};
 
 use client::{Client, Role, Use};
 use direct::Direct;
@@ -58,11 +60,7 @@ impl RedisStore {
     /// `NoSpace` if it is full; `Unsupported` if it is a replica, or may evict keys, or cannot have so many
     /// copies. All within 5 s.
     pub async fn connect(address: Address, credentials: Credentials, copies: u8) -> Result<RedisStore> {
-        let connecting = Self::connect_and_check(address.clone(), credentials, copies);
-        tokio::time::timeout(connect::WITHIN, connecting).await.unwrap_or_else(|_| {
-            let what = format!("{address} did not answer within {} s", connect::WITHIN.as_secs());
-            Err(Error::new(ErrorKind::Io, what).with_setting(SETTING))
-        })
+        opened(&address, Self::connect_and_check(address.clone(), credentials, copies)).await
     }
 
     /// Connects again to servers that were used before, without the checks of [`RedisStore::connect`]: some
@@ -212,32 +210,6 @@ impl RedisStore {
             }
         }
     }
-
-    /// Reads the first copy; the second, or a replica's, if that fails or takes longer than most reads.
-    async fn get_either(&self, key: Key, at: usize, len_bytes: usize) -> Result<Vec<u8>, Failure> {
-        let (name, second) = self.names(key);
-        let started = Instant::now();
-        let first = self.get_range(&name, at, len_bytes, Role::Master);
-        let other = async {
-            match &second {
-                Some(second) => self.get_range(second, at, len_bytes, Role::Master).await,
-                // Only the master knows whether it is lost.
-                None => {
-                    let read = self.get_range(&name, at, len_bytes, Role::Replica).await;
-                    read.map_err(|_| Failure::lost(&self.address))
-                }
-            }
-        };
-        let read = match self.client.is_cluster {
-            true => hedge::either(first, other, self.latencies.hedge_after()).await,
-            false => first.await,
-        };
-        // What fails at once says nothing about how long reads take.
-        if read.is_ok() {
-            self.latencies.note(started.elapsed());
-        }
-        read
-    }
 }
 
 /// Returns the command that removes a key.
@@ -327,8 +299,30 @@ impl ObjectStore for RedisStore {
         one.and(other)
     }
 
+    /// Reads the first copy; the second, or a replica's, if that fails or takes longer than most reads.
     async fn get(&self, key: Key, at: usize, len_bytes: usize) -> Result<Vec<u8>, Failure> {
-        self.get_either(key, at, len_bytes).await
+        let (name, second) = self.names(key);
+        let started = Instant::now();
+        let first = self.get_range(&name, at, len_bytes, Role::Master);
+        let other = async {
+            match &second {
+                Some(second) => self.get_range(second, at, len_bytes, Role::Master).await,
+                // Only the master knows whether it is lost.
+                None => {
+                    let read = self.get_range(&name, at, len_bytes, Role::Replica).await;
+                    read.map_err(|_| Failure::lost(&self.address))
+                }
+            }
+        };
+        let read = match self.client.is_cluster {
+            true => hedge::either(first, other, self.latencies.hedge_after()).await,
+            false => first.await,
+        };
+        // What fails at once says nothing about how long reads take.
+        if read.is_ok() {
+            self.latencies.note(started.elapsed());
+        }
+        read
     }
 
     fn get_here(&self, key: Key, at: usize, out: &mut [u8], is_whole: &dyn Fn(&[u8]) -> bool) -> bool {
@@ -391,7 +385,7 @@ impl ObjectStore for RedisStore {
         }
         let names = self.lease_names(device)?;
         // Before: one may be written even if that fails.
-        lock(&self.leases).extend(names.iter().cloned());
+        self.leases.lock().extend(names.iter().cloned());
         let set = |name: &str| std::mem::take(redis::cmd("SET").arg(name).arg(&value).arg("EX").arg(LEASE_S));
         let expire = |name: &str| std::mem::take(redis::cmd("EXPIRE").arg(name).arg(LEASE_S));
         let (mut is_renewed, mut full, mut failure) = (false, Vec::new(), None);
@@ -415,7 +409,7 @@ impl ObjectStore for RedisStore {
     }
 
     async fn end_lease(&self, device: DeviceId) {
-        let mut names: HashSet<String> = std::mem::take(&mut *lock(&self.leases));
+        let mut names: HashSet<String> = std::mem::take(&mut self.leases.lock());
         names.extend(self.lease_names(device).into_iter().flatten());
         self.ask_each(names, unlink).await;
     }
@@ -440,14 +434,13 @@ mod tests {
     #![allow(clippy::unwrap_used)]
 
     use super::*;
-    use crate::redis::fake::Fake;
+    use crate::redis::fake::{Fake, address_of};
 
     /// The nodes that were named when it was opened, without any slots.
     #[tokio::test]
     async fn a_cluster_without_masters_renews_no_lease_and_has_no_epoch() {
         let fake = Fake::start("*0\r\n").await;
-        let servers = vec![fake.server.clone()];
-        let address = Address { servers, tls: false, database: 0, size_bytes: None };
+        let address = address_of([&fake]);
         let client = Client::of_cluster(&address, &Credentials::default()).await.unwrap();
         let store = RedisStore::new(address, Some(Placement::new(1)), client);
         let device = DeviceId::new().unwrap();

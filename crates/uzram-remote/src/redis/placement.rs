@@ -10,13 +10,12 @@
 //! has not been copied again when as many epochs have begun as are told apart.
 
 use std::collections::HashMap;
-use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use uzram::Result;
+use uzram::sync::Mutex;
 
 use super::topology::{self, Topology};
-use crate::lock;
 
 /// How long a change lasts before copies are moved.
 const SETTLED_AFTER: Duration = Duration::from_secs(30);
@@ -47,7 +46,7 @@ struct State {
 impl Placement {
     /// With `generation` 0 if there are no objects yet.
     pub(super) fn new(generation: u64) -> Placement {
-        Placement(Mutex::new(State {
+        Placement(Mutex::unordered(State {
             now: Topology::default(),
             since: Instant::now(),
             settled_after: SETTLED_AFTER,
@@ -61,14 +60,14 @@ impl Placement {
     }
 
     pub(super) fn set_settled_after(&self, time: Duration) {
-        lock(&self.0).settled_after = time;
+        self.0.lock().settled_after = time;
     }
 
     /// Notes which masters are well.
     pub(super) fn note(&self, mut now: Topology) {
         // Each node names them in another order, and copies do not depend on them.
         now.masters.iter_mut().for_each(|master| master.replicas.clear());
-        let mut state = lock(&self.0);
+        let mut state = self.0.lock();
         let State { settled, generation, processes, restarted, epoch, .. } = &mut *state;
         // If there are objects already, one of their masters may be away just now.
         if settled.masters.is_empty() && *generation == 0 {
@@ -98,14 +97,14 @@ impl Placement {
 
     /// Returns the current epoch; `None` while that of the process before is not known.
     pub(super) fn epoch(&self) -> Option<u32> {
-        let state = lock(&self.0);
+        let state = self.0.lock();
         state.is_epoch_known.then_some(state.epoch)
     }
 
     /// Counts the epochs from the last one of the process before. Objects that were written meanwhile seem
     /// older than they are.
     pub(super) fn continue_from(&self, last: u32) {
-        let mut state = lock(&self.0);
+        let mut state = self.0.lock();
         if !std::mem::replace(&mut state.is_epoch_known, true) {
             state.epoch = state.epoch.wrapping_add(last);
             state.restarted.values_mut().for_each(|epoch| *epoch = epoch.wrapping_add(last));
@@ -114,25 +113,25 @@ impl Placement {
 
     /// Returns the home of an extent's next object; 0 if there are not two masters.
     pub(super) fn home(&self, extent: u32) -> u32 {
-        let state = lock(&self.0);
+        let state = self.0.lock();
         topology::in_epoch(state.now.home(extent), state.epoch)
     }
 
     /// Checks that an object's copies can be written.
     pub(super) fn check(&self, home: u32) -> Result<()> {
-        lock(&self.0).now.check(home)
+        self.0.lock().now.check(home)
     }
 
     /// Returns a number that changes when copies may be in danger.
     pub(super) fn generation(&self) -> u64 {
-        lock(&self.0).generation
+        self.0.lock().generation
     }
 
     /// Returns whether copies are in danger: a slot has no master any more, both have the same one, or one
     /// that may have lost what it had. Those of which no copy has a master are not: there is nothing to copy
     /// until one is back.
     pub(super) fn is_at_risk(&self, home: u32) -> bool {
-        let state = lock(&self.0);
+        let state = self.0.lock();
         if state.settled.masters.is_empty() {
             // Nothing is known yet.
             return false;

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use redis::{Cmd, Value};
 use tokio::time::Instant;
-use uzram::{Error, ErrorKind, Result};
+use uzram::{ErrorKind, Result};
 
 use super::client::Client;
 use super::connect;
@@ -14,7 +14,7 @@ use super::topology::text;
 use super::unlink;
 use crate::retry::tried;
 use crate::sweep::{self, LEASE, Seen, Sweepable, Swept, split_device};
-use crate::{Address, Failure, SETTING, Server};
+use crate::{Address, Failure, Server, error};
 
 /// Keys that a server is asked to go through at a time.
 const KEYS_AT_ONCE: usize = 1000;
@@ -61,7 +61,7 @@ impl Sweepable for Sweeper {
         if self.client.is_cluster && !topology.has_all_slots() {
             // Where leases may be.
             let what = format!("{}: not all slots have a master that can be asked", self.address);
-            return Err(Error::new(ErrorKind::Io, what).with_setting(SETTING));
+            return Err(error(ErrorKind::Io, what));
         }
         for master in topology.masters() {
             let mut cursor = "0".to_owned();

@@ -2,9 +2,9 @@
 
 use serde::{Deserialize, Serialize};
 use uzram::units::parse_size;
-use uzram::{Error, Result};
+use uzram::{ErrorKind, Result};
 
-use crate::SETTING;
+use crate::error;
 
 /// What a text begins with.
 pub(crate) const SCHEME: &str = "s3://";
@@ -33,7 +33,7 @@ impl S3Address {
     /// # Errors
     /// `Invalid`, also for a text with a login, which other users of the machine could read.
     pub fn parse(text: &str) -> Result<S3Address> {
-        let refused = |why: &str| Err(Error::invalid(format!("no place in S3: {why}")).with_setting(SETTING));
+        let refused = |why: &str| Err(error(ErrorKind::Invalid, format!("no place in S3: {why}")));
         let Some(rest) = text.strip_prefix(SCHEME) else { return refused("it does not begin with s3://") };
         if rest.contains('@') {
             return refused(
@@ -98,7 +98,7 @@ impl S3Login {
     /// # Errors
     /// `Invalid` if something is too long, or contains what cannot be there.
     pub fn checked(self) -> Result<S3Login> {
-        let refused = |why: &str| Err(Error::invalid(why.to_owned()).with_setting(SETTING));
+        let refused = |why: &str| Err(error(ErrorKind::Invalid, why.to_owned()));
         let is_secret =
             |text: &str| text.len() <= MAX_SECRET_BYTES && text.chars().all(|c| c.is_ascii_graphic());
         let secrets = [&self.access_key_id, &self.secret_access_key].into_iter().chain(&self.session_token);

@@ -19,12 +19,12 @@ use futures_util::TryStreamExt;
 use opendal::raw::Timestamp;
 use opendal::services::S3;
 use opendal::{HttpTransporter, OperationContext, Operator};
-use uzram::{Error, ErrorKind, Result};
+use uzram::{ErrorKind, Result};
 
 use crate::objects::{DeviceId, Key, ObjectStore};
-use crate::retry::tried;
+use crate::retry::{OPENED_WITHIN, opened, tried};
 use crate::sweep::LEASE;
-use crate::{Failure, SETTING};
+use crate::{Failure, error};
 
 pub(crate) use address::SCHEME;
 pub use address::{S3Address, S3Login};
@@ -35,8 +35,6 @@ use transport::Transport;
 const OBJECT_BYTES: usize = 1 << 20;
 /// How often leases are renewed.
 const CHECK_EVERY: Duration = Duration::from_secs(60);
-/// How long connecting may take, with all checks.
-const WITHIN: Duration = Duration::from_secs(5);
 /// What names in a bucket begin with, behind the prefix.
 const DIRECTORY: &str = "uzram/";
 /// The end of the name of an object that is written and read to find out whether the store can be used.
@@ -89,14 +87,9 @@ impl S3Store {
     /// bucket; as [`S3Store::new`]. All within 5 s.
     pub async fn connect(address: S3Address, login: &S3Login) -> Result<S3Store> {
         let store = S3Store::new(address, login)?;
-        let until = tokio::time::Instant::now() + WITHIN;
-        match tokio::time::timeout_at(until, tried(until, || store.probe())).await {
-            Ok(result) => Ok(result.map(|()| store)?),
-            Err(_) => {
-                let what = format!("{} did not answer within {} s", store.address, WITHIN.as_secs());
-                Err(Error::new(ErrorKind::Io, what).with_setting(SETTING))
-            }
-        }
+        let until = tokio::time::Instant::now() + OPENED_WITHIN;
+        opened(&store.address, async { Ok(tried(until, || store.probe()).await?) }).await?;
+        Ok(store)
     }
 
     async fn probe(&self) -> Result<(), Failure> {
@@ -109,7 +102,7 @@ impl S3Store {
             true => Ok(()),
             false => {
                 let what = format!("{} does not return what it is given", self.address);
-                Err(Error::new(ErrorKind::Io, what).with_setting(SETTING).into())
+                Err(error(ErrorKind::Io, what).into())
             }
         }
     }
@@ -169,7 +162,7 @@ impl S3Store {
         let found = self.answer(self.operator.stat(name)).await?;
         found.last_modified().ok_or_else(|| {
             let what = format!("{} does not say when an object was written", self.address);
-            Error::new(ErrorKind::Unsupported, what).with_setting(SETTING).into()
+            error(ErrorKind::Unsupported, what).into()
         })
     }
 }
@@ -194,10 +187,6 @@ async fn get_range(operator: &Operator, name: &str, at: usize, len_bytes: usize)
 impl ObjectStore for S3Store {
     const OBJECT_BYTES: usize = OBJECT_BYTES;
     const CHECK_EVERY: Duration = CHECK_EVERY;
-
-    fn home(&self, _: u32) -> u32 {
-        0
-    }
 
     async fn put(&self, key: Key, bytes: &[u8]) -> Result<(), Failure> {
         self.write(&self.object(key), bytes).await

@@ -15,10 +15,10 @@ use hyper_util::rt::{TokioExecutor, TokioTimer};
 use opendal::{Buffer, HttpBody, HttpTransport};
 use rustls::crypto::ring;
 use rustls::{ClientConfig, RootCertStore};
-use uzram::{Error, ErrorKind, Result};
+use uzram::{ErrorKind, Result};
 
-use crate::SETTING;
 use crate::answers::Refusal;
+use crate::error;
 
 /// How long a connection may take.
 const CONNECT_WITHIN: Duration = Duration::from_secs(2);
@@ -43,12 +43,12 @@ impl Transport {
             roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
             if roots.is_empty() {
                 let what = "the system has no certificates, which say what servers to trust";
-                return Err(Error::new(ErrorKind::NotFound, what).with_setting(SETTING));
+                return Err(error(ErrorKind::NotFound, what));
             }
         }
         let config = ClientConfig::builder_with_provider(ring::default_provider().into())
             .with_safe_default_protocol_versions()
-            .map_err(|error| Error::new(ErrorKind::Io, error.to_string()).with_setting(SETTING))?;
+            .map_err(|why| error(ErrorKind::Io, why.to_string()))?;
         let config = config.with_root_certificates(roots).with_no_client_auth();
         let mut tcp = HttpConnector::new();
         tcp.set_nodelay(true);

@@ -107,10 +107,6 @@ async fn be_late() {
 impl ObjectStore for Handle {
     const OBJECT_BYTES: usize = 64 << 10;
 
-    fn home(&self, _: u32) -> u32 {
-        0
-    }
-
     async fn put(&self, key: Key, bytes: &[u8]) -> Result<(), Failure> {
         let fault = self.fault(false);
         match fault {
