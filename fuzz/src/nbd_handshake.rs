@@ -77,7 +77,7 @@ fn run_on(bench: &mut Bench, bytes: &[u8]) {
     let users = bench.users();
     let mut wire = Wire::new(said, first >> 1);
     let exports = &bench.exports[usize::from(first & 1)];
-    let result = serve_stream(&mut wire, exports, &mut bench.buffers);
+    let result = serve_stream(&mut wire, exports, &mut bench.buffers, None);
     let mut session = Session {
         said: Client::on(said),
         heard: Client::on(&wire.heard),
@@ -352,10 +352,22 @@ pub(crate) fn seeds() -> Vec<Vec<u8>> {
         option_bytes(option::EXPORT_NAME, b"zram0"),
     ]
     .concat();
+    // Out of step: no magic, options that are too long, a flag that was not offered, endless haggling.
+    let head = |number, len_bytes: u32| [&option_bytes(number, &[])[..12], &len_bytes.to_be_bytes()].concat();
+    let haggling = option_bytes(option::LIST, &[]).repeat(MAX_OPTIONS + 1);
+    let out_of_step: [(u8, u8, Vec<u8>); 5] = [
+        (0, 3, vec![0; 16]),
+        (0, 3, head(option::LIST, MAX_OPTION_BYTES + 1)),
+        (0, 3, head(set, u32::MAX)),
+        (0, 4, Vec::new()),
+        (0, 3, haggling),
+    ];
     let with_flags =
         |(first, flags, session): (u8, u8, Vec<u8>)| [&[first, 0, 0, 0, flags], &session[..]].concat();
     std::iter::zip([(1, 3), (0, 2), (7, 1), (0, 3), (1, 3), (0, 3), (1, 3), (0, 3)], sessions)
         .chain([((1, 1), refused.clone()), ((0, 1), [structured_again, refused].concat())])
-        .map(|((first, flags), session)| with_flags((first, flags, session)))
+        .map(|((first, flags), session)| (first, flags, session))
+        .chain(out_of_step)
+        .map(with_flags)
         .collect()
 }

@@ -16,7 +16,7 @@ use rustls::pki_types::ServerName;
 use uzram::device::Device;
 use uzram_serve::Exports;
 use uzram_serve::nbd::proto::{self, info, option};
-use uzram_serve::nbd::{Buffers, Tls, TlsFiles, serve_stream_with_tls};
+use uzram_serve::nbd::{Buffers, Tls, TlsFiles, serve_stream};
 
 use crate::input::Input;
 use crate::nbd_client::{Client, cmd, info_request, option_bytes, request_bytes};
@@ -70,7 +70,7 @@ fn run_on(bench: &mut Bench, bytes: &[u8]) {
     let mut wire = Wire::new(input.rest(), first >> 1);
     let users = Arc::strong_count(&bench.device);
     let Bench { exports, buffers, tls, .. } = bench;
-    let served = serve_stream_with_tls(&mut wire, exports, buffers, tls, required);
+    let served = serve_stream(&mut wire, exports, buffers, Some((tls, required)));
     if let Err(error) = served {
         let expected = [ErrorKind::InvalidData, ErrorKind::UnexpectedEof];
         assert!(expected.contains(&error.kind()), "{error:?}");

@@ -83,15 +83,6 @@ pub struct Users {
 }
 
 impl Users {
-    fn of(&mut self, role: Role) -> &mut usize {
-        match role {
-            Role::Reader => &mut self.readers,
-            Role::Writer => &mut self.writers,
-            Role::ReadingFile => &mut self.reading_files,
-            Role::WritingFile => &mut self.writing_files,
-        }
-    }
-
     /// Returns the number of NBD clients.
     pub fn clients(&self) -> usize {
         self.readers + self.writers
@@ -125,7 +116,7 @@ impl Entry {
     /// # Errors
     /// `Permission` when the device is not exported now; `Busy` when it is uninitialised.
     pub fn connect(self: Arc<Self>) -> Result<ExportedDevice> {
-        let mut users = self.users();
+        let users = self.users.lock();
         let Some(access) = self.access(&users) else {
             let what = format!(
                 "'{}' is attached or open for writing on its machine, and not exported meanwhile (export = true exports \
@@ -134,33 +125,40 @@ impl Entry {
             );
             return Err(Error::new(ErrorKind::Permission, what).with_setting("export"));
         };
-        let role = match access {
-            Access::Read => Role::Reader,
-            Access::Write => Role::Writer,
+        let counted: Counted = match access {
+            Access::Read => |users| &mut users.readers,
+            Access::Write => |users| &mut users.writers,
         };
-        *users.of(role) += 1;
-        drop(users);
-        let user = UserGuard { entry: Arc::clone(&self), role };
-        Ok(ExportedDevice { device: Arc::new(self.device.open()?), access, _user: user })
+        let (device, user) = self.admit(users, counted)?;
+        Ok(ExportedDevice { device, access, _user: user })
     }
 
     /// Opens the device's file, for writing or not. Errors: `Busy` when an NBD client forbids it, or the
     /// device is uninitialised.
     fn open_file(self: Arc<Self>, writes: bool) -> Result<OpenFile> {
-        let mut users = self.users();
+        let users = self.users.lock();
         if let Some(why) = self.writing_obstacle(&users).filter(|_| writes) {
             let what = format!("'{}' cannot be opened for writing: {why}", self.device.name());
             return Err(Error::new(ErrorKind::Busy, what));
         }
-        let role = if writes { Role::WritingFile } else { Role::ReadingFile };
-        *users.of(role) += 1;
-        drop(users);
-        let user = UserGuard { entry: Arc::clone(&self), role };
-        Ok(OpenFile { device: Arc::new(self.device.open()?), _user: Arc::new(user) })
+        let counted: Counted = match writes {
+            false => |users| &mut users.reading_files,
+            true => |users| &mut users.writing_files,
+        };
+        let (device, user) = self.admit(users, counted)?;
+        Ok(OpenFile { device, _user: Arc::new(user) })
     }
 
-    fn users(&self) -> MutexGuard<'_, Users> {
-        self.users.lock()
+    /// Opens the device for a user, who counts from now on.
+    fn admit(
+        self: &Arc<Self>,
+        mut users: MutexGuard<'_, Users>,
+        counted: Counted,
+    ) -> Result<(Arc<OpenDevice>, UserGuard)> {
+        *counted(&mut users) += 1;
+        drop(users);
+        let user = UserGuard { entry: Arc::clone(self), counted };
+        Ok((Arc::new(self.device.open()?), user))
     }
 
     /// Returns the access of a client that connects now; `None` if it is refused.
@@ -184,24 +182,18 @@ impl Entry {
     }
 }
 
-/// Whether a user is an NBD client or an open file, and whether it may write.
-#[derive(Clone, Copy)]
-enum Role {
-    Reader,
-    Writer,
-    ReadingFile,
-    WritingFile,
-}
+/// The number in [`Users`] that a user counts in.
+type Counted = fn(&mut Users) -> &mut usize;
 
 /// Counts one of a device's users until it is dropped.
 struct UserGuard {
     entry: Arc<Entry>,
-    role: Role,
+    counted: Counted,
 }
 
 impl Drop for UserGuard {
     fn drop(&mut self) {
-        *self.entry.users().of(self.role) -= 1;
+        *(self.counted)(&mut self.entry.users.lock()) -= 1;
     }
 }
 
@@ -302,10 +294,8 @@ impl Exports {
     pub fn add(&self, device: Arc<Device>, policy: ExportPolicy) -> Result<()> {
         let mut devices = self.devices.lock();
         if devices.iter().any(|other| other.device.name() == device.name()) {
-            return Err(Error::new(
-                ErrorKind::Busy,
-                format!("there is a device '{}' already", device.name()),
-            ));
+            let what = format!("there is a device '{}' already", device.name());
+            return Err(Error::new(ErrorKind::Busy, what));
         }
         devices.push(Arc::new(Entry::new(device, policy)));
         Ok(())
@@ -329,7 +319,7 @@ impl Exports {
         let devices = self.devices.lock();
         let mut shown = devices.iter().filter(|entry| self.shows(entry));
         let entry = if name.is_empty() {
-            shown.find(|entry| entry.access(&entry.users()).is_some())
+            shown.find(|entry| entry.access(&entry.users.lock()).is_some())
         } else {
             shown.find(|entry| entry.device.name().as_bytes() == name)
         };
@@ -340,7 +330,7 @@ impl Exports {
     pub fn exported(&self) -> Vec<String> {
         let devices = self.devices.lock();
         let shown = devices.iter().filter(|entry| self.shows(entry));
-        let usable = shown.filter(|entry| entry.access(&entry.users()).is_some());
+        let usable = shown.filter(|entry| entry.access(&entry.users.lock()).is_some());
         usable.map(|entry| entry.device.name().to_owned()).collect()
     }
 
@@ -379,11 +369,8 @@ impl Exports {
     /// Returns the number of users of a device, by kind; none if there is no such device.
     pub fn users(&self, name: &str) -> Users {
         let devices = self.devices.lock();
-        devices
-            .iter()
-            .find(|entry| entry.device.name() == name)
-            .map(|entry| *entry.users())
-            .unwrap_or_default()
+        let found = devices.iter().find(|entry| entry.device.name() == name);
+        found.map(|entry| *entry.users.lock()).unwrap_or_default()
     }
 
     /// Returns the device of a name.

@@ -18,6 +18,9 @@ use serde::{Deserialize, Serialize};
 
 pub use uzram::mountinfo::{MountInfo, all};
 
+/// How a directory is opened that is not read.
+const DIRECTORY: OFlags = OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
+
 /// The identity of a mount, which outlives the process that mounted it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MountIdentity {
@@ -70,12 +73,7 @@ impl MountPoint {
         let (Some(parent), Some(name)) = (dir.parent(), dir.file_name()) else {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is the root"));
         };
-        let parent = rustix::fs::openat(
-            CWD,
-            parent,
-            OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC,
-            Mode::empty(),
-        )?;
+        let parent = rustix::fs::openat(CWD, parent, DIRECTORY, Mode::empty())?;
         Ok(MountPoint { parent, name: name.to_owned() })
     }
 
@@ -94,8 +92,7 @@ impl MountPoint {
     /// # Errors
     /// The system's; `ELOOP` or `ENOTDIR` if it is not a directory.
     pub fn open(&self) -> io::Result<OwnedFd> {
-        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        Ok(rustix::fs::openat(&self.parent, &*self.name, flags, Mode::empty())?)
+        Ok(rustix::fs::openat(&self.parent, &*self.name, DIRECTORY | OFlags::NOFOLLOW, Mode::empty())?)
     }
 
     /// Returns the topmost mount there.
@@ -174,8 +171,7 @@ fn unique_id(root: &OwnedFd) -> Option<u64> {
 /// # Errors
 /// As [`all`].
 pub fn at(dir: &Path) -> io::Result<Option<MountInfo>> {
-    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let opened = match rustix::fs::openat(CWD, dir, flags, Mode::empty()) {
+    let opened = match rustix::fs::openat(CWD, dir, DIRECTORY, Mode::empty()) {
         Err(Errno::NOENT | Errno::NOTDIR) => return Ok(None),
         opened => opened?,
     };
@@ -195,8 +191,7 @@ pub fn at(dir: &Path) -> io::Result<Option<MountInfo>> {
 /// # Errors
 /// openat(2)'s.
 pub fn open_below(root: &OwnedFd, dir: &OsStr, name: &OsStr, flags: OFlags) -> io::Result<OwnedFd> {
-    let between = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let dir = rustix::fs::openat(root, dir, between, Mode::empty())?;
+    let dir = rustix::fs::openat(root, dir, DIRECTORY | OFlags::NOFOLLOW, Mode::empty())?;
     Ok(rustix::fs::openat(&dir, name, flags | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?)
 }
 

@@ -6,15 +6,12 @@
 /// assert_eq!(uzram_serve::percent::encode(b"/run/my zram"), "/run/my%20zram");
 /// ```
 pub fn encode(bytes: &[u8]) -> String {
-    const HEX: &[u8; 16] = b"0123456789ABCDEF";
     let mut text = String::with_capacity(bytes.len());
     for &byte in bytes {
         if byte.is_ascii_alphanumeric() || b"-._~/".contains(&byte) {
             text.push(char::from(byte));
         } else {
-            text.push('%');
-            text.push(char::from(HEX[usize::from(byte >> 4)]));
-            text.push(char::from(HEX[usize::from(byte & 15)]));
+            text.push_str(&format!("%{byte:02X}"));
         }
     }
     text

@@ -79,12 +79,8 @@ impl Record {
         };
         let metadata = file.metadata().map_err(failed)?;
         if !metadata.is_file() || metadata.uid() != rustix::process::geteuid().as_raw() {
-            return Err(failure(
-                ErrorKind::Permission,
-                "trust",
-                shown,
-                "it is another user's, or not a file",
-            ));
+            let why = "it is another user's, or not a file";
+            return Err(failure(ErrorKind::Permission, "trust", shown, why));
         }
         let mut text = Vec::new();
         file.take(MAX_FILE_BYTES).read_to_end(&mut text).map_err(failed)?;
@@ -113,10 +109,9 @@ impl Record {
     /// Describes the mount and devices for messages.
     pub fn describe(&self) -> String {
         let mount = self.mount.iter().map(|mount| format!("a mount on '{}'", mount.dir.display()));
-        let devices = self
-            .attached
-            .iter()
-            .map(|device| format!("{} ({})", device.attachment.path().display(), device.name));
+        let shown =
+            |device: &AttachedDevice| format!("{} ({})", device.attachment.path().display(), device.name);
+        let devices = self.attached.iter().map(shown);
         mount.chain(devices).collect::<Vec<_>>().join(", ")
     }
 
@@ -261,10 +256,8 @@ fn boot_id() -> io::Result<String> {
 }
 
 fn failure(kind: ErrorKind, verb: &str, dir: &Path, why: &str) -> Error {
-    Error::new(
-        kind,
-        format!("cannot {verb} the record of what is attached, '{}': {why}", dir.join(FILE).display()),
-    )
+    let file = dir.join(FILE);
+    Error::new(kind, format!("cannot {verb} the record of what is attached, '{}': {why}", file.display()))
 }
 
 #[cfg(test)]

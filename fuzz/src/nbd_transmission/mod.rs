@@ -82,7 +82,7 @@ fn run_on(bench: &mut Bench, bytes: &[u8]) {
     }
     let charged_before_bytes = if limited { device.stats().mem_charged_bytes } else { 0 };
     let mut wire = Wire::hearing(&script.said, tear, std::mem::take(kept));
-    let result = serve_stream(&mut wire, exports, buffers);
+    let result = serve_stream(&mut wire, exports, buffers, None);
 
     let mut heard = Client::on(&wire.heard[..]);
     let contexts = script.take_handshake(&mut heard);

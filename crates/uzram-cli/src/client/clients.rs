@@ -4,7 +4,8 @@ use std::fmt::Write;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use uzram::units::format_size;
-use uzram_serve::control::{ClientJson, ClientsJson};
+use uzram_serve::control::ClientsJson;
+use uzram_serve::nbd::Client;
 
 use crate::client::daemon_client::{Daemon, understand};
 use crate::failure::{Failure, Result};
@@ -43,7 +44,7 @@ pub fn kick(args: &KickArgs) -> Result<()> {
     failures.into_iter().next().map_or(Ok(()), Err)
 }
 
-fn table(clients: &[ClientJson], now: SystemTime) -> String {
+fn table(clients: &[Client], now: SystemTime) -> String {
     let mut text = format!(
         "{:>6} {:<12} {:>9} {:>10} {:>10} {:>10}  {:<24} LISTENER\n",
         "ID", "EXPORT", "CONNECTED", "REQUESTS", "READ", "WRITTEN", "PEER"

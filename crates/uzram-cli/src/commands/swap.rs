@@ -11,8 +11,9 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
 use serde::Serialize;
+use uzram::device::DeviceStats;
 use uzram::units::format_size;
-use uzram_serve::control::{FilesJson, MeasureJson, StatsJson};
+use uzram_serve::control::{FilesJson, MeasureJson};
 use uzram_serve::record::AttachedDevice;
 use uzram_serve::swap_area::{ActiveArea, MAX_PRIORITY};
 
@@ -225,7 +226,7 @@ struct AreaJson {
     size_bytes: u64,
     used_bytes: u64,
     /// The statistics of the daemon's device, as in `uzram stat --json`.
-    stats: StatsJson,
+    stats: DeviceStats,
 }
 
 fn off(runtime: &RuntimeArgs) -> Result<()> {
@@ -291,7 +292,7 @@ fn areas(daemon: &Daemon) -> Result<Vec<(AttachedDevice, ActiveArea)>> {
     Ok(areas)
 }
 
-fn stats(name: &str, daemon: &Daemon) -> Result<StatsJson> {
+fn stats(name: &str, daemon: &Daemon) -> Result<DeviceStats> {
     let answer = daemon.ask("GET", &device_path(name), None)?;
     understand(answer["stats"].clone())
 }

@@ -11,7 +11,6 @@ use std::thread;
 use std::time::Duration;
 
 use uzram_serve::Exports;
-use uzram_serve::control::StatsJson;
 use uzram_serve::own_devices::way_out;
 use uzram_serve::record::{AttachedDevice, Recorder};
 
@@ -88,7 +87,7 @@ impl Attachments {
     pub fn detach(&mut self) -> Result<()> {
         while let Some(AttachedDevice { name, attachment }) = self.recorder.attached().pop() {
             let swap_off = if self.swapped_to.contains(&name) {
-                Some(StatsJson::from(self.exports.named(&name)?.counts()).kept_bytes())
+                Some(self.exports.named(&name)?.counts().kept_bytes())
             } else {
                 None
             };

@@ -14,7 +14,6 @@ use rustix::process::{Pid, Signal, WaitOptions, kill_process, kill_process_group
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use uzram::device::Device;
-use uzram_serve::control::StatsJson;
 
 use crate::failure::{Context, Result};
 use crate::output;
@@ -108,7 +107,7 @@ impl Running {
 
 /// Returns the statistics that are printed when the command has ended.
 pub fn summary(name: &str, device: &Device) -> Result<String> {
-    let stats = StatsJson::from(device.stats());
+    let stats = device.stats();
     output::rendered(&json!({ "name": name, "stats": stats }), |_| show::stats_table(name, &stats))
 }
 

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use rustix::process::Signal;
 use uzram::device::{Device, NamedBacking};
 use uzram::machine_memory;
-use uzram_serve::control::{self, About, Api, Ending, FilesJson, MeasureJson, StatsJson, in_use_by_clients};
+use uzram_serve::control::{self, About, Api, Ending, FilesJson, MeasureJson, in_use_by_clients};
 use uzram_serve::record::Recorder;
 use uzram_serve::{ExportPolicy, Exports, fuse, nbd};
 
@@ -138,11 +138,13 @@ impl<'a> Worker<'a> {
             survival: None,
         };
         let uris_of = Arc::clone(&uris);
-        let api = Api::new(exports.clone(), Box::new(move |name| uris_of(name)), about.clone())
-            .with_tls(plan.nbd.tls.clone())
-            .with_admission(Box::new(room::check))
-            .with_clients(clients)
-            .with_registrar(Arc::new(Registry(Arc::clone(&home))));
+        let api = Api {
+            tls: plan.nbd.tls.clone(),
+            admission: Box::new(room::check),
+            clients,
+            registrar: Some(Arc::new(Registry(Arc::clone(&home)))),
+            ..Api::new(exports.clone(), Box::new(move |name| uris_of(name)), about.clone())
+        };
         let no_control = || "cannot serve the control API".to_owned();
         let control = control::Server::start(
             held.control.try_clone().context(no_control)?,
@@ -231,7 +233,7 @@ impl<'a> Worker<'a> {
 
     /// Waits for an event that ends the daemon, with a live line on a terminal.
     fn wait_for_end(&self, events: &Receiver<Event>) -> Ending {
-        let stats = || self.exports.devices().iter().map(|device| StatsJson::from(device.stats())).sum();
+        let stats = || self.exports.devices().iter().map(|device| device.stats()).sum();
         let mut live = LiveLine::new(stats());
         let mut asked = None;
         let event = loop {

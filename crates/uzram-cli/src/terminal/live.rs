@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 use clap::ValueEnum;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tracing_subscriber::filter::LevelFilter;
+use uzram::device::DeviceStats;
 use uzram::units::format_size;
-use uzram_serve::control::StatsJson;
 
 use crate::failure::{Context, Failure, PREFIX, Result};
 use crate::output;
@@ -169,25 +169,25 @@ pub fn while_showing<R>(text: impl Fn() -> Option<String> + Send, work: impl FnO
 /// The live line of a daemon: bytes stored, memory used, and IOPS. Dropping it erases it.
 pub struct LiveLine {
     line: StatusLine,
-    last: StatsJson,
+    last: DeviceStats,
     last_at: Instant,
 }
 
 impl LiveLine {
     pub const PERIOD: Duration = Duration::from_secs(1);
 
-    pub fn new(now: StatsJson) -> Option<LiveLine> {
+    pub fn new(now: DeviceStats) -> Option<LiveLine> {
         StatusLine::new().map(|line| LiveLine { line, last: now, last_at: Instant::now() })
     }
 
-    pub fn draw(&mut self, now: StatsJson) {
+    pub fn draw(&mut self, now: DeviceStats) {
         let at = Instant::now();
         self.line.draw(line(&self.last, &now, at - self.last_at));
         (self.last, self.last_at) = (now, at);
     }
 }
 
-fn line(last: &StatsJson, now: &StatsJson, elapsed: Duration) -> String {
+fn line(last: &DeviceStats, now: &DeviceStats, elapsed: Duration) -> String {
     let since = |now: u64, last: u64| per_second(now.saturating_sub(last), elapsed);
     format!(
         "stored {}  used {}  ratio {}  IOPS {:.0} read {:.0} write",
@@ -205,8 +205,8 @@ mod tests {
 
     #[test]
     fn the_live_line_counts_what_happened_since() {
-        let last = StatsJson { pages_read: 100, pages_written: 50, ..StatsJson::default() };
-        let now = StatsJson {
+        let last = DeviceStats { pages_read: 100, pages_written: 50, ..DeviceStats::default() };
+        let now = DeviceStats {
             orig_data_bytes: 3 << 20,
             mem_charged_bytes: 1 << 20,
             mem_tables_bytes: 1 << 20,

@@ -4,9 +4,9 @@ use std::fmt::Write;
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use uzram::device::BackingState;
+use uzram::device::{BackingState, DeviceStats};
 use uzram::units::{format_size, pages_to_bytes};
-use uzram_serve::control::{DeviceJson, MeasureJson, StatsJson};
+use uzram_serve::control::{DeviceJson, MeasureJson};
 
 /// Formats `stored / memory` with two decimals, or `-` if either is 0.
 pub fn ratio(stored_bytes: u64, memory_bytes: u64) -> String {
@@ -36,7 +36,7 @@ pub fn per_second(count: u64, elapsed: Duration) -> f64 {
     if elapsed.is_zero() { 0.0 } else { count as f64 / elapsed.as_secs_f64() }
 }
 
-pub fn stats_table(name: &str, stats: &StatsJson) -> String {
+pub fn stats_table(name: &str, stats: &DeviceStats) -> String {
     let limit = match stats.mem_limit_bytes {
         0 => "no limit".to_owned(),
         bytes => format!("limit {}", format_size(bytes)),
@@ -104,7 +104,7 @@ pub fn stats_table(name: &str, stats: &StatsJson) -> String {
     text
 }
 
-fn backing_rows(stats: &StatsJson) -> [(&'static str, String, String); 3] {
+fn backing_rows(stats: &DeviceStats) -> [(&'static str, String, String); 3] {
     let (held, all) = (format_size(stats.backing_held_bytes), format_size(stats.backing_bytes));
     let damaged = match stats.backing_corrupted {
         0 => String::new(),
@@ -165,7 +165,7 @@ fn pages(count: u64) -> String {
     if count == 1 { "1 page".to_owned() } else { format!("{count} pages") }
 }
 
-fn failed_writes(stats: &StatsJson) -> String {
+fn failed_writes(stats: &DeviceStats) -> String {
     match stats.limit_refused {
         0 => failed(stats.failed_writes),
         count => format!("{}, {count} of them at the limit", failed(stats.failed_writes)),
@@ -183,9 +183,9 @@ mod tests {
     #[test]
     fn only_a_device_with_a_backing_device_says_what_it_has_there() {
         let rows = ["backed", "written back", "returned"].map(|row| format!("\n  {row} "));
-        let text = stats_table("zram0", &StatsJson::default());
+        let text = stats_table("zram0", &DeviceStats::default());
         assert!(rows.iter().all(|row| !text.contains(row)), "{text}");
-        let stats = StatsJson {
+        let stats = DeviceStats {
             backing_bytes: 1 << 30,
             orig_data_bytes: 2010 << 12,
             compr_data_bytes: 4 << 12,
@@ -193,7 +193,7 @@ mod tests {
             pages_backed: 2000,
             backing_failed_writes: 5,
             backing_corrupted: 1,
-            ..StatsJson::default()
+            ..DeviceStats::default()
         };
         let text = stats_table("zram0", &stats);
         assert!(rows.iter().all(|row| text.contains(row)), "{text}");
@@ -208,14 +208,15 @@ mod tests {
 
     #[test]
     fn only_a_device_with_a_reserve_says_what_is_left_of_it() {
-        let row = |stats: StatsJson| {
+        let row = |stats: DeviceStats| {
             let text = stats_table("zram0", &stats);
             text.lines().find(|line| line.starts_with("  reserve ")).map(str::to_owned)
         };
-        assert_eq!(row(StatsJson::default()), None);
-        let full = StatsJson { reserve_bytes: 8 << 20, reserve_free_bytes: 10 << 20, ..StatsJson::default() };
+        assert_eq!(row(DeviceStats::default()), None);
+        let full =
+            DeviceStats { reserve_bytes: 8 << 20, reserve_free_bytes: 10 << 20, ..DeviceStats::default() };
         assert_eq!(row(full).as_deref(), Some("  reserve              10 MiB  ready of 8 MiB"));
-        let drained = row(StatsJson { reserve_free_bytes: 0, reserve_drained: 3, ..full });
+        let drained = row(DeviceStats { reserve_free_bytes: 0, reserve_drained: 3, ..full });
         assert!(drained.is_some_and(|row| row.ends_with("ready of 8 MiB; 3 writes found none")));
     }
 }

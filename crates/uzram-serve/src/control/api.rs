@@ -13,8 +13,7 @@ use uzram::{Error, ErrorKind};
 
 use super::http::{Body, Ending, Request, Response, refusal};
 use super::json::{
-    About, AttributeJson, ClientJson, ClientsJson, DeviceJson, DevicesJson, SurvivalJson, attributes,
-    value_json,
+    About, AttributeJson, ClientsJson, DeviceJson, DevicesJson, SurvivalJson, attributes, value_json,
 };
 use crate::loop_device::LoopAttachment;
 use crate::nbd::{Clients, Kicked, Tls, reload_tls};
@@ -64,13 +63,20 @@ struct NewProgram {
 
 /// The devices of a daemon, as seen by control clients.
 pub struct Api {
-    exports: Exports,
-    uris: Uris,
-    about: About,
-    tls: Option<Tls>,
-    admission: Admission,
-    clients: Clients,
-    registrar: Option<Arc<dyn Registrar>>,
+    /// The devices.
+    pub exports: Exports,
+    /// Their URIs.
+    pub uris: Uris,
+    /// The daemon.
+    pub about: About,
+    /// The TLS configuration that clients can reload.
+    pub tls: Option<Tls>,
+    /// The check for new devices.
+    pub admission: Admission,
+    /// The daemon's NBD clients.
+    pub clients: Clients,
+    /// What else hears of requests.
+    pub registrar: Option<Arc<dyn Registrar>>,
 }
 
 #[derive(Default, Deserialize)]
@@ -126,12 +132,6 @@ impl Call<'_> {
     }
 }
 
-impl NewDevice {
-    fn export_policy(&self) -> ExportPolicy {
-        ExportPolicy { export: Export::from(self.export), read_only: self.read_only }
-    }
-}
-
 impl Api {
     /// Creates an API over these devices, of the daemon that `about` describes. It has no NBD clients.
     pub fn new(exports: Exports, uris: Uris, about: About) -> Self {
@@ -144,37 +144,6 @@ impl Api {
             clients: Clients::default(),
             registrar: None,
         }
-    }
-
-    /// Sets the TLS configuration that clients can reload.
-    #[must_use]
-    pub fn with_tls(mut self, tls: Option<Tls>) -> Self {
-        self.tls = tls;
-        self
-    }
-
-    /// Sets the check for new devices.
-    #[must_use]
-    pub fn with_admission(mut self, admission: Admission) -> Self {
-        self.admission = admission;
-        self
-    }
-
-    /// Sets the daemon's NBD clients.
-    #[must_use]
-    pub fn with_clients(self, clients: Clients) -> Self {
-        Api { clients, ..self }
-    }
-
-    /// Sets what else hears of requests.
-    #[must_use]
-    pub fn with_registrar(self, registrar: Arc<dyn Registrar>) -> Self {
-        Api { registrar: Some(registrar), ..self }
-    }
-
-    /// Returns the devices.
-    pub const fn exports(&self) -> &Exports {
-        &self.exports
     }
 
     /// Handles one request. A long operation ends early once `is_wanted` returns false.
@@ -287,7 +256,7 @@ impl Api {
             uri: uris.first().cloned(),
             uris,
             file: self.about.files.as_ref().map(|files| files.disk(device.name())),
-            stats: device.stats().into(),
+            stats: device.stats(),
             backing_state: device.backing_state().map(|state| state.to_string()),
             attributes: None,
         }
@@ -347,7 +316,6 @@ impl Api {
     fn list_clients(&self, export: Option<&str>) -> Response {
         let mut clients = self.clients.list();
         clients.retain(|client| export.is_none() || client.export.as_deref() == export);
-        let clients = clients.into_iter().map(ClientJson::from).collect();
         Response::json(200, &ClientsJson { clients })
     }
 
@@ -357,13 +325,10 @@ impl Api {
 
     fn kick(&self, call: &Call<'_>) -> Result<Response, Response> {
         let id = call.parameter(0);
+        let no_number = || refusal(400, "a client is named by its number; GET /v1/clients lists them");
         // `parse` would accept a sign.
-        let digits = id.bytes().all(|byte| byte.is_ascii_digit());
-        let id: u64 = id
-            .parse()
-            .ok()
-            .filter(|_| digits)
-            .ok_or_else(|| refusal(400, "a client is named by its number; GET /v1/clients lists them"))?;
+        let digits = Some(id).filter(|id| id.bytes().all(|byte| byte.is_ascii_digit()));
+        let id = digits.and_then(|id| id.parse().ok()).ok_or_else(no_number)?;
         match self.clients.kick(id) {
             Kicked::Gone => Ok(Response::empty(204)),
             Kicked::Ending => Ok(Response::empty(202)),
@@ -376,7 +341,7 @@ impl Api {
 /// for a name that is taken; clients that find it in between find it uninitialised.
 fn make(new: &NewDevice, api: &Api) -> uzram::Result<Arc<Device>> {
     let device = Device::new(&new.name)?;
-    let policy = new.export_policy();
+    let policy = ExportPolicy { export: Export::from(new.export), read_only: new.read_only };
     api.exports.add(Arc::clone(&device), policy)?;
     let registered = api.registrar.as_ref().map_or(Ok(()), |registrar| registrar.added(&device, policy));
     let mut attributes: Vec<_> = new.attributes.iter().collect();
@@ -442,7 +407,7 @@ fn refused(error: &Error, setting: Option<&str>) -> Response {
         ErrorKind::Unsupported => 501,
         ErrorKind::NoMemory | ErrorKind::WouldBlock => 503,
         ErrorKind::NoSpace => 507,
-        ErrorKind::Corrupt | ErrorKind::Io | _ => 500,
+        _ => 500,
     };
     Response::error(status, &error.to_string(), error.errno(), setting)
 }

@@ -2,14 +2,13 @@
 //! clients.
 
 use std::path::PathBuf;
-use std::time::UNIX_EPOCH;
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use uzram::device::{self, Device, DeviceStats};
 
 use crate::fuse;
-use crate::nbd::{Client, Peer};
+use crate::nbd::Client;
 
 /// The description of a daemon.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -124,7 +123,7 @@ pub struct DeviceJson {
     /// Its file, if devices are shown as files.
     pub file: Option<PathBuf>,
     /// Its statistics.
-    pub stats: StatsJson,
+    pub stats: DeviceStats,
     /// How its backing device is, as the attribute `backing_state` says in its first line; `None` without
     /// one.
     pub backing_state: Option<String>,
@@ -164,117 +163,9 @@ pub fn value_json(value: device::Value) -> Value {
     }
 }
 
-/// A connection.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ClientJson {
-    /// Its id, for `DELETE`.
-    pub id: u64,
-    /// The address it connected to: `unix:PATH` or `tcp:ADDRESS:PORT`.
-    pub listener: String,
-    /// The peer as text: `pid N, uid N`, or `ADDRESS:PORT`.
-    pub peer: String,
-    /// The process that connected to a Unix socket; 0 if it is not visible here.
-    pub pid: Option<i32>,
-    /// The user of that process.
-    pub uid: Option<u32>,
-    /// The export that it chose, if any.
-    pub export: Option<String>,
-    /// When it connected, in seconds since 1970.
-    pub connected_at_s: u64,
-    /// The number of requests since it chose its export.
-    pub requests: u64,
-    /// Bytes of read requests.
-    pub read_bytes: u64,
-    /// Bytes of write requests.
-    pub written_bytes: u64,
-}
-
 /// Connections.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ClientsJson {
     /// The connections.
-    pub clients: Vec<ClientJson>,
-}
-
-impl From<Client> for ClientJson {
-    fn from(client: Client) -> Self {
-        let (pid, uid) = match client.peer {
-            Peer::Unix { pid, uid } => (Some(pid), Some(uid)),
-            Peer::Tcp(_) => (None, None),
-        };
-        ClientJson {
-            id: client.id,
-            listener: client.listener.to_string(),
-            peer: client.peer.to_string(),
-            pid,
-            uid,
-            export: client.export,
-            // A clock before 1970 is not set.
-            connected_at_s: client.since.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
-            requests: client.traffic.requests,
-            read_bytes: client.traffic.read_bytes,
-            written_bytes: client.traffic.written_bytes,
-        }
-    }
-}
-
-/// Declares [`DeviceStats`] as JSON. It is also deserialized, so its fields are repeated here; a test finds a
-/// missing one.
-macro_rules! mirror {
-    ($($field:ident),* $(,)?) => {
-        /// The fields of [`DeviceStats`], with the same names, units and meanings.
-        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-        pub struct StatsJson {
-            $(#[doc = concat!("See [`DeviceStats::", stringify!($field), "`].")] pub $field: u64,)*
-        }
-
-        impl From<DeviceStats> for StatsJson {
-            fn from(stats: DeviceStats) -> Self {
-                let DeviceStats { $($field,)* .. } = stats;
-                StatsJson { $($field),* }
-            }
-        }
-
-        impl std::iter::Sum for StatsJson {
-            /// Sums the statistics of several devices.
-            fn sum<I: Iterator<Item = Self>>(all: I) -> Self {
-                all.fold(StatsJson::default(), |sum, one| StatsJson {
-                    $($field: sum.$field.saturating_add(one.$field)),*
-                })
-            }
-        }
-    };
-}
-
-mirror! {
-    disksize_bytes, orig_data_bytes, compr_data_bytes, mem_used_bytes, mem_used_max_bytes, mem_limit_bytes,
-    mem_charged_bytes, mem_chunk_bytes, reserve_bytes, reserve_free_bytes, reserve_drained, limit_refused,
-    mem_fixed_bytes, mem_tables_bytes, same_pages, pages_compacted, pages_recompressed, huge_pages,
-    huge_pages_since, pages_read, pages_written, failed_reads, failed_writes, notify_free,
-    corrupted_objects, stream_sleeps, backing_bytes, backing_held_bytes, pages_backed, pages_written_back,
-    pages_returned, backing_failed_writes, backing_failed_reads, backing_corrupted,
-}
-
-impl StatsJson {
-    /// Returns all memory that the device takes now: what `mem_limit` bounds, and the tables.
-    pub const fn memory_bytes(&self) -> u64 {
-        self.mem_charged_bytes.saturating_add(self.mem_tables_bytes)
-    }
-
-    /// Returns the memory of the device's contents, which is freed as they are discarded.
-    pub const fn kept_bytes(&self) -> u64 {
-        self.mem_charged_bytes.saturating_sub(self.reserve_free_bytes)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn every_field_is_listed() {
-        let fields = |debug: String| debug.split_once(' ').map(|(_, fields)| fields.to_owned());
-        let json = StatsJson::from(DeviceStats::default());
-        assert_eq!(fields(format!("{json:?}")), fields(format!("{:?}", DeviceStats::default())));
-    }
+    pub clients: Vec<Client>,
 }

@@ -18,7 +18,6 @@ pub use crate::percent;
 pub use api::{Admission, Api, Registrar, Uris, in_use_by_clients};
 pub use http::Ending;
 pub use json::{
-    About, AttributeJson, ClientJson, ClientsJson, DeviceJson, DevicesJson, FilesJson, MeasureJson,
-    StatsJson, SurvivalJson,
+    About, AttributeJson, ClientsJson, DeviceJson, DevicesJson, FilesJson, MeasureJson, SurvivalJson,
 };
 pub use server::{Exchanged, Limits, Server, exchange};

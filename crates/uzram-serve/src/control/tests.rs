@@ -5,7 +5,7 @@
 
 use std::io::{self, Cursor, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::sync::{Arc, mpsc};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
@@ -140,12 +140,8 @@ fn devices_are_added_and_removed() {
     }
     let names = |api: &Api| {
         let list = ask(api, &request("GET", "/v1/devices", "")).json;
-        list["devices"]
-            .as_array()
-            .unwrap()
-            .iter()
-            .map(|device| device["name"].to_string())
-            .collect::<String>()
+        let devices = list["devices"].as_array().unwrap().iter();
+        devices.map(|device| device["name"].to_string()).collect::<String>()
     };
     assert_eq!(names(&api), r#""zram0""a.b""#, "what failed has left nothing");
     assert_eq!(ask(&api, &request("DELETE", "/v1/devices/a.b", "")).status, 204);
@@ -215,18 +211,12 @@ fn another_method_is_told_which_are_taken() {
 }
 
 #[test]
-fn without_tls_there_is_nothing_to_reload() {
-    let answer = ask(&api(), &request("POST", "/v1/reload", ""));
-    assert_eq!((answer.status, &answer.json["setting"]), (409, &"tls-cert".into()));
-}
-
-#[test]
 fn a_device_for_which_there_is_no_room_is_not_added() {
     let room = |devices: &[Arc<Device>]| match devices.iter().map(|device| device.size_bytes()).sum::<u64>() {
         ..=0x30_0000 => Ok(()),
         _ => Err(uzram::Error::new(uzram::ErrorKind::NoMemory, "no room")),
     };
-    let api = api().with_admission(Box::new(room));
+    let api = Api { admission: Box::new(room), ..api() };
     let add = |name: &str, size: &str| {
         let body = format!(r#"{{"name": "{name}", "attributes": {{"disksize": "{size}"}}}}"#);
         ask(&api, &request("POST", "/v1/devices", &body))
@@ -247,7 +237,7 @@ fn shutdown_is_passed_on() {
     assert_eq!((answer.shutdown, answer.status), (Some(Ending::WhenFree), 202));
     assert_eq!(ask(&api, &request("GET", "/v1/shutdown", "")).shutdown, None);
     // While a device is in use, `force` is needed.
-    let file = api.exports().open_file(&api.exports().devices()[0], false).unwrap();
+    let file = api.exports.open_file(&api.exports.devices()[0], false).unwrap();
     for body in ["", r#"{"force": false}"#] {
         let answer = ask(&api, &request("POST", "/v1/shutdown", body));
         assert_eq!((answer.shutdown, answer.status), (None, 409));
@@ -304,39 +294,6 @@ fn a_client_that_waits_for_permission_gets_it() {
     assert!(output.starts_with(b"HTTP/1.1 204 "));
 }
 
-/// A server of `api()` in its own directory, and the receiver of its shutdown calls.
-struct Daemon {
-    path: std::path::PathBuf,
-    shutdowns: mpsc::Receiver<Ending>,
-    server: Option<Server>,
-    _directory: tempfile::TempDir,
-}
-
-impl Daemon {
-    fn start(limits: Limits) -> Daemon {
-        let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("control.sock");
-        let listener = UnixListener::bind(&path).unwrap();
-        let (sender, shutdowns) = mpsc::channel();
-        let server = Server::start(listener, api(), limits, move |ending| sender.send(ending).unwrap());
-        Daemon { path, shutdowns, server: Some(server.unwrap()), _directory: directory }
-    }
-
-    fn connect(&self) -> UnixStream {
-        let stream = UnixStream::connect(&self.path).unwrap();
-        stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
-        stream.set_write_timeout(Some(Duration::from_secs(60))).unwrap();
-        stream
-    }
-
-    fn ask(&self, request: &[u8]) -> String {
-        let mut stream = self.connect();
-        // A server that refuses early may close before all is written.
-        let _ = stream.write_all(request);
-        answer(&mut stream)
-    }
-}
-
 /// Reads `stream` to its end; a reset after the response counts as the end.
 fn answer(stream: &mut UnixStream) -> String {
     let mut bytes = Vec::new();
@@ -347,72 +304,37 @@ fn answer(stream: &mut UnixStream) -> String {
     String::from_utf8(bytes).unwrap()
 }
 
-fn limits(connections: usize) -> Limits {
-    let timeout = Duration::from_secs(30);
-    Limits { connections, request_timeout: timeout, response_timeout: timeout }
-}
-
+/// Nor do clients that send single bytes stay for longer; their places are free again.
 #[test]
-fn slow_and_vanished_clients_cost_the_others_nothing() {
-    // So long that a client that had to wait for a slow one would time out.
-    let daemon = Daemon::start(Limits { request_timeout: Duration::from_secs(600), ..limits(8) });
-    let _silent = daemon.connect();
-    let mut trickling = daemon.connect();
-    drop(daemon.connect());
-    let mut cut = daemon.connect();
-    cut.write_all(b"GET /v1/dev").unwrap();
-    drop(cut);
-    for _ in 0..20 {
-        assert!(daemon.ask(&request("GET", "/v1/devices", "")).starts_with("HTTP/1.1 200 "));
-        trickling.write_all(b"G").unwrap();
-    }
-}
-
-#[test]
-fn slow_requests_are_cut_off() {
-    let daemon = Daemon::start(Limits { request_timeout: Duration::from_secs(1), ..limits(8) });
-    let mut silent = daemon.connect();
-    let mut trickling = daemon.connect();
-    // Trickling does not extend the time limit.
+fn slow_requests_are_cut_off_and_one_connection_too_many_is_told_so() {
+    const PATIENCE: Duration = Duration::from_secs(60);
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("control.sock");
+    let limits = Limits { connections: 2, request_timeout: Duration::from_secs(3), ..Limits::default() };
+    let _server = Server::start(UnixListener::bind(&path).unwrap(), api(), limits, |_| {}).unwrap();
+    let connect = || {
+        let stream = UnixStream::connect(&path).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream.set_write_timeout(Some(PATIENCE)).unwrap();
+        stream
+    };
+    let [mut silent, mut trickling] = [connect(), connect()];
+    assert!(answer(&mut connect()).starts_with("HTTP/1.1 503 "));
     let start = Instant::now();
     while trickling.write_all(b"G").is_ok() {
-        assert!(start.elapsed() < Duration::from_secs(60), "the trickling client was never cut off");
+        assert!(start.elapsed() < PATIENCE, "the trickling client was never cut off");
         std::thread::sleep(Duration::from_millis(20));
     }
     assert!(answer(&mut silent).starts_with("HTTP/1.1 408 "));
-}
-
-#[test]
-fn one_connection_too_many_is_told_so() {
-    let daemon = Daemon::start(Limits { request_timeout: Duration::from_secs(60), ..limits(2) });
-    let idle = [daemon.connect(), daemon.connect()];
-    assert!(answer(&mut daemon.connect()).starts_with("HTTP/1.1 503 "));
-    drop(idle);
-    let deadline = Instant::now() + Duration::from_secs(30);
-    while !daemon.ask(&request("GET", "/v1/devices", "")).starts_with("HTTP/1.1 200 ") {
-        assert!(Instant::now() < deadline, "the seats were not given back");
+    let is_served = || {
+        let mut client = connect();
+        // A server that refuses it may close before all is written.
+        let _ = client.write_all(&request("GET", "/v1/devices", ""));
+        answer(&mut client).starts_with("HTTP/1.1 200 ")
+    };
+    while !is_served() {
+        assert!(start.elapsed() < PATIENCE, "the places were not given back");
     }
-}
-
-#[test]
-fn a_refused_upload_still_sees_why() {
-    let daemon = Daemon::start(limits(8));
-    let body = "x".repeat(4 * MAX_BODY_BYTES);
-    let text = daemon.ask(&request("PUT", "/v1/devices/zram0/attributes/mem_limit", &body));
-    assert!(text.starts_with("HTTP/1.1 413 "), "{text}");
-}
-
-#[test]
-fn shutdown_is_reported_and_the_server_stops_at_once() {
-    let mut daemon = Daemon::start(Limits::default());
-    assert!(daemon.ask(&request("POST", "/v1/shutdown", "")).starts_with("HTTP/1.1 202 "));
-    daemon.shutdowns.recv_timeout(Duration::from_secs(30)).unwrap();
-    let idle = daemon.connect();
-    let start = Instant::now();
-    drop(daemon.server.take());
-    assert!(start.elapsed() < Duration::from_secs(20));
-    assert!(UnixStream::connect(&daemon.path).is_err());
-    drop(idle);
 }
 
 #[test]
@@ -423,7 +345,8 @@ fn clients_are_listed_and_kicked() {
     device.set("disksize", "1M").unwrap();
     let exports = Exports::new([device]);
     let server = nbd::Server::bind(nbd::ServerConfig::new(&path), exports.clone()).unwrap();
-    let api = Api::new(exports, Box::new(|_| Vec::new()), About::default()).with_clients(server.clients());
+    let clients = server.clients();
+    let api = Api { clients, ..Api::new(exports, Box::new(|_| Vec::new()), About::default()) };
     let server = server.spawn().unwrap();
     let list = |path: &str| ask(&api, &request("GET", path, "")).json["clients"].as_array().unwrap().clone();
     assert!(list("/v1/clients").is_empty());
@@ -439,22 +362,18 @@ fn clients_are_listed_and_kicked() {
     assert!(list("/v1/devices/zram0/clients").is_empty(), "it has not chosen");
     assert_eq!(ask(&api, &request("GET", "/v1/devices/none/clients", "")).status, 404);
 
-    let id = clients[0]["id"].as_u64().unwrap();
+    let ask_for = |method, id: &str| ask(&api, &request(method, &format!("/v1/clients/{id}"), "")).status;
+    let id = clients[0]["id"].to_string();
     for (kicked, status) in
         [("x", 400), ("-1", 400), ("+1", 400), ("", 400), ("99999999999999999999", 400), ("77", 404)]
     {
-        assert_eq!(
-            ask(&api, &request("DELETE", &format!("/v1/clients/{kicked}"), "")).status,
-            status,
-            "{kicked}"
-        );
+        assert_eq!(ask_for("DELETE", kicked), status, "{kicked}");
     }
-    assert_eq!(ask(&api, &request("GET", &format!("/v1/clients/{id}"), "")).status, 405);
-    assert_eq!(ask(&api, &request("DELETE", &format!("/v1/clients/{id}"), "")).status, 204);
+    assert_eq!((ask_for("GET", &id), ask_for("DELETE", &id)), (405, 204));
     assert_eq!(client.read(&mut [0]).unwrap(), 0);
     assert!(list("/v1/clients").is_empty());
     drop(server);
-    assert_eq!(ask(&api, &request("DELETE", &format!("/v1/clients/{id}"), "")).status, 404);
+    assert_eq!(ask_for("DELETE", &id), 404);
 }
 
 /// The page that documents the API.
@@ -472,10 +391,8 @@ fn documented() -> Vec<(String, String, Vec<Example>)> {
         let blocks = text.split("```json").skip(1).map(|block| {
             let (kind, json) = block.split_once('\n').unwrap();
             let json = json.split("```").next().unwrap();
-            (
-                kind.trim().to_owned(),
-                serde_json::from_str(json).unwrap_or_else(|why| panic!("{route}: {why}: {json}")),
-            )
+            let json = serde_json::from_str(json).unwrap_or_else(|why| panic!("{route}: {why}: {json}"));
+            (kind.trim().to_owned(), json)
         });
         (route.to_owned(), text.lines().next().unwrap().to_owned(), blocks.collect())
     });
@@ -493,12 +410,8 @@ fn the_page_documents_the_table() {
         "not documented: {missing:?}; not in the table: {unknown:?}"
     );
     for (route, (_, line, _)) in ROUTES.iter().zip(documented()) {
-        assert!(
-            line.starts_with(route.about.trim_end_matches('.')),
-            "{} {}: {line}",
-            route.method,
-            route.path
-        );
+        let (method, path, about) = (route.method, route.path, route.about.trim_end_matches('.'));
+        assert!(line.starts_with(about), "{method} {path}: {line}");
     }
     let listed = ask(&api(), &request("GET", "/v1", ""));
     assert_eq!(listed.json["routes"].as_array().unwrap().len(), table.len());

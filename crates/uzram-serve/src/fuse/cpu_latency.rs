@@ -16,12 +16,13 @@ use std::io::{self, Write};
 use std::path::Path;
 use std::str::FromStr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
-use uzram::sync::{Condvar, Mutex};
+use uzram::sync::Mutex;
 
 /// The device of the kernel's interface.
 const DEVICE: &str = "/dev/cpu_dma_latency";
@@ -90,25 +91,20 @@ fn open(device: &Path) -> io::Result<File> {
 
 /// A thread that requests the limit from the kernel. Dropping this drops the limit and ends the thread.
 pub(super) struct CpuLatency {
-    shared: Arc<Shared>,
+    state: Arc<AtomicU8>,
+    /// When the last request came while the limit was not requested.
+    last: Mutex<Option<Instant>>,
+    /// Tells the thread to request the limit. `None` once it has to end.
+    closely: Option<SyncSender<()>>,
     keeper: Option<JoinHandle<()>>,
 }
 
-struct Shared {
-    /// Whether a request has come in this period. Set under the lock, read without: a stale value at worst
-    /// misses a request.
-    seen: AtomicBool,
-    state: Mutex<State>,
-    changed: Condvar,
-}
-
-struct State {
-    /// The limit is requested, or about to be.
-    held: bool,
-    /// The time of the last request while it was not.
-    last: Option<Instant>,
-    ends: bool,
-}
+/// The limit is not requested.
+const IDLE: u8 = 0;
+/// It is, and no request has come in this period.
+const HELD: u8 = 1;
+/// A request has come in this period.
+const SEEN: u8 = 2;
 
 impl CpuLatency {
     /// Starts the thread; returns `None` for no limit.
@@ -117,81 +113,64 @@ impl CpuLatency {
     }
 
     fn at(path: &Path, limit_us: i32) -> io::Result<Self> {
-        let device = open(path)?;
-        let shared = Arc::new(Shared {
-            seen: AtomicBool::new(false),
-            state: Mutex::unordered(State { held: false, last: None, ends: false }),
-            changed: Condvar::new(),
-        });
+        let (device, state) = (open(path)?, Arc::new(AtomicU8::new(IDLE)));
+        let (closely, told) = sync_channel(1);
         let run = {
-            let shared = Arc::clone(&shared);
-            move || shared.run(device, limit_us)
+            let state = Arc::clone(&state);
+            move || keep(device, limit_us, &state, &told)
         };
         let keeper = thread::Builder::new().name("cpu-latency".to_owned()).spawn(run)?;
-        Ok(CpuLatency { shared, keeper: Some(keeper) })
+        Ok(CpuLatency { state, last: Mutex::default(), closely: Some(closely), keeper: Some(keeper) })
     }
 
-    /// Records a request.
+    /// Records a request. A stale state at worst misses one.
     #[inline]
     pub fn request(&self) {
-        if !self.shared.seen.load(Ordering::Relaxed) {
-            self.shared.first_request();
+        if self.state.load(Ordering::Relaxed) != SEEN {
+            self.first_request();
+        }
+    }
+
+    /// Records the first request in a period, or after an idle time.
+    #[cold]
+    fn first_request(&self) {
+        if self.state.compare_exchange(HELD, SEEN, Ordering::Relaxed, Ordering::Relaxed) != Err(IDLE) {
+            return;
+        }
+        let now = Instant::now();
+        let before = self.last.lock().replace(now);
+        let is_close = before.is_some_and(|before| now.duration_since(before) < CLOSE);
+        if is_close && self.state.swap(SEEN, Ordering::Relaxed) == IDLE {
+            // Never full: the thread has taken the message of the time before when the state is idle again.
+            self.closely.iter().for_each(|closely| _ = closely.try_send(()));
         }
     }
 }
 
 impl Drop for CpuLatency {
     fn drop(&mut self) {
-        self.shared.state.lock().ends = true;
-        self.shared.changed.notify_all();
-        if let Some(keeper) = self.keeper.take() {
-            // The thread cannot panic, and a panic would need no handling.
-            let _ = keeper.join();
-        }
+        self.closely = None;
+        // The thread cannot panic, and a panic would need no handling.
+        let _ = self.keeper.take().map(JoinHandle::join);
     }
 }
 
-impl Shared {
-    /// Records the first request in a period, or after an idle time.
-    #[cold]
-    fn first_request(&self) {
-        let mut state = self.state.lock();
-        if !state.held {
-            let now = Instant::now();
-            let is_close = state.last.is_some_and(|last| now - last < CLOSE);
-            state.last = Some(now);
-            if !is_close {
-                return;
-            }
-            state.held = true;
-            self.changed.notify_all();
-        }
-        self.seen.store(true, Ordering::Relaxed);
-    }
-
-    fn run(&self, mut device: File, limit_us: i32) {
-        // Cannot fail: the device is open for writing, and the values are valid.
-        let mut ask = |limit_us: i32| drop(device.write(&limit_us.to_ne_bytes()));
-        let mut state = self.state.lock();
+/// Requests the limit each time that this is told, until periods pass without a request.
+fn keep(mut device: File, limit_us: i32, state: &AtomicU8, told: &Receiver<()>) {
+    // Cannot fail: the device is open for writing, and the values are valid.
+    let mut ask = |limit_us: i32| drop(device.write(&limit_us.to_ne_bytes()));
+    while told.recv().is_ok() {
+        ask(limit_us);
         loop {
-            while !state.held && !state.ends {
-                state = state.wait(&self.changed);
-            }
-            if state.ends {
+            if told.recv_timeout(PERIOD) == Err(RecvTimeoutError::Disconnected) {
                 return;
             }
-            drop(state);
-            ask(limit_us);
-            state = self.state.lock();
-            while state.held && !state.ends {
-                state = state.wait_while_for(&self.changed, PERIOD, |state| !state.ends);
-                state.held = self.seen.swap(false, Ordering::Relaxed);
+            let next = |state| Some(if state == SEEN { HELD } else { IDLE });
+            if state.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next) == Ok(HELD) {
+                break;
             }
-            state.last = None;
-            drop(state);
-            ask(NO_LIMIT_US);
-            state = self.state.lock();
         }
+        ask(NO_LIMIT_US);
     }
 }
 

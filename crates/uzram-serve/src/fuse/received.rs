@@ -144,15 +144,6 @@ pub(super) fn request_len(room: &[u8]) -> Option<usize> {
     (size_of::<fuse_in_header>()..=room.len()).contains(&len).then_some(len)
 }
 
-/// Allocates `len` bytes that stay resident: touches all of them, and locks them in memory if the system
-/// allows it. A process killed during a page fault in the kernel's copy of a request would fail it.
-pub(super) fn allocate_resident(len: usize) -> Result<ZeroedPages> {
-    let mut pages = ZeroedPages::new(len)?;
-    pages.fill(0);
-    lock(pages.as_ptr(), len);
-    Ok(pages)
-}
-
 /// Locks memory, if the system allows it.
 pub(super) fn lock(start: *const u8, len: usize) {
     // SAFETY: locking changes no contents. The system refuses addresses where nothing is mapped, and more

@@ -116,9 +116,13 @@ fn room_in(buffer: &mut Option<ZeroedPages>, len: usize) -> Result<&mut [u8], Er
     Ok(buffer.as_mut().map_or(&mut [][..], |kept| &mut kept[..len]))
 }
 
-/// As [`received::allocate_resident`].
+/// Allocates `len` bytes that stay resident: touches all of them, and locks them in memory if the system
+/// allows it. A process killed during a page fault in the kernel's copy of a request would fail it.
 fn allocate(len: usize) -> Result<ZeroedPages, Errno> {
-    received::allocate_resident(len).map_err(|_| Errno::NOMEM)
+    let mut pages = ZeroedPages::new(len).map_err(|_| Errno::NOMEM)?;
+    pages.fill(0);
+    received::lock(pages.as_ptr(), len);
+    Ok(pages)
 }
 
 /// The most stack that a thread uses; compressors use the most.

@@ -6,34 +6,30 @@ use std::mem::size_of;
 use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::time::SystemTime;
 
 use rustix::net::{AddressFamily, getpeername, getsockname};
+use serde::{Deserialize, Serialize};
 
-use super::address::ListenAddress;
 use super::request::{Command, Request};
 
-/// A snapshot of a connection.
-#[derive(Clone, Debug)]
+/// A snapshot of a connection, as the control API shows it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Client {
     /// Its id; later connections have greater ids, and a server never reuses one.
     pub id: u64,
-    /// The address it connected to.
-    pub listener: ListenAddress,
-    /// The process or address at the other end.
-    pub peer: Peer,
+    /// The address it connected to: `unix:PATH` or `tcp:ADDRESS:PORT`.
+    pub listener: String,
+    /// The other end: `pid N, uid N`, or `ADDRESS:PORT`.
+    pub peer: String,
+    /// The process that connected to a Unix socket; 0 if it is not visible here.
+    pub pid: Option<i32>,
+    /// The user of that process.
+    pub uid: Option<u32>,
     /// The export that it chose; `None` during the handshake.
     pub export: Option<String>,
-    /// When it connected.
-    pub since: SystemTime,
-    /// Its requests so far.
-    pub traffic: Traffic,
-}
-
-/// A client's requests since it chose an export, as of its last batch of requests.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Traffic {
-    /// Requests of any kind.
+    /// When it connected, in seconds since 1970.
+    pub connected_at_s: u64,
+    /// The number of requests since it chose its export.
     pub requests: u64,
     /// Bytes of read requests.
     pub read_bytes: u64,
@@ -41,10 +37,18 @@ pub struct Traffic {
     pub written_bytes: u64,
 }
 
+/// A client's requests since it chose an export.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Traffic {
+    pub requests: u64,
+    pub read_bytes: u64,
+    pub written_bytes: u64,
+}
+
 impl Traffic {
     /// Counts a request that has arrived.
     #[inline(always)]
-    pub(super) fn count(&mut self, request: &Request) {
+    pub fn count(&mut self, request: &Request) {
         self.requests += 1;
         match request.command {
             Command::Read => self.read_bytes = self.read_bytes.saturating_add(request.len_bytes),
@@ -80,21 +84,17 @@ impl TrafficCounters {
 }
 
 /// The other end of a connection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Peer {
-    /// A process on this machine, with its credentials when it connected.
-    Unix {
-        /// Its process ID; 0 if it is not visible here, in another container for example.
-        pid: i32,
-        /// Its user ID.
-        uid: u32,
-    },
+#[derive(Clone, Copy)]
+pub(super) enum Peer {
+    /// A process on this machine, with its credentials when it connected; its ID is 0 if it is not visible
+    /// here, in another container for example.
+    Unix { pid: i32, uid: u32 },
     /// An address and a port.
     Tcp(SocketAddr),
 }
 
 impl Peer {
-    pub(super) fn of(socket: &OwnedFd) -> io::Result<Peer> {
+    pub fn of(socket: &OwnedFd) -> io::Result<Peer> {
         match getsockname(socket)?.address_family() {
             AddressFamily::UNIX => peer_process(socket),
             AddressFamily::INET | AddressFamily::INET6 => {

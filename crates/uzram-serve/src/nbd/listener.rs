@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
@@ -60,7 +60,7 @@ impl Sockets {
     pub fn adopt(addresses: &[Listen], sockets: Vec<OwnedFd>) -> Result<Sockets> {
         if sockets.len() != addresses.len() {
             let what = format!("{} listening sockets for {} addresses", sockets.len(), addresses.len());
-            return Err(Error::invalid(what).with_setting("listen"));
+            return Err(refused(ErrorKind::Invalid, what));
         }
         let take = |(fd, listen): (OwnedFd, &Listen)| match &listen.address {
             ListenAddress::Unix(path) => {
@@ -129,7 +129,11 @@ impl AsFd for Listener {
 }
 
 fn failure(what: &str, address: &ListenAddress, errno: Errno) -> Error {
-    Error::new(ErrorKind::Io, format!("cannot {what} {address}: {errno}")).with_setting("listen")
+    refused(ErrorKind::Io, format!("cannot {what} {address}: {errno}"))
+}
+
+fn refused(kind: ErrorKind, what: String) -> Error {
+    Error::new(kind, what).with_setting("listen")
 }
 
 /// A bound socket.
@@ -147,8 +151,8 @@ struct Bound {
 fn bind_unix(path: &Path, access: SocketAccess) -> Result<Bound> {
     let address = ListenAddress::Unix(path.to_owned());
     let name = SocketAddrUnix::new(path).map_err(|_| {
-        let text = format!("the socket path {} is longer than the 107 bytes Linux allows", path.display());
-        Error::invalid(text).with_setting("listen")
+        let what = format!("the socket path {} is longer than the 107 bytes Linux allows", path.display());
+        refused(ErrorKind::Invalid, what)
     })?;
     remove_stale(path, &name)?;
     let fd = stream_socket(AddressFamily::UNIX).map_err(|errno| failure("create", &address, errno))?;
@@ -227,9 +231,7 @@ fn bind_tcp(wanted: SocketAddr) -> Result<Bound> {
         Ok((fd, real))
     };
     let (fd, real) = open().map_err(|errno| match errno {
-        Errno::ADDRINUSE => {
-            Error::new(ErrorKind::Busy, format!("another server has {address}")).with_setting("listen")
-        }
+        Errno::ADDRINUSE => refused(ErrorKind::Busy, format!("another server has {address}")),
         errno => failure("listen on", &address, errno),
     })?;
     Ok(Bound { fd, address: ListenAddress::Tcp(real), _file: None })
@@ -250,10 +252,7 @@ fn set_tcp_options(fd: &OwnedFd) -> rustix::io::Result<()> {
 pub(super) fn is_local(address: &ListenAddress) -> bool {
     match address {
         ListenAddress::Unix(_) => true,
-        ListenAddress::Tcp(address) => match address.ip().to_canonical() {
-            IpAddr::V4(v4) => v4.is_loopback(),
-            IpAddr::V6(v6) => v6.is_loopback(),
-        },
+        ListenAddress::Tcp(address) => address.ip().to_canonical().is_loopback(),
     }
 }
 
@@ -296,31 +295,23 @@ impl Drop for SocketFile {
 /// Two servers that start on one path at the same moment can both find it stale; callers that may start two
 /// must serialize them with a lock on the directory.
 fn remove_stale(path: &Path, address: &SocketAddrUnix) -> Result<()> {
-    let there = || path.display();
-    match fs::symlink_metadata(path) {
+    let there = path.display();
+    let is_served = match fs::symlink_metadata(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-        Err(error) => {
-            let text = format!("cannot look at {}: {error}", there());
-            return Err(Error::new(ErrorKind::Io, text).with_setting("listen"));
-        }
+        Err(error) => return Err(refused(ErrorKind::Io, format!("cannot look at {there}: {error}"))),
         Ok(file) if !file.file_type().is_socket() => {
-            let text = format!("{} exists and is not a socket", there());
-            return Err(Error::invalid(text).with_setting("listen"));
+            return Err(refused(ErrorKind::Invalid, format!("{there} exists and is not a socket")));
         }
-        Ok(_) => {}
-    }
-    match is_served(path, address) {
-        Ok(false) => fs::remove_file(path).map_err(|error| {
-            Error::new(ErrorKind::Io, format!("cannot remove the stale {}: {error}", there()))
-        }),
-        Ok(true) => {
-            let text = format!("another server has {}", there());
-            Err(Error::new(ErrorKind::Busy, text).with_setting("listen"))
-        }
+        Ok(_) => is_served(path, address),
+    };
+    match is_served {
+        Ok(false) => fs::remove_file(path)
+            .map_err(|error| Error::new(ErrorKind::Io, format!("cannot remove the stale {there}: {error}"))),
+        Ok(true) => Err(refused(ErrorKind::Busy, format!("another server has {there}"))),
         Err(errno) => {
-            let text =
-                format!("cannot find out whether a server has {}: {errno}; remove it if none has", there());
-            Err(Error::new(ErrorKind::Busy, text).with_setting("listen"))
+            let what =
+                format!("cannot find out whether a server has {there}: {errno}; remove it if none has");
+            Err(refused(ErrorKind::Busy, what))
         }
     }
 }

@@ -38,14 +38,7 @@ impl Context {
         match (self, page) {
             (Context::Allocation, PageState::Hole) => allocation::HOLE | allocation::ZERO,
             (Context::Allocation, PageState::Zero) => allocation::ZERO,
-            (
-                Context::Allocation,
-                PageState::Same
-                | PageState::Compressed
-                | PageState::Huge
-                | PageState::Backed
-                | PageState::Lost,
-            ) => 0,
+            (Context::Allocation, _) => 0,
             (Context::State, PageState::Hole) => state::HOLE,
             (Context::State, PageState::Zero) => state::ZERO,
             (Context::State, PageState::Same) => state::SAME,
@@ -62,6 +55,9 @@ impl Context {
 pub struct Contexts(u32);
 
 impl Contexts {
+    /// All contexts.
+    pub const ALL: Contexts = Contexts(1 << Context::Allocation.id() | 1 << Context::State.id());
+
     /// Adds a context; returns false if the set has it already.
     pub fn insert(&mut self, context: Context) -> bool {
         let added = !self.contains(context);
@@ -97,15 +93,5 @@ impl Contexts {
             }
         }
         true
-    }
-}
-
-impl FromIterator<Context> for Contexts {
-    fn from_iter<T: IntoIterator<Item = Context>>(contexts: T) -> Self {
-        let mut all = Contexts::default();
-        for context in contexts {
-            all.insert(context);
-        }
-        all
     }
 }

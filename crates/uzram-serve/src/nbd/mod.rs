@@ -50,9 +50,9 @@ mod server;
 
 pub use address::{Endpoint, Listen, ListenAddress, SocketAccess};
 pub use buffer::{BUFFER_BYTES, Buffers, MIN_BUFFER_BYTES, SHARED_BYTES};
-pub use clients::{Client, Kicked, Peer, Traffic, TurnedAway};
+pub use clients::{Client, Kicked, TurnedAway};
 pub use listener::Sockets;
 pub use registry::Clients;
-pub use server::{Server, ServerConfig, ServerThread, StopHandle};
-pub use session::{serve_stream, serve_stream_with_tls};
+pub use server::{Server, ServerConfig, ServerThread};
+pub use session::serve_stream;
 pub use tls::{Tls, TlsFiles, reload_tls};

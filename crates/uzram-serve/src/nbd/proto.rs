@@ -236,13 +236,7 @@ impl From<ErrorKind> for NbdError {
             ErrorKind::NoMemory => NbdError::NoMem,
             ErrorKind::Unsupported => NbdError::NotSup,
             ErrorKind::Permission => NbdError::Perm,
-            ErrorKind::Busy
-            | ErrorKind::NotFound
-            | ErrorKind::Corrupt
-            | ErrorKind::Io
-            | ErrorKind::WouldBlock
-            | ErrorKind::Interrupted
-            | _ => NbdError::Io,
+            _ => NbdError::Io,
         }
     }
 }

@@ -7,8 +7,9 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::time::{Duration, Instant, SystemTime};
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::thread::gettid;
@@ -17,7 +18,7 @@ use uzram::sync::{Arc, Condvar, Mutex, MutexGuard};
 use uzram::thread::{scheduling, set_scheduling};
 
 use super::address::ListenAddress;
-use super::clients::{Client, Kicked, Peer, TrafficCounters, TurnedAway};
+use super::clients::{Client, Kicked, Peer, Traffic, TrafficCounters, TurnedAway};
 use super::handshake::NoTls;
 use super::socket::Closer;
 
@@ -37,8 +38,10 @@ pub(super) struct Registry {
     connections: Mutex<Connections>,
     /// Signalled whenever a connection has ended.
     ended: Condvar,
-    /// Readable when the acceptor has work: a place for a handshake is free.
-    acceptor_wake: OwnedFd,
+    /// Set when the server stops.
+    pub stopping: Arc<AtomicBool>,
+    /// Readable when the acceptor has work: a place for a handshake is free, or the server stops.
+    pub wake: OwnedFd,
     max_clients: usize,
     max_handshakes: usize,
     /// CPUs that the process may use.
@@ -162,12 +165,8 @@ impl Connections {
     /// Shortens the time slices of clients' threads if there are more of them than `cpus`: of all threads
     /// when the first surplus client comes, then of each `newcomer`.
     fn shorten_time_slices(&self, cpus: usize, newcomer: u32) {
-        let threads: Vec<u32> = self
-            .entries
-            .values()
-            .filter_map(|entry| entry.client.as_ref())
-            .map(|(_, thread)| *thread)
-            .collect();
+        let clients = self.entries.values().filter_map(|entry| entry.client.as_ref());
+        let threads: Vec<u32> = clients.map(|(_, thread)| *thread).collect();
         let threads = match threads.len().checked_sub(cpus) {
             None | Some(0) => return,
             Some(1) => threads,
@@ -207,22 +206,29 @@ impl Registry {
         Ok(Registry {
             connections: Mutex::unordered(connections),
             ended: Condvar::new(),
-            acceptor_wake: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+            stopping: Arc::default(),
+            wake: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
             max_clients,
             max_handshakes: max_handshakes(max_clients),
             cpus,
         })
     }
 
-    /// Returns a descriptor that becomes readable when the acceptor has work.
-    pub fn acceptor_wake(&self) -> BorrowedFd<'_> {
-        self.acceptor_wake.as_fd()
+    /// Tells the acceptor to stop.
+    pub fn stop(&self) {
+        self.stopping.store(true, Ordering::Relaxed);
+        self.wake_acceptor();
     }
 
-    /// Makes [`acceptor_wake`](Self::acceptor_wake) unreadable again.
+    fn wake_acceptor(&self) {
+        // Fails only when the counter is full; it is readable then.
+        let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
+    }
+
+    /// Makes `wake` unreadable again.
     pub fn clear_wake(&self) {
         // Fails only when it is not readable.
-        let _ = rustix::io::read(&self.acceptor_wake, &mut [0u8; 8]);
+        let _ = rustix::io::read(&self.wake, &mut [0u8; 8]);
     }
 
     /// Returns when a listener may accept another connection. If not now, the acceptor is woken once a place
@@ -321,8 +327,7 @@ impl Registration<'_> {
         let acceptor_waits = std::mem::take(&mut connections.listeners[self.listener].acceptor_waits);
         drop(connections);
         if acceptor_waits {
-            // Fails only when the counter is full; it is readable then.
-            let _ = rustix::io::write(&self.registry.acceptor_wake, &1u64.to_ne_bytes());
+            self.registry.wake_acceptor();
         }
     }
 }
@@ -347,13 +352,25 @@ impl Clients {
     pub fn list(&self) -> Vec<Client> {
         let Some(registry) = &self.0 else { return Vec::new() };
         let connections = registry.connections.lock();
-        let client = |(id, entry): (&u64, &Entry)| Client {
-            id: *id,
-            listener: connections.listeners[entry.listener].address.clone(),
-            peer: entry.peer,
-            export: entry.client.as_ref().map(|(export, _)| export.clone()),
-            since: entry.since,
-            traffic: entry.traffic.get(),
+        let client = |(id, entry): (&u64, &Entry)| {
+            let Traffic { requests, read_bytes, written_bytes } = entry.traffic.get();
+            let (pid, uid) = match entry.peer {
+                Peer::Unix { pid, uid } => (Some(pid), Some(uid)),
+                Peer::Tcp(_) => (None, None),
+            };
+            Client {
+                id: *id,
+                listener: connections.listeners[entry.listener].address.to_string(),
+                peer: entry.peer.to_string(),
+                pid,
+                uid,
+                export: entry.client.as_ref().map(|(export, _)| export.clone()),
+                // A clock before 1970 is not set.
+                connected_at_s: entry.since.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
+                requests,
+                read_bytes,
+                written_bytes,
+            }
         };
         connections.entries.iter().map(client).collect()
     }

@@ -5,15 +5,14 @@
 
 use std::io;
 use std::num::NonZero;
-use std::os::fd::OwnedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use uzram::{Error, ErrorKind, Result};
 
@@ -133,35 +132,6 @@ pub struct Server {
     pools: DevicePools,
     registry: Arc<Registry>,
     config: ServerConfig,
-    stop: StopHandle,
-}
-
-/// Stops a server; may be used by any thread, any number of times.
-#[derive(Clone)]
-pub struct StopHandle(Arc<Stop>);
-
-struct Stop {
-    stopping: Arc<AtomicBool>,
-    /// Readable when the server must stop, which ends its wait for connections.
-    wake: OwnedFd,
-}
-
-impl StopHandle {
-    fn new() -> rustix::io::Result<Self> {
-        let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        Ok(StopHandle(Arc::new(Stop { stopping: Arc::default(), wake })))
-    }
-
-    /// Tells the server to stop, and returns at once; [`Server::run`] returns when it has.
-    pub fn stop(&self) {
-        self.0.stopping.store(true, Ordering::Relaxed);
-        // Fails only when the counter is full; it is readable then.
-        let _ = rustix::io::write(&self.0.wake, &1u64.to_ne_bytes());
-    }
-
-    fn is_stopping(&self) -> bool {
-        self.0.stopping.load(Ordering::Relaxed)
-    }
 }
 
 impl Server {
@@ -183,14 +153,13 @@ impl Server {
     pub fn on(sockets: Arc<Sockets>, config: ServerConfig, exports: Exports) -> Result<Server> {
         let listeners = sockets.listeners(&config.listen, &exports)?;
         let no_eventfd = |error| Error::new(ErrorKind::Io, format!("cannot create an eventfd: {error}"));
-        let stop = StopHandle::new().map_err(|errno| no_eventfd(errno.into()))?;
         let addresses = listeners.iter().map(|listener| listener.address.clone());
         // If the number is unknown, assume one: threads then get short time slices earlier than necessary.
         let cpus = thread::available_parallelism().map_or(1, NonZero::get);
         let registry = Registry::new(config.max_connections, cpus, addresses).map_err(no_eventfd)?;
         let budget = Budget::new(config.shared_bytes);
         let pools = DevicePools::new(Arc::clone(&budget));
-        Ok(Server { listeners, _sockets: sockets, budget, pools, registry: Arc::new(registry), config, stop })
+        Ok(Server { listeners, _sockets: sockets, budget, pools, registry: Arc::new(registry), config })
     }
 
     /// Returns the server's connections; can be kept after the server has stopped.
@@ -212,22 +181,17 @@ impl Server {
         self.config.tls.is_some() && matches!(listener.address, ListenAddress::Tcp(_))
     }
 
-    /// A handle that stops this server.
-    pub fn stop_handle(&self) -> StopHandle {
-        self.stop.clone()
-    }
-
     /// Starts a thread that serves until stopped.
     ///
     /// # Errors
     /// `Io` when the system refuses a thread.
     pub fn spawn(self) -> Result<ServerThread> {
-        let stop = self.stop_handle();
+        let registry = Arc::clone(&self.registry);
         let thread = thread::Builder::new()
             .name("nbd-accept".into())
             .spawn(move || self.run())
             .map_err(|error| Error::new(ErrorKind::Io, format!("cannot start the NBD server: {error}")))?;
-        Ok(ServerThread { stop, thread: Some(thread) })
+        Ok(ServerThread { registry, thread: Some(thread) })
     }
 
     /// Serves until stopped. When it returns, all connections are closed, their threads have ended,
@@ -235,7 +199,7 @@ impl Server {
     ///
     /// A stopping server answers requests that have arrived with `NBD_ESHUTDOWN`, and gives its
     /// clients half a second to receive their last replies.
-    pub fn run(self) {
+    fn run(self) {
         for listener in &self.listeners {
             tracing::info!(address = %listener.address, "serving NBD");
         }
@@ -309,10 +273,7 @@ impl Server {
     fn ready_listeners(&self) -> Option<Vec<bool>> {
         let now = Instant::now();
         let mut wake_at = None;
-        let mut fds = vec![
-            PollFd::new(&self.stop.0.wake, PollFlags::IN),
-            PollFd::from_borrowed_fd(self.registry.acceptor_wake(), PollFlags::IN),
-        ];
+        let mut fds = vec![PollFd::new(&self.registry.wake, PollFlags::IN)];
         for (index, listener) in self.listeners.iter().enumerate() {
             let events = match self.registry.when_to_accept(index, now) {
                 Accept::Now => PollFlags::IN,
@@ -327,21 +288,20 @@ impl Server {
         let left = wake_at.map(|at| timespec(at.saturating_duration_since(now)));
         // Waking early only means one more check.
         let polled = poll(&mut fds, left.as_ref());
-        if self.stop.is_stopping() {
+        // Before the server's state is looked at: what is signalled later wakes the next wait.
+        self.registry.clear_wake();
+        if self.registry.stopping.load(Ordering::Relaxed) {
             return None;
         }
         if polled.is_err() {
             return Some(vec![false; self.listeners.len()]);
         }
-        if !fds[1].revents().is_empty() {
-            self.registry.clear_wake();
-        }
-        Some(fds[2..].iter().map(|fd| !fd.revents().is_empty()).collect())
+        Some(fds[1..].iter().map(|fd| !fd.revents().is_empty()).collect())
     }
 
     /// Waits for [`ACCEPT_PAUSE`], or until the server must stop.
     fn pause(&self) {
-        let mut fds = [PollFd::new(&self.stop.0.wake, PollFlags::IN)];
+        let mut fds = [PollFd::new(&self.registry.wake, PollFlags::IN)];
         // Waking early only means one more try.
         let _ = poll(&mut fds, Some(&timespec(ACCEPT_PAUSE)));
     }
@@ -378,7 +338,7 @@ impl Server {
         socket.set_deadline(Instant::now().checked_add(self.config.handshake_timeout));
         let wake = socket.wake();
         let shared = Shared {
-            stopping: &self.stop.0.stopping,
+            stopping: &self.registry.stopping,
             offload: Some(Target { pools: &self.pools, wake: &wake }),
             traffic: &registration.traffic,
         };
@@ -396,20 +356,13 @@ impl Server {
 
 /// A server that runs in its own thread; dropping it stops the server and waits for its end.
 pub struct ServerThread {
-    stop: StopHandle,
+    registry: Arc<Registry>,
     thread: Option<thread::JoinHandle<()>>,
-}
-
-impl ServerThread {
-    /// A handle that stops this server.
-    pub fn stop_handle(&self) -> StopHandle {
-        self.stop.clone()
-    }
 }
 
 impl Drop for ServerThread {
     fn drop(&mut self) {
-        self.stop.stop();
+        self.registry.stop();
         if let Some(thread) = self.thread.take() {
             // An error means a panic, which has been reported already.
             let _ = thread.join();

@@ -23,38 +23,17 @@ pub(super) struct SessionConfig<'a> {
     pub shared: Shared<'a>,
 }
 
-/// Serves one whole session, handshake to disconnect, over `stream`.
+/// Serves one whole session, handshake to disconnect, over `stream`: by a server that has a certificate and
+/// requires TLS or not, if there is one.
 ///
 /// This is what a connection's thread runs, without the handshake's time limit; tests and fuzz targets drive
 /// it over memory, one session after another with the same buffers. Nothing is offloaded: requests that wait
 /// for the device are answered in order.
 ///
 /// # Errors
-/// Those of `stream`; `InvalidData` when the peer broke the protocol in a way that allows no reply;
-/// `UnexpectedEof` when it disconnected within a message.
+/// Those of `stream`; `InvalidData` when the peer broke the protocol, or TLS's, in a way that allows no
+/// reply; `UnexpectedEof` when it disconnected within a message.
 pub fn serve_stream<S: Read + Write>(
-    stream: &mut S,
-    exports: &Exports,
-    buffers: &mut Buffers,
-) -> io::Result<()> {
-    serve(stream, exports, buffers, None)
-}
-
-/// As [`serve_stream`], by a server that has a certificate and requires or offers TLS.
-///
-/// # Errors
-/// As [`serve_stream`]; `InvalidData` also when the TLS handshake fails.
-pub fn serve_stream_with_tls<S: Read + Write>(
-    stream: &mut S,
-    exports: &Exports,
-    buffers: &mut Buffers,
-    tls: &Tls,
-    tls_required: bool,
-) -> io::Result<()> {
-    serve(stream, exports, buffers, Some((tls, tls_required)))
-}
-
-fn serve<S: Read + Write>(
     stream: &mut S,
     exports: &Exports,
     buffers: &mut Buffers,

@@ -121,10 +121,8 @@ pub fn reload_tls(tls: Option<&Tls>) -> Result<()> {
 fn server_config(files: &TlsFiles) -> Result<ServerConfig> {
     let provider = Arc::new(provider());
     let chain = certificates(&files.cert, "tls-cert")?;
-    check_validity(&chain[0], &provider).map_err(|why| {
-        let text = format!("{} cannot be used: {why}", files.cert.display());
-        Error::invalid(text).with_setting("tls-cert")
-    })?;
+    check_validity(&chain[0], &provider)
+        .map_err(|why| invalid("tls-cert", format!("{} cannot be used: {why}", files.cert.display())))?;
     let key = private_key(&files.key)?;
     let clients: Arc<dyn ClientCertVerifier> = match &files.client_ca {
         Some(path) => client_verifier(path, &provider)?,
@@ -157,14 +155,18 @@ fn pair_failure(files: &TlsFiles, error: &rustls::Error) -> Error {
     let (cert, key) = (files.cert.display(), files.key.display());
     match error {
         rustls::Error::InconsistentKeys(InconsistentKeys::KeyMismatch) => {
-            let text = format!("the key {key} does not belong to the certificate {cert}");
-            Error::invalid(text).with_setting("tls-key")
+            invalid("tls-key", format!("the key {key} does not belong to the certificate {cert}"))
         }
         rustls::Error::InvalidCertificate(why) => {
-            Error::invalid(format!("{cert} cannot be used: {why}")).with_setting("tls-cert")
+            invalid("tls-cert", format!("{cert} cannot be used: {why}"))
         }
-        other => Error::invalid(format!("the key {key} cannot be used: {other}")).with_setting("tls-key"),
+        other => invalid("tls-key", format!("the key {key} cannot be used: {other}")),
     }
+}
+
+/// Returns the error of a file that the setting names.
+fn invalid(setting: &'static str, what: String) -> Error {
+    Error::invalid(what).with_setting(setting)
 }
 
 /// Write permission for users other than the owner.
@@ -186,7 +188,7 @@ fn read(path: &Path, setting: &'static str, denied: u32) -> Result<Vec<u8>> {
     let mut bytes = Vec::new();
     (&file).take(MAX_FILE_BYTES + 1).read_to_end(&mut bytes).map_err(fail)?;
     if bytes.len() as u64 > MAX_FILE_BYTES {
-        return Err(Error::invalid(format!("{shown} has more than 1 MiB")).with_setting(setting));
+        return Err(invalid(setting, format!("{shown} has more than 1 MiB")));
     }
     Ok(bytes)
 }
@@ -215,7 +217,7 @@ fn check_safe(file: &Metadata, denied: u32) -> std::result::Result<(), (ErrorKin
 /// Reads the certificates in a file: at least one.
 fn certificates(path: &Path, setting: &'static str) -> Result<Vec<CertificateDer<'static>>> {
     let bytes = read(path, setting, OTHERS_WRITE)?;
-    let invalid = |why: String| Error::invalid(format!("{}: {why}", path.display())).with_setting(setting);
+    let invalid = |why: String| invalid(setting, format!("{}: {why}", path.display()));
     let all: Vec<_> = CertificateDer::pem_slice_iter(&bytes)
         .collect::<std::result::Result<_, pem::Error>>()
         .map_err(|error| invalid(not_pem(error)))?;
@@ -243,14 +245,12 @@ fn private_key(path: &Path) -> Result<PrivateKeyDer<'static>> {
             }
             other => not_pem(other),
         };
-        Error::invalid(format!("{}: {why}", path.display())).with_setting("tls-key")
+        invalid("tls-key", format!("{}: {why}", path.display()))
     })
 }
 
 fn client_verifier(path: &Path, provider: &Arc<CryptoProvider>) -> Result<Arc<dyn ClientCertVerifier>> {
-    let invalid = |why: String| {
-        Error::invalid(format!("{} cannot be used: {why}", path.display())).with_setting("tls-client-ca")
-    };
+    let invalid = |why: String| invalid("tls-client-ca", format!("{} cannot be used: {why}", path.display()));
     let mut roots = RootCertStore::empty();
     for authority in certificates(path, "tls-client-ca")? {
         check_validity(&authority, provider).map_err(|why| invalid(why.to_string()))?;

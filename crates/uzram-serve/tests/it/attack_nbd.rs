@@ -1,10 +1,8 @@
 //! Slow, silent and invalid NBD clients, and clients with huge requests: their effect on other clients.
 
-use std::any::Any;
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Barrier};
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -12,12 +10,11 @@ use crate::common::gate::{Gate, gated};
 use crate::common::secure::Secure;
 use crate::common::{
     ALL_HEADERS, Client, Headers, Random, TestServer, cmd, device, eventually, option_bytes, request_bytes,
-    too_few_descriptors,
 };
 use uzram::backing::{Direction, Fault, FaultKind};
 use uzram::device::Device;
 use uzram_serve::nbd::proto::{command_flags, option, reply};
-use uzram_serve::nbd::{Clients, Kicked, Peer, ServerConfig};
+use uzram_serve::nbd::{Clients, Kicked, ServerConfig};
 
 const PAGE: usize = 4096;
 /// The longest read.
@@ -136,8 +133,8 @@ fn who_takes_no_reply_is_cut_off() {
         let mut over_unix = server.ready(false);
         let mut over_tcp = tcp_ready(&server);
         eventually(|| chosen(&clients) == 4);
-        over_unix.request(0, cmd::READ, 0, LONGEST as u32, &[]);
-        over_tcp.request(0, cmd::READ, 0, LONGEST as u32, &[]);
+        over_unix.request(0, cmd::READ, 0, LONGEST as u64, &[]);
+        over_tcp.request(0, cmd::READ, 0, LONGEST as u64, &[]);
         let over_unix = over_unix.stream.try_clone().unwrap();
         let over_tcp = over_tcp.stream.try_clone().unwrap();
         let mut streams: [(Box<dyn Read + Send>, bool); 2] =
@@ -163,7 +160,7 @@ fn who_takes_no_reply_is_cut_off() {
 fn who_takes_a_long_reply_slowly_but_steadily_gets_it() {
     let server = TestServer::with(device("64M"), |config| config.send_timeout = Duration::from_secs(2));
     let mut client = server.ready(false);
-    client.request(0, cmd::READ, 0, LONGEST as u32, &[]);
+    client.request(0, cmd::READ, 0, LONGEST as u64, &[]);
     client.take_vec(16);
     // Faster than the minimum speed: a MiB per 2 s.
     for _ in 0..LONGEST >> 20 {
@@ -180,7 +177,7 @@ fn who_takes_no_reply_over_tls_is_cut_off() {
     let mut steady = secure.steady();
     let mut deaf = secure.over(&rustls::version::TLS13);
     deaf.go(false);
-    deaf.request(0, cmd::READ, 0, LONGEST as u32, &[]);
+    deaf.request(0, cmd::READ, 0, LONGEST as u64, &[]);
     deaf.stream.flush().unwrap();
     eventually(|| chosen(&clients) == 1);
     assert_eq!(steady.write(0, b"meanwhile").error, 0);
@@ -219,106 +216,6 @@ fn who_does_not_send_a_payload_that_memory_is_held_for_is_cut_off() {
 }
 
 #[test]
-fn a_thousand_clients_that_come_at_once_are_served() {
-    const CLIENTS: usize = 1000;
-    if too_few_descriptors(3000) {
-        return;
-    }
-    for over_tcp in [false, true] {
-        let server = with_tcp(device("64M"), |config| config.max_connections = 1100);
-        let (ready, done) = (Barrier::new(CLIENTS), Barrier::new(CLIENTS));
-        let serve = |index: usize| {
-            ready.wait();
-            // A client that fails must not make the others wait.
-            let served = catch_unwind(AssertUnwindSafe(|| -> Box<dyn Any> {
-                match over_tcp {
-                    true => Box::new(write_and_read(tcp_ready(&server), index)),
-                    false => Box::new(write_and_read(server.ready(false), index)),
-                }
-            }));
-            // No client leaves before all are served.
-            done.wait();
-            served.is_ok()
-        };
-        let served = thread::scope(|scope| {
-            let serve = &serve;
-            let threads: Vec<_> = (0..CLIENTS)
-                .map(|index| {
-                    let thread = thread::Builder::new().stack_size(256 << 10);
-                    thread.spawn_scoped(scope, move || serve(index)).unwrap()
-                })
-                .collect();
-            threads.into_iter().map(|thread| usize::from(thread.join().unwrap())).sum::<usize>()
-        });
-        assert_eq!(served, CLIENTS, "over TCP: {over_tcp}");
-    }
-}
-
-/// Writes and reads back; returns the client, still connected.
-fn write_and_read<S: Read + Write>(mut client: Client<S>, index: usize) -> Client<S> {
-    let (at, data) = ((index * PAGE) as u64, Random::new(index as u64).bytes(PAGE));
-    assert_eq!(client.write(at, &data).error, 0);
-    assert!(client.read(0, at, PAGE as u32).data() == data);
-    client
-}
-
-#[test]
-fn no_number_of_idle_clients_keeps_other_listeners_out() {
-    if too_few_descriptors(2000) {
-        return;
-    }
-    let server = with_tcp(device("1M"), |_| {});
-    let clients = server.clients.clone();
-    let mut idle = Vec::new();
-    loop {
-        let mut client = server.tcp();
-        let mut greeting = [0; 18];
-        if client.stream.read_exact(&mut greeting).is_err() {
-            break;
-        }
-        client.send(&3u32.to_be_bytes());
-        client.go(false);
-        idle.push(client);
-        eventually(|| chosen(&clients) == idle.len());
-    }
-    // All places but the sixteenth reserved for the Unix socket, which is the first listener.
-    assert_eq!(idle.len(), 256 - 16);
-    let mut here: Vec<_> = (0..16).map(|_| server.ready(true)).collect();
-    here.iter_mut().for_each(|client| assert_eq!(client.write(0, b"here").error, 0));
-    assert!(Client::silent(&server.path).refused());
-    idle.pop();
-    eventually(|| !Client::silent(&server.path).refused());
-}
-
-#[test]
-fn a_flood_of_handshakes_leaves_other_listeners_alone() {
-    if too_few_descriptors(2000) {
-        return;
-    }
-    let server = with_tcp(device("1M"), |_| {});
-    let began = Instant::now();
-    // Silent clients, and clients within an option.
-    let flood: Vec<_> = (0..300)
-        .map(|index| {
-            let mut client = server.tcp();
-            if index % 2 == 0 {
-                client.send(&3u32.to_be_bytes());
-                client.send(&option_bytes(option::INFO, &[0; 100])[..50]);
-            }
-            client
-        })
-        .collect();
-    for _ in 0..20 {
-        assert_eq!(server.ready(true).write(0, b"here").error, 0);
-    }
-    // The clients before it have their turn; then it is served.
-    let mut newcomer = tcp_ready(&server);
-    assert!(began.elapsed() >= Duration::from_secs(1), "nobody was cut off before: {:?}", began.elapsed());
-    assert_eq!(newcomer.write(0, b"there").error, 0);
-    drop(flood);
-}
-
-#[test]
 fn floods_over_tls_leave_other_listeners_alone() {
     let secure = Secure::with(false, |config| config.max_connections = 100);
     // They ask for TLS, and then send nothing, or garbage.
@@ -351,13 +248,13 @@ fn a_kicked_client_goes_and_others_stay() {
     let mut haggling = server.client();
     let mut encrypted = secure.ready();
     let mut busy = server.ready(false);
-    busy.request(0, cmd::READ, 0, LONGEST as u32, &[]);
+    busy.request(0, cmd::READ, 0, LONGEST as u64, &[]);
     eventually(|| clients.list().len() == 5);
     let listed = clients.list();
     let uid = rustix::process::geteuid().as_raw();
-    assert_eq!(listed[0].peer, Peer::Unix { pid: std::process::id() as i32, uid });
-    assert_eq!(listed[3].peer, Peer::Tcp(encrypted.stream.sock.local_addr().unwrap()));
-    assert_eq!(listed[3].listener.to_string(), format!("tcp:{}", server.tcp_address()));
+    assert_eq!((listed[0].pid, listed[0].uid), (Some(std::process::id() as i32), Some(uid)));
+    assert_eq!(listed[3].peer, encrypted.stream.sock.local_addr().unwrap().to_string());
+    assert_eq!(listed[3].listener, format!("tcp:{}", server.tcp_address()));
     assert_eq!((listed[0].export.as_deref(), &listed[2].export), (Some("zram0"), &None));
     for client in clients.list() {
         if client.id != steady_id {

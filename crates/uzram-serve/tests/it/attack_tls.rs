@@ -2,10 +2,11 @@
 //! other users can change; and files that are replaced while clients work.
 
 use std::fs::{self, Permissions};
-use std::io::{self, Read, Write};
+use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::os::unix::fs::{PermissionsExt, chown, symlink};
 use std::os::unix::net::UnixStream;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,16 +14,15 @@ use std::thread;
 use std::time::Duration;
 
 use crate::common::pki::{Authority, Validity, write};
-use crate::common::secure::{client_config, files};
-use crate::common::{Client, cmd, device, info_request, option_bytes, request_bytes};
+use crate::common::secure::{client_config, encrypt, files, start_tls};
+use crate::common::{Client, device};
 use rustix::fs::{CWD, FileType, Mode, mknodat};
-use rustls::pki_types::ServerName;
 use rustls::version::{TLS12, TLS13};
-use rustls::{ClientConfig, ClientConnection, StreamOwned, SupportedProtocolVersion};
+use rustls::{ClientConfig, SupportedProtocolVersion};
 use uzram::ErrorKind;
 use uzram::device::Device;
 use uzram_serve::Exports;
-use uzram_serve::nbd::proto::{option, reply};
+use uzram_serve::nbd::proto::option;
 use uzram_serve::nbd::{Endpoint, ListenAddress, Server, ServerConfig, ServerThread, Tls};
 
 /// The attacker.
@@ -96,8 +96,8 @@ fn gets_in(place: Place, asks: Asks, comer: Comer) -> bool {
     }
 }
 
-trait Stream: Read + Write {}
-impl<S: Read + Write> Stream for S {}
+trait Stream: Read + Write + Send {}
+impl<S: Read + Write + Send> Stream for S {}
 
 /// A server, its device, and its TLS files.
 struct Rig {
@@ -133,22 +133,19 @@ impl Rig {
         Ok(Rig { authority, device, endpoints, tls, dir, _thread: server.spawn().unwrap() })
     }
 
-    fn connect(&self) -> Box<dyn Stream> {
-        match &self.endpoints[0].address {
+    fn connect(&self) -> Client<Box<dyn Stream>> {
+        Client::on(match &self.endpoints[0].address {
             ListenAddress::Unix(path) => {
                 let stream = UnixStream::connect(path).unwrap();
                 stream.set_read_timeout(Some(PATIENCE)).unwrap();
                 Box::new(stream)
             }
-            ListenAddress::Tcp(_) => Box::new(self.connect_tcp()),
-        }
-    }
-
-    fn connect_tcp(&self) -> TcpStream {
-        let ListenAddress::Tcp(address) = self.endpoints[0].address else { panic!("it has no port") };
-        let stream = TcpStream::connect(("127.0.0.1", address.port())).unwrap();
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
-        stream
+            ListenAddress::Tcp(address) => {
+                let stream = TcpStream::connect(("127.0.0.1", address.port())).unwrap();
+                stream.set_read_timeout(Some(PATIENCE)).unwrap();
+                Box::new(stream)
+            }
+        })
     }
 
     /// Returns the TLS configuration of a client, if it uses TLS.
@@ -165,38 +162,37 @@ impl Rig {
 
     /// Returns whether a client can write `data` to the disk.
     fn writes(&self, comer: Comer, data: &[u8]) -> bool {
-        let [old, new] = [&TLS12, &TLS13].map(|version| self.writes_by(version, comer, data));
+        let [old, new] =
+            [&TLS12, &TLS13].map(|version| self.writes_with(comer, self.config(comer, version), data));
         assert_eq!(old, new, "{comer:?}");
         new
     }
 
-    fn writes_by(&self, version: &'static SupportedProtocolVersion, comer: Comer, data: &[u8]) -> bool {
-        match (comer, self.config(comer, version)) {
-            (Comer::TlsAtOnce, Some(config)) => {
-                return greet_and_write(encrypt(self.connect(), config), data).unwrap_or(false);
+    /// Returns whether a client with this TLS configuration can write `data` to the disk.
+    fn writes_with(&self, comer: Comer, config: Option<ClientConfig>, data: &[u8]) -> bool {
+        // A client that is refused panics.
+        let attempt = || match config {
+            Some(config) if comer == Comer::TlsAtOnce => {
+                let mut client = Client::on(encrypt(self.connect().stream, config));
+                client.greet();
+                write_data(client, data)
             }
-            (_, Some(config)) => return self.writes_with(config, data),
-            (_, None) => {}
-        }
-        let attempt = || -> io::Result<bool> {
-            let mut stream = self.connect();
-            greet(&mut stream)?;
-            if comer != Comer::Clear {
-                ask(&mut stream, option::STARTTLS, &[])?;
+            Some(config) => write_data(start_tls(self.greeted(), config), data),
+            None => {
+                let mut client = self.greeted();
+                if comer == Comer::ClearAfterStart {
+                    client.option(option::STARTTLS, &[]);
+                }
+                write_data(client, data)
             }
-            write_data(&mut stream, data)
         };
-        attempt().unwrap_or(false)
+        catch_unwind(AssertUnwindSafe(attempt)).unwrap_or(false)
     }
 
-    /// Returns whether a client with this TLS configuration can write `data` to the disk.
-    fn writes_with(&self, config: ClientConfig, data: &[u8]) -> bool {
-        let attempt = || -> io::Result<bool> {
-            let mut stream = self.connect();
-            greet(&mut stream)?;
-            Ok(ask(&mut stream, option::STARTTLS, &[])? && write_data(&mut encrypt(stream, config), data)?)
-        };
-        attempt().unwrap_or(false)
+    fn greeted(&self) -> Client<Box<dyn Stream>> {
+        let mut client = self.connect();
+        client.greet();
+        client
     }
 
     fn contents(&self, len: usize) -> Vec<u8> {
@@ -206,47 +202,9 @@ impl Rig {
     }
 }
 
-fn encrypt<S: Stream>(stream: S, config: ClientConfig) -> StreamOwned<ClientConnection, S> {
-    let name = ServerName::try_from("localhost").unwrap();
-    StreamOwned::new(ClientConnection::new(Arc::new(config), name).unwrap(), stream)
-}
-
-fn greet(stream: &mut impl Stream) -> io::Result<()> {
-    stream.read_exact(&mut [0; 18])?;
-    stream.write_all(&3u32.to_be_bytes())
-}
-
-fn greet_and_write(mut stream: impl Stream, data: &[u8]) -> io::Result<bool> {
-    greet(&mut stream)?;
-    write_data(&mut stream, data)
-}
-
-/// Sends an option; returns whether it is acknowledged.
-fn ask(stream: &mut impl Stream, option: u32, data: &[u8]) -> io::Result<bool> {
-    stream.write_all(&option_bytes(option, data))?;
-    stream.flush()?;
-    loop {
-        let mut head = [0; 20];
-        stream.read_exact(&mut head)?;
-        let word = |at: usize| u32::from_be_bytes(head[at..at + 4].try_into().unwrap());
-        let (kind, len_bytes) = (word(12), word(16));
-        stream.read_exact(&mut vec![0; len_bytes as usize])?;
-        if kind == reply::ACK || kind >> 31 == 1 {
-            return Ok(kind == reply::ACK);
-        }
-    }
-}
-
-fn write_data(stream: &mut impl Stream, data: &[u8]) -> io::Result<bool> {
-    if !ask(stream, option::GO, &info_request(b"", &[]))? {
-        return Ok(false);
-    }
-    let request = request_bytes(0, cmd::WRITE, 1, 0, data.len() as u32);
-    stream.write_all(&[&request, data].concat())?;
-    stream.flush()?;
-    let mut reply = [0; 16];
-    stream.read_exact(&mut reply)?;
-    Ok(reply[4..8] == [0; 4])
+fn write_data(mut client: Client<impl Stream>, data: &[u8]) -> bool {
+    client.enter();
+    client.write(0, data).error == 0
 }
 
 #[test]
@@ -371,10 +329,7 @@ fn renew(dir: &Path) -> Authority {
 fn new_files_are_for_new_clients_and_those_at_work_go_on() {
     let mut rig = Rig::new(Place::Loopback, Asks::Certificate).unwrap();
     let tls = rig.tls.clone().unwrap();
-    let mut stream = rig.connect_tcp();
-    greet(&mut stream).unwrap();
-    assert!(ask(&mut stream, option::STARTTLS, &[]).unwrap());
-    let mut at_work = Client::on(encrypt(stream, rig.config(Comer::Known, &TLS13).unwrap()));
+    let mut at_work = start_tls(rig.greeted(), rig.config(Comer::Known, &TLS13).unwrap());
     at_work.go(true);
     let done = AtomicBool::new(false);
     thread::scope(|scope| {
@@ -399,7 +354,7 @@ fn new_files_are_for_new_clients_and_those_at_work_go_on() {
             assert!(rig.writes(Comer::Known, b"known"));
             assert!(!rig.writes(Comer::WithoutCertificate, b"nobody"));
             // The client trusts only the old authority, and is no longer trusted.
-            assert!(!rig.writes_with(before.unwrap(), b"past"));
+            assert!(!rig.writes_with(Comer::Known, before, b"past"));
             assert_eq!(rig.contents(5), b"known");
         }
         done.store(true, Ordering::Relaxed);

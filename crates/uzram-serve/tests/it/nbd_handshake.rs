@@ -1,6 +1,6 @@
 //! The handshake, byte by byte: options, metadata contexts, and the choice of an export.
 
-use crate::common::{Client, EINVAL, Headers, TestServer, cmd, device, info_request, named, option_bytes};
+use crate::common::{EINVAL, Headers, TestServer, cmd, device, info_request, named, option_bytes};
 use uzram::device::Device;
 use uzram_serve::nbd::proto::{info, option, reply, transmission_flags};
 
@@ -44,38 +44,6 @@ fn an_uninitialised_device_is_refused_with_the_setting_to_change() {
     client.send(&option_bytes(option::EXPORT_NAME, b""));
     assert!(client.at_end());
     server.device.set("disksize", "1M").unwrap();
-    server.ready(true);
-}
-
-/// What a client says after the greeting, the last of which ends its connection.
-#[test]
-fn a_handshake_out_of_step_ends_the_connection() {
-    let server = TestServer::new("1M");
-    let long =
-        |number: u32, len: u32| [b"IHAVEOPT", &[number, len].map(u32::to_be_bytes).concat()[..]].concat();
-    for bytes in [
-        vec![0; 16],
-        long(3, 65_537),
-        long(option::SET_META_CONTEXT, 1 << 31),
-        long(option::SET_META_CONTEXT, u32::MAX),
-        option_bytes(option::EXPORT_NAME, b"other"),
-    ] {
-        let mut client = server.client();
-        client.send(&bytes);
-        assert!(client.at_end(), "{bytes:?}");
-    }
-    let mut client = Client::silent(&server.path);
-    client.take::<18>();
-    client.send(&4u32.to_be_bytes());
-    assert!(client.at_end(), "a client flag that was not offered");
-    let mut client = server.client();
-    assert_eq!(client.option(option::ABORT, &[]), [(reply::ACK, vec![])]);
-    assert!(client.at_end());
-    let mut client = server.client();
-    for _ in 0..256 {
-        client.option(option::LIST, &[]);
-    }
-    assert!(client.at_end(), "endless haggling");
     server.ready(true);
 }
 

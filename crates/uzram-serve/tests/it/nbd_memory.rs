@@ -62,7 +62,7 @@ fn a_session_allocates_nothing_for_a_request() {
         let input = session(rounds);
         let mut client = Script { input: &input, sent_bytes: 0, allocations: 0 };
         let before = allocations::count();
-        serve_stream(&mut client, &exports, &mut buffers).unwrap();
+        serve_stream(&mut client, &exports, &mut buffers, None).unwrap();
         assert!(client.sent_bytes > rounds * 4096);
         client.allocations - before
     };

@@ -5,18 +5,15 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::common::pki::{Authority, Validity, write};
-use crate::common::secure::{Encrypted, Secure, client_config, files, start_tls};
+use crate::common::secure::{Encrypted, Secure, client_config, encrypt, files, start_tls};
 use crate::common::{Client, Random, cmd, device, info_request, option_bytes, request_bytes, seed};
-use rustls::pki_types::ServerName;
-use rustls::{ClientConnection, StreamOwned};
-use uzram::ErrorKind;
+use rustls::version::{TLS12, TLS13};
 use uzram_serve::Exports;
 use uzram_serve::nbd::proto::{option, reply, transmission_flags};
-use uzram_serve::nbd::{Buffers, Listen, SHARED_BYTES, ServerConfig, Tls, TlsFiles, serve_stream_with_tls};
+use uzram_serve::nbd::{Buffers, SHARED_BYTES, Tls, TlsFiles, serve_stream};
 
 /// Returns whether TLS is refused: the handshake fails, or the first message after it.
 fn refused<S: Read + Write>(mut client: Encrypted<S>) -> bool {
@@ -44,7 +41,7 @@ fn rest(stream: &mut impl Read) -> Vec<u8> {
 #[test]
 fn data_survives_both_versions_of_tls() {
     let mut random = Random::new(seed());
-    for (version, shared_bytes) in [(&rustls::version::TLS12, SHARED_BYTES), (&rustls::version::TLS13, 0)] {
+    for (version, shared_bytes) in [(&TLS12, SHARED_BYTES), (&TLS13, 0)] {
         let secure = Secure::with(false, |config| config.shared_bytes = shared_bytes);
         let mut steady = secure.steady();
         for structured in [false, true] {
@@ -103,14 +100,14 @@ fn records_may_be_torn_anywhere() {
     let tls = Tls::load(&files(dir.path(), true)).unwrap();
     let exports = Exports::new([device("4M")]);
     let mut random = Random::new(seed());
-    for version in [&rustls::version::TLS12, &rustls::version::TLS13] {
+    for version in [&TLS12, &TLS13] {
         for most_bytes in [1, 2, 7, 100, 5000, 20_000, 70_000] {
             let (ours, theirs) = UnixStream::pair().unwrap();
             std::thread::scope(|scope| {
                 let server = scope.spawn(|| {
                     let mut buffers = Buffers::new(0).unwrap();
                     let mut stream = Torn(theirs, most_bytes);
-                    serve_stream_with_tls(&mut stream, &exports, &mut buffers, &tls, true)
+                    serve_stream(&mut stream, &exports, &mut buffers, Some((&tls, true)))
                 });
                 let mut client = Client::over(ours);
                 client.greet();
@@ -153,7 +150,7 @@ fn over_tcp_nothing_but_tls_is_answered() {
         assert!(matches!(replies[..], [(reply::ERR_TLS_REQD, _)]), "option {number}: {replies:?}");
     }
     assert_eq!(client.option(option::STARTTLS, b"data")[0].0, reply::ERR_INVALID);
-    let mut client = start_tls(client, client_config(&secure.authority, None, &rustls::version::TLS13));
+    let mut client = start_tls(client, client_config(&secure.authority, None, &TLS13));
     assert_eq!(client.option(option::STARTTLS, &[])[0].0, reply::ERR_INVALID);
     assert_eq!(client.option(77, &[])[0].0, reply::ERR_UNSUP);
     client.go(true);
@@ -174,7 +171,7 @@ fn what_was_agreed_in_clear_is_forgotten() {
     let mut steady = secure.steady();
     let mut client = secure.server.client();
     assert_eq!(client.option(option::STRUCTURED_REPLY, &[]), [(reply::ACK, vec![])]);
-    let mut client = start_tls(client, client_config(&secure.authority, None, &rustls::version::TLS13));
+    let mut client = start_tls(client, client_config(&secure.authority, None, &TLS13));
     let (_, flags) = client.go(false);
     assert_eq!(flags & transmission_flags::SEND_DF, 0);
     // The client panics if the reply is structured.
@@ -216,9 +213,8 @@ fn clear_text_behind_starttls_is_not_obeyed() {
     let mut client = secure.tcp();
     assert_eq!(client.option(option::STARTTLS, &[]), [(reply::ACK, vec![])]);
     client.send(&option_bytes(option::LIST, &[]));
-    let config = Arc::new(client_config(&secure.authority, None, &rustls::version::TLS13));
-    let connection = ClientConnection::new(config, ServerName::try_from("localhost").unwrap()).unwrap();
-    assert!(refused(Client::on(StreamOwned::new(connection, client.stream))));
+    let config = client_config(&secure.authority, None, &TLS13);
+    assert!(refused(Client::on(encrypt(client.stream, config))));
     check(&mut steady);
 }
 
@@ -259,7 +255,7 @@ fn a_session_ends_in_order() {
 fn stopping_ends_encrypted_clients_in_order() {
     let secure = Secure::new();
     let mut idle = secure.ready();
-    let mut haggling = secure.over(&rustls::version::TLS13);
+    let mut haggling = secure.over(&TLS13);
     assert_eq!(haggling.option(option::LIST, &[]).len(), 2);
     let mut starting = secure.tcp();
     assert_eq!(starting.option(option::STARTTLS, &[]), [(reply::ACK, vec![])]);
@@ -284,10 +280,9 @@ fn whoever_stops_in_mid_handshake_is_dropped_in_time() {
     let mut steady = secure.steady();
     let started = Instant::now();
     let hello = {
-        let config = client_config(&secure.authority, None, &rustls::version::TLS13);
-        let name = ServerName::try_from("localhost").unwrap();
         let mut bytes = Vec::new();
-        ClientConnection::new(Arc::new(config), name).unwrap().write_tls(&mut bytes).unwrap();
+        let config = client_config(&secure.authority, None, &TLS13);
+        encrypt(std::io::empty(), config).conn.write_tls(&mut bytes).unwrap();
         bytes
     };
     let starttls = option_bytes(option::STARTTLS, &[]);
@@ -311,7 +306,7 @@ fn whoever_stops_in_mid_handshake_is_dropped_in_time() {
     slow.push(secure.silent());
     let mut encrypted: Vec<_> = [&[][..], &starttls[..9]]
         .map(|said| {
-            let mut client = secure.over(&rustls::version::TLS13);
+            let mut client = secure.over(&TLS13);
             assert_eq!(client.option(option::LIST, &[]).len(), 2);
             client.send(said);
             client.stream.flush().unwrap();
@@ -374,16 +369,5 @@ fn files_that_do_not_do_are_refused_with_the_option_to_change() {
         assert_eq!(error.setting(), Some(setting), "{error}");
         assert!(error.to_string().contains(words), "{words}: {error}");
         assert!(!error.to_string().contains('\n'), "{error}");
-    }
-}
-
-#[test]
-fn other_machines_are_let_in_with_tls_only() {
-    for address in ["tcp:0.0.0.0:0", "tcp:[::]:0", "tcp:192.0.2.1:10809", "tcp:[::ffff:10.0.0.1]:1"] {
-        let listen: Vec<Listen> = vec![address.parse().unwrap()];
-        let config = ServerConfig { listen, ..ServerConfig::new("unused") };
-        let error = config.check().expect_err(address);
-        assert_eq!(error.kind(), ErrorKind::Permission);
-        assert!(error.to_string().contains("tls-cert"), "{error}");
     }
 }

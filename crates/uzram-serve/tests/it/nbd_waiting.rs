@@ -18,6 +18,12 @@ use uzram_serve::nbd::proto::{NbdError, command_flags};
 
 const PAGE: usize = 4096;
 
+/// Returns a server of a disk of 16 MiB on a backing device that can be shut.
+fn served(settings: &[(&str, &str)]) -> (TestServer, Arc<Device>, Gate) {
+    let (device, gate) = gated("zram0", "16M", settings);
+    (TestServer::with(Arc::clone(&device), |_| {}), device, gate)
+}
+
 /// Returns the offset of a page.
 fn at(page: u64) -> u64 {
     page * PAGE as u64
@@ -77,7 +83,7 @@ fn reads_wait_alone<S: Read + Write>(client: &mut Client<S>, device: &Device, ga
             let flags = if chunks { flags } else { 0 };
             send_away(device, 9..10);
             let shut = gate.shut(Direction::Read);
-            let cookie = client.request(flags, cmd::READ, at(8) + from as u64, len as u32, &[]);
+            let cookie = client.request(flags, cmd::READ, at(8) + from as u64, len as u64, &[]);
             let mut whole = Reply::default();
             if chunks && flags == 0 && from < PAGE {
                 assert!(!client.part(&mut whole, |_| 0) && whole.cookie == cookie);
@@ -103,7 +109,7 @@ fn changes_wait_alone<S: Read + Write>(client: &mut Client<S>, device: &Device, 
             let shut = gate.shut(Direction::Read);
             let new = if zero { vec![0; len] } else { Random::new(from as u64 + 1).bytes(len) };
             let (command, payload) = if zero { (cmd::WRITE_ZEROES, &[][..]) } else { (cmd::WRITE, &new[..]) };
-            let cookie = client.request(0, command, at(8) + from as u64, len as u32, payload);
+            let cookie = client.request(0, command, at(8) + from as u64, len as u64, payload);
             others_are_answered(client);
             shut.wait_for(1);
             drop(shut);
@@ -132,8 +138,7 @@ fn changes_wait_alone<S: Read + Write>(client: &mut Client<S>, device: &Device, 
 
 #[test]
 fn other_requests_of_a_connection_go_on() {
-    let (device, gate) = gated("zram0", "16M", &[]);
-    let server = TestServer::with(Arc::clone(&device), |_| {});
+    let (server, device, gate) = served(&[]);
     for headers in ALL_HEADERS {
         let mut client = server.ready_with(headers);
         reads_wait_alone(&mut client, &device, &gate);
@@ -156,8 +161,7 @@ fn other_requests_of_an_encrypted_connection_go_on() {
 /// As many requests as can be offloaded, more than there are permits, and more than there are threads.
 #[test]
 fn many_wait_and_all_are_answered() {
-    let (device, gate) = gated("zram0", "16M", &[]);
-    let server = TestServer::with(Arc::clone(&device), |_| {});
+    let (server, device, gate) = served(&[]);
     for headers in ALL_HEADERS {
         for count in [1, 64, 200] {
             let mut client = server.ready_with(headers);
@@ -189,7 +193,7 @@ fn long_requests_wait_as_well() {
             let flags = if headers == Headers::Simple { 0 } else { flags };
             send_away(&device, page..page + 1);
             let shut = gate.shut(Direction::Read);
-            let read = client.request(flags, cmd::READ, at(1000), LEN as u32, &[]);
+            let read = client.request(flags, cmd::READ, at(1000), LEN as u64, &[]);
             let flush = client.request(0, cmd::FLUSH, 0, 0, &[]);
             let mut whole = client.replies(&[(flush, 0)]).remove(&read).unwrap_or_default();
             drop(shut);
@@ -200,7 +204,7 @@ fn long_requests_wait_as_well() {
         send_away(&device, 1000..1001);
         let shut = gate.shut(Direction::Read);
         let new = Random::new(1).bytes(LEN - 100);
-        let write = client.request(0, cmd::WRITE, at(1000) + 100, (LEN - 100) as u32, &new);
+        let write = client.request(0, cmd::WRITE, at(1000) + 100, (LEN - 100) as u64, &new);
         others_are_answered(&mut client);
         drop(shut);
         let reply = client.reply(0);
@@ -214,8 +218,7 @@ fn long_requests_wait_as_well() {
 #[test]
 fn writes_wait_for_memory_alone() {
     const PAGES: u64 = 400;
-    let (device, gate) = gated("zram0", "16M", &[("mem_limit", "1M")]);
-    let server = TestServer::with(Arc::clone(&device), |_| {});
+    let (server, _, gate) = served(&[("mem_limit", "1M")]);
     for headers in ALL_HEADERS {
         let mut client = server.ready_with(headers);
         assert_eq!(client.write(at(1000), &[9; PAGE]).error, 0);
@@ -242,14 +245,13 @@ fn writes_wait_for_memory_alone() {
         for page in 0..written {
             assert!(client.read(0, at(page), 4096).data() == Random::new(page).bytes(PAGE), "{page}");
         }
-        assert_eq!(client.call(0, cmd::TRIM, 0, at(PAGES) as u32, &[]).error, 0);
+        assert_eq!(client.call(0, cmd::TRIM, 0, at(PAGES), &[]).error, 0);
     }
 }
 
 #[test]
 fn who_says_goodbye_still_gets_what_waits() {
-    let (device, gate) = gated("zram0", "16M", &[]);
-    let server = TestServer::with(Arc::clone(&device), |_| {});
+    let (server, device, gate) = served(&[]);
     for headers in ALL_HEADERS {
         for says in ["goodbye", "nothing", "nonsense"] {
             let mut client = server.ready_with(headers);
@@ -273,8 +275,7 @@ fn who_says_goodbye_still_gets_what_waits() {
 
 #[test]
 fn who_vanishes_keeps_the_device_until_nothing_waits() {
-    let (device, gate) = gated("zram0", "16M", &[]);
-    let server = TestServer::with(Arc::clone(&device), |_| {});
+    let (server, device, gate) = served(&[]);
     let [mut steady, mut client, mut other] = [0; 3].map(|_| server.ready(true));
     fill(&mut client, 0..99);
     send_away(&device, 0..99);
@@ -321,8 +322,7 @@ fn nobody_waits_for_the_backing_device_of_another() {
 
 #[test]
 fn a_server_that_stops_waits_for_what_was_begun() {
-    let (device, gate) = gated("zram0", "16M", &[]);
-    let server = TestServer::with(Arc::clone(&device), |_| {});
+    let (server, device, gate) = served(&[]);
     let mut client = server.ready(true);
     let data = fill(&mut client, 0..40);
     send_away(&device, 0..40);
@@ -332,7 +332,6 @@ fn a_server_that_stops_waits_for_what_was_begun() {
     // When this is answered, all requests are offloaded.
     assert_eq!(client.call(0, cmd::FLUSH, 0, 0, &[]).error, 0);
     let TestServer { thread: server, .. } = server;
-    server.stop_handle().stop();
     let stopping = thread::spawn(move || drop(server));
     // Time for the server to notice, much less than clients get for their last replies.
     thread::sleep(Duration::from_millis(20));
@@ -372,7 +371,7 @@ fn work(mut client: Client, device: &Device, base: u64, seed: u64) {
                     _ => (cmd::WRITE_ZEROES, Some(vec![0; len])),
                 };
                 let payload = new.as_deref().filter(|_| command == cmd::WRITE).unwrap_or_default();
-                let cookie = client.request(0, command, place, len as u32, payload);
+                let cookie = client.request(0, command, place, len as u64, payload);
                 asked.push((cookie, if new.is_none() { len } else { 0 }, range.clone()));
                 new.into_iter().for_each(|new| model[range.clone()].copy_from_slice(&new));
                 from += len;
@@ -394,8 +393,7 @@ fn work(mut client: Client, device: &Device, base: u64, seed: u64) {
 fn replies_of_pages_that_come_and_go_are_right() {
     let seed = seed();
     for (limit, by_hand) in [("0", true), ("1M", false)] {
-        let (device, gate) = gated("zram0", "16M", &[("mem_limit", limit)]);
-        let server = TestServer::with(Arc::clone(&device), |_| {});
+        let (server, device, gate) = served(&[("mem_limit", limit)]);
         let clients: Vec<_> = std::iter::zip(0.., ALL_HEADERS)
             .map(|(number, headers)| {
                 let client = server.ready_with(headers);

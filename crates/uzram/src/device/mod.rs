@@ -104,10 +104,18 @@ macro_rules! device_stats {
     ) => {
         /// A snapshot of a device's statistics. Sizes are in bytes, pages are of 4096 bytes.
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-        #[cfg_attr(feature = "serde", derive(serde::Serialize))]
-        #[non_exhaustive]
+        #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
         pub struct DeviceStats {
             $($(#[$doc])* pub $field: u64,)*
+        }
+
+        impl std::iter::Sum for DeviceStats {
+            /// Sums the statistics of several devices.
+            fn sum<I: Iterator<Item = Self>>(all: I) -> Self {
+                all.fold(DeviceStats::default(), |sum, one| DeviceStats {
+                    $($field: sum.$field.saturating_add(one.$field)),*
+                })
+            }
         }
 
         impl DeviceStats {
@@ -190,6 +198,18 @@ device_stats! {
     backing_failed_reads: backing.failed_reads,
     /// Pages read back damaged: their reads fail.
     backing_corrupted: backing.corrupted,
+}
+
+impl DeviceStats {
+    /// Returns all memory that the device takes now: what `mem_limit` bounds, and the tables.
+    pub const fn memory_bytes(&self) -> u64 {
+        self.mem_charged_bytes.saturating_add(self.mem_tables_bytes)
+    }
+
+    /// Returns the memory of the device's contents, which is freed as they are discarded.
+    pub const fn kept_bytes(&self) -> u64 {
+        self.mem_charged_bytes.saturating_sub(self.reserve_free_bytes)
+    }
 }
 
 impl Params {

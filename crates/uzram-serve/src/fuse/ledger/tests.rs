@@ -140,24 +140,6 @@ fn lives_are_as_in_a_model_wherever_they_end() {
 }
 
 #[test]
-fn strikes_count_lives_that_ended_alike() {
-    let ledger = Ledger::new().unwrap();
-    let begin = || ledger.begin_life().strikes;
-    assert_eq!([begin(), begin(), begin()], [0, 1, 1], "nothing was under way");
-    ledger.begin_request(0, 8);
-    ledger.begin_request(1, 10);
-    assert_eq!(begin(), 1);
-    ledger.begin_request(0, 10 | FUSE_UNIQUE_RESEND);
-    assert_eq!(begin(), 2);
-    let request = ledger.begin_request(5, 12);
-    ledger.begin_request(0, 10 | FUSE_UNIQUE_RESEND);
-    ledger.end_request(5, request);
-    assert_eq!(begin(), 1, "one was answered");
-    ledger.begin_request(0, 14);
-    assert_eq!(begin(), 1, "another one");
-}
-
-#[test]
 fn there_may_be_more_requests_than_entries() {
     let ledger = Ledger::new().unwrap();
     ledger.begin_life();

@@ -136,7 +136,7 @@ fn a_handshake_gives_way_after_its_turn_and_newcomers_wait_until_then() {
         registry.clear_wake();
         let (oldest, _) = waiting.remove(0);
         scope.spawn(move || drop(oldest));
-        let mut news = [rustix::event::PollFd::new(&registry.acceptor_wake, rustix::event::PollFlags::IN)];
+        let mut news = [rustix::event::PollFd::new(&registry.wake, rustix::event::PollFlags::IN)];
         rustix::event::poll(&mut news, None).unwrap();
         assert!(registry.make_way(0, later));
         assert_eq!(client.read(&mut [0]).unwrap_err().kind(), std::io::ErrorKind::WouldBlock);

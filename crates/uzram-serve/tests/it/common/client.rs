@@ -353,14 +353,9 @@ impl<S: Read + Write> Client<S> {
         Ok(replies.into_iter().map(context).collect())
     }
 
-    /// Sends a request and returns its cookie.
-    pub fn request(&mut self, flags: u16, command: u16, offset: u64, len: u32, payload: &[u8]) -> u64 {
-        self.long_request(flags, command, offset, len.into(), payload)
-    }
-
-    /// Sends a request in the negotiated form and returns its cookie. An extended write with a payload
-    /// has `PAYLOAD_LEN`.
-    pub fn long_request(&mut self, flags: u16, command: u16, offset: u64, len: u64, payload: &[u8]) -> u64 {
+    /// Sends a request in the negotiated form and returns its cookie. An extended write with a payload has
+    /// `PAYLOAD_LEN`.
+    pub fn request(&mut self, flags: u16, command: u16, offset: u64, len: u64, payload: &[u8]) -> u64 {
         let cookie = self.next_cookie;
         self.next_cookie += 1;
         let header = self.headers.request(flags, command, cookie, offset, len);
@@ -370,27 +365,19 @@ impl<S: Read + Write> Client<S> {
     }
 
     /// Sends a request and receives its reply, which has no data.
-    pub fn call(&mut self, flags: u16, command: u16, offset: u64, len: u32, payload: &[u8]) -> Reply {
+    pub fn call(&mut self, flags: u16, command: u16, offset: u64, len: u64, payload: &[u8]) -> Reply {
         let cookie = self.request(flags, command, offset, len, payload);
         let reply = self.reply(0);
         assert_eq!(reply.cookie, cookie);
         reply
     }
 
-    /// Sends a request of any length without a payload, and receives its reply.
-    pub fn long_call(&mut self, flags: u16, command: u16, offset: u64, len: u64) -> Reply {
-        let cookie = self.long_request(flags, command, offset, len, &[]);
-        let reply = self.reply(0);
-        assert_eq!(reply.cookie, cookie);
-        reply
-    }
-
     pub fn write(&mut self, offset: u64, data: &[u8]) -> Reply {
-        self.call(0, cmd::WRITE, offset, data.len() as u32, data)
+        self.call(0, cmd::WRITE, offset, data.len() as u64, data)
     }
 
     pub fn read(&mut self, flags: u16, offset: u64, len: u32) -> Reply {
-        let cookie = self.request(flags, cmd::READ, offset, len, &[]);
+        let cookie = self.request(flags, cmd::READ, offset, len.into(), &[]);
         let reply = self.reply(len as usize);
         assert_eq!(reply.cookie, cookie);
         reply

@@ -21,7 +21,8 @@ use uzram_serve::nbd::proto::option;
 use uzram_serve::nbd::{Clients, Endpoint, ListenAddress, Server, ServerConfig, ServerThread};
 
 /// Raises the descriptor limit of this process, and of those that it starts, to the maximum; prints a note
-/// and returns true if that is less than `wanted`.
+/// and returns true if that is less than `wanted`. For the tests of the program.
+#[allow(dead_code)]
 pub fn too_few_descriptors(wanted: u64) -> bool {
     let maximum = getrlimit(Resource::Nofile).maximum;
     setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }).unwrap();

@@ -117,6 +117,11 @@ pub fn client_config(
 /// Starts TLS on a client that has answered the greeting.
 pub fn start_tls<S: Read + Write>(mut client: Client<S>, config: ClientConfig) -> Encrypted<S> {
     assert_eq!(client.option(option::STARTTLS, &[]), [(reply::ACK, vec![])]);
+    Client::on(encrypt(client.stream, config))
+}
+
+/// Speaks TLS over a stream from the next byte on.
+pub fn encrypt<S: Read + Write>(stream: S, config: ClientConfig) -> StreamOwned<ClientConnection, S> {
     let name = ServerName::try_from("localhost").unwrap();
-    Client::on(StreamOwned::new(ClientConnection::new(Arc::new(config), name).unwrap(), client.stream))
+    StreamOwned::new(ClientConnection::new(Arc::new(config), name).unwrap(), stream)
 }
