@@ -1,25 +1,15 @@
-//! Attributes as files (`uzram up --mount`), under the tools that are used on those of sysfs.
+//! Attributes as files (`uzram up --mount`), under the tools that are used on those of sysfs, and
+//! `block_state` of a large disk: a text that grows with it, but that the daemon never holds as a whole.
 
-use std::fs::{self, File, OpenOptions};
-use std::io::{Read, Seek, SeekFrom, Write};
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::io::{Seek, SeekFrom};
 
-use crate::common::Daemon;
-use crate::common::block::BlockPlace;
-use crate::common::clients::{arg, complain, succeed};
-
-fn up(place: &BlockPlace) -> Daemon {
-    place.up(&["--mount", arg(&place.dir().join("mnt"))])
-}
+use crate::common::*;
 
 #[test]
 fn tools_copy_attributes_and_set_them() {
-    let Some(place) =
-        BlockPlace::needing(&["cp", "install", "dd", "tee", "sed", "mv", "ln", "touch", "truncate", "tail"])
-    else {
-        return;
-    };
-    let _daemon = up(&place);
+    let tools = "cp install dd tee sed mv ln touch truncate tail";
+    let Some(place) = BlockPlace::needing(tools) else { return };
+    let _daemon = place.up_mounted("16M", "");
     let (files, root) = (place.files(), place.root());
     let shell = |script: &str| {
         succeed(&place, "sh", &["-ec", script, "sh", arg(&files), arg(root)]).trim().to_owned()
@@ -94,22 +84,100 @@ fn tools_copy_attributes_and_set_them() {
     assert_eq!(shell("cat $1/mem_limit"), before);
 }
 
+/// Readers that stop in the middle; a whole text for each would take 20 MB.
+const READERS: usize = 8;
+const SIZE: &str = "2G";
+const LINES: usize = 2 << 18;
+/// The most memory for all of them together.
+const MOST_BYTES: u64 = 16 << 20;
+const GET: &[u8] = b"GET /v1/devices/zram0/attributes/block_state HTTP/1.1\r\n\r\n";
+
+/// Writes zeros to all pages, so that each has a slot.
+fn fill(place: &Place) {
+    qemu_io(place, &["write -z 0 1G", "write -z 1G 1G"]);
+}
+
+fn shown(place: &Place) -> String {
+    let path = place.root().join("shown");
+    let mut command = place.command("stat zram0 block_state");
+    assert!(command.stdout(File::create(&path).unwrap()).status().unwrap().success());
+    fs::read_to_string(&path).unwrap()
+}
+
+/// Checks that the daemon has little more than these bytes.
+fn assert_little_more(daemon: &Daemon, before: u64) {
+    let more = daemon.anonymous_bytes().saturating_sub(before);
+    assert!(more < MOST_BYTES, "{more} bytes more");
+}
+
+#[test]
+fn clients_that_stop_reading_hold_neither_memory_nor_the_device() {
+    let Some(place) = Place::needing("qemu-io") else { return };
+    let daemon = place.up_sized(SIZE, "");
+    fill(&place);
+    let before = daemon.anonymous_bytes();
+    let readers = (0..READERS).map(|_| {
+        let mut reader = connect(&place.socket("control.sock"));
+        reader.write_all(GET).unwrap();
+        reader.read_exact(&mut [0; 1000]).unwrap();
+        reader
+    });
+    let readers: Vec<_> = readers.collect();
+    assert_little_more(&daemon, before);
+    let text = shown(&place);
+    assert_eq!(text.lines().count(), LINES);
+    for (page, line) in text.lines().enumerate() {
+        assert!(line.len() == 39 && line[..12].trim() == page.to_string(), "{page}: {line}");
+        assert!(line.ends_with(".000000 s....."), "{line}");
+    }
+    assert_eq!(place.run("reset zram0").ok(), "");
+    // They are disconnected, and their responses are incomplete.
+    for mut reader in readers {
+        let mut rest = String::new();
+        let _ = reader.read_to_string(&mut rest);
+        assert!(rest.len() < LINES * 40, "{}", rest.len());
+    }
+    let empty = ask(&place.socket("control.sock"), GET);
+    assert!(empty.ends_with("\r\n\r\n{\"name\":\"block_state\",\"text\":\"\"}\n"), "{empty}");
+}
+
+#[test]
+fn open_files_hold_no_memory_and_are_read_at_any_offset() {
+    let Some(place) = BlockPlace::needing("qemu-io") else { return };
+    let daemon = place.up_mounted(SIZE, "");
+    fill(&place);
+    let whole = shown(&place);
+    let before = daemon.anonymous_bytes();
+    let path = place.files().join("block_state");
+    let files: Vec<_> = (0..READERS).map(|_| File::open(&path).unwrap()).collect();
+    for file in &files {
+        file.read_exact_at(&mut [0; 1000], 0).unwrap();
+    }
+    assert_little_more(&daemon, before);
+    assert!(fs::read_to_string(&path).unwrap() == whole);
+    let mut random = Random::new(1);
+    for _ in 0..20 {
+        let (offset, len) = (random.below(whole.len()) as u64, random.below(10_000));
+        let len = len.min(whole.len() - offset as usize);
+        let mut part = vec![0; len];
+        files[0].read_exact_at(&mut part, offset).unwrap();
+        assert!(part == whole.as_bytes()[offset as usize..][..len], "{offset} {len}");
+    }
+}
+
 #[test]
 fn an_open_attribute_is_read_and_set_again_and_again() {
     let Some(place) = BlockPlace::if_able() else { return };
-    let _daemon = up(&place);
-    let mut file = OpenOptions::new().read(true).write(true).open(place.files().join("mem_limit")).unwrap();
-    let (mut text, mut other) = (String::new(), File::open(place.files().join("mem_limit")).unwrap());
-    file.read_to_string(&mut text).unwrap();
-    assert_eq!(text, "0\n");
+    let _daemon = place.up_mounted("16M", "");
+    let path = place.files().join("mem_limit");
+    let (mut file, mut other) = (open(&path), File::open(&path).unwrap());
+    assert_eq!(std::io::read_to_string(&file).unwrap(), "0\n");
     for mib in [1u64, 20, 300] {
         // Where the last operation ended, as in sysfs.
         file.write_all(format!("{mib}M").as_bytes()).unwrap();
         for reader in [&mut file, &mut other] {
-            let mut text = String::new();
             reader.seek(SeekFrom::Start(0)).unwrap();
-            reader.read_to_string(&mut text).unwrap();
-            assert_eq!(text, format!("{}\n", mib << 20));
+            assert_eq!(std::io::read_to_string(reader).unwrap(), format!("{}\n", mib << 20));
         }
         assert_eq!(place.number("mem_limit"), mib << 20);
     }

@@ -1,16 +1,6 @@
 //! The privileges that a daemon gives up once it serves, and the contents of its core file.
 
-use std::fs;
-use std::os::unix::fs::{FileExt, PermissionsExt};
-use std::path::{Path, PathBuf};
-use std::process::Command;
-
-use crate::common::block::BlockPlace;
-use crate::common::clients::missing;
-use crate::common::nbd::{READ, Raw, WRITE};
-use crate::common::{Daemon, Place, finish, status_field, wait_until};
-use rustix::process::{Pid, Signal, kill_process};
-use uzram::random::Random;
+use crate::common::*;
 
 const PAGE_BYTES: usize = 4096;
 const PAGES: usize = 64;
@@ -19,10 +9,6 @@ const IPC_LOCK: u64 = 1 << 14;
 
 fn capabilities(status: &str) -> u64 {
     u64::from_str_radix(&status_field(status, "CapPrm"), 16).unwrap()
-}
-
-fn own_status() -> String {
-    fs::read_to_string("/proc/self/status").unwrap()
 }
 
 /// Fails unless all threads of a process have a seccomp filter, and exactly these capabilities.
@@ -41,8 +27,7 @@ fn assert_confined(process: Pid, capabilities_left: u64) {
 
 /// Returns incompressible pages, all different.
 fn secrets() -> Vec<u8> {
-    let mut random = Random::new(20);
-    (0..PAGES * PAGE_BYTES / 8).flat_map(|_| random.next().to_le_bytes()).collect()
+    Random::new(20).bytes(PAGES * PAGE_BYTES)
 }
 
 /// Returns the number of secret pages found in a file, by a part of each; and whether the file has the
@@ -51,7 +36,7 @@ fn found_in(path: &Path) -> (usize, bool) {
     let secrets = secrets();
     let mut left: Vec<&[u8]> = secrets.chunks(PAGE_BYTES).map(|page| &page[1024..1056]).collect();
     let mut has_other = false;
-    let file = fs::File::open(path).unwrap();
+    let file = File::open(path).unwrap();
     let (mut bytes, mut at) = (vec![0; 16 << 20], 0);
     loop {
         let len = file.read_at(&mut bytes, at).unwrap();
@@ -98,9 +83,8 @@ fn with_cores(command: &Command, dir: &Path) -> Option<Command> {
 }
 
 fn core_file(dir: &Path) -> Option<PathBuf> {
-    let entries = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path());
-    let mut cores = entries.filter(|path| path.file_name().unwrap().to_string_lossy().starts_with("core"));
-    cores.next()
+    let mut entries = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path());
+    entries.find(|path| path.file_name().unwrap().to_string_lossy().starts_with("core"))
 }
 
 #[test]
@@ -108,29 +92,26 @@ fn users_memory_is_not_in_core_files() {
     // The place unmounts what is left.
     let place = BlockPlace::new();
     let cores = tempfile::tempdir().unwrap();
-    let mnt = place.root().join("mnt");
-    let has_files = rustix::process::geteuid().is_root() && Path::new("/dev/fuse").exists();
+    let has_files = is_root() && Path::new("/dev/fuse").exists();
     if !has_files {
         println!("skipped: not root, or no /dev/fuse: the part about files");
     }
-    let mount = ["--mount", mnt.to_str().unwrap()];
-    let args = [&["up", "--size", "16M"][..], if has_files { &mount } else { &[] }].concat();
+    let mount = if has_files { format!("--mount {}", place.path("mnt")) } else { String::new() };
+    let args = format!("up --size 16M {mount}");
     let Some(command) = with_cores(&place.command(&args), cores.path()) else { return };
     let daemon = Daemon::start(command);
-    let mut client = Raw::unix(&place).enter().unwrap();
+    let mut client = place.nbd();
     let secrets = secrets();
     for (number, page) in secrets.chunks(PAGE_BYTES).enumerate() {
         let at = (number * PAGE_BYTES) as u64;
-        client.request(WRITE, at, PAGE_BYTES as u32, page).unwrap();
-        assert!(client.reply(0).is_some());
-        client.request(READ, at, PAGE_BYTES as u32, &[]).unwrap();
-        assert_eq!(client.reply(PAGE_BYTES).unwrap(), page);
+        assert_eq!(client.write(at, page).error, 0);
+        assert_eq!(client.read(0, at, PAGE_BYTES as u32).data(), page);
     }
     drop(client);
     if has_files {
-        let open = || fs::File::options().read(true).write(true).open(mnt.join("zram0/disk"));
-        wait_until("the client is gone", || open().is_ok());
-        let (disk, mut read) = (open().unwrap(), vec![0; secrets.len()]);
+        let path = place.root().join("mnt/zram0/disk");
+        wait_until("the client is gone", || File::options().write(true).open(&path).is_ok());
+        let (disk, mut read) = (open(&path), vec![0; secrets.len()]);
         disk.write_all_at(&secrets, 0).unwrap();
         disk.read_exact_at(&mut read, 0).unwrap();
         assert!(read == secrets);
@@ -151,54 +132,51 @@ fn users_memory_is_not_in_core_files() {
 fn daemons_that_swap_leave_no_core_files() {
     let Some(place) = BlockPlace::if_able() else { return };
     let cores = tempfile::tempdir().unwrap();
-    let command = place.command(&["swap", "on", "--size", "64M"]);
+    let command = place.command("swap on --size 64M");
     let Some(command) = with_cores(&command, cores.path()) else { return };
     finish(command).ok();
-    let status = place.run(&["swap", "status"]).ok();
-    assert!(status.contains("kept out of core files   yes"), "{status}");
+    place.run("swap status").shows(&["kept out of core files   yes"]);
     // Only the process that attaches needs other capabilities.
     place.wait_for_standby();
     assert_confined(place.worker_id(), SYS_ADMIN | IPC_LOCK);
     assert_confined(place.process("standby_pid").unwrap(), SYS_ADMIN | IPC_LOCK);
     kill_process(place.worker_id(), Signal::ABORT).unwrap();
     wait_until("another process serves", || {
-        place.run(&["status"]).stdout.contains("take-overs               1")
+        place.run("status").stdout.contains("take-overs               1")
     });
     kill_process(place.daemon_id(), Signal::ABORT).unwrap();
-    wait_until("it is dead", || !place.run(&["status"]).status.success());
-    place.run(&["swap", "off"]).ok();
+    wait_until("it is dead", || !place.run("status").status.success());
+    place.run("swap off").ok();
     assert_eq!(core_file(cores.path()), None);
     place.assert_clean();
 }
 
 /// Returns the process that attaches for a daemon.
-fn attendant_of(daemon: Pid) -> u32 {
-    let processes = fs::read_dir("/proc").unwrap().filter_map(|entry| {
-        let entry = entry.unwrap();
-        let id = entry.file_name().to_str()?.parse().ok()?;
+fn attendant_of(daemon: Pid) -> PathBuf {
+    let mut processes = fs::read_dir("/proc").unwrap().map(|entry| entry.unwrap().path());
+    let is_it = |process: &PathBuf| {
         // A process may have ended meanwhile.
-        Some((id, fs::read_to_string(entry.path().join("status")).ok()?))
-    });
-    let parent = daemon.as_raw_nonzero().to_string();
-    let mut children = processes.filter(|(_, status)| status_field(status, "PPid") == parent);
-    children.find(|(_, status)| status_field(status, "Name") == "attendant").expect("it has one").0
+        let status = fs::read_to_string(process.join("status")).unwrap_or_default();
+        let field = |name| status_field_if_any(&status, name);
+        field("PPid") == Some(daemon.as_raw_pid().to_string())
+            && field("Name").as_deref() == Some("attendant")
+    };
+    processes.find(is_it).expect("it has one")
 }
 
 #[test]
 fn the_process_that_attaches_has_nothing_of_the_daemons_and_outlives_its_program_but_not_the_daemon() {
-    let Some(place) = BlockPlace::needing(&["sh"]) else { return };
+    let Some(place) = BlockPlace::if_able() else { return };
     let program = place.root().join("uzram");
-    fs::copy(env!("CARGO_BIN_EXE_uzram"), &program).unwrap();
+    fs::copy(UZRAM, &program).unwrap();
     let up = || {
         // With an open file of the caller, and a secret in the environment.
         let mut command = Command::new("sh");
         command.args(["-c", "exec 9</etc/passwd; exec \"$0\" up --size 1M --attach"]).arg(&program);
-        command.env("UZRAM_RUNTIME_DIR", place.dir()).env("SECRET", "secret");
-        Daemon::start(command)
+        Daemon::start(command.env("UZRAM_RUNTIME_DIR", place.dir()).env("SECRET", "secret"))
     };
     let daemon = up();
-    let attendant = attendant_of(place.daemon_id());
-    let process = Path::new("/proc").join(attendant.to_string());
+    let process = attendant_of(place.daemon_id());
     assert!(fs::read(process.join("environ")).unwrap().is_empty(), "it has an environment");
     let files = fs::read_dir(process.join("fd")).unwrap();
     let mut files: Vec<_> = files.map(|file| fs::read_link(file.unwrap().path()).unwrap()).collect();
@@ -207,50 +185,44 @@ fn the_process_that_attaches_has_nothing_of_the_daemons_and_outlives_its_program
     assert_eq!(null, ["/dev/null"; 3].map(PathBuf::from), "{files:?}");
     assert!(socket.to_str().unwrap().starts_with("socket:"), "{files:?}");
     // An update replaces the program by one with other options.
-    let other = place.root().join("other");
-    fs::write(&other, "#!/bin/sh\nexit 1\n").unwrap();
-    fs::set_permissions(&other, fs::Permissions::from_mode(0o755)).unwrap();
+    let other = place.write("other", "#!/bin/sh\nexit 1\n");
+    set_mode(&other, 0o755);
     fs::rename(&other, &program).unwrap();
     place.end_clean(daemon);
     wait_until("it has ended", || !process.exists());
     // A killed daemon cannot notify it.
     fs::remove_file(&program).unwrap();
-    fs::copy(env!("CARGO_BIN_EXE_uzram"), &program).unwrap();
+    fs::copy(UZRAM, &program).unwrap();
     let daemon = up();
-    let process = format!("/proc/{}", attendant_of(place.daemon_id()));
-    daemon.signal(Signal::KILL);
-    daemon.ended();
-    wait_until("it has ended", || !Path::new(&process).exists());
-    place.run(&["detach", "--force"]).ok();
+    let process = attendant_of(place.daemon_id());
+    daemon.kill();
+    wait_until("it has ended", || !process.exists());
+    place.run("detach --force").ok();
     place.assert_clean();
 }
 
 #[test]
 fn who_is_no_daemon_has_nobody_attach_for_it() {
     let place = Place::new();
-    let ended = place.run(&["attendant"]);
-    assert!(ended.complaint(1).contains("only a daemon starts this"), "{}", ended.stderr);
+    place.run("attendant").says(1, "only a daemon starts this");
 }
 
 #[test]
 fn a_daemon_keeps_what_it_needs_and_no_more() {
     let place = Place::new();
-    let daemon = place.up(&[]);
+    let daemon = place.up("");
     place.wait_for_standby();
     assert_confined(place.worker_id(), IPC_LOCK);
     assert_confined(place.process("standby_pid").unwrap(), IPC_LOCK);
     // Threads started later are confined, too, and the daemon still does everything.
-    let backing = place.root().join("cold");
-    let backing = format!("{}:8M", backing.display());
-    let add = ["add", "other", "--size", "8M", "--algorithm", "zstd:3", "--backing", &backing];
-    place.run(&add).ok();
+    place.run(&format!("add other --size 8M --algorithm zstd:3 --backing {}", place.path("cold:8M"))).ok();
     let files = fs::read_dir(format!("/proc/{}/fd", place.worker_id().as_raw_nonzero())).unwrap();
     let files: Vec<_> = files.filter_map(|file| fs::read_link(file.unwrap().path()).ok()).collect();
     assert!(files.iter().any(|file| file.ends_with("cold")), "{files:?}");
     assert!(!files.iter().any(|file| file.to_string_lossy().contains("io_uring")), "{files:?}");
-    assert!(Raw::unix(&place).enter().unwrap().works(3));
+    assert!(works(&mut place.nbd(), 3));
     assert_confined(place.worker_id(), IPC_LOCK);
-    place.run(&["remove", "other"]).ok();
+    place.run("remove other").ok();
     place.end(daemon);
 }
 
@@ -258,14 +230,11 @@ fn a_daemon_keeps_what_it_needs_and_no_more() {
 fn what_stays_in_another_users_directory_is_said() {
     let Some(place) = BlockPlace::if_able() else { return };
     let dir = place.mount_point("theirs");
-    fs::set_permissions(place.root(), fs::Permissions::from_mode(0o755)).unwrap();
-    std::os::unix::fs::chown(&dir, Some(65534), Some(65534)).unwrap();
+    set_mode(place.root(), 0o755);
+    chown(&dir, Some(NOBODY), Some(NOBODY)).unwrap();
     let (socket, mnt) = (dir.join("nbd.sock"), dir.join("mnt"));
-    let listen = format!("unix:{}", socket.display());
-    let daemon = place.up(&["--listen", &listen, "--mount", mnt.to_str().unwrap()]);
-    place.run(&["down"]).ok();
-    let (status, said) = daemon.ended();
-    assert!(status.success(), "{said}");
+    let daemon = place.up(&format!("--listen unix:{} --mount {}", socket.display(), mnt.display()));
+    let said = place.end(daemon);
     assert!(!socket.exists() && !mnt.exists(), "the holder, which is not confined, removes them: {said}");
     place.assert_clean();
 }
@@ -273,19 +242,21 @@ fn what_stays_in_another_users_directory_is_said() {
 #[test]
 fn what_exec_starts_keeps_everything() {
     let place = Place::new();
-    let show = "grep -E '^(CapPrm|Seccomp|NoNewPrivs):' /proc/self/status";
-    let shown = place.run(&["up", "--size", "1M", "--exec", show]).ok();
+    let own = fs::read_to_string("/proc/self/status").unwrap();
+    let exec = |show: &str, survives: &str| {
+        place.run(&[&["up", "--size", "1M", "--exec", show], &survives.words()[..]].concat()).ok()
+    };
+    let shown = exec("grep -E '^(CapPrm|Seccomp|NoNewPrivs):' /proc/self/status", "");
     for name in ["CapPrm", "Seccomp", "NoNewPrivs"] {
-        assert_eq!(status_field(&shown, name), status_field(&own_status(), name), "{shown}");
+        assert_eq!(status_field(&shown, name), status_field(&own, name), "{shown}");
     }
     // The process that serves is confined meanwhile.
-    let uzram = env!("CARGO_BIN_EXE_uzram");
     let show = format!(
-        "worker=$('{uzram}' status | awk '/^worker/ {{ print $2 }}'); \
+        "worker=$('{UZRAM}' status | awk '/^worker/ {{ print $2 }}'); \
          grep -h -E '^(CapPrm|Seccomp|NoNewPrivs):' /proc/$worker/status"
     );
-    for survives in [&[][..], &["--no-survive"]] {
-        let shown = place.run(&[&["up", "--size", "1M", "--exec", &show], survives].concat()).ok();
+    for survives in ["", "--no-survive"] {
+        let shown = exec(&show, survives);
         assert_eq!((&*status_field(&shown, "Seccomp"), &*status_field(&shown, "NoNewPrivs")), ("2", "1"));
         assert_eq!(capabilities(&shown) & !IPC_LOCK, 0, "{shown}");
     }
@@ -293,29 +264,24 @@ fn what_exec_starts_keeps_everything() {
 
 #[test]
 fn a_users_mount_is_unmounted_by_a_program_that_may() {
-    if !rustix::process::geteuid().is_root()
-        || !Path::new("/dev/fuse").exists()
-        || missing(&["fusermount3", "unshare", "setpriv"])
-    {
-        println!("skipped: not root, or no /dev/fuse");
+    if unable() || missing("fusermount3 unshare setpriv") {
         return;
     }
     let place = Place::new();
-    fs::set_permissions(place.root(), fs::Permissions::from_mode(0o755)).unwrap();
+    set_mode(place.root(), 0o755);
     // A place where all users can run it.
-    let program = place.root().join("uzram");
-    fs::copy(env!("CARGO_BIN_EXE_uzram"), &program).unwrap();
+    fs::copy(UZRAM, place.root().join("uzram")).unwrap();
     let home = place.root().join("home");
     fs::create_dir(&home).unwrap();
-    std::os::unix::fs::chown(&home, Some(65534), Some(65534)).unwrap();
+    chown(&home, Some(NOBODY), Some(NOBODY)).unwrap();
     // A namespace where all users can use FUSE.
-    let script = "cd \"$1\" && mknod fuse c 10 229 && chmod 666 fuse && mount --bind fuse /dev/fuse && \
-                  exec setpriv --reuid 65534 --regid 65534 --clear-groups ./uzram up --size 1M --runtime-dir home/run \
-                  --mount home/run/mnt --exec 'ls home/run/mnt; grep Seccomp: /proc/$PPID/status'";
-    let mut command = Command::new("unshare");
-    command.args(["--mount", "sh", "-c", script, "sh"]).arg(place.root()).env_remove("UZRAM_RUNTIME_DIR");
-    let ended = finish(command);
-    assert!(!ended.stderr.contains("WARN"), "{}", ended.stderr);
+    let mut command = isolated(
+        "cd $0 && mknod fuse c 10 229 && chmod 666 fuse && mount --bind fuse /dev/fuse && \
+         exec setpriv --reuid 65534 --regid 65534 --clear-groups ./uzram up --size 1M --runtime-dir home/run \
+         --mount home/run/mnt --exec 'ls home/run/mnt; grep Seccomp: /proc/$PPID/status'",
+    );
+    let ended = finish(command.arg(place.root()).env_remove("UZRAM_RUNTIME_DIR"));
+    assert!(!ended.stderr.contains("WARN"), "{ended}");
     assert_eq!(ended.ok(), "zram0\nSeccomp:\t0\n");
     assert!(!home.join("run/mnt").exists(), "it was unmounted, and removed");
 }

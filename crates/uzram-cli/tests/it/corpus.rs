@@ -1,41 +1,24 @@
 //! `uzram corpus`: whose memory it takes, which, and the file that it makes.
 
-use std::fs;
-use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
-use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
-
-use crate::common::{Ended, PATIENCE, Place, bare_command, collect_within, finish, not_root, wait_until};
-use rustix::process::{Pid, Signal, kill_process};
+use crate::common::*;
 
 const PAGE_BYTES: usize = 4096;
-const NOBODY: u32 = 65534;
 /// A shell that holds 1 MB of digits and ends of lines, no two pages of which are equal, and has a child.
 const HOLDER: &str = "x=$(seq 1000000 1125000); echo holds it; sleep 1000; echo $x";
 /// Whole pages of it, at least.
 const KNOWN_PAGES: usize = 1_000_000 / PAGE_BYTES - 1;
 
-fn corpus(args: &[&str]) -> Ended {
-    finish(bare_command(&[&["corpus"], args].concat()))
+fn corpus(args: &str) -> Ended {
+    finish(bare_command(&format!("corpus {args}")))
 }
 
-fn text(path: &Path) -> &str {
-    path.to_str().unwrap()
-}
-
-/// A program that is killed when it is dropped.
-struct Running(Child);
+/// A program that is killed, with those that it started, when it is dropped.
+struct Running(Killed);
 
 impl Running {
-    fn start(command: &mut Command) -> Running {
-        Running(command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap())
-    }
-
-    /// A process whose memory is known.
     fn holder() -> (Running, String) {
-        use std::io::{BufRead, BufReader};
-        let mut holder = Running::start(Command::new("sh").args(["-c", HOLDER]).process_group(0));
+        let holder = start(Command::new("sh").args(["-c", HOLDER]).process_group(0));
+        let mut holder = Running(Killed(holder));
         let mut line = String::new();
         BufReader::new(holder.0.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
         assert_eq!(line, "holds it\n");
@@ -46,15 +29,13 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // They fail only if it has ended.
+        // It fails only if they have ended.
         let _ = rustix::process::kill_process_group(Pid::from_child(&self.0), Signal::KILL);
-        let _ = self.0.kill();
-        let _ = self.0.wait();
     }
 }
 
 /// Returns the pages of a file that only its user can read.
-fn pages(path: &Path) -> Vec<Vec<u8>> {
+fn pages(path: &str) -> Vec<Vec<u8>> {
     assert_eq!(fs::symlink_metadata(path).unwrap().mode() & 0o7777, 0o600);
     let bytes = fs::read(path).unwrap();
     assert_eq!(bytes.len() % PAGE_BYTES, 0);
@@ -69,16 +50,16 @@ fn known(pages: &[Vec<u8>]) -> usize {
 #[test]
 fn the_memory_of_a_process_is_written_to_a_file() {
     let place = Place::new();
-    let (first, second) = (place.root().join("first"), place.root().join("second"));
+    let (first, second) = (place.path("first"), place.path("second"));
     let (_holder, pid) = Running::holder();
-    let said = corpus(&["-o", text(&first), &pid, &pid]).ok();
+    let said = corpus(&format!("-o {first} {pid} {pid}")).ok();
     let found = pages(&first);
     assert!(known(&found) >= KNOWN_PAGES, "{} of {}: {said}", known(&found), found.len());
     assert!(found.iter().all(|page| page.chunks(8).any(|word| word != &page[..8])), "none is same-filled");
     assert!(said.contains(" same-filled, 0 unreadable, 0 beyond --size\n"), "{said}");
     assert!(said.starts_with(&format!("pages     {} of ", found.len())), "{said}");
 
-    let said = corpus(&["-o", text(&second), "--size", "128K", &pid]).ok();
+    let said = corpus(&format!("-o {second} --size 128K {pid}")).ok();
     let some = pages(&second);
     assert!(some.len() == 32 && !said.contains(" 0 beyond"), "{said}");
     // From its beginning to its end.
@@ -90,12 +71,12 @@ fn the_memory_of_a_process_is_written_to_a_file() {
 #[test]
 fn a_command_is_started_and_ended() {
     let place = Place::new();
-    let path = place.root().join("pages");
+    let path = place.path("pages");
     // What is known is in a process that the command starts.
     let script = format!("echo $$ >&2; sh -c \"{}\"; :", HOLDER.replace('$', "\\$"));
-    let ended = corpus(&["-o", text(&path), "--after", "1.5", "--", "sh", "-c", &script]);
+    let ended = finish(bare_command(&["corpus", "-o", &path, "--after", "1.5", "--", "sh", "-c", &script]));
     let pid = ended.stderr.lines().next().unwrap().to_owned();
-    assert!(ended.stderr.contains("holds it"), "{}", ended.stderr);
+    assert!(ended.stderr.contains("holds it"), "{ended}");
     assert!(!ended.ok().contains("holds it"));
     assert!(known(&pages(&path)) >= KNOWN_PAGES);
     assert!(!Path::new("/proc").join(pid).exists(), "it was ended");
@@ -104,91 +85,72 @@ fn a_command_is_started_and_ended() {
 #[test]
 fn a_failure_is_one_line_and_leaves_no_file() {
     let place = Place::new();
-    let path = place.root().join("pages");
-    let out = text(&path);
-    let zombie = Running::start(&mut Command::new("true"));
-    let zombie_pid = zombie.0.id().to_string();
-    let stat = format!("/proc/{zombie_pid}/stat");
+    let out = place.path("pages");
+    let zombie = Killed(start(&mut Command::new("true")));
+    let its_id = zombie.id();
+    let stat = format!("/proc/{its_id}/stat");
     wait_until("it is a zombie", || fs::read_to_string(&stat).unwrap().contains(") Z"));
     for (args, status, mentions) in [
-        (&["-o", out, "4194305"][..], 1, "there is no process 4194305"),
-        (&["-o", out, &zombie_pid], 1, "has ended"),
-        (&["-o", out, "0"], 2, "PID"),
-        (&["-o", out, "1 2"], 2, "PID"),
-        (&["-o", out], 2, "PID"),
-        (&["-o", out, "1", "--", "sleep", "1000"], 2, "PID"),
-        (&["1"], 2, "--output"),
-        (&["-o", out, "--after", "1", "1"], 2, "COMMAND"),
-        (&["-o", out, "--after=-1", "--", "true"], 2, "write seconds"),
-        (&["-o", out, "--after", "soon", "--", "true"], 2, "write seconds, up to 86400"),
-        (&["-o", out, "--size", "4095B", "1"], 2, "write 4K to 16G"),
-        (&["-o", out, "--size", "17G", "1"], 2, "write 4K to 16G"),
-        (&["-o", out, "--", "/nonexistent/program"], 1, "cannot start /nonexistent/program: No such file"),
-        (&["-o", out, "--", "sh", "-c", "exit 3"], 1, "sh ended with status 3 after 0."),
-        (&["-o", "/nonexistent/pages", "--", "sleep", "1000"], 1, "cannot write /nonexistent/pages: No such"),
-        (&["-o", text(place.root()), "--", "sleep", "1000"], 1, "exists"),
+        ("-o OUT 4194305", 1, "there is no process 4194305"),
+        (&format!("-o OUT {its_id}"), 1, "has ended"),
+        ("-o OUT 0", 2, "PID"),
+        ("-o OUT 1x2", 2, "PID"),
+        ("-o OUT", 2, "PID"),
+        ("-o OUT 1 -- sleep 1000", 2, "PID"),
+        ("1", 2, "--output"),
+        ("-o OUT --after 1 1", 2, "COMMAND"),
+        ("-o OUT --after=-1 -- true", 2, "write seconds"),
+        ("-o OUT --after soon -- true", 2, "write seconds, up to 86400"),
+        ("-o OUT --size 4095B 1", 2, "write 4K to 16G"),
+        ("-o OUT --size 17G 1", 2, "write 4K to 16G"),
+        ("-o OUT -- /nonexistent/program", 1, "cannot start /nonexistent/program: No such file"),
+        ("-o OUT -- false", 1, "false ended with status 1 after 0."),
+        ("-o /nonexistent/pages -- sleep 1000", 1, "cannot write /nonexistent/pages: No such"),
+        (&format!("-o {} -- sleep 1000", place.root().display()), 1, "exists"),
     ] {
-        let ended = corpus(args);
-        let line = ended.complaint(status);
-        assert!(line.contains(mentions), "{args:?}: {line}");
-        assert!(!path.exists(), "{args:?}");
+        corpus(&args.replace("OUT", &out)).says(status, mentions);
+        assert!(!Path::new(&out).exists(), "{args}");
     }
 }
 
 #[test]
 fn nothing_is_overwritten_and_no_link_followed() {
     let place = Place::new();
-    let (file, link, dangling) =
-        (place.root().join("file"), place.root().join("link"), place.root().join("dangling"));
-    fs::write(&file, "precious").unwrap();
+    let (link, absent) = (place.path("link"), place.path("absent"));
+    let file = place.write("file", "precious");
     symlink(&file, &link).unwrap();
-    symlink(place.root().join("absent"), &dangling).unwrap();
-    let pid = std::process::id().to_string();
+    let to = |path: &str| corpus(&format!("-o {path} {}", std::process::id()));
     for path in [&file, &link] {
-        let ended = corpus(&["-o", text(path), &pid]);
-        assert!(ended.complaint(1).ends_with("exists: remove it or write another"), "{}", ended.stderr);
+        to(path).says(1, "exists: remove it or write another");
         assert_eq!(fs::read(&file).unwrap(), b"precious");
     }
     // In a directory that everybody may write to, not even a link to nothing.
-    let open = place.root().join("open");
+    let open = place.path("open");
     fs::create_dir(&open).unwrap();
-    fs::set_permissions(&open, fs::Permissions::from_mode(0o1777)).unwrap();
-    let (trap, into) = (open.join("trap"), open.join("into"));
-    symlink(place.root().join("absent"), &trap).unwrap();
-    symlink(place.root(), &into).unwrap();
-    assert!(corpus(&["-o", text(&trap), &pid]).complaint(1).contains("exists: remove it"));
-    let ended = corpus(&["-o", text(&into.join("absent")), &pid]);
-    assert!(ended.complaint(1).contains("is a symbolic link that is not followed"), "{}", ended.stderr);
-    assert!(!place.root().join("absent").exists());
+    set_mode(&open, 0o1777);
+    symlink(&absent, format!("{open}/trap")).unwrap();
+    symlink(place.root(), format!("{open}/into")).unwrap();
+    to(&format!("{open}/trap")).says(1, "exists: remove it");
+    to(&format!("{open}/into/absent")).says(1, "is a symbolic link that is not followed");
+    assert!(!Path::new(&absent).exists());
 }
 
 #[test]
 fn another_users_memory_is_refused() {
-    if not_root() {
-        return;
-    }
-    let place = Place::new();
-    fs::set_permissions(place.root(), fs::Permissions::from_mode(0o777)).unwrap();
+    let Some(place) = Place::if_root() else { return };
+    set_mode(place.root(), 0o777);
     // The build's directory may be for root alone.
-    let program = place.root().join("uzram");
-    let built = env!("CARGO_BIN_EXE_uzram");
-    fs::hard_link(built, &program).or_else(|_| fs::copy(built, &program).map(drop)).unwrap();
-    let path: PathBuf = place.root().join("pages");
-    let as_nobody = |args: &[&str]| {
+    let (program, path) = (place.copy_of_program(), place.path("pages"));
+    let as_nobody = |args: &str| {
         let mut command = Command::new(&program);
-        command.args(["corpus", "-o", text(&path)]).args(args).uid(NOBODY).gid(NOBODY);
-        finish(command)
+        finish(command.args(["corpus", "-o", &path]).args(args.words()).uid(NOBODY).gid(NOBODY))
     };
     let (_holder, pid) = Running::holder();
-    let ended = as_nobody(&[&pid]);
-    assert!(
-        ended
-            .complaint(1)
-            .contains(&format!("no permission to read the memory of process {pid}: root has it"))
-    );
-    assert!(!path.exists());
+    let why = format!("no permission to read the memory of process {pid}: root has it");
+    as_nobody(&pid).says(1, &why);
+    assert!(!Path::new(&path).exists());
     // Its own programs it may read.
-    as_nobody(&["--after", "0.3", "--", "sleep", "1000"]).ok();
+    as_nobody("--after 0.3 -- sleep 1000").ok();
     assert_eq!(fs::metadata(&path).unwrap().uid(), NOBODY);
     assert!(!pages(&path).is_empty());
 }
@@ -196,36 +158,29 @@ fn another_users_memory_is_refused() {
 #[test]
 fn a_signal_ends_the_command_and_leaves_no_file() {
     let place = Place::new();
-    let path = place.root().join("pages");
-    let mut command = bare_command(&["corpus", "-o", text(&path), "--after", "1000", "--", "sleep", "1000"]);
+    let path = place.path("pages");
+    let mut command = bare_command(&format!("corpus -o {path} --after 1000 -- sleep 1000"));
     for signal in [Signal::INT, Signal::TERM, Signal::HUP] {
-        let child = crate::common::start(&mut command);
-        let pid = child.id();
-        let children = format!("/proc/{pid}/task/{pid}/children");
+        let child = start(&mut command);
+        let pid = Pid::from_child(&child);
         let mut sleeper = String::new();
         wait_until("it has started its command", || {
-            sleeper = fs::read_to_string(&children).unwrap_or_default().trim().to_owned();
-            let comm = fs::read_to_string(format!("/proc/{sleeper}/comm")).unwrap_or_default();
-            comm == "sleep\n"
+            sleeper = of_process(pid, &format!("task/{}/children", child.id())).trim().to_owned();
+            fs::read_to_string(format!("/proc/{sleeper}/comm")).unwrap_or_default() == "sleep\n"
         });
-        assert!(path.exists());
-        kill_process(Pid::from_raw(pid as i32).unwrap(), signal).unwrap();
-        assert_eq!(collect_within(child, PATIENCE).complaint(1), "interrupted", "{signal:?}");
-        assert!(!path.exists() && !Path::new("/proc").join(sleeper).exists());
+        assert!(Path::new(&path).exists());
+        kill_process(pid, signal).unwrap();
+        assert_eq!(collect(child).complaint(1), "interrupted", "{signal:?}");
+        assert!(!Path::new(&path).exists() && !Path::new("/proc").join(sleeper).exists());
     }
 }
 
 #[test]
 fn a_full_disk_is_reported() {
-    if not_root() {
-        return;
-    }
-    let place = Place::new();
+    let Some(place) = Place::if_root() else { return };
     let (_holder, pid) = Running::holder();
-    let script = "mount -t tmpfs -o size=64k none \"$1\" && \"$0\" corpus -o \"$1/pages\" \"$2\"; \
-                  status=$?; ls \"$1\"; exit $status";
-    let mut command = Command::new("unshare");
-    command.args(["--mount", "sh", "-c", script, env!("CARGO_BIN_EXE_uzram"), text(place.root()), &pid]);
-    let ended = finish(command);
-    assert!(ended.complaint(1).contains("pages: No space left on device"), "{}", ended.stderr);
+    let script =
+        "mount -t tmpfs -o size=64k none $1 && $0 corpus -o $1/pages $2; status=$?; ls $1; exit $status";
+    let mut command = isolated(script);
+    finish(command.arg(UZRAM).arg(place.root()).arg(pid)).says(1, "pages: No space left on device");
 }

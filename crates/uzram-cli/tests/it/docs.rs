@@ -2,13 +2,8 @@
 //! in their own mount namespace and runtime directory. Examples in Rust are documentation tests of the crate
 //! `uzram`.
 
-use std::fs;
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use crate::common::*;
 
-use crate::common::{Place, finish, not_root};
-
-/// Returns README.md and every page below docs/.
 fn pages() -> Vec<PathBuf> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).unwrap();
     let (mut pages, mut dirs) = (vec![root.join("README.md")], vec![root.join("docs")]);
@@ -26,18 +21,19 @@ fn pages() -> Vec<PathBuf> {
     pages
 }
 
-/// Returns the blocks of a page that begin with "```LANGUAGE", and the line of each.
-fn blocks(page: &str, language: &str) -> Vec<(usize, String)> {
-    let (mut blocks, mut open) = (Vec::new(), None::<(&str, usize, String)>);
+/// Returns the blocks of a page that begin with "```sh run", and the line of each.
+fn blocks(page: &str) -> Vec<(usize, String)> {
+    let (mut blocks, mut open) = (Vec::new(), None);
     for (line, number) in page.lines().zip(1..) {
-        match (&mut open, line.strip_prefix("```")) {
-            (None, Some(of)) => open = Some((of, number, String::new())),
-            (Some(_), Some(_)) => {
-                blocks.extend(open.take().filter(|(of, ..)| *of == language).map(|(_, at, text)| (at, text)));
+        open = match (open, line.strip_prefix("```")) {
+            (None, Some(language)) => Some((language == "sh run", number, String::new())),
+            (Some((is_run, at, text)), None) => Some((is_run, at, text + line + "\n")),
+            (Some((is_run, at, text)), Some(_)) => {
+                blocks.extend(is_run.then_some((at, text)));
+                None
             }
-            (Some((.., text)), None) => *text += &format!("{line}\n"),
-            (None, None) => {}
-        }
+            (None, None) => None,
+        };
     }
     blocks
 }
@@ -46,8 +42,7 @@ fn blocks(page: &str, language: &str) -> Vec<(usize, String)> {
 fn blocks_are_found() {
     let page = "a\n```sh run\none\n\ntwo\n```\n```sh\nno\n```\n```\n```sh run\nthree\n```\n";
     // The third has no language, and contains the text after it.
-    assert_eq!(blocks(page, "sh run"), [(2, "one\n\ntwo\n".to_owned())]);
-    assert_eq!(blocks(page, "sh"), [(7, "no\n".to_owned())]);
+    assert_eq!(blocks(page), [(2, "one\n\ntwo\n".to_owned())]);
 }
 
 #[test]
@@ -55,18 +50,16 @@ fn commands_of_the_documents_run() {
     if not_root() {
         return;
     }
-    let program = Path::new(env!("CARGO_BIN_EXE_uzram")).parent().unwrap();
-    let path = format!("{}:{}:/usr/sbin:/sbin", program.display(), std::env::var("PATH").unwrap());
+    let program = Path::new(UZRAM).parent().unwrap();
+    let path = format!("{}:{}", program.display(), program_path().display());
     let mut ran = 0;
     for page in pages() {
-        for (line, block) in blocks(&fs::read_to_string(&page).unwrap(), "sh run") {
+        for (line, block) in blocks(&fs::read_to_string(&page).unwrap()) {
             let place = Place::new();
-            let mut command = Command::new("unshare");
-            command.args(["--mount", "sh", "-euc", &block]).current_dir(place.root());
-            command.env("PATH", &path).env("UZRAM_RUNTIME_DIR", place.dir());
+            let mut command = isolated(&format!("set -eu\n{block}"));
+            command.current_dir(place.root()).env("PATH", &path).env("UZRAM_RUNTIME_DIR", place.dir());
             let ended = finish(command);
-            let told = format!("{}{}", ended.stdout, ended.stderr);
-            assert!(ended.status.success(), "{}:{line}: {}\n{told}", page.display(), ended.status);
+            assert!(ended.status.success(), "{}:{line}: {ended}", page.display());
             ran += 1;
         }
     }

@@ -2,24 +2,15 @@
 //! stand-in that speaks its protocol. For root, with FUSE and loop devices.
 
 use std::collections::BTreeMap;
-use std::fs::{self, OpenOptions};
 use std::io::IoSliceMut;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixDatagram;
-use std::os::unix::process::CommandExt;
-use std::path::Path;
-use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
-use std::thread;
 
-use crate::common::block::BlockPlace;
-use crate::common::clients::succeed;
-use crate::common::{Place, wait_until};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
-use rustix::process::{Pid, Signal, kill_process};
-use serde_json::Value;
+
+use crate::common::*;
 
 /// The stand-in: what it keeps, in the order of arrival, and what it was told of the service. Like systemd,
 /// it ignores a descriptor that it has, by whatever name, and those beyond its limit, without a word.
@@ -90,12 +81,12 @@ impl Manager {
     }
 
     /// Starts the service with what is kept, and waits until it is ready.
-    fn start(&self, place: &Place, args: &[&str]) -> Child {
+    fn start(&self, place: &Place, args: &str) -> Child {
         let mut kept = self.kept.lock().unwrap();
         let names: Vec<&str> = kept.fds.iter().map(|(name, _)| name.as_str()).collect();
         let mut command = Command::new("sh");
         // The process ID is known only there.
-        command.args(["-c", "LISTEN_PID=$$ exec \"$0\" \"$@\"", env!("CARGO_BIN_EXE_uzram")]).args(args);
+        command.args(["-c", "LISTEN_PID=$$ exec \"$0\" \"$@\"", UZRAM]).args(args.words());
         command.env("UZRAM_RUNTIME_DIR", place.dir());
         command.env("NOTIFY_SOCKET", place.root().join("notify")).env("FDSTORE", self.most.to_string());
         command.env("LISTEN_FDS", names.len().to_string()).env("LISTEN_FDNAMES", names.join(":"));
@@ -119,101 +110,89 @@ impl Manager {
         unsafe { command.pre_exec(hand_over) };
         kept.is_ready = false;
         drop(kept);
-        let log = fs::File::options().create(true).append(true).open(place.root().join("log")).unwrap();
+        let log = File::options().create(true).append(true).open(place.root().join("log")).unwrap();
         let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log).spawn().unwrap();
         wait_until("the service is ready", || self.kept.lock().unwrap().is_ready);
         child
     }
 }
 
-fn status(place: &Place) -> Value {
-    place.json(&["status"])
-}
-
 #[test]
 fn a_service_goes_on_after_a_restart_and_after_a_kill_of_all_its_processes() {
     let Some(place) = BlockPlace::if_able() else { return };
-    let root = place.root();
-    let manager = Manager::new(&root.join("notify"), 512);
-    let cold = format!("{}:32M", root.join("cold").display());
-    let args = ["up", "--size", "32M", "--attach", "--backing", &cold];
+    let manager = Manager::new(&place.root().join("notify"), 512);
+    let args = format!("up --size 32M --attach --backing {}", place.path("cold:32M"));
     let mut service = manager.start(&place, &args);
-    place.run(&["add", "second", "--size", "8M"]).ok();
-    place.run(&["add", "third", "--size", "8M"]).ok();
-    place.run(&["remove", "third"]).ok();
+    for change in ["add second --size 8M", "add third --size 8M", "remove third"] {
+        place.run(change).ok();
+    }
     let device = place.loops().pop().unwrap();
-    let disk = OpenOptions::new().read(true).write(true).open(&device).unwrap();
-    let mut expected = Vec::new();
+    let disk = open(&device);
     for round in 0..4u8 {
-        let at = u64::from(round) << 16;
-        disk.write_all_at(&[round + 1; 4096], at).unwrap();
+        disk.write_all_at(&[round + 1; 4096], u64::from(round) << 16).unwrap();
         rustix::fs::fdatasync(&disk).unwrap();
-        expected.push((at, round + 1));
         if round == 2 {
             // The next program goes on with what the one before has stored.
-            place.run(&["upgrade"]).ok();
-            place.run(&["add", "fourth", "--size", "8M"]).ok();
+            place.run("upgrade").ok();
+            place.run("add fourth --size 8M").ok();
         }
         if round % 2 == 0 {
             // Restarted: it leaves all to the manager.
-            place.run(&["down", "--keep"]).ok();
+            place.run("down --keep").ok();
             assert!(service.wait().unwrap().success());
         } else {
-            kill_process(Pid::from_child(&service), Signal::KILL).unwrap();
+            service.kill().unwrap();
             service.wait().unwrap();
         }
         service = manager.start(&place, &args);
-        assert_eq!(status(&place)["holder_pid"], service.id());
+        assert_eq!(place.json("status")["holder_pid"], service.id());
         assert_eq!(place.loops(), [device.as_str()]);
-        let direct = OpenOptions::new().read(true).open(&device).unwrap();
-        for (at, byte) in &expected {
+        let direct = File::open(&device).unwrap();
+        for before in 0..=round {
             let mut read = [0; 4096];
-            direct.read_exact_at(&mut read, *at).unwrap();
-            assert_eq!(read, [*byte; 4096], "round {round}");
+            direct.read_exact_at(&mut read, u64::from(before) << 16).unwrap();
+            assert_eq!(read, [before + 1; 4096], "round {round}");
         }
-        let list = place.run(&["list"]).ok();
-        assert!(list.contains("second") && !list.contains("third"), "{list}");
-        assert_eq!(list.contains("fourth"), round >= 2, "{list}");
+        let list = place.run("list").shows(&["second"]);
+        assert!(!list.contains("third") && list.contains("fourth") == (round >= 2), "{list}");
     }
     drop(disk);
-    place.run(&["down"]).ok();
+    place.run("down").ok();
     assert!(service.wait().unwrap().success());
     place.assert_clean();
     wait_until("nothing is kept", || manager.kept.lock().unwrap().fds.is_empty());
     // Nobody who is no service's process takes anything, and without a manager nothing can be left.
-    let daemon = place.up(&[]);
-    let keep = place.run(&["down", "--keep"]);
-    assert!(keep.complaint(1).contains("no service manager"), "{}", keep.stderr);
+    let daemon = place.up("");
+    place.run("down --keep").says(1, "no service manager");
     place.end(daemon);
 }
 
 #[test]
 fn a_daemon_that_needs_more_than_the_manager_keeps_says_so_and_does_not_leave_it_there() {
-    let Some(place) = Place::needing(&["qemu-io"]) else { return };
+    let Some(place) = Place::needing("qemu-io") else { return };
     let manager = Manager::new(&place.root().join("notify"), 10);
-    let mut service = manager.start(&place, &["up", "--size", "8M"]);
-    let log = || fs::read_to_string(place.root().join("log")).unwrap();
+    let mut service = manager.start(&place, "up --size 8M");
     for number in 0..8 {
-        place.run(&["add", &format!("more{number}"), "--size", "8M"]).ok();
+        place.run(&format!("add more{number} --size 8M")).ok();
     }
-    assert!(log().contains("FDSTORE allows 10: raise FileDescriptorStoreMax="), "{}", log());
-    let keep = place.run(&["down", "--keep"]);
     let why = "FDSTORE allows 10: raise FileDescriptorStoreMax=";
-    assert!(keep.complaint(1).contains(why), "{}", keep.stderr);
+    let log = fs::read_to_string(place.path("log")).unwrap();
+    assert!(log.contains(why), "{log}");
+    place.run("down --keep").says(1, why);
     // A start would find no state that is only a part.
     let has_state =
         || manager.kept.lock().unwrap().fds.iter().any(|(name, _)| name.starts_with("uzram-state-"));
     wait_until("no state is kept", || !has_state());
     // When there is room again, all that is there now is kept, though other descriptors have the numbers of
     // those that are gone.
-    (0..8).for_each(|number| _ = place.run(&["remove", &format!("more{number}")]).ok());
+    (0..8).for_each(|number| _ = place.run(&format!("remove more{number}")).ok());
     wait_until("a state is kept", has_state);
-    place.run(&["add", "again", "--size", "8M"]).ok();
+    place.run("add again --size 8M").ok();
     let again = place.uri().replace("/zram0", "/again");
     succeed(&place, "qemu-io", &["-f", "raw", "-c", "write -P 7 0 4096", &again]);
-    place.run(&["down", "--keep"]).ok();
+    place.run("down --keep").ok();
     assert!(service.wait().unwrap().success());
-    service = manager.start(&place, &["up", "--size", "8M"]);
+    service = manager.start(&place, "up --size 8M");
     let said = succeed(&place, "qemu-io", &["-r", "-f", "raw", "-c", "read -P 7 0 4096", &again]);
     assert!(!said.contains("Pattern verification failed"), "{said}");
     place.down();

@@ -1,55 +1,39 @@
 //! Devices as files (`uzram up --mount`), and as block devices (`uzram attach`): the real program, mounts and
 //! tools.
 
-use std::fs::{self, File, OpenOptions};
-use std::io::{ErrorKind, Read, Seek, SeekFrom, Write};
-use std::os::fd::AsRawFd;
-use std::os::unix::fs::{FileExt, MetadataExt};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::time::Instant;
 
-use crate::common::block::{BlockPlace, unable};
-use crate::common::clients::{arg, complain, missing, succeed};
-use crate::common::{Daemon, PATIENCE, wait_until};
-use rustix::process::Signal;
-use uzram::random::Random;
+use rustix::fs::{FallocateFlags, SeekFrom, fallocate};
+use rustix::io::Errno;
 
-/// Starts a daemon that shows its devices as files at [`BlockPlace::files`].
-fn up(place: &BlockPlace, size: &str, args: &[&str]) -> Daemon {
-    let mount = place.dir().join("mnt");
-    let args = [&["--mount", arg(&mount)], args].concat();
-    place.up_sized(size, &args)
-}
+use crate::common::*;
 
-fn fallocate(file: &File, mode: i32, offset: u64, len: u64) -> std::io::Result<()> {
-    // SAFETY: the descriptor is open.
-    match unsafe { libc::fallocate(file.as_raw_fd(), mode, offset as i64, len as i64) } {
-        0 => Ok(()),
-        _ => Err(std::io::Error::last_os_error()),
-    }
-}
+const HOLE: FallocateFlags = FallocateFlags::PUNCH_HOLE.union(FallocateFlags::KEEP_SIZE);
+const ZEROES: FallocateFlags = FallocateFlags::ZERO_RANGE.union(FallocateFlags::KEEP_SIZE);
 
 fn write_and_read(file: &File, offset: u64, len: usize, seed: u8) {
     let bytes: Vec<u8> = (0..len).map(|at| (at / 50) as u8 ^ seed).collect();
     file.write_all_at(&bytes, offset).unwrap();
-    let mut read = vec![0; len];
-    file.read_exact_at(&mut read, offset).unwrap();
-    assert!(read == bytes, "{len} bytes at {offset}");
+    assert!(read(file, offset, len) == bytes, "{len} bytes at {offset}");
+}
+
+fn read(file: &File, offset: u64, len: usize) -> Vec<u8> {
+    let mut bytes = vec![1; len];
+    file.read_exact_at(&mut bytes, offset).unwrap();
+    bytes
 }
 
 #[test]
 fn the_disk_is_a_file() {
     let Some(place) = BlockPlace::if_able() else { return };
-    let daemon = up(&place, "16M", &[]);
-    let disk = OpenOptions::new().read(true).write(true).open(place.disk()).unwrap();
+    let daemon = place.up_mounted("16M", "");
+    let disk = open(place.disk());
     assert_eq!(disk.metadata().unwrap().len(), 16 << 20);
     // At any offset and length, shorter and longer than the kernel's longest request.
-    for (seed, (offset, len)) in
-        [(0, 4096), (1, 1), (4095, 2), (8192, 3 << 20), (777, 2_000_001), ((16 << 20) - 5, 5)]
-            .into_iter()
-            .enumerate()
-    {
-        write_and_read(&disk, offset, len, seed as u8);
+    let end = 16 << 20;
+    let ranges = [(0, 4096), (1, 1), (4095, 2), (8192, 3 << 20), (777, 2_000_001), (end - 5, 5)];
+    for (seed, (offset, len)) in (0..).zip(ranges) {
+        write_and_read(&disk, offset, len, seed);
     }
     assert_eq!(disk.set_len(0).unwrap_err().raw_os_error(), Some(22));
     // As with a block device, O_TRUNC does not truncate it.
@@ -57,9 +41,9 @@ fn the_disk_is_a_file() {
     assert_eq!(cut.metadata().unwrap().len(), 16 << 20);
     disk.sync_all().unwrap();
     // While the file is open, the device cannot be reset.
-    assert!(place.run(&["reset", "zram0"]).complaint(1).contains("in use"));
+    place.run("reset zram0").says(1, "in use");
     drop((disk, cut));
-    wait_until("it is closed", || place.run(&["reset", "zram0"]).status.success());
+    wait_until("it is closed", || place.run("reset zram0").status.success());
     assert_eq!(File::open(place.disk()).unwrap_err().raw_os_error(), Some(16), "it has no size");
     daemon.terminate();
     place.assert_clean();
@@ -68,82 +52,33 @@ fn the_disk_is_a_file() {
 #[test]
 fn holes_are_punched_found_and_free() {
     let Some(place) = BlockPlace::if_able() else { return };
-    let _daemon = up(&place, "16M", &[]);
-    let mut disk = OpenOptions::new().read(true).write(true).open(place.disk()).unwrap();
-    let allocated = || fs::metadata(place.disk()).unwrap().blocks() * 512;
+    let _daemon = place.up_mounted("16M", "");
+    let disk = open(place.disk());
+    let stored = || place.statistic("orig_data_bytes");
     write_and_read(&disk, 1 << 20, 1 << 20, 3);
-    assert_eq!(place.statistic("orig_data_bytes"), 1 << 20);
-    assert_eq!(disk.seek(SeekFrom::Start(0)).unwrap(), 0);
-    let seek = |whence, from| {
-        // SAFETY: the descriptor is open.
-        unsafe { libc::lseek(disk.as_raw_fd(), from, whence) }
-    };
-    assert_eq!(seek(libc::SEEK_DATA, 0), 1 << 20);
-    assert_eq!(seek(libc::SEEK_HOLE, 1 << 20), 2 << 20);
-    assert_eq!(seek(libc::SEEK_DATA, 2 << 20), -1);
-    assert_eq!(seek(libc::SEEK_HOLE, 2 << 20), 2 << 20);
-    assert_eq!(seek(libc::SEEK_HOLE, 16 << 20), -1);
-    let hole = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+    assert_eq!(stored(), 1 << 20);
+    for (to, wanted) in [
+        (SeekFrom::Start(0), Ok(0)),
+        (SeekFrom::Data(0), Ok(1 << 20)),
+        (SeekFrom::Hole(1 << 20), Ok(2 << 20)),
+        (SeekFrom::Data(2 << 20), Err(Errno::NXIO)),
+        (SeekFrom::Hole(2 << 20), Ok(2 << 20)),
+        (SeekFrom::Hole(16 << 20), Err(Errno::NXIO)),
+    ] {
+        assert_eq!(rustix::fs::seek(&disk, to), wanted, "{to:?}");
+    }
+    let is_zero = |bytes: &[u8]| bytes.iter().all(|byte| *byte == 0);
     // Parts of pages are overwritten, whole ones freed.
-    fallocate(&disk, hole, (1 << 20) + 100, (512 << 10) - 100).unwrap();
-    let mut read = vec![1; 512 << 10];
-    disk.read_exact_at(&mut read, 1 << 20).unwrap();
-    assert!(read[..100].iter().any(|byte| *byte != 0) && read[100..].iter().all(|byte| *byte == 0));
-    assert_eq!(place.statistic("orig_data_bytes"), (512 << 10) + 4096);
-    fallocate(&disk, libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE, 1 << 20, 1 << 20).unwrap();
-    disk.read_exact_at(&mut read, 1 << 20).unwrap();
-    assert!(read.iter().all(|byte| *byte == 0));
-    fallocate(&disk, hole, 0, 16 << 20).unwrap();
-    assert_eq!(place.statistic("orig_data_bytes"), 0);
-    wait_until("the kernel asks again", || allocated() == 0);
-    assert!(fallocate(&disk, 0, 0, 4096).is_err(), "no room can be promised");
-}
-
-/// A file mapped shared, unmapped when dropped.
-struct Map {
-    start: *mut u8,
-    len: usize,
-}
-
-impl Map {
-    fn new(file: &File, len: usize) -> std::io::Result<Map> {
-        let protection = libc::PROT_READ | libc::PROT_WRITE;
-        // SAFETY: a new mapping at an address of the kernel's choice touches nothing that exists.
-        let start = unsafe {
-            libc::mmap(std::ptr::null_mut(), len, protection, libc::MAP_SHARED, file.as_raw_fd(), 0)
-        };
-        if start == libc::MAP_FAILED {
-            return Err(std::io::Error::last_os_error());
-        }
-        Ok(Map { start: start.cast(), len })
-    }
-
-    fn write(&self, at: usize, bytes: &[u8]) {
-        assert!(at + bytes.len() <= self.len);
-        // SAFETY: the range lies in the mapping, and no reference to it exists.
-        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.start.add(at), bytes.len()) };
-    }
-
-    fn read(&self, at: usize, len: usize) -> Vec<u8> {
-        assert!(at + len <= self.len);
-        let mut bytes = vec![0; len];
-        // SAFETY: as above.
-        unsafe { std::ptr::copy_nonoverlapping(self.start.add(at), bytes.as_mut_ptr(), len) };
-        bytes
-    }
-
-    fn sync(&self) {
-        // SAFETY: the range is the mapping.
-        let synced = unsafe { libc::msync(self.start.cast(), self.len, libc::MS_SYNC) };
-        assert_eq!(synced, 0, "msync: {}", std::io::Error::last_os_error());
-    }
-}
-
-impl Drop for Map {
-    fn drop(&mut self) {
-        // SAFETY: the mapping is this value's own.
-        unsafe { libc::munmap(self.start.cast(), self.len) };
-    }
+    fallocate(&disk, HOLE, (1 << 20) + 100, (512 << 10) - 100).unwrap();
+    let half = read(&disk, 1 << 20, 512 << 10);
+    assert!(!is_zero(&half[..100]) && is_zero(&half[100..]));
+    assert_eq!(stored(), (512 << 10) + 4096);
+    fallocate(&disk, ZEROES, 1 << 20, 1 << 20).unwrap();
+    assert!(is_zero(&read(&disk, 1 << 20, 512 << 10)));
+    fallocate(&disk, HOLE, 0, 16 << 20).unwrap();
+    assert_eq!(stored(), 0);
+    wait_until("the kernel asks again", || fs::metadata(place.disk()).unwrap().blocks() == 0);
+    assert!(fallocate(&disk, FallocateFlags::empty(), 0, 4096).is_err(), "no room can be promised");
 }
 
 /// What is written to a mapping is read from the file, and the other way round.
@@ -151,27 +86,18 @@ impl Drop for Map {
 fn the_disk_can_be_mapped() {
     const LEN: usize = 16 << 20;
     let Some(place) = BlockPlace::if_able() else { return };
-    let daemon = up(&place, "16M", &[]);
-    let disk = OpenOptions::new().read(true).write(true).open(place.disk()).unwrap();
-    let map = match Map::new(&disk, LEN) {
-        Ok(map) => map,
-        Err(error) if error.raw_os_error() == Some(libc::ENODEV) && !since_linux(6, 6) => {
-            println!("skipped: files without page cache can be mapped shared since Linux 6.6");
-            return;
-        }
-        Err(error) => panic!("mmap: {error}"),
-    };
+    let daemon = place.up_mounted("16M", "");
+    let disk = open(place.disk());
+    let Some(map) = Map::if_able(&disk, LEN) else { return };
     let text = |seed: u8, len: usize| -> Vec<u8> { (0..len).map(|at| (at / 9) as u8 ^ seed).collect() };
-    let mut read = vec![0; 2 << 20];
     for (seed, at) in [(1, 0), (2, 4096 * 5 + 77), (3, LEN - (2 << 20))] {
         let bytes = text(seed, 2 << 20);
         map.write(at, &bytes);
         map.sync();
-        disk.read_exact_at(&mut read, at as u64).unwrap();
-        assert!(read == bytes, "written to the mapping at {at}");
-        // Through another open file.
-        File::open(place.disk()).unwrap().read_exact_at(&mut read, at as u64).unwrap();
-        assert!(read == bytes);
+        // Also through another open file.
+        for file in [&disk, &File::open(place.disk()).unwrap()] {
+            assert!(read(file, at as u64, bytes.len()) == bytes, "written to the mapping at {at}");
+        }
         let bytes = text(seed ^ 0x80, 100_000);
         disk.write_all_at(&bytes, at as u64 + 333).unwrap();
         assert!(map.read(at + 333, bytes.len()) == bytes, "written to the file at {at}");
@@ -180,57 +106,9 @@ fn the_disk_can_be_mapped() {
     // Dirty pages are written when the file is closed.
     map.write(9 << 20, b"at last");
     drop((map, disk));
-    wait_until("it is written", || {
-        let mut read = [0; 7];
-        File::open(place.disk()).unwrap().read_exact_at(&mut read, 9 << 20).unwrap();
-        read == *b"at last"
-    });
+    wait_until("it is written", || read(&File::open(place.disk()).unwrap(), 9 << 20, 7) == b"at last");
     daemon.terminate();
     place.assert_clean();
-}
-
-fn since_linux(major: u32, minor: u32) -> bool {
-    let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
-    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(|number| number.parse().unwrap_or(0));
-    let here: (u32, u32) = (numbers.next().unwrap(), numbers.next().unwrap());
-    here >= (major, minor)
-}
-
-/// Discarding a TiB that was never written takes no memory, and does not delay other requests.
-#[test]
-fn discarding_what_was_never_written_takes_no_memory_and_keeps_nobody_waiting() {
-    const LEN: u64 = 1 << 40;
-    let Some(place) = BlockPlace::if_able() else { return };
-    let _daemon = up(&place, "1T", &[]);
-    let disk = OpenOptions::new().read(true).write(true).open(place.disk()).unwrap();
-    write_and_read(&disk, 5 << 30, 1 << 20, 3);
-    let tables_bytes = || place.statistic("mem_tables_bytes");
-    let before_bytes = tables_bytes();
-    let hole = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
-    // `turn` is odd during a discard; repeat until a read began and ended within one.
-    let (turn, was_read) = (AtomicUsize::new(0), AtomicBool::new(false));
-    let deadline = Instant::now() + PATIENCE;
-    std::thread::scope(|scope| {
-        let discarding = scope.spawn(|| {
-            while !was_read.load(Ordering::Relaxed) && Instant::now() < deadline {
-                turn.fetch_add(1, Ordering::SeqCst);
-                fallocate(&disk, hole, 6 << 30, LEN - (6 << 30)).unwrap();
-                turn.fetch_add(1, Ordering::SeqCst);
-            }
-        });
-        let reader = File::open(place.disk()).unwrap();
-        while !discarding.is_finished() {
-            let before = turn.load(Ordering::SeqCst);
-            reader.read_exact_at(&mut [0; 4096], 5 << 30).unwrap();
-            if before % 2 == 1 && turn.load(Ordering::SeqCst) == before {
-                was_read.store(true, Ordering::Relaxed);
-            }
-        }
-        discarding.join().unwrap();
-    });
-    assert!(was_read.into_inner(), "it could not be read meanwhile");
-    let after_bytes = tables_bytes();
-    assert!(after_bytes <= before_bytes + (1 << 20), "{before_bytes} before, {after_bytes} after");
 }
 
 /// Holes longer than a thread makes at once, which begin and end within pages, or past the end.
@@ -238,30 +116,56 @@ fn discarding_what_was_never_written_takes_no_memory_and_keeps_nobody_waiting() 
 fn long_holes_are_made_whole() {
     const LEN: usize = 48 << 20;
     let Some(place) = BlockPlace::if_able() else { return };
-    let _daemon = up(&place, "48M", &[]);
-    let disk = OpenOptions::new().read(true).write(true).open(place.disk()).unwrap();
+    let _daemon = place.up_mounted("48M", "");
+    let disk = open(place.disk());
     let mut model: Vec<u8> = (0..LEN).map(|at| (at / 64) as u8 | 1).collect();
-    let expect = |model: &[u8], what: &str| {
-        let mut all = vec![1; LEN];
-        disk.read_exact_at(&mut all, 0).unwrap();
-        assert!(all == model, "{what}");
-    };
     disk.write_all_at(&model, 0).unwrap();
-    for (how, offset, len) in [
-        (libc::FALLOC_FL_PUNCH_HOLE, 100, 33 << 20),
-        (libc::FALLOC_FL_ZERO_RANGE, (13 << 20) + 4095, (16 << 20) + 2),
-    ] {
-        fallocate(&disk, how | libc::FALLOC_FL_KEEP_SIZE, offset as u64, len as u64).unwrap();
+    for (how, offset, len) in [(HOLE, 100, 33 << 20), (ZEROES, (13 << 20) + 4095, (16 << 20) + 2)] {
+        fallocate(&disk, how, offset as u64, len as u64).unwrap();
         model[offset..offset + len].fill(0);
-        expect(&model, "zeros where they were asked for");
+        assert!(read(&disk, 0, LEN) == model, "zeros where they were asked for");
         disk.write_all_at(&vec![7; len], offset as u64).unwrap();
         model[offset..offset + len].fill(7);
         // A page past the end.
-        let beyond = LEN - offset + 4096;
-        fallocate(&disk, how | libc::FALLOC_FL_KEEP_SIZE, offset as u64, beyond as u64).unwrap();
+        fallocate(&disk, how, offset as u64, (LEN - offset + 4096) as u64).unwrap();
         model[offset..].fill(0);
-        expect(&model, "zeros up to the end");
+        assert!(read(&disk, 0, LEN) == model, "zeros up to the end");
     }
+}
+
+/// Discarding a TiB that was never written takes no memory, and does not delay other requests.
+#[test]
+fn discarding_what_was_never_written_takes_no_memory_and_keeps_nobody_waiting() {
+    const LEN: u64 = 1 << 40;
+    let Some(place) = BlockPlace::if_able() else { return };
+    let _daemon = place.up_mounted("1T", "");
+    let disk = open(place.disk());
+    write_and_read(&disk, 5 << 30, 1 << 20, 3);
+    let before_bytes = place.statistic("mem_tables_bytes");
+    // `turn` is odd during a discard; repeat until a read began and ended within one.
+    let (turn, was_read) = (AtomicUsize::new(0), AtomicBool::new(false));
+    let deadline = Instant::now() + PATIENCE;
+    thread::scope(|scope| {
+        let discarding = scope.spawn(|| {
+            while !was_read.load(Ordering::Relaxed) && Instant::now() < deadline {
+                turn.fetch_add(1, Ordering::SeqCst);
+                fallocate(&disk, HOLE, 6 << 30, LEN - (6 << 30)).unwrap();
+                turn.fetch_add(1, Ordering::SeqCst);
+            }
+        });
+        let reader = File::open(place.disk()).unwrap();
+        while !discarding.is_finished() {
+            let before = turn.load(Ordering::SeqCst);
+            read(&reader, 5 << 30, 4096);
+            if before % 2 == 1 && turn.load(Ordering::SeqCst) == before {
+                was_read.store(true, Ordering::Relaxed);
+            }
+        }
+        discarding.join().unwrap();
+    });
+    assert!(was_read.into_inner(), "it could not be read meanwhile");
+    let after_bytes = place.statistic("mem_tables_bytes");
+    assert!(after_bytes <= before_bytes + MIB, "{before_bytes} before, {after_bytes} after");
 }
 
 /// Seeded reads, writes, holes and zeros at any offset and length, against plain bytes.
@@ -270,13 +174,11 @@ fn random_operations_agree_with_a_model() {
     const LEN: u64 = 8 << 20;
     let Some(place) = BlockPlace::if_able() else { return };
     // Some pages leave memory and come back.
-    let cold = place.root().join("cold");
-    let backing = format!("{}:32M", cold.display());
-    let _daemon = up(&place, "8M", &["--backing", &backing, "--mem-limit", "3M"]);
-    let disk = OpenOptions::new().read(true).write(true).open(place.disk()).unwrap();
+    let _daemon = place.up_mounted("8M", &format!("--mem-limit 3M --backing {}", place.path("cold:32M")));
+    let disk = open(place.disk());
     for seed in 1..=4u64 {
         let mut numbers = Random::new(seed);
-        let mut random = |end: u64| numbers.below(end as usize) as u64;
+        let mut random = |end: u64| numbers.below_u64(end);
         let mut model = vec![0u8; LEN as usize];
         disk.write_all_at(&model, 0).unwrap();
         for step in 0..1500 {
@@ -298,43 +200,42 @@ fn random_operations_agree_with_a_model() {
                     model[range].copy_from_slice(&bytes);
                 }
                 3..6 => {
-                    let mut bytes = vec![1; len as usize];
-                    disk.read_exact_at(&mut bytes, offset).unwrap();
+                    let bytes = read(&disk, offset, len as usize);
                     assert!(bytes == model[range], "seed {seed}, step {step}: {len} bytes at {offset}");
                 }
                 what => {
-                    let how = if what == 6 { libc::FALLOC_FL_PUNCH_HOLE } else { libc::FALLOC_FL_ZERO_RANGE };
-                    fallocate(&disk, how | libc::FALLOC_FL_KEEP_SIZE, offset, len).unwrap();
+                    fallocate(&disk, if what == 6 { HOLE } else { ZEROES }, offset, len).unwrap();
                     model[range].fill(0);
                 }
             }
         }
-        let mut all = vec![1; LEN as usize];
-        disk.read_exact_at(&mut all, 0).unwrap();
-        assert!(all == model, "seed {seed}");
+        assert!(read(&disk, 0, LEN as usize) == model, "seed {seed}");
     }
     assert!(place.statistic("pages_written_back") > 0);
-    assert_eq!(place.statistic("failed_reads") + place.statistic("failed_writes"), 0);
+    place.assert_zero("failed_reads failed_writes");
 }
 
 #[test]
 fn attributes_are_files() {
     let Some(place) = BlockPlace::if_able() else { return };
-    let _daemon = up(&place, "16M", &[]);
+    let _daemon = place.up_mounted("16M", "");
     let attribute = |name: &str| place.files().join(name);
     let read = |name: &str| fs::read_to_string(attribute(name)).unwrap();
-    assert_eq!(read("disksize"), "16777216\n");
-    assert_eq!(read("initstate"), "1\n");
-    assert_eq!(read("mm_stat").split_whitespace().count(), 9);
+    assert_eq!((read("disksize"), read("initstate")), ("16777216\n".to_owned(), "1\n".to_owned()));
+    assert_eq!(read("mm_stat").words().len(), 9);
     fs::write(attribute("mem_limit"), "8M\n").unwrap();
     assert_eq!(read("mem_limit"), "8388608\n");
-    assert_eq!(fs::write(attribute("mem_limit"), "much").unwrap_err().raw_os_error(), Some(22));
-    assert_eq!(fs::write(attribute("comp_algorithm"), "zstd").unwrap_err().raw_os_error(), Some(16));
-    assert_eq!(fs::write(attribute("nothing"), "1").unwrap_err().kind(), ErrorKind::PermissionDenied);
+    for (name, value, error) in [
+        ("mem_limit", "much", libc::EINVAL),
+        ("comp_algorithm", "zstd", libc::EBUSY),
+        ("nothing", "1", libc::EACCES),
+    ] {
+        assert_eq!(fs::write(attribute(name), value).unwrap_err().raw_os_error(), Some(error), "{name}");
+    }
     assert_eq!(fs::remove_file(attribute("disk")).unwrap_err().kind(), ErrorKind::PermissionDenied);
     assert!(fs::read(attribute("reset")).is_err(), "it is only written");
     // Added devices appear, removed ones disappear.
-    place.run(&["add", "logs", "--size", "8M"]).ok();
+    place.run("add logs --size 8M").ok();
     let logs = place.dir().join("mnt/logs/disk");
     assert_eq!(fs::metadata(&logs).unwrap().len(), 8 << 20);
     let names = |dir| -> Vec<String> {
@@ -342,23 +243,20 @@ fn attributes_are_files() {
     };
     assert_eq!(names(place.dir().join("mnt")), ["zram0", "logs"]);
     assert!(names(place.files()).contains(&"mm_stat".to_owned()));
-    place.run(&["remove", "logs"]).ok();
+    place.run("remove logs").ok();
     wait_until("it is gone", || !logs.exists());
-    let json = place.json(&["stat", "zram0"]);
-    assert_eq!(json["file"], arg(&place.disk()));
+    assert_eq!(place.json("stat zram0")["file"], arg(&place.disk()));
 }
 
 #[test]
 fn a_block_device_is_attached_once_and_detached_when_free() {
-    let Some(place) = BlockPlace::needing(&["mkfs.ext4", "mount", "umount"]) else { return };
-    let daemon = up(&place, "64M", &[]);
-    let device = place.run(&["attach", "zram0"]).ok();
+    let Some(place) = BlockPlace::needing("mkfs.ext4 mount umount") else { return };
+    let daemon = place.up_mounted("64M", "");
+    let device = place.run("attach zram0").ok();
     let device = device.trim();
     assert_eq!(place.loops(), [device]);
-    let again = place.run(&["attach", "zram0"]);
-    assert!(again.complaint(1).contains(&format!("attached already, as {device}")), "{}", again.stderr);
-    let none = place.run(&["attach", "zram1"]);
-    assert!(none.complaint(1).contains("no device 'zram1'"), "{}", none.stderr);
+    place.run("attach zram0").says(1, &format!("attached already, as {device}"));
+    place.run("attach zram1").says(1, "no device 'zram1'");
     let queue = |name: &str| {
         let path = format!("/sys/block/{}/queue/{name}", device.trim_start_matches("/dev/"));
         // Not every kernel throttles writes.
@@ -367,43 +265,34 @@ fn a_block_device_is_attached_once_and_detached_when_free() {
     let queue = ["logical_block_size", "rotational", "write_cache", "wbt_lat_usec"].map(queue);
     assert_eq!(queue, ["4096", "0", "write through", "0"]);
 
-    succeed(&place, "mkfs.ext4", &["-q", device]);
-    let dir = place.mount_point("fs");
-    succeed(&place, "mount", &[device, arg(&dir)]);
+    let dir = place.with_file_system(device);
     fs::write(dir.join("a"), "something").unwrap();
     // A device in use cannot be detached.
-    let detach = place.run(&["detach", "zram0"]);
-    assert!(detach.complaint(1).contains(&format!("{device} is mounted on")), "{}", detach.stderr);
-    let down = place.run(&["down"]);
-    assert!(down.complaint(1).contains("zram0 is in use"), "{}", down.stderr);
-    let force = place.run(&["detach", "--force"]);
-    assert!(force.complaint(1).contains("lives"), "{}", force.stderr);
+    place.run("detach zram0").says(1, &format!("{device} is mounted on"));
+    place.run("down").says(1, "zram0 is in use");
+    place.run("detach --force").says(1, "lives");
     let held = File::open(dir.join("a")).unwrap();
     complain(&place, "umount", &[arg(&dir)]);
     drop(held);
     succeed(&place, "umount", &[arg(&dir)]);
-    place.run(&["detach", "zram0"]).ok();
+    place.run("detach zram0").ok();
     assert_eq!(place.loops(), [""; 0]);
-    let detach = place.run(&["detach", "zram0"]);
-    assert!(detach.complaint(1).contains("zram0 is not attached"), "{}", detach.stderr);
+    place.run("detach zram0").says(1, "zram0 is not attached");
 
     // Its contents are unchanged.
-    let device = place.run(&["attach", "zram0"]).ok();
+    let device = place.run("attach zram0").ok();
     succeed(&place, "mount", &[device.trim(), arg(&dir)]);
     assert_eq!(fs::read_to_string(dir.join("a")).unwrap(), "something");
     succeed(&place, "umount", &[arg(&dir)]);
-    place.run(&["detach", "zram0"]).ok();
+    place.run("detach zram0").ok();
     place.end_clean(daemon);
 }
 
 #[test]
 fn a_commands_block_device_goes_with_it() {
-    let Some(place) = BlockPlace::needing(&["mkfs.ext4", "mount", "umount"]) else { return };
-    let dir = place.mount_point("fs");
-    let command = format!(
-        "test -b $device && mkfs.ext4 -q $device && mount $device {0} && echo hello >{0}/a && cat {0}/a && umount {0}",
-        dir.display()
-    );
+    let Some(place) = BlockPlace::needing("mkfs.ext4 mount umount") else { return };
+    let command = "test -b $device && mkfs.ext4 -q $device && mount $device DIR && echo hello >DIR/a && cat DIR/a && umount DIR";
+    let command = command.replace("DIR", arg(&place.mount_point("fs")));
     let ended = place.run(&["up", "--size", "64M", "--attach", "--exec", &command]);
     assert_eq!(ended.ok(), "hello\n");
     place.assert_clean();
@@ -413,7 +302,7 @@ fn a_commands_block_device_goes_with_it() {
 /// is forced.
 #[test]
 fn what_a_command_leaves_mounted_is_not_lost_without_a_word() {
-    if unable() || missing(&["mkfs.ext4", "mount", "umount"]) {
+    if unable() || missing("mkfs.ext4 mount umount") {
         return;
     }
     for force in [false, true] {
@@ -426,12 +315,10 @@ fn what_a_command_leaves_mounted_is_not_lost_without_a_word() {
         up.signal(Signal::TERM);
         up.signal(Signal::TERM);
         fs::write(dir.join("a"), "something").unwrap();
-        let down = place.run(&["down"]);
-        assert!(down.complaint(1).contains("zram0 is in use"), "{}", down.stderr);
+        place.run("down").says(1, "zram0 is in use");
         if force {
-            let said = place.run(&["down", "--force"]).ok();
-            assert!(said.contains(&format!("unmounted {}", dir.display())), "{said}");
-            assert!(said.contains("freed /dev/loop"), "{said}");
+            let unmounted = format!("unmounted {}", dir.display());
+            place.run("down --force").shows(&[&unmounted, "freed /dev/loop"]);
         } else {
             succeed(&place, "umount", &[arg(&dir)]);
         }
@@ -442,58 +329,46 @@ fn what_a_command_leaves_mounted_is_not_lost_without_a_word() {
 
 #[test]
 fn a_dead_daemons_block_device_is_cleared() {
-    let Some(place) = BlockPlace::needing(&["mkfs.ext4", "mount", "umount"]) else { return };
-    let daemon = up(&place, "64M", &["--attach"]);
-    let device = place.loops().remove(0);
-    succeed(&place, "mkfs.ext4", &["-q", &device]);
-    let dir = place.mount_point("fs");
-    succeed(&place, "mount", &[&device, arg(&dir)]);
+    let Some(place) = BlockPlace::needing("mkfs.ext4 mount umount") else { return };
+    let (daemon, device) = place.up_attached("64M", "");
+    let dir = place.with_file_system(&device);
     let mut file = File::create(dir.join("a")).unwrap();
     file.write_all(&[7; 100_000]).unwrap();
-    daemon.signal(Signal::KILL);
-    daemon.ended();
+    daemon.kill();
     // Requests fail, and never hang.
     wait_until("writes fail", || file.sync_all().is_err());
-    let up = place.run(&["up", "--size", "64M", "--attach"]);
-    assert!(up.complaint(1).contains("uzram detach --force"), "{}", up.stderr);
+    place.run("up --size 64M --attach").says(1, "uzram detach --force");
     drop(file);
-    let said = place.run(&["detach", "--force"]).ok();
-    assert!(said.contains(&format!("unmounted {}", dir.display())), "{said}");
-    assert!(said.contains(&format!("freed {device}")), "{said}");
+    let (unmounted, freed) = (format!("unmounted {}", dir.display()), format!("freed {device}"));
+    place.run("detach --force").shows(&[unmounted, freed]);
     place.assert_clean();
-    assert_eq!(place.run(&["detach", "--force"]).ok(), "nothing was left\n");
+    assert_eq!(place.run("detach --force").ok(), "nothing was left\n");
     // Another daemon can start.
-    let ended = place.run(&["up", "--size", "64M", "--attach", "--exec", "mkfs.ext4 -q $device"]);
-    ended.ok();
+    place.run(&["up", "--size", "64M", "--attach", "--exec", "mkfs.ext4 -q $device"]).ok();
     place.assert_clean();
 }
 
 #[test]
 fn two_daemons_do_not_meet() {
-    let Some(place) = BlockPlace::needing(&["mkfs.ext4"]) else { return };
-    let _one = up(&place, "16M", &["--attach"]);
-    let first = place.loops();
+    let Some(place) = BlockPlace::needing("mkfs.ext4") else { return };
+    let (_one, first) = place.up_attached("16M", "");
     // Not in the same place…
-    let same = place.run(&["up", "--size", "16M", "--attach"]);
-    assert!(same.complaint(1).contains("already serves"), "{}", same.stderr);
-    let other_dir = place.root().join("other");
-    let mount = place.dir().join("mnt");
-    let taken = ["up", "--size", "16M", "--runtime-dir", arg(&other_dir), "--mount", arg(&mount)];
-    let taken = place.run(&taken);
-    assert!(taken.complaint(1).contains("something is mounted there"), "{}", taken.stderr);
+    place.run("up --size 16M --attach").says(1, "already serves");
+    let (other_dir, mount) = (place.path("other"), place.dir().join("mnt"));
+    let taken = format!("up --size 16M --runtime-dir {other_dir} --mount {}", mount.display());
+    place.run(&taken).says(1, "something is mounted there");
     // …but in another.
-    let command = "test $device != \"$UZRAM_OTHER\" && mkfs.ext4 -q $device";
-    let mut other = place.command(&["up", "--size", "16M", "--attach", "--exec", command]);
-    other.env("UZRAM_RUNTIME_DIR", &other_dir).env("UZRAM_OTHER", &first[0]);
-    crate::common::finish(other).ok();
-    assert_eq!(place.loops(), first);
-    place.run(&["down"]).ok();
+    let command = format!("test $device != {first} && mkfs.ext4 -q $device");
+    let mut other = place.command(&["up", "--size", "16M", "--attach", "--exec", &command]);
+    finish(other.env("UZRAM_RUNTIME_DIR", &other_dir)).ok();
+    assert_eq!(place.loops(), [first]);
+    place.run("down").ok();
     place.assert_clean();
 }
 
 #[test]
 fn fio_finds_what_it_wrote_on_the_block_device() {
-    let Some(place) = BlockPlace::needing(&["fio"]) else { return };
+    let Some(place) = BlockPlace::needing("fio") else { return };
     let command = "fio --name=verify --filename=$device --direct=1 --ioengine=libaio --iodepth=16 --rw=randwrite \
                    --bssplit=4k/60:64k/30:1m/10 --size=96M --norandommap=0 --verify=crc32c --verify_fatal=1 \
                    --verify_state_save=0 --trim_percentage=10 --output=/dev/null";
@@ -503,23 +378,19 @@ fn fio_finds_what_it_wrote_on_the_block_device() {
 
 #[test]
 fn file_systems_fill_empty_and_give_their_memory_back() {
-    let Some(place) =
-        BlockPlace::needing(&["mkfs.ext4", "mkfs.xfs", "mkfs.btrfs", "mount", "umount", "fstrim"])
-    else {
-        return;
-    };
+    let programs = "mkfs.ext4 mkfs.xfs mkfs.btrfs mount umount fstrim";
+    let Some(place) = BlockPlace::needing(programs) else { return };
     for kind in ["ext4", "xfs", "btrfs"] {
-        let known = fs::read_to_string("/proc/filesystems").unwrap();
-        if !known.split_whitespace().any(|name| name == kind) {
+        if !fs::read_to_string("/proc/filesystems").unwrap().words().contains(&kind) {
             println!("skipped: this kernel has no {kind}");
             continue;
         }
-        let daemon = up(&place, "384M", &["--attach"]);
-        let device = place.loops().remove(0);
+        let (daemon, device) = place.up_attached("384M", "");
+        let stored = || place.statistic("orig_data_bytes");
         succeed(&place, &format!("mkfs.{kind}"), &["-q", &device]);
         let dir = place.mount_point("fs");
         succeed(&place, "mount", &[&device, arg(&dir)]);
-        let empty = place.statistic("orig_data_bytes");
+        let empty = stored();
         let mut file = File::create(dir.join("a")).unwrap();
         let piece: Vec<u8> = (0..1 << 20).map(|at: u32| (at / 7) as u8).collect();
         let mut written = 0u64;
@@ -535,15 +406,13 @@ fn file_systems_fill_empty_and_give_their_memory_back() {
         File::open(dir.join("a")).unwrap().take(64 << 20).read_to_end(&mut read).unwrap();
         assert!(read.chunks(piece.len()).all(|part| part == &piece[..part.len()]), "{kind}");
         drop(file);
-        let filled = place.statistic("orig_data_bytes");
-        assert!(filled > written / 2, "{kind}: {filled} of {written}");
+        assert!(stored() > written / 2, "{kind}: {} of {written}", stored());
         fs::remove_file(dir.join("a")).unwrap();
-        succeed(&place, "sync", &[]);
-        succeed(&place, "fstrim", &[arg(&dir)]);
+        succeed(&place, "sync", "");
         // Some file systems discard freed blocks only at their next commit.
         wait_until(&format!("{kind} gives back"), || {
             succeed(&place, "fstrim", &[arg(&dir)]);
-            place.statistic("orig_data_bytes") < empty + (24 << 20)
+            stored() < empty + (24 << 20)
         });
         wait_until("its memory is given back", || place.statistic("mem_charged_bytes") < 24 << 20);
         succeed(&place, "umount", &[arg(&dir)]);
@@ -558,10 +427,10 @@ fn a_daemon_whose_terminal_is_gone_takes_its_block_device_along() {
     }
     for signal in [Signal::HUP, Signal::QUIT] {
         let place = BlockPlace::new();
-        let daemon = place.up_sized("16M", &["--attach"]);
+        let (daemon, _) = place.up_attached("16M", "");
         assert_eq!(place.loops().len(), 1);
         daemon.signal(signal);
-        assert!(daemon.ended().0.success());
+        daemon.succeeds();
         place.assert_clean();
     }
 }
@@ -577,18 +446,17 @@ fn cpu_latency_us() -> Option<i32> {
 fn cpus_wake_fast_while_requests_come() {
     const LIMIT_US: i32 = 3;
     let Some(usual_us) = cpu_latency_us().filter(|usual_us| *usual_us > LIMIT_US) else {
-        println!("skipped: no /dev/cpu_dma_latency, or others ask for as much there");
-        return;
+        return println!("skipped: no /dev/cpu_dma_latency, or others ask for as much there");
     };
-    let Some(place) = BlockPlace::needing(&["dd"]) else { return };
+    let Some(place) = BlockPlace::needing("dd") else { return };
     for (limit, is_asked) in [("3", true), ("none", false)] {
-        let daemon = up(&place, "64M", &["--cpu-latency-us", limit]);
+        let daemon = place.up_mounted("64M", &format!("--cpu-latency-us {limit}"));
         assert!(daemon.facts.contains(if is_asked { "CPU latency 3 us" } else { "CPU latency none" }));
-        let mut read = std::process::Command::new("dd");
-        read.args([&format!("if={}", place.disk().display()), "of=/dev/null", "bs=4k", "status=none"]);
+        let mut dd = Command::new("dd");
+        dd.args([&format!("if={}", place.disk().display()), "of=/dev/null", "bs=4k", "status=none"]);
         let mut asked = false;
         wait_until("many requests were answered", || {
-            let mut read = read.spawn().unwrap();
+            let mut read = dd.spawn().unwrap();
             while read.try_wait().unwrap().is_none() {
                 asked |= cpu_latency_us() == Some(LIMIT_US);
             }
@@ -601,15 +469,12 @@ fn cpus_wake_fast_while_requests_come() {
 
 #[test]
 fn without_what_it_needs_there_is_one_clear_line() {
-    let Some(place) = BlockPlace::needing(&["unshare", "mount"]) else { return };
+    let Some(place) = BlockPlace::needing("unshare mount") else { return };
     // /dev without a node, in the command's own namespace.
     let without = |node: &str, args: &str| {
-        let program = env!("CARGO_BIN_EXE_uzram");
         let hide =
-            format!("mount -t tmpfs none /dev && mknod /dev/null c 1 3 && {node} && exec {program} {args}");
-        let mut command = std::process::Command::new("unshare");
-        command.args(["-m", "sh", "-c", &hide]).env("UZRAM_RUNTIME_DIR", place.dir());
-        crate::common::finish(command)
+            format!("mount -t tmpfs none /dev && mknod /dev/null c 1 3 && {node} && exec {UZRAM} {args}");
+        finish(isolated(&hide).env("UZRAM_RUNTIME_DIR", place.dir()))
     };
     let fuse = "mknod /dev/fuse c 10 229";
     for (node, args, what) in [
@@ -618,24 +483,16 @@ fn without_what_it_needs_there_is_one_clear_line() {
         (fuse, "up --size 16M --attach", "/dev/loop-control"),
         (fuse, "swap on --size 64M", "/dev/loop-control"),
     ] {
-        let ended = without(node, args);
-        assert!(ended.complaint(1).contains(what), "{args}: {}", ended.stderr);
+        without(node, args).says(1, what);
     }
     // The daemon works without this node.
     let ended = without(fuse, &format!("up --size 16M --mount {}/mnt --exec true", place.dir().display()));
     let said = "CPU latency none: /dev/cpu_dma_latency: No such file";
-    assert!(ended.status.success() && ended.stderr.contains(said), "{}", ended.stderr);
-    let nobody = |args: &[&str]| {
-        use std::os::unix::process::CommandExt;
-        let mut command = crate::common::bare_command(args);
-        command.env("UZRAM_RUNTIME_DIR", "/tmp/uzram-nobody").uid(65534).gid(65534);
-        crate::common::finish(command)
-    };
-    for args in
-        [&["attach", "zram0"][..], &["detach", "zram0"], &["swap", "on", "--size", "64M"], &["swap", "off"]]
-    {
-        let ended = nobody(args);
-        assert!(ended.complaint(1).contains("as root"), "{args:?}: {}", ended.stderr);
+    assert!(ended.status.success() && ended.stderr.contains(said), "{ended}");
+    for args in ["attach zram0", "detach zram0", "swap on --size 64M", "swap off"] {
+        let mut command = bare_command(args);
+        command.env("UZRAM_RUNTIME_DIR", "/tmp/uzram-nobody").uid(NOBODY).gid(NOBODY);
+        finish(command).says(1, "as root");
     }
     place.assert_clean();
 }

@@ -1,13 +1,11 @@
 //! `--json`: every command has it, what it prints has one style, and errors are JSON, too.
 
-use std::fs;
+use serde_json::Deserializer;
 
-use crate::common::{Place, bare_command, connect, finish};
-use serde_json::{Deserializer, Value};
+use crate::common::*;
 
 /// Separate programs, with tests of their own.
 const SIBLINGS: [&str; 2] = ["bench", "lab"];
-/// Commands that print nothing.
 const SILENT: [&str; 6] = ["remove", "set", "reset", "kick", "reload", "down"];
 /// Words for which a number has a unit, at the end of a name.
 const MEASURES: [&str; 12] =
@@ -20,7 +18,8 @@ fn leaves(path: &[String]) -> Vec<Vec<String>> {
     let help = finish(bare_command(&words)).ok();
     let is_sibling = path.first().is_some_and(|name| SIBLINGS.contains(&name.as_str()));
     let Some((_, listed)) = help.split_once("\nCommands:\n").filter(|_| !is_sibling) else {
-        assert!(is_sibling || help.contains("--json"), "{path:?}: {help}");
+        let has_both = help.contains("--json") && help.contains("Example");
+        assert!(is_sibling || has_both, "{path:?}: {help}");
         return vec![path.to_vec()];
     };
     let names = listed.lines().take_while(|line| line.starts_with("  ")).filter_map(|line| {
@@ -30,7 +29,6 @@ fn leaves(path: &[String]) -> Vec<Vec<String>> {
     names.flat_map(|name| leaves(&[path, &[name.to_owned()]].concat())).collect()
 }
 
-/// Checks names, units and texts of what a command has printed.
 fn check_style(command: &str, value: &Value) {
     match value {
         Value::Object(fields) => fields.iter().for_each(|(name, field)| {
@@ -44,10 +42,8 @@ fn check_style(command: &str, value: &Value) {
             match (name.as_str(), field) {
                 // The names of attributes are the kernel's, and so are their units.
                 ("attributes", Value::Object(fields)) => {
-                    fields
-                        .values()
-                        .filter(|field| !field.is_number())
-                        .for_each(|field| check_style(command, field));
+                    let others = fields.values().filter(|field| !field.is_number());
+                    others.for_each(|field| check_style(command, field));
                 }
                 // By the numbers of CPUs.
                 ("cpus", _) => {}
@@ -60,7 +56,6 @@ fn check_style(command: &str, value: &Value) {
     }
 }
 
-/// Returns the documents in a command's output.
 fn documents(text: &str) -> Vec<Value> {
     Deserializer::from_str(text)
         .into_iter()
@@ -71,58 +66,54 @@ fn documents(text: &str) -> Vec<Value> {
 #[test]
 fn every_command_prints_json_of_one_style() {
     let place = Place::new();
-    let path = |name: &str| place.root().join(name).display().to_string();
-    let (pages, dictionary, config) = (path("pages"), path("pages.dict"), path("uzram.toml"));
-    fs::write(&config, "[zram0]\nsize = '1M'\n").unwrap();
-    let own = std::process::id().to_string();
-    let _daemon = place.up(&[]);
+    let config = place.write("uzram.toml", "[zram0]\nsize = '1M'\n");
+    let own = std::process::id();
+    let _daemon = place.up("");
     let _client = connect(&place.socket("nbd.sock"));
-    let attributes = place.json(&["stat", "zram0"]);
-    let attributes = attributes["attributes"].as_object().unwrap();
+    let json = place.json("stat zram0");
+    let attributes = json["attributes"].as_object().unwrap();
     for name in ["policy", "mm_stat", "io_stat", "bd_stat", "debug_stat", "backing", "lru", "backing_state"] {
         assert!(attributes[name].is_object(), "{name}: {}", attributes[name]);
     }
-    let mut commands = vec![
-        vec!["up", "--size", "1M", "--log", "error", "--runtime-dir", "DIR", "--exec", "true"],
-        vec!["add", "zram1", "--size", "1M", "--recompress", "zstd"],
-        vec!["list"],
-        vec!["stat", "zram1"],
-        vec!["stat", "zram1", "recomp_algorithm"],
-        vec!["stat", "zram0", "block_state"],
-        vec!["set", "zram1", "mem_limit=1M"],
-        vec!["reset", "zram1"],
-        vec!["remove", "zram1"],
-        vec!["clients"],
-        vec!["status"],
-        vec!["swap", "status"],
-        vec!["upgrade"],
-        vec!["check"],
-        vec!["check", "--config", &config],
-        vec!["corpus", "--size", "1M", "-o", &pages, &own],
-        vec!["train", &pages, "-o", &dictionary, "--size", "1K"],
-        vec!["kick", "1"],
-        vec!["down"],
-        vec!["run", "--limit", "64M", "true"],
-        vec!["detach", "--force", "--runtime-dir", "EMPTY"],
-    ];
-    commands.splice(3..3, attributes.keys().map(|name| vec!["stat", "zram0", name]));
-    let (other, empty) = (path("other"), path("empty"));
+    let [other, empty, pages, dictionary] =
+        ["other", "empty", "pages", "pages.dict"].map(|name| place.path(name));
+    let commands = format!(
+        "up --size 1M --log error --runtime-dir {other} --exec true
+        add zram1 --size 1M --recompress zstd
+        list
+        {}
+        stat zram1
+        stat zram1 recomp_algorithm
+        stat zram0 block_state
+        set zram1 mem_limit=1M
+        reset zram1
+        remove zram1
+        clients
+        status
+        swap status
+        upgrade
+        check
+        check --config {config}
+        corpus --size 1M -o {pages} {own}
+        train {pages} -o {dictionary} --size 1K
+        kick 1
+        down
+        run --limit 64M true
+        detach --force --runtime-dir {empty}",
+        attributes.keys().map(|name| format!("stat zram0 {name}\n")).collect::<String>()
+    );
+    let commands: Vec<Vec<&str>> =
+        commands.lines().map(Words::words).filter(|words| !words.is_empty()).collect();
     for command in &commands {
-        let words = command.iter().map(|word| match *word {
-            "DIR" => other.as_str(),
-            "EMPTY" => empty.as_str(),
-            word => word,
-        });
-        let words: Vec<&str> = ["--json"].into_iter().chain(words).collect();
-        let ended = place.run(&words);
+        let ended = place.run(&[&["--json"], &command[..]].concat());
         let (stdout, stderr) = (documents(&ended.stdout), documents(&ended.stderr));
-        stdout.iter().chain(&stderr).for_each(|value| check_style(&words.join(" "), value));
+        stdout.iter().chain(&stderr).for_each(|value| check_style(&command.join(" "), value));
         let printed = if ["up", "run"].contains(&command[0]) { stderr } else { stdout };
         let is_done = ended.status.success();
         let is_silent = SILENT.contains(&command[0]) || (!is_done && command[0] != "run");
-        assert_eq!(printed.is_empty(), is_silent, "{words:?}: {}", ended.stderr);
+        assert_eq!(printed.is_empty(), is_silent, "{command:?}: {ended}");
         let may_fail = ["run", "detach", "kick"].contains(&command[0]);
-        assert!(is_done || may_fail, "{words:?}: {}", ended.stderr);
+        assert!(is_done || may_fail, "{command:?}: {ended}");
     }
     // Those that take more than a machine has everywhere.
     let elsewhere = ["attach", "swap on", "swap off", "recover", "reload", "backing sweep"];
@@ -137,64 +128,57 @@ fn every_command_prints_json_of_one_style() {
 #[test]
 fn errors_are_json_with_the_setting_and_the_same_status() {
     let place = Place::new();
-    let _daemon = place.up(&[]);
-    let absent = place.root().join("absent").display().to_string();
+    let _daemon = place.up("");
     for (args, status, setting) in [
-        (&["stat", "zram9"][..], 1, None),
-        (&["set", "zram0", "mem_limit=much"], 1, Some("mem_limit")),
-        (&["reload"], 1, Some("tls-cert")),
-        (&["attach", "zram0"], 1, None),
-        (&["swap", "off"], 1, None),
-        (&["recover", "--runtime-dir", &absent], 3, None),
-        (&["status", "--runtime-dir", &absent], 3, None),
-        (&["up", "--size", "1X"], 2, Some("disksize")),
-        (&["up", "--sise", "1M"], 2, None),
-        (&["stat"], 2, None),
-        (&["fly"], 2, None),
-        (&["swap", "on", "--priority", "high"], 2, Some("priority")),
-        (&["run", "--limit", "1K", "true"], 125, Some("limit")),
-        (&["run", "--limit", "64M", "/etc"], 126, None),
-        (&["run", "--limit", "64M", "no-such-program"], 127, None),
+        ("stat zram9", 1, None),
+        ("set zram0 mem_limit=much", 1, Some("mem_limit")),
+        ("reload", 1, Some("tls-cert")),
+        ("attach zram0", 1, None),
+        ("swap off", 1, None),
+        ("recover --runtime-dir ABSENT", 3, None),
+        ("status --runtime-dir ABSENT", 3, None),
+        ("up --size 1X", 2, Some("disksize")),
+        ("up --sise 1M", 2, None),
+        ("stat", 2, None),
+        ("fly", 2, None),
+        ("swap on --priority high", 2, Some("priority")),
+        ("run --limit 1K true", 125, Some("limit")),
+        ("run --limit 64M /etc", 126, None),
+        ("run --limit 64M no-such-program", 127, None),
     ] {
-        let text = place.run(args);
+        let args = args.replace("ABSENT", &place.path("absent"));
+        let text = place.run(&args);
         let line = text.complaint(status).to_owned();
-        let ended = place.run(&[&["--json"], args].concat());
+        let ended = place.run(&format!("--json {args}"));
         let json: Value = serde_json::from_str(&ended.stderr).unwrap();
         let wanted = serde_json::json!({ "error": line, "setting": setting });
-        assert_eq!((ended.status.code(), &json), (Some(status), &wanted), "{args:?}");
-        assert_eq!((ended.stdout.as_str(), ended.stderr.lines().count()), ("", 1), "{args:?}");
+        assert_eq!((ended.status.code(), &json), (Some(status), &wanted), "{args}");
+        assert_eq!((ended.stdout.as_str(), ended.stderr.lines().count()), ("", 1), "{args}");
     }
 }
 
 #[test]
 fn check_fails_if_what_is_asked_for_does_not_work() {
     let place = Place::without_rights();
-    let check = |words: &[&str]| place.run(&[&["check"], words].concat());
-    let line = check(&["--for", "disk", "--for", "run"]).stderr;
+    let line = place.run("check --for disk --for run").stderr;
     for purpose in ["swap", "disk", "run"] {
-        let ended = check(&["--json", "--for", purpose]);
+        let ended = place.run(&format!("check --json --for {purpose}"));
         let json: Value = serde_json::from_str(&ended.stdout).unwrap();
-        let asked = &json["purposes"].as_array().unwrap()[..];
-        assert!(asked.len() == 1 && asked[0]["purpose"] == purpose, "{json}");
-        let works = asked[0]["works"].as_bool().unwrap();
-        assert_eq!(
-            (ended.status.code(), ended.stderr.is_empty()),
-            (Some(i32::from(!works)), works),
-            "{json}"
-        );
-        assert!(!works || purpose == "run" || rustix::process::geteuid().is_root(), "{json}");
-        for name in asked[0]["missing"].as_array().unwrap() {
-            let name = name.as_str().unwrap();
-            let check =
-                json["checks"].as_array().unwrap().iter().find(|check| check["name"] == name).unwrap();
+        let [asked] = &json["purposes"].as_array().unwrap()[..] else { panic!("{json}") };
+        assert_eq!(asked["purpose"], purpose, "{json}");
+        let works = asked["works"].as_bool().unwrap();
+        let status = Some(i32::from(!works));
+        assert_eq!((ended.status.code(), ended.stderr.is_empty()), (status, works), "{json}");
+        assert!(!works || purpose == "run" || is_root(), "{json}");
+        for name in asked["missing"].as_array().unwrap() {
+            let checks = json["checks"].as_array().unwrap();
+            let check = checks.iter().find(|check| check["name"] == *name).unwrap();
             assert_ne!(check["works"], "yes", "{json}");
-            assert!(ended.stderr.contains(name), "{}", ended.stderr);
+            assert!(ended.stderr.contains(name.as_str().unwrap()), "{ended}");
         }
     }
-    assert!(
-        line.starts_with("uzram: disk does not work here: it needs ") && line.contains("capabilities ("),
-        "{line}"
-    );
-    assert_eq!(check(&[]).status.code(), Some(0), "it only reports");
-    assert!(check(&["--for", "fun"]).complaint(2).contains("fun"));
+    assert!(line.starts_with("uzram: disk does not work here: it needs "), "{line}");
+    assert!(line.contains("capabilities ("), "{line}");
+    assert_eq!(place.run("check").status.code(), Some(0), "it only reports");
+    place.run("check --for fun").says(2, "fun");
 }

@@ -2,134 +2,76 @@
 //! nothing behind.
 
 use std::ffi::OsStr;
-use std::fs;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::PermissionsExt;
-use std::os::unix::process::CommandExt;
-use std::path::Path;
-use std::process::Command;
 
-use crate::common::nbd::Raw;
-use crate::common::{Ended, Place, Terminal, bare_command, finish, not_root, wait_until};
-use rustix::process::Signal;
-
-/// A user without rights.
-const NOBODY: u32 = 65534;
-
-/// Arguments, the exit status, and what the one line says.
-type Row<'a> = (&'a [&'a str], i32, &'a [&'a str]);
-
-/// Runs each row, and fails with all that went wrong.
-fn check(place: &Place, rows: &[Row<'_>]) {
-    let mut wrong = String::new();
-    for (args, status, said) in rows {
-        let ended = place.run(args);
-        let line = ended.stderr.lines().find(|line| line.starts_with("uzram: ")).unwrap_or_default();
-        if ended.status.code() != Some(*status) || !said.iter().all(|said| line.contains(said)) {
-            wrong += &format!("{args:?}: {status} and {said:?} wanted, {}: {}\n", ended.status, ended.stderr);
-        }
-    }
-    assert!(wrong.is_empty(), "{wrong}");
-}
+use crate::common::*;
 
 #[test]
 fn sizes_say_what_to_write() {
     let place = Place::new();
     let unit = "has no unit: write 64M for MiB";
-    check(
-        &place,
-        &[
-            (&["up", "--size", "64"], 2, &["--size 64: ", unit]),
-            (&["add", "a", "--size", "64"], 2, &["--size 64: ", unit]),
-            (&["up", "--mem-limit", "64"], 2, &["--mem-limit 64: ", unit]),
-            (&["up", "--reserve=64"], 2, &["--reserve 64: ", unit]),
-            (&["run", "--limit", "64", "--", "/bin/true"], 125, &["--limit", unit]),
-            (&["train", "/a", "-o", "/b", "--size", "64"], 2, &["--size", unit]),
-            (&["up", "--size", "1.5G"], 2, &["--size 1.5G: ", "no fractions: write 1536M"]),
-            (&["up", "--size", "min(ram, 0.5T)"], 2, &["no fractions: write 512G"]),
-            (&["run", "--limit", "1.5G", "--", "/bin/true"], 125, &["no fractions: write 1536M"]),
-            (&["up", "--size", "-1G"], 2, &["--size -1G: ", "it is negative"]),
-            (&["up", "--size=-1G"], 2, &["--size -1G: ", "it is negative"]),
-            (&["up", "--size", "rma/2"], 2, &["'ram'", "found 'rma'"]),
-            (&["up", "--size", "--attach"], 2, &["--size: its value is missing before --attach"]),
-            (&["up", "--high", "-1"], 2, &["--high -1: '-1' is no policy_high: write 1 to 100"]),
-            (&["swap", "on", "--priority", "-5"], 2, &["'-5'", "a number cannot be negative"]),
-            (&["up", "--give-up-after", "soon"], 2, &["--give-up-after", "write a whole number"]),
-            (&["up", "--backing", "/nonexistent/cold:1.5G"], 1, &["does not exist", "write 1536M"]),
-        ],
-    );
+    place.refuses(&[
+        ("up --size 64", 2, &["--size 64: ", unit]),
+        ("add a --size 64", 2, &["--size 64: ", unit]),
+        ("up --mem-limit 64", 2, &["--mem-limit 64: ", unit]),
+        ("up --reserve=64", 2, &["--reserve 64: ", unit]),
+        ("run --limit 64 -- /bin/true", 125, &["--limit", unit]),
+        ("train /a -o /b --size 64", 2, &["--size", unit]),
+        ("up --size 1.5G", 2, &["--size 1.5G: ", "no fractions: write 1536M"]),
+        ("up --size min(ram,0.5T)", 2, &["no fractions: write 512G"]),
+        ("run --limit 1.5G -- /bin/true", 125, &["no fractions: write 1536M"]),
+        ("up --size -1G", 2, &["--size -1G: ", "it is negative"]),
+        ("up --size=-1G", 2, &["--size -1G: ", "it is negative"]),
+        ("up --size rma/2", 2, &["'ram'", "found 'rma'"]),
+        ("up --size --attach", 2, &["--size: its value is missing before --attach"]),
+        ("up --high -1", 2, &["--high -1: '-1' is no policy_high: write 1 to 100"]),
+        ("swap on --priority -5", 2, &["'-5'", "a number cannot be negative"]),
+        ("up --give-up-after soon", 2, &["--give-up-after", "write a whole number"]),
+        ("up --backing /nonexistent/cold:1.5G", 1, &["does not exist", "write 1536M"]),
+    ]);
     // What a file takes, options take, too.
     for size in ["ram/2", "min(ram / 2, 64M)", "64M"] {
-        let ended = place.run(&["up", "--size", size, "--log", "error", "--exec", "uzram=1"]);
-        assert!(ended.status.success(), "{size}: {}", ended.stderr);
+        place.run(&["up", "--size", size, "--log", "error", "--exec", "uzram=1"]).ok();
     }
     let memory = uzram::machine_memory::read().unwrap();
     let _daemon = place.up_sized("ram/2", &["--mem-limit", "min(ram, 32M)"]);
     assert_eq!(place.number("disksize"), memory.ram_bytes / 2 / 4096 * 4096);
     assert_eq!(place.number("mem_limit"), 32 << 20);
-    check(
-        &place,
-        &[
-            (
-                &["set", "zram0", "mem_limit=1"],
-                1,
-                &["cannot set mem_limit to '1'", "it takes at least 24 KiB"],
-            ),
-            (&["set", "zram0", "mem_limit=1.5G"], 1, &["no fractions: write 1536M"]),
-            (&["set", "zram0", "mem_limit=-1G"], 1, &["it is negative"]),
-        ],
-    );
+    place.refuses(&[
+        ("set zram0 mem_limit=1", 1, &["cannot set mem_limit to '1'", "it takes at least 24 KiB"]),
+        ("set zram0 mem_limit=1.5G", 1, &["no fractions: write 1536M"]),
+        ("set zram0 mem_limit=-1G", 1, &["it is negative"]),
+    ]);
     assert_eq!(place.number("mem_limit"), 32 << 20);
-}
-
-#[test]
-fn a_disk_with_tables_beyond_the_machine_is_warned_about() {
-    let memory = uzram::machine_memory::read().unwrap();
-    if memory.ram_bytes >= 200 << 30 || memory.limit_bytes < memory.ram_bytes {
-        return println!("skipped: the machine is too large, or the cgroup limited");
-    }
-    let place = Place::new();
-    let add = format!("{} add more --size 16T", env!("CARGO_BIN_EXE_uzram"));
-    let ended = place.run(&["up", "--size", "16T", "--exec", &add]);
-    assert!(ended.status.success(), "{}", ended.stderr);
-    for name in ["zram0", "more"] {
-        let warning = format!("the tables of {name} may take 112.");
-        assert!(ended.stderr.contains(&warning) && ended.stderr.contains("(--size)"), "{}", ended.stderr);
-    }
 }
 
 #[test]
 fn words_of_other_programs_are_translated() {
     let place = Place::new();
-    let config = place.root().join("uzram.toml");
-    fs::write(&config, "[zram0]\nsize = '1M'\n").unwrap();
-    let config = config.to_str().unwrap();
+    let config = place.write("uzram.toml", "[zram0]\nsize = '1M'\n");
     let with = |option: &str| format!("{option} cannot be used with --config {config}");
     let daemon: &[&str] = &["`uzram swap on`", "dist/systemd/uzram.service"];
-    check(
-        &place,
-        &[
-            (&["stop"], 2, &["unrecognized subcommand 'stop'; `uzram down` ends the daemon"]),
-            (&["shutdown"], 2, &["`uzram down`"]),
-            (&["start"], 2, &["`uzram up`"]),
-            (&["ls"], 2, &["`uzram list`"]),
-            (&["rm", "zram0"], 2, &["`uzram remove`"]),
-            (&["umount"], 2, &["`uzram detach`"]),
-            (&["swapoff"], 2, &["`uzram swap off`"]),
-            (&["stauts"], 2, &["did you mean `stat"]),
-            (&["up", "--daemon"], 2, daemon),
-            (&["up", "--background"], 2, daemon),
-            (&["up", "-d"], 2, daemon),
-            (&["up", "--memory", "1G"], 2, &["--mem-limit"]),
-            (&["up", "--compression", "lz4"], 2, &["--algorithm"]),
-            (&["kick", "abc"], 2, &["'abc'", "a client is named by its number: `uzram clients` lists them"]),
-            (&["kick", "-1"], 2, &["a number cannot be negative"]),
-            (&["up", "--config", config, "--size", "1G"], 2, &[&with("--size"), "device's table"]),
-            (&["up", "--config", config, "--read-only"], 2, &[&with("--read-only")]),
-            (&["up", "--config", config, "--policy", "x"], 2, &[&with("--policy")]),
-            (&["up", "--config", config, "--name", "x"], 2, &["cannot be used with '--name"]),
-        ],
-    );
+    place.refuses(&[
+        ("stop", 2, &["unrecognized subcommand 'stop'; `uzram down` ends the daemon"]),
+        ("shutdown", 2, &["`uzram down`"]),
+        ("start", 2, &["`uzram up`"]),
+        ("ls", 2, &["`uzram list`"]),
+        ("rm zram0", 2, &["`uzram remove`"]),
+        ("umount", 2, &["`uzram detach`"]),
+        ("swapoff", 2, &["`uzram swap off`"]),
+        ("stauts", 2, &["did you mean `stat"]),
+        ("up --daemon", 2, daemon),
+        ("up --background", 2, daemon),
+        ("up -d", 2, daemon),
+        ("up --memory 1G", 2, &["--mem-limit"]),
+        ("up --compression lz4", 2, &["--algorithm"]),
+        ("kick abc", 2, &["'abc'", "a client is named by its number: `uzram clients` lists them"]),
+        ("kick -1", 2, &["a number cannot be negative"]),
+        (&format!("up --config {config} --size 1G"), 2, &[&with("--size"), "device's table"]),
+        (&format!("up --config {config} --read-only"), 2, &[&with("--read-only")]),
+        (&format!("up --config {config} --policy x"), 2, &[&with("--policy")]),
+        (&format!("up --config {config} --name x"), 2, &["cannot be used with '--name"]),
+    ]);
     assert!(!place.dir().exists(), "nothing was tried");
 }
 
@@ -137,11 +79,10 @@ fn words_of_other_programs_are_translated() {
 fn a_file_that_is_no_dictionary_is_refused() {
     let place = Place::new();
     let is_none = ["dict=/etc/passwd: it is not a dictionary", "`uzram train`"];
-    for kind in ["lz4", "lz4hc:2", "zstd:3", "memory"] {
-        let algorithm = format!("{kind},dict=/etc/passwd");
-        check(&place, &[(&["up", "--algorithm", &algorithm], 2, &is_none)]);
+    for kind in ["", " lz4,", " lz4hc:2,", " zstd:3,", " memory,"] {
+        let option = if kind.is_empty() { "--algorithm-params " } else { "--algorithm" };
+        place.refuses(&[(&format!("up {option}{kind}dict=/etc/passwd"), 2, &is_none)]);
     }
-    check(&place, &[(&["up", "--algorithm-params", "dict=/etc/passwd"], 2, &is_none)]);
     assert!(!place.dir().exists(), "nothing was tried");
 }
 
@@ -153,10 +94,9 @@ fn an_argument_that_is_not_utf_8_is_named() {
         (&[b"--backing=/tmp/\xff"], "--backing=/tmp/\u{fffd}: it is not UTF-8"),
         (&[b"--size", b"1M", b"--algorithm", b"\xfe"], "--algorithm \u{fffd}: it is not UTF-8"),
     ] {
-        let mut command = place.command(&["up"]);
+        let mut command = place.command("up");
         command.args(words.iter().map(|word| OsStr::from_bytes(word)));
-        let ended = finish(command);
-        assert!(ended.complaint(2).contains(named), "{}", ended.stderr);
+        finish(command).says(2, named);
     }
 }
 
@@ -164,10 +104,9 @@ fn an_argument_that_is_not_utf_8_is_named() {
 #[test]
 fn keys_of_zram_generator_say_what_they_are_here() {
     let place = Place::new();
-    let path = place.root().join("uzram.toml");
     let said = |line: &str| {
-        fs::write(&path, format!("[zram0]\n{line}\n")).unwrap();
-        place.run(&["check", "--config", path.to_str().unwrap()])
+        let config = place.write("uzram.toml", format!("[zram0]\n{line}\n"));
+        place.run(&["check", "--config", &config])
     };
     for (line, answer) in [
         ("zram-size = 'min(ram / 2, 4096)'", "zram-generator's `zram-size` is `size`"),
@@ -195,8 +134,7 @@ fn keys_of_zram_generator_say_what_they_are_here() {
         ("swap = yes", "write true or false"),
         ("host-memory-limit = 9048", "9048 has no unit: write 9048M for MiB, as zram-generator reads it"),
     ] {
-        let ended = said(line);
-        assert!(ended.complaint(2).contains(answer), "{line}: {}", ended.stderr);
+        said(line).says(2, answer);
     }
     said("host-memory-limit = 'none'\nswap-priority = 100").ok();
 }
@@ -204,65 +142,53 @@ fn keys_of_zram_generator_say_what_they_are_here() {
 #[test]
 fn a_mount_in_a_missing_directory_is_refused_and_makes_none() {
     let place = Place::new();
-    let missing = place.root().join("nope");
-    let mount = missing.join("x");
-    let (missing, mount) = (missing.to_str().unwrap(), mount.to_str().unwrap());
-    let why = format!("cannot mount '{mount}': '{missing}' does not exist: create it");
+    let missing = place.path("nope");
+    let why = format!("cannot mount '{missing}/x': '{missing}' does not exist: create it");
     if Path::new("/dev/fuse").exists() {
-        check(&place, &[(&["up", "--size", "1M", "--mount", mount], 1, &[&why])]);
+        place.refuses(&[(&format!("up --size 1M --mount {missing}/x"), 1, &[&why])]);
     } else {
         println!("skipped: there is no /dev/fuse");
     }
-    assert!(!Path::new(missing).exists());
+    assert!(!Path::new(&missing).exists());
 }
 
 #[test]
 fn another_user_is_told_that_the_daemon_is_roots() {
-    if not_root() {
-        return;
-    }
-    let place = Place::new();
-    fs::set_permissions(place.root(), fs::Permissions::from_mode(0o755)).unwrap();
-    let _daemon = place.up(&[]);
+    let Some(place) = Place::if_root() else { return };
+    set_mode(place.root(), 0o755);
+    let _daemon = place.up("");
     let wanted = format!("'{}' is root's: use sudo", place.dir().display());
     for args in [
-        &["list"][..],
-        &["stat", "zram0"],
-        &["set", "zram0", "mem_limit=1G"],
-        &["add", "more"],
-        &["remove", "zram0"],
-        &["reset", "zram0"],
-        &["clients"],
-        &["kick", "1"],
-        &["status"],
-        &["upgrade"],
-        &["recover"],
-        &["reload"],
-        &["swap", "status"],
-        &["down"],
-        &["up"],
+        "list",
+        "stat zram0",
+        "set zram0 mem_limit=1G",
+        "add more",
+        "remove zram0",
+        "reset zram0",
+        "clients",
+        "kick 1",
+        "status",
+        "upgrade",
+        "recover",
+        "reload",
+        "swap status",
+        "down",
+        "up",
     ] {
-        let mut command = place.command(args);
-        let ended = finish({
-            command.uid(NOBODY).gid(NOBODY);
-            command
-        });
-        if args == ["list"] && ended.status.success() {
-            // Programs under `uzram run` of this user.
-            continue;
+        let ended = finish(place.command(args).uid(NOBODY).gid(NOBODY));
+        // There may be programs under `uzram run` of this user.
+        if args != "list" || !ended.status.success() {
+            ended.says(1, &wanted);
         }
-        assert!(ended.complaint(1).contains(&wanted), "{args:?}: {}", ended.stderr);
     }
 }
 
 #[test]
 fn files_made_for_a_refused_backing_are_removed() {
     let place = Place::new();
-    let (first, second) = (place.root().join("first"), place.root().join("nope/second"));
-    let [one, two] = [&first, &second].map(|path| format!("{}:4M", path.display()));
-    let args = ["up", "--size", "1M", "--backing", &one, "--backing", &two];
-    check(&place, &[(&args, 1, &["nope/second"])]);
-    assert!(!first.exists());
+    let [first, second] = ["first:4M", "nope/second:4M"].map(|name| place.path(name));
+    place.run(&format!("up --size 1M --backing {first} --backing {second}")).says(1, "nope/second");
+    assert!(!place.root().join("first").exists());
 }
 
 /// ^C at a daemon with NBD clients, whose contents would be lost, has to be pressed twice.
@@ -276,37 +202,34 @@ fn interrupts_are_confirmed_while_clients_are_connected() {
         let start = || {
             let terminal = Terminal::start(&place, &args);
             wait_until("it serves", || terminal.shown().contains("fixed cost"));
-            wait_until("it answers", || place.run(&["status"]).status.success());
+            wait_until("it answers", || place.run("status").status.success());
             terminal
         };
         let mut terminal = start();
-        let mut client = Raw::unix(&place).enter().unwrap();
-        assert!(client.works(1));
+        let mut client = place.nbd();
+        assert!(works(&mut client, 1));
         terminal.press_interrupt();
         wait_until("it asks", || terminal.shown().contains(again));
-        assert!(client.works(2), "it goes on");
+        assert!(works(&mut client, 2), "it goes on");
         terminal.press_interrupt();
         let (code, shown) = terminal.ended();
-        assert_eq!(code, Some(0), "{shown}");
-        assert_eq!(shown.matches("press ^C again").count(), 1, "{shown}");
+        assert_eq!((code, shown.matches("press ^C again").count()), (Some(0), 1), "{shown}");
 
         // Without a client once is enough.
         let mut terminal = start();
-        let client = Raw::unix(&place).enter().unwrap();
-        drop(client);
-        wait_until("it has left", || !place.run(&["clients"]).ok().contains("zram0"));
+        drop(place.nbd());
+        wait_until("it has left", || !place.run("clients").ok().contains("zram0"));
         terminal.press_interrupt();
         let (code, shown) = terminal.ended();
         assert!(code == Some(0) && !shown.contains("press ^C again"), "{shown}");
 
         // Other requests to end are not asked about.
-        let options: Vec<_> = options.split_whitespace().collect();
         for signal in [Signal::TERM, Signal::INT] {
-            let daemon = place.up_sized("1M", &options);
-            let mut client = Raw::unix(&place).enter().unwrap();
-            assert!(client.works(1));
+            let daemon = place.up_sized("1M", options);
+            let mut client = place.nbd();
+            assert!(works(&mut client, 1));
             daemon.signal(signal);
-            assert!(daemon.ended().0.success());
+            daemon.succeeds();
         }
     }
 }
@@ -317,67 +240,39 @@ fn an_unconfirmed_interrupt_is_forgotten_by_a_take_over() {
     let place = Place::new();
     let mut terminal = Terminal::start(&place, "up --size 1M --log error");
     wait_until("it serves", || terminal.shown().contains("fixed cost"));
-    let client = Raw::unix(&place).enter().unwrap();
+    let client = place.nbd();
     terminal.press_interrupt();
     wait_until("it asks", || terminal.shown().contains("press ^C again"));
     let before = place.worker_id();
-    wait_until("a stand-by is ready", || {
-        place.run(&["status", "--json"]).ok().contains("\"standby_ready\": true")
-    });
-    rustix::process::kill_process(before, Signal::KILL).unwrap();
+    place.wait_for_standby();
+    kill(before);
     drop(client);
     wait_until("another one serves", || place.worker_id() != before);
-    assert!(Raw::unix(&place).enter().unwrap().works(1));
-    wait_until("the client has left", || !place.run(&["clients"]).ok().contains("zram0"));
+    assert!(works(&mut place.nbd(), 1));
+    wait_until("the client has left", || !place.run("clients").ok().contains("zram0"));
     terminal.press_interrupt();
     assert_eq!(terminal.ended().0, Some(0));
-}
-
-#[test]
-fn a_library_that_was_cut_is_named() {
-    if let Err(error) = uzram_pager::TrapKind::Uffd.check() {
-        return println!("skipped: {error}");
-    }
-    let place = Place::new();
-    let (program, cut) = (place.root().join("uzram"), place.root().join("libuzram_run.so"));
-    let own = Path::new(env!("CARGO_BIN_EXE_uzram"));
-    fs::hard_link(own, &program).or_else(|_| fs::copy(own, &program).map(drop)).unwrap();
-    // The beginning of any ELF file will do.
-    let begin = &fs::read(own).unwrap()[..8192];
-    for (begin, said) in [(begin, "is not whole: it has 8192 bytes of"), (&[][..], "is no library")] {
-        fs::write(&cut, begin).unwrap();
-        let mut command = Command::new(&program);
-        command.args(["run", "--limit", "64M", "--", "/bin/true"]);
-        let ended = finish(command);
-        let line = ended.complaint(125);
-        let name = cut.display().to_string();
-        assert!(line.contains(&name) && line.contains(said) && line.contains("install it again"), "{line}");
-    }
 }
 
 /// Runs commands of a user without rights in a mount namespace, after `prepare`; returns what `uzram up
 /// --mount` and `uzram check` say about FUSE.
 fn fuse_denied(prepare: &str) -> (Ended, Ended) {
     let place = Place::new();
-    fs::set_permissions(place.root(), fs::Permissions::from_mode(0o777)).unwrap();
+    set_mode(place.root(), 0o777);
     let script = format!(
         "cd {0}; mkdir bin dir node; chmod 777 dir; mount -t tmpfs none node; mknod node/fuse c 10 229; {prepare}
          exec setpriv --reuid {NOBODY} --regid {NOBODY} --clear-groups \
              env PATH={0}/bin:$PATH UZRAM_RUNTIME_DIR={0}/dir/run TMPDIR={0}/dir \"$@\"",
         place.root().display()
     );
-    let (program, mount) = (env!("CARGO_BIN_EXE_uzram"), place.root().join("dir/files"));
-    let run = |args: &[&str]| {
+    let run = |args: &str| {
         fs::read_dir(place.root()).unwrap().for_each(|entry| {
             let path = entry.unwrap().path();
             let _ = if path.is_dir() { fs::remove_dir_all(path) } else { fs::remove_file(path) };
         });
-        let mut command = Command::new("unshare");
-        command.args(["-m", "sh", "-euc", &script, "sh", program]).args(args);
-        finish(command)
+        finish(isolated(&format!("set -eu\n{script}")).args(["sh", UZRAM]).args(args.words()))
     };
-    let up = run(&["up", "--size", "1M", "--mount", mount.to_str().unwrap(), "--exec", "true"]);
-    (up, run(&["check"]))
+    (run(&format!("up --size 1M --mount {} --exec true", place.path("dir/files"))), run("check"))
 }
 
 #[test]
@@ -399,17 +294,49 @@ fn a_denied_mount_names_the_device_and_who_denies_it() {
         ),
     ] {
         let (up, check) = fuse_denied(&prepare);
-        let line = up.complaint(1).to_owned();
         let check = check.ok();
         let fuse = check.lines().find(|line| line.starts_with("FUSE ")).unwrap();
-        assert_eq!(fuse.split_whitespace().nth(1), Some("no"), "{fuse}");
+        assert_eq!(fuse.words()[1], "no", "{fuse}");
         for said in said {
-            assert!(line.contains(said) && fuse.contains(said), "no '{said}' in: {line}\n{fuse}");
+            up.says(1, said);
+            assert!(fuse.contains(said), "no '{said}' in: {fuse}");
         }
     }
     // Where it is allowed, nothing stays mounted.
     let mounts = || fs::read_to_string("/proc/self/mounts").unwrap();
-    let said = finish(bare_command(&["check"])).ok();
+    let said = finish(bare_command("check")).ok();
     assert!(said.starts_with("FUSE           yes    a mount in a namespace of its own succeeds"), "{said}");
     assert!(!mounts().contains("uzram-check-"), "{}", mounts());
+}
+
+#[test]
+fn a_disk_with_tables_beyond_the_machine_is_warned_about() {
+    let memory = uzram::machine_memory::read().unwrap();
+    if memory.ram_bytes >= 200 << 30 || memory.limit_bytes < memory.ram_bytes {
+        return println!("skipped: the machine is too large, or the cgroup limited");
+    }
+    let place = Place::new();
+    let add = format!("{UZRAM} add more --size 16T");
+    let ended = place.run(&["up", "--size", "16T", "--exec", &add]);
+    assert!(ended.status.success(), "{ended}");
+    for name in ["zram0", "more"] {
+        let warning = format!("the tables of {name} may take 112.");
+        assert!(ended.stderr.contains(&warning) && ended.stderr.contains("(--size)"), "{ended}");
+    }
+}
+
+#[test]
+fn a_library_that_was_cut_is_named() {
+    if Run::if_able().is_none() {
+        return;
+    }
+    let place = Place::new();
+    let program = place.copy_of_program();
+    // The beginning of any ELF file will do.
+    let begin = &fs::read(&program).unwrap()[..8192];
+    for (begin, said) in [(begin, "is not whole: it has 8192 bytes of"), (&[][..], "is no library")] {
+        let cut = place.write("libuzram_run.so", begin);
+        let ended = finish(Command::new(&program).args("run --limit 64M -- /bin/true".words()));
+        ended.says(125, &cut).says(125, said).says(125, "install it again");
+    }
 }

@@ -1,17 +1,11 @@
 //! `uzram list` and `uzram stat`: programs that run under `uzram run`.
 
-use std::fs::{self, File};
-use std::io::{BufRead, BufReader, Write};
 use std::os::fd::OwnedFd;
-use std::os::unix::process::CommandExt;
-use std::process::{Child, Stdio};
-use std::time::Duration;
 
-use crate::common::run::{Program, can_run};
-use crate::common::{Ended, PATIENCE, Place, bare_command, finish, not_root, status_field, wait, wait_until};
 use rustix::fs::MemfdFlags;
-use serde_json::Value;
 use uzram_pager::Figures;
+
+use crate::common::*;
 
 /// A program that has memory, and a child, until this is dropped.
 struct Holder {
@@ -20,25 +14,24 @@ struct Holder {
 }
 
 impl Holder {
-    /// Starts it, and waits until `ready` processes are.
-    fn start(args: &[&str], ready: usize) -> Holder {
-        let program = Program::new("holds");
-        let mut command = bare_command(&["run", "--limit", "24M", "--", program.path.to_str().unwrap()]);
+    /// Starts it where it can be, and waits until `ready` processes are.
+    fn if_able(args: &[&str], ready: usize) -> Option<Holder> {
+        let program = Program::if_able("holds")?;
+        let mut command = bare_command(&["run", "--limit", "24M", "--", arg(&program.path)]);
         command.args(args).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
         let mut child = command.spawn().unwrap();
         let lines = BufReader::new(child.stdout.as_mut().unwrap()).lines();
         assert_eq!(lines.take(ready).map(Result::unwrap).collect::<Vec<_>>(), vec!["ready"; ready]);
-        Holder { child, _program: program }
+        Some(Holder { child, _program: program })
     }
 
     fn id(&self) -> u64 {
         self.child.id().into()
     }
 
-    /// Returns the child that it has started.
     fn child_id(&self) -> u64 {
-        let children = fs::read_to_string(format!("/proc/{0}/task/{0}/children", self.id())).unwrap();
-        children.trim().parse().unwrap()
+        let children = format!("task/{}/children", self.id());
+        of_process(Pid::from_child(&self.child), &children).trim().parse().unwrap()
     }
 
     fn end(&mut self) {
@@ -57,13 +50,9 @@ impl Drop for Holder {
 
 /// Returns the programs that are listed, with or without a daemon.
 fn listed(place: &Place) -> Vec<Value> {
-    let ended = place.run(&["list", "--json"]);
+    let ended = place.run("list --json");
     if !ended.status.success() {
-        assert!(
-            ended.status.code() == Some(3) && ended.stderr.contains("no daemon is running"),
-            "{}",
-            ended.stderr
-        );
+        assert!(ended.status.code() == Some(3) && ended.stderr.contains("no daemon is running"), "{ended}");
         return Vec::new();
     }
     let json: Value = serde_json::from_str(&ended.stdout).unwrap();
@@ -77,19 +66,15 @@ fn find(place: &Place, id: u64) -> Option<Value> {
 }
 
 /// Returns how often the thread that publishes figures has waited.
-fn waits_of_evictor(id: u64) -> u64 {
-    let tasks = fs::read_dir(format!("/proc/{id}/task")).unwrap();
-    let statuses = tasks.map(|task| fs::read_to_string(task.unwrap().path().join("status")).unwrap());
-    let status = statuses.into_iter().find(|status| status.starts_with("Name:\tuzram-pager-evi")).unwrap();
+fn waits_of_evictor(holder: &Holder) -> u64 {
+    let status = thread_status(Pid::from_child(&holder.child), "uzram-pager-evi");
     status_field(&status, "voluntary_ctxt_switches").parse().unwrap()
 }
 
 #[test]
 fn running_programs_are_listed() {
-    if !can_run() {
-        return;
-    }
-    let (place, mut holder) = (Place::new(), Holder::start(&[], 2));
+    let Some(mut holder) = Holder::if_able(&[], 2) else { return };
+    let place = Place::new();
     let (id, child_id) = (holder.id(), holder.child_id());
     for id in [id, child_id] {
         let compresses = || find(&place, id).is_some_and(|program| program["compressed_bytes"] != 0);
@@ -105,61 +90,47 @@ fn running_programs_are_listed() {
         let all = ["resident_bytes", "stored_bytes", "spilled_bytes"].map(figure).iter().sum::<u64>();
         assert!(all <= 72 << 20, "{program}");
         assert!(figure("faults") > 100 && figure("fault_us") > 0, "{program}");
-        let json = place.json(&["stat", &id.to_string()]);
+        let json = place.json(&format!("stat {id}"));
         assert_eq!((&json["pid"], &json["limit_bytes"]), (&id.into(), &program["limit_bytes"]));
-        let text = place.run(&["stat", &id.to_string()]).ok();
+        let rows = ["limit                24 MiB", "in memory ", "compressed ", "spilled ", "faults "];
+        let text = place.run(&format!("stat {id}")).shows(&rows.map(|row| format!("\n  {row}")));
         assert!(text.starts_with(&format!("process {id} (holds)\n")), "{text}");
-        for row in ["limit                24 MiB", "in memory ", "compressed ", "spilled ", "faults "] {
-            assert!(text.contains(&format!("\n  {row}")), "{text}");
-        }
     }
-    let list = place.run(&["list"]).ok();
-    let line = |id: u64| list.lines().find(|line| line.trim_start().starts_with(&format!("{id} holds ")));
-    assert!(
-        list.trim_start().starts_with("PROCESS ") && line(id).is_some() && line(child_id).is_some(),
-        "{list}"
-    );
+    let list = place.run("list").ok();
+    let is_there = |id: u64| list.lines().any(|line| line.trim_start().starts_with(&format!("{id} holds ")));
+    assert!(list.trim_start().starts_with("PROCESS ") && is_there(id) && is_there(child_id), "{list}");
     // Beside devices.
-    let daemon = place.up(&[]);
-    let list = place.run(&["list"]).ok();
-    assert!(
-        list.starts_with("NAME ") && list.contains("\nzram0 ") && list.contains("\n\n   PROCESS "),
-        "{list}"
-    );
+    let daemon = place.up("");
+    let list = place.run("list").shows(&["\nzram0 ", "\n\n   PROCESS "]);
+    assert!(list.starts_with("NAME "), "{list}");
     assert!(find(&place, child_id).is_some());
-    assert!(place.run(&["stat", "zram0"]).ok().starts_with("zram0\n"));
-    assert!(place.run(&["stat", &id.to_string()]).ok().starts_with("process "));
+    assert!(place.run("stat zram0").ok().starts_with("zram0\n"));
+    assert!(place.run(&format!("stat {id}")).ok().starts_with("process "));
     drop(daemon);
     holder.end();
     assert!(find(&place, id).is_none() && find(&place, child_id).is_none());
-    let gone = place.run(&["stat", &id.to_string()]);
-    assert!(gone.complaint(3).contains("does not run under `uzram run`"), "{}", gone.stderr);
+    place.run(&format!("stat {id}")).says(3, "does not run under `uzram run`");
 }
 
 #[test]
 fn a_program_that_does_nothing_is_not_woken_for_its_figures() {
-    if !can_run() {
-        return;
-    }
-    let holder = Holder::start(&[], 2);
-    let mut waits = waits_of_evictor(holder.id());
+    let Some(holder) = Holder::if_able(&[], 2) else { return };
+    let mut waits = waits_of_evictor(&holder);
     wait_until("it has settled", || {
-        std::thread::sleep(Duration::from_millis(2500));
-        let before = std::mem::replace(&mut waits, waits_of_evictor(holder.id()));
+        thread::sleep(Duration::from_millis(2500));
+        let before = std::mem::replace(&mut waits, waits_of_evictor(&holder));
         before == waits
     });
 }
 
 #[test]
 fn a_small_program_is_listed_with_its_limit() {
-    if !can_run() {
-        return;
-    }
+    let Some(_run) = Run::if_able() else { return };
     let place = Place::new();
     let shell = "/bin/sleep 60 & echo $!; read line; kill $!";
     let mut command = bare_command(&["run", "--limit", "32M", "--", "/bin/sh", "-c", shell]);
-    let mut child =
-        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
+    let mut child = command.spawn().unwrap();
     let mut line = String::new();
     BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
     let sleeper: u64 = line.trim().parse().unwrap();
@@ -167,7 +138,7 @@ fn a_small_program_is_listed_with_its_limit() {
         wait_until("it is listed", || find(&place, id).is_some_and(|program| program["command"] == name));
         let program = find(&place, id).unwrap();
         assert_eq!((&program["limit_bytes"], &program["runs"]), (&(32u64 << 20).into(), &false.into()));
-        assert!(place.run(&["stat", &id.to_string()]).ok().contains("nothing is compressed"));
+        place.run(&format!("stat {id}")).shows(&["nothing is compressed"]);
     }
     drop(child.stdin.take());
     wait(&mut child, PATIENCE);
@@ -175,26 +146,20 @@ fn a_small_program_is_listed_with_its_limit() {
 
 #[test]
 fn a_child_that_shares_the_memory_is_not_listed() {
-    if !can_run() {
-        return;
-    }
-    let (place, holder) = (Place::new(), Holder::start(&["vfork"], 1));
+    let Some(holder) = Holder::if_able(&["vfork"], 1) else { return };
+    let place = Place::new();
     wait_until("the parent is listed", || find(&place, holder.id()).is_some());
-    let has_descriptor = |id: u64| {
-        let opens = fs::read_dir(format!("/proc/{id}/fd")).unwrap();
-        opens
-            .flatten()
-            .any(|fd| fs::read_link(fd.path()).is_ok_and(|to| to.starts_with("/memfd:uzram-run (deleted)")))
-    };
-    assert!(has_descriptor(holder.child_id()));
-    assert!(find(&place, holder.child_id()).is_none());
+    let child = holder.child_id();
+    let mut fds = fs::read_dir(format!("/proc/{child}/fd")).unwrap().flatten();
+    let is_figures = |to: PathBuf| to.starts_with("/memfd:uzram-run (deleted)");
+    assert!(fds.any(|fd| fs::read_link(fd.path()).is_ok_and(is_figures)));
+    assert!(find(&place, child).is_none());
 }
 
 /// Makes a file that looks like a process's figures.
 fn fake(name: &str, contents: &[u8], bytes: u64) -> OwnedFd {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-    let fd = rustix::fs::memfd_create(name, flags).unwrap();
-    let mut file = File::from(fd);
+    let mut file = File::from(rustix::fs::memfd_create(name, flags).unwrap());
     file.write_all(contents).unwrap();
     file.set_len(bytes).unwrap();
     file.into()
@@ -217,8 +182,7 @@ fn what_only_looks_like_figures_is_left_out() {
     ];
     rustix::fs::fcntl_add_seals(&fakes[2], rustix::fs::SealFlags::all()).unwrap_or_default();
     assert!(find(&place, own.into()).is_none());
-    let stat = place.run(&["stat", &own.to_string()]);
-    assert!(stat.complaint(3).contains("does not run under `uzram run`"), "{}", stat.stderr);
+    place.run(&format!("stat {own}")).says(3, "does not run under `uzram run`");
     // What is right is found among them.
     fakes.push(fake(name, &of(own.into()), len));
     assert_eq!(find(&place, own.into()).unwrap()["limit_bytes"], 77 << 20);
@@ -226,21 +190,12 @@ fn what_only_looks_like_figures_is_left_out() {
 
 #[test]
 fn programs_of_other_users_are_not_shown() {
-    if not_root() {
-        return;
-    }
-    if !can_run() {
-        return;
-    }
-    let (place, holder) = (Place::new(), Holder::start(&[], 2));
+    let Some(place) = Place::if_root() else { return };
+    let Some(holder) = Holder::if_able(&[], 2) else { return };
     wait_until("root sees it", || find(&place, holder.id()).is_some());
-    let as_other = |args: &[&str]| -> Ended {
-        let mut command = bare_command(args);
-        command.uid(65534).gid(65534).env("UZRAM_RUNTIME_DIR", "/nonexistent");
-        finish(command)
+    let as_other = |args: &str| {
+        finish(bare_command(args).uid(NOBODY).gid(NOBODY).env("UZRAM_RUNTIME_DIR", "/nonexistent"))
     };
-    let list = as_other(&["list"]);
-    assert!(list.complaint(3).contains("no daemon is running"), "{}", list.stderr);
-    let stat = as_other(&["stat", &holder.id().to_string()]);
-    assert!(stat.complaint(3).contains("or is another user's"), "{}", stat.stderr);
+    as_other("list").says(3, "no daemon is running");
+    as_other(&format!("stat {}", holder.id())).says(3, "or is another user's");
 }

@@ -1,10 +1,6 @@
 //! The systemd units in `dist/systemd`, as systemd itself reads them.
 
-use std::fs;
-use std::os::unix::fs::symlink;
-use std::process::Command;
-
-use crate::common::{Place, finish, has_program, program_path};
+use crate::common::*;
 
 const SERVICE: &str = include_str!("../../../../dist/systemd/uzram.service");
 const SLEEP: &str = include_str!("../../../../dist/systemd/sleep.conf.d/uzram.conf");
@@ -20,41 +16,47 @@ Where=/tmp
 Type=tmpfs
 ";
 
-/// Returns what systemd reports for a boot with this service.
-fn verify(service: &str) -> String {
+/// Returns the command `systemd-analyze args`; `None`, after it has said so, if there is none.
+fn analyze(args: &str) -> Option<Command> {
+    if missing("systemd-analyze") {
+        return None;
+    }
+    let mut command = Command::new("systemd-analyze");
+    command.args(args.words()).env("PATH", program_path());
+    Some(command)
+}
+
+/// Returns what systemd says of the service as one of the units of the system.
+fn verify(service: &str) -> Option<String> {
     let place = Place::new();
     for (name, text, target) in
         [("uzram.service", service, "swap.target"), ("tmp.mount", TMP_MOUNT, "local-fs.target")]
     {
-        fs::write(place.root().join(name), text).unwrap();
+        place.write(name, text);
         let wants = place.root().join(format!("{target}.wants"));
         fs::create_dir(&wants).unwrap();
         symlink(format!("../{name}"), wants.join(name)).unwrap();
     }
-    let mut command = Command::new("systemd-analyze");
-    command.args(["verify", "--man=no", "sysinit.target"]);
-    command.env("PATH", program_path()).env("SYSTEMD_LOG_TARGET", "console");
+    let mut command = analyze("verify --man=no sysinit.target")?;
+    command.env("SYSTEMD_LOG_TARGET", "console");
     // A trailing colon appends the system's own units.
-    command.env("SYSTEMD_UNIT_PATH", format!("{}:", place.root().display()));
-    let ended = finish(command);
+    let ended = finish(command.env("SYSTEMD_UNIT_PATH", format!("{}:", place.root().display())));
     // Ignore messages about other units.
-    ended.stderr.lines().filter(|line| line.contains("uzram")).collect::<Vec<_>>().join("\n")
+    Some(ended.stderr.lines().filter(|line| line.contains("uzram")).collect::<Vec<_>>().join("\n"))
 }
 
 #[test]
 fn systemd_starts_the_service_before_swap_target_and_has_nothing_to_say_of_it() {
     let installed = "ExecStart=/usr/bin/uzram up --config /etc/uzram.toml\n";
     assert!(SERVICE.contains(installed));
-    if !has_program("systemd-analyze") {
-        println!("skipped: no systemd-analyze");
-        return;
-    }
-    let service = SERVICE.replace("/usr/bin/uzram", env!("CARGO_BIN_EXE_uzram"));
-    assert_eq!(verify(&service), "");
+    let service = SERVICE.replace("/usr/bin/uzram", UZRAM);
+    let Some(said) = verify(&service) else { return };
+    assert_eq!(said, "");
     // An error would be reported.
-    let said = verify(&service.replace("[Install]", "Tpyo=1\n[Install]"));
+    let said = verify(&service.replace("[Install]", "Tpyo=1\n[Install]")).unwrap();
     assert!(said.contains("Tpyo"), "{said}");
-    let said = verify(&service.replace("Before=swap.target", "Before=swap.target\nAfter=local-fs.target"));
+    let cycle = service.replace("Before=swap.target", "Before=swap.target\nAfter=local-fs.target");
+    let said = verify(&cycle).unwrap();
     // The line about the cycle names this unit or another one of the cycle.
     assert!(said.contains("ordering cycle") || said.contains("Found dependency on uzram.service"), "{said}");
 }
@@ -66,20 +68,17 @@ fn with_the_service_comes_what_forbids_hibernation() {
     let settings: Vec<_> = SLEEP.lines().filter(|line| !line.starts_with('#') && !line.is_empty()).collect();
     let modes = ["AllowHibernation=no", "AllowHybridSleep=no", "AllowSuspendThenHibernate=no"];
     assert_eq!(settings, [&["[Sleep]"][..], &modes].concat());
-    if !has_program("systemd-analyze") {
-        println!("skipped: no systemd-analyze");
-        return;
-    }
     // It is read where the documentation has it put, after the main file, which says nothing or its opposite.
     let place = Place::new();
-    let dir = place.root().join("etc/systemd/sleep.conf.d");
-    fs::create_dir_all(&dir).unwrap();
-    fs::write(dir.join("uzram.conf"), SLEEP).unwrap();
-    fs::write(place.root().join("etc/systemd/sleep.conf"), "[Sleep]\nAllowHibernation=yes\n").unwrap();
-    let mut command = Command::new("systemd-analyze");
-    command.arg(format!("--root={}", place.root().display()));
-    command.args(["cat-config", "--no-pager", "systemd/sleep.conf"]).env("PATH", program_path());
-    let read = finish(command).ok();
+    let root = place.root().display();
+    let Some(mut command) = analyze(&format!("--root={root} cat-config --no-pager systemd/sleep.conf"))
+    else {
+        return;
+    };
+    fs::create_dir_all(place.path("etc/systemd/sleep.conf.d")).unwrap();
+    place.write("etc/systemd/sleep.conf.d/uzram.conf", SLEEP);
+    place.write("etc/systemd/sleep.conf", "[Sleep]\nAllowHibernation=yes\n");
+    let read = finish(&mut command).ok();
     let last = |name: &str| read.lines().rev().find(|line| line.starts_with(name)).map(str::to_owned);
     for mode in modes {
         assert_eq!(last(mode.split_once('=').unwrap().0).as_deref(), Some(mode), "{read}");
@@ -89,21 +88,10 @@ fn with_the_service_comes_what_forbids_hibernation() {
 /// Its own mount namespace would hide its mounts from all other processes.
 #[test]
 fn nothing_gives_the_service_a_mount_namespace() {
-    const THEIRS: [&str; 11] = [
-        "Private",
-        "Protect",
-        "ReadOnly",
-        "ReadWrite",
-        "Inaccessible",
-        "ExecPaths",
-        "NoExecPaths",
-        "Bind",
-        "TemporaryFileSystem",
-        "Root",
-        "Dynamic",
-    ];
+    const THEIRS: &str = "Private Protect ReadOnly ReadWrite Inaccessible ExecPaths NoExecPaths Bind \
+                          TemporaryFileSystem Root Dynamic";
     let settings = SERVICE.lines().filter(|line| !line.starts_with('#'));
-    let hiding = settings.filter(|line| THEIRS.iter().any(|begin| line.starts_with(begin)));
+    let hiding = settings.filter(|line| THEIRS.words().iter().any(|begin| line.starts_with(begin)));
     assert_eq!(hiding.collect::<Vec<_>>(), Vec::<&str>::new());
 }
 
@@ -122,24 +110,15 @@ fn the_service_has_the_capabilities_that_starting_takes() {
 /// The value is ten times the exposure of `systemd-analyze security`, which goes from 0 to 10.
 #[test]
 fn the_service_has_little_that_it_does_not_need() {
-    if !has_program("systemd-analyze") {
-        println!("skipped: no systemd-analyze");
-        return;
-    }
     let place = Place::new();
-    let unit = place.root().join("uzram.service");
-    fs::write(&unit, SERVICE).unwrap();
-    let analyze = |threshold: &str| {
-        let mut command = Command::new("systemd-analyze");
-        command.args(["security", "--offline=true", "--no-pager", "--threshold", threshold]).arg(&unit);
-        command.env("PATH", program_path());
-        finish(command)
+    let unit = place.write("uzram.service", SERVICE);
+    let security = |threshold: &str| {
+        analyze(&format!("security --offline=true --no-pager --threshold {threshold} {unit}")).map(finish)
     };
-    let ended = analyze("45");
+    let Some(ended) = security("45") else { return };
     if ended.stderr.contains("unrecognized option") {
-        println!("skipped: this systemd-analyze reads no files");
-        return;
+        return println!("skipped: this systemd-analyze reads no files");
     }
     ended.ok();
-    assert!(!analyze("10").status.success(), "it says so of all");
+    assert!(!security("10").unwrap().status.success(), "it says so of all");
 }

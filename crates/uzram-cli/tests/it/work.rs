@@ -1,15 +1,7 @@
 //! Long operations: they show their progress, and end with the client that requested them.
 
-use std::io::{Read, Write};
-use std::time::Duration;
+use crate::common::*;
 
-use crate::common::block::{BlockPlace, Cgroup, Hog, swapped_bytes, swapped_bytes_if_on};
-use crate::common::nbd::{Raw, WRITE};
-use crate::common::{Daemon, Place, connect, in_a_terminal, wait_until};
-use rustix::process::{Pid, Signal, kill_process};
-use uzram::random::Random;
-
-const MIB: u64 = 1 << 20;
 const PAGES: u64 = 16384;
 /// The limit of the hog, which needs 192 MiB.
 const HOG_LIMIT_BYTES: u64 = 32 * MIB;
@@ -20,22 +12,15 @@ const RECOMPRESS: &[u8] =
 
 /// Starts a daemon whose device's pages take minutes to recompress.
 fn up(place: &Place) -> Daemon {
-    let daemon = place.up_sized("64M", &["--recompress", "zstd:22"]);
+    let daemon = place.up_sized("64M", "--recompress zstd:22");
     fill(place);
     daemon
 }
 
-/// Writes numbers in decimal, which lz4 compresses and zstd compresses better.
 fn fill(place: &Place) {
-    let (mut random, mut text) = (Random::new(1), String::new());
-    while text.len() < MIB as usize {
-        text += &format!("{} ", random.below(10_000));
-    }
-    let mut client = Raw::unix(place).enter().unwrap();
+    let (text, mut client) = (decimals(MIB as usize - 8), place.nbd());
     for part in 0..PAGES * 4096 / MIB {
-        let part_text = format!("{part:8}{}", &text[..MIB as usize - 8]);
-        client.request(WRITE, part * MIB, MIB as u32, part_text.as_bytes()).unwrap();
-        client.reply(0).unwrap();
+        assert_eq!(client.write(part * MIB, format!("{part:8}{text}").as_bytes()).error, 0);
     }
 }
 
@@ -43,7 +28,6 @@ fn recompressed(place: &Place) -> u64 {
     place.statistic("pages_recompressed")
 }
 
-/// Waits until more pages were recompressed.
 fn wait_for_more(place: &Place) {
     let before = recompressed(place);
     wait_until("it works", || recompressed(place) > before);
@@ -51,7 +35,7 @@ fn wait_for_more(place: &Place) {
 
 /// Waits until recompression has stopped, and checks that not all pages were recompressed.
 fn assert_stops(place: &Place) {
-    wait_until("it stops", || place.run(&["stat", "zram0", "progress"]).ok().trim().is_empty());
+    wait_until("it stops", || place.get("progress").is_empty());
     let count = recompressed(place);
     assert!(count < PAGES, "{count} pages");
 }
@@ -67,19 +51,17 @@ fn it_ends_with_whoever_asked_for_it() {
     drop(gone);
     assert_stops(&place);
     // A command is interrupted.
-    let command = place.start(&["set", "zram0", "recompress=", "mem_limit=1G"]);
+    let command = place.start("set zram0 recompress= mem_limit=1G");
     wait_for_more(&place);
-    let progress = place.run(&["stat", "zram0", "progress"]).ok();
-    let words: Vec<&str> = progress.split_whitespace().collect();
+    let progress = place.get("progress");
+    let words = progress.words();
     let [done, all] = [1, 2].map(|word| words[word].parse::<u64>().unwrap());
     assert!(words[0] == "recompress" && done < all && all <= PAGES, "{progress}");
     command.signal(Signal::INT);
     let (status, said) = command.ended();
     assert_eq!(status.code(), Some(1), "{said}");
-    assert!(
-        said.contains("cannot set recompress to '': interrupted: ") && said.lines().count() == 1,
-        "{said}"
-    );
+    assert!(said.contains("cannot set recompress to '': interrupted: "), "{said}");
+    assert_eq!(said.lines().count(), 1, "{said}");
     assert!(!said.contains('\r') && said.contains(" pages done"), "no terminal, no progress: {said}");
     assert_stops(&place);
     assert_eq!(place.number("mem_limit"), 0, "nothing more was done");
@@ -87,14 +69,14 @@ fn it_ends_with_whoever_asked_for_it() {
     let mut waiting = connect(&place.socket("control.sock"));
     waiting.write_all(RECOMPRESS).unwrap();
     wait_for_more(&place);
-    assert_eq!(place.run(&["reset", "zram0"]).ok(), "");
+    assert_eq!(place.run("reset zram0").ok(), "");
     let mut answer = String::new();
     waiting.read_to_string(&mut answer).unwrap();
     assert!(answer.starts_with("HTTP/1.1 409 ") && answer.contains("\"errno\":4"), "{answer}");
     // The daemon is told to end.
-    place.run(&["set", "zram0", "recomp_algorithm=algo=zstd:22", "disksize=64M"]).ok();
+    place.set("recomp_algorithm=algo=zstd:22 disksize=64M");
     fill(&place);
-    let command = place.start(&["set", "zram0", "recompress="]);
+    let command = place.start("set zram0 recompress=");
     wait_for_more(&place);
     place.end(daemon);
     assert_eq!(command.ended().0.code(), Some(1));
@@ -102,7 +84,7 @@ fn it_ends_with_whoever_asked_for_it() {
 
 #[test]
 fn a_terminal_shows_how_far_it_has_come() {
-    let Some(place) = Place::needing(&["script", "timeout"]) else { return };
+    let Some(place) = Place::needing("script timeout") else { return };
     let _daemon = up(&place);
     let (code, shown) = in_a_terminal(&place, "set zram0 recompress=", " pages, ");
     assert_eq!(code, Some(1), "{shown}");
@@ -125,34 +107,28 @@ fn swap_stays_on_when_switching_it_off_is_interrupted() {
 /// Interrupts `swap off`, which must then leave everything in order; returns false if it had ended before.
 fn is_interrupted_in_time(place: &BlockPlace, cgroup: &Cgroup) -> bool {
     cgroup.set_limit(HOG_LIMIT_BYTES);
-    place.run(&["swap", "on", "--size", "512M"]).ok();
-    let device = place.swap_areas().remove(0);
+    let device = place.swap_on("--size 512M");
     let hog = Hog::start(cgroup, 192, 120).swaps_out(&device, 128 * MIB);
     cgroup.set_limit(1 << 30);
     // The stopped hog brings no pages back itself.
-    let hog_id = Pid::from_raw(hog.id() as i32).unwrap();
-    kill_process(hog_id, Signal::STOP).unwrap();
+    hog.signal(Signal::STOP);
     let before = swapped_bytes(&device);
-    let off = place.start(&["swap", "off"]);
+    let off = place.start("swap off");
     wait_until("it comes back", || swapped_bytes_if_on(&device).is_none_or(|bytes| bytes + MIB < before));
     off.signal(Signal::INT);
     let (status, said) = off.ended();
     let in_time = swapped_bytes_if_on(&device).is_some();
     if in_time {
         assert_eq!(status.code(), Some(1), "{said}");
-        assert!(
-            said.contains(&format!("swap on {device} stays on")) && said.contains("interrupted"),
-            "{said}"
-        );
+        assert!(said.contains(&format!("swap on {device} stays on")), "{said}");
+        assert!(said.contains("interrupted"), "{said}");
         assert_eq!(place.swap_areas(), [device.as_str()]);
     }
-    kill_process(hog_id, Signal::CONT).unwrap();
-    kill_process(hog_id, Signal::TERM).unwrap();
-    let ended = hog.ended(Duration::from_secs(60));
-    assert!(ended.status.success(), "{}", ended.stderr);
+    hog.signal(Signal::CONT);
+    hog.verified(Duration::from_secs(60), true);
     // `swap off` also ends the daemon, unless that was done before.
     if !status.success() {
-        place.run(&["swap", "off"]).ok();
+        place.run("swap off").ok();
     }
     in_time
 }

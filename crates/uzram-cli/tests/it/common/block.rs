@@ -1,16 +1,7 @@
 //! Block devices and swap in tests: for root, with FUSE and loop devices; leaves nothing behind.
 
-use std::fs::{self, File};
-use std::os::unix::process::ExitStatusExt;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
-
-use rustix::process::Signal;
-use uzram::random::Random;
-
-use super::clients::{missing, run};
-use super::{Daemon, Ended, Place, not_root, wait_until};
+use super::*;
+use std::io::read_to_string;
 
 /// A file that the test locks that uses swap areas and loop devices: they are the machine's, so one test at a
 /// time.
@@ -54,11 +45,11 @@ impl std::ops::Deref for BlockPlace {
 impl BlockPlace {
     /// Makes a place where block devices are available; otherwise the test is skipped.
     pub fn if_able() -> Option<BlockPlace> {
-        BlockPlace::needing(&[])
+        BlockPlace::needing("")
     }
 
     /// The same where these programs are there, too.
-    pub fn needing(programs: &[&str]) -> Option<BlockPlace> {
+    pub fn needing(programs: &(impl Words + ?Sized)) -> Option<BlockPlace> {
         (!unable() && !missing(programs)).then(BlockPlace::new)
     }
 
@@ -72,28 +63,57 @@ impl BlockPlace {
 
     /// Returns the directory of the devices' files.
     pub fn files(&self) -> PathBuf {
-        self.place.dir().join("mnt/zram0")
+        self.dir().join("mnt/zram0")
     }
 
     pub fn disk(&self) -> PathBuf {
         self.files().join("disk")
     }
 
-    /// Creates a mount point.
     pub fn mount_point(&self, name: &str) -> PathBuf {
-        let dir = self.place.root().join(name);
+        let dir = self.root().join(name);
         fs::create_dir_all(&dir).unwrap();
         dir
     }
 
+    /// Makes a file system on a block device, and mounts it; returns where.
+    pub fn with_file_system(&self, device: &str) -> PathBuf {
+        let dir = self.mount_point("fs");
+        succeed(self, "mkfs.ext4", &["-q", device]);
+        succeed(self, "mount", &[device, arg(&dir)]);
+        dir
+    }
+
+    /// Starts a daemon that shows its devices as files, of which [`BlockPlace::files`] has the first one's.
+    pub fn up_mounted(&self, size: &str, options: &str) -> Daemon {
+        self.up_sized(size, &format!("--mount {} {options}", self.dir().join("mnt").display()))
+    }
+
+    /// Starts a daemon with an attached device of that size; returns the block device, too.
+    pub fn up_attached(&self, size: &str, options: &str) -> (Daemon, String) {
+        let daemon = self.up_sized(size, &format!("--attach {options}"));
+        (daemon, self.loops().pop().unwrap())
+    }
+
     /// Returns the loop devices on this place's files.
     pub fn loops(&self) -> Vec<String> {
-        let root = self.place.root().canonicalize().unwrap();
+        let root = self.root().canonicalize().unwrap();
         // The path relative to the root of a detached mount may be ours.
         let is_ours = |file: &Path| file == Path::new(DETACHED) || file.starts_with(&root);
         let mut loops = loop_devices(is_ours);
         loops.retain(|device| !self.others.contains(device));
         loops
+    }
+
+    /// Starts a daemon that swaps, in the background; returns its block device.
+    pub fn swap_on(&self, options: &str) -> String {
+        swap_device(&self.run(&format!("swap on {options}")).ok())
+    }
+
+    /// Switches swap off, which ends the daemon and leaves nothing.
+    pub fn swap_off(&self) {
+        self.run("swap off").ok();
+        self.assert_clean();
     }
 
     /// Returns the loop devices that have become swap areas since this place was created.
@@ -103,7 +123,7 @@ impl BlockPlace {
 
     /// Returns the mounts below this place's directory, the last first.
     pub fn mounts(&self) -> Vec<String> {
-        let root = self.place.root().canonicalize().unwrap();
+        let root = self.root().canonicalize().unwrap();
         let list = fs::read_to_string("/proc/self/mountinfo").unwrap();
         let dirs = list.lines().filter_map(|line| line.split(' ').nth(4));
         let mut dirs: Vec<String> =
@@ -114,7 +134,7 @@ impl BlockPlace {
 
     /// Ends the daemon, which succeeds and leaves nothing; returns its log.
     pub fn end_clean(&self, daemon: Daemon) -> String {
-        let said = self.place.end(daemon);
+        let said = self.end(daemon);
         self.assert_clean();
         said
     }
@@ -139,7 +159,7 @@ impl Drop for BlockPlace {
         if loops.is_empty() && self.mounts().is_empty() {
             return;
         }
-        let _ = self.place.run(&["down"]);
+        let _ = self.run(&["down"]);
         for dir in self.mounts() {
             let _ = run(&self.place, "umount", &["-l", &dir]);
         }
@@ -147,6 +167,11 @@ impl Drop for BlockPlace {
             let _ = run(&self.place, "losetup", &["-d", device]);
         }
     }
+}
+
+pub fn swap_device(facts: &str) -> String {
+    let words = facts.lines().find_map(|line| line.strip_prefix("swap "));
+    words.unwrap_or_else(|| panic!("{facts}")).words()[0].to_owned()
 }
 
 /// Returns the loop devices whose file's path satisfies `wanted`.
@@ -179,7 +204,6 @@ fn remove_left_areas() {
     }
 }
 
-/// Returns the loop devices that are active swap areas.
 fn active_areas() -> impl Iterator<Item = String> {
     let list = fs::read_to_string("/proc/swaps").unwrap();
     let areas: Vec<String> =
@@ -221,8 +245,12 @@ impl Cgroup {
         Some(cgroup)
     }
 
+    pub fn set(&self, name: &str, value: &str) {
+        fs::write(self.dir.join(name), value).unwrap();
+    }
+
     pub fn set_limit(&self, bytes: u64) {
-        fs::write(self.dir.join("memory.limit_in_bytes"), bytes.to_string()).unwrap();
+        self.set("memory.limit_in_bytes", &bytes.to_string());
     }
 
     /// Sets the limit to the memory that it has, or as near to that as the kernel allows.
@@ -247,11 +275,17 @@ impl Cgroup {
         line.parse().unwrap()
     }
 
-    /// Returns a command that runs a program in it.
-    pub fn command(&self, program: &Path) -> Command {
+    pub fn command(&self, program: impl AsRef<Path>) -> Command {
         let mut command = Command::new("sh");
         command.args(["-c", "echo $$ > \"$0\"/cgroup.procs && exec \"$@\""]);
-        command.arg(&self.dir).arg(program).stdin(Stdio::null());
+        command.arg(&self.dir).arg(program.as_ref()).stdin(Stdio::null());
+        command
+    }
+
+    /// Returns the command `uzram args` of a place, in it.
+    pub fn uzram(&self, place: &Place, args: &(impl Words + ?Sized)) -> Command {
+        let mut command = self.command(UZRAM);
+        command.args(args.words()).env("UZRAM_RUNTIME_DIR", place.dir());
         command
     }
 }
@@ -259,11 +293,9 @@ impl Cgroup {
 impl Drop for Cgroup {
     fn drop(&mut self) {
         // Its last process may still be ending.
-        for _ in 0..100 {
-            if fs::remove_dir(&self.dir).is_ok() {
-                return;
-            }
-            std::thread::sleep(Duration::from_millis(20));
+        let deadline = Instant::now() + Duration::from_secs(2);
+        while fs::remove_dir(&self.dir).is_err() && Instant::now() < deadline {
+            thread::sleep(Duration::from_millis(20));
         }
     }
 }
@@ -322,21 +354,31 @@ fn contents(number: usize, generation: u32) -> [u64; 512] {
 
 /// A process that uses more memory than its limit, and checks it; killed when dropped.
 pub struct Hog {
-    child: Child,
+    child: Killed,
 }
 
 impl Hog {
     /// Starts a hog in a cgroup, which checks and changes `mib` MiB for `seconds`.
     pub fn start(cgroup: &Cgroup, mib: u64, seconds: u64) -> Hog {
-        let mut command = cgroup.command(&std::env::current_exe().unwrap());
+        let mut command = cgroup.command(std::env::current_exe().unwrap());
         command.args(["--exact", "common::block::hog", "--ignored", "--nocapture"]);
         command.env(HOG_VARIABLE, format!("{mib} {seconds}"));
-        let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-        Hog { child }
+        Hog { child: Killed(start(&mut command)) }
     }
 
-    pub fn id(&self) -> u32 {
-        self.child.id()
+    pub fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.child), signal).unwrap();
+    }
+
+    /// Ends it if `ends`, else waits until it ends. All of its pages must be as it left them.
+    pub fn verified(mut self, patience: Duration, ends: bool) {
+        if ends {
+            assert!(self.is_running());
+            self.signal(Signal::TERM);
+        }
+        let ended = self.ended(patience);
+        assert!(ended.status.success(), "{ended}");
+        assert!(ended.stdout.contains("all pages are as they were left"), "{ended}");
     }
 
     pub fn is_running(&mut self) -> bool {
@@ -348,33 +390,18 @@ impl Hog {
         wait_until("much is swapped out", || swapped_bytes(device) > bytes || !self.is_running());
         if !self.is_running() {
             let ended = self.ended(Duration::ZERO);
-            panic!("{}: {}{}", ended.status, ended.stdout, ended.stderr);
+            panic!("{ended}");
         }
         self
     }
 
-    /// Waits for its end.
     pub fn ended(mut self, patience: Duration) -> Ended {
-        let deadline = Instant::now() + patience;
-        while self.is_running() {
-            assert!(Instant::now() < deadline, "the hog still runs");
-            std::thread::sleep(Duration::from_millis(10));
+        let status = wait(&mut self.child, patience);
+        let stdout = read_to_string(self.child.stdout.take().unwrap()).unwrap();
+        let mut stderr = read_to_string(self.child.stderr.take().unwrap()).unwrap();
+        if status.signal() == Some(Signal::KILL.as_raw()) {
+            stderr += &last_of_kernel();
         }
-        let mut ended =
-            Ended { status: self.child.wait().unwrap(), stdout: String::new(), stderr: String::new() };
-        use std::io::Read;
-        self.child.stdout.take().unwrap().read_to_string(&mut ended.stdout).unwrap();
-        self.child.stderr.take().unwrap().read_to_string(&mut ended.stderr).unwrap();
-        if ended.status.signal() == Some(Signal::KILL.as_raw()) {
-            ended.stderr += &last_of_kernel();
-        }
-        ended
-    }
-}
-
-impl Drop for Hog {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        Ended { status, stdout, stderr }
     }
 }

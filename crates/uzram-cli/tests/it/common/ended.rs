@@ -1,6 +1,7 @@
 //! Runs programs to their end, with a time limit, and collects their output. The tests of `uzram-bench` and
 //! `uzram-lab` use this file, too.
 
+use std::borrow::BorrowMut;
 use std::io::Read;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread::{self, JoinHandle};
@@ -13,16 +14,14 @@ pub const PATIENCE: Duration = Duration::from_secs(60);
 /// How long a program that is asked to end may clean up.
 const TO_END: Duration = Duration::from_secs(30);
 
-/// The status and output of a finished program.
 pub struct Ended {
     pub status: ExitStatus,
     pub stdout: String,
     pub stderr: String,
 }
 
-/// Runs a program to its end.
-pub fn finish(mut command: Command) -> Ended {
-    collect(start(&mut command))
+pub fn finish(mut command: impl BorrowMut<Command>) -> Ended {
+    collect(start(command.borrow_mut()))
 }
 
 /// Starts a program whose output [`collect`] reads.
@@ -30,7 +29,6 @@ pub fn start(command: &mut Command) -> Child {
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
 }
 
-/// Waits for a program, and reads its output.
 pub fn collect(child: Child) -> Ended {
     collect_within(child, PATIENCE)
 }
@@ -93,10 +91,16 @@ fn ended_by(child: &mut Child, deadline: Instant) -> Option<ExitStatus> {
     }
 }
 
+impl std::fmt::Display for Ended {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}: {}{}", self.status, self.stdout, self.stderr)
+    }
+}
+
 impl Ended {
     /// Checks that it succeeded; returns its output.
     pub fn ok(self) -> String {
-        assert!(self.status.success(), "{}: {}", self.status, self.stderr);
+        assert!(self.status.success(), "{self}");
         self.stdout
     }
 
@@ -105,7 +109,7 @@ impl Ended {
     pub fn complaint_of(&self, program: &str, code: i32, is_log: fn(&str) -> bool) -> &str {
         assert_eq!(self.status.code(), Some(code), "stdout: {} stderr: {}", self.stdout, self.stderr);
         let lines: Vec<&str> = self.stderr.lines().filter(|line| !is_log(line)).collect();
-        assert_eq!(lines.len(), 1, "{}", self.stderr);
+        assert_eq!(lines.len(), 1, "{self}");
         assert!(self.stdout.is_empty(), "{}", self.stdout);
         let line = lines[0].strip_prefix(program).expect("begins with the program's name");
         line.strip_prefix(": ").expect("a colon follows the program's name")

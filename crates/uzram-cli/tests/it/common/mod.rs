@@ -1,33 +1,88 @@
 //! Runs the `uzram` program in the test's own runtime directory, with time limits.
 
-pub mod block;
-pub mod clients;
+mod block;
+mod clients;
 mod ended;
 mod library;
-pub mod nbd;
-pub mod run;
+mod map;
+mod nbd;
+mod run;
 
+pub use std::fs::{self, File, OpenOptions};
+pub use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
+pub use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, chown, symlink};
+pub use std::os::unix::process::{CommandExt, ExitStatusExt};
+pub use std::path::{Path, PathBuf};
+pub use std::process::{Child, Command, Stdio};
+pub use std::thread;
+pub use std::time::{Duration, Instant};
+
+pub use rustix::process::{Pid, Signal, kill_process};
+pub use serde_json::Value;
+pub use uzram::random::Random;
+
+pub use block::*;
+pub use clients::*;
 pub use ended::*;
+pub use map::*;
+pub use nbd::*;
+pub use run::*;
 
+use std::borrow::BorrowMut;
 use std::ffi::OsString;
-use std::io::{BufRead, BufReader, Read, Write};
-use std::os::unix::fs::PermissionsExt;
+use std::io::read_to_string;
+use std::ops::{Deref, DerefMut};
 use std::os::unix::net::UnixStream;
-use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{ChildStdout, ExitStatus};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Resource, Rlimit, Signal, kill_process, setrlimit};
-use serde_json::Value;
+use rustix::process::{Resource, Rlimit, setrlimit};
 use tempfile::TempDir;
+
+pub const UZRAM: &str = env!("CARGO_BIN_EXE_uzram");
+/// A user without rights.
+pub const NOBODY: u32 = 65534;
+pub const MIB: u64 = 1 << 20;
+
+/// Arguments of a command: a text in which spaces separate them, or a list.
+pub trait Words {
+    fn words(&self) -> Vec<&str>;
+}
+
+impl Words for str {
+    fn words(&self) -> Vec<&str> {
+        self.split_whitespace().collect()
+    }
+}
+
+impl Words for String {
+    fn words(&self) -> Vec<&str> {
+        self.as_str().words()
+    }
+}
+
+impl<S: AsRef<str>> Words for [S] {
+    fn words(&self) -> Vec<&str> {
+        self.iter().map(AsRef::as_ref).collect()
+    }
+}
+
+impl<S: AsRef<str>, const N: usize> Words for [S; N] {
+    fn words(&self) -> Vec<&str> {
+        self.as_slice().words()
+    }
+}
+
+impl<S: AsRef<str>> Words for Vec<S> {
+    fn words(&self) -> Vec<&str> {
+        self.as_slice().words()
+    }
+}
 
 /// A temporary directory, and the runtime directory in it.
 pub struct Place {
     root: TempDir,
-    /// The user of all commands, if it is another one.
     user: Option<u32>,
 }
 
@@ -38,14 +93,20 @@ impl Place {
 
     /// Makes a place whose commands are those of a user without rights, if this process is root's.
     pub fn without_rights() -> Place {
-        Place::of_user(65534)
+        Place::of_user(NOBODY)
     }
 
     /// Makes a place whose commands are those of a user, if this process is root's.
     pub fn of_user(user: u32) -> Place {
-        let root = tempfile::tempdir().unwrap();
-        std::fs::set_permissions(&root, std::fs::Permissions::from_mode(0o777)).unwrap();
-        Place { root, user: rustix::process::geteuid().is_root().then_some(user) }
+        let mut place = Place::new();
+        place.user = is_root().then_some(user);
+        set_mode(place.root(), 0o777);
+        place
+    }
+
+    /// Makes a place if this user is root; otherwise the test is skipped.
+    pub fn if_root() -> Option<Place> {
+        (!not_root()).then(Place::new)
     }
 
     pub fn root(&self) -> &Path {
@@ -53,7 +114,33 @@ impl Place {
     }
 
     pub fn dir(&self) -> PathBuf {
-        self.root.path().join("run")
+        self.root().join("run")
+    }
+
+    /// Returns the path of a file in this place's directory; what follows its name, as `:4M`, stays.
+    pub fn path(&self, name: &str) -> String {
+        arg(&self.root().join(name)).to_owned()
+    }
+
+    /// Writes a file in this place's directory; returns its path.
+    pub fn write(&self, name: &str, contents: impl AsRef<[u8]>) -> String {
+        fs::write(self.root().join(name), contents).unwrap();
+        self.path(name)
+    }
+
+    /// Returns a copy of the program in this place's directory.
+    pub fn copy_of_program(&self) -> PathBuf {
+        let to = self.root().join("uzram");
+        fs::hard_link(UZRAM, &to).or_else(|_| fs::copy(UZRAM, &to).map(drop)).unwrap();
+        to
+    }
+
+    /// Returns the options for TLS with the files of an authority in this place's directory.
+    pub fn tls_options(&self, client_ca: bool) -> String {
+        let [cert, key, ca] =
+            ["server-cert.pem", "server-key.pem", "ca-cert.pem"].map(|name| self.path(name));
+        let ca = if client_ca { format!("--tls-client-ca {ca}") } else { String::new() };
+        format!("--tls-cert {cert} --tls-key {key} {ca}")
     }
 
     pub fn socket(&self, name: &str) -> PathBuf {
@@ -61,15 +148,31 @@ impl Place {
     }
 
     /// Returns the command `uzram args` with this place's runtime directory.
-    pub fn command(&self, args: &[&str]) -> Command {
+    pub fn command(&self, args: &(impl Words + ?Sized)) -> Command {
         let mut command = bare_command(args);
         command.env("UZRAM_RUNTIME_DIR", self.dir());
         self.user.iter().for_each(|user| _ = command.uid(*user).gid(*user));
         command
     }
 
-    pub fn run(&self, args: &[&str]) -> Ended {
+    pub fn run(&self, args: &(impl Words + ?Sized)) -> Ended {
         finish(self.command(args))
+    }
+
+    /// Runs commands that must fail: each with its exit status, and what its one line of complaint says.
+    /// Reports all that do not.
+    pub fn refuses(&self, rows: &[(&str, i32, &[&str])]) {
+        let mut wrong = String::new();
+        for (args, code, said) in rows {
+            let ended = self.run(*args);
+            let lines: Vec<_> = ended.stderr.lines().filter(|line| !line.contains(" INFO ")).collect();
+            let has_all = |line: &str| said.iter().all(|said| line.contains(said));
+            let is_wanted = matches!(lines[..], [line] if line.starts_with("uzram: ") && has_all(line));
+            if ended.status.code() != Some(*code) || !is_wanted || !ended.stdout.is_empty() {
+                wrong += &format!("{args:?}: {code} and {said:?} wanted, {ended}\n");
+            }
+        }
+        assert!(wrong.is_empty(), "{wrong}");
     }
 
     /// Ends the daemon regularly. It may notice only a moment later that its clients have left.
@@ -77,22 +180,18 @@ impl Place {
         wait_until("it may end", || self.run(&["down"]).status.success());
     }
 
-    /// Ends the daemon, which succeeds; returns its log.
     pub fn end(&self, daemon: Daemon) -> String {
         self.down();
-        let (status, said) = daemon.ended();
-        assert!(status.success(), "{said}");
-        said
+        daemon.succeeds()
     }
 
     /// Makes a place where these programs are there; otherwise the test is skipped.
-    pub fn needing(programs: &[&str]) -> Option<Place> {
+    pub fn needing(programs: &(impl Words + ?Sized)) -> Option<Place> {
         (!clients::missing(programs)).then(Place::new)
     }
 
-    /// Returns what a command prints as JSON.
-    pub fn json(&self, args: &[&str]) -> Value {
-        serde_json::from_str(&self.run(&[args, &["--json"]].concat()).ok()).unwrap()
+    pub fn json(&self, args: &(impl Words + ?Sized)) -> Value {
+        serde_json::from_str(&self.run(&[&["--json"], &args.words()[..]].concat()).ok()).unwrap()
     }
 
     /// Returns the daemon here, even one that this test did not start itself.
@@ -110,38 +209,50 @@ impl Place {
         Pid::from_raw(self.json(&["status"])[name].as_i64()? as i32)
     }
 
-    /// Returns the URI of the device of a daemon here.
     pub fn uri(&self) -> String {
         format!("nbd+unix:///zram0?socket={}", self.socket("nbd.sock").display())
     }
 
-    /// Returns a numeric attribute of that device.
-    pub fn number(&self, attribute: &str) -> u64 {
-        self.run(&["stat", "zram0", attribute]).ok().trim().parse().unwrap()
+    /// Returns an attribute of that device.
+    pub fn get(&self, attribute: &str) -> String {
+        self.run(&["stat", "zram0", attribute]).ok().trim().to_owned()
     }
 
-    /// Returns a statistic of that device.
+    /// Returns a numeric attribute of that device.
+    pub fn number(&self, attribute: &str) -> u64 {
+        self.get(attribute).parse().unwrap()
+    }
+
+    /// Sets attributes of that device: `NAME=VALUE` each.
+    pub fn set(&self, settings: &(impl Words + ?Sized)) {
+        assert_eq!(self.run(&[&["set", "zram0"], &settings.words()[..]].concat()).ok(), "");
+    }
+
     pub fn statistic(&self, name: &str) -> u64 {
         self.json(&["stat", "zram0"])["stats"][name].as_u64().unwrap()
     }
 
+    /// Checks that these statistics are 0.
+    pub fn assert_zero(&self, names: &str) {
+        let stats = &self.json("stat zram0")["stats"];
+        names.words().iter().for_each(|name| assert_eq!(stats[name], 0, "{name} in {stats}"));
+    }
+
     /// Starts a program with standard error in a file, and does not wait for it.
-    pub fn start(&self, args: &[&str]) -> Started {
+    pub fn start(&self, args: &(impl Words + ?Sized)) -> Daemon {
         let log = self.root().join("stderr");
-        let file = std::fs::File::create(&log).unwrap();
-        let child =
-            self.command(args).stdin(Stdio::null()).stdout(Stdio::null()).stderr(file).spawn().unwrap();
-        Started { child, log }
+        let mut command = self.command(args);
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(File::create(&log).unwrap());
+        Daemon { child: Killed(command.spawn().unwrap()), facts: String::new(), stdout: None, log: Some(log) }
     }
 
     /// Starts a daemon with a disk of 16 MiB and waits until it serves.
-    pub fn up(&self, args: &[&str]) -> Daemon {
+    pub fn up(&self, args: &(impl Words + ?Sized)) -> Daemon {
         self.up_sized("16M", args)
     }
 
-    /// Starts a daemon and waits until it serves.
-    pub fn up_sized(&self, size: &str, args: &[&str]) -> Daemon {
-        Daemon::start(self.command(&[&["up", "--size", size], args].concat()))
+    pub fn up_sized(&self, size: &str, args: &(impl Words + ?Sized)) -> Daemon {
+        Daemon::start(self.command(&[&["up", "--size", size], &args.words()[..]].concat()))
     }
 
     /// Waits until the daemon has a process that can take over: it has started wholly by then.
@@ -171,15 +282,15 @@ impl Place {
 
     /// Starts a daemon with a configuration file, and waits until it has printed the facts about all its
     /// devices.
-    pub fn up_config(&self, text: &str, args: &[&str]) -> Daemon {
-        let path = self.root.path().join("uzram.toml");
-        std::fs::write(&path, text).unwrap();
-        let mut daemon =
-            Daemon::start(self.command(&[&["up", "--config", path.to_str().unwrap()], args].concat()));
+    pub fn up_config(&self, text: &str, args: &(impl Words + ?Sized)) -> Daemon {
+        let config = self.write("uzram.toml", text);
+        let up = [&["up", "--config", &config], &args.words()[..]].concat();
+        let mut daemon = Daemon::start(self.command(&up));
         wait_until("it answers", || self.run(&["status"]).status.success());
         let wanted = self.json(&["list"])["devices"].as_array().unwrap().len();
         while daemon.facts.matches("fixed cost").count() < wanted {
-            assert!(daemon.stdout.read_line(&mut daemon.facts).unwrap() > 0, "{}", daemon.facts);
+            let read = daemon.stdout.as_mut().unwrap().read_line(&mut daemon.facts).unwrap();
+            assert!(read > 0, "{}", daemon.facts);
         }
         daemon
     }
@@ -188,42 +299,36 @@ impl Place {
 impl Drop for Place {
     /// Ends the background daemon of a failed test.
     fn drop(&mut self) {
-        let lock = std::fs::read_to_string(self.dir().join("uzram.lock"));
+        let lock = fs::read_to_string(self.dir().join("uzram.lock"));
         let Some(id) = lock.ok().and_then(|lock| Pid::from_raw(lock.trim().parse().ok()?)) else { return };
         let exe = PathBuf::from(format!("/proc/{}/exe", id.as_raw_nonzero()));
-        let is_ours =
-            || std::fs::read_link(&exe).is_ok_and(|exe| exe == Path::new(env!("CARGO_BIN_EXE_uzram")));
-        if std::thread::panicking() && is_ours() && kill_process(id, Signal::TERM).is_ok() {
+        let is_ours = || fs::read_link(&exe).is_ok_and(|exe| exe == Path::new(UZRAM));
+        if thread::panicking() && is_ours() && kill_process(id, Signal::TERM).is_ok() {
             let deadline = Instant::now() + PATIENCE;
             while is_ours() && Instant::now() < deadline {
-                std::thread::sleep(Duration::from_millis(5));
+                thread::sleep(Duration::from_millis(5));
             }
         }
     }
 }
 
 impl Daemon {
-    /// Waits until it serves.
-    pub fn start(mut command: Command) -> Daemon {
-        let mut child =
-            command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    pub fn start(mut command: impl BorrowMut<Command>) -> Daemon {
+        let mut child = Killed(start(command.borrow_mut()));
         let mut facts = String::new();
         let mut stdout = BufReader::new(child.stdout.take().unwrap());
         while !facts.contains("fixed cost") {
             if stdout.read_line(&mut facts).unwrap() == 0 {
-                let mut stderr = String::new();
-                child.stderr.take().unwrap().read_to_string(&mut stderr).unwrap();
-                child.wait().unwrap();
-                panic!("the daemon did not start: {stderr}");
+                panic!("the daemon did not start: {}", read_to_string(child.stderr.take().unwrap()).unwrap());
             }
         }
-        Daemon { child, facts, stdout }
+        Daemon { child, facts, stdout: Some(stdout), log: None }
     }
 }
 
 /// Returns the daemon that holds the lock of a runtime directory.
 pub fn daemon_in(dir: &Path) -> Pid {
-    let lock = std::fs::read_to_string(dir.join("uzram.lock")).unwrap();
+    let lock = fs::read_to_string(dir.join("uzram.lock")).unwrap();
     Pid::from_raw(lock.trim().parse().unwrap()).unwrap()
 }
 
@@ -233,15 +338,22 @@ pub fn status_field_if_any(status: &str, name: &str) -> Option<String> {
     Some(line.trim().to_owned())
 }
 
+/// Returns the status of a process's thread, by the beginning of its name.
+pub fn thread_status(process: Pid, name: &str) -> String {
+    let tasks = fs::read_dir(format!("/proc/{}/task", process.as_raw_pid())).unwrap();
+    let mut statuses = tasks.filter_map(|task| fs::read_to_string(task.unwrap().path().join("status")).ok());
+    statuses.find(|status| status.starts_with(&format!("Name:\t{name}"))).unwrap()
+}
+
 /// As [`status_field_if_any`]; the status has it.
 pub fn status_field(status: &str, name: &str) -> String {
     status_field_if_any(status, name).unwrap_or_else(|| panic!("no {name} in {status}"))
 }
 
 /// Returns the command `uzram args` with no runtime directory in its environment.
-pub fn bare_command(args: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_uzram"));
-    command.args(args).env_remove("UZRAM_RUNTIME_DIR").env_remove("XDG_RUNTIME_DIR");
+pub fn bare_command(args: &(impl Words + ?Sized)) -> Command {
+    let mut command = Command::new(UZRAM);
+    command.args(args.words()).env_remove("UZRAM_RUNTIME_DIR").env_remove("XDG_RUNTIME_DIR");
     command
 }
 
@@ -257,51 +369,61 @@ pub fn with_file_size(mut command: Command, bytes: u64) -> Command {
 }
 
 impl Ended {
-    /// Checks that it failed with `code`; returns its one line of complaint.
     pub fn complaint(&self, code: i32) -> &str {
         self.complaint_of("uzram", code, |line| line.contains(" INFO "))
     }
-}
 
-/// A program that was started; killed when dropped.
-pub struct Started {
-    child: Child,
-    log: PathBuf,
-}
-
-impl Started {
-    pub fn id(&self) -> u32 {
-        self.child.id()
+    /// The same, and that this line begins with `words`.
+    pub fn begins(&self, code: i32, words: &str) {
+        assert!(self.complaint(code).starts_with(words), "'{words}' does not begin: {self}");
     }
 
-    /// Returns its standard error so far.
-    pub fn said(&self) -> String {
-        std::fs::read_to_string(&self.log).unwrap()
+    /// The same, and that this line has `words`.
+    pub fn says(&self, code: i32, words: &str) -> &Ended {
+        assert!(self.complaint(code).contains(words), "no '{words}' in: {self}");
+        self
     }
 
-    pub fn signal(&self, signal: Signal) {
-        kill_process(Pid::from_child(&self.child), signal).unwrap();
-    }
-
-    /// Waits for its end.
-    pub fn ended(mut self) -> (ExitStatus, String) {
-        (wait(&mut self.child, PATIENCE), self.said())
+    /// Checks that it succeeded, and that its output has all of these words; returns the output.
+    pub fn shows(self, words: &[impl AsRef<str>]) -> String {
+        let said = self.ok();
+        words.words().iter().for_each(|words| assert!(said.contains(words), "no '{words}' in: {said}"));
+        said
     }
 }
 
-impl Drop for Started {
+/// A process; killed when dropped.
+pub struct Killed(pub Child);
+
+impl Deref for Killed {
+    type Target = Child;
+
+    fn deref(&self) -> &Child {
+        &self.0
+    }
+}
+
+impl DerefMut for Killed {
+    fn deref_mut(&mut self) -> &mut Child {
+        &mut self.0
+    }
+}
+
+impl Drop for Killed {
     fn drop(&mut self) {
         // Both fail only if it has ended already.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        let _ = self.kill();
+        let _ = self.wait();
     }
 }
 
-/// A running daemon; killed when dropped.
+/// A running daemon, or another command; killed when dropped.
 pub struct Daemon {
-    child: Child,
+    child: Killed,
     pub facts: String,
-    stdout: BufReader<std::process::ChildStdout>,
+    stdout: Option<BufReader<ChildStdout>>,
+    /// The file of standard error, if it is no pipe.
+    log: Option<PathBuf>,
 }
 
 impl Daemon {
@@ -309,7 +431,15 @@ impl Daemon {
         self.child.id()
     }
 
-    /// Returns its resident memory.
+    pub fn process(&self) -> Pid {
+        Pid::from_child(&self.child)
+    }
+
+    /// Returns what a command of [`Place::start`] has said so far.
+    pub fn said(&self) -> String {
+        fs::read_to_string(self.log.as_ref().unwrap()).unwrap()
+    }
+
     pub fn resident_bytes(&self) -> u64 {
         self.memory_bytes("VmRSS")
     }
@@ -320,11 +450,11 @@ impl Daemon {
 
     /// Of the process that serves; of the only one, if it starts no others.
     fn memory_bytes(&self, field: &str) -> u64 {
-        let children = std::fs::read_to_string(format!("/proc/{0}/task/{0}/children", self.id())).unwrap();
+        let children = fs::read_to_string(format!("/proc/{0}/task/{0}/children", self.id())).unwrap();
         let ids = children.split_whitespace().map(str::to_owned).chain([self.id().to_string()]);
         let bytes = ids.filter_map(|id| {
             // A process may have ended meanwhile.
-            let status = std::fs::read_to_string(format!("/proc/{id}/status")).ok()?;
+            let status = fs::read_to_string(format!("/proc/{id}/status")).ok()?;
             let kib = status_field_if_any(&status, field)?;
             Some(kib.strip_suffix(" kB").unwrap().parse::<u64>().unwrap() << 10)
         });
@@ -332,42 +462,71 @@ impl Daemon {
     }
 
     pub fn signal(&self, signal: Signal) {
-        kill_process(Pid::from_child(&self.child), signal).unwrap();
+        kill_process(self.process(), signal).unwrap();
     }
 
-    /// Has it end by a signal, with success.
-    pub fn terminate(self) {
+    pub fn terminate(self) -> String {
         self.signal(Signal::TERM);
-        assert!(self.ended().0.success());
+        self.succeeds()
     }
 
-    /// Waits for its end.
+    /// Kills it, and waits for its end.
+    pub fn kill(self) {
+        self.signal(Signal::KILL);
+        assert!(!self.ended().0.success());
+    }
+
+    /// Waits for its end, which must be a success; returns what it has said.
+    pub fn succeeds(self) -> String {
+        let (status, said) = self.ended();
+        assert!(status.success(), "{status}: {said}");
+        said
+    }
+
     pub fn ended(mut self) -> (ExitStatus, String) {
         let status = wait(&mut self.child, PATIENCE);
-        let mut stderr = String::new();
-        self.child.stderr.take().unwrap().read_to_string(&mut stderr).unwrap();
-        (status, stderr)
+        let stderr = self.child.stderr.take();
+        (status, stderr.map_or_else(|| self.said(), |stderr| read_to_string(stderr).unwrap()))
     }
 }
 
-impl Drop for Daemon {
-    fn drop(&mut self) {
-        // Both fail only if it has ended already.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
+pub fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
 }
 
 /// Returns whether this user is not root, and says so; the test is then skipped.
 pub fn not_root() -> bool {
-    let is_root = rustix::process::geteuid().is_root();
-    if !is_root {
+    if !is_root() {
         println!("skipped: this user is not root");
     }
-    !is_root
+    !is_root()
 }
 
-/// Connects, with time-outs.
+pub fn kill(process: Pid) {
+    kill_process(process, Signal::KILL).unwrap();
+}
+
+/// Returns a file of a process, proc(5); empty if that has ended.
+pub fn of_process(process: Pid, file: &str) -> String {
+    fs::read_to_string(format!("/proc/{}/{file}", process.as_raw_pid())).unwrap_or_default()
+}
+
+pub fn set_mode(path: &(impl AsRef<Path> + ?Sized), mode: u32) {
+    fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+}
+
+/// Opens a file for reading and writing.
+pub fn open(path: impl AsRef<Path>) -> File {
+    OpenOptions::new().read(true).write(true).open(path).unwrap()
+}
+
+/// Returns a shell script in a mount namespace of its own.
+pub fn isolated(script: &str) -> Command {
+    let mut command = Command::new("unshare");
+    command.args(["--mount", "sh", "-c", script]).env("PATH", program_path());
+    command
+}
+
 pub fn connect(socket: &Path) -> UnixStream {
     let stream = UnixStream::connect(socket).unwrap();
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
@@ -404,7 +563,7 @@ impl Terminal {
     pub fn start(place: &Place, args: &str) -> Terminal {
         let mut script = Command::new("timeout");
         // A terminal discards pending output on ^C, unless noflsh is set.
-        let line = format!("stty cols 60 noflsh; exec '{}' {args}", env!("CARGO_BIN_EXE_uzram"));
+        let line = format!("stty cols 60 noflsh; exec '{}' {args}", UZRAM);
         let mut child = script
             .args(["60", "script", "-qefc", &line, "/dev/null"])
             .env("UZRAM_RUNTIME_DIR", place.dir())
@@ -416,7 +575,7 @@ impl Terminal {
             .unwrap();
         let (shown, mut stdout) = (Arc::<Mutex<String>>::default(), child.stdout.take().unwrap());
         let all = Arc::clone(&shown);
-        let reader = std::thread::spawn(move || {
+        let reader = thread::spawn(move || {
             let mut piece = [0; 1024];
             while let Ok(count @ 1..) = stdout.read(&mut piece) {
                 *all.lock().unwrap() += &String::from_utf8_lossy(&piece[..count]);

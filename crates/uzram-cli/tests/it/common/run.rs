@@ -1,31 +1,33 @@
 //! The programs of `programs/`, and the library of `uzram run`.
 
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use super::*;
 use std::sync::OnceLock;
 
 use uzram_pager::TrapKind;
 
-use super::{Ended, bare_command, finish, library};
+/// `uzram run`, where it can be.
+pub struct Run(());
 
-/// Returns whether the tests can run here; says why not.
-pub fn can_run() -> bool {
-    match TrapKind::Uffd.check() {
-        Ok(()) => {
-            library();
-            true
-        }
-        Err(error) => {
+impl Run {
+    /// Prints why and returns `None` where it cannot; the test is then skipped.
+    pub fn if_able() -> Option<Run> {
+        if let Err(error) = TrapKind::Uffd.check() {
             println!("skipped: {error}");
-            false
+            return None;
         }
+        library();
+        Some(Run(()))
+    }
+
+    /// Runs `uzram run args`.
+    pub fn run(&self, args: &(impl Words + ?Sized)) -> Ended {
+        finish(bare_command(&[&["run"], &args.words()[..]].concat()))
     }
 }
 
-/// Builds the library, beside the program.
 fn library() -> &'static Path {
     static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
-    LIBRARY.get_or_init(|| library::build_beside(env!("CARGO_BIN_EXE_uzram")))
+    LIBRARY.get_or_init(|| library::build_beside(UZRAM))
 }
 
 /// A compiled program of `programs/`.
@@ -35,38 +37,30 @@ pub struct Program {
 }
 
 impl Program {
-    pub fn new(name: &str) -> Program {
-        Program::compiled(name, &[])
+    /// Compiles it, where `uzram run` can be; otherwise the test is skipped.
+    pub fn if_able(name: &str) -> Option<Program> {
+        Run::if_able().map(|_| Program::compiled(name, ""))
     }
 
-    pub fn compiled(name: &str, options: &[&str]) -> Program {
+    pub fn compiled(name: &str, options: &str) -> Program {
         let dir = tempfile::tempdir().unwrap();
-        let source =
-            Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs").join(name).with_extension("c");
+        let source = format!("{}/tests/programs/{name}.c", env!("CARGO_MANIFEST_DIR"));
         let path = dir.path().join(name);
         let mut cc = Command::new("cc");
-        cc.args(["-O1", "-Wall", "-Wextra", "-Werror", "-Wno-unused-result", "-pthread", "-o"]).arg(&path);
-        let built = cc.arg(source).args(options).arg("-ldl").output().unwrap();
-        assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
+        cc.args("-O1 -Wall -Wextra -Werror -Wno-unused-result -pthread -o".words()).arg(&path);
+        finish(cc.arg(source).args(options.words()).arg("-ldl")).ok();
         Program { _dir: dir, path }
     }
 
-    pub fn plain(&self, args: &[&str]) -> Ended {
-        let mut command = Command::new(&self.path);
-        command.args(args);
-        finish(command)
+    pub fn limited(&self, options: &str, args: &str) -> Ended {
+        finish(bare_command(&format!("run {options} -- {} {args}", self.path.display())))
     }
 
-    pub fn limited(&self, options: &[&str], args: &[&str]) -> Ended {
-        let path = self.path.to_str().unwrap();
-        finish(bare_command(&[&["run"], options, &["--", path], args].concat()))
-    }
-
-    /// Runs it both ways, and compares; returns what was said to standard error with the limit.
-    pub fn behaves(&self, options: &[&str], args: &[&str]) -> String {
-        let (plain, limited) = (self.plain(args), self.limited(options, args));
-        assert_eq!(limited.status, plain.status, "{args:?}: {}", limited.stderr);
-        assert_eq!(limited.stdout, plain.stdout, "{args:?}: {}", limited.stderr);
+    /// Runs it with and without a limit, and compares; returns what was said to standard error with it.
+    pub fn behaves(&self, options: &str, args: &str) -> String {
+        let plain = finish(Command::new(&self.path).args(args.words()));
+        let limited = self.limited(options, args);
+        assert_eq!((&limited.status, &limited.stdout), (&plain.status, &plain.stdout), "{args}: {limited}");
         limited.stderr
     }
 }
