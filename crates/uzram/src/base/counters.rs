@@ -25,17 +25,6 @@ macro_rules! per_cpu_counters {
             $($($(#[$other_doc])* pub $other: u64,)*)?
         }
 
-        impl $sum {
-            /// Returns the difference of each figure to `before`.
-            #[must_use]
-            pub fn since(&self, before: &Self) -> Self {
-                $sum {
-                    $($field: self.$field.wrapping_sub(before.$field),)*
-                    $($($other: self.$other.wrapping_sub(before.$other),)*)?
-                }
-            }
-        }
-
         impl std::ops::AddAssign for $sum {
             fn add_assign(&mut self, other: Self) {
                 $(self.$field = self.$field.wrapping_add(other.$field);)*
@@ -45,6 +34,15 @@ macro_rules! per_cpu_counters {
 
         #[allow(dead_code)]
         impl $sum {
+            /// Returns the difference of each figure to `before`.
+            #[must_use]
+            pub fn since(&self, before: &Self) -> Self {
+                $sum {
+                    $($field: self.$field.wrapping_sub(before.$field),)*
+                    $($($other: self.$other.wrapping_sub(before.$other),)*)?
+                }
+            }
+
             pub(crate) fn named(&self) -> Vec<(&'static str, u64)> {
                 vec![
                     $($((stringify!($other), self.$other),)*)?

@@ -183,10 +183,8 @@ impl Store {
     /// Makes room for a write that failed with `error`, if it failed at the limit and pages can be reclaimed;
     /// the caller then retries. `deadline` is `None` on the first attempt of a write, and is kept for the
     /// next ones.
-    ///
-    /// # Errors
-    /// `WouldBlock` when memory can be freed, and the write must not wait for that; else `error`, if it is of
-    /// another kind or there is no room.
+    /// Fails with `WouldBlock` when memory can be freed, and the write must not wait for that; else `error`,
+    /// if it is of another kind or there is no room.
     #[cold]
     pub(super) fn request_room(
         &self,
@@ -201,7 +199,7 @@ impl Store {
         if self.arena.has_reserve() {
             // The write never waits for memory; pages are reclaimed for later writes.
             watermarks.request_reclaim(gone_pages);
-            watermarks.decisions.writers_refused.add(1);
+            watermarks.count_refused();
             return Err(error);
         }
         if wait == Wait::No && !watermarks.is_stuck(gone_pages) {
@@ -214,7 +212,7 @@ impl Store {
                 return Ok(());
             }
         }
-        watermarks.decisions.writers_refused.add(1);
+        watermarks.count_refused();
         Err(match watermarks.why_died() {
             None => error,
             Some(why) => {

@@ -5,6 +5,7 @@
 
 use std::time::Instant;
 
+use crate::base::counters::per_cpu_counters;
 use crate::base::mem::{Account, Arena};
 use crate::base::named::named;
 use crate::base::sync::{Condvar, Counter, Mutex, classes};
@@ -122,25 +123,12 @@ impl State {
     }
 }
 
-/// Declares counts of the policy's decisions from one list of names.
-macro_rules! decisions {
-    ($($name:ident,)*) => {
-        /// Counts of the policy's decisions.
-        #[derive(Debug, Default)]
-        pub(in crate::store) struct Decisions {
-            $(pub(in crate::store) $name: Counter,)*
-        }
+per_cpu_counters! {
+    pub(super) struct DecisionStats;
 
-        impl Decisions {
-            /// Returns the counts with their names.
-            pub(super) fn named(&self) -> [(&'static str, u64); [$(stringify!($name)),*].len()] {
-                [$((stringify!($name), self.$name.get())),*]
-            }
-        }
-    };
-}
+    /// Counts of the policy's decisions. Not per CPU: a decision costs more than to count it.
+    pub(in crate::store) struct Decisions;
 
-decisions! {
     wakeups, looked_at, recompressed, not_smaller, written_back, kept, busy, packed_pages, looks,
     old_recompressed, recompress_cpu_us, old_written_back, writers_waited, writers_waited_ms, writers_refused,
     stuck, failures,
@@ -175,7 +163,6 @@ impl Watermarks {
         needed_pages(arena, pool) < self.low_pages.get()
     }
 
-    /// Returns whether pages should be reclaimed.
     #[inline]
     fn is_above_high(&self, arena: &Arena, lacks_reserve: impl Fn(&Arena) -> bool) -> bool {
         let high_pages = self.high_pages.get();
@@ -241,6 +228,10 @@ impl Watermarks {
         if self.wake_for_writer(&state, Instant::now(), gone_pages) {
             state.waiting = state.waiting.max(1);
         }
+    }
+
+    pub(in crate::store) fn count_refused(&self) {
+        self.decisions.writers_refused.add(1);
     }
 
     /// Wakes the waiting writers: memory was freed, or none can be for the time being.
