@@ -10,7 +10,6 @@ use std::str::FromStr;
 use crate::base::error::{Error, ErrorKind, Result};
 use crate::base::named::hint;
 use crate::base::units::{bytes_to_pages, page_of, parse_size};
-use crate::base::work::Unit;
 use crate::store::{Store, StoreBuilder, check_limit};
 
 mod algorithms;
@@ -25,7 +24,7 @@ pub use reading::{Reading, Value};
 pub(super) use table::TABLE;
 pub use text::AttributeText;
 
-use super::task::{Task, TaskProgress};
+use super::task::TaskProgress;
 use super::{Device, DeviceStats, Params};
 
 const BLOCK_STATE: &str = "block_state";
@@ -38,24 +37,17 @@ pub struct Attribute {
     /// A description that also says when it may be written.
     pub help: &'static str,
     get: Option<fn(&Device) -> Reading>,
-    set: Set,
+    /// `None` if it is read-only.
+    set: Option<Set>,
 }
 
 /// How an attribute is set: its text is parsed, without a device, and then applied to one.
 #[derive(Clone, Copy)]
-enum Set {
-    /// Read-only.
-    Never,
-    Value {
-        check: fn(&str) -> Result<()>,
-        apply: fn(&str, &Device, &str) -> Result<()>,
-    },
-    /// Starts a task over all pages, which can be interrupted.
-    Task {
-        unit: Unit,
-        check: fn(&str) -> Result<()>,
-        run: fn(&Task<'_>, &str) -> Result<()>,
-    },
+struct Set {
+    /// Whether that starts a task over all pages, which can be interrupted.
+    is_task: bool,
+    check: fn(&str) -> Result<()>,
+    apply: fn(&'static str, &Device, &str, &dyn Fn() -> bool) -> Result<()>,
 }
 
 pub(super) fn find(name: &str) -> Result<&'static Attribute> {
@@ -86,7 +78,7 @@ impl Attribute {
 
     /// Returns whether the attribute can be written.
     pub fn writable(&self) -> bool {
-        !matches!(self.set, Set::Never)
+        self.set.is_some()
     }
 
     /// Returns whether the text grows with the disk: such an attribute is left out of summaries, and read
@@ -104,31 +96,24 @@ impl Attribute {
     /// Returns whether setting the attribute starts a task over all pages, which may take long and can be
     /// interrupted ([`Device::set_interruptible`]).
     pub fn works(&self) -> bool {
-        matches!(self.set, Set::Task { .. })
+        self.set.is_some_and(|set| set.is_task)
     }
 
     /// Checks the text of a value, but not whether a device accepts it now.
-    ///
-    /// # Errors
-    /// As [`Device::set`]: `Permission` for a read-only attribute, `Invalid` for a value that no device
+    /// Fails as [`Device::set`]: `Permission` for a read-only attribute, `Invalid` for a value that no device
     /// accepts.
     pub fn check(&self, value: &str) -> Result<()> {
-        match self.set {
-            Set::Never => Err(self.read_only()),
-            Set::Value { check, .. } | Set::Task { check, .. } => check(value.trim()),
-        }
+        (self.setter()?.check)(value.trim())
     }
 
     pub(super) fn set(&self, device: &Device, value: &str, is_wanted: &dyn Fn() -> bool) -> Result<()> {
-        match self.set {
-            Set::Never => Err(self.read_only()),
-            Set::Value { apply, .. } => apply(self.name, device, value),
-            Set::Task { unit, run, .. } => run(&device.begin(self.name, unit, is_wanted)?, value),
-        }
+        (self.setter()?.apply)(self.name, device, value, is_wanted)
     }
 
-    fn read_only(&self) -> Error {
-        Error::new(ErrorKind::Permission, format!("attribute '{}' can only be read", self.name))
+    fn setter(&self) -> Result<Set> {
+        let read_only =
+            || Error::new(ErrorKind::Permission, format!("attribute '{}' can only be read", self.name));
+        self.set.ok_or_else(read_only)
     }
 }
 

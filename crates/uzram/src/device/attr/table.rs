@@ -24,9 +24,10 @@ use super::*;
 /// Result<()>`.
 macro_rules! at_any_time {
     ($parse:expr, $apply:expr) => {
-        Set::Value {
+        Set {
+            is_task: false,
             check: |text| parsed(text, $parse, |_| Ok(())),
-            apply: |_, device, text| parsed(text, $parse, |value| applied(device, value, $apply)),
+            apply: |_, device, text, _| parsed(text, $parse, |value| applied(device, value, $apply)),
         }
     };
 }
@@ -39,9 +40,10 @@ macro_rules! before {
         before!($parse, $put, |text| parsed(text, $parse, |_| Ok(())))
     };
     ($parse:expr, $put:expr, $check:expr) => {
-        Set::Value {
+        Set {
+            is_task: false,
             check: $check,
-            apply: |name, device, text| parsed(text, $parse, |value| put(name, device, value, $put)),
+            apply: |name, device, text, _| parsed(text, $parse, |value| put(name, device, value, $put)),
         }
     };
 }
@@ -50,10 +52,13 @@ macro_rules! before {
 /// Result<()>`.
 macro_rules! task {
     ($unit:expr, $parse:expr, $run:expr) => {
-        Set::Task {
-            unit: $unit,
+        Set {
+            is_task: true,
             check: |text| parsed(text, $parse, |_| Ok(())),
-            run: |task, text| parsed(text, $parse, |value| applied(task, value, $run)),
+            apply: |name, device, text, is_wanted| {
+                let task = device.begin(name, $unit, is_wanted)?;
+                parsed(text, $parse, |value| applied(&task, value, $run))
+            },
         }
     };
 }
@@ -111,15 +116,15 @@ fn applied<C: ?Sized, T>(to: &C, value: T, apply: impl FnOnce(&C, T) -> Result<(
 }
 
 const fn both(name: &'static str, help: &'static str, get: fn(&Device) -> Reading, set: Set) -> Attribute {
-    Attribute { name, help, get: Some(get), set }
+    Attribute { name, help, get: Some(get), set: Some(set) }
 }
 
 const fn shown(name: &'static str, help: &'static str, get: fn(&Device) -> Reading) -> Attribute {
-    both(name, help, get, Set::Never)
+    Attribute { name, help, get: Some(get), set: None }
 }
 
 const fn written(name: &'static str, help: &'static str, set: Set) -> Attribute {
-    Attribute { name, help, get: None, set }
+    Attribute { name, help, get: None, set: Some(set) }
 }
 
 /// The table, in the order in which it is shown.
