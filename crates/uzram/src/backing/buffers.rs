@@ -41,9 +41,7 @@ pub struct Buffer {
 
 impl Buffers {
     /// Creates `count` buffers of `buffer_bytes` each, a multiple of [`PAGE_SIZE`].
-    ///
-    /// # Errors
-    /// `Invalid` for another size, or one above [`MAX_BUFFER_BYTES`]; `NoMemory`.
+    /// Fails with `Invalid` for another size, or one above [`MAX_BUFFER_BYTES`]; `NoMemory`.
     pub fn new(count: u32, buffer_bytes: usize) -> Result<Self> {
         if buffer_bytes == 0 || buffer_bytes > MAX_BUFFER_BYTES || !buffer_bytes.is_multiple_of(PAGE_SIZE) {
             return Err(Error::invalid(format!("buffers of {buffer_bytes} bytes are not whole pages")));
@@ -131,11 +129,5 @@ impl Drop for Buffer {
         if is_awaited {
             self.pool.given_back.notify_one();
         }
-    }
-}
-
-impl std::fmt::Debug for Buffer {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Buffer({} of {}, {} bytes)", self.number, self.pool.count, self.pool.buffer_bytes)
     }
 }

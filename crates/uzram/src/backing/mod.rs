@@ -37,7 +37,7 @@ pub use buffers::{Buffer, Buffers, MAX_BUFFER_BYTES};
 #[cfg(not(loom))]
 pub use faulty::{Fault, FaultKind, Faults, FaultyBacking};
 #[cfg(not(loom))]
-pub use file::{Engine, FileBacking, FileOptions, MARK_BYTES, MAX_QUEUE_DEPTH, Mark};
+pub use file::{Engine, FileBacking, FileOptions, MARK_BYTES, Mark};
 
 #[cfg(not(loom))]
 pub(crate) use threads::Threads;

@@ -33,15 +33,23 @@ pub(super) enum Contents {
     Unmarked,
 }
 
-/// Returns why a file may not be used, by its status; `None` if it may.
-pub(super) fn objection_to_file(path: &str, stat: &Stat) -> Option<String> {
-    let uid = rustix::process::geteuid().as_raw();
-    let mode = Mode::from_raw_mode(stat.st_mode);
+/// Returns why a file or block device may not be used, by the status of it or its node; `None` if it may.
+pub(super) fn objection(path: &str, stat: &Stat, is_block_device: bool) -> Option<String> {
+    let (uid, mode) = (rustix::process::geteuid().as_raw(), stat.st_mode & 0o7777);
+    let is_open_to = |others: Mode| Mode::from_raw_mode(stat.st_mode).intersects(others);
+    if is_block_device {
+        if stat.st_uid != 0 {
+            let owner = stat.st_uid;
+            return Some(format!("is a block device of user {owner}, not of root: name another path"));
+        }
+        return is_open_to(Mode::RWXO).then(|| {
+            format!("is a block device that is open to all users (mode {mode:04o}): run: chmod o= '{path}'")
+        });
+    }
     if stat.st_uid != uid {
         return Some(format!("belongs to user {}, not to user {uid}: name another path", stat.st_uid));
     }
-    if mode.intersects(OF_OTHERS) {
-        let mode = stat.st_mode & 0o7777;
+    if is_open_to(OF_OTHERS) {
         return Some(format!(
             "is open to other users (mode {mode:04o}): run: chmod 600 '{path}', or name another path"
         ));
@@ -50,32 +58,18 @@ pub(super) fn objection_to_file(path: &str, stat: &Stat) -> Option<String> {
         .then(|| format!("has {} names (hard links), and must have one: name another path", stat.st_nlink))
 }
 
-/// Returns why a block device may not be used, by the status of its node; `None` if it may.
-pub(super) fn objection_to_device(path: &str, stat: &Stat) -> Option<String> {
-    if stat.st_uid != 0 {
-        return Some(format!("is a block device of user {}, not of root: name another path", stat.st_uid));
-    }
-    Mode::from_raw_mode(stat.st_mode).intersects(Mode::RWXO).then(|| {
-        let mode = stat.st_mode & 0o7777;
-        format!("is a block device that is open to all users (mode {mode:04o}): run: chmod o= '{path}'")
-    })
-}
-
-/// Returns the contents of an open file of `file_bytes`; `None` if it is neither empty nor marked.
-pub(super) fn file_contents(fd: &OwnedFd, file_bytes: u64) -> Result<Option<Contents>, Errno> {
-    if file_bytes == 0 {
-        return Ok(Some(Contents::Unmarked));
-    }
-    Ok(is_marked(fd)?.then_some(Contents::Marked))
-}
-
-/// Returns the contents of an open block device; `None` if it is neither empty nor marked.
-pub(super) fn device_contents(fd: &OwnedFd, device_bytes: u64) -> Result<Option<Contents>, Errno> {
+/// Returns the contents of an open file or block device of `there_bytes`; `None` if it is neither empty nor
+/// marked.
+pub(super) fn contents(
+    fd: &OwnedFd,
+    there_bytes: u64,
+    is_block_device: bool,
+) -> Result<Option<Contents>, Errno> {
     if is_marked(fd)? {
         return Ok(Some(Contents::Marked));
     }
-    let last = device_bytes.saturating_sub(SIGNATURE_BYTES as u64);
-    let is_empty = is_zeros(fd, 0)? && is_zeros(fd, last)?;
+    let last = there_bytes.saturating_sub(SIGNATURE_BYTES as u64);
+    let is_empty = if is_block_device { is_zeros(fd, 0)? && is_zeros(fd, last)? } else { there_bytes == 0 };
     Ok(is_empty.then_some(Contents::Unmarked))
 }
 

@@ -96,7 +96,6 @@ impl Target {
         })
     }
 
-    /// Carries out a transfer in the calling thread.
     pub(super) fn carry_out(
         &self,
         direction: Direction,

@@ -18,11 +18,11 @@ use std::path::Path;
 use rustix::fs::FallocateFlags;
 
 use super::threads::Threads;
-use super::{Blocks, Buffer, Direction, SETTING, Started, Transfer};
+use super::{Blocks, Buffer, Direction, Started, Transfer};
 use crate::base::error::{Error, Result};
 use crate::base::sync::Arc;
 use engine::Target;
-use open::{DEFAULT_QUEUE_DEPTH, Opened};
+use open::Opened;
 pub use open::{Engine, FileOptions};
 use uring::Uring;
 
@@ -30,10 +30,9 @@ use uring::Uring;
 pub(crate) use engine::PanicPoint;
 pub use mark::{MARK_BYTES, Mark};
 
-/// The maximum queue depth of a backing.
-pub const MAX_QUEUE_DEPTH: usize = 1024;
-/// The maximum number of threads of a backing.
-const MAX_THREADS: usize = 4;
+/// The maximum number of transfers in flight; others wait.
+const QUEUE_DEPTH: usize = if cfg!(test) { 8 } else { 64 };
+const THREADS: usize = 4;
 
 /// [`Blocks`] on a file or block device, which it locks: opening the same file again is refused.
 pub struct FileBacking {
@@ -59,11 +58,7 @@ impl FileBacking {
     /// `NoSpace` if the file system is too full; `Invalid` if it is neither a file nor a block device, or has
     /// no room for a block; `Unsupported` if [`Engine::Uring`] is not available; `NoMemory`.
     pub fn open(options: &FileOptions) -> Result<Self> {
-        if options.queue_depth == 0 || options.queue_depth > MAX_QUEUE_DEPTH {
-            let what = format!("a queue depth of {}: it must be 1 to {MAX_QUEUE_DEPTH}", options.queue_depth);
-            return Err(Error::invalid(what).with_setting(SETTING));
-        }
-        Self::start(open::open(options)?, options.engine, options.queue_depth)
+        Self::start(open::open(options)?, options.engine)
     }
 
     /// Goes on with the open file of a [`FileBacking`] of `len_bytes`, by a duplicate of its descriptor, in
@@ -71,13 +66,10 @@ impl FileBacking {
     ///
     /// The transfers of a dead process must not go on: its [`Engine`] is [`Engine::Threads`], with which they
     /// end before it is waited for. So is the engine of this one.
-    ///
-    /// # Errors
-    /// `Invalid` for a descriptor of anything else, or another length; `Busy` if the lock was given up and
-    /// another process has it; `NoSpace`; `NoMemory`.
+    /// Fails with `Invalid` for a descriptor of anything else, or another length; `Busy` if the lock was
+    /// given up and another process has it; `NoSpace`; `NoMemory`.
     pub fn from_descriptor(name: &str, fd: OwnedFd, len_bytes: u64) -> Result<Self> {
-        let opened = open::reopen(fd, Path::new(name), len_bytes)?;
-        Self::start(opened, Engine::Threads, DEFAULT_QUEUE_DEPTH)
+        Self::start(open::reopen(fd, Path::new(name), len_bytes)?, Engine::Threads)
     }
 
     /// Removes the file, if it was created: for who gives the backing up before its first use.
@@ -104,20 +96,14 @@ impl FileBacking {
         self.target.unlocks.set(0);
     }
 
-    fn start((target, opened): (Target, Opened), engine: Engine, queue_depth: usize) -> Result<Self> {
+    fn start((target, opened): (Target, Opened), engine: Engine) -> Result<Self> {
         let target = Arc::new(target);
-        let (mover, fallback) = match Self::start_engine(engine, queue_depth, &target) {
-            Ok(started) => started,
-            Err(error) => {
-                opened.undo();
-                return Err(error);
-            }
-        };
+        let (mover, fallback) = Self::start_engine(engine, &target).inspect_err(|_| opened.undo())?;
         Ok(FileBacking { mover, target, opened, fallback })
     }
 
-    fn start_engine(engine: Engine, depth: usize, target: &Arc<Target>) -> Result<(Backend, Option<Error>)> {
-        let uring = || Uring::new(Arc::clone(target), depth).map(Backend::Uring);
+    fn start_engine(engine: Engine, target: &Arc<Target>) -> Result<(Backend, Option<Error>)> {
+        let uring = || Uring::new(Arc::clone(target), QUEUE_DEPTH).map(Backend::Uring);
         let threads = || {
             let target = Arc::clone(target);
             let carry_out = move |mut started: Started, usable: Result<()>| {
@@ -125,8 +111,7 @@ impl FileBacking {
                 let result = usable.and_then(|()| target.carry_out(*direction, *offset, *len_bytes, buffer));
                 started.finish(result);
             };
-            let count = depth.min(MAX_THREADS);
-            Threads::new("uzram-back", count, depth, Box::new(carry_out)).map(Backend::Threads)
+            Threads::new("uzram-back", THREADS, QUEUE_DEPTH, Box::new(carry_out)).map(Backend::Threads)
         };
         match engine {
             Engine::Uring => Ok((uring()?, None)),
@@ -170,11 +155,6 @@ impl FileBacking {
     #[cfg(test)]
     pub(crate) fn panic_in_next_transfer(&self, panic_point: PanicPoint) {
         *self.target.panic_point.lock().expect("no panic under it") = Some(panic_point);
-    }
-
-    /// Returns whether the backing is a block device.
-    pub fn is_block_device(&self) -> bool {
-        self.opened.is_block_device
     }
 }
 

@@ -25,8 +25,6 @@ use crate::base::sync::Stamp;
 use crate::base::trusted_path::{Place, Refused};
 use crate::base::units::{PAGE_SIZE, format_size};
 
-pub(super) const DEFAULT_QUEUE_DEPTH: usize = 64;
-
 /// The engine that carries out transfers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Engine {
@@ -49,25 +47,14 @@ pub struct FileOptions {
     pub size_bytes: Option<u64>,
     /// The engine.
     pub engine: Engine,
-    /// The maximum number of transfers in flight, up to [`MAX_QUEUE_DEPTH`](super::MAX_QUEUE_DEPTH). Others wait.
-    pub queue_depth: usize,
-    /// Whether to bypass the page cache (O_DIRECT) if the file system supports that.
-    pub direct: bool,
     /// Whether to overwrite a file or device that holds other data.
     pub force: bool,
 }
 
 impl FileOptions {
-    /// Creates options to use all of the file at `path`, bypassing the page cache.
+    /// Creates options to use all of the file at `path`.
     pub fn new(path: impl Into<PathBuf>) -> Self {
-        FileOptions {
-            path: path.into(),
-            size_bytes: None,
-            engine: Engine::Auto,
-            queue_depth: DEFAULT_QUEUE_DEPTH,
-            direct: true,
-            force: false,
-        }
+        FileOptions { path: path.into(), size_bytes: None, engine: Engine::Auto, force: false }
     }
 }
 
@@ -85,7 +72,6 @@ pub(super) struct Opened {
 }
 
 impl Opened {
-    /// Removes the file if it was created.
     pub(super) fn undo(&self) {
         if let Some(place) = &self.made {
             // The first error is reported instead.
@@ -100,13 +86,8 @@ pub(super) fn open(options: &FileOptions) -> Result<(Target, Opened)> {
         return Err(failure(&options.path, ErrorKind::Invalid, what));
     }
     let (fd, mut opened) = open_file(options)?;
-    match prepare(fd, options, &mut opened) {
-        Ok(target) => Ok((target, opened)),
-        Err(error) => {
-            opened.undo();
-            Err(error)
-        }
-    }
+    let target = prepare(fd, options, &mut opened).inspect_err(|_| opened.undo())?;
+    Ok((target, opened))
 }
 
 /// Locks the open file, if it may be used, and sets its size and its mark.
@@ -115,7 +96,7 @@ fn prepare(fd: OwnedFd, options: &FileOptions, opened: &mut Opened) -> Result<Ta
     check_owner(&fd, path, opened.is_block_device)?;
     let there_bytes = claim_alone(&fd, path, opened.is_block_device)?;
     let contents = check_contents(&fd, options, opened.is_block_device, there_bytes)?;
-    let direct_block_bytes = if options.direct { direct_block_bytes(&fd) } else { None };
+    let direct_block_bytes = direct_block_bytes(&fd);
     opened.is_direct = direct_block_bytes.is_some();
     let block_bytes = direct_block_bytes.unwrap_or(PAGE_SIZE);
     let start_bytes = block_bytes.max(MARK_BYTES) as u64;
@@ -197,11 +178,7 @@ fn check_contents(
     there_bytes: u64,
 ) -> Result<Contents> {
     let path = &options.path;
-    let found = if is_block_device {
-        claim::device_contents(fd, there_bytes)
-    } else {
-        claim::file_contents(fd, there_bytes)
-    };
+    let found = claim::contents(fd, there_bytes, is_block_device);
     match found.map_err(|errno| from_errno(path, errno))? {
         Some(contents) => Ok(contents),
         None if options.force => Ok(Contents::Unmarked),
@@ -215,12 +192,7 @@ fn check_contents(
 /// Fails if other users own the file or device, or may access it.
 fn check_owner(fd: &OwnedFd, path: &Path, is_block_device: bool) -> Result<()> {
     let stat = rustix::fs::fstat(fd).map_err(|errno| from_errno(path, errno))?;
-    let shown = path.display().to_string();
-    let objection = if is_block_device {
-        claim::objection_to_device(&shown, &stat)
-    } else {
-        claim::objection_to_file(&shown, &stat)
-    };
+    let objection = claim::objection(&path.display().to_string(), &stat, is_block_device);
     objection.map_or(Ok(()), |what| Err(failure(path, ErrorKind::Permission, &what)))
 }
 

@@ -164,7 +164,6 @@ impl Drop for InFlight {
     }
 }
 
-/// The state of the thread.
 struct Driver {
     ring: IoUring,
     target: Arc<Target>,

@@ -37,7 +37,7 @@ fn own_file(path: &Path, contents: &[u8]) {
 }
 
 fn options(path: &Path, size_bytes: u64, engine: Engine) -> FileOptions {
-    FileOptions { size_bytes: Some(size_bytes), engine, queue_depth: 8, ..FileOptions::new(path) }
+    FileOptions { size_bytes: Some(size_bytes), engine, ..FileOptions::new(path) }
 }
 
 fn open(path: &Path, size_bytes: u64, engine: Engine) -> FileBacking {
@@ -57,7 +57,6 @@ pub(super) fn transfer(
     Transfer { direction, offset, len_bytes, filling: Filling::default(), buffer, token, completion }
 }
 
-/// The maximum time to wait for anything.
 const DEADLINE: Duration = Duration::from_secs(60);
 
 /// The results of transfers, by token. A transfer that ends twice is a failure.
