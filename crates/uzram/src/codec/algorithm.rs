@@ -181,18 +181,6 @@ impl Algorithm {
             Method::Deflate => 0,
         }
     }
-
-    /// Returns this algorithm once for each kernel of w64 that the CPU has, the portable one first. All of
-    /// them write and read the same. An algorithm without w64 is returned as it is.
-    #[doc(hidden)]
-    pub fn with_each_kernel(&self) -> Vec<Algorithm> {
-        match &self.method {
-            Method::Memory(_, digest) => w64::Kernel::all()
-                .map(|kernel| Algorithm { level: self.level, method: Method::Memory(kernel, digest.clone()) })
-                .collect(),
-            _ => vec![self.clone()],
-        }
-    }
 }
 
 impl Default for Algorithm {

@@ -28,8 +28,6 @@ mod zstd;
 pub use algorithm::{Algorithm, Kind};
 pub use dictionary::{Dictionary, MAX_DICTIONARY_BYTES, MIN_DICTIONARY_BYTES};
 pub use train::{MIN_SAMPLE_FACTOR, train};
-#[cfg(all(test, not(loom)))]
-pub(crate) use w64::on_kernel;
 
 use crate::base::error::Result;
 use crate::base::sync::Arc;

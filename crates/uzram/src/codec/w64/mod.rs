@@ -119,27 +119,8 @@ impl Kernel {
     }
 
     pub(super) fn fastest() -> Kernel {
-        #[cfg(all(test, not(loom)))]
-        if let Some(kernel) = ONLY.get().and_then(|nth| Kernel::all().nth(nth)) {
-            return kernel;
-        }
         Kernel::all().last().unwrap_or(Kernel::Portable)
     }
-}
-
-#[cfg(all(test, not(loom)))]
-thread_local! {
-    /// Which of all kernels this thread takes for the fastest.
-    static ONLY: std::cell::Cell<Option<usize>> = const { std::cell::Cell::new(None) };
-}
-
-/// Calls `f` as on a CPU whose fastest kernel is the `nth`.
-#[cfg(all(test, not(loom)))]
-pub(crate) fn on_kernel<T>(nth: usize, f: impl FnOnce() -> T) -> T {
-    ONLY.set(Some(nth));
-    let result = f();
-    ONLY.set(None);
-    result
 }
 
 /// Returns whether `pext` and `pdep` take a few cycles. On AMD before Zen 3 (family 0x19) and on Hygon they

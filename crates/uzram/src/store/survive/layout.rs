@@ -41,7 +41,6 @@ const SETTINGS_AT: u64 = 12288;
 const REGIONS_AT: u64 = 16 << 20;
 const ALIGN_BYTES: u64 = 2 << 20;
 
-/// The file and its parts.
 pub(in crate::store) struct Memory {
     pub(in crate::store) file: Arc<MemoryFile>,
     live_settings: Region,
@@ -117,10 +116,8 @@ impl Memory {
     }
 
     /// Opens a file; returns it with the builder of its store.
-    ///
-    /// # Errors
-    /// `Invalid` for a file that holds no complete store, or one of another version; `Corrupt` for a damaged
-    /// one.
+    /// Fails with `Invalid` for a file that holds no complete store, or one of another version; `Corrupt` for
+    /// a damaged one.
     pub(in crate::store) fn open(
         file: Arc<MemoryFile>,
         backing: Option<Arc<Tiers>>,

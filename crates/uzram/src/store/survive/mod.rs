@@ -57,24 +57,11 @@ impl Store {
         backing: Option<Arc<Tiers>>,
     ) -> Result<(Store, Attached)> {
         // SAFETY: the caller's promise.
-        unsafe { Store::attach_with(memory, backing, |_| ()) }
-    }
-
-    /// As [`Store::attach`]. Many threads call `progress` as they go through the pages.
-    ///
-    /// # Safety
-    /// As [`Store::attach`].
-    pub unsafe fn attach_with(
-        memory: impl Into<KeptMemory>,
-        backing: Option<Arc<Tiers>>,
-        progress: impl Fn(AttachProgress) + Send + Sync + 'static,
-    ) -> Result<(Store, Attached)> {
-        // SAFETY: the caller's promise.
-        let restored = unsafe { Store::restore(memory.into(), backing, progress) }?;
+        let restored = unsafe { Store::restore(memory.into(), backing, |_| ()) }?;
         Ok((restored.store, restored.attached))
     }
 
-    /// As [`Store::attach_with`]. Returns also the builder of the store.
+    /// As [`Store::attach`]. Many threads call `progress` as they go through the pages.
     ///
     /// # Safety
     /// As [`Store::attach`].

@@ -26,10 +26,8 @@ pub(super) fn encode(builder: &StoreBuilder) -> Result<Vec<u8>> {
 }
 
 /// Decodes what [`encode`] returned.
-///
-/// # Errors
-/// `Corrupt` for any other bytes; `Invalid` without the backing device that the store had, or with one if it
-/// had none.
+/// Fails with `Corrupt` for any other bytes; `Invalid` without the backing device that the store had, or with
+/// one if it had none.
 pub(super) fn decode(bytes: &[u8], backing: Option<Arc<Tiers>>) -> Result<StoreBuilder> {
     let (mut record, mut builder) = (Record { out: None, input: bytes }, StoreBuilder::new("", 0));
     record.fixed(&mut builder, backing)?;

@@ -7,21 +7,13 @@ use super::*;
 use crate::base::random::Random;
 use crate::base::sync::{Mutex, classes};
 use crate::base::units::PAGE_SIZE;
-use crate::codec::{Kind, on_kernel};
+use crate::codec::Kind;
 use crate::store::designs::each_pool_design;
-use crate::store::tests::{discard, on_threads, page, until};
+use crate::store::tests::{discard, expect, on_threads, page, until};
 
 /// Returns a page of one of the kinds that the store treats differently, depending on `seed`.
 fn contents(seed: u64) -> [u8; PAGE_SIZE] {
     page(&mut Random::new(seed))
-}
-
-fn read_all(store: &Store) -> Vec<Result<Box<[u8; PAGE_SIZE]>>> {
-    let read = |page| {
-        let mut out = Box::new([0; PAGE_SIZE]);
-        store.read(PageNo::from_number(page), &mut out).map(|()| out)
-    };
-    (0..store.pages()).map(read).collect()
 }
 
 /// Returns a descriptor of a store's memory, as another process has it.
@@ -48,11 +40,8 @@ fn write(store: &Store, page: u64, seed: u64) {
 }
 
 fn check_against(store: &Store, model: &BTreeMap<u64, u64>) {
-    for (page, read) in read_all(store).into_iter().enumerate() {
-        let read = read.expect("nothing is damaged");
-        let expected = model.get(&(page as u64)).map_or([0; PAGE_SIZE], |seed| contents(*seed));
-        assert!(*read == expected, "page {page}");
-    }
+    let expected = |page: u64| model.get(&page).map_or([0; PAGE_SIZE], |seed| contents(*seed));
+    (0..store.pages()).for_each(|page| expect(store, page, &expected(page)));
 }
 
 fn builders() -> Vec<StoreBuilder> {
@@ -71,39 +60,6 @@ fn builders() -> Vec<StoreBuilder> {
     #[cfg(feature = "designs")]
     builders.push(new().reserve_pages(2048).lru_design(crate::lru::LruDesign::SingleLock));
     builders
-}
-
-/// What one kernel of w64 wrote, each reads.
-#[test]
-fn pages_of_words_are_read_on_another_cpu() {
-    let page_of = |page: u64| {
-        let mut random = Random::new(page);
-        let word = |_| (0x7f00_0000_0000 + random.below_u64(1 << (page % 20)) * 8).to_le_bytes();
-        let words: [[u8; 8]; PAGE_SIZE / 8] = std::array::from_fn(word);
-        let mut contents = [0; PAGE_SIZE];
-        contents.as_chunks_mut().0.copy_from_slice(&words);
-        contents
-    };
-    let algorithms = Algorithm::from(Kind::Memory).with_each_kernel();
-    let kernels = algorithms.len();
-    for (writer, algorithm) in algorithms.into_iter().enumerate() {
-        let store =
-            Store::create_in(&StoreBuilder::new("kernels", 200).algorithm(algorithm)).expect("a store");
-        (0..200).for_each(|page| store.write(PageNo::from_number(page), &page_of(page)).expect("memory"));
-        let mut memory = end(store);
-        for reader in 0..kernels {
-            let (store, attached) = on_kernel(reader, || attach(memory));
-            assert_eq!((attached.pages, attached.pages_lost), (200, 0), "from {writer} to {reader}");
-            for (page, read) in (0..).zip(read_all(&store)) {
-                assert!(*read.expect("sound") == page_of(page), "from {writer} to {reader}, page {page}");
-            }
-            // It goes on with pages of its own.
-            (0..200).step_by(3).for_each(|page| {
-                store.write(PageNo::from_number(page), &page_of(page)).expect("memory");
-            });
-            memory = end(store);
-        }
-    }
 }
 
 /// Writes, overwrites and discards at random, and attaches the store anew now and then.
@@ -160,7 +116,7 @@ fn progress_is_told() {
     let (told, heard) = std::sync::mpsc::channel();
     let progress = move |progress| told.send(progress).expect("somebody hears");
     // SAFETY: the store that had the memory was dropped.
-    let attached = unsafe { Store::attach_with(end(store), None, progress) }.expect("attached").1;
+    let attached = unsafe { Store::restore(end(store).into(), None, progress) }.expect("attached").attached;
     let mut told: Vec<_> =
         heard.into_iter().map(|AttachProgress { slots, of_slots }| (slots, of_slots)).collect();
     told.sort_unstable();
