@@ -55,10 +55,8 @@ impl From<Backing> for Arc<Tiers> {
 impl Tiers {
     /// Makes one of `backings`, 1 to [`MAX_TIERS`]; each but the last has a size. With `seal`, all objects
     /// are sealed by it.
-    ///
-    /// # Errors
-    /// `Invalid` for other numbers of tiers, a tier without a size or one that is too small, and for tiers
-    /// whose objects have different lengths; `Unsupported` for blocks that are too large.
+    /// Fails with `Invalid` for other numbers of tiers, a tier without a size or one that is too small, and
+    /// for tiers whose objects have different lengths; `Unsupported` for blocks that are too large.
     pub fn new(backings: Vec<Backing>, seal: Option<Arc<dyn Seal>>) -> Result<Self> {
         let refused = |kind, what: String| Error::new(kind, what).with_setting(SETTING);
         Self::check_number(backings.len())?;

@@ -41,10 +41,8 @@ impl Device {
 
     /// Checks, before the device is initialised, that its store can outlive the process. All attributes
     /// survive but for `backing_force`.
-    ///
-    /// # Errors
-    /// `Unsupported` on a machine that can't publish 16 bytes at once, or with a backing device that is no
-    /// file and no block device.
+    /// Fails with `Unsupported` on a machine that can't publish 16 bytes at once, or with a backing device
+    /// that is no file and no block device.
     pub fn can_survive(&self) -> Result<()> {
         self.state.lock().can_survive()
     }

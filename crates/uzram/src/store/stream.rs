@@ -57,7 +57,6 @@ impl Stream {
 
 const WARM_UP_PAGES: usize = 32;
 
-/// An algorithm and its streams.
 pub(super) struct Codec {
     pub(super) streams: StoreStreams<Stream>,
     algorithm: Algorithm,

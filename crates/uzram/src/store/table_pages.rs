@@ -45,7 +45,6 @@ const LEAVING: u32 = 2;
 /// present (2 MiB of slots).
 const GROUP_SHIFT: u32 = 17;
 
-/// See the [module's documentation](self).
 pub(super) struct TablePages {
     slots: u64,
     /// Slots of a page, as a power of two.

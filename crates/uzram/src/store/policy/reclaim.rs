@@ -211,7 +211,7 @@ impl<'a> Reclaimer<'a> {
     /// Returns whether the goal is not reached yet and more pages can be reclaimed.
     fn goes_on(&self) -> bool {
         let is_sound = !self.pass.as_ref().is_some_and(Pass::has_failed);
-        let pending_bytes = self.pass.as_ref().map_or(0, Pass::pending_bytes);
+        let pending_bytes = self.pass.as_ref().map_or(0, |pass| pass.pending_bytes);
         let needed = needed_pages(&self.store.arena, &self.store.pool);
         let may_win = !self.is_full || self.store.can_recompress();
         is_sound

@@ -56,7 +56,6 @@ impl Drop for PolicyThread {
 }
 
 impl Store {
-    /// The thread's loop.
     fn reclaim_until_told_to_end(self: &Arc<Self>) {
         if self.arena.has_reserve() {
             // Writers may wait for a lock that this thread holds: it must not take page faults.
@@ -90,14 +89,11 @@ impl Store {
             } else {
                 watermarks.is_awake.set(0);
                 // A writer that does not see this yet made its change before; the check below sees it.
-                match every {
-                    _ if watermarks.is_urgent(&self.arena) => {}
-                    every => {
-                        let look = every.map(|every| every.saturating_sub(last_look.elapsed()));
-                        match look.into_iter().chain(self.may_rescue().then_some(RESCUE_EVERY)).min() {
-                            Some(rest) => std::thread::park_timeout(rest),
-                            None => std::thread::park(),
-                        }
+                if !watermarks.is_urgent(&self.arena) {
+                    let look = every.map(|every| every.saturating_sub(last_look.elapsed()));
+                    match look.into_iter().chain(self.may_rescue().then_some(RESCUE_EVERY)).min() {
+                        Some(rest) => std::thread::park_timeout(rest),
+                        None => std::thread::park(),
                     }
                 }
             }

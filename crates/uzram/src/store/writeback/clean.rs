@@ -131,7 +131,7 @@ impl Pass<'_> {
     /// the backing has not answered, if any: those behind it stay as they are.
     fn move_all(&mut self, extents: &[u32]) -> Option<u32> {
         let mut moved = Vec::with_capacity(extents.len());
-        let mut buffer = self.spare_buffer();
+        let mut buffer = self.backing.buffers.take_waiting();
         for extent in extents {
             let result;
             (buffer, result) = self.move_from(*extent, buffer);

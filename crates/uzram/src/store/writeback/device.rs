@@ -63,14 +63,12 @@ pub(super) struct Writer {
     pub(super) dead: Vec<u32>,
 }
 
-/// A buffer being filled.
 pub(super) struct Open {
     pub(super) number: u8,
     pub(super) buffer: Buffer,
     pub(super) extent: u32,
     /// Where in the extent the buffer begins.
     pub(super) start: usize,
-    /// How much of the buffer is filled.
     pub(super) fill: usize,
 }
 
@@ -150,7 +148,7 @@ impl BackingDevice {
     pub(in crate::store) fn max_bytes(&self) -> usize {
         let writes = (self.batch.get() + MORE_BUFFERS) as usize * self.log.extent_bytes;
         let reads = self.log.reads.count() * self.log.reads.buffer_bytes();
-        self.log.table_bytes() + writes + reads + self.ahead.max_bytes()
+        self.log.extents.max_bytes() + writes + reads + self.ahead.max_bytes()
     }
 }
 

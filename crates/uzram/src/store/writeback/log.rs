@@ -200,9 +200,7 @@ pub(in crate::store) struct Log {
 
 impl Log {
     /// Creates the space of a device, with all extents free.
-    ///
-    /// # Errors
-    /// `Invalid` for a device that is too small; `Unsupported` for one with blocks larger than
+    /// Fails with `Invalid` for a device that is too small; `Unsupported` for one with blocks larger than
     /// [`BLOCK_BYTES`]; `NoMemory`.
     pub(super) fn new(options: &BackingOptions, region: Option<&Region>) -> Result<Self> {
         let BackingOptions { backing, layout, compressed } = options.clone();
@@ -343,10 +341,6 @@ impl Log {
         let all = free.iter().flat_map(|tier| tier.used.clone()).map(|extent| &self.extents[extent as usize]);
         all.filter(|of| of.link.get() == HELD_BY_DEAD).for_each(|of| of.link.set(0));
         Ok(())
-    }
-
-    pub(super) fn table_bytes(&self) -> usize {
-        self.extents.max_bytes()
     }
 
     pub(super) fn len_bytes(&self) -> u64 {

@@ -234,7 +234,7 @@ impl Store {
                     at += 1;
                     let refusal = added.err().filter(|error| error.kind() != ErrorKind::Corrupt);
                     let refusal = refusal.or(work.step().err());
-                    let has_had_turn = at - first >= LEAST_TURN && pass.is_awaited();
+                    let has_had_turn = at - first >= LEAST_TURN && pass.writer.is_contended();
                     if refusal.is_some() || at == candidates.len() || has_had_turn {
                         break refusal;
                     }

@@ -27,14 +27,6 @@ const EXTENTS_AHEAD: usize = if cfg!(loom) { 1 } else { 2 };
 /// Pages that are looked at to find them.
 const PAGES_AHEAD: i64 = if cfg!(loom) { 2 } else { 1024 };
 
-/// The result of one read of the device.
-enum Found {
-    /// The page was read.
-    Page,
-    /// The page was changed meanwhile.
-    Changed,
-}
-
 impl Store {
     pub(in crate::store) fn read_from_backing(
         &self,
@@ -47,7 +39,7 @@ impl Store {
             let slot = self.slots.lock(page);
             let Some(at) = backing.log.placed(page, &slot) else { return self.read_locked(slot, page, out) };
             drop(slot);
-            if let Found::Page = self.read_object(backing, at, out, then)? {
+            if self.read_object(backing, at, out, then)? {
                 return Ok(());
             }
         }
@@ -67,7 +59,7 @@ impl Store {
                 return Ok(slot);
             };
             drop(slot);
-            if let Found::Page = self.read_object(backing, at, out, Then::Return)? {
+            if self.read_object(backing, at, out, Then::Return)? {
                 let slot = self.slots.lock(page);
                 if backing.log.placed(page, &slot) == Some(at) {
                     return Ok(slot);
@@ -76,7 +68,8 @@ impl Store {
         }
     }
 
-    fn read_object(&self, backing: &BackingDevice, at: Placed, out: &mut Page, then: Then) -> Result<Found> {
+    /// Reads a page from the device once. Returns false if it was changed meanwhile.
+    fn read_object(&self, backing: &BackingDevice, at: Placed, out: &mut Page, then: Then) -> Result<bool> {
         let log = &backing.log;
         let mut scratch = SCRATCH;
         let (ahead, least_bytes) = backing.ahead.find(log, at);
@@ -93,7 +86,7 @@ impl Store {
         };
         let (checksum, bytes) = match (result, window.find(log, at, &mut scratch)) {
             (Ok(()), Some(found)) => found,
-            _ if log.placed(at.page, &self.slots.lock(at.page)) != Some(at) => return Ok(Found::Changed),
+            _ if log.placed(at.page, &self.slots.lock(at.page)) != Some(at) => return Ok(false),
             (Err(error), _) => return Err(log.failed_read(error)),
             (Ok(()), None) => {
                 log.counts.corrupted.add(1);
@@ -119,7 +112,7 @@ impl Store {
                 }
             }
         }
-        Ok(Found::Page)
+        Ok(true)
     }
 
     /// Starts to read the extents of the pages that come next after `page`, each `step` after the last one.

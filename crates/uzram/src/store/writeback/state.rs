@@ -89,26 +89,25 @@ impl Default for Failures {
 
 impl Failures {
     pub(super) fn note_read(&self, error: &Error) {
-        let (now, why) = (Instant::now(), error.to_string());
-        let mut last = self.0.lock();
-        let before = last.read.take().filter(|(at, _)| now.saturating_duration_since(*at) < LASTS);
-        let is_new = before.is_none();
-        last.read = Some((now, Trouble::again(before.map(|(_, trouble)| trouble), why)));
-        drop(last);
-        if is_new {
-            failures::note();
-        }
+        self.note(|last| {
+            let before = last.read.take().filter(|(at, _)| at.elapsed() < LASTS);
+            let is_new = before.is_none();
+            last.read = Some(again(before, error));
+            is_new
+        });
     }
 
     pub(super) fn note_write(&self, result: &Result<()>) {
-        let mut last = self.0.lock();
-        let before = last.write.take();
-        let were_failing = before.is_some();
-        last.write = result.as_ref().err().map(|error| {
-            (Instant::now(), Trouble::again(before.map(|(_, trouble)| trouble), error.to_string()))
+        self.note(|last| {
+            let before = last.write.take();
+            let were_failing = before.is_some();
+            last.write = result.as_ref().err().map(|error| again(before, error));
+            result.is_err() != were_failing
         });
-        drop(last);
-        if result.is_err() != were_failing {
+    }
+
+    fn note(&self, change: impl FnOnce(&mut Last) -> bool) {
+        if change(&mut self.0.lock()) {
             failures::note();
         }
     }
@@ -120,4 +119,8 @@ impl Failures {
         let read = || last.read.as_ref().filter(|(at, _)| !is_over(*at) && at.elapsed() < LASTS);
         write.or_else(read).map(|(_, trouble)| trouble.clone())
     }
+}
+
+fn again(before: Option<(Instant, Trouble)>, error: &Error) -> (Instant, Trouble) {
+    (Instant::now(), Trouble::again(before.map(|(_, trouble)| trouble), error.to_string()))
 }

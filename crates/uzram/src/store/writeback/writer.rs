@@ -3,7 +3,7 @@
 //!
 //! Lock order: `writeback`, for the whole pass, then slots, which are only tried: a busy page is not cold.
 
-use crate::backing::{Buffer, Direction, Transfer};
+use crate::backing::{Direction, Transfer};
 use crate::base::error::{Error, ErrorKind, Result};
 use crate::base::sync::{Arc, MutexGuard};
 use crate::base::units::{PAGE_SIZE, PageNo};
@@ -14,7 +14,6 @@ use super::object::Object;
 use crate::store::Store;
 use crate::store::slot::{Backed, Contents, SlotGuard};
 
-/// The result of a pass.
 #[derive(Clone, Debug, Default)]
 pub(in crate::store) struct Outcome {
     /// Pages that left memory.
@@ -30,10 +29,10 @@ pub(in crate::store) struct Outcome {
 pub(in crate::store) struct Pass<'a> {
     pub(super) store: &'a Store,
     pub(super) backing: &'a BackingDevice,
-    writer: MutexGuard<'a, Writer>,
+    pub(super) writer: MutexGuard<'a, Writer>,
     pub(super) outcome: Outcome,
     /// Bytes of the objects that are being written and may leave memory.
-    pending_bytes: u64,
+    pub(in crate::store) pending_bytes: u64,
 }
 
 impl<'a> Pass<'a> {
@@ -43,25 +42,13 @@ impl<'a> Pass<'a> {
         Pass { store, backing, writer, outcome: Outcome::default(), pending_bytes: 0 }
     }
 
-    /// Returns whether another thread waits for its turn.
-    pub(super) fn is_awaited(&self) -> bool {
-        self.writer.is_contended()
-    }
-
-    /// Returns the bytes of objects that will be freed when the pending writes end.
-    pub(in crate::store) fn pending_bytes(&self) -> u64 {
-        self.pending_bytes
-    }
-
     pub(in crate::store) fn has_failed(&self) -> bool {
         self.outcome.error.is_some()
     }
 
     /// Makes room for one more page. It may wait for writes.
-    ///
-    /// # Errors
-    /// `NoSpace` when the device is full of live objects; `Io` when no more may be written; the device's when
-    /// it does not answer.
+    /// Fails with `NoSpace` when the device is full of live objects; `Io` when no more may be written; the
+    /// device's when it does not answer.
     pub(in crate::store) fn make_room(&mut self) -> Result<()> {
         self.backing.allowance.check()?;
         self.open(Purpose::New)
@@ -127,10 +114,6 @@ impl<'a> Pass<'a> {
         self.writer.begun[purpose as usize].map_or(0, |(_, at)| self.backing.log.extent_bytes - at)
     }
 
-    pub(super) fn spare_buffer(&self) -> Buffer {
-        self.backing.buffers.take_waiting()
-    }
-
     /// Opens a buffer for that purpose, unless one is open that has room for the largest object.
     fn open(&mut self, purpose: Purpose) -> Result<()> {
         let log = &self.backing.log;
@@ -149,7 +132,7 @@ impl<'a> Pass<'a> {
             Some(begun) => begun,
             None => (self.take_extent(purpose)?, 0),
         };
-        let buffer = self.spare_buffer();
+        let buffer = self.backing.buffers.take_waiting();
         let free = self.writer.flights.iter_mut().enumerate().find(|(_, flight)| !flight.is_used);
         let Some((at, flight)) = free else {
             log.release(extent);
@@ -313,7 +296,6 @@ impl Open {
         ((self.fill + footprint).div_ceil(BLOCK_BYTES) - self.fill.div_ceil(BLOCK_BYTES)) as u64
     }
 
-    /// Appends an object to the buffer.
     fn put(
         &mut self,
         log: &Log,
