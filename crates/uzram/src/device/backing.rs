@@ -65,18 +65,6 @@ pub struct KeptPart<D> {
     pub descriptor: D,
 }
 
-impl<D: AsFd> KeptPart<D> {
-    /// Returns the same with a duplicate of the descriptor.
-    ///
-    /// # Errors
-    /// That of the system.
-    pub fn duplicate(&self) -> std::io::Result<KeptPart<OwnedFd>> {
-        let KeptPart { name, len_bytes, descriptor } = self;
-        let descriptor = descriptor.as_fd().try_clone_to_owned()?;
-        Ok(KeptPart { name: name.clone(), len_bytes: *len_bytes, descriptor })
-    }
-}
-
 const KEY: &str = "key";
 
 /// Opens backing devices that are no files: in stores on other machines. What names one begins with
@@ -155,7 +143,7 @@ impl NamedBacking {
     /// removed.
     pub fn open(text: &str, how: HowToOpen) -> Result<Self> {
         Self::check(text)?;
-        let names: Vec<_> = split_parts(text).collect();
+        let names: Vec<_> = Self::split_parts(text).collect();
         if how.copies > 1 && !names.iter().any(|name| is_address(name)) {
             let what = "a file or block device keeps one copy: two are for a cluster of servers";
             return Err(Error::invalid(what).with_setting("backing_copies"));
@@ -207,17 +195,24 @@ impl NamedBacking {
 
     /// Returns whether a text names a store on other machines, perhaps among others.
     pub fn is_elsewhere(text: &str) -> bool {
-        split_parts(text).any(is_address)
+        Self::split_parts(text).any(is_address)
     }
 
-    /// Returns the parts that a text names.
+    /// Splits a text into its parts: another one begins where a space precedes a whole path or an address.
     pub fn split_parts(text: &str) -> impl Iterator<Item = &str> {
-        split_parts(text)
+        let begins = |rest: &str| rest.starts_with('/') || rest.split(' ').next().is_some_and(is_address);
+        let mut rest = Some(text.trim());
+        std::iter::from_fn(move || {
+            let all = rest?;
+            let next = all.match_indices(' ').map(|(at, _)| at).find(|at| begins(&all[at + 1..]));
+            rest = next.map(|at| &all[at + 1..]);
+            Some(next.map_or(all, |at| all[..at].trim_end()))
+        })
     }
 
     /// Returns the paths of the files and block devices that a text names.
     pub fn paths(text: &str) -> impl Iterator<Item = &Path> {
-        split_parts(text).filter(|name| name.starts_with('/')).map(|name| Path::new(split(name).0))
+        Self::split_parts(text).filter(|name| name.starts_with('/')).map(|name| Path::new(split(name).0))
     }
 
     /// Returns the open files and block devices, with their paths.
@@ -240,7 +235,6 @@ impl NamedBacking {
         self.backing.seal().is_some()
     }
 
-    /// Returns how many copies it keeps of each object.
     pub(super) fn copies(&self) -> u8 {
         self.copies
     }
@@ -259,8 +253,8 @@ impl NamedBacking {
     /// Checks that a text can name files, block devices or stores.
     pub(super) fn check(text: &str) -> Result<()> {
         let refused = |what: String| Err(Error::invalid(what).with_setting("backing_dev"));
-        Tiers::check_number(split_parts(text).count())?;
-        split_parts(text).try_for_each(|name| {
+        Tiers::check_number(Self::split_parts(text).count())?;
+        Self::split_parts(text).try_for_each(|name| {
             if is_address(name) {
                 return opener()?.check(name);
             }
@@ -277,7 +271,7 @@ impl NamedBacking {
 
     /// Returns whether [`NamedBacking::open`] would open one of the same files, perhaps with another size.
     pub(super) fn is_at(&self, text: &str) -> bool {
-        split_parts(text).any(|name| self.parts.iter().any(|part| part.name == split(name).0))
+        Self::split_parts(text).any(|name| self.parts.iter().any(|part| part.name == split(name).0))
     }
 
     /// Returns the name: a file's path, or an address; of all parts, with spaces in between.
@@ -349,18 +343,6 @@ fn is_address(text: &str) -> bool {
     text.contains("://") && !text.starts_with('/')
 }
 
-/// Splits a text into its parts: another one begins where a space precedes a whole path or an address.
-fn split_parts(text: &str) -> impl Iterator<Item = &str> {
-    let begins = |rest: &str| rest.starts_with('/') || rest.split(' ').next().is_some_and(is_address);
-    let mut rest = Some(text.trim());
-    std::iter::from_fn(move || {
-        let all = rest?;
-        let next = all.match_indices(' ').map(|(at, _)| at).find(|at| begins(&all[at + 1..]));
-        rest = next.map(|at| &all[at + 1..]);
-        Some(next.map_or(all, |at| all[..at].trim_end()))
-    })
-}
-
 fn split(text: &str) -> (&str, Option<u64>) {
     let sized = text.rsplit_once(':').and_then(|(path, size)| Some((path, parse_size(size).ok()?)));
     sized.map_or((text, None), |(path, size_bytes)| (path, Some(size_bytes)))
@@ -399,7 +381,7 @@ mod tests {
             ("b", &["b"]),
             ("", &[""]),
         ] {
-            assert_eq!(split_parts(text).collect::<Vec<_>>(), parts, "{text}");
+            assert_eq!(NamedBacking::split_parts(text).collect::<Vec<_>>(), parts, "{text}");
         }
         assert!(NamedBacking::is_elsewhere("/b redis://c") && !NamedBacking::is_elsewhere("/b://c"));
     }

@@ -71,20 +71,9 @@ impl DeviceBuilder {
         self
     }
 
-    /// Sets the watermarks, in percent of the memory limit: background reclaim starts above `high` and ends
-    /// below `low`.
-    pub fn policy_percent(self, low: u64, high: u64) -> Self {
-        self.attribute("policy_high", high).attribute("policy_low", low)
-    }
-
     /// Sets the age, in whole seconds, at which unused pages are recompressed.
     pub fn recompress_after(self, age: Duration) -> Self {
         self.attribute("recompress_after", age.as_secs())
-    }
-
-    /// Sets the age, in whole seconds, at which unused pages are written back.
-    pub fn writeback_after(self, age: Duration) -> Self {
-        self.attribute("writeback_after", age.as_secs())
     }
 
     /// Sets any other attribute that can be set before initialisation: see [`Device::attributes`].
@@ -94,9 +83,7 @@ impl DeviceBuilder {
     }
 
     /// Builds the device, with a disk of `size_bytes` bytes, rounded up to whole pages.
-    ///
-    /// # Errors
-    /// `Invalid` for an invalid name or value; `NoMemory` when the system gives none.
+    /// Fails with `Invalid` for an invalid name or value; `NoMemory` when the system gives none.
     pub fn build(mut self, size_bytes: u64) -> Result<Arc<Device>> {
         let device = Device::new(&self.name)?;
         if self.recompression.len() > MAX_RECOMPRESSION {
@@ -147,7 +134,8 @@ mod tests {
             .recompress_with(Kind::Deflate)
             .mem_limit_bytes(8 << 20)
             .checksum(true)
-            .policy_percent(40, 60)
+            .attribute("policy_high", 60)
+            .attribute("policy_low", 40)
             .recompress_after(Duration::from_secs(90))
             .attribute("lru_enable", 0)
             .attribute("compact_threshold", 30)
@@ -177,7 +165,7 @@ mod tests {
         };
         let begin = || Device::builder("zram0");
         assert_eq!(refusal(Device::builder("a/b")), None);
-        assert_eq!(refusal(begin().policy_percent(60, 40)), Some("policy_high"));
+        assert_eq!(refusal(begin().attribute("policy_low", 96)), Some("policy_high"));
         let many = (0..=MAX_RECOMPRESSION).fold(begin(), |builder, _| builder.recompress_with(Kind::Zstd));
         assert_eq!(refusal(many), Some("recomp_algorithm"));
         assert!(begin().build(0).is_err());

@@ -55,7 +55,7 @@ fn a_range_past_the_end_is_refused_as_a_whole_and_counted() {
             let writes: [(&dyn Fn() -> Result<()>, u8, _); 6] = [
                 (&|| disk.write(offset, &vec![7; len]), 7, range.clone()),
                 (&|| disk.write_some(offset, &vec![9; len], Wait::No).map(drop), 9, range.clone()),
-                (&|| disk.write_zeroes_allocated(offset, bytes), 0, range.clone()),
+                (&|| disk.zero_some(offset, bytes, true, Wait::Yes).map(drop), 0, range.clone()),
                 (&|| disk.write(offset, &vec![7; len]), 7, range.clone()),
                 (&|| disk.discard(offset, bytes), 0, whole),
                 (&|| disk.write_zeroes(offset, bytes), 0, range),

@@ -104,10 +104,8 @@ impl OpenDevice {
     }
 
     /// Reads into `buf` from byte `offset` on, with any alignment and length.
-    ///
-    /// # Errors
-    /// `OutOfRange` beyond the end; `Corrupt` when a page is damaged; `Io` when the backing device fails.
-    /// After the latter two `buf` is partly filled.
+    /// Fails with `OutOfRange` beyond the end; `Corrupt` when a page is damaged; `Io` when the backing device
+    /// fails. After the latter two `buf` is partly filled.
     pub fn read(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
         self.read_some(offset, buf, Wait::Yes).map(drop)
     }
@@ -214,15 +212,10 @@ impl OpenDevice {
         self.zero_some(offset, len, false, Wait::Yes).map(drop)
     }
 
-    /// Zeroes the range and allocates its pages: none is a hole afterwards. A page of zeros takes its slot
-    /// and no pool memory, so this does not guarantee that later writes find room below `mem_limit`.
-    /// Fails as [`OpenDevice::write`].
-    pub fn write_zeroes_allocated(&self, offset: u64, len: u64) -> Result<()> {
-        self.zero_some(offset, len, true, Wait::Yes).map(drop)
-    }
-
-    /// As [`OpenDevice::write_zeroes_allocated`] with `allocate`, else as [`OpenDevice::write_zeroes`], but
-    /// stops where it would have to wait and `wait` is `Wait::No`. Returns the number of bytes zeroed.
+    /// As [`OpenDevice::write_zeroes`], but stops where it would have to wait and `wait` is `Wait::No`. With
+    /// `allocate`, none of the pages is a hole afterwards: a page of zeros takes its slot and no pool memory,
+    /// so this does not guarantee that later writes find room below `mem_limit`. Returns the number of bytes
+    /// zeroed.
     pub fn zero_some(&self, offset: u64, len: u64, allocate: bool, wait: Wait) -> Result<u64> {
         self.check(offset, len, true)?;
         // In page order: no page is changed after one that could not be.

@@ -39,10 +39,9 @@ impl Keeper for Shelf {
         if kept.refuses {
             return Err(Error::new(ErrorKind::NoSpace, "the shelf is full"));
         }
-        let duplicate = |fd: BorrowedFd<'_>| fd.try_clone_to_owned().expect("a descriptor");
-        kept.memory = Some(duplicate(memory));
-        let parts = backing.and_then(NamedBacking::parts).unwrap_or_default();
-        kept.backing = parts.iter().map(|part| part.duplicate().expect("a descriptor")).collect();
+        kept.memory = Some(memory.try_clone_to_owned().expect("a descriptor"));
+        kept.backing =
+            backing.and_then(NamedBacking::parts).unwrap_or_default().iter().map(duplicate).collect();
         Ok(())
     }
 
@@ -55,6 +54,11 @@ impl Keeper for Shelf {
     }
 }
 
+fn duplicate<D: AsFd>(part: &KeptPart<D>) -> KeptPart<OwnedFd> {
+    let descriptor = part.descriptor.as_fd().try_clone_to_owned().expect("a descriptor");
+    KeptPart { name: part.name.clone(), len_bytes: part.len_bytes, descriptor }
+}
+
 fn device(keeper: &Arc<Shelf>) -> Arc<Device> {
     let device = Device::new("zram7").expect("a good name");
     device.set_keeper(Arc::<Shelf>::clone(keeper)).expect("uninitialised");
@@ -65,9 +69,8 @@ fn attach(name: &str, keeper: &Arc<Shelf>) -> Result<Arc<Device>> {
     let (memory, backing) = {
         let kept = keeper.kept();
         let memory = kept.memory.as_ref().expect("it is kept").try_clone().expect("a descriptor");
-        let parts: Vec<_> = kept.backing.iter().map(|part| part.duplicate().expect("a descriptor")).collect();
-        let is_backed = !parts.is_empty();
-        (memory, is_backed.then(|| NamedBacking::from_parts(parts).expect("the locks are ours")))
+        let parts: Vec<_> = kept.backing.iter().map(duplicate).collect();
+        (memory, (!parts.is_empty()).then(|| NamedBacking::from_parts(parts).expect("the locks are ours")))
     };
     let stand_by = StandBy::new(memory.try_clone().expect("a descriptor"));
     let memory = match stand_by.and_then(|memory| memory.catch_up().map(|_| memory)) {
@@ -116,7 +119,7 @@ fn a_store_that_cannot_be_kept_is_not_made() {
         engine: Engine::Threads,
         ..FileOptions::new(directory.path().join("backing"))
     };
-    let faulty = FaultyBacking::new(FileBacking::open(&options).expect("a file"), 1).expect("memory");
+    let faulty = FaultyBacking::new(FileBacking::open(&options).expect("a file"), 1);
     device.set_backing(Some(NamedBacking::new("faulty", "in a test", Arc::new(faulty)))).expect("unused");
     for error in [device.can_survive(), device.check("1M", None), device.set("disksize", "1M")] {
         let error = error.expect_err("nobody can go on with it");

@@ -24,8 +24,8 @@ mod task_tests;
 mod tests;
 
 pub use crate::store::{
-    AttachProgress, Attached, BackingState, DEFAULT_CHAIN_SIZE, DEFAULT_COMPACT_RATE_BYTES,
-    DEFAULT_COMPACT_THRESHOLD_PERCENT, DEFAULT_RUN_CACHE_BATCH_PAGES, KeptMemory, PageState, StandBy, Wait,
+    AttachProgress, Attached, BackingState, DEFAULT_CHAIN_SIZE, DEFAULT_RUN_CACHE_BATCH_PAGES, KeptMemory,
+    PageState, StandBy, Wait,
 };
 pub use attr::{Attribute, AttributeText, Reading, Value};
 pub use backing::{Elsewhere, HowToOpen, KeptPart, NamedBacking, Opener, set_opener};
@@ -250,9 +250,7 @@ impl Params {
 
 impl Device {
     /// Creates an uninitialised device.
-    ///
-    /// # Errors
-    /// `Invalid` unless the name is 1 to 64 letters, digits, `-`, `_` and `.`, not starting with a
+    /// Fails with `Invalid` unless the name is 1 to 64 letters, digits, `-`, `_` and `.`, not starting with a
     /// dot: it becomes an export's name and part of paths.
     pub fn new(name: &str) -> Result<Arc<Device>> {
         Device::check_name(name)?;
@@ -294,9 +292,7 @@ impl Device {
     }
 
     /// Reads an attribute. Returns its text as the kernel's file would show it, without the last newline.
-    ///
-    /// # Errors
-    /// `NotFound`; `Permission` for a write-only attribute.
+    /// Fails with `NotFound`; `Permission` for a write-only attribute.
     pub fn get(&self, name: &str) -> Result<String> {
         self.reading(name).map(|reading| reading.text)
     }
@@ -307,9 +303,7 @@ impl Device {
     }
 
     /// Writes an attribute.
-    ///
-    /// # Errors
-    /// `NotFound`; `Permission` for a read-only attribute; the attribute's own error.
+    /// Fails with `NotFound`; `Permission` for a read-only attribute; the attribute's own error.
     pub fn set(&self, name: &str, value: &str) -> Result<()> {
         self.set_interruptible(name, value, &|| true)
     }

@@ -4,17 +4,7 @@ use super::tests::device;
 use super::*;
 use crate::base::units::PAGE_SIZE;
 use crate::base::work::Unit;
-
-/// The maximum wait for other threads.
-const DEADLINE: Duration = Duration::from_secs(60);
-
-fn wait_until(is_so: impl Fn() -> bool) {
-    let deadline = Instant::now() + DEADLINE;
-    while !is_so() {
-        assert!(Instant::now() < deadline, "the other thread does not come to it");
-        thread::yield_now();
-    }
-}
+use crate::store::tests::until;
 
 /// Returns a device with 1024 pages that zstd makes smaller than lz4 does.
 fn compressible(settings: &[(&str, &str)]) -> Arc<Device> {
@@ -93,14 +83,14 @@ fn reset_and_removal_end_what_is_being_done_unless_somebody_has_the_device_open(
                     std::thread::yield_now();
                 }
             });
-            wait_until(|| begun.get() > 0);
+            until("the task", || begun.get() > 0);
             let progress = device.get("progress").expect("readable");
             let words: Vec<_> = progress.split(' ').collect();
             assert!(words[0] == "recompress" && words[1] != "0" && words[2] == "1099511627776", "{progress}");
             let disk = device.open().expect("initialised");
             assert_eq!(end(&device).expect_err("it is open").kind(), ErrorKind::Busy);
             let done = begun.get();
-            wait_until(|| begun.get() > done);
+            until("more of the task", || begun.get() > done);
             drop(disk);
             end(&device).expect("it ends");
             let ended: Result<()> = task.join().expect("no panic");

@@ -6,6 +6,7 @@ use crate::backing::MARK_BYTES;
 use crate::base::clock::thread_cpu_time;
 use crate::base::random::Random;
 use crate::base::units::{PAGE_SIZE, page_of};
+use crate::store::tests::noise;
 
 pub(super) fn device(settings: &[(&str, &str)]) -> Arc<Device> {
     let device = Device::new("zram7").expect("a good name");
@@ -29,12 +30,6 @@ fn refused(device: &Device, name: &str, value: &str, kind: ErrorKind, hint: &str
     assert!(error.to_string().contains(hint), "{name}={value}: {error}");
 }
 
-fn noise(seed: u64) -> [u8; PAGE_SIZE] {
-    let mut page = [0; PAGE_SIZE];
-    Random::new(seed).fill(&mut page);
-    page
-}
-
 /// Compares extents, zeros and reads that stop at zeros with a model of each page's state.
 #[test]
 fn extents_agree_with_a_naive_model() {
@@ -54,16 +49,16 @@ fn extents_agree_with_a_naive_model() {
             let (done, state) = match random.below(12) {
                 0 => (disk.discard(offset, len), Hole),
                 1 => (disk.write_zeroes(offset, len), Hole),
-                2 => (disk.write_zeroes_allocated(offset, len), Zero),
+                2 => (disk.zero_some(offset, len, true, Wait::Yes).map(drop), Zero),
                 3 => (fill([0; PAGE_SIZE]), Zero),
                 4 => (fill([7; PAGE_SIZE]), Same),
                 5 => (fill(std::array::from_fn(|at| (at % 11) as u8)), Compressed),
-                6 => (fill(noise(step)), Huge),
+                6 => (fill(noise(PAGE_SIZE, step)), Huge),
                 7 => {
                     // Zeroing a part of a hole allocates the page only if asked to.
                     disk.write_zeroes(offset + 5, 100).expect("memory");
                     if states[first] == Hole {
-                        disk.write_zeroes_allocated(offset + 5, 100).expect("memory");
+                        disk.zero_some(offset + 5, 100, true, Wait::Yes).expect("memory");
                         states[first] = Zero;
                     } else if !states[first].is_zeros() {
                         states[first] = disk.extent(offset, 1).expect("in range").state;
@@ -116,7 +111,7 @@ fn extents_under_writers_are_states_that_pages_had() {
                     let page = (round * 2 + parity) % PAGES;
                     let (offset, len) = (page << 12, PAGE_SIZE as u64);
                     match (parity, round / PAGES % 2) {
-                        (0, 0) => disk.write_zeroes_allocated(offset, len),
+                        (0, 0) => disk.zero_some(offset, len, true, Wait::Yes).map(drop),
                         (0, _) => disk.discard(offset, len),
                         (_, 0) => disk.write(offset, &text),
                         _ => disk.write(offset, &[3; PAGE_SIZE]),
@@ -240,7 +235,7 @@ fn statistics_are_the_kernels_columns() {
     let disk = device.open().expect("initialised");
     let text: Vec<u8> = b"compressible ".iter().copied().cycle().take(4096).collect();
     for (offset, data) in
-        [(0, &noise(1)[..]), (4096, &[5; 4096]), (8192, &text), (12288, &text[..100]), (0, &text)]
+        [(0, &noise(PAGE_SIZE, 1)[..]), (4096, &[5; 4096]), (8192, &text), (12288, &text[..100]), (0, &text)]
     {
         disk.write(offset, data).expect("memory");
     }
@@ -502,33 +497,43 @@ fn as_many_writes_are_in_flight_as_suit_the_layout_unless_it_is_set() {
 #[test]
 fn settings_keep_their_ranges() {
     let device = device(&[]);
-    for (name, values, refused) in [
-        ("writeback_limit", &["5", "0", "18446744073709551615"][..], &["", "-1", "1K"][..]),
-        ("writeback_limit_enable", &["1", "0"], &["2", "", "on"]),
-        ("writeback_batch_size", &["1", "128", "32"], &["0", "129", "x"]),
-        #[cfg(feature = "designs")]
-        ("compressed_writeback", &["0", "1"], &["2", ""]),
-        #[cfg(feature = "designs")]
-        ("writeback_layout", &["blocks", "packed"], &["", "extents"]),
-        #[cfg(feature = "designs")]
-        ("run_cache_batch", &["0"], &["513"]),
-        #[cfg(feature = "designs")]
-        ("lru_pagevec", &["64"], &["0"]),
-        ("backing_force", &["1", "0"], &["2", "yes"]),
-        ("policy_high", &["100", "1", "95"], &["0", "101", "95%"]),
-        ("policy_low", &["0", "95"], &["96", "-1"]),
-        ("recompress_after", &["0", "4294967295"], &["4294967296", "1w", ""]),
-        ("writeback_after", &["0", "90"], &["2000000h", "soon"]),
-        ("writeback_budget", &["0", "4096"], &["-1", "1G/week", "/day"]),
-        ("reclaim", &["zspages", "pages"], &["", "slabs"]),
-    ] {
-        for value in values {
-            device.set(name, value).expect(name);
-            assert_eq!(device.get(name).as_deref(), Ok(*value), "{name}");
+    for is_initialised in [false, true] {
+        if is_initialised {
+            device.set("disksize", "1M").expect("a size");
         }
-        for value in refused {
-            self::refused(&device, name, value, ErrorKind::Invalid, "");
-            assert_eq!(device.get(name).as_deref(), Ok(values[values.len() - 1]), "{name}={value}");
+        for (name, values, refused) in [
+            ("writeback_limit", &["5", "0", "18446744073709551615"][..], &["", "-1", "1K"][..]),
+            ("writeback_limit_enable", &["1", "0"], &["2", "", "on"]),
+            ("writeback_batch_size", &["1", "128", "32"], &["0", "129", "x"]),
+            #[cfg(feature = "designs")]
+            ("compressed_writeback", &["0", "1"], &["2", ""]),
+            #[cfg(feature = "designs")]
+            ("writeback_layout", &["blocks", "packed"], &["", "extents"]),
+            #[cfg(feature = "designs")]
+            ("run_cache_batch", &["0"], &["513"]),
+            #[cfg(feature = "designs")]
+            ("lru_pagevec", &["64"], &["0"]),
+            ("backing_force", &["1", "0"], &["2", "yes"]),
+            ("policy_high", &["100", "1", "95"], &["0", "101", "95%"]),
+            ("policy_low", &["0", "95"], &["96", "-1"]),
+            ("recompress_after", &["0", "4294967295"], &["4294967296", "1w", ""]),
+            ("writeback_after", &["0", "90"], &["2000000h", "soon"]),
+            ("writeback_budget", &["0", "4096"], &["-1", "1G/week", "/day"]),
+            ("reclaim", &["zspages", "pages"], &["", "slabs"]),
+        ] {
+            let before = ["compressed_writeback", "writeback_layout", "backing_force", "reclaim"];
+            if is_initialised && before.contains(&name) {
+                self::refused(&device, name, values[0], ErrorKind::Busy, "");
+                continue;
+            }
+            for value in values {
+                device.set(name, value).expect(name);
+                assert_eq!(device.get(name).as_deref(), Ok(*value), "{name}");
+            }
+            for value in refused {
+                self::refused(&device, name, value, ErrorKind::Invalid, "");
+                assert_eq!(device.get(name).as_deref(), Ok(values[values.len() - 1]), "{name}={value}");
+            }
         }
     }
     for (name, value, shown) in [
@@ -541,25 +546,9 @@ fn settings_keep_their_ranges() {
         assert_eq!(device.get(name).as_deref(), Ok(shown), "{name}={value}");
     }
     // Lowering the high watermark lowers the low one, which cannot be above it.
-    set(&device, &[("reclaim", "zspages"), ("policy_high", "50")]);
+    device.set("policy_high", "50").expect("at any time");
     assert_eq!(device.get("policy_low"), Ok("50".into()));
     assert_eq!(refusal(device.set("policy_low", "51")).1, Some("policy_high"));
-    // "At any time" includes after initialisation.
-    device.set("disksize", "1M").expect("a size");
-    for (name, value) in [
-        ("writeback_limit", "7"),
-        ("writeback_limit_enable", "1"),
-        ("writeback_batch_size", "3"),
-        ("policy_high", "60"),
-        ("policy_low", "20"),
-        ("recompress_after", "30"),
-        ("writeback_after", "60"),
-        ("writeback_budget", "1024"),
-    ] {
-        device.set(name, value).expect(name);
-        assert_eq!(device.get(name).as_deref(), Ok(value), "{name}");
-    }
-    refused(&device, "reclaim", "zspages", ErrorKind::Busy, "");
     device.set("reset", "1").expect("nobody uses it");
     let forgotten = ["writeback_limit", "policy_high", "reclaim", "writeback_budget"];
     assert_eq!(forgotten.map(|name| device.get(name).expect(name)), ["0", "95", "pages", "0"]);
@@ -612,7 +601,7 @@ fn pages_leave_at_the_limit_with_a_reserve() {
     let disk = device.open().expect("it has a size");
     let until = Instant::now() + Duration::from_secs(60);
     for number in 0..PAGES {
-        while let Err(error) = disk.write(number * PAGE_SIZE as u64, &noise(number)) {
+        while let Err(error) = disk.write(number * PAGE_SIZE as u64, &noise(PAGE_SIZE, number)) {
             assert!(matches!(error.kind(), ErrorKind::NoSpace | ErrorKind::NoMemory), "{error}");
             assert!(Instant::now() < until, "page {number} finds no room: {:?}", device.stats());
             thread::sleep(Duration::from_millis(1));
@@ -621,7 +610,7 @@ fn pages_leave_at_the_limit_with_a_reserve() {
     let mut page = [0; PAGE_SIZE];
     for number in 0..PAGES {
         disk.read(number * PAGE_SIZE as u64, &mut page).expect("it is somewhere");
-        assert!(page == noise(number), "page {number}");
+        assert!(page == noise(PAGE_SIZE, number), "page {number}");
     }
 }
 

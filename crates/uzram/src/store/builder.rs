@@ -19,10 +19,9 @@ use super::{BackingOptions, Designs, MAX_PAGES, MAX_RECOMPRESSION, ReclaimPolicy
 pub const DEFAULT_CHAIN_SIZE: usize = 16;
 /// How many pages a CPU's run cache moves at a time.
 pub const DEFAULT_RUN_CACHE_BATCH_PAGES: usize = 32;
-/// The default of [`StoreBuilder::compact_threshold_percent`].
-pub const DEFAULT_COMPACT_THRESHOLD_PERCENT: u64 = 10;
-/// The default of [`StoreBuilder::compact_rate_bytes`]: a few percent of what one core can move in a second.
-pub const DEFAULT_COMPACT_RATE_BYTES: u64 = 64 << 20;
+const DEFAULT_COMPACT_THRESHOLD_PERCENT: u64 = 10;
+/// A few percent of what one core can move in a second.
+const DEFAULT_COMPACT_RATE_BYTES: u64 = 64 << 20;
 
 /// Pages of a pool that holds one compressed and one huge page, each in its own zspage: two pages, plus the
 /// first slab of handles (one page) and of zspage descriptors (three pages).

@@ -3,9 +3,10 @@
 use std::time::{Duration, Instant};
 
 use super::objects_tests::Shared;
-use super::tests::{config, discard, expect, put, until};
+use super::tests::{config, discard, expect, until};
 use super::writeback_tests::{
-    ALL, LAYOUTS, PACKED, check, decided, half_random, incompressible, policy, refusal, store_on, write,
+    ALL, LAYOUTS, PACKED, Versions, check, decided, half_random, incompressible, policy, refusal, store_on,
+    write,
 };
 use super::*;
 use crate::backing::Memory;
@@ -40,9 +41,7 @@ fn the_theory_is_as_documented() {
 struct Model {
     store: Arc<Store>,
     seed: u64,
-    random: Random,
-    versions: Vec<u64>,
-    makes: fn(u64) -> Page,
+    pages: Versions,
     /// Bytes that were live on the device and are not any more.
     died_bytes: u64,
     flushes: u64,
@@ -53,21 +52,16 @@ impl Model {
     fn new(len_bytes: u64, pages: u64, seed: u64, makes: fn(u64) -> Page) -> Model {
         let store = store_on(Memory::backing(len_bytes), PACKED, config(pages));
         write(&store, 0..pages, makes);
-        let versions = vec![0; pages as usize];
-        Model { store, seed, random: Random::new(seed), versions, makes, died_bytes: 0, flushes: 0 }
+        Model { store, seed, pages: Versions::new(pages, seed, makes), died_bytes: 0, flushes: 0 }
     }
 
     fn expect(&self, pages: impl Iterator<Item = u64>) {
-        check(&self.store, pages, |page| (self.makes)(page + self.versions[page as usize]));
+        self.pages.check(&self.store, pages);
     }
 
     fn overwrite(&mut self, count: u64) {
         let before = self.store.backing_stats().held_bytes;
-        for _ in 0..count {
-            let page = self.random.below(self.versions.len());
-            self.versions[page] += self.versions.len() as u64;
-            put(&self.store, page as u64, &(self.makes)(page as u64 + self.versions[page]));
-        }
+        self.pages.overwrite(&self.store, count);
         self.died_bytes += before - self.store.backing_stats().held_bytes;
     }
 

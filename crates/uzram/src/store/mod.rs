@@ -66,7 +66,7 @@ mod table_loom_tests;
 #[cfg(all(test, not(loom)))]
 mod table_tests;
 #[cfg(all(test, not(loom)))]
-mod tests;
+pub(crate) mod tests;
 #[cfg(all(test, loom))]
 mod writeback_loom_tests;
 #[cfg(all(test, not(loom)))]
@@ -86,10 +86,7 @@ use crate::lru::LruConfig;
 use crate::zsmalloc::{PoolConfig, PoolRegions};
 #[cfg(not(loom))]
 pub(crate) use builder::check_limit;
-pub use builder::{
-    DEFAULT_CHAIN_SIZE, DEFAULT_COMPACT_RATE_BYTES, DEFAULT_COMPACT_THRESHOLD_PERCENT,
-    DEFAULT_RUN_CACHE_BATCH_PAGES, StoreBuilder,
-};
+pub use builder::{DEFAULT_CHAIN_SIZE, DEFAULT_RUN_CACHE_BATCH_PAGES, StoreBuilder};
 pub(crate) use designs::Designs;
 use designs::{StoreLru, StorePool};
 #[cfg(not(loom))]
@@ -103,7 +100,6 @@ pub use recompress::{Candidates, Recompression};
 use reserve::Refiller;
 pub use slot::PageState;
 use slot::Slots;
-pub use states::BlockState;
 use stats::Share;
 pub use stats::StoreStats;
 use stream::Codec;
@@ -177,7 +173,6 @@ struct Regions<'a> {
     pool: Option<&'a PoolRegions>,
 }
 
-/// Returns the bytes of address space of a store's arena.
 fn address_bytes(pages: u64) -> u64 {
     pages_to_bytes(pages) * RESERVE_FACTOR + RESERVE_BASE_BYTES
 }
@@ -329,9 +324,6 @@ impl Store {
     pub fn pages(&self) -> u64 {
         self.slots.pages()
     }
-}
-
-impl Store {
     /// Returns the current statistics.
     pub fn stats(&self) -> StoreStats {
         let arena = &self.arena;

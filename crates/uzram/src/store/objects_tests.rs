@@ -97,7 +97,7 @@ impl Shared {
     }
 
     fn with_faults(&self, seed: u64) -> (Backing, Faults) {
-        let faulty = FaultyBacking::new(self.clone(), seed).expect("a thread");
+        let faulty = FaultyBacking::new(self.clone(), seed);
         let faults = faulty.faults();
         (Backing::Objects(Arc::new(faulty)), faults)
     }
@@ -212,10 +212,13 @@ fn pages_are_overwritten_on_any_backing() {
     for (backing, layout, held) in cases {
         let objects = || held.iter().map(|of| of.objects()).sum::<usize>();
         let store = store_on(backing, layout, config(6000));
-        let mut versions = Versions::new(PAGES, 3);
+        let mut versions = Versions::new(PAGES, 3, half_random);
         write(&store, 0..PAGES);
         let first_objects = objects();
-        versions.turn_over(&store);
+        for _ in 0..60 {
+            versions.overwrite(&store, 200);
+            store.write_back(&ALL).expect("room");
+        }
         let (stats, last_objects) = (store.backing_stats(), objects() as u64);
         versions.check(&store, 0..PAGES);
         if held.is_empty() {

@@ -1,6 +1,6 @@
 //! Pages that are recompressed on request.
 
-use super::tests::{config, noise, on_threads, put, recompression, store};
+use super::tests::{config, noise, put, recompression, store};
 use super::writeback_tests::{check, write};
 use super::*;
 use crate::base::random::Random;
@@ -26,11 +26,9 @@ fn recompressing(names: [&str; MAX_RECOMPRESSION]) -> Store {
 
 fn states(store: &Store) -> Vec<(u64, String)> {
     let mut states = Vec::new();
-    store.block_states(0..store.pages(), |page, _, state| {
-        let BlockState { same, backed, huge, idle, recompressed, incompressible } = state;
-        let flags = [same, backed, huge, idle, recompressed, incompressible];
-        let letters = flags.iter().zip("swhirn".chars()).filter(|(is_set, _)| **is_set);
-        states.push((page, letters.map(|(_, letter)| letter).collect()));
+    store.block_states(0..store.pages(), |page, _, letters| {
+        let set = letters.into_iter().filter(|letter| *letter != b'.');
+        states.push((page, set.map(char::from).collect()));
         true
     });
     states
@@ -87,27 +85,4 @@ fn only_what_was_asked_for_is_tried() {
     assert_eq!(store.recompress(&default()), Ok(4));
     check(&store, 0..20, words);
     assert_eq!(store.stats().huge_pages, 10);
-}
-
-/// Reads and writes go on during recompression, and reads return what was written last.
-#[test]
-fn pages_are_used_meanwhile() {
-    let store = recompressing(["zstd:1", "deflate:6", ""]);
-    on_threads(3, |thread, running| {
-        while thread == 2 && running.get() > 1 {
-            store.recompress(&Recompression::default()).expect("memory");
-        }
-        let (mut random, mut last) = (Random::new(thread), [None; 50]);
-        for _ in 0..if thread < 2 { 4000 } else { 0 } {
-            let at = random.below(50);
-            let page = at as u64 * 2 + thread;
-            if random.below(3) == 0 {
-                let seed = random.next() % 100;
-                last[at] = Some(seed);
-                put(&store, page, &words(seed));
-            }
-            super::tests::expect(&store, page, &last[at].map_or([0; PAGE_SIZE], words));
-        }
-    });
-    assert!(store.stats().pages_recompressed > 0);
 }

@@ -3,7 +3,7 @@
 use super::designs::each_pool_design;
 use super::policy::Reclaimed;
 use super::tests::{discard, noise, page, put, store, until};
-use super::writeback_tests::{PACKED, check, place};
+use super::writeback_tests::{PACKED, check, incompressible as raw, place};
 use super::*;
 use crate::base::error::{Error, ErrorKind};
 use crate::base::machine_memory::Memory;
@@ -16,11 +16,6 @@ const CHUNK: u64 = CHUNK_PAGES as u64;
 
 fn config(pages: u64, reserve_chunks: u64) -> StoreBuilder {
     StoreBuilder { reserve_pages: reserve_chunks * CHUNK, ..StoreBuilder::new("test", pages) }
-}
-
-/// Returns a page that does not compress.
-fn raw(seed: u64) -> Page {
-    noise(PAGE_SIZE, seed)
 }
 
 /// Writes pages that do not compress until a write fails. Returns the page and the error.
@@ -109,8 +104,7 @@ fn pages_leave_so_that_the_reserve_stays_free_at_the_limit() {
     for order in ReclaimOrder::ALL {
         let policy = ReclaimPolicy { order, ..ReclaimPolicy::default() };
         let config = StoreBuilder { limit_pages: 16 * CHUNK, policy, ..config(24 << 10, 4) };
-        let place = place(128 << 20, PACKED, config);
-        let store = &place.store;
+        let store = place(128 << 20, PACKED, config);
         store.watermarks.is_awake.set(0);
         let (mut random, mut turns) = (Random::new(3), 0);
         // The pages that stay are scattered between those that leave.
@@ -140,7 +134,7 @@ fn pages_leave_so_that_the_reserve_stays_free_at_the_limit() {
         }
         assert!(turns > 2, "{order}: {:?}", store.policy_stats());
         assert_eq!(store.stats().limit_refused, 0, "{order}");
-        check(store, 0..24 << 10, mixed);
+        check(&store, 0..24 << 10, mixed);
         // Pages that are read do not return to memory at the expense of the reserve.
         assert!(store.stats().reserve_free_pages >= 3 * CHUNK, "{order}: {:?}", store.stats());
     }
@@ -207,6 +201,7 @@ fn fixed_tables_are_there_from_the_beginning() {
     assert!(resident < fixed / 2, "{resident} of {fixed}");
     let store = store(&config(64 << 10, 2));
     let (fixed, resident) = (store.fixed_bytes(), store.table_resident_bytes());
+    assert_eq!(store.slots.table_memory_bytes(), (64 << 10) * slot::SLOT_BYTES);
     assert!((fixed..fixed + (1 << 20)).contains(&resident), "{resident} of {fixed}");
     let mut random = Random::new(1);
     (0..20_000).for_each(|at| write_at_last(&store, at, &page(&mut random)));
@@ -214,6 +209,8 @@ fn fixed_tables_are_there_from_the_beginning() {
     // The tables may grow by a page for each chunk.
     let most = resident + store.arena.chunks_held() as usize * PAGE_SIZE;
     assert!(store.table_resident_bytes() <= most, "{} instead of {resident}", store.table_resident_bytes());
+    store.discard_pages(0..64 << 10);
+    assert_eq!(store.slots.table_memory_bytes(), (64 << 10) * slot::SLOT_BYTES);
 }
 
 /// Compaction empties whole chunks, which go back to the system; the remaining pages keep their contents.
@@ -239,20 +236,4 @@ fn a_scattered_store_is_packed_by_whole_chunks() {
         assert_eq!(stats.charged_pages, stats.chunk_pages, "{design:?}: {stats:?}");
         check(&store, 0..pages, |at| if at % 5 > 0 { [0; PAGE_SIZE] } else { contents(at) });
     }
-}
-
-/// After all pages are discarded, all memory but the reserve is freed in the background.
-#[test]
-fn an_emptied_store_keeps_its_reserve_only() {
-    let store = store(&config(24 << 10, 2));
-    (0..24 << 10).for_each(|at| write_at_last(&store, at, &page(&mut Random::new(at))));
-    assert!(store.stats().charged_pages > 10 * CHUNK);
-    store.discard_pages(0..24 << 10);
-    // Chunks of slab caches stay for a while, and one more free chunk is kept.
-    until("its reserve alone is left", || {
-        let (charged, resident_bytes) = (store.stats().charged_pages, store.arena.resident_bytes());
-        charged <= 5 * CHUNK && charged == (resident_bytes / PAGE_SIZE) as u64
-    });
-    let stats = store.stats();
-    assert!(stats.reserve_free_pages >= 2 * CHUNK && stats.pages_stored == 0, "{stats:?}");
 }

@@ -69,7 +69,6 @@ pub(super) enum Contents {
     Same(u64),
     /// An object in the pool.
     Stored {
-        /// Its handle.
         handle: u32,
         /// Its length, 1..=4096; 4096 for a huge page, which is stored uncompressed.
         len: u16,
@@ -141,7 +140,6 @@ impl Peek {
         self.len_bytes() == PAGE_SIZE
     }
 
-    /// Returns whether the page was marked as idle and not used since.
     pub(super) fn is_idle(self) -> bool {
         self.0 & IDLE != 0
     }
@@ -153,6 +151,16 @@ impl Peek {
 
     pub(super) fn priority(self) -> u8 {
         ((self.0 & PRIORITY_MASK) >> PRIORITY_SHIFT) as u8
+    }
+
+    pub(super) fn letters(self) -> [u8; 6] {
+        let recompressed = self.priority() > 0;
+        let flags = [self.is_same(), self.is_backed(), self.is_huge(), self.is_idle(), recompressed];
+        let mut letters = *b"swhirn";
+        for (letter, is_set) in letters.iter_mut().zip(flags.into_iter().chain([self.is_incompressible()])) {
+            *letter = if is_set { *letter } else { b'.' };
+        }
+        letters
     }
 }
 
@@ -485,7 +493,6 @@ impl SlotGuard<'_> {
         }
     }
 
-    /// Returns the flags of the slot.
     pub(super) fn peek(&self) -> Peek {
         Peek(self.0.bits())
     }

@@ -71,17 +71,6 @@ fn the_table_shrinks_when_pages_are_discarded() {
     }
 }
 
-#[test]
-fn a_table_of_a_store_with_a_reserve_stays() {
-    let store = store(&StoreBuilder { reserve_pages: 1024, ..config(1 << 16) });
-    let before = (store.table_resident_bytes(), store.slots.table_memory_bytes());
-    assert_eq!(before.1, (1 << 16) * slot::SLOT_BYTES);
-    (0..1 << 16).for_each(|page| store.zero(PageNo::from_number(page)));
-    store.discard_pages(0..1 << 16);
-    assert_eq!((store.table_resident_bytes(), store.slots.table_memory_bytes()), before);
-    assert_eq!(store.slots.table_pages(), ((1 << 16) * slot::SLOT_BYTES / rustix::param::page_size()) as u64);
-}
-
 /// Threads use pages whose slots share pages of the table, which leave and come back meanwhile.
 #[test]
 fn pages_come_and_go_beside_each_other() {

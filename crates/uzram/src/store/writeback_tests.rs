@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::designs::each_pool_design;
 use super::policy::Reclaimed;
 use super::tests::{
-    config, discard, expect, get, noise, objects, on_threads, page, put, recompression, until,
+    config, discard, expect, get, letters, noise, objects, on_threads, page, put, recompression, until,
 };
 use super::*;
 use crate::backing::{
@@ -53,10 +53,18 @@ pub(super) struct Place {
 
 pub(super) fn place(size_bytes: u64, layout: Layout, config: StoreBuilder) -> Place {
     let dir = tempfile::tempdir().expect("a directory");
-    let faulty = FaultyBacking::new(file(&dir, size_bytes), 1).expect("a thread");
+    let faulty = FaultyBacking::new(file(&dir, size_bytes), 1);
     let faults = faulty.faults();
     let store = store_on(Backing::Blocks(Arc::new(faulty)), layout, config);
     Place { store, faults, path: dir.path().join("backing"), _dir: dir }
+}
+
+impl std::ops::Deref for Place {
+    type Target = Arc<Store>;
+
+    fn deref(&self) -> &Arc<Store> {
+        &self.store
+    }
 }
 
 impl Place {
@@ -100,33 +108,24 @@ pub(super) fn state(store: &Store, page: u64) -> PageState {
     store.extent(PageNo::from_number(page), 1).0
 }
 
-/// Pages that are overwritten at random. The contents of each are [`half_random`] of its number and its
-/// version.
-pub(super) struct Versions(pub(super) Vec<u64>, pub(super) Random);
+/// Pages that are overwritten at random. The contents of each are made of its number and its version.
+pub(super) struct Versions(pub(super) Vec<u64>, Random, fn(u64) -> Page);
 
 impl Versions {
-    pub(super) fn new(pages: u64, seed: u64) -> Self {
-        Versions(vec![0; pages as usize], Random::new(seed))
+    pub(super) fn new(pages: u64, seed: u64, makes: fn(u64) -> Page) -> Self {
+        Versions(vec![0; pages as usize], Random::new(seed), makes)
     }
 
-    pub(super) fn overwrite(&mut self, store: &Store, count: usize) {
+    pub(super) fn overwrite(&mut self, store: &Store, count: u64) {
         for _ in 0..count {
             let page = self.1.below(self.0.len());
             self.0[page] += self.0.len() as u64;
-            put(store, page as u64, &half_random(page as u64 + self.0[page]));
-        }
-    }
-
-    /// Overwrites pages many times, and has them leave again.
-    pub(super) fn turn_over(&mut self, store: &Store) {
-        for _ in 0..60 {
-            self.overwrite(store, 200);
-            store.write_back(&ALL).expect("room");
+            put(store, page as u64, &(self.2)(page as u64 + self.0[page]));
         }
     }
 
     pub(super) fn check(&self, store: &Store, pages: impl IntoIterator<Item = u64>) {
-        check(store, pages, |page| half_random(page + self.0[page as usize]));
+        check(store, pages, |page| (self.2)(page + self.0[page as usize]));
     }
 }
 
@@ -139,17 +138,17 @@ fn pages_leave_and_are_read_from_there() {
     let cases =
         hosts.into_iter().chain([checked]).flat_map(|case| LAYOUTS.map(|layout| (case.clone(), layout)));
     for ((host_page_bytes, config), layout) in cases {
-        let place = with_host_pages_of(host_page_bytes, || place(8 << 20, layout, config));
-        let (store, mut random) = (&place.store, Random::new(5));
+        let store = with_host_pages_of(host_page_bytes, || place(8 << 20, layout, config));
+        let mut random = Random::new(5);
         let model: Vec<Page> = (0..500).map(|_| page(&mut random)).collect();
-        write(store, 0..500, |page| model[page as usize]);
+        write(&store, 0..500, |page| model[page as usize]);
         let before = store.stats();
         let written = store.write_back(&ALL).expect("room");
         let stored = before.pages_stored - before.same_pages;
         assert_eq!(written, stored, "all that take memory");
         let after = store.stats();
         assert_eq!((after.pages_stored, after.same_pages), (before.pages_stored, before.same_pages));
-        assert_eq!((after.compr_data_bytes, after.huge_pages, objects(store)), (0, 0, 0));
+        assert_eq!((after.compr_data_bytes, after.huge_pages, objects(&store)), (0, 0, 0));
         let stats = store.backing_stats();
         assert_eq!((stats.pages, stats.pages_written_back), (stored, stored));
         assert_eq!(stats.object_bytes, before.compr_data_bytes);
@@ -160,10 +159,10 @@ fn pages_leave_and_are_read_from_there() {
             assert_eq!(stats.written_bytes, stored * PAGE_SIZE as u64);
         }
         for round in 0..2 {
-            check(store, 0..500, |page| model[page as usize]);
+            check(&store, 0..500, |page| model[page as usize]);
             assert!(store.backing_stats().reads <= stored, "round {round}: {:?}", store.backing_stats());
         }
-        discard(store, 0..500);
+        discard(&store, 0..500);
         let stats = store.backing_stats();
         assert_eq!((stats.pages, stats.held_bytes, stats.corrupted), (0, 0, 0));
         assert_eq!(store.stats().pages_stored, 0);
@@ -177,19 +176,18 @@ fn writes_beyond_the_limit_have_others_leave() {
     {
         let reclaim = ReclaimPolicy { order, ..ReclaimPolicy::default() };
         let limited = StoreBuilder { limit_pages: 512, policy: reclaim, ..config(4096) };
-        let place = place(32 << 20, layout, limited);
-        let store = &place.store;
-        let _policy = policy(store);
+        let store = place(32 << 20, layout, limited);
+        let _policy = policy(&store);
         for page in 0..4096 {
-            put(store, page, &half_random(page));
+            put(&store, page, &half_random(page));
             assert!(store.stats().charged_pages <= 512);
         }
         for page in 0..4096 {
-            expect(store, page, &half_random(page));
+            expect(&store, page, &half_random(page));
             assert!(store.stats().charged_pages <= 512);
         }
         // A pass is counted at its end, and the last one may still be running.
-        until("what has left is counted", || decided(store, "written_back") > 3000);
+        until("what has left is counted", || decided(&store, "written_back") > 3000);
         assert_eq!(store.stats().failed_writes, 0);
     }
 }
@@ -199,29 +197,28 @@ fn writes_beyond_the_limit_have_others_leave() {
 fn what_is_done_to_a_page_that_is_being_written_counts() {
     for layout in LAYOUTS {
         let config = StoreBuilder { recompression: recompression(["zstd:9", "", ""]), ..config(100) };
-        let place = place(8 << 20, layout, config);
-        let store = &place.store;
-        write(store, 0..20, half_random);
-        place.fail(Direction::Write, FaultKind::Hold);
+        let store = place(8 << 20, layout, config);
+        write(&store, 0..20, half_random);
+        store.fail(Direction::Write, FaultKind::Hold);
         std::thread::scope(|scope| {
             let writing = scope.spawn(|| store.write_back(&ALL));
             until("the write", || (0..20).all(|page| store.slots.lock(PageNo(page)).writing() != 0));
-            get(store, 0);
+            get(&store, 0);
             store.read_wait(PageNo(1), &mut [0; PAGE_SIZE], Wait::No).expect("in memory");
-            put(store, 2, &half_random(102));
+            put(&store, 2, &half_random(102));
             store.write_part(PageNo(3), 100, &[3; 50], Wait::Yes).expect("memory");
-            discard(store, [4, 6]);
+            discard(&store, [4, 6]);
             store.zero(PageNo(5));
-            put(store, 6, &half_random(6));
+            put(&store, 6, &half_random(6));
             store.compact();
             store.mark_idle(None);
-            put(store, 7, &half_random(107));
-            put(store, 7, &half_random(7));
+            put(&store, 7, &half_random(107));
+            put(&store, 7, &half_random(7));
             assert_eq!(store.backing_stats().pages, 0, "nothing was written yet");
-            place.faults.clear();
+            store.faults.clear();
             assert_eq!(writing.join().expect("no panic").expect("written"), 12);
         });
-        let states: Vec<_> = (0..20).map(|page| state(store, page)).collect();
+        let states: Vec<_> = (0..20).map(|page| state(&store, page)).collect();
         use PageState::*;
         let used = [Compressed, Compressed, Compressed, Compressed, Hole, Zero, Compressed, Compressed];
         assert_eq!(states, [&used[..], &[Backed; 12]].concat());
@@ -229,19 +226,18 @@ fn what_is_done_to_a_page_that_is_being_written_counts() {
         assert_eq!((stats.pages, stats.pages_written_back, stats.pages_kept), (12, 12, 8));
         let mut changed = half_random(3);
         changed[100..150].fill(3);
-        expect(store, 2, &half_random(102));
-        expect(store, 3, &changed);
-        expect(store, 4, &[0; PAGE_SIZE]);
-        check(store, [0, 1, 6, 7].into_iter().chain(8..20), half_random);
+        expect(&store, 2, &half_random(102));
+        expect(&store, 3, &changed);
+        expect(&store, 4, &[0; PAGE_SIZE]);
+        check(&store, [0, 1, 6, 7].into_iter().chain(8..20), half_random);
     }
 }
 
 /// Operations on pages on the device fail with `WouldBlock` if they must not wait, and else succeed.
 #[test]
 fn who_does_not_want_to_wait_is_told() {
-    let place = place(8 << 20, PACKED, config(100));
-    let store = &place.store;
-    write(store, 0..20, half_random);
+    let store = place(8 << 20, PACKED, config(100));
+    write(&store, 0..20, half_random);
     store.write_back(&ALL).expect("room");
     let (before, mut out) = (store.stats(), [0; PAGE_SIZE]);
     let mut read = |page| store.read_wait(PageNo(page), &mut out, Wait::No).map_err(|error| error.kind());
@@ -253,52 +249,23 @@ fn who_does_not_want_to_wait_is_told() {
     assert_eq!((read(1), read(2)), (Ok(()), Ok(())), "in memory");
     let mut changed = half_random(2);
     changed[..8].fill(9);
-    expect(store, 1, &half_random(101));
-    expect(store, 2, &changed);
-}
-
-/// Pages are overwritten at random on a device that is mostly full: extents are cleaned, and nothing is lost.
-#[test]
-fn a_device_that_is_mostly_full_is_cleaned() {
-    const PAGES: u64 = 3000;
-    let place = place(8 << 20, PACKED, config(PAGES));
-    let (store, mut versions) = (&place.store, Versions::new(PAGES, 3));
-    write(store, 0..PAGES, half_random);
-    store.write_back(&ALL).expect("room");
-    versions.turn_over(store);
-    let stats = store.backing_stats();
-    assert!(stats.cleaned_bytes > 0 && stats.pages == PAGES, "{stats:?}");
-    assert!(stats.held_bytes * 10 > stats.len_bytes * 7, "{stats:?}");
-    versions.check(store, 0..PAGES);
-    // A device full of live pages refuses more, and accepts more after others are discarded.
-    let more = (0..PAGES).find(|page| {
-        put(store, *page, &incompressible(*page));
-        store.write_back(&Writeback::of(*page..*page + 1)).is_err()
-    });
-    let full = more.expect("8 MiB are less than 12");
-    assert_eq!(state(store, full), PageState::Huge);
-    assert_eq!(refusal(store), Some((ErrorKind::NoSpace, Some("backing_dev"))));
-    discard(store, (0..PAGES / 2).filter(|page| *page != full));
-    store.write_back(&ALL).expect("room");
-    assert_eq!(state(store, full), PageState::Backed);
-    expect(store, full, &incompressible(full));
-    versions.check(store, (PAGES / 2).max(full + 1)..PAGES);
+    expect(&store, 1, &half_random(101));
+    expect(&store, 2, &changed);
 }
 
 /// The kernel's writeback limit counts units of 4 KiB with each layout, and failed writes are given back.
 #[test]
 fn a_limit_of_writes_is_kept() {
     for layout in LAYOUTS {
-        let place = place(8 << 20, layout, config(400));
-        let store = &place.store;
-        write(store, 0..400, half_random);
+        let store = place(8 << 20, layout, config(400));
+        write(&store, 0..400, half_random);
         store.change_writeback_limit(|limit| *limit = WritebackLimit { enabled: true, left: 50 });
         let direction = Some(Direction::Write);
-        place.faults.add(Fault { times: 1, direction, ..Fault::always(FaultKind::Error) });
+        store.faults.add(Fault { times: 1, direction, ..Fault::always(FaultKind::Error) });
         store.write_back(&Writeback::of(0..10)).expect_err("it failed");
         let given_back = store.writeback_limit().left;
         assert!(given_back > 40 && store.backing_stats().pages < 10, "{given_back}");
-        assert_eq!(refusal(store), Some((ErrorKind::Io, Some("writeback_limit"))));
+        assert_eq!(refusal(&store), Some((ErrorKind::Io, Some("writeback_limit"))));
         let stats = store.backing_stats();
         let of_failure = 50 - given_back;
         assert!(stats.written_bytes <= (50 + 10 + of_failure) * PAGE_SIZE as u64, "{stats:?}");
@@ -307,7 +274,7 @@ fn a_limit_of_writes_is_kept() {
         assert!((least..=100).contains(&stats.pages), "{stats:?}");
         store.change_writeback_limit(|limit| *limit = WritebackLimit { enabled: false, left: 0 });
         store.write_back(&ALL).expect("no limit");
-        check(store, 0..400, half_random);
+        check(&store, 0..400, half_random);
     }
 }
 
@@ -315,17 +282,16 @@ fn a_limit_of_writes_is_kept() {
 #[test]
 fn pages_that_were_written_together_are_read_together() {
     // The limit leaves no room for pages to return to memory.
-    let place = place(16 << 20, PACKED, StoreBuilder { limit_pages: 700, ..config(4096) });
-    let store = &place.store;
-    let policy = policy(store);
-    write(store, 0..4096, half_random);
+    let store = place(16 << 20, PACKED, StoreBuilder { limit_pages: 700, ..config(4096) });
+    let policy = policy(&store);
+    write(&store, 0..4096, half_random);
     drop(policy);
     let before = store.backing_stats();
-    check(store, 0..2000, half_random);
+    check(&store, 0..2000, half_random);
     let reads = store.backing_stats().reads - before.reads;
     assert!((1..400).contains(&reads), "{reads}");
     let (mut random, before) = (Random::new(1), store.backing_stats());
-    check(store, (0..300).map(|_| random.below_u64(2000)), half_random);
+    check(&store, (0..300).map(|_| random.below_u64(2000)), half_random);
     let read = store.backing_stats().since(&before);
     assert!(read.reads <= 300 && read.read_bytes <= 300 * 2 * PAGE_SIZE as u64, "{read:?}");
 }
@@ -333,24 +299,16 @@ fn pages_that_were_written_together_are_read_together() {
 #[test]
 fn a_policy_writes_back_and_compresses_again_what_is_old() {
     let config = StoreBuilder { recompression: recompression(["zstd:3", "", ""]), ..config(200) };
-    let place = place(8 << 20, PACKED, config);
-    let store = &place.store;
-    let words = |seed: u64| {
-        let (mut page, mut random) = ([0; PAGE_SIZE], Random::new(seed));
-        page.chunks_mut(8).for_each(|word| {
-            word[..3].copy_from_slice(&(random.next() as u32 & 0x3f3f3f).to_le_bytes()[..3])
-        });
-        page
-    };
-    write(store, 0..200, words);
+    let store = place(8 << 20, PACKED, config);
+    write(&store, 0..200, letters);
     store.set_policy(ReclaimPolicy { recompress_after_s: 1, ..ReclaimPolicy::default() });
-    let policy = policy(store);
-    until("recompression", || decided(store, "old_recompressed") == 200);
+    let policy = policy(&store);
+    until("recompression", || decided(&store, "old_recompressed") == 200);
     assert_eq!(store.backing_stats().pages, 0);
     store.set_policy(ReclaimPolicy { writeback_after_s: 2, ..ReclaimPolicy::default() });
     until("writeback", || store.backing_stats().pages == 200);
     drop(policy);
-    check(store, 0..200, words);
+    check(&store, 0..200, letters);
 }
 
 /// Busy pages stay, and recently used ones leave last. A page that is used soon after it left counts as a
@@ -365,10 +323,9 @@ fn cold_pages_leave_and_busy_ones_stay() {
         config().lru_design(crate::lru::LruDesign::SingleLock),
     ];
     for config in each_lru {
-        let place = place(8 << 20, PACKED, config);
-        let store = &place.store;
-        write(store, 0..400, half_random);
-        (0..2).for_each(|_| check(store, 0..40, half_random));
+        let store = place(8 << 20, PACKED, config);
+        write(&store, 0..400, half_random);
+        (0..2).for_each(|_| check(&store, 0..40, half_random));
         store.zero(PageNo(50));
         let steps = Counter::new(0);
         on_threads(2, |thread, _| {
@@ -382,15 +339,15 @@ fn cold_pages_leave_and_busy_ones_stay() {
                 steps.set(2);
             }
         });
-        let left = |page: &u64| state(store, *page) == PageState::Backed;
-        assert_eq!((state(store, 50), state(store, 53)), (PageState::Zero, PageState::Compressed));
+        let left = |page: &u64| state(&store, *page) == PageState::Backed;
+        assert_eq!((state(&store, 50), state(&store, 53)), (PageState::Zero, PageState::Compressed));
         assert_eq!((0..40).filter(left).count(), 0);
         let gone = (40..400).filter(left).count() as u64;
         assert!((30..200).contains(&gone), "{gone}");
         assert!((41..50).all(|page| left(&page)), "the first came first");
         let stats = store.lru_stats();
         assert_eq!((stats.evicted, stats.put_back), (gone, 1), "{stats:?}");
-        put(store, 41, &half_random(1));
+        put(&store, 41, &half_random(1));
         assert_eq!(store.lru_stats().refaulted, 1);
     }
     let none = place(8 << 20, PACKED, config().lru(false));
@@ -401,21 +358,20 @@ fn cold_pages_leave_and_busy_ones_stay() {
 /// A page that is read for the last time stays on the device, though there is room for it in memory.
 #[test]
 fn a_page_that_is_about_to_be_discarded_does_not_return() {
-    let place = place(8 << 20, PACKED, StoreBuilder { limit_pages: 256, ..config(300) });
-    let store = &place.store;
-    write(store, 0..300, half_random);
+    let store = place(8 << 20, PACKED, StoreBuilder { limit_pages: 256, ..config(300) });
+    write(&store, 0..300, half_random);
     assert_eq!(store.reclaim(), Reclaimed::Some);
-    let backed = || (0..300).filter(|page| state(store, *page) == PageState::Backed).collect::<Vec<_>>();
+    let backed = || (0..300).filter(|page| state(&store, *page) == PageState::Backed).collect::<Vec<_>>();
     let left = backed();
     assert!(!left.is_empty());
-    discard(store, (100..300).filter(|page| !left.contains(page)));
+    discard(&store, (100..300).filter(|page| !left.contains(page)));
     let mut out = [0; PAGE_SIZE];
     for page in &left {
         store.read_once(PageNo::from_number(*page), &mut out).expect("sound");
         assert_eq!(out, half_random(*page));
     }
     assert_eq!((backed(), store.backing_stats().pages_returned), (left.clone(), 0));
-    check(store, left.iter().copied(), half_random);
+    check(&store, left.iter().copied(), half_random);
     assert_ne!(backed(), left, "a page that is read otherwise returns");
 }
 
@@ -428,25 +384,24 @@ fn a_write_is_refused_when_nothing_can_leave() {
     for (size_bytes, policy, is_gone) in
         [(1 << 20, none, false), (32 << 20, budget, false), (32 << 20, none, true)]
     {
-        let place = place(size_bytes, PACKED, StoreBuilder { limit_pages: 256, policy, ..config(4096) });
-        let store = &place.store;
-        let _policy = self::policy(store);
+        let store = place(size_bytes, PACKED, StoreBuilder { limit_pages: 256, policy, ..config(4096) });
+        let _policy = self::policy(&store);
         let first = if is_gone { 600 } else { 0 };
-        write(store, 0..first, incompressible);
+        write(&store, 0..first, incompressible);
         if is_gone {
-            place.faults.add(Fault::always(FaultKind::Error));
+            store.faults.add(Fault::always(FaultKind::Error));
         }
         let write = |page| store.write(PageNo::from_number(page), &incompressible(page));
         let (pages, error) =
             (first..4096).find_map(|page| Some((page, write(page).err()?))).expect("refused");
-        place.faults.clear();
+        store.faults.clear();
         if !is_gone {
             assert_eq!((error.kind(), error.setting()), (ErrorKind::NoSpace, Some("mem_limit")));
             assert!((350..=520).contains(&pages), "{pages}");
             assert!(store.backing_stats().written_bytes <= 1 << 20);
-            assert_eq!(decided(store, "writers_refused"), 1, "{:?}", store.policy_stats());
+            assert_eq!(decided(&store, "writers_refused"), 1, "{:?}", store.policy_stats());
         }
-        check(store, 0..pages, incompressible);
+        check(&store, 0..pages, incompressible);
     }
 }
 
@@ -463,10 +418,9 @@ fn everything_at_once_agrees_with_a_model() {
         };
         let designs = each_pool_design(&config);
         let config = designs[seed as usize % designs.len()].clone();
-        let place = place(if layout == PACKED { 2 << 20 } else { 4 << 20 }, layout, config);
-        let store = &place.store;
+        let store = place(if layout == PACKED { 2 << 20 } else { 4 << 20 }, layout, config);
         // Pages that could not be read are not lost.
-        agree_with_a_model(store, &place.faults, seed, 55_000, |is_running| {
+        agree_with_a_model(&store, &store.faults, seed, 55_000, |is_running| {
             while is_running() {
                 assert!(store.stats().charged_pages <= 128, "the limit is kept at every instant");
                 std::thread::sleep(Duration::from_micros(50));

@@ -92,7 +92,6 @@ impl Batch {
 }
 
 impl Compressor {
-    /// Starts the thread.
     pub(super) fn start(store: &Arc<Store>) -> Result<Self> {
         let encoders = encoders(store)?;
         let batch = Batch::new()?;
@@ -135,7 +134,6 @@ impl Compressor {
         cpu_time
     }
 
-    /// Hands the batch to the thread.
     fn send(&mut self) {
         if let (Some(to), Some(batch)) = (&self.to, self.batch.take()) {
             // If the thread has died, nothing comes back.
@@ -280,19 +278,13 @@ mod tests {
     use super::*;
     use crate::base::random::Random;
     use crate::store::StoreBuilder;
-    use crate::store::tests::{config, get, on_threads, put, recompression};
+    use crate::store::tests::{config, get, letters as contents, on_threads, put, recompression};
 
     const PAGES: u64 = 200;
 
     fn store() -> Arc<Store> {
         let builder = StoreBuilder { recompression: recompression(["zstd:3", "", ""]), ..config(PAGES) };
         Arc::new(Store::new(&builder).expect("memory"))
-    }
-
-    /// Returns a page that depends on a seed, and that zstd makes smaller than lz4 does.
-    fn contents(seed: u64) -> Page {
-        let mut random = Random::new(seed);
-        std::array::from_fn(|_| b"etaoin shrdlu"[random.below(13)])
     }
 
     fn all() -> impl Iterator<Item = PageNo> {
