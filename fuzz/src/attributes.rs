@@ -104,7 +104,6 @@ fn check_taken(device: &Device, name: &str, value: &str) {
     }
 }
 
-/// Returns how the attributes show an algorithm that is in use.
 fn shown(algorithm: &str) -> String {
     format!("[{}]", algorithm.parse::<Algorithm>().expect("it was taken"))
 }
@@ -121,7 +120,6 @@ fn check_refused(name: &str, error: &Error, initialised: bool) {
     }
 }
 
-/// Compares [`parse_size`] with an arithmetic that is wide enough.
 fn check_size(text: &str) {
     let trimmed = text.trim();
     let digits = trimmed.trim_end_matches(|c: char| !c.is_ascii_digit());

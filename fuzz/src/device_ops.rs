@@ -252,7 +252,6 @@ impl<'a> Machine<'a> {
         assert_eq!(self.device.get("mem_limit"), if has_room { Ok(limit_bytes.to_string()) } else { before });
     }
 
-    /// Sets and reads attributes that are allowed while the device is in use.
     fn set_at_any_time(&mut self, input: &mut Input<'_>) {
         let batch = input.one_of(&["0", "1", "7", "32", "512"]);
         self.device.set("run_cache_batch", batch).expect("at any time");
@@ -294,7 +293,6 @@ impl<'a> Machine<'a> {
         assert_eq!(error.kind(), ErrorKind::Busy, "{name}");
     }
 
-    /// Compares everything, empties the disk, resets the device.
     fn finish(mut self) {
         self.check_charged();
         self.model.check_stats(&self.device.stats());

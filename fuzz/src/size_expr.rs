@@ -53,7 +53,6 @@ fn depth(text: &str) -> usize {
     deepest
 }
 
-/// Returns whether each parenthesis is closed, and none before it is opened.
 fn is_balanced(text: &str) -> bool {
     let open = text.chars().try_fold(0usize, |depth, c| match c {
         '(' => Some(depth + 1),

@@ -50,7 +50,6 @@ fn run_mutations(name: &str, rounds: u64) {
     println!("{name}: {} seeds, {done} mutations", seeds.len());
 }
 
-/// Makes one change of the kinds that fuzzers make.
 fn mutate(input: &mut Vec<u8>, seeds: &[Vec<u8>], random: &mut Random) {
     let (at, len) = (random.below(input.len() + 1), 1 + random.below(16));
     let end = (at + len).min(input.len());

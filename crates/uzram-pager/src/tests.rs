@@ -175,9 +175,7 @@ fn threads_find_what_they_wrote() {
 
 #[test]
 fn calls_that_fail_lose_nothing() {
-    each(|trap| {
-        stress(trap, 4, 12, Duration::from_secs(3), 20);
-    });
+    each(|trap| stress(trap, 4, 12, Duration::from_secs(3), 20));
 }
 
 /// Compaction moves pages, too, and Linux 6.18 then moves some with `UFFDIO_MOVE` that it does not count.

@@ -136,7 +136,6 @@ fn take_reply(heard: &mut Client<&[u8]>, request: &Header) -> Reply {
     reply
 }
 
-/// Compares a reply with the model, and updates the model.
 fn judge(
     model: &mut Model,
     header: &Header,

@@ -2,7 +2,6 @@
 
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
-use std::ptr::null_mut;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
@@ -11,7 +10,9 @@ use uzram::random::Random;
 use uzram::units::PAGE_SIZE;
 use uzram_pager::TrapKind;
 
-use crate::common::{MIB, builder, each, each_in_child, expect_pages, fill_pages, pager, wait_until};
+use crate::common::{
+    MIB, builder, each, each_in_child, expect_pages, fill_pages, pager, set_action, wait_until,
+};
 
 /// Says with which trap, and in which folder, a process is to evict until it is killed.
 const SPILL: &str = "UZRAM_PAGER_TEST_SPILL";
@@ -78,7 +79,6 @@ extern "C" fn on_signal(_: c_int, _: *mut siginfo_t, _: *mut c_void) {
     unsafe { libc::syscall(libc::SYS_exit, 0) };
 }
 
-/// Touches a region's pages at random, by its address, for as long as that works.
 fn touch_for_ever(start: usize, pages: usize, seed: u64) {
     let mut random = Random::new(seed);
     loop {
@@ -92,13 +92,8 @@ fn touch_for_ever(start: usize, pages: usize, seed: u64) {
 fn touches_of_a_region_that_is_dropped_fail_and_the_pager_goes_on() {
     const THREADS: usize = 6;
     let body = |trap| {
-        // SAFETY: all fields are integers, or an optional function; the handler is safe to run anywhere.
-        unsafe {
-            let mut action: libc::sigaction = std::mem::zeroed();
-            action.sa_sigaction = on_signal as extern "C" fn(_, _, _) as usize;
-            action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
-            assert_eq!(libc::sigaction(libc::SIGSEGV, &raw const action, null_mut()), 0);
-        }
+        let action = on_signal as extern "C" fn(_, _, _) as usize;
+        set_action(libc::SIGSEGV, action, libc::SA_SIGINFO | libc::SA_ONSTACK);
         let pager = pager(trap, 4 * MIB);
         for round in 1..=5 {
             let region = pager.map(16 * MIB).unwrap();

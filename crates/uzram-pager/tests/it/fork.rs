@@ -6,7 +6,7 @@ use uzram::ErrorKind;
 use uzram::units::PAGE_SIZE;
 use uzram_pager::TrapKind;
 
-use crate::common::{MIB, each_in_child, expect_pages, fill_pages, filled, wait_until};
+use crate::common::{MIB, each_succeeds, expect_pages, fill_pages, filled, wait_until};
 
 struct Fork(libc::pid_t);
 
@@ -41,11 +41,9 @@ impl Fork {
             0 => None,
             child => {
                 assert_eq!(child, self.0);
-                let signalled = libc::WIFSIGNALED(status);
-                Some(if signalled {
-                    Ended::Signal(libc::WTERMSIG(status))
-                } else {
-                    Ended::Exit(libc::WEXITSTATUS(status))
+                Some(match libc::WIFSIGNALED(status) {
+                    true => Ended::Signal(libc::WTERMSIG(status)),
+                    false => Ended::Exit(libc::WEXITSTATUS(status)),
                 })
             }
         }
@@ -64,7 +62,7 @@ impl Fork {
 const PAGES: usize = 4096;
 
 fn each_forks(body: impl Fn(TrapKind)) {
-    each_in_child("forks", &TrapKind::ALL, body, |_, ended| ended.assert_success());
+    each_succeeds("forks", &TrapKind::ALL, body);
 }
 
 #[test]
@@ -155,10 +153,7 @@ fn the_parent_goes_on_while_children_live_and_end() {
             }
             assert_eq!(touching.wait(), Ended::Signal(libc::SIGSEGV), "{trap:?}");
         }
-        assert!(
-            pager.stats().pages_out > PAGES as u64 && pager.stats().pages_lost == 0,
-            "{:?}",
-            pager.stats()
-        );
+        let stats = pager.stats();
+        assert!(stats.pages_out > PAGES as u64 && stats.pages_lost == 0, "{stats:?}");
     });
 }

@@ -11,7 +11,7 @@ use uzram::{Error, ErrorKind};
 use uzram_pager::{LEAST_LIMIT_BYTES, Pager, TrapKind};
 
 use crate::common::{
-    Ended, MIB, OF_SIGNALS, builder, drop_privileges, each, each_in_child, expect_pages, fill, fill_pages,
+    Ended, MIB, OF_SIGNALS, builder, drop_privileges, each, each_succeeds, expect_pages, fill, fill_pages,
     in_child, pager,
 };
 
@@ -25,7 +25,6 @@ fn status_bytes(name: &str) -> usize {
     line.trim().strip_suffix(" kB").unwrap().parse::<usize>().unwrap() << 10
 }
 
-/// Returns the bytes that the files in memory of this process's pagers take, whether they are mapped or not.
 fn file_bytes() -> usize {
     let files = std::fs::read_dir("/proc/self/fd").unwrap().filter_map(|fd| fd.ok().map(|fd| fd.path()));
     let is_pagers = |path: &std::path::PathBuf| {
@@ -92,7 +91,7 @@ fn resident_memory_stays_within_the_limit() {
         assert!(peak <= LIMIT + REST && peak > LIMIT / 2 && samples > 5, "{peak} bytes");
         assert_eq!(stats.pages_lost, 0);
     };
-    each_in_child("resident", &TrapKind::ALL, body, |_, ended| ended.assert_success());
+    each_succeeds("resident", &TrapKind::ALL, body);
 }
 
 /// Memory that is kept below the limit without a spill file is kept below it with one that is full, and what

@@ -13,7 +13,9 @@ use uzram::random::Random;
 use uzram::units::PAGE_SIZE;
 use uzram_pager::{Pager, Region, TrapKind};
 
-use crate::common::{MIB, OF_SIGNALS, each, each_in_child, expect_pages, filled, part, wait_until};
+use crate::common::{
+    MIB, OF_SIGNALS, each, each_in_child, each_succeeds, expect_pages, filled, part, set_action, wait_until,
+};
 
 const PAGES: usize = 4096;
 
@@ -42,23 +44,12 @@ extern "C" fn on_signal(_: c_int) {
     RUNNING.fetch_sub(1, Ordering::SeqCst);
 }
 
-fn handle(signal: c_int) {
-    // SAFETY: all fields are integers, or an optional function; the handler is safe to run anywhere.
-    unsafe {
-        let mut action: libc::sigaction = std::mem::zeroed();
-        action.sa_sigaction = on_signal as extern "C" fn(_) as usize;
-        action.sa_flags = libc::SA_RESTART;
-        assert_eq!(libc::sigaction(signal, &raw const action, null_mut()), 0);
-    }
-}
-
 /// Returns whether handlers are to go on: until they were called often, but not for ever.
 fn goes_on(start: Instant) -> bool {
     let most = if READS.load(Ordering::Relaxed) < LEAST_READS { 20_000 } else { 500 };
     start.elapsed() < Duration::from_millis(most)
 }
 
-/// Reads the region at random for as long as handlers go on, and calls the pager now and then.
 fn read_at_random(region: &Region, seed: u64) {
     let mut random = Random::new(seed);
     let start = Instant::now();
@@ -75,7 +66,6 @@ fn read_at_random(region: &Region, seed: u64) {
     }
 }
 
-/// Waits until no handler is at the region, and checks what they did.
 fn check_handlers(pager: &Pager) {
     START.store(0, Ordering::SeqCst);
     wait_until("no handler runs", || RUNNING.load(Ordering::SeqCst) == 0);
@@ -91,7 +81,7 @@ fn handlers_of_a_timer_may_read_evicted_memory() {
     let body = |trap| {
         let (pager, region) = filled(trap, 8 * MIB, PAGES);
         START.store(region.as_mut_ptr().addr(), Ordering::SeqCst);
-        handle(libc::SIGALRM);
+        set_action(libc::SIGALRM, on_signal as extern "C" fn(_) as usize, libc::SA_RESTART);
         let every = |micros| {
             let interval = libc::timeval { tv_sec: 0, tv_usec: micros };
             let timer = libc::itimerval { it_interval: interval, it_value: interval };
@@ -108,7 +98,7 @@ fn handlers_of_a_timer_may_read_evicted_memory() {
         every(0);
         check_handlers(&pager);
     };
-    each_in_child("timer", &TrapKind::ALL, body, |_, ended| ended.assert_success());
+    each_succeeds("timer", &TrapKind::ALL, body);
 }
 
 #[test]
@@ -117,7 +107,7 @@ fn handlers_of_signals_that_are_sent_to_threads_may_read_evicted_memory() {
         let (pager, region) = filled(trap, 8 * MIB, PAGES);
         let region = Arc::new(region);
         START.store(region.as_mut_ptr().addr(), Ordering::SeqCst);
-        handle(libc::SIGUSR1);
+        set_action(libc::SIGUSR1, on_signal as extern "C" fn(_) as usize, libc::SA_RESTART);
         let readers: Vec<_> = (0..2)
             .map(|seed| {
                 let region = Arc::clone(&region);
@@ -136,7 +126,7 @@ fn handlers_of_signals_that_are_sent_to_threads_may_read_evicted_memory() {
         readers.into_iter().for_each(|reader| reader.join().unwrap());
         check_handlers(&pager);
     };
-    each_in_child("sent", &TrapKind::ALL, body, |_, ended| ended.assert_success());
+    each_succeeds("sent", &TrapKind::ALL, body);
 }
 
 /// Runs `body` with an alternate signal stack of so many bytes, below which there is no memory.
@@ -177,7 +167,7 @@ fn a_small_alternate_stack_is_enough() {
             });
         }
     };
-    each_in_child("small", &OF_SIGNALS, body, |_, ended| ended.assert_success());
+    each_succeeds("small", &OF_SIGNALS, body);
 }
 
 #[test]
@@ -272,5 +262,5 @@ fn threads_that_fight_for_a_page_all_go_on() {
             }
         });
     };
-    each_in_child("fight", &TrapKind::ALL, body, |_, ended| ended.assert_success());
+    each_succeeds("fight", &TrapKind::ALL, body);
 }

@@ -9,7 +9,7 @@ use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
 use uzram::units::PAGE_SIZE;
 use uzram_pager::{Pager, Region, TrapKind};
 
-use crate::common::{MIB, OF_SIGNALS, each_in_child, expect_pages, filled};
+use crate::common::{MIB, OF_SIGNALS, each_in_child, each_succeeds, expect_pages, filled, set_action};
 
 /// What the test's handlers are to open, and what they saw.
 static CLOSED_PAGE: AtomicUsize = AtomicUsize::new(0);
@@ -62,17 +62,8 @@ extern "C" fn on_signal_after(signal: c_int, info: *mut siginfo_t, context: *mut
     before(signal, info, context);
 }
 
-/// Sets the action of a signal; returns the one of before.
-fn set_action(signal: c_int, action: usize, flags: c_int) -> libc::sigaction {
-    // SAFETY: all fields are integers, or an optional function; the handlers are safe to run anywhere.
-    unsafe {
-        let mut new: libc::sigaction = std::mem::zeroed();
-        let mut old: libc::sigaction = std::mem::zeroed();
-        new.sa_sigaction = action;
-        new.sa_flags = flags | libc::SA_ONSTACK;
-        assert_eq!(libc::sigaction(signal, &raw const new, &raw mut old), 0);
-        old
-    }
+fn on_sigsegv(action: usize, flags: c_int) -> libc::sigaction {
+    set_action(libc::SIGSEGV, action, flags | libc::SA_ONSTACK)
 }
 
 fn touch(address: *mut u8) {
@@ -94,7 +85,7 @@ fn check(region: &Region) {
 #[test]
 fn a_handler_from_before_gets_what_is_not_the_pagers() {
     let body = |trap, action, flags| {
-        let before = set_action(libc::SIGSEGV, action, flags);
+        let before = on_sigsegv(action, flags);
         assert_ne!(before.sa_sigaction, action);
         let page = map_closed_page();
         let (_pager, region) = evicted(trap);
@@ -108,16 +99,16 @@ fn a_handler_from_before_gets_what_is_not_the_pagers() {
         body(trap, on_signal_with_info as extern "C" fn(_, _, _) as usize, libc::SA_SIGINFO);
         assert_eq!(SEEN_ADDRESS.load(Ordering::Relaxed), CLOSED_PAGE.load(Ordering::Relaxed) + 123);
     };
-    each_in_child("with SA_SIGINFO", &OF_SIGNALS, with_info, |_, ended| ended.assert_success());
+    each_succeeds("with SA_SIGINFO", &OF_SIGNALS, with_info);
     let without = |trap| body(trap, on_signal as extern "C" fn(_) as usize, 0);
-    each_in_child("without", &OF_SIGNALS, without, |_, ended| ended.assert_success());
+    each_succeeds("without", &OF_SIGNALS, without);
 }
 
 #[test]
 fn a_handler_from_before_gets_touches_of_a_dropped_region() {
     let body = |trap| {
         let action = on_signal_with_info as extern "C" fn(_, _, _) as usize;
-        set_action(libc::SIGSEGV, action, libc::SA_SIGINFO);
+        on_sigsegv(action, libc::SA_SIGINFO);
         let (pager, region) = evicted(trap);
         let (_other, page) = (pager.map(MIB).unwrap(), region.as_mut_ptr());
         drop(region);
@@ -139,7 +130,7 @@ fn a_handler_from_after_that_calls_the_pagers_works() {
         let (pager, region) = evicted(trap);
         let page = map_closed_page();
         let action = on_signal_after as extern "C" fn(_, _, _) as usize;
-        assert!(BEFORE.set(set_action(libc::SIGSEGV, action, libc::SA_SIGINFO)).is_ok());
+        assert!(BEFORE.set(on_sigsegv(action, libc::SA_SIGINFO)).is_ok());
         check(&region);
         touch(page);
         assert_eq!(CALLS.load(Ordering::Relaxed), 1);
@@ -149,7 +140,7 @@ fn a_handler_from_after_that_calls_the_pagers_works() {
         check(&more);
         assert!(pager.stats().faults > 0);
     };
-    each_in_child("after", &OF_SIGNALS, body, |_, ended| ended.assert_success());
+    each_succeeds("after", &OF_SIGNALS, body);
 }
 
 #[test]
@@ -169,7 +160,7 @@ fn the_default_action_still_ends_the_process() {
     ];
     for (case, action, end) in cases {
         let body = |trap| {
-            action.map(|action| set_action(libc::SIGSEGV, action, 0));
+            action.map(|action| on_sigsegv(action, 0));
             let (_pager, region) = evicted(trap);
             check(&region);
             end();
@@ -188,19 +179,19 @@ fn a_signal_that_is_sent_reaches_the_handler_from_before_or_is_ignored() {
         }
     };
     let handled = |trap| {
-        set_action(libc::SIGSEGV, on_signal as extern "C" fn(_) as usize, 0);
+        on_sigsegv(on_signal as extern "C" fn(_) as usize, 0);
         let (_pager, region) = evicted(trap);
         map_closed_page();
         send(&region);
         assert_eq!(CALLS.load(Ordering::Relaxed), 3);
     };
-    each_in_child("handled", &OF_SIGNALS, handled, |_, ended| ended.assert_success());
+    each_succeeds("handled", &OF_SIGNALS, handled);
     let ignored = |trap| {
-        set_action(libc::SIGSEGV, libc::SIG_IGN, 0);
+        on_sigsegv(libc::SIG_IGN, 0);
         let (_pager, region) = evicted(trap);
         send(&region);
     };
-    each_in_child("ignored", &OF_SIGNALS, ignored, |_, ended| ended.assert_success());
+    each_succeeds("ignored", &OF_SIGNALS, ignored);
 }
 
 /// The kernel ends a process whose thread blocks the signal of its own touch.

@@ -67,7 +67,6 @@ impl Kind {
         }
     }
 
-    /// Describes the levels in a message.
     fn levels_text(self) -> String {
         let (min, max) = self.levels().into_inner();
         match self {
@@ -184,7 +183,6 @@ impl Algorithm {
 }
 
 impl Default for Algorithm {
-    /// lz4.
     fn default() -> Self {
         Kind::Lz4.into()
     }
@@ -225,7 +223,6 @@ impl Algorithm {
         }
     }
 
-    /// Splits a text into the kind, the level and the dictionary's path.
     fn parts(text: &str) -> Result<(Kind, Option<i32>, Option<&str>)> {
         let (text, path) = match text.trim().split_once(',') {
             None => (text.trim(), None),

@@ -45,7 +45,6 @@ pub trait LruLocks: Sized + Send + Sync + 'static {
         0
     }
 
-    /// Takes all locks, for scans.
     fn lock_all<'a>(&'a self, lists: &'a Lists) -> Self::LockedLists<'a>;
 }
 

@@ -356,7 +356,6 @@ fn hits<D: LruLocks>(trace: &[u32], pages: u32, kept: usize, batching: Batching)
     hits
 }
 
-/// The same for an exact LRU.
 fn exact_hits(trace: &[u32], pages: u32, kept: usize) -> usize {
     let mut last_use = vec![None; pages as usize];
     let mut by_use = std::collections::BTreeMap::new();

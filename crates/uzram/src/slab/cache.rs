@@ -294,7 +294,6 @@ impl<T: Send + Sync, P: Policy> TypedCache<T, P> {
         self.cache.find(object).map(|value| value.cast_const().cast())
     }
 
-    /// Returns the cache, for the other steps of an adoption.
     #[cfg(not(loom))]
     pub(crate) fn cache(&self) -> &Cache<P> {
         &self.cache

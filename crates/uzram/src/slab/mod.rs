@@ -81,7 +81,6 @@ pub struct CacheInfo {
     pub stats: Vec<[u64; Stat::COUNT]>,
 }
 
-/// Serializes each CPU's counters as a map by name.
 #[cfg(feature = "serde")]
 fn by_name<S: serde::Serializer>(stats: &[[u64; Stat::COUNT]], serializer: S) -> Result<S::Ok, S::Error> {
     let named = |cpu: &[u64; Stat::COUNT]| {

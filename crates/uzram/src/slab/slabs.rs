@@ -254,7 +254,6 @@ impl Slabs {
         self.secret ^ u32::from(at) << 16
     }
 
-    /// Returns the cache's secret, for code that encodes links itself.
     #[cfg(feature = "designs")]
     #[inline]
     pub(super) fn secret(&self) -> u32 {
@@ -483,7 +482,6 @@ impl Slabs {
     }
 }
 
-/// Returns an object's address by the origin of its page of names.
 #[inline]
 fn at_origin(origin: u64, object: u32) -> *mut u8 {
     let offset_bytes = u64::from(object) * UNIT_BYTES as u64;

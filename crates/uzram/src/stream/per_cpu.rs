@@ -64,7 +64,6 @@ impl<S> PerCpu<S> {
         })
     }
 
-    /// Returns a stream for a thread that found the one of `cpu` lent.
     #[cold]
     fn lend_other(&self, cpu: usize) -> Place<'_, S> {
         let mut others = (1..self.streams.len()).map(|step| (cpu + step) % self.streams.len());

@@ -125,7 +125,7 @@ impl<D: PoolLocks> RawPool<D> {
         let shape = self.classes.get(class);
         let run = self.arena.alloc_run(usize::from(shape.pages_per_zspage), Account::Pool, gfp)?;
         let no_run = |_: &Error| self.arena.free_run(run, Account::Pool, 0);
-        let id = self.zspages.alloc(Descriptor::new(run.page, class), gfp).inspect_err(no_run)?;
+        let id = self.zspages.insert(Descriptor::new(run.page, class), gfp).inspect_err(no_run)?;
         self.page_table[run.page as usize].store(u64::from(id), Ordering::Relaxed);
         Ok(id)
     }

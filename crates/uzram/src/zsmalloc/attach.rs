@@ -230,10 +230,10 @@ impl<D: PoolLocks> RawPool<D> {
         self.handles.cache().adopt(&settled.slabs, |handle| attach.has_handle(handle) && self.renew(handle));
         for found in &settled.zspages {
             let descriptor = || Descriptor::new(found.page, found.class);
-            let id = match self.zspages.alloc(descriptor(), Gfp::MayWait) {
+            let id = match self.zspages.insert(descriptor(), Gfp::MayWait) {
                 Err(error) if matches!(error.kind(), ErrorKind::NoMemory | ErrorKind::NoSpace) => {
                     grow()?;
-                    self.zspages.alloc(descriptor(), Gfp::MayWait)?
+                    self.zspages.insert(descriptor(), Gfp::MayWait)?
                 }
                 made => made?,
             };
@@ -274,10 +274,9 @@ impl<D: PoolLocks> RawPool<D> {
             }
         }
         let committed = shape.pages_for(found.fresh.into()) as u8;
-        let entry = &self.page_table[found.page as usize];
-        let owner_bits = entry.load(Ordering::Relaxed) >> u32::BITS << u32::BITS;
-        let owner_bits = if shape.is_huge() { owner_bits } else { 0 };
-        entry.store(owner_bits | u64::from(id), Ordering::Relaxed);
+        // The inverse of 0: no owner.
+        let owner = if shape.is_huge() { self.huge_owner(found.page) } else { u32::MAX };
+        self.set_huge_owner(found.page, owner, id);
         let mut lists = self.lists(found.class);
         self.zspages.with(&mut lists, id, |zspage| {
             (zspage.free, zspage.fresh, zspage.inuse, zspage.committed) =

@@ -70,7 +70,6 @@ impl<'a> Budget<'a> {
         self.bytes == 0
     }
 
-    /// Accounts for a moved object of `bytes` bytes.
     fn spend(&mut self, bytes: u64) {
         self.bytes = self.bytes.saturating_sub(bytes);
         self.work.into_iter().for_each(|work| work.note(1));
@@ -323,8 +322,8 @@ impl<D: PoolLocks> RawPool<D> {
     }
 
     fn copy(&self, from: Location, to: Location, to_zspage: u32) {
-        self.contents().read(from);
-        self.contents().write(to);
+        self.contents.read(from);
+        self.contents.write(to);
         let ((source, header_bytes), (destination, _)) = (self.place(from), self.place(to));
         let size_bytes = usize::from(self.classes.get(from.class).size_bytes);
         // SAFETY: both locations have room for an object of the class, in committed pages; the new one

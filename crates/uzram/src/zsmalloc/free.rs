@@ -43,10 +43,6 @@ impl EmptiedList {
         self.len += 1;
     }
 
-    pub(super) fn is_empty(&self) -> bool {
-        self.len == 0
-    }
-
     pub(super) fn iter(&self) -> impl Iterator<Item = &Emptied> {
         self.some[..self.len].iter().flatten()
     }
@@ -122,7 +118,7 @@ impl<D: PoolLocks> RawPool<D> {
         let Location { page, class, .. } = object;
         let id = self.zspage_id_at(page);
         let inuse = self.zspages.with(lists, id, |zspage| {
-            self.contents().write(object);
+            self.contents.write(object);
             let (start, header_bytes) = self.place(object);
             if header_bytes > 0 {
                 // SAFETY: the object belongs to the caller; the class's lock is held from here until the
@@ -173,7 +169,7 @@ impl<D: PoolLocks> RawPool<D> {
         for (run, emptied) in runs.iter_mut().zip(emptied.iter()) {
             *run = self.give_descriptor_back(*emptied);
         }
-        if !emptied.is_empty() {
+        if emptied.len > 0 {
             self.counts.count(|share| &share.runs_freed);
             self.arena.free_runs(Account::Pool, &runs[..emptied.len]);
         }
@@ -182,7 +178,7 @@ impl<D: PoolLocks> RawPool<D> {
     /// Frees a descriptor; returns its run and the number of committed pages.
     fn give_descriptor_back(&self, emptied: Emptied) -> (Run, u64) {
         // SAFETY: the zspage is empty and on no list.
-        self.note(unsafe { self.zspages.free(emptied.zspage) });
+        self.note(unsafe { self.zspages.remove(emptied.zspage) });
         (emptied.run, u64::from(emptied.committed))
     }
 }

@@ -35,7 +35,6 @@ pub(super) enum End {
 }
 
 impl Lru {
-    /// Makes an empty list for an arena of `pages` pages.
     pub(super) fn new(pages: usize) -> Result<Self> {
         Ok(Lru {
             order: Mutex::new(&classes::ZS_LRU, Order::default()),
@@ -95,7 +94,6 @@ impl Lru {
         self.classes[page as usize].load(Ordering::Relaxed).checked_sub(1).map(|class| class as u8)
     }
 
-    /// Returns the pages before and after a page of the list.
     fn neighbours(&self, page: u32) -> (u32, u32) {
         let links = self.links[page as usize].load(Ordering::Relaxed);
         (links as u32, (links >> u32::BITS) as u32)
@@ -171,15 +169,11 @@ mod tests {
                     }
                     1 => {
                         lru.insert(page, page as u8, End::Coldest);
-                        if at.is_none() {
-                            model.push_back(page);
-                        }
+                        at.is_none().then(|| model.push_back(page));
                     }
                     2 => {
                         lru.insert(page, page as u8, End::Hottest);
-                        if at.is_none() {
-                            model.push_front(page);
-                        }
+                        at.is_none().then(|| model.push_front(page));
                     }
                     _ => {
                         lru.touch(page, page as u8);

@@ -98,7 +98,6 @@ pub trait PoolLocks: Sized + Send + Sync + 'static {
     /// meanwhile.
     type MigrationGuard<'a>: MigrationGuard;
 
-    /// Makes the locks for `classes` classes.
     fn new(classes: usize) -> Self;
 
     fn lists(&self, class: u8, counts: &Counts) -> Self::Lists<'_>;
@@ -137,7 +136,6 @@ pub type Released<'a, D> = (Location, Timed<'a, <D as PoolLocks>::Lists<'a>>);
 
 /// Locked lists whose holder moves objects.
 pub trait MigrationGuard: DerefMut<Target = Lists> {
-    /// Returns whether other threads wait for one of the locks.
     fn is_contended(&self) -> bool;
 }
 
@@ -160,7 +158,8 @@ pub struct RawPool<D: PoolLocks> {
     pub(super) pages_compacted: Counter,
     /// `None` unless the pool is configured with `reclaim`.
     pub(super) lru: Option<Lru>,
-    contents: ObjectAccess,
+    /// For loom.
+    pub(super) contents: ObjectAccess,
 }
 
 impl<D: PoolLocks> RawPool<D> {
@@ -272,7 +271,6 @@ impl<D: PoolLocks> RawPool<D> {
         self.page_table[page as usize].store(entry, Ordering::Relaxed);
     }
 
-    /// Returns the number of the descriptor of the zspage that starts at `page`.
     #[inline]
     pub(super) fn zspage_id_at(&self, page: u32) -> u32 {
         self.page_table[page as usize].load(Ordering::Relaxed) as u32
@@ -286,11 +284,5 @@ impl<D: PoolLocks> RawPool<D> {
     pub(super) unsafe fn zspage_at(&self, page: u32) -> &Descriptor {
         // SAFETY: the caller's promise.
         unsafe { self.zspages.get(self.zspage_id_at(page)) }
-    }
-
-    /// Returns the reporter of accesses to objects' bytes, for loom.
-    #[inline]
-    pub(super) fn contents(&self) -> &ObjectAccess {
-        &self.contents
     }
 }

@@ -23,7 +23,7 @@ impl<D: PoolLocks> RawPool<D> {
     pub unsafe fn read(&self, handle: u32, owner: u32, len: usize) -> Result<RawRead<'_, D>> {
         // SAFETY: the caller's promise.
         let object = unsafe { D::pin(self, handle) };
-        self.contents().read(object);
+        self.contents.read(object);
         let (start, header_bytes) = self.place(object);
         let bytes = NonNull::new(start.wrapping_add(header_bytes)).unwrap_or(NonNull::dangling());
         // Unpins on every return path.
@@ -87,7 +87,7 @@ impl<D: PoolLocks> Deref for RawRead<'_, D> {
 impl<D: PoolLocks> Drop for RawRead<'_, D> {
     #[inline]
     fn drop(&mut self) {
-        self.pool.contents().read(self.object);
+        self.pool.contents.read(self.object);
         // SAFETY: this value holds the pin.
         if let Some(released) = unsafe { D::unpin(self.pool, self.handle, self.object) } {
             self.pool.release(self.handle, released);

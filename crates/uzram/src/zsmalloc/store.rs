@@ -91,7 +91,7 @@ impl<'a, D: PoolLocks> Reserved<'a, D> {
             return pool.store(bytes, owner, Gfp::MayWait);
         }
         let (start, header_bytes) = pool.place(self.object);
-        pool.contents().write(self.object);
+        pool.contents.write(self.object);
         // A new object is not in the CPU's cache: fetch its lines in parallel.
         (0..header_bytes + bytes.len())
             .step_by(LINE_BYTES)

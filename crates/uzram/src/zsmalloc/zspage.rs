@@ -7,8 +7,10 @@
 //! While a zspage is *held*, none of its objects is moved: the kernel's zspage read lock. A hold is
 //! taken where the lock design excludes moves, so a mover only needs to check for holds.
 
+use std::ops::Deref;
+
 use crate::base::error::Result;
-use crate::base::mem::{Arena, Gfp};
+use crate::base::mem::Arena;
 use crate::base::sync::{Arc, AtomicU32, Guarded, Ordering};
 use crate::slab::{CacheConfig, TypedCache};
 
@@ -115,7 +117,18 @@ impl Descriptor {
     }
 }
 
+/// A pool's descriptors. One that is [got](TypedCache::get) stays in use for as long as an object of its
+/// zspage is in use, or the zspage is on lists whose lock is held. One that is removed is on no list.
 pub(super) struct Descriptors(TypedCache<Descriptor>);
+
+impl Deref for Descriptors {
+    type Target = TypedCache<Descriptor>;
+
+    #[inline]
+    fn deref(&self) -> &TypedCache<Descriptor> {
+        &self.0
+    }
+}
 
 impl Descriptors {
     pub(super) fn new(pool_name: &str, arena: Arc<Arena>, max_zspages: u64) -> Result<Self> {
@@ -128,52 +141,12 @@ impl Descriptors {
         TypedCache::new(arena, options).map(Descriptors)
     }
 
-    pub(super) fn populate(&self) -> Result<()> {
-        self.0.populate()
-    }
-
-    /// Allocates a descriptor that no other thread knows yet.
-    pub(super) fn alloc(&self, descriptor: Descriptor, gfp: Gfp) -> Result<u32> {
-        self.0.insert(descriptor, gfp)
-    }
-
-    /// Frees a descriptor that is on no list. Fails with `Corrupt` when `id` is found to be no descriptor, or
-    /// free already.
-    ///
-    /// # Safety
-    /// [`Descriptors::alloc`] returned it, and no thread uses it any more.
-    pub(super) unsafe fn free(&self, id: u32) -> Result<()> {
-        // SAFETY: the caller's promise.
-        unsafe { self.0.remove(id) }
-    }
-
-    /// Returns a descriptor.
-    ///
-    /// # Safety
-    /// It is in use for as long as the reference lives: an object of the zspage is in use, or the zspage is
-    /// on lists whose lock is held.
-    #[inline]
-    pub(super) unsafe fn get(&self, id: u32) -> &Descriptor {
-        // SAFETY: the caller's promise.
-        unsafe { self.0.get(id) }
-    }
-
     /// Runs `f` on a zspage of the class of `_lists`. A caller that has the lists holds the class's lock.
     #[inline]
     pub(super) fn with<R>(&self, _lists: &mut Lists, id: u32, f: impl FnOnce(&mut Zspage) -> R) -> R {
         // SAFETY: a zspage that the class's lists or the page table name keeps its descriptor until it is
         // taken off them. The class's lock is held, and `f` cannot call this again: it has no `Lists`.
-        unsafe { self.0.get(id).guarded.with_mut(f) }
-    }
-
-    #[cfg(test)]
-    pub(super) fn in_use(&self) -> u64 {
-        self.0.info().active_objs
-    }
-
-    #[cfg(not(loom))]
-    pub(super) fn table_resident_bytes(&self) -> usize {
-        self.0.table_resident_bytes()
+        unsafe { self.get(id).guarded.with_mut(f) }
     }
 }
 
@@ -341,6 +314,7 @@ impl Lists {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
+    use crate::base::mem::Gfp;
     use crate::base::random::Random;
 
     #[test]
@@ -365,7 +339,7 @@ mod tests {
                 let (from, to) = (random.below(LISTS), random.below(LISTS));
                 match random.below(5) {
                     0 => {
-                        let id = all.alloc(Descriptor::new(page, 0), Gfp::MayWait).expect("memory");
+                        let id = all.insert(Descriptor::new(page, 0), Gfp::MayWait).expect("memory");
                         lists.insert(&all, id, to);
                         model[to].push_front(id);
                     }
@@ -374,7 +348,7 @@ mod tests {
                         let id = model[from].remove(at).expect("in range");
                         lists.remove(&all, id);
                         // SAFETY: the zspage is this test's and on no list.
-                        unsafe { all.free(id) }.expect("in use");
+                        unsafe { all.remove(id) }.expect("in use");
                     }
                     2 if !model[from].is_empty() => {
                         let at = random.below(model[from].len());
@@ -413,7 +387,7 @@ mod tests {
                     assert_eq!(lists.rotate(&all, group), Some(id), "seed {seed}");
                     lists.remove(&all, id);
                     // SAFETY: as above.
-                    unsafe { all.free(id) }.expect("in use");
+                    unsafe { all.remove(id) }.expect("in use");
                 }
             }
             assert_eq!((lists.zspages(), lists.groups), (0, 0));

@@ -29,29 +29,14 @@ fn coding_pages_allocates_nothing() {
         let dictionary = Dictionary::new("/dictionary", dictionary.clone()).unwrap();
         Algorithm::new(kind, None, Some(dictionary)).unwrap()
     };
-    let names = [
-        "lz4",
-        "lz4hc:2",
-        "lz4hc",
-        "zstd",
-        "zstd:3",
-        "zstd:19",
-        "deflate:1",
-        "deflate",
-        "deflate:12",
-        "memory",
-    ];
-    let plain = names.map(|name| name.parse().unwrap());
+    let names = "lz4 lz4hc:2 lz4hc zstd zstd:3 zstd:19 deflate:1 deflate deflate:12 memory";
+    let plain = names.split(' ').map(|name| name.parse().unwrap());
     let with_dictionary = [Kind::Lz4, Kind::Lz4hc, Kind::Zstd, Kind::Memory].map(with_dictionary);
-    for algorithm in plain.into_iter().chain(with_dictionary) {
+    for algorithm in plain.chain(with_dictionary) {
         let before = crate::allocations::count();
         let mut encoder = Encoder::new(&algorithm).unwrap();
         let mut decoder = Decoder::new(&algorithm).unwrap();
-        assert!(
-            crate::allocations::count() > before,
-            "{algorithm}: the allocations of C code are not counted"
-        );
-
+        assert!(crate::allocations::count() > before, "{algorithm}: those of C code are not counted");
         let (mut page, mut out, mut decoded) = ([0; PAGE_SIZE], [0; PAGE_SIZE], [0; PAGE_SIZE]);
         let mut did_not_fit = 0;
         let before = crate::allocations::count();

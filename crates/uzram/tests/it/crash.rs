@@ -127,16 +127,20 @@ fn check(survivor: &Survivor, before: &Model, after: &Model, what: &str) {
         assert!(is_one, "{what}: page {page} has neither its old contents nor its new ones");
     }
     store.discard_pages(0..PAGES.into());
+    check_empty(&store, what);
+    assert_eq!(store.backing_stats().pages, 0, "{what}");
+    // A thread of the store gives free memory back.
+    let is_given_back = || store.stats().charged_pages == copy.arena_pages();
+    assert!(wait_until(is_given_back), "{what}: {:?}, {} pages", store.stats(), copy.arena_pages());
+}
+
+fn check_empty(store: &Store, what: &str) {
     let empty = store.stats();
     assert_eq!(
         (empty.pages_stored, empty.compr_data_bytes, empty.pool_pages),
         (0, 0, 0),
         "{what}: {empty:?}"
     );
-    assert_eq!(store.backing_stats().pages, 0, "{what}");
-    // A thread of the store gives free memory back.
-    let is_given_back = || store.stats().charged_pages == copy.arena_pages();
-    assert!(wait_until(is_given_back), "{what}: {:?}, {} pages", store.stats(), copy.arena_pages());
 }
 
 /// A store of which nobody has anything but the memory: pages of all kinds, with gaps, some on the backing
@@ -278,20 +282,10 @@ fn step(store: &Store, journal: &Journal, random: &mut Random, which: u32, threa
     match random.below(24) {
         0..=13 => {
             let number = 1 + random.below(1 << 30) as u64;
-            journal.begin(page, number);
-            store.write(PageNo(page), &contents(number)).unwrap();
-            journal.end(page);
+            journal.change(page, number, || store.write(PageNo(page), &contents(number)).unwrap());
         }
-        14..=17 => {
-            journal.begin(page, 0);
-            store.discard(PageNo(page));
-            journal.end(page);
-        }
-        18 | 19 => {
-            journal.begin(page, ZEROS);
-            store.zero(PageNo(page));
-            journal.end(page);
-        }
+        14..=17 => journal.change(page, 0, || store.discard(PageNo(page))),
+        18 | 19 => journal.change(page, ZEROS, || store.zero(PageNo(page))),
         20 if has_backing => {
             let first = random.below(PAGES as usize - 50) as u64;
             store.write_back(&Writeback::of(first..first + 50)).unwrap();
@@ -437,9 +431,7 @@ fn damage_is_refused_or_does_no_harm() {
                 assert!(holds(&model, page, &read(&store, page).unwrap()), "round {round}: page {page}");
             }
             store.discard_pages(0..PAGES.into());
-            let empty = store.stats();
-            let left = (empty.pages_stored, empty.compr_data_bytes, empty.pool_pages);
-            assert_eq!(left, (0, 0, 0), "round {round}: {empty:?}");
+            check_empty(&store, &format!("round {round}"));
         }
     }
     println!("{refused} stores refused, {lost} pages lost, {failed} reads failed");

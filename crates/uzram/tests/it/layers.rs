@@ -78,7 +78,6 @@ fn item_len(code: &str) -> usize {
     end.map_or(code.len(), |(at, _)| if depth < 0 { at } else { at + 1 })
 }
 
-/// Returns the paths that begin with `prefix` in code, those in braces one by one.
 fn paths(code: &str, prefix: &str) -> Vec<String> {
     let starts = code.match_indices(prefix).map(|(at, _)| at);
     let is_name = |c: char| c.is_alphanumeric() || c == '_' || c == ':';
@@ -220,14 +219,10 @@ fn declared(line: &str) -> Option<&str> {
 
 #[test]
 fn imports_are_found_in_groups_too() {
-    assert_eq!(
-        tree("crate::{a::b::{C, self},\n d as e};"),
-        ["crate::a::b::C", "crate::a::b::self", "crate::d"]
-    );
-    assert_eq!(
-        paths("use std::sync::{Arc, Mutex}; std::sync::mpsc::channel()", "std::sync::"),
-        ["std::sync::Arc", "std::sync::Mutex", "std::sync::mpsc::channel"]
-    );
+    let found = tree("crate::{a::b::{C, self},\n d as e};");
+    assert_eq!(found, ["crate::a::b::C", "crate::a::b::self", "crate::d"]);
+    let found = paths("use std::sync::{Arc, Mutex}; std::sync::mpsc::channel()", "std::sync::");
+    assert_eq!(found, ["std::sync::Arc", "std::sync::Mutex", "std::sync::mpsc::channel"]);
     assert_eq!(absolute("a::b", "super::super::c", |_| false).unwrap(), "c");
     assert_eq!(absolute("a", "b::C", |child| child == "a::b").unwrap(), "a::b::C");
 }
@@ -260,10 +255,8 @@ fn there_is_one_door_to_memory_and_one_to_locks() {
             let names = paths(&code, prefix);
             let names = names.iter().filter_map(|path| path.strip_prefix(prefix)?.split("::").next());
             let used = names.into_iter().find(|used| closed.contains(used));
-            assert!(
-                used.is_none() || name.starts_with(door),
-                "{name} uses {prefix}{used:?}, which is {door}'s"
-            );
+            let is_inside = used.is_none() || name.starts_with(door);
+            assert!(is_inside, "{name} uses {prefix}{used:?}, which is {door}'s");
         }
     }
 }

@@ -143,9 +143,7 @@ fn a_wait_is_recorded_and_bounces_between_cpus() {
     let (lock, taken) = (Mutex::new(&classes::DEVICE, ()), Barrier::new(2));
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            if let Some([one, _]) = cpus {
-                move_to(one);
-            }
+            cpus.into_iter().for_each(|[one, _]| move_to(one));
             let held = lock.lock();
             taken.wait();
             let start = Instant::now();
@@ -156,9 +154,7 @@ fn a_wait_is_recorded_and_bounces_between_cpus() {
             drop(held);
         });
         scope.spawn(|| {
-            if let Some([_, two]) = cpus {
-                move_to(two);
-            }
+            cpus.into_iter().for_each(|[_, two]| move_to(two));
             taken.wait();
             drop(lock.lock());
         });

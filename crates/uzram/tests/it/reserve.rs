@@ -20,7 +20,6 @@ const THREADS: u64 = 3;
 /// Kinds of pages, by how well they compress.
 const KINDS: u64 = 61;
 
-/// Returns pages from all zeros to incompressible, of repeated words and random words.
 fn kinds() -> Vec<Page> {
     let words: Vec<u64> = (0..200).map(|seed| Random::new(seed + 1).next()).collect();
     (0..KINDS)
@@ -36,7 +35,6 @@ fn kinds() -> Vec<Page> {
         .collect()
 }
 
-/// Fills `page` with the contents of page `number` after its `version`th write.
 fn fill(page: &mut Page, kinds: &[Page], number: u64, version: u64) {
     let kind = (number * 7 + version * 13) % KINDS;
     *page = kinds[kind as usize];
@@ -98,7 +96,6 @@ fn verify(disk: &OpenDevice, kinds: &[Page], number: u64, version: u64, read: &m
     assert!(read == wanted, "page {number}, version {version}");
 }
 
-/// Runs a thread's operations on its pages. Returns its page faults, and its writes that failed.
 fn work(disk: &OpenDevice, kinds: &[Page], thread: u64) -> (i64, u64) {
     let mine = || (0..DISK_PAGES).filter(|number| number % THREADS == thread);
     let (mut read, mut page) = ([0; PAGE_SIZE], [0; PAGE_SIZE]);
@@ -150,7 +147,6 @@ fn work(disk: &OpenDevice, kinds: &[Page], thread: u64) -> (i64, u64) {
     (minor_faults() - before, failures)
 }
 
-/// Fills a device with these settings from several threads, and returns their page faults.
 fn faults_with(settings: &[(&str, &str)]) -> i64 {
     populate_program();
     let kinds = kinds();

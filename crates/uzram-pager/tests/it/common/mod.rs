@@ -193,6 +193,25 @@ pub fn each_in_child<F: Fn(TrapKind)>(
     });
 }
 
+/// Runs `body` as [`each_in_child`] does; it succeeds.
+#[track_caller]
+pub fn each_succeeds<F: Fn(TrapKind)>(case: &str, traps: &[TrapKind], body: F) {
+    each_in_child(case, traps, body, |_, ended| ended.assert_success());
+}
+
+/// Sets the action of a signal, which is safe to run anywhere; returns the one of before.
+pub fn set_action(signal: i32, action: usize, flags: i32) -> libc::sigaction {
+    // SAFETY: all fields are integers, or an optional function.
+    unsafe {
+        let mut new: libc::sigaction = std::mem::zeroed();
+        let mut old: libc::sigaction = std::mem::zeroed();
+        new.sa_sigaction = action;
+        new.sa_flags = flags;
+        assert_eq!(libc::sigaction(signal, &raw const new, &raw mut old), 0);
+        old
+    }
+}
+
 /// Has this process end with the one that started it, and without a core file.
 fn prepare_child() {
     // SAFETY: sets attributes of this process.

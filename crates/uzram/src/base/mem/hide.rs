@@ -109,7 +109,6 @@ impl Arena {
         }
     }
 
-    /// Returns the word of `hidden` and the bit for the chunk of a page.
     fn hidden_bit(&self, page: u32) -> (usize, u64) {
         let chunk = page / CHUNK_PAGES;
         ((chunk / u64::BITS) as usize, 1 << (chunk % u64::BITS))

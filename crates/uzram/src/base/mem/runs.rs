@@ -174,7 +174,6 @@ impl Runs {
         Ok(trees + touch(&mut self.taken) + touch(&mut self.longest) + touch(&mut self.chunks))
     }
 
-    /// Makes room for this many chunks more.
     fn make_room(&mut self, chunks: usize) -> Result<()> {
         let no_memory = |_| Error::new(ErrorKind::NoMemory, "no memory for the arena's bitmap");
         self.taken.try_reserve(chunks * CHUNK_GROUPS).map_err(no_memory)?;
@@ -354,7 +353,6 @@ impl Runs {
         }
     }
 
-    /// Updates the trees for a chunk.
     fn refresh(&mut self, chunk: usize) {
         let Chunk { owner, taken_pages, hidden, absent } = self.chunks[chunk];
         let free = taken_pages == 0 && !hidden && !absent;

@@ -34,7 +34,6 @@ impl Whole {
         self.mapped.start()
     }
 
-    /// Returns this process's `/proc/self/pagemap`.
     pub(super) fn page_table(&self) -> &File {
         &self.page_table
     }

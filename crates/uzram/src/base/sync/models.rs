@@ -12,7 +12,6 @@ pub(crate) fn model(preemptions: usize, f: impl Fn() + Sync + Send + 'static) {
     builder.check(f);
 }
 
-/// Runs `f` in another thread.
 pub(crate) fn beside<T: 'static, R: 'static>(
     shared: &Arc<T>,
     f: impl FnOnce(&T) -> R + 'static,

@@ -61,7 +61,6 @@ impl<P: Policy> Fixture<P> {
         Fixture { what, objects, kind, freed, found: 0, missed: 0, lossy: false }
     }
 
-    /// Frees objects that are not in use.
     fn misuse(&mut self, objects: &[u32]) {
         for object in objects {
             let answer = self.objects.cache.free(*object);
@@ -85,7 +84,6 @@ impl<P: Policy> Fixture<P> {
         }
     }
 
-    /// Checks that an error names the cache and the object, and no setting.
     fn check_error(&self, object: u32, error: &Error) {
         let text = error.to_string();
         assert_eq!((error.kind(), error.setting()), (ErrorKind::Corrupt, None), "{text}");

@@ -35,7 +35,6 @@ impl Drop for Context {
     }
 }
 
-/// Returns how many times as long as usual random tests run.
 fn stress_factor() -> u64 {
     std::env::var("SLAB_STRESS").ok().and_then(|factor| factor.parse().ok()).unwrap_or(1)
 }
@@ -49,7 +48,6 @@ fn arena() -> Arc<Arena> {
     Arc::new(Arena::new(ARENA_BYTES).unwrap())
 }
 
-/// Makes a cache of as many objects as its arena has room for, named after the policy and shape.
 fn cache_of<P: Policy>(arena: &Arc<Arena>, (size, align): (usize, usize), restartable: bool) -> Cache<P> {
     let config =
         CacheConfig::new(format!("{}-{size}-{align}", P::NAME), size, align, ARENA_BYTES / size as u64);

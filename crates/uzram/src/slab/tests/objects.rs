@@ -62,7 +62,6 @@ pub(super) struct Objects<P: Policy> {
 }
 
 impl<P: Policy> Objects<P> {
-    /// Makes a cache of as many objects as its arena has room for.
     pub(super) fn new(shape: (usize, usize), restartable: bool) -> Self {
         let arena = arena();
         let cache = cache_of(&arena, shape, restartable);
@@ -103,7 +102,6 @@ impl<P: Policy> Objects<P> {
         check_info(&self.arena, &self.cache, self.live.len());
     }
 
-    /// Frees all objects, and checks that everything is given back.
     pub(super) fn finish(mut self) {
         (0..self.live.len()).rev().for_each(|at| self.free(at));
         self.check_info();

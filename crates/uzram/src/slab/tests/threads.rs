@@ -156,7 +156,6 @@ impl<P: Policy> Shared<P> {
         self.finish();
     }
 
-    /// Starts one of the eight threads, and its successors one after the other.
     fn spawn_lives<'scope>(
         &'scope self,
         scope: &'scope Scope<'scope, '_>,

@@ -48,8 +48,8 @@ pub(super) fn check<D: PoolLocks>(pool: &RawPool<D>, live: &HashMap<u32, Live>) 
     assert_eq!(found, wanted, "the objects of the zspages");
     assert_eq!((pool.pages_used(), pool.arena.used_pages(Account::Pool)), (pages, pages));
     assert!(pool.arena.charged_pages() >= pages);
-    assert_eq!(pool.handles.info().active_objs, live.len() as u64);
-    assert_eq!(pool.zspages.in_use(), pool.class_stats().iter().map(zspages).sum());
+    let on_lists = pool.class_stats().iter().map(zspages).sum();
+    assert_eq!(super::in_use(pool), (live.len() as u64, on_lists));
 }
 
 pub(super) fn zspages(stat: &crate::zsmalloc::ClassStat) -> u64 {

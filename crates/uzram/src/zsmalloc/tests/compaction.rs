@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::collections::HashMap;
 
 use super::check::{Live, check};
-use super::{free, object, pool, read};
+use super::{free, object, pool, read, store};
 use crate::base::mem::{Account, Gfp};
 use crate::base::random::Random;
 use crate::base::sync::Arc;
@@ -36,16 +36,9 @@ fn scattered<D: PoolLocks>(seed: u64) -> (RawPool<D>, HashMap<u32, Live>) {
     for owner in 0..6000 {
         let mut bytes = vec![0; 1 + random.below(PAGE_SIZE)];
         random.fill(&mut bytes);
-        let handle = pool.store(&bytes, owner, Gfp::MayWait).expect("memory");
-        live.insert(handle, Live { owner, bytes });
+        live.insert(store(&pool, &bytes, owner), Live { owner, bytes });
     }
-    live.retain(|handle, _| {
-        let stays = random.below(4) == 0;
-        if !stays {
-            free(&pool, *handle);
-        }
-        stays
-    });
+    live.extract_if(|_, _| random.below(4) > 0).for_each(|(handle, _)| free(&pool, handle));
     (pool, live)
 }
 
@@ -76,8 +69,8 @@ fn compaction_moves_no_object_of_sparse_zspages_twice<D: PoolLocks>() {
     let bytes = [7; 1500];
     let class = pool.classes.index_for(bytes.len());
     let objs_per_zspage = u32::from(pool.classes.get(class).objs_per_zspage);
-    let store = |owner| (owner, pool.store(&bytes, owner, Gfp::MayWait).expect("memory"));
-    let handles: Vec<_> = (0..40 * objs_per_zspage).map(store).collect();
+    let handles: Vec<_> =
+        (0..40 * objs_per_zspage).map(|owner| (owner, store(&pool, &bytes, owner))).collect();
     let mut live = HashMap::new();
     for (owner, handle) in handles {
         if owner.is_multiple_of(objs_per_zspage) {
@@ -154,7 +147,6 @@ fn at_the_limit_compaction_makes_room<D: PoolLocks>() {
     assert!(freed > 100 && pool.freeable_pages() < 100, "{freed} freed");
     assert!(pool.arena.charged_pages() <= pool.arena.limit_pages());
     check(&pool, &live);
-    assert!(D::NAME.len() > 3);
 }
 
 /// Full zspages that are spread over many sparse chunks move together into as few chunks as they need.
@@ -169,7 +161,6 @@ fn zspages_leave_sparse_chunks<D: PoolLocks>() {
     check(&pool, &live);
 }
 
-/// Makes a pool of full zspages, few in each of many chunks.
 fn sparse_chunks<D: PoolLocks>() -> (RawPool<D>, HashMap<u32, Live>) {
     let pool = pool::<D>(16);
     let mut random = Random::new(6);
@@ -177,20 +168,15 @@ fn sparse_chunks<D: PoolLocks>() -> (RawPool<D>, HashMap<u32, Live>) {
     // Include huge objects: their zspages have one page, and only evacuation moves them.
     for owner in 0..8000 {
         let bytes = vec![owner as u8; if owner % 3 == 0 { PAGE_SIZE } else { 1000 + random.below(200) }];
-        let handle = pool.store(&bytes, owner, Gfp::MayWait).expect("memory");
+        let handle = store(&pool, &bytes, owner);
         zspages.push(object(&pool, handle).page);
         live.insert(handle, Live { owner, bytes });
     }
     zspages.sort_unstable();
     zspages.dedup();
     let stays = |page: u32| zspages.binary_search(&page).expect("a zspage") % 8 == 0;
-    live.retain(|handle, _| {
-        let stays = stays(object(&pool, *handle).page);
-        if !stays {
-            free(&pool, *handle);
-        }
-        stays
-    });
+    let leaves = |handle: &u32, _: &mut Live| !stays(object(&pool, *handle).page);
+    live.extract_if(leaves).for_each(|(handle, _)| free(&pool, handle));
     pool.arena.release_free();
     (pool, live)
 }

@@ -7,9 +7,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::check::check;
-use super::{free, pool, read};
+use super::{free, pool, read, store};
 use crate::base::cpu;
-use crate::base::mem::Gfp;
 use crate::zsmalloc::compact::{Budget, Effort};
 use crate::zsmalloc::deferred::DeferredFrees;
 use crate::zsmalloc::design::{Pinned, PoolLocks};
@@ -43,10 +42,8 @@ fn each_object_is_freed_once_and_in_use_until_then<D: PoolLocks>() {
                         scope.spawn(move || {
                             for round in 0..3 {
                                 let owner = |at: u32| thread << 24 | round << 16 | at;
-                                let store = |at| {
-                                    pool.store(&[at as u8; 700], owner(at), Gfp::MayWait).expect("memory")
-                                };
-                                let handles: Vec<u32> = (0..1500).map(store).collect();
+                                let handles: Vec<u32> =
+                                    (0..1500).map(|at| store(pool, &[at as u8; 700], owner(at))).collect();
                                 for (at, handle) in (0..).zip(handles) {
                                     let bytes = read(pool, handle, owner(at), 700).expect("in use").to_vec();
                                     assert_eq!(bytes, [at as u8; 700]);
@@ -90,8 +87,7 @@ fn what_waits_is_freed_soon() {
         |handle| free(&pool, handle),
         || {
             for count in [1, 1, 5000, 3] {
-                let store = |owner| pool.store(&[4; 100], owner, Gfp::MayWait).expect("memory");
-                let handles: Vec<u32> = (0..count).map(store).collect();
+                let handles: Vec<u32> = (0..count).map(|owner| store(&pool, &[4; 100], owner)).collect();
                 handles.into_iter().for_each(|handle| frees.defer(handle, |handle| free(&pool, handle)));
                 let start = Instant::now();
                 while pool.pages_used() > 0 {

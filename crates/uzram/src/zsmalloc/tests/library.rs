@@ -44,14 +44,8 @@ fn a_dropped_object_is_freed<D: PoolLocks>() {
 fn a_built_pool_keeps_its_limit() {
     let pool = Pool::builder("built").limit_bytes(2 << 20).build().unwrap();
     assert_eq!((pool.limit_bytes(), pool.charged_bytes()), (2 << 20, 0));
-    let mut objects = Vec::new();
-    let refused = loop {
-        match pool.store(&[7; 1000]) {
-            Ok(object) => objects.push(object),
-            Err(error) => break error,
-        }
-    };
-    assert_eq!(refused.kind(), ErrorKind::NoSpace);
+    let objects: Vec<_> = std::iter::from_fn(|| pool.store(&[7; 1000]).ok()).collect();
+    assert_eq!(pool.store(&[7; 1000]).unwrap_err().kind(), ErrorKind::NoSpace);
     assert!(objects.len() > 1500 && pool.charged_bytes() <= pool.limit_bytes(), "{}", objects.len());
     drop(objects);
     assert_eq!(pool.pages_used(), 0);
@@ -63,11 +57,7 @@ fn a_built_pool_keeps_its_limit() {
         assert_eq!((refused.kind(), refused.setting()), (ErrorKind::Invalid, Some(setting)));
     }
     let pool = Pool::builder("few").max_objects(3).build().unwrap();
-    let mut objects = Vec::new();
-    while let Ok(object) = pool.store(&[1]) {
-        objects.push(object);
-    }
-    assert!(objects.len() >= 3);
+    assert!(std::iter::from_fn(|| pool.store(&[1]).ok()).collect::<Vec<_>>().len() >= 3);
 }
 
 fn handles_are_of_one_pool_and_free_their_bytes<D: PoolLocks>() {

@@ -28,10 +28,23 @@ fn pool<D: PoolLocks>(chain_size: usize) -> RawPool<D> {
     RawPool::new(arena, &config(chain_size)).expect("pool")
 }
 
-/// Reads an object that the test does not free meanwhile.
 fn read<D: PoolLocks>(pool: &RawPool<D>, handle: u32, owner: u32, len: usize) -> Result<RawRead<'_, D>> {
     // SAFETY: the handle is in use and the test's; tests free it meanwhile only with designs that allow it.
     unsafe { pool.read(handle, owner, len) }
+}
+
+fn store<D: PoolLocks>(pool: &RawPool<D>, bytes: &[u8], owner: u32) -> u32 {
+    pool.store(bytes, owner, Gfp::MayWait).expect("memory")
+}
+
+fn refused<D: PoolLocks>(pool: &RawPool<D>, bytes: &[u8], gfp: Gfp) -> (ErrorKind, Option<&'static str>) {
+    let error = pool.store(bytes, 0, gfp).expect_err("it is refused");
+    (error.kind(), error.setting())
+}
+
+/// Returns the numbers of handles and of zspages.
+fn in_use<D: PoolLocks>(pool: &RawPool<D>) -> (u64, u64) {
+    (pool.handles.info().active_objs, pool.zspages.info().active_objs)
 }
 
 fn free<D: PoolLocks>(pool: &RawPool<D>, handle: u32) {
@@ -79,28 +92,21 @@ fn lengths_and_chain_sizes_out_of_range_are_refused<D: PoolLocks>() {
     assert_eq!(refused.setting(), Some("chain_size"));
     let pool = pool::<D>(8);
     for bytes in [&[][..], &[1; PAGE_SIZE + 1]] {
-        assert_eq!(
-            pool.store(bytes, 0, Gfp::MayWait).expect_err("too long or too short").kind(),
-            ErrorKind::Invalid
-        );
+        assert_eq!(self::refused(&pool, bytes, Gfp::MayWait).0, ErrorKind::Invalid);
     }
 }
 
 /// Without waiting the pool neither grows nor gives memory back, and uses all memory that it has.
 fn without_waiting_only_what_is_there_is_taken<D: PoolLocks>() {
     let pool = pool::<D>(8);
-    let refused = pool.store(&[1; 3000], 0, Gfp::NoWait).expect_err("there is no memory yet");
-    assert_eq!(refused.kind(), ErrorKind::NoMemory);
-    assert_eq!((pool.arena.charged_pages(), pool.handles.info().active_objs), (0, 0));
-    let first = pool.store(&[1; 3000], 0, Gfp::MayWait).expect("memory");
-    let mut handles = vec![first];
-    while let Ok(handle) = pool.store(&[1; 3000], 0, Gfp::NoWait) {
-        handles.push(handle);
-    }
+    assert_eq!(refused(&pool, &[1; 3000], Gfp::NoWait).0, ErrorKind::NoMemory, "there is none yet");
+    assert_eq!((pool.arena.charged_pages(), in_use(&pool)), (0, (0, 0)));
+    let mut handles = vec![store(&pool, &[1; 3000], 0)];
+    handles.extend(std::iter::from_fn(|| pool.store(&[1; 3000], 0, Gfp::NoWait).ok()));
     // A chunk has 512 pages; gaps remain that are too short for a run.
     assert!(pool.pages_used() > 460, "{} pages", pool.pages_used());
-    assert_eq!(pool.zspages.in_use(), pool.class_stats().iter().map(zspages).sum(), "none is left over");
-    assert_eq!(pool.handles.info().active_objs, handles.len() as u64);
+    let on_lists = pool.class_stats().iter().map(zspages).sum();
+    assert_eq!(in_use(&pool), (handles.len() as u64, on_lists), "none is left over");
 
     // Now at the limit, with free memory in runs of another length.
     let kept = handles.len() - 40;
@@ -122,12 +128,12 @@ fn bytes_need_not_be_as_long_as_what_was_reserved<D: PoolLocks>() {
         let reserved = pool.reserve(reserved_len, Gfp::MayWait).expect("memory");
         let handle = reserved.write(&bytes, 7).expect("memory");
         assert_eq!(*read(&pool, handle, 7, len).expect("sound"), *bytes);
-        assert_eq!((pool.handles.info().active_objs, pool.zspages.in_use()), (1, 1), "{reserved_len} {len}");
+        assert_eq!(in_use(&pool), (1, 1), "{reserved_len} {len}");
         free(&pool, handle);
     }
     let reserved = pool.reserve(100, Gfp::MayWait).expect("memory");
     assert_eq!(reserved.write(&[0; PAGE_SIZE + 1], 7).expect_err("too long").kind(), ErrorKind::Invalid);
-    assert_eq!((pool.handles.info().active_objs, pool.zspages.in_use(), pool.pages_used()), (0, 0, 0));
+    assert_eq!((in_use(&pool), pool.pages_used()), ((0, 0), 0));
 }
 
 fn zspages_are_charged_as_far_as_they_are_reached<D: PoolLocks>() {
@@ -135,35 +141,32 @@ fn zspages_are_charged_as_far_as_they_are_reached<D: PoolLocks>() {
     let len = 3000;
     let class = *pool.classes.get(pool.classes.index_for(len));
     assert!(class.pages_per_zspage > 8, "{class:?}");
-    let handles: Vec<u32> = (0..class.objs_per_zspage)
-        .map(|number| {
-            let handle = pool.store(&vec![7; len], u32::from(number), Gfp::MayWait).expect("memory");
-            assert_eq!(pool.pages_used(), class.pages_for(usize::from(number) + 1) as u64);
-            handle
-        })
-        .collect();
-    assert_eq!(pool.zspages.in_use(), 1);
+    let mut handles = Vec::new();
+    for number in 0..class.objs_per_zspage {
+        handles.push(store(&pool, &vec![7; len], number.into()));
+        assert_eq!(pool.pages_used(), class.pages_for(handles.len()) as u64);
+    }
+    assert_eq!(in_use(&pool).1, 1);
     handles.into_iter().for_each(|handle| free(&pool, handle));
-    assert_eq!((pool.pages_used(), pool.zspages.in_use()), (0, 0));
+    assert_eq!((pool.pages_used(), in_use(&pool)), (0, (0, 0)));
 }
 
 fn new_objects_go_into_the_fullest_zspage<D: PoolLocks>() {
     let pool = pool::<D>(8);
     let (len, per_zspage) =
         (1000, usize::from(pool.classes.get(pool.classes.index_for(1000)).objs_per_zspage));
-    let handles: Vec<u32> = (0..3 * per_zspage)
-        .map(|owner| pool.store(&vec![1; len], owner as u32, Gfp::MayWait).expect("memory"))
-        .collect();
+    let handles: Vec<u32> =
+        (0..3 * per_zspage).map(|owner| store(&pool, &vec![1; len], owner as u32)).collect();
     let page = |handle: &u32| object(&pool, *handle).page;
     let pages: Vec<u32> = handles.iter().map(page).collect();
     let (first, second) = (&handles[..per_zspage], &handles[per_zspage..2 * per_zspage]);
     first[..per_zspage - 1].iter().for_each(|handle| free(&pool, *handle));
     second[..3].iter().for_each(|handle| free(&pool, *handle));
     for _ in 0..3 {
-        let handle = pool.store(&vec![2; len], 0, Gfp::MayWait).expect("memory");
+        let handle = store(&pool, &vec![2; len], 0);
         assert_eq!(page(&handle), pages[per_zspage], "the second zspage is the fullest with room");
     }
-    assert_eq!(page(&pool.store(&vec![2; len], 0, Gfp::MayWait).expect("memory")), pages[0]);
+    assert_eq!(page(&store(&pool, &vec![2; len], 0)), pages[0]);
 }
 
 #[test]
@@ -171,16 +174,15 @@ fn a_read_outlives_the_free() {
     let pool = pool::<Pinned>(8);
     for len in [100, 2000, PAGE_SIZE] {
         let bytes = vec![len as u8; len];
-        let handle = pool.store(&bytes, 1, Gfp::MayWait).expect("memory");
-        let (one, two) =
-            (read(&pool, handle, 1, len).expect("sound"), read(&pool, handle, 1, len).expect("sound"));
+        let handle = store(&pool, &bytes, 1);
+        let [one, two] = [(); 2].map(|()| read(&pool, handle, 1, len).expect("sound"));
         free(&pool, handle);
-        let other = pool.store(&vec![0xff; len], 2, Gfp::MayWait).expect("memory");
+        let other = store(&pool, &vec![0xff; len], 2);
         drop(one);
         assert_eq!(*two, *bytes);
-        assert_eq!(pool.handles.info().active_objs, 2);
+        assert_eq!(in_use(&pool).0, 2);
         drop(two);
-        assert_eq!(pool.handles.info().active_objs, 1);
+        assert_eq!(in_use(&pool).0, 1);
         free(&pool, other);
     }
 }
@@ -188,12 +190,12 @@ fn a_read_outlives_the_free() {
 fn another_owners_bytes_are_never_answered<D: PoolLocks>() {
     let pool = pool::<D>(8);
     for len in [100, PAGE_SIZE] {
-        let handle = pool.store(&vec![1; len], 5, Gfp::MayWait).expect("memory");
+        let handle = store(&pool, &vec![1; len], 5);
         assert_eq!(read(&pool, handle, 6, len).err().map(|error| error.kind()), Some(ErrorKind::Corrupt));
         assert!(read(&pool, handle, 5, len).is_ok());
         free(&pool, handle);
     }
-    let handle = pool.store(&[1; 100], 5, Gfp::MayWait).expect("memory");
+    let handle = store(&pool, &[1; 100], 5);
     assert!(read(&pool, handle, 5, 200).is_err(), "longer than its class");
     // Damage the header: the object cannot be read, and its memory is not reused.
     let object = object(&pool, handle);
@@ -201,7 +203,7 @@ fn another_owners_bytes_are_never_answered<D: PoolLocks>() {
     unsafe { pool.place(object).0.write(!0) };
     assert!(read(&pool, handle, 5, 100).is_err());
     free(&pool, handle);
-    assert_eq!((pool.corrupted(), pool.handles.info().active_objs), (1, 1));
+    assert_eq!((pool.corrupted(), in_use(&pool).0), (1, 1));
 }
 
 /// Objects that just fit their class, and objects one byte longer, of all classes and chain sizes: each keeps
@@ -215,13 +217,8 @@ fn lengths_beside_every_class_border_fit<D: PoolLocks>() {
             let most = if is_huge { size_bytes } else { size_bytes - HEADER_BYTES };
             [(most, most), ((most + 1).min(PAGE_SIZE), usize::MAX)]
         });
-        let objects: Vec<_> = lens
-            .enumerate()
-            .map(|(owner, (len, room))| {
-                let handle = pool.store(&vec![owner as u8; len], owner as u32, Gfp::MayWait).expect("memory");
-                (handle, owner as u32, len, room)
-            })
-            .collect();
+        let store = |(owner, (len, room))| (store(&pool, &vec![owner as u8; len], owner), owner, len, room);
+        let objects: Vec<_> = (0..).zip(lens).map(store).collect();
         for (handle, owner, len, room) in objects {
             assert_eq!(*read(&pool, handle, owner, len).expect("sound"), *vec![owner as u8; len]);
             if room < usize::MAX {
@@ -239,12 +236,12 @@ fn lengths_beside_every_class_border_fit<D: PoolLocks>() {
 fn a_shorter_object_shows_nothing_of_a_longer_one<D: PoolLocks>() {
     let pool = pool::<D>(8);
     for (long, short) in [(56, 41), (3000, 2985), (PAGE_SIZE, 4000), (24, 1)] {
-        let handle = pool.store(&vec![0xaa; long], 1, Gfp::MayWait).expect("memory");
+        let handle = store(&pool, &vec![0xaa; long], 1);
         let place = object(&pool, handle);
         // Another object, so that the zspage stays.
-        let other = pool.store(&vec![0xbb; long], 2, Gfp::MayWait).expect("memory");
+        let other = store(&pool, &vec![0xbb; long], 2);
         free(&pool, handle);
-        let handle = pool.store(&vec![0xcc; short], 3, Gfp::MayWait).expect("memory");
+        let handle = store(&pool, &vec![0xcc; short], 3);
         assert!(long == PAGE_SIZE || object(&pool, handle) == place, "{short} bytes take another place");
         assert_eq!(*read(&pool, handle, 3, short).expect("sound"), *vec![0xcc; short]);
         assert_eq!(*read(&pool, other, 2, long).expect("sound"), *vec![0xbb; long]);
@@ -255,19 +252,14 @@ fn a_shorter_object_shows_nothing_of_a_longer_one<D: PoolLocks>() {
 
 fn at_the_limit_freed_room_is_used_and_growth_is_refused<D: PoolLocks>() {
     let pool = pool::<D>(8);
-    let mut handles = Vec::new();
     pool.arena.set_limit_pages(64);
-    let refused = loop {
-        match pool.store(&[3; 1000], 0, Gfp::MayWait) {
-            Ok(handle) => handles.push(handle),
-            Err(error) => break error,
-        }
-    };
-    assert_eq!((refused.kind(), refused.setting()), (ErrorKind::NoSpace, Some("mem_limit")));
+    let stored = std::iter::from_fn(|| pool.store(&[3; 1000], 0, Gfp::MayWait).ok());
+    let mut handles: Vec<u32> = stored.collect();
+    assert_eq!(refused(&pool, &[3; 1000], Gfp::MayWait), (ErrorKind::NoSpace, Some("mem_limit")));
     assert!(handles.len() > 200 && pool.arena.charged_pages() <= 64, "{}", handles.len());
     for round in 0..100 {
         free(&pool, handles.swap_remove(round * 7 % handles.len()));
-        handles.push(pool.store(&[4; 1000], 0, Gfp::MayWait).expect("as much as was freed"));
+        handles.push(store(&pool, &[4; 1000], 0));
     }
     handles.into_iter().for_each(|handle| free(&pool, handle));
     pool.store(&[5; 3000], 0, Gfp::MayWait).expect("memory freed by one class serves another");

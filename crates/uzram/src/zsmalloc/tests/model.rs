@@ -15,7 +15,6 @@ use crate::zsmalloc::raw::RawPool;
 
 for_every_design!(agrees_with_a_naive_model, threads_agree_with_naive_models);
 
-/// Stores by one of the pool's calls, and sometimes drops a reservation.
 fn store<D: PoolLocks>(pool: &RawPool<D>, bytes: &[u8], owner: u32, random: &mut Random) -> Option<u32> {
     let other_len = 1 + random.below(PAGE_SIZE);
     match random.below(4) {
@@ -200,9 +199,9 @@ fn step_of_a_thread<D: PoolLocks>(
             // Go on reading after the object is freed, where the design allows it.
             if D::READS_OUTLIVE_FREES {
                 free(pool, old);
-                assert_eq!(*reading.expect("sound"), *bytes, "{number:#x}");
-            } else {
-                assert_eq!(*reading.expect("sound"), *bytes, "{number:#x}");
+            }
+            assert_eq!(*reading.expect("sound"), *bytes, "{number:#x}");
+            if !D::READS_OUTLIVE_FREES {
                 free(pool, old);
             }
         }

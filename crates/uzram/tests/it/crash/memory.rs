@@ -195,14 +195,11 @@ impl Journal {
         self.of(page).0.load(SeqCst)
     }
 
-    /// It is about to hold others.
-    pub fn begin(&self, page: u32, number: u64) {
+    /// It is about to hold others, and then does.
+    pub fn change(&self, page: u32, number: u64, change: impl FnOnce()) {
         self.of(page).1.store(number + 1, SeqCst);
-    }
-
-    /// It does.
-    pub fn end(&self, page: u32) {
-        self.set(page, self.of(page).1.load(SeqCst) - 1);
+        change();
+        self.set(page, number);
     }
 
     /// What pages hold if none of the changes under way was made, and if all were.

@@ -50,7 +50,6 @@ fn filled(arena: &Arena, pages: usize, account: Account) -> Run {
     run
 }
 
-/// Frees a run all of whose pages are committed.
 fn free(arena: &Arena, run: Run, account: Account) {
     arena.free_run(run, account, u64::from(run.pages));
 }
