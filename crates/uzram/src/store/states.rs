@@ -31,8 +31,8 @@ impl Store {
 
     /// Calls `line` for each of `pages` that holds something, until `line` returns false. The arguments are
     /// the page's number, its last use in seconds of the system's uptime, and the kernel's letters of its
-    /// flags: `s` same-filled, `w` written back, `h` huge, `i` idle, `r` recompressed, `n` incompressible; `.`
-    /// for each that is not set.
+    /// flags: `s` same-filled, `w` written back, `h` huge, `i` idle, `r` recompressed, `n` incompressible;
+    /// `.` for each that is not set.
     pub fn block_states(&self, pages: Range<u64>, mut line: impl FnMut(u64, u32, [u8; 6]) -> bool) {
         for page in self.slots.touched(pages.start..pages.end.min(self.pages())) {
             let peek = self.slots.peek(page);
