@@ -44,6 +44,7 @@ thread_local! {
     static BENCH: RefCell<Bench> = RefCell::new(Bench::new());
 }
 
+/// Generates a certificate. No promise depends on its bytes.
 fn tls() -> Tls {
     let certified = rcgen::generate_simple_self_signed(["localhost".to_owned()]).expect("a good name");
     let dir = tempfile::tempdir().expect("a directory");

@@ -40,6 +40,7 @@ unsafe extern "C" fn counting_malloc(len_bytes: usize) -> *mut c_void {
     unsafe { libc::malloc(len_bytes) }
 }
 
+/// Returns a coder created by `alloc`, and its size in bytes.
 fn counted<T>(alloc: impl FnOnce(&libdeflate_options) -> *mut T) -> Result<(NonNull<T>, usize)> {
     let options = libdeflate_options {
         sizeof_options: size_of::<libdeflate_options>(),

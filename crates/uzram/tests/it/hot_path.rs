@@ -36,6 +36,7 @@ fn contents(number: u64) -> Page {
     page
 }
 
+/// Reads or overwrites a random page or a part of it. Returns whether that succeeded.
 fn one_operation(disk: &OpenDevice, pages: &[Page], random: &mut Random) -> bool {
     let number = random.below_u64(PAGES);
     let (page, offset) = (&pages[number as usize], number * PAGE_SIZE as u64);

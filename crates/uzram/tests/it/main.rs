@@ -28,6 +28,7 @@ mod noswap;
 #[cfg(all(target_os = "linux", not(loom)))]
 mod reserve;
 
+/// Waits until something is so, for a minute at most. Returns whether it is.
 fn wait_until(is_so: impl Fn() -> bool) -> bool {
     let until = Instant::now() + Duration::from_secs(60);
     while !is_so() {

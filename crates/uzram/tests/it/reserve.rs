@@ -96,6 +96,7 @@ fn verify(disk: &OpenDevice, kinds: &[Page], number: u64, version: u64, read: &m
     assert!(read == wanted, "page {number}, version {version}");
 }
 
+/// Runs a thread's operations on its pages. Returns its page faults, and its writes that failed.
 fn work(disk: &OpenDevice, kinds: &[Page], thread: u64) -> (i64, u64) {
     let mine = || (0..DISK_PAGES).filter(|number| number % THREADS == thread);
     let (mut read, mut page) = ([0; PAGE_SIZE], [0; PAGE_SIZE]);
