@@ -129,19 +129,21 @@ fn more(len: usize) -> bool {
     }
     let start = ptr::with_exposed_provenance_mut(START.load(Ordering::Relaxed) + *used);
     let mut arena = null_mut();
+    let (committed, pinned, zero, exclusive, any_node) = (false, false, true, false, -1);
     // SAFETY: nobody else uses this part of the memory.
     let managed = unsafe {
+        let (commit, arena): (Option<CommitFunction>, _) = (Some(commit), &raw mut arena);
         mi_manage_memory(
             start,
             bytes,
-            false,
-            false,
-            true,
-            -1,
-            false,
-            Some(commit),
+            committed,
+            pinned,
+            zero,
+            any_node,
+            exclusive,
+            commit,
             null_mut(),
-            &raw mut arena,
+            arena,
         )
     };
     *used += bytes;
@@ -194,8 +196,18 @@ fn is_ours(block: *const c_void) -> bool {
     block.addr().wrapping_sub(START.load(Ordering::Relaxed)) < LEN.load(Ordering::Relaxed)
 }
 
-/// Tries again when mimalloc found no memory for a block of `size`: `allocate`, a mapping, and then
-/// `otherwise`.
+/// Allocates a block of `size` by mimalloc's function `allocate`. If that finds no memory: after more was
+/// given, as a mapping, and then by `otherwise`.
+#[inline(always)]
+fn allocate_by(
+    size: usize,
+    allocate: impl Fn() -> *mut c_void,
+    otherwise: impl Fn() -> *mut c_void,
+) -> *mut c_void {
+    let block = allocate();
+    if block.is_null() { again(size, allocate, otherwise) } else { block }
+}
+
 #[cold]
 #[inline(never)]
 fn again(
@@ -234,12 +246,7 @@ unsafe fn allocate(size: usize) -> *mut c_void {
         return allocate_mapped(LEAST_ALIGN, size);
     }
     // SAFETY: as above.
-    let block = unsafe { mi::mi_malloc(size) };
-    if block.is_null() {
-        // SAFETY: as above.
-        return again(size, || unsafe { mi::mi_malloc(size) }, || unsafe { __libc_malloc(size) });
-    }
-    block
+    allocate_by(size, || unsafe { mi::mi_malloc(size) }, || unsafe { __libc_malloc(size) })
 }
 
 /// # Safety
@@ -292,16 +299,7 @@ unsafe fn allocate_zeros(count: usize, size: usize) -> *mut c_void {
         return allocate_mapped(LEAST_ALIGN, bytes);
     }
     // SAFETY: as above.
-    let block = unsafe { mi::mi_calloc(count, size) };
-    if block.is_null() {
-        // SAFETY: as above.
-        return again(
-            count.saturating_mul(size),
-            || unsafe { mi::mi_calloc(count, size) },
-            || unsafe { __libc_calloc(count, size) },
-        );
-    }
-    block
+    allocate_by(bytes, || unsafe { mi::mi_calloc(count, size) }, || unsafe { __libc_calloc(count, size) })
 }
 
 /// # Safety
@@ -382,17 +380,9 @@ unsafe fn allocate_aligned(align: usize, size: usize) -> *mut c_void {
     if align > MOST_ALIGN || size >= OWN_MAPPING_BYTES {
         return allocate_mapped(align, size);
     }
+    let allocate = || unsafe { mi::mi_malloc_aligned(size, align) };
     // SAFETY: as above.
-    let block = unsafe { mi::mi_malloc_aligned(size, align) };
-    if block.is_null() {
-        // SAFETY: as above.
-        return again(
-            size,
-            || unsafe { mi::mi_malloc_aligned(size, align) },
-            || unsafe { __libc_memalign(align, size) },
-        );
-    }
-    block
+    allocate_by(size, allocate, || unsafe { __libc_memalign(align, size) })
 }
 
 /// # Safety

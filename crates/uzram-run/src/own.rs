@@ -4,7 +4,7 @@
 use std::alloc::{GlobalAlloc, Layout};
 use std::ffi::{c_int, c_void};
 
-use crate::heap;
+use crate::heap::release;
 use crate::real::{__libc_calloc, __libc_free, __libc_malloc, __libc_memalign, __libc_realloc};
 
 /// What malloc(3) aligns blocks to.
@@ -65,39 +65,14 @@ unsafe impl GlobalAlloc for Own {
     }
 }
 
-// What C code inside the library calls: see `build.rs`.
-
-/// # Safety
-/// As malloc(3).
-#[unsafe(no_mangle)]
-unsafe extern "C" fn __wrap_malloc(size: usize) -> *mut c_void {
-    // SAFETY: as the caller's.
-    unsafe { __libc_malloc(size) }
-}
-
-/// # Safety
-/// As calloc(3).
-#[unsafe(no_mangle)]
-unsafe extern "C" fn __wrap_calloc(count: usize, size: usize) -> *mut c_void {
-    // SAFETY: as the caller's.
-    unsafe { __libc_calloc(count, size) }
-}
-
-/// # Safety
-/// As realloc(3).
-#[unsafe(no_mangle)]
-unsafe extern "C" fn __wrap_realloc(block: *mut c_void, size: usize) -> *mut c_void {
-    // SAFETY: as the caller's.
-    unsafe { __libc_realloc(block, size) }
-}
-
-/// # Safety
-/// As free(3).
-#[unsafe(no_mangle)]
-unsafe extern "C" fn __wrap_free(block: *mut c_void) {
-    // What the C library returns, such as a path, may be the program's.
-    // SAFETY: as the caller's.
-    unsafe { heap::release(block) };
+// What C code inside the library calls: see `build.rs`. What the C library returns, such as a path, may be the
+// program's.
+crate::real::export! {
+    __wrap_malloc(size: usize) -> *mut c_void = __libc_malloc;
+    __wrap_calloc(count: usize, size: usize) -> *mut c_void = __libc_calloc;
+    __wrap_realloc(block: *mut c_void, size: usize) -> *mut c_void = __libc_realloc;
+    __wrap_free(block: *mut c_void) -> () = release;
+    __wrap_aligned_alloc(align: usize, size: usize) -> *mut c_void = __libc_memalign;
 }
 
 /// # Safety
@@ -113,12 +88,4 @@ unsafe extern "C" fn __wrap_posix_memalign(out: *mut *mut c_void, align: usize, 
         *out = block;
     }
     0
-}
-
-/// # Safety
-/// As `aligned_alloc`(3).
-#[unsafe(no_mangle)]
-unsafe extern "C" fn __wrap_aligned_alloc(align: usize, size: usize) -> *mut c_void {
-    // SAFETY: as the caller's.
-    unsafe { __libc_memalign(align, size) }
 }

@@ -45,7 +45,7 @@ extern "C" fn init(_: c_int, _: *const *const c_char, environment: *const *const
     // SAFETY: the functions live as long as the process: the library is never unloaded.
     unsafe {
         libc::pthread_atfork(Some(before_fork), Some(after_fork), Some(after_fork_in_child));
-        libc::atexit(at_exit);
+        libc::atexit(tell_end);
     }
     if !heap::start(&process.memory) {
         tell(2, "uzram: the program's own memory is not managed: the allocator refuses it\n");
@@ -111,31 +111,21 @@ extern "C" fn after_fork_in_child() {
     drop((heap, inside));
 }
 
-extern "C" fn at_exit() {
-    tell_end();
-}
-
 /// Prints what the memory was like, once.
-fn tell_end() {
+extern "C" fn tell_end() {
     let _inside = Inside::enter();
     let Some(process) = state::process() else { return };
-    let is_first = process.asked.first_process == Some(std::process::id());
-    if process.id.load(Ordering::Relaxed) != std::process::id() {
-        return;
-    }
-    if !(is_first || process.asked.stats) || process.has_told.swap(true, Ordering::Relaxed) {
+    let (asked, id) = (&process.asked, std::process::id());
+    let tells = asked.stats || asked.first_process == Some(id);
+    if !tells || process.id.load(Ordering::Relaxed) != id || process.has_told.swap(true, Ordering::Relaxed) {
         return;
     }
     let stats = process.memory.stats();
-    let id = std::process::id();
-    let text = match (process.asked.json, process.asked.stats) {
-        (true, _) => figures::of(&stats).to_json(id) + "\n",
-        (false, false) => end_line(process.asked.limit_bytes, &stats),
-        (false, true) => {
-            format!("{}uzram: process {id}: {stats:?}\n", end_line(process.asked.limit_bytes, &stats))
-        }
-    };
-    process.tell(&text);
+    if asked.json {
+        return process.tell(&(figures::of(&stats).to_json(id) + "\n"));
+    }
+    let details = if asked.stats { format!("uzram: process {id}: {stats:?}\n") } else { String::new() };
+    process.tell(&(end_line(asked.limit_bytes, &stats) + &details));
 }
 
 fn end_line(limit_bytes: u64, stats: &MemoryStats) -> String {
@@ -175,26 +165,19 @@ fn resident_bytes() -> Option<u64> {
     sizes.split(' ').nth(1)?.parse().ok().map(pages_to_bytes)
 }
 
-/// # Safety
-/// As _exit(2).
-#[unsafe(no_mangle)]
-unsafe extern "C" fn _exit(status: c_int) -> ! {
-    end(status)
+real::export! {
+    _exit(status: c_int) -> ! = end;
+    _Exit(status: c_int) -> ! = end;
 }
 
-fn end(status: c_int) -> ! {
+/// # Safety
+/// As _exit(2).
+unsafe fn end(status: c_int) -> ! {
     tell_end();
     loop {
         // SAFETY: the process ends.
         unsafe { libc::syscall(libc::SYS_exit_group, status) };
     }
-}
-
-/// # Safety
-/// As _Exit(3).
-#[unsafe(no_mangle)]
-unsafe extern "C" fn _Exit(status: c_int) -> ! {
-    end(status)
 }
 
 type Routine = extern "C" fn(*mut c_void) -> *mut c_void;
