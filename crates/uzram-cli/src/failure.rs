@@ -16,7 +16,7 @@ use crate::other_words;
 /// Prefix of a failure's line on standard error.
 pub const PREFIX: &str = "uzram: ";
 
-/// The exit statuses of this program. docs/control.md explains them.
+/// The exit statuses, which docs/control.md explains.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[repr(u8)]
 pub enum Exit {
@@ -140,26 +140,30 @@ impl From<uzram::Error> for Failure {
 }
 
 /// Adds to an error what was being done.
-pub trait Context<T> {
+pub trait Context<T>: Sized {
     /// Turns an error into the line "`what`: error".
-    fn context(self, what: impl FnOnce() -> String) -> Result<T>;
+    fn context<S: Display>(self, what: impl FnOnce() -> S) -> Result<T>;
 
     /// Like [`Context::context`], but for an invalid command line.
-    fn usage(self, what: impl FnOnce() -> String) -> Result<T>;
+    fn usage<S: Display>(self, what: impl FnOnce() -> S) -> Result<T> {
+        self.context(what).map_err(Failure::in_usage)
+    }
+}
+
+impl<T> Context<T> for Result<T> {
+    fn context<S: Display>(self, what: impl FnOnce() -> S) -> Result<T> {
+        self.map_err(|failure| failure.map_line(|line| format!("{}: {line}", what())))
+    }
 }
 
 impl<T, E: Display + 'static> Context<T> for std::result::Result<T, E> {
-    fn context(self, what: impl FnOnce() -> String) -> Result<T> {
+    fn context<S: Display>(self, what: impl FnOnce() -> S) -> Result<T> {
         self.map_err(|error| {
             let any = &error as &dyn Any;
             let setting = any.downcast_ref::<uzram::Error>().and_then(uzram::Error::setting);
             let hint = any.downcast_ref().map_or("", size_limit_hint);
             Failure::line(format!("{}: {error}{hint}", what())).with_setting(setting)
         })
-    }
-
-    fn usage(self, what: impl FnOnce() -> String) -> Result<T> {
-        self.context(what).map_err(Failure::in_usage)
     }
 }
 
@@ -177,7 +181,7 @@ pub fn print(text: &str) -> Result<()> {
     match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
         Ok(()) => Ok(()),
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Err(Failure::silent(Exit::Done)),
-        Err(error) => Err(error).context(|| "cannot write the output".to_owned()),
+        Err(error) => Err(error).context(|| "cannot write the output"),
     }
 }
 

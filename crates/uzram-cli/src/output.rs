@@ -26,6 +26,6 @@ pub fn rendered<T: Serialize>(value: &T, text: impl FnOnce(&T) -> String) -> Res
     if !is_json() {
         return Ok(text(value));
     }
-    let json = serde_json::to_string_pretty(value).context(|| "cannot write JSON".to_owned())?;
+    let json = serde_json::to_string_pretty(value).context(|| "cannot write JSON")?;
     Ok(json + "\n")
 }

@@ -114,7 +114,7 @@ pub fn attach(args: &AttachArgs) -> Result<()> {
     let root = open_root(&files)?;
     let disk = open_disk(&daemon, &root, &args.name)?;
     if args.swap.is_some() {
-        warm_up(&root, files.threads).context(|| "cannot prepare the daemon's threads".to_owned())?;
+        warm_up(&root, files.threads).context(|| "cannot prepare the daemon's threads")?;
     }
     let attachment = LoopAttachment::attach(&disk).context(failed)?;
     let used = record(&daemon, &args.name, attachment).and_then(|()| match args.swap {
@@ -148,12 +148,12 @@ fn record(daemon: &Daemon, name: &str, attachment: LoopAttachment) -> Result<()>
 
 fn set_page_cluster(dir: &Path, value: Option<u8>) -> Result<()> {
     let set = value.map_or(Ok(()), |value| page_cluster::set(dir, value));
-    set.context(|| "cannot set vm.page-cluster; leave out --page-cluster".to_owned())
+    set.context(|| "cannot set vm.page-cluster; leave out --page-cluster")
 }
 
 /// Restores `vm.page-cluster` when the swap of the daemon in `dir` is off.
 pub fn restore_page_cluster(dir: &Path) -> Result<()> {
-    page_cluster::restore(dir).context(|| "cannot restore vm.page-cluster".to_owned())
+    page_cluster::restore(dir).context(|| "cannot restore vm.page-cluster")
 }
 
 fn swap_on(attachment: LoopAttachment, name: &str, priority: Option<u16>, discard: bool) -> Result<()> {
@@ -341,7 +341,7 @@ pub fn clear(dir: &Path) -> Result<Cleared> {
     }
     if let Some(left) = &record.mount {
         let uid = rustix::process::geteuid().as_raw();
-        if let Some(mount) = left.identity.find(uid).context(|| "cannot read what is mounted".to_owned())? {
+        if let Some(mount) = left.identity.find(uid).context(|| "cannot read what is mounted")? {
             let shown = mount.dir.display();
             mounts::unmount(&mount, UnmountFlags::DETACH).context(|| format!("cannot unmount '{shown}'"))?;
             done.push(format!("unmounted {shown}"));

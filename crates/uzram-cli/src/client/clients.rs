@@ -8,7 +8,7 @@ use uzram_serve::control::ClientsJson;
 use uzram_serve::nbd::Client;
 
 use crate::client::daemon_client::{Daemon, understand};
-use crate::failure::{Failure, Result};
+use crate::failure::{Context, Result};
 use crate::output::report;
 use crate::system::runtime_dir::RuntimeArgs;
 
@@ -36,12 +36,11 @@ pub fn clients(runtime: &RuntimeArgs) -> Result<()> {
 /// `uzram kick`; tries all clients, and returns the first failure.
 pub fn kick(args: &KickArgs) -> Result<()> {
     let daemon = Daemon::at(&args.runtime)?;
-    let kick = |id: &u64| match daemon.ask("DELETE", &format!("/v1/clients/{id}"), None) {
-        Ok(_) => None,
-        Err(failure) => Some(failure.map_line(|line| format!("cannot kick {id}: {line}"))),
+    let kick = |id: &u64| {
+        let kicked = daemon.ask("DELETE", &format!("/v1/clients/{id}"), None);
+        kicked.context(|| format!("cannot kick {id}")).map(drop)
     };
-    let failures: Vec<Failure> = args.ids.iter().filter_map(kick).collect();
-    failures.into_iter().next().map_or(Ok(()), Err)
+    args.ids.iter().map(kick).fold(Ok(()), Result::and)
 }
 
 fn table(clients: &[Client], now: SystemTime) -> String {

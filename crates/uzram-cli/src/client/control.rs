@@ -13,7 +13,7 @@ use crate::client::daemon_client::{Daemon, attribute_path, device_path, understa
 use crate::config::device_options::DeviceOptions;
 use crate::config::plan::ExportArgs;
 use crate::config::settings::{attributes_of, parse_name};
-use crate::failure::{Failure, Result, print};
+use crate::failure::{Context, Failure, Result, print};
 use crate::output::{self, report};
 use crate::swap::room::warning_of_fixed;
 use crate::system::interrupts::Interrupts;
@@ -125,10 +125,8 @@ pub fn add(args: &AddArgs) -> Result<()> {
     let ExportArgs { export, read_only } = args.export;
     let body =
         json!({ "name": args.name, "attributes": attributes, "export": export, "read_only": read_only });
-    let answer = Daemon::at(&args.runtime)?
-        .ask("POST", "/v1/devices", Some(&body))
-        .map_err(|failure| failure.map_line(|line| format!("cannot add {}: {line}", args.name)))?;
-    let device: DeviceJson = understand(answer)?;
+    let answer = Daemon::at(&args.runtime)?.ask("POST", "/v1/devices", Some(&body));
+    let device: DeviceJson = understand(answer.context(|| format!("cannot add {}", args.name))?)?;
     let memory = machine_memory::read().ok();
     let warn = |memory| warning_of_fixed(&args.name, device.stats.mem_fixed_bytes, &memory);
     if let Some(warning) = memory.and_then(warn) {
@@ -138,10 +136,8 @@ pub fn add(args: &AddArgs) -> Result<()> {
 }
 
 pub fn remove(args: &RemoveArgs) -> Result<()> {
-    Daemon::at(&args.runtime)?
-        .ask("DELETE", &device_path(&args.name), None)
-        .map_err(|failure| failure.map_line(|line| format!("cannot remove {}: {line}", args.name)))?;
-    Ok(())
+    let removed = Daemon::at(&args.runtime)?.ask("DELETE", &device_path(&args.name), None);
+    removed.context(|| format!("cannot remove {}", args.name)).map(drop)
 }
 
 pub fn list(runtime: &RuntimeArgs) -> Result<()> {
@@ -253,18 +249,12 @@ fn progress_text(daemon: &Daemon, name: &str, attribute: &str) -> Option<String>
 }
 
 pub fn reset(args: &ResetArgs) -> Result<()> {
-    let path = format!("{}/reset", device_path(&args.name));
-    Daemon::at(&args.runtime)?
-        .ask("POST", &path, None)
-        .map_err(|failure| failure.map_line(|line| format!("cannot reset {}: {line}", args.name)))?;
-    Ok(())
+    let reset = Daemon::at(&args.runtime)?.ask("POST", &format!("{}/reset", device_path(&args.name)), None);
+    reset.context(|| format!("cannot reset {}", args.name)).map(drop)
 }
 
 pub fn reload(runtime: &RuntimeArgs) -> Result<()> {
-    Daemon::at(runtime)?
-        .ask("POST", "/v1/reload", None)
-        .map_err(|failure| failure.map_line(|line| format!("cannot reload: {line}")))?;
-    Ok(())
+    Daemon::at(runtime)?.ask("POST", "/v1/reload", None).context(|| "cannot reload").map(drop)
 }
 
 pub fn down(args: &DownArgs) -> Result<()> {

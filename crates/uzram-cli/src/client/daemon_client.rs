@@ -48,7 +48,7 @@ const REPEATED: &str =
     " (asked again after the daemon's worker died: the first time may have been carried out)";
 
 pub fn understand<T: serde::de::DeserializeOwned>(value: Value) -> Result<T> {
-    serde_json::from_value(value).context(|| "unexpected response from the daemon".to_owned())
+    serde_json::from_value(value).context(|| "unexpected response from the daemon")
 }
 
 /// The daemon of a runtime directory, running or not.
@@ -242,7 +242,7 @@ impl Daemon {
 
     /// As [`Daemon::read_answer`], for a long operation.
     fn read_answer_of_work(&self, mut stream: UnixStream, work: &mut Work<'_>) -> Result<Vec<u8>> {
-        let failed = || "cannot wait for the daemon".to_owned();
+        let failed = || "cannot wait for the daemon";
         stream.set_read_timeout(Some(StatusLine::PERIOD)).context(failed)?;
         let (begun, mut is_told) = (Instant::now(), false);
         let (mut bytes, mut piece) = (Vec::new(), [0; 4096]);

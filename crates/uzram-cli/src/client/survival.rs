@@ -87,11 +87,11 @@ impl Recovered {
 
 pub fn upgrade(args: &UpgradeArgs) -> Result<()> {
     let daemon = Daemon::at(&args.runtime)?;
-    let failed = |failure: Failure| failure.map_line(|line| format!("cannot upgrade: {line}"));
+    let failed = || "cannot upgrade";
     let program = args.program.as_deref().map(absolute).transpose()?;
     // The daemon refuses if it has no other process to change to.
     let before = daemon.about()?.survival.unwrap_or_default();
-    daemon.ask("POST", "/v1/upgrade", Some(&json!({ "program": program }))).map_err(failed)?;
+    daemon.ask("POST", "/v1/upgrade", Some(&json!({ "program": program }))).context(failed)?;
     let deadline = Instant::now() + UPGRADE_TIMEOUT;
     loop {
         let now = daemon.about()?.survival.unwrap_or_default();
@@ -100,14 +100,15 @@ pub fn upgrade(args: &UpgradeArgs) -> Result<()> {
             return report(&Upgraded { worker_pid, last_outage_ms }, upgraded_text);
         }
         if let Some(why) = now.gave_up {
-            return Err(failed(Failure::line(why)));
+            return Err(Failure::line(why)).context(failed);
         }
         if Instant::now() >= deadline {
-            return Err(failed(Failure::line(format!(
-                "process {} still serves after {} s",
+            return Err(Failure::line(format!(
+                "{}: process {} still serves after {} s",
+                failed(),
                 now.worker_pid,
                 UPGRADE_TIMEOUT.as_secs()
-            ))));
+            )));
         }
         thread::sleep(PERIOD);
     }
@@ -132,9 +133,7 @@ fn absolute(program: &Path) -> Result<String> {
 
 pub fn recover(args: &RecoverArgs) -> Result<()> {
     let daemon = Daemon::at(&args.runtime)?;
-    let answer = daemon
-        .ask("POST", "/v1/recover", None)
-        .map_err(|failure| failure.map_line(|line| format!("cannot recover: {line}")))?;
+    let answer = daemon.ask("POST", "/v1/recover", None).context(|| "cannot recover")?;
     let mut recovered: Recovered = understand(answer)?;
     let named = |name: &String| understand(daemon.ask("GET", &device_path(name), None)?);
     recovered.devices = args.names.iter().map(named).collect::<Result<_>>()?;

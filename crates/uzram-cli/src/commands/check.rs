@@ -159,8 +159,7 @@ impl Checked {
             let purpose = purpose.as_ref().map_or("", PossibleValue::get_name);
             format!("{purpose} does not work here: it needs {}", why.join(", "))
         });
-        let refused: Vec<_> = refused.collect();
-        (!refused.is_empty()).then(|| refused.join("; "))
+        refused.reduce(|all, one| format!("{all}; {one}"))
     }
 }
 
@@ -211,13 +210,11 @@ impl ConfigJson {
     }
 }
 
+type Tried = std::result::Result<String, String>;
+
 impl Finding {
     /// Creates that of a feature which works or not, by what was tried, and what follows either way.
-    fn of(
-        name: &'static str,
-        tried: std::result::Result<String, String>,
-        [yes, no]: [&'static str; 2],
-    ) -> Finding {
+    fn of(name: &'static str, tried: Tried, [yes, no]: [&'static str; 2]) -> Finding {
         match tried {
             Ok(checked_by) => Finding { name, works: Works::Yes, checked_by, follows: yes },
             Err(checked_by) => Finding { name, works: Works::No, checked_by, follows: no },
@@ -226,7 +223,7 @@ impl Finding {
 }
 
 /// Returns what was tried as a [`Finding`] has it.
-fn tried(works: bool, yes: &str, no: &str) -> std::result::Result<String, String> {
+fn tried(works: bool, yes: &str, no: &str) -> Tried {
     if works { Ok(yes.to_owned()) } else { Err(no.to_owned()) }
 }
 
@@ -238,7 +235,7 @@ fn files() -> Finding {
 
 /// Mounts files and unmounts them, in a mount namespace of this process alone if it may have one: a security
 /// policy does not tell otherwise what it forbids. Returns how.
-fn try_mount() -> std::result::Result<String, String> {
+fn try_mount() -> Tried {
     let is_private = make_private_mounts().is_ok();
     let number = RandomState::new().hash_one(std::process::id());
     let name = format!("uzram-check-{number:016x}");
@@ -296,13 +293,12 @@ fn run_library() -> Finding {
     Finding::of("run library", tried, follows)
 }
 
-/// Whether touches of a process's own memory can be trapped in a way.
-fn pager(trap: TrapKind, name: &'static str, yes: &str, follows: [&'static str; 2]) -> Finding {
-    let tried = trap.check().map(|()| yes.to_owned()).map_err(|error| error.to_string());
-    Finding::of(name, tried, follows)
-}
-
+/// Whether touches of a process's own memory can be trapped, in either way.
 fn pagers() -> [Finding; 2] {
+    let pager = |trap: TrapKind, name, yes: &str, follows| {
+        let tried = trap.check().map(|()| yes.to_owned()).map_err(|error| error.to_string());
+        Finding::of(name, tried, follows)
+    };
     let with_userfaultfd = [
         "a process's own memory can be compressed, and system calls may touch it",
         "uzram run refuses; a pager needs guard pages: pin what system calls touch",

@@ -1,15 +1,14 @@
 //! `uzram corpus`: writes the memory of running programs to a file of pages, for `uzram train`, `uzram bench
 //! --corpus` and programs of your own. [`process_pages`] says which pages.
 //!
-//! The file holds whatever the programs had in memory, passwords and keys too. So it is created for its owner
-//! alone, by no path that another user could redirect, before anything is read; and removed if the command
-//! fails or is interrupted.
+//! The file may hold passwords and keys. So it is created for its owner alone, by no path that another user
+//! could redirect, before anything is read; and removed if the command fails or is interrupted.
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::fs::File;
 use std::io::{self, Write};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
@@ -155,8 +154,7 @@ fn started(
 ) -> Result<Program> {
     let name = Path::new(program).display();
     let mut command = Command::new(program);
-    let stderr = io::stderr().as_fd().try_clone_to_owned();
-    command.args(arguments).stdout(stderr.context(|| "no standard error".to_owned())?);
+    command.args(arguments).stdout(io::stderr());
     let program = Program::start(&mut command).context(|| format!("cannot start {name}"))?;
     let start = Instant::now();
     loop {
@@ -191,8 +189,7 @@ fn take(args: &CorpusArgs, pids: &[u32], others: &[u32], stop: &AtomicBool) -> R
 fn stop_flag() -> Result<Arc<AtomicBool>> {
     let stop = Arc::new(AtomicBool::new(false));
     for signal in ENDING_SIGNALS.into_iter().filter(|signal| !is_ignored(*signal)) {
-        signal_hook::flag::register(signal, Arc::clone(&stop))
-            .context(|| "cannot handle signals".to_owned())?;
+        signal_hook::flag::register(signal, Arc::clone(&stop)).context(|| "cannot handle signals")?;
     }
     Ok(stop)
 }
@@ -227,14 +224,13 @@ impl Output {
     }
 
     fn write(mut self, taken: &Taken, stop: &AtomicBool) -> Result<()> {
+        let cannot = || format!("cannot write {}", self.path.display());
         for pages in taken.pages.chunks(256) {
             check(stop)?;
-            self.file
-                .write_all(pages.as_flattened())
-                .context(|| format!("cannot write {}", self.path.display()))?;
+            self.file.write_all(pages.as_flattened()).context(cannot)?;
         }
         // Some file systems report a full disk only here.
-        self.file.sync_all().context(|| format!("cannot write {}", self.path.display()))?;
+        self.file.sync_all().context(cannot)?;
         self.is_complete = true;
         Ok(())
     }

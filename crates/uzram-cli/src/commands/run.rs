@@ -19,7 +19,7 @@ use uzram::units::format_size;
 use uzram_pager::{LEAST_LIMIT_BYTES, TrapKind};
 
 use crate::config::size_expr;
-use crate::failure::{Exit, Failure, Result};
+use crate::failure::{Context, Exit, Failure, Result};
 use crate::output;
 use crate::system::find_program::find_program;
 use crate::system::program_file::{self, Kind};
@@ -112,18 +112,14 @@ fn start(args: &RunArgs) -> Result<Infallible> {
     })?;
     let limit = match args.limit {
         Some(limit) => limit,
-        None => uzram::machine_memory::read().map_err(|error| Failure::line(error.to_string()))?.limit_bytes,
+        None => uzram::machine_memory::read()?.limit_bytes,
     };
     let library = library()?;
-    let preload = match env::var_os("LD_PRELOAD").filter(|before| !before.is_empty()) {
-        None => library.into_os_string(),
-        Some(before) => {
-            let mut all = library.into_os_string();
-            all.push(":");
-            all.push(before);
-            all
-        }
-    };
+    let mut preload = library.into_os_string();
+    if let Some(before) = env::var_os("LD_PRELOAD").filter(|before| !before.is_empty()) {
+        preload.push(":");
+        preload.push(before);
+    }
     command.env("LD_PRELOAD", preload);
     for name in ["PRESSURE", "SPILL", "SPILL_BYTES", "HARD", "ALGORITHM", "STATS", "JSON"] {
         command.env_remove(format!("UZRAM_RUN_{name}"));
@@ -137,29 +133,22 @@ fn start(args: &RunArgs) -> Result<Infallible> {
         command.env("UZRAM_RUN_PRESSURE", goal.to_string());
     }
     if let Some(algorithm) = &args.algorithm {
-        algorithm.parse::<Algorithm>().map_err(|error| Failure::usage(format!("--algorithm: {error}")))?;
+        algorithm.parse::<Algorithm>().usage(|| "--algorithm")?;
         command.env("UZRAM_RUN_ALGORITHM", algorithm);
     }
     if !args.no_spill {
-        let (dir, bytes) = match &args.spill {
-            None => (OsString::from(SPILL_DIR), limit.saturating_mul(SPILL_LIMITS)),
-            Some(spill) => split_spill(spill, limit)?,
-        };
-        let dir = fs::canonicalize(&dir)
-            .map_err(|error| Failure::line(format!("--spill: {}: {error}", Path::new(&dir).display())))?;
+        let spill = args.spill.as_deref().unwrap_or(OsStr::new(SPILL_DIR));
+        let (dir, bytes) = split_spill(spill, limit)?;
+        let dir = fs::canonicalize(&dir).context(|| format!("--spill: {}", Path::new(&dir).display()))?;
         check_file_size("a spill file", bytes).map_err(|error| {
             Failure::line(format!("{error}; or give a smaller --spill DIR:SIZE, or --no-spill"))
         })?;
         command.env("UZRAM_RUN_SPILL", dir).env("UZRAM_RUN_SPILL_BYTES", bytes.to_string());
     }
-    if args.hard {
-        command.env("UZRAM_RUN_HARD", "1");
-    }
-    if args.stats {
-        command.env("UZRAM_RUN_STATS", "1");
-    }
-    if output::is_json() {
-        command.env("UZRAM_RUN_JSON", "1");
+    for (name, is_set) in [("HARD", args.hard), ("STATS", args.stats), ("JSON", output::is_json())] {
+        if is_set {
+            command.env(format!("UZRAM_RUN_{name}"), "1");
+        }
     }
     become_program(command, &program)
 }
@@ -175,8 +164,7 @@ fn split_spill(text: &OsStr, limit: u64) -> Result<(OsString, u64)> {
     let colon = bytes.iter().rposition(|byte| *byte == b':');
     match colon.map(|at| (&bytes[..at], std::str::from_utf8(&bytes[at + 1..]))) {
         Some((dir, Ok(size))) => {
-            let size = size_expr::of_option(size)
-                .map_err(|error| Failure::usage(format!("--spill DIR:SIZE: {error}")))?;
+            let size = size_expr::of_option(size).usage(|| "--spill DIR:SIZE")?;
             Ok((OsStr::from_bytes(dir).to_owned(), size))
         }
         _ => Ok((text.to_owned(), limit.saturating_mul(SPILL_LIMITS))),
@@ -202,34 +190,28 @@ fn cannot_run(program: &Path, error: &io::Error) -> Failure {
 /// Finds the library: in this program's directory, or in `lib/uzram` beside that. It must be as hard to
 /// change as this program.
 pub fn library() -> Result<PathBuf> {
-    let program =
-        env::current_exe().map_err(|error| Failure::line(format!("where is this program? {error}")))?;
+    let program = env::current_exe().context(|| "where is this program?")?;
     let dir = program.parent().unwrap_or(Path::new("/"));
     let places = [dir.join(LIBRARY), dir.join("../lib/uzram").join(LIBRARY)];
     let found = places.iter().find_map(|place| fs::canonicalize(place).ok());
-    let library = found.ok_or_else(|| {
-        Failure::line(format!(
+    let failed = |why: String| Err(Failure::line(why));
+    let Some(library) = found else {
+        return failed(format!(
             "{LIBRARY} is neither beside uzram nor in ../lib/uzram: `cargo build --release` builds both; install them together"
-        ))
-    })?;
+        ));
+    };
+    let shown = library.display();
     // ld.so splits the list at colons and spaces.
     if library.as_os_str().as_encoded_bytes().iter().any(|byte| matches!(byte, b':' | b' ')) {
-        let what =
-            format!("the loader finds no library in a folder with a colon or a space: {}", library.display());
-        return Err(Failure::line(what));
+        return failed(format!("the loader finds no library in a folder with a colon or a space: {shown}"));
     }
-    let meta =
-        fs::metadata(&library).map_err(|error| Failure::line(format!("{}: {error}", library.display())))?;
+    let meta = fs::metadata(&library).context(|| &shown)?;
     let mine = rustix::process::geteuid().as_raw();
     if (meta.uid() != 0 && meta.uid() != mine) || meta.mode() & 0o002 != 0 {
-        return Err(Failure::line(format!("{} can be changed by other users: not used", library.display())));
+        return failed(format!("{shown} can be changed by other users: not used"));
     }
-    let flaw = program_file::flaw(&library)
-        .map_err(|error| Failure::line(format!("{}: {error}", library.display())))?;
-    match flaw {
-        Some(flaw) => {
-            Err(Failure::line(format!("{} {flaw}; install it again, with uzram", library.display())))
-        }
+    match program_file::flaw(&library).context(|| &shown)? {
+        Some(flaw) => failed(format!("{shown} {flaw}; install it again, with uzram")),
         None => Ok(library),
     }
 }

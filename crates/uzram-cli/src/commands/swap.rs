@@ -145,7 +145,7 @@ fn on(args: &OnArgs) -> Result<u8> {
     let plan = args.plan(dir.clone())?;
     if args.detached {
         // All paths are absolute. Do not keep the caller's directory busy.
-        std::env::set_current_dir("/").context(|| "cannot go to '/'".to_owned())?;
+        std::env::set_current_dir("/").context(|| "cannot go to '/'")?;
     }
     if serves {
         return up::serve(plan);
@@ -156,12 +156,8 @@ fn on(args: &OnArgs) -> Result<u8> {
     RuntimeDir::make(&dir)?;
     // Keep the log of a running daemon; the new one will fail because of it.
     let runs = Daemon::in_dir(dir)?.about().is_ok();
-    let log = OpenOptions::new()
-        .create(true)
-        .append(true)
-        .mode(0o600)
-        .open(&log_path)
-        .context(|| format!("cannot write '{}'", log_path.display()))?;
+    let log = OpenOptions::new().create(true).append(true).mode(0o600).open(&log_path);
+    let log = log.context(|| format!("cannot write '{}'", log_path.display()))?;
     if !runs {
         log.set_len(0).context(|| format!("cannot clear '{}'", log_path.display()))?;
     }
@@ -169,9 +165,9 @@ fn on(args: &OnArgs) -> Result<u8> {
     // The same command line, with --detached.
     daemon.args(std::env::args_os().skip(1)).arg("--detached");
     daemon.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log);
-    let mut child = daemon.spawn().context(|| "cannot start the daemon".to_owned())?;
+    let mut child = daemon.spawn().context(|| "cannot start the daemon")?;
     let Some(stdout) = child.stdout.take() else { return Err(Failure::line("the daemon has no output")) };
-    let facts = facts(BufReader::new(stdout)).context(|| "cannot read the daemon's output".to_owned())?;
+    let facts = facts(BufReader::new(stdout)).context(|| "cannot read the daemon's output")?;
     if let Some(facts) = facts {
         return print(&facts).map(|()| 0);
     }
@@ -183,27 +179,22 @@ fn on(args: &OnArgs) -> Result<u8> {
 
 /// Returns what a daemon prints when it serves; `None` if it ends before.
 fn facts(mut stdout: impl BufRead) -> io::Result<Option<String>> {
-    let mut facts = String::new();
-    loop {
-        let begun = facts.len();
-        if stdout.read_line(&mut facts)? == 0 {
-            return Ok(None);
-        }
-        // JSON ends where its indentation does.
-        let is_last = if output::is_json() {
-            facts[begun..].starts_with('}')
-        } else {
-            facts[begun..].split_ascii_whitespace().next() == Some(READY)
-        };
-        if is_last {
+    // JSON ends where its indentation does.
+    let last = if output::is_json() { "}" } else { READY };
+    let (mut facts, mut begun) = (String::new(), 0);
+    while stdout.read_line(&mut facts)? > 0 {
+        let line = &facts[begun..];
+        if line.starts_with(last) && line.split_ascii_whitespace().next() == Some(last) {
             return Ok(Some(facts));
         }
+        begun = facts.len();
     }
+    Ok(None)
 }
 
 /// Returns a command that runs this program, even if its file has been removed or replaced.
 fn own_program() -> Result<Command> {
-    let path = std::env::current_exe().context(|| "cannot find this program's file".to_owned())?;
+    let path = std::env::current_exe().context(|| "cannot find this program's file")?;
     // A package update may have removed the file.
     let path = if path.exists() { path } else { "/proc/self/exe".into() };
     Ok(Command::new(path))
@@ -249,12 +240,8 @@ fn off(runtime: &RuntimeArgs) -> Result<()> {
     }
     // An orderly end on ^C: pages that came back stay in memory, and the area stays on.
     let interrupts = Interrupts::catch()?;
-    let go_on = || match interrupts.came() {
-        false => Ok(()),
-        true => {
-            Err(Failure::line("interrupted: the remaining swap areas stay on, and the daemon keeps running"))
-        }
-    };
+    let stays = "interrupted: the remaining swap areas stay on, and the daemon keeps running";
+    let go_on = || if interrupts.came() { Err(Failure::line(stays)) } else { Ok(()) };
     for (AttachedDevice { name, attachment }, _) in areas {
         go_on()?;
         switch_off(attachment, stats(&name, &daemon)?.kept_bytes())?;
@@ -286,7 +273,7 @@ fn off_without_daemon(dir: &std::path::Path, failure: Failure) -> Result<()> {
 fn areas(daemon: &Daemon) -> Result<Vec<(AttachedDevice, ActiveArea)>> {
     let mut areas = Vec::new();
     for device in attached(daemon)? {
-        let area = device.attachment.swap_area().context(|| "cannot read /proc/swaps".to_owned())?;
+        let area = device.attachment.swap_area().context(|| "cannot read /proc/swaps")?;
         areas.extend(area.map(|area| (device, area)));
     }
     Ok(areas)
@@ -303,17 +290,16 @@ fn status(runtime: &RuntimeArgs) -> Result<()> {
     let about = match daemon.about_if_running() {
         Ok(Some(about)) => about,
         absent => {
-            if let Some(left) = left_by_dead(&daemon.dir)? {
-                let line = format!(
+            let line = if let Some(left) = left_by_dead(&daemon.dir)? {
+                format!(
                     "the daemon in '{shown}' is dead: what was swapped out is lost ({} is left, `uzram swap off` clears \
                      it)",
                     left.describe()
-                );
-                return Err(Failure::line(line).with_exit(Exit::NoDaemon));
-            }
-            absent?;
-            let line =
-                format!("there is no swap: no daemon is running in '{shown}' (`uzram swap on` starts one)");
+                )
+            } else {
+                absent?;
+                format!("there is no swap: no daemon is running in '{shown}' (`uzram swap on` starts one)")
+            };
             return Err(Failure::line(line).with_exit(Exit::NoDaemon));
         }
     };
@@ -341,28 +327,15 @@ fn status_text(status: &StatusJson) -> String {
 
 fn area_text(area: &AreaJson) -> String {
     let stats = &area.stats;
+    let ratio = ratio(stats.orig_data_bytes, stats.memory_bytes());
+    let [free, reserve] = [stats.reserve_free_bytes, stats.reserve_bytes].map(format_size);
     let rows = [
         ("device", format!("{}, {}, priority {}", area.name, area.path.display(), area.priority)),
         ("size", format_size(area.size_bytes)),
         ("swapped out", format_size(area.used_bytes)),
         ("stored", format_size(stats.orig_data_bytes)),
-        (
-            "memory",
-            format!(
-                "{} (ratio {})",
-                format_size(stats.memory_bytes()),
-                ratio(stats.orig_data_bytes, stats.memory_bytes())
-            ),
-        ),
-        (
-            "reserve",
-            format!(
-                "{} free of {}, drained {} times",
-                format_size(stats.reserve_free_bytes),
-                format_size(stats.reserve_bytes),
-                stats.reserve_drained
-            ),
-        ),
+        ("memory", format!("{} (ratio {ratio})", format_size(stats.memory_bytes()))),
+        ("reserve", format!("{free} free of {reserve}, drained {} times", stats.reserve_drained)),
         ("refused at mem_limit", format!("{} writes", stats.limit_refused)),
         ("failed writes, reads", format!("{}, {}", stats.failed_writes, stats.failed_reads)),
     ];

@@ -10,10 +10,10 @@ use std::hash::BuildHasher;
 use std::io::Write;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
 
 use serde::Serialize;
 use uzram::codec::{Algorithm, Dictionary, Encoder, Kind, MAX_DICTIONARY_BYTES, ROOM_BYTES, train};
+use uzram::sync::Mutex;
 use uzram::units::{PAGE_SIZE, Page, format_size, same_word};
 
 use crate::config::size_expr;
@@ -60,30 +60,28 @@ pub fn run(args: &TrainArgs) -> Result<()> {
     if args.output.symlink_metadata().is_ok() {
         return Err(exists());
     }
-    let plain = Algorithm::new(Kind::Zstd, args.level, None).usage(|| "--level".to_owned())?;
-    let size_bytes = usize::try_from(args.size).context(|| "--size".to_owned())?;
-    let stage = Mutex::new("reading the samples".to_owned());
-    let now = |what: String| *stage.lock().unwrap_or_else(PoisonError::into_inner) = what;
-    let shown = || Some(stage.lock().unwrap_or_else(PoisonError::into_inner).clone());
+    let plain = Algorithm::new(Kind::Zstd, args.level, None).usage(|| "--level")?;
+    let size_bytes = usize::try_from(args.size).context(|| "--size")?;
+    let stage = Mutex::unordered("reading the samples".to_owned());
+    let now = |what: String| *stage.lock() = what;
+    let shown = || Some(stage.lock().clone());
     let (samples, bytes, (without, with)) = live::while_showing(shown, || {
         let samples = Samples::take(&args.corpora)?;
         now(format!("training on {} pages", samples.training.len()));
-        let bytes = train(&samples.training, size_bytes).context(|| "cannot train".to_owned())?;
+        let bytes = train(&samples.training, size_bytes).context(|| "cannot train")?;
         now(format!("measuring with {} pages", samples.held_out.len()));
-        let stored =
-            measure(&samples.held_out, &plain, bytes.clone()).context(|| "cannot measure".to_owned())?;
+        let stored = measure(&samples.held_out, &plain, bytes.clone()).context(|| "cannot measure")?;
         Ok::<_, Failure>((samples, bytes, stored))
     })?;
 
+    let cannot = || format!("cannot write {}", args.output.display());
     let mut file = match File::create_new(&args.output) {
         Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => return Err(exists()),
-        file => file.context(|| format!("cannot write {}", args.output.display()))?,
+        file => file.context(cannot)?,
     };
-    if let Err(error) = file.write_all(&bytes).and_then(|()| file.sync_all()) {
-        // An incomplete dictionary is useless, and this process created the file.
-        let _ = fs::remove_file(&args.output);
-        return Err(Failure::line(format!("cannot write {}: {error}", args.output.display())));
-    }
+    let written = file.write_all(&bytes).and_then(|()| file.sync_all());
+    // An incomplete dictionary is useless, and this process created the file.
+    written.inspect_err(|_| drop(fs::remove_file(&args.output))).context(cannot)?;
 
     let trained = Trained {
         pages: samples.all,

@@ -91,7 +91,7 @@ impl ListenArgs {
             (None, None) if self.tls_client_ca.is_some() => return Err(lacks("tls-client-ca", "tls-cert")),
             (None, None) => return Ok(config),
         };
-        config.tls = Some(Tls::load(&files).context(|| "cannot speak TLS".to_owned())?);
+        config.tls = Some(Tls::load(&files).context(|| "cannot speak TLS")?);
         Ok(config)
     }
 }

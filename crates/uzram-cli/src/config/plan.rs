@@ -196,7 +196,7 @@ impl DaemonPlan {
 
     /// Validates the plan, as far as possible without carrying it out.
     pub fn check(&self) -> Result<()> {
-        self.nbd.check().map_err(|error| Failure::usage(format!("cannot serve NBD: {error}")))?;
+        self.nbd.check().usage(|| "cannot serve NBD")?;
         self.devices.iter().try_for_each(|device| {
             device.check()?;
             self.mount_dir().map_or(Ok(()), |dir| device.check_beside(&dir))
@@ -305,9 +305,7 @@ impl DevicePlan {
         for setting in self.settings.iter() {
             let Setting { origin, attribute, value } = setting;
             if *attribute == "backing_dev" {
-                NamedBacking::split_parts(value)
-                    .try_for_each(state_dir::make_for)
-                    .map_err(|failure| failure.map_line(|why| format!("{origin}: {why}")))?;
+                NamedBacking::split_parts(value).try_for_each(state_dir::make_for).context(|| origin)?;
             }
             device.set(attribute, value).map_err(|error| {
                 let origin = self.blame(&error, setting);
@@ -336,7 +334,11 @@ impl DevicePlan {
     }
 
     pub fn is_swap(&self) -> bool {
-        matches!(self.attached, Attached::Swap(_))
+        self.swap().is_some()
+    }
+
+    pub fn swap(&self) -> Option<SwapPlan> {
+        if let Attached::Swap(swap) = self.attached { Some(swap) } else { None }
     }
 
     /// Returns attributes whose defaults differ because of the device's use, unless they are set.

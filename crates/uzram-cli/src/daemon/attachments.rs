@@ -16,6 +16,7 @@ use uzram_serve::record::{AttachedDevice, Recorder};
 
 use crate::config::plan::{Attached, DevicePlan};
 use crate::daemon::attendant::{Attendant, Request};
+use crate::daemon::started::AttachedBlock;
 use crate::failure::{Failure, Result};
 
 /// How long a detached device may take to close its file.
@@ -49,16 +50,12 @@ impl Attachments {
 
     /// Attaches a device if its plan says so, and it is not attached already.
     pub fn attach(&mut self, plan: &DevicePlan) -> Result<()> {
-        let swap = match plan.attached {
-            Attached::No => return Ok(()),
-            _ if self.device(&plan.name).is_some() => return Ok(()),
-            Attached::Block => None,
-            Attached::Swap(swap) => {
-                // The area may be active even if the process fails.
-                self.swapped_to.insert(plan.name.clone());
-                Some(swap)
-            }
-        };
+        if plan.attached == Attached::No || self.device(&plan.name).is_some() {
+            return Ok(());
+        }
+        let swap = plan.swap();
+        // The area may be active even if the process fails.
+        self.swapped_to.extend(swap.map(|_| plan.name.clone()));
         let device = self.run(&Request::Attach { name: plan.name.clone(), swap })?;
         tracing::info!(device = plan.name, block_device = device.trim_end(), "attached");
         Ok(())
@@ -69,12 +66,13 @@ impl Attachments {
         attached.map(|device| device.attachment.path())
     }
 
-    /// Returns each device's name, whether this daemon swaps to it, and its block device.
-    pub fn all(&self) -> impl Iterator<Item = (String, bool, PathBuf)> {
-        self.recorder.attached().into_iter().map(|AttachedDevice { name, attachment }| {
-            let is_swap = self.swapped_to.contains(&name);
-            (name, is_swap, attachment.path())
-        })
+    pub fn all(&self) -> Vec<AttachedBlock> {
+        let block = |AttachedDevice { name, attachment }| AttachedBlock {
+            is_swap: self.swapped_to.contains(&name),
+            block_device: attachment.path(),
+            name,
+        };
+        self.recorder.attached().into_iter().map(block).collect()
     }
 
     /// Returns whether a device is an active swap area; also true if that cannot be read.

@@ -1,9 +1,8 @@
 //! A process that runs `uzram attach` and `uzram detach` for a daemon that can no longer run programs itself.
 //!
-//! The daemon starts it, this program with a hidden command, before it gives up privileges
-//! ([`confine`](crate::daemon::confine)). So the attendant has the privileges for its work, but no memory or
-//! files of the daemon. It waits for requests on a socket, and ends when the daemon does. It only attaches
-//! and detaches devices of that daemon.
+//! The daemon starts it before it gives up privileges ([`confine`](crate::daemon::confine)): it has the
+//! privileges for its work, but no memory or files of the daemon. It waits for requests on a socket, and ends
+//! when the daemon does.
 
 use std::ffi::OsString;
 use std::io;
@@ -22,7 +21,7 @@ use crate::config::plan::SwapPlan;
 use crate::daemon::survive::link::Link;
 use crate::failure::{Context, Failure, Result};
 use crate::system::descriptors::leave_caller;
-use crate::system::interrupts::unblock_signals_of;
+use crate::system::interrupts::{ENDING_SIGNALS, unblock_signals_of};
 use crate::system::runtime_dir::RuntimeArgs;
 
 /// The hidden command.
@@ -140,14 +139,14 @@ pub fn run(args: &AttendantArgs) -> Result<()> {
         return Err(Failure::line("only a daemon starts this command"));
     }
     let runtime_dir = args.runtime.path()?;
-    serve(&runtime_dir).context(|| "cannot wait for requests".to_owned())
+    serve(&runtime_dir).context(|| "cannot wait for requests")
 }
 
 fn serve(runtime_dir: &Path) -> io::Result<()> {
     // Signals from the terminal, or to the process group, are for the daemon.
     leave_caller();
     let _ = rustix::thread::set_name(NAME);
-    for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGQUIT, libc::SIGHUP] {
+    for signal in ENDING_SIGNALS {
         // SAFETY: the handler does nothing. Unlike SIG_IGN, it is not inherited by the programs that this
         // process runs.
         unsafe { signal_hook::low_level::register(signal, || {}) }?;

@@ -60,8 +60,6 @@ pub struct KeptEpisode {
 pub struct Episodes<'a> {
     kept: &'a [KeptEpisode],
     episodes: Vec<Episode<'a>>,
-    /// Whether nothing was read yet.
-    is_first: bool,
 }
 
 struct Episode<'a> {
@@ -86,11 +84,17 @@ struct Open {
     over_ms: Option<u64>,
 }
 
+impl Open {
+    fn new(began_ms: u64, count: u64, text: u64, now_ms: u64) -> Open {
+        Open { began_ms, count, text, logged_ms: now_ms, changed_ms: now_ms, over_ms: None }
+    }
+}
+
 impl<'a> Episodes<'a> {
     /// Goes on with the episodes that are kept in `kept`, and keeps later ones there as long as there is
     /// room.
     pub fn new(kept: &'a [KeptEpisode]) -> Self {
-        Episodes { kept, episodes: Vec::new(), is_first: true }
+        Episodes { kept, episodes: Vec::new() }
     }
 
     /// Takes note of all conditions. Returns the lines to log, and after how long to look again if nothing is
@@ -99,16 +103,8 @@ impl<'a> Episodes<'a> {
         let keys: Vec<u64> =
             readings.iter().map(|reading| hash(&[&reading.subject, reading.condition.name])).collect();
         // A device that was removed has no conditions.
-        self.episodes.retain(|episode| {
-            let is_there = keys.contains(&episode.key);
-            if !is_there {
-                episode.kept.iter().for_each(|kept| kept.clear());
-            }
-            is_there
-        });
-        if std::mem::take(&mut self.is_first) {
-            self.kept.iter().filter(|kept| !keys.contains(&kept.key())).for_each(KeptEpisode::clear);
-        }
+        self.episodes.retain(|episode| keys.contains(&episode.key));
+        self.kept.iter().filter(|kept| !keys.contains(&kept.key())).for_each(KeptEpisode::clear);
         let mut lines = Vec::new();
         for (key, reading) in keys.into_iter().zip(readings) {
             let at = self.episodes.iter().position(|episode| episode.key == key);
@@ -128,13 +124,10 @@ impl<'a> Episode<'a> {
     /// Goes on with the episode that is kept under this key, if there is one.
     fn new(key: u64, kept: &'a [KeptEpisode], now_ms: u64) -> Self {
         let kept = kept.iter().find(|kept| kept.key() == key);
-        let open = kept.map(|kept| Open {
-            began_ms: kept.began_ms.load(Ordering::Relaxed).min(now_ms),
-            count: kept.count.load(Ordering::Relaxed),
-            text: kept.text.load(Ordering::Relaxed),
-            logged_ms: now_ms,
-            changed_ms: now_ms,
-            over_ms: None,
+        let open = kept.map(|kept| {
+            let [began_ms, count, text] =
+                [&kept.began_ms, &kept.count, &kept.text].map(|number| number.load(Ordering::Relaxed));
+            Open::new(began_ms.min(now_ms), count, text, now_ms)
         });
         Episode { key, seen: 0, open, kept, calm_ms: CALM_MS, ended_ms: None }
     }
@@ -153,14 +146,7 @@ impl<'a> Episode<'a> {
             }
             let is_again = self.ended_ms.is_some_and(|ended| now_ms - ended < HOUR_MS);
             self.calm_ms = if is_again { (2 * self.calm_ms).min(HOUR_MS) } else { CALM_MS };
-            self.open = Some(Open {
-                began_ms: now_ms,
-                count: failures,
-                text: text_hash,
-                logged_ms: now_ms,
-                changed_ms: now_ms,
-                over_ms: None,
-            });
+            self.open = Some(Open::new(now_ms, failures, text_hash, now_ms));
             return Some(format!("{subject}: {text}"));
         };
         open.count = open.count.saturating_add(failures);

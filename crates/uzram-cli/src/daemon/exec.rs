@@ -1,8 +1,8 @@
 //! `uzram up --exec`: a shell command that runs within the daemon's lifetime.
 //!
-//! Signals: with a terminal on standard input the command stays in our process group, like any child of a
-//! shell, and the terminal's signals (^C, ^Z) reach it directly. Otherwise it gets its own process group, so
-//! that the daemon can forward a signal to all of its processes and to no others.
+//! With a terminal on standard input the command stays in our process group, and the terminal's signals (^C,
+//! ^Z) reach it directly. Otherwise it gets its own, so that the daemon can forward a signal to all of its
+//! processes and to no others.
 
 use std::io::{self, IsTerminal};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
@@ -46,20 +46,16 @@ pub fn start(command: &str, address: &Address) -> Result<Running> {
     let own_group = !io::stdin().is_terminal();
     let mut shell = Command::new("sh");
     shell.arg("-c").arg(command);
-    if let Some(uri) = address.uris.first() {
-        shell.env("uri", uri);
-    }
+    shell.envs(address.uris.first().map(|uri| ("uri", uri)));
+    shell.envs(address.block_device.as_ref().map(|device| ("device", device)));
     shell.env("uris", address.uris.join(" ")).env("socket", &address.socket).env("name", &address.name);
-    if let Some(device) = &address.block_device {
-        shell.env("device", device);
-    }
     // So that `uzram` commands that it runs find this daemon.
     shell.env(RUNTIME_DIR_VARIABLE, &address.runtime_dir);
     if own_group {
         shell.process_group(0);
     }
     let child = unprotect_child(unblock_signals_of(&mut shell)).spawn();
-    let child = child.context(|| "cannot run the --exec command with sh".to_owned())?;
+    let child = child.context(|| "cannot run the --exec command with sh")?;
     Ok(Running { pid: Pid::from_child(&child), own_group, asked: false })
 }
 

@@ -61,9 +61,9 @@ impl Held {
         let mut dir = RuntimeDir::claim(plan.runtime_dir.clone())?;
         let recorder = Recorder::start(dir.descriptor()?, &plan.runtime_dir)?;
         descriptors::allow(plan.nbd.descriptors());
-        let nbd = nbd::Sockets::bind(&plan.nbd.listen).context(|| "cannot serve NBD".to_owned())?;
+        let nbd = nbd::Sockets::bind(&plan.nbd.listen).context(|| "cannot serve NBD")?;
         let ledger = fuse::Ledger::new()?;
-        let lives = Lives::new().context(|| "cannot share memory".to_owned())?;
+        let lives = Lives::new().context(|| "cannot share memory")?;
         let lives = Arc::new(lives);
         let control = dir.bind(CONTROL_SOCKET)?;
         let mounted =
@@ -79,7 +79,7 @@ impl Held {
     /// # Safety
     /// As [`Number::take`].
     pub unsafe fn adopt(plan: DaemonPlan, state: &State) -> Result<Held> {
-        let what = || "cannot take over from the program before".to_owned();
+        let what = || "cannot take over from the program before";
         // The options of its files depend on it.
         let plan = DaemonPlan { charging: state.charging.clone(), ..plan };
         if plan.swaps() {
@@ -140,7 +140,7 @@ impl Held {
     pub fn attendant(&self) -> Result<Option<Attendant>> {
         let is_needed = self.connection.is_some() && rustix::process::geteuid().is_root();
         let attendant = is_needed.then(|| Attendant::start(&self.plan.runtime_dir)).transpose();
-        attendant.context(|| "cannot start the process that attaches and detaches".to_owned())
+        attendant.context(|| "cannot start the process that attaches and detaches")
     }
 
     /// Protects this process for a plan, before it starts threads: they inherit it. Returns the outcome of

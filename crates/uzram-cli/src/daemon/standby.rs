@@ -53,7 +53,7 @@ pub fn run(
     let lives = Arc::clone(&held.lives);
     // Before it dies: nothing can be lacking then.
     let serving = u32::try_from(lives.get(Number::Worker)).unwrap_or(0);
-    let serving = Watched::open(serving).context(|| "cannot watch the process that serves".to_owned())?;
+    let serving = Watched::open(serving).context(|| "cannot watch the process that serves")?;
     // The holder's measures; locks are not inherited.
     Held::protect(&held.plan);
     let mut protection = held.protection.clone();
@@ -61,12 +61,12 @@ pub fn run(
     let expendable = Expendable::new();
     let backings: Vec<_> =
         kept.iter().flat_map(|kept| &kept.device.backing).map(|backing| backing.name.clone()).collect();
-    let mirror = Mirror::start(kept, Arc::clone(orders), Arc::clone(&lives))
-        .context(|| "cannot start a thread".to_owned())?;
+    let mirror =
+        Mirror::start(kept, Arc::clone(orders), Arc::clone(&lives)).context(|| "cannot start a thread")?;
     // The holder has the privileges that this process has until the next step.
     let leaves_cpus = can_take_cpus();
     protection.extend(confine(&worker::needs(held, backings.into_iter())));
-    lives.take_seat().context(|| "cannot wait for the process that serves".to_owned())?;
+    lives.take_seat().context(|| "cannot wait for the process that serves")?;
     let died = Instant::now();
     expendable.end();
     lives.set(Number::StandBy, 0);
@@ -154,28 +154,21 @@ struct Mapped {
 impl Mapped {
     fn new(kept: Kept) -> Mapped {
         let memory = kept.memory.as_ref().and_then(|memory| memory.try_clone().ok());
-        let ahead = memory.map(StandBy::new).transpose();
-        let ahead = ahead.unwrap_or_else(|error| {
-            tracing::warn!(
-                device = kept.device.name,
-                "memory is not mapped ahead, outages will be longer: {error}"
-            );
-            None
+        let ahead = memory.map(StandBy::new).transpose().inspect_err(|error| {
+            let device = &kept.device.name;
+            tracing::warn!(device, "memory is not mapped ahead, outages will be longer: {error}");
         });
-        Mapped { kept, ahead }
+        Mapped { ahead: ahead.unwrap_or_default(), kept }
     }
 
     /// Maps what is new until `stops` is set; returns whether there was any.
     fn follow(&self, stops: &AtomicBool) -> bool {
-        let goes_on = || !stops.load(Ordering::Relaxed);
-        match self.ahead.as_ref().map(|ahead| ahead.catch_up_while(&goes_on)) {
-            Some(Ok(bytes)) => bytes > 0,
-            Some(Err(error)) => {
-                tracing::warn!(device = self.kept.device.name, %error, "memory cannot be mapped ahead");
-                false
-            }
-            None => false,
-        }
+        let Some(ahead) = &self.ahead else { return false };
+        let mapped = ahead.catch_up_while(&|| !stops.load(Ordering::Relaxed));
+        let mapped = mapped.inspect_err(|error| {
+            tracing::warn!(device = self.kept.device.name, %error, "memory cannot be mapped ahead");
+        });
+        mapped.is_ok_and(|bytes| bytes > 0)
     }
 
     /// Restores the device. If its memory is damaged beyond pages, it is there without contents, and requests
@@ -255,17 +248,15 @@ struct Mirror {
 
 impl Mirror {
     fn start(kept: Vec<Kept>, orders: Arc<Link>, lives: Arc<Lives>) -> io::Result<Mirror> {
-        let stop =
-            Arc::new(Stop { is_set: AtomicBool::new(false), event: eventfd(0, EventfdFlags::CLOEXEC)? });
-        let thread = {
-            let stop = Arc::clone(&stop);
-            thread::Builder::new().name("mirror".to_owned()).spawn(move || {
-                let mut mapped: Vec<_> = kept.into_iter().map(Mapped::new).collect();
-                while !follow(&mut mapped, &orders, &stop, &lives) {}
-                mapped
-            })?
+        let event = eventfd(0, EventfdFlags::CLOEXEC)?;
+        let stop = Arc::new(Stop { is_set: AtomicBool::new(false), event });
+        let stops = Arc::clone(&stop);
+        let run = move || {
+            let mut mapped: Vec<_> = kept.into_iter().map(Mapped::new).collect();
+            while !follow(&mut mapped, &orders, &stops, &lives) {}
+            mapped
         };
-        Ok(Mirror { thread, stop })
+        Ok(Mirror { thread: thread::Builder::new().name("mirror".to_owned()).spawn(run)?, stop })
     }
 
     fn stop(self) -> Vec<Mapped> {
@@ -301,16 +292,14 @@ fn follow(mapped: &mut Vec<Mapped>, orders: &Link, stop: &Stop, lives: &Lives) -
 
 /// Carries out the orders that are there.
 fn take_orders(mapped: &mut Vec<Mapped>, orders: &Link) {
-    loop {
+    let has_order = || {
         let mut fds = [PollFd::new(orders, PollFlags::IN)];
-        match poll(&mut fds, Some(&Timespec::default())) {
-            Ok(1..) if fds[0].revents().contains(PollFlags::IN) => {}
-            _ => return,
-        }
-        match orders.receive() {
-            Ok(Some((order, descriptors))) => carry_out(mapped, order, descriptors),
-            _ => return,
-        }
+        poll(&mut fds, Some(&Timespec::default())).is_ok() && fds[0].revents().contains(PollFlags::IN)
+    };
+    while has_order()
+        && let Ok(Some((order, descriptors))) = orders.receive()
+    {
+        carry_out(mapped, order, descriptors);
     }
 }
 

@@ -39,9 +39,9 @@ pub struct StartedDevice {
 /// A block device.
 #[derive(Serialize)]
 pub struct AttachedBlock {
-    name: String,
-    block_device: PathBuf,
-    is_swap: bool,
+    pub name: String,
+    pub block_device: PathBuf,
+    pub is_swap: bool,
 }
 
 impl From<(&Arc<Device>, &DevicePlan)> for StartedDevice {
@@ -60,12 +60,6 @@ impl From<(&Arc<Device>, &DevicePlan)> for StartedDevice {
             backing: device.backing().map(|backing| backing.to_string()),
             mem_fixed_bytes: stats.mem_fixed_bytes,
         }
-    }
-}
-
-impl From<(String, bool, PathBuf)> for AttachedBlock {
-    fn from((name, is_swap, block_device): (String, bool, PathBuf)) -> AttachedBlock {
-        AttachedBlock { name, block_device, is_swap }
     }
 }
 

@@ -1,6 +1,6 @@
 //! The process that serves: it makes the devices or takes them over, and serves them until it is told to end.
 //!
-//! The main thread owns everything and waits for [`Event`]s from the holder and the control API. It releases
+//! The main thread owns everything and waits for [`Order`]s from the holder and the control API. It releases
 //! what it owns in reverse order: first the servers stop, last the devices are freed.
 
 use std::path::Path;
@@ -23,9 +23,9 @@ use crate::daemon::confine::{Needs, confine};
 use crate::daemon::exec::{self, Address};
 use crate::daemon::held::Held;
 use crate::daemon::memory_cgroup;
-use crate::daemon::started::{AttachedBlock, Started, StartedDevice, all_warnings};
-use crate::daemon::survive::home::{Event, Home, Registry};
-use crate::daemon::survive::link::{End, Request, Served};
+use crate::daemon::started::{Started, StartedDevice, all_warnings};
+use crate::daemon::survive::home::{Home, Registry};
+use crate::daemon::survive::link::{End, Order, Request, Served};
 use crate::failure::{Context, Failure, Result, print};
 use crate::output;
 use crate::swap::fresh_counts::FreshCounts;
@@ -57,9 +57,9 @@ pub struct Start {
 /// Serves until told to end; returns the exit status, of which everything is released.
 pub fn serve(held: &Held, mut start: Start) -> Result<u8> {
     let (plan, has_started) = (&held.plan, start.has_started);
-    let (sender, events) = mpsc::channel();
+    let (sender, orders) = mpsc::channel();
     let listens = start.home.listen(sender.clone(), plan.nbd.tls.clone());
-    listens.context(|| "cannot listen to the holder".to_owned())?;
+    listens.context(|| "cannot listen to the holder")?;
     if !has_started {
         make(plan, &start.home, &mut start.devices)?;
     }
@@ -69,13 +69,13 @@ pub fn serve(held: &Held, mut start: Start) -> Result<u8> {
     worker.announce(text)?;
     let ending = match (&plan.exec, worker.devices.first()) {
         (Some(_), Some(device)) => {
-            worker.wait_for_command(&events);
+            worker.wait_for_command(&orders);
             live::note(&exec::summary(&plan.devices[0].name, device)?);
             Ending::WhenFree
         }
-        _ => worker.wait_for_end(&events),
+        _ => worker.wait_for_end(&orders),
     };
-    worker.let_go(ending, &events);
+    worker.let_go(ending, &orders);
     worker.end();
     Ok(0)
 }
@@ -98,7 +98,7 @@ struct Worker<'a> {
 
 impl<'a> Worker<'a> {
     /// Serves these devices: as files, over NBD, to control clients.
-    fn start(held: &'a Held, start: Start, sender: Sender<Event>) -> Result<Worker<'a>> {
+    fn start(held: &'a Held, start: Start, sender: Sender<Order>) -> Result<Worker<'a>> {
         let Start { home, attendant, devices, has_started, mut protection, is_confined, on_files_served } =
             start;
         let plan = &held.plan;
@@ -116,11 +116,11 @@ impl<'a> Worker<'a> {
             // The process before may have read other files than the holder. Its log says if that fails.
             let _ = nbd::reload_tls(plan.nbd.tls.as_ref());
         }
-        let no_nbd = || "cannot serve NBD".to_owned();
+        let no_nbd = || "cannot serve NBD";
         let server = nbd::Server::on(Arc::clone(&held.nbd), plan.nbd.clone(), exports.clone());
         let server = server.context(no_nbd)?;
         let (uris, clients) = (Arc::new(uris(server.endpoints(), exports.clone())), server.clients());
-        let no_thread = || "cannot start a thread".to_owned();
+        let no_thread = || "cannot start a thread";
         let reporter = Reporter::start(exports.clone(), clients.clone(), Arc::clone(&held.lives));
         let reporter = reporter.context(no_thread)?;
         let nbd = server.spawn().context(no_nbd)?;
@@ -145,13 +145,13 @@ impl<'a> Worker<'a> {
             registrar: Some(Arc::new(Registry(Arc::clone(&home)))),
             ..Api::new(exports.clone(), Box::new(move |name| uris_of(name)), about.clone())
         };
-        let no_control = || "cannot serve the control API".to_owned();
+        let no_control = || "cannot serve the control API";
         let control = control::Server::start(
             held.control.try_clone().context(no_control)?,
             api,
             control::Limits::default(),
             // An error means that the daemon is ending already.
-            move |ending| _ = sender.send(Event::Shutdown(ending)),
+            move |ending| _ = sender.send(Order::End(End::Client { force: ending == Ending::Forced })),
         );
         let control = control.context(no_control)?;
         let attachments = Attachments::new(exports.clone(), recorder, attendant);
@@ -182,7 +182,7 @@ impl<'a> Worker<'a> {
         let warnings = warnings(self.plan, &self.devices);
         warnings.iter().for_each(|line| tracing::warn!("{line}"));
         // What the worker before began to attach may still be on its way.
-        self.home.ask(&Request::Settle, &[]).context(|| "the holder".to_owned())?;
+        self.home.ask(&Request::Settle, &[]).context(|| "the holder")?;
         self.plan.devices.iter().try_for_each(|device| self.attachments.attach(device))?;
         let started = Started {
             exports: self.devices.iter().flat_map(|device| (self.uris)(device.name())).collect(),
@@ -190,7 +190,7 @@ impl<'a> Worker<'a> {
             files: self.about.files.clone(),
             warnings: all_warnings(&self.about, warnings),
             devices: self.devices.iter().zip(&self.plan.devices).map(StartedDevice::from).collect(),
-            attached: self.attachments.all().map(AttachedBlock::from).collect(),
+            attached: self.attachments.all(),
         };
         output::rendered(&started, Started::text)
     }
@@ -214,65 +214,66 @@ impl<'a> Worker<'a> {
         };
         let status = format!("serving {} devices", self.devices.len());
         let served = Request::Serving(Served { status, address });
-        self.home.ask(&served, &[]).context(|| "the holder".to_owned())
+        self.home.ask(&served, &[]).context(|| "the holder")
     }
 
     /// Waits until the command has ended, which the holder runs. Requests to end go to the command.
-    fn wait_for_command(&self, events: &Receiver<Event>) {
-        while let Ok(event) = events.recv() {
-            match event {
-                Event::CommandEnded => return,
-                Event::Signal { .. } | Event::Shutdown(_) => {
+    fn wait_for_command(&self, orders: &Receiver<Order>) {
+        while let Ok(order) = orders.recv() {
+            match order {
+                Order::CommandEnded => return,
+                Order::End(_) | Order::Interrupt => {
                     if let Err(error) = self.home.ask(&Request::EndCommand, &[]) {
                         tracing::warn!(%error, "cannot signal the command");
                     }
                 }
+                _ => {}
             }
         }
     }
 
-    /// Waits for an event that ends the daemon, with a live line on a terminal.
-    fn wait_for_end(&self, events: &Receiver<Event>) -> Ending {
+    /// Waits for an order that ends the daemon, with a live line on a terminal.
+    fn wait_for_end(&self, orders: &Receiver<Order>) -> Ending {
         let stats = || self.exports.devices().iter().map(|device| device.stats()).sum();
         let mut live = LiveLine::new(stats());
         let mut asked = None;
-        let event = loop {
-            let event = match &mut live {
+        let end = loop {
+            let order = match &mut live {
                 Some(live) => {
                     live.draw(stats());
-                    events.recv_timeout(LiveLine::PERIOD)
+                    orders.recv_timeout(LiveLine::PERIOD)
                 }
-                None => events.recv().map_err(|_| RecvTimeoutError::Disconnected),
+                None => orders.recv().map_err(|_| RecvTimeoutError::Disconnected),
             };
-            match event {
-                Ok(Event::Signal { signal: Signal::INT, from_terminal: true })
-                    if asks_again(&self.exports, &mut asked) => {}
-                Ok(event) => break Some(event),
-                Err(RecvTimeoutError::Timeout) => {}
-                Err(RecvTimeoutError::Disconnected) => break None,
+            match order {
+                Ok(Order::Interrupt) if !asks_again(&self.exports, &mut asked) => {
+                    let end = End::Signal(libc::SIGINT);
+                    // If the holder does not hear of it and this process dies, the next one goes on.
+                    let _ = self.home.ask(&Request::WillEnd(end), &[]);
+                    break end;
+                }
+                Ok(Order::End(end)) => break end,
+                Ok(Order::CommandEnded) | Err(RecvTimeoutError::Disconnected) => return Ending::WhenFree,
+                Ok(_) | Err(RecvTimeoutError::Timeout) => {}
             }
         };
         drop(live);
-        match event {
-            Some(Event::Signal { signal, from_terminal }) => {
+        match end {
+            End::Signal(signal) => {
+                let signal = if signal == libc::SIGINT { Signal::INT } else { Signal::TERM };
                 tracing::info!(?signal, "ending");
-                if from_terminal {
-                    // If the holder does not hear of it and this process dies, the next one goes on.
-                    let _ = self.home.ask(&Request::WillEnd(End::Signal(signal.as_raw())), &[]);
-                }
                 Ending::WhenFree
             }
-            Some(Event::Shutdown(ending)) => {
+            End::Client { force } => {
                 tracing::info!("ending, as a control client asks");
-                ending
+                if force { Ending::Forced } else { Ending::WhenFree }
             }
-            _ => Ending::WhenFree,
         }
     }
 
     /// Detaches all devices, and waits until no process uses a device's file, as the contents are lost
     /// afterwards. If forced, waits only for swap areas: without them programs would be killed.
-    fn let_go(&mut self, mut ending: Ending, events: &Receiver<Event>) {
+    fn let_go(&mut self, mut ending: Ending, orders: &Receiver<Order>) {
         // If the holder cannot be told, the service manager's line is old.
         let tell = |home: &Home, status: &str| drop(home.ask(&Request::Status(status.to_owned()), &[]));
         loop {
@@ -287,7 +288,7 @@ impl<'a> Worker<'a> {
             let force = if has_swap { "" } else { "; `uzram down --force` ends it all the same" };
             tracing::error!("not ending yet: {why} (tried again every {} s{force})", RETRY.as_secs());
             tell(&self.home, &format!("not ending yet: {why}"));
-            if let Ok(Event::Shutdown(Ending::Forced)) = events.recv_timeout(RETRY) {
+            if let Ok(Order::End(End::Client { force: true })) = orders.recv_timeout(RETRY) {
                 ending = Ending::Forced;
             }
         }
@@ -331,7 +332,7 @@ fn make(plan: &DaemonPlan, home: &Arc<Home>, devices: &mut Vec<Exported>) -> Res
         devices.retain(|(device, _)| device.name() != planned.name);
         let policy = planned.export_policy();
         let added = Request::Added { name: planned.name.clone(), policy };
-        home.ask(&added, &[]).context(|| "the holder".to_owned())?;
+        home.ask(&added, &[]).context(|| "the holder")?;
         devices.push((planned.make(home.keeper())?, policy));
     }
     let all: Vec<_> = devices.iter().map(|(device, _)| Arc::clone(device)).collect();

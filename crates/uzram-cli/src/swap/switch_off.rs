@@ -21,7 +21,7 @@ const TRY_AGAIN: Duration = Duration::from_millis(10);
 /// Switches a swap area off unless there is too little memory; the daemon keeps `kept_bytes` of its contents
 /// in memory.
 pub fn switch_off(attachment: LoopAttachment, kept_bytes: u64) -> Result<()> {
-    let failed = || "cannot read /proc/swaps".to_owned();
+    let failed = || "cannot read /proc/swaps";
     // Held, so that its number is not reused meanwhile.
     let Some(held) = attachment.hold()? else { return Ok(()) };
     let Some(area) = attachment.swap_area().context(failed)? else { return Ok(()) };

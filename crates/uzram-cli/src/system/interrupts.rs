@@ -26,7 +26,7 @@ impl Interrupts {
             // only from the second signal on.
             flag::register_conditional_default(SIGINT, Arc::clone(&interrupts.0))
                 .and_then(|_| flag::register(SIGINT, Arc::clone(&interrupts.0)))
-                .context(|| "cannot handle signals".to_owned())?;
+                .context(|| "cannot handle signals")?;
         }
         Ok(interrupts)
     }
@@ -61,34 +61,20 @@ pub fn catch_size_limit() -> io::Result<()> {
 /// The signals that ask a process to end.
 pub const ENDING_SIGNALS: [i32; 4] = [SIGINT, SIGTERM, SIGQUIT, SIGHUP];
 
-/// Blocks these signals for this thread, and those that it starts; returns them.
-fn block(signals: impl Iterator<Item = i32>) -> io::Result<libc::sigset_t> {
-    // SAFETY: sigemptyset initialises the set, and a set of zeros is valid, too.
-    let mut set: libc::sigset_t = unsafe { std::mem::zeroed() };
-    // SAFETY: the set is valid, and so are the numbers of signals.
-    unsafe { libc::sigemptyset(&raw mut set) };
-    signals.for_each(|signal| {
-        // SAFETY: as above.
-        unsafe { libc::sigaddset(&raw mut set, signal) };
-    });
-    // SAFETY: the set is valid, and the old one is not asked for.
-    match unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, std::ptr::null_mut()) } {
-        0 => Ok(set),
-        error => Err(io::Error::from_raw_os_error(error)),
-    }
+fn no_signals() -> libc::sigset_t {
+    // SAFETY: a set of zeros is valid.
+    let mut none: libc::sigset_t = unsafe { std::mem::zeroed() };
+    // SAFETY: the set is valid; the call is async-signal-safe.
+    unsafe { libc::sigemptyset(&raw mut none) };
+    none
 }
 
 /// Has a program start with no signal blocked: it would inherit those that this process reads from a
 /// descriptor.
 pub fn unblock_signals_of(command: &mut Command) -> &mut Command {
     let unblock = || {
-        // SAFETY: a set of zeros is valid, and sigemptyset initialises it.
-        let mut none: libc::sigset_t = unsafe { std::mem::zeroed() };
-        // SAFETY: the set is valid; both calls are async-signal-safe, and the old mask is not asked for.
-        unsafe {
-            libc::sigemptyset(&raw mut none);
-            libc::sigprocmask(libc::SIG_SETMASK, &raw const none, std::ptr::null_mut());
-        }
+        // SAFETY: the set is valid; the call is async-signal-safe, and the old mask is not asked for.
+        unsafe { libc::sigprocmask(libc::SIG_SETMASK, &no_signals(), std::ptr::null_mut()) };
         Ok(())
     };
     // SAFETY: between fork and exec it makes only async-signal-safe calls.
@@ -108,7 +94,13 @@ impl SignalFd {
     /// Blocks signals for this thread, and those that it starts, and the processes that it forks, and makes a
     /// descriptor to read them from.
     pub fn new(signals: impl Iterator<Item = i32>) -> io::Result<SignalFd> {
-        let set = block(signals)?;
+        let mut set = no_signals();
+        for signal in signals {
+            // SAFETY: the set is valid, and so are the numbers of signals.
+            unsafe { libc::sigaddset(&raw mut set, signal) };
+        }
+        // SAFETY: the set is valid, and the old one is not asked for. Fails only for another operation.
+        unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, std::ptr::null_mut()) };
         // SAFETY: the set is valid.
         let fd = unsafe { libc::signalfd(-1, &raw const set, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK) };
         if fd < 0 {
@@ -125,9 +117,9 @@ impl SignalFd {
         let len = size_of::<libc::signalfd_siginfo>();
         // SAFETY: the kernel writes at most `len` bytes to the struct, which is as long.
         let read = unsafe { libc::read(self.0.as_raw_fd(), (&raw mut info).cast(), len) };
-        let signal = i32::try_from(info.ssi_signo).unwrap_or(0);
         // Positive codes are the kernel's own, sigaction(2); processes send 0 or less.
-        (read == len as isize).then_some(Caught { signal, from_kernel: info.ssi_code > 0 })
+        let (signal, from_kernel) = (info.ssi_signo.cast_signed(), info.ssi_code > 0);
+        (read == len as isize).then_some(Caught { signal, from_kernel })
     }
 }
 

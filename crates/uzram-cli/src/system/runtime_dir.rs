@@ -65,13 +65,13 @@ impl RuntimeArgs {
         )?;
         let path =
             std::path::absolute(&path).context(|| format!("runtime directory '{}'", path.display()))?;
-        match path.to_str() {
-            Some(_) => Ok(path),
-            None => Err(Failure::line(format!(
-                "the path of the runtime directory '{}' is not UTF-8; choose another --runtime-dir",
-                path.display()
-            ))),
+        if path.to_str().is_some() {
+            return Ok(path);
         }
+        let shown = path.display();
+        Err(Failure::line(format!(
+            "the path of the runtime directory '{shown}' is not UTF-8; choose another --runtime-dir"
+        )))
     }
 }
 
@@ -218,13 +218,12 @@ fn open_private(path: &Path) -> Result<OwnedFd> {
     // Check the length before creating anything.
     socket_path(path, CONTROL_SOCKET)?;
     let shown = path.display();
-    let place = make_all(path).map_err(|refused| match refused {
-        link @ Refused::Link { .. } => Failure::line(format!("runtime directory '{shown}': {link}")),
-        Refused::System(errno) => {
-            Failure::line(format!("cannot create the runtime directory '{shown}': {errno}"))
-        }
-    })?;
-    open_own_at(&place, path)
+    let what = |refused: &Refused| match refused {
+        Refused::Link { .. } => "runtime directory",
+        Refused::System(_) => "cannot create the runtime directory",
+    };
+    let failed = |refused| Failure::line(format!("{} '{shown}': {refused}", what(&refused)));
+    open_own_at(&make_all(path).map_err(failed)?, path)
 }
 
 /// Opens a runtime directory, and checks that it is ours with mode 0700, so that its files can be trusted.
@@ -232,8 +231,7 @@ fn open_private(path: &Path) -> Result<OwnedFd> {
 pub fn open_own(path: &Path) -> Result<Option<OwnedFd>> {
     let place = match Place::resolve(path) {
         Err(Refused::System(Errno::NOENT)) => return Ok(None),
-        place => place
-            .map_err(|refused| Failure::line(format!("runtime directory '{}': {refused}", path.display())))?,
+        place => place.context(|| format!("runtime directory '{}'", path.display()))?,
     };
     match place.status() {
         Err(Errno::NOENT) => Ok(None),
@@ -248,26 +246,18 @@ fn open_own_at(place: &Place, path: &Path) -> Result<OwnedFd> {
     let stat = rustix::fs::fstat(&dir).context(what)?;
     let uid = rustix::process::geteuid().as_raw();
     let mode = stat.st_mode & 0o777;
-    if FileType::from_raw_mode(stat.st_mode) != FileType::Directory {
-        Err(Failure::line(format!(
-            "runtime directory '{shown}' is not a directory; choose another --runtime-dir"
-        )))
+    let why = if FileType::from_raw_mode(stat.st_mode) != FileType::Directory {
+        "is not a directory; choose another --runtime-dir".to_owned()
     } else if stat.st_uid == 0 && uid != 0 {
-        Err(Failure::line(format!(
-            "runtime directory '{shown}' is root's: use sudo for root's daemon, or choose another --runtime-dir"
-        )))
+        "is root's: use sudo for root's daemon, or choose another --runtime-dir".to_owned()
     } else if stat.st_uid != uid {
-        Err(Failure::line(format!(
-            "runtime directory '{shown}' belongs to user {}, not to user {uid}; choose another --runtime-dir",
-            stat.st_uid
-        )))
+        format!("belongs to user {}, not to user {uid}; choose another --runtime-dir", stat.st_uid)
     } else if mode != 0o700 {
-        Err(Failure::line(format!(
-            "runtime directory '{shown}' has mode {mode:04o}, not 0700; run: chmod 700 '{shown}'"
-        )))
+        format!("has mode {mode:04o}, not 0700; run: chmod 700 '{shown}'")
     } else {
-        Ok(dir)
-    }
+        return Ok(dir);
+    };
+    Err(Failure::line(format!("{} {why}", what())))
 }
 
 /// Creates a directory, mode 0700, and its parents, unless something of that name exists. Returns its place.
@@ -293,24 +283,17 @@ fn make_all(path: &Path) -> std::result::Result<Place, Refused> {
 /// For clients: checks that only root and this user can have created sockets in `dir`, so that the process
 /// listening there can be trusted. Accepts a directory that does not exist.
 pub fn check_trusted(dir: &Path) -> Result<()> {
-    let distrusted = |why: String| {
-        let shown = dir.display();
-        Failure::line(format!(
-            "the runtime directory '{shown}' is not trusted: {why}; choose another --runtime-dir"
-        ))
-    };
-    let status = Place::resolve(dir).and_then(|place| Ok(place.status()?));
-    let stat = match status {
-        Ok(stat) => stat,
+    let why = match Place::resolve(dir).and_then(|place| Ok(place.status()?)) {
+        Ok(stat) if only_we_may_write(&stat) => return Ok(()),
+        Ok(stat) => format!("it belongs to user {} and has mode {:04o}", stat.st_uid, stat.st_mode & 0o777),
         // Connecting will report the error.
         Err(Refused::System(_)) => return Ok(()),
-        Err(link @ Refused::Link { .. }) => return Err(distrusted(link.to_string())),
+        Err(link @ Refused::Link { .. }) => link.to_string(),
     };
-    if only_we_may_write(&stat) {
-        return Ok(());
-    }
-    let mode = stat.st_mode & 0o777;
-    Err(distrusted(format!("it belongs to user {} and has mode {mode:04o}", stat.st_uid)))
+    let shown = dir.display();
+    Err(Failure::line(format!(
+        "the runtime directory '{shown}' is not trusted: {why}; choose another --runtime-dir"
+    )))
 }
 
 /// Returns whether a directory is root's, and this user is another one.
@@ -331,9 +314,7 @@ pub fn wait_until_free(dir: &Path, timeout: Duration) -> Result<bool> {
     let lock_path = dir.join(LOCK_FILE);
     let lock = match File::open(&lock_path) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(true),
-        Err(error) => {
-            return Err(denied(dir, &format!("cannot open '{}'", lock_path.display()), &error));
-        }
+        Err(error) => return Err(denied(dir, &format!("cannot open '{}'", lock_path.display()), &error)),
         Ok(lock) => lock,
     };
     let deadline = Instant::now() + timeout;

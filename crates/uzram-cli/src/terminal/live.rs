@@ -20,11 +20,11 @@ use crate::terminal::show::{per_second, ratio};
 /// Whether the live line is on the screen. Written and read with standard error locked.
 static SHOWN: AtomicBool = AtomicBool::new(false);
 
-/// Returns to the first column and clears the line (ECMA-48 EL).
+/// Clears the line (ECMA-48 EL).
 const ERASE: &str = "\r\x1b[K";
 
 /// How much to log.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[derive(Clone, Copy, ValueEnum)]
 pub enum LogLevel {
     /// Failures only.
     Error,
@@ -54,7 +54,7 @@ pub fn start_log(level: LogLevel) -> Result<()> {
         // Otherwise it would report a failed write to standard error on standard error, and panic.
         .log_internal_errors(false)
         .try_init()
-        .context(|| "cannot start the log".to_owned())
+        .context(|| "cannot start the log")
 }
 
 /// Prints on standard error, in place of the live line.
@@ -84,12 +84,11 @@ struct AboveLiveLine;
 impl Write for AboveLiveLine {
     fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
         let mut stderr = io::stderr().lock();
-        if SHOWN.swap(false, Ordering::Relaxed) {
-            // In one write, so that a terminal shows both or neither.
-            stderr.write_all(&[ERASE.as_bytes(), buf].concat())?;
-            return Ok(buf.len());
+        if !SHOWN.swap(false, Ordering::Relaxed) {
+            return stderr.write(buf);
         }
-        stderr.write(buf)
+        // In one write, so that a terminal shows both or neither.
+        stderr.write_all(&[ERASE.as_bytes(), buf].concat()).map(|()| buf.len())
     }
 
     fn flush(&mut self) -> io::Result<()> {

@@ -7,7 +7,7 @@ use uzram::units::format_size;
 use uzram_pager::Figures;
 
 use crate::system::programs::Program;
-use crate::terminal::show::ratio;
+use crate::terminal::show::{noted_rows, ratio};
 
 pub fn program_table(programs: &[Program]) -> String {
     let mut text = format!(
@@ -58,12 +58,7 @@ pub fn program_details(program: &Program) -> String {
             ("faults", figures.faults.to_string(), format!("{:.2} s", figures.fault_us as f64 / 1e6)),
         ]);
     }
-    let mut text = format!("process {id} ({command})\n");
-    for (what, value, note) in rows {
-        let row = format!("  {what:<12} {value:>14}  {note}");
-        let _ = writeln!(text, "{}", row.trim_end());
-    }
-    text
+    format!("process {id} ({command})\n{}", noted_rows(rows))
 }
 
 /// Says what limit is in force, if that is another one.

@@ -41,41 +41,28 @@ pub fn stats_table(name: &str, stats: &DeviceStats) -> String {
         0 => "no limit".to_owned(),
         bytes => format!("limit {}", format_size(bytes)),
     };
+    let charged = format!("pool, metadata, free pages kept; {limit}");
     let is_backed = stats.backing_bytes > 0;
-    let buffers = if is_backed { ", buffers" } else { "" };
+    let (buffers, compression) = match is_backed {
+        true => (", buffers", "stored in memory / compressed"),
+        false => ("", "stored / compressed"),
+    };
+    let [pool_max, fixed] = [stats.mem_used_max_bytes, stats.mem_fixed_bytes].map(format_size);
+    let tables = format!("slot table, LRU, streams{buffers}: {fixed} at most; page table");
     let in_memory_bytes = stats.orig_data_bytes.saturating_sub(pages_to_bytes(stats.pages_backed));
     let mut rows = vec![
         ("size", format_size(stats.disksize_bytes), String::new()),
         ("stored", format_size(stats.orig_data_bytes), "pages that hold data, as written".to_owned()),
         ("compressed", format_size(stats.compr_data_bytes), String::new()),
-        (
-            "pool memory",
-            format_size(stats.mem_used_bytes),
-            format!("at most {} so far", format_size(stats.mem_used_max_bytes)),
-        ),
-        (
-            "charged",
-            format_size(stats.mem_charged_bytes),
-            format!("pool, metadata, free pages kept; {limit}"),
-        ),
-        (
-            "tables",
-            format_size(stats.mem_tables_bytes),
-            format!(
-                "slot table, LRU, streams{buffers}: {} at most; page table",
-                format_size(stats.mem_fixed_bytes)
-            ),
-        ),
+        ("pool memory", format_size(stats.mem_used_bytes), format!("at most {pool_max} so far")),
+        ("charged", format_size(stats.mem_charged_bytes), charged),
+        ("tables", format_size(stats.mem_tables_bytes), tables),
         (
             "ratio",
             ratio(stats.orig_data_bytes, stats.memory_bytes()),
             "stored / (charged + tables)".to_owned(),
         ),
-        (
-            "compression",
-            ratio(in_memory_bytes, stats.compr_data_bytes),
-            if is_backed { "stored in memory / compressed" } else { "stored / compressed" }.to_owned(),
-        ),
+        ("compression", ratio(in_memory_bytes, stats.compr_data_bytes), compression.to_owned()),
         ("same-filled", pages(stats.same_pages), String::new()),
         ("huge", pages(stats.huge_pages), format!("{} so far", stats.huge_pages_since)),
         ("read", pages(stats.pages_read), failed(stats.failed_reads)),
@@ -95,13 +82,13 @@ pub fn stats_table(name: &str, stats: &DeviceStats) -> String {
     if is_backed {
         rows.extend(backing_rows(stats));
     }
-    let mut text = format!("{name}\n");
-    for (what, value, note) in rows {
-        let row = format!("  {what:<12} {value:>14}  {note}");
-        // Writing to a String cannot fail.
-        let _ = writeln!(text, "{}", row.trim_end());
-    }
-    text
+    format!("{name}\n{}", noted_rows(rows))
+}
+
+/// Formats figures, each with a note that may be empty, a line each.
+pub fn noted_rows(rows: Vec<(&str, String, String)>) -> String {
+    let row = |(what, value, note)| format!("  {what:<12} {value:>14}  {note}").trim_end().to_owned() + "\n";
+    rows.into_iter().map(row).collect()
 }
 
 fn backing_rows(stats: &DeviceStats) -> [(&'static str, String, String); 3] {
@@ -118,14 +105,10 @@ fn backing_rows(stats: &DeviceStats) -> [(&'static str, String, String); 3] {
 }
 
 pub fn device_details(device: &DeviceJson) -> String {
-    let mut text = stats_table(&device.name, &device.stats);
-    for uri in &device.uris {
-        let _ = writeln!(text, "  {:<12} {uri}", "served at");
-    }
-    if let Some(state) = device.backing_state.as_ref().filter(|state| *state != BackingState::Ok.name()) {
-        let _ = writeln!(text, "  {:<12} the backing device is {state}", "warning");
-    }
-    text
+    let uris = device.uris.iter().map(|uri| format!("  served at    {uri}\n"));
+    let wrong = device.backing_state.iter().filter(|state| *state != BackingState::Ok.name());
+    let wrong = wrong.map(|state| format!("  warning      the backing device is {state}\n"));
+    stats_table(&device.name, &device.stats) + &uris.chain(wrong).collect::<String>()
 }
 
 /// Formats one line for each device, and one for each further URI.

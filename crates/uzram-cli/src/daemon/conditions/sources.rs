@@ -60,29 +60,17 @@ fn of_device(device: &Device) -> [Reading; 3] {
     };
     let level = if device.has_room() { Level::Clear } else { Level::Lingering };
     let damaged = counts.corrupted_objects + backing.corrupted + backing.lost_reads;
+    let writes_text = format!("writes are refused: {refused}");
+    let backing_level = if wrong.is_some() { Level::Active } else { Level::Clear };
+    let damage_text = format!(
+        "pages are damaged or lost, and reads of them fail: {} objects in memory, {} on the backing device, {} missing \
+         there",
+        counts.corrupted_objects, backing.corrupted, backing.lost_reads
+    );
     [
-        reading(
-            &WRITES,
-            format!("writes are refused: {refused}"),
-            counts.limit_refused + counts.reserve_drained,
-            level,
-        ),
-        reading(
-            &BACKING,
-            backing_text,
-            backing.failed_writes,
-            if wrong.is_some() { Level::Active } else { Level::Clear },
-        ),
-        reading(
-            &DAMAGE,
-            format!(
-                "pages are damaged or lost, and reads of them fail: {} objects in memory, {} on the backing device, {} missing \
-                 there",
-                counts.corrupted_objects, backing.corrupted, backing.lost_reads
-            ),
-            damaged,
-            Level::Clear,
-        ),
+        reading(&WRITES, writes_text, counts.limit_refused + counts.reserve_drained, level),
+        reading(&BACKING, backing_text, backing.failed_writes, backing_level),
+        reading(&DAMAGE, damage_text, damaged, Level::Clear),
     ]
 }
 
@@ -94,33 +82,19 @@ fn of_listener(address: &ListenAddress, counts: &TurnedAway, max_clients: usize)
         count,
         level: Level::Clear,
     };
+    let places = format!(
+        "clients were refused: all places are taken (max-connections is {max_clients}; `uzram clients` lists them)"
+    );
+    let tls = format!(
+        "clients are turned away, as TLS fails ({}): check their certificate and tls-client-ca",
+        counts.why
+    );
+    let handshakes = "handshakes that took over a second gave way to new connections, or did not end in time";
+    let no_tls = "clients without TLS are turned away, which is required here: they need an nbds:// address";
     [
-        reading(
-            &PLACES,
-            format!(
-                "clients were refused: all places are taken (max-connections is {max_clients}; `uzram clients` lists them)"
-            ),
-            counts.refused,
-        ),
-        reading(
-            &HANDSHAKES,
-            "handshakes that took over a second gave way to new connections, or did not end in time"
-                .to_owned(),
-            counts.gave_way + counts.too_slow,
-        ),
-        reading(
-            &NO_TLS,
-            "clients without TLS are turned away, which is required here: they need an nbds:// address"
-                .to_owned(),
-            counts.without_tls,
-        ),
-        reading(
-            &TLS,
-            format!(
-                "clients are turned away, as TLS fails ({}): check their certificate and tls-client-ca",
-                counts.why
-            ),
-            counts.failed_tls,
-        ),
+        reading(&PLACES, places, counts.refused),
+        reading(&HANDSHAKES, handshakes.to_owned(), counts.gave_way + counts.too_slow),
+        reading(&NO_TLS, no_tls.to_owned(), counts.without_tls),
+        reading(&TLS, tls, counts.failed_tls),
     ]
 }

@@ -2,20 +2,15 @@
 //! nothing else.
 //!
 //! It has one thread, reads no byte of a client, and takes no memory while it runs. It forks all workers, so
-//! that each has what it holds:
-//!
-//! - the first worker, which makes the devices; it sends the memory of each to the holder before it is used;
-//! - a stand-by, which has the devices' memory mapped and waits for the death of the worker
-//!   ([`standby`](crate::daemon::standby));
-//! - when the stand-by has taken over, the next stand-by.
-//!
-//! With `--no-survive` there is no stand-by, the devices' memory is the worker's own, and the daemon ends
-//! with it.
+//! that each has what it holds: the first one, which makes the devices and sends the memory of each to the
+//! holder before it is used; a stand-by, which waits for its death ([`standby`](crate::daemon::standby)); and
+//! when that has taken over, the next one. With `--no-survive` there is no stand-by, the devices' memory is the
+//! worker's own, and the daemon ends with it.
 //!
 //! A dead worker is reaped only after the stand-by serves: until then it looks at the dead one's threads.
 //!
-//! Each worker has two sockets ([`link`](crate::daemon::survive::link)): the holder waits for its requests,
-//! for signals, and for nothing else.
+//! The holder waits for requests of workers, each of which has two sockets
+//! ([`link`](crate::daemon::survive::link)), for signals, and for nothing else.
 
 mod processes;
 mod replace;
@@ -34,7 +29,7 @@ use crate::daemon::held::Held;
 use crate::daemon::notify;
 use crate::daemon::survive::fd_store::{self, FdStore};
 use crate::daemon::survive::link::{
-    Answer, End, Kept, KeptBacking, KeptDevice, Link, Order, Request, Served, put,
+    Answer, End, Kept, KeptBacking, KeptDevice, Link, Order, Request, Served,
 };
 use crate::daemon::survive::lives::Number as Shared;
 use crate::failure::{Context, Failure, Result};
@@ -59,9 +54,7 @@ pub fn run(plan: DaemonPlan) -> Result<u8> {
         // SAFETY: nothing in this process uses descriptors that it was started with, but for the standard
         // ones.
         let left = unsafe { fd_store::take() };
-        if let Some((state, store)) =
-            left.context(|| "what the service manager keeps cannot be used".to_owned())?
-        {
+        if let Some((state, store)) = left.context(|| "what the service manager keeps cannot be used")? {
             return replace::resume(state, store, plan);
         }
     }
@@ -81,7 +74,7 @@ fn catch_signals(plan: &DaemonPlan) -> Result<SignalFd> {
     let hang_up =
         |signal: &i32| *signal != libc::SIGHUP || plan.reloads_on_hang_up || !is_ignored(libc::SIGHUP);
     let signals = ENDING_SIGNALS.into_iter().filter(hang_up).chain([libc::SIGCHLD]);
-    SignalFd::new(signals).context(|| "cannot handle signals".to_owned())
+    SignalFd::new(signals).context(|| "cannot handle signals")
 }
 
 /// A process that serves or waits to serve.
@@ -95,6 +88,18 @@ struct Process {
     settles: bool,
     /// It has closed its sockets: it is dead.
     is_closed: bool,
+}
+
+impl Process {
+    fn new(pid: Pid, requests: Link, orders: Link, attendant: Option<Pid>) -> Process {
+        let since = Instant::now();
+        Process { pid, requests, orders, attendant, since, settles: false, is_closed: false }
+    }
+
+    /// Ends it at once, unless it has ended.
+    fn kill(&self) {
+        let _ = rustix::process::kill_process(self.pid, Signal::KILL);
+    }
 }
 
 /// See the [module's documentation](self).
@@ -195,7 +200,7 @@ impl Holder {
         let left = left.and_then(|left| Timespec::try_from(left).ok());
         match poll(&mut fds, left.as_ref()) {
             Err(rustix::io::Errno::INTR) => return Ok(None),
-            polled => polled.context(|| "cannot wait".to_owned())?,
+            polled => polled.context(|| "cannot wait")?,
         };
         let is_ready: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
         if self.replaces_worker {
@@ -267,10 +272,9 @@ impl Holder {
                 return Ok(None);
             }
         };
-        let then = self.carry_out(request, descriptors, is_worker);
-        let answer = match then {
-            Then::Answer(answer) => answer,
-            Then::Wait => return Ok(None),
+        match self.carry_out(request, descriptors, is_worker) {
+            Then::Answer(answer) => self.answer(pid, &answer),
+            Then::Wait => {}
             Then::End(outcome) => {
                 self.finish(pid);
                 return outcome.map(Some);
@@ -280,8 +284,7 @@ impl Holder {
                 self.leave();
                 return Ok(Some(0));
             }
-        };
-        self.answer(pid, &answer);
+        }
         Ok(None)
     }
 
@@ -350,7 +353,10 @@ impl Holder {
     fn keep(&mut self, kept: Kept) -> Answer {
         let (order, descriptors) = kept.order();
         self.tell_standby(&order, &descriptors);
-        put(&mut self.devices, kept);
+        match self.devices.iter_mut().find(|other| other.device.name == kept.device.name) {
+            Some(place) => *place = kept,
+            None => self.devices.push(kept),
+        }
         // Before the worker uses it.
         self.store_if_kept();
         Ok(())
@@ -376,7 +382,7 @@ impl Holder {
             && let Err(error) = standby.orders.try_send(order, descriptors)
         {
             tracing::warn!(%error, "the stand-by does not listen; starting another");
-            let _ = rustix::process::kill_process(standby.pid, Signal::KILL);
+            standby.kill();
         }
     }
 
@@ -444,7 +450,7 @@ impl Holder {
         held.lives.set(Shared::Replaced, 1);
         // Both have the connection that failed.
         for process in [self.standby.take(), self.worker.take()].into_iter().flatten() {
-            let _ = rustix::process::kill_process(process.pid, Signal::KILL);
+            process.kill();
             self.bury(process);
         }
         while self.dead_processes_run() {

@@ -51,7 +51,7 @@ impl Holder {
 
     /// Forks a process, which never returns from here.
     pub(super) fn fork(&mut self, role: Role) -> Result<Process> {
-        let cannot = || "cannot start a process".to_owned();
+        let cannot = || "cannot start a process";
         let (requests, its_requests) = Link::pair().context(cannot)?;
         let (orders, its_orders) = Link::pair().context(cannot)?;
         let attendant = self.held()?.attendant()?;
@@ -73,26 +73,12 @@ impl Holder {
             }
             pid => {
                 let pid = Pid::from_raw(pid).ok_or_else(|| Failure::line(cannot()))?;
-                Ok(Process {
-                    pid,
-                    requests,
-                    orders,
-                    attendant: attendant_pid,
-                    since: Instant::now(),
-                    settles: false,
-                    is_closed: false,
-                })
+                Ok(Process::new(pid, requests, orders, attendant_pid))
             }
         }
     }
 
-    pub(super) fn work(
-        &mut self,
-        role: Role,
-        requests: Link,
-        orders: Link,
-        attendant: Option<Attendant>,
-    ) -> u8 {
+    fn work(&mut self, role: Role, requests: Link, orders: Link, attendant: Option<Attendant>) -> u8 {
         let Some(mut held) = self.held.take() else { return 1 };
         end_with_parent(held.lives.get(Shared::Holder));
         die_of_panics();
@@ -131,8 +117,7 @@ impl Holder {
         }
         for process in [&mut self.worker, &mut self.standby].into_iter().flatten() {
             if std::mem::take(&mut process.settles) {
-                let answer: Answer = Ok(());
-                let _ = process.requests.send(&answer, &[]);
+                let _ = process.requests.send(&Answer::Ok(()), &[]);
             }
         }
     }
@@ -199,9 +184,7 @@ impl Holder {
         self.worker.take().into_iter().for_each(|worker| self.bury(worker));
         self.reap_dead();
         self.held()?.lives.set(Shared::Worker, 0);
-        if lived < LIVES_AT_LEAST {
-            std::thread::sleep(LIVES_AT_LEAST - lived);
-        }
+        std::thread::sleep(LIVES_AT_LEAST.saturating_sub(lived));
         self.starts += 1;
         self.worker = Some(self.fork(Role::StandBy)?);
         Ok(None)
@@ -215,7 +198,7 @@ impl Holder {
         // Its client reads the answer meanwhile.
         std::thread::sleep(LEAVE_AFTER);
         for process in [self.standby.take(), self.worker.take()].into_iter().flatten() {
-            let _ = rustix::process::kill_process(process.pid, Signal::KILL);
+            process.kill();
             let _ = rustix::process::waitpid(Some(process.pid), WaitOptions::empty());
         }
         if let Some(held) = &self.held {
@@ -227,15 +210,14 @@ impl Holder {
 
     /// Ends all processes: first those that would serve in the place of the one that is ending by itself.
     pub(super) fn finish(&mut self, ending: Pid) {
-        let all = [self.standby.take(), self.worker.take()].into_iter().flatten();
-        let (last, others): (Vec<_>, Vec<_>) = all.partition(|process| process.pid == ending);
-        for process in others {
-            let _ = rustix::process::kill_process(process.pid, Signal::KILL);
-            let _ = rustix::process::waitpid(Some(process.pid), WaitOptions::empty());
-        }
-        for process in last {
-            let done: Answer = Ok(());
-            let _ = process.requests.send(&done, &[]);
+        let mut all: Vec<_> = [self.standby.take(), self.worker.take()].into_iter().flatten().collect();
+        all.sort_by_key(|process| process.pid == ending);
+        for process in all {
+            if process.pid == ending {
+                let _ = process.requests.send(&Answer::Ok(()), &[]);
+            } else {
+                process.kill();
+            }
             let _ = rustix::process::waitpid(Some(process.pid), WaitOptions::empty());
         }
     }
@@ -251,7 +233,7 @@ fn ended_child() -> Option<Pid> {
         match unsafe { libc::waitid(libc::P_ALL, 0, &raw mut ended, options) } {
             // SAFETY: the call has filled in the fields of a child, or left them 0.
             0 => return Pid::from_raw(unsafe { ended.si_pid() }),
-            _ if std::io::Error::last_os_error().kind() == std::io::ErrorKind::Interrupted => {}
+            _ if io::Error::last_os_error().kind() == io::ErrorKind::Interrupted => {}
             _ => return None,
         }
     }
@@ -293,7 +275,7 @@ fn first(held: &Held, home: &Arc<Home>, attendant: Option<Attendant>) -> Result<
     if held.plan.survives {
         end_before_holder();
     }
-    held.lives.take_seat().context(|| "cannot begin to serve".to_owned())?;
+    held.lives.take_seat().context(|| "cannot begin to serve")?;
     held.lives.set(Shared::Worker, u64::from(std::process::id()));
     held.ledger.begin_life();
     let start = Start {

@@ -2,7 +2,6 @@
 //! the service manager keeps.
 
 use std::ffi::OsStr;
-use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
@@ -11,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Signal};
+use rustix::process::Pid;
 use uzram::store::LAYOUT_VERSION;
 
 use super::{Holder, LOOK_EVERY, Process, Role, catch_signals};
@@ -43,7 +42,7 @@ pub(super) fn resume(mut state: State, store: FdStore, plan: DaemonPlan) -> Resu
     (holder.replaces_worker, holder.store, holder.is_changed, holder.announces) =
         (false, Some(store), true, true);
     let held = holder.held()?;
-    held.dir.sign().context(|| "cannot write the lock".to_owned())?;
+    held.dir.sign().context(|| "cannot write the lock")?;
     held.lives.set(Shared::Holder, u64::from(std::process::id()));
     held.lives.set(Shared::StandBy, 0);
     holder.worker = Some(holder.fork(Role::StandBy)?);
@@ -61,7 +60,7 @@ pub unsafe fn succeed(state: State, plan: DaemonPlan) -> Result<u8> {
     (holder.replaces_worker, holder.is_changed) = (true, true);
     // The stand-by is of the program before.
     if let Some(standby) = holder.standby.take() {
-        let _ = rustix::process::kill_process(standby.pid, Signal::KILL);
+        standby.kill();
         holder.bury(standby);
     }
     holder.start_standby();
@@ -128,18 +127,14 @@ impl Holder {
 
     /// Has another program take this one's place. Returns why it cannot.
     pub(super) fn become_program(&mut self, program: &Path) -> io::Error {
-        let leave = || -> io::Result<(File, Command)> {
+        let replace = || -> io::Result<io::Error> {
             let mut state = self.state()?;
             state.leave_open()?;
-            let (file, number) = state.write()?;
+            let (_file, number) = state.write()?;
             let mut command = Command::new(program);
-            command.arg0("uzram").args(["successor", "--state"]).arg(number.to_string());
-            Ok((file, command))
+            Ok(command.arg0("uzram").args(["successor", "--state"]).arg(number.to_string()).exec())
         };
-        let error = match leave() {
-            Ok((_file, mut command)) => command.exec(),
-            Err(error) => error,
-        };
+        let error = replace().unwrap_or_else(|error| error);
         self.close_on_exec();
         error
     }
@@ -147,13 +142,9 @@ impl Holder {
     /// Describes everything for the next program, which gets all descriptors.
     pub(super) fn state(&self) -> io::Result<State> {
         let held = self.held.as_ref().ok_or(io::ErrorKind::NotFound)?;
-        let connection = match &held.connection {
-            Some(connection) => {
-                let (record, fds) = connection.parts().map_err(io::Error::other)?;
-                Some((record, fds.into_iter().map(Number::of).collect()))
-            }
-            None => None,
-        };
+        let parts = held.connection.as_ref().map(|connection| connection.parts()).transpose();
+        let numbered = |(record, fds): (_, Vec<_>)| (record, fds.into_iter().map(Number::of).collect());
+        let connection = parts.map_err(io::Error::other)?.map(numbered);
         let process = |process: &Process| ProcessState {
             pid: process.pid.as_raw_pid(),
             links: [&process.requests, &process.orders].map(|link| Number::of(link.as_fd())),
@@ -189,7 +180,7 @@ impl Holder {
     /// # Safety
     /// As [`Number::take`].
     pub(super) unsafe fn adopt(state: State, plan: DaemonPlan, signals: SignalFd) -> Result<Holder> {
-        let what = || "cannot take over from the program before".to_owned();
+        let what = || "cannot take over from the program before";
         // SAFETY: the caller's promise.
         let held = unsafe { Held::adopt(plan, &state) }?;
         // SAFETY: as above.
@@ -197,15 +188,8 @@ impl Holder {
         let process = |process: Option<ProcessState>| -> Result<Option<Process>> {
             let Some(ProcessState { pid, links, attendant }) = process else { return Ok(None) };
             let [requests, orders] = links.map(|number| take(number).map(Link::from_fd));
-            Ok(Some(Process {
-                pid: Pid::from_raw(pid).ok_or_else(|| Failure::line(what()))?,
-                requests: requests?,
-                orders: orders?,
-                attendant: attendant.and_then(Pid::from_raw),
-                since: Instant::now(),
-                settles: false,
-                is_closed: false,
-            }))
+            let pid = Pid::from_raw(pid).ok_or_else(|| Failure::line(what()))?;
+            Ok(Some(Process::new(pid, requests?, orders?, attendant.and_then(Pid::from_raw))))
         };
         let device = |(device, memory, backing): (KeptDevice, Option<Number>, Vec<Number>)| {
             let backing = backing.into_iter().map(take).collect::<Result<_>>()?;
@@ -247,7 +231,7 @@ impl Holder {
         };
         if held.lives.get(Shared::StandByReady) == standby.pid.as_raw_pid() as u64 {
             held.lives.set(Shared::Replaced, 1);
-            let _ = rustix::process::kill_process(worker.pid, Signal::KILL);
+            worker.kill();
             self.replaces_worker = false;
         }
     }

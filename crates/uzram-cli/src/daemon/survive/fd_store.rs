@@ -1,13 +1,11 @@
 //! The service manager's store of file descriptors, which outlives all of a daemon's processes:
 //! sd_pid_notify_with_fds(3), `FileDescriptorStoreMax=` of systemd.service(5).
 //!
-//! Each descriptor is stored by a name of its own, and then the state, which says which name each of its
-//! descriptors has. States are counted: the last one is valid, so that a death in between leaves one. A
-//! daemon that is started again finds all by sd_listen_fds(3), and goes on like the next program after an
-//! upgrade.
+//! Each descriptor is stored by a name of its own, and then the state, which has these names. States are
+//! counted: the last one is valid, so that a death in between leaves one. A daemon that is started again finds
+//! all by sd_listen_fds(3), and goes on like the next program after an upgrade.
 //!
-//! The manager keeps at most `FDSTORE` descriptors. It silently ignores any beyond that, and any that it has
-//! already.
+//! The manager silently ignores descriptors beyond `FDSTORE`, and any that it has already.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::env;
@@ -84,18 +82,18 @@ impl FdStore {
     /// Makes room for so many descriptors more, and another state. Where that takes the room of the last
     /// state, that is removed before.
     fn make_room(&mut self, new: usize) -> io::Result<()> {
-        let needs = |stored: &Stored| stored.count() + new + 1;
         let most = self.most.unwrap_or(usize::MAX);
-        if needs(&self.stored) > most {
+        if self.stored.count() + new + 1 > most {
             self.stored.retire_state();
             self.forget_old()?;
         }
-        match needs(&self.stored) {
-            needs if needs > most => Err(io::Error::other(format!(
-                "{needs} descriptors are to be kept, and {STORE} allows {most}: raise FileDescriptorStoreMax= of the unit"
-            ))),
-            _ => Ok(()),
+        let needed = self.stored.count() + new + 1;
+        if needed <= most {
+            return Ok(());
         }
+        Err(io::Error::other(format!(
+            "{needed} descriptors are to be kept, and {STORE} allows {most}: raise FileDescriptorStoreMax= of the unit"
+        )))
     }
 
     fn forget_old(&mut self) -> io::Result<()> {

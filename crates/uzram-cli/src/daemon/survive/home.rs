@@ -1,4 +1,4 @@
-//! A worker's side of its ties to the holder, and the events that these bring it.
+//! A worker's side of its ties to the holder.
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -6,7 +6,6 @@ use std::sync::Arc;
 use std::sync::mpsc::{self, Sender};
 use std::thread;
 
-use rustix::process::Signal;
 use uzram::device::{Device, Keeper, KeptPart, NamedBacking};
 use uzram::sync::Mutex;
 use uzram::{Error, ErrorKind, Result};
@@ -18,19 +17,6 @@ use super::lives::{Lives, Number};
 
 /// What control clients read when the files were given up.
 const GAVE_UP: &str = "the processes that served died of the same request for a file; `uzram recover` shows the contents as new files";
-
-/// An event for a worker's main thread.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Event {
-    /// A signal that asks the daemon to end.
-    Signal {
-        signal: Signal,
-        /// Whether the kernel sent it, that is, the terminal to its whole foreground group.
-        from_terminal: bool,
-    },
-    Shutdown(Ending),
-    CommandEnded,
-}
 
 pub struct Home {
     /// Held from a request until its answer.
@@ -64,46 +50,30 @@ impl Home {
         }
     }
 
-    /// Starts the thread that turns the holder's orders into events.
-    pub fn listen(self: &Arc<Self>, events: Sender<Event>, tls: Option<nbd::Tls>) -> io::Result<()> {
+    /// Starts the threads that pass the holder's orders on, and reload the TLS files.
+    pub fn listen(self: &Arc<Self>, orders: Sender<Order>, tls: Option<nbd::Tls>) -> io::Result<()> {
         let (reload, reloads) = mpsc::sync_channel(1);
         // Reading may take long: orders do not wait for it. The result is in the log.
         let reloads = move || reloads.into_iter().for_each(|()| _ = nbd::reload_tls(tls.as_ref()));
         thread::Builder::new().name("reload".to_owned()).spawn(reloads)?;
         let home = Arc::clone(self);
-        thread::Builder::new().name("orders".to_owned()).spawn(move || {
+        let listen = move || {
             loop {
-                let event = match home.orders.receive::<Order>() {
-                    Ok(Some((Order::End(End::Client { force }), _))) => {
-                        Event::Shutdown(if force { Ending::Forced } else { Ending::WhenFree })
+                match home.orders.receive::<Order>() {
+                    // If the channel is full, the pending reload serves this request, too.
+                    Ok(Some((Order::Reload, _))) => drop(reload.try_send(())),
+                    Ok(Some((order, _))) => {
+                        if orders.send(order).is_err() {
+                            return;
+                        }
                     }
-                    Ok(Some((Order::End(End::Signal(signal)), _))) => {
-                        let signal = if signal == libc::SIGINT { Signal::INT } else { Signal::TERM };
-                        Event::Signal { signal, from_terminal: false }
-                    }
-                    Ok(Some((Order::Interrupt, _))) => {
-                        Event::Signal { signal: Signal::INT, from_terminal: true }
-                    }
-                    Ok(Some((Order::CommandEnded, _))) => Event::CommandEnded,
-                    Ok(Some((Order::Reload, _))) => {
-                        // If the channel is full, the pending reload serves this request, too.
-                        let _ = reload.try_send(());
-                        continue;
-                    }
-                    // For a stand-by, and late.
-                    Ok(Some((Order::Device(_) | Order::Forget { .. }, _))) => continue,
-                    Err(error) => {
-                        tracing::error!(%error, "an order of the holder cannot be read");
-                        continue;
-                    }
+                    Err(error) => tracing::error!(%error, "an order of the holder cannot be read"),
                     // The holder is dead, and this process will be in a moment.
                     Ok(None) => return,
-                };
-                if events.send(event).is_err() {
-                    return;
                 }
             }
-        })?;
+        };
+        thread::Builder::new().name("orders".to_owned()).spawn(listen)?;
         Ok(())
     }
 
@@ -129,18 +99,16 @@ fn refused(what: &str, error: &io::Error) -> Error {
 
 impl Keeper for Home {
     fn keep(&self, device: &str, memory: BorrowedFd<'_>, backing: Option<&NamedBacking>) -> Result<()> {
-        let refused_parts = || {
-            let what = "its backing device is none that another process can take over";
-            Error::new(ErrorKind::Unsupported, what)
-        };
+        let why = "its backing device is none that another process can take over";
+        let refused_parts = || Error::new(ErrorKind::Unsupported, why);
         let parts = backing.map(|backing| backing.parts().ok_or_else(refused_parts)).transpose()?;
         let parts = parts.unwrap_or_default();
         let of = |part: &KeptPart<_>| KeptBacking { name: part.name.clone(), len_bytes: part.len_bytes };
         let request = Request::Keep { name: device.to_owned(), backing: parts.iter().map(of).collect() };
         let descriptors: Vec<_> =
             std::iter::once(memory).chain(parts.iter().map(|part| part.descriptor)).collect();
-        self.ask(&request, &descriptors)
-            .map_err(|error| refused("the holder cannot keep the device's memory", &error))
+        let asked = self.ask(&request, &descriptors);
+        asked.map_err(|error| refused("the holder cannot keep the device's memory", &error))
     }
 
     fn give_up(&self, device: &str) {
@@ -168,8 +136,9 @@ impl Registrar for Registry {
     }
 
     fn will_end(&self, ending: Ending) {
-        let end = End::Client { force: ending == Ending::Forced };
-        if let Err(error) = self.0.ask(&Request::WillEnd(end), &[]) {
+        if let Err(error) =
+            self.0.ask(&Request::WillEnd(End::Client { force: ending == Ending::Forced }), &[])
+        {
             tracing::warn!(%error, "the holder does not know that the daemon ends");
         }
     }

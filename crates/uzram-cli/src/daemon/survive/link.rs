@@ -9,6 +9,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 
+use rustix::io::{Errno, retry_on_intr};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recvmsg, sendmsg, socketpair,
@@ -155,14 +156,6 @@ impl Kept {
     }
 }
 
-/// Puts a device into a list, in the place of the one of its name if there is one.
-pub fn put(list: &mut Vec<Kept>, kept: Kept) {
-    match list.iter_mut().find(|other| other.device.name == kept.device.name) {
-        Some(place) => *place = kept,
-        None => list.push(kept),
-    }
-}
-
 /// One end of a socket.
 #[derive(Debug)]
 pub struct Link(OwnedFd);
@@ -180,7 +173,7 @@ impl Link {
         Link(fd)
     }
 
-    /// Sends a message. Waits for the other side to read if it has much to read.
+    /// Sends a message. Waits if the other side has much to read.
     pub fn send(&self, message: &impl Serialize, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
         self.send_with(message, descriptors, SendFlags::NOSIGNAL)
     }
@@ -193,24 +186,20 @@ impl Link {
     fn send_with(
         &self,
         message: &impl Serialize,
-        descriptors: &[BorrowedFd<'_>],
+        fds: &[BorrowedFd<'_>],
         flags: SendFlags,
     ) -> io::Result<()> {
         let bytes = serde_json::to_vec(message)?;
-        if bytes.len() > MAX_MESSAGE_BYTES || descriptors.len() > MAX_DESCRIPTORS {
+        if bytes.len() > MAX_MESSAGE_BYTES || fds.len() > MAX_DESCRIPTORS {
             return Err(io::ErrorKind::InvalidInput.into());
         }
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
         let mut ancillary = SendAncillaryBuffer::new(&mut space);
-        if !descriptors.is_empty() {
-            ancillary.push(SendAncillaryMessage::ScmRights(descriptors));
+        if !fds.is_empty() {
+            ancillary.push(SendAncillaryMessage::ScmRights(fds));
         }
-        loop {
-            match sendmsg(&self.0, &[IoSlice::new(&bytes)], &mut ancillary, flags) {
-                Err(rustix::io::Errno::INTR) => {}
-                sent => return sent.map(|_| ()).map_err(io::Error::from),
-            }
-        }
+        retry_on_intr(|| sendmsg(&self.0, &[IoSlice::new(&bytes)], &mut ancillary, flags))?;
+        Ok(())
     }
 
     /// Receives the next message; `None` when the other side is gone.
@@ -218,14 +207,12 @@ impl Link {
         let mut bytes = vec![0; MAX_MESSAGE_BYTES];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
         let mut ancillary = RecvAncillaryBuffer::new(&mut space);
-        let received = loop {
-            let mut parts = [IoSliceMut::new(&mut bytes)];
-            match recvmsg(&self.0, &mut parts, &mut ancillary, RecvFlags::CMSG_CLOEXEC) {
-                Err(rustix::io::Errno::INTR) => {}
-                // Its messages may be unread by us.
-                Err(rustix::io::Errno::CONNRESET) => return Ok(None),
-                received => break received?,
-            }
+        let mut parts = [IoSliceMut::new(&mut bytes)];
+        let flags = RecvFlags::CMSG_CLOEXEC;
+        let received = match retry_on_intr(|| recvmsg(&self.0, &mut parts, &mut ancillary, flags)) {
+            // Its messages may be unread by us.
+            Err(Errno::CONNRESET) => return Ok(None),
+            received => received?,
         };
         let mut descriptors = Vec::new();
         for message in ancillary.drain() {

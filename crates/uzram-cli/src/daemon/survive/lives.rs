@@ -1,11 +1,10 @@
 //! Memory that a daemon's processes share: which of them serves, and what the others have to know when it
 //! dies.
 //!
-//! The process that serves holds the *seat*, a robust mutex in this memory. The stand-by waits for it: the
-//! kernel hands it over as soon as the thread that holds it is dying, long before the memory of that process
-//! is freed and its parent hears of its end. The other threads of a dying process may still run then, for the
-//! kernel kills each on its own: the next process waits until all of them are past their last instruction
-//! ([`Watched::wait_until_all_exit`]).
+//! The process that serves holds the *seat*, a robust mutex in this memory. The kernel hands it to the
+//! stand-by as soon as the thread that holds it is dying, long before the memory of that process is freed and
+//! its parent hears of its end. Its other threads may still run then: the next process waits until all of them
+//! are past their last instruction ([`Watched::wait_until_all_exit`]).
 
 use std::cell::UnsafeCell;
 use std::io;
@@ -161,23 +160,16 @@ impl Lives {
         self.shared().numbers[number as usize].swap(0, Ordering::AcqRel)
     }
 
-    /// Waits for the seat, and takes it for this thread until it ends; returns whether a thread had it that
-    /// died.
-    pub fn take_seat(&self) -> io::Result<bool> {
+    /// Waits for the seat, and takes it for this thread until it ends.
+    pub fn take_seat(&self) -> io::Result<()> {
         let seat = self.shared().seat.get();
         // SAFETY: the mutex was initialised by `new`, in memory that is mapped as long as this exists.
-        let taken = unsafe { libc::pthread_mutex_lock(seat) };
-        match taken {
-            0 => Ok(false),
-            libc::EOWNERDEAD => {
-                // SAFETY: as above, and this thread has the mutex.
-                match unsafe { libc::pthread_mutex_consistent(seat) } {
-                    0 => Ok(true),
-                    error => Err(io::Error::from_raw_os_error(error)),
-                }
-            }
-            error => Err(io::Error::from_raw_os_error(error)),
-        }
+        let taken = match unsafe { libc::pthread_mutex_lock(seat) } {
+            // SAFETY: as above, and this thread has the mutex.
+            libc::EOWNERDEAD => unsafe { libc::pthread_mutex_consistent(seat) },
+            taken => taken,
+        };
+        if taken == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(taken)) }
     }
 }
 
@@ -197,8 +189,7 @@ impl Drop for Lives {
 /// A process whose end another one waits for.
 ///
 /// A pidfd is readable when all threads are gone, and memory that only they had is freed. `/proc` tells
-/// earlier that none of them runs any more. An error of `/proc` tells nothing: descriptors may be used up,
-/// `hidepid=` may hide the process, or what is mounted there may show another PID namespace.
+/// earlier that none of them runs any more, but an error of it tells nothing (`hidepid=`, no descriptors).
 pub struct Watched {
     pid: u32,
     pidfd: OwnedFd,
