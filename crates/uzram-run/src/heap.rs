@@ -74,6 +74,10 @@ static MAPPED: Mutex<BTreeMap<usize, usize>> = Mutex::new(BTreeMap::new());
 /// Held shared while mimalloc's memory is emptied, and exclusively by a thread that forks.
 static PURGES: RwLock<()> = RwLock::new(());
 
+fn lock<T>(mutex: &'static Mutex<T>) -> MutexGuard<'static, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// What a thread holds that forks.
 pub struct Forking {
     _used: MutexGuard<'static, usize>,
@@ -87,8 +91,8 @@ pub struct Forking {
 pub fn before_fork() -> Forking {
     let _blocked = BlockedSignals::new();
     Forking {
-        _used: USED.lock().unwrap_or_else(PoisonError::into_inner),
-        _mapped: MAPPED.lock().unwrap_or_else(PoisonError::into_inner),
+        _used: lock(&USED),
+        _mapped: lock(&MAPPED),
         _purges: PURGES.write().unwrap_or_else(PoisonError::into_inner),
         _blocked,
     }
@@ -122,7 +126,7 @@ pub fn start(memory: &'static Memory) -> bool {
 /// Gives mimalloc another arena, of `len` bytes of memory in all. Returns false if there is none left.
 fn more(len: usize) -> bool {
     let (_inside, _blocked) = (Inside::enter(), BlockedSignals::new());
-    let mut used = USED.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut used = lock(&USED);
     let bytes = ARENA_BYTES.min(len - *used);
     if bytes < LEAST_ARENA_BYTES {
         return false;
@@ -194,6 +198,11 @@ fn is_managed() -> bool {
 #[inline(always)]
 fn is_ours(block: *const c_void) -> bool {
     block.addr().wrapping_sub(START.load(Ordering::Relaxed)) < LEN.load(Ordering::Relaxed)
+}
+
+fn refused(error: c_int) -> *mut c_void {
+    set_errno(error);
+    null_mut()
 }
 
 /// Allocates a block of `size` by mimalloc's function `allocate`. If that finds no memory: after more was
@@ -274,13 +283,9 @@ unsafe extern "C" fn calloc_for(count: usize, size: usize, caller: usize) -> *mu
     }
 }
 
-/// # Safety
-/// As calloc(3).
 #[cfg(not(target_arch = "x86_64"))]
-#[unsafe(no_mangle)]
-unsafe extern "C" fn calloc(count: usize, size: usize) -> *mut c_void {
-    // SAFETY: as the caller's.
-    unsafe { allocate_zeros(count, size) }
+crate::real::export! {
+    calloc(count: usize, size: usize) -> *mut c_void = allocate_zeros;
 }
 
 /// # Safety
@@ -291,10 +296,7 @@ unsafe fn allocate_zeros(count: usize, size: usize) -> *mut c_void {
         // SAFETY: any size is allowed.
         return unsafe { __libc_calloc(count, size) };
     }
-    let Some(bytes) = count.checked_mul(size) else {
-        set_errno(libc::ENOMEM);
-        return null_mut();
-    };
+    let Some(bytes) = count.checked_mul(size) else { return refused(libc::ENOMEM) };
     if bytes >= OWN_MAPPING_BYTES {
         return allocate_mapped(LEAST_ALIGN, bytes);
     }
@@ -357,10 +359,7 @@ unsafe fn resize(block: *mut c_void, size: usize) -> *mut c_void {
 /// As reallocarray(3).
 #[unsafe(no_mangle)]
 unsafe extern "C" fn reallocarray(block: *mut c_void, count: usize, size: usize) -> *mut c_void {
-    let Some(bytes) = count.checked_mul(size) else {
-        set_errno(libc::ENOMEM);
-        return null_mut();
-    };
+    let Some(bytes) = count.checked_mul(size) else { return refused(libc::ENOMEM) };
     // SAFETY: as the caller's.
     unsafe { resize(block, bytes) }
 }
@@ -370,8 +369,7 @@ unsafe extern "C" fn reallocarray(block: *mut c_void, count: usize, size: usize)
 #[inline]
 unsafe fn allocate_aligned(align: usize, size: usize) -> *mut c_void {
     let Some(align) = align.max(LEAST_ALIGN).checked_next_power_of_two() else {
-        set_errno(libc::EINVAL);
-        return null_mut();
+        return refused(libc::EINVAL);
     };
     if !is_managed() {
         // SAFETY: any size is allowed.
@@ -417,10 +415,7 @@ unsafe extern "C" fn valloc(size: usize) -> *mut c_void {
 /// As pvalloc(3).
 #[unsafe(no_mangle)]
 unsafe extern "C" fn pvalloc(size: usize) -> *mut c_void {
-    let Some(size) = size.checked_next_multiple_of(4096) else {
-        set_errno(libc::ENOMEM);
-        return null_mut();
-    };
+    let Some(size) = size.checked_next_multiple_of(4096) else { return refused(libc::ENOMEM) };
     // SAFETY: as the caller's.
     unsafe { allocate_aligned(4096, size) }
 }
@@ -432,11 +427,9 @@ unsafe fn usable_size(block: *mut c_void) -> usize {
     if block.is_null() {
         return 0;
     }
-    // SAFETY: it is a block of the allocator whose address it has.
-    unsafe {
-        if is_ours(block) {
-            return mi::mi_usable_size(block);
-        }
+    if is_ours(block) {
+        // SAFETY: the address says that it is.
+        return unsafe { mi::mi_usable_size(block) };
     }
     mapped_size(block).unwrap_or_else(
         || crate::real::next!(c"malloc_usable_size", fn(*mut c_void) -> usize, (block), else 0),
@@ -459,7 +452,7 @@ fn map_block(align: usize, size: usize) -> Option<*mut c_void> {
     let map = |memory: &Memory| memory.map(len, align, libc::PROT_READ | libc::PROT_WRITE);
     let block: *mut c_void = state::with_memory(map).flatten()?.cast();
     let _blocked = BlockedSignals::new();
-    MAPPED.lock().unwrap_or_else(PoisonError::into_inner).insert(block.expose_provenance(), len);
+    lock(&MAPPED).insert(block.expose_provenance(), len);
     Some(block)
 }
 
@@ -470,7 +463,7 @@ fn grow_mapped(block: *mut c_void, old_len: usize, size: usize) -> bool {
         return false;
     }
     let (_inside, _blocked) = (Inside::enter(), BlockedSignals::new());
-    let mut mapped = MAPPED.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut mapped = lock(&MAPPED);
     let grows = |memory: &Memory| memory.grow(block.addr(), old_len, len);
     if !state::with_memory(grows).unwrap_or(false) {
         return false;
@@ -485,7 +478,7 @@ fn mapped_size(block: *const c_void) -> Option<usize> {
         return None;
     }
     let (_inside, _blocked) = (Inside::enter(), BlockedSignals::new());
-    MAPPED.lock().unwrap_or_else(PoisonError::into_inner).get(&block.addr()).copied()
+    lock(&MAPPED).get(&block.addr()).copied()
 }
 
 /// Unmaps such a block; returns false for others.
@@ -494,7 +487,7 @@ fn free_mapped(block: *mut c_void) -> bool {
         return false;
     }
     let (_inside, _blocked) = (Inside::enter(), BlockedSignals::new());
-    let len = MAPPED.lock().unwrap_or_else(PoisonError::into_inner).remove(&block.addr());
+    let len = lock(&MAPPED).remove(&block.addr());
     let Some(len) = len else { return false };
     state::with_memory(|memory| memory.unmap(block.addr(), len, |_, _| {}));
     true

@@ -48,14 +48,13 @@ fn for_managed(
     if !overlaps(address.addr(), len) || !is_sound(address, len) {
         return None;
     }
-    let result = managed(f).flatten()?;
-    Some(result.map_or_else(
-        |error| {
+    Some(match managed(f).flatten()? {
+        Ok(()) => 0,
+        Err(error) => {
             set_errno(error);
             -1
-        },
-        |()| 0,
-    ))
+        }
+    })
 }
 
 /// Returns whether a range begins with a page, and is not empty or longer than any could be: otherwise the

@@ -68,7 +68,7 @@ pub fn run(
     protection.extend(confine(&worker::needs(held, backings.into_iter())));
     lives.take_seat().context(|| "cannot wait for the process that serves")?;
     let died = Instant::now();
-    expendable.end();
+    drop(expendable);
     lives.set(Number::StandBy, 0);
     let mut kept = mirror.stop();
     let dead = serving.as_ref().map(Watched::pid);

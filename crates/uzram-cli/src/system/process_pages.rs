@@ -2,12 +2,10 @@
 //! out.
 //!
 //! Taken are pages of private mappings that belong to no file any more: heaps, stacks, and pages of programs
-//! and libraries that were written to. Pages that were never touched, are swapped out, or are shared are not.
-//! Nothing is stopped: the processes run on, change pages while they are read, and may end.
+//! and libraries that were written to. The processes run on, change pages while they are read, and may end.
 //!
-//! If there are more pages than wanted, runs of up to 16 pages that follow each other are taken, evenly
-//! spread over all of them: the same runs each time for the same memory. Pages come out in the order of
-//! processes and addresses, so that most neighbours in memory are neighbours there.
+//! If there are more pages than wanted, runs of up to 16 neighbours are taken, evenly spread over all: the
+//! same runs each time for the same memory. Pages come out in the order of processes and addresses.
 
 use std::fs::File;
 use std::io::{ErrorKind as IoKind, Read};
@@ -110,8 +108,8 @@ fn cut(region: Range<u64>) -> impl Iterator<Item = Range<u64>> {
     })
 }
 
-/// Returns the numbers below `count`, each once, in an order of which each beginning is evenly spread: those
-/// of as many bits, reversed (van der Corput's sequence).
+/// Returns the numbers below `count`, each once, in an order of which each beginning is evenly spread: with
+/// their bits reversed (van der Corput's sequence).
 pub fn spread(count: usize) -> impl Iterator<Item = usize> {
     let bits = usize::BITS - count.saturating_sub(1).leading_zeros();
     let reversed = move |n: usize| n.reverse_bits().checked_shr(usize::BITS - bits).unwrap_or(0);
@@ -159,16 +157,14 @@ impl Process {
             if stop.load(Ordering::Relaxed) {
                 break;
             }
-            if self.can_scan {
-                match scan(&self.pagemap, range.clone(), &mut regions) {
-                    Err(Errno::NOTTY) => self.can_scan = false,
-                    scanned => {
-                        scanned.map_err(|error| failure(self.pid, error))?;
-                        continue;
-                    }
-                }
-            }
-            look_up(&self.pagemap, range, stop, &mut regions).map_err(|error| failure(self.pid, error))?;
+            let scanned = match self.can_scan {
+                true => scan(&self.pagemap, range.clone(), &mut regions),
+                false => Err(Errno::NOTTY),
+            };
+            self.can_scan = scanned != Err(Errno::NOTTY);
+            let found =
+                if self.can_scan { scanned } else { look_up(&self.pagemap, range, stop, &mut regions) };
+            found.map_err(|error| failure(self.pid, error))?;
         }
         Ok(regions)
     }

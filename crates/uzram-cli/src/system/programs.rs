@@ -6,7 +6,7 @@
 
 use std::fs::File;
 use std::io::Read;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 use rustix::fs::{AtFlags, Dir, FileType, MemfdFlags, Mode, OFlags, StatxFlags};
 use rustix::io::Errno;
@@ -132,7 +132,6 @@ fn read(fds: &OwnedFd, name: &std::ffi::CStr, memory_files: MemoryFiles) -> Resu
 
 /// Reads the beginning of a file of `/proc/PID`.
 fn text(dir: &OwnedFd, name: &std::ffi::CStr, most_bytes: u64) -> Result<String, Errno> {
-    let dir: BorrowedFd<'_> = dir.as_fd();
     let file = rustix::fs::openat(dir, name, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
     let mut bytes = Vec::new();
     let read = File::from(file).take(most_bytes).read_to_end(&mut bytes);
@@ -142,14 +141,8 @@ fn text(dir: &OwnedFd, name: &std::ffi::CStr, most_bytes: u64) -> Result<String,
 
 /// Returns a name that a process has given itself so that it can be shown.
 fn printable(name: &str) -> String {
-    let mut shown = String::new();
-    for c in name.chars() {
-        match c {
-            '\'' | '"' => shown.push(c),
-            _ => shown.extend(c.escape_debug()),
-        }
-    }
-    shown
+    let shown = |c: char| if ['\'', '"'].contains(&c) { c.to_string() } else { c.escape_debug().to_string() };
+    name.chars().map(shown).collect()
 }
 
 #[cfg(test)]

@@ -1,13 +1,13 @@
 //! Protecting a daemon from waiting for memory that only it can free.
 //!
-//! The kernel reclaims memory by writing pages to swap areas and file systems. If the daemon that stores them
-//! waits for memory itself, this is a deadlock. So no page of this process is ever paged out, and all memory
-//! that it may touch while it serves is touched before: the program, the heap, the pool's reserve (the
-//! device's attribute `reserve`), and the buffers and stacks of its threads (`uzram_serve::fuse`).
+//! The kernel reclaims memory by writing pages to swap areas and file systems. So no page of the daemon that
+//! stores them is ever paged out, and all memory that it may touch while it serves is touched before: the
+//! program, the heap, the pool's reserve, and the buffers and stacks of its threads (`uzram_serve::fuse`).
 //!
 //! This happens before other threads are started, so that they inherit it.
 
 use std::fs;
+use std::io;
 use std::os::raw::c_void;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
@@ -20,9 +20,6 @@ use uzram_serve::control::MeasureJson;
 /// Heap to touch beforehand, for all small allocations while serving.
 #[cfg(target_env = "gnu")]
 const HEAP_BYTES: usize = 512 << 10;
-/// Larger allocations are separate mappings, which are unmapped when they are freed.
-#[cfg(target_env = "gnu")]
-const MAPPED_BYTES: i32 = 4 << 20;
 /// Larger file mappings are not populated; none of the program's own is.
 const MAX_TEXT_BYTES: usize = 64 << 20;
 /// A process's own OOM score.
@@ -48,10 +45,8 @@ pub fn protect() -> Vec<MeasureJson> {
     let locked = lock_memory().err();
     touch_program();
     keep_heap();
-    let spared = fs::write(OOM_SCORE, NEVER_KILLED).err().map(|error| match Errno::from_io_error(&error) {
-        Some(error) => explain(error, "CAP_SYS_RESOURCE"),
-        None => error.to_string(),
-    });
+    let spared = fs::write(OOM_SCORE, NEVER_KILLED).err();
+    let spared = spared.map(|error| explain(&error, "CAP_SYS_RESOURCE"));
     let measure = |what: &str, refused| MeasureJson { what: what.to_owned(), refused };
     vec![measure("memory locked", locked), io_flusher, measure("spared by the OOM killer", spared)]
 }
@@ -65,14 +60,14 @@ pub fn lock_memory() -> Result<(), String> {
     locked.map_err(|error| match error {
         // With less than that, `ulimit -l` allows less memory than is mapped.
         Errno::NOMEM => "it needs CAP_IPC_LOCK, or `ulimit -l unlimited`".to_owned(),
-        error => explain(error, "CAP_IPC_LOCK"),
+        error => explain(&error.into(), "CAP_IPC_LOCK"),
     })
 }
 
 /// Has the kernel not write pages out to get memory for this thread, nor wait until that is done; the same
 /// for those that it starts, and their processes.
 pub fn become_io_flusher() -> MeasureJson {
-    let refused = set_io_flusher(true).err().map(|error| explain(error, "CAP_SYS_RESOURCE"));
+    let refused = set_io_flusher(true).err().map(|error| explain(&error, "CAP_SYS_RESOURCE"));
     MeasureJson { what: "marked as I/O flusher".to_owned(), refused }
 }
 
@@ -103,9 +98,7 @@ pub fn unprotect() {
 /// Has the OOM killer end this process, which another one replaces, rather than the holder, which none
 /// replaces.
 pub fn end_before_holder() {
-    if let Ok(of_holder) = fs::read_to_string(OOM_SCORE) {
-        put_before_holder(&of_holder);
-    }
+    fs::read_to_string(OOM_SCORE).iter().for_each(|of_holder| put_before_holder(of_holder));
 }
 
 /// Does that for a process whose holder has this score.
@@ -128,7 +121,7 @@ fn score_before_holder(of_holder: &str, limit_bytes: u64) -> String {
     }
 }
 
-/// While this exists, the OOM killer ends this process before all others.
+/// While this exists, the OOM killer ends this process before all others; after that, before the holder.
 pub struct Expendable(Option<String>);
 
 impl Expendable {
@@ -138,11 +131,6 @@ impl Expendable {
         let before = fs::read_to_string(OOM_SCORE).ok();
         Expendable(before.filter(|_| fs::write(OOM_SCORE, ENDED_FIRST).is_ok()))
     }
-
-    /// Makes it one that is ended before the holder.
-    pub fn end(self) {
-        drop(self);
-    }
 }
 
 impl Drop for Expendable {
@@ -151,22 +139,22 @@ impl Drop for Expendable {
     }
 }
 
-fn explain(error: Errno, capability: &str) -> String {
-    match error {
-        Errno::PERM | Errno::ACCESS => format!("it needs {capability}"),
-        Errno::INVAL => "not supported by this kernel".to_owned(),
-        error => error.to_string(),
+fn explain(error: &io::Error, capability: &str) -> String {
+    match Errno::from_io_error(error) {
+        Some(Errno::PERM | Errno::ACCESS) => format!("it needs {capability}"),
+        Some(Errno::INVAL) => "not supported by this kernel".to_owned(),
+        _ => error.to_string(),
     }
 }
 
 /// Sets whether the kernel must not write pages out to get memory for this thread: `PR_SET_IO_FLUSHER`,
 /// prctl(2).
-fn set_io_flusher(is_one: bool) -> rustix::io::Result<()> {
+fn set_io_flusher(is_one: bool) -> io::Result<()> {
     // SAFETY: the option takes only numbers, and only changes how the kernel allocates memory for this thread
     // and those that it starts.
     match unsafe { libc::prctl(PR_SET_IO_FLUSHER, libc::c_ulong::from(is_one), 0, 0, 0) } {
         0 => Ok(()),
-        _ => Err(Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::INVAL)),
+        _ => Err(io::Error::last_os_error()),
     }
 }
 
@@ -175,15 +163,10 @@ fn touch_program() {
     // Without the list, pages are faulted in on use, as in any other program.
     let Ok(maps) = fs::read_to_string("/proc/self/maps") else { return };
     for (start, len) in maps.lines().filter_map(file_mapping) {
+        let start = std::ptr::without_provenance_mut::<c_void>(start);
         // SAFETY: the range is a mapping of this process, and the advice changes no contents. If it fails (a
         // kernel before 5.14, a truncated file), pages are faulted in on use.
-        let _ = unsafe {
-            rustix::mm::madvise(
-                std::ptr::without_provenance_mut::<c_void>(start),
-                len,
-                Advice::LinuxPopulateRead,
-            )
-        };
+        let _ = unsafe { rustix::mm::madvise(start, len, Advice::LinuxPopulateRead) };
     }
 }
 
@@ -206,7 +189,8 @@ fn keep_heap() {
         // One heap for all threads, which is never trimmed.
         libc::mallopt(libc::M_ARENA_MAX, 1);
         libc::mallopt(libc::M_TRIM_THRESHOLD, i32::MAX);
-        libc::mallopt(libc::M_MMAP_THRESHOLD, MAPPED_BYTES);
+        // Larger allocations are separate mappings, which are unmapped when they are freed.
+        libc::mallopt(libc::M_MMAP_THRESHOLD, 4 << 20);
     }
 }
 

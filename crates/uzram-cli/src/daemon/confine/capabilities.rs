@@ -58,14 +58,9 @@ pub fn keep(kept: CapabilitySet) -> io::Result<()> {
 fn lower() -> rustix::io::Result<()> {
     let kept = CapabilitySet::from_bits_retain(KEPT.load(Ordering::SeqCst));
     let CapabilitySets { effective, permitted, .. } = rustix::thread::capabilities(None)?;
-    rustix::thread::set_capabilities(
-        None,
-        CapabilitySets {
-            effective: effective & kept,
-            permitted: permitted & kept,
-            inheritable: CapabilitySet::empty(),
-        },
-    )
+    let (effective, permitted) = (effective & kept, permitted & kept);
+    let inheritable = CapabilitySet::empty();
+    rustix::thread::set_capabilities(None, CapabilitySets { effective, permitted, inheritable })
 }
 
 /// Installs a signal handler that drops the capabilities of the thread that runs it, and then lets it
@@ -73,13 +68,12 @@ fn lower() -> rustix::io::Result<()> {
 fn install(signal: c_int) -> io::Result<()> {
     extern "C" fn on_signal(_: c_int) {
         // SAFETY: errno is the thread's own.
-        let errno = unsafe { libc::__errno_location() };
-        // SAFETY: as above.
-        let saved = unsafe { *errno };
-        // Async-signal-safe: two system calls and nothing else. `keep` checks the result.
-        let _ = lower();
-        // SAFETY: as above.
-        unsafe { *errno = saved };
+        unsafe {
+            let saved = *libc::__errno_location();
+            // Async-signal-safe: two system calls and nothing else. `keep` checks the result.
+            let _ = lower();
+            *libc::__errno_location() = saved;
+        }
     }
     // SAFETY: all fields of the structure are integers, a bit set and a nullable pointer: zeros are valid.
     let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
@@ -115,9 +109,8 @@ impl Thread {
 fn threads() -> io::Result<Vec<Thread>> {
     let mut threads = Vec::new();
     for entry in fs::read_dir("/proc/self/task")? {
-        let entry = entry?;
         // The thread may have ended meanwhile.
-        let Ok(status) = fs::read_to_string(entry.path().join("status")) else { continue };
+        let Ok(status) = fs::read_to_string(entry?.path().join("status")) else { continue };
         threads.extend(Thread::parse(&status));
     }
     Ok(threads)
