@@ -11,7 +11,7 @@ use std::collections::BTreeSet;
 use uzram::device::{Attribute, Device};
 use uzram::machine_memory::Memory;
 use uzram::units::parse_size;
-use uzram_cli::start::{Planned, PlannedDevice, plan, policy};
+use uzram_cli::start::{Planned, Values, plan, policy};
 
 use crate::input::{Input, on_a_machine};
 
@@ -62,13 +62,13 @@ fn names_files(text: &str) -> bool {
 fn check(planned: &Planned) {
     assert!((1..=65536).contains(&planned.max_connections));
     assert!(!planned.devices.is_empty() || planned.left_out > 0);
-    let names: BTreeSet<_> = planned.devices.iter().map(|device| &device.name).collect();
+    let names: BTreeSet<_> = planned.devices.iter().map(|(name, _)| name).collect();
     assert_eq!(names.len(), planned.devices.len(), "{planned:?}");
     planned.devices.iter().for_each(check_device);
 }
 
-fn check_device(planned: &PlannedDevice) {
-    let PlannedDevice { name, settings, is_swap: _ } = planned;
+fn check_device(planned: &(String, Values)) {
+    let (name, settings) = planned;
     let device = Device::new(name).expect("it was accepted");
     assert!(settings.is_sorted_by_key(|(name, _)| Attribute::turn(name)), "{planned:?}");
     let names: BTreeSet<_> = settings.iter().map(|(name, _)| name).collect();

@@ -159,10 +159,9 @@ pub fn restore_page_cluster(dir: &Path) -> Result<()> {
 fn swap_on(attachment: LoopAttachment, name: &str, priority: Option<u16>, discard: bool) -> Result<()> {
     let path = attachment.path();
     let failed = || format!("cannot swap to {}", path.display());
-    let held = attachment
-        .hold()
-        .context(failed)?
-        .ok_or_else(|| Failure::line(format!("{}: it is gone", failed())))?;
+    let Some(held) = attachment.hold().context(failed)? else {
+        return Err(Failure::line(format!("{}: it is gone", failed())));
+    };
     let size_bytes = held.size_bytes().context(failed)?;
     // Use the device's own path, for /proc/swaps; it names the same device as long as that is held.
     swap_area::make(&held.path(), size_bytes, name)
@@ -193,20 +192,16 @@ pub fn detach(args: &DetachArgs) -> Result<()> {
 }
 
 pub fn require_root() -> Result<()> {
-    if rustix::process::geteuid().is_root() {
-        Ok(())
-    } else {
-        Err(Failure::line("block devices and swap need root: run this as root"))
+    match rustix::process::geteuid().is_root() {
+        true => Ok(()),
+        false => Err(Failure::line("block devices and swap need root: run this as root")),
     }
 }
 
 /// Returns the mount of a daemon's files.
 pub fn files_of(daemon: &Daemon) -> Result<FilesJson> {
-    daemon.about()?.files.ok_or_else(|| {
-        Failure::line(
-            "the daemon does not show its devices as files: start it with --mount DIR, or with --attach",
-        )
-    })
+    let why = "the daemon does not show its devices as files: start it with --mount DIR, or with --attach";
+    daemon.about()?.files.ok_or_else(|| Failure::line(why))
 }
 
 /// Returns the devices attached to a daemon's files, from its record.
@@ -222,35 +217,32 @@ fn open_root(files: &FilesJson) -> Result<OwnedFd> {
     let root = rustix::fs::openat(CWD, &files.dir, flags, Mode::empty())
         .context(|| format!("cannot open the daemon's files in '{shown}'"))?;
     let mount = mounts::of(&root).context(|| format!("cannot find out what is mounted on '{shown}'"))?;
-    let uid = rustix::process::geteuid().as_raw();
-    if mount.device == files.device && mount.is_fuse_of(uid) {
-        Ok(root)
-    } else {
-        Err(Failure::line(format!(
-            "'{shown}' is not where the daemon's files are mounted: its mount was moved, unmounted or covered"
-        )))
+    if mount.device == files.device && mount.is_fuse_of(rustix::process::geteuid().as_raw()) {
+        return Ok(root);
     }
+    Err(Failure::line(format!(
+        "'{shown}' is not where the daemon's files are mounted: its mount was moved, unmounted or covered"
+    )))
 }
 
 /// Opens a device's file for a loop device.
 fn open_disk(daemon: &Daemon, root: &OwnedFd, name: &str) -> Result<OwnedFd> {
     let deadline = Instant::now() + LEAVE_TIMEOUT;
     loop {
-        let opened =
-            mounts::open_below(root, OsStr::new(name), OsStr::new(DISK), OFlags::RDWR | OFlags::DIRECT);
-        let error = match opened {
-            Ok(disk) => return Ok(disk),
-            Err(error) => error,
-        };
-        if Errno::from_io_error(&error) != Some(Errno::BUSY) {
-            return Err(Failure::line(format!("cannot open the file of {name}: {error}")));
+        let flags = OFlags::RDWR | OFlags::DIRECT;
+        match mounts::open_below(root, OsStr::new(name), OsStr::new(DISK), flags) {
+            Err(error) if Errno::from_io_error(&error) == Some(Errno::BUSY) => {}
+            opened => return opened.context(|| format!("cannot open the file of {name}")),
         }
-        match obstacle(daemon, name)? {
+        let why = match obstacle(daemon, name)? {
             // It was there a moment ago: a client that has just left, or a reset.
-            None if Instant::now() < deadline => thread::sleep(Duration::from_millis(10)),
-            None => return Err(Failure::line(format!("cannot attach {name}: its file is busy"))),
-            Some(why) => return Err(Failure::line(format!("cannot attach {name}: {why}"))),
-        }
+            None if Instant::now() < deadline => {
+                thread::sleep(Duration::from_millis(10));
+                continue;
+            }
+            why => why.unwrap_or_else(|| "its file is busy".to_owned()),
+        };
+        return Err(Failure::line(format!("cannot attach {name}: {why}")));
     }
 }
 

@@ -3,9 +3,8 @@
 //! Only a daemon of this user or of root is trusted: only they can write to its directory
 //! ([`check_trusted`]), and the process at the other end runs as one of them (unix(7), `SO_PEERCRED`).
 //!
-//! The process that serves can die, and another one of the same daemon take over. A request whose connection
-//! ended without a whole response is therefore sent again, as long as the daemon's lock is held, for
-//! [`PATIENCE`].
+//! The process that serves can die, and another one take over: a request whose connection ended without a
+//! whole response is sent again, as long as the daemon's lock is held, for [`PATIENCE`].
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::Shutdown;
@@ -30,8 +29,7 @@ use crate::terminal::live::StatusLine;
 
 /// Time-out for each read of a response.
 pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
-/// Time-out for an operation on all pages: recompression with a slow algorithm, or writeback to a disk, takes
-/// minutes per 10 GiB.
+/// Time-out for an operation on all pages, which may take minutes per 10 GiB.
 const WORK_TIMEOUT: Duration = Duration::from_hours(6);
 /// The longest response accepted: enough for `block_state` of a large disk.
 const MAX_ANSWER_BYTES: u64 = 64 << 20;
@@ -179,10 +177,9 @@ impl Daemon {
         mut work: Option<&mut Work<'_>>,
     ) -> std::result::Result<Value, Unanswered> {
         let (mut cuts, mut pause, mut first_failure) = (0, FIRST_PAUSE, None);
-        let noted = |failure: Failure, cuts: u32| match cuts {
-            0 => failure,
-            _ if request.is_idempotent() => failure,
-            _ => failure.map_line(|line| line + REPEATED),
+        let noted = |failure: Failure, cuts: u32| match cuts == 0 || request.is_idempotent() {
+            true => failure,
+            false => failure.map_line(|line| line + REPEATED),
         };
         loop {
             let attempt = self.attempt(request, work.as_deref_mut());
@@ -294,12 +291,8 @@ impl Daemon {
         let failed = |failure| Attempt::Final(Err(failure));
         check_trusted(&self.dir).map_err(failed)?;
         let connected = SocketAddrUnix::new(&self.socket).and_then(|address| {
-            let socket = rustix::net::socket_with(
-                AddressFamily::UNIX,
-                SocketType::STREAM,
-                SocketFlags::CLOEXEC,
-                None,
-            )?;
+            let (family, kind) = (AddressFamily::UNIX, SocketType::STREAM);
+            let socket = rustix::net::socket_with(family, kind, SocketFlags::CLOEXEC, None)?;
             sockopt::set_socket_timeout(&socket, Timeout::Send, Some(self.answer_timeout))?;
             sockopt::set_socket_timeout(&socket, Timeout::Recv, Some(self.answer_timeout))?;
             rustix::net::connect(&socket, &address)?;

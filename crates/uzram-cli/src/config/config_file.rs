@@ -1,9 +1,8 @@
 //! `--config FILE.toml`: the devices of a daemon and their uses, in a file.
 //!
-//! `dist/uzram.toml` is an example with every key. A top-level table is a device of that name. Its keys are
-//! the settings of a device ([`settings_file`]), also accepted in its table `attributes`, and those for the
-//! device's use: [`USE_KEYS`]. The other top-level keys are options of the daemon, by their names:
-//! [`TOP_KEYS`].
+//! `dist/uzram.toml` is an example with every key. A top-level table is a device of that name, whose keys are
+//! settings ([`settings_file`]), also accepted in its table `attributes`, and those for its use: [`USE_KEYS`].
+//! The other top-level keys are options of the daemon: [`TOP_KEYS`].
 
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
@@ -92,10 +91,8 @@ pub fn parse(file: Source<'_>, memory: &Memory) -> Result<ConfigFile> {
         }
     }
     if config.devices.is_empty() && config.left_out.is_empty() {
-        return Err(Failure::usage(format!(
-            "{}: it has no device: write a table for each, as in [zram0]",
-            file.name
-        )));
+        let why = "it has no device: write a table for each, as in [zram0]";
+        return Err(Failure::usage(format!("{}: {why}", file.name)));
     }
     Ok(config)
 }
@@ -136,19 +133,17 @@ impl Entry<'_> {
 
     fn most_ram(&self, memory: &Memory) -> Result<(u64, String)> {
         let text = self.text()?;
-        let bytes = if text.trim() == "none" { u64::MAX } else { self.size(&text, memory)? };
-        Ok((bytes, text))
+        let bytes = match text.trim() {
+            "none" => Ok(u64::MAX),
+            _ => size_expr::read(&text, || Ok(*memory)).map_err(|error| self.wrong(error)),
+        };
+        Ok((bytes?, text))
     }
 
     fn number<T: TryFrom<i64>>(&self, range: RangeInclusive<i64>) -> Result<T> {
         let number = self.value.as_integer().and(self.text()?.parse::<i64>().ok());
         let number = number.filter(|number| range.contains(number)).and_then(|number| number.try_into().ok());
         number.ok_or_else(|| self.wrong(format!("write a number from {} to {}", range.start(), range.end())))
-    }
-
-    /// Parses a size that no attribute takes.
-    fn size(&self, text: &str, memory: &Memory) -> Result<u64> {
-        size_expr::read(text, || Ok(*memory)).map_err(|error| self.wrong(error))
     }
 }
 
@@ -169,12 +164,8 @@ impl SwapKeys {
             let discard = self.discard.unwrap_or(true);
             return Ok(Some(SwapPlan { priority: self.priority, discard, page_cluster: None }));
         }
-        match self.how {
-            Some(key) => {
-                Err(Failure::usage(format!("{key}: the device is not swap space: write {SWAP} = true")))
-            }
-            None => Ok(None),
-        }
+        let why = |key| format!("{key}: the device is not swap space: write {SWAP} = true");
+        self.how.map_or(Ok(None), |key| Err(Failure::usage(why(key))))
     }
 }
 

@@ -73,11 +73,9 @@ impl ListenArgs {
             SocketAccess { owner: self.socket_owner, group: self.socket_group, mode: self.socket_mode };
         let is_unix = |listen: &Listen| matches!(listen.address, ListenAddress::Unix(_));
         if access != SocketAccess::default() && !self.listen.iter().any(is_unix) {
-            return Err(Failure::usage(
-                "socket-owner, socket-group and socket-mode are for the sockets of listen, and there is none: give \
-                 listen a unix:PATH"
-                    .to_owned(),
-            ));
+            let why = "socket-owner, socket-group and socket-mode are for the sockets of listen, and there is none: give \
+                       listen a unix:PATH";
+            return Err(Failure::usage(why));
         }
         config.listen.extend(self.listen.into_iter().map(|listen| Listen { access, ..listen }));
         config.tls_anyone = self.tls_anyone.unwrap_or(false);
@@ -98,13 +96,11 @@ impl ListenArgs {
 
 /// Returns the value of a setting that may come from the command line or the file, but not from both.
 fn once<T>(name: &str, option: Option<T>, key: Option<T>, file: &Path) -> Result<Option<T>> {
-    if option.is_some() && key.is_some() {
-        return Err(Failure::usage(format!(
-            "--{name}: {} sets {name} already: give it in one of them",
-            file.display()
-        )));
+    let file = file.display();
+    match option.is_some() && key.is_some() {
+        true => Err(Failure::usage(format!("--{name}: {file} sets {name} already: give it in one of them"))),
+        false => Ok(option.or(key)),
     }
-    Ok(option.or(key))
 }
 
 fn lacks(name: &str, needed: &str) -> Failure {
@@ -117,13 +113,6 @@ fn lacks(name: &str, needed: &str) -> Failure {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
-
-    fn line<T: std::fmt::Debug>(result: Result<T>) -> String {
-        match result {
-            Err(failure) => failure.into_line(),
-            other => panic!("{other:?}"),
-        }
-    }
 
     #[test]
     fn options_and_keys_are_said_once_and_places_add_up() {
@@ -156,7 +145,7 @@ mod tests {
             ("tls-anyone", ListenArgs { tls_anyone: Some(true), ..nothing() }),
             ("max-connections", ListenArgs { max_connections: Some(3), ..nothing() }),
         ] {
-            let said = line(option.with_file(whole(), path));
+            let said = option.with_file(whole(), path).unwrap_err().into_line();
             assert_eq!(said, format!("--{name}: u.toml sets {name} already: give it in one of them"));
         }
     }

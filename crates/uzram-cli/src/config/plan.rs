@@ -19,7 +19,7 @@ use crate::system::state_dir;
 
 /// The default `reserve` of a device used for swap.
 pub const SWAP_RESERVE_BYTES: u64 = 8 << 20;
-/// How pages of a device used for swap are recompressed, and when: those of programs that are parked.
+/// How pages of a device used for swap are recompressed, and when.
 const SWAP_RECOMPRESSION: [(&str, &str); 2] =
     [("recomp_algorithm", "algo=zstd:3"), ("recompress_after", "10m")];
 /// Settings that need an LRU, as pages are written back or recompressed when memory is short.
@@ -56,8 +56,8 @@ impl FilesArgs {
     }
 }
 
-/// Returns whether the kernel may be asked to send requests again: in tests of what is done on older kernels,
-/// which set the variable `UZRAM_NO_RESEND`, it may not. Only in debug builds.
+/// Returns whether the kernel may be asked to send requests again: not in tests of what is done on older
+/// kernels, which set `UZRAM_NO_RESEND`, in debug builds.
 fn may_resend() -> bool {
     !cfg!(debug_assertions) || std::env::var_os("UZRAM_NO_RESEND").is_none()
 }
@@ -258,17 +258,14 @@ impl DevicePlan {
         let device = self.checked_device()?;
         let Some(disksize) = self.settings.get("disksize") else { return Ok(()) };
         let backing = self.settings.get("backing_dev");
-        if let Some(setting) =
-            backing.filter(|backing| self.is_swap() && NamedBacking::is_elsewhere(&backing.value))
-        {
+        let is_elsewhere = |backing: &&Setting| NamedBacking::is_elsewhere(&backing.value);
+        if let Some(setting) = backing.filter(|_| self.is_swap()).filter(is_elsewhere) {
             let why = "a swap area cannot use a store on other machines: to reach it takes memory, which only the swap \
                        area can free then. Use a file or a block device";
             return Err(Failure::usage(format!("{}: {why}", setting.origin)));
         }
-        let backing = backing.map(|setting| setting.value.as_str());
-        device
-            .check(&disksize.value, backing)
-            .map_err(|error| Failure::of(self.blame(&error, disksize), &error))
+        let checked = device.check(&disksize.value, backing.map(|setting| setting.value.as_str()));
+        checked.map_err(|error| Failure::of(self.blame(&error, disksize), &error))
     }
 
     /// Checks that no backing file lies where the devices' files are mounted: they would hide it, and to open
@@ -308,8 +305,7 @@ impl DevicePlan {
                 NamedBacking::split_parts(value).try_for_each(state_dir::make_for).context(|| origin)?;
             }
             device.set(attribute, value).map_err(|error| {
-                let origin = self.blame(&error, setting);
-                let failure = Failure::line(format!("{origin}: {error}"));
+                let failure = Failure::line(format!("{}: {error}", self.blame(&error, setting)));
                 failure.with_setting(error.setting().or(Some(*attribute)))
             })?;
         }
@@ -347,20 +343,18 @@ impl DevicePlan {
         let swaps = self.is_swap();
         let reserve_bytes = self.advance_bytes.or(swaps.then_some(SWAP_RESERVE_BYTES));
         let bytes = reserve_bytes.map(|bytes| Cow::from(bytes.to_string()));
-        let limit =
-            bytes.clone().filter(|_| !swaps && !is_set("mem_limit")).map(|bytes| ("mem_limit", bytes));
-        let reserve = bytes.filter(|_| !is_set("reserve")).map(|bytes| ("reserve", bytes));
+        let limit = bytes.clone().filter(|_| !swaps).map(|bytes| ("mem_limit", bytes));
+        let reserve = bytes.map(|bytes| ("reserve", bytes));
         // An LRU that nothing uses would only take memory.
-        let is_idle = !is_set("lru_enable") && !NEEDS_LRU.into_iter().any(is_set);
-        let lru = (reserve_bytes.is_some() && is_idle).then_some(("lru_enable", "0".into()));
+        let is_idle = reserve_bytes.is_some() && !NEEDS_LRU.into_iter().any(is_set);
+        let lru = is_idle.then_some(("lru_enable", "0".into()));
         let recompresses = swaps && self.advance_bytes.is_none() && self.settings.recompresses_swap();
-        let recompression =
-            SWAP_RECOMPRESSION.into_iter().filter(move |(name, _)| recompresses && !is_set(name));
-        // What is swapped out is programs' memory.
-        let algorithm = || ("comp_algorithm", Kind::for_memory().name().into());
-        let algorithm = (swaps && !is_set("comp_algorithm")).then(algorithm);
+        let recompression = SWAP_RECOMPRESSION.into_iter().filter(move |_| recompresses);
         let recompression = recompression.map(|(name, value)| (name, value.into()));
-        algorithm.into_iter().chain(limit).chain(reserve).chain(lru).chain(recompression)
+        // What is swapped out is programs' memory.
+        let algorithm = swaps.then(|| ("comp_algorithm", Kind::for_memory().name().into()));
+        let all = algorithm.into_iter().chain(limit).chain(reserve).chain(lru).chain(recompression);
+        all.filter(move |(name, _)| !is_set(name))
     }
 
     /// Returns the setting that asks for writeback or recompression, if one does.

@@ -55,18 +55,12 @@ mod tests {
         super::settings(Source { name: "--policy p.toml", text })
     }
 
-    fn shown(text: &str) -> Vec<(String, &'static str, String)> {
-        let shown =
-            |Setting { origin, attribute, value }: &Setting| (origin.clone(), *attribute, value.clone());
-        settings(text).unwrap().iter().map(shown).collect()
-    }
-
     #[test]
     fn the_example_of_the_help_sets_everything_but_says_where() {
         let (_, example) = HELP.split_once("\n\n").unwrap();
-        let settings = shown(example);
+        let sets = settings(example).unwrap();
         let attributes: Vec<_> =
-            settings.iter().map(|(_, attribute, value)| (*attribute, value.as_str())).collect();
+            sets.iter().map(|Setting { attribute, value, .. }| (*attribute, value.as_str())).collect();
         let wanted = [
             ("backing_dev", "/var/lib/uzram/cold.img:2G"),
             ("policy_high", "95"),
@@ -80,9 +74,9 @@ mod tests {
             ("writeback_batch_size", "32"),
         ];
         assert_eq!(attributes, wanted);
-        assert_eq!(settings[5].0, "--policy p.toml:8: recompress.after");
-        assert_eq!(shown(""), []);
-        assert_eq!(shown("recompress.after = 600\n")[0].2, "600");
+        assert_eq!(sets[5].origin, "--policy p.toml:8: recompress.after");
+        assert!(settings("").unwrap().is_empty());
+        assert_eq!(settings("recompress.after = 600\n").unwrap()[0].value, "600");
     }
 
     #[test]

@@ -1,9 +1,8 @@
 //! The settings of a device, in one table: [`SETTINGS`]. The options of `up`, `add` and `swap on`, the files
 //! of `--config` and `--policy`, and `uzram set` all use it.
 //!
-//! A setting has its attribute's name; short words are aliases, accepted in the same places. In options and
-//! files '-' and '_' are the same. Values go to the attributes as text, and the attributes' own parsers check
-//! them, so that a wrong value gets the same message wherever it is written.
+//! A setting has its attribute's name; short words are aliases. In options and files '-' and '_' are the same.
+//! The attributes' own parsers check values, so that a wrong one gets the same message wherever it is written.
 
 use std::ops::Deref;
 
@@ -271,12 +270,10 @@ impl SettingRow {
 /// attribute always means that attribute; an unknown name is left to the daemon.
 pub fn attributes_of(name: &str, text: &str) -> Vec<(String, String)> {
     let is_attribute = Device::attributes().iter().any(|row| row.name == name && row.writable());
-    match SettingRow::find(name).filter(|_| !is_attribute) {
-        Some((row, word)) => {
-            row.values(word, text).into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
-        }
-        None => vec![(name.to_owned(), text.to_owned())],
-    }
+    let Some((row, word)) = SettingRow::find(name).filter(|_| !is_attribute) else {
+        return vec![(name.to_owned(), text.to_owned())];
+    };
+    row.values(word, text).into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
 }
 
 /// An attribute's new value, and its origin.
@@ -312,12 +309,12 @@ impl DeviceSettings {
                 return Err(Failure::usage(format!("{origin}: {} already sets it", other.origin)));
             }
             let known = Device::attributes().iter().find(|row| row.name == attribute);
-            match known.map_or(Ok(()), |row: &Attribute| row.check(&value)) {
-                Err(error) if error.kind() == ErrorKind::Invalid => {
-                    return Err(Failure::of(origin, &error).with_setting(Some(attribute)));
-                }
-                _ => self.0.push(Setting { origin: origin.to_owned(), attribute, value }),
+            if let Some(Err(error)) = known.map(|row| row.check(&value))
+                && error.kind() == ErrorKind::Invalid
+            {
+                return Err(Failure::of(origin, &error).with_setting(Some(attribute)));
             }
+            self.0.push(Setting { origin: origin.to_owned(), attribute, value });
         }
         Ok(())
     }
@@ -359,12 +356,10 @@ impl DeviceSettings {
             None => !(swaps && *needed == "recomp_algorithm" && self.recompresses_swap()),
         };
         for Setting { origin, attribute, value } in &self.0 {
-            let row = SettingRow::find(attribute).map(|(row, _)| row);
+            let Some((row, _)) = SettingRow::find(attribute) else { continue };
             // `backing_force=0` needs no backing device.
-            let is_off = |row: &&SettingRow| row.form == Form::Switch && value == "0";
-            let row = row.filter(|row| !is_off(row));
-            let Some(row) = row else { continue };
-            let Some(needed) = row.needs.filter(is_missing) else { continue };
+            let is_off = row.form == Form::Switch && value == "0";
+            let Some(needed) = row.needs.filter(|needed| !is_off && is_missing(needed)) else { continue };
             let what = match row.attribute {
                 "recompress_after" | "recompress_cpu" => "compress pages again with",
                 "backing_force" => "take",
@@ -399,10 +394,12 @@ fn split_after(text: &str) -> (&str, Option<&str>) {
 /// directory. A `:SIZE` after a path stays as it is.
 pub fn join_paths(parts: &[String]) -> String {
     let from_root = |path: &str| {
-        let is_path = path != "none" && !NamedBacking::is_elsewhere(path);
-        let absolute = is_path.then(|| std::path::absolute(path).ok()).flatten();
+        if path == "none" || NamedBacking::is_elsewhere(path) {
+            return path.to_owned();
+        }
+        let absolute =
+            std::path::absolute(path).ok().and_then(|path| path.into_os_string().into_string().ok());
         // A path that cannot be made absolute is left for the attribute to refuse.
-        let absolute = absolute.and_then(|path| path.into_os_string().into_string().ok());
         absolute.unwrap_or_else(|| path.to_owned())
     };
     let all: Vec<_> = parts.iter().flat_map(|text| NamedBacking::split_parts(text)).map(from_root).collect();
@@ -412,12 +409,9 @@ pub fn join_paths(parts: &[String]) -> String {
 /// Parses a device name: one that needs no quoting in a URI, a path or a shell.
 pub fn parse_name(text: &str) -> std::result::Result<String, String> {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"_-.".contains(&byte);
-    let begins_well = text.bytes().next().is_some_and(|byte| byte.is_ascii_alphanumeric());
-    if text.len() <= 64 && begins_well && text.bytes().all(plain) {
-        Ok(text.to_owned())
-    } else {
-        Err("a name is a letter or digit and up to 63 more, '_', '-' or '.'".to_owned())
-    }
+    let is_name = text.starts_with(|c: char| c.is_ascii_alphanumeric()) && text.bytes().all(plain);
+    let why = "a name is a letter or digit and up to 63 more, '_', '-' or '.'";
+    if is_name && text.len() <= 64 { Ok(text.to_owned()) } else { Err(why.to_owned()) }
 }
 
 #[cfg(test)]
@@ -441,14 +435,9 @@ mod tests {
 
     #[test]
     fn a_setting_has_its_short_words_and_either_sign() {
-        for (name, attribute) in [
-            ("size", "disksize"),
-            ("mem-limit", "mem_limit"),
-            ("mem_limit", "mem_limit"),
-            ("high", "policy_high"),
-        ] {
-            assert_eq!(SettingRow::find(name).map(|(row, _)| row.attribute), Some(attribute), "{name}");
-        }
+        let names = ["size", "mem-limit", "mem_limit", "high"];
+        let found = names.map(|name| SettingRow::find(name).map(|(row, _)| row.attribute));
+        assert_eq!(found, ["disksize", "mem_limit", "mem_limit", "policy_high"].map(Some));
         let set = |name, text| attributes_of(name, text);
         let own = |name: &str, text: &str| (name.to_owned(), text.to_owned());
         assert_eq!(set("size", "1G"), [own("disksize", "1G")]);

@@ -3,16 +3,15 @@
 
 use std::borrow::Cow;
 use std::collections::HashMap;
-use std::fmt::{self, Display};
+use std::fmt::Display;
 use std::fs::File;
 use std::io::Read;
 use std::ops::Range;
 use std::path::Path;
 
-use serde::Deserialize;
-use serde::de::{self, Deserializer, Visitor};
+use serde::de::Unexpected;
 use toml::Spanned;
-use toml::de::{DeTable, DeValue, ValueDeserializer};
+use toml::de::{DeTable, DeValue};
 use uzram::named::hint;
 
 use crate::failure::{self, Failure};
@@ -21,41 +20,6 @@ use crate::other_words;
 const MAX_FILE_BYTES: u64 = 64 << 10;
 /// How much of a line a message quotes.
 const MAX_QUOTED_CHARS: usize = 60;
-
-/// A value as an attribute takes it: a string, a whole number, or 1 for true and 0 for false.
-struct Text(String);
-
-impl<'de> Deserialize<'de> for Text {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct AnyValue;
-
-        impl Visitor<'_> for AnyValue {
-            type Value = Text;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a string, a whole number, true or false")
-            }
-
-            fn visit_str<E: de::Error>(self, value: &str) -> Result<Text, E> {
-                Ok(Text(value.to_owned()))
-            }
-
-            fn visit_i64<E: de::Error>(self, value: i64) -> Result<Text, E> {
-                Ok(Text(value.to_string()))
-            }
-
-            fn visit_u64<E: de::Error>(self, value: u64) -> Result<Text, E> {
-                Ok(Text(value.to_string()))
-            }
-
-            fn visit_bool<E: de::Error>(self, value: bool) -> Result<Text, E> {
-                Ok(Text(u8::from(value).to_string()))
-            }
-        }
-
-        deserializer.deserialize_any(AnyValue)
-    }
-}
 
 pub fn read(path: &Path) -> std::io::Result<String> {
     let mut text = String::new();
@@ -80,23 +44,22 @@ impl Source<'_> {
         format!("{}:{}", self.name, line_number(self.text, span))
     }
 
+    fn line(&self, span: &Range<usize>) -> &str {
+        self.text.lines().nth(line_number(self.text, span) - 1).unwrap_or_default().trim()
+    }
+
     /// Returns a failure with the position, the line's text and the reason.
-    pub fn failure(&self, span: &Range<usize>, why: impl fmt::Display) -> Failure {
-        let line = self.text.lines().nth(line_number(self.text, span) - 1).unwrap_or_default().trim();
-        if line.is_empty() {
-            return Failure::usage(format!("{}: {why}", self.at(span)));
-        }
-        let quoted: String = line.chars().take(MAX_QUOTED_CHARS).collect();
-        Failure::usage(format!("{}: '{quoted}': {why}", self.at(span)))
+    pub fn failure(&self, span: &Range<usize>, why: impl Display) -> Failure {
+        let quoted: String = self.line(span).chars().take(MAX_QUOTED_CHARS).collect();
+        let quoted = if quoted.is_empty() { quoted } else { format!("'{quoted}': ") };
+        Failure::usage(format!("{}: {quoted}{why}", self.at(span)))
     }
 
     /// Returns advice for a line that is no TOML, if its value may lack quotes: files of other programs have
     /// none.
     fn unquoted(&self, span: &Range<usize>) -> String {
-        let line = self.text.lines().nth(line_number(self.text, span) - 1).unwrap_or_default();
-        let Some((key, value)) = line.split_once('=').map(|(key, value)| (key.trim(), value.trim())) else {
-            return String::new();
-        };
+        let Some((key, value)) = self.line(span).split_once('=') else { return String::new() };
+        let (key, value) = (key.trim(), value.trim());
         let of_other = other_words::of_key(key).map_or_else(String::new, |what| format!("; {what}"));
         let advice = match value {
             "yes" | "no" | "on" | "off" => "; write true or false",
@@ -125,7 +88,6 @@ pub struct Entry<'a> {
     pub key: Cow<'a, str>,
     pub key_span: Range<usize>,
     pub value: DeValue<'a>,
-    value_span: Range<usize>,
 }
 
 fn entries<'a>(file: Source<'a>, table: DeTable<'a>) -> failure::Result<Vec<Entry<'a>>> {
@@ -133,7 +95,6 @@ fn entries<'a>(file: Source<'a>, table: DeTable<'a>) -> failure::Result<Vec<Entr
         file,
         key_span: key.span(),
         key: key.into_inner(),
-        value_span: value.span(),
         value: value.into_inner(),
     };
     let mut entries: Vec<_> = table.into_iter().map(entry).collect();
@@ -174,10 +135,21 @@ impl<'a> Entry<'a> {
         Failure::usage(format!("{}: {why}", self.place()))
     }
 
+    /// Returns the value as an attribute takes it: a string, a whole number, or 1 for true and 0 for false.
     pub fn text(&self) -> failure::Result<String> {
-        let value = Spanned::new(self.value_span.clone(), self.value.clone());
-        let text = Text::deserialize(ValueDeserializer::from(value));
-        text.map(|Text(text)| text).map_err(|error| self.wrong(error.message()))
+        let unexpected = match &self.value {
+            DeValue::String(text) => return Ok(text.to_string()),
+            DeValue::Boolean(is_set) => return Ok(u8::from(*is_set).to_string()),
+            DeValue::Integer(number) => match i128::from_str_radix(number.as_str(), number.radix()) {
+                Ok(number) => return Ok(number.to_string()),
+                Err(_) => return Err(self.wrong("integer number overflowed")),
+            },
+            DeValue::Float(number) => Unexpected::Float(number.as_str().parse().unwrap_or(f64::NAN)),
+            DeValue::Array(_) => Unexpected::Seq,
+            DeValue::Table(_) | DeValue::Datetime(_) => Unexpected::Map,
+        };
+        let expected = "expected a string, a whole number, true or false";
+        Err(self.wrong(format!("invalid type: {unexpected}, {expected}")))
     }
 
     /// Returns the texts of an array, or the value as the only one.

@@ -84,11 +84,10 @@ impl Attachments {
     /// Detaches all devices, the last first, and checks that no process has a device's file open.
     pub fn detach(&mut self) -> Result<()> {
         while let Some(AttachedDevice { name, attachment }) = self.recorder.attached().pop() {
-            let swap_off = if self.swapped_to.contains(&name) {
-                Some(self.exports.named(&name)?.counts().kept_bytes())
-            } else {
-                None
-            };
+            let mut swap_off = None;
+            if self.swapped_to.contains(&name) {
+                swap_off = Some(self.exports.named(&name)?.counts().kept_bytes());
+            }
             self.run(&Request::Detach { name, attachment, swap_off }).map_err(|failure| {
                 failure.map_line(|line| line + &way_out(&self.exports.devices(), attachment))
             })?;
@@ -101,12 +100,9 @@ impl Attachments {
     }
 
     fn run(&mut self, request: &Request) -> Result<String> {
-        match &mut self.attendant {
-            Some(attendant) => attendant.run(request),
-            None => Err(Failure::line(
-                "this daemon started no process to attach or detach with: it is not root's, or shows no files",
-            )),
-        }
+        let why =
+            "this daemon started no process to attach or detach with: it is not root's, or shows no files";
+        self.attendant.as_mut().ok_or_else(|| Failure::line(why))?.run(request)
     }
 }
 

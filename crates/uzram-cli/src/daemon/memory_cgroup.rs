@@ -2,10 +2,9 @@
 //! version 1: docs/block-device.md, "In a memory cgroup", says when that is, and what is done about it.
 //!
 //! The kernel waits in `shrink_folio_list` (`folio_wait_writeback`), unless the thread is an I/O flusher.
-//! Where no thread can be one, what is in reach of a loop device or a shared mapping charges nothing while it
-//! is served ([`Charging::InAdvance`]), or neither is allowed ([`Charging::Unsafe`]). The first holds for
-//! planned devices by their defaults ([`DevicePlan::defaults`]), and for all that is added or set later by
-//! [`setting_check`].
+//! Where none can be one, what a loop device or a shared mapping reaches charges nothing while it is served
+//! ([`Charging::InAdvance`]: by [`DevicePlan::defaults`], and by [`setting_check`] for what is added or set
+//! later), or neither is allowed ([`Charging::Unsafe`]).
 
 use std::sync::Arc;
 
@@ -22,17 +21,13 @@ use crate::system::protect;
 
 /// Returns the plan with what this process's memory cgroup demands.
 pub fn fit(plan: DaemonPlan) -> Result<DaemonPlan> {
-    let Some(limit) = plan.mount_dir().and_then(|_| machine_memory::version_1_limit()) else {
-        return Ok(plan);
-    };
-    if protect::can_be_io_flusher() {
-        return Ok(plan);
-    }
+    let limit = plan.mount_dir().and_then(|_| machine_memory::version_1_limit());
+    let Some(limit) = limit.filter(|_| !protect::can_be_io_flusher()) else { return Ok(plan) };
     let Some(obstacle) = obstacle(&plan) else { return Ok(charged_in_advance(plan)) };
-    let attached = plan.devices.iter().find(|device| device.attached != Attached::No);
-    match attached {
-        Some(device) => Err(Failure::line(format!("{}: {}", device.name, danger(&limit, &obstacle)))),
-        None => Ok(DaemonPlan { charging: Charging::Unsafe(danger(&limit, &obstacle)), ..plan }),
+    let danger = danger(&limit, &obstacle);
+    match plan.devices.iter().find(|device| device.attached != Attached::No) {
+        Some(device) => Err(Failure::line(format!("{}: {danger}", device.name))),
+        None => Ok(DaemonPlan { charging: Charging::Unsafe(danger), ..plan }),
     }
 }
 
@@ -52,9 +47,9 @@ fn small_reserve(device: &DevicePlan) -> Option<String> {
     let reserve = device.settings.get("reserve")?;
     let least_bytes =
         if device.is_swap() { room::LEAST_RESERVE_BYTES } else { planned_reserve_bytes(device)? };
+    let (origin, least) = (&reserve.origin, format_size(least_bytes));
     let is_small = parse_size(&reserve.value).ok()? < least_bytes;
-    is_small
-        .then(|| format!("{} charges less than it may take, {}", reserve.origin, format_size(least_bytes)))
+    is_small.then(|| format!("{origin} charges less than it may take, {least}"))
 }
 
 fn danger(limit: &Version1Limit, obstacle: &str) -> String {

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use uzram::machine_memory::Memory;
 
 use crate::config::config_file;
-use crate::config::plan::{Attached, DaemonPlan};
+use crate::config::plan::DaemonPlan;
 use crate::config::policy_file;
 use crate::config::settings::{DeviceSettings, Setting};
 use crate::config::toml_text::Source;
@@ -34,26 +34,18 @@ fn checked(args: &UpArgs, config: Option<config_file::ConfigFile>) -> Result<Dae
     Ok(plan)
 }
 
-/// Summary of a daemon's plan, for tests and fuzzers.
+/// Attributes, and the values to set them to, in this order.
+pub type Values = Vec<(&'static str, String)>;
+
+/// Summary of a daemon's plan, for fuzzers.
 #[derive(Debug)]
 pub struct Planned {
-    /// The daemon's devices.
-    pub devices: Vec<PlannedDevice>,
+    /// The daemon's devices: the name of each, and what is set.
+    pub devices: Vec<(String, Values)>,
     /// The number of devices of the file that are not for this machine.
     pub left_out: usize,
     /// The most NBD clients served at once.
     pub max_connections: usize,
-}
-
-/// A planned device.
-#[derive(Debug)]
-pub struct PlannedDevice {
-    /// The device's name.
-    pub name: String,
-    /// The attributes to set, in this order.
-    pub settings: Vec<(&'static str, String)>,
-    /// Whether it is used as swap.
-    pub is_swap: bool,
 }
 
 /// Plans `uzram up` with these options; `config` is the text of the file that they name with `--config`, if
@@ -65,14 +57,13 @@ pub fn plan(words: &[String], config: &str, memory: &Memory) -> std::result::Res
     plan_text(words, config, memory).map_err(Failure::into_line)
 }
 
-/// Returns the attributes and values that a file of `--policy` with this text sets.
+/// Returns what a file of `--policy` with this text sets.
 ///
 /// # Errors
 /// The message that `uzram up` would print.
-pub fn policy(text: &str) -> std::result::Result<Vec<(&'static str, String)>, String> {
-    policy_file::settings(Source { name: "policy.toml", text })
-        .map(|settings| values(&settings))
-        .map_err(Failure::into_line)
+pub fn policy(text: &str) -> std::result::Result<Values, String> {
+    let settings = policy_file::settings(Source { name: "policy.toml", text });
+    settings.map(|settings| values(&settings)).map_err(Failure::into_line)
 }
 
 fn plan_text(words: &[String], config: &str, memory: &Memory) -> Result<Planned> {
@@ -82,15 +73,10 @@ fn plan_text(words: &[String], config: &str, memory: &Memory) -> Result<Planned>
         config_file::parse(Source { name: &name, text: config }, memory)
     };
     let plan = checked(&args, args.config.as_deref().map(parse).transpose()?)?;
-    let devices = plan.devices.into_iter().map(|device| PlannedDevice {
-        is_swap: matches!(device.attached, Attached::Swap(_)),
-        settings: values(&device.settings),
-        name: device.name,
-    });
-    let devices = devices.collect();
+    let devices = plan.devices.into_iter().map(|device| (device.name, values(&device.settings))).collect();
     Ok(Planned { devices, left_out: plan.left_out.len(), max_connections: plan.nbd.max_connections })
 }
 
-fn values(settings: &DeviceSettings) -> Vec<(&'static str, String)> {
+fn values(settings: &DeviceSettings) -> Values {
     settings.iter().map(|Setting { attribute, value, .. }| (*attribute, value.clone())).collect()
 }

@@ -4,7 +4,7 @@
 //! It is several processes, of which one serves (`worker`) and one outlives all others ([`holder`]).
 
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::{Args as _, FromArgMatches};
 
@@ -94,10 +94,8 @@ impl UpArgs {
             Some(config) => config,
             None => ConfigFile { devices: vec![self.device_plan()?], ..ConfigFile::default() },
         };
-        let listen = match &self.config {
-            Some(path) => self.listen.clone().with_file(keys, path)?,
-            None => self.listen.clone(),
-        };
+        let path = self.config.as_deref().unwrap_or(Path::new(""));
+        let listen = self.listen.clone().with_file(keys, path)?;
         let plan = DaemonPlan::new(runtime_dir, devices)?;
         let nbd = listen.config(plan.nbd)?;
         let absolute =

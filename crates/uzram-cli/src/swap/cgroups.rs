@@ -188,15 +188,8 @@ mod tests {
 
         let c = root.path().join("c");
         let stat = "inactive_file 100\nactive_file 0\nswapcached 50\n";
-        write(
-            &c,
-            &[
-                (V2.limit, "max\n"),
-                (V2.usage, "3000\n"),
-                ("memory.stat", stat),
-                ("memory.swap.current", "650\n"),
-            ],
-        );
+        let swapped = ("memory.swap.current", "650\n");
+        write(&c, &[(V2.limit, "max\n"), (V2.usage, "3000\n"), ("memory.stat", stat), swapped]);
         let cgroup = || Cgroup { dir: c.clone(), version: &V2 };
         assert_eq!(facts(cgroup()), (Some(600), None, false));
         fs::write(c.join(V2.limit), "3000\n").unwrap();

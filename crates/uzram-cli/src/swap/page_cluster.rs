@@ -89,25 +89,13 @@ mod tests {
 
     use super::*;
 
-    fn places(dir: &Path) -> Places {
-        fs::write(dir.join("setting"), "3\n").unwrap();
-        Places { setting: dir.join("setting"), note: dir.join(FILE) }
-    }
-
     #[test]
-    fn what_others_set_since_stays() {
+    fn what_others_set_and_notes_of_other_boots_count_for_nothing() {
         let dir = tempfile::tempdir().unwrap();
-        let places = places(dir.path());
+        let places = Places { setting: dir.path().join("setting"), note: dir.path().join(FILE) };
+        fs::write(&places.setting, "7\n").unwrap();
         places.set(5).unwrap();
-        fs::write(&places.setting, "0").unwrap();
-        places.restore().unwrap();
-        assert_eq!((places.value().unwrap(), places.note.exists()), (0, false));
-    }
-
-    #[test]
-    fn notes_of_other_boots_and_of_others_count_for_nothing() {
-        let dir = tempfile::tempdir().unwrap();
-        let places = places(dir.path());
+        fs::write(&places.setting, "3\n").unwrap();
         for note in ["7 3 another-boot", "", "7", "x y z", "7 3", "999 3 z"] {
             fs::write(&places.note, note).unwrap();
             places.restore().unwrap();

@@ -69,21 +69,15 @@ fn check_cgroup(devices: &[Arc<Device>], memory: &Memory) -> uzram::Result<()> {
         let most_bytes = most_contents_bytes(&stats);
         let left_bytes = room_bytes.saturating_sub(stats.mem_fixed_bytes);
         if most_bytes > left_bytes {
+            let [most, limit, left] = [most_bytes, memory.limit_bytes, left_bytes].map(format_size);
             let advice = match left_bytes {
-                0 => "make it smaller (--size), or raise the cgroup's limit".to_owned(),
-                left => {
-                    format!(
-                        "give it a --mem-limit of {} or less, or raise the cgroup's limit",
-                        format_size(left)
-                    )
-                }
+                0 => "make it smaller (--size)".to_owned(),
+                _ => format!("give it a --mem-limit of {left} or less"),
             };
             let what = format!(
-                "{} may take {}, and this process's cgroup, which has {} at most, leaves room for {}: {advice}",
+                "{} may take {most}, and this process's cgroup, which has {limit} at most, leaves room for {left}: \
+                 {advice}, or raise the cgroup's limit",
                 device.name(),
-                format_size(most_bytes),
-                format_size(memory.limit_bytes),
-                format_size(left_bytes),
             );
             return Err(Error::new(ErrorKind::NoMemory, what));
         }
@@ -97,26 +91,27 @@ pub fn swap_warning(swap: &[Arc<Device>], memory: &Memory) -> Option<String> {
     let stats: Vec<DeviceStats> = swap.iter().map(|device| device.counts()).collect();
     let contents_bytes: u64 = stats.iter().map(most_contents_bytes).sum();
     let fixed_bytes: u64 = stats.iter().map(|stats| stats.mem_fixed_bytes).sum();
-    if contents_bytes.saturating_add(fixed_bytes) <= memory.ram_bytes {
-        return None;
-    }
-    let names: Vec<&str> = swap.iter().map(|device| device.name()).collect();
-    Some(format!(
-        "swap on {} may take {} ({} for contents that do not compress, {} fixed), and this machine has {}: bound it with \
-         --mem-limit",
-        names.join(" and "),
-        format_size(contents_bytes.saturating_add(fixed_bytes)),
-        format_size(contents_bytes),
-        format_size(fixed_bytes),
-        format_size(memory.ram_bytes),
-    ))
+    let all_bytes = contents_bytes.saturating_add(fixed_bytes);
+    let [all, contents, fixed, ram] =
+        [all_bytes, contents_bytes, fixed_bytes, memory.ram_bytes].map(format_size);
+    (all_bytes > memory.ram_bytes).then(|| {
+        format!(
+            "swap on {} may take {all} ({contents} for contents that do not compress, {fixed} fixed), and this machine has \
+             {ram}: bound it with --mem-limit",
+            names(swap),
+        )
+    })
+}
+
+fn names(devices: &[Arc<Device>]) -> String {
+    let names: Vec<&str> = devices.iter().map(|device| device.name()).collect();
+    names.join(" and ")
 }
 
 /// Returns a warning if the tables of these devices together may take more than half of the machine's memory.
 pub fn fixed_warning(devices: &[Arc<Device>], memory: &Memory) -> Option<String> {
-    let names: Vec<&str> = devices.iter().map(|device| device.name()).collect();
     let fixed_bytes = devices.iter().map(|device| device.counts().mem_fixed_bytes).sum();
-    warning_of_fixed(&names.join(" and "), fixed_bytes, memory)
+    warning_of_fixed(&names(devices), fixed_bytes, memory)
 }
 
 /// Returns the same for devices of these names, whose fixed cost is known.
@@ -185,18 +180,14 @@ mod tests {
         );
         assert_eq!(swap_warning(&[], &memory), None);
     }
+
     #[test]
     fn tables_that_take_half_of_the_machine_are_warned_about() {
         let memory = Memory { ram_bytes: 24 << 30, limit_bytes: 24 << 30 };
-        let said = warning_of_fixed("a", 112 << 30, &memory).expect("a warning");
-        assert!(
-            said.starts_with("the tables of a may take 112 GiB, ") && said.contains("has 24 GiB"),
-            "{said}"
-        );
         assert_eq!(warning_of_fixed("a", 12 << 30, &memory), None);
         let small = Memory { ram_bytes: 1 << 20, limit_bytes: 1 << 20 };
         let said = fixed_warning(&[device(&[("disksize", "1G")]), device(&[])], &small).expect("a warning");
-        assert!(said.starts_with("the tables of a and a may take "), "{said}");
+        assert!(said.starts_with("the tables of a and a may take ") && said.contains("has 1 MiB"), "{said}");
         assert_eq!(fixed_warning(&[], &small), None);
     }
 }

@@ -31,25 +31,23 @@ pub fn switch_off(attachment: LoopAttachment, kept_bytes: u64) -> Result<()> {
     let available_bytes = uzram::machine_memory::available_bytes()?;
     let path = attachment.path();
     let shown = path.display();
+    let stays = |why: String| Failure::line(format!("swap on {shown} stays on: {why}"));
     // The daemon frees what it keeps as pages come back.
-    if area.used_bytes > available_bytes + elsewhere_bytes + kept_bytes {
-        return Err(Failure::line(format!(
-            "swap on {shown} stays on: {} would come back, and there is room for {} ({} available, {} kept by the daemon \
-             for it, {} in other swap areas): end something first",
-            format_size(area.used_bytes),
-            format_size(available_bytes + elsewhere_bytes + kept_bytes),
-            format_size(available_bytes),
-            format_size(kept_bytes),
-            format_size(elsewhere_bytes),
+    let room_bytes = available_bytes + elsewhere_bytes + kept_bytes;
+    if area.used_bytes > room_bytes {
+        let [used, room, available, kept, elsewhere] =
+            [area.used_bytes, room_bytes, available_bytes, kept_bytes, elsewhere_bytes].map(format_size);
+        return Err(stays(format!(
+            "{used} would come back, and there is room for {room} ({available} available, {kept} kept by the daemon for \
+             it, {elsewhere} in other swap areas): end something first",
         )));
     }
     if let Some(Tight { dir, swapped_bytes, room_bytes }) = find_tight(area.used_bytes) {
-        return Err(Failure::line(format!(
-            "swap on {shown} stays on: cgroup '{}' has {} swapped out, and its limit leaves room for {}: raise the limit, \
-             or end what runs in it",
+        let [swapped, room] = [swapped_bytes, room_bytes].map(format_size);
+        return Err(stays(format!(
+            "cgroup '{}' has {swapped} swapped out, and its limit leaves room for {room}: raise the limit, or end what \
+             runs in it",
             dir.display(),
-            format_size(swapped_bytes),
-            format_size(room_bytes),
         )));
     }
     let still_out = || {
@@ -73,12 +71,10 @@ pub fn switch_off(attachment: LoopAttachment, kept_bytes: u64) -> Result<()> {
         }
     };
     live::while_showing(still_out, switch_off).map_err(|error| match Errno::from_io_error(&error) {
-        Some(Errno::NOMEM) => Failure::line(format!(
-            "swap on {shown} stays on: the kernel found no memory for all of it: end something first"
-        )),
-        Some(Errno::INTR) => {
-            Failure::line(format!("swap on {shown} stays on: switching it off was interrupted"))
+        Some(Errno::NOMEM) => {
+            stays("the kernel found no memory for all of it: end something first".to_owned())
         }
+        Some(Errno::INTR) => stays("switching it off was interrupted".to_owned()),
         _ => Failure::line(format!("cannot switch swap on {shown} off: {error}")),
     })
 }
