@@ -1,6 +1,5 @@
-//! The `uzram` program as a library, so that tests and fuzzers can reach its start-up code ([`start`]), and
-//! benchmarks the memory of programs ([`process_pages`]). It parses the command line and runs one command. A
-//! failure prints one line on standard error and sets the exit status.
+//! The `uzram` program as a library, so that fuzzers can reach its start-up code ([`start`]), and benchmarks
+//! the memory of programs ([`process_pages`]). It parses the command line and runs one command.
 //!
 //! The modules are declared bottom up: each imports only from those before it, in its folder's `mod.rs` as
 //! here (`crates/uzram/tests/it/layers.rs` checks it).
@@ -17,9 +16,6 @@
 //! | `client` | the commands that talk to a daemon; `attach` and `detach` |
 //! | `daemon` | `up` |
 //! | `commands` | `check`, `corpus`, `run`, `train`, `swap` (a client that also starts a daemon), and the programs `bench` and `lab` |
-//!
-//! The exit statuses are those of `failure::Exit`, but for `up --exec` and `run`, which end as their command
-//! does.
 
 mod other_words;
 mod failure;

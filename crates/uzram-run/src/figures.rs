@@ -1,9 +1,8 @@
 //! The figures that `uzram list` and `uzram stat` show: a text in a file without a name (memfd), which they
 //! find among the descriptors of the process.
 //!
-//! It is written by a mapping. To write to the descriptor would be wrong where the program has closed it by a
-//! system call of its own, and has a file of that number; and with a limit on the size of files
-//! (`RLIMIT_FSIZE`) it would be a signal.
+//! It is written by a mapping: the descriptor may be another file's, if the program has closed it by a system
+//! call of its own, and `RLIMIT_FSIZE` would make a write a signal.
 
 use std::ffi::c_int;
 use std::ptr::null_mut;

@@ -1,17 +1,14 @@
 //! malloc(3) and its relatives.
 //!
-//! A block is mimalloc's in the managed memory, or a mapping of its own there if it is large, or to be
-//! aligned to more than mimalloc does (64 KiB), or mimalloc has no room for it, or of the C library's
-//! allocator: what was allocated before the library started, for it, or when there was no room. Its address
-//! tells which.
+//! A block is mimalloc's in the managed memory; or a mapping of its own there if it is large, to be aligned
+//! to more than 64 KiB, or mimalloc has no room; or of the C library's allocator: what was allocated before
+//! the library started, for it, or when there was no room. Its address tells which.
 //!
 //! # fork(2)
 //!
 //! Nothing here may be half done in a child: [`before_fork`] takes the locks. Signals are blocked while one
-//! is held, as a handler may fork. mimalloc's own locks it cannot take. A thread may be in the middle of
-//! purging (one at a time does, which a flag of mimalloc's says) when another one forks: then nobody purges
-//! in the child. So there, each freed page is purged at once, for which the flag does not matter
-//! ([`after_fork_in_child`]).
+//! is held, as a handler may fork. If one thread purges, as a flag of mimalloc's says, when another one
+//! forks, nobody would purge in the child: each freed page is purged at once there ([`after_fork_in_child`]).
 
 use std::collections::BTreeMap;
 use std::ffi::{c_int, c_void};
@@ -30,8 +27,7 @@ use crate::state;
 const PURGE_DELAY_MS: mi::mi_option_t = 15;
 const DISALLOW_OS_ALLOC: mi::mi_option_t = 17;
 const ARENA_MAX_OBJECT_KIB: mi::mi_option_t = 45;
-/// What one arena of mimalloc manages at most. It could be twice as much, if the arena's own tables were not
-/// too large then.
+/// What one arena of mimalloc manages at most: the tables of a larger one are too large.
 const ARENA_BYTES: usize = 8 << 30;
 /// The least.
 const LEAST_ARENA_BYTES: usize = 64 << 20;

@@ -2,8 +2,7 @@
 //! library's own.
 //!
 //! The mark is read by each malloc(3), so it costs one instruction: it lies at a fixed place behind the
-//! thread's pointer, as a library that is loaded with the program has room there (the initial-exec model of
-//! thread-local storage).
+//! thread's pointer (the initial-exec model of thread-local storage).
 
 #[cfg(target_arch = "x86_64")]
 core::arch::global_asm!(

@@ -65,8 +65,8 @@ unsafe impl GlobalAlloc for Own {
     }
 }
 
-// What C code inside the library calls: see `build.rs`. What the C library returns, such as a path, may be the
-// program's.
+// What C code inside the library calls: see `build.rs`. What the C library returns, such as a path, may be
+// the program's.
 crate::real::export! {
     __wrap_malloc(size: usize) -> *mut c_void = __libc_malloc;
     __wrap_calloc(count: usize, size: usize) -> *mut c_void = __libc_calloc;

@@ -219,8 +219,8 @@ fn map_stack() -> Option<*mut c_void> {
     }
 }
 
-/// Has a thread get a stack of its own, not one that the C library has kept of a thread of the parent's: it
-/// would free that one's variables, which may lie in memory that is not there yet.
+/// Has a thread get a stack of its own. Of one that the C library has kept of a thread of the parent's, it
+/// would free the variables, which may lie in memory that is not there yet.
 fn with_own_stack(create: impl FnOnce(*const libc::pthread_attr_t) -> c_int) -> c_int {
     let Some(stack) = map_stack() else { return libc::EAGAIN };
     let mut attributes = std::mem::MaybeUninit::uninit();

@@ -36,25 +36,18 @@ impl Environment {
 
     fn get(&self, name: &str) -> Option<&OsStr> {
         let mut at = self.0;
-        if at.is_null() {
-            return None;
-        }
-        loop {
-            // SAFETY: the array has more entries up to the null.
-            let entry = unsafe { *at };
-            if entry.is_null() {
-                return None;
-            }
+        // SAFETY: the array has more entries up to the null.
+        while !at.is_null() && !unsafe { *at }.is_null() {
             // SAFETY: the entry is a string; the array goes on behind it.
-            let entry = unsafe {
-                at = at.add(1);
-                CStr::from_ptr(entry).to_bytes()
-            };
+            let entry = unsafe { CStr::from_ptr(*at).to_bytes() };
             if let Some(value) = entry.strip_prefix(name.as_bytes()).and_then(|rest| rest.strip_prefix(b"="))
             {
                 return Some(OsStr::from_bytes(value));
             }
+            // SAFETY: as above.
+            at = unsafe { at.add(1) };
         }
+        None
     }
 
     fn number(&self, name: &str) -> Option<u64> {

@@ -60,11 +60,8 @@ fn find_code() {
         let (name, headers, base) = unsafe {
             let info = &*info;
             let name = if info.dlpi_name.is_null() { c"" } else { CStr::from_ptr(info.dlpi_name) };
-            (
-                name,
-                std::slice::from_raw_parts(info.dlpi_phdr, info.dlpi_phnum.into()),
-                info.dlpi_addr as usize,
-            )
+            let headers = std::slice::from_raw_parts(info.dlpi_phdr, info.dlpi_phnum.into());
+            (name, headers, info.dlpi_addr as usize)
         };
         let file = name.to_bytes().rsplit(|byte| *byte == b'/').next().unwrap_or_default();
         if !file.starts_with(b"libc.so.") && !file.starts_with(b"ld-linux") {
@@ -100,12 +97,9 @@ impl Process {
 
 /// Says once if the pager cannot start.
 pub fn warn_of_failure(memory: &Memory) {
-    if memory.failure().is_none() {
-        return;
-    }
-    let Some(process) = PROCESS.get() else { return };
-    if !process.has_warned.swap(true, Ordering::Relaxed)
-        && let Some(error) = memory.failure()
+    if let Some(error) = memory.failure()
+        && let Some(process) = PROCESS.get()
+        && !process.has_warned.swap(true, Ordering::Relaxed)
     {
         process.tell(&format!("uzram: process {} runs without a limit: {error}\n", std::process::id()));
     }

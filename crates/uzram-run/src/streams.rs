@@ -1,19 +1,15 @@
 //! The C library's streams, stdio(3), when a process forks.
 //!
-//! In the child the C library resets the lock of each open stream before anything else runs: before the child
-//! has a pager of its own. So all streams must be in memory then. The list of streams has a lock, which
-//! fork(3) takes. A thread that has it may wait for a page: so it is taken before the pager stops, and held
-//! until the process has forked.
-//!
-//! The functions are for debuggers and the like, and as old as the library.
+//! In the child the C library resets the lock of each open stream before the child has a pager of its own:
+//! all streams must be in memory then. fork(3) takes the lock of their list, and a thread that has it may
+//! wait for a page: so it is taken before the pager stops, and held until the process has forked.
 
 use std::ffi::c_void;
 
 use crate::real::Next;
 use crate::state::is_managed_address;
 
-/// Where a stream has the address of its lock: `struct _IO_FILE` of <bits/types/struct_FILE.h>, which is part
-/// of the ABI.
+/// Where a stream has the address of its lock: `struct _IO_FILE` of <bits/types/struct_FILE.h> is in the ABI.
 const LOCK_OFFSET: usize = 136;
 /// The size of that struct, up to the part that only the library uses.
 const STREAM_BYTES: usize = 216;

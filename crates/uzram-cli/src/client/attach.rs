@@ -1,14 +1,13 @@
 //! `uzram attach` and `uzram detach`: a device as a block device, `/dev/loopN` on its file.
 //!
-//! A separate process does this, never the daemon: a daemon that waits in a system call for its own FUSE
-//! reply cannot be killed, not even by SIGKILL. The daemon records attached devices
-//! ([`uzram_serve::record`]). They are found only by that record: through the daemon while it runs, in its
-//! runtime directory when it is dead.
+//! Never the daemon does this: if it waits in a system call for its own FUSE reply, not even SIGKILL ends it.
+//! Attached devices are found only by its record ([`uzram_serve::record`]): through the daemon while it runs,
+//! in its runtime directory when it is dead.
 
 use std::ffi::OsStr;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -25,10 +24,12 @@ use uzram_serve::record::{AttachedDevice, Record};
 use uzram_serve::swap_area;
 
 use crate::client::daemon_client::{Daemon, device_path};
+use crate::config::plan::SwapPlan;
 use crate::config::settings::parse_name;
 use crate::failure::{Context, Failure, Result};
 use crate::output::report;
 use crate::swap::page_cluster;
+use crate::swap::switch_off::switch_off;
 use crate::system::protect::unprotect;
 use crate::system::runtime_dir::{self, RuntimeArgs};
 
@@ -50,15 +51,6 @@ pub struct AttachArgs {
     /// The device, as in zram0
     #[arg(value_parser = parse_name)]
     name: String,
-    /// Make it a swap area and activate it, with this priority: for daemons that are protected for swap
-    #[arg(long, hide = true, value_name = "PRIORITY", num_args = 0..=1)]
-    swap: Option<Option<u16>>,
-    /// Do not discard freed swap slots
-    #[arg(long, hide = true, requires = "swap")]
-    no_discard: bool,
-    /// Set `vm.page-cluster` as long as it is on
-    #[arg(long, hide = true, requires = "swap", value_name = "N", value_parser = clap::value_parser!(u8).range(..=i64::from(page_cluster::MAX)))]
-    page_cluster: Option<u8>,
     #[command(flatten)]
     runtime: RuntimeArgs,
 }
@@ -75,65 +67,50 @@ pub struct DetachArgs {
     /// was done
     #[arg(long, conflicts_with = "name")]
     force: bool,
-    /// Detach only this block device, without asking the daemon: NUMBER:DISKSEQ
-    #[arg(long, hide = true, conflicts_with = "force", value_parser = parse_attachment)]
-    attachment: Option<LoopAttachment>,
-    /// First switch off the swap area; the daemon keeps this many bytes of its contents in memory
-    #[arg(long, hide = true, requires = "attachment", value_name = "BYTES")]
-    swap_off: Option<u64>,
     #[command(flatten)]
     runtime: RuntimeArgs,
 }
 
-fn parse_attachment(text: &str) -> std::result::Result<LoopAttachment, String> {
-    let parsed = text.split_once(':').and_then(|(number, diskseq)| {
-        Some(LoopAttachment { number: number.parse().ok()?, diskseq: diskseq.parse().ok()? })
-    });
-    parsed.ok_or_else(|| "write NUMBER:DISKSEQ".to_owned())
-}
-
-/// Formats an attachment for [`parse_attachment`].
-pub fn attachment_text(attachment: LoopAttachment) -> String {
-    format!("{}:{}", attachment.number, attachment.diskseq)
-}
-
 pub fn attach(args: &AttachArgs) -> Result<()> {
     require_root()?;
-    let daemon = Daemon::at(&args.runtime)?;
-    let files = files_of(&daemon)?;
-    daemon.attribute(&args.name, "initstate")?;
-    if let Some(device) = attached(&daemon)?.into_iter().find(|device| device.name == args.name) {
-        let path = device.attachment.path();
-        return Err(Failure::line(format!("{} is attached already, as {}", args.name, path.display())));
-    }
-    // The daemon's own swap areas may be attached all the same.
-    if let Some(why) = daemon.about()?.attach_refused.filter(|_| args.swap.is_none()) {
-        return Err(Failure::line(format!("cannot attach {}: {why}", args.name)));
-    }
-    let failed = || format!("cannot attach {}", args.name);
-    let root = open_root(&files)?;
-    let disk = open_disk(&daemon, &root, &args.name)?;
-    if args.swap.is_some() {
-        warm_up(&root, files.threads).context(|| "cannot prepare the daemon's threads")?;
-    }
-    let attachment = LoopAttachment::attach(&disk).context(failed)?;
-    let used = record(&daemon, &args.name, attachment).and_then(|()| match args.swap {
-        Some(priority) => {
-            set_page_cluster(&daemon.dir, args.page_cluster)?;
-            swap_on(attachment, &args.name, priority, !args.no_discard)
-        }
-        None => Ok(()),
-    });
-    if let Err(failure) = used {
-        // The first failure is the one to report.
-        let _ = attachment.detach();
-        let _ = args.page_cluster.map(|_| restore_page_cluster(&daemon.dir));
-        return Err(failure);
-    }
-    let block_device = attachment.path();
+    let block_device = attach_device(&Daemon::at(&args.runtime)?, &args.name, None)?;
     report(&json!({ "name": args.name, "block_device": block_device }), |_| {
         format!("{}\n", block_device.display())
     })
+}
+
+/// Makes a device of a daemon a block device, and a swap area if there is a plan of one. Returns its path.
+pub fn attach_device(daemon: &Daemon, name: &str, swap: Option<SwapPlan>) -> Result<PathBuf> {
+    let files = files_of(daemon)?;
+    daemon.attribute(name, "initstate")?;
+    if let Some(device) = attached(daemon)?.into_iter().find(|device| device.name == *name) {
+        let path = device.attachment.path();
+        return Err(Failure::line(format!("{name} is attached already, as {}", path.display())));
+    }
+    let failed = || format!("cannot attach {name}");
+    // The daemon's own swap areas may be attached all the same.
+    if let Some(why) = daemon.about()?.attach_refused.filter(|_| swap.is_none()) {
+        return Err(Failure::line(format!("{}: {why}", failed())));
+    }
+    let root = open_root(&files)?;
+    let disk = open_disk(daemon, &root, name)?;
+    if swap.is_some() {
+        warm_up(&root, files.threads).context(|| "cannot prepare the daemon's threads")?;
+    }
+    let attachment = LoopAttachment::attach(&disk).context(failed)?;
+    let used = record(daemon, name, attachment).and_then(|()| match swap {
+        Some(swap) => {
+            set_page_cluster(&daemon.dir, swap.page_cluster)?;
+            swap_on(attachment, name, swap)
+        }
+        None => Ok(()),
+    });
+    if used.is_err() {
+        // The first failure is the one to report.
+        let _ = attachment.detach();
+        let _ = swap.and_then(|swap| swap.page_cluster).map(|_| restore_page_cluster(&daemon.dir));
+    }
+    used.map(|()| attachment.path())
 }
 
 fn record(daemon: &Daemon, name: &str, attachment: LoopAttachment) -> Result<()> {
@@ -156,7 +133,7 @@ pub fn restore_page_cluster(dir: &Path) -> Result<()> {
     page_cluster::restore(dir).context(|| "cannot restore vm.page-cluster")
 }
 
-fn swap_on(attachment: LoopAttachment, name: &str, priority: Option<u16>, discard: bool) -> Result<()> {
+fn swap_on(attachment: LoopAttachment, name: &str, swap: SwapPlan) -> Result<()> {
     let path = attachment.path();
     let failed = || format!("cannot swap to {}", path.display());
     let Some(held) = attachment.hold().context(failed)? else {
@@ -165,30 +142,38 @@ fn swap_on(attachment: LoopAttachment, name: &str, priority: Option<u16>, discar
     let size_bytes = held.size_bytes().context(failed)?;
     // Use the device's own path, for /proc/swaps; it names the same device as long as that is held.
     swap_area::make(&held.path(), size_bytes, name)
-        .and_then(|()| swap_area::switch_on(&path, priority, discard))
+        .and_then(|()| swap_area::switch_on(&path, swap.priority, swap.discard))
         .context(failed)
 }
 
 pub fn detach(args: &DetachArgs) -> Result<()> {
     require_root()?;
     let Some(name) = &args.name else { return clear_dead(&args.runtime.path()?) };
-    let failed = || format!("cannot detach {name}");
-    if let Some(attachment) = args.attachment {
-        if let Some(kept_bytes) = args.swap_off {
-            unprotect();
-            crate::swap::switch_off::switch_off(attachment, kept_bytes)?;
-            // Swap is off: nothing may keep the daemon from ending. The note of the setting stays, for `uzram
-            // swap off`.
-            let _ = restore_page_cluster(&args.runtime.path()?);
-        }
-        return attachment.detach().context(failed);
-    }
     let mut devices = attached(&Daemon::at(&args.runtime)?)?;
     devices.retain(|device| device.name == *name);
     if devices.is_empty() {
         return Err(Failure::line(format!("{name} is not attached")));
     }
-    devices.into_iter().try_for_each(|device| device.attachment.detach().context(failed))
+    let detach = |device: AttachedDevice| device.attachment.detach();
+    devices.into_iter().try_for_each(detach).context(|| format!("cannot detach {name}"))
+}
+
+/// Detaches a block device of the daemon in `dir` without asking it. First switches the swap area on it off,
+/// if there is one, of whose contents the daemon keeps `swap_off` bytes in memory.
+pub fn detach_device(
+    dir: &Path,
+    name: &str,
+    attachment: LoopAttachment,
+    swap_off: Option<u64>,
+) -> Result<()> {
+    if let Some(kept_bytes) = swap_off {
+        unprotect();
+        switch_off(attachment, kept_bytes)?;
+        // Swap is off: nothing may keep the daemon from ending. The note of the setting stays, for `uzram
+        // swap off`.
+        let _ = restore_page_cluster(dir);
+    }
+    attachment.detach().context(|| format!("cannot detach {name}"))
 }
 
 pub fn require_root() -> Result<()> {

@@ -2,8 +2,7 @@
 //! configuration file is valid here.
 //!
 //! Each probe tries the feature itself if that leaves nothing behind, and otherwise reads what the kernel
-//! says about it. A probe never fails: it reports "no" with a reason. A configuration file is checked by the
-//! code with which `uzram up` begins.
+//! says about it. A configuration file is checked by the code with which `uzram up` begins.
 
 use std::fmt::Write;
 use std::fs::{self, OpenOptions};

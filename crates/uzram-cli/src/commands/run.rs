@@ -1,7 +1,7 @@
 //! `uzram run`: a program whose memory is compressed when it is cold.
 //!
-//! It checks what can be checked beforehand, says in the environment what is wanted, and becomes the program
-//! (execve(2)): the loader loads the library `libuzram_run.so` into it, which does the rest.
+//! It says in the environment what is wanted, and becomes the program (execve(2)): the loader loads the
+//! library `libuzram_run.so` into it, which does the rest.
 
 use std::convert::Infallible;
 use std::env;

@@ -1,8 +1,8 @@
 //! `uzram swap on`, `off` and `status`: a swap area in compressed memory.
 //!
 //! The daemon runs in the background, protected from waiting for memory that only it can free
-//! ([`crate::system::protect`]). It ends in the safe order: first swapoff brings all pages back, then the
-//! loop device is freed, then the files are unmounted, last the contents are freed.
+//! ([`crate::system::protect`]). At its end swapoff brings all pages back, then the loop device is freed, the
+//! files are unmounted, and last the contents are freed.
 
 use std::fs::{self, OpenOptions};
 use std::io::{self, BufRead, BufReader};

@@ -1,8 +1,7 @@
 //! `uzram train`: makes a dictionary from sample pages, and measures its benefit on other pages.
 //!
-//! Samples are spread evenly over all files, and are few enough that training takes seconds. Same-filled
-//! pages are left out, because no codec sees them; duplicates are left out, because a page used for
-//! training must not be used for measuring.
+//! Samples are spread evenly over all files, few enough that training takes seconds. Left out are same-filled
+//! pages, which no codec sees, and duplicates: a page used for training must not be used for measuring.
 
 use std::collections::HashSet;
 use std::fs::{self, File};

@@ -1,8 +1,8 @@
 //! `--config FILE.toml`: the devices of a daemon and their uses, in a file.
 //!
 //! `dist/uzram.toml` is an example with every key. A top-level table is a device of that name, whose keys are
-//! settings ([`settings_file`]), also accepted in its table `attributes`, and those for its use: [`USE_KEYS`].
-//! The other top-level keys are options of the daemon: [`TOP_KEYS`].
+//! settings ([`settings_file`]), also accepted in its table `attributes`, and those for its use:
+//! [`USE_KEYS`]. The other top-level keys are options of the daemon: [`TOP_KEYS`].
 
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};

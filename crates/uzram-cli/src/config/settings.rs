@@ -1,8 +1,9 @@
 //! The settings of a device, in one table: [`SETTINGS`]. The options of `up`, `add` and `swap on`, the files
 //! of `--config` and `--policy`, and `uzram set` all use it.
 //!
-//! A setting has its attribute's name; short words are aliases. In options and files '-' and '_' are the same.
-//! The attributes' own parsers check values, so that a wrong one gets the same message wherever it is written.
+//! A setting has its attribute's name; short words are aliases. In options and files '-' and '_' are the
+//! same. The attributes' own parsers check values, so that a wrong one gets the same message wherever it is
+//! written.
 
 use std::ops::Deref;
 
@@ -25,8 +26,7 @@ pub enum Form {
     SizePerDay,
     /// 0 or 1; in files, also true and false. An option without a value means 1.
     Switch,
-    /// A path, optionally followed by a size; or several: an option is given as often, in files they are an
-    /// array.
+    /// Paths, each optionally followed by a size: an option is given as often, in files they are an array.
     Path,
 }
 
@@ -235,8 +235,7 @@ impl SettingRow {
         all().find_map(|row| Some((row, row.names().find(|other| *other == name)?)))
     }
 
-    /// Returns the option's help text: the attribute's says at its end when that can be set, which an option
-    /// does not.
+    /// Returns the option's help text: the attribute's, without its end, which says when that can be set.
     pub fn help(&self) -> String {
         let attribute = Device::attributes().iter().find(|row| row.name == self.attribute);
         let help = if self.help.is_empty() { attribute.map_or("", |row| row.help) } else { self.help };
@@ -328,8 +327,7 @@ impl DeviceSettings {
     }
 
     /// Adds the settings of a policy that are not set yet, and sorts all into the order in which they are
-    /// applied. Messages put `prefix` before a setting's name. `swaps` tells whether the device is used as
-    /// swap, and so has a recompression algorithm by default.
+    /// applied. Messages put `prefix` before a setting's name. A device that `swaps` recompresses by default.
     pub fn complete(mut self, mut policy: DeviceSettings, prefix: &str, swaps: bool) -> Result<Self> {
         policy.0.retain(|setting| self.get(setting.attribute).is_none());
         self.0.append(&mut policy.0);
@@ -339,9 +337,8 @@ impl DeviceSettings {
         Ok(self)
     }
 
-    /// Returns whether pages are recompressed if the device is used as swap: unless the settings say
-    /// otherwise they are, but for a device with a backing device, where each would be recompressed before
-    /// any is written back at the limit, which is too slow for writers.
+    /// Returns whether pages are recompressed if the device is used as swap. With a backing device they are
+    /// not by default: at the limit, each would be before any is written back, which is too slow for writers.
     pub fn recompresses_swap(&self) -> bool {
         match self.get("recomp_algorithm") {
             Some(setting) => !setting.is_off(),

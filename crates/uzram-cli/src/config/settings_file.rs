@@ -1,6 +1,5 @@
-//! The settings of a device as keys of a file: in a device's table in a file of `--config`, or at the top
-//! level of a file of `--policy`. In the tables `recompress` and `writeback`, a setting's name is the table's
-//! name, `_` and the key.
+//! The settings of a device as keys of a file of `--config` or `--policy`. In the tables `recompress` and
+//! `writeback`, a setting's name is the table's name, `_` and the key.
 
 use uzram::machine_memory::Memory;
 

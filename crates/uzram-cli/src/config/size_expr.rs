@@ -1,10 +1,9 @@
 //! Sizes in options and in files, which may depend on the machine: `min(ram / 2, 4G)`.
 //!
 //! A size is written as for [`uzram::units::parse_size`]; a number without a unit is a factor, and may have a
-//! fraction (`ram * 0.75`). The operators are `+ - * /` with their usual precedence, parentheses, and
-//! `min(…)` and `max(…)` of one or more sizes; the variables are those of [`Memory`]. The language is that of
-//! zram-generator's `zram-size`, except that plain numbers and `ram` are MiB there. A number without a unit
-//! where a size is expected is therefore refused: it could mean MiB or bytes. 0 is the same in both.
+//! fraction (`ram * 0.75`). The operators are `+ - * /`, parentheses, and `min(…)` and `max(…)`; the
+//! variables are those of [`Memory`]. In zram-generator's `zram-size`, which is alike, plain numbers and
+//! `ram` are MiB: so a number without a unit where a size is expected, but for 0, is refused.
 
 use uzram::machine_memory::{self, Memory};
 use uzram::units::{PAGE_SIZE, parse_size, unit_bytes};

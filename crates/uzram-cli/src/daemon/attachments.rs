@@ -1,8 +1,8 @@
 //! Block devices attached to a daemon's files, and swap areas on them.
 //!
-//! The processes `uzram attach` and `uzram detach`, started by the daemon or by users, attach and detach them
-//! (see `client::attach` for why). Either way the daemon's record lists them. When the daemon ends it finds
-//! them by this record, even if its directories were moved or removed.
+//! Other processes attach and detach them: the daemon's [`Attendant`], or users' `uzram attach` and `uzram
+//! detach` (`client::attach` says why). The daemon finds them by its record, even if its directories were
+//! moved.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -57,7 +57,7 @@ impl Attachments {
         // The area may be active even if the process fails.
         self.swapped_to.extend(swap.map(|_| plan.name.clone()));
         let device = self.run(&Request::Attach { name: plan.name.clone(), swap })?;
-        tracing::info!(device = plan.name, block_device = device.trim_end(), "attached");
+        tracing::info!(device = plan.name, block_device = device, "attached");
         Ok(())
     }
 

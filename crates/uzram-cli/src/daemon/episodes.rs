@@ -1,12 +1,10 @@
 //! Episodes: times during which something is wrong. One is logged when it begins and when it has ended, with
 //! the number of failures in between, and once an hour if it lasts.
 //!
-//! An episode ends when nothing has failed for [`CALM_MS`]. Each time a condition returns within an hour, the
-//! calm time that ends it doubles, up to an hour: what comes and goes all the time is one episode, and
-//! hostile clients cannot fill the log.
+//! An episode ends when nothing has failed for [`CALM_MS`]. Each time a condition returns within an hour,
+//! that time doubles, up to an hour, so that hostile clients cannot fill the log.
 //!
-//! Open episodes are kept in memory that outlives the process ([`KeptEpisode`]), with which the next process
-//! goes on.
+//! Open episodes are kept in memory that outlives the process ([`KeptEpisode`]): the next one goes on.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -15,8 +13,7 @@ use std::time::Duration;
 pub const CALM_MS: u64 = 3000;
 /// An episode that lasts is logged this often.
 const HOUR_MS: u64 = 3_600_000;
-/// The shortest and the longest time between two looks at an open episode. In between, it is looked at again
-/// after as long as it has not changed.
+/// The shortest and the longest time until an open episode is looked at again: as long as it has not changed.
 const LOOK_MS: [u64; 2] = [1000, 60_000];
 
 /// What can be wrong with a device, or with a listener for its clients.

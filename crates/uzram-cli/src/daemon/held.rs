@@ -26,12 +26,10 @@ use crate::system::runtime_dir::{CONTROL_SOCKET, RuntimeDir};
 /// No lock, record or table of a daemon is longer; what its devices need is checked when they are made.
 const OWN_FILES_BYTES: u64 = 1 << 20;
 
-/// See the [module's documentation](self). Dropping it unmounts, removes the sockets and gives the directory
-/// free.
+/// Dropping it unmounts, removes the sockets and gives the directory free.
 pub struct Held {
     pub plan: DaemonPlan,
-    /// The measures that protect this process and those that it forks; a fork has to repeat some
-    /// ([`Held::protect`]).
+    /// What protects this process; those that it forks repeat some of it ([`Held::protect`]).
     pub protection: Vec<MeasureJson>,
     /// The connection of the files; `None` without files.
     pub connection: Option<Arc<fuse::Connection>>,

@@ -1,7 +1,5 @@
-//! `uzram up`: a daemon that serves devices until it is told to end. Control clients can add and remove
-//! devices.
-//!
-//! It is several processes, of which one serves (`worker`) and one outlives all others ([`holder`]).
+//! `uzram up`: a daemon that serves devices until it is told to end. It is several processes, of which one
+//! serves (`worker`) and one outlives all others ([`holder`]).
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};

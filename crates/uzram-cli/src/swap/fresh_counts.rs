@@ -1,13 +1,11 @@
 //! Makes the kernel flush cgroup statistics while programs swap.
 //!
 //! When a cgroup reaches its memory limit, Linux (6.18, measured) chooses pages to reclaim by statistics that
-//! it flushes every 2 s. If a program with fast swap changes all of its cgroup's memory faster than that,
-//! reclaim may choose nothing, and the OOM killer kills the program although there is swap space: this
-//! happened with kernel zram in 6 of 9 runs of 15 s of a program that used four times its limit in random
-//! order. Reading a cgroup's `memory.stat` flushes its statistics. So, while there are requests, a thread
-//! reads the files of the cgroups that swap.
-//!
-//! No request waits for that thread, so it may wait for memory.
+//! it flushes every 2 s. If a program changes all of its cgroup's memory faster than that, reclaim may choose
+//! nothing, and the OOM killer kills the program although there is swap space: so it was with kernel zram in
+//! 6 of 9 runs of 15 s of a program that used four times its limit in random order. Reading a cgroup's
+//! `memory.stat` flushes them. So, while there are requests, a thread reads the files of the cgroups that
+//! swap. No request waits for it.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;

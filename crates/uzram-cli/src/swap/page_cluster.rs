@@ -1,9 +1,8 @@
 //! The machine's `vm.page-cluster` while a daemon's swap is on: how many pages the kernel reads at once, as a
 //! power of 2 (sysctl, `Documentation/admin-guide/sysctl/vm.rst`).
 //!
-//! A file in the runtime directory says what the setting was before, what it was set to, and in which boot.
-//! So whoever switches swap off can restore it, also when the daemon is dead. A setting that was changed
-//! since is left alone.
+//! A file in the runtime directory says what the setting was before, what it was set to, and in which boot:
+//! whoever switches swap off can restore it. A setting that was changed since is left alone.
 
 use std::fs::{self, OpenOptions};
 use std::io::{self, Write};

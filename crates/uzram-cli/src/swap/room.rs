@@ -1,9 +1,8 @@
 //! The most memory that devices may take, and whether there is room for it.
 //!
 //! A daemon must never reach the limit of its cgroup: it would wait for memory that only it can free, or be
-//! killed, which loses all contents. So devices that might not fit are refused ([`check_cgroup`]), at the
-//! start and when they are added. For the machine's memory, which is shared, and as swapped-out pages mostly
-//! compress, [`swap_warning`] and [`fixed_warning`] only warn.
+//! killed. So devices that might not fit are refused ([`check_cgroup`]). Of the machine's memory, which is
+//! shared, [`swap_warning`] and [`fixed_warning`] only warn: swapped-out pages mostly compress.
 
 use std::sync::Arc;
 

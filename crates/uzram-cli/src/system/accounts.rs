@@ -1,7 +1,7 @@
 //! Parsing of users and groups, by name or number, and of octal permissions.
 //!
-//! Names are looked up only in the files of passwd(5) and group(5). Other sources (LDAP, say) need glibc
-//! libraries that a static program cannot load.
+//! Names are looked up only in the files of passwd(5) and group(5): for others, a static program would have
+//! to load glibc's libraries.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read};

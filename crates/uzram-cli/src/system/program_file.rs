@@ -99,8 +99,7 @@ fn kind_of_header<'a>(file: &'a ReadCache<File>) -> object::Result<Kind> {
 }
 
 /// Returns why the loader cannot load a library, as the end of a sentence that its name begins; `None` if it
-/// can. It looks at no more than where the file's parts are: a file that was not copied whole would kill each
-/// program by SIGBUS.
+/// can. A file that was not copied whole would kill each program by SIGBUS.
 pub fn flaw(path: &Path) -> io::Result<Option<String>> {
     let (file, len_bytes) = (File::open(path)?, fs::metadata(path)?.len());
     Ok(match end_of_parts(&ReadCache::new(file)) {

@@ -1,8 +1,7 @@
 //! Programs that run under `uzram run`: their figures, as their processes publish them.
 //!
-//! Each has them in a memfd ([`Figures`]), which is found among its descriptors. Any process can have one of
-//! that name, whatever is in it, or another file that looks so: what is opened is known to be in the kernel's
-//! memory before it is, and each length is bounded.
+//! Each has them in a memfd ([`Figures`]), found among its descriptors. Any process can have a file that
+//! looks so: what is opened is known to be in the kernel's memory before it is, and each length is bounded.
 
 use std::fs::File;
 use std::io::Read;

@@ -1,14 +1,12 @@
 //! The runtime directory: where a daemon and its clients meet.
 //!
 //! Its path is `--runtime-dir`, else `$UZRAM_RUNTIME_DIR`, else `/run/uzram` for root and
-//! `$XDG_RUNTIME_DIR/uzram` for other users. Root never uses `$XDG_RUNTIME_DIR`: it is unmounted when root's
-//! session ends, and after `su` it is another user's. The path is UTF-8, as the control API has paths in
-//! JSON.
+//! `$XDG_RUNTIME_DIR/uzram` for other users. Root's `$XDG_RUNTIME_DIR` is unmounted when its session ends,
+//! and after `su` it is another user's. The path is UTF-8, as the control API has paths in JSON.
 //!
 //! It belongs to one user (mode 0700) and to one daemon at a time: the process that holds the lock on
-//! `uzram.lock` owns the sockets in it. The lock ends with its process, so sockets that its holder finds
-//! were left by a crash and may be removed. The lock file itself stays: removing it would let two daemons
-//! lock two different files of that name.
+//! `uzram.lock` owns the sockets in it, and may remove those that a crash left. The lock file stays: without
+//! it, two daemons could lock two files of that name.
 //!
 //! The daemon resolves the path by [`Place`], which follows no symbolic link of another user, and then works
 //! on the directory's descriptor: a directory that replaces it in the path is not touched.
@@ -318,8 +316,7 @@ pub fn wait_until_free(dir: &Path, timeout: Duration) -> Result<bool> {
         Ok(lock) => lock,
     };
     let deadline = Instant::now() + timeout;
-    // A short shared lock disturbs only a daemon that starts at that moment; a process ID would be useless to
-    // a client in another PID namespace.
+    // A short shared lock disturbs only a daemon that starts at that moment.
     while flock(&lock, FlockOperation::NonBlockingLockShared).is_err() {
         if Instant::now() >= deadline {
             return Ok(false);

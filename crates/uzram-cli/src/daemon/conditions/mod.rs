@@ -1,10 +1,8 @@
 //! Reports what is wrong with devices, and clients that are turned away: warnings in the log.
 //!
-//! A thread reads all conditions when a failure is noted ([`uzram::failures`]), and as long as an episode is
-//! open, at most once a second. It sleeps as long as nothing is wrong. Requests do not wait for it, so it may
-//! wait for memory, and for who reads the log.
-//!
-//! `sources.rs` has the conditions, and what is said of them; [`crate::daemon::episodes`] says when.
+//! A thread reads all conditions (`sources.rs`) when a failure is noted ([`uzram::failures`]), and as long as
+//! an episode is open ([`crate::daemon::episodes`]), at most once a second. Requests do not wait for it, so
+//! it may wait for memory, and for who reads the log.
 
 mod sources;
 

@@ -1,8 +1,7 @@
 //! The system call filter of a serving daemon.
 //!
-//! [`TABLE`] lists all allowed calls, in groups with a reason; extend it when the daemon needs a new call.
-//! Any other call fails with ENOSYS, as on a kernel without it, so that a library that starts to use a new
-//! call falls back and no pages are lost. The filter is seccomp(2)'s, for all threads.
+//! [`TABLE`] lists all allowed calls, in groups with a reason. Any other fails with ENOSYS, as on a kernel
+//! without it, so that a library that starts to use a new call falls back. The filter is seccomp(2)'s.
 
 use std::collections::BTreeMap;
 use std::io;

@@ -1,12 +1,11 @@
 //! Privileges that a daemon gives up once it serves, so that code execution in it gains an attacker little.
 //!
-//! - [`hide`]: no core files, and no tracing by its own user. The daemon's memory holds other programs'
-//!   swapped-out pages and TLS keys.
-//! - [`confine`]: drops capabilities that are no longer needed (`capabilities`), forbids gaining new ones by
-//!   execve(2) (`no_new_privs`), and filters system calls (`calls`).
+//! [`hide`] forbids core files, and tracing by its own user: the memory holds swapped-out pages and TLS keys.
+//! [`confine`] drops capabilities (`capabilities`), forbids gaining new ones by execve(2), and filters system
+//! calls (`calls`).
 //!
 //! The process that attaches and detaches block devices ([`attendant`](crate::daemon::attendant)) is started
-//! before that; the command of `--exec` is started by the holder. Neither is confined.
+//! before that, and the command of `--exec` by the holder: neither is confined.
 
 mod calls;
 mod capabilities;

@@ -4,8 +4,8 @@
 //! It has one thread, reads no byte of a client, and takes no memory while it runs. It forks all workers, so
 //! that each has what it holds: the first one, which makes the devices and sends the memory of each to the
 //! holder before it is used; a stand-by, which waits for its death ([`standby`](crate::daemon::standby)); and
-//! when that has taken over, the next one. With `--no-survive` there is no stand-by, the devices' memory is the
-//! worker's own, and the daemon ends with it.
+//! when that has taken over, the next one. With `--no-survive` there is no stand-by, the devices' memory is
+//! the worker's own, and the daemon ends with it.
 //!
 //! A dead worker is reaped only after the stand-by serves: until then it looks at the dead one's threads.
 //!

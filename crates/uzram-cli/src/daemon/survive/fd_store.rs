@@ -2,8 +2,8 @@
 //! sd_pid_notify_with_fds(3), `FileDescriptorStoreMax=` of systemd.service(5).
 //!
 //! Each descriptor is stored by a name of its own, and then the state, which has these names. States are
-//! counted: the last one is valid, so that a death in between leaves one. A daemon that is started again finds
-//! all by sd_listen_fds(3), and goes on like the next program after an upgrade.
+//! counted: the last one is valid, so that a death in between leaves one. A daemon that is started again
+//! finds all by sd_listen_fds(3), and goes on like the next program after an upgrade.
 //!
 //! The manager silently ignores descriptors beyond `FDSTORE`, and any that it has already.
 

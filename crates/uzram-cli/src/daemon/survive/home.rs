@@ -39,7 +39,7 @@ impl Home {
     }
 
     /// Asks the holder; waits for its answer. Does not return if the holder is dead: the kernel kills this
-    /// process, too, and what it serves stays as it is until then. A caller told of a failure would let go of it.
+    /// process, too. A caller told of a failure would let go of what it serves.
     pub fn ask(&self, request: &Request, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
         let requests = self.requests.lock();
         match requests.ask::<Answer>(request, descriptors)? {

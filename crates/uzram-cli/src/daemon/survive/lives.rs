@@ -3,8 +3,8 @@
 //!
 //! The process that serves holds the *seat*, a robust mutex in this memory. The kernel hands it to the
 //! stand-by as soon as the thread that holds it is dying, long before the memory of that process is freed and
-//! its parent hears of its end. Its other threads may still run then: the next process waits until all of them
-//! are past their last instruction ([`Watched::wait_until_all_exit`]).
+//! its parent hears of its end. Its other threads may still run then: the next process waits until all of
+//! them are past their last instruction ([`Watched::wait_until_all_exit`]).
 
 use std::cell::UnsafeCell;
 use std::io;
