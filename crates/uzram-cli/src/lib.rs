@@ -39,8 +39,7 @@ use clap::{Parser, Subcommand};
 
 use client::attach::{self, AttachArgs, DetachArgs};
 use client::clients;
-use client::control::{self, AddArgs, DownArgs, RemoveArgs, ResetArgs, SetArgs, StatArgs};
-use client::status;
+use client::control::{self, AddArgs, DeviceArgs, DownArgs, SetArgs, StatArgs};
 use client::survival::{self, RecoverArgs, UpgradeArgs};
 #[cfg(feature = "remote")]
 use commands::backing;
@@ -72,7 +71,9 @@ enum Command {
     Up(Box<up::UpArgs>),
     Run(Box<run::RunArgs>),
     Add(AddArgs),
-    Remove(RemoveArgs),
+    /// Remove a device and its contents from a running daemon. Refused while a client has it open.
+    #[command(after_help = "Example: uzram remove zram1")]
+    Remove(DeviceArgs),
     /// List the devices of a running daemon, and the programs that run under `uzram run`.
     ///
     /// Programs are shown whether a daemon is running or not: those of this user, to root all.
@@ -80,7 +81,9 @@ enum Command {
     List(RuntimeArgs),
     Stat(StatArgs),
     Set(SetArgs),
-    Reset(ResetArgs),
+    /// Free a device's contents and disk. It needs a new disksize before it can be used again.
+    #[command(after_help = "Example: uzram reset zram0 && uzram set zram0 disksize=2G")]
+    Reset(DeviceArgs),
     /// List the NBD clients of a running daemon: peer, device, connection time, requests and bytes.
     #[command(after_help = "Examples: uzram clients
           uzram clients --json | jq '.clients[] | select(.export == \"zram0\") | .id'")]
@@ -218,7 +221,7 @@ fn carry_out(cli: Cli) -> failure::Result<u8> {
         Command::Attendant(args) => attendant::run(&args).map(|()| 0),
         Command::Detach(args) => attach::detach(&args).map(|()| 0),
         Command::Swap(args) => swap_commands::run(&args),
-        Command::Status(args) => status::status(&args).map(|()| 0),
+        Command::Status(args) => survival::status(&args).map(|()| 0),
         Command::Reload(args) => control::reload(&args).map(|()| 0),
         Command::Upgrade(args) => survival::upgrade(&args).map(|()| 0),
         Command::Recover(args) => survival::recover(&args).map(|()| 0),

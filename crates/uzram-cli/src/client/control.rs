@@ -21,7 +21,6 @@ use crate::system::programs;
 use crate::system::runtime_dir::{self, RuntimeArgs};
 use crate::system::state_dir;
 use crate::terminal::live::{self, StatusLine};
-use crate::terminal::programs::{program_details, program_json, program_table};
 use crate::terminal::show;
 
 /// How long a daemon may take to end; it may have gigabytes to free.
@@ -42,10 +41,9 @@ pub struct AddArgs {
     runtime: RuntimeArgs,
 }
 
-/// Remove a device and its contents from a running daemon. Refused while a client has it open.
+/// A device of a running daemon.
 #[derive(clap::Args)]
-#[command(after_help = "Example: uzram remove zram1")]
-pub struct RemoveArgs {
+pub struct DeviceArgs {
     /// The device, as in zram1
     name: String,
     #[command(flatten)]
@@ -77,16 +75,6 @@ pub struct SetArgs {
     /// What to set
     #[arg(value_name = "ATTRIBUTE=VALUE", required = true, value_parser = parse_setting)]
     settings: Vec<(String, String)>,
-    #[command(flatten)]
-    runtime: RuntimeArgs,
-}
-
-/// Free a device's contents and disk. It needs a new disksize before it can be used again.
-#[derive(clap::Args)]
-#[command(after_help = "Example: uzram reset zram0 && uzram set zram0 disksize=2G")]
-pub struct ResetArgs {
-    /// The device, as in zram0
-    name: String,
     #[command(flatten)]
     runtime: RuntimeArgs,
 }
@@ -135,7 +123,7 @@ pub fn add(args: &AddArgs) -> Result<()> {
     report(&device, |device| device.uris.iter().map(|uri| format!("{uri}\n")).collect())
 }
 
-pub fn remove(args: &RemoveArgs) -> Result<()> {
+pub fn remove(args: &DeviceArgs) -> Result<()> {
     let removed = Daemon::at(&args.runtime)?.ask("DELETE", &device_path(&args.name), None);
     removed.context(|| format!("cannot remove {}", args.name)).map(drop)
 }
@@ -152,10 +140,10 @@ pub fn list(runtime: &RuntimeArgs) -> Result<()> {
     };
     let is_running = answer.is_some();
     let DevicesJson { devices } = answer.map(understand).transpose()?.unwrap_or_default();
-    let programs: Vec<_> = all.iter().map(program_json).collect();
+    let programs: Vec<_> = all.iter().map(show::program_json).collect();
     report(&json!({ "devices": devices, "programs": programs }), |_| {
         let devices = is_running.then(|| show::device_table(&devices));
-        let programs = (!all.is_empty()).then(|| program_table(&all));
+        let programs = (!all.is_empty()).then(|| show::program_table(&all));
         devices.into_iter().chain(programs).collect::<Vec<_>>().join("\n")
     })
 }
@@ -163,18 +151,15 @@ pub fn list(runtime: &RuntimeArgs) -> Result<()> {
 pub fn stat(args: &StatArgs) -> Result<()> {
     let is_number = args.name.bytes().all(|byte| byte.is_ascii_digit());
     let id = args.name.parse().ok().filter(|_| is_number && args.attribute.is_none());
-    let Some(id) = id else { return stat_device(args, &Daemon::at(&args.runtime)?) };
     // A device can have such a name.
-    let failure = match Daemon::at(&args.runtime) {
-        Ok(daemon) => match daemon.ask("GET", &device_path(&args.name), None) {
-            Ok(_) => return stat_device(args, &daemon),
-            Err(failure) => failure,
-        },
-        Err(failure) => failure,
+    let failure = match (Daemon::at(&args.runtime).and_then(|daemon| stat_device(args, &daemon)), id) {
+        (Err(failure), Some(_)) if failure.is_reported() => failure,
+        (shown, _) => return shown,
     };
-    match programs::of(id) {
-        Some(program) => report(&program_json(&program), |_| program_details(&program)),
+    match id.and_then(programs::of) {
+        Some(program) => report(&show::program_json(&program), |_| show::program_details(&program)),
         None => Err(failure.map_line(|line| {
+            let id = &args.name;
             format!(
                 "process {id} does not run under `uzram run`, or is another user's; and as a device: {line}"
             )
@@ -202,11 +187,8 @@ pub fn set(args: &SetArgs) -> Result<()> {
     let works = |attribute: &str| Device::attributes().iter().any(|row| row.name == attribute && row.works());
     let settings: Vec<_> =
         args.settings.iter().flat_map(|(name, value)| attributes_of(name, value)).collect();
-    let interrupts = if settings.iter().any(|(attribute, _)| works(attribute)) {
-        Some(Interrupts::catch()?)
-    } else {
-        None
-    };
+    let is_work = settings.iter().any(|(attribute, _)| works(attribute));
+    let interrupts = is_work.then(Interrupts::catch).transpose()?;
     for (done, (attribute, value)) in settings.iter().enumerate() {
         let (path, body) = (attribute_path(&args.name, attribute), json!({ "value": value }));
         let answer = match &interrupts {
@@ -224,10 +206,8 @@ pub fn set(args: &SetArgs) -> Result<()> {
         };
         answer.map_err(|failure| {
             let applied: Vec<&str> = settings[..done].iter().map(|(name, _)| name.as_str()).collect();
-            let applied = match applied.as_slice() {
-                [] => String::new(),
-                names => format!(" (already set: {})", names.join(", ")),
-            };
+            let names = applied.join(", ");
+            let applied = if done > 0 { format!(" (already set: {names})") } else { names };
             failure
                 .map_line(|line| format!("cannot set {attribute} to '{}': {line}{applied}", shorten(value)))
         })?;
@@ -248,7 +228,7 @@ fn progress_text(daemon: &Daemon, name: &str, attribute: &str) -> Option<String>
     })
 }
 
-pub fn reset(args: &ResetArgs) -> Result<()> {
+pub fn reset(args: &DeviceArgs) -> Result<()> {
     let reset = Daemon::at(&args.runtime)?.ask("POST", &format!("{}/reset", device_path(&args.name)), None);
     reset.context(|| format!("cannot reset {}", args.name)).map(drop)
 }
@@ -282,14 +262,10 @@ pub fn end(daemon: &Daemon, force: bool) -> Result<()> {
             left.describe()
         )));
     }
-    if runtime_dir::wait_until_free(&daemon.dir, END_TIMEOUT)? {
-        Ok(())
-    } else {
-        Err(Failure::line(format!(
-            "the daemon in '{}' is still ending after {} s",
-            daemon.dir.display(),
-            END_TIMEOUT.as_secs()
-        )))
+    let (shown, most_s) = (daemon.dir.display(), END_TIMEOUT.as_secs());
+    match runtime_dir::wait_until_free(&daemon.dir, END_TIMEOUT)? {
+        true => Ok(()),
+        false => Err(Failure::line(format!("the daemon in '{shown}' is still ending after {most_s} s"))),
     }
 }
 
@@ -303,7 +279,6 @@ fn shorten(value: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
     use super::*;
 
     #[test]

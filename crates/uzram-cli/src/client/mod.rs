@@ -4,5 +4,4 @@ pub mod daemon_client;
 pub mod attach;
 pub mod control;
 pub mod clients;
-pub mod status;
 pub mod survival;

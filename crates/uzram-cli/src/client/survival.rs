@@ -1,5 +1,5 @@
-//! `uzram upgrade` and `uzram recover`: another process serves a running daemon's devices, with their
-//! contents.
+//! The processes of a running daemon: `uzram status` shows them; by `uzram upgrade` and `uzram recover`
+//! another one serves the devices, with their contents.
 
 use std::path::{Path, PathBuf};
 use std::thread;
@@ -7,13 +7,13 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 use serde_json::json;
-use uzram_serve::control::SurvivalJson;
+use uzram_serve::control::{About, FilesJson, MeasureJson, SurvivalJson};
 
 use crate::client::daemon_client::{Daemon, device_path, understand};
-use crate::client::status::outage_text;
 use crate::failure::{Context, Failure, Result};
 use crate::output::report;
 use crate::system::runtime_dir::RuntimeArgs;
+use crate::terminal::show::{protection_rows, rows_text};
 
 /// How long the new program may take to serve.
 const UPGRADE_TIMEOUT: Duration = Duration::from_secs(60);
@@ -95,7 +95,7 @@ pub fn upgrade(args: &UpgradeArgs) -> Result<()> {
     let deadline = Instant::now() + UPGRADE_TIMEOUT;
     loop {
         let now = daemon.about()?.survival.unwrap_or_default();
-        if has_changed(&before, &now) {
+        if now.worker_pid != before.worker_pid && now.take_overs > before.take_overs {
             let SurvivalJson { worker_pid, last_outage_ms, .. } = now;
             return report(&Upgraded { worker_pid, last_outage_ms }, upgraded_text);
         }
@@ -103,19 +103,12 @@ pub fn upgrade(args: &UpgradeArgs) -> Result<()> {
             return Err(Failure::line(why)).context(failed);
         }
         if Instant::now() >= deadline {
-            return Err(Failure::line(format!(
-                "{}: process {} still serves after {} s",
-                failed(),
-                now.worker_pid,
-                UPGRADE_TIMEOUT.as_secs()
-            )));
+            let (pid, most_s) = (now.worker_pid, UPGRADE_TIMEOUT.as_secs());
+            return Err(Failure::line(format!("process {pid} still serves after {most_s} s")))
+                .context(failed);
         }
         thread::sleep(PERIOD);
     }
-}
-
-fn has_changed(before: &SurvivalJson, now: &SurvivalJson) -> bool {
-    now.worker_pid != before.worker_pid && now.take_overs > before.take_overs
 }
 
 fn upgraded_text(now: &Upgraded) -> String {
@@ -140,9 +133,50 @@ pub fn recover(args: &RecoverArgs) -> Result<()> {
     report(&recovered, Recovered::text)
 }
 
+/// The output of `uzram status --json`; `pid` is the process that holds the daemon.
+#[derive(Serialize)]
+struct StatusJson {
+    pid: u32,
+    #[serde(flatten)]
+    survival: SurvivalJson,
+    files: Option<FilesJson>,
+    ends_with_swap: bool,
+    protection: Vec<MeasureJson>,
+}
+
+pub fn status(runtime: &RuntimeArgs) -> Result<()> {
+    let About { pid, files, ends_with_swap, protection, survival, .. } = Daemon::at(runtime)?.about()?;
+    let survival = survival.unwrap_or_default();
+    report(&StatusJson { pid, survival, files, ends_with_swap, protection }, status_text)
+}
+
+fn status_text(status: &StatusJson) -> String {
+    let none = || "none".to_owned();
+    let standby = match (status.survival.standby_pid, status.survival.standby_ready) {
+        (None, _) => none(),
+        (Some(pid), true) => pid.to_string(),
+        (Some(pid), false) => format!("{pid}, catching up"),
+    };
+    let files = status.files.as_ref();
+    let rows = [
+        ("holder", status.survival.holder_pid.to_string()),
+        ("worker", status.survival.worker_pid.to_string()),
+        ("stand-by", standby),
+        ("take-overs", status.survival.take_overs.to_string()),
+        ("last outage", status.survival.last_outage_ms.map_or_else(none, outage_text)),
+        ("files", files.map_or_else(none, |files| files.dir.display().to_string())),
+    ];
+    let gave_up = status.survival.gave_up.iter().map(|why| ("gave up", why.clone()));
+    rows_text(gave_up.chain(rows).chain(protection_rows(&status.protection)))
+}
+
+/// Formats the time for which nobody served.
+fn outage_text(outage_ms: f64) -> String {
+    format!("{outage_ms:.1} ms")
+}
+
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
     use super::*;
 
     #[test]

@@ -1,5 +1,4 @@
 //! Terminal output: tables of statistics, the live line, the log.
 
 pub mod show;
-pub mod programs;
 pub mod live;

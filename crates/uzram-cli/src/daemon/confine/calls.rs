@@ -1,6 +1,6 @@
 //! The system call filter of a serving daemon.
 //!
-//! [`TABLE`] lists all allowed calls, in groups with a reason. Any other fails with ENOSYS, as on a kernel
+//! [`TABLE`] lists all allowed calls, each with a reason. Any other fails with ENOSYS, as on a kernel
 //! without it, so that a library that starts to use a new call falls back. The filter is seccomp(2)'s.
 
 use std::collections::BTreeMap;
@@ -73,54 +73,45 @@ const PR_SET_VMA: u64 = 0x5356_4d41;
 
 #[allow(clippy::unnecessary_cast, reason = "with musl, the numbers of ioctl(2) are signed")]
 const TABLE: &[Group] = &[
-    // Requests and replies: I/O on open descriptors.
     Group {
         when: ALWAYS,
         any: numbers! {
+            // Requests and replies: I/O on open descriptors.
             SYS_read SYS_write SYS_readv SYS_writev SYS_close SYS_recvfrom SYS_sendto SYS_recvmsg SYS_sendmsg
             SYS_shutdown SYS_accept4 SYS_getsockopt SYS_setsockopt SYS_getsockname SYS_getpeername SYS_fcntl
-            SYS_dup SYS_dup3
-        },
-        calls: &[OneOf(
-            libc::SYS_ioctl,
-            1,
-            &[libc::FIONBIO as u64, libc::FIONREAD as u64, libc::FIOCLEX as u64],
-        )],
-    },
-    // Notifying the service manager; only AF_UNIX, so no network connections.
-    Group {
-        when: ALWAYS,
-        any: numbers! { SYS_socketpair },
-        calls: &[OneOf(libc::SYS_socket, 0, &[libc::AF_UNIX as u64])],
-    },
-    // Waiting: for clients, for other threads, for time-outs.
-    Group {
-        when: ALWAYS,
-        any: numbers! {
+            SYS_dup SYS_dup3 SYS_socketpair
+            // Waiting: for clients, for other threads, for time-outs.
             SYS_futex SYS_ppoll SYS_pselect6 SYS_epoll_create1 SYS_epoll_ctl SYS_epoll_pwait SYS_eventfd2 SYS_pipe2
             SYS_nanosleep SYS_clock_nanosleep SYS_clock_gettime SYS_clock_getres SYS_gettimeofday SYS_restart_syscall
-        },
-        calls: &[],
-    },
-    // Mapping and unmapping memory, never executable.
-    Group {
-        when: ALWAYS,
-        any: numbers! {
+            // Mapping and unmapping memory.
             SYS_munmap SYS_mremap SYS_madvise SYS_mincore SYS_mlock SYS_mlock2 SYS_munlock SYS_brk SYS_membarrier
-        },
-        calls: &[Bits(libc::SYS_mmap, 2, EXECUTABLE, 0), Bits(libc::SYS_mprotect, 2, EXECUTABLE, 0)],
-    },
-    // Creating and ending threads, but no processes (clone3 passes its flags in memory, which a filter cannot
-    // read; it fails, and libc falls back to clone). Connection threads that share CPUs have short time
-    // slices. A late thread still drops its capabilities (`capabilities`); neither call can add any.
-    Group {
-        when: ALWAYS,
-        any: numbers! {
+            // Creating and ending threads. Connection threads that share CPUs have short time slices. A late
+            // thread still drops its capabilities (`capabilities`); neither call can add any.
             SYS_set_robust_list SYS_rseq SYS_sigaltstack SYS_rt_sigaction SYS_rt_sigprocmask SYS_rt_sigreturn
             SYS_gettid SYS_sched_getaffinity SYS_sched_yield SYS_sched_getattr SYS_sched_setattr SYS_getcpu
             SYS_exit SYS_exit_group SYS_capget SYS_capset
+            // Facts: owners, entropy, the machine's memory.
+            SYS_getrandom SYS_getpid SYS_getppid SYS_getuid SYS_geteuid SYS_getgid SYS_getegid SYS_sysinfo SYS_uname
+            SYS_getrusage
+            // Files: the daemon's record and sockets, dictionaries, certificates, backing files that are set
+            // later, /proc and /sys.
+            SYS_openat SYS_openat2 SYS_fstat SYS_newfstatat SYS_statx SYS_fstatfs SYS_statfs SYS_lseek SYS_pread64
+            SYS_pwrite64 SYS_preadv SYS_pwritev SYS_preadv2 SYS_pwritev2 SYS_fsync SYS_fdatasync SYS_fallocate
+            SYS_ftruncate SYS_flock SYS_getdents64 SYS_readlinkat SYS_faccessat SYS_faccessat2 SYS_getcwd SYS_mkdirat
+            SYS_unlinkat SYS_renameat2 SYS_fchmod SYS_umask
         },
         calls: &[
+            // Descriptors, the live line in a terminal, and the size and identity of a block device.
+            OneOf(libc::SYS_ioctl, 1, &[libc::FIONBIO as u64, libc::FIONREAD as u64, libc::FIOCLEX as u64]),
+            OneOf(libc::SYS_ioctl, 1, &[libc::TCGETS as u64, libc::TIOCGWINSZ as u64]),
+            OneOf(libc::SYS_ioctl, 1, &[BLKGETSIZE64, BLKGETDISKSEQ]),
+            // To notify the service manager; no network connections.
+            OneOf(libc::SYS_socket, 0, &[libc::AF_UNIX as u64]),
+            // No memory is executable.
+            Bits(libc::SYS_mmap, 2, EXECUTABLE, 0),
+            Bits(libc::SYS_mprotect, 2, EXECUTABLE, 0),
+            // Threads, but no processes (clone3 passes its flags in memory, which a filter cannot read; it
+            // fails, and libc falls back to clone).
             Bits(libc::SYS_clone, 0, libc::CLONE_THREAD as u64, libc::CLONE_THREAD as u64),
             // Threads that find contents again move to a CPU each. 0 is the calling thread.
             OneOf(libc::SYS_sched_setaffinity, 0, &[0]),
@@ -128,30 +119,9 @@ const TABLE: &[Group] = &[
             // Only for abort(3): with glibc the first, with musl the second.
             OneOf(libc::SYS_tgkill, 2, &[libc::SIGABRT as u64]),
             OneOf(libc::SYS_tkill, 1, &[libc::SIGABRT as u64]),
+            // Only reading limits.
+            Null(libc::SYS_prlimit64, 2),
         ],
-    },
-    // Facts: limits, owners, entropy, the machine's memory.
-    Group {
-        when: ALWAYS,
-        any: numbers! {
-            SYS_getrandom SYS_getpid SYS_getppid SYS_getuid SYS_geteuid SYS_getgid SYS_getegid SYS_sysinfo SYS_uname
-            SYS_getrusage
-        },
-        // Only reading limits.
-        calls: &[Null(libc::SYS_prlimit64, 2)],
-    },
-    // Files: the daemon's record and sockets, dictionaries, certificates, backing files that are set later,
-    // /proc and /sys.
-    Group {
-        when: ALWAYS,
-        any: numbers! {
-            SYS_openat SYS_openat2 SYS_fstat SYS_newfstatat SYS_statx SYS_fstatfs SYS_statfs SYS_lseek SYS_pread64
-            SYS_pwrite64 SYS_preadv SYS_pwritev SYS_preadv2 SYS_pwritev2 SYS_fsync SYS_fdatasync SYS_fallocate
-            SYS_ftruncate SYS_flock SYS_getdents64 SYS_readlinkat SYS_faccessat SYS_faccessat2 SYS_getcwd SYS_mkdirat
-            SYS_unlinkat SYS_renameat2 SYS_fchmod SYS_umask
-        },
-        // The size and identity of a block device.
-        calls: &[OneOf(libc::SYS_ioctl, 1, &[BLKGETSIZE64, BLKGETDISKSEQ])],
     },
     // The same by older calls.
     #[cfg(target_arch = "x86_64")]
@@ -166,12 +136,6 @@ const TABLE: &[Group] = &[
     // renameat, which libc does not define here.
     #[cfg(target_arch = "aarch64")]
     Group { when: ALWAYS, any: &[38], calls: &[] },
-    // The live line in a terminal.
-    Group {
-        when: ALWAYS,
-        any: &[],
-        calls: &[OneOf(libc::SYS_ioctl, 1, &[libc::TCGETS as u64, libc::TIOCGWINSZ as u64])],
-    },
     // Backing device I/O. io_uring requests, such as opening files and sockets, bypass the filter: so these
     // calls are allowed only if a device has a backing device at the start; one that is set later uses
     // threads.
@@ -269,8 +233,6 @@ fn rule(argument: u8, len: SeccompCmpArgLen, operation: SeccompCmpOp, value: u64
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
-
     use super::*;
 
     #[test]
