@@ -374,6 +374,7 @@ unsafe fn allocate_aligned(align: usize, size: usize) -> *mut c_void {
     if align > MOST_ALIGN || size >= OWN_MAPPING_BYTES {
         return allocate_mapped(align, size);
     }
+    // SAFETY: as above.
     let allocate = || unsafe { mi::mi_malloc_aligned(size, align) };
     // SAFETY: as above.
     allocate_by(size, allocate, || unsafe { __libc_memalign(align, size) })

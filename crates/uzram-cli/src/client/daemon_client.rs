@@ -322,13 +322,12 @@ impl Daemon {
 
     /// Returns the failure of a command that needs a daemon where none is running.
     pub fn absent(&self) -> Failure {
-        let of_root = match self.dir != Path::new(OF_ROOT) && is_of_root(Path::new(OF_ROOT)) {
-            true => format!("; root's would be in {OF_ROOT}: use sudo"),
-            false => String::new(),
-        };
-        let shown = self.dir.display();
-        Failure::line(format!("no daemon is running in '{shown}' (start one with `uzram up`{of_root})"))
-            .with_exit(Exit::NoDaemon)
+        let mut advice = "start one with `uzram up`".to_owned();
+        if self.dir != Path::new(OF_ROOT) && is_of_root(Path::new(OF_ROOT)) {
+            advice += &format!("; root's would be in {OF_ROOT}: use sudo");
+        }
+        let line = format!("no daemon is running in '{}' ({advice})", self.dir.display());
+        Failure::line(line).with_exit(Exit::NoDaemon)
     }
 
     /// Fails unless the listening process runs as this user or root.
@@ -346,19 +345,14 @@ impl Daemon {
     }
 
     fn died_again(&self, cuts: u32, waited: Duration) -> Failure {
-        Failure::line(format!(
-            "the daemon in '{}' ended the connection before it had answered, {cuts} times in {} s",
-            self.dir.display(),
-            waited.as_secs()
-        ))
+        let (dir, waited_s) = (self.dir.display(), waited.as_secs());
+        let what = "ended the connection before it had answered";
+        Failure::line(format!("the daemon in '{dir}' {what}, {cuts} times in {waited_s} s"))
     }
 
     fn silent(&self) -> Failure {
-        Failure::line(format!(
-            "the daemon in '{}' has not answered for {} s",
-            self.dir.display(),
-            self.answer_timeout.as_secs()
-        ))
+        let (dir, waited_s) = (self.dir.display(), self.answer_timeout.as_secs());
+        Failure::line(format!("the daemon in '{dir}' has not answered for {waited_s} s"))
     }
 }
 

@@ -3,6 +3,7 @@
 use std::fmt::Write;
 
 use serde::Serialize;
+use serde_json::json;
 use uzram_remote::{Swept, sweep};
 
 use crate::failure::Result;
@@ -48,20 +49,15 @@ pub fn run(args: &BackingArgs) -> Result<()> {
         };
         DeviceJson { device: device.to_string(), objects, state }
     });
-    report(&SweptJson { devices: devices.collect() }, |swept| {
+    let devices: Vec<_> = devices.collect();
+    report(&json!({ "devices": devices }), |_| {
         let mut text = format!("{:<34} {:>8}\n", "DEVICE", "OBJECTS");
-        for DeviceJson { device, objects, state } in &swept.devices {
+        for DeviceJson { device, objects, state } in &devices {
             // Writing to a String cannot fail.
             let _ = writeln!(text, "{device:<34} {objects:>8}  {state}");
         }
         text
     })
-}
-
-/// What was found in a store.
-#[derive(Serialize)]
-struct SweptJson {
-    devices: Vec<DeviceJson>,
 }
 
 /// The objects of a device.

@@ -38,17 +38,17 @@ const TOP_KEYS: [&str; 11] = [
     "tls-anyone",
     "max-connections",
 ];
-const USE_KEYS: [&str; 9] =
-    [POLICY, ATTRIBUTES, ATTACH, EXPORT, READ_ONLY, SWAP, SWAP_PRIORITY, SWAP_DISCARD, HOST_MEMORY_LIMIT];
-const POLICY: &str = "policy";
-const ATTRIBUTES: &str = "attributes";
-const ATTACH: &str = "attach";
-const EXPORT: &str = "export";
-const READ_ONLY: &str = "read-only";
-const SWAP: &str = "swap";
-const SWAP_PRIORITY: &str = "swap-priority";
-const SWAP_DISCARD: &str = "swap-discard";
-const HOST_MEMORY_LIMIT: &str = "host-memory-limit";
+const USE_KEYS: [&str; 9] = [
+    "policy",
+    "attributes",
+    "attach",
+    "export",
+    "read-only",
+    "swap",
+    "swap-priority",
+    "swap-discard",
+    "host-memory-limit",
+];
 
 /// The contents of a file.
 #[derive(Debug, Default)]
@@ -164,7 +164,7 @@ impl SwapKeys {
             let discard = self.discard.unwrap_or(true);
             return Ok(Some(SwapPlan { priority: self.priority, discard, page_cluster: None }));
         }
-        let why = |key| format!("{key}: the device is not swap space: write {SWAP} = true");
+        let why = |key| format!("{key}: the device is not swap space: write swap = true");
         self.how.map_or(Ok(None), |key| Err(Failure::usage(why(key))))
     }
 }
@@ -180,26 +180,25 @@ fn device(entry: Entry<'_>, memory: &Memory, config: &mut ConfigFile) -> Result<
     let mut export = ExportArgs::default();
     for key in entry.table()? {
         match key.dashed().as_str() {
-            ATTRIBUTES => {
-                let within = format!("{ATTRIBUTES}.");
-                key.table()?
-                    .into_iter()
-                    .try_for_each(|key| settings_file::read(&mut settings, key, &within, Kind::Attributes))?;
+            "attributes" => {
+                for key in key.table()? {
+                    settings_file::read(&mut settings, key, "attributes.", Kind::Attributes)?;
+                }
             }
-            POLICY => policy = policy_file::read(&key.place(), &key.path()?)?,
-            ATTACH => attach = Some((key.boolean()?, key)),
-            EXPORT => export.export = Some(key.boolean()?),
-            READ_ONLY => export.read_only = key.boolean()?,
-            SWAP => swap.wanted = Some(key.boolean()?),
-            SWAP_PRIORITY => {
+            "policy" => policy = policy_file::read(&key.place(), &key.path()?)?,
+            "attach" => attach = Some((key.boolean()?, key)),
+            "export" => export.export = Some(key.boolean()?),
+            "read-only" => export.read_only = key.boolean()?,
+            "swap" => swap.wanted = Some(key.boolean()?),
+            "swap-priority" => {
                 swap.priority = Some(key.number(0..=i64::from(MAX_PRIORITY))?);
                 swap.how = Some(key.place());
             }
-            SWAP_DISCARD => {
+            "swap-discard" => {
                 swap.discard = Some(key.boolean()?);
                 swap.how = Some(key.place());
             }
-            HOST_MEMORY_LIMIT => most_ram = Some(key.most_ram(memory)?),
+            "host-memory-limit" => most_ram = Some(key.most_ram(memory)?),
             _ if SettingRow::find(&key.key).is_some() || GROUPS.contains(&key.key.as_ref()) => {
                 settings_file::read(&mut settings, key, "", kind)?;
             }
@@ -222,7 +221,7 @@ fn device(entry: Entry<'_>, memory: &Memory, config: &mut ConfigFile) -> Result<
         Some((most_bytes, most)) if memory.ram_bytes > most_bytes => {
             let has = format_size(memory.ram_bytes);
             let why =
-                format!("the machine has {has}, more than its {HOST_MEMORY_LIMIT}, {}", most.escape_debug());
+                format!("the machine has {has}, more than its host-memory-limit, {}", most.escape_debug());
             config.left_out.push(format!("no device {name}: {why}"));
         }
         _ => config.devices.push(DevicePlan { attached, export, ..DevicePlan::new(&name, settings) }),

@@ -68,6 +68,11 @@ impl DeviceOptions {
         let read = |path: &PathBuf| policy_file::read("--policy", path);
         settings.complete(self.policy.as_ref().map(read).transpose()?.unwrap_or_default(), "--", swaps)
     }
+
+    pub fn first(&self) -> Option<String> {
+        let given = self.given.first().map(|(name, _)| format!("--{}", name.long));
+        given.or_else(|| self.policy.as_ref().map(|_| format!("--{POLICY}")))
+    }
 }
 
 impl Args for DeviceOptions {
@@ -89,13 +94,6 @@ impl Args for DeviceOptions {
 
     fn augment_args_for_update(command: Command) -> Command {
         Self::augment_args(command)
-    }
-}
-
-impl DeviceOptions {
-    pub fn first(&self) -> Option<String> {
-        let given = self.given.first().map(|(name, _)| format!("--{}", name.long));
-        given.or_else(|| self.policy.as_ref().map(|_| format!("--{POLICY}")))
     }
 }
 

@@ -111,7 +111,6 @@ fn lacks(name: &str, needed: &str) -> Failure {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
     use super::*;
 
     #[test]

@@ -46,7 +46,6 @@ pub fn settings(source: Source<'_>) -> Result<DeviceSettings> {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
     use super::*;
     use crate::config::settings::Setting;
     use crate::failure::Exit;

@@ -84,8 +84,12 @@ const DISKSIZE: SettingRow = SettingRow {
     help: "The size of the disk, uncompressed: a number and K, M, G or T, or an expression, as in ram/2 [default: 1G]",
     ..SIZE
 };
-/// Settings of the backing device; policies may set them.
-const BACKED: SettingRow = SettingRow { is_policy: true, needs: Some("backing_dev"), ..TEXT };
+const POLICY: SettingRow = SettingRow { is_policy: true, ..TEXT };
+/// Settings of recompression.
+const RECOMPRESSED: SettingRow = SettingRow { needs: Some("recomp_algorithm"), ..POLICY };
+/// Settings of the backing device.
+const BACKED: SettingRow = SettingRow { needs: Some("backing_dev"), ..POLICY };
+const BACKED_SWITCH: SettingRow = SettingRow { form: Form::Switch, value_name: "0|1", ..BACKED };
 
 /// The value of `recomp_algorithm` for no recompression.
 const NO_ALGORITHM: &str = "algo=none";
@@ -103,10 +107,8 @@ static DESIGNS: &[SettingRow] = &[
     SettingRow {
         attribute: "compressed_writeback",
         words: &["writeback_compressed"],
-        form: Form::Switch,
-        value_name: "0|1",
         note: "[default: 1]",
-        ..BACKED
+        ..BACKED_SWITCH
     },
 ];
 #[cfg(not(feature = "designs"))]
@@ -129,26 +131,16 @@ pub static SETTINGS: &[SettingRow] = &[
                follow. --recompress NAME[:AFTER] is short for --recomp-algorithm algo=NAME --recompress-after AFTER; \
                AFTER needs a unit, as in 10m or 1h (the text after the last ':' is AFTER if it parses as one). \
                --recompress none is for none [default: zstd:3:10m for swap without a backing device, else none]",
-        is_policy: true,
-        ..TEXT
+        ..POLICY
     },
     SettingRow { attribute: "algorithm_params", value_name: "level=N", ..TEXT },
     SettingRow {
         attribute: "recompress_after",
         value_name: "DURATION",
         note: "[default: 10m for swap, else never]",
-        is_policy: true,
-        needs: Some("recomp_algorithm"),
-        ..TEXT
+        ..RECOMPRESSED
     },
-    SettingRow {
-        attribute: "recompress_cpu",
-        value_name: "PERCENT",
-        note: "[default: 2]",
-        is_policy: true,
-        needs: Some("recomp_algorithm"),
-        ..TEXT
-    },
+    SettingRow { attribute: "recompress_cpu", value_name: "PERCENT", note: "[default: 2]", ..RECOMPRESSED },
     SettingRow { attribute: "checksum", ..SWITCH },
     SettingRow {
         attribute: "lru_enable",
@@ -157,9 +149,9 @@ pub static SETTINGS: &[SettingRow] = &[
     },
     SettingRow { attribute: "compact_threshold", value_name: "PERCENT", ..TEXT },
     SettingRow { attribute: "compact_rate", ..SIZE },
-    SettingRow { attribute: "policy_high", words: &["high"], value_name: "PERCENT", is_policy: true, ..TEXT },
-    SettingRow { attribute: "policy_low", words: &["low"], value_name: "PERCENT", is_policy: true, ..TEXT },
-    SettingRow { attribute: "reclaim", is_policy: true, ..TEXT },
+    SettingRow { attribute: "policy_high", words: &["high"], value_name: "PERCENT", ..POLICY },
+    SettingRow { attribute: "policy_low", words: &["low"], value_name: "PERCENT", ..POLICY },
+    SettingRow { attribute: "reclaim", ..POLICY },
     SettingRow {
         attribute: "mem_limit",
         help: "The most memory for its contents, with metadata and free pages kept for reuse, but without the fixed \
@@ -187,24 +179,10 @@ pub static SETTINGS: &[SettingRow] = &[
     },
     SettingRow { attribute: "writeback_batch_size", value_name: "N", ..BACKED },
     SettingRow { attribute: "writeback_limit", value_name: "N", ..BACKED },
-    SettingRow { attribute: "writeback_limit_enable", form: Form::Switch, value_name: "0|1", ..BACKED },
-    SettingRow {
-        attribute: "backing_force",
-        words: &["force"],
-        form: Form::Switch,
-        value_name: "0|1",
-        is_policy: false,
-        ..BACKED
-    },
+    SettingRow { attribute: "writeback_limit_enable", ..BACKED_SWITCH },
+    SettingRow { attribute: "backing_force", words: &["force"], is_policy: false, ..BACKED_SWITCH },
     SettingRow { attribute: "backing_copies", words: &["copies"], note: "[default: 1]", ..BACKED },
-    SettingRow {
-        attribute: "backing_encrypted",
-        words: &["encrypt"],
-        form: Form::Switch,
-        value_name: "0|1",
-        is_policy: false,
-        ..BACKED
-    },
+    SettingRow { attribute: "backing_encrypted", words: &["encrypt"], is_policy: false, ..BACKED_SWITCH },
     SettingRow {
         attribute: "backing_dev",
         words: &["backing"],
@@ -216,8 +194,7 @@ pub static SETTINGS: &[SettingRow] = &[
                s3://BUCKET[/PREFIX][:SIZE] a bucket, where this program was built with the feature 'remote'. Given several \
                times, they are used in this order, each when those before it are full or down; \
                servers and new files need a size, except as the last",
-        is_policy: true,
-        ..TEXT
+        ..POLICY
     },
     DISKSIZE,
 ];

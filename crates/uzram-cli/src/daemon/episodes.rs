@@ -241,8 +241,6 @@ fn seconds(ms: u64) -> String {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
-
     use uzram::random::Random;
 
     use super::*;

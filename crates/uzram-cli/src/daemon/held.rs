@@ -21,7 +21,7 @@ use crate::daemon::survive::lives::Lives;
 use crate::failure::{Context, Failure, Result};
 use crate::system::descriptors;
 use crate::system::protect::{self, protect};
-use crate::system::runtime_dir::{CONTROL_SOCKET, RuntimeDir};
+use crate::system::runtime_dir::RuntimeDir;
 
 /// No lock, record or table of a daemon is longer; what its devices need is checked when they are made.
 const OWN_FILES_BYTES: u64 = 1 << 20;
@@ -63,7 +63,7 @@ impl Held {
         let ledger = fuse::Ledger::new()?;
         let lives = Lives::new().context(|| "cannot share memory")?;
         let lives = Arc::new(lives);
-        let control = dir.bind(CONTROL_SOCKET)?;
+        let control = dir.bind()?;
         let mounted =
             plan.mount_dir().map(|mount_dir| mount(&mount_dir, &plan, plan.mount_options(), &recorder));
         let mounted = mounted.transpose()?;
@@ -102,7 +102,7 @@ impl Held {
             ledger: Arc::new(fuse::Ledger::from_fd(ledger?)?),
             nbd: Arc::new(nbd::Sockets::adopt(&plan.nbd.listen, nbd)?),
             control: take(&state.control)?.into(),
-            dir: RuntimeDir::adopt(plan.runtime_dir.clone(), dir?, lock?, &[CONTROL_SOCKET]),
+            dir: RuntimeDir::adopt(plan.runtime_dir.clone(), dir?, lock?),
             protection: state.protection.clone(),
             plan,
         })

@@ -79,7 +79,6 @@ fn send(socket: &OsStr, assignments: &[&str]) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
     use super::*;
 
     fn received(manager: &UnixDatagram) -> String {

@@ -92,13 +92,11 @@ impl Started {
 
 impl StartedDevice {
     fn text(&self) -> String {
-        let fixed = match self.backing {
-            Some(_) => "slot table, LRU, streams, buffers of the backing device",
-            None => "slot table, LRU, streams",
-        };
+        let buffers = if self.backing.is_some() { ", buffers of the backing device" } else { "" };
+        let most = format_size(self.mem_fixed_bytes);
+        let fixed = fact("fixed cost", format!("{most} at most: slot table, LRU, streams{buffers}"));
         let algorithm = self.algorithm.iter().map(|algorithm| fact("algorithm", algorithm));
         let backing = self.backing.iter().map(|backing| fact("backing", backing));
-        let fixed = fact("fixed cost", format!("{} at most: {fixed}", format_size(self.mem_fixed_bytes)));
         let size = fact("size", format_size(self.size_bytes));
         [size].into_iter().chain(algorithm).chain(backing).chain([fixed]).collect()
     }

@@ -49,7 +49,7 @@ const V2: Version = Version {
 };
 
 /// Returns the first cgroup without room for its swapped-out memory, of which at most `most_bytes` come back.
-/// Ignores files that cannot be read: swapoff itself has the last word.
+/// Files that cannot be read are ignored.
 pub fn find_tight(most_bytes: u64) -> Option<Tight> {
     let tight = |cgroup: Cgroup| {
         let counts = cgroup.counts()?;
@@ -156,8 +156,6 @@ impl Counts {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
-
     use std::path::Path;
 
     use super::*;

@@ -41,21 +41,17 @@ fn number_of(text: &str, what: &str, path: &str) -> Result<u32, String> {
 /// Returns the number in the first valid line of that name.
 fn find(mut lines: impl BufRead, name: &str) -> Option<u32> {
     let mut line = Vec::new();
-    loop {
-        line.clear();
-        let read = lines.by_ref().take(MAX_LINE_BYTES).read_until(b'\n', &mut line).ok()?;
-        if read == 0 {
-            return None;
-        }
+    while lines.by_ref().take(MAX_LINE_BYTES).read_until(b'\n', &mut line).ok()? > 0 {
         let mut fields = line.split(|byte| *byte == b':');
-        if fields.next() == Some(name.as_bytes()) {
-            let number =
-                fields.nth(1).and_then(|number| std::str::from_utf8(number).ok()?.trim_end().parse().ok());
-            if number.is_some() {
-                return number;
-            }
+        if fields.next() == Some(name.as_bytes())
+            && let Some(number) = fields.nth(1).and_then(|number| str::from_utf8(number).ok())
+            && let Ok(number) = number.trim_end().parse()
+        {
+            return Some(number);
         }
+        line.clear();
     }
+    None
 }
 
 #[cfg(test)]

@@ -1,7 +1,6 @@
 //! File descriptors: closing inherited ones, and raising the limit for many clients.
 
 use std::fs;
-use std::io;
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
@@ -19,16 +18,12 @@ pub fn leave_caller() {
         return;
     }
     // Before Linux 5.9.
-    for number in inherited().unwrap_or_default().into_iter().filter(|number| *number >= first) {
+    let entries = fs::read_dir("/proc/self/fd").into_iter().flatten().flatten();
+    let open: Vec<i32> = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
+    for number in open.into_iter().filter(|number| *number >= first) {
         // SAFETY: as above. The descriptor by which the list was read is closed already.
         unsafe { libc::close(number) };
     }
-}
-
-/// Returns the numbers of this process's open descriptors.
-fn inherited() -> io::Result<Vec<i32>> {
-    let entries = fs::read_dir("/proc/self/fd")?;
-    Ok(entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect())
 }
 
 /// Raises this process's limit of open files to `wanted`, or warns if the system does not allow it. Without a

@@ -46,8 +46,6 @@ fn file_number(path: &Path) -> Option<(u32, u32, u64)> {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
-
     use super::*;
 
     #[test]

@@ -103,8 +103,6 @@ fn parents() -> Vec<(u32, u32)> {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
-
     use super::*;
 
     fn wait_until(what: &str, mut done: impl FnMut() -> bool) {

@@ -127,8 +127,6 @@ fn end_of_parts(file: &ReadCache<File>) -> object::Result<u64> {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
-
     use super::*;
 
     /// A library that was cut anywhere has a flaw; the whole one has none.

@@ -105,12 +105,13 @@ pub fn socket_path(dir: &Path, name: &str) -> Result<PathBuf> {
     Ok(path)
 }
 
-/// A runtime directory that this process serves; dropping it removes the sockets.
+/// A runtime directory that this process serves; dropping it removes the control socket.
 pub struct RuntimeDir {
     path: PathBuf,
     dir: OwnedFd,
     lock: File,
-    sockets: Vec<String>,
+    /// Whether the control socket is this process's.
+    is_bound: bool,
 }
 
 impl RuntimeDir {
@@ -140,7 +141,7 @@ impl RuntimeDir {
                 }
             }
         }
-        let claimed = RuntimeDir { path, dir, lock, sockets: Vec::new() };
+        let claimed = RuntimeDir { path, dir, lock, is_bound: false };
         claimed.sign().context(|| format!("cannot write '{}'", lock_path.display()))?;
         Ok(claimed)
     }
@@ -152,11 +153,10 @@ impl RuntimeDir {
         writeln!(lock, "{}", std::process::id())
     }
 
-    /// Takes a directory that another program of this process claimed: its descriptor and its lock's, and the
-    /// sockets that were bound in it.
-    pub fn adopt(path: PathBuf, dir: OwnedFd, lock: OwnedFd, sockets: &[&str]) -> RuntimeDir {
-        let sockets = sockets.iter().map(|name| (*name).to_owned()).collect();
-        RuntimeDir { path, dir, lock: File::from(lock), sockets }
+    /// Takes a directory that another program of this process claimed, and bound the socket in: its
+    /// descriptor and its lock's.
+    pub fn adopt(path: PathBuf, dir: OwnedFd, lock: OwnedFd) -> RuntimeDir {
+        RuntimeDir { path, dir, lock: File::from(lock), is_bound: true }
     }
 
     pub fn descriptors(&self) -> [BorrowedFd<'_>; 2] {
@@ -167,44 +167,41 @@ impl RuntimeDir {
         self.dir.try_clone().context(|| format!("runtime directory '{}'", self.path.display()))
     }
 
-    /// Listens on the socket `name`, mode 0600; removes a stale one first.
-    pub fn bind(&mut self, name: &str) -> Result<UnixListener> {
-        let path = socket_path(&self.path, name)?;
-        self.remove_stale(name)?;
-        let listener =
-            UnixListener::bind(&path).context(|| format!("cannot listen on '{}'", path.display()))?;
-        self.sockets.push(name.to_owned());
+    /// Listens on the control socket, mode 0600; removes a stale one first.
+    pub fn bind(&mut self) -> Result<UnixListener> {
+        let path = socket_path(&self.path, CONTROL_SOCKET)?;
+        let shown = path.display();
+        match rustix::fs::statat(&self.dir, CONTROL_SOCKET, AtFlags::SYMLINK_NOFOLLOW) {
+            Err(Errno::NOENT) => {}
+            Ok(stat) if FileType::from_raw_mode(stat.st_mode) == FileType::Socket => {
+                self.remove_socket().context(|| format!("cannot remove the stale socket '{shown}'"))?;
+                tracing::info!(path = %shown, "removed a socket that an earlier daemon left");
+            }
+            Ok(_) => {
+                let why = "is in the way and not a socket; move it, or choose another --runtime-dir";
+                return Err(Failure::line(format!("'{shown}' {why}")));
+            }
+            Err(error) => return Err(Failure::line(format!("'{shown}': {error}"))),
+        }
+        let listener = UnixListener::bind(&path).context(|| format!("cannot listen on '{shown}'"))?;
+        self.is_bound = true;
         // No other user can have put a link into this directory.
-        rustix::fs::chmodat(&self.dir, name, Mode::RUSR | Mode::WUSR, AtFlags::empty())
-            .context(|| format!("cannot protect '{}'", path.display()))?;
+        rustix::fs::chmodat(&self.dir, CONTROL_SOCKET, Mode::RUSR | Mode::WUSR, AtFlags::empty())
+            .context(|| format!("cannot protect '{shown}'"))?;
         Ok(listener)
     }
 
-    fn remove_stale(&self, name: &str) -> Result<()> {
-        let path = self.path.join(name);
-        match rustix::fs::statat(&self.dir, name, AtFlags::SYMLINK_NOFOLLOW) {
-            Err(Errno::NOENT) => Ok(()),
-            Ok(stat) if FileType::from_raw_mode(stat.st_mode) == FileType::Socket => {
-                rustix::fs::unlinkat(&self.dir, name, AtFlags::empty())
-                    .context(|| format!("cannot remove the stale socket '{}'", path.display()))?;
-                tracing::info!(path = %path.display(), "removed a socket that an earlier daemon left");
-                Ok(())
-            }
-            Ok(_) => Err(Failure::line(format!(
-                "'{}' is in the way and not a socket; move it, or choose another --runtime-dir",
-                path.display()
-            ))),
-            Err(error) => Err(Failure::line(format!("'{}': {error}", path.display()))),
-        }
+    fn remove_socket(&self) -> rustix::io::Result<()> {
+        rustix::fs::unlinkat(&self.dir, CONTROL_SOCKET, AtFlags::empty())
     }
 }
 
 impl Drop for RuntimeDir {
     fn drop(&mut self) {
-        for name in &self.sockets {
-            if let Err(error) = rustix::fs::unlinkat(&self.dir, name, AtFlags::empty()) {
-                tracing::warn!(%error, path = %self.path.join(name).display(), "cannot remove a socket");
-            }
+        if self.is_bound
+            && let Err(error) = self.remove_socket()
+        {
+            tracing::warn!(%error, path = %self.path.display(), "cannot remove the control socket");
         }
         // Remove our process ID. A failure is harmless: readers rely only on the lock.
         let _ = self.lock.set_len(0);
@@ -354,7 +351,6 @@ fn in_use(path: &Path, lock: &mut File) -> Failure {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
     use super::*;
 
     #[test]

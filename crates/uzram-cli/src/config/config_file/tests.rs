@@ -1,5 +1,3 @@
-#![allow(clippy::unwrap_used)]
-
 use super::*;
 use crate::config::settings::{SETTINGS, Setting};
 use uzram::device::Device;

@@ -118,8 +118,6 @@ fn threads() -> io::Result<Vec<Thread>> {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
-
     use super::*;
 
     #[test]

@@ -10,6 +10,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use rustix::fs::MemfdFlags;
 use rustix::io::{FdFlags, fcntl_getfd, fcntl_setfd};
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 use uzram::store::LAYOUT_VERSION;
 use uzram_serve::control::MeasureJson;
 use uzram_serve::fuse::ConnectionRecord;
@@ -61,13 +62,6 @@ impl Number {
         // SAFETY: the caller's promise.
         Ok(unsafe { OwnedFd::from_raw_fd(self.0) })
     }
-}
-
-/// The versions of a state and of the stores' memory.
-#[derive(Deserialize)]
-struct Versions {
-    version: u32,
-    layout: u64,
 }
 
 /// Everything that a holder has.
@@ -162,10 +156,10 @@ impl State {
         file.rewind()?;
         let mut bytes = Vec::new();
         file.take(MAX_BYTES).read_to_end(&mut bytes)?;
-        let Versions { version, layout } = serde_json::from_slice(&bytes)?;
-        if (version, layout) != (VERSION, LAYOUT_VERSION) {
+        let state: Value = serde_json::from_slice(&bytes)?;
+        if state["version"] != VERSION || state["layout"] != LAYOUT_VERSION {
             return Err(io::Error::other("it is of a version that this program does not read"));
         }
-        Ok(serde_json::from_slice(&bytes)?)
+        Ok(serde_json::from_value(state)?)
     }
 }
