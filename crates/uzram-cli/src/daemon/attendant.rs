@@ -10,8 +10,9 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
+use rustix::io::Errno;
 use rustix::net::sockopt::socket_peercred;
-use rustix::process::Pid;
+use rustix::process::{Pid, WaitOptions};
 use serde::{Deserialize, Serialize};
 use uzram_serve::loop_device::LoopAttachment;
 
@@ -128,9 +129,32 @@ fn serve(daemon: &Daemon) -> io::Result<()> {
     // Tells the daemon that this process is ready.
     link.send(&Answer::Ok(String::new()), &[])?;
     while let Some((request, _)) = link.receive::<Request>()? {
-        link.send(&carry_out(daemon, request), &[])?;
+        let shown = request.shown();
+        let cannot = |error: io::Error| Answer::Err(format!("cannot run {shown}: {error}"));
+        link.send(&carry_out_apart(daemon, request).unwrap_or_else(cannot), &[])?;
     }
     Ok(())
+}
+
+/// Carries out a request in a process of its own: the OOM killer ends first who switches swap off. Errors:
+/// there is no such process, or it has ended without an answer.
+fn carry_out_apart(daemon: &Daemon, request: Request) -> io::Result<Answer> {
+    let (link, its) = Link::pair()?;
+    // SAFETY: this process has one thread, so that no lock is held by another that the fork does not have.
+    match unsafe { libc::fork() } {
+        -1 => Err(io::Error::last_os_error()),
+        0 => {
+            let told = its.send(&carry_out(daemon, request), &[]);
+            std::process::exit(i32::from(told.is_err()))
+        }
+        pid => {
+            drop(its);
+            let answer = link.receive()?;
+            let wait = || rustix::process::waitpid(Pid::from_raw(pid), WaitOptions::empty());
+            while wait().is_err_and(|errno| errno == Errno::INTR) {}
+            answer.map(|(answer, _)| answer).ok_or_else(|| io::Error::other("its process was killed"))
+        }
+    }
 }
 
 fn carry_out(daemon: &Daemon, request: Request) -> Answer {

@@ -113,8 +113,8 @@ fn log_in<'a>(command: &'a mut Command, server: &Server) -> &'a mut Command {
 fn fio_verifies_with_pages_in_a_bucket() {
     let Some(place) = Place::needing("fio") else { return };
     let server = Server::start();
-    let mut up = place.command("up --size 2G --mem-limit 128M --backing s3://cold/pages:3G --exec");
-    let said = collect_within(start(log_in(up.arg(verify("384M")), &server)), FIO_WITHIN).ok();
+    let mut up = place.command("up --size 2G --mem-limit 48M --backing s3://cold/pages:3G --exec");
+    let said = collect_within(start(log_in(up.arg(verify("128M")), &server)), FIO_WITHIN).ok();
     assert!(!said.contains("device is failing") && !said.contains(SECRET), "{said}");
     assert_eq!(server.objects().len(), 0, "left behind");
 }

@@ -93,15 +93,15 @@ fn hungry(mib: u64) -> Option<String> {
 
 #[test]
 fn a_python_program_is_right_and_stays_below_the_limit() {
-    let (Some(run), Some(program)) = (Run::if_able(), hungry(96)) else { return };
-    let limited = run.run(&format!("--limit 32M --json -- {program}"));
+    let (Some(run), Some(program)) = (Run::if_able(), hungry(64)) else { return };
+    let limited = run.run(&format!("--limit 24M --json -- {program}"));
     assert!(limited.status.success(), "{limited}");
     let words = program.words();
     assert_eq!(limited.stdout, finish(Command::new(words[0]).args(&words[1..])).ok());
     let figures: Value = serde_json::from_str(&limited.stderr).unwrap();
     let figure = |name: &str| figures[name].as_u64().unwrap();
     assert!(figure("compressed_max_bytes") < figure("stored_max_bytes"), "{figures}");
-    assert!(figure("used_max_bytes") <= 32 << 20, "{figures}");
+    assert!(figure("used_max_bytes") <= 24 << 20, "{figures}");
 }
 
 #[test]
@@ -133,15 +133,15 @@ fn a_full_spill_file_is_no_worse_than_none() {
 
 #[test]
 fn on_a_host_without_memory_a_program_with_a_limit_lives() {
-    let (Some(_run), Some(program)) = (Run::if_able(), hungry(120)) else { return };
-    let Some(host) = Cgroup::new("run", 96 << 20) else { return };
+    let (Some(_run), Some(program)) = (Run::if_able(), hungry(80)) else { return };
+    let Some(host) = Cgroup::new("run", 64 << 20) else { return };
     host.set("memory.swappiness", "0");
     let dir = tempfile::tempdir().unwrap();
     let run = |limit: &str| {
         let words = format!("run --limit {limit} --spill {}:1G -- {program}", dir.path().display());
         finish(host.command(UZRAM).args(words.words()))
     };
-    run("32M").shows(&["all as they should be"]);
+    run("24M").shows(&["all as they should be"]);
     // With a limit that the host does not have the kernel kills it, as it would without one.
     let dies = run("1G");
     assert_eq!(dies.status.signal(), Some(libc::SIGKILL), "{dies}");
