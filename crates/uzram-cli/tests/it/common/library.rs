@@ -3,21 +3,11 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Builds the library beside a program of the workspace, which looks for it there. Returns its path. Names what
-/// `make test` names, so that nothing else is built again.
+/// Builds the library beside a program of the workspace, which looks for it there. Returns its path.
 pub fn build_beside(program: &str) -> PathBuf {
     let dir = Path::new(program).parent().unwrap();
     let mut cargo = Command::new(env!("CARGO"));
-    cargo.args([
-        "build",
-        "--quiet",
-        "--workspace",
-        "--lib",
-        "--features",
-        "uzram-cli/remote",
-        "--target-dir",
-    ]);
-    cargo.arg(dir.parent().unwrap());
+    cargo.args(["build", "--quiet", "-p", "uzram-run", "--target-dir"]).arg(dir.parent().unwrap());
     if dir.ends_with("release") {
         cargo.arg("--release");
     }
