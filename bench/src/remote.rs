@@ -62,13 +62,15 @@ pub fn run(options: &Options) -> Result<Report> {
         Ok(())
     })?;
     let mut report = Report::default();
-    let figures: [(&str, fn(&Ours) -> f64, fn(&Theirs) -> f64); 4] = [
+    /// A row, and what it compares.
+    type Row = (&'static str, fn(&Ours) -> f64, fn(&Theirs) -> f64);
+    let rows: [Row; 4] = [
         ("extents out / SET, MB/s", |round| round.out_mb_per_s, |round| round.set_mb_per_s),
         ("extents out / SET of new keys, MB/s", |round| round.out_mb_per_s, |round| round.set_new_mb_per_s),
         ("a page in / GET, p50 µs", |round| round.read_us[0], |round| round.get_us[0]),
         ("a page in / GET, p99 µs", |round| round.read_us[1], |round| round.get_us[1]),
     ];
-    for (row, of_ours, of_theirs) in figures {
+    for (row, of_ours, of_theirs) in rows {
         report.compared(TABLE, row, SIDES, [&each(&ours, of_ours), &each(&theirs, of_theirs)]);
     }
     let [single, ordered] = [0, 1].map(|which| each(&ours, |round| round.pages_per_s[which]));

@@ -135,7 +135,8 @@ fn right_checksums(memory: &OwnedFd) {
 }
 
 pub(crate) fn seeds() -> Vec<Vec<u8>> {
-    let seeds: [(u8, &[(u8, u16, u8)]); 9] = [
+    type Damage = &'static [(u8, u16, u8)];
+    let seeds: [(u8, Damage); 9] = [
         (0, &[]),
         (1, &[]),
         // The superblock, the settings that change, those that do not.

@@ -58,7 +58,6 @@ impl Workload {
                 ..RoundOptions::default()
             },
             corpus: args.corpus.clone().unwrap_or(LabOptions::default().corpus),
-            ..LabOptions::default()
         };
         // Reports invalid options.
         options.estimate(table)?;

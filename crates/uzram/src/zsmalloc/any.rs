@@ -47,10 +47,10 @@ impl AnyPool {
     /// As [`RawPool::free`].
     #[inline]
     pub unsafe fn free(&self, handle: u32) {
-        // SAFETY: the caller's promise.
-        any_design!(
-            @each AnyPool [Pinned, ClassIndexed, Consolidated, Split], self, pool => unsafe { pool.free(handle) }
-        );
+        any_design!(@each AnyPool [Pinned, ClassIndexed, Consolidated, Split], self, pool => {
+            // SAFETY: the caller's promise.
+            unsafe { pool.free(handle) }
+        });
     }
 }
 

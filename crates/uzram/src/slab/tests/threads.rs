@@ -149,7 +149,7 @@ impl<P: Policy> Shared<P> {
             let results: Vec<_> = workers.into_iter().map(ScopedJoinHandle::join).collect();
             self.done.store(true, Ordering::Relaxed);
             let disturbed = disturbing.into_iter().map(ScopedJoinHandle::join);
-            for panic in results.into_iter().chain(disturbed).filter_map(Result::err) {
+            if let Some(panic) = results.into_iter().chain(disturbed).find_map(Result::err) {
                 std::panic::resume_unwind(panic);
             }
         });

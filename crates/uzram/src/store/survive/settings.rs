@@ -110,7 +110,8 @@ impl Record<'_> {
         builder.checksum = self.flag(builder.checksum)?;
         builder.reserve_pages = self.number(builder.reserve_pages)?;
         let streams = self.named(&streams)?;
-        let [_, default_lru, _] = Designs::default().names();
+        let defaults: Designs = Default::default();
+        let [_, default_lru, _] = defaults.names();
         let lru = if builder.lru { lru } else { default_lru };
         builder.designs = Designs::named([&pool, &lru, &streams]).map_err(|_| damaged())?;
         // Whether writers release their streams while they wait for memory, as earlier versions could.
