@@ -1,10 +1,10 @@
-//! Trying again what failed for a reason that may pass, until the time of the request is over.
+//! The time that opening a store may take; trying a request again that failed for a reason that may pass,
+//! until its time is over.
 
 use std::future::Future;
 use std::time::Duration;
 
 use tokio::time::Instant;
-
 use uzram::ErrorKind;
 
 use crate::answers::Failure;

@@ -7,11 +7,12 @@
 //! times as long as AES-GCM.
 //!
 //! The device's key is in memory that is locked, so that it is not swapped out, and left out of core files.
-//! So is the file in which it is handed on. A derived key is on the stack while it is used. Both
-//! are erased then; what the calls that make them leave on the stack is not.
+//! So is the file in which it is handed on. A derived key is on the stack while it is used. Both are erased
+//! then; what the calls that make them leave on the stack is not.
 
 use std::ffi::c_void;
 use std::fmt;
+use std::marker::PhantomData;
 use std::mem::ManuallyDrop;
 use std::os::fd::AsFd;
 use std::ptr;
@@ -89,25 +90,27 @@ impl Drop for Erased {
     }
 }
 
-/// Memory of a mapping, which stays in memory and is left out of core files; unmapped when it is dropped.
+/// Pages of a mapping of its own, which stay in memory and are left out of core files; unmapped when it is
+/// dropped.
 struct LockedPages {
     start: *mut c_void,
     len: usize,
 }
 
-// SAFETY: whoever reads or writes through the pointer upholds what a shared reference needs, and the pages
-// are unmapped once.
+// SAFETY: nothing here reads or writes through the pointer, and the pages are unmapped once. [`LockedKey`]
+// says of what it keeps there whether threads may share that.
 unsafe impl Send for LockedPages {}
 // SAFETY: as for `Send`.
 unsafe impl Sync for LockedPages {}
 
 impl LockedPages {
-    /// Locks a mapping of `len` bytes. Errors: that of `mapped`; the system locks no memory.
+    /// Locks a mapping. Errors: the system locks no memory.
     ///
     /// # Safety
-    /// The mapping is the caller's, who gives it away.
-    unsafe fn new(mapped: rustix::io::Result<*mut c_void>, len: usize) -> rustix::io::Result<Self> {
-        let pages = LockedPages { start: mapped?, len };
+    /// `start` begins a mapping of `len` bytes, which the caller gives away: nothing refers to it once this is
+    /// dropped.
+    unsafe fn new(start: *mut c_void, len: usize) -> rustix::io::Result<Self> {
+        let pages = LockedPages { start, len };
         // SAFETY: the pages are the mapping's. Neither call changes what they hold.
         unsafe {
             rustix::mm::madvise(pages.start, len, Advice::LinuxDontDump)?;
@@ -123,7 +126,17 @@ impl LockedPages {
         // a file that nobody can change. SAFETY: a mapping at an address that the system chooses replaces no
         // other one, and is this one's.
         unsafe {
-            let start = rustix::mm::mmap(ptr::null_mut(), len, ProtFlags::READ, MapFlags::PRIVATE, file, 0);
+            let start = rustix::mm::mmap(ptr::null_mut(), len, ProtFlags::READ, MapFlags::PRIVATE, file, 0)?;
+            LockedPages::new(start, len)
+        }
+    }
+
+    /// Maps and locks `len` bytes of zeros. Errors: the system maps or locks no memory.
+    fn anonymous(len: usize) -> rustix::io::Result<Self> {
+        let flags = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a mapping at an address that the system chooses replaces no other one, and is this one's.
+        unsafe {
+            let start = rustix::mm::mmap_anonymous(ptr::null_mut(), len, flags, MapFlags::PRIVATE)?;
             LockedPages::new(start, len)
         }
     }
@@ -138,18 +151,16 @@ impl Drop for LockedPages {
 }
 
 /// A key in locked memory, on pages of its own: nothing else is locked or left out of core files with it.
-struct LockedKey(LockedPages);
+struct LockedKey {
+    pages: LockedPages,
+    /// What is there: this may be sent and shared as far as that may.
+    _key: PhantomData<Erased>,
+}
 
 impl LockedKey {
     /// Locks memory, and puts a key there.
     fn new(key: &Key) -> Result<LockedKey> {
-        let (len, flags) = (size_of::<Erased>(), ProtFlags::READ | ProtFlags::WRITE);
-        // SAFETY: a mapping at an address that the system chooses replaces no other one, and is this one's.
-        let pages = unsafe {
-            let start = rustix::mm::mmap_anonymous(ptr::null_mut(), len, flags, MapFlags::PRIVATE);
-            LockedPages::new(start, len)
-        };
-        let pages = pages.map_err(|why| {
+        let pages = LockedPages::anonymous(size_of::<Erased>()).map_err(|why| {
             let what = format!(
                 "no memory can be locked for the key of a backing device ({why}): raise RLIMIT_MEMLOCK (LimitMEMLOCK= of the \
                  service)"
@@ -159,19 +170,19 @@ impl LockedKey {
         let key = Erased::new(&key.0)?;
         // SAFETY: the pages have room for it, begin where it may, and nothing refers to them.
         unsafe { pages.start.cast::<Erased>().write(key) };
-        Ok(LockedKey(pages))
+        Ok(LockedKey { pages, _key: PhantomData })
     }
 
     fn key(&self) -> &LessSafeKey {
         // SAFETY: `new` has put it there, and nobody changes it.
-        unsafe { &(*self.0.start.cast::<Erased>()).0 }
+        unsafe { &(*self.pages.start.cast::<Erased>()).0 }
     }
 }
 
 impl Drop for LockedKey {
     fn drop(&mut self) {
         // SAFETY: `new` has put it there, and its memory is unmapped after this.
-        unsafe { self.0.start.cast::<Erased>().drop_in_place() };
+        unsafe { self.pages.start.cast::<Erased>().drop_in_place() };
     }
 }
 

@@ -149,7 +149,7 @@ impl Recorder {
             );
             return Err(Error::new(ErrorKind::Busy, what));
         }
-        Recorder::of(dir, shown, record, "begin")
+        Recorder::of(dir, shown, record)
     }
 
     /// Goes on with the record of a daemon that has locked its open runtime directory `dir`, in another of
@@ -159,11 +159,11 @@ impl Recorder {
     /// `Io`, `Invalid`, `Permission`.
     pub fn resume(dir: OwnedFd, shown: &Path) -> Result<Recorder> {
         let record = Record::read(&dir, shown)?;
-        Recorder::of(dir, shown, record, "go on with")
+        Recorder::of(dir, shown, record)
     }
 
-    fn of(dir: OwnedFd, shown: &Path, mut record: Record, did: &str) -> Result<Recorder> {
-        let failed = |error: io::Error| failure(ErrorKind::Io, did, shown, &error.to_string());
+    fn of(dir: OwnedFd, shown: &Path, mut record: Record) -> Result<Recorder> {
+        let failed = |error: io::Error| failure(ErrorKind::Io, "go on with", shown, &error.to_string());
         record.boot_id = boot_id().map_err(failed)?;
         Ok(Recorder { dir, shown: shown.to_owned(), record: Mutex::unordered(record) })
     }

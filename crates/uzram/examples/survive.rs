@@ -91,7 +91,8 @@ fn is_child() -> Result<bool> {
     Ok(true)
 }
 
-/// Starts a child and kills it somewhere after its second round; returns the last round that it said it wrote.
+/// Starts a child and kills it somewhere after its second round; returns the last round that it said it
+/// wrote.
 fn kill_a_writer(mut child: Command, memory: &OwnedFd, random: &mut Random) -> Result<u64> {
     // Unlike `try_clone`, dup(2) makes a descriptor that stays open on exec.
     let inherited = rustix::io::dup(memory)?;

@@ -13,7 +13,8 @@
 //! use uzram::{Device, Result};
 //!
 //! fn main() -> Result<()> {
-//!     let device = Device::builder("zram0").algorithm(Kind::Zstd).mem_limit_bytes(64 << 20).build(256 << 20)?;
+//!     let builder = Device::builder("zram0").algorithm(Kind::Zstd).mem_limit_bytes(64 << 20);
+//!     let device = builder.build(256 << 20)?;
 //!     let disk = device.open()?;
 //!     disk.write(4096, &[7; 8192])?;
 //!

@@ -25,8 +25,8 @@ const BUILD: &str = "cargo build --release -p uzram-lab --features lock-stats";
 /// Runs the command: records each design and prints its locks.
 ///
 /// # Errors
-/// `Invalid` names what the command line asks for and there is not; `Unsupported` if this build cannot record;
-/// any other error is of a design that could not be run.
+/// `Invalid` names what the command line asks for and there is not; `Unsupported` if this build cannot
+/// record; any other error is of a design that could not be run.
 pub fn run(args: &LocksArgs) -> Result<()> {
     let workload = Workload::new(args)?;
     #[cfg(not(feature = "lock-stats"))]

@@ -1,4 +1,5 @@
-//! The worked example of CONTRIBUTING.md, which adds a lock design to a table: tests that the text stays right.
+//! The worked example of CONTRIBUTING.md, which adds a lock design to a table: tests that the text stays
+//! right.
 
 use std::fs;
 use std::path::{Path, PathBuf};

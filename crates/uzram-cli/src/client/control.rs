@@ -151,15 +151,19 @@ pub fn list(runtime: &RuntimeArgs) -> Result<()> {
 pub fn stat(args: &StatArgs) -> Result<()> {
     let is_number = args.name.bytes().all(|byte| byte.is_ascii_digit());
     let id = args.name.parse().ok().filter(|_| is_number && args.attribute.is_none());
+    let Some(id) = id else { return stat_device(args, &Daemon::at(&args.runtime)?) };
     // A device can have such a name.
-    let failure = match (Daemon::at(&args.runtime).and_then(|daemon| stat_device(args, &daemon)), id) {
-        (Err(failure), Some(_)) if failure.is_reported() => failure,
-        (shown, _) => return shown,
+    let asked = Daemon::at(&args.runtime).and_then(|daemon| {
+        daemon.ask("GET", &device_path(&args.name), None)?;
+        Ok(daemon)
+    });
+    let failure = match asked {
+        Ok(daemon) => return stat_device(args, &daemon),
+        Err(failure) => failure,
     };
-    match id.and_then(programs::of) {
+    match programs::of(id) {
         Some(program) => report(&show::program_json(&program), |_| show::program_details(&program)),
         None => Err(failure.map_line(|line| {
-            let id = &args.name;
             format!(
                 "process {id} does not run under `uzram run`, or is another user's; and as a device: {line}"
             )

@@ -190,7 +190,7 @@ fn cannot_run(program: &Path, error: &io::Error) -> Failure {
 /// Finds the library: in this program's directory, or in `lib/uzram` beside that. It must be as hard to
 /// change as this program.
 pub fn library() -> Result<PathBuf> {
-    let program = env::current_exe().context(|| "where is this program?")?;
+    let program = env::current_exe().context(|| "cannot find this program's file")?;
     let dir = program.parent().unwrap_or(Path::new("/"));
     let places = [dir.join(LIBRARY), dir.join("../lib/uzram").join(LIBRARY)];
     let found = places.iter().find_map(|place| fs::canonicalize(place).ok());

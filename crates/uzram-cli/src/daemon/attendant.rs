@@ -5,12 +5,11 @@
 //! when the daemon does.
 
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::process::CommandExt;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::{Command, ExitStatus, Stdio};
 
-use rustix::io::Errno;
 use rustix::net::sockopt::socket_peercred;
 use rustix::process::{Pid, WaitOptions};
 use serde::{Deserialize, Serialize};
@@ -19,6 +18,7 @@ use uzram_serve::loop_device::LoopAttachment;
 use crate::client::attach::{attach_device, detach_device};
 use crate::client::daemon_client::Daemon;
 use crate::config::plan::SwapPlan;
+use crate::config::settings::parse_name;
 use crate::daemon::survive::link::Link;
 use crate::failure::{Context, Failure, Result};
 use crate::system::descriptors::leave_caller;
@@ -131,33 +131,46 @@ fn serve(daemon: &Daemon) -> io::Result<()> {
     while let Some((request, _)) = link.receive::<Request>()? {
         let shown = request.shown();
         let cannot = |error: io::Error| Answer::Err(format!("cannot run {shown}: {error}"));
-        link.send(&carry_out_apart(daemon, request).unwrap_or_else(cannot), &[])?;
+        link.send(&carry_out_apart(&link, daemon, request).unwrap_or_else(cannot), &[])?;
     }
     Ok(())
 }
 
-/// Carries out a request in a process of its own: the OOM killer ends first who switches swap off. Errors:
-/// there is no such process, or it has ended without an answer.
-fn carry_out_apart(daemon: &Daemon, request: Request) -> io::Result<Answer> {
-    let (link, its) = Link::pair()?;
+/// Carries out a request in a process of its own, because the OOM killer ends the process that runs swapoff
+/// first: this one must outlive it. `link` leads to the daemon. Errors: there is no such process, or it has
+/// ended without an answer.
+fn carry_out_apart(link: &Link, daemon: &Daemon, request: Request) -> io::Result<Answer> {
+    let (of_child, its) = Link::pair()?;
     // SAFETY: this process has one thread, so that no lock is held by another that the fork does not have.
     match unsafe { libc::fork() } {
         -1 => Err(io::Error::last_os_error()),
         0 => {
+            // SAFETY: this process ends below without using the link again; the daemon sees it close when
+            // its attendant dies. The signals end this process as they end any other.
+            unsafe {
+                libc::close(link.as_fd().as_raw_fd());
+                ENDING_SIGNALS.iter().for_each(|signal| _ = libc::signal(*signal, libc::SIG_DFL));
+            }
             let told = its.send(&carry_out(daemon, request), &[]);
             std::process::exit(i32::from(told.is_err()))
         }
         pid => {
             drop(its);
-            let answer = link.receive()?;
+            let answer = of_child.receive();
             let wait = || rustix::process::waitpid(Pid::from_raw(pid), WaitOptions::empty());
-            while wait().is_err_and(|errno| errno == Errno::INTR) {}
-            answer.map(|(answer, _)| answer).ok_or_else(|| io::Error::other("its process was killed"))
+            let ended = rustix::io::retry_on_intr(wait)?;
+            let how = || ended.map(|(_, status)| ExitStatus::from_raw(status.as_raw()).to_string());
+            let without =
+                || io::Error::other(format!("its process ended with {}", how().unwrap_or_default()));
+            answer?.map(|(answer, _)| answer).ok_or_else(without)
         }
     }
 }
 
 fn carry_out(daemon: &Daemon, request: Request) -> Answer {
+    // The name becomes a path below the daemon's files, and the daemon may be an attacker's by now.
+    let (Request::Attach { name, .. } | Request::Detach { name, .. }) = &request;
+    parse_name(name)?;
     let done = match request {
         Request::Attach { name, swap } => {
             attach_device(daemon, &name, swap).map(|path| path.display().to_string())
@@ -167,4 +180,27 @@ fn carry_out(daemon: &Daemon, request: Request) -> Answer {
         }
     };
     done.map_err(Failure::into_line)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    #[test]
+    fn a_request_names_a_device_and_nothing_else() {
+        let dir = tempfile::tempdir().unwrap();
+        let daemon = Daemon::in_dir(dir.path().to_owned()).unwrap();
+        let attachment = LoopAttachment { number: 3, diskseq: 4 };
+        for name in ["../x", "a/b", "..", "-x", "", "a b"] {
+            for request in [
+                Request::Attach { name: name.to_owned(), swap: None },
+                Request::Detach { name: name.to_owned(), attachment, swap_off: Some(9) },
+            ] {
+                let refused = carry_out(&daemon, request).unwrap_err();
+                assert!(refused.starts_with("a name is a letter or digit"), "{name}: {refused}");
+            }
+        }
+    }
 }

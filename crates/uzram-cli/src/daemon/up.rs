@@ -2,7 +2,7 @@
 //! serves (`worker`) and one outlives all others ([`holder`]).
 
 use std::ffi::OsString;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use clap::{Args as _, FromArgMatches};
 
@@ -92,8 +92,10 @@ impl UpArgs {
             Some(config) => config,
             None => ConfigFile { devices: vec![self.device_plan()?], ..ConfigFile::default() },
         };
-        let path = self.config.as_deref().unwrap_or(Path::new(""));
-        let listen = self.listen.clone().with_file(keys, path)?;
+        let listen = match &self.config {
+            Some(path) => self.listen.clone().with_file(keys, path)?,
+            None => self.listen.clone(),
+        };
         let plan = DaemonPlan::new(runtime_dir, devices)?;
         let nbd = listen.config(plan.nbd)?;
         let absolute =

@@ -227,7 +227,8 @@ impl<'a> Worker<'a> {
                         tracing::warn!(%error, "cannot signal the command");
                     }
                 }
-                _ => {}
+                // The thread that receives them keeps these.
+                Order::Device(_) | Order::Forget { .. } | Order::Reload => {}
             }
         }
     }
@@ -254,7 +255,8 @@ impl<'a> Worker<'a> {
                 }
                 Ok(Order::End(end)) => break end,
                 Ok(Order::CommandEnded) | Err(RecvTimeoutError::Disconnected) => return Ending::WhenFree,
-                Ok(_) | Err(RecvTimeoutError::Timeout) => {}
+                Ok(Order::Interrupt | Order::Device(_) | Order::Forget { .. } | Order::Reload)
+                | Err(RecvTimeoutError::Timeout) => {}
             }
         };
         drop(live);

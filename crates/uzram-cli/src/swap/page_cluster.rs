@@ -93,6 +93,8 @@ mod tests {
         fs::write(&places.setting, "7\n").unwrap();
         places.set(5).unwrap();
         fs::write(&places.setting, "3\n").unwrap();
+        places.restore().unwrap();
+        assert_eq!((places.value().unwrap(), places.note.exists()), (3, false));
         for note in ["7 3 another-boot", "", "7", "x y z", "7 3", "999 3 z"] {
             fs::write(&places.note, note).unwrap();
             places.restore().unwrap();

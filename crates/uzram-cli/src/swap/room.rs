@@ -183,6 +183,9 @@ mod tests {
     #[test]
     fn tables_that_take_half_of_the_machine_are_warned_about() {
         let memory = Memory { ram_bytes: 24 << 30, limit_bytes: 24 << 30 };
+        let said = warning_of_fixed("a", 112 << 30, &memory).expect("a warning");
+        let has_both = said.starts_with("the tables of a may take 112 GiB, ") && said.contains("has 24 GiB");
+        assert!(has_both, "{said}");
         assert_eq!(warning_of_fixed("a", 12 << 30, &memory), None);
         let small = Memory { ram_bytes: 1 << 20, limit_bytes: 1 << 20 };
         let said = fixed_warning(&[device(&[("disksize", "1G")]), device(&[])], &small).expect("a warning");

@@ -157,14 +157,16 @@ impl Process {
             if stop.load(Ordering::Relaxed) {
                 break;
             }
-            let scanned = match self.can_scan {
-                true => scan(&self.pagemap, range.clone(), &mut regions),
-                false => Err(Errno::NOTTY),
-            };
-            self.can_scan = scanned != Err(Errno::NOTTY);
-            let found =
-                if self.can_scan { scanned } else { look_up(&self.pagemap, range, stop, &mut regions) };
-            found.map_err(|error| failure(self.pid, error))?;
+            if self.can_scan {
+                match scan(&self.pagemap, range.clone(), &mut regions) {
+                    Err(Errno::NOTTY) => self.can_scan = false,
+                    scanned => {
+                        scanned.map_err(|error| failure(self.pid, error))?;
+                        continue;
+                    }
+                }
+            }
+            look_up(&self.pagemap, range, stop, &mut regions).map_err(|error| failure(self.pid, error))?;
         }
         Ok(regions)
     }

@@ -98,7 +98,9 @@ pub fn unprotect() {
 /// Has the OOM killer end this process, which another one replaces, rather than the holder, which none
 /// replaces.
 pub fn end_before_holder() {
-    fs::read_to_string(OOM_SCORE).iter().for_each(|of_holder| put_before_holder(of_holder));
+    if let Ok(of_holder) = fs::read_to_string(OOM_SCORE) {
+        put_before_holder(&of_holder);
+    }
 }
 
 /// Does that for a process whose holder has this score.

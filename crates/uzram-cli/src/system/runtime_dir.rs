@@ -201,7 +201,8 @@ impl Drop for RuntimeDir {
         if self.is_bound
             && let Err(error) = self.remove_socket()
         {
-            tracing::warn!(%error, path = %self.path.display(), "cannot remove the control socket");
+            let path = self.path.join(CONTROL_SOCKET);
+            tracing::warn!(%error, path = %path.display(), "cannot remove a socket");
         }
         // Remove our process ID. A failure is harmless: readers rely only on the lock.
         let _ = self.lock.set_len(0);

@@ -234,7 +234,8 @@ fn what_stays_in_another_users_directory_is_said() {
     chown(&dir, Some(NOBODY), Some(NOBODY)).unwrap();
     let (socket, mnt) = (dir.join("nbd.sock"), dir.join("mnt"));
     let daemon = place.up(&format!("--listen unix:{} --mount {}", socket.display(), mnt.display()));
-    let said = place.end(daemon);
+    place.run("down").ok();
+    let said = daemon.succeeds();
     assert!(!socket.exists() && !mnt.exists(), "the holder, which is not confined, removes them: {said}");
     place.assert_clean();
 }

@@ -93,8 +93,8 @@ impl Disk {
         }
     }
 
-    /// Checks writes about the end, each of which ends there, with what is there wanted; `may_be` says whether
-    /// a write of which so many bytes lie before the end may have another result.
+    /// Checks writes about the end, each of which ends there, and what is on the disk then; `may_be` says
+    /// whether a write of which so many bytes lie before the end may have another result.
     fn check_writes(
         &mut self,
         cases: impl Iterator<Item = (u64, u64)>,
@@ -234,6 +234,7 @@ fn asynchronous_requests_end_there_too() {
             let wanted = if len > 1 << 20 { Errno::NOSPC } else { Errno::IO };
             is_file && (1..len).contains(&before_end) && error == wanted
         });
+        disk.check_reads(cases(), |bytes, offset| asynchronously(&file, 0, bytes, offset));
     });
 }
 

@@ -79,9 +79,14 @@ fn words_of_other_programs_are_translated() {
 fn a_file_that_is_no_dictionary_is_refused() {
     let place = Place::new();
     let is_none = ["dict=/etc/passwd: it is not a dictionary", "`uzram train`"];
-    for kind in ["", " lz4,", " lz4hc:2,", " zstd:3,", " memory,"] {
-        let option = if kind.is_empty() { "--algorithm-params " } else { "--algorithm" };
-        place.refuses(&[(&format!("up {option}{kind}dict=/etc/passwd"), 2, &is_none)]);
+    for option in [
+        "--algorithm-params ",
+        "--algorithm lz4,",
+        "--algorithm lz4hc:2,",
+        "--algorithm zstd:3,",
+        "--algorithm memory,",
+    ] {
+        place.refuses(&[(&format!("up {option}dict=/etc/passwd"), 2, &is_none)]);
     }
     assert!(!place.dir().exists(), "nothing was tried");
 }

@@ -17,7 +17,10 @@ fn tls(place: &Place, client_ca: bool) -> String {
 /// Starts a daemon with a TCP port, one more Unix socket, and TLS with client certificates.
 fn secure_daemon(place: &Place) -> Daemon {
     let (tls, extra) = (tls(place, true), place.path("extra.sock"));
-    place.up_sized("64M", &format!("--listen tcp:127.0.0.1:0 --listen unix:{extra} {tls}"))
+    let daemon = place.up_sized("64M", &format!("--listen tcp:127.0.0.1:0 --listen unix:{extra} {tls}"));
+    let announced = format!("nbds://127.0.0.1:{}/zram0", tls_port(&daemon));
+    assert!(uris(&daemon).contains(&announced), "{}", daemon.facts);
+    daemon
 }
 
 /// Returns the TCP port of a daemon with TLS. The URI has the machine's name, which the machine may not be
@@ -129,6 +132,8 @@ fn what_cannot_be_served_is_refused_in_one_line() {
     let taken = format!("--listen tcp:{}", listener.local_addr().unwrap());
     for (options, code, said) in [
         ("--listen tcp:0.0.0.0:0", 2, "tls-client-ca"),
+        ("--listen tcp:192.0.2.1:10809", 2, "tls-client-ca"),
+        ("--listen tcp:[::ffff:10.0.0.1]:1", 2, "tls-client-ca"),
         ("--listen tcp:[::]:0", 2, "tls-client-ca"),
         // Every client would be admitted, with TLS or without.
         ("--listen tcp:0.0.0.0:0 --tls-cert CERT --tls-key KEY", 2, "tls-client-ca"),
@@ -232,8 +237,8 @@ fn hostile_clients_disturb_nobody() {
     }
     // Some disconnect before the response, or within their request; with the slow ones there are fewer than
     // the 64 that the server accepts at once.
-    for _ in 0..40 {
-        connect(&socket).write_all(b"GET /v1/devices HTTP/1.1\r\n\r\n").unwrap();
+    for end in ["\r\n\r\n", ""].repeat(20) {
+        connect(&socket).write_all(format!("GET /v1/devices HTTP/1.1{end}").as_bytes()).unwrap();
     }
     place.run("stat zram0").shows(&["stored"]);
     assert_eq!(place.run("down").ok(), "");

@@ -100,6 +100,11 @@ fn a_backing_file_does_not_lie_on_the_daemons_own_devices() {
     place.run("reset zram1").ok();
     let cold = format!("{}:1M", dir.join("cold").display());
     place.run(&format!("set zram1 backing_dev={cold}")).says(1, &on_it);
+    // Of tiers, any; but not what is elsewhere.
+    let tiers = format!("backing_dev={} {cold}", place.path("elsewhere:1M"));
+    place.run(&["set", "zram1", &tiers]).says(1, &on_it);
+    let address = place.run("set zram1 backing_dev=redis://127.0.0.1:1");
+    assert!(!address.status.success() && !address.stderr.contains("lies on"), "{address}");
     let attribute = place.dir().join("mnt/zram1/backing_dev");
     assert_eq!(fs::write(&attribute, &cold).unwrap_err().raw_os_error(), Some(libc::EINVAL));
     // Elsewhere it may lie, and the daemon ends as usual.

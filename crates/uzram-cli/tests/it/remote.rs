@@ -113,8 +113,10 @@ fn log_in<'a>(command: &'a mut Command, server: &Server) -> &'a mut Command {
 fn fio_verifies_with_pages_in_a_bucket() {
     let Some(place) = Place::needing("fio") else { return };
     let server = Server::start();
-    let mut up = place.command("up --size 2G --mem-limit 48M --backing s3://cold/pages:3G --exec");
-    let said = collect_within(start(log_in(up.arg(verify("128M")), &server)), FIO_WITHIN).ok();
+    let mut up = place.command("up --size 2G --mem-limit 32M --backing s3://cold/pages:3G --exec");
+    let written =
+        format!("{} && {UZRAM} stat zram0 backing | grep 'pages_written_back ....'", verify("128M"));
+    let said = collect_within(start(log_in(up.arg(written), &server)), FIO_WITHIN).ok();
     assert!(!said.contains("device is failing") && !said.contains(SECRET), "{said}");
     assert_eq!(server.objects().len(), 0, "left behind");
 }

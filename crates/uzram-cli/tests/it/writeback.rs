@@ -295,8 +295,8 @@ fn a_full_backing_device_is_left_alone_until_there_is_room() {
     place.fio(&format!("{random} --rw=write --offset=44M --size=10M --verify=crc32c"));
 }
 
-/// Returns how many bytes are written for each that leaves where pages are overwritten at random and the share
-/// `live` of a device is live, as the engine's `store/writeback/clean.rs` says.
+/// Returns how many bytes are written for each that leaves where pages are overwritten at random and the
+/// share `live` of a device is live, as the engine's `store/writeback/clean.rs` says.
 fn theory(live: f64) -> f64 {
     let (mut low, mut high) = (0.0f64, 1.0f64);
     for _ in 0..60 {

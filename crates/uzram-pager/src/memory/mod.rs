@@ -78,8 +78,8 @@ pub struct Settings {
     pub on_figures: fn(&MemoryStats),
 }
 
-/// Returns whether this process's address space or data is limited (RLIMIT_AS, RLIMIT_DATA). The system counts
-/// all that is reserved there, so that a [`Memory`] has no room.
+/// Returns whether this process's address space or data is limited (RLIMIT_AS, RLIMIT_DATA). The system
+/// counts all that is reserved there, so that a [`Memory`] has no room.
 pub fn is_address_space_limited() -> bool {
     [Resource::As, Resource::Data].into_iter().any(|limit| getrlimit(limit).current.is_some())
 }

@@ -20,8 +20,7 @@ pub struct About {
     /// Whether it was started for a swap area, and ends with it.
     pub ends_with_swap: bool,
     /// The measures that keep a swap daemon from waiting for memory that only it can free, and the privileges
-    /// that it gave up; none of the latter if it starts programs
-    /// as other users.
+    /// that it gave up; none of the latter if it starts programs as other users.
     pub protection: Vec<MeasureJson>,
     /// Why its devices cannot become block devices, if they cannot.
     #[serde(default)]

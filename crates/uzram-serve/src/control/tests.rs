@@ -304,6 +304,12 @@ fn answer(stream: &mut UnixStream) -> String {
     String::from_utf8(bytes).unwrap()
 }
 
+#[test]
+fn without_tls_there_is_nothing_to_reload() {
+    let answer = ask(&api(), &request("POST", "/v1/reload", ""));
+    assert_eq!((answer.status, &answer.json["setting"]), (409, &"tls-cert".into()));
+}
+
 /// Nor do clients that send single bytes stay for longer; their places are free again.
 #[test]
 fn slow_requests_are_cut_off_and_one_connection_too_many_is_told_so() {

@@ -91,6 +91,7 @@ fn open(device: &Path) -> io::Result<File> {
 
 /// A thread that requests the limit from the kernel. Dropping this drops the limit and ends the thread.
 pub(super) struct CpuLatency {
+    /// [`IDLE`], [`HELD`] or [`SEEN`]. Requests raise it to `SEEN`; the thread lowers it each period.
     state: Arc<AtomicU8>,
     /// When the last request came while the limit was not requested.
     last: Mutex<Option<Instant>>,
@@ -165,8 +166,8 @@ fn keep(mut device: File, limit_us: i32, state: &AtomicU8, told: &Receiver<()>) 
             if told.recv_timeout(PERIOD) == Err(RecvTimeoutError::Disconnected) {
                 return;
             }
-            let next = |state| Some(if state == SEEN { HELD } else { IDLE });
-            if state.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next) == Ok(HELD) {
+            // SEEN becomes HELD, and that IDLE: only this thread leaves them.
+            if state.fetch_sub(1, Ordering::Relaxed) == HELD {
                 break;
             }
         }

@@ -12,7 +12,7 @@ use uzram::ErrorKind;
 use uzram::device::Device;
 use uzram::units::format_size;
 
-use super::meta_context::Contexts;
+use super::meta_context::{Context, Contexts};
 use super::proto::{
     self, InfoRequest, MetaContextRequest, handshake_flags, info, option, parse_option_header, reply,
     transmission_flags, violation,
@@ -257,7 +257,7 @@ impl<S: Read + Write> Negotiation<'_, S> {
             return invalid(self, "a query begins with a namespace and a colon");
         }
         if lists && request.queries().next().is_none() {
-            selected = Contexts::ALL;
+            Context::ALL.into_iter().for_each(|context| _ = selected.insert(context));
         }
         for context in selected.iter() {
             // The id is reserved and 0 in a list.

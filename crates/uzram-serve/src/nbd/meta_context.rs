@@ -38,7 +38,15 @@ impl Context {
         match (self, page) {
             (Context::Allocation, PageState::Hole) => allocation::HOLE | allocation::ZERO,
             (Context::Allocation, PageState::Zero) => allocation::ZERO,
-            (Context::Allocation, _) => 0,
+            // What is lost is data, of which reads fail.
+            (
+                Context::Allocation,
+                PageState::Same
+                | PageState::Compressed
+                | PageState::Huge
+                | PageState::Backed
+                | PageState::Lost,
+            ) => 0,
             (Context::State, PageState::Hole) => state::HOLE,
             (Context::State, PageState::Zero) => state::ZERO,
             (Context::State, PageState::Same) => state::SAME,
@@ -55,9 +63,6 @@ impl Context {
 pub struct Contexts(u32);
 
 impl Contexts {
-    /// All contexts.
-    pub const ALL: Contexts = Contexts(1 << Context::Allocation.id() | 1 << Context::State.id());
-
     /// Adds a context; returns false if the set has it already.
     pub fn insert(&mut self, context: Context) -> bool {
         let added = !self.contains(context);

@@ -352,27 +352,35 @@ impl Clients {
     pub fn list(&self) -> Vec<Client> {
         let Some(registry) = &self.0 else { return Vec::new() };
         let connections = registry.connections.lock();
-        let client = |(id, entry): (&u64, &Entry)| {
-            let Traffic { requests, read_bytes, written_bytes } = entry.traffic.get();
-            let (pid, uid) = match entry.peer {
+        let listeners: Vec<_> = connections.listeners.iter().map(|state| state.address.clone()).collect();
+        let copied = |(id, entry): (&u64, &Entry)| {
+            let export = entry.client.as_ref().map(|(export, _)| export.clone());
+            (*id, entry.listener, entry.peer, export, entry.since, entry.traffic.get())
+        };
+        let entries: Vec<_> = connections.entries.iter().map(copied).collect();
+        drop(connections);
+        let listeners: Vec<String> = listeners.iter().map(ToString::to_string).collect();
+        let client = |(id, listener, peer, export, since, traffic): (_, usize, Peer, _, SystemTime, _)| {
+            let Traffic { requests, read_bytes, written_bytes } = traffic;
+            let (pid, uid) = match peer {
                 Peer::Unix { pid, uid } => (Some(pid), Some(uid)),
                 Peer::Tcp(_) => (None, None),
             };
             Client {
-                id: *id,
-                listener: connections.listeners[entry.listener].address.to_string(),
-                peer: entry.peer.to_string(),
+                id,
+                listener: listeners[listener].clone(),
+                peer: peer.to_string(),
                 pid,
                 uid,
-                export: entry.client.as_ref().map(|(export, _)| export.clone()),
+                export,
                 // A clock before 1970 is not set.
-                connected_at_s: entry.since.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
+                connected_at_s: since.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
                 requests,
                 read_bytes,
                 written_bytes,
             }
         };
-        connections.entries.iter().map(client).collect()
+        entries.into_iter().map(client).collect()
     }
 
     /// Returns how many clients and connections each listener has turned away.

@@ -289,7 +289,9 @@ impl Server {
         // Waking early only means one more check.
         let polled = poll(&mut fds, left.as_ref());
         // Before the server's state is looked at: what is signalled later wakes the next wait.
-        self.registry.clear_wake();
+        if !fds[0].revents().is_empty() {
+            self.registry.clear_wake();
+        }
         if self.registry.stopping.load(Ordering::Relaxed) {
             return None;
         }
@@ -299,7 +301,7 @@ impl Server {
         Some(fds[1..].iter().map(|fd| !fd.revents().is_empty()).collect())
     }
 
-    /// Waits for [`ACCEPT_PAUSE`], or until the server must stop.
+    /// Waits for [`ACCEPT_PAUSE`], or until a place is free or the server must stop.
     fn pause(&self) {
         let mut fds = [PollFd::new(&self.registry.wake, PollFlags::IN)];
         // Waking early only means one more try.

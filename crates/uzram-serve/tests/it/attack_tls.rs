@@ -170,16 +170,16 @@ impl Rig {
 
     /// Returns whether a client with this TLS configuration can write `data` to the disk.
     fn writes_with(&self, comer: Comer, config: Option<ClientConfig>, data: &[u8]) -> bool {
+        let mut client = if comer == Comer::TlsAtOnce { self.connect() } else { self.greeted() };
         // A client that is refused panics.
         let attempt = || match config {
             Some(config) if comer == Comer::TlsAtOnce => {
-                let mut client = Client::on(encrypt(self.connect().stream, config));
+                let mut client = Client::on(encrypt(client.stream, config));
                 client.greet();
                 write_data(client, data)
             }
-            Some(config) => write_data(start_tls(self.greeted(), config), data),
+            Some(config) => write_data(start_tls(client, config), data),
             None => {
-                let mut client = self.greeted();
                 if comer == Comer::ClearAfterStart {
                     client.option(option::STARTTLS, &[]);
                 }

@@ -1,4 +1,4 @@
-//! Common clients: libnbd's tools, qemu's, and fio.
+//! Common clients: libnbd's tools and qemu's.
 
 use std::process::Command;
 

@@ -4,7 +4,7 @@
 use std::io::{Read, Write};
 use std::net::Shutdown;
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::Duration;
 
@@ -332,9 +332,14 @@ fn a_server_that_stops_waits_for_what_was_begun() {
     // When this is answered, all requests are offloaded.
     assert_eq!(client.call(0, cmd::FLUSH, 0, 0, &[]).error, 0);
     let TestServer { thread: server, .. } = server;
-    let stopping = thread::spawn(move || drop(server));
+    let (begins, begun) = mpsc::channel();
+    let stopping = thread::spawn(move || {
+        begins.send(()).unwrap();
+        drop(server);
+    });
+    begun.recv().unwrap();
     // Time for the server to notice, much less than clients get for their last replies.
-    thread::sleep(Duration::from_millis(20));
+    thread::sleep(Duration::from_millis(200));
     assert!(!stopping.is_finished());
     drop(shut);
     let refused = are_answered(&mut client, &asked, &data);

@@ -27,10 +27,10 @@
 //! [ NOTHING, FULL | word of CPU -2 | -1 | 0 | 1 | ... | MAX_CPUS - 1 | sheaf 0 | sheaf 1 | ... ]
 //! ```
 //!
-//! Each part is on cache lines of its own; only used parts take memory. The word of a CPU that this
-//! machine does not have stays 0, which is closed; threads that are not registered for restartable
-//! sequences are on CPU -1 or -2. A word is at the end of its lines, where its lowest 12 bits are not those of
-//! the start of an object, to avoid 4K aliasing.
+//! Each part is on cache lines of its own; only used parts take memory. The word of a CPU that this machine
+//! does not have stays 0, which is closed; threads that are not registered for restartable sequences are on
+//! CPU -1 or -2. A word is at the end of its lines, where its lowest 12 bits are not those of the start of an
+//! object, to avoid 4K aliasing.
 //!
 //! Without restartable sequences a fast path closes the word for the few instructions it takes.
 

@@ -187,8 +187,8 @@ impl Store {
         Ok((found.into_iter().map(|(_, page)| page).collect(), all, next))
     }
 
-    /// Recompresses a page, whose slot is locked, if it still is a candidate. Returns whether it was tried, and
-    /// the slot if the page did not become smaller.
+    /// Recompresses a page, whose slot is locked, if it still is a candidate. Returns whether it was tried,
+    /// and the slot if the page did not become smaller.
     pub(super) fn recompress_locked<'a>(
         &self,
         slot: SlotGuard<'a>,

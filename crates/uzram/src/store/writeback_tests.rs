@@ -435,9 +435,9 @@ fn everything_at_once_agrees_with_a_model() {
 /// Threads that do all operations at once.
 const THREADS: u64 = 6;
 
-/// Has threads [`work`] on a store with a policy at once, each on its own pages. Meanwhile calls `beside` with
-/// what tells whether they still run. In the end, without faults, all pages have what the threads' models say,
-/// and nothing is left when they are discarded.
+/// Has threads [`work`] on a store with a policy at once, each on its own pages. Meanwhile calls `beside`
+/// with what tells whether they still run. In the end, without faults, all pages have what the threads'
+/// models say, and nothing is left when they are discarded.
 pub(super) fn agree_with_a_model(
     store: &Arc<Store>,
     faults: &Faults,

@@ -105,6 +105,7 @@ fn a_request_is_sent_again_until_it_is_answered() {
                 for (method, last) in ["GET", "POST"].iter().flat_map(|one| [(one, ANSWER), (one, REFUSAL)]) {
                     ask_after(cuts, method, last);
                 }
+                ask_after(cuts, "DELETE", REFUSAL);
             });
         }
     });

@@ -1,3 +1,5 @@
+//! Configuration files: what they say, and how what is wrong with them is said.
+
 use super::*;
 use crate::config::settings::{SETTINGS, Setting};
 use uzram::device::Device;

@@ -1,7 +1,8 @@
 //! The system call filter of a serving daemon.
 //!
 //! [`TABLE`] lists all allowed calls, each with a reason. Any other fails with ENOSYS, as on a kernel
-//! without it, so that a library that starts to use a new call falls back. The filter is seccomp(2)'s.
+//! without it, so that a library that starts to use a new call falls back. The filter is seccomp(2)'s, for
+//! all threads.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -79,12 +80,14 @@ const TABLE: &[Group] = &[
             // Requests and replies: I/O on open descriptors.
             SYS_read SYS_write SYS_readv SYS_writev SYS_close SYS_recvfrom SYS_sendto SYS_recvmsg SYS_sendmsg
             SYS_shutdown SYS_accept4 SYS_getsockopt SYS_setsockopt SYS_getsockname SYS_getpeername SYS_fcntl
-            SYS_dup SYS_dup3 SYS_socketpair
+            SYS_dup SYS_dup3
+            // Notifying the service manager.
+            SYS_socketpair
             // Waiting: for clients, for other threads, for time-outs.
             SYS_futex SYS_ppoll SYS_pselect6 SYS_epoll_create1 SYS_epoll_ctl SYS_epoll_pwait SYS_eventfd2 SYS_pipe2
             SYS_nanosleep SYS_clock_nanosleep SYS_clock_gettime SYS_clock_getres SYS_gettimeofday SYS_restart_syscall
             // Mapping and unmapping memory.
-            SYS_munmap SYS_mremap SYS_madvise SYS_mincore SYS_mlock SYS_mlock2 SYS_munlock SYS_brk SYS_membarrier
+            SYS_munmap SYS_mremap SYS_madvise SYS_mincore SYS_mlock SYS_mlock2 SYS_brk SYS_membarrier
             // Creating and ending threads. Connection threads that share CPUs have short time slices. A late
             // thread still drops its capabilities (`capabilities`); neither call can add any.
             SYS_set_robust_list SYS_rseq SYS_sigaltstack SYS_rt_sigaction SYS_rt_sigprocmask SYS_rt_sigreturn

@@ -68,12 +68,13 @@ fn lower() -> rustix::io::Result<()> {
 fn install(signal: c_int) -> io::Result<()> {
     extern "C" fn on_signal(_: c_int) {
         // SAFETY: errno is the thread's own.
-        unsafe {
-            let saved = *libc::__errno_location();
-            // Async-signal-safe: two system calls and nothing else. `keep` checks the result.
-            let _ = lower();
-            *libc::__errno_location() = saved;
-        }
+        let errno = unsafe { libc::__errno_location() };
+        // SAFETY: as above.
+        let saved = unsafe { *errno };
+        // Async-signal-safe: two system calls and nothing else. `keep` checks the result.
+        let _ = lower();
+        // SAFETY: as above.
+        unsafe { *errno = saved };
     }
     // SAFETY: all fields of the structure are integers, a bit set and a nullable pointer: zeros are valid.
     let mut action: libc::sigaction = unsafe { std::mem::zeroed() };

@@ -62,6 +62,8 @@ impl Home {
                 match home.orders.receive::<Order>() {
                     // If the channel is full, the pending reload serves this request, too.
                     Ok(Some((Order::Reload, _))) => drop(reload.try_send(())),
+                    // For a stand-by, and late.
+                    Ok(Some((Order::Device(_) | Order::Forget { .. }, _))) => {}
                     Ok(Some((order, _))) => {
                         if orders.send(order).is_err() {
                             return;
@@ -176,7 +178,7 @@ mod tests {
             let (orders, _holder_orders) = Link::pair().unwrap();
             let home = Home::new(requests, Arc::new(orders), Arc::new(Lives::new().unwrap()), false);
             let (tell, answers) = mpsc::channel();
-            // It never ends, as a worker's would, which is killed.
+            // This thread stays parked; in a worker the kernel ends it.
             thread::spawn(move || tell.send(home.ask(&Request::Settle, &[])));
             if dies_after_it_reads {
                 holder.receive::<Request>().unwrap();

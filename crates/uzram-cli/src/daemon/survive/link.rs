@@ -78,7 +78,7 @@ pub struct Served {
 /// The holder's answer to a request: done, or why not.
 pub type Answer = std::result::Result<(), String>;
 
-/// What the holder tells a worker.
+/// What the holder tells a worker, and its own control API, which uses [`Order::End`].
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Order {
     /// To a stand-by: another device. Comes with the memory and the descriptors of the backing device, if it

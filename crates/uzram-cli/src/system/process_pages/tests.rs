@@ -1,3 +1,5 @@
+//! The pages of this process, read as those of another.
+
 use std::collections::BTreeSet;
 use std::ptr;
 

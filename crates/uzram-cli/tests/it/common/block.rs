@@ -232,7 +232,7 @@ impl Cgroup {
     /// Creates a cgroup with this limit; prints a note and returns `None` if there is no such controller.
     pub fn new(name: &str, limit_bytes: u64) -> Option<Cgroup> {
         let root = Path::new("/sys/fs/cgroup/memory");
-        if unable() {
+        if not_root() {
             return None;
         }
         if !root.join("memory.limit_in_bytes").exists() {

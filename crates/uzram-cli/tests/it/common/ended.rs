@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 
 /// A time limit that no step reaches, even on a busy machine.
-pub const PATIENCE: Duration = Duration::from_secs(180);
+pub const PATIENCE: Duration = Duration::from_secs(60);
 /// How long a program that is asked to end may clean up.
 const TO_END: Duration = Duration::from_secs(30);
 

@@ -24,6 +24,7 @@ pub fn port(daemon: &Daemon) -> String {
 pub fn tcp_if_admitted(port: &str) -> Option<Client<TcpStream>> {
     let stream = TcpStream::connect(port).unwrap();
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream.set_write_timeout(Some(PATIENCE)).unwrap();
     // Waits for the greeting.
     stream.peek(&mut [0]).ok().filter(|len| *len > 0)?;
     let mut client = Client::on(stream);
@@ -44,6 +45,6 @@ pub fn tcp(port: &str) -> Client<TcpStream> {
 
 /// Returns whether a page can be written and read back.
 pub fn works<S: Read + Write>(client: &mut Client<S>, page: u64) -> bool {
-    let data = [page as u8 | 1; 4096];
+    let data = Random::new(page).bytes(4096);
     client.write(page * 4096, &data).error == 0 && client.read(0, page * 4096, 4096).data() == data
 }

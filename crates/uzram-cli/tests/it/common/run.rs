@@ -1,7 +1,7 @@
 //! The programs of `programs/`, and the library of `uzram run`.
 
 use super::*;
-use std::sync::OnceLock;
+use std::sync::Once;
 
 use uzram_pager::TrapKind;
 
@@ -15,7 +15,8 @@ impl Run {
             println!("skipped: {error}");
             return None;
         }
-        library();
+        static BUILT: Once = Once::new();
+        BUILT.call_once(|| library::build_beside(UZRAM));
         Some(Run(()))
     }
 
@@ -23,11 +24,6 @@ impl Run {
     pub fn run(&self, args: &(impl Words + ?Sized)) -> Ended {
         finish(bare_command(&[&["run"], &args.words()[..]].concat()))
     }
-}
-
-fn library() -> &'static Path {
-    static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
-    LIBRARY.get_or_init(|| library::build_beside(UZRAM))
 }
 
 /// A compiled program of `programs/`.

@@ -12,26 +12,12 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 pub use client::*;
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use uzram::device::Device;
 #[allow(unused_imports)] // Some tests have no use for it.
 pub use uzram::random::Random;
 use uzram_serve::Exports;
 use uzram_serve::nbd::proto::option;
 use uzram_serve::nbd::{Clients, Endpoint, ListenAddress, Server, ServerConfig, ServerThread};
-
-/// Raises the descriptor limit of this process, and of those that it starts, to the maximum; prints a note
-/// and returns true if that is less than `wanted`. For the tests of the program.
-#[allow(dead_code)]
-pub fn too_few_descriptors(wanted: u64) -> bool {
-    let maximum = getrlimit(Resource::Nofile).maximum;
-    setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }).unwrap();
-    let too_few = maximum.is_some_and(|maximum| maximum < wanted);
-    if too_few {
-        println!("skipped: fewer than {wanted} file descriptors are allowed");
-    }
-    too_few
-}
 
 pub const EINVAL: u32 = 22;
 pub const ENOSPC: u32 = 28;

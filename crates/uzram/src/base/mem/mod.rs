@@ -10,13 +10,13 @@
 //! 2. [`Arena::commit`] charges pages of the run to its account before they are first touched.
 //!    So a zspage grows page by page: pages that it has not reached take no memory.
 //!
-//! Each page has a *resident* bit: set when it is first committed, cleared when its memory goes
-//! back to the system. [`Arena::charged_pages`] counts these bits: it is the memory that the arena
-//! takes, including free pages kept for reuse, up to two batches of each account and length in each CPU's run
-//! cache, and beyond that up to a sixteenth of the used pages. All of them go back when the limit is reached.
-//! (On hosts with larger pages the system may take up to one of these for each of ours.) A free releases the
-//! surplus, or leaves it to a thread ([`Arena::set_releaser`]). With a reserve (`reserve.rs`) whole chunks are
-//! charged, kept and given back.
+//! Each page has a *resident* bit: set when it is first committed, cleared when its memory goes back to the
+//! system. [`Arena::charged_pages`] counts these bits: it is the memory that the arena takes, including free
+//! pages kept for reuse, up to two batches of each account and length in each CPU's run cache, and beyond
+//! that up to a sixteenth of the used pages. All of them go back when the limit is reached. (On hosts with
+//! larger pages the system may take up to one of these for each of ours.) A free releases the surplus, or
+//! leaves it to a thread ([`Arena::set_releaser`]). With a reserve (`reserve.rs`) whole chunks are charged,
+//! kept and given back.
 //!
 //! Callers that can relocate runs evacuate sparse chunks (`hide.rs`).
 //!

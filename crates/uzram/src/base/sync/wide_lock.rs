@@ -7,9 +7,9 @@
 //!  8   data    a number that the release of the lock publishes
 //! ```
 //!
-//! The exchange that takes the lock returns the holder's bits, the one that releases it publishes the new ones.
-//! A thread that does not get the lock spins for a moment, then sleeps in a [`WaitTable`], which many words
-//! share (the parking-lot scheme: WebKit's ParkingLot, Pizlo 2015).
+//! The exchange that takes the lock returns the holder's bits, the one that releases it publishes the new
+//! ones. A thread that does not get the lock spins for a moment, then sleeps in a [`WaitTable`], which many
+//! words share (the parking-lot scheme: WebKit's ParkingLot, Pizlo 2015).
 //!
 //! A holder that replaces the data publishes it, the holder's bits and the unlocked state in one store, a
 //! 16-byte compare-and-exchange. In memory that outlives the process, the word therefore holds its old
@@ -28,7 +28,8 @@ const WAITERS: u32 = 1 << 30;
 /// does not compress under the lock.
 const SPINS: u32 = if cfg!(loom) { 1 } else { 100 };
 
-/// Two lock bits, 30 bits of the holder, a stamp and a word of data in 16 bytes, which are published together.
+/// Two lock bits, 30 bits of the holder, a stamp and a word of data in 16 bytes, which are published
+/// together.
 #[derive(Default)]
 #[cfg_attr(not(loom), repr(C, align(16)))]
 pub struct WideLock {

@@ -27,7 +27,8 @@ pub(in crate::store) struct BackingDevice {
     pub(in crate::store) log: Log,
     pub(in crate::store) allowance: Allowance,
     pub(super) ahead: ReadAhead,
-    /// The [`Health::placement`](crate::backing::Health::placement) for which all extents are where they should be.
+    /// The [`Health::placement`](crate::backing::Health::placement) for which all extents are where they
+    /// should be.
     pub(super) rescued: Counter,
     /// The extent at which rescuing goes on.
     pub(super) rescue_from: Counter,

@@ -386,8 +386,8 @@ impl<'a> Taker<'a> {
         Taker { arena, random: Random::new(thread), live: Vec::new(), next_mark: thread << 32, drained: 0 }
     }
 
-    /// Runs `events` events, then frees everything. The number of live runs rises and falls. Returns how often
-    /// there was no run.
+    /// Runs `events` events, then frees everything. The number of live runs rises and falls. Returns how
+    /// often there was no run.
     fn run(mut self, events: usize) -> u64 {
         for event in 0..events {
             let wanted = [400, 40][event * 8 / events % 2];
