@@ -21,4 +21,5 @@ pub mod run;
 pub mod swap;
 pub mod take_over;
 pub mod targets;
+pub mod user;
 pub mod workload;

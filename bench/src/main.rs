@@ -10,10 +10,10 @@ use uzram::{Error, Result};
 use uzram_bench::engine::device::{self, Against, Bench};
 use uzram_bench::engine::{Comparison, Pattern, survive};
 use uzram_bench::harness::corpus::Kind;
-use uzram_bench::harness::options::DEFAULT_DIR;
+use uzram_bench::harness::options::{DEFAULT_DIR, FEW_PAGES};
 use uzram_bench::harness::report::text;
 use uzram_bench::harness::{Options, Report, Source, command, process};
-use uzram_bench::{codecs, pager, remote, run, swap, take_over, targets};
+use uzram_bench::{codecs, pager, remote, run, swap, take_over, targets, user};
 
 /// Measure a device against the bare codec, the kernel's zram and a device without an LRU, in this process.
 ///
@@ -134,7 +134,7 @@ enum Command {
     /// Needs redis-server, redis-cli and redis-benchmark.
     Remote,
     /// Be the program whose memory is measured: the benchmark starts it
-    #[command(hide = true, name = pager::user::SUBCOMMAND)]
+    #[command(hide = true, name = user::SUBCOMMAND)]
     MemoryUser { job: String },
 }
 
@@ -142,7 +142,7 @@ fn main() -> ExitCode {
     command::main("uzram-bench", |args: &Args| {
         let benchmark = match &args.command {
             None => return command::print(&measure(args)?),
-            Some(Command::MemoryUser { job }) => return pager::user::run(job),
+            Some(Command::MemoryUser { job }) => return user::run(job),
             Some(Command::Survive) => survive,
             Some(Command::Pager) => pager::run,
             Some(Command::Run) => run::run,
@@ -152,9 +152,6 @@ fn main() -> ExitCode {
         command::print(&text(&benchmark(&options(args)?)?, args.shared.json))
     })
 }
-
-/// Pages of a corpus of which little is measured.
-const FEW_PAGES: usize = 512;
 
 fn options(args: &Args) -> Result<Options> {
     let shared = &args.shared;

@@ -19,7 +19,7 @@ use crate::engine::device::{self, Against, Bench};
 use crate::engine::{Comparison, Pattern, ROUNDS, recompression};
 use crate::harness::corpus::processes::{self, Processes};
 use crate::harness::corpus::{self, Corpus};
-use crate::harness::options::MAX_REPEAT;
+use crate::harness::options::{FEW_PAGES, MAX_REPEAT};
 use crate::harness::report::each;
 use crate::harness::{DEFAULT_CORPUS_PAGES, Options, Report, Source, lack_of_memory, unsupported};
 
@@ -48,7 +48,7 @@ pub fn run(options: &Options) -> Result<Report> {
     let dir = tempfile::tempdir()
         .map_err(|error| Error::new(ErrorKind::Io, format!("cannot make a temporary folder: {error}")))?;
     let mut report = Report::default();
-    let programs = match processes::build(options.amount(PROCESS_PAGES, 600), &options.stop) {
+    let programs = match processes::build(options.amount(PROCESS_PAGES, 600), options.small, &options.stop) {
         Ok(processes) => Some(processes),
         Err(error) if error.kind() == ErrorKind::Unsupported => {
             report.note(format!("memory of programs not measured: {error}"));
@@ -176,9 +176,10 @@ fn misjudged(corpora: &[Corpus], algorithm: &Algorithm) -> Result<f64> {
     Ok(misjudged as f64 / smaller as f64)
 }
 
-/// Returns the corpus `mixed`, whichever the other measurements have.
+/// Returns the corpus `mixed`, whichever the other measurements have: targets are for its figures
+/// (`targets/targets.txt`).
 fn mixed(options: &Options) -> Source {
-    Source::Built(corpus::Kind::Mixed, options.amount(DEFAULT_CORPUS_PAGES, 512))
+    Source::Built(corpus::Kind::Mixed, options.amount(DEFAULT_CORPUS_PAGES, FEW_PAGES))
 }
 
 /// Measures the algorithm and lz4 on the mixed corpus and those in files, of which some are a program's.

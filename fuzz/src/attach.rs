@@ -45,7 +45,7 @@ pub(crate) fn run(bytes: &[u8]) {
     let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
     rustix::fs::fcntl_add_seals(&memory, seals).expect("a memfd can be sealed");
     // SAFETY: the memory is used here only.
-    let Ok((store, attached)) = (unsafe { Store::attach(memory, None) }) else { return };
+    let Ok((store, attached)) = (unsafe { Store::attach(memory, None, |_| ()) }) else { return };
     assert!(attached.pages_lost <= attached.pages && attached.pages <= store.pages());
     check(&store);
 }

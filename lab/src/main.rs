@@ -12,7 +12,7 @@ use serde::Serialize;
 use uzram::{Error, ErrorKind, Result};
 use uzram_bench::harness::rounds::RoundOptions;
 use uzram_bench::harness::{Source, command, process, to_json};
-use uzram_bench::pager::user;
+use uzram_bench::user;
 use uzram_lab::experiment::{self, Designs, LabOptions, Length, Series};
 use uzram_lab::locks::{self, LocksArgs};
 use uzram_lab::report::{self, ReportOptions};
@@ -208,9 +208,20 @@ impl Measuring {
 }
 
 fn write_report(options: &ReportOptions) -> Result<()> {
-    let written = report::run(options, &process::stop_flag()?)?;
+    let written = report::run(options, command_line(&options.dir), &process::stop_flag()?)?;
     command::print(&written.text)?;
     written.outcome
+}
+
+/// Returns this command as it is typed into a shell, without the place of the report.
+fn command_line(dir: &Path) -> String {
+    let is_plain = |char: char| char.is_alphanumeric() || "-_./,:=+".contains(char);
+    let words = std::env::args_os().skip(1).map(|word| match word.to_string_lossy() {
+        _ if Path::new(&word) == dir => "DIR".to_owned(),
+        text if !text.is_empty() && text.chars().all(is_plain) => text.into_owned(),
+        text => format!("'{}'", text.replace('\'', r"'\''")),
+    });
+    words.fold("uzram lab".to_owned(), |line, word| line + " " + &word)
 }
 
 /// Returns the error of a run: it names the table, and blames no option of the command line.

@@ -17,13 +17,14 @@ pub(crate) mod limited;
 mod obstacles;
 pub(crate) mod swap;
 pub mod swap_area;
-pub mod swap_user;
+pub(crate) mod swap_user;
 
 use uzram::Result;
 
 use crate::harness::corpus::Saved;
 use crate::harness::{Options, Report, unsupported};
-pub use obstacles::{PATIENCE, disk_obstacle, kernel_obstacle};
+pub(crate) use obstacles::PATIENCE;
+pub use obstacles::{disk_obstacle, kernel_obstacle};
 
 /// Runs all measurements that are possible here.
 pub fn run(options: &Options) -> Result<Report> {

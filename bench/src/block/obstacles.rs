@@ -15,7 +15,7 @@ pub(crate) const ALGORITHM: &str = "lz4";
 /// The size of disks made to find out whether there can be any.
 const TRIED_BYTES: u64 = 4 << 20;
 /// The time after which a program counts as hung.
-pub const PATIENCE: Duration = Duration::from_secs(120);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Returns why there can be no block devices of uzram, if so.
 pub fn disk_obstacle(program: &Path) -> Result<Option<String>> {

@@ -1,25 +1,23 @@
 //! Swap: the time that the kernel takes to swap out a program's memory, and the program to fault it in.
 //!
-//! The program is [`super::swap_user`], in its own cgroup. When it has ended, all
-//! of its swap is free; pages that are still stored some time later were never discarded by the kernel.
+//! The program is [`super::swap_user`], in its own cgroup. When it has ended, all of its swap is free; pages
+//! that are still stored some time later were never discarded by the kernel.
 
 use std::path::Path;
-use std::process::Command;
 use std::thread;
 use std::time::Duration;
 
-use uzram::{Error, ErrorKind, Result};
+use uzram::Result;
 
 use super::cgroup::Cgroup;
-use super::obstacles::{ALGORITHM, PATIENCE};
+use super::obstacles::ALGORITHM;
 use super::swap_area::{self, Side, SwapArea};
 use super::swap_user::{SwapTimes, SwapUser};
 use crate::engine::ROUNDS;
-use crate::harness::process::run_to_end;
 use crate::harness::report::{FigureOf, each, mib};
 use crate::harness::rounds::in_turn;
+use crate::harness::steps::User;
 use crate::harness::{Options, Report, unsupported};
-use crate::pager::user::SUBCOMMAND;
 
 const REST: Duration = Duration::from_secs(2);
 
@@ -73,10 +71,8 @@ pub(crate) fn in_turn_with<const N: usize>(
         let cgroup = Cgroup::new()?;
         let (pages, size_bytes) = (pages.to_owned(), swapped_mib << 20);
         let user = SwapUser { cgroup: cgroup.dir().to_owned(), pages, size_bytes };
-        let job = serde_json::json!({ "Swap": user }).to_string();
-        let printed = run_to_end(Command::new(&options.bench).args([SUBCOMMAND, &job]), PATIENCE)?;
-        let times: SwapTimes = serde_json::from_str(&printed)
-            .map_err(|error| Error::new(ErrorKind::Io, format!("the program that swaps: {error}")))?;
+        // Ends with this statement, so that the cgroup can be removed.
+        let times: SwapTimes = User::start(&options.bench, "Swap", &user)?.hear(&options.stop)?;
         if times.swapped_bytes == 0 {
             return Err(unsupported("nothing was swapped out: is vm.swappiness 0?"));
         }

@@ -28,34 +28,34 @@ const NO_LIMIT: &str = "-1";
 
 /// The program's parameters.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct SwapUser {
+pub(crate) struct SwapUser {
     /// The folder of a cgroup of the memory controller, version 1, without a limit.
-    pub cgroup: PathBuf,
+    pub(crate) cgroup: PathBuf,
     /// A file of pages.
-    pub pages: PathBuf,
+    pub(crate) pages: PathBuf,
     /// The size of its memory, which these pages fill repeatedly.
-    pub size_bytes: u64,
+    pub(crate) size_bytes: u64,
 }
 
 /// Its measurements.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-pub struct SwapTimes {
+pub(crate) struct SwapTimes {
     /// The time until the limit was reached.
-    pub swap_out_ms: f64,
+    pub(crate) swap_out_ms: f64,
     /// The time until every page was in memory again.
-    pub fault_in_ms: f64,
+    pub(crate) fault_in_ms: f64,
     /// The time until every page was in memory again that had been swapped out a second time, touched in no
     /// order.
-    pub random_in_ms: f64,
+    pub(crate) random_in_ms: f64,
     /// Bytes on the swap area only when the limit was reached, `swap` of the cgroup's `memory.stat`.
-    pub swapped_bytes: u64,
+    pub(crate) swapped_bytes: u64,
     /// Bytes on the swap area and in memory, `swapcached`.
-    pub cached_bytes: u64,
+    pub(crate) cached_bytes: u64,
 }
 
 impl SwapUser {
     /// Runs the program.
-    pub fn run(&self) -> Result<SwapTimes> {
+    pub(crate) fn run(&self) -> Result<SwapTimes> {
         self.set("cgroup.procs", &std::process::id().to_string())?;
         let memory = self.fill()?;
         let sum = checksum(&memory);

@@ -43,8 +43,7 @@ pub fn run(options: &Options, corpora: &[Source], algorithms: &[Algorithm]) -> R
     let (rounds, stop, lz4) = (options.rounds(ROUNDS), &options.stop, Algorithm::from(Kind::Lz4));
     let classes = Classes::new()?;
     let mut report = Report::default();
-    let most = options.amount(4096, 64);
-    for (name, pages) in pages::load(corpora, most, stop, &mut report.notes)? {
+    for (name, pages) in pages::load(corpora, options, &mut report.notes)? {
         let mut variants = algorithms.iter().map(Variant::new).collect::<Result<Vec<_>>>()?;
         let stored = variants.iter_mut().map(|variant| variant.store(&pages, &classes, stop));
         let stored = stored.collect::<Result<Vec<_>>>()?;

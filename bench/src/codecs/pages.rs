@@ -1,10 +1,9 @@
 //! The pages that codecs are measured on: of each corpus some, evenly spread.
 
-use std::sync::atomic::AtomicBool;
-
 use uzram::units::PAGE_SIZE;
 use uzram::{Error, ErrorKind, Result};
 
+use crate::harness::Options;
 use crate::harness::corpus::{Corpus, Kind, Source, processes};
 
 /// Neighbours that stay together.
@@ -28,10 +27,10 @@ fn some(corpus: &Corpus, most: usize) -> Result<Corpus> {
 /// `notes`.
 pub(super) fn load(
     sources: &[Source],
-    most: usize,
-    stop: &AtomicBool,
+    options: &Options,
     notes: &mut Vec<String>,
 ) -> Result<Vec<(String, Corpus)>> {
+    let (most, stop) = (options.amount(4096, 64), &options.stop);
     let mut all = Vec::new();
     for (at, source) in sources.iter().enumerate() {
         let name = source.name();
@@ -41,7 +40,7 @@ pub(super) fn load(
         }
         match source {
             Source::Processes(pages) => {
-                let processes = match processes::build(*pages, stop) {
+                let processes = match processes::build(*pages, options.small, stop) {
                     // The others can be measured all the same.
                     Err(error) if error.kind() == ErrorKind::Unsupported && sources.len() > 1 => {
                         notes.push(error.to_string());

@@ -197,11 +197,11 @@ impl MeasuredStore {
             stand_by.catch_up()?;
             start = Instant::now();
             // SAFETY: the store that had the memory was dropped.
-            unsafe { Store::attach(stand_by, None)? }
+            unsafe { Store::attach(stand_by, None, |_| ())? }
         } else {
             start = Instant::now();
             // SAFETY: as above.
-            unsafe { Store::attach(memory, None)? }
+            unsafe { Store::attach(memory, None, |_| ())? }
         };
         let elapsed = start.elapsed();
         if (attached.pages, attached.pages_lost) != (page_count as u64, 0) {

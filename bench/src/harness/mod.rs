@@ -7,6 +7,7 @@
 //! * [`bound`]: bounds of figures.
 //! * [`memory`]: whether there is enough of it.
 //! * [`process`] runs other programs; [`fio`] runs fio and reads its report.
+//! * `steps`: a process whose memory is measured.
 //! * [`options`]: what every benchmark is asked for; [`report`]: the figures that it returns, their tables
 //!   and JSON.
 //! * [`command`]: shared by the programs `uzram-bench` and `uzram-lab`.
@@ -21,6 +22,7 @@ pub mod process;
 pub mod report;
 pub mod rounds;
 pub mod stats;
+pub(crate) mod steps;
 pub mod threads;
 pub mod usage;
 

@@ -15,6 +15,8 @@ use super::go_on;
 pub const SEED: u64 = 1;
 /// The default folder of large files: `/tmp` may be in memory.
 pub const DEFAULT_DIR: &str = "/var/tmp";
+/// Pages of a corpus of which little is measured.
+pub const FEW_PAGES: usize = 512;
 pub(crate) const MAX_REPEAT: usize = 1000;
 const MAX_DURATION: Duration = Duration::from_hours(1);
 

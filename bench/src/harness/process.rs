@@ -64,7 +64,7 @@ pub fn run_to_end(command: &mut Command, timeout: Duration) -> Result<String> {
 }
 
 /// As [`run_to_end`], but a signal that ends this program ends that one, too, and all that it has started.
-pub fn run_unless_stopped(command: &mut Command, timeout: Duration) -> Result<String> {
+pub(crate) fn run_unless_stopped(command: &mut Command, timeout: Duration) -> Result<String> {
     run(command, timeout, is_stopped)
 }
 

@@ -43,11 +43,6 @@ impl Report {
         self.push(table, row, column, median(rounds), rounds);
     }
 
-    /// Adds the medians of several figures of some rounds.
-    pub fn medians<T>(&mut self, table: &str, row: &str, rounds: &[T], figures: &[FigureOf<T>]) {
-        figures.iter().for_each(|(column, figure)| self.rounds(table, row, column, &each(rounds, figure)));
-    }
-
     /// Adds the median of the rounds' ratios.
     pub fn ratio(&mut self, table: &str, row: &str, column: &'static str, [a, b]: [&[f64]; 2]) {
         let ratio = median_ratio(a, b);

@@ -9,9 +9,10 @@ use uzram::codec::{Algorithm, Decoder, Encoder, Kind, ROOM_BYTES};
 use uzram::units::{PAGE_SIZE, Page, pages_to_bytes};
 
 use super::memory::{Mapping, Memory, changed, corpus_page, touch};
-use super::steps::{PagerSettings, Steps, Touched};
+use super::settings::{PagerSettings, Touched};
 use crate::harness::run_together;
 use crate::harness::stats::{median, quantile};
+use crate::harness::steps::Steps;
 
 /// What faults of so many threads took.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
@@ -23,7 +24,7 @@ pub(super) struct Faults {
 }
 
 /// Is the process: a step is a number of threads.
-pub(super) fn run(job: &Touched, steps: &mut Steps) -> Result<()> {
+pub(crate) fn run(job: &Touched, steps: &mut Steps) -> Result<()> {
     let corpus = Mapping::file(&job.corpus)?;
     let corpus = corpus.pages();
     let limit_bytes = 2 * pages_to_bytes(job.pages as u64) + (64 << 20);

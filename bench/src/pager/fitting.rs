@@ -9,16 +9,17 @@ use uzram::{Error, ErrorKind, Result};
 use uzram_pager::TrapKind;
 
 use super::memory::{Mapping, Memory};
-use super::steps::{PagerSettings, Steps, Touched};
+use super::settings::{PagerSettings, Touched};
 use crate::harness::rounds::order;
 use crate::harness::stats::median_ratio;
+use crate::harness::steps::Steps;
 
 /// The limit, for each byte of the region.
 const LIMIT: u64 = 4;
 
 /// Is the process: a step is a number of passes over each memory; the answer is the median of the ratios of
 /// their times.
-pub(super) fn run(job: &Touched, steps: &mut Steps) -> Result<()> {
+pub(crate) fn run(job: &Touched, steps: &mut Steps) -> Result<()> {
     let trap = job.trap()?;
     let corpus = Mapping::file(&job.corpus)?;
     let limit_bytes = (LIMIT * pages_to_bytes(job.pages as u64)).max(uzram_pager::LEAST_LIMIT_BYTES);

@@ -1,15 +1,14 @@
 //! The pager, with each way to trap touches: a mapping beside the kernel's swap on zram (`unmap`), one fault
 //! (`fault`), memory that fits (`fitting`), and memory of four times the limit (`zipf`).
 //!
-//! Each side is a process of its own (`user`). The sides take turns, and contents are always checked.
+//! Each side is a process of its own ([`crate::user`]). The sides take turns, and contents are always checked.
 
-mod fault;
-mod fitting;
+pub(crate) mod fault;
+pub(crate) mod fitting;
 mod memory;
-mod steps;
+pub(crate) mod settings;
 pub mod unmap;
-pub mod user;
-mod zipf;
+pub(crate) mod zipf;
 
 use std::path::Path;
 
@@ -18,10 +17,11 @@ use uzram_pager::TrapKind;
 
 use crate::block::cgroup::Cgroup;
 use crate::harness::corpus::Saved;
-use crate::harness::report::FigureOf;
+use crate::harness::report::{FigureOf, each};
 use crate::harness::rounds::in_turn_by_jobs;
+use crate::harness::steps::User;
 use crate::harness::{Options, Report};
-use steps::{Touched, User};
+use settings::Touched;
 use unmap::{Owner, Phase, UnmapOptions, kernel_obstacle};
 
 /// The ways to trap touches that are measured.
@@ -137,7 +137,9 @@ fn faults(options: &Options, corpus: &Path, traps: &[TrapKind], report: &mut Rep
                 ("p50 beyond µs", |faults| faults.p50_us - faults.decode_us),
                 ("p99 beyond µs", |faults| faults.p99_us - faults.decode_us),
             ];
-            report.medians(TABLE, &row, rounds, &figures);
+            for (column, figure) in figures {
+                report.rounds(TABLE, &row, column, &each(rounds, figure));
+            }
         }
     }
     Ok(())

@@ -19,9 +19,10 @@ use uzram::{Error, ErrorKind, Result};
 use uzram_pager::TrapKind;
 
 use super::memory::{Mapping, Memory, touch};
-use super::steps::{PagerSettings, Steps, User};
+use super::settings::PagerSettings;
 use crate::block::swap_area::{self, KernelSwap};
 use crate::harness::run_together;
+use crate::harness::steps::{Steps, User};
 
 /// What is measured, in this order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -103,7 +104,7 @@ pub fn kernel_obstacle() -> Option<String> {
 
 /// How to measure.
 pub struct UnmapOptions<'a> {
-    /// A program with the subcommand [`super::user::SUBCOMMAND`].
+    /// A program with the subcommand [`SUBCOMMAND`](crate::user::SUBCOMMAND).
     pub program: &'a Path,
     /// A file of pages.
     pub corpus: &'a Path,
@@ -189,7 +190,7 @@ fn run(
 
 /// A process.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(super) struct Job {
+pub(crate) struct Job {
     pager: Option<PagerSettings>,
     corpus: PathBuf,
     pages: usize,
@@ -222,7 +223,7 @@ impl Job {
         Job { pager, corpus: options.corpus.to_owned(), pages: options.pages, first, threads }
     }
 
-    pub(super) fn run(&self, steps: &mut Steps) -> Result<()> {
+    pub(crate) fn run(&self, steps: &mut Steps) -> Result<()> {
         let corpus = Mapping::file(&self.corpus)?;
         // The corpus is in memory before the first phase.
         corpus.pages().iter().for_each(touch);

@@ -19,12 +19,13 @@ use uzram::{Error, Result};
 use uzram_pager::TrapKind;
 
 use super::memory::{Mapping, Memory, changed, corpus_page};
-use super::steps::{PagerSettings, Steps, User};
+use super::settings::PagerSettings;
 use crate::block::limited::LimitedCgroup;
 use crate::block::swap_area::KernelSwap;
 use crate::engine::hit_ratio::Zipf;
 use crate::harness::report::{Figure, each, mib};
 use crate::harness::rounds::in_turn_by_jobs;
+use crate::harness::steps::{Steps, User};
 use crate::harness::{Options, Report, io_error, proc_bytes};
 
 /// Pages, for each of the limit.
@@ -137,7 +138,7 @@ fn write_accesses(path: &Path, pages: usize) -> Result<()> {
 
 /// A process.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(super) struct Job {
+pub(crate) struct Job {
     /// `None`: plain memory.
     pager: Option<PagerSettings>,
     /// The cgroup that it enters.
@@ -164,7 +165,7 @@ impl Slice {
 impl Job {
     /// Is the process. The steps: `fill`; `MS COUNT`, accesses for so long, at least so many; `memory`, the
     /// peak.
-    pub(super) fn run(&self, steps: &mut Steps) -> Result<()> {
+    pub(crate) fn run(&self, steps: &mut Steps) -> Result<()> {
         let (corpus, accesses) = (Mapping::file(&self.corpus)?, Mapping::file(&self.accesses)?);
         // In memory before the cgroup is entered, so that they are not counted there.
         corpus.pages().iter().chain(accesses.pages()).for_each(super::memory::touch);

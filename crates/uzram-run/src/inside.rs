@@ -2,7 +2,8 @@
 //! library's own.
 //!
 //! The mark is read by each malloc(3), so it costs one instruction: it lies at a fixed place behind the
-//! thread's pointer (the initial-exec model of thread-local storage).
+//! thread's pointer (the initial-exec model of thread-local storage), where a library that is loaded with the
+//! program has room.
 
 #[cfg(target_arch = "x86_64")]
 core::arch::global_asm!(

@@ -65,12 +65,12 @@ unsafe impl GlobalAlloc for Own {
     }
 }
 
-// What C code inside the library calls: see `build.rs`. What the C library returns, such as a path, may be
-// the program's.
+// What C code inside the library calls: see `build.rs`.
 crate::real::export! {
     __wrap_malloc(size: usize) -> *mut c_void = __libc_malloc;
     __wrap_calloc(count: usize, size: usize) -> *mut c_void = __libc_calloc;
     __wrap_realloc(block: *mut c_void, size: usize) -> *mut c_void = __libc_realloc;
+    // Not `__libc_free`: what the C library returns, such as a path, may be the program's.
     __wrap_free(block: *mut c_void) -> () = release;
     __wrap_aligned_alloc(align: usize, size: usize) -> *mut c_void = __libc_memalign;
 }

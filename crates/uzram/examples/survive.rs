@@ -64,7 +64,7 @@ fn check(store: &Store) -> Result<(u64, u64)> {
 /// Attaches a store whose memory no other process uses: it was waited for, or has dropped its store.
 fn attach(memory: &OwnedFd) -> Result<Store> {
     // SAFETY: the process that had the memory has ended, or its store was dropped.
-    let (store, attached) = unsafe { Store::attach(memory.try_clone()?, None)? };
+    let (store, attached) = unsafe { Store::attach(memory.try_clone()?, None, |_| ())? };
     if attached.pages_lost > 0 { Err(format!("{attached:?}").into()) } else { Ok(store) }
 }
 

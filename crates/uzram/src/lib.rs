@@ -33,7 +33,8 @@
 //!
 //! None is enabled by default; all are additive.
 //!
-//! - `serde`: the statistics implement `serde::Serialize`.
+//! - `serde`: the statistics implement `serde::Serialize`, and [`device::DeviceStats`] also
+//!   `serde::Deserialize`.
 //! - `designs`: the lock designs of Linux beside the ones in use, and settings that only measurements need.
 //! - `lock-stats`: records acquisitions, waits, holds and bounces between CPUs of every lock, by lock class,
 //!   at some cost in speed.

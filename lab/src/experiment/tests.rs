@@ -151,6 +151,12 @@ fn the_json_has_the_documented_form() {
     assert_eq!(json, wanted);
 }
 
+#[test]
+fn the_estimate_counts_every_measurement() {
+    // 2 cases, 2 numbers of jobs, 2 designs, 4 rounds and the warm-up.
+    assert_eq!(options().estimate(&CLOCKWORK).unwrap(), Duration::from_millis(400));
+}
+
 /// A small corpus, for the tables that need one.
 fn corpus() -> Source {
     Source::Built(Kind::Mixed, 64)

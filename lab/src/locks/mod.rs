@@ -18,9 +18,9 @@ pub use report::{HEADINGS, LockRow, LocksReport, Times};
 pub use workload::LocksArgs;
 use workload::Workload;
 
-/// The command that builds a program that records locks.
+/// The command that builds a program that records locks, beside the ordinary one.
 #[cfg(not(feature = "lock-stats"))]
-const BUILD: &str = "cargo build --release -p uzram-lab --features lock-stats";
+const BUILD: &str = "cargo build --release -p uzram-lab --features lock-stats --target-dir target/lock-stats";
 
 /// Runs the command: records each design and prints its locks.
 ///
@@ -30,12 +30,13 @@ const BUILD: &str = "cargo build --release -p uzram-lab --features lock-stats";
 pub fn run(args: &LocksArgs) -> Result<()> {
     let workload = Workload::new(args)?;
     #[cfg(not(feature = "lock-stats"))]
-    return Err(uzram_bench::harness::unsupported(format!(
-        "this uzram-lab does not record the locks of {}: build it with `{BUILD}`",
-        workload.table.name
-    )));
+    {
+        drop(workload);
+        let what = format!("this uzram-lab cannot record locks: build one that can: `{BUILD}`");
+        Err(uzram_bench::harness::unsupported(what))
+    }
     #[cfg(feature = "lock-stats")]
-    return record_all(args, &workload);
+    record_all(args, &workload)
 }
 
 #[cfg(feature = "lock-stats")]

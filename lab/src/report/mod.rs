@@ -51,18 +51,19 @@ pub struct Written {
     pub outcome: Result<()>,
 }
 
-/// Measures the tables and writes the report; setting `stop` ends that with an error.
+/// Measures the tables and writes the report; setting `stop` ends that with an error. The page says that it
+/// was written by `command`.
 ///
 /// # Errors
 /// `Invalid` names the option that fits no table; `Busy`: interrupted; `Io`: the folder cannot be written.
-pub fn run(options: &ReportOptions, stop: &Arc<AtomicBool>) -> Result<Written> {
+pub fn run(options: &ReportOptions, command: String, stop: &Arc<AtomicBool>) -> Result<Written> {
     let planned = plan::plan(options, stop)?;
     fs::create_dir_all(&options.dir).map_err(|error| failed(&options.dir, &error))?;
     let left_s = |at: usize| planned[at..].iter().map(|planned| planned.estimate_s).sum();
     let measured = planned.iter().enumerate().map(|(at, planned)| measure(planned, left_s(at)));
     let sections = measured.collect::<Result<_>>()?;
     let machine = Machine::of_this_system();
-    write(&options.dir, &Report { machine, command: command(), quick: options.quick, sections })
+    write(&options.dir, &Report { machine, command, quick: options.quick, sections })
 }
 
 /// Measures one table, which with those after it takes about so long; fails if it is interrupted.
@@ -76,12 +77,6 @@ fn measure(planned: &Planned, left_s: f64) -> Result<Section> {
     go_on(&planned.options.rounds.stop)?;
     let outcome = outcome.map(|report| Measured { report, unix_s: now_unix_s(), took_s, rounds });
     Ok(Section { table: planned.table, outcome })
-}
-
-/// Returns the command that makes this report.
-fn command() -> String {
-    let args = std::env::args_os().skip(1);
-    args.fold("uzram lab".to_owned(), |command, arg| command + " " + &arg.to_string_lossy())
 }
 
 /// Writes the two forms.

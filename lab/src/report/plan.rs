@@ -59,8 +59,8 @@ pub(super) fn plan(options: &ReportOptions, stop: &Arc<AtomicBool>) -> Result<Ve
 fn planned(table: &'static Series, options: &ReportOptions, stop: &Arc<AtomicBool>) -> Result<Planned> {
     let work = if options.quick { QUICK } else { FULL };
     let is_of_corpus = matches!(table.length, Length::Fixed { is_of_corpus: true, .. });
-    let pages = if is_of_corpus { work.corpus_share * DEFAULT_CORPUS_PAGES as f64 } else { f64::MAX };
-    let pages = (pages as usize).clamp(LEAST_PAGES, DEFAULT_CORPUS_PAGES);
+    let share = if is_of_corpus { work.corpus_share } else { 1.0 };
+    let pages = ((share * DEFAULT_CORPUS_PAGES as f64) as usize).max(LEAST_PAGES);
     let rounds = if table.slow_cases.is_empty() { work.rounds } else { LEAST_ROUNDS };
     let lab_options = LabOptions {
         cases: cases(table, options.quick),

@@ -49,3 +49,13 @@ fn line(text: &str) {
         let _ = writeln!(stderr, "{text}");
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_minute_has_sixty_seconds() {
+        assert_eq!([59.4, 59.6, 60.0, 125.0].map(words), ["59 s", "1 min 0 s", "1 min 0 s", "2 min 5 s"]);
+    }
+}

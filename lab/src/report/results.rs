@@ -12,7 +12,7 @@ use crate::published;
 use crate::scale::ScaleReport;
 
 /// What is measured, and where the report goes: the command line of `uzram lab report`.
-#[derive(Clone, clap::Args)]
+#[derive(clap::Args)]
 #[command(after_help = "Example: uzram lab report out --quick")]
 pub struct ReportOptions {
     /// The folder that the report is written into
@@ -23,10 +23,10 @@ pub struct ReportOptions {
     /// Tables, as `uzram lab list` shows them [default: all]
     #[arg(long, value_delimiter = ',', value_name = "TABLE,…", value_parser = crate::tables::table)]
     pub tables: Vec<&'static Series>,
-    /// Rounds [default: 15, or 5]
+    /// Rounds [default: 15; with --quick, or for tables with slow cases, 5]
     #[arg(long, value_name = "N")]
     pub rounds: Option<usize>,
-    /// About how many seconds one measurement takes [default: 0.15, or 0.03]
+    /// About how many seconds one measurement takes [default: 0.15; with --quick, 0.03]
     #[arg(long, value_name = "S")]
     pub seconds: Option<f64>,
     /// Numbers of jobs [default: each table's]

@@ -177,7 +177,7 @@ impl Experiment for Disks {
         Some(1)
     }
 
-    /// A share of the files that fill the disk is made, by as many threads.
+    /// A share of the files that fill the disk is made, by one thread for each job.
     fn measure(&mut self, plan: &Plan<'_>) -> Result<Sample> {
         let files = self.share * FULL * DISK_BYTES as f64 / f64::from(SMALL_FILE_BYTES);
         let threads = plan.jobs as u32;

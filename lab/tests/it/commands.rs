@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::symlink;
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
@@ -138,6 +138,34 @@ fn a_short_run_prints_the_table_and_replaces_the_file() {
         }
         assert!(row["published"]["ratio"].is_f64());
     }
+}
+
+/// Valgrind counts the function that `docs/lab/README.md` names.
+#[test]
+fn the_work_of_a_design_is_done_once_for_a_profiler() {
+    let dir = tempfile::tempdir().unwrap();
+    let pages = corpus(dir.path());
+    let work = |design: [&str; 3]| lab(&[&["work"], &design[..], &[pages.to_str().unwrap()]].concat());
+    for design in [["zs-free", "run-cache", "pinned"], ["streams", "write", "percpu"]] {
+        assert_eq!(finish(work(design)).ok(), "");
+    }
+    assert!(finish(work(["zs-free", "run-cache", "fast"])).complaint("uzram-lab", 2).contains("fast"));
+    if !Command::new("valgrind").arg("--version").output().is_ok_and(|output| output.status.success()) {
+        println!("skipped: counting instructions: the program valgrind is missing");
+        return;
+    }
+    let counted = dir.path().join("counted");
+    let mut valgrind = Command::new("valgrind");
+    valgrind.args(["--tool=callgrind", "--collect-atstart=no"]);
+    valgrind.arg("--toggle-collect=uzram_lab::experiment::clock::clocked");
+    valgrind.arg(format!("--callgrind-out-file={}", counted.display()));
+    let command = work(["zs-free", "run-cache", "pinned"]);
+    valgrind.arg(command.get_program()).args(command.get_args());
+    collect_within(start(&mut valgrind), 4 * PATIENCE).ok();
+    let counted = fs::read_to_string(&counted).unwrap();
+    let total = counted.lines().find_map(|line| line.strip_prefix("totals: ")).unwrap();
+    // At least a hundred for each of 120,000 objects.
+    assert!(total.parse::<u64>().unwrap() > 12_000_000, "{total}");
 }
 
 /// Every table that measures a lock's hold time, in smoke size.

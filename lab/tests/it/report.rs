@@ -1,4 +1,4 @@
-//! Tests of `uzram lab report`: all tables in smoke size, an interruption, and the page in a browser.
+//! Tests of `uzram lab report`: all tables in smoke size, and the page in a browser.
 
 use std::fs::{self, File};
 use std::path::Path;
@@ -24,7 +24,9 @@ fn json(dir: &Path) -> Value {
 #[test]
 fn every_table_in_smoke_size() {
     let temporary = tempfile::tempdir().unwrap();
-    let (dir, corpus) = (temporary.path().join("out"), corpus(temporary.path()));
+    let named = temporary.path().join("a corpus");
+    fs::rename(corpus(temporary.path()), &named).unwrap();
+    let (dir, corpus) = (temporary.path().join("out"), named);
     // What needs block devices and takes longer has a test of its own (`commands.rs`).
     let listed = finish(lab(&["list"])).ok();
     let names =
@@ -52,6 +54,8 @@ fn every_table_in_smoke_size() {
         assert_eq!(is_held, ["slab-freeze", "zs-free", "lru-batch"].contains(&name), "{name}");
     }
     assert!(page.contains("Published, beside what the locks allow"));
+    let command = "<code>uzram lab report DIR --quick --rounds 1 --seconds 0.001 --jobs 1,2 --corpus &#39;";
+    assert!(page.contains(command), "{page}");
 }
 
 /// A screen, and what the reader prefers.

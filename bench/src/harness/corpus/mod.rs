@@ -57,7 +57,7 @@ impl Source {
         match self {
             Source::File(path) => load(path),
             Source::Built(kind, pages) => build(*kind, *pages),
-            Source::Processes(pages) => processes::build(*pages, stop)?.whole(),
+            Source::Processes(pages) => processes::build(*pages, false, stop)?.whole(),
         }
     }
 

@@ -204,16 +204,13 @@ mod tests {
 
     #[test]
     fn the_live_line_counts_what_happened_since() {
-        let last = DeviceStats { pages_read: 100, pages_written: 50, ..DeviceStats::default() };
-        let now = DeviceStats {
-            orig_data_bytes: 3 << 20,
-            mem_charged_bytes: 1 << 20,
-            mem_tables_bytes: 1 << 20,
-            pages_read: 300,
-            // A reset device counts from zero again.
-            pages_written: 10,
-            ..last
-        };
+        let mut last = DeviceStats::default();
+        (last.pages_read, last.pages_written) = (100, 50);
+        let mut now = last;
+        now.orig_data_bytes = 3 << 20;
+        (now.mem_charged_bytes, now.mem_tables_bytes) = (1 << 20, 1 << 20);
+        // A reset device counts from zero again.
+        (now.pages_read, now.pages_written) = (300, 10);
         let text = line(&last, &now, Duration::from_secs(2));
         assert_eq!(text, "stored 3 MiB  used 2 MiB  ratio 1.50  IOPS 100 read 0 write");
     }

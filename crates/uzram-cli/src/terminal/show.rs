@@ -239,16 +239,11 @@ mod tests {
         let rows = ["backed", "written back", "returned"].map(|row| format!("\n  {row} "));
         let text = stats_table("zram0", &DeviceStats::default());
         assert!(rows.iter().all(|row| !text.contains(row)), "{text}");
-        let stats = DeviceStats {
-            backing_bytes: 1 << 30,
-            orig_data_bytes: 2010 << 12,
-            compr_data_bytes: 4 << 12,
-            backing_held_bytes: 3 << 20,
-            pages_backed: 2000,
-            backing_failed_writes: 5,
-            backing_corrupted: 1,
-            ..DeviceStats::default()
-        };
+        let mut stats = DeviceStats::default();
+        (stats.orig_data_bytes, stats.compr_data_bytes) = (2010 << 12, 4 << 12);
+        (stats.backing_bytes, stats.backing_held_bytes) = (1 << 30, 3 << 20);
+        stats.pages_backed = 2000;
+        (stats.backing_failed_writes, stats.backing_corrupted) = (5, 1);
         let text = stats_table("zram0", &stats);
         assert!(rows.iter().all(|row| text.contains(row)), "{text}");
         for note in [
@@ -262,15 +257,16 @@ mod tests {
 
     #[test]
     fn only_a_device_with_a_reserve_says_what_is_left_of_it() {
-        let row = |stats: DeviceStats| {
-            let text = stats_table("zram0", &stats);
+        let row = |stats: &DeviceStats| {
+            let text = stats_table("zram0", stats);
             text.lines().find(|line| line.starts_with("  reserve ")).map(str::to_owned)
         };
-        assert_eq!(row(DeviceStats::default()), None);
-        let full =
-            DeviceStats { reserve_bytes: 8 << 20, reserve_free_bytes: 10 << 20, ..DeviceStats::default() };
-        assert_eq!(row(full).as_deref(), Some("  reserve              10 MiB  ready of 8 MiB"));
-        let drained = row(DeviceStats { reserve_free_bytes: 0, reserve_drained: 3, ..full });
+        let mut stats = DeviceStats::default();
+        assert_eq!(row(&stats), None);
+        (stats.reserve_bytes, stats.reserve_free_bytes) = (8 << 20, 10 << 20);
+        assert_eq!(row(&stats).as_deref(), Some("  reserve              10 MiB  ready of 8 MiB"));
+        (stats.reserve_free_bytes, stats.reserve_drained) = (0, 3);
+        let drained = row(&stats);
         assert!(drained.is_some_and(|row| row.ends_with("ready of 8 MiB; 3 writes found none")));
     }
 

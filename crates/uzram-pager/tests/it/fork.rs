@@ -41,9 +41,10 @@ impl Fork {
             0 => None,
             child => {
                 assert_eq!(child, self.0);
-                Some(match libc::WIFSIGNALED(status) {
-                    true => Ended::Signal(libc::WTERMSIG(status)),
-                    false => Ended::Exit(libc::WEXITSTATUS(status)),
+                Some(if libc::WIFSIGNALED(status) {
+                    Ended::Signal(libc::WTERMSIG(status))
+                } else {
+                    Ended::Exit(libc::WEXITSTATUS(status))
                 })
             }
         }

@@ -294,7 +294,7 @@ mod tests {
             send_and_drop(&link).await;
             let started = Instant::now();
             while !link.is_down() {
-                assert!(started.elapsed() < NOTICED_WITHIN, "it is not noticed");
+                assert!(started.elapsed() < NOTICED_WITHIN, "it is not noticed, sends_more: {sends_more}");
                 match sends_more {
                     true => send_and_drop(&link).await,
                     false => tokio::time::sleep(Duration::from_millis(20)).await,

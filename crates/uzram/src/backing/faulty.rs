@@ -3,18 +3,17 @@
 //! [`Faults`] decides about each transfer when it is started. A transfer without a fault goes straight to the
 //! backing below; one that fails or waits goes through a thread, so that its caller never calls a completion.
 //!
-//! Locks: two of class `backing queue`, for the faults and for the threads. Neither is taken under the other.
+//! Locks: two of class `backing queue`, for the faults and their random numbers, and for the transfers that
+//! wait for the thread. Neither is taken under the other.
 
 use std::ops::Range;
-use std::thread::JoinHandle;
+use std::thread::{JoinHandle, Thread};
 use std::time::{Duration, Instant};
 
-use super::{
-    Blocks, Buffer, Completion, Direction, Filling, Health, Objects, SETTING, Seal, Started, Transfer,
-};
+use super::{Blocks, Buffer, Completion, Direction, Filling, Health, Objects, SETTING, Seal, Transfer};
 use crate::base::error::{Error, ErrorKind, Result};
 use crate::base::random::Random;
-use crate::base::sync::{Arc, Condvar, Counter, Mutex, classes};
+use crate::base::sync::{Arc, Counter, Mutex, classes};
 use crate::base::thread::{join, spawn};
 
 /// What happens to a transfer.
@@ -68,13 +67,9 @@ impl Fault {
 /// The faults of a [`FaultyBacking`]: a handle to change them while it is in use. The same seed, faults and
 /// order of transfers give the same failures.
 #[derive(Clone)]
-pub struct Faults(Arc<Shared>);
-
-struct Shared {
-    plan: Mutex<Plan>,
-    /// The faults were cleared, or the backing is being dropped.
-    changed: Condvar,
-    injected: Counter,
+pub struct Faults {
+    plan: Arc<Mutex<Plan>>,
+    injected: Arc<Counter>,
 }
 
 struct Plan {
@@ -82,7 +77,8 @@ struct Plan {
     faults: Vec<Fault>,
     /// How often the faults were cleared.
     clears: u64,
-    closed: bool,
+    /// Starts the transfers that were held.
+    thread: Option<Thread>,
 }
 
 /// The faults of one transfer.
@@ -96,33 +92,36 @@ struct Injected {
 
 impl Faults {
     fn new(seed: u64) -> Self {
-        let plan = Plan { random: Random::new(seed), faults: Vec::new(), clears: 0, closed: false };
-        let plan = Mutex::new(&classes::BACKING_QUEUE, plan);
-        Faults(Arc::new(Shared { plan, changed: Condvar::new(), injected: Counter::new(0) }))
+        let plan = Plan { random: Random::new(seed), faults: Vec::new(), clears: 0, thread: None };
+        Faults {
+            plan: Arc::new(Mutex::new(&classes::BACKING_QUEUE, plan)),
+            injected: Arc::new(Counter::new(0)),
+        }
     }
 
     /// Adds a fault. If several apply to a transfer, stalls add up, and only the first of the other faults
     /// happens.
     pub fn add(&self, fault: Fault) {
-        self.0.plan.lock().faults.push(fault);
+        self.plan.lock().faults.push(fault);
     }
 
     /// Removes all faults. Transfers that stall continue to stall; held transfers begin.
     pub fn clear(&self) {
-        let mut plan = self.0.plan.lock();
+        let mut plan = self.plan.lock();
         plan.faults.clear();
         plan.clears += 1;
-        drop(plan);
-        self.0.changed.notify_all();
+        if let Some(thread) = &plan.thread {
+            thread.unpark();
+        }
     }
 
     /// Returns the number of transfers that had a fault.
     pub fn injected(&self) -> u64 {
-        self.0.injected.get()
+        self.injected.get()
     }
 
     fn decide(&self, place: u64, transfer: &Transfer) -> Injected {
-        let mut plan = self.0.plan.lock();
+        let mut plan = self.plan.lock();
         let Plan { random, faults, clears, .. } = &mut *plan;
         let mut injected = Injected { stall: None, held: None, then: None, random: 0 };
         for fault in faults.iter_mut().filter(|fault| fault.concerns(place, transfer)) {
@@ -141,25 +140,9 @@ impl Faults {
         injected.random = random.next();
         drop(plan);
         if !injected.is_good() {
-            self.0.injected.add(1);
+            self.injected.add(1);
         }
         injected
-    }
-
-    /// Waits while a transfer stalls or is held.
-    fn wait(&self, injected: &Injected) {
-        // Cap the stall so that the time does not overflow.
-        const LONGEST: Duration = Duration::from_secs(100 * 365 * 86400);
-        let due = Instant::now() + injected.stall.unwrap_or_default().min(LONGEST);
-        let mut plan = self.0.plan.lock();
-        while !plan.closed {
-            let left = due.saturating_duration_since(Instant::now());
-            plan = match injected.held {
-                Some(since) if since == plan.clears => plan.wait(&self.0.changed),
-                _ if left.is_zero() => return,
-                _ => plan.wait_for(&self.0.changed, left),
-            };
-        }
     }
 }
 
@@ -172,10 +155,26 @@ impl Injected {
 /// A backing that injects [`Faults`] into another one. Dropping it carries out stalled and held transfers at
 /// once.
 pub struct FaultyBacking<B: Send + Sync + 'static> {
-    inner: Arc<B>,
+    shared: Arc<Shared<B>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+struct Shared<B> {
+    inner: B,
     faults: Faults,
-    /// Of each transfer with a fault.
-    threads: Mutex<Vec<JoinHandle<()>>>,
+    queue: Mutex<Queue<B>>,
+}
+
+struct Queue<B> {
+    waiting: Vec<Waiting<B>>,
+    closed: bool,
+}
+
+struct Waiting<B> {
+    due: Instant,
+    transfer: Transfer,
+    injected: Injected,
+    way: Way<B>,
 }
 
 /// How the inner backing carries out a transfer.
@@ -188,42 +187,48 @@ struct Way<B> {
 
 impl<B: Send + Sync + 'static> FaultyBacking<B> {
     /// Wraps `inner`, at first without faults. Faults at random use the random numbers of `seed`.
-    pub fn new(inner: B, seed: u64) -> Self {
-        let threads = Mutex::new(&classes::BACKING_QUEUE, Vec::new());
-        FaultyBacking { inner: Arc::new(inner), faults: Faults::new(seed), threads }
+    /// Fails with `NoMemory` when the system gives no thread.
+    pub fn new(inner: B, seed: u64) -> Result<Self> {
+        let queue = Mutex::new(&classes::BACKING_QUEUE, Queue { waiting: Vec::new(), closed: false });
+        let shared = Arc::new(Shared { inner, faults: Faults::new(seed), queue });
+        let of_thread = Arc::clone(&shared);
+        let thread = spawn("uzram-faults", move || of_thread.run())?;
+        shared.faults.plan.lock().thread = Some(thread.thread().clone());
+        Ok(FaultyBacking { shared, thread: Some(thread) })
     }
 
     /// Returns a handle to the faults.
     pub fn faults(&self) -> Faults {
-        self.faults.clone()
+        self.shared.faults.clone()
+    }
+
+    fn wake_up(&self) {
+        if let Some(thread) = &self.thread {
+            thread.thread().unpark();
+        }
     }
 
     /// Starts a transfer, whose first byte is at `place` among all of the backing, with its faults.
     fn start_at(&self, place: u64, transfer: Transfer, way: Way<B>) {
-        let injected = self.faults.decide(place, &transfer);
+        let injected = self.shared.faults.decide(place, &transfer);
         if injected.is_good() {
-            return (way.start)(&self.inner, way.extent, transfer);
+            return (way.start)(&self.shared.inner, way.extent, transfer);
         }
-        let (inner, faults) = (Arc::clone(&self.inner), self.faults.clone());
-        // Without a thread it ends with an error.
-        let started = Started::new(transfer);
-        let thread = spawn("uzram-fault", move || {
-            faults.wait(&injected);
-            let_go(&*inner, started.into_transfer(), &injected, way);
-        });
-        let mut threads = self.threads.lock();
-        threads.retain(|thread| !thread.is_finished());
-        threads.extend(thread);
+        // Cap the stall so that the time does not overflow.
+        const LONGEST: Duration = Duration::from_secs(100 * 365 * 86400);
+        let due = Instant::now() + injected.stall.unwrap_or_default().min(LONGEST);
+        self.shared.queue.lock().waiting.push(Waiting { due, transfer, injected, way });
+        self.wake_up();
     }
 }
 
 impl<B: Blocks + 'static> Blocks for FaultyBacking<B> {
     fn len_bytes(&self) -> u64 {
-        self.inner.len_bytes()
+        self.shared.inner.len_bytes()
     }
 
     fn block_bytes(&self) -> usize {
-        self.inner.block_bytes()
+        self.shared.inner.block_bytes()
     }
 
     fn start(&self, transfer: Transfer) {
@@ -233,7 +238,7 @@ impl<B: Blocks + 'static> Blocks for FaultyBacking<B> {
     }
 
     fn discard(&self, offset: u64, len_bytes: u64) {
-        self.inner.discard(offset, len_bytes);
+        self.shared.inner.discard(offset, len_bytes);
     }
 }
 
@@ -246,19 +251,19 @@ impl<O: Objects + 'static> FaultyBacking<O> {
 
 impl<O: Objects + 'static> Objects for FaultyBacking<O> {
     fn len_bytes(&self) -> Option<u64> {
-        self.inner.len_bytes()
+        self.shared.inner.len_bytes()
     }
 
     fn object_bytes(&self) -> usize {
-        self.inner.object_bytes()
+        self.shared.inner.object_bytes()
     }
 
     fn join(&self, first_extent: u32, seal: Option<&Arc<dyn Seal>>) {
-        self.inner.join(first_extent, seal);
+        self.shared.inner.join(first_extent, seal);
     }
 
     fn home(&self, extent: u32) -> u32 {
-        self.inner.home(extent)
+        self.shared.inner.home(extent)
     }
 
     fn put(&self, extent: u32, transfer: Transfer) {
@@ -270,51 +275,78 @@ impl<O: Objects + 'static> Objects for FaultyBacking<O> {
     }
 
     fn delete(&self, extent: u32, filling: Filling) {
-        self.inner.delete(extent, filling);
+        self.shared.inner.delete(extent, filling);
     }
 
     fn health(&self) -> Health {
-        self.inner.health()
+        self.shared.inner.health()
     }
 
     fn is_at_risk(&self, filling: Filling) -> bool {
-        self.inner.is_at_risk(filling)
+        self.shared.inner.is_at_risk(filling)
     }
 
     fn end(&self) {
-        self.inner.end();
+        self.shared.inner.end();
     }
 }
 
 impl<B: Send + Sync + 'static> Drop for FaultyBacking<B> {
     fn drop(&mut self) {
-        self.faults.0.plan.lock().closed = true;
-        self.faults.0.changed.notify_all();
-        let threads = std::mem::take(&mut *self.threads.lock());
-        threads.into_iter().for_each(join);
+        self.shared.queue.lock().closed = true;
+        self.wake_up();
+        self.thread.take().into_iter().for_each(join);
     }
 }
 
-/// Carries out a transfer, with its other fault if any, after it has stalled or was held.
-fn let_go<B>(inner: &B, mut transfer: Transfer, what: &Injected, way: Way<B>) {
-    let half_bytes = transfer.len_bytes / 2 / way.block_bytes * way.block_bytes;
-    match what.then {
-        None => return (way.start)(inner, way.extent, transfer),
-        Some(FaultKind::NoSpace) => {
-            let full = Error::new(ErrorKind::NoSpace, "an injected lack of space");
-            return transfer.finish(Err(full.with_setting(SETTING)));
+impl<B> Shared<B> {
+    fn run(&self) {
+        loop {
+            let now = Instant::now();
+            // Later clears and new transfers unpark the thread.
+            let clears = self.faults.plan.lock().clears;
+            let mut queue = self.queue.lock();
+            let closed = queue.closed;
+            let is_held = |waiting: &Waiting<B>| waiting.injected.held.is_some_and(|since| since == clears);
+            let is_due = |waiting: &mut Waiting<B>| closed || waiting.due <= now && !is_held(waiting);
+            let due: Vec<Waiting<B>> = queue.waiting.extract_if(.., is_due).collect();
+            let free = queue.waiting.iter().filter(|waiting| !is_held(waiting));
+            let next = free.map(|waiting| waiting.due).min();
+            drop(queue);
+            if closed && due.is_empty() {
+                return;
+            }
+            if due.is_empty() {
+                match next {
+                    Some(next) => std::thread::park_timeout(next.saturating_duration_since(now)),
+                    None => std::thread::park(),
+                }
+            }
+            due.into_iter().for_each(|waiting| self.let_go(waiting));
         }
-        Some(FaultKind::FlipBit) => {}
-        Some(FaultKind::Short) if half_bytes > 0 => {}
-        Some(_) => return transfer.finish(Err(injected())),
     }
-    let len_bytes = transfer.len_bytes;
-    let flip = (what.then == Some(FaultKind::FlipBit)).then_some((len_bytes, what.random));
-    if flip.is_none() {
-        transfer.len_bytes = half_bytes;
+
+    /// Carries out a transfer, with its other fault if any, after it has stalled or was held.
+    fn let_go(&self, Waiting { mut transfer, injected: what, way, .. }: Waiting<B>) {
+        let half_bytes = transfer.len_bytes / 2 / way.block_bytes * way.block_bytes;
+        match what.then {
+            None => return (way.start)(&self.inner, way.extent, transfer),
+            Some(FaultKind::NoSpace) => {
+                let full = Error::new(ErrorKind::NoSpace, "an injected lack of space");
+                return transfer.finish(Err(full.with_setting(SETTING)));
+            }
+            Some(FaultKind::FlipBit) => {}
+            Some(FaultKind::Short) if half_bytes > 0 => {}
+            Some(_) => return transfer.finish(Err(injected())),
+        }
+        let len_bytes = transfer.len_bytes;
+        let flip = (what.then == Some(FaultKind::FlipBit)).then_some((len_bytes, what.random));
+        if flip.is_none() {
+            transfer.len_bytes = half_bytes;
+        }
+        transfer.completion = Arc::new(Spoil { flip, completion: transfer.completion });
+        (way.start)(&self.inner, way.extent, transfer);
     }
-    transfer.completion = Arc::new(Spoil { flip, completion: transfer.completion });
-    (way.start)(inner, way.extent, transfer);
 }
 
 fn injected() -> Error {

@@ -32,7 +32,6 @@ macro_rules! per_cpu_counters {
             }
         }
 
-        #[allow(dead_code)]
         impl $sum {
             /// Returns the difference of each figure to `before`.
             #[must_use]
@@ -43,6 +42,7 @@ macro_rules! per_cpu_counters {
                 }
             }
 
+            #[allow(dead_code)]
             pub(crate) fn named(&self) -> Vec<(&'static str, u64)> {
                 vec![
                     $($((stringify!($other), self.$other),)*)?

@@ -31,12 +31,12 @@ macro_rules! named {
 
 pub(crate) use named;
 
-/// Makes `$design`, an enum of designs with names, the first of which is the default; `$any`, an enum of a
-/// `$of` of each; and functions of `$any` that call the function of the same name of that `$of`.
+/// Makes of a list of designs `$design`, an enum of them with names, the first of which is the default; `$any`,
+/// an enum of a `$of` of each; and functions of `$any` that call the function of the same name of that `$of`.
 #[cfg(feature = "designs")]
 macro_rules! any_design {
     (
-        $design:ident, $refusal:literal, $any:ident of $of:ident $designs:tt;
+        $designs:tt $design:ident, $refusal:literal, $any:ident of $of:ident;
         fn new($($arg:ident: $type:ty),*);
         $($(#[$attr:meta])* fn $name:ident(&self $(, $param:ident: $param_type:ty)*) $(-> $out:ty)?;)*
     ) => {

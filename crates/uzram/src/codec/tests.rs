@@ -37,6 +37,7 @@ fn with(name: &str, bytes: &[u8]) -> Algorithm {
     Algorithm::new(plain.kind(), Some(plain.level()), Some(dictionary)).unwrap()
 }
 
+/// Returns a raw dictionary, longer than lz4's offsets reach.
 fn raw() -> &'static [u8] {
     static RAW: LazyLock<Vec<u8>> = LazyLock::new(|| {
         let random = &mut Random::new(SEED);

@@ -105,6 +105,7 @@ macro_rules! device_stats {
         /// A snapshot of a device's statistics. Sizes are in bytes, pages are of 4096 bytes.
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
         #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+        #[non_exhaustive]
         pub struct DeviceStats {
             $($(#[$doc])* pub $field: u64,)*
         }

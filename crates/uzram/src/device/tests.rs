@@ -519,7 +519,7 @@ fn settings_keep_their_ranges() {
             ("recompress_after", &["0", "4294967295"], &["4294967296", "1w", ""]),
             ("writeback_after", &["0", "90"], &["2000000h", "soon"]),
             ("writeback_budget", &["0", "4096"], &["-1", "1G/week", "/day"]),
-            ("reclaim", &["zspages", "pages"], &["", "slabs"]),
+            ("reclaim", &["pages", "zspages"], &["", "slabs"]),
         ] {
             let before = ["compressed_writeback", "writeback_layout", "backing_force", "reclaim"];
             if is_initialised && before.contains(&name) {

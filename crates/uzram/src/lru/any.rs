@@ -6,7 +6,7 @@ use crate::base::named::any_design;
 use super::{Batched, Lru, LruConfig, LruLocks, LruStats, SingleLock};
 
 any_design! {
-    LruDesign, "no LRU lock design '{}'; there are: {}", AnyLru of Lru [Batched, SingleLock];
+    [Batched, SingleLock] LruDesign, "no LRU lock design '{}'; there are: {}", AnyLru of Lru;
     fn new(config: &LruConfig);
     fn arrive(&self, page: u32) -> bool;
     fn queue(&self, page: u32);

@@ -201,6 +201,7 @@ impl Batched {
         }
     }
 
+    /// Puts a page that is in no list into the open batch of a list.
     fn push(&self, lists: &Lists, fronts: &mut Fronts, list: List, page: u32) {
         let open = &mut fronts.open[list as usize];
         if open.pages == 0 {

@@ -45,6 +45,7 @@ pub trait LruLocks: Sized + Send + Sync + 'static {
         0
     }
 
+    /// Takes all locks, for scans.
     fn lock_all<'a>(&'a self, lists: &'a Lists) -> Self::LockedLists<'a>;
 }
 
@@ -52,6 +53,7 @@ pub trait LruLocks: Sized + Send + Sync + 'static {
 pub trait LockedLists {
     fn unlink(&mut self, page: u32);
 
+    /// Puts a page that is in no list at the front of one.
     fn put_front(&mut self, list: List, page: u32);
 }
 

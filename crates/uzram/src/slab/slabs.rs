@@ -346,12 +346,12 @@ impl Slabs {
         Ok(slab)
     }
 
-    /// Makes a slab of the run that starts at `page`. No other thread knows it yet.
+    /// Makes a slab of the run that starts at `page`. The caller sees to it that no other thread knows it.
     fn begin(&self, slab: u32, page: u32) {
         let start = self.arena.address(page).expose_provenance() as u64;
         let offset_bytes = u64::from(self.name(slab, 0)) * UNIT_BYTES as u64;
         self.set_origin(slab, start.wrapping_sub(offset_bytes) | THERE);
-        // SAFETY: no other thread knows this slab.
+        // SAFETY: the caller's: no other thread knows this slab.
         unsafe { self.get(slab).prev.with_mut(|prev| *prev = OFF_LIST) };
         self.live.add(1);
     }
@@ -460,9 +460,10 @@ impl Slabs {
         (0..fresh).filter(|slab| self.exists(*slab))
     }
 
+    /// Frees the number of a slab that is on no list, or does not exist.
     fn put_number(&self, numbers: &mut Numbers, slab: u32) {
         let next = std::mem::replace(&mut numbers.free, slab);
-        // SAFETY: the slab is on no list, and the table's lock is held.
+        // SAFETY: the caller's: the slab is on no list. The table's lock, which guards `numbers`, is held.
         unsafe { self.get(slab).next.with_mut(|own| *own = next) };
     }
 

@@ -100,6 +100,7 @@ pub use recompress::{Candidates, Recompression};
 use reserve::Refiller;
 pub use slot::PageState;
 use slot::Slots;
+pub use states::BlockState;
 use stats::Share;
 pub use stats::StoreStats;
 use stream::Codec;

@@ -97,7 +97,7 @@ impl Shared {
     }
 
     fn with_faults(&self, seed: u64) -> (Backing, Faults) {
-        let faulty = FaultyBacking::new(self.clone(), seed);
+        let faulty = FaultyBacking::new(self.clone(), seed).expect("a thread");
         let faults = faulty.faults();
         (Backing::Objects(Arc::new(faulty)), faults)
     }

@@ -152,16 +152,6 @@ impl Peek {
     pub(super) fn priority(self) -> u8 {
         ((self.0 & PRIORITY_MASK) >> PRIORITY_SHIFT) as u8
     }
-
-    pub(super) fn letters(self) -> [u8; 6] {
-        let recompressed = self.priority() > 0;
-        let flags = [self.is_same(), self.is_backed(), self.is_huge(), self.is_idle(), recompressed];
-        let mut letters = *b"swhirn";
-        for (letter, is_set) in letters.iter_mut().zip(flags.into_iter().chain([self.is_incompressible()])) {
-            *letter = if is_set { *letter } else { b'.' };
-        }
-        letters
-    }
 }
 
 #[inline]

@@ -16,47 +16,15 @@ use super::stats::ClassStat;
 #[cfg(not(loom))]
 use super::{Attach, Location, Settled};
 
-pub(crate) enum AnyRead<'a> {
-    Pinned(RawRead<'a, Pinned>),
-    ClassIndexed(RawRead<'a, ClassIndexed>),
-    Consolidated(RawRead<'a, Consolidated>),
-    Split(RawRead<'a, Split>),
+/// Calls a macro with the list of the designs, and further arguments.
+macro_rules! with_designs {
+    ($name:ident! { $($more:tt)* }) => {
+        $name! { [Pinned, ClassIndexed, Consolidated, Split] $($more)* }
+    };
 }
 
-impl AnyPool {
-    /// As [`RawPool::read`]. Fails as [`RawPool::read`].
-    ///
-    /// # Safety
-    /// As [`RawPool::read`].
-    #[inline]
-    pub unsafe fn read(&self, handle: u32, owner: u32, len: usize) -> Result<AnyRead<'_>> {
-        // SAFETY: the caller's promise, in each arm.
-        unsafe {
-            match self {
-                AnyPool::Pinned(pool) => pool.read(handle, owner, len).map(AnyRead::Pinned),
-                AnyPool::ClassIndexed(pool) => pool.read(handle, owner, len).map(AnyRead::ClassIndexed),
-                AnyPool::Consolidated(pool) => pool.read(handle, owner, len).map(AnyRead::Consolidated),
-                AnyPool::Split(pool) => pool.read(handle, owner, len).map(AnyRead::Split),
-            }
-        }
-    }
-
-    /// As [`RawPool::free`].
-    ///
-    /// # Safety
-    /// As [`RawPool::free`].
-    #[inline]
-    pub unsafe fn free(&self, handle: u32) {
-        any_design!(@each AnyPool [Pinned, ClassIndexed, Consolidated, Split], self, pool => {
-            // SAFETY: the caller's promise.
-            unsafe { pool.free(handle) }
-        });
-    }
-}
-
-any_design! {
-    PoolDesign, "no pool lock design '{}'; there are: {}",
-    AnyPool of RawPool [Pinned, ClassIndexed, Consolidated, Split];
+with_designs! { any_design! {
+    PoolDesign, "no pool lock design '{}'; there are: {}", AnyPool of RawPool;
     fn new(arena: Arc<Arena>, config: &PoolConfig);
     fn reads_outlive_frees(&self) -> bool;
     fn huge_threshold(&self) -> usize;
@@ -92,13 +60,52 @@ any_design! {
     fn class_stats(&self) -> Vec<ClassStat>;
     #[cfg(not(loom))]
     fn table_resident_bytes(&self) -> usize;
+} }
+
+/// Makes a read of a pool of any design, and the functions of [`AnyPool`] that are unsafe.
+macro_rules! any_read {
+    ([$($design:ident),*]) => {
+        pub(crate) enum AnyRead<'a> {
+            $($design(RawRead<'a, $design>),)*
+        }
+
+        impl AnyPool {
+            /// As [`RawPool::read`]. Fails as [`RawPool::read`].
+            ///
+            /// # Safety
+            /// As [`RawPool::read`].
+            #[inline]
+            pub unsafe fn read(&self, handle: u32, owner: u32, len: usize) -> Result<AnyRead<'_>> {
+                match self {
+                    // SAFETY: the caller's promise.
+                    $(AnyPool::$design(pool) => unsafe { pool.read(handle, owner, len) }.map(AnyRead::$design),)*
+                }
+            }
+
+            /// As [`RawPool::free`].
+            ///
+            /// # Safety
+            /// As [`RawPool::free`].
+            #[inline]
+            pub unsafe fn free(&self, handle: u32) {
+                match self {
+                    // SAFETY: the caller's promise.
+                    $(AnyPool::$design(pool) => unsafe { pool.free(handle) },)*
+                }
+            }
+        }
+
+        impl Deref for AnyRead<'_> {
+            type Target = [u8];
+
+            #[inline]
+            fn deref(&self) -> &[u8] {
+                match self {
+                    $(AnyRead::$design(read) => read,)*
+                }
+            }
+        }
+    };
 }
 
-impl Deref for AnyRead<'_> {
-    type Target = [u8];
-
-    #[inline]
-    fn deref(&self) -> &[u8] {
-        any_design!(@each AnyRead [Pinned, ClassIndexed, Consolidated, Split], self, read => read)
-    }
-}
+with_designs! { any_read! {} }

@@ -88,11 +88,13 @@ impl<'a> Budget<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Outcome {
     Emptied,
+    /// The destination is full.
     Filled,
     /// The remaining objects are being read or written.
     Stuck,
     /// Other threads wait for the lock, or the budget is spent.
     Yield,
+    /// The memory limit is reached.
     Full,
 }
 

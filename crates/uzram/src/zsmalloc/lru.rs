@@ -169,11 +169,15 @@ mod tests {
                     }
                     1 => {
                         lru.insert(page, page as u8, End::Coldest);
-                        at.is_none().then(|| model.push_back(page));
+                        if at.is_none() {
+                            model.push_back(page);
+                        }
                     }
                     2 => {
                         lru.insert(page, page as u8, End::Hottest);
-                        at.is_none().then(|| model.push_front(page));
+                        if at.is_none() {
+                            model.push_front(page);
+                        }
                     }
                     _ => {
                         lru.touch(page, page as u8);

@@ -98,10 +98,13 @@ pub trait PoolLocks: Sized + Send + Sync + 'static {
     /// meanwhile.
     type MigrationGuard<'a>: MigrationGuard;
 
+    /// Makes the locks for `classes` classes.
     fn new(classes: usize) -> Self;
 
+    /// Locks the lists of a class.
     fn lists(&self, class: u8, counts: &Counts) -> Self::Lists<'_>;
 
+    /// Locks the lists of a class to move its objects.
     fn lock_for_migration(&self, class: u8, counts: &Counts) -> Self::MigrationGuard<'_>;
 
     /// Finds a handle's object, and keeps it in place until [`PoolLocks::unpin`].

@@ -97,7 +97,7 @@ fn read(store: &Store, page: u32) -> uzram::Result<Box<Page>> {
 
 fn attach(survivor: &Survivor) -> (Store, Attached) {
     // SAFETY: the process that had the memory has ended, or its store was dropped, or it is a copy.
-    let attached = unsafe { Store::attach(survivor.memory(), survivor.backing()) };
+    let attached = unsafe { Store::attach(survivor.memory(), survivor.backing(), |_| ()) };
     attached.unwrap_or_else(|error| panic!("{error}"))
 }
 
@@ -411,7 +411,8 @@ fn damage_is_refused_or_does_no_harm() {
                 copy.flip(at, 1 << random.below(8));
             }
             // SAFETY: the copy is used here only.
-            let Ok((store, attached)) = (unsafe { Store::attach(copy.memory(), copy.backing()) }) else {
+            let Ok((store, attached)) = (unsafe { Store::attach(copy.memory(), copy.backing(), |_| ()) })
+            else {
                 refused += 1;
                 continue;
             };

@@ -218,12 +218,12 @@ fn a_store_lives_in_such_a_file() {
                     write(&store, 3000..4000, version + 10);
                     stand_by.catch_up().unwrap();
                     drop(store);
-                    Store::attach(stand_by, None)
+                    Store::attach(stand_by, None, |_| ())
                 }
                 Err(error) => {
                     println!("not mapped ahead: {error}");
                     drop(store);
-                    Store::attach(left.try_clone().unwrap(), None)
+                    Store::attach(left.try_clone().unwrap(), None, |_| ())
                 }
             }
         };

@@ -37,15 +37,20 @@ pub struct Processes {
     pub left_out: Vec<String>,
 }
 
-/// Builds the corpus, with up to `pages` pages, as many of each program. The programs run at the same time.
-pub fn build(pages: usize, stop: &AtomicBool) -> Result<Processes> {
+/// Builds the corpus, with up to `pages` pages, as many of each program. The programs run one after the other,
+/// so that memory for one is enough and none disturbs another, or for a trial all `at_once`.
+pub fn build(pages: usize, at_once: bool, stop: &AtomicBool) -> Result<Processes> {
     let mut processes = Processes { parts: Vec::new(), left_out: Vec::new() };
     let each = pages.div_ceil(workloads::ALL.len());
-    let taken = thread::scope(|scope| {
-        let threads =
-            workloads::ALL.each_ref().map(|workload| scope.spawn(move || memory_of(workload, each, stop)));
-        threads.map(joined)
-    });
+    let take = |workload: &Workload| go_on(stop).and_then(|()| memory_of(workload, each, stop));
+    let taken = if at_once {
+        thread::scope(|scope| {
+            let threads = workloads::ALL.each_ref().map(|workload| scope.spawn(move || take(workload)));
+            threads.map(joined)
+        })
+    } else {
+        workloads::ALL.each_ref().map(take)
+    };
     for (workload, taken) in workloads::ALL.iter().zip(taken) {
         match taken {
             Ok(corpus) => processes.parts.push((workload.name, corpus)),

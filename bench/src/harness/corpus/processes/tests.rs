@@ -34,7 +34,9 @@ fn a_program_that_fails_says_why_and_leaves_nothing() {
         Ready::Holds(u64::MAX),
     );
     assert_eq!(memory_of(&hangs, 1, &stop).err().unwrap().to_string(), "interrupted");
-    assert!(build(1, &stop).is_err());
+    for at_once in [false, true] {
+        assert_eq!(build(1, at_once, &stop).err().unwrap().to_string(), "interrupted");
+    }
 }
 
 #[test]

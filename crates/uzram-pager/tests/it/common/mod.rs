@@ -199,9 +199,10 @@ pub fn each_succeeds<F: Fn(TrapKind)>(case: &str, traps: &[TrapKind], body: F) {
     each_in_child(case, traps, body, |_, ended| ended.assert_success());
 }
 
-/// Sets the action of a signal, which is safe to run anywhere; returns the one of before.
+/// Sets the action of a signal, a function that is safe to run anywhere; returns the one of before.
 pub fn set_action(signal: i32, action: usize, flags: i32) -> libc::sigaction {
-    // SAFETY: all fields are integers, or an optional function.
+    // SAFETY: all fields are integers, or an optional function. The caller's: `action` is the address of a
+    // function that takes what `flags` say, and is safe to run anywhere.
     unsafe {
         let mut new: libc::sigaction = std::mem::zeroed();
         let mut old: libc::sigaction = std::mem::zeroed();

@@ -33,29 +33,31 @@ pub(super) enum Contents {
     Unmarked,
 }
 
-/// Returns why a file or block device may not be used, by the status of it or its node; `None` if it may.
-pub(super) fn objection(path: &str, stat: &Stat, is_block_device: bool) -> Option<String> {
-    let (uid, mode) = (rustix::process::geteuid().as_raw(), stat.st_mode & 0o7777);
-    let is_open_to = |others: Mode| Mode::from_raw_mode(stat.st_mode).intersects(others);
-    if is_block_device {
-        if stat.st_uid != 0 {
-            let owner = stat.st_uid;
-            return Some(format!("is a block device of user {owner}, not of root: name another path"));
-        }
-        return is_open_to(Mode::RWXO).then(|| {
-            format!("is a block device that is open to all users (mode {mode:04o}): run: chmod o= '{path}'")
-        });
-    }
+/// Returns why a file may not be used, by its status; `None` if it may.
+pub(super) fn objection_to_file(path: &str, stat: &Stat) -> Option<String> {
+    let uid = rustix::process::geteuid().as_raw();
     if stat.st_uid != uid {
         return Some(format!("belongs to user {}, not to user {uid}: name another path", stat.st_uid));
     }
-    if is_open_to(OF_OTHERS) {
+    if Mode::from_raw_mode(stat.st_mode).intersects(OF_OTHERS) {
+        let mode = stat.st_mode & 0o7777;
         return Some(format!(
             "is open to other users (mode {mode:04o}): run: chmod 600 '{path}', or name another path"
         ));
     }
     (stat.st_nlink != 1)
         .then(|| format!("has {} names (hard links), and must have one: name another path", stat.st_nlink))
+}
+
+/// Returns why a block device may not be used, by the status of its node; `None` if it may.
+pub(super) fn objection_to_device(path: &str, stat: &Stat) -> Option<String> {
+    if stat.st_uid != 0 {
+        return Some(format!("is a block device of user {}, not of root: name another path", stat.st_uid));
+    }
+    Mode::from_raw_mode(stat.st_mode).intersects(Mode::RWXO).then(|| {
+        let mode = stat.st_mode & 0o7777;
+        format!("is a block device that is open to all users (mode {mode:04o}): run: chmod o= '{path}'")
+    })
 }
 
 /// Returns the contents of an open file or block device of `there_bytes`; `None` if it is neither empty nor

@@ -31,7 +31,7 @@ pub(crate) use engine::PanicPoint;
 pub use mark::{MARK_BYTES, Mark};
 
 /// The maximum number of transfers in flight; others wait.
-const QUEUE_DEPTH: usize = if cfg!(test) { 8 } else { 64 };
+pub(super) const QUEUE_DEPTH: usize = 64;
 const THREADS: usize = 4;
 
 /// [`Blocks`] on a file or block device, which it locks: opening the same file again is refused.

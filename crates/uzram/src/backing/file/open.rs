@@ -49,12 +49,22 @@ pub struct FileOptions {
     pub engine: Engine,
     /// Whether to overwrite a file or device that holds other data.
     pub force: bool,
+    /// Whether to go through the page cache, as where the file system does not support O_DIRECT.
+    #[cfg(test)]
+    pub(crate) through_page_cache: bool,
 }
 
 impl FileOptions {
     /// Creates options to use all of the file at `path`.
     pub fn new(path: impl Into<PathBuf>) -> Self {
-        FileOptions { path: path.into(), size_bytes: None, engine: Engine::Auto, force: false }
+        FileOptions {
+            path: path.into(),
+            size_bytes: None,
+            engine: Engine::Auto,
+            force: false,
+            #[cfg(test)]
+            through_page_cache: false,
+        }
     }
 }
 
@@ -96,7 +106,11 @@ fn prepare(fd: OwnedFd, options: &FileOptions, opened: &mut Opened) -> Result<Ta
     check_owner(&fd, path, opened.is_block_device)?;
     let there_bytes = claim_alone(&fd, path, opened.is_block_device)?;
     let contents = check_contents(&fd, options, opened.is_block_device, there_bytes)?;
-    let direct_block_bytes = direct_block_bytes(&fd);
+    #[cfg(test)]
+    let tries_direct = !options.through_page_cache;
+    #[cfg(not(test))]
+    let tries_direct = true;
+    let direct_block_bytes = if tries_direct { direct_block_bytes(&fd) } else { None };
     opened.is_direct = direct_block_bytes.is_some();
     let block_bytes = direct_block_bytes.unwrap_or(PAGE_SIZE);
     let start_bytes = block_bytes.max(MARK_BYTES) as u64;
@@ -192,7 +206,12 @@ fn check_contents(
 /// Fails if other users own the file or device, or may access it.
 fn check_owner(fd: &OwnedFd, path: &Path, is_block_device: bool) -> Result<()> {
     let stat = rustix::fs::fstat(fd).map_err(|errno| from_errno(path, errno))?;
-    let objection = claim::objection(&path.display().to_string(), &stat, is_block_device);
+    let shown = path.display().to_string();
+    let objection = if is_block_device {
+        claim::objection_to_device(&shown, &stat)
+    } else {
+        claim::objection_to_file(&shown, &stat)
+    };
     objection.map_or(Ok(()), |what| Err(failure(path, ErrorKind::Permission, &what)))
 }
 

@@ -1,5 +1,6 @@
 //! Which files and devices are accepted as backings, by owner and contents.
 
+use std::fmt::Display;
 use std::os::unix::fs::symlink;
 use std::process::{Command, Stdio};
 
@@ -23,12 +24,19 @@ fn open_soon(options: &FileOptions) -> Result<FileBacking> {
 }
 
 /// Checks that a backing is refused, with words that have `hints` among them.
+#[track_caller]
 fn refused(options: &FileOptions, kind: ErrorKind, hints: &[&str]) {
-    let error = open_soon(options).map(drop).expect_err("refused");
+    refused_in("", options, kind, hints);
+}
+
+/// As [`refused`], in a case of a loop.
+#[track_caller]
+fn refused_in(case: impl Display, options: &FileOptions, kind: ErrorKind, hints: &[&str]) {
+    let Err(error) = open_soon(options) else { panic!("{case}: it is accepted") };
     let setting = if kind == ErrorKind::Busy { "backing_force" } else { "backing_dev" };
-    assert_eq!((error.kind(), error.setting()), (kind, Some(setting)), "{error}");
+    assert_eq!((error.kind(), error.setting()), (kind, Some(setting)), "{case}: {error}");
     let text = error.to_string();
-    assert!(hints.iter().all(|hint| text.contains(hint)), "{text}");
+    assert!(hints.iter().all(|hint| text.contains(hint)), "{case}: {text}");
 }
 
 fn sized(path: &Path) -> FileOptions {
@@ -127,7 +135,7 @@ fn a_file_system_made_over_a_backing_is_safe() {
             command.arg(&path).env("PATH", "/usr/sbin:/sbin:/usr/bin:/bin").stdin(Stdio::null());
             let is_made = command.output().is_ok_and(|output| output.status.success());
             if is_made {
-                refused(&sized(&path), ErrorKind::Busy, &[]);
+                refused_in(program, &sized(&path), ErrorKind::Busy, &[]);
             }
             is_made
         })
@@ -151,7 +159,7 @@ fn a_block_device_is_taken_when_it_is_empty_or_ours() {
     let wipe = |offset: u64, len: usize| disk.write_all_at(&vec![0; len], offset).expect("room");
     for offset in places.into_iter().chain(ends) {
         disk.write_all_at(b"signature!", offset).expect("room");
-        refused(&all, ErrorKind::Busy, &[]);
+        refused_in(offset, &all, ErrorKind::Busy, &[]);
         wipe(offset, 10);
         drop(open_soon(&all).unwrap_or_else(|error| panic!("it is empty, {offset}: {error}")));
         wipe(0, MARK_BYTES);

@@ -13,10 +13,10 @@ struct Bench {
     _directory: tempfile::TempDir,
 }
 
-fn bench(seed: u64) -> Bench {
+fn bench(engine: Engine, seed: u64) -> Bench {
     let directory = directory();
-    let inner = open(&directory.path().join("file"), LEN_BYTES, Engine::Auto);
-    let backing = FaultyBacking::new(inner, seed);
+    let inner = open(&directory.path().join("file"), LEN_BYTES, engine);
+    let backing = FaultyBacking::new(inner, seed).expect("a thread");
     let (faults, buffers) = (backing.faults(), Buffers::new(16, BUFFER_BYTES).expect("memory"));
     Bench { backing, faults, buffers, _directory: directory }
 }
@@ -41,7 +41,7 @@ fn kind<T: std::fmt::Debug>(result: Result<T>) -> ErrorKind {
 
 #[test]
 fn faults_meet_what_they_are_meant_for() {
-    let bench = bench(1);
+    let bench = bench(Engine::Auto, 1);
     let far = LEN_BYTES / 2;
     assert_eq!((bench.write(0, 1), bench.write(far, 2)), (Ok(()), Ok(())));
     assert_eq!(bench.faults.injected(), 0);
@@ -84,7 +84,7 @@ fn faults_meet_what_they_are_meant_for() {
 
 #[test]
 fn a_stall_lasts_and_ends_with_the_backing() {
-    let bench = bench(1);
+    let bench = bench(Engine::Auto, 1);
     let stall = Duration::from_millis(50);
     bench.faults.add(Fault { times: 1, ..Fault::always(FaultKind::Stall(stall)) });
     let begun = Instant::now();
@@ -104,7 +104,7 @@ fn a_stall_lasts_and_ends_with_the_backing() {
 
 #[test]
 fn what_is_held_begins_when_the_faults_are_cleared() {
-    let bench = bench(1);
+    let bench = bench(Engine::Auto, 1);
     let ends = Ends::new();
     let start = |token| {
         let mut buffer = bench.buffers.take().expect("free");
@@ -137,10 +137,53 @@ fn what_is_held_begins_when_the_faults_are_cleared() {
     assert_eq!(ends.wait(2).1, Ok(()));
 }
 
+/// With any faults, each transfer ends exactly once, and all errors are injected ones.
+#[test]
+fn every_transfer_ends_once_whatever_happens() {
+    for (seed, engine) in (1..5).zip(ENGINES.into_iter().cycle()) {
+        let bench = bench(engine, seed);
+        for kind in [
+            FaultKind::Error,
+            FaultKind::NoSpace,
+            FaultKind::Short,
+            FaultKind::Stall(Duration::from_micros(300)),
+            FaultKind::FlipBit,
+        ] {
+            bench.faults.add(Fault { one_in: 7, ..Fault::always(kind) });
+        }
+        let (ends, places) = (Ends::new(), LEN_BYTES / BUFFER_BYTES as u64);
+        let mut outcomes = [0u64; 2];
+        let mut end = |token| {
+            let result = ends.wait(token).1;
+            if let Err(error) = &result {
+                assert!(error.to_string().contains("injected"), "seed {seed}: {error}");
+            }
+            outcomes[usize::from(result.is_err())] += 1;
+        };
+        const TRANSFERS: u64 = 2000;
+        const AT_A_TIME: u64 = 12;
+        for token in 0..TRANSFERS {
+            let buffer = bench.buffers.take().expect("free: at most 12 are in flight");
+            let direction = if token % 2 == 0 { Direction::Write } else { Direction::Read };
+            ends.start(&bench.backing, (direction, token % places * BUFFER_BYTES as u64), buffer, token);
+            if token >= AT_A_TIME - 1 {
+                end(token + 1 - AT_A_TIME);
+            }
+        }
+        // The last ones end when the backing is dropped.
+        drop(bench.backing);
+        assert_eq!(ends.count() as u64, AT_A_TIME - 1, "seed {seed}");
+        (TRANSFERS + 1 - AT_A_TIME..TRANSFERS).for_each(end);
+        assert!(outcomes.iter().all(|count| *count > 300), "seed {seed}: {outcomes:?}");
+        assert!(bench.faults.injected() >= outcomes[1]);
+        assert_eq!(bench.buffers.free(), 16, "seed {seed}");
+    }
+}
+
 #[test]
 fn the_same_seed_fails_in_the_same_places() {
     let run = || {
-        let bench = bench(42);
+        let bench = bench(Engine::Auto, 42);
         bench.faults.add(Fault { one_in: 3, ..Fault::always(FaultKind::Error) });
         (0..60).map(|_| bench.write(0, 1).is_ok()).collect::<Vec<bool>>()
     };

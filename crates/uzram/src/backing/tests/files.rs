@@ -152,10 +152,13 @@ fn a_bad_transfer_ends_with_an_error() {
 
 #[test]
 fn a_file_that_becomes_shorter_is_an_error() {
-    for engine in ENGINES {
+    for (engine, through_page_cache) in
+        ENGINES.into_iter().flat_map(|engine| [(engine, false), (engine, true)])
+    {
         let directory = directory();
         let path = directory.path().join("file");
-        let backing = open(&path, 1 << 20, engine);
+        let options = FileOptions { through_page_cache, ..options(&path, 1 << 20, engine) };
+        let backing = FileBacking::open(&options).expect("a backing");
         let file = std::fs::OpenOptions::new().write(true).open(&path).expect("the file");
         let buffers = Buffers::new(1, 4 * PAGE_SIZE).expect("memory");
         // Within the transfer, at its start, and before it.
@@ -237,7 +240,7 @@ impl Completion for Gate {
 /// More transfers than the queue depth fail before any is in flight: those after them are carried out.
 #[test]
 fn transfers_that_fail_to_begin_hold_up_nothing() {
-    const BAD: u64 = 20;
+    const BAD: u64 = file::QUEUE_DEPTH as u64 + 10;
     for engine in ENGINES {
         let directory = directory();
         let path = directory.path().join("file");
@@ -339,6 +342,7 @@ fn a_file_system_without_direct_io_is_used_through_the_page_cache() {
         assert_eq!((backing.block_bytes(), backing.len_bytes()), (PAGE_SIZE, 1 << 20));
     });
 }
+
 #[test]
 fn a_sparse_file_gives_discarded_space_back() {
     let directory = directory();
@@ -365,7 +369,7 @@ fn start_one(backing: &FileBacking, ends: &Arc<Ends>, buffers: &Buffers, directi
 /// Every transfer ends, buffers come back, and callers can still carry out transfers themselves.
 #[test]
 fn nobody_waits_for_an_engine_that_died() {
-    const TRANSFERS: u64 = 20;
+    const TRANSFERS: u64 = file::QUEUE_DEPTH as u64 + 14;
     for (engine, panic_point) in
         ENGINES.into_iter().flat_map(|engine| [(engine, PanicPoint::Begin), (engine, PanicPoint::Advance)])
     {

@@ -106,10 +106,13 @@ pub(super) fn agrees(backing: &dyn Blocks, seed: u64, steps: u64) {
 #[test]
 fn many_in_flight_agree_with_a_model() {
     for engine in ENGINES {
-        for (seed, reserved) in [(1, true), (3, false)] {
+        for (seed, through_page_cache, reserved) in [(1, false, true), (2, true, true), (3, false, false)] {
             let directory = directory();
-            let mut backing = open(&directory.path().join("file"), 1 << 20, engine);
+            let path = directory.path().join("file");
+            let options = FileOptions { through_page_cache, ..options(&path, 1 << 20, engine) };
+            let mut backing = FileBacking::open(&options).expect("a backing");
             assert_eq!((backing.engine(), backing.is_reserved()), (engine, true));
+            assert!(!(through_page_cache && backing.is_direct()));
             backing.pretend_sparse(!reserved);
             agrees(&backing, seed, 3000);
         }

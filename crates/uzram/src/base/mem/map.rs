@@ -275,6 +275,7 @@ impl Mapping {
         self.resident_bytes_in(0, self.len_bytes)
     }
 
+    /// Returns the resident bytes of a page-aligned part.
     pub(super) fn resident_bytes_in(&self, offset: usize, len: usize) -> usize {
         const STEP_BYTES: usize = 64 << 20;
         let host_page = rustix::param::page_size();

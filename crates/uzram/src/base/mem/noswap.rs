@@ -45,6 +45,7 @@ pub fn noswap_directory() -> Option<BorrowedFd<'static>> {
     DIRECTORY.get().map(AsFd::as_fd)
 }
 
+/// Creates a file that has no name, and with EXCL cannot be given one.
 pub(super) fn create_file(directory: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
     let flags = OFlags::TMPFILE | OFlags::EXCL | OFlags::RDWR | OFlags::CLOEXEC;
     rustix::fs::openat(directory, c".", flags, Mode::RUSR | Mode::WUSR)

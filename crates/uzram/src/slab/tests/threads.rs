@@ -241,7 +241,7 @@ impl<'a, P: Policy> Worker<'a, P> {
     }
 
     fn run(mut self, steps: usize) {
-        self.shared.running.lock().push(gettid());
+        let me = Running::new(self.shared);
         for _ in 0..steps {
             let cache = self.random.below(SHAPES.len());
             match self.random.below(16) {
@@ -265,7 +265,7 @@ impl<'a, P: Policy> Worker<'a, P> {
             mailbox.extend(own.into_iter().map(|live| (cache, live)));
         }
         drop(mailbox);
-        self.shared.running.lock().retain(|thread| *thread != gettid());
+        drop(me);
     }
 
     fn has_room(&self, cache: usize) -> bool {
@@ -320,5 +320,21 @@ impl<'a, P: Policy> Worker<'a, P> {
     fn free_what_came(&self) {
         let parcels = std::mem::take(&mut *self.shared.mailboxes[self.number].lock());
         parcels.into_iter().for_each(|parcel| self.shared.free(parcel));
+    }
+}
+
+/// Registers this thread as one that may be moved, until it is dropped.
+struct Running<'a>(&'a Mutex<Vec<Pid>>);
+
+impl<'a> Running<'a> {
+    fn new<P: Policy>(shared: &'a Shared<P>) -> Self {
+        shared.running.lock().push(gettid());
+        Running(&shared.running)
+    }
+}
+
+impl Drop for Running<'_> {
+    fn drop(&mut self) {
+        self.0.lock().retain(|thread| *thread != gettid());
     }
 }

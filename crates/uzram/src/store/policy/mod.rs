@@ -25,8 +25,8 @@ pub(super) use reclaim::Reclaimed;
 #[cfg(not(loom))]
 pub use thread::PolicyThread;
 pub(super) use watermarks::Watermarks;
-use watermarks::{Decisions, needed_pages, used_pages};
 pub use watermarks::{ReclaimOrder, ReclaimPolicy};
+use watermarks::{needed_pages, used_pages};
 
 impl Store {
     /// Sets the policy except its order, which cannot be changed.
@@ -56,8 +56,7 @@ impl Store {
             ("writeback_after_s", u64::from(policy.writeback_after_s)),
             ("budget_left_bytes", budget_left.unwrap_or(0)),
         ];
-        let decisions = Decisions::sum([&self.watermarks.decisions]).named();
-        stats.extend(decisions.into_iter().map(|decision| match decision {
+        stats.extend(self.watermarks.decisions.named().map(|decision| match decision {
             ("recompress_cpu_us", us) => ("recompress_cpu_ms", us / 1000),
             other => other,
         }));

@@ -5,7 +5,6 @@
 
 use std::time::Instant;
 
-use crate::base::counters::per_cpu_counters;
 use crate::base::mem::{Account, Arena};
 use crate::base::named::named;
 use crate::base::sync::{Condvar, Counter, Mutex, classes};
@@ -123,12 +122,25 @@ impl State {
     }
 }
 
-per_cpu_counters! {
-    pub(super) struct DecisionStats;
+/// Declares counts of the policy's decisions from one list of names.
+macro_rules! decisions {
+    ($($name:ident,)*) => {
+        /// Counts of the policy's decisions. Not per CPU: a decision costs more than to count it.
+        #[derive(Debug, Default)]
+        pub(in crate::store) struct Decisions {
+            $(pub(in crate::store) $name: Counter,)*
+        }
 
-    /// Counts of the policy's decisions. Not per CPU: a decision costs more than to count it.
-    pub(in crate::store) struct Decisions;
+        impl Decisions {
+            /// Returns the counts with their names.
+            pub(super) fn named(&self) -> [(&'static str, u64); [$(stringify!($name)),*].len()] {
+                [$((stringify!($name), self.$name.get())),*]
+            }
+        }
+    };
+}
 
+decisions! {
     wakeups, looked_at, recompressed, not_smaller, written_back, kept, busy, packed_pages, looks,
     old_recompressed, recompress_cpu_us, old_written_back, writers_waited, writers_waited_ms, writers_refused,
     stuck, failures,

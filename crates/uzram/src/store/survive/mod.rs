@@ -43,7 +43,8 @@ impl Store {
     /// ended. Every page has the contents of its last write; if that write was not finished, those before it
     /// or its own. Reads of pages that are found damaged fail until the pages are written.
     ///
-    /// `backing` is the backing device of the store, if it had one.
+    /// `backing` is the backing device of the store, if it had one. Many threads call `progress` as they go
+    /// through the pages.
     ///
     /// # Errors
     /// `Invalid` for any other descriptor, memory of another version, or another backing device; `Corrupt`
@@ -55,13 +56,14 @@ impl Store {
     pub unsafe fn attach(
         memory: impl Into<KeptMemory>,
         backing: Option<Arc<Tiers>>,
+        progress: impl Fn(AttachProgress) + Send + Sync + 'static,
     ) -> Result<(Store, Attached)> {
         // SAFETY: the caller's promise.
-        let restored = unsafe { Store::restore(memory.into(), backing, |_| ()) }?;
+        let restored = unsafe { Store::restore(memory.into(), backing, progress) }?;
         Ok((restored.store, restored.attached))
     }
 
-    /// As [`Store::attach`]. Many threads call `progress` as they go through the pages.
+    /// As [`Store::attach`]; returns the settings, too.
     ///
     /// # Safety
     /// As [`Store::attach`].

@@ -103,16 +103,14 @@ impl Record<'_> {
         builder.name = self.named(&builder.name)?;
         builder.pages = self.number(builder.pages)?;
         builder.chain_size = self.number(builder.chain_size as u64)? as usize;
-        let [pool, lru, streams] = builder.designs.names();
+        let [pool, own_lru, streams] = builder.designs.names();
         let pool = self.named(&pool)?;
-        let lru = self.named(&if builder.lru { lru } else { NO_LRU.to_owned() })?;
+        let lru = self.named(&if builder.lru { own_lru.clone() } else { NO_LRU.to_owned() })?;
         builder.lru = lru != NO_LRU;
         builder.checksum = self.flag(builder.checksum)?;
         builder.reserve_pages = self.number(builder.reserve_pages)?;
         let streams = self.named(&streams)?;
-        let defaults: Designs = Default::default();
-        let [_, default_lru, _] = defaults.names();
-        let lru = if builder.lru { lru } else { default_lru };
+        let lru = if builder.lru { lru } else { own_lru };
         builder.designs = Designs::named([&pool, &lru, &streams]).map_err(|_| damaged())?;
         // Whether writers release their streams while they wait for memory, as earlier versions could.
         self.flag(false)?;

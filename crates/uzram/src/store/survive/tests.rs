@@ -29,7 +29,7 @@ fn end(store: Store) -> OwnedFd {
 
 fn attach(memory: OwnedFd) -> (Store, Attached) {
     // SAFETY: the store that had the memory was dropped.
-    unsafe { Store::attach(memory, None) }.expect("attached")
+    unsafe { Store::attach(memory, None, |_| ()) }.expect("attached")
 }
 
 fn write(store: &Store, page: u64, seed: u64) {
@@ -116,7 +116,7 @@ fn progress_is_told() {
     let (told, heard) = std::sync::mpsc::channel();
     let progress = move |progress| told.send(progress).expect("somebody hears");
     // SAFETY: the store that had the memory was dropped.
-    let attached = unsafe { Store::restore(end(store).into(), None, progress) }.expect("attached").attached;
+    let attached = unsafe { Store::attach(end(store), None, progress) }.expect("attached").1;
     let mut told: Vec<_> =
         heard.into_iter().map(|AttachProgress { slots, of_slots }| (slots, of_slots)).collect();
     told.sort_unstable();
@@ -175,7 +175,7 @@ fn a_stand_by_changes_nothing() {
     assert_eq!(stand_by.catch_up().expect("mapped"), 0, "all of it is mapped");
     drop(store);
     // SAFETY: the store that had the memory was dropped.
-    let (store, attached) = unsafe { Store::attach(stand_by, None) }.expect("attached");
+    let (store, attached) = unsafe { Store::attach(stand_by, None, |_| ()) }.expect("attached");
     assert_eq!((attached.pages, attached.pages_lost), (PAGES, 0));
     check_charged(&store);
     check_against(&store, &(0..PAGES).map(|page| (page, page)).collect());
@@ -191,5 +191,8 @@ fn only_a_stores_memory_is_stood_by() {
     let empty = std::os::fd::AsFd::as_fd(&*empty).try_clone_to_owned().expect("a descriptor");
     let Ok(stand_by) = StandBy::new(empty) else { return println!("skipped: no userfaultfd") };
     // SAFETY: nobody uses the memory.
-    assert_eq!(unsafe { Store::attach(stand_by, None) }.err().expect("no store").kind(), ErrorKind::Invalid);
+    assert_eq!(
+        unsafe { Store::attach(stand_by, None, |_| ()) }.err().expect("no store").kind(),
+        ErrorKind::Invalid
+    );
 }

@@ -32,7 +32,6 @@
 
 use crate::backing::{Buffer, Filling};
 
-use super::device::BackingDevice;
 use super::log::{BLOCK_BYTES, BYTES_MASK, HOLD, Log, Purpose};
 use super::object::{ALIGN_BYTES, Object};
 use super::sealed::SCRATCH;
@@ -72,8 +71,8 @@ impl Store {
 
     /// Returns whether extents have to be looked at, as the machines with their copies have changed.
     pub(in crate::store) fn must_rescue(&self) -> bool {
-        let is_due = |backing: &BackingDevice| backing.rescued.get() != backing.log.placement();
-        self.may_rescue() && self.backing.as_deref().is_some_and(is_due)
+        let backing = self.backing.as_ref();
+        backing.is_some_and(|backing| backing.rescued.get() != backing.log.placement())
     }
 
     /// Rewrites extents whose copies are in danger, while `goes_on`, from where it ended before: extents that

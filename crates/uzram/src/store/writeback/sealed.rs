@@ -243,6 +243,24 @@ pub(in crate::store) mod tests {
         assert_eq!(parse(&seal, &[0; 64], first, &mut scratch), None);
     }
 
+    /// As two clones of a virtual machine do, or one that goes back to a snapshot. The key is the same, and
+    /// so are all counters.
+    #[test]
+    fn a_filling_that_two_runs_of_a_machine_fill_is_sealed_by_different_salts() {
+        let (seal, mut random, mut scratch) = (Plain::default(), Random::new(9), SCRATCH);
+        let position = Position { extent: 3, generation: 4, at: 0 };
+        let mut all: Vec<Vec<u8>> = Vec::new();
+        for _ in 0..20 {
+            let (object, bytes) = random_object(&mut random);
+            // Fails if a nonce is used twice with a salt.
+            let out = sealed(&seal, &object, &bytes, position);
+            assert_eq!(parse(&seal, &out, position, &mut scratch), Some((object, &bytes[..])));
+            all.push(out);
+        }
+        let salts: HashSet<&[u8]> = all.iter().map(|out| &out[ABOUT_BYTES..][..SALT_BYTES]).collect();
+        assert_eq!(salts.len(), all.len());
+    }
+
     #[test]
     fn damage_to_what_was_read_as_a_whole_is_found() {
         let (seal, mut random, mut scratch) = (Plain::default(), Random::new(8), SCRATCH);

@@ -89,19 +89,21 @@ impl Default for Failures {
 
 impl Failures {
     pub(super) fn note_read(&self, error: &Error) {
+        let why = error.to_string();
         self.note(|last| {
             let before = last.read.take().filter(|(at, _)| at.elapsed() < LASTS);
             let is_new = before.is_none();
-            last.read = Some(again(before, error));
+            last.read = Some(again(before, why));
             is_new
         });
     }
 
     pub(super) fn note_write(&self, result: &Result<()>) {
+        let why = result.as_ref().err().map(Error::to_string);
         self.note(|last| {
             let before = last.write.take();
             let were_failing = before.is_some();
-            last.write = result.as_ref().err().map(|error| again(before, error));
+            last.write = why.map(|why| again(before, why));
             result.is_err() != were_failing
         });
     }
@@ -121,6 +123,6 @@ impl Failures {
     }
 }
 
-fn again(before: Option<(Instant, Trouble)>, error: &Error) -> (Instant, Trouble) {
-    (Instant::now(), Trouble::again(before.map(|(_, trouble)| trouble), error.to_string()))
+fn again(before: Option<(Instant, Trouble)>, why: String) -> (Instant, Trouble) {
+    (Instant::now(), Trouble::again(before.map(|(_, trouble)| trouble), why))
 }

@@ -33,10 +33,12 @@ fn read<D: PoolLocks>(pool: &RawPool<D>, handle: u32, owner: u32, len: usize) ->
     unsafe { pool.read(handle, owner, len) }
 }
 
+#[track_caller]
 fn store<D: PoolLocks>(pool: &RawPool<D>, bytes: &[u8], owner: u32) -> u32 {
     pool.store(bytes, owner, Gfp::MayWait).expect("memory")
 }
 
+#[track_caller]
 fn refused<D: PoolLocks>(pool: &RawPool<D>, bytes: &[u8], gfp: Gfp) -> (ErrorKind, Option<&'static str>) {
     let error = pool.store(bytes, 0, gfp).expect_err("it is refused");
     (error.kind(), error.setting())

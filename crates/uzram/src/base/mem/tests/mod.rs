@@ -20,10 +20,12 @@ fn arena(reserve_bytes: u64, batch_pages: usize) -> Arena {
     arena
 }
 
+#[track_caller]
 fn taken(arena: &Arena, pages: usize, account: Account) -> Run {
     arena.alloc_run(pages, account, Gfp::MayWait).expect("memory")
 }
 
+#[track_caller]
 fn refused(arena: &Arena, pages: usize, gfp: Gfp) -> (ErrorKind, Option<&'static str>) {
     why(&arena.alloc_run(pages, Account::Pool, gfp).expect_err("there is no run"))
 }
@@ -39,11 +41,13 @@ fn touch(arena: &Arena, page: u32, pages: u32) {
     }
 }
 
+#[track_caller]
 fn fill(arena: &Arena, run: Run, account: Account) {
     arena.commit(account, run.page, u32::from(run.pages)).expect("no limit");
     touch(arena, run.page, u32::from(run.pages));
 }
 
+#[track_caller]
 fn filled(arena: &Arena, pages: usize, account: Account) -> Run {
     let run = taken(arena, pages, account);
     fill(arena, run, account);

@@ -3,10 +3,11 @@
 use serde::Deserialize;
 use uzram::{Error, Result};
 
-pub use super::steps::SUBCOMMAND;
-use super::steps::{Steps, Touched};
-use super::{fault, fitting, unmap, zipf};
 use crate::block::swap_user::SwapUser;
+pub use crate::harness::steps::SUBCOMMAND;
+use crate::harness::steps::Steps;
+use crate::pager::settings::Touched;
+use crate::pager::{fault, fitting, unmap, zipf};
 
 /// What such a process does.
 #[derive(Deserialize)]

@@ -30,7 +30,7 @@ fn the_changes_of_the_text_still_apply() {
             let context: String = hunk
                 .lines()
                 .filter(|line| !is_added(line))
-                .map(|line| format!("{}\n", line.strip_prefix(' ').unwrap_or(line)))
+                .map(|line| format!("{}\n", line.strip_prefix([' ', '-']).unwrap_or(line)))
                 .collect();
             assert!(
                 hunk.lines().any(|line| is_added(&line)) && !context.trim().is_empty(),
