@@ -259,6 +259,6 @@ fn sentences_compare_with_what_was_published_and_expected() {
 fn an_interrupted_report_is_not_written() {
     let dir = tempfile::tempdir().unwrap();
     let stopped = ReportOptions { dir: dir.path().join("stopped"), ..options() };
-    assert_eq!(run(&stopped, &Arc::new(true.into())).unwrap_err().to_string(), "interrupted");
+    assert_eq!(run(&stopped, String::new(), &Arc::new(true.into())).unwrap_err().to_string(), "interrupted");
     assert!(!stopped.dir.join("report.html").exists());
 }

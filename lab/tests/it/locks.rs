@@ -15,7 +15,7 @@ fn locks(args: &[&str]) -> Command {
 #[test]
 fn a_program_that_cannot_record_tells_the_command_that_builds_one() {
     let ended = finish(locks(&["zs-free:run-cache"]));
-    let build = "`cargo build --release -p uzram-lab --features lock-stats`";
+    let build = "`cargo build --release -p uzram-lab --features lock-stats --target-dir target/lock-stats`";
     assert!(ended.complaint("uzram-lab", 1).contains(build), "{}", ended.stderr);
 }
 

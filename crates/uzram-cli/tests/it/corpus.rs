@@ -103,7 +103,7 @@ fn a_failure_is_one_line_and_leaves_no_file() {
         ("-o OUT --size 4095B 1", 2, "write 4K to 16G"),
         ("-o OUT --size 17G 1", 2, "write 4K to 16G"),
         ("-o OUT -- /nonexistent/program", 1, "cannot start /nonexistent/program: No such file"),
-        ("-o OUT -- ls /nonexistent/file", 1, "ls ended with status 2 after 0."),
+        ("-o OUT -- cmp -s /dev/null /nonexistent/file", 1, "cmp ended with status 2 after 0."),
         ("-o /nonexistent/pages -- sleep 1000", 1, "cannot write /nonexistent/pages: No such"),
         (&format!("-o {} -- sleep 1000", place.root().display()), 1, "exists"),
     ] {

@@ -96,6 +96,14 @@ impl OtherCpus {
     }
 }
 
+/// Keeps the calling thread on its CPU: what a test expects of per-CPU lists holds on one.
+#[cfg(test)]
+pub(crate) fn stay_here() {
+    let mut only = CpuSet::new();
+    only.set(sched_getcpu());
+    sched_setaffinity(None, &only).expect("it runs there");
+}
+
 /// Calls `work` on as many threads as CPUs are available, this one included, with an iterator over the units
 /// that the thread is to work on: each below `units` comes once. Returns what the calls returned. Where no
 /// other thread can be started this one works alone.

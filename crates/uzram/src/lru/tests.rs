@@ -3,6 +3,7 @@
 use super::node::LISTS;
 use super::*;
 use crate::base::random::Random;
+use crate::base::thread::stay_here;
 use std::collections::{HashMap, VecDeque};
 
 /// Sizes and steps of batches, beside the default ones.
@@ -266,6 +267,7 @@ fn keeps_its_order_among_threads<D: LruLocks>(batching: Batching) {
 }
 
 fn bulk_removal<D: LruLocks>(batching: Batching) {
+    stay_here();
     let lru = lru::<D>(4096, 14, batching);
     (0..4096).for_each(|page| lru.add(page));
     lru.drain_all();

@@ -1,9 +1,9 @@
 //! Counts the exchanges of slab words that freezing costs, and that the series saves.
 
 use super::*;
-use crate::base::cpu;
 use crate::base::mem::{Arena, Gfp};
 use crate::base::sync::Arc;
+use crate::base::thread::stay_here;
 
 const OBJECTS: usize = 128;
 /// The most slabs of a CPU partial list.
@@ -16,9 +16,7 @@ fn total(info: &CacheInfo, stat: Stat) -> u64 {
 /// Makes a cache with `slabs` slabs of which each has one free object, all on the node partial list.
 /// Binds the thread to one CPU.
 fn with_node_partial<P: Policy>(slabs: usize) -> Cache<P> {
-    let mut one = rustix::thread::CpuSet::new();
-    one.set(cpu::current());
-    rustix::thread::sched_setaffinity(None, &one).expect("it runs there");
+    stay_here();
     set_counting(true);
     let arena = Arc::new(Arena::new(64 << 20).expect("arena"));
     let options = CacheConfig {
