@@ -213,15 +213,17 @@ fn write_report(options: &ReportOptions) -> Result<()> {
     written.outcome
 }
 
-/// Returns this command as it is typed into a shell, without the place of the report.
+/// Returns the command of a report as it is typed into a shell, without the place of the report.
 fn command_line(dir: &Path) -> String {
     let is_plain = |char: char| char.is_alphanumeric() || "-_./,:=+".contains(char);
-    let words = std::env::args_os().skip(1).map(|word| match word.to_string_lossy() {
-        _ if Path::new(&word) == dir => "DIR".to_owned(),
+    let args: Vec<_> = std::env::args_os().skip(2).collect();
+    let place = args.iter().position(|word| Path::new(word) == dir);
+    let words = args.iter().enumerate().map(|(at, word)| match word.to_string_lossy() {
+        _ if Some(at) == place => "DIR".to_owned(),
         text if !text.is_empty() && text.chars().all(is_plain) => text.into_owned(),
         text => format!("'{}'", text.replace('\'', r"'\''")),
     });
-    words.fold("uzram lab".to_owned(), |line, word| line + " " + &word)
+    words.fold("uzram lab report".to_owned(), |line, word| line + " " + &word)
 }
 
 /// Returns the error of a run: it names the table, and blames no option of the command line.

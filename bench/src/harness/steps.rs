@@ -55,8 +55,8 @@ pub(crate) struct User {
 }
 
 impl User {
-    /// Starts it: `program` has the [`SUBCOMMAND`], and `kind` is one of its jobs. `Invalid`: a path of the job
-    /// is not UTF-8.
+    /// Starts it: `program` has the [`SUBCOMMAND`], and `kind` is one of its jobs. `Invalid`: a path of the
+    /// job is not UTF-8.
     pub(crate) fn start(program: &Path, kind: &str, job: &impl Serialize) -> Result<User> {
         let failed = |error: std::io::Error| {
             Error::new(ErrorKind::Io, format!("cannot start {}: {error}", program.display()))

@@ -1,7 +1,8 @@
 //! The pager, with each way to trap touches: a mapping beside the kernel's swap on zram (`unmap`), one fault
 //! (`fault`), memory that fits (`fitting`), and memory of four times the limit (`zipf`).
 //!
-//! Each side is a process of its own ([`crate::user`]). The sides take turns, and contents are always checked.
+//! Each side is a process of its own ([`crate::user`]). The sides take turns, and contents are always
+//! checked.
 
 pub(crate) mod fault;
 pub(crate) mod fitting;

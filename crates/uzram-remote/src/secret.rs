@@ -97,8 +97,8 @@ struct LockedPages {
     len: usize,
 }
 
-// SAFETY: nothing here reads or writes through the pointer, and the pages are unmapped once. [`LockedKey`]
-// says of what it keeps there whether threads may share that.
+// SAFETY: nothing here reads or writes through the pointer, and the pages are unmapped once. Whether the
+// contents may be sent and shared is up to [`LockedKey`].
 unsafe impl Send for LockedPages {}
 // SAFETY: as for `Send`.
 unsafe impl Sync for LockedPages {}
@@ -107,8 +107,8 @@ impl LockedPages {
     /// Locks a mapping. Errors: the system locks no memory.
     ///
     /// # Safety
-    /// `start` begins a mapping of `len` bytes, which the caller gives away: nothing refers to it once this is
-    /// dropped.
+    /// `start` begins a mapping of `len` bytes, which the caller gives away: nothing refers to it once this
+    /// is dropped.
     unsafe fn new(start: *mut c_void, len: usize) -> rustix::io::Result<Self> {
         let pages = LockedPages { start, len };
         // SAFETY: the pages are the mapping's. Neither call changes what they hold.

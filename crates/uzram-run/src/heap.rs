@@ -425,7 +425,7 @@ unsafe fn usable_size(block: *mut c_void) -> usize {
         return 0;
     }
     if is_ours(block) {
-        // SAFETY: the caller's: it is a block. Its address lies in mimalloc's memory, so it is one of mimalloc's.
+        // SAFETY: the caller's: it is a block. It lies in mimalloc's memory, so mimalloc allocated it.
         return unsafe { mi::mi_usable_size(block) };
     }
     mapped_size(block).unwrap_or_else(

@@ -1,8 +1,8 @@
 //! `uzram attach` and `uzram detach`: a device as a block device, `/dev/loopN` on its file.
 //!
 //! The daemon never does this itself: a process that waits in a system call for its own FUSE reply cannot be
-//! killed, not even by SIGKILL. Attached devices are found only by its record ([`uzram_serve::record`]): through the daemon while it runs,
-//! in its runtime directory when it is dead.
+//! killed, not even by SIGKILL. Attached devices are found only by the daemon's record
+//! ([`uzram_serve::record`]): through the daemon while it runs, in its runtime directory when it is dead.
 
 use std::ffi::OsStr;
 use std::io;

@@ -158,11 +158,12 @@ fn carry_out_apart(link: &Link, daemon: &Daemon, request: Request) -> io::Result
             drop(its);
             let answer = of_child.receive();
             let wait = || rustix::process::waitpid(Pid::from_raw(pid), WaitOptions::empty());
-            let ended = rustix::io::retry_on_intr(wait)?;
-            let how = || ended.map(|(_, status)| ExitStatus::from_raw(status.as_raw()).to_string());
-            let without =
-                || io::Error::other(format!("its process ended with {}", how().unwrap_or_default()));
-            answer?.map(|(answer, _)| answer).ok_or_else(without)
+            let ended = rustix::io::retry_on_intr(wait);
+            if let Some((answer, _)) = answer? {
+                return Ok(answer);
+            }
+            let how = ended?.map(|(_, status)| ExitStatus::from_raw(status.as_raw()).to_string());
+            Err(io::Error::other(format!("its process ended with {}", how.unwrap_or_default())))
         }
     }
 }

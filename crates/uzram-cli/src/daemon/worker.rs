@@ -227,7 +227,7 @@ impl<'a> Worker<'a> {
                         tracing::warn!(%error, "cannot signal the command");
                     }
                 }
-                // The thread that receives them keeps these.
+                // These do not come here: see `Home::listen`.
                 Order::Device(_) | Order::Forget { .. } | Order::Reload => {}
             }
         }

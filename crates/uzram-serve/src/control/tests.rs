@@ -310,8 +310,8 @@ fn without_tls_there_is_nothing_to_reload() {
     assert_eq!((answer.status, &answer.json["setting"]), (409, &"tls-cert".into()));
 }
 
-/// A client that sends nothing, or single bytes, is cut off after the time limit of a request, which the bytes
-/// do not extend, and its place is free again. A client for whom there is no place is told so.
+/// A client that sends nothing, or single bytes, is cut off after the time limit of a request, which the
+/// bytes do not extend, and its place is free again. A client for whom there is no place is told so.
 #[test]
 fn slow_requests_are_cut_off_and_one_connection_too_many_is_told_so() {
     const PATIENCE: Duration = Duration::from_secs(60);

@@ -29,7 +29,7 @@ pub struct Client {
     pub export: Option<String>,
     /// When it connected, in seconds since 1970.
     pub connected_at_s: u64,
-    /// The number of requests since it chose its export; this and what follows as of its last batch of requests.
+    /// The number of requests since it chose its export. This and the byte counts are updated once a batch.
     pub requests: u64,
     /// Bytes of read requests.
     pub read_bytes: u64,

@@ -339,7 +339,7 @@ fn a_server_that_stops_waits_for_what_was_begun() {
     });
     begun.recv().unwrap();
     // Time for the server to notice, much less than clients get for their last replies.
-    thread::sleep(Duration::from_millis(200));
+    thread::sleep(Duration::from_millis(20));
     assert!(!stopping.is_finished());
     drop(shut);
     let refused = are_answered(&mut client, &asked, &data);

@@ -307,7 +307,7 @@ impl<B> Shared<B> {
             let clears = self.faults.plan.lock().clears;
             let mut queue = self.queue.lock();
             let closed = queue.closed;
-            let is_held = |waiting: &Waiting<B>| waiting.injected.held.is_some_and(|since| since == clears);
+            let is_held = |waiting: &Waiting<B>| waiting.injected.held.is_some_and(|since| clears <= since);
             let is_due = |waiting: &mut Waiting<B>| closed || waiting.due <= now && !is_held(waiting);
             let due: Vec<Waiting<B>> = queue.waiting.extract_if(.., is_due).collect();
             let free = queue.waiting.iter().filter(|waiting| !is_held(waiting));

@@ -31,8 +31,9 @@ macro_rules! named {
 
 pub(crate) use named;
 
-/// Makes of a list of designs `$design`, an enum of them with names, the first of which is the default; `$any`,
-/// an enum of a `$of` of each; and functions of `$any` that call the function of the same name of that `$of`.
+/// Generates from a list of designs: `$design`, an enum of them with names, whose default is the first;
+/// `$any`, an enum of a `$of` of each; and functions of `$any` that call the function of the same name of
+/// that `$of`.
 #[cfg(feature = "designs")]
 macro_rules! any_design {
     (

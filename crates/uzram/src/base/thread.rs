@@ -96,9 +96,9 @@ impl OtherCpus {
     }
 }
 
-/// Keeps the calling thread on its CPU: what a test expects of per-CPU lists holds on one.
+/// Pins the calling thread to its CPU, so that what a test does with per-CPU lists is the same each time.
 #[cfg(test)]
-pub(crate) fn stay_here() {
+pub(crate) fn pin_to_current_cpu() {
     let mut only = CpuSet::new();
     only.set(sched_getcpu());
     sched_setaffinity(None, &only).expect("it runs there");

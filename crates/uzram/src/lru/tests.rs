@@ -3,7 +3,7 @@
 use super::node::LISTS;
 use super::*;
 use crate::base::random::Random;
-use crate::base::thread::stay_here;
+use crate::base::thread::pin_to_current_cpu;
 use std::collections::{HashMap, VecDeque};
 
 /// Sizes and steps of batches, beside the default ones.
@@ -267,7 +267,7 @@ fn keeps_its_order_among_threads<D: LruLocks>(batching: Batching) {
 }
 
 fn bulk_removal<D: LruLocks>(batching: Batching) {
-    stay_here();
+    pin_to_current_cpu();
     let lru = lru::<D>(4096, 14, batching);
     (0..4096).for_each(|page| lru.add(page));
     lru.drain_all();

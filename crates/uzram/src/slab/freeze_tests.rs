@@ -3,7 +3,7 @@
 use super::*;
 use crate::base::mem::{Arena, Gfp};
 use crate::base::sync::Arc;
-use crate::base::thread::stay_here;
+use crate::base::thread::pin_to_current_cpu;
 
 const OBJECTS: usize = 128;
 /// The most slabs of a CPU partial list.
@@ -16,7 +16,7 @@ fn total(info: &CacheInfo, stat: Stat) -> u64 {
 /// Makes a cache with `slabs` slabs of which each has one free object, all on the node partial list.
 /// Binds the thread to one CPU.
 fn with_node_partial<P: Policy>(slabs: usize) -> Cache<P> {
-    stay_here();
+    pin_to_current_cpu();
     set_counting(true);
     let arena = Arc::new(Arena::new(64 << 20).expect("arena"));
     let options = CacheConfig {

@@ -346,7 +346,7 @@ impl Slabs {
         Ok(slab)
     }
 
-    /// Makes a slab of the run that starts at `page`. The caller sees to it that no other thread knows it.
+    /// Makes a slab of the run that starts at `page`. No other thread may have access to it yet.
     fn begin(&self, slab: u32, page: u32) {
         let start = self.arena.address(page).expose_provenance() as u64;
         let offset_bytes = u64::from(self.name(slab, 0)) * UNIT_BYTES as u64;

@@ -37,8 +37,8 @@ pub struct Processes {
     pub left_out: Vec<String>,
 }
 
-/// Builds the corpus, with up to `pages` pages, as many of each program. The programs run one after the other,
-/// so that memory for one is enough and none disturbs another, or for a trial all `at_once`.
+/// Builds the corpus, with up to `pages` pages, as many of each program. The programs run one after the
+/// other, so that there must be memory for one only. With `at_once` they run concurrently, for a short trial.
 pub fn build(pages: usize, at_once: bool, stop: &AtomicBool) -> Result<Processes> {
     let mut processes = Processes { parts: Vec::new(), left_out: Vec::new() };
     let each = pages.div_ceil(workloads::ALL.len());

@@ -81,8 +81,6 @@ const TABLE: &[Group] = &[
             SYS_read SYS_write SYS_readv SYS_writev SYS_close SYS_recvfrom SYS_sendto SYS_recvmsg SYS_sendmsg
             SYS_shutdown SYS_accept4 SYS_getsockopt SYS_setsockopt SYS_getsockname SYS_getpeername SYS_fcntl
             SYS_dup SYS_dup3
-            // Notifying the service manager.
-            SYS_socketpair
             // Waiting: for clients, for other threads, for time-outs.
             SYS_futex SYS_ppoll SYS_pselect6 SYS_epoll_create1 SYS_epoll_ctl SYS_epoll_pwait SYS_eventfd2 SYS_pipe2
             SYS_nanosleep SYS_clock_nanosleep SYS_clock_gettime SYS_clock_getres SYS_gettimeofday SYS_restart_syscall

@@ -78,7 +78,7 @@ pub struct Served {
 /// The holder's answer to a request: done, or why not.
 pub type Answer = std::result::Result<(), String>;
 
-/// What the holder tells a worker, and its own control API, which uses [`Order::End`].
+/// An order to a worker, from the holder; [`Order::End`] also from the worker's own control API.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Order {
     /// To a stand-by: another device. Comes with the memory and the descriptors of the backing device, if it

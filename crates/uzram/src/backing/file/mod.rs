@@ -58,7 +58,11 @@ impl FileBacking {
     /// `NoSpace` if the file system is too full; `Invalid` if it is neither a file nor a block device, or has
     /// no room for a block; `Unsupported` if [`Engine::Uring`] is not available; `NoMemory`.
     pub fn open(options: &FileOptions) -> Result<Self> {
-        Self::start(open::open(options)?, options.engine)
+        #[cfg(test)]
+        let depth = options.queue_depth;
+        #[cfg(not(test))]
+        let depth = QUEUE_DEPTH;
+        Self::start(open::open(options)?, options.engine, depth)
     }
 
     /// Goes on with the open file of a [`FileBacking`] of `len_bytes`, by a duplicate of its descriptor, in
@@ -69,7 +73,7 @@ impl FileBacking {
     /// Fails with `Invalid` for a descriptor of anything else, or another length; `Busy` if the lock was
     /// given up and another process has it; `NoSpace`; `NoMemory`.
     pub fn from_descriptor(name: &str, fd: OwnedFd, len_bytes: u64) -> Result<Self> {
-        Self::start(open::reopen(fd, Path::new(name), len_bytes)?, Engine::Threads)
+        Self::start(open::reopen(fd, Path::new(name), len_bytes)?, Engine::Threads, QUEUE_DEPTH)
     }
 
     /// Removes the file, if it was created: for who gives the backing up before its first use.
@@ -96,14 +100,14 @@ impl FileBacking {
         self.target.unlocks.set(0);
     }
 
-    fn start((target, opened): (Target, Opened), engine: Engine) -> Result<Self> {
+    fn start((target, opened): (Target, Opened), engine: Engine, depth: usize) -> Result<Self> {
         let target = Arc::new(target);
-        let (mover, fallback) = Self::start_engine(engine, &target).inspect_err(|_| opened.undo())?;
+        let (mover, fallback) = Self::start_engine(engine, &target, depth).inspect_err(|_| opened.undo())?;
         Ok(FileBacking { mover, target, opened, fallback })
     }
 
-    fn start_engine(engine: Engine, target: &Arc<Target>) -> Result<(Backend, Option<Error>)> {
-        let uring = || Uring::new(Arc::clone(target), QUEUE_DEPTH).map(Backend::Uring);
+    fn start_engine(engine: Engine, target: &Arc<Target>, depth: usize) -> Result<(Backend, Option<Error>)> {
+        let uring = || Uring::new(Arc::clone(target), depth).map(Backend::Uring);
         let threads = || {
             let target = Arc::clone(target);
             let carry_out = move |mut started: Started, usable: Result<()>| {
@@ -111,7 +115,7 @@ impl FileBacking {
                 let result = usable.and_then(|()| target.carry_out(*direction, *offset, *len_bytes, buffer));
                 started.finish(result);
             };
-            Threads::new("uzram-back", THREADS, QUEUE_DEPTH, Box::new(carry_out)).map(Backend::Threads)
+            Threads::new("uzram-back", THREADS, depth, Box::new(carry_out)).map(Backend::Threads)
         };
         match engine {
             Engine::Uring => Ok((uring()?, None)),

@@ -52,6 +52,9 @@ pub struct FileOptions {
     /// Whether to go through the page cache, as where the file system does not support O_DIRECT.
     #[cfg(test)]
     pub(crate) through_page_cache: bool,
+    /// The number of transfers in flight at most.
+    #[cfg(test)]
+    pub(crate) queue_depth: usize,
 }
 
 impl FileOptions {
@@ -64,6 +67,8 @@ impl FileOptions {
             force: false,
             #[cfg(test)]
             through_page_cache: false,
+            #[cfg(test)]
+            queue_depth: super::QUEUE_DEPTH,
         }
     }
 }

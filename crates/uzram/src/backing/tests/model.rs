@@ -109,7 +109,9 @@ fn many_in_flight_agree_with_a_model() {
         for (seed, through_page_cache, reserved) in [(1, false, true), (2, true, true), (3, false, false)] {
             let directory = directory();
             let path = directory.path().join("file");
-            let options = FileOptions { through_page_cache, ..options(&path, 1 << 20, engine) };
+            // Fewer than there are buffers.
+            let queue_depth = 8;
+            let options = FileOptions { through_page_cache, queue_depth, ..options(&path, 1 << 20, engine) };
             let mut backing = FileBacking::open(&options).expect("a backing");
             assert_eq!((backing.engine(), backing.is_reserved()), (engine, true));
             assert!(!(through_page_cache && backing.is_direct()));

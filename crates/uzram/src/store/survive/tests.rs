@@ -191,8 +191,6 @@ fn only_a_stores_memory_is_stood_by() {
     let empty = std::os::fd::AsFd::as_fd(&*empty).try_clone_to_owned().expect("a descriptor");
     let Ok(stand_by) = StandBy::new(empty) else { return println!("skipped: no userfaultfd") };
     // SAFETY: nobody uses the memory.
-    assert_eq!(
-        unsafe { Store::attach(stand_by, None, |_| ()) }.err().expect("no store").kind(),
-        ErrorKind::Invalid
-    );
+    let attached = unsafe { Store::attach(stand_by, None, |_| ()) };
+    assert_eq!(attached.err().expect("no store").kind(), ErrorKind::Invalid);
 }

@@ -1,7 +1,6 @@
 //! Tests of hiding, evacuating and releasing chunks.
 
 use super::*;
-use crate::base::thread::stay_here;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// Moves the runs that lie in hidden chunks, as an evacuation does; returns how many.
@@ -17,7 +16,7 @@ fn move_out(arena: &Arena, hidden: &HiddenChunks<'_>, live: &mut [Run]) -> usize
 /// Fills `chunks` chunks with runs of `pages` pages and frees all for which `keep` returns false. Binds the
 /// thread to one CPU: it would not find what is cached on another.
 fn scattered(arena: &Arena, chunks: u32, pages: usize, keep: impl Fn(Run) -> bool) -> Vec<Run> {
-    stay_here();
+    pin_to_current_cpu();
     let runs = chunks as usize * CHUNK_PAGES as usize / pages;
     let runs: Vec<Run> = (0..runs).map(|_| filled(arena, pages, Account::Pool)).collect();
     let (kept, freed): (Vec<Run>, Vec<Run>) = runs.into_iter().partition(|run| keep(*run));

@@ -8,6 +8,7 @@ use super::map::{HOST_PAGE_BYTES, with_host_pages_of};
 use super::release::{KEPT_FREE_PAGES, units_to_release};
 use super::*;
 use crate::base::random::Random;
+use crate::base::thread::pin_to_current_cpu;
 use std::collections::HashMap;
 
 fn arena_on_pages_of(host_page_bytes: usize, reserve_bytes: u64) -> Arena {
@@ -209,6 +210,7 @@ fn counts_agree_with_a_model_and_with_the_system() {
 /// A chunk that one account had used can be used by the other once it is free.
 #[test]
 fn a_free_chunk_is_anybodys() {
+    pin_to_current_cpu();
     let arena = arena(3 * u64::from(CHUNK_PAGES) * PAGE_SIZE as u64 + 1, 32);
     let runs = 4 * CHUNK_PAGES as usize / MAX_RUN_PAGES;
     for account in [Account::Pool, Account::Slab, Account::Pool] {

@@ -82,6 +82,7 @@ fn a_reserve_has_two_chunks_at_least_and_no_more_than_there_can_be() {
 /// While nothing refills the reserve, allocations take what is free, then fail at once; no memory is lost.
 #[test]
 fn a_drained_reserve_fails_until_it_is_filled() {
+    pin_to_current_cpu();
     let arena = reserved(64 << 20, 2, 32);
     arena.set_refiller(Some(std::thread::current()));
     arena.hold_refills(true);

@@ -1,7 +1,6 @@
 //! Tests of the releaser and of freeing several runs in one call.
 
 use super::*;
-use crate::base::cpu;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
@@ -57,9 +56,7 @@ fn frees_leave_surplus_to_the_releaser() {
 #[test]
 fn runs_freed_together_are_freed_like_others() {
     // On another CPU the thread would use another run cache, and the two arenas would differ.
-    let mut one = rustix::thread::CpuSet::new();
-    one.set(cpu::current());
-    rustix::thread::sched_setaffinity(None, &one).expect("it runs there");
+    pin_to_current_cpu();
     for batch in [0, 32] {
         let arenas = [(); 2].map(|()| arena(256 << 20, batch));
         let mut random = Random::new(batch as u64);
