@@ -233,14 +233,10 @@ fn loom_a_wait_for_room_ends_when_the_process_forks() {
                 room.wait_for_page(store(), || {});
             }
         });
-        // As `Evictor::start` and `Core::make_room`.
+        // As `Evictor::start`.
         let evictor = spawn(|room, _, evicting, ends| {
             while !ends.load(Ordering::Relaxed) {
-                let working = evicting.lock().expect("no panic");
-                if room.is_above_low(store()) && !room.is_held() {
-                    room.made(false);
-                }
-                drop(working);
+                drop(evicting.lock().expect("no panic"));
                 room.rest(None);
             }
         });
