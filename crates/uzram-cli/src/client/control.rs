@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use serde_json::json;
+use serde_json::{Value, json};
 use uzram::device::Device;
 use uzram::machine_memory;
 use uzram_serve::control::{AttributeJson, DeviceJson, DevicesJson};
@@ -151,33 +151,36 @@ pub fn list(runtime: &RuntimeArgs) -> Result<()> {
 pub fn stat(args: &StatArgs) -> Result<()> {
     let is_number = args.name.bytes().all(|byte| byte.is_ascii_digit());
     let id = args.name.parse().ok().filter(|_| is_number && args.attribute.is_none());
-    let Some(id) = id else { return stat_device(args, &Daemon::at(&args.runtime)?) };
     // A device can have such a name.
-    let asked = Daemon::at(&args.runtime).and_then(|daemon| {
-        daemon.ask("GET", &device_path(&args.name), None)?;
-        Ok(daemon)
-    });
-    let failure = match asked {
-        Ok(daemon) => return stat_device(args, &daemon),
+    let failure = match device(args) {
+        Ok(answer) => return show_device(args, answer),
         Err(failure) => failure,
     };
-    match programs::of(id) {
-        Some(program) => report(&show::program_json(&program), |_| show::program_details(&program)),
-        None => Err(failure.map_line(|line| {
+    match id.map(|id| (id, programs::of(id))) {
+        Some((_, Some(program))) => report(&show::program_json(&program), |_| show::program_details(&program)),
+        Some((id, None)) => Err(failure.map_line(|line| {
             format!(
                 "process {id} does not run under `uzram run`, or is another user's; and as a device: {line}"
             )
         })),
+        None => Err(failure),
     }
 }
 
-fn stat_device(args: &StatArgs, daemon: &Daemon) -> Result<()> {
-    let Some(attribute) = &args.attribute else {
-        let device: DeviceJson = understand(daemon.ask("GET", &device_path(&args.name), None)?)?;
-        return report(&device, show::device_details);
+/// Asks the daemon for a device, or an attribute of it.
+fn device(args: &StatArgs) -> Result<Value> {
+    let path = match &args.attribute {
+        Some(attribute) => attribute_path(&args.name, attribute),
+        None => device_path(&args.name),
     };
-    let AttributeJson { name, value, text } =
-        understand(daemon.ask("GET", &attribute_path(&args.name, attribute), None)?)?;
+    Daemon::at(&args.runtime)?.ask("GET", &path, None)
+}
+
+fn show_device(args: &StatArgs, answer: Value) -> Result<()> {
+    if args.attribute.is_none() {
+        return report(&understand::<DeviceJson>(answer)?, show::device_details);
+    }
+    let AttributeJson { name, value, text } = understand(answer)?;
     if !output::is_json() {
         return print(&(text + "\n"));
     }

@@ -4,7 +4,7 @@
 //!  0   lock    [ locked | waiters | same | zero | idle | incompressible | backed | lost | writing 8 | …
 //!               | priority | length 0..=4096 ]
 //!  4   used    time of the page's last use, in seconds
-//!  8   what    [ checksum u32 | handle u32 ], or the word that fills the page, or a place on the backing device
+//!  8   what    [ checksum u32 | handle u32 ], or the page's word, or a place on the backing device
 //! ```
 //!
 //! A lock word of 0 means that the page holds nothing; seeing that takes no lock. Pages of the table that

@@ -78,7 +78,9 @@ macro_rules! any_read {
             pub unsafe fn read(&self, handle: u32, owner: u32, len: usize) -> Result<AnyRead<'_>> {
                 match self {
                     // SAFETY: the caller's promise.
-                    $(AnyPool::$design(pool) => unsafe { pool.read(handle, owner, len) }.map(AnyRead::$design),)*
+                    $(AnyPool::$design(pool) => {
+                        unsafe { pool.read(handle, owner, len) }.map(AnyRead::$design)
+                    })*
                 }
             }
 

@@ -37,9 +37,8 @@ fn a_page_write_passes_through_few_functions() {
     }
     let times = PAGES * (ROUNDS - 1);
     let Some(functions) = functions("hops::a_page_write_passes_through_few_functions", times) else { return };
-    // The contents are the test's; the order of locks is checked in builds for tests alone; designs are
-    // chosen at run time in builds for the lab alone.
-    let others = |name: &str| ["random", "sync::hold", "::any::Any"].iter().any(|part| name.contains(part));
+    // The contents are the test's; the order of locks is checked in builds for tests alone.
+    let others = |name: &str| ["random", "sync::hold"].iter().any(|part| name.contains(part));
     let functions: Vec<_> = functions
         .into_iter()
         .filter(|(name, (file, _))| file.starts_with("uzram/src/") && !others(name))

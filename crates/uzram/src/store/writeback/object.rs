@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!  0   page       u32   the page's number
-//!  4   crc        u32   CRC-32 of the generation of its extent, this header with crc = 0, and the object's bytes
+//!  4   crc        u32   CRC-32 of its extent's generation, this header with crc = 0, the object's bytes
 //!  8   checksum   u32   of the decompressed page, where the store keeps checksums
 //! 12   len        u16   length of the object's bytes, 1..=4096
 //! 14   priority   u8    of the algorithm that compressed it
