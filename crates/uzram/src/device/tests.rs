@@ -391,7 +391,7 @@ fn the_lru_has_the_pages_that_take_memory() {
                 6 => disk.discard(offset, (4 << 20) - offset).expect("in range"),
                 _ => disk.read(offset, &mut page).expect("sound"),
             }
-            let (stats, lru) = (device.stats(), device.lru_stats());
+            let (stats, lru) = (device.counts(), device.lru_stats());
             let stored = (stats.orig_data_bytes / 4096).saturating_sub(stats.same_pages);
             let wanted = if has_lru { stored } else { 0 };
             // The others are in pagevecs.

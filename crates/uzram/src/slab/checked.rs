@@ -4,6 +4,9 @@
 //! clearing it twice a double free. A free object is filled with the kernel's poison, except for its
 //! link, and checked when it is allocated.
 
+use std::ops::Range;
+use std::slice;
+
 use crate::base::error::Result;
 use crate::base::mem::Table;
 use crate::base::sync::{AtomicU64, Ordering};
@@ -70,23 +73,26 @@ impl Checked {
     }
 
     fn poison(&self, core: &Core, object: u32) {
-        for at in outside_link(core) {
+        for part in outside_link(core) {
             // SAFETY: the object was in use until now and belongs to the thread that frees it; its link
             // is not touched.
-            unsafe { core.slabs.address(object).add(at).write(POISON) };
+            unsafe { core.slabs.address(object).add(part.start).write_bytes(POISON, part.len()) };
         }
     }
 
     fn damaged(&self, core: &Core, object: u32) -> Option<usize> {
-        outside_link(core).find(|at| {
+        outside_link(core).into_iter().find_map(|part| {
             // SAFETY: the object was free until now and belongs to the thread that takes it.
-            unsafe { core.slabs.address(object).add(*at).read() != POISON }
+            let bytes =
+                unsafe { slice::from_raw_parts(core.slabs.address(object).add(part.start), part.len()) };
+            bytes.iter().position(|byte| *byte != POISON).map(|at| part.start + at)
         })
     }
 }
 
-fn outside_link(core: &Core) -> impl Iterator<Item = usize> {
+/// The bytes of a place before and after the link.
+fn outside_link(core: &Core) -> [Range<usize>; 2] {
     let layout = core.slabs.layout;
-    let link = layout.link_offset_bytes..layout.link_offset_bytes + size_of::<u32>();
-    (0..layout.stride_bytes).filter(move |at| !link.contains(at))
+    let link = layout.link_offset_bytes;
+    [0..link, link + size_of::<u32>()..layout.stride_bytes]
 }

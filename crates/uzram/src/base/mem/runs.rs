@@ -416,14 +416,13 @@ mod tests {
                     }
                 } else if random.below(10) < takes {
                     let (pages, account) = (1 + random.below(16), Account::ALL[random.below(2)]);
-                    let is_of = |chunk: &[Option<Account>], owner: Option<Account>| {
-                        chunk.iter().find_map(|taken| *taken) == owner
-                    };
+                    let owners: Vec<Option<Account>> =
+                        model.chunks(CHUNK).map(|chunk| chunk.iter().find_map(|taken| *taken)).collect();
                     let fits = |at: usize, owner| {
                         at % 64 + pages <= 64
-                            && !hidden.contains(&(at / CHUNK))
+                            && owners[at / CHUNK] == owner
                             && model[at..at + pages].iter().all(Option::is_none)
-                            && is_of(&model[at / CHUNK * CHUNK..][..CHUNK], owner)
+                            && !hidden.contains(&(at / CHUNK))
                     };
                     let lowest = |owner| (0..model.len()).find(|at| fits(*at, owner));
                     let naive = lowest(Some(account)).or_else(|| lowest(None));

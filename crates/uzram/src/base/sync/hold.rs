@@ -87,19 +87,13 @@ mod order {
 
     thread_local! {
         // How many locks of each rank this thread holds.
-        static HELD: Cell<[u8; classes::ALL.len()]> =
-            const { Cell::new([0; classes::ALL.len()]) };
+        static HELD: [Cell<u8>; classes::ALL.len()] = const { [const { Cell::new(0) }; classes::ALL.len()] };
     }
 
     fn change(class: &LockClass, by: i8) {
-        if class.rank == classes::PROGRAM.rank {
-            return;
+        if class.rank != classes::PROGRAM.rank {
+            HELD.with(|held| held[class.rank].update(|count| count.wrapping_add_signed(by)));
         }
-        HELD.with(|cell| {
-            let mut held = cell.get();
-            held[class.rank] = held[class.rank].wrapping_add_signed(by);
-            cell.set(held);
-        });
     }
 
     pub(super) fn push(class: &LockClass) {
@@ -111,9 +105,9 @@ mod order {
     }
 
     pub(super) fn check(class: &LockClass) {
-        HELD.with(|cell| {
+        HELD.with(|held| {
             let first = class.rank + usize::from(class.several);
-            if let Some(rank) = cell.get()[first..].iter().position(|held| *held > 0) {
+            if let Some(rank) = held[first..].iter().position(|count| count.get() > 0) {
                 let holder = classes::ALL[first + rank].name;
                 panic!("lock order: waiting for '{}' while holding '{holder}'", class.name);
             }
