@@ -98,15 +98,13 @@ fn copy(of: &OwnedFd) -> OwnedFd {
     let len = rustix::fs::fstat(of).unwrap().st_size as u64;
     let to = rustix::fs::memfd_create("uzram-copy", MemfdFlags::ALLOW_SEALING).unwrap();
     rustix::fs::ftruncate(&to, len).unwrap();
-    let (mut at, mut buffer) = (0, vec![0; 1 << 20]);
-    while let Ok(data) = rustix::fs::seek(of, SeekFrom::Data(at)) {
-        at = rustix::fs::seek(of, SeekFrom::Hole(data)).unwrap();
-        let mut from = data;
+    let mut at = 0;
+    while let Ok(mut from) = rustix::fs::seek(of, SeekFrom::Data(at)) {
+        at = rustix::fs::seek(of, SeekFrom::Hole(from)).unwrap();
+        rustix::fs::seek(&to, SeekFrom::Start(from)).unwrap();
         while from < at {
-            let part = &mut buffer[..(at - from).min(1 << 20) as usize];
-            rustix::io::pread(of, &mut *part, from).unwrap();
-            rustix::io::pwrite(&to, &*part, from).unwrap();
-            from += part.len() as u64;
+            let left = (at - from) as usize;
+            rustix::fs::sendfile(&to, of, Some(&mut from), left).unwrap();
         }
     }
     rustix::fs::fcntl_add_seals(&to, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL).unwrap();
