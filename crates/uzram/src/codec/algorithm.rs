@@ -103,19 +103,17 @@ named!(Kind, "no compression algorithm '{}'; there are: {}", "w64+lz4" = Kind::M
 /// another name of `memory`. Parsing reads the dictionary's file.
 #[derive(Clone)]
 pub struct Algorithm {
+    kind: Kind,
     level: i32,
-    pub(super) method: Method,
+    digest: Option<Digest>,
 }
 
-/// A kind, and the dictionary digested for it and for the level.
+/// A dictionary digested for an algorithm and its level.
 #[derive(Clone)]
-pub(super) enum Method {
-    Lz4(Option<Arc<lz4::Digest>>),
-    Lz4hc(Option<Arc<lz4::Digest>>),
-    Zstd(Option<Arc<zstd::Digest>>),
-    Deflate,
-    /// The digest is lz4's: w64 uses no dictionary.
-    Memory(w64::Kernel, Option<Arc<lz4::Digest>>),
+enum Digest {
+    /// Also `memory`'s: w64 uses no dictionary.
+    Lz4(Arc<lz4::Digest>),
+    Zstd(Arc<zstd::Digest>),
 }
 
 impl Algorithm {
@@ -127,27 +125,18 @@ impl Algorithm {
         if !kind.has_level(level) {
             return Err(kind.not_a_level(&level.to_string()));
         }
-        let source = dictionary.map(Arc::new);
-        let Some(source) = source else { return Ok(Algorithm { level, ..kind.into() }) };
-        let method = match kind {
-            Kind::Lz4 => Method::Lz4(Some(Arc::new(lz4::Digest::new(source)?))),
-            Kind::Memory => Method::Memory(w64::Kernel::fastest(), Some(Arc::new(lz4::Digest::new(source)?))),
-            Kind::Lz4hc => Method::Lz4hc(Some(Arc::new(lz4hc::digest(level, source)?))),
-            Kind::Zstd => Method::Zstd(Some(Arc::new(zstd::Digest::new(level, source)?))),
-            Kind::Deflate => return Err(no_dictionary()),
+        let digest = |source| match kind {
+            Kind::Lz4 | Kind::Memory => Ok(Digest::Lz4(Arc::new(lz4::Digest::new(source)?))),
+            Kind::Lz4hc => Ok(Digest::Lz4(Arc::new(lz4hc::digest(level, source)?))),
+            Kind::Zstd => Ok(Digest::Zstd(Arc::new(zstd::Digest::new(level, source)?))),
+            Kind::Deflate => Err(no_dictionary()),
         };
-        Ok(Algorithm { level, method })
+        Ok(Algorithm { kind, level, digest: dictionary.map(Arc::new).map(digest).transpose()? })
     }
 
     /// Returns the algorithm without its parameters.
     pub const fn kind(&self) -> Kind {
-        match self.method {
-            Method::Lz4(_) => Kind::Lz4,
-            Method::Lz4hc(_) => Kind::Lz4hc,
-            Method::Zstd(_) => Kind::Zstd,
-            Method::Deflate => Kind::Deflate,
-            Method::Memory(..) => Kind::Memory,
-        }
+        self.kind
     }
 
     /// Returns the level; for lz4 the acceleration.
@@ -161,24 +150,26 @@ impl Algorithm {
     }
 
     pub(super) fn source(&self) -> Option<&Arc<Dictionary>> {
-        match &self.method {
-            Method::Lz4(digest) | Method::Lz4hc(digest) | Method::Memory(_, digest) => {
-                digest.as_ref().map(|digest| &digest.source)
-            }
-            Method::Zstd(digest) => digest.as_ref().map(|digest| &digest.source),
-            Method::Deflate => None,
-        }
+        self.digest.as_ref().map(|digest| match digest {
+            Digest::Lz4(digest) => &digest.source,
+            Digest::Zstd(digest) => &digest.source,
+        })
+    }
+
+    pub(super) fn lz4_digest(&self) -> Option<Arc<lz4::Digest>> {
+        if let Some(Digest::Lz4(digest)) = &self.digest { Some(Arc::clone(digest)) } else { None }
+    }
+
+    pub(super) fn zstd_digest(&self) -> Option<Arc<zstd::Digest>> {
+        if let Some(Digest::Zstd(digest)) = &self.digest { Some(Arc::clone(digest)) } else { None }
     }
 
     /// Returns the bytes of memory that all coders share: the dictionary and its tables.
     pub fn shared_bytes(&self) -> usize {
-        match &self.method {
-            Method::Lz4(digest) | Method::Lz4hc(digest) | Method::Memory(_, digest) => {
-                digest.as_ref().map_or(0, |digest| digest.bytes())
-            }
-            Method::Zstd(digest) => digest.as_ref().map_or(0, |digest| digest.bytes()),
-            Method::Deflate => 0,
-        }
+        self.digest.as_ref().map_or(0, |digest| match digest {
+            Digest::Lz4(digest) => digest.bytes(),
+            Digest::Zstd(digest) => digest.bytes(),
+        })
     }
 }
 
@@ -191,21 +182,14 @@ impl Default for Algorithm {
 impl From<Kind> for Algorithm {
     /// At the default level, without a dictionary.
     fn from(kind: Kind) -> Self {
-        let method = match kind {
-            Kind::Lz4 => Method::Lz4(None),
-            Kind::Lz4hc => Method::Lz4hc(None),
-            Kind::Zstd => Method::Zstd(None),
-            Kind::Deflate => Method::Deflate,
-            Kind::Memory => Method::Memory(w64::Kernel::fastest(), None),
-        };
-        Algorithm { level: kind.default_level(), method }
+        Algorithm { kind, level: kind.default_level(), digest: None }
     }
 }
 
 /// Two dictionaries are equal if their contents and paths are.
 impl PartialEq for Algorithm {
     fn eq(&self, other: &Self) -> bool {
-        self.kind() == other.kind() && self.level == other.level && self.dictionary() == other.dictionary()
+        self.kind == other.kind && self.level == other.level && self.dictionary() == other.dictionary()
     }
 }
 
@@ -258,9 +242,8 @@ impl FromStr for Algorithm {
 
 impl fmt::Display for Algorithm {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let kind = self.kind();
-        f.write_str(kind.name())?;
-        if self.level != kind.default_level() {
+        f.write_str(self.kind.name())?;
+        if self.level != self.kind.default_level() {
             write!(f, ":{}", self.level)?;
         }
         self.dictionary().map_or(Ok(()), |dictionary| write!(f, ",dict={}", dictionary.path()))

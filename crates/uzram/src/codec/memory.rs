@@ -94,8 +94,8 @@ pub(super) struct Encoder {
 }
 
 impl Encoder {
-    pub(super) fn new(kernel: w64::Kernel, digest: Option<Arc<lz4::Digest>>) -> Result<Encoder> {
-        let mut w64 = w64::Encoder::new(kernel)?;
+    pub(super) fn new(digest: Option<Arc<lz4::Digest>>) -> Result<Encoder> {
+        let mut w64 = w64::Encoder::new(w64::Kernel::fastest())?;
         w64.encode(&super::warm_up_page(), &mut []);
         Ok(Encoder { w64, lz4: lz4::Encoder::new(lz4::DEFAULT_ACCELERATION, digest)? })
     }

@@ -32,7 +32,6 @@ pub use train::{MIN_SAMPLE_FACTOR, train};
 use crate::base::error::Result;
 use crate::base::sync::Arc;
 use crate::base::units::{PAGE_SIZE, Page};
-use algorithm::Method;
 
 /// The size of an output buffer that lets encoders skip bounds checks at each step: at least
 /// `LZ4_compressBound(4096)`, 4128, and `ZSTD_compressBound(4096)`, 4174; deflate adds a few bytes to a
@@ -54,14 +53,12 @@ impl Encoder {
     /// Creates an encoder, and allocates all of its memory. Fails with `NoMemory` when the system gives none.
     pub fn new(algorithm: &Algorithm) -> Result<Encoder> {
         let level = algorithm.level();
-        Ok(Encoder(match &algorithm.method {
-            Method::Lz4(digest) => EncoderState::Lz4(lz4::Encoder::new(level, digest.clone())?),
-            Method::Lz4hc(digest) => EncoderState::Lz4hc(lz4hc::Encoder::new(level, digest.clone())?),
-            Method::Zstd(digest) => EncoderState::Zstd(zstd::Encoder::new(level, digest.clone())?),
-            Method::Deflate => EncoderState::Deflate(deflate::Encoder::new(level)?),
-            Method::Memory(kernel, digest) => {
-                EncoderState::Memory(memory::Encoder::new(*kernel, digest.clone())?)
-            }
+        Ok(Encoder(match algorithm.kind() {
+            Kind::Lz4 => EncoderState::Lz4(lz4::Encoder::new(level, algorithm.lz4_digest())?),
+            Kind::Lz4hc => EncoderState::Lz4hc(lz4hc::Encoder::new(level, algorithm.lz4_digest())?),
+            Kind::Zstd => EncoderState::Zstd(zstd::Encoder::new(level, algorithm.zstd_digest())?),
+            Kind::Deflate => EncoderState::Deflate(deflate::Encoder::new(level)?),
+            Kind::Memory => EncoderState::Memory(memory::Encoder::new(algorithm.lz4_digest())?),
         }))
     }
 
@@ -95,12 +92,12 @@ impl Encoder {
 impl Algorithm {
     /// Returns a decoder without state, if the algorithm has one: reads then need no stream.
     pub fn stateless_decoder(&self) -> Option<StatelessDecoder> {
-        let dictionary = self.source().cloned();
-        match self.method {
-            Method::Lz4(_) | Method::Lz4hc(_) => Some(StatelessDecoder { kernel: None, dictionary }),
-            Method::Memory(kernel, _) => Some(StatelessDecoder { kernel: Some(kernel), dictionary }),
-            Method::Zstd(_) | Method::Deflate => None,
-        }
+        let kernel = match self.kind() {
+            Kind::Lz4 | Kind::Lz4hc => None,
+            Kind::Memory => Some(w64::Kernel::fastest()),
+            Kind::Zstd | Kind::Deflate => return None,
+        };
+        Some(StatelessDecoder { kernel, dictionary: self.source().cloned() })
     }
 }
 
@@ -140,8 +137,8 @@ impl Decoder {
         if let Some(stateless) = algorithm.stateless_decoder() {
             return Ok(Decoder(DecoderState::Stateless(stateless)));
         }
-        Ok(Decoder(match &algorithm.method {
-            Method::Zstd(digest) => DecoderState::Zstd(zstd::Decoder::new(digest.clone())?),
+        Ok(Decoder(match algorithm.kind() {
+            Kind::Zstd => DecoderState::Zstd(zstd::Decoder::new(algorithm.zstd_digest())?),
             _ => DecoderState::Deflate(deflate::Decoder::new()?),
         }))
     }
