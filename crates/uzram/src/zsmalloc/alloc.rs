@@ -83,7 +83,7 @@ impl<D: PoolLocks> RawPool<D> {
         let arena = &self.arena;
         // SAFETY: the class's lists lead to it, and are locked.
         let descriptor = unsafe { self.zspages.get(zspage_id) };
-        let taken = self.zspages.with(lists, zspage_id, |zspage| {
+        let taken = lists.with(&self.zspages, zspage_id, |zspage| {
             let mut grown = 0;
             let index = zspage.free;
             let index = if index != NONE_INDEX {

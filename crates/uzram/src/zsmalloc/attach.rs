@@ -278,7 +278,7 @@ impl<D: PoolLocks> RawPool<D> {
         let owner = if shape.is_huge() { self.huge_owner(found.page) } else { u32::MAX };
         self.set_huge_owner(found.page, owner, id);
         let mut lists = self.lists(found.class);
-        self.zspages.with(&mut lists, id, |zspage| {
+        lists.with(&self.zspages, id, |zspage| {
             (zspage.free, zspage.fresh, zspage.inuse, zspage.committed) =
                 (free, found.fresh, found.inuse, committed);
         });

@@ -267,7 +267,7 @@ impl<D: PoolLocks> RawPool<D> {
             return Outcome::Stuck;
         }
         let (class, shape) = (source.class, self.classes.get(source.class));
-        let (page, fresh) = self.zspages.with(lists, from, |zspage| (zspage.page, zspage.fresh));
+        let (page, fresh) = lists.with(&self.zspages, from, |zspage| (zspage.page, zspage.fresh));
         for index in 0..fresh {
             let object = Location { page, class, index };
             let huge_handle = source.huge_handle();
@@ -285,7 +285,7 @@ impl<D: PoolLocks> RawPool<D> {
                 emptied.push(source);
                 return Outcome::Emptied;
             }
-            if self.zspages.with(lists, to, |zspage| zspage.inuse) == shape.objs_per_zspage {
+            if lists.with(&self.zspages, to, |zspage| zspage.inuse) == shape.objs_per_zspage {
                 return Outcome::Filled;
             }
             if budget.is_spent() || lists.guard_mut().is_contended() {
@@ -298,7 +298,7 @@ impl<D: PoolLocks> RawPool<D> {
     /// Inserts a zspage that was filled from another at the cold end of the LRU.
     fn note_moved(&self, lists: &mut Lists, new: u32) {
         if let Some(lru) = &self.lru {
-            let page = self.zspages.with(lists, new, |zspage| zspage.page);
+            let page = lists.with(&self.zspages, new, |zspage| zspage.page);
             // SAFETY: the zspage is on the lists, which are locked.
             lru.insert(page, unsafe { self.zspages.get(new) }.class, End::Coldest);
         }

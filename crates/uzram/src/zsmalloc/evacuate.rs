@@ -81,7 +81,7 @@ impl<D: PoolLocks> RawPool<D> {
                 *left = 0;
                 return None;
             };
-            if hidden.contains(self.zspages.with(lists, id, |zspage| zspage.page)) {
+            if hidden.contains(lists.with(&self.zspages, id, |zspage| zspage.page)) {
                 *left -= visit;
                 return Some(id);
             }

@@ -117,7 +117,7 @@ impl<D: PoolLocks> RawPool<D> {
     pub(super) fn put(&self, lists: &mut Lists, object: Location) -> Option<Emptied> {
         let Location { page, class, .. } = object;
         let id = self.zspage_id_at(page);
-        let inuse = self.zspages.with(lists, id, |zspage| {
+        let inuse = lists.with(&self.zspages, id, |zspage| {
             self.contents.write(object);
             let (start, header_bytes) = self.place(object);
             if header_bytes > 0 {
@@ -142,7 +142,7 @@ impl<D: PoolLocks> RawPool<D> {
 
     fn take_off(&self, lists: &mut Lists, id: u32, class: u8) -> Emptied {
         lists.remove(&self.zspages, id);
-        let (page, committed) = self.zspages.with(lists, id, |zspage| (zspage.page, zspage.committed));
+        let (page, committed) = lists.with(&self.zspages, id, |zspage| (zspage.page, zspage.committed));
         lists.pages_used -= u64::from(committed);
         if let Some(lru) = &self.lru {
             lru.remove(page);
@@ -153,7 +153,7 @@ impl<D: PoolLocks> RawPool<D> {
 
     /// Takes a zspage off the lists if it is empty.
     pub(super) fn take_off_if_empty(&self, lists: &mut Lists, id: u32) -> Option<Emptied> {
-        let inuse = self.zspages.with(lists, id, |zspage| zspage.inuse);
+        let inuse = lists.with(&self.zspages, id, |zspage| zspage.inuse);
         // SAFETY: the zspage is on the lists, which are locked.
         (inuse == 0).then(|| self.take_off(lists, id, unsafe { self.zspages.get(id) }.class))
     }

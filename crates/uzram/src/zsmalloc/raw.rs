@@ -177,17 +177,17 @@ impl<D: PoolLocks> RawPool<D> {
         let classes = ClassTable::new(config.chain_size);
         let locks = D::new(classes.iter().len());
         let handles = CacheConfig {
-            // Dropping the pool frees its objects.
-            free_objects_on_drop: true,
             max_objects_setting: config.max_objects_setting,
             slab_table: config.regions.as_ref().map(|regions| regions.handles.clone()),
             ..config.handles_in(pages)
         };
+        let name = format!("zspage-{}", config.name);
+        let zspages = Descriptors::options(name, config.max_objects_in(pages));
         let page_table = config.regions.as_ref().map(|regions| &regions.page_table);
         Ok(RawPool {
             locks,
             handles: TypedCache::new(Arc::clone(&arena), handles)?,
-            zspages: Descriptors::new(&config.name, Arc::clone(&arena), config.max_objects_in(pages))?,
+            zspages: TypedCache::new(Arc::clone(&arena), zspages)?,
             page_table: Table::new_in(page_table, pages)?,
             corrupted: Counter::new(0),
             counts: Counts::new(config.count_locks),

@@ -75,7 +75,7 @@ impl<D: PoolLocks> RawPool<D> {
             lru.touch(page, class);
             return None;
         }
-        let (fresh, committed) = self.zspages.with(&mut lists, id, |zspage| (zspage.fresh, zspage.committed));
+        let (fresh, committed) = lists.with(&self.zspages, id, |zspage| (zspage.fresh, zspage.committed));
         if owners.try_reserve(usize::from(fresh)).is_err() {
             return None;
         }
@@ -102,7 +102,7 @@ impl<D: PoolLocks> RawPool<D> {
     fn find_isolated(&self, lists: &mut Lists, page: u32) -> Option<u32> {
         (0..lists.len(GROUP_ISOLATED)).find_map(|_| {
             let id = lists.rotate(&self.zspages, GROUP_ISOLATED)?;
-            (self.zspages.with(lists, id, |zspage| zspage.page) == page).then_some(id)
+            (lists.with(&self.zspages, id, |zspage| zspage.page) == page).then_some(id)
         })
     }
 

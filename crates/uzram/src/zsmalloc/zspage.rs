@@ -7,12 +7,8 @@
 //! While a zspage is *held*, none of its objects is moved: the kernel's zspage read lock. A hold is
 //! taken where the lock design excludes moves, so a mover only needs to check for holds.
 
-use std::ops::Deref;
-
-use crate::base::error::Result;
-use crate::base::mem::Arena;
-use crate::base::sync::{Arc, AtomicU32, Guarded, Ordering};
-use crate::slab::{CacheConfig, TypedCache};
+use crate::base::sync::{AtomicU32, Guarded, Ordering};
+use crate::slab::TypedCache;
 
 use super::class::SizeClass;
 
@@ -119,36 +115,7 @@ impl Descriptor {
 
 /// A pool's descriptors. One that is [got](TypedCache::get) stays in use for as long as an object of its
 /// zspage is in use, or the zspage is on lists whose lock is held. One that is removed is on no list.
-pub(super) struct Descriptors(TypedCache<Descriptor>);
-
-impl Deref for Descriptors {
-    type Target = TypedCache<Descriptor>;
-
-    #[inline]
-    fn deref(&self) -> &TypedCache<Descriptor> {
-        &self.0
-    }
-}
-
-impl Descriptors {
-    pub(super) fn new(pool_name: &str, arena: Arc<Arena>, max_zspages: u64) -> Result<Self> {
-        let name = format!("zspage-{pool_name}");
-        // Dropping the pool frees its objects.
-        let options = CacheConfig {
-            free_objects_on_drop: true,
-            ..TypedCache::<Descriptor>::options(name, max_zspages)
-        };
-        TypedCache::new(arena, options).map(Descriptors)
-    }
-
-    /// Runs `f` on a zspage of the class of `_lists`. A caller that has the lists holds the class's lock.
-    #[inline]
-    pub(super) fn with<R>(&self, _lists: &mut Lists, id: u32, f: impl FnOnce(&mut Zspage) -> R) -> R {
-        // SAFETY: a zspage that the class's lists or the page table name keeps its descriptor until it is
-        // taken off them. The class's lock is held, and `f` cannot call this again: it has no `Lists`.
-        unsafe { self.get(id).guarded.with_mut(f) }
-    }
-}
+pub(super) type Descriptors = TypedCache<Descriptor>;
 
 /// A class's zspages by fullness, and its counts.
 #[derive(Debug)]
@@ -165,6 +132,14 @@ pub struct Lists {
 impl Lists {
     pub(super) fn new() -> Self {
         Lists { heads: [NONE; LISTS], lengths: [0; LISTS], groups: 0, objs_used: 0, pages_used: 0 }
+    }
+
+    /// Runs `f` on a zspage of the class of these lists. A caller that has the lists holds the class's lock.
+    #[inline]
+    pub(super) fn with<R>(&mut self, all: &Descriptors, id: u32, f: impl FnOnce(&mut Zspage) -> R) -> R {
+        // SAFETY: a zspage that the class's lists or the page table name keeps its descriptor until it is
+        // taken off them. The class's lock is held, and `f` cannot call this again: it has no `Lists`.
+        unsafe { all.get(id).guarded.with_mut(f) }
     }
 
     pub(super) fn len(&self, group: usize) -> u32 {
@@ -195,11 +170,11 @@ impl Lists {
     pub(super) fn emptiest(&mut self, all: &Descriptors) -> Option<u32> {
         let some = self.groups & ((1 << GROUP_FULL) - 2);
         let first = (some != 0).then(|| self.heads[some.trailing_zeros() as usize])?;
-        Some(all.with(self, first, |zspage| zspage.prev))
+        Some(self.with(all, first, |zspage| zspage.prev))
     }
 
     pub(super) fn move_to_back(&mut self, all: &Descriptors, id: u32) {
-        let group = all.with(self, id, |zspage| usize::from(zspage.group));
+        let group = self.with(all, id, |zspage| usize::from(zspage.group));
         self.remove(all, id);
         self.insert(all, id, group);
         self.rotate(all, group);
@@ -208,7 +183,7 @@ impl Lists {
     /// Makes the last zspage of the group of [`Lists::emptiest`] its first.
     pub(super) fn rotate_emptiest(&mut self, all: &Descriptors) {
         if let Some(last) = self.emptiest(all) {
-            let group = all.with(self, last, |zspage| usize::from(zspage.group));
+            let group = self.with(all, last, |zspage| usize::from(zspage.group));
             self.heads[group] = last;
         }
     }
@@ -219,7 +194,7 @@ impl Lists {
             if first != other {
                 return (first != NONE).then_some(first);
             }
-            let next = all.with(self, first, |zspage| zspage.next);
+            let next = self.with(all, first, |zspage| zspage.next);
             (next != other).then_some(next)
         })
     }
@@ -243,7 +218,7 @@ impl Lists {
         if first == NONE {
             return None;
         }
-        self.heads[group] = all.with(self, first, |zspage| zspage.next);
+        self.heads[group] = self.with(all, first, |zspage| zspage.next);
         Some(first)
     }
 
@@ -261,7 +236,7 @@ impl Lists {
                 if let Some(found) = f(self, id) {
                     return Some(found);
                 }
-                id = all.with(self, id, |zspage| zspage.next);
+                id = self.with(all, id, |zspage| zspage.next);
             }
         }
         None
@@ -272,19 +247,19 @@ impl Lists {
         let (prev, next) = if next == NONE {
             (id, id)
         } else {
-            (all.with(self, next, |zspage| std::mem::replace(&mut zspage.prev, id)), next)
+            (self.with(all, next, |zspage| std::mem::replace(&mut zspage.prev, id)), next)
         };
         if prev != id {
-            all.with(self, prev, |zspage| zspage.next = id);
+            self.with(all, prev, |zspage| zspage.next = id);
         }
-        all.with(self, id, |zspage| (zspage.prev, zspage.next, zspage.group) = (prev, next, group as u8));
+        self.with(all, id, |zspage| (zspage.prev, zspage.next, zspage.group) = (prev, next, group as u8));
         self.heads[group] = id;
         self.groups |= 1 << group;
         self.lengths[group] += 1;
     }
 
     pub(super) fn remove(&mut self, all: &Descriptors, id: u32) {
-        let (prev, next, group) = all.with(self, id, |zspage| (zspage.prev, zspage.next, zspage.group));
+        let (prev, next, group) = self.with(all, id, |zspage| (zspage.prev, zspage.next, zspage.group));
         let group = usize::from(group);
         self.lengths[group] -= 1;
         if next == id {
@@ -292,8 +267,8 @@ impl Lists {
             self.groups &= !(1 << group);
             return;
         }
-        all.with(self, prev, |zspage| zspage.next = next);
-        all.with(self, next, |zspage| zspage.prev = prev);
+        self.with(all, prev, |zspage| zspage.next = next);
+        self.with(all, next, |zspage| zspage.prev = prev);
         if self.heads[group] == id {
             self.heads[group] = next;
         }
@@ -302,7 +277,7 @@ impl Lists {
     /// Moves a zspage to the list of its fullness, unless it is there already or is isolated.
     #[inline]
     pub(super) fn regroup(&mut self, all: &Descriptors, id: u32, objs_per_zspage: u16) {
-        let (old, inuse) = all.with(self, id, |zspage| (usize::from(zspage.group), zspage.inuse));
+        let (old, inuse) = self.with(all, id, |zspage| (usize::from(zspage.group), zspage.inuse));
         let new = fullness_group(inuse, objs_per_zspage);
         if new != old && old != GROUP_ISOLATED {
             self.remove(all, id);
@@ -314,8 +289,9 @@ impl Lists {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
-    use crate::base::mem::Gfp;
+    use crate::base::mem::{Arena, Gfp};
     use crate::base::random::Random;
+    use crate::base::sync::Arc;
 
     #[test]
     fn fullness_groups_are_the_kernels() {
@@ -331,7 +307,7 @@ mod tests {
     fn lists_agree_with_queues() {
         use std::collections::VecDeque;
         let arena = Arc::new(Arena::new(16 << 20).expect("address space"));
-        let all = Descriptors::new("lists", arena, 1000).expect("descriptors");
+        let all = Descriptors::new(arena, Descriptors::options("lists", 1000)).expect("descriptors");
         for seed in 0..20 {
             let (mut random, mut lists) = (Random::new(seed), Lists::new());
             let mut model: [VecDeque<u32>; LISTS] = Default::default();

@@ -70,9 +70,9 @@ fn check_zspage<D: PoolLocks>(
     let descriptor = unsafe { pool.zspages.get(id) };
     assert_eq!((descriptor.class, descriptor.is_held()), (class, false));
     let shape = pool.classes.get(class);
-    let (page, mut free, fresh, inuse, committed) = pool
-        .zspages
-        .with(lists, id, |zspage| (zspage.page, zspage.free, zspage.fresh, zspage.inuse, zspage.committed));
+    let (page, mut free, fresh, inuse, committed) = lists.with(&pool.zspages, id, |zspage| {
+        (zspage.page, zspage.free, zspage.fresh, zspage.inuse, zspage.committed)
+    });
     assert_eq!(pool.page_table[page as usize].load(Ordering::Relaxed) as u32, id);
     assert_eq!(fullness_group(inuse, shape.objs_per_zspage), group);
     assert_eq!(usize::from(committed), shape.pages_for(usize::from(fresh)));
