@@ -32,10 +32,7 @@ impl<P: Policy> Slab<P> {
         // Twice, to have room for partly filled slabs, and in small caches for a slab of each CPU.
         let reserve_bytes = 2 * max_objects * size_bytes as u64 + (64 << 20);
         let arena = Arc::new(Arena::new(reserve_bytes)?);
-        let options = CacheConfig {
-            free_objects_on_drop: true,
-            ..CacheConfig::new("bench", size_bytes, ALIGN_BYTES, max_objects)
-        };
+        let options = CacheConfig::new("bench", size_bytes, ALIGN_BYTES, max_objects);
         Ok(Slab { cache: Cache::new(Arc::clone(&arena), options)?, arena })
     }
 }

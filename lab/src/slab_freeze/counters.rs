@@ -25,14 +25,12 @@ impl Counting {
     fn start() -> Self {
         let switches = SWITCHES.lock().unwrap_or_else(PoisonError::into_inner);
         slab::set_counting(true);
-        slab::set_timing(true);
         Counting { _switches: switches }
     }
 }
 
 impl Drop for Counting {
     fn drop(&mut self) {
-        slab::set_timing(false);
         slab::set_counting(false);
     }
 }

@@ -27,8 +27,6 @@ impl<P: Policy> Objects<P> {
     ) -> Result<Self> {
         let mut options = CacheConfig::new(name, size_bytes, align_bytes, 2 * in_flight + SLACK_OBJECTS);
         options.max_objects_setting = "--jobs";
-        // After an error some objects are still in flight and never freed individually.
-        options.free_objects_on_drop = true;
         Ok(Objects { cache: Cache::new(Arc::clone(arena), options)?, size_bytes })
     }
 

@@ -4,7 +4,7 @@ use std::marker::PhantomData;
 
 use crate::base::error::Result;
 use crate::base::mem::{Arena, Gfp};
-use crate::base::sync::{Arc, Counter};
+use crate::base::sync::Arc;
 
 #[cfg(all(debug_assertions, not(loom)))]
 use super::checked::Checked;
@@ -19,8 +19,6 @@ use super::{CacheConfig, CacheInfo, Policy, Sheaves};
 pub struct Cache<P: Policy = Sheaves> {
     core: Core,
     layer: P::Layer,
-    /// Not 0 once leaked objects were reported.
-    reported: Counter,
     #[cfg(all(debug_assertions, not(loom)))]
     checked: Checked,
 }
@@ -32,7 +30,6 @@ impl<P: Policy> Cache<P> {
         let core = Core::new(arena, options, P::HARDENED)?;
         Ok(Cache {
             layer: P::Layer::new(&core)?,
-            reported: Counter::default(),
             #[cfg(all(debug_assertions, not(loom)))]
             checked: Checked::new(&core)?,
             core,
@@ -174,7 +171,7 @@ impl<P: Policy> Cache<P> {
         }
         let mut stats = core.counters.read();
         let kept = layer.cached(core, &mut stats) + core.lost.get();
-        let (layout, num_slabs) = (core.slabs.layout, core.slabs.live());
+        let (layout, num_slabs) = (core.slabs.layout, core.slabs.live.get());
         CacheInfo {
             name: core.options.name.clone(),
             policy: P::NAME,
@@ -183,8 +180,6 @@ impl<P: Policy> Cache<P> {
             objsize_bytes: layout.stride_bytes as u32,
             objperslab: layout.objects.into(),
             pagesperslab: layout.pages as u32,
-            cpu_partial_objs: core.options.cpu_partial_objects as u32,
-            sheaf_objs: layer.capacity(),
             active_slabs,
             num_slabs,
             corrupted: core.corrupted.get(),
@@ -198,17 +193,6 @@ impl<P: Policy> Cache<P> {
         self.core.slabs.table_resident_bytes()
     }
 
-    /// Closes the cache. All of its memory goes back. Fails with `Busy` when objects are still in use, unless
-    /// `free_objects_on_drop` is set.
-    pub fn close(self) -> Result<()> {
-        let leaked = self.leaked();
-        // The error is the report.
-        self.reported.set(1);
-        leaked.map_or(Ok(()), |what| Err(crate::Error::new(crate::ErrorKind::Busy, what)))
-    }
-}
-
-impl<P: Policy> Cache<P> {
     /// Frees an object on the fast path; returns false if that has to be left to the slow path. Fails in
     /// debug builds as [`Cache::free`].
     #[inline]
@@ -219,32 +203,11 @@ impl<P: Policy> Cache<P> {
         let passes = !P::HARDENED || core.slabs.may_be_object(object);
         Ok(passes && layer.push(core, object, P::HARDENED))
     }
-
-    /// Returns a message about leaked objects, if there are any.
-    fn leaked(&self) -> Option<String> {
-        let options = &self.core.options;
-        let in_use = if options.free_objects_on_drop { 0 } else { self.info().active_objs };
-        if in_use == 0 {
-            return None;
-        }
-        let what = format!("slab cache '{}' ends with {in_use} objects in use", options.name);
-        #[cfg(all(debug_assertions, not(loom)))]
-        let what = match self.checked.first_in_use() {
-            Some(first) => format!("{what}, the first is {first}"),
-            None => what,
-        };
-        Some(what)
-    }
 }
 
 impl<P: Policy> Drop for Cache<P> {
+    /// Objects in use are freed.
     fn drop(&mut self) {
-        if self.reported.get() == 0
-            && let Some(what) = self.leaked()
-        {
-            // A drop cannot return the error.
-            eprintln!("{what}");
-        }
         self.core.slabs.discard_all();
     }
 }

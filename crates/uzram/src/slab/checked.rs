@@ -20,7 +20,7 @@ pub(super) struct Checked {
 
 impl Checked {
     pub(super) fn new(core: &Core) -> Result<Self> {
-        let places = core.slabs.max_slabs() << core.slabs.layout.place_bits;
+        let places = u64::from(core.slabs.max_slabs) << core.slabs.layout.place_bits;
         Ok(Checked { in_use: Table::new((places / 64 + 1) as usize)? })
     }
 
@@ -54,11 +54,6 @@ impl Checked {
         }
         self.poison(core, object);
         Ok(())
-    }
-
-    pub(super) fn first_in_use(&self) -> Option<u32> {
-        let words = (0..self.in_use.len()).map(|i| self.in_use[i].load(Ordering::Relaxed));
-        words.enumerate().find(|(_, word)| *word != 0).map(|(i, word)| i as u32 * 64 + word.trailing_zeros())
     }
 
     /// Sets the object's bit to `in_use`; returns the previous value.

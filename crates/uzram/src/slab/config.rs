@@ -4,7 +4,7 @@ use crate::base::cpu;
 use crate::base::error::{Error, Result};
 use crate::base::mem::{MAX_RUN_PAGES, Region, Table};
 use crate::base::sync::AtomicU32;
-use crate::base::units::{PAGE_SIZE, pages_to_bytes};
+use crate::base::units::PAGE_SIZE;
 
 use super::barn::BARN_SHEAVES;
 
@@ -44,16 +44,13 @@ pub struct CacheConfig {
     pub sheaf_objects: usize,
     /// Whether to use restartable sequences if the system has them, and compare-exchanges otherwise.
     pub restartable: bool,
-    /// Whether dropping the cache frees objects in use, instead of reporting them as leaks.
-    pub free_objects_on_drop: bool,
     /// A region of [`CacheConfig::slab_table_bytes`] for the *slab table*: it holds the first page of each
     /// slab, so that another process can find the objects (`Cache::adopt`).
     pub slab_table: Option<Region>,
 }
 
 impl CacheConfig {
-    /// Returns the kernel's settings for objects of this size, with sheaves about twice as large, for a cache
-    /// that reports leaks.
+    /// Returns the kernel's settings for objects of this size, with sheaves about twice as large.
     pub fn new(name: impl Into<String>, size_bytes: usize, align_bytes: usize, max_objects: u64) -> Self {
         CacheConfig {
             name: name.into(),
@@ -75,7 +72,6 @@ impl CacheConfig {
                 _ => 128,
             },
             restartable: true,
-            free_objects_on_drop: false,
             slab_table: None,
         }
     }
@@ -85,14 +81,6 @@ impl CacheConfig {
     pub fn slab_table_bytes(&self) -> Result<u64> {
         let layout = Layout::new(self.size_bytes, self.align_bytes)?;
         Ok(Table::<AtomicU32>::bytes_of(max_slabs(self, layout) as usize))
-    }
-
-    /// Returns the bytes of address space that an arena needs for this cache alone. Fails with `Invalid` for
-    /// an invalid size or alignment.
-    pub fn reserve_bytes(&self) -> Result<u64> {
-        let layout = Layout::new(self.size_bytes, self.align_bytes)?;
-        // A run crosses no border of 64 pages: twice as much suffices, whatever is left over at the borders.
-        Ok(2 * pages_to_bytes(max_slabs(self, layout) * layout.pages as u64))
     }
 }
 

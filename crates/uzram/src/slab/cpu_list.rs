@@ -229,7 +229,7 @@ mod sequences {
                     cpus = in(reg) self.lists.len(),
                     rseq = in(reg) rseq.area_offset(),
                     lists = in(reg) self.lists.as_ptr(),
-                    secret = in(reg) slabs.secret(),
+                    secret = in(reg) slabs.secret,
                     change = in(reg) OPERATION - LEN_ONE,
                     word = out(reg) _,
                     next = out(reg) _,

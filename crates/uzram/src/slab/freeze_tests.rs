@@ -22,7 +22,6 @@ fn with_node_partial<P: Policy>(slabs: usize) -> Cache<P> {
     let options = CacheConfig {
         min_partial: 100,
         cpu_partial_objects: CPU_PARTIAL_SLABS * OBJECTS / 2,
-        free_objects_on_drop: true,
         ..CacheConfig::new("count", 64, 8, 1 << 20)
     };
     let cache = Cache::new(arena, options).expect("cache");

@@ -27,7 +27,6 @@ impl<P: Policy> Model<P> {
             min_partial: 0,
             cpu_partial_objects: 1,
             sheaf_objects,
-            free_objects_on_drop: true,
             ..CacheConfig::new("model", 8, 8, (slabs * PER_SLAB) as u64)
         };
         let contents = (0..slabs * PER_SLAB).map(|_| Access::default()).collect();

@@ -46,7 +46,7 @@ pub use config::CacheConfig;
 pub use cpu_slabs::{DelayedFreeze, EagerFreeze, OnPartial, UnfreezeFirst};
 pub use policy::{Plain, Policy};
 pub use sheaves::Sheaves;
-pub use stats::{Stat, set_counting, set_timing};
+pub use stats::{Stat, set_counting};
 
 /// A cache's state and statistics.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -66,10 +66,6 @@ pub struct CacheInfo {
     pub objperslab: u32,
     /// Pages of a slab.
     pub pagesperslab: u32,
-    /// The approximate maximum of free objects in the slabs of a CPU partial list.
-    pub cpu_partial_objs: u32,
-    /// Objects of a sheaf; 0 if there are none.
-    pub sheaf_objs: u32,
     /// Slabs with objects that are in use, or free on a CPU's list or sheaf.
     pub active_slabs: u64,
     /// Slabs.

@@ -9,7 +9,7 @@ use crate::base::cpu::Padded;
 use crate::base::sync::{Counter, Mutex, MutexGuard, classes};
 
 use super::slabs::{NO_SLAB, OFF_LIST, Slabs};
-use super::stats::{Counters, Stat, timing};
+use super::stats::{Counters, Stat, is_counting};
 
 pub(super) struct Node {
     list: Padded<Mutex<Partial>>,
@@ -28,7 +28,7 @@ pub(super) struct ListLock<'a> {
     partial: MutexGuard<'a, Partial>,
     node: &'a Node,
     counters: &'a Counters,
-    /// When the lock was taken, if times are measured.
+    /// When the lock was taken, if counters are on.
     since: Option<Instant>,
 }
 
@@ -42,7 +42,7 @@ impl Node {
     pub(super) fn lock<'a>(&'a self, counters: &'a Counters) -> ListLock<'a> {
         counters.count(Stat::ListLockAcquired);
         let partial = self.list.lock_noticing(|| counters.count(Stat::ListLockContended));
-        ListLock { partial, node: self, counters, since: timing().then(Instant::now) }
+        ListLock { partial, node: self, counters, since: is_counting().then(Instant::now) }
     }
 
     /// Returns the length of the list, which may be stale.

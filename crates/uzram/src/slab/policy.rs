@@ -47,11 +47,6 @@ pub trait CpuLayer: Send + Sync + Sized {
     /// Returns the number of free objects that the layer keeps. Updates the counters of fast paths in
     /// `stats`.
     fn cached(&self, core: &Core, stats: &mut [[u64; Stat::COUNT]]) -> u64;
-
-    /// Returns the objects of a sheaf; 0 without sheaves.
-    fn capacity(&self) -> u32 {
-        0
-    }
 }
 
 /// A policy without hardening.

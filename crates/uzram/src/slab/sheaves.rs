@@ -152,10 +152,6 @@ impl CpuLayer for Sheaved {
         }
         objects + self.barn.objects()
     }
-
-    fn capacity(&self) -> u32 {
-        self.cells.capacity
-    }
 }
 
 impl Sheaved {

@@ -69,8 +69,8 @@ pub(super) struct Slabs {
     arena: Arc<Arena>,
     pub(super) layout: Layout,
     /// The secret that links are encoded with; 0 if the cache is not hardened.
-    secret: u32,
-    max_slabs: u32,
+    pub(super) secret: u32,
+    pub(super) max_slabs: u32,
     slabs: Table<Slab>,
     /// The origin of each possible page of names, with [`THERE`]; 0 if its slab does not exist.
     origins: Table<AtomicU64>,
@@ -83,7 +83,7 @@ pub(super) struct Slabs {
     numbers: Mutex<Numbers>,
     /// The upper bound of all objects' names, those of discarded slabs included.
     names_end: AtomicU32,
-    live: Counter,
+    pub(super) live: Counter,
     gone: Counter,
     /// loom's atomics cannot lie in an arena: its links are in a table.
     #[cfg(loom)]
@@ -133,15 +133,6 @@ impl Slabs {
     pub(super) fn populate(&self) -> Result<()> {
         self.slabs.populate()?;
         self.origins.populate_range(0..self.first_page_of_names(self.max_slabs).min(self.origins.len()))
-    }
-
-    #[cfg(all(debug_assertions, not(loom)))]
-    pub(super) fn max_slabs(&self) -> u64 {
-        self.max_slabs.into()
-    }
-
-    pub(super) fn live(&self) -> u64 {
-        self.live.get()
     }
 
     /// Returns the number of pages of slabs that were discarded since the cache was made.
@@ -252,12 +243,6 @@ impl Slabs {
     #[inline]
     pub(super) fn key(&self, at: u16) -> u32 {
         self.secret ^ u32::from(at) << 16
-    }
-
-    #[cfg(feature = "designs")]
-    #[inline]
-    pub(super) fn secret(&self) -> u32 {
-        self.secret
     }
 
     /// Returns the object after `at` in a chain of free objects that the caller owns. If another thread

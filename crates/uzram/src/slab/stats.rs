@@ -3,29 +3,23 @@
 //! The fast paths are counted by the operation number in their words, which a slow path adds to the
 //! counters when it closes the word. (The number is modulo 2^32: multiples of that between two slow paths
 //! are lost.) Objects of slow paths are always counted, everything else only when [`set_counting`] is on,
-//! which costs a branch. Times are measured only when [`set_timing`] is on.
+//! which costs a branch, and for `list_lock`'s hold time two clock reads.
 
 use crate::base::cpu::PerCpu;
 use crate::base::sync::Counter;
 
 /// Whether slow paths count.
 static COUNTING: Counter = Counter::new(0);
-static TIMING: Counter = Counter::new(0);
 
-/// Turns counting of slow path events on or off for every cache of this process. Off by default.
+/// Turns counting of slow path events, and measuring of `list_lock`'s hold time, on or off for every cache of
+/// this process. Off by default.
 pub fn set_counting(on: bool) {
     COUNTING.set(on.into());
 }
 
-/// Turns measuring of `list_lock`'s hold time on or off for every cache of this process. It costs two
-/// clock reads per acquisition. Off by default.
-pub fn set_timing(on: bool) {
-    TIMING.set(on.into());
-}
-
 #[inline]
-pub(super) fn timing() -> bool {
-    TIMING.get() != 0
+pub(super) fn is_counting() -> bool {
+    COUNTING.get() != 0
 }
 
 pub(super) struct Counters(PerCpu<[Counter; Stat::COUNT]>);
@@ -38,7 +32,7 @@ impl Counters {
     /// Counts one, if counting is on.
     #[inline]
     pub(super) fn count(&self, stat: Stat) {
-        if COUNTING.get() != 0 {
+        if is_counting() {
             self.add(stat, 1);
         }
     }
@@ -169,7 +163,7 @@ stats! {
     ListLockAcquired "list_lock_acquired",
     /// Of those, the times it was not free at once.
     ListLockContended "list_lock_contended",
-    /// Nanoseconds for which list_lock was held; 0 unless times are measured.
+    /// Nanoseconds for which list_lock was held.
     ListLockHoldNs "list_lock_hold_ns",
 }
 
