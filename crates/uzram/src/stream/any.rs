@@ -1,11 +1,10 @@
 //! Streams of a design that is chosen at run time.
 
 use std::fmt;
-use std::ops::{Deref, DerefMut};
 use std::str::FromStr;
 
-use super::idle_list::{self, IdleList, MAX_STREAMS};
-use super::{PerCpu, Streams, per_cpu};
+use super::idle_list::{IdleList, MAX_STREAMS};
+use super::{Lent, PerCpu, Streams};
 use crate::base::error::{Error, Result};
 
 /// A design of streams. Parses from and prints as `percpu`, or the number of streams on the list.
@@ -51,34 +50,6 @@ pub enum AnyStreams<S> {
     IdleList(IdleList<S>),
 }
 
-/// A stream of either design, lent to one thread until this is dropped.
-pub enum AnyLent<'a, S> {
-    PerCpu(per_cpu::Lent<'a, S>),
-    IdleList(idle_list::Lent<'a, S>),
-}
-
-impl<S> Deref for AnyLent<'_, S> {
-    type Target = S;
-
-    #[inline]
-    fn deref(&self) -> &S {
-        match self {
-            AnyLent::PerCpu(stream) => stream,
-            AnyLent::IdleList(stream) => stream,
-        }
-    }
-}
-
-impl<S> DerefMut for AnyLent<'_, S> {
-    #[inline]
-    fn deref_mut(&mut self) -> &mut S {
-        match self {
-            AnyLent::PerCpu(stream) => stream,
-            AnyLent::IdleList(stream) => stream,
-        }
-    }
-}
-
 impl<S> AnyStreams<S> {
     /// Creates the streams of `design`. Fails with the first error of `make`.
     pub fn new<E>(
@@ -101,16 +72,11 @@ impl<S> AnyStreams<S> {
 }
 
 impl<S> Streams<S> for AnyStreams<S> {
-    type Lent<'a>
-        = AnyLent<'a, S>
-    where
-        S: 'a;
-
     #[inline]
-    fn lend(&self) -> AnyLent<'_, S> {
+    fn lend(&self) -> Lent<'_, S> {
         match self {
-            AnyStreams::PerCpu(streams) => AnyLent::PerCpu(streams.lend()),
-            AnyStreams::IdleList(streams) => AnyLent::IdleList(streams.lend()),
+            AnyStreams::PerCpu(streams) => streams.lend(),
+            AnyStreams::IdleList(streams) => streams.lend(),
         }
     }
 

@@ -13,11 +13,9 @@
 //! that have not run yet as idle streams. A thread sleeps only when no stream is idle; each return adds
 //! one to both numbers; and taking a stream reduces the idle ones.
 
-use std::ops::{Deref, DerefMut};
-
-use super::Streams;
+use super::{Lent, Place, Streams};
 use crate::base::cpu::Padded;
-use crate::base::sync::{Condvar, Mutex, MutexGuard, classes};
+use crate::base::sync::{Condvar, Mutex, classes};
 
 /// The most streams of a list. All are created in advance, and one of zstd takes a sixth of a MiB at the
 /// default level. A larger number is likely a mistake: more streams than threads that compress at once are of
@@ -41,15 +39,8 @@ struct List {
     sleeps: u64,
 }
 
-/// A stream lent to one thread until this is dropped.
-pub struct Lent<'a, S> {
-    // Unlocked before `_taken` returns the stream to the list.
-    stream: MutexGuard<'a, S>,
-    _taken: Taken<'a, S>,
-}
-
 /// The number of a stream taken off the list; dropping this returns it, even if its holder panics.
-struct Taken<'a, S> {
+pub(super) struct Taken<'a, S> {
     streams: &'a IdleList<S>,
     number: u16,
 }
@@ -95,34 +86,14 @@ impl<S> Drop for Taken<'_, S> {
 }
 
 impl<S> Streams<S> for IdleList<S> {
-    type Lent<'a>
-        = Lent<'a, S>
-    where
-        S: 'a;
-
     #[inline]
     fn lend(&self) -> Lent<'_, S> {
         let taken = self.take();
-        Lent { stream: self.streams[usize::from(taken.number)].lock(), _taken: taken }
+        let stream = self.streams[usize::from(taken.number)].lock();
+        Lent { place: Place::Listed { stream, _taken: taken } }
     }
 
     fn sleeps(&self) -> u64 {
         self.list.lock().sleeps
-    }
-}
-
-impl<S> Deref for Lent<'_, S> {
-    type Target = S;
-
-    #[inline]
-    fn deref(&self) -> &S {
-        &self.stream
-    }
-}
-
-impl<S> DerefMut for Lent<'_, S> {
-    #[inline]
-    fn deref_mut(&mut self) -> &mut S {
-        &mut self.stream
     }
 }

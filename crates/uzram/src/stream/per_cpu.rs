@@ -8,11 +8,9 @@
 //!
 //! Locks: each stream has one, held while the stream is lent; a spare one's also while it is created.
 
-use std::ops::{Deref, DerefMut};
-
-use super::{SPARES_PER_CPU, Streams};
+use super::{Lent, Place, SPARES_PER_CPU, Streams};
 use crate::base::cpu::{self, PerCpu as Array};
-use crate::base::sync::{Counter, Mutex, MutexGuard, classes};
+use crate::base::sync::{Counter, Mutex, classes};
 
 /// One stream for each CPU, and spare ones for when the holders of all of them are preempted.
 pub struct PerCpu<S> {
@@ -22,16 +20,6 @@ pub struct PerCpu<S> {
     make: Box<dyn Fn() -> Option<S> + Send + Sync>,
     /// Counted only when no stream is free: the fast path does not touch it.
     sleeps: Counter,
-}
-
-/// A stream lent to one thread until this is dropped.
-pub struct Lent<'a, S>(Place<'a, S>);
-
-/// A stream of a CPU or a spare one.
-enum Place<'a, S> {
-    Cpu(MutexGuard<'a, S>),
-    /// Always `Some`.
-    Spare(MutexGuard<'a, Option<S>>),
 }
 
 impl<S> PerCpu<S> {
@@ -87,46 +75,17 @@ impl<S> PerCpu<S> {
 }
 
 impl<S> Streams<S> for PerCpu<S> {
-    type Lent<'a>
-        = Lent<'a, S>
-    where
-        S: 'a;
-
     #[inline]
     fn lend(&self) -> Lent<'_, S> {
         let cpu = cpu::current();
-        Lent(match self.streams.of(cpu).try_lock() {
+        let place = match self.streams.of(cpu).try_lock() {
             Some(stream) => Place::Cpu(stream),
             None => self.lend_other(cpu),
-        })
+        };
+        Lent { place }
     }
 
     fn sleeps(&self) -> u64 {
         self.sleeps.get()
-    }
-}
-
-/// The panic message for a spare place without a stream, which is never lent.
-const NOT_MADE: &str = "a spare stream was lent that was not made";
-
-impl<S> Deref for Lent<'_, S> {
-    type Target = S;
-
-    #[inline]
-    fn deref(&self) -> &S {
-        match &self.0 {
-            Place::Cpu(stream) => stream,
-            Place::Spare(stream) => stream.as_ref().expect(NOT_MADE),
-        }
-    }
-}
-
-impl<S> DerefMut for Lent<'_, S> {
-    #[inline]
-    fn deref_mut(&mut self) -> &mut S {
-        match &mut self.0 {
-            Place::Cpu(stream) => stream,
-            Place::Spare(stream) => stream.as_mut().expect(NOT_MADE),
-        }
     }
 }
