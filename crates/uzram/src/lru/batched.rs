@@ -80,18 +80,9 @@ struct Open {
 pub struct AllLocked<'a> {
     design: &'a Batched,
     lists: &'a Lists,
-    // Declared before the batch locks: it is released first, and they in reverse order.
+    // Declared before the batch locks: it is released first.
     fronts: LruGuard<'a, Fronts>,
-    _batches: Reversed<'a>,
-}
-
-/// Batch locks in the order in which they were taken; released in reverse.
-struct Reversed<'a>(Vec<MutexGuard<'a, ()>>);
-
-impl Drop for Reversed<'_> {
-    fn drop(&mut self) {
-        while self.0.pop().is_some() {}
-    }
+    _batches: Vec<MutexGuard<'a, ()>>,
 }
 
 /// The batch lock that a removal holds, and `lru_lock` if the current page needs it.
@@ -140,10 +131,6 @@ impl Batched {
         self.batch_locks[usize::from(tag)].0.lock_noticing(|| {
             share.batch_locks_contended.add(1);
         })
-    }
-
-    fn lock_batches<'a>(&'a self, lists: &'a Lists, tags: impl Iterator<Item = u8>) -> Reversed<'a> {
-        Reversed(tags.map(|tag| self.lock_batch(lists, tag)).collect())
     }
 
     fn fresh_tag(&self) -> u8 {
@@ -426,7 +413,7 @@ impl LruLocks for Batched {
     }
 
     fn lock_all<'a>(&'a self, lists: &'a Lists) -> AllLocked<'a> {
-        let batches = self.lock_batches(lists, (0..self.batch_locks.len()).map(|tag| tag as u8));
+        let batches = (0..self.batch_locks.len()).map(|tag| self.lock_batch(lists, tag as u8)).collect();
         AllLocked { design: self, lists, fronts: self.lock_lru(lists), _batches: batches }
     }
 }

@@ -373,18 +373,18 @@ impl<D: LruLocks> Lru<D> {
 
     /// Makes the nodes resident. Fails with `NoMemory` when the system gives none.
     pub fn populate(&self) -> Result<()> {
-        self.lists.nodes.populate()
+        self.lists.nodes.table.populate()
     }
 
     /// Returns the bytes of all nodes.
     pub fn max_bytes(&self) -> usize {
-        self.lists.nodes.max_bytes()
+        self.lists.nodes.table.max_bytes()
     }
 
     /// Returns the resident bytes of the nodes.
     #[cfg(not(loom))]
     pub fn resident_bytes(&self) -> usize {
-        self.lists.nodes.resident_bytes()
+        self.lists.nodes.table.resident_bytes()
     }
 
     /// Returns the number of pages evicted and activated so far: how far the cold end has moved.

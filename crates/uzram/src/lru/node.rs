@@ -130,7 +130,7 @@ impl State {
 }
 
 #[derive(Debug, Default)]
-struct Node {
+pub(super) struct Node {
     prev: AtomicU32,
     next: AtomicU32,
     state: AtomicU32,
@@ -148,7 +148,7 @@ const _: () = assert!(size_of::<Node>() == NODE_BYTES);
 ///
 /// The locks that protect the links order their accesses, so these are relaxed.
 pub(super) struct Nodes {
-    table: Table<Node>,
+    pub(super) table: Table<Node>,
     pages: u32,
 }
 
@@ -161,19 +161,6 @@ impl Nodes {
             nodes.link(head, head);
         }
         Ok(nodes)
-    }
-
-    pub(super) fn populate(&self) -> Result<()> {
-        self.table.populate()
-    }
-
-    #[cfg(not(loom))]
-    pub(super) fn resident_bytes(&self) -> usize {
-        self.table.resident_bytes()
-    }
-
-    pub(super) fn max_bytes(&self) -> usize {
-        self.table.max_bytes()
     }
 
     #[inline]
