@@ -87,21 +87,30 @@ impl OtherCpus {
         let others = (0..CpuSet::MAX_CPU).filter(|cpu| *cpu != self.here && self.allowed.is_set(*cpu));
         let count = others.clone().count();
         let Some(other) = n.checked_rem(count).and_then(|n| others.clone().nth(n)) else { return };
-        let mut only = CpuSet::new();
-        only.set(other);
         // Where it is refused, the thread stays where it is.
-        if sched_setaffinity(None, &only).is_ok() {
+        if sched_setaffinity(None, &only(other)).is_ok() {
             let _ = sched_setaffinity(None, &self.allowed);
         }
     }
 }
 
+fn only(cpu: usize) -> CpuSet {
+    let mut only = CpuSet::new();
+    only.set(cpu);
+    only
+}
+
 /// Pins the calling thread to its CPU, so that what a test does with per-CPU lists is the same each time.
 #[cfg(test)]
 pub(crate) fn pin_to_current_cpu() {
-    let mut only = CpuSet::new();
-    only.set(sched_getcpu());
-    sched_setaffinity(None, &only).expect("it runs there");
+    sched_setaffinity(None, &only(sched_getcpu())).expect("it runs there");
+}
+
+/// Returns each CPU that this thread may use, alone. Call it before binding the thread to one of them.
+#[cfg(all(test, not(loom)))]
+pub(crate) fn allowed_cpus() -> Vec<CpuSet> {
+    let allowed = sched_getaffinity(None).expect("the system tells");
+    (0..CpuSet::MAX_CPU).filter(|cpu| allowed.is_set(*cpu)).map(only).collect()
 }
 
 /// Calls `work` on as many threads as CPUs are available, this one included, with an iterator over the units

@@ -13,6 +13,8 @@
 use std::num::NonZeroIsize;
 use std::sync::OnceLock;
 
+use rustix::thread::{MembarrierCommand, membarrier};
+
 /// The most CPUs of any machine: the kernel's limit, NR_CPUS. In models two are enough for every
 /// interleaving of two and three threads; up to two threads each have a CPU of their own.
 pub(crate) const MAX_CPUS: usize = if cfg!(loom) { 2 } else { 8192 };
@@ -31,7 +33,10 @@ impl Restartable {
         static FOUND: OnceLock<Option<Restartable>> = OnceLock::new();
         *FOUND.get_or_init(|| {
             let area = area_offset().and_then(NonZeroIsize::new)?;
-            (imp::cpus_are_few() && imp::register()).then_some(Restartable { area })
+            // By system calls: in a container, files in /sys may be faked.
+            allowed_cpus(0)?;
+            membarrier(MembarrierCommand::RegisterPrivateExpeditedRseq).ok()?;
+            Some(Restartable { area })
         })
     }
 
@@ -45,7 +50,10 @@ impl Restartable {
     /// commits after this has read everything that the caller wrote before. Aborts if the system call,
     /// which must stay allowed once [`Restartable::get`] has returned, fails.
     pub fn interrupt_all(self) {
-        imp::interrupt_all();
+        if let Err(error) = membarrier(MembarrierCommand::PrivateExpeditedRseq) {
+            eprintln!("uzram: membarrier was allowed at first and now fails: {error}");
+            std::process::abort();
+        }
     }
 }
 
@@ -116,49 +124,12 @@ pub(super) unsafe fn cpu_id(_area: isize) -> i32 {
 
 /// Returns the CPUs that a process (0: this thread) may run on, a bit each. `None` if CPU numbers may reach
 /// `MAX_CPUS`: the kernel refuses a set that is too small for all its CPUs.
-#[cfg(not(loom))]
 pub(super) fn allowed_cpus(process: i32) -> Option<[u64; MAX_CPUS / u64::BITS as usize]> {
     let mut set = [0; MAX_CPUS / u64::BITS as usize];
     // SAFETY: the kernel writes a set of CPUs of at most this size.
     let written =
         unsafe { libc::syscall(libc::SYS_sched_getaffinity, process, size_of_val(&set), set.as_mut_ptr()) };
     (written > 0).then_some(set)
-}
-
-#[cfg(not(loom))]
-mod imp {
-    use rustix::thread::{MembarrierCommand, membarrier};
-
-    /// Returns whether all CPU numbers lie below `MAX_CPUS`. Asks the kernel by a system call: in a
-    /// container, files in /sys may be faked.
-    pub(super) fn cpus_are_few() -> bool {
-        super::allowed_cpus(0).is_some()
-    }
-
-    pub(super) fn register() -> bool {
-        membarrier(MembarrierCommand::RegisterPrivateExpeditedRseq).is_ok()
-    }
-
-    pub(super) fn interrupt_all() {
-        let done = membarrier(MembarrierCommand::PrivateExpeditedRseq);
-        if let Err(error) = done {
-            eprintln!("uzram: membarrier was allowed at first and now fails: {error}");
-            std::process::abort();
-        }
-    }
-}
-
-#[cfg(loom)]
-mod imp {
-    pub(super) fn cpus_are_few() -> bool {
-        true
-    }
-
-    pub(super) fn register() -> bool {
-        false
-    }
-
-    pub(super) fn interrupt_all() {}
 }
 
 /// Makes a restartable sequence of x86-64 instructions: adds the prologue and the abort handler.

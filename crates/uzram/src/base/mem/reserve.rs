@@ -27,16 +27,10 @@ pub fn reserve_chunks(pages: u64) -> u64 {
 }
 
 impl Arena {
-    /// Makes an arena like [`Arena::new`], with a reserve of `reserve_pages` (more than 0), rounded up as
-    /// [`reserve_chunks`] does. The reserve is empty until [`Arena::refill`] fills it. Fails with `NoMemory`
-    /// when the system has no memory for the tables, which are all populated here; `Invalid` for a reserve
-    /// that is larger than the reservation.
-    pub fn with_reserve(address_bytes: u64, reserve_pages: u64) -> Result<Self> {
-        Arena::with_reserve_in(None, address_bytes, reserve_pages)
-    }
-
-    /// As [`Arena::with_reserve`], in a region of a file as in [`Arena::new_in`]. Fails as
-    /// [`Arena::with_reserve`] and [`Arena::new_in`].
+    /// Makes an arena like [`Arena::new_in`], with a reserve of `reserve_pages` (more than 0), rounded up as
+    /// [`reserve_chunks`] does. The reserve is empty until [`Arena::refill`] fills it. Fails as
+    /// [`Arena::new_in`]; `NoMemory` when the system has no memory for the tables, which are all populated
+    /// here; `Invalid` for a reserve that is larger than the reservation.
     pub fn with_reserve_in(region: Option<&Region>, address_bytes: u64, reserve_pages: u64) -> Result<Self> {
         let mut arena = Arena::new_in(region, address_bytes)?;
         let chunks = reserve_chunks(reserve_pages);

@@ -14,7 +14,7 @@ fn refill(arena: &Arena) {
 
 /// Makes an arena of at most six chunks with a full reserve of two.
 fn reserved() -> Arc<Arena> {
-    let arena = Arena::with_reserve(6 * CHUNK * PAGE_SIZE as u64, 2 * CHUNK).expect("memory");
+    let arena = Arena::with_reserve_in(None, 6 * CHUNK * PAGE_SIZE as u64, 2 * CHUNK).expect("memory");
     refill(&arena);
     Arc::new(arena)
 }

@@ -77,11 +77,7 @@ impl<T> Mutex<T> {
     }
 
     fn try_inner(&self) -> Option<imp::MutexGuard<'_, T>> {
-        match self.inner.try_lock() {
-            Ok(guard) => Some(guard),
-            Err(std::sync::TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
-            Err(std::sync::TryLockError::WouldBlock) => None,
-        }
+        super::rw_lock::taken(self.inner.try_lock())
     }
 }
 

@@ -73,7 +73,8 @@ impl WriteGuard<'_> {
     }
 }
 
-fn taken<G>(tried: TryLockResult<G>) -> Option<G> {
+/// Returns the guard of a lock that was free, poisoned or not.
+pub(super) fn taken<G>(tried: TryLockResult<G>) -> Option<G> {
     match tried {
         Ok(guard) => Some(guard),
         Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),

@@ -8,6 +8,7 @@
 
 #![allow(clippy::unwrap_used)]
 
+#[cfg(debug_assertions)]
 mod errors;
 mod failures;
 mod model;
@@ -18,8 +19,9 @@ use super::{Cache, CacheConfig, Policy};
 use crate::base::cpu::Restartable;
 use crate::base::mem::{Account, Arena, Gfp, MAX_RUN_PAGES};
 use crate::base::sync::Arc;
+use crate::base::thread::allowed_cpus;
 use crate::base::units::PAGE_SIZE;
-use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+use rustix::thread::{CpuSet, sched_setaffinity};
 
 /// Address space of a test's arena.
 const ARENA_BYTES: u64 = 64 << 20;
@@ -87,15 +89,4 @@ fn check_all_is_back<P: Policy>(arena: &Arena, caches: Vec<Cache<P>>) {
         .take_while(|_| arena.alloc_run(MAX_RUN_PAGES, Account::Slab, Gfp::MayWait).is_ok())
         .count();
     assert_eq!(free, runs, "runs were not given back");
-}
-
-/// Returns the CPUs that this thread may use. Call it before binding the thread to one of them.
-fn allowed_cpus() -> Vec<CpuSet> {
-    let allowed = sched_getaffinity(None).unwrap();
-    let alone = |cpu| {
-        let mut one = CpuSet::new();
-        one.set(cpu);
-        one
-    };
-    (0..crate::base::cpu::possible()).filter(|cpu| allowed.is_set(*cpu)).map(alone).collect()
 }

@@ -43,6 +43,14 @@ fn touch(arena: &Arena, page: u32, pages: u32) {
 }
 
 #[track_caller]
+fn assert_touched(arena: &Arena, page: u32, pages: u32) {
+    for page in page..page + pages {
+        // SAFETY: as in `touch`, which was called for the page.
+        assert_eq!(unsafe { arena.address(page).read() }, page as u8 | 1, "page {page}");
+    }
+}
+
+#[track_caller]
 fn fill(arena: &Arena, run: Run, account: Account) {
     arena.commit(account, run.page, u32::from(run.pages)).expect("no limit");
     touch(arena, run.page, u32::from(run.pages));
@@ -99,6 +107,7 @@ impl<'a> Model<'a> {
                 0..160 if self.random.below(10) < takes_of_10 => self.take(),
                 0..160 if !self.live.is_empty() => {
                     let (run, account, committed) = self.live.swap_remove(self.random.below(self.live.len()));
+                    assert_touched(self.arena, run.page, committed);
                     self.arena.free_run(run, account, committed.into());
                 }
                 160..238 if !self.live.is_empty() => self.commit_more(),
@@ -182,14 +191,15 @@ impl<'a> Model<'a> {
         }
         recount(self.arena);
         for (run, account, committed) in self.live {
+            assert_touched(self.arena, run.page, committed);
             self.arena.free_run(run, account, committed.into());
         }
         assert_eq!(Account::ALL.map(|account| self.arena.used_pages(account)), [0, 0]);
     }
 }
 
-/// Seeded events take, grow and free runs of two accounts; the counts agree with a list of live runs, and the
-/// charge with the system's count of resident pages.
+/// Seeded events take, grow and free runs of two accounts, which share pages of the host; the counts agree with
+/// a list of live runs, the charge with the system's count of resident pages, and live runs keep their contents.
 #[test]
 fn counts_agree_with_a_model_and_with_the_system() {
     let mut hides = 0;
@@ -267,43 +277,6 @@ fn only_whole_pages_of_the_host_go_back() {
     assert_eq!(units_to_release(0b0100_0010, 0b0000_0001, 4), 0b1111_0000);
     assert_eq!(units_to_release(all, 0x0000_000f_0000_8000, 16), 0xffff_0000_ffff_0000);
     assert_eq!((units_to_release(1, 0, 64), units_to_release(all, 1 << 63, 64)), (all, 0));
-}
-
-/// A host page that several partly committed runs share goes back once they are free.
-#[test]
-fn memory_of_partly_committed_runs_goes_back_whatever_the_hosts_pages() {
-    for host_page_bytes in HOST_PAGE_BYTES {
-        let arena = arena_on_pages_of(host_page_bytes, 64 << 20);
-        let mut random = Random::new(host_page_bytes as u64);
-        let mut runs: Vec<(Run, u64)> = Vec::new();
-        while arena.charged_pages() < 3700 {
-            let run = taken(&arena, 1 + random.below(16), Account::Pool);
-            let committed = 1 + random.below(usize::from(run.pages)) as u32;
-            arena.commit(Account::Pool, run.page, committed).expect("no limit");
-            touch(&arena, run.page, committed);
-            runs.push((run, u64::from(committed)));
-        }
-        // Every other run stays: its contents must not change.
-        let mut is_kept = false;
-        runs.retain(|(run, committed)| {
-            is_kept = !is_kept;
-            if !is_kept {
-                arena.free_run(*run, Account::Pool, *committed);
-            }
-            is_kept
-        });
-        arena.release_free();
-        recount(&arena);
-        for (run, committed) in &runs {
-            for page in run.page..run.page + *committed as u32 {
-                // SAFETY: the run is this test's, and the page committed.
-                assert_eq!(unsafe { arena.address(page).read() }, page as u8 | 1);
-            }
-        }
-        runs.into_iter().for_each(|(run, committed)| arena.free_run(run, Account::Pool, committed));
-        arena.release_free();
-        assert_eq!((arena.charged_pages(), arena.resident_bytes()), (0, 0), "{host_page_bytes}");
-    }
 }
 
 /// Locks these pages as they become resident, and keeps them so, like mlockall(2) with MCL_ONFAULT; returns

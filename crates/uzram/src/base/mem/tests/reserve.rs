@@ -11,7 +11,7 @@ fn refill(arena: &Arena) -> Result<()> {
 }
 
 fn reserved(address_bytes: u64, chunks: u64, batch: usize) -> Arena {
-    let arena = Arena::with_reserve(address_bytes, chunks * CHUNK).expect("memory");
+    let arena = Arena::with_reserve_in(None, address_bytes, chunks * CHUNK).expect("memory");
     arena.set_run_cache_batch_pages(batch).expect("batch");
     refill(&arena).expect("memory");
     arena
@@ -68,11 +68,11 @@ fn counts_agree_with_a_model_and_with_the_system_in_whole_chunks() {
 
 #[test]
 fn a_reserve_has_two_chunks_at_least_and_no_more_than_there_can_be() {
-    let arena = Arena::with_reserve(64 << 20, 1).expect("memory");
+    let arena = Arena::with_reserve_in(None, 64 << 20, 1).expect("memory");
     assert_eq!((arena.reserve_pages(), arena.reserve_free_pages()), (2 * CHUNK, 0));
-    let arena = Arena::with_reserve(64 << 20, 2 * CHUNK + 1).expect("memory");
+    let arena = Arena::with_reserve_in(None, 64 << 20, 2 * CHUNK + 1).expect("memory");
     assert_eq!(arena.reserve_pages(), 3 * CHUNK);
-    let error = Arena::with_reserve(4 << 20, 3 * CHUNK).err().expect("there is no address space");
+    let error = Arena::with_reserve_in(None, 4 << 20, 3 * CHUNK).err().expect("there is no address space");
     assert_eq!(why(&error), (ErrorKind::Invalid, Some("reserve")));
     let without = Arena::new(64 << 20).expect("address space");
     let of_reserve = (without.reserve_pages(), without.reserve_free_pages(), without.reserve_table_bytes());
