@@ -3,13 +3,11 @@
 //! `list_lock` protects the list and the on_partial flag of slabs. It is a leaf: no other lock is taken
 //! under it. There is one list for all NUMA nodes.
 
-use std::time::Instant;
-
 use crate::base::cpu::Padded;
-use crate::base::sync::{Counter, Mutex, MutexGuard, classes};
+use crate::base::sync::{Counter, Mutex, MutexGuard, Timed, classes};
 
 use super::slabs::{NO_SLAB, OFF_LIST, Slabs};
-use super::stats::{Counters, Stat, is_counting};
+use super::stats::{Counters, Stat};
 
 pub(super) struct Node {
     list: Padded<Mutex<Partial>>,
@@ -25,11 +23,8 @@ struct Partial {
 }
 
 pub(super) struct ListLock<'a> {
-    partial: MutexGuard<'a, Partial>,
+    partial: Timed<'a, MutexGuard<'a, Partial>>,
     node: &'a Node,
-    counters: &'a Counters,
-    /// When the lock was taken, if counters are on.
-    since: Option<Instant>,
 }
 
 impl Node {
@@ -42,7 +37,7 @@ impl Node {
     pub(super) fn lock<'a>(&'a self, counters: &'a Counters) -> ListLock<'a> {
         counters.count(Stat::ListLockAcquired);
         let partial = self.list.lock_noticing(|| counters.count(Stat::ListLockContended));
-        ListLock { partial, node: self, counters, since: is_counting().then(Instant::now) }
+        ListLock { partial: Timed::new(partial, counters.get(Stat::ListLockHoldNs)), node: self }
     }
 
     /// Returns the length of the list, which may be stale.
@@ -55,9 +50,6 @@ impl Node {
 impl Drop for ListLock<'_> {
     fn drop(&mut self) {
         self.node.nr_partial.set(self.partial.len);
-        if let Some(since) = self.since {
-            self.counters.add(Stat::ListLockHoldNs, since.elapsed().as_nanos() as u64);
-        }
     }
 }
 

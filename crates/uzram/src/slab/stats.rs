@@ -17,11 +17,6 @@ pub fn set_counting(on: bool) {
     COUNTING.set(on.into());
 }
 
-#[inline]
-pub(super) fn is_counting() -> bool {
-    COUNTING.get() != 0
-}
-
 pub(super) struct Counters(PerCpu<[Counter; Stat::COUNT]>);
 
 impl Counters {
@@ -32,9 +27,15 @@ impl Counters {
     /// Counts one, if counting is on.
     #[inline]
     pub(super) fn count(&self, stat: Stat) {
-        if is_counting() {
-            self.add(stat, 1);
+        if let Some(counter) = self.get(stat) {
+            counter.add(1);
         }
+    }
+
+    /// Returns this CPU's counter, if counting is on.
+    #[inline]
+    pub(super) fn get(&self, stat: Stat) -> Option<&Counter> {
+        (COUNTING.get() != 0).then(|| &self.0.local()[stat as usize])
     }
 
     /// Counts `n`, whether counting is on or not.
