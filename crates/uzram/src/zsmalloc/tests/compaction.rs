@@ -5,7 +5,7 @@ use std::collections::HashMap;
 
 use super::check::{Live, check};
 use super::{free, object, pool, read, store};
-use crate::base::mem::{Account, Gfp};
+use crate::base::mem::Account;
 use crate::base::random::Random;
 use crate::base::sync::Arc;
 use crate::base::units::PAGE_SIZE;
@@ -19,7 +19,7 @@ for_every_design!(
     compaction_packs_every_class,
     compaction_moves_no_object_of_sparse_zspages_twice,
     compaction_stays_within_its_budget,
-    what_is_read_or_reserved_stays_where_it_is,
+    what_is_read_stays_where_it_is,
     damaged_objects_are_not_moved,
     at_the_limit_compaction_makes_room,
     zspages_leave_sparse_chunks,
@@ -102,20 +102,16 @@ fn compaction_stays_within_its_budget<D: PoolLocks>() {
     check(&pool, &live);
 }
 
-fn what_is_read_or_reserved_stays_where_it_is<D: PoolLocks>() {
+fn what_is_read_stays_where_it_is<D: PoolLocks>() {
     let (pool, live) = scattered::<D>(3);
     let (handle, Live { owner, bytes }) =
         live.iter().find(|(_, live)| live.bytes.len() < 3000).expect("some");
     let before = object(&pool, *handle);
     let reading = read(&pool, *handle, *owner, bytes.len()).expect("sound");
-    let reserved = pool.reserve(bytes.len(), Gfp::MayWait).expect("memory");
     pool.compact(Effort::Tight, &mut Budget::unlimited());
     assert_eq!(*reading, **bytes);
     drop(reading);
     assert_eq!(object(&pool, *handle), before, "it was read meanwhile");
-    let other = reserved.write(bytes, 77).expect("as long as was reserved");
-    assert_eq!(*read(&pool, other, 77, bytes.len()).expect("sound"), **bytes);
-    free(&pool, other);
     pool.compact(Effort::Tight, &mut Budget::unlimited());
     assert_eq!(pool.pages_used(), ideal_pages(&pool));
     check(&pool, &live);

@@ -79,7 +79,6 @@ fn contents(random: &mut Random, number: u64) -> Vec<u8> {
 for_every_design!(
     lengths_and_chain_sizes_out_of_range_are_refused,
     without_waiting_only_what_is_there_is_taken,
-    bytes_need_not_be_as_long_as_what_was_reserved,
     zspages_are_charged_as_far_as_they_are_reached,
     new_objects_go_into_the_fullest_zspage,
     another_owners_bytes_are_never_answered,
@@ -119,23 +118,6 @@ fn without_waiting_only_what_is_there_is_taken<D: PoolLocks>() {
     assert_eq!(pool.arena.charged_pages(), charged, "they have not");
     pool.store(&[2; PAGE_SIZE], 0, Gfp::MayWait).expect("now they have");
     assert!(pool.arena.charged_pages() < charged);
-}
-
-/// Bytes of another length than was reserved are stored, and the reserved object that they do not need
-/// is freed.
-fn bytes_need_not_be_as_long_as_what_was_reserved<D: PoolLocks>() {
-    let pool = pool::<D>(8);
-    for (reserved_len, len) in [(100, 3000), (3000, 100), (PAGE_SIZE, 1), (1, PAGE_SIZE), (500, 501)] {
-        let bytes = vec![len as u8; len];
-        let reserved = pool.reserve(reserved_len, Gfp::MayWait).expect("memory");
-        let handle = reserved.write(&bytes, 7).expect("memory");
-        assert_eq!(*read(&pool, handle, 7, len).expect("sound"), *bytes);
-        assert_eq!(in_use(&pool), (1, 1), "{reserved_len} {len}");
-        free(&pool, handle);
-    }
-    let reserved = pool.reserve(100, Gfp::MayWait).expect("memory");
-    assert_eq!(reserved.write(&[0; PAGE_SIZE + 1], 7).expect_err("too long").kind(), ErrorKind::Invalid);
-    assert_eq!((in_use(&pool), pool.pages_used()), ((0, 0), 0));
 }
 
 fn zspages_are_charged_as_far_as_they_are_reached<D: PoolLocks>() {

@@ -8,7 +8,6 @@ use super::{contents, free, pool, read};
 use crate::base::mem::Gfp;
 use crate::base::random::Random;
 use crate::base::sync::{Mutex, classes};
-use crate::base::units::PAGE_SIZE;
 use crate::zsmalloc::compact::{Budget, Effort};
 use crate::zsmalloc::design::PoolLocks;
 use crate::zsmalloc::raw::RawPool;
@@ -16,16 +15,13 @@ use crate::zsmalloc::raw::RawPool;
 for_every_design!(agrees_with_a_naive_model, threads_agree_with_naive_models);
 
 fn store<D: PoolLocks>(pool: &RawPool<D>, bytes: &[u8], owner: u32, random: &mut Random) -> Option<u32> {
-    let other_len = 1 + random.below(PAGE_SIZE);
-    match random.below(4) {
-        0 => pool.store(bytes, owner, Gfp::MayWait).ok(),
-        1 => pool.store(bytes, owner, Gfp::NoWait).or_else(|_| pool.store(bytes, owner, Gfp::MayWait)).ok(),
-        2 => {
-            drop(pool.reserve(other_len, Gfp::NoWait));
-            pool.reserve(bytes.len(), Gfp::MayWait).and_then(|reserved| reserved.write(bytes, owner)).ok()
-        }
-        _ => pool.reserve(other_len, Gfp::MayWait).and_then(|reserved| reserved.write(bytes, owner)).ok(),
-    }
+    let may_wait = || pool.store(bytes, owner, Gfp::MayWait);
+    let first = if random.below(2) == 0 {
+        pool.store(bytes, owner, Gfp::NoWait).or_else(|_| may_wait())
+    } else {
+        may_wait()
+    };
+    first.ok()
 }
 
 fn compact<D: PoolLocks>(pool: &RawPool<D>, random: &mut Random) {
