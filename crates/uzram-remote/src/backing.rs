@@ -182,7 +182,7 @@ impl<O: ObjectStore> RemoteBacking<O> {
     where
         F: Future<Output = Result<O>>,
     {
-        let mut backing = Self::start(identity, len_bytes, limits)?;
+        let mut backing = Self::begin(identity, len_bytes, limits)?;
         if let Some(runtime) = &backing.runtime {
             let objects = runtime.block_on(async {
                 let objects = connect().await?;
@@ -212,7 +212,7 @@ impl<O: ObjectStore> RemoteBacking<O> {
     where
         F: Future<Output = Result<O>> + Send,
     {
-        let backing = Self::start(identity, Some(len_bytes), limits)?;
+        let backing = Self::begin(identity, Some(len_bytes), limits)?;
         let shared = Arc::clone(&backing.shared);
         if let Some(runtime) = &backing.runtime {
             runtime.spawn(async move {
@@ -232,7 +232,7 @@ impl<O: ObjectStore> RemoteBacking<O> {
         Ok(backing)
     }
 
-    fn start(identity: &Identity, len_bytes: Option<u64>, limits: Limits) -> Result<Self> {
+    fn begin(identity: &Identity, len_bytes: Option<u64>, limits: Limits) -> Result<Self> {
         let mut runtime = Builder::new_multi_thread();
         runtime.worker_threads(THREADS).thread_name("uzram-remote").enable_all();
         let no_threads = |why| error(ErrorKind::NoMemory, format!("the system gave no threads: {why}"));
@@ -281,13 +281,18 @@ impl<O: ObjectStore> Objects for RemoteBacking<O> {
         self.shared.objects.get().map_or(0, |objects| objects.home(extent))
     }
 
-    fn put(&self, extent: u32, transfer: Transfer) {
-        self.shared.has_put.store(true, Ordering::Relaxed);
-        self.transfer(extent, transfer);
-    }
-
-    fn get(&self, extent: u32, transfer: Transfer) {
-        self.transfer(extent, transfer);
+    fn start(&self, extent: u32, transfer: Transfer) {
+        if transfer.direction == Direction::Write {
+            self.shared.has_put.store(true, Ordering::Relaxed);
+        }
+        let (shared, mut started) = (Arc::clone(&self.shared), Started::new(transfer));
+        let Some(runtime) = &self.runtime else { return };
+        let counted = Counted::new(Arc::clone(&shared));
+        runtime.spawn(async move {
+            let result = shared.carry_out(extent, &mut started).await;
+            started.finish(result.map_err(Failure::into_io));
+            drop(counted);
+        });
     }
 
     fn get_here(&self, extent: u32, filling: Filling, at: usize, out: &mut [u8]) -> bool {
@@ -348,17 +353,6 @@ impl<O> Drop for Counted<O> {
 }
 
 impl<O: ObjectStore> RemoteBacking<O> {
-    fn transfer(&self, extent: u32, transfer: Transfer) {
-        let (shared, mut started) = (Arc::clone(&self.shared), Started::new(transfer));
-        let Some(runtime) = &self.runtime else { return };
-        let counted = Counted::new(Arc::clone(&shared));
-        runtime.spawn(async move {
-            let result = shared.carry_out(extent, &mut started).await;
-            started.finish(result.map_err(Failure::into_io));
-            drop(counted);
-        });
-    }
-
     /// Waits until all removals were carried out, or some seconds.
     fn end_removals(&self) {
         let removals = &self.shared.removals;

@@ -1,19 +1,21 @@
 //! A backing with injected faults: for tests, and to try out how a device behaves when its disk fails.
 //!
 //! [`Faults`] decides about each transfer when it is started. A transfer without a fault goes straight to the
-//! backing below; one that fails or waits goes through a thread, so that its caller never calls a completion.
+//! backing below; one that fails or waits has a thread of its own, so that its caller never calls a completion.
 //!
-//! Locks: two of class `backing queue`, for the faults and their random numbers, and for the transfers that
-//! wait for the thread. Neither is taken under the other.
+//! Locks: two of class `backing queue`, for the faults and their random numbers, and for the threads. Neither
+//! is taken under the other.
 
 use std::ops::Range;
-use std::thread::{JoinHandle, Thread};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use super::{Blocks, Buffer, Completion, Direction, Filling, Health, Objects, SETTING, Seal, Transfer};
+use super::{
+    Blocks, Buffer, Completion, Direction, Filling, Health, Objects, SETTING, Seal, Started, Transfer,
+};
 use crate::base::error::{Error, ErrorKind, Result};
 use crate::base::random::Random;
-use crate::base::sync::{Arc, Counter, Mutex, classes};
+use crate::base::sync::{Arc, Condvar, Counter, Mutex, classes};
 use crate::base::thread::{join, spawn};
 
 /// What happens to a transfer.
@@ -67,9 +69,13 @@ impl Fault {
 /// The faults of a [`FaultyBacking`]: a handle to change them while it is in use. The same seed, faults and
 /// order of transfers give the same failures.
 #[derive(Clone)]
-pub struct Faults {
-    plan: Arc<Mutex<Plan>>,
-    injected: Arc<Counter>,
+pub struct Faults(Arc<State>);
+
+struct State {
+    plan: Mutex<Plan>,
+    /// Held transfers may begin, or all that wait.
+    changed: Condvar,
+    injected: Counter,
 }
 
 struct Plan {
@@ -77,13 +83,12 @@ struct Plan {
     faults: Vec<Fault>,
     /// How often the faults were cleared.
     clears: u64,
-    /// Starts the transfers that were held.
-    thread: Option<Thread>,
+    closed: bool,
 }
 
 /// The faults of one transfer.
 struct Injected {
-    stall: Option<Duration>,
+    stall: Duration,
     /// It waits until the faults have been cleared more often than this.
     held: Option<u64>,
     then: Option<FaultKind>,
@@ -92,63 +97,65 @@ struct Injected {
 
 impl Faults {
     fn new(seed: u64) -> Self {
-        let plan = Plan { random: Random::new(seed), faults: Vec::new(), clears: 0, thread: None };
-        Faults {
-            plan: Arc::new(Mutex::new(&classes::BACKING_QUEUE, plan)),
-            injected: Arc::new(Counter::new(0)),
-        }
+        let plan = Plan { random: Random::new(seed), faults: Vec::new(), clears: 0, closed: false };
+        let plan = Mutex::new(&classes::BACKING_QUEUE, plan);
+        Faults(Arc::new(State { plan, changed: Condvar::new(), injected: Counter::new(0) }))
     }
 
     /// Adds a fault. If several apply to a transfer, stalls add up, and only the first of the other faults
     /// happens.
     pub fn add(&self, fault: Fault) {
-        self.plan.lock().faults.push(fault);
+        self.0.plan.lock().faults.push(fault);
     }
 
     /// Removes all faults. Transfers that stall continue to stall; held transfers begin.
     pub fn clear(&self) {
-        let mut plan = self.plan.lock();
+        let mut plan = self.0.plan.lock();
         plan.faults.clear();
         plan.clears += 1;
-        if let Some(thread) = &plan.thread {
-            thread.unpark();
-        }
+        self.0.changed.notify_all();
     }
 
     /// Returns the number of transfers that had a fault.
     pub fn injected(&self) -> u64 {
-        self.injected.get()
+        self.0.injected.get()
     }
 
-    fn decide(&self, place: u64, transfer: &Transfer) -> Injected {
-        let mut plan = self.plan.lock();
+    /// Returns the faults of a transfer, if it has any.
+    fn decide(&self, place: u64, transfer: &Transfer) -> Option<Injected> {
+        let mut plan = self.0.plan.lock();
         let Plan { random, faults, clears, .. } = &mut *plan;
-        let mut injected = Injected { stall: None, held: None, then: None, random: 0 };
+        let mut injected = Injected { stall: Duration::ZERO, held: None, then: None, random: 0 };
+        let mut is_good = true;
         for fault in faults.iter_mut().filter(|fault| fault.concerns(place, transfer)) {
             if fault.times > 0 && random.next().is_multiple_of(fault.one_in.max(1)) {
                 match fault.kind {
-                    FaultKind::Stall(by) => {
-                        injected.stall = Some(injected.stall.unwrap_or_default().saturating_add(by))
-                    }
+                    FaultKind::Stall(by) => injected.stall = injected.stall.saturating_add(by),
                     FaultKind::Hold => injected.held = Some(*clears),
                     _ if injected.then.is_some() => continue,
                     kind => injected.then = Some(kind),
                 }
                 fault.times -= 1;
+                is_good = false;
             }
         }
         injected.random = random.next();
-        drop(plan);
-        if !injected.is_good() {
-            self.injected.add(1);
-        }
-        injected
+        self.0.injected.add(u64::from(!is_good));
+        (!is_good).then_some(injected)
     }
-}
 
-impl Injected {
-    fn is_good(&self) -> bool {
-        self.stall.is_none() && self.held.is_none() && self.then.is_none()
+    /// Waits until a transfer's stall and hold are over.
+    fn wait(&self, injected: &Injected) {
+        let began = Instant::now();
+        let mut plan = self.0.plan.lock();
+        while !plan.closed {
+            let left = injected.stall.saturating_sub(began.elapsed());
+            plan = match injected.held {
+                _ if !left.is_zero() => plan.wait_for(&self.0.changed, left),
+                Some(clears) if plan.clears <= clears => plan.wait(&self.0.changed),
+                _ => return,
+            };
+        }
     }
 }
 
@@ -156,25 +163,12 @@ impl Injected {
 /// once.
 pub struct FaultyBacking<B: Send + Sync + 'static> {
     shared: Arc<Shared<B>>,
-    thread: Option<JoinHandle<()>>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
 struct Shared<B> {
     inner: B,
     faults: Faults,
-    queue: Mutex<Queue<B>>,
-}
-
-struct Queue<B> {
-    waiting: Vec<Waiting<B>>,
-    closed: bool,
-}
-
-struct Waiting<B> {
-    due: Instant,
-    transfer: Transfer,
-    injected: Injected,
-    way: Way<B>,
 }
 
 /// How the inner backing carries out a transfer.
@@ -187,14 +181,9 @@ struct Way<B> {
 
 impl<B: Send + Sync + 'static> FaultyBacking<B> {
     /// Wraps `inner`, at first without faults. Faults at random use the random numbers of `seed`.
-    /// Fails with `NoMemory` when the system gives no thread.
-    pub fn new(inner: B, seed: u64) -> Result<Self> {
-        let queue = Mutex::new(&classes::BACKING_QUEUE, Queue { waiting: Vec::new(), closed: false });
-        let shared = Arc::new(Shared { inner, faults: Faults::new(seed), queue });
-        let of_thread = Arc::clone(&shared);
-        let thread = spawn("uzram-faults", move || of_thread.run())?;
-        shared.faults.plan.lock().thread = Some(thread.thread().clone());
-        Ok(FaultyBacking { shared, thread: Some(thread) })
+    pub fn new(inner: B, seed: u64) -> Self {
+        let shared = Arc::new(Shared { inner, faults: Faults::new(seed) });
+        FaultyBacking { shared, threads: Mutex::new(&classes::BACKING_QUEUE, Vec::new()) }
     }
 
     /// Returns a handle to the faults.
@@ -202,23 +191,20 @@ impl<B: Send + Sync + 'static> FaultyBacking<B> {
         self.shared.faults.clone()
     }
 
-    fn wake_up(&self) {
-        if let Some(thread) = &self.thread {
-            thread.thread().unpark();
-        }
-    }
-
-    /// Starts a transfer, whose first byte is at `place` among all of the backing, with its faults.
+    /// Starts a transfer, whose first byte is at `place` among all of the backing, with its faults. If the
+    /// system gives no thread for them, it fails.
     fn start_at(&self, place: u64, transfer: Transfer, way: Way<B>) {
-        let injected = self.shared.faults.decide(place, &transfer);
-        if injected.is_good() {
+        let Some(injected) = self.shared.faults.decide(place, &transfer) else {
             return (way.start)(&self.shared.inner, way.extent, transfer);
-        }
-        // Cap the stall so that the time does not overflow.
-        const LONGEST: Duration = Duration::from_secs(100 * 365 * 86400);
-        let due = Instant::now() + injected.stall.unwrap_or_default().min(LONGEST);
-        self.shared.queue.lock().waiting.push(Waiting { due, transfer, injected, way });
-        self.wake_up();
+        };
+        let (shared, started) = (Arc::clone(&self.shared), Started::new(transfer));
+        let thread = spawn("uzram-faults", move || {
+            shared.faults.wait(&injected);
+            shared.let_go(started.into_transfer(), &injected, &way);
+        });
+        let mut threads = self.threads.lock();
+        threads.retain(|thread| !thread.is_finished());
+        threads.extend(thread);
     }
 }
 
@@ -242,13 +228,6 @@ impl<B: Blocks + 'static> Blocks for FaultyBacking<B> {
     }
 }
 
-impl<O: Objects + 'static> FaultyBacking<O> {
-    fn start_of(&self, extent: u32, transfer: Transfer, start: fn(&O, u32, Transfer)) {
-        let place = u64::from(extent) * self.object_bytes() as u64 + transfer.offset;
-        self.start_at(place, transfer, Way { extent, block_bytes: 1, start });
-    }
-}
-
 impl<O: Objects + 'static> Objects for FaultyBacking<O> {
     fn len_bytes(&self) -> Option<u64> {
         self.shared.inner.len_bytes()
@@ -266,12 +245,9 @@ impl<O: Objects + 'static> Objects for FaultyBacking<O> {
         self.shared.inner.home(extent)
     }
 
-    fn put(&self, extent: u32, transfer: Transfer) {
-        self.start_of(extent, transfer, O::put);
-    }
-
-    fn get(&self, extent: u32, transfer: Transfer) {
-        self.start_of(extent, transfer, O::get);
+    fn start(&self, extent: u32, transfer: Transfer) {
+        let place = u64::from(extent) * self.object_bytes() as u64 + transfer.offset;
+        self.start_at(place, transfer, Way { extent, block_bytes: 1, start: O::start });
     }
 
     fn delete(&self, extent: u32, filling: Filling) {
@@ -293,41 +269,17 @@ impl<O: Objects + 'static> Objects for FaultyBacking<O> {
 
 impl<B: Send + Sync + 'static> Drop for FaultyBacking<B> {
     fn drop(&mut self) {
-        self.shared.queue.lock().closed = true;
-        self.wake_up();
-        self.thread.take().into_iter().for_each(join);
+        let Faults(state) = &self.shared.faults;
+        state.plan.lock().closed = true;
+        state.changed.notify_all();
+        let threads = std::mem::take(&mut *self.threads.lock());
+        threads.into_iter().for_each(join);
     }
 }
 
 impl<B> Shared<B> {
-    fn run(&self) {
-        loop {
-            let now = Instant::now();
-            // Later clears and new transfers unpark the thread.
-            let clears = self.faults.plan.lock().clears;
-            let mut queue = self.queue.lock();
-            let closed = queue.closed;
-            let is_held = |waiting: &Waiting<B>| waiting.injected.held.is_some_and(|since| clears <= since);
-            let is_due = |waiting: &mut Waiting<B>| closed || waiting.due <= now && !is_held(waiting);
-            let due: Vec<Waiting<B>> = queue.waiting.extract_if(.., is_due).collect();
-            let free = queue.waiting.iter().filter(|waiting| !is_held(waiting));
-            let next = free.map(|waiting| waiting.due).min();
-            drop(queue);
-            if closed && due.is_empty() {
-                return;
-            }
-            if due.is_empty() {
-                match next {
-                    Some(next) => std::thread::park_timeout(next.saturating_duration_since(now)),
-                    None => std::thread::park(),
-                }
-            }
-            due.into_iter().for_each(|waiting| self.let_go(waiting));
-        }
-    }
-
     /// Carries out a transfer, with its other fault if any, after it has stalled or was held.
-    fn let_go(&self, Waiting { mut transfer, injected: what, way, .. }: Waiting<B>) {
+    fn let_go(&self, mut transfer: Transfer, what: &Injected, way: &Way<B>) {
         let half_bytes = transfer.len_bytes / 2 / way.block_bytes * way.block_bytes;
         match what.then {
             None => return (way.start)(&self.inner, way.extent, transfer),

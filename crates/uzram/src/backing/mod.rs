@@ -48,7 +48,7 @@ pub(crate) use file::PanicPoint;
 #[cfg(test)]
 pub(crate) use test_memory::Memory;
 
-use std::mem::ManuallyDrop;
+use std::collections::VecDeque;
 use std::ops::{Deref, DerefMut};
 use std::panic::AssertUnwindSafe;
 use std::time::{Duration, Instant, SystemTime};
@@ -125,14 +125,11 @@ pub trait Objects: Send + Sync {
         0
     }
 
-    /// Starts to write an extent's object, as [`Blocks::start`].
-    fn put(&self, extent: u32, transfer: Transfer);
+    /// Starts to write an extent's object, or to read a part of it from the transfer's offset in it on, as
+    /// [`Blocks::start`]. A read fails with `NotFound` if there is no such object.
+    fn start(&self, extent: u32, transfer: Transfer);
 
-    /// Starts to read a part of an extent's object, from the transfer's offset in it on, as
-    /// [`Blocks::start`]. It fails with `NotFound` if there is no such object.
-    fn get(&self, extent: u32, transfer: Transfer);
-
-    /// Reads on the calling thread, if that is faster. Returns false if [`Objects::get`] has to do it.
+    /// Reads on the calling thread, if that is faster. Returns false if [`Objects::start`] has to do it.
     fn get_here(&self, _extent: u32, _filling: Filling, _at: usize, _out: &mut [u8]) -> bool {
         false
     }
@@ -267,29 +264,28 @@ pub trait Completion: Send + Sync {
 /// A transfer that its backing has accepted. Dropping it calls the completion, with its result, or with an
 /// error if a panic ended the thread that carried it out, so that no thread waits for it forever.
 pub struct Started {
-    transfer: ManuallyDrop<Transfer>,
-    /// `None` until it is carried out.
-    result: Option<Result<()>>,
+    /// `None` once it was taken out.
+    transfer: Option<Transfer>,
+    result: Result<()>,
 }
+
+const IS_THERE: &str = "a transfer is taken out once, at the end";
 
 impl Started {
     /// Accepts a transfer.
     pub fn new(transfer: Transfer) -> Self {
-        Started { transfer: ManuallyDrop::new(transfer), result: None }
+        Started { transfer: Some(transfer), result: Err(given_up()) }
     }
 
     /// Returns the transfer, to be carried out elsewhere.
     #[cfg(not(loom))]
-    pub(crate) fn into_transfer(self) -> Transfer {
-        let mut started = ManuallyDrop::new(self);
-        // SAFETY: `started` is neither used nor dropped after this, so the transfer is taken once. It has no
-        // result yet, and nothing else that would have to be dropped.
-        unsafe { ManuallyDrop::take(&mut started.transfer) }
+    pub(crate) fn into_transfer(mut self) -> Transfer {
+        self.transfer.take().expect(IS_THERE)
     }
 
     /// Ends the transfer. Must be called with no lock held.
     pub fn finish(mut self, result: Result<()>) {
-        self.result = Some(result);
+        self.result = result;
     }
 }
 
@@ -297,21 +293,21 @@ impl Deref for Started {
     type Target = Transfer;
 
     fn deref(&self) -> &Transfer {
-        &self.transfer
+        self.transfer.as_ref().expect(IS_THERE)
     }
 }
 
 impl DerefMut for Started {
     fn deref_mut(&mut self) -> &mut Transfer {
-        &mut self.transfer
+        self.transfer.as_mut().expect(IS_THERE)
     }
 }
 
 impl Drop for Started {
     fn drop(&mut self) {
-        // SAFETY: `drop` runs once, and the transfer is not used after this.
-        let transfer = unsafe { ManuallyDrop::take(&mut self.transfer) };
-        transfer.finish(self.result.take().unwrap_or_else(|| Err(given_up())));
+        if let Some(transfer) = self.transfer.take() {
+            transfer.finish(std::mem::replace(&mut self.result, Ok(())));
+        }
     }
 }
 
@@ -336,30 +332,42 @@ impl Transfer {
     }
 }
 
-/// The result of one transfer, once it has ended.
-struct Waiter {
-    told: Mutex<Option<(Buffer, Result<()>)>>,
+/// Transfers that have ended, for a thread that waits for them.
+pub(crate) struct Ended {
+    ends: Mutex<VecDeque<(u64, Buffer, Result<()>)>>,
     arrived: Condvar,
 }
 
-/// Calls `start` to start a transfer with the completion that it is given, and waits for the transfer.
-pub fn wait_for(start: impl FnOnce(Arc<dyn Completion>)) -> (Buffer, Result<()>) {
-    let waiter =
-        Arc::new(Waiter { told: Mutex::new(&classes::BACKING_QUEUE, None), arrived: Condvar::new() });
-    let completion: Arc<dyn Completion> = Arc::<Waiter>::clone(&waiter);
-    start(completion);
-    let mut told = waiter.told.lock();
-    loop {
-        match told.take() {
-            Some(answer) => return answer,
-            None => told = told.wait(&waiter.arrived),
+impl Ended {
+    /// Has room for so many without taking memory.
+    pub(crate) fn new(transfers: usize) -> Arc<Self> {
+        let ends = Mutex::new(&classes::BACKING_QUEUE, VecDeque::with_capacity(transfers));
+        Arc::new(Ended { ends, arrived: Condvar::new() })
+    }
+
+    /// Waits for the next transfer to end. Returns what its completion was called with.
+    pub(crate) fn wait(&self) -> (u64, Buffer, Result<()>) {
+        let mut ends = self.ends.lock();
+        loop {
+            match ends.pop_front() {
+                Some(end) => return end,
+                None => ends = ends.wait(&self.arrived),
+            }
         }
     }
 }
 
-impl Completion for Waiter {
-    fn done(&self, _token: u64, buffer: Buffer, result: Result<()>) {
-        *self.told.lock() = Some((buffer, result));
+impl Completion for Ended {
+    fn done(&self, token: u64, buffer: Buffer, result: Result<()>) {
+        self.ends.lock().push_back((token, buffer, result));
         self.arrived.notify_one();
     }
+}
+
+/// Calls `start` to start a transfer with the completion that it is given, and waits for the transfer.
+pub fn wait_for(start: impl FnOnce(Arc<dyn Completion>)) -> (Buffer, Result<()>) {
+    let ended = Ended::new(1);
+    start(Arc::<Ended>::clone(&ended));
+    let (_, buffer, result) = ended.wait();
+    (buffer, result)
 }

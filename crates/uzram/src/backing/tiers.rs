@@ -165,20 +165,25 @@ impl Tiers {
         self.is_claimed.store(0, Ordering::Relaxed);
     }
 
-    fn at(&self, offset: u64) -> (&Tier, u64) {
+    /// Returns the backing at an offset, the extent's number there if it has objects, and the offset in that.
+    fn at(&self, offset: u64) -> (&Backing, u32, u64) {
         let tier = &self.tiers[self.tiers.partition_point(|tier| tier.start <= offset).saturating_sub(1)];
-        (tier, offset - tier.start)
+        let offset = offset - tier.start;
+        let bytes = tier.object_bytes().map_or(u64::MAX, |bytes| bytes as u64);
+        (&tier.backing, (offset / bytes) as u32, offset % bytes)
     }
 
     /// Returns what the store of an extent's next object wants to know again about it.
     pub(crate) fn home(&self, offset: u64) -> u32 {
-        let (tier, offset) = self.at(offset);
-        tier.objects().map_or(0, |objects| objects.home((offset / objects.object_bytes() as u64) as u32))
+        match self.at(offset) {
+            (Backing::Blocks(_), ..) => 0,
+            (Backing::Objects(objects), extent, _) => objects.home(extent),
+        }
     }
 
-    /// Returns how many bytes a write really writes: in a file, an object ends with zeros.
+    /// Returns how many bytes an object takes that is written: in a file, it ends with zeros.
     pub(crate) fn padded_bytes(&self, offset: u64, len_bytes: usize) -> usize {
-        match (self.object_bytes, &self.at(offset).0.backing) {
+        match (self.object_bytes, self.at(offset).0) {
             (Some(object_bytes), Backing::Blocks(_)) => {
                 (len_bytes.next_multiple_of(PAGE_SIZE) + PAGE_SIZE).min(object_bytes)
             }
@@ -186,25 +191,11 @@ impl Tiers {
         }
     }
 
-    pub(crate) fn start(&self, mut transfer: Transfer) {
-        let Transfer { direction, offset, len_bytes, .. } = transfer;
-        let (tier, at) = self.at(offset);
-        match &tier.backing {
-            Backing::Blocks(blocks) => {
-                if direction == Direction::Write {
-                    transfer.len_bytes = self.padded_bytes(offset, len_bytes).min(transfer.buffer.len());
-                    transfer.buffer[len_bytes..transfer.len_bytes].fill(0);
-                }
-                blocks.start(Transfer { offset: at, ..transfer });
-            }
-            Backing::Objects(objects) => {
-                let object_bytes = objects.object_bytes() as u64;
-                let extent = (at / object_bytes) as u32;
-                let transfer = Transfer { offset: at % object_bytes, ..transfer };
-                match direction {
-                    Direction::Read => objects.get(extent, transfer),
-                    Direction::Write => objects.put(extent, transfer),
-                }
+    pub(crate) fn start(&self, transfer: Transfer) {
+        match self.at(transfer.offset) {
+            (Backing::Blocks(blocks), _, offset) => blocks.start(Transfer { offset, ..transfer }),
+            (Backing::Objects(objects), extent, offset) => {
+                objects.start(extent, Transfer { offset, ..transfer });
             }
         }
     }
@@ -216,46 +207,54 @@ impl Tiers {
         filling: Filling,
         mut buffer: Buffer,
     ) -> (Buffer, Result<()>) {
-        let (tier, at) = self.at(offset);
-        match &tier.backing {
-            Backing::Blocks(blocks) => {
+        let direction = Direction::Read;
+        match self.at(offset) {
+            (Backing::Blocks(blocks), _, offset) => {
                 // A part of an object may begin and end within a block.
                 let block_bytes = blocks.block_bytes();
-                let before = (at % block_bytes as u64) as usize;
+                let before = (offset % block_bytes as u64) as usize;
                 let whole_bytes = (before + len_bytes).next_multiple_of(block_bytes);
                 let (mut buffer, result) =
-                    blocks.carry_out(Direction::Read, at - before as u64, whole_bytes, buffer);
+                    blocks.carry_out(direction, offset - before as u64, whole_bytes, buffer);
                 if before > 0 {
                     buffer.copy_within(before..before + len_bytes, 0);
                 }
                 (buffer, result)
             }
-            Backing::Objects(objects) => {
-                let object_bytes = objects.object_bytes() as u64;
-                let (extent, offset) = ((at / object_bytes) as u32, at % object_bytes);
+            (Backing::Objects(objects), extent, offset) => {
                 if objects.get_here(extent, filling, offset as usize, &mut buffer[..len_bytes]) {
                     return (buffer, Ok(()));
                 }
-                let (direction, token) = (Direction::Read, 0);
                 wait_for(|completion| {
+                    let token = 0;
                     let transfer =
                         Transfer { direction, offset, len_bytes, filling, buffer, token, completion };
-                    objects.get(extent, transfer);
+                    objects.start(extent, transfer);
                 })
             }
         }
     }
 
     pub(crate) fn discard(&self, offset: u64, len_bytes: u64, filling: Filling) {
-        let (tier, at) = self.at(offset);
-        match &tier.backing {
-            Backing::Blocks(blocks) => blocks.discard(at, len_bytes),
-            Backing::Objects(objects) => objects.delete((at / len_bytes) as u32, filling),
+        match self.at(offset) {
+            (Backing::Blocks(blocks), _, offset) => blocks.discard(offset, len_bytes),
+            (Backing::Objects(objects), extent, _) => objects.delete(extent, filling),
         }
     }
 
+    /// Returns whether any is.
+    pub(crate) fn is_one_down(&self) -> bool {
+        (0..self.tiers.len()).any(|tier| self.is_down(tier))
+    }
+
+    /// Returns whether nothing is written to one now, by its number.
     pub(crate) fn is_down(&self, tier: usize) -> bool {
         self.tiers.get(tier).and_then(Tier::health).is_some_and(|health| health.stopped.is_some())
+    }
+
+    /// Returns a number that changes when extents have to be looked at by [`Tiers::is_at_risk`].
+    pub(crate) fn placement(&self) -> u64 {
+        self.health().map_or(0, |health| health.placement)
     }
 
     /// Returns whether extents may ever have to be looked at by [`Tiers::is_at_risk`].
@@ -265,7 +264,7 @@ impl Tiers {
 
     /// Returns whether the copies of an extent's object are in danger.
     pub(crate) fn is_at_risk(&self, offset: u64, filling: Filling) -> bool {
-        self.at(offset).0.objects().is_some_and(|objects| objects.is_at_risk(filling))
+        matches!(self.at(offset).0, Backing::Objects(objects) if objects.is_at_risk(filling))
     }
 
     /// Returns how long writers wait for tiers that fail: for the one that is waited for the longest.

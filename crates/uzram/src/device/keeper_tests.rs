@@ -129,7 +129,7 @@ fn a_store_that_cannot_be_kept_is_not_made() {
         engine: Engine::Threads,
         ..FileOptions::new(directory.path().join("backing"))
     };
-    let faulty = FaultyBacking::new(FileBacking::open(&options).expect("a file"), 1).expect("a thread");
+    let faulty = FaultyBacking::new(FileBacking::open(&options).expect("a file"), 1);
     device.set_backing(Some(NamedBacking::new("faulty", "in a test", Arc::new(faulty)))).expect("unused");
     for error in [device.can_survive(), device.check("1M", None), device.set("disksize", "1M")] {
         let error = error.expect_err("nobody can go on with it");

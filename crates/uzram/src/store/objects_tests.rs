@@ -97,18 +97,9 @@ impl Shared {
     }
 
     fn with_faults(&self, seed: u64) -> (Backing, Faults) {
-        let faulty = FaultyBacking::new(self.clone(), seed).expect("a thread");
+        let faulty = FaultyBacking::new(self.clone(), seed);
         let faults = faulty.faults();
         (Backing::Objects(Arc::new(faulty)), faults)
-    }
-
-    fn start(&self, extent: u32, transfer: Transfer) {
-        let objects = self.clone();
-        std::thread::spawn(move || {
-            let mut started = Started::new(transfer);
-            let result = objects.carry_out(extent, &mut started);
-            started.finish(result);
-        });
     }
 
     fn carry_out(&self, extent: u32, transfer: &mut Transfer) -> Result<()> {
@@ -150,12 +141,13 @@ impl Objects for Shared {
         self.home_of(extent)
     }
 
-    fn put(&self, extent: u32, transfer: Transfer) {
-        self.start(extent, transfer);
-    }
-
-    fn get(&self, extent: u32, transfer: Transfer) {
-        self.start(extent, transfer);
+    fn start(&self, extent: u32, transfer: Transfer) {
+        let objects = self.clone();
+        std::thread::spawn(move || {
+            let mut started = Started::new(transfer);
+            let result = objects.carry_out(extent, &mut started);
+            started.finish(result);
+        });
     }
 
     fn delete(&self, extent: u32, filling: Filling) {

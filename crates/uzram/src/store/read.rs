@@ -66,8 +66,7 @@ impl Store {
             let is_listed = slot.peek().is_object();
             let read = match &self.backing {
                 Some(backing) if wait == Wait::Yes && slot.peek().is_backed() => {
-                    drop(slot);
-                    self.read_from_backing(backing, page, out, then)
+                    self.read_from_backing(backing, slot, page, out, then)
                 }
                 _ => self.read_locked(slot, page, out),
             };

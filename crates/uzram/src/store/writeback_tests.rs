@@ -53,7 +53,7 @@ pub(super) struct Place {
 
 pub(super) fn place(size_bytes: u64, layout: Layout, config: StoreBuilder) -> Place {
     let dir = tempfile::tempdir().expect("a directory");
-    let faulty = FaultyBacking::new(file(&dir, size_bytes), 1).expect("a thread");
+    let faulty = FaultyBacking::new(file(&dir, size_bytes), 1);
     let faults = faulty.faults();
     let store = store_on(Backing::Blocks(Arc::new(faulty)), layout, config);
     Place { store, faults, path: dir.path().join("backing"), _dir: dir }

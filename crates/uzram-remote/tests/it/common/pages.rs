@@ -27,10 +27,7 @@ pub fn transfer<O: ObjectStore>(
     buffer.fill(if direction == Direction::Write { extent as u8 } else { 0 });
     let (buffer, result) = wait_for(|completion| {
         let transfer = Transfer { direction, offset, len_bytes, filling, buffer, token, completion };
-        match direction {
-            Direction::Read => backing.get(extent, transfer),
-            Direction::Write => backing.put(extent, transfer),
-        }
+        backing.start(extent, transfer);
     });
     result.map(|()| buffer[7])
 }

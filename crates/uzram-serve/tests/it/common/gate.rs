@@ -47,7 +47,7 @@ pub fn gated(name: &str, size: &str, settings: &[(&str, &str)]) -> (Arc<Device>,
     let directory = tempfile::tempdir().unwrap();
     let options =
         FileOptions { size_bytes: Some(64 << 20), ..FileOptions::new(directory.path().join("backing")) };
-    let backing = FaultyBacking::new(FileBacking::open(&options).unwrap(), super::seed()).unwrap();
+    let backing = FaultyBacking::new(FileBacking::open(&options).unwrap(), super::seed());
     let gate = Gate { faults: backing.faults(), _directory: directory };
     let device = Device::new(name).unwrap();
     device.set_backing(Some(NamedBacking::new("gate", "in a test", Arc::new(backing)))).unwrap();

@@ -16,7 +16,7 @@ struct Bench {
 fn bench(engine: Engine, seed: u64) -> Bench {
     let directory = directory();
     let inner = open(&directory.path().join("file"), LEN_BYTES, engine);
-    let backing = FaultyBacking::new(inner, seed).expect("a thread");
+    let backing = FaultyBacking::new(inner, seed);
     let (faults, buffers) = (backing.faults(), Buffers::new(16, BUFFER_BYTES).expect("memory"));
     Bench { backing, faults, buffers, _directory: directory }
 }

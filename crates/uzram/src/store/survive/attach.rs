@@ -107,7 +107,7 @@ pub(in crate::store) fn attach(parts: &Parts<'_>) -> Result<Share> {
         Ok::<_, Error>(())
     })?;
     if let Some(log) = parts.log {
-        log.end_adoption()?;
+        log.table.end_adoption()?;
     }
     let counts = Share::default();
     found.iter().for_each(|found| counts.add_all(&found.counts));
@@ -132,7 +132,7 @@ fn rebuild(parts: &Parts<'_>, claims: &Attach, settled: &Settled, found: &[Found
 /// then the objects that they name, by ranges of addresses.
 fn go_through(parts: &Parts<'_>, ranges: &[Range<usize>], keeps: &Keeps<'_>) -> Result<Vec<Found>> {
     if let Some(log) = parts.log {
-        log.begin_adoption()?;
+        log.table.begin_adoption()?;
     }
     let units: Vec<Range<usize>> = ranges
         .iter()

@@ -22,7 +22,7 @@ use crate::base::units::PAGE_SIZE;
 use crate::zsmalloc::PoolRegions;
 
 use super::super::slot::Slots;
-use super::super::writeback::Log;
+use super::super::writeback::ExtentTable;
 use super::super::{Regions, StoreBuilder, address_bytes, pool_config};
 use super::attach::Progress;
 use super::settings;
@@ -64,7 +64,7 @@ impl Lengths {
         let [handles, page_table] =
             pool_config(builder, None).region_bytes(arena_bytes / PAGE_SIZE as u64)?;
         let extents = match &builder.backing {
-            Some(options) => Log::table_bytes_of(options)?,
+            Some(options) => ExtentTable::bytes_of(options)?,
             None => 0,
         };
         Ok(Lengths([Slots::region_bytes(builder.pages), handles, page_table, extents, arena_bytes]))

@@ -12,7 +12,7 @@ use crate::base::mem::{Region, Table};
 use crate::base::sync::{Counter, Mutex, classes};
 
 use super::WritebackLimit;
-use super::log::BLOCK_BYTES;
+use super::extents::BLOCK_BYTES;
 
 const DAY_S: u32 = 24 * 60 * 60;
 

@@ -30,14 +30,13 @@
 //! Extents whose copies on other machines are in danger ([`Tiers::is_at_risk`]) are rewritten in the same
 //! way.
 
-use crate::backing::{Buffer, Filling};
+use crate::backing::Buffer;
 
-use super::log::{BLOCK_BYTES, BYTES_MASK, HOLD, Log, Purpose};
+use super::extents::{BLOCK_BYTES, ExtentTable, Purpose};
 use super::object::{ALIGN_BYTES, Object};
 use super::sealed::SCRATCH;
 use super::writer::Pass;
 use crate::base::error::ErrorKind;
-use crate::base::sync::Ordering;
 use crate::store::Store;
 use crate::store::slot::{Backed, Contents, Tried};
 
@@ -53,17 +52,6 @@ const UNANSWERED: usize = 4;
 /// The most extents moved for each that is gained, and bytes written for each of a page that leaves.
 const MOVED_PER_GAIN: usize = 32;
 
-/// What became of an extent whose objects were to be rewritten.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Moved {
-    /// Those that could be read, which were all.
-    All,
-    /// Some are lost or damaged: it is not tried again.
-    NotAll,
-    /// The backing did not answer: it may be tried again.
-    NoAnswer,
-}
-
 impl Store {
     pub(in crate::store) fn may_rescue(&self) -> bool {
         self.backing.as_ref().is_some_and(|backing| backing.log.backing.has_objects())
@@ -72,19 +60,18 @@ impl Store {
     /// Returns whether extents have to be looked at, as the machines with their copies have changed.
     pub(in crate::store) fn must_rescue(&self) -> bool {
         let backing = self.backing.as_ref();
-        backing.is_some_and(|backing| backing.rescued.get() != backing.log.placement())
+        backing.is_some_and(|backing| backing.rescued.get() != backing.log.backing.placement())
     }
 
     /// Rewrites extents whose copies are in danger, while `goes_on`, from where it ended before: extents that
     /// cannot be read hold up no others. Returns whether there are none any more.
     pub(in crate::store) fn rescue(&self, goes_on: impl Fn() -> bool) -> bool {
         let Some(backing) = &self.backing else { return true };
-        let generation = backing.log.placement();
+        let (table, generation) = (&backing.log.table, backing.log.backing.placement());
         let (mut began_at, mut unanswered) = (backing.rescue_from.get(), 0);
-        let is_one_down = || (0..backing.log.tiers).any(|tier| backing.log.backing.is_down(tier));
-        while goes_on() && !is_one_down() && unanswered < UNANSWERED {
+        while goes_on() && !backing.log.backing.is_one_down() && unanswered < UNANSWERED {
             let mut pass = Pass::begin(self, backing);
-            let endangered = backing.log.endangered(backing.rescue_from.get() as u32, ENDANGERED);
+            let endangered = table.endangered(backing.rescue_from.get() as u32, ENDANGERED);
             let Some(last) = endangered.last() else {
                 backing.rescue_from.set(0);
                 if began_at > 0 {
@@ -93,8 +80,8 @@ impl Store {
                     continue;
                 }
                 // Some may have busy pages, or have had no room.
-                let left = backing.log.endangered(0, 1);
-                left.iter().for_each(|extent| backing.log.release(*extent));
+                let left = table.endangered(0, 1);
+                left.iter().for_each(|extent| table.release(*extent));
                 pass.end();
                 if left.is_empty() {
                     backing.rescued.set(generation);
@@ -115,11 +102,11 @@ impl Store {
 impl Pass<'_> {
     /// Cleans extents until there is room for pages that leave memory, or none may be moved.
     pub(super) fn clean(&mut self) {
-        let log = &self.backing.log;
+        let table = &self.backing.log.table;
         // Writes in flight may free extents.
         self.flush();
-        while !log.has_room() && !self.has_failed() {
-            let victims = log.victims(VICTIMS, self.begun_bytes(Purpose::Moved));
+        while !table.has_room() && !self.has_failed() {
+            let victims = table.victims(VICTIMS, self.begun_bytes(Purpose::Moved));
             if victims.is_empty() || self.move_all(&victims).is_some() {
                 return;
             }
@@ -129,59 +116,57 @@ impl Pass<'_> {
     /// Rewrites the live objects of extents that are held, and releases them. Returns the extent for which
     /// the backing has not answered, if any: those behind it stay as they are.
     fn move_all(&mut self, extents: &[u32]) -> Option<u32> {
-        let mut moved = Vec::with_capacity(extents.len());
-        let mut buffer = self.backing.buffers.take_waiting();
-        for extent in extents {
-            let result;
-            (buffer, result) = self.move_from(*extent, buffer);
-            moved.push(result);
-            if result == Moved::NoAnswer {
-                break;
-            }
-        }
+        let mut buffer = None;
+        let unanswered = extents.iter().copied().find(|extent| !self.move_from(*extent, &mut buffer));
         drop(buffer);
         self.flush();
-        for (at, extent) in extents.iter().enumerate() {
-            self.backing.log.end_cleaning(*extent, moved.get(at) != Some(&Moved::NotAll));
-        }
-        moved.iter().position(|result| *result == Moved::NoAnswer).map(|at| extents[at])
+        extents.iter().for_each(|extent| self.backing.log.table.release(*extent));
+        unanswered
     }
 
-    /// Rewrites the live objects of an extent elsewhere. Returns the buffer.
-    fn move_from(&mut self, extent: u32, buffer: Buffer) -> (Buffer, Moved) {
+    /// Rewrites the live objects of an extent elsewhere. Returns false if the backing did not answer: it may
+    /// be tried again, but not if some objects are lost or damaged.
+    fn move_from(&mut self, extent: u32, buffer: &mut Option<Buffer>) -> bool {
         let log = &self.backing.log;
-        let filling = log.filling(extent);
-        let (buffer, result) = log.backing.read(log.place(extent, 0), log.extent_bytes, filling, buffer);
-        log.counts.read_bytes.add(log.extent_bytes as u64);
+        let table = &log.table;
+        let (of, filling) = (&table.entries[extent as usize], table.filling(extent));
+        self.writer.moved_from = table.tier_of(extent);
+        let own = buffer.take().unwrap_or_else(|| self.backing.buffers.take_waiting());
+        let (read, result) = log.backing.read(table.place(extent, 0), table.extent_bytes, filling, own);
+        let read = buffer.insert(read);
+        log.counts.read_bytes.add(table.extent_bytes as u64);
         if let Err(error) = result {
             // A store on other machines may answer later.
-            let is_lost = !log.written_once || error.kind() == ErrorKind::NotFound;
+            let is_lost = !table.written_once || error.kind() == ErrorKind::NotFound;
             let error = log.failed_read(error);
-            self.outcome.unanswered = self.outcome.unanswered.take().or((!is_lost).then_some(error));
-            return (buffer, if is_lost { Moved::NotAll } else { Moved::NoAnswer });
+            if is_lost {
+                of.link.set(1);
+            } else {
+                self.outcome.unanswered.get_or_insert(error);
+            }
+            return is_lost;
         }
-        let mut moved = Moved::All;
-        let Filling { generation, .. } = filling;
         let (mut at, mut scratch) = (0, SCRATCH);
-        while at < log.extent_bytes {
-            let place = log.place(extent, at);
-            let Some((object, bytes)) = log.parse(&buffer[at..], generation, place, &mut scratch) else {
-                let (next, was_empty) = after_no_object(&buffer, at);
+        while at < table.extent_bytes {
+            let place = table.place(extent, at);
+            let Some((object, bytes)) = log.parse(&read[at..], filling.generation, place, &mut scratch)
+            else {
+                let (next, was_empty) = after_no_object(read, at);
                 if !was_empty {
-                    moved = Moved::NotAll;
-                } else if log.written_once {
+                    of.link.set(1);
+                } else if table.written_once {
                     // It was filled without gaps. What is behind its end may be older.
                     break;
                 }
                 at = next;
                 continue;
             };
-            if self.lives_at(&object, place) && self.add_moved(&object, bytes, place).is_err() {
+            if self.lives_at(&object, place) && self.add_moved(object, bytes, place).is_err() {
                 break;
             }
             at += log.footprint(bytes.len());
         }
-        (buffer, moved)
+        true
     }
 
     /// Returns whether its page's slot, if that is not busy, refers to an object at `place`.
@@ -195,126 +180,87 @@ impl Pass<'_> {
     }
 }
 
-impl Log {
-    /// Returns a number that changes when extents have to be looked at.
-    fn placement(&self) -> u64 {
-        self.backing.health().map_or(0, |health| health.placement)
-    }
-
-    /// Returns whether an extent is not held, has live objects, and enough of it is dead.
-    fn may_move(&self, number: u32, word: u32) -> bool {
-        let of = &self.extents[number as usize];
+impl ExtentTable {
+    /// Returns the live bytes of an extent, and those that cleaning gains, if it may be moved: it is not
+    /// held, has live objects, and enough of it is dead.
+    fn may_move(&self, extent: u32) -> Option<(u32, u32)> {
+        let of = &self.entries[extent as usize];
+        let live_bytes = of.unheld_bytes().filter(|_| of.link.get() == 0)?;
+        let gain_bytes = of.checksum.get().saturating_sub(live_bytes);
         let least_bytes = self.extent_bytes / MOVED_PER_GAIN + BLOCK_BYTES;
-        is_used(word) && of.link.get() == 0 && of.gain_bytes(word) as usize >= least_bytes
+        (gain_bytes as usize >= least_bytes).then_some((live_bytes, gain_bytes))
     }
 
-    /// Returns the bytes that would be gained if all extents of some tiers were cleaned that may be.
-    pub(super) fn gainable_bytes(&self, of_tier: impl Fn(usize) -> bool) -> u64 {
-        let gain = |number| {
-            let of = &self.extents[number as usize];
-            let word = of.word.load(Ordering::Relaxed);
-            let gain_bytes = of.gain_bytes(word);
-            // Those written once are gained whole, of few that fit into fewer: surely of two half empty ones.
-            let counts = self.may_move(number, word) && (!self.written_once || gain_bytes >= word);
-            if counts { u64::from(gain_bytes) } else { 0 }
-        };
-        self.used_extents(of_tier).into_iter().map(gain).sum()
+    /// Returns the bytes that would be gained if all extents were cleaned that may be, but for tiers that are
+    /// down.
+    pub(super) fn gainable_bytes(&self) -> u64 {
+        let in_use = self.in_use();
+        let movable = self.used(|tier| in_use[tier]).into_iter().filter_map(|extent| self.may_move(extent));
+        // Those written once are gained whole, of few that fit into fewer: surely of two half empty ones.
+        let gained =
+            movable.filter(|(live_bytes, gain_bytes)| !self.written_once || gain_bytes >= live_bytes);
+        gained.map(|(_, gain_bytes)| u64::from(gain_bytes)).sum()
     }
 
     /// Selects up to `most` extents that may be moved, with the fewest live bytes, that together fit into
     /// what is free, and `begun_bytes` besides, and holds them for cleaning. They are of one tier, which is
     /// not down, so that each keeps its reserve.
     fn victims(&self, most: usize, begun_bytes: usize) -> Vec<u32> {
-        let in_use = self.in_use();
-        let tiers = (0..self.tiers).filter(|tier| in_use[*tier]);
-        let mut tiers: Vec<_> = tiers.map(|tier| (self.emptiest(tier, most), tier)).collect();
-        tiers.sort_by_key(|(best, _)| best.first().map_or(u32::MAX, |(live_bytes, _)| *live_bytes));
-        for (best, tier) in tiers {
-            let victims = self.hold_victims(best, tier, begun_bytes);
-            if !victims.is_empty() {
-                self.moved_from.set(tier as u64);
-                return victims;
-            }
-        }
-        Vec::new()
+        let in_use = self.in_use().into_iter().enumerate().filter(|(_, is_used)| *is_used);
+        let mut tiers: Vec<_> = in_use.map(|(tier, _)| (self.emptiest(tier, most), tier)).collect();
+        // The one with the emptiest extent first.
+        tiers.sort_unstable();
+        let mut victims = tiers.into_iter().map(|(best, tier)| self.hold_victims(best, tier, begun_bytes));
+        victims.find(|victims| !victims.is_empty()).unwrap_or_default()
     }
 
     /// Returns live bytes and numbers of the extents of a tier that may be moved and have the fewest.
     fn emptiest(&self, tier: usize, most: usize) -> Vec<(u32, u32)> {
         let mut best: Vec<(u32, u32)> = Vec::with_capacity(most + 1);
-        for number in self.used_extents(|other| other == tier) {
-            let word = self.extents[number as usize].word.load(Ordering::Relaxed);
-            if !self.may_move(number, word) || best.len() == most && best[most - 1].0 <= word {
-                continue;
+        for extent in self.used(|other| other == tier) {
+            let Some((live_bytes, _)) = self.may_move(extent) else { continue };
+            let at = best.partition_point(|(other, _)| *other <= live_bytes);
+            if at < most {
+                best.insert(at, (live_bytes, extent));
+                best.truncate(most);
             }
-            let at = best.partition_point(|(other, _)| *other <= word);
-            best.insert(at, (word, number));
-            best.truncate(most);
         }
         best
     }
 
     /// Holds as many of a tier's extents as fit into what is free there.
     fn hold_victims(&self, best: Vec<(u32, u32)>, tier: usize, begun_bytes: usize) -> Vec<u32> {
-        let free_extents = self.free.lock()[tier].count as usize;
+        let free_extents = self.tiers.lock()[tier].free as usize;
         let usable_bytes = self.usable_bytes(self.extent_bytes);
         // Where an extent is written once, what does not fit into one begins another.
         let begun_bytes = if self.written_once { 0 } else { self.usable_bytes(begun_bytes) };
         let room_bytes = free_extents * usable_bytes + begun_bytes;
         let mut left_bytes = room_bytes;
-        let chosen = best.into_iter().filter(|(word, number)| {
-            let fits = left_bytes >= *word as usize;
-            let held = fits && self.hold_if_used(*number);
-            left_bytes -= if held { *word as usize } else { 0 };
+        let chosen = best.into_iter().filter(|(live_bytes, extent)| {
+            let fits = left_bytes >= *live_bytes as usize;
+            let held = fits && self.entries[*extent as usize].hold_if_unheld();
+            left_bytes -= if held { *live_bytes as usize } else { 0 };
             held
         });
-        let victims: Vec<u32> = chosen.map(|(_, number)| number).collect();
-        let gains = || (room_bytes - left_bytes).div_ceil(usable_bytes) < victims.len();
-        if self.written_once && !gains() {
+        let victims: Vec<u32> = chosen.map(|(_, extent)| extent).collect();
+        if self.written_once && (room_bytes - left_bytes).div_ceil(usable_bytes) >= victims.len() {
             victims.iter().for_each(|extent| self.release(*extent));
             return Vec::new();
         }
         victims
     }
 
-    /// Holds an extent, though it may have lost objects meanwhile, unless it became free or held.
-    fn hold_if_used(&self, extent: u32) -> bool {
-        let of = &self.extents[extent as usize].word;
-        let hold = |word: u32| is_used(word).then_some(word + HOLD);
-        of.fetch_update(Ordering::AcqRel, Ordering::Relaxed, hold).is_ok()
-    }
-
     /// Returns up to `most` extents, `from` on, whose copies are in danger, and holds them.
     fn endangered(&self, from: u32, most: usize) -> Vec<u32> {
-        let can_move = |extent: &u32| {
-            let of = &self.extents[*extent as usize];
-            of.link.get() == 0
-                && is_used(of.word.load(Ordering::Relaxed))
-                && self.backing.is_at_risk(self.place(*extent, 0), self.filling(*extent))
-                && self.hold_if_used(*extent)
+        let hold = |extent: &u32| {
+            let of = &self.entries[*extent as usize];
+            of.unheld_bytes().is_some()
+                && of.link.get() == 0
+                && self.is_at_risk(*extent)
+                && of.hold_if_unheld()
         };
-        let used = self.used_extents(|_| true);
-        let found: Vec<u32> =
-            used.into_iter().filter(|extent| *extent >= from).filter(can_move).take(most).collect();
-        if let Some(first) = found.first() {
-            let tier = self.free.lock().partition_point(|tier| tier.end <= *first);
-            self.moved_from.set(tier as u64);
-        }
-        found
+        self.used(|_| true).into_iter().filter(|extent| *extent >= from && hold(extent)).take(most).collect()
     }
-
-    /// Drops the hold for cleaning; the extent is not tried again if it was not fully readable.
-    fn end_cleaning(&self, extent: u32, is_readable: bool) {
-        if !is_readable {
-            self.extents[extent as usize].link.set(1);
-        }
-        self.release(extent);
-    }
-}
-
-/// Returns whether an extent's word has live objects and no hold.
-fn is_used(word: u32) -> bool {
-    word != 0 && word & !BYTES_MASK == 0
 }
 
 /// Returns where the next object may begin after a place where none does, and whether the gap is intended:

@@ -1,17 +1,16 @@
 //! A store's backing device: its log, and the buffers that are being filled and written.
 
-use std::collections::VecDeque;
-
-use crate::backing::{Buffer, Buffers, Completion, Transfer};
+use crate::backing::{Buffer, Buffers, Ended, Transfer};
 #[cfg(not(loom))]
 use crate::backing::{Started, Threads};
 use crate::base::error::Result;
 use crate::base::mem::Region;
-use crate::base::sync::{Arc, Condvar, Counter, Mutex, classes};
-use crate::base::units::{PAGE_SIZE, Page};
+use crate::base::sync::{Arc, Counter, Mutex, classes};
 
 use super::ahead::ReadAhead;
 use super::allowance::{Allowance, Charge};
+#[cfg(not(loom))]
+use super::log::Format;
 use super::log::Log;
 use super::object::Object;
 #[cfg(not(loom))]
@@ -35,7 +34,8 @@ pub(in crate::store) struct BackingDevice {
     /// The maximum number of writes in flight.
     pub(super) batch: Counter,
     pub(super) buffers: Buffers,
-    pub(super) finished: Arc<Finished>,
+    /// Writes that have ended and were not processed yet.
+    pub(super) ended: Arc<Ended>,
     pub(super) writer: Mutex<Writer>,
     pub(super) start: Start,
 }
@@ -43,34 +43,19 @@ pub(in crate::store) struct BackingDevice {
 /// Starts to write what a buffer was filled with, after it was sealed if it is to be.
 pub(super) type Start = Box<dyn Fn(Transfer) + Send + Sync>;
 
-/// Writes that have ended and were not processed yet.
-pub(super) struct Finished {
-    pub(super) writes: Mutex<VecDeque<(u64, Buffer, Result<()>)>>,
-    pub(super) arrived: Condvar,
-}
-
 /// The buffers being filled, and the writes in flight.
 pub(super) struct Writer {
-    /// The buffers being filled, by purpose.
-    pub(super) open: [Option<Open>; 2],
+    /// The writes whose buffers are being filled, by purpose, and the buffers.
+    pub(super) open: [Option<(usize, Buffer)>; 2],
     /// Partly filled extents and their fill level, by purpose; held to be filled further.
     pub(super) begun: [Option<(u32, usize)>; 2],
     /// The write of number `n` is at index `n - 1`.
     pub(super) flights: Vec<Flight>,
     pub(super) in_flight: u64,
-    /// Scratch space for a page that is written uncompressed.
-    pub(super) whole: Box<Page>,
+    /// The tier whose objects are moved, by its own reserve.
+    pub(super) moved_from: usize,
     /// Pages that have left memory and are still in the LRU's lists.
     pub(super) dead: Vec<u32>,
-}
-
-pub(super) struct Open {
-    pub(super) number: u8,
-    pub(super) buffer: Buffer,
-    pub(super) extent: u32,
-    /// Where in the extent the buffer begins.
-    pub(super) start: usize,
-    pub(super) fill: usize,
 }
 
 /// A write, and the objects in its buffer.
@@ -78,6 +63,10 @@ pub(super) struct Open {
 pub(super) struct Flight {
     pub(super) is_used: bool,
     pub(super) extent: u32,
+    /// Where in the extent the buffer begins.
+    pub(super) start: usize,
+    /// The bytes of the buffer that are filled.
+    pub(super) fill: usize,
     /// Given back if the write fails.
     pub(super) charge: Charge,
     pub(super) entries: Vec<Entry>,
@@ -91,13 +80,6 @@ pub(super) struct Entry {
     pub(super) pool_bytes: u16,
     /// The old place, if the object is being moved.
     pub(super) from: Option<u64>,
-}
-
-impl Completion for Finished {
-    fn done(&self, token: u64, buffer: Buffer, result: Result<()>) {
-        self.writes.lock().push_back((token, buffer, result));
-        self.arrived.notify_one();
-    }
 }
 
 impl BackingDevice {
@@ -114,20 +96,16 @@ impl BackingDevice {
             begun: [None; 2],
             flights: (0..NUMBERS).map(|_| Flight::default()).collect(),
             in_flight: 0,
-            whole: Box::new([0; PAGE_SIZE]),
+            moved_from: 0,
             dead: Vec::new(),
         };
         let start = start_of(&log)?;
-        let finished = Finished {
-            writes: Mutex::new(&classes::BACKING_QUEUE, VecDeque::with_capacity(NUMBERS)),
-            arrived: Condvar::new(),
-        };
         Ok(BackingDevice {
             batch: Counter::new(
                 batch.unwrap_or(options.layout.default_batch()).clamp(1, MAX_WRITEBACK_BATCH),
             ),
-            buffers: Buffers::new(NUMBERS as u32, log.extent_bytes)?,
-            finished: Arc::new(finished),
+            buffers: Buffers::new(NUMBERS as u32, log.table.extent_bytes)?,
+            ended: Ended::new(NUMBERS),
             writer: Mutex::new(&classes::WRITEBACK, writer),
             allowance: Allowance::new(limit, allowance)?,
             ahead: ReadAhead::new(&log)?,
@@ -141,15 +119,15 @@ impl BackingDevice {
     /// Discards everything, while no thread writes.
     pub(super) fn erase(&self) {
         let _turn = self.writer.lock();
-        self.log.discard_all();
+        self.log.table.discard_all();
         self.log.backing.end();
     }
 
     /// Returns the maximum memory of tables and buffers.
     pub(in crate::store) fn max_bytes(&self) -> usize {
-        let writes = (self.batch.get() + MORE_BUFFERS) as usize * self.log.extent_bytes;
+        let writes = (self.batch.get() + MORE_BUFFERS) as usize * self.log.table.extent_bytes;
         let reads = self.log.reads.count() * self.log.reads.buffer_bytes();
-        self.log.extents.max_bytes() + writes + reads + self.ahead.max_bytes()
+        self.log.table.entries.max_bytes() + writes + reads + self.ahead.max_bytes()
     }
 }
 
@@ -157,8 +135,8 @@ impl BackingDevice {
 fn start_of(log: &Log) -> Result<Start> {
     let backing = Arc::clone(&log.backing);
     #[cfg(not(loom))]
-    if let Some(seal) = log.seal.clone() {
-        let extent_bytes = log.extent_bytes as u64;
+    if let Format::Sealed(seal) = &log.format {
+        let (seal, extent_bytes) = (Arc::clone(seal), log.table.extent_bytes as u64);
         let carry_out = move |mut started: Started, usable: Result<()>| {
             if usable.is_err() {
                 return started.finish(usable);

@@ -1,7 +1,7 @@
 //! Pages that leave memory for a backing device, and come back.
 //!
 //! - `object.rs`: the header and the checksum of an object; `sealed.rs`: where it is encrypted
-//! - `log.rs`: the device's space: extents, and the live objects in them
+//! - `extents.rs`: the device's space: extents, and how much lives in them; `log.rs`: how pages lie in them
 //! - `writer.rs`: writing pages
 //! - `clean.rs`: freeing extents whose objects are mostly dead
 //! - `read.rs`: reading pages, and returning some of them to memory; `ahead/`: reading ahead
@@ -11,6 +11,7 @@ mod ahead;
 mod allowance;
 mod clean;
 mod device;
+mod extents;
 mod log;
 mod object;
 mod read;
@@ -34,6 +35,7 @@ use super::recompress::Cursor;
 use super::slot::Tried;
 use super::{Candidates, Store};
 pub(super) use device::BackingDevice;
+pub(super) use extents::ExtentTable;
 pub(super) use log::Log;
 pub use state::BackingState;
 pub(super) use writer::Pass;
@@ -259,7 +261,7 @@ impl Store {
             |page: &PageNo| if log.compressed { self.slots.peek(*page).len_bytes() } else { PAGE_SIZE };
         let taken_bytes = || pages.iter().map(|page| log.footprint(len_of(page))).sum::<usize>();
         // Parts of extents stay unused.
-        let usable_bytes = log.free_bytes() / 8 * 7;
+        let usable_bytes = log.table.free_bytes() / 8 * 7;
         !allowance.limit().enabled && allowance.budget_left_bytes().is_none() && taken_bytes() <= usable_bytes
     }
 
@@ -320,7 +322,7 @@ impl Store {
     /// ever: pages there are lost. Waits for a thread that writes pages back, and some seconds until they are
     /// gone.
     pub fn erase_backing(&self) {
-        if let Some(backing) = self.backing.as_ref().filter(|backing| backing.log.written_once) {
+        if let Some(backing) = self.backing.as_ref().filter(|backing| backing.log.table.written_once) {
             backing.erase();
         }
     }
@@ -330,11 +332,11 @@ impl Store {
         let backing = self.backing.as_ref()?;
         let state = BackingState::with(&backing.log.backing, &backing.log.failures);
         let is_failing = matches!(state, BackingState::Failing(_));
-        Some(if !is_failing && backing.log.is_full() { BackingState::Full } else { state })
+        Some(if !is_failing && backing.log.table.is_full() { BackingState::Full } else { state })
     }
 
     pub(super) fn is_backing_full(&self) -> bool {
-        self.backing.as_ref().is_some_and(|backing| backing.log.is_full())
+        self.backing.as_ref().is_some_and(|backing| backing.log.table.is_full())
     }
 
     /// Returns the number of pages that were on the backing device and no longer are, modulo 2^64: if it is
@@ -347,28 +349,10 @@ impl Store {
     pub fn backing_stats(&self) -> BackingStats {
         let Some(backing) = &self.backing else { return BackingStats::default() };
         BackingStats {
-            extent_bytes: backing.log.used_bytes(),
-            len_bytes: backing.log.len_bytes(),
-            ..BackingCounts::sum([&backing.log.counts])
+            extent_bytes: backing.log.table.used_bytes(),
+            len_bytes: backing.log.table.len_bytes(),
+            ..BackingCounts::sum([&*backing.log.counts])
         }
-    }
-}
-
-impl Log {
-    /// Notes a read that failed. Whatever the backing calls it, for whoever wants the page it is an error of
-    /// the device.
-    fn failed_read(&self, error: Error) -> Error {
-        self.counts.failed_reads.add(1);
-        match error.kind() {
-            ErrorKind::NotFound => _ = self.counts.lost_reads.add(1),
-            _ => self.failures.note_read(&error),
-        }
-        error.with_kind(ErrorKind::Io)
-    }
-
-    fn note_write(&self, result: &Result<()>) {
-        self.counts.failed_writes.add(result.is_err().into());
-        self.failures.note_write(result);
     }
 }
 

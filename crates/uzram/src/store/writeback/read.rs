@@ -16,7 +16,8 @@ use crate::base::units::{PAGE_SIZE, Page, PageNo};
 
 use super::BackingDevice;
 use super::ahead::{Extents, ReadAhead, Window};
-use super::log::{BLOCK_BYTES, Log, Placed, READ_AHEAD_BYTES};
+use super::extents::BLOCK_BYTES;
+use super::log::{Log, Placed, READ_AHEAD_BYTES};
 use super::object::ALIGN_BYTES;
 use super::sealed::SCRATCH;
 use crate::store::Store;
@@ -28,21 +29,23 @@ const EXTENTS_AHEAD: usize = if cfg!(loom) { 1 } else { 2 };
 const PAGES_AHEAD: i64 = if cfg!(loom) { 2 } else { 1024 };
 
 impl Store {
-    pub(in crate::store) fn read_from_backing(
-        &self,
+    /// Reads a page whose slot is locked, but not during a read of the backing device.
+    pub(in crate::store) fn read_from_backing<'a>(
+        &'a self,
         backing: &BackingDevice,
+        mut slot: SlotGuard<'a>,
         page: PageNo,
         out: &mut Page,
         then: Then,
     ) -> Result<()> {
-        loop {
-            let slot = self.slots.lock(page);
-            let Some(at) = backing.log.placed(page, &slot) else { return self.read_locked(slot, page, out) };
+        while let Some(at) = backing.log.placed(page, &slot) {
             drop(slot);
             if self.read_object(backing, at, out, then)? {
                 return Ok(());
             }
+            slot = self.slots.lock(page);
         }
+        self.read_locked(slot, page, out)
     }
 
     /// Locks a page's slot and reads the page. The slot is not locked during a read of the backing device.
@@ -52,67 +55,62 @@ impl Store {
         page: PageNo,
         out: &mut Page,
     ) -> Result<SlotGuard<'_>> {
-        loop {
-            let slot = self.slots.lock(page);
-            let Some(at) = backing.log.placed(page, &slot) else {
-                self.read_locked(&slot, page, out)?;
-                return Ok(slot);
-            };
+        let mut slot = self.slots.lock(page);
+        while let Some(at) = backing.log.placed(page, &slot) {
             drop(slot);
-            if self.read_object(backing, at, out, Then::Return)? {
-                let slot = self.slots.lock(page);
-                if backing.log.placed(page, &slot) == Some(at) {
-                    return Ok(slot);
-                }
+            let is_read = self.read_object(backing, at, out, Then::Return)?;
+            slot = self.slots.lock(page);
+            if is_read && backing.log.placed(page, &slot) == Some(at) {
+                return Ok(slot);
             }
         }
+        self.read_locked(&slot, page, out)?;
+        Ok(slot)
     }
 
     /// Reads a page from the device once. Returns false if it was changed meanwhile.
     fn read_object(&self, backing: &BackingDevice, at: Placed, out: &mut Page, then: Then) -> Result<bool> {
-        let log = &backing.log;
-        let mut scratch = SCRATCH;
-        let (ahead, least_bytes) = backing.ahead.find(log, at);
-        let ahead = ahead.filter(|window| window.find(log, at, &mut scratch).is_some());
-        let (window, result) = match ahead {
-            Some(window) => {
-                log.counts.pages_read_ahead.add(1);
-                (window, Ok(()))
+        let (log, mut scratch) = (&backing.log, SCRATCH);
+        let (mut ahead, least_bytes) = backing.ahead.find(log, at);
+        loop {
+            let is_ahead = ahead.is_some();
+            let (window, result) = match ahead.take() {
+                Some(window) => (window, Ok(())),
+                None => read_window(log, at, least_bytes),
+            };
+            let (checksum, bytes) = match (result, window.find(log, at, &mut scratch)) {
+                (Ok(()), Some(found)) => found,
+                // It is not in what was read ahead.
+                _ if is_ahead => continue,
+                _ if log.placed(at.page, &self.slots.lock(at.page)) != Some(at) => return Ok(false),
+                (Err(error), _) => return Err(log.failed_read(error)),
+                (Ok(()), None) => {
+                    log.counts.corrupted.add(1);
+                    let what = "the backing device did not keep the page as it was written";
+                    return Err(Error::new(ErrorKind::Corrupt, what));
+                }
+            };
+            log.counts.pages_read_ahead.add(is_ahead.into());
+            self.decode(at.backed.priority, bytes, out)?;
+            self.verify(checksum, out)?;
+            if then == Then::Return && self.should_return(at.page) {
+                // Without room the page stays on the device.
+                let _ = self.return_to_memory(log, at, bytes, checksum);
             }
-            None => {
-                let (window, result) = read_window(log, at, least_bytes);
-                (Arc::new(window), result)
-            }
-        };
-        let (checksum, bytes) = match (result, window.find(log, at, &mut scratch)) {
-            (Ok(()), Some(found)) => found,
-            _ if log.placed(at.page, &self.slots.lock(at.page)) != Some(at) => return Ok(false),
-            (Err(error), _) => return Err(log.failed_read(error)),
-            (Ok(()), None) => {
-                log.counts.corrupted.add(1);
-                let what = "the backing device did not keep the page as it was written";
-                return Err(Error::new(ErrorKind::Corrupt, what));
-            }
-        };
-        self.decode(at.backed.priority, bytes, out)?;
-        self.verify(checksum, out)?;
-        if then == Then::Return && self.should_return(at.page) {
-            // Without room the page stays on the device.
-            let _ = self.return_to_memory(log, at, bytes, checksum);
-        }
-        match &backing.ahead {
-            ReadAhead::Streams(streams) => {
-                let next_place = at.backed.place + log.footprint(usize::from(at.backed.len)) as u64;
-                streams.note(at.page, at.backed.place, next_place, window);
-            }
-            ReadAhead::Extents(extents) => {
-                drop(window);
-                if let Some(step) = extents.note(at.page, log.extent_of(at.backed.place)) {
-                    self.read_extents_ahead(log, extents, at.page, step);
+            match &backing.ahead {
+                ReadAhead::Streams(streams) => {
+                    let next_place = at.backed.place + log.footprint(usize::from(at.backed.len)) as u64;
+                    streams.note(at.page, at.backed.place, next_place, window);
+                }
+                ReadAhead::Extents(extents) => {
+                    drop(window);
+                    if let Some(step) = extents.note(at.page, log.table.extent_of(at.backed.place)) {
+                        self.read_extents_ahead(log, extents, at.page, step);
+                    }
                 }
             }
+            return Ok(true);
         }
-        Ok(true)
     }
 
     /// Starts to read the extents of the pages that come next after `page`, each `step` after the last one.
@@ -124,17 +122,16 @@ impl Store {
             let Some(next) = next.filter(|next| *next < self.pages()) else { return };
             let Some(slot) = self.slots.try_lock(PageNo::from_number(next)).locked() else { continue };
             let Contents::Backed(Backed { place, .. }) = slot.contents() else { continue };
-            let extent = log.extent_of(place);
+            let extent = log.table.extent_of(place);
             if last == Some(extent) {
                 continue;
             }
             last = Some(extent);
-            let filling = log.filling(extent);
+            let filling = log.table.filling(extent);
             drop(slot);
-            if let Some(buffer) = extents.make_room(page, extent, filling) {
+            if extents.fetch(&log.backing, page, (extent, filling), log.table.place(extent, 0)) {
                 log.counts.reads.add(1);
-                log.counts.read_bytes.add(log.extent_bytes as u64);
-                extents.start(&log.backing, extent, log.place(extent, 0), filling, buffer);
+                log.counts.read_bytes.add(log.table.extent_bytes as u64);
             }
             left -= usize::from(distance > 0);
             if left == 0 {
@@ -178,22 +175,18 @@ impl Store {
 }
 
 /// Reads the blocks in which an object lies, and those after them up to `least_bytes`.
-fn read_window(
-    log: &Log,
-    Placed { backed, filling, .. }: Placed,
-    least_bytes: usize,
-) -> (Window, Result<()>) {
+fn read_window(log: &Log, object: Placed, least_bytes: usize) -> (Arc<Window>, Result<()>) {
+    let (Placed { backed: Backed { place, len, .. }, filling, .. }, table) = (object, &log.table);
     // A part of an object of the backing can begin and end anywhere.
-    let block_bytes = if log.written_once { ALIGN_BYTES } else { BLOCK_BYTES } as u64;
-    let start = backed.place / block_bytes * block_bytes;
-    let end = (backed.place + log.footprint(usize::from(backed.len)) as u64).next_multiple_of(block_bytes);
-    let end = end.max(start + least_bytes as u64);
-    let extent_end = log.place(log.extent_of(backed.place) + 1, 0);
-    let len_bytes = (end.min(extent_end) - start) as usize;
+    let block_bytes = if table.written_once { ALIGN_BYTES } else { BLOCK_BYTES } as u64;
+    let start = place / block_bytes * block_bytes;
+    let end = (place + log.footprint(usize::from(len)) as u64).next_multiple_of(block_bytes);
+    let extent_end = table.place(table.extent_of(place) + 1, 0);
+    let len_bytes = (end.max(start + least_bytes as u64).min(extent_end) - start) as usize;
     let (buffer, result) = log.backing.read(start, len_bytes, filling, log.reads.take_waiting());
     log.counts.reads.add(1);
     log.counts.read_bytes.add(len_bytes as u64);
-    (Window { filling, start, len_bytes, buffer }, result)
+    (Arc::new(Window { filling, start, len_bytes, buffer }), result)
 }
 
 const _: () = assert!(READ_AHEAD_BYTES >= 3 * PAGE_SIZE);

@@ -57,15 +57,14 @@ impl Position {
     }
 }
 
-/// Writes an object that is still to be sealed into `out`, which has room for it, from the start.
-pub(super) fn put(out: &mut [u8], object: &Object, bytes: &[u8]) {
+/// Writes all but the bytes of an object that is still to be sealed to the start of `out`.
+pub(super) fn put(out: &mut [u8], object: &Object) {
     let (header, rest) = out.split_at_mut(HEADER_BYTES);
     header[..4].copy_from_slice(&object.page.0.to_le_bytes());
     header[4..6].copy_from_slice(&object.len.to_le_bytes());
     header[6] = object.priority;
     header[7] = MARK;
     rest[..CHECKSUM_BYTES].copy_from_slice(&object.checksum.to_le_bytes());
-    rest[CHECKSUM_BYTES..][..bytes.len()].copy_from_slice(bytes);
 }
 
 pub(super) fn footprint(len_bytes: usize) -> usize {
@@ -210,8 +209,8 @@ pub(in crate::store) mod tests {
     }
 
     fn sealed(seal: &Plain, object: &Object, bytes: &[u8], position: Position) -> Vec<u8> {
-        let mut out = vec![0; OVERHEAD_BYTES + bytes.len()];
-        put(&mut out, object, bytes);
+        let mut out = [&[0; OVERHEAD_BYTES], bytes].concat();
+        put(&mut out, object);
         seal_all(seal, &mut out, position.extent, position.generation);
         out
     }
@@ -267,8 +266,9 @@ pub(in crate::store) mod tests {
         let (mut extent, mut ends, mut objects) = (Vec::new(), Vec::new(), Vec::new());
         for _ in 0..5 {
             let (object, bytes) = random_object(&mut random);
-            let mut out = vec![0; footprint(bytes.len())];
-            put(&mut out, &object, &bytes);
+            let mut out = [&[0; OVERHEAD_BYTES], &bytes[..]].concat();
+            out.resize(footprint(bytes.len()), 0);
+            put(&mut out, &object);
             ends.push(extent.len() + OVERHEAD_BYTES + bytes.len());
             extent.extend(out);
             objects.push((object, bytes));

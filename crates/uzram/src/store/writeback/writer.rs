@@ -3,16 +3,19 @@
 //!
 //! Lock order: `writeback`, for the whole pass, then slots, which are only tried: a busy page is not cold.
 
-use crate::backing::{Direction, Transfer};
+use crate::backing::{Direction, Ended, Transfer};
 use crate::base::error::{Error, ErrorKind, Result};
 use crate::base::sync::{Arc, MutexGuard};
 use crate::base::units::{PAGE_SIZE, PageNo};
 
-use super::device::{BackingDevice, Entry, Finished, Flight, Open, Writer};
-use super::log::{BLOCK_BYTES, Log, Purpose};
+use super::device::{BackingDevice, Entry, Writer};
+use super::extents::{BLOCK_BYTES, Purpose};
 use super::object::Object;
 use crate::store::Store;
 use crate::store::slot::{Backed, Contents, SlotGuard};
+
+/// Emptied extents that are discarded at the end of a pass.
+const DISCARDS_AT_ONCE: usize = 64;
 
 #[derive(Clone, Debug, Default)]
 pub(in crate::store) struct Outcome {
@@ -57,46 +60,64 @@ impl<'a> Pass<'a> {
     /// Copies the object of a page, for which there is room, into the buffer to be written. Unlocks the slot.
     pub(in crate::store) fn add(&mut self, mut slot: SlotGuard<'_>, page: PageNo) -> Result<()> {
         let Contents::Stored { handle, len, checksum, priority } = slot.contents() else { return Ok(()) };
-        let mut object = Object { page, checksum, len, priority };
-        let writer = &mut *self.writer;
-        let Some(open) = &mut writer.open[Purpose::New as usize] else { return Ok(()) };
-        let flight = &mut writer.flights[usize::from(open.number) - 1];
-        let log = &self.backing.log;
         // SAFETY: the handle is the slot's, which stays locked until the bytes are copied.
         let bytes = unsafe { self.store.pool.read(handle, page.0, usize::from(len)) }?;
-        if log.compressed {
-            flight.charge += self.backing.allowance.charge(open.units_for(log.footprint(bytes.len())))?;
-            open.put(log, flight, &object, &bytes, None, len);
+        let number = if self.backing.log.compressed {
+            self.put(Purpose::New, Object { page, checksum, len, priority }, &bytes, None, len)?
         } else {
-            let whole = &mut writer.whole;
-            self.store.decode(priority, &bytes, whole)?;
-            (object.len, object.priority) = (PAGE_SIZE as u16, 0);
-            flight.charge += self.backing.allowance.charge(open.units_for(log.footprint(PAGE_SIZE)))?;
-            open.put(log, flight, &object, &whole[..], None, len);
-        }
+            let mut whole = [0; PAGE_SIZE];
+            self.store.decode(priority, &bytes, &mut whole)?;
+            let object = Object { page, checksum, len: PAGE_SIZE as u16, priority: 0 };
+            self.put(Purpose::New, object, &whole, None, len)?
+        };
         drop(bytes);
-        slot.set_writing(open.number);
+        slot.set_writing(number);
         self.pending_bytes += u64::from(len);
         Ok(())
     }
 
     /// Copies an object of an extent that is being cleaned into the buffer to be written.
-    pub(super) fn add_moved(&mut self, object: &Object, bytes: &[u8], from: u64) -> Result<()> {
+    pub(super) fn add_moved(&mut self, object: Object, bytes: &[u8], from: u64) -> Result<()> {
         self.open(Purpose::Moved)?;
-        let writer = &mut *self.writer;
-        let Some(open) = &mut writer.open[Purpose::Moved as usize] else { return Ok(()) };
-        let (log, flight) = (&self.backing.log, &mut writer.flights[usize::from(open.number) - 1]);
-        flight.charge += self.backing.allowance.note(open.units_for(log.footprint(bytes.len())));
-        log.fill(open.extent, bytes.len());
-        open.put(log, flight, object, bytes, Some(from), 0);
-        log.counts.cleaned_bytes.add(bytes.len() as u64);
+        self.put(Purpose::Moved, object, bytes, Some(from), 0)?;
+        self.backing.log.counts.cleaned_bytes.add(bytes.len() as u64);
         Ok(())
+    }
+
+    /// Copies an object into the buffer that is open for that purpose. Returns the number of its write.
+    fn put(
+        &mut self,
+        purpose: Purpose,
+        object: Object,
+        bytes: &[u8],
+        from: Option<u64>,
+        pool_bytes: u16,
+    ) -> Result<u8> {
+        let (writer, BackingDevice { log, allowance, .. }) = (&mut *self.writer, self.backing);
+        let open = writer.open[purpose as usize].as_mut();
+        let (index, buffer) = open.ok_or_else(|| Error::new(ErrorKind::Busy, "no write is begun"))?;
+        let flight = &mut writer.flights[*index];
+        let footprint = log.footprint(bytes.len());
+        let (start, end) = (flight.fill, flight.fill + footprint);
+        let units = (end.div_ceil(BLOCK_BYTES) - start.div_ceil(BLOCK_BYTES)) as u64;
+        flight.charge += match purpose {
+            Purpose::New => allowance.charge(units)?,
+            Purpose::Moved => {
+                log.table.fill(flight.extent, footprint);
+                allowance.note(units)
+            }
+        };
+        log.put(&mut buffer[start..end], flight.extent, &object, bytes);
+        let at = (flight.start + start) as u32;
+        flight.entries.push(Entry { object, at, pool_bytes, from });
+        flight.fill = end;
+        Ok(*index as u8 + 1)
     }
 
     /// Writes the pages that were added, waits for all writes, and ends the pass.
     pub(in crate::store) fn end(mut self) -> Outcome {
         self.flush();
-        self.backing.log.discard_emptied();
+        self.backing.log.table.discard_emptied(DISCARDS_AT_ONCE);
         self.outcome
     }
 
@@ -111,15 +132,15 @@ impl<'a> Pass<'a> {
 
     /// Returns the unfilled bytes of the partly filled extent of that purpose; 0 if there is none.
     pub(super) fn begun_bytes(&self, purpose: Purpose) -> usize {
-        self.writer.begun[purpose as usize].map_or(0, |(_, at)| self.backing.log.extent_bytes - at)
+        self.writer.begun[purpose as usize].map_or(0, |(_, at)| self.backing.log.table.extent_bytes - at)
     }
 
     /// Opens a buffer for that purpose, unless one is open that has room for the largest object.
     fn open(&mut self, purpose: Purpose) -> Result<()> {
-        let log = &self.backing.log;
-        let room_bytes = |at: usize| log.extent_bytes.saturating_sub(at);
-        if let Some(open) = &self.writer.open[purpose as usize] {
-            if room_bytes(open.start + open.fill) >= log.max_footprint() {
+        let table = &self.backing.log.table;
+        if let Some((index, _)) = &self.writer.open[purpose as usize] {
+            let flight = &self.writer.flights[*index];
+            if flight.start + flight.fill + table.max_footprint <= table.extent_bytes {
                 return Ok(());
             }
             self.start(purpose);
@@ -127,35 +148,31 @@ impl<'a> Pass<'a> {
         while self.writer.in_flight >= self.backing.batch.get() {
             self.finish_one();
         }
-        let begun = self.writer.begun[purpose as usize].take();
-        let (extent, start) = match begun {
+        let (extent, start) = match self.writer.begun[purpose as usize].take() {
             Some(begun) => begun,
             None => (self.take_extent(purpose)?, 0),
         };
         let buffer = self.backing.buffers.take_waiting();
-        let free = self.writer.flights.iter_mut().enumerate().find(|(_, flight)| !flight.is_used);
-        let Some((at, flight)) = free else {
-            log.release(extent);
-            return Err(Error::new(ErrorKind::Busy, "too many writes are in flight"));
-        };
-        flight.is_used = true;
-        let open = Open { number: at as u8 + 1, buffer, extent, start, fill: 0 };
-        self.writer.open[purpose as usize] = Some(open);
+        let free = self.writer.flights.iter().position(|flight| !flight.is_used);
+        let index = free.expect("there are more than may be in flight and open");
+        let flight = &mut self.writer.flights[index];
+        (flight.is_used, flight.extent, flight.start, flight.fill) = (true, extent, start, 0);
+        self.writer.open[purpose as usize] = Some((index, buffer));
         Ok(())
     }
 
     fn take_extent(&mut self, purpose: Purpose) -> Result<u32> {
-        let log = &self.backing.log;
-        if purpose == Purpose::New && !log.has_room() {
+        let table = &self.backing.log.table;
+        if purpose == Purpose::New && !table.has_room() {
             // Cleaning first waits for the writes in flight, which may free extents.
             self.clean();
         }
-        log.take(purpose).ok_or_else(|| {
+        table.take(purpose, self.writer.moved_from).ok_or_else(|| {
             if let Some(error) = &self.outcome.unanswered {
                 return error.clone();
             }
             if purpose == Purpose::New {
-                log.note_full();
+                table.note_full();
             }
             Error::new(ErrorKind::NoSpace, "the backing device is full").with_setting("backing_dev")
         })
@@ -163,62 +180,51 @@ impl<'a> Pass<'a> {
 
     /// Starts to write the open buffer of that purpose. The extent is filled further from the next block on.
     fn start(&mut self, purpose: Purpose) {
-        let writer = &mut *self.writer;
-        let Some(mut open) = writer.open[purpose as usize].take() else { return };
-        let flight = &mut writer.flights[usize::from(open.number) - 1];
+        let (writer, BackingDevice { log, allowance, ended, .. }) = (&mut *self.writer, self.backing);
+        let Some((index, mut buffer)) = writer.open[purpose as usize].take() else { return };
+        let flight = &mut writer.flights[index];
+        let (extent, start, fill) = (flight.extent, flight.start, flight.fill);
         if flight.entries.is_empty() {
             flight.is_used = false;
-            writer.begun[purpose as usize] = Some((open.extent, open.start));
+            writer.begun[purpose as usize] = Some((extent, start));
             return;
         }
-        let log = &self.backing.log;
-        let rest_bytes = log.extent_bytes - open.start;
-        let blocks_bytes = open.fill.next_multiple_of(BLOCK_BYTES);
-        let is_full = log.written_once || rest_bytes - blocks_bytes < log.max_footprint();
-        let len_bytes = match is_full {
+        let (table, offset) = (&log.table, log.table.place(extent, start));
+        let rest_bytes = table.extent_bytes - start;
+        let mut len_bytes = fill.next_multiple_of(BLOCK_BYTES);
+        if table.written_once {
             // One write is all that the extent gets.
-            true if log.written_once => open.fill,
+            len_bytes = log.backing.padded_bytes(offset, fill);
+            flight.charge += allowance.note(((len_bytes - fill) / BLOCK_BYTES) as u64);
+        } else if rest_bytes - len_bytes < table.max_footprint {
             // An extent without room for another object is written to its end, with zeros.
-            true => rest_bytes,
-            false => blocks_bytes,
-        };
-        // Leave no old bytes of the buffer on the device.
-        open.buffer[open.fill..len_bytes].fill(0);
-        flight.extent = open.extent;
-        // The write takes over the hold; filling the extent further needs another one.
-        if !is_full {
-            log.hold(open.extent);
-            writer.begun[purpose as usize] = Some((open.extent, open.start + len_bytes));
+            len_bytes = rest_bytes;
+        } else {
+            // The write takes over the hold; filling the extent further needs another one.
+            table.hold(extent);
+            writer.begun[purpose as usize] = Some((extent, start + len_bytes));
         }
+        // Leave no old bytes of the buffer on the device.
+        buffer[fill..len_bytes].fill(0);
         writer.in_flight += 1;
-        let written_bytes = log.backing.padded_bytes(log.place(open.extent, open.start), len_bytes);
-        log.counts.written_bytes.add(written_bytes as u64);
-        flight.charge += self.backing.allowance.note(((written_bytes - len_bytes) / BLOCK_BYTES) as u64);
-        let transfer = Transfer {
+        log.counts.written_bytes.add(len_bytes as u64);
+        (self.backing.start)(Transfer {
             direction: Direction::Write,
-            offset: log.place(open.extent, open.start),
+            offset,
             len_bytes,
-            filling: log.filling(open.extent),
-            buffer: open.buffer,
-            token: u64::from(open.number),
-            completion: Arc::<Finished>::clone(&self.backing.finished),
-        };
-        (self.backing.start)(transfer);
+            filling: table.filling(extent),
+            buffer,
+            token: index as u64,
+            completion: Arc::<Ended>::clone(ended),
+        });
     }
 
     /// Waits for a write to end, and publishes its pages.
     fn finish_one(&mut self) {
-        let finished = &self.backing.finished;
-        let mut writes = finished.writes.lock();
-        let (number, buffer, result) = loop {
-            match writes.pop_front() {
-                Some(write) => break write,
-                None => writes = writes.wait(&finished.arrived),
-            }
-        };
-        drop(writes);
+        let (index, buffer, result) = self.backing.ended.wait();
         drop(buffer);
-        let flight = &mut self.writer.flights[number as usize - 1];
+        let index = index as usize;
+        let flight = &mut self.writer.flights[index];
         let (extent, charge) = (flight.extent, std::mem::take(&mut flight.charge));
         let mut entries = std::mem::take(&mut flight.entries);
         self.backing.log.note_write(&result);
@@ -229,7 +235,7 @@ impl<'a> Pass<'a> {
         for (at, entry) in entries.iter().enumerate().rev() {
             self.store.prefetch_object(|ahead| Some(entries.get(at.checked_sub(ahead)?)?.object.page));
             match entry.from {
-                None => self.finish_new(number as u8, extent, entry, result.is_ok()),
+                None => self.finish_new(index as u8 + 1, extent, entry, result.is_ok()),
                 Some(from) if result.is_ok() => self.finish_moved(extent, entry, from),
                 Some(_) => {}
             }
@@ -239,10 +245,10 @@ impl<'a> Pass<'a> {
         }
         self.writer.dead.clear();
         entries.clear();
-        let flight = &mut self.writer.flights[number as usize - 1];
+        let flight = &mut self.writer.flights[index];
         (flight.entries, flight.is_used) = (entries, false);
         self.writer.in_flight -= 1;
-        self.backing.log.release(extent);
+        self.backing.log.table.release(extent);
         match result {
             // Writers that wait for memory need not wait for the end of the pass.
             Ok(()) => self.store.watermarks.notify_waiters(None),
@@ -262,8 +268,8 @@ impl<'a> Pass<'a> {
             store.lru.iter().for_each(|lru| lru.put_back(&[page.0]));
             return;
         };
-        log.lives(extent, usize::from(len));
-        let place = log.place(extent, entry.at as usize);
+        log.table.lives(extent, log.footprint(usize::from(len)));
+        let place = log.table.place(extent, entry.at as usize);
         let old = store.publish(&mut slot, Contents::Backed(Backed { place, len, priority }));
         let is_listed = store.lru.as_ref().is_some_and(|lru| lru.leave(page.0));
         drop(slot);
@@ -282,34 +288,11 @@ impl<'a> Pass<'a> {
         if slot.contents() != Contents::Backed(old) {
             return;
         }
-        self.backing.log.lives(extent, usize::from(len));
-        let place = self.backing.log.place(extent, entry.at as usize);
+        let log = &self.backing.log;
+        log.table.lives(extent, log.footprint(usize::from(len)));
+        let place = log.table.place(extent, entry.at as usize);
         slot.replace(Contents::Backed(Backed { place, ..old }));
         drop(slot);
-        self.backing.log.died(from, usize::from(len));
-    }
-}
-
-impl Open {
-    /// Returns how many more units of 4 KiB an object of that footprint needs.
-    fn units_for(&self, footprint: usize) -> u64 {
-        ((self.fill + footprint).div_ceil(BLOCK_BYTES) - self.fill.div_ceil(BLOCK_BYTES)) as u64
-    }
-
-    fn put(
-        &mut self,
-        log: &Log,
-        flight: &mut Flight,
-        object: &Object,
-        bytes: &[u8],
-        from: Option<u64>,
-        pool_bytes: u16,
-    ) {
-        let end = self.fill + log.footprint(bytes.len());
-        let at = self.start + self.fill;
-        log.put(&mut self.buffer[self.fill..end], self.extent, object, bytes);
-        let at = at as u32;
-        flight.entries.push(Entry { object: *object, at, pool_bytes, from });
-        self.fill = end;
+        log.died(from, usize::from(len));
     }
 }

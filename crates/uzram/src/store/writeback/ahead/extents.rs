@@ -40,12 +40,14 @@ struct Zone {
     extent: Option<u32>,
 }
 
+/// A filling of an extent.
+type Key = (u32, Filling);
+
 /// The extents that are there, or on their way; those used last are at the end.
-struct Kept(Mutex<VecDeque<Entry>>);
+type Kept = Mutex<VecDeque<Entry>>;
 
 struct Entry {
-    extent: u32,
-    filling: Filling,
+    key: Key,
     /// `None` while it is on its way.
     window: Option<Arc<Window>>,
     /// The page whose read had it read, and how many pages were read from it since.
@@ -56,10 +58,10 @@ struct Entry {
 impl Extents {
     pub(super) fn new(extent_bytes: usize) -> Result<Self> {
         let count = (BUDGET_BYTES / extent_bytes).max(LEAST_EXTENTS);
-        let kept = Mutex::new(&classes::BACKING_EXTENTS, VecDeque::with_capacity(count + 1));
+        let kept = VecDeque::with_capacity(count + 1);
         Ok(Extents {
             zones: Box::new(std::array::from_fn(|_| Mutex::new(&classes::BACKING_EXTENTS, Zone::default()))),
-            kept: Arc::new(Kept(kept)),
+            kept: Arc::new(Mutex::new(&classes::BACKING_EXTENTS, kept)),
             buffers: Buffers::new(count as u32, extent_bytes)?,
         })
     }
@@ -72,9 +74,9 @@ impl Extents {
         &self.zones[(page.number() / ZONE_PAGES) as usize % ZONES]
     }
 
-    pub(super) fn find(&self, extent: u32, filling: Filling) -> Option<Arc<Window>> {
-        let mut kept = self.kept.0.lock();
-        let at = kept.iter().position(|entry| entry.extent == extent && entry.filling == filling)?;
+    pub(super) fn find(&self, key: Key) -> Option<Arc<Window>> {
+        let mut kept = self.kept.lock();
+        let at = kept.iter().position(|entry| entry.key == key)?;
         let window = kept[at].window.clone()?;
         kept[at].hits += 1;
         if at + 1 < kept.len() {
@@ -96,12 +98,29 @@ impl Extents {
         step
     }
 
-    /// Returns a buffer to read an extent; `None` if it is there or on its way, or there is no memory.
-    pub(in super::super) fn make_room(&self, page: PageNo, extent: u32, filling: Filling) -> Option<Buffer> {
+    /// Starts to read an extent, from `start` on, for a reader of `page`. Returns false if it is there or on
+    /// its way, or there is no memory.
+    pub(in super::super) fn fetch(&self, backing: &Tiers, page: PageNo, key: Key, start: u64) -> bool {
+        let Some(buffer) = self.make_room(page, key) else { return false };
+        let completion = Arc::new(Reading { kept: Arc::clone(&self.kept), key, start });
+        let (direction, offset, len_bytes) = (Direction::Read, start, buffer.len());
+        backing.start(Transfer {
+            direction,
+            offset,
+            len_bytes,
+            filling: key.1,
+            buffer,
+            token: 0,
+            completion,
+        });
+        true
+    }
+
+    fn make_room(&self, page: PageNo, key: Key) -> Option<Buffer> {
         let mut wasted = None;
         let buffer = {
-            let mut kept = self.kept.0.lock();
-            if kept.iter().any(|entry| entry.extent == extent && entry.filling == filling) {
+            let mut kept = self.kept.lock();
+            if kept.iter().any(|entry| entry.key == key) {
                 return None;
             }
             let mut buffer = self.buffers.take();
@@ -114,60 +133,33 @@ impl Extents {
                 buffer = self.buffers.take();
             }
             if buffer.is_some() {
-                kept.push_back(Entry { extent, filling, window: None, page, hits: 0 });
+                kept.push_back(Entry { key, window: None, page, hits: 0 });
             }
             buffer
         };
         if let Some(page) = wasted {
-            let mut zone = self.zone(page).lock();
-            zone.trend.forget();
-            zone.extent = None;
+            *self.zone(page).lock() = Zone::default();
         }
         buffer
-    }
-
-    /// Starts to read an extent, for which there is room, from `start` on.
-    pub(in super::super) fn start(
-        &self,
-        backing: &Tiers,
-        extent: u32,
-        start: u64,
-        filling: Filling,
-        buffer: Buffer,
-    ) {
-        let reading =
-            Reading { kept: Arc::clone(&self.kept), extent, filling, start, len_bytes: buffer.len() };
-        backing.start(Transfer {
-            direction: Direction::Read,
-            offset: start,
-            len_bytes: buffer.len(),
-            filling,
-            buffer,
-            token: 0,
-            completion: Arc::new(reading),
-        });
     }
 }
 
 struct Reading {
     kept: Arc<Kept>,
-    extent: u32,
-    filling: Filling,
+    key: Key,
     start: u64,
-    len_bytes: usize,
 }
 
 impl Completion for Reading {
     /// A failure is nobody's: the pages are read alone.
     fn done(&self, _token: u64, buffer: Buffer, result: Result<()>) {
-        let Reading { extent, filling, start, len_bytes, .. } = *self;
-        let window = result.is_ok().then(|| Arc::new(Window { filling, start, len_bytes, buffer }));
-        let mut kept = self.kept.0.lock();
-        let is_it = |entry: &Entry| entry.extent == extent && entry.filling == filling;
-        let Some(at) = kept.iter().position(is_it) else { return };
-        match window {
-            Some(window) => kept[at].window = Some(window),
-            None => drop(kept.remove(at)),
+        let (len_bytes, filling) = (buffer.len(), self.key.1);
+        let window = Arc::new(Window { filling, start: self.start, len_bytes, buffer });
+        let mut kept = self.kept.lock();
+        let Some(at) = kept.iter().position(|entry| entry.key == self.key) else { return };
+        match result {
+            Ok(()) => kept[at].window = Some(window),
+            Err(_) => drop(kept.remove(at)),
         }
     }
 }
@@ -213,10 +205,6 @@ impl Trend {
             counted *= 2;
         }
         None
-    }
-
-    fn forget(&mut self) {
-        *self = Trend::default();
     }
 
     /// Returns the step that more than half of the last `counted` were.
@@ -316,11 +304,9 @@ mod loom_tests {
     }
 
     fn read_ahead(extents: &Extents, extent: u32) {
-        if let Some(buffer) = extents.make_room(PageNo(0), extent, Filling::default()) {
-            let start = u64::from(extent) * PAGE_SIZE as u64;
-            let numbers = Arc::<Tiers>::from(Backing::Blocks(Arc::new(Numbers)));
-            extents.start(&numbers, extent, start, Filling::default(), buffer);
-        }
+        let numbers = Arc::<Tiers>::from(Backing::Blocks(Arc::new(Numbers)));
+        let start = u64::from(extent) * PAGE_SIZE as u64;
+        extents.fetch(&numbers, PageNo(0), (extent, Filling::default()), start);
     }
 
     /// There is room for one extent: what is found is that extent, whatever else is read ahead meanwhile.
@@ -334,13 +320,13 @@ mod loom_tests {
             };
             read_ahead(&extents, 0);
             for extent in [0, 1] {
-                if let Some(window) = extents.find(extent, Filling::default()) {
+                if let Some(window) = extents.find((extent, Filling::default())) {
                     assert!(window.buffer.iter().all(|byte| *byte == extent as u8));
                 }
             }
             other.join().expect("no panic");
-            assert!(extents.find(2, Filling::default()).is_none());
-            let kept = extents.kept.0.lock().len();
+            assert!(extents.find((2, Filling::default())).is_none());
+            let kept = extents.kept.lock().len();
             assert_eq!(extents.buffers.free() + kept, extents.buffers.count());
         });
     }

@@ -39,7 +39,7 @@ impl Window {
         let Placed { backed: Backed { place, .. }, filling, .. } = object;
         let at = usize::try_from(place.checked_sub(self.start)?).ok()?;
         let bytes = self.buffer[..self.len_bytes].get(at..)?;
-        if self.filling != filling || log.extent_of(self.start) != log.extent_of(place) {
+        if self.filling != filling || log.table.extent_of(self.start) != log.table.extent_of(place) {
             return None;
         }
         log.find(bytes, object, scratch)
@@ -55,8 +55,8 @@ pub(super) enum ReadAhead {
 impl ReadAhead {
     /// Returns the way that suits a backing.
     pub(super) fn new(log: &Log) -> Result<Self> {
-        Ok(match log.written_once {
-            true => ReadAhead::Extents(Extents::new(log.extent_bytes)?),
+        Ok(match log.table.written_once {
+            true => ReadAhead::Extents(Extents::new(log.table.extent_bytes)?),
             false => ReadAhead::Streams(Box::default()),
         })
     }
@@ -75,7 +75,7 @@ impl ReadAhead {
         let Placed { page, backed: Backed { place, .. }, filling } = object;
         match self {
             ReadAhead::Streams(streams) => streams.find(page, place),
-            ReadAhead::Extents(extents) => (extents.find(log.extent_of(place), filling), 0),
+            ReadAhead::Extents(extents) => (extents.find((log.table.extent_of(place), filling)), 0),
         }
     }
 }
