@@ -162,45 +162,43 @@ impl Faults {
 /// A backing that injects [`Faults`] into another one. Dropping it carries out stalled and held transfers at
 /// once.
 pub struct FaultyBacking<B: Send + Sync + 'static> {
-    shared: Arc<Shared<B>>,
-    threads: Mutex<Vec<JoinHandle<()>>>,
-}
-
-struct Shared<B> {
-    inner: B,
+    inner: Arc<B>,
     faults: Faults,
-}
-
-/// How the inner backing carries out a transfer.
-struct Way<B> {
-    /// The extent, of objects.
-    extent: u32,
-    block_bytes: usize,
-    start: fn(&B, u32, Transfer),
+    threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
 impl<B: Send + Sync + 'static> FaultyBacking<B> {
     /// Wraps `inner`, at first without faults. Faults at random use the random numbers of `seed`.
     pub fn new(inner: B, seed: u64) -> Self {
-        let shared = Arc::new(Shared { inner, faults: Faults::new(seed) });
-        FaultyBacking { shared, threads: Mutex::new(&classes::BACKING_QUEUE, Vec::new()) }
+        let threads = Mutex::new(&classes::BACKING_QUEUE, Vec::new());
+        FaultyBacking { inner: Arc::new(inner), faults: Faults::new(seed), threads }
     }
 
     /// Returns a handle to the faults.
     pub fn faults(&self) -> Faults {
-        self.shared.faults.clone()
+        self.faults.clone()
     }
 
-    /// Starts a transfer, whose first byte is at `place` among all of the backing, with its faults. If the
-    /// system gives no thread for them, it fails.
-    fn start_at(&self, place: u64, transfer: Transfer, way: Way<B>) {
-        let Some(injected) = self.shared.faults.decide(place, &transfer) else {
-            return (way.start)(&self.shared.inner, way.extent, transfer);
+    /// Starts a transfer by `start`, with its faults. Its first byte is at `place` among all of the backing.
+    /// If the system gives no thread for the faults, it fails.
+    fn start_at(
+        &self,
+        place: u64,
+        block_bytes: usize,
+        transfer: Transfer,
+        start: impl FnOnce(&B, Transfer) + Send + 'static,
+    ) {
+        let Some(injected) = self.faults.decide(place, &transfer) else {
+            return start(&self.inner, transfer);
         };
-        let (shared, started) = (Arc::clone(&self.shared), Started::new(transfer));
+        let (inner, faults) = (Arc::clone(&self.inner), self.faults.clone());
+        let mut started = Started::new(transfer);
         let thread = spawn("uzram-faults", move || {
-            shared.faults.wait(&injected);
-            shared.let_go(started.into_transfer(), &injected, &way);
+            faults.wait(&injected);
+            match spoil(&mut started, &injected, block_bytes) {
+                Ok(()) => start(&inner, started.into_transfer()),
+                Err(error) => started.finish(Err(error)),
+            }
         });
         let mut threads = self.threads.lock();
         threads.retain(|thread| !thread.is_finished());
@@ -210,66 +208,64 @@ impl<B: Send + Sync + 'static> FaultyBacking<B> {
 
 impl<B: Blocks + 'static> Blocks for FaultyBacking<B> {
     fn len_bytes(&self) -> u64 {
-        self.shared.inner.len_bytes()
+        self.inner.len_bytes()
     }
 
     fn block_bytes(&self) -> usize {
-        self.shared.inner.block_bytes()
+        self.inner.block_bytes()
     }
 
     fn start(&self, transfer: Transfer) {
-        let start = |inner: &B, _, transfer| inner.start(transfer);
-        let way = Way { extent: 0, block_bytes: self.block_bytes(), start };
-        self.start_at(transfer.offset, transfer, way);
+        self.start_at(transfer.offset, self.block_bytes(), transfer, B::start);
     }
 
     fn discard(&self, offset: u64, len_bytes: u64) {
-        self.shared.inner.discard(offset, len_bytes);
+        self.inner.discard(offset, len_bytes);
     }
 }
 
 impl<O: Objects + 'static> Objects for FaultyBacking<O> {
     fn len_bytes(&self) -> Option<u64> {
-        self.shared.inner.len_bytes()
+        self.inner.len_bytes()
     }
 
     fn object_bytes(&self) -> usize {
-        self.shared.inner.object_bytes()
+        self.inner.object_bytes()
     }
 
     fn join(&self, first_extent: u32, seal: Option<&Arc<dyn Seal>>) {
-        self.shared.inner.join(first_extent, seal);
+        self.inner.join(first_extent, seal);
     }
 
     fn home(&self, extent: u32) -> u32 {
-        self.shared.inner.home(extent)
+        self.inner.home(extent)
     }
 
     fn start(&self, extent: u32, transfer: Transfer) {
         let place = u64::from(extent) * self.object_bytes() as u64 + transfer.offset;
-        self.start_at(place, transfer, Way { extent, block_bytes: 1, start: O::start });
+        self.start_at(place, 1, transfer, move |inner, transfer| inner.start(extent, transfer));
     }
 
     fn delete(&self, extent: u32, filling: Filling) {
-        self.shared.inner.delete(extent, filling);
+        self.inner.delete(extent, filling);
     }
 
     fn health(&self) -> Health {
-        self.shared.inner.health()
+        self.inner.health()
     }
 
     fn is_at_risk(&self, filling: Filling) -> bool {
-        self.shared.inner.is_at_risk(filling)
+        self.inner.is_at_risk(filling)
     }
 
     fn end(&self) {
-        self.shared.inner.end();
+        self.inner.end();
     }
 }
 
 impl<B: Send + Sync + 'static> Drop for FaultyBacking<B> {
     fn drop(&mut self) {
-        let Faults(state) = &self.shared.faults;
+        let Faults(state) = &self.faults;
         state.plan.lock().closed = true;
         state.changed.notify_all();
         let threads = std::mem::take(&mut *self.threads.lock());
@@ -277,28 +273,24 @@ impl<B: Send + Sync + 'static> Drop for FaultyBacking<B> {
     }
 }
 
-impl<B> Shared<B> {
-    /// Carries out a transfer, with its other fault if any, after it has stalled or was held.
-    fn let_go(&self, mut transfer: Transfer, what: &Injected, way: &Way<B>) {
-        let half_bytes = transfer.len_bytes / 2 / way.block_bytes * way.block_bytes;
-        match what.then {
-            None => return (way.start)(&self.inner, way.extent, transfer),
-            Some(FaultKind::NoSpace) => {
-                let full = Error::new(ErrorKind::NoSpace, "an injected lack of space");
-                return transfer.finish(Err(full.with_setting(SETTING)));
-            }
-            Some(FaultKind::FlipBit) => {}
-            Some(FaultKind::Short) if half_bytes > 0 => {}
-            Some(_) => return transfer.finish(Err(injected())),
+/// Has a transfer end with its other fault, if any, after it has stalled or was held. Returns the error if it
+/// is not to begin.
+fn spoil(transfer: &mut Transfer, what: &Injected, block_bytes: usize) -> Result<()> {
+    let half_bytes = transfer.len_bytes / 2 / block_bytes * block_bytes;
+    let flip = match what.then {
+        None => return Ok(()),
+        Some(FaultKind::NoSpace) => {
+            return Err(Error::new(ErrorKind::NoSpace, "an injected lack of space").with_setting(SETTING));
         }
-        let len_bytes = transfer.len_bytes;
-        let flip = (what.then == Some(FaultKind::FlipBit)).then_some((len_bytes, what.random));
-        if flip.is_none() {
+        Some(FaultKind::FlipBit) => Some((transfer.len_bytes, what.random)),
+        Some(FaultKind::Short) if half_bytes > 0 => {
             transfer.len_bytes = half_bytes;
+            None
         }
-        transfer.completion = Arc::new(Spoil { flip, completion: transfer.completion });
-        (way.start)(&self.inner, way.extent, transfer);
-    }
+        Some(_) => return Err(injected()),
+    };
+    transfer.completion = Arc::new(Spoil { flip, completion: Arc::clone(&transfer.completion) });
+    Ok(())
 }
 
 fn injected() -> Error {

@@ -48,7 +48,8 @@ struct Tier {
 impl From<Backing> for Arc<Tiers> {
     /// Uses one backing, without a seal.
     fn from(backing: Backing) -> Self {
-        Arc::new(Tiers::join(std::iter::once(Tier { backing, start: 0 }).collect(), None))
+        let backings = std::iter::once(backing).collect();
+        Arc::new(Tiers::new(backings, None).expect("one without a seal fits"))
     }
 }
 
@@ -80,24 +81,19 @@ impl Tiers {
             let what = format!("stores whose objects have {one} and {other} bytes cannot be used together");
             return Err(refused(ErrorKind::Invalid, what));
         }
-        let tiers = Tiers::join(tiers, seal);
-        let mut sizes = (1..).zip(tiers.tiers.iter().map(Tier::block_bytes));
-        let too_large = sizes.find(|(_, bytes)| *bytes > PAGE_SIZE && tiers.object_bytes.is_some());
+        // What is sealed must not be overwritten.
+        let object_bytes = lengths.first().copied().or(seal.is_some().then_some(DEFAULT_OBJECT_BYTES));
+        let mut sizes = (1..).zip(tiers.iter().map(Tier::block_bytes));
+        let too_large = sizes.find(|(_, bytes)| *bytes > PAGE_SIZE && object_bytes.is_some());
         if let Some((number, bytes)) = too_large {
             let what = format!("tier {number} has blocks of {bytes} bytes; at most {PAGE_SIZE} are possible");
             return Err(refused(ErrorKind::Unsupported, what));
         }
-        Ok(tiers)
-    }
-
-    fn join(tiers: Vec<Tier>, seal: Option<Arc<dyn Seal>>) -> Tiers {
-        // What is sealed must not be overwritten.
-        let object_bytes = tiers.iter().find_map(Tier::object_bytes);
-        let object_bytes = object_bytes.or(seal.is_some().then_some(DEFAULT_OBJECT_BYTES));
         for (objects, start) in tiers.iter().filter_map(|tier| Some((tier.objects()?, tier.start))) {
             objects.join((start / objects.object_bytes() as u64) as u32, seal.as_ref());
         }
-        Tiers { tiers, object_bytes, seal, disk_bytes: Counter::new(0), is_claimed: AtomicU32::default() }
+        let (disk_bytes, is_claimed) = (Counter::new(0), AtomicU32::default());
+        Ok(Tiers { tiers, object_bytes, seal, disk_bytes, is_claimed })
     }
 
     pub(crate) fn check_number(tiers: usize) -> Result<()> {

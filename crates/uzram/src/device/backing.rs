@@ -17,7 +17,6 @@ pub struct NamedBacking {
     backing: Arc<Tiers>,
     /// The tiers, and after them a key, if there is one.
     parts: Vec<Part>,
-    copies: u8,
 }
 
 /// A file, a block device, or a store on other machines.
@@ -129,7 +128,7 @@ impl NamedBacking {
     pub fn new(name: impl Into<String>, how: impl Into<String>, blocks: Arc<dyn Blocks>) -> Self {
         let (name, how, blocks) = (name.into(), how.into(), Backing::Blocks(blocks));
         let part = Part { name: name.clone(), how, backing: Some(blocks.clone()), ..Part::default() };
-        NamedBacking { name, backing: blocks.into(), parts: std::iter::once(part).collect(), copies: 1 }
+        NamedBacking { name, backing: blocks.into(), parts: std::iter::once(part).collect() }
     }
 
     /// Opens a backing device given as `PATH`, `PATH:SIZE` or the address of a store on other machines, or
@@ -187,7 +186,6 @@ impl NamedBacking {
         let places = parts.iter().filter(|part| part.backing.is_some());
         Ok(NamedBacking {
             name: places.map(|part| &*part.name).collect::<Vec<_>>().join(" "),
-            copies: parts.iter().map(|part| part.copies).fold(1, u8::max),
             backing,
             parts,
         })
@@ -236,7 +234,7 @@ impl NamedBacking {
     }
 
     pub(super) fn copies(&self) -> u8 {
-        self.copies
+        self.parts.iter().map(|part| part.copies).fold(1, u8::max)
     }
 
     /// Returns the length of the backing.

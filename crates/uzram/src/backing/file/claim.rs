@@ -24,55 +24,30 @@ const SIGNATURE_BYTES: usize = 1 << 20;
 /// The permissions of a file for users other than its owner.
 const OF_OTHERS: Mode = Mode::RWXG.union(Mode::RWXO);
 
-/// The contents of a file or device that may be used.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Contents {
-    /// It has uzram's mark.
-    Marked,
-    /// It is empty, or its contents may be lost.
-    Unmarked,
-}
-
-/// Returns why a file may not be used, by its status; `None` if it may.
-pub(super) fn objection_to_file(path: &str, stat: &Stat) -> Option<String> {
-    let uid = rustix::process::geteuid().as_raw();
-    if stat.st_uid != uid {
-        return Some(format!("belongs to user {}, not to user {uid}: name another path", stat.st_uid));
-    }
-    if Mode::from_raw_mode(stat.st_mode).intersects(OF_OTHERS) {
-        let mode = stat.st_mode & 0o7777;
-        return Some(format!(
-            "is open to other users (mode {mode:04o}): run: chmod 600 '{path}', or name another path"
-        ));
-    }
-    (stat.st_nlink != 1)
-        .then(|| format!("has {} names (hard links), and must have one: name another path", stat.st_nlink))
-}
-
-/// Returns why a block device may not be used, by the status of its node; `None` if it may.
-pub(super) fn objection_to_device(path: &str, stat: &Stat) -> Option<String> {
-    if stat.st_uid != 0 {
-        return Some(format!("is a block device of user {}, not of root: name another path", stat.st_uid));
-    }
-    Mode::from_raw_mode(stat.st_mode).intersects(Mode::RWXO).then(|| {
-        let mode = stat.st_mode & 0o7777;
-        format!("is a block device that is open to all users (mode {mode:04o}): run: chmod o= '{path}'")
+/// Returns why a file or block device may not be used, by its status; `None` if it may.
+pub(super) fn objection(path: &str, stat: &Stat, is_block_device: bool) -> Option<String> {
+    let (uid, owner) = (rustix::process::geteuid().as_raw(), stat.st_uid);
+    let (open_to, mode) = (Mode::from_raw_mode(stat.st_mode), stat.st_mode & 0o7777);
+    Some(match is_block_device {
+        true if owner != 0 => format!("is a block device of user {owner}, not of root: name another path"),
+        true if open_to.intersects(Mode::RWXO) => {
+            format!("is a block device that is open to all users (mode {mode:04o}): run: chmod o= '{path}'")
+        }
+        false if owner != uid => format!("belongs to user {owner}, not to user {uid}: name another path"),
+        false if open_to.intersects(OF_OTHERS) => {
+            format!("is open to other users (mode {mode:04o}): run: chmod 600 '{path}', or name another path")
+        }
+        false if stat.st_nlink != 1 => {
+            format!("has {} names (hard links), and must have one: name another path", stat.st_nlink)
+        }
+        _ => return None,
     })
 }
 
-/// Returns the contents of an open file or block device of `there_bytes`; `None` if it is neither empty nor
-/// marked.
-pub(super) fn contents(
-    fd: &OwnedFd,
-    there_bytes: u64,
-    is_block_device: bool,
-) -> Result<Option<Contents>, Errno> {
-    if is_marked(fd)? {
-        return Ok(Some(Contents::Marked));
-    }
+/// Returns whether an open file or block device of `there_bytes` is empty.
+pub(super) fn is_empty(fd: &OwnedFd, there_bytes: u64, is_block_device: bool) -> Result<bool, Errno> {
     let last = there_bytes.saturating_sub(SIGNATURE_BYTES as u64);
-    let is_empty = if is_block_device { is_zeros(fd, 0)? && is_zeros(fd, last)? } else { there_bytes == 0 };
-    Ok(is_empty.then_some(Contents::Unmarked))
+    Ok(if is_block_device { is_zeros(fd, 0)? && is_zeros(fd, last)? } else { there_bytes == 0 })
 }
 
 /// Returns why a file or device of `there_bytes` is refused that is neither empty nor marked.
@@ -83,7 +58,8 @@ pub(super) fn refusal(there_bytes: u64) -> String {
     )
 }
 
-fn is_marked(fd: &OwnedFd) -> Result<bool, Errno> {
+/// Returns whether an open file or block device has uzram's mark.
+pub(super) fn is_marked(fd: &OwnedFd) -> Result<bool, Errno> {
     let mut bytes = [0; MARK_BYTES];
     let len_bytes = read_at(fd, &mut bytes, 0)?;
     Ok(Mark::parse(&bytes[..len_bytes]).is_some())

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{AtFlags, FallocateFlags, FileType, FlockOperation, Mode, OFlags, StatxFlags};
 use rustix::io::Errno;
 
-use super::claim::{self, Contents};
+use super::claim;
 use super::engine::Target;
 use super::mark::{MARK_BYTES, Mark};
 use crate::backing::buffers::Buffers;
@@ -110,7 +110,7 @@ fn prepare(fd: OwnedFd, options: &FileOptions, opened: &mut Opened) -> Result<Ta
     let path = &options.path;
     check_owner(&fd, path, opened.is_block_device)?;
     let there_bytes = claim_alone(&fd, path, opened.is_block_device)?;
-    let contents = check_contents(&fd, options, opened.is_block_device, there_bytes)?;
+    let is_marked = check_contents(&fd, options, opened.is_block_device, there_bytes)?;
     #[cfg(test)]
     let tries_direct = !options.through_page_cache;
     #[cfg(not(test))]
@@ -137,7 +137,7 @@ fn prepare(fd: OwnedFd, options: &FileOptions, opened: &mut Opened) -> Result<Ta
     if !opened.is_block_device {
         opened.is_reserved = reserve(&fd, path, there_bytes, start_bytes + len_bytes)?;
     }
-    if contents == Contents::Unmarked {
+    if !is_marked {
         write_mark(&fd, start_bytes as usize, path).inspect_err(|_| {
             if !opened.is_block_device {
                 // The first error is reported instead.
@@ -189,34 +189,28 @@ fn claim_alone(fd: &OwnedFd, path: &Path, is_block_device: bool) -> Result<u64> 
     Ok(rustix::fs::fstat(fd).map_err(failed)?.st_size as u64)
 }
 
-/// Returns the contents of the file or device. Fails if it holds other data, unless `options.force` is set.
+/// Returns whether the file or device has uzram's mark. Fails if it holds other data, unless `options.force`
+/// is set.
 fn check_contents(
     fd: &OwnedFd,
     options: &FileOptions,
     is_block_device: bool,
     there_bytes: u64,
-) -> Result<Contents> {
-    let path = &options.path;
-    let found = claim::contents(fd, there_bytes, is_block_device);
-    match found.map_err(|errno| from_errno(path, errno))? {
-        Some(contents) => Ok(contents),
-        None if options.force => Ok(Contents::Unmarked),
-        None => {
-            let error = failure(path, ErrorKind::Busy, &claim::refusal(there_bytes));
-            Err(error.with_setting(FORCE_SETTING))
-        }
+) -> Result<bool> {
+    let failed = |errno| from_errno(&options.path, errno);
+    let is_marked = claim::is_marked(fd).map_err(failed)?;
+    let is_empty = || claim::is_empty(fd, there_bytes, is_block_device).map_err(failed);
+    if is_marked || is_empty()? || options.force {
+        return Ok(is_marked);
     }
+    let error = failure(&options.path, ErrorKind::Busy, &claim::refusal(there_bytes));
+    Err(error.with_setting(FORCE_SETTING))
 }
 
 /// Fails if other users own the file or device, or may access it.
 fn check_owner(fd: &OwnedFd, path: &Path, is_block_device: bool) -> Result<()> {
     let stat = rustix::fs::fstat(fd).map_err(|errno| from_errno(path, errno))?;
-    let shown = path.display().to_string();
-    let objection = if is_block_device {
-        claim::objection_to_device(&shown, &stat)
-    } else {
-        claim::objection_to_file(&shown, &stat)
-    };
+    let objection = claim::objection(&path.display().to_string(), &stat, is_block_device);
     objection.map_or(Ok(()), |what| Err(failure(path, ErrorKind::Permission, &what)))
 }
 

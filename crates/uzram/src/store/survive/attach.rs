@@ -107,7 +107,7 @@ pub(in crate::store) fn attach(parts: &Parts<'_>) -> Result<Share> {
         Ok::<_, Error>(())
     })?;
     if let Some(log) = parts.log {
-        log.table.end_adoption()?;
+        log.table.end_adoption();
     }
     let counts = Share::default();
     found.iter().for_each(|found| counts.add_all(&found.counts));

@@ -7,7 +7,7 @@ use crate::base::error::Result;
 use crate::base::mem::Region;
 use crate::base::sync::{Arc, Counter, Mutex, classes};
 
-use super::ahead::ReadAhead;
+use super::ahead::{Extents, ReadAhead};
 use super::allowance::{Allowance, Charge};
 #[cfg(not(loom))]
 use super::log::Format;
@@ -108,7 +108,10 @@ impl BackingDevice {
             ended: Ended::new(NUMBERS),
             writer: Mutex::new(&classes::WRITEBACK, writer),
             allowance: Allowance::new(limit, allowance)?,
-            ahead: ReadAhead::new(&log)?,
+            ahead: match log.table.written_once {
+                true => ReadAhead::Extents(Extents::new(log.table.extent_bytes)?),
+                false => ReadAhead::Streams(Box::default()),
+            },
             start,
             rescued: Counter::new(0),
             rescue_from: Counter::new(0),
@@ -116,18 +119,16 @@ impl BackingDevice {
         })
     }
 
-    /// Discards everything, while no thread writes.
-    pub(super) fn erase(&self) {
-        let _turn = self.writer.lock();
-        self.log.table.discard_all();
-        self.log.backing.end();
-    }
-
     /// Returns the maximum memory of tables and buffers.
     pub(in crate::store) fn max_bytes(&self) -> usize {
         let writes = (self.batch.get() + MORE_BUFFERS) as usize * self.log.table.extent_bytes;
         let reads = self.log.reads.count() * self.log.reads.buffer_bytes();
-        self.log.table.entries.max_bytes() + writes + reads + self.ahead.max_bytes()
+        let ahead = match &self.ahead {
+            // The buffers are those of reads.
+            ReadAhead::Streams(_) => 0,
+            ReadAhead::Extents(extents) => extents.max_bytes(),
+        };
+        self.log.table.entries.max_bytes() + writes + reads + ahead
     }
 }
 

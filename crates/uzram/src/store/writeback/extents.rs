@@ -246,9 +246,15 @@ impl ExtentTable {
     pub(in crate::store) fn begin_adoption(&self) -> Result<()> {
         self.counts.pages.set(0);
         self.counts.held_bytes.set(0);
+        let mut tiers = self.tiers.lock();
         self.entries.for_each_resident(|range| {
             for extent in range {
                 let of = &self.entries[extent];
+                if of.generation.get() > 0 {
+                    // Between those in use there may be some that never were.
+                    let tier = Tier::of(&tiers, extent as u32);
+                    tiers[tier].used.end = extent as u32 + 1;
+                }
                 let was_held = of.word.load(Ordering::Relaxed) >= HOLD || of.link.get() == HELD_BY_DEAD;
                 of.word.store(0, Ordering::Relaxed);
                 of.link.set(if was_held { HELD_BY_DEAD } else { 0 });
@@ -281,17 +287,9 @@ impl ExtentTable {
 
     /// Ends the adoption, after all objects were adopted: extents without objects are free.
     #[cfg(not(loom))]
-    pub(in crate::store) fn end_adoption(&self) -> Result<()> {
-        let mut ranges = Vec::new();
-        self.entries.for_each_resident(|range| ranges.push(range))?;
+    pub(in crate::store) fn end_adoption(&self) {
         let mut tiers = self.tiers.lock();
         for tier in &mut *tiers {
-            let of_tier = tier.used.start as usize..tier.end as usize;
-            let used =
-                |extent: &usize| of_tier.contains(extent) && self.entries[*extent].generation.get() != 0;
-            let last = ranges.iter().rev().find_map(|range| range.clone().rev().find(used));
-            // Between those in use there may be some that never were.
-            tier.used.end = last.map_or(tier.used.start, |last| last as u32 + 1);
             tier.free = tier.end - tier.used.end;
             // Held extents are reused last: by then, writes of the dead process have ended.
             for was_held in [false, true] {
@@ -307,7 +305,6 @@ impl ExtentTable {
         let all =
             tiers.iter().flat_map(|tier| tier.used.clone()).map(|extent| &self.entries[extent as usize]);
         all.filter(|of| of.link.get() == HELD_BY_DEAD).for_each(|of| of.link.set(0));
-        Ok(())
     }
 
     pub(super) fn len_bytes(&self) -> u64 {

@@ -5,7 +5,7 @@
 //! is an extent (`ExtentTable::written_once`): an extent is filled by one write, and what lies in it is sealed
 //! if the backing asks for that.
 
-use crate::backing::{Buffers, Filling, Seal, Tiers};
+use crate::backing::{Buffers, Direction, Filling, Seal, Tiers};
 use crate::base::error::{Error, ErrorKind, Result};
 use crate::base::mem::Region;
 use crate::base::sync::Arc;
@@ -98,11 +98,6 @@ impl Log {
         self.table.died(self.table.extent_of(place), self.footprint(len_bytes));
     }
 
-    /// Returns the number of pages that were on the device and no longer are, modulo 2^64.
-    pub(super) fn gone_pages(&self) -> u64 {
-        self.counts.pages_written_back.get().wrapping_sub(self.counts.pages.get())
-    }
-
     /// Writes an object into `out`, the [`Log::footprint`] bytes from its place on. What is to be sealed is
     /// sealed when the extent is written.
     pub(super) fn put(&self, out: &mut [u8], extent: u32, object: &Object, bytes: &[u8]) {
@@ -176,13 +171,8 @@ impl Log {
         self.counts.failed_reads.add(1);
         match error.kind() {
             ErrorKind::NotFound => _ = self.counts.lost_reads.add(1),
-            _ => self.failures.note_read(&error),
+            _ => self.failures.note(Direction::Read, Some(&error)),
         }
         error.with_kind(ErrorKind::Io)
-    }
-
-    pub(super) fn note_write(&self, result: &Result<()>) {
-        self.counts.failed_writes.add(result.is_err().into());
-        self.failures.note_write(result);
     }
 }

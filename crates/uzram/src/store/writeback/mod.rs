@@ -174,12 +174,8 @@ const TRIES: usize = 100;
 impl Writeback {
     /// Selects all pages of a range.
     pub fn of(pages: Range<u64>) -> Self {
-        Writeback { candidates: Candidates::default(), pages: vec_of(pages) }
+        Writeback { candidates: Candidates::default(), pages: std::iter::once(pages).collect() }
     }
-}
-
-fn vec_of(pages: Range<u64>) -> Vec<Range<u64>> {
-    std::iter::once(pages).collect()
 }
 
 /// Returns the ranges cut to the first `end` pages, sorted and without overlaps.
@@ -214,7 +210,7 @@ impl Store {
             Error::new(ErrorKind::Unsupported, "there is no backing device").with_setting("backing_dev")
         })?;
         let pages = match &what.pages[..] {
-            [] => vec_of(0..self.pages()),
+            [] => std::iter::once(0..self.pages()).collect(),
             some => in_order(some, self.pages()),
         };
         let (mut written, mut failure) = (0, None);
@@ -323,7 +319,9 @@ impl Store {
     /// gone.
     pub fn erase_backing(&self) {
         if let Some(backing) = self.backing.as_ref().filter(|backing| backing.log.table.written_once) {
-            backing.erase();
+            let _turn = backing.writer.lock();
+            backing.log.table.discard_all();
+            backing.log.backing.end();
         }
     }
 
@@ -342,7 +340,8 @@ impl Store {
     /// Returns the number of pages that were on the backing device and no longer are, modulo 2^64: if it is
     /// full, no more pages leave until this changes.
     pub(super) fn gone_pages(&self) -> u64 {
-        self.backing.as_ref().map_or(0, |backing| backing.log.gone_pages())
+        let counts = self.backing.as_ref().map(|backing| &backing.log.counts);
+        counts.map_or(0, |counts| counts.pages_written_back.get().wrapping_sub(counts.pages.get()))
     }
 
     /// Returns the statistics of the backing device; all 0 without one.

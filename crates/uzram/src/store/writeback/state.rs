@@ -6,8 +6,8 @@
 use std::fmt;
 use std::time::{Duration, Instant};
 
-use crate::backing::{Tiers, Trouble};
-use crate::base::error::{Error, Result};
+use crate::backing::{Direction, Tiers, Trouble};
+use crate::base::error::Error;
 use crate::base::failures;
 use crate::base::sync::{Mutex, classes};
 
@@ -71,58 +71,37 @@ impl fmt::Display for BackingState {
     }
 }
 
-pub(super) struct Failures(Mutex<Last>);
-
-#[derive(Default)]
-struct Last {
-    /// A read; counts for [`LASTS`].
-    read: Option<(Instant, Trouble)>,
-    /// A write; counts until one succeeds.
-    write: Option<(Instant, Trouble)>,
-}
+/// The last failure of a read, which counts for [`LASTS`], and of a write, which counts until one succeeds.
+pub(super) struct Failures(Mutex<[Option<(Instant, Trouble)>; 2]>);
 
 impl Default for Failures {
     fn default() -> Self {
-        Failures(Mutex::new(&classes::BACKING_EXTENTS, Last::default()))
+        Failures(Mutex::new(&classes::BACKING_EXTENTS, Default::default()))
     }
 }
 
 impl Failures {
-    pub(super) fn note_read(&self, error: &Error) {
-        let why = error.to_string();
-        self.note(|last| {
-            let before = last.read.take().filter(|(at, _)| at.elapsed() < LASTS);
-            let is_new = before.is_none();
-            last.read = Some(again(before, why));
+    /// Notes the result of a write, or a read that failed.
+    pub(super) fn note(&self, direction: Direction, error: Option<&Error>) {
+        let why = error.map(Error::to_string);
+        let is_new = {
+            let last = &mut self.0.lock()[direction as usize];
+            let counts = |at: Instant| direction == Direction::Write || at.elapsed() < LASTS;
+            let before = last.take().filter(|(at, _)| counts(*at));
+            let is_new = before.is_some() != why.is_some();
+            *last = why.map(|why| (Instant::now(), Trouble::again(before.map(|(_, trouble)| trouble), why)));
             is_new
-        });
-    }
-
-    pub(super) fn note_write(&self, result: &Result<()>) {
-        let why = result.as_ref().err().map(Error::to_string);
-        self.note(|last| {
-            let before = last.write.take();
-            let were_failing = before.is_some();
-            last.write = why.map(|why| again(before, why));
-            result.is_err() != were_failing
-        });
-    }
-
-    fn note(&self, change: impl FnOnce(&mut Last) -> bool) {
-        if change(&mut self.0.lock()) {
+        };
+        if is_new {
             failures::note();
         }
     }
 
     fn since(&self, checked: Option<Instant>) -> Option<Trouble> {
-        let is_over = |at: Instant| checked.is_some_and(|checked| checked > at);
-        let last = self.0.lock();
-        let write = last.write.as_ref().filter(|(at, _)| !is_over(*at));
-        let read = || last.read.as_ref().filter(|(at, _)| !is_over(*at) && at.elapsed() < LASTS);
+        let [read, write] = &*self.0.lock();
+        let counts = |at: Instant| checked.is_none_or(|checked| checked <= at);
+        let write = write.as_ref().filter(|(at, _)| counts(*at));
+        let read = || read.as_ref().filter(|(at, _)| counts(*at) && at.elapsed() < LASTS);
         write.or_else(read).map(|(_, trouble)| trouble.clone())
     }
-}
-
-fn again(before: Option<(Instant, Trouble)>, why: String) -> (Instant, Trouble) {
-    (Instant::now(), Trouble::again(before.map(|(_, trouble)| trouble), why))
 }

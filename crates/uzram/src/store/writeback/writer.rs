@@ -227,8 +227,9 @@ impl<'a> Pass<'a> {
         let flight = &mut self.writer.flights[index];
         let (extent, charge) = (flight.extent, std::mem::take(&mut flight.charge));
         let mut entries = std::mem::take(&mut flight.entries);
-        self.backing.log.note_write(&result);
+        self.backing.log.failures.note(Direction::Write, result.as_ref().err());
         if result.is_err() {
+            self.backing.log.counts.failed_writes.add(1);
             self.backing.allowance.give_back(charge);
         }
         // In reverse: if a page was added, changed and added again, the last copy is valid.

@@ -56,7 +56,7 @@ struct Entry {
 }
 
 impl Extents {
-    pub(super) fn new(extent_bytes: usize) -> Result<Self> {
+    pub(in super::super) fn new(extent_bytes: usize) -> Result<Self> {
         let count = (BUDGET_BYTES / extent_bytes).max(LEAST_EXTENTS);
         let kept = VecDeque::with_capacity(count + 1);
         Ok(Extents {
@@ -66,7 +66,7 @@ impl Extents {
         })
     }
 
-    pub(super) fn max_bytes(&self) -> usize {
+    pub(in super::super) fn max_bytes(&self) -> usize {
         self.buffers.count() * self.buffers.buffer_bytes()
     }
 
@@ -174,25 +174,19 @@ const LEAST_STEPS: usize = 4;
 /// found by R. S. Boyer and J S. Moore's algorithm.
 #[derive(Default)]
 struct Trend {
-    last_page: u64,
+    last_page: Option<u64>,
     /// A ring.
     steps: [i64; STEPS],
     /// How many steps there were.
     count: usize,
-    has_read: bool,
 }
 
 impl Trend {
     fn note(&mut self, page: u64) {
-        let step = page.wrapping_sub(self.last_page) as i64;
-        if self.has_read && step == 0 {
-            return;
-        }
-        if self.has_read {
-            self.steps[self.count % STEPS] = step;
+        if let Some(last) = self.last_page.replace(page).filter(|last| *last != page) {
+            self.steps[self.count % STEPS] = page.wrapping_sub(last) as i64;
             self.count += 1;
         }
-        (self.last_page, self.has_read) = (page, true);
     }
 
     /// Returns the step of most of the last reads, if there is one.

@@ -11,7 +11,6 @@
 mod extents;
 
 use crate::backing::{Buffer, Filling};
-use crate::base::error::Result;
 use crate::base::sync::{Arc, Counter, Mutex, classes};
 use crate::base::units::PageNo;
 use crate::store::slot::Backed;
@@ -49,27 +48,11 @@ impl Window {
 pub(super) enum ReadAhead {
     /// The bytes after a page.
     Streams(Box<Streams>),
+    /// Where an extent is written once.
     Extents(Extents),
 }
 
 impl ReadAhead {
-    /// Returns the way that suits a backing.
-    pub(super) fn new(log: &Log) -> Result<Self> {
-        Ok(match log.table.written_once {
-            true => ReadAhead::Extents(Extents::new(log.table.extent_bytes)?),
-            false => ReadAhead::Streams(Box::default()),
-        })
-    }
-
-    /// Returns the maximum memory.
-    pub(super) fn max_bytes(&self) -> usize {
-        match self {
-            // The buffers are those of reads.
-            ReadAhead::Streams(_) => 0,
-            ReadAhead::Extents(extents) => extents.max_bytes(),
-        }
-    }
-
     /// Returns bytes that may have an object, or else how many to read from its place on at least.
     pub(super) fn find(&self, log: &Log, object: Placed) -> (Option<Arc<Window>>, usize) {
         let Placed { page, backed: Backed { place, .. }, filling } = object;
