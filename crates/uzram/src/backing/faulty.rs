@@ -1,7 +1,7 @@
 //! A backing with injected faults: for tests, and to try out how a device behaves when its disk fails.
 //!
 //! [`Faults`] decides about each transfer when it is started. A transfer without a fault goes straight to the
-//! backing below; one that fails or waits has a thread of its own, so that its caller never calls a completion.
+//! backing below; one that fails or waits has a thread of its own: its caller never calls a completion.
 //!
 //! Locks: two of class `backing queue`, for the faults and their random numbers, and for the threads. Neither
 //! is taken under the other.

@@ -251,6 +251,9 @@ pub struct Transfer {
     pub completion: Arc<dyn Completion>,
 }
 
+/// Starts transfers.
+pub(crate) type Start = Box<dyn Fn(Transfer) + Send + Sync>;
+
 /// A callback for the end of transfers.
 pub trait Completion: Send + Sync {
     /// Called when the transfer of `token` has ended; `buffer` is the transfer's. After a failed read the

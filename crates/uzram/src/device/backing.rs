@@ -245,7 +245,7 @@ impl NamedBacking {
     /// Has the lock of a file given up when it is closed, whoever else has its descriptor.
     pub fn unlock_when_dropped(&self) {
         let files = self.parts.iter().filter_map(|part| part.file.as_ref());
-        files.for_each(|file| file.unlock_when_dropped());
+        files.for_each(|file| file.unlock_when_dropped(true));
     }
 
     /// Checks that a text can name files, block devices or stores.
@@ -298,9 +298,8 @@ impl Part {
             }
             _ => error,
         })?;
-        let part = Part::of_file(path, file);
-        part.file.iter().filter(|_| how.keeps).for_each(|file| file.keep_lock());
-        Ok(part)
+        file.unlock_when_dropped(!how.keeps);
+        Ok(Part::of_file(path, file))
     }
 
     fn of_file(path: &str, file: FileBacking) -> Part {

@@ -18,7 +18,7 @@ use std::path::Path;
 use rustix::fs::FallocateFlags;
 
 use super::threads::Threads;
-use super::{Blocks, Buffer, Direction, Started, Transfer};
+use super::{Blocks, Buffer, Direction, Start, Started, Transfer};
 use crate::base::error::{Error, Result};
 use crate::base::sync::Arc;
 use engine::Target;
@@ -37,15 +37,11 @@ const THREADS: usize = 4;
 /// [`Blocks`] on a file or block device, which it locks: opening the same file again is refused.
 pub struct FileBacking {
     // Dropped before `target`, which it uses.
-    mover: Backend,
+    start: Start,
+    engine: Engine,
     target: Arc<Target>,
     opened: Opened,
     fallback: Option<Error>,
-}
-
-enum Backend {
-    Uring(Uring),
-    Threads(Threads),
 }
 
 impl FileBacking {
@@ -88,51 +84,41 @@ impl FileBacking {
         self.target.fd.as_fd()
     }
 
-    /// Has the lock given up when this backing is dropped and its transfers have ended, whoever else has its
-    /// descriptor; as for one that was just opened.
-    pub fn unlock_when_dropped(&self) {
-        self.target.unlocks.set(1);
-    }
-
-    /// Has the lock stay as long as a duplicate of the descriptor is open, though this backing is dropped; as
-    /// for one that was made from a descriptor.
-    pub fn keep_lock(&self) {
-        self.target.unlocks.set(0);
+    /// Sets whether the lock is given up when this backing is dropped and its transfers have ended, whoever
+    /// else has its descriptor. It is for one that was opened. One that was made from a descriptor stays
+    /// locked as long as a duplicate of that is open.
+    pub fn unlock_when_dropped(&self, is_so: bool) {
+        self.target.unlocks.set(is_so.into());
     }
 
     fn start((target, opened): (Target, Opened), engine: Engine, depth: usize) -> Result<Self> {
         let target = Arc::new(target);
-        let (mover, fallback) = Self::start_engine(engine, &target, depth).inspect_err(|_| opened.undo())?;
-        Ok(FileBacking { mover, target, opened, fallback })
-    }
-
-    fn start_engine(engine: Engine, target: &Arc<Target>, depth: usize) -> Result<(Backend, Option<Error>)> {
-        let uring = || Uring::new(Arc::clone(target), depth).map(Backend::Uring);
-        let threads = || {
-            let target = Arc::clone(target);
+        let uring = || -> Result<(Start, _, _)> {
+            let uring = Uring::new(Arc::clone(&target), depth)?;
+            Ok((Box::new(move |transfer| uring.start(transfer)), Engine::Uring, None))
+        };
+        let threads = |fallback| -> Result<(Start, _, _)> {
+            let target = Arc::clone(&target);
             let carry_out = move |mut started: Started, usable: Result<()>| {
                 let Transfer { direction, offset, len_bytes, buffer, .. } = &mut *started;
                 let result = usable.and_then(|()| target.carry_out(*direction, *offset, *len_bytes, buffer));
                 started.finish(result);
             };
-            Threads::new("uzram-back", THREADS, depth, Box::new(carry_out)).map(Backend::Threads)
+            let threads = Threads::new("uzram-back", THREADS, depth, Box::new(carry_out))?;
+            Ok((Box::new(move |transfer| threads.start(transfer)), Engine::Threads, fallback))
         };
-        match engine {
-            Engine::Uring => Ok((uring()?, None)),
-            Engine::Threads => Ok((threads()?, None)),
-            Engine::Auto => match uring() {
-                Ok(mover) => Ok((mover, None)),
-                Err(refused) => Ok((threads()?, Some(refused))),
-            },
-        }
+        let started = match engine {
+            Engine::Uring => uring(),
+            Engine::Threads => threads(None),
+            Engine::Auto => uring().or_else(|refused| threads(Some(refused))),
+        };
+        let (start, engine, fallback) = started.inspect_err(|_| opened.undo())?;
+        Ok(FileBacking { start, engine, target, opened, fallback })
     }
 
     /// Returns the engine in use, never [`Engine::Auto`].
     pub fn engine(&self) -> Engine {
-        match self.mover {
-            Backend::Uring(_) => Engine::Uring,
-            Backend::Threads(_) => Engine::Threads,
-        }
+        self.engine
     }
 
     /// Returns why [`Engine::Auto`] became [`Engine::Threads`], if it did.
@@ -174,10 +160,7 @@ impl Blocks for FileBacking {
     }
 
     fn start(&self, transfer: Transfer) {
-        match &self.mover {
-            Backend::Uring(uring) => uring.start(transfer),
-            Backend::Threads(threads) => threads.start(transfer),
-        }
+        (self.start)(transfer);
     }
 
     /// Carries out the transfer in the calling thread, which saves two thread switches.

@@ -25,13 +25,7 @@ fn open_soon(options: &FileOptions) -> Result<FileBacking> {
 
 /// Checks that a backing is refused, with words that have `hints` among them.
 #[track_caller]
-fn refused(options: &FileOptions, kind: ErrorKind, hints: &[&str]) {
-    refused_in("", options, kind, hints);
-}
-
-/// As [`refused`], in a case of a loop.
-#[track_caller]
-fn refused_in(case: impl Display, options: &FileOptions, kind: ErrorKind, hints: &[&str]) {
+fn refused(case: impl Display, options: &FileOptions, kind: ErrorKind, hints: &[&str]) {
     let Err(error) = open_soon(options) else { panic!("{case}: it is accepted") };
     let setting = if kind == ErrorKind::Busy { "backing_force" } else { "backing_dev" };
     assert_eq!((error.kind(), error.setting()), (kind, Some(setting)), "{case}: {error}");
@@ -59,7 +53,7 @@ fn a_file_that_others_may_reach_is_refused_and_left_alone() {
         own_file(&path, b"");
         chmod(&path, mode);
         for options in [sized(&path), forced(&path)] {
-            refused(&options, ErrorKind::Permission, &[shown, "chmod 600"]);
+            refused("", &options, ErrorKind::Permission, &[shown, "chmod 600"]);
             assert_eq!(file_bytes(&path), 0);
         }
     }
@@ -67,13 +61,13 @@ fn a_file_that_others_may_reach_is_refused_and_left_alone() {
     own_file(&path, b"");
     let second = directory.path().join("second");
     std::fs::hard_link(&path, &second).expect("a link");
-    refused(&forced(&path), ErrorKind::Permission, &["2 names"]);
+    refused("", &forced(&path), ErrorKind::Permission, &["2 names"]);
     std::fs::remove_file(second).expect("ours");
     FileBacking::open(&sized(&path)).expect("ours alone");
     if let Err(error) = std::os::unix::fs::chown(&path, Some(OTHER_USER), None) {
         return println!("skipped: giving a file away: {error}");
     }
-    refused(&forced(&path), ErrorKind::Permission, &["belongs to user 65534"]);
+    refused("", &forced(&path), ErrorKind::Permission, &["belongs to user 65534"]);
 }
 
 #[test]
@@ -87,7 +81,7 @@ fn a_link_is_followed_in_directories_of_ours_only() {
     chmod(&at("dir"), 0o1777);
     let dir = format!("'{}'", at("dir").display());
     for name in ["dir/link", "dir/dangling"] {
-        refused(&forced(&at(name)), ErrorKind::Permission, &[&at(name).display().to_string(), &dir]);
+        refused("", &forced(&at(name)), ErrorKind::Permission, &[&at(name).display().to_string(), &dir]);
     }
     assert!(file_bytes(&at("target")) == 0 && !at("none").exists());
     chmod(&at("dir"), 0o755);
@@ -102,11 +96,11 @@ fn what_holds_something_else_wants_force_and_is_known_again() {
     let path = directory.path().join("file");
     let foreign: Vec<u8> = (0..20_000u32).map(|number| number as u8).collect();
     own_file(&path, &foreign);
-    refused(&sized(&path), ErrorKind::Busy, &["--force", "19.5 KiB"]);
+    refused("", &sized(&path), ErrorKind::Busy, &["--force", "19.5 KiB"]);
     assert_eq!(std::fs::read(&path).expect("a file"), foreign, "it was left alone");
     // A file of zeros is not empty.
     own_file(&path, &[0; 1 << 16]);
-    refused(&sized(&path), ErrorKind::Busy, &[]);
+    refused("", &sized(&path), ErrorKind::Busy, &[]);
     own_file(&path, &foreign);
     drop(FileBacking::open(&forced(&path)).expect("forced"));
     let marked = std::fs::read(&path).expect("a file");
@@ -119,7 +113,7 @@ fn what_holds_something_else_wants_force_and_is_known_again() {
     let mut damaged = marked;
     damaged[3000] ^= 1;
     own_file(&path, &damaged);
-    refused(&sized(&path), ErrorKind::Busy, &[]);
+    refused("", &sized(&path), ErrorKind::Busy, &[]);
 }
 
 #[test]
@@ -135,7 +129,7 @@ fn a_file_system_made_over_a_backing_is_safe() {
             command.arg(&path).env("PATH", "/usr/sbin:/sbin:/usr/bin:/bin").stdin(Stdio::null());
             let is_made = command.output().is_ok_and(|output| output.status.success());
             if is_made {
-                refused_in(program, &sized(&path), ErrorKind::Busy, &[]);
+                refused(program, &sized(&path), ErrorKind::Busy, &[]);
             }
             is_made
         })
@@ -159,7 +153,7 @@ fn a_block_device_is_taken_when_it_is_empty_or_ours() {
     let wipe = |offset: u64, len: usize| disk.write_all_at(&vec![0; len], offset).expect("room");
     for offset in places.into_iter().chain(ends) {
         disk.write_all_at(b"signature!", offset).expect("room");
-        refused_in(offset, &all, ErrorKind::Busy, &[]);
+        refused(offset, &all, ErrorKind::Busy, &[]);
         wipe(offset, 10);
         drop(open_soon(&all).unwrap_or_else(|error| panic!("it is empty, {offset}: {error}")));
         wipe(0, MARK_BYTES);
@@ -181,9 +175,9 @@ fn a_block_device_is_taken_when_it_is_empty_or_ours() {
     }
     for mode in [0o664, 0o666, 0o662] {
         chmod(&node, mode);
-        refused(&sized(&node), ErrorKind::Permission, &["open to all users"]);
+        refused("", &sized(&node), ErrorKind::Permission, &["open to all users"]);
     }
     chmod(&node, 0o660);
     std::os::unix::fs::chown(&node, Some(OTHER_USER), None).expect("root");
-    refused(&sized(&node), ErrorKind::Permission, &["not of root"]);
+    refused("", &sized(&node), ErrorKind::Permission, &["not of root"]);
 }

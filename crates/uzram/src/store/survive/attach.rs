@@ -220,7 +220,8 @@ fn note(parts: &Parts<'_>, page: PageNo, contents: &Contents, found: &mut Found,
             false
         }
         Contents::Backed(Backed { place, len, priority }) => {
-            has_algorithm(parts, priority) && parts.log.is_some_and(|log| log.adopt(place, usize::from(len)))
+            let fits = |log: &Log| log.table.adopt(place, log.footprint(usize::from(len)));
+            has_algorithm(parts, priority) && parts.log.is_some_and(fits)
         }
     };
     if is_there {

@@ -12,7 +12,7 @@
 //! a flush may leave unused. In an extent that was filled with moved objects, only those bytes count whose
 //! objects have died since: moving it again for bytes that were never filled gains nothing. So the bytes
 //! moved are bounded by the bytes that died. When no object dies, cleaning ends; it goes on when objects have
-//! died. Pages that find no room stay in memory: the device is *full* ([`Log::is_full`]).
+//! died. Pages that find no room stay in memory: the device is *full* ([`ExtentTable::is_full`]).
 //!
 //! # What a page costs
 //!
@@ -71,22 +71,22 @@ impl Store {
         let (mut began_at, mut unanswered) = (backing.rescue_from.get(), 0);
         while goes_on() && !backing.log.backing.is_one_down() && unanswered < UNANSWERED {
             let mut pass = Pass::begin(self, backing);
-            let endangered = table.endangered(backing.rescue_from.get() as u32, ENDANGERED);
+            let hold = |extent: &u32| table.entries[*extent as usize].hold_if_unheld();
+            let endangered = table.endangered(backing.rescue_from.get() as u32).filter(hold);
+            let endangered: Vec<u32> = endangered.take(ENDANGERED).collect();
             let Some(last) = endangered.last() else {
                 backing.rescue_from.set(0);
-                if began_at > 0 {
-                    began_at = 0;
-                    pass.end();
-                    continue;
-                }
                 // Some may have busy pages, or have had no room.
-                let left = table.endangered(0, 1);
-                left.iter().for_each(|extent| table.release(*extent));
+                let is_over = began_at == 0 && table.endangered(0).next().is_none();
                 pass.end();
-                if left.is_empty() {
+                if is_over {
                     backing.rescued.set(generation);
                 }
-                return left.is_empty();
+                if began_at == 0 {
+                    return is_over;
+                }
+                began_at = 0;
+                continue;
             };
             let stopped_at = pass.move_all(&endangered);
             unanswered += usize::from(stopped_at.is_some());
@@ -130,7 +130,7 @@ impl Pass<'_> {
         let log = &self.backing.log;
         let table = &log.table;
         let (of, filling) = (&table.entries[extent as usize], table.filling(extent));
-        self.writer.moved_from = table.tier_of(extent);
+        self.writer.moved_from = extent;
         let own = buffer.take().unwrap_or_else(|| self.backing.buffers.take_waiting());
         let (read, result) = log.backing.read(table.place(extent, 0), table.extent_bytes, filling, own);
         let read = buffer.insert(read);
@@ -250,16 +250,13 @@ impl ExtentTable {
         victims
     }
 
-    /// Returns up to `most` extents, `from` on, whose copies are in danger, and holds them.
-    fn endangered(&self, from: u32, most: usize) -> Vec<u32> {
-        let hold = |extent: &u32| {
+    /// Returns the extents, `from` on, whose copies are in danger.
+    fn endangered(&self, from: u32) -> impl Iterator<Item = u32> {
+        let is_one = move |extent: &u32| {
             let of = &self.entries[*extent as usize];
-            of.unheld_bytes().is_some()
-                && of.link.get() == 0
-                && self.is_at_risk(*extent)
-                && of.hold_if_unheld()
+            *extent >= from && of.unheld_bytes().is_some() && of.link.get() == 0 && self.is_at_risk(*extent)
         };
-        self.used(|_| true).into_iter().filter(|extent| *extent >= from && hold(extent)).take(most).collect()
+        self.used(|_| true).into_iter().filter(is_one)
     }
 }
 

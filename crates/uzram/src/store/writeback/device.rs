@@ -1,8 +1,8 @@
 //! A store's backing device: its log, and the buffers that are being filled and written.
 
-use crate::backing::{Buffer, Buffers, Ended, Transfer};
+use crate::backing::{Buffer, Buffers, Ended, Start};
 #[cfg(not(loom))]
-use crate::backing::{Started, Threads};
+use crate::backing::{Started, Threads, Transfer};
 use crate::base::error::Result;
 use crate::base::mem::Region;
 use crate::base::sync::{Arc, Counter, Mutex, classes};
@@ -37,11 +37,9 @@ pub(in crate::store) struct BackingDevice {
     /// Writes that have ended and were not processed yet.
     pub(super) ended: Arc<Ended>,
     pub(super) writer: Mutex<Writer>,
+    /// Starts to write what a buffer was filled with, after it was sealed if it is to be.
     pub(super) start: Start,
 }
-
-/// Starts to write what a buffer was filled with, after it was sealed if it is to be.
-pub(super) type Start = Box<dyn Fn(Transfer) + Send + Sync>;
 
 /// The buffers being filled, and the writes in flight.
 pub(super) struct Writer {
@@ -52,8 +50,8 @@ pub(super) struct Writer {
     /// The write of number `n` is at index `n - 1`.
     pub(super) flights: Vec<Flight>,
     pub(super) in_flight: u64,
-    /// The tier whose objects are moved, by its own reserve.
-    pub(super) moved_from: usize,
+    /// The extent whose objects are moved, by the reserve of its tier.
+    pub(super) moved_from: u32,
     /// Pages that have left memory and are still in the LRU's lists.
     pub(super) dead: Vec<u32>,
 }

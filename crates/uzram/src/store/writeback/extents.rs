@@ -268,7 +268,7 @@ impl ExtentTable {
 
     /// Adds the object at a place that a slot names to its extent; returns false if no object can be there.
     #[cfg(not(loom))]
-    pub(super) fn adopt(&self, place: u64, footprint: usize) -> bool {
+    pub(in crate::store) fn adopt(&self, place: u64, footprint: usize) -> bool {
         let extent = place / self.extent_bytes as u64;
         let end = (place % self.extent_bytes as u64) as usize + footprint;
         if extent >= u64::from(self.count) || end > self.extent_bytes {
@@ -340,10 +340,6 @@ impl ExtentTable {
         }
     }
 
-    pub(super) fn tier_of(&self, extent: u32) -> usize {
-        Tier::of(&self.tiers.lock(), extent)
-    }
-
     pub(super) fn place(&self, extent: u32, at: usize) -> u64 {
         u64::from(extent) * self.extent_bytes as u64 + at as u64
     }
@@ -359,8 +355,8 @@ impl ExtentTable {
         Filling { generation: of.generation.get(), home }
     }
 
-    /// Takes a free extent and holds it. Objects are moved from `moved_from`, a tier.
-    pub(super) fn take(&self, purpose: Purpose, moved_from: usize) -> Option<u32> {
+    /// Takes a free extent and holds it. Objects are moved from the extent `moved_from`.
+    pub(super) fn take(&self, purpose: Purpose, moved_from: u32) -> Option<u32> {
         loop {
             let (extent, was_emptied) = self.take_any(purpose, moved_from)?;
             let of = &self.entries[extent as usize];
@@ -390,7 +386,7 @@ impl ExtentTable {
         }
     }
 
-    fn take_any(&self, purpose: Purpose, moved_from: usize) -> Option<(u32, bool)> {
+    fn take_any(&self, purpose: Purpose, moved_from: u32) -> Option<(u32, bool)> {
         let in_use = self.in_use();
         let mut tiers = self.tiers.lock();
         let with = |more_than: u32, is_used: bool| {
@@ -401,9 +397,10 @@ impl ExtentTable {
         let tier = match purpose {
             Purpose::New => with(self.reserved, true).or_else(|| with(self.reserved, false)),
             Purpose::Moved => {
-                let has_own = in_use[moved_from] && tiers[moved_from].free > 0;
+                let own = Tier::of(&tiers, moved_from);
+                let has_own = in_use[own] && tiers[own].free > 0;
                 with(self.reserved, true)
-                    .or(has_own.then_some(moved_from))
+                    .or(has_own.then_some(own))
                     .or_else(|| with(0, true))
                     .or_else(|| with(0, false))
             }

@@ -2,8 +2,8 @@
 //!
 //! One is for blocks: an extent is filled by several writes, and what is in it may be overwritten. Its
 //! objects are packed, or each is a block of its own. The other is for objects of the backing, each of which
-//! is an extent (`ExtentTable::written_once`): an extent is filled by one write, and what lies in it is sealed
-//! if the backing asks for that.
+//! is an extent ([`ExtentTable::written_once`]): an extent is filled by one write, and what lies in it is
+//! sealed if the backing asks for that.
 
 use crate::backing::{Buffers, Direction, Filling, Seal, Tiers};
 use crate::base::error::{Error, ErrorKind, Result};
@@ -83,14 +83,8 @@ impl Log {
         })
     }
 
-    pub(super) fn footprint(&self, len_bytes: usize) -> usize {
+    pub(in crate::store) fn footprint(&self, len_bytes: usize) -> usize {
         self.format.footprint(len_bytes)
-    }
-
-    /// As [`ExtentTable::adopt`].
-    #[cfg(not(loom))]
-    pub(in crate::store) fn adopt(&self, place: u64, len_bytes: usize) -> bool {
-        self.table.adopt(place, self.footprint(len_bytes))
     }
 
     /// Counts the object at a place as dead. No slot refers to it any more.
