@@ -316,13 +316,8 @@ impl ExtentTable {
         u64::from(self.count - free) * self.extent_bytes as u64
     }
 
-    /// Returns the bytes of the free extents, without those of tiers that are down.
-    pub(super) fn free_bytes(&self) -> usize {
-        self.free_beyond(0) as usize * self.extent_bytes
-    }
-
     /// Returns the number of free extents but for the last `kept` of each tier, without tiers that are down.
-    fn free_beyond(&self, kept: u32) -> u64 {
+    pub(super) fn free_beyond(&self, kept: u32) -> u64 {
         let in_use = self.in_use();
         let tiers = self.tiers.lock();
         let used = tiers.iter().zip(in_use).filter(|(_, is_used)| *is_used);

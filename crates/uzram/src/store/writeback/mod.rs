@@ -257,7 +257,7 @@ impl Store {
             |page: &PageNo| if log.compressed { self.slots.peek(*page).len_bytes() } else { PAGE_SIZE };
         let taken_bytes = || pages.iter().map(|page| log.footprint(len_of(page))).sum::<usize>();
         // Parts of extents stay unused.
-        let usable_bytes = log.table.free_bytes() / 8 * 7;
+        let usable_bytes = log.table.free_beyond(0) as usize * log.table.extent_bytes / 8 * 7;
         !allowance.limit().enabled && allowance.budget_left_bytes().is_none() && taken_bytes() <= usable_bytes
     }
 

@@ -103,16 +103,8 @@ impl Extents {
     pub(in super::super) fn fetch(&self, backing: &Tiers, page: PageNo, key: Key, start: u64) -> bool {
         let Some(buffer) = self.make_room(page, key) else { return false };
         let completion = Arc::new(Reading { kept: Arc::clone(&self.kept), key, start });
-        let (direction, offset, len_bytes) = (Direction::Read, start, buffer.len());
-        backing.start(Transfer {
-            direction,
-            offset,
-            len_bytes,
-            filling: key.1,
-            buffer,
-            token: 0,
-            completion,
-        });
+        let (direction, offset, len_bytes, filling, token) = (Direction::Read, start, buffer.len(), key.1, 0);
+        backing.start(Transfer { direction, offset, len_bytes, filling, buffer, token, completion });
         true
     }
 
