@@ -26,10 +26,11 @@ mod model;
 #[path = "../../crates/uzram-serve/tests/it/common/client.rs"]
 mod nbd_client;
 mod nbd_handshake;
-mod nbd_tls;
 mod nbd_transmission;
+#[allow(dead_code, clippy::unwrap_used)]
+#[path = "../../crates/uzram-serve/tests/it/common/pki.rs"]
+mod pki;
 mod remote;
-mod size_expr;
 mod start;
 mod wire;
 
@@ -53,7 +54,6 @@ const fn target_of(name: &'static str, run: fn(&[u8]), seeds: fn() -> Vec<Vec<u8
 /// All targets.
 pub static TARGETS: &[Target] = &[
     target_of("nbd_handshake", nbd_handshake::run, nbd_handshake::seeds),
-    target_of("nbd_tls", nbd_tls::run, nbd_tls::seeds),
     target_of("nbd_transmission", nbd_transmission::run, nbd_transmission::seeds),
     target_of("fuse_requests", fuse_requests::run, fuse_requests::seeds),
     target_of("control_http", control_http::run, control_http::seeds),
@@ -65,7 +65,6 @@ pub static TARGETS: &[Target] = &[
     target_of("backing_mark", formats::run_mark, formats::seeds_of_mark),
     target_of("remote", remote::run, remote::seeds),
     target_of("run_figures", formats::run_figures, formats::seeds_of_figures),
-    target_of("size_expr", size_expr::run, size_expr::seeds),
     target_of("start", start::run, start::seeds),
 ];
 

@@ -1,28 +1,31 @@
 //! Fuzzes the NBD handshake with any bytes as a client's whole session, whether it answers the greeting or
-//! not.
+//! not, of a server without a certificate, with one, and of one that requires TLS.
 //!
-//! The first byte determines how messages are torn and whether the second device has a size; the client sends
-//! the rest.
+//! The first byte determines how messages are torn, whether there is TLS, and whether the second device has a
+//! size; the client sends the rest.
 //!
-//! Promises: the session ends; every option is answered as a naive parser of the same bytes expects, with a
-//! message if it is refused; and when it is over, no device is in use. The devices are kept from one input to
-//! the next, emptied.
+//! Promises: the session ends; every option is answered as a naive parser of the same bytes expects, until an
+//! export is chosen or TLS starts, with a message if it is refused; and when it is over, no device is in use.
+//! The devices are kept from one input to the next, emptied.
 
 use std::cell::RefCell;
 use std::io::ErrorKind;
 use std::sync::Arc;
 
+use rustls::pki_types::ServerName;
 use uzram::device::{Device, OpenDevice};
 use uzram_serve::Exports;
 use uzram_serve::nbd::proto::{self, info, option, reply, transmission_flags};
-use uzram_serve::nbd::{Buffers, serve_stream};
+use uzram_serve::nbd::{Buffers, Tls, TlsFiles, serve_stream};
 
 use crate::input::Input;
 use crate::nbd_client::{
     Client, cmd, context_request, extended_request_bytes, info_request, option_bytes, request_bytes,
 };
+use crate::pki::Authority;
 use crate::wire::Wire;
 
+const NAMES: [&[u8]; 2] = [b"zram0", b"zram1"];
 const SIZE_BYTES: u64 = 64 << 10;
 const OTHER_SIZE_BYTES: u64 = 4 << 10;
 /// The number and length of options that the server accepts.
@@ -37,6 +40,7 @@ struct Bench {
     devices: [Arc<Device>; 3],
     open: [OpenDevice; 2],
     buffers: Buffers,
+    tls: Tls,
 }
 
 impl Bench {
@@ -54,7 +58,7 @@ impl Bench {
             [&unsized_, &sized].map(|second| Exports::new([Arc::clone(&first), Arc::clone(second)]));
         let open = [&first, &sized].map(|device| device.open().expect("it has a size"));
         let buffers = Buffers::new(0).expect("memory");
-        Bench { exports, devices: [first, unsized_, sized], open, buffers }
+        Bench { exports, devices: [first, unsized_, sized], open, buffers, tls: tls() }
     }
 
     fn users(&self) -> [usize; 3] {
@@ -66,6 +70,14 @@ thread_local! {
     static BENCH: RefCell<Bench> = RefCell::new(Bench::new());
 }
 
+/// Generates a certificate. No promise depends on its bytes.
+fn tls() -> Tls {
+    let dir = tempfile::tempdir().expect("a directory");
+    Authority::new("authority").write_all(dir.path());
+    let [cert, key] = ["server-cert.pem", "server-key.pem"].map(|name| dir.path().join(name));
+    Tls::load(&TlsFiles { cert, key, client_ca: None }).expect("a good pair")
+}
+
 pub(crate) fn run(bytes: &[u8]) {
     BENCH.with_borrow_mut(|bench| run_on(bench, bytes));
 }
@@ -75,20 +87,26 @@ fn run_on(bench: &mut Bench, bytes: &[u8]) {
     let first = input.byte();
     let said = input.rest();
     let users = bench.users();
-    let mut wire = Wire::new(said, first >> 1);
+    let mut wire = Wire::new(said, first >> 3);
     let exports = &bench.exports[usize::from(first & 1)];
-    let result = serve_stream(&mut wire, exports, &mut bench.buffers, None);
+    let has_tls = first & 4 != 0;
+    let tls_required = has_tls && first & 2 != 0;
+    let tls = has_tls.then_some((&bench.tls, tls_required));
+    let result = serve_stream(&mut wire, exports, &mut bench.buffers, tls);
     let mut session = Session {
         said: Client::on(said),
         heard: Client::on(&wire.heard),
         sizes: [SIZE_BYTES, if first & 1 == 0 { 0 } else { OTHER_SIZE_BYTES }],
+        has_tls,
+        tls_required,
+        lacked_tls: false,
         headers: None,
         contexts: None,
     };
     let end = session.follow();
     let kind = result.err().map(|error| error.kind());
     match end {
-        End::Chosen => {
+        End::GoesOn => {
             assert!(
                 matches!(kind, None | Some(ErrorKind::InvalidData | ErrorKind::UnexpectedEof)),
                 "{kind:?}"
@@ -96,16 +114,18 @@ fn run_on(bench: &mut Bench, bytes: &[u8]) {
             bench.open.iter().for_each(|open| open.discard(0, open.size_bytes()).expect("in range"));
         }
         End::Ended(expected) => {
-            assert_eq!(kind, expected);
+            assert_eq!(kind, if session.lacked_tls { Some(ErrorKind::InvalidData) } else { expected });
             assert!(session.heard.stream.is_empty(), "more was said than asked for");
         }
     }
     assert_eq!(bench.users(), users, "nobody has a device open when the session is over");
 }
 
-/// How a handshake ends: with an export, or with this result.
+/// How a handshake ends.
 enum End {
-    Chosen,
+    /// An export is chosen, or TLS starts.
+    GoesOn,
+    /// The session has ended, with this result.
     Ended(Option<ErrorKind>),
 }
 
@@ -115,6 +135,10 @@ struct Session<'a> {
     heard: Client<&'a [u8]>,
     /// Of `zram0` and `zram1`; 0 is a device without a size.
     sizes: [u64; 2],
+    has_tls: bool,
+    tls_required: bool,
+    /// Whether something was asked for without TLS that is required.
+    lacked_tls: bool,
     /// The option that negotiated headers, if one did.
     headers: Option<u32>,
     /// The device for which contexts are set, and whether any are.
@@ -147,16 +171,30 @@ impl Session<'_> {
             }
             let data = &self.said.take_vec(len_bytes as usize);
             match asked {
-                option::EXPORT_NAME => return self.export_name(data, flags & 2 == 0),
                 option::ABORT => {
                     self.expect(asked, reply::ACK);
                     return End::Ended(None);
                 }
-                option::GO if self.info(asked, data) => return End::Chosen,
+                option::STARTTLS if self.has_tls && data.is_empty() => {
+                    self.expect(asked, reply::ACK);
+                    return End::GoesOn;
+                }
+                option::STARTTLS => {
+                    self.expect(asked, if self.has_tls { reply::ERR_INVALID } else { reply::ERR_UNSUP });
+                }
+                _ if self.tls_required => {
+                    self.lacked_tls = true;
+                    if asked == option::EXPORT_NAME {
+                        return violation;
+                    }
+                    self.expect(asked, reply::ERR_TLS_REQD);
+                }
+                option::EXPORT_NAME => return self.export_name(data, flags & 2 == 0),
+                option::GO if self.info(asked, data) => return End::GoesOn,
                 option::GO => {}
                 option::INFO => drop(self.info(asked, data)),
                 option::LIST if data.is_empty() => {
-                    for name in [b"zram0", b"zram1"] {
+                    for name in NAMES {
                         let told = self.expect(asked, reply::SERVER);
                         assert_eq!(told, [&5u32.to_be_bytes()[..], name].concat());
                     }
@@ -201,7 +239,7 @@ impl Session<'_> {
     }
 
     fn find(name: &[u8]) -> Option<usize> {
-        [&b"zram0"[..], b"zram1"].iter().position(|other| *other == name).or(name.is_empty().then_some(0))
+        NAMES.iter().position(|other| *other == name).or(name.is_empty().then_some(0))
     }
 
     fn flags(&self, device: usize) -> u16 {
@@ -221,7 +259,7 @@ impl Session<'_> {
         let flags = self.flags(device);
         assert_eq!((self.heard.u64(), self.heard.u16()), (self.sizes[device], flags));
         assert!(!with_zeroes || self.heard.take::<124>() == [0; 124]);
-        End::Chosen
+        End::GoesOn
     }
 
     /// Checks `INFO` and `GO`; returns whether it succeeds.
@@ -230,8 +268,11 @@ impl Session<'_> {
             self.expect(asked, reply::ERR_INVALID);
             return false;
         };
-        let Some(device) = Self::find(name).filter(|device| self.sizes[*device] > 0) else {
-            self.expect(asked, reply::ERR_UNKNOWN);
+        let found = Self::find(name);
+        let Some(device) = found.filter(|device| self.sizes[*device] > 0) else {
+            let why = self.expect(asked, reply::ERR_UNKNOWN);
+            let names_setting = str::from_utf8(&why).is_ok_and(|why| why.contains("disksize"));
+            assert!(found.is_none() || names_setting, "{why:?} is no way to give it a size");
             return false;
         };
         let told = self.expect(asked, reply::INFO);
@@ -239,8 +280,16 @@ impl Session<'_> {
             [&[0, 0][..], &self.sizes[device].to_be_bytes(), &self.flags(device).to_be_bytes()].concat();
         assert_eq!(told, export);
         for kind in [info::NAME, info::DESCRIPTION, info::BLOCK_SIZE] {
-            if kinds.chunks(2).any(|asked| asked == kind.to_be_bytes()) {
-                assert_eq!(self.expect(asked, reply::INFO)[..2], kind.to_be_bytes());
+            if !kinds.chunks(2).any(|asked| asked == kind.to_be_bytes()) {
+                continue;
+            }
+            let told = self.expect(asked, reply::INFO);
+            let (told_kind, told) = told.split_at(2);
+            assert_eq!(told_kind, kind.to_be_bytes());
+            match kind {
+                info::NAME => assert_eq!(told, NAMES[device]),
+                info::BLOCK_SIZE => assert_eq!(told, [1u32, 4096, 32 << 20].map(u32::to_be_bytes).concat()),
+                _ => assert!(str::from_utf8(told).is_ok_and(|text| text.contains("do not outlive"))),
             }
         }
         self.expect(asked, reply::ACK);
@@ -302,8 +351,23 @@ fn split_queries(data: &[u8]) -> Option<(&[u8], Vec<&[u8]>)> {
     (queries.len() == u32::from_be_bytes(*count) as usize).then_some((name, queries))
 }
 
+fn client_hello() -> Vec<u8> {
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let config = rustls::ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .expect("the provider has them")
+        .with_root_certificates(rustls::RootCertStore::empty())
+        .with_no_client_auth();
+    let name = ServerName::try_from("localhost").expect("a good name");
+    let mut hello = Vec::new();
+    let mut client = rustls::ClientConnection::new(Arc::new(config), name).expect("a good configuration");
+    client.write_tls(&mut hello).expect("memory");
+    hello
+}
+
 pub(crate) fn seeds() -> Vec<Vec<u8>> {
     let ask_all = info_request(b"zram1", &[info::NAME, info::DESCRIPTION, info::BLOCK_SIZE]);
+    let starttls = option_bytes(option::STARTTLS, &[]);
     let long_read = extended_request_bytes(0, cmd::READ, 1, 0, 512);
     let read = request_bytes(0, cmd::READ, 1, 0, 512);
     let structured = option_bytes(option::STRUCTURED_REPLY, &[]);
@@ -313,6 +377,16 @@ pub(crate) fn seeds() -> Vec<Vec<u8>> {
     let both = context_request(b"", &[b"base:allocation", b"uzram:state"]);
     let wild = context_request(b"zram1", &[b"base:", b"uzram:", b"x-y:z"]);
     let (list, set) = (option::LIST_META_CONTEXT, option::SET_META_CONTEXT);
+    // The server has a certificate, and clients may (4) or must (6) start TLS.
+    let with_tls = [
+        ((4, 3), [option_bytes(option::STARTTLS, b"x"), starttls.clone(), client_hello()].concat()),
+        ((7, 3), [option_bytes(option::GO, &ask_all), starttls.clone(), starttls.clone()].concat()),
+        ((6, 3), [option_bytes(option::LIST, &[]), go.clone(), read.clone()].concat()),
+        ((6, 3), [option_bytes(option::EXPORT_NAME, b"zram0"), read.clone()].concat()),
+        ((62, 3), [starttls, go.clone(), option_bytes(option::ABORT, &[])].concat()),
+        ((5, 3), [option_bytes(option::INFO, &ask_all), option_bytes(option::ABORT, &[])].concat()),
+        ((7, 3), [option_bytes(option::INFO, &ask_all), option_bytes(option::ABORT, &[])].concat()),
+    ];
     let sessions = [
         [structured.clone(), option_bytes(option::INFO, &ask_all), go.clone(), read.clone()].concat(),
         [option_bytes(option::LIST, &[]), option_bytes(option::EXPORT_NAME, b"zram0"), read].concat(),
@@ -364,8 +438,9 @@ pub(crate) fn seeds() -> Vec<Vec<u8>> {
     ];
     let with_flags =
         |(first, flags, session): (u8, u8, Vec<u8>)| [&[first, 0, 0, 0, flags], &session[..]].concat();
-    std::iter::zip([(1, 3), (0, 2), (7, 1), (0, 3), (1, 3), (0, 3), (1, 3), (0, 3)], sessions)
+    std::iter::zip([(1, 3), (0, 2), (25, 1), (0, 3), (1, 3), (0, 3), (1, 3), (0, 3)], sessions)
         .chain([((1, 1), refused.clone()), ((0, 1), [structured_again, refused].concat())])
+        .chain(with_tls)
         .map(|((first, flags), session)| (first, flags, session))
         .chain(out_of_step)
         .map(with_flags)

@@ -84,7 +84,6 @@ macro_rules! tests {
 
 tests! {
     nbd_handshake: 20_000,
-    nbd_tls: 2000,
     nbd_transmission: 20_000,
     fuse_requests: 3000,
     control_http: 6000,
@@ -96,7 +95,6 @@ tests! {
     backing_mark: 20_000,
     remote: 5_000,
     run_figures: 20_000,
-    size_expr: 50_000,
     start: 3000,
 }
 

@@ -28,7 +28,6 @@ mod client;
 mod daemon;
 mod commands;
 
-pub use config::size_expr;
 pub use daemon::start;
 pub use failure::{USAGE_STATUS, parse_command_line};
 pub use system::{process_pages, process_status, program};

@@ -10,9 +10,9 @@ use uzram::units::{PAGE_SIZE, parse_size, unit_bytes};
 use uzram::{Error, Result};
 
 /// The longest expression accepted.
-pub const MAX_CHARS: usize = 200;
+const MAX_CHARS: usize = 200;
 /// The deepest nesting of parentheses accepted.
-pub const MAX_DEPTH: usize = 32;
+const MAX_DEPTH: usize = 32;
 
 const OPERAND: &str = "a size, 'ram', 'limit', 'min(', 'max(' or '('";
 
