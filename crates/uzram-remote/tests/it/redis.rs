@@ -24,6 +24,14 @@ fn open(address: &str, copies: u8) -> uzram::Result<RemoteBacking<RedisStore>> {
     RemoteBacking::open(&Identity::new()?, Some(64 << 20), Limits::default(), connect)
 }
 
+/// Returns why a store cannot be used, which is found out soon.
+fn refused(address: &str, copies: u8) -> (ErrorKind, String) {
+    let started = Instant::now();
+    let error = open(address, copies).map(drop).unwrap_err();
+    assert!(started.elapsed() < Duration::from_secs(6), "{address}: {:?}", started.elapsed());
+    (error.kind(), error.to_string())
+}
+
 fn block_on<T>(future: impl Future<Output = T>) -> T {
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(future)
 }
@@ -41,73 +49,79 @@ fn keys<'a>(nodes: &'a [Redis], end: &str) -> Vec<(&'a Redis, String)> {
 fn pages_go_to_a_server_and_come_back_and_nothing_stays() {
     needs_redis!();
     let redis = Redis::start(&[]);
-    let backing = Arc::new(open(&redis.address(), 1).unwrap());
+    let address = redis.address();
+    let backing = Arc::new(open(&address, 1).unwrap());
     let store = store_on(&backing, PAGES);
     let is_left = || redis.ask(&["dbsize"]).trim() == "2";
     go_and_come_back(&store, || (), || wait_until("all but one extent are removed, and the lease", is_left));
     let health = backing.health();
     assert_eq!((health.expired, health.left_behind, health.stopped), (0, 0, None));
+    store.erase_backing();
+    full_servers_keep_the_lease_and_remove_objects(&[redis], &address, 1);
 }
 
+/// A cluster in which no key can be read while a slot has no master, with a replica of each: it spreads
+/// objects, moves them, and loses a master.
 #[test]
 fn a_cluster_spreads_objects_and_survives_the_death_of_a_master() {
     needs_redis!();
     let cluster = Cluster::start(3, 1, true);
-    let backing = Arc::new(open(&cluster.address(), 1).unwrap());
+    let (address, masters) = (cluster.address(), &cluster.nodes[..3]);
+    for (address, copies, why) in
+        [(address.clone(), 2, "cluster-require-full-coverage"), (format!("{address}/3"), 1, "database")]
+    {
+        let (kind, what) = refused(&address, copies);
+        assert!(kind == ErrorKind::Unsupported && what.contains(why), "{address}: {what}");
+    }
+    a_device_that_is_cut_off_from_one_master_keeps_its_objects(&address, masters);
+    let backing = Arc::new(open(&address, 1).unwrap());
     let store = store_on(&backing, PAGES);
     fill(&store, 1);
     check(&store, 1);
-    fill(&store, 1);
+    let [from, to, _] = masters else { panic!("three masters") };
+    move_an_object(from, to, || check(&store, 1));
+    fill(&store, 2);
+    check(&store, 2);
+    fill(&store, 2);
     // A replica that loads its data says so instead.
     let keys = |node: &Redis| node.ask(&["dbsize"]).trim().parse::<u64>().unwrap_or(0);
-    assert!(cluster.nodes[..3].iter().all(|node| keys(node) > 0), "each master has some");
+    assert!(masters.iter().all(|node| keys(node) > 0), "each master has some");
     let objects = cluster.keys();
     wait_until("the replicas have them all", || cluster.nodes.iter().map(keys).sum::<u64>() == 2 * objects);
-    cluster.nodes[1].signal(Signal::KILL);
+    to.signal(Signal::KILL);
     // At first only a replica has them, and then it is their master.
-    check(&store, 1);
-    wait_until("they can be written again", || try_fill(&store, 2).is_ok());
     check(&store, 2);
+    wait_until("they can be written again", || try_fill(&store, 3).is_ok());
+    check(&store, 3);
     check_reads(&store);
     assert_eq!(backing.health().stopped, None);
 }
 
-/// Three masters without replicas: one is killed while pages are read and written.
-#[test]
-fn with_two_copies_a_master_may_be_lost() {
-    needs_redis!();
-    let cluster = Cluster::start(3, 0, false);
-    let backing = Arc::new(open(&cluster.address(), 2).unwrap());
-    let store = store_on(&backing, PAGES);
-    fill(&store, 1);
-    // The lease has a key at each master.
-    let objects = cluster.keys() - 3;
-    assert!(objects > 4 && objects.is_multiple_of(2), "{objects}");
-    assert_eq!(backing.health().degraded, None);
-    cluster.nodes[1].signal(Signal::KILL);
-    check(&store, 1);
-    let dead = format!("127.0.0.1:{} of ", cluster.nodes[1].port);
-    wait_until("the state names the node that is away", || {
-        let health = backing.health();
-        health.degraded.is_some_and(|trouble| trouble.why.contains(&dead)) && health.stopped.is_none()
+/// A device that is cut off from any one master for so long that its lease is over there, and not from the
+/// others, is in use.
+fn a_device_that_is_cut_off_from_one_master_keeps_its_objects(address: &str, masters: &[Redis]) {
+    let device = DeviceId::new().unwrap();
+    block_on(async {
+        let address = Address::parse(address).unwrap();
+        let store = RedisStore::connect(address, Credentials::default(), 1).await.unwrap();
+        store.renew_lease(device).await.unwrap();
+        for extent in 0..30 {
+            let key = Key { device, extent, filling: Filling { generation: 1, home: 0 } };
+            store.put(key, b"object").await.unwrap();
+        }
     });
-    // New objects go to the other two.
-    wait_until("pages can be written", || try_fill(&store, 2).is_ok());
-    assert!(store.backing_stats().pages >= u64::from(PAGES) / 2);
-    check(&store, 2);
-    check_reads(&store);
+    for (node, lease) in keys(masters, "lease") {
+        assert_eq!(node.ask(&["del", &lease]).trim(), "1");
+        let found = sweep(address, true).unwrap();
+        assert_eq!(found[&device.to_string()], Swept { objects: 30, is_leased: true });
+        // It is there again.
+        node.ask(&["set", &lease, "host"]);
+    }
 }
 
-/// A slot with an object is given to another master, the object first: the old one says where it is, then
-/// where the slot is.
-#[test]
-fn an_object_is_found_while_its_slot_moves() {
-    needs_redis!();
-    let cluster = Cluster::start(3, 0, true);
-    let backing = Arc::new(open(&cluster.address(), 1).unwrap());
-    let store = store_on(&backing, PAGES);
-    fill(&store, 1);
-    let [from, to, _] = &cluster.nodes[..] else { panic!("three nodes") };
+/// Gives a slot with an object to another master, the object first: the old one says where it is, then where
+/// the slot is.
+fn move_an_object(from: &Redis, to: &Redis, check: impl Fn()) {
     let ask = |node: &Redis, command: &[&str]| node.ask(command).trim().to_owned();
     let is_object = |key: &str| key.starts_with("uzram:") && !key.ends_with("lease");
     let keys = ask(from, &["keys", "*"]);
@@ -122,20 +136,26 @@ fn an_object_is_found_while_its_slot_moves() {
     set(from, &["migrating", &new]);
     let migrated = ask(from, &["migrate", "127.0.0.1", &to.port.to_string(), key, "0", "5000"]);
     assert_eq!(migrated, "OK");
-    check(&store, 1);
+    check();
     assert_eq!(ask(to, &["cluster", "countkeysinslot", &slot]), "1", "it is still there");
     [to, from].iter().for_each(|node| set(node, &["node", &new]));
-    check(&store, 1);
-    fill(&store, 2);
-    check(&store, 2);
-    check_reads(&store);
+    check();
 }
 
-/// A master stays away: what it had is copied again, to masters that are well.
+/// Three masters without replicas, of which the last test kills one.
 #[test]
-fn what_has_lost_a_copy_is_copied_again() {
+fn a_cluster_without_replicas_keeps_two_copies() {
     needs_redis!();
     let cluster = Cluster::start(3, 0, false);
+    a_lease_hands_on_the_epoch(&cluster);
+    let address = cluster.address();
+    full_servers_keep_the_lease_and_remove_objects(&cluster.nodes, &address, 2);
+    what_a_dead_device_left_can_be_swept(&cluster);
+    with_two_copies_a_master_may_be_lost(&cluster);
+}
+
+/// A master is killed and stays away: what it had is copied again, to masters that are well.
+fn with_two_copies_a_master_may_be_lost(cluster: &Cluster) {
     let address = Address::parse(&cluster.address()).unwrap();
     let connect = || async {
         let store = RedisStore::connect(address, Credentials::default(), 2).await?;
@@ -148,73 +168,63 @@ fn what_has_lost_a_copy_is_copied_again() {
     let store = Arc::new(store_on(&backing, PAGES));
     let _policy = PolicyThread::start("test", &store).unwrap();
     fill(&store, 1);
-    let keys = |node: &Redis| node.ask(&["dbsize"]).trim().parse::<u64>().unwrap();
-    let before: u64 = cluster.nodes.iter().map(keys).sum();
+    // The lease has a key at each master.
+    let objects = cluster.keys() - 3;
+    assert!(objects > 4 && objects.is_multiple_of(2), "{objects}");
+    assert_eq!(backing.health().degraded, None);
     cluster.nodes[1].signal(Signal::KILL);
+    // The one that is away could have leases.
+    let dead = format!("127.0.0.1:{} of ", cluster.nodes[1].port);
+    let refusal = sweep(&cluster.address(), false).unwrap_err().to_string();
+    assert!(refusal.contains(&dead), "{refusal}");
+    check(&store, 1);
+    wait_until("the state names the node that is away", || {
+        let health = backing.health();
+        health.degraded.is_some_and(|trouble| trouble.why.contains(&dead)) && health.stopped.is_none()
+    });
     // Of all objects there is a copy at each of the two that are left.
     wait_until("all copies are there again", || {
+        let keys = |node: &Redis| node.ask(&["dbsize"]).trim().parse::<u64>().unwrap();
         let now = [0, 2].map(|node| keys(&cluster.nodes[node]));
         // Those of the lease at the dead one are not.
-        now[0] == now[1] && 2 * now[0] + 2 >= before
+        now[0] == now[1] && 2 * now[0] > objects
     });
     check(&store, 1);
+    // New objects go to the other two.
+    wait_until("pages can be written", || try_fill(&store, 2).is_ok());
+    assert!(store.backing_stats().pages >= u64::from(PAGES) / 2);
+    check(&store, 2);
     check_reads(&store);
 }
 
 /// Servers that are full keep what is there, and let go of what is discarded.
-#[test]
-fn full_servers_keep_the_lease_and_remove_objects() {
-    needs_redis!();
-    let cluster = Cluster::start(3, 0, false);
-    let single = Redis::start(&[]);
-    for (nodes, address, copies) in
-        [(&[single][..], None, 1), (&cluster.nodes[..], Some(cluster.address()), 2)]
-    {
-        let backing = Arc::new(open(&address.unwrap_or_else(|| nodes[0].address()), copies).unwrap());
-        let store = store_on(&backing, PAGES);
-        fill(&store, 1);
-        nodes.iter().for_each(|node| drop(node.ask(&["config", "set", "maxmemory", "1"])));
-        wait_until("nothing is written", || backing.health().stopped.is_some());
-        assert!(try_fill(&store, 2).is_err());
-        let leases = keys(nodes, "lease");
-        assert!(leases.len() >= copies.into());
-        leases.iter().for_each(|(node, lease)| drop(node.ask(&["expire", lease, "20"])));
-        wait_until("a lease lasts longer again", || {
-            let ttl =
-                |(node, lease): &(&Redis, String)| node.ask(&["ttl", lease]).trim().parse::<u32>().unwrap();
-            leases.iter().filter(|lease| ttl(lease) > 500).count() >= copies.into()
-        });
-        check(&store, 2);
-        store.discard_pages(0..PAGES.into());
-        wait_until("all objects are removed", || {
-            keys(nodes, "").iter().all(|(_, key)| key.ends_with("lease"))
-        });
-        nodes.iter().for_each(|node| drop(node.ask(&["config", "set", "maxmemory", "0"])));
-        wait_until("pages can be written again", || try_fill(&store, 3).is_ok());
-        check(&store, 3);
-        check_reads(&store);
-    }
-}
-
-/// Single servers have different objects: a device goes on with the one that has its objects.
-#[test]
-fn of_single_servers_one_is_chosen_for_good() {
-    needs_redis!();
-    let servers = [Redis::start(&[]), Redis::start(&[])];
-    let named = servers.each_ref().map(|redis| redis.address().split_off("redis://".len()));
-    let address = Address::parse(&format!("redis://{}:64M", named.join(",")));
-    block_on(async {
-        let store = RedisStore::connect(address.unwrap(), Credentials::default(), 1).await.unwrap();
-        let next = store.address_of_all().await.unwrap().to_string();
-        assert!(next.contains(&named[0]) && !next.contains(&named[1]), "{next}");
+fn full_servers_keep_the_lease_and_remove_objects(nodes: &[Redis], address: &str, copies: u8) {
+    let backing = Arc::new(open(address, copies).unwrap());
+    let store = store_on(&backing, PAGES);
+    fill(&store, 1);
+    nodes.iter().for_each(|node| drop(node.ask(&["config", "set", "maxmemory", "1"])));
+    wait_until("nothing is written", || backing.health().stopped.is_some());
+    assert!(try_fill(&store, 2).is_err());
+    let leases = keys(nodes, "lease");
+    assert!(leases.len() >= copies.into());
+    leases.iter().for_each(|(node, lease)| drop(node.ask(&["expire", lease, "20"])));
+    wait_until("a lease lasts longer again", || {
+        let ttl = |(node, lease): &(&Redis, String)| node.ask(&["ttl", lease]).trim().parse::<u32>().unwrap();
+        leases.iter().filter(|lease| ttl(lease) > 500).count() >= copies.into()
     });
+    check(&store, 2);
+    store.discard_pages(0..PAGES.into());
+    wait_until("all objects are removed", || keys(nodes, "").iter().all(|(_, key)| key.ends_with("lease")));
+    nodes.iter().for_each(|node| drop(node.ask(&["config", "set", "maxmemory", "0"])));
+    wait_until("pages can be written again", || try_fill(&store, 3).is_ok());
+    check(&store, 3);
+    check_reads(&store);
+    store.erase_backing();
+    assert!(keys(nodes, "").is_empty());
 }
 
 /// The lease tells the next process how often masters have begun anew.
-#[test]
-fn a_lease_hands_on_the_epoch() {
-    needs_redis!();
-    let cluster = Cluster::start(3, 0, false);
+fn a_lease_hands_on_the_epoch(cluster: &Cluster) {
     let address = Address::parse(&cluster.address()).unwrap();
     block_on(async {
         let device = DeviceId::new().unwrap();
@@ -248,40 +258,60 @@ fn a_lease_hands_on_the_epoch() {
     });
 }
 
-/// A device that is cut off from any one master for so long that its lease is over there, and not from the
-/// others, is in use.
+/// What a device left that was killed is removed, once its lease is over; devices with a lease, and keys of
+/// others, stay.
+fn what_a_dead_device_left_can_be_swept(cluster: &Cluster) {
+    let address = cluster.address();
+    let devices: Vec<_> = (1..=2)
+        .map(|copies| {
+            let backing = Arc::new(open(&address, copies).unwrap());
+            let store = store_on(&backing, PAGES);
+            fill(&store, 1);
+            (store, backing)
+        })
+        .collect();
+    let dead = "0123456789abcdef".repeat(2);
+    let set = |key: &str| assert!(cluster.nodes[0].ask(&["-c", "set", key, "x"]).contains("OK"), "{key}");
+    let others = ["uzram:other", "7"];
+    [format!("uzram:{dead}:7:1"), format!("uzram:{dead}:{{12}}:7:1")].iter().for_each(|key| set(key));
+    others.iter().for_each(|key| set(key));
+    let found = sweep(&address, true).unwrap();
+    assert_eq!(found[&dead], Swept { objects: 2, is_leased: false });
+    let leased = |found: &BTreeMap<String, Swept>| {
+        found.values().filter(|swept| swept.is_leased && swept.objects > 1).count()
+    };
+    assert_eq!((found.len(), leased(&found)), (3, 2), "{found:?}");
+    // Looking removes nothing.
+    assert_eq!(sweep(&address, true).unwrap(), found);
+    assert_eq!(sweep(&address, false).unwrap(), found);
+    let found = sweep(&address, false).unwrap();
+    assert_eq!((found.len(), leased(&found)), (2, 2), "{found:?}");
+    devices.iter().for_each(|(store, _)| check(store, 1));
+    others.iter().for_each(|key| assert!(cluster.nodes[0].ask(&["-c", "get", key]).contains('x'), "{key}"));
+    // A device that ends leaves nothing.
+    devices.iter().for_each(|(store, _)| store.erase_backing());
+    assert_eq!(sweep(&address, true).unwrap(), BTreeMap::new());
+    assert_eq!(cluster.keys(), 2);
+    others.iter().for_each(|key| drop(cluster.nodes[0].ask(&["-c", "del", key])));
+}
+
+/// Single servers have different objects: a device goes on with the one that has its objects.
 #[test]
-fn a_device_that_is_cut_off_from_one_master_keeps_its_objects() {
+fn of_single_servers_one_is_chosen_for_good() {
     needs_redis!();
-    let cluster = Cluster::start(3, 0, true);
-    let address = Address::parse(&cluster.address()).unwrap();
-    let device = DeviceId::new().unwrap();
+    let servers = [Redis::start(&[]), Redis::start(&[])];
+    let named = servers.each_ref().map(|redis| redis.address().split_off("redis://".len()));
+    let address = Address::parse(&format!("redis://{}:64M", named.join(",")));
     block_on(async {
-        let store = RedisStore::connect(address, Credentials::default(), 1).await.unwrap();
-        store.renew_lease(device).await.unwrap();
-        for extent in 0..30 {
-            let key = Key { device, extent, filling: Filling { generation: 1, home: 0 } };
-            store.put(key, b"object").await.unwrap();
-        }
+        let store = RedisStore::connect(address.unwrap(), Credentials::default(), 1).await.unwrap();
+        let next = store.address_of_all().await.unwrap().to_string();
+        assert!(next.contains(&named[0]) && !next.contains(&named[1]), "{next}");
     });
-    for (node, lease) in keys(&cluster.nodes, "lease") {
-        assert_eq!(node.ask(&["del", &lease]).trim(), "1");
-        let found = sweep(&cluster.address(), true).unwrap();
-        assert_eq!(found[&device.to_string()], Swept { objects: 30, is_leased: true });
-        // It is there again.
-        node.ask(&["set", &lease, "host"]);
-    }
 }
 
 #[test]
 fn servers_that_cannot_be_used_are_refused_soon() {
     needs_redis!();
-    let refused = |address: &str, copies: u8| {
-        let started = Instant::now();
-        let error = open(address, copies).map(drop).unwrap_err();
-        assert!(started.elapsed() < Duration::from_secs(6), "{address}: {:?}", started.elapsed());
-        (error.kind(), error.to_string())
-    };
     let login = Redis::start(&["--requirepass", "secret"]);
     let evicts = Redis::start(&["--maxmemory-policy", "allkeys-lru"]);
     let full = Redis::start(&["--maxmemory", "100kb"]);
@@ -290,7 +320,6 @@ fn servers_that_cannot_be_used_are_refused_soon() {
     let replica = Redis::start(&["--replicaof", "127.0.0.1", &master_port]);
     let dir = tempfile::tempdir().unwrap();
     let (_tls, tls_port, _) = Redis::start_with_tls(&[], dir.path());
-    let covered = Cluster::start(3, 0, true);
     for (address, copies, kind, why) in [
         ("redis://127.0.0.1:1".to_owned(), 1, ErrorKind::Io, "refused"),
         ("redis://name.invalid:1".to_owned(), 1, ErrorKind::Io, ""),
@@ -305,8 +334,6 @@ fn servers_that_cannot_be_used_are_refused_soon() {
             ErrorKind::Io,
             "certificate that this machine does not trust",
         ),
-        (covered.address(), 2, ErrorKind::Unsupported, "cluster-require-full-coverage"),
-        (format!("{}/3", covered.address()), 1, ErrorKind::Unsupported, "database"),
     ] {
         let (found, what) = refused(&address, copies);
         assert!(found == kind && what.contains(why), "{address}: {what}");
@@ -346,47 +373,4 @@ fn a_server_with_too_many_clients_is_waited_for() {
         drop(others);
         reader.join().unwrap().expect("it waits");
     });
-}
-
-/// What a device left that was killed is removed, once its lease is over; devices with a lease, and keys of
-/// others, stay.
-#[test]
-fn what_a_dead_device_left_can_be_swept() {
-    needs_redis!();
-    let cluster = Cluster::start(3, 0, false);
-    let address = cluster.address();
-    let devices: Vec<_> = (1..=2)
-        .map(|copies| {
-            let backing = Arc::new(open(&address, copies).unwrap());
-            let store = store_on(&backing, PAGES);
-            fill(&store, 1);
-            (store, backing)
-        })
-        .collect();
-    let dead = "0123456789abcdef".repeat(2);
-    let set = |key: &str| assert!(cluster.nodes[0].ask(&["-c", "set", key, "x"]).contains("OK"), "{key}");
-    let others = ["uzram:other", "7"];
-    [format!("uzram:{dead}:7:1"), format!("uzram:{dead}:{{12}}:7:1")].iter().for_each(|key| set(key));
-    others.iter().for_each(|key| set(key));
-    let found = sweep(&address, true).unwrap();
-    assert_eq!(found[&dead], Swept { objects: 2, is_leased: false });
-    let leased = |found: &BTreeMap<String, Swept>| {
-        found.values().filter(|swept| swept.is_leased && swept.objects > 1).count()
-    };
-    assert_eq!((found.len(), leased(&found)), (3, 2), "{found:?}");
-    // Looking removes nothing.
-    assert_eq!(sweep(&address, true).unwrap(), found);
-    assert_eq!(sweep(&address, false).unwrap(), found);
-    let found = sweep(&address, false).unwrap();
-    assert_eq!((found.len(), leased(&found)), (2, 2), "{found:?}");
-    devices.iter().for_each(|(store, _)| check(store, 1));
-    others.iter().for_each(|key| assert!(cluster.nodes[0].ask(&["-c", "get", key]).contains('x'), "{key}"));
-    // A device that ends leaves nothing.
-    devices.iter().for_each(|(store, _)| store.erase_backing());
-    assert_eq!(sweep(&address, true).unwrap(), BTreeMap::new());
-    assert_eq!(cluster.keys(), 2);
-    // A master that is away could have leases.
-    cluster.nodes[2].signal(Signal::KILL);
-    let refusal = sweep(&address, false).unwrap_err().to_string();
-    assert!(refusal.contains(&format!("127.0.0.1:{} of ", cluster.nodes[2].port)), "{refusal}");
 }
