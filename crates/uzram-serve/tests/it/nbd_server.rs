@@ -1,12 +1,12 @@
-//! The server's life cycle: its socket file, its limits, misbehaving clients, and stopping.
+//! The server's life cycle: its socket file, and how it stops.
 
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::net::UnixListener;
 use std::time::{Duration, Instant};
 
-use crate::common::{Client, Headers, TestServer, cmd, device, eventually};
+use crate::common::{Client, Headers, TestServer, cmd, device};
 use uzram::ErrorKind;
 use uzram_serve::Exports;
-use uzram_serve::nbd::proto::{command_flags, option, reply};
+use uzram_serve::nbd::proto::command_flags;
 use uzram_serve::nbd::{Server, ServerConfig};
 
 #[test]
@@ -41,81 +41,6 @@ fn a_stale_socket_is_replaced_and_a_successors_is_left_alone() {
     let _successor = UnixListener::bind(&path).unwrap();
     drop(server);
     assert!(path.exists());
-}
-
-/// Returns whether the other side has closed a connection, even if there is unread data.
-fn is_hung_up(stream: &UnixStream) -> bool {
-    use rustix::event::{PollFd, PollFlags, Timespec, poll};
-    let mut polled = [PollFd::new(stream, PollFlags::empty())];
-    poll(&mut polled, Some(&Timespec::default())).unwrap();
-    polled[0].revents().contains(PollFlags::HUP)
-}
-
-#[test]
-fn a_client_that_does_not_finish_its_handshake_is_dropped() {
-    // Long enough for those that finish theirs, on a busy machine.
-    let timeout = Duration::from_secs(2);
-    let server = TestServer::with(device("1M"), |config| config.handshake_timeout = timeout);
-    let mut ready = server.ready(true);
-    let started = Instant::now();
-    let mut silent = server.client();
-    let mut dripping = Client::silent(&server.path);
-    dripping.take::<18>();
-    let mut stream = dripping.stream.try_clone().unwrap();
-    let drip = std::thread::spawn(move || {
-        while std::io::Write::write_all(&mut stream, &[0]).is_ok() {
-            std::thread::sleep(Duration::from_millis(20));
-        }
-    });
-    // It requests more than its socket holds, and does not read the replies in time.
-    let mut deaf = server.client();
-    deaf.send(
-        &crate::common::option_bytes(option::INFO, &crate::common::info_request(b"", &[1, 2, 3])).repeat(255),
-    );
-    assert!(silent.at_end());
-    // The client does not read before the server has closed the connection.
-    eventually(|| is_hung_up(&deaf.stream));
-    let mut heard = Vec::new();
-    // Its requests were not all read, so the connection may be reset.
-    let _ = std::io::Read::read_to_end(&mut deaf.stream, &mut heard);
-    let acknowledged = heard.windows(4).filter(|word| *word == reply::ACK.to_be_bytes()).count();
-    assert!(acknowledged < 255, "the server stopped talking to it");
-    drip.join().unwrap();
-    assert!(started.elapsed() >= timeout);
-    assert_eq!(ready.write(0, b"in time").error, 0, "the time limit ends with the handshake");
-}
-
-#[test]
-fn stopping_ends_idle_busy_and_stuck_clients() {
-    let server = TestServer::new("32M");
-    let mut idle = server.ready(true);
-    let mut haggling = server.client();
-    let mut in_mid_write = server.ready(true);
-    in_mid_write.request(0, cmd::WRITE, 0, 1 << 20, &[1; 1000]);
-    // It requests more than the socket holds and never reads.
-    let mut stuck = server.ready(true);
-    stuck.request(0, cmd::READ, 0, 32 << 20, &[]);
-    let busy: Vec<_> = (0..2)
-        .map(|_| {
-            let mut client = server.ready(true);
-            std::thread::spawn(move || {
-                let request = crate::common::request_bytes(0, cmd::READ, 0, 0, 4096);
-                let mut reply = [0; 4096 + 28];
-                while std::io::Write::write_all(&mut client.stream, &request).is_ok()
-                    && std::io::Read::read_exact(&mut client.stream, &mut reply).is_ok()
-                {}
-            })
-        })
-        .collect();
-    std::thread::sleep(Duration::from_millis(50));
-    let started = Instant::now();
-    let TestServer { device, thread, path, .. } = server;
-    drop(thread);
-    assert!(started.elapsed() < Duration::from_secs(30), "{:?}", started.elapsed());
-    assert!(idle.at_end() && haggling.at_end() && in_mid_write.at_end());
-    busy.into_iter().for_each(|client| client.join().unwrap());
-    assert!(UnixStream::connect(&path).is_err());
-    device.set("reset", "1").unwrap();
 }
 
 #[test]

@@ -1,4 +1,5 @@
-//! TLS: where it is required, what survives its start, which clients are accepted, and how it ends.
+//! TLS: where it is required, what survives its start, which clients are accepted, and how it ends. How
+//! clients of both kinds are dropped that stop in mid-handshake, or when the server stops.
 //! Every test has a second client, which must not be affected.
 
 use std::io::{Read, Write};
@@ -9,7 +10,9 @@ use std::time::{Duration, Instant};
 
 use crate::common::pki::{Authority, Validity, write};
 use crate::common::secure::{Encrypted, Secure, client_config, encrypt, files, start_tls};
-use crate::common::{Client, Random, cmd, device, info_request, option_bytes, request_bytes, seed};
+use crate::common::{
+    Client, Random, TestServer, cmd, device, eventually, info_request, option_bytes, request_bytes, seed,
+};
 use rustls::version::{TLS12, TLS13};
 use uzram_serve::Exports;
 use uzram_serve::nbd::proto::{option, reply, transmission_flags};
@@ -252,24 +255,48 @@ fn a_session_ends_in_order() {
 }
 
 #[test]
-fn stopping_ends_encrypted_clients_in_order() {
+fn stopping_ends_idle_busy_and_stuck_clients_in_order() {
     let secure = Secure::new();
-    let mut idle = secure.ready();
-    let mut haggling = secure.over(&TLS13);
+    let (mut idle, mut idle_in_clear) = (secure.ready(), secure.steady());
+    let (mut haggling, mut haggling_in_clear) = (secure.over(&TLS13), secure.server.client());
     assert_eq!(haggling.option(option::LIST, &[]).len(), 2);
     let mut starting = secure.tcp();
     assert_eq!(starting.option(option::STARTTLS, &[]), [(reply::ACK, vec![])]);
-    let mut stuck = secure.ready();
+    let mut in_mid_write = secure.steady();
+    in_mid_write.request(0, cmd::WRITE, 0, 1 << 20, &[1; 1000]);
+    // They request more than a socket holds and never read.
+    let (mut stuck, mut stuck_in_clear) = (secure.ready(), secure.steady());
     stuck.request(0, cmd::READ, 0, 32 << 20, &[]);
     stuck.stream.flush().unwrap();
+    stuck_in_clear.request(0, cmd::READ, 0, 32 << 20, &[]);
+    let busy = [(); 2].map(|()| {
+        let mut client = secure.steady();
+        std::thread::spawn(move || {
+            let request = request_bytes(0, cmd::READ, 0, 0, 4096);
+            let mut reply = [0; 4096 + 28];
+            while client.stream.write_all(&request).is_ok() && client.stream.read_exact(&mut reply).is_ok() {}
+        })
+    });
+    std::thread::sleep(Duration::from_millis(50));
     let started = Instant::now();
-    let Secure { server, port, .. } = secure;
-    drop(server.thread);
+    let Secure { server: TestServer { device, thread, path, .. }, port, .. } = secure;
+    drop(thread);
     assert!(started.elapsed() < Duration::from_secs(30), "{:?}", started.elapsed());
     assert_eq!(idle.stream.read(&mut [0]).unwrap(), 0);
     assert_eq!(haggling.stream.read(&mut [0]).unwrap_or(0), 0);
     assert_eq!(rest(&mut starting.stream), b"");
-    assert!(TcpStream::connect(port).is_err());
+    assert!([&mut idle_in_clear, &mut haggling_in_clear, &mut in_mid_write].into_iter().all(Client::at_end));
+    busy.into_iter().for_each(|client| client.join().unwrap());
+    assert!(TcpStream::connect(port).is_err() && UnixStream::connect(&path).is_err());
+    device.set("reset", "1").unwrap();
+}
+
+/// Returns whether the other side has closed a connection, even if there is unread data.
+fn is_hung_up(stream: &UnixStream) -> bool {
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    let mut polled = [PollFd::new(stream, PollFlags::empty())];
+    poll(&mut polled, Some(&Timespec::default())).unwrap();
+    polled[0].revents().contains(PollFlags::HUP)
 }
 
 #[test]
@@ -279,6 +306,17 @@ fn whoever_stops_in_mid_handshake_is_dropped_in_time() {
     let secure = Secure::with(false, |config| config.handshake_timeout = timeout);
     let mut steady = secure.steady();
     let started = Instant::now();
+    let mut dripping = Client::silent(&secure.server.path);
+    dripping.take::<18>();
+    let mut stream = dripping.stream.try_clone().unwrap();
+    let drip = std::thread::spawn(move || {
+        while stream.write_all(&[0]).is_ok() {
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    });
+    // It requests more than its socket holds, and does not read the replies in time.
+    let mut deaf = secure.server.client();
+    deaf.send(&option_bytes(option::INFO, &info_request(b"", &[1, 2, 3])).repeat(255));
     let hello = {
         let mut bytes = Vec::new();
         let config = client_config(&secure.authority, None, &TLS13);
@@ -317,6 +355,12 @@ fn whoever_stops_in_mid_handshake_is_dropped_in_time() {
     secure.ready();
     slow.iter_mut().for_each(|client| drop(rest(&mut client.stream)));
     encrypted.iter_mut().for_each(|client| drop(rest(&mut client.stream)));
+    // The client does not read before the server has closed the connection.
+    eventually(|| is_hung_up(&deaf.stream));
+    let heard = rest(&mut deaf.stream);
+    let acknowledged = heard.windows(4).filter(|word| *word == reply::ACK.to_be_bytes()).count();
+    assert!(acknowledged < 255, "the server stopped talking to it");
+    drip.join().unwrap();
     assert!(started.elapsed() >= timeout);
     assert!(started.elapsed() < Duration::from_secs(60), "{:?}", started.elapsed());
     check(&mut steady);
