@@ -259,20 +259,6 @@ mod tests {
         }));
     }
 
-    /// Starts tasks that report that they run, then wait until the returned sender is dropped.
-    fn start_stuck(pool: &DevicePool, running: &mpsc::Sender<()>, count: usize) -> Vec<mpsc::Sender<()>> {
-        let stuck = |_| {
-            let (end, ended) = mpsc::channel::<()>();
-            let running = running.clone();
-            start(pool, move || {
-                running.send(()).unwrap();
-                let _ = ended.recv_timeout(TIMEOUT);
-            });
-            end
-        };
-        (0..count).map(stuck).collect()
-    }
-
     #[test]
     fn no_more_is_taken_than_there_is() {
         let budget = Budget::new(10);
@@ -299,37 +285,6 @@ mod tests {
         assert_eq!(budget.left.load(Relaxed), 10);
     }
 
-    /// Tasks that wait for one device do not wait for each other until all threads do, and do not delay tasks
-    /// of another device; but all share one bound.
-    #[test]
-    fn nobody_waits_for_anothers_device() {
-        let pools = DevicePools::default();
-        let devices = ["a", "b"].map(device);
-        let [a, b] = devices.each_ref().map(|device| pools.pool(device));
-        assert!(Arc::ptr_eq(&a, &pools.pool(&devices[0])) && !Arc::ptr_eq(&a, &b));
-        let (running, runs) = mpsc::channel();
-        let ends = start_stuck(&a, &running, 2 * MAX_THREADS);
-        for _ in 0..MAX_THREADS {
-            runs.recv_timeout(TIMEOUT).unwrap();
-        }
-        assert!(runs.recv_timeout(Duration::from_millis(50)).is_err(), "no more threads");
-        assert_eq!(a.shared.state.lock().threads.len(), MAX_THREADS);
-        start(&b, {
-            let running = running.clone();
-            move || running.send(()).unwrap()
-        });
-        runs.recv_timeout(TIMEOUT).unwrap();
-        assert!(a.try_acquire(TASK_BYTES - 2 * MAX_THREADS + 1).is_none());
-        drop(ends);
-        for _ in 0..MAX_THREADS {
-            runs.recv_timeout(TIMEOUT).unwrap();
-        }
-        drop((a, b));
-        let again = pools.pool(&devices[0]);
-        assert!(again.try_acquire(TASK_BYTES).is_some());
-        assert_eq!(pools.pools.lock().len(), 1, "what is not in use is forgotten");
-    }
-
     #[test]
     fn one_thread_is_enough_for_one_task_after_another() {
         let pool = DevicePools::default().pool(&device("d"));
@@ -346,16 +301,22 @@ mod tests {
     }
 
     #[test]
-    fn tasks_are_bounded_in_number_and_in_bytes() {
-        let pool = DevicePools::default().pool(&device("d"));
+    fn tasks_of_all_devices_are_bounded_in_number_and_in_bytes() {
+        let pools = DevicePools::default();
+        let devices = ["a", "b"].map(device);
+        let [pool, other] = devices.each_ref().map(|device| pools.pool(device));
+        assert!(Arc::ptr_eq(&pool, &pools.pool(&devices[0])) && !Arc::ptr_eq(&pool, &other));
         assert!(pool.try_acquire(TASK_BYTES + 1).is_none());
         let all = pool.try_acquire(TASK_BYTES).unwrap();
-        assert!(pool.try_acquire(1).is_none() && pool.try_acquire(0).is_some());
-        drop(all);
+        assert!(other.try_acquire(1).is_none() && other.try_acquire(0).is_some());
+        drop((all, other));
         let permits: Vec<_> = std::iter::from_fn(|| pool.try_acquire(1)).collect();
         assert_eq!(permits.len(), MAX_TASKS);
         drop(permits);
-        assert!(pool.try_acquire(TASK_BYTES).is_some());
+        drop(pool);
+        let again = pools.pool(&devices[1]);
+        assert!(again.try_acquire(TASK_BYTES).is_some());
+        assert_eq!(pools.pools.lock().len(), 1, "what is not in use is forgotten");
         let none = DevicePools::without_tasks().pool(&device("d"));
         assert!(none.try_acquire(0).is_none() && none.shared.state.lock().threads.is_empty());
     }
