@@ -50,35 +50,29 @@ impl Breaker {
 
     /// Changes the state; who reports what fails is told if something is wrong now that was not, or the other
     /// way round.
-    fn change<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
+    fn change(&self, change: impl FnOnce(&mut State)) {
         let mut state = self.state.lock();
         let are_wrong = |state: &State| (state.stopped.is_some(), state.degraded.is_some());
         let before = are_wrong(&state);
-        let changed = change(&mut state);
+        change(&mut state);
         let is_new = are_wrong(&state) != before;
         drop(state);
         if is_new {
             failures::note();
         }
-        changed
     }
 
-    /// Notes the result of a write. Returns whether writes stop now.
-    pub(crate) fn note(&self, result: &Result<(), Failure>) -> bool {
+    /// Notes the result of a write.
+    pub(crate) fn note(&self, result: &Result<(), Failure>) {
         self.change(|state| match result {
-            Ok(()) => {
-                state.failures = 0;
-                false
-            }
+            Ok(()) => state.failures = 0,
             Err(failure) => {
                 state.failures = state.failures.saturating_add(1);
-                let stops = state.failures >= FAILURES && state.stopped.is_none();
-                if stops {
+                if state.failures >= FAILURES && state.stopped.is_none() {
                     state.stop(failure.clone());
                 }
-                stops
             }
-        })
+        });
     }
 
     /// Stops writes.
@@ -125,14 +119,17 @@ mod tests {
     #[test]
     fn writes_stop_after_failures_in_a_row_until_a_check_succeeds() {
         let (breaker, early) = (Breaker::default(), Instant::now());
-        let failed = Err(Failure::new(Meaning::Refused, Error::new(ErrorKind::Io, "gone")));
-        for _ in 0..3 {
-            assert!(!breaker.note(&failed) && !breaker.note(&failed) && !breaker.note(&Ok(())));
+        let failed = |why| Err(Failure::new(Meaning::Refused, Error::new(ErrorKind::Io, why)));
+        let gone = failed("gone");
+        for result in [&gone, &gone, &Ok(()), &gone, &gone, &Ok(()), &gone, &gone] {
+            breaker.note(result);
+            assert!(!breaker.is_open());
         }
-        assert!(!breaker.note(&failed) && !breaker.note(&failed) && breaker.note(&failed));
-        assert_eq!(breaker.check(), failed);
-        // One that was under way.
-        assert!(!breaker.note(&Ok(())) && !breaker.note(&failed));
+        breaker.note(&gone);
+        assert_eq!(breaker.check(), gone);
+        // Those that were under way.
+        breaker.note(&Ok(()));
+        (0..4).for_each(|_| breaker.note(&failed("still gone")));
         assert!(breaker.is_open());
         let since = |health: Health| health.stopped.map(|trouble| (trouble.why, trouble.since));
         let before = since(breaker.health());
