@@ -6,7 +6,7 @@
 //! The process that serves can die, and another one take over: a request whose connection ended without a
 //! whole response is sent again, as long as the daemon's lock is held, for [`PATIENCE`].
 
-use std::io::{self, ErrorKind, Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -32,7 +32,7 @@ pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
 /// Time-out for an operation on all pages, which may take minutes per 10 GiB.
 const WORK_TIMEOUT: Duration = Duration::from_hours(6);
 /// The longest response accepted: enough for `block_state` of a large disk.
-const MAX_ANSWER_BYTES: u64 = 64 << 20;
+const MAX_ANSWER_BYTES: usize = 64 << 20;
 
 /// How long a request is sent again, since the first connection that ended without a whole response.
 const PATIENCE: Duration = Duration::from_secs(15);
@@ -214,48 +214,37 @@ impl Daemon {
             Err(attempt) => return attempt,
         };
         request.send(&mut stream);
-        let read = match work {
-            None => self.read_answer(stream),
-            Some(work) => self.read_answer_of_work(stream, work),
-        };
-        match read.map(|bytes| outcome(&bytes)) {
+        match self.read_answer(stream, work).map(|bytes| outcome(&bytes)) {
             Ok(Some(answer)) => Attempt::Final(answer),
             Ok(None) => Attempt::Cut,
             Err(failure) => Attempt::Final(Err(failure)),
         }
     }
 
-    /// Reads until the connection ends, in whatever way.
-    fn read_answer(&self, stream: UnixStream) -> Result<Vec<u8>> {
-        let mut bytes = Vec::new();
-        match stream.take(MAX_ANSWER_BYTES).read_to_end(&mut bytes) {
-            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
-                Err(self.silent())
-            }
-            // The bytes say more than another error would.
-            _ => self.bounded(bytes),
+    /// Reads until the connection ends, in whatever way; a long operation may be silent meanwhile.
+    fn read_answer(&self, mut stream: UnixStream, mut work: Option<&mut Work<'_>>) -> Result<Vec<u8>> {
+        if work.is_some() {
+            let failed = || "cannot wait for the daemon";
+            stream.set_read_timeout(Some(StatusLine::PERIOD)).context(failed)?;
         }
-    }
-
-    /// As [`Daemon::read_answer`], for a long operation.
-    fn read_answer_of_work(&self, mut stream: UnixStream, work: &mut Work<'_>) -> Result<Vec<u8>> {
-        let failed = || "cannot wait for the daemon";
-        stream.set_read_timeout(Some(StatusLine::PERIOD)).context(failed)?;
+        let dir = self.dir.display();
         let (begun, mut is_told) = (Instant::now(), false);
-        let (mut bytes, mut piece) = (Vec::new(), [0; 4096]);
+        let (mut bytes, mut piece) = (Vec::new(), vec![0; 1 << 16]);
         loop {
-            match stream.read(&mut piece) {
-                Ok(0) => return self.bounded(bytes),
-                Ok(count) => bytes.extend_from_slice(&piece[..count]),
-                Err(error) if is_to_be_tried_again(&error) => {}
-                // The bytes received so far give a better message.
-                Err(_) => return self.bounded(bytes),
+            match stream.read(&mut piece).map_err(|error| error.kind()) {
+                Ok(count @ 1..) => bytes.extend_from_slice(&piece[..count]),
+                Err(ErrorKind::Interrupted) => {}
+                Err(ErrorKind::WouldBlock | ErrorKind::TimedOut) if work.is_some() => {}
+                Err(ErrorKind::WouldBlock | ErrorKind::TimedOut) => return Err(self.silent()),
+                // The bytes received so far say more than another error would.
+                Ok(0) | Err(_) => return Ok(bytes),
             }
-            if bytes.len() as u64 >= MAX_ANSWER_BYTES {
-                return self.bounded(bytes);
+            if bytes.len() >= MAX_ANSWER_BYTES {
+                return Err(Failure::line(format!("the answer of the daemon in '{dir}' is too long")));
             }
+            let Some(work) = &mut work else { continue };
             if begun.elapsed() > WORK_TIMEOUT {
-                return Err(Failure::line(format!("the daemon in '{}' does not answer", self.dir.display())));
+                return Err(Failure::line(format!("the daemon in '{dir}' does not answer")));
             }
             if !work.interrupts.came() {
                 (work.meanwhile)();
@@ -265,13 +254,6 @@ impl Daemon {
                 let _ = stream.shutdown(Shutdown::Write);
             }
         }
-    }
-
-    fn bounded(&self, bytes: Vec<u8>) -> Result<Vec<u8>> {
-        if (bytes.len() as u64) < MAX_ANSWER_BYTES {
-            return Ok(bytes);
-        }
-        Err(Failure::line(format!("the answer of the daemon in '{}' is too long", self.dir.display())))
     }
 
     /// Returns whether a daemon holds the directory, listening or not.
@@ -362,10 +344,6 @@ pub fn device_path(name: &str) -> String {
 
 pub fn attribute_path(name: &str, attribute: &str) -> String {
     format!("{}/attributes/{}", device_path(name), encode_segment(attribute))
-}
-
-fn is_to_be_tried_again(error: &io::Error) -> bool {
-    matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut | ErrorKind::Interrupted)
 }
 
 /// Returns the body of an HTTP response, or the error that it reports; `None` if the response is not
