@@ -75,13 +75,9 @@ impl Handles {
 
     /// Returns a handle for a file, which `record` describes; `None` when too many are open.
     pub fn open(&self, file: Open, record: OpenFileRecord) -> Option<u64> {
-        let free = |entry: &RwLock<Entry>| Some(entry.try_write().ok()?.open.is_none());
         for (index, entry) in self.entries.iter().enumerate() {
-            if free(entry) != Some(true) {
-                continue;
-            }
-            let mut entry = entry.write().unwrap_or_else(PoisonError::into_inner);
-            // Another thread may have taken it in between.
+            // One that is in use is not free.
+            let Ok(mut entry) = entry.try_write() else { continue };
             if entry.open.is_none() {
                 self.ledger.enter_file(index, entry.generation, record);
                 entry.open = Some(file);
