@@ -242,15 +242,11 @@ impl Connection {
 
     /// Returns the description and the descriptors with which another process can go on
     /// ([`Connection::from_parts`]).
-    ///
-    /// # Errors
-    /// None at present.
-    pub fn parts(&self) -> Result<(ConnectionRecord, Vec<BorrowedFd<'_>>)> {
-        let record = self.facts.clone();
+    pub fn parts(&self) -> (&ConnectionRecord, impl Iterator<Item = BorrowedFd<'_>>) {
         let channels = self.channels.iter().map(OwnedFd::as_fd);
         let received = self.received.as_ref().map(Received::as_fd);
         let fds = [self.device.as_fd()].into_iter().chain(channels).chain(received);
-        Ok((record, fds.chain([self.point.parent()]).collect()))
+        (&self.facts, fds.chain([self.point.parent()]))
     }
 
     /// Takes over a connection from what [`Connection::parts`] returned.

@@ -82,18 +82,17 @@ struct Server {
 
 impl Server {
     fn start(connection: &Connection, ledger: &Ledger) -> Server {
-        let (record, mut fds) = connection.parts().unwrap();
-        fds.push(ledger.as_fd());
+        let (record, fds) = connection.parts();
         // Inherited: a copy that is not closed on exec.
-        let inherit = |fd: &BorrowedFd<'_>| {
+        let inherit = |fd: BorrowedFd<'_>| {
             let copy = fd.try_clone_to_owned().unwrap();
             rustix::io::fcntl_setfd(&copy, FdFlags::empty()).unwrap();
             copy
         };
-        let copies: Vec<_> = fds.iter().map(inherit).collect();
+        let copies: Vec<_> = fds.chain([ledger.as_fd()]).map(inherit).collect();
         let numbers: Vec<_> = copies.iter().map(|fd| fd.as_raw_fd().to_string()).collect();
         let mut command = command("serve");
-        command.env(RECORD, serde_json::to_string(&record).unwrap()).env(FDS, numbers.join(","));
+        command.env(RECORD, serde_json::to_string(record).unwrap()).env(FDS, numbers.join(","));
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         let (stdin, stdout) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
         Server { child, stdin, lines: BufReader::new(stdout).lines() }

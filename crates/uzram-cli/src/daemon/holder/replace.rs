@@ -142,9 +142,10 @@ impl Holder {
     /// Describes everything for the next program, which gets all descriptors.
     pub(super) fn state(&self) -> io::Result<State> {
         let held = self.held.as_ref().ok_or(io::ErrorKind::NotFound)?;
-        let parts = held.connection.as_ref().map(|connection| connection.parts()).transpose();
-        let numbered = |(record, fds): (_, Vec<_>)| (record, fds.into_iter().map(Number::of).collect());
-        let connection = parts.map_err(io::Error::other)?.map(numbered);
+        let connection = held.connection.as_ref().map(|connection| {
+            let (record, fds) = connection.parts();
+            (record.clone(), fds.map(Number::of).collect())
+        });
         let process = |process: &Process| ProcessState {
             pid: process.pid.as_raw_pid(),
             links: [&process.requests, &process.orders].map(|link| Number::of(link.as_fd())),
