@@ -172,12 +172,17 @@ fn with_two_copies_a_master_may_be_lost(cluster: &Cluster) {
     let objects = cluster.keys() - 3;
     assert!(objects > 4 && objects.is_multiple_of(2), "{objects}");
     assert_eq!(backing.health().degraded, None);
+    // What is read is in memory then: nothing of this one is copied again.
+    let reader = store_on(&Arc::new(open(&cluster.address(), 2).unwrap()), PAGES);
+    fill(&reader, 1);
     cluster.nodes[1].signal(Signal::KILL);
     // The one that is away could have leases.
     let dead = format!("127.0.0.1:{} of ", cluster.nodes[1].port);
     let refusal = sweep(&cluster.address(), false).unwrap_err().to_string();
     assert!(refusal.contains(&dead), "{refusal}");
-    check(&store, 1);
+    check(&reader, 1);
+    check_reads(&reader);
+    reader.erase_backing();
     wait_until("the state names the node that is away", || {
         let health = backing.health();
         health.degraded.is_some_and(|trouble| trouble.why.contains(&dead)) && health.stopped.is_none()
