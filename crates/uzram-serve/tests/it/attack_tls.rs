@@ -142,6 +142,7 @@ impl Rig {
             }
             ListenAddress::Tcp(address) => {
                 let stream = TcpStream::connect(("127.0.0.1", address.port())).unwrap();
+                stream.set_nodelay(true).unwrap();
                 stream.set_read_timeout(Some(PATIENCE)).unwrap();
                 Box::new(stream)
             }
