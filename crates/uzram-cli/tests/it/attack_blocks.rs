@@ -114,11 +114,8 @@ impl Loss {
 
 #[test]
 fn swap_ends_before_its_daemon_does_wherever_the_directories_are() {
-    if unable() {
-        return;
-    }
     for loss in Loss::ALL {
-        let place = BlockPlace::new();
+        let Some(place) = BlockPlace::alone("") else { return };
         loss.prepare(&place);
         let device = place.swap_on("--size 64M");
         let daemon = place.daemon_id();
@@ -146,11 +143,8 @@ fn swap_ends_before_its_daemon_does_wherever_the_directories_are() {
 
 #[test]
 fn what_a_dead_daemon_left_is_found_by_its_record() {
-    if unable() {
-        return;
-    }
     for loss in [Loss::LazyUnmount, Loss::Moved] {
-        let place = BlockPlace::new();
+        let Some(place) = BlockPlace::alone("") else { return };
         let device = place.swap_on("--size 64M");
         let _guard = NotLeft(place.daemon_id());
         loss.happen(&place);
@@ -161,7 +155,7 @@ fn what_a_dead_daemon_left_is_found_by_its_record() {
         place.assert_clean();
     }
     // Without the record, the device is named and left alone.
-    let place = BlockPlace::new();
+    let Some(place) = BlockPlace::alone("") else { return };
     Loss::TmpfsGone.prepare(&place);
     let device = place.swap_on("--size 64M");
     let daemon = place.daemon_id();
@@ -214,7 +208,7 @@ impl Drop for Container {
 
 #[test]
 fn containers_with_the_same_paths_leave_each_other_alone() {
-    let Some(place) = BlockPlace::needing("unshare nsenter") else { return };
+    let Some(place) = BlockPlace::alone("unshare nsenter") else { return };
     let [one, other] = [Container::new(&place), Container::new(&place)];
     let [first, second] = [&one, &other].map(|each| swap_device(&each.run("swap on --size 64M").ok()));
     assert_ne!(first, second);
@@ -234,7 +228,7 @@ fn containers_with_the_same_paths_leave_each_other_alone() {
 /// A loop device of a dead daemon that now has another file is left alone.
 #[test]
 fn numbers_that_are_used_again_are_not_what_they_were() {
-    let Some(place) = BlockPlace::needing("losetup umount") else { return };
+    let Some(place) = BlockPlace::alone("losetup umount") else { return };
     let (daemon, device) = place.up_attached("16M", "");
     let record = fs::read_to_string(place.dir().join("attached.json")).unwrap();
     place.wait_for_standby();
@@ -302,18 +296,16 @@ fn with_config(place: &BlockPlace, keys: &str, devices: &str) -> (Daemon, String
 
 #[test]
 fn nobody_reads_or_changes_swapped_out_memory() {
-    let Some(place) = BlockPlace::if_able() else { return };
+    let Some(place) = BlockPlace::alone("") else { return };
     let swap = "[mem]\nsize = '64M'\nswap = true\n";
-    let (daemon, port) = with_config(&place, "", swap);
-    assert_eq!(place.swap_areas().len(), 1);
-    assert_eq!(listed(&port), ["free"]);
-    assert_eq!(refusal(&port, "mem"), reply::ERR_UNKNOWN);
-    daemon.terminate();
     // With an explicit `export`, it can be read.
-    let (daemon, port) = with_config(&place, "", &format!("{swap}export = true\n"));
-    assert_eq!(listed(&port), ["free", "mem"]);
+    let devices = format!("{swap}{}export = true\n", swap.replace("mem", "shown"));
+    let (daemon, port) = with_config(&place, "", &devices);
+    assert_eq!(place.swap_areas().len(), 2);
+    assert_eq!(listed(&port), ["free", "shown"]);
+    assert_eq!(refusal(&port, "mem"), reply::ERR_UNKNOWN);
     let mut client = tcp(&port);
-    let (_, flags) = client.enter_export(b"mem");
+    let (_, flags) = client.enter_export(b"shown");
     assert_ne!(flags & transmission_flags::READ_ONLY, 0);
     assert_eq!(client.read(0, 4086, 10).data(), b"SWAPSPACE2");
     for (command, payload) in [(cmd::WRITE, &[1; 4096][..]), (cmd::TRIM, &[]), (cmd::WRITE_ZEROES, &[])] {
@@ -328,53 +320,59 @@ fn nobody_reads_or_changes_swapped_out_memory() {
 fn who_attaches_a_device_has_it_alone() {
     let Some(place) = BlockPlace::if_able() else { return };
     let mount = format!("mount = '{}'\n", place.dir().join("mnt").display());
-    for keys in
-        ["", "export = true\n", "read-only = true\n", "export = true\nread-only = true\n", "export = false\n"]
-    {
-        let (daemon, port) = with_config(&place, &mount, &format!("[d]\nsize = '16M'\n{keys}"));
+    let devices = [
+        ("plain", ""),
+        ("always", "export = true\n"),
+        ("reader", "read-only = true\n"),
+        ("both", "export = true\nread-only = true\n"),
+        ("hidden", "export = false\n"),
+    ];
+    let text = devices.map(|(name, keys)| format!("[{name}]\nsize = '16M'\n{keys}")).concat();
+    let (daemon, port) = with_config(&place, &mount, &text);
+    let all = ["free", "plain", "always", "reader", "both"];
+    assert_eq!(listed(&port), all);
+    assert_eq!(refusal(&port, "hidden"), reply::ERR_UNKNOWN);
+    for (name, keys) in &devices[..4] {
         let (always, read_only) = (keys.contains("export = true"), keys.contains("read-only"));
-        if keys == "export = false\n" {
-            assert_eq!(refusal(&port, "d"), reply::ERR_UNKNOWN);
-            daemon.terminate();
-            continue;
-        }
         let mut before = tcp(&port);
-        let (_, flags) = before.enter_export(b"d");
-        assert_eq!(flags & transmission_flags::READ_ONLY != 0, read_only, "{keys}");
-        assert_eq!(before.write(0, &[7; 4096]).error == 0, !read_only, "{keys}");
-        let attach = place.run("attach d");
+        let (_, flags) = before.enter_export(name.as_bytes());
+        assert_eq!(flags & transmission_flags::READ_ONLY != 0, read_only, "{name}");
+        assert_eq!(before.write(0, &[7; 4096]).error == 0, !read_only, "{name}");
+        let attach = || place.run(&format!("attach {name}"));
         if always && read_only {
-            attach.ok();
+            attach().ok();
         } else {
-            attach.says(1, "NBD clients have it open");
+            attach().says(1, "NBD clients have it open");
             drop(before);
-            wait_until("the client is gone", || place.run("attach d").status.success());
+            wait_until("the client is gone", || attach().status.success());
         }
         // While it is attached, only the kernel writes.
         if always {
             let mut reader = tcp(&port);
-            let (_, flags) = reader.enter_export(b"d");
-            assert_ne!(flags & transmission_flags::READ_ONLY, 0, "{keys}");
-            assert_eq!(reader.write(0, &[1; 4096]).error, NbdError::Perm as u32, "{keys}");
+            let (_, flags) = reader.enter_export(name.as_bytes());
+            assert_ne!(flags & transmission_flags::READ_ONLY, 0, "{name}");
+            assert_eq!(reader.write(0, &[1; 4096]).error, NbdError::Perm as u32, "{name}");
         } else {
-            assert_eq!(refusal(&port, "d"), reply::ERR_POLICY, "{keys}");
-            assert_eq!(listed(&port), ["free"]);
+            assert_eq!(refusal(&port, name), reply::ERR_POLICY, "{name}");
+            let others: Vec<&str> = all.into_iter().filter(|other| other != name).collect();
+            assert_eq!(listed(&port), others);
         }
-        place.run("detach d").ok();
-        wait_until("it is exported again", || listed(&port) == ["free", "d"]);
+        place.run(&format!("detach {name}")).ok();
+        wait_until("it is exported again", || listed(&port) == all);
         // A file open for writing has the same effect as a block device.
-        if let Ok(_disk) = OpenOptions::new().write(true).open(place.dir().join("mnt/d/disk")) {
-            assert!(always && read_only || refused_or_reader(&port), "{keys}");
+        let disk = place.dir().join("mnt").join(name).join("disk");
+        if let Ok(_disk) = OpenOptions::new().write(true).open(disk) {
+            assert!(always && read_only || refused_or_reader(&port, name), "{name}");
         }
-        daemon.terminate();
-        place.assert_clean();
     }
+    daemon.terminate();
+    place.assert_clean();
 }
 
-/// Returns whether a new client of the export `d` cannot write.
-fn refused_or_reader(port: &str) -> bool {
+/// Returns whether a new client of an export cannot write.
+fn refused_or_reader(port: &str, name: &str) -> bool {
     let mut client = tcp(port);
-    let replies = client.option(option::GO, &info_request(b"d", &[]));
+    let replies = client.option(option::GO, &info_request(name.as_bytes(), &[]));
     match &replies[..] {
         [(reply::INFO, info), (reply::ACK, _)] => {
             u16::from_be_bytes(info[10..].try_into().unwrap()) & transmission_flags::READ_ONLY != 0
@@ -486,12 +484,9 @@ fn another_users_directory_names_nothing_of_roots() {
 /// must leave nothing, and cleaning up after a killed one must work.
 #[test]
 fn whatever_happens_nothing_is_left_without_a_word() {
-    if unable() {
-        return;
-    }
     let seed = crate::nbd::seed();
-    for round in 0..6 {
-        let place = BlockPlace::new();
+    for round in 0..4 {
+        let Some(place) = BlockPlace::alone("") else { return };
         let device = place.swap_on("--size 64M");
         let (dir, moved) = (place.dir(), place.root().join("moved"));
         let daemon = daemon_in(&dir);

@@ -293,7 +293,7 @@ fn every_other_way_to_the_end_of_the_file_ends_there() {
     let says = |words: &str| wiped.stderr.contains(words);
     assert!(wiped.status.code() == Some(1) && says("No space left on device"), "{wiped}");
     assert!(says(&format!("{END} bytes")), "{wiped}");
-    assert!(fs::read(&disk.path).unwrap().iter().all(|byte| *byte == 0));
+    assert!(is_zero(&fs::read(&disk.path).unwrap()));
     end_of_a_mapping(&file);
 }
 

@@ -8,7 +8,7 @@ const LIMIT_BYTES: u64 = HOG_MIB / 4 * MIB;
 /// The limit of the daemon's cgroup, in tests with one.
 const DAEMON_BYTES: u64 = 208 * MIB;
 /// How long a hog runs, in seconds; `UZRAM_HOG_SECONDS` overrides it.
-const HOG_SECONDS: u64 = 60;
+const HOG_SECONDS: u64 = 15;
 /// How long a hog may take to end.
 const TO_END: Duration = Duration::from_secs(40);
 
@@ -38,7 +38,7 @@ fn a_program_runs_in_a_quarter_of_the_memory_it_needs() {
     // The daemon has its own limit, which it never reaches.
     let Some(daemons) = Cgroup::new("daemon", DAEMON_BYTES) else { return };
     // Dropped before its cgroup.
-    let Some(place) = BlockPlace::if_able() else { return };
+    let Some(place) = BlockPlace::alone("") else { return };
     let on = |limit: &str| finish(daemons.uzram(&place, &format!("swap on --size 512M --mem-limit {limit}")));
     on("192M").says(1, "this process's cgroup");
     let device = swap_device(&on("160M").ok());
@@ -56,7 +56,7 @@ fn a_program_runs_in_a_quarter_of_the_memory_it_needs() {
 /// A program that is stopped leaves its pages unused.
 #[test]
 fn what_a_parked_program_left_is_compressed_again() {
-    let Some(place) = BlockPlace::if_able() else { return };
+    let Some(place) = BlockPlace::alone("") else { return };
     let Some(cgroup) = Cgroup::new("parked", LIMIT_BYTES) else { return };
     let device = swap_on(&place, "");
     assert!(place.get("recomp_algorithm").contains("[zstd"), "{}", place.get("recomp_algorithm"));
@@ -75,10 +75,10 @@ fn what_a_parked_program_left_is_compressed_again() {
 
 #[test]
 fn swap_goes_off_under_load_where_memory_suffices() {
-    let Some(place) = BlockPlace::if_able() else { return };
+    let Some(place) = BlockPlace::alone("") else { return };
     let Some(cgroup) = Cgroup::new("load", LIMIT_BYTES) else { return };
     let device = swap_on(&place, "");
-    let mut hog = start_hog(&cgroup, 8, &device);
+    let mut hog = start_hog(&cgroup, 3600, &device);
     // Its cgroup has no room for the pages that would come back.
     place.run("swap off").says(1, "stays on").says(1, "uzram-load");
     assert!(hog.is_running());
@@ -86,16 +86,16 @@ fn swap_goes_off_under_load_where_memory_suffices() {
     // Now it has.
     cgroup.set_limit(4 * HOG_MIB * MIB);
     place.swap_off();
-    hog.verified(TO_END, false);
+    hog.verified(TO_END, true);
 }
 
 #[test]
 fn freed_places_stay_stored_without_discards_alone() {
     let Some(cgroup) = Cgroup::new("places", LIMIT_BYTES) else { return };
-    let Some(place) = BlockPlace::if_able() else { return };
+    let Some(place) = BlockPlace::alone("") else { return };
     for (options, goes_back) in [("--no-discard", false), ("", true)] {
         let device = swap_on(&place, options);
-        start_hog(&cgroup, 8, &device).verified(TO_END, false);
+        start_hog(&cgroup, 3600, &device).verified(TO_END, true);
         let stored = || place.statistic("orig_data_bytes");
         wait_until("it is freed", || swapped_bytes(&device) < MIB && (!goes_back || stored() < 8 * MIB));
         // How many never-used slots the kernel takes before it reuses freed ones is not specified.
@@ -106,7 +106,7 @@ fn freed_places_stay_stored_without_discards_alone() {
 
 #[test]
 fn writes_that_find_no_memory_fail_and_nobody_waits() {
-    let Some(place) = BlockPlace::if_able() else { return };
+    let Some(place) = BlockPlace::alone("") else { return };
     let Some(cgroup) = Cgroup::new("drained", 16 * MIB) else { return };
     // The whole limit is the reserve, which cannot be refilled.
     let device = swap_on(&place, "--mem-limit 8M --reserve 8M");
@@ -129,7 +129,7 @@ fn writes_that_find_no_memory_fail_and_nobody_waits() {
 
 #[test]
 fn a_daemon_that_is_killed_takes_what_was_swapped_out_and_nothing_else() {
-    let Some(place) = BlockPlace::if_able() else { return };
+    let Some(place) = BlockPlace::alone("") else { return };
     let Some(cgroup) = Cgroup::new("kill", LIMIT_BYTES) else { return };
     let device = swap_on(&place, "");
     let hog = start_hog(&cgroup, 30, &device);
@@ -149,7 +149,7 @@ fn a_daemon_that_is_killed_takes_what_was_swapped_out_and_nothing_else() {
 /// not go on.
 #[test]
 fn the_kernel_reads_as_many_pages_at_once_as_told_until_swap_is_off() {
-    let Some(place) = BlockPlace::if_able() else { return };
+    let Some(place) = BlockPlace::alone("") else { return };
     let setting = || fs::read_to_string("/proc/sys/vm/page-cluster").unwrap().trim().to_owned();
     let before = setting();
     let other = if before == "1" { "2" } else { "1" };
@@ -176,7 +176,7 @@ fn the_kernel_reads_as_many_pages_at_once_as_told_until_swap_is_off() {
 
 #[test]
 fn the_daemon_keeps_nothing_of_its_callers_busy() {
-    let Some(place) = BlockPlace::needing("mount umount") else { return };
+    let Some(place) = BlockPlace::alone("mount umount") else { return };
     let root = place.root().canonicalize().unwrap();
     let dir = place.mount_point("callers").canonicalize().unwrap();
     succeed(&place, "mount", &["-t", "tmpfs", "none", arg(&dir)]);
@@ -199,7 +199,7 @@ fn the_daemon_keeps_nothing_of_its_callers_busy() {
 
 #[test]
 fn a_swap_area_keeps_its_daemon() {
-    let Some(place) = BlockPlace::needing("swapoff") else { return };
+    let Some(place) = BlockPlace::alone("swapoff") else { return };
     let device = swap_on(&place, "--priority 7");
     let shown = fs::read_to_string("/proc/swaps").unwrap();
     assert!(shown.lines().any(|line| line.starts_with(&device) && line.ends_with("\t7")), "{shown}");
@@ -227,7 +227,7 @@ fn a_swap_area_keeps_its_daemon() {
 
 #[test]
 fn swap_that_may_outgrow_the_machine_is_warned_about() {
-    let Some(place) = BlockPlace::if_able() else { return };
+    let Some(place) = BlockPlace::alone("") else { return };
     let meminfo = fs::read_to_string("/proc/meminfo").unwrap();
     let on = |options: &str| place.run(&format!("swap on --size {}K {options}", meminfo.words()[1])).ok();
     let facts = on("");
@@ -244,11 +244,11 @@ fn swap_that_may_outgrow_the_machine_is_warned_about() {
 
 #[test]
 fn pages_leave_in_time_for_those_that_are_swapped_out() {
-    let Some(place) = BlockPlace::if_able() else { return };
+    let Some(place) = BlockPlace::alone("") else { return };
     let Some(cgroup) = Cgroup::new("leaving", 80 * MIB) else { return };
     let backing = place.path("cold.img:1G");
     let device = place.swap_on(&format!("--size 1G --mem-limit 40M --backing {backing}"));
-    let mut hog = Hog::start(&cgroup, 240, 8);
+    let mut hog = Hog::start(&cgroup, 240, 5);
     wait_until("pages have left", || place.statistic("pages_backed") > 1000 || !hog.is_running());
     hog.verified(TO_END, false);
     let status = place.run("swap status").shows(&[&device, "refused at mem_limit     0 writes"]);

@@ -3,8 +3,8 @@
 use super::*;
 use std::io::read_to_string;
 
-/// A file that the test locks that uses swap areas and loop devices: they are the machine's, so one test at a
-/// time.
+/// A file that tests with mounts and loop devices lock, shared. A test of swap areas, or of what a daemon finds
+/// of others, is alone: these are the machine's.
 const ONE_AT_A_TIME: &str = "uzram-block-tests.lock";
 
 /// Returns whether block devices are not available, and prints why; the test is then skipped.
@@ -29,9 +29,9 @@ const DETACHED: &str = "/zram0/disk";
 /// failure.
 pub struct BlockPlace {
     place: Place,
-    /// Loop devices and swap areas that existed before.
-    others: Vec<String>,
-    _alone: File,
+    /// If it is alone: the loop devices and swap areas that existed before.
+    others: Option<Vec<String>>,
+    _lock: File,
 }
 
 impl std::ops::Deref for BlockPlace {
@@ -50,15 +50,20 @@ impl BlockPlace {
 
     /// The same where these programs are there, too.
     pub fn needing(programs: &(impl Words + ?Sized)) -> Option<BlockPlace> {
-        (!unable() && !missing(programs)).then(BlockPlace::new)
+        (!unable() && !missing(programs)).then(|| BlockPlace::new(false))
     }
 
-    pub fn new() -> BlockPlace {
-        let alone = File::create(std::env::temp_dir().join(ONE_AT_A_TIME)).unwrap();
-        alone.lock().unwrap();
+    /// The same while no other test has such a place.
+    pub fn alone(programs: &(impl Words + ?Sized)) -> Option<BlockPlace> {
+        (!unable() && !missing(programs)).then(|| BlockPlace::new(true))
+    }
+
+    pub fn new(is_alone: bool) -> BlockPlace {
+        let lock = File::create(std::env::temp_dir().join(ONE_AT_A_TIME)).unwrap();
+        if is_alone { lock.lock() } else { lock.lock_shared() }.unwrap();
         remove_left_areas();
-        let others = loop_devices(|_| true).into_iter().chain(active_areas()).collect();
-        BlockPlace { place: Place::new(), others, _alone: alone }
+        let others = || loop_devices(|_| true).into_iter().chain(active_areas()).collect();
+        BlockPlace { place: Place::new(), others: is_alone.then(others), _lock: lock }
     }
 
     /// Returns the directory of the devices' files.
@@ -98,10 +103,12 @@ impl BlockPlace {
     /// Returns the loop devices on this place's files.
     pub fn loops(&self) -> Vec<String> {
         let root = self.root().canonicalize().unwrap();
-        // The path relative to the root of a detached mount may be ours.
-        let is_ours = |file: &Path| file == Path::new(DETACHED) || file.starts_with(&root);
-        let mut loops = loop_devices(is_ours);
-        loops.retain(|device| !self.others.contains(device));
+        let mut loops = loop_devices(|file| file.starts_with(&root));
+        if let Some(others) = &self.others {
+            // The path relative to the root of a detached mount may be ours.
+            let detached = loop_devices(|file| file == Path::new(DETACHED));
+            loops.extend(detached.into_iter().filter(|device| !others.contains(device)));
+        }
         loops
     }
 
@@ -116,9 +123,10 @@ impl BlockPlace {
         self.assert_clean();
     }
 
-    /// Returns the loop devices that have become swap areas since this place was created.
+    /// Returns the loop devices that have become swap areas since this place, which is alone, was created.
     pub fn swap_areas(&self) -> Vec<String> {
-        active_areas().filter(|area| !self.others.contains(area)).collect()
+        let is_new = |area: &String| self.others.as_ref().is_some_and(|others| !others.contains(area));
+        active_areas().filter(is_new).collect()
     }
 
     /// Returns the mounts below this place's directory, the last first.

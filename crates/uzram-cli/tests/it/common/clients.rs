@@ -76,7 +76,7 @@ impl Place {
     pub fn assert_holds(&self, file: &Path) {
         let (wanted, read) = (fs::read(file).unwrap(), fs::read(self.copy_out(&self.uri(), "copy")).unwrap());
         assert!(read.starts_with(&wanted), "the contents changed");
-        assert!(read[wanted.len()..].iter().all(|byte| *byte == 0), "something follows the contents");
+        assert!(is_zero(&read[wanted.len()..]), "something follows the contents");
     }
 }
 

@@ -206,7 +206,30 @@ impl Place {
 
     /// Returns a process of a daemon here, by its name in `uzram status`.
     pub fn process(&self, name: &str) -> Option<Pid> {
-        Pid::from_raw(self.json(&["status"])[name].as_i64()? as i32)
+        Pid::from_raw(self.told("daemon")["survival"][name].as_i64()? as i32)
+    }
+
+    /// Returns the answer of the daemon here to a GET request. Starting a command for what tests ask again and
+    /// again would take most of their time.
+    fn told(&self, path: &str) -> Value {
+        let mut answer = Value::Null;
+        wait_until("the daemon answers", || {
+            answer = self.told_now(path).unwrap_or_default();
+            !answer.is_null()
+        });
+        answer
+    }
+
+    /// Returns the same; `None` if nobody answers, or the process that does dies meanwhile.
+    fn told_now(&self, path: &str) -> Option<Value> {
+        let mut stream = UnixStream::connect(self.socket("control.sock")).ok()?;
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        write!(stream, "GET /v1/{path} HTTP/1.1\r\n\r\n").ok()?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).ok()?;
+        let (head, body) = answer.split_once("\r\n\r\n")?;
+        assert!(head.starts_with("HTTP/1.1 200 "), "{path}: {answer}");
+        serde_json::from_str(body).ok()
     }
 
     pub fn uri(&self) -> String {
@@ -215,7 +238,8 @@ impl Place {
 
     /// Returns an attribute of that device.
     pub fn get(&self, attribute: &str) -> String {
-        self.run(&["stat", "zram0", attribute]).ok().trim().to_owned()
+        let text = &self.told(&format!("devices/zram0/attributes/{attribute}"))["text"];
+        text.as_str().unwrap().trim().to_owned()
     }
 
     /// Returns a numeric attribute of that device.
@@ -229,12 +253,12 @@ impl Place {
     }
 
     pub fn statistic(&self, name: &str) -> u64 {
-        self.json(&["stat", "zram0"])["stats"][name].as_u64().unwrap()
+        self.told("devices/zram0")["stats"][name].as_u64().unwrap()
     }
 
     /// Checks that these statistics are 0.
     pub fn assert_zero(&self, names: &str) {
-        let stats = &self.json("stat zram0")["stats"];
+        let stats = &self.told("devices/zram0")["stats"];
         names.words().iter().for_each(|name| assert_eq!(stats[name], 0, "{name} in {stats}"));
     }
 
@@ -258,13 +282,13 @@ impl Place {
     /// Waits until the daemon has a process that can take over: it has started wholly by then.
     pub fn wait_for_standby(&self) {
         wait_until("a stand-by is ready", || {
-            let status = self.run(&["status", "--json"]).stdout;
-            status.contains(r#""standby_ready": true"#) && !status.contains(r#""standby_pid": null"#)
+            let daemon = self.told_now("daemon").unwrap_or_default();
+            daemon["survival"]["standby_ready"] == true && !daemon["survival"]["standby_pid"].is_null()
         });
     }
 
     pub fn take_overs(&self) -> u64 {
-        self.json(&["status"])["take_overs"].as_u64().unwrap()
+        self.told("daemon")["survival"]["take_overs"].as_u64().unwrap()
     }
 
     /// Kills the process that serves, and waits until another does.
@@ -286,8 +310,7 @@ impl Place {
         let config = self.write("uzram.toml", text);
         let up = [&["up", "--config", &config], &args.words()[..]].concat();
         let mut daemon = Daemon::start(self.command(&up));
-        wait_until("it answers", || self.run(&["status"]).status.success());
-        let wanted = self.json(&["list"])["devices"].as_array().unwrap().len();
+        let wanted = self.told("devices")["devices"].as_array().unwrap().len();
         while daemon.facts.matches("fixed cost").count() < wanted {
             let read = daemon.stdout.as_mut().unwrap().read_line(&mut daemon.facts).unwrap();
             assert!(read > 0, "{}", daemon.facts);
@@ -513,6 +536,17 @@ pub fn of_process(process: Pid, file: &str) -> String {
 
 pub fn set_mode(path: &(impl AsRef<Path> + ?Sized), mode: u32) {
     fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+}
+
+/// Returns whether bytes have a part; fast in unoptimised code, too.
+pub fn contains(bytes: &[u8], part: &[u8]) -> bool {
+    // SAFETY: both are readable.
+    let found = unsafe { libc::memmem(bytes.as_ptr().cast(), bytes.len(), part.as_ptr().cast(), part.len()) };
+    !found.is_null()
+}
+
+pub fn is_zero(bytes: &[u8]) -> bool {
+    bytes == vec![0; bytes.len()]
 }
 
 /// Opens a file for reading and writing.
