@@ -174,17 +174,20 @@ fn a_thousand_clients_that_come_at_once_are_served() {
     }
 }
 
-/// Silent, slow and lying control clients keep neither NBD clients nor each other out for long.
+/// Silent, lying and impatient control clients keep neither NBD clients nor each other out for long.
 #[test]
 fn control_clients_that_say_nothing_keep_nobody_out_for_long() {
     let place = Place::new();
-    let _daemon = place.up("");
+    let daemon = place.up("--log debug");
     let control = place.socket("control.sock");
     let _silent: Vec<UnixStream> = (0..100).map(|_| connect(&control)).collect();
     assert!(works(&mut place.nbd(), 1));
     wait_until("somebody is listened to again", || place.run("clients").status.success());
     let long = format!("DELETE /v1/clients/{} HTTP/1.1", "9".repeat(1 << 20));
     for (lie, status) in [
+        ("\0\x01\x02", "400"),
+        ("NBDMAGIC\0\0\0\x03", "400"),
+        ("GET /v1/devices HTTP/9.9", "400"),
         ("DELETE /v1/clients/18446744073709551616 HTTP/1.1", "4"),
         ("DELETE /v1/clients/%2d1 HTTP/1.1", "4"),
         ("DELETE /v1/clients/1/ HTTP/1.1", "4"),
@@ -194,7 +197,13 @@ fn control_clients_that_say_nothing_keep_nobody_out_for_long() {
         let answer = ask(&control, format!("{lie}\r\n\r\n").as_bytes());
         assert!(answer.starts_with(&format!("HTTP/1.1 {status}")), "{lie}: {answer}");
     }
+    // Some leave before the response, or within their request.
+    for end in ["\r\n\r\n", ""].repeat(20) {
+        connect(&control).write_all(format!("GET /v1/devices HTTP/1.1{end}").as_bytes()).unwrap();
+    }
     place.refuses(&[("kick 0", 1, &["there is no client 0"]), ("kick me", 2, &["'me'"])]);
+    let said = place.end(daemon);
+    assert!(!said.contains("panicked"), "{said}");
 }
 
 /// With a usual, low descriptor limit, clients cannot use up all descriptors; the limit is not raised without

@@ -71,6 +71,7 @@ fn a_full_backing_device_is_logged_once_and_its_end_too() {
         .map(|words| warnings(&daemon, &format!("zram0: {words}")))
     };
     wait_until("it is logged", || said()[..2] == [1, 1]);
+    place.run("stat zram0").shows(&["the backing device is full: "]);
     assert_eq!(place.nbd().call(0, cmd::TRIM, 0, 64 << 20, &[]).error, 0);
     wait_until("the end is logged", || said()[2..] == [1, 1]);
     place.down();

@@ -191,12 +191,6 @@ fn the_process_that_attaches_has_nothing_of_the_daemons_and_outlives_its_program
 }
 
 #[test]
-fn who_is_no_daemon_has_nobody_attach_for_it() {
-    let place = Place::new();
-    place.run("attendant").says(1, "only a daemon starts this");
-}
-
-#[test]
 fn a_daemon_keeps_what_it_needs_and_no_more() {
     let place = Place::new();
     let daemon = place.up("");

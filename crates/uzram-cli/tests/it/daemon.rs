@@ -83,26 +83,18 @@ fn what_a_device_does_not_take_is_one_line() {
 
 #[test]
 fn signals_end_it_cleanly_with_and_without_clients() {
-    for signal in [Signal::TERM, Signal::INT] {
-        for with_clients in [false, true] {
-            let place = Place::new();
-            let daemon = place.up("");
-            let sockets = ["nbd.sock", "control.sock"].map(|name| place.socket(name));
-            let _clients = with_clients.then(|| [connect(&sockets[0]), connect(&sockets[1])]);
-            daemon.signal(signal);
-            daemon.succeeds();
-            assert!(!sockets[0].exists() && !sockets[1].exists());
-        }
+    for (signal, with_clients) in
+        [(Signal::TERM, true), (Signal::INT, false), (Signal::HUP, true), (Signal::QUIT, false)]
+    {
+        let place = Place::new();
+        let daemon = place.up("");
+        let sockets = ["nbd.sock", "control.sock"].map(|name| place.socket(name));
+        let _clients = with_clients.then(|| [connect(&sockets[0]), connect(&sockets[1])]);
+        daemon.signal(signal);
+        let log = daemon.succeeds();
+        assert!(log.contains("ending"), "{signal:?}: {log}");
+        assert!(!sockets[0].exists() && !sockets[1].exists());
     }
-}
-
-#[test]
-fn a_hang_up_ends_any_other_daemon() {
-    let place = Place::new();
-    let daemon = place.up("");
-    daemon.signal(Signal::HUP);
-    let log = daemon.succeeds();
-    assert!(log.contains("ending"), "{log}");
 }
 
 #[test]
@@ -122,11 +114,13 @@ fn one_directory_has_one_daemon() {
 #[test]
 fn a_command_runs_with_the_addresses_and_its_status_is_ours() {
     let place = Place::new();
-    let exec = |command: &str| place.run(&["up", "--size", "1M", "--log", "warn", "--exec", command]);
-    let ended = exec(r#"echo "$uri|$socket|$name"; test -S "$socket""#);
+    let up = "up --size 1M --log warn --listen tcp:127.0.0.1:0 --exec".words();
+    let exec = |command: &str| place.run(&[&up[..], &[command]].concat());
+    let ended = exec(r#"echo "$uri|$socket|$name|$uris"; test -S "$socket""#);
     // Standard output belongs to the command; the daemon uses standard error.
-    let socket = place.socket("nbd.sock");
-    assert_eq!(ended.stdout, format!("{}|{}|zram0\n", place.uri(), socket.display()));
+    let (uri, socket) = (place.uri(), place.socket("nbd.sock"));
+    let wanted = format!("{uri}|{}|zram0|{uri} nbd://127.0.0.1:", socket.display());
+    assert!(ended.stdout.starts_with(&wanted) && ended.stdout.words().len() == 2, "{ended}");
     assert!(ended.status.success());
     assert!(ended.stderr.contains("fixed cost") && ended.stderr.contains("\n  stored "), "{ended}");
     for (command, status) in [
@@ -216,21 +210,6 @@ fn the_runtime_directory_is_private_or_refused() {
 }
 
 #[test]
-fn the_environment_names_the_runtime_directory() {
-    let place = Place::new();
-    let up = || bare_command(&["up", "--size", "1M", "--log", "error", "--exec", "dirname \"$socket\""]);
-    let said = |command: &mut Command| finish(command.env("XDG_RUNTIME_DIR", place.root())).ok();
-    // Root ignores the variable, as `attack_files` shows.
-    if !is_root() {
-        assert_eq!(said(&mut up()).trim(), place.path("uzram"));
-    }
-    assert_eq!(said(up().env("UZRAM_RUNTIME_DIR", place.dir())).trim(), arg(&place.dir()));
-    // A relative path is relative to the program's working directory.
-    let near = finish(up().args(["--runtime-dir", "near"]).current_dir(place.root()));
-    assert!(near.ok().trim().ends_with("/near"));
-}
-
-#[test]
 fn no_runtime_directory_at_all_is_one_line() {
     let mut command = bare_command("status");
     if is_root() {
@@ -305,6 +284,7 @@ fn a_full_disk_says_so_and_stays_usable() {
 
     // The limit can be raised and removed while clients are connected.
     let client = Connected::new(&place, &place.uri());
+    place.run("reset zram0").says(1, "in use").says(1, "disconnect");
     place.set("mem_limit=16M");
     refused();
     assert!(charged() > 12 * MIB && charged() <= 16 * MIB, "{}", charged());
@@ -338,23 +318,6 @@ fn discarding_gives_memory_back() {
     wait_until("all goes back", || place.number("mem_charged") < 4 * MIB);
     wait_until("it is in memory no more", || daemon.resident_bytes() < resident_before + 16 * MIB);
     assert_eq!(place.statistic("orig_data_bytes"), 16 * MIB, "pages of zeros count, and take no memory");
-}
-
-#[test]
-fn a_device_in_use_is_not_reset() {
-    let Some(place) = Place::needing("qemu-io") else { return };
-    let _daemon = place.up("");
-    let mut client = Connected::new(&place, &place.uri());
-    client.command("write -P 0x5a 0 1M", "wrote");
-    place.run("reset zram0").says(1, "in use").says(1, "disconnect");
-    client.command("read -P 0x5a 0 1M", "read");
-    drop(client);
-    // The server notices when it reads from the socket.
-    wait_until("the device can be reset", || place.run("reset zram0").status.success());
-    assert_eq!(place.number("disksize"), 0);
-    place.assert_zero("mem_charged_bytes");
-    place.set("comp_algorithm=zstd disksize=8M");
-    qemu_io(&place, &["read -P 0 0 8M", "write -P 0x11 0 8M", "read -P 0x11 0 8M"]);
 }
 
 #[test]
@@ -442,40 +405,27 @@ fn a_wrong_value_gets_the_same_message_wherever_it_is_written() {
 }
 
 #[test]
-fn parameters_of_algorithms_come_after_these_however_a_device_is_made() {
+fn short_words_and_the_attributes_names_mean_the_same_everywhere() {
     let place = Place::new();
-    let options = "--algorithm-params=level=5 --algorithm=zstd";
-    let _daemon = place.up_sized("2M", options);
+    // Parameters of algorithms are set after these, in whatever order.
+    let options = "--algorithm-params=level=5 --comp-algorithm=zstd";
+    let _daemon = place.up(&format!("--low 5 {options} --checksum --recompress=lz4hc:1h"));
+    let get = |name: &str| place.get(name);
+    assert_eq!(["policy_low", "checksum", "recompress_after"].map(get), ["5", "1", "3600"]);
+    assert!(get("comp_algorithm").contains("[zstd:5]") && get("recomp_algorithm").contains("[lz4hc"));
+    place.set("low=10 high=50");
+    assert_eq!(["policy_low", "policy_high"].map(get), ["10", "50"]);
     place.run(&format!("add added {options} --size=1M")).ok();
-    for name in ["zram0", "added"] {
-        place.run(&format!("stat {name} comp_algorithm")).shows(&["[zstd:5]"]);
-    }
+    place.run("stat added comp_algorithm").shows(&["[zstd:5]"]);
     let again = ["--algorithm-params=priority=1 level=5", "--recompress=zstd", "--size=1M"];
     place.run(&[&["add", "again"], &again[..]].concat()).ok();
     place.run("stat again recomp_algorithm").shows(&["[zstd:5]"]);
-}
-
-#[test]
-fn a_dictionary_is_for_the_daemon_to_read() {
-    let place = Place::new();
-    let _daemon = place.up("");
     place.refuses(&[
         // The daemon looked for the file.
         ("add more --algorithm zstd,dict=/nonexistent", 1, &["dict=/nonexistent: No such file"]),
         ("add more --algorithm zstd,dict=near", 2, &["dict=near: write the whole path"]),
         ("add more --algorithm deflate,dict=/a", 2, &["deflate takes no dictionary"]),
     ]);
-}
-
-#[test]
-fn short_words_and_the_attributes_names_mean_the_same_everywhere() {
-    let place = Place::new();
-    let _daemon = place.up("--low 5 --comp-algorithm=zstd:4 --checksum --recompress=lz4hc:1h");
-    let get = |name: &str| place.get(name);
-    assert_eq!(["policy_low", "checksum", "recompress_after"].map(get), ["5", "1", "3600"]);
-    assert!(get("comp_algorithm").contains("[zstd:4]") && get("recomp_algorithm").contains("[lz4hc"));
-    place.set("low=10 high=50");
-    assert_eq!(["policy_low", "policy_high"].map(get), ["10", "50"]);
     Place::new().refuses(&[
         ("up --size 1M --disksize 2M", 2, &["uzram: --size 1M: --disksize 2M already sets it"]),
         (

@@ -72,7 +72,6 @@ fn words_of_other_programs_are_translated() {
         (&format!("up --config {config} --policy x"), 2, &[&with("--policy")]),
         (&format!("up --config {config} --name x"), 2, &["cannot be used with '--name"]),
     ]);
-    assert!(!place.dir().exists(), "nothing was tried");
 }
 
 #[test]
@@ -88,7 +87,6 @@ fn a_file_that_is_no_dictionary_is_refused() {
     ] {
         place.refuses(&[(&format!("up {option}dict=/etc/passwd"), 2, &is_none)]);
     }
-    assert!(!place.dir().exists(), "nothing was tried");
 }
 
 #[test]

@@ -159,16 +159,17 @@ impl Place {
         finish(self.command(args))
     }
 
-    /// Runs commands that must fail: each with its exit status, and what its one line of complaint says.
-    /// Reports all that do not.
+    /// Runs commands that must fail: each with its exit status, and what its one line of complaint says. One
+    /// that makes no sense makes no runtime directory. Reports all that do not.
     pub fn refuses(&self, rows: &[(&str, i32, &[&str])]) {
-        let mut wrong = String::new();
+        let (mut wrong, has_dir) = (String::new(), self.dir().exists());
         for (args, code, said) in rows {
             let ended = self.run(*args);
             let lines: Vec<_> = ended.stderr.lines().filter(|line| !line.contains(" INFO ")).collect();
             let has_all = |line: &str| said.iter().all(|said| line.contains(said));
             let is_wanted = matches!(lines[..], [line] if line.starts_with("uzram: ") && has_all(line));
-            if ended.status.code() != Some(*code) || !is_wanted || !ended.stdout.is_empty() {
+            let is_tried = *code == 2 && self.dir().exists() != has_dir;
+            if ended.status.code() != Some(*code) || !is_wanted || !ended.stdout.is_empty() || is_tried {
                 wrong += &format!("{args:?}: {code} and {said:?} wanted, {ended}\n");
             }
         }
