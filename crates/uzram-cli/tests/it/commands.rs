@@ -92,20 +92,7 @@ fn without_a_daemon_every_client_says_how_to_start_one() {
     let place = Place::new();
     // First without the directory, then with the directory of a crashed daemon.
     for _ in 0..2 {
-        for args in [
-            "add zram1",
-            "remove zram1",
-            "list",
-            "stat zram0",
-            "set zram0 mem_limit=1M",
-            "reset zram0",
-            "down",
-            "status",
-            "upgrade",
-            "upgrade --program /bin/true",
-            "recover",
-            "recover zram0",
-        ] {
+        for args in ASKING {
             let ended = place.run(args);
             if args == "list" && ended.status.success() {
                 // Programs under `uzram run`, of somebody else.

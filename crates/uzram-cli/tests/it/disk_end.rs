@@ -15,13 +15,20 @@ const END: u64 = 5000 << 10;
 /// Longer than several of the kernel's requests.
 const TAIL: u64 = 4 << 20;
 
-/// Calls `check` with the file, and then with a block device on it.
-fn as_file_and_block_device(check: impl Fn(&mut Disk)) {
+#[test]
+fn a_file_and_a_block_device_on_it_end_alike() {
     let Some(place) = BlockPlace::if_able() else { return };
     let _daemon = place.up_mounted("5000K", "");
-    check(&mut Disk::new(&place.disk()));
+    let check = |path: &Path| {
+        let mut disk = Disk::new(path);
+        a_write_is_cut_at_the_end_and_then_there_is_no_space(&mut disk);
+        a_read_is_cut_at_the_end_and_then_there_is_nothing(&disk);
+        a_range_is_zeroed_up_to_the_end(&mut disk);
+        asynchronous_requests_end_there_too(&mut disk);
+    };
+    check(&place.disk());
     let device = place.run("attach zram0").ok();
-    check(&mut Disk::new(Path::new(device.trim())));
+    check(Path::new(device.trim()));
     place.run("detach zram0").ok();
 }
 
@@ -124,60 +131,51 @@ fn cases(is_aligned: bool) -> impl Iterator<Item = (u64, u64)> {
     all.filter(move |(offset, len)| !is_aligned || (offset | len) % 4096 == 0)
 }
 
-#[test]
-fn a_write_is_cut_at_the_end_and_then_there_is_no_space() {
-    as_file_and_block_device(|disk| {
-        for flags in [0, libc::O_DIRECT] {
-            let file = disk.open(flags);
-            let write = |bytes: &mut [u8], offset| errno(file.write_at(bytes, offset));
-            disk.check_writes(cases(flags != 0), write, |_, _, _| false);
-        }
-    });
+fn a_write_is_cut_at_the_end_and_then_there_is_no_space(disk: &mut Disk) {
+    for flags in [0, libc::O_DIRECT] {
+        let file = disk.open(flags);
+        let write = |bytes: &mut [u8], offset| errno(file.write_at(bytes, offset));
+        disk.check_writes(cases(flags != 0), write, |_, _, _| false);
+    }
 }
 
-#[test]
-fn a_read_is_cut_at_the_end_and_then_there_is_nothing() {
-    as_file_and_block_device(|disk| {
-        for flags in [0, libc::O_DIRECT] {
-            let file = disk.open(flags);
-            disk.check_reads(cases(flags != 0), |bytes, offset| errno(file.read_at(bytes, offset)));
-        }
-    });
+fn a_read_is_cut_at_the_end_and_then_there_is_nothing(disk: &Disk) {
+    for flags in [0, libc::O_DIRECT] {
+        let file = disk.open(flags);
+        disk.check_reads(cases(flags != 0), |bytes, offset| errno(file.read_at(bytes, offset)));
+    }
 }
 
-#[test]
-fn a_range_is_zeroed_up_to_the_end() {
+fn a_range_is_zeroed_up_to_the_end(disk: &mut Disk) {
     const KEEP: FallocateFlags = FallocateFlags::KEEP_SIZE;
-    as_file_and_block_device(|disk| {
-        let file = disk.open(0);
-        let (hole, zero) = (FallocateFlags::PUNCH_HOLE, FallocateFlags::ZERO_RANGE);
-        for mode in [hole | KEEP, zero | KEEP, zero, KEEP, FallocateFlags::empty()] {
-            let zeroes = mode.intersects(hole | zero);
-            // The system itself refuses a length of 0.
-            for (offset, len) in cases(true).filter(|(_, len)| *len > 0) {
-                let before_end = END.saturating_sub(offset).min(len);
-                let wanted = match before_end {
-                    _ if !zeroes => Err(Errno::OPNOTSUPP),
-                    0 => Err(Errno::INVAL),
-                    _ if !mode.contains(KEEP) && before_end < len => Err(Errno::INVAL),
-                    _ => Ok(()),
-                };
-                let what = format!("{mode:?}: {len} bytes at {offset}");
-                file.write_all_at(&vec![5; before_end as usize], offset).unwrap();
-                disk.filled(offset, before_end, 5);
-                let done = rustix::fs::fallocate(&file, mode, offset, len);
-                // A block device looks at the range first.
-                let is_other = !zeroes && done == Err(Errno::INVAL) && before_end < len;
-                let path = disk.path.display();
-                assert!(done == wanted || is_other, "{path}: {what}: {done:?}, not {wanted:?}");
-                if wanted.is_ok() {
-                    disk.filled(offset, len, 0);
-                }
-                disk.check(1 << 16, &what);
+    let file = disk.open(0);
+    let (hole, zero) = (FallocateFlags::PUNCH_HOLE, FallocateFlags::ZERO_RANGE);
+    for mode in [hole | KEEP, zero | KEEP, zero, KEEP, FallocateFlags::empty()] {
+        let zeroes = mode.intersects(hole | zero);
+        // The system itself refuses a length of 0.
+        for (offset, len) in cases(true).filter(|(_, len)| *len > 0) {
+            let before_end = END.saturating_sub(offset).min(len);
+            let wanted = match before_end {
+                _ if !zeroes => Err(Errno::OPNOTSUPP),
+                0 => Err(Errno::INVAL),
+                _ if !mode.contains(KEEP) && before_end < len => Err(Errno::INVAL),
+                _ => Ok(()),
+            };
+            let what = format!("{mode:?}: {len} bytes at {offset}");
+            file.write_all_at(&vec![5; before_end as usize], offset).unwrap();
+            disk.filled(offset, before_end, 5);
+            let done = rustix::fs::fallocate(&file, mode, offset, len);
+            // A block device looks at the range first.
+            let is_other = !zeroes && done == Err(Errno::INVAL) && before_end < len;
+            let path = disk.path.display();
+            assert!(done == wanted || is_other, "{path}: {what}: {done:?}, not {wanted:?}");
+            if wanted.is_ok() {
+                disk.filled(offset, len, 0);
             }
+            disk.check(1 << 16, &what);
         }
-        disk.check(TAIL, "all");
-    });
+    }
+    disk.check(TAIL, "all");
 }
 
 /// `struct iocb` of `<linux/aio_abi.h>`.
@@ -221,21 +219,18 @@ fn asynchronously(file: &File, opcode: u16, bytes: &mut [u8], offset: u64) -> Re
     u64::try_from(event[2]).map_err(|_| Errno::from_raw_os_error(-event[2] as i32))
 }
 
-#[test]
-fn asynchronous_requests_end_there_too() {
-    as_file_and_block_device(|disk| {
-        let file = disk.open(libc::O_DIRECT);
-        let cases = || cases(true).filter(|(_, len)| *len > 0);
-        disk.check_reads(cases(), |bytes, offset| asynchronously(&file, 0, bytes, offset));
-        let is_file = disk.path.ends_with("disk");
-        let write = |bytes: &mut [u8], offset| asynchronously(&file, 1, bytes, offset);
-        // Of a file the kernel makes an error of a short write, and of several requests of which one fails.
-        disk.check_writes(cases(), write, |len, before_end, error| {
-            let wanted = if len > 1 << 20 { Errno::NOSPC } else { Errno::IO };
-            is_file && (1..len).contains(&before_end) && error == wanted
-        });
-        disk.check_reads(cases(), |bytes, offset| asynchronously(&file, 0, bytes, offset));
+fn asynchronous_requests_end_there_too(disk: &mut Disk) {
+    let file = disk.open(libc::O_DIRECT);
+    let cases = || cases(true).filter(|(_, len)| *len > 0);
+    disk.check_reads(cases(), |bytes, offset| asynchronously(&file, 0, bytes, offset));
+    let is_file = disk.path.ends_with("disk");
+    let write = |bytes: &mut [u8], offset| asynchronously(&file, 1, bytes, offset);
+    // Of a file the kernel makes an error of a short write, and of several requests of which one fails.
+    disk.check_writes(cases(), write, |len, before_end, error| {
+        let wanted = if len > 1 << 20 { Errno::NOSPC } else { Errno::IO };
+        is_file && (1..len).contains(&before_end) && error == wanted
     });
+    disk.check_reads(cases(), |bytes, offset| asynchronously(&file, 0, bytes, offset));
 }
 
 /// Copies within the kernel, mappings, appending and seeking, of the file.

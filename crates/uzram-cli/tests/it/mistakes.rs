@@ -161,23 +161,7 @@ fn another_user_is_told_that_the_daemon_is_roots() {
     set_mode(place.root(), 0o755);
     let _daemon = place.up("");
     let wanted = format!("'{}' is root's: use sudo", place.dir().display());
-    for args in [
-        "list",
-        "stat zram0",
-        "set zram0 mem_limit=1G",
-        "add more",
-        "remove zram0",
-        "reset zram0",
-        "clients",
-        "kick 1",
-        "status",
-        "upgrade",
-        "recover",
-        "reload",
-        "swap status",
-        "down",
-        "up",
-    ] {
+    for args in ASKING.into_iter().chain(["swap status", "up"]) {
         let ended = finish(place.command(args).uid(NOBODY).gid(NOBODY));
         // There may be programs under `uzram run` of this user.
         if args != "list" || !ended.status.success() {

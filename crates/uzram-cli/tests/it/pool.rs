@@ -1,6 +1,4 @@
-//! The pool of a device of the real program: its classes, and compaction while the disk is used.
-
-use std::sync::atomic::{AtomicBool, Ordering};
+//! The pool of a device of the real program: its classes, and what compaction gives back.
 
 use crate::common::*;
 
@@ -13,18 +11,13 @@ fn fill(place: &Place) {
     }
 }
 
-/// Starts a daemon with a full disk of 64 MiB and no automatic compaction.
-fn up_and_full(place: &Place) -> Daemon {
-    // The test does not read the log, and compactions log more than a pipe holds.
-    let daemon = place.up_sized("64M", "--log warn --compact-threshold 0");
-    fill(place);
-    daemon
-}
-
 #[test]
 fn memory_falls_when_a_pool_of_random_discards_is_compacted() {
     let Some(place) = Place::needing("fio nbdcopy") else { return };
-    let _daemon = up_and_full(&place);
+    // The test does not read the log, and compactions log more than a pipe holds.
+    let _daemon = place.up_sized("64M", "--log warn --compact-threshold 0");
+    fill(&place);
+    expect_classes(&place);
     // Three pages in four.
     place.fio("--rw=randtrim --bs=4k --size=64M --io_size=48M");
     let before = place.copy_out(&place.uri(), "before");
@@ -46,56 +39,13 @@ fn memory_falls_when_a_pool_of_random_discards_is_compacted() {
     place.assert_holds(&before);
 }
 
-#[test]
-fn fio_verifies_while_compaction_never_stops() {
-    let Some(place) = Place::needing("fio") else { return };
-    let _daemon = up_and_full(&place);
-    // The pool also compacts by itself.
-    place.set("compact_threshold=1 compact_rate=256M");
-    let ends = AtomicBool::new(false);
-    let compactions = thread::scope(|scope| {
-        let looped = scope.spawn(|| compact_until(&place, &ends));
-        // One job verifies its writes, while the other scatters the pool.
-        let options = format!(
-            "--rw=randwrite --bsrange=512-16k --size=24M --iodepth=8 --verify=crc32c --do_verify=1 --loops=2 \
-             --buffer_compress_percentage=50 --exitall --name=scatter --ioengine=nbd --uri={} --thread \
-             --rw=randtrimwrite --bs=4k --offset=32M --size=32M --time_based --runtime=6 \
-             --buffer_compress_percentage=80 --refill_buffers",
-            place.uri()
-        );
-        let verified = std::panic::catch_unwind(|| place.fio(&options));
-        ends.store(true, Ordering::Relaxed);
-        let compactions = looped.join().unwrap();
-        verified.unwrap();
-        compactions
-    });
-    assert!(compactions > 10 && place.statistic("pages_compacted") > 100, "{compactions}");
-    place.assert_zero("failed_reads failed_writes corrupted_objects");
-}
-
-/// Compacts repeatedly, with a minimum number of times; returns how often.
-fn compact_until(place: &Place, ends: &AtomicBool) -> usize {
-    let request = b"PUT /v1/devices/zram0/attributes/compact HTTP/1.1\r\nHost: localhost\r\n\
-        Content-Length: 14\r\nConnection: close\r\n\r\n{\"value\": \"1\"}";
-    let mut compactions = 0;
-    while !ends.load(Ordering::Relaxed) || compactions <= 10 {
-        let answer = ask(&place.socket("control.sock"), request);
-        assert!(answer.starts_with("HTTP/1.1 204"), "{answer}");
-        compactions += 1;
-    }
-    compactions
-}
-
 /// Returns the numbers of a line.
 fn numbers(line: &str) -> Vec<u64> {
     line.words().iter().filter_map(|word| word.parse().ok()).collect()
 }
 
-#[test]
-fn classes_are_told_in_the_kernels_columns() {
-    let Some(place) = Place::needing("fio") else { return };
-    let _daemon = place.up_sized("64M", "");
-    fill(&place);
+/// Checks that the classes of a full disk are told in the kernel's columns.
+fn expect_classes(place: &Place) {
     let text = place.get("classes");
     let mut lines = text.lines();
     let columns = lines.next().unwrap().words();

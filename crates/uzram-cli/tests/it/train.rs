@@ -48,13 +48,17 @@ fn a_trained_dictionary_is_measured_and_serves_a_device() {
     assert!(len_bytes <= 16 << 10 && numbers("dictionary") == [len_bytes as f64], "{said}");
 
     // A device accepts it for each algorithm with dictionaries, and shows its cost.
+    let algorithm = format!("zstd:3,dict={dict}");
+    let daemon = place.up(&format!("--algorithm {algorithm}"));
+    assert!(daemon.facts.contains(&algorithm), "{}", daemon.facts);
+    let fixed_bytes = |algorithm: &str| {
+        place.run(&format!("add more --size 16M --algorithm {algorithm}")).ok();
+        place.run("stat more comp_algorithm").shows(&[format!("[{algorithm}]")]);
+        let bytes: u64 = place.run("stat more mem_fixed").ok().trim().parse().unwrap();
+        place.run("remove more").ok();
+        bytes
+    };
     for kind in ["lz4", "lz4hc:4", "zstd:3"] {
-        let fixed_bytes = |algorithm: &str| {
-            let daemon = place.up(&format!("--algorithm {algorithm}"));
-            let shown = place.run("stat zram0 comp_algorithm").ok();
-            assert!(shown.contains(&format!("[{algorithm}]")) && daemon.facts.contains(algorithm), "{shown}");
-            place.number("mem_fixed")
-        };
         let with = fixed_bytes(&format!("{kind},dict={dict}"));
         assert!(with > fixed_bytes(kind) + len_bytes, "{kind}: the dictionary is counted");
     }

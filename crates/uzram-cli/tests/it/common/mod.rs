@@ -44,6 +44,24 @@ pub const UZRAM: &str = env!("CARGO_BIN_EXE_uzram");
 /// A user without rights.
 pub const NOBODY: u32 = 65534;
 pub const MIB: u64 = 1 << 20;
+/// Commands that ask a daemon.
+pub const ASKING: [&str; 15] = [
+    "add more",
+    "remove zram0",
+    "list",
+    "stat zram0",
+    "set zram0 mem_limit=1G",
+    "reset zram0",
+    "clients",
+    "kick 1",
+    "status",
+    "upgrade",
+    "upgrade --program /bin/true",
+    "recover",
+    "recover zram0",
+    "reload",
+    "down",
+];
 
 /// Arguments of a command: a text in which spaces separate them, or a list.
 pub trait Words {
