@@ -81,10 +81,7 @@ fn users_memory_is_not_in_core_files() {
     // The place unmounts what is left.
     let place = BlockPlace::new(false);
     let cores = tempfile::tempdir().unwrap();
-    let has_files = is_root() && Path::new("/dev/fuse").exists();
-    if !has_files {
-        println!("skipped: not root, or no /dev/fuse: the part about files");
-    }
+    let has_files = !not_root() && !lacks("/dev/fuse");
     let mount = if has_files { format!("--mount {}", place.path("mnt")) } else { String::new() };
     let args = format!("up --size 16M {mount}");
     let Some(command) = with_cores(&place.command(&args), cores.path()) else { return };
@@ -248,8 +245,8 @@ fn what_exec_starts_keeps_everything() {
 
 #[test]
 fn a_users_mount_is_unmounted_by_a_program_that_may() {
-    if not_root() || !Path::new("/dev/fuse").exists() || missing("fusermount3 unshare setpriv") {
-        return println!("skipped: not root, or no /dev/fuse");
+    if not_root() || lacks("/dev/fuse") || missing("fusermount3 unshare setpriv") {
+        return;
     }
     let place = Place::new();
     set_mode(place.root(), 0o755);

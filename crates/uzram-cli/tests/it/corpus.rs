@@ -85,31 +85,29 @@ fn a_command_is_started_and_ended() {
 #[test]
 fn a_failure_is_one_line_and_leaves_no_file() {
     let place = Place::new();
-    let out = place.path("pages");
+    let out = place.path("p");
     let zombie = Killed(start(&mut Command::new("true")));
     let its_id = zombie.id();
     let stat = format!("/proc/{its_id}/stat");
     wait_until("it is a zombie", || fs::read_to_string(&stat).unwrap().contains(") Z"));
-    for (args, status, mentions) in [
-        ("-o OUT 4194305", 1, "there is no process 4194305"),
-        (&format!("-o OUT {its_id}"), 1, "has ended"),
-        ("-o OUT 0", 2, "PID"),
-        ("-o OUT", 2, "PID"),
-        ("-o OUT 1 -- sleep 1000", 2, "PID"),
-        ("1", 2, "--output"),
-        ("-o OUT --after 1 1", 2, "COMMAND"),
-        ("-o OUT --after=-1 -- true", 2, "write seconds"),
-        ("-o OUT --after soon -- true", 2, "write seconds, up to 86400"),
-        ("-o OUT --size 4095B 1", 2, "write 4K to 16G"),
-        ("-o OUT --size 17G 1", 2, "write 4K to 16G"),
-        ("-o OUT -- /nonexistent/program", 1, "cannot start /nonexistent/program: No such file"),
-        ("-o OUT -- cmp -s /dev/null /nonexistent/file", 1, "cmp ended with status 2 after 0."),
-        ("-o /nonexistent/pages -- sleep 1000", 1, "cannot write /nonexistent/pages: No such"),
-        (&format!("-o {} -- sleep 1000", place.root().display()), 1, "exists"),
-    ] {
-        corpus(&args.replace("OUT", &out)).says(status, mentions);
-        assert!(!Path::new(&out).exists(), "{args}");
-    }
+    place.refuses(&[
+        ("corpus -o DIR/p 4194305", 1, &["there is no process 4194305"]),
+        (&format!("corpus -o DIR/p {its_id}"), 1, &["has ended"]),
+        ("corpus -o DIR/p 0", 2, &["PID"]),
+        ("corpus -o DIR/p", 2, &["PID"]),
+        ("corpus -o DIR/p 1 -- sleep 1000", 2, &["PID"]),
+        ("corpus 1", 2, &["--output"]),
+        ("corpus -o DIR/p --after 1 1", 2, &["COMMAND"]),
+        ("corpus -o DIR/p --after=-1 -- true", 2, &["write seconds"]),
+        ("corpus -o DIR/p --after soon -- true", 2, &["write seconds, up to 86400"]),
+        ("corpus -o DIR/p --size 4095B 1", 2, &["write 4K to 16G"]),
+        ("corpus -o DIR/p --size 17G 1", 2, &["write 4K to 16G"]),
+        ("corpus -o DIR/p -- /nonexistent/program", 1, &["cannot start /nonexistent/program: No such file"]),
+        ("corpus -o DIR/p -- cmp -s /dev/null /nonexistent/file", 1, &["cmp ended with status 2 after 0."]),
+        ("corpus -o /nonexistent/pages -- sleep 1000", 1, &["cannot write /nonexistent/pages: No such"]),
+        ("corpus -o DIR -- sleep 1000", 1, &["exists"]),
+    ]);
+    assert!(!Path::new(&out).exists());
     finish(bare_command(&["corpus", "-o", &out, "1 2"])).says(2, "PID");
 }
 

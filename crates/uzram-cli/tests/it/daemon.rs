@@ -373,17 +373,11 @@ fn a_wrong_value_gets_the_same_message_wherever_it_is_written() {
         ("comp_algorithm", false, "nonesuch"),
         ("algorithm", false, "zstd:99"),
         ("disksize", false, "1X"),
-        ("mem_limit", false, "12Q"),
         ("lru_enable", false, "exact"),
         ("checksum", false, "2"),
-        ("compact_threshold", false, "101"),
-        ("policy_high", true, "101"),
-        ("low", true, "-1"),
         ("recomp_algorithm", true, "algo=lz5"),
         ("recompress_after", true, "soon"),
-        ("reclaim", true, "all"),
         ("writeback_after", true, "1w"),
-        ("writeback_batch_size", true, "129"),
     ] {
         let option = format!("--{}", name.replace('_', "-"));
         let said = other.run(&format!("up {option}={value}"));

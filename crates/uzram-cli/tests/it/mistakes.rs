@@ -17,12 +17,8 @@ fn sizes_say_what_to_write() {
         ("up --reserve=64", 2, &["--reserve 64: ", unit]),
         ("run --limit 64 -- /bin/true", 125, &["--limit", unit]),
         ("train /a -o /b --size 64", 2, &["--size", unit]),
-        ("up --size 1.5G", 2, &["--size 1.5G: ", "no fractions: write 1536M"]),
-        ("up --size min(ram,0.5T)", 2, &["no fractions: write 512G"]),
-        ("run --limit 1.5G -- /bin/true", 125, &["no fractions: write 1536M"]),
         ("up --size -1G", 2, &["--size -1G: ", "it is negative"]),
         ("up --size=-1G", 2, &["--size -1G: ", "it is negative"]),
-        ("up --size rma/2", 2, &["'ram'", "found 'rma'"]),
         ("up --size --attach", 2, &["--size: its value is missing before --attach"]),
         ("up --high -1", 2, &["--high -1: '-1' is no policy_high: write 1 to 100"]),
         ("swap on --priority -5", 2, &["'-5'", "a number cannot be negative"]),
@@ -38,7 +34,6 @@ fn sizes_say_what_to_write() {
     assert_eq!(place.number("disksize"), memory.ram_bytes / 2 / 4096 * 4096);
     assert_eq!(place.number("mem_limit"), 32 << 20);
     place.refuses(&[
-        ("set zram0 mem_limit=1", 1, &["cannot set mem_limit to '1'", "it takes at least 24 KiB"]),
         ("set zram0 mem_limit=1.5G", 1, &["no fractions: write 1536M"]),
         ("set zram0 mem_limit=-1G", 1, &["it is negative"]),
     ]);
@@ -147,10 +142,8 @@ fn a_mount_in_a_missing_directory_is_refused_and_makes_none() {
     let place = Place::new();
     let missing = place.path("nope");
     let why = format!("cannot mount '{missing}/x': '{missing}' does not exist: create it");
-    if Path::new("/dev/fuse").exists() {
+    if !lacks("/dev/fuse") {
         place.refuses(&[(&format!("up --size 1M --mount {missing}/x"), 1, &[&why])]);
-    } else {
-        println!("skipped: there is no /dev/fuse");
     }
     assert!(!Path::new(&missing).exists());
 }
@@ -264,8 +257,8 @@ fn fuse_denied(prepare: &str) -> (Ended, Ended) {
 
 #[test]
 fn a_denied_mount_names_the_device_and_who_denies_it() {
-    if not_root() || !Path::new("/dev/fuse").exists() {
-        return println!("skipped: there is no /dev/fuse, or no root to deny it");
+    if not_root() || lacks("/dev/fuse") {
+        return;
     }
     let fusermount = "printf '#!/bin/sh\\necho \"fusermount3: mount failed: Permission denied\" >&2; exit 1\\n' >bin/fusermount3
          chmod +x bin/fusermount3";

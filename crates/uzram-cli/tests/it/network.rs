@@ -1,7 +1,7 @@
 //! NBD clients and control clients that users have: TLS and its reloading, `--listen`, libnbd, qemu, curl.
 
 use crate::common::*;
-use crate::nbd::pki::{Authority, write};
+use crate::nbd::pki::{Authority, Validity, write};
 
 fn uris(daemon: &Daemon) -> Vec<String> {
     let lines = daemon.facts.lines().filter_map(|line| line.strip_prefix("export"));
@@ -100,33 +100,33 @@ fn every_place_is_announced_listed_and_cleared_away() {
 #[test]
 fn what_cannot_be_served_is_refused_in_one_line() {
     let place = Place::new();
-    tls(&place, true);
-    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let taken = format!("--listen tcp:{}", listener.local_addr().unwrap());
-    for (options, code, said) in [
-        ("--listen tcp:0.0.0.0:0", 2, "tls-client-ca"),
-        ("--listen tcp:192.0.2.1:10809", 2, "tls-client-ca"),
-        ("--listen tcp:[::ffff:10.0.0.1]:1", 2, "tls-client-ca"),
-        ("--listen tcp:[::]:0", 2, "tls-client-ca"),
-        // Every client would be admitted, with TLS or without.
-        ("--listen tcp:0.0.0.0:0 --tls-cert CERT --tls-key KEY", 2, "tls-client-ca"),
-        ("--listen tcp:0.0.0.0:0 --tls-anyone", 2, "tls-cert"),
-        ("--tls-anyone --tls-cert CERT --tls-key KEY --tls-client-ca DIR/ca-cert.pem", 2, "tls-anyone"),
-        ("--listen tcp:localhost:0", 2, "127.0.0.1"),
-        ("--listen 10809", 2, "tcp:ADDRESS:PORT"),
-        ("--listen unix:CERT", 1, "not a socket"),
-        (&taken, 1, "another server"),
-        ("--tls-cert CERT", 2, "--tls-key"),
-        ("--tls-key KEY", 2, "--tls-cert"),
-        ("--tls-client-ca CERT", 2, "--tls-cert"),
-        ("--tls-cert DIR/none.pem --tls-key KEY", 1, "tls-cert"),
-        ("--max-connections 0", 2, "--max-connections"),
-    ] {
-        let options = options.replace("CERT", "DIR/server-cert.pem").replace("KEY", "DIR/server-key.pem");
-        let options = options.replace("DIR", arg(place.root()));
-        place.run(&format!("up --size 1M {options}")).says(code, said);
-        assert!(!place.socket("nbd.sock").exists());
+    let authority = Authority::new("authority");
+    let (cert, key) = authority.issue(Validity::Now);
+    for (name, text) in [("cert", &cert), ("key", &key), ("ca", &authority.pem())] {
+        write(place.root(), name, text);
     }
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let taken = format!("up --size 1M --listen tcp:{}", listener.local_addr().unwrap());
+    place.refuses(&[
+        ("up --listen tcp:0.0.0.0:0", 2, &["tls-client-ca"]),
+        ("up --listen tcp:192.0.2.1:10809", 2, &["tls-client-ca"]),
+        ("up --listen tcp:[::ffff:10.0.0.1]:1", 2, &["tls-client-ca"]),
+        ("up --listen tcp:[::]:0", 2, &["tls-client-ca"]),
+        // Every client would be admitted, with TLS or without.
+        ("up --listen tcp:0.0.0.0:0 --tls-cert DIR/cert --tls-key DIR/key", 2, &["tls-client-ca"]),
+        ("up --listen tcp:0.0.0.0:0 --tls-anyone", 2, &["tls-cert"]),
+        ("up --tls-anyone --tls-cert DIR/cert --tls-key DIR/key --tls-client-ca DIR/ca", 2, &["tls-anyone"]),
+        ("up --listen tcp:localhost:0", 2, &["127.0.0.1"]),
+        ("up --listen 10809", 2, &["tcp:ADDRESS:PORT"]),
+        ("up --size 1M --listen unix:DIR/cert", 1, &["not a socket"]),
+        (&taken, 1, &["another server"]),
+        ("up --tls-cert DIR/cert", 2, &["--tls-key"]),
+        ("up --tls-key DIR/key", 2, &["--tls-cert"]),
+        ("up --tls-client-ca DIR/cert", 2, &["--tls-cert"]),
+        ("up --tls-cert DIR/none --tls-key DIR/key", 1, &["tls-cert"]),
+        ("up --max-connections 0", 2, &["--max-connections"]),
+    ]);
+    assert!(!place.socket("nbd.sock").exists());
 }
 
 #[test]

@@ -65,24 +65,18 @@ fn a_policy_comes_from_a_file_and_options_win() {
 #[test]
 fn what_makes_no_sense_is_one_line() {
     let place = Place::new();
-    let image = place.path("cold.img:4M");
-    for (options, status, said) in [
-        ("--writeback-after 1h", 2, "give --backing"),
-        ("--writeback-budget 1G/day --backing none", 2, "give --backing"),
-        ("--backing /nonexistent/cold.img:1M", 1, "/nonexistent/cold.img"),
-        ("--backing /dev/null", 1, "character device"),
-        ("--backing IMAGE --writeback-after soon", 2, "--writeback-after soon: "),
-        ("--backing IMAGE --writeback-budget 1G/week", 2, "--writeback-budget 1G/week: "),
-        ("--recompress zstd:3:1w", 2, "--recompress"),
-        ("--policy /nonexistent/policy.toml", 1, "--policy /nonexistent/policy.toml: No such file"),
-        ("--policy /", 1, "--policy /: "),
-    ] {
-        place.run(&format!("up --exec true {options}").replace("IMAGE", &image)).says(status, said);
-        let made = place.root().join("cold.img").exists();
-        assert!(!made, "{options}: made before anything else was refused");
-    }
+    place.refuses(&[
+        ("up --writeback-after 1h", 2, &["give --backing"]),
+        ("up --writeback-budget 1G/day --backing none", 2, &["give --backing"]),
+        ("up --backing /nonexistent/cold.img:1M", 1, &["/nonexistent/cold.img"]),
+        ("up --backing /dev/null", 1, &["character device"]),
+        ("up --backing DIR/cold.img:4M --writeback-after soon", 2, &["--writeback-after soon: "]),
+        ("up --backing DIR/cold.img:4M --writeback-budget 1G/week", 2, &["--writeback-budget 1G/week: "]),
+        ("up --recompress zstd:3:1w", 2, &["--recompress"]),
+        ("up --policy /nonexistent/policy.toml", 1, &["--policy /nonexistent/policy.toml: No such file"]),
+        ("up --policy /", 1, &["--policy /: "]),
+    ]);
     let large = "#\n".repeat(40_000);
-    // A file is created only if everything else is valid.
     let other = format!("backing = '{}'\nhigh = 101\n", place.path("other.img:1M"));
     for (text, status, said) in [
         ("[writeback]\nafter = '1w'\n", 2, "policy.toml:2: writeback.after: '1w' is not a duration"),
@@ -96,11 +90,12 @@ fn what_makes_no_sense_is_one_line() {
         (&large, 1, "more than 64 KiB"),
         (&other, 2, ":2: high: "),
     ] {
-        let policy = place.write("policy.toml", text);
-        let backing = if text.starts_with("backing") { String::new() } else { format!("--backing {image}") };
-        place.run(&format!("up --exec true --policy {policy} {backing}")).says(status, said);
+        place.write("policy.toml", text);
+        let backing = if text.starts_with("backing") { "" } else { "--backing DIR/cold.img:4M" };
+        place.refuses(&[(&format!("up --policy DIR/policy.toml {backing}"), status, &[said])]);
     }
-    assert!(!place.root().join("other.img").exists());
+    // A file is created only if everything else is valid.
+    assert!(["cold.img", "other.img"].iter().all(|name| !place.root().join(name).exists()));
 }
 
 /// Creates a file of compressible pages, all different, and of incompressible ones.

@@ -9,17 +9,16 @@ const ONE_AT_A_TIME: &str = "uzram-block-tests.lock";
 
 /// Returns whether block devices are not available, and prints why; the test is then skipped.
 pub fn unable() -> bool {
-    let why = if not_root() {
-        return true;
-    } else if !Path::new("/dev/fuse").exists() {
-        "no /dev/fuse"
-    } else if !Path::new("/dev/loop-control").exists() {
-        "no /dev/loop-control"
-    } else {
-        return false;
-    };
-    println!("skipped: {why}");
-    true
+    not_root() || lacks("/dev/fuse") || lacks("/dev/loop-control")
+}
+
+/// Returns whether the machine has no such file, and says so.
+pub fn lacks(path: &str) -> bool {
+    let lacks = !Path::new(path).exists();
+    if lacks {
+        println!("skipped: no {path}");
+    }
+    lacks
 }
 
 /// The path of a device's file in a mount that was detached.

@@ -177,16 +177,18 @@ impl Place {
         finish(self.command(args))
     }
 
-    /// Runs commands that must fail: each with its exit status, and what its one line of complaint says. One
-    /// that makes no sense makes no runtime directory. Reports all that do not.
+    /// Runs commands that must fail, in which DIR is this place's directory: each with its exit status, and
+    /// what its one line of complaint says. One that makes no sense makes no runtime directory. Reports all
+    /// that do not.
     pub fn refuses(&self, rows: &[(&str, i32, &[&str])]) {
-        let (mut wrong, has_dir) = (String::new(), self.dir().exists());
+        let mut wrong = String::new();
         for (args, code, said) in rows {
-            let ended = self.run(*args);
+            let had_dir = self.dir().exists();
+            let ended = self.run(&args.replace("DIR", arg(self.root())));
             let lines: Vec<_> = ended.stderr.lines().filter(|line| !line.contains(" INFO ")).collect();
             let has_all = |line: &str| said.iter().all(|said| line.contains(said));
             let is_wanted = matches!(lines[..], [line] if line.starts_with("uzram: ") && has_all(line));
-            let is_tried = *code == 2 && self.dir().exists() != has_dir;
+            let is_tried = *code == 2 && self.dir().exists() != had_dir;
             if ended.status.code() != Some(*code) || !is_wanted || !ended.stdout.is_empty() || is_tried {
                 wrong += &format!("{args:?}: {code} and {said:?} wanted, {ended}\n");
             }
