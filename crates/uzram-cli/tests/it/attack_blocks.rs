@@ -12,13 +12,6 @@ use uzram_serve::nbd::proto::{NbdError, option, reply, transmission_flags};
 use crate::common::*;
 use crate::nbd::info_request;
 
-fn is_running(pid: Pid) -> bool {
-    // The daemon holds its memory and files until its last thread has ended.
-    let threads = fs::read_dir(format!("/proc/{}/task", pid.as_raw_pid())).map_or(0, Iterator::count);
-    let stat = of_process(pid, "stat");
-    !stat.is_empty() && (!stat.contains(") Z ") || threads > 1)
-}
-
 /// Ends a daemon after a failed test, which could not be found otherwise when its directories are lost.
 struct NotLeft(Pid);
 

@@ -2,20 +2,9 @@
 
 use crate::common::*;
 
-const COMMANDS: &str =
-    "up run add remove list stat set reset down bench check lab train status upgrade recover";
-
+/// `json` has a look at the help of each command.
 #[test]
-fn every_command_has_help_with_an_example() {
-    let overview = finish(bare_command("--help")).ok();
-    for command in COMMANDS.words().into_iter().chain(cfg!(feature = "remote").then_some("backing")) {
-        assert!(overview.contains(&format!("\n  {command} ")), "{overview}");
-        // Those of separate programs are checked by their own tests.
-        if !["bench", "lab"].contains(&command) {
-            let help = finish(bare_command(&[command, "--help"]));
-            help.shows(&["Example", &format!("uzram {command}")]);
-        }
-    }
+fn the_help_says_what_a_limit_does() {
     assert!(finish(bare_command("--version")).ok().starts_with("uzram "));
     let help = finish(bare_command("up --help")).ok().words().join(" ");
     let (_, limit) = help.split_once("--mem-limit <SIZE> ").unwrap();

@@ -18,8 +18,8 @@ fn leaves(path: &[String]) -> Vec<Vec<String>> {
     let help = finish(bare_command(&words)).ok();
     let is_sibling = path.first().is_some_and(|name| SIBLINGS.contains(&name.as_str()));
     let Some((_, listed)) = help.split_once("\nCommands:\n").filter(|_| !is_sibling) else {
-        let has_both = help.contains("--json") && help.contains("Example");
-        assert!(is_sibling || has_both, "{path:?}: {help}");
+        let wanted = ["--json", "Example", &format!("uzram {}", path.join(" "))];
+        assert!(is_sibling || wanted.iter().all(|words| help.contains(words)), "{path:?}: {help}");
         return vec![path.to_vec()];
     };
     let names = listed.lines().take_while(|line| line.starts_with("  ")).filter_map(|line| {

@@ -68,9 +68,6 @@ fn what_a_parked_program_left_is_compressed_again() {
     hog.signal(Signal::CONT);
     hog.verified(TO_END, true);
     place.swap_off();
-    swap_on(&place, "--recompress none");
-    assert_eq!(place.get("recomp_algorithm"), "");
-    place.swap_off();
 }
 
 #[test]
@@ -93,8 +90,9 @@ fn swap_goes_off_under_load_where_memory_suffices() {
 fn freed_places_stay_stored_without_discards_alone() {
     let Some(cgroup) = Cgroup::new("places", LIMIT_BYTES) else { return };
     let Some(place) = BlockPlace::alone("") else { return };
-    for (options, goes_back) in [("--no-discard", false), ("", true)] {
+    for (options, goes_back) in [("--no-discard --recompress none", false), ("", true)] {
         let device = swap_on(&place, options);
+        assert_eq!(place.get("recomp_algorithm").is_empty(), !goes_back);
         start_hog(&cgroup, 3600, &device).verified(TO_END, true);
         let stored = || place.statistic("orig_data_bytes");
         wait_until("it is freed", || swapped_bytes(&device) < MIB && (!goes_back || stored() < 8 * MIB));
@@ -229,16 +227,12 @@ fn a_swap_area_keeps_its_daemon() {
 fn swap_that_may_outgrow_the_machine_is_warned_about() {
     let Some(place) = BlockPlace::alone("") else { return };
     let meminfo = fs::read_to_string("/proc/meminfo").unwrap();
-    let on = |options: &str| place.run(&format!("swap on --size {}K {options}", meminfo.words()[1])).ok();
-    let facts = on("");
+    let facts = place.run(&format!("swap on --size {}K", meminfo.words()[1])).ok();
     let is_warning = |line: &&str| line.starts_with("warning ") && line.contains("swap on zram0 may take");
     let warnings: Vec<&str> = facts.lines().filter(is_warning).collect();
     assert!(warnings.len() == 1 && warnings[0].contains("--mem-limit"), "{facts}");
     let log = fs::read_to_string(place.dir().join("uzram.log")).unwrap();
     assert!(log.contains("WARN") && log.contains("swap on zram0 may take"), "{log}");
-    place.swap_off();
-    let facts = on("--mem-limit 64M");
-    assert!(!facts.contains("may take"), "{facts}");
     place.swap_off();
 }
 

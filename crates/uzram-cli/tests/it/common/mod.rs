@@ -550,6 +550,13 @@ pub fn kill(process: Pid) {
     kill_process(process, Signal::KILL).unwrap();
 }
 
+/// Returns whether a process has not ended. It holds its memory and files until its last thread has.
+pub fn is_running(process: Pid) -> bool {
+    let threads = fs::read_dir(format!("/proc/{}/task", process.as_raw_pid())).map_or(0, Iterator::count);
+    let stat = of_process(process, "stat");
+    !stat.is_empty() && (!stat.contains(") Z ") || threads > 1)
+}
+
 /// Returns a file of a process, proc(5); empty if that has ended.
 pub fn of_process(process: Pid, file: &str) -> String {
     fs::read_to_string(format!("/proc/{}/{file}", process.as_raw_pid())).unwrap_or_default()
