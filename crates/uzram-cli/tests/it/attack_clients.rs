@@ -25,20 +25,6 @@ fn too_few_descriptors(wanted: u64) -> bool {
     too_few
 }
 
-/// Runs `act` in a thread as another user, if this user is root; its argument says whether that worked.
-fn as_nobody<T: Send>(act: impl FnOnce(bool) -> T + Send) -> T {
-    thread::scope(|scope| {
-        let thread = scope.spawn(|| {
-            let keep = libc::uid_t::MAX;
-            // SAFETY: the call takes only numbers. Unlike glibc's function, the system call applies only to
-            // this thread, which ends with `act`.
-            let answer = unsafe { libc::syscall(libc::SYS_setresuid, keep, NOBODY, keep) };
-            act(answer == 0)
-        });
-        thread.join().unwrap()
-    })
-}
-
 fn clients(place: &Place) -> Vec<Value> {
     place.json("clients")["clients"].as_array().unwrap().clone()
 }

@@ -5,6 +5,7 @@
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::net::UnixListener;
 
 use crate::common::*;
 
@@ -57,34 +58,18 @@ fn what_holds_something_else_wants_force_and_an_own_mark_is_taken_again() {
     up_on(&place, &path).ok();
 }
 
-/// Returns a Python script as the attacker.
-fn python(script: &str) -> Command {
-    let mut python = Command::new("python3");
-    python.args(["-c", script]).uid(NOBODY).gid(NOBODY).current_dir("/");
-    python.stdin(Stdio::null()).stderr(Stdio::null());
-    python
-}
-
-/// Starts a process of the attacker that listens on a socket and answers every request with a device of its
-/// choice.
-fn fake_daemon(socket: &Path) -> Killed {
-    let script = "import os, socket, sys\n\
-        server = socket.socket(socket.AF_UNIX)\n\
-        server.bind(sys.argv[1])\n\
-        os.chmod(sys.argv[1], 0o777)\n\
-        server.listen()\n\
-        while True:\n\
-        \x20   client, _ = server.accept()\n\
-        \x20   client.recv(4096)\n\
-        \x20   body = b'{\"name\": \"mm_stat\", \"value\": \"a lie\"}'\n\
-        \x20   head = b'HTTP/1.1 200 OK\\r\\nContent-Length: %d\\r\\n\\r\\n' % len(body)\n\
-        \x20   client.sendall(head + body)\n\
-        \x20   client.close()\n";
-    let daemon = Killed(python(script).arg(socket).spawn().unwrap());
-    wait_until("the fake daemon listens", || {
-        fs::metadata(socket).is_ok_and(|found| found.mode() & 0o777 == 0o777)
+/// Listens on a socket as the attacker, and answers every request with a device of its choice.
+fn fake_daemon(socket: &Path) {
+    let listener = as_nobody(|_| UnixListener::bind(socket).unwrap());
+    set_mode(socket, 0o777);
+    // Ends with the test's process.
+    thread::spawn(move || {
+        let body = r#"{"name": "mm_stat", "value": "a lie"}"#;
+        for mut client in listener.incoming().flatten() {
+            let _ = client.read(&mut [0; 4096]);
+            let _ = write!(client, "HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{body}", body.len());
+        }
     });
-    daemon
 }
 
 fn stat_in(dir: &Path) -> Ended {
@@ -94,13 +79,10 @@ fn stat_in(dir: &Path) -> Ended {
 #[test]
 fn a_fake_daemon_of_another_user_is_not_believed() {
     let Some((place, shared)) = place() else { return };
-    if !python("").status().is_ok_and(|status| status.success()) {
-        return println!("skipped: user {NOBODY} cannot run python3");
-    }
     // In the attacker's directory.
     let dir = shared.join("run");
     attack("mkdir -m 755 $1", &[&dir]);
-    let fake = fake_daemon(&dir.join("control.sock"));
+    fake_daemon(&dir.join("control.sock"));
     stat_in(&dir).says(1, "belongs to user 65534").says(1, "--runtime-dir");
     // Through the attacker's link to root's directory.
     let (own, link) = (place.root().join("own"), shared.join("link"));
@@ -108,9 +90,8 @@ fn a_fake_daemon_of_another_user_is_not_believed() {
     attack("ln -s $2 $1", &[&link, &own]);
     stat_in(&link).says(1, "is a symbolic link");
     // In root's directory, which is writable by other users.
-    drop(fake);
     set_mode(&own, 0o777);
-    let _fake = fake_daemon(&own.join("control.sock"));
+    fake_daemon(&own.join("control.sock"));
     stat_in(&own).says(1, "mode 0777");
     // In root's directory, which is no longer writable by other users.
     set_mode(&own, 0o755);

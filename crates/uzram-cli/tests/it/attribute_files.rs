@@ -115,9 +115,12 @@ fn assert_little_more(daemon: &Daemon, before: u64) {
 }
 
 #[test]
-fn clients_that_stop_reading_hold_neither_memory_nor_the_device() {
-    let Some(place) = Place::needing("qemu-io") else { return };
-    let daemon = place.up_sized(SIZE, "");
+fn readers_that_stop_hold_neither_memory_nor_the_device() {
+    if missing("qemu-io") {
+        return;
+    }
+    let (place, has_files) = (BlockPlace::new(false), !unable());
+    let daemon = if has_files { place.up_mounted(SIZE, "") } else { place.up_sized(SIZE, "") };
     fill(&place);
     let before = daemon.anonymous_bytes();
     let readers = (0..READERS).map(|_| {
@@ -134,6 +137,19 @@ fn clients_that_stop_reading_hold_neither_memory_nor_the_device() {
         assert!(line.len() == 39 && line[..12].trim() == page.to_string(), "{page}: {line}");
         assert!(line.ends_with(".000000 s....."), "{line}");
     }
+    if has_files {
+        let (before, path) = (daemon.anonymous_bytes(), place.files().join("block_state"));
+        let files: Vec<_> = (0..READERS).map(|_| File::open(&path).unwrap()).collect();
+        files.iter().for_each(|file| file.read_exact_at(&mut [0; 1000], 0).unwrap());
+        assert_little_more(&daemon, before);
+        assert!(fs::read_to_string(&path).unwrap() == text);
+        // At any offset, back and forth.
+        for (offset, len) in [(13 << 20, 10_000), (77, 5), (19 << 20, 4096), (4095, 300)] {
+            let mut part = vec![0; len];
+            files[0].read_exact_at(&mut part, offset as u64).unwrap();
+            assert!(part == text.as_bytes()[offset..][..len], "{offset} {len}");
+        }
+    }
     assert_eq!(place.run("reset zram0").ok(), "");
     // They are disconnected, and their responses are incomplete.
     for mut reader in readers {
@@ -143,28 +159,4 @@ fn clients_that_stop_reading_hold_neither_memory_nor_the_device() {
     }
     let empty = ask(&place.socket("control.sock"), GET);
     assert!(empty.ends_with("\r\n\r\n{\"name\":\"block_state\",\"text\":\"\"}\n"), "{empty}");
-}
-
-#[test]
-fn open_files_hold_no_memory_and_are_read_at_any_offset() {
-    let Some(place) = BlockPlace::needing("qemu-io") else { return };
-    let daemon = place.up_mounted(SIZE, "");
-    fill(&place);
-    let whole = shown(&place);
-    let before = daemon.anonymous_bytes();
-    let path = place.files().join("block_state");
-    let files: Vec<_> = (0..READERS).map(|_| File::open(&path).unwrap()).collect();
-    for file in &files {
-        file.read_exact_at(&mut [0; 1000], 0).unwrap();
-    }
-    assert_little_more(&daemon, before);
-    assert!(fs::read_to_string(&path).unwrap() == whole);
-    let mut random = Random::new(1);
-    for _ in 0..20 {
-        let (offset, len) = (random.below(whole.len()) as u64, random.below(10_000));
-        let len = len.min(whole.len() - offset as usize);
-        let mut part = vec![0; len];
-        files[0].read_exact_at(&mut part, offset).unwrap();
-        assert!(part == whole.as_bytes()[offset as usize..][..len], "{offset} {len}");
-    }
 }

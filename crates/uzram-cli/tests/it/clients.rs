@@ -44,7 +44,8 @@ fn devices_are_added_used_and_removed() {
     assert!(fs::read(place.copy_out(uri, "logs")).unwrap().starts_with(&fs::read(&second).unwrap()));
 
     place.run("add logs").says(1, "there is a device 'logs' already");
-    let user = Connected::new(&place, uri);
+    let mut user = Client::connect(&place.socket("nbd.sock"));
+    user.enter_export(b"logs");
     place.run("remove logs").says(1, "in use (users: 1)");
     drop(user);
     wait_until("it can be removed", || place.run("remove logs").status.success());

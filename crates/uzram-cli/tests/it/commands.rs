@@ -94,23 +94,6 @@ fn without_a_daemon_every_client_says_how_to_start_one() {
 }
 
 #[test]
-fn status_says_which_process_serves() {
-    let place = Place::new();
-    let _daemon = place.up("");
-    let json = place.json("status");
-    let worker = json["worker_pid"].as_u64().unwrap();
-    assert_eq!((&json["take_overs"], &json["last_outage_ms"]), (&0.into(), &Value::Null));
-    for key in ["holder_pid", "standby_pid", "standby_ready", "gave_up", "pid", "files", "protection"] {
-        assert!(json.get(key).is_some(), "{key}: {json}");
-    }
-    let text = place.run("status").ok();
-    let rows: Vec<String> = text.lines().map(|line| line.words().join(" ")).collect();
-    for row in [format!("worker {worker}"), "take-overs 0".to_owned(), "files none".to_owned()] {
-        assert!(rows.contains(&row), "{row}: {text}");
-    }
-}
-
-#[test]
 fn without_swap_the_commands_of_swap_say_so() {
     let place = Place::new();
     let here = place.dir().display().to_string();

@@ -283,7 +283,7 @@ fn a_full_disk_says_so_and_stays_usable() {
     assert!(charged() <= 8 * MIB);
 
     // The limit can be raised and removed while clients are connected.
-    let client = Connected::new(&place, &place.uri());
+    let client = place.nbd();
     place.run("reset zram0").says(1, "in use").says(1, "disconnect");
     place.set("mem_limit=16M");
     refused();

@@ -163,14 +163,6 @@ fn another_user_is_told_that_the_daemon_is_roots() {
     }
 }
 
-#[test]
-fn files_made_for_a_refused_backing_are_removed() {
-    let place = Place::new();
-    let [first, second] = ["first:4M", "nope/second:4M"].map(|name| place.path(name));
-    place.run(&format!("up --size 1M --backing {first} --backing {second}")).says(1, "nope/second");
-    assert!(!place.root().join("first").exists());
-}
-
 /// ^C at a daemon with NBD clients, whose contents would be lost, has to be pressed twice.
 #[test]
 fn interrupts_are_confirmed_while_clients_are_connected() {

@@ -354,7 +354,7 @@ fn a_command_and_its_status_outlive_them() {
     };
     let status = format!("'{UZRAM}' status");
     let command = format!(
-        "{status} | grep -q '^take-overs *0$'; kill -9 $({status} | awk '/^worker/ {{ print $2 }}'); \
+        "{status} | grep -q '^take-overs *0$' && {status} | grep -q '^files *none$' || exit 8; kill -9 $({status} | awk '/^worker/ {{ print $2 }}'); \
          {status} | grep -q '^take-overs *1$' && exit 7"
     );
     let ended = exec(&command, &[]);
@@ -362,6 +362,9 @@ fn a_command_and_its_status_outlive_them() {
     let alone = exec(&format!("{status} --json"), &["--no-survive"]).ok();
     let status: Value = serde_json::from_str(&alone).unwrap();
     assert!(status["holder_pid"].is_u64() && status["standby_pid"].is_null(), "{status}");
+    assert_eq!((&status["take_overs"], &status["last_outage_ms"]), (&0.into(), &Value::Null));
+    let keys = "worker_pid standby_pid standby_ready gave_up pid files protection".words().into_iter();
+    assert_eq!(keys.filter(|key| status.get(key).is_none()).collect::<Vec<_>>(), [""; 0], "{status}");
 }
 
 #[test]

@@ -70,6 +70,7 @@ fn what_makes_no_sense_is_one_line() {
         ("up --writeback-budget 1G/day --backing none", 2, &["give --backing"]),
         ("up --backing /nonexistent/cold.img:1M", 1, &["/nonexistent/cold.img"]),
         ("up --backing /dev/null", 1, &["character device"]),
+        ("up --size 1M --backing DIR/first:4M --backing DIR/nope/second:4M", 1, &["nope/second"]),
         ("up --backing DIR/cold.img:4M --writeback-after soon", 2, &["--writeback-after soon: "]),
         ("up --backing DIR/cold.img:4M --writeback-budget 1G/week", 2, &["--writeback-budget 1G/week: "]),
         ("up --recompress zstd:3:1w", 2, &["--recompress"]),
@@ -94,8 +95,8 @@ fn what_makes_no_sense_is_one_line() {
         let backing = if text.starts_with("backing") { "" } else { "--backing DIR/cold.img:4M" };
         place.refuses(&[(&format!("up --policy DIR/policy.toml {backing}"), status, &[said])]);
     }
-    // A file is created only if everything else is valid.
-    assert!(["cold.img", "other.img"].iter().all(|name| !place.root().join(name).exists()));
+    // A file is created only if everything else is valid, or removed.
+    assert!(["cold.img", "other.img", "first"].iter().all(|name| !place.root().join(name).exists()));
 }
 
 /// Creates a file of compressible pages, all different, and of incompressible ones.

@@ -89,43 +89,6 @@ pub fn arg(path: &Path) -> &str {
     path.to_str().unwrap()
 }
 
-/// A qemu-io that keeps the disk at a URI open until dropped.
-pub struct Connected {
-    child: Child,
-    output: BufReader<ChildStdout>,
-}
-
-impl Connected {
-    pub fn new(place: &Place, uri: &str) -> Connected {
-        let mut command = client(place, "qemu-io", &["-f", "raw", uri]);
-        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
-        let output = BufReader::new(child.stdout.take().unwrap());
-        let mut connected = Connected { child, output };
-        connected.command("read 0 512", "read");
-        connected
-    }
-
-    /// Runs a command of qemu-io, and waits for its answer.
-    pub fn command(&mut self, command: &str, answer: &str) {
-        writeln!(self.child.stdin.as_mut().unwrap(), "{command}").unwrap();
-        let mut line = String::new();
-        while !line.contains(answer) {
-            line.clear();
-            assert!(self.output.read_line(&mut line).unwrap() > 0, "qemu-io ended at '{command}'");
-            assert!(!line.contains("failed"), "{command}: {line}");
-        }
-    }
-}
-
-impl Drop for Connected {
-    fn drop(&mut self) {
-        // qemu-io ends at the end of its input.
-        drop(self.child.stdin.take());
-        let _ = self.output.read_to_end(&mut Vec::new());
-        let _ = self.child.wait();
-    }
-}
-
 /// Returns so many bytes of text that lz4 compresses and zstd compresses better: numbers in decimal.
 pub fn decimals(bytes: usize) -> String {
     let (mut random, mut text) = (Random::new(1), String::new());

@@ -546,6 +546,20 @@ pub fn not_root() -> bool {
     !is_root()
 }
 
+/// Runs `act` in a thread as another user, if this user is root; its argument says whether that worked.
+pub fn as_nobody<T: Send>(act: impl FnOnce(bool) -> T + Send) -> T {
+    thread::scope(|scope| {
+        let thread = scope.spawn(|| {
+            let keep = libc::uid_t::MAX;
+            // SAFETY: the call takes only numbers. Unlike glibc's function, the system call applies only to
+            // this thread, which ends with `act`.
+            let answer = unsafe { libc::syscall(libc::SYS_setresuid, keep, NOBODY, keep) };
+            act(answer == 0)
+        });
+        thread.join().unwrap()
+    })
+}
+
 pub fn kill(process: Pid) {
     kill_process(process, Signal::KILL).unwrap();
 }
