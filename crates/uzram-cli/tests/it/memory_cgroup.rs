@@ -265,7 +265,9 @@ fn without_a_limit_nothing_is_charged_in_advance() {
 
 #[test]
 fn swap_is_used_by_a_program_of_the_daemons_cgroup() {
-    let Some(shared) = Shared::new("swap") else { return };
+    let Some(cgroup) = Cgroup::new("swap", LIMIT_BYTES) else { return };
+    let Some(place) = BlockPlace::alone("setpriv") else { return };
+    let shared = Shared { place, cgroup };
     let on = shared.command(&format!("swap on --size 256M --mem-limit {MEM_LIMIT}"), "");
     let device = swap_device(&finish(on).ok());
     // To compress pages again takes memory, and so does the stand-by, for which a file system would wait.

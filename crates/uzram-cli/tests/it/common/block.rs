@@ -3,9 +3,9 @@
 use super::*;
 use std::io::read_to_string;
 
-/// A file that tests with mounts and loop devices lock, shared. A test of swap areas, or of what a daemon finds
-/// of others, is alone: these are the machine's.
-const ONE_AT_A_TIME: &str = "uzram-block-tests.lock";
+/// A file that tests with mounts and loop devices lock, shared. A test of swap areas, or of what a daemon
+/// finds of others, is alone: these are the machine's.
+const LOCK_FILE: &str = "uzram-block-tests.lock";
 
 /// Returns whether block devices are not available, and prints why; the test is then skipped.
 pub fn unable() -> bool {
@@ -28,8 +28,9 @@ const DETACHED: &str = "/zram0/disk";
 /// failure.
 pub struct BlockPlace {
     place: Place,
-    /// If it is alone: the loop devices and swap areas that existed before.
-    others: Option<Vec<String>>,
+    /// Loop devices of detached mounts and swap areas that existed before.
+    others: Vec<String>,
+    is_alone: bool,
     _lock: File,
 }
 
@@ -58,11 +59,11 @@ impl BlockPlace {
     }
 
     pub fn new(is_alone: bool) -> BlockPlace {
-        let lock = File::create(std::env::temp_dir().join(ONE_AT_A_TIME)).unwrap();
+        let lock = File::create(std::env::temp_dir().join(LOCK_FILE)).unwrap();
         if is_alone { lock.lock() } else { lock.lock_shared() }.unwrap();
         remove_left_areas();
-        let others = || loop_devices(|_| true).into_iter().chain(active_areas()).collect();
-        BlockPlace { place: Place::new(), others: is_alone.then(others), _lock: lock }
+        let others = loop_devices(|file| file == Path::new(DETACHED)).into_iter().chain(active_areas());
+        BlockPlace { place: Place::new(), others: others.collect(), is_alone, _lock: lock }
     }
 
     /// Returns the directory of the devices' files.
@@ -103,12 +104,18 @@ impl BlockPlace {
     pub fn loops(&self) -> Vec<String> {
         let root = self.root().canonicalize().unwrap();
         let mut loops = loop_devices(|file| file.starts_with(&root));
-        if let Some(others) = &self.others {
-            // The path relative to the root of a detached mount may be ours.
-            let detached = loop_devices(|file| file == Path::new(DETACHED));
-            loops.extend(detached.into_iter().filter(|device| !others.contains(device)));
+        if self.is_alone {
+            loops.extend(self.detached());
         }
         loops
+    }
+
+    /// Returns the new loop devices of detached mounts, of which only the path relative to their root is
+    /// known: they may be another test's, unless this one is alone.
+    fn detached(&self) -> Vec<String> {
+        let mut detached = loop_devices(|file| file == Path::new(DETACHED));
+        detached.retain(|device| !self.others.contains(device));
+        detached
     }
 
     /// Starts a daemon that swaps, in the background; returns its block device.
@@ -122,10 +129,9 @@ impl BlockPlace {
         self.assert_clean();
     }
 
-    /// Returns the loop devices that have become swap areas since this place, which is alone, was created.
+    /// Returns the loop devices that have become swap areas since this place was created.
     pub fn swap_areas(&self) -> Vec<String> {
-        let is_new = |area: &String| self.others.as_ref().is_some_and(|others| !others.contains(area));
-        active_areas().filter(is_new).collect()
+        active_areas().filter(|area| !self.others.contains(area)).collect()
     }
 
     /// Returns the mounts below this place's directory, the last first.
@@ -149,7 +155,7 @@ impl BlockPlace {
     /// Checks that no loop device, swap area or mount is left. A loop device that another program has open is
     /// freed only when that closes it.
     pub fn assert_clean(&self) {
-        wait_until("loop devices are free", || self.loops().is_empty());
+        wait_until("loop devices are free", || self.loops().is_empty() && self.detached().is_empty());
         assert_eq!(self.mounts(), [""; 0]);
         assert_eq!(self.swap_areas(), [""; 0]);
     }

@@ -230,8 +230,8 @@ impl Place {
         Pid::from_raw(self.told("daemon")["survival"][name].as_i64()? as i32)
     }
 
-    /// Returns the answer of the daemon here to a GET request. Starting a command for what tests ask again and
-    /// again would take most of their time.
+    /// Returns the answer of the daemon here to a GET request. To start a command for what tests ask again
+    /// and again would take most of their time.
     fn told(&self, path: &str) -> Value {
         let mut answer = Value::Null;
         wait_until("the daemon answers", || {
